@@ -1,0 +1,342 @@
+"""The types of a loss: `Batch`, `SurrogateTerms`, `LossTransform`, `chain`.
+
+Every group-based method is one surrogate,
+
+.. math::
+  J(\\theta) = \\sum_{i,t} w_{it} \\bigl(f(s_{it}(\\theta), A_{it})
+               - R_{it}(\\theta)\\bigr),
+
+and a method is a `chain` of transforms, each of which fills or edits one of its
+parts. Three functions run a chain, one for each of three nested sets:
+
+1. `credit`, once per rollout (all that one policy version sampled): rewards
+   become advantages, and tokens that should not be trained are dropped;
+2. `prepare`, once per optimizer batch (the part one optimizer step uses): every
+   token gets its weight, so every denominator is known before the first
+   micro-batch;
+3. `surrogate_loss`, once per micro-batch (what fits in memory): the
+   differentiable part.
+
+Axes: `P` prompts, `G` completions per prompt, `T` completion positions.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+from typing import NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+Array = jax.Array
+State = Any  # a pytree of arrays; `()` for a transform that keeps none
+
+
+class Batch(NamedTuple):
+  """What losses read of a rollout. Build it with `make_batch`.
+
+  Per-token fields are zero outside `mask` once `credit` has run, and
+  completions that are not `valid` have an empty mask, so transforms need no
+  guards against padding.
+  """
+
+  tokens: Array  # i32[P,G,T], the sampled ids
+  mask: Array  # bool[P,G,T], the policy chose this token; never changes
+  keep: Array  # bool[P,G,T], this token is trained; edited by `on_keep`
+  valid: Array  # bool[P,G], the completion exists and was judged
+  reward: Array  # f32[P,G], edited by `on_reward`
+  reward_parts: Array  # f32[P,G,K], each reward function's value
+  truncated: Array  # bool[P,G], ended by the length limit
+  version: Array  # i32[P,G,T], the policy version that drew each token
+  logp_old: Array | None = None  # f32[P,G,T], the policy before the update
+  logp_ref: Array | None = None  # f32[P,G,T], the reference policy
+  logp_sampler: Array | None = None  # f32[P,G,T], as the engine reported it
+  entropy_old: Array | None = None  # f32[P,G,T], nats
+  advantage: Array | None = None  # f32[P,G,T], written by `credit`
+  weight: Array | None = None  # f32[P,G,T], written by `prepare`
+  extras: Mapping[str, Array] = {}  # a user's own, each [P,G,...]
+
+
+class SurrogateTerms(NamedTuple):
+  """The differentiable quantities of a micro-batch, all `[P,G,T]`."""
+
+  logp: Array  # log-probability of each token, nats
+  log_ratio: Array  # log pi / pi_old
+  entropy: Array | None  # of the whole distribution, nats
+  objective: Array | None  # f(s, A), maximised
+  penalty: Array  # R, minimised
+  metrics: dict[str, Array]  # per-token values, averaged over kept tokens
+
+
+class LossTransform(NamedTuple):
+  """One link of a chain; the stage constructors build it from a function.
+
+  Attributes:
+    init: `() -> State`.
+    credit: `(Batch, State) -> (Batch, State)`, once per rollout; the only one
+      that moves the state.
+    prepare: `(Batch, State) -> Batch`, once per optimizer batch.
+    apply: `(SurrogateTerms, Batch, State) -> SurrogateTerms`, differentiable.
+    requires: Names of the optional fields that are read (`'logp_ref'`,
+      `'entropy'`, ...); the learner computes these and no others.
+    scope: `'batch'` if `apply` couples rows of different micro-batches, else
+      `'row'`.
+  """
+
+  init: Callable[[], State]
+  credit: Callable[[Batch, State], tuple[Batch, State]]
+  prepare: Callable[[Batch, State], Batch]
+  apply: Callable[[SurrogateTerms, Batch, State], SurrogateTerms]
+  requires: frozenset[str] = frozenset()
+  scope: str = 'row'
+
+
+def chain(*transforms: LossTransform) -> LossTransform:
+  """Applies transforms one after another, component by component.
+
+  Args:
+    *transforms: Links in reading order; a chain is a link too.
+
+  Returns:
+    A `LossTransform` whose state is the tuple of its links' states, which
+    requires what any link requires and has the widest scope among them.
+
+  >>> from grpo_jax import losses
+  >>> method = losses.chain(losses.center_by_group(),
+  ...                       losses.mean_over_tokens(), losses.ppo_clip())
+  >>> method.scope
+  'row'
+  """
+
+  def init():
+    return tuple(transform.init() for transform in transforms)
+
+  def credit(batch, state):
+    states = []
+    for transform, inner_state in zip(transforms, state, strict=True):
+      batch, inner_state = transform.credit(batch, inner_state)
+      states.append(inner_state)
+    return batch, tuple(states)
+
+  def prepare(batch, state):
+    for transform, inner_state in zip(transforms, state, strict=True):
+      batch = transform.prepare(batch, inner_state)
+    return batch
+
+  def apply(terms, batch, state):
+    for transform, inner_state in zip(transforms, state, strict=True):
+      terms = transform.apply(terms, batch, inner_state)
+    return terms
+
+  requires = frozenset().union(*(t.requires for t in transforms))
+  wide = any(transform.scope == 'batch' for transform in transforms)
+  scope = 'batch' if wide else 'row'
+  return LossTransform(init, credit, prepare, apply, requires, scope)
+
+
+_PER_TOKEN = (
+  'tokens', 'keep', 'version', 'logp_old', 'logp_ref', 'logp_sampler',
+  'entropy_old', 'advantage', 'weight',
+)  # fmt: skip
+_PER_COMPLETION = ('valid', 'reward', 'truncated')
+
+
+def make_batch(mask, reward, **fields) -> Batch:
+  """Builds a `Batch`, with defaults for what the caller does not have.
+
+  Args:
+    mask: bool[P,G,T], the tokens that the policy chose (end token included).
+    reward: f32[P,G].
+    **fields: Any other field of `Batch`.
+
+  Returns:
+    A `Batch`: all completions valid, none truncated, every token kept.
+
+  >>> import jax.numpy as jnp
+  >>> make_batch(jnp.ones((2, 4, 3), bool), jnp.zeros((2, 4))).valid.shape
+  (2, 4)
+  """
+  mask, reward = jnp.asarray(mask, bool), jnp.asarray(reward)
+  defaults = dict(
+    tokens=jnp.zeros(mask.shape, jnp.int32),
+    keep=mask,
+    valid=jnp.ones(reward.shape, bool),
+    reward_parts=reward[..., None],
+    truncated=jnp.zeros(reward.shape, bool),
+    version=jnp.zeros(mask.shape, jnp.int32),
+  )
+  return Batch(mask=mask, reward=reward, **(defaults | fields))
+
+
+def check_batch(batch: Batch) -> Batch:
+  """Checks shapes and zeroes whatever no completion owns.
+
+  Args:
+    batch: Any `Batch`; padding and invalid completions may hold garbage.
+
+  Returns:
+    The batch with an empty mask for invalid completions, every per-token field
+    zero outside the mask, and every per-completion field zero where not valid.
+
+  Raises:
+    ValueError: A field has the wrong rank or shape.
+  """
+  if jnp.ndim(batch.mask) != 3:
+    raise ValueError(
+      f'Batch.mask has shape {jnp.shape(batch.mask)}; it must be [P,G,T] '
+      '(prompts, completions per prompt, completion positions).'
+    )
+  shape = batch.mask.shape
+  fields = batch._asdict()
+  wanted = {name: shape for name in _PER_TOKEN}
+  wanted |= {name: shape[:2] for name in _PER_COMPLETION}
+  for name, want in wanted.items():
+    if fields[name] is not None and jnp.shape(fields[name]) != want:
+      raise ValueError(
+        f'Batch.{name} has shape {jnp.shape(fields[name])}, but Batch.mask has '
+        f'shape {shape}: give {name} the shape {want}.'
+      )
+  for name, value in {
+    'reward_parts': batch.reward_parts,
+    **batch.extras,
+  }.items():
+    if jnp.shape(value)[:2] != shape[:2]:
+      raise ValueError(
+        f'Batch field {name!r} has shape {jnp.shape(value)}; its first axes '
+        f'must be [P,G] = {shape[:2]}.'
+      )
+  valid = batch.valid.astype(bool)
+  mask = batch.mask.astype(bool) & valid[:, :, None]
+  for name in _PER_TOKEN:
+    if fields[name] is not None:
+      fields[name] = jnp.where(mask, fields[name], 0).astype(fields[name].dtype)
+  parts_valid = valid.reshape(
+    valid.shape + (1,) * (batch.reward_parts.ndim - 2)
+  )
+  return batch._replace(
+    **{name: fields[name] for name in _PER_TOKEN},
+    mask=mask,
+    valid=valid,
+    reward=jnp.where(valid, at_least_float32(batch.reward), 0),
+    reward_parts=jnp.where(parts_valid, batch.reward_parts, 0),
+    truncated=batch.truncated.astype(bool) & valid,
+  )
+
+
+def at_least_float32(x) -> Array:
+  """Casts to float32, or leaves a wider float as it is."""
+  x = jnp.asarray(x)
+  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def credit(
+  method: LossTransform, batch: Batch, state: State
+) -> tuple[Batch, State]:
+  """Turns a rollout's rewards into advantages; run it once per rollout.
+
+  Args:
+    method: A chain.
+    batch: The whole rollout, `[P,G,T]`.
+    state: `method.init()` or what the previous `credit` returned.
+
+  Returns:
+    The checked batch with `advantage` f32[P,G,T] and `keep` set, and the
+    method's new state.
+
+  Raises:
+    ValueError: A field has the wrong shape, or no transform sets the advantage.
+  """
+  batch, state = method.credit(check_batch(batch), state)
+  if batch.advantage is None:
+    raise ValueError(
+      'No transform of this method sets the advantage; add one, for example '
+      'normalize_by_group().'
+    )
+  return batch, state
+
+
+def prepare(method: LossTransform, batch: Batch, state: State) -> Batch:
+  """Weighs the tokens of one optimizer batch; run it once per optimizer step.
+
+  Args:
+    method: A chain.
+    batch: What `credit` returned, or some of its prompts.
+    state: The state that `credit` returned.
+
+  Returns:
+    The batch with `weight` f32[P,G,T], zero wherever `keep` is False.
+
+  Raises:
+    ValueError: No transform sets the weight.
+  """
+  batch = method.prepare(batch, state)
+  if batch.weight is None:
+    raise ValueError(
+      'No transform of this method sets the weight; add one, for example '
+      'mean_over_tokens().'
+    )
+  return batch._replace(weight=jnp.where(batch.keep, batch.weight, 0))
+
+
+def surrogate_loss(
+  method: LossTransform,
+  logp: Array,
+  batch: Batch,
+  state: State,
+  entropy: Array | None = None,
+) -> tuple[Array, SurrogateTerms]:
+  r"""The loss of one micro-batch, a sum:
+
+  .. math:: -\sum_{i,t} w_{it} (\text{objective}_{it} - \text{penalty}_{it})
+
+  Sums over micro-batches, devices and rows add up to the optimizer batch's
+  loss, because every denominator is already inside the weight.
+
+  Args:
+    method: A chain.
+    logp: f[P,G,T], log-probability of `batch.tokens` under the policy, nats.
+    batch: What `prepare` returned, or some of its completions (any `[P,G]`
+      arrangement of them, when `method.scope` is `'row'`).
+    state: The state that `credit` returned.
+    entropy: f[P,G,T], nats; needed only if `'entropy' in method.requires`.
+
+  Returns:
+    The loss, f32[], and the `SurrogateTerms` it was made of.
+
+  Raises:
+    ValueError: The method sets no objective, or a field that it requires is
+      missing.
+
+  >>> import jax.numpy as jnp
+  >>> from grpo_jax import losses
+  >>> method = losses.methods.rloo()
+  >>> batch = make_batch(jnp.ones((1, 2, 3), bool), jnp.array([[1.0, 0.0]]))
+  >>> batch, state = credit(method, batch, method.init())
+  >>> batch = prepare(method, batch, state)
+  >>> loss, terms = surrogate_loss(method, jnp.zeros((1, 2, 3)), batch, state)
+  >>> batch.advantage[0, :, 0].tolist()
+  [1.0, -1.0]
+  """
+  given = {'entropy': entropy, **batch._asdict()}
+  for name in sorted(method.requires):
+    if given.get(name, batch.extras.get(name)) is None:
+      raise ValueError(
+        f'This method reads {name!r}, which was not given; compute it and pass '
+        'it in the Batch (entropy: as an argument of surrogate_loss).'
+      )
+  logp = jnp.where(batch.mask, at_least_float32(logp), 0)
+  if entropy is not None:
+    entropy = jnp.where(batch.mask, at_least_float32(entropy), 0)
+  old = lax.stop_gradient(logp) if batch.logp_old is None else batch.logp_old
+  terms = SurrogateTerms(
+    logp, logp - old, entropy, None, jnp.zeros_like(logp), {}
+  )
+  terms = method.apply(terms, batch, state)
+  if terms.objective is None:
+    raise ValueError(
+      'No transform of this method sets the objective; add one, for example '
+      'ppo_clip(0.2, 0.2).'
+    )
+  loss = -jnp.sum(batch.weight * (terms.objective - terms.penalty))
+  return loss, terms

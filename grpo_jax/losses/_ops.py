@@ -1,0 +1,130 @@
+"""Array helpers that the transforms share; each is safe on empty input."""
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec
+from jax.sharding import reshard
+
+from grpo_jax.losses._base import Array
+from grpo_jax.losses._base import Batch
+from grpo_jax.losses._base import SurrogateTerms
+
+MAX_LOG_RATIO = 20.0  # exp of more saturates: e^20 = 4.9e8
+
+
+def per_token(value: Array) -> Array:
+  """f32[P,G] -> f32[P,G,1], to broadcast over tokens."""
+  return value[:, :, None]
+
+
+def safe_divide(numerator: Array, denominator: Array) -> Array:
+  """`numerator / denominator`, 0 (with gradient 0) where the latter is 0.
+
+  >>> safe_divide(jnp.array([1.0, 2.0]), jnp.array([0.0, 4.0])).tolist()
+  [0.0, 0.5]
+  """
+  empty = denominator == 0
+  return jnp.where(empty, 0, numerator / jnp.where(empty, 1, denominator))
+
+
+def count(mask: Array, axis=None) -> Array:
+  """Number of True entries, f32."""
+  return jnp.sum(mask, axis=axis, dtype=jnp.float32)
+
+
+def masked_mean(value: Array, mask: Array, axis=None) -> Array:
+  """Mean of `value` where `mask`; 0 where the mask is empty."""
+  total = jnp.sum(jnp.where(mask, value, 0), axis=axis)
+  return safe_divide(total, count(mask, axis))
+
+
+def centered_reward(batch: Batch) -> Array:
+  """Reward minus its group's mean, f32[P,G]; exactly 0 for equal rewards.
+
+  The group's first valid reward is subtracted before the mean is taken: equal
+  rewards then leave zeros whatever their size, where `r - mean(r)` leaves the
+  rounding error of the mean, which a division by the deviation blows up to
+  order 1 (seen in released code).
+  """
+  first = jnp.argmax(batch.valid, axis=1, keepdims=True)
+  anchor = jnp.take_along_axis(batch.reward, first, axis=1)
+  offset = jnp.where(batch.valid, batch.reward - anchor, 0)
+  mean = masked_mean(offset, batch.valid, axis=1)[:, None]
+  return jnp.where(batch.valid, offset - mean, 0)
+
+
+def uniform_groups(batch: Batch) -> Array:
+  """bool[P]: all valid rewards of the group are equal (or none is valid)."""
+  high = jnp.max(batch.reward, axis=1, where=batch.valid, initial=-jnp.inf)
+  low = jnp.min(batch.reward, axis=1, where=batch.valid, initial=jnp.inf)
+  return high <= low
+
+
+def length(batch: Batch) -> Array:
+  """f32[P,G]: tokens that the policy chose, end token included."""
+  return count(batch.mask, axis=-1)
+
+
+def sequence_mean(value: Array, batch: Batch) -> Array:
+  """Mean over each completion's `mask`, f32[P,G]; pooled ratios use this."""
+  return masked_mean(value, batch.mask, axis=-1)
+
+
+def _saturate(log_value: Array) -> Array:
+  """`min(x, MAX_LOG_RATIO)` in value, `x` in slope."""
+  excess = jnp.maximum(log_value - MAX_LOG_RATIO, 0)
+  return log_value - lax.stop_gradient(excess)
+
+
+def saturating_exp(log_value: Array) -> Array:
+  """`exp(min(x, 20))` with the slope kept: d/dx = value, everywhere.
+
+  A hard clamp has gradient 0 exactly where the policy has moved furthest; an
+  unclamped exp overflows float32 at 88.
+
+  >>> float(jax.grad(saturating_exp)(100.0)) == float(jnp.exp(20.0))
+  True
+  """
+  return jnp.exp(_saturate(log_value))
+
+
+def saturating_expm1(log_value: Array) -> Array:
+  """`saturating_exp(x) - 1` without cancellation at small x."""
+  return jnp.expm1(_saturate(log_value))
+
+
+def rank_descending(value: Array) -> Array:
+  """i32, the rank of each entry among all of them; 0 is the largest.
+
+  Ties go to the earlier entry. Under a mesh with Explicit axes a sharded axis
+  cannot be sorted, so the array (a few MB at most) is gathered for the sort.
+  """
+  sharding = jax.typeof(value).sharding
+  explicit = AxisType.Explicit in sharding.mesh.axis_types
+  flat = reshard(value, PartitionSpec()) if explicit else value
+  order = jnp.argsort(-flat.ravel(), stable=True)
+  rank = jnp.argsort(order, stable=True).reshape(value.shape)
+  return reshard(rank, sharding) if explicit else rank
+
+
+def importance_ratio(terms: SurrogateTerms) -> tuple[Array, dict[str, Array]]:
+  """The policy ratio, f32[P,G,T], and a metric that counts saturated tokens."""
+  saturated = terms.log_ratio > MAX_LOG_RATIO
+  ratio = saturating_exp(terms.log_ratio)
+  return ratio, {'saturated': saturated, 'ratio': lax.stop_gradient(ratio)}
+
+
+def clip_metrics(above: Array, below: Array, advantage: Array):
+  """Where the ratio lies outside its range, by side and sign of the advantage.
+
+  `clipped_*` tokens have no gradient; `outside_*` tokens are out of the range
+  on the side from which the objective still pulls them back.
+  """
+  return {
+    'clipped_high': above & (advantage > 0),
+    'clipped_low': below & (advantage < 0),
+    'outside_high': above & (advantage < 0),
+    'outside_low': below & (advantage > 0),
+  }

@@ -1,0 +1,58 @@
+"""Ratio: what happens to the log-ratio before the objective reads it."""
+
+import jax.numpy as jnp
+
+from grpo_jax.losses import _ops
+from grpo_jax.losses._base import LossTransform
+from grpo_jax.losses._stages import on_log_ratio
+
+
+def pool_log_ratio() -> LossTransform:
+  r"""Replaces each token's log-ratio by its completion's mean.
+
+  .. math:: \log s_i = \frac{1}{|o_i|} \sum_t \log s_{it}
+
+  The mean runs over `mask`, so a token that is not trained still counts in its
+  completion's ratio.
+
+  Returns:
+    A `LossTransform` that edits the log-ratio.
+
+  References:
+    Zheng et al., `Group Sequence Policy Optimization
+    <https://arxiv.org/abs/2507.18071>`_, 2025
+  """
+
+  def log_ratio(terms, batch):
+    mean = _ops.sequence_mean(terms.log_ratio, batch)
+    return jnp.broadcast_to(_ops.per_token(mean), terms.log_ratio.shape)
+
+  return on_log_ratio(log_ratio)
+
+
+def clip_log_ratio(limit=0.4) -> LossTransform:
+  r"""Clips each token's log-ratio on the side its advantage pushes it to.
+
+  .. math:: \min(\log s, c) \text{ if } A > 0, \quad
+            \max(\log s, -c) \text{ if } A < 0
+
+  A clipped token has no gradient of its own; it still counts in a pooled ratio.
+
+  Args:
+    limit: The bound `c`, in log space.
+
+  Returns:
+    A `LossTransform` that edits the log-ratio.
+
+  References:
+    Zhao et al., `Geometric-Mean Policy Optimization
+    <https://arxiv.org/abs/2507.20673>`_, 2025
+  """
+
+  def log_ratio(terms, batch, limit):
+    above, below = terms.log_ratio > limit, terms.log_ratio < -limit
+    metrics = _ops.clip_metrics(above, below, batch.advantage)
+    value = jnp.where(metrics['clipped_high'], limit, terms.log_ratio)
+    return jnp.where(metrics['clipped_low'], -limit, value), metrics
+
+  return on_log_ratio(log_ratio, limit=limit)

@@ -1,0 +1,86 @@
+"""Weight: how much each token counts (once per optimizer batch).
+
+Denominators run over `keep` and over the whole optimizer batch, so the gradient
+does not depend on micro-batches, padding, packing or devices.
+"""
+
+import jax.numpy as jnp
+
+from grpo_jax.losses import _ops
+from grpo_jax.losses._base import LossTransform
+from grpo_jax.losses._stages import set_weight
+
+
+def mean_over_tokens() -> LossTransform:
+  r"""Every kept token of the batch counts the same.
+
+  .. math:: w_{it} = 1 / N, \quad N = \sum_{i,t} \text{keep}_{it}
+
+  Returns:
+    A `LossTransform` that sets the weight.
+
+  References:
+    Yu et al., `DAPO <https://arxiv.org/abs/2503.14476>`_, 2025
+  """
+
+  def weight(batch):
+    kept = batch.keep.astype(batch.reward.dtype)
+    return _ops.safe_divide(kept, jnp.sum(kept))
+
+  return set_weight(weight)
+
+
+def mean_over_sequences() -> LossTransform:
+  r"""Every completion counts the same, and its kept tokens share its weight.
+
+  .. math:: w_{it} = \frac{1}{B L_i}
+
+  `B` counts completions that keep at least one token, `L_i` kept tokens.
+
+  Returns:
+    A `LossTransform` that sets the weight.
+
+  References:
+    Shao et al., `DeepSeekMath <https://arxiv.org/abs/2402.03300>`_, 2024
+  """
+
+  def weight(batch):
+    kept = batch.keep.astype(batch.reward.dtype)
+    tokens = jnp.sum(kept, axis=-1)
+    sequences = jnp.sum(tokens > 0).astype(kept.dtype)
+    return _ops.safe_divide(kept, _ops.per_token(tokens) * sequences)
+
+  return set_weight(weight)
+
+
+def sum_over_tokens(budget_tokens=1) -> LossTransform:
+  r"""Sums over a completion's tokens, averages over completions.
+
+  .. math:: w_{it} = \frac{1}{B L_{max}}
+
+  Args:
+    budget_tokens: The constant `L_max`. 1 gives the plain sum of REINFORCE.
+      It is a constant, never the padded width: that one depends on the batch.
+
+  Returns:
+    A `LossTransform` that sets the weight.
+
+  Raises:
+    ValueError: `budget_tokens` is not positive.
+
+  References:
+    Liu et al., `Understanding R1-Zero-Like Training
+    <https://arxiv.org/abs/2503.20783>`_, 2025
+  """
+  if budget_tokens <= 0:
+    raise ValueError(
+      f'sum_over_tokens got budget_tokens={budget_tokens}; give a positive '
+      'number of tokens.'
+    )
+
+  def weight(batch):
+    kept = batch.keep.astype(batch.reward.dtype)
+    sequences = jnp.sum(jnp.any(batch.keep, axis=-1)).astype(kept.dtype)
+    return _ops.safe_divide(kept, sequences * budget_tokens)
+
+  return set_weight(weight)

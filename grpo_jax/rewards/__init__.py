@@ -1,0 +1,36 @@
+"""Rewards: plain Python on strings and token ids. No jax.
+
+A reward is a function
+
+    def my_reward(prompt: str, completion: str, example: dict) -> float | None
+
+which may be `async`, or take lists if marked by `@batched`. None means 'not
+judged': the completion then changes nothing. `example` is the record of the
+data source with its 'index' (the global prompt counter), and two fields of
+the framework:
+
+- 'completion_ids': list[int], the sampled tokens, end token included;
+- 'truncated': bool, the completion was cut before an end token.
+
+It is shared between reward functions, which must not change it. No base
+class, no registry: a config names a function of one's own file as
+'my_lab.rewards:my_reward'.
+"""
+
+from grpo_jax.rewards._base import RewardError
+from grpo_jax.rewards._base import WeightedReward
+from grpo_jax.rewards._base import batched
+from grpo_jax.rewards._base import resolve
+from grpo_jax.rewards._functions import exact_match
+from grpo_jax.rewards._score import Scores
+from grpo_jax.rewards._score import score
+
+__all__ = (
+  'RewardError',
+  'Scores',
+  'WeightedReward',
+  'batched',
+  'exact_match',
+  'resolve',
+  'score',
+)

@@ -1,0 +1,32 @@
+"""Reward functions that come with the package."""
+
+from typing import Any
+
+
+def exact_match(prompt: str, completion: str, example: dict[str, Any]) -> float:
+  """1 if the completion is the reference answer, else 0.
+
+  White space at both ends is ignored; an answer that is no string is compared
+  as `str` writes it.
+
+  >>> exact_match('47+85=', '231', {'answer': '231'})
+  1.0
+
+  Args:
+    prompt: not used.
+    completion: the text that was sampled.
+    example: the record; its 'answer' is the reference.
+
+  Returns:
+    1.0 or 0.0.
+
+  Raises:
+    ValueError: the record has no 'answer'.
+  """
+  del prompt
+  if 'answer' not in example:
+    raise ValueError(
+      "exact_match requires the field 'answer', but the example has the"
+      f' fields {sorted(example)}; name the answer_field of the data source.'
+    )
+  return float(completion.strip() == str(example['answer']).strip())

@@ -1,0 +1,90 @@
+"""Tests of the JSONL source: random access, field names, bad lines."""
+
+import json
+import pickle
+
+import pytest
+
+from grpo_jax import data
+
+
+def _write(folder, content):
+  path = folder / 'prompts.jsonl'
+  path.write_bytes(content if isinstance(content, bytes) else content.encode())
+  return path
+
+
+def test_rows_by_index_with_blank_lines_unicode_and_line_ends(tmp_path):
+  records = [
+    {'prompt': 'é\n一', 'answer': 1},
+    {'prompt': 'second', 'answer': '2', 'level': [1, 2]},
+    {'prompt': '', 'answer': 0},
+  ]
+  lines = [json.dumps(record, ensure_ascii=False) for record in records]
+  path = _write(
+    tmp_path, f'\ufeff{lines[0]}\r\n\n   \n{lines[1]}\n\n{lines[2]}'
+  )
+  source = data.JsonlSource(path)
+  assert len(source) == 3
+  assert [source[i] for i in (2, 0, 1, -1)] == [
+    records[2],
+    records[0],
+    records[1],
+    records[2],
+  ]
+  assert [record for record in source] == records
+
+
+def test_named_fields_become_prompt_and_answer_beside_the_record(tmp_path):
+  path = _write(tmp_path, '{"question": "1+1=", "solution": 2, "answer": "x"}')
+  assert data.JsonlSource(path, 'question', 'solution')[0] == {
+    'question': '1+1=',
+    'solution': 2,
+    'prompt': '1+1=',
+    'answer': 2,
+  }
+
+
+def test_without_an_answer_field_nothing_is_required_or_added(tmp_path):
+  path = _write(tmp_path, '{"prompt": "a"}')
+  assert data.JsonlSource(path, answer_field=None)[0] == {'prompt': 'a'}
+
+
+def test_pickled_source_reads_its_file(tmp_path):
+  path = _write(tmp_path, '{"prompt": "a", "answer": "b"}\n' * 3)
+  source = pickle.loads(pickle.dumps(data.JsonlSource(path)))
+  assert source == data.JsonlSource(path)
+  assert source[2] == {'prompt': 'a', 'answer': 'b'}
+
+
+def test_past_the_end_is_an_index_error(tmp_path):
+  source = data.JsonlSource(_write(tmp_path, '{"prompt": "a", "answer": 1}'))
+  with pytest.raises(IndexError):
+    source[1]
+
+
+@pytest.mark.parametrize('content', ['', '\n \n'])
+def test_a_file_without_records_is_refused(tmp_path, content):
+  with pytest.raises(ValueError, match='prompts.jsonl.* holds no record'):
+    data.JsonlSource(_write(tmp_path, content))
+
+
+GOOD = b'{"prompt": "a", "answer": "b"}\n'
+
+
+@pytest.mark.parametrize(
+  'line, message',
+  [
+    (b'{"prompt": "a", ', 'not valid JSON'),
+    (b'{"prompt": "\xff", "answer": 1}', 'not valid JSON in UTF-8'),
+    (b'["a", "b"]', 'is a JSON list, but an object'),
+    (b'{"promt": "a", "answer": "b"}', "string in the field 'prompt'.*promt"),
+    (b'{"prompt": 3, "answer": "b"}', "in the field 'prompt', but has 3"),
+    (b'{"prompt": "a"}', "value in the field 'answer'"),
+    (b'{"prompt": "a", "answer": null}', "value in the field 'answer'"),
+  ],
+)
+def test_a_bad_line_is_named_at_construction(tmp_path, line, message):
+  path = _write(tmp_path, GOOD + b'\n' + line + b'\n' + GOOD)
+  with pytest.raises(ValueError, match=f'Line 3 of .*prompts.jsonl.*{message}'):
+    data.JsonlSource(path)

@@ -1,0 +1,175 @@
+"""Properties that every transform and every method must have."""
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import AxisType
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+import numpy as np
+import pytest
+
+from grpo_jax import losses
+from tests.losses import cases
+
+everything = pytest.mark.parametrize(**cases.by_name(cases.TABLE))
+rowwise = pytest.mark.parametrize(
+  **cases.by_name([e for e in cases.TABLE if e.make().scope == 'row'])
+)
+close = dict(rtol=1e-9, atol=1e-12)
+
+
+@everything
+def test_padding_is_inert(entry):
+  case = cases.make_case(1)
+  loss, gradient = cases.loss_and_gradient(entry.make(), case)
+  clean, expected = cases.loss_and_gradient(
+    entry.make(), cases.garbage(case, 0.25)
+  )
+  assert loss == clean
+  np.testing.assert_array_equal(gradient, expected)
+  owned = case.mask & case.valid[:, :, None]
+  assert not np.any(gradient[~owned])
+  assert np.any(gradient[owned])
+
+
+@everything
+def test_an_invalid_completion_is_as_if_absent(entry):
+  case = cases.make_case(2)
+  loss, gradient = cases.loss_and_gradient(entry.make(), case)
+  # Prompt 1 alone, with and without its invalid completion 2.
+  alone = type(case)(*(x[1:2] for x in case))
+  without = type(case)(*(np.delete(x, 2, axis=1) for x in alone))
+  loss, gradient = cases.loss_and_gradient(entry.make(), alone)
+  expected_loss, expected = cases.loss_and_gradient(entry.make(), without)
+  np.testing.assert_allclose(loss, expected_loss, **close)
+  np.testing.assert_allclose(np.delete(gradient, 2, axis=1), expected, **close)
+  assert not np.any(gradient[:, 2])
+
+
+@everything
+def test_permutations_permute_the_gradient(entry):
+  case = cases.make_case(3)
+  _, gradient = cases.loss_and_gradient(entry.make(), case)
+  rng = np.random.default_rng(0)
+  prompts, group = rng.permutation(4), rng.permutation(4)
+  shuffled = type(case)(*(x[prompts][:, group] for x in case))
+  _, permuted = cases.loss_and_gradient(entry.make(), shuffled)
+  np.testing.assert_allclose(permuted, gradient[prompts][:, group], **close)
+
+
+@rowwise
+@pytest.mark.parametrize('rows', [1, 3, 16])
+def test_micro_batches_split_inside_groups_add_up(entry, rows):
+  """Rows in any arrangement, an all-masked micro-batch included."""
+  case, method = cases.make_case(4), entry.make()
+  loss, gradient = cases.loss_and_gradient(method, case)
+  batch, state = cases.prepared(method, cases.to_batch(case))
+  flat = jax.tree.map(lambda x: x.reshape(16, 1, *x.shape[2:]), batch)
+  logp = jnp.asarray(case.logp).reshape(16, 1, -1)
+  order = np.random.default_rng(0).permutation(16)
+  total, pieces = 0.0, np.zeros((16, 1, 6))
+  for start in range(0, 16, rows):
+    index = order[start : start + rows]
+    piece = jax.tree.map(lambda x: x[index], flat)  # noqa: B023
+
+    def piece_loss(logp):
+      return losses.surrogate_loss(method, logp, piece, state)[0]  # noqa: B023
+
+    value, pieces[index] = jax.value_and_grad(piece_loss)(logp[index])
+    total += value
+  np.testing.assert_allclose(total, loss, **close)
+  np.testing.assert_allclose(pieces.reshape(gradient.shape), gradient, **close)
+
+
+@everything
+@pytest.mark.parametrize('axis_type', [AxisType.Auto, AxisType.Explicit])
+def test_sharded_over_prompts(entry, axis_type):
+  case = cases.make_case(6, prompts=8)
+  method = entry.make()
+  loss, gradient = cases.loss_and_gradient(method, case)
+  mesh = jax.make_mesh((8,), ('data',), axis_types=(axis_type,))
+  with jax.set_mesh(mesh):
+    spread = NamedSharding(mesh, PartitionSpec('data'))
+    batch = jax.device_put(cases.to_batch(case), spread)
+    logp = jax.device_put(jnp.asarray(case.logp), spread)
+
+    @jax.jit
+    def run(batch, logp):
+      batch, state = cases.prepared(method, batch)
+
+      def objective(logp):
+        return losses.surrogate_loss(method, logp, batch, state)[0]
+
+      return jax.value_and_grad(objective)(logp)
+
+    sharded_loss, sharded = run(batch, logp)
+  np.testing.assert_allclose(sharded_loss, loss, **close)
+  np.testing.assert_allclose(sharded, gradient, **close)
+
+
+@everything
+def test_compiles_once(entry):
+  method, traces = entry.make(), []
+
+  @jax.jit
+  def run(batch, logp):
+    traces.append(None)
+    batch, state = cases.prepared(method, batch)
+    return losses.surrogate_loss(method, logp, batch, state)[0]
+
+  values = []
+  for seed in range(3):
+    case = cases.make_case(seed)
+    values.append(run(cases.to_batch(case), jnp.asarray(case.logp)))
+  assert len(traces) == 1
+  assert len({float(value) for value in values}) == 3
+
+
+@everything
+def test_autodiff_equals_frozen_differences(entry, monkeypatch):
+  """Finite differences with each `stop_gradient` argument held constant."""
+  case, method = cases.make_case(7), entry.make()
+  batch, state = cases.prepared(method, cases.to_batch(case))
+  _, gradient = cases.loss_and_gradient(method, case)
+  owned = case.mask & case.valid[:, :, None]
+  logp = np.where(owned, case.logp, 0)
+  frozen = []
+
+  def record(x):
+    frozen.append(x)
+    return x
+
+  monkeypatch.setattr(lax, 'stop_gradient', record)
+  losses.surrogate_loss(method, jnp.asarray(logp), batch, state)
+
+  def perturbed(index, step):
+    replay = iter(frozen)
+    monkeypatch.setattr(lax, 'stop_gradient', lambda _: next(replay))
+    shifted = logp.copy()
+    shifted[index] += step
+    value, _ = losses.surrogate_loss(method, shifted, batch, state)
+    return float(value)
+
+  places = np.argwhere(owned)
+  for index in map(tuple, places[:: max(1, len(places) // 10)]):
+    slope = (perturbed(index, 1e-5) - perturbed(index, -1e-5)) / 2e-5
+    np.testing.assert_allclose(slope, gradient[index], rtol=1e-5, atol=1e-9)
+
+
+@everything
+@pytest.mark.parametrize('gap', [100.0, -100.0])
+def test_extreme_log_ratios_stay_finite_in_float32(entry, gap):
+  case = cases.make_case(8)
+  case = case._replace(logp_old=case.logp - gap, logp_ref=case.logp + gap)
+  loss, gradient = cases.loss_and_gradient(entry.make(), case, jnp.float32)
+  assert loss.dtype == jnp.float32 and gradient.dtype == jnp.float32
+  assert np.isfinite(loss) and np.all(np.isfinite(gradient))
+
+
+def test_float32_matches_float64():
+  for entry in cases.METHODS:
+    case = cases.make_case(9)
+    _, wide = cases.loss_and_gradient(entry.make(), case)
+    _, narrow = cases.loss_and_gradient(entry.make(), case, jnp.float32)
+    np.testing.assert_allclose(narrow, wide, rtol=1e-4, atol=1e-6)
