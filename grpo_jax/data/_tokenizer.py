@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 import dataclasses
 from typing import TYPE_CHECKING
+from typing import SupportsInt
 
 if TYPE_CHECKING:
   import tokenizers
@@ -82,7 +83,7 @@ class Tokenizer:
           )
     return self.backend.encode(text, add_special_tokens=False).ids
 
-  def decode(self, ids: Iterable[int]) -> str:
+  def decode(self, ids: Iterable[SupportsInt]) -> str:
     """Text of token ids, without end, padding and other special tokens.
 
     Args:

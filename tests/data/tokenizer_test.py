@@ -10,7 +10,7 @@ from grpo_jax import data
 
 
 def _byte_level_file(folder, special=('<|end|>', '<|turn|>', '<|fill|>')):
-  """A byte-level tokenizer.json that asks for truncation and padding."""
+  """A byte-level file that asks for truncation, padding and a prefix."""
   backend = tokenizers.Tokenizer(tokenizers.models.BPE())
   backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
     add_prefix_space=False
@@ -24,6 +24,9 @@ def _byte_level_file(folder, special=('<|end|>', '<|turn|>', '<|fill|>')):
       initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
       show_progress=False,
     ),
+  )
+  backend.post_processor = tokenizers.processors.TemplateProcessing(
+    single='<|turn|> $A', special_tokens=[('<|turn|>', 1)]
   )
   backend.enable_truncation(2)
   backend.enable_padding(length=7)
@@ -52,6 +55,7 @@ def test_decode_skips_end_and_padding():
   tokenizer = data.character_tokenizer('0123')
   assert tokenizer.decode([3, 1, 4, 0, 0]) == '12'
   assert tokenizer.decode(np.asarray([3, 1], np.int32)) == '1'
+  assert tokenizer.decode([np.asarray(3), np.asarray(1)]) == '1'
 
 
 def test_character_outside_the_alphabet_is_named():

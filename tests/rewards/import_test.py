@@ -1,18 +1,7 @@
-"""Tests of the package: its doctests, and that importing it is light."""
+"""Test that importing the package is light."""
 
-import doctest
-import importlib
 import subprocess
 import sys
-
-import pytest
-
-
-@pytest.mark.parametrize('name', ['_base', '_functions', '_score'])
-def test_doctests(name):
-  module = importlib.import_module(f'grpo_jax.rewards.{name}')
-  result = doctest.testmod(module)
-  assert result.attempted > 0 and result.failed == 0
 
 
 def test_import_loads_no_heavy_package():

@@ -1,0 +1,5 @@
+"""`python -m grpo_jax` is `grpo-jax`."""
+
+from grpo_jax import main
+
+main.run()

@@ -1,0 +1,211 @@
+"""From a `Config` to the parts of a run."""
+
+import dataclasses
+from typing import Any
+from typing import NamedTuple
+
+import jax
+
+from grpo_jax import config as config_lib
+from grpo_jax import data
+from grpo_jax import learner as learner_lib
+from grpo_jax import losses
+from grpo_jax import models
+from grpo_jax import optim
+from grpo_jax import rewards
+from grpo_jax import rollout
+from grpo_jax import sampling
+from grpo_jax import sharding
+
+Config = config_lib.Config
+
+
+class Run(NamedTuple):
+  """The parts of a run that do not change while it runs."""
+
+  config: Config
+  tokenizer: data.Tokenizer
+  prompts: Any  # infinite grain dataset of records
+  heldout: Any  # source of records, or None
+  rewards: tuple[rewards.WeightedReward, ...]
+  mesh: jax.sharding.Mesh
+  model: models.Transformer
+  method: losses.LossTransform
+  engine: sampling.Engine
+  sampling: sampling.Sampling
+
+
+def run(config: Config) -> Run:
+  """Builds everything that a run needs but its state.
+
+  Args:
+    config: See `config.py`.
+
+  Returns:
+    A `Run`.
+
+  Raises:
+    ValueError: Something in the config cannot be built; the sentence says what.
+  """
+  mesh = sharding.make_mesh(**dataclasses.asdict(config.mesh))
+  for name, number in (
+    ('learner.micro_rows', config.learner.micro_rows),
+    ('sampler.prompts', config.sampler.prompts),
+    ('warm_up.micro_rows', config.warm_up.micro_rows),
+  ):
+    if number % sharding.row_shards(mesh):
+      raise ValueError(
+        f'{name}={number} does not split over {sharding.row_shards(mesh)} data '
+        'shards; give a multiple, or change config.mesh.'
+      )
+  tokenizer = _tokenizer(config.data)
+  model = models.Transformer(
+    models.ModelConfig(
+      vocab_size=tokenizer.vocab_size, **dataclasses.asdict(config.model)
+    )
+  )
+  heldout = config.data.heldout
+  return Run(
+    config=config,
+    tokenizer=tokenizer,
+    prompts=data.prompt_stream(
+      _source(config.data, config.data.train, 'train'), config.seed
+    ),
+    heldout=_source(config.data, heldout, 'heldout') if heldout else None,
+    rewards=tuple(
+      rewards.WeightedReward(
+        reward.name, rewards.resolve(reward.name), reward.weight
+      )
+      for reward in config.rewards
+    ),
+    mesh=mesh,
+    model=model,
+    method=config_lib.method(config.learner),
+    engine=sampling.LocalEngine(
+      model,
+      config.seed,
+      config.data.prompt_buckets,
+      config.data.completion_buckets,
+      config.sampler.max_rows,
+      tokenizer.decode,
+      sharding.place_rows(mesh),
+      sharding.row_shards(mesh),
+    ),
+    sampling=_sampling(config.sampler, tokenizer),
+  )
+
+
+def _tokenizer(config: config_lib.Data) -> data.Tokenizer:
+  if config.tokenizer == 'arithmetic':
+    return data.character_tokenizer(data.ALPHABET)
+  return data.Tokenizer.from_file(
+    config.tokenizer, config.eos_tokens, config.pad_token
+  )
+
+
+def _source(config: config_lib.Data, name: str, split: str):
+  if name == 'arithmetic':
+    return data.ArithmeticSource(split)
+  return data.JsonlSource(
+    name, config.prompt_field, config.answer_field or None
+  )
+
+
+def _sampling(config: config_lib.Sampler, tokenizer) -> sampling.Sampling:
+  return sampling.Sampling(
+    max_tokens=config.max_tokens,
+    eos_ids=tokenizer.eos_ids,
+    temperature=config.temperature,
+    top_k=config.top_k,
+    top_p=config.top_p,
+    min_p=config.min_p,
+    min_tokens=config.min_tokens,
+    stop_strings=config.stop_strings,
+  )
+
+
+def demonstrations(run: Run):
+  """An infinite dataset of demonstrations for the warm-up."""
+  config = run.config.warm_up
+  if config.demonstrations == 'arithmetic':
+    source = data.arithmetic_demonstrations(
+      config.steps * config.examples, config.carry_free_share, run.config.seed
+    )
+  else:
+    source = _source(run.config.data, config.demonstrations, 'train')
+  return data.prompt_stream(source, run.config.seed)
+
+
+def _score(model, temperature):
+  def score(params, layout, with_entropy):
+    return models.score(model, params, layout, temperature, with_entropy)
+
+  return score
+
+
+def warm_up_learner(run: Run) -> learner_lib.Learner:
+  """The learner of the supervised warm-up."""
+  config = run.config
+  schedule = optim.learning_rate(
+    config.warm_up.lr, decay='linear', total_steps=config.warm_up.steps
+  )
+  return learner_lib.Learner(
+    score=_score(run.model, 1.0),
+    method=losses.methods.supervised(),
+    optimizer=_optimizer(config.optim, schedule),
+    on_zero_advantage='step',
+    mesh=run.mesh,
+    logical_axes=run.model.logical_axes,
+  )
+
+
+def learner(run: Run) -> learner_lib.Learner:
+  """The learner of the rollouts."""
+  config = run.config
+  updates = config.steps * config.learner.batches * config.learner.epochs
+  schedule = optim.learning_rate(
+    config.optim.lr, config.optim.warmup_steps, config.optim.decay, updates
+  )
+  return learner_lib.Learner(
+    score=_score(run.model, config.sampler.temperature),
+    method=run.method,
+    optimizer=_optimizer(config.optim, schedule),
+    on_zero_advantage=config.learner.on_zero_advantage,
+    mesh=run.mesh,
+    logical_axes=run.model.logical_axes,
+  )
+
+
+def _optimizer(config: config_lib.Optim, schedule):
+  return optim.adamw(
+    schedule,
+    b1=config.b1,
+    b2=config.b2,
+    epsilon=config.epsilon,
+    weight_decay=config.weight_decay,
+    clip_norm=config.clip_norm,
+  )
+
+
+def layout_spec(run: Run) -> rollout.LayoutSpec:
+  """How rollouts are laid out for the learner."""
+  config = run.config.learner
+  return rollout.LayoutSpec(
+    config.layout,
+    config.micro_rows,
+    config.row_completions,
+    run.config.data.prompt_buckets,
+    run.config.data.completion_buckets,
+    config.pack_tokens,
+  )
+
+
+def warm_up_layout(run: Run) -> rollout.LayoutSpec:
+  """How demonstrations are laid out: one per row."""
+  return rollout.LayoutSpec(
+    'padded',
+    run.config.warm_up.micro_rows,
+    0,
+    run.config.data.prompt_buckets,
+    run.config.data.completion_buckets,
+  )

@@ -1,0 +1,278 @@
+"""The configuration: every field, its default and its unit.
+
+Config files (configs/*.py) return an `ml_collections.ConfigDict`; `resolve`
+turns it into these frozen dataclasses once, and refuses what they do not know.
+Past that point nothing reads a ConfigDict and nothing has another default.
+"""
+
+import dataclasses
+import difflib
+import importlib
+import types
+import typing
+from typing import Any
+
+import ml_collections
+
+from grpo_jax import losses
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """The transformer; `vocab_size` comes from the tokenizer."""
+
+  num_layers: int = 3  # layers
+  width: int = 128  # residual stream
+  num_heads: int = 4  # query heads
+  num_kv_heads: int = 4  # key-value heads
+  head_dim: int = 32  # size of a head
+  mlp_width: int = 256  # hidden units of the SwiGLU
+  rope_base: float = 10_000.0  # base of the rotary frequencies
+  norm_epsilon: float = 1e-6  # in RMSNorm
+  qk_norm: bool = False  # RMSNorm on queries and keys
+  qkv_bias: bool = False  # biases on query, key, value
+  tied_embeddings: bool = False  # output layer = embedding
+  compute_dtype: str = 'float32'  # or 'bfloat16'; parameters stay float32
+  remat: bool = False  # recompute layers in the backward pass
+  unroll: bool = False  # compile layers one by one; faster on a CPU
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+  """Prompts: the built-in arithmetic, or JSONL files with named fields."""
+
+  train: str = 'arithmetic'  # or the path of a JSONL file
+  heldout: str = 'arithmetic'  # or the path of a JSONL file; '' has none
+  prompt_field: str = 'prompt'  # of a JSONL record
+  answer_field: str = 'answer'  # of a JSONL record; '' has none
+  tokenizer: str = 'arithmetic'  # or the path of a tokenizer.json
+  eos_tokens: tuple[str, ...] = ('<eos>',)  # of a tokenizer.json
+  pad_token: str = '<pad>'  # of a tokenizer.json
+  prompt_buckets: tuple[int, ...] = (8,)  # allowed prompt widths, tokens
+  completion_buckets: tuple[int, ...] = (
+    5,
+  )  # allowed completion widths, tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Reward:
+  """One reward function."""
+
+  name: str = 'exact_match'  # of grpo_jax.rewards, or 'module:function'
+  weight: float = 1.0  # in the sum
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+  """How rollouts are sampled."""
+
+  prompts: int = 32  # prompts per rollout
+  group: int = 16  # completions per prompt
+  max_tokens: int = 5  # of a completion, end token included
+  min_tokens: int = 0  # before an end token
+  temperature: float = 1.0  # also of the trained policy
+  top_k: int = 0  # 0: off
+  top_p: float = 1.0  # 1: off
+  min_p: float = 0.0  # 0: off
+  stop_strings: tuple[str, ...] = ()  # texts that end a completion
+  max_rows: int = 4096  # completions decoded at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Optim:
+  """AdamW and its schedule."""
+
+  lr: float = 3e-4  # peak learning rate
+  warmup_steps: int = 0  # optimizer steps of the linear rise
+  decay: str = 'constant'  # 'constant', 'linear' or 'cosine', over the run
+  b1: float = 0.9  # first moment
+  b2: float = 0.99  # second moment
+  epsilon: float = 1e-8  # in the denominator
+  weight_decay: float = 0.01  # decoupled, of matrices
+  clip_norm: float = 1.0  # global gradient norm
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+  """How a rollout becomes updates."""
+
+  method: str = 'grpo'  # of losses.methods, or 'module:function'
+  method_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+  batches: int = 1  # optimizer batches per rollout
+  epochs: int = 1  # passes over a rollout
+  layout: str = 'shared'  # 'shared', 'packed' or 'padded'
+  micro_rows: int = 8  # rows of a micro-batch
+  row_completions: int = 0  # of a shared row; 0: the whole group
+  pack_tokens: int = 0  # least width of a packed row, tokens
+  anchor: str = 'learner'  # who says logp_old: 'learner' or 'sampler'
+  on_zero_advantage: str = 'skip'  # or 'step': a batch without advantages
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmUp:
+  """Supervised steps on demonstrations, before the first rollout."""
+
+  steps: int = 0  # optimizer steps; 0: none
+  examples: int = 256  # demonstrations per step
+  micro_rows: int = 64  # rows of a micro-batch
+  lr: float = 2e-3  # peak, decays linearly to 0
+  demonstrations: str = 'arithmetic'  # or the path of a JSONL file
+  carry_free_share: float = 0.7  # of the arithmetic demonstrations
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+  """Greedy accuracy on held-out problems, at the start, the end and between."""
+
+  every_steps: int = 20  # rollouts between evaluations; 0: ends only
+  examples: int = 1000  # held-out problems
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+  """Devices; see sharding.py."""
+
+  data: int = 1  # copies of the parameters; -1: all that is left
+  fsdp: int = 1  # shards of the parameters
+  tensor: int = 1  # shards of heads, hidden units, vocabulary
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """A run."""
+
+  seed: int = 0  # of everything random
+  steps: int = 60  # rollouts
+  shuffle_rewards: bool = (
+    False  # over the rollout: a control that must not learn
+  )
+  model: Model = Model()
+  data: Data = Data()
+  rewards: tuple[Reward, ...] = (Reward(),)
+  sampler: Sampler = Sampler()
+  optim: Optim = Optim()
+  learner: Learner = Learner()
+  warm_up: WarmUp = WarmUp()
+  evaluation: Evaluation = Evaluation()
+  mesh: Mesh = Mesh()
+
+  def __post_init__(self):
+    per_step, batches = self.sampler.prompts, self.learner.batches
+    checks = (
+      (self.steps >= 0, f'steps={self.steps}; give 0 or more'),
+      (
+        batches > 0 and per_step % batches == 0,
+        f'learner.batches={batches} with sampler.prompts={per_step}; give a '
+        'number of optimizer batches that divides the prompts',
+      ),
+      (
+        self.learner.epochs > 0,
+        f'learner.epochs={self.learner.epochs}; give 1 or more',
+      ),
+      (
+        self.learner.anchor in ('learner', 'sampler'),
+        f"learner.anchor={self.learner.anchor!r}; give 'learner' or 'sampler'",
+      ),
+      (len(self.rewards) > 0, 'no rewards; give at least one'),
+    )
+    for ok, problem in checks:
+      if not ok:
+        raise ValueError(f'The config has {problem}.')
+
+
+def resolve(config: ml_collections.ConfigDict) -> Config:
+  """Checks a ConfigDict against the dataclasses above.
+
+  Args:
+    config: What a config file's `get_config` returned, with overrides.
+
+  Returns:
+    A `Config`.
+
+  Raises:
+    ValueError: An unknown field (the nearest known one is named), or a value
+      of the wrong type or outside its range.
+  """
+  return _build(Config, config.to_dict(), 'config')
+
+
+def _build(kind, values: Any, path: str):
+  """A dataclass of type `kind` from nested dicts."""
+  if not isinstance(values, dict):
+    raise ValueError(f'{path} is {values!r}; it must be a group of fields.')
+  hints = typing.get_type_hints(kind)
+  for name in values:
+    if name not in hints:
+      near = difflib.get_close_matches(name, hints, 1)
+      advice = (
+        f'the nearest is {path}.{near[0]}'
+        if near
+        else (f'the fields are {", ".join(hints)}')
+      )
+      raise ValueError(f'{path}.{name} is no field of the config; {advice}.')
+  return kind(
+    **{
+      name: _convert(hints[name], value, f'{path}.{name}')
+      for name, value in values.items()
+    }
+  )
+
+
+def _convert(hint, value, path: str):
+  """`value` as the annotated type; exact but for int -> float."""
+  if dataclasses.is_dataclass(hint):
+    return _build(hint, value, path)
+  origin = typing.get_origin(hint)
+  if origin is tuple and isinstance(value, list | tuple):
+    inner = typing.get_args(hint)[0]
+    return tuple(
+      _convert(inner, item, f'{path}[{i}]') for i, item in enumerate(value)
+    )
+  if origin is dict and isinstance(value, dict):
+    return dict(value)
+  if hint is float and type(value) is int:
+    return float(value)
+  if origin is None and type(value) is hint:
+    return value
+  wanted = hint if isinstance(hint, types.GenericAlias) else hint.__name__
+  raise ValueError(f'{path} is {value!r}; it must be of type {wanted}.')
+
+
+def method(learner: Learner) -> losses.LossTransform:
+  """The loss that a config names.
+
+  Args:
+    learner: Its `method` is a name of `losses.methods`, or `'module:function'`
+      for a user's own; `method_kwargs` are the arguments.
+
+  Returns:
+    A `LossTransform`.
+
+  Raises:
+    ValueError: No such method (the nearest is named), or wrong arguments.
+  """
+  name, kwargs = learner.method, learner.method_kwargs
+  if ':' in name:
+    module, function = name.split(':', 1)
+    try:
+      make = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+      raise ValueError(
+        f'learner.method={name!r} cannot be imported ({error}); give '
+        "'module:function' with the module on the Python path."
+      ) from error
+  elif name in losses.methods.__all__:
+    make = getattr(losses.methods, name)
+  else:
+    near = difflib.get_close_matches(name, losses.methods.__all__, 1)
+    known = near[0] if near else ', '.join(losses.methods.__all__)
+    raise ValueError(
+      f'learner.method={name!r} is no method; did you mean {known}? A method '
+      "of your own is named 'module:function'."
+    )
+  try:
+    return make(**kwargs)
+  except TypeError as error:
+    raise ValueError(
+      f'learner.method_kwargs={kwargs} do not fit {name}: {error}.'
+    ) from error

@@ -1,0 +1,408 @@
+"""The learner: one optimizer step, in two stages.
+
+The model gives log-probabilities by `jax.vjp`; the loss gives `c = d loss /
+d logp`, an array of the small shape [P,G,T]; the pull-back of `c` through the
+model is the gradient of the parameters. So losses never see a model, and where
+one transform couples the whole batch (`scope == 'batch'`), `c` is computed for
+all of it before the first pull-back. The gradient is a sum over micro-batches
+and depends on their size, on packing and on sharding in no way.
+
+Everything here is pure; `compiled` gives the jitted, donated versions.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+from typing import NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import optax
+
+from grpo_jax import losses
+from grpo_jax import metrics
+from grpo_jax import sharding
+from grpo_jax.layout import Layout
+
+Array = jax.Array
+
+
+class TrainState(NamedTuple):
+  """What an optimizer step changes."""
+
+  params: Any  # float32 master weights
+  opt_state: Any
+  loss_state: Any  # of the method; moved once per rollout
+  step: Array  # i32[], optimizer steps taken
+  nonfinite: Array  # i32[], steps not taken: the gradient was not finite
+  idle: Array  # i32[], steps not taken: every advantage was 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+  """The static part of training.
+
+  Attributes:
+    score: `(params, layout, with_entropy) -> Scores`, of rows of a layout.
+    method: A chain of loss transforms.
+    optimizer: An optax transformation; its `update` also gets
+      `first_of_rollout` bool[] and `clipped_share` f32[].
+    on_zero_advantage: A batch whose advantages are all 0 is a `'skip'`, which
+      leaves parameters and moments as they are, or a `'step'` like any other,
+      in which momentum and weight decay still move the parameters.
+    mesh: From `sharding.make_mesh`.
+    logical_axes: The model's; see `sharding.of_params`.
+  """
+
+  score: Callable[..., Any]
+  method: losses.LossTransform
+  optimizer: optax.GradientTransformation
+  on_zero_advantage: str
+  mesh: jax.sharding.Mesh
+  logical_axes: Callable[..., Any]
+
+  def __post_init__(self):
+    if self.on_zero_advantage not in ('skip', 'step'):
+      raise ValueError(
+        f'on_zero_advantage={self.on_zero_advantage!r} is neither '
+        "'skip' nor 'step'; set config.learner.on_zero_advantage to one."
+      )
+
+  @property
+  def with_entropy(self) -> bool:
+    """Whether the loss reads the entropy."""
+    return 'entropy' in self.method.requires
+
+
+def init(learner: Learner, params: Any) -> TrainState:
+  """A fresh state around given parameters.
+
+  Args:
+    learner: See `Learner`.
+    params: float32 parameters.
+
+  Returns:
+    A `TrainState` with zero moments and counters.
+  """
+  zero = jnp.zeros((), jnp.int32)
+  return TrainState(
+    params,
+    learner.optimizer.init(params),
+    learner.method.init(),
+    step=zero,
+    nonfinite=zero,
+    idle=zero,
+  )
+
+
+def state_sharding(learner: Learner, params: Any) -> TrainState:
+  """Where each array of the state lies: moments beside their parameters."""
+  everywhere = sharding.replicated(learner.mesh)
+  of_params = sharding.of_params(learner.mesh, params, learner.logical_axes)
+  abstract = jax.eval_shape(lambda p: init(learner, p), params)
+  of_moments = optax.tree.map_params(
+    learner.optimizer,
+    lambda _, place: place,
+    abstract.opt_state,
+    of_params,
+    transform_non_params=lambda _: everywhere,
+  )
+  return jax.tree.map(lambda _: everywhere, abstract)._replace(
+    params=of_params, opt_state=of_moments
+  )
+
+
+def credit(
+  learner: Learner, batch: losses.Batch, loss_state: Any
+) -> tuple[losses.Batch, Any, dict[str, metrics.Metric]]:
+  """Advantages of a whole rollout; once per rollout.
+
+  Args:
+    learner: See `Learner`.
+    batch: The rollout, [P,G,T].
+    loss_state: Of the `TrainState`.
+
+  Returns:
+    The credited batch, the new loss state, and metrics of the rollout.
+  """
+  raw_reward = batch.reward
+  batch, loss_state = losses.credit(learner.method, batch, loss_state)
+  length = jnp.sum(batch.mask, axis=-1)
+  high = jnp.max(raw_reward, axis=1, where=batch.valid, initial=-jnp.inf)
+  low = jnp.min(raw_reward, axis=1, where=batch.valid, initial=jnp.inf)
+  judged = jnp.any(batch.valid, axis=1)
+  return (
+    batch,
+    loss_state,
+    {
+      'reward': metrics.masked_mean(raw_reward, batch.valid),
+      'uniform_groups': metrics.masked_mean(high <= low, judged),
+      'length_tokens': metrics.masked_mean(length, batch.valid),
+      'truncated': metrics.masked_mean(batch.truncated, batch.valid),
+      'advantage_abs': metrics.masked_mean(
+        jnp.abs(batch.advantage), batch.keep
+      ),
+      'kept_tokens': metrics.masked_mean(batch.keep, batch.mask),
+    },
+  )
+
+
+def _row_batch(layout: Layout, k: Array) -> Layout:
+  """Micro-batch number k of a stack."""
+  return jax.tree.map(
+    lambda x: lax.dynamic_index_in_dim(x, k, keepdims=False), layout
+  )
+
+
+def _take(tree: Any, completion: Array) -> Any:
+  """[P,G,...] -> [R,C,...]: the completions of some rows, zeros for none."""
+  return jax.tree.map(
+    lambda x: jnp.take(
+      x.reshape(-1, *x.shape[2:]), completion, axis=0, mode='fill', fill_value=0
+    ),
+    tree,
+  )
+
+
+def _put(whole: Array, part: Array, completion: Array) -> Array:
+  """Writes [R,C,T] values of some rows into [P,G,T]."""
+  flat = whole.reshape(-1, whole.shape[-1])
+  part = part.reshape(-1, part.shape[-1]).astype(whole.dtype)
+  flat = flat.at[completion.reshape(-1)].set(part, mode='drop')
+  return flat.reshape(whole.shape)
+
+
+def score_all(
+  learner: Learner,
+  params: Any,
+  layout: Layout,
+  num_micro: Array,
+  shape: tuple[int, int, int],
+  with_entropy: bool = False,
+):
+  """`Scores` [P,G,T] of a stack of micro-batches, without a gradient.
+
+  Args:
+    learner: See `Learner`.
+    params: Of the policy, the reference, ...
+    layout: Micro-batches, [N, rows, ...].
+    num_micro: i32[], how many of the N hold anything.
+    shape: (P, G, T).
+    with_entropy: Whether to compute the entropy too.
+  """
+
+  def body(k, whole):
+    rows = _row_batch(layout, k)
+    part = learner.score(params, rows, with_entropy)
+    return jax.tree.map(lambda w, x: _put(w, x, rows.completion), whole, part)
+
+  part = jax.eval_shape(
+    lambda: learner.score(params, _row_batch(layout, 0), with_entropy)
+  )
+  whole = jax.tree.map(lambda x: jnp.zeros(shape, x.dtype), part)
+  return lax.fori_loop(0, num_micro, body, whole)
+
+
+def _loss_and_cotangent(learner, scores, batch, loss_state):
+  """((loss, terms), d loss / d scores) of any arrangement of completions."""
+
+  def loss(scores):
+    return losses.surrogate_loss(
+      learner.method, scores.logp, batch, loss_state, scores.entropy
+    )
+
+  return jax.value_and_grad(loss, has_aux=True)(scores)
+
+
+def _term_metrics(loss, terms, batch) -> dict[str, metrics.Metric]:
+  """Per-token metrics of some completions; sums, so that splits add up."""
+  kept = batch.keep
+  measured = {
+    name: metrics.masked_mean(value, kept)
+    for name, value in terms.metrics.items()
+  }
+  gap = terms.logp - (terms.logp if batch.logp_old is None else batch.logp_old)
+  measured['kl_old'] = metrics.masked_mean(jnp.expm1(-gap) + gap, kept)
+  if batch.logp_sampler is not None:
+    mismatch = jnp.abs(terms.logp - batch.logp_sampler)
+    measured['sampler_gap'] = metrics.masked_mean(mismatch, kept)
+    measured['sampler_gap_max'] = metrics.masked_max(mismatch, kept)
+  measured['loss'] = metrics.Mean(loss.astype(jnp.float32), jnp.zeros(()))
+  return measured
+
+
+def gradient(
+  learner: Learner,
+  params: Any,
+  loss_state: Any,
+  batch: losses.Batch,
+  layout: Layout,
+  num_micro: Array,
+) -> tuple[Any, dict[str, metrics.Metric]]:
+  """The gradient of one optimizer batch, summed over its micro-batches.
+
+  Args:
+    learner: See `Learner`.
+    params: Of the policy.
+    loss_state: Of the `TrainState`.
+    batch: A prepared optimizer batch, [P,G,T].
+    layout: Its micro-batches, [N, rows, ...].
+    num_micro: i32[], how many of the N hold anything.
+
+  Returns:
+    The gradient tree, float32, and metrics.
+  """
+  whole = None
+  if learner.method.scope == 'batch':
+    scores = score_all(
+      learner, params, layout, num_micro, batch.mask.shape, learner.with_entropy
+    )
+    whole = _loss_and_cotangent(learner, scores, batch, loss_state)
+
+  def micro(k):
+    rows = _row_batch(layout, k)
+    scores, pull_back = jax.vjp(
+      lambda p: learner.score(p, rows, learner.with_entropy), params
+    )
+    if whole is not None:
+      return pull_back(_take(whole[1], rows.completion))[0], {}
+    part = _take(batch, rows.completion)
+    (loss, terms), cotangent = _loss_and_cotangent(
+      learner, scores, part, loss_state
+    )
+    return pull_back(cotangent)[0], _term_metrics(loss, terms, part)
+
+  def body(k, total):
+    grads, measured = micro(k)
+    return (
+      jax.tree.map(jnp.add, total[0], grads),
+      metrics.merge(total[1], measured),
+    )
+
+  shapes, measured = jax.eval_shape(micro, 0)
+  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+  start = (zeros, metrics.empty(measured))
+  grads, measured = lax.fori_loop(0, num_micro, body, start)
+  if whole is not None:
+    (loss, terms), _ = whole
+    measured = _term_metrics(loss, terms, batch)
+  return grads, measured
+
+
+def train_step(
+  learner: Learner,
+  state: TrainState,
+  batch: losses.Batch,
+  prompts: Array,
+  layout: Layout,
+  num_micro: Array,
+  first_of_rollout: Array,
+) -> tuple[TrainState, dict[str, metrics.Metric]]:
+  """One optimizer step.
+
+  Args:
+    learner: See `Learner`.
+    state: See `TrainState`.
+    batch: The credited rollout, [P,G,T].
+    prompts: i32[P'], the prompts of this optimizer batch.
+    layout: The micro-batches of these, [N, rows, ...]; its completions are
+      numbered p' * G + g within the optimizer batch.
+    num_micro: i32[], how many of the N hold anything, at least 1.
+    first_of_rollout: bool[], whether the rollout has had no update yet.
+
+  Returns:
+    The new state and metrics. A step whose gradient is not finite changes
+    nothing but a counter; so does one without advantages, if that is to be
+    skipped.
+  """
+  batch = jax.tree.map(lambda x: x[prompts], batch)
+  batch = losses.prepare(learner.method, batch, state.loss_state)
+  grads, measured = gradient(
+    learner, state.params, state.loss_state, batch, layout, num_micro
+  )
+  grad_norm = optax.tree.norm(grads)
+  finite = jnp.isfinite(grad_norm)
+  idle = ~jnp.any(batch.keep & (batch.advantage != 0))
+  if learner.on_zero_advantage == 'step':
+    idle = jnp.zeros((), bool)
+  go = finite & ~idle
+  clipped = [
+    measured[k] for k in ('clipped_high', 'clipped_low') if k in measured
+  ]
+  kept = jnp.sum(batch.keep, dtype=jnp.float32)
+  share = sum(m.total for m in clipped) / jnp.maximum(kept, 1)
+  updates, opt_state = optax.with_extra_args_support(learner.optimizer).update(
+    grads,
+    state.opt_state,
+    state.params,
+    first_of_rollout=first_of_rollout,
+    clipped_share=jnp.asarray(share, jnp.float32),
+  )
+  params = optax.apply_updates(state.params, updates)
+
+  def choose(new, old):
+    return jax.tree.map(lambda n, o: jnp.where(go, n, o), new, old)
+
+  new_state = TrainState(
+    choose(params, state.params),
+    choose(opt_state, state.opt_state),
+    state.loss_state,
+    step=state.step + go,
+    nonfinite=state.nonfinite + ~finite,
+    idle=state.idle + (finite & idle),
+  )
+  one = jnp.ones((), jnp.float32)
+  measured['loss'] = measured['loss']._replace(count=one)
+  measured |= {
+    'grad_norm': metrics.Mean(grad_norm, one),
+    'update_norm': metrics.Mean(
+      jnp.where(go, optax.tree.norm(updates), 0), one
+    ),
+    'steps_nonfinite': metrics.Mean((~finite).astype(jnp.float32), one),
+    'steps_idle': metrics.Mean((finite & idle).astype(jnp.float32), one),
+  }
+  return new_state, measured
+
+
+class Compiled(NamedTuple):
+  """The learner's functions, jitted on its mesh."""
+
+  init: Callable[..., TrainState]
+  credit: Callable[..., Any]
+  score: Callable[..., Any]
+  train_step: Callable[..., Any]
+
+
+def compiled(learner: Learner, params: Any) -> Compiled:
+  """Jits the functions of this module for one learner.
+
+  Args:
+    learner: See `Learner`.
+    params: Parameters, or their shapes.
+
+  Returns:
+    `init(params)`, `credit(batch, loss_state)`, `score(params, layout,
+    num_micro, shape)` and `train_step(state, ...)`. The state given to
+    `train_step` is donated: do not use it again.
+  """
+  place = state_sharding(learner, params)
+  everywhere = sharding.replicated(learner.mesh)
+  return Compiled(
+    init=jax.jit(lambda p: init(learner, p), out_shardings=place),
+    credit=jax.jit(
+      lambda batch, loss_state: credit(learner, batch, loss_state)
+    ),
+    score=jax.jit(
+      lambda params, layout, num_micro, shape: (
+        score_all(learner, params, layout, num_micro, shape).logp
+      ),
+      static_argnums=3,
+      out_shardings=everywhere,
+    ),
+    train_step=jax.jit(
+      lambda state, *args: train_step(learner, state, *args),
+      donate_argnums=0,
+      out_shardings=(place, everywhere),
+    ),
+  )

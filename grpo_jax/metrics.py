@@ -1,0 +1,107 @@
+"""Metrics: sums and counts that add up under any split, and their writers.
+
+A metric leaves the compiled step as a small pytree that is merged over
+micro-batches, devices and steps, and divided once, at the end; so no mean of
+means can arise.
+"""
+
+import json
+import pathlib
+import time
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+class Mean(NamedTuple):
+  """A mean, as sum and count; merging adds both."""
+
+  total: Array  # f32[]
+  count: Array  # f32[]
+
+
+class Max(NamedTuple):
+  """A maximum; merging takes the larger."""
+
+  value: Array  # f32[]
+
+
+Metric = Mean | Max
+
+
+def masked_mean(value: Array, mask: Array) -> Mean:
+  """The `Mean` of `value` where `mask`."""
+  return Mean(
+    jnp.sum(jnp.where(mask, value, 0), dtype=jnp.float32),
+    jnp.sum(mask, dtype=jnp.float32),
+  )
+
+
+def masked_max(value: Array, mask: Array) -> Max:
+  """The `Max` of `value` where `mask`; -inf where nothing is."""
+  return Max(jnp.max(value, where=mask, initial=-jnp.inf))
+
+
+def empty(metrics: dict[str, Metric]) -> dict[str, Metric]:
+  """The same names with nothing in them: what `merge` leaves unchanged."""
+  zero, least = jnp.zeros(()), jnp.full((), -jnp.inf)
+  return {
+    name: Mean(zero, zero) if isinstance(metric, Mean) else Max(least)
+    for name, metric in metrics.items()
+  }
+
+
+def merge(first: dict[str, Metric], second: dict[str, Metric]):
+  """Joins two dicts of metrics, name by name."""
+  merged = {**first, **second}
+  for name in first.keys() & second.keys():
+    a, b = first[name], second[name]
+    if isinstance(a, Mean):
+      merged[name] = Mean(a.total + b.total, a.count + b.count)
+    else:
+      merged[name] = Max(jnp.maximum(a.value, b.value))
+  return merged
+
+
+def to_scalars(metrics: dict[str, Metric]) -> dict[str, float]:
+  """Plain numbers; metrics of nothing (count 0, maximum -inf) are left out."""
+  scalars = {}
+  for name, metric in jax.device_get(metrics).items():
+    if isinstance(metric, Mean):
+      if metric.count:
+        scalars[name] = float(metric.total / metric.count)
+    elif metric.value > -jnp.inf:
+      scalars[name] = float(metric.value)
+  return scalars
+
+
+class Writer:
+  """Appends one JSON object per step to `metrics.jsonl`.
+
+  Args:
+    workdir: Directory, made if it is not there.
+  """
+
+  def __init__(self, workdir: str | pathlib.Path):
+    self.path = pathlib.Path(workdir) / 'metrics.jsonl'
+    self.path.parent.mkdir(parents=True, exist_ok=True)
+    self._start = time.monotonic()
+
+  def write(self, step: int, scalars: dict[str, Any]) -> None:
+    """Writes one line, with the seconds since this writer was made.
+
+    Args:
+      step: Rollouts done.
+      scalars: Numbers by name.
+    """
+    record = {
+      'step': step,
+      'elapsed_secs': round(time.monotonic() - self._start, 3),
+      **scalars,
+    }
+    with self.path.open('a') as file:
+      file.write(json.dumps(record) + '\n')

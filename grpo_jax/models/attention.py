@@ -1,0 +1,240 @@
+"""Attention: one core, and who may see whom in rows, groups and caches.
+
+A layer calls `attention(query, key, value, cache, window) -> (output, cache)`;
+what that does is decided outside the model, by one of three constructors:
+
+- `over_layout`: the rows of a `Layout` (scoring, training);
+- `over_prompts`: right-padded prompts, whose keys and values become the cache;
+- `over_cache`: one new token for each of the G rows of each prompt.
+
+Where rows share a prompt, attention to the prompt and to the row's own tokens
+is computed apart and merged by the log-sum-exp of the two; training and
+decoding use the same function for it.
+
+Shapes: `Q` queries, `N` keys, `H` query heads, `K` key-value heads, `D` head
+size.
+"""
+
+from collections.abc import Callable
+from typing import Any
+from typing import NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from grpo_jax.layout import Blocks
+from grpo_jax.layout import Layout
+
+Array = jax.Array
+Attention = Callable[..., tuple[Array, Any]]
+
+_NEVER = -1e30  # the log-sum-exp of nothing; finite, so that 0 * it is 0
+
+
+class Partial(NamedTuple):
+  """Attention over some of the keys, ready to be merged with the rest."""
+
+  output: Array  # f[B,Q,H,D], normalised over its own keys
+  log_mass: Array  # f32[B,Q,H], log-sum-exp of its scores
+
+
+def attend(query: Array, key: Array, value: Array, visible: Array) -> Partial:
+  """Softmax attention with grouped heads, in float32 inside.
+
+  Args:
+    query: f[B,Q,H,D].
+    key: f[B,N,K,D].
+    value: f[B,N,K,D].
+    visible: bool[B,Q,N]; a query that sees nothing gets output 0.
+
+  Returns:
+    A `Partial` over these keys.
+  """
+  batch, queries, heads, size = query.shape
+  groups = (key.shape[2], heads // key.shape[2])
+  query = query.reshape(batch, queries, *groups, size) * size**-0.5
+  scores = jnp.einsum(
+    'bqkhd,bnkd->bkhqn', query, key, preferred_element_type=jnp.float32
+  )
+  visible = visible[:, None, None]
+  scores = jnp.where(visible, scores, _NEVER)
+  top = lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+  mass = jnp.where(visible, jnp.exp(scores - top), 0)
+  total = jnp.sum(mass, axis=-1, keepdims=True)
+  safe = jnp.where(total == 0, 1, total)
+  output = jnp.einsum(
+    'bkhqn,bnkd->bqkhd', (mass / safe).astype(value.dtype), value
+  )
+  log_mass = jnp.where(total == 0, _NEVER, jnp.log(safe) + top)[..., 0]
+  log_mass = jnp.transpose(log_mass, (0, 3, 1, 2))
+  return Partial(
+    output.reshape(batch, queries, heads, size),
+    log_mass.reshape(batch, queries, heads),
+  )
+
+
+def merge(first: Partial, second: Partial) -> Array:
+  """Attention over both sets of keys, f[B,Q,H,D]."""
+  share = jax.nn.sigmoid(first.log_mass - second.log_mass)[..., None]
+  share = share.astype(first.output.dtype)
+  return share * first.output + (1 - share) * second.output
+
+
+def attend_group(query, prompt, own, prompt_visible, own_visible) -> Array:
+  """Rows that share a prompt: its keys are read once for the whole group.
+
+  Args:
+    query: f[P,G,Q,H,D].
+    prompt: Keys and values of the prompt, f[P,N,K,D] each.
+    own: Keys and values of each row, f[P,G,M,K,D] each.
+    prompt_visible: bool[P,G,Q,N].
+    own_visible: bool[P,G,Q,M].
+
+  Returns:
+    f[P,G,Q,H,D].
+  """
+  prompts, group, queries = query.shape[:3]
+
+  def join(x):  # the group's queries side by side, for the prompt's keys
+    return x.reshape(prompts, group * queries, *x.shape[3:])
+
+  def rows(x):
+    return x.reshape(prompts * group, *x.shape[2:])
+
+  shared = attend(join(query), *prompt, join(prompt_visible))
+  shared = Partial(
+    *(rows(x.reshape(query.shape[:3] + x.shape[2:])) for x in shared)
+  )
+  alone = attend(rows(query), *(rows(x) for x in own), rows(own_visible))
+  return merge(shared, alone).reshape(query.shape)
+
+
+def _recent(query_position, key_position, window: int | None):
+  """bool[..., Q, N]: not in the future and inside the window."""
+  distance = query_position[..., :, None] - key_position[..., None, :]
+  seen = distance >= 0
+  return seen if window is None else seen & (distance < window)
+
+
+def over_layout(layout: Layout) -> Attention:
+  """Attention over the rows of a layout.
+
+  Args:
+    layout: With `blocks`, work and memory are those of the blocks; without,
+      a dense mask over the row.
+
+  Returns:
+    The function that a layer calls; it keeps no cache.
+  """
+  if layout.blocks is not None:
+    return _over_blocks(layout, layout.blocks)
+  segment, parent = layout.segment, layout.parent
+  same = segment[:, :, None] == segment[:, None, :]
+  ancestor = parent[:, :, None] == segment[:, None, :]
+  related = (same | ancestor) & (segment > 0)[:, None, :]
+
+  def attention(query, key, value, cache, window):
+    recent = _recent(layout.position, layout.position, window)
+    return attend(query, key, value, related & recent).output, cache
+
+  return attention
+
+
+def _over_blocks(layout: Layout, blocks: Blocks) -> Attention:
+  rows = layout.tokens.shape[0]
+  edge = blocks.prompt_tokens
+  shape = (rows, blocks.completions, blocks.completion_tokens)
+
+  def parts(x):  # [R,S,...] -> [R,N,...] and [R,G,T,...]
+    return x[:, :edge], x[:, edge:].reshape(shape + x.shape[2:])
+
+  prompt_position, position = parts(layout.position)
+  prompt_used, used = parts(layout.segment > 0)
+
+  def attention(query, key, value, cache, window):
+    (prompt_query, query), (prompt_key, key), (prompt_value, value) = map(
+      parts, (query, key, value)
+    )
+    visible = _recent(prompt_position, prompt_position, window)
+    prompt_output = attend(
+      prompt_query, prompt_key, prompt_value, visible & prompt_used[:, None, :]
+    ).output
+    to_prompt = _recent(
+      position, jnp.broadcast_to(prompt_position[:, None], (*shape[:2], edge)),
+      window,
+    )  # fmt: skip
+    output = attend_group(
+      query,
+      (prompt_key, prompt_value),
+      (key, value),
+      to_prompt & prompt_used[:, None, None, :],
+      _recent(position, position, window) & used[:, :, None, :],
+    )
+    output = output.reshape(rows, -1, *output.shape[3:])
+    return jnp.concatenate([prompt_output, output], axis=1), cache
+
+  return attention
+
+
+def over_prompts(length: Array) -> Attention:
+  """Attention inside right-padded prompts; fills the cache.
+
+  Args:
+    length: i32[P], tokens of each prompt.
+
+  Returns:
+    The function that a layer calls; the cache that it returns is the layer's
+    keys and values, f[P,N,K,D] each.
+  """
+
+  def attention(query, key, value, cache, window):
+    del cache
+    place = jnp.arange(key.shape[1])
+    used = place[None] < length[:, None]
+    visible = _recent(place, place, window)[None] & used[:, None]
+    return attend(query, key, value, visible).output, (key, value)
+
+  return attention
+
+
+def over_cache(prompt_length: Array, step: Array, group: int) -> Attention:
+  """Attention of one new token per row to its prompt and its own past.
+
+  Args:
+    prompt_length: i32[P].
+    step: i32[], how many tokens each row has already: the new one's place.
+    group: `G`; the rows of prompt p are p * G to p * G + G - 1.
+
+  Returns:
+    The function that a layer calls. Its cache is `((key, value) of the prompt,
+    (key, value) of the rows)`, the latter f[P,G,M,K,D], written at `step`.
+  """
+
+  def attention(query, key, value, cache, window):
+    prompt, own = cache
+    split = lambda x: x.reshape(-1, group, *x.shape[1:])
+    own = tuple(
+      lax.dynamic_update_slice_in_dim(
+        buffer, split(x).astype(buffer.dtype), step, 2
+      )
+      for buffer, x in zip(own, (key, value))
+    )
+    prompts, places = prompt_length.shape[0], jnp.arange(prompt[0].shape[1])
+    now = prompt_length + step
+    to_prompt = _recent(now[:, None], places[None], window)
+    to_prompt &= (places[None] < prompt_length[:, None])[:, None]
+    place = jnp.arange(own[0].shape[2])
+    to_own = _recent(step[None], place, window)
+    output = attend_group(
+      split(query),
+      prompt,
+      own,
+      jnp.broadcast_to(
+        to_prompt[:, None], (prompts, group, *to_prompt.shape[1:])
+      ),
+      jnp.broadcast_to(to_own[None, None], (prompts, group, *to_own.shape)),
+    )
+    return output.reshape(query.shape), (prompt, own)
+
+  return attention

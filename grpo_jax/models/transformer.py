@@ -1,0 +1,304 @@
+"""The transformer: NNX modules, split once, used as pure functions.
+
+The model protocol has three functions of a parameter tree, and is all that the
+sampler and the learner know of a model:
+
+- `init(key) -> params`;
+- `hidden(params, tokens, positions, attention, cache) -> (hidden, cache)`;
+- `head(params, hidden) -> logits`.
+
+One tree serves training, checkpoint and optimizer: `params['blocks'][k]` holds
+layer kind k of the pattern, stacked over its repetitions. `unstack` turns the
+blocks into single layers, for decoding.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+from flax import nnx
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from grpo_jax.models._config import ModelConfig
+from grpo_jax.models.attention import Attention as AttentionFunction
+
+Array = jax.Array
+Params = dict[str, Any]
+
+_AXES = {
+  'embedding': ('vocab', 'width'),
+  'head': ('width', 'vocab'),
+  'query': ('width', 'heads', None),
+  'key': ('width', 'kv_heads', None),
+  'value': ('width', 'kv_heads', None),
+  'output': ('heads', None, 'width'),
+  'query_bias': ('heads', None),
+  'key_bias': ('kv_heads', None),
+  'value_bias': ('kv_heads', None),
+  'gate': ('width', 'mlp'),
+  'up': ('width', 'mlp'),
+  'down': ('mlp', 'width'),
+}  # vectors (norms) are replicated
+
+
+def rotate(x: Array, position: Array, base: float) -> Array:
+  """Rotary position embedding over the two halves of each head.
+
+  Args:
+    x: f[B,Q,H,D].
+    position: i32[B,Q].
+    base: Base of the frequencies.
+
+  Returns:
+    f[B,Q,H,D], in x's dtype; angles are float32.
+  """
+  half = x.shape[-1] // 2
+  frequency = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+  angle = position[:, :, None].astype(jnp.float32) * frequency[None, None]
+  cosine, sine = jnp.cos(angle)[:, :, None], jnp.sin(angle)[:, :, None]
+  first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  turned = (first * cosine - second * sine, second * cosine + first * sine)
+  return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+
+class RMSNorm(nnx.Module):
+  """Root-mean-square normalisation over the last axis, in float32."""
+
+  def __init__(self, size: int, epsilon: float):
+    self.scale = nnx.Param(jnp.ones((size,)))
+    self.epsilon = epsilon
+
+  def __call__(self, x: Array) -> Array:
+    """f[..., size] -> f[..., size], in x's dtype."""
+    wide = x.astype(jnp.float32)
+    square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    scale = self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))
+    return (wide * lax.rsqrt(square + self.epsilon) * scale).astype(x.dtype)
+
+
+class SelfAttention(nnx.Module):
+  """Projections, norms and rotation around a given attention function."""
+
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    self.config = config
+    width, size = config.width, config.head_dim
+    heads, kv_heads = config.num_heads, config.num_kv_heads
+    init = nnx.initializers.lecun_normal(in_axis=0, out_axis=(1, 2))
+    self.query = nnx.Param(init(rngs.params(), (width, heads, size)))
+    self.key = nnx.Param(init(rngs.params(), (width, kv_heads, size)))
+    self.value = nnx.Param(init(rngs.params(), (width, kv_heads, size)))
+    out = nnx.initializers.lecun_normal(in_axis=(0, 1), out_axis=2)
+    self.output = nnx.Param(out(rngs.params(), (heads, size, width)))
+    if config.qkv_bias:
+      self.query_bias = nnx.Param(jnp.zeros((heads, size)))
+      self.key_bias = nnx.Param(jnp.zeros((kv_heads, size)))
+      self.value_bias = nnx.Param(jnp.zeros((kv_heads, size)))
+    if config.qk_norm:
+      self.query_norm = RMSNorm(size, config.norm_epsilon)
+      self.key_norm = RMSNorm(size, config.norm_epsilon)
+
+  def __call__(self, x, position, attention, cache, window):
+    """f[B,Q,width] -> (f[B,Q,width], cache)."""
+    query, key, value = (
+      jnp.einsum('bqw,whd->bqhd', x, weight[...].astype(x.dtype))
+      for weight in (self.query, self.key, self.value)
+    )
+    if self.config.qkv_bias:
+      query += self.query_bias[...].astype(x.dtype)[None, None]
+      key += self.key_bias[...].astype(x.dtype)[None, None]
+      value += self.value_bias[...].astype(x.dtype)[None, None]
+    if self.config.qk_norm:
+      query, key = self.query_norm(query), self.key_norm(key)
+    query = rotate(query, position, self.config.rope_base)
+    key = rotate(key, position, self.config.rope_base)
+    mixed, cache = attention(query, key, value, cache, window)
+    output = self.output[...].astype(x.dtype)
+    return jnp.einsum('bqhd,hdw->bqw', mixed, output), cache
+
+
+class SwiGLU(nnx.Module):
+  """The gated feed-forward layer, silu(x gate) * (x up) down."""
+
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    init = nnx.initializers.lecun_normal()
+    wide = (config.width, config.mlp_width)
+    self.gate = nnx.Param(init(rngs.params(), wide))
+    self.up = nnx.Param(init(rngs.params(), wide))
+    self.down = nnx.Param(init(rngs.params(), wide[::-1]))
+
+  def __call__(self, x: Array) -> Array:
+    """f[B,Q,width] -> f[B,Q,width]."""
+    gate, up, down = (
+      weight[...].astype(x.dtype) for weight in (self.gate, self.up, self.down)
+    )
+    return (jax.nn.silu(x @ gate) * (x @ up)) @ down
+
+
+class Block(nnx.Module):
+  """One pre-norm layer."""
+
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    self.attention_norm = RMSNorm(config.width, config.norm_epsilon)
+    self.attention = SelfAttention(config, rngs)
+    self.mlp_norm = RMSNorm(config.width, config.norm_epsilon)
+    self.mlp = SwiGLU(config, rngs)
+
+  def __call__(self, x, position, attention, cache, window):
+    """f[B,Q,width] -> (f[B,Q,width], cache)."""
+    mixed, cache = self.attention(
+      self.attention_norm(x), position, attention, cache, window
+    )
+    x = x + mixed
+    return x + self.mlp(self.mlp_norm(x)), cache
+
+
+@dataclasses.dataclass(frozen=True)
+class Transformer:
+  """A decoder-only transformer behind the model protocol.
+
+  Attributes:
+    config: Its shape.
+
+  >>> import jax
+  >>> from grpo_jax.models import ModelConfig, Transformer
+  >>> model = Transformer(ModelConfig(vocab_size=16))
+  >>> params = model.init(jax.random.key(0))
+  >>> params['embedding'].shape
+  (16, 128)
+  """
+
+  config: ModelConfig
+
+  @functools.cached_property
+  def _block(self):
+    """The graph of a block, whatever its parameters."""
+    abstract = nnx.eval_shape(lambda: Block(self.config, nnx.Rngs(0)))
+    return nnx.split(abstract)[0]
+
+  def init(self, key: Array) -> Params:
+    """Random parameters, float32.
+
+    Args:
+      key: A jax.random key.
+
+    Returns:
+      The parameter tree; stacked axes come first.
+    """
+    config = self.config
+    embedding_key, head_key, *block_keys = jax.random.split(
+      key, 2 + len(config.pattern)
+    )
+
+    def block(key):
+      return nnx.to_pure_dict(nnx.state(Block(config, nnx.Rngs(key))))
+
+    params = {
+      'embedding': 0.02
+      * jax.random.normal(embedding_key, (config.vocab_size, config.width)),
+      'blocks': [
+        jax.vmap(block)(jax.random.split(key, config.repeats))
+        for key in block_keys
+      ],
+      'final_norm': {'scale': jnp.ones((config.width,))},
+    }
+    if not config.tied_embeddings:
+      init = nnx.initializers.lecun_normal()
+      params['head'] = init(head_key, (config.width, config.vocab_size))
+    return params
+
+  def hidden(
+    self,
+    params: Params,
+    tokens: Array,
+    positions: Array,
+    attention: AttentionFunction,
+    cache: list[Any] | None = None,
+  ) -> tuple[Array, list[Any] | None]:
+    """The normalised output of the last layer.
+
+    Args:
+      params: The tree of `init` (layers are scanned and the cache must be None)
+        or of `unstack` (layers are unrolled).
+      tokens: i32[B,Q].
+      positions: i32[B,Q].
+      attention: See `models.attention`.
+      cache: One entry per layer, what the attention function wants.
+
+    Returns:
+      f[B,Q,width] in the compute dtype, and the new cache (None if scanned).
+    """
+    dtype = jnp.dtype(self.config.compute_dtype)
+    x = jnp.take(params['embedding'], tokens, axis=0).astype(dtype)
+    if 'layers' in params:
+      caches = cache or [None] * self.config.num_layers
+      x, cache = self._unrolled(params, x, positions, attention, caches)
+    else:
+      x = self._scanned(params, x, positions, attention)
+    norm = RMSNorm(self.config.width, self.config.norm_epsilon)
+    norm.scale = nnx.Param(params['final_norm']['scale'])
+    return norm(x), cache
+
+  def _layer(self, params, x, positions, attention, cache, kind):
+    block = nnx.merge(self._block, params)
+    return block(x, positions, attention, cache, kind.window_tokens)
+
+  def _unrolled(self, params, x, positions, attention, caches):
+    kinds = self.config.pattern * self.config.repeats
+    new = []
+    for layer, kind, cache in zip(params['layers'], kinds, caches, strict=True):
+      x, cache = self._layer(layer, x, positions, attention, cache, kind)
+      new.append(cache)
+    return x, new
+
+  def _scanned(self, params, x, positions, attention):
+    def repeat(x, layers):
+      for layer, kind in zip(layers, self.config.pattern, strict=True):
+        x, _ = self._layer(layer, x, positions, attention, None, kind)
+      return x, None
+
+    if self.config.remat:
+      repeat = jax.checkpoint(repeat)
+    return lax.scan(repeat, x, params['blocks'], unroll=self.config.unroll)[0]
+
+  def head(self, params: Params, hidden: Array) -> Array:
+    """Logits over the vocabulary.
+
+    Args:
+      params: Either tree.
+      hidden: f[..., width], what `hidden` returned.
+
+    Returns:
+      f32[..., V].
+    """
+    weight = params.get('head')
+    weight = params['embedding'].T if weight is None else weight
+    return jnp.matmul(
+      hidden, weight.astype(hidden.dtype), preferred_element_type=jnp.float32
+    )
+
+  def logical_axes(
+    self, path: tuple[str, ...], rank: int
+  ) -> tuple[str | None, ...]:
+    """Names of a parameter's axes, for `sharding.of_params`.
+
+    Args:
+      path: Where it is in the tree of `init`.
+      rank: Its number of axes.
+
+    Returns:
+      One name or None per axis; the stacked axis has none.
+    """
+    names = _AXES.get(path[-1], ())
+    return (None,) * (rank - len(names)) + names
+
+  def unstack(self, params: Params) -> Params:
+    """The same parameters with `layers`, one tree each, instead of `blocks`."""
+    layers = [
+      jax.tree.map(lambda x, i=i: x[i], blocks)
+      for i in range(self.config.repeats)
+      for blocks in params['blocks']
+    ]
+    rest = {name: x for name, x in params.items() if name != 'blocks'}
+    return {**rest, 'layers': layers}

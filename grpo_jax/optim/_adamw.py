@@ -1,0 +1,88 @@
+"""AdamW behind a global-norm clip, and its learning-rate schedule."""
+
+import jax
+import optax
+
+
+def learning_rate(
+  peak: float,
+  warmup_steps: int = 0,
+  decay: str = 'constant',
+  total_steps: int = 0,
+) -> optax.Schedule:
+  """A linear rise from 0 to `peak`, then a decay to 0, or none.
+
+  Args:
+    peak: The highest learning rate, reached after `warmup_steps`.
+    warmup_steps: Optimizer steps of the rise; 0 starts at `peak`.
+    decay: `'constant'`, `'linear'` or `'cosine'`.
+    total_steps: The optimizer step at which the decay reaches 0.
+
+  Returns:
+    From the count of optimizer steps to a learning rate.
+
+  Raises:
+    ValueError: An unknown decay, or one that has no steps to happen in.
+
+  >>> schedule = learning_rate(1.0, warmup_steps=2, decay='linear', total_steps=4)
+  >>> [float(schedule(step)) for step in range(5)]
+  [0.0, 0.5, 1.0, 0.5, 0.0]
+  """
+  steps = total_steps - warmup_steps
+  if decay not in ('constant', 'linear', 'cosine'):
+    raise ValueError(
+      f"learning_rate got decay={decay!r}; give 'constant', 'linear' or "
+      "'cosine'."
+    )
+  if decay != 'constant' and steps <= 0:
+    raise ValueError(
+      f'learning_rate got total_steps={total_steps} with warmup_steps='
+      f'{warmup_steps}; a {decay} decay needs total_steps > warmup_steps.'
+    )
+  tail = {
+    'constant': lambda: optax.constant_schedule(peak),
+    'linear': lambda: optax.linear_schedule(peak, 0.0, steps),
+    'cosine': lambda: optax.cosine_decay_schedule(peak, steps),
+  }[decay]()
+  if not warmup_steps:
+    return tail
+  rise = optax.linear_schedule(0.0, peak, warmup_steps)
+  return optax.join_schedules([rise, tail], [warmup_steps])
+
+
+def adamw(
+  schedule: optax.ScalarOrSchedule,
+  b1: float = 0.9,
+  b2: float = 0.999,
+  epsilon: float = 1e-8,
+  weight_decay: float = 0.0,
+  clip_norm: float | None = 1.0,
+) -> optax.GradientTransformationExtraArgs:
+  """AdamW after clipping the gradient's global norm.
+
+  Args:
+    schedule: Learning rate, or a function of the step.
+    b1: Decay of the first moment.
+    b2: Decay of the second moment.
+    epsilon: Added to the root of the second moment.
+    weight_decay: Decoupled decay, of parameters with two axes or more.
+    clip_norm: Largest global norm of the gradient; None does not clip.
+
+  Returns:
+    An optax transformation that ignores extra arguments.
+  """
+  adam = optax.adamw(
+    schedule,
+    b1=b1,
+    b2=b2,
+    eps=epsilon,
+    weight_decay=weight_decay,
+    mask=_matrices,
+  )
+  if clip_norm is not None:
+    adam = optax.chain(optax.clip_by_global_norm(clip_norm), adam)
+  return optax.with_extra_args_support(adam)
+
+
+def _matrices(params):
+  return jax.tree.map(lambda x: x.ndim > 1, params)

@@ -1,0 +1,244 @@
+"""A rollout: prompts -> sample -> reward -> `Batch`, and its `Layout`s.
+
+All of this runs on the host. The ids that were sampled are the ids that are
+trained on; text is made for the rewards and never encoded again.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import math
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+
+from grpo_jax import layout
+from grpo_jax import losses
+from grpo_jax import rewards as rewards_lib
+from grpo_jax.data import Tokenizer
+from grpo_jax.sampling import TRUNCATED
+from grpo_jax.sampling import Completions
+from grpo_jax.sampling import Engine
+from grpo_jax.sampling import Requests
+from grpo_jax.sampling import Sampling
+
+
+class Rollout(NamedTuple):
+  """What one policy version sampled, judged; everything on the host."""
+
+  batch: losses.Batch  # NumPy arrays [P,G,T]
+  length: np.ndarray  # i32[P,G], tokens of each completion
+  prompts: list[list[int]]  # P lists of ids
+  texts: list[list[str]]  # [P][G] completions, for people
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutSpec:
+  """How completions are laid out for the learner.
+
+  Attributes:
+    kind: `'shared'`, `'packed'` or `'padded'`; see `layout.py`.
+    micro_rows: Rows of a micro-batch.
+    row_completions: Completions in one row of a shared layout; it divides the
+      group, and 0 puts the whole group into one row.
+    prompt_buckets: Allowed prompt widths, tokens.
+    completion_buckets: Allowed completion widths, tokens.
+    pack_tokens: Least width of a packed row, tokens.
+  """
+
+  kind: str
+  micro_rows: int
+  row_completions: int
+  prompt_buckets: Sequence[int]
+  completion_buckets: Sequence[int]
+  pack_tokens: int = 0
+
+  def __post_init__(self):
+    if self.kind not in ('shared', 'packed', 'padded'):
+      raise ValueError(
+        f"layout={self.kind!r} is none of 'shared', 'packed', 'padded'; set "
+        'config.learner.layout to one of them.'
+      )
+
+
+def collect(
+  records: Sequence[Mapping[str, Any]],
+  engine: Engine,
+  tokenizer: Tokenizer,
+  rewards: Sequence[rewards_lib.WeightedReward],
+  sampling: Sampling,
+  group: int,
+  rollout: int,
+  completion_buckets: Sequence[int],
+  purpose: str = 'sample',
+) -> Rollout:
+  """Samples completions of some prompts and judges them.
+
+  Args:
+    records: `P` records with `'prompt'` and `'index'`.
+    engine: Draws the completions.
+    tokenizer: Text to ids for prompts, ids to text for rewards.
+    rewards: Reward functions with weights.
+    sampling: How to draw.
+    group: Completions per prompt.
+    rollout: Number of this rollout.
+    completion_buckets: Allowed completion widths; the batch gets the smallest
+      that holds its longest completion.
+    purpose: See `Requests`.
+
+  Returns:
+    A `Rollout`.
+  """
+  prompts = [tokenizer.encode(record['prompt']) for record in records]
+  index = [record['index'] for record in records]
+  completions = engine.generate(
+    Requests(prompts, index, group, rollout, sampling, purpose)
+  )
+  texts = [
+    [tokenizer.decode(ids[:n]) for ids, n in zip(*row, strict=True)]
+    for row in zip(completions.tokens, completions.length, strict=True)
+  ]
+  scores = _judge(records, completions, texts, rewards)
+  return Rollout(
+    _batch(completions, scores, completion_buckets),
+    completions.length,
+    prompts,
+    texts,
+  )
+
+
+def _judge(records, completions, texts, rewards) -> rewards_lib.Scores:
+  """Scores of all completions, in the order p * G + g."""
+  examples = [
+    {
+      **record,
+      'completion_ids': ids[:length].tolist(),
+      'truncated': bool(finish == TRUNCATED),
+    }
+    for record, *row in zip(
+      records,
+      completions.tokens,
+      completions.length,
+      completions.finish,
+      strict=True,
+    )
+    for ids, length, finish in zip(*row, strict=True)
+  ]
+  group = completions.length.shape[1]
+  asked = [record['prompt'] for record in records for _ in range(group)]
+  return rewards_lib.score(rewards, asked, sum(texts, []), examples)
+
+
+def _batch(
+  completions: Completions, scores: rewards_lib.Scores, buckets: Sequence[int]
+) -> losses.Batch:
+  """Completions and scores as a `Batch`, no wider than it needs to be."""
+  shape = completions.length.shape
+  width = layout.bucket(int(completions.length.max()), buckets, 'completion')
+  width = min(width, completions.tokens.shape[-1])
+  mask = np.arange(width) < completions.length[:, :, None]
+  logp = completions.logp[..., :width]
+  return losses.Batch(
+    tokens=completions.tokens[..., :width],
+    mask=mask,
+    keep=mask,
+    valid=scores.judged.reshape(shape),
+    reward=scores.reward.reshape(shape),
+    reward_parts=scores.parts.reshape(*shape, -1),
+    truncated=completions.finish == TRUNCATED,
+    version=completions.version[..., :width],
+    logp_sampler=logp - completions.log_kept[..., :width],
+  )
+
+
+def demonstrations(
+  records: Sequence[Mapping[str, Any]],
+  tokenizer: Tokenizer,
+  completion_buckets: Sequence[int],
+) -> Rollout:
+  """Given answers as a rollout: groups of one, for the method `supervised`.
+
+  Args:
+    records: Records with `'prompt'` and `'answer'`.
+    tokenizer: Encodes both; the first end token is added to the answer.
+    completion_buckets: Allowed completion widths, tokens.
+
+  Returns:
+    A `Rollout` with reward 0 and no sampler's log-probabilities.
+  """
+  answers = [
+    [*tokenizer.encode(str(record['answer'])), tokenizer.eos_ids[0]]
+    for record in records
+  ]
+  length = np.array([[len(answer)] for answer in answers], np.int32)
+  width = layout.bucket(int(length.max()), completion_buckets, 'completion')
+  tokens = np.zeros((len(records), 1, width), np.int32)
+  for row, answer in enumerate(answers):
+    tokens[row, 0, : len(answer)] = answer
+  mask = np.arange(width) < length[:, :, None]
+  nothing = np.zeros(length.shape, np.float32)
+  batch = losses.Batch(
+    tokens=tokens,
+    mask=mask,
+    keep=mask,
+    valid=np.ones(length.shape, bool),
+    reward=nothing,
+    reward_parts=nothing[..., None],
+    truncated=np.zeros(length.shape, bool),
+    version=np.zeros(tokens.shape, np.int32),
+  )
+  prompts = [tokenizer.encode(record['prompt']) for record in records]
+  texts = [[str(record['answer'])] for record in records]
+  return Rollout(batch, length, prompts, texts)
+
+
+def micro_batches(
+  rollout: Rollout, chosen: np.ndarray, spec: LayoutSpec
+) -> tuple[layout.Layout, int]:
+  """The layout of one optimizer batch, as a stack of micro-batches.
+
+  Args:
+    rollout: See `Rollout`.
+    chosen: i32[P'], the prompts of the optimizer batch.
+    spec: See `LayoutSpec`.
+
+  Returns:
+    A `Layout` [N, micro_rows, ...], and how many of the N hold anything. The
+    shapes depend on the buckets alone, so compilations are few.
+  """
+  prompts = [rollout.prompts[p] for p in chosen]
+  tokens, length = rollout.batch.tokens[chosen], rollout.length[chosen]
+  number, group, width = tokens.shape
+  prompt_width = layout.bucket(
+    max(map(len, prompts)), spec.prompt_buckets, 'prompt'
+  )
+  if spec.kind == 'shared':
+    per_row = spec.row_completions or group
+    if group % per_row:
+      raise ValueError(
+        f'row_completions={per_row} does not divide the group of {group}; set '
+        'config.learner.row_completions to a divisor.'
+      )
+    split = group // per_row
+    built = layout.shared_prompt(
+      [prompt for prompt in prompts for _ in range(split)],
+      tokens.reshape(number * split, per_row, width),
+      length.reshape(number * split, per_row),
+      prompt_width,
+    )
+    most_rows = number * split
+  else:
+    row_tokens = prompt_width + width
+    most_rows = number * group
+    if spec.kind == 'packed':
+      row_tokens = max(row_tokens, spec.pack_tokens)
+    build = layout.packed_rows if spec.kind == 'packed' else layout.padded_rows
+    built = build(prompts, tokens, length, row_tokens)
+  slots = 2 ** math.ceil(math.log2(built.completion.shape[1]))
+  if spec.kind == 'shared':
+    slots = built.completion.shape[1]
+  used = math.ceil(built.tokens.shape[0] / spec.micro_rows)
+  whole = math.ceil(most_rows / spec.micro_rows)
+  padded = layout.pad_to(built, whole * spec.micro_rows, slots, number * group)
+  return layout.split_rows(padded, spec.micro_rows), used

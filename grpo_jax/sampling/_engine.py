@@ -1,0 +1,197 @@
+"""The engine protocol, and our engine: host arrays in, host arrays out."""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import dataclasses
+import functools
+from typing import Any
+from typing import NamedTuple
+from typing import Protocol
+
+import jax
+import numpy as np
+
+from grpo_jax import keys
+from grpo_jax import layout
+from grpo_jax.sampling import _sampler
+from grpo_jax.sampling._choose import Sampling
+
+ENDED, TRUNCATED, STOPPED = 0, 1, 2  # by end token, length limit, stop string
+
+
+class Requests(NamedTuple):
+  """What to sample. Ids, never text: nothing is encoded twice."""
+
+  prompts: Sequence[Sequence[int]]  # P lists of ids
+  index: Sequence[int]  # P global prompt counters
+  group: int  # completions per prompt
+  rollout: int  # which rollout this is, for the noise
+  sampling: Sampling
+  purpose: str = 'sample'  # noise of another purpose is independent
+
+
+class Completions(NamedTuple):
+  """What was sampled, as host arrays; zero past each completion's length."""
+
+  tokens: np.ndarray  # i32[P,G,T], the end token included
+  length: np.ndarray  # i32[P,G]
+  logp: np.ndarray  # f32[P,G,T], under the policy, nats
+  log_kept: np.ndarray  # f32[P,G,T], log of the mass the filters left
+  version: np.ndarray  # i32[P,G,T], the policy version that drew each token
+  finish: np.ndarray  # i32[P,G], ENDED, TRUNCATED or STOPPED
+
+
+class Engine(Protocol):
+  """Anything that samples: ours, or an adapter to another."""
+
+  def load(self, params: Any, version: int) -> None:
+    """Takes the learner's parameters, whose version this is."""
+    ...
+
+  def generate(self, requests: Requests) -> Completions:
+    """Samples; see `Requests` and `Completions`."""
+    ...
+
+
+@dataclasses.dataclass
+class LocalEngine:
+  """Samples with the model's own parameters on the learner's devices.
+
+  Attributes:
+    model: Anything with the model protocol.
+    seed: The run's seed.
+    prompt_buckets: Allowed prompt widths, tokens.
+    completion_buckets: Allowed buffer lengths, tokens.
+    max_rows: Most rows decoded at once; more are done in turns.
+    decode: ids -> text, needed for stop strings only.
+    place: Puts a pytree of [P,...] arrays on the devices; `row_multiple` prompts
+      at a time (sharding.py makes both).
+    row_multiple: See `place`.
+  """
+
+  model: Any
+  seed: int
+  prompt_buckets: Sequence[int]
+  completion_buckets: Sequence[int]
+  max_rows: int = 4096
+  decode: Callable[[Sequence[int]], str] | None = None
+  place: Callable[[Any], Any] = jax.device_put
+  row_multiple: int = 1
+
+  def __post_init__(self):
+    self._prepare = jax.jit(
+      functools.partial(_sampler.sampler_params, self.model)
+    )
+    self._run = jax.jit(lambda sampler, *args: sampler(*args), static_argnums=0)
+    self._params, self._version = None, -1
+
+  def load(self, params: Any, version: int) -> None:
+    """Takes the learner's parameters; see `Engine`."""
+    self._params, self._version = self._prepare(params), version
+
+  def generate(self, requests: Requests) -> Completions:
+    """Samples `group` completions of every prompt; see `Engine`.
+
+    Raises:
+      ValueError: Nothing is loaded, a prompt is empty or too long, or stop
+        strings come without `decode`.
+    """
+    if self._params is None:
+      raise ValueError('LocalEngine has no parameters yet; call load first.')
+    number = len(requests.prompts)
+    turn = max(1, self.max_rows // requests.group)
+    turn = min(turn, -(-number // self.row_multiple) * self.row_multiple)
+    turn = -(-turn // self.row_multiple) * self.row_multiple
+    parts = []
+    for start in range(0, number, turn):
+      part = slice(start, start + turn)
+      parts.append(
+        self._generate_turn(
+          requests._replace(
+            prompts=requests.prompts[part], index=requests.index[part]
+          ),
+          turn,
+        )
+      )
+    whole = Completions(*(np.concatenate(x) for x in zip(*parts, strict=True)))
+    if requests.sampling.stop_strings:
+      return self._stop_at_strings(whole, requests.sampling.stop_strings)
+    return whole
+
+  def _generate_turn(self, requests: Requests, turn: int) -> Completions:
+    """At most `turn` prompts, padded to that many with one-token prompts."""
+    sampling, number = requests.sampling, len(requests.prompts)
+    length = np.array([len(prompt) for prompt in requests.prompts])
+    if not length.all():
+      raise ValueError(
+        f'Prompt {int(np.argmin(length))} of this request is empty; give at '
+        'least one token.'
+      )
+    width = layout.bucket(length.max(), self.prompt_buckets, 'prompt')
+    buffer = layout.bucket(
+      sampling.max_tokens, self.completion_buckets, 'completion'
+    )
+    tokens = np.zeros((turn, width), np.int32)
+    for row, prompt in enumerate(requests.prompts):
+      tokens[row, : len(prompt)] = prompt
+    rows = self.place(
+      {
+        'tokens': tokens,
+        'length': np.pad(length, (0, turn - number), constant_values=1).astype(
+          np.int32
+        ),
+        'index': np.pad(np.asarray(requests.index), (0, turn - number)).astype(
+          np.int32
+        ),
+      }
+    )
+    prompts = _sampler.Prompts(
+      **rows,
+      key=keys.key(self.seed, requests.purpose, requests.rollout),
+      max_tokens=np.int32(sampling.max_tokens),
+    )
+    # max_tokens and stop strings act outside the compiled program.
+    static = dataclasses.replace(sampling, max_tokens=buffer, stop_strings=())
+    sampler = _sampler.Sampler(self.model, static, requests.group, buffer)
+    state = jax.device_get(self._run(sampler, self._params, prompts))
+    shape = (turn, requests.group)
+    tokens, logp, log_kept = (
+      x.reshape(*shape, buffer)[:number]
+      for x in (state.tokens, state.logp, state.log_kept)
+    )
+    finish = np.where(state.ended, ENDED, TRUNCATED).reshape(shape)[:number]
+    return Completions(
+      tokens=tokens,
+      length=state.length.reshape(shape)[:number],
+      logp=logp,
+      log_kept=log_kept,
+      version=np.full(tokens.shape, self._version, np.int32),
+      finish=finish.astype(np.int32),
+    )
+
+  def _stop_at_strings(self, whole: Completions, stops) -> Completions:
+    """Cuts each completion after the token that completes a stop string."""
+    if self.decode is None:
+      raise ValueError(
+        f'Stop strings {stops} need LocalEngine(decode=...), a function from '
+        'ids to text.'
+      )
+    length, finish = whole.length.copy(), whole.finish.copy()
+    for place in np.ndindex(length.shape):
+      ids = whole.tokens[place][: length[place]]
+      if not any(stop in self.decode(ids) for stop in stops):
+        continue
+      length[place] = next(
+        n
+        for n in range(1, len(ids) + 1)
+        if any(stop in self.decode(ids[:n]) for stop in stops)
+      )
+      finish[place] = STOPPED
+    inside = np.arange(whole.tokens.shape[-1]) < length[..., None]
+    return whole._replace(
+      tokens=np.where(inside, whole.tokens, 0),
+      logp=np.where(inside, whole.logp, 0),
+      log_kept=np.where(inside, whole.log_kept, 0),
+      length=length,
+      finish=finish,
+    )
