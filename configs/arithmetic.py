@@ -2,41 +2,41 @@
 
 A 0.5M-parameter transformer learns to add two numbers: `47+85=` -> `231`, the
 sum's digits in reversed order. No download, no accelerator, about a minute on
-two cores. A supervised warm-up on demonstrations most of which forget the
-carry leaves an accuracy of about 0.3; GRPO brings it above 0.9.
+two cores. A supervised warm-up, on demonstrations most of which forget the
+carry, leaves an accuracy of about 0.3; GRPO brings it above 0.9.
 """
 
 from ml_collections import ConfigDict
 
+from grpo_jax.config import default
+
 
 def get_config() -> ConfigDict:
   """The embedded default."""
-  return ConfigDict(
-    dict(
-      seed=0,
-      steps=60,
-      shuffle_rewards=False,
-      model=dict(
-        num_layers=3,
-        width=128,
-        num_heads=4,
-        num_kv_heads=4,
-        head_dim=32,
-        mlp_width=256,
-        rope_base=100.0,
-        unroll=True,
-      ),
-      data=dict(prompt_buckets=(6,), completion_buckets=(5,)),
-      sampler=dict(prompts=32, group=16, max_tokens=5),
-      optim=dict(lr=3e-4, warmup_steps=10, b1=0.9, b2=0.99),
-      learner=dict(
-        method='grpo',
-        method_kwargs=dict(kl_coefficient=0.0),
-        layout='shared',
-        micro_rows=8,
-      ),
-      warm_up=dict(steps=300, examples=256, micro_rows=64, lr=2e-3),
-      evaluation=dict(every_steps=20, examples=1000),
-      mesh=dict(data=1, fsdp=1, tensor=1),
-    )
-  )
+  config = default()
+  config.steps = 60
+
+  config.model.num_layers = 3
+  config.model.width = 128
+  config.model.num_heads = config.model.num_kv_heads = 4
+  config.model.head_dim = 32
+  config.model.mlp_width = 256
+  config.model.rope_base = 100.0
+  config.model.unroll = True
+
+  config.data.prompt_buckets = (6,)
+  config.data.completion_buckets = (5,)
+  config.sampler.prompts = 32
+  config.sampler.group = 16
+  config.sampler.max_tokens = 5
+
+  config.warm_up.steps = 300
+  config.warm_up.examples = 256
+  config.warm_up.lr = 2e-3
+
+  config.learner.method = 'grpo'
+  config.learner.method_kwargs = dict(kl_coefficient=0.0)
+  config.optim.lr = 3e-4
+  config.optim.warmup_steps = 10
+  config.optim.b2 = 0.99
+  return config

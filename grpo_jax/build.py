@@ -5,6 +5,7 @@ from typing import Any
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
@@ -16,6 +17,7 @@ from grpo_jax import rewards
 from grpo_jax import rollout
 from grpo_jax import sampling
 from grpo_jax import sharding
+from grpo_jax import update
 
 Config = config_lib.Config
 
@@ -136,61 +138,43 @@ def demonstrations(run: Run):
   return data.prompt_stream(source, run.config.seed)
 
 
-def _score(model, temperature):
-  def score(params, layout, with_entropy):
-    return models.score(model, params, layout, temperature, with_entropy)
-
-  return score
-
-
-def warm_up_learner(run: Run) -> learner_lib.Learner:
-  """The learner of the supervised warm-up."""
+def warm_up_updater(run: Run, params: Any) -> update.Updater:
+  """What turns demonstrations into supervised steps, one each."""
   config = run.config
   schedule = optim.learning_rate(
     config.warm_up.lr, decay='linear', total_steps=config.warm_up.steps
   )
-  return learner_lib.Learner(
-    score=_score(run.model, 1.0),
-    method=losses.methods.supervised(),
-    optimizer=_optimizer(config.optim, schedule),
-    on_zero_advantage='step',
-    mesh=run.mesh,
-    logical_axes=run.model.logical_axes,
+  learner = _learner(run, losses.methods.supervised(), schedule, 1.0, 'step')
+  spec = rollout.LayoutSpec(
+    'padded',
+    config.warm_up.micro_rows,
+    0,
+    config.data.prompt_buckets,
+    config.data.completion_buckets,
   )
+  return update.Updater(learner, params, spec, config.seed)
 
 
-def learner(run: Run) -> learner_lib.Learner:
-  """The learner of the rollouts."""
-  config = run.config
-  updates = config.steps * config.learner.batches * config.learner.epochs
-  schedule = optim.learning_rate(
-    config.optim.lr, config.optim.warmup_steps, config.optim.decay, updates
-  )
-  return learner_lib.Learner(
-    score=_score(run.model, config.sampler.temperature),
-    method=run.method,
-    optimizer=_optimizer(config.optim, schedule),
-    on_zero_advantage=config.learner.on_zero_advantage,
-    mesh=run.mesh,
-    logical_axes=run.model.logical_axes,
-  )
+def updater(run: Run, params: Any) -> update.Updater:
+  """What turns rollouts into optimizer steps.
 
+  Args:
+    run: See `Run`.
+    params: The parameters at the first rollout; a copy is the reference, if
+      the method needs one.
 
-def _optimizer(config: config_lib.Optim, schedule):
-  return optim.adamw(
-    schedule,
-    b1=config.b1,
-    b2=config.b2,
-    epsilon=config.epsilon,
-    weight_decay=config.weight_decay,
-    clip_norm=config.clip_norm,
-  )
-
-
-def layout_spec(run: Run) -> rollout.LayoutSpec:
-  """How rollouts are laid out for the learner."""
+  Returns:
+    An `Updater`.
+  """
   config = run.config.learner
-  return rollout.LayoutSpec(
+  optimizer = run.config.optim
+  schedule = optim.learning_rate(
+    optimizer.lr,
+    optimizer.warmup_steps,
+    optimizer.decay,
+    run.config.steps * config.batches * config.epochs,
+  )
+  spec = rollout.LayoutSpec(
     config.layout,
     config.micro_rows,
     config.row_completions,
@@ -198,14 +182,43 @@ def layout_spec(run: Run) -> rollout.LayoutSpec:
     run.config.data.completion_buckets,
     config.pack_tokens,
   )
+  refers = 'logp_ref' in run.method.requires
+  return update.Updater(
+    _learner(
+      run,
+      run.method,
+      schedule,
+      run.config.sampler.temperature,
+      config.on_zero_advantage,
+    ),
+    params,
+    spec,
+    run.config.seed,
+    config.batches,
+    config.epochs,
+    config.anchor,
+    jax.tree.map(jnp.copy, params) if refers else None,
+  )
 
 
-def warm_up_layout(run: Run) -> rollout.LayoutSpec:
-  """How demonstrations are laid out: one per row."""
-  return rollout.LayoutSpec(
-    'padded',
-    run.config.warm_up.micro_rows,
-    0,
-    run.config.data.prompt_buckets,
-    run.config.data.completion_buckets,
+def _learner(run, method, schedule, temperature, on_zero_advantage):
+  def score(params, layout, with_entropy):
+    return models.score(run.model, params, layout, temperature, with_entropy)
+
+  config = run.config.optim
+  optimizer = optim.adamw(
+    schedule,
+    b1=config.b1,
+    b2=config.b2,
+    epsilon=config.epsilon,
+    weight_decay=config.weight_decay,
+    clip_norm=config.clip_norm,
+  )
+  return learner_lib.Learner(
+    score=score,
+    method=method,
+    optimizer=optimizer,
+    on_zero_advantage=on_zero_advantage,
+    mesh=run.mesh,
+    logical_axes=run.model.logical_axes,
   )

@@ -1,8 +1,9 @@
 """The configuration: every field, its default and its unit.
 
-Config files (configs/*.py) return an `ml_collections.ConfigDict`; `resolve`
-turns it into these frozen dataclasses once, and refuses what they do not know.
-Past that point nothing reads a ConfigDict and nothing has another default.
+Config files (configs/*.py) change the ConfigDict that `default` returns; the
+command line may override any field of it; `resolve` turns it into these frozen
+dataclasses once, and refuses what they do not know. Past that point nothing
+reads a ConfigDict and nothing has another default.
 """
 
 import dataclasses
@@ -178,6 +179,15 @@ class Config:
     for ok, problem in checks:
       if not ok:
         raise ValueError(f'The config has {problem}.')
+
+
+def default() -> ml_collections.ConfigDict:
+  """Every field with its default, for a config file to change.
+
+  Returns:
+    A `ConfigDict`, which refuses fields that it does not have.
+  """
+  return ml_collections.ConfigDict(dataclasses.asdict(Config()))
 
 
 def resolve(config: ml_collections.ConfigDict) -> Config:

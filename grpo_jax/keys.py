@@ -3,6 +3,7 @@
 import zlib
 
 import jax
+import numpy as np
 
 
 def key(seed: int, purpose: str, step=0) -> jax.Array:
@@ -18,3 +19,9 @@ def key(seed: int, purpose: str, step=0) -> jax.Array:
   """
   base = jax.random.fold_in(jax.random.key(seed), zlib.crc32(purpose.encode()))
   return jax.random.fold_in(base, step)
+
+
+def generator(seed: int, purpose: str, step: int) -> np.random.Generator:
+  """The same for NumPy, on the host."""
+  data = jax.random.key_data(key(seed, purpose, step))
+  return np.random.default_rng(np.asarray(data))

@@ -1,12 +1,14 @@
 """The command line: parses, checks, calls; everything else is a library."""
 
 import json
-import os
+import pathlib
 import resource
 import sys
+from typing import NoReturn
 
 from absl import app
 from absl import flags
+from absl import logging
 from ml_collections import config_flags
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -29,14 +31,16 @@ def train() -> None:
   from grpo_jax import config
   from grpo_jax import loop
 
-  if _CONFIG.value is None or _WORKDIR.value is None:
+  if not flags.FLAGS['config'].present or _WORKDIR.value is None:
     raise ValueError(
       f'grpo-jax train needs --config and --workdir. Usage:\n{_USAGE}'
     )
-  result = loop.train(config.resolve(_CONFIG.value), _WORKDIR.value)
+  try:
+    fields = _CONFIG.value
+  except OSError as error:
+    raise ValueError(f'--config cannot be read: {error}') from error
+  result = loop.train(config.resolve(fields), _WORKDIR.value)
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-  if sys.stderr.isatty():
-    print(file=sys.stderr)
   print(
     json.dumps(
       {name: round(value, 4) for name, value in result.items()}
@@ -55,17 +59,45 @@ def main(argv: list[str]) -> None:
     if name not in COMMANDS or len(argv) > 2:
       raise ValueError(
         f'grpo-jax got {" ".join(argv[1:]) or "no command"!r}; the commands '
-        f'are {", ".join(COMMANDS)}. Usage:\n{_USAGE}'
+        f'are: {", ".join(COMMANDS)}. Usage:\n{_USAGE}'
       )
     COMMANDS[name]()
   except ValueError as error:
     if _VERBOSE.value:
       raise
-    print(f'grpo-jax: {error}', file=sys.stderr)
-    raise SystemExit(2) from error
+    _refuse(error)
+
+
+def _parse(argv: list[str]) -> list[str]:
+  """Reads the flags; what they cannot mean is said in one sentence."""
+  try:
+    return flags.FLAGS([_find_config(argument) for argument in argv])
+  except (flags.Error, AttributeError, KeyError, OSError, TypeError) as error:
+    if '--verbose' in argv:
+      raise
+    _refuse(error)
+
+
+def _find_config(argument: str) -> str:
+  """`--config=configs/x.py` is the installed one where there is no such file."""
+  prefix, file = '--config=', argument.removeprefix('--config=').split(':')[0]
+  installed = pathlib.Path(__file__).parent / file
+  if not argument.startswith(prefix) or pathlib.Path(file).exists():
+    return argument
+  if not file.startswith('configs/') or not installed.exists():
+    return argument
+  return argument.replace(file, str(installed), 1)
+
+
+def _refuse(error: Exception) -> NoReturn:
+  text = str(error).replace('\\n', ' ').replace("\\'", "'")
+  sentence = ' '.join(text.split())
+  print(f'grpo-jax: {sentence}', file=sys.stderr)
+  raise SystemExit(2) from None
 
 
 def run() -> None:
   """The console script."""
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '1')
-  app.run(main)
+  # Warnings only: jax tells at length which accelerators it did not find.
+  logging.set_verbosity(logging.WARNING)
+  app.run(main, flags_parser=_parse)

@@ -7,6 +7,7 @@ means can arise.
 
 import json
 import pathlib
+import sys
 import time
 from typing import Any
 from typing import NamedTuple
@@ -105,3 +106,50 @@ class Writer:
     }
     with self.path.open('a') as file:
       file.write(json.dumps(record) + '\n')
+
+
+class Progress:
+  """One line on standard error; rewritten in place on a terminal.
+
+  Args:
+    steps: Rollouts of the whole run.
+  """
+
+  _SHOWN = {
+    'reward': 'reward',
+    'heldout_accuracy': 'held-out',
+    'length_tokens': 'tokens',
+    'kl_old': 'kl',
+    'grad_norm': 'gradient',
+  }
+
+  def __init__(self, steps: int):
+    self._steps, self._start = steps, time.monotonic()
+    self._live = sys.stderr.isatty()
+
+  def show(self, step: int, measured: dict[str, float]) -> None:
+    """Shows a rollout's numbers.
+
+    Args:
+      step: Rollouts done.
+      measured: Scalars by name; a few of them are shown.
+    """
+    shown = [
+      f'{label} {measured[name]:.3f}'
+      for name, label in self._SHOWN.items()
+      if name in measured
+    ]
+    self.line('  '.join([f'step {step}/{self._steps}', *shown]))
+    if 'heldout_accuracy' in measured:
+      self.close()
+
+  def line(self, text: str) -> None:
+    """Shows any text, with the seconds so far."""
+    text = f'{text}  {time.monotonic() - self._start:.0f} s'
+    start, end = ('\r\033[K', '') if self._live else ('', '\n')
+    print(start + text, end=end, file=sys.stderr, flush=True)
+
+  def close(self) -> None:
+    """Leaves the line as it stands and starts another."""
+    if self._live:
+      print(file=sys.stderr, flush=True)

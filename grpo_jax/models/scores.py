@@ -104,5 +104,6 @@ def token_scores(logits: Array, target: Array, with_entropy: bool) -> Scores:
   logp = jnp.sum(jnp.where(chosen, logits, 0), axis=-1) - log_mass
   if not with_entropy:
     return Scores(logp, None)
-  probability = jnp.exp(logits - log_mass[:, None])
-  return Scores(logp, log_mass - jnp.sum(probability * logits, axis=-1))
+  log_policy = logits - log_mass[:, None]
+  entropy = -jnp.sum(jnp.exp(log_policy) * log_policy, axis=-1)
+  return Scores(logp, entropy)

@@ -24,7 +24,7 @@ def learning_rate(
   Raises:
     ValueError: An unknown decay, or one that has no steps to happen in.
 
-  >>> schedule = learning_rate(1.0, warmup_steps=2, decay='linear', total_steps=4)
+  >>> schedule = learning_rate(1.0, 2, decay='linear', total_steps=4)
   >>> [float(schedule(step)) for step in range(5)]
   [0.0, 0.5, 1.0, 0.5, 0.0]
   """

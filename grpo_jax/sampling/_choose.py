@@ -73,31 +73,32 @@ def choose(
   greedy = sampling.temperature == 0
   scaled = logits if greedy else logits / sampling.temperature
   log_policy = jax.nn.log_softmax(scaled, axis=-1)
-  allowed = jnp.ones(logits.shape, bool)
-  if sampling.min_tokens and sampling.eos_ids:
-    ends = (
-      jnp.zeros(logits.shape[-1], bool)
-      .at[jnp.array(sampling.eos_ids)]
-      .set(True)
-    )
-    allowed = jnp.where(step < sampling.min_tokens, ~ends[None], allowed)
+  kept = _filtered(log_policy, step, sampling)
   if greedy:
-    token = jnp.argmax(jnp.where(allowed, scaled, -jnp.inf), axis=-1)
+    token = jnp.argmax(kept, axis=-1)
     logp = _pick(log_policy, token)
     return token, logp, logp
-  allowed = _filters(log_policy, allowed, sampling)
-  kept = jnp.where(allowed, log_policy, -jnp.inf)
   token = _inverse_cdf(kept, uniform)
-  return token, _pick(log_policy, token), jax.nn.logsumexp(kept, axis=-1)
+  log_kept = jnp.zeros(token.shape, logits.dtype)
+  if kept is not log_policy:
+    log_kept = jax.nn.logsumexp(kept, axis=-1)
+  return token, _pick(log_policy, token), log_kept
 
 
 def _pick(values: Array, token: Array) -> Array:
   return jnp.take_along_axis(values, token[:, None], axis=-1)[:, 0]
 
 
-def _filters(log_policy: Array, allowed: Array, sampling: Sampling) -> Array:
-  """bool[B,V]: top-k, then top-p, then min-p, each on what the last left."""
-  kept = jnp.where(allowed, log_policy, -jnp.inf)
+def _filtered(log_policy: Array, step: Array, sampling: Sampling) -> Array:
+  """f32[B,V], -inf where dropped; the very input if nothing can be.
+
+  End tokens too early, then top-k, top-p and min-p, each on what the last left.
+  """
+  kept = log_policy
+  if sampling.min_tokens and sampling.eos_ids:
+    ends = jnp.isin(jnp.arange(kept.shape[-1]), jnp.array(sampling.eos_ids))
+    early = (step < sampling.min_tokens) & ends
+    kept = jnp.where(early[None], -jnp.inf, kept)
   if 0 < sampling.top_k < log_policy.shape[-1]:
     kth = lax.top_k(kept, sampling.top_k)[0][:, -1:]
     kept = jnp.where(kept >= kth, kept, -jnp.inf)
@@ -111,7 +112,7 @@ def _filters(log_policy: Array, allowed: Array, sampling: Sampling) -> Array:
   if sampling.min_p > 0:
     floor = jnp.max(kept, axis=-1, keepdims=True) + jnp.log(sampling.min_p)
     kept = jnp.where(kept >= floor, kept, -jnp.inf)
-  return kept > -jnp.inf
+  return kept
 
 
 def _inverse_cdf(log_mass: Array, uniform: Array) -> Array:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
-import functools
 from typing import Any
 from typing import NamedTuple
 from typing import Protocol
@@ -64,9 +63,8 @@ class LocalEngine:
     completion_buckets: Allowed buffer lengths, tokens.
     max_rows: Most rows decoded at once; more are done in turns.
     decode: ids -> text, needed for stop strings only.
-    place: Puts a pytree of [P,...] arrays on the devices; `row_multiple` prompts
-      at a time (sharding.py makes both).
-    row_multiple: See `place`.
+    place: Puts a pytree of [P,...] host arrays on the devices; see sharding.py.
+    row_multiple: `P` is padded to a multiple of this for `place`.
   """
 
   model: Any
@@ -79,15 +77,12 @@ class LocalEngine:
   row_multiple: int = 1
 
   def __post_init__(self):
-    self._prepare = jax.jit(
-      functools.partial(_sampler.sampler_params, self.model)
-    )
-    self._run = jax.jit(lambda sampler, *args: sampler(*args), static_argnums=0)
     self._params, self._version = None, -1
 
   def load(self, params: Any, version: int) -> None:
     """Takes the learner's parameters; see `Engine`."""
-    self._params, self._version = self._prepare(params), version
+    self._params = _sampler.sampler_params(self.model, params)
+    self._version = version
 
   def generate(self, requests: Requests) -> Completions:
     """Samples `group` completions of every prompt; see `Engine`.
@@ -153,7 +148,7 @@ class LocalEngine:
     # max_tokens and stop strings act outside the compiled program.
     static = dataclasses.replace(sampling, max_tokens=buffer, stop_strings=())
     sampler = _sampler.Sampler(self.model, static, requests.group, buffer)
-    state = jax.device_get(self._run(sampler, self._params, prompts))
+    state = jax.device_get(_sampler.generate(sampler, self._params, prompts))
     shape = (turn, requests.group)
     tokens, logp, log_kept = (
       x.reshape(*shape, buffer)[:number]

@@ -151,6 +151,13 @@ class Sampler:
     )
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def generate(sampler: Sampler, params, prompts: Prompts) -> SamplingState:
+  """Calls a `Sampler`, compiled once per sampler and shapes of prompts."""
+  return sampler(params, prompts)
+
+
+@functools.partial(jax.jit, static_argnums=0)
 def sampler_params(model, params):
   """A training tree made ready to decode: unstacked, in the compute dtype.
 
@@ -162,9 +169,10 @@ def sampler_params(model, params):
 
   Returns:
     The tree that `Sampler` and other engines read; vectors (norms) stay
-    float32, as in training.
+    float32, as in training. Copies: the learner may donate its own.
   """
   dtype = jnp.dtype(model.config.compute_dtype)
   return jax.tree.map(
-    lambda x: x.astype(dtype) if x.ndim > 1 else x, model.unstack(params)
+    lambda x: jnp.copy(x.astype(dtype) if x.ndim > 1 else x),
+    model.unstack(params),
   )

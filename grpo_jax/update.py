@@ -1,0 +1,120 @@
+"""All optimizer steps of one rollout.
+
+Which log-probabilities the method needs, which prompts form each optimizer
+batch, in which order; the steps themselves are `learner.train_step`.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from grpo_jax import keys
+from grpo_jax import losses
+from grpo_jax import metrics
+from grpo_jax import rollout as rollout_lib
+from grpo_jax import sharding
+from grpo_jax.learner import Compiled
+from grpo_jax.learner import Learner
+from grpo_jax.learner import TrainState
+from grpo_jax.learner import compiled
+from grpo_jax.rollout import LayoutSpec
+from grpo_jax.rollout import Rollout
+
+Measured = dict[str, metrics.Metric]
+
+
+@dataclasses.dataclass
+class Updater:
+  """Turns rollouts into optimizer steps.
+
+  Attributes:
+    learner: See `learner.py`.
+    params: Parameters or their shapes, to compile for.
+    spec: How completions are laid out.
+    seed: Of the order of prompts in the second epoch and later.
+    batches: Optimizer batches per rollout; divides the prompts.
+    epochs: Passes over a rollout.
+    anchor: `'learner'` scores logp_old itself, if more than one step or the
+      method needs it; `'sampler'` takes the sampler's.
+    reference: Parameters of the reference policy, if the method needs one.
+  """
+
+  learner: Learner
+  params: dataclasses.InitVar[Any]
+  spec: LayoutSpec
+  seed: int = 0
+  batches: int = 1
+  epochs: int = 1
+  anchor: str = 'learner'
+  reference: Any = None
+  compiled: Compiled = dataclasses.field(init=False)
+
+  def __post_init__(self, params):
+    self.compiled = compiled(self.learner, params)
+    if 'logp_ref' in self.learner.method.requires and self.reference is None:
+      raise ValueError(
+        'The method needs a reference policy (it has a KL term); give one, or '
+        'set the coefficient of the term to 0.'
+      )
+
+  def __call__(
+    self, state: TrainState, rollout: Rollout, step: int
+  ) -> tuple[TrainState, Measured]:
+    """Takes every optimizer step of one rollout.
+
+    Args:
+      state: Donated; do not use it again.
+      rollout: See `rollout.py`.
+      step: Number of the rollout.
+
+    Returns:
+      The new state, and metrics of the rollout and its steps.
+    """
+    batch = self.with_policies(state.params, rollout)
+    batch, loss_state, measured = self.compiled.credit(batch, state.loss_state)
+    state = state._replace(loss_state=loss_state)
+    for number, chosen in enumerate(self.optimizer_batches(rollout, step)):
+      layout, used = self.layout(rollout, chosen)
+      state, more = self.compiled.train_step(
+        state, batch, chosen, layout, used, number == 0
+      )
+      measured = metrics.merge(measured, more)
+    return state, measured
+
+  def with_policies(self, params: Any, rollout: Rollout) -> losses.Batch:
+    """The batch with the log-probabilities that the steps will need."""
+    batch, requires = rollout.batch, self.learner.method.requires
+    if self.anchor == 'sampler':
+      batch = batch._replace(logp_old=batch.logp_sampler)
+    elif self.batches * self.epochs > 1 or 'logp_old' in requires:
+      batch = batch._replace(logp_old=self.score(params, rollout))
+    if 'logp_ref' in requires:
+      batch = batch._replace(logp_ref=self.score(self.reference, rollout))
+    return batch
+
+  def score(self, params: Any, rollout: Rollout) -> np.ndarray:
+    """f32[P,G,T], the completions under some parameters."""
+    logp = np.zeros(rollout.batch.mask.shape, np.float32)
+    for chosen in np.split(np.arange(len(logp)), self.batches):
+      layout, used = self.layout(rollout, chosen)
+      shape = (len(chosen), *logp.shape[1:])
+      logp[chosen] = self.compiled.score(params, layout, used, shape)
+    return logp
+
+  def layout(self, rollout: Rollout, chosen: np.ndarray):
+    """Micro-batches of some prompts, on the mesh, and how many are used."""
+    layout, used = rollout_lib.micro_batches(rollout, chosen, self.spec)
+    place = sharding.rows(self.learner.mesh, axis=1)
+    return jax.device_put(layout, place), used
+
+  def optimizer_batches(self, rollout: Rollout, step: int) -> Iterator[Any]:
+    """The prompts of each optimizer batch, every epoch in another order."""
+    order = np.arange(len(rollout.prompts))
+    for epoch in range(self.epochs):
+      if epoch:
+        rng = keys.generator(self.seed, f'epoch {epoch}', step)
+        order = rng.permutation(order)
+      yield from np.split(order, self.batches)

@@ -1,0 +1,97 @@
+"""The configuration: defaults, conversions, and what it refuses."""
+
+import dataclasses
+import importlib.util
+import pathlib
+
+from ml_collections import ConfigDict
+import pytest
+
+from grpo_jax import config
+from grpo_jax import losses
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def test_an_empty_config_is_the_default():
+  assert config.resolve(ConfigDict()) == config.Config()
+
+
+def test_values_arrive():
+  got = config.resolve(
+    ConfigDict(
+      dict(
+        seed=3,
+        optim=dict(lr=1),
+        data=dict(prompt_buckets=(4, 8)),
+        rewards=({'name': 'exact_match', 'weight': 2.0},),
+        learner=dict(method='dapo', method_kwargs=dict(high=0.3)),
+      )
+    )
+  )
+  assert got.seed == 3 and got.optim.lr == 1.0
+  assert type(got.optim.lr) is float
+  assert got.data.prompt_buckets == (4, 8)
+  assert got.rewards == (config.Reward('exact_match', 2.0),)
+  assert got.learner.method_kwargs == {'high': 0.3}
+
+
+@pytest.mark.parametrize(
+  'fields, words',
+  [
+    (dict(sed=1), 'the nearest is config.seed'),
+    (dict(optim=dict(learning_rate=1.0)), 'config.optim.learning_rate'),
+    (dict(sampler=dict(temprature=1.0)), 'config.sampler.temperature'),
+    (dict(seed='1'), "config.seed is '1'; it must be of type int"),
+    (dict(seed=1.5), 'config.seed is 1.5'),
+    (dict(seed=True), 'config.seed is True'),
+    (dict(optim=3), 'config.optim is 3'),
+    (dict(data=dict(prompt_buckets=('a',))), r'prompt_buckets\[0\]'),
+    (dict(steps=-1), 'steps=-1'),
+    (dict(learner=dict(batches=5)), 'learner.batches=5'),
+    (dict(learner=dict(epochs=0)), 'learner.epochs=0'),
+    (dict(learner=dict(anchor='ref')), "learner.anchor='ref'"),
+    (dict(rewards=()), 'no rewards'),
+  ],
+)
+def test_bad_configs_are_refused_in_one_sentence(fields, words):
+  with pytest.raises(ValueError, match=words):
+    config.resolve(ConfigDict(fields))
+
+
+def test_methods_by_name_and_by_module():
+  made = config.method(config.Learner('gspo', {'low': 0.1}))
+  assert isinstance(made, losses.LossTransform)
+  own = config.method(
+    config.Learner('grpo_jax.losses.methods:kl_cov', {'share': 0.5})
+  )
+  assert own.scope == 'batch'
+
+
+@pytest.mark.parametrize(
+  'learner, words',
+  [
+    (config.Learner('grpoo'), 'did you mean grpo'),
+    (config.Learner('grpo', {'hgh': 1}), "method_kwargs={'hgh': 1}"),
+    (config.Learner('no_such.module:f'), 'no_such'),
+    (config.Learner('grpo_jax.losses:no_such'), 'no_such'),
+    (config.Learner('dapo', {'soft_tokens': 0}), 'soft_tokens=0'),
+  ],
+)
+def test_bad_methods_are_refused(learner, words):
+  with pytest.raises(ValueError, match=words):
+    config.method(learner)
+
+
+@pytest.mark.parametrize(
+  'path', sorted((ROOT / 'configs').glob('*.py')), ids=lambda p: p.stem
+)
+def test_every_config_file_resolves_and_opens_with_its_command(path):
+  spec = importlib.util.spec_from_file_location(path.stem, path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  resolved = config.resolve(module.get_config())
+  assert dataclasses.is_dataclass(resolved)
+  assert module.__doc__.startswith(
+    f'grpo-jax train --config=configs/{path.name} '
+  )

@@ -1,0 +1,58 @@
+"""The attention core: against the textbook, merged, and over nothing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax.models import attention
+
+
+def case(seed=0, batch=2, queries=3, keys=5, heads=4, kv_heads=2, size=8):
+  k = jax.random.split(jax.random.key(seed), 4)
+  query = jax.random.normal(k[0], (batch, queries, heads, size))
+  key = jax.random.normal(k[1], (batch, keys, kv_heads, size))
+  value = jax.random.normal(k[2], (batch, keys, kv_heads, size))
+  visible = jax.random.bernoulli(k[3], 0.7, (batch, queries, keys))
+  return query, key, value, visible.at[:, :, 0].set(True)
+
+
+def test_attend_is_softmax_attention():
+  query, key, value, visible = case()
+  expected = jax.nn.dot_product_attention(
+    query, key, value, mask=visible[:, None]
+  )
+  partial = attention.attend(query, key, value, visible)
+  np.testing.assert_allclose(partial.output, expected, atol=1e-6)
+
+
+def test_merging_two_halves_is_the_whole():
+  query, key, value, visible = case()
+  whole = attention.attend(query, key, value, visible).output
+  halves = [
+    attention.attend(query, key[:, s], value[:, s], visible[:, :, s])
+    for s in (slice(0, 2), slice(2, 5))
+  ]
+  np.testing.assert_allclose(attention.merge(*halves), whole, atol=1e-6)
+
+
+def test_a_query_that_sees_nothing_adds_nothing():
+  query, key, value, visible = case()
+  nothing = attention.attend(query, key, value, jnp.zeros_like(visible))
+  assert not np.any(nothing.output)
+  some = attention.attend(query, key, value, visible)
+  np.testing.assert_array_equal(attention.merge(some, nothing), some.output)
+  np.testing.assert_array_equal(attention.merge(nothing, nothing), 0)
+
+
+def test_gradients_stay_finite_where_nothing_is_visible():
+  query, key, value, visible = case()
+  visible = visible.at[0].set(False)
+
+  def loss(query, key, value):
+    some = attention.attend(query, key, value, visible)
+    return jnp.sum(attention.merge(some, some))
+
+  for gradient in jax.grad(loss, (0, 1, 2))(query, key, value):
+    assert np.all(np.isfinite(gradient))
+    assert not np.any(gradient[0])
+    assert np.any(gradient[1]) or gradient is query

@@ -1,0 +1,78 @@
+"""Scores: closed forms, chunks, and the memory of a large vocabulary."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax import layout
+from grpo_jax.models import scores
+from tests import tiny
+
+
+def test_token_scores_closed_form():
+  logits = jax.random.normal(jax.random.key(0), (5, 7)) * 3
+  target = jnp.array([0, 6, 2, 2, 5])
+  got = scores.token_scores(logits, target, with_entropy=True)
+  everything = jax.nn.log_softmax(logits)
+  np.testing.assert_allclose(
+    got.logp, everything[jnp.arange(5), target], atol=1e-6
+  )
+  entropy = -jnp.sum(jnp.exp(everything) * everything, axis=-1)
+  np.testing.assert_allclose(got.entropy, entropy, atol=1e-6)
+  assert scores.token_scores(logits, target, False).entropy is None
+
+
+@pytest.mark.parametrize('chunk_tokens', [1, 5, 72, 1000])
+def test_chunks_change_nothing(chunk_tokens):
+  model = tiny.model()
+  params = tiny.params(model)
+  rows = layout.padded_rows(*tiny.ragged(), 16)
+
+  def run(params, size):
+    got = tiny.score(model, params, rows, 1.3, True, size)
+    return jnp.sum(jnp.cos(got.logp)) + jnp.sum(got.entropy), got
+
+  run = jax.grad(run, has_aux=True)
+  gradient, got = run(params, chunk_tokens)
+  expected_gradient, expected = run(params, 10_000)
+  tiny.assert_trees_close(got, expected, 1e-6)
+  tiny.assert_trees_close(gradient, expected_gradient, 1e-6)
+
+
+def test_temperature_is_inside_the_softmax():
+  model = tiny.model()
+  params = tiny.params(model)
+  rows = layout.padded_rows(*tiny.ragged(), 16)
+  hot = {**params, 'head': params['head'] / 2}
+  np.testing.assert_allclose(
+    tiny.score(model, params, rows, 2.0).logp,
+    tiny.score(model, hot, rows, 1.0).logp,
+    atol=1e-6,
+  )
+
+
+@pytest.mark.parametrize('with_entropy', [False, True])
+def test_no_array_of_all_positions_times_the_vocabulary(with_entropy):
+  """The compiler's own figure, forward and backward, at V = 151,936."""
+  vocab, prompts, group, tokens = 151_936, 4, 8, 128
+  model = tiny.model(vocab_size=vocab)
+  rows = layout.padded_rows(
+    [[1, 2]] * prompts,
+    np.ones((prompts, group, tokens), np.int32),
+    np.full((prompts, group), tokens),
+    tokens + 2,
+  )
+  params = jax.eval_shape(model.init, jax.random.key(0))
+
+  def loss(params, rows):
+    got = tiny.score(model, params, rows, with_entropy=with_entropy)
+    return jnp.sum(got.logp) + jnp.sum(got.entropy if with_entropy else 0.0)
+
+  memory = jax.jit(jax.grad(loss)).lower(params, rows).compile()
+  temporary = memory.memory_analysis().temp_size_in_bytes
+  everything = 4 * prompts * group * tokens * vocab  # 2.5 GB
+  parameters = 4 * 2 * vocab * tiny.CONFIG.width
+  assert temporary < everything / 5
+  # A few chunks of 78 MB and copies of the output layer, not more.
+  assert temporary < 5 * 4 * 128 * vocab + 2 * parameters

@@ -1,0 +1,94 @@
+"""The transformer: one tree for training and decoding, options that count."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax import layout
+from grpo_jax import models
+from tests import tiny
+
+ROWS = layout.padded_rows(*tiny.ragged(), 16)
+
+
+def logp(changes, params=None):
+  model = tiny.model(**changes)
+  params = tiny.params(model) if params is None else params
+  return jax.jit(lambda p: models.score(model, p, ROWS).logp)(params)
+
+
+@pytest.mark.parametrize('changes', [{}, tiny.FANCY], ids=['plain', 'fancy'])
+def test_scanned_unrolled_recomputed_and_unstacked_agree(changes):
+  model = tiny.model(**changes)
+  expected = logp(changes)
+  for option in ('remat', 'unroll'):
+    np.testing.assert_allclose(
+      logp({**changes, option: True}), expected, atol=1e-5
+    )
+  layers = model.unstack(tiny.params(model))
+  assert len(layers['layers']) == 4 and 'blocks' not in layers
+  np.testing.assert_allclose(logp(changes, layers), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    dict(qk_norm=True),
+    dict(qkv_bias=True),
+    dict(tied_embeddings=True),
+    dict(pattern=(models.LayerKind(window_tokens=2),)),
+    dict(rope_base=10.0),
+    dict(norm_epsilon=0.1),
+    dict(compute_dtype='bfloat16'),
+  ],
+  ids=lambda changes: next(iter(changes)),
+)
+def test_every_option_does_something(changes):
+  assert np.abs(np.asarray(logp(changes) - logp({}))).max() > 1e-4
+
+
+def test_parameters_stay_float32_and_bf16_is_close():
+  model = tiny.model(compute_dtype='bfloat16')
+  params = tiny.params(model)
+  assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype('float32')}
+  wide, narrow = logp({}), logp({'compute_dtype': 'bfloat16'})
+  assert narrow.dtype == jnp.float32
+  np.testing.assert_allclose(narrow, wide, atol=0.3)
+
+
+def test_parameter_count_and_stacking():
+  params = jax.eval_shape(tiny.model().init, jax.random.key(0))
+  width, mlp, heads, kv, size = 32, 48, 4, 2, 8
+  layer = width * size * (heads + 2 * kv) + heads * size * width
+  layer += 3 * width * mlp + 2 * width
+  expected = 2 * 40 * width + width + 4 * layer
+  leaves = jax.tree.leaves(params)
+  assert sum(x.size for x in leaves) == expected
+  assert all(x.shape[0] == 4 for x in jax.tree.leaves(params['blocks']))
+
+
+def test_every_parameter_gets_a_gradient():
+  model = tiny.model(**{**tiny.FANCY, 'tied_embeddings': False})
+  gradient = jax.grad(lambda p: jnp.sum(models.score(model, p, ROWS).logp))(
+    tiny.params(model)
+  )
+  for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
+    if 'key_bias' not in str(path):  # a softmax does not see it
+      assert np.any(leaf), path
+
+
+@pytest.mark.parametrize(
+  'changes, words',
+  [
+    (dict(num_layers=3, pattern=(models.LayerKind(),) * 2), 'num_layers=3'),
+    (dict(num_kv_heads=3), 'num_kv_heads=3'),
+    (dict(head_dim=7), 'head_dim=7'),
+    (dict(compute_dtype='float16'), "compute_dtype='float16'"),
+  ],
+)
+def test_impossible_shapes_are_refused(changes, words):
+  with pytest.raises(ValueError, match=words):
+    dataclasses.replace(tiny.CONFIG, **changes)

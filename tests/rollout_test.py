@@ -1,0 +1,140 @@
+"""Rollouts: the sampled ids, judged, and laid out in few shapes."""
+
+import numpy as np
+import pytest
+
+from grpo_jax import data
+from grpo_jax import rewards
+from grpo_jax import rollout
+from grpo_jax import sampling
+
+TOKENIZER = data.character_tokenizer(data.ALPHABET)
+RECORDS = [
+  {'prompt': '47+85=', 'answer': '231', 'index': 7},
+  {'prompt': '01+02=', 'answer': '3', 'index': 8},
+]
+
+
+class FixedEngine:
+  """Answers with given ids; remembers what it was asked."""
+
+  def __init__(self, texts, ended):
+    self.texts, self.ended = texts, np.array(ended)
+
+  def load(self, params, version):
+    del params, version
+
+  def generate(self, requests):
+    self.asked = requests
+    shape = self.ended.shape
+    tokens = np.zeros((*shape, 8), np.int32)
+    length = np.zeros(shape, np.int32)
+    for place in np.ndindex(shape):
+      ids = TOKENIZER.encode(self.texts[place[0]][place[1]])
+      ids += [TOKENIZER.eos_ids[0]] * int(self.ended[place])
+      tokens[place][: len(ids)], length[place] = ids, len(ids)
+    finish = np.where(self.ended, sampling.ENDED, sampling.TRUNCATED)
+    logp = np.full(tokens.shape, -1.0, np.float32)
+    return sampling.Completions(
+      tokens, length, logp, logp / 4, np.full(tokens.shape, 3), finish
+    )
+
+
+def collect(functions, texts=(('231', '2'), ('3', '44')), buckets=(4, 8)):
+  engine = FixedEngine(texts, [[True, True], [True, False]])
+  weighted = [rewards.WeightedReward(*f) for f in functions]
+  options = sampling.Sampling(max_tokens=8, eos_ids=TOKENIZER.eos_ids)
+  return engine, rollout.collect(
+    RECORDS, engine, TOKENIZER, weighted, options, 2, 5, buckets
+  )
+
+
+def exact(prompt, completion, example):
+  return rewards.exact_match(prompt, completion, example)
+
+
+def test_what_was_sampled_is_what_is_trained():
+  engine, got = collect([('exact', exact)])
+  batch = got.batch
+  assert engine.asked.prompts == [
+    TOKENIZER.encode(r['prompt']) for r in RECORDS
+  ]
+  assert list(engine.asked.index) == [7, 8] and engine.asked.rollout == 5
+  np.testing.assert_array_equal(got.length, [[4, 2], [2, 2]])
+  np.testing.assert_array_equal(batch.mask.sum(-1), got.length)
+  eos = TOKENIZER.eos_ids[0]
+  assert batch.tokens[0, 0].tolist() == TOKENIZER.encode('231') + [eos]
+  np.testing.assert_array_equal(batch.truncated, [[0, 0], [0, 1]])
+  np.testing.assert_array_equal(batch.reward, [[1, 0], [1, 0]])
+  np.testing.assert_array_equal(batch.keep, batch.mask)
+  assert np.all(batch.version == 3) and batch.valid.all()
+  np.testing.assert_allclose(batch.logp_sampler, -0.75)
+  assert got.texts == [['231', '2'], ['3', '44']]
+
+
+def test_the_batch_is_no_wider_than_its_bucket():
+  assert collect([('exact', exact)])[1].batch.mask.shape == (2, 2, 4)
+  long = (('231231', '2'), ('3', '44'))
+  assert collect([('exact', exact)], long)[1].batch.mask.shape == (2, 2, 8)
+
+
+def test_parts_are_kept_by_name_order_and_summed_with_weights():
+  length = lambda prompt, completion, example: len(completion)
+  _, got = collect([('exact', exact, 2.0), ('length', length, -0.5)])
+  np.testing.assert_array_equal(
+    got.batch.reward_parts, [[[1, 3], [0, 1]], [[1, 1], [0, 2]]]
+  )
+  np.testing.assert_allclose(got.batch.reward, [[0.5, -0.5], [1.5, -1]])
+
+
+def test_a_completion_that_was_not_judged_is_not_valid():
+  odd = lambda prompt, completion, example: None if completion == '2' else 1.0
+  _, got = collect([('odd', odd)])
+  np.testing.assert_array_equal(got.batch.valid, [[1, 0], [1, 1]])
+
+
+def test_rewards_see_ids_and_truncation():
+  seen = []
+
+  def reward(prompt, completion, example):
+    seen.append(
+      (example['index'], example['completion_ids'], example['truncated'])
+    )
+    return 0.0
+
+  _, got = collect([('reward', reward)])
+  assert seen[0] == (7, got.batch.tokens[0, 0, :4].tolist(), False)
+  assert [s[0] for s in seen] == [7, 7, 8, 8]
+  assert [s[2] for s in seen] == [False, False, False, True]
+
+
+def test_demonstrations_end_with_the_end_token():
+  got = rollout.demonstrations(RECORDS, TOKENIZER, (5,))
+  assert got.batch.tokens.shape == (2, 1, 5)
+  np.testing.assert_array_equal(got.length, [[4], [2]])
+  last = got.batch.tokens[[0, 1], 0, got.length[:, 0] - 1]
+  np.testing.assert_array_equal(last, TOKENIZER.eos_ids[0])
+  np.testing.assert_array_equal(got.batch.mask.sum(-1), got.length)
+
+
+@pytest.mark.parametrize('kind', ['shared', 'packed', 'padded'])
+def test_shapes_depend_on_the_buckets_alone(kind):
+  spec = rollout.LayoutSpec(kind, 2, 0, (8,), (4, 8), 32)
+  shapes = set()
+  for texts in ((('2', '2'), ('3', '4')), (('231', '12'), ('333', '44'))):
+    _, got = collect([('exact', exact)], texts)
+    rows, used = rollout.micro_batches(got, np.arange(2), spec)
+    assert 1 <= used <= rows.tokens.shape[0]
+    # Nothing lies in the micro-batches that are not used.
+    assert not np.any(rows.segment[used:])
+    shapes.add(rows.tokens.shape + rows.column.shape)
+  assert len(shapes) == 1
+
+
+def test_bad_layouts_are_refused():
+  with pytest.raises(ValueError, match="'diagonal'"):
+    rollout.LayoutSpec('diagonal', 2, 0, (8,), (4,))
+  _, got = collect([('exact', exact)])
+  spec = rollout.LayoutSpec('shared', 2, 3, (8,), (4,))
+  with pytest.raises(ValueError, match='row_completions=3'):
+    rollout.micro_batches(got, np.arange(2), spec)

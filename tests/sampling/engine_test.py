@@ -1,0 +1,207 @@
+"""The engine: the learner's log-probabilities, ends, noise, turns."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from grpo_jax import layout
+from grpo_jax import sampling
+from tests import tiny
+
+EOS = (3, 7, 11)
+PLAIN = sampling.Sampling(max_tokens=12, eos_ids=EOS)
+
+
+def engine(model=None, params=None, **options):
+  model = model or tiny.model()
+  options = {'prompt_buckets': (4, 8), 'completion_buckets': (8, 16)} | options
+  made = sampling.LocalEngine(model, seed=0, **options)
+  made.load(tiny.params(model) if params is None else params, version=5)
+  return made
+
+
+def requests(options=PLAIN, prompts=None, index=None, group=4, rollout=0):
+  prompts = prompts or tiny.ragged(prompts=4)[0]
+  index = range(len(prompts)) if index is None else index
+  return sampling.Requests(prompts, list(index), group, rollout, options)
+
+
+@pytest.mark.parametrize('changes', [{}, tiny.FANCY], ids=['plain', 'fancy'])
+@pytest.mark.parametrize('temperature', [0.5, 1.0, 2.0])
+def test_sampler_and_learner_agree(temperature, changes):
+  model = tiny.model(**changes)
+  params = tiny.params(model)
+  options = dataclasses.replace(PLAIN, temperature=temperature)
+  asked = requests(options)
+  with jax.default_matmul_precision('highest'):
+    drawn = engine(model, params).generate(asked)
+    rows = layout.shared_prompt(asked.prompts, drawn.tokens, drawn.length, 8)
+    scores = tiny.score(model, params, rows, temperature)
+  logp = tiny.gather(scores.logp, rows, drawn.length)
+  assert len(set(drawn.length.ravel())) > 3  # ragged
+  assert np.any(drawn.finish == sampling.ENDED)
+  np.testing.assert_allclose(drawn.logp, logp, atol=1e-5)
+  np.testing.assert_array_equal(drawn.log_kept, 0)
+
+
+def test_lengths_ends_and_padding():
+  drawn = engine().generate(requests())
+  past = np.arange(16) >= drawn.length[:, :, None]
+  for field in (drawn.tokens, drawn.logp, drawn.log_kept):
+    assert not np.any(field[past])
+  is_end = np.isin(drawn.tokens, EOS) & ~past
+  ended = drawn.finish == sampling.ENDED
+  np.testing.assert_array_equal(is_end.sum(-1), ended)
+  last = np.take_along_axis(is_end, drawn.length[..., None] - 1, -1)[..., 0]
+  np.testing.assert_array_equal(last, ended)  # the end token is inside
+  assert set(drawn.tokens[is_end]) <= set(EOS)
+  assert len(set(drawn.tokens[is_end])) > 1
+  assert np.all(drawn.length[~ended] == 12) and np.all(drawn.version == 5)
+
+
+def test_no_two_steps_prompts_or_completions_share_noise():
+  """The same prompt everywhere: what differs is the noise alone."""
+  same = [[1, 2, 3]] * 4
+  options = sampling.Sampling(max_tokens=16)
+  drawn = [
+    engine().generate(requests(options, same, index, rollout=rollout))
+    for rollout, index in ((0, range(4)), (1, range(4)), (0, range(4, 8)))
+  ]
+  rows = np.concatenate([d.tokens.reshape(-1, 16) for d in drawn])
+  assert len(np.unique(rows, axis=0)) == len(rows) == 48
+  # Nor do positions share it: no row repeats one token throughout.
+  assert all(len(set(row)) > 3 for row in rows)
+
+
+def test_noise_does_not_depend_on_the_company():
+  """Another order, another batch, turns of two prompts: the same tokens."""
+  prompts = tiny.ragged(prompts=4)[0]
+  whole = engine().generate(requests(prompts=prompts))
+  order = [2, 0, 3, 1]
+  shuffled = engine().generate(
+    requests(prompts=[prompts[i] for i in order], index=order)
+  )
+  np.testing.assert_array_equal(shuffled.tokens, whole.tokens[order])
+  turns = engine(max_rows=8).generate(requests(prompts=prompts))
+  np.testing.assert_array_equal(turns.tokens, whole.tokens)
+  alone = engine().generate(requests(prompts=prompts[1:2], index=[1]))
+  np.testing.assert_array_equal(alone.tokens, whole.tokens[1:2])
+
+
+def test_two_engines_are_bitwise_equal():
+  first, second = (engine().generate(requests()) for _ in range(2))
+  for a, b in zip(first, second, strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_sampling_in_turns_pads_the_last_turn():
+  prompts = tiny.ragged(prompts=3)[0]
+  whole = engine().generate(requests(prompts=prompts))
+  turns = engine(max_rows=8).generate(requests(prompts=prompts))
+  np.testing.assert_array_equal(turns.tokens, whole.tokens)
+  assert turns.tokens.shape[0] == 3
+
+
+def test_the_loop_ends_when_all_rows_have():
+  """With every token an end token the loop runs once."""
+  model = tiny.model()
+  made = engine(model)
+  drawn = made.generate(
+    requests(sampling.Sampling(max_tokens=16, eos_ids=tuple(range(40))))
+  )
+  assert np.all(drawn.length == 1)
+  sampler = sampling.Sampler(
+    model, sampling.Sampling(16, tuple(range(40))), 2, 16
+  )
+  from grpo_jax.sampling import _sampler
+
+  prompts = _sampler.Prompts(
+    tokens=np.ones((2, 4), np.int32),
+    length=np.array([4, 2], np.int32),
+    index=np.arange(2, dtype=np.int32),
+    key=jax.random.key(0),
+    max_tokens=np.int32(16),
+  )
+  params = sampling.sampler_params(model, tiny.params(model))
+  assert int(jax.jit(sampler)(params, prompts).step) == 1
+
+
+def test_greedy_equals_the_teacher_forced_argmax():
+  model = tiny.model()
+  params = tiny.params(model)
+  greedy = sampling.Sampling(max_tokens=8, temperature=0.0)
+  asked = requests(greedy, group=1)
+  drawn = engine(model, params).generate(asked)
+  tokens = drawn.tokens
+  for place in range(8):
+    rows = []
+    for token in range(40):
+      changed = tokens.copy()
+      changed[:, :, place] = token
+      rows.append(changed)
+    best = []
+    for changed in rows:
+      lay = layout.padded_rows(
+        asked.prompts, changed[..., :8], np.full((4, 1), 8), 16
+      )
+      scores = tiny.score(model, params, lay).logp
+      best.append(
+        np.asarray(tiny.gather(scores, lay, np.full((4, 1), 8)))[:, 0, place]
+      )
+    if place in (0, 7):
+      np.testing.assert_array_equal(np.argmax(best, 0), tokens[:, 0, place])
+
+
+def test_min_tokens_and_top_k_reach_the_engine():
+  options = dataclasses.replace(PLAIN, min_tokens=6, top_k=5)
+  drawn = engine().generate(requests(options))
+  assert drawn.length.min() >= 7
+  inside = np.arange(16) < drawn.length[:, :, None]
+  assert np.all(drawn.log_kept[inside] < 0)
+
+
+def test_stop_strings_end_after_the_token_that_completes_them():
+  decode = lambda ids: ' '.join(str(int(i)) for i in ids)
+  made = engine(decode=decode)
+  free = made.generate(requests(sampling.Sampling(max_tokens=12)))
+  stop = str(int(free.tokens[0, 0, 4]))
+  cut = made.generate(
+    requests(sampling.Sampling(max_tokens=12, stop_strings=(stop,)))
+  )
+  assert cut.finish[0, 0] == sampling.STOPPED
+  length = cut.length[0, 0]
+  assert 0 < length <= 5
+  assert stop in decode(cut.tokens[0, 0, :length])
+  assert stop not in decode(cut.tokens[0, 0, : length - 1])
+  np.testing.assert_array_equal(
+    cut.tokens[0, 0, :length], free.tokens[0, 0, :length]
+  )
+  assert not np.any(cut.logp[0, 0, length:])
+  with pytest.raises(ValueError, match='decode'):
+    engine().generate(
+      requests(sampling.Sampling(max_tokens=12, stop_strings=('7',)))
+    )
+
+
+def test_loading_copies_so_that_donation_is_safe():
+  model = tiny.model()
+  params = tiny.params(model)
+  made = engine(model, params)
+  jax.tree.map(lambda x: x.delete(), params)
+  assert made.generate(requests()).tokens.shape == (4, 4, 16)
+
+
+@pytest.mark.parametrize(
+  'prompts, words', [([[1], []], 'empty'), ([[1] * 9], 'largest bucket')]
+)
+def test_impossible_prompts_are_refused(prompts, words):
+  with pytest.raises(ValueError, match=words):
+    engine().generate(requests(prompts=prompts))
+
+
+def test_an_engine_without_parameters_says_so():
+  made = sampling.LocalEngine(tiny.model(), 0, (8,), (16,))
+  with pytest.raises(ValueError, match='call load first'):
+    made.generate(requests())

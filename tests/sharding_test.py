@@ -1,0 +1,39 @@
+"""The mesh, and where parameters lie on it."""
+
+import jax
+from jax.sharding import AxisType
+import pytest
+
+from grpo_jax import sharding
+from tests import tiny
+
+
+def test_the_mesh_has_auto_axes_and_one_device_is_a_mesh():
+  mesh = sharding.make_mesh()
+  assert mesh.shape == {'data': 1, 'fsdp': 1, 'tensor': 1}
+  assert set(mesh.axis_types) == {AxisType.Auto}
+  wide = sharding.make_mesh(data=-1, fsdp=2, tensor=2)
+  assert wide.shape == {'data': 2, 'fsdp': 2, 'tensor': 2}
+  assert sharding.row_shards(wide) == 4
+
+
+@pytest.mark.parametrize('sizes', [(3, 3, 1), (0, 1, 1), (-1, 16, 1)])
+def test_a_mesh_that_does_not_fit_is_refused(sizes):
+  with pytest.raises(ValueError, match='devices, but 8 are present'):
+    sharding.make_mesh(*sizes)
+
+
+def test_parameters_are_split_where_the_axis_divides():
+  model = tiny.model(**{**tiny.FANCY, 'num_kv_heads': 1, 'num_heads': 3})
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  place = sharding.of_params(
+    sharding.make_mesh(1, 4, 2), params, model.logical_axes
+  )
+  assert place['embedding'].spec == jax.P('tensor', 'fsdp')
+  block = place['blocks'][0]
+  assert block['mlp']['gate'].spec == jax.P(None, 'fsdp', 'tensor')
+  assert block['mlp']['down'].spec == jax.P(None, 'tensor', 'fsdp')
+  # One key-value head and three query heads do not split in two.
+  assert block['attention']['key'].spec == jax.P(None, 'fsdp', None, None)
+  assert block['attention']['query'].spec == jax.P(None, 'fsdp', None, None)
+  assert block['mlp_norm']['scale'].spec == jax.P(None, None)

@@ -1,0 +1,84 @@
+"""A tiny model and ragged completions, shared by many tests."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax import layout
+from grpo_jax import models
+
+CONFIG = models.ModelConfig(
+  vocab_size=40,
+  num_layers=4,
+  width=32,
+  num_heads=4,
+  num_kv_heads=2,
+  head_dim=8,
+  mlp_width=48,
+)
+FANCY = dict(
+  qk_norm=True,
+  qkv_bias=True,
+  tied_embeddings=True,
+  pattern=(models.LayerKind(window_tokens=3), models.LayerKind()),
+)
+
+
+@functools.cache
+def model(**changes) -> models.Transformer:
+  """The tiny transformer."""
+  return models.Transformer(dataclasses.replace(CONFIG, **changes))
+
+
+def params(transformer, seed=0):
+  """Random parameters, biases and scales included."""
+  tree = transformer.init(jax.random.key(seed))
+  leaves, treedef = jax.tree.flatten(tree)
+  keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
+  leaves = [
+    leaf + 0.1 * jax.random.normal(key, leaf.shape)
+    for leaf, key in zip(leaves, keys, strict=True)
+  ]
+  return jax.tree.unflatten(treedef, leaves)
+
+
+def ragged(seed=0, prompts=3, group=4, tokens=6):
+  """(prompts, tokens, length): an empty completion among others."""
+  rng = np.random.default_rng(seed)
+  ids = [
+    rng.integers(0, 40, size).tolist() for size in rng.integers(1, 8, prompts)
+  ]
+  drawn = rng.integers(0, 40, (prompts, group, tokens)).astype(np.int32)
+  length = rng.integers(1, tokens + 1, (prompts, group)).astype(np.int32)
+  length[0, 0] = 0
+  return ids, drawn, length
+
+
+score = jax.jit(
+  models.score,
+  static_argnames=('model', 'temperature', 'with_entropy', 'chunk_tokens'),
+)
+
+
+def gather(scores, rows: layout.Layout, length):
+  """[R,C,T] values as [P,G,T], zero past each completion's length."""
+  number, width = length.size, scores.shape[-1]
+  flat = jnp.zeros((number, width), scores.dtype)
+  flat = flat.at[rows.completion.reshape(-1)].set(
+    scores.reshape(-1, width), mode='drop'
+  )
+  mask = np.arange(width) < length[:, :, None]
+  return jnp.where(mask, flat.reshape(*length.shape, width), 0)
+
+
+def assert_trees_close(actual, expected, tolerance=1e-5):
+  """Every leaf within `tolerance` of the largest entry of all leaves."""
+  scale = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(expected))
+  jax.tree.map(
+    lambda a, e: np.testing.assert_allclose(a, e, atol=tolerance * scale),
+    actual,
+    expected,
+  )
