@@ -35,11 +35,7 @@ def train() -> None:
     raise ValueError(
       f'grpo-jax train needs --config and --workdir. Usage:\n{_USAGE}'
     )
-  try:
-    fields = _CONFIG.value
-  except OSError as error:
-    raise ValueError(f'--config cannot be read: {error}') from error
-  result = loop.train(config.resolve(fields), _WORKDIR.value)
+  result = loop.train(config.resolve(_CONFIG.value), _WORKDIR.value)
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
   print(
     json.dumps(
@@ -62,7 +58,7 @@ def main(argv: list[str]) -> None:
         f'are: {", ".join(COMMANDS)}. Usage:\n{_USAGE}'
       )
     COMMANDS[name]()
-  except ValueError as error:
+  except (ValueError, OSError) as error:
     if _VERBOSE.value:
       raise
     _refuse(error)
@@ -79,7 +75,7 @@ def _parse(argv: list[str]) -> list[str]:
 
 
 def _find_config(argument: str) -> str:
-  """`--config=configs/x.py` is the installed one where there is no such file."""
+  """`configs/x.py` is the installed one where there is no such file."""
   prefix, file = '--config=', argument.removeprefix('--config=').split(':')[0]
   installed = pathlib.Path(__file__).parent / file
   if not argument.startswith(prefix) or pathlib.Path(file).exists():

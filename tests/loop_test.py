@@ -1,4 +1,4 @@
-"""The whole loop: it learns, it does not learn from noise, it repeats itself."""
+"""The whole loop: it learns, not from noise, and it repeats itself."""
 
 import json
 import pathlib
@@ -99,9 +99,9 @@ def test_one_seed_gives_bitwise_equal_runs(changes, tmp_path):
     loop.train(small(**changes), tmp_path / name)
     runs.append([without_times(r) for r in records(tmp_path / name)])
   assert runs[0] == runs[1]
-  loop.train(small(seed=1, **changes), tmp_path / 'c')
-  other = [without_times(r) for r in records(tmp_path / 'c')]
-  assert other != runs[0]
+  if not changes:
+    loop.train(small(seed=1), tmp_path / 'c')
+    assert [without_times(r) for r in records(tmp_path / 'c')] != runs[0]
 
 
 def test_evaluations_fall_at_the_start_every_n_and_the_end(tmp_path):
