@@ -2,4 +2,5 @@
 
 from grpo_jax import main
 
-main.run()
+if __name__ == '__main__':
+  main.run()

@@ -87,7 +87,7 @@ def bucket(length: int, sizes: Sequence[int], what: str) -> int:
   return min(fitting)
 
 
-def _empty(rows, columns, completions, tokens, total) -> dict[str, np.ndarray]:
+def _empty(rows, columns, completions, tokens, total) -> dict[str, Any]:
   model = {
     name: np.zeros((rows, columns), np.int32)
     for name in ('tokens', 'position', 'segment', 'parent')
@@ -133,8 +133,8 @@ def _flatten(prompts, tokens, length):
 
 def padded_rows(
   prompts: Sequence[Sequence[int]],
-  tokens: np.ndarray,
-  length: np.ndarray,
+  tokens: Array,
+  length: Array,
   row_tokens: int,
 ) -> Layout:
   """One row per completion: prompt, completion, padding.
@@ -163,8 +163,8 @@ def padded_rows(
 
 def packed_rows(
   prompts: Sequence[Sequence[int]],
-  tokens: np.ndarray,
-  length: np.ndarray,
+  tokens: Array,
+  length: Array,
   row_tokens: int,
 ) -> Layout:
   """Several completions, each with its prompt, one after another in a row.
@@ -213,8 +213,8 @@ def packed_rows(
 
 def shared_prompt(
   prompts: Sequence[Sequence[int]],
-  tokens: np.ndarray,
-  length: np.ndarray,
+  tokens: Array,
+  length: Array,
   prompt_tokens: int,
 ) -> Layout:
   """One row per prompt: the prompt once, then its G completions as blocks.

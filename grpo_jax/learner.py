@@ -128,6 +128,7 @@ def credit(
   """
   raw_reward = batch.reward
   batch, loss_state = losses.credit(learner.method, batch, loss_state)
+  assert batch.advantage is not None  # losses.credit has set it
   length = jnp.sum(batch.mask, axis=-1)
   high = jnp.max(raw_reward, axis=1, where=batch.valid, initial=-jnp.inf)
   low = jnp.min(raw_reward, axis=1, where=batch.valid, initial=jnp.inf)
@@ -178,7 +179,7 @@ def score_all(
   params: Any,
   layout: Layout,
   num_micro: Array,
-  shape: tuple[int, int, int],
+  shape: tuple[int, ...],
   with_entropy: bool = False,
 ):
   """`Scores` [P,G,T] of a stack of micro-batches, without a gradient.
@@ -198,7 +199,9 @@ def score_all(
     return jax.tree.map(lambda w, x: _put(w, x, rows.completion), whole, part)
 
   part = jax.eval_shape(
-    lambda: learner.score(params, _row_batch(layout, 0), with_entropy)
+    lambda: learner.score(
+      params, _row_batch(layout, jnp.array(0)), with_entropy
+    )
   )
   whole = jax.tree.map(lambda x: jnp.zeros(shape, x.dtype), part)
   return lax.fori_loop(0, num_micro, body, whole)
@@ -215,10 +218,10 @@ def _loss_and_cotangent(learner, scores, batch, loss_state):
   return jax.value_and_grad(loss, has_aux=True)(scores)
 
 
-def _term_metrics(loss, terms, batch) -> dict[str, metrics.Metric]:
+def _term_metrics(terms, batch) -> dict[str, metrics.Metric]:
   """Per-token metrics of some completions; sums, so that splits add up."""
   kept = batch.keep
-  measured = {
+  measured: dict[str, metrics.Metric] = {
     name: metrics.masked_mean(value, kept)
     for name, value in terms.metrics.items()
   }
@@ -228,7 +231,6 @@ def _term_metrics(loss, terms, batch) -> dict[str, metrics.Metric]:
     mismatch = jnp.abs(terms.logp - batch.logp_sampler)
     measured['sampler_gap'] = metrics.masked_mean(mismatch, kept)
     measured['sampler_gap_max'] = metrics.masked_max(mismatch, kept)
-  measured['loss'] = metrics.Mean(loss.astype(jnp.float32), jnp.zeros(()))
   return measured
 
 
@@ -239,7 +241,7 @@ def gradient(
   batch: losses.Batch,
   layout: Layout,
   num_micro: Array,
-) -> tuple[Any, dict[str, metrics.Metric]]:
+) -> tuple[Any, Array, dict[str, metrics.Metric]]:
   """The gradient of one optimizer batch, summed over its micro-batches.
 
   Args:
@@ -251,7 +253,7 @@ def gradient(
     num_micro: i32[], how many of the N hold anything.
 
   Returns:
-    The gradient tree, float32, and metrics.
+    The gradient tree, float32; the loss, f32[]; and metrics.
   """
   whole = None
   if learner.method.scope == 'batch':
@@ -266,28 +268,30 @@ def gradient(
       lambda p: learner.score(p, rows, learner.with_entropy), params
     )
     if whole is not None:
-      return pull_back(_take(whole[1], rows.completion))[0], {}
+      cotangent = _take(whole[1], rows.completion)
+      return pull_back(cotangent)[0], jnp.zeros(()), {}
     part = _take(batch, rows.completion)
     (loss, terms), cotangent = _loss_and_cotangent(
       learner, scores, part, loss_state
     )
-    return pull_back(cotangent)[0], _term_metrics(loss, terms, part)
+    return pull_back(cotangent)[0], loss, _term_metrics(terms, part)
 
   def body(k, total):
-    grads, measured = micro(k)
+    grads, loss, measured = micro(k)
     return (
       jax.tree.map(jnp.add, total[0], grads),
-      metrics.merge(total[1], measured),
+      total[1] + loss,
+      metrics.merge(total[2], measured),
     )
 
-  shapes, measured = jax.eval_shape(micro, 0)
-  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-  start = (zeros, metrics.empty(measured))
-  grads, measured = lax.fori_loop(0, num_micro, body, start)
+  shapes = jax.eval_shape(micro, 0)
+  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[:2])
+  start = (*zeros, metrics.empty(shapes[2]))
+  grads, loss, measured = lax.fori_loop(0, num_micro, body, start)
   if whole is not None:
     (loss, terms), _ = whole
-    measured = _term_metrics(loss, terms, batch)
-  return grads, measured
+    measured = _term_metrics(terms, batch)
+  return grads, loss, measured
 
 
 def train_step(
@@ -318,7 +322,7 @@ def train_step(
   """
   batch = jax.tree.map(lambda x: x[prompts], batch)
   batch = losses.prepare(learner.method, batch, state.loss_state)
-  grads, measured = gradient(
+  grads, loss, measured = gradient(
     learner, state.params, state.loss_state, batch, layout, num_micro
   )
   grad_norm = optax.tree.norm(grads)
@@ -327,17 +331,14 @@ def train_step(
   if learner.on_zero_advantage == 'step':
     idle = jnp.zeros((), bool)
   go = finite & ~idle
-  clipped = [
-    measured[k] for k in ('clipped_high', 'clipped_low') if k in measured
-  ]
+  clipped = metrics.total(measured, ('clipped_high', 'clipped_low'))
   kept = jnp.sum(batch.keep, dtype=jnp.float32)
-  share = sum(m.total for m in clipped) / jnp.maximum(kept, 1)
   updates, opt_state = optax.with_extra_args_support(learner.optimizer).update(
     grads,
     state.opt_state,
     state.params,
     first_of_rollout=first_of_rollout,
-    clipped_share=jnp.asarray(share, jnp.float32),
+    clipped_share=clipped / jnp.maximum(kept, 1),
   )
   params = optax.apply_updates(state.params, updates)
 
@@ -353,8 +354,8 @@ def train_step(
     idle=state.idle + (finite & idle),
   )
   one = jnp.ones((), jnp.float32)
-  measured['loss'] = measured['loss']._replace(count=one)
   measured |= {
+    'loss': metrics.Mean(loss, one),
     'grad_norm': metrics.Mean(grad_norm, one),
     'update_norm': metrics.Mean(
       jnp.where(go, optax.tree.norm(updates), 0), one

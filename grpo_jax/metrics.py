@@ -5,6 +5,7 @@ micro-batches, devices and steps, and divided once, at the end; so no mean of
 means can arise.
 """
 
+from collections.abc import Sequence
 import json
 import pathlib
 import sys
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 Array = jax.Array
 
@@ -34,7 +36,7 @@ class Max(NamedTuple):
 Metric = Mean | Max
 
 
-def masked_mean(value: Array, mask: Array) -> Mean:
+def masked_mean(value: ArrayLike, mask: ArrayLike) -> Mean:
   """The `Mean` of `value` where `mask`."""
   return Mean(
     jnp.sum(jnp.where(mask, value, 0), dtype=jnp.float32),
@@ -42,7 +44,7 @@ def masked_mean(value: Array, mask: Array) -> Mean:
   )
 
 
-def masked_max(value: Array, mask: Array) -> Max:
+def masked_max(value: ArrayLike, mask: ArrayLike) -> Max:
   """The `Max` of `value` where `mask`; -inf where nothing is."""
   return Max(jnp.max(value, where=mask, initial=-jnp.inf))
 
@@ -56,27 +58,38 @@ def empty(metrics: dict[str, Metric]) -> dict[str, Metric]:
   }
 
 
-def merge(first: dict[str, Metric], second: dict[str, Metric]):
+def merge(
+  first: dict[str, Metric], second: dict[str, Metric]
+) -> dict[str, Metric]:
   """Joins two dicts of metrics, name by name."""
-  merged = {**first, **second}
-  for name in first.keys() & second.keys():
-    a, b = first[name], second[name]
-    if isinstance(a, Mean):
-      merged[name] = Mean(a.total + b.total, a.count + b.count)
-    else:
-      merged[name] = Max(jnp.maximum(a.value, b.value))
-  return merged
+
+  def join(a: Metric, b: Metric) -> Metric:
+    if isinstance(a, Mean) and isinstance(b, Mean):
+      return Mean(a.total + b.total, a.count + b.count)
+    assert isinstance(a, Max) and isinstance(b, Max)
+    return Max(jnp.maximum(a.value, b.value))
+
+  shared = first.keys() & second.keys()
+  joined = {name: join(first[name], second[name]) for name in sorted(shared)}
+  return {**first, **second, **joined}
+
+
+def total(metrics: dict[str, Metric], names: Sequence[str]) -> Array:
+  """f32[], the sum of the totals of those `Mean`s that are there."""
+  found = [metrics[name] for name in names if name in metrics]
+  sums = [metric.total for metric in found if isinstance(metric, Mean)]
+  return sum(sums, start=jnp.zeros(()))
 
 
 def to_scalars(metrics: dict[str, Metric]) -> dict[str, float]:
   """Plain numbers; metrics of nothing (count 0, maximum -inf) are left out."""
   scalars = {}
   for name, metric in jax.device_get(metrics).items():
-    if isinstance(metric, Mean):
-      if metric.count:
-        scalars[name] = float(metric.total / metric.count)
-    elif metric.value > -jnp.inf:
-      scalars[name] = float(metric.value)
+    if isinstance(metric, Max):
+      if metric.value > -jnp.inf:
+        scalars[name] = float(metric.value)
+    elif metric[1]:
+      scalars[name] = float(metric[0] / metric[1])
   return scalars
 
 

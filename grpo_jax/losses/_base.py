@@ -28,8 +28,9 @@ from typing import NamedTuple
 import jax
 from jax import lax
 import jax.numpy as jnp
+import numpy as np
 
-Array = jax.Array
+Array = jax.Array | np.ndarray  # a batch may still lie on the host
 State = Any  # a pytree of arrays; `()` for a transform that keeps none
 
 
@@ -158,7 +159,7 @@ def make_batch(mask, reward, **fields) -> Batch:
   (2, 4)
   """
   mask, reward = jnp.asarray(mask, bool), jnp.asarray(reward)
-  defaults = dict(
+  defaults: dict[str, Any] = dict(
     tokens=jnp.zeros(mask.shape, jnp.int32),
     keep=mask,
     valid=jnp.ones(reward.shape, bool),
@@ -305,8 +306,8 @@ def surrogate_loss(
     The loss, f32[], and the `SurrogateTerms` it was made of.
 
   Raises:
-    ValueError: The method sets no objective, or a field that it requires is
-      missing.
+    ValueError: The method sets no objective, a field that it requires is
+      missing, or `credit` and `prepare` have not been run.
 
   >>> import jax.numpy as jnp
   >>> from grpo_jax import losses
@@ -325,6 +326,11 @@ def surrogate_loss(
         f'This method reads {name!r}, which was not given; compute it and pass '
         'it in the Batch (entropy: as an argument of surrogate_loss).'
       )
+  if batch.advantage is None or batch.weight is None:
+    raise ValueError(
+      'surrogate_loss got a batch without advantage or weight; run '
+      'losses.credit on the rollout and losses.prepare on the batch first.'
+    )
   logp = jnp.where(batch.mask, at_least_float32(logp), 0)
   if entropy is not None:
     entropy = jnp.where(batch.mask, at_least_float32(entropy), 0)

@@ -81,7 +81,13 @@ def merge(first: Partial, second: Partial) -> Array:
   return share * first.output + (1 - share) * second.output
 
 
-def attend_group(query, prompt, own, prompt_visible, own_visible) -> Array:
+def attend_group(
+  query: Array,
+  prompt: tuple[Array, Array],
+  own: tuple[Array, Array],
+  prompt_visible: Array,
+  own_visible: Array,
+) -> Array:
   """Rows that share a prompt: its keys are read once for the whole group.
 
   Args:
@@ -102,11 +108,13 @@ def attend_group(query, prompt, own, prompt_visible, own_visible) -> Array:
   def rows(x):
     return x.reshape(prompts * group, *x.shape[2:])
 
-  shared = attend(join(query), *prompt, join(prompt_visible))
+  visible = join(prompt_visible)
+  shared = attend(join(query), prompt[0], prompt[1], visible)
+  # Back from the prompt's rows to the completions': [P,G*Q,...] -> [P*G,Q,...].
   shared = Partial(
-    *(rows(x.reshape(query.shape[:3] + x.shape[2:])) for x in shared)
+    *(x.reshape(prompts * group, queries, *x.shape[2:]) for x in shared)
   )
-  alone = attend(rows(query), *(rows(x) for x in own), rows(own_visible))
+  alone = attend(rows(query), rows(own[0]), rows(own[1]), rows(own_visible))
   return merge(shared, alone).reshape(query.shape)
 
 
@@ -212,14 +220,15 @@ def over_cache(prompt_length: Array, step: Array, group: int) -> Attention:
   """
 
   def attention(query, key, value, cache, window):
+    def split(x):
+      return x.reshape(-1, group, *x.shape[1:])
+
+    def write(buffer, new):
+      new = split(new).astype(buffer.dtype)
+      return lax.dynamic_update_slice_in_dim(buffer, new, step, axis=2)
+
     prompt, own = cache
-    split = lambda x: x.reshape(-1, group, *x.shape[1:])
-    own = tuple(
-      lax.dynamic_update_slice_in_dim(
-        buffer, split(x).astype(buffer.dtype), step, 2
-      )
-      for buffer, x in zip(own, (key, value))
-    )
+    own = write(own[0], key), write(own[1], value)
     prompts, places = prompt_length.shape[0], jnp.arange(prompt[0].shape[1])
     now = prompt_length + step
     to_prompt = _recent(now[:, None], places[None], window)

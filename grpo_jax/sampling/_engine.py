@@ -8,6 +8,7 @@ from typing import NamedTuple
 from typing import Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax import keys
@@ -72,7 +73,7 @@ class LocalEngine:
   prompt_buckets: Sequence[int]
   completion_buckets: Sequence[int]
   max_rows: int = 4096
-  decode: Callable[[Sequence[int]], str] | None = None
+  decode: Callable[[Any], str] | None = None
   place: Callable[[Any], Any] = jax.device_put
   row_multiple: int = 1
 
@@ -143,7 +144,7 @@ class LocalEngine:
     prompts = _sampler.Prompts(
       **rows,
       key=keys.key(self.seed, requests.purpose, requests.rollout),
-      max_tokens=np.int32(sampling.max_tokens),
+      max_tokens=jnp.asarray(sampling.max_tokens, jnp.int32),
     )
     # max_tokens and stop strings act outside the compiled program.
     static = dataclasses.replace(sampling, max_tokens=buffer, stop_strings=())
