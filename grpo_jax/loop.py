@@ -47,6 +47,7 @@ def train(config: Config, workdir: str | pathlib.Path) -> dict[str, float]:
     rollout, sample_secs = timed(collect, run, step)
     (state, measured), learn_secs = timed(learn, update, state, rollout, step)
     run.engine.load(state.params, version=step + 1)
+    measured |= reward_parts(rollout)
     measured |= speed(rollout, sample_secs, learn_secs)
     if is_due(config, step + 1):
       measured['heldout_accuracy'] = after = evaluate(run, step + 1)
@@ -147,6 +148,17 @@ def timed(function: Callable[..., Any], *args) -> tuple[Any, float]:
   start = time.monotonic()
   result = function(*args)
   return result, time.monotonic() - start
+
+
+def reward_parts(rollout: Rollout) -> dict[str, float]:
+  """The mean of each reward function over the judged completions."""
+  parts = rollout.batch.reward_parts[rollout.batch.valid]
+  means = parts.mean(axis=0) if len(parts) else []
+  names = rollout.reward_names[: len(means)]
+  return {
+    f'reward/{name}': float(mean)
+    for name, mean in zip(names, means, strict=True)
+  }
 
 
 def speed(

@@ -31,6 +31,7 @@ class Rollout(NamedTuple):
   length: np.ndarray  # i32[P,G], tokens of each completion
   prompts: list[list[int]]  # P lists of ids
   texts: list[list[str]]  # [P][G] completions, for people
+  reward_names: tuple[str, ...] = ()  # of the last axis of batch.reward_parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +106,7 @@ def collect(
     completions.length,
     prompts,
     texts,
+    tuple(reward.name for reward in rewards),
   )
 
 

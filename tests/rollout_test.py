@@ -81,6 +81,7 @@ def test_the_batch_is_no_wider_than_its_bucket():
 def test_parts_are_kept_by_name_order_and_summed_with_weights():
   length = lambda prompt, completion, example: len(completion)
   _, got = collect([('exact', exact, 2.0), ('length', length, -0.5)])
+  assert got.reward_names == ('exact', 'length')
   np.testing.assert_array_equal(
     got.batch.reward_parts, [[[1, 3], [0, 1]], [[1, 1], [0, 2]]]
   )
