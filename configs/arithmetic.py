@@ -14,7 +14,7 @@ from grpo_jax.config import default
 def get_config() -> ConfigDict:
   """The embedded default."""
   config = default()
-  config.steps = 60
+  config.steps = 100
 
   config.model.num_layers = 3
   config.model.width = 128

@@ -123,7 +123,7 @@ class WarmUp:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-  """Greedy accuracy on held-out problems, at the start, the end and between."""
+  """First reward of greedy answers to held-out problems, start and end too."""
 
   every_steps: int = 20  # rollouts between evaluations; 0: ends only
   examples: int = 1000  # held-out problems

@@ -125,7 +125,10 @@ def is_due(config: Config, step: int) -> bool:
 
 
 def evaluate(run: build.Run, step: int) -> float:
-  """Mean reward of greedy completions of held-out problems; NaN without any."""
+  """Mean of the first reward over greedy answers to held-out problems.
+
+  NaN if there are none. For a reward of 0 or 1 this is the accuracy.
+  """
   if run.heldout is None:
     return float('nan')
   number = min(run.config.evaluation.examples, len(run.heldout))
@@ -140,7 +143,7 @@ def evaluate(run: build.Run, step: int) -> float:
     run.config.data.completion_buckets,
     purpose='evaluate',
   )
-  return float(np.mean(rollout.batch.reward[rollout.batch.valid]))
+  return float(np.mean(rollout.batch.reward_parts[rollout.batch.valid, 0]))
 
 
 def timed(function: Callable[..., Any], *args) -> tuple[Any, float]:

@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax import keys
@@ -95,14 +96,14 @@ class Updater:
       batch = batch._replace(logp_ref=self.score(self.reference, rollout))
     return batch
 
-  def score(self, params: Any, rollout: Rollout) -> np.ndarray:
-    """f32[P,G,T], the completions under some parameters."""
-    logp = np.zeros(rollout.batch.mask.shape, np.float32)
-    for chosen in np.split(np.arange(len(logp)), self.batches):
+  def score(self, params: Any, rollout: Rollout) -> jax.Array:
+    """f32[P,G,T], the completions under some parameters, on the device."""
+    parts = []
+    for chosen in np.split(np.arange(len(rollout.prompts)), self.batches):
       layout, used = self.layout(rollout, chosen)
-      shape = (len(chosen), *logp.shape[1:])
-      logp[chosen] = self.compiled.score(params, layout, used, shape)
-    return logp
+      shape = (len(chosen), *rollout.batch.mask.shape[1:])
+      parts.append(self.compiled.score(params, layout, used, shape))
+    return jnp.concatenate(parts)
 
   def layout(self, rollout: Rollout, chosen: np.ndarray):
     """Micro-batches of some prompts, on the mesh, and how many are used."""

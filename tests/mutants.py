@@ -3,13 +3,11 @@
   python -m tests.mutants --workers 2              # the whole run, minutes
   python -m tests.mutants --only _ops --verbose    # one file
 
-Every source file of `PACKAGES` is changed in one place at a time: comparisons
-and signs flipped, factors and links dropped, constants and axes moved,
-`stop_gradient` removed, and so on (`replacements` has the list). Each mutant is
-loaded into this process under the real names, with a fresh copy of its package
-and of that package's tests, and the test functions that reach the changed lines
-run until one fails. A mutant that none of them notices has survived: it needs a
-test, or a reason in `EQUIVALENT`.
+Each file of `PACKAGES` is changed in one place at a time (`replacements` says
+how) and loaded into this process under the real names, with a fresh copy of its
+package and tests. The test functions that reach the changed lines run until one
+fails. A mutant that none of them notices needs a test, or a reason in
+`EQUIVALENT`.
 """
 
 import argparse
@@ -20,8 +18,6 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from concurrent import futures
 import contextlib
-import copy
-import doctest
 import functools
 import importlib
 import importlib.abc
@@ -47,7 +43,29 @@ PACKAGES = ('losses', 'optim')
 REQUIRED = 0.9  # share of mutants that must be killed
 LIMIT_SECS = 120  # per mutant; a hang counts as killed
 
-EQUIVALENT = {}
+EQUIVALENT = {
+  (
+    'losses/_credit.py:drop_uniform_groups.keep',
+    'return keep & ~_ops.uniform_groups(batch)[:, None, None]',
+    'keep & ~_ops.uniform...h)[:, None, None] -> '
+    '~_ops.uniform_groups...h)[:, None, None]',
+  ): '`on_keep` itself joins the result with what was kept before',
+  (
+    'losses/_ops.py:centered_reward',
+    'offset = jnp.where(batch.valid, batch.reward - anchor, 0)',
+    '0 -> 1',
+  ): 'the mean and the last line both mask invalid entries again',
+  (
+    'losses/_ops.py:rank_descending',
+    'rank = jnp.argsort(order, stable=True).reshape(value.shape)',
+    'True -> False',
+  ): '`order` is a permutation: no ties, so any sort is stable',
+  (
+    'losses/_penalty.py:penalize_covariance.penalty',
+    'logp, kept = lax.stop_gradient(terms.logp), batch.keep',
+    'lax.stop_gradient(terms.logp) -> terms.logp',
+  ): 'only a comparison reads it, and that has no gradient; it saves work',
+}
 """(file:function, source line, change) -> why no test can or should see it."""
 
 TRIMMED = {
@@ -67,12 +85,10 @@ _OPERATORS = {
   'In': 'NotIn', 'NotIn': 'In', 'Add': 'Sub', 'Sub': 'Add', 'Mult': 'Div',
   'Div': 'Mult', 'BitAnd': 'BitOr', 'BitOr': 'BitAnd', 'And': 'Or', 'Or': 'And',
 }  # fmt: skip
-_PAIRS = (
-  'minimum maximum', 'min max', 'argmin argmax', 'floor ceil', 'any all',
-  'population sample', 'k2 k3', 'row batch', 'constant linear',
-)  # fmt: skip
-_WORDS = dict(pair.split() for pair in _PAIRS)
-_WORDS |= {new: old for old, new in _WORDS.items()}
+_NAMES = dict(minimum='maximum', min='max', argmin='argmax', any='all')
+_TEXTS = dict(population='sample', k2='k3', row='batch', constant='linear')
+for _swaps in (_NAMES, _TEXTS):
+  _swaps |= {new: old for old, new in _swaps.items()}
 
 
 def _others(operator):
@@ -96,25 +112,24 @@ def replacements(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
       if isinstance(operator, ast.Mult | ast.BitAnd):
         yield right, ''
     case ast.BoolOp(operator, values):
-      (other,) = _others(operator)
-      yield ast.BoolOp(other, values), f'{type(other).__name__.lower()} instead'
+      for other in _others(operator):
+        yield ast.BoolOp(other, values), f'to {type(other).__name__}'
     case ast.UnaryOp(ast.USub() | ast.Invert() | ast.Not(), operand):
       yield operand, ''
-    case ast.keyword('axis', ast.Constant(0) | ast.Constant(1) as axis):
-      yield ast.keyword('axis', ast.Constant(1 - axis.value)), ''
-    case ast.keyword('axis', ast.UnaryOp()):
-      yield ast.keyword('axis', ast.Constant(0)), ''
+    case ast.keyword('axis', ast.Constant(int()) | ast.UnaryOp() as axis):
+      other = 1 if ast.unparse(axis) == '0' else 0
+      yield ast.keyword('axis', ast.Constant(other)), ''
     case ast.Constant(bool(value)):
       yield ast.Constant(not value), ''
     case ast.Constant(int(value) | float(value)):
       moved = float(f'{1.5 * value:.6g}') if value % 1 else value + 1
       yield ast.Constant({0: 1, 1: 0}.get(value, moved)), ''
-    case ast.Constant(str(value)) if value in _WORDS:
-      yield ast.Constant(_WORDS[value]), ''
-    case ast.Attribute(value, name) if name in _WORDS:
-      yield ast.Attribute(value, _WORDS[name], node.ctx), ''
-    case ast.Name(name) if name in _WORDS:
-      yield ast.Name(_WORDS[name], node.ctx), ''
+    case ast.Constant(str(value)) if value in _TEXTS:
+      yield ast.Constant(_TEXTS[value]), ''
+    case ast.Attribute(value, name) if name in _NAMES:
+      yield ast.Attribute(value, _NAMES[name], node.ctx), ''
+    case ast.Name(name) if name in _NAMES:
+      yield ast.Name(_NAMES[name], node.ctx), ''
     case ast.Call(ast.Attribute(_, 'stop_gradient'), [argument]):
       yield argument, ''
     case ast.Call(ast.Attribute(_, 'where'), [condition, one, other]):
@@ -125,12 +140,9 @@ def replacements(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
         rest = [*links[:place], *links[place + 1 :]]
         yield ast.Call(node.func, rest, []), f'without {_short(link)}'
     case ast.If(test, body, orelse) | ast.IfExp(test, body, orelse):
-      new = type(node)(ast.UnaryOp(ast.Not(), test), body, orelse)
-      yield new, f'not ({_short(test)})'
-    case ast.comprehension(target, iterator, [test, *rest]):
-      tests = [ast.UnaryOp(ast.Not(), test), *rest]
-      new = ast.comprehension(target, iterator, tests, node.is_async)
-      yield ast.copy_location(new, target), f'not ({_short(test)})'
+      if not isinstance(test, ast.Compare | ast.UnaryOp):  # have their own
+        new = type(node)(ast.UnaryOp(ast.Not(), test), body, orelse)
+        yield new, f'not ({_short(test)})'
 
 
 def _short(node):
@@ -157,6 +169,8 @@ def _is_skipped(parent, key, child):
       return True
     case _, ast.Assign([ast.Name('__all__')]):
       return True
+    case ast.Module(), ast.Assign(value=ast.BinOp(op=ast.BitOr())):  # a type
+      return True
     case ast.Call(ast.Name('isinstance')), _:
       return key == 1
   return not isinstance(child, ast.AST)
@@ -180,15 +194,14 @@ def mutants(path: str, text: str) -> list[Mutant]:
     holder[key] = ast.copy_location(new, old)
     code = compile(ast.fix_missing_locations(tree), path, 'exec')
     holder[key] = old
-    lineno = getattr(old, 'lineno', None) or new.lineno
     change = change or f'{_short(old)} -> {_short(new)}'
     where = f'{path.removeprefix("grpo_jax/")}:{function}'
     for number in itertools.count(1):  # alike changes of one line
       name = f'{change} #{number}' if number > 1 else change
-      key = where, lines[lineno - 1].strip(), name
+      key = where, lines[old.lineno - 1].strip(), name
       if key not in made:
         break
-    made[key] = Mutant(path, lineno, key, reach, code)
+    made[key] = Mutant(path, old.lineno, key, reach, code)
 
   def visit(parent, function, reach):
     for holder, key, child in _children(parent):
@@ -217,8 +230,8 @@ class Source(NamedTuple):
   """A module of the packages or of their tests, as it was at the start."""
 
   path: str
-  code: CodeType
   text: str
+  code: CodeType
 
 
 @functools.cache
@@ -230,7 +243,7 @@ def sources() -> dict[str, Source]:
       path, text = str(file.relative_to(ROOT)), file.read_text()
       name = path.removesuffix('.py').removesuffix('/__init__')
       code = compile(text, path, 'exec')
-      found[name.replace('/', '.')] = Source(path, code, text)
+      found[name.replace('/', '.')] = Source(path, text, code)
   return found
 
 
@@ -243,10 +256,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
   def find_spec(self, fullname, path=None, target=None):
     if fullname not in sources():
       return None
-    path = sources()[fullname].path
-    return importlib.util.spec_from_loader(
-      fullname, self, origin=path, is_package=path.endswith('__init__.py')
-    )
+    package = sources()[fullname].path.endswith('__init__.py')
+    return importlib.util.spec_from_loader(fullname, self, is_package=package)
 
   def exec_module(self, module):
     source = sources()[module.__name__]
@@ -273,37 +284,27 @@ def loaded(mutated: dict[str, CodeType]):
         delattr(sys.modules[parent], last)
 
 
-class Check(NamedTuple):
-  """A test function with its parameters, or a module's doctests."""
-
-  name: str
-  run: Callable[[], None]
-
-
-def checks(package: str) -> list[Check]:
-  """The test functions of a package from fresh imports, the slow ones last."""
-  made = []
-  for name, source in sorted(sources().items()):
+def checks(package: str) -> dict[str, Callable[[], None]]:
+  """Test functions with their parameters, freshly imported; oracles first."""
+  made = {}
+  for name in sources():
     if name.startswith(f'tests.{package}.') and name.endswith('_test'):
-      module = importlib.import_module(name)
-      made += _functions(name, module, wide=package == 'losses')
-    elif name.startswith(f'grpo_jax.{package}') and '>>>' in source.text:
-      run = functools.partial(_doctests, importlib.import_module(name))
-      made.append(Check(f'doctest of {name}', run))
-  return sorted(made, key=lambda check: _is_slow(check.name))
+      made |= _functions(name, wide=package == 'losses')
+  order = sorted(made, key=lambda n: (_is_slow(n), 'oracle_test' not in n))
+  return {name: made[name] for name in order}
 
 
 def _is_slow(name):
   return any(key in name for key in TRIMMED)
 
 
-def _functions(name, module, wide):
-  for key, function in vars(module).items():
+def _functions(name, wide):
+  for key, function in vars(importlib.import_module(name)).items():
     if key.startswith('test_') and callable(function):
       for label, arguments in _parametrizations(function):
         if re.fullmatch(TRIMMED.get(key, '.*'), label):
           run = functools.partial(_call, function, arguments, wide)
-          yield Check(f'{name}::{key}[{label}]', run)
+          yield f'{name}::{key}[{label}]', run
 
 
 def _parametrizations(function):
@@ -316,10 +317,7 @@ def _parametrizations(function):
     names, ids, axis = call['argnames'], call.get('ids'), []
     names = re.split(r',\s*', names) if isinstance(names, str) else names
     for place, value in enumerate(call['argvalues']):
-      if isinstance(value, type(pytest.param())):
-        value = value.values
-      elif len(names) == 1:
-        value = (value,)
+      value = (value,) if len(names) == 1 else value
       simple = isinstance(value[0], str | float | int)
       label = ids[place] if ids else value[0] if simple else place
       axis.append((str(label), dict(zip(names, value, strict=True))))
@@ -339,23 +337,14 @@ def _call(function, arguments, wide):
     function(**arguments)
 
 
-def _doctests(module):
-  for test in doctest.DocTestFinder().find(module, module.__name__):
-    runner = doctest.DocTestRunner(verbose=False)
-    if runner.run(test, out=lambda text: None).failed:
-      raise AssertionError(f'doctest of {test.name}')
-
-
-def failure(check: Check) -> BaseException | None:
+def failure(check: Callable[[], None]) -> BaseException | None:
   """What the check raises, None if it passes."""
   try:
-    check.run()
+    check()
   except (KeyboardInterrupt, SystemExit):
     raise
-  except pytest.skip.Exception:
-    return None
   except BaseException as error:  # pytest.fail raises no Exception
-    return error
+    return None if isinstance(error, pytest.skip.Exception) else error
   return None
 
 
@@ -372,32 +361,24 @@ class Result(NamedTuple):
   secs: float
 
 
-@contextlib.contextmanager
-def _time_limit(secs):
-  def stop(*_):
-    raise TimeoutError(f'not done after {secs} s')
-
-  before = signal.signal(signal.SIGALRM, stop)
-  signal.setitimer(signal.ITIMER_REAL, secs, 5)
-  try:
-    yield
-  finally:
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
+def _time_is_up(*_):
+  raise TimeoutError(f'not done after {LIMIT_SECS} s')
 
 
 def judge(mutant: Mutant, names: Iterable[str]) -> Result:
   """Runs the named checks on a mutant until one fails."""
   start, killer = time.perf_counter(), ''
+  before = signal.signal(signal.SIGALRM, _time_is_up)
+  signal.setitimer(signal.ITIMER_REAL, LIMIT_SECS, 5)
   try:
-    with _time_limit(LIMIT_SECS), loaded({mutant.path: mutant.code}):
-      every = {c.name: c for c in checks(mutant.path.split('/')[1])}
-      failing = (
-        name for name in names if name in every and failure(every[name])
-      )
-      killer = next(failing, '')
+    with loaded({mutant.path: mutant.code}):
+      every = checks(mutant.path.split('/')[1])
+      killer = next((n for n in names if n in every and failure(every[n])), '')
   except Exception as error:
     killer = f'import: {error!r}'
+  finally:
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
   secs = time.perf_counter() - start
   return Result(mutant.path, mutant.lineno, mutant.key, killer, secs)
 
@@ -420,17 +401,18 @@ def visited_lines(package: str) -> dict[str, set]:
     return trace
 
   with loaded({}):
+    before = sys.gettrace()
     sys.settrace(trace)
     try:
       every = checks(package)
       visited[''] = set(lines)
-      for check in every:
+      for name, check in every.items():
         lines.clear()
         if error := failure(check):
-          raise RuntimeError(f'{check.name} fails without a mutant: {error!r}')
-        visited[check.name] = set(lines)
+          raise RuntimeError(f'{name} fails without a mutant: {error!r}')
+        visited[name] = set(lines)
     finally:
-      sys.settrace(None)
+      sys.settrace(before)
   return visited
 
 
@@ -457,6 +439,8 @@ def run(shard=0, shards=1, only='', verbose=False) -> list[Result]:
       kills[mutant.path, results[-1].killer] += 1
       if verbose:
         print(*results[-1], flush=True)
+    if chosen:
+      visited_lines(package)  # still green: no mutant left anything behind
   return results
 
 

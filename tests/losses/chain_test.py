@@ -215,3 +215,76 @@ def test_a_users_own_transform_is_one_function():
   np.testing.assert_allclose(
     run(own, case)[1], -run(losses.methods.dr_grpo(), case)[1], atol=1e-12
   )
+
+
+def test_without_an_old_policy_the_gradient_is_that_at_ratio_one():
+  case, method = cases.make_case(), losses.methods.gspo()
+  batch = cases.to_batch(case)._replace(logp_old=None)
+  batch, state = cases.prepared(method, batch)
+  loss = lambda logp: losses.surrogate_loss(method, logp, batch, state)[0]
+  gradient = jax.grad(loss)(jnp.asarray(case.logp))
+  expected = run(method, case._replace(logp_old=case.logp))[1]
+  np.testing.assert_allclose(gradient, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize('step', range(3))
+def test_a_state_of_another_chain_is_refused(step):
+  """By credit, by prepare and by surrogate_loss."""
+  case, method = cases.make_case(), losses.methods.rloo()
+  fresh = losses.check_batch(cases.to_batch(case))
+  batch, state = losses.credit(method, fresh, method.init())
+  steps = [
+    lambda state: losses.credit(method, fresh, state),
+    lambda state: losses.prepare(method, batch, state),
+    lambda state: losses.surrogate_loss(
+      method, case.logp, losses.prepare(method, batch, state[:3]), state
+    ),
+  ]
+  with pytest.raises(ValueError, match='longer'):
+    steps[step]((*state, ()))
+
+
+def test_penalties_add_up_and_leave_the_objective_alone():
+  """One stands before the objective, one after it."""
+  first = losses.add_penalty(lambda terms, batch: jnp.square(terms.logp))
+  second = losses.add_penalty(lambda terms, batch: 2 * terms.logp)
+  method = losses.chain(first, CREDIT, WEIGHT, CLIP, second)
+  case = cases.make_case()
+  batch, state = cases.prepared(method, cases.to_batch(case))
+  _, terms = losses.surrogate_loss(method, case.logp, batch, state)
+  plain = losses.chain(CREDIT, WEIGHT, CLIP)
+  _, expected = losses.surrogate_loss(plain, case.logp, batch, plain.init())
+  penalty = jnp.square(terms.logp) + 2 * terms.logp
+  np.testing.assert_allclose(terms.penalty, penalty, rtol=1e-12)
+  np.testing.assert_array_equal(terms.objective, expected.objective)
+
+
+def test_a_schedule_may_stand_beside_a_constant():
+  method = losses.chain(
+    losses.on_reward(
+      lambda reward, batch, scale, shift: scale * reward + shift,
+      scale=lambda rollout: 2.0 + rollout,
+      shift=5.0,
+    ),
+    losses.use_reward(),
+  )
+  batch, state = losses.make_batch([[[True]]], [[10.0]]), method.init()
+  first, state = losses.credit(method, batch, state)
+  second, _ = losses.credit(method, batch, state)
+  assert [first.reward.item(), second.reward.item()] == [25, 35]
+
+
+@pytest.mark.parametrize(
+  'stage',
+  [
+    losses.on_log_ratio,
+    losses.set_objective,
+    losses.on_objective,
+    losses.add_penalty,
+  ],
+)
+def test_a_transform_is_row_wise_unless_it_says_otherwise(stage):
+  link = stage(lambda terms, batch: terms.logp)
+  wide = stage(lambda terms, batch: terms.logp, scope='batch')
+  bare = losses.LossTransform(link.init, link.credit, link.prepare, link.apply)
+  assert [link.scope, bare.scope, wide.scope] == ['row', 'row', 'batch']

@@ -94,6 +94,16 @@ def test_overlong_ramp():
   np.testing.assert_allclose(batch.reward[0], [1, 1, 0.75, 0.25, 0, 0])
 
 
+def test_the_ramp_may_be_the_whole_budget():
+  """And the budget one token."""
+  transform = losses.chain(
+    losses.shape_overlong_reward(1, 1), losses.use_reward()
+  )
+  batch = losses.make_batch([[[False], [True]]], [[2.0, 2.0]])
+  batch, _ = losses.credit(transform, batch, transform.init())
+  np.testing.assert_array_equal(batch.reward, [[2, 1]])
+
+
 def test_dropped_groups_leave_the_denominator():
   mask = np.ones((2, 2, 3), bool)
   batch = losses.make_batch(mask, jnp.array([[0.0, 1.0], [1.0, 1.0]]))

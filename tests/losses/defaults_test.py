@@ -1,0 +1,44 @@
+"""The defaults are the papers': those that the oracles state on their own."""
+
+import inspect
+
+import pytest
+
+from grpo_jax import losses
+from grpo_jax.losses import methods
+from tests import oracles
+
+
+def defaults(function):
+  parameters = inspect.signature(function).parameters.values()
+  given = {p.name: p.default for p in parameters if p.default is not p.empty}
+  if 'deviation' in given:
+    given['ddof'] = {'population': 0, 'sample': 1}[given.pop('deviation')]
+  return given
+
+
+@pytest.mark.parametrize('name', methods.__all__)
+def test_a_method_has_the_defaults_of_its_oracle(name):
+  expected = defaults(oracles.METHODS[name])
+  given = defaults(getattr(methods, name))
+  assert given == {key: expected[key] for key in given}
+
+
+@pytest.mark.parametrize(
+  'transform, method',
+  [
+    (losses.normalize_by_group, methods.grpo),
+    (losses.shape_overlong_reward, methods.dapo),
+    (losses.ppo_clip, methods.grpo),
+    (losses.clip_log_ratio, methods.gmpo),
+    (losses.penalize_covariance, methods.kl_cov),
+  ],
+)
+def test_a_transform_has_the_defaults_of_its_method(transform, method):
+  assert defaults(transform).items() <= defaults(method).items()
+
+
+def test_transforms_of_no_method_have_plain_defaults():
+  assert defaults(losses.constant_advantage) == {'value': 1.0}
+  assert defaults(losses.sum_over_tokens) == {'budget_tokens': 1}
+  assert defaults(losses.add_kl) == {'estimator': 'k3'}
