@@ -82,6 +82,15 @@ def normalize_by_group(deviation='population', epsilon=0.0) -> LossTransform:
 
   References:
     Shao et al., `DeepSeekMath <https://arxiv.org/abs/2402.03300>`_, 2024
+
+  >>> import jax.numpy as jnp
+  >>> from grpo_jax import losses
+  >>> reward = jnp.array([[3.0, 1.0, 1.0, 3.0]])
+  >>> batch = losses.make_batch(jnp.ones((1, 4, 1), bool), reward)
+  >>> method = losses.normalize_by_group()
+  >>> batch, _ = losses.credit(method, batch, method.init())
+  >>> batch.advantage.ravel().tolist()
+  [1.0, -1.0, -1.0, 1.0]
   """
   if deviation not in ('population', 'sample'):
     raise ValueError(
@@ -110,6 +119,15 @@ def center_by_group() -> LossTransform:
   References:
     Liu et al., `Understanding R1-Zero-Like Training
     <https://arxiv.org/abs/2503.20783>`_, 2025
+
+  >>> import jax.numpy as jnp
+  >>> from grpo_jax import losses
+  >>> reward = jnp.array([[3.0, 1.0, 1.0, 3.0]])
+  >>> batch = losses.make_batch(jnp.ones((1, 4, 1), bool), reward)
+  >>> method = losses.center_by_group()
+  >>> batch, _ = losses.credit(method, batch, method.init())
+  >>> batch.advantage.ravel().tolist()
+  [1.0, -1.0, -1.0, 1.0]
   """
 
   def advantage(batch):
@@ -131,6 +149,15 @@ def leave_one_out() -> LossTransform:
 
   References:
     Ahmadian et al., `Back to Basics <https://arxiv.org/abs/2402.14740>`_, 2024
+
+  >>> import jax.numpy as jnp
+  >>> from grpo_jax import losses
+  >>> reward = jnp.array([[3.0, 1.0, 1.0, 3.0]])
+  >>> batch = losses.make_batch(jnp.ones((1, 4, 1), bool), reward)
+  >>> method = losses.leave_one_out()
+  >>> batch, _ = losses.credit(method, batch, method.init())
+  >>> [round(float(a), 2) for a in batch.advantage.ravel()]
+  [1.33, -1.33, -1.33, 1.33]
   """
 
   def advantage(batch):

@@ -21,6 +21,14 @@ def mean_over_tokens() -> LossTransform:
 
   References:
     Yu et al., `DAPO <https://arxiv.org/abs/2503.14476>`_, 2025
+
+  >>> import jax.numpy as jnp
+  >>> from grpo_jax import losses
+  >>> mask = jnp.array([[[1, 0, 0, 0], [1, 1, 1, 0]]], bool)
+  >>> batch = losses.make_batch(mask, jnp.zeros((1, 2)))
+  >>> method = losses.mean_over_tokens()
+  >>> losses.prepare(method, batch, method.init()).weight.tolist()
+  [[[0.25, 0.0, 0.0, 0.0], [0.25, 0.25, 0.25, 0.0]]]
   """
 
   def weight(batch):
@@ -42,6 +50,14 @@ def mean_over_sequences() -> LossTransform:
 
   References:
     Shao et al., `DeepSeekMath <https://arxiv.org/abs/2402.03300>`_, 2024
+
+  >>> import jax.numpy as jnp
+  >>> from grpo_jax import losses
+  >>> mask = jnp.array([[[1, 0, 0, 0], [1, 1, 1, 1]]], bool)
+  >>> batch = losses.make_batch(mask, jnp.zeros((1, 2)))
+  >>> method = losses.mean_over_sequences()
+  >>> losses.prepare(method, batch, method.init()).weight.tolist()
+  [[[0.5, 0.0, 0.0, 0.0], [0.125, 0.125, 0.125, 0.125]]]
   """
 
   def weight(batch):
@@ -71,6 +87,14 @@ def sum_over_tokens(budget_tokens=1) -> LossTransform:
   References:
     Liu et al., `Understanding R1-Zero-Like Training
     <https://arxiv.org/abs/2503.20783>`_, 2025
+
+  >>> import jax.numpy as jnp
+  >>> from grpo_jax import losses
+  >>> mask = jnp.array([[[1, 0, 0, 0], [1, 1, 1, 1]]], bool)
+  >>> batch = losses.make_batch(mask, jnp.zeros((1, 2)))
+  >>> method = losses.sum_over_tokens(4)
+  >>> losses.prepare(method, batch, method.init()).weight.tolist()
+  [[[0.125, 0.0, 0.0, 0.0], [0.125, 0.125, 0.125, 0.125]]]
   """
   if budget_tokens <= 0:
     raise ValueError(
