@@ -126,27 +126,21 @@ def credit(
   Returns:
     The credited batch, the new loss state, and metrics of the rollout.
   """
-  raw_reward = batch.reward
+  given = losses.check_batch(batch)  # with the rewards as they came
   batch, loss_state = losses.credit(learner.method, batch, loss_state)
   assert batch.advantage is not None  # losses.credit has set it
-  length = jnp.sum(batch.mask, axis=-1)
-  high = jnp.max(raw_reward, axis=1, where=batch.valid, initial=-jnp.inf)
-  low = jnp.min(raw_reward, axis=1, where=batch.valid, initial=jnp.inf)
-  judged = jnp.any(batch.valid, axis=1)
-  return (
-    batch,
-    loss_state,
-    {
-      'reward': metrics.masked_mean(raw_reward, batch.valid),
-      'uniform_groups': metrics.masked_mean(high <= low, judged),
-      'length_tokens': metrics.masked_mean(length, batch.valid),
-      'truncated': metrics.masked_mean(batch.truncated, batch.valid),
-      'advantage_abs': metrics.masked_mean(
-        jnp.abs(batch.advantage), batch.keep
-      ),
-      'kept_tokens': metrics.masked_mean(batch.keep, batch.mask),
-    },
-  )
+  uniform, judged = losses.uniform_groups(given), jnp.any(given.valid, axis=1)
+  measured: dict[str, metrics.Metric] = {
+    'reward': metrics.masked_mean(given.reward, given.valid),
+    'uniform_groups': metrics.masked_mean(uniform, judged),
+    'length_tokens': metrics.masked_mean(
+      jnp.sum(given.mask, axis=-1), given.valid
+    ),
+    'truncated': metrics.masked_mean(given.truncated, given.valid),
+    'advantage_abs': metrics.masked_mean(jnp.abs(batch.advantage), batch.keep),
+    'kept_tokens': metrics.masked_mean(batch.keep, batch.mask),
+  }
+  return batch, loss_state, measured
 
 
 def _row_batch(layout: Layout, k: Array) -> Layout:
@@ -226,7 +220,8 @@ def _term_metrics(terms, batch) -> dict[str, metrics.Metric]:
     for name, value in terms.metrics.items()
   }
   gap = terms.logp - (terms.logp if batch.logp_old is None else batch.logp_old)
-  measured['kl_old'] = metrics.masked_mean(jnp.expm1(-gap) + gap, kept)
+  kl_old = jnp.expm1(jnp.minimum(-gap, 20)) + gap  # k3, kept finite
+  measured['kl_old'] = metrics.masked_mean(kl_old, kept)
   if batch.logp_sampler is not None:
     mismatch = jnp.abs(terms.logp - batch.logp_sampler)
     measured['sampler_gap'] = metrics.masked_mean(mismatch, kept)
@@ -355,8 +350,8 @@ def train_step(
   )
   one = jnp.ones((), jnp.float32)
   measured |= {
-    'loss': metrics.Mean(loss, one),
-    'grad_norm': metrics.Mean(grad_norm, one),
+    'loss': metrics.masked_mean(loss, finite),
+    'grad_norm': metrics.masked_mean(grad_norm, finite),
     'update_norm': metrics.Mean(
       jnp.where(go, optax.tree.norm(updates), 0), one
     ),
@@ -384,13 +379,16 @@ def compiled(learner: Learner, params: Any) -> Compiled:
 
   Returns:
     `init(params)`, `credit(batch, loss_state)`, `score(params, layout,
-    num_micro, shape)` and `train_step(state, ...)`. The state given to
-    `train_step` is donated: do not use it again.
+    num_micro, shape)` and `train_step(state, ...)`. The parameters given to
+    `init` and the state given to `train_step` are donated: do not use them
+    again.
   """
   place = state_sharding(learner, params)
   everywhere = sharding.replicated(learner.mesh)
   return Compiled(
-    init=jax.jit(lambda p: init(learner, p), out_shardings=place),
+    init=jax.jit(
+      lambda p: init(learner, p), donate_argnums=0, out_shardings=place
+    ),
     credit=jax.jit(
       lambda batch, loss_state: credit(learner, batch, loss_state)
     ),

@@ -24,6 +24,7 @@ from grpo_jax.losses._credit import use_reward
 from grpo_jax.losses._objective import importance_weighted
 from grpo_jax.losses._objective import ppo_clip
 from grpo_jax.losses._objective import score_function
+from grpo_jax.losses._ops import uniform_groups
 from grpo_jax.losses._penalty import add_kl
 from grpo_jax.losses._penalty import penalize_covariance
 from grpo_jax.losses._ratio import clip_log_ratio
@@ -79,5 +80,6 @@ __all__ = (
   'shape_overlong_reward',
   'sum_over_tokens',
   'surrogate_loss',
+  'uniform_groups',
   'use_reward',
 )
