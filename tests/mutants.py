@@ -268,20 +268,25 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 @contextlib.contextmanager
 def loaded(mutated: dict[str, CodeType]):
   """Fresh copies under the real names; what was there before comes back."""
-  before = {name: sys.modules.pop(name, None) for name in sources()}
+  before = {name: _forget(name) for name in sources()}
   sys.meta_path.insert(0, finder := _Finder(mutated))
   try:
     yield
   finally:
     sys.meta_path.remove(finder)
     for name, module in before.items():
-      sys.modules.pop(name, None)
-      parent, _, last = name.rpartition('.')
+      _forget(name)
       if module is not None:
         sys.modules[name] = module
+        parent, _, last = name.rpartition('.')
         setattr(sys.modules[parent], last, module)
-      elif hasattr(sys.modules.get(parent), last):
-        delattr(sys.modules[parent], last)
+
+
+def _forget(name):
+  parent, _, last = name.rpartition('.')
+  if parent in sys.modules:
+    vars(sys.modules[parent]).pop(last, None)
+  return sys.modules.pop(name, None)
 
 
 def checks(package: str) -> dict[str, Callable[[], None]]:
@@ -444,17 +449,6 @@ def run(shard=0, shards=1, only='', verbose=False) -> list[Result]:
   return results
 
 
-def run_in_workers(workers: int, only='', verbose=False) -> list[Result]:
-  """`run`, its mutants dealt to processes of their own."""
-  spawn = multiprocessing.get_context('spawn')
-  with futures.ProcessPoolExecutor(workers, mp_context=spawn) as pool:
-    shards = [
-      pool.submit(run, shard, workers, only, verbose)
-      for shard in range(workers)
-    ]
-    return [result for shard in shards for result in shard.result()]
-
-
 def report(results: list[Result], only='') -> tuple[str, bool]:
   """The table, and whether all is well."""
   rows = collections.defaultdict(list)
@@ -486,7 +480,13 @@ def main() -> int:
   parser.add_argument('--only', default='', help='part of a file name')
   parser.add_argument('--verbose', action='store_true', help='report each')
   args, start = parser.parse_args(), time.perf_counter()
-  results = run_in_workers(args.workers, args.only, args.verbose)
+  spawn = multiprocessing.get_context('spawn')
+  with futures.ProcessPoolExecutor(args.workers, mp_context=spawn) as pool:
+    shards = [
+      pool.submit(run, shard, args.workers, args.only, args.verbose)
+      for shard in range(args.workers)
+    ]
+    results = [result for shard in shards for result in shard.result()]
   text, good = report(results, args.only)
   print(f'{text}\n{time.perf_counter() - start:.0f} s')
   return 0 if good else 1

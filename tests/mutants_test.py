@@ -21,7 +21,8 @@ PICKED = [
   ),
   (
     'losses/_base.py:surrogate_loss',
-    'old = lax.stop_gradient(logp) if batch.logp_old is None else batch.logp_old',
+    'old = lax.stop_gradient(logp) if batch.logp_old is None '
+    'else batch.logp_old',
     'lax.stop_gradient(logp) -> logp',
     f'{CHAIN}_without_an_old_policy_the_gradient_is_that_at_ratio_one[]',
   ),
@@ -98,7 +99,9 @@ def test_the_checks_pass_without_a_mutant(package):
   assert names and not any(failures.values()), failures
 
 
-@pytest.mark.parametrize('where, line, change, killer', PICKED)
+@pytest.mark.parametrize(
+  'where, line, change, killer', PICKED, ids=[entry[2] for entry in PICKED]
+)
 def test_a_picked_mutant_is_killed(where, line, change, killer):
   path = 'grpo_jax/' + where.split(':')[0]
   (text,) = (s.text for s in mutants.sources().values() if s.path == path)
