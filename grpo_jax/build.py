@@ -50,10 +50,10 @@ def run(config: Config) -> Run:
     ValueError: Something in the config cannot be built; the sentence says what.
   """
   mesh = sharding.make_mesh(**dataclasses.asdict(config.mesh))
+  warm_up_rows = config.warm_up.micro_rows if config.warm_up.steps else 0
   for name, number in (
     ('learner.micro_rows', config.learner.micro_rows),
-    ('sampler.prompts', config.sampler.prompts),
-    ('warm_up.micro_rows', config.warm_up.micro_rows),
+    ('warm_up.micro_rows', warm_up_rows),
   ):
     if number % sharding.row_shards(mesh):
       raise ValueError(
@@ -90,8 +90,7 @@ def run(config: Config) -> Run:
       config.data.completion_buckets,
       config.sampler.max_rows,
       tokenizer.decode,
-      sharding.place_rows(mesh),
-      sharding.row_shards(mesh),
+      mesh,
     ),
     sampling=_sampling(config.sampler, tokenizer),
   )
@@ -150,7 +149,6 @@ def warm_up_updater(run: Run, params: Any) -> update.Updater:
     config.warm_up.micro_rows,
     0,
     config.data.prompt_buckets,
-    config.data.completion_buckets,
   )
   return update.Updater(learner, params, spec, config.seed)
 
@@ -179,7 +177,6 @@ def updater(run: Run, params: Any) -> update.Updater:
     config.micro_rows,
     config.row_completions,
     run.config.data.prompt_buckets,
-    run.config.data.completion_buckets,
     config.pack_tokens,
   )
   refers = 'logp_ref' in run.method.requires
@@ -205,6 +202,11 @@ def _learner(run, method, schedule, temperature, on_zero_advantage):
   def score(params, layout, with_entropy):
     return models.score(run.model, params, layout, temperature, with_entropy)
 
+  def decays(params):
+    return jax.tree_util.tree_map_with_path(
+      lambda path, _: run.model.decays(sharding.path_names(path)), params
+    )
+
   config = run.config.optim
   optimizer = optim.adamw(
     schedule,
@@ -212,7 +214,8 @@ def _learner(run, method, schedule, temperature, on_zero_advantage):
     b2=config.b2,
     epsilon=config.epsilon,
     weight_decay=config.weight_decay,
-    clip_norm=config.clip_norm,
+    clip_norm=config.clip_norm or None,
+    decays=decays,
   )
   return learner_lib.Learner(
     score=score,

@@ -9,6 +9,7 @@ reads a ConfigDict and nothing has another default.
 import dataclasses
 import difflib
 import importlib
+import inspect
 import types
 import typing
 from typing import Any
@@ -90,7 +91,7 @@ class Optim:
   b2: float = 0.99  # second moment
   epsilon: float = 1e-8  # in the denominator
   weight_decay: float = 0.01  # decoupled, of matrices
-  clip_norm: float = 1.0  # global gradient norm
+  clip_norm: float = 1.0  # global gradient norm; 0: off
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Learner:
   row_completions: int = 0  # of a shared row; 0: the whole group
   pack_tokens: int = 0  # least width of a packed row, tokens
   anchor: str = 'learner'  # who says logp_old: 'learner' or 'sampler'
-  on_zero_advantage: str = 'skip'  # or 'step': a batch without advantages
+  on_zero_advantage: str = 'skip'  # or 'step'; KL and decay wait in a skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,27 +159,89 @@ class Config:
   mesh: Mesh = Mesh()
 
   def __post_init__(self):
-    per_step, batches = self.sampler.prompts, self.learner.batches
-    checks = (
-      (self.steps >= 0, f'steps={self.steps}; give 0 or more'),
-      (
-        batches > 0 and per_step % batches == 0,
-        f'learner.batches={batches} with sampler.prompts={per_step}; give a '
-        'number of optimizer batches that divides the prompts',
-      ),
-      (
-        self.learner.epochs > 0,
-        f'learner.epochs={self.learner.epochs}; give 1 or more',
-      ),
-      (
-        self.learner.anchor in ('learner', 'sampler'),
-        f"learner.anchor={self.learner.anchor!r}; give 'learner' or 'sampler'",
-      ),
-      (len(self.rewards) > 0, 'no rewards; give at least one'),
-    )
-    for ok, problem in checks:
+    for ok, problem in _checks(self):
       if not ok:
         raise ValueError(f'The config has {problem}.')
+
+
+def _checks(config: Config):
+  """Yields (whether it is right, what is wrong and what to do) of values."""
+  sampler, learner, optim = config.sampler, config.learner, config.optim
+  for name, value, least in (
+    ('steps', config.steps, 0),
+    ('sampler.prompts', sampler.prompts, 1),
+    ('sampler.group', sampler.group, 1),
+    ('sampler.max_tokens', sampler.max_tokens, 1),
+    ('sampler.max_rows', sampler.max_rows, 1),
+    ('learner.batches', learner.batches, 1),
+    ('learner.epochs', learner.epochs, 1),
+    ('learner.micro_rows', learner.micro_rows, 1),
+    ('learner.row_completions', learner.row_completions, 0),
+    ('warm_up.steps', config.warm_up.steps, 0),
+    ('warm_up.examples', config.warm_up.examples, 1),
+    ('warm_up.micro_rows', config.warm_up.micro_rows, 1),
+    ('evaluation.every_steps', config.evaluation.every_steps, 0),
+    ('evaluation.examples', config.evaluation.examples, 1),
+    ('optim.clip_norm', optim.clip_norm, 0),
+  ):
+    yield value >= least, f'{name}={value}; give {least} or more'
+  for name, value, known in (
+    ('learner.layout', learner.layout, ('shared', 'packed', 'padded')),
+    ('learner.anchor', learner.anchor, ('learner', 'sampler')),
+    ('learner.on_zero_advantage', learner.on_zero_advantage, ('skip', 'step')),
+    ('optim.decay', optim.decay, ('constant', 'linear', 'cosine')),
+  ):
+    yield value in known, f'{name}={value!r}; give one of {", ".join(known)}'
+  yield len(config.rewards) > 0, 'no rewards; give at least one'
+  yield (
+    sampler.prompts % learner.batches == 0,
+    f'learner.batches={learner.batches} with sampler.prompts='
+    f'{sampler.prompts}; give a number that divides the prompts',
+  )
+  yield (
+    sampler.temperature > 0,
+    f'sampler.temperature={sampler.temperature}, under which there is nothing '
+    'to learn from; give more than 0 (evaluations are greedy anyway)',
+  )
+  for name, value in (
+    ('prompt', config.data.prompt_buckets),
+    ('completion', config.data.completion_buckets),
+  ):
+    yield len(value) > 0, f'no data.{name}_buckets; give at least one width'
+  yield (
+    max(config.data.completion_buckets) >= sampler.max_tokens,
+    f'sampler.max_tokens={sampler.max_tokens} above the largest of '
+    f'data.completion_buckets={config.data.completion_buckets}; add a bucket',
+  )
+  filtered = (
+    sampler.top_k or sampler.top_p < 1 or sampler.min_p or sampler.min_tokens
+  )
+  yield (
+    learner.anchor == 'learner' or not filtered,
+    "learner.anchor='sampler' with top_k, top_p, min_p or min_tokens, which "
+    "would put the ratio of every token off 1; give anchor='learner'",
+  )
+  yield (
+    learner.layout == 'shared' or not learner.row_completions,
+    f'learner.row_completions with layout={learner.layout!r}; it belongs to '
+    "layout='shared'",
+  )
+  yield (
+    not learner.row_completions or sampler.group % learner.row_completions == 0,
+    f'learner.row_completions={learner.row_completions} with sampler.group='
+    f'{sampler.group}; give a divisor',
+  )
+  yield (
+    learner.layout == 'packed' or not learner.pack_tokens,
+    f'learner.pack_tokens with layout={learner.layout!r}; it belongs to '
+    "layout='packed'",
+  )
+  updates = config.steps * learner.batches * learner.epochs
+  yield (
+    optim.decay == 'constant' or updates > optim.warmup_steps or not updates,
+    f'optim.decay={optim.decay!r} over {updates} optimizer steps, of which '
+    f'optim.warmup_steps={optim.warmup_steps} leave none; give fewer',
+  )
 
 
 def default() -> ml_collections.ConfigDict:
@@ -284,5 +347,14 @@ def method(learner: Learner) -> losses.LossTransform:
     return make(**kwargs)
   except TypeError as error:
     raise ValueError(
-      f'learner.method_kwargs={kwargs} do not fit {name}: {error}.'
+      f'learner.method_kwargs={kwargs} do not fit {name}{_signature(make)}: '
+      f'{error}; override them with --config.learner.method_kwargs='
+      '"{...}".'
     ) from error
+
+
+def _signature(function) -> str:
+  try:
+    return str(inspect.signature(function)).split(' ->')[0]
+  except ValueError:
+    return ''

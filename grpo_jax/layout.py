@@ -33,9 +33,9 @@ class Blocks:
 class Layout:
   """Rows for the model; every field's first axis is the row.
 
-  A token attends to the earlier positions of its own segment and of that
-  segment's ancestors. `R` rows, `S` columns, `C` completions per row at most,
-  `T` completion positions. Any leading slice of rows is a layout again.
+  A token attends to the earlier positions of its own segment and of the segment
+  that its own continues. `R` rows, `S` columns, `C` completions per row at
+  most, `T` completion positions. Any leading slice of rows is a layout again.
 
   Attributes:
     tokens: i32[R,S].

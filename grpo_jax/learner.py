@@ -50,7 +50,7 @@ class Learner:
       `first_of_rollout` bool[] and `clipped_share` f32[].
     on_zero_advantage: A batch whose advantages are all 0 is a `'skip'`, which
       leaves parameters and moments as they are, or a `'step'` like any other,
-      in which momentum and weight decay still move the parameters.
+      in which momentum, weight decay and penalties still move the parameters.
     mesh: From `sharding.make_mesh`.
     logical_axes: The model's; see `sharding.of_params`.
   """
@@ -220,10 +220,12 @@ def _term_metrics(terms, batch) -> dict[str, metrics.Metric]:
     for name, value in terms.metrics.items()
   }
   gap = terms.logp - (terms.logp if batch.logp_old is None else batch.logp_old)
-  kl_old = jnp.expm1(jnp.minimum(-gap, 20)) + gap  # k3, kept finite
+  kl_old = jnp.expm1(jnp.minimum(gap, 20)) - gap  # k3 of KL(old || policy)
   measured['kl_old'] = metrics.masked_mean(kl_old, kept)
   if batch.logp_sampler is not None:
-    mismatch = jnp.abs(terms.logp - batch.logp_sampler)
+    # Of the whole policy, as the learner's: without what the filters left.
+    sampler = batch.logp_sampler + batch.extras.get('log_kept', 0)
+    mismatch = jnp.abs(terms.logp - sampler)
     measured['sampler_gap'] = metrics.masked_mean(mismatch, kept)
     measured['sampler_gap_max'] = metrics.masked_max(mismatch, kept)
   return measured
@@ -296,7 +298,7 @@ def train_step(
   prompts: Array,
   layout: Layout,
   num_micro: Array,
-  first_of_rollout: Array,
+  rollout_start: Array,
 ) -> tuple[TrainState, dict[str, metrics.Metric]]:
   """One optimizer step.
 
@@ -308,12 +310,13 @@ def train_step(
     layout: The micro-batches of these, [N, rows, ...]; its completions are
       numbered p' * G + g within the optimizer batch.
     num_micro: i32[], how many of the N hold anything, at least 1.
-    first_of_rollout: bool[], whether the rollout has had no update yet.
+    rollout_start: i32[], `state.step` before the rollout's first update; the
+      optimizer's `first_of_rollout` says whether there has been one.
 
   Returns:
     The new state and metrics. A step whose gradient is not finite changes
     nothing but a counter; so does one without advantages, if that is to be
-    skipped.
+    skipped (its penalties then have no effect either).
   """
   batch = jax.tree.map(lambda x: x[prompts], batch)
   batch = losses.prepare(learner.method, batch, state.loss_state)
@@ -326,13 +329,17 @@ def train_step(
   if learner.on_zero_advantage == 'step':
     idle = jnp.zeros((), bool)
   go = finite & ~idle
+  first = state.step == rollout_start
+  for name in ('sampler_gap', 'sampler_gap_max'):
+    if name in measured:  # drift is not the sampler's fault
+      measured[name] = metrics.only_if(first, measured[name])
   clipped = metrics.total(measured, ('clipped_high', 'clipped_low'))
   kept = jnp.sum(batch.keep, dtype=jnp.float32)
   updates, opt_state = optax.with_extra_args_support(learner.optimizer).update(
     grads,
     state.opt_state,
     state.params,
-    first_of_rollout=first_of_rollout,
+    first_of_rollout=first,
     clipped_share=clipped / jnp.maximum(kept, 1),
   )
   params = optax.apply_updates(state.params, updates)
@@ -385,23 +392,23 @@ def compiled(learner: Learner, params: Any) -> Compiled:
   """
   place = state_sharding(learner, params)
   everywhere = sharding.replicated(learner.mesh)
+
+  def jit(function, **options):
+    def traced(*args):
+      with sharding.use(learner.mesh):
+        return function(learner, *args)
+
+    compiler_options = sharding.COMPILER_OPTIONS
+    return jax.jit(traced, compiler_options=compiler_options, **options)
+
+  def logp(learner, *args):
+    return score_all(learner, *args).logp
+
   return Compiled(
-    init=jax.jit(
-      lambda p: init(learner, p), donate_argnums=0, out_shardings=place
-    ),
-    credit=jax.jit(
-      lambda batch, loss_state: credit(learner, batch, loss_state)
-    ),
-    score=jax.jit(
-      lambda params, layout, num_micro, shape: (
-        score_all(learner, params, layout, num_micro, shape).logp
-      ),
-      static_argnums=3,
-      out_shardings=everywhere,
-    ),
-    train_step=jax.jit(
-      lambda state, *args: train_step(learner, state, *args),
-      donate_argnums=0,
-      out_shardings=(place, everywhere),
+    init=jit(init, donate_argnums=0, out_shardings=place),
+    credit=jit(credit),
+    score=jit(logp, static_argnums=3, out_shardings=everywhere),
+    train_step=jit(
+      train_step, donate_argnums=0, out_shardings=(place, everywhere)
     ),
   )

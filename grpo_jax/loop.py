@@ -19,7 +19,9 @@ from grpo_jax.config import Config
 from grpo_jax.rollout import Rollout
 
 
-def train(config: Config, workdir: str | pathlib.Path) -> dict[str, float]:
+def train(
+  config: Config, workdir: str | pathlib.Path
+) -> dict[str, float | None]:
   """Trains a model and says how well it did before and after.
 
   Args:
@@ -28,7 +30,7 @@ def train(config: Config, workdir: str | pathlib.Path) -> dict[str, float]:
 
   Returns:
     `before` and `after`, the held-out greedy accuracies after the warm-up and
-    at the end, and `secs`, the whole time.
+    at the end (None without held-out problems), and `secs`, the whole time.
   """
   start = time.monotonic()
   run = build.run(config)
@@ -124,13 +126,13 @@ def is_due(config: Config, step: int) -> bool:
   return step == config.steps or bool(every) and step % every == 0
 
 
-def evaluate(run: build.Run, step: int) -> float:
+def evaluate(run: build.Run, step: int) -> float | None:
   """Mean of the first reward over greedy answers to held-out problems.
 
-  NaN if there are none. For a reward of 0 or 1 this is the accuracy.
+  None if there are none. For a reward of 0 or 1 this is the accuracy.
   """
   if run.heldout is None:
-    return float('nan')
+    return None
   number = min(run.config.evaluation.examples, len(run.heldout))
   rollout = rollout_lib.collect(
     data.take(run.heldout, 0, number),

@@ -1,9 +1,11 @@
 """The command line: parses, checks, calls; everything else is a library."""
 
 import json
+import os
 import pathlib
 import resource
 import sys
+import traceback
 from typing import NoReturn
 
 from absl import app
@@ -39,8 +41,10 @@ def train() -> None:
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
   print(
     json.dumps(
-      {name: round(value, 4) for name, value in result.items()}
-      | {'peak_memory_gib': round(peak, 2)}
+      {
+        name: None if value is None else round(value, 4)
+        for name, value in {**result, 'peak_memory_gib': peak}.items()
+      }
     )
   )
 
@@ -61,7 +65,15 @@ def main(argv: list[str]) -> None:
   except (ValueError, OSError) as error:
     if _VERBOSE.value:
       raise
+    _keep_traceback()
     _refuse(error)
+
+
+def _keep_traceback() -> None:
+  """Writes it into the workdir, if the run had got as far as making one."""
+  workdir = pathlib.Path(_WORKDIR.value or '')
+  if _WORKDIR.value and workdir.is_dir() and os.access(workdir, os.W_OK):
+    (workdir / 'traceback.txt').write_text(traceback.format_exc())
 
 
 def _parse(argv: list[str]) -> list[str]:
@@ -86,7 +98,10 @@ def _find_config(argument: str) -> str:
 
 
 def _refuse(error: Exception) -> NoReturn:
-  text = str(error).replace('\\n', ' ').replace("\\'", "'")
+  text = str(error)
+  if isinstance(error, KeyError):
+    text = f'there is no config field {text}.'
+  text = text.replace('\\n', ' ').replace("\\'", "'")
   sentence = ' '.join(text.split())
   print(f'grpo-jax: {sentence}', file=sys.stderr)
   raise SystemExit(2) from None

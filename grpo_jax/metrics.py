@@ -5,8 +5,11 @@ micro-batches, devices and steps, and divided once, at the end; so no mean of
 means can arise.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence
+import itertools
 import json
+import math
 import pathlib
 import sys
 import time
@@ -74,6 +77,14 @@ def merge(
   return {**first, **second, **joined}
 
 
+def only_if(condition: Array, metric: Metric) -> Metric:
+  """The metric, or one of nothing."""
+  nothing = empty({'': metric})['']
+  return jax.tree.map(
+    lambda value, least: jnp.where(condition, value, least), metric, nothing
+  )
+
+
 def total(metrics: dict[str, Metric], names: Sequence[str]) -> Array:
   """f32[], the sum of the totals of those `Mean`s that are there."""
   found = [metrics[name] for name in names if name in metrics]
@@ -97,12 +108,18 @@ class Writer:
   """Appends one JSON object per step to `metrics.jsonl`.
 
   Args:
-    workdir: Directory, made if it is not there.
+    workdir: Directory, made if it is not there. The file of an earlier run is
+      kept beside the new one, as `metrics.1.jsonl` and so on.
   """
 
   def __init__(self, workdir: str | pathlib.Path):
     self.path = pathlib.Path(workdir) / 'metrics.jsonl'
     self.path.parent.mkdir(parents=True, exist_ok=True)
+    if self.path.exists():
+      earlier = (
+        self.path.with_name(f'metrics.{n}.jsonl') for n in itertools.count(1)
+      )
+      self.path.rename(next(path for path in earlier if not path.exists()))
     self._start = time.monotonic()
 
   def write(self, step: int, scalars: dict[str, Any]) -> None:
@@ -110,12 +127,15 @@ class Writer:
 
     Args:
       step: Rollouts done.
-      scalars: Numbers by name.
+      scalars: Numbers by name; what is not finite becomes null.
     """
     record = {
       'step': step,
       'elapsed_secs': round(time.monotonic() - self._start, 3),
-      **scalars,
+      **{
+        name: value if value is not None and math.isfinite(value) else None
+        for name, value in scalars.items()
+      },
     }
     with self.path.open('a') as file:
       file.write(json.dumps(record) + '\n')
@@ -140,7 +160,7 @@ class Progress:
     self._steps, self._start = steps, time.monotonic()
     self._live = sys.stderr.isatty()
 
-  def show(self, step: int, measured: dict[str, float]) -> None:
+  def show(self, step: int, measured: Mapping[str, float | None]) -> None:
     """Shows a rollout's numbers.
 
     Args:
@@ -150,7 +170,7 @@ class Progress:
     shown = [
       f'{label} {measured[name]:.3f}'
       for name, label in self._SHOWN.items()
-      if name in measured
+      if measured.get(name) is not None
     ]
     self.line('  '.join([f'step {step}/{self._steps}', *shown]))
     if 'heldout_accuracy' in measured:

@@ -44,7 +44,6 @@ class LayoutSpec:
     row_completions: Completions in one row of a shared layout; it divides the
       group, and 0 puts the whole group into one row.
     prompt_buckets: Allowed prompt widths, tokens.
-    completion_buckets: Allowed completion widths, tokens.
     pack_tokens: Least width of a packed row, tokens.
   """
 
@@ -52,7 +51,6 @@ class LayoutSpec:
   micro_rows: int
   row_completions: int
   prompt_buckets: Sequence[int]
-  completion_buckets: Sequence[int]
   pack_tokens: int = 0
 
   def __post_init__(self):
@@ -129,7 +127,8 @@ def _judge(records, completions, texts, rewards) -> rewards_lib.Scores:
   ]
   group = completions.length.shape[1]
   asked = [record['prompt'] for record in records for _ in range(group)]
-  return rewards_lib.score(rewards, asked, sum(texts, []), examples)
+  flat = [text for row in texts for text in row]
+  return rewards_lib.score(rewards, asked, flat, examples)
 
 
 def _batch(
@@ -140,7 +139,7 @@ def _batch(
   width = layout.bucket(int(completions.length.max()), buckets, 'completion')
   width = min(width, completions.tokens.shape[-1])
   mask = np.arange(width) < completions.length[:, :, None]
-  logp = completions.logp[..., :width]
+  log_kept = completions.log_kept[..., :width]
   return losses.Batch(
     tokens=completions.tokens[..., :width],
     mask=mask,
@@ -150,7 +149,8 @@ def _batch(
     reward_parts=scores.parts.reshape(*shape, -1),
     truncated=completions.finish == TRUNCATED,
     version=completions.version[..., :width],
-    logp_sampler=logp - completions.log_kept[..., :width],
+    logp_sampler=completions.logp[..., :width] - log_kept,
+    extras={'log_kept': log_kept},
   )
 
 
@@ -207,7 +207,8 @@ def micro_batches(
 
   Returns:
     A `Layout` [N, micro_rows, ...], and how many of the N hold anything. The
-    shapes depend on the buckets alone, so compilations are few.
+    shapes depend on the buckets; those of packed rows also on two powers of
+    two, of their number and of the completions in one.
   """
   prompts = [rollout.prompts[p] for p in chosen]
   tokens, length = rollout.batch.tokens[chosen], rollout.length[chosen]
@@ -237,10 +238,15 @@ def micro_batches(
       row_tokens = max(row_tokens, spec.pack_tokens)
     build = layout.packed_rows if spec.kind == 'packed' else layout.padded_rows
     built = build(prompts, tokens, length, row_tokens)
-  slots = 2 ** math.ceil(math.log2(built.completion.shape[1]))
-  if spec.kind == 'shared':
-    slots = built.completion.shape[1]
+  slots = built.completion.shape[1]
   used = math.ceil(built.tokens.shape[0] / spec.micro_rows)
   whole = math.ceil(most_rows / spec.micro_rows)
+  if spec.kind == 'packed':
+    slots, whole = _power_of_two(slots), min(whole, _power_of_two(used))
   padded = layout.pad_to(built, whole * spec.micro_rows, slots, number * group)
   return layout.split_rows(padded, spec.micro_rows), used
+
+
+def _power_of_two(number: int) -> int:
+  """The next one, `number` included."""
+  return 1 << (number - 1).bit_length()

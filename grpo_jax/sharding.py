@@ -1,4 +1,4 @@
-"""The mesh, and which array axis lies on which mesh axis.
+"""The mesh, which array axis lies on which mesh axis, and how to compile.
 
 The mesh has three axes, of size 1 where they are not used (one device is a mesh
 too): `data` replicates parameters, `fsdp` shards them, both split the rows of a
@@ -7,16 +7,28 @@ batch; `tensor` splits heads, hidden units and the vocabulary. All axes are
 """
 
 from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+import contextlib
 import math
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh
 from jax.sharding import AxisType
 from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 ROW_AXES = ('data', 'fsdp')
+
+COMPILER_OPTIONS = {'xla_allow_excess_precision': False}
+"""For every program that scores or samples.
+
+By default XLA may keep float32 between two bfloat16 operations, and does so
+differently in different programs: log-probabilities of the same parameters then
+differ by 1e-2, and GSPO clips half of its tokens before anything has moved.
+"""
 
 RULES = {
   'vocab': 'tensor',
@@ -26,6 +38,9 @@ RULES = {
   'mlp': 'tensor',
 }
 """Logical parameter axis -> mesh axis; what is not named is replicated."""
+
+DECODING_RULES = {k: v for k, v in RULES.items() if v != 'fsdp'}
+"""Decoding reads every parameter for every token: no gathering then."""
 
 
 def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
@@ -60,7 +75,7 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
   )
 
 
-def row_shards(mesh: Mesh) -> int:
+def row_shards(mesh: Mesh | AbstractMesh) -> int:
   """Into how many parts the rows of a batch are split."""
   return math.prod(mesh.shape[axis] for axis in ROW_AXES)
 
@@ -75,15 +90,68 @@ def rows(mesh: Mesh, axis: int = 0) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec(*(None,) * axis, ROW_AXES))
 
 
-def place_rows(mesh: Mesh) -> Callable[[Any], Any]:
-  """A function that puts a pytree of [rows, ...] host arrays on the mesh."""
-  return lambda tree: jax.device_put(tree, rows(mesh))
+@contextlib.contextmanager
+def use(mesh: Mesh | None) -> Iterator[None]:
+  """While tracing inside, `constrain_rows` means this mesh."""
+  if mesh is None:
+    yield
+  else:
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+      yield
+
+
+def constrain_rows(x: jax.Array) -> jax.Array:
+  """Keeps the first axis split over the data shards; nothing without a mesh.
+
+  Without it the compiler may prefer to split activations over the axis that
+  shards the parameters, and then moves activations instead of weights.
+  """
+  if jax.sharding.get_abstract_mesh().empty:
+    return x
+  return jax.lax.with_sharding_constraint(x, PartitionSpec(ROW_AXES))
+
+
+def gather_fsdp(x: jax.Array, *names: str | None) -> jax.Array:
+  """A parameter made whole over `fsdp`, to be looked up; see `constrain_rows`.
+
+  Args:
+    x: The parameter.
+    *names: Its logical axes.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty:
+    return x
+  spec = _spec(mesh, x.shape, names, DECODING_RULES)
+  return jax.lax.with_sharding_constraint(x, spec)
+
+
+def _spec(mesh, shape, names, rules) -> PartitionSpec:
+  """Mesh axes of an array; None where they do not divide its size."""
+  axes = [rules.get(name) if name else None for name in names]
+  return PartitionSpec(
+    *(
+      axis if axis is not None and size % mesh.shape[axis] == 0 else None
+      for size, axis in zip(shape, axes, strict=True)
+    )
+  )
+
+
+def current_row_shards() -> int:
+  """`row_shards` of the mesh in `use`; 1 without one."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return 1 if mesh.empty else row_shards(mesh)
+
+
+def path_names(path: Any) -> tuple[str, ...]:
+  """A `jax.tree_util` key path as plain names."""
+  return tuple(str(getattr(k, 'key', getattr(k, 'idx', k))) for k in path)
 
 
 def of_params(
   mesh: Mesh,
   params: Any,
   logical_axes: Callable[[tuple[str, ...], int], tuple[str | None, ...]],
+  rules: Mapping[str, str] = RULES,
 ) -> Any:
   """The sharding of each parameter.
 
@@ -91,6 +159,7 @@ def of_params(
     mesh: From `make_mesh`.
     params: The parameters, or their shapes.
     logical_axes: From a parameter's path and rank to the names of its axes.
+    rules: From these names to mesh axes.
 
   Returns:
     A tree of `NamedSharding`. An axis whose size its mesh axis does not divide
@@ -98,14 +167,7 @@ def of_params(
   """
 
   def one(path, leaf):
-    names = tuple(str(getattr(k, 'key', getattr(k, 'idx', k))) for k in path)
-    spec = []
-    for size, logical in zip(
-      leaf.shape, logical_axes(names, leaf.ndim), strict=True
-    ):
-      axis = RULES.get(logical) if logical else None
-      fits = axis is not None and size % mesh.shape[axis] == 0
-      spec.append(axis if fits else None)
-    return NamedSharding(mesh, PartitionSpec(*spec))
+    names = logical_axes(path_names(path), leaf.ndim)
+    return NamedSharding(mesh, _spec(mesh, leaf.shape, names, rules))
 
   return jax.tree_util.tree_map_with_path(one, params)

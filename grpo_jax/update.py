@@ -77,10 +77,11 @@ class Updater:
     batch = self.with_policies(state.params, rollout)
     batch, loss_state, measured = self.compiled.credit(batch, state.loss_state)
     state = state._replace(loss_state=loss_state)
-    for number, chosen in enumerate(self.optimizer_batches(rollout, step)):
+    start = jnp.copy(state.step)  # the state itself is donated
+    for chosen in self.optimizer_batches(rollout, step):
       layout, used = self.layout(rollout, chosen)
       state, more = self.compiled.train_step(
-        state, batch, chosen, layout, used, number == 0
+        state, batch, chosen, layout, used, start
       )
       measured = metrics.merge(measured, more)
     return state, measured

@@ -52,6 +52,26 @@ def test_values_arrive():
     (dict(learner=dict(epochs=0)), 'learner.epochs=0'),
     (dict(learner=dict(anchor='ref')), "learner.anchor='ref'"),
     (dict(rewards=()), 'no rewards'),
+    (dict(sampler=dict(temperature=0.0)), 'nothing to learn from'),
+    (dict(sampler=dict(group=0)), 'sampler.group=0; give 1 or more'),
+    (dict(sampler=dict(max_tokens=99)), 'sampler.max_tokens=99 above'),
+    (dict(learner=dict(layout='diagonal')), "learner.layout='diagonal'"),
+    (dict(learner=dict(on_zero_advantage='?')), 'on_zero_advantage='),
+    (dict(learner=dict(row_completions=3)), 'give a divisor'),
+    (
+      dict(learner=dict(row_completions=4, layout='packed')),
+      "it belongs to layout='shared'",
+    ),
+    (dict(learner=dict(pack_tokens=64)), "it belongs to layout='packed'"),
+    (dict(optim=dict(decay='sudden')), "optim.decay='sudden'"),
+    (dict(optim=dict(decay='linear', warmup_steps=99)), 'leave none'),
+    (dict(optim=dict(clip_norm=-1.0)), 'optim.clip_norm=-1.0'),
+    (dict(evaluation=dict(examples=0)), 'evaluation.examples=0'),
+    (dict(data=dict(prompt_buckets=())), 'no data.prompt_buckets'),
+    (
+      dict(sampler=dict(top_k=3), learner=dict(anchor='sampler')),
+      "anchor='sampler' with top_k",
+    ),
   ],
 )
 def test_bad_configs_are_refused_in_one_sentence(fields, words):

@@ -20,7 +20,7 @@ ALLOWED = {
   'rewards': set(),
   'data': set(),
   'models': {'layout', 'sharding'},
-  'sampling': {'models', 'keys', 'layout'},
+  'sampling': {'models', 'keys', 'layout', 'sharding'},
   'learner': {'losses', 'optim', 'layout', 'sharding', 'metrics'},
   'rollout': {'sampling', 'rewards', 'data', 'layout', 'losses'},
   'update': {

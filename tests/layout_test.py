@@ -96,6 +96,23 @@ def test_segments_do_not_see_each_other():
     np.testing.assert_array_equal(changed, expected)
 
 
+def test_many_short_completions_in_a_row():
+  """Fewer columns than slots for tokens: the columns are scored instead."""
+  model = tiny.model()
+  params = tiny.params(model)
+  prompts, tokens, length = tiny.ragged(tokens=20)
+  length = np.minimum(length, 3)
+  packed = layout.packed_rows(prompts, tokens, length, 40)
+  slots = packed.completion.shape[1]
+  assert packed.tokens.shape[1] < slots * 20
+  padded = layout.padded_rows(prompts, tokens, length, 16)
+  got, expected = (
+    tiny.gather(tiny.score(model, params, rows).logp, rows, length)
+    for rows in (packed, padded)
+  )
+  np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
 def test_padding_rows_and_slots_change_nothing():
   model = tiny.model()
   params = tiny.params(model)

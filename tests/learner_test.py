@@ -1,6 +1,8 @@
 """The learner: one gradient however it is cut up, and steps not taken."""
 
 import functools
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +66,9 @@ def make_rollout(seed=0, prompts=4, group=4, reward=None):
   valid = np.ones(length.shape, bool)
   valid[1, 1] = False
   reward = rng.integers(0, 2, length.shape) if reward is None else reward
-  logp = -rng.exponential(3.0, tokens.shape)
+  rows = layout.padded_rows(ids, tokens, length, 16)
+  logp = tiny.gather(tiny.score(MODEL, PARAMS, rows).logp, rows, length)
+  logp = np.asarray(logp) + 0.4 * rng.standard_normal(tokens.shape)
   batch = losses.Batch(
     tokens=tokens,
     mask=mask,
@@ -82,7 +86,7 @@ def make_rollout(seed=0, prompts=4, group=4, reward=None):
 
 def spec(kind='shared', micro_rows=1, row_completions=0, pack_tokens=30):
   return rollout_lib.LayoutSpec(
-    kind, micro_rows, row_completions, (8,), (6,), pack_tokens
+    kind, micro_rows, row_completions, (8,), pack_tokens
   )
 
 
@@ -254,6 +258,71 @@ def test_the_ratio_is_one_before_the_first_update():
     assert state.step == batches * epochs
 
 
+@pytest.mark.parametrize('kind', ['shared', 'packed'])
+def test_the_ratio_is_one_in_bf16_too(kind):
+  """Scoring and training are two programs; both round where the model says."""
+  rollout = make_rollout(reward=np.eye(4))
+  rollout = rollout._replace(batch=rollout.batch._replace(logp_old=None))
+  learner = make_learner(
+    losses.methods.gspo(),
+    optimizer=optax.sgd(0.0),
+    compute_dtype='bfloat16',
+    unroll=True,
+  )
+  made = update.Updater(learner, PARAMS, spec(kind, 2), 0, 2, 2)
+  state = made.compiled.init(jax.tree.map(jnp.copy, PARAMS))
+  state, measured = made(state, rollout, 0)
+  scalars = metrics.to_scalars(measured)
+  assert state.step == 4
+  assert scalars['ratio'] == 1 and scalars['kl_old'] == 0
+  assert scalars['clipped_high'] == scalars['clipped_low'] == 0
+
+
+def collectives(mesh, vocab=1009):
+  """Shapes that the compiled step moves between devices."""
+  learner = make_learner(
+    METHODS['grpo'](), mesh, optax.sgd(0.1), vocab_size=vocab, unroll=True
+  )
+  model = tiny.model(vocab_size=vocab, unroll=True)
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  made = update.Updater(learner, params, spec('padded', 8), reference=params)
+  rollout = make_rollout()
+  rows, used = made.layout(rollout, np.arange(4))
+  batch, loss_state, _ = made.compiled.credit(
+    rollout.batch, learner.method.init()
+  )
+  state = jax.eval_shape(lambda p: learner_lib.init(learner, p), params)
+  place = learner_lib.state_sharding(learner, params)
+  state = jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+    state,
+    place,
+  )
+  lowered = made.compiled.train_step.lower(
+    state, batch, np.arange(4), rows, used, np.int32(0)
+  )
+  moves = 'all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute'
+  return [
+    tuple(map(int, shape.split(',')))
+    for line in lowered.compile().as_text().splitlines()
+    if (found := re.search(rf' = (.*?) (?:{moves})(?:-start)?\(', line))
+    for shape in re.findall(r'\w+\[([\d,]+)\]', found[1])
+  ]
+
+
+@pytest.mark.parametrize('mesh', [(1, 4, 1), (4, 1, 1), (2, 4, 1)])
+def test_data_shards_move_weights_and_not_activations(mesh):
+  """8 rows of 14 positions, width 32: none of these move, weights do."""
+  moved = collectives(mesh)
+  assert len(moved) > 4
+  logits = [shape for shape in moved if shape[-1] == 1009]
+  assert set(logits) <= {(32, 1009)}  # the output layer itself
+  activations = [
+    shape for shape in moved if 14 in shape and math.prod(shape) >= 2 * 14 * 32
+  ]
+  assert not activations, activations
+
+
 def test_several_batches_and_epochs_move_the_ratio():
   rollout = make_rollout(reward=np.eye(4))  # no batch without advantages
   rollout = rollout._replace(batch=rollout.batch._replace(logp_old=None))
@@ -335,6 +404,91 @@ def test_the_optimizer_hears_of_the_rollout_and_of_clipping():
   assert heard[0][1] == 0.0 and 0.0 <= heard[1][1] <= 1.0
 
 
+def test_a_skipped_first_batch_is_not_the_first_update():
+  """The flag goes to the first step that is taken."""
+  taken = []
+
+  def update_fn(grads, state, params=None, *, first_of_rollout, clipped_share):
+    del params, clipped_share
+    jax.debug.callback(
+      lambda first: taken.append(bool(first)), first_of_rollout, ordered=True
+    )
+    return grads, state
+
+  listening = optax.GradientTransformationExtraArgs(
+    lambda params: optax.EmptyState(), update_fn
+  )
+  learner = make_learner(
+    losses.methods.grpo(kl_coefficient=0), optimizer=listening
+  )
+  reward = np.eye(4)
+  reward[:2, 0] = [1.0, 1.0]
+  reward[0] = 1.0  # nothing to learn in the first of four batches
+  made = update.Updater(learner, PARAMS, spec('padded', 4), batches=4)
+  state = made.compiled.init(jax.tree.map(jnp.copy, PARAMS))
+  state, _ = made(state, make_rollout(reward=reward), 0)
+  assert (state.step, state.idle) == (3, 1)
+  jax.effects_barrier()
+  assert taken == [True, True, False, False]  # the first of these was skipped
+
+
+def test_weight_decay_spares_norms_and_biases():
+  model = tiny.model(**tiny.FANCY)
+  params = tiny.params(model)
+
+  def decays(params):
+    return jax.tree_util.tree_map_with_path(
+      lambda path, _: model.decays(sharding.path_names(path)), params
+    )
+
+  adam = optim.adamw(0.1, weight_decay=0.5, decays=decays)
+  zero = jax.tree.map(jnp.zeros_like, params)
+  updates, _ = adam.update(zero, adam.init(params), params)
+  for path, moved in jax.tree_util.tree_leaves_with_path(updates):
+    name = sharding.path_names(path)[-1]
+    matrix = name != 'scale' and 'bias' not in name
+    assert bool(np.any(moved)) == matrix, path
+
+
+def test_kl_old_estimates_kl_of_old_to_policy():
+  """Its mean over tokens drawn from old, by enumeration of three outcomes."""
+  old, new = np.log([0.6, 0.3, 0.1]), np.log([0.2, 0.3, 0.5])
+  mask = np.ones((1, 3, 1), bool)
+  batch = losses.make_batch(
+    mask, jnp.zeros((1, 3)), logp_old=jnp.array(old)[None, :, None]
+  )
+  terms = losses.SurrogateTerms(
+    jnp.array(new)[None, :, None], None, None, None, None, {}
+  )
+  total = 0.0
+  for outcome in range(3):
+    one = batch._replace(keep=jnp.arange(3)[None, :, None] == outcome)
+    measured = learner_lib._term_metrics(terms, one)
+    total += np.exp(old[outcome]) * measured['kl_old'].total
+  np.testing.assert_allclose(
+    total, np.sum(np.exp(old) * (old - new)), rtol=1e-5
+  )
+
+
+def test_the_sampler_gap_is_neither_filter_nor_drift():
+  rollout = make_rollout(reward=np.eye(4))
+  batch = rollout.batch._replace(logp_old=None)
+  rows = layout.padded_rows(rollout.prompts, batch.tokens, rollout.length, 16)
+  exact = tiny.score(MODEL, PARAMS, rows).logp
+  exact = np.asarray(tiny.gather(exact, rows, rollout.length))
+  log_kept = np.full(exact.shape, -0.7, np.float32)
+  batch = batch._replace(
+    logp_sampler=exact - log_kept, extras={'log_kept': log_kept}
+  )
+  learner = make_learner(losses.methods.grpo(kl_coefficient=0))
+  made = update.Updater(learner, PARAMS, spec('shared', 2), 0, 2, 2)
+  state = made.compiled.init(jax.tree.map(jnp.copy, PARAMS))
+  _, measured = made(state, rollout._replace(batch=batch), 0)
+  scalars = metrics.to_scalars(measured)
+  assert scalars['kl_old'] > 1e-4  # the policy has moved
+  assert scalars['sampler_gap_max'] < 1e-4
+
+
 def test_the_given_state_is_donated():
   learner = make_learner(losses.methods.grpo(kl_coefficient=0))
   made = update.Updater(learner, PARAMS, spec('padded', 8))
@@ -361,14 +515,14 @@ def test_compilations_are_bounded_by_the_buckets():
   """Ragged rollouts of any lengths: one program per pair of buckets."""
   learner = make_learner(losses.methods.grpo(kl_coefficient=0))
   for kind in ('shared', 'packed', 'padded'):
-    cut = rollout_lib.LayoutSpec(kind, 2, 0, (4, 8), (6,), 30)
+    cut = rollout_lib.LayoutSpec(kind, 2, 0, (4, 8), 30)
     made = update.Updater(learner, PARAMS, cut)
     state = made.compiled.init(jax.tree.map(jnp.copy, PARAMS))
     for seed in range(8):
       state, _ = made(state, make_rollout(seed), seed)
     sizes = made.compiled.train_step._cache_size()
-    # Packed rows also bucket the completions in a row, by powers of two.
-    assert sizes <= (2 if kind != 'packed' else 4), (kind, sizes)
+    # Packed rows also bucket their number and the completions in one.
+    assert sizes <= (2 if kind != 'packed' else 6), (kind, sizes)
     assert made.compiled.credit._cache_size() == 1
 
 

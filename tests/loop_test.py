@@ -88,7 +88,6 @@ def without_times(record):
       'learner.layout': 'padded',
       'learner.anchor': 'sampler',
       'sampler.temperature': 0.8,
-      'sampler.top_k': 5,
     },
   ],
   ids=['default', 'kl_cov', 'kl'],

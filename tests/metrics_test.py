@@ -57,6 +57,28 @@ def test_the_writer_appends_one_object_per_step(tmp_path):
   assert lines[0]['elapsed_secs'] <= lines[1]['elapsed_secs']
 
 
+def test_what_is_not_finite_is_null_and_earlier_runs_are_kept(tmp_path):
+  for value in (float('nan'), float('inf'), None):
+    metrics.Writer(tmp_path).write(0, {'reward': value})
+  files = sorted(path.name for path in tmp_path.iterdir())
+  assert files == ['metrics.1.jsonl', 'metrics.2.jsonl', 'metrics.jsonl']
+  for name in files:
+    text = (tmp_path / name).read_text()
+    assert json.loads(text)['reward'] is None and 'NaN' not in text
+
+
+def test_a_metric_may_count_under_a_condition_only():
+  mean = metrics.Mean(jnp.array(3.0), jnp.array(2.0))
+  most = metrics.Max(jnp.array(5.0))
+  for condition in (True, False):
+    kept = {
+      'mean': metrics.only_if(jnp.array(condition), mean),
+      'max': metrics.only_if(jnp.array(condition), most),
+    }
+    expected = {'mean': 1.5, 'max': 5.0} if condition else {}
+    assert metrics.to_scalars(kept) == expected
+
+
 def test_progress_writes_plain_lines_where_there_is_no_terminal(capsys):
   progress = metrics.Progress(9)
   progress.show(4, {'reward': 0.25, 'unknown': 1.0})

@@ -81,10 +81,10 @@ PICKED = [
     f'{ORACLE}[gspo-0]',
   ),
   (
-    'optim/_adamw.py:_matrices',
-    'return jax.tree.map(lambda x: x.ndim > 1, params)',
-    'x.ndim > 1 -> x.ndim >= 1',
-    'tests.optim.adamw_test::test_adamw_matches_the_loop[decay]',
+    'optim/_adamw.py:learning_rate',
+    'steps = total_steps - warmup_steps',
+    'total_steps - warmup_steps -> total_steps + warmup_steps',
+    'tests.optim.adamw_test::test_learning_rate[arguments5-expected5]',
   ),
 ]
 """The first three say which mutant (as in `EQUIVALENT`), the last who kills."""

@@ -69,6 +69,7 @@ def test_what_was_sampled_is_what_is_trained():
   np.testing.assert_array_equal(batch.keep, batch.mask)
   assert np.all(batch.version == 3) and batch.valid.all()
   np.testing.assert_allclose(batch.logp_sampler, -0.75)
+  np.testing.assert_allclose(batch.extras['log_kept'], -0.25)
   assert got.texts == [['231', '2'], ['3', '44']]
 
 
@@ -120,7 +121,7 @@ def test_demonstrations_end_with_the_end_token():
 
 @pytest.mark.parametrize('kind', ['shared', 'packed', 'padded'])
 def test_shapes_depend_on_the_buckets_alone(kind):
-  spec = rollout.LayoutSpec(kind, 2, 0, (8,), (4, 8), 32)
+  spec = rollout.LayoutSpec(kind, 2, 0, (8,), 32)
   shapes = set()
   for texts in ((('2', '2'), ('3', '4')), (('231', '12'), ('333', '44'))):
     _, got = collect([('exact', exact)], texts)
@@ -134,8 +135,8 @@ def test_shapes_depend_on_the_buckets_alone(kind):
 
 def test_bad_layouts_are_refused():
   with pytest.raises(ValueError, match="'diagonal'"):
-    rollout.LayoutSpec('diagonal', 2, 0, (8,), (4,))
+    rollout.LayoutSpec('diagonal', 2, 0, (8,))
   _, got = collect([('exact', exact)])
-  spec = rollout.LayoutSpec('shared', 2, 3, (8,), (4,))
+  spec = rollout.LayoutSpec('shared', 2, 3, (8,))
   with pytest.raises(ValueError, match='row_completions=3'):
     rollout.micro_batches(got, np.arange(2), spec)

@@ -61,21 +61,22 @@ class ModelConfig:
     _require(
       self.num_layers % len(self.pattern) == 0,
       f'num_layers={self.num_layers} is not a multiple of the pattern of '
-      f'{len(self.pattern)} layer kinds',
+      f'{len(self.pattern)} layer kinds; change one of the two',
     )
     _require(
       self.num_heads % self.num_kv_heads == 0,
       f'num_heads={self.num_heads} is not a multiple of '
-      f'num_kv_heads={self.num_kv_heads}',
+      f'num_kv_heads={self.num_kv_heads}; change one of the two',
     )
     _require(
       self.head_dim % 2 == 0,
-      f'head_dim={self.head_dim} is odd, and rotary positions pair its entries',
+      f'head_dim={self.head_dim} is odd, and rotary positions pair its '
+      'entries; give an even one',
     )
     _require(
       self.compute_dtype in ('float32', 'bfloat16'),
       f"compute_dtype={self.compute_dtype!r} is neither 'float32' nor "
-      "'bfloat16'",
+      "'bfloat16'; give one of them",
     )
 
   @property
@@ -86,4 +87,4 @@ class ModelConfig:
 
 def _require(ok: bool, problem: str):
   if not ok:
-    raise ValueError(f'In the model config, {problem}; change one of the two.')
+    raise ValueError(f'In the model config, {problem}.')

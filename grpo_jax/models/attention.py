@@ -139,8 +139,8 @@ def over_layout(layout: Layout) -> Attention:
     return _over_blocks(layout, layout.blocks)
   segment, parent = layout.segment, layout.parent
   same = segment[:, :, None] == segment[:, None, :]
-  ancestor = parent[:, :, None] == segment[:, None, :]
-  related = (same | ancestor) & (segment > 0)[:, None, :]
+  continued = parent[:, :, None] == segment[:, None, :]
+  related = (same | continued) & (segment > 0)[:, None, :]
 
   def attention(query, key, value, cache, window):
     recent = _recent(layout.position, layout.position, window)

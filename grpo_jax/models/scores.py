@@ -7,12 +7,13 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from grpo_jax import sharding
 from grpo_jax.layout import Layout
 from grpo_jax.models.attention import over_layout
 
 Array = jax.Array
 
-_CHUNK_FLOATS = 2**24  # 64 MiB of logits at a time
+_CHUNK_FLOATS = 2**24  # 64 MiB of logits at a time, on each data shard
 
 
 class Scores(NamedTuple):
@@ -44,7 +45,8 @@ def score(
     layout: Rows; slots without a completion give finite rubbish.
     temperature: The sampler's.
     with_entropy: Whether to compute the entropy too.
-    chunk_tokens: Positions per chunk; None picks 64 MiB of logits.
+    chunk_tokens: Positions per chunk, over all rows; None picks 64 MiB of
+      logits on each data shard.
 
   Returns:
     The `Scores`.
@@ -53,57 +55,75 @@ def score(
     params, layout.tokens, layout.position, over_layout(layout)
   )
   rows, slots, tokens = layout.column.shape
-  column = layout.column.reshape(rows, slots * tokens, 1)
-  hidden = jnp.take_along_axis(hidden, column, axis=1)
-  hidden = hidden.reshape(-1, hidden.shape[-1])
-  target = layout.target.reshape(-1)
+  column = layout.column.reshape(rows, slots * tokens)
+  if layout.blocks is None and layout.tokens.shape[1] < slots * tokens:
+    # Many short completions in a row: fewer columns than slots for tokens. In
+    # a row without shared prompts a column predicts the next one's token.
+    target = jnp.roll(layout.tokens, -1, axis=1)
+    scores = _in_chunks(
+      model, params, hidden, target, temperature, with_entropy, chunk_tokens
+    )
+    scores = jax.tree.map(
+      lambda x: jnp.take_along_axis(x, column, axis=1), scores
+    )
+  else:
+    hidden = jnp.take_along_axis(hidden, column[:, :, None], axis=1)
+    target = layout.target.reshape(rows, slots * tokens)
+    scores = _in_chunks(
+      model, params, hidden, target, temperature, with_entropy, chunk_tokens
+    )
+  return jax.tree.map(lambda x: x.reshape(rows, slots, tokens), scores)
+
+
+def _in_chunks(
+  model, params, hidden, target, temperature, with_entropy, chunk_tokens
+) -> Scores:
+  """`Scores` [R,N] of hidden f[R,N,W], some positions of all rows at a time.
+
+  Rows stay whole, because they may be split over devices.
+  """
 
   @jax.checkpoint
   def chunk_scores(hidden, target):
-    return token_scores(
-      model.head(params, hidden) / temperature, target, with_entropy
-    )
+    logits = model.head(params, hidden) / temperature
+    return token_scores(logits, target, with_entropy)
 
+  rows, number, width = hidden.shape
   vocab = jax.eval_shape(model.head, params, hidden).shape[-1]
-  size = chunk_tokens or max(128, _CHUNK_FLOATS // vocab)
-  if hidden.shape[0] <= size:
-    scores = chunk_scores(hidden, target)
-  else:
-    number = math.ceil(hidden.shape[0] / size)
-    padding = number * size - hidden.shape[0]
-    hidden = jnp.pad(hidden, ((0, padding), (0, 0)))
-    target = jnp.pad(target, (0, padding))
-    chunks = (
-      hidden.reshape(number, size, -1),
-      target.reshape(number, size),
-    )
-    scores = lax.map(lambda chunk: chunk_scores(*chunk), chunks)
+  budget = max(128, _CHUNK_FLOATS // vocab) * sharding.current_row_shards()
+  size = max(1, (chunk_tokens or budget) // rows)
+  if number <= size:
+    return chunk_scores(hidden, target)
+  chunks = math.ceil(number / size)
+  more = chunks * size - number
+  hidden = jnp.pad(hidden, ((0, 0), (0, more), (0, 0)))
+  target = jnp.pad(target, ((0, 0), (0, more)))
+  hidden = jnp.moveaxis(hidden.reshape(rows, chunks, size, width), 1, 0)
+  target = jnp.moveaxis(target.reshape(rows, chunks, size), 1, 0)
+  scores = lax.map(lambda chunk: chunk_scores(*chunk), (hidden, target))
   return jax.tree.map(
-    lambda x: x.reshape(-1)[: rows * slots * tokens].reshape(
-      rows, slots, tokens
-    ),
-    scores,
+    lambda x: jnp.moveaxis(x, 0, 1).reshape(rows, -1)[:, :number], scores
   )
 
 
 def token_scores(logits: Array, target: Array, with_entropy: bool) -> Scores:
-  """Log-probability of the target, and the entropy, of each row of logits.
+  """Log-probability of the target, and the entropy, at each position.
 
   Args:
-    logits: f32[N,V], already divided by the temperature.
-    target: i32[N].
+    logits: f32[R,N,V], already divided by the temperature.
+    target: i32[R,N].
     with_entropy: Whether to compute the entropy too.
 
   Returns:
-    `Scores` of shape [N].
+    `Scores` of shape [R,N].
   """
   log_mass = jax.nn.logsumexp(logits, axis=-1)
   # A masked sum: unlike a gather it stays sharded over the vocabulary and its
   # gradient needs no scatter.
-  chosen = jnp.arange(logits.shape[-1])[None] == target[:, None]
+  chosen = jnp.arange(logits.shape[-1])[None, None] == target[..., None]
   logp = jnp.sum(jnp.where(chosen, logits, 0), axis=-1) - log_mass
   if not with_entropy:
     return Scores(logp, None)
-  log_policy = logits - log_mass[:, None]
+  log_policy = logits - log_mass[..., None]
   entropy = -jnp.sum(jnp.exp(log_policy) * log_policy, axis=-1)
   return Scores(logp, entropy)

@@ -21,6 +21,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from grpo_jax import sharding
 from grpo_jax.models._config import ModelConfig
 from grpo_jax.models.attention import Attention as AttentionFunction
 
@@ -230,7 +231,9 @@ class Transformer:
       f[B,Q,width] in the compute dtype, and the new cache (None if scanned).
     """
     dtype = jnp.dtype(self.config.compute_dtype)
-    x = jnp.take(params['embedding'], tokens, axis=0).astype(dtype)
+    table = params['embedding'].astype(dtype)
+    table = sharding.gather_fsdp(table, *_AXES['embedding'])
+    x = sharding.constrain_rows(jnp.take(table, tokens, axis=0))
     if 'layers' in params:
       caches = cache or [None] * self.config.num_layers
       x, cache = self._unrolled(params, x, positions, attention, caches)
@@ -242,7 +245,8 @@ class Transformer:
 
   def _layer(self, params, x, positions, attention, cache, kind):
     block = nnx.merge(self._block, params)
-    return block(x, positions, attention, cache, kind.window_tokens)
+    x, cache = block(x, positions, attention, cache, kind.window_tokens)
+    return sharding.constrain_rows(x), cache
 
   def _unrolled(self, params, x, positions, attention, caches):
     kinds = self.config.pattern * self.config.repeats
@@ -292,6 +296,14 @@ class Transformer:
     """
     names = _AXES.get(path[-1], ())
     return (None,) * (rank - len(names)) + names
+
+  def decays(self, path: tuple[str, ...]) -> bool:
+    """Whether weight decay acts on a parameter: matrices, not norms or biases.
+
+    Args:
+      path: Where it is in the tree of `init`.
+    """
+    return path[-1] in _AXES and not path[-1].endswith('_bias')
 
   def unstack(self, params: Params) -> Params:
     """The same parameters with `layers`, one tree each, instead of `blocks`."""

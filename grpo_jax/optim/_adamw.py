@@ -1,6 +1,8 @@
 """AdamW behind a global-norm clip, and its learning-rate schedule."""
 
-import jax
+from collections.abc import Callable
+from typing import Any
+
 import optax
 
 
@@ -57,6 +59,7 @@ def adamw(
   epsilon: float = 1e-8,
   weight_decay: float = 0.0,
   clip_norm: float | None = 1.0,
+  decays: Callable[[Any], Any] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """AdamW after clipping the gradient's global norm.
 
@@ -65,8 +68,10 @@ def adamw(
     b1: Decay of the first moment.
     b2: Decay of the second moment.
     epsilon: Added to the root of the second moment.
-    weight_decay: Decoupled decay, of parameters with two axes or more.
+    weight_decay: Decoupled decay.
     clip_norm: Largest global norm of the gradient; None does not clip.
+    decays: From the parameters to a tree of bools, which of them decay; None:
+      all. (Their rank does not tell: stacked norms have two axes.)
 
   Returns:
     An optax transformation that ignores extra arguments.
@@ -77,12 +82,8 @@ def adamw(
     b2=b2,
     eps=epsilon,
     weight_decay=weight_decay,
-    mask=_matrices,
+    mask=decays,
   )
   if clip_norm is not None:
     adam = optax.chain(optax.clip_by_global_norm(clip_norm), adam)
   return optax.with_extra_args_support(adam)
-
-
-def _matrices(params):
-  return jax.tree.map(lambda x: x.ndim > 1, params)

@@ -17,7 +17,7 @@ class Sampling:
     max_tokens: Length limit of a completion, end token included.
     eos_ids: Token ids that end a completion; the one drawn is part of it.
     temperature: Divides the logits; 0 takes the likeliest token.
-    top_k: Keep the k likeliest tokens; 0 keeps all.
+    top_k: Keep the k likeliest tokens, and ties with the last; 0 keeps all.
     top_p: Keep the likeliest tokens whose mass reaches this; 1 keeps all.
     min_p: Keep tokens at least this likely relative to the likeliest; 0 keeps
       all.
@@ -118,8 +118,9 @@ def _filtered(log_policy: Array, step: Array, sampling: Sampling) -> Array:
 def _inverse_cdf(log_mass: Array, uniform: Array) -> Array:
   """The token at which the cumulative mass passes `uniform`, i32[B].
 
-  One random number per token, where the Gumbel trick needs V of them. The
-  cumulative sum is a float32 one, so probabilities are off by 1e-7 at most.
+  One random number per token, where the Gumbel trick needs V of them. Sums and
+  noise are float32, so a token's probability is off by about 2e-7, which for a
+  token rarer than that is all of it.
   """
   top = jnp.max(log_mass, axis=-1, keepdims=True)
   mass = jnp.exp(log_mass - top)

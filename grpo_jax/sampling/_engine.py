@@ -1,8 +1,10 @@
 """The engine protocol, and our engine: host arrays in, host arrays out."""
 
+import bisect
 from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
+import math
 from typing import Any
 from typing import NamedTuple
 from typing import Protocol
@@ -13,6 +15,7 @@ import numpy as np
 
 from grpo_jax import keys
 from grpo_jax import layout
+from grpo_jax import sharding
 from grpo_jax.sampling import _sampler
 from grpo_jax.sampling._choose import Sampling
 
@@ -64,8 +67,8 @@ class LocalEngine:
     completion_buckets: Allowed buffer lengths, tokens.
     max_rows: Most rows decoded at once; more are done in turns.
     decode: ids -> text, needed for stop strings only.
-    place: Puts a pytree of [P,...] host arrays on the devices; see sharding.py.
-    row_multiple: `P` is padded to a multiple of this for `place`.
+    mesh: The learner's mesh, over whose data shards the prompts are split; None
+      for one device.
   """
 
   model: Any
@@ -74,15 +77,17 @@ class LocalEngine:
   completion_buckets: Sequence[int]
   max_rows: int = 4096
   decode: Callable[[Any], str] | None = None
-  place: Callable[[Any], Any] = jax.device_put
-  row_multiple: int = 1
+  mesh: jax.sharding.Mesh | None = None
 
   def __post_init__(self):
-    self._params, self._version = None, -1
+    self._params, self._version, self._prepare = None, -1, None
 
   def load(self, params: Any, version: int) -> None:
     """Takes the learner's parameters; see `Engine`."""
-    self._params = _sampler.sampler_params(self.model, params)
+    if self._prepare is None:
+      self._prepare = _sampler.prepare_params(self.model, params, self.mesh)
+    self._params = None  # frees the old ones before the new are made
+    self._params = self._prepare(params)
     self._version = version
 
   def generate(self, requests: Requests) -> Completions:
@@ -95,9 +100,9 @@ class LocalEngine:
     if self._params is None:
       raise ValueError('LocalEngine has no parameters yet; call load first.')
     number = len(requests.prompts)
-    turn = max(1, self.max_rows // requests.group)
-    turn = min(turn, -(-number // self.row_multiple) * self.row_multiple)
-    turn = -(-turn // self.row_multiple) * self.row_multiple
+    shards = 1 if self.mesh is None else sharding.row_shards(self.mesh)
+    turn = min(max(1, self.max_rows // requests.group), number)
+    turn = math.ceil(turn / shards) * shards
     parts = []
     for start in range(0, number, turn):
       part = slice(start, start + turn)
@@ -115,7 +120,7 @@ class LocalEngine:
     return whole
 
   def _generate_turn(self, requests: Requests, turn: int) -> Completions:
-    """At most `turn` prompts, padded to that many with one-token prompts."""
+    """At most `turn` prompts, padded to that many with some that have ended."""
     sampling, number = requests.sampling, len(requests.prompts)
     length = np.array([len(prompt) for prompt in requests.prompts])
     if not length.all():
@@ -130,17 +135,20 @@ class LocalEngine:
     tokens = np.zeros((turn, width), np.int32)
     for row, prompt in enumerate(requests.prompts):
       tokens[row, : len(prompt)] = prompt
-    rows = self.place(
-      {
-        'tokens': tokens,
-        'length': np.pad(length, (0, turn - number), constant_values=1).astype(
-          np.int32
-        ),
-        'index': np.pad(np.asarray(requests.index), (0, turn - number)).astype(
-          np.int32
-        ),
-      }
-    )
+
+    def pad(values, filler):
+      missing = (0, turn - number)
+      return np.pad(
+        np.asarray(values, np.int32), missing, constant_values=filler
+      )
+
+    rows = {
+      'tokens': tokens,
+      'length': pad(length, 1),
+      'index': pad(requests.index, -1),
+    }
+    if self.mesh is not None:
+      rows = jax.device_put(rows, sharding.rows(self.mesh))
     prompts = _sampler.Prompts(
       **rows,
       key=keys.key(self.seed, requests.purpose, requests.rollout),
@@ -148,7 +156,9 @@ class LocalEngine:
     )
     # max_tokens and stop strings act outside the compiled program.
     static = dataclasses.replace(sampling, max_tokens=buffer, stop_strings=())
-    sampler = _sampler.Sampler(self.model, static, requests.group, buffer)
+    sampler = _sampler.Sampler(
+      self.model, static, requests.group, buffer, self.mesh
+    )
     state = jax.device_get(_sampler.generate(sampler, self._params, prompts))
     shape = (turn, requests.group)
     tokens, logp, log_kept = (
@@ -173,16 +183,18 @@ class LocalEngine:
         'ids to text.'
       )
     length, finish = whole.length.copy(), whole.finish.copy()
+    decode = self.decode
+
     for place in np.ndindex(length.shape):
       ids = whole.tokens[place][: length[place]]
-      if not any(stop in self.decode(ids) for stop in stops):
-        continue
-      length[place] = next(
-        n
-        for n in range(1, len(ids) + 1)
-        if any(stop in self.decode(ids[:n]) for stop in stops)
-      )
-      finish[place] = STOPPED
+
+      def stopped(count, ids=ids):  # once True, True for any longer prefix
+        return any(stop in decode(ids[:count]) for stop in stops)
+
+      if stopped(len(ids)):
+        counts = range(1, len(ids) + 1)
+        length[place] = counts[bisect.bisect_left(counts, True, key=stopped)]
+        finish[place] = STOPPED
     inside = np.arange(whole.tokens.shape[-1]) < length[..., None]
     return whole._replace(
       tokens=np.where(inside, whole.tokens, 0),

@@ -9,6 +9,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from grpo_jax import sharding
 from grpo_jax.models import attention
 from grpo_jax.sampling._choose import Sampling
 from grpo_jax.sampling._choose import choose
@@ -34,7 +35,7 @@ class Prompts(NamedTuple):
 
   tokens: Array  # i32[P,N]
   length: Array  # i32[P]
-  index: Array  # i32[P], the global prompt counter
+  index: Array  # i32[P], the global prompt counter; -1 for padding
   key: Array  # of (seed, rollout)
   max_tokens: Array  # i32[], at most the buffer
 
@@ -48,12 +49,14 @@ class Sampler:
     sampling: How tokens are drawn. Its `max_tokens` is read from `Prompts`.
     group: Completions per prompt.
     buffer_tokens: Length of the completion buffers and of the rows' cache.
+    mesh: Where rows are split over devices; None without one.
   """
 
   model: Any
   sampling: Sampling
   group: int
   buffer_tokens: int
+  mesh: jax.sharding.Mesh | None = None
 
   def __call__(self, params, prompts: Prompts) -> SamplingState:
     """Draws `group` completions of every prompt.
@@ -66,6 +69,10 @@ class Sampler:
       The final state, without its cache. The noise of a token is a function of
       (seed, rollout, prompt index, completion, position) alone.
     """
+    with sharding.use(self.mesh):
+      return self._generate(params, prompts)
+
+  def _generate(self, params, prompts: Prompts) -> SamplingState:
     keys = self._row_keys(prompts)
     state, logits = self._prefill(params, prompts)
     state = self._draw(state, logits, keys)
@@ -108,7 +115,7 @@ class Sampler:
       logp=jnp.zeros((rows, buffer)),
       log_kept=jnp.zeros((rows, buffer)),
       length=jnp.zeros((rows,), jnp.int32),
-      ended=jnp.zeros((rows,), bool),
+      ended=jnp.repeat(prompts.index < 0, self.group),
       cache=[(layer, jax.tree.map(own, layer)) for layer in cache],
     )
     return state, logits
@@ -151,17 +158,16 @@ class Sampler:
     )
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(
+  jax.jit, static_argnums=0, compiler_options=sharding.COMPILER_OPTIONS
+)
 def generate(sampler: Sampler, params, prompts: Prompts) -> SamplingState:
   """Calls a `Sampler`, compiled once per sampler and shapes of prompts."""
   return sampler(params, prompts)
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def sampler_params(model, params):
   """A training tree made ready to decode: unstacked, in the compute dtype.
-
-  Run once per rollout; the only road from the learner to a sampling engine.
 
   Args:
     model: Anything with the model protocol and `unstack`.
@@ -176,3 +182,23 @@ def sampler_params(model, params):
     lambda x: jnp.copy(x.astype(dtype) if x.ndim > 1 else x),
     model.unstack(params),
   )
+
+
+def prepare_params(model, params, mesh: jax.sharding.Mesh | None = None):
+  """`sampler_params` compiled, and resharded: the road to any engine.
+
+  Args:
+    model: Anything with the model protocol, `unstack` and `logical_axes`.
+    params: The training tree, or its shapes.
+    mesh: Its mesh, if any; the result is not split over `fsdp`, because
+      decoding reads every parameter for every token.
+
+  Returns:
+    A function of the training tree, to be called once per rollout.
+  """
+  place = None
+  if mesh is not None:
+    shapes = jax.eval_shape(model.unstack, params)
+    rules = sharding.DECODING_RULES
+    place = sharding.of_params(mesh, shapes, model.logical_axes, rules)
+  return jax.jit(functools.partial(sampler_params, model), out_shardings=place)

@@ -11,12 +11,12 @@ from tests import tiny
 
 
 def test_token_scores_closed_form():
-  logits = jax.random.normal(jax.random.key(0), (5, 7)) * 3
-  target = jnp.array([0, 6, 2, 2, 5])
+  logits = jax.random.normal(jax.random.key(0), (1, 5, 7)) * 3
+  target = jnp.array([[0, 6, 2, 2, 5]])
   got = scores.token_scores(logits, target, with_entropy=True)
   everything = jax.nn.log_softmax(logits)
   np.testing.assert_allclose(
-    got.logp, everything[jnp.arange(5), target], atol=1e-6
+    got.logp[0], everything[0, jnp.arange(5), target[0]], atol=1e-6
   )
   entropy = -jnp.sum(jnp.exp(everything) * everything, axis=-1)
   np.testing.assert_allclose(got.entropy, entropy, atol=1e-6)

@@ -25,7 +25,7 @@ def reference(
       second[name] = b2 * second[name] + (1 - b2) * np.square(g)
       root = np.sqrt(second[name] / (1 - b2**step))
       move = first[name] / (1 - b1**step) / (root + epsilon)
-      decay = weight_decay * value if value.ndim > 1 else 0.0
+      decay = weight_decay * value
       params[name] = value - rate(step - 1) * (move + decay)
   return params
 

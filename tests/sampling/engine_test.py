@@ -8,6 +8,7 @@ import pytest
 
 from grpo_jax import layout
 from grpo_jax import sampling
+from grpo_jax import sharding
 from tests import tiny
 
 EOS = (3, 7, 11)
@@ -126,6 +127,40 @@ def test_the_loop_ends_when_all_rows_have():
   )
   params = sampling.sampler_params(model, tiny.params(model))
   assert int(jax.jit(sampler)(params, prompts).step) == 1
+
+
+def test_padding_does_not_prolong_the_loop():
+  """A row that fills a turn has ended before it starts."""
+  from grpo_jax.sampling import _sampler
+
+  model = tiny.model()
+  options = sampling.Sampling(16, tuple(range(40)))
+  sampler = sampling.Sampler(model, sampling.Sampling(16, (39,)), 2, 16)
+  ending = sampling.Sampler(model, options, 2, 16)
+  params = sampling.sampler_params(model, tiny.params(model))
+  prompts = _sampler.Prompts(
+    tokens=np.ones((2, 4), np.int32),
+    length=np.array([4, 1], np.int32),
+    index=np.array([0, -1], np.int32),
+    key=jax.random.key(0),
+    max_tokens=np.int32(16),
+  )
+  assert int(_sampler.generate(ending, params, prompts).step) == 1
+  state = _sampler.generate(sampler, params, prompts)
+  assert not np.any(state.length[2:]) and np.all(state.length[:2] > 1)
+
+
+def test_a_mesh_changes_no_token_and_decoding_gathers_no_parameter():
+  model = tiny.model()
+  prompts = tiny.ragged(prompts=3)[0]  # does not split over 4 shards
+  plain = engine(model).generate(requests(prompts=prompts))
+  made = engine(model, mesh=sharding.make_mesh(2, 2, 2))
+  spread = made.generate(requests(prompts=prompts))
+  np.testing.assert_array_equal(spread.tokens, plain.tokens)
+  np.testing.assert_allclose(spread.logp, plain.logp, atol=1e-5)
+  specs = {x.sharding.spec for x in jax.tree.leaves(made._params)}
+  axes = {axis for spec in specs for axis in spec if axis is not None}
+  assert axes == {'tensor'}
 
 
 def test_greedy_equals_the_teacher_forced_argmax():
