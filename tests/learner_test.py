@@ -142,7 +142,7 @@ def _state(learner):
 
 
 def test_metrics_do_not_depend_on_micro_batches():
-  learner, rollout = make_learner(METHODS['grpo']()), make_rollout()
+  learner, rollout = make_learner(METHODS['grpo']()), make_rollout(1)
   batch, state, _ = learner_lib.credit(learner, rollout.batch, _state(learner))
   batch = losses.prepare(learner.method, batch, state)
   scalars = []

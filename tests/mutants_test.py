@@ -84,7 +84,7 @@ PICKED = [
     'optim/_adamw.py:learning_rate',
     'steps = total_steps - warmup_steps',
     'total_steps - warmup_steps -> total_steps + warmup_steps',
-    'tests.optim.adamw_test::test_learning_rate[arguments5-expected5]',
+    'tests.optim.adamw_test::test_learning_rate[5]',
   ),
 ]
 """The first three say which mutant (as in `EQUIVALENT`), the last who kills."""
