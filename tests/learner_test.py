@@ -20,74 +20,12 @@ from grpo_jax import rollout as rollout_lib
 from grpo_jax import sharding
 from grpo_jax import update
 from tests import tiny
-
-MODEL = tiny.model()
-PARAMS = tiny.params(MODEL)
-
-
-def entropy_method():
-  """Reads the entropy, so that its pull-back is exercised too."""
-  bonus = losses.add_penalty(
-    lambda terms, batch: -0.1 * terms.entropy, requires=('entropy',)
-  )
-  return losses.chain(losses.methods.dapo(), bonus)
-
-
-METHODS = {
-  'grpo': losses.methods.grpo,
-  'gspo': functools.partial(losses.methods.gspo, low=0.05, high=0.05),
-  'kl_cov': functools.partial(losses.methods.kl_cov, share=0.2),
-  'entropy': entropy_method,
-}
-
-
-def make_learner(
-  method, mesh=(1, 1, 1), optimizer=None, on_zero='skip', **changes
-):
-  model = tiny.model(**changes)
-
-  def score(params, rows, with_entropy):
-    return models.score(model, params, rows, 1.0, with_entropy)
-
-  return learner_lib.Learner(
-    score=score,
-    method=method,
-    optimizer=optimizer or optim.adamw(1e-2),
-    on_zero_advantage=on_zero,
-    mesh=sharding.make_mesh(*mesh),
-    logical_axes=model.logical_axes,
-  )
-
-
-def make_rollout(seed=0, prompts=4, group=4, reward=None):
-  ids, tokens, length = tiny.ragged(seed, prompts, group)
-  rng = np.random.default_rng(seed)
-  mask = np.arange(tokens.shape[-1]) < length[:, :, None]
-  valid = np.ones(length.shape, bool)
-  valid[1, 1] = False
-  reward = rng.integers(0, 2, length.shape) if reward is None else reward
-  rows = layout.padded_rows(ids, tokens, length, 16)
-  logp = tiny.gather(tiny.score(MODEL, PARAMS, rows).logp, rows, length)
-  logp = np.asarray(logp) + 0.4 * rng.standard_normal(tokens.shape)
-  batch = losses.Batch(
-    tokens=tokens,
-    mask=mask,
-    keep=mask,
-    valid=valid,
-    reward=np.asarray(reward, np.float32),
-    reward_parts=np.asarray(reward, np.float32)[..., None],
-    truncated=length == tokens.shape[-1],
-    version=np.zeros(tokens.shape, np.int32),
-    logp_old=logp.astype(np.float32),
-    logp_ref=(logp + 0.3).astype(np.float32),
-  )
-  return rollout_lib.Rollout(batch, length, ids, [])
-
-
-def spec(kind='shared', micro_rows=1, row_completions=0, pack_tokens=30):
-  return rollout_lib.LayoutSpec(
-    kind, micro_rows, row_completions, (8,), pack_tokens
-  )
+from tests.learning import METHODS
+from tests.learning import MODEL
+from tests.learning import PARAMS
+from tests.learning import make_learner
+from tests.learning import make_rollout
+from tests.learning import spec
 
 
 @functools.cache
@@ -242,42 +180,6 @@ def test_a_batch_without_advantages_follows_the_policy(policy):
   assert (after.step, after.idle) == ((1, 1) if policy == 'skip' else (2, 0))
 
 
-def test_the_ratio_is_one_before_the_first_update():
-  rollout = make_rollout()
-  rollout = rollout._replace(batch=rollout.batch._replace(logp_old=None))
-  learner = make_learner(losses.methods.gspo(), optimizer=optax.sgd(0.0))
-  for batches, epochs in ((1, 1), (2, 2)):
-    made = update.Updater(
-      learner, PARAMS, spec('shared', 2), 0, batches, epochs
-    )
-    state = made.compiled.init(jax.tree.map(jnp.copy, PARAMS))
-    state, measured = made(state, rollout, 0)
-    scalars = metrics.to_scalars(measured)
-    assert scalars['kl_old'] == 0 and scalars['ratio'] == 1
-    assert scalars['clipped_high'] == scalars['clipped_low'] == 0
-    assert state.step == batches * epochs
-
-
-@pytest.mark.parametrize('kind', ['shared', 'packed'])
-def test_the_ratio_is_one_in_bf16_too(kind):
-  """Scoring and training are two programs; both round where the model says."""
-  rollout = make_rollout(reward=np.eye(4))
-  rollout = rollout._replace(batch=rollout.batch._replace(logp_old=None))
-  learner = make_learner(
-    losses.methods.gspo(),
-    optimizer=optax.sgd(0.0),
-    compute_dtype='bfloat16',
-    unroll=True,
-  )
-  made = update.Updater(learner, PARAMS, spec(kind, 2), 0, 2, 2)
-  state = made.compiled.init(jax.tree.map(jnp.copy, PARAMS))
-  state, measured = made(state, rollout, 0)
-  scalars = metrics.to_scalars(measured)
-  assert state.step == 4
-  assert scalars['ratio'] == 1 and scalars['kl_old'] == 0
-  assert scalars['clipped_high'] == scalars['clipped_low'] == 0
-
-
 def collectives(mesh, vocab=1009):
   """Shapes that the compiled step moves between devices."""
   learner = make_learner(
@@ -323,115 +225,6 @@ def test_data_shards_move_weights_and_not_activations(mesh):
   assert not activations, activations
 
 
-def test_several_batches_and_epochs_move_the_ratio():
-  rollout = make_rollout(reward=np.eye(4))  # no batch without advantages
-  rollout = rollout._replace(batch=rollout.batch._replace(logp_old=None))
-  learner = make_learner(losses.methods.grpo(kl_coefficient=0))
-  made = update.Updater(learner, PARAMS, spec('shared', 2), 0, 2, 3)
-  chosen = list(made.optimizer_batches(rollout, step=7))
-  assert len(chosen) == 6
-  for epoch in range(3):
-    prompts = np.concatenate(chosen[2 * epoch : 2 * epoch + 2])
-    np.testing.assert_array_equal(np.sort(prompts), np.arange(4))
-  again = list(made.optimizer_batches(rollout, step=7))
-  np.testing.assert_array_equal(np.array(chosen), np.array(again))
-  orders = {
-    tuple(np.concatenate(list(made.optimizer_batches(rollout, s))))
-    for s in range(8)
-  }
-  assert len(orders) > 4
-  state = made.compiled.init(jax.tree.map(jnp.copy, PARAMS))
-  state, measured = made(state, rollout, 0)
-  assert state.step == 6
-  assert metrics.to_scalars(measured)['kl_old'] > 1e-5
-
-
-def test_the_anchor_may_be_the_sampler():
-  rollout = make_rollout()
-  sampler = (rollout.batch.logp_old - 0.5).astype(np.float32)
-  rollout = rollout._replace(
-    batch=rollout.batch._replace(logp_old=None, logp_sampler=sampler)
-  )
-  learner = make_learner(losses.methods.grpo(kl_coefficient=0))
-  made = update.Updater(learner, PARAMS, spec('shared', 2), anchor='sampler')
-  batch = made.with_policies(PARAMS, rollout)
-  np.testing.assert_array_equal(batch.logp_old, sampler)
-
-
-def test_a_reference_is_asked_for_and_scored():
-  learner = make_learner(losses.methods.grpo())
-  with pytest.raises(ValueError, match='reference policy'):
-    update.Updater(learner, PARAMS, spec())
-  rollout = make_rollout()
-  made = update.Updater(learner, PARAMS, spec(), reference=PARAMS)
-  batch = made.with_policies(PARAMS, rollout)
-  rows = layout.padded_rows(
-    rollout.prompts, rollout.batch.tokens, rollout.length, 16
-  )
-  expected = tiny.gather(
-    tiny.score(MODEL, PARAMS, rows).logp, rows, rollout.length
-  )
-  inside = rollout.batch.mask
-  np.testing.assert_allclose(
-    batch.logp_ref[inside], expected[inside], atol=1e-5
-  )
-
-
-def test_the_optimizer_hears_of_the_rollout_and_of_clipping():
-  heard = []
-
-  def update_fn(grads, state, params=None, *, first_of_rollout, clipped_share):
-    jax.debug.callback(
-      lambda *args: heard.append([float(x) for x in args]),
-      first_of_rollout,
-      clipped_share,
-      ordered=True,
-    )
-    return grads, state
-
-  listening = optax.GradientTransformationExtraArgs(
-    lambda params: optax.EmptyState(), update_fn
-  )
-  learner = make_learner(
-    losses.methods.grpo(kl_coefficient=0), optimizer=listening
-  )
-  made = update.Updater(learner, PARAMS, spec('padded', 4), epochs=2)
-  state = made.compiled.init(jax.tree.map(jnp.copy, PARAMS))
-  rollout = make_rollout()
-  made(state, rollout, 0)[0].step.block_until_ready()
-  jax.effects_barrier()
-  assert [first for first, _ in heard] == [1.0, 0.0]
-  assert heard[0][1] == 0.0 and 0.0 <= heard[1][1] <= 1.0
-
-
-def test_a_skipped_first_batch_is_not_the_first_update():
-  """The flag goes to the first step that is taken."""
-  taken = []
-
-  def update_fn(grads, state, params=None, *, first_of_rollout, clipped_share):
-    del params, clipped_share
-    jax.debug.callback(
-      lambda first: taken.append(bool(first)), first_of_rollout, ordered=True
-    )
-    return grads, state
-
-  listening = optax.GradientTransformationExtraArgs(
-    lambda params: optax.EmptyState(), update_fn
-  )
-  learner = make_learner(
-    losses.methods.grpo(kl_coefficient=0), optimizer=listening
-  )
-  reward = np.eye(4)
-  reward[:2, 0] = [1.0, 1.0]
-  reward[0] = 1.0  # nothing to learn in the first of four batches
-  made = update.Updater(learner, PARAMS, spec('padded', 4), batches=4)
-  state = made.compiled.init(jax.tree.map(jnp.copy, PARAMS))
-  state, _ = made(state, make_rollout(reward=reward), 0)
-  assert (state.step, state.idle) == (3, 1)
-  jax.effects_barrier()
-  assert taken == [True, True, False, False]  # the first of these was skipped
-
-
 def test_weight_decay_spares_norms_and_biases():
   model = tiny.model(**tiny.FANCY)
   params = tiny.params(model)
@@ -448,45 +241,6 @@ def test_weight_decay_spares_norms_and_biases():
     name = sharding.path_names(path)[-1]
     matrix = name != 'scale' and 'bias' not in name
     assert bool(np.any(moved)) == matrix, path
-
-
-def test_kl_old_estimates_kl_of_old_to_policy():
-  """Its mean over tokens drawn from old, by enumeration of three outcomes."""
-  old, new = np.log([0.6, 0.3, 0.1]), np.log([0.2, 0.3, 0.5])
-  mask = np.ones((1, 3, 1), bool)
-  batch = losses.make_batch(
-    mask, jnp.zeros((1, 3)), logp_old=jnp.array(old)[None, :, None]
-  )
-  terms = losses.SurrogateTerms(
-    jnp.array(new)[None, :, None], None, None, None, None, {}
-  )
-  total = 0.0
-  for outcome in range(3):
-    one = batch._replace(keep=jnp.arange(3)[None, :, None] == outcome)
-    measured = learner_lib._term_metrics(terms, one)
-    total += np.exp(old[outcome]) * measured['kl_old'].total
-  np.testing.assert_allclose(
-    total, np.sum(np.exp(old) * (old - new)), rtol=1e-5
-  )
-
-
-def test_the_sampler_gap_is_neither_filter_nor_drift():
-  rollout = make_rollout(reward=np.eye(4))
-  batch = rollout.batch._replace(logp_old=None)
-  rows = layout.padded_rows(rollout.prompts, batch.tokens, rollout.length, 16)
-  exact = tiny.score(MODEL, PARAMS, rows).logp
-  exact = np.asarray(tiny.gather(exact, rows, rollout.length))
-  log_kept = np.full(exact.shape, -0.7, np.float32)
-  batch = batch._replace(
-    logp_sampler=exact - log_kept, extras={'log_kept': log_kept}
-  )
-  learner = make_learner(losses.methods.grpo(kl_coefficient=0))
-  made = update.Updater(learner, PARAMS, spec('shared', 2), 0, 2, 2)
-  state = made.compiled.init(jax.tree.map(jnp.copy, PARAMS))
-  _, measured = made(state, rollout._replace(batch=batch), 0)
-  scalars = metrics.to_scalars(measured)
-  assert scalars['kl_old'] > 1e-4  # the policy has moved
-  assert scalars['sampler_gap_max'] < 1e-4
 
 
 def test_the_given_state_is_donated():
@@ -509,21 +263,6 @@ def test_master_weights_and_moments_stay_float32_under_bf16():
   }
   assert kinds == {jnp.dtype('float32')}
   assert np.isfinite(metrics.to_scalars(measured)['grad_norm'])
-
-
-def test_compilations_are_bounded_by_the_buckets():
-  """Ragged rollouts of any lengths: one program per pair of buckets."""
-  learner = make_learner(losses.methods.grpo(kl_coefficient=0))
-  for kind in ('shared', 'packed', 'padded'):
-    cut = rollout_lib.LayoutSpec(kind, 2, 0, (4, 8), 30)
-    made = update.Updater(learner, PARAMS, cut)
-    state = made.compiled.init(jax.tree.map(jnp.copy, PARAMS))
-    for seed in range(8):
-      state, _ = made(state, make_rollout(seed), seed)
-    sizes = made.compiled.train_step._cache_size()
-    # Packed rows also bucket their number and the completions in one.
-    assert sizes <= (2 if kind != 'packed' else 6), (kind, sizes)
-    assert made.compiled.credit._cache_size() == 1
 
 
 def test_an_unknown_policy_is_refused():

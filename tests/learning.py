@@ -1,0 +1,82 @@
+"""Learners and rollouts that the tests of learner and update share."""
+
+import functools
+
+import numpy as np
+
+from grpo_jax import layout
+from grpo_jax import learner as learner_lib
+from grpo_jax import losses
+from grpo_jax import models
+from grpo_jax import optim
+from grpo_jax import rollout as rollout_lib
+from grpo_jax import sharding
+from tests import tiny
+
+MODEL = tiny.model()
+PARAMS = tiny.params(MODEL)
+
+
+def entropy_method():
+  """Reads the entropy, so that its pull-back is exercised too."""
+  bonus = losses.add_penalty(
+    lambda terms, batch: -0.1 * terms.entropy, requires=('entropy',)
+  )
+  return losses.chain(losses.methods.dapo(), bonus)
+
+
+METHODS = {
+  'grpo': losses.methods.grpo,
+  'gspo': functools.partial(losses.methods.gspo, low=0.05, high=0.05),
+  'kl_cov': functools.partial(losses.methods.kl_cov, share=0.2),
+  'entropy': entropy_method,
+}
+
+
+def make_learner(
+  method, mesh=(1, 1, 1), optimizer=None, on_zero='skip', **changes
+):
+  model = tiny.model(**changes)
+
+  def score(params, rows, with_entropy):
+    return models.score(model, params, rows, 1.0, with_entropy)
+
+  return learner_lib.Learner(
+    score=score,
+    method=method,
+    optimizer=optimizer or optim.adamw(1e-2),
+    on_zero_advantage=on_zero,
+    mesh=sharding.make_mesh(*mesh),
+    logical_axes=model.logical_axes,
+  )
+
+
+def make_rollout(seed=0, prompts=4, group=4, reward=None):
+  ids, tokens, length = tiny.ragged(seed, prompts, group)
+  rng = np.random.default_rng(seed)
+  mask = np.arange(tokens.shape[-1]) < length[:, :, None]
+  valid = np.ones(length.shape, bool)
+  valid[1, 1] = False
+  reward = rng.integers(0, 2, length.shape) if reward is None else reward
+  rows = layout.padded_rows(ids, tokens, length, 16)
+  logp = tiny.gather(tiny.score(MODEL, PARAMS, rows).logp, rows, length)
+  logp = np.asarray(logp) + 0.4 * rng.standard_normal(tokens.shape)
+  batch = losses.Batch(
+    tokens=tokens,
+    mask=mask,
+    keep=mask,
+    valid=valid,
+    reward=np.asarray(reward, np.float32),
+    reward_parts=np.asarray(reward, np.float32)[..., None],
+    truncated=length == tokens.shape[-1],
+    version=np.zeros(tokens.shape, np.int32),
+    logp_old=logp.astype(np.float32),
+    logp_ref=(logp + 0.3).astype(np.float32),
+  )
+  return rollout_lib.Rollout(batch, length, ids, [])
+
+
+def spec(kind='shared', micro_rows=1, row_completions=0, pack_tokens=30):
+  return rollout_lib.LayoutSpec(
+    kind, micro_rows, row_completions, (8,), pack_tokens
+  )

@@ -1,0 +1,219 @@
+"""The steps of one rollout: ratios, orders, anchors, flags, compilations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from grpo_jax import layout
+from grpo_jax import learner as learner_lib
+from grpo_jax import losses
+from grpo_jax import metrics
+from grpo_jax import rollout as rollout_lib
+from grpo_jax import update
+from tests import tiny
+from tests.learning import MODEL
+from tests.learning import PARAMS
+from tests.learning import make_learner
+from tests.learning import make_rollout
+from tests.learning import spec
+
+
+def test_the_ratio_is_one_before_the_first_update():
+  rollout = make_rollout()
+  rollout = rollout._replace(batch=rollout.batch._replace(logp_old=None))
+  learner = make_learner(losses.methods.gspo(), optimizer=optax.sgd(0.0))
+  for batches, epochs in ((1, 1), (2, 2)):
+    made = update.Updater(
+      learner, PARAMS, spec('shared', 2), 0, batches, epochs
+    )
+    state = made.compiled.init(jax.tree.map(jnp.copy, PARAMS))
+    state, measured = made(state, rollout, 0)
+    scalars = metrics.to_scalars(measured)
+    assert scalars['kl_old'] == 0 and scalars['ratio'] == 1
+    assert scalars['clipped_high'] == scalars['clipped_low'] == 0
+    assert state.step == batches * epochs
+
+
+@pytest.mark.parametrize('kind', ['shared', 'packed'])
+def test_the_ratio_is_one_in_bf16_too(kind):
+  """Scoring and training are two programs; both round where the model says."""
+  rollout = make_rollout(reward=np.eye(4))
+  rollout = rollout._replace(batch=rollout.batch._replace(logp_old=None))
+  learner = make_learner(
+    losses.methods.gspo(),
+    optimizer=optax.sgd(0.0),
+    compute_dtype='bfloat16',
+    unroll=True,
+  )
+  made = update.Updater(learner, PARAMS, spec(kind, 2), 0, 2, 2)
+  state = made.compiled.init(jax.tree.map(jnp.copy, PARAMS))
+  state, measured = made(state, rollout, 0)
+  scalars = metrics.to_scalars(measured)
+  assert state.step == 4
+  assert scalars['ratio'] == 1 and scalars['kl_old'] == 0
+  assert scalars['clipped_high'] == scalars['clipped_low'] == 0
+
+
+def test_several_batches_and_epochs_move_the_ratio():
+  rollout = make_rollout(reward=np.eye(4))  # no batch without advantages
+  rollout = rollout._replace(batch=rollout.batch._replace(logp_old=None))
+  learner = make_learner(losses.methods.grpo(kl_coefficient=0))
+  made = update.Updater(learner, PARAMS, spec('shared', 2), 0, 2, 3)
+  chosen = list(made.optimizer_batches(rollout, step=7))
+  assert len(chosen) == 6
+  for epoch in range(3):
+    prompts = np.concatenate(chosen[2 * epoch : 2 * epoch + 2])
+    np.testing.assert_array_equal(np.sort(prompts), np.arange(4))
+  again = list(made.optimizer_batches(rollout, step=7))
+  np.testing.assert_array_equal(np.array(chosen), np.array(again))
+  orders = {
+    tuple(np.concatenate(list(made.optimizer_batches(rollout, s))))
+    for s in range(8)
+  }
+  assert len(orders) > 4
+  state = made.compiled.init(jax.tree.map(jnp.copy, PARAMS))
+  state, measured = made(state, rollout, 0)
+  assert state.step == 6
+  assert metrics.to_scalars(measured)['kl_old'] > 1e-5
+
+
+def test_the_anchor_may_be_the_sampler():
+  rollout = make_rollout()
+  sampler = (rollout.batch.logp_old - 0.5).astype(np.float32)
+  rollout = rollout._replace(
+    batch=rollout.batch._replace(logp_old=None, logp_sampler=sampler)
+  )
+  learner = make_learner(losses.methods.grpo(kl_coefficient=0))
+  made = update.Updater(learner, PARAMS, spec('shared', 2), anchor='sampler')
+  batch = made.with_policies(PARAMS, rollout)
+  np.testing.assert_array_equal(batch.logp_old, sampler)
+
+
+def test_a_reference_is_asked_for_and_scored():
+  learner = make_learner(losses.methods.grpo())
+  with pytest.raises(ValueError, match='reference policy'):
+    update.Updater(learner, PARAMS, spec())
+  rollout = make_rollout()
+  made = update.Updater(learner, PARAMS, spec(), reference=PARAMS)
+  batch = made.with_policies(PARAMS, rollout)
+  rows = layout.padded_rows(
+    rollout.prompts, rollout.batch.tokens, rollout.length, 16
+  )
+  expected = tiny.gather(
+    tiny.score(MODEL, PARAMS, rows).logp, rows, rollout.length
+  )
+  inside = rollout.batch.mask
+  np.testing.assert_allclose(
+    batch.logp_ref[inside], expected[inside], atol=1e-5
+  )
+
+
+def test_the_optimizer_hears_of_the_rollout_and_of_clipping():
+  heard = []
+
+  def update_fn(grads, state, params=None, *, first_of_rollout, clipped_share):
+    jax.debug.callback(
+      lambda *args: heard.append([float(x) for x in args]),
+      first_of_rollout,
+      clipped_share,
+      ordered=True,
+    )
+    return grads, state
+
+  listening = optax.GradientTransformationExtraArgs(
+    lambda params: optax.EmptyState(), update_fn
+  )
+  learner = make_learner(
+    losses.methods.grpo(kl_coefficient=0), optimizer=listening
+  )
+  made = update.Updater(learner, PARAMS, spec('padded', 4), epochs=2)
+  state = made.compiled.init(jax.tree.map(jnp.copy, PARAMS))
+  rollout = make_rollout()
+  made(state, rollout, 0)[0].step.block_until_ready()
+  jax.effects_barrier()
+  assert [first for first, _ in heard] == [1.0, 0.0]
+  assert heard[0][1] == 0.0 and 0.0 <= heard[1][1] <= 1.0
+
+
+def test_a_skipped_first_batch_is_not_the_first_update():
+  """The flag goes to the first step that is taken."""
+  taken = []
+
+  def update_fn(grads, state, params=None, *, first_of_rollout, clipped_share):
+    del params, clipped_share
+    jax.debug.callback(
+      lambda first: taken.append(bool(first)), first_of_rollout, ordered=True
+    )
+    return grads, state
+
+  listening = optax.GradientTransformationExtraArgs(
+    lambda params: optax.EmptyState(), update_fn
+  )
+  learner = make_learner(
+    losses.methods.grpo(kl_coefficient=0), optimizer=listening
+  )
+  reward = np.eye(4)
+  reward[:2, 0] = [1.0, 1.0]
+  reward[0] = 1.0  # nothing to learn in the first of four batches
+  made = update.Updater(learner, PARAMS, spec('padded', 4), batches=4)
+  state = made.compiled.init(jax.tree.map(jnp.copy, PARAMS))
+  state, _ = made(state, make_rollout(reward=reward), 0)
+  assert (state.step, state.idle) == (3, 1)
+  jax.effects_barrier()
+  assert taken == [True, True, False, False]  # the first of these was skipped
+
+
+def test_kl_old_estimates_kl_of_old_to_policy():
+  """Its mean over tokens drawn from old, by enumeration of three outcomes."""
+  old, new = np.log([0.6, 0.3, 0.1]), np.log([0.2, 0.3, 0.5])
+  mask = np.ones((1, 3, 1), bool)
+  batch = losses.make_batch(
+    mask, jnp.zeros((1, 3)), logp_old=jnp.array(old)[None, :, None]
+  )
+  terms = losses.SurrogateTerms(
+    jnp.array(new)[None, :, None], None, None, None, None, {}
+  )
+  total = 0.0
+  for outcome in range(3):
+    one = batch._replace(keep=jnp.arange(3)[None, :, None] == outcome)
+    measured = learner_lib._term_metrics(terms, one)
+    total += np.exp(old[outcome]) * measured['kl_old'].total
+  np.testing.assert_allclose(
+    total, np.sum(np.exp(old) * (old - new)), rtol=1e-5
+  )
+
+
+def test_the_sampler_gap_is_neither_filter_nor_drift():
+  rollout = make_rollout(reward=np.eye(4))
+  batch = rollout.batch._replace(logp_old=None)
+  rows = layout.padded_rows(rollout.prompts, batch.tokens, rollout.length, 16)
+  exact = tiny.score(MODEL, PARAMS, rows).logp
+  exact = np.asarray(tiny.gather(exact, rows, rollout.length))
+  log_kept = np.full(exact.shape, -0.7, np.float32)
+  batch = batch._replace(
+    logp_sampler=exact - log_kept, extras={'log_kept': log_kept}
+  )
+  learner = make_learner(losses.methods.grpo(kl_coefficient=0))
+  made = update.Updater(learner, PARAMS, spec('shared', 2), 0, 2, 2)
+  state = made.compiled.init(jax.tree.map(jnp.copy, PARAMS))
+  _, measured = made(state, rollout._replace(batch=batch), 0)
+  scalars = metrics.to_scalars(measured)
+  assert scalars['kl_old'] > 1e-4  # the policy has moved
+  assert scalars['sampler_gap_max'] < 1e-4
+
+
+def test_compilations_are_bounded_by_the_buckets():
+  """Ragged rollouts of any lengths: one program per pair of buckets."""
+  learner = make_learner(losses.methods.grpo(kl_coefficient=0))
+  for kind in ('shared', 'packed', 'padded'):
+    cut = rollout_lib.LayoutSpec(kind, 2, 0, (4, 8), 30)
+    made = update.Updater(learner, PARAMS, cut)
+    state = made.compiled.init(jax.tree.map(jnp.copy, PARAMS))
+    for seed in range(8):
+      state, _ = made(state, make_rollout(seed), seed)
+    sizes = made.compiled.train_step._cache_size()
+    # Packed rows also bucket their number and the completions in one.
+    assert sizes <= (2 if kind != 'packed' else 6), (kind, sizes)
+    assert made.compiled.credit._cache_size() == 1
