@@ -90,13 +90,26 @@ def test_imports_go_one_way(path):
       assert mine in HEAVY[heavy], f'{path} imports {heavy} at its top'
 
 
-@pytest.mark.parametrize('name', ['losses', 'optim'])
-def test_losses_and_optim_need_jax_and_optax_alone(name):
-  """In a process of its own, with everything else made unimportable."""
+HEAVIER = (
+  'flax', 'orbax', 'grain', 'ml_collections', 'tokenizers',
+  'tensorflow_datasets', 'transformers',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  'name, absent',
+  [
+    ('losses', HEAVIER),
+    ('optim', HEAVIER),
+    ('data', ('jax', *HEAVIER)),
+    ('rewards', ('jax', *HEAVIER)),
+  ],
+)
+def test_what_others_import_is_light(name, absent):
+  """In a process of its own, with everything heavy made unimportable."""
   code = f"""
 import sys
-for heavy in ('flax', 'orbax', 'grain', 'ml_collections', 'tokenizers',
-              'tensorflow_datasets', 'transformers'):
+for heavy in {absent}:
   sys.modules[heavy] = None
 import grpo_jax.{name}
 ours = {{m.split('.')[1] for m in sys.modules if m.startswith('grpo_jax.')}}
