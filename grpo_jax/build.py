@@ -5,7 +5,6 @@ from typing import Any
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
@@ -158,8 +157,7 @@ def updater(run: Run, params: Any) -> update.Updater:
 
   Args:
     run: See `Run`.
-    params: The parameters at the first rollout; a copy is the reference, if
-      the method needs one.
+    params: The parameters at the first rollout, or their shapes.
 
   Returns:
     An `Updater`.
@@ -179,7 +177,6 @@ def updater(run: Run, params: Any) -> update.Updater:
     run.config.data.prompt_buckets,
     config.pack_tokens,
   )
-  refers = 'logp_ref' in run.method.requires
   return update.Updater(
     _learner(
       run,
@@ -194,7 +191,8 @@ def updater(run: Run, params: Any) -> update.Updater:
     config.batches,
     config.epochs,
     config.anchor,
-    jax.tree.map(jnp.copy, params) if refers else None,
+    run.config.reference.refresh_steps,
+    run.config.reference.refresh_weight,
   )
 
 

@@ -78,6 +78,8 @@ class Sampler:
   min_p: float = 0.0  # 0: off
   stop_strings: tuple[str, ...] = ()  # texts that end a completion
   max_rows: int = 4096  # completions decoded at once
+  resample_rounds: int = 0  # extra draws, to replace groups of equal rewards
+  retire_solved: bool = False  # do not draw a solved prompt again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +113,14 @@ class Learner:
 
 
 @dataclasses.dataclass(frozen=True)
+class Reference:
+  """The policy that a KL term is measured from, if the method has one."""
+
+  refresh_steps: int = 0  # rollouts between refreshes; 0: fixed
+  refresh_weight: float = 1.0  # of the policy in the average; 1: a copy
+
+
+@dataclasses.dataclass(frozen=True)
 class WarmUp:
   """Supervised steps on demonstrations, before the first rollout."""
 
@@ -128,6 +138,33 @@ class Evaluation:
 
   every_steps: int = 20  # rollouts between evaluations; 0: ends only
   examples: int = 1000  # held-out problems
+  right_reward: float = 1.0  # least first reward of a right answer
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+  """What a workdir keeps, so that the same command goes on from there."""
+
+  every_steps: int = 20  # rollouts between saves; the last is always saved
+  every_warm_up_steps: int = 100  # optimizer steps between saves of a warm-up
+  keep_last: int = 2  # newest checkpoints to keep
+  best_metric: str = (
+    'heldout_accuracy'  # keep the one with most of it; '': none
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+  """What a person sees, on the terminal and in the workdir."""
+
+  display: str = 'auto'  # 'rich', 'plain', 'none'; 'auto': rich on a terminal
+  samples: int = 3  # completions shown with their rewards
+  tensorboard: bool = True  # event files in the workdir
+  wandb_project: str = ''  # of Weights & Biases; '': off
+  wandb_mode: str = 'online'  # or 'offline'
+  completions_every_steps: int = 20  # rollouts between Parquet files; 0: none
+  kl_alarm: float = 1.0  # KL to old or reference that warns, nats per token
+  entropy_alarm: float = 0.01  # entropy that warns when below, nats per token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,8 +191,11 @@ class Config:
   sampler: Sampler = Sampler()
   optim: Optim = Optim()
   learner: Learner = Learner()
+  reference: Reference = Reference()
   warm_up: WarmUp = WarmUp()
   evaluation: Evaluation = Evaluation()
+  checkpoint: Checkpoint = Checkpoint()
+  log: Log = Log()
   mesh: Mesh = Mesh()
 
   def __post_init__(self):
@@ -180,6 +220,17 @@ def _checks(config: Config):
     ('warm_up.steps', config.warm_up.steps, 0),
     ('warm_up.examples', config.warm_up.examples, 1),
     ('warm_up.micro_rows', config.warm_up.micro_rows, 1),
+    ('sampler.resample_rounds', sampler.resample_rounds, 0),
+    ('reference.refresh_steps', config.reference.refresh_steps, 0),
+    ('checkpoint.every_steps', config.checkpoint.every_steps, 1),
+    (
+      'checkpoint.every_warm_up_steps',
+      config.checkpoint.every_warm_up_steps,
+      1,
+    ),
+    ('checkpoint.keep_last', config.checkpoint.keep_last, 1),
+    ('log.samples', config.log.samples, 0),
+    ('log.completions_every_steps', config.log.completions_every_steps, 0),
     ('evaluation.every_steps', config.evaluation.every_steps, 0),
     ('evaluation.examples', config.evaluation.examples, 1),
     ('optim.clip_norm', optim.clip_norm, 0),
@@ -190,9 +241,16 @@ def _checks(config: Config):
     ('learner.anchor', learner.anchor, ('learner', 'sampler')),
     ('learner.on_zero_advantage', learner.on_zero_advantage, ('skip', 'step')),
     ('optim.decay', optim.decay, ('constant', 'linear', 'cosine')),
+    ('log.display', config.log.display, ('auto', 'rich', 'plain', 'none')),
+    ('log.wandb_mode', config.log.wandb_mode, ('online', 'offline')),
   ):
     yield value in known, f'{name}={value!r}; give one of {", ".join(known)}'
   yield len(config.rewards) > 0, 'no rewards; give at least one'
+  yield (
+    0 < config.reference.refresh_weight <= 1,
+    f'reference.refresh_weight={config.reference.refresh_weight}; give more '
+    'than 0 and at most 1, which copies the policy',
+  )
   yield (
     sampler.prompts % learner.batches == 0,
     f'learner.batches={learner.batches} with sampler.prompts='

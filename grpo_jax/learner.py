@@ -34,6 +34,7 @@ class TrainState(NamedTuple):
   params: Any  # float32 master weights
   opt_state: Any
   loss_state: Any  # of the method; moved once per rollout
+  reference: Any  # parameters, like params, if the method has one, else None
   step: Array  # i32[], optimizer steps taken
   nonfinite: Array  # i32[], steps not taken: the gradient was not finite
   idle: Array  # i32[], steps not taken: every advantage was 0
@@ -74,6 +75,11 @@ class Learner:
     """Whether the loss reads the entropy."""
     return 'entropy' in self.method.requires
 
+  @property
+  def with_reference(self) -> bool:
+    """Whether the loss reads a reference policy."""
+    return 'logp_ref' in self.method.requires
+
 
 def init(learner: Learner, params: Any) -> TrainState:
   """A fresh state around given parameters.
@@ -83,13 +89,15 @@ def init(learner: Learner, params: Any) -> TrainState:
     params: float32 parameters.
 
   Returns:
-    A `TrainState` with zero moments and counters.
+    A `TrainState` with zero moments and counters, and a copy of the parameters
+    as the reference if the method has one.
   """
   zero = jnp.zeros((), jnp.int32)
   return TrainState(
     params,
     learner.optimizer.init(params),
     learner.method.init(),
+    jax.tree.map(jnp.copy, params) if learner.with_reference else None,
     step=zero,
     nonfinite=zero,
     idle=zero,
@@ -109,7 +117,9 @@ def state_sharding(learner: Learner, params: Any) -> TrainState:
     transform_non_params=lambda _: everywhere,
   )
   return jax.tree.map(lambda _: everywhere, abstract)._replace(
-    params=of_params, opt_state=of_moments
+    params=of_params,
+    opt_state=of_moments,
+    reference=of_params if learner.with_reference else None,
   )
 
 
@@ -351,6 +361,7 @@ def train_step(
     choose(params, state.params),
     choose(opt_state, state.opt_state),
     state.loss_state,
+    state.reference,
     step=state.step + go,
     nonfinite=state.nonfinite + ~finite,
     idle=state.idle + (finite & idle),
@@ -368,10 +379,31 @@ def train_step(
   return new_state, measured
 
 
+def refresh(learner: Learner, state: TrainState, weight: Array) -> TrainState:
+  """Moves the reference to the policy.
+
+  Args:
+    learner: See `Learner`.
+    state: With a reference.
+    weight: f32[], of the policy in the average; 1 makes a copy of it.
+
+  Returns:
+    The state with `(1 - weight) * reference + weight * params`.
+  """
+  del learner
+  moved = jax.tree.map(
+    lambda old, new: jnp.where(weight == 1, new, old + weight * (new - old)),
+    state.reference,
+    state.params,
+  )
+  return state._replace(reference=moved)
+
+
 class Compiled(NamedTuple):
   """The learner's functions, jitted on its mesh."""
 
   init: Callable[..., TrainState]
+  refresh: Callable[..., TrainState]
   credit: Callable[..., Any]
   score: Callable[..., Any]
   train_step: Callable[..., Any]
@@ -386,9 +418,9 @@ def compiled(learner: Learner, params: Any) -> Compiled:
 
   Returns:
     `init(params)`, `credit(batch, loss_state)`, `score(params, layout,
-    num_micro, shape)` and `train_step(state, ...)`. The parameters given to
-    `init` and the state given to `train_step` are donated: do not use them
-    again.
+    num_micro, shape)`, `refresh(state, weight)` and `train_step(state, ...)`.
+    The parameters given to `init` and the state given to `refresh` and
+    `train_step` are donated: do not use them again.
   """
   place = state_sharding(learner, params)
   everywhere = sharding.replicated(learner.mesh)
@@ -406,6 +438,7 @@ def compiled(learner: Learner, params: Any) -> Compiled:
 
   return Compiled(
     init=jit(init, donate_argnums=0, out_shardings=place),
+    refresh=jit(refresh, donate_argnums=0, out_shardings=place),
     credit=jit(credit),
     score=jit(logp, static_argnums=3, out_shardings=everywhere),
     train_step=jit(

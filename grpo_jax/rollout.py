@@ -30,7 +30,9 @@ class Rollout(NamedTuple):
   batch: losses.Batch  # NumPy arrays [P,G,T]
   length: np.ndarray  # i32[P,G], tokens of each completion
   prompts: list[list[int]]  # P lists of ids
+  prompt_texts: list[str]  # P
   texts: list[list[str]]  # [P][G] completions, for people
+  index: np.ndarray  # i64[P], the global prompt counters
   reward_names: tuple[str, ...] = ()  # of the last axis of batch.reward_parts
 
 
@@ -103,7 +105,9 @@ def collect(
     _batch(completions, scores, completion_buckets),
     completions.length,
     prompts,
+    [record['prompt'] for record in records],
     texts,
+    np.array(index, np.int64),
     tuple(reward.name for reward in rewards),
   )
 
@@ -190,9 +194,15 @@ def demonstrations(
     truncated=np.zeros(length.shape, bool),
     version=np.zeros(tokens.shape, np.int32),
   )
-  prompts = [tokenizer.encode(record['prompt']) for record in records]
-  texts = [[str(record['answer'])] for record in records]
-  return Rollout(batch, length, prompts, texts)
+  asked = [record['prompt'] for record in records]
+  return Rollout(
+    batch,
+    length,
+    [tokenizer.encode(text) for text in asked],
+    asked,
+    [[str(record['answer'])] for record in records],
+    np.array([record['index'] for record in records], np.int64),
+  )
 
 
 def micro_batches(

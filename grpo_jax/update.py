@@ -40,7 +40,9 @@ class Updater:
     epochs: Passes over a rollout.
     anchor: `'learner'` scores logp_old itself, if more than one step or the
       method needs it; `'sampler'` takes the sampler's.
-    reference: Parameters of the reference policy, if the method needs one.
+    refresh_steps: Rollouts between refreshes of the reference, if the method
+      has one; 0 leaves it fixed.
+    refresh_weight: Of the policy in the average that refreshes; 1: a copy.
   """
 
   learner: Learner
@@ -50,16 +52,14 @@ class Updater:
   batches: int = 1
   epochs: int = 1
   anchor: str = 'learner'
-  reference: Any = None
+  refresh_steps: int = 0
+  refresh_weight: float = 1.0
   compiled: Compiled = dataclasses.field(init=False)
 
   def __post_init__(self, params):
     self.compiled = compiled(self.learner, params)
-    if 'logp_ref' in self.learner.method.requires and self.reference is None:
-      raise ValueError(
-        'The method needs a reference policy (it has a KL term); give one, or '
-        'set the coefficient of the term to 0.'
-      )
+    if not self.learner.with_reference:
+      self.refresh_steps = 0
 
   def __call__(
     self, state: TrainState, rollout: Rollout, step: int
@@ -74,7 +74,7 @@ class Updater:
     Returns:
       The new state, and metrics of the rollout and its steps.
     """
-    batch = self.with_policies(state.params, rollout)
+    batch = self.with_policies(state, rollout)
     batch, loss_state, measured = self.compiled.credit(batch, state.loss_state)
     state = state._replace(loss_state=loss_state)
     start = jnp.copy(state.step)  # the state itself is donated
@@ -84,17 +84,21 @@ class Updater:
         state, batch, chosen, layout, used, start
       )
       measured = metrics.merge(measured, more)
+    if self.refresh_steps and (step + 1) % self.refresh_steps == 0:
+      weight = jnp.asarray(self.refresh_weight, jnp.float32)
+      state = self.compiled.refresh(state, weight)
     return state, measured
 
-  def with_policies(self, params: Any, rollout: Rollout) -> losses.Batch:
+  def with_policies(self, state: TrainState, rollout: Rollout) -> losses.Batch:
     """The batch with the log-probabilities that the steps will need."""
     batch, requires = rollout.batch, self.learner.method.requires
     if self.anchor == 'sampler':
       batch = batch._replace(logp_old=batch.logp_sampler)
     elif self.batches * self.epochs > 1 or 'logp_old' in requires:
-      batch = batch._replace(logp_old=self.score(params, rollout))
-    if 'logp_ref' in requires:
-      batch = batch._replace(logp_ref=self.score(self.reference, rollout))
+      batch = batch._replace(logp_old=self.score(state.params, rollout))
+    if self.learner.with_reference:
+      logp_ref = self.score(state.reference, rollout)
+      batch = batch._replace(logp_ref=logp_ref)
     return batch
 
   def score(self, params: Any, rollout: Rollout) -> jax.Array:

@@ -98,9 +98,7 @@ def test_metrics_do_not_depend_on_micro_batches():
 
 
 def one_step(learner, rollout, params=PARAMS, state=None, cut=None):
-  made = update.Updater(
-    learner, params, cut or spec('padded', 8), reference=PARAMS
-  )
+  made = update.Updater(learner, params, cut or spec('padded', 8))
   state = made.compiled.init(jax.tree.map(jnp.copy, params))
   return made(state, rollout, 0)
 
@@ -187,7 +185,7 @@ def collectives(mesh, vocab=1009):
   )
   model = tiny.model(vocab_size=vocab, unroll=True)
   params = jax.eval_shape(model.init, jax.random.key(0))
-  made = update.Updater(learner, params, spec('padded', 8), reference=params)
+  made = update.Updater(learner, params, spec('padded', 8))
   rollout = make_rollout()
   rows, used = made.layout(rollout, np.arange(4))
   batch, loss_state, _ = made.compiled.credit(

@@ -73,7 +73,9 @@ def make_rollout(seed=0, prompts=4, group=4, reward=None):
     logp_old=logp.astype(np.float32),
     logp_ref=(logp + 0.3).astype(np.float32),
   )
-  return rollout_lib.Rollout(batch, length, ids, [])
+  return rollout_lib.Rollout(
+    batch, length, ids, [''] * prompts, [], np.arange(prompts)
+  )
 
 
 def spec(kind='shared', micro_rows=1, row_completions=0, pack_tokens=30):

@@ -87,17 +87,19 @@ def test_the_anchor_may_be_the_sampler():
   )
   learner = make_learner(losses.methods.grpo(kl_coefficient=0))
   made = update.Updater(learner, PARAMS, spec('shared', 2), anchor='sampler')
-  batch = made.with_policies(PARAMS, rollout)
+  batch = made.with_policies(learner_lib.init(learner, PARAMS), rollout)
   np.testing.assert_array_equal(batch.logp_old, sampler)
 
 
-def test_a_reference_is_asked_for_and_scored():
+def test_a_reference_is_kept_and_scored_only_if_the_method_has_one():
+  without = make_learner(losses.methods.grpo(kl_coefficient=0))
+  assert learner_lib.init(without, PARAMS).reference is None
   learner = make_learner(losses.methods.grpo())
-  with pytest.raises(ValueError, match='reference policy'):
-    update.Updater(learner, PARAMS, spec())
   rollout = make_rollout()
-  made = update.Updater(learner, PARAMS, spec(), reference=PARAMS)
-  batch = made.with_policies(PARAMS, rollout)
+  made = update.Updater(learner, PARAMS, spec())
+  state = learner_lib.init(learner, PARAMS)
+  moved = jax.tree.map(lambda x: 1.5 * x, PARAMS)
+  batch = made.with_policies(state._replace(params=moved), rollout)
   rows = layout.padded_rows(
     rollout.prompts, rollout.batch.tokens, rollout.length, 16
   )
@@ -217,3 +219,30 @@ def test_compilations_are_bounded_by_the_buckets():
     # Packed rows also bucket their number and the completions in one.
     assert sizes <= (2 if kind != 'packed' else 6), (kind, sizes)
     assert made.compiled.credit._cache_size() == 1
+
+
+@pytest.mark.parametrize('weight', [1.0, 0.25])
+def test_a_reference_is_refreshed_every_n_rollouts(weight):
+  learner = make_learner(losses.methods.grpo())
+  made = update.Updater(
+    learner, PARAMS, spec(), refresh_steps=2, refresh_weight=weight
+  )
+  state = made.compiled.init(jax.tree.map(jnp.copy, PARAMS))
+  state, _ = made(state, make_rollout(), 0)
+  assert_equal(state.reference, PARAMS)  # fixed until it is due
+  state, _ = made(state, make_rollout(1), 1)
+  expected = jax.tree.map(
+    lambda old, new: (1 - weight) * old + weight * new, PARAMS, state.params
+  )
+  if weight == 1:
+    assert_equal(state.reference, state.params)
+  for a, b in zip(
+    jax.tree.leaves(state.reference), jax.tree.leaves(expected), strict=True
+  ):
+    np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+  made(state, make_rollout(2), 2)  # the copy was no alias: donation works
+
+
+def assert_equal(a, b):
+  for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+    np.testing.assert_array_equal(x, y)
