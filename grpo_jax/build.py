@@ -10,6 +10,7 @@ from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax import learner as learner_lib
 from grpo_jax import losses
+from grpo_jax import measure
 from grpo_jax import models
 from grpo_jax import optim
 from grpo_jax import rewards
@@ -27,12 +28,14 @@ class Run(NamedTuple):
   config: Config
   tokenizer: data.Tokenizer
   prompts: Any  # infinite grain dataset of records
+  epoch: int  # rows of it among which every record is met
   heldout: Any  # source of records, or None
   rewards: tuple[rewards.WeightedReward, ...]
   mesh: jax.sharding.Mesh
   model: models.Transformer
   method: losses.LossTransform
   engine: sampling.Engine
+  peak_flops: float | None  # of all devices together, where it is known
   sampling: sampling.Sampling
 
 
@@ -66,12 +69,13 @@ def run(config: Config) -> Run:
     )
   )
   heldout = config.data.heldout
+  peak = measure.peak_flops(jax.devices()[0].device_kind)
+  source = _source(config.data, config.data.train, 'train')
   return Run(
     config=config,
     tokenizer=tokenizer,
-    prompts=data.prompt_stream(
-      _source(config.data, config.data.train, 'train'), config.seed
-    ),
+    prompts=data.prompt_stream(source, config.seed),
+    epoch=len(source),
     heldout=_source(config.data, heldout, 'heldout') if heldout else None,
     rewards=tuple(
       rewards.WeightedReward(
@@ -91,6 +95,7 @@ def run(config: Config) -> Run:
       tokenizer.decode,
       mesh,
     ),
+    peak_flops=peak and peak * mesh.size,
     sampling=_sampling(config.sampler, tokenizer),
   )
 
@@ -136,7 +141,7 @@ def demonstrations(run: Run):
   return data.prompt_stream(source, run.config.seed)
 
 
-def warm_up_updater(run: Run, params: Any) -> update.Updater:
+def warm_up_updater(run: Run) -> update.Updater:
   """What turns demonstrations into supervised steps, one each."""
   config = run.config
   schedule = optim.learning_rate(
@@ -149,15 +154,19 @@ def warm_up_updater(run: Run, params: Any) -> update.Updater:
     0,
     config.data.prompt_buckets,
   )
-  return update.Updater(learner, params, spec, config.seed)
+  return update.Updater(learner, shapes(run), spec, config.seed)
 
 
-def updater(run: Run, params: Any) -> update.Updater:
+def shapes(run: Run) -> Any:
+  """The parameters as shapes and dtypes."""
+  return jax.eval_shape(run.model.init, jax.random.key(0))
+
+
+def updater(run: Run) -> update.Updater:
   """What turns rollouts into optimizer steps.
 
   Args:
     run: See `Run`.
-    params: The parameters at the first rollout, or their shapes.
 
   Returns:
     An `Updater`.
@@ -185,7 +194,7 @@ def updater(run: Run, params: Any) -> update.Updater:
       run.config.sampler.temperature,
       config.on_zero_advantage,
     ),
-    params,
+    shapes(run),
     spec,
     run.config.seed,
     config.batches,

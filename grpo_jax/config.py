@@ -311,6 +311,45 @@ def default() -> ml_collections.ConfigDict:
   return ml_collections.ConfigDict(dataclasses.asdict(Config()))
 
 
+# What may change when a run goes on: how the work is divided, kept or shown,
+# but not what is learned.
+FREE = (
+  'mesh',
+  'checkpoint',
+  'log',
+  'evaluation',
+  'learner.layout',
+  'learner.micro_rows',
+  'learner.row_completions',
+  'learner.pack_tokens',
+  'model.remat',
+  'model.unroll',
+  'sampler.max_rows',
+)
+
+
+def is_free(name: str, config: Config) -> bool:
+  """Whether the field `name` may change when a run goes on.
+
+  Those of `FREE` may, and `steps` too, unless the learning rate decays over
+  them.
+  """
+  if name == 'steps':
+    return config.optim.decay == 'constant'
+  return any(name == free or name.startswith(f'{free}.') for free in FREE)
+
+
+def flat(values: Any, name: str = '') -> dict[str, Any]:
+  """Nested dicts as one, {'optim.lr': ...}; lists and arguments are values."""
+  if not isinstance(values, dict) or name.endswith('_kwargs'):
+    return {name: values}
+  return {
+    path: leaf
+    for key, value in values.items()
+    for path, leaf in flat(value, f'{name}.{key}' if name else key).items()
+  }
+
+
 def resolve(config: ml_collections.ConfigDict) -> Config:
   """Checks a ConfigDict against the dataclasses above.
 

@@ -22,6 +22,7 @@ import optax
 
 from grpo_jax import losses
 from grpo_jax import metrics
+from grpo_jax import policy_metrics
 from grpo_jax import sharding
 from grpo_jax.layout import Layout
 
@@ -138,18 +139,7 @@ def credit(
   """
   given = losses.check_batch(batch)  # with the rewards as they came
   batch, loss_state = losses.credit(learner.method, batch, loss_state)
-  assert batch.advantage is not None  # losses.credit has set it
-  uniform, judged = losses.uniform_groups(given), jnp.any(given.valid, axis=1)
-  measured: dict[str, metrics.Metric] = {
-    'reward': metrics.masked_mean(given.reward, given.valid),
-    'uniform_groups': metrics.masked_mean(uniform, judged),
-    'length_tokens': metrics.masked_mean(
-      jnp.sum(given.mask, axis=-1), given.valid
-    ),
-    'truncated': metrics.masked_mean(given.truncated, given.valid),
-    'advantage_abs': metrics.masked_mean(jnp.abs(batch.advantage), batch.keep),
-    'kept_tokens': metrics.masked_mean(batch.keep, batch.mask),
-  }
+  measured = policy_metrics.of_credit(given, batch)
   return batch, loss_state, measured
 
 
@@ -222,25 +212,6 @@ def _loss_and_cotangent(learner, scores, batch, loss_state):
   return jax.value_and_grad(loss, has_aux=True)(scores)
 
 
-def _term_metrics(terms, batch) -> dict[str, metrics.Metric]:
-  """Per-token metrics of some completions; sums, so that splits add up."""
-  kept = batch.keep
-  measured: dict[str, metrics.Metric] = {
-    name: metrics.masked_mean(value, kept)
-    for name, value in terms.metrics.items()
-  }
-  gap = terms.logp - (terms.logp if batch.logp_old is None else batch.logp_old)
-  kl_old = jnp.expm1(jnp.minimum(gap, 20)) - gap  # k3 of KL(old || policy)
-  measured['kl_old'] = metrics.masked_mean(kl_old, kept)
-  if batch.logp_sampler is not None:
-    # Of the whole policy, as the learner's: without what the filters left.
-    sampler = batch.logp_sampler + batch.extras.get('log_kept', 0)
-    mismatch = jnp.abs(terms.logp - sampler)
-    measured['sampler_gap'] = metrics.masked_mean(mismatch, kept)
-    measured['sampler_gap_max'] = metrics.masked_max(mismatch, kept)
-  return measured
-
-
 def gradient(
   learner: Learner,
   params: Any,
@@ -281,7 +252,7 @@ def gradient(
     (loss, terms), cotangent = _loss_and_cotangent(
       learner, scores, part, loss_state
     )
-    return pull_back(cotangent)[0], loss, _term_metrics(terms, part)
+    return pull_back(cotangent)[0], loss, policy_metrics.of_terms(terms, part)
 
   def body(k, total):
     grads, loss, measured = micro(k)
@@ -297,7 +268,7 @@ def gradient(
   grads, loss, measured = lax.fori_loop(0, num_micro, body, start)
   if whole is not None:
     (loss, terms), _ = whole
-    measured = _term_metrics(terms, batch)
+    measured = policy_metrics.of_terms(terms, batch)
   return grads, loss, measured
 
 
@@ -340,8 +311,8 @@ def train_step(
     idle = jnp.zeros((), bool)
   go = finite & ~idle
   first = state.step == rollout_start
-  for name in ('sampler_gap', 'sampler_gap_max'):
-    if name in measured:  # drift is not the sampler's fault
+  for name in measured:
+    if name.startswith('sampler_gap'):  # drift is not the sampler's fault
       measured[name] = metrics.only_if(first, measured[name])
   clipped = metrics.total(measured, ('clipped_high', 'clipped_low'))
   kept = jnp.sum(batch.keep, dtype=jnp.float32)
@@ -373,8 +344,10 @@ def train_step(
     'update_norm': metrics.Mean(
       jnp.where(go, optax.tree.norm(updates), 0), one
     ),
-    'steps_nonfinite': metrics.Mean((~finite).astype(jnp.float32), one),
-    'steps_idle': metrics.Mean((finite & idle).astype(jnp.float32), one),
+    'param_norm': metrics.Mean(optax.tree.norm(new_state.params), one),
+    # Counters of the state, which only grow.
+    'nonfinite_steps': metrics.Max(new_state.nonfinite.astype(jnp.float32)),
+    'idle_steps': metrics.Max(new_state.idle.astype(jnp.float32)),
   }
   return new_state, measured
 
@@ -402,6 +375,7 @@ def refresh(learner: Learner, state: TrainState, weight: Array) -> TrainState:
 class Compiled(NamedTuple):
   """The learner's functions, jitted on its mesh."""
 
+  abstract: TrainState  # shapes, dtypes and shardings, for a restore
   init: Callable[..., TrainState]
   refresh: Callable[..., TrainState]
   credit: Callable[..., Any]
@@ -436,7 +410,13 @@ def compiled(learner: Learner, params: Any) -> Compiled:
   def logp(learner, *args):
     return score_all(learner, *args).logp
 
+  abstract = jax.eval_shape(lambda p: init(learner, p), params)
   return Compiled(
+    abstract=jax.tree.map(
+      lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
+      abstract,
+      place,
+    ),
     init=jit(init, donate_argnums=0, out_shardings=place),
     refresh=jit(refresh, donate_argnums=0, out_shardings=place),
     credit=jit(credit),

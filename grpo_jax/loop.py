@@ -1,7 +1,10 @@
-"""The outer loop: sample, judge, learn, repeat."""
+"""The outer loop: sample, judge, learn, save, repeat."""
 
 from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
 import dataclasses
+import functools
 import pathlib
 import time
 from typing import Any
@@ -12,105 +15,190 @@ import numpy as np
 from grpo_jax import build
 from grpo_jax import data
 from grpo_jax import keys
+from grpo_jax import measure
 from grpo_jax import metrics
+from grpo_jax import resample
 from grpo_jax import rollout as rollout_lib
-from grpo_jax import sharding
+from grpo_jax import session as session_lib
+from grpo_jax import transcript
+from grpo_jax import warm_up
 from grpo_jax.config import Config
+from grpo_jax.learner import TrainState
+from grpo_jax.resample import Supply
 from grpo_jax.rollout import Rollout
+from grpo_jax.session import Progress
+from grpo_jax.session import Session
+from grpo_jax.update import Updater
+
+# What one step trains on: the rollout, the supply after it, and counts.
+Drawn = tuple[Rollout, Supply, dict[str, float]]
 
 
 def train(
-  config: Config, workdir: str | pathlib.Path
+  config: Config,
+  workdir: str | pathlib.Path,
+  stop: Callable[[], bool] = lambda: False,
+  replay: str | pathlib.Path | None = None,
+  profile_steps: tuple[int, int] = (0, 0),
 ) -> dict[str, float | None]:
-  """Trains a model and says how well it did before and after.
+  """Trains a model, from where the workdir's newest checkpoint stands.
 
   Args:
     config: See `config.py`.
-    workdir: Where `metrics.jsonl` goes.
+    workdir: Where everything goes; see `workdir.py`.
+    stop: Asked between the parts of a step; once it says True, the run is saved
+      and this returns.
+    replay: The completions of every rollout of an earlier run, a directory, to
+      train on these instead of sampling.
+    profile_steps: First and last rollout to record with the JAX profiler,
+      counted from 1.
 
   Returns:
     `before` and `after`, the held-out greedy accuracies after the warm-up and
-    at the end (None without held-out problems), and `secs`, the whole time.
+    at the end (None without held-out problems), `steps`, the rollouts done,
+    and `secs`, the time of this start.
+
+  Raises:
+    ValueError: Something that was given cannot be used, or nothing is left to
+      learn; the sentence says what, and what to do. The run is saved.
   """
   start = time.monotonic()
-  run = build.run(config)
-  writer = metrics.Writer(workdir)
-  progress = metrics.Progress(config.steps)
-
-  params = warm_up(run, initial_params(run), progress)
-  update = build.updater(run, params)
-  state = update.compiled.init(params)
-  run.engine.load(state.params, version=0)
-  before = after = evaluate(run, 0)
-  writer.write(0, {'heldout_accuracy': before})
-  progress.show(0, {'heldout_accuracy': before})
-
-  for step in range(config.steps):
-    rollout, sample_secs = timed(collect, run, step)
-    (state, measured), learn_secs = timed(learn, update, state, rollout, step)
-    run.engine.load(state.params, version=step + 1)
-    measured |= reward_parts(rollout)
-    measured |= speed(rollout, sample_secs, learn_secs)
-    if is_due(config, step + 1):
-      measured['heldout_accuracy'] = after = evaluate(run, step + 1)
-    writer.write(step + 1, measured)
-    progress.show(step + 1, measured)
-
-  progress.close()
-  return {'before': before, 'after': after, 'secs': time.monotonic() - start}
-
-
-def initial_params(run: build.Run) -> Any:
-  """Random parameters, sharded over the mesh."""
-  key = keys.key(run.config.seed, 'init')
-  abstract = jax.eval_shape(run.model.init, key)
-  place = sharding.of_params(run.mesh, abstract, run.model.logical_axes)
-  return jax.jit(run.model.init, out_shardings=place)(key)
+  draw = functools.partial(replayed, replay) if replay else sampled
+  with session_lib.opened(config, pathlib.Path(workdir), stop) as (
+    session,
+    progress,
+  ):
+    if progress:
+      session.run.engine.load(progress.state.params, version=progress.step)
+    else:
+      progress = begin(session)
+    while progress and progress.step < config.steps and not stop():
+      with profiled(session.workdir, progress.step + 1, profile_steps):
+        following = advance(session, progress, draw)
+      if following is None:
+        break
+      progress = following
+    if progress:
+      session_lib.finish(session, progress)
+    accuracy = session.monitor.series('heldout_accuracy') or [None]
+    return {
+      'before': accuracy[0],
+      'after': accuracy[-1],
+      'steps': progress.step if progress else 0,
+      'secs': time.monotonic() - start,
+    }
 
 
-def warm_up(run: build.Run, params: Any, progress: metrics.Progress) -> Any:
-  """Supervised steps on demonstrations; returns the parameters."""
-  config = run.config.warm_up
-  if not config.steps:
-    return params
-  examples = build.demonstrations(run)
-  update = build.warm_up_updater(run, params)
-  state = update.compiled.init(params)
-  for step in range(config.steps):
-    records = data.take(examples, step * config.examples, config.examples)
-    rollout = rollout_lib.demonstrations(
-      records, run.tokenizer, run.config.data.completion_buckets
-    )
-    state, measured = update(state, rollout, step)
-    if (step + 1) % 50 == 0:
-      loss = metrics.to_scalars(measured)['loss']
-      progress.line(f'warm-up {step + 1}/{config.steps}  loss {loss:.3f}')
-  return state.params
-
-
-def collect(run: build.Run, step: int) -> Rollout:
-  """The rollout of one step: row i of step n is prompt n * P + i."""
-  config = run.config.sampler
-  rollout = rollout_lib.collect(
-    data.take(run.prompts, step * config.prompts, config.prompts),
-    run.engine,
-    run.tokenizer,
-    run.rewards,
-    run.sampling,
-    config.group,
-    step,
-    run.config.data.completion_buckets,
+def begin(session: Session) -> Progress | None:
+  """The progress before the first rollout; None if stopped on the way."""
+  params = warm_up.run(
+    session.run, session.workdir, session.monitor, session.stop
   )
-  if run.config.shuffle_rewards:
-    rng = keys.generator(run.config.seed, 'shuffle rewards', step)
-    rollout = shuffle_rewards(rollout, rng)
-  return rollout
+  if params is None:
+    return None
+  progress = Progress(0, session.update.compiled.init(params), Supply())
+  session.run.engine.load(progress.state.params, version=0)
+  measured = {'heldout_accuracy': heldout_accuracy(session.run, 0)}
+  session.monitor.write(0, measured)
+  session_lib.save(session, progress, measured)
+  session.saves.wait()
+  warm_up.forget(session.workdir)
+  return progress
 
 
-def learn(update, state, rollout: Rollout, step: int):
+def advance(
+  session: Session, progress: Progress, draw: Callable[..., Any]
+) -> Progress | None:
+  """One rollout and its updates; None if stopped before the updates."""
+  run, config = session.run, session.run.config
+  step, state, supply = progress
+  with session_lib.saved_if_it_fails(session, progress):
+    drawn, sample_secs = timed(draw, run, supply, step)
+  if session.stop():
+    return None
+  rollout, supply, counts = drawn
+  (state, measured), learn_secs = timed(
+    learn, session.update, state, rollout, step
+  )
+  progress = Progress(step + 1, state, supply)
+  run.engine.load(state.params, version=step + 1)
+  measured |= counts
+  measured |= measure.of_rollout(rollout, step, config.evaluation.right_reward)
+  measured |= measure.of_speed(
+    rollout,
+    sample_secs,
+    learn_secs,
+    run.model.config,
+    run.peak_flops,
+    session.update.forward_passes,
+  )
+  if evaluates_at(config, step + 1):
+    measured['heldout_accuracy'] = heldout_accuracy(run, step + 1)
+  session_lib.report(session, progress, rollout, measured)
+  if saves_at(config, step + 1) or session.saves.owed:
+    session_lib.save(session, progress, measured)
+  return progress
+
+
+def sampled(run: build.Run, supply: Supply, step: int) -> Drawn:
+  """The rollout of one step, by the current policy."""
+  config = run.config.sampler
+
+  def collect(records):
+    rollout = rollout_lib.collect(
+      records,
+      run.engine,
+      run.tokenizer,
+      run.rewards,
+      run.sampling,
+      config.group,
+      step,
+      run.config.data.completion_buckets,
+    )
+    if run.config.shuffle_rewards:
+      rng = keys.generator(run.config.seed, 'shuffle rewards', step)
+      rollout = shuffle_rewards(rollout, rng)
+    return rollout
+
+  return resample.draw(
+    supply,
+    run.prompts,
+    run.epoch,
+    config.prompts,
+    collect,
+    config.resample_rounds,
+    config.retire_solved,
+    run.config.evaluation.right_reward,
+  )
+
+
+def replayed(
+  directory: str | pathlib.Path,
+  run: build.Run,
+  supply: Supply,
+  step: int,
+) -> Drawn:
+  """The rollout that an earlier run had at this step."""
+  del run
+  return transcript.read(transcript.path_of(directory, step + 1)), supply, {}
+
+
+def learn(update: Updater, state: TrainState, rollout: Rollout, step: int):
   """The new state, and plain numbers: waits for the device."""
   state, measured = update(state, rollout, step)
   return state, metrics.to_scalars(measured)
+
+
+def saves_at(config: Config, step: int) -> bool:
+  """Whether to save after this many rollouts: also what was evaluated."""
+  every = config.checkpoint.every_steps
+  return step % every == 0 or evaluates_at(config, step)
+
+
+def evaluates_at(config: Config, step: int) -> bool:
+  """Whether to evaluate after this many rollouts."""
+  every = config.evaluation.every_steps
+  return step == config.steps or bool(every) and step % every == 0
 
 
 def shuffle_rewards(rollout: Rollout, rng: np.random.Generator) -> Rollout:
@@ -120,13 +208,7 @@ def shuffle_rewards(rollout: Rollout, rng: np.random.Generator) -> Rollout:
   return rollout._replace(batch=rollout.batch._replace(reward=reward))
 
 
-def is_due(config: Config, step: int) -> bool:
-  """Whether to evaluate after this many rollouts."""
-  every = config.evaluation.every_steps
-  return step == config.steps or bool(every) and step % every == 0
-
-
-def evaluate(run: build.Run, step: int) -> float | None:
+def heldout_accuracy(run: build.Run, step: int) -> float | None:
   """Mean of the first reward over greedy answers to held-out problems.
 
   None if there are none. For a reward of 0 or 1 this is the accuracy.
@@ -148,32 +230,20 @@ def evaluate(run: build.Run, step: int) -> float | None:
   return float(np.mean(rollout.batch.reward_parts[rollout.batch.valid, 0]))
 
 
+@contextlib.contextmanager
+def profiled(
+  workdir: pathlib.Path, step: int, steps: tuple[int, int]
+) -> Iterator[None]:
+  """Records a step with the JAX profiler, if it is one of `steps`."""
+  if steps[0] <= step <= steps[1]:
+    with jax.profiler.trace(str(workdir / 'profile' / f'step_{step}')):
+      yield
+  else:
+    yield
+
+
 def timed(function: Callable[..., Any], *args) -> tuple[Any, float]:
   """The result of a call, and its seconds."""
   start = time.monotonic()
   result = function(*args)
   return result, time.monotonic() - start
-
-
-def reward_parts(rollout: Rollout) -> dict[str, float]:
-  """The mean of each reward function over the judged completions."""
-  parts = rollout.batch.reward_parts[rollout.batch.valid]
-  means = parts.mean(axis=0) if len(parts) else []
-  names = rollout.reward_names[: len(means)]
-  return {
-    f'reward/{name}': float(mean)
-    for name, mean in zip(names, means, strict=True)
-  }
-
-
-def speed(
-  rollout: Rollout, sample_secs: float, learn_secs: float
-) -> dict[str, float]:
-  """Seconds of the two halves of a step, and completion tokens per second."""
-  tokens = float(rollout.length.sum())
-  return {
-    'sample_secs': sample_secs,
-    'learn_secs': learn_secs,
-    'sample_tokens_per_sec': tokens / sample_secs,
-    'learn_tokens_per_sec': tokens / learn_secs,
-  }

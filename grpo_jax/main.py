@@ -4,8 +4,10 @@ import json
 import os
 import pathlib
 import resource
+import shutil
 import sys
 import traceback
+from typing import Any
 from typing import NoReturn
 
 from absl import app
@@ -13,77 +15,313 @@ from absl import flags
 from absl import logging
 from ml_collections import config_flags
 
+from grpo_jax import options
+from grpo_jax import signals
+
 _CONFIG = config_flags.DEFINE_config_file(
   'config', None, 'A config file, with an argument after a colon if it has one.'
 )
-_WORKDIR = flags.DEFINE_string(
-  'workdir', None, 'Directory for metrics and, later, checkpoints.'
-)
-_VERBOSE = flags.DEFINE_bool(
-  'verbose', False, 'Show the traceback of an error in the input.'
-)
+_FLAGS = {
+  'workdir': flags.DEFINE_string(
+    'workdir', None, 'Directory of the run; train goes on from what is in it.'
+  ),
+  'verbose': flags.DEFINE_bool(
+    'verbose', False, 'Show the traceback of an error in the input.'
+  ),
+  'json': flags.DEFINE_bool(
+    'json', False, 'Print JSON, for a program to read.'
+  ),
+  'check': flags.DEFINE_bool(
+    'check',
+    False,
+    'Show config, shapes, memory and the first rollout; train nothing.',
+  ),
+  'replay': flags.DEFINE_string(
+    'replay',
+    None,
+    "Directory of an earlier run's completions, to train on these instead of "
+    'sampling (that run needs log.completions_every_steps=1).',
+  ),
+  'profile_steps': flags.DEFINE_list(
+    'profile_steps',
+    [],
+    'FIRST,LAST: rollouts to record with the JAX profiler, counted from 1.',
+  ),
+  'checkpoint': flags.DEFINE_string(
+    'checkpoint', 'latest', "Which to load: a rollout, 'latest' or 'best'."
+  ),
+  'examples': flags.DEFINE_integer(
+    'examples', 0, 'Held-out problems; 0: as many as the config says.'
+  ),
+  'samples': flags.DEFINE_integer('samples', 8, 'Completions per problem.'),
+  'k': flags.DEFINE_list(
+    'k', ['1', '8'], 'The k of pass@k and majority@k, none above --samples.'
+  ),
+  'temperature': flags.DEFINE_float(
+    'temperature', None, "Of the sampling; 0: greedy. Default: the config's."
+  ),
+  'max_tokens': flags.DEFINE_integer(
+    'max_tokens', None, "Longest completion, tokens. Default: the config's."
+  ),
+  'completions': flags.DEFINE_string(
+    'completions', None, 'Parquet file for all completions with their rewards.'
+  ),
+  'prompt': flags.DEFINE_multi_string(
+    'prompt', [], 'A prompt; may be repeated.'
+  ),
+  'prompts': flags.DEFINE_string(
+    'prompts', None, 'File with a prompt on each line; - is standard input.'
+  ),
+  'number': flags.DEFINE_integer('number', 1, 'Completions of each prompt.'),
+}
 
-_USAGE = """\
-grpo-jax train --config=configs/arithmetic.py --workdir=runs/arithmetic
-  [--config.seed=1] [--config.FIELD=VALUE ...]"""
+# What each command does, and the flags that it reads.
+COMMANDS = {
+  'train': (
+    'Trains, from where the workdir stands; one JSON line at the end.',
+    (
+      'config', 'workdir', 'check', 'replay', 'profile_steps', 'json',
+      'verbose',
+    ),
+  ),
+  'eval': (
+    'pass@k, majority@k and lengths of a checkpoint on held-out problems.',
+    (
+      'workdir', 'config', 'checkpoint', 'examples', 'samples', 'k',
+      'temperature', 'max_tokens', 'completions', 'json', 'verbose',
+    ),
+  ),
+  'sample': (
+    'Completions of given prompts, written as they come.',
+    (
+      'workdir', 'config', 'checkpoint', 'prompt', 'prompts', 'number',
+      'temperature', 'max_tokens', 'json', 'verbose',
+    ),
+  ),
+}  # fmt: skip
+
+_EXAMPLES = """\
+  grpo-jax train --config=configs/arithmetic.py --workdir=runs/arithmetic
+  grpo-jax eval --workdir=runs/arithmetic --samples=16 --k=1,4,16
+  grpo-jax sample --workdir=runs/arithmetic --prompt=47+85="""
+
+_EXIT_CODES = """\
+Exit codes: 0 done; 2 the input cannot be used, as one sentence says; 130 and
+143 stopped by Ctrl-C or SIGTERM (and saved: the same command goes on)."""
 
 
-def train() -> None:
-  """`grpo-jax train`: trains, and prints one JSON line at the end."""
-  from grpo_jax import config
+def train(stop: signals.Stop) -> None:
+  """`grpo-jax train`."""
+  from grpo_jax import check
   from grpo_jax import loop
 
-  if not flags.FLAGS['config'].present or _WORKDIR.value is None:
-    raise ValueError(
-      f'grpo-jax train needs --config and --workdir. Usage:\n{_USAGE}'
-    )
-  result = loop.train(config.resolve(_CONFIG.value), _WORKDIR.value)
+  config = _config()
+  if _value('check'):
+    check.show(check.inspect(config, _value('workdir')), _value('json'))
+    return
+  result = loop.train(
+    config,
+    _value('workdir'),
+    stop,
+    _value('replay'),
+    _step_range(_value('profile_steps')),
+  )
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-  print(
-    json.dumps(
-      {
-        name: None if value is None else round(value, 4)
-        for name, value in {**result, 'peak_memory_gib': peak}.items()
-      }
-    )
+  _print_json(
+    {
+      name: value if value is None else round(value, 4)
+      for name, value in {**result, 'peak_memory_gib': peak}.items()
+    }
   )
 
 
-COMMANDS = {'train': train}
+def evaluate(stop: signals.Stop) -> None:
+  """`grpo-jax eval`."""
+  del stop
+  from grpo_jax import inference
+
+  policy = inference.load(_config(), _value('workdir'), _value('checkpoint'))
+  summary = inference.evaluate(
+    policy,
+    examples=_value('examples'),
+    samples=_value('samples'),
+    ks=[_whole('k', k) for k in _value('k')],
+    temperature=_value('temperature'),
+    max_tokens=_value('max_tokens'),
+    completions=_value('completions'),
+  )
+  if _value('json'):
+    _print_json(summary)
+  else:
+    inference.show(summary)
+
+
+def sample(stop: signals.Stop) -> None:
+  """`grpo-jax sample`."""
+  from grpo_jax import inference
+
+  policy = inference.load(_config(), _value('workdir'), _value('checkpoint'))
+  inference.sample(
+    policy,
+    inference.prompts(_value('prompt'), _value('prompts')),
+    number=_value('number'),
+    temperature=_value('temperature'),
+    max_tokens=_value('max_tokens'),
+    write=_print_json if _value('json') else None,
+    stop=stop,
+  )
+
+
+_RUN = {'train': train, 'eval': evaluate, 'sample': sample}
+
+
+def _value(name: str) -> Any:
+  return _FLAGS[name].value
+
+
+def _print_json(values: Any) -> None:
+  print(json.dumps(values), flush=True)
+
+
+def _config():
+  """The config of the flags, checked."""
+  from grpo_jax import config
+
+  return config.resolve(_CONFIG.value)
+
+
+def _whole(name: str, text: str) -> int:
+  try:
+    return int(text)
+  except ValueError as error:
+    raise ValueError(
+      f'--{name} has {text!r}; give whole numbers, separated by commas.'
+    ) from error
+
+
+def _step_range(given: list[str]) -> tuple[int, int]:
+  """First and last step; (0, 0) for none."""
+  steps = [_whole('profile_steps', step) for step in given] or [0, 0]
+  if len(steps) != 2 or steps[0] > steps[1]:
+    raise ValueError(
+      f'--profile_steps={",".join(given)} is no range; give the first and the '
+      'last rollout, as in --profile_steps=3,5.'
+    )
+  return steps[0], steps[1]
 
 
 def main(argv: list[str]) -> None:
   """Runs the command that the first argument names."""
-  name = argv[1] if len(argv) > 1 else ''
+  name = argv[1]
   try:
-    if name not in COMMANDS or len(argv) > 2:
-      raise ValueError(
-        f'grpo-jax got {" ".join(argv[1:]) or "no command"!r}; the commands '
-        f'are: {", ".join(COMMANDS)}. Usage:\n{_USAGE}'
-      )
-    COMMANDS[name]()
+    with signals.Stop() as stop:
+      _RUN[name](stop)
+  except KeyboardInterrupt:
+    raise SystemExit(130) from None
   except (ValueError, OSError) as error:
-    if _VERBOSE.value:
+    if _value('verbose'):
       raise
     _keep_traceback()
     _refuse(error)
+  if stop.signal is not None:
+    raise SystemExit(128 + stop.signal)
 
 
 def _keep_traceback() -> None:
   """Writes it into the workdir, if the run had got as far as making one."""
-  workdir = pathlib.Path(_WORKDIR.value or '')
-  if _WORKDIR.value and workdir.is_dir() and os.access(workdir, os.W_OK):
+  workdir = pathlib.Path(_value('workdir') or '')
+  if _value('workdir') and workdir.is_dir() and os.access(workdir, os.W_OK):
     (workdir / 'traceback.txt').write_text(traceback.format_exc())
+
+
+def help_text(command: str, width: int) -> str:
+  """What `grpo-jax [command] --help` prints.
+
+  Args:
+    command: A command, or '' for all of them.
+    width: Columns.
+  """
+  if command not in COMMANDS:
+    rows = [f'  {name:8}{what}' for name, (what, _) in COMMANDS.items()]
+    return '\n'.join(
+      [
+        'Post-trains language models with group-based reinforcement learning.',
+        '',
+        'grpo-jax COMMAND [--FLAG=VALUE ...]',
+        '',
+        *rows,
+        '',
+        'Examples:',
+        _EXAMPLES,
+        '',
+        _EXIT_CODES,
+        'grpo-jax COMMAND --help shows the flags of a command.',
+      ]
+    )
+  what, names = COMMANDS[command]
+  rows = []
+  for name in names:
+    flag = flags.FLAGS[name]
+    given = '' if flag.boolean else '=...'
+    default = (
+      f' ({flag.default_as_str})' if flag.value not in (None, [], False) else ''
+    )
+    rows.append((f'--{name}{given}', f'{flag.help}{default}'))
+  text = [f'grpo-jax {command}: {what}', '', options.columns(rows, width)]
+  if command == 'train':
+    text += ['', 'Fields of the config:', '', options.help_text(width)]
+  return '\n'.join([*text, '', _EXIT_CODES])
 
 
 def _parse(argv: list[str]) -> list[str]:
   """Reads the flags; what they cannot mean is said in one sentence."""
+  command = argv[1] if len(argv) > 1 and argv[1][:1] != '-' else ''
+  if {'--help', '-h', 'help'} & set(argv[1:]):
+    print(help_text(command, shutil.get_terminal_size((80, 24)).columns))
+    raise SystemExit(0)
   try:
-    return flags.FLAGS([_find_config(argument) for argument in argv])
-  except (flags.Error, AttributeError, KeyError, OSError, TypeError) as error:
+    if command not in COMMANDS:
+      raise flags.Error(
+        f'grpo-jax got {command!r}; the commands are: {", ".join(COMMANDS)} '
+        '(grpo-jax --help tells more).'
+      )
+    parsed = flags.FLAGS(_with_config(command, argv))
+    if len(parsed) > 2:
+      raise flags.Error(
+        f'grpo-jax {command} got {" ".join(parsed[2:])!r}, which is no flag; '
+        f'flags begin with -- (grpo-jax {command} --help lists them).'
+      )
+    if not _value('workdir'):
+      raise flags.Error(
+        f'grpo-jax {command} needs --workdir, and --config for a new run. As '
+        f'in:\n{_EXAMPLES}'
+      )
+  except (
+    flags.Error, AttributeError, KeyError, OSError, TypeError, ValueError,
+  ) as error:  # fmt: skip
     if '--verbose' in argv:
       raise
     _refuse(error)
+  return parsed
+
+
+def _with_config(command: str, argv: list[str]) -> list[str]:
+  """Finds the config: the file's place, or that of the run in the workdir."""
+  argv = [_find_config(argument) for argument in argv]
+  given = {
+    name: argument.split('=', 1)[1]
+    for argument in argv
+    for name in ('config', 'workdir')
+    if argument.startswith(f'--{name}=')
+  }
+  if 'config' not in given and 'workdir' in given:
+    from grpo_jax import workdir
+
+    workdir.config_of(given['workdir'])  # says so if there is none
+    saved = pathlib.Path(__file__).parent / 'saved_config.py'
+    argv.insert(2, f'--config={saved}:{given["workdir"]}')
+  del command
+  return argv
 
 
 def _find_config(argument: str) -> str:
@@ -109,6 +347,6 @@ def _refuse(error: Exception) -> NoReturn:
 
 def run() -> None:
   """The console script."""
-  # Warnings only: jax tells at length which accelerators it did not find.
-  logging.set_verbosity(logging.WARNING)
+  # What jax and orbax log at length is said here in a sentence, if it matters.
+  logging.set_verbosity(logging.FATAL)
   app.run(main, flags_parser=_parse)

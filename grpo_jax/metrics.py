@@ -2,23 +2,18 @@
 
 A metric leaves the compiled step as a small pytree that is merged over
 micro-batches, devices and steps, and divided once, at the end; so no mean of
-means can arise.
+means can arise. A kind of metric is a NamedTuple; `merge`, `empty`, `only_if`
+and `to_scalars` know all kinds.
 """
 
-from collections.abc import Mapping
 from collections.abc import Sequence
-import itertools
-import json
-import math
-import pathlib
-import sys
-import time
 from typing import Any
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
+import numpy as np
 
 Array = jax.Array
 
@@ -36,52 +31,175 @@ class Max(NamedTuple):
   value: Array  # f32[]
 
 
-Metric = Mean | Max
+class Min(NamedTuple):
+  """A minimum; merging takes the smaller."""
+
+  value: Array  # f32[]
+
+
+class Moments(NamedTuple):
+  """Mean and standard deviation; reported as `name_mean` and `name_std`.
+
+  Holds squares of deviations and no sum of squares, which would lose a
+  deviation that is small beside the mean.
+  """
+
+  mean: Array  # f32[]
+  squares: Array  # f32[], sum of squared deviations from the mean
+  count: Array  # f32[]
+
+
+class EffectiveShare(NamedTuple):
+  r"""Effective sample size over sample size of weights w, in (0, 1].
+
+  .. math:: \frac{(\sum w)^2}{N \sum w^2}
+
+  1 for equal weights, 1 / N where one outweighs all others. Weights are held
+  relative to the largest: those of long completions leave the range of float32.
+  """
+
+  largest: Array  # f32[], log of the largest weight
+  total: Array  # f32[], sum of weights over the largest
+  squares: Array  # f32[], sum of their squares
+  count: Array  # f32[]
+
+
+class Histogram(NamedTuple):
+  """Counts of logarithms; reported as quantiles of what they are logs of.
+
+  One that is named `log_ratio` is reported as `ratio_p01`, `ratio_p50` and
+  `ratio_p99`. The bins are fixed, so counts add up: a bin for 0, and on both
+  sides bins a factor of 1.12 apart, from 1e-4 to 20. A quantile of the
+  logarithm is therefore off by less than 12 % of itself or by 1e-4, and by
+  nothing at 0; beyond 20 it is reported as 20.
+  """
+
+  counts: Array  # f32[len(_EDGES) + 1], the open end bins included
+
+
+Metric = Mean | Max | Min | Moments | EffectiveShare | Histogram
+
+_MAGNITUDES = np.geomspace(1e-4, 20, 107)
+# No two log-probabilities differ by 1e-30: between the innermost edges is 0.
+_EDGES = np.concatenate([-_MAGNITUDES[::-1], [-1e-30, 1e-30], _MAGNITUDES])
+_QUANTILES = {'p01': 0.01, 'p50': 0.5, 'p99': 0.99}
+
+# Fields of a metric of nothing, which changes nothing when it is merged in.
+_NOTHING = {
+  Max: (-np.inf,),
+  Min: (np.inf,),
+  EffectiveShare: (-np.inf, 0, 0, 0),
+}  # 0 in all others
 
 
 def masked_mean(value: ArrayLike, mask: ArrayLike) -> Mean:
   """The `Mean` of `value` where `mask`."""
-  return Mean(
-    jnp.sum(jnp.where(mask, value, 0), dtype=jnp.float32),
-    jnp.sum(mask, dtype=jnp.float32),
-  )
+  return Mean(_sum(value, mask), jnp.sum(mask, dtype=jnp.float32))
 
 
 def masked_max(value: ArrayLike, mask: ArrayLike) -> Max:
   """The `Max` of `value` where `mask`; -inf where nothing is."""
+  mask = jnp.asarray(mask, bool)
   return Max(jnp.max(value, where=mask, initial=-jnp.inf))
+
+
+def masked_min(value: ArrayLike, mask: ArrayLike) -> Min:
+  """The `Min` of `value` where `mask`; inf where nothing is."""
+  mask = jnp.asarray(mask, bool)
+  return Min(jnp.min(value, where=mask, initial=jnp.inf))
+
+
+def masked_moments(value: ArrayLike, mask: ArrayLike) -> Moments:
+  """The `Moments` of `value` where `mask`."""
+  total, count = masked_mean(value, mask)
+  mean = total / jnp.maximum(count, 1)
+  return Moments(mean, _sum(jnp.square(value - mean), mask), count)
+
+
+def effective_share(log_weight: ArrayLike, mask: ArrayLike) -> EffectiveShare:
+  """The `EffectiveShare` of `exp(log_weight)` where `mask`."""
+  largest = masked_max(log_weight, mask).value
+  weight = jnp.exp(log_weight - _finite(largest))
+  total, count = masked_mean(weight, mask)
+  return EffectiveShare(largest, total, _sum(weight * weight, mask), count)
+
+
+def _finite(largest: Array) -> Array:
+  """0 for the largest of nothing, which cannot be subtracted."""
+  return jnp.where(largest == -jnp.inf, 0, largest)
+
+
+def masked_histogram(value: ArrayLike, mask: ArrayLike) -> Histogram:
+  """The `Histogram` of `value` where `mask`; NaN counts as the largest."""
+  # Compared with every edge, where a scatter would be slow on a TPU.
+  edges = jnp.asarray(_EDGES, jnp.float32).reshape(-1, *(1,) * jnp.ndim(value))
+  below = jnp.sum(
+    jnp.expand_dims(value, 0) <= edges,
+    axis=range(1, edges.ndim),
+    dtype=jnp.int32,
+    where=jnp.expand_dims(jnp.asarray(mask, bool), 0),
+  )
+  everything = jnp.sum(mask, dtype=jnp.int32)
+  return Histogram(
+    jnp.diff(below, prepend=0, append=everything).astype(jnp.float32)
+  )
+
+
+def _sum(value: ArrayLike, mask: ArrayLike) -> Array:
+  return jnp.sum(jnp.where(mask, value, 0), dtype=jnp.float32)
 
 
 def empty(metrics: dict[str, Metric]) -> dict[str, Metric]:
   """The same names with nothing in them: what `merge` leaves unchanged."""
-  zero, least = jnp.zeros(()), jnp.full((), -jnp.inf)
-  return {
-    name: Mean(zero, zero) if isinstance(metric, Mean) else Max(least)
-    for name, metric in metrics.items()
-  }
+
+  def nothing(metric: Metric) -> Metric:
+    full = lambda x, filler: jnp.full(x.shape, filler, x.dtype)
+    return jax.tree.map(full, metric, _nothing(metric))
+
+  return {name: nothing(metric) for name, metric in metrics.items()}
+
+
+def _nothing(metric: Metric) -> Metric:
+  """The same kind, with numbers for arrays."""
+  return type(metric)(*_NOTHING.get(type(metric), (0,) * len(metric)))
 
 
 def merge(
   first: dict[str, Metric], second: dict[str, Metric]
 ) -> dict[str, Metric]:
   """Joins two dicts of metrics, name by name."""
-
-  def join(a: Metric, b: Metric) -> Metric:
-    if isinstance(a, Mean) and isinstance(b, Mean):
-      return Mean(a.total + b.total, a.count + b.count)
-    assert isinstance(a, Max) and isinstance(b, Max)
-    return Max(jnp.maximum(a.value, b.value))
-
   shared = first.keys() & second.keys()
-  joined = {name: join(first[name], second[name]) for name in sorted(shared)}
+  joined = {name: _join(first[name], second[name]) for name in sorted(shared)}
   return {**first, **second, **joined}
+
+
+def _join(a: Metric, b: Metric) -> Metric:
+  assert type(a) is type(b)
+  if isinstance(a, Moments) and isinstance(b, Moments):
+    count = a.count + b.count
+    share = b.count / jnp.maximum(count, 1)
+    gap = b.mean - a.mean
+    squares = a.squares + b.squares + gap * gap * a.count * share
+    return Moments(a.mean + gap * share, squares, count)
+  if isinstance(a, EffectiveShare) and isinstance(b, EffectiveShare):
+    largest = jnp.maximum(a.largest, b.largest)
+    left, right = (jnp.exp(x.largest - _finite(largest)) for x in (a, b))
+    return EffectiveShare(
+      largest,
+      a.total * left + b.total * right,
+      a.squares * left**2 + b.squares * right**2,
+      a.count + b.count,
+    )
+  join = {Max: jnp.maximum, Min: jnp.minimum}.get(type(a), jnp.add)
+  return jax.tree.map(join, a, b)
 
 
 def only_if(condition: Array, metric: Metric) -> Metric:
   """The metric, or one of nothing."""
-  nothing = empty({'': metric})['']
   return jax.tree.map(
-    lambda value, least: jnp.where(condition, value, least), metric, nothing
+    lambda x, nothing: jnp.where(condition, x, nothing),
+    metric,
+    _nothing(metric),
   )
 
 
@@ -93,96 +211,39 @@ def total(metrics: dict[str, Metric], names: Sequence[str]) -> Array:
 
 
 def to_scalars(metrics: dict[str, Metric]) -> dict[str, float]:
-  """Plain numbers; metrics of nothing (count 0, maximum -inf) are left out."""
+  """Plain numbers; metrics of nothing are left out."""
   scalars = {}
   for name, metric in jax.device_get(metrics).items():
-    if isinstance(metric, Max):
-      if metric.value > -jnp.inf:
-        scalars[name] = float(metric.value)
-    elif metric[1]:
-      scalars[name] = float(metric[0] / metric[1])
-  return scalars
+    nothing = _nothing(metric)
+    if any(np.any(x != y) for x, y in zip(metric, nothing, strict=True)):
+      scalars |= _report(name, metric)
+  return {name: float(value) for name, value in scalars.items()}
 
 
-class Writer:
-  """Appends one JSON object per step to `metrics.jsonl`.
-
-  Args:
-    workdir: Directory, made if it is not there. The file of an earlier run is
-      kept beside the new one, as `metrics.1.jsonl` and so on.
-  """
-
-  def __init__(self, workdir: str | pathlib.Path):
-    self.path = pathlib.Path(workdir) / 'metrics.jsonl'
-    self.path.parent.mkdir(parents=True, exist_ok=True)
-    if self.path.exists():
-      earlier = (
-        self.path.with_name(f'metrics.{n}.jsonl') for n in itertools.count(1)
-      )
-      self.path.rename(next(path for path in earlier if not path.exists()))
-    self._start = time.monotonic()
-
-  def write(self, step: int, scalars: dict[str, Any]) -> None:
-    """Writes one line, with the seconds since this writer was made.
-
-    Args:
-      step: Rollouts done.
-      scalars: Numbers by name; what is not finite becomes null.
-    """
-    record = {
-      'step': step,
-      'elapsed_secs': round(time.monotonic() - self._start, 3),
-      **{
-        name: value if value is not None and math.isfinite(value) else None
-        for name, value in scalars.items()
-      },
-    }
-    with self.path.open('a') as file:
-      file.write(json.dumps(record) + '\n')
+def _report(name: str, metric: Metric) -> dict[str, Any]:
+  """The numbers of a metric that holds something, by name."""
+  match metric:
+    case Mean(total, count):
+      return {name: total / count}
+    case Max(value) | Min(value):
+      return {name: value}
+    case Moments(mean, squares, count):
+      return {f'{name}_mean': mean, f'{name}_std': np.sqrt(squares / count)}
+    case EffectiveShare(_, total, squares, count):
+      return {name: total / squares * (total / count)}
+    case Histogram(counts):
+      name = name.removeprefix('log_')
+      return {
+        f'{name}_{label}': np.exp(_quantile(np.asarray(counts), share))
+        for label, share in _QUANTILES.items()
+      }
 
 
-class Progress:
-  """One line on standard error; rewritten in place on a terminal.
-
-  Args:
-    steps: Rollouts of the whole run.
-  """
-
-  _SHOWN = {
-    'reward': 'reward',
-    'heldout_accuracy': 'held-out',
-    'length_tokens': 'tokens',
-    'kl_old': 'kl',
-    'grad_norm': 'gradient',
-  }
-
-  def __init__(self, steps: int):
-    self._steps, self._start = steps, time.monotonic()
-    self._live = sys.stderr.isatty()
-
-  def show(self, step: int, measured: Mapping[str, float | None]) -> None:
-    """Shows a rollout's numbers.
-
-    Args:
-      step: Rollouts done.
-      measured: Scalars by name; a few of them are shown.
-    """
-    shown = [
-      f'{label} {measured[name]:.3f}'
-      for name, label in self._SHOWN.items()
-      if measured.get(name) is not None
-    ]
-    self.line('  '.join([f'step {step}/{self._steps}', *shown]))
-    if 'heldout_accuracy' in measured:
-      self.close()
-
-  def line(self, text: str) -> None:
-    """Shows any text, with the seconds so far."""
-    text = f'{text}  {time.monotonic() - self._start:.0f} s'
-    start, end = ('\r\033[K', '') if self._live else ('', '\n')
-    print(start + text, end=end, file=sys.stderr, flush=True)
-
-  def close(self) -> None:
-    """Leaves the line as it stands and starts another."""
-    if self._live:
-      print(file=sys.stderr, flush=True)
+def _quantile(counts: np.ndarray, share: float) -> float:
+  """Of the histogrammed values, linear inside a bin."""
+  passed = np.cumsum(counts, dtype=np.float64)
+  sought = share * passed[-1]
+  place = int(np.searchsorted(passed, sought))
+  edges = np.concatenate([_EDGES[:1], _EDGES, _EDGES[-1:]])
+  inside = (sought - passed[place] + counts[place]) / counts[place]
+  return edges[place] + inside * (edges[place + 1] - edges[place])

@@ -11,6 +11,7 @@ import math
 from typing import Any
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from grpo_jax import layout
@@ -112,6 +113,48 @@ def collect(
   )
 
 
+def select(rollout: Rollout, chosen: np.ndarray) -> Rollout:
+  """Some groups of a rollout, in the order of `chosen` i32[P']."""
+  return rollout._replace(
+    batch=jax.tree.map(lambda x: x[chosen], rollout.batch),
+    length=rollout.length[chosen],
+    prompts=[rollout.prompts[p] for p in chosen],
+    prompt_texts=[rollout.prompt_texts[p] for p in chosen],
+    texts=[rollout.texts[p] for p in chosen],
+    index=rollout.index[chosen],
+  )
+
+
+def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
+  """The groups of several rollouts; the widest sets the width."""
+  rollouts = [part for part in rollouts if part.prompts]
+  if len(rollouts) == 1:
+    return rollouts[0]
+  width = max(part.batch.tokens.shape[-1] for part in rollouts)
+
+  def widen(x: np.ndarray) -> np.ndarray:
+    missing = width - x.shape[-1] if x.ndim == 3 else 0
+    return np.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, missing)])
+
+  def join(*parts: np.ndarray) -> np.ndarray:
+    return np.concatenate(parts)
+
+  # The one field with three axes of which none is T.
+  parts = join(*(part.batch.reward_parts for part in rollouts))
+  batches = [
+    jax.tree.map(widen, part.batch._replace(reward_parts=None))
+    for part in rollouts
+  ]
+  return rollouts[0]._replace(
+    batch=jax.tree.map(join, *batches)._replace(reward_parts=parts),
+    length=join(*(part.length for part in rollouts)),
+    prompts=[ids for part in rollouts for ids in part.prompts],
+    prompt_texts=[text for part in rollouts for text in part.prompt_texts],
+    texts=[row for part in rollouts for row in part.texts],
+    index=join(*(part.index for part in rollouts)),
+  )
+
+
 def _judge(records, completions, texts, rewards) -> rewards_lib.Scores:
   """Scores of all completions, in the order p * G + g."""
   examples = [
@@ -144,6 +187,9 @@ def _batch(
   width = min(width, completions.tokens.shape[-1])
   mask = np.arange(width) < completions.length[:, :, None]
   log_kept = completions.log_kept[..., :width]
+  extras = {'log_kept': log_kept}
+  if completions.entropy is not None:
+    extras['entropy_sampler'] = completions.entropy[..., :width]
   return losses.Batch(
     tokens=completions.tokens[..., :width],
     mask=mask,
@@ -152,9 +198,9 @@ def _batch(
     reward=scores.reward.reshape(shape),
     reward_parts=scores.parts.reshape(*shape, -1),
     truncated=completions.finish == TRUNCATED,
-    version=completions.version[..., :width],
+    version=np.where(mask, completions.version[..., :width], 0),
     logp_sampler=completions.logp[..., :width] - log_kept,
-    extras={'log_kept': log_kept},
+    extras=extras,
   )
 
 

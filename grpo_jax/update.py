@@ -89,12 +89,24 @@ class Updater:
       state = self.compiled.refresh(state, weight)
     return state, measured
 
+  @property
+  def scores_old(self) -> bool:
+    """Whether logp_old is scored, not taken from the sampler or implied."""
+    several = self.batches * self.epochs > 1
+    needed = several or 'logp_old' in self.learner.method.requires
+    return self.anchor == 'learner' and needed
+
+  @property
+  def forward_passes(self) -> int:
+    """What the steps of a rollout are worth; a backward pass counts two."""
+    return 3 * self.epochs + self.scores_old + self.learner.with_reference
+
   def with_policies(self, state: TrainState, rollout: Rollout) -> losses.Batch:
     """The batch with the log-probabilities that the steps will need."""
-    batch, requires = rollout.batch, self.learner.method.requires
+    batch = rollout.batch
     if self.anchor == 'sampler':
       batch = batch._replace(logp_old=batch.logp_sampler)
-    elif self.batches * self.epochs > 1 or 'logp_old' in requires:
+    elif self.scores_old:
       batch = batch._replace(logp_old=self.score(state.params, rollout))
     if self.learner.with_reference:
       logp_ref = self.score(state.reference, rollout)
@@ -115,6 +127,23 @@ class Updater:
     layout, used = rollout_lib.micro_batches(rollout, chosen, self.spec)
     place = sharding.rows(self.learner.mesh, axis=1)
     return jax.device_put(layout, place), used
+
+  def memory_gib(self, rollout: Rollout) -> dict[str, float]:
+    """What the compiled step needs on each device, by the compiler."""
+    chosen = np.arange(len(rollout.prompts) // self.batches)
+    layout, used = self.layout(rollout, chosen)
+    loss_state = self.learner.method.init()
+    batch, _, _ = self.compiled.credit(rollout.batch, loss_state)
+    step = self.compiled.train_step.lower(
+      self.compiled.abstract, batch, chosen, layout, used, np.int32(0)
+    )
+    needs = step.compile().memory_analysis()
+    held = needs.argument_size_in_bytes + needs.output_size_in_bytes
+    return {
+      'temporary': needs.temp_size_in_bytes / 2**30,
+      'peak': (held - needs.alias_size_in_bytes + needs.temp_size_in_bytes)
+      / 2**30,
+    }
 
   def optimizer_batches(self, rollout: Rollout, step: int) -> Iterator[Any]:
     """The prompts of each optimizer batch, every epoch in another order."""

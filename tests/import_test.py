@@ -21,7 +21,11 @@ ALLOWED = {
   'data': set(),
   'models': {'layout', 'sharding'},
   'sampling': {'models', 'keys', 'layout', 'sharding'},
-  'learner': {'losses', 'optim', 'layout', 'sharding', 'metrics'},
+  'measure': {'models', 'rollout'},
+  'policy_metrics': {'losses', 'metrics'},
+  'learner': {
+    'losses', 'optim', 'layout', 'sharding', 'metrics', 'policy_metrics',
+  },
   'rollout': {'sampling', 'rewards', 'data', 'layout', 'losses'},
   'update': {
     'keys', 'learner', 'losses', 'metrics', 'rollout', 'sharding',

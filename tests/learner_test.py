@@ -152,7 +152,7 @@ def test_a_step_with_a_nonfinite_gradient_changes_nothing():
   jax.tree.map(np.testing.assert_array_equal, after.opt_state, before.opt_state)
   assert (before.step, before.nonfinite) == (1, 0)
   assert (after.step, after.nonfinite, after.idle) == (1, 1, 0)
-  assert metrics.to_scalars(measured)['steps_nonfinite'] == 1
+  assert metrics.to_scalars(measured)['nonfinite_steps'] == 1
   state, _ = made(state, rollout, 2)  # and training goes on
   assert (state.step, state.nonfinite) == (2, 1)
 

@@ -57,7 +57,7 @@ def test_the_embedded_default_learns(tmp_path):
   assert written[0]['heldout_accuracy'] == result['before']
   assert written[-1]['heldout_accuracy'] == result['after']
   assert max(r['sampler_gap_max'] for r in written[1:]) < 1e-4
-  assert all(r['steps_nonfinite'] == 0 for r in written[1:])
+  assert all(r['nonfinite_steps'] == 0 for r in written[1:])
 
 
 def test_with_shuffled_rewards_it_does_not(tmp_path):

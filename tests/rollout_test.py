@@ -73,6 +73,21 @@ def test_what_was_sampled_is_what_is_trained():
   assert got.texts == [['231', '2'], ['3', '44']]
 
 
+def test_the_samplers_entropy_is_passed_on_if_it_is_known(monkeypatch):
+  assert 'entropy_sampler' not in collect([('exact', exact)])[1].batch.extras
+  plain = FixedEngine.generate
+
+  def with_entropy(self, requests):
+    drawn = plain(self, requests)
+    return drawn._replace(entropy=drawn.tokens / 8)
+
+  monkeypatch.setattr(FixedEngine, 'generate', with_entropy)
+  batch = collect([('exact', exact)])[1].batch
+  np.testing.assert_array_equal(
+    batch.extras['entropy_sampler'], batch.tokens / 8
+  )
+
+
 def test_the_batch_is_no_wider_than_its_bucket():
   assert collect([('exact', exact)])[1].batch.mask.shape == (2, 2, 4)
   long = (('231231', '2'), ('3', '44'))

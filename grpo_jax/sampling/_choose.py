@@ -56,7 +56,7 @@ class Sampling:
 
 def choose(
   logits: Array, uniform: Array, step: Array, sampling: Sampling
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Array, Array, Array]:
   """Draws one token per row.
 
   Args:
@@ -67,22 +67,31 @@ def choose(
 
   Returns:
     token i32[B]; its `logp` f32[B] under softmax(logits / temperature), the
-    policy; and `log_kept` f32[B], the log of the policy's mass that the filters
-    left, so that the token was drawn with log-probability `logp - log_kept`.
+    policy; `log_kept` f32[B], the log of the policy's mass that the filters
+    left, so that the token was drawn with log-probability `logp - log_kept`;
+    and the `entropy` f32[B] of the policy before the filters, nats. At
+    temperature 0 logp and entropy are those of softmax(logits).
   """
   greedy = sampling.temperature == 0
   scaled = logits if greedy else logits / sampling.temperature
   log_policy = jax.nn.log_softmax(scaled, axis=-1)
+  entropy = _entropy(log_policy)
   kept = _filtered(log_policy, step, sampling)
   if greedy:
     token = jnp.argmax(kept, axis=-1)
     logp = _pick(log_policy, token)
-    return token, logp, logp
+    return token, logp, logp, entropy
   token = _inverse_cdf(kept, uniform)
   log_kept = jnp.zeros(token.shape, logits.dtype)
   if kept is not log_policy:
     log_kept = jax.nn.logsumexp(kept, axis=-1)
-  return token, _pick(log_policy, token), log_kept
+  return token, _pick(log_policy, token), log_kept, entropy
+
+
+def _entropy(log_policy: Array) -> Array:
+  """f32[B]; impossible tokens add nothing."""
+  policy = jnp.exp(log_policy)
+  return -jnp.sum(jnp.where(policy > 0, policy * log_policy, 0), axis=-1)
 
 
 def _pick(values: Array, token: Array) -> Array:

@@ -42,6 +42,7 @@ class Completions(NamedTuple):
   log_kept: np.ndarray  # f32[P,G,T], log of the mass the filters left
   version: np.ndarray  # i32[P,G,T], the policy version that drew each token
   finish: np.ndarray  # i32[P,G], ENDED, TRUNCATED or STOPPED
+  entropy: np.ndarray | None = None  # f32[P,G,T], nats; None: not known
 
 
 class Engine(Protocol):
@@ -161,9 +162,9 @@ class LocalEngine:
     )
     state = jax.device_get(_sampler.generate(sampler, self._params, prompts))
     shape = (turn, requests.group)
-    tokens, logp, log_kept = (
+    tokens, logp, log_kept, entropy = (
       x.reshape(*shape, buffer)[:number]
-      for x in (state.tokens, state.logp, state.log_kept)
+      for x in (state.tokens, state.logp, state.log_kept, state.entropy)
     )
     finish = np.where(state.ended, ENDED, TRUNCATED).reshape(shape)[:number]
     return Completions(
@@ -173,6 +174,7 @@ class LocalEngine:
       log_kept=log_kept,
       version=np.full(tokens.shape, self._version, np.int32),
       finish=finish.astype(np.int32),
+      entropy=entropy,
     )
 
   def _stop_at_strings(self, whole: Completions, stops) -> Completions:
@@ -196,10 +198,8 @@ class LocalEngine:
         length[place] = counts[bisect.bisect_left(counts, True, key=stopped)]
         finish[place] = STOPPED
     inside = np.arange(whole.tokens.shape[-1]) < length[..., None]
-    return whole._replace(
-      tokens=np.where(inside, whole.tokens, 0),
-      logp=np.where(inside, whole.logp, 0),
-      log_kept=np.where(inside, whole.log_kept, 0),
-      length=length,
-      finish=finish,
-    )
+    cut = {
+      name: np.where(inside, getattr(whole, name), 0)
+      for name in ('tokens', 'logp', 'log_kept', 'entropy')
+    }
+    return whole._replace(**cut, length=length, finish=finish)

@@ -25,6 +25,7 @@ class SamplingState(NamedTuple):
   tokens: Array  # i32[B,T]
   logp: Array  # f32[B,T], under the policy, nats
   log_kept: Array  # f32[B,T], log of the mass that the filters left
+  entropy: Array  # f32[B,T], of the policy, nats
   length: Array  # i32[B]
   ended: Array  # bool[B], an end token was drawn
   cache: Any  # per layer: prompt and own (key, value)
@@ -114,6 +115,7 @@ class Sampler:
       tokens=jnp.zeros((rows, buffer), jnp.int32),
       logp=jnp.zeros((rows, buffer)),
       log_kept=jnp.zeros((rows, buffer)),
+      entropy=jnp.zeros((rows, buffer)),
       length=jnp.zeros((rows,), jnp.int32),
       ended=jnp.repeat(prompts.index < 0, self.group),
       cache=[(layer, jax.tree.map(own, layer)) for layer in cache],
@@ -138,7 +140,9 @@ class Sampler:
     """Draws token number `step` of every row that has not ended."""
     at_step = jax.vmap(lambda key: jax.random.fold_in(key, state.step))(keys)
     uniform = jax.vmap(jax.random.uniform)(at_step)
-    token, logp, log_kept = choose(logits, uniform, state.step, self.sampling)
+    token, logp, log_kept, entropy = choose(
+      logits, uniform, state.step, self.sampling
+    )
     going = ~state.ended
 
     def put(buffer, value):
@@ -153,6 +157,7 @@ class Sampler:
       tokens=put(state.tokens, token),
       logp=put(state.logp, logp),
       log_kept=put(state.log_kept, log_kept),
+      entropy=put(state.entropy, entropy),
       length=state.length + going,
       ended=state.ended | is_end,
     )

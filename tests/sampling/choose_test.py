@@ -34,7 +34,7 @@ def draw(number=20_000, step=0, **options):
   ],
 )
 def test_frequencies_are_those_of_the_kept_tokens(options, kept):
-  token, logp, log_kept = draw(**options)
+  token, logp, log_kept, _ = draw(**options)
   expected = np.zeros(5)
   expected[kept] = PROBABILITY[kept] / PROBABILITY[kept].sum()
   frequency = np.bincount(token, minlength=5) / len(token)
@@ -47,23 +47,36 @@ def test_frequencies_are_those_of_the_kept_tokens(options, kept):
 
 
 def test_end_tokens_return_after_min_tokens():
-  token, _, log_kept = draw(step=2, eos_ids=(1, 3), min_tokens=2)
+  token, _, log_kept, _ = draw(step=2, eos_ids=(1, 3), min_tokens=2)
   assert set(token) == set(range(5))
   np.testing.assert_allclose(log_kept, 0, atol=1e-6)
 
 
 @pytest.mark.parametrize('temperature', [0.5, 2.0])
 def test_temperature_defines_the_policy(temperature):
-  token, logp, _ = draw(temperature=temperature)
+  token, logp, _, entropy = draw(temperature=temperature)
   policy = PROBABILITY ** (1 / temperature)
   policy /= policy.sum()
   frequency = np.bincount(token, minlength=5) / len(token)
   np.testing.assert_allclose(frequency, policy, atol=0.015)
   np.testing.assert_allclose(logp, np.log(policy)[token], atol=1e-5)
+  np.testing.assert_allclose(
+    entropy, -np.sum(policy * np.log(policy)), atol=1e-5
+  )
+
+
+@pytest.mark.parametrize(
+  'options',
+  [dict(top_k=2, min_p=0.3), dict(temperature=0.0), dict(eos_ids=(0,))],
+)
+def test_the_entropy_is_of_the_policy_before_filters(options):
+  entropy = draw(number=3, **options)[3]
+  expected = -np.sum(PROBABILITY * np.log(PROBABILITY))
+  np.testing.assert_allclose(entropy, expected, atol=1e-6)
 
 
 def test_greedy_takes_the_likeliest_with_certainty():
-  token, logp, log_kept = draw(number=3, temperature=0.0)
+  token, logp, log_kept, _ = draw(number=3, temperature=0.0)
   np.testing.assert_array_equal(token, 0)
   np.testing.assert_allclose(logp, np.log(0.4), atol=1e-6)
   np.testing.assert_allclose(logp - log_kept, 0, atol=1e-6)
@@ -72,8 +85,11 @@ def test_greedy_takes_the_likeliest_with_certainty():
 def test_the_ends_of_the_noise_are_safe():
   logits = jnp.log(jnp.array([[0.0, 0.5, 0.5, 0.0]] * 2))
   uniform = jnp.array([0.0, 1 - 2**-24])
-  token, _, _ = choose(logits, uniform, jnp.array(0), Sampling(max_tokens=1))
+  token, _, _, entropy = choose(
+    logits, uniform, jnp.array(0), Sampling(max_tokens=1)
+  )
   np.testing.assert_array_equal(token, [1, 2])
+  np.testing.assert_allclose(entropy, np.log(2), atol=1e-6)  # 0 log 0 is 0
 
 
 @pytest.mark.parametrize(

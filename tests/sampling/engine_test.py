@@ -39,7 +39,9 @@ def test_sampler_and_learner_agree(temperature, changes):
   with jax.default_matmul_precision('highest'):
     drawn = engine(model, params).generate(asked)
     rows = layout.shared_prompt(asked.prompts, drawn.tokens, drawn.length, 8)
-    scores = tiny.score(model, params, rows, temperature)
+    scores = tiny.score(model, params, rows, temperature, True)
+  entropy = tiny.gather(scores.entropy, rows, drawn.length)
+  np.testing.assert_allclose(drawn.entropy, entropy, atol=1e-5)
   logp = tiny.gather(scores.logp, rows, drawn.length)
   assert len(set(drawn.length.ravel())) > 3  # ragged
   assert np.any(drawn.finish == sampling.ENDED)
@@ -50,7 +52,7 @@ def test_sampler_and_learner_agree(temperature, changes):
 def test_lengths_ends_and_padding():
   drawn = engine().generate(requests())
   past = np.arange(16) >= drawn.length[:, :, None]
-  for field in (drawn.tokens, drawn.logp, drawn.log_kept):
+  for field in (drawn.tokens, drawn.logp, drawn.log_kept, drawn.entropy):
     assert not np.any(field[past])
   is_end = np.isin(drawn.tokens, EOS) & ~past
   ended = drawn.finish == sampling.ENDED
@@ -213,7 +215,8 @@ def test_stop_strings_end_after_the_token_that_completes_them():
   np.testing.assert_array_equal(
     cut.tokens[0, 0, :length], free.tokens[0, 0, :length]
   )
-  assert not np.any(cut.logp[0, 0, length:])
+  for field in (cut.logp, cut.entropy):
+    assert np.any(field[0, 0, :length]) and not np.any(field[0, 0, length:])
   with pytest.raises(ValueError, match='decode'):
     engine().generate(
       requests(sampling.Sampling(max_tokens=12, stop_strings=('7',)))

@@ -1,0 +1,121 @@
+"""`grpo-jax train --check`: what a run would be, without training."""
+
+import dataclasses
+import math
+import os
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from grpo_jax import build
+from grpo_jax import data
+from grpo_jax import rollout as rollout_lib
+from grpo_jax import warm_up
+from grpo_jax import workdir as workdir_lib
+from grpo_jax.config import Config
+
+GIB = 2**30
+
+
+def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
+  """Builds everything, samples the first rollout, compiles one step.
+
+  Nothing is written and nothing is learned; the rollout is that of the
+  untrained model.
+
+  Args:
+    config: See `config.py`.
+    workdir: Must be free, or hold a run of this config.
+
+  Returns:
+    `config`, `workdir` (what would happen in it), `shapes`, `memory_gib` and
+    `first_rollout`, for `show`.
+
+  Raises:
+    ValueError: The run could not start; the sentence says why.
+  """
+  workdir = pathlib.Path(workdir)
+  workdir_lib.refuse_another(workdir, config)
+  existing = workdir
+  while not existing.exists():
+    existing = existing.parent
+  if not existing.is_dir() or not os.access(existing, os.W_OK):
+    raise ValueError(
+      f'{existing} is no directory that can be written; give another workdir.'
+    )
+  run = build.run(config)
+  update = build.updater(run)
+  params = warm_up.initial_params(run)
+  run.engine.load(params, version=0)
+  rollout = rollout_lib.collect(
+    data.take(run.prompts, 0, config.sampler.prompts),
+    run.engine,
+    run.tokenizer,
+    run.rewards,
+    run.sampling,
+    config.sampler.group,
+    0,
+    config.data.completion_buckets,
+  )
+  chosen = np.arange(config.sampler.prompts // config.learner.batches)
+  layout, used = update.layout(rollout, chosen)
+  state = update.compiled.abstract
+  batch = rollout.batch
+  return {
+    'config': dataclasses.asdict(config),
+    'workdir': 'goes on from a checkpoint'
+    if any((workdir / 'checkpoints').glob('[0-9]*'))
+    else 'starts anew',
+    'shapes': {
+      'devices': f'{run.mesh.size} x {jax.devices()[0].device_kind}',
+      'parameters': _count(state.params),
+      'rollout [P, G, T]': list(batch.tokens.shape),
+      'micro-batches used': used,
+      'micro-batch [rows, positions]': list(layout.tokens.shape[1:]),
+      'optimizer steps per rollout': config.learner.batches
+      * config.learner.epochs,
+    },
+    'memory_gib': {
+      'parameters': _gib(state.params),
+      'optimizer state': _gib(state.opt_state),
+      'reference': _gib(state.reference),
+      **{f'train step, {k}': v for k, v in update.memory_gib(rollout).items()},
+    },
+    'first_rollout': {
+      'prompts': rollout.prompt_texts[:3],
+      'completions': [texts[0] for texts in rollout.texts[:3]],
+      'rewards': [float(reward[0]) for reward in batch.reward[:3]],
+      'mean reward': float(np.mean(batch.reward[batch.valid])),
+      'truncated': float(np.mean(batch.truncated[batch.valid])),
+    },
+  }
+
+
+def _count(tree: Any) -> int:
+  return sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
+
+
+def _gib(tree: Any) -> float:
+  """GiB on each device, before what compiled programs need."""
+  sizes = [
+    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    for x in jax.tree.leaves(tree)
+  ]
+  return sum(sizes) / GIB
+
+
+def show(report: dict[str, Any]) -> None:
+  """Prints a report for a person."""
+  from rich import console
+  from rich import table
+
+  out = console.Console(highlight=False)
+  for title in ('shapes', 'memory_gib', 'first_rollout'):
+    rows = table.Table(title=title.replace('_', ' '), show_header=False)
+    for name, value in report[title].items():
+      shown = f'{value:.4g}' if isinstance(value, float) else str(value)
+      rows.add_row(name, shown)
+    out.print(rows)
+  out.print(f'The workdir: {report["workdir"]}. Nothing was trained.')

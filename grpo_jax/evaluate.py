@@ -1,0 +1,279 @@
+"""What a model can do: pass@k, majority@k, lengths, with intervals.
+
+Functions of NumPy arrays [P,n], prompts by samples. Every statistic is a mean
+over prompts of an unbiased estimate for each prompt, and its interval is that
+of a bootstrap over prompts: prompts, not samples, are what was drawn from the
+task.
+"""
+
+from collections.abc import Sequence
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+
+from grpo_jax import keys
+from grpo_jax.rollout import Rollout
+
+_CHUNK = 2**22  # numbers drawn at once by the bootstrap
+
+
+def pass_at_k(right: np.ndarray, k: int) -> np.ndarray:
+  r"""The chance that at least one of `k` samples is right, without bias.
+
+  .. math:: 1 - \binom{n - c}{k} / \binom{n}{k}
+    = 1 - \prod_{j < k} \frac{\max(n - c - j, 0)}{n - j}
+
+  with `c` of `n` samples right. `1 - (1 - c/n)^k` would be too small.
+
+  Args:
+    right: bool[P,n], which samples are right.
+    k: Samples that may be tried.
+
+  Returns:
+    f64[P].
+
+  Raises:
+    ValueError: `k` is less than 1 or more than `n`.
+
+  References:
+    Chen et al., `Evaluating Large Language Models Trained on Code
+    <https://arxiv.org/abs/2107.03374>`_, 2021
+
+  >>> pass_at_k(np.array([[True, False, False, False]]), 2).tolist()
+  [0.5]
+  """
+  _check_k(k, right.shape[1])
+  samples, drawn = right.shape[1], np.arange(k)
+  wrong = samples - right.sum(1, dtype=np.int64)
+  left = np.maximum(wrong[:, None] - drawn, 0)
+  return 1 - np.prod(left / (samples - drawn), axis=1)
+
+
+def majority_at_k(
+  answers: Sequence[Sequence[str]],
+  right: np.ndarray,
+  k: int,
+  rng: np.random.Generator,
+  subsets: int = 1000,
+) -> np.ndarray:
+  """The chance that the most frequent of `k` answers is right.
+
+  Ties are broken uniformly. The mean is over all subsets of `k` samples if
+  there are at most `subsets` of them (so also for k = n), which makes it exact;
+  else over that many random ones, the same for every prompt.
+
+  Args:
+    answers: [P][n] texts; they are equal if they are after `strip()`.
+    right: bool[P,n], which samples are right. Where equal answers differ in
+      it, an answer is as right as those of its samples that were drawn.
+    k: Samples that vote.
+    rng: Draws the subsets.
+    subsets: Most subsets to average over.
+
+  Returns:
+    f64[P].
+
+  Raises:
+    ValueError: `k` is less than 1 or more than `n`.
+
+  >>> majority_at_k([['4', '4 ', '5']], np.array([[True, True, False]]), 3,
+  ...               np.random.default_rng(0)).tolist()
+  [1.0]
+  """
+  _check_k(k, right.shape[1])
+  drawn = _subsets(right.shape[1], k, subsets, rng)
+  shares = np.zeros(len(answers))
+  for row, (texts, correct) in enumerate(zip(answers, right, strict=True)):
+    _, label = np.unique([text.strip() for text in texts], return_inverse=True)
+    is_answer = np.eye(label.max() + 1)[label]  # [n, distinct answers]
+    votes = drawn @ is_answer
+    correct_share = (
+      drawn @ (is_answer * correct[:, None]) / np.maximum(votes, 1)
+    )
+    wins = votes == votes.max(1, keepdims=True)
+    shares[row] = np.mean((correct_share * wins).sum(1) / wins.sum(1))
+  return shares
+
+
+def bootstrap_interval(
+  values: np.ndarray,
+  rng: np.random.Generator,
+  confidence: float = 0.95,
+  resamples: int = 10_000,
+) -> tuple[float, float]:
+  """The percentile interval of a mean over prompts.
+
+  Args:
+    values: f64[P], one value per prompt.
+    rng: Draws the prompts, with replacement.
+    confidence: Share of the resampled means that lie inside.
+    resamples: How often the prompts are drawn again.
+
+  Returns:
+    The lower and the upper end.
+
+  Raises:
+    ValueError: There are no values.
+
+  >>> bootstrap_interval(np.ones(5), np.random.default_rng(0))
+  (1.0, 1.0)
+  """
+  number = len(values)
+  if not number:
+    raise ValueError('A bootstrap got no values; give one value or more.')
+  turn = max(1, _CHUNK // number)
+  means = [
+    values[
+      rng.integers(0, number, (min(turn, resamples - start), number))
+    ].mean(1)
+    for start in range(0, resamples, turn)
+  ]
+  tail = (1 - confidence) / 2
+  low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
+  return float(low), float(high)
+
+
+def summarize(
+  rollout: Rollout, ks: Sequence[int], right_reward: float, seed: int
+) -> dict[str, Any]:
+  """Everything that is said about the completions of held-out prompts.
+
+  Completions that were not judged count as neither right nor wrong: the
+  estimate for a prompt uses its judged completions only, a prompt without any
+  is left out of the means, and one with fewer than `k` is left out of pass@k
+  and majority@k (`prompts_left_out@k` says how many, if there are any).
+
+  Args:
+    rollout: See `Rollout`.
+    ks: The k of pass@k and majority@k, each at most the samples per prompt.
+    right_reward: Least first reward of a right completion.
+    seed: Of the intervals and of majority@k.
+
+  Returns:
+    Plain numbers by name, None where there is nothing to average: `examples`,
+    `samples_per_prompt`, `mean` (of the first reward), `accuracy`, `pass@k`,
+    `majority@k`, each of these four kinds with its 95 % interval as
+    `NAME_interval`; `length_tokens_mean`, `_median`, `_p95` and `_max` of all
+    completions, means of right and wrong ones as `length_tokens_right` and
+    `_wrong`; `truncated`, a share of all; `not_judged`, a count.
+
+  Raises:
+    ValueError: A `k` is less than 1 or more than the samples per prompt.
+  """
+  judged = np.asarray(rollout.batch.valid, bool)
+  reward = np.asarray(rollout.batch.reward_parts, np.float64)[..., 0]
+  right = judged & (reward >= right_reward)
+  for k in ks:
+    _check_k(k, judged.shape[1])
+  some = judged.any(1)
+  count = np.maximum(judged.sum(1), 1)
+  values = {
+    'mean': (np.where(judged, reward, 0).sum(1) / count)[some],
+    'accuracy': (right.sum(1) / count)[some],
+  }
+  left_out = {}
+  for k in ks:
+    rng = keys.generator(seed, f'majority@{k}', 0)
+    passed, voted = _at_k(rollout.texts, right, judged, k, rng)
+    values |= {f'pass@{k}': passed, f'majority@{k}': voted}
+    if len(passed) < len(judged):
+      left_out[f'prompts_left_out@{k}'] = len(judged) - len(passed)
+  summary = {'examples': len(judged), 'samples_per_prompt': judged.shape[1]}
+  for name, per_prompt in values.items():
+    summary[name] = _mean(per_prompt)
+    summary[f'{name}_interval'] = None
+    if len(per_prompt):
+      rng = keys.generator(seed, f'interval of {name}', 0)
+      interval = bootstrap_interval(per_prompt, rng)
+      summary[f'{name}_interval'] = list(interval)
+  return summary | left_out | _lengths(rollout, right, judged)
+
+
+def show(summary: dict[str, Any], console) -> None:
+  """Prints what `summarize` returned as a table, in 60 columns or less.
+
+  Args:
+    summary: See `summarize`.
+    console: A `rich.console.Console`.
+  """
+  from rich.table import Table
+
+  table = Table(
+    title=f'{summary["examples"]:,} prompts, '
+    f'{summary["samples_per_prompt"]:,} completions each'
+  )
+  table.add_column('')
+  table.add_column('value', justify='right')
+  table.add_column('95 % interval', justify='right')
+  skipped = ('examples', 'samples_per_prompt')
+  for name, value in summary.items():
+    if name in skipped or name.endswith('_interval'):
+      continue
+    interval = summary.get(f'{name}_interval')
+    table.add_row(
+      'mean first reward' if name == 'mean' else name.replace('_', ' '),
+      _text(value),
+      '' if interval is None else ' to '.join(map(_text, interval)),
+    )
+  console.print(table)
+
+
+def _text(value) -> str:
+  if value is None:
+    return '-'
+  if isinstance(value, int):
+    return f'{value:,}'
+  return f'{value:.3f}' if abs(value) < 10 else f'{value:,.1f}'
+
+
+def _check_k(k: int, samples: int) -> None:
+  if not 1 <= k <= samples:
+    raise ValueError(
+      f'k={k} with {samples} samples per prompt; give a k from 1 to {samples}, '
+      'or draw more samples.'
+    )
+
+
+def _subsets(samples: int, k: int, most: int, rng) -> np.ndarray:
+  """f64[subsets, samples], 1 for the members of each subset of size `k`."""
+  if math.comb(samples, k) <= most:
+    chosen = np.array(list(itertools.combinations(range(samples), k)))
+  else:
+    chosen = np.argsort(rng.random((most, samples)), axis=1)[:, :k]
+  members = np.zeros((len(chosen), samples))
+  np.put_along_axis(members, chosen, 1, axis=1)
+  return members
+
+
+def _at_k(texts, right, judged, k, rng) -> tuple[np.ndarray, np.ndarray]:
+  """pass@k and majority@k of the prompts with `k` or more judged."""
+  count = judged.sum(1)
+  passed, voted = np.zeros(len(count)), np.zeros(len(count))
+  for number in np.unique(count[count >= k]):
+    rows = np.flatnonzero(count == number)
+    correct = right[rows][judged[rows]].reshape(-1, number)
+    answers = [list(itertools.compress(texts[p], judged[p])) for p in rows]
+    passed[rows] = pass_at_k(correct, k)
+    voted[rows] = majority_at_k(answers, correct, k, rng)
+  return passed[count >= k], voted[count >= k]
+
+
+def _lengths(rollout, right, judged) -> dict[str, Any]:
+  length = np.asarray(rollout.length, np.float64)
+  truncated = np.asarray(rollout.batch.truncated, np.float64)
+  return {
+    'length_tokens_mean': _mean(length),
+    'length_tokens_median': float(np.median(length)),
+    'length_tokens_p95': float(np.quantile(length, 0.95)),
+    'length_tokens_max': int(length.max()),
+    'length_tokens_right': _mean(length[right]),
+    'length_tokens_wrong': _mean(length[judged & ~right]),
+    'truncated': _mean(truncated),
+    'not_judged': int((~judged).sum()),
+  }
+
+
+def _mean(values: np.ndarray) -> float | None:
+  return float(values.mean()) if values.size else None

@@ -1,0 +1,236 @@
+"""A trained policy at work: `grpo-jax eval` and `grpo-jax sample`."""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+import dataclasses
+import pathlib
+import sys
+from typing import Any
+from typing import NamedTuple
+
+from grpo_jax import build
+from grpo_jax import data
+from grpo_jax import evaluate as evaluate_lib
+from grpo_jax import rollout as rollout_lib
+from grpo_jax import sampling as sampling_lib
+from grpo_jax import transcript
+from grpo_jax import workdir as workdir_lib
+from grpo_jax.checkpoint import Checkpoints
+from grpo_jax.config import Config
+
+
+class Policy(NamedTuple):
+  """The parts of a run, its engine loaded from a checkpoint."""
+
+  run: build.Run
+  step: int  # rollouts it has learned from
+
+
+def load(
+  config: Config, workdir: str | pathlib.Path, which: str = 'latest'
+) -> Policy:
+  """The policy in a checkpoint of a run.
+
+  Args:
+    config: The run's, or one that differs in `config.FREE` only.
+    workdir: Of the run; nothing in it is changed.
+    which: `'latest'`, `'best'`, or the number of rollouts.
+
+  Returns:
+    A `Policy`.
+
+  Raises:
+    ValueError: The workdir has no such checkpoint, or a run of another config.
+  """
+  workdir = pathlib.Path(workdir)
+  workdir_lib.refuse_another(workdir, config)
+  directory = workdir / 'checkpoints'
+  if not directory.is_dir():
+    raise ValueError(
+      f'There is no checkpoint in {workdir}; give the workdir of a run that '
+      'has trained.'
+    )
+  run = build.run(config)
+  with Checkpoints(directory, read_only=True) as saves:
+    step = _step(saves, which)
+    saved = saves.restore(build.updater(run).compiled.abstract, step)
+  if saved is None:
+    raise ValueError(
+      f'There is no checkpoint in {directory}; let the run train on.'
+    )
+  run.engine.load(saved.state.params, version=saved.step)
+  return Policy(run, saved.step)
+
+
+def _step(saves: Checkpoints, which: str) -> int | None:
+  """The checkpoint that was asked for; None for the newest."""
+  if which == 'latest':
+    return None
+  if which == 'best':
+    if (best := saves.best_step()) is None:
+      raise ValueError(
+        'No checkpoint has a value of config.checkpoint.best_metric; give '
+        "'latest' or the number of a rollout."
+      )
+    return best
+  if not which.isdigit():
+    raise ValueError(
+      f"--checkpoint={which} is none of 'latest', 'best' or a number of "
+      f'rollouts; there are {saves.steps()}.'
+    )
+  return int(which)
+
+
+def evaluate(
+  policy: Policy,
+  examples: int,
+  samples: int,
+  ks: list[int],
+  temperature: float | None = None,
+  max_tokens: int | None = None,
+  completions: str | None = None,
+) -> dict[str, Any]:
+  """Samples answers to held-out problems and sums them up.
+
+  Args:
+    policy: From `load`.
+    examples: Held-out problems, from the first; 0: as many as the config says.
+    samples: Completions per problem.
+    ks: Of pass@k and majority@k.
+    temperature: None: the config's.
+    max_tokens: None: the config's.
+    completions: A Parquet file to write them to, or None.
+
+  Returns:
+    See `evaluate.summarize`; and `checkpoint`, the rollouts learned from.
+
+  Raises:
+    ValueError: There are no held-out problems, or a k above `samples`.
+  """
+  run = policy.run
+  if run.heldout is None:
+    raise ValueError(
+      'The config has no held-out problems; give --config.data.heldout.'
+    )
+  config = run.config.evaluation
+  evaluate_lib.check_ks(ks, samples)
+  rollout = rollout_lib.collect(
+    data.take(
+      run.heldout, 0, min(examples or config.examples, len(run.heldout))
+    ),
+    run.engine,
+    run.tokenizer,
+    run.rewards,
+    _sampling(run, temperature, max_tokens),
+    samples,
+    policy.step,
+    run.config.data.completion_buckets,
+    purpose='eval',
+  )
+  if completions:
+    transcript.write(completions, rollout, policy.step)
+  return {
+    'checkpoint': policy.step,
+    **evaluate_lib.summarize(rollout, ks, config.right_reward, run.config.seed),
+  }
+
+
+def show(summary: dict[str, Any]) -> None:
+  """Prints a summary as a table."""
+  from rich import console
+
+  evaluate_lib.show(summary, console.Console())
+
+
+def _sampling(
+  run: build.Run, temperature: float | None, max_tokens: int | None
+) -> sampling_lib.Sampling:
+  """The config's, with what was given instead."""
+  given = {'temperature': temperature, 'max_tokens': max_tokens}
+  return dataclasses.replace(
+    run.sampling, **{k: v for k, v in given.items() if v is not None}
+  )
+
+
+def prompts(given: list[str], file: str | None) -> Iterator[str]:
+  """Prompts from flags, then from the lines of a file.
+
+  Args:
+    given: Prompts.
+    file: A path; `'-'` is standard input, as is None if `given` is empty.
+
+  Yields:
+    Prompts, without the end of the line; empty lines are left out.
+  """
+  yield from given
+  if file is None and given:
+    return
+  if file in (None, '-'):
+    yield from _lines(sys.stdin)
+  else:
+    with open(file, encoding='utf-8') as lines:
+      yield from _lines(lines)
+
+
+def _lines(lines: Iterable[str]) -> Iterator[str]:
+  return (line.rstrip('\n') for line in lines if line.strip())
+
+
+def sample(
+  policy: Policy,
+  asked: Iterable[str],
+  number: int = 1,
+  temperature: float | None = None,
+  max_tokens: int | None = None,
+  write: Callable[[dict[str, Any]], None] | None = None,
+  stop: Callable[[], bool] = lambda: False,
+) -> None:
+  """Completes prompts one after the other, as they come.
+
+  Args:
+    policy: From `load`.
+    asked: Prompts; the next is read when the last is done.
+    number: Completions of each; one is written token by token.
+    temperature: None: the config's.
+    max_tokens: None: the config's.
+    write: Is given a record per completion; None writes text to standard
+      output.
+    stop: Asked before every prompt.
+  """
+  run = policy.run
+  sampling = _sampling(run, temperature, max_tokens)
+  for index, prompt in enumerate(asked):
+    if stop():
+      return
+    requests = sampling_lib.Requests(
+      [run.tokenizer.encode(prompt)], [index], number, policy.step, sampling,
+      purpose='sample command',
+    )  # fmt: skip
+    if write is None and number == 1:
+      _stream(run, prompt, requests)
+      continue
+    done = run.engine.generate(requests)
+    for ids, length, finish in zip(
+      done.tokens[0], done.length[0], done.finish[0], strict=True
+    ):
+      text = run.tokenizer.decode(ids[:length])
+      if write is None:
+        print(prompt + text, flush=True)
+      else:
+        truncated = bool(finish == sampling_lib.TRUNCATED)
+        write({'prompt': prompt, 'completion': text, 'truncated': truncated})
+
+
+def _stream(run: build.Run, prompt: str, requests: sampling_lib.Requests):
+  """Writes one completion while it is drawn."""
+  print(prompt, end='', flush=True)
+  written = ''
+  for so_far in run.engine.stream(requests):
+    ids = so_far.tokens[0, 0, : so_far.length[0, 0]]
+    text = run.tokenizer.decode(ids)
+    # A character may need several tokens; it is written once it is whole.
+    if text.startswith(written) and not text.endswith('\ufffd'):
+      print(text[len(written) :], end='', flush=True)
+      written = text
+  print(flush=True)

@@ -1,0 +1,169 @@
+"""What a rollout says of itself: NumPy, on the host, once per rollout."""
+
+import re
+
+import numpy as np
+
+from grpo_jax.models import ModelConfig
+from grpo_jax.models import flops_per_token
+from grpo_jax.rollout import Rollout
+
+# 10^12 FLOP/s of one JAX device, dense, bfloat16, from the vendors' data sheets
+# (which quote NVIDIA's with sparsity: twice that). A device of TPU v2, v3 and
+# 7x is half a chip. The T4 and the V100 have no bfloat16: theirs is float16.
+_TPU_TFLOPS = {
+  'TPU v2': 23.0,
+  'TPU v3': 61.5,
+  'TPU v4': 275.0,
+  'TPU v5 lite': 197.0,
+  'TPU v5e': 197.0,
+  'TPU v5': 459.0,
+  'TPU v5p': 459.0,
+  'TPU v6 lite': 918.0,
+  'TPU v6e': 918.0,
+  'TPU7x': 1153.5,
+}
+_NVIDIA_TFLOPS = {  # the words of a name; the first that fits counts
+  'GB200': 2500.0,
+  'B200': 2250.0,
+  'H200 NVL': 835.5,
+  'H200': 989.5,
+  'GH200': 989.5,
+  'H100 NVL': 835.5,
+  'H100 PCIe': 756.5,
+  'H100': 989.5,
+  'A100': 312.0,
+  'L40S': 362.0,
+  'L4': 121.0,
+  'A10': 125.0,
+  'V100': 125.0,
+  'T4': 65.0,
+}
+
+
+def of_rollout(
+  rollout: Rollout, step: int, right_reward: float
+) -> dict[str, float]:
+  """Rewards, right and wrong answers, lengths, staleness.
+
+  Args:
+    rollout: See `rollout.py`.
+    step: The policy version that is about to learn from it.
+    right_reward: A completion is right if its first reward is at least this.
+
+  Returns:
+    Over judged completions: `reward/<name>` and `reward/<name>_std`, the mean
+    and the standard deviation of each reward function; `accuracy`, the share
+    that is right; `length_tokens_right` and `length_tokens_wrong`, mean
+    lengths. Over groups with a judged completion: `groups_solved` and
+    `groups_failed`, the share in which all of these, or none, are right. Over
+    everything: `length_tokens_max`; `rewards_failed`, the number of completions
+    that were not judged; `staleness_steps` and `staleness_steps_max`, by how
+    many versions the policy that drew a token is behind `step`. What there is
+    nothing to average of is left out.
+  """
+  batch, judged = rollout.batch, np.asarray(rollout.batch.valid)
+  parts = np.asarray(batch.reward_parts)
+  right = judged & (parts[..., 0] >= right_reward)
+  staleness = step - np.asarray(batch.version)[np.asarray(batch.mask)]
+  groups = judged.any(axis=1)
+  over = {
+    'accuracy': right[judged],
+    'groups_solved': (right == judged).all(axis=1)[groups],
+    'groups_failed': np.logical_not(right.any(axis=1))[groups],
+    'length_tokens_right': rollout.length[right],
+    'length_tokens_wrong': rollout.length[judged & ~right],
+    'staleness_steps': staleness,
+  }
+  measured = {
+    name: np.mean(values) for name, values in over.items() if len(values)
+  }
+  if judged.any():
+    for name, values in zip(rollout.reward_names, parts[judged].T):
+      measured[f'reward/{name}'] = np.mean(values, dtype=np.float64)
+      measured[f'reward/{name}_std'] = np.std(values, dtype=np.float64)
+  if len(staleness):
+    measured['staleness_steps_max'] = staleness.max()
+  measured['length_tokens_max'] = rollout.length.max()
+  measured['rewards_failed'] = np.sum(~judged)
+  return {name: float(value) for name, value in measured.items()}
+
+
+def of_speed(
+  rollout: Rollout,
+  sample_secs: float,
+  learn_secs: float,
+  model: ModelConfig,
+  peak: float | None = None,
+  learn_passes: int = 3,
+) -> dict[str, float]:
+  """Seconds, completion tokens per second, and model FLOP utilisation (MFU).
+
+  MFU is the arithmetic that the model needs, over what the devices could have
+  done in the time: each prompt once, without its logits, and each completion
+  token once, with them; see `flops_per_token`. What is computed again
+  (rematerialisation, prompts repeated in padded rows) does not count.
+
+  Args:
+    rollout: What was sampled and learned from.
+    sample_secs: Spent sampling and judging.
+    learn_secs: Spent on the optimizer steps.
+    model: Its shape.
+    peak: FLOP/s of all devices together; None if it is not known.
+    learn_passes: Forward passes over the rollout that the optimizer steps are
+      worth: 3 for each epoch (the backward pass is two), and 1 for each
+      scoring, by the old policy or the reference.
+
+  Returns:
+    `sample_secs`, `learn_secs`, their sum `step_secs`, `sample_tokens_per_sec`,
+    `learn_tokens_per_sec`; with a peak also `mfu_sample` and `mfu_learn`.
+  """
+  tokens = float(rollout.length.sum())
+  measured = {
+    'sample_secs': sample_secs,
+    'learn_secs': learn_secs,
+    'step_secs': sample_secs + learn_secs,
+    'sample_tokens_per_sec': tokens / sample_secs,
+    'learn_tokens_per_sec': tokens / learn_secs,
+  }
+  if peak is not None:
+    flops = forward_flops(rollout, model)
+    measured['mfu_sample'] = flops / sample_secs / peak
+    measured['mfu_learn'] = learn_passes * flops / learn_secs / peak
+  return measured
+
+
+def forward_flops(rollout: Rollout, model: ModelConfig) -> float:
+  """FLOPs of one forward pass over a rollout, each prompt computed once."""
+  prompt = np.array([len(ids) for ids in rollout.prompts])
+  in_prompts = np.concatenate([np.arange(n) + 1 for n in prompt])
+  place = np.arange(rollout.length.max())
+  in_completions = prompt[:, None, None] + 1 + place
+  drawn = place < rollout.length[:, :, None]
+  completions = np.sum(flops_per_token(model, in_completions), where=drawn)
+  prompts = np.sum(flops_per_token(model, in_prompts, with_head=False))
+  return float(prompts + completions)
+
+
+def peak_flops(device_kind: str) -> float | None:
+  """Peak FLOP/s of one device: dense bfloat16, by the vendor's data sheet.
+
+  Args:
+    device_kind: Of a `jax.Device`.
+
+  Returns:
+    FLOP/s; None for a kind that is not in the table, and for part of a GPU.
+
+  >>> peak_flops('NVIDIA H100 80GB HBM3')
+  989500000000000.0
+  """
+  teraflops = _TPU_TFLOPS.get(device_kind)
+  words = set(re.split('[ -]', device_kind))
+  if teraflops is None and words & {'NVIDIA', 'Tesla'} and 'MIG' not in words:
+    fitting = (
+      peak
+      for name, peak in _NVIDIA_TFLOPS.items()
+      if words >= set(name.split())
+    )
+    teraflops = next(fitting, None)
+  return None if teraflops is None else teraflops * 1e12

@@ -1,0 +1,42 @@
+"""How much arithmetic a model is, by counting its matrix products."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from grpo_jax.models._config import ModelConfig
+
+
+def flops_per_token(
+  config: ModelConfig, context: ArrayLike, with_head: bool = True
+) -> np.ndarray:
+  r"""Floating-point operations of a forward pass, for one token.
+
+  .. math:: 2 N + 4 L H D \cdot \text{context}
+
+  with N the parameters of the matrices that a token is multiplied by (the
+  output layer among them, the embedding, which is looked up, not), L layers, H
+  heads of size D. Norms, rotations and the softmax are not counted. A backward
+  pass is twice the forward pass.
+
+  Args:
+    config: Of the model.
+    context: How many tokens this one attends to, itself included; any shape. A
+      layer with a window sees no more than its window.
+    with_head: Whether the logits are computed too.
+
+  Returns:
+    f64 of the shape of `context`.
+
+  References:
+    Chowdhery et al., `PaLM: Scaling Language Modeling with Pathways
+    <https://arxiv.org/abs/2204.02311>`_, 2022, appendix B; it counts a backward
+    pass too: 6 N + 12 L H D context.
+  """
+  heads = config.num_heads * config.head_dim
+  kv_heads = config.num_kv_heads * config.head_dim
+  layer = config.width * (2 * heads + 2 * kv_heads + 3 * config.mlp_width)
+  head = config.width * config.vocab_size if with_head else 0
+  windows = [kind.window_tokens or np.inf for kind in config.pattern]
+  context = np.asarray(context, np.float64)[..., None]
+  seen = config.repeats * np.minimum(context, windows).sum(axis=-1)
+  return 2 * (config.num_layers * layer + head) + 4 * heads * seen

@@ -1,0 +1,185 @@
+"""Everything that a run shows and writes down, behind one object."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import contextlib
+import pathlib
+from typing import Any
+from typing import NamedTuple
+
+from grpo_jax import config
+from grpo_jax.monitor import _alarms
+from grpo_jax.monitor import _display
+from grpo_jax.monitor import _jsonl
+from grpo_jax.monitor._samples import Sample
+
+
+class _Sink(NamedTuple):
+  """Somewhere else that scalars go."""
+
+  write: Callable[[int, Mapping[str, float | None]], None]
+  close: Callable[[], None]
+
+
+class Monitor:
+  """Shows a run on the terminal and writes its metrics; a context manager.
+
+  On a terminal that breaks, a full disk or a service that does not answer it
+  warns, once each, and the run goes on. Lines of `metrics.jsonl` that could not
+  be written wait in memory; while they do, the metric `failed_writes` counts
+  the tries.
+
+  Args:
+    log: What to show and to write; see `config.Log`.
+    workdir: Where `metrics.jsonl`, `tensorboard/` and `wandb/` go.
+    total_steps: Rollouts of the whole run.
+    resumed_step: Rollouts done at the checkpoint that the run goes on from;
+      later lines of `metrics.jsonl` are dropped, since they come anew. None for
+      a fresh start, which keeps an earlier `metrics.jsonl` beside the new one.
+    run_config: The whole config as nested dicts, for Weights & Biases.
+  """
+
+  def __init__(
+    self,
+    log: config.Log,
+    workdir: str | pathlib.Path,
+    total_steps: int,
+    resumed_step: int | None,
+    run_config: dict[str, Any],
+  ):
+    workdir = pathlib.Path(workdir)
+    self._step, self._failed, self._closed = resumed_step, False, False
+    self._most_samples = log.samples
+    self._alarms = _alarms.Alarms(log)
+    self._warned: set[str] = set()  # sinks
+    self._display = _display.make(
+      log.display, total_steps, lambda: self._lines.elapsed(), self.series
+    )
+    self._lines = _jsonl.Lines(
+      workdir / 'metrics.jsonl', resumed_step, self.warn
+    )
+    self._sinks = self._open_sinks(log, workdir, resumed_step, run_config)
+
+  def __enter__(self) -> 'Monitor':
+    return self
+
+  def __exit__(self, kind, value, traceback) -> None:
+    self._failed = kind is not None
+    self.close()
+
+  def write(
+    self,
+    step: int,
+    scalars: Mapping[str, float | None],
+    samples: Sequence[Sample] = (),
+  ) -> None:
+    """One rollout is done: writes its metrics, shows them, raises alarms.
+
+    Args:
+      step: Rollouts done; 0 for what was measured before the first.
+      scalars: Numbers by name; None and what is not finite becomes null.
+      samples: Completions to show; the first `log.samples` of them are.
+    """
+    self._step = step
+    sentences = self._alarms(scalars)
+    if self._lines.failed_writes:
+      scalars = {**scalars, 'failed_writes': self._lines.failed_writes}
+    self._lines.write(step, scalars)
+    for name, sink in self._sinks.items():
+      with self._warning_once(name):
+        sink.write(step, scalars)
+    with contextlib.suppress(OSError):
+      self._display.write(step, scalars, samples[: self._most_samples])
+    for sentence in sentences:
+      self.warn(sentence)
+
+  def line(self, text: str) -> None:
+    """Shows something to know."""
+    with contextlib.suppress(OSError):
+      self._display.line(text)
+
+  def progress(
+    self,
+    label: str,
+    step: int,
+    total: int,
+    scalars: Mapping[str, float | None],
+  ) -> None:
+    """Shows one step of something that is no rollout, such as the warm-up.
+
+    Args:
+      label: What is counted.
+      step: How many are done.
+      total: How many there are; a plain log has about ten lines of them.
+      scalars: Numbers by name; they are shown and not written.
+    """
+    with contextlib.suppress(OSError):
+      self._display.progress(label, step, total, scalars)
+
+  def warn(self, text: str) -> None:
+    """Shows a warning, which stays visible; it says after which rollout."""
+    with contextlib.suppress(OSError):
+      self._display.warn(self._step, text)
+
+  def series(self, name: str) -> list[float]:
+    """The values of a metric so far.
+
+    Args:
+      name: Of a scalar that was written.
+
+    Returns:
+      Those that are not null, oldest first, earlier starts included.
+    """
+    return self._lines.series(name)
+
+  def close(self) -> None:
+    """Writes what waits, ends every file, and gives the terminal back."""
+    if self._closed:
+      return
+    self._closed = True
+    self._lines.close()
+    # The terminal first: what is left to upload may take minutes.
+    with contextlib.suppress(OSError):
+      self._display.close()
+    for name, sink in self._sinks.items():
+      with self._warning_once(name):
+        sink.close()
+
+  def _open_sinks(self, log, workdir, resumed_step, run_config):
+    sinks: dict[str, _Sink] = {}
+    if log.tensorboard:
+      with self._warning_once('TensorBoard'):
+        from grpo_jax.monitor import _tensorboard
+
+        first = 0 if resumed_step is None else resumed_step + 1
+        board = _tensorboard.TensorBoard(workdir / 'tensorboard', first)
+        sinks['TensorBoard'] = _Sink(board.write, board.close)
+    if log.wandb_project:
+      with self._warning_once('Weights & Biases'):
+        from grpo_jax.monitor import _wandb
+
+        run = _wandb.Wandb(
+          workdir,
+          log.wandb_project,
+          log.wandb_mode,
+          resumed_step is not None,
+          run_config,
+        )
+        sinks['Weights & Biases'] = _Sink(
+          run.write, lambda: run.close(self._failed)
+        )
+    return sinks
+
+  @contextlib.contextmanager
+  def _warning_once(self, name: str):
+    """Whatever a sink raises becomes a warning, the first time."""
+    try:
+      yield
+    except Exception as error:  # of any kind: none is worth a run
+      if name not in self._warned:
+        self._warned.add(name)
+        self.warn(
+          f'{name} does not work ({type(error).__name__}: {error}); the run '
+          'goes on, and what it does not take is missing there.'
+        )

@@ -1,0 +1,85 @@
+"""TensorBoard event files."""
+
+from collections.abc import Mapping
+import contextlib
+import math
+import pathlib
+import time
+from typing import Any
+
+
+class TensorBoard:
+  """Writes scalars to event files, in this thread.
+
+  Not through tensorboardX's `SummaryWriter`: its thread dies of the first
+  failed write, and then the eleventh event waits for it for ever. Here a failed
+  write raises, and the next one opens another file, because a record that broke
+  off makes the rest of its file unreadable.
+
+  Args:
+    directory: Of the event files; made if it is not there.
+    first_step: Events of earlier starts from this step on are hidden, because
+      this start writes them anew.
+  """
+
+  def __init__(self, directory: pathlib.Path, first_step: int):
+    self._directory = directory
+    self._purge_step: int | None = first_step
+    self._writer, self._files = None, 0
+
+  def write(self, step: int, scalars: Mapping[str, float | None]) -> None:
+    """Writes one event with the finite ones of the scalars.
+
+    Args:
+      step: Rollouts done.
+      scalars: Numbers by name.
+
+    Raises:
+      OSError: The event could not be written.
+    """
+    from tensorboardX.proto import event_pb2
+    from tensorboardX.proto import summary_pb2
+
+    # Made from descriptors at run time: no type checker knows their names.
+    events: Any = event_pb2
+    summaries: Any = summary_pb2
+    values = [
+      summaries.Summary.Value(tag=name, simple_value=float(value))
+      for name, value in scalars.items()
+      if value is not None and math.isfinite(value)
+    ]
+    event = events.Event(
+      wall_time=time.time(),
+      step=step,
+      summary=summaries.Summary(value=values),
+    )
+    try:
+      writer = self._writer = self._writer or self._open()
+      if self._purge_step is not None:
+        start = events.SessionLog(status=events.SessionLog.START)
+        writer.write_event(
+          events.Event(
+            wall_time=time.time(), step=self._purge_step, session_log=start
+          )
+        )
+      writer.write_event(event)
+      writer.flush()
+    except OSError:
+      self.close()
+      raise
+    self._purge_step = None
+
+  def close(self) -> None:
+    """Closes the file; every event in it is on disk already."""
+    writer, self._writer = self._writer, None
+    with contextlib.suppress(OSError):
+      if writer is not None:
+        writer.close()
+
+  def _open(self):
+    from tensorboardX.event_file_writer import EventsWriter
+
+    self._directory.mkdir(parents=True, exist_ok=True)
+    self._files += 1
+    # The name has the second in it; the number tells files of one second apart.
+    return EventsWriter(str(self._directory / 'events'), f'.{self._files}')

@@ -1,0 +1,84 @@
+"""Weights & Biases."""
+
+from collections.abc import Mapping
+import math
+import pathlib
+import secrets
+from typing import Any
+
+_LOGIN_TIMEOUT_SECS = 60.0  # of the question for a key, on a terminal
+_FINISH_TIMEOUT_SECS = 300.0  # of the last upload; the files stay in workdir
+
+
+class Wandb:
+  """One run of a project, which a resumed run goes on with.
+
+  The run's id is kept in `wandb_run_id.txt`, its files in `wandb/`. The x-axis
+  is `step` as a metric and not W&B's own counter, which cannot go back to the
+  checkpoint that a run goes on from.
+
+  Args:
+    workdir: Of the run.
+    project: Of Weights & Biases.
+    mode: 'online' or 'offline'; what is offline is sent by `wandb sync`.
+    resumed: Whether the run goes on from a checkpoint.
+    run_config: What the dashboard shows as the config.
+
+  Raises:
+    Exception: W&B cannot be imported or reached, or refuses the key.
+  """
+
+  def __init__(
+    self,
+    workdir: pathlib.Path,
+    project: str,
+    mode: str,
+    resumed: bool,
+    run_config: dict[str, Any],
+  ):
+    import wandb
+
+    id_file = workdir / 'wandb_run_id.txt'
+    known = resumed and id_file.exists()
+    run_id = id_file.read_text().strip() if known else secrets.token_hex(4)
+    self._run = wandb.init(
+      project=project,
+      mode=mode,  # pyright: ignore[reportArgumentType]
+      dir=workdir,
+      id=run_id,
+      name=workdir.resolve().name,
+      resume='allow' if mode == 'online' else None,
+      config=run_config,
+      allow_val_change=True,
+      # It would wrap the streams that the terminal's display draws on.
+      settings=wandb.Settings(
+        console='off',
+        login_timeout=_LOGIN_TIMEOUT_SECS,
+        finish_timeout=_FINISH_TIMEOUT_SECS,
+      ),
+    )
+    id_file.write_text(run_id + '\n')
+    self._run.define_metric('step')
+    self._run.define_metric('*', step_metric='step')
+
+  def write(self, step: int, scalars: Mapping[str, float | None]) -> None:
+    """Logs the finite ones of the scalars.
+
+    Args:
+      step: Rollouts done.
+      scalars: Numbers by name.
+    """
+    finite = {
+      name: float(value)
+      for name, value in scalars.items()
+      if value is not None and math.isfinite(value)
+    }
+    self._run.log({'step': step, **finite})
+
+  def close(self, failed: bool) -> None:
+    """Waits until everything is sent, for some minutes at most.
+
+    Args:
+      failed: Whether the run ended by an exception.
+    """
+    self._run.finish(exit_code=int(failed))

@@ -1,0 +1,78 @@
+"""The warm-up: supervised steps on demonstrations, before the first rollout."""
+
+from collections.abc import Callable
+import pathlib
+import shutil
+from typing import Any
+
+import jax
+
+from grpo_jax import build
+from grpo_jax import data
+from grpo_jax import keys
+from grpo_jax import metrics
+from grpo_jax import rollout
+from grpo_jax import sharding
+from grpo_jax.checkpoint import Checkpoints
+from grpo_jax.monitor import Monitor
+
+
+def run(
+  parts: build.Run,
+  workdir: pathlib.Path,
+  monitor: Monitor,
+  stop: Callable[[], bool],
+) -> Any:
+  """Trains on demonstrations, from where the workdir stands.
+
+  Args:
+    parts: See `build.Run`.
+    workdir: Its folder `warm_up` keeps the checkpoints of the warm-up.
+    monitor: Is shown the loss.
+    stop: Asked between steps; once it says True, the warm-up is saved.
+
+  Returns:
+    The parameters after the last step, or None if stopped before it.
+  """
+  config = parts.config.warm_up
+  if not config.steps:
+    return initial_params(parts)
+  examples = build.demonstrations(parts)
+  update = build.warm_up_updater(parts)
+  with Checkpoints(workdir / 'warm_up', 1, warn=monitor.warn) as saves:
+    saved = saves.restore(update.compiled.abstract)
+    if saved is None:
+      step, state = 0, update.compiled.init(initial_params(parts))
+    else:
+      step, state = saved.step, saved.state
+      monitor.line(f'goes on from warm-up step {step}')
+    while step < config.steps and not stop():
+      records = data.take(examples, step * config.examples, config.examples)
+      batch = rollout.demonstrations(
+        records, parts.tokenizer, parts.config.data.completion_buckets
+      )
+      state, measured = update(state, batch, step)
+      step += 1
+      scalars = metrics.to_scalars(measured)
+      shown = {name: scalars[name] for name in ('loss', 'grad_norm')}
+      monitor.progress('warm-up', step, config.steps, shown)
+      if step % parts.config.checkpoint.every_warm_up_steps == 0 or saves.owed:
+        saves.save(step, state, {})
+    if step < config.steps:
+      saves.save(step, state, {})
+      return None
+  return state.params
+
+
+def forget(workdir: pathlib.Path) -> None:
+  """Removes the warm-up's checkpoints, once there is one of the run."""
+  if jax.process_index() == 0:
+    shutil.rmtree(workdir / 'warm_up', ignore_errors=True)
+
+
+def initial_params(parts: build.Run) -> Any:
+  """Random parameters, sharded over the mesh."""
+  key = keys.key(parts.config.seed, 'init')
+  abstract = jax.eval_shape(parts.model.init, key)
+  place = sharding.of_params(parts.mesh, abstract, parts.model.logical_axes)
+  return jax.jit(parts.model.init, out_shardings=place)(key)

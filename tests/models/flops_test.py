@@ -1,0 +1,45 @@
+"""FLOPs by formula against the compiler's count of a forward pass."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax import models
+from grpo_jax.models import attention
+
+CONFIG = dict(
+  vocab_size=512, num_layers=2, width=256, head_dim=64, mlp_width=512
+)
+
+
+@pytest.mark.parametrize('with_head', [True, False])
+@pytest.mark.parametrize('changes', [{}, {'num_kv_heads': 2}])
+def test_the_formula_is_what_the_compiler_counts(changes, with_head):
+  """Attention is computed over whole rows and masked: context 128 for all."""
+  config = models.ModelConfig(**CONFIG, **changes)
+  model = models.Transformer(config)
+  params = jax.eval_shape(lambda: model.unstack(model.init(jax.random.key(0))))
+
+  def forward(params, tokens):
+    position = jnp.broadcast_to(jnp.arange(128), tokens.shape)
+    everything = attention.over_prompts(jnp.full((2,), 128))
+    hidden, _ = model.hidden(params, tokens, position, everything)
+    return model.head(params, hidden) if with_head else hidden
+
+  tokens = jax.ShapeDtypeStruct((2, 128), jnp.int32)
+  analysis = jax.jit(forward).lower(params, tokens).cost_analysis()
+  expected = models.flops_per_token(config, np.full((2, 128), 128), with_head)
+  assert expected.shape == (2, 128)
+  np.testing.assert_allclose(expected.sum(), analysis['flops'], rtol=0.02)
+
+
+def test_windows_bound_the_context():
+  window = (models.LayerKind(window_tokens=8), models.LayerKind())
+  plain = models.ModelConfig(**CONFIG)
+  mixed = models.ModelConfig(**CONFIG, pattern=window)
+  at = models.flops_per_token
+  assert at(mixed, 8) == at(plain, 8)
+  np.testing.assert_allclose(
+    at(mixed, 100), (at(plain, 8) + at(plain, 100)) / 2
+  )
