@@ -88,7 +88,7 @@ class Checkpoints:
   def __init__(
     self,
     directory: str | pathlib.Path,
-    keep_last: int,
+    keep_last: int = 1,
     keep_best: bool = False,
     warn: Callable[[str], None] = lambda text: print(
       f'warning: {text}', file=sys.stderr

@@ -19,13 +19,32 @@ from grpo_jax.rollout import Rollout
 _CHUNK = 2**22  # numbers drawn at once by the bootstrap
 
 
+def check_ks(ks: Sequence[int], samples: int) -> None:
+  """Refuses a k that cannot be estimated, before anything is sampled.
+
+  Args:
+    ks: Of pass@k and majority@k.
+    samples: Per prompt.
+
+  Raises:
+    ValueError: A `k` is less than 1 or more than `samples`.
+  """
+  for k in ks:
+    if not 1 <= k <= samples:
+      raise ValueError(
+        f'k={k} with {samples} samples per prompt; give a k from 1 to '
+        f'{samples}, or draw more samples.'
+      )
+
+
 def pass_at_k(right: np.ndarray, k: int) -> np.ndarray:
   r"""The chance that at least one of `k` samples is right, without bias.
 
   .. math:: 1 - \binom{n - c}{k} / \binom{n}{k}
-    = 1 - \prod_{j < k} \frac{\max(n - c - j, 0)}{n - j}
+    = 1 - \prod_{j < k} \frac{n - c - j}{n - j}
 
-  with `c` of `n` samples right. `1 - (1 - c/n)^k` would be too small.
+  with `c` of `n` samples right; a factor is 0 where `k > n - c`.
+  `1 - (1 - c/n)^k` would be too small.
 
   Args:
     right: bool[P,n], which samples are right.
@@ -44,11 +63,10 @@ def pass_at_k(right: np.ndarray, k: int) -> np.ndarray:
   >>> pass_at_k(np.array([[True, False, False, False]]), 2).tolist()
   [0.5]
   """
-  _check_k(k, right.shape[1])
+  check_ks([k], right.shape[1])
   samples, drawn = right.shape[1], np.arange(k)
   wrong = samples - right.sum(1, dtype=np.int64)
-  left = np.maximum(wrong[:, None] - drawn, 0)
-  return 1 - np.prod(left / (samples - drawn), axis=1)
+  return 1 - np.prod((wrong[:, None] - drawn) / (samples - drawn), axis=1)
 
 
 def majority_at_k(
@@ -82,7 +100,7 @@ def majority_at_k(
   ...               np.random.default_rng(0)).tolist()
   [1.0]
   """
-  _check_k(k, right.shape[1])
+  check_ks([k], right.shape[1])
   drawn = _subsets(right.shape[1], k, subsets, rng)
   shares = np.zeros(len(answers))
   for row, (texts, correct) in enumerate(zip(answers, right, strict=True)):
@@ -165,8 +183,7 @@ def summarize(
   judged = np.asarray(rollout.batch.valid, bool)
   reward = np.asarray(rollout.batch.reward_parts, np.float64)[..., 0]
   right = judged & (reward >= right_reward)
-  for k in ks:
-    _check_k(k, judged.shape[1])
+  check_ks(ks, judged.shape[1])
   some = judged.any(1)
   count = np.maximum(judged.sum(1), 1)
   values = {
@@ -226,14 +243,6 @@ def _text(value) -> str:
   if isinstance(value, int):
     return f'{value:,}'
   return f'{value:.3f}' if abs(value) < 10 else f'{value:,.1f}'
-
-
-def _check_k(k: int, samples: int) -> None:
-  if not 1 <= k <= samples:
-    raise ValueError(
-      f'k={k} with {samples} samples per prompt; give a k from 1 to {samples}, '
-      'or draw more samples.'
-    )
 
 
 def _subsets(samples: int, k: int, most: int, rng) -> np.ndarray:

@@ -6,6 +6,7 @@ import pathlib
 import resource
 import shutil
 import sys
+import textwrap
 import traceback
 from typing import Any
 from typing import NoReturn
@@ -117,7 +118,8 @@ def train(stop: signals.Stop) -> None:
 
   config = _config()
   if _value('check'):
-    check.show(check.inspect(config, _value('workdir')), _value('json'))
+    report = check.inspect(config, _value('workdir'))
+    (_print_json if _value('json') else check.show)(report)
     return
   result = loop.train(
     config,
@@ -267,10 +269,20 @@ def help_text(command: str, width: int) -> str:
       f' ({flag.default_as_str})' if flag.value not in (None, [], False) else ''
     )
     rows.append((f'--{name}{given}', f'{flag.help}{default}'))
-  text = [f'grpo-jax {command}: {what}', '', options.columns(rows, width)]
+  text = [f'grpo-jax {command}: {what}', '', _columns(rows, width)]
   if command == 'train':
     text += ['', 'Fields of the config:', '', options.help_text(width)]
   return '\n'.join([*text, '', _EXIT_CODES])
+
+
+def _columns(rows: list[tuple[str, str]], width: int) -> str:
+  """Two columns, the second wrapped to the width of the terminal."""
+  lines = []
+  for left, right in rows:
+    for line in textwrap.wrap(right, max(width - 24, 20)):
+      lines.append(f'  {left:22}{line}')
+      left = ''
+  return '\n'.join(lines)
 
 
 def _parse(argv: list[str]) -> list[str]:

@@ -140,7 +140,7 @@ def forward_flops(rollout: Rollout, model: ModelConfig) -> float:
   place = np.arange(rollout.length.max())
   in_completions = prompt[:, None, None] + 1 + place
   drawn = place < rollout.length[:, :, None]
-  completions = np.sum(flops_per_token(model, in_completions), where=drawn)
+  completions = np.sum(drawn * flops_per_token(model, in_completions))
   prompts = np.sum(flops_per_token(model, in_prompts, with_head=False))
   return float(prompts + completions)
 

@@ -14,7 +14,6 @@ import difflib
 import functools
 import inspect
 import io
-import re
 import textwrap
 import tokenize
 import typing
@@ -141,7 +140,6 @@ def suggest(name: str) -> str | None:
   ('sampler.temperature', 'optim.lr', None)
   """
   name = name.removeprefix('--').removeprefix('config.')
-  name = re.sub(r'\[\d+\]', '[]', name)
   last = name.rpartition('.')[2]
   ours = [o.name for o in describe() if ('[' in o.name) == ('[' in name)]
   if name in ours:

@@ -91,11 +91,7 @@ def to_bytes(rollout: Rollout, step: int) -> bytes:
     {_METADATA: json.dumps(metadata)}
   )
   sink = pa.BufferOutputStream()
-  # A dictionary of floats would merge NaNs that differ in their bits.
-  columns_with_dictionary: Any = ['prompt']
-  parquet.write_table(
-    table, sink, compression='zstd', use_dictionary=columns_with_dictionary
-  )
+  parquet.write_table(table, sink, compression='zstd')
   return sink.getvalue().to_pybytes()
 
 

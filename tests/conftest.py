@@ -1,11 +1,23 @@
-"""Eight fake CPU devices, set before jax is imported; strict broadcasting."""
+"""Eight fake CPU devices, set before jax is imported; strict broadcasting.
 
+What is compiled is kept for the time of one test run and shared by its
+processes, those of the command line included: most of the suite is compilation.
+"""
+
+import atexit
 import os
+import shutil
+import tempfile
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ['XLA_FLAGS'] = (
   os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
 )
+if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:  # workers inherit it
+  _cache = tempfile.mkdtemp(prefix='grpo_jax_tests_')
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = _cache
+  os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.2'
+  atexit.register(shutil.rmtree, _cache, ignore_errors=True)
 
 import jax  # noqa: E402
 

@@ -199,21 +199,42 @@ def test_a_summary_of_a_rollout():
 
 
 def test_what_was_not_judged_is_left_out():
-  valid = np.array([[1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 0, 0]], bool)
+  valid = np.array([[0, 1, 1, 1], [0, 0, 0, 0], [1, 1, 0, 0]], bool)
   spoilt = made(valid)
-  spoilt.batch.reward_parts[~valid] = np.nan
+  spoilt.batch.reward_parts[~valid] = (np.nan, np.nan)
+  spoilt.batch.reward_parts[0, 0] = 5
   got = evaluate.summarize(spoilt, [1, 2, 3, 4], 1.0, seed=0)
-  np.testing.assert_allclose(got['accuracy'], (2 / 3 + 1 / 2) / 2)
-  np.testing.assert_allclose(got['mean'], (2 / 3 + 1 / 2) / 2)
-  np.testing.assert_allclose(got['pass@2'], 1)
-  np.testing.assert_allclose(got['majority@3'], 1)
+  np.testing.assert_allclose(got['accuracy'], (1 / 3 + 1 / 2) / 2)
+  np.testing.assert_allclose(got['mean'], (1 / 3 + 1 / 2) / 2)
+  np.testing.assert_allclose(got['pass@2'], (2 / 3 + 1) / 2)
+  np.testing.assert_allclose(got['majority@3'], 1 / 3)
   left = [got[f'prompts_left_out@{k}'] for k in (1, 2, 3, 4)]
   assert left == [1, 1, 2, 3]
   assert got['pass@4'] is None and got['majority@4_interval'] is None
   assert got['not_judged'] == 7
-  assert got['length_tokens_right'] == (1 + 2 + 9) / 3
-  assert got['length_tokens_wrong'] == (3 + 9) / 2
+  assert got['length_tokens_right'] == (2 + 9) / 2
+  assert got['length_tokens_wrong'] == (3 + 4 + 9) / 3
   json.dumps(got, allow_nan=False)
+
+
+def test_a_seed_fixes_what_is_drawn():
+  wide = made()._replace(texts=[texts * 4 for texts in TEXTS])
+  fields = ('valid', 'truncated', 'reward_parts')
+  wide = wide._replace(
+    length=np.tile(LENGTH, 4),
+    batch=wide.batch._replace(
+      **{
+        name: np.concatenate([getattr(wide.batch, name)] * 4, axis=1)
+        for name in fields
+      }
+    ),
+  )
+  one, again, other = (
+    evaluate.summarize(wide, [6], 1.0, seed) for seed in (0, 0, 1)
+  )
+  assert one == again
+  assert one['majority@6'] != other['majority@6']  # 8008 subsets
+  assert one['pass@6'] == other['pass@6']
 
 
 def test_the_table_fits_a_terminal():

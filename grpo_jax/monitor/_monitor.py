@@ -13,6 +13,7 @@ from grpo_jax.monitor import _alarms
 from grpo_jax.monitor import _display
 from grpo_jax.monitor import _jsonl
 from grpo_jax.monitor._samples import Sample
+from grpo_jax.monitor._samples import escape
 
 
 class _Sink(NamedTuple):
@@ -95,9 +96,9 @@ class Monitor:
       self.warn(sentence)
 
   def line(self, text: str) -> None:
-    """Shows something to know."""
+    """Shows something to know, in one line or several."""
     with contextlib.suppress(OSError):
-      self._display.line(text)
+      self._display.line('\n'.join(map(escape, text.split('\n'))))
 
   def progress(
     self,
@@ -118,9 +119,13 @@ class Monitor:
       self._display.progress(label, step, total, scalars)
 
   def warn(self, text: str) -> None:
-    """Shows a warning, which stays visible; it says after which rollout."""
+    """Shows a warning, which stays visible; it says after which rollout.
+
+    Args:
+      text: What is wrong; made into one line.
+    """
     with contextlib.suppress(OSError):
-      self._display.warn(self._step, text)
+      self._display.warn(self._step, escape(' '.join(text.split())))
 
   def series(self, name: str) -> list[float]:
     """The values of a metric so far.

@@ -26,7 +26,13 @@ def console(force: bool) -> Any:
   """
   from rich.console import Console
 
-  return Console(
+  class Patient(Console):
+    """Falls silent where rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+      self.quiet = True
+
+  return Patient(
     stderr=True, highlight=False, force_terminal=True if force else None
   )
 

@@ -25,7 +25,7 @@ class TensorBoard:
   def __init__(self, directory: pathlib.Path, first_step: int):
     self._directory = directory
     self._purge_step: int | None = first_step
-    self._writer, self._files = None, 0
+    self._writer = None
 
   def write(self, step: int, scalars: Mapping[str, float | None]) -> None:
     """Writes one event with the finite ones of the scalars.
@@ -80,6 +80,6 @@ class TensorBoard:
     from tensorboardX.event_file_writer import EventsWriter
 
     self._directory.mkdir(parents=True, exist_ok=True)
-    self._files += 1
     # The name has the second in it; the number tells files of one second apart.
-    return EventsWriter(str(self._directory / 'events'), f'.{self._files}')
+    number = len(list(self._directory.iterdir())) + 1
+    return EventsWriter(str(self._directory / 'events'), f'.{number}')

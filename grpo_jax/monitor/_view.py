@@ -12,7 +12,6 @@ import numpy as np
 
 from grpo_jax.monitor import _format
 from grpo_jax.monitor._samples import Sample
-from grpo_jax.monitor._samples import escape
 from grpo_jax.monitor._samples import shorten
 
 _GROUPS = {
@@ -130,7 +129,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
     At most `width` characters between the least and the greatest.
 
   >>> sparkline([0.0, 0.0, 1.0, 2.0, 7.0, 7.0], 3)
-  '▁▂█'
+  '▁▃█'
   """
   if not len(values):
     return ''
@@ -228,7 +227,7 @@ def _warning(text: str, width: int) -> list[Any]:
 
   mark = ' ' * _INDENT + '! '
   lines = textwrap.wrap(
-    escape(text),
+    text,
     max(width - 1, 20),
     initial_indent=mark,
     subsequent_indent=' ' * len(mark),

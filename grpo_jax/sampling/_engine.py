@@ -2,6 +2,7 @@
 
 import bisect
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
 import math
@@ -98,8 +99,6 @@ class LocalEngine:
       ValueError: Nothing is loaded, a prompt is empty or too long, or stop
         strings come without `decode`.
     """
-    if self._params is None:
-      raise ValueError('LocalEngine has no parameters yet; call load first.')
     number = len(requests.prompts)
     shards = 1 if self.mesh is None else sharding.row_shards(self.mesh)
     turn = min(max(1, self.max_rows // requests.group), number)
@@ -120,8 +119,47 @@ class LocalEngine:
       return self._stop_at_strings(whole, requests.sampling.stop_strings)
     return whole
 
+  def stream(
+    self, requests: Requests, every_tokens: int = 1
+  ) -> Iterator[Completions]:
+    """Samples like `generate`, and tells how far it has come.
+
+    Args:
+      requests: All decoded at once, whatever `max_rows` says.
+      every_tokens: Tokens between two reports.
+
+    Yields:
+      The completions so far; the last are those that `generate` returns. A
+      completion that goes on says TRUNCATED.
+    """
+    number, stops = len(requests.prompts), requests.sampling.stop_strings
+    shards = 1 if self.mesh is None else sharding.row_shards(self.mesh)
+    turn = math.ceil(number / shards) * shards
+    sampler, prompts = self._prepare_turn(requests, turn)
+    state = _sampler.begin(sampler, self._params, prompts)
+    going, step = True, 1
+    while going:
+      so_far = self._completions(jax.device_get(state), sampler, number)
+      if stops:
+        so_far = self._stop_at_strings(so_far, stops)
+      yield so_far
+      unfinished = np.any(so_far.finish == TRUNCATED)
+      going = unfinished and step < requests.sampling.max_tokens
+      step = min(step + every_tokens, requests.sampling.max_tokens)
+      if going:
+        until = jnp.asarray(step, jnp.int32)
+        state = _sampler.advance(sampler, self._params, prompts, state, until)
+
   def _generate_turn(self, requests: Requests, turn: int) -> Completions:
     """At most `turn` prompts, padded to that many with some that have ended."""
+    sampler, prompts = self._prepare_turn(requests, turn)
+    state = jax.device_get(_sampler.generate(sampler, self._params, prompts))
+    return self._completions(state, sampler, len(requests.prompts))
+
+  def _prepare_turn(self, requests: Requests, turn: int):
+    """The sampler and its `Prompts` of one turn."""
+    if self._params is None:
+      raise ValueError('LocalEngine has no parameters yet; call load first.')
     sampling, number = requests.sampling, len(requests.prompts)
     length = np.array([len(prompt) for prompt in requests.prompts])
     if not length.all():
@@ -160,10 +198,15 @@ class LocalEngine:
     sampler = _sampler.Sampler(
       self.model, static, requests.group, buffer, self.mesh
     )
-    state = jax.device_get(_sampler.generate(sampler, self._params, prompts))
-    shape = (turn, requests.group)
+    return sampler, prompts
+
+  def _completions(
+    self, state: _sampler.SamplingState, sampler: _sampler.Sampler, number: int
+  ) -> Completions:
+    """The first `number` groups of a state on the host."""
+    shape = (-1, sampler.group)
     tokens, logp, log_kept, entropy = (
-      x.reshape(*shape, buffer)[:number]
+      x.reshape(*shape, sampler.buffer_tokens)[:number]
       for x in (state.tokens, state.logp, state.log_kept, state.entropy)
     )
     finish = np.where(state.ended, ENDED, TRUNCATED).reshape(shape)[:number]

@@ -70,19 +70,27 @@ class Sampler:
       The final state, without its cache. The noise of a token is a function of
       (seed, rollout, prompt index, completion, position) alone.
     """
-    with sharding.use(self.mesh):
-      return self._generate(params, prompts)
-
-  def _generate(self, params, prompts: Prompts) -> SamplingState:
-    keys = self._row_keys(prompts)
-    state, logits = self._prefill(params, prompts)
-    state = self._draw(state, logits, keys)
-    state = lax.while_loop(
-      lambda s: (s.step < prompts.max_tokens) & ~jnp.all(s.ended),
-      lambda s: self._decode(params, prompts, keys, s),
-      state,
-    )
+    state = self.begin(params, prompts)
+    state = self.advance(params, prompts, state, prompts.max_tokens)
     return state._replace(cache=None)
+
+  def begin(self, params, prompts: Prompts) -> SamplingState:
+    """The state after the first token."""
+    with sharding.use(self.mesh):
+      state, logits = self._prefill(params, prompts)
+      return self._draw(state, logits, self._row_keys(prompts))
+
+  def advance(
+    self, params, prompts: Prompts, state: SamplingState, until: Array
+  ) -> SamplingState:
+    """The state after `until` tokens i32[], or when every row has ended."""
+    with sharding.use(self.mesh):
+      keys = self._row_keys(prompts)
+      return lax.while_loop(
+        lambda s: (s.step < until) & ~jnp.all(s.ended),
+        lambda s: self._decode(params, prompts, keys, s),
+        state,
+      )
 
   def _row_keys(self, prompts: Prompts) -> Array:
     fold = jax.random.fold_in
@@ -163,12 +171,29 @@ class Sampler:
     )
 
 
-@functools.partial(
+_jit = functools.partial(
   jax.jit, static_argnums=0, compiler_options=sharding.COMPILER_OPTIONS
 )
+
+
+@_jit
 def generate(sampler: Sampler, params, prompts: Prompts) -> SamplingState:
   """Calls a `Sampler`, compiled once per sampler and shapes of prompts."""
   return sampler(params, prompts)
+
+
+@_jit
+def begin(sampler: Sampler, params, prompts: Prompts) -> SamplingState:
+  """`Sampler.begin`, compiled."""
+  return sampler.begin(params, prompts)
+
+
+@functools.partial(_jit, donate_argnums=3)
+def advance(
+  sampler: Sampler, params, prompts: Prompts, state: SamplingState, until: Array
+) -> SamplingState:
+  """`Sampler.advance`, compiled; the state is donated."""
+  return sampler.advance(params, prompts, state, until)
 
 
 def sampler_params(model, params):

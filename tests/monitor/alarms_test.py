@@ -1,0 +1,71 @@
+"""What each alarm takes for ill, when it speaks, and what it says."""
+
+import math
+
+import pytest
+
+from grpo_jax import config
+from grpo_jax.monitor import _alarms
+
+LOG = config.Log(kl_alarm=0.5, entropy_alarm=0.1)
+WELL = {
+  'kl_old_k3': 0.5,
+  'kl_ref_k3': 0.5,
+  'entropy': 0.1,
+  'truncated': 0.99,
+  'uniform_groups': 0.99,
+  'loss': -3.0,
+  'grad_norm': 1e9,
+}
+
+
+@pytest.mark.parametrize(
+  'ill, words',
+  [
+    ({'kl_old_k3': 0.75}, ['old policy', '0.75 ', 'log.kl_alarm=0.5']),
+    ({'kl_ref_k3': 0.75}, ['reference', '0.75 ', 'log.kl_alarm=0.5']),
+    ({'kl_ref_k3': math.nan}, ['reference', 'nan']),
+    ({'kl_old_k3': math.inf}, ['old policy', 'inf']),
+    ({'entropy': 0.04}, ['0.04 ', 'log.entropy_alarm=0.1']),
+    ({'truncated': 0.9995}, ['100.0%', 'raise sampler.max_tokens']),
+    ({'uniform_groups': 1.0, 'accuracy': 1.0}, ['100.0%', 'all answers are r']),
+    ({'uniform_groups': 1.0, 'accuracy': 0.0}, ['100.0%', 'all answers are w']),
+    ({'uniform_groups': 1.0, 'accuracy': 0.5}, ['sampler.temperature']),
+    ({'uniform_groups': 1.0}, ['sampler.temperature']),
+    ({'loss': math.nan}, ['loss is nan']),
+    ({'grad_norm': math.inf}, ['grad_norm is inf']),
+  ],
+)
+def test_one_sentence_when_it_begins(ill, words):
+  alarms = _alarms.Alarms(LOG)
+  assert alarms(WELL) == []
+  (sentence,) = alarms({**WELL, **ill})
+  for word in words:
+    assert word in sentence
+  assert sentence.endswith('.') and len(sentence) < 200
+  for _ in range(30):
+    assert alarms({**WELL, **ill}) == []
+
+
+def test_two_at_once_are_two_sentences():
+  sentences = _alarms.Alarms(LOG)({'kl_old_k3': 9.0, 'entropy': 0.0})
+  assert len(sentences) == 2
+
+
+@pytest.mark.parametrize('healthy, speaks', [(9, False), (10, True)])
+def test_again_only_after_it_was_gone_for_a_while(healthy, speaks):
+  alarms = _alarms.Alarms(LOG)
+  assert alarms({'entropy': 0.0})
+  for value in [0.2] * 9 + [0.0] + [0.2] * healthy:
+    assert alarms({'entropy': value}) == []
+  assert bool(alarms({'entropy': 0.0})) == speaks
+
+
+@pytest.mark.parametrize('absent', [{}, {'entropy': None}])
+def test_what_was_not_measured_changes_nothing(absent):
+  alarms = _alarms.Alarms(LOG)
+  assert alarms(absent) == []
+  assert alarms({'entropy': 0.0})
+  for _ in range(30):
+    assert alarms(absent) == []
+  assert alarms({'entropy': 0.0}) == []

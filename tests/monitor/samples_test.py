@@ -1,0 +1,45 @@
+"""Completions on one line, whatever they hold."""
+
+import pytest
+from rich.cells import cell_len
+
+from grpo_jax.monitor import _samples
+
+
+@pytest.mark.parametrize(
+  'text, shown',
+  [
+    ('a b', 'a b'),
+    ('a\nb\tc\r', r'a\nb\tc\r'),
+    ('\x1b[2J\a\0', r'\x1b[2J\x07\x00'),
+    ('\u202eabc\u200b', r'\u202eabc\u200b'),
+    ('\ud800', r'\ud800'),
+    ('[/red] \\frac', '[/red] \\frac'),
+    ('漢字é', '漢字é'),
+  ],
+)
+def test_escape(text, shown):
+  assert _samples.escape(text) == shown
+
+
+@pytest.mark.parametrize(
+  'text, width, shown',
+  [
+    ('abcdef', 6, 'abcdef'),
+    ('abcdefg', 6, 'abc…fg'),
+    ('abcdefg', 5, 'ab…fg'),
+    ('\n' * 7, 6, r'\n…\n'),
+    ('ab', 1, '…'),
+    ('x' * 1000 + 'the answer', 21, 'x' * 10 + '…the answer'),
+    ('', 5, ''),
+  ],
+)
+def test_shorten_keeps_both_ends(text, width, shown):
+  assert _samples.shorten(text, width) == shown
+
+
+@pytest.mark.parametrize('width', [1, 2, 3, 8, 9, 40])
+@pytest.mark.parametrize('text', ['漢' * 30, 'a漢\n' * 30, 'e\u0301' * 60])
+def test_shorten_measures_columns(text, width):
+  shown = _samples.shorten(text, width, cell_len)
+  assert width - 4 < cell_len(shown) <= width
