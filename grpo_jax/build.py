@@ -5,6 +5,7 @@ from typing import Any
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
@@ -85,7 +86,7 @@ def run(config: Config) -> Run:
     ),
     mesh=mesh,
     model=model,
-    method=config_lib.method(config.learner),
+    method=_traced(config_lib.method(config.learner)),
     engine=sampling.LocalEngine(
       model,
       config.seed,
@@ -98,6 +99,24 @@ def run(config: Config) -> Run:
     peak_flops=peak and peak * mesh.size,
     sampling=_sampling(config.sampler, tokenizer),
   )
+
+
+def _traced(method: losses.LossTransform) -> losses.LossTransform:
+  """The method, after a trace in which a chain in the wrong order raises."""
+  tokens = jnp.zeros((1, 2, 2))
+  fields = method.requires - {'entropy'}
+  if fields <= set(losses.Batch._fields):  # else it reads a user's extras
+    given = losses.make_batch(
+      tokens == 0, tokens[..., 0], **dict.fromkeys(fields, tokens)
+    )
+
+    def run_chain(given):
+      batch, state = losses.credit(method, given, method.init())
+      batch = losses.prepare(method, batch, state)
+      return losses.surrogate_loss(method, tokens, batch, state, tokens)
+
+    jax.eval_shape(run_chain, losses.check_batch(given))
+  return method
 
 
 def _tokenizer(config: config_lib.Data) -> data.Tokenizer:

@@ -180,7 +180,14 @@ def replayed(
 ) -> Drawn:
   """The rollout that an earlier run had at this step."""
   del run
-  return transcript.read(transcript.path_of(directory, step + 1)), supply, {}
+  path = transcript.path_of(directory, step + 1)
+  if not path.exists():
+    raise ValueError(
+      f'There are no completions of rollout {step + 1} in {path.parent} (no '
+      f'{path.name}); replay a run that had log.completions_every_steps=1, and '
+      'no more steps than it took.'
+    )
+  return transcript.read(path), supply, {}
 
 
 def learn(update: Updater, state: TrainState, rollout: Rollout, step: int):

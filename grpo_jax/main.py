@@ -313,8 +313,23 @@ def _parse(argv: list[str]) -> list[str]:
   ) as error:  # fmt: skip
     if '--verbose' in argv:
       raise
-    _refuse(error)
+    _refuse(_unknown_field(argv) or error)
   return parsed
+
+
+def _unknown_field(argv: list[str]) -> ValueError | None:
+  """What to say of the first --config.NAME that is no option."""
+  known = {option.name for option in options.describe()}
+  for argument in argv:
+    name = argument.partition('=')[0].removeprefix('--config.')
+    if name == argument.partition('=')[0] or name in known:
+      continue
+    if name.startswith(('learner.method_kwargs.', 'rewards')):
+      continue
+    near = options.suggest(name)
+    advice = f'the nearest is config.{near}' if near else 'see --help'
+    return ValueError(f'config.{name} is no field of the config; {advice}.')
+  return None
 
 
 def _with_config(command: str, argv: list[str]) -> list[str]:
@@ -350,7 +365,10 @@ def _find_config(argument: str) -> str:
 def _refuse(error: Exception) -> NoReturn:
   text = str(error)
   if isinstance(error, KeyError):
-    text = f'there is no config field {text}.'
+    text = (
+      f'the config has no {text}; --config.learner.method_kwargs="{{...}}" '
+      'gives all arguments of a method at once.'
+    )
   text = text.replace('\\n', ' ').replace("\\'", "'")
   sentence = ' '.join(text.split())
   print(f'grpo-jax: {sentence}', file=sys.stderr)

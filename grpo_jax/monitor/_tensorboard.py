@@ -12,9 +12,9 @@ class TensorBoard:
   """Writes scalars to event files, in this thread.
 
   Not through tensorboardX's `SummaryWriter`: its thread dies of the first
-  failed write, and then the eleventh event waits for it for ever. Here a failed
-  write raises, and the next one opens another file, because a record that broke
-  off makes the rest of its file unreadable.
+  failed write, and some ten events later the run waits for it for ever. Here a
+  failed write raises, and the next one opens another file, because a record
+  that broke off makes the rest of its file unreadable.
 
   Args:
     directory: Of the event files; made if it is not there.

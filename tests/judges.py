@@ -1,0 +1,44 @@
+"""Reward functions for runs of a second: rewards that differ, and bad ones."""
+
+import time
+
+from grpo_jax import rewards
+
+
+def even(prompt, completion, example):
+  """1 if the sampled ids have an even sum: about half of them, in any model."""
+  del prompt, completion
+  return float(sum(example['completion_ids']) % 2 == 0)
+
+
+def always(prompt, completion, example):
+  return 1.0
+
+
+def never(prompt, completion, example):
+  return 0.0
+
+
+def raises(prompt, completion, example):
+  raise RuntimeError('no judge is here')
+
+
+def raises_late(prompt, completion, example):
+  """Raises from the third rollout of four prompts on."""
+  if example['index'] >= 8 and example['index'] < 10_000:
+    raise RuntimeError('out of judges')
+  return even(prompt, completion, example)
+
+
+def nan(prompt, completion, example):
+  return float('nan')
+
+
+@rewards.batched
+def too_few(prompts, completions, examples):
+  return [1.0]
+
+
+def slow(prompt, completion, example):
+  time.sleep(20)
+  return 0.0

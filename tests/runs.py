@@ -1,0 +1,97 @@
+"""Runs of a second or two, and what they leave: shared by several tests."""
+
+import json
+import pathlib
+import runpy
+
+import jax
+import numpy as np
+
+from grpo_jax import config as config_lib
+from grpo_jax import transcript
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+SMALL = {
+  'steps': 4,
+  'model.num_layers': 1,
+  'model.width': 32,
+  'model.mlp_width': 32,
+  'sampler.prompts': 4,
+  'sampler.group': 4,
+  'learner.micro_rows': 2,
+  'warm_up.steps': 4,
+  'warm_up.examples': 16,
+  'warm_up.micro_rows': 8,
+  'evaluation.examples': 20,
+  'evaluation.every_steps': 2,
+  'checkpoint.every_steps': 2,
+  'checkpoint.every_warm_up_steps': 2,
+  'log.completions_every_steps': 1,
+  'log.display': 'plain',
+}
+
+
+def arithmetic(**changes):
+  """The embedded default with some fields changed."""
+  module = runpy.run_path(str(ROOT / 'configs' / 'arithmetic.py'))
+  config = module['get_config']()
+  if 'reward' in changes:
+    config.rewards = ({'name': changes.pop('reward'), 'weight': 1.0},)
+  config.update_from_flattened_dict(changes)
+  return config_lib.resolve(config)
+
+
+def small(**changes):
+  """A few seconds' worth of it."""
+  return arithmetic(**{**SMALL, **changes})
+
+
+def records(workdir):
+  lines = (pathlib.Path(workdir) / 'metrics.jsonl').read_text().splitlines()
+  return [json.loads(line) for line in lines]
+
+
+def without_times(record):
+  timed = ('_secs', '_per_sec')
+  return {k: v for k, v in record.items() if not k.endswith(timed)}
+
+
+def saved(workdir):
+  """The newest checkpoint: its step, its arrays by path, and the rest."""
+  import orbax.checkpoint as ocp
+
+  directory = pathlib.Path(workdir).absolute() / 'checkpoints'
+  step = max(int(path.name) for path in directory.glob('[0-9]*'))
+  with ocp.PyTreeCheckpointer() as reader:
+    tree = reader.restore(directory / str(step) / 'state')
+  arrays = {
+    jax.tree_util.keystr(path): np.asarray(leaf)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+  }
+  with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
+    host = reader.restore(directory / str(step) / 'host')
+  return step, arrays, host
+
+
+def assert_equal(workdir, other):
+  """Bit for bit: arrays, the rest of the checkpoint, metrics, completions."""
+  (step, arrays, host), (other_step, others, other_host) = (
+    saved(workdir),
+    saved(other),
+  )
+  assert step == other_step and arrays.keys() == others.keys()
+  for name, array in arrays.items():
+    assert array.dtype == others[name].dtype
+    np.testing.assert_array_equal(array, others[name], err_msg=name)
+  assert host == other_host
+  assert list(map(without_times, records(workdir))) == list(
+    map(without_times, records(other))
+  )
+  files, other_files = (
+    transcript.files(pathlib.Path(path) / 'completions')
+    for path in (workdir, other)
+  )
+  assert [f.name for f in files] == [f.name for f in other_files]
+  for file, other_file in zip(files, other_files, strict=True):
+    assert file.read_bytes() == other_file.read_bytes()
