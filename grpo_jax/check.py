@@ -109,13 +109,39 @@ def _gib(tree: Any) -> float:
 def show(report: dict[str, Any]) -> None:
   """Prints a report for a person."""
   from rich import console
+  from rich import markup
   from rich import table
 
+  rollout = report['first_rollout']
+  samples = zip(
+    rollout['prompts'],
+    rollout['completions'],
+    rollout['rewards'],
+    strict=True,
+  )
+  rows = {
+    'shapes': {name: str(value) for name, value in report['shapes'].items()},
+    'memory of each device': {
+      name: _size(gib) for name, gib in report['memory_gib'].items()
+    },
+    'first rollout, of the untrained model': {
+      'mean reward': f'{rollout["mean reward"]:.3f}',
+      'truncated': f'{rollout["truncated"]:.1%}',
+      **{
+        f'sample {number}': f'{prompt!r} -> {text!r}  reward {reward:.3f}'
+        for number, (prompt, text, reward) in enumerate(samples, start=1)
+      },
+    },
+  }
   out = console.Console(highlight=False)
-  for title in ('shapes', 'memory_gib', 'first_rollout'):
-    rows = table.Table(title=title.replace('_', ' '), show_header=False)
-    for name, value in report[title].items():
-      shown = f'{value:.4g}' if isinstance(value, float) else str(value)
-      rows.add_row(name, shown)
-    out.print(rows)
+  for title, lines in rows.items():
+    shown = table.Table(title=title, title_justify='left', show_header=False)
+    for name, value in lines.items():
+      shown.add_row(markup.escape(name), markup.escape(value))
+    out.print(shown)
   out.print(f'The workdir: {report["workdir"]}. Nothing was trained.')
+
+
+def _size(gib: float) -> str:
+  """GiB, or MiB where that says more."""
+  return f'{gib:.2f} GiB' if gib >= 0.1 else f'{gib * 1024:.2f} MiB'

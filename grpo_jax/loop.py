@@ -1,15 +1,12 @@
 """The outer loop: sample, judge, learn, save, repeat."""
 
 from collections.abc import Callable
-from collections.abc import Iterator
-import contextlib
 import dataclasses
 import functools
 import pathlib
 import time
 from typing import Any
 
-import jax
 import numpy as np
 
 from grpo_jax import build
@@ -64,20 +61,11 @@ def train(
   """
   start = time.monotonic()
   draw = functools.partial(replayed, replay) if replay else sampled
-  with session_lib.opened(config, pathlib.Path(workdir), stop) as (
-    session,
-    progress,
-  ):
-    if progress:
-      session.run.engine.load(progress.state.params, version=progress.step)
-    else:
-      progress = begin(session)
+  with session_lib.opened(config, workdir, stop) as (session, progress):
+    progress = progress or begin(session)
     while progress and progress.step < config.steps and not stop():
-      with profiled(session.workdir, progress.step + 1, profile_steps):
-        following = advance(session, progress, draw)
-      if following is None:
-        break
-      progress = following
+      with session_lib.profiled(session, progress.step + 1, profile_steps):
+        progress = advance(session, progress, draw) or progress
     if progress:
       session_lib.finish(session, progress)
     accuracy = session.monitor.series('heldout_accuracy') or [None]
@@ -235,18 +223,6 @@ def heldout_accuracy(run: build.Run, step: int) -> float | None:
     purpose='evaluate',
   )
   return float(np.mean(rollout.batch.reward_parts[rollout.batch.valid, 0]))
-
-
-@contextlib.contextmanager
-def profiled(
-  workdir: pathlib.Path, step: int, steps: tuple[int, int]
-) -> Iterator[None]:
-  """Records a step with the JAX profiler, if it is one of `steps`."""
-  if steps[0] <= step <= steps[1]:
-    with jax.profiler.trace(str(workdir / 'profile' / f'step_{step}')):
-      yield
-  else:
-    yield
 
 
 def timed(function: Callable[..., Any], *args) -> tuple[Any, float]:

@@ -269,7 +269,8 @@ def help_text(command: str, width: int) -> str:
       f' ({flag.default_as_str})' if flag.value not in (None, [], False) else ''
     )
     rows.append((f'--{name}{given}', f'{flag.help}{default}'))
-  text = [f'grpo-jax {command}: {what}', '', _columns(rows, width)]
+  title = textwrap.wrap(f'grpo-jax {command}: {what}', width)
+  text = [*title, '', _columns(rows, width)]
   if command == 'train':
     text += ['', 'Fields of the config:', '', options.help_text(width)]
   return '\n'.join([*text, '', _EXIT_CODES])

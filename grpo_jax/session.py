@@ -11,6 +11,8 @@ import dataclasses
 import pathlib
 from typing import NamedTuple
 
+import jax
+
 from grpo_jax import build
 from grpo_jax import resample
 from grpo_jax import transcript
@@ -46,10 +48,10 @@ class Session(NamedTuple):
 
 @contextlib.contextmanager
 def opened(
-  config: Config, workdir: pathlib.Path, stop: Callable[[], bool]
+  config: Config, workdir: str | pathlib.Path, stop: Callable[[], bool]
 ) -> Iterator[tuple[Session, Progress | None]]:
   """A session, and the progress in its newest checkpoint, if it has one."""
-  run = build.run(config)
+  workdir, run = pathlib.Path(workdir), build.run(config)
   update = build.updater(run)
   with contextlib.ExitStack() as stack:
     stack.enter_context(workdir_lib.claimed(workdir, config))
@@ -76,6 +78,7 @@ def opened(
       yield session, None
     else:
       monitor.line(f'goes on from the checkpoint of rollout {saved.step}')
+      run.engine.load(saved.state.params, version=saved.step)
       supply = resample.from_json(saved.host)
       yield session, Progress(saved.step, saved.state, supply)
 
@@ -146,4 +149,17 @@ def saved_if_it_fails(session: Session, progress: Progress) -> Iterator[None]:
     yield
   except Exception:
     save(session, progress, {})
+    session.saves.wait()
     raise
+
+
+@contextlib.contextmanager
+def profiled(
+  session: Session, step: int, steps: tuple[int, int]
+) -> Iterator[None]:
+  """Records a step with the JAX profiler, if it is one of `steps`."""
+  if steps[0] <= step <= steps[1]:
+    with jax.profiler.trace(str(session.workdir / 'profile' / f'step_{step}')):
+      yield
+  else:
+    yield

@@ -4,8 +4,8 @@ from grpo_jax import losses
 
 
 def wrong_order():
-  """Clips before there is a weight or an advantage."""
-  return losses.chain(losses.ppo_clip(), losses.normalize_by_group())
+  """Pools the ratios after the objective has read them."""
+  return losses.chain(losses.methods.dr_grpo(), losses.pool_log_ratio())
 
 
 def k1():

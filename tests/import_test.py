@@ -21,34 +21,64 @@ ALLOWED = {
   'data': set(),
   'models': {'layout', 'sharding'},
   'sampling': {'models', 'keys', 'layout', 'sharding'},
-  'measure': {'models', 'rollout'},
   'policy_metrics': {'losses', 'metrics'},
   'learner': {
     'losses', 'optim', 'layout', 'sharding', 'metrics', 'policy_metrics',
   },
   'rollout': {'sampling', 'rewards', 'data', 'layout', 'losses'},
+  'measure': {'models', 'rollout'},
+  'transcript': {'losses', 'rollout'},
+  'resample': {'data', 'rollout', 'transcript'},
   'update': {
     'keys', 'learner', 'losses', 'metrics', 'rollout', 'sharding',
   },
   'config': {'losses'},
+  'options': {'config'},
+  'saved_config': {'config', 'workdir'},
+  'workdir': {'config'},
+  'checkpoint': set(),
+  'monitor': {'config'},
+  'signals': set(),
   'build': {
-    'config', 'data', 'learner', 'losses', 'models', 'optim', 'rewards',
-    'rollout', 'sampling', 'sharding', 'update',
+    'config', 'data', 'learner', 'losses', 'measure', 'models', 'optim',
+    'rewards', 'rollout', 'sampling', 'sharding', 'update',
+  },
+  'session': {
+    'build', 'checkpoint', 'config', 'learner', 'monitor', 'resample',
+    'rollout', 'transcript', 'update', 'workdir',
+  },
+  'warm_up': {
+    'build', 'checkpoint', 'data', 'keys', 'metrics', 'monitor', 'rollout',
+    'sharding',
   },
   'loop': {
-    'build', 'config', 'data', 'keys', 'metrics', 'rollout', 'sharding',
+    'build', 'config', 'data', 'keys', 'learner', 'measure', 'metrics',
+    'resample', 'rollout', 'session', 'transcript', 'update', 'warm_up',
   },
-  'main': {'config', 'loop'},
+  'evaluate': {'keys', 'rollout'},
+  'inference': {
+    'build', 'checkpoint', 'config', 'data', 'evaluate', 'rollout', 'sampling',
+    'transcript', 'workdir',
+  },
+  'check': {'build', 'config', 'data', 'rollout', 'warm_up', 'workdir'},
+  'main': {
+    'check', 'config', 'inference', 'loop', 'options', 'signals', 'workdir',
+  },
   '__main__': {'main'},
   '__init__': set(),
 }  # fmt: skip
 
 # Third-party packages that only some may import at the top of a file.
 HEAVY = {
-  'ml_collections': {'config', 'main'},
+  'ml_collections': {'config', 'main', 'saved_config'},
   'absl': {'main'},
   'grain': set(),
   'tokenizers': set(),
+  'orbax': set(),
+  'pyarrow': set(),
+  'rich': set(),
+  'tensorboardX': set(),
+  'wandb': set(),
   'flax': {'models'},
   'optax': {'optim', 'learner'},
 }
@@ -96,7 +126,7 @@ def test_imports_go_one_way(path):
 
 HEAVIER = (
   'flax', 'orbax', 'grain', 'ml_collections', 'tokenizers',
-  'tensorflow_datasets', 'transformers',
+  'tensorflow_datasets', 'transformers', 'rich', 'pyarrow', 'tensorboardX',
 )  # fmt: skip
 
 

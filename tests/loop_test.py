@@ -1,51 +1,16 @@
 """The whole loop: it learns, not from noise, and it repeats itself."""
 
 import json
-import pathlib
-import runpy
 
 import jax
 import numpy as np
 import pytest
 
-from grpo_jax import config as config_lib
 from grpo_jax import loop
-
-ROOT = pathlib.Path(__file__).parent.parent
-
-
-def arithmetic(**changes):
-  """The embedded default with some fields changed."""
-  module = runpy.run_path(str(ROOT / 'configs' / 'arithmetic.py'))
-  config = module['get_config']()
-  config.update_from_flattened_dict(changes)
-  return config_lib.resolve(config)
-
-
-def small(**changes):
-  """A few seconds' worth of it."""
-  return arithmetic(
-    **{
-      'steps': 3,
-      'model.num_layers': 1,
-      'model.width': 32,
-      'model.mlp_width': 32,
-      'sampler.prompts': 4,
-      'sampler.group': 4,
-      'learner.micro_rows': 2,
-      'warm_up.steps': 4,
-      'warm_up.examples': 16,
-      'warm_up.micro_rows': 8,
-      'evaluation.examples': 20,
-      'evaluation.every_steps': 2,
-      **changes,
-    }
-  )
-
-
-def records(workdir):
-  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
-  return [json.loads(line) for line in lines]
+from tests.runs import arithmetic
+from tests.runs import records
+from tests.runs import small
+from tests.runs import without_times
 
 
 def test_the_embedded_default_learns(tmp_path):
@@ -64,12 +29,6 @@ def test_with_shuffled_rewards_it_does_not(tmp_path):
   result = loop.train(arithmetic(steps=20, shuffle_rewards=True), tmp_path)
   assert result['before'] > 0.25
   assert result['after'] < 0.5
-
-
-def without_times(record):
-  return {
-    k: v for k, v in record.items() if not k.endswith(('_secs', '_per_sec'))
-  }
 
 
 @pytest.mark.parametrize(
@@ -104,7 +63,7 @@ def test_one_seed_gives_bitwise_equal_runs(changes, tmp_path):
 
 
 def test_evaluations_fall_at_the_start_every_n_and_the_end(tmp_path):
-  loop.train(small(), tmp_path)
+  loop.train(small(steps=3), tmp_path)
   due = [r['step'] for r in records(tmp_path) if 'heldout_accuracy' in r]
   assert due == [0, 2, 3]
 
@@ -119,13 +78,13 @@ def test_compilations_end_when_the_shapes_have_been_seen(tmp_path, monkeypatch):
       else None
     )
   )
-  collect = loop.collect
+  sampled = loop.sampled
 
-  def counting(run, step):
+  def counting(*args):
     per_step.append(len(compiled))
-    return collect(run, step)
+    return sampled(*args)
 
-  monkeypatch.setattr(loop, 'collect', counting)
+  monkeypatch.setattr(loop, 'sampled', counting)
   loop.train(small(steps=8), tmp_path)
   assert per_step[0] > 0
   counts = np.diff(per_step)
