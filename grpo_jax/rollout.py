@@ -186,20 +186,24 @@ def _batch(
   width = layout.bucket(int(completions.length.max()), buckets, 'completion')
   width = min(width, completions.tokens.shape[-1])
   mask = np.arange(width) < completions.length[:, :, None]
-  log_kept = completions.log_kept[..., :width]
+
+  def drawn(x: np.ndarray) -> np.ndarray:  # an engine may leave garbage behind
+    return np.where(mask, x[..., :width], 0)
+
+  log_kept = drawn(completions.log_kept)
   extras = {'log_kept': log_kept}
   if completions.entropy is not None:
-    extras['entropy_sampler'] = completions.entropy[..., :width]
+    extras['entropy_sampler'] = drawn(completions.entropy)
   return losses.Batch(
-    tokens=completions.tokens[..., :width],
+    tokens=drawn(completions.tokens),
     mask=mask,
     keep=mask,
     valid=scores.judged.reshape(shape),
     reward=scores.reward.reshape(shape),
     reward_parts=scores.parts.reshape(*shape, -1),
     truncated=completions.finish == TRUNCATED,
-    version=np.where(mask, completions.version[..., :width], 0),
-    logp_sampler=completions.logp[..., :width] - log_kept,
+    version=drawn(completions.version),
+    logp_sampler=drawn(completions.logp) - log_kept,
     extras=extras,
   )
 

@@ -75,7 +75,7 @@ BAD_INPUT = {
   'order': (
     ['train', CONFIG, '--config.learner.method=tests.bad_methods:wrong_order']
     + ['--config.learner.method_kwargs={}', 'WORK'],
-    'set_objective',
+    'place pool_log_ratio before it',
   ),
   'k1': (
     ['train', CONFIG, '--config.learner.method=tests.bad_methods:k1']
