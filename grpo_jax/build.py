@@ -35,7 +35,7 @@ class Run(NamedTuple):
   mesh: jax.sharding.Mesh
   model: models.Transformer
   method: losses.LossTransform
-  engine: sampling.Engine
+  engine: sampling.LocalEngine
   peak_flops: float | None  # of all devices together, where it is known
   sampling: sampling.Sampling
 

@@ -108,7 +108,7 @@ class Checkpoints:
     def metric(metrics):
       return metrics['metric']
 
-    keep = [policies.LatestN(self._keep_last)]
+    keep: list[Any] = [policies.LatestN(self._keep_last)]
     if self._keep_best:
       keep.append(
         policies.BestN(
@@ -253,10 +253,10 @@ class Checkpoints:
       state=ocp.args.StandardRestore(abstract), host=ocp.args.JsonRestore()
     )
     read = self._manager.restore(step, args=items)
-    host = dict(read.host)
-    if host.pop('fingerprint') != fingerprint(read.state):
+    host = dict(read['host'])
+    if host.pop('fingerprint') != fingerprint(read['state']):
       raise ValueError('its arrays are not those that were saved')
-    return Restored(step, read.state, host)
+    return Restored(step, read['state'], host)
 
   def _set_aside(self, step: int) -> None:
     if jax.process_index() == 0 and not self._read_only:

@@ -1,5 +1,6 @@
 """The command line: parses, checks, calls; everything else is a library."""
 
+from collections.abc import Callable
 import json
 import os
 import pathlib
@@ -9,6 +10,7 @@ import sys
 import textwrap
 import traceback
 from typing import Any
+from typing import NamedTuple
 from typing import NoReturn
 
 from absl import app
@@ -75,31 +77,6 @@ _FLAGS = {
   ),
   'number': flags.DEFINE_integer('number', 1, 'Completions of each prompt.'),
 }
-
-# What each command does, and the flags that it reads.
-COMMANDS = {
-  'train': (
-    'Trains, from where the workdir stands; one JSON line at the end.',
-    (
-      'config', 'workdir', 'check', 'replay', 'profile_steps', 'json',
-      'verbose',
-    ),
-  ),
-  'eval': (
-    'pass@k, majority@k and lengths of a checkpoint on held-out problems.',
-    (
-      'workdir', 'config', 'checkpoint', 'examples', 'samples', 'k',
-      'temperature', 'max_tokens', 'completions', 'json', 'verbose',
-    ),
-  ),
-  'sample': (
-    'Completions of given prompts, written as they come.',
-    (
-      'workdir', 'config', 'checkpoint', 'prompt', 'prompts', 'number',
-      'temperature', 'max_tokens', 'json', 'verbose',
-    ),
-  ),
-}  # fmt: skip
 
 _EXAMPLES = """\
   grpo-jax train --config=configs/arithmetic.py --workdir=runs/arithmetic
@@ -174,7 +151,40 @@ def sample(stop: signals.Stop) -> None:
   )
 
 
-_RUN = {'train': train, 'eval': evaluate, 'sample': sample}
+class Command(NamedTuple):
+  """One command: what runs it, what it does, and the flags that it reads."""
+
+  run: Callable[[signals.Stop], None]
+  what: str
+  flags: tuple[str, ...]
+
+
+COMMANDS = {
+  'train': Command(
+    train,
+    'Trains, from where the workdir stands; one JSON line at the end.',
+    (
+      'config', 'workdir', 'check', 'replay', 'profile_steps', 'json',
+      'verbose',
+    ),
+  ),
+  'eval': Command(
+    evaluate,
+    'pass@k, majority@k and lengths of a checkpoint on held-out problems.',
+    (
+      'workdir', 'config', 'checkpoint', 'examples', 'samples', 'k',
+      'temperature', 'max_tokens', 'completions', 'json', 'verbose',
+    ),
+  ),
+  'sample': Command(
+    sample,
+    'Completions of given prompts, written as they come.',
+    (
+      'workdir', 'config', 'checkpoint', 'prompt', 'prompts', 'number',
+      'temperature', 'max_tokens', 'json', 'verbose',
+    ),
+  ),
+}  # fmt: skip
 
 
 def _value(name: str) -> Any:
@@ -217,9 +227,11 @@ def main(argv: list[str]) -> None:
   name = argv[1]
   try:
     with signals.Stop() as stop:
-      _RUN[name](stop)
+      COMMANDS[name].run(stop)
   except KeyboardInterrupt:
     raise SystemExit(130) from None
+  except BrokenPipeError:
+    raise
   except (ValueError, OSError) as error:
     if _value('verbose'):
       raise
@@ -244,7 +256,7 @@ def help_text(command: str, width: int) -> str:
     width: Columns.
   """
   if command not in COMMANDS:
-    rows = [f'  {name:8}{what}' for name, (what, _) in COMMANDS.items()]
+    rows = [f'  {name:8}{known.what}' for name, known in COMMANDS.items()]
     return '\n'.join(
       [
         'Post-trains language models with group-based reinforcement learning.',
@@ -260,7 +272,7 @@ def help_text(command: str, width: int) -> str:
         'grpo-jax COMMAND --help shows the flags of a command.',
       ]
     )
-  what, names = COMMANDS[command]
+  _, what, names = COMMANDS[command]
   rows = []
   for name in names:
     flag = flags.FLAGS[name]
@@ -298,7 +310,7 @@ def _parse(argv: list[str]) -> list[str]:
         f'grpo-jax got {command!r}; the commands are: {", ".join(COMMANDS)} '
         '(grpo-jax --help tells more).'
       )
-    parsed = flags.FLAGS(_with_config(command, argv))
+    parsed = flags.FLAGS(_with_config(argv))
     if len(parsed) > 2:
       raise flags.Error(
         f'grpo-jax {command} got {" ".join(parsed[2:])!r}, which is no flag; '
@@ -333,7 +345,7 @@ def _unknown_field(argv: list[str]) -> ValueError | None:
   return None
 
 
-def _with_config(command: str, argv: list[str]) -> list[str]:
+def _with_config(argv: list[str]) -> list[str]:
   """Finds the config: the file's place, or that of the run in the workdir."""
   argv = [_find_config(argument) for argument in argv]
   given = {
@@ -348,7 +360,6 @@ def _with_config(command: str, argv: list[str]) -> list[str]:
     workdir.config_of(given['workdir'])  # says so if there is none
     saved = pathlib.Path(__file__).parent / 'saved_config.py'
     argv.insert(2, f'--config={saved}:{given["workdir"]}')
-  del command
   return argv
 
 
@@ -380,4 +391,8 @@ def run() -> None:
   """The console script."""
   # What jax and orbax log at length is said here in a sentence, if it matters.
   logging.set_verbosity(logging.FATAL)
-  app.run(main, flags_parser=_parse)
+  try:
+    app.run(main, flags_parser=_parse)
+  except BrokenPipeError:  # the reader has seen enough, as `| head` has
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(1) from None

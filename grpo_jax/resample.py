@@ -165,23 +165,23 @@ def _identity(prompt: str) -> int:
 
 def _right(rollout: Rollout, right_reward: float) -> np.ndarray:
   """bool[P,G], judged and right."""
-  return rollout.batch.valid & (
-    rollout.batch.reward_parts[..., 0] >= right_reward
-  )
+  first = np.asarray(rollout.batch.reward_parts)[..., 0]
+  return np.asarray(rollout.batch.valid) & (first >= right_reward)
 
 
 def _solved(rollout: Rollout, right_reward: float) -> np.ndarray:
   """bool[P], every judged completion is right, and there is one."""
-  valid = rollout.batch.valid
+  valid = np.asarray(rollout.batch.valid)
   wrong = valid & ~_right(rollout, right_reward)
   return valid.any(axis=1) & ~wrong.any(axis=1)
 
 
 def _equal_rewards(rollout: Rollout) -> np.ndarray:
   """bool[P], no two judged completions differ in their reward."""
-  reward, valid = rollout.batch.reward, rollout.batch.valid
+  reward, valid = rollout.batch.reward, np.asarray(rollout.batch.valid)
   most = np.max(reward, axis=1, where=valid, initial=-np.inf)
-  return ~(np.min(reward, axis=1, where=valid, initial=np.inf) < most)
+  least = np.min(reward, axis=1, where=valid, initial=np.inf)
+  return np.asarray(least >= most)
 
 
 def _accuracy(parts: Sequence[Rollout], right_reward: float) -> float:

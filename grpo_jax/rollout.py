@@ -140,7 +140,7 @@ def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
     return np.concatenate(parts)
 
   # The one field with three axes of which none is T.
-  parts = join(*(part.batch.reward_parts for part in rollouts))
+  parts = join(*(np.asarray(part.batch.reward_parts) for part in rollouts))
   batches = [
     jax.tree.map(widen, part.batch._replace(reward_parts=None))
     for part in rollouts

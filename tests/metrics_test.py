@@ -1,6 +1,4 @@
-"""Metrics add up under any split; the files and lines people read."""
-
-import json
+"""Metrics add up under any split, and mean what they say."""
 
 import jax
 import jax.numpy as jnp
@@ -99,6 +97,16 @@ def test_effective_shares_of_extreme_weights(log_weight, share):
   assert metrics.to_scalars({'share': weight}) == {'share': share}
 
 
+def test_effective_shares_merge_relative_to_the_larger_weight():
+  """Weights 1 and 2: (1 + 2)^2 / (2 (1 + 4)), in either order."""
+  one, two = (
+    {'share': metrics.effective_share(np.log([w]), np.ones(1, bool))}
+    for w in (1.0, 2.0)
+  )
+  for merged in (metrics.merge(one, two), metrics.merge(two, one)):
+    np.testing.assert_allclose(metrics.to_scalars(merged)['share'], 0.9)
+
+
 def quantiles(value, mask=None):
   value = np.asarray(value, np.float32)
   mask = np.ones(value.shape, bool) if mask is None else mask
@@ -118,6 +126,13 @@ def test_quantiles_are_as_fine_as_their_bins(scale, zeros):
     got = np.log(quantiles(value, mask)[f'ratio_{label}'])
     # Between two values that straddle a rank, any is a quantile.
     assert abs(got - exact) <= 1e-4 + 0.13 * abs(exact), (label, got, exact)
+
+
+@pytest.mark.parametrize('end', [0.25, 0.3, 0.35, 0.4])
+def test_quantiles_are_linear_inside_their_bins(end):
+  """Medians of evenly spread values, far nearer than the edges of bins."""
+  got = quantiles(np.linspace(0.1, end, 2001))['ratio_p50']
+  np.testing.assert_allclose(np.log(got), (0.1 + end) / 2, rtol=2e-3)
 
 
 def test_quantiles_of_zeros_are_exactly_one_and_far_values_saturate():
@@ -149,26 +164,6 @@ def test_merge_keeps_names_of_either_side():
   assert merged.keys() == {'a', 'b', 'c'} and merged['b'].count == 4
 
 
-def test_the_writer_appends_one_object_per_step(tmp_path):
-  writer = metrics.Writer(tmp_path / 'new' / 'run')
-  writer.write(0, {'reward': 0.5})
-  writer.write(1, {'reward': 0.75})
-  lines = [json.loads(x) for x in writer.path.read_text().splitlines()]
-  assert [x['step'] for x in lines] == [0, 1]
-  assert [x['reward'] for x in lines] == [0.5, 0.75]
-  assert lines[0]['elapsed_secs'] <= lines[1]['elapsed_secs']
-
-
-def test_what_is_not_finite_is_null_and_earlier_runs_are_kept(tmp_path):
-  for value in (float('nan'), float('inf'), None):
-    metrics.Writer(tmp_path).write(0, {'reward': value})
-  files = sorted(path.name for path in tmp_path.iterdir())
-  assert files == ['metrics.1.jsonl', 'metrics.2.jsonl', 'metrics.jsonl']
-  for name in files:
-    text = (tmp_path / name).read_text()
-    assert json.loads(text)['reward'] is None and 'NaN' not in text
-
-
 def test_a_metric_may_count_under_a_condition_only():
   measured = measure(*sample())
   for condition in (True, False):
@@ -178,11 +173,3 @@ def test_a_metric_may_count_under_a_condition_only():
     }
     expected = metrics.to_scalars(measured) if condition else {}
     assert metrics.to_scalars(kept) == expected
-
-
-def test_progress_writes_plain_lines_where_there_is_no_terminal(capsys):
-  progress = metrics.Progress(9)
-  progress.show(4, {'reward': 0.25, 'unknown': 1.0})
-  progress.close()
-  error = capsys.readouterr().err
-  assert error.startswith('step 4/9  reward 0.250  ') and error.count('\n') == 1

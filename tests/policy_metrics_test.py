@@ -181,7 +181,7 @@ def test_any_split_into_completions_gives_the_same():
 
 
 def test_closed_forms_of_credit():
-  reward = np.array([[1, 1, 1, 1], [0, 9, 1, 0], [0, 2, 1, 0], [1, 0, 0, 0]])
+  reward = np.array([[1, 1, 1, 1], [0, 9, 1, 0], [0, 2, 2, 2], [1, 1, 0, 0]])
   rollout = make_rollout(1, reward=reward)  # equal ones, one not judged
   entropy = np.random.default_rng(0).random(rollout.batch.mask.shape)
   given = losses.check_batch(

@@ -201,9 +201,9 @@ class LocalEngine:
     return sampler, prompts
 
   def _completions(
-    self, state: _sampler.SamplingState, sampler: _sampler.Sampler, number: int
+    self, state: Any, sampler: _sampler.Sampler, number: int
   ) -> Completions:
-    """The first `number` groups of a state on the host."""
+    """The first `number` groups of a `SamplingState` on the host."""
     shape = (-1, sampler.group)
     tokens, logp, log_kept, entropy = (
       x.reshape(*shape, sampler.buffer_tokens)[:number]
