@@ -173,7 +173,7 @@ def _solved(rollout: Rollout, right_reward: float) -> np.ndarray:
   """bool[P], every judged completion is right, and there is one."""
   valid = np.asarray(rollout.batch.valid)
   wrong = valid & ~_right(rollout, right_reward)
-  return valid.any(axis=1) & ~wrong.any(axis=1)
+  return np.logical_and(valid.any(axis=1), ~wrong.any(axis=1))
 
 
 def _equal_rewards(rollout: Rollout) -> np.ndarray:
