@@ -45,6 +45,9 @@ _GROUPS = {
     'truncated': 'truncated',
     'uniform_groups': 'uniform groups',
     'staleness_steps': 'stale steps',
+    'prompts_drawn': 'prompts drawn',
+    'accuracy_drawn': 'accuracy drawn',
+    'prompts_retired': 'retired',
   },
   'speed': {
     'sample_tokens_per_sec': 'sample tok/s',
