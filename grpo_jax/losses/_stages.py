@@ -73,10 +73,9 @@ def _stage(
     if field == 'reward':
       return batch._replace(reward=jnp.where(batch.valid, value, 0))
     value = value[:, :, None] if value.ndim == 2 else value
-    value = jnp.where(batch.mask, value, 0)
-    return batch._replace(
-      **{field: batch.keep & value if field == 'keep' else value}
-    )
+    if field == 'keep':
+      return batch._replace(keep=batch.keep & value)
+    return batch._replace(**{field: jnp.where(batch.mask, value, 0)})
 
   def init():
     return jnp.zeros((), jnp.int32) if scheduled else ()

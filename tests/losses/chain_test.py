@@ -288,3 +288,11 @@ def test_a_transform_is_row_wise_unless_it_says_otherwise(stage):
   wide = stage(lambda terms, batch: terms.logp, scope='batch')
   bare = losses.LossTransform(link.init, link.credit, link.prepare, link.apply)
   assert [link.scope, bare.scope, wide.scope] == ['row', 'row', 'batch']
+
+
+def test_keep_stays_a_mask():
+  """One of integers would be summed, and no `where` takes it."""
+  batch = losses.make_batch(jnp.ones((2, 3, 4), bool), jnp.ones((2, 3)))
+  method = losses.methods.dapo()
+  credited, _ = losses.credit(method, losses.check_batch(batch), method.init())
+  assert credited.keep.dtype == bool and not credited.keep.any()
