@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from grpo_jax import build
+from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax import rollout as rollout_lib
 from grpo_jax import warm_up
@@ -119,7 +120,14 @@ def show(report: dict[str, Any]) -> None:
     rollout['rewards'],
     strict=True,
   )
+  now, usual = (
+    config_lib.flat(values)
+    for values in (report['config'], dataclasses.asdict(Config()))
+  )
   rows = {
+    'config, where it differs from the defaults': {
+      name: repr(value) for name, value in now.items() if value != usual[name]
+    },
     'shapes': {name: str(value) for name, value in report['shapes'].items()},
     'memory of each device': {
       name: _size(gib) for name, gib in report['memory_gib'].items()

@@ -101,7 +101,9 @@ class Learner:
   """How a rollout becomes updates."""
 
   method: str = 'grpo'  # of losses.methods, or 'module:function'
-  method_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+  method_kwargs: dict[str, Any] = dataclasses.field(
+    default_factory=dict  # arguments of the method
+  )
   batches: int = 1  # optimizer batches per rollout
   epochs: int = 1  # passes over a rollout
   layout: str = 'shared'  # 'shared', 'packed' or 'padded'
@@ -187,7 +189,7 @@ class Config:
   )
   model: Model = Model()
   data: Data = Data()
-  rewards: tuple[Reward, ...] = (Reward(),)
+  rewards: tuple[Reward, ...] = (Reward(),)  # summed
   sampler: Sampler = Sampler()
   optim: Optim = Optim()
   learner: Learner = Learner()

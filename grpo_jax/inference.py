@@ -184,7 +184,6 @@ def sample(
   temperature: float | None = None,
   max_tokens: int | None = None,
   write: Callable[[dict[str, Any]], None] | None = None,
-  stop: Callable[[], bool] = lambda: False,
 ) -> None:
   """Completes prompts one after the other, as they come.
 
@@ -196,13 +195,10 @@ def sample(
     max_tokens: None: the config's.
     write: Is given a record per completion; None writes text to standard
       output.
-    stop: Asked before every prompt.
   """
   run = policy.run
   sampling = _sampling(run, temperature, max_tokens)
   for index, prompt in enumerate(asked):
-    if stop():
-      return
     requests = sampling_lib.Requests(
       [run.tokenizer.encode(prompt)], [index], number, policy.step, sampling,
       purpose='sample command',

@@ -88,7 +88,7 @@ Exit codes: 0 done; 2 the input cannot be used, as one sentence says; 130 and
 143 stopped by Ctrl-C or SIGTERM (and saved: the same command goes on)."""
 
 
-def train(stop: signals.Stop) -> None:
+def train() -> None:
   """`grpo-jax train`."""
   from grpo_jax import check
   from grpo_jax import loop
@@ -98,13 +98,14 @@ def train(stop: signals.Stop) -> None:
     report = check.inspect(config, _value('workdir'))
     (_print_json if _value('json') else check.show)(report)
     return
-  result = loop.train(
-    config,
-    _value('workdir'),
-    stop,
-    _value('replay'),
-    _step_range(_value('profile_steps')),
-  )
+  with signals.Stop() as stop:
+    result = loop.train(
+      config,
+      _value('workdir'),
+      stop,
+      _value('replay'),
+      _step_range(_value('profile_steps')),
+    )
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
   _print_json(
     {
@@ -112,11 +113,12 @@ def train(stop: signals.Stop) -> None:
       for name, value in {**result, 'peak_memory_gib': peak}.items()
     }
   )
+  if stop.signal is not None:
+    raise SystemExit(128 + stop.signal)
 
 
-def evaluate(stop: signals.Stop) -> None:
+def evaluate() -> None:
   """`grpo-jax eval`."""
-  del stop
   from grpo_jax import inference
 
   policy = inference.load(_config(), _value('workdir'), _value('checkpoint'))
@@ -135,7 +137,7 @@ def evaluate(stop: signals.Stop) -> None:
     inference.show(summary)
 
 
-def sample(stop: signals.Stop) -> None:
+def sample() -> None:
   """`grpo-jax sample`."""
   from grpo_jax import inference
 
@@ -147,14 +149,13 @@ def sample(stop: signals.Stop) -> None:
     temperature=_value('temperature'),
     max_tokens=_value('max_tokens'),
     write=_print_json if _value('json') else None,
-    stop=stop,
   )
 
 
 class Command(NamedTuple):
   """One command: what runs it, what it does, and the flags that it reads."""
 
-  run: Callable[[signals.Stop], None]
+  run: Callable[[], None]
   what: str
   flags: tuple[str, ...]
 
@@ -226,8 +227,7 @@ def main(argv: list[str]) -> None:
   """Runs the command that the first argument names."""
   name = argv[1]
   try:
-    with signals.Stop() as stop:
-      COMMANDS[name].run(stop)
+    COMMANDS[name].run()
   except KeyboardInterrupt:
     raise SystemExit(130) from None
   except BrokenPipeError:
@@ -237,8 +237,6 @@ def main(argv: list[str]) -> None:
       raise
     _keep_traceback()
     _refuse(error)
-  if stop.signal is not None:
-    raise SystemExit(128 + stop.signal)
 
 
 def _keep_traceback() -> None:

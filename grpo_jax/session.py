@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import contextlib
 import dataclasses
 import pathlib
+from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -44,6 +45,7 @@ class Session(NamedTuple):
   saves: Checkpoints
   monitor: Monitor
   stop: Callable[[], bool]
+  versions: dict[str, Any]  # see `workdir.versions`
 
 
 @contextlib.contextmanager
@@ -54,7 +56,7 @@ def opened(
   workdir, run = pathlib.Path(workdir), build.run(config)
   update = build.updater(run)
   with contextlib.ExitStack() as stack:
-    stack.enter_context(workdir_lib.claimed(workdir, config))
+    versions = stack.enter_context(workdir_lib.claimed(workdir, config))
     saves = stack.enter_context(
       Checkpoints(
         workdir / 'checkpoints',
@@ -73,7 +75,7 @@ def opened(
       )
     )
     saves.warn = monitor.warn
-    session = Session(run, update, workdir, saves, monitor, stop)
+    session = Session(run, update, workdir, saves, monitor, stop, versions)
     if saved is None:
       yield session, None
     else:
@@ -139,7 +141,12 @@ def save(
   """Begins to save a checkpoint."""
   step, state, supply = progress
   metric = measured.get(session.run.config.checkpoint.best_metric)
-  session.saves.save(step, state, resample.to_json(supply), metric)
+  host = {
+    **resample.to_json(supply),
+    'config': dataclasses.asdict(session.run.config),
+    'versions': session.versions,
+  }
+  session.saves.save(step, state, host, metric)
 
 
 @contextlib.contextmanager

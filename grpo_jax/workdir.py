@@ -32,7 +32,9 @@ PACKAGES = (
 
 
 @contextlib.contextmanager
-def claimed(directory: str | pathlib.Path, config: Config) -> Iterator[None]:
+def claimed(
+  directory: str | pathlib.Path, config: Config
+) -> Iterator[dict[str, Any]]:
   """Makes a workdir this run's own, for as long as the context lasts.
 
   Args:
@@ -40,14 +42,18 @@ def claimed(directory: str | pathlib.Path, config: Config) -> Iterator[None]:
     config: Must be that of the run which the workdir holds, if it holds one,
       but for the fields in `config.FREE`.
 
+  Yields:
+    What this start runs with: the newest entry of `versions.json`.
+
   Raises:
     ValueError: It holds a run of another config, or a run that goes on.
     OSError: It cannot be written.
   """
   directory = pathlib.Path(directory)
   refuse_another(directory, config)
+  now = versions()
   if jax.process_index():  # the first process writes for all
-    yield
+    yield now
     return
   directory.mkdir(parents=True, exist_ok=True)
   with (directory / '.lock').open('w') as lock:
@@ -60,8 +66,8 @@ def claimed(directory: str | pathlib.Path, config: Config) -> Iterator[None]:
       ) from error
     _replace(directory / 'config.json', dataclasses.asdict(config))
     starts = _read(directory / 'versions.json') or []
-    _replace(directory / 'versions.json', [*starts, versions()])
-    yield
+    _replace(directory / 'versions.json', [*starts, now])
+    yield now
 
 
 def refuse_another(directory: pathlib.Path, config: Config) -> None:

@@ -4,6 +4,9 @@ A short run of the embedded default is left alone once. Then it is started again
 and again in new workdirs, killed at a random moment of the time it took, and
 started once more by the same command. Every run must end with the checkpoint,
 the metrics and the completions of the one that was left alone, bit for bit.
+
+With `--signal=TERM` it is asked to end instead, and the seconds until it has
+saved and ended are told.
 """
 
 import argparse
@@ -54,13 +57,18 @@ def finish(process: subprocess.Popen) -> str:
   return out
 
 
-def kill_after(process: subprocess.Popen, secs: float) -> None:
-  """SIGKILL to the whole group."""
+def signal_after(
+  process: subprocess.Popen, secs: float, number: signal.Signals
+) -> str:
+  """Sends a signal to the whole group; says what came of it, and when."""
   try:
     process.wait(timeout=secs)
   except subprocess.TimeoutExpired:
-    os.killpg(process.pid, signal.SIGKILL)
+    os.killpg(process.pid, number)
+  asked = time.monotonic()
   process.communicate()
+  took = time.monotonic() - asked
+  return f'exit code {process.returncode} in {took:.1f} s'
 
 
 def where(workdir: pathlib.Path) -> str:
@@ -79,6 +87,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--kills', type=int, default=20)
   parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('--signal', choices=('KILL', 'TERM'), default='KILL')
   given = parser.parse_args()
   rng = random.Random(given.seed)
   with tempfile.TemporaryDirectory() as name:
@@ -93,12 +102,13 @@ def main() -> None:
     print(f'one run takes {whole:.1f} s')
     for number in range(given.kills):
       workdir, secs = place / f'killed_{number}', rng.uniform(0, whole)
-      kill_after(start(workdir), secs)
+      number_sent = signal.Signals[f'SIG{given.signal}']
+      end = signal_after(start(workdir), secs, number_sent)
       left = where(workdir)
       finish(start(workdir))
       runs.assert_equal(place / 'whole', workdir)
-      print(f'{number + 1}: killed after {secs:.1f} s ({left}): equal')
-  print(f'{given.kills} kills, every run ends with the same bits')
+      print(f'{number + 1}: after {secs:.1f} s {end} ({left}): equal')
+  print(f'{given.kills} times, every run ends with the same bits')
 
 
 if __name__ == '__main__':

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -299,8 +300,38 @@ def test_sample_reads_flags_files_and_standard_input(finished, tmp_path):
   assert_refused(missing, 'no/such.txt')
 
 
-def test_profiled_steps_leave_a_trace(finished):
-  workdir, _ = finished
+@pytest.fixture
+def copied(finished, tmp_path):
+  """A copy of the run, to be changed."""
+  shutil.copytree(finished[0], tmp_path / 'copy')
+  return tmp_path / 'copy'
+
+
+def test_of_a_corrupt_checkpoint_the_one_before_is_used(copied, finished):
+  array = max(
+    (copied / 'checkpoints' / '4').rglob('*'), key=lambda p: p.stat().st_size
+  )
+  array.write_bytes(array.read_bytes()[::-1])
+  done = command('train', SMALL, JUDGE, f'--workdir={copied}')
+  assert done.returncode == 0 and 'Traceback' not in done.stderr
+  (said,) = [s for s in done.stderr.splitlines() if s.startswith('warning')]
+  assert 'Checkpoint 4' in said and '2, the one before, is used' in said
+  runs.assert_equal(copied, finished[0])
+
+
+def test_a_killed_run_ends_as_the_one_that_was_not(finished, tmp_path):
+  """Once, here; `python -m tests.kills` does it at random moments."""
+  given = ('train', SMALL, JUDGE, f'--workdir={tmp_path}')
+  process = popen(*given)
+  wait_for(tmp_path, 3, process)
+  process.kill()
+  process.communicate()
+  assert command(*given).returncode == 0
+  runs.assert_equal(tmp_path, finished[0])
+
+
+def test_profiled_steps_leave_a_trace(copied):
+  workdir = copied
   done = command(
     'train',
     f'--workdir={workdir}',

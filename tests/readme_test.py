@@ -4,6 +4,7 @@ import pathlib
 import re
 
 from grpo_jax import losses
+from grpo_jax import options
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / 'README.md').read_text()
@@ -42,3 +43,9 @@ def test_the_file_map_is_complete():
     if not path.name.startswith(('_', '.', 'py.typed'))
   }
   assert named == present
+
+
+def test_the_tables_of_options_are_those_of_the_code():
+  """`python -m grpo_jax.options` prints what they should be."""
+  assert options.markdown().strip() in README
+  assert options.peers_markdown().strip() in README
