@@ -226,6 +226,10 @@ def _step_range(given: list[str]) -> tuple[int, int]:
 def main(argv: list[str]) -> None:
   """Runs the command that the first argument names."""
   name = argv[1]
+  if not _value('verbose'):
+    # orbax's callbacks fail once more, after a save or a restore that has
+    # failed, where nothing can catch them; checkpoint.py has said what matters.
+    sys.unraisablehook = lambda _: None
   try:
     COMMANDS[name].run()
   except KeyboardInterrupt:

@@ -1,0 +1,133 @@
+"""Bad input: one sentence, exit code 2, and nothing lost."""
+
+import pytest
+
+from tests.commands import CONFIG
+from tests.commands import SMALL
+from tests.commands import assert_refused
+from tests.commands import command
+
+
+def reward(name):
+  return f'--config.rewards=({{"name":"tests.judges:{name}","weight":1.0}},)'
+
+
+# Quick to the first rollout: no warm-up, nothing held out.
+BARE = (SMALL, '--config.warm_up.steps=0', '--config.data.heldout=')
+
+# What is given (WORK is a workdir that is not there), and what is said of it.
+BAD_INPUT = {
+  'no command': ([], 'the commands are: train, eval, sample'),
+  'another command': (['dance'], "'dance'"),
+  'no workdir': (['train', CONFIG], 'needs --workdir'),
+  'no config': (['train', 'WORK'], 'no config.json'),
+  'no such config': (['train', '--config=no/such.py', 'WORK'], 'no/such.py'),
+  'flag': (['train', CONFIG, '--wrkdir=w'], 'workdir'),
+  'no flag': (['train', CONFIG, 'WORK', 'resume'], "'resume'"),
+  'field': (['train', CONFIG, '--config.sed=1', 'WORK'], 'config.seed'),
+  "a peer's field": (
+    ['train', CONFIG, '--config.num_generations=8', 'WORK'],
+    'config.sampler.group',
+  ),
+  'type': (['train', CONFIG, '--config.seed=x', 'WORK'], 'config.seed'),
+  'method': (
+    ['train', CONFIG, '--config.learner.method=gspoo', 'WORK'],
+    'did you mean gspo',
+  ),
+  'argument of the method': (
+    ['train', CONFIG, '--config.learner.method_kwargs={"lowest":1}', 'WORK'],
+    "unexpected keyword argument 'lowest'",
+  ),
+  'order': (
+    ['train', CONFIG, '--config.learner.method=tests.bad_methods:wrong_order']
+    + ['--config.learner.method_kwargs={}', 'WORK'],
+    'place pool_log_ratio before it',
+  ),
+  'k1': (
+    ['train', CONFIG, '--config.learner.method=tests.bad_methods:k1']
+    + ['--config.learner.method_kwargs={}', 'WORK'],
+    'expected gradient is zero',
+  ),
+  'mesh': (['train', CONFIG, '--config.mesh.fsdp=3', 'WORK'], 'fsdp=3'),
+  'batches': (
+    ['train', CONFIG, '--config.learner.batches=5', 'WORK'],
+    'learner.batches=5 with sampler.prompts=32',
+  ),
+  'rewards': (['train', CONFIG, '--config.rewards=()', 'WORK'], 'no rewards'),
+  'no file': (
+    ['train', CONFIG, '--config.data.train=missing.jsonl', 'WORK'],
+    'missing.jsonl',
+  ),
+  'malformed line': (
+    ['train', CONFIG, '--config.data.train=TMP/bad.jsonl', 'WORK'],
+    "Line 2 of 'TMP/bad.jsonl' is not valid JSON",
+  ),
+  'empty data': (
+    ['train', CONFIG, '--config.data.train=TMP/empty.jsonl', 'WORK'],
+    "'TMP/empty.jsonl' holds no record",
+  ),
+  'range': (
+    ['train', CONFIG, '--profile_steps=5,3', 'WORK'],
+    '--profile_steps=5,3',
+  ),
+  'read-only': (
+    ['train', CONFIG, '--workdir=TMP/file/run'],
+    'TMP/file',
+  ),
+  'eval of nothing': (['eval', CONFIG, 'WORK'], 'There is no checkpoint in'),
+  'sample of nothing': (['sample', 'WORK'], 'no config.json'),
+}
+
+
+@pytest.mark.parametrize('name', BAD_INPUT)
+def test_bad_input_gets_one_sentence_and_exit_code_2(name, tmp_path):
+  (tmp_path / 'bad.jsonl').write_text('{"prompt": "1", "answer": 1}\n{"pro\n')
+  (tmp_path / 'empty.jsonl').write_text('')
+  (tmp_path / 'file').write_text('in the way')
+  given, words = BAD_INPUT[name]
+  place = str(tmp_path)
+  done = command(
+    *(
+      a.replace('WORK', '--workdir=TMP/run').replace('TMP', place)
+      for a in given
+    )
+  )
+  assert_refused(done, words.replace('TMP', place))
+  assert not (tmp_path / 'run').exists()
+
+
+# What shows when the first rollout is drawn; by then there is a workdir, and
+# what was learned so far is in it.
+LATE_INPUT = {
+  'raises': ([reward('raises')], "tests.judges:raises' (function raises)"),
+  'nan': ([reward('nan')], 'returned nan'),
+  'too few': ([reward('too_few')], 'returned 1 for 16 completions'),
+  'long prompt': (
+    ['--config.data.train=TMP/long.jsonl'],
+    'prompt needs 8 tokens, but the largest bucket is 6',
+  ),
+}
+
+
+@pytest.mark.parametrize('name', LATE_INPUT)
+def test_bad_input_of_the_first_rollout_is_said_too(name, tmp_path):
+  (tmp_path / 'long.jsonl').write_text('{"prompt": "47+85+1=", "answer": 1}\n')
+  given, words = LATE_INPUT[name]
+  arguments = (a.replace('TMP', str(tmp_path)) for a in given)
+  workdir = tmp_path / 'run'
+  done = command('train', *BARE, *arguments, f'--workdir={workdir}')
+  assert_refused(done, words)
+  assert 'example' in done.stderr
+  assert (workdir / 'checkpoints' / '0').is_dir()
+  assert 'Traceback' in (workdir / 'traceback.txt').read_text()
+
+
+def test_verbose_shows_the_traceback(tmp_path):
+  done = command(
+    'train',
+    CONFIG,
+    '--config.mesh.fsdp=3',
+    f'--workdir={tmp_path}',
+    '--verbose',
+  )
+  assert done.returncode != 0 and 'Traceback' in done.stderr

@@ -1,0 +1,57 @@
+"""The real command, for the tests of what it prints and how it ends."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).parent.parent
+CONFIG = '--config=configs/arithmetic.py'
+SMALL = '--config=tests/small_config.py'
+JUDGE = '--config.rewards=({"name":"tests.judges:even","weight":1.0},)'
+
+
+def environment():
+  kept = {k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'}
+  return {**kept, 'PYTHONPATH': str(ROOT), 'COLUMNS': '80'}
+
+
+def popen(*arguments, **options):
+  return subprocess.Popen(
+    [sys.executable, '-m', 'grpo_jax', *arguments],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    cwd=ROOT,
+    env=environment(),
+    **options,
+  )
+
+
+def command(*arguments, given=None):
+  process = popen(*arguments, stdin=subprocess.PIPE)
+  out, err = process.communicate(given, timeout=300)
+  return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
+def assert_refused(done, words):
+  assert done.returncode == 2, done.stderr
+  lines = [
+    line
+    for line in done.stderr.splitlines()
+    if line and not line.startswith(('warm-up', 'step', 'warning:', '  sample'))
+  ]
+  assert len(lines) == 1 and lines[0].startswith('grpo-jax: '), done.stderr
+  assert words in lines[0]
+  assert done.stdout == '' and 'Traceback' not in done.stderr
+
+
+def wait_for(workdir, step, process):
+  """Until that many rollouts are done."""
+  while process.poll() is None:
+    time.sleep(0.02)
+    path = workdir / 'metrics.jsonl'
+    if path.exists() and len(path.read_text().splitlines()) > step:
+      return
+  raise AssertionError(process.stderr.read())
