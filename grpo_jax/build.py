@@ -103,6 +103,11 @@ def run(config: Config) -> Run:
 
 def _traced(method: losses.LossTransform) -> losses.LossTransform:
   """The method, after a trace in which a chain in the wrong order raises."""
+  if not isinstance(method, losses.LossTransform):
+    raise ValueError(
+      f'config.learner.method made {method!r:.80}, which is no LossTransform; '
+      'return what losses.chain returns.'
+    )
   tokens = jnp.zeros((1, 2, 2))
   fields = method.requires - {'entropy'}
   if fields <= set(losses.Batch._fields):  # else it reads a user's extras
@@ -115,7 +120,14 @@ def _traced(method: losses.LossTransform) -> losses.LossTransform:
       batch = losses.prepare(method, batch, state)
       return losses.surrogate_loss(method, tokens, batch, state, tokens)
 
-    jax.eval_shape(run_chain, losses.check_batch(given))
+    try:
+      jax.eval_shape(run_chain, losses.check_batch(given))
+    except TypeError as error:
+      raise ValueError(
+        'config.learner.method cannot be traced with the arguments in '
+        f'config.learner.method_kwargs ({str(error).splitlines()[0]}); give '
+        'numbers where it wants numbers.'
+      ) from error
   return method
 
 
@@ -221,6 +233,7 @@ def updater(run: Run) -> update.Updater:
     config.anchor,
     run.config.reference.refresh_steps,
     run.config.reference.refresh_weight,
+    stale=run.config.sampler.resample_rounds > 0,
   )
 
 

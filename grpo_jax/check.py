@@ -47,6 +47,8 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
       f'{existing} is no directory that can be written; give another workdir.'
     )
   run = build.run(config)
+  if config.warm_up.steps:
+    build.demonstrations(run)
   update = build.updater(run)
   params = warm_up.initial_params(run)
   run.engine.load(params, version=0)
@@ -67,7 +69,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
   return {
     'config': dataclasses.asdict(config),
     'workdir': 'goes on from a checkpoint'
-    if any((workdir / 'checkpoints').glob('[0-9]*'))
+    if any((workdir / 'checkpoints').glob('*[0-9]'))
     else 'starts anew',
     'shapes': {
       'devices': f'{run.mesh.size} x {jax.devices()[0].device_kind}',
@@ -88,8 +90,11 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
       'prompts': rollout.prompt_texts[:3],
       'completions': [texts[0] for texts in rollout.texts[:3]],
       'rewards': [float(reward[0]) for reward in batch.reward[:3]],
-      'mean reward': float(np.mean(batch.reward[batch.valid])),
-      'truncated': float(np.mean(batch.truncated[batch.valid])),
+      'not judged': int(np.sum(~batch.valid)),
+      'mean reward': float(np.mean(batch.reward, where=batch.valid))
+      if batch.valid.any()
+      else None,
+      'truncated': float(np.mean(batch.truncated)),
     },
   }
 
@@ -133,7 +138,8 @@ def show(report: dict[str, Any]) -> None:
       name: _size(gib) for name, gib in report['memory_gib'].items()
     },
     'first rollout, of the untrained model': {
-      'mean reward': f'{rollout["mean reward"]:.3f}',
+      'mean reward': str(rollout['mean reward']),
+      'not judged': str(rollout['not judged']),
       'truncated': f'{rollout["truncated"]:.1%}',
       **{
         f'sample {number}': f'{prompt!r} -> {text!r}  reward {reward:.3f}'

@@ -229,6 +229,8 @@ class Checkpoints:
       try:
         restored = self._read(tried, abstract)
       except Exception as error:  # of many kinds, some of them bare
+        if not (self._directory / str(tried)).is_dir():
+          return self._reopened().restore(abstract, step)  # gone meanwhile
         problems[tried] = _first_line(error)
         continue
       for bad, problem in problems.items():
@@ -239,12 +241,17 @@ class Checkpoints:
         )
       return restored
     if problems:
+      advice = 'choose another, or move them away to start anew'
       raise ValueError(
-        f'None of the checkpoints {sorted(problems)} in {self._directory} can '
-        f'be read ({problems[max(problems)]}); move them away to start anew, '
-        'or give another workdir.'
+        f'Of the checkpoints {steps} in {self._directory}, {sorted(problems)} '
+        f'cannot be read ({problems[max(problems)]}); {advice}.'
       )
     return None
+
+  def _reopened(self) -> 'Checkpoints':
+    """This, with the steps that are there now: a run may be going on."""
+    self._manager.reload()
+    return self
 
   def _read(self, step: int, abstract: Any) -> Restored:
     import orbax.checkpoint as ocp
@@ -265,12 +272,6 @@ class Checkpoints:
       shutil.rmtree(aside / str(step), ignore_errors=True)
       (self._directory / str(step)).rename(aside / str(step))
     self._manager.reload()
-
-  def delete(self) -> None:
-    """Removes the directory with all checkpoints in it."""
-    self.close()
-    if jax.process_index() == 0:
-      shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def _first_line(error: Exception) -> str:

@@ -141,6 +141,7 @@ class Evaluation:
   every_steps: int = 20  # rollouts between evaluations; 0: ends only
   examples: int = 1000  # held-out problems
   right_reward: float = 1.0  # least first reward of a right answer
+  answer: str = ''  # 'module:function', completion -> answer for majority@k
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,6 +212,17 @@ def _checks(config: Config):
   sampler, learner, optim = config.sampler, config.learner, config.optim
   for name, value, least in (
     ('steps', config.steps, 0),
+    ('model.num_layers', config.model.num_layers, 1),
+    ('model.width', config.model.width, 1),
+    ('model.num_heads', config.model.num_heads, 1),
+    ('model.num_kv_heads', config.model.num_kv_heads, 1),
+    ('model.head_dim', config.model.head_dim, 1),
+    ('model.mlp_width', config.model.mlp_width, 1),
+    ('optim.lr', optim.lr, 0),
+    ('optim.warmup_steps', optim.warmup_steps, 0),
+    ('optim.epsilon', optim.epsilon, 0),
+    ('optim.weight_decay', optim.weight_decay, 0),
+    ('warm_up.lr', config.warm_up.lr, 0),
     ('sampler.prompts', sampler.prompts, 1),
     ('sampler.group', sampler.group, 1),
     ('sampler.max_tokens', sampler.max_tokens, 1),
@@ -247,6 +259,8 @@ def _checks(config: Config):
     ('log.wandb_mode', config.log.wandb_mode, ('online', 'offline')),
   ):
     yield value in known, f'{name}={value!r}; give one of {", ".join(known)}'
+  for name, value in (('optim.b1', optim.b1), ('optim.b2', optim.b2)):
+    yield 0 <= value < 1, f'{name}={value}; give at least 0 and less than 1'
   yield len(config.rewards) > 0, 'no rewards; give at least one'
   yield (
     0 < config.reference.refresh_weight <= 1,
@@ -319,7 +333,9 @@ FREE = (
   'mesh',
   'checkpoint',
   'log',
-  'evaluation',
+  'evaluation.every_steps',
+  'evaluation.examples',
+  'evaluation.answer',
   'learner.layout',
   'learner.micro_rows',
   'learner.row_completions',
@@ -338,7 +354,12 @@ def is_free(name: str, config: Config) -> bool:
   """
   if name == 'steps':
     return config.optim.decay == 'constant'
-  return any(name == free or name.startswith(f'{free}.') for free in FREE)
+  return within(name, FREE)
+
+
+def within(name: str, groups: tuple[str, ...]) -> bool:
+  """Whether a field is one of `groups`, or in one of them."""
+  return any(name == group or name.startswith(f'{group}.') for group in groups)
 
 
 def flat(values: Any, name: str = '') -> dict[str, Any]:
@@ -425,14 +446,7 @@ def method(learner: Learner) -> losses.LossTransform:
   """
   name, kwargs = learner.method, learner.method_kwargs
   if ':' in name:
-    module, function = name.split(':', 1)
-    try:
-      make = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-      raise ValueError(
-        f'learner.method={name!r} cannot be imported ({error}); give '
-        "'module:function' with the module on the Python path."
-      ) from error
+    make = imported(name, 'learner.method')
   elif name in losses.methods.__all__:
     make = getattr(losses.methods, name)
   else:
@@ -449,6 +463,26 @@ def method(learner: Learner) -> losses.LossTransform:
       f'learner.method_kwargs={kwargs} do not fit {name}{_signature(make)}: '
       f'{error}; override them with --config.learner.method_kwargs='
       '"{...}".'
+    ) from error
+
+
+def imported(name: str, what: str) -> Any:
+  """The function that `'module:function'` names.
+
+  Args:
+    name: As in a config.
+    what: The field, for the error message.
+
+  Raises:
+    ValueError: There is none, or its module cannot be imported.
+  """
+  module, _, function = name.partition(':')
+  try:
+    return getattr(importlib.import_module(module), function)
+  except Exception as error:  # a user's module may raise anything
+    raise ValueError(
+      f'{what}={name!r} cannot be imported ({type(error).__name__}: {error}); '
+      "give 'module:function' with the module on the Python path."
     ) from error
 
 

@@ -6,6 +6,7 @@ of a bootstrap over prompts: prompts, not samples, are what was drawn from the
 task.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence
 import itertools
 import math
@@ -154,7 +155,11 @@ def bootstrap_interval(
 
 
 def summarize(
-  rollout: Rollout, ks: Sequence[int], right_reward: float, seed: int
+  rollout: Rollout,
+  ks: Sequence[int],
+  right_reward: float,
+  seed: int,
+  answer: Callable[[str], str] | None = None,
 ) -> dict[str, Any]:
   """Everything that is said about the completions of held-out prompts.
 
@@ -168,6 +173,7 @@ def summarize(
     ks: The k of pass@k and majority@k, each at most the samples per prompt.
     right_reward: Least first reward of a right completion.
     seed: Of the intervals and of majority@k.
+    answer: What majority@k counts of a completion; None: all of it.
 
   Returns:
     Plain numbers by name, None where there is nothing to average: `examples`,
@@ -191,9 +197,12 @@ def summarize(
     'accuracy': (right.sum(1) / count)[some],
   }
   left_out = {}
+  texts = rollout.texts
+  if answer is not None:
+    texts = [[answer(text) for text in row] for row in texts]
   for k in ks:
     rng = keys.generator(seed, f'majority@{k}', 0)
-    passed, voted = _at_k(rollout.texts, right, judged, k, rng)
+    passed, voted = _at_k(texts, right, judged, k, rng)
     values |= {f'pass@{k}': passed, f'majority@{k}': voted}
     if len(passed) < len(judged):
       left_out[f'prompts_left_out@{k}'] = len(judged) - len(passed)

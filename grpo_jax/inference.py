@@ -10,6 +10,7 @@ from typing import Any
 from typing import NamedTuple
 
 from grpo_jax import build
+from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax import evaluate as evaluate_lib
 from grpo_jax import rollout as rollout_lib
@@ -18,6 +19,16 @@ from grpo_jax import transcript
 from grpo_jax import workdir as workdir_lib
 from grpo_jax.checkpoint import Checkpoints
 from grpo_jax.config import Config
+
+# What must be as it was for a checkpoint to fit, and to mean what it did.
+BOUND = (
+  'model',
+  'data.tokenizer',
+  'data.eos_tokens',
+  'data.pad_token',
+  'learner.method',
+  'learner.method_kwargs',
+)
 
 
 class Policy(NamedTuple):
@@ -33,7 +44,7 @@ def load(
   """The policy in a checkpoint of a run.
 
   Args:
-    config: The run's, or one that differs in `config.FREE` only.
+    config: The run's, or one that differs from it, but not in `BOUND`.
     workdir: Of the run; nothing in it is changed.
     which: `'latest'`, `'best'`, or the number of rollouts.
 
@@ -44,7 +55,7 @@ def load(
     ValueError: The workdir has no such checkpoint, or a run of another config.
   """
   workdir = pathlib.Path(workdir)
-  workdir_lib.refuse_another(workdir, config)
+  workdir_lib.refuse_another(workdir, config, BOUND)
   directory = workdir / 'checkpoints'
   if not directory.is_dir():
     raise ValueError(
@@ -52,9 +63,9 @@ def load(
       'has trained.'
     )
   run = build.run(config)
+  abstract = build.updater(run).compiled.abstract
   with Checkpoints(directory, read_only=True) as saves:
-    step = _step(saves, which)
-    saved = saves.restore(build.updater(run).compiled.abstract, step)
+    saved = saves.restore(abstract, _step(saves, which))
   if saved is None:
     raise ValueError(
       f'There is no checkpoint in {directory}; let the run train on.'
@@ -74,7 +85,7 @@ def _step(saves: Checkpoints, which: str) -> int | None:
         "'latest' or the number of a rollout."
       )
     return best
-  if not which.isdigit():
+  if not (which.isascii() and which.isdecimal()):
     raise ValueError(
       f"--checkpoint={which} is none of 'latest', 'best' or a number of "
       f'rollouts; there are {saves.steps()}.'
@@ -114,7 +125,11 @@ def evaluate(
       'The config has no held-out problems; give --config.data.heldout.'
     )
   config = run.config.evaluation
+  _at_least_one('samples', samples)
   evaluate_lib.check_ks(ks, samples)
+  answer = None
+  if config.answer:
+    answer = config_lib.imported(config.answer, 'evaluation.answer')
   rollout = rollout_lib.collect(
     data.take(
       run.heldout, 0, min(examples or config.examples, len(run.heldout))
@@ -132,8 +147,15 @@ def evaluate(
     transcript.write(completions, rollout, policy.step)
   return {
     'checkpoint': policy.step,
-    **evaluate_lib.summarize(rollout, ks, config.right_reward, run.config.seed),
+    **evaluate_lib.summarize(
+      rollout, ks, config.right_reward, run.config.seed, answer
+    ),
   }
+
+
+def _at_least_one(name: str, value: int) -> None:
+  if value < 1:
+    raise ValueError(f'--{name}={value} asks for none; give 1 or more.')
 
 
 def show(summary: dict[str, Any]) -> None:
@@ -170,7 +192,12 @@ def prompts(given: list[str], file: str | None) -> Iterator[str]:
     yield from _lines(sys.stdin)
   else:
     with open(file, encoding='utf-8') as lines:
-      yield from _lines(lines)
+      try:
+        yield from _lines(lines)
+      except UnicodeDecodeError as error:
+        raise ValueError(
+          f'The file {file!r} is not UTF-8 ({error}); save it as UTF-8.'
+        ) from error
 
 
 def _lines(lines: Iterable[str]) -> Iterator[str]:
@@ -197,6 +224,7 @@ def sample(
       output.
   """
   run = policy.run
+  _at_least_one('number', number)
   sampling = _sampling(run, temperature, max_tokens)
   for index, prompt in enumerate(asked):
     requests = sampling_lib.Requests(
@@ -221,7 +249,7 @@ def sample(
 def _stream(run: build.Run, prompt: str, requests: sampling_lib.Requests):
   """Writes one completion while it is drawn."""
   print(prompt, end='', flush=True)
-  written = ''
+  text = written = ''
   for so_far in run.engine.stream(requests):
     ids = so_far.tokens[0, 0, : so_far.length[0, 0]]
     text = run.tokenizer.decode(ids)
@@ -229,4 +257,4 @@ def _stream(run: build.Run, prompt: str, requests: sampling_lib.Requests):
     if text.startswith(written) and not text.endswith('\ufffd'):
       print(text[len(written) :], end='', flush=True)
       written = text
-  print(flush=True)
+  print(text[len(written) :], flush=True)

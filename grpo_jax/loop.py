@@ -1,6 +1,7 @@
 """The outer loop: sample, judge, learn, save, repeat."""
 
 from collections.abc import Callable
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -14,27 +15,27 @@ from grpo_jax import data
 from grpo_jax import keys
 from grpo_jax import measure
 from grpo_jax import metrics
+from grpo_jax import replayed
 from grpo_jax import resample
 from grpo_jax import rollout as rollout_lib
 from grpo_jax import session as session_lib
-from grpo_jax import transcript
+from grpo_jax import signals
 from grpo_jax import warm_up
 from grpo_jax.config import Config
 from grpo_jax.learner import TrainState
+from grpo_jax.resample import Drawn
 from grpo_jax.resample import Supply
 from grpo_jax.rollout import Rollout
 from grpo_jax.session import Progress
 from grpo_jax.session import Session
+from grpo_jax.session import Unwritten
 from grpo_jax.update import Updater
-
-# What one step trains on: the rollout, the supply after it, and counts.
-Drawn = tuple[Rollout, Supply, dict[str, float]]
 
 
 def train(
   config: Config,
   workdir: str | pathlib.Path,
-  stop: Callable[[], bool] = lambda: False,
+  stop: signals.Stop | None = None,
   replay: str | pathlib.Path | None = None,
   profile_steps: tuple[int, int] = (0, 0),
 ) -> dict[str, float | None]:
@@ -43,8 +44,7 @@ def train(
   Args:
     config: See `config.py`.
     workdir: Where everything goes; see `workdir.py`.
-    stop: Asked between the parts of a step; once it says True, the run is saved
-      and this returns.
+    stop: Once it says True, the run is saved and this returns.
     replay: The completions of every rollout of an earlier run, a directory, to
       train on these instead of sampling.
     profile_steps: First and last rollout to record with the JAX profiler,
@@ -59,13 +59,20 @@ def train(
     ValueError: Something that was given cannot be used, or nothing is left to
       learn; the sentence says what, and what to do. The run is saved.
   """
-  start = time.monotonic()
-  draw = functools.partial(replayed, replay) if replay else sampled
-  with session_lib.opened(config, workdir, stop) as (session, progress):
+  start, stop = time.monotonic(), stop or signals.Stop()
+  draw = functools.partial(replayed.draw, replay) if replay else sampled
+  with session_lib.opened(config, workdir, stop, replay is not None) as (
+    session,
+    progress,
+  ):
     progress = progress or begin(session)
-    while progress and progress.step < config.steps and not stop():
-      with session_lib.profiled(session, progress.step + 1, profile_steps):
-        progress = advance(session, progress, draw) or progress
+    with contextlib.suppress(signals.Stopped):
+      while progress:
+        progress = conclude(session, progress)
+        if progress.step >= config.steps or stop():
+          break
+        with session_lib.profiled(session, progress.step + 1, profile_steps):
+          progress = advance(session, progress, draw)
     if progress:
       session_lib.finish(session, progress)
     accuracy = session.monitor.series('heldout_accuracy') or [None]
@@ -84,34 +91,27 @@ def begin(session: Session) -> Progress | None:
   )
   if params is None:
     return None
-  progress = Progress(0, session.update.compiled.init(params), Supply())
-  session.run.engine.load(progress.state.params, version=0)
-  measured = {'heldout_accuracy': heldout_accuracy(session.run, 0)}
-  session.monitor.write(0, measured)
-  session_lib.save(session, progress, measured)
-  session.saves.wait()
-  warm_up.forget(session.workdir)
-  return progress
+  state = session.update.compiled.init(params)
+  session.run.engine.load(state.params, version=0)
+  return Progress(0, state, Supply(), Unwritten({}, []))
 
 
 def advance(
   session: Session, progress: Progress, draw: Callable[..., Any]
-) -> Progress | None:
-  """One rollout and its updates; None if stopped before the updates."""
+) -> Progress:
+  """One rollout and its updates; its metrics are not written yet."""
   run, config = session.run, session.run.config
-  step, state, supply = progress
+  step, state, supply, _ = progress
   with session_lib.saved_if_it_fails(session, progress):
-    drawn, sample_secs = timed(draw, run, supply, step)
-  if session.stop():
-    return None
+    with session.stop.at_once():
+      drawn, sample_secs = timed(draw, run, supply, step)
   rollout, supply, counts = drawn
   (state, measured), learn_secs = timed(
     learn, session.update, state, rollout, step
   )
-  progress = Progress(step + 1, state, supply)
   run.engine.load(state.params, version=step + 1)
-  measured |= counts
   measured |= measure.of_rollout(rollout, step, config.evaluation.right_reward)
+  measured |= counts
   measured |= measure.of_speed(
     rollout,
     sample_secs,
@@ -119,11 +119,30 @@ def advance(
     run.model.config,
     run.peak_flops,
     session.update.forward_passes,
+    counts.get('tokens_drawn'),
   )
-  if evaluates_at(config, step + 1):
-    measured['heldout_accuracy'] = heldout_accuracy(run, step + 1)
-  session_lib.report(session, progress, rollout, measured)
-  if saves_at(config, step + 1) or session.saves.owed:
+  samples = session_lib.keep_completions(session, rollout, step + 1)
+  return Progress(step + 1, state, supply, Unwritten(measured, samples))
+
+
+def conclude(session: Session, progress: Progress) -> Progress:
+  """Evaluates if that is due, writes the metrics, saves if that is due."""
+  config, step = session.run.config, progress.step
+  if progress.unwritten is None:
+    return progress
+  measured, samples = progress.unwritten
+  due = evaluates_at(config, step)
+  if due:
+    with session_lib.saved_if_it_fails(session, progress):
+      with session.stop.at_once():
+        accuracy = heldout_accuracy(session.run, step)
+    measured = {**measured, 'heldout_accuracy': accuracy}
+  session.saves.check()
+  if session.saves.failed:
+    measured = {**measured, 'saves_failed': float(session.saves.failed)}
+  session.monitor.write(step, measured, samples)
+  progress = progress._replace(unwritten=None)
+  if due or step % config.checkpoint.every_steps == 0 or session.saves.owed:
     session_lib.save(session, progress, measured)
   return progress
 
@@ -160,40 +179,16 @@ def sampled(run: build.Run, supply: Supply, step: int) -> Drawn:
   )
 
 
-def replayed(
-  directory: str | pathlib.Path,
-  run: build.Run,
-  supply: Supply,
-  step: int,
-) -> Drawn:
-  """The rollout that an earlier run had at this step."""
-  del run
-  path = transcript.path_of(directory, step + 1)
-  if not path.exists():
-    raise ValueError(
-      f'There are no completions of rollout {step + 1} in {path.parent} (no '
-      f'{path.name}); replay a run that had log.completions_every_steps=1, and '
-      'no more steps than it took.'
-    )
-  return transcript.read(path), supply, {}
-
-
 def learn(update: Updater, state: TrainState, rollout: Rollout, step: int):
   """The new state, and plain numbers: waits for the device."""
   state, measured = update(state, rollout, step)
   return state, metrics.to_scalars(measured)
 
 
-def saves_at(config: Config, step: int) -> bool:
-  """Whether to save after this many rollouts: also what was evaluated."""
-  every = config.checkpoint.every_steps
-  return step % every == 0 or evaluates_at(config, step)
-
-
 def evaluates_at(config: Config, step: int) -> bool:
   """Whether to evaluate after this many rollouts."""
   every = config.evaluation.every_steps
-  return step == config.steps or bool(every) and step % every == 0
+  return step in (0, config.steps) or bool(every) and step % every == 0
 
 
 def shuffle_rewards(rollout: Rollout, rng: np.random.Generator) -> Rollout:
@@ -206,7 +201,8 @@ def shuffle_rewards(rollout: Rollout, rng: np.random.Generator) -> Rollout:
 def heldout_accuracy(run: build.Run, step: int) -> float | None:
   """Mean of the first reward over greedy answers to held-out problems.
 
-  None if there are none. For a reward of 0 or 1 this is the accuracy.
+  None if there are none, or none was judged. For a reward of 0 or 1 this is the
+  accuracy.
   """
   if run.heldout is None:
     return None
@@ -222,7 +218,8 @@ def heldout_accuracy(run: build.Run, step: int) -> float | None:
     run.config.data.completion_buckets,
     purpose='evaluate',
   )
-  return float(np.mean(rollout.batch.reward_parts[rollout.batch.valid, 0]))
+  judged = rollout.batch.reward_parts[rollout.batch.valid, 0]
+  return float(np.mean(judged)) if len(judged) else None
 
 
 def timed(function: Callable[..., Any], *args) -> tuple[Any, float]:

@@ -1,9 +1,9 @@
 """The command line: parses, checks, calls; everything else is a library."""
 
 from collections.abc import Callable
+import contextlib
 import json
 import os
-import pathlib
 import resource
 import shutil
 import sys
@@ -18,9 +18,11 @@ from absl import flags
 from absl import logging
 from ml_collections import config_flags
 
+from grpo_jax import arguments
 from grpo_jax import options
 from grpo_jax import signals
 
+_STOP = signals.Stop()
 _CONFIG = config_flags.DEFINE_config_file(
   'config', None, 'A config file, with an argument after a colon if it has one.'
 )
@@ -29,7 +31,7 @@ _FLAGS = {
     'workdir', None, 'Directory of the run; train goes on from what is in it.'
   ),
   'verbose': flags.DEFINE_bool(
-    'verbose', False, 'Show the traceback of an error in the input.'
+    'verbose', False, 'Show the traceback of an error in the input too.'
   ),
   'json': flags.DEFINE_bool(
     'json', False, 'Print JSON, for a program to read.'
@@ -98,14 +100,13 @@ def train() -> None:
     report = check.inspect(config, _value('workdir'))
     (_print_json if _value('json') else check.show)(report)
     return
-  with signals.Stop() as stop:
-    result = loop.train(
-      config,
-      _value('workdir'),
-      stop,
-      _value('replay'),
-      _step_range(_value('profile_steps')),
-    )
+  result = loop.train(
+    config,
+    _value('workdir'),
+    _STOP,
+    _value('replay'),
+    _step_range(_value('profile_steps')),
+  )
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
   _print_json(
     {
@@ -113,8 +114,8 @@ def train() -> None:
       for name, value in {**result, 'peak_memory_gib': peak}.items()
     }
   )
-  if stop.signal is not None:
-    raise SystemExit(128 + stop.signal)
+  if _STOP.signal is not None:
+    raise SystemExit(128 + _STOP.signal)
 
 
 def evaluate() -> None:
@@ -200,7 +201,13 @@ def _config():
   """The config of the flags, checked."""
   from grpo_jax import config
 
-  return config.resolve(_CONFIG.value)
+  values = _CONFIG.value
+  if not hasattr(values, 'to_dict'):
+    raise ValueError(
+      f'get_config returned {values!r:.80}, which is no ConfigDict; return '
+      'grpo_jax.config.default() with your changes.'
+    )
+  return config.resolve(values)
 
 
 def _whole(name: str, text: str) -> int:
@@ -215,7 +222,7 @@ def _whole(name: str, text: str) -> int:
 def _step_range(given: list[str]) -> tuple[int, int]:
   """First and last step; (0, 0) for none."""
   steps = [_whole('profile_steps', step) for step in given] or [0, 0]
-  if len(steps) != 2 or steps[0] > steps[1]:
+  if len(steps) != 2 or not 0 <= steps[0] <= steps[1]:
     raise ValueError(
       f'--profile_steps={",".join(given)} is no range; give the first and the '
       'last rollout, as in --profile_steps=3,5.'
@@ -225,29 +232,14 @@ def _step_range(given: list[str]) -> tuple[int, int]:
 
 def main(argv: list[str]) -> None:
   """Runs the command that the first argument names."""
-  name = argv[1]
-  if not _value('verbose'):
-    # orbax's callbacks fail once more, after a save or a restore that has
-    # failed, where nothing can catch them; checkpoint.py has said what matters.
-    sys.unraisablehook = lambda _: None
   try:
-    COMMANDS[name].run()
+    COMMANDS[argv[1]].run()
   except KeyboardInterrupt:
     raise SystemExit(130) from None
   except BrokenPipeError:
     raise
   except (ValueError, OSError) as error:
-    if _value('verbose'):
-      raise
-    _keep_traceback()
     _refuse(error)
-
-
-def _keep_traceback() -> None:
-  """Writes it into the workdir, if the run had got as far as making one."""
-  workdir = pathlib.Path(_value('workdir') or '')
-  if _value('workdir') and workdir.is_dir() and os.access(workdir, os.W_OK):
-    (workdir / 'traceback.txt').write_text(traceback.format_exc())
 
 
 def help_text(command: str, width: int) -> str:
@@ -303,7 +295,7 @@ def _columns(rows: list[tuple[str, str]], width: int) -> str:
 def _parse(argv: list[str]) -> list[str]:
   """Reads the flags; what they cannot mean is said in one sentence."""
   command = argv[1] if len(argv) > 1 and argv[1][:1] != '-' else ''
-  if {'--help', '-h', 'help'} & set(argv[1:]):
+  if {'--help', '-h'} & set(argv[1:]) or command == 'help':
     print(help_text(command, shutil.get_terminal_size((80, 24)).columns))
     raise SystemExit(0)
   try:
@@ -312,71 +304,43 @@ def _parse(argv: list[str]) -> list[str]:
         f'grpo-jax got {command!r}; the commands are: {", ".join(COMMANDS)} '
         '(grpo-jax --help tells more).'
       )
-    parsed = flags.FLAGS(_with_config(argv))
-    if len(parsed) > 2:
-      raise flags.Error(
-        f'grpo-jax {command} got {" ".join(parsed[2:])!r}, which is no flag; '
-        f'flags begin with -- (grpo-jax {command} --help lists them).'
-      )
-    if not _value('workdir'):
-      raise flags.Error(
-        f'grpo-jax {command} needs --workdir, and --config for a new run. As '
-        f'in:\n{_EXAMPLES}'
-      )
-  except (
-    flags.Error, AttributeError, KeyError, OSError, TypeError, ValueError,
-  ) as error:  # fmt: skip
-    if '--verbose' in argv:
-      raise
-    _refuse(_unknown_field(argv) or error)
+    switches = {name for name in _FLAGS if flags.FLAGS[name].boolean}
+    argv = arguments.prepared(argv, switches)
+    parsed = flags.FLAGS(argv)
+    _check_flags(command, parsed)
+  except Exception as error:  # a config file may raise anything
+    said = arguments.unknown_field(argv)
+    if said is None and not isinstance(error, _SENTENCES):
+      said = f'The config cannot be used ({type(error).__name__}: {error}).'
+    _refuse(ValueError(said) if said else error)
   return parsed
 
 
-def _unknown_field(argv: list[str]) -> ValueError | None:
-  """What to say of the first --config.NAME that is no option."""
-  known = {option.name for option in options.describe()}
-  for argument in argv:
-    name = argument.partition('=')[0].removeprefix('--config.')
-    if name == argument.partition('=')[0] or name in known:
-      continue
-    if name.startswith(('learner.method_kwargs.', 'rewards')):
-      continue
-    near = options.suggest(name)
-    advice = f'the nearest is config.{near}' if near else 'see --help'
-    return ValueError(f'config.{name} is no field of the config; {advice}.')
-  return None
+# Errors whose text is a sentence, or nearly; others come from a config file.
+_SENTENCES = (flags.Error, ValueError, OSError, KeyError)
 
 
-def _with_config(argv: list[str]) -> list[str]:
-  """Finds the config: the file's place, or that of the run in the workdir."""
-  argv = [_find_config(argument) for argument in argv]
-  given = {
-    name: argument.split('=', 1)[1]
-    for argument in argv
-    for name in ('config', 'workdir')
-    if argument.startswith(f'--{name}=')
-  }
-  if 'config' not in given and 'workdir' in given:
-    from grpo_jax import workdir
-
-    workdir.config_of(given['workdir'])  # says so if there is none
-    saved = pathlib.Path(__file__).parent / 'saved_config.py'
-    argv.insert(2, f'--config={saved}:{given["workdir"]}')
-  return argv
-
-
-def _find_config(argument: str) -> str:
-  """`configs/x.py` is the installed one where there is no such file."""
-  prefix, file = '--config=', argument.removeprefix('--config=').split(':')[0]
-  installed = pathlib.Path(__file__).parent / file
-  if not argument.startswith(prefix) or pathlib.Path(file).exists():
-    return argument
-  if not file.startswith('configs/') or not installed.exists():
-    return argument
-  return argument.replace(file, str(installed), 1)
+def _check_flags(command: str, parsed: list[str]) -> None:
+  """Raises if there is something that the command does not read."""
+  known = ', '.join(f'--{name}' for name in COMMANDS[command].flags)
+  others = [f'--{name}' for name in _FLAGS if flags.FLAGS[name].present]
+  others = [name for name in others if name not in known.split(', ')]
+  if parsed[2:] or others:
+    raise flags.Error(
+      f'grpo-jax {command} got {" ".join(parsed[2:] + others)}, which it does '
+      f'not read; its flags are {known}, --config.FIELD.'
+    )
+  if not _value('workdir'):
+    raise flags.Error(
+      f'grpo-jax {command} needs --workdir, and --config for a new run. As '
+      f'in:\n{_EXAMPLES}'
+    )
 
 
 def _refuse(error: Exception) -> NoReturn:
+  """Says in one sentence why nothing was done, or no more."""
+  if '--verbose' in sys.argv:
+    traceback.print_exception(error)
   text = str(error)
   if isinstance(error, KeyError):
     text = (
@@ -384,17 +348,30 @@ def _refuse(error: Exception) -> NoReturn:
       'gives all arguments of a method at once.'
     )
   text = text.replace('\\n', ' ').replace("\\'", "'")
-  sentence = ' '.join(text.split())
-  print(f'grpo-jax: {sentence}', file=sys.stderr)
+  print(f'grpo-jax: {" ".join(text.split())}', file=sys.stderr)
   raise SystemExit(2) from None
+
+
+def _hide_orbax(unraisable: Any) -> None:
+  """Its callbacks fail once more where nothing can catch them.
+
+  After a save or a restore that has failed; `checkpoint.py` has said so.
+  """
+  trace = ''.join(traceback.format_tb(unraisable.exc_traceback))
+  closed = 'Event loop is closed' in str(unraisable.exc_value)
+  if 'orbax' not in trace and not closed:
+    sys.__unraisablehook__(unraisable)
 
 
 def run() -> None:
   """The console script."""
   # What jax and orbax log at length is said here in a sentence, if it matters.
   logging.set_verbosity(logging.FATAL)
+  sys.unraisablehook = _hide_orbax
+  trains = sys.argv[1:2] == ['train']  # which alone has something to save
   try:
-    app.run(main, flags_parser=_parse)
+    with _STOP if trains else contextlib.nullcontext():
+      app.run(main, flags_parser=_parse)
   except BrokenPipeError:  # the reader has seen enough, as `| head` has
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise SystemExit(1) from None

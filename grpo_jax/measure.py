@@ -96,6 +96,7 @@ def of_speed(
   model: ModelConfig,
   peak: float | None = None,
   learn_passes: int = 3,
+  tokens_drawn: float | None = None,
 ) -> dict[str, float]:
   """Seconds, completion tokens per second, and model FLOP utilisation (MFU).
 
@@ -113,22 +114,25 @@ def of_speed(
     learn_passes: Forward passes over the rollout that the optimizer steps are
       worth: 3 for each epoch (the backward pass is two), and 1 for each
       scoring, by the old policy or the reference.
+    tokens_drawn: Completion tokens that were sampled in `sample_secs`, if not
+      those of the rollout: dynamic sampling draws more, or takes from stock.
 
   Returns:
     `sample_secs`, `learn_secs`, their sum `step_secs`, `sample_tokens_per_sec`,
     `learn_tokens_per_sec`; with a peak also `mfu_sample` and `mfu_learn`.
   """
   tokens = float(rollout.length.sum())
+  drawn = tokens if tokens_drawn is None else tokens_drawn
   measured = {
     'sample_secs': sample_secs,
     'learn_secs': learn_secs,
     'step_secs': sample_secs + learn_secs,
-    'sample_tokens_per_sec': tokens / sample_secs,
+    'sample_tokens_per_sec': drawn / sample_secs,
     'learn_tokens_per_sec': tokens / learn_secs,
   }
   if peak is not None:
     flops = forward_flops(rollout, model)
-    measured['mfu_sample'] = flops / sample_secs / peak
+    measured['mfu_sample'] = flops * (drawn / tokens) / sample_secs / peak
     measured['mfu_learn'] = learn_passes * flops / learn_secs / peak
   return measured
 

@@ -109,11 +109,13 @@ def of_terms(terms: losses.SurrogateTerms, batch: losses.Batch) -> Measured:
     measured |= _kl('kl_ref', batch.logp_ref - logp, kept)
   if sampler is not None:
     # Of the whole policy, as the learner's: without what the filters left.
+    # Tokens of an earlier policy differ for another reason.
     gap = jnp.abs(gained - batch.extras.get('log_kept', 0))
+    fresh = kept & batch.extras.get('fresh', True)
     measured |= {
-      'sampler_gap': metrics.masked_mean(gap, kept),
-      'sampler_gap_max': metrics.masked_max(gap, kept),
-      'sampler_gap_exp': metrics.masked_mean(jnp.exp(_saturated(gap)), kept),
+      'sampler_gap': metrics.masked_mean(gap, fresh),
+      'sampler_gap_max': metrics.masked_max(gap, fresh),
+      'sampler_gap_exp': metrics.masked_mean(jnp.exp(_saturated(gap)), fresh),
     }
   return measured
 

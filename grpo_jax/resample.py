@@ -29,6 +29,11 @@ class Supply(NamedTuple):
   position: int = 0  # the global prompt counter of the next prompt
   retired: frozenset[int] = frozenset()  # solved prompts, by `_identity`
   surplus: Rollout | None = None  # groups drawn and not yet trained on
+  barren: int = 0  # prompts in a row, up to now, with equal rewards each
+
+
+# What one step trains on: the rollout, the supply after it, and counts.
+Drawn = tuple[Rollout, Supply, dict[str, float]]
 
 
 def to_json(supply: Supply) -> dict[str, Any]:
@@ -37,6 +42,7 @@ def to_json(supply: Supply) -> dict[str, Any]:
   return {
     'position': supply.position,
     'retired': sorted(supply.retired),
+    'barren': supply.barren,
     'surplus': surplus
     and base64.b64encode(transcript.to_bytes(surplus, 0)).decode(),
   }
@@ -49,6 +55,7 @@ def from_json(values: Mapping[str, Any]) -> Supply:
     values['position'],
     frozenset(values['retired']),
     surplus and transcript.from_bytes(base64.b64decode(surplus)),
+    values['barren'],
   )
 
 
@@ -65,7 +72,7 @@ def draw(
   rounds: int = 0,
   retire: bool = False,
   right_reward: float = 1.0,
-) -> tuple[Rollout, Supply, dict[str, float]]:
+) -> Drawn:
   """The groups to train on next: dynamic sampling (DAPO, arXiv 2503.14476).
 
   With `rounds=0` these are the next `number` prompts. Otherwise groups whose
@@ -88,8 +95,9 @@ def draw(
     The rollout, the new supply, and counts for the metrics.
 
   Raises:
-    NothingToLearn: `1 + rounds` draws (`rounds > 0`) gave no group with
-      different rewards, or every prompt is retired.
+    NothingToLearn: With `rounds > 0`, the last `epoch` prompts and more, over
+      any number of calls, gave no group with different rewards; or every prompt
+      is retired.
   """
   kept, uniform, drawn = [supply.surplus] if supply.surplus else [], [], []
   position, retired = supply.position, supply.retired
@@ -108,13 +116,14 @@ def draw(
     if len(drawn) > rounds:
       break
   mixed = sum(len(part.prompts) for part in kept)
-  if not mixed:
-    raise NothingToLearn(_nothing_left(drawn, right_reward))
+  fresh_prompts = sum(len(part.prompts) for part in drawn)
+  barren = 0 if mixed or not rounds else supply.barren + fresh_prompts
+  if barren >= epoch:
+    raise NothingToLearn(_nothing_left(drawn, barren, right_reward))
   whole = concatenate(kept + uniform)
   surplus = select(whole, np.arange(number, mixed)) if mixed > number else None
   counts = {}
   if rounds:
-    fresh_prompts = sum(len(part.prompts) for part in drawn)
     counts = {
       'prompts_drawn': float(fresh_prompts),
       'groups_surplus': float(max(mixed - number, 0)),
@@ -122,11 +131,15 @@ def draw(
     }
     if drawn:
       counts['accuracy_drawn'] = _accuracy(drawn, right_reward)
+      counts['rewards_failed'] = float(
+        sum(int((~np.asarray(part.batch.valid)).sum()) for part in drawn)
+      )
+    counts['tokens_drawn'] = float(sum(int(p.length.sum()) for p in drawn))
   if retire:
     counts['prompts_retired'] = float(len(retired))
   return (
     select(whole, np.arange(number)),
-    Supply(position, retired, surplus),
+    Supply(position, retired, surplus, barren),
     counts,
   )
 
@@ -189,7 +202,9 @@ def _accuracy(parts: Sequence[Rollout], right_reward: float) -> float:
   return right / max(1, sum(int(part.batch.valid.sum()) for part in parts))
 
 
-def _nothing_left(drawn: Sequence[Rollout], right_reward: float) -> str:
+def _nothing_left(
+  drawn: Sequence[Rollout], barren: int, right_reward: float
+) -> str:
   number = sum(len(part.prompts) for part in drawn)
   solved = sum(int(_solved(part, right_reward).sum()) for part in drawn)
   failed = sum(
@@ -202,6 +217,7 @@ def _nothing_left(drawn: Sequence[Rollout], right_reward: float) -> str:
     what = 'was failed by all its completions'
     advice = 'give easier prompts, a longer warm-up or a larger group'
   return (
-    f'Nothing is left to learn from: each of the {number} prompts of '
-    f'{len(drawn)} draws {what} ({solved} solved, {failed} failed); {advice}.'
+    f'Nothing is left to learn from: for each of the last {barren} prompts, '
+    'as many as the data set has, the completions had equal rewards, and each '
+    f'of the last {number} {what} ({solved} solved, {failed} failed); {advice}.'
   )

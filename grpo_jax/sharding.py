@@ -59,6 +59,11 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
     ValueError: The product does not fit the number of devices.
   """
   devices = jax.devices()
+  if min(fsdp, tensor) < 1:
+    raise ValueError(
+      f'A mesh of fsdp={fsdp} x tensor={tensor} cannot be; give 1 or more '
+      '(only data may be -1, for all that is left).'
+    )
   if data == -1:
     data = len(devices) // (fsdp * tensor)
   wanted = data * fsdp * tensor

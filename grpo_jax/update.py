@@ -45,6 +45,9 @@ class Updater:
     refresh_steps: Rollouts between refreshes of the reference, if the method
       has one; 0 leaves it fixed.
     refresh_weight: Of the policy in the average that refreshes; 1: a copy.
+    stale: Rollouts may hold groups that an earlier policy has drawn. The
+      policy before the update of these is the sampler's; so logp_old is always
+      scored, for the others.
   """
 
   learner: Learner
@@ -56,6 +59,7 @@ class Updater:
   anchor: str = 'learner'
   refresh_steps: int = 0
   refresh_weight: float = 1.0
+  stale: bool = False
   compiled: Compiled = dataclasses.field(init=False)
 
   def __post_init__(self, params):
@@ -76,7 +80,7 @@ class Updater:
     Returns:
       The new state, and metrics of the rollout and its steps.
     """
-    batch = self.with_policies(state, rollout)
+    batch = self.with_policies(state, rollout, step)
     batch, loss_state, measured = self.compiled.credit(batch, state.loss_state)
     state = state._replace(loss_state=loss_state)
     start = jnp.copy(state.step)  # the state itself is donated
@@ -94,7 +98,7 @@ class Updater:
   @property
   def scores_old(self) -> bool:
     """Whether logp_old is scored, not taken from the sampler or implied."""
-    several = self.batches * self.epochs > 1
+    several = self.batches * self.epochs > 1 or self.stale
     needed = several or 'logp_old' in self.learner.method.requires
     return self.anchor == 'learner' and needed
 
@@ -103,13 +107,21 @@ class Updater:
     """What the steps of a rollout are worth; a backward pass counts two."""
     return 3 * self.epochs + self.scores_old + self.learner.with_reference
 
-  def with_policies(self, state: TrainState, rollout: Rollout) -> losses.Batch:
+  def with_policies(
+    self, state: TrainState, rollout: Rollout, step: int
+  ) -> losses.Batch:
     """The batch with the log-probabilities that the steps will need."""
-    batch = rollout.batch
+    fresh = np.asarray(rollout.batch.version) >= step
+    extras = {**rollout.batch.extras, 'fresh': fresh}
+    batch = rollout.batch._replace(extras=extras)
     if self.anchor == 'sampler':
       batch = batch._replace(logp_old=batch.logp_sampler)
     elif self.scores_old:
-      batch = batch._replace(logp_old=self.score(state.params, rollout))
+      logp_old = self.score(state.params, rollout)
+      if self.stale and batch.logp_sampler is not None:
+        sampler = batch.logp_sampler + batch.extras.get('log_kept', 0)
+        logp_old = jnp.where(fresh, logp_old, sampler)
+      batch = batch._replace(logp_old=logp_old)
     if self.learner.with_reference:
       logp_ref = self.score(state.reference, rollout)
       batch = batch._replace(logp_ref=logp_ref)

@@ -13,11 +13,13 @@ import dataclasses
 import datetime
 import fcntl
 from importlib import metadata
+import itertools
 import json
 import os
 import pathlib
 import platform
 import subprocess
+import traceback
 from typing import Any
 
 import jax
@@ -32,31 +34,34 @@ PACKAGES = (
 
 
 @contextlib.contextmanager
-def claimed(
-  directory: str | pathlib.Path, config: Config
-) -> Iterator[dict[str, Any]]:
+def claimed(directory: str | pathlib.Path, config: Config) -> Iterator[None]:
   """Makes a workdir this run's own, for as long as the context lasts.
+
+  An error that ends the context leaves `traceback.txt`.
 
   Args:
     directory: Made if it is not there.
     config: Must be that of the run which the workdir holds, if it holds one,
       but for the fields in `config.FREE`.
 
-  Yields:
-    What this start runs with: the newest entry of `versions.json`.
-
   Raises:
-    ValueError: It holds a run of another config, or a run that goes on.
-    OSError: It cannot be written.
+    ValueError: It holds a run of another config, or one that goes on in another
+      process; or it cannot be written.
   """
-  directory = pathlib.Path(directory)
   refuse_another(directory, config)
-  now = versions()
+  directory = pathlib.Path(directory)
   if jax.process_index():  # the first process writes for all
-    yield now
+    yield
     return
-  directory.mkdir(parents=True, exist_ok=True)
-  with (directory / '.lock').open('w') as lock:
+  try:
+    directory.mkdir(parents=True, exist_ok=True)
+    lock_file = (directory / '.lock').open('w')
+  except OSError as error:
+    raise ValueError(
+      f'{directory} cannot be written ({error.strerror}); give a workdir that '
+      'can, with --workdir.'
+    ) from error
+  with lock_file as lock:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -64,20 +69,82 @@ def claimed(
         f'Another process is running in {directory}; wait for its end, or give '
         'another workdir.'
       ) from error
-    _replace(directory / 'config.json', dataclasses.asdict(config))
-    starts = _read(directory / 'versions.json') or []
+    try:
+      yield
+    except Exception:
+      with contextlib.suppress(OSError):
+        (directory / 'traceback.txt').write_text(traceback.format_exc())
+      raise
+
+
+def record(
+  directory: pathlib.Path, config: Config, anew: bool
+) -> dict[str, Any]:
+  """Writes `config.json` and `versions.json` into a workdir that is claimed.
+
+  Args:
+    directory: The workdir.
+    config: Of this start.
+    anew: The run begins: completions that an earlier one has left are set
+      aside, as `completions.1` and so on.
+
+  Returns:
+    What this start runs with: the newest entry of `versions.json`.
+
+  Raises:
+    ValueError: A new config cannot be written.
+  """
+  now = versions()
+  if jax.process_index():
+    return now
+  for leftover in (*directory.glob('*.tmp'), *directory.glob('*/.step_*')):
+    leftover.unlink()  # of a killed write
+  completions = directory / 'completions'
+  if anew and completions.exists():
+    names = (directory / f'completions.{n}' for n in itertools.count(1))
+    completions.rename(next(name for name in names if not name.exists()))
+  values = dataclasses.asdict(config)
+  if _read(directory / 'config.json') != json.loads(json.dumps(values)):
+    try:
+      _replace(directory / 'config.json', values)
+    except OSError as error:
+      raise ValueError(
+        f'{directory} cannot be written ({error.strerror}); make room, or give '
+        'another workdir.'
+      ) from error
+  with contextlib.suppress(OSError):  # a run goes on on a full disk
+    starts = _read(directory / 'versions.json', list) or []
     _replace(directory / 'versions.json', [*starts, now])
-    yield now
+  return now
 
 
-def refuse_another(directory: pathlib.Path, config: Config) -> None:
-  """Raises a ValueError if the workdir holds a run of another config."""
-  earlier = _read(directory / 'config.json')
+def refuse_another(
+  directory: str | pathlib.Path,
+  config: Config,
+  bound: tuple[str, ...] | None = None,
+) -> None:
+  """Raises a ValueError if the workdir holds a run of another config.
+
+  Args:
+    directory: May not exist.
+    config: The one that is given now.
+    bound: Fields and groups of fields that must be equal; None: all but those
+      of `config.FREE`.
+  """
+  if '://' in str(directory):
+    raise ValueError(
+      f'--workdir={directory} is no local path, and buckets cannot be written '
+      'yet; give a directory.'
+    )
+  earlier = _read(pathlib.Path(directory) / 'config.json')
   if earlier is None:
     return
   before = {**_flat(Config()), **config_lib.flat(earlier)}
   for name, value in _flat(config).items():
-    if before[name] != value and not config_lib.is_free(name, config):
+    free = config_lib.is_free(name, config)
+    if bound is not None:
+      free = not config_lib.within(name, bound)
+    if before[name] != value and not free:
       raise ValueError(
         f'The run in {directory} has config.{name}={before[name]!r}, and now '
         f'it is {value!r}; give the same, or another workdir.'
@@ -134,20 +201,30 @@ def git_revision() -> str | None:
   return done.stdout.strip() or None
 
 
-def _read(path: pathlib.Path) -> Any:
+def _read(path: pathlib.Path, kind: type = dict) -> Any:
   """The JSON in a file; None if there is no such file."""
   try:
-    return json.loads(path.read_text())
-  except FileNotFoundError:
+    value = json.loads(path.read_text())
+  except (FileNotFoundError, NotADirectoryError):
     return None
   except ValueError as error:
     raise ValueError(
       f'{path} is no JSON ({error}); restore it, or give another workdir.'
     ) from error
+  if not isinstance(value, kind):
+    raise ValueError(
+      f'{path} holds {value!r:.40}, no {kind.__name__}; restore it, or give '
+      'another workdir.'
+    )
+  return value
 
 
 def _replace(path: pathlib.Path, value: Any) -> None:
   """Writes JSON in one move: a kill leaves the old file or the new one."""
   beside = path.with_suffix('.tmp')
-  beside.write_text(json.dumps(value, indent=2) + '\n')
-  os.replace(beside, path)
+  try:
+    beside.write_text(json.dumps(value, indent=2) + '\n')
+    os.replace(beside, path)
+  except OSError:
+    beside.unlink(missing_ok=True)
+    raise

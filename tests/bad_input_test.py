@@ -72,7 +72,7 @@ BAD_INPUT = {
   ),
   'read-only': (
     ['train', CONFIG, '--workdir=TMP/file/run'],
-    'TMP/file',
+    'TMP/file/run cannot be written (Not a directory)',
   ),
   'eval of nothing': (['eval', CONFIG, 'WORK'], 'There is no checkpoint in'),
   'sample of nothing': (['sample', 'WORK'], 'no config.json'),
@@ -104,7 +104,7 @@ LATE_INPUT = {
   'too few': ([reward('too_few')], 'returned 1 for 16 completions'),
   'long prompt': (
     ['--config.data.train=TMP/long.jsonl'],
-    'prompt needs 8 tokens, but the largest bucket is 6',
+    'the prompt with index 0 needs 8 tokens, but the largest bucket is 6',
   ),
 }
 

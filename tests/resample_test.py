@@ -94,6 +94,8 @@ def test_uniform_groups_are_replaced_and_the_surplus_waits_its_turn():
     'groups_surplus': 1.0,
     'groups_short': 0.0,
     'accuracy_drawn': (4 * 1 + 3) / 18,
+    'rewards_failed': 0.0,
+    'tokens_drawn': 18 * 2,
   }
   rollout, supply, _ = draw(letters, supply, rounds=3, number=3, calls=calls)
   assert rollout.prompt_texts == ['5m', '6m', '7m']
@@ -124,16 +126,30 @@ def test_rounds_are_bounded_and_the_rest_is_filled_up():
 @pytest.mark.parametrize(
   'letters, words',
   [
-    ('ss', 'solved by all.*6 solved, 0 failed.*harder'),
-    ('ff', 'failed by all.*0 solved, 6 failed.*easier'),
-    ('sf', 'equal rewards.*3 solved, 3 failed'),
+    ('sssss', 'last 8 prompts.*solved by all.*4 solved, 0 failed.*harder'),
+    ('fffff', 'failed by all.*0 solved, 4 failed.*easier'),
+    ('sffff', 'equal rewards.*1 solved, 3 failed'),
   ],
 )
-def test_nothing_to_learn_ends_with_a_sentence(letters, words):
+def test_when_every_prompt_has_been_met_in_vain_it_ends_and_says_so(
+  letters, words
+):
+  """Of five prompts each; four in vain are bad luck, the run goes on."""
   calls = []
+  rollout, supply, counts = draw(letters, rounds=1, calls=calls)
+  assert len(calls) == 2 and supply.barren == 4  # and not an endless loop
+  assert len(rollout.prompts) == 2 and counts['groups_short'] == 2
   with pytest.raises(resample.NothingToLearn, match=words):
-    draw(letters, rounds=2, calls=calls)
-  assert len(calls) == 3  # and not an endless loop
+    draw(letters, supply, rounds=1, calls=calls)
+
+
+def test_one_group_that_differs_begins_the_count_anew():
+  _, supply, _ = draw('ssssm', rounds=1)
+  assert supply.barren == 4
+  _, supply, _ = draw('ssssm', supply, rounds=1)
+  assert supply.barren == 0
+  _, supply, _ = draw('sssss', rounds=0)
+  assert supply.barren == 0  # without dynamic sampling nobody counts
 
 
 def test_solved_prompts_retire_and_stay_so():

@@ -84,7 +84,7 @@ def assert_equal(workdir, other):
   for name, array in arrays.items():
     assert array.dtype == others[name].dtype
     np.testing.assert_array_equal(array, others[name], err_msg=name)
-  for name in ('position', 'retired', 'surplus', 'fingerprint'):
+  for name in ('position', 'retired', 'surplus', 'barren', 'fingerprint'):
     assert host[name] == other_host[name]
   assert host['versions']['packages'] and host['config']['model']
   assert list(map(without_times, records(workdir))) == list(

@@ -90,7 +90,7 @@ def test_the_anchor_may_be_the_sampler():
   )
   learner = make_learner(losses.methods.grpo(kl_coefficient=0))
   made = update.Updater(learner, PARAMS, spec('shared', 2), anchor='sampler')
-  batch = made.with_policies(learner_lib.init(learner, PARAMS), rollout)
+  batch = made.with_policies(learner_lib.init(learner, PARAMS), rollout, 0)
   np.testing.assert_array_equal(batch.logp_old, sampler)
 
 
@@ -102,7 +102,7 @@ def test_a_reference_is_kept_and_scored_only_if_the_method_has_one():
   made = update.Updater(learner, PARAMS, spec())
   state = learner_lib.init(learner, PARAMS)
   moved = jax.tree.map(lambda x: 1.5 * x, PARAMS)
-  batch = made.with_policies(state._replace(params=moved), rollout)
+  batch = made.with_policies(state._replace(params=moved), rollout, 0)
   rows = layout.padded_rows(
     rollout.prompts, rollout.batch.tokens, rollout.length, 16
   )
@@ -230,3 +230,32 @@ def test_a_reference_is_refreshed_every_n_rollouts(weight):
 def assert_equal(a, b):
   for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
     np.testing.assert_array_equal(x, y)
+
+
+def test_groups_in_stock_are_anchored_on_what_drew_them():
+  """Of three versions: only the newest is scored by the learner."""
+  learner = make_learner(losses.methods.grpo(kl_coefficient=0))
+  rollout = make_rollout()
+  version = np.zeros(rollout.batch.tokens.shape, np.int32)
+  version[:2] = 5
+  sampler = np.full(version.shape, -3.0, np.float32)
+  rollout = rollout._replace(
+    batch=rollout.batch._replace(
+      version=version,
+      logp_old=None,
+      logp_sampler=sampler,
+      extras={'log_kept': np.full(version.shape, -0.5, np.float32)},
+    )
+  )
+  made = update.Updater(learner, PARAMS, spec('shared', 2), stale=True)
+  state = learner_lib.init(learner, PARAMS)
+  batch = made.with_policies(state, rollout, 5)
+  scored = made.score(PARAMS, rollout)
+  inside = rollout.batch.mask
+  np.testing.assert_array_equal(
+    batch.logp_old[:2][inside[:2]], scored[:2][inside[:2]]
+  )
+  np.testing.assert_array_equal(batch.logp_old[2:], -3.5)
+  np.testing.assert_array_equal(batch.extras['fresh'], version == 5)
+  plain = update.Updater(learner, PARAMS, spec('shared', 2))
+  assert plain.with_policies(state, rollout, 5).logp_old is None

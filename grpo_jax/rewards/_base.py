@@ -111,11 +111,11 @@ def resolve(name: str) -> Callable[..., Any]:
   module_name, _, function_name = name.partition(':')
   try:
     module = importlib.import_module(module_name)
-  except (ImportError, TypeError, ValueError) as error:
+  except Exception as error:  # a user's module may raise anything
     raise ValueError(
       f'The reward {name!r} cannot be found, because importing the module'
-      f' {module_name!r} failed ({error}); correct the name, or put its'
-      ' folder on PYTHONPATH.'
+      f' {module_name!r} failed ({type(error).__name__}: {error}); correct'
+      ' the name or the module, or put its folder on PYTHONPATH.'
     ) from error
   function = getattr(module, function_name, None)
   if not callable(function):

@@ -167,7 +167,12 @@ class LocalEngine:
         f'Prompt {int(np.argmin(length))} of this request is empty; give at '
         'least one token.'
       )
-    width = layout.bucket(length.max(), self.prompt_buckets, 'prompt')
+    longest = int(np.argmax(length))
+    width = layout.bucket(
+      length[longest],
+      self.prompt_buckets,
+      f'the prompt with index {requests.index[longest]}',
+    )
     buffer = layout.bucket(
       sampling.max_tokens, self.completion_buckets, 'completion'
     )

@@ -1,0 +1,72 @@
+"""What was typed, made into what absl's flags read; and what was mistyped."""
+
+from collections.abc import Collection
+import pathlib
+
+from grpo_jax import options
+from grpo_jax import workdir
+
+PACKAGE = pathlib.Path(__file__).parent
+
+
+def prepared(argv: list[str], switches: Collection[str]) -> list[str]:
+  """The arguments in one form, with a config.
+
+  `-name value` and the like become `--name=value`; a config file of the package
+  is found from anywhere; without one, the config is that of the run in the
+  workdir.
+
+  Args:
+    argv: Program, command, arguments.
+    switches: Flags that take no value.
+
+  Raises:
+    ValueError: No config is given, and the workdir holds no run.
+  """
+  arguments = [_installed(one) for one in _joined(argv[2:], switches)]
+  given = dict(one.split('=', 1) for one in arguments if '=' in one)
+  if '--config' not in given and '--workdir' in given:
+    workdir.config_of(given['--workdir'])  # says so if there is none
+    saved = PACKAGE / 'saved_config.py'
+    arguments.insert(0, f'--config={saved}:{given["--workdir"]}')
+  return [*argv[:2], *arguments]
+
+
+def _joined(arguments: list[str], switches: Collection[str]) -> list[str]:
+  """Every flag as `--name=value`."""
+  joined, rest = [], list(arguments)
+  while rest:
+    argument = rest.pop(0)
+    if argument.startswith('-') and argument != '-':
+      argument = f'--{argument.lstrip("-")}'
+      name = argument.removeprefix('--')
+      alone = '=' in name or name in switches or name.startswith('no')
+      if not alone and rest and not rest[0].startswith('--'):
+        argument += f'={rest.pop(0)}'
+    joined.append(argument)
+  return joined
+
+
+def _installed(argument: str) -> str:
+  """`configs/x.py` is the installed one where there is no such file."""
+  prefix, file = '--config=', argument.removeprefix('--config=').split(':')[0]
+  if not argument.startswith(prefix) or pathlib.Path(file).exists():
+    return argument
+  if not file.startswith('configs/') or not (PACKAGE / file).exists():
+    return argument
+  return argument.replace(file, str(PACKAGE / file), 1)
+
+
+def unknown_field(arguments: list[str]) -> str | None:
+  """What to say of the first `--config.NAME` that is no field of the config."""
+  known = {option.name for option in options.describe()}
+  for argument in arguments:
+    given = argument.partition('=')[0]
+    name = given.removeprefix('--config.')
+    inside = name.startswith(('learner.method_kwargs.', 'rewards'))
+    if name == given or name in known or inside:
+      continue
+    near = options.suggest(name)
+    advice = f'the nearest is config.{near}' if near else 'see --help'
+    return f'config.{name} is no field of the config; {advice}.'
+  return None
