@@ -330,6 +330,11 @@ def _check_flags(command: str, parsed: list[str]) -> None:
       f'grpo-jax {command} got {" ".join(parsed[2:] + others)}, which it does '
       f'not read; its flags are {known}, --config.FIELD.'
     )
+  if '://' in (_value('workdir') or ''):
+    raise flags.Error(
+      f'--workdir={_value("workdir")} is no local path, and buckets cannot be '
+      'written yet; give a directory.'
+    )
   if not _value('workdir'):
     raise flags.Error(
       f'grpo-jax {command} needs --workdir, and --config for a new run. As '

@@ -131,11 +131,6 @@ def refuse_another(
     bound: Fields and groups of fields that must be equal; None: all but those
       of `config.FREE`.
   """
-  if '://' in str(directory):
-    raise ValueError(
-      f'--workdir={directory} is no local path, and buckets cannot be written '
-      'yet; give a directory.'
-    )
   earlier = _read(pathlib.Path(directory) / 'config.json')
   if earlier is None:
     return

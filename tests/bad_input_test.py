@@ -23,7 +23,34 @@ BAD_INPUT = {
   'no config': (['train', 'WORK'], 'no config.json'),
   'no such config': (['train', '--config=no/such.py', 'WORK'], 'no/such.py'),
   'flag': (['train', CONFIG, '--wrkdir=w'], 'workdir'),
-  'no flag': (['train', CONFIG, 'WORK', 'resume'], "'resume'"),
+  'no flag': (['train', CONFIG, 'WORK', 'resume'], 'got resume, which'),
+  'flag of another command': (
+    ['train', CONFIG, 'WORK', '--number=3'],
+    'got --number, which',
+  ),
+  'fewer than one': (
+    ['train', CONFIG, '--config.model.num_heads=0', 'WORK'],
+    'model.num_heads=0; give 1 or more',
+  ),
+  'rate': (
+    ['train', CONFIG, '--config.optim.lr=nan', 'WORK'],
+    'optim.lr=nan',
+  ),
+  'syntax of the config': (
+    ['train', '--config=TMP/syntax.py', 'WORK'],
+    'SyntaxError',
+  ),
+  'no get_config': (['train', '--config=TMP/empty.py', 'WORK'], 'get_config'),
+  'another config type': (
+    ['train', '--config=TMP/none.py', 'WORK'],
+    'no ConfigDict',
+  ),
+  'import of a reward': (
+    ['train', CONFIG, 'WORK']
+    + ['--config.rewards=({"name":"tests.no_such:f","weight":1.0},)'],
+    "No module named 'tests.no_such'",
+  ),
+  'bucket': (['train', CONFIG, '--workdir=gs://b/run'], 'gs://b/run'),
   'field': (['train', CONFIG, '--config.sed=1', 'WORK'], 'config.seed'),
   "a peer's field": (
     ['train', CONFIG, '--config.num_generations=8', 'WORK'],
@@ -84,6 +111,9 @@ def test_bad_input_gets_one_sentence_and_exit_code_2(name, tmp_path):
   (tmp_path / 'bad.jsonl').write_text('{"prompt": "1", "answer": 1}\n{"pro\n')
   (tmp_path / 'empty.jsonl').write_text('')
   (tmp_path / 'file').write_text('in the way')
+  (tmp_path / 'syntax.py').write_text('def get_config(:')
+  (tmp_path / 'empty.py').write_text('')
+  (tmp_path / 'none.py').write_text('def get_config(): return None')
   given, words = BAD_INPUT[name]
   place = str(tmp_path)
   done = command(

@@ -1,5 +1,7 @@
 """Reward functions for runs of a second: rewards that differ, and bad ones."""
 
+import os
+import pathlib
 import time
 
 from grpo_jax import rewards
@@ -40,5 +42,7 @@ def too_few(prompts, completions, examples):
 
 
 def slow(prompt, completion, example):
-  time.sleep(20)
+  """Says that it has begun, and takes five minutes."""
+  pathlib.Path(os.environ['JUDGING']).touch()
+  time.sleep(300)
   return 0.0

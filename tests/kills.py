@@ -77,7 +77,7 @@ def where(workdir: pathlib.Path) -> str:
     return 'before the workdir'
   lines = workdir / 'metrics.jsonl'
   done = len(lines.read_text().splitlines()) - 1 if lines.exists() else -1
-  saved = sorted(path.name for path in workdir.glob('checkpoints/[0-9]*'))
+  saved = runs.checkpoints(workdir)
   warm = sorted(path.name for path in workdir.glob('warm_up/[0-9]*'))
   return f'rollouts {done}, checkpoints {saved}, of the warm-up {warm}'
 

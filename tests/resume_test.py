@@ -85,22 +85,26 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path):
 
 
 def test_a_run_goes_on_on_another_mesh(tmp_path):
-  changes = {'reward': 'tests.judges:even', 'learner.micro_rows': 4}
-  config = runs.small(**changes)
-  loop.train(config, tmp_path / 'one')
+  changes = {
+    'reward': 'tests.judges:even',
+    'warm_up.steps': 0,
+    'data.heldout': '',
+    'learner.micro_rows': 4,
+  }
+  loop.train(runs.small(steps=3, **changes), tmp_path / 'one')
   loop.train(runs.small(steps=2, **changes), tmp_path / 'two')
-  spread = {'mesh.data': 2, 'mesh.fsdp': 2, 'mesh.tensor': 2}
-  loop.train(runs.small(**changes, **spread), tmp_path / 'two')
+  spread = {'mesh.data': 2, 'mesh.fsdp': 2}
+  loop.train(runs.small(steps=3, **changes, **spread), tmp_path / 'two')
   (_, arrays, _), (step, others, _) = (
     runs.saved(tmp_path / 'one'),
     runs.saved(tmp_path / 'two'),
   )
-  assert step == 4
-  for name in arrays:
-    if '.params' in name or "['params']" in name:
-      np.testing.assert_allclose(
-        arrays[name], others[name], atol=2e-4, err_msg=name
-      )
+  parameters = [name for name in arrays if 'params' in name]
+  assert step == 3 and len(parameters) > 5
+  for name in parameters:
+    np.testing.assert_allclose(
+      arrays[name], others[name], atol=2e-4, err_msg=name
+    )
 
 
 def test_a_replay_learns_what_the_run_learned(tmp_path):
@@ -171,7 +175,8 @@ def test_an_evaluation_that_fails_loses_nothing(failing, tmp_path, monkeypatch):
 def test_the_warm_up_is_kept_until_the_run_is_saved(tmp_path, monkeypatch):
   full = [0]
   fail_saves(monkeypatch, full, keep=True)
-  loop.train(runs.small(), tmp_path, After(4 + 2))
+  with pytest.raises(ValueError, match='rollout 0 could not be saved'):
+    loop.train(runs.small(), tmp_path, After(4 + 2))
   assert (tmp_path / 'warm_up' / '4').is_dir()
   assert not list((tmp_path / 'checkpoints').glob('[0-9]*'))
   full.clear()
@@ -248,6 +253,6 @@ def test_a_save_that_fails_is_tried_at_the_next_step(tmp_path, monkeypatch):
   )
   loop.train(runs.small(), tmp_path)
   assert steps == [0, 2, 3, 4, 4]  # the last one finds itself saved
-  assert len(said) == 1 and 'checkpoint 2' in said[0]
+  assert sum('checkpoint 2 has failed' in text for text in said) == 1
   written = runs.records(tmp_path)
   assert [r.get('saves_failed') for r in written] == [None] * 3 + [1, 1]

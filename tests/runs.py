@@ -57,12 +57,18 @@ def without_times(record):
   return {k: v for k, v in record.items() if not k.endswith(timed)}
 
 
+def checkpoints(workdir):
+  """The steps of the complete checkpoints, oldest first."""
+  names = [path.name for path in (workdir / 'checkpoints').glob('*')]
+  return sorted(int(name) for name in names if name.isdecimal())
+
+
 def saved(workdir):
   """The newest checkpoint: its step, its arrays by path, and the rest."""
   import orbax.checkpoint as ocp
 
   directory = pathlib.Path(workdir).absolute() / 'checkpoints'
-  step = max(int(path.name) for path in directory.glob('[0-9]*'))
+  step = checkpoints(pathlib.Path(workdir))[-1]
   with ocp.PyTreeCheckpointer() as reader:
     tree = reader.restore(directory / str(step) / 'state')
   arrays = {

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from grpo_jax import signals
 from tests import runs
 from tests.commands import JUDGE
 from tests.commands import SMALL
@@ -28,8 +29,9 @@ def test_a_signal_saves_and_the_next_start_goes_on(number, code, tmp_path):
   _, err = process.communicate(timeout=60)
   assert process.returncode == code and 'Traceback' not in err
   assert time.monotonic() - asked < 10
-  done = len(runs.records(tmp_path)) - 1
-  assert runs.saved(tmp_path)[0] == done
+  written = len(runs.records(tmp_path)) - 1
+  done = runs.saved(tmp_path)[0]
+  assert done - written in (0, 1)  # 1: before its evaluation
   again = popen('train', *LONG, f'--workdir={tmp_path}')
   wait_for(tmp_path, done + 1, again)
   again.kill()
@@ -37,21 +39,62 @@ def test_a_signal_saves_and_the_next_start_goes_on(number, code, tmp_path):
   assert f'goes on from the checkpoint of rollout {done}' in err
 
 
-def test_two_ctrl_c_end_at_once(tmp_path):
-  process = popen(
-    'train', *LONG, '--config.rewards=({"name":"tests.judges:slow"},)',
-    f'--workdir={tmp_path}',
-  )  # fmt: skip
-  while not (tmp_path / 'checkpoints' / '0').exists():
+def waits_for_its_reward(workdir, command_line):
+  """A run in its first rollout, whose judge takes five minutes."""
+  process = popen('train', *command_line, f'--workdir={workdir}')
+  while not (workdir / 'judging').exists():
     time.sleep(0.05)
     assert process.poll() is None, process.stderr.read()
-  time.sleep(1)
+  return process
+
+
+def slow(workdir):
+  """Judged by files: one says that judging has begun."""
+  name = '"tests.judges:slow"'
+  return (*LONG, f'--config.rewards=({{"name":{name},"weight":1.0}},)')
+
+
+@pytest.mark.parametrize(
+  'number, code', [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
+)
+def test_nobody_waits_for_a_slow_reward(number, code, tmp_path, monkeypatch):
+  monkeypatch.setenv('JUDGING', str(tmp_path / 'judging'))
+  process = waits_for_its_reward(tmp_path, slow(tmp_path))
+  process.send_signal(number)
+  asked = time.monotonic()
+  _, err = process.communicate(timeout=60)
+  assert process.returncode == code and 'Traceback' not in err
+  assert time.monotonic() - asked < 10
+  assert runs.saved(tmp_path)[0] == 0
+
+
+def test_two_ctrl_c_end_at_once(tmp_path, monkeypatch):
+  """While one would be saving, which takes its time on a full disk, say."""
+  stop = signals.Stop()
+  with stop:
+    signal.raise_signal(signal.SIGINT)
+    assert stop() and stop.signal == signal.SIGINT
+    with pytest.raises(KeyboardInterrupt) as caught:
+      signal.raise_signal(signal.SIGINT)
+    assert caught.type is KeyboardInterrupt  # and not Stopped, which saves
+  stop = signals.Stop()
+  with stop:
+    with pytest.raises(signals.Stopped), stop.at_once():
+      signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(signals.Stopped), stop.at_once():
+      raise AssertionError('an earlier signal is as good')
+  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_is_received_when_nobody_listens_any_more(tmp_path):
+  """As `train 2>&1 | tee log`, whose tee has died of the same Ctrl-C."""
+  process = popen('train', *LONG, f'--workdir={tmp_path}')
+  wait_for(tmp_path, 2, process)
+  process.stderr.close()
   process.send_signal(signal.SIGINT)
-  time.sleep(1)
-  assert process.poll() is None  # it waits for the reward
-  process.send_signal(signal.SIGINT)
-  _, err = process.communicate(timeout=30)
-  assert process.returncode == 130 and 'Traceback' not in err
+  process.stdout.read()
+  assert process.wait(timeout=60) == 130
+  assert runs.saved(tmp_path)[0] >= 2
 
 
 def test_two_processes_do_not_share_a_workdir(tmp_path):
@@ -74,10 +117,10 @@ def test_a_run_survives_a_full_disk(tmp_path):
     'train', *LONG, f'--workdir={tmp_path}', preexec_fn=small_disk
   )
   wait_for(tmp_path, 5, process)
-  assert not list((tmp_path / 'checkpoints').glob('[0-9]*'))
+  assert not runs.checkpoints(tmp_path)
   _, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
   resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (hard, hard))
-  while not list((tmp_path / 'checkpoints').glob('[0-9]*')):
+  while not runs.checkpoints(tmp_path):
     time.sleep(0.05)
     assert process.poll() is None, process.stderr.read()
   process.send_signal(signal.SIGTERM)
