@@ -17,8 +17,17 @@ def environment():
   return {**kept, 'PYTHONPATH': str(ROOT), 'COLUMNS': '80'}
 
 
+_started = []
+
+
+def kill_all():
+  """Ends what a test that failed has left running."""
+  while _started:
+    _started.pop().kill()
+
+
 def popen(*arguments, **options):
-  return subprocess.Popen(
+  process = subprocess.Popen(
     [sys.executable, '-m', 'grpo_jax', *arguments],
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
@@ -27,6 +36,8 @@ def popen(*arguments, **options):
     env=environment(),
     **options,
   )
+  _started.append(process)
+  return process
 
 
 def command(*arguments, given=None):

@@ -20,5 +20,15 @@ if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:  # workers inherit it
   atexit.register(shutil.rmtree, _cache, ignore_errors=True)
 
 import jax  # noqa: E402
+import pytest  # noqa: E402
+
+from tests import commands  # noqa: E402
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left():
+  """What a test has started ends with it."""
+  yield
+  commands.kill_all()

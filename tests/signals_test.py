@@ -39,27 +39,17 @@ def test_a_signal_saves_and_the_next_start_goes_on(number, code, tmp_path):
   assert f'goes on from the checkpoint of rollout {done}' in err
 
 
-def waits_for_its_reward(workdir, command_line):
-  """A run in its first rollout, whose judge takes five minutes."""
-  process = popen('train', *command_line, f'--workdir={workdir}')
-  while not (workdir / 'judging').exists():
-    time.sleep(0.05)
-    assert process.poll() is None, process.stderr.read()
-  return process
-
-
-def slow(workdir):
-  """Judged by files: one says that judging has begun."""
-  name = '"tests.judges:slow"'
-  return (*LONG, f'--config.rewards=({{"name":{name},"weight":1.0}},)')
-
-
 @pytest.mark.parametrize(
   'number, code', [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
 )
 def test_nobody_waits_for_a_slow_reward(number, code, tmp_path, monkeypatch):
+  """The judge takes five minutes; it says by a file that it has begun."""
   monkeypatch.setenv('JUDGING', str(tmp_path / 'judging'))
-  process = waits_for_its_reward(tmp_path, slow(tmp_path))
+  judge = '--config.rewards=({"name":"tests.judges:slow","weight":1.0},)'
+  process = popen('train', *LONG, judge, f'--workdir={tmp_path}')
+  while not (tmp_path / 'judging').exists():
+    time.sleep(0.05)
+    assert process.poll() is None, process.stderr.read()
   process.send_signal(number)
   asked = time.monotonic()
   _, err = process.communicate(timeout=60)
