@@ -43,9 +43,10 @@ ALLOWED = {
     'config', 'data', 'learner', 'losses', 'measure', 'models', 'optim',
     'rewards', 'rollout', 'sampling', 'sharding', 'update',
   },
+  'replayed': {'build', 'resample', 'transcript'},
   'session': {
     'build', 'checkpoint', 'config', 'learner', 'monitor', 'resample',
-    'rollout', 'transcript', 'update', 'workdir',
+    'rollout', 'signals', 'transcript', 'update', 'warm_up', 'workdir',
   },
   'warm_up': {
     'build', 'checkpoint', 'data', 'keys', 'metrics', 'monitor', 'rollout',
@@ -53,7 +54,8 @@ ALLOWED = {
   },
   'loop': {
     'build', 'config', 'data', 'keys', 'learner', 'measure', 'metrics',
-    'resample', 'rollout', 'session', 'transcript', 'update', 'warm_up',
+    'replayed', 'resample', 'rollout', 'session', 'signals', 'update',
+    'warm_up',
   },
   'evaluate': {'keys', 'rollout'},
   'inference': {
@@ -61,8 +63,9 @@ ALLOWED = {
     'transcript', 'workdir',
   },
   'check': {'build', 'config', 'data', 'rollout', 'warm_up', 'workdir'},
+  'arguments': {'options', 'workdir'},
   'main': {
-    'check', 'config', 'inference', 'loop', 'options', 'signals', 'workdir',
+    'arguments', 'check', 'config', 'inference', 'loop', 'options', 'signals',
   },
   '__main__': {'main'},
   '__init__': set(),
