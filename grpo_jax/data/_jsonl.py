@@ -29,7 +29,7 @@ class JsonlSource:
 
   Raises:
     ValueError: a file without records; or a line that is not a JSON object
-      or lacks a field, by file and line number (from 1).
+      lacks a field, or has one called index; by file and line (from 1).
   """
 
   path: str | os.PathLike[str]
@@ -81,9 +81,15 @@ class JsonlSource:
         f'{where} is a JSON {type(record).__name__}, but an object is'
         f' required; write it as {{"{self.prompt_field}": ...}}.'
       )
-    if not isinstance(record.get(self.prompt_field), str):
+    if 'index' in record:
       raise ValueError(
-        f'{where} needs a string in the field {self.prompt_field!r}, but has'
+        f"{where} has a field 'index', which is the name of the global prompt"
+        ' counter; rename it.'
+      )
+    prompt = record.get(self.prompt_field)
+    if not isinstance(prompt, str) or not prompt:
+      raise ValueError(
+        f'{where} needs a text in the field {self.prompt_field!r}, but has'
         f' {record.get(self.prompt_field)!r:.80} and the fields'
         f' {sorted(record)}; correct the line or name another prompt_field.'
       )
