@@ -18,7 +18,7 @@ def test_rows_by_index_with_blank_lines_unicode_and_line_ends(tmp_path):
   records = [
     {'prompt': 'é\n一', 'answer': 1},
     {'prompt': 'second', 'answer': '2', 'level': [1, 2]},
-    {'prompt': '', 'answer': 0},
+    {'prompt': ' ', 'answer': 0},
   ]
   lines = [json.dumps(record, ensure_ascii=False) for record in records]
   path = _write(
