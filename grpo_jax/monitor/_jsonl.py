@@ -47,7 +47,7 @@ class Lines:
     for record in records:
       self._remember(record)
     self._good_bytes = path.stat().st_size if path.exists() else 0
-    before = records[-1].get('elapsed_secs', 0.0) if records else 0.0
+    before = (records[-1].get('elapsed_secs') if records else None) or 0.0
     self._start = time.monotonic() - before
 
   def elapsed(self) -> float:
