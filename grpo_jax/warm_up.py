@@ -16,6 +16,8 @@ from grpo_jax import sharding
 from grpo_jax.checkpoint import Checkpoints
 from grpo_jax.monitor import Monitor
 
+_SHOWN_EVERY = 10  # steps; reading a metric waits for the device
+
 
 def run(
   parts: build.Run,
@@ -53,9 +55,10 @@ def run(
       )
       state, measured = update(state, batch, step)
       step += 1
-      scalars = metrics.to_scalars(measured)
-      shown = {name: scalars[name] for name in ('loss', 'grad_norm')}
-      monitor.progress('warm-up', step, config.steps, shown)
+      if step % _SHOWN_EVERY == 0 or step == config.steps:
+        scalars = metrics.to_scalars(measured)
+        shown = {name: scalars[name] for name in ('loss', 'grad_norm')}
+        monitor.progress('warm-up', step, config.steps, shown)
       if step % parts.config.checkpoint.every_warm_up_steps == 0 or saves.owed:
         saves.save(step, state, {})
     if step < config.steps:

@@ -1,7 +1,8 @@
 """Eight fake CPU devices, set before jax is imported; strict broadcasting.
 
-What is compiled is kept for the time of one test run and shared by its
-processes, those of the command line included: most of the suite is compilation.
+Most of the suite is compilation. So the tests in this process compile without
+LLVM's optimizations, which halves it; the tests that run the real command have
+them. What they compile is kept for the time of one test run and shared.
 """
 
 import atexit
@@ -10,8 +11,13 @@ import shutil
 import tempfile
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-os.environ['XLA_FLAGS'] = (
-  os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
+os.environ['XLA_FLAGS'] = ' '.join(
+  [
+    os.environ.get('XLA_FLAGS', ''),
+    '--xla_force_host_platform_device_count=8',
+    '--xla_backend_optimization_level=0',
+    '--xla_llvm_disable_expensive_passes=true',
+  ]
 )
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:  # workers inherit it
   _cache = tempfile.mkdtemp(prefix='grpo_jax_tests_')
