@@ -207,57 +207,61 @@ class Config:
         raise ValueError(f'The config has {problem}.')
 
 
+_LEAST = {
+  'steps': 0,
+  'model.num_layers': 1,
+  'model.width': 1,
+  'model.num_heads': 1,
+  'model.num_kv_heads': 1,
+  'model.head_dim': 1,
+  'model.mlp_width': 1,
+  'optim.lr': 0,
+  'optim.warmup_steps': 0,
+  'optim.epsilon': 0,
+  'optim.weight_decay': 0,
+  'warm_up.lr': 0,
+  'sampler.prompts': 1,
+  'sampler.group': 1,
+  'sampler.max_tokens': 1,
+  'sampler.max_rows': 1,
+  'learner.batches': 1,
+  'learner.epochs': 1,
+  'learner.micro_rows': 1,
+  'learner.row_completions': 0,
+  'warm_up.steps': 0,
+  'warm_up.examples': 1,
+  'warm_up.micro_rows': 1,
+  'sampler.resample_rounds': 0,
+  'reference.refresh_steps': 0,
+  'checkpoint.every_steps': 1,
+  'checkpoint.every_warm_up_steps': 1,
+  'checkpoint.keep_last': 1,
+  'log.samples': 0,
+  'log.completions_every_steps': 0,
+  'evaluation.every_steps': 0,
+  'evaluation.examples': 1,
+  'optim.clip_norm': 0,
+}
+
+_KNOWN = {
+  'learner.layout': ('shared', 'packed', 'padded'),
+  'learner.anchor': ('learner', 'sampler'),
+  'learner.on_zero_advantage': ('skip', 'step'),
+  'optim.decay': ('constant', 'linear', 'cosine'),
+  'log.display': ('auto', 'rich', 'plain', 'none'),
+  'log.wandb_mode': ('online', 'offline'),
+}
+
+
 def _checks(config: Config):
   """Yields (whether it is right, what is wrong and what to do) of values."""
   sampler, learner, optim = config.sampler, config.learner, config.optim
-  for name, value, least in (
-    ('steps', config.steps, 0),
-    ('model.num_layers', config.model.num_layers, 1),
-    ('model.width', config.model.width, 1),
-    ('model.num_heads', config.model.num_heads, 1),
-    ('model.num_kv_heads', config.model.num_kv_heads, 1),
-    ('model.head_dim', config.model.head_dim, 1),
-    ('model.mlp_width', config.model.mlp_width, 1),
-    ('optim.lr', optim.lr, 0),
-    ('optim.warmup_steps', optim.warmup_steps, 0),
-    ('optim.epsilon', optim.epsilon, 0),
-    ('optim.weight_decay', optim.weight_decay, 0),
-    ('warm_up.lr', config.warm_up.lr, 0),
-    ('sampler.prompts', sampler.prompts, 1),
-    ('sampler.group', sampler.group, 1),
-    ('sampler.max_tokens', sampler.max_tokens, 1),
-    ('sampler.max_rows', sampler.max_rows, 1),
-    ('learner.batches', learner.batches, 1),
-    ('learner.epochs', learner.epochs, 1),
-    ('learner.micro_rows', learner.micro_rows, 1),
-    ('learner.row_completions', learner.row_completions, 0),
-    ('warm_up.steps', config.warm_up.steps, 0),
-    ('warm_up.examples', config.warm_up.examples, 1),
-    ('warm_up.micro_rows', config.warm_up.micro_rows, 1),
-    ('sampler.resample_rounds', sampler.resample_rounds, 0),
-    ('reference.refresh_steps', config.reference.refresh_steps, 0),
-    ('checkpoint.every_steps', config.checkpoint.every_steps, 1),
-    (
-      'checkpoint.every_warm_up_steps',
-      config.checkpoint.every_warm_up_steps,
-      1,
-    ),
-    ('checkpoint.keep_last', config.checkpoint.keep_last, 1),
-    ('log.samples', config.log.samples, 0),
-    ('log.completions_every_steps', config.log.completions_every_steps, 0),
-    ('evaluation.every_steps', config.evaluation.every_steps, 0),
-    ('evaluation.examples', config.evaluation.examples, 1),
-    ('optim.clip_norm', optim.clip_norm, 0),
-  ):
+  values = flat(dataclasses.asdict(config))
+  for name, least in _LEAST.items():
+    value = values[name]
     yield value >= least, f'{name}={value}; give {least} or more'
-  for name, value, known in (
-    ('learner.layout', learner.layout, ('shared', 'packed', 'padded')),
-    ('learner.anchor', learner.anchor, ('learner', 'sampler')),
-    ('learner.on_zero_advantage', learner.on_zero_advantage, ('skip', 'step')),
-    ('optim.decay', optim.decay, ('constant', 'linear', 'cosine')),
-    ('log.display', config.log.display, ('auto', 'rich', 'plain', 'none')),
-    ('log.wandb_mode', config.log.wandb_mode, ('online', 'offline')),
-  ):
+  for name, known in _KNOWN.items():
+    value = values[name]
     yield value in known, f'{name}={value!r}; give one of {", ".join(known)}'
   for name, value in (('optim.b1', optim.b1), ('optim.b2', optim.b2)):
     yield 0 <= value < 1, f'{name}={value}; give at least 0 and less than 1'

@@ -70,7 +70,7 @@ def test_resolve_finds_functions_of_the_package_and_of_others(
     ('zzz', "no reward 'zzz'; pass one of .'exact_match'"),
     ('score', "no reward 'score'"),  # of the package, but no reward
     ('Any', "no reward 'Any'"),
-    ('no_such_lab:f', "'no_such_lab' failed .ModuleNotFoundError: No module.*PYTHONPATH"),
+    ('no_such_lab:f', 'failed .ModuleNotFoundError: No module.*PYTHONPATH'),
     ('math:pi', "no function 'pi'"),
     ('math:', "no function ''"),
     (':f', 'failed'),
