@@ -230,7 +230,8 @@ class Checkpoints:
         restored = self._read(tried, abstract)
       except Exception as error:  # of many kinds, some of them bare
         if not (self._directory / str(tried)).is_dir():
-          return self._reopened().restore(abstract, step)  # gone meanwhile
+          self._manager.reload()  # gone meanwhile: the run is going on
+          return self.restore(abstract, step)
         problems[tried] = _first_line(error)
         continue
       for bad, problem in problems.items():
@@ -241,17 +242,12 @@ class Checkpoints:
         )
       return restored
     if problems:
-      advice = 'choose another, or move them away to start anew'
       raise ValueError(
         f'Of the checkpoints {steps} in {self._directory}, {sorted(problems)} '
-        f'cannot be read ({problems[max(problems)]}); {advice}.'
+        f'cannot be read ({problems[max(problems)]}); choose another, or move '
+        'them away to start anew.'
       )
     return None
-
-  def _reopened(self) -> 'Checkpoints':
-    """This, with the steps that are there now: a run may be going on."""
-    self._manager.reload()
-    return self
 
   def _read(self, step: int, abstract: Any) -> Restored:
     import orbax.checkpoint as ocp

@@ -3,8 +3,8 @@
 - `config.json`: the resolved config. A run of another one is refused, by the
   field that differs; `config.FREE` lists what may change on the way.
 - `versions.json`: one entry per start: packages, Python, git revision, devices.
-- `checkpoints/`, `warm_up/`, `metrics.jsonl`, `completions/`, `tensorboard/`:
-  written by the modules of these names.
+- `checkpoints/`, `warm_up/` and `completions/` are written by session.py and
+  warm_up.py, `metrics.jsonl` and `tensorboard/` by monitor/.
 """
 
 from collections.abc import Iterator
