@@ -140,7 +140,12 @@ def credit(
   given = losses.check_batch(batch)  # with the rewards as they came
   batch, loss_state = losses.credit(learner.method, batch, loss_state)
   measured = policy_metrics.of_credit(given, batch)
-  return batch, loss_state, measured
+  extras = {
+    name: value
+    for name, value in batch.extras.items()
+    if not name.startswith(losses.CREDIT_METRIC)
+  }
+  return batch._replace(extras=extras), loss_state, measured
 
 
 def _row_batch(layout: Layout, k: Array) -> Layout:

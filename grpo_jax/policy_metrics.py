@@ -29,7 +29,7 @@ def of_credit(given: losses.Batch, batch: losses.Batch) -> Measured:
     tokens `kept_tokens`, the share that is trained, and the sampler's
     `entropy`, nats, if it was given; over trained tokens `advantage_abs`, a
     mean, `advantage_mean`, `advantage_std`, `advantage_min` and
-    `advantage_max`.
+    `advantage_max`, and what the method's own credit measured.
   """
   assert batch.advantage is not None  # losses.credit has set it
   advantage, kept, valid = batch.advantage, batch.keep, given.valid
@@ -46,6 +46,10 @@ def of_credit(given: losses.Batch, batch: losses.Batch) -> Measured:
     'advantage_max': metrics.masked_max(advantage, kept),
     'advantage_min': metrics.masked_min(advantage, kept),
   }
+  for name, value in batch.extras.items():
+    if name.startswith(losses.CREDIT_METRIC):
+      short = name.removeprefix(losses.CREDIT_METRIC)
+      measured[short] = metrics.masked_mean(value, kept)
   entropy = given.extras.get('entropy_sampler')
   if entropy is not None:
     measured['entropy'] = metrics.masked_mean(entropy, given.mask)

@@ -92,18 +92,10 @@ def normalize_by_group(deviation='population', epsilon=0.0) -> LossTransform:
   >>> batch.advantage.ravel().tolist()
   [1.0, -1.0, -1.0, 1.0]
   """
-  if deviation not in ('population', 'sample'):
-    raise ValueError(
-      f"normalize_by_group got deviation={deviation!r}; give 'population' or "
-      "'sample'."
-    )
+  _ops.check_deviation('normalize_by_group', deviation)
 
   def advantage(batch, epsilon):
-    centered = _ops.centered_reward(batch)
-    freedom = _ops.count(batch.valid, axis=1) - (deviation == 'sample')
-    square = jnp.sum(jnp.square(centered), axis=1)
-    spread = jnp.sqrt(_ops.safe_divide(square, freedom))
-    return _ops.safe_divide(centered, spread[:, None] + epsilon)
+    return _ops.normalized_reward(batch, deviation, epsilon)
 
   return set_advantage(advantage, epsilon=epsilon)
 
@@ -164,6 +156,202 @@ def leave_one_out() -> LossTransform:
     centered = _ops.centered_reward(batch)
     number = _ops.count(batch.valid, axis=1)[:, None]
     return _ops.safe_divide(centered * number, number - 1)
+
+  return set_advantage(advantage)
+
+
+def center_by_batch() -> LossTransform:
+  r"""The advantage is the reward minus the mean of all rewards of the rollout.
+
+  .. math:: A_i = r_i - \frac{1}{B} \sum_j r_j
+
+  Returns:
+    A `LossTransform` that sets the advantage.
+  """
+
+  def advantage(batch):
+    return _ops.centered(batch.reward, batch.valid)
+
+  return set_advantage(advantage)
+
+
+def center_by_length() -> LossTransform:
+  r"""The reward minus its group's mean weighted by length.
+
+  .. math:: A_i = r_i - \frac{\sum_j L_j r_j}{\sum_j L_j}
+
+  This baseline has the least variance if the squared norm of a completion's
+  score is proportional to its length.
+
+  Returns:
+    A `LossTransform` that sets the advantage; 0 in a group without tokens.
+
+  References:
+    Hao et al., `On-Policy RL with Optimal Reward Baseline
+    <https://arxiv.org/abs/2505.23585>`_, 2025
+  """
+
+  def advantage(batch):
+    offset = _ops.centered_reward(batch)  # exactly 0 for equal rewards
+    tokens = _ops.length(batch)
+    total = jnp.sum(tokens, axis=1, keepdims=True)
+    weighted = jnp.sum(tokens * offset, axis=1, keepdims=True)
+    baseline = _ops.safe_divide(weighted, total)
+    return jnp.where(batch.valid & (total > 0), offset - baseline, 0)
+
+  return set_advantage(advantage)
+
+
+def divide_by_group_mean() -> LossTransform:
+  r"""The centered reward over the group's mean reward.
+
+  .. math:: A_i = \frac{r_i - \bar r}{\bar r} \text{ if } \bar r > 0
+                  \text{ else } 0
+
+  With rewards of 0 and 1 it estimates the gradient of :math:`\log p`, of
+  the log-likelihood of success. A negative mean would turn the sign around (as
+  in released code), hence the 0.
+
+  Returns:
+    A `LossTransform` that sets the advantage.
+
+  References:
+    `Maximum Likelihood Reinforcement Learning
+    <https://arxiv.org/abs/2602.02710>`_, 2026
+  """
+
+  def advantage(batch):
+    mean = _ops.masked_mean(batch.reward, batch.valid, axis=1)[:, None]
+    offset = _ops.centered_reward(batch)
+    return _ops.safe_divide(offset, jnp.maximum(mean, 0))
+
+  return set_advantage(advantage)
+
+
+def normalize_each_reward(
+  weights=None, deviation='population', epsilon=0.0
+) -> LossTransform:
+  r"""The weighted sum of each reward function's z-score in its group.
+
+  .. math:: A_i = \sum_k w_k \frac{r_{ik} - \bar r_k}{\sigma(r_k) + \epsilon}
+
+  Args:
+    weights: One number per reward function; None: all 1.
+    deviation: `'population'` or `'sample'`.
+    epsilon: Added to the deviations.
+
+  Returns:
+    A `LossTransform` that sets the advantage from `reward_parts`.
+
+  Raises:
+    ValueError: An unknown `deviation`; when traced, a wrong number of weights.
+
+  References:
+    Liu et al., `GDPO <https://arxiv.org/abs/2601.05242>`_, 2026
+  """
+  _ops.check_deviation('normalize_each_reward', deviation)
+
+  def advantage(batch, epsilon):
+    number = batch.reward_parts.shape[-1]
+    given = (1.0,) * number if weights is None else tuple(weights)
+    if len(given) != number:
+      raise ValueError(
+        f'normalize_each_reward got {len(given)} weights, but there are '
+        f'{number} reward functions; give one weight for each.'
+      )
+    scores = [
+      weight
+      * _ops.normalized_reward(
+        batch._replace(reward=batch.reward_parts[..., k]), deviation, epsilon
+      )
+      for k, weight in enumerate(given)
+    ]
+    total, size = sum(scores), sum(map(jnp.abs, scores))
+    # Scores that cancel leave rounding errors, which a later normalisation
+    # would blow up to order 1.
+    return jnp.where(
+      jnp.abs(total) <= 8 * jnp.finfo(total.dtype).eps * size, 0, total
+    )
+
+  return set_advantage(advantage, epsilon=epsilon)
+
+
+def credit_pass_at_k(k=4, right_reward=1.0) -> LossTransform:
+  r"""The advantage of a completion for the success of any k of its group.
+
+  With `n` valid completions of which `m` are wrong,
+
+  .. math::
+    \bar R = 1 - \binom{m}{k} / \binom{n}{k}, \quad
+    \sigma = \sqrt{\bar R (1 - \bar R)}, \quad
+    A_{right} = \frac{1 - \bar R}{\sigma}, \quad
+    A_{wrong} = \frac{1 - \bar R - \binom{m-1}{k-1} / \binom{n-1}{k-1}}{\sigma}
+
+  which are the means over all subsets of size k, in closed form.
+
+  Args:
+    k: Completions that get a chance together.
+    right_reward: A completion is right from this reward on.
+
+  Returns:
+    A `LossTransform` that sets the advantage; 0 in a group of fewer than k.
+
+  Raises:
+    ValueError: `k` is not positive.
+
+  References:
+    Chen et al., `Pass@k Training <https://arxiv.org/abs/2508.10751>`_, 2025
+  """
+  if k < 1:
+    raise ValueError(f'credit_pass_at_k got k={k}; give a k of at least 1.')
+
+  def none_right(wrong, number, draws):
+    """Probability that `draws` without replacement are all wrong."""
+    share = jnp.ones_like(number)
+    for drawn in range(draws):
+      rest = jnp.maximum(wrong - drawn, 0)
+      share *= _ops.safe_divide(rest, jnp.maximum(number - drawn, 0))
+    return share
+
+  def advantage(batch):
+    right = batch.valid & (batch.reward >= right_reward)
+    number = _ops.count(batch.valid, axis=1)[:, None].astype(batch.reward.dtype)
+    wrong = number - _ops.count(right, axis=1)[:, None]
+    failure = none_right(wrong, number, k)
+    deviation = jnp.sqrt(failure * (1 - failure))
+    others = none_right(wrong - 1, number - 1, k - 1)
+    value = failure - jnp.where(right, 0, others)
+    return jnp.where(
+      batch.valid & (number >= k), _ops.safe_divide(value, deviation), 0
+    )
+
+  return set_advantage(advantage)
+
+
+def best_minus_second() -> LossTransform:
+  r"""Credits the group's best completion with its lead over the second.
+
+  .. math:: A_i = \max_j r_j - \max_{j \neq i} r_j
+
+  This is the leave-one-out advantage for the maximum of the group.
+
+  Returns:
+    A `LossTransform` that sets the advantage.
+
+  References:
+    Tang et al., `Optimizing Language Models for Inference Time Objectives
+    <https://arxiv.org/abs/2503.19595>`_, 2025
+  """
+
+  def advantage(batch):
+    rewards = jnp.where(batch.valid, batch.reward, -jnp.inf)
+    group = rewards.shape[1]
+    others = jnp.where(
+      jnp.eye(group, dtype=bool)[None], -jnp.inf, rewards[:, None]
+    )
+    best_other = jnp.max(others, axis=-1)
+    lead = jnp.maximum(batch.reward - best_other, 0)
+    return jnp.where(batch.valid & jnp.isfinite(best_other), lead, 0)
 
   return set_advantage(advantage)
 

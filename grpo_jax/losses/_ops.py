@@ -40,19 +40,80 @@ def masked_mean(value: Array, mask: Array, axis=None) -> Array:
   return safe_divide(total, count(mask, axis))
 
 
-def centered_reward(batch: Batch) -> Array:
-  """Reward minus its group's mean, f32[P,G]; exactly 0 for equal rewards.
+def check_deviation(name: str, deviation: str) -> None:
+  """Raises a ValueError if `deviation` is no kind of standard deviation."""
+  if deviation not in ('population', 'sample'):
+    raise ValueError(
+      f"{name} got deviation={deviation!r}; give 'population' (divides by n) "
+      "or 'sample' (divides by n - 1)."
+    )
 
-  The group's first valid reward is subtracted before the mean is taken: equal
-  rewards then leave zeros whatever their size, where `r - mean(r)` leaves the
-  rounding error of the mean, which a division by the deviation blows up to
-  order 1 (seen in released code).
+
+def centered(value: Array, mask: Array, axis=None) -> Array:
+  """Value minus its mean where `mask`; exactly 0 for equal values.
+
+  The largest value is subtracted before the mean is taken: equal values then
+  leave zeros whatever their size, where `x - mean(x)` leaves the rounding error
+  of the mean, which a division by the deviation blows up to order 1 (seen in
+  released code).
+
+  Args:
+    value: Any shape.
+    mask: bool, which values count; the result is 0 elsewhere.
+    axis: Of the mean; None for all.
+
+  Returns:
+    An array like `value`.
   """
-  first = jnp.argmax(batch.valid, axis=1, keepdims=True)
-  anchor = jnp.take_along_axis(batch.reward, first, axis=1)
-  offset = jnp.where(batch.valid, batch.reward - anchor, 0)
-  mean = masked_mean(offset, batch.valid, axis=1)[:, None]
-  return jnp.where(batch.valid, offset - mean, 0)
+  largest = jnp.max(
+    value, axis=axis, keepdims=True, where=mask, initial=-jnp.inf
+  )
+  offset = jnp.where(mask, value - largest, 0)
+  number = jnp.sum(mask, axis=axis, keepdims=True, dtype=value.dtype)
+  mean = safe_divide(jnp.sum(offset, axis=axis, keepdims=True), number)
+  return jnp.where(mask, offset - mean, 0)
+
+
+def deviation_of(value: Array, mask: Array, deviation: str, axis=None) -> Array:
+  """Standard deviation of what `centered` returned, axes kept.
+
+  Args:
+    value: Centered; 0 where not `mask`.
+    mask: bool, which values count.
+    deviation: `'population'` divides by n, `'sample'` by n - 1.
+    axis: Of the sum; None for all.
+
+  Returns:
+    The deviation; 0 where nothing is left to divide by.
+  """
+  number = jnp.sum(mask, axis=axis, keepdims=True, dtype=value.dtype)
+  square = jnp.sum(jnp.square(value), axis=axis, keepdims=True)
+  return jnp.sqrt(safe_divide(square, number - (deviation == 'sample')))
+
+
+def normalized(
+  value: Array,
+  mask: Array,
+  deviation: str,
+  epsilon: Array | float,
+  axis=None,
+) -> Array:
+  """The z-score of each value where `mask`; exactly 0 for equal values."""
+  offset = centered(value, mask, axis)
+  spread = deviation_of(offset, mask, deviation, axis)
+  return safe_divide(offset, spread + epsilon)
+
+
+def centered_reward(batch: Batch) -> Array:
+  """Reward minus its group's mean, f32[P,G]; exactly 0 for equal rewards."""
+  return centered(batch.reward, batch.valid, axis=1)
+
+
+def normalized_reward(
+  batch: Batch, deviation: str, epsilon: Array | float
+) -> Array:
+  """The reward's z-score in its group, f32[P,G]; 0 for equal rewards."""
+  return normalized(batch.reward, batch.valid, deviation, epsilon, axis=1)
 
 
 def uniform_groups(batch: Batch) -> Array:
@@ -107,6 +168,36 @@ def rank_descending(value: Array) -> Array:
   order = jnp.argsort(-flat.ravel(), stable=True)
   rank = jnp.argsort(order, stable=True).reshape(value.shape)
   return reshard(rank, sharding) if explicit else rank
+
+
+def kth_largest(value: Array, mask: Array, k: Array) -> Array:
+  """The k-th largest of the values where `mask`, f[]; inf of nothing."""
+  rank = rank_descending(jnp.where(mask, value, -jnp.inf))
+  chosen = mask & (rank < k)
+  return jnp.min(value, where=chosen, initial=jnp.inf)
+
+
+def share_of(share: Array | float, mask: Array) -> Array:
+  """`max(1, floor(share * N))` of the N entries of `mask`, f32[]."""
+  return jnp.maximum(1, jnp.floor(share * count(mask)))
+
+
+def covariance(terms: SurrogateTerms, batch: Batch) -> Array:
+  """`(A - mean A)(logp - mean logp)` of kept tokens, no gradient; f32[P,G,T].
+
+  Cui et al., `The Entropy Mechanism of Reinforcement Learning
+  <https://arxiv.org/abs/2505.22617>`_, 2025.
+  """
+  logp, kept = lax.stop_gradient(terms.logp), batch.keep
+  advantage = batch.advantage - masked_mean(batch.advantage, kept)
+  return advantage * (logp - masked_mean(logp, kept))
+
+
+def old_logp(terms: SurrogateTerms, batch: Batch) -> Array:
+  """f32[P,G,T], under the policy before the update: by default the current."""
+  if batch.logp_old is None:
+    return lax.stop_gradient(terms.logp)
+  return batch.logp_old
 
 
 def importance_ratio(terms: SurrogateTerms) -> tuple[Array, dict[str, Array]]:

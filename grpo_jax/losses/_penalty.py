@@ -7,20 +7,30 @@ from grpo_jax.losses import _ops
 from grpo_jax.losses._base import LossTransform
 from grpo_jax.losses._stages import add_penalty
 
+_ESTIMATORS = ('k2', 'k3', 'k3_weighted')
+_K1 = 'k1_with_zero_expected_gradient'
+
 
 def add_kl(coefficient, estimator='k3') -> LossTransform:
   r"""KL(policy || reference) per token, estimated on the sampled token.
 
-  With :math:`x = \log \pi_{ref} - \log \pi`:
+  With :math:`x = \log \pi_{ref} - \log \pi` and the ratio `s`:
 
-  .. math:: k_2 = x^2 / 2, \qquad k_3 = e^x - x - 1
+  .. math:: k_1 = -x, \quad k_2 = x^2 / 2, \quad k_3 = e^x - x - 1
 
-  The expected gradient of k2 is that of KL(policy || reference), the one of k3
-  is that of KL(reference || policy).
+  =============  ================================================
+  as a loss      its expected gradient, on policy, is that of
+  =============  ================================================
+  `k1`           nothing: it is 0
+  `k2`           KL(policy || reference)
+  `k3`           KL(reference || policy)
+  `k3_weighted`  KL(policy || reference): this is :math:`s\, k_3`
+  =============  ================================================
 
   Args:
     coefficient: Factor of the penalty, per nat.
-    estimator: `'k2'` or `'k3'`.
+    estimator: `'k2'`, `'k3'`, `'k3_weighted'`, or, for who insists,
+      `'k1_with_zero_expected_gradient'`.
 
   Returns:
     A `LossTransform` that adds a penalty and requires `logp_ref`.
@@ -30,19 +40,25 @@ def add_kl(coefficient, estimator='k3') -> LossTransform:
 
   References:
     Schulman, `Approximating KL divergence
-    <http://joschu.net/blog/kl-approx.html>`_, 2020
+    <http://joschu.net/blog/kl-approx.html>`_, 2020; DeepSeek-AI,
+    `DeepSeek-V3.2 <https://arxiv.org/abs/2512.02556>`_, 2025 (weighted)
   """
   if estimator == 'k1':
     raise ValueError(
       "add_kl got estimator='k1'; as a loss its expected gradient is zero, so "
-      "it does nothing but add noise: give 'k2' or 'k3'."
+      "it does nothing but add noise: give 'k2' or 'k3', put it into the "
+      f'reward with subtract_kl, or insist with {_K1!r}.'
     )
-  if estimator not in ('k2', 'k3'):
-    raise ValueError(f"add_kl got estimator={estimator!r}; give 'k2' or 'k3'.")
+  if estimator not in (*_ESTIMATORS, _K1):
+    raise ValueError(
+      f'add_kl got estimator={estimator!r}; give one of {_ESTIMATORS}.'
+    )
 
   def penalty(terms, batch, coefficient):
     gap = batch.logp_ref - terms.logp
-    if estimator == 'k2':
+    if estimator == _K1:
+      kl = -gap
+    elif estimator == 'k2':
       kl = jnp.square(gap) / 2
     else:
       kl = _ops.saturating_expm1(gap) - gap
@@ -50,9 +66,96 @@ def add_kl(coefficient, estimator='k3') -> LossTransform:
       'kl_ref': lax.stop_gradient(kl),
       'saturated_ref': gap > _ops.MAX_LOG_RATIO,
     }
+    if estimator == 'k3_weighted':
+      moved = terms.logp - _ops.old_logp(terms, batch)
+      metrics['saturated'] = moved > _ops.MAX_LOG_RATIO
+      kl = _ops.saturating_exp(moved) * kl
     return coefficient * kl, metrics
 
   return add_penalty(penalty, requires=('logp_ref',), coefficient=coefficient)
+
+
+def maybe_kl(coefficient, estimator='k3') -> tuple[LossTransform, ...]:
+  """`add_kl`, or nothing for a coefficient of 0, which needs no reference."""
+  if isinstance(coefficient, int | float) and coefficient == 0:
+    return ()
+  return (add_kl(coefficient, estimator),)
+
+
+def add_entropy_bonus(coefficient) -> LossTransform:
+  r"""Rewards the entropy of the whole distribution at each token.
+
+  .. math:: \text{penalty}_{it} = -c\, H_{it}
+
+  Args:
+    coefficient: Factor `c`, per nat; `entropy_target` makes one that seeks a
+      target.
+
+  Returns:
+    A `LossTransform` that adds a penalty and requires `entropy`, the learner's,
+    through which its gradient goes.
+  """
+
+  def penalty(terms, batch, coefficient):
+    del batch
+    return -coefficient * terms.entropy
+
+  return add_penalty(penalty, requires=('entropy',), coefficient=coefficient)
+
+
+def pull_to_old(coefficient=0.05) -> LossTransform:
+  r"""A quadratic pull of every token back to the old policy.
+
+  .. math:: \text{penalty}_{it} = \tfrac{c}{2} (\log s_{it})^2
+
+  Args:
+    coefficient: Factor `c`.
+
+  Returns:
+    A `LossTransform` that adds a penalty.
+  """
+
+  def penalty(terms, batch, coefficient):
+    moved = terms.logp - _ops.old_logp(terms, batch)
+    return coefficient / 2 * jnp.square(moved)
+
+  return add_penalty(penalty, coefficient=coefficient)
+
+
+def imitate_positives(coefficient=0.1) -> LossTransform:
+  r"""Adds the log-likelihood of completions with positive advantage.
+
+  .. math:: J \leftarrow J + \frac{c}{N_+} \sum_{A_{it} > 0} \log \pi(o_{it})
+
+  :math:`N_+` counts the kept tokens of positive advantage in the optimizer
+  batch. Place it last: it undoes the weight that is set by then.
+
+  Args:
+    coefficient: Factor `c`.
+
+  Returns:
+    A `LossTransform` that adds a penalty.
+
+  References:
+    Yue et al., `VAPO <https://arxiv.org/abs/2504.05118>`_, 2025
+  """
+
+  def prepare(batch, state):
+    del state
+    if batch.weight is None:
+      raise ValueError(
+        'imitate_positives divides by the weight, but no earlier transform of '
+        'the chain sets it; place imitate_positives after one that does.'
+      )
+    positive = batch.keep & (batch.advantage > 0)
+    share = _ops.safe_divide(positive.astype(batch.weight.dtype), batch.weight)
+    share = _ops.safe_divide(share, _ops.count(positive))
+    return batch._replace(extras={**batch.extras, 'positive_share': share})
+
+  def penalty(terms, batch, coefficient):
+    return -coefficient * batch.extras['positive_share'] * terms.logp
+
+  return add_penalty(penalty, coefficient=coefficient)._replace(prepare=prepare)
 
 
 def penalize_covariance(share=2e-4, coefficient=1.0) -> LossTransform:
@@ -81,13 +184,10 @@ def penalize_covariance(share=2e-4, coefficient=1.0) -> LossTransform:
   """
 
   def penalty(terms, batch, share, coefficient):
-    logp, kept = lax.stop_gradient(terms.logp), batch.keep
-    covariance = (batch.advantage - _ops.masked_mean(batch.advantage, kept)) * (
-      logp - _ops.masked_mean(logp, kept)
-    )
-    covariance = jnp.where(kept, covariance, -jnp.inf)
-    number = jnp.maximum(1, jnp.floor(share * _ops.count(kept)))
-    chosen = kept & (_ops.rank_descending(covariance) < number)
+    kept = batch.keep
+    covariance = jnp.where(kept, _ops.covariance(terms, batch), -jnp.inf)
+    rank = _ops.rank_descending(covariance)
+    chosen = kept & (rank < _ops.share_of(share, kept))
     gap = jnp.abs(terms.log_ratio)
     return jnp.where(chosen, coefficient * gap, 0), {'penalized': chosen}
 

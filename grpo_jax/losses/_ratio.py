@@ -1,5 +1,7 @@
 """Ratio: what happens to the log-ratio before the objective reads it."""
 
+import jax
+from jax import lax
 import jax.numpy as jnp
 
 from grpo_jax.losses import _ops
@@ -7,7 +9,7 @@ from grpo_jax.losses._base import LossTransform
 from grpo_jax.losses._stages import on_log_ratio
 
 
-def pool_log_ratio() -> LossTransform:
+def pool_log_ratio(gradient='sequence') -> LossTransform:
   r"""Replaces each token's log-ratio by its completion's mean.
 
   .. math:: \log s_i = \frac{1}{|o_i|} \sum_t \log s_{it}
@@ -15,16 +17,69 @@ def pool_log_ratio() -> LossTransform:
   The mean runs over `mask`, so a token that is not trained still counts in its
   completion's ratio.
 
+  Args:
+    gradient: `'sequence'`: through the mean; `'token'`: the value is the mean,
+      the slope the token's own, :math:`sg[s_i]\, \pi_{it} / sg[\pi_{it}]`,
+      which differs where advantages differ inside a completion.
+
   Returns:
     A `LossTransform` that edits the log-ratio.
+
+  Raises:
+    ValueError: An unknown `gradient`.
 
   References:
     Zheng et al., `Group Sequence Policy Optimization
     <https://arxiv.org/abs/2507.18071>`_, 2025
   """
+  if gradient not in ('sequence', 'token'):
+    raise ValueError(
+      f"pool_log_ratio got gradient={gradient!r}; give 'sequence' or 'token'."
+    )
 
   def log_ratio(terms, batch):
-    mean = _ops.sequence_mean(terms.log_ratio, batch)
+    own = terms.log_ratio
+    mean = _ops.per_token(_ops.sequence_mean(own, batch))
+    if gradient == 'token':
+      return own + lax.stop_gradient(mean - own)
+    return jnp.broadcast_to(mean, own.shape)
+
+  return on_log_ratio(log_ratio)
+
+
+def sum_log_ratio() -> LossTransform:
+  r"""Replaces each token's log-ratio by its completion's: the sum.
+
+  .. math:: \log S_i = \sum_t \log s_{it}
+
+  Returns:
+    A `LossTransform` that edits the log-ratio.
+  """
+
+  def log_ratio(terms, batch):
+    total = jnp.sum(jnp.where(batch.mask, terms.log_ratio, 0), axis=-1)
+    return jnp.broadcast_to(_ops.per_token(total), terms.log_ratio.shape)
+
+  return on_log_ratio(log_ratio)
+
+
+def average_ratio() -> LossTransform:
+  r"""Replaces each token's ratio by its completion's arithmetic mean.
+
+  .. math:: s_i = \frac{1}{|o_i|} \sum_t s_{it}
+
+  Returns:
+    A `LossTransform` that edits the log-ratio.
+
+  References:
+    Tan et al., `GTPO and GRPO-S <https://arxiv.org/abs/2508.04349>`_, 2025
+  """
+
+  def log_ratio(terms, batch):
+    own = jnp.where(batch.mask, terms.log_ratio, -1e30)  # finite: no NaN slope
+    total = jax.nn.logsumexp(own, axis=-1)
+    length = jnp.maximum(_ops.length(batch), 1).astype(own.dtype)
+    mean = total - jnp.log(length)
     return jnp.broadcast_to(_ops.per_token(mean), terms.log_ratio.shape)
 
   return on_log_ratio(log_ratio)

@@ -5,8 +5,8 @@ edits; penalty. A constructor takes an array function and raises, when the chain
 is traced, if the field it edits is not there yet or is already spent.
 
 Hyper-parameters go in as keyword arguments and reach the function as keyword
-arguments. Each is a number or a schedule, a function of the rollout counter
-(0 for the first rollout), for example `optax.linear_schedule(0.2, 0.1, 1000)`.
+arguments. Each is a number, a schedule of the rollout counter, or a
+`Controller`; see `_controllers.py`.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,15 @@ from typing import Any
 import jax.numpy as jnp
 
 from grpo_jax.losses._base import LossTransform
+from grpo_jax.losses._controllers import Controller
+from grpo_jax.losses._controllers import scheduled
+
+CREDIT_METRIC = 'metric/'  # prefix in Batch.extras of what `credit` measured
+
+
+def _with_metrics(result):
+  """(array, metrics) of what a stage's function returned."""
+  return result if isinstance(result, tuple) else (result, {})
 
 
 def _stage(
@@ -41,18 +50,20 @@ def _stage(
     edits: Whether `function` takes the old value as its first argument.
     requires: See `LossTransform`.
     scope: See `LossTransform`.
-    hyper: Numbers and schedules. A schedule makes the state a counter of
-      rollouts, which `credit` moves; `prepare` and `apply` then read the number
-      of the rollout that was just credited.
+    hyper: Numbers, schedules and controllers. The state holds those of the
+      latter two, which `credit` moves before anything reads them.
   """
   name = function.__qualname__.split('.')[0]
-  scheduled = any(callable(value) for value in hyper.values())
+  moving = {
+    key: value if isinstance(value, Controller) else scheduled(value)
+    for key, value in hyper.items()
+    if callable(value) or isinstance(value, Controller)
+  }
+  requires = frozenset(requires).union(*(c.requires for c in moving.values()))
 
-  def call(rollout, *args):
-    return function(
-      *args,
-      **{k: v(rollout) if callable(v) else v for k, v in hyper.items()},
-    )
+  def call(state, *args):
+    current = {key: c.value(state[key]) for key, c in moving.items()}
+    return function(*args, **(hyper | current))
 
   def check_order(holder):
     if before and getattr(holder, before) is not None:
@@ -66,10 +77,12 @@ def _stage(
         f'{needs!r}; place {name} after one that does.'
       )
 
-  def write(batch, rollout):
+  def write(batch, state):
     check_order(batch)
     old = (getattr(batch, field),) if edits else ()
-    value = call(rollout, *old, batch)
+    value, metrics = _with_metrics(call(state, *old, batch))
+    marked = {CREDIT_METRIC + key: value for key, value in metrics.items()}
+    batch = batch._replace(extras={**batch.extras, **marked})
     if field == 'reward':
       return batch._replace(reward=jnp.where(batch.valid, value, 0))
     value = value[:, :, None] if value.ndim == 2 else value
@@ -78,19 +91,15 @@ def _stage(
     return batch._replace(**{field: jnp.where(batch.mask, value, 0)})
 
   def init():
-    return jnp.zeros((), jnp.int32) if scheduled else ()
-
-  def current(state):
-    return jnp.maximum(state - 1, 0) if scheduled else None
+    return {key: c.init() for key, c in moving.items()}
 
   def credit(batch, state):
-    if component == 'credit':
-      batch = write(batch, state)
-    return batch, state + 1 if scheduled else state
+    state = {key: c.update(state[key], batch) for key, c in moving.items()}
+    return write(batch, state) if component == 'credit' else batch, state
 
   def prepare(batch, state):
     if component == 'prepare':
-      return write(batch, current(state))
+      return write(batch, state)
     if field == 'keep' and batch.weight is not None:
       raise ValueError(
         f'{name} drops tokens, but an earlier transform of the chain has '
@@ -102,8 +111,8 @@ def _stage(
     if component != 'apply':
       return terms
     check_order(terms)
-    result = call(current(state), terms, batch)
-    value, metrics = result if isinstance(result, tuple) else (result, {})
+    result = call(state, terms, batch)
+    value, metrics = _with_metrics(result)
     value = jnp.where(batch.mask, value, 0)
     if field == 'penalty':
       value = terms.penalty + value
@@ -111,7 +120,7 @@ def _stage(
       **{field: value}, metrics={**terms.metrics, **metrics}
     )
 
-  return LossTransform(init, credit, prepare, apply, frozenset(requires), scope)
+  return LossTransform(init, credit, prepare, apply, requires, scope)
 
 
 def on_reward(function, requires: Iterable[str] = (), **hyper) -> LossTransform:
@@ -120,7 +129,7 @@ def on_reward(function, requires: Iterable[str] = (), **hyper) -> LossTransform:
   Args:
     function: Sees the whole rollout.
     requires: Optional fields that it reads, by name.
-    **hyper: Numbers or schedules, passed to `function` by name.
+    **hyper: Numbers, schedules or controllers, passed to `function` by name.
 
   Returns:
     A `LossTransform`; place it before the advantage is set.
@@ -136,21 +145,30 @@ def on_reward(function, requires: Iterable[str] = (), **hyper) -> LossTransform:
   )
 
 
-def on_keep(function, requires: Iterable[str] = (), **hyper) -> LossTransform:
+def on_keep(
+  function, requires: Iterable[str] = (), needs: str = '', **hyper
+) -> LossTransform:
   """Drops tokens: `function(keep, batch, **hyper) -> bool[P,G] or [P,G,T]`.
 
   Args:
     function: Sees the whole rollout; what an earlier transform dropped
       stays dropped.
     requires: Optional fields that it reads, by name.
-    **hyper: Numbers or schedules, passed to `function` by name.
+    needs: `'advantage'` if it reads what an earlier transform must have set.
+    **hyper: Numbers, schedules or controllers, passed to `function` by name.
 
   Returns:
     A `LossTransform`; place it before the weight is set, whose
     denominators count the kept tokens.
   """
   return _stage(
-    function, 'credit', 'keep', edits=True, requires=requires, hyper=hyper
+    function,
+    'credit',
+    'keep',
+    needs=needs,
+    edits=True,
+    requires=requires,
+    hyper=hyper,
   )
 
 
@@ -162,7 +180,7 @@ def set_advantage(
   Args:
     function: Sees the whole rollout; its statistics run over `batch.valid`.
     requires: Optional fields that it reads, by name.
-    **hyper: Numbers or schedules, passed to `function` by name.
+    **hyper: Numbers, schedules or controllers, passed to `function` by name.
 
   Returns:
     A `LossTransform`; a chain has exactly one of these.
@@ -183,9 +201,10 @@ def on_advantage(
   """Edits the advantage: `function(advantage, batch, **hyper)`.
 
   Args:
-    function: Sees the whole rollout; returns f32[P,G] or f32[P,G,T].
+    function: Sees the whole rollout; returns f32[P,G] or f32[P,G,T], or a pair
+      of it and metrics, a dict of per-token values f32[P,G,T].
     requires: Optional fields that it reads, by name.
-    **hyper: Numbers or schedules, passed to `function` by name.
+    **hyper: Numbers, schedules or controllers, passed to `function` by name.
 
   Returns:
     A `LossTransform`; place it after the advantage is set.
@@ -210,7 +229,7 @@ def set_weight(
     function: Sees one optimizer batch; its denominators run over
       `batch.keep`.
     requires: Optional fields that it reads, by name.
-    **hyper: Numbers or schedules, passed to `function` by name.
+    **hyper: Numbers, schedules or controllers, passed to `function` by name.
 
   Returns:
     A `LossTransform`; a chain has exactly one of these. The weight
@@ -232,7 +251,7 @@ def on_weight(function, requires: Iterable[str] = (), **hyper) -> LossTransform:
   Args:
     function: Sees one optimizer batch.
     requires: Optional fields that it reads, by name.
-    **hyper: Numbers or schedules, passed to `function` by name.
+    **hyper: Numbers, schedules or controllers, passed to `function` by name.
 
   Returns:
     A `LossTransform`; place it after the weight is set.
@@ -258,7 +277,7 @@ def on_log_ratio(
       a dict of per-token values f32[P,G,T].
     requires: Optional fields that it reads, by name.
     scope: `'batch'` if it couples completions, else `'row'`.
-    **hyper: Numbers or schedules, passed to `function` by name.
+    **hyper: Numbers, schedules or controllers, passed to `function` by name.
 
   Returns:
     A `LossTransform`; place it before the objective is set.
@@ -283,7 +302,7 @@ def set_objective(
     function: Differentiable, maximised; may return (array, metrics).
     requires: Optional fields that it reads, by name.
     scope: `'batch'` if it couples completions, else `'row'`.
-    **hyper: Numbers or schedules, passed to `function` by name.
+    **hyper: Numbers, schedules or controllers, passed to `function` by name.
 
   Returns:
     A `LossTransform`; a chain has exactly one of these.
@@ -308,7 +327,7 @@ def on_objective(
     function: Differentiable; may return (array, metrics).
     requires: Optional fields that it reads, by name.
     scope: `'batch'` if it couples completions, else `'row'`.
-    **hyper: Numbers or schedules, passed to `function` by name.
+    **hyper: Numbers, schedules or controllers, passed to `function` by name.
 
   Returns:
     A `LossTransform`; place it after the objective is set.
@@ -333,7 +352,7 @@ def add_penalty(
     function: Differentiable, minimised; may return (array, metrics).
     requires: Optional fields that it reads, by name.
     scope: `'batch'` if it couples completions, else `'row'`.
-    **hyper: Numbers or schedules, passed to `function` by name.
+    **hyper: Numbers, schedules or controllers, passed to `function` by name.
 
   Returns:
     A `LossTransform`; it may stand anywhere in a chain.

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 
 from grpo_jax.losses import _ops
 from grpo_jax.losses._base import LossTransform
+from grpo_jax.losses._conflict import conflict_tokens
+from grpo_jax.losses._stages import on_weight
 from grpo_jax.losses._stages import set_weight
 
 
@@ -108,3 +110,100 @@ def sum_over_tokens(budget_tokens=1) -> LossTransform:
     return _ops.safe_divide(kept, sequences * budget_tokens)
 
   return set_weight(weight)
+
+
+def mean_over_prompts() -> LossTransform:
+  r"""Every prompt counts the same, and its kept tokens share its weight.
+
+  .. math:: w_{it} = \frac{1}{P N_p}
+
+  `P` counts prompts that keep at least one token, `N_p` a prompt's kept tokens.
+
+  Returns:
+    A `LossTransform` that sets the weight.
+
+  References:
+    Khatri et al., `The Art of Scaling RL Compute (ScaleRL)
+    <https://arxiv.org/abs/2510.13786>`_, 2025
+  """
+
+  def weight(batch):
+    kept = batch.keep.astype(batch.reward.dtype)
+    tokens = jnp.sum(kept, axis=(1, 2), keepdims=True)
+    prompts = jnp.sum(tokens > 0).astype(kept.dtype)
+    return _ops.safe_divide(kept, tokens * prompts)
+
+  return set_weight(weight)
+
+
+def gate_small_advantages(threshold=1.0) -> LossTransform:
+  r"""Weight 0 for tokens of small advantage; denominators stay.
+
+  .. math:: w_{it} \leftarrow w_{it}\, 1[|A_{it}| \ge \gamma]
+
+  Args:
+    threshold: `gamma`, in units of the advantage.
+
+  Returns:
+    A `LossTransform` that edits the weight: the penalty goes too.
+
+  References:
+    Lin et al., `CPPO <https://arxiv.org/abs/2503.22342>`_, 2025, equation 7
+  """
+
+  def weight(weight, batch, threshold):
+    return jnp.where(jnp.abs(batch.advantage) >= threshold, weight, 0)
+
+  return on_weight(weight, threshold=threshold)
+
+
+def scale_by_informative_groups() -> LossTransform:
+  r"""Makes up for groups that teach nothing.
+
+  .. math:: w_{it} \leftarrow w_{it} \frac{B}{B - M}
+
+  with `M` of the batch's `B` valid completions in groups of equal rewards.
+
+  Returns:
+    A `LossTransform` that edits the weight.
+
+  References:
+    Chu et al., `GPG <https://arxiv.org/abs/2504.02546>`_, 2025. (Released code
+    of others counts non-zero rewards instead.)
+  """
+
+  def weight(weight, batch):
+    informative = batch.valid & ~_ops.uniform_groups(batch)[:, None]
+    valid = _ops.count(batch.valid).astype(weight.dtype)
+    return weight * _ops.safe_divide(valid, _ops.count(informative))
+
+  return on_weight(weight)
+
+
+def weigh_conflict_tokens(wrong=0.0, right=2.0) -> LossTransform:
+  r"""Protects tokens that right and wrong completions of a group share.
+
+  .. math:: w_{it} \leftarrow \lambda_{it} w_{it}
+
+  where `lambda` is 1 except on conflict tokens: `wrong` in completions whose
+  centered reward is negative, `right` in those where it is positive.
+
+  Args:
+    wrong: Factor in completions below their group's mean.
+    right: Factor in completions above it.
+
+  Returns:
+    A `LossTransform` that edits the weight.
+
+  References:
+    Simoni et al., `GTPO <https://arxiv.org/abs/2508.03772>`_, 2025. What a
+    conflict is says `conflict_tokens`. (Released code multiplies by 2 twice
+    where the spans from both ends overlap.)
+  """
+
+  def weight(weight, batch, wrong, right):
+    above = _ops.per_token(_ops.centered_reward(batch)) > 0
+    factor = jnp.where(above, right, wrong)
+    return jnp.where(conflict_tokens(batch), factor * weight, weight)
+
+  return on_weight(weight, wrong=wrong, right=right)

@@ -1,6 +1,7 @@
 """What the loss tests share: random batches and a table of everything."""
 
 from collections.abc import Callable
+import math
 from typing import NamedTuple
 
 import jax
@@ -33,20 +34,71 @@ def _method(name, **kwargs):
   )
 
 
+_SAMPLE = dict(deviation='sample', epsilon=0.01)
+
 METHODS = [
   _method('grpo'),
   _method('grpo', kl_coefficient=0, low=0.1, high=0.3),
-  _method('grpo', deviation='sample', epsilon=0.01, kl_coefficient=0.5),
+  _method('grpo', **_SAMPLE, kl_coefficient=0.5),
+  _method('deepseek_v3_2', kl_coefficient=0.3),
+  _method('deepseek_v3_2', threshold=0.05, policy='sampler'),
   _method('dr_grpo', max_tokens=8),
   _method('dapo'),
   _method('dapo', soft_tokens=4, max_tokens=6),
+  _method('cppo'),
+  _method('cppo', pruning_rate=0.5),
+  _method('dual_clip_grpo', cap=1.3),
+  _method('dual_clip_grpo'),
+  _method('two_sided_grpo', low=0.1, high=0.1, cap=1.2),
+  _method('two_sided_grpo'),
+  _method('lite_ppo', **_SAMPLE),
+  _method('lite_ppo'),
   _method('gspo', low=0.05, high=0.1),
   _method('gspo'),
+  _method('gspo_token', low=0.05, high=0.1),
   _method('gmpo', limit=0.3),
+  _method('luspo'),
+  _method('luspo', low=0.05, high=0.1),
+  _method('gcpo'),
+  _method('vespo'),
+  _method('vespo', positive=(1.0, 0.5), negative=(0.5, 1.5)),
+  _method('importance_sampling'),
+  _method('sapo'),
+  _method('sapo', positive=2.0, negative=4.0),
+  _method('cispo'),
+  _method('cispo', low=0.2, high=0.2),
+  _method('prompt_mean', high=0.3, **_SAMPLE),
+  _method('prompt_mean'),
+  _method('dppo_tv', low=0.02, high=0.03, cap=1.2),
+  _method('dppo_kl', threshold=0.01, cap=1.2),
+  _method('dro'),
+  _method('dro', coefficient=1.5),
   _method('rloo'),
   _method('reinforce'),
+  _method('gpg'),
+  _method('opo'),
+  _method('maxrl'),
+  _method('reinforce_pp', kl_coefficient=0.7),
+  _method('reinforce_pp', kl_coefficient=0, **_SAMPLE),
+  _method('reinforce_pp_baseline', kl_coefficient=0.7),
+  _method('reinforce_pp_baseline', kl_coefficient=0, **_SAMPLE),
+  _method('positive_nll', coefficient=0.7),
+  _method('passk', k=2),
+  _method('passk', k=2, right_reward=0.5, low=0.1),
+  _method('gdpo', weights=(2.0, -0.5)),
+  _method('gdpo', **_SAMPLE),
+  _method('gtpo_conflict', entropy_coefficient=0.5, entropy_limit=0.4),
+  _method('gtpo_conflict', entropy_coefficient=0, entropy_limit=math.inf),
+  _method('gtpo_entropy', alpha=0.6, **_SAMPLE),
+  _method('gtpo_entropy'),
+  _method('grpo_s', alpha=0.6, low=0.05, high=0.1, **_SAMPLE),
+  _method('grpo_s'),
+  _method('clip_cov', share=0.3, low_covariance=0.1, high_covariance=2.0),
+  _method('clip_cov'),
   _method('kl_cov', share=0.2, coefficient=0.7),
   _method('kl_cov'),
+  _method('forking_tokens', share=0.5),
+  _method('forking_tokens'),
   _method('supervised'),
 ]
 """Every method, off its defaults too where these would leave a part idle."""
@@ -59,7 +111,17 @@ def _with(*links) -> Callable[[], losses.LossTransform]:
 _CREDIT = losses.normalize_by_group()
 _WEIGHT = losses.mean_over_tokens()
 _CLIP = losses.ppo_clip()
+_PLAIN = (_CREDIT, _WEIGHT, _CLIP)
 _HALF = 0.5
+
+CORRECTIONS = {
+  'truncate_token': losses.truncate_token_importance(1.2),
+  'truncate_token-normalized': losses.truncate_token_importance(1.2, True),
+  'truncate_sequence': losses.truncate_sequence_importance(1.2, True),
+  'mask_token': losses.mask_token_importance(0.2, 0.3),
+  'mask_sequence': losses.mask_sequence_importance(1.2),
+  'geometric': losses.gate_geometric_mean(0.2, 0.2),
+}
 
 TRANSFORMS = [
   Entry(
@@ -95,6 +157,35 @@ TRANSFORMS = [
   ),
   Entry('add_kl-k2', _with(_CREDIT, _WEIGHT, _CLIP, losses.add_kl(0.3, 'k2'))),
   Entry('add_kl-k3', _with(losses.add_kl(0.3), _CREDIT, _WEIGHT, _CLIP)),
+  Entry('add_kl-weighted', _with(losses.add_kl(0.3, 'k3_weighted'), *_PLAIN)),
+  Entry(
+    'add_kl-k1',
+    _with(*_PLAIN, losses.add_kl(0.3, 'k1_with_zero_expected_gradient')),
+  ),
+  Entry(
+    'adaptive_kl',
+    _with(*_PLAIN, losses.add_kl(losses.adaptive_kl(0.3, 0.1))),
+  ),
+  Entry('add_entropy_bonus', _with(*_PLAIN, losses.add_entropy_bonus(0.1))),
+  Entry(
+    'entropy_target',
+    _with(
+      *_PLAIN,
+      losses.add_entropy_bonus(losses.entropy_target(9.0, initial=0.1)),
+    ),
+  ),
+  Entry('subtract_kl', _with(losses.subtract_kl(0.3), *_PLAIN)),
+  Entry('center_by_batch', _with(losses.center_by_batch(), _WEIGHT, _CLIP)),
+  Entry('best_minus_second', _with(losses.best_minus_second(), _WEIGHT, _CLIP)),
+  Entry(
+    'clip_advantage',
+    _with(_CREDIT, losses.clip_advantage(-0.5, 0.7), _WEIGHT, _CLIP),
+  ),
+  Entry('drop_truncated', _with(losses.drop_truncated(), *_PLAIN)),
+  *(
+    Entry(name, _with(_CREDIT, correction, _WEIGHT, _CLIP))
+    for name, correction in CORRECTIONS.items()
+  ),
   Entry(
     'stages',
     _with(
@@ -113,6 +204,9 @@ TRANSFORMS = [
 ]
 
 TABLE = METHODS + TRANSFORMS
+
+ONCE_EACH = list({e.name.split('-')[0]: e for e in TABLE}.values())
+"""Without other arguments of the same: for properties that take a compile."""
 
 
 def by_name(entries):
@@ -146,31 +240,48 @@ def make_case(seed=0, prompts=4, group=4, tokens=6, spread=0.4) -> oracles.Case:
     mask=mask,
     valid=valid,
     reward=reward,
+    logp_sampler=logp_old + spread * rng.standard_normal(shape),
+    entropy_old=rng.exponential(0.6, shape),
+    entropy=rng.exponential(0.6, shape),
+    reward_parts=rng.choice([0.0, 0.5, 1.0], (*shape[:2], 2)),
+    truncated=rng.random(shape[:2]) < 0.2,
+    tokens=rng.integers(0, 3, shape),
+    noise=rng.random(shape),
   )
   return garbage(case, np.nan)
+
+
+_PER_TOKEN = (
+  'logp', 'logp_old', 'logp_ref', 'logp_sampler', 'entropy_old', 'entropy',
+)  # fmt: skip
 
 
 def garbage(case: oracles.Case, value) -> oracles.Case:
   """Writes `value` wherever no valid completion owns the place."""
   owned = case.mask & case.valid[:, :, None]
   per_token = {
-    name: np.where(owned, getattr(case, name), value)
-    for name in ('logp', 'logp_old', 'logp_ref')
+    name: np.where(owned, getattr(case, name), value) for name in _PER_TOKEN
   }
   reward = np.where(case.valid, case.reward, value)
-  return case._replace(reward=reward, **per_token)
+  parts = np.where(case.valid[:, :, None], case.reward_parts, value)
+  return case._replace(reward=reward, reward_parts=parts, **per_token)
 
 
 def to_batch(case: oracles.Case, dtype=jnp.float64) -> losses.Batch:
-  """The case as a `Batch`; short completions count as not truncated."""
-  tokens = case.mask.shape[-1]
+  """The case as a `Batch`."""
+  of_policies = {
+    name: jnp.asarray(getattr(case, name), dtype)
+    for name in ('logp_old', 'logp_ref', 'logp_sampler', 'entropy_old')
+  }
   return losses.make_batch(
     case.mask,
     jnp.asarray(case.reward, dtype),
+    tokens=jnp.asarray(case.tokens),
     valid=jnp.asarray(case.valid),
-    truncated=jnp.asarray(case.mask.sum(-1) == tokens),
-    logp_old=jnp.asarray(case.logp_old, dtype),
-    logp_ref=jnp.asarray(case.logp_ref, dtype),
+    truncated=jnp.asarray(case.truncated),
+    reward_parts=jnp.asarray(case.reward_parts, dtype),
+    extras={'noise': jnp.asarray(case.noise, dtype)},
+    **of_policies,
   )
 
 
@@ -184,8 +295,9 @@ def loss_and_gradient(method, case, dtype=jnp.float64):
   """(loss, d loss / d logp) of a case, the rollout being one batch."""
   batch, state = prepared(method, to_batch(case, dtype))
   logp = jnp.asarray(case.logp, dtype)
+  entropy = jnp.asarray(case.entropy, dtype)
 
   def loss(logp):
-    return losses.surrogate_loss(method, logp, batch, state)[0]
+    return losses.surrogate_loss(method, logp, batch, state, entropy)[0]
 
   return jax.value_and_grad(loss)(logp)

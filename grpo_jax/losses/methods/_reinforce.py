@@ -1,12 +1,23 @@
-"""Score-function methods: no ratio, hence one update per rollout."""
+"""REINFORCE and what grew from it, imitation included."""
 
 from grpo_jax.losses._base import LossTransform
 from grpo_jax.losses._base import chain
+from grpo_jax.losses._credit import center_by_group
+from grpo_jax.losses._credit import center_by_length
 from grpo_jax.losses._credit import constant_advantage
+from grpo_jax.losses._credit import divide_by_group_mean
 from grpo_jax.losses._credit import leave_one_out
+from grpo_jax.losses._credit import normalize_by_group
 from grpo_jax.losses._credit import use_reward
+from grpo_jax.losses._objective import ppo_clip
 from grpo_jax.losses._objective import score_function
+from grpo_jax.losses._penalty import imitate_positives
+from grpo_jax.losses._penalty import maybe_kl
+from grpo_jax.losses._shaping import normalize_over_tokens
+from grpo_jax.losses._shaping import subtract_kl_to_go
+from grpo_jax.losses._weight import mean_over_sequences
 from grpo_jax.losses._weight import mean_over_tokens
+from grpo_jax.losses._weight import scale_by_informative_groups
 from grpo_jax.losses._weight import sum_over_tokens
 
 
@@ -42,6 +53,159 @@ def rloo() -> LossTransform:
     (some released code has a sequence-level clipped ratio instead).
   """
   return chain(leave_one_out(), sum_over_tokens(), score_function())
+
+
+def gpg() -> LossTransform:
+  r"""Group Policy Gradient: no ratio, no deviation, informative groups count.
+
+  .. math::
+    J = \frac{\alpha}{N} \sum_{i,t} (r_i - \bar r) \log \pi(o_{it}), \quad
+    \alpha = \frac{B}{B - M}
+
+  with `M` of the `B` completions in groups of equal rewards.
+
+  Returns:
+    A `LossTransform`. Sampling until enough groups are informative is the
+    rollout's work.
+
+  References:
+    Chu et al., `GPG <https://arxiv.org/abs/2504.02546>`_, 2025, with
+    `F_norm = 1`
+  """
+  return chain(
+    center_by_group(),
+    mean_over_tokens(),
+    scale_by_informative_groups(),
+    score_function(),
+  )
+
+
+def opo() -> LossTransform:
+  r"""On-Policy RL with the Optimal reward baseline.
+
+  .. math:: J = \frac{1}{B} \sum_i \Bigl(r_i - \frac{\sum_j |o_j| r_j}
+                {\sum_j |o_j|}\Bigr) \sum_t \log \pi(o_{it})
+
+  Returns:
+    A `LossTransform`, for exactly one update per rollout.
+
+  References:
+    Hao et al., `OPO <https://arxiv.org/abs/2505.23585>`_, 2025
+  """
+  return chain(center_by_length(), sum_over_tokens(), score_function())
+
+
+def maxrl() -> LossTransform:
+  r"""Maximum likelihood RL: ascends log of the success rate, not the rate.
+
+  .. math:: J = \frac{1}{B} \sum_i \frac{r_i - \bar r}{\bar r}
+                \sum_t \log \pi(o_{it})
+
+  Returns:
+    A `LossTransform`; groups whose mean reward is not positive teach nothing.
+
+  References:
+    `Maximum Likelihood Reinforcement Learning
+    <https://arxiv.org/abs/2602.02710>`_, 2026
+  """
+  return chain(divide_by_group_mean(), sum_over_tokens(), score_function())
+
+
+def reinforce_pp(
+  kl_coefficient=0.01, low=0.2, high=0.2, deviation='population', epsilon=0.0
+) -> LossTransform:
+  r"""REINFORCE++: rewards minus KL to go, normalised over the batch.
+
+  .. math::
+    J = \frac{1}{B} \sum_i \frac{1}{|o_i|} \sum_t \min\bigl(s_{it} A_{it},
+      \operatorname{clip}(s_{it}, 1 - l, 1 + h) A_{it}\bigr), \quad
+    A_{it} = \operatorname{z}_{batch}\Bigl(r_i - \beta \sum_{s \ge t}
+      \log \frac{\pi_{old}(o_{is})}{\pi_{ref}(o_{is})}\Bigr)
+
+  Args:
+    kl_coefficient: `beta`, per nat; 0 leaves the term out.
+    low: Distance of the lower clip bound from 1.
+    high: Distance of the upper clip bound from 1.
+    deviation: `'population'` or `'sample'`, over all tokens of the rollout.
+    epsilon: Added to the deviation.
+
+  Returns:
+    A `LossTransform`.
+
+  References:
+    Hu et al., `REINFORCE++ <https://arxiv.org/abs/2501.03262>`_, 2025
+  """
+  none = isinstance(kl_coefficient, int | float) and kl_coefficient == 0
+  return chain(
+    use_reward(),
+    *(() if none else (subtract_kl_to_go(kl_coefficient),)),
+    normalize_over_tokens(deviation, epsilon),
+    mean_over_sequences(),
+    ppo_clip(low, high),
+  )
+
+
+def reinforce_pp_baseline(
+  kl_coefficient=0.01, low=0.2, high=0.2, deviation='population', epsilon=0.0
+) -> LossTransform:
+  r"""REINFORCE++ with the group's mean as baseline, and k2 as a loss.
+
+  .. math::
+    J = \frac{1}{B} \sum_i \frac{1}{|o_i|} \sum_t \min\bigl(s_{it} A_i,
+      \operatorname{clip}(s_{it}, 1 - l, 1 + h) A_i\bigr) - \beta\, k_2, \quad
+    A_i = \operatorname{z}_{batch}(r_i - \bar r)
+
+  Args:
+    kl_coefficient: `beta`, per nat; 0 leaves the term out.
+    low: Distance of the lower clip bound from 1.
+    high: Distance of the upper clip bound from 1.
+    deviation: `'population'` or `'sample'`, over all tokens of the rollout.
+    epsilon: Added to the deviation.
+
+  Returns:
+    A `LossTransform`.
+
+  References:
+    Hu et al., `REINFORCE++ <https://arxiv.org/abs/2501.03262>`_, 2025
+  """
+  return chain(
+    center_by_group(),
+    normalize_over_tokens(deviation, epsilon),
+    mean_over_sequences(),
+    ppo_clip(low, high),
+    *maybe_kl(kl_coefficient, 'k2'),
+  )
+
+
+def positive_nll(
+  coefficient=0.1, low=0.2, high=0.28, deviation='population', epsilon=0.0
+) -> LossTransform:
+  r"""DAPO's clip, and imitation of the completions above their group's mean.
+
+  .. math::
+    J = \frac{1}{N} \sum_{i,t} \min\bigl(s_{it} A_i, \operatorname{clip}(s_{it},
+      1 - l, 1 + h) A_i\bigr) + \frac{c}{N_+} \sum_{A_i > 0} \log \pi(o_{it})
+
+  Args:
+    coefficient: `c`.
+    low: Distance of the lower clip bound from 1.
+    high: Distance of the upper clip bound from 1.
+    deviation: `'population'` or `'sample'`, of the group's rewards.
+    epsilon: Added to the deviation.
+
+  Returns:
+    A `LossTransform`: VAPO's loss without its critic. `imitate_positives` adds
+    the term to any other method.
+
+  References:
+    Yue et al., `VAPO <https://arxiv.org/abs/2504.05118>`_, 2025
+  """
+  return chain(
+    normalize_by_group(deviation, epsilon),
+    mean_over_tokens(),
+    ppo_clip(low, high),
+    imitate_positives(coefficient),
+  )
 
 
 def supervised() -> LossTransform:

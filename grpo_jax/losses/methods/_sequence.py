@@ -2,15 +2,22 @@
 
 from grpo_jax.losses._base import LossTransform
 from grpo_jax.losses._base import chain
+from grpo_jax.losses._credit import center_by_group
 from grpo_jax.losses._credit import normalize_by_group
+from grpo_jax.losses._objective import gamma_weighted_score
 from grpo_jax.losses._objective import importance_weighted
 from grpo_jax.losses._objective import ppo_clip
 from grpo_jax.losses._ratio import clip_log_ratio
 from grpo_jax.losses._ratio import pool_log_ratio
+from grpo_jax.losses._ratio import sum_log_ratio
 from grpo_jax.losses._weight import mean_over_sequences
+from grpo_jax.losses._weight import mean_over_tokens
+from grpo_jax.losses._weight import sum_over_tokens
 
 
-def gspo(low=3e-4, high=4e-4) -> LossTransform:
+def gspo(
+  low=3e-4, high=4e-4, deviation='population', epsilon=0.0
+) -> LossTransform:
   r"""Group Sequence Policy Optimization: pools the ratio, then clips it.
 
   .. math::
@@ -21,6 +28,8 @@ def gspo(low=3e-4, high=4e-4) -> LossTransform:
   Args:
     low: Distance of the lower clip bound from 1.
     high: Distance of the upper clip bound from 1.
+    deviation: `'population'` or `'sample'`, of the group's rewards.
+    epsilon: Added to the deviation.
 
   Returns:
     A `LossTransform`.
@@ -30,14 +39,133 @@ def gspo(low=3e-4, high=4e-4) -> LossTransform:
     <https://arxiv.org/abs/2507.18071>`_, 2025
   """
   return chain(
-    normalize_by_group(),
+    normalize_by_group(deviation, epsilon),
     mean_over_sequences(),
     pool_log_ratio(),
     ppo_clip(low, high),
   )
 
 
-def gmpo(limit=0.4) -> LossTransform:
+def gspo_token(
+  low=3e-4, high=4e-4, deviation='population', epsilon=0.0
+) -> LossTransform:
+  r"""GSPO-token: the completion's ratio, each token's own slope.
+
+  .. math::
+    J = \frac{1}{B} \sum_i \frac{1}{|o_i|} \sum_t \min\bigl(s_{it} A_{it},
+      \operatorname{clip}(s_{it}, 1 - l, 1 + h) A_{it}\bigr), \quad
+    s_{it} = sg[s_i] \frac{\pi_{it}}{sg[\pi_{it}]}
+
+  With one advantage per completion, as here, value and gradient are those of
+  `gspo`; they differ once an `on_advantage` makes it depend on the token.
+
+  Args:
+    low: Distance of the lower clip bound from 1.
+    high: Distance of the upper clip bound from 1.
+    deviation: `'population'` or `'sample'`, of the group's rewards.
+    epsilon: Added to the deviation.
+
+  Returns:
+    A `LossTransform`.
+
+  References:
+    Zheng et al., `Group Sequence Policy Optimization
+    <https://arxiv.org/abs/2507.18071>`_, 2025
+  """
+  return chain(
+    normalize_by_group(deviation, epsilon),
+    mean_over_sequences(),
+    pool_log_ratio(gradient='token'),
+    ppo_clip(low, high),
+  )
+
+
+def luspo(
+  low=2e-3, high=2.5e-3, deviation='population', epsilon=0.0
+) -> LossTransform:
+  r"""Length-Unbiased Sequence Policy Optimization: GSPO times the length.
+
+  .. math::
+    J = \frac{1}{B} \sum_i |o_i| \min\bigl(s_i A_i, \operatorname{clip}(s_i,
+      1 - l, 1 + h) A_i\bigr)
+
+  Args:
+    low: Distance of the lower clip bound from 1.
+    high: Distance of the upper clip bound from 1.
+    deviation: `'population'` or `'sample'`, of the group's rewards.
+    epsilon: Added to the deviation.
+
+  Returns:
+    A `LossTransform`.
+
+  References:
+    Liu et al., `LUSPO <https://arxiv.org/abs/2602.05261>`_, 2026
+  """
+  return chain(
+    normalize_by_group(deviation, epsilon),
+    sum_over_tokens(),
+    pool_log_ratio(),
+    ppo_clip(low, high),
+  )
+
+
+def gcpo(
+  low=0.2, high=0.2, deviation='population', epsilon=0.0
+) -> LossTransform:
+  r"""Group Contrastive Policy Optimization's loss: the whole product's ratio.
+
+  .. math::
+    J = \frac{1}{B} \sum_i \min\bigl(S_i A_i, \operatorname{clip}(S_i, 1 - l,
+      1 + h) A_i\bigr), \quad S_i = \prod_t s_{it}
+
+  Args:
+    low: Distance of the lower clip bound from 1; the paper's is not known to
+      us.
+    high: Distance of the upper clip bound from 1.
+    deviation: `'population'` or `'sample'`, of the group's rewards.
+    epsilon: Added to the deviation.
+
+  Returns:
+    A `LossTransform`. Putting the reference answer into a group without a right
+    one, the method's other half, is the rollout's work.
+
+  References:
+    `GCPO <https://arxiv.org/abs/2510.07790>`_, 2025
+  """
+  return chain(
+    normalize_by_group(deviation, epsilon),
+    mean_over_sequences(),
+    sum_log_ratio(),
+    ppo_clip(low, high),
+  )
+
+
+def vespo(positive=(2.0, 3.0), negative=(3.0, 2.0)) -> LossTransform:
+  r"""VESPO: a smooth weight of the completion's ratio, from a variational view.
+
+  .. math::
+    J = \frac{1}{N} \sum_{i,t} sg\bigl[S_i^k e^{\lambda (1 - S_i)}\bigr]
+      (r_i - \bar r) \log \pi(o_{it}), \quad S_i = \prod_t s_{it}
+
+  Args:
+    positive: `(k, lambda)` where `A >= 0`.
+    negative: `(k, lambda)` where `A < 0`.
+
+  Returns:
+    A `LossTransform`. The ratio saturates at e^20, as in the released code.
+
+  References:
+    Shen et al., `VESPO <https://arxiv.org/abs/2602.10693>`_, 2026
+  """
+  return chain(
+    center_by_group(),
+    mean_over_tokens(),
+    sum_log_ratio(),
+    gamma_weighted_score(positive, negative),
+  )
+
+
+def gmpo(limit=0.4, deviation='population', epsilon=0.0) -> LossTransform:
   r"""Geometric-Mean Policy Optimization: clips each ratio, then pools them.
 
   .. math::
@@ -48,6 +176,8 @@ def gmpo(limit=0.4) -> LossTransform:
 
   Args:
     limit: The bound `c`, in log space; 0.4 is the paper's (e^-0.4, e^0.4).
+    deviation: `'population'` or `'sample'`, of the group's rewards.
+    epsilon: Added to the deviation.
 
   Returns:
     A `LossTransform`.
@@ -57,7 +187,7 @@ def gmpo(limit=0.4) -> LossTransform:
     <https://arxiv.org/abs/2507.20673>`_, 2025
   """
   return chain(
-    normalize_by_group(),
+    normalize_by_group(deviation, epsilon),
     mean_over_sequences(),
     clip_log_ratio(limit),
     pool_log_ratio(),

@@ -1,0 +1,164 @@
+"""Hyper-parameters that move: schedules, and controllers that measure.
+
+Wherever a transform takes a number it takes a `Controller` too, or a schedule,
+which is a function of the rollout counter (0 for the first rollout), for
+example `optax.linear_schedule(0.2, 0.1, 1000)`. `credit` moves it once per
+rollout, before the transform reads it; all updates of a rollout see one number.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from grpo_jax.losses import _ops
+from grpo_jax.losses._base import Array
+from grpo_jax.losses._base import Batch
+from grpo_jax.losses._base import State
+
+
+class Controller(NamedTuple):
+  """A hyper-parameter with a state.
+
+  Attributes:
+    init: `() -> State`, arrays.
+    update: `(State, Batch) -> State`, once per rollout.
+    value: `State -> f32[]`, the hyper-parameter for this rollout.
+    requires: Optional fields that `update` reads, by name.
+  """
+
+  init: Callable[[], State]
+  update: Callable[[State, Batch], State]
+  value: Callable[[State], Array]
+  requires: frozenset[str] = frozenset()
+
+
+class _Coefficient(NamedTuple):
+  """State of a controller whose measurement acts on the next rollout."""
+
+  current: Array  # f32[], of this rollout
+  following: Array  # f32[]
+
+
+def scheduled(function: Callable[[Array], Array]) -> Controller:
+  """A schedule as a controller; every transform does this by itself.
+
+  Args:
+    function: Of the rollout counter, i32[], 0 for the first.
+
+  Returns:
+    A `Controller` that counts rollouts.
+  """
+
+  def update(rollouts, batch):
+    del batch
+    return rollouts + 1
+
+  return Controller(
+    lambda: jnp.zeros((), jnp.int32),
+    update,
+    lambda rollouts: function(jnp.maximum(rollouts - 1, 0)),
+  )
+
+
+def adaptive_kl(initial, target, gain=0.1, limit=0.2) -> Controller:
+  r"""A KL coefficient that seeks a target.
+
+  .. math::
+    \beta \leftarrow \beta \Bigl(1 + g \operatorname{clip}\bigl(
+      \tfrac{KL - target}{target}, -l, l\bigr)\Bigr)
+
+  KL is the mean of `logp_old - logp_ref` over the rollout's trained tokens; it
+  acts on the next rollout's coefficient, as in the paper.
+
+  Args:
+    initial: The first coefficient, per nat.
+    target: KL per token, nats. (The paper's is per completion.)
+    gain: How fast it moves.
+    limit: Bound of the relative error.
+
+  Returns:
+    A `Controller`.
+
+  Raises:
+    ValueError: `target` is not positive.
+
+  References:
+    Ziegler et al., `Fine-Tuning Language Models from Human Preferences
+    <https://arxiv.org/abs/1909.08593>`_, 2019
+  """
+  if target <= 0:
+    raise ValueError(
+      f'adaptive_kl got target={target}; give a positive KL per token, in nats.'
+    )
+
+  def update(state, batch):
+    kl = _ops.masked_mean(batch.logp_old - batch.logp_ref, batch.keep)
+    error = jnp.clip(kl / target - 1, -limit, limit)
+    following = state.following * (1 + gain * error)
+    return _Coefficient(state.following, following.astype(jnp.float32))
+
+  start = _Coefficient(*(jnp.asarray(initial, jnp.float32),) * 2)
+  requires = frozenset(('logp_old', 'logp_ref'))
+  return Controller(lambda: start, update, lambda s: s.current, requires)
+
+
+def entropy_target(target, step=0.005, initial=0.0) -> Controller:
+  r"""An entropy coefficient that rises while the entropy is too low.
+
+  .. math::
+    \alpha_k = c_k\, 1[H_k \le target], \quad
+    c_{k+1} = \max(0, c_k \pm \Delta)
+
+  with `+` where :math:`H_k`, the mean of `entropy_old` over the rollout's
+  trained tokens, is below the target.
+
+  Args:
+    target: Nats per token.
+    step: `Delta`.
+    initial: :math:`c_0`.
+
+  Returns:
+    A `Controller`.
+
+  References:
+    He et al., `Skywork Open Reasoner 1
+    <https://arxiv.org/abs/2505.22312>`_, 2025
+  """
+
+  def update(state, batch):
+    entropy = _ops.masked_mean(batch.entropy_old, batch.keep)
+    sign = jnp.where(entropy < target, 1, -1)
+    current = jnp.where(entropy <= target, state.following, 0)
+    following = jnp.maximum(state.following + sign * step, 0)
+    return _Coefficient(
+      current.astype(jnp.float32), following.astype(jnp.float32)
+    )
+
+  start = _Coefficient(*(jnp.asarray(initial, jnp.float32),) * 2)
+  requires = frozenset(('entropy_old',))
+  return Controller(lambda: start, update, lambda s: s.current, requires)
+
+
+class _First(NamedTuple):
+  """State of `first_entropy`."""
+
+  value: Array  # f32[]
+  seen: Array  # bool[]
+
+
+def first_entropy() -> Controller:
+  """The mean entropy of the first rollout's trained tokens, nats, for ever.
+
+  Returns:
+    A `Controller`.
+  """
+
+  def update(state, batch):
+    entropy = _ops.masked_mean(batch.entropy_old, batch.keep)
+    value = jnp.where(state.seen, state.value, entropy)
+    return _First(value.astype(jnp.float32), jnp.ones((), bool))
+
+  start = _First(jnp.zeros(()), jnp.zeros((), bool))
+  requires = frozenset(('entropy_old',))
+  return Controller(lambda: start, update, lambda s: s.value, requires)

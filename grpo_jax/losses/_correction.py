@@ -1,0 +1,183 @@
+r"""Corrections for a sampler that is not the old policy (once per rollout).
+
+The sampler's arithmetic, its filters or its age make it another policy than the
+one whose gradient is taken. With :math:`w = \pi_{old} / \pi_{sampler}` these
+transforms multiply the advantage by a weight or by a gate; so they do not touch
+the penalty, nor any denominator. `w` of a whole completion is the product.
+"""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+from grpo_jax.losses import _ops
+from grpo_jax.losses._base import Array
+from grpo_jax.losses._base import LossTransform
+from grpo_jax.losses._stages import on_advantage
+
+
+def _corrected(
+  factor: Callable[..., tuple[Array, Array]],
+  level: str,
+  metric: str,
+  self_normalized: bool = False,
+  **hyper,
+) -> LossTransform:
+  """Multiplies the advantage by a factor of the log importance weight.
+
+  Args:
+    factor: `(log weight f32[P,G,T], **hyper) -> (factor, where it acted)`.
+    level: `'token'`, `'sequence'` (the product) or `'mean'` (geometric).
+    metric: Name of the share of tokens on which it acted.
+    self_normalized: Whether the factors are divided by their mean over the
+      rollout's trained tokens.
+    **hyper: Numbers, schedules or controllers.
+  """
+
+  def log_weight(batch):
+    own = jnp.where(batch.mask, batch.logp_old - batch.logp_sampler, 0)
+    if level == 'token':
+      return own
+    total = jnp.sum(own, axis=-1)
+    if level == 'mean':
+      total = _ops.safe_divide(total, _ops.length(batch))
+    return jnp.broadcast_to(_ops.per_token(total), own.shape)
+
+  def advantage(advantage, batch, **hyper):
+    log_w = log_weight(batch)
+    weight, acted = factor(log_w, **hyper)
+    if self_normalized:
+      weight = _ops.safe_divide(weight, _ops.masked_mean(weight, batch.keep))
+    saturated = log_w > _ops.MAX_LOG_RATIO
+    return advantage * weight, {metric: acted, f'{metric}_saturated': saturated}
+
+  return on_advantage(advantage, ('logp_old', 'logp_sampler'), **hyper)
+
+
+def _truncated(log_w, cap):
+  weight = _ops.saturating_exp(log_w)
+  return jnp.minimum(weight, cap), weight > cap
+
+
+def _outside(log_w, low, high):
+  return (log_w < jnp.log1p(-low)) | (log_w > jnp.log1p(high))
+
+
+def truncate_token_importance(cap=2.0, self_normalized=False) -> LossTransform:
+  r"""Truncated importance sampling, token by token.
+
+  .. math:: A_{it} \leftarrow A_{it} \min(w_{it}, C)
+
+  Args:
+    cap: `C`, an absolute ratio.
+    self_normalized: Whether the weights are divided by their mean over the
+      rollout's trained tokens.
+
+  Returns:
+    A `LossTransform` that edits the advantage. Metric `importance_truncated`.
+
+  References:
+    Yao et al., `Your Efficient RL Framework Secretly Brings You Off-Policy RL
+    Training <https://fengyao.notion.site/off-policy-rl>`_, 2025
+  """
+  return _corrected(
+    _truncated, 'token', 'importance_truncated', self_normalized, cap=cap
+  )
+
+
+def truncate_sequence_importance(
+  cap=2.0, self_normalized=False
+) -> LossTransform:
+  r"""Truncated importance sampling of whole completions.
+
+  .. math:: A_{it} \leftarrow A_{it} \min\Bigl(\prod_s w_{is}, C\Bigr)
+
+  Args:
+    cap: `C`, an absolute ratio.
+    self_normalized: Whether the weights are divided by their mean over the
+      rollout's trained tokens.
+
+  Returns:
+    A `LossTransform` that edits the advantage. Metric `importance_truncated`.
+  """
+  return _corrected(
+    _truncated, 'sequence', 'importance_truncated', self_normalized, cap=cap
+  )
+
+
+def mask_token_importance(
+  low=0.5, high=4.0, self_normalized=False
+) -> LossTransform:
+  r"""Importance weights of tokens, 0 outside a range (IcePop).
+
+  .. math:: A_{it} \leftarrow A_{it}\, w_{it}\,
+              1[1 - l \le w_{it} \le 1 + h]
+
+  Args:
+    low: Distance of the lower bound from 1.
+    high: Distance of the upper bound from 1.
+    self_normalized: Whether the weights are divided by their mean over the
+      rollout's trained tokens.
+
+  Returns:
+    A `LossTransform` that edits the advantage. Metric `importance_masked`.
+
+  References:
+    Ling Team, `Every Step Evolves <https://arxiv.org/abs/2510.18855>`_, 2025
+  """
+
+  def factor(log_w, low, high):
+    outside = _outside(log_w, low, high)
+    return jnp.where(outside, 0, _ops.saturating_exp(log_w)), outside
+
+  return _corrected(
+    factor, 'token', 'importance_masked', self_normalized, low=low, high=high
+  )
+
+
+def mask_sequence_importance(cap=3.0, self_normalized=False) -> LossTransform:
+  r"""Importance weights of completions, 0 above a bound.
+
+  .. math:: A_{it} \leftarrow A_{it}\, W_i\, 1[W_i \le C], \quad
+              W_i = \prod_s w_{is}
+
+  Args:
+    cap: `C`, an absolute ratio.
+    self_normalized: Whether the weights are divided by their mean over the
+      rollout's trained tokens.
+
+  Returns:
+    A `LossTransform` that edits the advantage. Metric `importance_masked`.
+  """
+
+  def factor(log_w, cap):
+    weight = _ops.saturating_exp(log_w)
+    return jnp.where(weight > cap, 0, weight), weight > cap
+
+  return _corrected(
+    factor, 'sequence', 'importance_masked', self_normalized, cap=cap
+  )
+
+
+def gate_geometric_mean(low=0.01, high=0.01) -> LossTransform:
+  r"""Drops completions whose mean token weight is far from 1.
+
+  .. math:: A_{it} \leftarrow A_{it}\, 1\Bigl[1 - l \le
+              \exp\Bigl(\frac{1}{|o_i|} \sum_s \log w_{is}\Bigr)
+              \le 1 + h\Bigr]
+
+  A gate only: what passes is not weighted.
+
+  Args:
+    low: Distance of the lower bound from 1.
+    high: Distance of the upper bound from 1.
+
+  Returns:
+    A `LossTransform` that edits the advantage. Metric `geometric_gated`.
+  """
+
+  def factor(log_w, low, high):
+    outside = _outside(log_w, low, high)
+    return jnp.where(outside, 0, 1), outside
+
+  return _corrected(factor, 'mean', 'geometric_gated', low=low, high=high)

@@ -1,0 +1,158 @@
+"""Gates on the objective: tokens and completions that get no gradient."""
+
+from jax import lax
+import jax.numpy as jnp
+
+from grpo_jax.losses import _ops
+from grpo_jax.losses._base import LossTransform
+from grpo_jax.losses._stages import on_objective
+
+
+def _gated(terms, dropped, metric):
+  """The objective without what is dropped, and how much that is."""
+  return jnp.where(dropped, 0, terms.objective), {metric: dropped}
+
+
+def gate_probability_change(low=0.2, high=0.2) -> LossTransform:
+  r"""Drops tokens whose probability has moved too far the way it is pushed.
+
+  .. math:: 0 \text{ where } A > 0,\ p - q > h \text{ or } A < 0,\ q - p > l
+
+  with `p` the probability of the token now and `q` before the update:
+  :math:`|p - q|` is its part of the total variation.
+
+  Args:
+    low: Largest fall.
+    high: Largest rise.
+
+  Returns:
+    A `LossTransform` that edits the objective.
+
+  References:
+    `DPPO <https://arxiv.org/abs/2602.04879>`_, 2026
+  """
+
+  def objective(terms, batch, low, high):
+    now = jnp.exp(lax.stop_gradient(terms.logp))
+    rise = now - jnp.exp(_ops.old_logp(terms, batch))
+    dropped = (batch.advantage > 0) & (rise > high)
+    dropped |= (batch.advantage < 0) & (-rise > low)
+    return _gated(terms, dropped, 'gated')
+
+  return on_objective(objective, low=low, high=high)
+
+
+def gate_binary_kl(threshold=0.05) -> LossTransform:
+  r"""Drops tokens by the divergence of "this token or another".
+
+  .. math:: 0 \text{ where } q \log \frac{q}{p} + (1 - q)
+              \log \frac{1 - q}{1 - p} > \delta
+
+  and the probability has moved from `q` to `p` the way the advantage pushes.
+
+  Args:
+    threshold: `delta`, nats.
+
+  Returns:
+    A `LossTransform` that edits the objective.
+
+  References:
+    `DPPO <https://arxiv.org/abs/2602.04879>`_, 2026
+  """
+
+  def objective(terms, batch, threshold):
+    logp, old = lax.stop_gradient(terms.logp), _ops.old_logp(terms, batch)
+    chance = jnp.exp(old)
+    # 1 - exp(x) of a probability that rounds to 1 is kept off 0.
+    least = jnp.finfo(logp.dtype).tiny
+    other = jnp.log(jnp.maximum(-jnp.expm1(logp), least))
+    other_old = jnp.log(jnp.maximum(-jnp.expm1(old), least))
+    kl = chance * (old - logp) - jnp.expm1(old) * (other_old - other)
+    pushed = batch.advantage * (logp - old) > 0
+    return _gated(terms, pushed & (kl > threshold), 'gated')
+
+  return on_objective(objective, threshold=threshold)
+
+
+def mask_off_policy_negatives(threshold=0.1, policy='old') -> LossTransform:
+  r"""Drops wrong completions that the policy has already moved away from.
+
+  .. math:: 0 \text{ where } A_i < 0 \text{ and } \frac{1}{|o_i|} \sum_t
+              \log \frac{\pi_{old}(o_{it})}{\pi(o_{it})} > \delta
+
+  Args:
+    threshold: `delta`, nats per token.
+    policy: `'old'`, or `'sampler'` to measure from what the sampler reported.
+
+  Returns:
+    A `LossTransform` that edits the objective.
+
+  Raises:
+    ValueError: An unknown `policy`.
+
+  References:
+    DeepSeek-AI, `DeepSeek-V3.2 <https://arxiv.org/abs/2512.02556>`_, 2025
+  """
+  if policy not in ('old', 'sampler'):
+    raise ValueError(
+      f"mask_off_policy_negatives got policy={policy!r}; give 'old' or "
+      "'sampler'."
+    )
+
+  def objective(terms, batch, threshold):
+    sampler = policy == 'sampler'
+    start = batch.logp_sampler if sampler else _ops.old_logp(terms, batch)
+    gone = start - lax.stop_gradient(terms.logp)
+    far = _ops.sequence_mean(gone, batch) > threshold
+    dropped = (batch.advantage < 0) & _ops.per_token(far)
+    return _gated(terms, dropped, 'off_policy')
+
+  requires = ('logp_sampler',) if policy == 'sampler' else ()
+  return on_objective(objective, requires, threshold=threshold)
+
+
+def detach_covariance(
+  share=2e-4, low_covariance=1.0, high_covariance=5.0
+) -> LossTransform:
+  r"""Takes the gradient from some tokens of high covariance, drawn at random.
+
+  .. math::
+    1 < (A_{it} - \bar A)(\log \pi_{it} - \overline{\log \pi}) < 5
+
+  :math:`k = \max(1, \lfloor share \cdot N \rfloor)` of the tokens in these
+  bounds are chosen, those of least `noise`: a field of the batch, uniform in
+  [0, 1), that the learner draws from its seed. Their value stays.
+
+  Args:
+    share: Share of the optimizer batch's kept tokens.
+    low_covariance: Lower bound.
+    high_covariance: Upper bound.
+
+  Returns:
+    A `LossTransform` of `scope='batch'` that edits the objective.
+
+  References:
+    Cui et al., `The Entropy Mechanism of Reinforcement Learning
+    <https://arxiv.org/abs/2505.22617>`_, 2025. The released code also leaves
+    out tokens that are clipped anyway, and sets their value to 0.
+  """
+
+  def objective(terms, batch, share, low_covariance, high_covariance):
+    covariance = _ops.covariance(terms, batch)
+    inside = (covariance > low_covariance) & (covariance < high_covariance)
+    inside &= batch.keep
+    noise = jnp.where(inside, -batch.extras['noise'], -jnp.inf)
+    rank = _ops.rank_descending(noise)
+    chosen = inside & (rank < _ops.share_of(share, batch.keep))
+    value = terms.objective
+    detached = jnp.where(chosen, lax.stop_gradient(value), value)
+    return detached, {'detached': chosen}
+
+  return on_objective(
+    objective,
+    requires=('noise',),
+    scope='batch',
+    share=share,
+    low_covariance=low_covariance,
+    high_covariance=high_covariance,
+  )
