@@ -9,7 +9,9 @@ from grpo_jax import workdir
 PACKAGE = pathlib.Path(__file__).parent
 
 
-def prepared(argv: list[str], switches: Collection[str]) -> list[str]:
+def prepared(
+  argv: list[str], switches: Collection[str], takes: str = ''
+) -> list[str]:
   """The arguments in one form, with a config.
 
   `-name value` and the like become `--name=value`; a config file of the package
@@ -19,11 +21,14 @@ def prepared(argv: list[str], switches: Collection[str]) -> list[str]:
   Args:
     argv: Program, command, arguments.
     switches: Flags that take no value.
+    takes: A flag whose value may come without its name.
 
   Raises:
     ValueError: No config is given, and the workdir holds no run.
   """
   arguments = [_installed(one) for one in _joined(argv[2:], switches)]
+  if takes and arguments and not arguments[0].startswith('-'):
+    arguments[0] = f'--{takes}={arguments[0]}'
   given = dict(one.split('=', 1) for one in arguments if '=' in one)
   if '--config' not in given and '--workdir' in given:
     workdir.config_of(given['--workdir'])  # says so if there is none

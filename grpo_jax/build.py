@@ -110,9 +110,11 @@ def _traced(method: losses.LossTransform) -> losses.LossTransform:
     )
   tokens = jnp.zeros((1, 2, 2))
   fields = method.requires - {'entropy'}
-  if fields <= set(losses.Batch._fields):  # else it reads a user's extras
+  known = {name: tokens for name in fields & set(losses.Batch._fields)}
+  extras = dict.fromkeys(fields - {*known}, tokens)
+  if extras.keys() <= {'noise'}:  # else it reads a user's own
     given = losses.make_batch(
-      tokens == 0, tokens[..., 0], **dict.fromkeys(fields, tokens)
+      tokens == 0, tokens[..., 0], extras=extras, **known
     )
 
     def run_chain(given):

@@ -251,29 +251,40 @@ def gradient(
       lambda p: learner.score(p, rows, learner.with_entropy), params
     )
     if whole is not None:
+      loss, measured = jnp.zeros(()), {}
       cotangent = _take(whole[1], rows.completion)
-      return pull_back(cotangent)[0], jnp.zeros(()), {}
-    part = _take(batch, rows.completion)
-    (loss, terms), cotangent = _loss_and_cotangent(
-      learner, scores, part, loss_state
-    )
-    return pull_back(cotangent)[0], loss, policy_metrics.of_terms(terms, part)
+    else:
+      part = _take(batch, rows.completion)
+      (loss, terms), cotangent = _loss_and_cotangent(
+        learner, scores, part, loss_state
+      )
+      measured = policy_metrics.of_terms(terms, part)
+    seen = scores, cotangent
+    return pull_back(cotangent)[0], loss, measured, seen, rows.completion
 
   def body(k, total):
-    grads, loss, measured = micro(k)
+    grads, loss, measured, seen, completion = micro(k)
+    put = lambda every, part: _put(every, part, completion)
     return (
       jax.tree.map(jnp.add, total[0], grads),
       total[1] + loss,
       metrics.merge(total[2], measured),
+      jax.tree.map(put, total[3], seen),
     )
 
   shapes = jax.eval_shape(micro, 0)
   zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[:2])
-  start = (*zeros, metrics.empty(shapes[2]))
-  grads, loss, measured = lax.fori_loop(0, num_micro, body, start)
+  nothing = lambda x: jnp.zeros(batch.mask.shape, x.dtype)
+  start = (*zeros, metrics.empty(shapes[2]), jax.tree.map(nothing, shapes[3]))
+  grads, loss, measured, seen = lax.fori_loop(0, num_micro, body, start)
   if whole is not None:
     (loss, terms), _ = whole
     measured = policy_metrics.of_terms(terms, batch)
+  scores, cotangent = seen
+  # The same batch at ratio 1: what the method intends on shared tokens.
+  unmoved = batch._replace(logp_old=lax.stop_gradient(scores.logp))
+  _, intended = _loss_and_cotangent(learner, scores, unmoved, loss_state)
+  measured |= policy_metrics.of_prefixes(batch, -cotangent.logp, -intended.logp)
   return grads, loss, measured
 
 
@@ -319,7 +330,9 @@ def train_step(
   for name in measured:
     if name.startswith('sampler_gap'):  # drift is not the sampler's fault
       measured[name] = metrics.only_if(first, measured[name])
-  clipped = metrics.total(measured, ('clipped_high', 'clipped_low'))
+  clipped = metrics.total(
+    measured, ('clipped_high', 'clipped_low', 'clipped_cap')
+  )
   kept = jnp.sum(batch.keep, dtype=jnp.float32)
   updates, opt_state = optax.with_extra_args_support(learner.optimizer).update(
     grads,
@@ -397,7 +410,8 @@ def compiled(learner: Learner, params: Any) -> Compiled:
 
   Returns:
     `init(params)`, `credit(batch, loss_state)`, `score(params, layout,
-    num_micro, shape)`, `refresh(state, weight)` and `train_step(state, ...)`.
+    num_micro, shape, with_entropy)`, `refresh(state, weight)` and
+    `train_step(state, ...)`.
     The parameters given to `init` and the state given to `refresh` and
     `train_step` are donated: do not use them again.
   """
@@ -412,9 +426,6 @@ def compiled(learner: Learner, params: Any) -> Compiled:
     compiler_options = sharding.COMPILER_OPTIONS
     return jax.jit(traced, compiler_options=compiler_options, **options)
 
-  def logp(learner, *args):
-    return score_all(learner, *args).logp
-
   abstract = jax.eval_shape(lambda p: init(learner, p), params)
   return Compiled(
     abstract=jax.tree.map(
@@ -425,7 +436,7 @@ def compiled(learner: Learner, params: Any) -> Compiled:
     init=jit(init, donate_argnums=0, out_shardings=place),
     refresh=jit(refresh, donate_argnums=0, out_shardings=place),
     credit=jit(credit),
-    score=jit(logp, static_argnums=3, out_shardings=everywhere),
+    score=jit(score_all, static_argnums=(3, 4), out_shardings=everywhere),
     train_step=jit(
       train_step, donate_argnums=0, out_shardings=(place, everywhere)
     ),

@@ -78,6 +78,21 @@ _FLAGS = {
     'prompts', None, 'File with a prompt on each line; - is standard input.'
   ),
   'number': flags.DEFINE_integer('number', 1, 'Completions of each prompt.'),
+  'method': flags.DEFINE_string(
+    'method', None, "A name of losses.methods, or your own 'module:function'."
+  ),
+  'method_kwargs': flags.DEFINE_string(
+    'method_kwargs', '{}', 'Its arguments, as in \'{"high": 0.3}\'.'
+  ),
+  'fields': flags.DEFINE_string(
+    'fields',
+    None,
+    "'module:function' that makes the fields a method of yours requires: from "
+    'a batch [P,G,T], a dict of arrays.',
+  ),
+  'plot': flags.DEFINE_bool(
+    'plot', False, 'Draw the coefficient against the ratio: audit-NAME.png.'
+  ),
 }
 
 _EXAMPLES = """\
@@ -153,12 +168,38 @@ def sample() -> None:
   )
 
 
+def methods() -> None:
+  """`grpo-jax methods`."""
+  from grpo_jax import method_audit
+
+  table = method_audit.table()
+  if _value('json'):
+    _print_json(table)
+  else:
+    method_audit.show_table(table)
+
+
+def audit() -> None:
+  """`grpo-jax audit`."""
+  from grpo_jax import method_audit
+
+  name = _value('method')
+  result = method_audit.of(name, _value('method_kwargs'), _value('fields'))
+  figure = method_audit.figure(name, result) if _value('plot') else None
+  if _value('json'):
+    _print_json(method_audit.to_json(name, result, figure))
+  else:
+    method_audit.show(name, result, figure)
+
+
 class Command(NamedTuple):
   """One command: what runs it, what it does, and the flags that it reads."""
 
   run: Callable[[], None]
   what: str
   flags: tuple[str, ...]
+  takes: str = ''  # the flag whose value is given without its name
+  example: str = ''
 
 
 COMMANDS = {
@@ -177,6 +218,18 @@ COMMANDS = {
       'workdir', 'config', 'checkpoint', 'examples', 'samples', 'k',
       'temperature', 'max_tokens', 'completions', 'json', 'verbose',
     ),
+  ),
+  'methods': Command(
+    methods,
+    'The table of all methods, each column read off by evaluating them.',
+    ('json', 'verbose'),
+  ),
+  'audit': Command(
+    audit,
+    'What one method does to prefixes, reward scale, clipped tokens.',
+    ('method', 'method_kwargs', 'fields', 'plot', 'json', 'verbose'),
+    takes='method',
+    example='  grpo-jax audit dapo',
   ),
   'sample': Command(
     sample,
@@ -305,7 +358,7 @@ def _parse(argv: list[str]) -> list[str]:
         '(grpo-jax --help tells more).'
       )
     switches = {name for name in _FLAGS if flags.FLAGS[name].boolean}
-    argv = arguments.prepared(argv, switches)
+    argv = arguments.prepared(argv, switches, COMMANDS[command].takes)
     parsed = flags.FLAGS(argv)
     _check_flags(command, parsed)
   except Exception as error:  # a config file may raise anything
@@ -335,7 +388,13 @@ def _check_flags(command: str, parsed: list[str]) -> None:
       f'--workdir={_value("workdir")} is no local path, and buckets cannot be '
       'written yet; give a directory.'
     )
-  if not _value('workdir'):
+  wanted = COMMANDS[command].takes
+  if wanted and not _value(wanted):
+    raise flags.Error(
+      f'grpo-jax {command} needs a {wanted}. As in:\n'
+      f'{COMMANDS[command].example}'
+    )
+  if 'workdir' in COMMANDS[command].flags and not _value('workdir'):
     raise flags.Error(
       f'grpo-jax {command} needs --workdir, and --config for a new run. As '
       f'in:\n{_EXAMPLES}'

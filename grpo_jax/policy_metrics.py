@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from grpo_jax import diagnostics
 from grpo_jax import losses
 from grpo_jax import metrics
 
@@ -121,6 +122,40 @@ def of_terms(terms: losses.SurrogateTerms, batch: losses.Batch) -> Measured:
       'sampler_gap_max': metrics.masked_max(gap, fresh),
       'sampler_gap_exp': metrics.masked_mean(jnp.exp(_saturated(gap)), fresh),
     }
+  return measured
+
+
+def of_prefixes(
+  batch: losses.Batch, coefficient: jax.Array, intended: jax.Array
+) -> Measured:
+  """The gradient's weight on the tokens that a group shares, once per step.
+
+  Args:
+    batch: The optimizer batch, [P,G,T].
+    coefficient: f32[P,G,T], -d loss / d logp.
+    intended: The same with every ratio at 1: what the method does to shared
+      tokens when nothing has moved.
+
+  Returns:
+    Over the nodes of the trie of each group's sampled ids, those that the
+    `whole` group shares and those that a `part` of at least two shares:
+    `prefix_*_tokens`, nodes per group; `prefix_*_weight`, the mean of W_agg,
+    the sum of the coefficients of all who share the node;
+    `prefix_*_uncancelled`, the mean of |W_agg| over the sum of absolute
+    coefficients: 0 where they cancel, 1 where all pull one way. The latter two
+    also as `..._expected`, of `intended`.
+
+  References:
+    Fontana et al., `On the Hidden Objective Biases of Group-based
+    Reinforcement Learning <https://arxiv.org/abs/2601.05002>`_, 2026,
+    proposition 1
+  """
+  measured: Measured = {}
+  for suffix, values in (('', coefficient), ('_expected', intended)):
+    shared = diagnostics.shared_prefix_weight(batch.tokens, batch.mask, values)
+    for name, pair in diagnostics.prefix_summary(shared).items():
+      if not (suffix and name.endswith('_tokens')):
+        measured[f'prefix_{name}{suffix}'] = metrics.Mean(*pair)
   return measured
 
 

@@ -99,7 +99,7 @@ class Updater:
   def scores_old(self) -> bool:
     """Whether logp_old is scored, not taken from the sampler or implied."""
     several = self.batches * self.epochs > 1 or self.stale
-    needed = several or 'logp_old' in self.learner.method.requires
+    needed = several or self._requires('logp_old')
     return self.anchor == 'learner' and needed
 
   @property
@@ -107,34 +107,53 @@ class Updater:
     """What the steps of a rollout are worth; a backward pass counts two."""
     return 3 * self.epochs + self.scores_old + self.learner.with_reference
 
+  def _requires(self, name: str) -> bool:
+    return name in self.learner.method.requires
+
   def with_policies(
     self, state: TrainState, rollout: Rollout, step: int
   ) -> losses.Batch:
-    """The batch with the log-probabilities that the steps will need."""
-    fresh = np.asarray(rollout.batch.version) >= step
-    extras = {**rollout.batch.extras, 'fresh': fresh}
-    batch = rollout.batch._replace(extras=extras)
+    """The batch with what the method reads of policies, and its noise."""
+    batch, shape = rollout.batch, rollout.batch.mask.shape
+    fresh = np.asarray(batch.version) >= step
+    extras = {**batch.extras, 'fresh': fresh}
+    if self._requires('noise'):
+      rng = keys.generator(self.seed, 'noise', step)
+      extras['noise'] = rng.random(shape, np.float32)
+    batch = batch._replace(
+      extras=extras, entropy_old=extras.get('entropy_sampler')
+    )
     if self.anchor == 'sampler':
       batch = batch._replace(logp_old=batch.logp_sampler)
-    elif self.scores_old:
-      logp_old = self.score(state.params, rollout)
-      if self.stale and batch.logp_sampler is not None:
-        sampler = batch.logp_sampler + batch.extras.get('log_kept', 0)
-        logp_old = jnp.where(fresh, logp_old, sampler)
-      batch = batch._replace(logp_old=logp_old)
+    unknown = self._requires('entropy_old') and batch.entropy_old is None
+    if self.scores_old or unknown:
+      old = self.score(state.params, rollout, self._requires('entropy_old'))
+      if old.entropy is not None:
+        batch = batch._replace(entropy_old=old.entropy)
+      if self.scores_old:
+        batch = batch._replace(logp_old=self._of_each_age(batch, old.logp))
     if self.learner.with_reference:
-      logp_ref = self.score(state.reference, rollout)
+      logp_ref = self.score(state.reference, rollout).logp
       batch = batch._replace(logp_ref=logp_ref)
     return batch
 
-  def score(self, params: Any, rollout: Rollout) -> jax.Array:
-    """f32[P,G,T], the completions under some parameters, on the device."""
+  def _of_each_age(self, batch: losses.Batch, logp: jax.Array) -> jax.Array:
+    """What was scored; the sampler's for what an earlier policy has drawn."""
+    if not self.stale or batch.logp_sampler is None:
+      return logp
+    sampler = batch.logp_sampler + batch.extras.get('log_kept', 0)
+    return jnp.where(batch.extras['fresh'], logp, sampler)
+
+  def score(self, params: Any, rollout: Rollout, with_entropy: bool = False):
+    """`Scores` f32[P,G,T] of the completions under some parameters."""
     parts = []
     for chosen in np.split(np.arange(len(rollout.prompts)), self.batches):
       layout, used = self.layout(rollout, chosen)
       shape = (len(chosen), *rollout.batch.mask.shape[1:])
-      parts.append(self.compiled.score(params, layout, used, shape))
-    return jnp.concatenate(parts)
+      parts.append(
+        self.compiled.score(params, layout, used, shape, with_entropy)
+      )
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
 
   def layout(self, rollout: Rollout, chosen: np.ndarray):
     """Micro-batches of some prompts, on the mesh, and how many are used."""
@@ -146,8 +165,17 @@ class Updater:
     """What the compiled step needs on each device, by the compiler."""
     chosen = np.arange(len(rollout.prompts) // self.batches)
     layout, used = self.layout(rollout, chosen)
-    loss_state = self.learner.method.init()
-    batch, _, _ = self.compiled.credit(rollout.batch, loss_state)
+    batch, loss_state = rollout.batch, self.learner.method.init()
+    given = {**batch._asdict(), **batch.extras}
+    zeros = np.zeros(batch.mask.shape, np.float32)
+    missing = {
+      name: zeros
+      for name in self.learner.method.requires - {'entropy'}
+      if given.get(name) is None
+    }
+    known = {k: missing.pop(k) for k in batch._fields if k in missing}
+    batch = batch._replace(extras={**batch.extras, **missing}, **known)
+    batch, _, _ = self.compiled.credit(batch, loss_state)
     step = self.compiled.train_step.lower(
       self.compiled.abstract, batch, chosen, layout, used, np.int32(0)
     )

@@ -21,7 +21,9 @@ ALLOWED = {
   'data': set(),
   'models': {'layout', 'sharding'},
   'sampling': {'models', 'keys', 'layout', 'sharding'},
-  'policy_metrics': {'losses', 'metrics'},
+  'diagnostics': {'losses', 'optim'},
+  'policy_metrics': {'diagnostics', 'losses', 'metrics'},
+  'method_audit': {'config', 'diagnostics', 'losses'},
   'learner': {
     'losses', 'optim', 'layout', 'sharding', 'metrics', 'policy_metrics',
   },
@@ -65,7 +67,8 @@ ALLOWED = {
   'check': {'build', 'config', 'data', 'rollout', 'warm_up', 'workdir'},
   'arguments': {'options', 'workdir'},
   'main': {
-    'arguments', 'check', 'config', 'inference', 'loop', 'options', 'signals',
+    'arguments', 'check', 'config', 'inference', 'loop', 'method_audit',
+    'options', 'signals',
   },
   '__main__': {'main'},
   '__init__': set(),
@@ -83,7 +86,8 @@ HEAVY = {
   'tensorboardX': set(),
   'wandb': set(),
   'flax': {'models'},
-  'optax': {'optim', 'learner'},
+  'optax': {'optim', 'learner', 'diagnostics'},
+  'matplotlib': set(),
 }
 
 

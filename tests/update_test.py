@@ -250,7 +250,7 @@ def test_groups_in_stock_are_anchored_on_what_drew_them():
   made = update.Updater(learner, PARAMS, spec('shared', 2), stale=True)
   state = learner_lib.init(learner, PARAMS)
   batch = made.with_policies(state, rollout, 5)
-  scored = made.score(PARAMS, rollout)
+  scored = made.score(PARAMS, rollout).logp
   inside = rollout.batch.mask
   np.testing.assert_array_equal(
     batch.logp_old[:2][inside[:2]], scored[:2][inside[:2]]

@@ -139,7 +139,8 @@ def _intervals(curve: _curve.Curve) -> list[tuple[Interval, bool]]:
 def _bisect(curve: _curve.Curve, ends: list[_End]) -> list[_End]:
   """Narrows all brackets at once, each by some hundred points per round."""
   for _ in range(_ROUNDS):
-    if all(abs(e.live - e.zero) <= _RELATIVE * abs(e.zero) for e in ends):
+    close = [_RELATIVE * max(abs(e.zero), _curve.FINEST) for e in ends]
+    if all(abs(e.live - e.zero) <= x for e, x in zip(ends, close)):
       return ends
     points = _stack.ROWS // len(ends)
     sign = np.repeat([e.sign for e in ends], points)

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from grpo_jax.diagnostics import _prefix
 from grpo_jax.diagnostics import _probe
 from grpo_jax.diagnostics import _stack
 
@@ -76,7 +75,7 @@ def coefficient(method, fields, sign, log_ratio, tokens, probability):
   moved[:, 0, 0] = log_ratio[:, None]
   reward, advantage = _stack.push(sign)
   probe = _probe.make(reward, length, logp_old, log_ratio=moved, fields=fields)
-  reading = _probe.read(method, _prefix.same_noise(probe), advantage)
+  reading = _probe.read(method, probe, advantage)
   own = reading.objective[:used, 0, 0].sum(-1)
   weight = reading.weight[:used, 0, 0].sum(-1)
   return np.divide(own, weight, out=np.zeros_like(own), where=weight != 0)

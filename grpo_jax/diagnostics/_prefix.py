@@ -25,9 +25,6 @@ import numpy as np
 from grpo_jax import losses
 from grpo_jax.diagnostics import _probe
 
-PROBE_SHAPE = 256, 2, 8, 20
-"""[N,P,G,T] of all probes: what XLA compiles for one serves the next."""
-
 
 class SharedPrefix(NamedTuple):
   """The trie over a group's sampled ids, laid out on its tokens, `[P,G,T]`.
@@ -203,7 +200,7 @@ def _sharing_probe(
   The first 2 ** G - G - 1 batches are one group under all subsets, ending
   with the whole; the others are whole groups with other rewards and lengths.
   """
-  number, prompts, group, width = PROBE_SHAPE
+  number, prompts, group, width = _probe.PROBE_SHAPE
   subsets = [
     s for s in itertools.product((False, True), repeat=group) if sum(s) > 1
   ]
@@ -235,14 +232,4 @@ def _sharing_probe(
     entropy=entropy,
     fields=fields,
   )
-  return same_noise(probe), sharing
-
-
-def same_noise(probe: _probe.Probe) -> _probe.Probe:
-  """Gives all probes the first one's noise: they are to be compared."""
-  noise = probe.batch.extras['noise']
-  extras = {
-    **probe.batch.extras,
-    'noise': np.broadcast_to(noise[:1], noise.shape),
-  }
-  return probe._replace(batch=probe.batch._replace(extras=extras))
+  return probe, sharing

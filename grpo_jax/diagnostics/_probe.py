@@ -16,8 +16,11 @@ import numpy as np
 
 from grpo_jax import losses
 
+PROBE_SHAPE = 256, 2, 8, 20
+"""[N,P,G,T] of all probes: what XLA compiles for one serves the next."""
+
 Fields = Callable[[losses.Batch], Mapping[str, Any]]
-"""A user's generator: the batch of a probe -> fields by name, each [P,G,...]."""
+"""A user's generator: the batch of a probe -> fields by name, [P,G,...]."""
 
 
 class Probe(NamedTuple):
@@ -58,7 +61,7 @@ def make(
   """Builds probes, with every field that a method may require.
 
   The sampler is the old policy; `entropy` is the old and the current one's;
-  tokens are all different unless given; each completion has one reward function.
+  tokens are all different unless given; there is one reward function.
 
   Args:
     reward: f64[N,P,G].
@@ -80,7 +83,7 @@ def make(
     tokens = np.broadcast_to(each, shape)
   logp = logp_old + log_ratio
   entropy = np.broadcast_to(np.asarray(entropy, float), shape)
-  noise = np.random.default_rng(0).random(shape)
+  noise = np.random.default_rng(0).random(shape[1:])
   batch = losses.Batch(
     tokens=tokens,
     mask=mask,
@@ -94,7 +97,7 @@ def make(
     logp_ref=logp + gap_ref,
     logp_sampler=logp_old,
     entropy_old=entropy,
-    extras={'noise': noise},
+    extras={'noise': np.broadcast_to(noise, shape)},
   )
   if fields is not None:
     batch = _with_fields(batch, fields)

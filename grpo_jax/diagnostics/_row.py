@@ -13,7 +13,6 @@ import numpy as np
 
 from grpo_jax import losses
 from grpo_jax.diagnostics import _forms
-from grpo_jax.diagnostics import _prefix
 from grpo_jax.diagnostics import _probe
 from grpo_jax.diagnostics import _regulariser
 from grpo_jax.diagnostics import _slopes
@@ -114,7 +113,7 @@ def _read_slopes(method, fields):
   pulls = _regulariser.penalty_blocks(fields)
   blocks = at_ratios | pulls
   probes, advantages = zip(*blocks.values(), strict=True)
-  stack = _prefix.same_noise(_stack.fill(*probes))
+  stack = _stack.fill(*probes)
   reading = _probe.read(method, stack, _stack.fill(*advantages))
   columns = [_cut(x, blocks, _slopes.BATCHES) for x in reading]
   cut = {k: _probe.Reading(*(column[k] for column in columns)) for k in blocks}
@@ -151,8 +150,8 @@ def _credit_blocks(fields) -> dict[str, _probe.Probe]:
   late[:, 0, 0], cut[:, 0, 0] = 1, True
 
   def probe(reward=reward, length=length, old=old, entropy=entropy, **given):
-    made = _prefix.same_noise(
-      _probe.make(reward, length, old, entropy=entropy, fields=fields, **given)
+    made = _probe.make(
+      reward, length, old, entropy=entropy, fields=fields, **given
     )
     return made._replace(batch=made.batch._replace(valid=valid))
 

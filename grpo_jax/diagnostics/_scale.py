@@ -21,7 +21,6 @@ import numpy as np
 import optax
 
 from grpo_jax import losses
-from grpo_jax.diagnostics import _prefix
 from grpo_jax.diagnostics import _probe
 
 _SETTINGS = 1e-5, 0.05  # log-ratios' deviation: nothing clipped, off-policy
@@ -131,7 +130,7 @@ def _read(
   method: losses.LossTransform, fields: _probe.Fields | None, phi: np.ndarray
 ) -> _probe.Reading:
   """Reads the batches off for all factors; arrays become [F,S,K,P*G*T]."""
-  number, *batch = _prefix.PROBE_SHAPE
+  number, *batch = _probe.PROBE_SHAPE
   prompts, group, width = batch
   random = np.random.default_rng(1)
   reward = random.uniform(0, 1.5, (_STEPS, prompts, group))
@@ -157,13 +156,13 @@ def _read(
     entropy=entropy[step],
     fields=fields,
   )
-  reading = _probe.read(method, _prefix.same_noise(probe))
+  reading = _probe.read(method, probe)
   return _probe.Reading(*(x[:used].reshape(*grid, -1) for x in reading))
 
 
 def _linear_map(seed: int) -> np.ndarray:
   """f64[P*G*T,D], of unit variance: from tokens to parameters."""
-  tokens = int(np.prod(_prefix.PROBE_SHAPE[1:]))
+  tokens = int(np.prod(_probe.PROBE_SHAPE[1:]))
   return np.random.default_rng(seed).normal(size=(tokens, _PARAMETERS))
 
 

@@ -30,8 +30,8 @@ class Ratio(NamedTuple):
   """Which ratio multiplies the advantage."""
 
   text: str
-  positive: Slope  # for A > 0
-  negative: Slope  # for A < 0
+  positive: Slope | None  # for A > 0; None without a gradient at ratio 1
+  negative: Slope | None  # for A < 0
   beyond: float  # slope for a log-ratio of another completion
   follows_logp: bool  # the value changes with log pi at ratio 1
 
@@ -102,6 +102,8 @@ def ratio(cut: Readings, probe: _probe.Probe) -> Ratio:
 
   def slopes(rows):
     mine, at_1 = slope[rows, 0, 0], base[rows, 0, 0]
+    if not at_1.any():
+      return None
     return Slope(
       *(
         _median_share((mine * factor)[:, tokens], at_1[:, tokens])
@@ -114,15 +116,14 @@ def ratio(cut: Readings, probe: _probe.Probe) -> Ratio:
   rest = np.ones(base.shape, bool)
   rest[:, 0, 0] = False
   beyond = _median_share(slope[rest], base[rest])
-  value = np.median(np.abs(part('shifted', 'loss') - part('at 1', 'loss')))
-  found = Ratio('', positive, negative, beyond, bool(value > TOLERANCE))
+  value = np.abs(part('shifted', 'loss') - part('at 1', 'loss'))
+  follows = np.median(value) > TOLERANCE * np.abs(base).sum((1, 2, 3)).max()
+  found = Ratio('', positive, negative, beyond, bool(follows))
   pooled = {
     name: _median_share(change[name][::2, 0, 0, 2:], base[::2, 0, 0, 2:])
     for name in ('large', 'balanced')
   }
   arithmetic = pooled['large'] != 0 and pooled['balanced'] == 0
-  if not base.any():
-    return found._replace(text='own: no gradient at ratio 1')
   return found._replace(text=_ratio_text(found, arithmetic))
 
 
@@ -135,8 +136,10 @@ def _median_share(change: np.ndarray, coefficient: np.ndarray) -> float:
   return 0.0 if abs(value) < 1e-6 else value
 
 
-def _kind(slope: Slope, arithmetic: bool) -> str:
+def _kind(slope: Slope | None, arithmetic: bool) -> str:
   """The ratio that has these slopes."""
+  if slope is None:
+    return 'own: no gradient at ratio 1'
   raw, pooled = slope[:2], slope[2:]
   for text, measured, wanted in (
     ('none', raw, (0, 0)),

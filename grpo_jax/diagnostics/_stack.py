@@ -5,11 +5,10 @@ from typing import TypeVar
 import jax
 import numpy as np
 
-from grpo_jax.diagnostics import _prefix
 from grpo_jax.diagnostics import _probe
 
-ROWS = _prefix.PROBE_SHAPE[0]
-SHAPE = _prefix.PROBE_SHAPE[1:]  # prompts, completions of a prompt, positions
+ROWS = _probe.PROBE_SHAPE[0]
+SHAPE = _probe.PROBE_SHAPE[1:]  # prompts, completions of a prompt, positions
 
 Tree = TypeVar('Tree', _probe.Probe, np.ndarray)
 

@@ -20,7 +20,6 @@ from typing import NamedTuple
 import numpy as np
 
 from grpo_jax import losses
-from grpo_jax.diagnostics import _prefix
 from grpo_jax.diagnostics import _probe
 
 _FIRST = 0.69  # probability of `s`
@@ -125,7 +124,7 @@ def _probe_of(
   What fills it are completions that are not valid, which change nothing, and
   further batches, which are not looked at.
   """
-  number, prompts, size, width = _prefix.PROBE_SHAPE
+  number, prompts, size, width = _probe.PROBE_SHAPE
   groups, group = leaves.shape
   size, width = max(size, group), max(width, *lengths)
   filled = leaves[np.minimum(np.arange(max(number, groups)), groups - 1)]

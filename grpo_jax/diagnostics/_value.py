@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from grpo_jax import losses
-from grpo_jax.diagnostics import _prefix
 from grpo_jax.diagnostics import _probe
 from grpo_jax.diagnostics import _stack
 
@@ -105,15 +104,13 @@ def _probes(fields) -> tuple[_probe.Probe, _probe.Probe]:
   gap = 0.3 * random.normal(size=shape)
 
   def probe(gap_ref):
-    return _prefix.same_noise(
-      _probe.make(
-        right.astype(float),
-        length,
-        logp,
-        gap_ref=gap_ref,
-        entropy=entropy,
-        fields=fields,
-      )
+    return _probe.make(
+      right.astype(float),
+      length,
+      logp,
+      gap_ref=gap_ref,
+      entropy=entropy,
+      fields=fields,
     )
 
   return probe(0.0), probe(gap)
@@ -160,6 +157,34 @@ def _squared(x: np.ndarray, y: np.ndarray) -> float:
   return float((x @ y) ** 2 / ((x @ x) * (y @ y)))
 
 
+def _explanation(value: Value) -> tuple[str, float]:
+  """The statistic that the loss follows, and its squared correlation.
+
+  The first that explains it, in an order from what one hopes for to what
+  explains nearly everything; else the best.
+  """
+  named = {
+    'the mean reward': value.reward,
+    'the lengths': value.length,
+    'the log-probabilities': value.logp,
+    'the entropy': value.entropy,
+    'the size of the advantages': value.size,
+    'sum w A': value.weights,
+  }
+  squares = {name: x for name, x in named.items() if x is not None}
+  best = max(squares, key=lambda name: squares[name])
+  first = next((k for k, v in squares.items() if v >= _EXPLAINED), best)
+  return first, squares[first]
+
+
+def follows(value: Value) -> str:
+  """What the loss follows, in a word or two."""
+  if value.constant:
+    return '0' if value.zero else 'constant'
+  first, square = _explanation(value)
+  return first if square >= _EXPLAINED else f'{first} in part'
+
+
 def _text(value: Value) -> str:
   """The verdict in one sentence."""
   teaches = (
@@ -173,26 +198,15 @@ def _text(value: Value) -> str:
     if value.of_reference:
       text += '; with a gap to the reference, the value of the regulariser'
     return text
-  named = {
-    'the mean reward': value.reward,
-    'the lengths': value.length,
-    'the log-probabilities': value.logp,
-    'the entropy': value.entropy,
-    'the size of the advantages': value.size,
-    'sum w A': value.weights,
-  }
-  squares = {name: x for name, x in named.items() if x is not None}
-  best = max(squares, key=lambda name: squares[name])
-  first = next((k for k, v in squares.items() if v >= _EXPLAINED), best)
+  first, square = _explanation(value)
   way = 'rises' if value.rises else 'falls'
-  if squares[first] < _EXPLAINED:
-    every = ', '.join(f'{k} {v:.2f}' for k, v in squares.items())
-    return f'mixed: corr^2 with {every}; {way} with the mean reward'
-  text = f'a statistic of {first} (corr^2 = {squares[first]:.2f})'
+  reward = f'the mean reward (corr^2 = {value.reward:.2f})'
+  if square < _EXPLAINED:
+    return f'mixed: {first} most (corr^2 = {square:.2f}); {way} with {reward}'
+  text = f'a statistic of {first} (corr^2 = {square:.2f})'
   if first == 'the mean reward':
     return f'{text}; {way} with it'
-  of_reward = squares['the mean reward']
-  reward = f'the mean reward (corr^2 = {of_reward:.2f})'
-  if of_reward < _UNRELATED:
+  assert value.reward is not None  # as it is not constant
+  if value.reward < _UNRELATED:
     return f'{text}, not of {reward}'
   return f'{text}; {way} with {reward}'

@@ -225,6 +225,16 @@ def check_batch(batch: Batch) -> Batch:
   )
 
 
+def _check_required(requires, given, extras) -> None:
+  """Raises if a field that a method requires is not there."""
+  for name in sorted(requires):
+    if given.get(name, extras.get(name)) is None:
+      raise ValueError(
+        f'This method reads {name!r}, which was not given; compute it and pass '
+        'it in the Batch (entropy: as an argument of surrogate_loss).'
+      )
+
+
 def at_least_float32(x) -> Array:
   """Casts to float32, or leaves a wider float as it is."""
   x = jnp.asarray(x)
@@ -246,9 +256,12 @@ def credit(
     method's new state.
 
   Raises:
-    ValueError: A field has the wrong shape, or no transform sets the advantage.
+    ValueError: A field has the wrong shape or is missing, or no transform sets
+      the advantage.
   """
-  batch, state = method.credit(check_batch(batch), state)
+  batch = check_batch(batch)
+  _check_required(method.requires - {'entropy'}, batch._asdict(), batch.extras)
+  batch, state = method.credit(batch, state)
   if batch.advantage is None:
     raise ValueError(
       'No transform of this method sets the advantage; add one, for example '
@@ -320,12 +333,7 @@ def surrogate_loss(
   [1.0, -1.0]
   """
   given = {'entropy': entropy, **batch._asdict()}
-  for name in sorted(method.requires):
-    if given.get(name, batch.extras.get(name)) is None:
-      raise ValueError(
-        f'This method reads {name!r}, which was not given; compute it and pass '
-        'it in the Batch (entropy: as an argument of surrogate_loss).'
-      )
+  _check_required(method.requires, given, batch.extras)
   if batch.advantage is None or batch.weight is None:
     raise ValueError(
       'surrogate_loss got a batch without advantage or weight; run '

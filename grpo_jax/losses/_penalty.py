@@ -188,7 +188,8 @@ def penalize_covariance(share=2e-4, coefficient=1.0) -> LossTransform:
     covariance = jnp.where(kept, _ops.covariance(terms, batch), -jnp.inf)
     rank = _ops.rank_descending(covariance)
     chosen = kept & (rank < _ops.share_of(share, kept))
-    gap = jnp.abs(terms.log_ratio)
+    # Not jnp.abs, whose slope at 0 is 1 in JAX.
+    gap = terms.log_ratio * lax.stop_gradient(jnp.sign(terms.log_ratio))
     return jnp.where(chosen, coefficient * gap, 0), {'penalized': chosen}
 
   return add_penalty(

@@ -77,10 +77,14 @@ def test_requires_and_scope_are_joined():
 def test_a_missing_requirement_is_named():
   case = cases.make_case()
   method = losses.methods.grpo()
-  batch = cases.to_batch(case)._replace(logp_ref=None)
-  batch, state = cases.prepared(method, batch)
+  given = cases.to_batch(case)
   with pytest.raises(ValueError, match="'logp_ref'"):
-    losses.surrogate_loss(method, case.logp, batch, state)
+    losses.credit(method, given._replace(logp_ref=None), method.init())
+  batch, state = cases.prepared(method, given)
+  with pytest.raises(ValueError, match="'logp_ref'"):
+    losses.surrogate_loss(
+      method, case.logp, batch._replace(logp_ref=None), state
+    )
 
 
 def test_entropy_reaches_the_terms():

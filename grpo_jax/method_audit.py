@@ -1,0 +1,126 @@
+"""Audits of methods by name, for the terminal and for programs."""
+
+import ast
+import re
+import shutil
+from typing import Any
+
+from grpo_jax import config as config_lib
+from grpo_jax import diagnostics
+from grpo_jax import losses
+
+
+def of(
+  name: str, method_kwargs: str = '{}', fields: str | None = None
+) -> diagnostics.Audit:
+  """Audits the method that a name stands for.
+
+  Args:
+    name: Of `losses.methods`, or `'module:function'`.
+    method_kwargs: Its arguments, a Python dict in text.
+    fields: `'module:function'`; see `diagnostics.audit`.
+
+  Raises:
+    ValueError: No such method, wrong arguments, or a field that is missing.
+  """
+  try:
+    kwargs = ast.literal_eval(method_kwargs)
+    dict(**kwargs)
+  except (ValueError, SyntaxError, TypeError) as error:
+    raise ValueError(
+      f'--method_kwargs={method_kwargs} is no dict of arguments; give one, as '
+      'in --method_kwargs="{\'high\': 0.3}".'
+    ) from error
+  learner = config_lib.Learner(method=name, method_kwargs=kwargs)
+  method = config_lib.method(learner)
+  if not isinstance(method, losses.LossTransform):
+    raise ValueError(
+      f'{name} made {method!r:.80}, which is no LossTransform; return what '
+      'losses.chain returns.'
+    )
+  make = config_lib.imported(fields, '--fields') if fields else None
+  return diagnostics.audit(method, make)
+
+
+def to_json(
+  name: str, audit: diagnostics.Audit, figure: str | None = None
+) -> dict[str, Any]:
+  """An audit for a program: `method`, the parts of `Audit`, `figure`."""
+  return {
+    'method': name,
+    **diagnostics.to_json(audit),
+    'figure': figure,
+  }
+
+
+def figure(name: str, audit: diagnostics.Audit) -> str:
+  """Draws the clipping into the current directory; returns the file's name."""
+  path = f'audit-{re.sub("[^A-Za-z0-9_.-]+", "-", name)}.png'
+  diagnostics.plot(audit.clipping, name, path)
+  return path
+
+
+def show(
+  name: str, audit: diagnostics.Audit, figure: str | None = None
+) -> None:
+  """Prints an audit for a person."""
+  from rich import box
+  from rich import console
+  from rich import table as rich_table
+
+  grid = rich_table.Table(box=box.SIMPLE, show_header=False, pad_edge=False)
+  section = ''
+  for group, label, text in diagnostics.describe(name, audit):
+    grid.add_row('' if group == section else group, label, text)
+    section = group
+  if figure:
+    grid.add_row('figure', '', figure)
+  _console(console).print(grid, markup=False)
+
+
+def table() -> list[dict[str, str]]:
+  """The table of all named methods, with their default arguments.
+
+  Returns:
+    For each, `method` and the columns of `diagnostics.COLUMNS`.
+  """
+  return [
+    {
+      'method': name,
+      **diagnostics.cells(diagnostics.audit(getattr(losses.methods, name)())),
+    }
+    for name in losses.methods.__all__
+  ]
+
+
+def show_table(rows: list[dict[str, str]]) -> None:
+  """Prints the table of methods for a person."""
+  from rich import box
+  from rich import console
+  from rich import table as rich_table
+
+  made = rich_table.Table(box=box.SIMPLE, pad_edge=False)
+  for name in rows[0]:
+    made.add_column(name, overflow='fold', no_wrap=name == 'method')
+  for row in rows:
+    made.add_row(*row.values())
+  out = _console(console)
+  out.print(made, markup=False)
+  for name, meaning in diagnostics.COLUMNS.items():
+    out.print(f'{name}: {meaning}', markup=False)
+
+
+def markdown(rows: list[dict[str, str]]) -> str:
+  """The table of methods as the README has it."""
+  names = list(rows[0])
+  lines = [names, ['---'] * len(names), *(list(row.values()) for row in rows)]
+  return '\n'.join(
+    f'| {" | ".join(cell.replace("|", "&#124;") for cell in line)} |'
+    for line in lines
+  )
+
+
+def _console(console):
+  """As wide as the terminal; a table in a file needs room."""
+  width = shutil.get_terminal_size((160, 24)).columns
+  return console.Console(width=width, highlight=False)

@@ -1,0 +1,166 @@
+"""Where the gradient stops: ends of the zeros, and what is no clip."""
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax import losses
+from grpo_jax.diagnostics import _clipping
+from grpo_jax.losses import methods
+
+INF = np.inf
+
+ZEROS = {
+  'dapo': [(1, 1.28, INF), (-1, 0, 0.8)],
+  'dr_grpo': [(1, 1.2, INF), (-1, 0, 0.8)],
+  'gmpo': [(1, np.exp(0.4), INF), (-1, 0, np.exp(-0.4))],
+  'grpo': [(1, 1.2, INF), (-1, 0, 0.8)],
+  'gspo': [(1, 1 + 4e-4, INF), (-1, 0, 1 - 3e-4)],
+  'kl_cov': [],
+  'reinforce': [],
+  'rloo': [],
+  'supervised': [],
+}
+
+
+@pytest.mark.parametrize('name', ZEROS)
+def test_the_zeros_of_a_published_method(name):
+  found = _clipping.clipping(getattr(methods, name)())
+  np.testing.assert_allclose(found.zeros, ZEROS[name], rtol=1e-7)
+  assert found.coasts == bool(ZEROS[name])
+  assert found.faded == ()
+  assert not found.depends_on_length and not found.depends_on_probability
+
+
+def measure(objective, *links):
+  return _clipping.clipping(
+    losses.chain(
+      losses.center_by_group(),
+      losses.mean_over_tokens(),
+      *links,
+      losses.set_objective(objective),
+    )
+  )
+
+
+def ratio_of(terms):
+  return jnp.exp(terms.log_ratio)
+
+
+def test_the_curves_are_those_of_the_formula():
+  found = _clipping.clipping(methods.grpo())
+  r = found.ratio
+  np.testing.assert_allclose(found.positive, np.where(r > 1.2, 0, r))
+  np.testing.assert_allclose(found.negative, np.where(r < 0.8, 0, -r))
+  assert r.min() == pytest.approx(np.exp(-6)) and np.all(np.diff(r) > 0)
+  assert found.text == 'zero above 1.2 for A > 0 and below 0.8 for A < 0'
+
+
+def test_the_text_keeps_the_digits_that_a_narrow_clip_has():
+  found = _clipping.clipping(methods.gspo())
+  assert found.text == 'zero above 1.0004 for A > 0 and below 0.9997 for A < 0'
+
+
+def test_a_cap_for_wrong_completions_gives_two_intervals():
+  def dual(terms, batch):
+    ratio, advantage = ratio_of(terms), batch.advantage
+    clipped = jnp.clip(ratio, 0.8, 1.2)
+    value = jnp.minimum(ratio * advantage, clipped * advantage)
+    return jnp.where(advantage < 0, jnp.maximum(value, 3 * advantage), value)
+
+  found = measure(dual)
+  assert (
+    found.text == 'zero above 1.2 for A > 0, below 0.8 and above 3 for A < 0'
+  )
+  assert len(found.zeros) == 3
+
+
+def test_a_gate_in_between_and_for_either_sign():
+  def gate(terms, batch):
+    ratio = ratio_of(terms)
+    shut = (ratio > 2) & (ratio < 3)
+    return jnp.where(shut, 0, ratio * batch.advantage)
+
+  assert measure(gate).text == 'zero from 2 to 3 for either sign of A'
+
+
+def test_a_soft_gate_is_never_zero_and_what_rounds_to_zero_is_no_clip():
+  def sigmoid(terms, batch):
+    return jax.nn.sigmoid(ratio_of(terms) - 1) * batch.advantage
+
+  found = measure(sigmoid)
+  assert found.positive[-1] == 0  # 1 - sigmoid rounds to 0
+  assert not found.coasts and found.zeros == ()
+  assert [sign for sign, _, _ in found.faded] == [1, -1]
+  assert found.text.startswith('never cut off; fades')
+
+
+def test_what_underflows_is_no_clip():
+  def bell(terms, batch):
+    gate = jnp.exp(-jnp.square(terms.log_ratio) / 2e-3)
+    return lax.stop_gradient(gate) * batch.advantage * terms.logp
+
+  found = measure(bell)
+  assert (found.positive == 0).any() and (found.negative == 0).any()
+  assert found.zeros == () and len(found.faded) == 4
+
+
+def test_a_ramp_that_ends_at_zero_is_a_clip():
+  def ramp(terms, batch):
+    gate = jnp.clip(2 - ratio_of(terms), 0, 1)
+    return lax.stop_gradient(gate) * batch.advantage * terms.logp
+
+  found = measure(ramp)
+  np.testing.assert_allclose(found.zeros, [(1, 2, INF), (-1, 2, INF)], 1e-7)
+
+
+def test_a_ratio_of_the_whole_sequence_names_its_length():
+  def product(terms, batch):
+    log_ratio = jnp.sum(
+      terms.log_ratio, axis=-1, keepdims=True, where=batch.mask
+    )
+    ratio = jnp.broadcast_to(jnp.exp(log_ratio), batch.mask.shape)
+    clipped = jnp.clip(ratio, 0.8, 1.2) * batch.advantage
+    return jnp.minimum(ratio * batch.advantage, clipped)
+
+  found = measure(product)
+  assert found.depends_on_length and not found.depends_on_probability
+  ends = np.array([1.2, 0.8]) ** (1 / found.tokens)
+  np.testing.assert_allclose(
+    [found.zeros[0][1], found.zeros[1][2]], ends, rtol=1e-7
+  )
+  assert found.text.endswith('(for a completion of 4 tokens)')
+
+
+def test_a_gate_on_the_probability_names_it():
+  def change(terms, batch):
+    rise = jnp.exp(terms.logp) - jnp.exp(batch.logp_old)
+    shut = rise * jnp.sign(batch.advantage) > 0.15
+    return jnp.where(shut, 0, ratio_of(terms) * batch.advantage)
+
+  found = measure(change)
+  assert found.depends_on_probability and not found.depends_on_length
+  assert found.old_probability == 0.3
+  np.testing.assert_allclose(found.zeros, [(1, 1.5, INF), (-1, 0, 0.5)], 1e-7)
+  assert found.ratio.max() < 1 / 0.3
+
+
+def test_one_sign_without_a_gradient():
+  def positive(terms, batch):
+    return ratio_of(terms) * jnp.maximum(batch.advantage, 0)
+
+  found = measure(positive)
+  assert found.text == 'zero at every ratio for A < 0'
+
+
+def test_a_batch_coupled_gate_on_single_tokens_does_not_break_it():
+  def lucky(terms, batch):
+    noise = jnp.where(batch.keep, batch.extras['noise'], 2)
+    dropped = noise <= jnp.min(noise)
+    value = jnp.where(dropped, lax.stop_gradient(terms.log_ratio), 0)
+    value = jnp.where(dropped, value, ratio_of(terms))
+    return value * batch.advantage
+
+  assert measure(lucky).text == 'never zero'
