@@ -435,12 +435,15 @@ def _convert(hint, value, path: str):
   raise ValueError(f'{path} is {value!r}; it must be of type {wanted}.')
 
 
-def method(learner: Learner) -> losses.LossTransform:
+def method(
+  learner: Learner, flag: str = '--config.learner.method'
+) -> losses.LossTransform:
   """The loss that a config names.
 
   Args:
     learner: Its `method` is a name of `losses.methods`, or `'module:function'`
       for a user's own; `method_kwargs` are the arguments.
+    flag: Where these come from, for the error message.
 
   Returns:
     A `LossTransform`.
@@ -450,23 +453,22 @@ def method(learner: Learner) -> losses.LossTransform:
   """
   name, kwargs = learner.method, learner.method_kwargs
   if ':' in name:
-    make = imported(name, 'learner.method')
+    make = imported(name, flag)
   elif name in losses.methods.__all__:
     make = getattr(losses.methods, name)
   else:
     near = difflib.get_close_matches(name, losses.methods.__all__, 1)
-    known = near[0] if near else ', '.join(losses.methods.__all__)
+    meant = f'did you mean {near[0]}?' if near else 'see `grpo-jax methods`.'
     raise ValueError(
-      f'learner.method={name!r} is no method; did you mean {known}? A method '
-      "of your own is named 'module:function'."
+      f'{flag}={name!r} is no method; {meant} A method of your own is named '
+      "'module:function'."
     )
   try:
     return make(**kwargs)
   except TypeError as error:
     raise ValueError(
-      f'learner.method_kwargs={kwargs} do not fit {name}{_signature(make)}: '
-      f'{error}; override them with --config.learner.method_kwargs='
-      '"{...}".'
+      f'{flag}_kwargs={kwargs} do not fit {name}{_signature(make)}: {error}; '
+      f'give all of them anew with {flag}_kwargs="{{...}}".'
     ) from error
 
 

@@ -172,7 +172,7 @@ def methods() -> None:
   """`grpo-jax methods`."""
   from grpo_jax import method_audit
 
-  table = method_audit.table()
+  table = method_audit.table(method_audit.every())
   if _value('json'):
     _print_json(table)
   else:
@@ -319,7 +319,7 @@ def help_text(command: str, width: int) -> str:
         'grpo-jax COMMAND --help shows the flags of a command.',
       ]
     )
-  _, what, names = COMMANDS[command]
+  _, what, names, takes, _ = COMMANDS[command]
   rows = []
   for name in names:
     flag = flags.FLAGS[name]
@@ -328,7 +328,8 @@ def help_text(command: str, width: int) -> str:
       f' ({flag.default_as_str})' if flag.value not in (None, [], False) else ''
     )
     rows.append((f'--{name}{given}', f'{flag.help}{default}'))
-  title = textwrap.wrap(f'grpo-jax {command}: {what}', width)
+  takes = f' {takes.upper()}' if takes else ''
+  title = textwrap.wrap(f'grpo-jax {command}{takes}: {what}', width)
   text = [*title, '', _columns(rows, width)]
   if command == 'train':
     text += ['', 'Fields of the config:', '', options.help_text(width)]
@@ -375,13 +376,15 @@ _SENTENCES = (flags.Error, ValueError, OSError, KeyError)
 
 def _check_flags(command: str, parsed: list[str]) -> None:
   """Raises if there is something that the command does not read."""
-  known = ', '.join(f'--{name}' for name in COMMANDS[command].flags)
+  read = COMMANDS[command].flags
+  known = ', '.join(f'--{name}' for name in read)
   others = [f'--{name}' for name in _FLAGS if flags.FLAGS[name].present]
   others = [name for name in others if name not in known.split(', ')]
   if parsed[2:] or others:
     raise flags.Error(
       f'grpo-jax {command} got {" ".join(parsed[2:] + others)}, which it does '
-      f'not read; its flags are {known}, --config.FIELD.'
+      f'not read; its flags are {known}'
+      f'{", --config.FIELD" if "config" in read else ""}.'
     )
   if '://' in (_value('workdir') or ''):
     raise flags.Error(
@@ -394,7 +397,7 @@ def _check_flags(command: str, parsed: list[str]) -> None:
       f'grpo-jax {command} needs a {wanted}. As in:\n'
       f'{COMMANDS[command].example}'
     )
-  if 'workdir' in COMMANDS[command].flags and not _value('workdir'):
+  if 'workdir' in read and not _value('workdir'):
     raise flags.Error(
       f'grpo-jax {command} needs --workdir, and --config for a new run. As '
       f'in:\n{_EXAMPLES}'

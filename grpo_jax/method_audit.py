@@ -32,7 +32,7 @@ def of(
       'in --method_kwargs="{\'high\': 0.3}".'
     ) from error
   learner = config_lib.Learner(method=name, method_kwargs=kwargs)
-  method = config_lib.method(learner)
+  method = config_lib.method(learner, '--method')
   if not isinstance(method, losses.LossTransform):
     raise ValueError(
       f'{name} made {method!r:.80}, which is no LossTransform; return what '
@@ -78,18 +78,26 @@ def show(
   _console(console).print(grid, markup=False)
 
 
-def table() -> list[dict[str, str]]:
-  """The table of all named methods, with their default arguments.
+def every() -> dict[str, diagnostics.Audit]:
+  """Audits of all named methods, with their default arguments."""
+  return {
+    name: diagnostics.audit(getattr(losses.methods, name)())
+    for name in losses.methods.__all__
+  }
+
+
+def table(audits: dict[str, diagnostics.Audit]) -> list[dict[str, str]]:
+  """The table of methods.
+
+  Args:
+    audits: By name.
 
   Returns:
     For each, `method` and the columns of `diagnostics.COLUMNS`.
   """
   return [
-    {
-      'method': name,
-      **diagnostics.cells(diagnostics.audit(getattr(losses.methods, name)())),
-    }
-    for name in losses.methods.__all__
+    {'method': name, **diagnostics.cells(audit)}
+    for name, audit in audits.items()
   ]
 
 
@@ -120,7 +128,18 @@ def markdown(rows: list[dict[str, str]]) -> str:
   )
 
 
+def columns_markdown() -> str:
+  """What the columns mean, as the README has it."""
+  return '\n'.join(
+    f'- {name}: {meaning}' for name, meaning in diagnostics.COLUMNS.items()
+  )
+
+
 def _console(console):
   """As wide as the terminal; a table in a file needs room."""
   width = shutil.get_terminal_size((160, 24)).columns
   return console.Console(width=width, highlight=False)
+
+
+if __name__ == '__main__':
+  print(f'{markdown(table(every()))}\n\n{columns_markdown()}')

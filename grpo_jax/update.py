@@ -48,6 +48,8 @@ class Updater:
     stale: Rollouts may hold groups that an earlier policy has drawn. The
       policy before the update of these is the sampler's; so logp_old is always
       scored, for the others.
+    scorings: Passes over the last rollout, by the policy or the reference,
+      before its first step.
   """
 
   learner: Learner
@@ -61,6 +63,7 @@ class Updater:
   refresh_weight: float = 1.0
   stale: bool = False
   compiled: Compiled = dataclasses.field(init=False)
+  scorings: int = dataclasses.field(default=0, init=False)
 
   def __post_init__(self, params):
     self.compiled = compiled(self.learner, params)
@@ -104,8 +107,8 @@ class Updater:
 
   @property
   def forward_passes(self) -> int:
-    """What the steps of a rollout are worth; a backward pass counts two."""
-    return 3 * self.epochs + self.scores_old + self.learner.with_reference
+    """What the last rollout's steps were worth; a backward pass counts two."""
+    return 3 * self.epochs + self.scorings
 
   def _requires(self, name: str) -> bool:
     return name in self.learner.method.requires
@@ -126,23 +129,29 @@ class Updater:
     if self.anchor == 'sampler':
       batch = batch._replace(logp_old=batch.logp_sampler)
     unknown = self._requires('entropy_old') and batch.entropy_old is None
-    if self.scores_old or unknown:
+    scored = self.scores_old or unknown
+    if scored:
       old = self.score(state.params, rollout, self._requires('entropy_old'))
       if old.entropy is not None:
-        batch = batch._replace(entropy_old=old.entropy)
+        entropy = self._of_each_age(batch, old.entropy, batch.entropy_old)
+        batch = batch._replace(entropy_old=entropy)
       if self.scores_old:
-        batch = batch._replace(logp_old=self._of_each_age(batch, old.logp))
+        sampler = batch.logp_sampler
+        if sampler is not None:  # of the whole policy, without the filters
+          sampler = sampler + extras.get('log_kept', 0)
+        logp_old = self._of_each_age(batch, old.logp, sampler)
+        batch = batch._replace(logp_old=logp_old)
+    self.scorings = scored + self.learner.with_reference
     if self.learner.with_reference:
       logp_ref = self.score(state.reference, rollout).logp
       batch = batch._replace(logp_ref=logp_ref)
     return batch
 
-  def _of_each_age(self, batch: losses.Batch, logp: jax.Array) -> jax.Array:
+  def _of_each_age(self, batch: losses.Batch, scored, sampler):
     """What was scored; the sampler's for what an earlier policy has drawn."""
-    if not self.stale or batch.logp_sampler is None:
-      return logp
-    sampler = batch.logp_sampler + batch.extras.get('log_kept', 0)
-    return jnp.where(batch.extras['fresh'], logp, sampler)
+    if not self.stale or sampler is None:
+      return scored
+    return jnp.where(batch.extras['fresh'], scored, sampler)
 
   def score(self, params: Any, rollout: Rollout, with_entropy: bool = False):
     """`Scores` f32[P,G,T] of the completions under some parameters."""

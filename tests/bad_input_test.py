@@ -17,7 +17,7 @@ BARE = (SMALL, '--config.warm_up.steps=0', '--config.data.heldout=')
 
 # What is given (WORK is a workdir that is not there), and what is said of it.
 BAD_INPUT = {
-  'no command': ([], 'the commands are: train, eval, sample'),
+  'no command': ([], 'the commands are: train, eval, methods, audit'),
   'another command': (['dance'], "'dance'"),
   'no workdir': (['train', CONFIG], 'needs --workdir'),
   'no config': (['train', 'WORK'], 'no config.json'),

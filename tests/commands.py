@@ -32,16 +32,15 @@ def popen(*arguments, **options):
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     text=True,
-    cwd=ROOT,
     env=environment(),
-    **options,
+    **{'cwd': ROOT, **options},
   )
   _started.append(process)
   return process
 
 
-def command(*arguments, given=None):
-  process = popen(*arguments, stdin=subprocess.PIPE)
+def command(*arguments, given=None, **options):
+  process = popen(*arguments, stdin=subprocess.PIPE, **options)
   out, err = process.communicate(given, timeout=300)
   return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 

@@ -106,10 +106,11 @@ def make(
 
 def _with_fields(batch: losses.Batch, fields: Fields) -> losses.Batch:
   """The batch with what the user's generator makes of each of its probes."""
-  made = [
-    fields(jax.tree.map(lambda x: x[n], batch))  # noqa: B023
-    for n in range(len(batch.reward))
-  ]
+  with jax.enable_x64(True):  # float64 stays that in jax.numpy too
+    made = [
+      fields(jax.tree.map(lambda x: x[n], batch))  # noqa: B023
+      for n in range(len(batch.reward))
+    ]
   given = {name: np.stack([one[name] for one in made]) for name in made[0]}
   known = {name: given.pop(name) for name in batch._fields if name in given}
   return batch._replace(extras={**batch.extras, **given}, **known)

@@ -128,8 +128,9 @@ class Plain:
 
 
 def _words(scalars: Scalars, shown: Mapping[str, str]) -> list[str]:
-  """'label number' of those that are there; 'clipped' is the sum of both."""
-  sides = [scalars.get('clipped_high'), scalars.get('clipped_low')]
+  """'label number' of those that are there; 'clipped' is the sum of all."""
+  names = ('clipped_high', 'clipped_low', 'clipped_cap')
+  sides = [scalars.get(name) for name in names]
   if any(side is not None for side in sides):
     scalars = {**scalars, 'clipped': sum(side or 0.0 for side in sides)}
   return [

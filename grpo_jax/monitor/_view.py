@@ -31,6 +31,7 @@ _GROUPS = {
     'ratio_p01': 'ratio p01',
     'ratio_p99': 'ratio p99',
     'ess_token': 'ess token',
+    'prefix_whole_uncancelled': 'shared |W|',
     'overshoot': 'overshoot',
   },
   'optimizer': {

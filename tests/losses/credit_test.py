@@ -24,16 +24,26 @@ def advantages(transform, reward, valid=None, tokens=1):
   return np.asarray(batch.advantage[:, :, 0])
 
 
-@pytest.mark.parametrize('group', range(2, 65))
-def test_equal_rewards_give_exactly_zero(group):
+@pytest.mark.parametrize('name', BASELINES)
+def test_equal_rewards_give_exactly_zero(name):
+  """In groups of 1 to 63; their first completion is not valid.
+
+  Peers leave up to 0.96 there: the rounding error of a mean, over itself.
+  """
+  size = 1 + np.arange(64)
+  rewards = np.array([0.1, 1 / 3, 1e6 + 0.1], np.float32)
+  valid = np.tile(np.arange(64) < size[:, None], (3, 1))
+  valid[:, 0] = False
+  reward = np.where(valid, np.repeat(rewards, 64)[:, None], 7.0)
+  assert not np.any(advantages(BASELINES[name], reward, valid))
+
+
+@pytest.mark.parametrize('group', [2, 3, 5, 8, 64])
+@pytest.mark.parametrize('name', BASELINES)
+def test_equal_rewards_give_exactly_zero_in_a_full_group(name, group):
   rewards = np.array([0.1, 1 / 3, 1e6 + 0.1], np.float32)[:, None]
   reward = np.broadcast_to(rewards, (3, group))
-  for name, transform in BASELINES.items():
-    assert not np.any(advantages(transform, reward)), name
-    some = np.ones((3, group), bool)
-    some[:, 0] = False  # the first completion is not the anchor then
-    garbage = np.where(some, reward, 7.0)
-    assert not np.any(advantages(transform, garbage, some)), name
+  assert not np.any(advantages(BASELINES[name], reward))
 
 
 @pytest.mark.parametrize('group', [2, 3, 8, 64])

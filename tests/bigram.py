@@ -1,0 +1,100 @@
+"""A bigram model, learners and rollouts: quick to compile, read by a layout.
+
+It stands for the transformer where a test is about what happens to any scores.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from grpo_jax import layout
+from grpo_jax import learner as learner_lib
+from grpo_jax import losses
+from grpo_jax import rollout as rollout_lib
+from grpo_jax import sharding
+from grpo_jax.models import scores as scores_lib
+from tests import tiny
+
+PROMPTS, GROUP, TOKENS, VOCAB = 5, 4, 6, 8
+
+
+def score(params, rows, with_entropy):
+  """The next token by the last one and its position, as a layout has them."""
+  shape = rows.column.shape
+  column = rows.column.reshape(shape[0], -1)
+  token, position = (
+    jnp.take_along_axis(x, column, axis=1) for x in (rows.tokens, rows.position)
+  )
+  logits = params['token'][token] + params['position'][position]
+  target = rows.target.reshape(column.shape)
+  found = scores_lib.token_scores(logits, target, with_entropy)
+  return jax.tree.map(lambda x: x.reshape(shape), found)
+
+
+@functools.cache
+def params():
+  normal = np.random.default_rng(0).standard_normal
+  return {
+    'token': jnp.asarray(normal((VOCAB, VOCAB)), jnp.float32),
+    'position': jnp.asarray(normal((8 + TOKENS, VOCAB)), jnp.float32),
+  }
+
+
+@functools.cache
+def rollout():
+  """Off-policy, ragged, with shared tokens; see the comments."""
+  rng = np.random.default_rng(1)
+  shape = (PROMPTS, GROUP, TOKENS)
+  ids = [
+    rng.integers(0, VOCAB, size).tolist() for size in rng.integers(1, 8, 5)
+  ]
+  tokens = rng.integers(0, 2, shape).astype(np.int32)  # many shared prefixes
+  tokens[3, :, :2] = 1  # the whole group
+  length = rng.integers(2, TOKENS + 1, shape[:2]).astype(np.int32)
+  length[0, 0] = 0
+  valid = np.ones(shape[:2], bool)
+  valid[1, 1] = False
+  valid[4], length[4, :2] = False, 0  # nothing is trained in the last row
+  reward = rng.choice([0.0, 0.5, 1.0], shape[:2])
+  reward[0] = reward[3] = 0, 1, 0, 0.5
+  reward[2] = 0.5  # a group that teaches nothing
+  normal = lambda size: size * rng.standard_normal(shape)
+  rows = layout.padded_rows(ids, tokens, length, 16)
+  now = score(params(), rows, True)
+  logp, entropy = (np.asarray(tiny.gather(x, rows, length)) for x in now)
+  old = logp + normal(0.4)
+  batch = losses.Batch(
+    tokens=tokens,
+    mask=np.arange(TOKENS) < length[:, :, None],
+    keep=np.arange(TOKENS) < length[:, :, None],
+    valid=valid,
+    reward=reward,
+    reward_parts=rng.choice([0.0, 0.5, 1.0], (*shape[:2], 2)),
+    truncated=length == TOKENS,
+    version=np.zeros(shape, np.int32),
+    logp_old=old,
+    logp_ref=logp + normal(0.4),
+    logp_sampler=old + normal(0.3),
+    entropy_old=entropy * np.exp(normal(0.3)),
+    extras={'noise': rng.random(shape), 'log_kept': normal(0.1)},
+  )
+  batch = jax.tree.map(
+    lambda x: x.astype(np.float32) if x.dtype == np.float64 else x, batch
+  )
+  return rollout_lib.Rollout(
+    batch, length, ids, [''] * PROMPTS, [], np.arange(PROMPTS)
+  )
+
+
+def make_learner(method, mesh=(1, 1, 1)):
+  return learner_lib.Learner(
+    score=score,
+    method=method,
+    optimizer=optax.sgd(0.1),
+    on_zero_advantage='skip',
+    mesh=sharding.make_mesh(*mesh),
+    logical_axes=lambda path, rank: ('width', 'vocab'),
+  )

@@ -1,0 +1,122 @@
+"""The audit as a whole: the papers' table from the named methods."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax import diagnostics
+from grpo_jax import losses
+from grpo_jax.losses import methods
+
+# papers.md 1.3: E[grad first], E[grad second], E[W_agg given all share].
+PUBLISHED = {
+  'dr_grpo': (methods.dr_grpo(max_tokens=1), 0.0, 0.1294, 0.0),
+  'gcpo': (methods.gcpo(), 0.0, 0.3409, 0.0),
+  'grpo': (methods.grpo(), 0.0476, 0.0938, 0.1818),
+  'gspo': (methods.gspo(), 0.0476, 0.0938, 0.1818),
+  'deepseek_v3_2': (methods.deepseek_v3_2(), 0.0180, 0.0356, 0.0844),
+  'dapo': (methods.dapo(), 0.0111, 0.0379, 0.0),
+  'cispo': (methods.cispo(), 0.0111, 0.0379, 0.0),
+  'gpg': (methods.gpg(), 0.0026, 0.0139, 0.0),
+  'cppo': (methods.cppo(threshold=1.2), 0.0207, 0.0408, 0.0487),
+  'gtpo_conflict': (
+    methods.gtpo_conflict(0.0, math.inf), 0.0372, 0.0356, 0.1875,
+  ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', PUBLISHED)
+def test_the_audit_has_the_papers_table(name):
+  method, first, second, weight = PUBLISHED[name]
+  tree = diagnostics.tree_bias(method)
+  found = tree.first, tree.second, tree.shared_weight
+  np.testing.assert_allclose(found, (first, second, weight), atol=1e-4)
+
+
+def test_what_an_audit_says_of_grpo():
+  said = {
+    (section, label): text
+    for section, label, text in diagnostics.describe(
+      'grpo', diagnostics.audit(methods.grpo())
+    )
+  }
+  assert said['grpo', 'advantage'] == '(r - mean)/std'
+  assert said['grpo', 'regulariser'] == '0.04 k3'
+  assert 'first token 0.0476 (true: 0)' in said['shared prefix', 'bias']
+  assert said['loss value', 'at ratio 1'].startswith('always 0 at ratio 1')
+  assert 'carry a token on' in said['clipping', 'momentum']
+
+
+def dated(strength=0.5):
+  """Trusts the first half of the positions more, by a field of its own."""
+  return losses.chain(
+    losses.center_by_group(),
+    losses.on_advantage(
+      lambda a, batch, strength: a * (1 - strength * batch.extras['late']),
+      requires=('late',),
+      strength=strength,
+    ),
+    losses.mean_over_tokens(),
+    losses.ppo_clip(),
+  )
+
+
+def late(batch):
+  position = np.arange(batch.mask.shape[-1])
+  return {'late': np.broadcast_to(position >= 4, batch.mask.shape)}
+
+
+def test_a_method_with_fields_of_its_own():
+  with pytest.raises(ValueError, match="requires the field 'late'.*fields="):
+    diagnostics.audit(dated())
+  audit = diagnostics.audit(dated(), late)
+  assert audit.row.advantage.startswith('per token')
+  assert audit.requires == ('late',)
+  plain = diagnostics.audit(dated(0.0), late)
+  assert plain.row.advantage == 'r - mean'
+
+
+def test_fields_may_replace_those_of_the_batch():
+  def two(batch):
+    return {'reward_parts': jnp.stack([batch.reward, 0 * batch.reward], -1)}
+
+  method = methods.gdpo(weights=(1.0, 2.0))
+  with pytest.raises(ValueError, match='2 weights'):
+    diagnostics.surrogate_row(method)
+  assert '(r - mean)/std' in diagnostics.surrogate_row(method, two).advantage
+
+
+@pytest.mark.parametrize('name', ['dapo', 'gspo', 'sapo', 'dual_clip_grpo'])
+def test_the_figure(name, tmp_path):
+  """Its curve is the coefficient, with upright steps at the bounds."""
+  from matplotlib.figure import Figure
+
+  from grpo_jax.diagnostics import _plot
+
+  drawn = []
+  save = Figure.savefig
+
+  def keep(figure, *args, **kwargs):
+    drawn.append(figure)
+    return save(figure, *args, **kwargs)
+
+  clipping = diagnostics.clipping(getattr(methods, name)())
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(Figure, 'savefig', keep)
+    diagnostics.plot(clipping, name, tmp_path / 'a.png')
+  assert (tmp_path / 'a.png').stat().st_size > 5000
+  (axes,) = drawn[0].axes
+  right, wrong = axes.lines[:2]
+  x, y = right.get_xdata(), right.get_ydata()
+  at_one = np.interp(1.0, x, y), np.interp(1.0, *wrong.get_data())
+  np.testing.assert_allclose(at_one, (1, -1), atol=1e-3)
+  for sign, start, stop in clipping.zeros:
+    if sign > 0 and np.isinf(stop):
+      assert not y[x > start].any()
+      assert y[x == start].max() == pytest.approx(
+        start if name != 'gspo' else 1, rel=0.01
+      )
+  assert len(axes.patches) == len(clipping.zeros)
+  assert _plot._window(clipping)[0] < 1 < _plot._window(clipping)[1]
