@@ -13,6 +13,7 @@ from grpo_jax import learner as learner_lib
 from grpo_jax import losses
 from grpo_jax import measure
 from grpo_jax import models
+from grpo_jax import named
 from grpo_jax import optim
 from grpo_jax import rewards
 from grpo_jax import rollout
@@ -86,7 +87,7 @@ def run(config: Config) -> Run:
     ),
     mesh=mesh,
     model=model,
-    method=_traced(config_lib.method(config.learner)),
+    method=_method(config),
     engine=sampling.LocalEngine(
       model,
       config.seed,
@@ -101,20 +102,24 @@ def run(config: Config) -> Run:
   )
 
 
-def _traced(method: losses.LossTransform) -> losses.LossTransform:
+def _method(config: config_lib.Config) -> losses.LossTransform:
   """The method, after a trace in which a chain in the wrong order raises."""
-  if not isinstance(method, losses.LossTransform):
-    raise ValueError(
-      f'config.learner.method made {method!r:.80}, which is no LossTransform; '
-      'return what losses.chain returns.'
-    )
-  tokens = jnp.zeros((1, 2, 2))
+  name, kwargs = config.learner.method, config.learner.method_kwargs
+  if name == 'gdpo':  # which weighs the rewards itself
+    weights = tuple(reward.weight for reward in config.rewards)
+    kwargs = {'weights': weights, **kwargs}
+  method = named.method(name, kwargs)
+  tokens = jnp.zeros((1, config.sampler.group, 2))
   fields = method.requires - {'entropy'}
   known = {name: tokens for name in fields & set(losses.Batch._fields)}
   extras = dict.fromkeys(fields - {*known}, tokens)
   if extras.keys() <= {'noise'}:  # else it reads a user's own
     given = losses.make_batch(
-      tokens == 0, tokens[..., 0], extras=extras, **known
+      tokens == 0,
+      tokens[..., 0],
+      reward_parts=jnp.zeros((*tokens.shape[:2], len(config.rewards))),
+      extras=extras,
+      **known,
     )
 
     def run_chain(given):

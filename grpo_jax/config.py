@@ -8,15 +8,12 @@ reads a ConfigDict and nothing has another default.
 
 import dataclasses
 import difflib
-import importlib
-import inspect
+import json
 import types
 import typing
 from typing import Any
 
 import ml_collections
-
-from grpo_jax import losses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -426,7 +423,7 @@ def _convert(hint, value, path: str):
       _convert(inner, item, f'{path}[{i}]') for i, item in enumerate(value)
     )
   if origin is dict and isinstance(value, dict):
-    return dict(value)
+    return _writable(dict(value), path)
   if hint is float and type(value) is int:
     return float(value)
   if origin is None and type(value) is hint:
@@ -435,65 +432,15 @@ def _convert(hint, value, path: str):
   raise ValueError(f'{path} is {value!r}; it must be of type {wanted}.')
 
 
-def method(
-  learner: Learner, flag: str = '--config.learner.method'
-) -> losses.LossTransform:
-  """The loss that a config names.
-
-  Args:
-    learner: Its `method` is a name of `losses.methods`, or `'module:function'`
-      for a user's own; `method_kwargs` are the arguments.
-    flag: Where these come from, for the error message.
-
-  Returns:
-    A `LossTransform`.
-
-  Raises:
-    ValueError: No such method (the nearest is named), or wrong arguments.
-  """
-  name, kwargs = learner.method, learner.method_kwargs
-  if ':' in name:
-    make = imported(name, flag)
-  elif name in losses.methods.__all__:
-    make = getattr(losses.methods, name)
-  else:
-    near = difflib.get_close_matches(name, losses.methods.__all__, 1)
-    meant = f'did you mean {near[0]}?' if near else 'see `grpo-jax methods`.'
-    raise ValueError(
-      f'{flag}={name!r} is no method; {meant} A method of your own is named '
-      "'module:function'."
-    )
-  try:
-    return make(**kwargs)
-  except TypeError as error:
-    raise ValueError(
-      f'{flag}_kwargs={kwargs} do not fit {name}{_signature(make)}: {error}; '
-      f'give all of them anew with {flag}_kwargs="{{...}}".'
-    ) from error
-
-
-def imported(name: str, what: str) -> Any:
-  """The function that `'module:function'` names.
-
-  Args:
-    name: As in a config.
-    what: The field, for the error message.
-
-  Raises:
-    ValueError: There is none, or its module cannot be imported.
-  """
-  module, _, function = name.partition(':')
-  try:
-    return getattr(importlib.import_module(module), function)
-  except Exception as error:  # a user's module may raise anything
-    raise ValueError(
-      f'{what}={name!r} cannot be imported ({type(error).__name__}: {error}); '
-      "give 'module:function' with the module on the Python path."
-    ) from error
-
-
-def _signature(function) -> str:
-  try:
-    return str(inspect.signature(function)).split(' ->')[0]
-  except ValueError:
-    return ''
+def _writable(values: dict, path: str) -> dict:
+  """The values, if a config can be written with them."""
+  for name, value in values.items():
+    try:
+      json.dumps(value)
+    except TypeError as error:
+      raise ValueError(
+        f'{path} has {name}={value!r:.80}, which a config cannot hold; put '
+        'schedules and controllers into a function of your own that returns '
+        "the method, and name it 'module:function'."
+      ) from error
+  return values

@@ -10,9 +10,9 @@ from typing import Any
 from typing import NamedTuple
 
 from grpo_jax import build
-from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax import evaluate as evaluate_lib
+from grpo_jax import named
 from grpo_jax import rollout as rollout_lib
 from grpo_jax import sampling as sampling_lib
 from grpo_jax import transcript
@@ -129,7 +129,7 @@ def evaluate(
   evaluate_lib.check_ks(ks, samples)
   answer = None
   if config.answer:
-    answer = config_lib.imported(config.answer, 'evaluation.answer')
+    answer = named.imported(config.answer, 'evaluation.answer')
   rollout = rollout_lib.collect(
     data.take(
       run.heldout, 0, min(examples or config.examples, len(run.heldout))

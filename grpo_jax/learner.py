@@ -29,6 +29,13 @@ from grpo_jax.layout import Layout
 Array = jax.Array
 
 
+# Metrics that count tokens whose gradient a trust region has switched off.
+_CLIPPED = (
+  'clipped_high', 'clipped_low', 'clipped_cap', 'gated', 'off_policy',
+  'detached',
+)  # fmt: skip
+
+
 class TrainState(NamedTuple):
   """What an optimizer step changes."""
 
@@ -282,7 +289,9 @@ def gradient(
     measured = policy_metrics.of_terms(terms, batch)
   scores, cotangent = seen
   # The same batch at ratio 1: what the method intends on shared tokens.
-  unmoved = batch._replace(logp_old=lax.stop_gradient(scores.logp))
+  logp = lax.stop_gradient(scores.logp)
+  sampler = None if batch.logp_sampler is None else logp
+  unmoved = batch._replace(logp_old=logp, logp_sampler=sampler)
   _, intended = _loss_and_cotangent(learner, scores, unmoved, loss_state)
   measured |= policy_metrics.of_prefixes(batch, -cotangent.logp, -intended.logp)
   return grads, loss, measured
@@ -330,9 +339,7 @@ def train_step(
   for name in measured:
     if name.startswith('sampler_gap'):  # drift is not the sampler's fault
       measured[name] = metrics.only_if(first, measured[name])
-  clipped = metrics.total(
-    measured, ('clipped_high', 'clipped_low', 'clipped_cap')
-  )
+  clipped = metrics.total(measured, _CLIPPED)
   kept = jnp.sum(batch.keep, dtype=jnp.float32)
   updates, opt_state = optax.with_extra_args_support(learner.optimizer).update(
     grads,

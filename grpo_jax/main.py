@@ -87,8 +87,8 @@ _FLAGS = {
   'fields': flags.DEFINE_string(
     'fields',
     None,
-    "'module:function' that makes the fields a method of yours requires: from "
-    'a batch [P,G,T], a dict of arrays.',
+    "'module:function' that makes the fields a method of yours requires, or "
+    'reward_parts of several rewards: from a batch [P,G,T], a dict of arrays.',
   ),
   'plot': flags.DEFINE_bool(
     'plot', False, 'Draw the coefficient against the ratio: audit-NAME.png.'

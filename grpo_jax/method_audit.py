@@ -3,11 +3,12 @@
 import ast
 import re
 import shutil
+import sys
 from typing import Any
 
-from grpo_jax import config as config_lib
 from grpo_jax import diagnostics
 from grpo_jax import losses
+from grpo_jax import named
 
 
 def of(
@@ -31,15 +32,15 @@ def of(
       f'--method_kwargs={method_kwargs} is no dict of arguments; give one, as '
       'in --method_kwargs="{\'high\': 0.3}".'
     ) from error
-  learner = config_lib.Learner(method=name, method_kwargs=kwargs)
-  method = config_lib.method(learner, '--method')
-  if not isinstance(method, losses.LossTransform):
+  method = named.method(name, kwargs, '--method')
+  make = named.imported(fields, '--fields') if fields else None
+  try:
+    return diagnostics.audit(method, make)
+  except TypeError as error:
     raise ValueError(
-      f'{name} made {method!r:.80}, which is no LossTransform; return what '
-      'losses.chain returns.'
-    )
-  make = config_lib.imported(fields, '--fields') if fields else None
-  return diagnostics.audit(method, make)
+      f'{name} cannot be evaluated with --method_kwargs={method_kwargs} '
+      f'({str(error).splitlines()[0]}); give numbers where it wants numbers.'
+    ) from error
 
 
 def to_json(
@@ -79,10 +80,22 @@ def show(
 
 
 def every() -> dict[str, diagnostics.Audit]:
-  """Audits of all named methods, with their default arguments."""
+  """Audits of all named methods, with their default arguments.
+
+  It takes half a minute, so a terminal sees how far it is.
+  """
+  from rich import console
+  from rich import progress
+
+  names = progress.track(
+    losses.methods.__all__,
+    'auditing',
+    console=console.Console(stderr=True),
+    transient=True,
+    disable=not sys.stderr.isatty(),
+  )
   return {
-    name: diagnostics.audit(getattr(losses.methods, name)())
-    for name in losses.methods.__all__
+    name: diagnostics.audit(getattr(losses.methods, name)()) for name in names
   }
 
 

@@ -133,8 +133,9 @@ def of_prefixes(
   Args:
     batch: The optimizer batch, [P,G,T].
     coefficient: f32[P,G,T], -d loss / d logp.
-    intended: The same with every ratio at 1: what the method does to shared
-      tokens when nothing has moved.
+    intended: The same with the policy's ratios to the old policy and to the
+      sampler at 1: what the method does to shared tokens when nothing has
+      moved. (Penalties act at the gap that there is.)
 
   Returns:
     Over the nodes of the trie of each group's sampled ids, those that the
@@ -150,10 +151,15 @@ def of_prefixes(
     Reinforcement Learning <https://arxiv.org/abs/2601.05002>`_, 2026,
     proposition 1
   """
+  both = jnp.stack([coefficient, intended])
+  # The tries are searched once for both.
+  shared = jax.vmap(diagnostics.shared_prefix_weight, in_axes=(None, None, 0))(
+    batch.tokens, batch.mask, both
+  )
   measured: Measured = {}
-  for suffix, values in (('', coefficient), ('_expected', intended)):
-    shared = diagnostics.shared_prefix_weight(batch.tokens, batch.mask, values)
-    for name, pair in diagnostics.prefix_summary(shared).items():
+  for k, suffix in enumerate(('', '_expected')):
+    one = jax.tree.map(lambda x: x[k], shared)  # noqa: B023
+    for name, pair in diagnostics.prefix_summary(one).items():
       if not (suffix and name.endswith('_tokens')):
         measured[f'prefix_{name}{suffix}'] = metrics.Mean(*pair)
   return measured

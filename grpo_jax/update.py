@@ -122,7 +122,9 @@ class Updater:
     extras = {**batch.extras, 'fresh': fresh}
     if self._requires('noise'):
       rng = keys.generator(self.seed, 'noise', step)
-      extras['noise'] = rng.random(shape, np.float32)
+      # Positions first: a wider batch then draws the same and more.
+      noise = rng.random((shape[2], *shape[:2]), np.float32)
+      extras['noise'] = np.moveaxis(noise, 0, -1)
     batch = batch._replace(
       extras=extras, entropy_old=extras.get('entropy_sampler')
     )

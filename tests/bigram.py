@@ -57,10 +57,10 @@ def rollout():
   length[0, 0] = 0
   valid = np.ones(shape[:2], bool)
   valid[1, 1] = False
-  valid[4], length[4, :2] = False, 0  # nothing is trained in the last row
+  valid[2], length[2, :2] = False, 0  # nothing is trained here
   reward = rng.choice([0.0, 0.5, 1.0], shape[:2])
-  reward[0] = reward[3] = 0, 1, 0, 0.5
-  reward[2] = 0.5  # a group that teaches nothing
+  reward[0] = reward[3] = reward[4] = 0, 1, 0, 0.5
+  reward[1] = 0.5  # a group that teaches nothing
   normal = lambda size: size * rng.standard_normal(shape)
   rows = layout.padded_rows(ids, tokens, length, 16)
   now = score(params(), rows, True)

@@ -9,6 +9,7 @@ import pytest
 
 from grpo_jax import config
 from grpo_jax import losses
+from grpo_jax import named
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -80,27 +81,33 @@ def test_bad_configs_are_refused_in_one_sentence(fields, words):
 
 
 def test_methods_by_name_and_by_module():
-  made = config.method(config.Learner('gspo', {'low': 0.1}))
+  made = named.method('gspo', {'low': 0.1})
   assert isinstance(made, losses.LossTransform)
-  own = config.method(
-    config.Learner('grpo_jax.losses.methods:kl_cov', {'share': 0.5})
-  )
+  own = named.method('grpo_jax.losses.methods:kl_cov', {'share': 0.5})
   assert own.scope == 'batch'
 
 
 @pytest.mark.parametrize(
-  'learner, words',
+  'name, kwargs, words',
   [
-    (config.Learner('grpoo'), 'did you mean grpo'),
-    (config.Learner('grpo', {'hgh': 1}), "method_kwargs={'hgh': 1}"),
-    (config.Learner('no_such.module:f'), 'no_such'),
-    (config.Learner('grpo_jax.losses:no_such'), 'no_such'),
-    (config.Learner('dapo', {'soft_tokens': 0}), 'soft_tokens=0'),
+    ('grpoo', {}, 'did you mean grpo'),
+    ('grpo', {'hgh': 1}, "method_kwargs={'hgh': 1}"),
+    ('no_such.module:f', {}, 'no_such'),
+    ('grpo_jax.losses:no_such', {}, 'no_such'),
+    ('grpo_jax.losses:__doc__', {}, 'is no function'),
+    ('json:dumps', {'obj': 1}, 'is no LossTransform'),
+    ('dapo', {'soft_tokens': 0}, 'soft_tokens=0'),
   ],
 )
-def test_bad_methods_are_refused(learner, words):
+def test_bad_methods_are_refused(name, kwargs, words):
   with pytest.raises(ValueError, match=words):
-    config.method(learner)
+    named.method(name, kwargs)
+
+
+def test_what_no_config_can_hold_is_refused():
+  fields = {'learner': {'method_kwargs': {'low': lambda rollout: 0.1}}}
+  with pytest.raises(ValueError, match="'module:function'"):
+    config.resolve(ConfigDict(fields))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ ALLOWED = {
   'sampling': {'models', 'keys', 'layout', 'sharding'},
   'diagnostics': {'losses', 'optim'},
   'policy_metrics': {'diagnostics', 'losses', 'metrics'},
-  'method_audit': {'config', 'diagnostics', 'losses'},
+  'method_audit': {'diagnostics', 'losses', 'named'},
   'learner': {
     'losses', 'optim', 'layout', 'sharding', 'metrics', 'policy_metrics',
   },
@@ -34,7 +34,8 @@ ALLOWED = {
   'update': {
     'keys', 'learner', 'losses', 'metrics', 'rollout', 'sharding',
   },
-  'config': {'losses'},
+  'config': set(),
+  'named': {'losses'},
   'options': {'config'},
   'saved_config': {'config', 'workdir'},
   'workdir': {'config'},
@@ -42,8 +43,8 @@ ALLOWED = {
   'monitor': {'config'},
   'signals': set(),
   'build': {
-    'config', 'data', 'learner', 'losses', 'measure', 'models', 'optim',
-    'rewards', 'rollout', 'sampling', 'sharding', 'update',
+    'config', 'data', 'learner', 'losses', 'measure', 'models', 'named',
+    'optim', 'rewards', 'rollout', 'sampling', 'sharding', 'update',
   },
   'replayed': {'build', 'resample', 'transcript'},
   'session': {
@@ -61,8 +62,8 @@ ALLOWED = {
   },
   'evaluate': {'keys', 'rollout'},
   'inference': {
-    'build', 'checkpoint', 'config', 'data', 'evaluate', 'rollout', 'sampling',
-    'transcript', 'workdir',
+    'build', 'checkpoint', 'config', 'data', 'evaluate', 'named', 'rollout',
+    'sampling', 'transcript', 'workdir',
   },
   'check': {'build', 'config', 'data', 'rollout', 'warm_up', 'workdir'},
   'arguments': {'options', 'workdir'},

@@ -81,7 +81,7 @@ METHODS = {
 # Layouts of one shape share a program, for compiling is what takes the time.
 CUTS = [
   spec('padded'),
-  spec('shared'),  # the last row is masked all through
+  spec('shared'),  # one row is masked all through
   spec('shared', row_completions=2),  # inside groups
   spec('packed'),
 ]
@@ -150,7 +150,7 @@ def expected(name):
     scores, pull_back = jax.vjp(scored, params)
     pull = jax.value_and_grad(of_scores, has_aux=True)
     (loss, terms), slopes = pull(scores, batch, state)
-    unmoved = batch._replace(logp_old=scores.logp)
+    unmoved = batch._replace(logp_old=scores.logp, logp_sampler=scores.logp)
     _, intended = pull(scores, unmoved, state)
     measured = policy_metrics.of_terms(terms, batch)
     measured |= policy_metrics.of_prefixes(batch, -slopes.logp, -intended.logp)
@@ -161,14 +161,14 @@ def expected(name):
 
 def assert_equal(found: Found, wanted: Found, label: str):
   tiny.assert_trees_close(found.grads, wanted.grads, 1e-6)
-  np.testing.assert_allclose(
-    found.loss, wanted.loss, rtol=1e-6, atol=1e-7, err_msg=label
+  # All are sums or means of terms of order 1, some of which cancel.
+  scalars, others = (
+    {'loss': x.loss, **metrics.to_scalars(x.measured)} for x in (wanted, found)
   )
-  scalars, others = (metrics.to_scalars(x.measured) for x in (wanted, found))
   assert scalars.keys() == others.keys(), label
   for name, value in scalars.items():
     np.testing.assert_allclose(
-      others[name], value, rtol=2e-6, atol=1e-7, err_msg=f'{label}: {name}'
+      others[name], value, rtol=2e-6, atol=2e-7, err_msg=f'{label}: {name}'
     )
 
 
@@ -211,8 +211,9 @@ def test_the_cuts_cut():
   assert used['packed-1-0'] > 2
   batch, _, _ = expected('gdpo')
   masked = ~np.any(batch.mask, axis=-1).reshape(-1)
-  last = micro['shared-1-0'][0].completion[4, 0, : bigram.GROUP]
-  assert np.all(masked[last]) and np.sum(masked) > bigram.GROUP
+  whole_row = micro['shared-1-0'][0].completion[2, 0, : bigram.GROUP]
+  assert np.all(masked[whole_row]) and np.sum(masked) > bigram.GROUP
+  assert not masked[-1]  # which an empty slot must not read
 
 
 @pytest.mark.parametrize('name', METHODS)

@@ -374,7 +374,7 @@ class Visit(NamedTuple):
   """What a check does on the code as it is."""
 
   lines: set  # (path, line number)
-  secs: float
+  secs: float  # once all is compiled
 
 
 def visits(package: str) -> dict[str, Visit]:
@@ -401,6 +401,7 @@ def visits(package: str) -> dict[str, Visit]:
       every = checks(package)
       visited[''] = Visit(set(lines), 0.0)
       for name, check in every.items():
+        failure(check)  # compiles
         lines.clear()
         start = time.perf_counter()
         if error := failure(check):
@@ -425,8 +426,9 @@ def run(shard=0, shards=1, only='', verbose=False) -> list[Result]:
     kills = collections.Counter()
     for mutant in chosen:
       lines = {(mutant.path, lineno) for lineno in mutant.reach}
-      unsure = not lines or lines & visited[''].lines
-      names = [n for n in visited if n and (unsure or lines & visited[n].lines)]
+      names = [n for n in visited if n and lines & visited[n].lines]
+      if not names and (not lines or lines & visited[''].lines):
+        names = [name for name in visited if name]
       # Cheap ones first, and those that have killed in this file before.
       rank = {n: visited[n].secs / (1 + kills[mutant.path, n]) for n in names}
       results.append(judge(mutant, sorted(names, key=rank.get)))

@@ -64,8 +64,8 @@ PICKED = [
   ),
   (
     'losses/_stages.py:_stage',
-    'scheduled = any(callable(value) for value in hyper.values())',
-    'any -> all',
+    'if callable(value) or isinstance(value, Controller)',
+    'to And',
     f'{CHAIN}_a_schedule_may_stand_beside_a_constant[]',
   ),
   (

@@ -13,10 +13,8 @@ from grpo_jax import losses
 from grpo_jax import metrics
 from grpo_jax import models
 from grpo_jax import policy_metrics
-from grpo_jax import rollout as rollout_lib
 from grpo_jax import sharding
 from grpo_jax import update
-from tests.learning import METHODS
 from tests.learning import make_rollout
 from tests.learning import spec
 
@@ -247,40 +245,6 @@ def table_rollout():
     extras={'log_kept': np.zeros(sampler.shape, np.float32)},
   )
   return rollout._replace(batch=batch)
-
-
-@pytest.mark.parametrize('name', ['grpo', 'gspo', 'kl_cov'])
-def test_layouts_and_micro_batches_give_the_same(name):
-  learner, rollout = table_learner(METHODS[name]()), table_rollout()
-  batch, state, _ = learner_lib.credit(
-    learner, rollout.batch, learner.method.init()
-  )
-  batch = losses.prepare(learner.method, batch, state)
-  gradient = jax.jit(lambda *args: learner_lib.gradient(learner, *args)[2])
-  found = [
-    gradient(
-      table(rollout),
-      state,
-      batch,
-      *rollout_lib.micro_batches(rollout, np.arange(4), cut),
-    )
-    for cut in (
-      spec('padded', 16),
-      spec('padded', 3),  # an all-padding tail
-      spec('shared', 1),
-      spec('shared', 2, row_completions=2),  # inside groups
-      spec('packed', 1),
-    )
-  ]
-  expected = metrics.to_scalars(found[0])
-  for other in found[1:]:
-    scalars = metrics.to_scalars(other)
-    assert scalars.keys() == expected.keys()
-    for key, value in expected.items():
-      np.testing.assert_allclose(scalars[key], value, rtol=1e-6, err_msg=key)
-    np.testing.assert_array_equal(
-      other['log_ratio'].counts, found[0]['log_ratio'].counts
-    )
 
 
 def steps(rollouts, mesh=(1, 1, 1), on_zero='skip'):

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import jax
 from jax import lax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 import numpy as np
 
 from grpo_jax import losses
@@ -39,7 +40,7 @@ class SharedPrefix(NamedTuple):
 
 
 def shared_prefix_weight(
-  tokens: jax.Array, mask: jax.Array, coefficient: jax.Array
+  tokens: ArrayLike, mask: ArrayLike, coefficient: ArrayLike
 ) -> SharedPrefix:
   """Finds, for every token, who shares it and what moves it in sum.
 
@@ -63,7 +64,8 @@ def shared_prefix_weight(
   >>> shared.sharers.tolist(), shared.weight.tolist()
   ([[[2, 1, 1], [2, 1, 1]]], [[[0.25, 0.5, 0.5], [0.25, -0.25, -0.25]]])
   """
-  mask = mask.astype(bool)
+  tokens, coefficient = jnp.asarray(tokens), jnp.asarray(coefficient)
+  mask = jnp.asarray(mask, bool)
   width = tokens.shape[-1]
   position = jnp.arange(width, dtype=jnp.int32)[None, None]
 

@@ -32,14 +32,14 @@ class Probe(NamedTuple):
 
 
 class Reading(NamedTuple):
-  """What a method makes of probes; coefficients are of the maximised J."""
+  """What a method makes of probes, NumPy; coefficients of the maximised J."""
 
-  loss: np.ndarray  # f64[N]
-  objective: np.ndarray  # f64[N,P,G,T], d sum(weight * objective) / d logp
-  penalty: np.ndarray  # f64[N,P,G,T], -d sum(weight * penalty) / d logp
-  entropy: np.ndarray  # f64[N,P,G,T], -d loss / d entropy
-  advantage: np.ndarray  # f64[N,P,G,T]
-  weight: np.ndarray  # f64[N,P,G,T]
+  loss: Any  # f64[N]
+  objective: Any  # f64[N,P,G,T], d sum(weight * objective) / d logp
+  penalty: Any  # f64[N,P,G,T], -d sum(weight * penalty) / d logp
+  entropy: Any  # f64[N,P,G,T], -d loss / d entropy
+  advantage: Any  # f64[N,P,G,T]
+  weight: Any  # f64[N,P,G,T]
 
   @property
   def coefficient(self) -> np.ndarray:
@@ -154,10 +154,15 @@ def read(
       batch = batch._replace(advantage=jnp.where(batch.mask, forced, 0))
     batch = losses.prepare(method, batch, state)
 
+    weight = batch.weight
+    assert weight is not None  # losses.prepare has set it
+
     def parts(logp, entropy):
       loss, terms = losses.surrogate_loss(method, logp, batch, state, entropy)
-      objective = jnp.sum(batch.weight * terms.objective)
-      return (objective, jnp.sum(batch.weight * -terms.penalty)), loss
+      assert terms.objective is not None  # or surrogate_loss had raised
+      parts = jnp.stack([terms.objective, -terms.penalty])
+      kept = jnp.where(batch.keep[None], parts, 0)
+      return tuple(jnp.sum(weight[None] * kept, axis=(1, 2, 3))), loss
 
     # One vector-Jacobian product for each part.
     _, pull_back, loss = jax.vjp(parts, logp, entropy, has_aux=True)
@@ -169,7 +174,7 @@ def read(
       by_penalty[0],
       by_objective[1] + by_penalty[1],
       batch.advantage,
-      batch.weight,
+      weight,
     )
 
   with jax.enable_x64(True):

@@ -37,7 +37,7 @@ State = Any  # a pytree of arrays; `()` for a transform that keeps none
 class Batch(NamedTuple):
   """What losses read of a rollout. Build it with `make_batch`.
 
-  Per-token fields are zero outside `mask` once `credit` has run, and
+  Per-token fields but `tokens` are zero outside `mask` once `credit` has run;
   completions that are not `valid` have an empty mask, so transforms need no
   guards against padding.
   """
@@ -137,7 +137,7 @@ def chain(*transforms: LossTransform) -> LossTransform:
 
 
 _PER_TOKEN = (
-  'tokens', 'keep', 'version', 'logp_old', 'logp_ref', 'logp_sampler',
+  'keep', 'version', 'logp_old', 'logp_ref', 'logp_sampler',
   'entropy_old', 'advantage', 'weight',
 )  # fmt: skip
 _PER_COMPLETION = ('valid', 'reward', 'truncated')
@@ -178,7 +178,8 @@ def check_batch(batch: Batch) -> Batch:
 
   Returns:
     The batch with an empty mask for invalid completions, every per-token field
-    zero outside the mask, and every per-completion field zero where not valid.
+    but the ids zero outside the mask (where the ids are what a tool wrote), and
+    every per-completion field zero where not valid; floats float32 at least.
 
   Raises:
     ValueError: A field has the wrong rank or shape.
@@ -190,7 +191,7 @@ def check_batch(batch: Batch) -> Batch:
     )
   shape = batch.mask.shape
   fields = batch._asdict()
-  wanted = {name: shape for name in _PER_TOKEN}
+  wanted = {name: shape for name in ('tokens', *_PER_TOKEN)}
   wanted |= {name: shape[:2] for name in _PER_COMPLETION}
   for name, want in wanted.items():
     if fields[name] is not None and jnp.shape(fields[name]) != want:
@@ -211,7 +212,8 @@ def check_batch(batch: Batch) -> Batch:
   mask = batch.mask.astype(bool) & valid[:, :, None]
   for name in _PER_TOKEN:
     if fields[name] is not None:
-      fields[name] = jnp.where(mask, fields[name], 0).astype(fields[name].dtype)
+      value = _wide(jnp.where(mask, fields[name], 0), fields[name].dtype)
+      fields[name] = value
   parts_valid = valid.reshape(
     valid.shape + (1,) * (batch.reward_parts.ndim - 2)
   )
@@ -220,7 +222,9 @@ def check_batch(batch: Batch) -> Batch:
     mask=mask,
     valid=valid,
     reward=jnp.where(valid, at_least_float32(batch.reward), 0),
-    reward_parts=jnp.where(parts_valid, batch.reward_parts, 0),
+    reward_parts=jnp.where(
+      parts_valid, at_least_float32(batch.reward_parts), 0
+    ),
     truncated=batch.truncated.astype(bool) & valid,
   )
 
@@ -233,6 +237,12 @@ def _check_required(requires, given, extras) -> None:
         f'This method reads {name!r}, which was not given; compute it and pass '
         'it in the Batch (entropy: as an argument of surrogate_loss).'
       )
+
+
+def _wide(x, dtype) -> Array:
+  """Integers and booleans in their dtype, floats in float32 at least."""
+  floating = jnp.issubdtype(dtype, jnp.floating)
+  return at_least_float32(x) if floating else x.astype(dtype)
 
 
 def at_least_float32(x) -> Array:
@@ -352,5 +362,7 @@ def surrogate_loss(
       'No transform of this method sets the objective; add one, for example '
       'ppo_clip(0.2, 0.2).'
     )
-  loss = -jnp.sum(batch.weight * (terms.objective - terms.penalty))
+  # What is dropped may hold anything; 0 times infinity would be a NaN.
+  value = jnp.where(batch.keep, terms.objective - terms.penalty, 0)
+  loss = -jnp.sum(batch.weight * value)
   return loss, terms

@@ -7,6 +7,7 @@ rollout, before the transform reads it; all updates of a rollout see one number.
 """
 
 from collections.abc import Callable
+from typing import Any
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -40,7 +41,12 @@ class _Coefficient(NamedTuple):
   following: Array  # f32[]
 
 
-def scheduled(function: Callable[[Array], Array]) -> Controller:
+def _coefficient(initial) -> _Coefficient:
+  """Arrays of their own each time: a state is donated."""
+  return _Coefficient(*(jnp.array(initial, jnp.float32) for _ in range(2)))
+
+
+def scheduled(function: Callable[[Array], Any]) -> Controller:
   """A schedule as a controller; every transform does this by itself.
 
   Args:
@@ -95,12 +101,14 @@ def adaptive_kl(initial, target, gain=0.1, limit=0.2) -> Controller:
   def update(state, batch):
     kl = _ops.masked_mean(batch.logp_old - batch.logp_ref, batch.keep)
     error = jnp.clip(kl / target - 1, -limit, limit)
+    error = jnp.where(jnp.any(batch.keep), error, 0)
     following = state.following * (1 + gain * error)
     return _Coefficient(state.following, following.astype(jnp.float32))
 
-  start = _Coefficient(*(jnp.asarray(initial, jnp.float32),) * 2)
   requires = frozenset(('logp_old', 'logp_ref'))
-  return Controller(lambda: start, update, lambda s: s.current, requires)
+  return Controller(
+    lambda: _coefficient(initial), update, lambda s: s.current, requires
+  )
 
 
 def entropy_target(target, step=0.005, initial=0.0) -> Controller:
@@ -129,15 +137,17 @@ def entropy_target(target, step=0.005, initial=0.0) -> Controller:
   def update(state, batch):
     entropy = _ops.masked_mean(batch.entropy_old, batch.keep)
     sign = jnp.where(entropy < target, 1, -1)
+    sign = jnp.where(jnp.any(batch.keep), sign, 0)
     current = jnp.where(entropy <= target, state.following, 0)
     following = jnp.maximum(state.following + sign * step, 0)
     return _Coefficient(
       current.astype(jnp.float32), following.astype(jnp.float32)
     )
 
-  start = _Coefficient(*(jnp.asarray(initial, jnp.float32),) * 2)
   requires = frozenset(('entropy_old',))
-  return Controller(lambda: start, update, lambda s: s.current, requires)
+  return Controller(
+    lambda: _coefficient(initial), update, lambda s: s.current, requires
+  )
 
 
 class _First(NamedTuple):
@@ -157,8 +167,11 @@ def first_entropy() -> Controller:
   def update(state, batch):
     entropy = _ops.masked_mean(batch.entropy_old, batch.keep)
     value = jnp.where(state.seen, state.value, entropy)
-    return _First(value.astype(jnp.float32), jnp.ones((), bool))
+    seen = state.seen | jnp.any(batch.keep)
+    return _First(value.astype(jnp.float32), seen)
 
-  start = _First(jnp.zeros(()), jnp.zeros((), bool))
+  def init():
+    return _First(jnp.zeros((), jnp.float32), jnp.zeros((), bool))
+
   requires = frozenset(('entropy_old',))
-  return Controller(lambda: start, update, lambda s: s.value, requires)
+  return Controller(init, update, lambda s: s.value, requires)

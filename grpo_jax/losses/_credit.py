@@ -235,8 +235,12 @@ def normalize_each_reward(
 
   .. math:: A_i = \sum_k w_k \frac{r_{ik} - \bar r_k}{\sigma(r_k) + \epsilon}
 
+  What earlier transforms did to the reward (a penalty for length, say) counts
+  as one more reward function, of weight 1.
+
   Args:
-    weights: One number per reward function; None: all 1.
+    weights: One number per reward function; None: all 1. (In a run, None means
+      the weights that the config gives the rewards.)
     deviation: `'population'` or `'sample'`.
     epsilon: Added to the deviations.
 
@@ -259,14 +263,15 @@ def normalize_each_reward(
         f'normalize_each_reward got {len(given)} weights, but there are '
         f'{number} reward functions; give one weight for each.'
       )
+    parts = [batch.reward_parts[..., k] for k in range(number)]
+    if 'reward_edit' in batch.extras:
+      parts.append(batch.extras['reward_edit'])
     scores = [
-      weight
-      * _ops.normalized_reward(
-        batch._replace(reward=batch.reward_parts[..., k]), deviation, epsilon
-      )
-      for k, weight in enumerate(given)
+      weight * _ops.normalized(part, batch.valid, deviation, epsilon, axis=1)
+      for weight, part in zip((*given, 1.0), parts, strict=False)
     ]
-    total, size = sum(scores), sum(map(jnp.abs, scores))
+    total = jnp.sum(jnp.stack(scores), axis=0)
+    size = jnp.sum(jnp.abs(jnp.stack(scores)), axis=0)
     # Scores that cancel leave rounding errors, which a later normalisation
     # would blow up to order 1.
     return jnp.where(
@@ -294,10 +299,11 @@ def credit_pass_at_k(k=4, right_reward=1.0) -> LossTransform:
     right_reward: A completion is right from this reward on.
 
   Returns:
-    A `LossTransform` that sets the advantage; 0 in a group of fewer than k.
+    A `LossTransform` that sets the advantage; 0 in a group with no more than k
+    valid completions.
 
   Raises:
-    ValueError: `k` is not positive.
+    ValueError: `k` is not positive; when traced, groups of no more than k.
 
   References:
     Chen et al., `Pass@k Training <https://arxiv.org/abs/2508.10751>`_, 2025
@@ -314,6 +320,12 @@ def credit_pass_at_k(k=4, right_reward=1.0) -> LossTransform:
     return share
 
   def advantage(batch):
+    group = batch.valid.shape[1]
+    if group <= k:
+      raise ValueError(
+        f'credit_pass_at_k got k={k} and groups of {group}, in which it never '
+        'teaches; give groups of more than k completions.'
+      )
     right = batch.valid & (batch.reward >= right_reward)
     number = _ops.count(batch.valid, axis=1)[:, None].astype(batch.reward.dtype)
     wrong = number - _ops.count(right, axis=1)[:, None]

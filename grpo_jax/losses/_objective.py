@@ -1,5 +1,7 @@
 """Objective: f(s, A), the trust region."""
 
+from typing import Any
+
 import jax
 from jax import lax
 import jax.numpy as jnp
@@ -31,18 +33,19 @@ def ppo_clip(low=0.2, high=0.2, cap=None) -> LossTransform:
     A `LossTransform` that sets the objective.
 
   Raises:
-    ValueError: `cap` lies inside the clip range.
+    ValueError: A negative distance, or `cap` inside the clip range.
 
   References:
     Schulman et al., `Proximal Policy Optimization Algorithms
     <https://arxiv.org/abs/1707.06347>`_, 2017; Ye et al., `Mastering Complex
     Control in MOBA Games <https://arxiv.org/abs/1912.09729>`_, 2020
   """
-  numbers = isinstance(cap, int | float) and isinstance(high, int | float)
-  if numbers and cap <= 1 + high:
-    raise ValueError(
-      f'ppo_clip got cap={cap} and high={high}; give a cap above 1 + high.'
-    )
+  _ops.check_range('ppo_clip', low, high)
+  if isinstance(cap, int | float) and isinstance(high, int | float):
+    if cap <= 1 + high:
+      raise ValueError(
+        f'ppo_clip got cap={cap} and high={high}; give a cap above 1 + high.'
+      )
 
   def objective(terms, batch, low, high, **capped):
     ratio, ratio_metrics = _ops.importance_ratio(terms)
@@ -57,7 +60,7 @@ def ppo_clip(low=0.2, high=0.2, cap=None) -> LossTransform:
       clip['outside_high'] &= ~beyond
     return value * advantage, {**ratio_metrics, **clip}
 
-  capped = {} if cap is None else {'cap': cap}
+  capped: dict[str, Any] = {} if cap is None else {'cap': cap}
   return set_objective(objective, low=low, high=high, **capped)
 
 
@@ -108,9 +111,13 @@ def capped_score_function(low=1.0, high=4.0) -> LossTransform:
   Returns:
     A `LossTransform` that sets the objective.
 
+  Raises:
+    ValueError: A negative distance.
+
   References:
     MiniMax, `MiniMax-M1 <https://arxiv.org/abs/2506.13585>`_, 2025 (CISPO)
   """
+  _ops.check_range('capped_score_function', low, high)
 
   def objective(terms, batch, low, high):
     ratio, metrics = _ops.importance_ratio(terms)
@@ -172,7 +179,8 @@ def gamma_weighted_score(
     above = batch.advantage >= 0
     power = jnp.where(above, positive[0], negative[0])
     decay = jnp.where(above, positive[1], negative[1])
-    log_weight = power * terms.log_ratio + decay * (1 - ratio)
+    log_ratio = jnp.minimum(terms.log_ratio, _ops.MAX_LOG_RATIO)
+    log_weight = power * log_ratio + decay * (1 - ratio)
     weight = lax.stop_gradient(jnp.exp(log_weight))
     return weight * batch.advantage * terms.logp, metrics
 

@@ -49,6 +49,16 @@ def check_deviation(name: str, deviation: str) -> None:
     )
 
 
+def check_range(name: str, low, high) -> None:
+  """Raises a ValueError if the distances of two bounds from 1 are no range."""
+  for side, bound in (('low', low), ('high', high)):
+    if isinstance(bound, int | float) and bound < 0:
+      raise ValueError(
+        f'{name} got {side}={bound}; give the distance of the bound from 1, '
+        'which is not negative.'
+      )
+
+
 def centered(value: Array, mask: Array, axis=None) -> Array:
   """Value minus its mean where `mask`; exactly 0 for equal values.
 
@@ -188,6 +198,7 @@ def covariance(terms: SurrogateTerms, batch: Batch) -> Array:
   Cui et al., `The Entropy Mechanism of Reinforcement Learning
   <https://arxiv.org/abs/2505.22617>`_, 2025.
   """
+  assert batch.advantage is not None  # `credit` has set it
   logp, kept = lax.stop_gradient(terms.logp), batch.keep
   advantage = batch.advantage - masked_mean(batch.advantage, kept)
   return advantage * (logp - masked_mean(logp, kept))

@@ -69,10 +69,21 @@ def add_kl(coefficient, estimator='k3') -> LossTransform:
     if estimator == 'k3_weighted':
       moved = terms.logp - _ops.old_logp(terms, batch)
       metrics['saturated'] = moved > _ops.MAX_LOG_RATIO
-      kl = _ops.saturating_exp(moved) * kl
+      kl = _weighted(moved, kl, gap)
     return coefficient * kl, metrics
 
   return add_penalty(penalty, requires=('logp_ref',), coefficient=coefficient)
+
+
+def _weighted(log_ratio, k3, gap):
+  r""":math:`s\, k_3`, whose slope :math:`-s x` is written down.
+
+  As a difference of :math:`s k_3` and :math:`s (e^x - 1)` float32 loses it from
+  16 nats on.
+  """
+  ratio, gap = lax.stop_gradient((_ops.saturating_exp(log_ratio), gap))
+  unmoved = log_ratio - lax.stop_gradient(log_ratio)
+  return lax.stop_gradient(ratio * k3) - ratio * gap * unmoved
 
 
 def maybe_kl(coefficient, estimator='k3') -> tuple[LossTransform, ...]:
@@ -128,7 +139,7 @@ def imitate_positives(coefficient=0.1) -> LossTransform:
   .. math:: J \leftarrow J + \frac{c}{N_+} \sum_{A_{it} > 0} \log \pi(o_{it})
 
   :math:`N_+` counts the kept tokens of positive advantage in the optimizer
-  batch. Place it last: it undoes the weight that is set by then.
+  batch. A token that weighs 0 is not imitated.
 
   Args:
     coefficient: Factor `c`.
@@ -142,18 +153,16 @@ def imitate_positives(coefficient=0.1) -> LossTransform:
 
   def prepare(batch, state):
     del state
-    if batch.weight is None:
-      raise ValueError(
-        'imitate_positives divides by the weight, but no earlier transform of '
-        'the chain sets it; place imitate_positives after one that does.'
-      )
     positive = batch.keep & (batch.advantage > 0)
-    share = _ops.safe_divide(positive.astype(batch.weight.dtype), batch.weight)
-    share = _ops.safe_divide(share, _ops.count(positive))
+    share = _ops.safe_divide(
+      positive.astype(batch.reward.dtype), _ops.count(positive)
+    )
     return batch._replace(extras={**batch.extras, 'positive_share': share})
 
   def penalty(terms, batch, coefficient):
-    return -coefficient * batch.extras['positive_share'] * terms.logp
+    # The loss multiplies a penalty by the weight; this term has its own.
+    share = _ops.safe_divide(batch.extras['positive_share'], batch.weight)
+    return -coefficient * share * terms.logp
 
   return add_penalty(penalty, coefficient=coefficient)._replace(prepare=prepare)
 
@@ -188,8 +197,9 @@ def penalize_covariance(share=2e-4, coefficient=1.0) -> LossTransform:
     covariance = jnp.where(kept, _ops.covariance(terms, batch), -jnp.inf)
     rank = _ops.rank_descending(covariance)
     chosen = kept & (rank < _ops.share_of(share, kept))
+    moved = terms.logp - _ops.old_logp(terms, batch)
     # Not jnp.abs, whose slope at 0 is 1 in JAX.
-    gap = terms.log_ratio * lax.stop_gradient(jnp.sign(terms.log_ratio))
+    gap = moved * lax.stop_gradient(jnp.sign(moved))
     return jnp.where(chosen, coefficient * gap, 0), {'penalized': chosen}
 
   return add_penalty(

@@ -101,14 +101,15 @@ def normalize_over_completions(
 ) -> LossTransform:
   """The advantage's z-score among all completions of the rollout.
 
-  An empty completion has no token to hold its advantage; it does not count.
+  Mean and deviation are those of the completions' means. An empty completion
+  has no token to hold its advantage; it does not count.
 
   Args:
     deviation: `'population'` or `'sample'`.
     epsilon: Added to the deviation.
 
   Returns:
-    A `LossTransform` that edits an advantage with one value per completion.
+    A `LossTransform` that edits the advantage.
 
   Raises:
     ValueError: An unknown `deviation`.
@@ -119,12 +120,18 @@ def normalize_over_completions(
   _ops.check_deviation('normalize_over_completions', deviation)
 
   def advantage(advantage, batch, epsilon):
-    # Every token holds its completion's value: the largest is any of them.
-    value = jnp.max(advantage, axis=-1, where=batch.mask, initial=-jnp.inf)
-    counted = jnp.any(batch.mask, axis=-1)
-    return _ops.normalized(
-      jnp.where(counted, value, 0), counted, deviation, epsilon
+    counted = jnp.any(batch.mask, axis=-1, keepdims=True)
+    # Around a completion's largest, so that equal values have exactly one mean.
+    largest = jnp.max(
+      advantage, axis=-1, keepdims=True, where=batch.mask, initial=-jnp.inf
     )
+    largest = jnp.where(counted, largest, 0)
+    offset = _ops.sequence_mean(advantage - largest, batch)
+    mean = largest + _ops.per_token(offset)
+    centered = _ops.centered(mean, counted)
+    spread = _ops.deviation_of(centered, counted, deviation)
+    own = advantage - mean  # 0 unless it varies inside the completion
+    return _ops.safe_divide(own + centered, spread + epsilon)
 
   return on_advantage(advantage, epsilon=epsilon)
 
@@ -209,12 +216,11 @@ def keep_largest_advantages(share=0.5) -> LossTransform:
   """
 
   def keep(keep, batch, share):
-    del keep
+    counted = jnp.any(keep, axis=-1)  # not what is dropped already
     size = jnp.max(jnp.abs(batch.advantage), axis=-1)
     largest = jnp.max(size, axis=1, keepdims=True)
     # Rounded: advantages of equal size and other sign differ by rounding.
     size = jnp.round(_ops.safe_divide(size, largest), 5)
-    counted = jnp.any(batch.mask, axis=-1)
     size = jnp.where(counted, size, -1)
     ahead = size[:, None, :] > size[:, :, None]  # [P,i,j]: j before i
     group = size.shape[1]

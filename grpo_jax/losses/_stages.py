@@ -24,7 +24,18 @@ CREDIT_METRIC = 'metric/'  # prefix in Batch.extras of what `credit` measured
 
 def _with_metrics(result):
   """(array, metrics) of what a stage's function returned."""
-  return result if isinstance(result, tuple) else (result, {})
+  value, metrics = result if isinstance(result, tuple) else (result, {})
+  return jnp.asarray(value), metrics
+
+
+def _joined(old, new):
+  """Metrics of two links; where both mark tokens by one name, either counts."""
+  both = {
+    name: old[name] | value
+    for name, value in new.items()
+    if name in old and value.dtype == bool
+  }
+  return {**old, **new, **both}
 
 
 def _stage(
@@ -53,7 +64,7 @@ def _stage(
     hyper: Numbers, schedules and controllers. The state holds those of the
       latter two, which `credit` moves before anything reads them.
   """
-  name = function.__qualname__.split('.')[0]
+  name = getattr(function, '__qualname__', repr(function)).split('.')[0]
   moving = {
     key: value if isinstance(value, Controller) else scheduled(value)
     for key, value in hyper.items()
@@ -82,9 +93,12 @@ def _stage(
     old = (getattr(batch, field),) if edits else ()
     value, metrics = _with_metrics(call(state, *old, batch))
     marked = {CREDIT_METRIC + key: value for key, value in metrics.items()}
-    batch = batch._replace(extras={**batch.extras, **marked})
+    batch = batch._replace(extras=_joined(batch.extras, marked))
     if field == 'reward':
-      return batch._replace(reward=jnp.where(batch.valid, value, 0))
+      value = jnp.where(batch.valid, value, 0)
+      edit = batch.extras.get('reward_edit', 0) + value - batch.reward
+      extras = {**batch.extras, 'reward_edit': edit}
+      return batch._replace(reward=value, extras=extras)
     value = value[:, :, None] if value.ndim == 2 else value
     if field == 'keep':
       return batch._replace(keep=batch.keep & value)
@@ -117,7 +131,7 @@ def _stage(
     if field == 'penalty':
       value = terms.penalty + value
     return terms._replace(
-      **{field: value}, metrics={**terms.metrics, **metrics}
+      **{field: value}, metrics=_joined(terms.metrics, metrics)
     )
 
   return LossTransform(init, credit, prepare, apply, requires, scope)

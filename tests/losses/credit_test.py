@@ -123,6 +123,26 @@ def test_dropped_groups_leave_the_denominator():
   np.testing.assert_array_equal(batch.weight[1], 0)
 
 
+@pytest.mark.parametrize('k', [0, -1])
+def test_pass_at_k_needs_a_k(k):
+  with pytest.raises(ValueError, match=f'k={k}; give a k of at least 1'):
+    losses.credit_pass_at_k(k)
+
+
+def test_pass_at_one_is_the_z_score():
+  reward = [[0.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]]
+  np.testing.assert_allclose(
+    advantages(losses.credit_pass_at_k(1), reward),
+    advantages(BASELINES['normalize'], reward),
+    rtol=1e-6,
+  )
+
+
+def test_a_group_of_exactly_k_either_passes_or_not():
+  reward = [[0.0, 1.0], [0.0, 0.0]]
+  assert not np.any(advantages(losses.credit_pass_at_k(2), reward))
+
+
 @pytest.mark.parametrize(
   'make, words',
   [

@@ -106,15 +106,15 @@ def dapo(
   """DAPO, arXiv:2503.14476.
 
   loss = -1/N sum_i sum_t min(r A, clip(r, 1 - low, 1 + high) A)
-  A = (R' - mean) / std of the shaped rewards R'. A group whose shaped rewards
-  are all equal is dropped: its tokens are not kept and not counted in N.
+  A = (R' - mean) / std of the shaped rewards R'. A group whose rewards R are
+  all equal is dropped: its tokens are not kept and not counted in N.
   """
-  case = case._replace(reward=shaped(case, soft_tokens, max_tokens))
   kept = kept_tokens(case)
   for p, members in groups(case):
     rewards = [float(case.reward[p, g]) for g in members]
     if max(rewards) == min(rewards):
       kept[p] = False
+  case = case._replace(reward=shaped(case, soft_tokens, max_tokens))
   advantage = standardised(case, ddof, epsilon)
   _, total = count(kept)
   loss, gradient = 0.0, np.zeros(kept.shape)

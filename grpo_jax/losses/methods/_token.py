@@ -268,10 +268,10 @@ def dapo(
     J = \frac{1}{N} \sum_{i,t} \min\bigl(s_{it} A_i,
       \operatorname{clip}(s_{it}, 1 - l, 1 + h) A_i\bigr)
 
-  over groups whose (shaped) rewards differ. Refilling the batch with such
-  groups is the rollout's work. The paper divides by the tokens of each prompt's
-  group inside the expectation over prompts (`mean_over_prompts` has that); its
-  code, and this, by those of the batch.
+  over groups whose rewards differ before length is penalised. Refilling the
+  batch with such groups is the rollout's work. The paper divides by the tokens
+  of each prompt's group inside the expectation over prompts
+  (`mean_over_prompts` has that); its code, and this, by those of the batch.
 
   Args:
     low: Distance of the lower clip bound from 1.
@@ -288,9 +288,9 @@ def dapo(
     Yu et al., `DAPO <https://arxiv.org/abs/2503.14476>`_, 2025
   """
   return chain(
+    drop_uniform_groups(),
     shape_overlong_reward(soft_tokens, max_tokens),
     normalize_by_group(deviation, epsilon),
-    drop_uniform_groups(),
     mean_over_tokens(),
     ppo_clip(low, high),
   )
