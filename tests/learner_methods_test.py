@@ -38,6 +38,14 @@ def controlled():
   )
 
 
+def thinned():
+  """Couples the batch, of which not every token is trained."""
+  return losses.chain(
+    losses.drop_truncated(),
+    methods.clip_cov(share=0.1, low_covariance=0.1, high_covariance=2.0),
+  )
+
+
 class Entry(NamedTuple):
   make: Callable[[], losses.LossTransform]
   acts: tuple[str, ...]  # metrics that are positive where the method is at work
@@ -56,12 +64,7 @@ METHODS = {
   'forking_tokens': Entry(
     functools.partial(methods.forking_tokens, share=0.6), clipped
   ),
-  'clip_cov': Entry(
-    functools.partial(
-      methods.clip_cov, share=0.1, low_covariance=0.1, high_covariance=2.0
-    ),
-    (*clipped, 'detached'),
-  ),
+  'clip_cov': Entry(thinned, (*clipped, 'detached')),
   'prompt_mean': Entry(
     functools.partial(methods.prompt_mean, low=0.2, high=0.2),
     ('capped_high', 'capped_low'),

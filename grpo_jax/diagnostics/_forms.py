@@ -1,14 +1,17 @@
 """The closed forms that weights and advantages are compared with."""
 
 from collections.abc import Iterator
+import itertools
 from typing import NamedTuple
 
 import numpy as np
 
 from grpo_jax import losses
 
-TOLERANCE = 1e-9
-"""Relative; what is computed in float64 in another order differs by less."""
+TOLERANCE = 3e-6
+"""Relative; a method that casts to float32 on its way rounds by less."""
+
+_TOLERANCES = 1e-9, TOLERANCE  # float64 first: it can tell an epsilon of 1e-6
 
 
 class WeightForm(NamedTuple):
@@ -26,13 +29,18 @@ class AdvantageForm(NamedTuple):
   epsilon: float
 
 
-def constant(value: np.ndarray) -> float | None:
+def constant(value: np.ndarray, tolerance: float = TOLERANCE) -> float | None:
   """The value that all entries have up to rounding, or None."""
+  return _factor(value, np.ones_like(value), tolerance)
+
+
+def _factor(value, model, tolerance) -> float | None:
+  """c of `value = c model` up to rounding of the largest value, or None."""
   if not value.size or not np.isfinite(value).all():
     return None
-  middle = float(np.median(value))
-  close = np.abs(value - middle).max() <= TOLERANCE * abs(middle)
-  return middle if close else None
+  factor = float(np.median(value / model))
+  off = np.abs(value - factor * model).max()
+  return factor if off <= tolerance * np.abs(value).max() else None
 
 
 def number(value: float) -> str:
@@ -41,12 +49,13 @@ def number(value: float) -> str:
 
 
 def _over(factor: float, symbols: tuple[str, ...]) -> str:
-  """`factor / (symbols)`: `'1/N'`, `'1/(3000 B)'`, `'2/(B L_i)'`, `'0.5'`."""
+  """`factor / (symbols)`: `'1/N'`, `'1/(3000 B)'`, `'2/(B L_i)'`, `'1/8'`."""
+  top, inverse = factor, 1 / factor
+  whole = abs(inverse - round(inverse)) < TOLERANCE * abs(inverse)
+  if abs(inverse) > 1.5 and whole:
+    top, symbols = 1.0, (f'{round(inverse)}', *symbols)
   if not symbols:
     return number(factor)
-  top, inverse = factor, 1 / factor
-  if abs(inverse) > 1.5 and abs(inverse - round(inverse)) < 1e-6:
-    top, symbols = 1.0, (number(inverse), *symbols)
   below = ' '.join(symbols)
   return (
     f'{number(top)}/{below}'
@@ -80,13 +89,18 @@ def weight_form(
   """
   kept = weight != 0
   scaled = weight / informed[:, None, None, None]
-  for value, note in ((weight, ''), (scaled, ', times alpha')):
-    for counted, who in ((kept, ''), (mask, ' (B: all completions)')):
-      for symbols, denominator in _denominators(kept, counted).items():
-        factor = constant((value * denominator)[kept])
-        if factor is not None:
-          who = who if {'B', 'P'} & {*symbols} else ''
-          return WeightForm(_over(factor, symbols) + who + note, factor)
+  for tolerance, (value, note), (counted, who) in itertools.product(
+    _TOLERANCES,
+    ((weight, ''), (scaled, ', times alpha')),
+    ((kept, ''), (mask, ' (B: all completions)')),
+  ):
+    for symbols, denominator in _denominators(kept, counted).items():
+      factor = constant((value * denominator)[kept], tolerance)
+      if factor is not None:
+        text = _over(factor, symbols)
+        text += who if {'B', 'P'} & {*symbols} else ''
+        text += '' if symbols else ', whatever the batch'
+        return WeightForm(text + note, factor)
   return None
 
 
@@ -203,27 +217,91 @@ def advantage_form(
     The form, or None. `epsilon` is what is added to the spread; a term
     `c <H>_i`, the completion's mean entropy times a constant, is found too.
   """
-  for text, numerator, spread_text, spread in _candidates(given):
-    spread = np.broadcast_to(spread, numerator.shape)
-    use = live & (np.abs(numerator) > 1e-12) & (spread > 1e-12)
-    value, top, below = advantage[use], numerator[use], spread[use]
-    if np.abs(advantage[live & ~use]).max(initial=0) < 1e-9:
-      over = f'/{spread_text}' if spread_text else ''
-      factor = constant(value * below / top)
-      if factor is not None:
-        return AdvantageForm(_times(factor, text) + over, factor, 0.0)
-      if spread_text and value.all() and value.size:
-        gap = top / value - below
-        if np.ptp(gap) <= TOLERANCE * below.max():
-          epsilon = float(np.median(gap))
-          over = f'/({spread_text} + {number(epsilon)})'
-          return AdvantageForm(text + over, 1.0, epsilon)
-    if not spread_text:
-      slope = constant((advantage - numerator)[live] / given.entropy[live])
-      if slope is not None:
-        sign = '+' if slope > 0 else '-'
-        more = f' {sign} {number(abs(slope))} <H>_i'
-        return AdvantageForm(text + more, 1.0, 0.0)
+  for tolerance in _TOLERANCES:
+    for candidate in _candidates(given):
+      form = _compared(candidate, advantage, given, live, tolerance)
+      if form is not None:
+        return form
+  return None
+
+
+def _compared(
+  candidate, advantage, given, live, tolerance
+) -> AdvantageForm | None:
+  """The form that one of the `_candidates` takes, or None."""
+  text, numerator, spread_text, spread = candidate
+  spread = np.broadcast_to(spread, numerator.shape)
+  use = live & (np.abs(numerator) > 1e-12) & (spread > 1e-12)
+  value, top, below = advantage[use], numerator[use], spread[use]
+  size = np.abs(advantage[live]).max(initial=0)
+  if np.abs(advantage[live & ~use]).max(initial=0) <= tolerance * size:
+    over = f'/{spread_text}' if spread_text else ''
+    factor = _factor(value, top / below, tolerance)
+    if factor is not None:
+      return AdvantageForm(_times(factor, text) + over, factor, 0.0)
+    if spread_text and value.any():
+      # Least squares for value (below + epsilon) = top.
+      epsilon = float(value @ (top - value * below) / (value @ value))
+      if _factor(value, top / (below + epsilon), tolerance) is not None:
+        over = f'/({spread_text} + {number(epsilon)})'
+        return AdvantageForm(text + over, 1.0, epsilon)
+  if not spread_text:
+    more = (advantage - numerator)[live]
+    slope = _factor(more, given.entropy[live], tolerance)
+    if slope:
+      sign = '+' if slope > 0 else '-'
+      return AdvantageForm(
+        f'{text} {sign} {number(abs(slope))} <H>_i', 1.0, 0.0
+      )
+  return None
+
+
+class Charge(NamedTuple):
+  """What is subtracted from each reward, or from it at each token."""
+
+  coefficient: float
+  text: str  # of k1 = log pi_old - log pi_ref
+
+
+def charged(
+  advantage: np.ndarray, batch: losses.Batch, live: np.ndarray
+) -> Charge | None:
+  """Finds a KL to the reference inside the reward.
+
+  Whatever baselines and deviations of its group or batch an advantage has, it
+  is `a (r - c K) + b` with `a` and `b` that the group has in common. Which `c`
+  and `K` fit is read off by least squares.
+
+  Args:
+    advantage: f64[N,P,G,T], off the reference.
+    batch: Its batches.
+    live: bool[N,P,G,T], the tokens to compare.
+
+  Returns:
+    The charge, or None.
+  """
+  mask = np.asarray(batch.mask & batch.valid[..., None])
+  k1 = np.asarray(batch.logp_old) - np.asarray(batch.logp_ref)
+  to_go = np.cumsum((k1 * mask)[..., ::-1], -1)[..., ::-1]
+  total = np.broadcast_to(to_go[..., :1], to_go.shape)
+  reward = np.broadcast_to(np.asarray(batch.reward)[..., None], live.shape)
+  for text, charge in (('sum k1', total), ('k1 to go', to_go)):
+    found = []
+    for at in np.ndindex(live.shape[:2]):
+      use = live[at]
+      own, value = reward[at][use], advantage[at][use]
+      if len(np.unique(own)) < 3:  # a, c and b are three unknowns
+        continue
+      matrix = np.stack([own, charge[at][use], np.ones_like(own)], axis=1)
+      slopes = np.linalg.lstsq(matrix, value, rcond=None)[0]
+      off = np.abs(matrix @ slopes - value).max()
+      if off > 10 * TOLERANCE * np.abs(value).max() or slopes[0] == 0:
+        break
+      found.append(-slopes[1] / slopes[0])
+    else:
+      coefficient = constant(np.array(found), 1e-3)
+      if coefficient:
+        return Charge(coefficient, text)
   return None
 
 

@@ -111,6 +111,12 @@ def _with_fields(batch: losses.Batch, fields: Fields) -> losses.Batch:
       fields(jax.tree.map(lambda x: x[n], batch))  # noqa: B023
       for n in range(len(batch.reward))
     ]
+  for one in made:
+    if not isinstance(one, Mapping):
+      raise ValueError(
+        f'fields returned a {type(one).__name__} where a dict is needed; '
+        "return the fields by name, {'name': array [P,G,...]}."
+      )
   given = {name: np.stack([one[name] for one in made]) for name in made[0]}
   known = {name: given.pop(name) for name in batch._fields if name in given}
   return batch._replace(extras={**batch.extras, **given}, **known)

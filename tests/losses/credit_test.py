@@ -138,9 +138,16 @@ def test_pass_at_one_is_the_z_score():
   )
 
 
-def test_a_group_of_exactly_k_either_passes_or_not():
-  reward = [[0.0, 1.0], [0.0, 0.0]]
-  assert not np.any(advantages(losses.credit_pass_at_k(2), reward))
+def test_a_group_of_k_is_refused_and_k_valid_ones_teach_nothing():
+  """All of them together pass or do not: there is nothing to compare."""
+  transform = losses.credit_pass_at_k(2)
+  with pytest.raises(
+    ValueError, match='k=2 and groups of 2, in which it never'
+  ):
+    advantages(transform, [[0.0, 1.0]])
+  reward, valid = [[0.0, 1.0, 1.0]], [[True, True, False]]
+  assert not np.any(advantages(transform, reward, valid))
+  assert np.any(advantages(transform, [[0.0, 0.0, 1.0]]))
 
 
 @pytest.mark.parametrize(
