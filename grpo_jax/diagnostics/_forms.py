@@ -31,10 +31,12 @@ class AdvantageForm(NamedTuple):
 
 def constant(value: np.ndarray, tolerance: float = TOLERANCE) -> float | None:
   """The value that all entries have up to rounding, or None."""
-  return _factor(value, np.ones_like(value), tolerance)
+  return factor_of(value, np.ones_like(value), tolerance)
 
 
-def _factor(value, model, tolerance) -> float | None:
+def factor_of(
+  value: np.ndarray, model: np.ndarray, tolerance: float = TOLERANCE
+) -> float | None:
   """c of `value = c model` up to rounding of the largest value, or None."""
   if not value.size or not np.isfinite(value).all():
     return None
@@ -236,18 +238,19 @@ def _compared(
   size = np.abs(advantage[live]).max(initial=0)
   if np.abs(advantage[live & ~use]).max(initial=0) <= tolerance * size:
     over = f'/{spread_text}' if spread_text else ''
-    factor = _factor(value, top / below, tolerance)
+    factor = factor_of(value, top / below, tolerance)
     if factor is not None:
       return AdvantageForm(_times(factor, text) + over, factor, 0.0)
     if spread_text and value.any():
       # Least squares for value (below + epsilon) = top.
       epsilon = float(value @ (top - value * below) / (value @ value))
-      if _factor(value, top / (below + epsilon), tolerance) is not None:
+      off = np.abs(value - top / (below + epsilon)).max()
+      if off <= tolerance * size:
         over = f'/({spread_text} + {number(epsilon)})'
         return AdvantageForm(text + over, 1.0, epsilon)
   if not spread_text:
     more = (advantage - numerator)[live]
-    slope = _factor(more, given.entropy[live], tolerance)
+    slope = factor_of(more, given.entropy[live], tolerance)
     if slope:
       sign = '+' if slope > 0 else '-'
       return AdvantageForm(

@@ -21,6 +21,7 @@ class Regulariser(NamedTuple):
   terms: tuple[tuple[str, float], ...]  # name and coefficient of each
   share: float  # of the probes' tokens on which these terms could act
   entropy_bonus: float | None  # coefficient; None if it is not one number
+  nonlinear: bool  # the objective is not proportional to A
 
 
 def penalty_blocks(fields) -> Blocks:
@@ -37,24 +38,45 @@ def penalty_blocks(fields) -> Blocks:
   sign = np.where(np.arange(shape[2]) % 2, -1.0, 1.0)
   advantage = np.broadcast_to(sign[:, None], shape)
   length = random.integers(1, shape[-1] + 1, shape[:-1])
-  reward = np.broadcast_to(sign > 0, length.shape)
   old, new_old = -random.uniform(1, 3, (2, *shape))
   ratio, new_ratio = random.uniform(-0.05, 0.05, (2, *shape))
   gap, new_gap = random.uniform(-1, 1, (2, *shape))
+  # Right from 1 on, and no two alike: a factor r is no constant.
+  reward, new_reward = (sign > 0) + random.uniform(0, 0.9, (2, *shape[:-1]))
+  # Above ln 2, a threshold in use.
+  entropy, new_entropy = random.uniform(0.8, 2, (2, *shape))
 
-  def probe(old=old, ratio=ratio, gap=gap):
+  def probe(old=old, ratio=ratio, gap=gap, reward=reward, entropy=entropy):
     return _probe.make(
-      reward, length, old, log_ratio=ratio, gap_ref=gap, fields=fields
+      reward,
+      length,
+      old,
+      log_ratio=ratio,
+      gap_ref=gap,
+      entropy=entropy,
+      fields=fields,
     )
 
   return {
     'penalty': (probe(), advantage),
     'penalty 2A': (probe(), 2 * advantage),
+    'penalty 0A': (probe(), 0 * advantage),
     'the advantage': (probe(), -advantage),
     'the reference': (probe(gap=new_gap), advantage),
     'the ratio': (probe(ratio=new_ratio), advantage),
     'log pi': (probe(old=new_old), advantage),
+    'the reward': (probe(reward=new_reward), advantage),
+    'the entropy': (probe(entropy=new_entropy), advantage),
   }
+
+
+_PROBED = (
+  'the advantage', 'the reference', 'the ratio', 'log pi', 'the reward',
+  'the entropy',
+)  # fmt: skip
+
+
+_LOG_PI = 'log pi'
 
 
 class _Term(NamedTuple):
@@ -64,10 +86,10 @@ class _Term(NamedTuple):
   slope: np.ndarray
 
 
-def _terms(probe, advantage, weight) -> list[_Term]:
+def _terms(probe, advantage, weight, reference: bool) -> list[_Term]:
   r"""The dictionary; x = log pi_ref - log pi, r = pi / pi_old.
 
-  k1 = -x, k2 = x^2 / 2, k3 = e^x - x - 1.
+  k1 = -x, k2 = x^2 / 2, k3 = e^x - x - 1, for a method that reads log pi_ref.
   """
   x = np.asarray(probe.batch.logp_ref) - probe.logp
   log_ratio = probe.logp - np.asarray(probe.batch.logp_old)
@@ -76,16 +98,47 @@ def _terms(probe, advantage, weight) -> list[_Term]:
   right = live & (advantage > 0)
   share = weight * right.sum((1, 2, 3), keepdims=True)
   nll = np.divide(1, share, out=np.zeros_like(x), where=right)
-  return [
+  of_reference = [
     _Term('k3', k3),
     _Term('k2', x),
     _Term('r k3', r * x),
     _Term('sg[r] k3', r * k3),
+  ]
+  return of_reference * reference + [
     _Term('(log r)^2 / 2', -log_ratio),
     _Term('|log r|', -np.sign(log_ratio)),
     _Term('NLL of A > 0', nll),
-    _Term('k1', -np.ones_like(x)),
+    _Term(_LOG_PI, -np.ones_like(x)),
   ]
+
+
+def _value_of_kl(name: str, probe: _probe.Probe) -> np.ndarray | float:
+  """The regulariser of that name; 0 for one that has no reference in it."""
+  x = np.asarray(probe.batch.logp_ref) - probe.logp
+  r = np.exp(probe.logp - np.asarray(probe.batch.logp_old))
+  k3 = np.expm1(x) - x
+  values = {'k2': x**2 / 2, 'k3': k3, 'r k3': r * k3, 'sg[r] k3': r * k3}
+  return values.get(name, 0.0)
+
+
+def _is_k1(terms, weight, cut: Readings, blocks: Blocks) -> bool:
+  """Whether what has the slope of log pi is k1: by its value off another ref.
+
+  Args:
+    terms: Names and coefficients.
+    weight: f64[N,P,G,T].
+    cut: What was read.
+    blocks: What was read of.
+  """
+  before, after = (blocks[name][0] for name in ('penalty', 'the reference'))
+  moved = cut['the reference'].loss - cut['penalty'].loss
+  for name, c in terms:
+    change = _value_of_kl(name, after) - _value_of_kl(name, before)
+    moved = moved - np.sum(c * weight * change, (1, 2, 3))
+  # -x: it falls with log pi_ref.
+  change = np.asarray(before.batch.logp_ref) - np.asarray(after.batch.logp_ref)
+  k1 = dict(terms)[_LOG_PI] * np.sum(weight * change, (1, 2, 3))
+  return bool(np.abs(moved - k1).max() < 1e-3 * np.abs(k1).max())
 
 
 def _fit(pull: np.ndarray, terms: list[_Term], live: np.ndarray):
@@ -104,7 +157,7 @@ def _fit(pull: np.ndarray, terms: list[_Term], live: np.ndarray):
     matrix = np.stack([term.slope[acts] for term in chosen], axis=1)
     coefficients = np.linalg.lstsq(matrix, target, rcond=None)[0]
     size = np.abs(coefficients * np.abs(matrix).max(0))
-    needed = size > 1e-7 * np.abs(target).max()
+    needed = size > 10 * TOLERANCE * np.abs(target).max()
     chosen = [t for t, need in zip(chosen, needed, strict=True) if need]
     if not chosen:
       return None
@@ -113,16 +166,14 @@ def _fit(pull: np.ndarray, terms: list[_Term], live: np.ndarray):
   slopes = np.stack([t.slope for t in chosen], axis=-1)
   model = slopes @ coefficients
   off = np.abs(model[acts] - target).max()
-  if off > 1e-7 * np.abs(target).max():
+  if off > TOLERANCE * np.abs(target).max():
     return None
   share = acts.sum() / np.sum(live & (model != 0))
   found = zip(names, map(float, coefficients), strict=True)
   return tuple(found), float(share)
 
 
-def regulariser(
-  cut: Readings, probe: _probe.Probe, advantage: np.ndarray
-) -> Regulariser:
+def regulariser(cut: Readings, blocks: Blocks, reference: bool) -> Regulariser:
   """Explains the pull per unit of weight by a sum of known terms.
 
   What is in the objective but does not scale with A belongs to it:
@@ -130,13 +181,13 @@ def regulariser(
 
   Args:
     cut: What was read of `penalty_blocks`.
-    probe: The one that the others are changes of.
-    advantage: What was put in there.
+    blocks: These.
+    reference: Whether the method reads log pi_ref at all.
 
   Returns:
     A `Regulariser`.
   """
-  base, double = cut['penalty'], cut['penalty 2A']
+  base, double, none = (cut[f'penalty{a}'] for a in ('', ' 2A', ' 0A'))
   live = (base.weight != 0) & (double.weight != 0)
 
   def each(value, weight):
@@ -144,28 +195,39 @@ def regulariser(
 
   pull = each(base.penalty, base.weight)
   surrogate = each(base.objective, base.weight)
+  rounding = TOLERANCE * np.abs(surrogate).max()
   idle = 2 * surrogate - each(double.objective, double.weight)
-  idle[np.abs(idle) <= TOLERANCE * np.abs(surrogate).max()] = 0
-  terms = _terms(probe, advantage, base.weight)
-  found = _fit(pull + idle, terms, live) or _fit(pull, terms, live)
+  idle[np.abs(idle) <= rounding] = 0
+  terms = _terms(*blocks['penalty'], base.weight, reference)
+  joint = _fit(pull + idle, terms, live)
+  found = joint or _fit(pull, terms, live)
+  unknown = joint is None and bool(idle.any())
+  without = np.abs(each(none.objective, base.weight)).max() > rounding
+  if found and reference and _LOG_PI in dict(found[0]):
+    if _is_k1(found[0], base.weight, cut, blocks):
+      found = tuple(('k1', c) if t == _LOG_PI else (t, c) for t, c in found[0]), found[1]
+  parts = _parts(cut, found)
+  parts += ['own: a part of the objective without A'] * (unknown and without)
   bonus = constant(each(base.entropy, base.weight)[live])
-  parts = []
-  if found is None:
-    inputs = ('the advantage', 'the reference', 'the ratio', 'log pi')
-    size = TOLERANCE * np.abs(base.penalty).max()
-    on = [
-      name
-      for name in inputs
-      if np.abs(cut[name].penalty - base.penalty).max() > size
-    ]
-    parts.append('own: depends on ' + (', '.join(on) or 'none of the probed'))
-  elif found[0]:
-    parts += [f'{number(c)} {name}' for name, c in found[0]]
-    if found[1] < 1:
-      parts[-1] += f' on {100 * found[1]:.2g} % of the tokens'
   if bonus is None and live.any():
     parts.append('own: a term in the entropy')
   elif bonus:
     parts.append(f'entropy bonus {number(bonus)}')
   text = ' + '.join(parts) or 'none'
-  return Regulariser(text, *(found or ((), 1.0)), bonus)
+  return Regulariser(
+    text, *(found or ((), 1.0)), bonus, unknown and not without
+  )
+
+
+def _parts(cut: Readings, found) -> list[str]:
+  """The terms in words, or what moves a penalty of no known form."""
+  base = cut['penalty'].penalty
+  size = TOLERANCE * np.abs(base).max()
+  on = [k for k in _PROBED if np.abs(cut[k].penalty - base).max() > size]
+  if found is None:
+    return ['own: depends on ' + (', '.join(on) or 'none of the probed')]
+  parts = [f'{number(c)} {name}' for name, c in found[0]]
+  if parts and found[1] < 1:
+    parts[-1] += f' on {100 * found[1]:.2g} % of the tokens'
+    parts[-1] += ', by the reward' * ('the reward' in on)
+  return parts

@@ -22,6 +22,7 @@ _BATCHES = 18  # of each kind
 _UNIFORM = slice(12, None)  # batches whose second group has equal rewards
 _INVALID = slice(0, 6)  # batches with an invalid completion in each group
 _SHIFT = 1.5  # added to all rewards
+_NOTHING = '0 on the probes'
 
 
 class Weight(NamedTuple):
@@ -42,6 +43,7 @@ class Advantage(NamedTuple):
   shift_invariant: bool  # r + constant changes nothing
   scale_exponent: float | None  # A(2 r) = 2^e A(r); None if it is no power
   depends_on: tuple[str, ...]
+  kl_in_reward: float | None  # c of r - c K; None if none, or no known K
 
 
 class Row(NamedTuple):
@@ -71,8 +73,9 @@ def surrogate_row(
   `std` those of the group, `batch ...` over completions, `token ...` over the
   batch's tokens; `alpha` all completions over those in groups whose rewards
   differ; `<H>_i` the mean entropy of a completion; k1, k2, k3 of x =
-  log pi_ref - log pi: -x, x^2 / 2, e^x - x - 1. 'own' starts what fits no known
-  form.
+  log pi_ref - log pi: -x, x^2 / 2, e^x - x - 1; `sum k1` that of a completion,
+  `k1 to go` from a token on. 'own' starts what fits no known form, 'not
+  measured' what had no gradient on the probes.
 
   Args:
     method: A chain. Each batch meets it in the state of `init`.
@@ -92,13 +95,14 @@ def surrogate_row(
   batch = blocks['base'].batch
   # Tokens that only the changed lengths cut off say nothing.
   common = np.asarray(blocks['lengths'].batch.mask & batch.mask)
-  weight_text, weight_facts = _weight(weight, batch, common)
+  alone = blocks['one prompt'].batch
+  weight_text, weight_facts = _weight(weight, batch, alone, common)
   advantage_text, advantage_facts = _advantage(advantage, batch, common)
   ratio, regulariser = _read_slopes(method, fields)
   return Row(
     weight_text,
-    ratio.text,
-    regulariser.text,
+    ratio.text + '; not proportional to A' * regulariser.nonlinear,
+    _also_in_reward(regulariser.text, advantage_facts),
     advantage_text,
     weight_facts,
     ratio,
@@ -108,19 +112,25 @@ def surrogate_row(
 
 
 def _read_slopes(method, fields):
-  """Ratio and regulariser, from one stack with the advantages put in."""
-  at_ratios = _slopes.ratio_blocks(fields)
+  """Ratio and regulariser, with the advantages put in."""
+  still = _slopes.still_blocks(fields)
   pulls = _regulariser.penalty_blocks(fields)
-  blocks = at_ratios | pulls
+  cut = _read_blocks(method, still | pulls)
+  order = _slopes.trained_first(cut, still['at 1'][0])
+  cut |= _read_blocks(method, _slopes.moved_blocks(fields, order))
+  return (
+    _slopes.ratio(cut, still['at 1'][0], order),
+    _regulariser.regulariser(cut, pulls, 'logp_ref' in method.requires),
+  )
+
+
+def _read_blocks(method, blocks: _slopes.Blocks) -> _slopes.Readings:
+  """Reads blocks off as one stack."""
   probes, advantages = zip(*blocks.values(), strict=True)
   stack = _stack.fill(*probes)
   reading = _probe.read(method, stack, _stack.fill(*advantages))
   columns = [_cut(x, blocks, _slopes.BATCHES) for x in reading]
-  cut = {k: _probe.Reading(*(column[k] for column in columns)) for k in blocks}
-  return (
-    _slopes.ratio(cut, at_ratios['at 1'][0]),
-    _regulariser.regulariser(cut, *pulls['penalty']),
-  )
+  return {k: _probe.Reading(*(column[k] for column in columns)) for k in blocks}
 
 
 def _cut(array, names, batches) -> dict[str, np.ndarray]:
@@ -131,7 +141,11 @@ def _cut(array, names, batches) -> dict[str, np.ndarray]:
 
 
 def _credit_blocks(fields) -> dict[str, _probe.Probe]:
-  """Ragged batches at ratio 1 and, by name, the same with one thing changed."""
+  """Ragged batches at ratio 1 and, by name, the same with one thing changed.
+
+  All are off the reference, so that a KL in the reward acts; 'the reference' is
+  where it does not, and where forms are compared.
+  """
   random = np.random.default_rng(1)
   shape = (_BATCHES, *_stack.SHAPE)
   reward, new_reward = random.uniform(0.2, 2, (2, *shape[:-1]))
@@ -148,10 +162,20 @@ def _credit_blocks(fields) -> dict[str, _probe.Probe]:
   ids = np.broadcast_to(np.arange(shape[-1]), shape)
   late, cut = np.zeros(shape, np.int32), np.zeros(reward.shape, bool)
   late[:, 0, 0], cut[:, 0, 0] = 1, True
+  gap = 0.3 * random.normal(size=shape)
+  alone = valid & np.array([True, False])[:, None]
 
-  def probe(reward=reward, length=length, old=old, entropy=entropy, **given):
+  def probe(
+    reward=reward, length=length, old=old, entropy=entropy, gap=gap, tokens=None
+  ):
     made = _probe.make(
-      reward, length, old, entropy=entropy, fields=fields, **given
+      reward,
+      length,
+      old,
+      gap_ref=gap,
+      tokens=tokens,
+      entropy=entropy,
+      fields=fields,
     )
     return made._replace(batch=made.batch._replace(valid=valid))
 
@@ -169,11 +193,12 @@ def _credit_blocks(fields) -> dict[str, _probe.Probe]:
     'ids': probe(tokens=ids),
     'the entropy': probe(entropy=new_entropy),
     'log pi_old': probe(old=new_old),
-    'the reference': probe(gap_ref=0.3 * random.normal(size=shape)),
+    'the reference': probe(gap=0.0),
     'log pi_sampler': edit(logp_sampler=new_old),
     'truncation': edit(truncated=cut),
     'the version': edit(version=late),
     'noise': edit(extras=extras | {'noise': 1 - extras['noise']}),
+    'one prompt': edit(valid=alone),  # so that P is no constant
   }
 
 
@@ -185,9 +210,8 @@ _PROBED = (
 
 def _differ(changed, base) -> bool:
   """Whether a change is more than rounding."""
-  return bool(
-    np.abs(changed - base).max() > _forms.TOLERANCE * np.abs(base).max()
-  )
+  change, size = np.abs(changed - base), np.abs(base)
+  return bool(change.max(initial=0) > _forms.TOLERANCE * size.max(initial=0))
 
 
 def _depends(read: dict[str, np.ndarray], common: np.ndarray) -> list[str]:
@@ -203,7 +227,10 @@ def _also(depends_on, known) -> str:
 
 
 def _weight(
-  read: dict[str, np.ndarray], batch: losses.Batch, common: np.ndarray
+  read: dict[str, np.ndarray],
+  batch: losses.Batch,
+  alone: losses.Batch,
+  common: np.ndarray,
 ) -> tuple[str, Weight]:
   """Matches the weight; the first completion's length tells whose counts."""
   base = read['base']
@@ -219,7 +246,15 @@ def _weight(
     uniform_kept=float(kept[in_uniform].mean()),
     depends_on=tuple(_depends(read, common)),
   )
-  form = _forms.weight_form(base, mask, _forms.alpha(_forms.credited(batch)))
+  if not base.any():
+    return _NOTHING, facts
+  batches = batch, alone
+  masks = [np.asarray(b.mask & b.valid[..., None]) for b in batches]
+  form = _forms.weight_form(
+    np.concatenate([base, read['one prompt']]),
+    np.concatenate(masks),
+    np.concatenate([_forms.alpha(_forms.credited(b)) for b in batches]),
+  )
   if form is None:
     longer = read['lengths']
     whose = {
@@ -247,15 +282,15 @@ def _advantage(
 ) -> tuple[str, Advantage]:
   """Matches the advantage, or else measures what it does."""
   mask = np.asarray(batch.mask & batch.valid[..., None])
-  base = read['base']
+  base, at_reference = read['base'], read['the reference']
   inside = mask & common
   first = np.zeros(common.shape, int)
   per_token = {
     k: _differ(x[inside], np.take_along_axis(x, first, -1)[inside])
     for k, x in read.items()
   }
-  doubled = read['scale'][mask & (base != 0)] / base[mask & (base != 0)]
-  power = _forms.constant(doubled)
+  live = mask & (base != 0)
+  power = _forms.factor_of(read['scale'][live], base[live])
   facts = Advantage(
     factor=None,
     epsilon=None,
@@ -263,16 +298,15 @@ def _advantage(
     shift_invariant=not _differ(read['shift'], base),
     scale_exponent=float(np.log2(power)) if power and power > 0 else None,
     depends_on=tuple(_depends(read, common)),
+    kl_in_reward=None,
   )
-  # A gate may leave some tokens without one: the others are to agree.
-  gated = mask & (base != 0)
-  level = np.take_along_axis(base, gated.argmax(-1)[..., None], -1)
-  open_share = gated.sum() / max(1, (mask & (level != 0)).sum())
-  form = None
-  if not _differ(base[gated], np.broadcast_to(level, base.shape)[gated]):
-    live = mask.any(-1) & ((open_share == 1) | (level[..., 0] != 0))
-    given = _forms.credited(batch)
-    form = _forms.advantage_form(level[..., 0], given, live)
+  if not base.any():
+    return _NOTHING, facts
+  gated = mask & (at_reference != 0)
+  form, open_share = _level_form(at_reference, gated, mask, batch)
+  charge = None
+  if 'the reference' in facts.depends_on:
+    charge = _forms.charged(base, batch, live)
   prefix = 'per token, ' * facts.per_token
   if form is None:
     return prefix + 'own: ' + _properties(facts), facts
@@ -281,8 +315,39 @@ def _advantage(
   text = prefix + form.text
   if open_share < 1:
     text += f' on {100 * gated.sum() / mask.sum():.3g} % of the tokens, else 0'
+  if charge:
+    coefficient = _forms.number(charge.coefficient)
+    text += f', of r - {coefficient} {charge.text} in place of r'
+    known += ('the reference', 'lengths')
+    facts = facts._replace(kl_in_reward=charge.coefficient)
   text += _also(facts.depends_on, known)
   return text, facts._replace(factor=form.factor, epsilon=form.epsilon)
+
+
+def _level_form(
+  value: np.ndarray, gated: np.ndarray, mask: np.ndarray, batch: losses.Batch
+) -> tuple[_forms.AdvantageForm | None, float]:
+  """The form of one number per completion, and the share of its tokens.
+
+  A gate may leave some tokens without one: the others are to agree.
+  """
+  level = np.take_along_axis(value, gated.argmax(-1)[..., None], -1)
+  open_share = float(gated.sum() / max(1, (mask & (level != 0)).sum()))
+  if _differ(value[gated], np.broadcast_to(level, value.shape)[gated]):
+    return None, open_share
+  live = mask.any(-1) & ((open_share == 1) | (level[..., 0] != 0))
+  given = _forms.credited(batch)
+  return _forms.advantage_form(level[..., 0], given, live), open_share
+
+
+def _also_in_reward(text: str, facts: Advantage) -> str:
+  """The regulariser's text with what of the reference is in the advantage."""
+  if 'the reference' not in facts.depends_on:
+    return text
+  inside = 'the reference in A'
+  if facts.kl_in_reward is not None:
+    inside = f'{_forms.number(facts.kl_in_reward)} k1 in r'
+  return inside if text == 'none' else f'{text} + {inside}'
 
 
 def _properties(facts: Advantage) -> str:

@@ -33,17 +33,6 @@ def _shaped(reward, entropy, right, wrong, alpha, axes):
   return jnp.where(right | wrong, value, 0)
 
 
-def _score(value, mask, deviation, epsilon, axes):
-  """The z-score; 0 where values differ by no more than rounding errors do."""
-  size = jnp.max(
-    jnp.abs(value), axis=axes, keepdims=True, where=mask, initial=0
-  )
-  offset = _ops.centered(value, mask, axes)
-  spread = _ops.deviation_of(offset, mask, deviation, axes)
-  real = spread > 8 * jnp.finfo(value.dtype).eps * size
-  return jnp.where(real, _ops.safe_divide(offset, spread + epsilon), 0)
-
-
 def credit_tokens_by_entropy(
   alpha=0.9, deviation='population', epsilon=0.0
 ) -> LossTransform:
@@ -86,7 +75,8 @@ def credit_tokens_by_entropy(
       _ops.per_token(batch.reward), entropy, right, wrong, alpha, axes=1
     )
     return sum(
-      _score(value, side, deviation, epsilon, (1, 2)) for side in (right, wrong)
+      _ops.normalized(value, side, deviation, epsilon, (1, 2))
+      for side in (right, wrong)
     )
 
   return set_advantage(
@@ -125,7 +115,7 @@ def credit_completions_by_entropy(
     entropy = jnp.where(batch.mask, jnp.maximum(batch.entropy_old, _LEAST), 0)
     mean = jnp.maximum(_ops.sequence_mean(entropy, batch), _LEAST)
     value = _shaped(batch.reward, mean, right, wrong, alpha, axes=1)
-    return _score(value, counted, deviation, epsilon, 1)
+    return _ops.normalized(value, counted, deviation, epsilon, axis=1)
 
   return set_advantage(
     advantage, requires=('entropy_old',), alpha=alpha, epsilon=epsilon

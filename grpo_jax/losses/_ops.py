@@ -108,10 +108,18 @@ def normalized(
   epsilon: Array | float,
   axis=None,
 ) -> Array:
-  """The z-score of each value where `mask`; exactly 0 for equal values."""
+  """The z-score of each value where `mask`; exactly 0 for equal values.
+
+  Values that differ by no more than rounding errors count as equal: computed
+  ones (shares of an entropy, say) may be equal on paper only.
+  """
   offset = centered(value, mask, axis)
   spread = deviation_of(offset, mask, deviation, axis)
-  return safe_divide(offset, spread + epsilon)
+  size = jnp.max(
+    jnp.abs(value), axis=axis, keepdims=True, where=mask, initial=0
+  )
+  differ = spread > 4 * jnp.finfo(value.dtype).eps * size
+  return jnp.where(differ, safe_divide(offset, spread + epsilon), 0)
 
 
 def centered_reward(batch: Batch) -> Array:

@@ -175,14 +175,6 @@ def test_half_of_the_completions_by_default():
       "chain sets 'advantage'",
     ),
     (
-      (
-        losses.use_reward(),
-        losses.imitate_positives(),
-        losses.mean_over_tokens(),
-      ),
-      'imitate_positives divides by the weight, but no earlier',
-    ),
-    (
       (losses.clip_advantage(), losses.center_by_group()),
       "clip_advantage edits 'advantage', but no earlier",
     ),
@@ -201,7 +193,6 @@ def test_half_of_the_completions_by_default():
   ],
   ids=[
     'keep_largest',
-    'imitate',
     'clip_advantage',
     'subtract_kl',
     'small',
