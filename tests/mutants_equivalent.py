@@ -1,6 +1,23 @@
 """The mutants that no test can or should see; `tests.mutants` reads this."""
 
+_MASKED = 'what it writes there is masked: nobody owns the place'
+_COMPARED = (
+  'only a comparison reads it, and that has no gradient; it saves work'
+)
+_MARGIN = 'any margin between rounding errors and real differences does'
+_ZERO = 'an advantage of 0 makes the objective 0 on either side'
+
 EQUIVALENT = {
+  (
+    'losses/_base.py:surrogate_loss',
+    'value = jnp.where(batch.keep, terms.objective - terms.penalty, 0)',
+    '0 -> 1',
+  ): 'the weight is 0 there: any finite number does',
+  (
+    'losses/_conflict.py:conflict_tokens',
+    'length = jnp.max(jnp.where(batch.mask, position + 1, 0), axis=-1)',
+    '0 -> 1',
+  ): 'only an empty completion has it, which has no token to be in conflict',
   (
     'losses/_credit.py:drop_uniform_groups.keep',
     'return keep & ~_ops.uniform_groups(batch)[:, None, None]',
@@ -8,19 +25,92 @@ EQUIVALENT = {
     '~_ops.uniform_groups...h)[:, None, None]',
   ): '`on_keep` itself joins the result with what was kept before',
   (
-    'losses/_ops.py:centered_reward',
-    'offset = jnp.where(batch.valid, batch.reward - anchor, 0)',
-    '0 -> 1',
-  ): 'the mean and the last line both mask invalid entries again',
+    'losses/_gate.py:gate_binary_kl.objective',
+    "return _gated(terms, pushed & (kl > threshold), 'gated')",
+    'kl > threshold -> kl >= threshold',
+  ): 'differs where the rounded divergence is the threshold to the last bit',
+  (
+    'losses/_gate.py:mask_off_policy_negatives.objective',
+    'gone = start - lax.stop_gradient(terms.logp)',
+    'lax.stop_gradient(terms.logp) -> terms.logp',
+  ): _COMPARED,
+  (
+    'losses/_objective.py:gamma_weighted_score.objective',
+    'above = batch.advantage >= 0',
+    'batch.advantage >= 0 -> batch.advantage > 0',
+  ): _ZERO,
+  (
+    'losses/_objective.py:sigmoid_gate.objective',
+    'tau = jnp.where(batch.advantage > 0, positive, negative)',
+    'batch.advantage > 0 -> batch.advantage >= 0',
+  ): _ZERO,
+  (
+    'losses/_ops.py:covariance',
+    'logp, kept = lax.stop_gradient(terms.logp), batch.keep',
+    'lax.stop_gradient(terms.logp) -> terms.logp',
+  ): _COMPARED,
   (
     'losses/_ops.py:rank_descending',
     'rank = jnp.argsort(order, stable=True).reshape(value.shape)',
     'True -> False',
   ): '`order` is a permutation: no ties, so any sort is stable',
   (
+    'losses/_penalty.py:_weighted',
+    'ratio, gap = lax.stop_gradient((_ops.saturating_exp(log_ratio), gap))',
+    'lax.stop_gradient((_...log_ratio), gap)) -> '
+    '(_ops.saturating_exp(log_ratio), gap)',
+  ): 'its slope is multiplied by `unmoved`, which is 0',
+  (
     'losses/_penalty.py:penalize_covariance.penalty',
-    'logp, kept = lax.stop_gradient(terms.logp), batch.keep',
-    'lax.stop_gradient(terms.logp) -> terms.logp',
-  ): 'only a comparison reads it, and that has no gradient; it saves work',
+    'gap = moved * lax.stop_gradient(jnp.sign(moved))',
+    'lax.stop_gradient(jnp.sign(moved)) -> jnp.sign(moved)',
+  ): 'the slope of sign is 0 in JAX too; this says so',
+  (
+    'losses/_ratio.py:average_ratio.log_ratio',
+    'length = jnp.maximum(_ops.length(batch), 1).astype(own.dtype)',
+    '1 -> 0',
+  ): _MASKED,
+  (
+    'losses/_shaping.py:keep_largest_advantages.keep',
+    'size = jnp.round(_ops.safe_divide(size, largest), 5)',
+    '5 -> 6',
+  ): _MARGIN,
+  (
+    'losses/_shaping.py:keep_largest_advantages.keep',
+    'most = jnp.maximum(1, jnp.floor(share * number + 1e-4))',
+    '0.0001 -> 0.00015',
+  ): _MARGIN,
+  (
+    'losses/_shaping.py:normalize_over_completions.advantage',
+    'largest = jnp.where(counted, largest, 0)',
+    '0 -> 1',
+  ): _MASKED,
+  (
+    'losses/_weight.py:weigh_conflict_tokens.weight',
+    'above = _ops.per_token(_ops.centered_reward(batch)) > 0',
+    '_ops.per_token(_ops....eward(batch)) > 0 -> '
+    '_ops.per_token(_ops....ward(batch)) >= 0',
+  ): 'a completion whose centered reward is 0 is in no conflict',
 }
 """(file:function, source line, change) -> why no test can or should see it."""
+_NORMALIZED = 'differ = spread > 4 * jnp.finfo(value.dtype).eps * size'
+_CANCELLED = 'jnp.abs(total) <= 8 * jnp.finfo(total.dtype).eps * size, 0, total'
+EQUIVALENT |= {
+  (f'losses/{where}', line, change): _MARGIN
+  for where, line, change in (
+    ('_ops.py:normalized', _NORMALIZED, '4 -> 5'),
+    (
+      '_ops.py:normalized',
+      _NORMALIZED,
+      'spread > 4 * jnp.fin...dtype).eps * size -> '
+      'spread >= 4 * jnp.fi...dtype).eps * size',
+    ),
+    ('_credit.py:normalize_each_reward.advantage', _CANCELLED, '8 -> 9'),
+    (
+      '_credit.py:normalize_each_reward.advantage',
+      _CANCELLED,
+      'jnp.abs(total) <= 8 ...dtype).eps * size -> '
+      'jnp.abs(total) < 8 *...dtype).eps * size',
+    ),
+  )
+}

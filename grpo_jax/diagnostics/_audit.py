@@ -52,7 +52,7 @@ def audit(
   >>> from grpo_jax import losses
   >>> result = audit(losses.methods.dapo())
   >>> result.row.weight, result.row.advantage
-  ('1/N', '(r - mean)/std')
+  ('1/N, groups of equal rewards dropped', '(r - mean)/std')
   >>> result.clipping.text
   'zero above 1.28 for A > 0 and below 0.8 for A < 0'
   """

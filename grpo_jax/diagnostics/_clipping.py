@@ -20,6 +20,7 @@ _RARE, _LIKELY = float(np.exp(-7)), 0.3  # old probabilities of the tokens
 _TOKENS, _OTHER_TOKENS = 4, 16  # lengths of the completion that is moved
 _ROUNDS, _RELATIVE = 12, 1e-8
 _FADED = 1e-9
+_POINT = 1e-6  # width in log-ratio below which zeros are no interval
 
 Interval = tuple[int, float, float]
 """(sign of A, low, high): token ratios; low 0 or high inf where it has no end
@@ -39,11 +40,13 @@ class Clipping(NamedTuple):
   negative: np.ndarray
   zeros: tuple[Interval, ...]  # exactly 0 there
   faded: tuple[Interval, ...]  # 0 in float64 only because it got too small
-  coasts: bool  # has a zero, so momentum goes on where the gradient is off
+  coasts: bool  # a zero has an end, so momentum goes on beyond it
   tokens: int  # length of the completion that was moved
   depends_on_length: bool  # the zeros do
   old_probability: float  # of the tokens that were moved
   depends_on_probability: bool  # the zeros do
+  depends_on_size: bool  # the zeros do, on |A|
+  depends_on_others: bool  # the zeros do, on other completions' ratios
   text: str
 
 
@@ -53,9 +56,10 @@ def clipping(
   """Measures where the gradient of the objective is exactly 0.
 
   All tokens of one completion, whose advantage is set to +1 or -1, are moved to
-  the same ratio, from e^-6 to e^6, while all others stay at ratio 1. Ends are
-  then bisected to a relative 1e-8 of the log-ratio. An interval that lies
-  between two points of the grid (the array `ratio`) is missed.
+  the same ratio, from e^-6 to e^6, while all others stay at ratio 1; all are
+  moved if that makes a difference. Ends are then bisected to a relative 1e-8 of
+  the log-ratio. An interval that lies between two points of the grid (the array
+  `ratio`) is missed.
 
   A gate may also be 0 because float64 has no smaller number or because
   `1 - sigmoid` rounds to 0. That is no clip, and is told by its approach: a
@@ -76,12 +80,19 @@ def clipping(
   >>> clipping(losses.methods.rloo()).text
   'never zero'
   """
-  curve = _curve.Curve(method, fields, _TOKENS, _RARE)
+  setting = _curve.Setting(_TOKENS, _RARE)
+  curve = _curve.Curve(method, fields, setting)
   intervals = _intervals(curve)
-  by_length, by_probability = _what_matters(method, fields, intervals)
-  if by_probability:
-    curve = _curve.Curve(method, fields, _TOKENS, _LIKELY)
+  matters = _what_matters(method, fields, setting, intervals)
+  if matters.probability or matters.others:
+    setting = setting._replace(
+      probability=_LIKELY if matters.probability else _RARE,
+      everyone=matters.others,
+    )
+    curve = _curve.Curve(method, fields, setting)
     intervals = _intervals(curve)
+  if not matters.advantage:
+    intervals = []
   clips = tuple(i for i, hard in intervals if hard)
   faded = tuple(i for i, hard in intervals if not hard)
   return Clipping(
@@ -90,12 +101,14 @@ def clipping(
     negative=curve.values[1],
     zeros=clips,
     faded=faded,
-    coasts=bool(clips) and bool(curve.values.any()),
+    coasts=any(low > 0 or high < np.inf for _, low, high in clips),
     tokens=_TOKENS,
-    depends_on_length=by_length,
-    old_probability=curve.probability,
-    depends_on_probability=by_probability,
-    text=_text(clips, faded, by_length, by_probability),
+    depends_on_length=matters.length,
+    old_probability=setting.probability,
+    depends_on_probability=matters.probability,
+    depends_on_size=matters.size,
+    depends_on_others=matters.others,
+    text=_text(clips, faded, matters),
   )
 
 
@@ -127,6 +140,8 @@ def _intervals(curve: _curve.Curve) -> list[tuple[Interval, bool]]:
   for sign, start, stop in runs:
     low, first = next(hard) if start > 0 else (None, False)
     high, second = next(hard) if stop < len(at) else (None, False)
+    if (high.zero if high else at[-1]) - (low.zero if low else at[0]) < _POINT:
+      continue  # the coefficient changes its sign there
     interval = (
       sign,
       float(np.exp((low.live + low.zero) / 2)) if low else 0.0,
@@ -171,10 +186,21 @@ def _are_hard(curve: _curve.Curve, ends: list[_End]) -> list[bool]:
   return [v > _FADED * scale[e.sign] for v, e in zip(value, ends, strict=True)]
 
 
-def _what_matters(method, fields, intervals) -> tuple[bool, bool]:
-  """Whether the zeros move with the length, and with the old probability.
+class _Matters(NamedTuple):
+  """What moves the zeros."""
 
-  Compared on a coarse grid and a thousandth on either side of every end.
+  length: bool
+  probability: bool
+  size: bool  # of the advantages
+  others: bool  # whether the other completions are moved too
+  coupled: bool  # whether these change the gradient, though no zero
+  advantage: bool  # its sign acts at all; True if there is no gradient
+
+
+def _what_matters(method, fields, setting, intervals) -> _Matters:
+  """Compares the zeros with those of other settings.
+
+  On a coarse grid and a thousandth on either side of every end.
   """
   ends = {
     np.log(end)
@@ -183,24 +209,39 @@ def _what_matters(method, fields, intervals) -> tuple[bool, bool]:
     if 0 < end < np.inf
   }
   near = [x * f for x in sorted(ends, key=abs)[:4] for f in (0.999, 1.001)]
-  coarse = _curve.grid(_stack.ROWS // 6 - len(near), _LIKELY)
+  coarse = _curve.grid(_stack.ROWS // 8 - len(near), _LIKELY)
   points = np.concatenate([near, coarse])
-  settings = ((_TOKENS, _RARE), (_OTHER_TOKENS, _RARE), (_TOKENS, _LIKELY))
-  tokens, probability = np.repeat(settings, 2 * len(points), axis=0).T
-  sign = np.tile(np.repeat([1.0, -1.0], len(points)), len(settings))
-  value = _curve.coefficient(
-    method,
-    fields,
-    sign,
-    np.tile(points, 2 * len(settings)),
-    tokens.astype(int),
-    probability,
+
+  def values(*changes):  # [setting,sign,point]
+    settings = [setting._replace(**change) for change in changes]
+    each = 2 * len(points)
+    value = _curve.coefficient(
+      method,
+      fields,
+      np.tile(np.repeat([1.0, -1.0], len(points)), len(settings)),
+      np.tile(points, 2 * len(settings)),
+      [s for s in settings for _ in range(each)],
+    )
+    return value.reshape(len(settings), 2, -1)
+
+  base, long, likely = values(
+    {}, {'tokens': _OTHER_TOKENS}, {'probability': _LIKELY}
   )
-  zero = value.reshape(len(settings), 2, -1) == 0
-  likely = points < -np.log(_LIKELY)
-  return (
-    bool(np.any(zero[1] != zero[0])),
-    bool(np.any(zero[2][:, likely] != zero[0][:, likely])),
+  small, large, against, all_moved = values(
+    {'size': 0.5}, {'size': 2.0}, {'size': -1.0}, {'everyone': True}
+  )
+  possible = points < -np.log(_LIKELY)
+
+  def differ(other, where=slice(None)):
+    return bool(np.any((other == 0)[:, where] != (base == 0)[:, where]))
+
+  return _Matters(
+    length=differ(long),
+    probability=differ(likely, possible),
+    size=differ(small) or differ(large),
+    others=differ(all_moved),
+    coupled=not np.allclose(all_moved, base, rtol=1e-6, atol=0),
+    advantage=not base.any() or not np.array_equal(base, against),
   )
 
 
@@ -237,15 +278,23 @@ def _where(intervals) -> str:
   return joint.join(parts)
 
 
-def _text(clips, faded, by_length, by_probability) -> str:
+def _text(clips, faded, matters: _Matters) -> str:
   """One sentence."""
+  if not matters.advantage:
+    return 'not measured: the gradient does not depend on A'
   text = f'zero {_where(clips)}' if clips else 'never zero'
   if faded:
     text = f'zero {_where(clips)}' if clips else 'never cut off'
     text += f'; fades until float64 has nothing left {_where(faded)}'
   notes = []
-  if by_length:
+  if matters.length:
     notes.append(f'for a completion of {_TOKENS} tokens')
-  if by_probability:
+  if matters.probability:
     notes.append(f'for tokens of old probability {_LIKELY:g}')
+  if matters.size:
+    notes.append('for |A| = 1')
+  if matters.others:
+    notes.append('for all completions at that ratio')
+  elif matters.coupled:
+    notes.append('with the other completions at ratio 1, which matters')
   return text + (f' ({", ".join(notes)})' if notes else '')

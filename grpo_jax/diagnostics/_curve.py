@@ -1,5 +1,7 @@
 """The coefficient of a completion's tokens against their ratio."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from grpo_jax.diagnostics import _probe
@@ -29,25 +31,33 @@ def grid(number: int, probability: float) -> np.ndarray:
   return np.concatenate([-side(WIDEST)[::-1], side(top)])
 
 
+class Setting(NamedTuple):
+  """Which completion is moved, and with whom."""
+
+  tokens: int  # its length
+  probability: float  # of its tokens under the old policy
+  size: float = 1.0  # factor of all advantages; -1: against the rewards
+  everyone: bool = False  # all completions are moved to its ratio, not it alone
+
+
 class Curve:
   """The coefficient of one method in one setting, on a grid and on demand."""
 
-  def __init__(self, method, fields, tokens, probability):
-    self._given = method, fields, tokens
-    self.probability = probability
-    self.log_ratio = grid(_stack.ROWS // 2, probability)
+  def __init__(self, method, fields, setting: Setting):
+    self._given = method, fields
+    self.setting = setting
+    self.log_ratio = grid(_stack.ROWS // 2, setting.probability)
     sign = np.repeat([1.0, -1.0], len(self.log_ratio))
     on_grid = self(sign, np.tile(self.log_ratio, 2))
     self.values = on_grid.reshape(2, -1)  # for A = +1 and A = -1
 
   def __call__(self, sign, log_ratio):
-    method, fields, tokens = self._given
     return coefficient(
-      method, fields, sign, log_ratio, tokens, self.probability
+      *self._given, sign, log_ratio, [self.setting] * len(sign)
     )
 
 
-def coefficient(method, fields, sign, log_ratio, tokens, probability):
+def coefficient(method, fields, sign, log_ratio, settings):
   """The coefficient per unit of weight; 0 where there is no weight.
 
   Args:
@@ -55,14 +65,14 @@ def coefficient(method, fields, sign, log_ratio, tokens, probability):
     fields: A user's generator of fields.
     sign: f64[N], of the moved completion's advantage; N <= ROWS.
     log_ratio: f64[N], of its tokens.
-    tokens: Its length, a number or i64[N].
-    probability: Of its tokens under the old policy, a number or f64[N].
+    settings: N `Setting`s.
 
   Returns:
     f64[N].
   """
   used = len(sign)
   sign, log_ratio = _stack.fill(sign), _stack.fill(log_ratio)
+  tokens, probability, size, everyone = np.array(settings).T
   shape = (_stack.ROWS, *_stack.SHAPE)
   random = np.random.default_rng(4)
   length = random.integers(1, shape[-1] + 1, shape[1:-1])
@@ -70,10 +80,14 @@ def coefficient(method, fields, sign, log_ratio, tokens, probability):
   logp_old = -random.uniform(1, 3, shape[1:])
   logp_old = np.broadcast_to(logp_old, shape).copy()
   length[:used, 0, 0] = tokens
-  logp_old[:used, 0, 0] = np.log(np.broadcast_to(probability, used))[:, None]
-  moved = np.zeros(shape)
-  moved[:, 0, 0] = log_ratio[:, None]
+  at_row = (slice(None), None, None, None)
+  far = np.zeros(shape, bool)  # which tokens are moved
+  far[:, 0, 0] = True
+  far |= (_stack.fill(everyone) != 0)[at_row]
+  logp_old = np.where(far, np.log(_stack.fill(probability))[at_row], logp_old)
+  moved = np.where(far, log_ratio[at_row], 0.0)
   reward, advantage = _stack.push(sign)
+  advantage = advantage * _stack.fill(size)[at_row]
   probe = _probe.make(reward, length, logp_old, log_ratio=moved, fields=fields)
   reading = _probe.read(method, probe, advantage)
   own = reading.objective[:used, 0, 0].sum(-1)

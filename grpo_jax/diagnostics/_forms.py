@@ -246,7 +246,8 @@ def _compared(
       epsilon = float(value @ (top - value * below) / (value @ value))
       off = np.abs(value - top / (below + epsilon)).max()
       if off <= tolerance * size:
-        over = f'/({spread_text} + {number(epsilon)})'
+        digits = 4 if tolerance < TOLERANCE else 2
+        over = f'/({spread_text} + {epsilon:.{digits}g})'
         return AdvantageForm(text + over, 1.0, epsilon)
   if not spread_text:
     more = (advantage - numerator)[live]

@@ -139,10 +139,10 @@ class PrefixBias(NamedTuple):
   biased. `tree_bias` measures the bias itself.
   """
 
-  whole: float  # largest |W_agg| where the whole group shares
-  part: float  # largest |W_agg| where 2..G-1 completions share
-  factor: float  # C of the best fit W(S) = C sum of S's advantages
-  uneven: float  # largest |W(S) - C sum of S's advantages|, all S
+  whole: float | None  # largest |W_agg| where the whole group shares
+  part: float | None  # largest |W_agg| where 2..G-1 completions share
+  factor: float | None  # C of the best fit W(S) = C sum of S's advantages
+  uneven: float | None  # largest |W(S) - C sum of S's advantages|, all S
 
 
 def prefix_bias(
@@ -165,7 +165,8 @@ def prefix_bias(
     fields: A user's generator of fields; see `_probe.Fields`.
 
   Returns:
-    A `PrefixBias`; all 0 if the method gives these groups no gradient.
+    A `PrefixBias`; all None if no first token here has a gradient, so that
+    nothing was measured.
 
   >>> round(prefix_bias(losses.methods.rloo()).whole, 6)
   0.0
@@ -178,6 +179,8 @@ def prefix_bias(
   weight = np.sum(c * sharing, axis=1)  # [N], W_agg
   expected = np.sum(advantage * sharing, axis=1)
   total = np.sum(np.abs(c), axis=1)
+  if not total.any():
+    return PrefixBias(None, None, None, None)
   relative = np.abs(weight) / np.where(total == 0, 1, total)
   whole = np.all(sharing, axis=1)
   subsets = 2 ** sharing.shape[1] - sharing.shape[1] - 1

@@ -21,7 +21,7 @@ class Regulariser(NamedTuple):
   terms: tuple[tuple[str, float], ...]  # name and coefficient of each
   share: float  # of the probes' tokens on which these terms could act
   entropy_bonus: float | None  # coefficient; None if it is not one number
-  nonlinear: bool  # the objective is not proportional to A
+  nonlinear: float  # share of the tokens whose objective is no multiple of A
 
 
 def penalty_blocks(fields) -> Blocks:
@@ -86,10 +86,10 @@ class _Term(NamedTuple):
   slope: np.ndarray
 
 
-def _terms(probe, advantage, weight, reference: bool) -> list[_Term]:
+def _terms(probe, advantage, weight) -> list[_Term]:
   r"""The dictionary; x = log pi_ref - log pi, r = pi / pi_old.
 
-  k1 = -x, k2 = x^2 / 2, k3 = e^x - x - 1, for a method that reads log pi_ref.
+  k1 = -x, k2 = x^2 / 2, k3 = e^x - x - 1.
   """
   x = np.asarray(probe.batch.logp_ref) - probe.logp
   log_ratio = probe.logp - np.asarray(probe.batch.logp_old)
@@ -98,13 +98,11 @@ def _terms(probe, advantage, weight, reference: bool) -> list[_Term]:
   right = live & (advantage > 0)
   share = weight * right.sum((1, 2, 3), keepdims=True)
   nll = np.divide(1, share, out=np.zeros_like(x), where=right)
-  of_reference = [
+  return [
     _Term('k3', k3),
     _Term('k2', x),
     _Term('r k3', r * x),
     _Term('sg[r] k3', r * k3),
-  ]
-  return of_reference * reference + [
     _Term('(log r)^2 / 2', -log_ratio),
     _Term('|log r|', -np.sign(log_ratio)),
     _Term('NLL of A > 0', nll),
@@ -173,7 +171,7 @@ def _fit(pull: np.ndarray, terms: list[_Term], live: np.ndarray):
   return tuple(found), float(share)
 
 
-def regulariser(cut: Readings, blocks: Blocks, reference: bool) -> Regulariser:
+def regulariser(cut: Readings, blocks: Blocks) -> Regulariser:
   """Explains the pull per unit of weight by a sum of known terms.
 
   What is in the objective but does not scale with A belongs to it:
@@ -182,7 +180,6 @@ def regulariser(cut: Readings, blocks: Blocks, reference: bool) -> Regulariser:
   Args:
     cut: What was read of `penalty_blocks`.
     blocks: These.
-    reference: Whether the method reads log pi_ref at all.
 
   Returns:
     A `Regulariser`.
@@ -197,15 +194,19 @@ def regulariser(cut: Readings, blocks: Blocks, reference: bool) -> Regulariser:
   surrogate = each(base.objective, base.weight)
   rounding = TOLERANCE * np.abs(surrogate).max()
   idle = 2 * surrogate - each(double.objective, double.weight)
-  idle[np.abs(idle) <= rounding] = 0
-  terms = _terms(*blocks['penalty'], base.weight, reference)
+  nonlinear = np.abs(idle) > rounding
+  # Where there is any, its small values belong to it.
+  idle[np.abs(idle) <= (1e-6 if nonlinear.any() else 1) * rounding] = 0
+  share = float(np.mean(nonlinear[live])) if live.any() else 0.0
+  terms = _terms(*blocks['penalty'], base.weight)
   joint = _fit(pull + idle, terms, live)
   found = joint or _fit(pull, terms, live)
   unknown = joint is None and bool(idle.any())
-  without = np.abs(each(none.objective, base.weight)).max() > rounding
-  if found and reference and _LOG_PI in dict(found[0]):
+  without = bool(np.abs(each(none.objective, base.weight)).max() > rounding)
+  if found and _LOG_PI in dict(found[0]):
     if _is_k1(found[0], base.weight, cut, blocks):
-      found = tuple(('k1', c) if t == _LOG_PI else (t, c) for t, c in found[0]), found[1]
+      named = {_LOG_PI: 'k1'}
+      found = tuple((named.get(t, t), c) for t, c in found[0]), found[1]
   parts = _parts(cut, found)
   parts += ['own: a part of the objective without A'] * (unknown and without)
   bonus = constant(each(base.entropy, base.weight)[live])
@@ -215,7 +216,7 @@ def regulariser(cut: Readings, blocks: Blocks, reference: bool) -> Regulariser:
     parts.append(f'entropy bonus {number(bonus)}')
   text = ' + '.join(parts) or 'none'
   return Regulariser(
-    text, *(found or ((), 1.0)), bonus, unknown and not without
+    text, *(found or ((), 1.0)), bonus, share * (unknown and not without)
   )
 
 

@@ -1,17 +1,20 @@
 """An audit in words: a page for one method, a line of a table for many."""
 
+import functools
 import math
 
 from grpo_jax.diagnostics import _value
 from grpo_jax.diagnostics._audit import Audit
 from grpo_jax.diagnostics._clipping import Clipping
+from grpo_jax.diagnostics._prefix import PrefixBias
+from grpo_jax.diagnostics._tree import TreeBias
 
 COLUMNS = {
   'weight': 'of each token; L_i tokens of a completion, N of the batch, N_p of '
   'a prompt, B completions, P prompts',
   'ratio': 'what multiplies the advantage',
   'advantage': 'r reward; mean and std of the group unless said',
-  'regulariser': 'what is subtracted; k2, k3: KL to the reference',
+  'regulariser': 'what is subtracted; k1, k2, k3: KL to the reference',
   'W_agg': 'what is left on a token that the whole group shares, over the sum '
   'of absolute coefficients; 0: cancels',
   'bias': "the first token's mean gradient over the second's on a tree where "
@@ -25,11 +28,11 @@ COLUMNS = {
 """Columns of the table of methods, and what they mean."""
 
 
-def number(value: float | None, digits: int = 3) -> str:
+def number(value: float | None, digits: int = 3, rounding: float = 1e-6) -> str:
   """Short, '0' for rounding errors, '-' for none."""
   if value is None:
     return '-'
-  return '0' if abs(value) < 1e-9 else f'{value:.{digits}g}'
+  return '0' if abs(value) < rounding else f'{value:.{digits}g}'
 
 
 def cells(audit: Audit) -> dict[str, str]:
@@ -91,25 +94,8 @@ def describe(name: str, audit: Audit) -> list[tuple[str, str, str]]:
     (name, 'advantage', row.advantage),
     (name, 'regulariser', row.regulariser),
     (name, 'reads', f'rewards and {required}; each completion {scope}'),
-    (
-      'shared prefix',
-      'whole group',
-      f'|W_agg| is {number(prefix.whole)} of the sum of absolute coefficients',
-    ),
-    (
-      'shared prefix',
-      'part of it',
-      f'up to {number(prefix.part)}; and up to {number(prefix.uneven)} away '
-      'from the sum of the advantages',
-    ),
-    (
-      'shared prefix',
-      'bias',
-      f'E[gradient] of the first token {number(tree.first)} (true: '
-      f'{number(tree.true_first)}), of the second {number(tree.second)} (true: '
-      f'{number(tree.true_second)}), first over second '
-      f'{number(tree.ratio)}; E[W_agg] {number(tree.shared_weight)}',
-    ),
+    *(('shared prefix', *said) for said in _prefix(prefix)),
+    ('shared prefix', 'bias', _bias(tree)),
     ('reward scale', 'in sum', scale.text),
     *(
       (
@@ -125,17 +111,54 @@ def describe(name: str, audit: Audit) -> list[tuple[str, str, str]]:
   ]
 
 
+def _prefix(prefix: PrefixBias) -> list[tuple[str, str]]:
+  """What is left on a first token that some or all share."""
+  if prefix.whole is None:
+    what = 'not measured: the first token has no gradient on the probes'
+    return [('whole group', what), ('part of it', what)]
+  return [
+    (
+      'whole group',
+      f'|W_agg| is {number(prefix.whole)} of the sum of absolute coefficients',
+    ),
+    (
+      'part of it',
+      f'up to {number(prefix.part)}; and up to {number(prefix.uneven)} away '
+      'from the sum of the advantages',
+    ),
+  ]
+
+
+def _bias(tree: TreeBias) -> str:
+  """The expected gradients on the tree."""
+  found = tree.first, tree.second, tree.shared_weight
+  size = max(map(abs, found))
+  if not size:
+    return 'not measured: no gradient on the tree'
+  first, second, shared = (number(x, rounding=1e-6 * size) for x in found)
+  return (
+    f'E[gradient] of the first token {first} (true: {number(tree.true_first)}),'
+    f' of the second {second} (true: {number(tree.true_second)}), first over '
+    f'second {number(tree.ratio)}; E[W_agg] {shared}'
+  )
+
+
 def _causes(change, k: int) -> str:
   """One factor's changes, by cause."""
+  small = functools.partial(number, rounding=1e-9)
   return (
     f'gradient x {number(change.gradient[k])}; Adam step changes by '
-    f'{number(change.step[k])}, of which the penalty {number(change.kl[k])}, '
-    f'thresholds {number(change.thresholds[k])}, epsilon '
-    f'{number(change.epsilon[k])}'
+    f'{small(change.step[k])}, of which the penalty {small(change.kl[k])}, '
+    f'thresholds {small(change.thresholds[k])}, epsilon '
+    f'{small(change.epsilon[k])}'
   )
 
 
 def _momentum(clipping: Clipping) -> str:
   if clipping.coasts:
     return 'can carry a token on where its own gradient is off'
-  return 'never acts alone: the gradient is nowhere exactly 0'
+  if clipping.zeros:
+    return 'has no bound to cross: a gradient that is off is so at every ratio'
+  return (
+    'never acts alone: the gradient is nowhere exactly 0 on the measured ratios'
+  )

@@ -22,6 +22,7 @@ _BATCHES = 18  # of each kind
 _UNIFORM = slice(12, None)  # batches whose second group has equal rewards
 _INVALID = slice(0, 6)  # batches with an invalid completion in each group
 _SHIFT = 1.5  # added to all rewards
+_FEW = 0.05  # of the tokens: a threshold on A may sort some anew
 _NOTHING = '0 on the probes'
 
 
@@ -101,7 +102,7 @@ def surrogate_row(
   ratio, regulariser = _read_slopes(method, fields)
   return Row(
     weight_text,
-    ratio.text + '; not proportional to A' * regulariser.nonlinear,
+    ratio.text + '; not proportional to A' * (regulariser.nonlinear > _FEW),
     _also_in_reward(regulariser.text, advantage_facts),
     advantage_text,
     weight_facts,
@@ -120,7 +121,7 @@ def _read_slopes(method, fields):
   cut |= _read_blocks(method, _slopes.moved_blocks(fields, order))
   return (
     _slopes.ratio(cut, still['at 1'][0], order),
-    _regulariser.regulariser(cut, pulls, 'logp_ref' in method.requires),
+    _regulariser.regulariser(cut, pulls),
   )
 
 
@@ -193,7 +194,7 @@ def _credit_blocks(fields) -> dict[str, _probe.Probe]:
     'ids': probe(tokens=ids),
     'the entropy': probe(entropy=new_entropy),
     'log pi_old': probe(old=new_old),
-    'the reference': probe(gap=0.0),
+    'the reference': probe(gap=0 * gap),
     'log pi_sampler': edit(logp_sampler=new_old),
     'truncation': edit(truncated=cut),
     'the version': edit(version=late),
@@ -317,7 +318,7 @@ def _advantage(
     text += f' on {100 * gated.sum() / mask.sum():.3g} % of the tokens, else 0'
   if charge:
     coefficient = _forms.number(charge.coefficient)
-    text += f', of r - {coefficient} {charge.text} in place of r'
+    text += f', with r - {coefficient} {charge.text} for r'
     known += ('the reference', 'lengths')
     facts = facts._replace(kl_in_reward=charge.coefficient)
   text += _also(facts.depends_on, known)

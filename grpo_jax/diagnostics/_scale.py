@@ -28,7 +28,7 @@ _STEPS = 24
 _PARAMETERS = 16
 _EPSILON = 1e-8
 _NO_EPSILON = 1e-300  # 0, but 0 / 0 is 0
-_NOISE = 1e-8  # relative; below it lies rounding
+_NOISE = 3e-6  # relative; below it lies rounding, of float32 too
 
 
 class StepChange(NamedTuple):

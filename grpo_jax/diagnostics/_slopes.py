@@ -153,10 +153,10 @@ def ratio(cut: Readings, probe: _probe.Probe, order: np.ndarray) -> Ratio:
   }
   length = np.asarray(probe.batch.mask)[:, 0, 0].sum(-1)[:, None]
   signs = slice(0, None, 2), slice(1, None, 2)
-  slopes = [
+  positive, negative = (
     _slope({k: x[rows] for k, x in moved.items()}, at_1[rows], length[rows])
     for rows in signs
-  ]
+  )
   rest = np.ones(base.shape, bool)
   rest[:, 0, 0] = False
   beyond = _median_share(change['small'][rest] / _STEP, base[rest])
@@ -164,15 +164,15 @@ def ratio(cut: Readings, probe: _probe.Probe, order: np.ndarray) -> Ratio:
     _scaling(cut, 'shifted', 'loss') - _scaling(cut, 'at 1', 'loss')
   )
   follows = np.median(value) > TOLERANCE * np.abs(base).sum((1, 2, 3)).max()
-  found = Ratio('', *slopes, beyond, bool(follows))
+  found = Ratio('', positive, negative, beyond, bool(follows))
   pooled = {
     name: _median_share(moved[name][signs[0], :1], at_1[signs[0], :1])
     for name in ('large', 'balanced')
   }
   arithmetic = pooled['large'] != 0 and abs(pooled['balanced']) < _STEP
-  if slopes == [None, None]:
+  if positive is None and negative is None:
     text = 'not measured: no gradient on the probes'
-    if cut['at 1'].objective.any():
+    if cut['at 1'].objective[:, 0, 0].any():
       text = 'own: the gradient does not scale with A'
     return found._replace(text=text)
   return found._replace(text=_ratio_text(found, arithmetic))
@@ -208,32 +208,36 @@ def _median_share(change: np.ndarray, coefficient: np.ndarray) -> float:
   return 0.0 if abs(value) < 1e-6 else value
 
 
-def _kind(slope: Slope | None, arithmetic: bool) -> str:
+def _kind(slope: Slope | None, arithmetic: bool, coupled: bool) -> str:
   """The ratio that has these slopes."""
   if slope is None:
     return 'own: no gradient at ratio 1'
   if not slope.alike:
     return (
-      f'own: slope {slope.own:.3g}, to other tokens {slope.cross:.3g}, from the '
-      f'second to the first {slope.back:.3g}'
+      f'own: slope {slope.own:.3g}, to other tokens {slope.cross:.3g}, from '
+      f'the second to the first {slope.back:.3g}'
     )
   raw, pooled = slope[:2], slope[2:4]
+  if not any(raw):  # exactly: a share of the batch is small
+    return 'none'
   for text, measured, wanted in (
-    ('none', raw, (0, 0)),
     ('arithmetic mean' if arithmetic else 'token', raw, (1, 0)),
     ('sequence mean', pooled, (1, 1)),
     ('sequence product', raw, (1, 1)),
   ):
     if np.allclose(measured, wanted, rtol=0, atol=_CLOSE):
       return text
-  if abs(slope.own - slope.cross) < _CLOSE and slope.cross:
+  if abs(slope.own - slope.cross) < _CLOSE and slope.cross and not coupled:
     return f'sequence product to the power {number(round(slope.own, 3))}'
   return f'own: slope {slope.own:.3g}, to other tokens {slope.cross:.3g}'
 
 
 def _ratio_text(ratio: Ratio, arithmetic: bool) -> str:
   """Joins the kinds for both signs with what the value says."""
-  kinds = [_kind(s, arithmetic) for s in (ratio.positive, ratio.negative)]
+  coupled = ratio.beyond != 0
+  kinds = [
+    _kind(s, arithmetic, coupled) for s in (ratio.positive, ratio.negative)
+  ]
   kind = kinds[0]
   if kinds[0] != kinds[1]:
     kind = f'A > 0 {kinds[0]}; A < 0 {kinds[1]}'
@@ -243,4 +247,4 @@ def _ratio_text(ratio: Ratio, arithmetic: bool) -> str:
     text = f'stop-gradient weight x log pi ({kind})'
   else:
     text = kind
-  return text + '; coupled to other completions' * (ratio.beyond != 0)
+  return text + '; coupled to other completions' * coupled

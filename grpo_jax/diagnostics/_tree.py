@@ -46,7 +46,7 @@ class TreeBias(NamedTuple):
   second: float
   true_first: float  # P (1 - P) (mean reward after s - that of a)
   true_second: float  # P / 4 (reward of short - reward of long)
-  ratio: float | None  # first / second; None if second is 0 and first is not
+  ratio: float | None  # first / second; None if one of them was not measured
   shared_weight: float  # E[sum_i c_i1 | all completions begin with s]
 
 
@@ -102,13 +102,16 @@ def tree_bias(
   second = chance @ np.sum(c[..., 1] * toward_short, axis=1)
   all_share = np.all(after_s, axis=1)
   shared = chance * all_share @ np.sum(c[..., 0], axis=1) / _FIRST**group
+  # An untrained first token says nothing; a second of 0 divides nothing.
+  rounding = 1e-7 * (chance @ np.sum(np.abs(c), axis=(1, 2)))
+  measured = np.any(c[..., 0] != 0) and abs(second) > rounding
   gain = (short_reward + long_reward) / 2 - other_reward
   return TreeBias(
     first=float(first),
     second=float(second),
     true_first=_FIRST * (1 - _FIRST) * gain,
     true_second=_FIRST / 4 * (short_reward - long_reward),
-    ratio=_ratio(float(first), float(second)),
+    ratio=float(first / second) if measured else None,
     shared_weight=float(shared),
   )
 
@@ -166,9 +169,3 @@ def _leaf_tokens(width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   entropy[:, 0] = -_FIRST * np.log(_FIRST) - (1 - _FIRST) * np.log(1 - _FIRST)
   entropy[:_OTHER, 1] = np.log(2)
   return ids, logp, entropy
-
-
-def _ratio(first: float, second: float) -> float | None:
-  if abs(second) > 1e-12:
-    return first / second
-  return None if abs(first) > 1e-12 else 0.0

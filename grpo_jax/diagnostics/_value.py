@@ -16,7 +16,7 @@ from grpo_jax import losses
 from grpo_jax.diagnostics import _probe
 from grpo_jax.diagnostics import _stack
 
-_ROUNDING = 1e-12  # relative to the sum of |w A|
+_ROUNDING = 1e-6  # relative to the sum of |w A|; of float32 too
 _EXPLAINED = 0.9  # squared correlation from which a statistic is the answer
 _UNRELATED = 0.1  # below this it is not worth a word
 

@@ -197,7 +197,7 @@ def center_by_length() -> LossTransform:
     total = jnp.sum(tokens, axis=1, keepdims=True)
     weighted = jnp.sum(tokens * offset, axis=1, keepdims=True)
     baseline = _ops.safe_divide(weighted, total)
-    return jnp.where(batch.valid & (total > 0), offset - baseline, 0)
+    return offset - baseline
 
   return set_advantage(advantage)
 
@@ -272,6 +272,7 @@ def normalize_each_reward(
     ]
     total = jnp.sum(jnp.stack(scores), axis=0)
     size = jnp.sum(jnp.abs(jnp.stack(scores)), axis=0)
+    size = jnp.max(size, axis=1, keepdims=True)  # errors are of the group's
     # Scores that cancel leave rounding errors, which a later normalisation
     # would blow up to order 1.
     return jnp.where(
@@ -315,8 +316,7 @@ def credit_pass_at_k(k=4, right_reward=1.0) -> LossTransform:
     """Probability that `draws` without replacement are all wrong."""
     share = jnp.ones_like(number)
     for drawn in range(draws):
-      rest = jnp.maximum(wrong - drawn, 0)
-      share *= _ops.safe_divide(rest, jnp.maximum(number - drawn, 0))
+      share *= _ops.safe_divide(jnp.maximum(wrong - drawn, 0), number - drawn)
     return share
 
   def advantage(batch):
@@ -333,9 +333,7 @@ def credit_pass_at_k(k=4, right_reward=1.0) -> LossTransform:
     deviation = jnp.sqrt(failure * (1 - failure))
     others = none_right(wrong - 1, number - 1, k - 1)
     value = failure - jnp.where(right, 0, others)
-    return jnp.where(
-      batch.valid & (number >= k), _ops.safe_divide(value, deviation), 0
-    )
+    return _ops.safe_divide(value, deviation)
 
   return set_advantage(advantage)
 
@@ -363,7 +361,7 @@ def best_minus_second() -> LossTransform:
     )
     best_other = jnp.max(others, axis=-1)
     lead = jnp.maximum(batch.reward - best_other, 0)
-    return jnp.where(batch.valid & jnp.isfinite(best_other), lead, 0)
+    return jnp.where(jnp.isfinite(best_other), lead, 0)
 
   return set_advantage(advantage)
 

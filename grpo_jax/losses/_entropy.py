@@ -25,12 +25,11 @@ def _shaped(reward, entropy, right, wrong, alpha, axes):
   r"""Rewards of right and of wrong entries, bent by entropy; see below."""
   bonus = _side(entropy, right, axes)
   malus = _side(1 / entropy, wrong, axes)
-  value = jnp.where(
+  return jnp.where(
     right,
     alpha * reward + (1 - alpha) * bonus,
     -(alpha + (1 - alpha) * malus),
   )
-  return jnp.where(right | wrong, value, 0)
 
 
 def credit_tokens_by_entropy(
@@ -112,7 +111,7 @@ def credit_completions_by_entropy(
   def advantage(batch, alpha, epsilon):
     counted = jnp.any(batch.mask, axis=-1)
     right, wrong = counted & (batch.reward > 0), counted & (batch.reward <= 0)
-    entropy = jnp.where(batch.mask, jnp.maximum(batch.entropy_old, _LEAST), 0)
+    entropy = jnp.maximum(batch.entropy_old, _LEAST)
     mean = jnp.maximum(_ops.sequence_mean(entropy, batch), _LEAST)
     value = _shaped(batch.reward, mean, right, wrong, alpha, axes=1)
     return _ops.normalized(value, counted, deviation, epsilon, axis=1)

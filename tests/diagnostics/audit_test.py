@@ -120,3 +120,61 @@ def test_the_figure(name, tmp_path):
       )
   assert len(axes.patches) == len(clipping.zeros)
   assert _plot._window(clipping)[0] < 1 < _plot._window(clipping)[1]
+
+
+def said_of(method):
+  audit = diagnostics.audit(method)
+  lines = diagnostics.describe('mine', audit)
+  return {line[:2]: line[2] for line in lines}, diagnostics.cells(audit)
+
+
+def test_what_an_audit_says_where_nothing_was_measured():
+  said, cells = said_of(methods.passk(right_reward=5.0))
+  assert cells['advantage'] == '0 on the probes'
+  assert cells['W_agg'] == cells['bias'] == cells['scale'] == '-'
+  none = 'not measured: the first token has no gradient on the probes'
+  assert said['shared prefix', 'whole group'] == none
+  assert said['shared prefix', 'bias'].startswith('not measured: no gradient')
+
+
+def test_what_an_audit_says_of_a_reward_in_float32():
+  """All as without the cast: nothing is more than float32's rounding."""
+
+  def method(*links):
+    return losses.chain(
+      *links,
+      losses.center_by_group(),
+      losses.sum_over_tokens(100),
+      losses.ppo_clip(),
+    )
+
+  cast = losses.on_reward(lambda r, batch: r.astype(jnp.float32))
+  said, cells = said_of(method(cast))
+  plain, want = said_of(method())
+  assert cells == want
+  assert cells['W_agg'] == cells['bias'] == '0'
+  sum_up = 'reward scale', 'in sum'
+  assert said[sum_up].startswith('linear, which Adam undoes')
+  assert ';' not in said[sum_up] + plain[sum_up]
+
+
+def test_what_momentum_does_is_said_of_what_was_measured():
+  said, _ = said_of(methods.rloo())
+  assert said['clipping', 'momentum'].endswith('on the measured ratios')
+
+  def positive(terms, batch):
+    return jnp.exp(terms.log_ratio) * jnp.maximum(batch.advantage, 0)
+
+  said, _ = said_of(
+    losses.chain(
+      losses.center_by_group(),
+      losses.mean_over_tokens(),
+      losses.set_objective(positive),
+    )
+  )
+  assert said['clipping', 'momentum'].startswith('has no bound to cross')
+
+
+def test_fields_that_are_no_dict_are_asked_for():
+  with pytest.raises(ValueError, match='returned a ndarray where a dict is'):
+    diagnostics.surrogate_row(dated(), lambda batch: np.zeros((2, 8)))

@@ -164,3 +164,88 @@ def test_a_batch_coupled_gate_on_single_tokens_does_not_break_it():
     return value * batch.advantage
 
   assert measure(lucky).text == 'never zero'
+
+
+def test_one_sign_without_a_gradient_is_nothing_to_coast_beyond():
+  def positive(terms, batch):
+    return ratio_of(terms) * jnp.maximum(batch.advantage, 0)
+
+  found = measure(positive)
+  assert found.zeros == ((-1, 0.0, INF),) and not found.coasts
+
+
+def test_an_objective_without_the_advantage_has_no_clip_by_its_sign():
+  def reward(terms, batch):
+    return ratio_of(terms) * batch.reward[:, :, None]
+
+  found = measure(reward)
+  assert found.text == 'not measured: the gradient does not depend on A'
+  assert found.zeros == () and not found.coasts
+
+
+def test_a_gate_on_the_ratios_of_the_batch_is_found_by_moving_all():
+  def gate(terms, batch):
+    total = jnp.sum(lax.stop_gradient(terms.log_ratio), where=batch.mask)
+    shut = total / jnp.sum(batch.mask) > np.log(1.2)
+    return jnp.where(shut, 0, ratio_of(terms) * batch.advantage)
+
+  found = measure(gate)
+  assert found.depends_on_others and found.coasts
+  np.testing.assert_allclose(found.zeros, [(1, 1.2, INF), (-1, 1.2, INF)], 1e-7)
+  assert found.text.endswith('(for all completions at that ratio)')
+
+
+def test_a_coupled_ratio_that_no_move_cuts_off_is_said_to_be_coupled():
+  def mean(terms, batch):
+    total = jnp.sum(terms.log_ratio, where=batch.mask) / jnp.sum(batch.mask)
+    ratio = jnp.exp(total)
+    clipped = jnp.clip(ratio, 0.8, 1.2) * batch.advantage
+    return jnp.minimum(ratio * batch.advantage, clipped)
+
+  found = measure(mean)
+  assert found.text.startswith('never zero (with the other completions at')
+  assert not found.depends_on_others
+
+
+def test_a_bound_that_depends_on_the_size_of_the_advantage_says_for_which():
+  def bound(terms, batch):
+    size = jnp.maximum(jnp.abs(batch.advantage), 1e-9)
+    shut = (ratio_of(terms) > 1 + 0.2 / size) & (batch.advantage > 0)
+    return jnp.where(shut, 0, ratio_of(terms) * batch.advantage)
+
+  found = measure(bound)
+  assert found.text == 'zero above 1.2 for A > 0 (for |A| = 1)'
+  assert found.depends_on_size
+  assert not _clipping.clipping(methods.grpo()).depends_on_size
+
+
+@pytest.mark.parametrize('sizes', [(0.3, 0.8), (1.5, 3)])
+def test_a_gate_on_small_or_on_large_advantages_alone_is_noticed(sizes):
+  def gate(terms, batch):
+    size = jnp.abs(batch.advantage)
+    shut = (ratio_of(terms) > 2) & (size > sizes[0]) & (size < sizes[1])
+    return jnp.where(shut, 0, ratio_of(terms) * batch.advantage)
+
+  assert measure(gate).text == 'never zero (for |A| = 1)'
+
+
+def test_a_change_of_sign_is_no_interval():
+  def wave(terms, batch):  # its slope is 0 at e^6, the last of the grid
+    return batch.advantage * terms.log_ratio * (12 - terms.log_ratio)
+
+  assert measure(wave).text == 'never zero'
+
+
+def test_float32_does_not_blur_what_is_exactly_zero():
+  rounded = losses.on_log_ratio(
+    lambda terms, batch: terms.log_ratio.astype(jnp.float32)
+  )
+  found = _clipping.clipping(
+    losses.chain(
+      losses.center_by_group(),
+      losses.mean_over_tokens(),
+      rounded,
+      losses.ppo_clip(),
+    )
+  )
+  np.testing.assert_allclose(found.zeros, [(1, 1.2, INF), (-1, 0, 0.8)], 1e-6)

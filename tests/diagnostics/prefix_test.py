@@ -201,8 +201,14 @@ def test_noise_is_no_difference_between_subsets():
 def test_a_method_without_gradient_has_no_bias_and_results_are_plain():
   zero = method(losses.on_advantage(lambda a, batch: 0 * a))
   bias = _prefix.prefix_bias(zero)
-  assert bias == (0, 0, 0, 0)
+  assert bias == (None, None, None, None)  # not 0: nothing was measured
   assert json.loads(json.dumps(bias._asdict())) == bias._asdict()
+
+
+def test_a_first_token_that_is_not_trained_is_not_said_to_cancel():
+  late = losses.on_keep(lambda keep, batch: keep.at[..., 0].set(False))
+  bias = _prefix.prefix_bias(losses.chain(late, losses.methods.rloo()))
+  assert bias == (None, None, None, None)
 
 
 def test_what_a_method_requires_can_be_given():

@@ -127,13 +127,32 @@ def test_a_users_weight_is_matched_up_to_a_constant():
   assert text == '1/(7 B)' and facts.factor == pytest.approx(1 / 7)
 
 
-def test_a_weight_of_the_prompt_is_matched():
-  def weight(batch):
-    kept = batch.keep.astype(batch.reward.dtype)
-    tokens = jnp.sum(kept, axis=(1, 2), keepdims=True)
-    return kept / (tokens * kept.shape[0])
+def weight_of(function):
+  """The text of a weight of all kept tokens."""
 
-  assert read(weight=losses.set_weight(weight)).weight == '1/(P N_p)'
+  def weight(batch):
+    return batch.keep / jnp.maximum(function(batch), 1)
+
+  return read(weight=losses.set_weight(weight)).weight
+
+
+def prompts(batch):
+  return jnp.sum(jnp.any(batch.keep, axis=(1, 2)))
+
+
+def test_a_weight_of_the_prompt_is_matched():
+  def tokens(batch):
+    return jnp.sum(batch.keep, axis=(1, 2), keepdims=True)
+
+  assert weight_of(lambda b: tokens(b) * prompts(b)) == '1/(P N_p)'
+  assert weight_of(lambda b: tokens(b) * b.keep.shape[0]) == '1/(2 N_p)'
+
+
+def test_a_weight_that_does_not_know_the_batch_is_told_from_one_of_prompts():
+  assert weight_of(prompts) == '1/P'
+  assert weight_of(lambda batch: 1024) == '1/1024, whatever the batch'
+  size = weight_of(lambda batch: batch.keep.size)  # the padded one
+  assert size == '1/320, whatever the batch'
 
 
 def test_a_weight_of_ones_own_is_described_by_what_moves_it():
@@ -185,3 +204,78 @@ def test_a_missing_field_is_asked_for():
     method, lambda batch: {'trust': np.full(batch.mask.shape, 0.5)}
   )
   assert row.weight == '1/(2 B)'
+
+
+def test_a_method_without_an_advantage_on_the_probes_says_so():
+  row = _row.surrogate_row(methods.passk(right_reward=5.0))
+  assert row.advantage == '0 on the probes'
+  assert row.weight == '1/(B L_i)'
+  none = losses.on_keep(lambda keep, batch: keep & False)
+  row = _row.surrogate_row(losses.chain(none, methods.rloo()))
+  assert row.weight == '0 on the probes'
+  assert row.ratio == 'not measured: no gradient on the probes'
+
+
+def rounded():
+  return losses.on_reward(lambda r, batch: r.astype(jnp.float32))
+
+
+@pytest.mark.parametrize(
+  'advantage,text',
+  [
+    (losses.center_by_group(), 'r - mean'),
+    (losses.normalize_by_group(), Z),
+    (losses.leave_one_out(), 'n/(n-1) (r - mean)'),
+    (losses.normalize_by_group(epsilon=1e-4), '(r - mean)/(std + 0.0001)'),
+  ],
+)
+def test_a_cast_to_float32_on_the_way_changes_no_statement(advantage, text):
+  row = read(advantage=losses.chain(rounded(), advantage))
+  assert row.advantage == text
+  assert row.weight == '1/N'
+  assert row.advantage_facts.depends_on == ('the reward',)
+  assert row.advantage_facts.shift_invariant
+
+
+def test_a_tiny_epsilon_is_still_seen_in_float64():
+  row = read(advantage=losses.normalize_by_group(epsilon=1e-6))
+  assert row.advantage == '(r - mean)/(std + 1e-06)'
+
+
+@pytest.mark.parametrize('cast', [(), (rounded(),)])
+@pytest.mark.parametrize(
+  'advantage,text',
+  [
+    (losses.center_by_group(), 'r - mean'),
+    (losses.normalize_by_group(), Z),
+  ],
+)
+def test_a_kl_in_the_reward_is_measured(advantage, text, cast):
+  row = read(advantage=losses.chain(losses.subtract_kl(0.1), *cast, advantage))
+  assert row.advantage == f'{text}, with r - 0.1 sum k1 for r'
+  assert row.regulariser == '0.1 k1 in r'
+  facts = row.advantage_facts
+  assert facts.kl_in_reward == pytest.approx(0.1)
+  assert facts.scale_exponent is None  # the KL has a scale
+  assert facts.depends_on == ('the reward', 'lengths', 'the reference')
+
+
+def test_a_kl_to_go_is_told_from_one_of_the_completion():
+  to_go = losses.subtract_kl_to_go(0.3)
+  row = read(losses.add_kl(0.2, 'k2'), advantage=losses.chain(
+    losses.center_by_group(), to_go
+  ))  # fmt: skip
+  assert row.advantage == 'per token, r - mean, with r - 0.3 k1 to go for r'
+  assert row.regulariser == '0.2 k2 + 0.3 k1 in r'
+
+
+def test_a_reference_in_the_advantage_without_a_form_is_mentioned():
+  def squared(reward, batch):
+    gap = jnp.where(batch.mask, batch.logp_old - batch.logp_ref, 0)
+    return reward - 0.1 * jnp.sum(jnp.square(gap), axis=-1)
+
+  link = losses.on_reward(squared, requires=('logp_old', 'logp_ref'))
+  row = read(advantage=losses.chain(link, losses.center_by_group()))
+  assert row.advantage == 'r - mean; also depends on lengths, the reference'
+  assert row.regulariser == 'the reference in A'
+  assert row.advantage_facts.kl_in_reward is None

@@ -141,9 +141,139 @@ def test_a_penalty_of_ones_own_is_described_by_what_moves_it():
   assert regulariser_of(link) == 'own: depends on the reference'
 
 
-def test_an_objective_that_is_not_linear_in_the_advantage_is_no_regulariser():
+def test_an_objective_that_is_not_linear_in_the_advantage_says_so():
   def bounded(terms, batch):
     return jnp.exp(terms.log_ratio) * jnp.tanh(batch.advantage)
 
   row = read(objective=losses.set_objective(bounded))
-  assert (row.ratio, row.regulariser) == ('token', 'none')
+  assert row.ratio == 'token; not proportional to A'
+  assert row.regulariser == 'none'
+
+
+def clipped(*links):
+  """The ratio of PPO's clip after some links that edit what it reads."""
+  credit = losses.chain(losses.center_by_group(), *links)
+  return read(advantage=credit, objective=losses.ppo_clip()).ratio
+
+
+def keep_only(function):
+  """Trains the tokens at which `function` of position and length is true."""
+
+  def keep(keep, batch):
+    position = jnp.arange(keep.shape[-1])[None, None]
+    return keep & function(position, jnp.sum(batch.mask, -1, keepdims=True))
+
+  return losses.on_keep(keep)
+
+
+@pytest.mark.parametrize(
+  'kept', [lambda t, n: t > 0, lambda t, n: t == n - 1, lambda t, n: t == 1]
+)
+def test_a_ratio_is_read_off_a_token_that_is_trained(kept):
+  assert clipped(keep_only(kept)) == 'token'
+  pool = losses.pool_log_ratio()
+  assert clipped(keep_only(kept), pool) == 'sequence mean'
+
+
+def test_one_trained_token_shows_a_ratio_of_the_sequence():
+  def detached(terms, batch):
+    ratio = jnp.exp(pooled(terms, batch, jnp.mean))
+    return lax.stop_gradient(ratio) * batch.advantage * terms.logp
+
+  last = keep_only(lambda t, n: t == n - 1)
+  credit = losses.chain(losses.center_by_group(), last)
+  row = read(advantage=credit, objective=losses.set_objective(detached))
+  assert row.ratio == 'stop-gradient weight x log pi (sequence mean)'
+
+
+def test_no_gradient_is_not_called_no_ratio():
+  still = ratio_of(lambda terms, batch: lax.stop_gradient(batch.advantage))
+  assert still == 'not measured: no gradient on the probes'
+
+
+def test_a_ratio_of_the_prefix_is_neither_a_tokens_nor_the_sequences():
+  prefix = losses.on_log_ratio(
+    lambda terms, batch: jnp.cumsum(terms.log_ratio, axis=-1)
+  )
+  text = clipped(prefix)
+  assert 'own: slope 1, to other tokens 1, from the second' in text
+
+
+def test_a_ratio_of_the_batch_is_not_called_none():
+  def mean(terms, batch):
+    total = jnp.sum(terms.log_ratio, where=batch.mask)
+    return jnp.broadcast_to(total / jnp.sum(batch.mask), terms.logp.shape)
+
+  pool = losses.on_log_ratio(mean, scope='batch')
+  text = clipped(pool)
+  assert 'own: slope 0.005' in text and 'power' not in text
+  assert text.endswith('coupled to other completions')
+
+
+def test_log_ratios_in_float32_do_not_hide_the_ratio():
+  cast = losses.on_log_ratio(
+    lambda terms, batch: (
+      terms.logp.astype(jnp.float32) - batch.logp_old.astype(jnp.float32)
+    )
+  )
+  assert clipped(cast) == 'token'
+
+
+def test_an_objective_that_does_not_use_the_advantage_says_so():
+  def reward(terms, batch):
+    return jnp.exp(terms.log_ratio) * batch.reward[:, :, None]
+
+  row = read(objective=losses.set_objective(reward))
+  assert row.ratio == 'own: the gradient does not scale with A'
+  assert row.regulariser == 'own: a part of the objective without A'
+
+
+def test_a_part_of_the_objective_that_fits_nothing_is_not_none():
+  def hidden(terms, batch):
+    idle = 0.3 * terms.logp * jnp.exp(terms.logp)
+    return jnp.exp(terms.log_ratio) * batch.advantage + idle
+
+  row = read(objective=losses.set_objective(hidden))
+  assert row.ratio == 'token'
+  assert row.regulariser == 'own: a part of the objective without A'
+
+
+def test_a_slope_of_log_pi_is_k1_only_if_its_value_has_the_reference():
+  likelihood = losses.add_penalty(lambda terms, batch: -0.05 * terms.logp)
+  k3 = losses.add_kl(0.2, 'k3')
+  k1 = losses.add_kl(0.1, 'k1_with_zero_expected_gradient')
+  assert regulariser_of(likelihood) == '-0.05 log pi'
+  assert regulariser_of(k3, likelihood) == '0.2 k3 + -0.05 log pi'
+  assert regulariser_of(k3, k1) == '0.2 k3 + 0.1 k1'
+
+
+def test_a_penalty_by_the_reward_is_said_to_be():
+  def scaled(terms, batch):
+    return batch.reward[:, :, None] * terms.logp
+
+  def chosen(terms, batch):
+    return jnp.where(batch.reward[:, :, None] > 1.4, terms.logp, 0)
+
+  text = regulariser_of(losses.add_penalty(scaled))
+  assert text == 'own: depends on the reward'
+  text = regulariser_of(losses.add_penalty(chosen))
+  assert text.startswith('1 log pi on ') and text.endswith(', by the reward')
+
+
+def test_only_a_linear_entropy_bonus_is_called_one():
+  def square(terms, batch):
+    return 0.1 * jnp.square(terms.entropy)
+
+  bonus = losses.add_penalty(square, requires=('entropy',))
+  row = read(bonus)
+  assert row.regulariser == 'own: a term in the entropy'
+  assert row.regulariser_facts.entropy_bonus is None
+
+
+def test_penalties_in_float32_are_known():
+  def rounded(terms, batch):
+    gap = (batch.logp_ref - terms.logp).astype(jnp.float32)
+    return 0.2 * (jnp.exp(gap) - gap - 1)
+
+  link = losses.add_penalty(rounded, requires=('logp_ref',))
+  assert regulariser_of(link) == '0.2 k3'

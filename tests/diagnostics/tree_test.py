@@ -220,3 +220,14 @@ def test_the_result_is_plain_and_impossible_lengths_are_refused():
   assert json.loads(json.dumps(bias._asdict())) == bias._asdict()
   with pytest.raises(ValueError, match='at least 2 tokens'):
     _tree.tree_bias(losses.methods.rloo(), short_tokens=1)
+
+
+@pytest.mark.parametrize('dropped', [slice(None), slice(1)])
+def test_what_is_not_trained_is_not_called_unbiased(dropped):
+  """No token, or all but the first: there is nothing to compare."""
+  keep = losses.on_keep(lambda keep, batch: keep.at[..., dropped].set(False))
+  bias = _tree.tree_bias(losses.chain(keep, losses.methods.rloo()))
+  assert bias.first == 0 and bias.ratio is None
+  alike = _tree.tree_bias(losses.methods.rloo(), long_reward=1.0)
+  assert alike.first > 0.1 and alike.ratio is None  # over a second of 0
+  assert _tree.tree_bias(losses.methods.rloo()).ratio == pytest.approx(0)

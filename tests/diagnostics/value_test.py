@@ -104,3 +104,9 @@ def test_an_entropy_bonus_shows_the_entropy():
   assert value.entropy > 0.3 and value.length > 0.1
   assert value.text.startswith('mixed: the ')
   assert _value.follows(value).endswith(' in part')
+
+
+def test_a_value_of_float32_rounding_is_zero():
+  cast = losses.on_reward(lambda r, batch: r.astype(jnp.float32))
+  value = _value.loss_value(losses.chain(cast, methods.grpo()))
+  assert value.text == SILENT + GAP

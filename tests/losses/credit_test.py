@@ -138,6 +138,15 @@ def test_pass_at_one_is_the_z_score():
   )
 
 
+def test_an_invalid_completion_is_not_right_even_where_0_is():
+  """Rewards of -1 and 1, right from 0 on; an invalid one holds a 0."""
+  reward, valid = [[-1.0, 1.0, -1.0, 7.0]], [[True, True, True, False]]
+  np.testing.assert_array_equal(
+    advantages(losses.credit_pass_at_k(1, 0.0), reward, valid)[0, :3],
+    advantages(losses.credit_pass_at_k(1, 0.0), [[-1.0, 1.0, -1.0]])[0],
+  )
+
+
 def test_a_group_of_k_is_refused_and_k_valid_ones_teach_nothing():
   """All of them together pass or do not: there is nothing to compare."""
   transform = losses.credit_pass_at_k(2)

@@ -59,3 +59,25 @@ def test_transforms_of_no_method_have_plain_defaults():
   assert defaults(losses.constant_advantage) == {'value': 1.0}
   assert defaults(losses.sum_over_tokens) == {'budget_tokens': 1}
   assert defaults(losses.add_kl) == {'estimator': 'k3'}
+
+
+@pytest.mark.parametrize(
+  'name',
+  ['grpo', 'deepseek_v3_2', 'cppo', 'reinforce_pp', 'reinforce_pp_baseline'],
+)
+def test_a_coefficient_of_0_needs_no_reference(name):
+  make = getattr(methods, name)
+  assert 'logp_ref' not in make(kl_coefficient=0).requires
+  assert 'logp_ref' not in make(kl_coefficient=0.0).requires
+  for coefficient in (1, 0.001, lambda rollout: 0.0):
+    assert 'logp_ref' in make(kl_coefficient=coefficient).requires
+
+
+def test_without_its_entropy_terms_a_method_needs_no_entropy():
+  make = methods.gtpo_conflict
+  assert not make(entropy_coefficient=0, entropy_limit=float('inf')).requires
+  for some in (
+    make(entropy_coefficient=1, entropy_limit=float('inf')),
+    make(entropy_coefficient=0),
+  ):
+    assert some.requires == {'entropy_old'}

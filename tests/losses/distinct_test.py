@@ -91,3 +91,9 @@ def test_gspo_token_is_gspo_until_the_advantage_depends_on_the_token():
   token = cases.loss_and_gradient(gspo('token', position), case)
   np.testing.assert_allclose(token[0], sequence[0], **jnp_close)  # same value
   assert np.abs(token[1] - sequence[1]).max() > 1e-2
+  # Through the mean all tokens of a completion have one slope.
+  number = case.mask.sum(axis=-1)[:, :, None]
+  mean = sequence[1].sum(axis=-1, keepdims=True) / np.maximum(number, 1)
+  owned = case.mask & case.valid[:, :, None]
+  spread = np.abs(sequence[1] - mean)[owned].max()
+  assert spread < 1e-12 < 1e-2 < np.abs(token[1] - mean)[owned].max()

@@ -1,4 +1,4 @@
-"""Gates, objectives and penalties token by token: bounds, signs, slopes."""
+"""Gates and objectives token by token: bounds, signs, slopes."""
 
 import jax
 import jax.numpy as jnp
@@ -7,36 +7,13 @@ import pytest
 
 from grpo_jax import losses
 from tests.losses import cases
-
-
-def run(links, now, old, advantage, dtype=jnp.float64, **fields):
-  """(terms, d loss / d logp) of one-token completions, weight 1 each."""
-  row = lambda x: jnp.asarray(x, dtype)[None, :, None]
-  number = len(now)
-  batch = losses.make_batch(
-    jnp.ones((1, number, 1), bool),
-    jnp.asarray([advantage], dtype),
-    logp_old=row(old),
-    **fields,
-  )
-  method = losses.chain(
-    losses.use_reward(),
-    losses.set_weight(lambda batch: jnp.ones_like(batch.logp_old)),
-    *links,
-  )
-  batch, state = cases.prepared(method, batch)
-
-  def loss(logp):
-    return losses.surrogate_loss(method, logp, batch, state)
-
-  (_, terms), gradient = jax.value_and_grad(loss, has_aux=True)(row(now))
-  return terms, np.asarray(gradient)[0, :, 0]
+from tests.losses import one_token
 
 
 def gated(gate, now, old, advantage, **kwargs):
   """Which tokens lose their gradient, checked against the metric."""
   links = losses.score_function(), gate
-  terms, gradient = run(links, now, old, advantage, **kwargs)
+  terms, gradient = one_token.run(links, now, old, advantage, **kwargs)
   (metric,) = (terms.metrics[key] for key in ('gated', 'off_policy')
                if key in terms.metrics)  # fmt: skip
   np.testing.assert_array_equal(metric[0, :, 0], gradient == 0)
@@ -76,10 +53,23 @@ def test_the_binary_kl_gate_has_its_formula():
 def test_the_binary_kl_gate_is_finite_at_certainty(now, old):
   """In float32 a chance of nearly 1 rounds to 1."""
   links = losses.score_function(), losses.gate_binary_kl()
-  terms, gradient = run(links, [now] * 2, [old] * 2, [1.0, -1.0], jnp.float32)
+  terms, gradient = one_token.run(
+    links, [now] * 2, [old] * 2, [1.0, -1.0], jnp.float32
+  )
   assert np.all(np.isfinite(gradient)) and np.all(np.isfinite(terms.objective))
   far = abs(now - old) > 1
   np.testing.assert_array_equal(terms.metrics['gated'][0, :, 0], [far, False])
+
+
+@pytest.mark.parametrize(
+  'gate', [losses.gate_binary_kl(), losses.gate_probability_change()]
+)
+def test_a_token_without_advantage_is_not_counted_as_gated(gate):
+  links = losses.score_function(), gate
+  terms, _ = one_token.run(
+    links, np.log([0.1, 0.9]), np.log([0.9, 0.1]), [0.0, 0.0]
+  )
+  assert not np.any(terms.metrics['gated'])
 
 
 def test_off_policy_negatives_are_dropped_as_a_whole():
@@ -173,34 +163,6 @@ def test_the_bounds_of_the_covariance_do_not_see_the_weight():
   assert detached(losses.sum_over_tokens(1000)) == expected
 
 
-def penalized(log_ratio, **kwargs):
-  """(metric, gradient of the penalty) with advantages -1, 1 in turn."""
-  old = np.array([-3.0, -2.0, -1.0, -0.5])
-  links = losses.score_function(), losses.penalize_covariance(**kwargs)
-  now, advantage = old + log_ratio, [1.0, -1.0, 1.0, -1.0]
-  terms, gradient = run(links, now, old, advantage)
-  return terms.metrics['penalized'][0, :, 0].tolist(), gradient + advantage
-
-
-def test_the_penalty_on_covariance_has_no_slope_at_ratio_one():
-  """jax.grad(jnp.abs)(0.0) is 1: a past bug."""
-  chosen, gradient = penalized(0.0, share=1.0)
-  assert chosen == [True] * 4
-  np.testing.assert_array_equal(gradient, 0)
-
-
-def test_the_penalty_on_covariance_pulls_from_both_sides():
-  for sign in (1, -1):
-    chosen, gradient = penalized(0.1 * sign, share=0.5, coefficient=3.0)
-    assert chosen == [False, True, True, False]
-    np.testing.assert_allclose(gradient, [0, 3 * sign, 3 * sign, 0], atol=1e-12)
-
-
-def test_at_least_one_token_is_penalized():
-  chosen, _ = penalized(0.1)
-  assert chosen == [False, False, True, False]
-
-
 @pytest.mark.parametrize(
   'objective',
   [
@@ -217,7 +179,9 @@ def test_objectives_count_saturated_ratios_and_stay_finite(objective):
   now = np.array([-100.0, -1.0, -100.0, -1.0, 0.0])
   old = np.array([-1.0, -101.0, -1.0, -101.0, -21.0])
   advantage = [1.0, 1.0, -1.0, -1.0, 0.0]
-  terms, gradient = run((objective,), now, old, advantage, jnp.float32)
+  terms, gradient = one_token.run(
+    (objective,), now, old, advantage, jnp.float32
+  )
   assert gradient.dtype == np.float32 and np.all(np.isfinite(gradient))
   assert np.all(np.isfinite(terms.objective))
   np.testing.assert_array_equal(
@@ -228,7 +192,9 @@ def test_objectives_count_saturated_ratios_and_stay_finite(objective):
 def test_the_capped_score_function_counts_both_caps():
   ratio = np.array([0.4, 1.0, 1.6])
   objective = losses.capped_score_function(0.5, 0.5)
-  terms, gradient = run((objective,), np.log(ratio), np.zeros(3), [1.0] * 3)
+  terms, gradient = one_token.run(
+    (objective,), np.log(ratio), np.zeros(3), [1.0] * 3
+  )
   np.testing.assert_allclose(gradient, [-0.5, -1, -1.5], rtol=1e-12)
   for name, expected in {
     'capped_high': [0, 0, 1],
@@ -237,14 +203,14 @@ def test_the_capped_score_function_counts_both_caps():
   }.items():
     np.testing.assert_array_equal(terms.metrics[name][0, :, 0], expected)
   exact = losses.capped_score_function(0.0, 0.0)
-  terms, _ = run((exact,), np.zeros(1), np.zeros(1), [1.0])
+  terms, _ = one_token.run((exact,), np.zeros(1), np.zeros(1), [1.0])
   assert not terms.metrics['capped_high'] and not terms.metrics['capped_low']
 
 
 def test_the_cap_of_the_clip_acts_on_wrong_tokens_only_and_is_counted():
   """It keeps no gradient, so it is not among those still pulled back."""
   ratio, advantage = np.array([5.0, 5.0, 2.0, 1.0]), [1.0, -1.0, -1.0, -1.0]
-  terms, gradient = run(
+  terms, gradient = one_token.run(
     (losses.ppo_clip(0.2, 0.2, 3.0),), np.log(ratio), np.zeros(4), advantage
   )
   np.testing.assert_allclose(gradient, [0, 0, 2, 1], atol=1e-12)
@@ -255,6 +221,14 @@ def test_the_cap_of_the_clip_acts_on_wrong_tokens_only_and_is_counted():
     'outside_high': [0, 0, 1, 0],
   }.items():
     np.testing.assert_array_equal(terms.metrics[name][0, :, 0], expected)
+
+
+def test_a_ratio_on_the_cap_keeps_its_gradient():
+  """And a token without advantage is not counted as capped."""
+  links = (losses.ppo_clip(0.0, lambda rollout: 0.0, 1.0),)
+  terms, gradient = one_token.run(links, [0.0, 1.0], [0.0, 0.0], [-1.0, 0.0])
+  np.testing.assert_array_equal(gradient, [1, 0])
+  assert not np.any(terms.metrics['clipped_cap'])
 
 
 @pytest.mark.parametrize('cap', [1.0, 1.2])
@@ -271,12 +245,5 @@ def test_a_scheduled_cap_is_not_compared():
 def test_the_soft_gate_has_slope_one_at_ratio_one():
   for tau in (0.5, 4.0):
     links = (losses.sigmoid_gate(tau, tau),)
-    _, gradient = run(links, np.zeros(2), np.zeros(2), [1.0, -2.0])
+    _, gradient = one_token.run(links, np.zeros(2), np.zeros(2), [1.0, -2.0])
     np.testing.assert_allclose(gradient, [-1, 2], rtol=1e-12)
-
-
-def test_the_quadratic_pull():
-  links = losses.score_function(), losses.pull_to_old(0.5)
-  terms, gradient = run(links, [-1.0, -2.0], [-1.0, -5.0], [0.0, 0.0])
-  np.testing.assert_allclose(terms.penalty[0, :, 0], [0, 0.25 * 9])
-  np.testing.assert_allclose(gradient, [0, 0.5 * 3])

@@ -100,3 +100,24 @@ def test_nothing_is_penalized_where_nothing_is_kept():
   )
   terms = terms_of(method, [0.1, 0.2])
   assert not np.any(terms.metrics['penalized'])
+
+
+def z_scores(*values):
+  values = jnp.array(values)
+  return _ops.normalized(values, jnp.ones(values.shape, bool), 'population', 0)
+
+
+def test_values_that_differ_by_rounding_have_no_z_score():
+  """At every size; what is small but differs has one."""
+  for size in (1e-6, 1.0, 1e6):
+    assert not np.any(z_scores(size * (0.1 + 0.2), size * 0.3, size * 0.3))
+    assert not np.any(z_scores(size, size * (1 + 4 * np.finfo(float).eps)))
+    assert np.all(z_scores(size, size * (1 + 1e-14)))
+    assert np.all(z_scores(-size, size * 1e-14))
+
+
+def test_the_k_th_largest():
+  value, mask = jnp.array([5.0, 9.0, 7.0, 8.0]), jnp.array([1, 0, 1, 1], bool)
+  found = [float(_ops.kth_largest(value, mask, k)) for k in (1, 2, 3, 4)]
+  assert found == [8, 7, 5, 5]
+  assert _ops.kth_largest(value, jnp.zeros(4, bool), 1) == np.inf

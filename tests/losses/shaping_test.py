@@ -65,6 +65,15 @@ def test_equal_rewards_of_a_rollout_give_exactly_zero(name):
     assert not np.any(value), number
 
 
+def test_equal_rewards_of_any_length_give_exactly_zero():
+  """The mean of 3 times 0.1 is not 0.1."""
+  for name in ('completions', 'tokens', 'length'):
+    value = advantages(
+      BASELINES[name], np.full((1, 7), 0.1), length=[range(1, 8)], tokens=7
+    )
+    assert not np.any(value), name
+
+
 @pytest.mark.parametrize(
   'links, expected',
   [
@@ -100,6 +109,27 @@ def test_the_best_leads_by_its_distance_to_the_second():
   )
 
 
+def test_edits_of_the_reward_add_up_for_who_reads_the_parts():
+  links = (
+    losses.on_reward(lambda reward, batch: reward + 2),
+    losses.on_reward(lambda reward, batch: 3 * reward),
+    losses.use_reward(),
+  )
+  batch = credited(links, [[0.0, 5.0]])
+  np.testing.assert_allclose(batch.reward, [[6, 21]])
+  np.testing.assert_allclose(batch.extras['reward_edit'], [[6, 16]])
+
+
+def test_an_advantage_on_the_threshold_passes_the_gate():
+  """What is gated stays in the denominator."""
+  batch = credited((losses.use_reward(),), [[1.0, -1.0, 0.99, -5.0]], tokens=1)
+  method = losses.chain(
+    losses.mean_over_tokens(), losses.gate_small_advantages()
+  )
+  batch = losses.prepare(method, batch, method.init())
+  np.testing.assert_allclose(batch.weight[0, :, 0], [0.25, 0.25, 0, 0.25])
+
+
 def test_the_advantage_is_clipped_on_both_sides():
   clip = losses.clip_advantage
   for links, expected in (
@@ -122,48 +152,6 @@ def test_truncated_completions_are_dropped_but_count_in_their_group():
   weight = losses.mean_over_tokens()
   batch = losses.prepare(weight, batch, weight.init())
   np.testing.assert_allclose(batch.weight[0, :, 0], [0.25, 0.25, 0])
-
-
-@pytest.mark.parametrize(
-  'share, kept',
-  [
-    (0.5, [0, 0, 1, 1]),
-    (0.74, [0, 0, 1, 1]),  # floor
-    (0.75, [1, 0, 1, 1]),  # of -1 and 1, the earlier
-    (0.1, [0, 0, 1, 0]),  # at least one
-    (1 - 0.75, [0, 0, 1, 0]),
-    (1.0, [1, 1, 1, 1]),
-  ],
-)
-def test_the_largest_advantages_are_kept(share, kept):
-  links = losses.use_reward(), losses.keep_largest_advantages(share)
-  batch = credited(links, [[-1.0, 1.0, 3.0, -2.0]])
-  np.testing.assert_array_equal(batch.keep[0, :, 0], kept)
-
-
-def test_a_share_of_the_completions_there_are():
-  """Of 3 that have tokens, floor(0.7 * 3) = 2; an empty one is none."""
-  links = losses.use_reward(), losses.keep_largest_advantages(0.7)
-  batch = credited(
-    links,
-    [[9.0, 0.0, 1.0, 2.0, 9.0]],
-    valid=[[0, 1, 1, 1, 1]],
-    length=[[2, 2, 2, 2, 0]],
-  )
-  np.testing.assert_array_equal(batch.keep[0, :, 0], [0, 0, 1, 1, 0])
-
-
-def test_a_share_that_rounding_makes_smaller_loses_none():
-  share = 1 - 0.9  # 0.09999999999999998
-  links = losses.use_reward(), losses.keep_largest_advantages(share)
-  batch = credited(links, [np.arange(20.0)])
-  assert np.flatnonzero(batch.keep[0, :, 0]).tolist() == [18, 19]
-
-
-def test_half_of_the_completions_by_default():
-  links = losses.use_reward(), losses.keep_largest_advantages()
-  batch = credited(links, [[4.0, 3.0, 2.0, 1.0]])
-  np.testing.assert_array_equal(batch.keep[0, :, 0], [1, 1, 0, 0])
 
 
 @pytest.mark.parametrize(
@@ -253,6 +241,17 @@ def test_an_unknown_deviation_is_refused_by_name(make):
     make(deviation='both')
 
 
+def test_prompts_count_the_same_however_few_tokens_they_keep():
+  """Three tokens, one, none: two prompts."""
+  length = [[2, 1], [1, 0], [0, 0]]
+  batch = credited((losses.use_reward(),), np.ones((3, 2)), length=length)
+  weight = losses.mean_over_prompts()
+  batch = losses.prepare(weight, batch, weight.init())
+  np.testing.assert_allclose(
+    batch.weight * 6, [[[1, 1], [1, 0]], [[3, 0], [0, 0]], [[0, 0]] * 2]
+  )
+
+
 def test_the_deviation_within_groups_leaves_out_how_prompts_differ():
   reward = [[0.0, 2.0], [10.0, 12.0]]
   center = losses.center_by_group()
@@ -273,12 +272,20 @@ def test_a_wrong_number_of_reward_weights_is_refused():
     credited(links, [[0.0, 1.0]])
 
 
-def test_rewards_that_cancel_leave_no_advantage():
-  """1/3 + 2/3 of opposite z-scores: rounding errors, not 1 and -1."""
-  part = np.array([[0.1, 0.7, 0.3]])
-  links = BASELINES['each, then all']
-  parts = jnp.asarray(np.stack([part, -part], axis=-1))
-  assert not np.any(advantages(links, part, reward_parts=parts))
+@pytest.mark.parametrize('scale', [1.0, 1e6, 1e-6])
+def test_rewards_that_cancel_leave_no_advantage(scale):
+  """Z-scores of opposite rewards: rounding errors, which are of their size.
+
+  The errors of a score near 0 are those of the group's largest.
+  """
+  part = np.random.default_rng(0).random((60, 8))
+  parts = jnp.asarray(np.stack([3.7 * part, -part], axis=-1))
+  weights = (scale, scale)
+  each = losses.normalize_each_reward(weights)
+  assert not np.any(advantages((each,), part, reward_parts=parts))
+  parts = jnp.asarray(np.stack([part, -part + 1e-9 * part**2], axis=-1))
+  some = advantages((each,), part, reward_parts=parts)
+  assert np.all(np.any(some, axis=1))  # not so what is more than rounding
 
 
 def test_an_unknown_way_to_pool_is_refused():
