@@ -98,7 +98,8 @@ _FLAGS = {
 _EXAMPLES = """\
   grpo-jax train --config=configs/arithmetic.py --workdir=runs/arithmetic
   grpo-jax eval --workdir=runs/arithmetic --samples=16 --k=1,4,16
-  grpo-jax sample --workdir=runs/arithmetic --prompt=47+85="""
+  grpo-jax sample --workdir=runs/arithmetic --prompt=47+85=
+  grpo-jax audit dapo --plot"""
 
 _EXIT_CODES = """\
 Exit codes: 0 done; 2 the input cannot be used, as one sentence says; 130 and
@@ -199,7 +200,6 @@ class Command(NamedTuple):
   what: str
   flags: tuple[str, ...]
   takes: str = ''  # the flag whose value is given without its name
-  example: str = ''
 
 
 COMMANDS = {
@@ -229,7 +229,6 @@ COMMANDS = {
     'What one method does to prefixes, reward scale, clipped tokens.',
     ('method', 'method_kwargs', 'fields', 'plot', 'json', 'verbose'),
     takes='method',
-    example='  grpo-jax audit dapo',
   ),
   'sample': Command(
     sample,
@@ -319,7 +318,7 @@ def help_text(command: str, width: int) -> str:
         'grpo-jax COMMAND --help shows the flags of a command.',
       ]
     )
-  _, what, names, takes, _ = COMMANDS[command]
+  _, what, names, takes = COMMANDS[command]
   rows = []
   for name in names:
     flag = flags.FLAGS[name]
@@ -394,8 +393,7 @@ def _check_flags(command: str, parsed: list[str]) -> None:
   wanted = COMMANDS[command].takes
   if wanted and not _value(wanted):
     raise flags.Error(
-      f'grpo-jax {command} needs a {wanted}. As in:\n'
-      f'{COMMANDS[command].example}'
+      f'grpo-jax {command} needs a {wanted}. As in:\n{_EXAMPLES}'
     )
   if 'workdir' in read and not _value('workdir'):
     raise flags.Error(

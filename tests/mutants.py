@@ -49,7 +49,7 @@ _BARE = (
   'geometric|mask|stages|subtract|truncate).*'
 )  # of no method, so without an oracle
 TRIMMED = {
-  'test_value_and_gradient': '.*-0|grpo_s-[12]',
+  'test_value_and_gradient': '.*-0|(deepseek.*|grpo_s)-[12]',
   'test_garbage_where_nobody_owns_the_place': '(dapo|gdpo.*|gspo|kl_cov)-inf',
   'test_padding_is_inert': _BARE,
   'test_an_invalid_completion_is_as_if_absent': _BARE,
@@ -59,9 +59,11 @@ TRIMMED = {
     f'.*-({_BARE}|dppo.*|gcpo|grpo_s|gspo|sapo|vespo)',
   'test_micro_batches_split_inside_groups_add_up': '3-(grpo|gmpo.*|stages)',
   'test_compiles_once': 'stages',
+  'test_every_method_has_a_gradient_of_its_own': 'none',
+  'test_float32_matches_float64': 'none',
   'test_sharded_over_prompts': '.*-kl_cov',
 }  # fmt: skip
-"""Tests of many parametrizations -> those of them that are run."""
+"""Slow tests, of many parametrizations mostly -> those of them that are run."""
 
 
 # Mutations.
@@ -373,15 +375,8 @@ def judge(mutant: Mutant, names: Iterable[str]) -> Result:
   return Result(mutant.path, mutant.lineno, mutant.key, killer, secs)
 
 
-class Visit(NamedTuple):
-  """What a check does on the code as it is."""
-
-  lines: set  # (path, line number)
-  secs: float  # once all is compiled
-
-
-def visits(package: str) -> dict[str, Visit]:
-  """Runs every check on the code as it is.
+def visits(package: str) -> dict[str, tuple[set, float]]:
+  """Lines that each check visits, and its seconds once all is compiled.
 
   The key `''` has the lines that run at import, on which every check depends.
 
@@ -397,22 +392,33 @@ def visits(package: str) -> dict[str, Visit]:
     lines.add((frame.f_code.co_filename, frame.f_lineno))
     return trace
 
-  with loaded({}):
+  @contextlib.contextmanager
+  def traced():
+    lines.clear()
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-      every = checks(package)
-      visited[''] = Visit(set(lines), 0.0)
-      for name, check in every.items():
-        failure(check)  # compiles
-        lines.clear()
-        start = time.perf_counter()
-        if error := failure(check):
-          raise RuntimeError(f'{name} fails without a mutant: {error!r}')
-        visited[name] = Visit(set(lines), time.perf_counter() - start)
+      yield
     finally:
       sys.settrace(before)
+
+  with loaded({}):
+    with traced():
+      every = checks(package)
+    visited[''] = set(lines), 0.0
+    for name, check in every.items():
+      must_pass(name, check)  # and compiles: untraced that is much faster
+      start = time.perf_counter()
+      with traced():
+        failure(check)
+      visited[name] = set(lines), time.perf_counter() - start
   return visited
+
+
+def must_pass(name: str, check: Callable[[], None]) -> None:
+  """Raises a RuntimeError if the check fails."""
+  if error := failure(check):
+    raise RuntimeError(f'{name} fails without a mutant: {error!r}')
 
 
 def run(shard=0, shards=1, only='', verbose=False) -> list[Result]:
@@ -429,17 +435,19 @@ def run(shard=0, shards=1, only='', verbose=False) -> list[Result]:
     kills = collections.Counter()
     for mutant in chosen:
       lines = {(mutant.path, lineno) for lineno in mutant.reach}
-      names = [n for n in visited if n and lines & visited[n].lines]
-      if not names and (not lines or lines & visited[''].lines):
+      names = [n for n in visited if n and lines & visited[n][0]]
+      if not names and (not lines or lines & visited[''][0]):
         names = [name for name in visited if name]
       # Cheap ones first, and those that have killed in this file before.
-      rank = {n: visited[n].secs / (1 + kills[mutant.path, n]) for n in names}
+      rank = {n: visited[n][1] / (1 + kills[mutant.path, n]) for n in names}
       results.append(judge(mutant, sorted(names, key=rank.get)))
       kills[mutant.path, results[-1].killer] += 1
       if verbose:
         print(*results[-1], flush=True)
     if chosen:
-      visits(package)  # still green: no mutant left anything behind
+      with loaded({}):
+        for name, check in checks(package).items():
+          must_pass(name, check)  # still: no mutant left anything behind
   return results
 
 

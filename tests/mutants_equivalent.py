@@ -25,6 +25,21 @@ EQUIVALENT = {
     '~_ops.uniform_groups...h)[:, None, None]',
   ): '`on_keep` itself joins the result with what was kept before',
   (
+    'losses/_gate.py:gate_probability_change.objective',
+    'now = jnp.exp(lax.stop_gradient(terms.logp))',
+    'lax.stop_gradient(terms.logp) -> terms.logp',
+  ): _COMPARED,
+  (
+    'losses/_gate.py:gate_binary_kl.objective',
+    'logp, old = lax.stop_gradient(terms.logp), _ops.old_logp(terms, batch)',
+    'lax.stop_gradient(terms.logp) -> terms.logp',
+  ): _COMPARED,
+  (
+    'losses/_gate.py:gate_binary_kl.objective',
+    'pushed = batch.advantage * (logp - old) > 0',
+    'batch.advantage * (logp - old) -> batch.advantage / (logp - old)',
+  ): 'a quotient has the sign of the product; over 0 the divergence is 0',
+  (
     'losses/_gate.py:gate_binary_kl.objective',
     "return _gated(terms, pushed & (kl > threshold), 'gated')",
     'kl > threshold -> kl >= threshold',

@@ -15,7 +15,7 @@ OPS = 'tests.losses.ops_test::test'
 PICKED = [
   (
     'losses/_base.py:surrogate_loss',
-    'loss = -jnp.sum(batch.weight * (terms.objective - terms.penalty))',
+    'value = jnp.where(batch.keep, terms.objective - terms.penalty, 0)',
     'terms.objective - terms.penalty -> terms.objective + terms.penalty',
     f'{ORACLE}[grpo-0]',
   ),

@@ -59,6 +59,9 @@ def test_transforms_of_no_method_have_plain_defaults():
   assert defaults(losses.constant_advantage) == {'value': 1.0}
   assert defaults(losses.sum_over_tokens) == {'budget_tokens': 1}
   assert defaults(losses.add_kl) == {'estimator': 'k3'}
+  assert defaults(losses.subtract_entropy) == {
+    'coefficient': defaults(methods.gtpo_conflict)['entropy_coefficient']
+  }
 
 
 @pytest.mark.parametrize(

@@ -62,14 +62,20 @@ def test_the_binary_kl_gate_is_finite_at_certainty(now, old):
 
 
 @pytest.mark.parametrize(
-  'gate', [losses.gate_binary_kl(), losses.gate_probability_change()]
+  'gate',
+  [
+    losses.gate_binary_kl(),
+    losses.gate_probability_change(),
+    losses.mask_off_policy_negatives(),
+  ],
 )
 def test_a_token_without_advantage_is_not_counted_as_gated(gate):
   links = losses.score_function(), gate
   terms, _ = one_token.run(
     links, np.log([0.1, 0.9]), np.log([0.9, 0.1]), [0.0, 0.0]
   )
-  assert not np.any(terms.metrics['gated'])
+  assert not np.any(terms.metrics.get('gated', False))
+  assert not np.any(terms.metrics.get('off_policy', False))
 
 
 def test_off_policy_negatives_are_dropped_as_a_whole():
@@ -117,7 +123,9 @@ def test_an_unknown_policy_is_refused():
     losses.mask_off_policy_negatives(policy='new')
 
 
-def detached(weight, noise=(0.1, 0.2, 0.3, 0.4, 0.0, 0.5), keep=None):
+def detached(
+  weight, noise=(0.1, 0.2, 0.3, 0.4, 0.0, 0.5), keep=None, bounds=()
+):
   """Tokens with covariances -4, 6, 2, 2, 0, 2: of these 2 lie in (1, 5)."""
   advantage = jnp.array([[-2.0, 2.0, 2.0, 2.0, 0.0, -4.0]])
   logp = jnp.array([2.0, 3.0, 1.0, 1.0, -6.5, -0.5])[None, :, None]
@@ -125,7 +133,7 @@ def detached(weight, noise=(0.1, 0.2, 0.3, 0.4, 0.0, 0.5), keep=None):
     losses.use_reward(),
     weight,
     losses.importance_weighted(),
-    losses.detach_covariance(share=0.34),
+    losses.detach_covariance(0.34, *bounds),
   )
   mask = jnp.ones((1, 6, 1), bool)
   batch = losses.make_batch(
@@ -154,6 +162,12 @@ def test_of_the_tokens_in_the_bounds_those_of_least_noise_are_detached():
   weight = losses.mean_over_tokens()
   assert detached(weight) == [2, 3]  # floor(0.34 * 6) = 2 of 2, 3, 5
   assert detached(weight, noise=(0, 0, 0.9, 0.4, 0, 0.5)) == [3, 5]
+
+
+def test_a_covariance_on_a_bound_is_not_inside():
+  weight = losses.mean_over_tokens()
+  assert detached(weight, bounds=(1.9, 6.1)) == [1, 2]
+  assert detached(weight, bounds=(2.0, 6.0)) == []
 
 
 def test_the_bounds_of_the_covariance_do_not_see_the_weight():

@@ -279,10 +279,10 @@ def test_rewards_that_cancel_leave_no_advantage(scale):
   The errors of a score near 0 are those of the group's largest.
   """
   part = np.random.default_rng(0).random((60, 8))
-  parts = jnp.asarray(np.stack([3.7 * part, -part], axis=-1))
-  weights = (scale, scale)
-  each = losses.normalize_each_reward(weights)
-  assert not np.any(advantages((each,), part, reward_parts=parts))
+  each = losses.normalize_each_reward((scale, scale))
+  for groups in (part, part.reshape(1, 480)):
+    parts = jnp.asarray(np.stack([3.7 * groups, -groups], axis=-1))
+    assert not np.any(advantages((each,), groups, reward_parts=parts))
   parts = jnp.asarray(np.stack([part, -part + 1e-9 * part**2], axis=-1))
   some = advantages((each,), part, reward_parts=parts)
   assert np.all(np.any(some, axis=1))  # not so what is more than rounding
