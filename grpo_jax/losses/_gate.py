@@ -74,7 +74,7 @@ def gate_binary_kl(threshold=0.05) -> LossTransform:
   return on_objective(objective, threshold=threshold)
 
 
-def mask_off_policy_negatives(threshold=0.1, policy='old') -> LossTransform:
+def mask_off_policy_negatives(threshold=0.5, policy='old') -> LossTransform:
   r"""Drops wrong completions that the policy has already moved away from.
 
   .. math:: 0 \text{ where } A_i < 0 \text{ and } \frac{1}{|o_i|} \sum_t

@@ -44,6 +44,7 @@ def test_a_method_has_the_defaults_of_its_oracle(name):
     (losses.gate_small_advantages, methods.cppo),
     (losses.gate_probability_change, methods.dppo_tv),
     (losses.gate_binary_kl, methods.dppo_kl),
+    (losses.mask_off_policy_negatives, methods.deepseek_v3_2),
     (losses.pull_to_old, methods.dro),
     (losses.imitate_positives, methods.positive_nll),
     (losses.normalize_over_tokens, methods.reinforce_pp),
