@@ -110,17 +110,14 @@ def _method(config: config_lib.Config) -> losses.LossTransform:
     kwargs = {'weights': weights, **kwargs}
   method = named.method(name, kwargs)
   tokens = jnp.zeros((1, config.sampler.group, 2))
-  fields = method.requires - {'entropy'}
-  known = {name: tokens for name in fields & set(losses.Batch._fields)}
-  extras = dict.fromkeys(fields - {*known}, tokens)
-  if extras.keys() <= {'noise'}:  # else it reads a user's own
+  if method.requires <= {'entropy', 'noise', *losses.Batch._fields}:
+    # Else it reads a user's own, of a shape that nobody knows here.
     given = losses.make_batch(
       tokens == 0,
       tokens[..., 0],
       reward_parts=jnp.zeros((*tokens.shape[:2], len(config.rewards))),
-      extras=extras,
-      **known,
     )
+    given = losses.with_required(method, given)
 
     def run_chain(given):
       batch, state = losses.credit(method, given, method.init())

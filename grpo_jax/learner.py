@@ -266,7 +266,7 @@ def gradient(
         learner, scores, part, loss_state
       )
       measured = policy_metrics.of_terms(terms, part)
-    seen = scores, cotangent
+    seen = scores, cotangent.logp
     return pull_back(cotangent)[0], loss, measured, seen, rows.completion
 
   def body(k, total):
@@ -287,13 +287,13 @@ def gradient(
   if whole is not None:
     (loss, terms), _ = whole
     measured = policy_metrics.of_terms(terms, batch)
-  scores, cotangent = seen
+  scores, slope = seen
   # The same batch at ratio 1: what the method intends on shared tokens.
   logp = lax.stop_gradient(scores.logp)
   sampler = None if batch.logp_sampler is None else logp
   unmoved = batch._replace(logp_old=logp, logp_sampler=sampler)
   _, intended = _loss_and_cotangent(learner, scores, unmoved, loss_state)
-  measured |= policy_metrics.of_prefixes(batch, -cotangent.logp, -intended.logp)
+  measured |= policy_metrics.of_prefixes(batch, -slope, -intended.logp)
   return grads, loss, measured
 
 

@@ -176,17 +176,9 @@ class Updater:
     """What the compiled step needs on each device, by the compiler."""
     chosen = np.arange(len(rollout.prompts) // self.batches)
     layout, used = self.layout(rollout, chosen)
-    batch, loss_state = rollout.batch, self.learner.method.init()
-    given = {**batch._asdict(), **batch.extras}
-    zeros = np.zeros(batch.mask.shape, np.float32)
-    missing = {
-      name: zeros
-      for name in self.learner.method.requires - {'entropy'}
-      if given.get(name) is None
-    }
-    known = {k: missing.pop(k) for k in batch._fields if k in missing}
-    batch = batch._replace(extras={**batch.extras, **missing}, **known)
-    batch, _, _ = self.compiled.credit(batch, loss_state)
+    method = self.learner.method
+    batch = losses.with_required(method, rollout.batch)
+    batch, _, _ = self.compiled.credit(batch, method.init())
     step = self.compiled.train_step.lower(
       self.compiled.abstract, batch, chosen, layout, used, np.int32(0)
     )

@@ -14,6 +14,7 @@ from grpo_jax.losses._base import credit
 from grpo_jax.losses._base import make_batch
 from grpo_jax.losses._base import prepare
 from grpo_jax.losses._base import surrogate_loss
+from grpo_jax.losses._base import with_required
 from grpo_jax.losses._conflict import conflict_tokens
 from grpo_jax.losses._controllers import Controller
 from grpo_jax.losses._controllers import adaptive_kl
@@ -176,4 +177,5 @@ __all__ = (
   'uniform_groups',
   'use_reward',
   'weigh_conflict_tokens',
+  'with_required',
 )

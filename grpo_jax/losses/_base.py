@@ -229,6 +229,27 @@ def check_batch(batch: Batch) -> Batch:
   )
 
 
+def with_required(method: LossTransform, batch: Batch) -> Batch:
+  """Zeros for every required field that a batch lacks: to trace, not to train.
+
+  Args:
+    method: A chain.
+    batch: Any `Batch`.
+
+  Returns:
+    The batch with all of `method.requires` but the entropy, which is no field.
+  """
+  given = {**batch._asdict(), **batch.extras}
+  zeros = jnp.zeros(batch.mask.shape)
+  missing = {
+    name: zeros
+    for name in method.requires - {'entropy'}
+    if given.get(name) is None
+  }
+  known = {k: missing.pop(k) for k in batch._fields if k in missing}
+  return batch._replace(extras={**batch.extras, **missing}, **known)
+
+
 def _check_required(requires, given, extras) -> None:
   """Raises if a field that a method requires is not there."""
   for name in sorted(requires):

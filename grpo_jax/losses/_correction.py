@@ -35,13 +35,12 @@ def _corrected(
   """
 
   def log_weight(batch):
-    own = jnp.where(batch.mask, batch.logp_old - batch.logp_sampler, 0)
+    own = batch.logp_old - batch.logp_sampler
     if level == 'token':
       return own
-    total = jnp.sum(own, axis=-1)
-    if level == 'mean':
-      total = _ops.safe_divide(total, _ops.length(batch))
-    return jnp.broadcast_to(_ops.per_token(total), own.shape)
+    mean = level == 'mean'
+    pooled = _ops.sequence_mean(own, batch) if mean else jnp.sum(own, axis=-1)
+    return jnp.broadcast_to(_ops.per_token(pooled), own.shape)
 
   def advantage(advantage, batch, **hyper):
     log_w = log_weight(batch)

@@ -239,8 +239,7 @@ def normalize_each_reward(
   as one more reward function, of weight 1.
 
   Args:
-    weights: One number per reward function; None: all 1. (In a run, None means
-      the weights that the config gives the rewards.)
+    weights: One number per reward function; None: all 1.
     deviation: `'population'` or `'sample'`.
     epsilon: Added to the deviations.
 

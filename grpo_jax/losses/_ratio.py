@@ -42,7 +42,7 @@ def pool_log_ratio(gradient='sequence') -> LossTransform:
     mean = _ops.per_token(_ops.sequence_mean(own, batch))
     if gradient == 'token':
       return own + lax.stop_gradient(mean - own)
-    return jnp.broadcast_to(mean, own.shape)
+    return mean
 
   return on_log_ratio(log_ratio)
 
@@ -57,8 +57,8 @@ def sum_log_ratio() -> LossTransform:
   """
 
   def log_ratio(terms, batch):
-    total = jnp.sum(jnp.where(batch.mask, terms.log_ratio, 0), axis=-1)
-    return jnp.broadcast_to(_ops.per_token(total), terms.log_ratio.shape)
+    del batch  # log-ratios are 0 outside the mask
+    return _ops.per_token(jnp.sum(terms.log_ratio, axis=-1))
 
   return on_log_ratio(log_ratio)
 
@@ -80,7 +80,7 @@ def average_ratio() -> LossTransform:
     total = jax.nn.logsumexp(own, axis=-1)
     length = jnp.maximum(_ops.length(batch), 1).astype(own.dtype)
     mean = total - jnp.log(length)
-    return jnp.broadcast_to(_ops.per_token(mean), terms.log_ratio.shape)
+    return _ops.per_token(mean)
 
   return on_log_ratio(log_ratio)
 

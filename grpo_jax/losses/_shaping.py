@@ -27,7 +27,7 @@ def subtract_kl(coefficient) -> LossTransform:
   """
 
   def reward(reward, batch, coefficient):
-    gap = jnp.where(batch.mask, batch.logp_old - batch.logp_ref, 0)
+    gap = batch.logp_old - batch.logp_ref
     return reward - coefficient * jnp.sum(gap, axis=-1)
 
   return on_reward(
@@ -52,7 +52,7 @@ def subtract_kl_to_go(coefficient) -> LossTransform:
   """
 
   def advantage(advantage, batch, coefficient):
-    gap = jnp.where(batch.mask, batch.logp_old - batch.logp_ref, 0)
+    gap = batch.logp_old - batch.logp_ref
     to_go = jnp.flip(jnp.cumsum(jnp.flip(gap, axis=-1), axis=-1), axis=-1)
     return advantage - coefficient * to_go
 

@@ -38,6 +38,19 @@ def _joined(old, new):
   return {**old, **new, **both}
 
 
+def _written(batch, field, value):
+  """The batch with a new value of a field, nothing of it where nobody owns."""
+  if field == 'reward':
+    value = jnp.where(batch.valid, value, 0)
+    edit = batch.extras.get('reward_edit', 0) + value - batch.reward
+    extras = {**batch.extras, 'reward_edit': edit}
+    return batch._replace(reward=value, extras=extras)
+  value = value[:, :, None] if value.ndim == 2 else value
+  if field == 'keep':
+    return batch._replace(keep=batch.keep & value)
+  return batch._replace(**{field: jnp.where(batch.mask, value, 0)})
+
+
 def _stage(
   function: Callable[..., Any],
   component: str,
@@ -94,15 +107,7 @@ def _stage(
     value, metrics = _with_metrics(call(state, *old, batch))
     marked = {CREDIT_METRIC + key: value for key, value in metrics.items()}
     batch = batch._replace(extras=_joined(batch.extras, marked))
-    if field == 'reward':
-      value = jnp.where(batch.valid, value, 0)
-      edit = batch.extras.get('reward_edit', 0) + value - batch.reward
-      extras = {**batch.extras, 'reward_edit': edit}
-      return batch._replace(reward=value, extras=extras)
-    value = value[:, :, None] if value.ndim == 2 else value
-    if field == 'keep':
-      return batch._replace(keep=batch.keep & value)
-    return batch._replace(**{field: jnp.where(batch.mask, value, 0)})
+    return _written(batch, field, value)
 
   def init():
     return {key: c.init() for key, c in moving.items()}
@@ -125,8 +130,7 @@ def _stage(
     if component != 'apply':
       return terms
     check_order(terms)
-    result = call(state, terms, batch)
-    value, metrics = _with_metrics(result)
+    value, metrics = _with_metrics(call(state, terms, batch))
     value = jnp.where(batch.mask, value, 0)
     if field == 'penalty':
       value = terms.penalty + value

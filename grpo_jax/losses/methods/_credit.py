@@ -58,7 +58,8 @@ def gdpo(
   Each of several rewards is normalised by itself, so none drowns in another.
 
   Args:
-    weights: One number per reward function; None: all 1.
+    weights: One number per reward function; None: all 1. (A config that names
+      this method without them passes the weights of its rewards.)
     low: Distance of the lower clip bound from 1.
     high: Distance of the upper clip bound from 1.
     deviation: `'population'` or `'sample'`, of both normalisations.
