@@ -289,7 +289,7 @@ def gradient(
     measured = policy_metrics.of_terms(terms, batch)
   scores, slope = seen
   # The same batch at ratio 1: what the method intends on shared tokens.
-  logp = lax.stop_gradient(scores.logp)
+  logp = jnp.where(batch.mask, lax.stop_gradient(scores.logp), 0)
   sampler = None if batch.logp_sampler is None else logp
   unmoved = batch._replace(logp_old=logp, logp_sampler=sampler)
   _, intended = _loss_and_cotangent(learner, scores, unmoved, loss_state)
