@@ -5,7 +5,7 @@ what that does is decided outside the model, by one of three constructors:
 
 - `over_layout`: the rows of a `Layout` (scoring, training);
 - `over_prompts`: right-padded prompts, whose keys and values become the cache;
-- `over_cache`: one new token for each of the G rows of each prompt.
+- `over_cache`: one new token for each row, whose prompts are shared by lanes.
 
 Where rows share a prompt, attention to the prompt and to the row's own tokens
 is computed apart and merged by the log-sum-exp of the two; training and
@@ -125,18 +125,49 @@ def _recent(query_position, key_position, window: int | None):
   return seen if window is None else seen & (distance < window)
 
 
-def over_layout(layout: Layout) -> Attention:
+def over_layout(
+  layout: Layout, implementation: str = 'xla', interpret: bool = False
+) -> Attention:
   """Attention over the rows of a layout.
 
   Args:
     layout: With `blocks`, work and memory are those of the blocks; without,
       a dense mask over the row.
+    implementation: `'xla'`, which is the above; `'splash'` (TPU) or `'cudnn'`
+      (GPU, bfloat16), which keep no scores, see `kernels`; or `'auto'`, the one
+      that suits the device, dtype and sizes. A layer that splash attention
+      cannot express, one with a window in a row of blocks, is left to XLA.
+    interpret: Accelerators' kernels as they run on any platform, slowly.
 
   Returns:
     The function that a layer calls; it keeps no cache.
   """
   if layout.blocks is not None:
-    return _over_blocks(layout, layout.blocks)
+    portable = _over_blocks(layout, layout.blocks)
+  else:
+    portable = _over_segments(layout)
+  chosen = implementation
+  if implementation == 'auto':
+    best = {'tpu': 'splash', 'gpu': 'cudnn'}
+    chosen = best.get(jax.default_backend(), 'xla')
+  if chosen == 'xla':
+    return portable
+  from grpo_jax.models import kernels  # Pallas takes a while to import
+
+  def attention(query, key, value, cache, window):
+    if chosen == 'splash':
+      run, suits = kernels.splash, kernels.splash_suits(layout, window)
+    else:
+      run, suits = kernels.cudnn, kernels.cudnn_suits(layout, query)
+      suits |= implementation == 'cudnn'
+    if not suits:
+      return portable(query, key, value, cache, window)
+    return run(query, key, value, layout, window, interpret), cache
+
+  return attention
+
+
+def _over_segments(layout: Layout) -> Attention:
   segment, parent = layout.segment, layout.parent
   same = segment[:, :, None] == segment[:, None, :]
   continued = parent[:, :, None] == segment[:, None, :]
@@ -206,44 +237,61 @@ def over_prompts(length: Array) -> Attention:
   return attention
 
 
-def over_cache(prompt_length: Array, step: Array, group: int) -> Attention:
+def over_cache(prompt_length: Array, age: Array, clock: Array) -> Attention:
   """Attention of one new token per row to its prompt and its own past.
 
+  Rows lie side by side in lanes, `W` to a lane, and those of a lane share its
+  prompt. The caches of the rows are rings: all rows write the same place at the
+  same time, whenever each began, so that a row may take the place of one that
+  has ended.
+
   Args:
-    prompt_length: i32[P].
-    step: i32[], how many tokens each row has already: the new one's place.
-    group: `G`; the rows of prompt p are p * G to p * G + G - 1.
+    prompt_length: i32[A], of each lane's prompt.
+    age: i32[B], tokens of each row's completion, the new one included.
+    clock: i32[], how many tokens the rows' caches have been given.
 
   Returns:
-    The function that a layer calls. Its cache is `((key, value) of the prompt,
-    (key, value) of the rows)`, the latter f[P,G,M,K,D], written at `step`.
+    The function that a layer calls. Its cache is `((key, value) of the prompts,
+    (key, value) of the rows)`, f[A,N,K,D] and f[B,M,K,D]; the new token is
+    written at `clock` modulo M.
   """
+  lanes = prompt_length.shape[0]
 
   def attention(query, key, value, cache, window):
-    def split(x):
-      return x.reshape(-1, group, *x.shape[1:])
-
-    def write(buffer, new):
-      new = split(new).astype(buffer.dtype)
-      return lax.dynamic_update_slice_in_dim(buffer, new, step, axis=2)
+    def split(x):  # [B,...] -> [A,W,...]
+      return x.reshape(lanes, -1, *x.shape[1:])
 
     prompt, own = cache
+    column = clock % own[0].shape[1]
+
+    def write(buffer, new):
+      new = new.astype(buffer.dtype)
+      return lax.dynamic_update_slice_in_dim(buffer, new, column, axis=1)
+
     own = write(own[0], key), write(own[1], value)
-    prompts, places = prompt_length.shape[0], jnp.arange(prompt[0].shape[1])
-    now = prompt_length + step
-    to_prompt = _recent(now[:, None], places[None], window)
-    to_prompt &= (places[None] < prompt_length[:, None])[:, None]
-    place = jnp.arange(own[0].shape[2])
-    to_own = _recent(step[None], place, window)
+    seen, length = split(age), prompt_length[:, None]
+    of_prompt = jnp.broadcast_to(length, seen.shape)
+    if window is not None:
+      of_prompt = jnp.clip(window - seen, 0, of_prompt)
+      seen = jnp.minimum(seen, window)
+    places = own[0].shape[1]
     output = attend_group(
       split(query),
       prompt,
-      own,
-      jnp.broadcast_to(
-        to_prompt[:, None], (prompts, group, *to_prompt.shape[1:])
-      ),
-      jnp.broadcast_to(to_own[None, None], (prompts, group, *to_own.shape)),
+      (split(own[0]), split(own[1])),
+      newest_visible(length - 1, of_prompt, prompt[0].shape[1])[:, :, None],
+      newest_visible(column[None, None], seen, places)[:, :, None],
     )
     return output.reshape(query.shape), (prompt, own)
 
   return attention
+
+
+def newest_visible(newest: Array, count: Array, places: int) -> Array:
+  """bool[A,W,N]: the `count` newest places of a ring of N, back from `newest`.
+
+  >>> newest_visible(jnp.array([[1]]), jnp.array([[3]]), 4).tolist()
+  [[[True, True, False, True]]]
+  """
+  back = (newest[..., None] - jnp.arange(places)[None, None]) % places
+  return back < count[..., None]

@@ -2,15 +2,13 @@
 
 from grpo_jax.sampling._choose import Sampling
 from grpo_jax.sampling._choose import choose
-from grpo_jax.sampling._engine import ENDED
-from grpo_jax.sampling._engine import STOPPED
-from grpo_jax.sampling._engine import TRUNCATED
-from grpo_jax.sampling._engine import Completions
-from grpo_jax.sampling._engine import Engine
 from grpo_jax.sampling._engine import LocalEngine
-from grpo_jax.sampling._engine import Requests
-from grpo_jax.sampling._sampler import Sampler
-from grpo_jax.sampling._sampler import SamplingState
+from grpo_jax.sampling._protocol import ENDED
+from grpo_jax.sampling._protocol import STOPPED
+from grpo_jax.sampling._protocol import TRUNCATED
+from grpo_jax.sampling._protocol import Completions
+from grpo_jax.sampling._protocol import Engine
+from grpo_jax.sampling._protocol import Requests
 from grpo_jax.sampling._sampler import sampler_params
 
 __all__ = (
@@ -20,9 +18,7 @@ __all__ = (
   'LocalEngine',
   'Requests',
   'STOPPED',
-  'Sampler',
   'Sampling',
-  'SamplingState',
   'TRUNCATED',
   'choose',
   'sampler_params',

@@ -1,6 +1,7 @@
 """One token from logits: temperature, filters, and the noise."""
 
 import dataclasses
+import math
 
 import jax
 from jax import lax
@@ -55,14 +56,14 @@ class Sampling:
 
 
 def choose(
-  logits: Array, uniform: Array, step: Array, sampling: Sampling
+  logits: Array, uniform: Array, drawn: Array, sampling: Sampling
 ) -> tuple[Array, Array, Array, Array]:
   """Draws one token per row.
 
   Args:
     logits: f32[B,V].
     uniform: f32[B] in [0, 1), the noise: one number per token.
-    step: i32[], how many tokens the completions have already.
+    drawn: i32[B], how many tokens each completion has already.
     sampling: See `Sampling`.
 
   Returns:
@@ -74,41 +75,43 @@ def choose(
   """
   greedy = sampling.temperature == 0
   scaled = logits if greedy else logits / sampling.temperature
-  log_policy = jax.nn.log_softmax(scaled, axis=-1)
-  entropy = _entropy(log_policy)
-  kept = _filtered(log_policy, step, sampling)
+  # Below its largest value, so that one exponential serves everything.
+  scaled -= jnp.max(scaled, axis=-1, keepdims=True)
+  mass = jnp.exp(scaled)
+  total = jnp.sum(mass, axis=-1)
+  log_total = jnp.log(total)
+  surprise = jnp.sum(jnp.where(mass > 0, mass * scaled, 0), axis=-1)
+  entropy = log_total - surprise / total
+  kept = _filtered(scaled, drawn, sampling)
   if greedy:
     token = jnp.argmax(kept, axis=-1)
-    logp = _pick(log_policy, token)
+    logp = _pick(scaled, token) - log_total
     return token, logp, logp, entropy
-  token = _inverse_cdf(kept, uniform)
-  log_kept = jnp.zeros(token.shape, logits.dtype)
-  if kept is not log_policy:
-    log_kept = jax.nn.logsumexp(kept, axis=-1)
-  return token, _pick(log_policy, token), log_kept, entropy
+  log_kept = jnp.zeros(uniform.shape, logits.dtype)
+  if kept is not scaled:
+    log_kept = jax.nn.logsumexp(kept, axis=-1) - log_total
+    mass = jnp.exp(kept - jnp.max(kept, axis=-1, keepdims=True))
+  token = _inverse_cdf(mass, uniform)
+  return token, _pick(scaled, token) - log_total, log_kept, entropy
 
 
-def _entropy(log_policy: Array) -> Array:
-  """f32[B]; impossible tokens add nothing."""
-  policy = jnp.exp(log_policy)
-  return -jnp.sum(jnp.where(policy > 0, policy * log_policy, 0), axis=-1)
+def _pick(values: Array, place: Array) -> Array:
+  """values[b, place[b]], or values[b, place[b], :]."""
+  place = place.reshape(-1, *(1,) * (values.ndim - 1))
+  return jnp.take_along_axis(values, place, axis=1)[:, 0]
 
 
-def _pick(values: Array, token: Array) -> Array:
-  return jnp.take_along_axis(values, token[:, None], axis=-1)[:, 0]
-
-
-def _filtered(log_policy: Array, step: Array, sampling: Sampling) -> Array:
+def _filtered(logits: Array, drawn: Array, sampling: Sampling) -> Array:
   """f32[B,V], -inf where dropped; the very input if nothing can be.
 
   End tokens too early, then top-k, top-p and min-p, each on what the last left.
   """
-  kept = log_policy
+  kept = logits
   if sampling.min_tokens and sampling.eos_ids:
     ends = jnp.isin(jnp.arange(kept.shape[-1]), jnp.array(sampling.eos_ids))
-    early = (step < sampling.min_tokens) & ends
-    kept = jnp.where(early[None], -jnp.inf, kept)
-  if 0 < sampling.top_k < log_policy.shape[-1]:
+    early = (drawn < sampling.min_tokens)[:, None] & ends[None]
+    kept = jnp.where(early, -jnp.inf, kept)
+  if 0 < sampling.top_k < logits.shape[-1]:
     kth = lax.top_k(kept, sampling.top_k)[0][:, -1:]
     kept = jnp.where(kept >= kth, kept, -jnp.inf)
   if sampling.top_p < 1:
@@ -124,20 +127,34 @@ def _filtered(log_policy: Array, step: Array, sampling: Sampling) -> Array:
   return kept
 
 
-def _inverse_cdf(log_mass: Array, uniform: Array) -> Array:
+def _inverse_cdf(mass: Array, uniform: Array) -> Array:
   """The token at which the cumulative mass passes `uniform`, i32[B].
 
-  One random number per token, where the Gumbel trick needs V of them. Sums and
-  noise are float32, so a token's probability is off by about 2e-7, which for a
-  token rarer than that is all of it.
+  One random number per token, where the Gumbel trick needs V of them. First the
+  block of the vocabulary, then the token in it: no running sum over all of it.
+  Sums and noise are float32, so a token's probability is off by about 2e-7,
+  which for a token rarer than that is all of it.
+
+  Args:
+    mass: f32[B,V], not normalised.
+    uniform: f32[B].
   """
-  top = jnp.max(log_mass, axis=-1, keepdims=True)
-  mass = jnp.exp(log_mass - top)
-  total = jnp.cumsum(mass, axis=-1)
-  passed = (total > uniform[:, None] * total[:, -1:]) & (mass > 0)
-  # Rounding in a parallel sum may leave no token past the threshold.
-  return jnp.where(
-    jnp.any(passed, axis=-1),
-    jnp.argmax(passed, axis=-1),
-    jnp.argmax(log_mass, axis=-1),
-  )
+  rows, vocab = mass.shape
+  size = 1 << max(1, math.isqrt(vocab).bit_length())  # of a block
+  blocks = math.ceil(vocab / size)
+  mass = jnp.pad(mass, ((0, 0), (0, blocks * size - vocab)))
+  mass = mass.reshape(rows, blocks, size)
+  total = jnp.cumsum(jnp.sum(mass, axis=-1), axis=-1)
+  threshold = (uniform * total[:, -1])[:, None]
+  # Rounding may leave no block past the threshold: then the last with any mass.
+  last = jnp.argmax(total >= total[:, -1:], axis=-1)
+  block = jnp.minimum(jnp.sum(total <= threshold, axis=-1), last)
+  before = jnp.where(block > 0, _pick(total, jnp.maximum(block - 1, 0)), 0)
+  inside = _pick(mass, block)
+  running = before[:, None] + jnp.cumsum(inside, axis=-1)
+  some = inside > 0
+  passed = (running > threshold) & some
+  # The same for the tokens of the block.
+  end = size - 1 - jnp.argmax(jnp.flip(some, axis=-1), axis=-1)
+  token = jnp.where(jnp.any(passed, axis=-1), jnp.argmax(passed, axis=-1), end)
+  return block * size + token

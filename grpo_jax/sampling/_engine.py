@@ -1,4 +1,4 @@
-"""The engine protocol, and our engine: host arrays in, host arrays out."""
+"""Our engine: samples with the learner's parameters, on its devices."""
 
 import bisect
 from collections.abc import Callable
@@ -7,67 +7,37 @@ from collections.abc import Sequence
 import dataclasses
 import math
 from typing import Any
-from typing import NamedTuple
-from typing import Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax import keys
 from grpo_jax import layout
 from grpo_jax import sharding
+from grpo_jax.sampling import _generation
 from grpo_jax.sampling import _sampler
-from grpo_jax.sampling._choose import Sampling
-
-ENDED, TRUNCATED, STOPPED = 0, 1, 2  # by end token, length limit, stop string
-
-
-class Requests(NamedTuple):
-  """What to sample. Ids, never text: nothing is encoded twice."""
-
-  prompts: Sequence[Sequence[int]]  # P lists of ids
-  index: Sequence[int]  # P global prompt counters
-  group: int  # completions per prompt
-  rollout: int  # which rollout this is, for the noise
-  sampling: Sampling
-  purpose: str = 'sample'  # noise of another purpose is independent
-
-
-class Completions(NamedTuple):
-  """What was sampled, as host arrays; zero past each completion's length."""
-
-  tokens: np.ndarray  # i32[P,G,T], the end token included
-  length: np.ndarray  # i32[P,G]
-  logp: np.ndarray  # f32[P,G,T], under the policy, nats
-  log_kept: np.ndarray  # f32[P,G,T], log of the mass the filters left
-  version: np.ndarray  # i32[P,G,T], the policy version that drew each token
-  finish: np.ndarray  # i32[P,G], ENDED, TRUNCATED or STOPPED
-  entropy: np.ndarray | None = None  # f32[P,G,T], nats; None: not known
-
-
-class Engine(Protocol):
-  """Anything that samples: ours, or an adapter to another."""
-
-  def load(self, params: Any, version: int) -> None:
-    """Takes the learner's parameters, whose version this is."""
-    ...
-
-  def generate(self, requests: Requests) -> Completions:
-    """Samples; see `Requests` and `Completions`."""
-    ...
+from grpo_jax.sampling import _schedule
+from grpo_jax.sampling._protocol import ENDED
+from grpo_jax.sampling._protocol import STOPPED
+from grpo_jax.sampling._protocol import TRUNCATED
+from grpo_jax.sampling._protocol import Completions
+from grpo_jax.sampling._protocol import Requests
 
 
 @dataclasses.dataclass
 class LocalEngine:
   """Samples with the model's own parameters on the learner's devices.
 
+  A prompt is read once for its group. Rows whose completions have ended are
+  given to prompts that wait, or dropped; what is drawn does not depend on it.
+
   Attributes:
     model: Anything with the model protocol.
     seed: The run's seed.
     prompt_buckets: Allowed prompt widths, tokens.
-    completion_buckets: Allowed buffer lengths, tokens.
-    max_rows: Most rows decoded at once; more are done in turns.
+    completion_buckets: Allowed buffer lengths, tokens. The caches begin with
+      room for the shortest and grow.
+    max_rows: Most rows decoded at once; more wait.
     decode: ids -> text, needed for stop strings only.
     mesh: The learner's mesh, over whose data shards the prompts are split; None
       for one device.
@@ -99,25 +69,8 @@ class LocalEngine:
       ValueError: Nothing is loaded, a prompt is empty or too long, or stop
         strings come without `decode`.
     """
-    number = len(requests.prompts)
-    shards = 1 if self.mesh is None else sharding.row_shards(self.mesh)
-    turn = min(max(1, self.max_rows // requests.group), number)
-    turn = math.ceil(turn / shards) * shards
-    parts = []
-    for start in range(0, number, turn):
-      part = slice(start, start + turn)
-      parts.append(
-        self._generate_turn(
-          requests._replace(
-            prompts=requests.prompts[part], index=requests.index[part]
-          ),
-          turn,
-        )
-      )
-    whole = Completions(*(np.concatenate(x) for x in zip(*parts, strict=True)))
-    if requests.sampling.stop_strings:
-      return self._stop_at_strings(whole, requests.sampling.stop_strings)
-    return whole
+    *_, book = self._asked(requests).run()
+    return self._completions(book, requests)
 
   def stream(
     self, requests: Requests, every_tokens: int = 1
@@ -125,39 +78,21 @@ class LocalEngine:
     """Samples like `generate`, and tells how far it has come.
 
     Args:
-      requests: All decoded at once, whatever `max_rows` says.
-      every_tokens: Tokens between two reports.
+      requests: See `generate`.
+      every_tokens: Most tokens between two reports.
 
     Yields:
       The completions so far; the last are those that `generate` returns. A
       completion that goes on says TRUNCATED.
     """
-    number, stops = len(requests.prompts), requests.sampling.stop_strings
-    shards = 1 if self.mesh is None else sharding.row_shards(self.mesh)
-    turn = math.ceil(number / shards) * shards
-    sampler, prompts = self._prepare_turn(requests, turn)
-    state = _sampler.begin(sampler, self._params, prompts)
-    going, step = True, 1
-    while going:
-      so_far = self._completions(jax.device_get(state), sampler, number)
-      if stops:
-        so_far = self._stop_at_strings(so_far, stops)
+    for book in self._asked(requests).run(every_tokens):
+      so_far = self._completions(book, requests)
       yield so_far
-      unfinished = np.any(so_far.finish == TRUNCATED)
-      going = unfinished and step < requests.sampling.max_tokens
-      step = min(step + every_tokens, requests.sampling.max_tokens)
-      if going:
-        until = jnp.asarray(step, jnp.int32)
-        state = _sampler.advance(sampler, self._params, prompts, state, until)
+      if np.all((so_far.finish != TRUNCATED) & (so_far.length > 0)):
+        return  # stop strings are known to the host only
 
-  def _generate_turn(self, requests: Requests, turn: int) -> Completions:
-    """At most `turn` prompts, padded to that many with some that have ended."""
-    sampler, prompts = self._prepare_turn(requests, turn)
-    state = jax.device_get(_sampler.generate(sampler, self._params, prompts))
-    return self._completions(state, sampler, len(requests.prompts))
-
-  def _prepare_turn(self, requests: Requests, turn: int):
-    """The sampler and its `Prompts` of one turn."""
+  def _asked(self, requests: Requests) -> _generation.Generation:
+    """What `requests` ask for, ready to run."""
     if self._params is None:
       raise ValueError('LocalEngine has no parameters yet; call load first.')
     sampling, number = requests.sampling, len(requests.prompts)
@@ -176,54 +111,55 @@ class LocalEngine:
     buffer = layout.bucket(
       sampling.max_tokens, self.completion_buckets, 'completion'
     )
-    tokens = np.zeros((turn, width), np.int32)
+    tokens = np.zeros((number, width), np.int32)
     for row, prompt in enumerate(requests.prompts):
       tokens[row, : len(prompt)] = prompt
-
-    def pad(values, filler):
-      missing = (0, turn - number)
-      return np.pad(
-        np.asarray(values, np.int32), missing, constant_values=filler
-      )
-
-    rows = {
-      'tokens': tokens,
-      'length': pad(length, 1),
-      'index': pad(requests.index, -1),
-    }
-    if self.mesh is not None:
-      rows = jax.device_put(rows, sharding.rows(self.mesh))
-    prompts = _sampler.Prompts(
-      **rows,
-      key=keys.key(self.seed, requests.purpose, requests.rollout),
-      max_tokens=jnp.asarray(sampling.max_tokens, jnp.int32),
+    shards = 1 if self.mesh is None else sharding.row_shards(self.mesh)
+    at_once = min(max(1, self.max_rows // requests.group), number)
+    at_once = math.ceil(at_once / shards) * shards
+    return _generation.Generation(
+      # max_tokens and stop strings act outside the compiled programs.
+      _sampler.Sampler(
+        self.model,
+        dataclasses.replace(sampling, max_tokens=buffer, stop_strings=()),
+        requests.group,
+        self.mesh,
+      ),
+      self._params,
+      _schedule.Schedule(requests.group, at_once, width, shards),
+      _sampler.Prompts(
+        tokens,
+        length.astype(np.int32),
+        np.asarray(requests.index, np.int32),
+        keys.key(self.seed, requests.purpose, requests.rollout),
+      ),
+      sampling.max_tokens,
+      sorted(size for size in set(self.completion_buckets) if size <= buffer),
     )
-    # max_tokens and stop strings act outside the compiled program.
-    static = dataclasses.replace(sampling, max_tokens=buffer, stop_strings=())
-    sampler = _sampler.Sampler(
-      self.model, static, requests.group, buffer, self.mesh
-    )
-    return sampler, prompts
 
   def _completions(
-    self, state: Any, sampler: _sampler.Sampler, number: int
+    self, book: _generation.Book, requests: Requests
   ) -> Completions:
-    """The first `number` groups of a `SamplingState` on the host."""
-    shape = (-1, sampler.group)
-    tokens, logp, log_kept, entropy = (
-      x.reshape(*shape, sampler.buffer_tokens)[:number]
-      for x in (state.tokens, state.logp, state.log_kept, state.entropy)
+    """What the book says, in the protocol's words."""
+    shape = len(requests.prompts), requests.group
+    drawn = jax.tree.map(lambda x: x.reshape(*shape, -1).copy(), book.drawn)
+    length = book.length.reshape(shape).copy()
+    last = np.take_along_axis(
+      drawn.token, np.maximum(length - 1, 0)[..., None], axis=-1
+    )[..., 0]
+    ended = np.isin(last, requests.sampling.eos_ids) & (length > 0)
+    whole = Completions(
+      tokens=drawn.token,
+      length=length,
+      logp=drawn.logp,
+      log_kept=drawn.log_kept,
+      version=np.full(drawn.token.shape, self._version, np.int32),
+      finish=np.where(ended, ENDED, TRUNCATED).astype(np.int32),
+      entropy=drawn.entropy,
     )
-    finish = np.where(state.ended, ENDED, TRUNCATED).reshape(shape)[:number]
-    return Completions(
-      tokens=tokens,
-      length=state.length.reshape(shape)[:number],
-      logp=logp,
-      log_kept=log_kept,
-      version=np.full(tokens.shape, self._version, np.int32),
-      finish=finish.astype(np.int32),
-      entropy=entropy,
-    )
+    if requests.sampling.stop_strings:
+      return self._stop_at_strings(whole, requests.sampling.stop_strings)
+    return whole
 
   def _stop_at_strings(self, whole: Completions, stops) -> Completions:
     """Cuts each completion after the token that completes a stop string."""

@@ -1,5 +1,13 @@
-"""The compiled sampler: one prefill per prompt, one loop for all its rows."""
+"""The compiled sampler: prompts read once, rows decoded together, in lanes.
 
+A lane is a prompt with `W` rows that continue it. What a program is compiled
+for is the number of lanes, their width and the room in the caches; which
+completion a row draws, and from when on, is data. So rows that have ended can
+be dropped or replaced between two calls of `decode`, by `regroup`; the plan for
+that is made on the host, in `_schedule.py`.
+"""
+
+from collections.abc import Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -8,6 +16,7 @@ from typing import NamedTuple
 import jax
 from jax import lax
 import jax.numpy as jnp
+import numpy as np
 
 from grpo_jax import sharding
 from grpo_jax.models import attention
@@ -15,82 +24,195 @@ from grpo_jax.sampling._choose import Sampling
 from grpo_jax.sampling._choose import choose
 
 Array = jax.Array
-
-
-class SamplingState(NamedTuple):
-  """What the decoding loop carries; `B = P * G` rows."""
-
-  step: Array  # i32[], tokens drawn so far
-  last: Array  # i32[B], the newest token
-  tokens: Array  # i32[B,T]
-  logp: Array  # f32[B,T], under the policy, nats
-  log_kept: Array  # f32[B,T], log of the mass that the filters left
-  entropy: Array  # f32[B,T], of the policy, nats
-  length: Array  # i32[B]
-  ended: Array  # bool[B], an end token was drawn
-  cache: Any  # per layer: prompt and own (key, value)
+AnyArray = jax.Array | np.ndarray
 
 
 class Prompts(NamedTuple):
   """Right-padded prompts and where their noise comes from."""
 
-  tokens: Array  # i32[P,N]
-  length: Array  # i32[P]
-  index: Array  # i32[P], the global prompt counter; -1 for padding
+  tokens: AnyArray  # i32[P,N]
+  length: AnyArray  # i32[P]
+  index: AnyArray  # i32[P], the global prompt counter; -1 for padding
   key: Array  # of (seed, rollout)
-  max_tokens: Array  # i32[], at most the buffer
+
+
+class Rows(NamedTuple):
+  """What is being decoded: `A` lanes, `B = A * W` rows."""
+
+  last: Array  # i32[B], the newest token, not yet in the cache
+  age: Array  # i32[B], tokens of the row's completion
+  ended: Array  # bool[B], nothing more is drawn
+  key: Array  # key[B], of (seed, rollout, prompt, completion)
+  clock: Array  # i32[], tokens that the rows' caches have been given
+  prompt_length: Array  # i32[A]
+  prompt_cache: Any  # per layer, key and value f[A,N,K,D]
+  cache: Any  # per layer, key and value f[B,M,K,D], rings
+
+
+class Drawn(NamedTuple):
+  """What one call has drawn; column c of a row that had ended is 0."""
+
+  token: AnyArray  # i32[B,C]
+  logp: AnyArray  # f32[B,C], under the policy, nats
+  log_kept: AnyArray  # f32[B,C], log of the mass that the filters left
+  entropy: AnyArray  # f32[B,C], of the policy, nats
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
   """The static part of a generation; hashable, so jit keys on it.
 
+  The noise of a token is a function of (seed, rollout, prompt index,
+  completion, position) alone.
+
   Attributes:
     model: Anything with the model protocol.
-    sampling: How tokens are drawn. Its `max_tokens` is read from `Prompts`.
+    sampling: How tokens are drawn. Its `max_tokens` is not read.
     group: Completions per prompt.
-    buffer_tokens: Length of the completion buffers and of the rows' cache.
     mesh: Where rows are split over devices; None without one.
   """
 
   model: Any
   sampling: Sampling
   group: int
-  buffer_tokens: int
   mesh: jax.sharding.Mesh | None = None
 
-  def __call__(self, params, prompts: Prompts) -> SamplingState:
-    """Draws `group` completions of every prompt.
+  def prefill(
+    self, params, prompts: Prompts, max_tokens: Array, columns: int
+  ) -> tuple[Rows, Drawn]:
+    """Reads prompts, and draws the first token of every completion.
 
     Args:
       params: What `sampler_params` returned.
       prompts: See `Prompts`.
+      max_tokens: i32[], length limit of a completion.
+      columns: `M`, the room in the rows' caches, in tokens.
 
     Returns:
-      The final state, without its cache. The noise of a token is a function of
-      (seed, rollout, prompt index, completion, position) alone.
+      A lane of `group` rows for each prompt, and their first tokens (C = 1).
     """
-    state = self.begin(params, prompts)
-    state = self.advance(params, prompts, state, prompts.max_tokens)
-    return state._replace(cache=None)
+    number, width = prompts.tokens.shape
+    positions = jnp.broadcast_to(jnp.arange(width), (number, width))
+    hidden, cache = self.model.hidden(
+      params,
+      prompts.tokens,
+      positions,
+      attention.over_prompts(jnp.asarray(prompts.length)),
+    )
+    last = jnp.take_along_axis(
+      hidden, (prompts.length - 1)[:, None, None], axis=1
+    )[:, 0]
+    logits = self.model.head(params, last)
+    count = number * self.group
 
-  def begin(self, params, prompts: Prompts) -> SamplingState:
-    """The state after the first token."""
-    with sharding.use(self.mesh):
-      state, logits = self._prefill(params, prompts)
-      return self._draw(state, logits, self._row_keys(prompts))
+    def room(x):
+      return jnp.zeros((count, columns, *x.shape[2:]), x.dtype)
 
-  def advance(
-    self, params, prompts: Prompts, state: SamplingState, until: Array
-  ) -> SamplingState:
-    """The state after `until` tokens i32[], or when every row has ended."""
-    with sharding.use(self.mesh):
-      keys = self._row_keys(prompts)
-      return lax.while_loop(
-        lambda s: (s.step < until) & ~jnp.all(s.ended),
-        lambda s: self._decode(params, prompts, keys, s),
-        state,
+    rows = Rows(
+      last=jnp.zeros((count,), jnp.int32),
+      age=jnp.zeros((count,), jnp.int32),
+      ended=jnp.repeat(prompts.index < 0, self.group),
+      key=self._row_keys(prompts),
+      clock=jnp.zeros((), jnp.int32),
+      prompt_length=jnp.asarray(prompts.length),
+      prompt_cache=cache,
+      cache=jax.tree.map(room, cache),
+    )
+    logits = jnp.repeat(logits, self.group, axis=0)
+    rows, drawn = self._draw(rows, logits, max_tokens)
+    return rows, jax.tree.map(lambda x: x[:, None], drawn)
+
+  def decode(
+    self, params, rows: Rows, max_tokens: Array, limit: Array, floor: Array
+  ) -> tuple[Rows, Drawn]:
+    """Draws a token for every row that goes on, again and again.
+
+    Args:
+      params: What `sampler_params` returned.
+      rows: See `Rows`.
+      max_tokens: i32[], length limit of a completion.
+      limit: i32[], how many tokens at most, not above M.
+      floor: i32[]; it stops when no more rows than this go on.
+
+    Returns:
+      The rows, and what they have drawn (C = M, from column 0 on).
+    """
+    shape = (rows.last.shape[0], jax.tree.leaves(rows.cache)[0].shape[1])
+    nothing = Drawn(
+      jnp.zeros(shape, jnp.int32), *(jnp.zeros(shape) for _ in range(3))
+    )
+
+    def going(carry):
+      step, rows, _ = carry
+      alive = jnp.sum(~rows.ended, dtype=jnp.int32)
+      return (step < limit) & (alive > floor)
+
+    def body(carry):
+      step, rows, drawn = carry
+      hidden, caches = self.model.hidden(
+        params,
+        rows.last[:, None],
+        (self._prompt_length(rows) + rows.age - 1)[:, None],
+        attention.over_cache(rows.prompt_length, rows.age, rows.clock),
+        list(zip(rows.prompt_cache, rows.cache, strict=True)),
       )
+      rows = rows._replace(
+        cache=[own for _, own in caches], clock=rows.clock + 1
+      )
+      logits = self.model.head(params, hidden[:, 0])
+      rows, new = self._draw(rows, logits, max_tokens)
+      put = lambda to, x: lax.dynamic_update_slice_in_dim(
+        to, x[:, None], step, axis=1
+      )
+      return step + 1, rows, jax.tree.map(put, drawn, new)
+
+    start = jnp.zeros((), jnp.int32), rows, nothing
+    _, rows, drawn = lax.while_loop(going, body, start)
+    return rows, drawn
+
+  def regroup(
+    self, parts: Sequence[Rows], lane: Array, row: Array, columns: int
+  ) -> Rows:
+    """Other rows in other lanes, with more room.
+
+    Args:
+      parts: Some `Rows`; those after the first have no tokens in their caches.
+      lane: i32[A'], which lane of the parts, counted through, to copy.
+      row: i32[B'], which of their rows; -1 for none.
+      columns: `M'`, at least that of the first part. More than that only if
+        the first part's rings have not been around.
+
+    Returns:
+      The `Rows`, at the clock of the first part.
+    """
+
+    def pick(part, index):
+      joined = jnp.concatenate(part)
+      return sharding.constrain_rows(joined[index])
+
+    def grown(x):
+      more = columns - x.shape[1]
+      return jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0)))
+
+    def joined(name, index):
+      trees = [getattr(part, name) for part in parts]
+      return jax.tree.map(lambda *x: pick(x, index), *trees)
+
+    some = jnp.maximum(row, 0)
+    first = parts[0]
+    parts = [p._replace(cache=jax.tree.map(grown, p.cache)) for p in parts]
+    return Rows(
+      **{name: joined(name, some) for name in ('last', 'age', 'key', 'cache')},
+      ended=joined('ended', some) | (row < 0),
+      clock=first.clock,
+      prompt_length=joined('prompt_length', lane),
+      prompt_cache=joined('prompt_cache', lane),
+    )
+
+  def _prompt_length(self, rows: Rows) -> Array:
+    """i32[B]."""
+    width = rows.last.shape[0] // rows.prompt_length.shape[0]
+    return jnp.repeat(rows.prompt_length, width)
 
   def _row_keys(self, prompts: Prompts) -> Array:
     fold = jax.random.fold_in
@@ -99,101 +221,43 @@ class Sampler:
     rows = jax.vmap(lambda k: jax.vmap(lambda g: fold(k, g))(completion))
     return rows(by_prompt).reshape(-1)
 
-  def _prefill(self, params, prompts: Prompts):
-    """An empty state whose cache holds the prompts, and the first logits."""
-    number, width = prompts.tokens.shape
-    positions = jnp.broadcast_to(jnp.arange(width), (number, width))
-    hidden, cache = self.model.hidden(
-      params, prompts.tokens, positions, attention.over_prompts(prompts.length)
+  def _draw(self, rows: Rows, logits, max_tokens) -> tuple[Rows, Drawn]:
+    """One more token for every row that has not ended."""
+    at_age = jax.vmap(jax.random.fold_in)(rows.key, rows.age)
+    uniform = jax.vmap(jax.random.uniform)(at_age)
+    drawn = Drawn(*choose(logits, uniform, rows.age, self.sampling))
+    going, end = ~rows.ended, jnp.array(self.sampling.eos_ids, jnp.int32)
+    drawn = drawn._replace(token=drawn.token.astype(jnp.int32))
+    drawn = jax.tree.map(lambda x: jnp.where(going, x, 0), drawn)
+    is_end = jnp.any(drawn.token[:, None] == end[None], axis=-1)
+    age = rows.age + going
+    rows = rows._replace(
+      last=drawn.token,
+      age=age,
+      ended=rows.ended | is_end | (age >= max_tokens),
     )
-    last = jnp.take_along_axis(
-      hidden, (prompts.length - 1)[:, None, None], axis=1
-    )[:, 0]
-    logits = self.model.head(params, last)
-    logits = jnp.repeat(logits, self.group, axis=0)
-
-    def own(x):
-      shape = (number, self.group, self.buffer_tokens, *x.shape[2:])
-      return jnp.zeros(shape, x.dtype)
-
-    rows, buffer = number * self.group, self.buffer_tokens
-    state = SamplingState(
-      step=jnp.zeros((), jnp.int32),
-      last=jnp.zeros((rows,), jnp.int32),
-      tokens=jnp.zeros((rows, buffer), jnp.int32),
-      logp=jnp.zeros((rows, buffer)),
-      log_kept=jnp.zeros((rows, buffer)),
-      entropy=jnp.zeros((rows, buffer)),
-      length=jnp.zeros((rows,), jnp.int32),
-      ended=jnp.repeat(prompts.index < 0, self.group),
-      cache=[(layer, jax.tree.map(own, layer)) for layer in cache],
-    )
-    return state, logits
-
-  def _decode(self, params, prompts: Prompts, keys, state: SamplingState):
-    """One step of every row: the newest token in, one more out."""
-    place = state.step - 1
-    position = jnp.repeat(prompts.length, self.group) + place
-    hidden, cache = self.model.hidden(
-      params,
-      state.last[:, None],
-      position[:, None],
-      attention.over_cache(prompts.length, place, self.group),
-      state.cache,
-    )
-    logits = self.model.head(params, hidden[:, 0])
-    return self._draw(state._replace(cache=cache), logits, keys)
-
-  def _draw(self, state: SamplingState, logits, keys) -> SamplingState:
-    """Draws token number `step` of every row that has not ended."""
-    at_step = jax.vmap(lambda key: jax.random.fold_in(key, state.step))(keys)
-    uniform = jax.vmap(jax.random.uniform)(at_step)
-    token, logp, log_kept, entropy = choose(
-      logits, uniform, state.step, self.sampling
-    )
-    going = ~state.ended
-
-    def put(buffer, value):
-      value = jnp.where(going, value, 0).astype(buffer.dtype)[:, None]
-      return lax.dynamic_update_slice_in_dim(buffer, value, state.step, axis=1)
-
-    end = jnp.array(self.sampling.eos_ids, jnp.int32)
-    is_end = jnp.any(token[:, None] == end[None], axis=-1)
-    return state._replace(
-      step=state.step + 1,
-      last=token.astype(jnp.int32),
-      tokens=put(state.tokens, token),
-      logp=put(state.logp, logp),
-      log_kept=put(state.log_kept, log_kept),
-      entropy=put(state.entropy, entropy),
-      length=state.length + going,
-      ended=state.ended | is_end,
-    )
+    return rows, drawn
 
 
-_jit = functools.partial(
-  jax.jit, static_argnums=0, compiler_options=sharding.COMPILER_OPTIONS
-)
+def _compiled(name: str, static: tuple[int, ...], donated: tuple[int, ...]):
+  """A method of `Sampler` as a jitted function of it, on its mesh."""
+
+  def call(sampler, *args):
+    with sharding.use(sampler.mesh):
+      return getattr(sampler, name)(*args)
+
+  call.__name__ = name
+  return jax.jit(
+    call,
+    static_argnums=(0, *static),
+    donate_argnums=donated,
+    compiler_options=sharding.COMPILER_OPTIONS,
+  )
 
 
-@_jit
-def generate(sampler: Sampler, params, prompts: Prompts) -> SamplingState:
-  """Calls a `Sampler`, compiled once per sampler and shapes of prompts."""
-  return sampler(params, prompts)
-
-
-@_jit
-def begin(sampler: Sampler, params, prompts: Prompts) -> SamplingState:
-  """`Sampler.begin`, compiled."""
-  return sampler.begin(params, prompts)
-
-
-@functools.partial(_jit, donate_argnums=3)
-def advance(
-  sampler: Sampler, params, prompts: Prompts, state: SamplingState, until: Array
-) -> SamplingState:
-  """`Sampler.advance`, compiled; the state is donated."""
-  return sampler.advance(params, prompts, state, until)
+prefill = _compiled('prefill', static=(4,), donated=())
+decode = _compiled('decode', static=(), donated=(2,))
+regroup = _compiled('regroup', static=(4,), donated=())
 
 
 def sampler_params(model, params):

@@ -16,7 +16,8 @@ def draw(number=20_000, step=0, **options):
   uniform = jax.random.uniform(jax.random.key(0), (number,))
   sampling = Sampling(max_tokens=9, **options)
   return [
-    np.asarray(x) for x in choose(logits, uniform, jnp.array(step), sampling)
+    np.asarray(x)
+    for x in choose(logits, uniform, jnp.full(number, step), sampling)
   ]
 
 
@@ -86,10 +87,35 @@ def test_the_ends_of_the_noise_are_safe():
   logits = jnp.log(jnp.array([[0.0, 0.5, 0.5, 0.0]] * 2))
   uniform = jnp.array([0.0, 1 - 2**-24])
   token, _, _, entropy = choose(
-    logits, uniform, jnp.array(0), Sampling(max_tokens=1)
+    logits, uniform, jnp.zeros(2, int), Sampling(max_tokens=1)
   )
   np.testing.assert_array_equal(token, [1, 2])
   np.testing.assert_allclose(entropy, np.log(2), atol=1e-6)  # 0 log 0 is 0
+
+
+@pytest.mark.parametrize('vocab', [1, 7, 128, 129, 3000])
+def test_blocks_give_the_token_of_one_running_sum(vocab):
+  """At noise far enough from the edges; tokens without mass are never drawn."""
+  rng = np.random.default_rng(vocab)
+  logits = 3 * rng.standard_normal((4, vocab))
+  logits[:, rng.random(vocab) < 0.4] = -np.inf
+  logits[:, -1] = 0
+  mass = np.exp(logits)
+  total = np.cumsum(mass, axis=-1) / mass.sum(-1, keepdims=True)
+  drawn = []
+  for uniform in np.linspace(0, 1, 101, endpoint=False):
+    token, *_ = choose(
+      jnp.asarray(logits, jnp.float32),
+      jnp.full(4, uniform),
+      jnp.zeros(4, int),
+      Sampling(max_tokens=1),
+    )
+    wanted = np.argmax(total > uniform, axis=-1)
+    clear = np.min(np.abs(total - uniform), axis=-1) > 1e-6
+    np.testing.assert_array_equal(token[clear], wanted[clear])
+    assert np.all(np.isfinite(logits[np.arange(4), token]))
+    drawn.append(token)
+  assert len(np.unique(drawn)) > min(vocab // 4, 30)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,13 @@ def requests(options=PLAIN, prompts=None, index=None, group=4, rollout=0):
   return sampling.Requests(prompts, list(index), group, rollout, options)
 
 
+def decoded(made, asked):
+  """The completions, and how they came about."""
+  generation = made._asked(asked)
+  *_, book = generation.run()
+  return made._completions(book, asked), generation
+
+
 @pytest.mark.parametrize('changes', [{}, tiny.FANCY], ids=['plain', 'fancy'])
 @pytest.mark.parametrize('temperature', [0.5, 1.0, 2.0])
 def test_sampler_and_learner_agree(temperature, changes):
@@ -108,48 +115,21 @@ def test_sampling_in_turns_pads_the_last_turn():
 
 
 def test_the_loop_ends_when_all_rows_have():
-  """With every token an end token the loop runs once."""
-  model = tiny.model()
-  made = engine(model)
-  drawn = made.generate(
-    requests(sampling.Sampling(max_tokens=16, eos_ids=tuple(range(40))))
-  )
-  assert np.all(drawn.length == 1)
-  sampler = sampling.Sampler(
-    model, sampling.Sampling(16, tuple(range(40))), 2, 16
-  )
-  from grpo_jax.sampling import _sampler
-
-  prompts = _sampler.Prompts(
-    tokens=np.ones((2, 4), np.int32),
-    length=np.array([4, 2], np.int32),
-    index=np.arange(2, dtype=np.int32),
-    key=jax.random.key(0),
-    max_tokens=np.int32(16),
-  )
-  params = sampling.sampler_params(model, tiny.params(model))
-  assert int(jax.jit(sampler)(params, prompts).step) == 1
+  """With every token an end token nothing is decoded; so few as need be."""
+  every = sampling.Sampling(max_tokens=16, eos_ids=tuple(range(40)))
+  drawn, generation = decoded(engine(), requests(every))
+  assert np.all(drawn.length == 1) and generation.clock == 0
+  drawn, generation = decoded(engine(), requests())
+  assert generation.clock == drawn.length.max() - 1 < 12
 
 
 def test_padding_does_not_prolong_the_loop():
-  """A row that fills a turn has ended before it starts."""
-  from grpo_jax.sampling import _sampler
-
-  model = tiny.model()
-  options = sampling.Sampling(16, tuple(range(40)))
-  sampler = sampling.Sampler(model, sampling.Sampling(16, (39,)), 2, 16)
-  ending = sampling.Sampler(model, options, 2, 16)
-  params = sampling.sampler_params(model, tiny.params(model))
-  prompts = _sampler.Prompts(
-    tokens=np.ones((2, 4), np.int32),
-    length=np.array([4, 1], np.int32),
-    index=np.array([0, -1], np.int32),
-    key=jax.random.key(0),
-    max_tokens=np.int32(16),
-  )
-  assert int(_sampler.generate(ending, params, prompts).step) == 1
-  state = _sampler.generate(sampler, params, prompts)
-  assert not np.any(state.length[2:]) and np.all(state.length[:2] > 1)
+  """A row that fills the last turn has ended before it starts."""
+  few = sampling.Sampling(max_tokens=16, eos_ids=tuple(range(20)))
+  asked = requests(few, prompts=tiny.ragged(prompts=3)[0])
+  drawn, generation = decoded(engine(max_rows=8), asked)
+  assert generation.clock == drawn.length[2].max() - 1
+  assert drawn.length[2].max() < drawn.length.max() < 16
 
 
 def test_a_mesh_changes_no_token_and_decoding_gathers_no_parameter():

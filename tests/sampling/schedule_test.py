@@ -1,0 +1,169 @@
+"""Who is drawn where: nobody lost, nobody twice, lanes of one prompt."""
+
+import numpy as np
+import pytest
+
+from grpo_jax import sampling
+from grpo_jax.sampling import _generation
+from grpo_jax.sampling import _sampler
+from grpo_jax.sampling import _schedule
+from tests import tiny
+
+EOS = tuple(range(4))  # of 40: lengths of very different size
+
+
+@pytest.mark.parametrize('group', [1, 4, 6, 8])
+@pytest.mark.parametrize('prompt_tokens, shards', [(8, 1), (8, 4), (512, 2)])
+@pytest.mark.parametrize('waiting', [False, True])
+def test_every_row_that_goes_on_has_one_place(
+  group, prompt_tokens, shards, waiting
+):
+  rng = np.random.default_rng(group)
+  schedule = _schedule.Schedule(group, 16, prompt_tokens, shards)
+  prompt = np.repeat(np.arange(16), group)
+  used = set()
+  for share in np.linspace(0, 1, 21):
+    alive = rng.random(prompt.shape) < share
+    lanes = schedule.lanes(prompt, alive, waiting)
+    if lanes is None:
+      continue
+    used.add(lanes.size)
+    moved = lanes[lanes >= 0]
+    np.testing.assert_array_equal(np.sort(moved), np.flatnonzero(alive))
+    assert lanes.shape[1] == schedule.narrow
+    assert lanes.shape[0] % shards == 0
+    assert lanes.size < len(prompt)
+    for lane in lanes:
+      assert len(set(prompt[lane[lane >= 0]])) <= 1
+  assert used <= set(schedule.sizes)
+  assert used if schedule.sizes else not used
+  if waiting and used:
+    assert used == {schedule.sizes[0]}
+
+
+def test_it_shrinks_when_the_rows_fit_and_waits_while_they_do_not():
+  schedule = _schedule.Schedule(group=8, prompts=8, prompt_tokens=8)
+  assert schedule.narrow == 2 and schedule.sizes == [32, 16, 8]
+  assert schedule.floor(64, 64, waiting=False) == 32
+  assert schedule.floor(64, 30, waiting=False) == 26  # not all lanes are full
+  assert schedule.floor(32, 32, waiting=False) == 16
+  assert schedule.floor(32, 31, waiting=True) == 29
+  assert schedule.floor(8, 5, waiting=False) == 0  # no smaller size
+  assert _schedule.Schedule(2, 2, 8).floor(4, 4, waiting=False) == 0
+  prompt = np.repeat(np.arange(8), 8)
+  odd = np.arange(64) % 2 == 0  # 4 of each group: lanes are full
+  assert schedule.lanes(prompt, odd, False).shape == (16, 2)
+  three = np.arange(64) % 8 < 3  # 3 of each group: half of 8 lanes is empty
+  assert schedule.lanes(prompt, three, False).shape == (16, 2)
+  seven = np.arange(64) % 8 < 7
+  assert schedule.lanes(prompt, seven, False) is None
+
+
+def test_new_prompts_fill_lanes_of_the_narrow_width():
+  schedule = _schedule.Schedule(group=6, prompts=4, prompt_tokens=512)
+  assert schedule.narrow == 3 and schedule.admitted == 2
+  np.testing.assert_array_equal(
+    schedule.new_lanes(10), 10 + np.arange(12).reshape(4, 3)
+  )
+  uneven = _schedule.Schedule(group=5, prompts=4, prompt_tokens=512).new_lanes(
+    0
+  )
+  assert uneven.shape == (6, 2) and np.sum(uneven < 0) == 2
+
+
+@pytest.fixture(scope='module')
+def asked():
+  prompts = tiny.ragged(prompts=16)[0]
+  options = sampling.Sampling(max_tokens=30, eos_ids=EOS)
+  return sampling.Requests(prompts, list(range(16)), 4, 0, options)
+
+
+def generate(asked, model=None, **options):
+  """Completions, `Generation`, and the sizes that were arranged."""
+  model = model or tiny.model()
+  options = {'prompt_buckets': (8,), 'completion_buckets': (32,)} | options
+  made = sampling.LocalEngine(model, seed=0, **options)
+  made.load(tiny.params(model), version=0)
+  generation = made._asked(asked)
+  seen = []
+  for _ in generation.run():
+    lanes = generation.rows.prompt_length.shape[0]
+    seen.append((lanes, len(generation.going) // lanes, generation.room))
+  return made._completions(generation.book, asked), generation, seen
+
+
+@pytest.fixture(scope='module')
+def plain(asked):
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(_schedule.Schedule, 'sizes', [])
+    drawn, generation, seen = generate(asked)
+  assert seen == [(16, 4, 32)] * 2 and generation.clock == 29
+  assert len(set(drawn.length.ravel())) > 12
+  return drawn
+
+
+def assert_same(drawn, plain):
+  np.testing.assert_array_equal(drawn.tokens, plain.tokens)
+  np.testing.assert_array_equal(drawn.length, plain.length)
+  np.testing.assert_array_equal(drawn.finish, plain.finish)
+  for name in ('logp', 'entropy'):
+    found, wanted = getattr(drawn, name), getattr(plain, name)
+    np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=0)
+
+
+def test_dropping_rows_changes_no_token(asked, plain):
+  drawn, _, seen = generate(asked)
+  assert_same(drawn, plain)
+  assert list(dict.fromkeys(seen)) == [
+    (16, 4, 32), (32, 1, 32), (16, 1, 32), (8, 1, 32)
+  ]  # fmt: skip
+
+
+def test_nor_do_prompts_that_wait_or_rings_that_come_around(asked, plain):
+  drawn, generation, seen = generate(asked, max_rows=16)
+  assert_same(drawn, plain)
+  assert generation.waiting == 0 and generation.clock > 32
+  assert {rows for lanes, width, _ in seen for rows in [lanes * width]} >= {
+    16, 8
+  }  # fmt: skip
+
+
+def test_nor_do_caches_that_grow(asked, plain):
+  drawn, _, seen = generate(asked, completion_buckets=(4, 8, 32))
+  assert_same(drawn, plain)
+  rooms = [room for _, _, room in seen]
+  assert rooms == sorted(rooms) and set(rooms) == {4, 8, 32}
+  drawn, _, seen = generate(asked, completion_buckets=(4, 8, 32), max_rows=16)
+  assert_same(drawn, plain)
+
+
+def test_nor_does_any_of_it_under_windows_or_grouped_heads(asked):
+  model = tiny.model(**tiny.FANCY)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(_schedule.Schedule, 'sizes', [])
+    plain, *_ = generate(asked, model)
+  options = {'completion_buckets': (8, 32), 'max_rows': 16}
+  assert_same(generate(asked, model, **options)[0], plain)
+
+
+def test_sizes_of_programs_are_few(asked):
+  """A second rollout compiles nothing; nor does one with other lengths."""
+  generate(asked, max_rows=16, completion_buckets=(8, 32))
+  counts = [f._cache_size() for f in (_sampler.decode, _sampler.prefill)]
+  generate(asked._replace(rollout=1), max_rows=16, completion_buckets=(8, 32))
+  assert counts == [
+    f._cache_size() for f in (_sampler.decode, _sampler.prefill)
+  ]
+
+
+def test_a_book_appends_what_each_row_drew():
+  book = _generation.Book(
+    _sampler.Drawn(np.zeros((3, 4), np.int32), *np.zeros((3, 3, 4))),
+    np.array([1, 0, 0], np.int32),
+  )
+  token = np.array([[5, 6, 0], [7, 8, 9], [1, 1, 1]])
+  drawn = _sampler.Drawn(token, token / 2, token / 4, token / 8)
+  book.write(np.array([2, 0, -1]), drawn, np.array([2, 3, 0]))
+  assert book.drawn.token.tolist() == [[0, 7, 8, 9], [0] * 4, [5, 6, 0, 0]]
+  assert book.drawn.entropy[0].tolist() == [0, 7 / 8, 1, 9 / 8]
+  assert book.length.tolist() == [4, 0, 2]
