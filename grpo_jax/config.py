@@ -34,6 +34,7 @@ class Model:
   compute_dtype: str = 'float32'  # or 'bfloat16'; parameters stay float32
   remat: bool = False  # recompute layers in the backward pass
   unroll: bool = False  # compile layers one by one; faster on a CPU
+  attention: str = 'auto'  # or 'xla', 'splash' (TPU), 'cudnn' (GPU, bfloat16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -341,6 +342,7 @@ FREE = (
   'learner.micro_rows',
   'learner.row_completions',
   'learner.pack_tokens',
+  'model.attention',
   'model.remat',
   'model.unroll',
   'sampler.max_rows',

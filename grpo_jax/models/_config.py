@@ -38,6 +38,8 @@ class ModelConfig:
     remat: Recompute each layer in the backward pass.
     unroll: Layers compiled one by one instead of scanned: slower to compile,
       faster on a CPU.
+    attention: Of rows that are scored: `'xla'`, `'splash'`, `'cudnn'`, or
+      `'auto'`; see `attention.over_layout`.
   """
 
   vocab_size: int
@@ -56,6 +58,7 @@ class ModelConfig:
   compute_dtype: str = 'float32'
   remat: bool = False
   unroll: bool = False
+  attention: str = 'auto'
 
   def __post_init__(self):
     _require(
@@ -77,6 +80,16 @@ class ModelConfig:
       self.compute_dtype in ('float32', 'bfloat16'),
       f"compute_dtype={self.compute_dtype!r} is neither 'float32' nor "
       "'bfloat16'; give one of them",
+    )
+    _require(
+      self.attention in ('auto', 'xla', 'splash', 'cudnn'),
+      f"attention={self.attention!r} is none of 'auto', 'xla', 'splash' and "
+      "'cudnn'; give one of them",
+    )
+    _require(
+      self.attention != 'cudnn' or self.compute_dtype == 'bfloat16',
+      f"attention='cudnn' comes with compute_dtype={self.compute_dtype!r}, and "
+      "cuDNN's wants 'bfloat16'; change one of the two, or give 'auto'",
     )
 
   @property

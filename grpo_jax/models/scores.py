@@ -40,7 +40,7 @@ def score(
   vocabulary ever exists.
 
   Args:
-    model: Anything with the model protocol.
+    model: Anything with the model protocol, and `config.attention`.
     params: Its parameters.
     layout: Rows; slots without a completion give finite rubbish.
     temperature: The sampler's.
@@ -52,7 +52,10 @@ def score(
     The `Scores`.
   """
   hidden, _ = model.hidden(
-    params, layout.tokens, layout.position, over_layout(layout)
+    params,
+    layout.tokens,
+    layout.position,
+    over_layout(layout, model.config.attention),
   )
   rows, slots, tokens = layout.column.shape
   column = layout.column.reshape(rows, slots * tokens)

@@ -1,0 +1,127 @@
+"""Splash attention, JAX's Pallas kernel for TPU, over the rows of a layout.
+
+Compared with the portable version in Pallas's interpret mode, and lowered for
+TPU from a CPU; it has not run on a TPU from here yet, and tiles are guesses.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+  splash_attention_kernel as kernel_lib,
+)
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+  splash_attention_mask as mask_lib,
+)
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax.layout import Blocks
+from grpo_jax.layout import Layout
+from grpo_jax.models.kernels._split import over_devices
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class BlocksMask(mask_lib.Mask):
+  """Who sees whom in a row of blocks; computed a tile at a time.
+
+  Attributes:
+    blocks: Of the layout.
+    columns: Of the row, padding included.
+  """
+
+  blocks: Blocks
+  columns: int
+
+  @property
+  def shape(self) -> tuple[int, int]:
+    """Queries and keys."""
+    return self.columns, self.columns
+
+  def __getitem__(self, index) -> np.ndarray:
+    """bool, the tile at two slices."""
+    query, key = (np.arange(self.columns)[part] for part in index)
+    edge, size = self.blocks.prompt_tokens, self.blocks.completion_tokens
+    same = (query[:, None] - edge) // size == (key[None] - edge) // size
+    return ((key < edge)[None] | same) & (key[None] <= query[:, None])
+
+
+def _splash_sizes(columns: int) -> tuple[int, int]:
+  """(columns with padding, columns of a tile): tiles are multiples of 128."""
+  tile = 512 if columns >= 2048 else 256 if columns >= 512 else 128
+  return -(-columns // tile) * tile, tile
+
+
+def splash_suits(layout: Layout, window: int | None) -> bool:
+  """Whether `splash` can express a layer's attention.
+
+  In a row of blocks the distance of a completion from its prompt depends on the
+  prompt's length, and the mask, which is static, cannot: windows are out.
+  """
+  return layout.blocks is None or window is None
+
+
+def splash(
+  query: Array,
+  key: Array,
+  value: Array,
+  layout: Layout,
+  window: int | None,
+  interpret: bool = False,
+) -> Array:
+  """Splash attention over the rows of a layout.
+
+  Args:
+    query: f[R,S,H,D].
+    key: f[R,S,K,D].
+    value: f[R,S,K,D].
+    layout: Packed or padded rows, in which segments have no parents, or blocks.
+    window: Tokens that one sees, itself included; None is all.
+    interpret: In Pallas's interpret mode.
+
+  Returns:
+    f[R,S,H,D]; finite rubbish in padding.
+  """
+  columns, tile = _splash_sizes(query.shape[1])
+  if layout.blocks is not None:
+    mask = BlocksMask(layout.blocks, columns)
+    segment = (layout.segment > 0).astype(jnp.int32)
+  elif window is not None:
+    mask = mask_lib.LocalMask((columns, columns), (window - 1, 0), 0)
+    segment = layout.segment
+  else:
+    mask = mask_lib.CausalMask((columns, columns))
+    segment = layout.segment
+  sizes = ('block_q', 'block_kv', 'block_q_dkv', 'block_kv_dkv', 'block_q_dq')
+  sizes = kernel_lib.BlockSizes(**dict.fromkeys((*sizes, 'block_kv_dq'), tile))
+  more = columns - query.shape[1]
+
+  def heads_first(x):
+    x = jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0)))
+    return jnp.swapaxes(x, 1, 2)
+
+  def local(query, key, value, segment):
+    kernel: Any = kernel_lib.make_splash_mha(
+      mask_lib.MultiHeadMask([mask] * query.shape[2]),
+      block_sizes=sizes,
+      head_shards=1,
+      q_seq_shards=1,
+      interpret=interpret,
+    )
+    segment = jnp.pad(segment, ((0, 0), (0, more)))
+    ids = kernel_lib.SegmentIds(segment, segment)
+    scaled = query * query.shape[-1] ** -0.5
+    scaled, key, value = map(heads_first, (scaled, key, value))
+    output: Any = jax.vmap(kernel)(scaled, key, value, ids)
+    return jnp.swapaxes(output, 1, 2)[:, : query.shape[1]]
+
+  return over_devices(
+    local,
+    (query, key, value, segment),
+    ('r.h.', 'r.h.', 'r.h.', 'r.'),
+    'r.h.',
+    key.shape[2],
+  )

@@ -1,0 +1,175 @@
+"""The decoding kernels against the portable version, and lowered from here."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax import sharding
+from grpo_jax.models import kernels
+from grpo_jax.models.kernels import _decode_gpu
+from grpo_jax.models.kernels import _decode_tpu
+
+DECODE = {
+  'tpu': (_decode_tpu, _decode_tpu.on_tpu),
+  'cuda': (_decode_gpu, _decode_gpu.on_gpu),
+}
+# B, Q, H, K, D, N: heads that share lanes, that fill them, and odd sizes.
+SIZES = [
+  (4, 3, 14, 2, 64, 70),
+  (3, 1, 6, 2, 128, 32),
+  (2, 9, 8, 4, 24, 21),
+  (3, 2, 3, 1, 16, 5),
+]
+
+
+def ring(sizes, dtype=jnp.float32, seed=0):
+  rows, queries, heads, kv_heads, size, places = sizes
+  rng = np.random.default_rng(seed)
+  normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), dtype)
+  count = rng.integers(1, places + 4, (rows, queries))
+  count[0, 0] = 0
+  count[1:] = np.minimum(count[1:], 1 + places // 4)  # some blocks unseen
+  return (
+    normal(rows, queries, heads, size),
+    normal(rows, places, kv_heads, size),
+    normal(rows, places, kv_heads, size),
+    jnp.asarray(rng.integers(0, places, rows), jnp.int32),
+    jnp.asarray(count, jnp.int32),
+  )
+
+
+portable = jax.jit(kernels.attend_recent)
+
+
+def test_the_portable_version_follows_the_definition():
+  arrays = ring((3, 2, 2, 1, 4, 6))
+  got = jax.device_get(portable(*arrays))
+  query, key, value, newest, count = jax.device_get(arrays)
+  for b, q, h in np.ndindex(3, 2, 2):
+    seen = [j for j in range(6) if (newest[b] - j) % 6 < count[b, q]]
+    mass = np.exp(key[b, seen, 0] @ query[b, q, h] / 2)
+    if not seen:
+      assert not np.any(got.output[b, q]) and np.all(got.log_mass[b, q] < -1e29)
+      continue
+    np.testing.assert_allclose(
+      got.output[b, q, h], mass @ value[b, seen, 0] / mass.sum(), atol=1e-5
+    )
+    np.testing.assert_allclose(
+      got.log_mass[b, q, h], np.log(mass.sum()), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize('platform', DECODE)
+@pytest.mark.parametrize('sizes', SIZES)
+def test_decode_kernels_are_the_portable_version(sizes, platform, monkeypatch):
+  module, kernel = DECODE[platform]
+  monkeypatch.setattr(module, '_KEYS', 16)
+  monkeypatch.setattr(module, '_QUERIES', 16)
+  arrays = ring(sizes)
+  got = jax.jit(functools.partial(kernel, interpret=True))(*arrays)
+  expected = portable(*arrays)
+  for x, y in zip(got, expected, strict=True):
+    assert x.shape == y.shape and x.dtype == y.dtype
+    np.testing.assert_allclose(x, y, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize('platform', DECODE)
+def test_blocks_that_nobody_sees_are_not_read(platform, monkeypatch):
+  module, kernel = DECODE[platform]
+  monkeypatch.setattr(module, '_KEYS', 16)
+  newest, count = np.array([37, 40, 4, 9]), np.array([3, 20, 30, 0])
+  places = 70
+  query, key, value, *_ = ring((4, 2, 4, 2, 16, places))
+  place = np.arange(places)
+  seen = (newest[:, None] - place) % places < count[:, None]
+  read = np.stack([np.isin(place // 16, place[row] // 16) for row in seen])
+  assert (~read).any(axis=1).all()
+  rest = newest, np.stack([count, count // 2], axis=1)
+  expected = portable(query, key, value, *rest)
+  broken = (jnp.where(read[:, :, None, None], x, jnp.nan) for x in (key, value))
+  got = jax.jit(functools.partial(kernel, interpret=True))(
+    query, *broken, *rest
+  )
+  for x, y in zip(got, expected, strict=True):
+    np.testing.assert_allclose(x, y, rtol=1e-5, atol=2e-6)
+
+
+def test_the_gpu_kernel_masks_what_it_reads(monkeypatch):
+  """Interpreted, a read past the end stays inside; on a GPU it does not."""
+  masks, load = [], _decode_gpu.plgpu.load
+
+  def watched(ref, mask=None, other=None):
+    masks.append(mask)
+    return load(ref, mask=mask, other=other)
+
+  monkeypatch.setattr(_decode_gpu.plgpu, 'load', watched)
+  jax.eval_shape(_decode_gpu.on_gpu, *ring(SIZES[0]))
+  assert [mask.shape for mask in masks] == [(64, 64)] * 2
+
+
+def test_interpret_names_the_tpu_kernel_and_bfloat16_stays():
+  arrays = ring(SIZES[0], jnp.bfloat16)
+  got = jax.jit(lambda *a: kernels.attend_recent(*a, 'interpret'))(*arrays)
+  expected = portable(*arrays)
+  assert got.output.dtype == jnp.bfloat16
+  assert got.log_mass.dtype == jnp.float32
+  for x, y in zip(got, expected, strict=True):
+    np.testing.assert_allclose(
+      x.astype(jnp.float32), y.astype(jnp.float32), atol=0.02
+    )
+  with pytest.raises(ValueError, match="'cuda' is unknown to attend_recent"):
+    kernels.attend_recent(*arrays, 'cuda')
+
+
+def lowered(function, arrays, platform):
+  traced = jax.jit(function).trace(*arrays)
+  return traced.lower(lowering_platforms=(platform,)).as_text()
+
+
+CALLS = {'tpu': 'tpu_custom_call', 'cuda': 'xla.gpu.triton'}
+
+
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize('sizes', [(3, 8, 14, 2, 64, 1536), SIZES[2]])
+def test_decode_is_lowered_for_each_platform(sizes, dtype):
+  arrays = ring(sizes, dtype)
+  run = lambda *arrays: kernels.attend_recent(*arrays, 'pallas')
+  for platform in ('tpu', 'cuda', 'cpu'):
+    text = lowered(run, arrays, platform)
+    found = {p for p, call in CALLS.items() if call in text}
+    assert found == {platform} & set(CALLS)
+
+
+def test_each_device_does_its_own_rows_and_heads():
+  mesh = sharding.make_mesh(2, 2, 2)
+  given = ring((4, 3, 4, 2, 16, 10))
+  expected = portable(*given)
+  given = jax.device_put(given, sharding.rows(mesh))
+
+  def on_mesh(*arrays):
+    with sharding.use(mesh):
+      return kernels.attend_recent(*arrays, 'pallas')
+
+  for x, y in zip(jax.jit(on_mesh)(*given), expected, strict=True):
+    np.testing.assert_allclose(x, y, atol=2e-6)
+  text = str(jax.make_jaxpr(on_mesh)(*given))
+  assert 'shard_map[' in text and 'f32[1,10,1,16]' in text
+  for platform, call in CALLS.items():
+    assert call in lowered(on_mesh, given, platform)
+
+
+@pytest.mark.skipif(
+  jax.default_backend() == 'cpu',
+  reason='needs a TPU or a GPU: JAX_PLATFORMS=tpu (or cuda) pytest -n 0',
+)
+def test_on_the_device_itself():
+  """What the other tests can only lower, run."""
+  arrays = ring((3, 8, 14, 2, 64, 1536), jnp.bfloat16)
+  got = jax.jit(lambda *a: kernels.attend_recent(*a, 'pallas'))(*arrays)
+  for x, y in zip(got, kernels.attend_recent(*arrays), strict=True):
+    np.testing.assert_allclose(
+      x.astype(jnp.float32), y.astype(jnp.float32), atol=0.03
+    )

@@ -1,0 +1,214 @@
+"""Accelerators' attention over rows: the portable one's value and gradient."""
+
+import functools
+import re
+
+import jax
+from jax._src.cudnn import fused_attention_stablehlo
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax import config
+from grpo_jax import layout
+from grpo_jax import models
+from grpo_jax import sharding
+from grpo_jax.models import attention
+from grpo_jax.models import kernels
+from grpo_jax.models import scores
+from grpo_jax.models.kernels import _splash
+from tests import tiny
+
+
+def lowered(function, arrays, platform):
+  traced = jax.jit(function).trace(*arrays)
+  return traced.lower(lowering_platforms=(platform,)).as_text()
+
+
+ROWS = {
+  'packed': layout.packed_rows(*tiny.ragged(), 41),
+  'padded': layout.padded_rows(*tiny.ragged(), 15),
+  'shared': layout.shared_prompt(*tiny.ragged(), 8),
+  'long': layout.shared_prompt(*tiny.ragged(tokens=45), 9),  # several tiles
+}
+
+
+def qkv(rows, dtype=jnp.float32, heads=4, kv_heads=2, size=8):
+  rng = np.random.default_rng(0)
+  shape = rows.tokens.shape
+  return tuple(
+    jnp.asarray(rng.standard_normal((*shape, n, size)), dtype)
+    for n in (heads, kv_heads, kv_heads)
+  )
+
+
+def value_and_gradient(rows, implementation, window):
+  run = attention.over_layout(rows, implementation, interpret=True)
+  used = (rows.segment > 0)[:, :, None, None]
+
+  def loss(*arrays):
+    output = jnp.where(used, run(*arrays, None, window)[0], 0)
+    return jnp.sum(jnp.sin(output) * jnp.cos(output.shape[1] + output)), output
+
+  return jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*qkv(rows))
+
+
+@pytest.mark.parametrize(
+  'name, implementation, window',
+  [
+    ('packed', 'splash', None),
+    ('packed', 'splash', 3),
+    ('long', 'splash', None),
+    ('shared', 'splash', 3),
+    ('packed', 'cudnn', 3),
+    ('padded', 'cudnn', None),
+    ('padded', 'cudnn', 3),
+    ('shared', 'cudnn', None),
+    ('shared', 'cudnn', 3),
+  ],
+)
+def test_rows_have_the_portable_value_and_gradient(
+  name, implementation, window
+):
+  got = value_and_gradient(ROWS[name], implementation, window)
+  expected = value_and_gradient(ROWS[name], 'xla', window)
+  tiny.assert_trees_close(got, expected, 2e-6)
+
+
+def test_the_mask_of_blocks_is_that_of_the_segments():
+  prompts, tokens, _ = tiny.ragged()
+  full = np.full(tokens.shape[:2], tokens.shape[2])
+  rows = layout.shared_prompt([[1] * 5] * len(prompts), tokens, full, 5)
+  segment, parent = rows.segment[0], rows.parent[0]
+  related = segment[:, None] == segment[None]
+  related |= parent[:, None] == segment[None]
+  columns = segment.size
+  expected = related & np.tri(columns, dtype=bool)
+  mask = _splash.BlocksMask(rows.blocks, columns)
+  np.testing.assert_array_equal(mask[:, :], expected)
+  tile = mask[3:17, 10:20]
+  np.testing.assert_array_equal(tile, expected[3:17, 10:20])
+
+
+@pytest.mark.parametrize('name', ['packed', 'padded', 'long'])
+@pytest.mark.parametrize(
+  'implementation, platform', [('splash', 'tpu'), ('cudnn', 'cuda')]
+)
+def test_rows_are_lowered_with_their_gradient(
+  name, implementation, platform, monkeypatch
+):
+  # What cuDNN would answer on a GPU; JAX asks while it traces.
+  library = fused_attention_stablehlo
+  monkeypatch.setattr(library, 'check_cudnn_version', lambda: 91000)
+  monkeypatch.setattr(library, 'check_compute_capability', lambda _: True)
+  rows = ROWS[name]
+  run = attention.over_layout(rows, implementation)
+
+  def loss(*arrays):
+    return jnp.sum(run(*arrays, None, None)[0].astype(jnp.float32))
+
+  arrays = qkv(rows, jnp.bfloat16, 14, 2, 64)
+  text = lowered(jax.grad(loss, (0, 1, 2)), arrays, platform)
+  if platform == 'tpu':
+    assert text.count('tpu_custom_call') >= 3  # forward, dq, dkv
+  else:
+    biased = 'ScaleBias' if name == 'packed' else ''
+    calls = {f'fmha{biased}Softmax', f'fmha{biased}SoftmaxBackward'}
+    assert set(re.findall(r'__cudnn\$(\w+)', text)) == calls
+
+
+def test_each_device_does_its_own_rows_and_heads():
+  mesh = sharding.make_mesh(2, 2, 2)
+  rows, given = ROWS['padded'], qkv(ROWS['padded'])
+  assert rows.tokens.shape[0] % 4 == 0
+  used = (rows.segment > 0)[:, :, None, None]
+
+  def run(*arrays, implementation):
+    attend = attention.over_layout(rows, implementation, interpret=True)
+    return jnp.where(used, attend(*arrays, None, None)[0], 0)
+
+  expected = jax.jit(functools.partial(run, implementation='xla'))(*given)
+  given = jax.device_put(given, sharding.rows(mesh))
+  for implementation in ('splash', 'cudnn'):
+
+    def on_mesh(*arrays, implementation=implementation):
+      with sharding.use(mesh):
+        return run(*arrays, implementation=implementation)
+
+    got = jax.jit(on_mesh)(*given)
+    np.testing.assert_allclose(got, expected, atol=2e-6)
+    text = str(jax.make_jaxpr(on_mesh)(*given))
+    assert text.count('shard_map[') == 1
+    # A fourth of the rows, half of the heads.
+    assert re.search(r'f32\[3,1[56],1,8\]', text)
+
+
+@pytest.mark.parametrize(
+  'backend, name, window, dtype, chosen',
+  [
+    ('cpu', 'shared', None, jnp.bfloat16, 'xla'),
+    ('tpu', 'shared', None, jnp.float32, 'splash'),
+    ('tpu', 'shared', 3, jnp.float32, 'xla'),
+    ('tpu', 'packed', 3, jnp.bfloat16, 'splash'),
+    ('gpu', 'shared', 3, jnp.bfloat16, 'cudnn'),
+    ('gpu', 'packed', None, jnp.float32, 'xla'),
+    ('gpu', 'wide', None, jnp.bfloat16, 'xla'),
+  ],
+)
+def test_auto_chooses(backend, name, window, dtype, chosen, monkeypatch):
+  # A long prompt with short completions: unfolding would cost too much.
+  wide = layout.shared_prompt(*tiny.ragged(group=8), 100)
+  rows = {**ROWS, 'wide': wide}[name]
+  monkeypatch.setattr(jax, 'default_backend', lambda: backend)
+  for name in ('splash', 'cudnn'):
+    monkeypatch.setattr(kernels, name, lambda *_, name=name: name)
+  for name in ('_over_blocks', '_over_segments'):
+    monkeypatch.setattr(attention, name, lambda *_: lambda *_: ('xla', None))
+  run = attention.over_layout(rows, 'auto')
+  assert run(*qkv(rows, dtype), None, window) == (chosen, None)
+
+
+def test_the_config_says_which(monkeypatch):
+  asked = []
+
+  def over_layout(rows, implementation):
+    asked.append(implementation)
+    return attention.over_layout(rows)
+
+  monkeypatch.setattr(scores, 'over_layout', over_layout)
+  model = tiny.model(attention='splash')
+  jax.eval_shape(lambda p: models.score(model, p, ROWS['padded']), {
+    **jax.eval_shape(model.init, jax.random.key(0))
+  })  # fmt: skip
+  assert asked == ['splash']
+  assert config.Model().attention == models.ModelConfig(1).attention == 'auto'
+  assert config.is_free('model.attention', config.Config())
+  for changes, problem in (
+    (dict(attention='flash'), "attention='flash' is none of"),
+    (dict(attention='cudnn'), "compute_dtype='float32'"),
+  ):
+    with pytest.raises(ValueError, match=problem):
+      models.ModelConfig(1, **changes)
+
+
+@pytest.mark.skipif(
+  jax.default_backend() == 'cpu',
+  reason='needs a TPU or a GPU: JAX_PLATFORMS=tpu (or cuda) pytest -n 0',
+)
+@pytest.mark.parametrize('name', ['packed', 'padded', 'long'])
+def test_on_the_device_itself(name):
+  """What the other tests can only lower, run."""
+  rows, arrays = ROWS[name], qkv(ROWS[name], jnp.bfloat16, 14, 2, 64)
+  used = (rows.segment > 0)[:, :, None, None]
+
+  def gradient(implementation):
+    def loss(*arrays):
+      run = attention.over_layout(rows, implementation)
+      output = run(*arrays, None, None)[0].astype(jnp.float32)
+      return jnp.sum(jnp.where(used, jnp.sin(output), 0))
+
+    return jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(*arrays)
+
+  best = {'tpu': 'splash', 'gpu': 'cudnn'}[jax.default_backend()]
+  wide = lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree)
+  tiny.assert_trees_close(wide(gradient(best)), wide(gradient('xla')), 0.03)
