@@ -222,7 +222,16 @@ def demonstrations(
 
   Returns:
     A `Rollout` with reward 0 and no sampler's log-probabilities.
+
+  Raises:
+    ValueError: The tokenizer has no end token.
   """
+  if not tokenizer.eos_ids:
+    raise ValueError(
+      'Demonstrations are answers with an end token, of which this tokenizer '
+      'has none; name one in config.data.eos_tokens, or set '
+      'config.warm_up.steps=0.'
+    )
   answers = [
     [*tokenizer.encode(str(record['answer'])), tokenizer.eos_ids[0]]
     for record in records

@@ -17,7 +17,7 @@ from tests.runs import without_times
 
 def run(workdir, *more):
   """The real command on the embedded default; what it says at the end."""
-  done = command('train', CONFIG, f'--workdir={workdir}', *more)
+  done = command('train', CONFIG, f'--workdir={workdir}', *more, quick=False)
   assert done.returncode == 0, done.stderr
   return json.loads(done.stdout)
 

@@ -161,3 +161,9 @@ def test_bad_layouts_are_refused():
   spec = rollout.LayoutSpec('shared', 2, 3, (8,))
   with pytest.raises(ValueError, match='row_completions=3'):
     rollout.micro_batches(got, np.arange(2), spec)
+
+
+def test_demonstrations_need_an_end_token():
+  endless = data.Tokenizer(TOKENIZER.backend, (), TOKENIZER.pad_id)
+  with pytest.raises(ValueError, match='eos_tokens'):
+    rollout.demonstrations(RECORDS, endless, (5,))

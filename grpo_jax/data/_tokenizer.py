@@ -26,14 +26,15 @@ class Tokenizer:
 
   Args:
     backend: the tokenizer that does the work.
-    eos_ids: the ids that end a completion; at least one. A chat model often
-      has two, one for the turn and one for the document.
+    eos_ids: the ids that end a completion. A chat model often has two, one for
+      the turn and one for the document. Without any, completions are as long
+      as they may be.
     pad_id: the id that fills unused positions. It may be one of `eos_ids`:
       masks come from lengths and never from ids.
     alphabet: the characters that `encode` accepts, or None for any text.
 
   Raises:
-    ValueError: no end token, a repeated one, or an id outside the vocabulary.
+    ValueError: a repeated end token, or an id outside the vocabulary.
   """
 
   backend: 'tokenizers.Tokenizer' = dataclasses.field(repr=False)
@@ -44,10 +45,10 @@ class Tokenizer:
 
   def __post_init__(self):
     ids = set(self.backend.get_vocab().values())
-    if not self.eos_ids or len(set(self.eos_ids)) != len(self.eos_ids):
+    if len(set(self.eos_ids)) != len(self.eos_ids):
       raise ValueError(
-        f'The end tokens {self.eos_ids!r} must be at least one id, each given'
-        ' once; pass the ids that end a completion.'
+        f'The end tokens {self.eos_ids!r} name an id twice; pass each id that '
+        'ends a completion once.'
       )
     for token_id in (*self.eos_ids, self.pad_id):
       if token_id not in ids:

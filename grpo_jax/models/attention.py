@@ -17,7 +17,6 @@ size.
 
 from collections.abc import Callable
 from typing import Any
-from typing import NamedTuple
 
 import jax
 from jax import lax
@@ -25,60 +24,15 @@ import jax.numpy as jnp
 
 from grpo_jax.layout import Blocks
 from grpo_jax.layout import Layout
+from grpo_jax.models._attend import Partial
+from grpo_jax.models._attend import attend
+from grpo_jax.models._attend import attend_recent
+from grpo_jax.models._attend import merge
 
 Array = jax.Array
 Attention = Callable[..., tuple[Array, Any]]
 
-_NEVER = -1e30  # the log-sum-exp of nothing; finite, so that 0 * it is 0
-
-
-class Partial(NamedTuple):
-  """Attention over some of the keys, ready to be merged with the rest."""
-
-  output: Array  # f[B,Q,H,D], normalised over its own keys
-  log_mass: Array  # f32[B,Q,H], log-sum-exp of its scores
-
-
-def attend(query: Array, key: Array, value: Array, visible: Array) -> Partial:
-  """Softmax attention with grouped heads, in float32 inside.
-
-  Args:
-    query: f[B,Q,H,D].
-    key: f[B,N,K,D].
-    value: f[B,N,K,D].
-    visible: bool[B,Q,N]; a query that sees nothing gets output 0.
-
-  Returns:
-    A `Partial` over these keys.
-  """
-  batch, queries, heads, size = query.shape
-  groups = (key.shape[2], heads // key.shape[2])
-  query = query.reshape(batch, queries, *groups, size) * size**-0.5
-  scores = jnp.einsum(
-    'bqkhd,bnkd->bkhqn', query, key, preferred_element_type=jnp.float32
-  )
-  visible = visible[:, None, None]
-  scores = jnp.where(visible, scores, _NEVER)
-  top = lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
-  mass = jnp.where(visible, jnp.exp(scores - top), 0)
-  total = jnp.sum(mass, axis=-1, keepdims=True)
-  safe = jnp.where(total == 0, 1, total)
-  output = jnp.einsum(
-    'bkhqn,bnkd->bqkhd', (mass / safe).astype(value.dtype), value
-  )
-  log_mass = jnp.where(total == 0, _NEVER, jnp.log(safe) + top)[..., 0]
-  log_mass = jnp.transpose(log_mass, (0, 3, 1, 2))
-  return Partial(
-    output.reshape(batch, queries, heads, size),
-    log_mass.reshape(batch, queries, heads),
-  )
-
-
-def merge(first: Partial, second: Partial) -> Array:
-  """Attention over both sets of keys, f[B,Q,H,D]."""
-  share = jax.nn.sigmoid(first.log_mass - second.log_mass)[..., None]
-  share = share.astype(first.output.dtype)
-  return share * first.output + (1 - share) * second.output
+_BEST = {'tpu': 'splash', 'gpu': 'cudnn'}
 
 
 def attend_group(
@@ -148,8 +102,7 @@ def over_layout(
     portable = _over_segments(layout)
   chosen = implementation
   if implementation == 'auto':
-    best = {'tpu': 'splash', 'gpu': 'cudnn'}
-    chosen = best.get(jax.default_backend(), 'xla')
+    chosen = _BEST.get(jax.default_backend(), 'xla')
   if chosen == 'xla':
     return portable
   from grpo_jax.models import kernels  # Pallas takes a while to import
@@ -237,7 +190,9 @@ def over_prompts(length: Array) -> Attention:
   return attention
 
 
-def over_cache(prompt_length: Array, age: Array, clock: Array) -> Attention:
+def over_cache(
+  prompt_length: Array, age: Array, clock: Array, implementation: str = 'xla'
+) -> Attention:
   """Attention of one new token per row to its prompt and its own past.
 
   Rows lie side by side in lanes, `W` to a lane, and those of a lane share its
@@ -249,18 +204,23 @@ def over_cache(prompt_length: Array, age: Array, clock: Array) -> Attention:
     prompt_length: i32[A], of each lane's prompt.
     age: i32[B], tokens of each row's completion, the new one included.
     clock: i32[], how many tokens the rows' caches have been given.
+    implementation: See `over_layout`; `'auto'` takes the decode kernel of
+      `kernels` on an accelerator.
 
   Returns:
     The function that a layer calls. Its cache is `((key, value) of the prompts,
     (key, value) of the rows)`, f[A,N,K,D] and f[B,M,K,D]; the new token is
     written at `clock` modulo M.
   """
-  lanes = prompt_length.shape[0]
+  if implementation == 'auto':
+    implementation = _BEST.get(jax.default_backend(), 'xla')
+  recent: Callable[..., Partial] = attend_recent
+  if implementation != 'xla':
+    from grpo_jax.models import kernels  # Pallas takes a while to import
+
+    recent = kernels.attend_recent
 
   def attention(query, key, value, cache, window):
-    def split(x):  # [B,...] -> [A,W,...]
-      return x.reshape(lanes, -1, *x.shape[1:])
-
     prompt, own = cache
     column = clock % own[0].shape[1]
 
@@ -269,29 +229,22 @@ def over_cache(prompt_length: Array, age: Array, clock: Array) -> Attention:
       return lax.dynamic_update_slice_in_dim(buffer, new, column, axis=1)
 
     own = write(own[0], key), write(own[1], value)
-    seen, length = split(age), prompt_length[:, None]
-    of_prompt = jnp.broadcast_to(length, seen.shape)
+    lanes = prompt_length.shape[0]
+    of_own = age
+    of_prompt = jnp.repeat(prompt_length, age.shape[0] // lanes)
     if window is not None:
-      of_prompt = jnp.clip(window - seen, 0, of_prompt)
-      seen = jnp.minimum(seen, window)
-    places = own[0].shape[1]
-    output = attend_group(
-      split(query),
-      prompt,
-      (split(own[0]), split(own[1])),
-      newest_visible(length - 1, of_prompt, prompt[0].shape[1])[:, :, None],
-      newest_visible(column[None, None], seen, places)[:, :, None],
+      of_prompt = jnp.clip(window - age, 0, of_prompt)
+      of_own = jnp.minimum(age, window)
+    # The rows of a lane side by side, for their prompt's keys.
+    by_lane = query.reshape(lanes, -1, *query.shape[2:])
+    shared = recent(
+      by_lane, *prompt, prompt_length - 1, of_prompt.reshape(lanes, -1)
     )
-    return output.reshape(query.shape), (prompt, own)
+    shared = Partial(*(x.reshape(-1, 1, *x.shape[2:]) for x in shared))
+    newest = jnp.broadcast_to(column, age.shape)
+    return merge(shared, recent(query, *own, newest, of_own[:, None])), (
+      prompt,
+      own,
+    )
 
   return attention
-
-
-def newest_visible(newest: Array, count: Array, places: int) -> Array:
-  """bool[A,W,N]: the `count` newest places of a ring of N, back from `newest`.
-
-  >>> newest_visible(jnp.array([[1]]), jnp.array([[3]]), 4).tolist()
-  [[[True, True, False, True]]]
-  """
-  back = (newest[..., None] - jnp.arange(places)[None, None]) % places
-  return back < count[..., None]

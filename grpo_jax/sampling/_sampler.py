@@ -153,7 +153,12 @@ class Sampler:
         params,
         rows.last[:, None],
         (self._prompt_length(rows) + rows.age - 1)[:, None],
-        attention.over_cache(rows.prompt_length, rows.age, rows.clock),
+        attention.over_cache(
+          rows.prompt_length,
+          rows.age,
+          rows.clock,
+          self.model.config.attention,
+        ),
         list(zip(rows.prompt_cache, rows.cache, strict=True)),
       )
       rows = rows._replace(

@@ -111,8 +111,7 @@ def test_vocab_size_counts_rows_of_an_embedding_not_tokens():
 @pytest.mark.parametrize(
   'eos_ids, pad_id, message',
   [
-    ((), 0, 'at least one id'),
-    ((1, 1), 0, 'each given once'),
+    ((1, 1), 0, 'name an id twice'),
     ((5,), 0, 'The id 5 is not'),
     ((1,), -1, 'The id -1 is not'),
   ],
@@ -121,6 +120,11 @@ def test_bad_ids_are_refused(eos_ids, pad_id, message):
   backend = data.character_tokenizer('ab').backend
   with pytest.raises(ValueError, match=message):
     data.Tokenizer(backend, eos_ids, pad_id)
+
+
+def test_without_end_tokens_nothing_is_hidden():
+  backend = data.character_tokenizer('ab').backend
+  assert data.Tokenizer(backend, (), 0).decode([2, 1]) != ''
 
 
 def test_bad_files_and_tokens_are_refused(tmp_path):

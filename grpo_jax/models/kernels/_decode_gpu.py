@@ -8,7 +8,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 import jax.numpy as jnp
 
-from grpo_jax.models.attention import Partial
+from grpo_jax.models._attend import Partial
 from grpo_jax.models.kernels import _ring
 
 _KEYS, _QUERIES = 64, 64  # at most in a block; guesses

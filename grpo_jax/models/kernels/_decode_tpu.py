@@ -8,7 +8,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
-from grpo_jax.models.attention import Partial
+from grpo_jax.models._attend import Partial
 from grpo_jax.models.kernels import _ring
 
 _LANES = 128  # a block's last axis is a multiple of it, or the whole axis

@@ -1,0 +1,41 @@
+"""A virtual environment for each peer, made when it is missing."""
+
+import pathlib
+import subprocess
+import sys
+
+PACKAGES = {
+  'tunix': ('google-tunix==0.1.7',),
+  # The build for CPUs is on an index of its own.
+  'trl': (
+    '--extra-index-url=https://download.pytorch.org/whl/cpu',
+    'torch==2.13.0+cpu',
+    'trl==1.16.0',
+    'transformers==5.23.0',
+    'datasets==5.2.0',
+    'accelerate==1.15.0',
+  ),
+}
+
+
+def python_of(peer: str, envs: pathlib.Path) -> str:
+  """The interpreter in which a peer can be imported.
+
+  Args:
+    peer: A key of `PACKAGES`.
+    envs: The folder that holds a virtual environment for each peer.
+
+  Returns:
+    The path of its Python. The environment is complete: an installation that
+    was interrupted is made again.
+  """
+  folder = envs / peer
+  python, complete = folder / 'bin' / 'python', folder / 'complete'
+  if not complete.exists():
+    print(f'{peer}: installing into {folder}', file=sys.stderr)
+    subprocess.run([sys.executable, '-m', 'venv', folder], check=True)
+    subprocess.run(
+      [python, '-m', 'pip', 'install', '-q', *PACKAGES[peer]], check=True
+    )
+    complete.write_text('\n'.join(PACKAGES[peer]))
+  return str(python)

@@ -1,0 +1,112 @@
+"""The pure parts of the benchmark; nothing is timed."""
+
+import json
+
+import pytest
+
+from grpo_jax import config as config_lib
+from grpo_jax import data
+from tests.bench import cases
+from tests.bench import config as bench_config
+from tests.bench import rewards
+from tests.bench import tables
+from tests.bench import work
+
+TRL = tables.Contender('trl', 'float32')
+STEP = tables.QUANTITIES[0]
+
+
+def result(*step_secs, tokens=100):
+  """A result whose parts are fixed shares of its steps."""
+  return {
+    'step_secs': list(step_secs),
+    'sample_secs': [0.25 * secs for secs in step_secs],
+    'update_secs': [0.5 * secs for secs in step_secs],
+    'tokens': [tokens for _ in step_secs],
+    'peak_rss_mib': 512,
+    'first_step_secs': step_secs[0],
+    'process_to_first_step_secs': step_secs[0] + 1,
+  }
+
+
+RESULTS = {
+  ('A', tables.OURS): [result(9.0, 1.0, 3.0, 2.0), result(9.0, 4.0)],
+  ('A', TRL): [result(1.0, 5.0), result(1.0, 6.0)],
+  ('B', tables.OURS): [{'error': 'it broke'}, result(9.0, 2.0)],
+  ('B', TRL): [result(1.0, 4.0), {'error': 'no memory'}],
+}
+
+
+def test_a_ratio_is_of_the_same_turn_without_the_first_step():
+  assert tables.ratios(RESULTS, 'A', TRL, STEP) == [2.5, 1.5]
+  speed = tables.QUANTITIES[3]
+  assert tables.ratios(RESULTS, 'A', TRL, speed) == pytest.approx([2.5, 1.5])
+  assert tables.ratios(RESULTS, 'B', TRL, STEP) == []
+
+
+def test_a_table_says_what_failed():
+  lines = tables.table(RESULTS, [tables.OURS, TRL], STEP).splitlines()
+  assert lines[2:] == [
+    '| case | grpo_jax | trl | ratio |',
+    '| --- | --- | --- | --- |',
+    '| A | 3.00 | 5.50 | 2.00 (1.50..2.50) |',
+    '| B | 2.00 | 4.00 | - |',
+  ]
+  assert tables.errors(RESULTS).splitlines() == [
+    '- B, grpo_jax, turn 1: it broke',
+    '- B, trl, turn 2: no memory',
+  ]
+  nothing = {('A', tables.OURS): [{'error': 'it broke'}]}
+  assert '| A | failed |' in tables.table(nothing, [tables.OURS], STEP)
+
+
+def test_the_share_of_the_machine_is_work_over_time():
+  results = {('A', tables.OURS): [result(9.0, 4.0, tokens=512)]}
+  limits = {'float32_gflops': 1e-9, 'copy_gbytes': 2e-9}  # 1 FLOP/s, 2 bytes/s
+  case = cases.CASES['A']
+  cells = tables.limits_table(results, [tables.OURS], limits).split('|')
+  trained = work.learn_flops(case, 512) / 2.0  # the update took half of 4 s
+  read = work.decode_bytes(case, 512, 'float32') / 1.0 / 2
+  assert f' {trained:.0%} ' in cells and f' {read:.0%} ' in cells
+
+
+def test_work_counts_a_shared_prompt_once():
+  case = cases.Case('x', '', 1, 32, 10, prompts=2, group=3, prompt_tokens=2,
+                    max_tokens=2)  # fmt: skip
+  layer, head = 2 * (4 * 32 * 32 + 3 * 32 * 128), 2 * 32 * 10
+  per_seen = 4 * 32
+  prompt = 2 * layer + per_seen * (1 + 2)
+  completion = 2 * (layer + head) + per_seen * (3 + 4)
+  flops = 2 * prompt + 6 * completion
+  assert work.forward_flops(case, 12) == flops
+  assert work.learn_flops(case, 12) == 4 * flops
+  matrices = (layer + head) // 2
+  cache = 2 * 32 * (2 * 2 + 6 * 1)  # keys and values; on average one own token
+  assert work.decode_bytes(case, 12, 'float32') == 4 * 2 * (matrices + cache)
+  assert work.decode_bytes(case, 12, 'bfloat16') == 2 * 2 * (matrices + cache)
+
+
+@pytest.mark.parametrize('name', ['A', 'F'])
+def test_a_config_asks_for_the_case(name):
+  case, config = cases.CASES[name], bench_config.get_config(name)
+  config = config_lib.resolve(config)
+  assert config.sampler.group * config.sampler.prompts == case.rows
+  prompts, words = bench_config.files(case)
+  lines = prompts.read_text().splitlines()
+  tokenizer = data.Tokenizer.from_file(str(words), ('t0',), 't1')
+  assert tokenizer.vocab_size == case.vocab
+  for line in lines[:3]:
+    record = json.loads(line)
+    assert len(tokenizer.encode(record['prompt'])) == case.prompt_tokens
+    assert record['half'] == case.vocab // 2
+  assert tokenizer.encode('t0 t17') == [0, 17]
+
+
+def test_end_ids_favour_neither_half():
+  assert cases.CASES['A'].end_ids == ()
+  case = cases.CASES['F']
+  assert len(set(case.end_ids)) == 32
+  share = rewards.low_half(
+    '', '', {'completion_ids': case.end_ids, 'half': case.vocab // 2}
+  )
+  assert share == 0.5

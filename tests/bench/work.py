@@ -1,0 +1,71 @@
+"""How much work a case is: arithmetic and bytes, by counting."""
+
+import numpy as np
+
+from grpo_jax import models
+from tests.bench.cases import Case
+
+PASSES = 4  # a reference score, the forward pass, and a backward pass of two
+FLOAT_BYTES = {'float32': 4, 'bfloat16': 2}
+
+
+def model_config(case: Case) -> models.ModelConfig:
+  """The shape of the model."""
+  return models.ModelConfig(
+    vocab_size=case.vocab,
+    num_layers=case.layers,
+    width=case.width,
+    num_heads=case.heads,
+    num_kv_heads=case.heads,
+    head_dim=case.head_dim,
+    mlp_width=case.mlp_width,
+  )
+
+
+def forward_flops(case: Case, tokens: float) -> float:
+  """FLOPs of one pass over a rollout, each prompt computed once.
+
+  Args:
+    case: The workload.
+    tokens: Completion tokens of the rollout; all are taken to be of the mean
+      length.
+
+  Returns:
+    The matrix products that no implementation can do without; what is computed
+    twice, or for padding, does not count.
+  """
+  config = model_config(case)
+  mean = max(1, round(tokens / case.rows))
+  prompt = models.flops_per_token(
+    config, np.arange(case.prompt_tokens) + 1, with_head=False
+  )
+  completion = models.flops_per_token(
+    config, case.prompt_tokens + 1 + np.arange(mean)
+  )
+  return float(case.prompts * prompt.sum() + tokens * completion.mean())
+
+
+def learn_flops(case: Case, tokens: float) -> float:
+  """FLOPs of the reference scores and the update."""
+  return PASSES * forward_flops(case, tokens)
+
+
+def decode_bytes(case: Case, tokens: float, dtype: str) -> float:
+  """Bytes that decoding one rollout reads at least.
+
+  Args:
+    case: The workload.
+    tokens: Completion tokens of the rollout.
+    dtype: Of parameters and cache.
+
+  Returns:
+    For each position of the mean length every matrix once, the cache of each
+    prompt once for its group, and each completion's own cache.
+  """
+  config = model_config(case)
+  mean = tokens / case.rows
+  matrices = models.flops_per_token(config, 0) / 2
+  per_token = 2 * case.layers * case.width  # keys and values
+  cached = case.prompts * case.prompt_tokens + case.rows * mean / 2
+  numbers = mean * (matrices + per_token * cached)
+  return float(numbers) * FLOAT_BYTES[dtype]
