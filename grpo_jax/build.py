@@ -183,18 +183,45 @@ def warm_up_updater(run: Run) -> update.Updater:
     config.warm_up.lr, decay='linear', total_steps=config.warm_up.steps
   )
   learner = _learner(run, losses.methods.supervised(), schedule, 1.0, 'step')
-  spec = rollout.LayoutSpec(
-    'padded',
-    config.warm_up.micro_rows,
-    0,
-    config.data.prompt_buckets,
-  )
+  spec = _spec(run, 'padded', config.warm_up.micro_rows)
   return update.Updater(learner, shapes(run), spec, config.seed)
+
+
+def _spec(
+  run: Run, kind: str, micro_rows: int, **options: int
+) -> rollout.LayoutSpec:
+  """How to lay out rows for the model on its devices."""
+  on_cpu = jax.default_backend() == 'cpu'
+  return rollout.LayoutSpec(
+    kind,
+    micro_rows,
+    prompt_buckets=run.config.data.prompt_buckets,
+    # What a CPU's caches hold; what fills an accelerator.
+    micro_tokens=2048 if on_cpu else 16384,
+    shards=sharding.row_shards(run.mesh),
+    # Two products with a key of all heads, among twelve of width times width.
+    key_cost=1 / (6 * run.config.model.width),
+    share=jax.default_backend() != 'tpu',  # see kernels.splash_suits
+    **options,
+  )
 
 
 def shapes(run: Run) -> Any:
   """The parameters as shapes and dtypes."""
   return jax.eval_shape(run.model.init, jax.random.key(0))
+
+
+def example(run: Run) -> rollout.Rollout:
+  """A rollout of the largest shapes that the run may sample, of zeros."""
+  config = run.config
+  return rollout.blank(
+    config.sampler.prompts,
+    config.sampler.group,
+    max(config.data.prompt_buckets),
+    config.sampler.max_tokens,
+    len(run.rewards),
+    config.data.completion_buckets,
+  )
 
 
 def updater(run: Run) -> update.Updater:
@@ -214,12 +241,12 @@ def updater(run: Run) -> update.Updater:
     optimizer.decay,
     run.config.steps * config.batches * config.epochs,
   )
-  spec = rollout.LayoutSpec(
+  spec = _spec(
+    run,
     config.layout,
     config.micro_rows,
-    config.row_completions,
-    run.config.data.prompt_buckets,
-    config.pack_tokens,
+    row_completions=config.row_completions,
+    pack_tokens=config.pack_tokens,
   )
   return update.Updater(
     _learner(

@@ -104,8 +104,8 @@ class Learner:
   )
   batches: int = 1  # optimizer batches per rollout
   epochs: int = 1  # passes over a rollout
-  layout: str = 'shared'  # 'shared', 'packed' or 'padded'
-  micro_rows: int = 8  # rows of a micro-batch
+  layout: str = 'auto'  # 'shared', 'packed', 'padded'; 'auto': the cheaper
+  micro_rows: int = 0  # rows of a micro-batch; 0: to suit the device
   row_completions: int = 0  # of a shared row; 0: the whole group
   pack_tokens: int = 0  # least width of a packed row, tokens
   anchor: str = 'learner'  # who says logp_old: 'learner' or 'sampler'
@@ -126,7 +126,7 @@ class WarmUp:
 
   steps: int = 0  # optimizer steps; 0: none
   examples: int = 256  # demonstrations per step
-  micro_rows: int = 64  # rows of a micro-batch
+  micro_rows: int = 0  # rows of a micro-batch; 0: to suit the device
   lr: float = 2e-3  # peak, decays linearly to 0
   demonstrations: str = 'arithmetic'  # or the path of a JSONL file
   carry_free_share: float = 0.7  # of the arithmetic demonstrations
@@ -224,11 +224,11 @@ _LEAST = {
   'sampler.max_rows': 1,
   'learner.batches': 1,
   'learner.epochs': 1,
-  'learner.micro_rows': 1,
+  'learner.micro_rows': 0,
   'learner.row_completions': 0,
   'warm_up.steps': 0,
   'warm_up.examples': 1,
-  'warm_up.micro_rows': 1,
+  'warm_up.micro_rows': 0,
   'sampler.resample_rounds': 0,
   'reference.refresh_steps': 0,
   'checkpoint.every_steps': 1,
@@ -242,7 +242,7 @@ _LEAST = {
 }
 
 _KNOWN = {
-  'learner.layout': ('shared', 'packed', 'padded'),
+  'learner.layout': ('auto', 'shared', 'packed', 'padded'),
   'learner.anchor': ('learner', 'sampler'),
   'learner.on_zero_advantage': ('skip', 'step'),
   'optim.decay': ('constant', 'linear', 'cosine'),
@@ -298,7 +298,7 @@ def _checks(config: Config):
     "would put the ratio of every token off 1; give anchor='learner'",
   )
   yield (
-    learner.layout == 'shared' or not learner.row_completions,
+    learner.layout in ('shared', 'auto') or not learner.row_completions,
     f'learner.row_completions with layout={learner.layout!r}; it belongs to '
     "layout='shared'",
   )
@@ -308,7 +308,7 @@ def _checks(config: Config):
     f'{sampler.group}; give a divisor',
   )
   yield (
-    learner.layout == 'packed' or not learner.pack_tokens,
+    learner.layout in ('packed', 'auto') or not learner.pack_tokens,
     f'learner.pack_tokens with layout={learner.layout!r}; it belongs to '
     "layout='packed'",
   )

@@ -45,6 +45,7 @@ class Layout:
     column: i32[R,C,T], the column whose output predicts completion token t.
     target: i32[R,C,T], that token's id.
     completion: i32[R,C], which completion (p * G + g) this is; P * G if none.
+    parents: Whether any segment continues another.
     blocks: Equal blocks, when the rows have them: the attention then does no
       work across blocks. None: any segments.
   """
@@ -56,6 +57,7 @@ class Layout:
   column: Array
   target: Array
   completion: Array
+  parents: bool = dataclasses.field(default=False, metadata=dict(static=True))
   blocks: Blocks | None = dataclasses.field(
     default=None, metadata=dict(static=True)
   )
@@ -166,16 +168,19 @@ def packed_rows(
   tokens: Array,
   length: Array,
   row_tokens: int,
+  share: bool = True,
 ) -> Layout:
-  """Several completions, each with its prompt, one after another in a row.
+  """Several completions, of one prompt or more, one after another in a row.
 
-  Longest first, each into the first row that has room.
+  Longest first, each behind its prompt in the first place that has room.
 
   Args:
     prompts: `P` lists of ids, none empty.
     tokens: i32[P,G,T], sampled ids.
     length: i32[P,G], tokens of each completion, 0 for an empty one.
     row_tokens: `S`.
+    share: Completions of a group that lie in one row share its prompt there;
+      otherwise every completion has a copy before it.
 
   Returns:
     A `Layout` with as few rows as this finds, and `C` the most completions
@@ -185,30 +190,57 @@ def packed_rows(
     ValueError: A prompt is empty, or one completion does not fit into a row.
   """
   pieces = list(_flatten(prompts, tokens, length))
-  sizes = [len(prompt) + len(ids) for _, prompt, ids in pieces]
-  bucket(max(sizes), (row_tokens,), 'prompt and completion')
-  rows: list[list[int]] = []
-  room: list[int] = []
-  for piece in sorted(range(len(pieces)), key=lambda i: -sizes[i]):
-    row = next((r for r, free in enumerate(room) if free >= sizes[piece]), None)
-    if row is None:
-      row = len(rows)
-      rows.append([])
-      room.append(row_tokens)
-    rows[row].append(piece)
-    room[row] -= sizes[piece]
-  most = max(len(row) for row in rows)
+  group = np.asarray(tokens).shape[1]
+  bundles: list[list[int]] = []  # completions behind one copy of their prompt
+  for first in range(0, len(pieces), group):
+    prompt_tokens = len(pieces[first][1])
+    sizes = {i: len(pieces[i][2]) for i in range(first, first + group)}
+    longest = prompt_tokens + max(sizes.values())
+    bucket(longest, (row_tokens,), 'prompt and completion')
+    room = row_tokens - prompt_tokens if share else 0
+    bundles += _first_fit(sizes, room)
+
+  def columns(bundle):
+    return len(pieces[bundle[0]][1]) + sum(len(pieces[i][2]) for i in bundle)
+
+  sizes = {k: columns(bundle) for k, bundle in enumerate(bundles)}
+  rows = _first_fit(sizes, row_tokens)
+  most = max(sum(len(bundles[k]) for k in row) for row in rows)
   fields = _empty(len(rows), row_tokens, most, tokens.shape[2], len(pieces))
   for r, row in enumerate(rows):
-    start = 0
-    for slot, piece in enumerate(row):
-      index, prompt, ids = pieces[piece]
-      after = start + len(prompt)
-      _write(fields, r, start, prompt, 0, slot + 1)
-      _write(fields, r, after, ids, len(prompt), slot + 1)
-      _score(fields, r, slot, index, ids, after - 1, after)
-      start = after + len(ids)
-  return Layout(**fields)
+    start = slot = segment = 0
+    for bundle in (bundles[k] for k in row):
+      prompt = pieces[bundle[0]][1]
+      segment += 1
+      of_prompt, last = segment, start + len(prompt) - 1
+      _write(fields, r, start, prompt, 0, of_prompt)
+      start += len(prompt)
+      for index, _, ids in (pieces[i] for i in bundle):
+        segment += share
+        parent = of_prompt if share else 0
+        _write(fields, r, start, ids, len(prompt), segment, parent)
+        _score(fields, r, slot, index, ids, last, start)
+        start, slot = start + len(ids), slot + 1
+  return Layout(**fields, parents=share)
+
+
+def _first_fit(sizes: dict[int, int], room: int) -> list[list[int]]:
+  """The keys in bins of `room`, longest first; what is longer lies alone.
+
+  >>> _first_fit({0: 2, 1: 5, 2: 3}, 6)
+  [[1], [2, 0]]
+  """
+  bins: list[list[int]] = []
+  left: list[int] = []
+  for key in sorted(sizes, key=lambda key: -sizes[key]):
+    place = next((b for b, free in enumerate(left) if free >= sizes[key]), None)
+    if place is None:
+      place = len(bins)
+      bins.append([])
+      left.append(room)
+    bins[place].append(key)
+    left[place] -= sizes[key]
+  return bins
 
 
 def shared_prompt(
@@ -241,7 +273,8 @@ def shared_prompt(
     _write(fields, row, 0, prompt, 0, 1)
     _write(fields, row, start, ids, len(prompt), slot + 2, parent=1)
     _score(fields, row, slot, index, ids, len(prompt) - 1, start)
-  return Layout(**fields, blocks=Blocks(prompt_tokens, group, most))
+  blocks = Blocks(prompt_tokens, group, most)
+  return Layout(**fields, parents=True, blocks=blocks)
 
 
 def pad_to(
@@ -273,6 +306,7 @@ def pad_to(
     column=pad(layout.column, (0, more_slots)),
     target=pad(layout.target, (0, more_slots)),
     completion=pad(layout.completion, (0, more_slots), value=num_completions),
+    parents=layout.parents,
     blocks=layout.blocks,
   )
 

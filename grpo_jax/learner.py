@@ -430,6 +430,7 @@ def compiled(learner: Learner, params: Any) -> Compiled:
       with sharding.use(learner.mesh):
         return function(learner, *args)
 
+    traced.__name__ = function.__name__  # what logs and profiles say
     compiler_options = sharding.COMPILER_OPTIONS
     return jax.jit(traced, compiler_options=compiler_options, **options)
 
@@ -442,7 +443,7 @@ def compiled(learner: Learner, params: Any) -> Compiled:
     ),
     init=jit(init, donate_argnums=0, out_shardings=place),
     refresh=jit(refresh, donate_argnums=0, out_shardings=place),
-    credit=jit(credit),
+    credit=jit(credit, out_shardings=everywhere),
     score=jit(score_all, static_argnums=(3, 4), out_shardings=everywhere),
     train_step=jit(
       train_step, donate_argnums=0, out_shardings=(place, everywhere)

@@ -24,6 +24,10 @@ from grpo_jax.sampling import Engine
 from grpo_jax.sampling import Requests
 from grpo_jax.sampling import Sampling
 
+# Packed rows are compiled for several shapes; `'auto'` takes them only where
+# they are at most this share of the work.
+_WORTHWHILE = 0.75
+
 
 class Rollout(NamedTuple):
   """What one policy version sampled, judged; everything on the host."""
@@ -42,26 +46,44 @@ class LayoutSpec:
   """How completions are laid out for the learner.
 
   Attributes:
-    kind: `'shared'`, `'packed'` or `'padded'`; see `layout.py`.
-    micro_rows: Rows of a micro-batch.
+    kind: `'shared'`, `'packed'` or `'padded'`, see `layout.py`; or `'auto'`,
+      that of the first two which takes less work for the lengths at hand.
+    micro_rows: Rows of a micro-batch; 0: as many as `micro_tokens` fill.
     row_completions: Completions in one row of a shared layout; it divides the
       group, and 0 puts the whole group into one row.
     prompt_buckets: Allowed prompt widths, tokens.
     pack_tokens: Least width of a packed row, tokens.
+    micro_tokens: See `micro_rows`.
+    shards: Rows of a micro-batch are a multiple of this if `micro_rows` is 0.
+    key_cost: What a token's attention to one more key costs, as a share of
+      everything else that the token costs; for `'auto'`.
+    share: See `layout.packed_rows`.
   """
 
   kind: str
   micro_rows: int
-  row_completions: int
-  prompt_buckets: Sequence[int]
+  row_completions: int = 0
+  prompt_buckets: Sequence[int] = ()
   pack_tokens: int = 0
+  micro_tokens: int = 2048
+  shards: int = 1
+  key_cost: float = 0.0
+  share: bool = True
 
   def __post_init__(self):
-    if self.kind not in ('shared', 'packed', 'padded'):
+    if self.kind not in ('auto', 'shared', 'packed', 'padded'):
       raise ValueError(
-        f"layout={self.kind!r} is none of 'shared', 'packed', 'padded'; set "
-        'config.learner.layout to one of them.'
+        f"layout={self.kind!r} is none of 'auto', 'shared', 'packed', "
+        "'padded'; set config.learner.layout to one of them."
       )
+
+  def rows_of(self, row_tokens: int, rows: int) -> int:
+    """Rows of a micro-batch, given their width and how many there may be."""
+    if self.micro_rows:
+      return self.micro_rows
+    on_each = math.ceil(rows / self.shards)
+    parts = math.ceil(on_each * row_tokens / self.micro_tokens)
+    return math.ceil(on_each / parts) * self.shards
 
 
 def collect(
@@ -110,6 +132,49 @@ def collect(
     texts,
     np.array(index, np.int64),
     tuple(reward.name for reward in rewards),
+  )
+
+
+def blank(
+  prompts: int,
+  group: int,
+  prompt_tokens: int,
+  max_tokens: int,
+  rewards: int,
+  completion_buckets: Sequence[int],
+) -> Rollout:
+  """A rollout of zeros, all completions as long as can be.
+
+  Args:
+    prompts: `P`.
+    group: `G`.
+    prompt_tokens: Length of every prompt.
+    max_tokens: Length of every completion.
+    rewards: Reward functions.
+    completion_buckets: See `collect`.
+
+  Returns:
+    A `Rollout` with the fields and dtypes of `collect`'s.
+  """
+  shape = prompts, group, max_tokens
+  number = prompts * group
+  nothing = np.zeros(shape, np.float32)
+  whole = np.zeros(shape, np.int32)
+  length = np.full(shape[:2], max_tokens, np.int32)
+  drawn = Completions(
+    whole, length, nothing, nothing, whole, whole[..., 0], nothing
+  )
+  reward = np.zeros((number,), np.float32)
+  scores = rewards_lib.Scores(
+    reward, np.zeros((number, rewards), np.float32), np.ones((number,), bool)
+  )
+  return Rollout(
+    _batch(drawn, scores, completion_buckets),
+    length,
+    [[0] * prompt_tokens] * prompts,
+    [''] * prompts,
+    [[''] * group] * prompts,
+    np.arange(prompts),
   )
 
 
@@ -280,40 +345,66 @@ def micro_batches(
     two, of their number and of the completions in one.
   """
   prompts = [rollout.prompts[p] for p in chosen]
-  tokens, length = rollout.batch.tokens[chosen], rollout.length[chosen]
-  number, group, width = tokens.shape
+  given = prompts, rollout.batch.tokens[chosen], rollout.length[chosen]
+  number, group, width = given[1].shape
   prompt_width = layout.bucket(
     max(map(len, prompts)), spec.prompt_buckets, 'prompt'
   )
-  if spec.kind == 'shared':
-    per_row = spec.row_completions or group
-    if group % per_row:
-      raise ValueError(
-        f'row_completions={per_row} does not divide the group of {group}; set '
-        'config.learner.row_completions to a divisor.'
-      )
-    split = group // per_row
-    built = layout.shared_prompt(
-      [prompt for prompt in prompts for _ in range(split)],
-      tokens.reshape(number * split, per_row, width),
-      length.reshape(number * split, per_row),
-      prompt_width,
-    )
-    most_rows = number * split
-  else:
-    row_tokens = prompt_width + width
-    most_rows = number * group
-    if spec.kind == 'packed':
-      row_tokens = max(row_tokens, spec.pack_tokens)
-    build = layout.packed_rows if spec.kind == 'packed' else layout.padded_rows
-    built = build(prompts, tokens, length, row_tokens)
+  kind = 'shared' if spec.kind == 'auto' else spec.kind
+  built, most_rows = _built(kind, *given, prompt_width, spec)
+  needed = sum(map(len, prompts)) + int(given[2].sum())
+  if spec.kind == 'auto' and needed < _WORTHWHILE * built.tokens.size:
+    packed = _built('packed', *given, prompt_width, spec)
+    work = _WORTHWHILE * _work(built, spec.key_cost)
+    if _work(packed[0], spec.key_cost) < work:
+      built, most_rows = packed
   slots = built.completion.shape[1]
-  used = math.ceil(built.tokens.shape[0] / spec.micro_rows)
-  whole = math.ceil(most_rows / spec.micro_rows)
-  if spec.kind == 'packed':
+  micro_rows = spec.rows_of(built.tokens.shape[1], most_rows)
+  used = math.ceil(built.tokens.shape[0] / micro_rows)
+  whole = math.ceil(most_rows / micro_rows)
+  if built.blocks is None:
     slots, whole = _power_of_two(slots), min(whole, _power_of_two(used))
-  padded = layout.pad_to(built, whole * spec.micro_rows, slots, number * group)
-  return layout.split_rows(padded, spec.micro_rows), used
+  padded = layout.pad_to(built, whole * micro_rows, slots, number * group)
+  return layout.split_rows(padded, micro_rows), used
+
+
+def _built(
+  kind: str, prompts, tokens, length, prompt_width: int, spec: LayoutSpec
+) -> tuple[layout.Layout, int]:
+  """A layout of one kind, and the most rows it has for any lengths."""
+  number, group, width = tokens.shape
+  row_tokens = prompt_width + width
+  if kind == 'padded':
+    return layout.padded_rows(prompts, tokens, length, row_tokens), (
+      number * group
+    )
+  if kind == 'packed':
+    row_tokens = max(row_tokens, spec.pack_tokens)
+    return layout.packed_rows(
+      prompts, tokens, length, row_tokens, spec.share
+    ), number * group
+  per_row = spec.row_completions or group
+  if group % per_row:
+    raise ValueError(
+      f'row_completions={per_row} does not divide the group of {group}; set '
+      'config.learner.row_completions to a divisor.'
+    )
+  split = number * group // per_row
+  return layout.shared_prompt(
+    [prompt for prompt in prompts for _ in range(group // per_row)],
+    tokens.reshape(split, per_row, width),
+    length.reshape(split, per_row),
+    prompt_width,
+  ), split
+
+
+def _work(rows: layout.Layout, key_cost: float) -> float:
+  """What a layout costs the model, in tokens without attention."""
+  number, columns = rows.tokens.shape
+  keys = columns
+  if rows.blocks is not None:
+    keys = rows.blocks.prompt_tokens + rows.blocks.completion_tokens
+  return number * columns * (1 + key_cost * keys)
 
 
 def _power_of_two(number: int) -> int:

@@ -82,6 +82,8 @@ def opened(
     versions = workdir_lib.record(workdir, config, anew=saved is None)
     progress = _progress(saved) if saved else None
     written = progress and progress.step - bool(progress.unwritten)
+    if progress is None or progress.step < config.steps:
+      update.compile_ahead(build.example(run))
     monitor = stack.enter_context(
       Monitor(
         config.log, workdir, config.steps, written, dataclasses.asdict(config)

@@ -6,6 +6,7 @@ batch, in which order; the steps themselves are `learner.train_step`.
 
 from collections.abc import Iterator
 import dataclasses
+import threading
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from grpo_jax.learner import Compiled
 from grpo_jax.learner import Learner
 from grpo_jax.learner import TrainState
 from grpo_jax.learner import compiled
+from grpo_jax.models.scores import Scores
 from grpo_jax.rollout import LayoutSpec
 from grpo_jax.rollout import Rollout
 
@@ -67,6 +69,9 @@ class Updater:
 
   def __post_init__(self, params):
     self.compiled = compiled(self.learner, params)
+    self._ahead: threading.Thread | None = None
+    self._laid_out: Rollout | None = None
+    self._layouts: dict[bytes, Any] = {}
     if not self.learner.with_reference:
       self.refresh_steps = 0
 
@@ -83,6 +88,9 @@ class Updater:
     Returns:
       The new state, and metrics of the rollout and its steps.
     """
+    if self._ahead is not None:
+      self._ahead.join()  # else the same would be compiled twice
+      self._ahead = None
     batch = self.with_policies(state, rollout, step)
     batch, loss_state, measured = self.compiled.credit(batch, state.loss_state)
     state = state._replace(loss_state=loss_state)
@@ -97,6 +105,56 @@ class Updater:
       weight = jnp.asarray(self.refresh_weight, jnp.float32)
       state = self.compiled.refresh(state, weight)
     return state, measured
+
+  def compile_ahead(self, example: Rollout) -> None:
+    """Compiles for the shapes of an example, while others go on.
+
+    What sampling needs is compiled and run meanwhile. A wrong guess costs the
+    time of a core, nothing else. Packed rows have shapes that nobody guesses.
+
+    Args:
+      example: Of the largest shapes, say; what it holds does not matter.
+    """
+    if self.spec.kind != 'packed' and jax.process_count() == 1:
+      self._ahead = threading.Thread(target=self._compile, args=(example,))
+      self._ahead.start()
+
+  def _compile(self, example: Rollout) -> None:
+    """Leaves the programs of `__call__` in jit's caches."""
+    everywhere = sharding.replicated(self.learner.mesh)
+
+    def arrays(tree):
+      return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
+        tree,
+      )
+
+    state, shape = self.compiled.abstract, example.batch.mask.shape
+    chosen = next(self.optimizer_batches(example, 0))
+    layout, used = self.layout(example, chosen)
+    of_chosen = len(chosen), *shape[1:]
+
+    scored = []
+
+    def unscored(params, rollout, with_entropy=False):
+      del rollout
+      scored.append((params, with_entropy))
+      values = jnp.zeros(shape, device=everywhere)
+      return Scores(values, values if with_entropy else None)
+
+    batch = self.with_policies(state, example, 0, unscored)
+    credited, _, _ = jax.eval_shape(
+      self.compiled.credit, batch, state.loss_state
+    )
+    step = arrays(jax.ShapeDtypeStruct((), jnp.int32))
+    self.compiled.train_step.lower(
+      state, arrays(credited), chosen, layout, used, step
+    ).compile()
+    self.compiled.credit.lower(batch, state.loss_state).compile()
+    for params, with_entropy in scored:
+      self.compiled.score.lower(
+        params, layout, used, of_chosen, with_entropy
+      ).compile()
 
   @property
   def scores_old(self) -> bool:
@@ -114,9 +172,10 @@ class Updater:
     return name in self.learner.method.requires
 
   def with_policies(
-    self, state: TrainState, rollout: Rollout, step: int
+    self, state: TrainState, rollout: Rollout, step: int, score=None
   ) -> losses.Batch:
     """The batch with what the method reads of policies, and its noise."""
+    score = score or self.score
     batch, shape = rollout.batch, rollout.batch.mask.shape
     fresh = np.asarray(batch.version) >= step
     extras = {**batch.extras, 'fresh': fresh}
@@ -133,7 +192,7 @@ class Updater:
     unknown = self._requires('entropy_old') and batch.entropy_old is None
     scored = self.scores_old or unknown
     if scored:
-      old = self.score(state.params, rollout, self._requires('entropy_old'))
+      old = score(state.params, rollout, self._requires('entropy_old'))
       if old.entropy is not None:
         entropy = self._of_each_age(batch, old.entropy, batch.entropy_old)
         batch = batch._replace(entropy_old=entropy)
@@ -145,7 +204,7 @@ class Updater:
         batch = batch._replace(logp_old=logp_old)
     self.scorings = scored + self.learner.with_reference
     if self.learner.with_reference:
-      logp_ref = self.score(state.reference, rollout).logp
+      logp_ref = score(state.reference, rollout).logp
       batch = batch._replace(logp_ref=logp_ref)
     return batch
 
@@ -167,10 +226,19 @@ class Updater:
     return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
 
   def layout(self, rollout: Rollout, chosen: np.ndarray):
-    """Micro-batches of some prompts, on the mesh, and how many are used."""
-    layout, used = rollout_lib.micro_batches(rollout, chosen, self.spec)
-    place = sharding.rows(self.learner.mesh, axis=1)
-    return jax.device_put(layout, place), used
+    """Micro-batches of some prompts, on the mesh, and how many are used.
+
+    Those of the last rollout are kept: the policies that score it and the first
+    epoch read the same rows.
+    """
+    if rollout is not self._laid_out:
+      self._laid_out, self._layouts = rollout, {}
+    key = chosen.tobytes()
+    if key not in self._layouts:
+      layout, used = rollout_lib.micro_batches(rollout, chosen, self.spec)
+      place = sharding.rows(self.learner.mesh, axis=1)
+      self._layouts[key] = jax.device_put(layout, place), used
+    return self._layouts[key]
 
   def memory_gib(self, rollout: Rollout) -> dict[str, float]:
     """What the compiled step needs on each device, by the compiler."""

@@ -63,7 +63,10 @@ def test_values_arrive():
       dict(learner=dict(row_completions=4, layout='packed')),
       "it belongs to layout='shared'",
     ),
-    (dict(learner=dict(pack_tokens=64)), "it belongs to layout='packed'"),
+    (
+      dict(learner=dict(pack_tokens=64, layout='shared')),
+      "it belongs to layout='packed'",
+    ),
     (dict(optim=dict(decay='sudden')), "optim.decay='sudden'"),
     (dict(optim=dict(decay='linear', warmup_steps=99)), 'leave none'),
     (dict(optim=dict(clip_norm=-1.0)), 'optim.clip_norm=-1.0'),

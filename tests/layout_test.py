@@ -15,6 +15,8 @@ def build(kind, prompts, tokens, length):
     return layout.shared_prompt(prompts, tokens, length, 9)
   if kind == 'packed':
     return layout.packed_rows(prompts, tokens, length, 30)
+  if kind == 'copied':
+    return layout.packed_rows(prompts, tokens, length, 30, share=False)
   return layout.padded_rows(prompts, tokens, length, 16)
 
 
@@ -32,9 +34,18 @@ def scores_and_gradient(kind, changes, group=4):
   return jax.jit(jax.grad(loss, has_aux=True))(tiny.params(model))
 
 
-@pytest.mark.parametrize('group', [4, 1])
-@pytest.mark.parametrize('changes', [{}, tiny.FANCY], ids=['plain', 'fancy'])
-@pytest.mark.parametrize('kind', ['packed', 'shared'])
+@pytest.mark.parametrize(
+  'kind, changes, group',
+  [
+    ('packed', {}, 4),
+    ('packed', tiny.FANCY, 4),
+    ('packed', {}, 1),
+    ('copied', tiny.FANCY, 4),
+    ('shared', {}, 4),
+    ('shared', tiny.FANCY, 4),
+    ('shared', {}, 1),
+  ],
+)
 def test_layouts_agree_with_padded_rows(kind, changes, group):
   gradient, scores = scores_and_gradient(kind, changes, group)
   expected, expected_scores = scores_and_gradient('padded', changes, group)
@@ -50,16 +61,21 @@ def test_scores_are_those_of_one_sequence_at_a_time():
   prompts, tokens, length = tiny.ragged()
   rows = build('shared', prompts, tokens, length)
   logp = tiny.gather(tiny.score(model, params, rows).logp, rows, length)
+
+  @jax.jit  # of one shape: what follows a token cannot change it
+  def plain(ids, size):
+    causal = models.attention.over_prompts(size[None])
+    place = jnp.arange(ids.size)[None]
+    hidden, _ = model.hidden(model.unstack(params), ids[None], place, causal)
+    return jax.nn.log_softmax(model.head(params, hidden)[0])
+
   for p, g in np.ndindex(length.shape):
-    ids = np.array([*prompts[p], *tokens[p, g, : length[p, g]]])[None]
-    place = jnp.arange(ids.shape[1])
-    causal = models.attention.over_prompts(jnp.array([ids.shape[1]]))
-    hidden, _ = model.hidden(model.unstack(params), ids, place[None], causal)
-    everything = jax.nn.log_softmax(model.head(params, hidden)[0])
+    ids = np.array([*prompts[p], *tokens[p, g, : length[p, g]]])
+    everything = np.asarray(
+      plain(np.pad(ids, (0, 16 - ids.size)), np.array(ids.size))
+    )
     first = len(prompts[p])
-    expected = [
-      everything[i - 1, ids[0, i]] for i in range(first, ids.shape[1])
-    ]
+    expected = [everything[i - 1, ids[i]] for i in range(first, ids.size)]
     np.testing.assert_allclose(
       logp[p, g, : length[p, g]], np.array(expected), atol=2e-5
     )
@@ -68,11 +84,26 @@ def test_scores_are_those_of_one_sequence_at_a_time():
 def test_packing_saves_rows_and_loses_nothing():
   prompts, tokens, length = tiny.ragged(prompts=5)
   padded = build('padded', prompts, tokens, length)
+  copied = build('copied', prompts, tokens, length)
   packed = build('packed', prompts, tokens, length)
-  assert packed.tokens.shape[0] < padded.tokens.shape[0]
-  assert np.sum(packed.segment > 0) == np.sum(padded.segment > 0)
-  seen = np.sort(packed.completion[packed.completion < 20])
-  np.testing.assert_array_equal(seen, np.arange(20))
+  sizes = [rows.tokens.shape[0] for rows in (packed, copied, padded)]
+  assert sizes == sorted(set(sizes))
+  assert np.sum(copied.segment > 0) == np.sum(padded.segment > 0)
+  assert (packed.parents, copied.parents, padded.parents) == (
+    True,
+    False,
+    False,
+  )
+  # Every token once; a prompt once in each row that holds some of its group.
+  assert np.sum(packed.parent > 0) == np.sum(length)
+  rows_of = [
+    set(np.nonzero(packed.completion // 4 == p)[0].tolist()) for p in range(5)
+  ]
+  copies = sum(len(r) * len(ids) for r, ids in zip(rows_of, prompts))
+  assert np.sum((packed.parent == 0) & (packed.segment > 0)) == copies
+  for rows in (packed, copied):
+    seen = np.sort(rows.completion[rows.completion < 20])
+    np.testing.assert_array_equal(seen, np.arange(20))
 
 
 def test_segments_do_not_see_each_other():

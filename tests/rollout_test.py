@@ -1,5 +1,7 @@
 """Rollouts: the sampled ids, judged, and laid out in few shapes."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -152,6 +154,43 @@ def test_shapes_depend_on_the_buckets_alone(kind):
     assert not np.any(rows.segment[used:])
     shapes.add(rows.tokens.shape + rows.column.shape)
   assert len(shapes) == 1
+
+
+def ragged(lengths, prompt_tokens=6):
+  """A rollout of 2 x 4 with given lengths of at most 32."""
+  _, got = collect([('exact', exact)])
+  length = np.array(lengths, np.int32).reshape(2, 4)
+  mask = np.arange(32) < length[..., None]
+  batch = got.batch._replace(tokens=np.ones(mask.shape, np.int32), mask=mask)
+  return got._replace(
+    batch=batch, length=length, prompts=[[1] * prompt_tokens] * 2
+  )
+
+
+def test_auto_takes_the_layout_with_the_least_work():
+  spec = rollout.LayoutSpec('auto', 1, 0, (8,))
+  same = rollout.micro_batches(ragged([32] * 8), np.arange(2), spec)[0]
+  assert same.blocks is not None and same.tokens.shape == (2, 1, 8 + 4 * 32)
+  mixed = ragged([32, 3, 4, 5, 6, 7, 8, 9])
+  rows = rollout.micro_batches(mixed, np.arange(2), spec)[0]
+  assert rows.blocks is None and rows.tokens.shape[1:] == (1, 40)
+  # Unless attention over the whole of a wide row costs more than it saves.
+  wide = dataclasses.replace(spec, pack_tokens=120, key_cost=1 / 30)
+  assert rollout.micro_batches(mixed, np.arange(2), wide)[0].blocks is not None
+  wide = dataclasses.replace(wide, key_cost=0.0)
+  assert rollout.micro_batches(mixed, np.arange(2), wide)[0].blocks is None
+
+
+@pytest.mark.parametrize(
+  'rows, row_tokens, shards, expected',
+  [(4, 160, 1, 4), (8, 544, 1, 3), (8, 1088, 1, 2), (3, 9999, 1, 1)]
+  + [(9, 544, 2, 6), (1, 10, 4, 4)],
+)
+def test_micro_batches_suit_the_device(rows, row_tokens, shards, expected):
+  spec = rollout.LayoutSpec('auto', 0, micro_tokens=2048, shards=shards)
+  assert spec.rows_of(row_tokens, rows) == expected
+  given = dataclasses.replace(spec, micro_rows=7)
+  assert given.rows_of(row_tokens, rows) == 7
 
 
 def test_bad_layouts_are_refused():

@@ -12,6 +12,7 @@ from grpo_jax import losses
 from grpo_jax import metrics
 from grpo_jax import rollout as rollout_lib
 from grpo_jax import update
+from tests import bigram
 from tests import tiny
 from tests.learning import MODEL
 from tests.learning import PARAMS
@@ -192,11 +193,11 @@ def test_the_sampler_gap_is_neither_filter_nor_drift():
 
 def test_compilations_are_bounded_by_the_buckets():
   """Ragged rollouts of any lengths: one program per pair of buckets."""
-  learner = make_learner(losses.methods.grpo(kl_coefficient=0))
+  learner = bigram.make_learner(losses.methods.grpo(kl_coefficient=0))
   for kind in ('shared', 'packed', 'padded'):
     cut = rollout_lib.LayoutSpec(kind, 2, 0, (4, 8), 30)
-    made = update.Updater(learner, PARAMS, cut)
-    state = made.compiled.init(jax.tree.map(jnp.copy, PARAMS))
+    made = update.Updater(learner, bigram.params(), cut)
+    state = made.compiled.init(jax.tree.map(jnp.copy, bigram.params()))
     for seed in range(8):
       state, _ = made(state, make_rollout(seed), seed)
     sizes = made.compiled.train_step._cache_size()

@@ -60,14 +60,24 @@ def score(
   rows, slots, tokens = layout.column.shape
   column = layout.column.reshape(rows, slots * tokens)
   if layout.blocks is None and layout.tokens.shape[1] < slots * tokens:
-    # Many short completions in a row: fewer columns than slots for tokens. In
-    # a row without shared prompts a column predicts the next one's token.
-    target = jnp.roll(layout.tokens, -1, axis=1)
+    # Many short completions in a row: fewer columns than slots for tokens. A
+    # column predicts the next one's token, but for the first of a completion,
+    # which may be predicted by the end of a prompt that others share.
+    first = layout.column[:, :, 0]
+    hidden = jnp.concatenate(
+      [hidden, jnp.take_along_axis(hidden, first[:, :, None], axis=1)], axis=1
+    )
+    target = jnp.concatenate(
+      [jnp.roll(layout.tokens, -1, axis=1), layout.target[:, :, 0]], axis=1
+    )
     scores = _in_chunks(
       model, params, hidden, target, temperature, with_entropy, chunk_tokens
     )
+    of_first = layout.tokens.shape[1] + jnp.arange(slots)
+    place = layout.column.at[:, :, 0].set(of_first[None])
+    place = place.reshape(rows, slots * tokens)
     scores = jax.tree.map(
-      lambda x: jnp.take_along_axis(x, column, axis=1), scores
+      lambda x: jnp.take_along_axis(x, place, axis=1), scores
     )
   else:
     hidden = jnp.take_along_axis(hidden, column[:, :, None], axis=1)

@@ -216,7 +216,7 @@ class Transformer:
       'embedding': 0.02
       * jax.random.normal(embedding_key, (config.vocab_size, config.width)),
       'blocks': [
-        jax.vmap(block)(jax.random.split(key, config.repeats))
+        lax.map(block, jax.random.split(key, config.repeats))
         for key in block_keys
       ],
       'final_norm': {'scale': jnp.ones((config.width,))},

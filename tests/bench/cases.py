@@ -23,7 +23,6 @@ class Case:
     ends: Ids that end a completion, 0 for a fixed length. Under random weights
       the length is then about geometric with mean `vocab / ends`.
     steps: To be timed, the first included, unless the command line says.
-    micro_rows: Rows of a micro-batch of grpo_jax, each a prompt and its group.
     trl_parts: Micro-batches of TRL, where it needs too much memory otherwise.
   """
 
@@ -38,7 +37,6 @@ class Case:
   max_tokens: int
   ends: int = 0
   steps: int = 6
-  micro_rows: int = 1
   trl_parts: int = 1
 
   head_dim = 32

@@ -53,7 +53,6 @@ def get_config(name: str) -> ConfigDict:
   config.sampler.max_tokens = case.max_tokens
   config.learner.method = 'grpo'
   config.learner.method_kwargs = {'kl_coefficient': cases.KL_COEFFICIENT}
-  config.learner.micro_rows = case.micro_rows
   config.optim.lr = cases.LEARNING_RATE
 
   config.evaluation.every_steps = 0

@@ -59,9 +59,12 @@ def splash_suits(layout: Layout, window: int | None) -> bool:
   """Whether `splash` can express a layer's attention.
 
   In a row of blocks the distance of a completion from its prompt depends on the
-  prompt's length, and the mask, which is static, cannot: windows are out.
+  prompt's length, and the mask, which is static, cannot: windows are out. In
+  other rows it knows the segments, but not who continues whom.
   """
-  return layout.blocks is None or window is None
+  if layout.blocks is None:
+    return not layout.parents
+  return window is None
 
 
 def splash(
