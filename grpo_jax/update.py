@@ -22,7 +22,6 @@ from grpo_jax.learner import Compiled
 from grpo_jax.learner import Learner
 from grpo_jax.learner import TrainState
 from grpo_jax.learner import compiled
-from grpo_jax.models.scores import Scores
 from grpo_jax.rollout import LayoutSpec
 from grpo_jax.rollout import Rollout
 
@@ -139,8 +138,13 @@ class Updater:
     def unscored(params, rollout, with_entropy=False):
       del rollout
       scored.append((params, with_entropy))
-      values = jnp.zeros(shape, device=everywhere)
-      return Scores(values, values if with_entropy else None)
+      found = jax.eval_shape(
+        lambda p: self.compiled.score(p, layout, used, shape, with_entropy),
+        params,
+      )
+      return jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype, device=everywhere), found
+      )
 
     batch = self.with_policies(state, example, 0, unscored)
     credited, _, _ = jax.eval_shape(

@@ -38,7 +38,7 @@ def attend(query: Array, key: Array, value: Array, visible: Array) -> Partial:
   """
   # Heads before positions: the products then need no transposed copies.
   output, log_mass = _attend(
-    jnp.moveaxis(_grouped(query, key), 1, 3),
+    jnp.moveaxis(_grouped(query, key.shape[2]), 1, 3),
     jnp.moveaxis(key, 2, 1),
     jnp.moveaxis(value, 2, 1),
     visible,
@@ -58,20 +58,21 @@ def attend_recent(
 
   Args:
     query: f[B,Q,H,D].
-    key: f[B,N,K,D].
-    value: f[B,N,K,D].
+    key: f[B,K,N,D], heads first: so a product of few queries needs no copy.
+    value: f[B,K,N,D].
     newest: i32[B], the place written last.
     count: i32[B,Q], places seen; 0 gives output 0.
 
   Returns:
     A `Partial` over these keys.
   """
-  places = jnp.arange(key.shape[1])
-  back = (newest[:, None] - places[None]) % key.shape[1]
+  places = key.shape[2]
+  back = (newest[:, None] - jnp.arange(places)[None]) % places
   visible = back[:, None] < count[:, :, None]
+  query = jnp.moveaxis(_grouped(query, key.shape[1]), 1, 3)
   output, log_mass = _softmax(
-    _scores('bqkhd,bnkd->bkhqn', _grouped(query, key), key, visible),
-    lambda mass: _product('bkhqn,bnkd->bkhqd', mass, value),
+    _scores('bkhqd,bknd->bkhqn', query, key, visible),
+    lambda mass: _product('bkhqn,bknd->bkhqd', mass, value),
   )
   output = jnp.moveaxis(output, 3, 1).astype(value.dtype)
   return _partial(output, log_mass[..., 0])
@@ -84,10 +85,10 @@ def merge(first: Partial, second: Partial) -> Array:
   return share * first.output + (1 - share) * second.output
 
 
-def _grouped(query: Array, key: Array) -> Array:
+def _grouped(query: Array, kv_heads: int) -> Array:
   """f[B,Q,H,D] -> f[B,Q,K,h,D], scaled."""
   batch, queries, heads, size = query.shape
-  shape = batch, queries, key.shape[2], heads // key.shape[2], size
+  shape = batch, queries, kv_heads, heads // kv_heads, size
   return query.reshape(shape) * size**-0.5
 
 

@@ -100,9 +100,7 @@ def over_layout(
     portable = _over_blocks(layout, layout.blocks)
   else:
     portable = _over_segments(layout)
-  chosen = implementation
-  if implementation == 'auto':
-    chosen = _BEST.get(jax.default_backend(), 'xla')
+  chosen = _chosen(implementation)
   if chosen == 'xla':
     return portable
   from grpo_jax.models import kernels  # Pallas takes a while to import
@@ -169,23 +167,47 @@ def _over_blocks(layout: Layout, blocks: Blocks) -> Attention:
   return attention
 
 
-def over_prompts(length: Array) -> Attention:
+def cache_axis(implementation: str) -> int:
+  """Which axis of a cache counts the positions.
+
+  Keys and values of a cache are f[A,N,K,D] for the kernels of accelerators, and
+  f[A,K,N,D] for XLA, which would otherwise copy all of it for every token.
+
+  Args:
+    implementation: See `over_layout`.
+
+  Returns:
+    1 or 2.
+  """
+  return 2 if _chosen(implementation) == 'xla' else 1
+
+
+def _chosen(implementation: str) -> str:
+  if implementation != 'auto':
+    return implementation
+  return _BEST.get(jax.default_backend(), 'xla')
+
+
+def over_prompts(length: Array, implementation: str = 'xla') -> Attention:
   """Attention inside right-padded prompts; fills the cache.
 
   Args:
     length: i32[P], tokens of each prompt.
+    implementation: Of `over_cache`, which will read the cache.
 
   Returns:
     The function that a layer calls; the cache that it returns is the layer's
-    keys and values, f[P,N,K,D] each.
+    keys and values, with positions on `cache_axis`.
   """
+  axis = cache_axis(implementation)
 
   def attention(query, key, value, cache, window):
     del cache
     place = jnp.arange(key.shape[1])
     used = place[None] < length[:, None]
     visible = _recent(place, place, window)[None] & used[:, None]
-    return attend(query, key, value, visible).output, (key, value)
+    cache = tuple(jnp.moveaxis(x, 1, axis) for x in (key, value))
+    return attend(query, key, value, visible).output, cache
 
   return attention
 
@@ -209,24 +231,23 @@ def over_cache(
 
   Returns:
     The function that a layer calls. Its cache is `((key, value) of the prompts,
-    (key, value) of the rows)`, f[A,N,K,D] and f[B,M,K,D]; the new token is
-    written at `clock` modulo M.
+    (key, value) of the rows)`, with room for N and for M positions; see
+    `cache_axis`. The new token is written at `clock` modulo M.
   """
-  if implementation == 'auto':
-    implementation = _BEST.get(jax.default_backend(), 'xla')
+  axis = cache_axis(implementation)
   recent: Callable[..., Partial] = attend_recent
-  if implementation != 'xla':
+  if _chosen(implementation) != 'xla':
     from grpo_jax.models import kernels  # Pallas takes a while to import
 
     recent = kernels.attend_recent
 
   def attention(query, key, value, cache, window):
     prompt, own = cache
-    column = clock % own[0].shape[1]
+    column = clock % own[0].shape[axis]
 
     def write(buffer, new):
-      new = new.astype(buffer.dtype)
-      return lax.dynamic_update_slice_in_dim(buffer, new, column, axis=1)
+      new = jnp.moveaxis(new.astype(buffer.dtype), 1, axis)
+      return lax.dynamic_update_slice_in_dim(buffer, new, column, axis=axis)
 
     own = write(own[0], key), write(own[1], value)
     lanes = prompt_length.shape[0]

@@ -45,8 +45,9 @@ class Rows(NamedTuple):
   key: Array  # key[B], of (seed, rollout, prompt, completion)
   clock: Array  # i32[], tokens that the rows' caches have been given
   prompt_length: Array  # i32[A]
-  prompt_cache: Any  # per layer, key and value f[A,N,K,D]
-  cache: Any  # per layer, key and value f[B,M,K,D], rings
+  # Per layer, key and value; see `attention.cache_axis`.
+  prompt_cache: Any  # f[A,...], room for N tokens
+  cache: Any  # f[B,...], rings, room for M
 
 
 class Drawn(NamedTuple):
@@ -97,7 +98,9 @@ class Sampler:
       params,
       prompts.tokens,
       positions,
-      attention.over_prompts(jnp.asarray(prompts.length)),
+      attention.over_prompts(
+        jnp.asarray(prompts.length), self.model.config.attention
+      ),
     )
     last = jnp.take_along_axis(
       hidden, (prompts.length - 1)[:, None, None], axis=1
@@ -106,7 +109,9 @@ class Sampler:
     count = number * self.group
 
     def room(x):
-      return jnp.zeros((count, columns, *x.shape[2:]), x.dtype)
+      shape = [count, *x.shape[1:]]
+      shape[self._axis] = columns
+      return jnp.zeros(shape, x.dtype)
 
     rows = Rows(
       last=jnp.zeros((count,), jnp.int32),
@@ -137,7 +142,8 @@ class Sampler:
     Returns:
       The rows, and what they have drawn (C = M, from column 0 on).
     """
-    shape = (rows.last.shape[0], jax.tree.leaves(rows.cache)[0].shape[1])
+    columns = jax.tree.leaves(rows.cache)[0].shape[self._axis]
+    shape = rows.last.shape[0], columns
     nothing = Drawn(
       jnp.zeros(shape, jnp.int32), *(jnp.zeros(shape) for _ in range(3))
     )
@@ -196,8 +202,9 @@ class Sampler:
       return sharding.constrain_rows(joined[index])
 
     def grown(x):
-      more = columns - x.shape[1]
-      return jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0)))
+      widths = [(0, 0)] * 4
+      widths[self._axis] = 0, columns - x.shape[self._axis]
+      return jnp.pad(x, widths)
 
     def joined(name, index):
       trees = [getattr(part, name) for part in parts]
@@ -213,6 +220,11 @@ class Sampler:
       prompt_length=joined('prompt_length', lane),
       prompt_cache=joined('prompt_cache', lane),
     )
+
+  @property
+  def _axis(self) -> int:
+    """Of the positions in a cache."""
+    return attention.cache_axis(self.model.config.attention)
 
   def _prompt_length(self, rows: Rows) -> Array:
     """i32[B]."""

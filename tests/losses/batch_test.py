@@ -62,3 +62,29 @@ def test_an_unprepared_batch_is_refused(missing):
   batch = batch._replace(**{missing: None})
   with pytest.raises(ValueError, match='without advantage or weight'):
     losses.surrogate_loss(method, case.logp, batch, state)
+
+
+def test_with_required_fills_what_a_method_reads_and_no_more():
+  batch = losses.make_batch(
+    jnp.ones((1, 2, 3), bool),
+    jnp.ones((1, 2)),
+    logp_old=jnp.full((1, 2, 3), 7.0),
+    extras={'mine': jnp.full((1, 2, 3), 5.0)},
+  )
+  method = losses.chain(
+    losses.on_advantage(lambda a, b: a, requires=('mine', 'theirs')),
+    losses.truncate_sequence_importance(2.0),
+    losses.add_entropy_bonus(0.1),
+  )
+  assert method.requires == {
+    'mine', 'theirs', 'logp_old', 'logp_sampler', 'entropy'
+  }  # fmt: skip
+  filled = losses.with_required(method, batch)
+  assert set(filled.extras) == {'mine', 'theirs'}
+  for given in (filled.logp_sampler, filled.extras['theirs']):
+    np.testing.assert_array_equal(given, np.zeros((1, 2, 3)))
+  np.testing.assert_array_equal(filled.logp_old, 7)
+  np.testing.assert_array_equal(filled.extras['mine'], 5)
+  assert filled.logp_ref is None
+  unchanged = losses.with_required(losses.chain(), batch)
+  assert unchanged.logp_sampler is None and set(unchanged.extras) == {'mine'}

@@ -26,7 +26,7 @@ def lowered(function, arrays, platform):
 
 
 ROWS = {
-  'packed': layout.packed_rows(*tiny.ragged(), 41),
+  'packed': layout.packed_rows(*tiny.ragged(), 41, share=False),
   'padded': layout.padded_rows(*tiny.ragged(), 15),
   'shared': layout.shared_prompt(*tiny.ragged(), 8),
   'long': layout.shared_prompt(*tiny.ragged(tokens=45), 9),  # several tiles

@@ -11,6 +11,7 @@ on the hardware yet, and their block sizes are guesses.
 
 import jax
 from jax import lax
+import jax.numpy as jnp
 
 from grpo_jax.models import _attend as attend
 from grpo_jax.models._attend import Partial
@@ -31,6 +32,8 @@ def attend_recent(
 ) -> Partial:
   """`models.attention.attend_recent` by the kernel of the platform.
 
+  Keys lie as they are projected, heads after positions.
+
   That is the platform which the program is compiled for: TPU or CUDA; elsewhere
   the portable version runs.
 
@@ -50,9 +53,13 @@ def attend_recent(
   if interpret:
     return on_tpu(*arrays, interpret=True)
 
+  def portable(query, key, value, newest, count):
+    key, value = jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2)
+    return attend.attend_recent(query, key, value, newest, count)
+
   def compiled(*arrays):
     partial = lax.platform_dependent(
-      *arrays, tpu=on_tpu, cuda=on_gpu, default=attend.attend_recent
+      *arrays, tpu=on_tpu, cuda=on_gpu, default=portable
     )
     return tuple(partial)
 
