@@ -5,6 +5,7 @@ batch, in which order; the steps themselves are `learner.train_step`.
 """
 
 from collections.abc import Iterator
+import contextlib
 import dataclasses
 import threading
 from typing import Any
@@ -115,8 +116,12 @@ class Updater:
       example: Of the largest shapes, say; what it holds does not matter.
     """
     if self.spec.kind != 'packed' and jax.process_count() == 1:
-      self._ahead = threading.Thread(target=self._compile, args=(example,))
+      self._ahead = threading.Thread(target=self._try, args=(example,))
       self._ahead.start()
+
+  def _try(self, example: Rollout) -> None:
+    with contextlib.suppress(Exception):  # the real call will say it
+      self._compile(example)
 
   def _compile(self, example: Rollout) -> None:
     """Leaves the programs of `__call__` in jit's caches."""
@@ -131,20 +136,17 @@ class Updater:
     state, shape = self.compiled.abstract, example.batch.mask.shape
     chosen = next(self.optimizer_batches(example, 0))
     layout, used = self.layout(example, chosen)
-    of_chosen = len(chosen), *shape[1:]
-
-    scored = []
+    scorings = []
 
     def unscored(params, rollout, with_entropy=False):
       del rollout
-      scored.append((params, with_entropy))
-      found = jax.eval_shape(
-        lambda p: self.compiled.score(p, layout, used, shape, with_entropy),
-        params,
+      of_chosen = len(chosen), *shape[1:]
+      lowered = self.compiled.score.lower(
+        params, layout, used, of_chosen, with_entropy
       )
-      return jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype, device=everywhere), found
-      )
+      scorings.append(lowered)
+      nothing = jnp.zeros(shape, device=everywhere)
+      return jax.tree.map(lambda _: nothing, lowered.out_info)
 
     batch = self.with_policies(state, example, 0, unscored)
     credited, _, _ = jax.eval_shape(
@@ -155,10 +157,8 @@ class Updater:
       state, arrays(credited), chosen, layout, used, step
     ).compile()
     self.compiled.credit.lower(batch, state.loss_state).compile()
-    for params, with_entropy in scored:
-      self.compiled.score.lower(
-        params, layout, used, of_chosen, with_entropy
-      ).compile()
+    for lowered in scorings:
+      lowered.compile()
 
   @property
   def scores_old(self) -> bool:

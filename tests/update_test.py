@@ -1,5 +1,7 @@
 """The steps of one rollout: ratios, orders, anchors, flags, compilations."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -260,3 +262,36 @@ def test_groups_in_stock_are_anchored_on_what_drew_them():
   np.testing.assert_array_equal(batch.extras['fresh'], version == 5)
   plain = update.Updater(learner, PARAMS, spec('shared', 2))
   assert plain.with_policies(state, rollout, 5).logp_old is None
+
+
+@pytest.mark.parametrize(
+  'method, options',
+  [
+    (losses.methods.grpo(), {}),
+    (losses.methods.grpo_s(), {'epochs': 2}),
+    (losses.methods.clip_cov(), {'batches': 2}),
+  ],
+)
+def test_what_is_compiled_ahead_is_what_is_called(method, options, caplog):
+  """One compilation of each program, whoever comes first."""
+  example = make_rollout()
+  made = update.Updater(make_learner(method), PARAMS, spec(), **options)
+  with jax.log_compiles():
+    made._compile(example)  # here an error would be seen
+    ahead = compiled_programs(caplog)
+    state = made.compiled.init(jax.tree.map(jnp.copy, PARAMS))
+    caplog.clear()
+    made.compile_ahead(example)
+    made(state, make_rollout(1), 0)
+  assert made._ahead is None
+  assert {'train_step', 'credit'} <= set(ahead)
+  assert ('score_all' in ahead) == (made.scorings > 0)
+  assert not set(ahead) & set(compiled_programs(caplog))
+
+
+def compiled_programs(caplog):
+  found = (
+    re.search(r'Finished XLA compilation of jit\((\w+)\)', record.getMessage())
+    for record in caplog.records
+  )
+  return [match[1] for match in found if match]
