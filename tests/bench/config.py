@@ -36,7 +36,7 @@ def get_config(name: str) -> ConfigDict:
   config.model.num_heads = config.model.num_kv_heads = case.heads
   config.model.head_dim = case.head_dim
   config.model.mlp_width = case.mlp_width
-  config.model.unroll = True
+  config.model.unroll = case.layers <= 2  # a loop over few layers costs more
 
   prompts, tokenizer = files(case)
   config.data.train = str(prompts)
