@@ -201,7 +201,10 @@ def _spec(
     shards=sharding.row_shards(run.mesh),
     # Two products with a key of all heads, among twelve of width times width.
     key_cost=1 / (6 * run.config.model.width),
-    share=jax.default_backend() != 'tpu',  # see kernels.splash_suits
+    share=not (  # see kernels.splash_suits
+      jax.default_backend() == 'tpu'
+      and run.config.model.attention in ('auto', 'splash')
+    ),
     **options,
   )
 

@@ -33,7 +33,7 @@ class Model:
   tied_embeddings: bool = False  # output layer = embedding
   compute_dtype: str = 'float32'  # or 'bfloat16'; parameters stay float32
   remat: bool = False  # recompute layers in the backward pass
-  unroll: bool = False  # compile layers one by one; faster on a CPU
+  unroll: bool = False  # compile layers one by one; for a few layers
   attention: str = 'auto'  # or 'xla', 'splash' (TPU), 'cudnn' (GPU, bfloat16)
 
 
@@ -300,7 +300,7 @@ def _checks(config: Config):
   yield (
     learner.layout in ('shared', 'auto') or not learner.row_completions,
     f'learner.row_completions with layout={learner.layout!r}; it belongs to '
-    "layout='shared'",
+    "layout='shared' or 'auto'",
   )
   yield (
     not learner.row_completions or sampler.group % learner.row_completions == 0,
@@ -310,7 +310,7 @@ def _checks(config: Config):
   yield (
     learner.layout in ('packed', 'auto') or not learner.pack_tokens,
     f'learner.pack_tokens with layout={learner.layout!r}; it belongs to '
-    "layout='packed'",
+    "layout='packed' or 'auto'",
   )
   updates = config.steps * learner.batches * learner.epochs
   yield (

@@ -20,7 +20,8 @@ from grpo_jax import workdir as workdir_lib
 from grpo_jax.checkpoint import Checkpoints
 from grpo_jax.config import Config
 
-# What must be as it was for a checkpoint to fit, and to mean what it did.
+# What must be as it was for a checkpoint to fit, and to mean what it did; but
+# for what `config.FREE` lets change.
 BOUND = (
   'model',
   'data.tokenizer',

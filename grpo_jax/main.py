@@ -8,6 +8,7 @@ import resource
 import shutil
 import sys
 import textwrap
+import threading
 import traceback
 from typing import Any
 from typing import NamedTuple
@@ -437,6 +438,13 @@ def run() -> None:
   try:
     with _STOP if trains else contextlib.nullcontext():
       app.run(main, flags_parser=_parse)
+  except SystemExit as error:
+    # Python would wait for the compiler, or crash it.
+    if any(thread.name == 'compile ahead' for thread in threading.enumerate()):
+      sys.stdout.flush()
+      sys.stderr.flush()
+      os._exit(error.code if isinstance(error.code, int) else bool(error.code))
+    raise
   except BrokenPipeError:  # the reader has seen enough, as `| head` has
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise SystemExit(1) from None

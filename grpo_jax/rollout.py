@@ -341,8 +341,8 @@ def micro_batches(
 
   Returns:
     A `Layout` [N, micro_rows, ...], and how many of the N hold anything. The
-    shapes depend on the buckets; those of packed rows also on two powers of
-    two, of their number and of the completions in one.
+    shapes depend on the buckets; those of packed rows also on a power of two,
+    of the completions in one.
   """
   prompts = [rollout.prompts[p] for p in chosen]
   given = prompts, rollout.batch.tokens[chosen], rollout.length[chosen]
@@ -355,15 +355,16 @@ def micro_batches(
   needed = sum(map(len, prompts)) + int(given[2].sum())
   if spec.kind == 'auto' and needed < _WORTHWHILE * built.tokens.size:
     packed = _built('packed', *given, prompt_width, spec)
-    work = _WORTHWHILE * _work(built, spec.key_cost)
-    if _work(packed[0], spec.key_cost) < work:
+    if _work(packed[0], number, spec) < _WORTHWHILE * _work(
+      built, number, spec
+    ):
       built, most_rows = packed
   slots = built.completion.shape[1]
-  micro_rows = spec.rows_of(built.tokens.shape[1], most_rows)
+  if built.blocks is None:
+    slots = _power_of_two(slots)
+  micro_rows = _micro_rows(built, number, spec)
   used = math.ceil(built.tokens.shape[0] / micro_rows)
   whole = math.ceil(most_rows / micro_rows)
-  if built.blocks is None:
-    slots, whole = _power_of_two(slots), min(whole, _power_of_two(used))
   padded = layout.pad_to(built, whole * micro_rows, slots, number * group)
   return layout.split_rows(padded, micro_rows), used
 
@@ -398,10 +399,21 @@ def _built(
   ), split
 
 
-def _work(rows: layout.Layout, key_cost: float) -> float:
+def _micro_rows(rows: layout.Layout, prompts: int, spec: LayoutSpec) -> int:
+  """Rows of a micro-batch; no more than there are prompts, if not given.
+
+  Rows of a group are at least one, and how many there are of packed ones
+  depends on the lengths, which the shape of a micro-batch must not.
+  """
+  return spec.rows_of(rows.tokens.shape[1], prompts)
+
+
+def _work(rows: layout.Layout, prompts: int, spec: LayoutSpec) -> float:
   """What a layout costs the model, in tokens without attention."""
   number, columns = rows.tokens.shape
-  keys = columns
+  micro_rows = _micro_rows(rows, prompts, spec)
+  number = math.ceil(number / micro_rows) * micro_rows
+  keys, key_cost = columns, spec.key_cost
   if rows.blocks is not None:
     keys = rows.blocks.prompt_tokens + rows.blocks.completion_tokens
   return number * columns * (1 + key_cost * keys)

@@ -116,6 +116,18 @@ def constrain_rows(x: jax.Array) -> jax.Array:
   return jax.lax.with_sharding_constraint(x, PartitionSpec(ROW_AXES))
 
 
+def constrain_cache(x: jax.Array, heads: int) -> jax.Array:
+  """Keeps a cache f[B,...] split over rows, and its axis `heads` too."""
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty:
+    return x
+  axes: list[Any] = [None] * x.ndim
+  axes[0] = ROW_AXES
+  if x.shape[heads] % mesh.shape['tensor'] == 0:
+    axes[heads] = 'tensor'
+  return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))
+
+
 def gather_fsdp(x: jax.Array, *names: str | None) -> jax.Array:
   """A parameter made whole over `fsdp`, to be looked up; see `constrain_rows`.
 

@@ -109,14 +109,18 @@ class Updater:
   def compile_ahead(self, example: Rollout) -> None:
     """Compiles for the shapes of an example, while others go on.
 
-    What sampling needs is compiled and run meanwhile. A wrong guess costs the
-    time of a core, nothing else. Packed rows have shapes that nobody guesses.
+    What sampling needs is compiled and run meanwhile. The first update waits
+    for it, so a wrong guess costs its time once. Packed rows have shapes that
+    nobody guesses.
 
     Args:
       example: Of the largest shapes, say; what it holds does not matter.
     """
     if self.spec.kind != 'packed' and jax.process_count() == 1:
-      self._ahead = threading.Thread(target=self._try, args=(example,))
+      # A daemon, because the compiler cannot be interrupted; see main.run.
+      self._ahead = threading.Thread(
+        target=self._try, args=(example,), name='compile ahead', daemon=True
+      )
       self._ahead.start()
 
   def _try(self, example: Rollout) -> None:
@@ -241,7 +245,10 @@ class Updater:
     if key not in self._layouts:
       layout, used = rollout_lib.micro_batches(rollout, chosen, self.spec)
       place = sharding.rows(self.learner.mesh, axis=1)
-      self._layouts[key] = jax.device_put(layout, place), used
+      found = jax.device_put(layout, place), used
+      if len(self._layouts) == self.batches:  # a later epoch, in another order
+        return found
+      self._layouts[key] = found
     return self._layouts[key]
 
   def memory_gib(self, rollout: Rollout) -> dict[str, float]:

@@ -128,8 +128,8 @@ def refuse_another(
   Args:
     directory: May not exist.
     config: The one that is given now.
-    bound: Fields and groups of fields that must be equal; None: all but those
-      of `config.FREE`.
+    bound: Fields and groups of fields that must be equal, but for those of
+      `config.FREE`; None: all but these.
   """
   earlier = _read(pathlib.Path(directory) / 'config.json')
   if earlier is None:
@@ -138,7 +138,7 @@ def refuse_another(
   for name, value in _flat(config).items():
     free = config_lib.is_free(name, config)
     if bound is not None:
-      free = not config_lib.within(name, bound)
+      free = free or not config_lib.within(name, bound)
     if before[name] != value and not free:
       raise ValueError(
         f'The run in {directory} has config.{name}={before[name]!r}, and now '

@@ -37,8 +37,9 @@ class ModelConfig:
     compute_dtype: `'float32'` or `'bfloat16'`; parameters stay float32.
     remat: Recompute each layer in the backward pass.
     unroll: Layers compiled one by one instead of scanned: slower to compile,
-      faster on a CPU.
-    attention: Of rows that are scored: `'xla'`, `'splash'`, `'cudnn'`, or
+      sometimes faster.
+    attention: Of rows that are scored; unless it is `'xla'`, decoding on an
+      accelerator has a kernel too. `'xla'`, `'splash'`, `'cudnn'`, or
       `'auto'`; see `attention.over_layout`.
   """
 

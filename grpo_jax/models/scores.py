@@ -74,7 +74,7 @@ def score(
       model, params, hidden, target, temperature, with_entropy, chunk_tokens
     )
     of_first = layout.tokens.shape[1] + jnp.arange(slots)
-    place = layout.column.at[:, :, 0].set(of_first[None])
+    place = jnp.asarray(layout.column).at[:, :, 0].set(of_first[None])
     place = place.reshape(rows, slots * tokens)
     scores = jax.tree.map(
       lambda x: jnp.take_along_axis(x, place, axis=1), scores

@@ -141,7 +141,8 @@ class Generation:
 
   def _rearrange(self):
     """Lets prompts in, drops rows, makes room: whatever is due, at once."""
-    group, waiting = self.sampler.group, self.waiting > 0
+    group = self.sampler.group
+    waiting = self.waiting > 0 and self.schedule.admitted > 0
     alive, old = self.going, len(self.going)
     width = old // self.rows.prompt_length.shape[0]
     lanes = self.schedule.lanes(self.completion // group, alive, waiting)

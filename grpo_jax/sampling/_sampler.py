@@ -111,7 +111,7 @@ class Sampler:
     def room(x):
       shape = [count, *x.shape[1:]]
       shape[self._axis] = columns
-      return jnp.zeros(shape, x.dtype)
+      return self._placed(jnp.zeros(shape, x.dtype))
 
     rows = Rows(
       last=jnp.zeros((count,), jnp.int32),
@@ -120,7 +120,7 @@ class Sampler:
       key=self._row_keys(prompts),
       clock=jnp.zeros((), jnp.int32),
       prompt_length=jnp.asarray(prompts.length),
-      prompt_cache=cache,
+      prompt_cache=jax.tree.map(self._placed, cache),
       cache=jax.tree.map(room, cache),
     )
     logits = jnp.repeat(logits, self.group, axis=0)
@@ -167,9 +167,8 @@ class Sampler:
         ),
         list(zip(rows.prompt_cache, rows.cache, strict=True)),
       )
-      rows = rows._replace(
-        cache=[own for _, own in caches], clock=rows.clock + 1
-      )
+      own = jax.tree.map(self._placed, [own for _, own in caches])
+      rows = rows._replace(cache=own, clock=rows.clock + 1)
       logits = self.model.head(params, hidden[:, 0])
       rows, new = self._draw(rows, logits, max_tokens)
       put = lambda to, x: lax.dynamic_update_slice_in_dim(
@@ -196,10 +195,12 @@ class Sampler:
     Returns:
       The `Rows`, at the clock of the first part.
     """
+    # A cache has four axes: rows, heads and positions in either order, size.
 
     def pick(part, index):
-      joined = jnp.concatenate(part)
-      return sharding.constrain_rows(joined[index])
+      joined = jnp.concatenate(part)[index]
+      place = self._placed if joined.ndim == 4 else sharding.constrain_rows
+      return place(joined)
 
     def grown(x):
       widths = [(0, 0)] * 4
@@ -220,6 +221,10 @@ class Sampler:
       prompt_length=joined('prompt_length', lane),
       prompt_cache=joined('prompt_cache', lane),
     )
+
+  def _placed(self, cache: Array) -> Array:
+    """A cache split over rows and heads, as it is on every device."""
+    return sharding.constrain_cache(cache, heads=3 - self._axis)
 
   @property
   def _axis(self) -> int:

@@ -49,9 +49,16 @@ class Schedule:
 
   @property
   def admitted(self) -> int:
-    """Prompts that are let in at once, into the half that has ended."""
-    number = self.prompts // 2
-    return max(1, number // self.shards) * self.shards
+    """Prompts that are let in at once, into the part that has ended.
+
+    0 if there is no room beside the rows of the first of `sizes`: prompts that
+    wait then do so until all rows have ended.
+    """
+    if not self.sizes:
+      return 0
+    room = self.prompts * self.group - self.sizes[0]
+    rows = math.ceil(self.group / self.narrow) * self.narrow
+    return room // (rows * self.shards) * self.shards
 
   def floor(self, rows: int, alive: int, waiting: bool) -> int:
     """How few rows must go on before it is worth asking `lanes`.
@@ -62,7 +69,7 @@ class Schedule:
       waiting: Whether prompts wait.
     """
     smaller = [size for size in self.sizes if size < rows]
-    if waiting:
+    if waiting and self.admitted:
       smaller = self.sizes[:1]
     if not smaller:
       return 0
@@ -91,6 +98,7 @@ class Schedule:
       for rows in by_prompt.values()
       for start in range(0, len(rows), self.narrow)
     ]
+    waiting = waiting and self.admitted > 0
     sizes = self.sizes[:1] if waiting else self.sizes
     fitting = [size for size in sizes if size >= len(pieces) * self.narrow]
     if not fitting or (min(fitting) >= len(alive) and not waiting):

@@ -145,6 +145,22 @@ def test_a_mesh_changes_no_token_and_decoding_gathers_no_parameter():
   assert axes == {'tensor'}
 
 
+def test_caches_stay_split_over_rows_and_heads():
+  """From the prompts on, while decoding, and after rows were dropped."""
+  prompts = tiny.ragged(prompts=16)[0]
+  options = sampling.Sampling(max_tokens=12, eos_ids=tuple(range(4)))
+  made = engine(mesh=sharding.make_mesh(2, 2, 2), max_rows=32)
+  generation = made._asked(requests(options, prompts))
+  sizes = set()
+  for _ in generation.run():
+    rows = generation.rows
+    sizes.add(rows.last.shape[0])
+    for cache in jax.tree.leaves((rows.cache, rows.prompt_cache)):
+      whole, part = cache.shape, cache.sharding.shard_shape(cache.shape)
+      assert part == (whole[0] // 4, whole[1] // 2, *whole[2:])
+  assert len(sizes) > 1
+
+
 def test_greedy_equals_the_teacher_forced_argmax():
   model = tiny.model()
   params = tiny.params(model)

@@ -61,14 +61,30 @@ def test_it_shrinks_when_the_rows_fit_and_waits_while_they_do_not():
 
 def test_new_prompts_fill_lanes_of_the_narrow_width():
   schedule = _schedule.Schedule(group=6, prompts=4, prompt_tokens=512)
-  assert schedule.narrow == 3 and schedule.admitted == 2
+  assert schedule.narrow == 3 and schedule.sizes == [12]
+  assert schedule.admitted == 2  # 12 + 2 x 6 rows are 4 x 6
   np.testing.assert_array_equal(
     schedule.new_lanes(10), 10 + np.arange(12).reshape(4, 3)
   )
-  uneven = _schedule.Schedule(group=5, prompts=4, prompt_tokens=512).new_lanes(
-    0
-  )
-  assert uneven.shape == (6, 2) and np.sum(uneven < 0) == 2
+  uneven = _schedule.Schedule(group=5, prompts=4, prompt_tokens=512)
+  assert uneven.narrow == 2 and uneven.sizes == [10]
+  assert uneven.admitted == 1  # as 6 rows, one of them for nobody
+  assert uneven.new_lanes(0).shape == (3, 2)
+  assert np.sum(uneven.new_lanes(0) < 0) == 1
+
+
+@pytest.mark.parametrize('shards', [1, 4, 8])
+@pytest.mark.parametrize('group', [1, 5, 8, 16])
+@pytest.mark.parametrize('prompts', [8, 16, 64])
+def test_no_more_rows_than_allowed(group, prompts, shards):
+  schedule = _schedule.Schedule(group, prompts, 8, shards)
+  if schedule.admitted:
+    rows = schedule.sizes[0] + schedule.new_lanes(0).size
+    assert rows <= prompts * group and schedule.admitted % shards == 0
+  else:  # prompts that wait do not make it stop early
+    number = prompts * group
+    still = schedule.floor(number, number, waiting=False)
+    assert schedule.floor(number, number, waiting=True) == still
 
 
 @pytest.fixture(scope='module')
