@@ -82,7 +82,7 @@ def opened(
     versions = workdir_lib.record(workdir, config, anew=saved is None)
     progress = _progress(saved) if saved else None
     written = progress and progress.step - bool(progress.unwritten)
-    if progress is None or progress.step < config.steps:
+    if (progress.step if progress else 0) < config.steps:
       update.compile_ahead(build.example(run))
     monitor = stack.enter_context(
       Monitor(

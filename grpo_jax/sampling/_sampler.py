@@ -148,6 +148,8 @@ class Sampler:
       jnp.zeros(shape, jnp.int32), *(jnp.zeros(shape) for _ in range(3))
     )
 
+    prompt_length = self._prompt_length(rows)
+
     def going(carry):
       step, rows, _ = carry
       alive = jnp.sum(~rows.ended, dtype=jnp.int32)
@@ -158,7 +160,7 @@ class Sampler:
       hidden, caches = self.model.hidden(
         params,
         rows.last[:, None],
-        (self._prompt_length(rows) + rows.age - 1)[:, None],
+        (prompt_length + rows.age - 1)[:, None],
         attention.over_cache(
           rows.prompt_length,
           rows.age,
