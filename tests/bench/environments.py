@@ -6,10 +6,10 @@ import sys
 
 PACKAGES = {
   'tunix': ('google-tunix==0.1.7',),
-  # The build for CPUs is on an index of its own.
+  # Where PIP_EXTRA_INDEX_URL names an index of builds for CPUs, the build from
+  # there; else PyPI's, which is larger and times the same.
   'trl': (
-    '--extra-index-url=https://download.pytorch.org/whl/cpu',
-    'torch==2.13.0+cpu',
+    'torch==2.13.0',
     'trl==1.16.0',
     'transformers==5.23.0',
     'datasets==5.2.0',
