@@ -92,6 +92,10 @@ class Optim:
   epsilon: float = 1e-8  # in the denominator
   weight_decay: float = 0.01  # decoupled, of matrices
   clip_norm: float = 1.0  # global gradient norm; 0: off
+  brake: str = 'none'  # 'reset', 'reset_first', 'decay', 'project'; see optim
+  reward_scale: float = 0.0  # advantages' scale of a whole step; 0: off
+  moments: bool = False  # record what Adam's moments do
+  overshoot_every_steps: int = 0  # rollouts between measurements; 0: never
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,6 +243,8 @@ _LEAST = {
   'evaluation.every_steps': 0,
   'evaluation.examples': 1,
   'optim.clip_norm': 0,
+  'optim.reward_scale': 0,
+  'optim.overshoot_every_steps': 0,
 }
 
 _KNOWN = {
@@ -246,6 +252,7 @@ _KNOWN = {
   'learner.anchor': ('learner', 'sampler'),
   'learner.on_zero_advantage': ('skip', 'step'),
   'optim.decay': ('constant', 'linear', 'cosine'),
+  'optim.brake': ('none', 'reset', 'reset_first', 'decay', 'project'),
   'log.display': ('auto', 'rich', 'plain', 'none'),
   'log.wandb_mode': ('online', 'offline'),
 }

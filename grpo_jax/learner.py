@@ -22,18 +22,14 @@ import optax
 
 from grpo_jax import losses
 from grpo_jax import metrics
+from grpo_jax import micro
+from grpo_jax import optim
+from grpo_jax import overshoot
 from grpo_jax import policy_metrics
 from grpo_jax import sharding
 from grpo_jax.layout import Layout
 
 Array = jax.Array
-
-
-# Metrics that count tokens whose gradient a trust region has switched off.
-_CLIPPED = (
-  'clipped_high', 'clipped_low', 'clipped_cap', 'gated', 'off_policy',
-  'detached',
-)  # fmt: skip
 
 
 class TrainState(NamedTuple):
@@ -56,12 +52,19 @@ class Learner:
     score: `(params, layout, with_entropy) -> Scores`, of rows of a layout.
     method: A chain of loss transforms.
     optimizer: An optax transformation; its `update` also gets
-      `first_of_rollout` bool[] and `clipped_share` f32[].
+      `first_of_rollout` bool[], `clipped_share` f32[], `advantage_scale` f32[],
+      the root mean square of the trained tokens' advantages, and `outward`.
     on_zero_advantage: A batch whose advantages are all 0 is a `'skip'`, which
       leaves parameters and moments as they are, or a `'step'` like any other,
       in which momentum, weight decay and penalties still move the parameters.
     mesh: From `sharding.make_mesh`.
     logical_axes: The model's; see `sharding.of_params`.
+    with_outward: The optimizer wants `outward`, the gradient of the clipped
+      tokens' outward log-ratios, which takes a backward pass of its own.
+    score_forward: `score` for derivatives in forward mode, where overshoot is
+      measured.
+    coast_steps: Steps with zero gradient that overshoot is predicted for.
+    records: The optimizer is made by `optim.record_adam_moments`.
   """
 
   score: Callable[..., Any]
@@ -70,6 +73,10 @@ class Learner:
   on_zero_advantage: str
   mesh: jax.sharding.Mesh
   logical_axes: Callable[..., Any]
+  with_outward: bool = False
+  score_forward: Callable[..., Any] | None = None
+  coast_steps: int = 1
+  records: bool = False
 
   def __post_init__(self):
     if self.on_zero_advantage not in ('skip', 'step'):
@@ -155,31 +162,6 @@ def credit(
   return batch._replace(extras=extras), loss_state, measured
 
 
-def _row_batch(layout: Layout, k: Array) -> Layout:
-  """Micro-batch number k of a stack."""
-  return jax.tree.map(
-    lambda x: lax.dynamic_index_in_dim(x, k, keepdims=False), layout
-  )
-
-
-def _take(tree: Any, completion: Array) -> Any:
-  """[P,G,...] -> [R,C,...]: the completions of some rows, zeros for none."""
-  return jax.tree.map(
-    lambda x: jnp.take(
-      x.reshape(-1, *x.shape[2:]), completion, axis=0, mode='fill', fill_value=0
-    ),
-    tree,
-  )
-
-
-def _put(whole: Array, part: Array, completion: Array) -> Array:
-  """Writes [R,C,T] values of some rows into [P,G,T]."""
-  flat = whole.reshape(-1, whole.shape[-1])
-  part = part.reshape(-1, part.shape[-1]).astype(whole.dtype)
-  flat = flat.at[completion.reshape(-1)].set(part, mode='drop')
-  return flat.reshape(whole.shape)
-
-
 def score_all(
   learner: Learner,
   params: Any,
@@ -199,18 +181,10 @@ def score_all(
     with_entropy: Whether to compute the entropy too.
   """
 
-  def body(k, whole):
-    rows = _row_batch(layout, k)
-    part = learner.score(params, rows, with_entropy)
-    return jax.tree.map(lambda w, x: _put(w, x, rows.completion), whole, part)
+  def score(rows):
+    return learner.score(params, rows, with_entropy)
 
-  part = jax.eval_shape(
-    lambda: learner.score(
-      params, _row_batch(layout, jnp.array(0)), with_entropy
-    )
-  )
-  whole = jax.tree.map(lambda x: jnp.zeros(shape, x.dtype), part)
-  return lax.fori_loop(0, num_micro, body, whole)
+  return micro.of_all(score, layout, num_micro, shape)
 
 
 def _loss_and_cotangent(learner, scores, batch, loss_state):
@@ -224,6 +198,16 @@ def _loss_and_cotangent(learner, scores, batch, loss_state):
   return jax.value_and_grad(loss, has_aux=True)(scores)
 
 
+class Gradient(NamedTuple):
+  """What the passes of one optimizer batch give."""
+
+  grads: Any  # of the loss, like the parameters, float32
+  outward: Any  # of the clipped tokens' outward log-ratios, if wanted
+  loss: Array  # f32[]
+  logp: Array  # f32[P,G,T]
+  direction: Array  # f32[P,G,T], see `overshoot.outward`
+
+
 def gradient(
   learner: Learner,
   params: Any,
@@ -231,7 +215,7 @@ def gradient(
   batch: losses.Batch,
   layout: Layout,
   num_micro: Array,
-) -> tuple[Any, Array, dict[str, metrics.Metric]]:
+) -> tuple[Gradient, dict[str, metrics.Metric]]:
   """The gradient of one optimizer batch, summed over its micro-batches.
 
   Args:
@@ -243,7 +227,7 @@ def gradient(
     num_micro: i32[], how many of the N hold anything.
 
   Returns:
-    The gradient tree, float32; the loss, f32[]; and metrics.
+    A `Gradient` and metrics.
   """
   whole = None
   if learner.method.scope == 'batch':
@@ -252,49 +236,62 @@ def gradient(
     )
     whole = _loss_and_cotangent(learner, scores, batch, loss_state)
 
-  def micro(k):
-    rows = _row_batch(layout, k)
+  def one(k):
+    rows = micro.rows(layout, k)
     scores, pull_back = jax.vjp(
       lambda p: learner.score(p, rows, learner.with_entropy), params
     )
     if whole is not None:
       loss, measured = jnp.zeros(()), {}
-      cotangent = _take(whole[1], rows.completion)
+      cotangent = micro.take(whole[1], rows.completion)
+      direction = micro.take(
+        overshoot.outward(whole[0][1], batch), rows.completion
+      )
     else:
-      part = _take(batch, rows.completion)
+      part = micro.take(batch, rows.completion)
       (loss, terms), cotangent = _loss_and_cotangent(
         learner, scores, part, loss_state
       )
       measured = policy_metrics.of_terms(terms, part)
-    seen = scores, cotangent.logp
-    return pull_back(cotangent)[0], loss, measured, seen, rows.completion
+      direction = overshoot.outward(terms, part)
+    grads = pull_back(cotangent)[0]
+    beyond = None
+    if learner.with_outward:
+      outward = jax.tree.map(jnp.zeros_like, cotangent)
+      beyond = lax.cond(
+        jnp.any(direction != 0),
+        lambda: pull_back(outward._replace(logp=direction))[0],
+        lambda: jax.tree.map(jnp.zeros_like, grads),
+      )
+    seen = scores, cotangent.logp, direction
+    return (grads, beyond, loss), measured, seen, rows.completion
 
   def body(k, total):
-    grads, loss, measured, seen, completion = micro(k)
-    put = lambda every, part: _put(every, part, completion)
+    summed, measured, seen, completion = one(k)
+    put = lambda every, part: micro.put(every, part, completion)
     return (
-      jax.tree.map(jnp.add, total[0], grads),
-      total[1] + loss,
-      metrics.merge(total[2], measured),
-      jax.tree.map(put, total[3], seen),
+      jax.tree.map(jnp.add, total[0], summed),
+      metrics.merge(total[1], measured),
+      jax.tree.map(put, total[2], seen),
     )
 
-  shapes = jax.eval_shape(micro, 0)
-  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[:2])
+  shapes = jax.eval_shape(one, 0)
+  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[0])
   nothing = lambda x: jnp.zeros(batch.mask.shape, x.dtype)
-  start = (*zeros, metrics.empty(shapes[2]), jax.tree.map(nothing, shapes[3]))
-  grads, loss, measured, seen = lax.fori_loop(0, num_micro, body, start)
+  start = zeros, metrics.empty(shapes[1]), jax.tree.map(nothing, shapes[2])
+  summed, measured, seen = lax.fori_loop(0, num_micro, body, start)
+  grads, beyond, loss = summed
   if whole is not None:
     (loss, terms), _ = whole
     measured = policy_metrics.of_terms(terms, batch)
-  scores, slope = seen
+  scores, slope, direction = seen
   # The same batch at ratio 1: what the method intends on shared tokens.
   logp = jnp.where(batch.mask, lax.stop_gradient(scores.logp), 0)
   sampler = None if batch.logp_sampler is None else logp
   unmoved = batch._replace(logp_old=logp, logp_sampler=sampler)
   _, intended = _loss_and_cotangent(learner, scores, unmoved, loss_state)
   measured |= policy_metrics.of_prefixes(batch, -slope, -intended.logp)
-  return grads, loss, measured
+  return Gradient(grads, beyond, loss, scores.logp, direction), measured
 
 
 def train_step(
@@ -305,6 +302,7 @@ def train_step(
   layout: Layout,
   num_micro: Array,
   rollout_start: Array,
+  watch: bool = False,
 ) -> tuple[TrainState, dict[str, metrics.Metric]]:
   """One optimizer step.
 
@@ -318,6 +316,7 @@ def train_step(
     num_micro: i32[], how many of the N hold anything, at least 1.
     rollout_start: i32[], `state.step` before the rollout's first update; the
       optimizer's `first_of_rollout` says whether there has been one.
+    watch: Whether to measure overshoot too, see `overshoot.of_step`; static.
 
   Returns:
     The new state and metrics. A step whose gradient is not finite changes
@@ -325,11 +324,14 @@ def train_step(
     skipped (its penalties then have no effect either).
   """
   batch = jax.tree.map(lambda x: x[prompts], batch)
+  if 'updates_done' in learner.method.requires:
+    done = jnp.full(batch.mask.shape, state.step - rollout_start, jnp.float32)
+    batch = batch._replace(extras={**batch.extras, 'updates_done': done})
   batch = losses.prepare(learner.method, batch, state.loss_state)
-  grads, loss, measured = gradient(
+  found, measured = gradient(
     learner, state.params, state.loss_state, batch, layout, num_micro
   )
-  grad_norm = optax.tree.norm(grads)
+  grad_norm = optax.tree.norm(found.grads)
   finite = jnp.isfinite(grad_norm)
   idle = ~jnp.any(batch.keep & (batch.advantage != 0))
   if learner.on_zero_advantage == 'step':
@@ -339,16 +341,30 @@ def train_step(
   for name in measured:
     if name.startswith('sampler_gap'):  # drift is not the sampler's fault
       measured[name] = metrics.only_if(first, measured[name])
-  clipped = metrics.total(measured, _CLIPPED)
-  kept = jnp.sum(batch.keep, dtype=jnp.float32)
+  clipped = metrics.total(measured, overshoot.CLIPPED)
+  kept = jnp.maximum(jnp.sum(batch.keep, dtype=jnp.float32), 1)
+  square = jnp.sum(jnp.where(batch.keep, jnp.square(batch.advantage), 0))
+  extra = {
+    'first_of_rollout': first,
+    'clipped_share': clipped / kept,
+    'advantage_scale': jnp.sqrt(square / kept),
+  }
+  if learner.with_outward:
+    extra['outward'] = found.outward
   updates, opt_state = optax.with_extra_args_support(learner.optimizer).update(
-    grads,
-    state.opt_state,
-    state.params,
-    first_of_rollout=first,
-    clipped_share=clipped / jnp.maximum(kept, 1),
+    found.grads, state.opt_state, state.params, **extra
   )
   params = optax.apply_updates(state.params, updates)
+  if learner.records:
+    moments = optim.moment_metrics(opt_state)
+    measured |= {k: metrics.masked_mean(v, go) for k, v in moments.items()}
+  if watch:
+    tangents = _tangents(learner, state, opt_state, updates, extra)
+    watched = overshoot.of_step(
+      learner, state.params, params, tangents, found.direction, found.logp,
+      batch, state.loss_state, layout, num_micro,
+    )  # fmt: skip
+    measured |= {k: metrics.only_if(go, v) for k, v in watched.items()}
 
   def choose(new, old):
     return jax.tree.map(lambda n, o: jnp.where(go, n, o), new, old)
@@ -364,7 +380,7 @@ def train_step(
   )
   one = jnp.ones((), jnp.float32)
   measured |= {
-    'loss': metrics.masked_mean(loss, finite),
+    'loss': metrics.masked_mean(found.loss, finite),
     'grad_norm': metrics.masked_mean(grad_norm, finite),
     'update_norm': metrics.Mean(
       jnp.where(go, optax.tree.norm(updates), 0), one
@@ -375,6 +391,65 @@ def train_step(
     'idle_steps': metrics.Max(new_state.idle.astype(jnp.float32)),
   }
   return new_state, measured
+
+
+def _tangents(learner, state, opt_state, updates, extra) -> dict[str, Any]:
+  """Motions of the parameters, by what moves them; see `overshoot.of_step`."""
+  parts = optim.split_update(
+    learner.optimizer, state.opt_state, opt_state, updates, state.params,
+    **extra,
+  )  # fmt: skip
+  coasted = optim.coast(
+    learner.optimizer,
+    state.opt_state,
+    state.params,
+    learner.coast_steps,
+    **extra,
+  )
+  return {
+    'carried': parts.carried,
+    'fresh': parts.fresh,
+    'predicted': coasted.moved,
+  }
+
+
+def rollout_end(
+  learner: Learner,
+  params: Any,
+  batch: losses.Batch,
+  loss_state: Any,
+  prompts: Array,
+  layout: Layout,
+  num_micro: Array,
+) -> dict[str, metrics.Metric]:
+  """Where a rollout's last update has left its tokens.
+
+  Args:
+    learner: See `Learner`.
+    params: After the last update.
+    batch: The credited rollout, [P,G,T], with `logp_old`.
+    loss_state: Of the `TrainState`.
+    prompts: i32[P'], some of its prompts.
+    layout: Micro-batches of these, [N, rows, ...].
+    num_micro: i32[], how many of the N hold anything.
+
+  Returns:
+    Over all trained tokens `kl_rollout`, an estimate of KL(old || policy) per
+    token (k3, nats), and `rollout_clipped` and `rollout_outside`, the shares
+    without gradient and outside their range on either side.
+  """
+  batch = jax.tree.map(lambda x: x[prompts], batch)
+  batch = losses.prepare(learner.method, batch, loss_state)
+  scores = score_all(
+    learner, params, layout, num_micro, batch.mask.shape, learner.with_entropy
+  )
+  ends = overshoot.ends(learner, scores, batch, loss_state)
+  kl = policy_metrics.kl_old(scores.logp, batch)
+  return {
+    'kl_rollout': kl['kl_old_k3'],
+    'rollout_clipped': ends['ends_clipped'],
+    'rollout_outside': ends['ends_outside'],
+  }
 
 
 def refresh(learner: Learner, state: TrainState, weight: Array) -> TrainState:
@@ -406,6 +481,7 @@ class Compiled(NamedTuple):
   credit: Callable[..., Any]
   score: Callable[..., Any]
   train_step: Callable[..., Any]
+  rollout_end: Callable[..., Any]
 
 
 def compiled(learner: Learner, params: Any) -> Compiled:
@@ -418,7 +494,7 @@ def compiled(learner: Learner, params: Any) -> Compiled:
   Returns:
     `init(params)`, `credit(batch, loss_state)`, `score(params, layout,
     num_micro, shape, with_entropy)`, `refresh(state, weight)` and
-    `train_step(state, ...)`.
+    `train_step(state, ..., watch)`.
     The parameters given to `init` and the state given to `refresh` and
     `train_step` are donated: do not use them again.
   """
@@ -446,6 +522,10 @@ def compiled(learner: Learner, params: Any) -> Compiled:
     credit=jit(credit, out_shardings=everywhere),
     score=jit(score_all, static_argnums=(3, 4), out_shardings=everywhere),
     train_step=jit(
-      train_step, donate_argnums=0, out_shardings=(place, everywhere)
+      train_step,
+      donate_argnums=0,
+      static_argnums=6,
+      out_shardings=(place, everywhere),
     ),
+    rollout_end=jit(rollout_end, out_shardings=everywhere),
   )

@@ -101,7 +101,7 @@ def of_terms(terms: losses.SurrogateTerms, batch: losses.Batch) -> Measured:
     for name, value in terms.metrics.items()
   }
   measured |= {
-    **_kl('kl_old', logp - old, kept),
+    **kl_old(logp, batch),
     'log_ratio': metrics.masked_histogram(terms.log_ratio, kept),
     'ratio_max': metrics.masked_max(ratio, kept),
     'ratio_min': metrics.masked_min(ratio, kept),
@@ -163,6 +163,12 @@ def of_prefixes(
       if not (suffix and name.endswith('_tokens')):
         measured[f'prefix_{name}{suffix}'] = metrics.Mean(*pair)
   return measured
+
+
+def kl_old(logp: jax.Array, batch: losses.Batch) -> Measured:
+  """`kl_old_k1` and `kl_old_k3`; see `of_terms`."""
+  old = logp if batch.logp_old is None else batch.logp_old
+  return _kl('kl_old', logp - old, batch.keep)
 
 
 def _kl(name: str, log_ratio: ArrayLike, kept: ArrayLike) -> Measured:

@@ -47,6 +47,8 @@ class Updater:
     refresh_steps: Rollouts between refreshes of the reference, if the method
       has one; 0 leaves it fixed.
     refresh_weight: Of the policy in the average that refreshes; 1: a copy.
+    watch_steps: Rollouts between those whose overshoot is measured, from the
+      first on; 0: never.
     stale: Rollouts may hold groups that an earlier policy has drawn. The
       policy before the update of these is the sampler's; so logp_old is always
       scored, for the others.
@@ -63,6 +65,7 @@ class Updater:
   anchor: str = 'learner'
   refresh_steps: int = 0
   refresh_weight: float = 1.0
+  watch_steps: int = 0
   stale: bool = False
   compiled: Compiled = dataclasses.field(init=False)
   scorings: int = dataclasses.field(default=0, init=False)
@@ -95,16 +98,36 @@ class Updater:
     batch, loss_state, measured = self.compiled.credit(batch, state.loss_state)
     state = state._replace(loss_state=loss_state)
     start = jnp.copy(state.step)  # the state itself is donated
+    watch = self.watches(step)
     for chosen in self.optimizer_batches(rollout, step):
       layout, used = self.layout(rollout, chosen)
       state, more = self.compiled.train_step(
-        state, batch, chosen, layout, used, start
+        state, batch, chosen, layout, used, start, watch
       )
       measured = _merge(measured, more)
+    if watch:
+      measured |= self._end(state, rollout, batch)
     if self.refresh_steps and (step + 1) % self.refresh_steps == 0:
       weight = jnp.asarray(self.refresh_weight, jnp.float32)
       state = self.compiled.refresh(state, weight)
     return state, measured
+
+  def watches(self, step: int) -> bool:
+    """Whether overshoot is measured in a rollout."""
+    return self.watch_steps > 0 and step % self.watch_steps == 0
+
+  def _end(
+    self, state: TrainState, rollout: Rollout, batch: losses.Batch
+  ) -> Measured:
+    """Where the last update has left the rollout; batch by batch."""
+    measured = None
+    for chosen in np.split(np.arange(len(rollout.prompts)), self.batches):
+      layout, used = self.layout(rollout, chosen)
+      more = self.compiled.rollout_end(
+        state.params, batch, state.loss_state, chosen, layout, used
+      )
+      measured = _merge(measured, more) if measured else more
+    return measured or {}
 
   def compile_ahead(self, example: Rollout) -> None:
     """Compiles for the shapes of an example, while others go on.
@@ -158,7 +181,7 @@ class Updater:
     )
     step = arrays(jax.ShapeDtypeStruct((), jnp.int32))
     self.compiled.train_step.lower(
-      state, arrays(credited), chosen, layout, used, step
+      state, arrays(credited), chosen, layout, used, step, self.watches(0)
     ).compile()
     self.compiled.credit.lower(batch, state.loss_state).compile()
     for lowered in scorings:
@@ -167,9 +190,9 @@ class Updater:
   @property
   def scores_old(self) -> bool:
     """Whether logp_old is scored, not taken from the sampler or implied."""
-    several = self.batches * self.epochs > 1 or self.stale
+    several = self.batches * self.epochs > 1 or self.stale or self.watch_steps
     needed = several or self._requires('logp_old')
-    return self.anchor == 'learner' and needed
+    return self.anchor == 'learner' and bool(needed)
 
   @property
   def forward_passes(self) -> int:
@@ -192,6 +215,8 @@ class Updater:
       # Positions first: a wider batch then draws the same and more.
       noise = rng.random((shape[2], *shape[:2]), np.float32)
       extras['noise'] = np.moveaxis(noise, 0, -1)
+    if self._requires('updates_done'):  # each step says it anew
+      extras['updates_done'] = np.zeros(shape, np.float32)
     batch = batch._replace(
       extras=extras, entropy_old=extras.get('entropy_sampler')
     )
@@ -259,7 +284,7 @@ class Updater:
     batch = losses.with_required(method, rollout.batch)
     batch, _, _ = self.compiled.credit(batch, method.init())
     step = self.compiled.train_step.lower(
-      self.compiled.abstract, batch, chosen, layout, used, np.int32(0)
+      self.compiled.abstract, batch, chosen, layout, used, np.int32(0), False
     )
     needs = step.compile().memory_analysis()
     held = needs.argument_size_in_bytes + needs.output_size_in_bytes

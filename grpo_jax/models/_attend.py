@@ -21,7 +21,13 @@ class Partial(NamedTuple):
   log_mass: Array  # f32[B,Q,H], log-sum-exp of its scores
 
 
-def attend(query: Array, key: Array, value: Array, visible: Array) -> Partial:
+def attend(
+  query: Array,
+  key: Array,
+  value: Array,
+  visible: Array,
+  forward_mode: bool = False,
+) -> Partial:
   """Softmax attention with grouped heads, in float32 inside.
 
   The backward pass computes the scores again: of Q times N numbers nothing is
@@ -32,12 +38,15 @@ def attend(query: Array, key: Array, value: Array, visible: Array) -> Partial:
     key: f[B,N,K,D].
     value: f[B,N,K,D].
     visible: bool[B,Q,N]; a query that sees nothing gets output 0.
+    forward_mode: Leaves both passes to JAX, which alone can differentiate in
+      forward mode; the scores are kept for a backward pass.
 
   Returns:
     A `Partial` over these keys.
   """
   # Heads before positions: the products then need no transposed copies.
-  output, log_mass = _attend(
+  run = _plain if forward_mode else _attend
+  output, log_mass = run(
     jnp.moveaxis(_grouped(query, key.shape[2]), 1, 3),
     jnp.moveaxis(key, 2, 1),
     jnp.moveaxis(value, 2, 1),
@@ -124,9 +133,11 @@ def _softmax(scores, times_value):
   return output, jnp.where(blind, NEVER, jnp.log(total) + top)
 
 
-@jax.custom_vjp
-def _attend(query, key, value, visible):
+def _plain(query, key, value, visible):
   return _forward(query, key, value, visible)[0]
+
+
+_attend = jax.custom_vjp(_plain)
 
 
 def _forward(query, key, value, visible):

@@ -41,6 +41,7 @@ def attend_group(
   own: tuple[Array, Array],
   prompt_visible: Array,
   own_visible: Array,
+  forward_mode: bool = False,
 ) -> Array:
   """Rows that share a prompt: its keys are read once for the whole group.
 
@@ -50,6 +51,7 @@ def attend_group(
     own: Keys and values of each row, f[P,G,M,K,D] each.
     prompt_visible: bool[P,G,Q,N].
     own_visible: bool[P,G,Q,M].
+    forward_mode: See `attend`.
 
   Returns:
     f[P,G,Q,H,D].
@@ -63,12 +65,12 @@ def attend_group(
     return x.reshape(prompts * group, *x.shape[2:])
 
   visible = join(prompt_visible)
-  shared = attend(join(query), prompt[0], prompt[1], visible)
+  shared = attend(join(query), *prompt, visible, forward_mode)
   # Back from the prompt's rows to the completions': [P,G*Q,...] -> [P*G,Q,...].
   shared = Partial(
     *(x.reshape(prompts * group, queries, *x.shape[2:]) for x in shared)
   )
-  alone = attend(rows(query), rows(own[0]), rows(own[1]), rows(own_visible))
+  alone = attend(rows(query), *map(rows, own), rows(own_visible), forward_mode)
   return merge(shared, alone).reshape(query.shape)
 
 
@@ -80,7 +82,10 @@ def _recent(query_position, key_position, window: int | None):
 
 
 def over_layout(
-  layout: Layout, implementation: str = 'xla', interpret: bool = False
+  layout: Layout,
+  implementation: str = 'xla',
+  interpret: bool = False,
+  forward_mode: bool = False,
 ) -> Attention:
   """Attention over the rows of a layout.
 
@@ -92,16 +97,17 @@ def over_layout(
       that suits the device, dtype and sizes. A layer that splash attention
       cannot express, one with a window in a row of blocks, is left to XLA.
     interpret: Accelerators' kernels as they run on any platform, slowly.
+    forward_mode: For `jax.jvp`, which only `'xla'` knows: that is taken.
 
   Returns:
     The function that a layer calls; it keeps no cache.
   """
   if layout.blocks is not None:
-    portable = _over_blocks(layout, layout.blocks)
+    portable = _over_blocks(layout, layout.blocks, forward_mode)
   else:
-    portable = _over_segments(layout)
+    portable = _over_segments(layout, forward_mode)
   chosen = _chosen(implementation)
-  if chosen == 'xla':
+  if chosen == 'xla' or forward_mode:
     return portable
   from grpo_jax.models import kernels  # Pallas takes a while to import
 
@@ -118,7 +124,7 @@ def over_layout(
   return attention
 
 
-def _over_segments(layout: Layout) -> Attention:
+def _over_segments(layout: Layout, forward_mode: bool) -> Attention:
   segment, parent = layout.segment, layout.parent
   same = segment[:, :, None] == segment[:, None, :]
   continued = parent[:, :, None] == segment[:, None, :]
@@ -126,12 +132,15 @@ def _over_segments(layout: Layout) -> Attention:
 
   def attention(query, key, value, cache, window):
     recent = _recent(layout.position, layout.position, window)
-    return attend(query, key, value, related & recent).output, cache
+    visible = related & recent
+    return attend(query, key, value, visible, forward_mode).output, cache
 
   return attention
 
 
-def _over_blocks(layout: Layout, blocks: Blocks) -> Attention:
+def _over_blocks(
+  layout: Layout, blocks: Blocks, forward_mode: bool
+) -> Attention:
   rows = layout.tokens.shape[0]
   edge = blocks.prompt_tokens
   shape = (rows, blocks.completions, blocks.completion_tokens)
@@ -148,7 +157,11 @@ def _over_blocks(layout: Layout, blocks: Blocks) -> Attention:
     )
     visible = _recent(prompt_position, prompt_position, window)
     prompt_output = attend(
-      prompt_query, prompt_key, prompt_value, visible & prompt_used[:, None, :]
+      prompt_query,
+      prompt_key,
+      prompt_value,
+      visible & prompt_used[:, None, :],
+      forward_mode,
     ).output
     to_prompt = _recent(
       position, jnp.broadcast_to(prompt_position[:, None], (*shape[:2], edge)),
@@ -160,6 +173,7 @@ def _over_blocks(layout: Layout, blocks: Blocks) -> Attention:
       (key, value),
       to_prompt & prompt_used[:, None, None, :],
       _recent(position, position, window) & used[:, :, None, :],
+      forward_mode,
     )
     output = output.reshape(rows, -1, *output.shape[3:])
     return jnp.concatenate([prompt_output, output], axis=1), cache

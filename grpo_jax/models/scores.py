@@ -30,6 +30,7 @@ def score(
   temperature: float = 1.0,
   with_entropy: bool = False,
   chunk_tokens: int | None = None,
+  forward_mode: bool = False,
 ) -> Scores:
   r"""Log-probabilities of the completions, under
 
@@ -47,6 +48,7 @@ def score(
     with_entropy: Whether to compute the entropy too.
     chunk_tokens: Positions per chunk, over all rows; None picks 64 MiB of
       logits on each data shard.
+    forward_mode: For `jax.jvp`; see `attention.over_layout`.
 
   Returns:
     The `Scores`.
@@ -55,7 +57,7 @@ def score(
     params,
     layout.tokens,
     layout.position,
-    over_layout(layout, model.config.attention),
+    over_layout(layout, model.config.attention, forward_mode=forward_mode),
   )
   rows, slots, tokens = layout.column.shape
   column = layout.column.reshape(rows, slots * tokens)

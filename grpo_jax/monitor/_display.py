@@ -23,6 +23,9 @@ _SHOWN = {
   'kl_old_k3': 'kl',
   'entropy': 'entropy',
   'clipped': 'clip',
+  'overshoot': 'overshoot',
+  'overshoot_carried': 'carried',
+  'overshoot_fresh': 'fresh',
   'sample_tokens_per_sec': 'tokens/s',
 }
 

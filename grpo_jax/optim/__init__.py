@@ -1,6 +1,41 @@
-"""Optimizers and schedules: optax transformations, for any training loop."""
+"""Optimizers under clipping: optax transformations, for any training loop.
 
+Needs jax and optax alone, and works on any tree of parameters, under jit, on
+any sharding.
+"""
+
+from grpo_jax.optim._adam import Split
+from grpo_jax.optim._adam import split as split_update
 from grpo_jax.optim._adamw import adamw
 from grpo_jax.optim._adamw import learning_rate
+from grpo_jax.optim._brakes import decay_carried
+from grpo_jax.optim._brakes import project_outward
+from grpo_jax.optim._brakes import reset_moments
+from grpo_jax.optim._brakes import restore_reward_scale
+from grpo_jax.optim._coast import Coasted
+from grpo_jax.optim._coast import coast
+from grpo_jax.optim._law import coasting_half_life
+from grpo_jax.optim._law import coasting_ratio
+from grpo_jax.optim._law import coasting_steps
+from grpo_jax.optim._moments import MomentRecord
+from grpo_jax.optim._moments import moment_metrics
+from grpo_jax.optim._moments import record_adam_moments
 
-__all__ = ('adamw', 'learning_rate')
+__all__ = (
+  'Coasted',
+  'MomentRecord',
+  'Split',
+  'adamw',
+  'coast',
+  'coasting_half_life',
+  'coasting_ratio',
+  'coasting_steps',
+  'decay_carried',
+  'learning_rate',
+  'moment_metrics',
+  'project_outward',
+  'record_adam_moments',
+  'reset_moments',
+  'restore_reward_scale',
+  'split_update',
+)

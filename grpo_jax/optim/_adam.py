@@ -1,0 +1,214 @@
+"""Adam's moments, wherever they lie in the state of an optax transformation."""
+
+from collections.abc import Callable
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+Array = jax.Array
+Tree = Any
+
+# Also the states of adamw, nadam, lamb, yogi and of Adam inside muon.
+_ADAM = optax.ScaleByAdamState | optax.ScaleByAmsgradState
+
+
+class Split(NamedTuple):
+  """One applied update as a sum of three, trees like the parameters."""
+
+  carried: Tree  # what the moments of earlier gradients do
+  fresh: Tree  # what this gradient adds
+  decayed: Tree  # what is left without any moment: decoupled weight decay
+
+
+class Owned(NamedTuple):
+  """Adam's numbers for some parameters, by their paths in the tree."""
+
+  m_hat: dict[Any, Array]  # first moment, bias corrected
+  v_hat: dict[Any, Array]  # second moment, bias corrected
+
+
+def is_adam(node: Any) -> bool:
+  """Whether a node of a state holds the moments of Adam."""
+  return isinstance(node, _ADAM)
+
+
+def edit(state: Any, function: Callable[..., Any], *others: Any) -> Any:
+  """The state with `function(adam, *other_adams)` for each state of Adam."""
+  return jax.tree.map(
+    lambda node, *rest: function(node, *rest) if is_adam(node) else node,
+    state,
+    *others,
+    is_leaf=is_adam,
+  )
+
+
+def find(state: Any, who: str) -> list[Any]:
+  """All states of Adam inside a state.
+
+  Args:
+    state: Of any optax transformation.
+    who: Needs them, for the error message.
+
+  Raises:
+    ValueError: There are none.
+  """
+  nodes = jax.tree.leaves(state, is_leaf=is_adam)
+  found = [node for node in nodes if is_adam(node)]
+  if not found:
+    raise ValueError(
+      f'{who} got a transformation whose state ({type(state).__name__}) holds '
+      "no moments of Adam; wrap one made of optax's adam, adamw, nadam, "
+      'amsgrad, lamb or scale_by_adam, inside other transformations or not.'
+    )
+  return found
+
+
+def split(
+  transformation: optax.GradientTransformation,
+  before: Any,
+  after: Any,
+  updates: Tree,
+  params: Tree,
+  **extra_args: Any,
+) -> Split:
+  """Splits an update into what was carried, what is fresh, and weight decay.
+
+  The carried part is what the transformation would have done with a gradient of
+  zero and the denominator that it had, so it holds :math:`b_1 m_{t-1}` and the
+  fresh part :math:`(1 - b_1) g_t`, both behind whatever comes after Adam
+  (learning rate, trust ratio, masks). It is found by running the transformation
+  on zeros, from moments that lead to that denominator; nothing needs to be
+  known of it but where Adam's moments are.
+
+  Args:
+    transformation: Any with Adam's moments in its state.
+    before: Its state before the update.
+    after: Its state after the update.
+    updates: The update itself.
+    params: The parameters before the update.
+    **extra_args: What the update was given besides.
+
+  Returns:
+    A `Split` whose parts add up to `updates`.
+  """
+  run = optax.with_extra_args_support(transformation).update
+  zeros = jax.tree.map(jnp.zeros_like, updates)
+  rates = iter(decay_rates(transformation, before, zeros, params, **extra_args))
+
+  def leading_to(old, new):
+    b2 = next(rates)[1]
+
+    def back(v):  # b2 * back(v) = v
+      return jnp.where(b2 > 0, v / b2, v).astype(v.dtype)
+
+    old = old._replace(nu=jax.tree.map(back, new.nu))
+    if isinstance(new, optax.ScaleByAmsgradState):
+      old = old._replace(nu_max=new.nu_max)
+    return old
+
+  start = edit(_without_accumulated(before), leading_to, after)
+  carried, _ = run(zeros, start, params, **extra_args)
+  still = edit(start, _without_first_moment)
+  decayed, _ = run(zeros, still, params, **extra_args)
+  subtract = lambda x, y: jax.tree.map(jnp.subtract, x, y)
+  return Split(subtract(carried, decayed), subtract(updates, carried), decayed)
+
+
+def decay_rates(
+  transformation: optax.GradientTransformation,
+  state: Any,
+  zeros: Tree,
+  params: Tree,
+  **extra_args: Any,
+) -> list[tuple[Array, Array]]:
+  """(b1, b2) that each state of Adam would be decayed by now, f32[] each.
+
+  Read off what becomes of moments of one under a gradient of zero, so that it
+  does not matter who set them, or whether they move. The compiler keeps of this
+  a few scalars.
+  """
+  run = optax.with_extra_args_support(transformation).update
+
+  def ones(node):
+    return node._replace(
+      mu=jax.tree.map(jnp.ones_like, node.mu),
+      nu=jax.tree.map(jnp.ones_like, node.nu),
+    )
+
+  start = edit(_without_accumulated(state), ones)
+  _, decayed = run(zeros, start, params, **extra_args)
+  return [
+    (_scalar(node.mu), _scalar(node.nu))
+    for node in find(decayed, 'decay_rates')
+  ]
+
+
+def owned(
+  transformation: optax.GradientTransformation,
+  before: Any,
+  after: Any,
+  updates: Tree,
+  params: Tree,
+  **extra_args: Any,
+) -> Owned:
+  """Bias-corrected moments after an update, of the parameters that have any.
+
+  Args:
+    transformation: See `split`.
+    before: Its state before the update.
+    after: Its state after the update.
+    updates: The update itself.
+    params: The parameters before the update.
+    **extra_args: What the update was given besides.
+
+  Returns:
+    An `Owned`; keys are `jax.tree_util` paths in `params`.
+  """
+  zeros = jax.tree.map(jnp.zeros_like, updates)
+  rates = decay_rates(transformation, before, zeros, params, **extra_args)
+  corrected = Owned({}, {})
+  for node, (b1, b2) in zip(find(after, 'owned'), rates, strict=True):
+    count = node.count.astype(jnp.float32)
+    for moment, into, rate in (
+      (node.mu, corrected.m_hat, b1),
+      (node.nu, corrected.v_hat, b2),
+    ):
+      correction = 1 - rate**count
+      for path, leaf in jax.tree_util.tree_leaves_with_path(moment):
+        into[path] = leaf / correction.astype(leaf.dtype)
+  return corrected
+
+
+def stepped(before: Any, after: Any) -> Array:
+  """bool[], whether Adam has taken a step: not while gradients accumulate."""
+  pairs = zip(find(before, 'stepped'), find(after, 'stepped'), strict=True)
+  return jnp.any(jnp.stack([old.count != new.count for old, new in pairs]))
+
+
+def _without_first_moment(node):
+  return node._replace(mu=jax.tree.map(jnp.zeros_like, node.mu))
+
+
+def _without_accumulated(state: Any) -> Any:
+  """The state with no gradients that `optax.MultiSteps` has gathered."""
+  gathers = lambda node: isinstance(node, optax.MultiStepsState)
+
+  def emptied(node):
+    if not gathers(node):
+      return node
+    zeros = jax.tree.map(jnp.zeros_like, node.acc_grads)
+    return node._replace(acc_grads=zeros)
+
+  return jax.tree.map(emptied, state, is_leaf=gathers)
+
+
+def _scalar(moment: Tree) -> Array:
+  """The number that all entries of a moment have; 0 if there are none."""
+  leaves = jax.tree.leaves(moment)
+  if not leaves:
+    return jnp.zeros(())
+  smallest = min(leaves, key=lambda leaf: leaf.size)
+  return jnp.max(smallest).astype(jnp.float32)

@@ -1,0 +1,160 @@
+"""What an optimizer would still do if every gradient were zero from now on."""
+
+import re
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+# Fields of `optax.inject_hyperparams` states: settings, no memory of gradients.
+_SETTINGS = ('hyperparams', 'hyperparams_states')
+_MISSING = re.compile(
+  r'\w*update\w*\(\) missing \d+ required '
+  r'(?:keyword-only|positional) arguments?: (.*)'
+)
+
+
+class Coasted(NamedTuple):
+  """Where zero gradients lead, and by which way; see :func:`coast`.
+
+  Attributes:
+    moved: Tree like the parameters: the sum of the updates without decoupled
+      decay, in float32 or wider; in the parameters' units.
+    decayed: The like: what decoupled weight decay did on the way.
+    norms: `[num_steps]`, global norm of each step's motion, decay left out;
+      float32, or float64 where a parameter is.
+    params: The parameters at the end, in their own dtypes; `params + moved +
+      decayed` but for rounding.
+    state: The optimizer's state at the end.
+  """
+
+  moved: Any
+  decayed: Any
+  norms: jax.Array
+  params: Any
+  state: Any
+
+
+def coast(
+  transformation: optax.GradientTransformation,
+  state: Any,
+  params: Any,
+  num_steps: int,
+  **extra_args: Any,
+) -> Coasted:
+  """Runs an optimizer on zero gradients, along the path that it then takes.
+
+  This is momentum made visible: for Adam `norms` follows
+  :func:`grpo_jax.optim.coasting_ratio`, for SGD with momentum m it is a
+  geometric series, for Lion constant steps, for RMSProp zero. Schedules,
+  chains, masks, `optax.inject_hyperparams` and `optax.MultiSteps` (whose
+  half-full accumulator counts as memory) act as they would in training.
+
+  Decoupled weight decay needs no gradient either, so it is told apart: at every
+  step the update is computed once more, from the same parameters and a state
+  without memory, in which each floating number is 0 (but for the
+  hyper-parameters of `optax.inject_hyperparams`; NaNs from 0/0 count as 0).
+  That is `decayed`; the rest is `moved`. Their sum is always exact; the split
+  is what it says where the floating part of the state is gradients' moments and
+  the optimizer adds decay to the rest. It is not
+
+  - for LAMB with weight decay, whose trust ratio scales the sum of both: then
+    `decayed` is the decay of a LAMB without memory, `moved` all the rest;
+  - for Adam with epsilon exactly 0 and decay: 0/0, so all is in `moved`;
+  - for states that hold parameters or learning rates (schedule-free, Prodigy),
+    nor for noise that the optimizer adds, which is in `decayed`.
+
+  Decay that is added to the gradient (L2) before the moments has its memory in
+  `moved`, and is in `decayed` what it would do to fresh moments.
+
+  Under `jax.jit`, XLA removes what is not read.
+
+  Args:
+    transformation: An optimizer, any optax transformation whose update needs
+      only gradients, state and parameters, or `extra_args` that stay the same.
+    state: Its state now.
+    params: The parameters now; any tree.
+    num_steps: Steps with zero gradient; a static int, 0 or more.
+    **extra_args: Passed to every update.
+
+  Returns:
+    A :class:`Coasted`.
+
+  Raises:
+    ValueError: `num_steps` is no static int >= 0, or the optimizer's update
+      requires keywords that are not among `extra_args` (`optax.lbfgs`,
+      `optax.polyak_sgd`).
+
+  >>> sgd = optax.sgd(0.5, momentum=0.5)
+  >>> params = jnp.float32(1.0)
+  >>> _, state = sgd.update(jnp.float32(2.0), sgd.init(params), params)
+  >>> coasted = coast(sgd, state, params, 3)
+  >>> coasted.norms.tolist(), float(coasted.moved), float(coasted.params)
+  ([0.5, 0.25, 0.125], -0.875, 0.125)
+  """
+  if not isinstance(num_steps, int | np.integer) or num_steps < 0:
+    raise ValueError(
+      f'coast got num_steps={num_steps}; give a static int, 0 or more.'
+    )
+  state, params = jax.tree.map(jnp.asarray, (state, params))
+  zeros = jax.tree.map(jnp.zeros_like, params)
+  none = jax.tree.map(lambda x: jnp.zeros(x.shape, _wide(x)), params)
+
+  def step(carry, _):
+    params, state, moved, decayed = carry
+    update, after = _update(transformation, zeros, state, params, extra_args)
+    decay, _ = _update(
+      transformation, zeros, _without_memory(state), params, extra_args
+    )
+    decay = jax.tree.map(
+      lambda d: jnp.where(jnp.isnan(d), 0, d).astype(_wide(d)), decay
+    )
+    motion = jax.tree.map(jnp.subtract, update, decay)
+    moved = jax.tree.map(jnp.add, moved, motion)
+    decayed = jax.tree.map(jnp.add, decayed, decay)
+    params = optax.apply_updates(params, update)
+    return (params, after, moved, decayed), _norm(motion)
+
+  (params, state, moved, decayed), norms = jax.lax.scan(
+    step, (params, state, none, none), length=num_steps
+  )
+  return Coasted(moved, decayed, norms, params, state)
+
+
+def _update(transformation, zeros, state, params, extra_args):
+  """One update, with an error that says which keywords it lacks."""
+  update = optax.with_extra_args_support(transformation).update
+  try:
+    return update(zeros, state, params, **extra_args)
+  except TypeError as error:
+    missing = _MISSING.search(str(error))
+    if missing is None or extra_args.keys() & re.findall(r'\w+', missing[1]):
+      raise  # not the caller's to mend, so its own words say it best
+    raise ValueError(
+      f'coast cannot run this optimizer on zero gradients alone, as its update '
+      f'also needs {missing[1]}; leave out the transformation that does, or '
+      'give coast what it needs as keywords if one value serves every step.'
+    ) from error
+
+
+def _without_memory(state):
+  """The state with its floating numbers 0, but for hyper-parameters."""
+
+  def erase(path, leaf):
+    setting = any(getattr(key, 'name', None) in _SETTINGS for key in path)
+    memory = jnp.issubdtype(leaf.dtype, jnp.inexact) and not setting
+    return jnp.zeros_like(leaf) if memory else leaf
+
+  return jax.tree_util.tree_map_with_path(erase, state)
+
+
+def _wide(x) -> jnp.dtype:
+  return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def _norm(tree) -> jax.Array:
+  squares = [jnp.sum(jnp.square(jnp.abs(x))) for x in jax.tree.leaves(tree)]
+  return jnp.sqrt(sum(squares, jnp.float32(0.0)))

@@ -1,0 +1,251 @@
+"""What Adam's moments do, step by step, recorded in the optimizer's state."""
+
+from collections.abc import Callable
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from grpo_jax.optim import _adam
+
+Array = jax.Array
+Tree = Any
+Labels = Callable[[Tree], Tree] | Tree | None
+
+# Edges of the histogram of log2(epsilon / sqrt(v-hat)), with open ends.
+EPSILON_EDGES = np.arange(-32, 33, 4)
+_QUANTILES = {'p01': 0.01, 'p50': 0.5, 'p99': 0.99}
+_WHOLE = 'all'
+
+
+class MomentRecord(NamedTuple):
+  """One Adam step of one group of parameters; norms are Euclidean.
+
+  An update is the sum of three parts: `carried` by the moments from earlier
+  gradients, `fresh` from this one, `decayed` by decoupled weight decay. A
+  cosine of two directions of which one is 0 is 0. An update goes down the
+  gradient, so its cosine with it is negative where it does what it should.
+  """
+
+  grad_norm: Array  # f32[], of the gradient as it was given
+  update_norm: Array  # f32[], of the update as it is returned
+  m_hat_norm: Array  # f32[], of the bias-corrected first moment
+  v_hat_norm: Array  # f32[], of the bias-corrected second moment
+  carried_norm: Array  # f32[]
+  fresh_norm: Array  # f32[]
+  decayed_norm: Array  # f32[]
+  grad_update_cosine: Array  # f32[]
+  grad_carried_cosine: Array  # f32[]
+  carried_update_cosine: Array  # f32[]
+  below_epsilon: Array  # f32[], share of coordinates with sqrt(v-hat) < epsilon
+  epsilon_counts: Array  # f32[18], coordinates by log2(epsilon / sqrt(v-hat))
+
+
+class RecordAdamMomentsState(NamedTuple):
+  """State of `record_adam_moments`."""
+
+  inner_state: Any
+  record: dict[str, MomentRecord]  # of the last step, by group
+
+
+def record_adam_moments(
+  inner: optax.GradientTransformation,
+  epsilon: float = 1e-8,
+  labels: Labels = None,
+) -> optax.GradientTransformationExtraArgs:
+  r"""Wraps a transformation that has Adam in it, and records what Adam does.
+
+  The updates stay what they were. With :math:`\hat m, \hat v` Adam's
+  bias-corrected moments, a step is proportional to :math:`\hat m /
+  (\sqrt{\hat v} + \epsilon)`, and :math:`m_t = b_1 m_{t-1} + (1 - b_1) g_t`
+  splits it into a carried part, which moves on whatever the gradient has become
+  (zero, where a token is clipped), and a fresh one. The ratio
+  :math:`\epsilon / \sqrt{\hat v}` says whether the scale of the reward matters:
+  far below 1 the step does not depend on it, far above it is proportional.
+
+  Adam is found wherever it is: in `chain`, `named_chain`, `masked`,
+  `partition`, `MultiSteps` (the record is that of the last step taken),
+  `inject_hyperparams`, `apply_if_finite`; of several, all count. Parameters
+  without Adam count in the norms of gradients and updates.
+
+  The record costs three passes over the optimizer's elements, without a pass of
+  the model.
+
+  Args:
+    inner: Any optax transformation with `optax.ScaleByAdamState` or
+      `optax.ScaleByAmsgradState` in its state.
+    epsilon: That of Adam, which its state does not tell.
+    labels: Groups of parameters, as in `optax.partition`: a tree of names like
+      the parameters, or a function from parameters to one. None: one group.
+      (`optax.tree.map_params` wants the tree.)
+
+  Returns:
+    A transformation whose state is a `RecordAdamMomentsState`; read it with
+    `moment_metrics`.
+
+  Raises:
+    ValueError: When initialised, no Adam is found.
+
+  >>> tx = record_adam_moments(optax.adamw(1e-3))
+  >>> params = {'w': jnp.ones(3)}
+  >>> updates, state = tx.update(params, tx.init(params), params)
+  >>> float(moment_metrics(state)['adam_carried_norm'])
+  0.0
+
+  References:
+    Fontana et al., `On the Hidden Objective Biases of Group-based
+    Reinforcement Learning <https://arxiv.org/abs/2601.05002>`_, 2026,
+    propositions 2 and 3
+  """
+  inner = optax.with_extra_args_support(inner)
+
+  def init(params):
+    state = inner.init(params)
+    _adam.find(state, 'record_adam_moments')
+    zero = jnp.zeros((), jnp.float32)
+    counts = jnp.zeros(len(EPSILON_EDGES) + 1, jnp.float32)
+    empty = MomentRecord(*(zero for _ in MomentRecord._fields[:-1]), counts)
+    # Not from the leaves: `optax.tree.map_params` initialises with none.
+    groups = sorted({_WHOLE} if labels is None else set(_names(labels, params)))
+    return RecordAdamMomentsState(state, {name: empty for name in groups})
+
+  def update(updates, state, params=None, **extra_args):
+    grads, before = updates, state.inner_state
+    updates, after = inner.update(grads, before, params, **extra_args)
+    step = before, after, updates, params
+    parts = _adam.split(inner, *step, **extra_args)
+    moments = _adam.owned(inner, *step, **extra_args)
+    stepped = _adam.stepped(before, after)
+    names = _names(labels, grads if params is None else params)
+
+    def recorded(group, old):
+      chosen = [name == group for name in names]
+      new = _recorded(chosen, grads, updates, parts, moments, epsilon)
+      return jax.tree.map(lambda x, y: jnp.where(stepped, x, y), new, old)
+
+    record = {name: recorded(name, old) for name, old in state.record.items()}
+    return updates, RecordAdamMomentsState(after, record)
+
+  return optax.GradientTransformationExtraArgs(init, update)
+
+
+def moment_metrics(state: Any) -> dict[str, Array]:
+  """Reads the record of `record_adam_moments` back, as flat metrics.
+
+  Args:
+    state: Of any transformation that holds one; the last record found counts.
+
+  Returns:
+    f32[] each: every field of `MomentRecord` as `adam_field` (one group) or
+    `adam_group_field`, and of the histogram `..._epsilon_log2_p01`, `_p50` and
+    `_p99`, quantiles of log2(epsilon / sqrt(v-hat)) over the coordinates, to
+    the middle of a bin four wide (the ends: -34 and 34).
+
+  Raises:
+    ValueError: The state has no such record.
+  """
+  is_record = lambda node: isinstance(node, RecordAdamMomentsState)
+  nodes = jax.tree.leaves(state, is_leaf=is_record)
+  found = [node for node in nodes if is_record(node)]
+  if not found:
+    raise ValueError(
+      f'moment_metrics got a state ({type(state).__name__}) without a record; '
+      'give that of record_adam_moments(...).'
+    )
+  metrics = {}
+  for group, record in found[-1].record.items():
+    prefix = 'adam_' if group == _WHOLE else f'adam_{group}_'
+    fields = record._asdict()
+    counts = fields.pop('epsilon_counts')
+    metrics |= {prefix + name: value for name, value in fields.items()}
+    middles = np.append(EPSILON_EDGES - 2.0, EPSILON_EDGES[-1] + 2.0)
+    reached = jnp.cumsum(counts) / jnp.maximum(jnp.sum(counts), 1)
+    for name, share in _QUANTILES.items():
+      place = jnp.argmax(reached >= share)
+      metrics[f'{prefix}epsilon_log2_{name}'] = jnp.asarray(middles)[place]
+  return metrics
+
+
+def _names(labels: Labels, params: Tree) -> list[str]:
+  """The group of each leaf, in the order of the leaves."""
+  if labels is None:
+    return [_WHOLE] * len(jax.tree.leaves(params))
+  tree = labels(params) if callable(labels) else labels
+  return jax.tree.leaves(tree)
+
+
+def _recorded(
+  chosen: list[bool],
+  grads: Tree,
+  updates: Tree,
+  parts: _adam.Split,
+  moments: _adam.Owned,
+  epsilon: float,
+) -> MomentRecord:
+  """The record of the chosen leaves."""
+  by_path = jax.tree_util.tree_leaves_with_path
+  pairs = zip(by_path(grads), chosen, strict=True)
+  paths = [path for (path, _), is_in in pairs if is_in]
+
+  def owned(moment):  # some parameters have none
+    return [moment[path] for path in paths if path in moment]
+
+  def leaves(tree):
+    return owned(dict(by_path(tree)))
+
+  grad, update, carried = map(leaves, (grads, updates, parts.carried))
+  v_hat = owned(moments.v_hat)
+  counts = _epsilon_counts(v_hat, epsilon)
+  half = len(EPSILON_EDGES) // 2 + 1  # edges up to log2 = 0 lie below this
+  return MomentRecord(
+    grad_norm=_norm(grad),
+    update_norm=_norm(update),
+    m_hat_norm=_norm(owned(moments.m_hat)),
+    v_hat_norm=_norm(v_hat),
+    carried_norm=_norm(carried),
+    fresh_norm=_norm(leaves(parts.fresh)),
+    decayed_norm=_norm(leaves(parts.decayed)),
+    grad_update_cosine=_cosine(grad, update),
+    grad_carried_cosine=_cosine(grad, carried),
+    carried_update_cosine=_cosine(carried, update),
+    below_epsilon=jnp.sum(counts[half:]) / jnp.maximum(jnp.sum(counts), 1),
+    epsilon_counts=counts,
+  )
+
+
+def _dot(x: list[Array], y: list[Array]) -> Array:
+  products = (
+    jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32))
+    for a, b in zip(x, y, strict=True)
+  )
+  return sum(products, jnp.zeros((), jnp.float32))
+
+
+def _norm(x: list[Array]) -> Array:
+  return jnp.sqrt(_dot(x, x))
+
+
+def _cosine(x: list[Array], y: list[Array]) -> Array:
+  size = _norm(x) * _norm(y)
+  return jnp.where(size > 0, _dot(x, y) / jnp.where(size > 0, size, 1), 0)
+
+
+def _epsilon_counts(v_hat: list[Array], epsilon: float) -> Array:
+  """f32[18], coordinates between the edges; without a moment: the last."""
+  # log2(epsilon / root) > edge where root * 2**edge < epsilon.
+  above = [
+    sum(
+      (
+        jnp.sum(jnp.sqrt(v) * 2.0**edge < epsilon, dtype=jnp.float32)
+        for v in v_hat
+      ),
+      jnp.zeros((), jnp.float32),
+    )
+    for edge in EPSILON_EDGES
+  ]
+  number = jnp.asarray(sum(v.size for v in v_hat), jnp.float32)
+  above = jnp.stack([number, *above, jnp.zeros((), jnp.float32)])
+  return above[:-1] - above[1:]
