@@ -82,6 +82,7 @@ def of_step(
 
     And over all trained tokens `ends_clipped` and `ends_outside`, the shares
     that are, after the step, without gradient, and outside on either side.
+    (Tokens without advantage have no side, and count as inside.)
   """
   shape = batch.mask.shape
 

@@ -162,6 +162,11 @@ def expected(name):
   return compute(bigram.params(), bigram.rollout().batch)
 
 
+def of_gradient(result):
+  gradient, measured = result
+  return Found(gradient.grads, gradient.loss, measured)
+
+
 def assert_equal(found: Found, wanted: Found, label: str):
   tiny.assert_trees_close(found.grads, wanted.grads, 1e-6)
   # All are sums or means of terms of order 1, some of which cancel.
@@ -181,7 +186,7 @@ def test_any_layout_row_by_row_gives_what_the_whole_does(name):
   learner = bigram.make_learner(METHODS[name].make())
   gradient = jax.jit(functools.partial(learner_lib.gradient, learner))
   for label, rows, used in cuts(1):
-    found = Found(*gradient(bigram.params(), state, batch, rows, used))
+    found = of_gradient(gradient(bigram.params(), state, batch, rows, used))
     assert_equal(found, wanted, label)
 
 
@@ -200,7 +205,7 @@ def test_so_do_several_rows_or_all_on_eight_devices(name):
 
   for label, rows, used in cuts(8):
     rows = jax.device_put(rows, sharding.rows(learner.mesh, axis=1))
-    found = Found(*gradient(split, state, batch, rows, used))
+    found = of_gradient(gradient(split, state, batch, rows, used))
     assert_equal(found, wanted, label)
   assert len(jax.tree.leaves(found.grads)[0].sharding.device_set) == 8
 

@@ -78,7 +78,7 @@ def test_closed_forms_of_prefixes(gained, w, uncancelled, share):
   rows, used = rollout_lib.micro_batches(rollout, np.arange(1), spec('padded'))
   logp = np.full((4, 3), -1.0, np.float32)
   logp[:, 0] += gained  # the policy of a shared token is one
-  gradient = jax.jit(lambda *args: learner_lib.gradient(learner, *args)[2])
+  gradient = jax.jit(lambda *args: learner_lib.gradient(learner, *args)[1])
   scalars = metrics.to_scalars(
     gradient({'logp': jnp.asarray(logp)}, state, batch, rows, used)
   )

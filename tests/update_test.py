@@ -121,11 +121,12 @@ def test_a_reference_is_kept_and_scored_only_if_the_method_has_one():
 def test_the_optimizer_hears_of_the_rollout_and_of_clipping():
   heard = []
 
-  def update_fn(grads, state, params=None, *, first_of_rollout, clipped_share):
+  def update_fn(grads, state, params=None, **extra):
+    names = 'first_of_rollout', 'clipped_share', 'advantage_scale'
+    assert set(extra) == set(names)  # and no `outward`, which nobody wants
     jax.debug.callback(
       lambda *args: heard.append([float(x) for x in args]),
-      first_of_rollout,
-      clipped_share,
+      *(extra[name] for name in names),
       ordered=True,
     )
     return grads, state
@@ -141,16 +142,20 @@ def test_the_optimizer_hears_of_the_rollout_and_of_clipping():
   rollout = make_rollout()
   made(state, rollout, 0)[0].step.block_until_ready()
   jax.effects_barrier()
-  assert [first for first, _ in heard] == [1.0, 0.0]
-  assert heard[0][1] == 0.0 and 0.0 <= heard[1][1] <= 1.0
+  first, clipped, scale = zip(*heard, strict=True)
+  assert first == (1.0, 0.0)
+  assert clipped[0] == 0.0 and 0.0 <= clipped[1] <= 1.0
+  batch, _ = losses.credit(learner.method, rollout.batch, learner.method.init())
+  kept = np.asarray(batch.advantage)[np.asarray(batch.keep)]
+  np.testing.assert_allclose(scale, np.sqrt(np.mean(kept**2)), rtol=1e-6)
 
 
 def test_a_skipped_first_batch_is_not_the_first_update():
   """The flag goes to the first step that is taken."""
   taken = []
 
-  def update_fn(grads, state, params=None, *, first_of_rollout, clipped_share):
-    del params, clipped_share
+  def update_fn(grads, state, params=None, *, first_of_rollout, **extra):
+    del params, extra
     jax.debug.callback(
       lambda first: taken.append(bool(first)), first_of_rollout, ordered=True
     )

@@ -17,6 +17,7 @@ from grpo_jax.optim._coast import coast
 from grpo_jax.optim._law import coasting_half_life
 from grpo_jax.optim._law import coasting_ratio
 from grpo_jax.optim._law import coasting_steps
+from grpo_jax.optim._law import warn_if_growing
 from grpo_jax.optim._moments import MomentRecord
 from grpo_jax.optim._moments import moment_metrics
 from grpo_jax.optim._moments import record_adam_moments
@@ -38,4 +39,5 @@ __all__ = (
   'reset_moments',
   'restore_reward_scale',
   'split_update',
+  'warn_if_growing',
 )

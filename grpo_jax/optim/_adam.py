@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from grpo_jax.optim._coast import decay_alone
+
 Array = jax.Array
 Tree = Any
 
@@ -20,7 +22,7 @@ class Split(NamedTuple):
 
   carried: Tree  # what the moments of earlier gradients do
   fresh: Tree  # what this gradient adds
-  decayed: Tree  # what is left without any moment: decoupled weight decay
+  decayed: Tree  # what is left without any memory: decoupled weight decay
 
 
 class Owned(NamedTuple):
@@ -111,8 +113,7 @@ def split(
 
   start = edit(_without_accumulated(before), leading_to, after)
   carried, _ = run(zeros, start, params, **extra_args)
-  still = edit(start, _without_first_moment)
-  decayed, _ = run(zeros, still, params, **extra_args)
+  decayed = decay_alone(transformation, zeros, start, params, extra_args)
   subtract = lambda x, y: jax.tree.map(jnp.subtract, x, y)
   return Split(subtract(carried, decayed), subtract(updates, carried), decayed)
 
@@ -186,10 +187,6 @@ def stepped(before: Any, after: Any) -> Array:
   """bool[], whether Adam has taken a step: not while gradients accumulate."""
   pairs = zip(find(before, 'stepped'), find(after, 'stepped'), strict=True)
   return jnp.any(jnp.stack([old.count != new.count for old, new in pairs]))
-
-
-def _without_first_moment(node):
-  return node._replace(mu=jax.tree.map(jnp.zeros_like, node.mu))
 
 
 def _without_accumulated(state: Any) -> Any:

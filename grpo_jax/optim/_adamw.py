@@ -5,6 +5,8 @@ from typing import Any
 
 import optax
 
+from grpo_jax.optim._law import warn_if_growing
+
 
 def learning_rate(
   peak: float,
@@ -75,7 +77,12 @@ def adamw(
 
   Returns:
     An optax transformation that ignores extra arguments.
+
+  Warns:
+    UserWarning: `b2 < b1 ** 2`; see `warn_if_growing`.
   """
+  if b2 > 0:
+    warn_if_growing(b1, b2)
   adam = optax.adamw(
     schedule,
     b1=b1,

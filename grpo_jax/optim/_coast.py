@@ -57,12 +57,12 @@ def coast(
   step the update is computed once more, from the same parameters and a state
   without memory, in which each floating number is 0 (but for the
   hyper-parameters of `optax.inject_hyperparams`; NaNs from 0/0 count as 0).
-  That is `decayed`; the rest is `moved`. Their sum is always exact; the split
-  is what it says where the floating part of the state is gradients' moments and
-  the optimizer adds decay to the rest. It is not
+  That is `decayed`; the rest is `moved`. Their sum is right for every
+  optimizer; the split is, where the floating part of the state is moments of
+  gradients and decay is added to the rest. It is not
 
-  - for LAMB with weight decay, whose trust ratio scales the sum of both: then
-    `decayed` is the decay of a LAMB without memory, `moved` all the rest;
+  - for LAMB with weight decay: its trust ratio scales the sum of both, so decay
+    alone is scaled up to a whole step, and `moved` and `norms` are the rest;
   - for Adam with epsilon exactly 0 and decay: 0/0, so all is in `moved`;
   - for states that hold parameters or learning rates (schedule-free, Prodigy),
     nor for noise that the optimizer adds, which is in `decayed`.
@@ -106,15 +106,10 @@ def coast(
   def step(carry, _):
     params, state, moved, decayed = carry
     update, after = _update(transformation, zeros, state, params, extra_args)
-    decay, _ = _update(
-      transformation, zeros, _without_memory(state), params, extra_args
-    )
-    decay = jax.tree.map(
-      lambda d: jnp.where(jnp.isnan(d), 0, d).astype(_wide(d)), decay
-    )
+    decay = decay_alone(transformation, zeros, state, params, extra_args)
     motion = jax.tree.map(jnp.subtract, update, decay)
-    moved = jax.tree.map(jnp.add, moved, motion)
-    decayed = jax.tree.map(jnp.add, decayed, decay)
+    moved = jax.tree.map(_plus, moved, motion)
+    decayed = jax.tree.map(_plus, decayed, decay)
     params = optax.apply_updates(params, update)
     return (params, after, moved, decayed), _norm(motion)
 
@@ -122,6 +117,32 @@ def coast(
     step, (params, state, none, none), length=num_steps
   )
   return Coasted(moved, decayed, norms, params, state)
+
+
+def decay_alone(
+  transformation: optax.GradientTransformation,
+  zeros: Any,
+  state: Any,
+  params: Any,
+  extra_args: dict[str, Any],
+) -> Any:
+  """The update of a state without memory: what weight decay does by itself.
+
+  Args:
+    transformation: See `coast`.
+    zeros: The gradient, a tree like the parameters.
+    state: Its floating numbers count as 0; NaNs that this gives as 0 too.
+    params: The parameters.
+    extra_args: Of the update.
+
+  Returns:
+    A tree like the parameters, in float32 or wider.
+  """
+  still = _without_memory(state)
+  decay, _ = _update(transformation, zeros, still, params, extra_args)
+  return jax.tree.map(
+    lambda d: jnp.where(jnp.isnan(d), 0, d).astype(_wide(d)), decay
+  )
 
 
 def _update(transformation, zeros, state, params, extra_args):
@@ -153,6 +174,10 @@ def _without_memory(state):
 
 def _wide(x) -> jnp.dtype:
   return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def _plus(total, x):
+  return total + x.astype(total.dtype)
 
 
 def _norm(tree) -> jax.Array:

@@ -134,8 +134,10 @@ def coasting_steps(
     log_rho = math.log(b1) - 0.5 * math.log(b2)
     if log_rho == 0:
       return float(end)
-    return float(-np.expm1(end * log_rho) / math.expm1(-log_rho))
-  return _summed(b1, b2, end, live, eps_ratio)
+    with np.errstate(over='ignore'):
+      return float(-np.expm1(end * log_rho) / math.expm1(-log_rho))
+  with np.errstate(over='ignore', invalid='ignore'):
+    return _summed(b1, b2, end, live, eps_ratio)
 
 
 def coasting_half_life(b1: float, b2: float) -> float:
@@ -257,10 +259,10 @@ def _summed(b1, b2, end, live, eps) -> float:
     terms = _ratio(done + np.arange(1.0, count + 1), b1, b2, live, eps)
     total += float(terms.sum())
     done += count
-    # Terms as small as this have long been falling geometrically.
-    if count > 1 and terms[-1] < terms[-2]:
-      if terms[-1] ** 2 <= 1e-17 * total * (terms[-2] - terms[-1]):
+    if count > 1:
+      # Terms this small fall geometrically, to term**2 / fall in all. A sum
+      # that has overflowed ends here too: its fall is no number.
+      fall = terms[-2] - terms[-1]
+      if not terms[-1] ** 2 > 1e-17 * total * fall:
         break
-    elif not terms[-1] > 0:
-      break
   return total

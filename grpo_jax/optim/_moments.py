@@ -105,28 +105,40 @@ def record_adam_moments(
   def init(params):
     state = inner.init(params)
     _adam.find(state, 'record_adam_moments')
-    zero = jnp.zeros((), jnp.float32)
-    counts = jnp.zeros(len(EPSILON_EDGES) + 1, jnp.float32)
-    empty = MomentRecord(*(zero for _ in MomentRecord._fields[:-1]), counts)
     # Not from the leaves: `optax.tree.map_params` initialises with none.
     groups = sorted({_WHOLE} if labels is None else set(_names(labels, params)))
-    return RecordAdamMomentsState(state, {name: empty for name in groups})
+    return RecordAdamMomentsState(state, {name: _empty() for name in groups})
 
   def update(updates, state, params=None, **extra_args):
-    grads, before = updates, state.inner_state
+    before, grads = state.inner_state, updates
     updates, after = inner.update(grads, before, params, **extra_args)
-    step = before, after, updates, params
-    parts = _adam.split(inner, *step, **extra_args)
-    moments = _adam.owned(inner, *step, **extra_args)
-    stepped = _adam.stepped(before, after)
     names = _names(labels, grads if params is None else params)
 
-    def recorded(group, old):
-      chosen = [name == group for name in names]
-      new = _recorded(chosen, grads, updates, parts, moments, epsilon)
-      return jax.tree.map(lambda x, y: jnp.where(stepped, x, y), new, old)
+    def recorded(old, grads, before, after, updates, params, extra_args):
+      step = before, after, updates, params
+      parts = _adam.split(inner, *step, **extra_args)
+      moments = _adam.owned(inner, *step, **extra_args)
+      return {
+        group: _recorded(
+          [name == group for name in names],
+          grads,
+          updates,
+          parts,
+          moments,
+          epsilon,
+        )
+        for group in old
+      }
 
-    record = {name: recorded(name, old) for name, old in state.record.items()}
+    # Behind a condition the compiler cannot mix the record into the update,
+    # which would then be rounded in other places.
+    record = jax.lax.cond(
+      _adam.stepped(before, after),
+      recorded,
+      lambda old, *_: old,
+      state.record,
+      *(grads, before, after, updates, params, extra_args),
+    )
     return updates, RecordAdamMomentsState(after, record)
 
   return optax.GradientTransformationExtraArgs(init, update)
@@ -167,6 +179,12 @@ def moment_metrics(state: Any) -> dict[str, Array]:
       place = jnp.argmax(reached >= share)
       metrics[f'{prefix}epsilon_log2_{name}'] = jnp.asarray(middles)[place]
   return metrics
+
+
+def _empty() -> MomentRecord:
+  """Zeros, each a buffer of its own: a state may be donated."""
+  shapes = [()] * (len(MomentRecord._fields) - 1) + [len(EPSILON_EDGES) + 1]
+  return MomentRecord(*(jnp.zeros(shape, jnp.float32) for shape in shapes))
 
 
 def _names(labels: Labels, params: Tree) -> list[str]:

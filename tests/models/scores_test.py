@@ -3,9 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from grpo_jax import layout
+from grpo_jax import models
 from grpo_jax.models import scores
 from tests import tiny
 
@@ -76,3 +78,32 @@ def test_no_array_of_all_positions_times_the_vocabulary(with_entropy):
   assert temporary < everything / 5
   # A few chunks of 78 MB and copies of the output layer, not more.
   assert temporary < 5 * 4 * 128 * vocab + 2 * parameters
+
+
+@pytest.mark.parametrize('kind', ['padded', 'shared', 'packed'])
+def test_forward_mode_is_the_transpose_of_reverse_mode(kind):
+  """<c, J v> = <J^T c, v>, and the same scores."""
+  model = tiny.model()
+  params = tiny.params(model)
+  ids, tokens, length = tiny.ragged()
+  rows = {
+    'padded': lambda: layout.padded_rows(ids, tokens, length, 16),
+    'shared': lambda: layout.shared_prompt(ids, tokens, length, 8),
+    'packed': lambda: layout.packed_rows(ids, tokens, length, 30),
+  }[kind]()
+  tangent = tiny.params(model, 3)
+
+  def logp(params, forward_mode):
+    return models.score(model, params, rows, forward_mode=forward_mode).logp
+
+  @jax.jit
+  def both():
+    scores, pull_back = jax.vjp(lambda p: logp(p, False), params)
+    again, moved = jax.jvp(lambda p: logp(p, True), (params,), (tangent,))
+    c = jax.random.normal(jax.random.key(0), scores.shape)
+    slopes = optax.tree.vdot(pull_back(c)[0], tangent)
+    return scores, again, jnp.vdot(c, moved), slopes
+
+  scores, again, forward, reverse = both()
+  np.testing.assert_array_equal(again, scores)
+  np.testing.assert_allclose(forward, reverse, rtol=1e-4)
