@@ -1,6 +1,7 @@
 """From a `Config` to the parts of a run."""
 
 import dataclasses
+import functools
 from typing import Any
 from typing import NamedTuple
 
@@ -110,7 +111,8 @@ def _method(config: config_lib.Config) -> losses.LossTransform:
     kwargs = {'weights': weights, **kwargs}
   method = named.method(name, kwargs)
   tokens = jnp.zeros((1, config.sampler.group, 2))
-  if method.requires <= {'entropy', 'noise', *losses.Batch._fields}:
+  known = {'entropy', 'noise', 'updates_done', *losses.Batch._fields}
+  if method.requires <= known:
     # Else it reads a user's own, of a shape that nobody knows here.
     given = losses.make_batch(
       tokens == 0,
@@ -258,6 +260,7 @@ def updater(run: Run) -> update.Updater:
       schedule,
       run.config.sampler.temperature,
       config.on_zero_advantage,
+      braked=True,
     ),
     shapes(run),
     spec,
@@ -267,13 +270,23 @@ def updater(run: Run) -> update.Updater:
     config.anchor,
     run.config.reference.refresh_steps,
     run.config.reference.refresh_weight,
+    optimizer.overshoot_every_steps,
     stale=run.config.sampler.resample_rounds > 0,
   )
 
 
-def _learner(run, method, schedule, temperature, on_zero_advantage):
-  def score(params, layout, with_entropy):
-    return models.score(run.model, params, layout, temperature, with_entropy)
+def _learner(
+  run, method, schedule, temperature, on_zero_advantage, braked=False
+):
+  def score(params, layout, with_entropy, forward_mode=False):
+    return models.score(
+      run.model,
+      params,
+      layout,
+      temperature,
+      with_entropy,
+      forward_mode=forward_mode,
+    )
 
   def decays(params):
     return jax.tree_util.tree_map_with_path(
@@ -290,6 +303,9 @@ def _learner(run, method, schedule, temperature, on_zero_advantage):
     clip_norm=config.clip_norm or None,
     decays=decays,
   )
+  if braked:
+    optimizer = _braked(optimizer, config)
+  updates = run.config.learner.batches * run.config.learner.epochs
   return learner_lib.Learner(
     score=score,
     method=method,
@@ -297,4 +313,25 @@ def _learner(run, method, schedule, temperature, on_zero_advantage):
     on_zero_advantage=on_zero_advantage,
     mesh=run.mesh,
     logical_axes=run.model.logical_axes,
+    with_outward=braked and config.brake == 'project',
+    score_forward=functools.partial(score, forward_mode=True),
+    coast_steps=updates,
+    records=braked and config.moments,
   )
+
+
+def _braked(optimizer, config: config_lib.Optim):
+  """The optimizer behind what the config puts around it."""
+  brakes = {
+    'none': lambda: optimizer,
+    'reset': lambda: optim.reset_moments(optimizer),
+    'reset_first': lambda: optim.reset_moments(optimizer, 'first'),
+    'decay': lambda: optim.decay_carried(optimizer),
+    'project': lambda: optim.project_outward(optimizer, config.epsilon),
+  }
+  optimizer = brakes[config.brake]()
+  if config.reward_scale:
+    optimizer = optim.restore_reward_scale(optimizer, config.reward_scale)
+  if config.moments:
+    optimizer = optim.record_adam_moments(optimizer, config.epsilon)
+  return optimizer

@@ -70,9 +70,9 @@ def test_the_gradient_does_not_depend_on_micro_batches(name, cut):
   batch, state, _ = learner_lib.credit(learner, rollout.batch, _state(learner))
   batch = losses.prepare(learner.method, batch, state)
   rows, used = rollout_lib.micro_batches(rollout, np.arange(4), cut)
-  found, _ = jax.jit(
-    lambda *args: learner_lib.gradient(learner, *args)
-  )(PARAMS, state, batch, rows, used)
+  found, _ = jax.jit(lambda *args: learner_lib.gradient(learner, *args))(
+    PARAMS, state, batch, rows, used
+  )
   expected_loss, expected = whole(name)
   tiny.assert_trees_close(found.grads, expected, 1e-6 * 5)
   np.testing.assert_allclose(found.loss, expected_loss, rtol=1e-5, atol=1e-6)

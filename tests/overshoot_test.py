@@ -125,7 +125,7 @@ def test_motion_is_what_scoring_again_says():
   )
   ratio = np.exp(logp(after.params) - batch.logp_old)
   outside = np.asarray(batch.keep & (batch.advantage != 0))
-  outside &= (ratio > 1.2) | (ratio < 0.8)
+  outside = outside & np.asarray((ratio > 1.2) | (ratio < 0.8))
   assert measured['ends_outside'] == pytest.approx(
     np.sum(outside) / np.sum(batch.keep)
   )
@@ -186,7 +186,7 @@ def test_the_end_of_a_rollout_is_scored_again():
   assert found['kl_rollout'] == pytest.approx(kl, rel=1e-3)
   ratio = np.exp(gap)
   outside = kept & np.asarray(batch.advantage != 0)
-  outside &= (ratio > 1.2) | (ratio < 0.8)
+  outside = outside & np.asarray((ratio > 1.2) | (ratio < 0.8))
   assert found['rollout_outside'] == pytest.approx(outside.sum() / kept.sum())
   assert 0 < found['rollout_clipped'] <= found['rollout_outside']
 

@@ -18,13 +18,13 @@ import itertools
 from typing import NamedTuple
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 import numpy as np
 
 from grpo_jax import losses
 from grpo_jax.diagnostics import _probe
+from grpo_jax.losses import _trie
 
 
 class SharedPrefix(NamedTuple):
@@ -44,8 +44,7 @@ def shared_prefix_weight(
 ) -> SharedPrefix:
   """Finds, for every token, who shares it and what moves it in sum.
 
-  Holds a few arrays `[P,G,T]`, never `[P,G,G,T]`: the completions are taken one
-  by one and compared with all of their group.
+  Holds a few arrays `[P,G,T]`, never `[P,G,G,T]`.
 
   Args:
     tokens: i32[P,G,T], ids. Where the mask has holes (what a tool wrote), the
@@ -66,26 +65,18 @@ def shared_prefix_weight(
   """
   tokens, coefficient = jnp.asarray(tokens), jnp.asarray(coefficient)
   mask = jnp.asarray(mask, bool)
-  width = tokens.shape[-1]
-  position = jnp.arange(width, dtype=jnp.int32)[None, None]
+  position = jnp.arange(tokens.shape[-1], dtype=jnp.int32)[None, None]
 
-  def add(shared, other):
-    ids, sampled, pull = (x[:, None] for x in other)  # [P,1,T]
-    unequal = jnp.where(tokens == ids, width, position)
-    common = jnp.min(unequal, axis=-1, keepdims=True)  # [P,G,1], tokens
+  def add(shared, common, sampled, pull):
     same = (position < common) & mask & sampled
     pull = jnp.where(same, pull, 0)
     return SharedPrefix(
       shared.sharers + same, shared.weight + pull, shared.total + jnp.abs(pull)
-    ), None
+    )
 
-  start = SharedPrefix(
-    jnp.zeros_like(mask, jnp.int32),
-    jnp.zeros_like(coefficient),
-    jnp.zeros_like(coefficient),
-  )
-  others = (jnp.moveaxis(x, 1, 0) for x in (tokens, mask, coefficient))
-  return lax.scan(add, start, tuple(others))[0]
+  zero = jnp.zeros_like(coefficient)
+  start = SharedPrefix(jnp.zeros_like(mask, jnp.int32), zero, zero)
+  return _trie.fold_group(add, start, tokens, mask, coefficient)
 
 
 def prefix_summary(

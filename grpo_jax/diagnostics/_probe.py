@@ -97,7 +97,10 @@ def make(
     logp_ref=logp + gap_ref,
     logp_sampler=logp_old,
     entropy_old=entropy,
-    extras={'noise': np.broadcast_to(noise, shape)},
+    extras={
+      'noise': np.broadcast_to(noise, shape),
+      'updates_done': np.zeros(shape),  # as at ratio 1
+    },
   )
   if fields is not None:
     batch = _with_fields(batch, fields)

@@ -4,6 +4,7 @@ Needs jax alone. Read `_base.py` for the types, `_stages.py` for how to write a
 transform of your own, `methods/` for the methods of the literature.
 """
 
+from grpo_jax.losses import contrib
 from grpo_jax.losses import methods
 from grpo_jax.losses._base import Batch
 from grpo_jax.losses._base import LossTransform
@@ -64,6 +65,8 @@ from grpo_jax.losses._ratio import average_ratio
 from grpo_jax.losses._ratio import clip_log_ratio
 from grpo_jax.losses._ratio import pool_log_ratio
 from grpo_jax.losses._ratio import sum_log_ratio
+from grpo_jax.losses._recenter import recenter_branches
+from grpo_jax.losses._recenter import recenter_shared_prefix
 from grpo_jax.losses._shaping import clip_advantage
 from grpo_jax.losses._shaping import divide_by_batch_deviation
 from grpo_jax.losses._shaping import drop_truncated
@@ -80,6 +83,7 @@ from grpo_jax.losses._stages import on_log_ratio
 from grpo_jax.losses._stages import on_objective
 from grpo_jax.losses._stages import on_reward
 from grpo_jax.losses._stages import on_weight
+from grpo_jax.losses._stages import on_weighted_advantage
 from grpo_jax.losses._stages import set_advantage
 from grpo_jax.losses._stages import set_objective
 from grpo_jax.losses._stages import set_weight
@@ -113,6 +117,7 @@ __all__ = (
   'clip_log_ratio',
   'conflict_tokens',
   'constant_advantage',
+  'contrib',
   'credit',
   'credit_completions_by_entropy',
   'credit_pass_at_k',
@@ -152,11 +157,14 @@ __all__ = (
   'on_objective',
   'on_reward',
   'on_weight',
+  'on_weighted_advantage',
   'penalize_covariance',
   'pool_log_ratio',
   'ppo_clip',
   'prepare',
   'pull_to_old',
+  'recenter_branches',
+  'recenter_shared_prefix',
   'scale_by_informative_groups',
   'scheduled',
   'score_function',

@@ -7,6 +7,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from grpo_jax.losses import _ops
+from grpo_jax.losses._base import Array
 from grpo_jax.losses._base import LossTransform
 from grpo_jax.losses._stages import set_objective
 
@@ -50,9 +51,7 @@ def ppo_clip(low=0.2, high=0.2, cap=None) -> LossTransform:
   def objective(terms, batch, low, high, **capped):
     ratio, ratio_metrics = _ops.importance_ratio(terms)
     advantage = batch.advantage
-    clip = _ops.clip_metrics(ratio > 1 + high, ratio < 1 - low, advantage)
-    value = jnp.where(clip['clipped_high'], 1 + high, ratio)
-    value = jnp.where(clip['clipped_low'], 1 - low, value)
+    value, clip = hold_outside(ratio, low, high, advantage)
     if capped:
       beyond = (ratio > capped['cap']) & (advantage < 0)
       value = jnp.where(beyond, capped['cap'], value)
@@ -62,6 +61,26 @@ def ppo_clip(low=0.2, high=0.2, cap=None) -> LossTransform:
 
   capped: dict[str, Any] = {} if cap is None else {'cap': cap}
   return set_objective(objective, low=low, high=high, **capped)
+
+
+def hold_outside(
+  ratio: Array, low, high, advantage: Array
+) -> tuple[Array, dict[str, Array]]:
+  """The ratio, held at a bound where `A` would push it further; and metrics.
+
+  Args:
+    ratio: f[P,G,T].
+    low: Distance of the lower bound from 1, a number or f[P,G,T].
+    high: Distance of the upper bound from 1, likewise.
+    advantage: f[P,G,T].
+
+  Returns:
+    The ratio, constant on the side where `A` points out of the range, and
+    `_ops.clip_metrics`.
+  """
+  clip = _ops.clip_metrics(ratio > 1 + high, ratio < 1 - low, advantage)
+  held = jnp.where(clip['clipped_high'], 1 + high, ratio)
+  return jnp.where(clip['clipped_low'], 1 - low, held), clip
 
 
 def importance_weighted() -> LossTransform:

@@ -285,6 +285,31 @@ def on_weight(function, requires: Iterable[str] = (), **hyper) -> LossTransform:
   )
 
 
+def on_weighted_advantage(
+  function, requires: Iterable[str] = (), **hyper
+) -> LossTransform:
+  """Edits the advantage by the weight: `function(advantage, batch, **hyper)`.
+
+  Args:
+    function: Sees one optimizer batch with its weight; returns f32[P,G,T].
+    requires: Optional fields that it reads, by name.
+    **hyper: Numbers, schedules or controllers, passed to `function` by name.
+
+  Returns:
+    A `LossTransform`; place it after the weight is set. What edits the weight
+    after it is not seen by it.
+  """
+  return _stage(
+    function,
+    'prepare',
+    'advantage',
+    needs='weight',
+    edits=True,
+    requires=requires,
+    hyper=hyper,
+  )
+
+
 def on_log_ratio(
   function, requires: Iterable[str] = (), scope: str = 'row', **hyper
 ) -> LossTransform:

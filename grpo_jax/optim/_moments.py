@@ -172,8 +172,10 @@ def moment_metrics(state: Any) -> dict[str, Array]:
     prefix = 'adam_' if group == _WHOLE else f'adam_{group}_'
     fields = record._asdict()
     counts = fields.pop('epsilon_counts')
-    metrics |= {prefix + name: value for name, value in fields.items()}
+    # As arrays: an nnx.Optimizer wraps what is in its state.
+    metrics |= {prefix + k: jnp.asarray(value) for k, value in fields.items()}
     middles = np.append(EPSILON_EDGES - 2.0, EPSILON_EDGES[-1] + 2.0)
+    counts = jnp.asarray(counts)
     reached = jnp.cumsum(counts) / jnp.maximum(jnp.sum(counts), 1)
     for name, share in _QUANTILES.items():
       place = jnp.argmax(reached >= share)
@@ -248,7 +250,8 @@ def _norm(x: list[Array]) -> Array:
 
 def _cosine(x: list[Array], y: list[Array]) -> Array:
   size = _norm(x) * _norm(y)
-  return jnp.where(size > 0, _dot(x, y) / jnp.where(size > 0, size, 1), 0)
+  cosine = jnp.where(size > 0, _dot(x, y) / jnp.where(size > 0, size, 1), 0)
+  return jnp.clip(cosine, -1, 1)  # rounding
 
 
 def _epsilon_counts(v_hat: list[Array], epsilon: float) -> Array:

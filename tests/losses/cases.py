@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax import losses
+from grpo_jax.losses import contrib
 from grpo_jax.losses import methods
 from tests import oracles
 
@@ -123,6 +124,11 @@ CORRECTIONS = {
   'geometric': losses.gate_geometric_mean(0.2, 0.2),
 }
 
+RECENTER = {
+  'recenter_shared_prefix': losses.recenter_shared_prefix(),
+  'recenter_branches': losses.recenter_branches(),
+}
+
 TRANSFORMS = [
   Entry(
     'shape_overlong_reward',
@@ -182,6 +188,16 @@ TRANSFORMS = [
     _with(_CREDIT, losses.clip_advantage(-0.5, 0.7), _WEIGHT, _CLIP),
   ),
   Entry('drop_truncated', _with(losses.drop_truncated(), *_PLAIN)),
+  *(
+    Entry(name, _with(_CREDIT, losses.mean_over_sequences(), recenter, _CLIP))
+    for name, recenter in RECENTER.items()
+  ),
+  Entry(
+    'rollback_clip', _with(_CREDIT, _WEIGHT, contrib.rollback_clip(0.1, 0.3))
+  ),
+  Entry(
+    'coasting_clip', _with(_CREDIT, _WEIGHT, contrib.coasting_clip(updates=4))
+  ),
   *(
     Entry(name, _with(_CREDIT, correction, _WEIGHT, _CLIP))
     for name, correction in CORRECTIONS.items()
@@ -280,7 +296,10 @@ def to_batch(case: oracles.Case, dtype=jnp.float64) -> losses.Batch:
     valid=jnp.asarray(case.valid),
     truncated=jnp.asarray(case.truncated),
     reward_parts=jnp.asarray(case.reward_parts, dtype),
-    extras={'noise': jnp.asarray(case.noise, dtype)},
+    extras={
+      'noise': jnp.asarray(case.noise, dtype),
+      'updates_done': jnp.asarray(np.floor(4 * case.noise), dtype),
+    },
     **of_policies,
   )
 

@@ -26,6 +26,10 @@ def run(method, case=None):
     ((CREDIT, WEIGHT, losses.drop_uniform_groups(), CLIP), 'drops tokens'),
     ((CREDIT, WEIGHT, losses.sum_over_tokens(), CLIP), "set 'weight'"),
     ((CREDIT, losses.on_weight(lambda w, b: w), WEIGHT), "sets 'weight'"),
+    (
+      (CREDIT, losses.recenter_branches(), WEIGHT, CLIP),
+      "sets 'weight'; place recenter_branches after one that does",
+    ),
     ((CREDIT, WEIGHT, CLIP, losses.pool_log_ratio()), 'pool_log_ratio'),
     ((CREDIT, WEIGHT, CLIP, losses.score_function()), "set 'objective'"),
     (

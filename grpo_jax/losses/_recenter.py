@@ -1,0 +1,148 @@
+r"""Recentring: advantages whose weighted sum is 0 wherever a group goes along.
+
+Advantages that add up to 0 over a group do not cancel on a common prefix once
+each is multiplied by a weight of its own, such as 1 / length: the prefix is
+pushed by :math:`W_{agg} = \sum_i w_{it} A_{it}` (proposition 1 of Fontana et
+al., `On the Hidden Objective Biases of Group-based Reinforcement Learning
+<https://arxiv.org/abs/2601.05002>`_, 2026). The transforms here subtract the
+mean that the method's own weights define, so they stand after the weight.
+"""
+
+from jax import lax
+import jax.numpy as jnp
+
+from grpo_jax.losses import _ops
+from grpo_jax.losses import _trie
+from grpo_jax.losses._base import Array
+from grpo_jax.losses._base import Batch
+from grpo_jax.losses._base import LossTransform
+from grpo_jax.losses._stages import on_weighted_advantage
+
+
+def recenter_shared_prefix() -> LossTransform:
+  r"""Makes W_agg exactly 0 on a prefix that the whole group shares.
+
+  .. math::
+    A_{it} \leftarrow A_{it} - b(t), \qquad
+    b(t) = \frac{\sum_j w_{jt} A_{jt}}{\sum_j w_{jt}}
+
+  where all completions of the group have the same ids before `t`. Where they
+  no longer do, and where only some of them train a token at `t`, a completion
+  keeps the last such baseline it had (0 if there was none).
+
+  The coefficient of a token at ratio 1 is :math:`w_{it} A_{it}` if the
+  objective's slope there is the advantage (`ppo_clip`, `score_function`, ...),
+  so a token that the whole group shares is not moved, whatever the weights. At
+  the first token that differs the coefficients of all branches add up to 0. If
+  the weights are constant over a completion (`mean_over_sequences`), the
+  baseline is one number per group.
+
+  A completion counts at `t` if it keeps a token of positive weight there, and
+  in the group if it does so anywhere; one that is alone is left as it is. Equal
+  advantages leave exactly 0. "Exactly" is up to rounding otherwise: a few units
+  in the last place of :math:`\sum_i |w_{it} A_{it}|`.
+
+  This does not make the gradient unbiased. On the tree of
+  `diagnostics.tree_bias`, GRPO's expected W_agg where all share the first token
+  falls from 0.18 to 0, and that token's bias by half, from 0.048 to 0.024. But
+  so does the gradient of the second token, and relative to it the bias goes
+  from 0.51 to 0.58: what is left is that of prefixes which a subset shares.
+
+  Returns:
+    A `LossTransform` that edits the advantage; place it after the weight.
+
+  >>> import jax.numpy as jnp
+  >>> from grpo_jax import losses
+  >>> method = losses.chain(losses.center_by_group(),
+  ...                       losses.mean_over_sequences(),
+  ...                       losses.recenter_shared_prefix())
+  >>> mask = jnp.array([[[1, 1, 0, 0], [1, 1, 1, 1]]], bool)
+  >>> tokens = jnp.array([[[5, 6, 0, 0], [5, 7, 8, 9]]])
+  >>> batch = losses.make_batch(mask, jnp.array([[6.0, 0.0]]), tokens=tokens)
+  >>> batch, state = losses.credit(method, batch, method.init())
+  >>> batch = losses.prepare(method, batch, state)
+  >>> batch.advantage.tolist()
+  [[[2.0, 2.0, 0.0, 0.0], [-4.0, -4.0, -4.0, -4.0]]]
+  >>> batch.weight.tolist()
+  [[[0.25, 0.25, 0.0, 0.0], [0.125, 0.125, 0.125, 0.125]]]
+  """
+
+  def advantage(advantage, batch):
+    return _recentered(advantage, batch, whole=True)
+
+  return on_weighted_advantage(advantage)
+
+
+def recenter_branches() -> LossTransform:
+  r"""Makes W_agg add up to 0 at every node of the trie of shared prefixes.
+
+  .. math::
+    A_{it} \leftarrow A_{it} - b(h_{it}), \qquad
+    b(h) = \frac{\sum_{j \ni h} w_{jt} A_{jt}}{\sum_{j \ni h} w_{jt}}
+
+  with :math:`h_{it}` the ids before the token and the sums over those
+  completions of the group that begin with `h`, if these are two or more. A
+  completion that goes on alone keeps the last baseline it had.
+
+  Where all who share `h` also take the same next token, that token's W_agg is
+  0. Where they branch, the W_agg of the branches add up to 0: the choice itself
+  keeps its gradient. (Each branch's own W_agg is not set to 0, as that would
+  delete the signal.) Who counts, and the rest, is as in
+  `recenter_shared_prefix`.
+
+  The baseline of a node sees none but the completions through it: what they
+  have in common, against the rest of the group, acts at the branch where they
+  left it. It contains the completion's own advantage, which shrinks the
+  gradient of a branching by about (n - 1) / n if n completions come to it, deep
+  ones more than early ones. On the tree of `diagnostics.tree_bias` (see
+  `recenter_shared_prefix`) GRPO's second token falls from 0.094 to 0.029 for
+  that and the relative bias of the first rises to +0.85; Dr. GRPO, unbiased up
+  to a factor, no longer is where the first token has a true gradient.
+
+  Returns:
+    A `LossTransform` that edits the advantage; place it after the weight.
+  """
+
+  def advantage(advantage, batch):
+    return _recentered(advantage, batch, whole=False)
+
+  return on_weighted_advantage(advantage)
+
+
+def _recentered(advantage: Array, batch: Batch, whole: bool) -> Array:
+  """The advantage minus its weighted mean over those who share the history.
+
+  Args:
+    advantage: f[P,G,T].
+    batch: With its weight.
+    whole: Whether a history counts only if the whole group shares it.
+  """
+  assert batch.weight is not None  # the stage has checked that
+  weight = jnp.where(batch.keep, batch.weight, 0).astype(advantage.dtype)
+  counts = weight > 0
+  position = jnp.arange(weight.shape[-1], dtype=jnp.int32)[None, None]
+
+  def add(total, common, other_counts, other_weight, other_advantage):
+    sharers, mass, moment = total
+    shares = (position <= common) & other_counts
+    share = jnp.where(shares, other_weight, 0)
+    # Of differences, which are exact zeros if the advantages are equal.
+    gain = share * (advantage - other_advantage)
+    return sharers + shares, mass + share, moment + gain
+
+  zero = jnp.zeros_like(advantage)
+  start = jnp.zeros_like(counts, jnp.int32), zero, zero
+  sharers, mass, moment = _trie.fold_group(
+    add, start, batch.tokens, counts, weight, advantage
+  )
+  centered = _ops.safe_divide(moment, mass)  # advantage - baseline
+  members = jnp.any(counts, axis=-1, keepdims=True)
+  size = jnp.sum(members, axis=1, keepdims=True, dtype=jnp.int32)  # [P,1,1]
+  qualifies = sharers >= 2
+  if whole:
+    qualifies &= sharers == size
+  last = lax.cummax(jnp.where(qualifies, position, -1), axis=2)
+  at_last = lambda x: jnp.take_along_axis(x, jnp.maximum(last, 0), axis=-1)
+  # Where `last` is the token itself, the first two cancel exactly.
+  moved = advantage - at_last(advantage) + at_last(centered)
+  return jnp.where(last >= 0, moved, advantage)
