@@ -1,11 +1,4 @@
-"""The learner: one optimizer step, in two stages.
-
-The model gives log-probabilities by `jax.vjp`; the loss gives `c = d loss /
-d logp`, an array of the small shape [P,G,T]; the pull-back of `c` through the
-model is the gradient of the parameters. So losses never see a model, and where
-one transform couples the whole batch (`scope == 'batch'`), `c` is computed for
-all of it before the first pull-back. The gradient is a sum over micro-batches
-and depends on their size, on packing and on sharding in no way.
+"""The learner: one optimizer step, and what else changes its state.
 
 Everything here is pure; `compiled` gives the jitted, donated versions.
 """
@@ -16,13 +9,12 @@ from typing import Any
 from typing import NamedTuple
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 import optax
 
+from grpo_jax import gradient
 from grpo_jax import losses
 from grpo_jax import metrics
-from grpo_jax import micro
 from grpo_jax import optim
 from grpo_jax import overshoot
 from grpo_jax import policy_metrics
@@ -162,138 +154,6 @@ def credit(
   return batch._replace(extras=extras), loss_state, measured
 
 
-def score_all(
-  learner: Learner,
-  params: Any,
-  layout: Layout,
-  num_micro: Array,
-  shape: tuple[int, ...],
-  with_entropy: bool = False,
-):
-  """`Scores` [P,G,T] of a stack of micro-batches, without a gradient.
-
-  Args:
-    learner: See `Learner`.
-    params: Of the policy, the reference, ...
-    layout: Micro-batches, [N, rows, ...].
-    num_micro: i32[], how many of the N hold anything.
-    shape: (P, G, T).
-    with_entropy: Whether to compute the entropy too.
-  """
-
-  def score(rows):
-    return learner.score(params, rows, with_entropy)
-
-  return micro.of_all(score, layout, num_micro, shape)
-
-
-def _loss_and_cotangent(learner, scores, batch, loss_state):
-  """((loss, terms), d loss / d scores) of any arrangement of completions."""
-
-  def loss(scores):
-    return losses.surrogate_loss(
-      learner.method, scores.logp, batch, loss_state, scores.entropy
-    )
-
-  return jax.value_and_grad(loss, has_aux=True)(scores)
-
-
-class Gradient(NamedTuple):
-  """What the passes of one optimizer batch give."""
-
-  grads: Any  # of the loss, like the parameters, float32
-  outward: Any  # of the clipped tokens' outward log-ratios, if wanted
-  loss: Array  # f32[]
-  logp: Array  # f32[P,G,T]
-  direction: Array  # f32[P,G,T], see `overshoot.outward`
-
-
-def gradient(
-  learner: Learner,
-  params: Any,
-  loss_state: Any,
-  batch: losses.Batch,
-  layout: Layout,
-  num_micro: Array,
-) -> tuple[Gradient, dict[str, metrics.Metric]]:
-  """The gradient of one optimizer batch, summed over its micro-batches.
-
-  Args:
-    learner: See `Learner`.
-    params: Of the policy.
-    loss_state: Of the `TrainState`.
-    batch: A prepared optimizer batch, [P,G,T].
-    layout: Its micro-batches, [N, rows, ...].
-    num_micro: i32[], how many of the N hold anything.
-
-  Returns:
-    A `Gradient` and metrics.
-  """
-  whole = None
-  if learner.method.scope == 'batch':
-    scores = score_all(
-      learner, params, layout, num_micro, batch.mask.shape, learner.with_entropy
-    )
-    whole = _loss_and_cotangent(learner, scores, batch, loss_state)
-
-  def one(k):
-    rows = micro.rows(layout, k)
-    scores, pull_back = jax.vjp(
-      lambda p: learner.score(p, rows, learner.with_entropy), params
-    )
-    if whole is not None:
-      loss, measured = jnp.zeros(()), {}
-      cotangent = micro.take(whole[1], rows.completion)
-      direction = micro.take(
-        overshoot.outward(whole[0][1], batch), rows.completion
-      )
-    else:
-      part = micro.take(batch, rows.completion)
-      (loss, terms), cotangent = _loss_and_cotangent(
-        learner, scores, part, loss_state
-      )
-      measured = policy_metrics.of_terms(terms, part)
-      direction = overshoot.outward(terms, part)
-    grads = pull_back(cotangent)[0]
-    beyond = None
-    if learner.with_outward:
-      outward = jax.tree.map(jnp.zeros_like, cotangent)
-      beyond = lax.cond(
-        jnp.any(direction != 0),
-        lambda: pull_back(outward._replace(logp=direction))[0],
-        lambda: jax.tree.map(jnp.zeros_like, grads),
-      )
-    seen = scores, cotangent.logp, direction
-    return (grads, beyond, loss), measured, seen, rows.completion
-
-  def body(k, total):
-    summed, measured, seen, completion = one(k)
-    put = lambda every, part: micro.put(every, part, completion)
-    return (
-      jax.tree.map(jnp.add, total[0], summed),
-      metrics.merge(total[1], measured),
-      jax.tree.map(put, total[2], seen),
-    )
-
-  shapes = jax.eval_shape(one, 0)
-  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[0])
-  nothing = lambda x: jnp.zeros(batch.mask.shape, x.dtype)
-  start = zeros, metrics.empty(shapes[1]), jax.tree.map(nothing, shapes[2])
-  summed, measured, seen = lax.fori_loop(0, num_micro, body, start)
-  grads, beyond, loss = summed
-  if whole is not None:
-    (loss, terms), _ = whole
-    measured = policy_metrics.of_terms(terms, batch)
-  scores, slope, direction = seen
-  # The same batch at ratio 1: what the method intends on shared tokens.
-  logp = jnp.where(batch.mask, lax.stop_gradient(scores.logp), 0)
-  sampler = None if batch.logp_sampler is None else logp
-  unmoved = batch._replace(logp_old=logp, logp_sampler=sampler)
-  _, intended = _loss_and_cotangent(learner, scores, unmoved, loss_state)
-  measured |= policy_metrics.of_prefixes(batch, -slope, -intended.logp)
-  return Gradient(grads, beyond, loss, scores.logp, direction), measured
-
-
 def train_step(
   learner: Learner,
   state: TrainState,
@@ -328,7 +188,7 @@ def train_step(
     done = jnp.full(batch.mask.shape, state.step - rollout_start, jnp.float32)
     batch = batch._replace(extras={**batch.extras, 'updates_done': done})
   batch = losses.prepare(learner.method, batch, state.loss_state)
-  found, measured = gradient(
+  found, measured = gradient.of_batch(
     learner, state.params, state.loss_state, batch, layout, num_micro
   )
   grad_norm = optax.tree.norm(found.grads)
@@ -341,16 +201,7 @@ def train_step(
   for name in measured:
     if name.startswith('sampler_gap'):  # drift is not the sampler's fault
       measured[name] = metrics.only_if(first, measured[name])
-  clipped = metrics.total(measured, overshoot.CLIPPED)
-  kept = jnp.maximum(jnp.sum(batch.keep, dtype=jnp.float32), 1)
-  square = jnp.sum(jnp.where(batch.keep, jnp.square(batch.advantage), 0))
-  extra = {
-    'first_of_rollout': first,
-    'clipped_share': clipped / kept,
-    'advantage_scale': jnp.sqrt(square / kept),
-  }
-  if learner.with_outward:
-    extra['outward'] = found.outward
+  extra = _extra_arguments(learner, found, measured, batch, first)
   updates, opt_state = optax.with_extra_args_support(learner.optimizer).update(
     found.grads, state.opt_state, state.params, **extra
   )
@@ -360,10 +211,10 @@ def train_step(
     measured |= {k: metrics.masked_mean(v, go) for k, v in moments.items()}
   if watch:
     tangents = _tangents(learner, state, opt_state, updates, extra)
+    given = batch, state.loss_state, layout, num_micro
     watched = overshoot.of_step(
-      learner, state.params, params, tangents, found.direction, found.logp,
-      batch, state.loss_state, layout, num_micro,
-    )  # fmt: skip
+      learner, state.params, params, tangents, found, *given
+    )
     measured |= {k: metrics.only_if(go, v) for k, v in watched.items()}
 
   def choose(new, old):
@@ -378,19 +229,37 @@ def train_step(
     nonfinite=state.nonfinite + ~finite,
     idle=state.idle + (finite & idle),
   )
+  measured |= _of_update(new_state, found.loss, grad_norm, updates, finite, go)
+  return new_state, measured
+
+
+def _of_update(state, loss, grad_norm, updates, finite, go):
+  """Metrics of one optimizer step, taken or not."""
   one = jnp.ones((), jnp.float32)
-  measured |= {
-    'loss': metrics.masked_mean(found.loss, finite),
+  return {
+    'loss': metrics.masked_mean(loss, finite),
     'grad_norm': metrics.masked_mean(grad_norm, finite),
     'update_norm': metrics.Mean(
       jnp.where(go, optax.tree.norm(updates), 0), one
     ),
-    'param_norm': metrics.Mean(optax.tree.norm(new_state.params), one),
+    'param_norm': metrics.Mean(optax.tree.norm(state.params), one),
     # Counters of the state, which only grow.
-    'nonfinite_steps': metrics.Max(new_state.nonfinite.astype(jnp.float32)),
-    'idle_steps': metrics.Max(new_state.idle.astype(jnp.float32)),
+    'nonfinite_steps': metrics.Max(state.nonfinite.astype(jnp.float32)),
+    'idle_steps': metrics.Max(state.idle.astype(jnp.float32)),
   }
-  return new_state, measured
+
+
+def _extra_arguments(learner, found, measured, batch, first) -> dict[str, Any]:
+  """What the optimizer is told besides gradient, state and parameters."""
+  clipped = metrics.total(measured, overshoot.CLIPPED)
+  kept = jnp.maximum(jnp.sum(batch.keep, dtype=jnp.float32), 1)
+  square = jnp.sum(jnp.where(batch.keep, jnp.square(batch.advantage), 0))
+  extra = {
+    'first_of_rollout': first,
+    'clipped_share': clipped / kept,
+    'advantage_scale': jnp.sqrt(square / kept),
+  }
+  return extra | ({'outward': found.outward} if learner.with_outward else {})
 
 
 def _tangents(learner, state, opt_state, updates, extra) -> dict[str, Any]:
@@ -440,7 +309,7 @@ def rollout_end(
   """
   batch = jax.tree.map(lambda x: x[prompts], batch)
   batch = losses.prepare(learner.method, batch, loss_state)
-  scores = score_all(
+  scores = gradient.score_all(
     learner, params, layout, num_micro, batch.mask.shape, learner.with_entropy
   )
   ends = overshoot.ends(learner, scores, batch, loss_state)
@@ -520,7 +389,9 @@ def compiled(learner: Learner, params: Any) -> Compiled:
     init=jit(init, donate_argnums=0, out_shardings=place),
     refresh=jit(refresh, donate_argnums=0, out_shardings=place),
     credit=jit(credit, out_shardings=everywhere),
-    score=jit(score_all, static_argnums=(3, 4), out_shardings=everywhere),
+    score=jit(
+      gradient.score_all, static_argnums=(3, 4), out_shardings=everywhere
+    ),
     train_step=jit(
       train_step,
       donate_argnums=0,

@@ -47,8 +47,7 @@ def of_step(
   params: Any,
   moved: Any,
   tangents: dict[str, Any],
-  direction: Array,
-  logp: Array,
+  found: Any,
   batch: losses.Batch,
   loss_state: Any,
   layout: Layout,
@@ -66,8 +65,7 @@ def of_step(
     params: Parameters before the step.
     moved: Parameters after it.
     tangents: Trees like the parameters, by the names of their metrics.
-    direction: f32[P,G,T], of `outward`, before the step.
-    logp: f32[P,G,T], before the step.
+    found: The `gradient.Gradient` of the step: `direction` and `logp` before it.
     batch: A prepared optimizer batch, [P,G,T].
     loss_state: Of the `TrainState`.
     layout: Its micro-batches, [N, rows, ...].
@@ -98,8 +96,9 @@ def of_step(
 
   slopes = micro.of_all(along, layout, num_micro, shape)
   scores = micro.of_all(after, layout, num_micro, shape)
+  direction = found.direction
   clipped = direction != 0
-  motion = direction * (scores.logp - logp)
+  motion = direction * (scores.logp - found.logp)
   measured: Measured = {
     'overshoot': metrics.masked_mean(motion, clipped),
     'overshoot_positive': metrics.masked_mean(jnp.maximum(motion, 0), clipped),

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax import build
-from grpo_jax import learner as learner_lib
+from grpo_jax import gradient as gradient_lib
 from grpo_jax import loop
 from grpo_jax import losses
 from grpo_jax import micro
@@ -42,7 +42,7 @@ def make_probe(learner):
   def probe(state, batch, stack, used):
     batch = losses.prepare(learner.method, batch, state.loss_state)
     shape = batch.mask.shape
-    found, _ = learner_lib.gradient(
+    found, _ = gradient_lib.of_batch(
       learner, state.params, state.loss_state, batch, stack, used
     )
     coasted = optim.coast(
@@ -54,7 +54,7 @@ def make_probe(learner):
       score = lambda p: learner.score_forward(p, rows, False).logp
       return jax.jvp(score, (state.params,), (path,))[1]
 
-    after = learner_lib.score_all(learner, coasted.params, stack, used, shape)
+    after = gradient_lib.score_all(learner, coasted.params, stack, used, shape)
     predicted = micro.of_all(along, stack, used, shape)
     return found.direction, predicted, after.logp - found.logp
 

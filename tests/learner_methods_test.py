@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+from grpo_jax import gradient as gradient_lib
 from grpo_jax import layout
 from grpo_jax import learner as learner_lib
 from grpo_jax import losses
@@ -184,7 +185,7 @@ def assert_equal(found: Found, wanted: Found, label: str):
 def test_any_layout_row_by_row_gives_what_the_whole_does(name):
   batch, state, wanted = expected(name)
   learner = bigram.make_learner(METHODS[name].make())
-  gradient = jax.jit(functools.partial(learner_lib.gradient, learner))
+  gradient = jax.jit(functools.partial(gradient_lib.of_batch, learner))
   for label, rows, used in cuts(1):
     found = of_gradient(gradient(bigram.params(), state, batch, rows, used))
     assert_equal(found, wanted, label)
@@ -201,7 +202,7 @@ def test_so_do_several_rows_or_all_on_eight_devices(name):
   @jax.jit
   def gradient(*args):
     with sharding.use(learner.mesh):
-      return learner_lib.gradient(learner, *args)
+      return gradient_lib.of_batch(learner, *args)
 
   for label, rows, used in cuts(8):
     rows = jax.device_put(rows, sharding.rows(learner.mesh, axis=1))

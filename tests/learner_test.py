@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 
+from grpo_jax import gradient as gradient_lib
 from grpo_jax import layout
 from grpo_jax import learner as learner_lib
 from grpo_jax import losses
@@ -70,7 +71,7 @@ def test_the_gradient_does_not_depend_on_micro_batches(name, cut):
   batch, state, _ = learner_lib.credit(learner, rollout.batch, _state(learner))
   batch = losses.prepare(learner.method, batch, state)
   rows, used = rollout_lib.micro_batches(rollout, np.arange(4), cut)
-  found, _ = jax.jit(lambda *args: learner_lib.gradient(learner, *args))(
+  found, _ = jax.jit(lambda *args: gradient_lib.of_batch(learner, *args))(
     PARAMS, state, batch, rows, used
   )
   expected_loss, expected = whole(name)

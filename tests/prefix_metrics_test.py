@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from grpo_jax import gradient as gradient_lib
 from grpo_jax import learner as learner_lib
 from grpo_jax import losses
 from grpo_jax import metrics
@@ -78,7 +79,7 @@ def test_closed_forms_of_prefixes(gained, w, uncancelled, share):
   rows, used = rollout_lib.micro_batches(rollout, np.arange(1), spec('padded'))
   logp = np.full((4, 3), -1.0, np.float32)
   logp[:, 0] += gained  # the policy of a shared token is one
-  gradient = jax.jit(lambda *args: learner_lib.gradient(learner, *args)[1])
+  gradient = jax.jit(lambda *args: gradient_lib.of_batch(learner, *args)[1])
   scalars = metrics.to_scalars(
     gradient({'logp': jnp.asarray(logp)}, state, batch, rows, used)
   )
