@@ -51,12 +51,21 @@ def get_config(argument: str = '') -> ConfigDict:
   config.optim.warmup_steps = 10
   config.optim.b2 = 0.99
 
-  given = dict(part.split('=') for part in argument.split(',') if part)
-  config.learner.epochs = int(given.pop('mu', 1))
-  if given.pop('moments', 'off') == 'on':
+  parts = (part.partition('=') for part in argument.split(',') if part)
+  given = {name: value for name, _, value in parts}
+  updates, moments, brake = (
+    given.pop(name, default)
+    for name, default in (('mu', '1'), ('moments', 'off'), ('brake', 'none'))
+  )
+  if given or not updates.isdecimal() or moments not in ('on', 'off'):
+    raise ValueError(
+      f'configs/arithmetic.py got {argument!r}; give mu=NUMBER, moments=on and '
+      'brake=NAME, or some of these, separated by commas.'
+    )
+  config.learner.epochs = int(updates)
+  if moments == 'on':
     config.optim.moments = True
     config.optim.overshoot_every_steps = 1
-  brake = given.pop('brake', 'none')
   if brake in _METHODS:
     config.learner.method = _METHODS[brake]
     config.learner.method_kwargs = {}
@@ -64,11 +73,6 @@ def get_config(argument: str = '') -> ConfigDict:
     config.optim.brake = brake
   if brake == 'narrow':
     config.learner.method_kwargs = dict(
-      updates=config.learner.epochs, b1=config.optim.b1, b2=config.optim.b2
-    )
-  if given:
-    raise ValueError(
-      f'configs/arithmetic.py got {argument!r}; it knows mu=, moments= and '
-      'brake=, separated by commas.'
+      updates=int(updates), b1=config.optim.b1, b2=config.optim.b2
     )
   return config

@@ -75,3 +75,11 @@ def unknown_field(arguments: list[str]) -> str | None:
     advice = f'the nearest is config.{near}' if near else 'see --help'
     return f'config.{name} is no field of the config; {advice}.'
   return None
+
+
+def raised_by_config(error: Exception) -> str | None:
+  """The sentence of a ValueError in a config file, out of its traceback."""
+  last = str(error).replace('\\n', '\n').strip().splitlines()[-1:]
+  kind, _, sentence = ''.join(last).partition(': ')
+  traced = 'Traceback (most recent call last)' in str(error)
+  return sentence if traced and kind == 'ValueError' else None

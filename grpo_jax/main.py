@@ -94,13 +94,20 @@ _FLAGS = {
   'plot': flags.DEFINE_bool(
     'plot', False, 'Draw the coefficient against the ratio: audit-NAME.png.'
   ),
+  'study': flags.DEFINE_string('study', None, 'Which: brakes.'),
+  'seeds': flags.DEFINE_integer('seeds', 3, 'Runs of each arm of a study.'),
+  'steps': flags.DEFINE_integer('steps', 30, 'Rollouts of each of these runs.'),
+  'only': flags.DEFINE_list(
+    'only', [], 'Arms to run and to show, separated by commas. Default: all.'
+  ),
 }
 
 _EXAMPLES = """\
   grpo-jax train --config=configs/arithmetic.py --workdir=runs/arithmetic
   grpo-jax eval --workdir=runs/arithmetic --samples=16 --k=1,4,16
   grpo-jax sample --workdir=runs/arithmetic --prompt=47+85=
-  grpo-jax audit dapo --plot"""
+  grpo-jax audit dapo --plot
+  grpo-jax study brakes --config=configs/arithmetic.py --workdir=runs/brakes"""
 
 _EXIT_CODES = """\
 Exit codes: 0 done; 2 the input cannot be used, as one sentence says; 130 and
@@ -194,6 +201,23 @@ def audit() -> None:
     method_audit.show(name, result, figure)
 
 
+def study() -> None:
+  """`grpo-jax study`."""
+  from grpo_jax import studies
+
+  summary = studies.named(_value('study'))(
+    _config(),
+    _value('workdir'),
+    seeds=_value('seeds'),
+    steps=_value('steps'),
+    only=_value('only'),
+  )
+  if _value('json'):
+    _print_json(studies.to_json(summary))
+  else:
+    studies.show(summary)
+
+
 class Command(NamedTuple):
   """One command: what runs it, what it does, and the flags that it reads."""
 
@@ -238,6 +262,14 @@ COMMANDS = {
       'workdir', 'config', 'checkpoint', 'prompt', 'prompts', 'number',
       'temperature', 'max_tokens', 'json', 'verbose',
     ),
+  ),
+  'study': Command(
+    study,
+    'Runs that differ in one thing, and their table; goes on where it was.',
+    (
+      'study', 'workdir', 'config', 'seeds', 'steps', 'only', 'json', 'verbose',
+    ),
+    takes='study',
   ),
 }  # fmt: skip
 
@@ -363,7 +395,7 @@ def _parse(argv: list[str]) -> list[str]:
     parsed = flags.FLAGS(argv)
     _check_flags(command, parsed)
   except Exception as error:  # a config file may raise anything
-    said = arguments.unknown_field(argv)
+    said = arguments.unknown_field(argv) or arguments.raised_by_config(error)
     if said is None and not isinstance(error, _SENTENCES):
       said = f'The config cannot be used ({type(error).__name__}: {error}).'
     _refuse(ValueError(said) if said else error)

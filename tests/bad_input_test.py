@@ -93,6 +93,14 @@ BAD_INPUT = {
     ['train', CONFIG, '--config.data.train=TMP/empty.jsonl', 'WORK'],
     "'TMP/empty.jsonl' holds no record",
   ),
+  'argument of the config': (
+    ['train', f'{CONFIG}:mu=8,moment=on', 'WORK'],
+    "grpo-jax: configs/arithmetic.py got 'mu=8,moment=on'; give mu=NUMBER",
+  ),
+  'brake': (
+    ['train', f'{CONFIG}:mu=8,brake=hard', 'WORK'],
+    "optim.brake='hard'; give one of none, reset, reset_first",
+  ),
   'range': (
     ['train', CONFIG, '--profile_steps=5,3', 'WORK'],
     '--profile_steps=5,3',

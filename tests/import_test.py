@@ -24,8 +24,14 @@ ALLOWED = {
   'diagnostics': {'losses', 'optim'},
   'policy_metrics': {'diagnostics', 'losses', 'metrics'},
   'method_audit': {'diagnostics', 'losses', 'named'},
+  'micro': {'layout'},
+  'overshoot': {'layout', 'losses', 'metrics', 'micro'},
+  'gradient': {
+    'layout', 'losses', 'metrics', 'micro', 'overshoot', 'policy_metrics',
+  },
   'learner': {
-    'losses', 'optim', 'layout', 'sharding', 'metrics', 'policy_metrics',
+    'gradient', 'layout', 'losses', 'metrics', 'optim', 'overshoot',
+    'policy_metrics', 'sharding',
   },
   'rollout': {'sampling', 'rewards', 'data', 'layout', 'losses'},
   'measure': {'models', 'rollout'},
@@ -67,9 +73,12 @@ ALLOWED = {
   },
   'check': {'build', 'config', 'data', 'rollout', 'warm_up', 'workdir'},
   'arguments': {'options', 'workdir'},
+  'studies': {
+    'build', 'config', 'loop', 'monitor', 'resample', 'warm_up', 'workdir',
+  },
   'main': {
     'arguments', 'check', 'config', 'inference', 'loop', 'method_audit',
-    'options', 'signals',
+    'options', 'signals', 'studies',
   },
   '__main__': {'main'},
   '__init__': set(),

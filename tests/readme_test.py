@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 from grpo_jax import losses
 from grpo_jax import method_audit
@@ -21,12 +22,25 @@ def blocks(language):
   return re.findall(rf'```{language}\n(.*?)```', README, re.DOTALL)
 
 
-def test_the_python_example_runs():
-  (code,) = blocks('python')
+def run(code):
   scope = {}
   exec(compile(code, 'README.md', 'exec'), scope)  # noqa: S102
-  gradient = scope['gradient']
+  return scope
+
+
+def test_the_example_of_a_loss_runs():
+  gradient = run(blocks('python')[0])['gradient']
   assert gradient.shape == (2, 4, 8) and abs(gradient).max() > 0
+
+
+@pytest.mark.parametrize('number, loop', [(1, 'optax'), (2, 'nnx')])
+def test_the_examples_of_the_record_run(number, loop, capsys):
+  """They use nothing of ours but `optim`, and print a norm."""
+  code = blocks('python')[number]
+  assert len(blocks('python')) == 3 and f'{loop}.' in code
+  assert re.findall(r'from grpo_jax.*', code) == ['from grpo_jax import optim']
+  run(code)
+  assert float(capsys.readouterr().out) > 0
 
 
 def test_the_gate_installs_and_tests_as_the_readme_says():

@@ -54,7 +54,7 @@ class Batch(NamedTuple):
   logp_ref: Array | None = None  # f32[P,G,T], the reference policy
   logp_sampler: Array | None = None  # f32[P,G,T], as the engine reported it
   entropy_old: Array | None = None  # f32[P,G,T], nats
-  advantage: Array | None = None  # f32[P,G,T], written by `credit`
+  advantage: Array | None = None  # f32[P,G,T], by `credit`; see `prepare` too
   weight: Array | None = None  # f32[P,G,T], written by `prepare`
   extras: Mapping[str, Array] = {}  # a user's own, each [P,G,...]
 

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from grpo_jax import optim
+from tests import commands
 
 PARAMS = {'a': jnp.linspace(-1.0, 1.0, 12).reshape(4, 3), 'b': jnp.ones(5)}
 ONLY_A = {'a': True, 'b': False}
@@ -53,8 +54,9 @@ def gradients(number=5, seed=0, scale=1.0):
 DEFAULTS = {
   'xla_backend_optimization_level': 3,
   'xla_llvm_disable_expensive_passes': False,
-  'xla_cpu_use_fusion_emitters': True,
 }
+if any('fusion_emitters' in flag for flag in commands.QUICK):
+  DEFAULTS['xla_cpu_use_fusion_emitters'] = True
 
 
 def jitted(transformation, options=None):
