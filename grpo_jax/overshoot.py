@@ -65,7 +65,7 @@ def of_step(
     params: Parameters before the step.
     moved: Parameters after it.
     tangents: Trees like the parameters, by the names of their metrics.
-    found: The `gradient.Gradient` of the step: `direction` and `logp` before it.
+    found: The `gradient.Gradient` of the step, from before it.
     batch: A prepared optimizer batch, [P,G,T].
     loss_state: Of the `TrainState`.
     layout: Its micro-batches, [N, rows, ...].

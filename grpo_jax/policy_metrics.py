@@ -165,10 +165,10 @@ def of_prefixes(
   return measured
 
 
-def kl_old(logp: jax.Array, batch: losses.Batch) -> Measured:
+def kl_old(logp: ArrayLike, batch: losses.Batch) -> Measured:
   """`kl_old_k1` and `kl_old_k3`; see `of_terms`."""
   old = logp if batch.logp_old is None else batch.logp_old
-  return _kl('kl_old', logp - old, batch.keep)
+  return _kl('kl_old', jnp.subtract(logp, old), batch.keep)
 
 
 def _kl(name: str, log_ratio: ArrayLike, kept: ArrayLike) -> Measured:

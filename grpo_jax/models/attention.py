@@ -70,7 +70,10 @@ def attend_group(
   shared = Partial(
     *(x.reshape(prompts * group, queries, *x.shape[2:]) for x in shared)
   )
-  alone = attend(rows(query), *map(rows, own), rows(own_visible), forward_mode)
+  own_key, own_value = map(rows, own)
+  alone = attend(
+    rows(query), own_key, own_value, rows(own_visible), forward_mode
+  )
   return merge(shared, alone).reshape(query.shape)
 
 

@@ -141,7 +141,7 @@ def project_outward(
       return pull / (jnp.sqrt(moments.v_hat[path]) + epsilon)
 
     direction = jax.tree_util.tree_map_with_path(scaled, outward)
-    size = optax.tree.vdot(outward, direction)
+    size = jnp.asarray(optax.tree.vdot(outward, direction))
     too_far = jnp.maximum(optax.tree.vdot(outward, updates), 0)
     factor = jnp.where(size > 0, too_far / jnp.where(size > 0, size, 1), 0)
     updates = jax.tree.map(
