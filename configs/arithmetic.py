@@ -71,8 +71,4 @@ def get_config(argument: str = '') -> ConfigDict:
     config.learner.method_kwargs = {}
   else:
     config.optim.brake = brake
-  if brake == 'narrow':
-    config.learner.method_kwargs = dict(
-      updates=int(updates), b1=config.optim.b1, b2=config.optim.b2
-    )
   return config

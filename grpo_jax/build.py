@@ -109,6 +109,10 @@ def _method(config: config_lib.Config) -> losses.LossTransform:
   if name == 'gdpo':  # which weighs the rewards itself
     weights = tuple(reward.weight for reward in config.rewards)
     kwargs = {'weights': weights, **kwargs}
+  if name == 'grpo_jax.losses.contrib:coasting_grpo':  # of what will coast
+    updates = config.learner.batches * config.learner.epochs
+    adam = {'b1': config.optim.b1, 'b2': config.optim.b2}
+    kwargs = {'updates': updates, **adam, **kwargs}
   method = named.method(name, kwargs)
   tokens = jnp.zeros((1, config.sampler.group, 2))
   known = {'entropy', 'noise', 'updates_done', *losses.Batch._fields}

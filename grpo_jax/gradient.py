@@ -33,6 +33,7 @@ class Gradient(NamedTuple):
   loss: Array  # f32[]
   logp: Array  # f32[P,G,T]
   direction: Array  # f32[P,G,T], see `overshoot.outward`
+  clipped: Array  # bool[P,G,T], see `overshoot.clipped`
 
 
 def score_all(
@@ -117,8 +118,10 @@ def of_batch(
     if whole is not None:
       loss, measured = jnp.zeros(()), {}
       cotangent = micro.take(whole[1], rows.completion)
-      direction = micro.take(
-        overshoot.outward(whole[0][1], batch), rows.completion
+      terms = whole[0][1]
+      direction, off = micro.take(
+        (overshoot.outward(terms, batch), overshoot.clipped(terms)),
+        rows.completion,
       )
     else:
       part = micro.take(batch, rows.completion)
@@ -127,11 +130,12 @@ def of_batch(
       )
       measured = policy_metrics.of_terms(terms, part)
       direction = overshoot.outward(terms, part)
+      off = overshoot.clipped(terms)
     grads = pull_back(cotangent)[0]
     beyond = None
     if learner.with_outward:
       beyond = _outward(pull_back, cotangent, direction, grads)
-    seen = scores, cotangent.logp, direction
+    seen = scores, cotangent.logp, direction, off
     return (grads, beyond, loss), measured, seen, rows.completion
 
   def body(k, total):
@@ -152,11 +156,12 @@ def of_batch(
   if whole is not None:
     (loss, terms), _ = whole
     measured = policy_metrics.of_terms(terms, batch)
-  scores, slope, direction = seen
+  scores, slope, direction, off = seen
   # The same batch at ratio 1: what the method intends on shared tokens.
   logp = jnp.where(batch.mask, lax.stop_gradient(scores.logp), 0)
   sampler = None if batch.logp_sampler is None else logp
   unmoved = batch._replace(logp_old=logp, logp_sampler=sampler)
   _, intended = _loss_and_cotangent(learner, scores, unmoved, loss_state)
   measured |= policy_metrics.of_prefixes(batch, -slope, -intended.logp)
-  return Gradient(grads, beyond, loss, scores.logp, direction), measured
+  found = Gradient(grads, beyond, loss, scores.logp, direction, off)
+  return found, measured

@@ -201,7 +201,7 @@ def train_step(
   for name in measured:
     if name.startswith('sampler_gap'):  # drift is not the sampler's fault
       measured[name] = metrics.only_if(first, measured[name])
-  extra = _extra_arguments(learner, found, measured, batch, first)
+  extra = _extra_arguments(learner, found, batch, first)
   updates, opt_state = optax.with_extra_args_support(learner.optimizer).update(
     found.grads, state.opt_state, state.params, **extra
   )
@@ -249,9 +249,9 @@ def _of_update(state, loss, grad_norm, updates, finite, go):
   }
 
 
-def _extra_arguments(learner, found, measured, batch, first) -> dict[str, Any]:
+def _extra_arguments(learner, found, batch, first) -> dict[str, Any]:
   """What the optimizer is told besides gradient, state and parameters."""
-  clipped = metrics.total(measured, overshoot.CLIPPED)
+  clipped = jnp.sum(found.clipped & batch.keep, dtype=jnp.float32)
   kept = jnp.maximum(jnp.sum(batch.keep, dtype=jnp.float32), 1)
   square = jnp.sum(jnp.where(batch.keep, jnp.square(batch.advantage), 0))
   extra = {

@@ -9,6 +9,7 @@ update.
 from typing import Any
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 
 from grpo_jax import losses
@@ -19,11 +20,11 @@ from grpo_jax.layout import Layout
 Array = jax.Array
 Measured = dict[str, metrics.Metric]
 
-# Metrics that mark tokens whose gradient a trust region has switched off.
-CLIPPED = (
-  'clipped_high', 'clipped_low', 'clipped_cap', 'gated', 'off_policy',
-  'detached',
-)  # fmt: skip
+# Metrics that mark tokens whose gradient a trust region has switched off: above
+# its range, below it, and where the mark does not say on which side.
+_ABOVE = ('clipped_high', 'clipped_cap')
+_BELOW = ('clipped_low', 'off_policy')
+_EITHER = ('gated', 'detached')
 _PULLED_BACK = ('outside_high', 'outside_low')
 
 
@@ -35,11 +36,21 @@ def outward(terms: losses.SurrogateTerms, batch: losses.Batch) -> Array:
     batch: What it was given.
 
   Returns:
-    1 where a trained token without gradient has a ratio above 1, -1 where below
-    1 (the ratio that the objective takes: pooled, say), and 0 for all others.
+    1 where a trained token is clipped above its range, -1 where below (whatever
+    ratio the range is about: the token's own, its completion's), the sign of
+    its own log-ratio where the method does not say, and 0 for all others.
   """
-  clipped = _any(terms, CLIPPED) & batch.keep
-  return jnp.where(clipped, jnp.sign(terms.log_ratio), 0).astype(jnp.float32)
+  old = terms.logp if batch.logp_old is None else batch.logp_old
+  direction = jnp.where(_any(terms, _EITHER), jnp.sign(terms.logp - old), 0)
+  direction = jnp.where(_any(terms, _BELOW), -1, direction)
+  direction = jnp.where(_any(terms, _ABOVE), 1, direction)
+  direction = lax.stop_gradient(direction)
+  return jnp.where(batch.keep, direction, 0).astype(jnp.float32)
+
+
+def clipped(terms: losses.SurrogateTerms) -> Array:
+  """bool[P,G,T], the tokens that a trust region has switched off."""
+  return _any(terms, _ABOVE + _BELOW + _EITHER)
 
 
 def of_step(
@@ -55,10 +66,10 @@ def of_step(
 ) -> Measured:
   """What a step does to the tokens that were clipped before it.
 
-  It takes a forward pass and the product of its derivative with each tangent,
-  in forward mode, at the old parameters, and a forward pass at the new ones:
-  with three tangents about five forward passes, where the step itself takes
-  three, and the memory of the tangents.
+  It takes, for each tangent, the product with the scores' derivative in forward
+  mode at the old parameters, and a forward pass at the new ones: with three
+  tangents about seven forward passes, where the step itself takes three. In
+  memory it takes the tangents; activations are not kept.
 
   Args:
     learner: See `learner.Learner`.
@@ -79,8 +90,9 @@ def of_step(
     - `overshoot_NAME`: outward motion along each tangent, to first order.
 
     And over all trained tokens `ends_clipped` and `ends_outside`, the shares
-    that are, after the step, without gradient, and outside on either side.
-    (Tokens without advantage have no side, and count as inside.)
+    that are, after the step, clipped, and outside on either side. (Tokens
+    without advantage have no side, and count as inside. A range that depends on
+    the updates done is that of the first update.)
   """
   shape = batch.mask.shape
 
@@ -88,8 +100,10 @@ def of_step(
     def score(p):
       return learner.score_forward(p, rows, False).logp
 
-    _, derivative = jax.linearize(score, params)
-    return {name: derivative(tangent) for name, tangent in tangents.items()}
+    return {
+      name: jax.jvp(score, (params,), (tangent,))[1]
+      for name, tangent in tangents.items()
+    }
 
   def after(rows):
     return learner.score(moved, rows, learner.with_entropy)
@@ -97,15 +111,15 @@ def of_step(
   slopes = micro.of_all(along, layout, num_micro, shape)
   scores = micro.of_all(after, layout, num_micro, shape)
   direction = found.direction
-  clipped = direction != 0
+  chosen = direction != 0
   motion = direction * (scores.logp - found.logp)
   measured: Measured = {
-    'overshoot': metrics.masked_mean(motion, clipped),
-    'overshoot_positive': metrics.masked_mean(jnp.maximum(motion, 0), clipped),
+    'overshoot': metrics.masked_mean(motion, chosen),
+    'overshoot_positive': metrics.masked_mean(jnp.maximum(motion, 0), chosen),
   }
   for name, slope in slopes.items():
     measured[f'overshoot_{name}'] = metrics.masked_mean(
-      direction * slope, clipped
+      direction * slope, chosen
     )
   return measured | ends(learner, scores, batch, loss_state)
 
@@ -114,13 +128,17 @@ def ends(
   learner: Any, scores: Any, batch: losses.Batch, loss_state: Any
 ) -> Measured:
   """The shares of a batch that lie beyond their clip range; see `of_step`."""
+  if 'updates_done' in batch.extras:
+    none = jnp.zeros(batch.mask.shape, jnp.float32)
+    extras = {**batch.extras, 'updates_done': none}
+    batch = batch._replace(extras=extras)
   _, terms = losses.surrogate_loss(
     learner.method, scores.logp, batch, loss_state, scores.entropy
   )
-  clipped = _any(terms, CLIPPED)
-  outside = clipped | _any(terms, _PULLED_BACK)
+  beyond = clipped(terms)
+  outside = beyond | _any(terms, _PULLED_BACK)
   return {
-    'ends_clipped': metrics.masked_mean(clipped, batch.keep),
+    'ends_clipped': metrics.masked_mean(beyond, batch.keep),
     'ends_outside': metrics.masked_mean(outside, batch.keep),
   }
 
@@ -130,5 +148,5 @@ def _any(terms: losses.SurrogateTerms, names: tuple[str, ...]) -> Array:
   found = jnp.zeros(terms.log_ratio.shape, bool)
   for name in names:
     if name in terms.metrics:
-      found |= terms.metrics[name]
+      found |= terms.metrics[name].astype(bool)
   return found

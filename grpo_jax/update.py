@@ -98,7 +98,11 @@ class Updater:
     batch, loss_state, measured = self.compiled.credit(batch, state.loss_state)
     state = state._replace(loss_state=loss_state)
     start = jnp.copy(state.step)  # the state itself is donated
-    watch = self.watches(step)
+    watch, begun = self.watches(step), batch
+    if (
+      watch and batch.logp_old is None
+    ):  # a ratio of 1 needs none; the end does
+      begun = batch._replace(logp_old=self.score(state.params, rollout).logp)
     for chosen in self.optimizer_batches(rollout, step):
       layout, used = self.layout(rollout, chosen)
       state, more = self.compiled.train_step(
@@ -106,7 +110,7 @@ class Updater:
       )
       measured = _merge(measured, more)
     if watch:
-      measured |= self._end(state, rollout, batch)
+      measured |= self._end(state, rollout, begun)
     if self.refresh_steps and (step + 1) % self.refresh_steps == 0:
       weight = jnp.asarray(self.refresh_weight, jnp.float32)
       state = self.compiled.refresh(state, weight)
@@ -190,9 +194,9 @@ class Updater:
   @property
   def scores_old(self) -> bool:
     """Whether logp_old is scored, not taken from the sampler or implied."""
-    several = self.batches * self.epochs > 1 or self.stale or self.watch_steps
+    several = self.batches * self.epochs > 1 or self.stale
     needed = several or self._requires('logp_old')
-    return self.anchor == 'learner' and bool(needed)
+    return self.anchor == 'learner' and needed
 
   @property
   def forward_passes(self) -> int:
@@ -284,8 +288,9 @@ class Updater:
     batch = losses.with_required(method, rollout.batch)
     batch, _, _ = self.compiled.credit(batch, method.init())
     step = self.compiled.train_step.lower(
-      self.compiled.abstract, batch, chosen, layout, used, np.int32(0), False
-    )
+      self.compiled.abstract, batch, chosen, layout, used, np.int32(0),
+      self.watch_steps > 0,
+    )  # fmt: skip
     needs = step.compile().memory_analysis()
     held = needs.argument_size_in_bytes + needs.output_size_in_bytes
     return {

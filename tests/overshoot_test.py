@@ -14,6 +14,7 @@ from grpo_jax import learner as learner_lib
 from grpo_jax import losses
 from grpo_jax import metrics
 from grpo_jax import optim
+from grpo_jax import overshoot
 from grpo_jax import rollout as rollout_lib
 from grpo_jax import update
 from tests import bigram
@@ -244,12 +245,73 @@ def test_overshoot_is_measured_every_n_rollouts():
   assert not {'overshoot', 'kl_rollout'} & set(never(state, rollout, 0)[1])
 
 
-def test_measuring_changes_no_parameter():
-  results = []
+@pytest.mark.parametrize('epochs', [1, 2])
+def test_measuring_changes_no_parameter(epochs):
+  """With one update the ratio stays exactly 1, whoever watches."""
+  results, rollout = [], bigram.rollout()
+  rollout = rollout._replace(batch=rollout.batch._replace(logp_old=None))
   for watch in (0, 1):
-    made, state = make(epochs=2, watch_steps=watch)
-    results.append(made(state, bigram.rollout(), 0)[0].params)
+    made, state = make(epochs=epochs, watch_steps=watch)
+    state, measured = made(state, rollout, 0)
+    results.append(state.params)
+    found = metrics.to_scalars(measured)
+    assert epochs > 1 or found['ratio_max'] == found['ratio_min'] == 1
+  assert found['kl_rollout'] > 0
   tiny.assert_trees_close(*results, 1e-6)
+
+
+def terms_of(method):
+  """Terms of the off-policy rollout, and its batch."""
+  batch = losses.check_batch(bigram.rollout().batch)
+  batch, state = losses.credit(method, batch, method.init())
+  batch = losses.prepare(method, batch, state)
+  _, terms = losses.surrogate_loss(method, logp(bigram.params()), batch, state)
+  return terms, batch
+
+
+def test_outward_is_away_from_the_range_that_was_left():
+  """GMPO clips tokens and then pools: the pooled ratio says nothing of them."""
+  terms, batch = terms_of(losses.methods.gmpo(limit=0.2))
+  own = np.asarray(logp(bigram.params()) - batch.logp_old)
+  direction = np.asarray(overshoot.outward(terms, batch))
+  assert np.sum(direction > 0) > 3 and np.sum(direction < 0) > 3
+  np.testing.assert_array_equal(
+    direction[direction != 0], np.sign(own)[direction != 0]
+  )
+  # A completion is masked for what it has lost.
+  terms, batch = terms_of(
+    losses.methods.deepseek_v3_2(threshold=0.05, kl_coefficient=0.0)
+  )
+  masked = np.asarray(terms.metrics['off_policy'] & batch.keep)
+  high = np.asarray(terms.metrics['clipped_high'])
+  direction = np.asarray(overshoot.outward(terms, batch))
+  assert masked.sum() > 3
+  assert set(direction[masked & ~high]) == {-1.0}
+
+
+def test_a_token_with_two_marks_is_clipped_once():
+  heard = []
+
+  def listening(inner):
+    def update_fn(grads, state, params=None, *, clipped_share, **extra):
+      jax.debug.callback(lambda x: heard.append(float(x)), clipped_share)
+      return inner.update(grads, state, params, **extra)
+
+    inner = optax.with_extra_args_support(inner)
+    return optax.GradientTransformationExtraArgs(inner.init, update_fn)
+
+  method = losses.methods.deepseek_v3_2(threshold=0.05, kl_coefficient=0.0)
+  two_steps(make_learner(method, listening))
+  jax.effects_barrier()
+  terms, batch = terms_of(method)
+  marks = [
+    np.asarray(terms.metrics[name] & batch.keep)
+    for name in ('clipped_high', 'clipped_low', 'off_policy')
+  ]
+  union, kept = np.any(marks, axis=0).sum(), np.asarray(batch.keep).sum()
+  assert np.sum(marks) > union  # some have two
+  assert min(abs(np.array(heard) - union / kept)) < 1e-6
+  assert max(heard) <= 1
 
 
 def test_the_updates_of_a_rollout_are_numbered():

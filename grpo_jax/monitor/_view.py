@@ -35,7 +35,7 @@ _GROUPS = {
     'overshoot': 'overshoot',
     'overshoot_carried': 'carried',
     'overshoot_fresh': 'fresh',
-    'overshoot_predicted': 'predicted',
+    'overshoot_predicted': 'will coast',
     'rollout_outside': 'ends outside',
   },
   'optimizer': {

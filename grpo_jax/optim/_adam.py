@@ -13,7 +13,7 @@ from grpo_jax.optim._coast import decay_alone
 Array = jax.Array
 Tree = Any
 
-# Also the states of adamw, nadam, lamb, yogi and of Adam inside muon.
+# Also the states of adamw, nadam, lamb, and of Adam inside muon.
 _ADAM = optax.ScaleByAdamState | optax.ScaleByAmsgradState
 
 
@@ -83,7 +83,9 @@ def split(
   fresh part :math:`(1 - b_1) g_t`, both behind whatever comes after Adam
   (learning rate, trust ratio, masks). It is found by running the transformation
   on zeros, from moments that lead to that denominator; nothing needs to be
-  known of it but where Adam's moments are.
+  known of it but where Adam's moments are. (With `b2 = 0` nothing leads to a
+  denominator, and the carried part is too large. A projection acts on the parts
+  as on the whole: what `project_outward` leaves of them.)
 
   Args:
     transformation: Any with Adam's moments in its state.
@@ -129,14 +131,18 @@ def decay_rates(
 
   Read off what becomes of moments of one under a gradient of zero, so that it
   does not matter who set them, or whether they move. The compiler keeps of this
-  a few scalars.
+  a few scalars. (Of a first moment that is kept in bfloat16, `mu_dtype`, b1 is
+  read to three digits.)
   """
   run = optax.with_extra_args_support(transformation).update
+  # Brakes that act on moments shall not act on these.
+  released = {'first_of_rollout': jnp.array(False), 'clipped_share': 0.0}
+  extra_args |= {k: v for k, v in released.items() if k in extra_args}
 
   def ones(node):
+    one = lambda x: jnp.ones_like(x, dtype=jnp.float32)
     return node._replace(
-      mu=jax.tree.map(jnp.ones_like, node.mu),
-      nu=jax.tree.map(jnp.ones_like, node.nu),
+      mu=jax.tree.map(one, node.mu), nu=jax.tree.map(one, node.nu)
     )
 
   start = edit(_without_accumulated(state), ones)
@@ -167,6 +173,9 @@ def owned(
 
   Returns:
     An `Owned`; keys are `jax.tree_util` paths in `params`.
+
+  Raises:
+    ValueError: The moments do not lie along the parameters.
   """
   zeros = jax.tree.map(jnp.zeros_like, updates)
   rates = decay_rates(transformation, before, zeros, params, **extra_args)
@@ -178,15 +187,36 @@ def owned(
       (node.nu, corrected.v_hat, b2),
     ):
       correction = 1 - rate**count
+      correction = jnp.where(correction > 0, correction, 1)  # before any step
       for path, leaf in jax.tree_util.tree_leaves_with_path(moment):
-        into[path] = leaf / correction.astype(leaf.dtype)
+        into[path] = leaf.astype(jnp.float32) / correction
+  known = {path for path, _ in jax.tree_util.tree_leaves_with_path(updates)}
+  if known and not known & corrected.v_hat.keys():
+    raise ValueError(
+      "Adam's moments do not lie along the parameters (as behind optax.flatten)"
+      '; wrap a transformation that keeps a moment for each of them.'
+    )
   return corrected
 
 
 def stepped(before: Any, after: Any) -> Array:
-  """bool[], whether Adam has taken a step: not while gradients accumulate."""
-  pairs = zip(find(before, 'stepped'), find(after, 'stepped'), strict=True)
-  return jnp.any(jnp.stack([old.count != new.count for old, new in pairs]))
+  """bool[], whether Adam has taken a step: not while gradients accumulate.
+
+  Its count says so, unless it has been set back to 0 and come to 1 again.
+  """
+  nodes = list(
+    zip(find(before, 'stepped'), find(after, 'stepped'), strict=True)
+  )
+
+  def moved():
+    moments = [(old.mu, new.mu) for old, new in nodes]
+    changes = jax.tree.map(
+      lambda x, y: jnp.any(x != y), *map(list, zip(*moments, strict=True))
+    )
+    return jnp.any(jnp.stack([jnp.array(False), *jax.tree.leaves(changes)]))
+
+  counted = jnp.any(jnp.stack([old.count != new.count for old, new in nodes]))
+  return jax.lax.cond(counted, lambda: jnp.array(True), moved)
 
 
 def _without_accumulated(state: Any) -> Any:
@@ -204,7 +234,7 @@ def _without_accumulated(state: Any) -> Any:
 
 def _scalar(moment: Tree) -> Array:
   """The number that all entries of a moment have; 0 if there are none."""
-  leaves = jax.tree.leaves(moment)
+  leaves = [leaf for leaf in jax.tree.leaves(moment) if leaf.size]
   if not leaves:
     return jnp.zeros(())
   smallest = min(leaves, key=lambda leaf: leaf.size)

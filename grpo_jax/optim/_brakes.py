@@ -63,7 +63,7 @@ def reset_moments(
 
     return _adam.edit(state, forgotten)
 
-  return _braked(inner, 'reset_moments', 'first_of_rollout', before)
+  return _braked(inner, 'reset_moments', 'first_of_rollout', before, lasts=True)
 
 
 def decay_carried(
@@ -95,7 +95,7 @@ def decay_carried(
 
     return _adam.edit(state, shrunk)
 
-  return _braked(inner, 'decay_carried', 'clipped_share', before)
+  return _braked(inner, 'decay_carried', 'clipped_share', before, lasts=False)
 
 
 def project_outward(
@@ -141,13 +141,14 @@ def project_outward(
       return pull / (jnp.sqrt(moments.v_hat[path]) + epsilon)
 
     direction = jax.tree_util.tree_map_with_path(scaled, outward)
-    size = jnp.asarray(optax.tree.vdot(outward, direction))
-    too_far = jnp.maximum(optax.tree.vdot(outward, updates), 0)
-    factor = jnp.where(size > 0, too_far / jnp.where(size > 0, size, 1), 0)
-    updates = jax.tree.map(
-      lambda u, d: u - factor.astype(u.dtype) * d, updates, direction
-    )
-    return updates, after
+    size, too_far = _dot(outward, direction), _dot(outward, updates)
+    projects = _adam.stepped(state, after) & (size > 0) & (too_far > 0)
+    factor = too_far / jnp.where(size > 0, size, 1)
+
+    def projected(u, d):
+      return jnp.where(projects, u - factor * d, u).astype(u.dtype)
+
+    return jax.tree.map(projected, updates, direction), after
 
   return optax.GradientTransformationExtraArgs(
     _init_with_adam(inner, 'project_outward'), update
@@ -193,20 +194,40 @@ def restore_reward_scale(
     scale = _given(extra_args, 'restore_reward_scale', 'advantage_scale')
     updates, state = inner.update(updates, state, params, **extra_args)
     scaled = jax.tree.map(
-      lambda u: u * (scale / reference).astype(u.dtype), updates
+      lambda u: u * jnp.asarray(scale / reference, u.dtype), updates
     )
     return scaled, state
 
   return optax.GradientTransformationExtraArgs(inner.init, update)
 
 
-def _braked(inner, who, needs, before):
-  """`inner` behind an edit of its state, `before(state, extra argument)`."""
+def _dot(x: Any, y: Any) -> Array:
+  """f32[], without a contraction: on any sharding."""
+  products = jax.tree.map(
+    lambda a, b: jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32)), x, y
+  )
+  return sum(jax.tree.leaves(products), jnp.zeros((), jnp.float32))
+
+
+def _braked(inner, who, needs, before, lasts):
+  """`inner` behind an edit of its state, `before(state, extra argument)`.
+
+  An edit that does not last is undone where Adam takes no step, as while
+  gradients accumulate.
+  """
   inner = optax.with_extra_args_support(inner)
 
   def update(updates, state, params=None, **extra_args):
-    state = before(state, _given(extra_args, who, needs))
-    return inner.update(updates, state, params, **extra_args)
+    edited = before(state, _given(extra_args, who, needs))
+    updates, after = inner.update(updates, edited, params, **extra_args)
+    if lasts:
+      return updates, after
+    took = _adam.stepped(edited, after)
+
+    def kept(new, old):
+      return jax.tree.map(lambda x, y: jnp.where(took, x, y), new, old)
+
+    return updates, _adam.edit(after, kept, state)
 
   return optax.GradientTransformationExtraArgs(
     _init_with_adam(inner, who), update

@@ -101,7 +101,7 @@ def coast(
     )
   state, params = jax.tree.map(jnp.asarray, (state, params))
   zeros = jax.tree.map(jnp.zeros_like, params)
-  none = jax.tree.map(lambda x: jnp.zeros(x.shape, _wide(x)), params)
+  none = jax.tree.map(lambda x: jnp.zeros_like(x, dtype=_wide(x)), params)
 
   def step(carry, _):
     params, state, moved, decayed = carry

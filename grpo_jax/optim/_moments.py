@@ -18,7 +18,7 @@ Labels = Callable[[Tree], Tree] | Tree | None
 # Edges of the histogram of log2(epsilon / sqrt(v-hat)), with open ends.
 EPSILON_EDGES = np.arange(-32, 33, 4)
 _QUANTILES = {'p01': 0.01, 'p50': 0.5, 'p99': 0.99}
-_WHOLE = 'all'
+_WHOLE = ''  # the one group there is without labels
 
 
 class MomentRecord(NamedTuple):
@@ -71,12 +71,14 @@ def record_adam_moments(
   `inject_hyperparams`, `apply_if_finite`; of several, all count. Parameters
   without Adam count in the norms of gradients and updates.
 
-  The record costs three passes over the optimizer's elements, without a pass of
-  the model.
+  The record costs a few passes over the optimizer's elements, no pass of the
+  model; while it is made, old and new moments are both in memory. Where
+  gradients accumulate, `grad_norm` and its cosines are those of the last part.
 
   Args:
     inner: Any optax transformation with `optax.ScaleByAdamState` or
-      `optax.ScaleByAmsgradState` in its state.
+      `optax.ScaleByAmsgradState` in its state, the second moment being a mean
+      of squares: yogi and adamax keep other numbers in the same fields.
     epsilon: That of Adam, which its state does not tell.
     labels: Groups of parameters, as in `optax.partition`: a tree of names like
       the parameters, or a function from parameters to one. None: one group.
@@ -224,7 +226,7 @@ def _recorded(
     grad_norm=_norm(grad),
     update_norm=_norm(update),
     m_hat_norm=_norm(owned(moments.m_hat)),
-    v_hat_norm=_norm(v_hat),
+    v_hat_norm=_norm_of_squares(v_hat),
     carried_norm=_norm(carried),
     fresh_norm=_norm(leaves(parts.fresh)),
     decayed_norm=_norm(leaves(parts.decayed)),
@@ -248,6 +250,13 @@ def _norm(x: list[Array]) -> Array:
   return jnp.sqrt(_dot(x, x))
 
 
+def _norm_of_squares(x: list[Array]) -> Array:
+  """Scaled by the largest, as the squares of squares are out of range."""
+  tops = [jnp.max(v) for v in x if v.size]
+  top = jnp.max(jnp.stack([jnp.zeros(()), *tops]))
+  return top * _norm([v / jnp.where(top > 0, top, 1) for v in x])
+
+
 def _cosine(x: list[Array], y: list[Array]) -> Array:
   size = _norm(x) * _norm(y)
   cosine = jnp.where(size > 0, _dot(x, y) / jnp.where(size > 0, size, 1), 0)
@@ -256,17 +265,15 @@ def _cosine(x: list[Array], y: list[Array]) -> Array:
 
 def _epsilon_counts(v_hat: list[Array], epsilon: float) -> Array:
   """f32[18], coordinates between the edges; without a moment: the last."""
-  # log2(epsilon / root) > edge where root * 2**edge < epsilon.
-  above = [
-    sum(
-      (
-        jnp.sum(jnp.sqrt(v) * 2.0**edge < epsilon, dtype=jnp.float32)
-        for v in v_hat
-      ),
-      jnp.zeros((), jnp.float32),
-    )
-    for edge in EPSILON_EDGES
-  ]
-  number = jnp.asarray(sum(v.size for v in v_hat), jnp.float32)
-  above = jnp.stack([number, *above, jnp.zeros((), jnp.float32)])
+  # log2(epsilon / root) > edge where root < epsilon / 2**edge.
+  limits = jnp.asarray((epsilon / 2.0**EPSILON_EDGES) ** 2, jnp.float32)
+
+  def below(limit):
+    counts = (jnp.sum(v < limit, dtype=jnp.float32) for v in v_hat)
+    return sum(counts, jnp.zeros((), jnp.float32))
+
+  # One after another: side by side each would hold an array of its own.
+  above = jax.lax.map(below, limits)
+  number = jnp.full(1, sum(v.size for v in v_hat), jnp.float32)
+  above = jnp.concatenate([number, above, jnp.zeros(1, jnp.float32)])
   return above[:-1] - above[1:]

@@ -165,11 +165,8 @@ def config_of(config: Config, arm: Arm, seed: int) -> Config:
   )
   learner = dataclasses.replace(config.learner, batches=1, epochs=arm.updates)
   if arm.brake in _LOSSES:
-    adam = dict(updates=arm.updates, b1=optimizer.b1, b2=optimizer.b2)
     learner = dataclasses.replace(
-      learner,
-      method=_LOSSES[arm.brake],
-      method_kwargs=adam if arm.brake == 'narrow' else {},
+      learner, method=_LOSSES[arm.brake], method_kwargs={}
     )
   return dataclasses.replace(
     config,

@@ -203,3 +203,34 @@ def test_brakes_nest_and_pass_on_what_the_inner_ones_need():
   assert jax.tree.structure(state.inner_state) == jax.tree.structure(
     adam().init(PARAMS)
   )
+
+
+def test_nothing_happens_while_gradients_accumulate():
+  """Nor where a gradient is not finite."""
+  two = lambda: optax.MultiSteps(adam(), 2).gradient_transformation()
+  made = optim.project_outward(two(), EPSILON)
+  grads = gradients()[0]
+  updates, _ = made.update(grads, made.init(PARAMS), PARAMS, outward=grads)
+  assert_close(updates, jax.tree.map(jnp.zeros_like, grads))
+  made = optim.decay_carried(two())
+  state = made.init(PARAMS)
+  for share in (0.0, 0.0, 0.5, 0.5):
+    old = moments(state)
+    _, state = made.update(grads, state, PARAMS, clipped_share=share)
+  # Shrunk once, by the call that took the step.
+  expected = jax.tree.map(
+    lambda m, g: B1 * 0.5 * m + (1 - B1) * g, old.mu, grads
+  )
+  assert_close(moments(state).mu, expected, 1e-5)
+
+
+def test_projection_keeps_the_dtype_of_the_update():
+  half = lambda tree: jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree)
+  params, grads = half(PARAMS), half(gradients()[0])
+  outward = jax.tree.map(jnp.negative, grads)
+  made = optim.project_outward(adam(), EPSILON)
+  plain, _ = adam().update(grads, adam().init(params), params)
+  braked, _ = made.update(grads, made.init(params), params, outward=outward)
+  assert {x.dtype for x in jax.tree.leaves(braked)} == {jnp.dtype('bfloat16')}
+  before, after = (optax.tree.vdot(outward, x) for x in (plain, braked))
+  assert float(before) > 0.01 and abs(float(after)) < 0.02 * float(before)

@@ -192,7 +192,7 @@ def test_the_histogram_counts_where_epsilon_stands():
   assert found['adam_epsilon_log2_p99'] == 34.0
   state = optim.record_adam_moments(made, 2.0**-4)
   _, state = state.update(grads, state.init(grads), grads)
-  counts = np.asarray(state.record['all'].epsilon_counts)
+  counts = np.asarray(state.record[''].epsilon_counts)
   edges = np.append(np.arange(-32, 33, 4), np.inf)  # upper ends
   expected = np.zeros(len(edges))
   expected[edges == 0], expected[edges == 8] = 6, 3
@@ -286,3 +286,74 @@ def test_reward_scale_is_all_where_epsilon_is_large():
   assert found['adam_epsilon_log2_p50'] > 0
   for x, y in zip(*map(jax.tree.leaves, (scaled, moved)), strict=True):
     np.testing.assert_allclose(x, 32 * y, rtol=1e-3, atol=1e-4)
+
+
+def test_the_smallest_moments_have_a_norm():
+  """Squares of squares of 1e-11 are out of float32's range."""
+  grads = [{'a': jnp.array([3e-11, 4e-11])}] * 2
+  found, *_ = metrics_after(optax.adam(1.0), grads, grads[0])
+  assert found['adam_v_hat_norm'] == pytest.approx(np.hypot(9, 16) * 1e-22)
+  assert found['adam_below_epsilon'] == 1
+
+
+def test_bfloat16_parameters_and_empty_ones():
+  half = lambda tree: jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree)
+  grads = gradients(3)
+  empty = {'none': jnp.zeros((0,), jnp.bfloat16)}
+  halved = [{**half(g), **empty} for g in grads]
+  params = {**half(PARAMS), **empty}
+  single, *_ = metrics_after(optax.adam(1e-2), grads)
+  found, *_ = metrics_after(optax.adam(1e-2), halved, params)
+  for name in ('m_hat_norm', 'v_hat_norm', 'carried_norm', 'fresh_norm'):
+    assert found[f'adam_{name}'] == pytest.approx(
+      single[f'adam_{name}'], rel=0.03
+    )
+
+
+def test_behind_a_brake_the_moments_are_those_that_act():
+  """A reset forgets Adam's count too: its bias correction is that of step 1."""
+  grads = gradients(3)
+  for made, extra in (
+    (optim.reset_moments(optax.adam(1e-2)), {'first_of_rollout': True}),
+    (optim.decay_carried(optax.adam(1e-2)), {'clipped_share': 1.0}),
+  ):
+    recorded = optim.record_adam_moments(made)
+    state = recorded.init(PARAMS)
+    for grad in grads:
+      _, state = recorded.update(grad, state, PARAMS, **extra)
+    found = optim.moment_metrics(state)
+    count = 1 if 'first_of_rollout' in extra else 3
+    m_hat = 0.1 * optax.tree.norm(grads[-1]) / (1 - 0.9**count)
+    assert found['adam_m_hat_norm'] == pytest.approx(float(m_hat), rel=1e-4)
+    assert found['adam_carried_norm'] < 1e-6
+
+
+def test_moments_that_lie_elsewhere_are_refused():
+  made = optim.record_adam_moments(optax.flatten(optax.adam(1e-2)))
+  with pytest.raises(ValueError, match='do not lie along the parameters'):
+    made.update(gradients()[0], made.init(PARAMS), PARAMS)
+
+
+def test_explicit_meshes():
+  """Two sharded axes; also the coasting path and the projection."""
+  kind = jax.sharding.AxisType.Explicit
+  mesh = jax.make_mesh((2, 2), ('x', 'y'), axis_types=(kind, kind))
+  with jax.set_mesh(mesh):
+    params = {'a': jax.device_put(jnp.ones((4, 4)), jax.P('x', 'y'))}
+    grads = {'a': jax.device_put(jnp.full((4, 4), 0.5), jax.P('x', 'y'))}
+    made = optim.record_adam_moments(optim.project_outward(optax.adam(1e-2)))
+    update = jax.jit(made.update)
+    state = made.init(params)
+    for _ in range(2):
+      braked, state = update(grads, state, params, outward=grads)
+    # The step goes down the gradient, so `outward` is met by no projection.
+    assert float(jnp.max(braked['a'])) < 0
+    opposite = jax.tree.map(jnp.negative, grads)
+    braked, _ = update(grads, state, params, outward=opposite)
+    np.testing.assert_allclose(braked['a'], 0, atol=1e-8)
+    adam = optax.adam(1e-2)
+    _, state = adam.update(grads, adam.init(params), params)
+    coasted = jax.jit(optim.coast, static_argnums=(0, 3))(
+      adam, state, params, 2
+    )
+    assert float(coasted.norms[0]) > float(coasted.norms[1]) > 0
