@@ -33,7 +33,7 @@ PICKED = [
     f'{ORACLE}[rloo-0]',
   ),
   (
-    'losses/_objective.py:ppo_clip.objective',
+    'losses/_objective.py:hold_outside',
     'clip = _ops.clip_metrics(ratio > 1 + high, ratio < 1 - low, advantage)',
     'ratio > 1 + high -> ratio >= 1 + high',
     f'{OPS}_a_ratio_on_the_bound_is_not_clipped[0]',

@@ -171,7 +171,8 @@ def test_auto_chooses(backend, name, window, dtype, chosen, monkeypatch):
 def test_the_config_says_which(monkeypatch):
   asked = []
 
-  def over_layout(rows, implementation):
+  def over_layout(rows, implementation, forward_mode):
+    assert not forward_mode
     asked.append(implementation)
     return attention.over_layout(rows)
 
