@@ -1,10 +1,12 @@
 """Times what the record of moments, overshoot and brakes add to an update.
 
 python tests/bench/moments.py
+python tests/bench/moments.py moments project
 
 On the embedded default with eight updates per rollout. Every variant updates on
 the same rollout, in turns, in one process; prints medians of the ratios to the
-update without any of it. Nothing else should run on the machine meanwhile.
+update without any of it. Names restrict it to some variants. Nothing else should
+run on the machine meanwhile.
 """
 
 import dataclasses
@@ -24,7 +26,7 @@ from grpo_jax import build  # noqa: E402
 from grpo_jax import config as config_lib  # noqa: E402
 from grpo_jax import loop  # noqa: E402
 
-UPDATES, TURNS = 8, 15
+UPDATES, TURNS = 8, 25
 VARIANTS = {  # fields of config.optim
   'plain': {},
   'moments': {'moments': True},
@@ -46,9 +48,11 @@ def main() -> None:
   reward = rollout.batch.reward.copy()
   reward[:, ::2] = 1.0  # a policy that knows nothing has nothing to learn
   rollout = rollout._replace(batch=rollout.batch._replace(reward=reward))
-  secs = {name: [] for name in VARIANTS}
+  chosen = ['plain', *(sys.argv[1:] or list(VARIANTS)[1:])]
+  secs = {name: [] for name in chosen}
   states, updaters = {}, {}
-  for name, fields in VARIANTS.items():
+  for name in chosen:
+    fields = VARIANTS[name]
     optim = dataclasses.replace(config.optim, **fields)
     changed = build.run(dataclasses.replace(config, optim=optim))
     updaters[name] = build.updater(changed)
@@ -63,7 +67,7 @@ def main() -> None:
       if turn > 1:  # the first ones compile
         secs[name].append((time.monotonic() - start) / UPDATES)
   print(f'plain: {1000 * statistics.median(secs["plain"]):.1f} ms per update')
-  for name in list(VARIANTS)[1:]:
+  for name in chosen[1:]:
     ratios = [x / y for x, y in zip(secs[name], secs['plain'], strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4)
     print(f'{name}: {middle:.3f} times that ({low:.3f} to {high:.3f})')
