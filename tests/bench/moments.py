@@ -5,8 +5,8 @@ python tests/bench/moments.py moments project
 
 On the embedded default with eight updates per rollout. Every variant updates on
 the same rollout, in turns, in one process; prints medians of the ratios to the
-update without any of it. Names restrict it to some variants. Nothing else should
-run on the machine meanwhile.
+update without any of it. Names restrict it to some variants. Nothing else
+should run on the machine meanwhile.
 """
 
 import dataclasses
