@@ -305,7 +305,7 @@ def rollout_end(
   Returns:
     Over all trained tokens `kl_rollout`, an estimate of KL(old || policy) per
     token (k3, nats), and `rollout_clipped` and `rollout_outside`, the shares
-    without gradient and outside their range on either side.
+    that are clipped and outside their range on either side.
   """
   batch = jax.tree.map(lambda x: x[prompts], batch)
   batch = losses.prepare(learner.method, batch, loss_state)

@@ -6,7 +6,6 @@ means can arise. A kind of metric is a NamedTuple; `merge`, `empty`, `only_if`
 and `to_scalars` know all kinds.
 """
 
-from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
 
@@ -201,13 +200,6 @@ def only_if(condition: Array, metric: Metric) -> Metric:
     metric,
     _nothing(metric),
   )
-
-
-def total(metrics: dict[str, Metric], names: Sequence[str]) -> Array:
-  """f32[], the sum of the totals of those `Mean`s that are there."""
-  found = [metrics[name] for name in names if name in metrics]
-  sums = [metric.total for metric in found if isinstance(metric, Mean)]
-  return sum(sums, start=jnp.zeros(()))
 
 
 def to_scalars(metrics: dict[str, Metric]) -> dict[str, float]:

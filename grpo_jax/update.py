@@ -99,9 +99,8 @@ class Updater:
     state = state._replace(loss_state=loss_state)
     start = jnp.copy(state.step)  # the state itself is donated
     watch, begun = self.watches(step), batch
-    if (
-      watch and batch.logp_old is None
-    ):  # a ratio of 1 needs none; the end does
+    # A ratio of exactly 1 needs no old policy; the rollout's end does.
+    if watch and batch.logp_old is None:
       begun = batch._replace(logp_old=self.score(state.params, rollout).logp)
     for chosen in self.optimizer_batches(rollout, step):
       layout, used = self.layout(rollout, chosen)

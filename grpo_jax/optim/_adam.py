@@ -47,6 +47,20 @@ def edit(state: Any, function: Callable[..., Any], *others: Any) -> Any:
   )
 
 
+def nodes(state: Any, wanted: Callable[[Any], bool]) -> list[Any]:
+  """The nodes of a state that are of some kind, wherever they lie."""
+  leaves = jax.tree.leaves(state, is_leaf=wanted)
+  return [leaf for leaf in leaves if wanted(leaf)]
+
+
+def dot(x: Tree, y: Tree) -> Array:
+  """f32[], an inner product without a contraction: so on any sharding."""
+  products = jax.tree.map(
+    lambda a, b: jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32)), x, y
+  )
+  return sum(jax.tree.leaves(products), jnp.zeros((), jnp.float32))
+
+
 def find(state: Any, who: str) -> list[Any]:
   """All states of Adam inside a state.
 
@@ -57,8 +71,7 @@ def find(state: Any, who: str) -> list[Any]:
   Raises:
     ValueError: There are none.
   """
-  nodes = jax.tree.leaves(state, is_leaf=is_adam)
-  found = [node for node in nodes if is_adam(node)]
+  found = nodes(state, is_adam)
   if not found:
     raise ValueError(
       f'{who} got a transformation whose state ({type(state).__name__}) holds '
@@ -204,18 +217,18 @@ def stepped(before: Any, after: Any) -> Array:
 
   Its count says so, unless it has been set back to 0 and come to 1 again.
   """
-  nodes = list(
+  pairs = list(
     zip(find(before, 'stepped'), find(after, 'stepped'), strict=True)
   )
 
   def moved():
-    moments = [(old.mu, new.mu) for old, new in nodes]
+    moments = [(old.mu, new.mu) for old, new in pairs]
     changes = jax.tree.map(
       lambda x, y: jnp.any(x != y), *map(list, zip(*moments, strict=True))
     )
     return jnp.any(jnp.stack([jnp.array(False), *jax.tree.leaves(changes)]))
 
-  counted = jnp.any(jnp.stack([old.count != new.count for old, new in nodes]))
+  counted = jnp.any(jnp.stack([old.count != new.count for old, new in pairs]))
   return jax.lax.cond(counted, lambda: jnp.array(True), moved)
 
 

@@ -49,7 +49,6 @@ def reset_moments(
   kept = () if which == 'both' else ('nu', 'nu_max', 'count')
 
   def before(state, first):
-
     def forgotten(node):
       return node._replace(
         **{
@@ -141,7 +140,8 @@ def project_outward(
       return pull / (jnp.sqrt(moments.v_hat[path]) + epsilon)
 
     direction = jax.tree_util.tree_map_with_path(scaled, outward)
-    size, too_far = _dot(outward, direction), _dot(outward, updates)
+    size = _adam.dot(outward, direction)
+    too_far = _adam.dot(outward, updates)
     projects = _adam.stepped(state, after) & (size > 0) & (too_far > 0)
     factor = too_far / jnp.where(size > 0, size, 1)
 
@@ -199,14 +199,6 @@ def restore_reward_scale(
     return scaled, state
 
   return optax.GradientTransformationExtraArgs(inner.init, update)
-
-
-def _dot(x: Any, y: Any) -> Array:
-  """f32[], without a contraction: on any sharding."""
-  products = jax.tree.map(
-    lambda a, b: jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32)), x, y
-  )
-  return sum(jax.tree.leaves(products), jnp.zeros((), jnp.float32))
 
 
 def _braked(inner, who, needs, before, lasts):

@@ -162,8 +162,7 @@ def moment_metrics(state: Any) -> dict[str, Array]:
     ValueError: The state has no such record.
   """
   is_record = lambda node: isinstance(node, RecordAdamMomentsState)
-  nodes = jax.tree.leaves(state, is_leaf=is_record)
-  found = [node for node in nodes if is_record(node)]
+  found = _adam.nodes(state, is_record)
   if not found:
     raise ValueError(
       f'moment_metrics got a state ({type(state).__name__}) without a record; '
@@ -238,16 +237,8 @@ def _recorded(
   )
 
 
-def _dot(x: list[Array], y: list[Array]) -> Array:
-  products = (
-    jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32))
-    for a, b in zip(x, y, strict=True)
-  )
-  return sum(products, jnp.zeros((), jnp.float32))
-
-
 def _norm(x: list[Array]) -> Array:
-  return jnp.sqrt(_dot(x, x))
+  return jnp.sqrt(_adam.dot(x, x))
 
 
 def _norm_of_squares(x: list[Array]) -> Array:
@@ -259,7 +250,9 @@ def _norm_of_squares(x: list[Array]) -> Array:
 
 def _cosine(x: list[Array], y: list[Array]) -> Array:
   size = _norm(x) * _norm(y)
-  cosine = jnp.where(size > 0, _dot(x, y) / jnp.where(size > 0, size, 1), 0)
+  cosine = jnp.where(
+    size > 0, _adam.dot(x, y) / jnp.where(size > 0, size, 1), 0
+  )
   return jnp.clip(cosine, -1, 1)  # rounding
 
 
