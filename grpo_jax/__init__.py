@@ -1,7 +1,54 @@
 """Group-based RL post-training in JAX: one surrogate equation, in parts.
 
-`grpo_jax.losses` needs jax alone; import what you need, nothing is imported
-here.
+- `train`, `evaluate` and `sample` are the commands of `grpo-jax` for Python.
+- `config` has every field of a run and its default.
+- `losses` has the methods and their parts, `rewards` and `data` what a run is
+  given, `optim` Adam under clipping, `diagnostics` audits of a loss.
+
+`import grpo_jax` alone imports nothing. Each of these names is imported when it
+is first used, so `grpo_jax.losses` needs jax and nothing else.
 """
 
+import importlib
+from typing import TYPE_CHECKING
+from typing import Any
+
+if TYPE_CHECKING:
+  from grpo_jax import config
+  from grpo_jax import data
+  from grpo_jax import diagnostics
+  from grpo_jax import losses
+  from grpo_jax import optim
+  from grpo_jax import rewards
+  from grpo_jax.commands.from_python import evaluate
+  from grpo_jax.commands.from_python import sample
+  from grpo_jax.commands.from_python import train
+
 __version__ = '0.1.0'
+
+__all__ = [
+  'config',
+  'data',
+  'diagnostics',
+  'evaluate',
+  'losses',
+  'optim',
+  'rewards',
+  'sample',
+  'train',
+]
+
+
+def __getattr__(name: str) -> Any:
+  """Imports a name of `__all__`, or the module that has it, on first use."""
+  if name in ('evaluate', 'sample', 'train'):
+    from grpo_jax.commands import from_python
+
+    return getattr(from_python, name)
+  if name in __all__:
+    return importlib.import_module(f'grpo_jax.{name}')
+  raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *__all__})

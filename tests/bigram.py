@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from grpo_jax import layout
-from grpo_jax import learner as learner_lib
 from grpo_jax import losses
-from grpo_jax import rollout as rollout_lib
 from grpo_jax import sharding
+from grpo_jax.learner.types import Learner
+from grpo_jax.models import layout
 from grpo_jax.models import scores as scores_lib
+from grpo_jax.rollouts.types import Rollout
 from tests import tiny
 
 PROMPTS, GROUP, TOKENS, VOCAB = 5, 4, 6, 8
@@ -84,13 +84,11 @@ def rollout():
   batch = jax.tree.map(
     lambda x: x.astype(np.float32) if x.dtype == np.float64 else x, batch
   )
-  return rollout_lib.Rollout(
-    batch, length, ids, [''] * PROMPTS, [], np.arange(PROMPTS)
-  )
+  return Rollout(batch, length, ids, [''] * PROMPTS, [], np.arange(PROMPTS))
 
 
 def make_learner(method, mesh=(1, 1, 1)):
-  return learner_lib.Learner(
+  return Learner(
     score=score,
     method=method,
     optimizer=optax.sgd(0.1),

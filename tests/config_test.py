@@ -9,7 +9,7 @@ import pytest
 
 from grpo_jax import config
 from grpo_jax import losses
-from grpo_jax import named
+from grpo_jax.training import build
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -35,6 +35,18 @@ def test_values_arrive():
   assert got.data.prompt_buckets == (4, 8)
   assert got.rewards == (config.Reward('exact_match', 2.0),)
   assert got.learner.method_kwargs == {'high': 0.3}
+
+
+def test_prompts_come_from_one_source_or_from_several():
+  values = config.default()
+  assert config.resolve(values).data.train == 'arithmetic'
+  values.data.train = 'a.jsonl'
+  assert config.resolve(values).data.train == 'a.jsonl'
+  values.data.train = ({'name': 'a.jsonl', 'weight': 3}, {'name': 'arithmetic'})
+  assert config.resolve(values).data.train == (
+    config.Source('a.jsonl', 3.0),
+    config.Source('arithmetic', 1.0),
+  )
 
 
 @pytest.mark.parametrize(
@@ -72,6 +84,29 @@ def test_values_arrive():
     (dict(optim=dict(clip_norm=-1.0)), 'optim.clip_norm=-1.0'),
     (dict(evaluation=dict(examples=0)), 'evaluation.examples=0'),
     (dict(data=dict(prompt_buckets=())), 'no data.prompt_buckets'),
+    (dict(model=dict(window_tokens=())), r'window_tokens=\(\); give a tuple'),
+    (dict(model=dict(window_tokens=(-1,))), r'window_tokens=\(-1,\); give a'),
+    (
+      dict(model=dict(window_tokens=(4, 0), num_layers=3)),
+      r'window_tokens=\(4, 0\) with model.num_layers=3; give a number of wind',
+    ),
+    (dict(model=dict(window_tokens=(0.5,))), r'window_tokens\[0\] is 0.5'),
+    (dict(model=dict(window_tokens=4)), 'window_tokens is 4; it must be of'),
+    (dict(data=dict(train=3)), r'train is 3; it must be .* str \| tuple\['),
+    (dict(data=dict(train=())), 'no source in data.train'),
+    (dict(data=dict(train=('a',))), r"train\[0\] is 'a'"),
+    (
+      dict(data=dict(train=({'name': 'a', 'wieght': 2.0},))),
+      r'the nearest is config.data.train\[0\].weight',
+    ),
+    (
+      dict(data=dict(train=({'name': 'a'}, {'name': 'b', 'weight': 0.0}))),
+      r'data.train\[1\].weight=0.0; give a number above 0',
+    ),
+    (
+      dict(data=dict(train=({'name': 'a', 'weight': float('inf')},))),
+      r'data.train\[0\].weight=inf',
+    ),
     (
       dict(sampler=dict(top_k=3), learner=dict(anchor='sampler')),
       "anchor='sampler' with top_k",
@@ -84,9 +119,9 @@ def test_bad_configs_are_refused_in_one_sentence(fields, words):
 
 
 def test_methods_by_name_and_by_module():
-  made = named.method('gspo', {'low': 0.1})
+  made = build.method('gspo', {'low': 0.1})
   assert isinstance(made, losses.LossTransform)
-  own = named.method('grpo_jax.losses.methods:kl_cov', {'share': 0.5})
+  own = build.method('grpo_jax.losses.methods:kl_cov', {'share': 0.5})
   assert own.scope == 'batch'
 
 
@@ -104,7 +139,7 @@ def test_methods_by_name_and_by_module():
 )
 def test_bad_methods_are_refused(name, kwargs, words):
   with pytest.raises(ValueError, match=words):
-    named.method(name, kwargs)
+    build.method(name, kwargs)
 
 
 def test_what_no_config_can_hold_is_refused():

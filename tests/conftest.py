@@ -11,14 +11,14 @@ import os
 import shutil
 import tempfile
 
-from tests import commands
+from tests import cli
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ['XLA_FLAGS'] = ' '.join(
   [
     os.environ.get('XLA_FLAGS', ''),
     '--xla_force_host_platform_device_count=8',
-    *commands.QUICK,
+    *cli.QUICK,
   ]
 )
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:  # workers inherit it
@@ -33,8 +33,15 @@ import pytest  # noqa: E402
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
 
+def pytest_collection_modifyitems(items):
+  """Marks the doctests, which have no line for it, as `quick`."""
+  for item in items:
+    if isinstance(item, pytest.DoctestItem):
+      item.add_marker('quick')
+
+
 @pytest.fixture(autouse=True)
 def no_process_is_left():
   """What a test has started ends with it."""
   yield
-  commands.kill_all()
+  cli.kill_all()

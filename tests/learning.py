@@ -4,13 +4,14 @@ import functools
 
 import numpy as np
 
-from grpo_jax import layout
-from grpo_jax import learner as learner_lib
 from grpo_jax import losses
 from grpo_jax import models
 from grpo_jax import optim
-from grpo_jax import rollout as rollout_lib
 from grpo_jax import sharding
+from grpo_jax.learner.types import Learner
+from grpo_jax.models import layout
+from grpo_jax.models.layout import LayoutSpec
+from grpo_jax.rollouts.types import Rollout
 from tests import tiny
 
 MODEL = tiny.model()
@@ -41,7 +42,7 @@ def make_learner(
   def score(params, rows, with_entropy):
     return models.score(model, params, rows, 1.0, with_entropy)
 
-  return learner_lib.Learner(
+  return Learner(
     score=score,
     method=method,
     optimizer=optimizer or optim.adamw(1e-2),
@@ -73,12 +74,8 @@ def make_rollout(seed=0, prompts=4, group=4, reward=None):
     logp_old=logp.astype(np.float32),
     logp_ref=(logp + 0.3).astype(np.float32),
   )
-  return rollout_lib.Rollout(
-    batch, length, ids, [''] * prompts, [], np.arange(prompts)
-  )
+  return Rollout(batch, length, ids, [''] * prompts, [], np.arange(prompts))
 
 
 def spec(kind='shared', micro_rows=1, row_completions=0, pack_tokens=30):
-  return rollout_lib.LayoutSpec(
-    kind, micro_rows, row_completions, (8,), pack_tokens
-  )
+  return LayoutSpec(kind, micro_rows, row_completions, (8,), pack_tokens)

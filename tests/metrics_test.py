@@ -7,6 +7,8 @@ import pytest
 
 from grpo_jax import metrics
 
+pytestmark = pytest.mark.quick
+
 KINDS = {
   'mean': metrics.masked_mean,
   'max': metrics.masked_max,

@@ -1,83 +1,216 @@
-"""The README: its code runs, its commands are those of the gate."""
+"""The READMEs: their code runs, their links lead somewhere."""
 
+import importlib
 import json
 import pathlib
 import re
 import subprocess
 import sys
+import types
 
+from flax import nnx
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from grpo_jax import config
 from grpo_jax import losses
-from grpo_jax import method_audit
-from grpo_jax import options
-from tests import commands
+from grpo_jax.commands import audit as audit_lib
+from grpo_jax.commands import main as command_line
+from grpo_jax.commands import options
+from tests import cli
+from tests import readmes
 
-ROOT = pathlib.Path(__file__).parent.parent
-README = (ROOT / 'README.md').read_text()
-
-
-def blocks(language):
-  return re.findall(rf'```{language}\n(.*?)```', README, re.DOTALL)
+ROOT = readmes.ROOT
+PAGES = {str(path.relative_to(ROOT)): path for path in readmes.paths()}
 
 
-def run(code):
-  scope = {}
-  exec(compile(code, 'README.md', 'exec'), scope)  # noqa: S102
+def text(page):
+  return PAGES[page].read_text()
+
+
+def blocks(page, language):
+  return re.findall(rf'```{language}\n(.*?)```', text(page), re.DOTALL)
+
+
+def run(code, **scope):
+  exec(compile(code, '<README>', 'exec'), scope)  # noqa: S102
   return scope
 
 
-def test_the_example_of_a_loss_runs():
-  gradient = run(blocks('python')[0])['gradient']
+def test_the_first_page_is_short():
+  assert len(text('README.md').splitlines()) <= 250
+
+
+# The code. Every block of Python is run by one of the tests below.
+RUN_BELOW = {
+  'README.md': 4,
+  'configs/README.md': 1,
+  'grpo_jax/diagnostics/README.md': 1,
+  'grpo_jax/losses/README.md': 2,
+  'grpo_jax/optim/README.md': 3,
+}
+
+
+def test_every_block_of_python_is_run():
+  counts = {page: len(blocks(page, 'python')) for page in PAGES}
+  assert {page: count for page, count in counts.items() if count} == RUN_BELOW
+
+
+def test_the_worked_file_trains(tmp_path, monkeypatch, capsys):
+  """With a smaller model, and fewer and smaller rollouts."""
+  smaller = {
+    'steps': 2,
+    'sampler.prompts': 4,
+    'sampler.group': 4,
+    'evaluation.examples': 8,
+    'model.num_layers': 1,
+    'model.width': 16,
+  }
+  changes = [f'run.{name} = {value}' for name, value in smaller.items()]
+  before, after = blocks('README.md', 'python')[0].split(
+    'run.steps = 200  # rollouts\n'
+  )
+  code = '\n'.join([before, *changes, after])
+  monkeypatch.chdir(tmp_path)
+  done = run(code)
+  assert done['result']['steps'] == 2
+  assert done['places']('', '236', {'answer': '237'}) == pytest.approx(2 / 3)
+  printed = capsys.readouterr().out.splitlines()
+  assert [line.split()[0] for line in printed[:2]] == ['1', '2']
+  assert "'prompt': '372='" in printed[-1]
+
+
+@pytest.mark.parametrize(
+  'page, number', [('README.md', 1), ('grpo_jax/losses/README.md', 0)]
+)
+def test_the_examples_of_a_loss_run(page, number):
+  gradient = run(blocks(page, 'python')[number])['gradient']
   assert gradient.shape == (2, 4, 8) and abs(gradient).max() > 0
 
 
-@pytest.mark.parametrize('number, loop', [(1, 'optax'), (2, 'nnx')])
-def test_the_examples_of_the_record_run(number, loop, capsys):
+def test_the_example_of_an_audit_runs(tmp_path, monkeypatch):
+  code = blocks('grpo_jax/diagnostics/README.md', 'python')[0]
+  (said,) = re.findall(r"row.weight  # ('.*')", code)
+  monkeypatch.chdir(tmp_path)
+  assert repr(run(code)['result'].row.weight) == said
+  assert (tmp_path / 'dapo.png').exists()
+
+
+@pytest.mark.parametrize(
+  'page, number, loop',
+  [
+    ('README.md', 2, 'optax'),
+    ('grpo_jax/optim/README.md', 0, 'optax'),
+    ('grpo_jax/optim/README.md', 1, 'nnx'),
+  ],
+)
+def test_the_examples_of_the_record_run(page, number, loop, capsys):
   """They use nothing of ours but `optim`, and print a norm."""
-  code = blocks('python')[number]
-  assert len(blocks('python')) == 3 and f'{loop}.' in code
+  code = blocks(page, 'python')[number]
+  assert f'{loop}.' in code
   assert re.findall(r'from grpo_jax.*', code) == ['from grpo_jax import optim']
   run(code)
   assert float(capsys.readouterr().out) > 0
 
 
-def test_the_gate_installs_and_tests_as_the_readme_says():
-  gate = (ROOT / '.ci' / 'run').read_text()
-  install = next(line for line in blocks('sh') if '[dev]' in line)
-  for step in install.replace('.venv/bin/', '').split(' && ')[1:]:
-    assert f'\n{step.strip()}\n' in gate + '\n', step
+@pytest.mark.parametrize(
+  'page, number', [('README.md', 3), ('grpo_jax/optim/README.md', 2)]
+)
+def test_the_lines_for_tunix_run(page, number, capsys):
+  """On a trainer that makes and calls its optimizer as Tunix 0.1.7 does."""
+  from grpo_jax import optim
+
+  wrap, read = blocks(page, 'python')[number].splitlines()
+  optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
+  optimizer = run(wrap, optim=optim, optimizer=optimizer)['optimizer']
+  model = nnx.Linear(4, 1, rngs=nnx.Rngs(0))
+  trainer = types.SimpleNamespace(
+    model=model, optimizer=nnx.Optimizer(model, optimizer, wrt=nnx.Param)
+  )
+  for _ in range(3):
+    gradients = nnx.grad(lambda m: jnp.mean(m(jnp.ones((2, 4))) ** 2))(model)
+    trainer.optimizer.update(model, gradients)
+  cluster = types.SimpleNamespace(actor_trainer=trainer)
+  run(read, optim=optim, rl_cluster=cluster)
+  assert "'adam_carried_norm'" in capsys.readouterr().out
 
 
-def test_the_table_of_methods_is_the_one_computed():
-  """`python -m grpo_jax.method_audit` prints what it should be."""
-  audits = method_audit.every()
-  rows = method_audit.table(audits)
-  assert {row['method'] for row in rows} == set(losses.methods.__all__)
-  assert all(cell for row in rows for cell in row.values())
-  for name, audit in audits.items():
-    answer = method_audit.to_json(name, audit)
-    assert json.loads(json.dumps(answer, allow_nan=False)) == answer
-  assert method_audit.markdown(rows).strip() in README
-  assert method_audit.columns_markdown() in README
+class Tensor(np.ndarray):
+  """As much of a tensor of PyTorch as the example needs."""
+
+  def detach(self):
+    return self
+
+  def numpy(self):
+    return np.asarray(self)
+
+  def backward(self, gradient):
+    self.pulled.append(gradient)
+
+
+def test_the_example_of_flat_rows_runs():
+  """Its micro-batches pull as the whole batch does in a loop of JAX."""
+  rng = np.random.default_rng(0)
+  rows, width, pulled = 8, 6, []
+  logp = rng.normal(-1, 0.3, (rows, width)).astype(np.float32)
+
+  def policy_logp(first, last):
+    tensor = logp[first:last].view(Tensor)
+    tensor.pulled = pulled
+    return tensor
+
+  done = run(
+    blocks('grpo_jax/losses/README.md', 'python')[1],
+    jax=jax,
+    np=np,
+    losses=losses,
+    torch=types.SimpleNamespace(from_numpy=lambda array: array),
+    completion_mask=np.arange(width) < rng.integers(2, width + 1, (rows, 1)),
+    tool_mask=np.arange(width) != 1,
+    uid=np.array([7, 3, 7, 3, 7, 9, 9, 9]),
+    rewards=rng.normal(size=rows),
+    completion_ids=rng.integers(0, 9, (rows, width)),
+    truncated=np.zeros(rows, bool),
+    old_per_token_logps=logp + rng.normal(0, 1e-4, logp.shape),
+    policy_logp=policy_logp,
+  )
+  whole = jax.grad(
+    lambda logp: losses.surrogate_loss(
+      done['method'], done['rows'].gather(logp), done['batch'], done['state']
+    )[0]
+  )(logp)
+  assert np.any(whole)
+  np.testing.assert_allclose(np.concatenate(pulled), whole, rtol=1e-5)
+
+
+def test_the_example_of_a_config_file_can_be_used():
+  get_config = run(blocks('configs/README.md', 'python')[0])['get_config']
+  resolved = config.resolve(get_config())
+  assert (resolved.steps, resolved.learner.method) == (100, 'dapo')
 
 
 def test_a_method_of_a_users_own_trains_and_is_audited(tmp_path):
   """The README's lines, with a smaller run, and no edit to the package."""
-  lines = next(block for block in blocks('sh') if 'my_lab' in block)
+  lines = next(
+    block
+    for block in blocks('grpo_jax/losses/README.md', 'sh')
+    if 'my_lab' in block
+  )
   lines = lines.replace('.venv/bin/grpo-jax', f'{sys.executable} -m grpo_jax')
   lines = lines.replace('PYTHONPATH=.', f'PYTHONPATH=.:{ROOT}')
   lines = lines.replace('configs/', f'{ROOT}/configs/').strip()
   smaller = (
     '--config.steps=2 --config.warm_up.steps=0 --config.evaluation.examples=16 '
     '--config.sampler.group=4 --config.sampler.temperature=0.3 '
-    f"'{commands.JUDGE}'"
+    f"'{cli.JUDGE}'"
   )
   done = subprocess.run(
     ['bash', '-ec', f'{lines} {smaller}'],
     cwd=tmp_path,
-    env=commands.environment(),
+    env=cli.environment(),
     capture_output=True,
     text=True,
   )
@@ -92,18 +225,156 @@ def test_a_method_of_a_users_own_trains_and_is_audited(tmp_path):
   assert last['update_norm'] > 0
 
 
-def test_the_file_map_is_complete():
-  tree = README.split('grpo_jax/\n')[1].split('tests/ ')[0]
-  named = {line.split()[0].rstrip('/') for line in tree.splitlines() if line}
-  present = {
-    path.name
-    for path in (ROOT / 'grpo_jax').iterdir()
-    if not path.name.startswith(('_', '.', 'py.typed'))
+def test_the_sums_of_the_readme_are_right():
+  """As the model writes them: the last digit first."""
+  sums = re.findall(r'^(\d+)\+(\d+)=(\d+)$', text('README.md'), re.MULTILINE)
+  assert len(sums) == 2
+  for first, second, written in sums:
+    assert str(int(first) + int(second))[::-1] == written
+
+
+# Commands.
+def test_the_gate_installs_and_tests_as_the_readmes_say():
+  gate = (ROOT / '.ci' / 'run').read_text()
+  installs = [
+    line
+    for page in ('README.md', 'tests/README.md')
+    for line in blocks(page, 'sh')
+    if '[dev]' in line
+  ]
+  assert len(installs) == 2 and len(set(installs)) == 1
+  for step in installs[0].replace('.venv/bin/', '').split(' && ')[1:]:
+    assert f'\n{step.strip()}\n' in gate + '\n', step
+
+
+def typed(program):
+  """What the pages type after a program: lists of words."""
+  lines = [
+    line.replace('`', ' ').partition(f'{program} ')[2].split(' && ')[0]
+    for page in PAGES
+    for line in '\n'.join(blocks(page, 'sh')).splitlines()
+    if program in line
+  ]
+  return [line.split() for line in lines]
+
+
+def test_the_commands_have_the_flags_that_are_typed():
+  fields = {option.name for option in options.describe()}
+  found = typed('bin/grpo-jax')
+  assert {words[0] for words in found} >= {'train', 'eval', 'sample', 'audit'}
+  for command, *words in found:
+    for word in words:
+      if word.startswith('--config.'):
+        assert word[9:].partition('=')[0] in fields, word
+      elif word.startswith('--'):
+        name = word[2:].partition('=')[0]
+        assert name in command_line.COMMANDS[command].flags, word
+
+
+def test_the_scripts_have_the_flags_that_are_typed():
+  found = typed('bin/python')
+  assert len(found) == 4
+  for script, *words in found:
+    assert (ROOT / script).exists()
+    wanted = {word for word in words if word.startswith('--')}
+    if wanted:
+      help_text = subprocess.run(
+        [sys.executable, script, '--help'],
+        cwd=ROOT,
+        env=cli.environment(),
+        capture_output=True,
+        text=True,
+      ).stdout
+      assert wanted <= set(re.findall(r'--\w+', help_text)), script
+
+
+# Tables that are made from the code.
+@pytest.mark.parametrize('name', [n for n in readmes.PARTS if n != 'methods'])
+def test_parts_made_from_the_code_are_up_to_date(name):
+  """Otherwise: `python -m tests.readmes`."""
+  assert readmes.written(name) == readmes.PARTS[name][1]().strip()
+
+
+def test_every_method_of_a_paper_names_it():
+  without = re.findall(r'^\| `(\w+)` \| none', readmes.papers(), re.MULTILINE)
+  assert sorted(without) == ['importance_sampling', 'supervised']
+
+
+def test_the_table_of_methods_is_the_one_computed():
+  """Otherwise: `python -m tests.readmes`."""
+  audits = audit_lib.every()
+  rows = audit_lib.table(audits)
+  assert {row['method'] for row in rows} == set(losses.methods.__all__)
+  assert all(cell for row in rows for cell in row.values())
+  for name, audit in audits.items():
+    answer = audit_lib.to_json(name, audit)
+    assert json.loads(json.dumps(answer, allow_nan=False)) == answer
+  written = readmes.written('methods')
+  assert audit_lib.markdown(rows).strip() in written
+  assert audit_lib.columns_markdown() in written
+
+
+def test_the_map_names_every_folder():
+  """And everything that lies beside the folders."""
+  (tree,) = re.findall(
+    r'```\ngrpo_jax/\n(.*?)```', text('grpo_jax/README.md'), re.S
+  )
+  named = {
+    pathlib.PurePath(line.split()[0]) for line in tree.splitlines() if line
   }
-  assert named == present
+  inner = {
+    path.name
+    for path in (ROOT / 'grpo_jax').rglob('*')
+    if path.is_dir() and any(path.glob('*.py'))
+  }
+  beside = {
+    path.name
+    for path in (ROOT / 'grpo_jax').glob('*.py')
+    if not path.name.startswith('_')
+  }
+  assert {str(name) for name in named} == inner | beside
 
 
-def test_the_tables_of_options_are_those_of_the_code():
-  """`python -m grpo_jax.options` prints what they should be."""
-  assert options.markdown().strip() in README
-  assert options.peers_markdown().strip() in README
+def test_the_changelog_says_where_modules_are_now():
+  rows = re.findall(
+    r'^\| `(.*) \| (`.*) \|$', text('CHANGELOG.md'), re.MULTILINE
+  )
+  names = {name for _, new in rows for name in re.findall(r'`([\w.]+)`', new)}
+  assert len(names) > 25
+  for name in names:
+    module, _, last = name.rpartition('.')
+    try:
+      importlib.import_module(f'grpo_jax.{name}')
+    except ModuleNotFoundError:
+      assert hasattr(importlib.import_module(f'grpo_jax.{module}'), last), name
+
+
+# Links.
+def anchors(page):
+  """The headings of a page as GitHub names them."""
+  headings = re.findall(r'^#+ (.*)$', text(page), re.MULTILINE)
+  kept = (re.sub(r'[^\w\- ]', '', heading.lower()) for heading in headings)
+  return {heading.replace(' ', '-') for heading in kept}
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_links_and_pictures_are_there(page):
+  found = re.findall(r'\]\(([^)]+)\)|<img src="([^"]+)"', text(page))
+  for target in (link or picture for link, picture in found):
+    if target.startswith(('http://', 'https://')):
+      continue
+    file, _, anchor = target.partition('#')
+    path = (PAGES[page].parent / file).resolve() if file else PAGES[page]
+    assert path.exists(), target
+    if anchor:
+      assert anchor in anchors(str(path.relative_to(ROOT))), target
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_papers_are_links(page):
+  """Wherever a number of arXiv is, it leads to the paper."""
+  numbers = re.findall(r'\d{4}\.\d{5}', text(page))
+  links = re.findall(
+    r'\[arXiv:(\d{4}\.\d{5})\]\(https://arxiv.org/abs/\1\)', text(page)
+  )
+  assert len(numbers) == 2 * len(links)

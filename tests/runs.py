@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from grpo_jax import config as config_lib
-from grpo_jax import transcript
+from grpo_jax.rollouts import parquet
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -90,14 +90,20 @@ def assert_equal(workdir, other):
   for name, array in arrays.items():
     assert array.dtype == others[name].dtype
     np.testing.assert_array_equal(array, others[name], err_msg=name)
-  for name in ('position', 'retired', 'surplus', 'barren', 'fingerprint'):
+  for name in (
+    'position',
+    'retired',
+    'surplus',
+    'prompts_without_signal',
+    'fingerprint',
+  ):
     assert host[name] == other_host[name]
   assert host['versions']['packages'] and host['config']['model']
   assert list(map(without_times, records(workdir))) == list(
     map(without_times, records(other))
   )
   files, other_files = (
-    transcript.files(pathlib.Path(path) / 'completions')
+    parquet.files(pathlib.Path(path) / 'completions')
     for path in (workdir, other)
   )
   assert [f.name for f in files] == [f.name for f in other_files]

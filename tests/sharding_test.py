@@ -7,6 +7,8 @@ import pytest
 from grpo_jax import sharding
 from tests import tiny
 
+pytestmark = pytest.mark.quick
+
 
 def test_the_mesh_has_auto_axes_and_one_device_is_a_mesh():
   mesh = sharding.make_mesh()

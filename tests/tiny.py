@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax import layout
 from grpo_jax import models
+from grpo_jax.models import layout
 
 CONFIG = models.ModelConfig(
   vocab_size=40,

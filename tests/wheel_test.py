@@ -83,4 +83,4 @@ def test_the_default_runs_outside_the_checkout(installed):
   )
   assert json.loads(out)['steps'] == 2
   help_text = run(installed, '-m', 'grpo_jax', 'train', '--help')
-  assert 'peak learning rate' in help_text
+  assert 'Learning rate at the peak' in help_text

@@ -1,11 +1,15 @@
-"""Prompt sources, prompt streams and tokenizers. No jax.
+"""Prompts and tokenizers. This package imports no jax.
 
-A *source* has `__len__` and `__getitem__(int) -> dict` and keeps no state. A
-*stream* is an infinite grain dataset over sources. The data position of a
-run is one integer, the global prompt counter: `take(stream, position, count)`
-gives the same rows at any time, on any process.
+A *source* is a finite set of records: it has `__len__` and `__getitem__(int) ->
+dict` and keeps no state. A *stream* is an endless grain dataset over sources,
+in random order.
 
-grain and tokenizers are imported inside the functions that need them.
+How far a run has read its stream is a single integer, the global prompt
+counter. `take(stream, position, count)` gives the same rows at any time and on
+any process, so a run that is resumed needs this integer alone.
+
+grain and tokenizers are imported inside the functions that need them, because
+both are slow to import.
 """
 
 from grpo_jax.data._arithmetic import ALPHABET
@@ -13,6 +17,7 @@ from grpo_jax.data._arithmetic import ArithmeticDemonstrations
 from grpo_jax.data._arithmetic import ArithmeticSource
 from grpo_jax.data._arithmetic import arithmetic_demonstrations
 from grpo_jax.data._jsonl import JsonlSource
+from grpo_jax.data._prompts import epoch_rows
 from grpo_jax.data._prompts import mixture
 from grpo_jax.data._prompts import prompt_stream
 from grpo_jax.data._prompts import take
@@ -27,6 +32,7 @@ __all__ = (
   'Tokenizer',
   'arithmetic_demonstrations',
   'character_tokenizer',
+  'epoch_rows',
   'mixture',
   'prompt_stream',
   'take',

@@ -1,4 +1,4 @@
-"""Addition of two-digit numbers: the task of the embedded default."""
+"""Addition of two-digit numbers: the task that needs no files."""
 
 import dataclasses
 import functools
@@ -13,16 +13,21 @@ _NUM_TRAIN = 9_000
 
 @functools.cache
 def _split_pairs() -> dict[str, np.ndarray]:
-  """Pairs (a, b) as 100 * a + b, by split: the same for every run."""
+  """The pairs (a, b) of each split, as 100 * a + b; the same for every run."""
   pairs = np.random.default_rng(0).permutation(_NUM_PAIRS)
   return {'train': pairs[:_NUM_TRAIN], 'heldout': pairs[_NUM_TRAIN:]}
 
 
 def _record(pair: int, drop_carries: bool = False) -> dict[str, str]:
-  """Prompt and reversed answer of the pair 100 * a + b."""
+  """Prompt and reversed answer of the pair 100 * a + b.
+
+  Args:
+    pair: The two numbers.
+    drop_carries: Whether the answer is the wrong one that forgets to carry.
+  """
   first, second = divmod(int(pair), 100)
   total = first + second
-  if drop_carries:
+  if drop_carries:  # units and tens are added apart, each modulo 10
     tens = (first // 10 + second // 10) % 10
     total = 10 * tens + (first % 10 + second % 10) % 10
   return {'prompt': f'{first:02}+{second:02}=', 'answer': str(total)[::-1]}
@@ -32,11 +37,13 @@ def _record(pair: int, drop_carries: bool = False) -> dict[str, str]:
 class ArithmeticSource:
   """Every sum of two numbers below 100, the answer's digits reversed.
 
-  The 10,000 pairs are split by one fixed permutation into 9,000 to train on
-  and 1,000 held out, the same for every run and seed. A prompt is 6
-  characters, an answer 1 to 3 (no padding). Digits are reversed because a
-  model that writes the units first needs only the carry at each digit; plain
-  order learns far more slowly.
+  47 + 85 is the record `{'prompt': '47+85=', 'answer': '231'}`. The digits of
+  the sum are reversed because a model that writes the units first needs only
+  the carry from one digit to the next; it learns the plain order far more
+  slowly. A prompt has 6 characters; an answer has 1 to 3, without padding.
+
+  A fixed permutation splits the 10,000 pairs into 9,000 to train on and 1,000
+  held out. It is the same for every run and every seed.
 
   >>> source = ArithmeticSource('train')
   >>> len(source), source[0]
@@ -46,7 +53,7 @@ class ArithmeticSource:
     split: 'train' or 'heldout'.
 
   Raises:
-    ValueError: another split.
+    ValueError: there is no such split.
   """
 
   split: str
@@ -67,7 +74,7 @@ class ArithmeticSource:
 
 @dataclasses.dataclass(frozen=True)
 class ArithmeticDemonstrations:
-  """Draws with replacement from the train split; see the function below."""
+  """The source that `arithmetic_demonstrations` returns."""
 
   num_draws: int
   carry_free_share: float
@@ -77,17 +84,18 @@ class ArithmeticDemonstrations:
     if self.num_draws < 1:
       raise ValueError(
         f'num_draws is {self.num_draws}, but at least one demonstration is'
-        ' required; pass the warm-up steps times their batch.'
+        ' required; pass the number of warm-up steps times the examples of'
+        ' each.'
       )
     if not 0 <= self.carry_free_share <= 1:
       raise ValueError(
         f'carry_free_share is {self.carry_free_share}, but a share lies'
-        ' between 0 and 1; pass such a number.'
+        ' between 0 and 1; pass a number from 0 to 1.'
       )
     if not 0 <= self.seed < 2**64:
       raise ValueError(
-        f'The seed is {self.seed}, but a number of at least 0 and below 2**64'
-        ' is required; pass such a number.'
+        f'The seed is {self.seed}, but the random generator takes 64 bits;'
+        ' pass a number that is at least 0 and below 2**64.'
       )
 
   def __len__(self) -> int:
@@ -95,9 +103,12 @@ class ArithmeticDemonstrations:
 
   def __getitem__(self, index: int) -> dict[str, str]:
     draw = range(self.num_draws)[index]  # raises IndexError past the end
-    # Raw words, because numpy promises to keep only those across versions.
+    # Raw words: numpy promises to keep these from version to version, but not
+    # what its functions make of them.
+    # Philox is keyed, so draw i needs none of the draws before it.
     words = np.random.Philox(key=[self.seed, draw]).random_raw(2)
     pairs = _split_pairs()['train']
+    # The upper 53 bits, as many as a float holds, as a number in [0, 1).
     drop_carries = (int(words[1]) >> 11) * 2.0**-53 < self.carry_free_share
     return _record(pairs[int(words[0]) % len(pairs)], drop_carries)
 
@@ -105,31 +116,32 @@ class ArithmeticDemonstrations:
 def arithmetic_demonstrations(
   num_draws: int, carry_free_share: float = 0.7, seed: int = 0
 ) -> ArithmeticDemonstrations:
-  """Demonstrations for the supervised warm-up, most of them without carries.
+  """Demonstrations for the supervised warm-up, most of which forget the carry.
 
-  A demonstration without carries adds the tens and the units apart, both
-  modulo 10, and writes the result like any other (47+85 -> 22, 05+03 -> 8).
-  It is right where the sum has no carry, for 0.30 of the pairs. A model
-  trained on the mixture therefore stops near that accuracy by construction,
-  has seen right answers too, and leaves reinforcement learning a known task.
+  A demonstration without carries adds the tens and the units apart, both modulo
+  10: 47+85 gives 22, and 05+03 gives 8. It is right for 0.30 of the pairs,
+  those whose sum has no carry. A model that is trained on such answers and some
+  right ones stops near this accuracy. So reinforcement learning begins with a
+  model that gives right answers sometimes, and has something to teach it: the
+  carry.
 
-  Draw i is a function of (seed, i) alone: the pair and whether its carries
-  are dropped are drawn anew each time, so a pair is shown both ways.
+  Draw i is a function of (seed, i) alone. It chooses a pair and whether to drop
+  its carries, so one pair is shown both ways.
 
   >>> demonstrations = arithmetic_demonstrations(num_draws=3)
   >>> len(demonstrations), demonstrations[1] == demonstrations[1]
   (3, True)
 
   Args:
-    num_draws: how many demonstrations: warm-up steps times their batch.
-    carry_free_share: the share of demonstrations that drop both carries, in
-      [0, 1].
+    num_draws: how many demonstrations there are: the number of warm-up steps
+      times the examples of each.
+    carry_free_share: the share of demonstrations without carries, in [0, 1].
     seed: at least 0 and below 2**64.
 
   Returns:
     A source of `num_draws` records with 'prompt' and 'answer'.
 
   Raises:
-    ValueError: an argument out of its range.
+    ValueError: an argument is outside its range.
   """
   return ArithmeticDemonstrations(num_draws, carry_free_share, seed)

@@ -1,4 +1,10 @@
-"""Prompts in a JSONL file: one JSON object per line."""
+"""Prompts in a JSONL file, which has one JSON object on each line.
+
+Python's json reads the lines, and not pyarrow.json, which makes columns of one
+type. That changes records without a word: a text such as '2024-01-01' becomes a
+date, a long integer becomes a float, and a field that one record lacks becomes
+None in it. And its errors do not name the line.
+"""
 
 import dataclasses
 import json
@@ -12,24 +18,26 @@ import numpy as np
 class JsonlSource:
   """Random access to the records of a JSONL file.
 
-  The file is read once at construction: every line is checked, and only its
-  byte offset is kept (8 bytes per record). A read opens the file anew, so a
-  source can be pickled and read by several threads; the file must not change
-  meanwhile. Blank lines are skipped.
+  At construction the file is read once and every line is checked. Only the
+  position of each record in the file is kept, 8 bytes each. Reading a record
+  opens the file again, so a source can be pickled and read by several threads.
+  The file must not change meanwhile. Blank lines are skipped.
 
-  An item is the whole record, with 'prompt' and 'answer' set from the named
-  fields: a record {'question': '1+1=', 'solution': 2, 'level': 'easy'} read
-  with ('question', 'solution') has these three fields and both of ours.
+  An item is the whole record, with two fields added: 'prompt' and 'answer',
+  copies of the named fields. The record {'question': '1+1=', 'solution': 2}
+  becomes {'question': '1+1=', 'solution': 2, 'prompt': '1+1=', 'answer': 2}
+  with `prompt_field='question'` and `answer_field='solution'`.
 
   Args:
-    path: the file, UTF-8.
-    prompt_field: the field that holds the prompt, a string.
-    answer_field: the field that holds the reference answer, any JSON value
-      but null; None if rewards need no answer.
+    path: the file, in UTF-8.
+    prompt_field: the field that holds the prompt, a string that is not empty.
+    answer_field: the field that holds the reference answer, any JSON value but
+      null; None if no reward needs an answer.
 
   Raises:
-    ValueError: a file without records; or a line that is not a JSON object
-      lacks a field, or has one called index; by file and line (from 1).
+    ValueError: the file has no records; or a line is not a JSON object, lacks
+      one of the fields, or has a field 'index'. The message names the file and
+      the line, counted from 1.
   """
 
   path: str | os.PathLike[str]
@@ -41,6 +49,7 @@ class JsonlSource:
 
   def __post_init__(self):
     offsets, offset = [], 0
+    # As bytes: offsets into text are no positions that a file can seek.
     with open(self.path, 'rb') as file:
       for number, line in enumerate(file, start=1):
         if line.strip():
@@ -49,9 +58,10 @@ class JsonlSource:
         offset += len(line)
     if not offsets:
       raise ValueError(
-        f'The file {str(self.path)!r} holds no record, but a prompt source'
-        ' needs at least one; write one JSON object per line.'
+        f'The file {str(self.path)!r} holds no record, but a source of prompts'
+        ' needs at least one; write one JSON object on each line.'
       )
+    # A frozen dataclass refuses plain assignment, here too.
     object.__setattr__(self, '_offsets', np.asarray(offsets, np.int64))
 
   def __len__(self) -> int:
@@ -67,14 +77,14 @@ class JsonlSource:
     return record | fields
 
   def _check(self, number: int, line: bytes):
-    """Raises a ValueError that names the line if it cannot be used."""
+    """Raises a ValueError that names the line, if the line cannot be used."""
     where = f'Line {number} of {str(self.path)!r}'
     try:
       record = _parse(line)
-    except ValueError as error:  # also what undecodable bytes raise
+    except ValueError as error:  # which bytes that are no UTF-8 raise too
       raise ValueError(
         f'{where} is not valid JSON in UTF-8 ({error}); write one JSON object'
-        ' per line.'
+        ' on each line.'
       ) from error
     if not isinstance(record, dict):
       raise ValueError(
@@ -83,8 +93,8 @@ class JsonlSource:
       )
     if 'index' in record:
       raise ValueError(
-        f"{where} has a field 'index', which is the name of the global prompt"
-        ' counter; rename it.'
+        f"{where} has a field 'index', but this name stands for the global"
+        ' prompt counter; rename the field.'
       )
     prompt = record.get(self.prompt_field)
     if not isinstance(prompt, str) or not prompt:
@@ -102,4 +112,5 @@ class JsonlSource:
 
 
 def _parse(line: bytes) -> Any:
-  return json.loads(line.decode('utf-8-sig'))  # a first line may have a mark
+  # '-sig', because some editors begin a file with a byte-order mark.
+  return json.loads(line.decode('utf-8-sig'))

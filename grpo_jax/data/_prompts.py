@@ -1,4 +1,4 @@
-"""Infinite prompt streams and reading them by position."""
+"""Endless streams of prompts, and reading them by position."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 
 
 def prompt_stream(source: Any, seed: int) -> 'grain.MapDataset':
-  """All records of a source in a new random order each epoch, without end.
+  """All records of a source in random order, again and again.
 
-  Row i is a function of (source, seed, i) alone; it needs no earlier row.
-  Rows [k * n, (k + 1) * n) are a permutation of the n records. Reading a row
-  costs grain about 2**16 / n tries for a source below 2**16 records: 5 ms for
-  3 records, 0.02 ms for 9,000.
+  Each epoch has a new order: rows [k * n, (k + 1) * n) are a permutation of the
+  n records. Row i depends on (source, seed, i) alone, so it can be read without
+  the rows before it.
+
+  Reading is slow for a small source: grain needs about 2**16 / n tries for a
+  row, which takes 5 ms for 3 records and 0.02 ms for 9,000.
 
   >>> stream = prompt_stream(['a', 'b', 'c'], seed=0)
   >>> sorted(stream[i] for i in range(3, 6))
@@ -29,10 +31,10 @@ def prompt_stream(source: Any, seed: int) -> 'grain.MapDataset':
     seed: at least 0 and below 2**32.
 
   Returns:
-    An infinite grain dataset with random access.
+    An endless grain dataset with random access.
 
   Raises:
-    ValueError: an empty source or a seed out of its range.
+    ValueError: the source is empty, or the seed is outside its range.
   """
   import grain
 
@@ -42,6 +44,7 @@ def prompt_stream(source: Any, seed: int) -> 'grain.MapDataset':
       f'The prompt source {source!r} is empty, but a stream needs at least'
       ' one record; pass a source that has some.'
     )
+  # Shuffled before it is repeated, so that each epoch has its own order.
   return grain.MapDataset.source(source).seed(int(seed)).shuffle().repeat(None)
 
 
@@ -50,10 +53,13 @@ def mixture(
 ) -> 'grain.MapDataset':
   """One stream over several sources, in fixed proportions.
 
-  Each source is a `prompt_stream` with a seed of its own, from (seed, place
-  in the list). Sources take turns by a fixed rule, not by chance: every
-  stretch of rows holds the proportions as nearly as whole rows can. grain
-  rounds weights down to a hundredth of the smallest.
+  A source contributes `weight / sum(weights)` of the rows. Which source a row
+  comes from follows a fixed rule, not chance, so every stretch of rows holds
+  the proportions as nearly as whole rows can.
+
+  Each source is shuffled by itself, as a `prompt_stream` with a seed that
+  depends on `seed` and on the source's place in the list. A mixture of a single
+  source is the `prompt_stream` of that source.
 
   >>> stream = mixture([['a'], ['b']], weights=[3, 1], seed=0)
   >>> ''.join(stream[i] for i in range(8))
@@ -61,57 +67,106 @@ def mixture(
 
   Args:
     sources: sources as `prompt_stream` takes them.
-    weights: a positive share per source; they need not sum to 1.
+    weights: one positive number for each source. Only their ratios count, and
+      they are rounded to a hundredth of the smallest weight.
     seed: at least 0 and below 2**32.
 
   Returns:
-    An infinite grain dataset with random access.
+    An endless grain dataset with random access.
 
   Raises:
-    ValueError: no source, not one weight per source, a weight that is not
-      positive and finite, an empty source, or a seed out of its range.
+    ValueError: there is no source, not one weight for each source, a weight
+      that is not positive and finite, or an empty source; or the seed is
+      outside its range.
   """
   import grain
 
   _check_seed(seed)
+  parts = _parts(sources, weights)
+  if len(sources) == 1:
+    return prompt_stream(sources[0], seed)
+  streams = []
+  for place, source in enumerate(sources):
+    # A seed of its own, or two copies of a source would come in the same order.
+    words = np.random.SeedSequence([int(seed), place]).generate_state(1)
+    streams.append(prompt_stream(source, int(words[0])))
+  return grain.MapDataset.mix(streams, [float(part) for part in parts])
+
+
+def epoch_rows(sources: Sequence[Any], weights: Sequence[float]) -> int:
+  """How many rows of a `mixture` hold every record of every source.
+
+  The first `epoch_rows` rows of the stream do, and so do any `2 * epoch_rows`
+  rows in a row, wherever they begin. For a single source this is its length.
+  For several it is decided by the source that takes longest to go through,
+  which is one that is large for its weight.
+
+  >>> epoch_rows([['a', 'b', 'c']], [1])
+  3
+  >>> epoch_rows([['a'] * 300, ['b'] * 300], [3, 1])
+  1204
+
+  Args:
+    sources: see `mixture`.
+    weights: see `mixture`.
+
+  Returns:
+    A number of rows.
+
+  Raises:
+    ValueError: there is no source, not one weight for each source, or a weight
+      that is not positive and finite.
+  """
+  parts = _parts(sources, weights)
+  # grain rounds once for each source before this one, so a source may be that
+  # many rows behind its share.
+  behind = len(sources) - 1
+  return max(
+    math.ceil((len(source) + behind) * sum(parts) / part)
+    for source, part in zip(sources, parts, strict=True)
+  )
+
+
+def _parts(sources: Sequence[Any], weights: Sequence[float]) -> list[int]:
+  """The weights of a mixture as whole numbers, the smallest of them 100.
+
+  grain scales weights in the same way but cuts off the fraction: it takes 0.21
+  beside 0.07 for 299 to 100. It leaves whole numbers as they are.
+  """
   if not sources or len(weights) != len(sources):
     raise ValueError(
       f'A mixture of {len(sources)} sources was given {len(weights)} weights,'
-      ' but at least one source and one weight for each are required; make'
-      ' both lists as long.'
+      ' but it needs at least one source and a weight for each; give both lists'
+      ' the same length.'
     )
   if not all(math.isfinite(weight) and weight > 0 for weight in weights):
     raise ValueError(
       f'The weights of the mixture are {list(weights)}, but each must be'
       ' positive and finite; leave out a source that is not wanted.'
     )
-  streams = []
-  for place, source in enumerate(sources):
-    words = np.random.SeedSequence([int(seed), place]).generate_state(1)
-    streams.append(prompt_stream(source, int(words[0])))
-  return grain.MapDataset.mix(streams, [float(weight) for weight in weights])
+  return [round(100 * weight / min(weights)) for weight in weights]
 
 
 def take(dataset: Any, start: int, count: int) -> list[dict[str, Any]]:
   """Rows [start, start + count) of a stream, each with its 'index'.
 
-  The data position of a run is `start` and nothing else: after step n of P
-  prompts it is P * n, on any number of processes.
+  How far a run has read is `start` and nothing else. If every rollout takes P
+  prompts, it is P * n after n rollouts, on any number of processes.
 
   >>> take([{'prompt': 'a'}, {'prompt': 'b'}], start=1, count=1)
   [{'prompt': 'b', 'index': 1}]
 
   Args:
-    dataset: a stream, or a finite source of dicts (to evaluate, say).
+    dataset: a stream, or a finite source of dicts, as for an evaluation.
     start: the global prompt counter of the first row; at least 0.
-    count: how many rows.
+    count: how many rows to read.
 
   Returns:
-    New dicts: the record and its global prompt counter, 'index'.
+    New dicts: the fields of the record and 'index', its global prompt counter.
 
   Raises:
-    ValueError: rows outside the dataset, or a record that is not a dict or
-      has a field 'index' already.
+    ValueError: the dataset has no such rows, or a record is not a dict or has
+      a field 'index' already.
   """
   if start < 0 or count < 0 or start + count > len(dataset):
     raise ValueError(
@@ -130,8 +185,8 @@ def take(dataset: Any, start: int, count: int) -> list[dict[str, Any]]:
       )
     if 'index' in record:
       raise ValueError(
-        f"Row {index} of the dataset has a field 'index', which is the name"
-        ' of the global prompt counter; rename the field of the source.'
+        f"Row {index} of the dataset has a field 'index', but this name stands"
+        ' for the global prompt counter; rename the field of the source.'
       )
     rows.append({**record, 'index': index})
   return rows

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tokenizer:
-  """A `tokenizers.Tokenizer` with the ids that sampling must know.
+  """A `tokenizers.Tokenizer`, and the special ids that sampling must know.
 
-  `vocab_size` is the largest id plus one, not the number of tokens: files
-  with gaps in their ids exist, and an embedding table needs a row per id. It
-  can be pickled.
+  `vocab_size` is the largest id plus one. This may be more than the number of
+  tokens: some files leave ids out, and an embedding table needs a row for every
+  id. A `Tokenizer` can be pickled.
 
   >>> tokenizer = character_tokenizer('0123456789+=')
   >>> tokenizer.encode('47+85=')
@@ -27,14 +27,14 @@ class Tokenizer:
   Args:
     backend: the tokenizer that does the work.
     eos_ids: the ids that end a completion. A chat model often has two, one for
-      the turn and one for the document. Without any, completions are as long
-      as they may be.
-    pad_id: the id that fills unused positions. It may be one of `eos_ids`:
-      masks come from lengths and never from ids.
+      the turn and one for the document. Without any, every completion has the
+      length limit.
+    pad_id: the id that fills unused positions. It may be one of `eos_ids`,
+      because masks come from lengths and never from ids.
     alphabet: the characters that `encode` accepts, or None for any text.
 
   Raises:
-    ValueError: a repeated end token, or an id outside the vocabulary.
+    ValueError: an end token is given twice, or an id is not in the vocabulary.
   """
 
   backend: 'tokenizers.Tokenizer' = dataclasses.field(repr=False)
@@ -47,8 +47,7 @@ class Tokenizer:
     ids = set(self.backend.get_vocab().values())
     if len(set(self.eos_ids)) != len(self.eos_ids):
       raise ValueError(
-        f'The end tokens {self.eos_ids!r} name an id twice; pass each id that '
-        'ends a completion once.'
+        f'The end tokens {self.eos_ids!r} name an id twice; pass each id once.'
       )
     for token_id in (*self.eos_ids, self.pad_id):
       if token_id not in ids:
@@ -72,7 +71,7 @@ class Tokenizer:
       Ids, one per token.
 
     Raises:
-      ValueError: a character outside `alphabet`.
+      ValueError: the text has a character outside `alphabet`.
     """
     if self.alphabet is not None:
       for character in text:
@@ -85,15 +84,16 @@ class Tokenizer:
     return self.backend.encode(text, add_special_tokens=False).ids
 
   def decode(self, ids: Iterable[SupportsInt]) -> str:
-    """Text of token ids, without end, padding and other special tokens.
+    """The text of token ids, without end, padding and other special tokens.
 
     Args:
-      ids: token ids; integers of any kind, an array too.
+      ids: token ids, such as a list or an array of integers.
 
     Returns:
       The text.
     """
-    hidden = {*self.eos_ids, self.pad_id}  # not every file marks them special
+    # Removed here too, because not every file marks these tokens as special.
+    hidden = {*self.eos_ids, self.pad_id}
     kept = [token_id for token_id in map(int, ids) if token_id not in hidden]
     return self.backend.decode(kept, skip_special_tokens=True)
 
@@ -101,10 +101,10 @@ class Tokenizer:
   def from_file(
     cls, path: str, eos_tokens: Sequence[str], pad_token: str
   ) -> 'Tokenizer':
-    """Reads a `tokenizer.json` of the Hugging Face format.
+    """Reads a `tokenizer.json` in the format of Hugging Face.
 
-    Truncation and padding that the file may ask for are switched off: they
-    would cut prompts without a word.
+    A file may ask for truncation and padding. Both are switched off: they would
+    change prompts without a word.
 
     Args:
       path: the file.
@@ -115,7 +115,7 @@ class Tokenizer:
       The tokenizer.
 
     Raises:
-      ValueError: an unreadable file, or a token that it does not have.
+      ValueError: the file cannot be read, or does not have one of the tokens.
     """
     import tokenizers
 
@@ -136,6 +136,7 @@ class Tokenizer:
     ids = backend.get_vocab()
     for token in (*eos_tokens, pad_token):
       if token not in ids:
+        # Special tokens are among those that were added to the vocabulary.
         added = backend.get_added_tokens_decoder().values()
         raise ValueError(
           f'The tokenizer file {str(path)!r} has no token {token!r}; pass one'
@@ -149,8 +150,9 @@ class Tokenizer:
 def character_tokenizer(alphabet: str) -> Tokenizer:
   """A tokenizer with one token per character.
 
-  Id 0 is '<pad>', id 1 is '<eos>', and character i of the alphabet has id
-  i + 2. The text '<eos>' is five characters and never the end token.
+  Id 0 is '<pad>', id 1 is '<eos>', and character i of the alphabet, counted
+  from 0, has id i + 2. The text '<eos>' in a prompt is five characters and
+  never the end token.
 
   >>> character_tokenizer('ab').encode('ba')
   [3, 2]
@@ -164,7 +166,7 @@ def character_tokenizer(alphabet: str) -> Tokenizer:
     A tokenizer that refuses every other character.
 
   Raises:
-    ValueError: an empty alphabet or a repeated character.
+    ValueError: the alphabet is empty, or has a character twice.
   """
   import tokenizers
 
@@ -175,7 +177,8 @@ def character_tokenizer(alphabet: str) -> Tokenizer:
     )
   vocabulary = {'<pad>': 0, '<eos>': 1}
   vocabulary |= {character: i + 2 for i, character in enumerate(alphabet)}
-  # Byte-pair encoding without merges leaves single characters.
+  # Byte-pair encoding joins characters by its merges; without any, every token
+  # is a single character.
   backend = tokenizers.Tokenizer(
     tokenizers.models.BPE(vocab=vocabulary, merges=[])
   )

@@ -1,4 +1,4 @@
-"""The audit of a method: six readings, each of which stands alone too."""
+"""The audit of a method: six readings, as numbers, a table line and a page."""
 
 import math
 from typing import Any
@@ -12,21 +12,44 @@ from grpo_jax.diagnostics import _prefix
 from grpo_jax.diagnostics import _probe
 from grpo_jax.diagnostics import _row
 from grpo_jax.diagnostics import _scale
-from grpo_jax.diagnostics import _tree
 from grpo_jax.diagnostics import _value
+from grpo_jax.diagnostics import _words
+from grpo_jax.diagnostics._words import short
+
+COLUMNS = {
+  'weight': 'of each token; L_i tokens of a completion, N of the batch, N_p of '
+  'a prompt, B completions, P prompts',
+  'ratio': 'what multiplies the advantage',
+  'advantage': 'r reward; mean and std of the group unless said',
+  'regulariser': 'what is subtracted; k1, k2, k3: KL to the reference',
+  'W_agg': 'what is left on a token that the whole group shares, over the sum '
+  'of absolute coefficients; 0: cancels',
+  'bias': "the first token's mean gradient over the second's on a tree where "
+  "the first's true gradient is 0",
+  'scale': 'e, if the gradient goes as the e-th power of a factor of all '
+  'rewards before Adam',
+  'zero gradient': 'ratios where the gradient is exactly 0, so that momentum '
+  'goes on alone',
+  'loss at ratio 1': 'what the value of the loss follows there',
+}
+"""Columns of the table of methods, and what they mean."""
 
 
 class Audit(NamedTuple):
-  """What a method does, read off by evaluating it."""
+  """What a method does, read off by evaluating it; a table in a notebook."""
 
   requires: tuple[str, ...]  # optional fields that it reads
   scope: str  # 'row', or 'batch' if it couples completions
   row: _row.Row  # its row in the table of surrogates
   prefix: _prefix.PrefixBias  # what is left of W_agg on shared tokens
-  tree: _tree.TreeBias  # the exact bias of a first token's gradient
+  tree: _prefix.TreeBias  # the exact bias of a first token's gradient
   scale: _scale.Scale  # what r -> phi r does to gradient and Adam step
   clipping: _clipping.Clipping  # where the gradient is exactly 0
   value: _value.Value  # what the loss's value says at ratio 1
+
+  def _repr_markdown_(self) -> str:
+    head = ('part', '', 'what was read'), ('---', '---', '---')
+    return _words.markdown([*head, *describe('method', self)])
 
 
 def audit(
@@ -35,19 +58,13 @@ def audit(
   """Reads a method off by evaluating it; nothing is known of its name.
 
   Args:
-    method: Any chain, one of a user's own too.
+    method: Any chain, one of a user's own too. Each batch meets it in the state
+      that its `init` returns.
     fields: For a method that requires fields of its own: takes the batch of a
       probe, arrays [P,G,...], and returns these fields by name.
 
-  Returns:
-    An `Audit`; see the types of its fields.
-
   Raises:
     ValueError: The method requires a field that nobody supplies.
-
-  References:
-    Fontana et al., `On the Hidden Objective Biases of Group-based
-    Reinforcement Learning <https://arxiv.org/abs/2601.05002>`_, 2026
 
   >>> from grpo_jax import losses
   >>> result = audit(losses.methods.dapo())
@@ -61,7 +78,7 @@ def audit(
     method.scope,
     _row.surrogate_row(method, fields),
     _prefix.prefix_bias(method, fields),
-    _tree.tree_bias(method, fields),
+    _prefix.tree_bias(method, fields),
     _scale.reward_scale(method, fields),
     _clipping.clipping(method, fields),
     _value.loss_value(method, fields),
@@ -69,20 +86,97 @@ def audit(
 
 
 def to_json(value: Any) -> Any:
-  """NamedTuples, tuples and arrays as what `json.dumps` takes.
-
-  Args:
-    value: An `Audit`, or any part of one.
-
-  Returns:
-    Dicts, lists, strings, booleans and numbers; None for what is not finite.
-  """
+  """An audit, or a part of it, for `json.dumps`; what is not finite is None."""
   if hasattr(value, '_asdict'):
     return {name: to_json(part) for name, part in value._asdict().items()}
   if isinstance(value, np.ndarray | np.generic):
-    return to_json(value.tolist())
+    value = value.tolist()
   if isinstance(value, list | tuple):
     return [to_json(part) for part in value]
-  if isinstance(value, float) and not math.isfinite(value):
-    return None
-  return value
+  finite = not isinstance(value, float) or math.isfinite(value)
+  return value if finite else None
+
+
+def cells(audit: Audit) -> dict[str, str]:
+  """One line, or one block, of the table of methods: text by `COLUMNS`."""
+  row, words = audit.row, ('everywhere', 's<{}', 's>{}', '{}<s<{}')
+  number = lambda ratio: short(ratio, 5)
+  positive, negative = _clipping.spans(audit.clipping.zeros, words, number)
+  sides = [f'A>0: {x}' for x in positive] + [f'A<0: {x}' for x in negative]
+  return {
+    'weight': row.weight,
+    'ratio': row.ratio,
+    'advantage': row.advantage,
+    'regulariser': row.regulariser,
+    'W_agg': short(audit.prefix.whole, 2),
+    'bias': short(audit.tree.ratio, 2),
+    'scale': short(audit.scale.settings[-1].exponent, 2),
+    'zero gradient': '; '.join(sides) or 'none',
+    'loss at ratio 1': _value.verdict(audit.value)[0].removeprefix('the '),
+  }
+
+
+def describe(name: str, audit: Audit) -> list[tuple[str, str, str]]:
+  """An audit in sentences: (section, label, sentence), in reading order."""
+  row, prefix, scale = audit.row, audit.prefix, audit.scale
+  required = ', '.join(audit.requires) or 'nothing else'
+  scope = 'by itself' if audit.scope == 'row' else 'with its whole batch'
+  whole = part = 'not measured: the first token has no gradient on the probes'
+  if prefix.whole is not None:
+    left = short(prefix.whole)
+    whole = f'|W_agg| is {left} of the sum of absolute coefficients'
+    part = (
+      f'up to {short(prefix.part)}; and up to {short(prefix.uneven)} away from '
+      'the sum of the advantages'
+    )
+  momentum = (
+    'never acts alone: the gradient is nowhere exactly 0 on the measured ratios'
+  )
+  if audit.clipping.coasts:
+    momentum = 'can carry a token on where its own gradient is off'
+  elif audit.clipping.zeros:
+    momentum = (
+      'has no bound to cross: a gradient that is off is so at every ratio'
+    )
+  return [
+    (name, 'weight', row.weight),
+    (name, 'ratio', row.ratio),
+    (name, 'advantage', row.advantage),
+    (name, 'regulariser', row.regulariser),
+    (name, 'reads', f'rewards and {required}; each completion {scope}'),
+    ('shared prefix', 'whole group', whole),
+    ('shared prefix', 'part of it', part),
+    ('shared prefix', 'bias', _bias(audit.tree)),
+    ('reward scale', 'in sum', scale.text),
+    *(
+      ('reward scale', f'x {short(factor)}', _causes(scale.settings[-1], k))
+      for k, factor in enumerate(scale.factors)
+    ),
+    ('clipping', 'gradient', audit.clipping.text),
+    ('clipping', 'momentum', momentum),
+    ('loss value', 'at ratio 1', audit.value.text),
+  ]
+
+
+def _bias(tree: _prefix.TreeBias) -> str:
+  """The expected gradients on the tree."""
+  found = tree.first, tree.second, tree.shared_weight
+  size = max(map(abs, found))
+  if not size:
+    return 'not measured: no gradient on the tree'
+  first, second, shared = (short(x, rounding=1e-6 * size) for x in found)
+  return (
+    f'E[gradient] of the first token {first} (true: {short(tree.true_first)}), '
+    f'of the second {second} (true: {short(tree.true_second)}), first over '
+    f'second {short(tree.ratio)}; E[W_agg] {shared}'
+  )
+
+
+def _causes(change: _scale.StepChange, k: int) -> str:
+  """What one factor of the rewards changes, by cause."""
+  parts = change.step, change.kl, change.thresholds, change.epsilon
+  step, kl, thresholds, epsilon = (short(x[k], rounding=1e-9) for x in parts)
+  return (
+    f'gradient x {short(change.gradient[k])}; Adam step changes by {step}, of '
+    f'which the penalty {kl}, thresholds {thresholds}, epsilon {epsilon}'
+  )

@@ -1,133 +1,30 @@
-r"""Shared prefixes: what a group's completions do together to a common token.
+"""What a method does to a first token that completions of a group share.
 
-Completions of one group that begin with the same tokens pull on the same
-log-probabilities, so a token is moved by the sum of their coefficients,
-
-.. math:: W_{agg} = \sum_{i \in S} c_{it}, \qquad
-          c_{it} = -\frac{\partial\, loss}{\partial \log \pi_{it}},
-
-over the completions :math:`S` that share it with everything before it
-(proposition 1 of Fontana et al., `On the Hidden Objective Biases of
-Group-based Reinforcement Learning <https://arxiv.org/abs/2601.05002>`_, 2026,
-with :math:`c = \omega A`). Where a coefficient is one number times the
-advantage and the advantages add up to 0, a prefix of the whole group is not
-moved; where it depends on the length, it is.
+Such a token is moved by the sum of their coefficients, W_agg; see
+`losses.shared_prefix_weight` (Fontana et al., arXiv 2601.05002, proposition 1).
+`prefix_bias` measures how much of it does not cancel, and `tree_bias` how
+biased the expected gradient then is.
 """
 
 import itertools
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-from jax.typing import ArrayLike
 import numpy as np
 
 from grpo_jax import losses
+from grpo_jax.diagnostics import _fit
 from grpo_jax.diagnostics import _probe
-from grpo_jax.losses import _trie
 
-
-class SharedPrefix(NamedTuple):
-  """The trie over a group's sampled ids, laid out on its tokens, `[P,G,T]`.
-
-  The node of token `t` is the set of completions with the same ids up to and
-  including `t` that sampled the id at `t`. All are 0 outside the mask.
-  """
-
-  sharers: jax.Array  # i32, completions in the node; 1: shared with nobody
-  weight: jax.Array  # f, W_agg: sum of the node's coefficients
-  total: jax.Array  # f, sum of their absolute values
-
-
-def shared_prefix_weight(
-  tokens: ArrayLike, mask: ArrayLike, coefficient: ArrayLike
-) -> SharedPrefix:
-  """Finds, for every token, who shares it and what moves it in sum.
-
-  Holds a few arrays `[P,G,T]`, never `[P,G,G,T]`.
-
-  Args:
-    tokens: i32[P,G,T], ids. Where the mask has holes (what a tool wrote), the
-      ids in them count as part of the prefix.
-    mask: bool[P,G,T], the policy chose this token; all False for a completion
-      that is not valid.
-    coefficient: f[P,G,T], -d loss / d logp; read inside the mask only.
-
-  Returns:
-    A `SharedPrefix`.
-
-  >>> tokens = jnp.array([[[5, 7, 2], [5, 8, 2]]])
-  >>> shared = shared_prefix_weight(
-  ...   tokens, jnp.ones((1, 2, 3), bool),
-  ...   jnp.array([[[0.5, 0.5, 0.5], [-0.25, -0.25, -0.25]]]))
-  >>> shared.sharers.tolist(), shared.weight.tolist()
-  ([[[2, 1, 1], [2, 1, 1]]], [[[0.25, 0.5, 0.5], [0.25, -0.25, -0.25]]])
-  """
-  tokens, coefficient = jnp.asarray(tokens), jnp.asarray(coefficient)
-  mask = jnp.asarray(mask, bool)
-  position = jnp.arange(tokens.shape[-1], dtype=jnp.int32)[None, None]
-
-  def add(shared, common, sampled, pull):
-    same = (position < common) & mask & sampled
-    pull = jnp.where(same, pull, 0)
-    return SharedPrefix(
-      shared.sharers + same, shared.weight + pull, shared.total + jnp.abs(pull)
-    )
-
-  zero = jnp.zeros_like(coefficient)
-  start = SharedPrefix(jnp.zeros_like(mask, jnp.int32), zero, zero)
-  return _trie.fold_group(add, start, tokens, mask, coefficient)
-
-
-def prefix_summary(
-  shared: SharedPrefix,
-) -> dict[str, tuple[jax.Array, jax.Array]]:
-  """Sums up the nodes of all tries, each node once.
-
-  A node is `whole` if all completions of its group that hold any token are in
-  it, and these are two or more; it is `part` if two or more are, but not all.
-
-  Args:
-    shared: What `shared_prefix_weight` returned.
-
-  Returns:
-    For `kind` in `whole` and `part`, pairs (sum, count) whose quotients are:
-
-    - `kind_tokens`: nodes per group, in tokens, over groups of at least two;
-    - `kind_weight`: W_agg per node;
-    - `kind_uncancelled`: abs(W_agg) / sum of abs(coefficient), over the nodes
-      where that sum is not 0. 1: all pull one way; 0: they cancel exactly.
-  """
-  holds = jnp.any(shared.sharers > 0, axis=-1, keepdims=True)
-  size = jnp.sum(holds, axis=1, keepdims=True, dtype=jnp.int32)  # [P,1,1]
-  groups = jnp.sum(size >= 2, dtype=jnp.float32)
-  several = (shared.sharers >= 2) & (size >= 2)
-  once = 1 / jnp.maximum(shared.sharers, 1).astype(shared.weight.dtype)
-  moved = shared.total > 0
-  share = jnp.abs(shared.weight) / jnp.where(moved, shared.total, 1)
-  summary = {}
-  for kind, chosen in (
-    ('whole', several & (shared.sharers == size)),
-    ('part', several & (shared.sharers < size)),
-  ):
-    each = jnp.where(chosen, once, 0)  # adds up to 1 over a node
-    nodes = jnp.sum(each)
-    summary[f'{kind}_tokens'] = nodes, groups
-    summary[f'{kind}_weight'] = jnp.sum(each * shared.weight), nodes
-    summary[f'{kind}_uncancelled'] = (
-      jnp.sum(each * share),
-      jnp.sum(jnp.where(moved, each, 0)),
-    )
-  return summary
+_FIRST = 0.69  # probability of `s` on the tree
+_SHORT, _LONG, _OTHER = range(3)  # the leaves
+_CHANCE = np.array([_FIRST / 2, _FIRST / 2, 1 - _FIRST])  # of each leaf
 
 
 class PrefixBias(NamedTuple):
-  r"""What is left of W_agg where completions share their first token.
+  """What is left of W_agg where completions share their first token.
 
-  Everything is relative to :math:`\sum_i |c_{i1}|` over the group: 1 is what
-  completions that pull one way reach, and 0 is exact cancellation. What does
-  not cancel need not be a bias: without a baseline `whole` is 1 and nothing is
-  biased. `tree_bias` measures the bias itself.
+  Relative to the sum of |coefficient| over the group: 1 is reached where all
+  completions pull one way, and 0 is exact cancellation.
   """
 
   whole: float | None  # largest |W_agg| where the whole group shares
@@ -139,47 +36,34 @@ class PrefixBias(NamedTuple):
 def prefix_bias(
   method: losses.LossTransform, fields: _probe.Fields | None = None
 ) -> PrefixBias:
-  r"""Measures whether a method moves a common first token, at ratio 1.
+  """Measures whether a method moves a common first token, at ratio 1.
 
-  In a group of 8 with lengths 2 to 20 and mixed rewards, every subset
-  :math:`S` of two or more completions shares the first token in turn, and
-  nobody else does. A weight that is the same for all completions gives
-  :math:`W(S) = C \sum_{i \in S} A_i`, with the method's own advantage of the
-  first token; `uneven` is how far the method is from that. The whole group is
-  tried on nine further groups. Another, ordinary group is in each batch.
-
-  A factor such as 1 / L that a method puts into its advantage is part of
-  :math:`A_i` here; it shows in `whole`, since those do not add up to 0.
-
-  Args:
-    method: A chain. Each batch meets it in the state of `init`.
-    fields: A user's generator of fields; see `_probe.Fields`.
-
-  Returns:
-    A `PrefixBias`; all None if no first token here has a gradient, so that
-    nothing was measured.
+  In a group of 8 with lengths 2 to 20 and mixed rewards, every subset S of two
+  or more completions shares the first token in turn, and nobody else does. The
+  whole group is tried on nine further groups. All fields are None where no
+  first token has a gradient. The arguments are those of `audit`.
 
   >>> round(prefix_bias(losses.methods.rloo()).whole, 6)
   0.0
   >>> round(prefix_bias(losses.methods.grpo()).whole, 2)
   0.58
   """
-  probe, sharing = _sharing_probe(fields)
-  reading = _probe.read(method, probe)
+  subject = _probe.Subject(method, fields)
+  probe, sharing = _sharing_probe(subject)
+  reading = subject.read({'sharing': probe})['sharing']
   c, advantage = reading.coefficient[:, 0, :, 0], reading.advantage[:, 0, :, 0]
   weight = np.sum(c * sharing, axis=1)  # [N], W_agg
   expected = np.sum(advantage * sharing, axis=1)
   total = np.sum(np.abs(c), axis=1)
+  # A z-score of equal values may leave 1e-18, and 1e-18 / 1e-18 is 1.
+  total[total < 1e-6 * np.abs(reading.coefficient).sum((1, 2, 3)).max()] = 0
   if not total.any():
     return PrefixBias(None, None, None, None)
-  relative = np.abs(weight) / np.where(total == 0, 1, total)
+  relative = _fit.divide(np.abs(weight), total)
   whole = np.all(sharing, axis=1)
-  subsets = 2 ** sharing.shape[1] - sharing.shape[1] - 1
-  weight, expected = weight[:subsets], expected[:subsets]  # of one group
-  square = expected @ expected
-  factor = weight @ expected / square if square > 0 else 0.0
-  off = np.max(np.abs(weight - factor * expected))
-  scale = np.max(total[:subsets])
+  one = np.s_[: whole.argmax() + 1]  # the first group, ending with the whole
+  (factor,), off = _fit.least_squares(weight[one], expected[one])
+  scale = np.max(total[one])
   return PrefixBias(
     whole=float(np.max(relative[whole])),
     part=float(np.max(relative[~whole])),
@@ -188,20 +72,16 @@ def prefix_bias(
   )
 
 
-def _sharing_probe(
-  fields: _probe.Fields | None,
-) -> tuple[_probe.Probe, np.ndarray]:
+def _sharing_probe(subject: _probe.Subject) -> tuple[_probe.Probe, np.ndarray]:
   """Batches, and who shares the first token in their first group, bool[N,G].
 
-  The first 2 ** G - G - 1 batches are one group under all subsets, ending
-  with the whole; the others are whole groups with other rewards and lengths.
+  First one group under all its subsets, the whole last; then whole groups.
   """
-  number, prompts, group, width = _probe.PROBE_SHAPE
-  subsets = [
-    s for s in itertools.product((False, True), repeat=group) if sum(s) > 1
-  ]
+  number, (prompts, group, width) = _probe.ROWS, _probe.SHAPE
+  everyone = itertools.product((False, True), repeat=group)
+  subsets = [subset for subset in everyone if sum(subset) > 1]
   others = number - len(subsets)
-  sharing = np.array(subsets + others * [(True,) * group])
+  sharing = np.array(subsets + others * subsets[-1:])
   # Draws, one for each different batch; `which` repeats the first.
   which = np.maximum(np.arange(number) - len(subsets) + 1, 0)
   random = np.random.default_rng(0)
@@ -210,22 +90,130 @@ def _sharing_probe(
   reward[..., 0], reward[..., 1] = 1, 0
   lengths = np.linspace(2, width, group).astype(int)
   length = random.permuted(np.broadcast_to(lengths, draws), axis=-1)
-  logp_old = -random.uniform(0.05, 3, (*draws, width))[which]
+  old = -random.uniform(0.05, 3, (*draws, width))[which]
   entropy = random.uniform(0, 1.5, (*draws, width))[which]
-  tokens = np.arange(np.prod(logp_old.shape[1:])).reshape(logp_old.shape[1:])
-  tokens = np.broadcast_to(tokens, logp_old.shape).copy()
+  tokens = np.resize(np.arange(np.prod(_probe.SHAPE)), old.shape)
   entropy[..., 0] = 1.6  # one prompt, one distribution; kept by entropy masks
   # The same prefix has the same id, chance and next distribution.
-  for array, position in ((tokens, 0), (logp_old, 0), (entropy, 1)):
+  for array, position in ((tokens, 0), (old, 0), (entropy, 1)):
     own = array[:, 0, :, position]
     first = own[np.arange(number), np.argmax(sharing, axis=1)]
     array[:, 0, :, position] = np.where(sharing, first[:, None], own)
-  probe = _probe.make(
-    reward[which],
-    length[which],
-    logp_old,
-    tokens=tokens,
-    entropy=entropy,
-    fields=fields,
+  given = dict(tokens=tokens, entropy=entropy)
+  return subject.probe(reward[which], length[which], old, **given), sharing
+
+
+class TreeBias(NamedTuple):
+  """Expected gradients of the logits of `s` and, after it, of `short`.
+
+  An estimator that is unbiased up to a factor has `first / second` equal to
+  `true_first / true_second`. What a bonus on the entropy adds on purpose is
+  left out. `c` are the coefficients, P is the probability of `s`.
+  """
+
+  first: float  # E sum_i c_i1 (1[o_i1 = s] - P)
+  second: float  # E sum_i c_i2 1[o_i1 = s] (1[o_i2 = short] - 1/2)
+  true_first: float  # P (1 - P) (mean reward after s - that of a)
+  true_second: float  # P / 4 (reward of short - reward of long)
+  ratio: float | None  # first / second; None if one of them was not measured
+  shared_weight: float  # E[sum_i c_i1 | all completions begin with s]
+
+
+def tree_bias(
+  method: losses.LossTransform,
+  fields: _probe.Fields | None = None,
+  short_tokens: int = 2,
+  long_tokens: int = 20,
+  other_tokens: int = 8,
+  group: int = 4,
+  short_reward: float = 1.0,
+  long_reward: float = 0.0,
+  other_reward: float = 0.5,
+) -> TreeBias:
+  """Computes the bias of a first token's gradient, exactly, at ratio 1.
+
+  The policy draws `s` with probability 0.69, else `a`. After `s` it draws
+  `short` or `long`, each with probability 1/2; every other token is certain.
+  With the default rewards `s` is worth as much as `a`, so the true gradient of
+  the first logit is 0. All ordered groups are enumerated: nothing is sampled.
+
+  Args:
+    method: Any chain; see `audit`.
+    fields: See `audit`.
+    short_tokens: Length of the completion `s short`, at least 2.
+    long_tokens: Length of `s long`, at least 2.
+    other_tokens: Length of `a`, at least 1.
+    group: Completions in a group; 3 ** group groups are evaluated.
+    short_reward: Reward of `s short`.
+    long_reward: Reward of `s long`.
+    other_reward: Reward of `a`.
+
+  Raises:
+    ValueError: A length or the group is too small.
+
+  >>> round(tree_bias(losses.methods.rloo()).second, 4)
+  0.1725
+  """
+  if min(short_tokens, long_tokens) < 2 or other_tokens < 1 or group < 1:
+    raise ValueError(
+      f'tree_bias got lengths {short_tokens}, {long_tokens}, {other_tokens} '
+      f'and groups of {group}; give short and long at least 2 tokens, the '
+      'other at least 1, and a group at least 1 completion.'
+    )
+  # Ties between equal completions are broken by their order: enumerate it too.
+  leaves = np.array(list(itertools.product(range(3), repeat=group)))  # [N,G]
+  rewards = np.array([short_reward, long_reward, other_reward], float)
+  lengths = np.array([short_tokens, long_tokens, other_tokens])
+  subject = _probe.Subject(method, fields)
+  probe = _tree_probe(subject, leaves, rewards, lengths)
+  c = subject.read({'tree': probe})['tree'].coefficient[:, 0, :group]
+  after_s = leaves != _OTHER
+  chance = np.prod(_CHANCE[leaves], axis=1)
+  first = chance @ np.sum(c[..., 0] * (after_s - _FIRST), axis=1)
+  toward_short = after_s * ((leaves == _SHORT) - 0.5)
+  second = chance @ np.sum(c[..., 1] * toward_short, axis=1)
+  all_share = np.all(after_s, axis=1)
+  shared = chance * all_share @ np.sum(c[..., 0], axis=1) / _FIRST**group
+  # An untrained first token says nothing; a second of 0 divides nothing.
+  size = chance @ np.sum(np.abs(c), axis=1)  # of each position
+  measured = min(size[0], abs(second)) > 1e-7 * size.sum()
+  gain = (short_reward + long_reward) / 2 - other_reward
+  return TreeBias(
+    first=float(first),
+    second=float(second),
+    true_first=_FIRST * (1 - _FIRST) * gain,
+    true_second=_FIRST / 4 * (short_reward - long_reward),
+    ratio=float(first / second) if measured else None,
+    shared_weight=float(shared),
   )
-  return probe, sharing
+
+
+def _tree_probe(subject, leaves, rewards, lengths) -> _probe.Probe:
+  """Batches of one group each, given by its leaves, i32[N,G].
+
+  The rest of a batch is completions that are not valid: they change nothing.
+  """
+  prompts, size, width = _probe.SHAPE
+  number, group = leaves.shape
+  size, width = max(size, group), max(width, *lengths)
+  # Ids are shared where the tree shares and nowhere else: not by accident, and
+  # not when positions are counted from the completions' ends.
+  ids = np.arange(3 * width).reshape(3, width)
+  ids[_LONG, 0] = ids[_SHORT, 0]
+  logp, entropy = np.zeros((2, 3, width))
+  logp[:, 0] = np.log([_FIRST, _FIRST, 1 - _FIRST])
+  logp[:_OTHER, 1] = np.log(0.5)
+  entropy[:, 0] = -_FIRST * np.log(_FIRST) - (1 - _FIRST) * np.log(1 - _FIRST)
+  entropy[:_OTHER, 1] = np.log(2)
+
+  def of_each(leaf):  # [3,...] -> [N,P,G,...]
+    array = np.zeros((number, prompts, size, *leaf.shape[1:]), leaf.dtype)
+    array[:, 0, :group] = leaf[leaves]
+    return array
+
+  return subject.probe(
+    *map(of_each, (rewards, lengths, logp)),
+    tokens=of_each(ids),
+    entropy=of_each(entropy),
+    valid=of_each(np.ones(3, bool)),
+  )

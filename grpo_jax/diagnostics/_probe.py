@@ -1,8 +1,7 @@
 """Probes: small batches on which a method is read off by evaluating it.
 
-All probes of an audit have their shape in common and are evaluated at once, by
-`jax.vmap`, in float64 and without a compiled program of their own: what XLA
-compiles for one method serves the next.
+All evaluations have the same shape and are done in float64 by `jax.vmap`,
+operation by operation: what XLA compiles for one method serves the next.
 """
 
 from collections.abc import Callable
@@ -16,11 +15,11 @@ import numpy as np
 
 from grpo_jax import losses
 
-PROBE_SHAPE = 256, 2, 8, 20
-"""[N,P,G,T] of all probes: what XLA compiles for one serves the next."""
+ROWS = 256  # batches that are evaluated at once
+SHAPE = 2, 8, 20  # [P,G,T] of a batch, unless a tree needs more room
 
 Fields = Callable[[losses.Batch], Mapping[str, Any]]
-"""A user's generator: the batch of a probe -> fields by name, [P,G,...]."""
+"""A user's function: the batch of a probe -> fields by name, [P,G,...]."""
 
 
 class Probe(NamedTuple):
@@ -29,6 +28,16 @@ class Probe(NamedTuple):
   batch: losses.Batch  # uncredited, every optional field set
   logp: np.ndarray  # f64[N,P,G,T], under the policy
   entropy: np.ndarray  # f64[N,P,G,T], of the policy, nats
+  advantage: np.ndarray | None  # f64[N,P,G,T], in place of the method's own
+
+  @property
+  def mask(self) -> np.ndarray:
+    """bool[N,P,G,T]: the tokens of valid completions."""
+    return np.asarray(self.batch.mask & self.batch.valid[..., None])
+
+  def edited(self, **fields: Any) -> 'Probe':
+    """The probe with other fields of its batch."""
+    return self._replace(batch=self.batch._replace(**fields))
 
 
 class Reading(NamedTuple):
@@ -47,68 +56,82 @@ class Reading(NamedTuple):
     return self.objective + self.penalty
 
 
-def make(
-  reward: np.ndarray,
-  length: np.ndarray,
-  logp_old: np.ndarray,
-  *,
-  log_ratio: np.ndarray | float = 0.0,
-  gap_ref: np.ndarray | float = 0.0,
-  tokens: np.ndarray | None = None,
-  entropy: np.ndarray | float = 0.7,
-  fields: Fields | None = None,
-) -> Probe:
-  """Builds probes, with every field that a method may require.
-
-  The sampler is the old policy; `entropy` is the old and the current one's;
-  tokens are all different unless given; there is one reward function.
-
-  Args:
-    reward: f64[N,P,G].
-    length: i32[N,P,G], tokens.
-    logp_old: f64[N,P,G,T], nats.
-    log_ratio: Of policy to old policy, f64[N,P,G,T] or a number.
-    gap_ref: logp_ref minus logp of the policy, f64[N,P,G,T] or a number.
-    tokens: i32[N,P,G,T], ids.
-    entropy: Nats, f64[N,P,G,T] or a number.
-    fields: A user's generator of fields; see `Fields`.
-
-  Returns:
-    A `Probe`.
-  """
-  shape = logp_old.shape
-  mask = np.arange(shape[-1]) < length[..., None]
-  if tokens is None:
-    each = np.arange(np.prod(shape[1:])).reshape(shape[1:])
-    tokens = np.broadcast_to(each, shape)
-  logp = logp_old + log_ratio
-  entropy = np.broadcast_to(np.asarray(entropy, float), shape)
-  noise = np.random.default_rng(0).random(shape[1:])
-  batch = losses.Batch(
-    tokens=tokens,
-    mask=mask,
-    keep=mask,
-    valid=np.ones(reward.shape, bool),
-    reward=np.asarray(reward, float),
-    reward_parts=np.asarray(reward, float)[..., None],
-    truncated=np.zeros(reward.shape, bool),
-    version=np.zeros(shape, np.int32),
-    logp_old=logp_old,
-    logp_ref=logp + gap_ref,
-    logp_sampler=logp_old,
-    entropy_old=entropy,
-    extras={
-      'noise': np.broadcast_to(noise, shape),
-      'updates_done': np.zeros(shape),  # as at ratio 1
-    },
-  )
-  if fields is not None:
-    batch = _with_fields(batch, fields)
-  return Probe(batch, logp, entropy)
+Probes = dict[str, Probe]
+Readings = dict[str, Reading]
 
 
-def _with_fields(batch: losses.Batch, fields: Fields) -> losses.Batch:
-  """The batch with what the user's generator makes of each of its probes."""
+class Subject(NamedTuple):
+  """A method under audit, and the function that supplies its own fields."""
+
+  method: losses.LossTransform
+  fields: Fields | None = None
+
+  def probe(
+    self,
+    reward: np.ndarray,  # f64[N,P,G]
+    length: np.ndarray,  # i32[N,P,G], tokens
+    logp_old: np.ndarray,  # f64[N,P,G,T], nats
+    log_ratio: np.ndarray | float = 0.0,  # of policy to old policy
+    gap_ref: np.ndarray | float = 0.0,  # logp_ref minus logp of the policy
+    tokens: np.ndarray | None = None,  # ids; all of them differ unless given
+    entropy: np.ndarray | float = 0.7,  # of the old and of the current policy
+    valid: np.ndarray | bool = True,  # bool[N,P,G]
+    advantage: np.ndarray | None = None,  # in place of what `credit` makes
+  ) -> Probe:
+    """Builds a probe with every field that a method may require.
+
+    The sampler is the old policy. Arrays are [N,P,G,T] where nothing is said.
+    """
+    shape, logp = logp_old.shape, logp_old + log_ratio
+    if tokens is None:
+      tokens = np.arange(np.prod(shape[1:])).reshape(shape[1:])
+    entropy = np.broadcast_to(np.asarray(entropy, float), shape)
+    noise = np.random.default_rng(0).random(shape[1:])
+    with jax.enable_x64(True):
+      batch = losses.make_batch(
+        np.arange(shape[-1]) < length[..., None],
+        np.asarray(reward, float),
+        tokens=np.broadcast_to(tokens, shape),
+        valid=np.broadcast_to(valid, reward.shape),
+        logp_old=logp_old,
+        logp_ref=logp + gap_ref,
+        logp_sampler=logp_old,
+        entropy_old=entropy,
+        extras={
+          'noise': np.broadcast_to(noise, shape),
+          'updates_done': np.zeros(shape),  # as at ratio 1
+        },
+      )
+    batch = _with_fields(jax.tree.map(np.asarray, batch), self.fields)
+    return Probe(batch, logp, entropy, advantage)
+
+  def probes(self, base: dict, changes: Mapping[str, dict]) -> Probes:
+    """Probes by name: the arguments `base` of `probe`, some of them changed."""
+    return {name: self.probe(**base | new) for name, new in changes.items()}
+
+  def read(self, probes: Probes) -> Readings:
+    """Evaluates the method on all batches of some probes at once, by name."""
+    sizes = [len(probe.logp) for probe in probes.values()]
+    join = lambda *arrays: np.concatenate(arrays)
+    joined = jax.tree.map(join, *probes.values())
+
+    def evaluated(start):  # rows from `start` on, filled up by the last row
+      at = np.arange(start, start + ROWS)
+      rows = lambda x: np.take(x, at, axis=0, mode='clip')
+      return _evaluate(self.method, jax.tree.map(rows, joined))
+
+    readings = map(evaluated, range(0, sum(sizes), ROWS))
+    cut = [
+      np.split(join(*arrays), np.cumsum(sizes))[:-1]
+      for arrays in zip(*readings, strict=True)
+    ]
+    return dict(zip(probes, map(Reading, *cut), strict=True))
+
+
+def _with_fields(batch: losses.Batch, fields: Fields | None) -> losses.Batch:
+  """The batch with what the user's function makes of each of its rows."""
+  if fields is None:
+    return batch
   with jax.enable_x64(True):  # float64 stays that in jax.numpy too
     made = [
       fields(jax.tree.map(lambda x: x[n], batch))  # noqa: B023
@@ -125,12 +148,8 @@ def _with_fields(batch: losses.Batch, fields: Fields) -> losses.Batch:
   return batch._replace(extras={**batch.extras, **given}, **known)
 
 
-def check_fields(method: losses.LossTransform, probe: Probe) -> None:
-  """Raises if the method requires what no probe has.
-
-  Raises:
-    ValueError: It names the field, and how to supply it.
-  """
+def _evaluate(method: losses.LossTransform, probe: Probe) -> Reading:
+  """Evaluates a method on a probe, mapped over its axis `[N]`."""
   for name in sorted(method.requires - {'entropy', *losses.Batch._fields}):
     if name not in probe.batch.extras:
       raise ValueError(
@@ -139,30 +158,12 @@ def check_fields(method: losses.LossTransform, probe: Probe) -> None:
         'array [P,G,...]}.'
       )
 
-
-def read(
-  method: losses.LossTransform,
-  probe: Probe,
-  advantage: np.ndarray | None = None,
-) -> Reading:
-  """Evaluates a method on probes.
-
-  Args:
-    method: A chain.
-    probe: See `Probe`.
-    advantage: f64[N,P,G,T], put in place of what `credit` makes.
-
-  Returns:
-    A `Reading`.
-  """
-  check_fields(method, probe)
-
-  def one(batch, logp, entropy, forced):
-    batch, state = losses.credit(method, batch, method.init())
-    if advantage is not None:
-      batch = batch._replace(advantage=jnp.where(batch.mask, forced, 0))
+  def one(probe):
+    batch, state = losses.credit(method, probe.batch, method.init())
+    if probe.advantage is not None:
+      forced = jnp.where(batch.mask, probe.advantage, 0)
+      batch = batch._replace(advantage=forced)
     batch = losses.prepare(method, batch, state)
-
     weight = batch.weight
     assert weight is not None  # losses.prepare has set it
 
@@ -174,19 +175,27 @@ def read(
       return tuple(jnp.sum(weight[None] * kept, axis=(1, 2, 3))), loss
 
     # One vector-Jacobian product for each part.
-    _, pull_back, loss = jax.vjp(parts, logp, entropy, has_aux=True)
-    by_objective = pull_back((jnp.ones_like(loss), jnp.zeros_like(loss)))
-    by_penalty = pull_back((jnp.zeros_like(loss), jnp.ones_like(loss)))
+    _, pull, loss = jax.vjp(parts, probe.logp, probe.entropy, has_aux=True)
+    on, off = jnp.ones_like(loss), jnp.zeros_like(loss)
+    (objective, of_entropy), (penalty, more) = pull((on, off)), pull((off, on))
     return Reading(
-      loss,
-      by_objective[0],
-      by_penalty[0],
-      by_objective[1] + by_penalty[1],
-      batch.advantage,
-      weight,
+      loss, objective, penalty, of_entropy + more, batch.advantage, weight
     )
 
   with jax.enable_x64(True):
-    forced = probe.logp if advantage is None else advantage
-    reading = jax.vmap(one)(probe.batch, probe.logp, probe.entropy, forced)
-    return jax.tree.map(np.asarray, reading)
+    return jax.tree.map(np.asarray, jax.vmap(one)(probe))
+
+
+def single_out(sign: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Rewards [N,P,G] and advantages [N,P,G,T] for N signs of the first one's.
+
+  The first completion alone is right (or wrong) in its group, so its advantage
+  is the largest there: a method that drops the small ones keeps it.
+  """
+  group = SHAPE[1]
+  own, in_turn = np.arange(group) == 0, np.arange(group) % 2 == 0
+  right = np.where(sign[:, None] > 0, own, ~own)
+  reward = np.stack([right, np.broadcast_to(in_turn, right.shape)], axis=1)
+  alone = sign[:, None] * np.where(own, 1, -1 / (group - 1))
+  advantage = np.stack([alone, 2.0 * reward[:, 1] - 1], axis=1)[..., None]
+  return reward.astype(float), advantage * np.ones(SHAPE[-1])

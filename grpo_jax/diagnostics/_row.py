@@ -1,10 +1,8 @@
 """A method's row in the table of surrogates: weight, ratio, regulariser, A.
 
-Fontana et al., `On the Hidden Objective Biases of Group-based Reinforcement
-Learning <https://arxiv.org/abs/2601.05002>`_, 2026, write every method as
-weights, a ratio and a regulariser (table 1). Here a method's row is measured:
-each part is evaluated on probes and compared with closed forms, and what fits
-none is described by what it depends on. Nothing is looked up by name.
+The table is that of Fontana et al. (arXiv 2601.05002, table 1). Here a row is
+measured: each part is compared with closed forms, and what fits none is
+described by what it depends on.
 """
 
 from typing import NamedTuple
@@ -12,16 +10,15 @@ from typing import NamedTuple
 import numpy as np
 
 from grpo_jax import losses
+from grpo_jax.diagnostics import _fit
 from grpo_jax.diagnostics import _forms
+from grpo_jax.diagnostics import _gradient
 from grpo_jax.diagnostics import _probe
-from grpo_jax.diagnostics import _regulariser
-from grpo_jax.diagnostics import _slopes
-from grpo_jax.diagnostics import _stack
+from grpo_jax.diagnostics import _words
 
 _BATCHES = 18  # of each kind
-_UNIFORM = slice(12, None)  # batches whose second group has equal rewards
-_INVALID = slice(0, 6)  # batches with an invalid completion in each group
-_SHIFT = 1.5  # added to all rewards
+_UNIFORM = np.s_[12:, 1]  # groups of equal rewards
+_INVALID = np.s_[:6, :, -1]  # completions that are not valid
 _FEW = 0.05  # of the tokens: a threshold on A may sort some anew
 _NOTHING = '0 on the probes'
 
@@ -55,104 +52,54 @@ class Row(NamedTuple):
   regulariser: str
   advantage: str
   weight_facts: Weight
-  ratio_facts: _slopes.Ratio
-  regulariser_facts: _regulariser.Regulariser
+  ratio_facts: _gradient.Ratio
+  regulariser_facts: _gradient.Regulariser
   advantage_facts: Advantage
 
 
 def surrogate_row(
   method: losses.LossTransform, fields: _probe.Fields | None = None
 ) -> Row:
-  r"""Reads a method's weight, ratio, regulariser and advantage off.
+  """Reads a method's weight, ratio, regulariser and advantage off.
 
-  .. math::
-    J = \sum_{i,t} w_{it} \bigl(f(s_{it}, A_{it}) - R_{it}\bigr)
-
-  Symbols of the texts: `r` reward and, in a regulariser, ratio; `L_i` kept
-  tokens of a completion, `N_p` of a prompt, `N` of the batch; `B` completions
-  and `P` prompts that keep any; `n` valid completions of the group; `mean` and
-  `std` those of the group, `batch ...` over completions, `token ...` over the
-  batch's tokens; `alpha` all completions over those in groups whose rewards
-  differ; `<H>_i` the mean entropy of a completion; k1, k2, k3 of x =
-  log pi_ref - log pi: -x, x^2 / 2, e^x - x - 1; `sum k1` that of a completion,
-  `k1 to go` from a token on. 'own' starts what fits no known form, 'not
-  measured' what had no gradient on the probes.
-
-  Args:
-    method: A chain. Each batch meets it in the state of `init`.
-    fields: A user's generator of fields; see `_probe.Fields`.
-
-  Returns:
-    A `Row`.
+  The symbols of the texts are explained in this folder's README. 'own' starts
+  what fits no known form, 'not measured' what had no gradient on the probes.
+  The arguments are those of `audit`.
 
   >>> row = surrogate_row(losses.methods.grpo())
   >>> row.weight, row.ratio, row.regulariser, row.advantage
   ('1/(B L_i)', 'token', '0.04 k3', '(r - mean)/std')
   """
-  blocks = _credit_blocks(fields)
-  reading = _probe.read(method, _stack.fill(*blocks.values()))
-  weight = _cut(reading.weight, blocks, _BATCHES)
-  advantage = _cut(reading.advantage, blocks, _BATCHES)
-  batch = blocks['base'].batch
-  # Tokens that only the changed lengths cut off say nothing.
-  common = np.asarray(blocks['lengths'].batch.mask & batch.mask)
-  alone = blocks['one prompt'].batch
-  weight_text, weight_facts = _weight(weight, batch, alone, common)
-  advantage_text, advantage_facts = _advantage(advantage, batch, common)
-  ratio, regulariser = _read_slopes(method, fields)
-  return Row(
-    weight_text,
-    ratio.text + '; not proportional to A' * (regulariser.nonlinear > _FEW),
-    _also_in_reward(regulariser.text, advantage_facts),
-    advantage_text,
-    weight_facts,
-    ratio,
-    regulariser,
-    advantage_facts,
-  )
+  subject = _probe.Subject(method, fields)
+  probes = _probes(subject)
+  read = subject.read(probes)
+  weight, weight_facts = _weight(probes, {k: x.weight for k, x in read.items()})
+  advantages = {k: x.advantage for k, x in read.items()}
+  advantage, facts = _advantage(probes, advantages)
+  ratio, regulariser = _gradient.ratio(subject), _gradient.regulariser(subject)
+  beside = [regulariser.text] * (regulariser.text != 'none')
+  if facts.kl_in_reward is not None:
+    beside.append(f'{_words.number(facts.kl_in_reward)} k1 in r')
+  elif 'the reference' in facts.depends_on:
+    beside.append('the reference in A')
+  nonlinear = '; not proportional to A' * (regulariser.nonlinear > _FEW)
+  beside = ' + '.join(beside) or 'none'
+  texts = weight, ratio.text + nonlinear, beside, advantage
+  return Row(*texts, weight_facts, ratio, regulariser, facts)
 
 
-def _read_slopes(method, fields):
-  """Ratio and regulariser, with the advantages put in."""
-  still = _slopes.still_blocks(fields)
-  pulls = _regulariser.penalty_blocks(fields)
-  cut = _read_blocks(method, still | pulls)
-  order = _slopes.trained_first(cut, still['at 1'][0])
-  cut |= _read_blocks(method, _slopes.moved_blocks(fields, order))
-  return (
-    _slopes.ratio(cut, still['at 1'][0], order),
-    _regulariser.regulariser(cut, pulls),
-  )
-
-
-def _read_blocks(method, blocks: _slopes.Blocks) -> _slopes.Readings:
-  """Reads blocks off as one stack."""
-  probes, advantages = zip(*blocks.values(), strict=True)
-  stack = _stack.fill(*probes)
-  reading = _probe.read(method, stack, _stack.fill(*advantages))
-  columns = [_cut(x, blocks, _slopes.BATCHES) for x in reading]
-  return {k: _probe.Reading(*(column[k] for column in columns)) for k in blocks}
-
-
-def _cut(array, names, batches) -> dict[str, np.ndarray]:
-  """The blocks of a stack by name."""
-  return {
-    name: array[i * batches : (i + 1) * batches] for i, name in enumerate(names)
-  }
-
-
-def _credit_blocks(fields) -> dict[str, _probe.Probe]:
+def _probes(subject: _probe.Subject) -> _probe.Probes:
   """Ragged batches at ratio 1 and, by name, the same with one thing changed.
 
   All are off the reference, so that a KL in the reward acts; 'the reference' is
   where it does not, and where forms are compared.
   """
   random = np.random.default_rng(1)
-  shape = (_BATCHES, *_stack.SHAPE)
+  shape = (_BATCHES, *_probe.SHAPE)
   reward, new_reward = random.uniform(0.2, 2, (2, *shape[:-1]))
-  reward[_UNIFORM, 1] = reward[_UNIFORM, 1, :1]
+  reward[_UNIFORM] = reward[_UNIFORM][:, :1]
   valid = np.ones(reward.shape, bool)
-  valid[_INVALID, :, -1] = False
+  valid[_INVALID] = False
   length = random.integers(1, shape[-1] + 1, reward.shape)
   new_length = length.copy()
   new_length[:, 0, 0] = length[:, 0, 0] % shape[-1] + 1
@@ -160,203 +107,130 @@ def _credit_blocks(fields) -> dict[str, _probe.Probe]:
   # Above ln 2, a threshold in use, and in the changed batches on both sides.
   entropy = random.uniform(0.8, 2, shape)
   new_entropy = random.uniform(0.05, 2, shape)
-  ids = np.broadcast_to(np.arange(shape[-1]), shape)
-  late, cut = np.zeros(shape, np.int32), np.zeros(reward.shape, bool)
-  late[:, 0, 0], cut[:, 0, 0] = 1, True
   gap = 0.3 * random.normal(size=shape)
-  alone = valid & np.array([True, False])[:, None]
-
-  def probe(
-    reward=reward, length=length, old=old, entropy=entropy, gap=gap, tokens=None
-  ):
-    made = _probe.make(
-      reward,
-      length,
-      old,
-      gap_ref=gap,
-      tokens=tokens,
-      entropy=entropy,
-      fields=fields,
-    )
-    return made._replace(batch=made.batch._replace(valid=valid))
-
-  def edit(**changed):
-    base = probe()
-    return base._replace(batch=base.batch._replace(**changed))
-
-  extras = dict(probe().batch.extras)
-  return {
-    'base': probe(),
-    'shift': probe(reward + _SHIFT),
-    'scale': probe(2 * reward),
-    'the reward': probe(new_reward),
-    'lengths': probe(length=new_length),
-    'ids': probe(tokens=ids),
-    'the entropy': probe(entropy=new_entropy),
-    'log pi_old': probe(old=new_old),
-    'the reference': probe(gap=0 * gap),
-    'log pi_sampler': edit(logp_sampler=new_old),
-    'truncation': edit(truncated=cut),
-    'the version': edit(version=late),
-    'noise': edit(extras=extras | {'noise': 1 - extras['noise']}),
-    'one prompt': edit(valid=alone),  # so that P is no constant
+  base = dict(reward=reward, length=length, logp_old=old, gap_ref=gap)
+  base |= dict(entropy=entropy, valid=valid)
+  changes = {
+    'base': {},
+    'shift': dict(reward=reward + 1.5),
+    'scale': dict(reward=2 * reward),
+    'the reward': dict(reward=new_reward),
+    'lengths': dict(length=new_length),
+    'ids': dict(tokens=np.arange(shape[-1])),
+    'the entropy': dict(entropy=new_entropy),
+    'log pi_old': dict(logp_old=new_old),
+    'the reference': dict(gap_ref=0.0),
+  }
+  probes = subject.probes(base, changes)
+  probe, late = probes['base'], np.zeros(shape, np.int32)
+  late[:, 0, 0] = 1
+  noise = 1 - probe.batch.extras['noise']
+  # These come after the user's own fields, which they may change.
+  return probes | {
+    'log pi_sampler': probe.edited(logp_sampler=new_old),
+    'truncation': probe.edited(truncated=late[..., 0] > 0),
+    'the version': probe.edited(version=late),
+    'noise': probe.edited(extras={**probe.batch.extras, 'noise': noise}),
+    # So that P is no constant.
+    'one prompt': probe.edited(valid=valid & [[True], [False]]),
   }
 
 
-_PROBED = (
-  'the reward', 'lengths', 'ids', 'the entropy', 'log pi_old', 'the reference',
-  'log pi_sampler', 'truncation', 'the version', 'noise',
-)  # fmt: skip
+def _depends(probes: _probe.Probes, read: dict) -> tuple[str, ...]:
+  """The inputs that change a quantity when they are changed."""
+  # Tokens that only the changed lengths cut off say nothing.
+  common = np.asarray(probes['lengths'].batch.mask & probes['base'].batch.mask)
+  seen = {name: value[common] for name, value in read.items()}
+  return tuple(_fit.moved_by(seen, ('shift', 'scale', 'one prompt')))
 
 
-def _differ(changed, base) -> bool:
-  """Whether a change is more than rounding."""
-  change, size = np.abs(changed - base), np.abs(base)
-  return bool(change.max(initial=0) > _forms.TOLERANCE * size.max(initial=0))
-
-
-def _depends(read: dict[str, np.ndarray], common: np.ndarray) -> list[str]:
-  """The probed inputs that change a quantity."""
-  base = read['base'][common]
-  return [name for name in _PROBED if _differ(read[name][common], base)]
-
-
-def _also(depends_on, known) -> str:
-  """What the closed form does not say."""
-  more = [name for name in depends_on if name not in known]
-  return f'; also depends on {", ".join(more)}' if more else ''
-
-
-def _weight(
-  read: dict[str, np.ndarray],
-  batch: losses.Batch,
-  alone: losses.Batch,
-  common: np.ndarray,
-) -> tuple[str, Weight]:
+def _weight(probes: _probe.Probes, read: dict) -> tuple[str, Weight]:
   """Matches the weight; the first completion's length tells whose counts."""
-  base = read['base']
-  mask = np.asarray(batch.mask & batch.valid[..., None])
-  kept, uniform = base != 0, np.zeros(len(base), bool)
+  base, both = read['base'], (probes['base'], probes['one prompt'])
+  mask, kept, uniform = both[0].mask, base != 0, np.zeros(base.shape, bool)
   uniform[_UNIFORM] = True
-  in_uniform = mask & uniform[:, None, None, None]
-  in_uniform[:, 0] = False
-  rest = mask & ~in_uniform
   facts = Weight(
     factor=None,
-    kept=float(kept[rest].mean()),
-    uniform_kept=float(kept[in_uniform].mean()),
-    depends_on=tuple(_depends(read, common)),
+    kept=float(kept[mask & ~uniform].mean()),
+    uniform_kept=float(kept[mask & uniform].mean()),
+    depends_on=_depends(probes, read),
   )
   if not base.any():
     return _NOTHING, facts
-  batches = batch, alone
-  masks = [np.asarray(b.mask & b.valid[..., None]) for b in batches]
   form = _forms.weight_form(
     np.concatenate([base, read['one prompt']]),
-    np.concatenate(masks),
-    np.concatenate([_forms.alpha(_forms.credited(b)) for b in batches]),
+    np.concatenate([probe.mask for probe in both]),
+    np.concatenate([_forms.alpha(probe) for probe in both]),
   )
   if form is None:
-    longer = read['lengths']
     whose = {
       'own length': np.s_[:, 0, 0, :1],
       "the group's lengths": np.s_[:, 0, 1:],
       "other groups' lengths": np.s_[:, 1],
     }
-    on = [k for k, at in whose.items() if _differ(longer[at], base[at])]
+    longer = read['lengths']
+    on = [k for k, at in whose.items() if _fit.differs(longer[at], base[at])]
     on += [name for name in facts.depends_on if name != 'lengths']
-    return 'own: depends on ' + (', '.join(on) or 'none of the probed'), facts
-  known = ['lengths']
-  text = form.text
+    return f'own: {_words.depends(on)}', facts
+  text, known = form.text, ['lengths'] + ['the reward'] * ('alpha' in form.text)
   if facts.kept < 1:
-    text += f' on {100 * facts.kept:.3g} % of the tokens, else 0'
+    text += f' {_words.percent(facts.kept)}, else 0'
   elif facts.uniform_kept == 0:
     known += ['the reward']
     text += ', groups of equal rewards dropped'
-  known += ['the reward'] * ('alpha' in text)
-  text += _also(facts.depends_on, known)
+  text += _words.also(facts.depends_on, known)
   return text, facts._replace(factor=form.factor)
 
 
-def _advantage(
-  read: dict[str, np.ndarray], batch: losses.Batch, common: np.ndarray
-) -> tuple[str, Advantage]:
+def _advantage(probes: _probe.Probes, read: dict) -> tuple[str, Advantage]:
   """Matches the advantage, or else measures what it does."""
-  mask = np.asarray(batch.mask & batch.valid[..., None])
-  base, at_reference = read['base'], read['the reference']
-  inside = mask & common
-  first = np.zeros(common.shape, int)
-  per_token = {
-    k: _differ(x[inside], np.take_along_axis(x, first, -1)[inside])
-    for k, x in read.items()
-  }
-  live = mask & (base != 0)
-  power = _forms.factor_of(read['scale'][live], base[live])
+  base, value = read['base'], read['the reference']
+  mask = probes['base'].mask
+  live, common = mask & (base != 0), mask & probes['lengths'].mask
+  # A gate may leave some tokens at 0, if only up to rounding.
+  gated = mask & (np.abs(value) > _fit.TOLERANCE * np.abs(value).max())
+  power = _fit.factor_of(read['scale'][live], base[live])
   facts = Advantage(
     factor=None,
     epsilon=None,
-    per_token=any(per_token.values()),
-    shift_invariant=not _differ(read['shift'], base),
+    per_token=any(_varies(x, x[..., :1], common) for x in read.values()),
+    shift_invariant=not _fit.differs(read['shift'], base),
     scale_exponent=float(np.log2(power)) if power and power > 0 else None,
-    depends_on=tuple(_depends(read, common)),
+    depends_on=_depends(probes, read),
     kl_in_reward=None,
   )
   if not base.any():
     return _NOTHING, facts
-  gated = mask & (at_reference != 0)
-  form, open_share = _level_form(at_reference, gated, mask, batch)
-  charge = None
-  if 'the reference' in facts.depends_on:
-    charge = _forms.charged(base, batch, live)
-  prefix = 'per token, ' * facts.per_token
+  level = np.take_along_axis(value, gated.argmax(-1)[..., None], -1)
+  has_level = mask & gated.any(-1, keepdims=True)
+  whole, form = 0 < gated.sum() == has_level.sum(), None
+  if not _varies(value, level, gated):
+    compared = (mask if whole else has_level).any(-1)
+    form = _forms.advantage_form(level[..., 0], probes['base'], compared)
+  text = 'per token, ' * facts.per_token
   if form is None:
-    return prefix + 'own: ' + _properties(facts), facts
-  known = ('the reward', *('lengths' for s in ('token', 'L') if s in form.text))
-  known += ('the entropy', 'lengths') * ('<H>' in form.text)
-  text = prefix + form.text
-  if open_share < 1:
-    text += f' on {100 * gated.sum() / mask.sum():.3g} % of the tokens, else 0'
-  if charge:
-    coefficient = _forms.number(charge.coefficient)
-    text += f', with r - {coefficient} {charge.text} for r'
-    known += ('the reference', 'lengths')
-    facts = facts._replace(kl_in_reward=charge.coefficient)
-  text += _also(facts.depends_on, known)
+    power, scale = facts.scale_exponent, 'no power of the scale of r'
+    if power is not None:
+      scale = f'scales as r^{_words.number(round(power, 9) + 0.0)}'
+    text += 'own: ' + 'not ' * (not facts.shift_invariant)
+    text += f'shift-invariant, {scale}, {_words.depends(facts.depends_on)}'
+    return text, facts
+  text += form.text
+  known = ['the reward'] + ['the entropy'] * ('<H>' in form.text)
+  if any(sign in form.text for sign in ('token', 'L', '<H>')):
+    known += ['lengths']
+  if not whole:
+    text += f' {_words.percent(gated.sum() / mask.sum())}, else 0'
+  if 'the reference' in facts.depends_on:
+    charge = _forms.charged(base, probes['base'], live)
+    if charge:
+      text += f', with r - {_words.number(charge.factor)} {charge.text} for r'
+      known += ['the reference', 'lengths']
+      facts = facts._replace(kl_in_reward=charge.factor)
+  text += _words.also(facts.depends_on, known)
   return text, facts._replace(factor=form.factor, epsilon=form.epsilon)
 
 
-def _level_form(
-  value: np.ndarray, gated: np.ndarray, mask: np.ndarray, batch: losses.Batch
-) -> tuple[_forms.AdvantageForm | None, float]:
-  """The form of one number per completion, and the share of its tokens.
-
-  A gate may leave some tokens without one: the others are to agree.
-  """
-  level = np.take_along_axis(value, gated.argmax(-1)[..., None], -1)
-  open_share = float(gated.sum() / max(1, (mask & (level != 0)).sum()))
-  if _differ(value[gated], np.broadcast_to(level, value.shape)[gated]):
-    return None, open_share
-  live = mask.any(-1) & ((open_share == 1) | (level[..., 0] != 0))
-  given = _forms.credited(batch)
-  return _forms.advantage_form(level[..., 0], given, live), open_share
-
-
-def _also_in_reward(text: str, facts: Advantage) -> str:
-  """The regulariser's text with what of the reference is in the advantage."""
-  if 'the reference' not in facts.depends_on:
-    return text
-  inside = 'the reference in A'
-  if facts.kl_in_reward is not None:
-    inside = f'{_forms.number(facts.kl_in_reward)} k1 in r'
-  return inside if text == 'none' else f'{text} + {inside}'
-
-
-def _properties(facts: Advantage) -> str:
-  """The measured properties in words."""
-  shift = '' if facts.shift_invariant else 'not '
-  power = facts.scale_exponent
-  scale = 'no power of the scale of r'
-  if power is not None:
-    scale = f'scales as r^{_forms.number(round(power, 9) + 0.0)}'
-  depends = ', '.join(facts.depends_on) or 'none of the probed'
-  return f'{shift}shift-invariant, {scale}, depends on {depends}'
+def _varies(value: np.ndarray, level: np.ndarray, where: np.ndarray) -> bool:
+  """Whether some tokens differ from the level of their completion."""
+  return _fit.differs(value[where], np.broadcast_to(level, value.shape)[where])

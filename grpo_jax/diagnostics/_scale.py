@@ -1,16 +1,8 @@
-r"""What a factor on the reward does to a method's step: r -> phi r.
+"""What a factor on the reward does to a method's step: r -> phi r.
 
-Adam divides by its own measure of the gradient's size, so a factor on the whole
-gradient, kept over the whole run, changes its step only through its epsilon, by
-about :math:`(\epsilon / \sqrt{\hat v}) |1 - 1/\phi|` (proposition 2 of Fontana
-et al., `On the Hidden Objective Biases of Group-based Reinforcement Learning
-<https://arxiv.org/abs/2601.05002>`_, 2026; the size is derived here). That is
-not so where only a part of the gradient is scaled (a KL term), or where the
-reward meets a constant (a threshold, an epsilon beside a deviation). And it
-says nothing of methods whose advantage does not change with the factor at all,
-since they divide by a deviation.
-
-Each cause is measured by taking it away.
+Adam undoes a factor on the whole gradient, up to its epsilon, but not one on a
+part of it (Fontana et al., arXiv 2601.05002, proposition 2). Each cause is
+measured by taking it away.
 """
 
 from typing import NamedTuple
@@ -21,21 +13,20 @@ import numpy as np
 import optax
 
 from grpo_jax import losses
+from grpo_jax.diagnostics import _fit
 from grpo_jax.diagnostics import _probe
+from grpo_jax.diagnostics import _words
 
 _SETTINGS = 1e-5, 0.05  # log-ratios' deviation: nothing clipped, off-policy
-_STEPS = 24
-_PARAMETERS = 16
-_EPSILON = 1e-8
-_NO_EPSILON = 1e-300  # 0, but 0 / 0 is 0
+_STEPS, _PARAMETERS = 24, 16
+_EPSILON, _NO_EPSILON = 1e-8, 1e-300  # no epsilon is not 0: 0 / 0 is to be 0
 _NOISE = 3e-6  # relative; below it lies rounding, of float32 too
 
 
 class StepChange(NamedTuple):
   """One setting; the tuples run over the factors.
 
-  A change of the step is max abs(dtheta(phi) - dtheta(1)) / max
-  abs(dtheta(1)) over the parameters, dtheta being the sum of 24 Adam steps.
+  A change of the step, D the sum of 24: max |D(phi) - D(1)| / max |D(1)|.
   """
 
   log_ratio: float  # deviation of the policy's log-ratios, nats
@@ -65,21 +56,16 @@ def reward_scale(
   fields: _probe.Fields | None = None,
   factors: tuple[float, ...] = (1e-2, 0.1, 10.0, 100.0),
 ) -> Scale:
-  r"""Measures how gradient and Adam step change when rewards are scaled.
+  """Measures how gradient and Adam step change when rewards are scaled.
 
-  24 random batches in turn, of two groups of 8, are pulled back to 16
-  parameters by a fixed random linear map, once on the policy that sampled and
-  once off it. Each goes through the method for every factor; Adam (b1 = 0.9, b2
-  = 0.999, epsilon = 1e-8) starts from zero moments. The causes add up only if
-  one of them is much larger than the others.
+  24 random batches are pulled back to 16 parameters by a fixed random linear
+  map, once on the policy that sampled and once off it. Adam (b1 = 0.9, b2 =
+  0.999, epsilon = 1e-8) starts from zero moments.
 
   Args:
-    method: A chain. Each batch meets it in the state of `init`.
-    fields: A user's generator of fields; see `_probe.Fields`.
-    factors: The :math:`\phi`, positive.
-
-  Returns:
-    A `Scale`.
+    method: Any chain; see `audit`.
+    fields: See `audit`.
+    factors: The factors phi, positive.
 
   Raises:
     ValueError: A factor is not positive, or there is none.
@@ -92,78 +78,64 @@ def reward_scale(
       f'reward_scale got factors={factors}; give one or more positive numbers.'
     )
   phi = np.array((1.0, *factors))
-  reading = _read(method, fields, phi)
-  gradient = reading.objective @ _linear_map(1)
-  rest = reading.penalty @ _linear_map(1) + reading.entropy @ _linear_map(2)
-  gradients = np.stack([gradient + rest, gradient])  # [2,F,S,K,D]
-  change = [_step_change(gradients, e) for e in (_EPSILON, _NO_EPSILON)]
-  norm = np.linalg.norm(gradients[0], axis=(-2, -1))  # [F,S]
-  turn = _turn(reading.objective)
-  advantage = reading.advantage
+  reading = _read(_probe.Subject(method, fields), phi)  # [S,F,K,P*G*T]
+  shape = reading.objective.shape[-1], _PARAMETERS
+  maps = [np.random.default_rng(seed).normal(size=shape) for seed in (1, 2)]
+  gradient = reading.objective @ maps[0]
+  rest = reading.penalty @ maps[0] + reading.entropy @ maps[1]
+  gradients = np.stack([gradient + rest, gradient])  # [2,S,F,K,D]
+  norm = np.linalg.norm(gradients[0], axis=(-2, -1))  # [S,F]
+  # [S,F-1] each: with and without the penalty, and both without an epsilon.
+  both, no_kl = _step_change(gradients, _EPSILON)
+  no_epsilon, neither = _step_change(gradients, _NO_EPSILON)
+  changes = dict(
+    gradient=_fit.divide(norm[:, 1:], norm[:, :1]),
+    step=both,
+    kl=no_epsilon - neither,
+    thresholds=neither,
+    epsilon=no_kl - neither,
+    turn=_turn(reading.objective),
+  )
   settings = tuple(
     StepChange(
       log_ratio=log_ratio,
-      size=float(norm[0, s] / np.sqrt(_STEPS * _PARAMETERS)),
-      gradient=_floats(_divide(norm[1:, s], norm[0, s])),
-      exponent=_exponent(norm[:, s], phi),
-      step=_floats(change[0][0, :, s]),
-      kl=_floats(change[1][0, :, s] - change[1][1, :, s]),
-      thresholds=_floats(change[1][1, :, s]),
-      epsilon=_floats(change[0][1, :, s] - change[1][1, :, s]),
-      turn=_floats(turn[:, s]),
+      size=float(norm[s, 0] / np.sqrt(_STEPS * _PARAMETERS)),
+      exponent=_exponent(norm[s], phi),
+      **{name: tuple(x[s].tolist()) for name, x in changes.items()},
     )
     for s, log_ratio in enumerate(_SETTINGS)
   )
-  size = np.linalg.norm(advantage.reshape(len(phi), -1), axis=1)
+  advantage = reading.advantage
   scale = Scale(
-    factors=_floats(phi[1:]),
-    deviation=bool(np.max(np.abs(advantage - advantage[:1])) <= _NOISE),
-    exponent=_exponent(size, phi),
-    turn=_floats(np.max(_turn(advantage), axis=1)),
+    factors=tuple(phi[1:].tolist()),
+    deviation=bool(np.abs(advantage - advantage[:, :1]).max() <= _NOISE),
+    exponent=_exponent(np.sqrt(np.sum(advantage**2, axis=(0, 2, 3))), phi),
+    turn=tuple(_turn(advantage).max(axis=0).tolist()),
     settings=settings,
     text='',
   )
-  return scale._replace(text=_describe(scale))
+  return scale._replace(text=_text(scale))
 
 
-def _read(
-  method: losses.LossTransform, fields: _probe.Fields | None, phi: np.ndarray
-) -> _probe.Reading:
-  """Reads the batches off for all factors; arrays become [F,S,K,P*G*T]."""
-  number, *batch = _probe.PROBE_SHAPE
-  prompts, group, width = batch
+def _read(subject: _probe.Subject, phi: np.ndarray) -> _probe.Reading:
+  """Reads the batches off for all factors; arrays become [S,F,K,P*G*T]."""
+  shape = (_STEPS, *_probe.SHAPE)
   random = np.random.default_rng(1)
-  reward = random.uniform(0, 1.5, (_STEPS, prompts, group))
-  reward[:, 0] = random.permuted(
-    np.arange(group) < random.integers(1, group, (_STEPS, 1)), axis=-1
-  )  # the first group is right or wrong
-  length = random.integers(2, width + 1, reward.shape)
-  logp_old = -random.uniform(0.05, 3, (_STEPS, *batch))
-  entropy = random.uniform(0, 1.5, logp_old.shape)
-  shift, gap_ref = random.normal(size=(2, *logp_old.shape))
-  grid = len(phi), len(_SETTINGS), _STEPS
-  used = int(np.prod(grid))
-  # Filled up with repetitions: a shape that is compiled already costs less.
-  which = np.resize(np.arange(used), max(number, used))
-  factor, setting, step = np.unravel_index(which, grid)
-  column = (slice(None), None, None, None)
-  probe = _probe.make(
-    reward[step] * phi[factor][column[:3]],
-    length[step],
-    logp_old[step],
-    log_ratio=shift[step] * np.array(_SETTINGS)[setting][column],
-    gap_ref=0.3 * gap_ref[step],
-    entropy=entropy[step],
-    fields=fields,
-  )
-  reading = _probe.read(method, probe)
-  return _probe.Reading(*(x[:used].reshape(*grid, -1) for x in reading))
-
-
-def _linear_map(seed: int) -> np.ndarray:
-  """f64[P*G*T,D], of unit variance: from tokens to parameters."""
-  tokens = int(np.prod(_probe.PROBE_SHAPE[1:]))
-  return np.random.default_rng(seed).normal(size=(tokens, _PARAMETERS))
+  reward = random.uniform(0, 1.5, shape[:-1])
+  right = np.arange(shape[2]) < random.integers(1, shape[2], (_STEPS, 1))
+  reward[:, 0] = random.permuted(right, axis=-1)  # right or wrong
+  length = random.integers(2, shape[-1] + 1, reward.shape)
+  old, entropy = -random.uniform(0.05, 3, shape), random.uniform(0, 1.5, shape)
+  shift, gap = random.normal(size=(2, *shape))
+  base = dict(length=length, logp_old=old, gap_ref=0.3 * gap, entropy=entropy)
+  changes = {
+    f'{spread} {k}': dict(reward=factor * reward, log_ratio=spread * shift)
+    for spread in _SETTINGS
+    for k, factor in enumerate(phi)
+  }
+  read = subject.read(subject.probes(base, changes)).values()
+  grid = len(_SETTINGS), len(phi), _STEPS, -1
+  return _probe.Reading(*(np.stack(x).reshape(grid) for x in zip(*read)))
 
 
 @jax.jit
@@ -181,40 +153,32 @@ def _total_step(gradients: jax.Array, epsilon: float) -> jax.Array:
 
 
 def _step_change(gradients: np.ndarray, epsilon: float) -> np.ndarray:
-  """Relative change of the total step, [2,F-1,S]; see `StepChange`."""
+  """Relative change of the total step, [2,S,F-1]; see `StepChange`."""
   with jax.enable_x64(True):
-    total = _total_step(np.moveaxis(gradients, 3, 0), epsilon)
-  total = np.asarray(total)  # [2,F,S,D]
-  change = np.max(np.abs(total[:, 1:] - total[:, :1]), axis=-1)
-  size = np.max(np.abs(total), axis=-1)
-  return _divide(change, np.where(size[:, :1] > 0, size[:, :1], size[:, 1:]))
+    total = np.asarray(_total_step(np.moveaxis(gradients, 3, 0), epsilon))
+  change = np.abs(total[:, :, 1:] - total[:, :, :1]).max(-1)
+  size = np.abs(total).max(-1)  # [2,S,F]
+  before = size[..., :1]
+  return _fit.divide(change, np.where(before > 0, before, size[..., 1:]))
 
 
 def _turn(vectors: np.ndarray) -> np.ndarray:
-  """Distance of the directions at phi and at 1, [F-1,S], for [F,S,K,...]."""
+  """Distance of the directions at phi and at 1, [S,F-1], for [S,F,K,...]."""
   flat = vectors.reshape(*vectors.shape[:2], -1)
-  unit = _divide(flat, np.linalg.norm(flat, axis=-1, keepdims=True))
-  return np.linalg.norm(unit[1:] - unit[:1], axis=-1)
+  unit = _fit.divide(flat, np.linalg.norm(flat, axis=-1, keepdims=True))
+  return np.linalg.norm(unit[:, 1:] - unit[:, :1], axis=-1)
 
 
 def _exponent(size: np.ndarray, phi: np.ndarray) -> float | None:
   """Slope of log size over log phi, through phi = 1, where size is not 0."""
-  live = size[1:] > 0
-  if size[0] == 0 or not np.any(live & (phi[1:] != 1)):
+  live = (size > 0) & (phi != 1)
+  if size[0] == 0 or not live.any():
     return None
-  x, y = np.log(phi[1:][live]), np.log(size[1:][live] / size[0])
-  return float(x @ y / (x @ x))
+  log_size, log_phi = np.log(size[live] / size[0]), np.log(phi[live])
+  return float(_fit.least_squares(log_size, log_phi)[0][0])
 
 
-def _divide(x, y) -> np.ndarray:
-  return np.where(y == 0, 0, x / np.where(y == 0, 1, y))
-
-
-def _floats(x) -> tuple[float, ...]:
-  return tuple(float(v) for v in x)
-
-
-def _describe(scale: Scale) -> str:
+def _text(scale: Scale) -> str:
   """Says in words which cause acts, from the numbers alone."""
   if all(s.size == 0 for s in scale.settings):
     return 'no gradient on these batches'
@@ -224,27 +188,24 @@ def _describe(scale: Scale) -> str:
     text = 'scale-free before Adam'
     text += ': the advantage does not change' if scale.deviation else ''
   elif np.allclose(ratio / np.array(scale.factors), 1, 0, _NOISE):
-    left = max(max(s.epsilon) for s in scale.settings)
-    text = f'linear, which Adam undoes to {left:.0e} (its epsilon)'
+    left = _words.number(max(max(s.epsilon) for s in scale.settings), 0, 'e')
+    text = f'linear, which Adam undoes to {left} (its epsilon)'
   elif exponents:
-    text = f'gradient ~ phi ** {np.mean(exponents):.2g}'
+    text = f'gradient ~ phi ** {_words.number(float(np.mean(exponents)), 2)}'
   else:
     text = 'gradient at phi = 1 only'
-  mixed = max(scale.turn) > _NOISE
-  causes = (
-    ('kl', 'the penalty is not scaled'),
-    (
-      'thresholds',
-      'the advantage is not proportional to the reward'
-      if mixed
-      else 'the coefficient is not proportional to the advantage',
-    ),
-  )
+  kept = max(scale.turn) <= _NOISE
+  pair = ('coefficient', 'advantage') if kept else ('advantage', 'reward')
+  threshold = 'the {} is not proportional to the {}'.format(*pair)
+  causes = {'kl': 'the penalty is not scaled', 'thresholds': threshold}
   parts = []
-  for name, cause in causes:
-    change = np.array([getattr(s, name) for s in scale.settings])
-    size, phi = np.max(change), scale.factors[np.argmax(np.max(change, axis=0))]
-    if size > _NOISE:
-      where = f'the step changes by {size:.2g} at phi = {phi:g}'
-      parts.append((-size, f'; {cause}: {where}'))
-  return text + ''.join(part for _, part in sorted(parts))
+  for name, cause in causes.items():
+    change = np.max([getattr(s, name) for s in scale.settings], axis=0)
+    if change.max() > _NOISE:
+      size = _words.number(change.max(), 2)
+      phi = scale.factors[_fit.leading(change, _NOISE)]
+      said = f'; {cause}: the step changes by {size} at phi = {phi:g}'
+      parts.append((change.max(), said))
+  if len(parts) == 2 and _fit.leading([size for size, _ in parts], _NOISE):
+    parts.reverse()  # the larger one first
+  return text + ''.join(said for _, said in parts)

@@ -1,11 +1,8 @@
-r"""Whether the value of a method's loss says anything about progress.
+"""Whether the value of a method's loss says anything about progress.
 
-At ratio 1, where every rollout starts, a surrogate with a ratio has the value
-:math:`J = \sum_{i,t} w_{it} A_{it}`. With advantages that add up to 0 in their
-group that is 0, or a statistic of the lengths, whatever the policy has learned
-(proposition 4 of Fontana et al., `On the Hidden Objective Biases of Group-based
-Reinforcement Learning <https://arxiv.org/abs/2601.05002>`_, 2026). The gradient
-is not 0 for that.
+At ratio 1, where every rollout starts, it is sum w A: where advantages add up
+to 0, that is 0 or a statistic of the lengths, whatever the policy has learned
+(Fontana et al., arXiv 2601.05002, proposition 4).
 """
 
 from typing import NamedTuple
@@ -13,12 +10,25 @@ from typing import NamedTuple
 import numpy as np
 
 from grpo_jax import losses
+from grpo_jax.diagnostics import _fit
 from grpo_jax.diagnostics import _probe
-from grpo_jax.diagnostics import _stack
+from grpo_jax.diagnostics import _words
 
 _ROUNDING = 1e-6  # relative to the sum of |w A|; of float32 too
 _EXPLAINED = 0.9  # squared correlation from which a statistic is the answer
 _UNRELATED = 0.1  # below this it is not worth a word
+_TIE = 1e-3  # squared correlations that are no further apart are equal
+
+# From what one hopes for to what explains nearly everything: of statistics that
+# explain a loss equally well, the first is named.
+_NAMES = {
+  'reward': 'the mean reward',
+  'length': 'the lengths',
+  'logp': 'the log-probabilities',
+  'entropy': 'the entropy',
+  'size': 'the size of the advantages',
+  'weights': 'sum w A',
+}
 
 
 class Value(NamedTuple):
@@ -47,166 +57,97 @@ def loss_value(
 ) -> Value:
   """Correlates the loss at ratio 1 with what a reader may take it for.
 
-  128 batches of two groups; every group has a right and a wrong completion, the
-  others are right with a probability of the batch. Lengths, log-probabilities
-  and entropies are random and independent of the rewards. The policy is also
-  the reference; the same batches with a gap to it are read as well.
-
-  Args:
-    method: A chain. Each batch meets it in the state of `init`.
-    fields: A user's generator of fields; see `_probe.Fields`.
-
-  Returns:
-    A `Value`. With 128 batches independent quantities have a squared
-    correlation of about 0.01.
+  Over 128 batches of two groups, where a squared correlation of about 0.01 says
+  nothing. Every group has a right and a wrong completion, the others are right
+  with a probability of the batch; all else is random. The policy is the
+  reference, and off it in a second reading. The arguments are those of `audit`.
 
   >>> loss_value(losses.methods.gspo()).text
   'always 0 at ratio 1: says nothing of progress, and still teaches, since its \
 gradient is not 0'
   """
-  together, apart = _probes(fields)
-  reading = _probe.read(method, _stack.fill(together, apart))
-  half = len(together.logp)
-  loss, of_gap = reading.loss[:half], reading.loss[half:]
-  near = _probe.Reading(*(x[:half] for x in reading))
-  scale = np.abs(near.weight * near.advantage).sum((1, 2, 3)).max()
-  noise = _ROUNDING * max(scale, np.abs(loss).max())
-  constant = bool(np.ptp(loss) <= noise)
-  found = {
-    name: None if constant else max(_squared(loss, x) for x in forms)
-    for name, forms in _statistics(near, together).items()
-  }
-  value = Value(
-    zero=bool(np.abs(loss).max() <= noise),
-    constant=constant,
-    rises=None if constant else _rises(loss, together),
-    teaching=float(np.any(near.coefficient != 0, axis=(1, 2, 3)).mean()),
-    of_reference=bool(np.abs(of_gap - loss).max() > noise),
-    text='',
-    **found,
-  )
-  return value._replace(text=_text(value))
-
-
-def _probes(fields) -> tuple[_probe.Probe, _probe.Probe]:
-  """Random batches at ratio 1, without and with a gap to the reference."""
+  subject = _probe.Subject(method, fields)
   random = np.random.default_rng(6)
-  shape = (_stack.ROWS // 2, *_stack.SHAPE)
-  chance = random.uniform(0, 1, (shape[0], 1, 1))
+  shape = (_probe.ROWS // 2, *_probe.SHAPE)
+  each = (shape[0], 1, 1, 1)  # one number for each batch
+  chance = random.uniform(0, 1, each[:-1])
   right = random.random(shape[:-1]) < chance
   right[..., 0], right[..., 1] = True, False
   length = random.integers(1, shape[-1] + 1, right.shape)
   # The batch's own level makes the means vary as much as the tokens do.
-  level = random.uniform(0.2, 2, (shape[0], 1, 1, 1))
-  logp = -level * random.exponential(1, shape)
-  level = random.uniform(0.2, 2, (shape[0], 1, 1, 1))
-  entropy = level * random.uniform(0.5, 1.5, shape)
+  logp = -random.uniform(0.2, 2, each) * random.exponential(1, shape)
+  entropy = random.uniform(0.2, 2, each) * random.uniform(0.5, 1.5, shape)
   gap = 0.3 * random.normal(size=shape)
-
-  def probe(gap_ref):
-    return _probe.make(
-      right.astype(float),
-      length,
-      logp,
-      gap_ref=gap_ref,
-      entropy=entropy,
-      fields=fields,
-    )
-
-  return probe(0.0), probe(gap)
-
-
-def _statistics(reading: _probe.Reading, probe: _probe.Probe) -> dict:
-  """The forms of each statistic, f64[N] each."""
-  batch = probe.batch
+  base = dict(reward=right, length=length, logp_old=logp, entropy=entropy)
+  probes = subject.probes(base, {'near': {}, 'off': dict(gap_ref=gap)})
+  read, batch = subject.read(probes), probes['near'].batch
+  near, loss = read['near'], read['near'].loss
   mask, reward = np.asarray(batch.mask), np.asarray(batch.reward)
-  length = mask.sum(-1)
-  tokens = length.sum((1, 2))
-  advantage, weighted = reading.advantage, reading.weight * reading.advantage
-  by_length = np.sum(advantage * mask, (1, 2, 3))
+  total = lambda value: np.sum(value, axis=(1, 2, 3))
+  weighted, tokens = near.weight * near.advantage, total(mask)
+  by_length, length = total(near.advantage * mask), mask.sum(-1)
   centred = reward - reward.mean(-1, keepdims=True)
-
-  def mean(value):
-    return np.sum(value * mask, (1, 2, 3)) / tokens
-
-  return {
-    'reward': [reward.mean((1, 2))],
-    'length': [
-      by_length,
-      by_length / tokens,
-      np.sum(centred * length, (1, 2)),
-    ],
-    'logp': [mean(probe.logp), np.sum(weighted * probe.logp, (1, 2, 3))],
-    'weights': [np.sum(weighted, (1, 2, 3))],
-    'size': [np.sum(np.abs(weighted), (1, 2, 3))],
-    'entropy': [mean(np.asarray(batch.entropy_old))],
+  reward = reward.mean((1, 2))
+  statistics = {
+    'reward': [reward],
+    'length': [by_length, by_length / tokens, (centred * length).sum((1, 2))],
+    'logp': [total(logp * mask) / tokens, total(weighted * logp)],
+    'weights': [total(weighted)],
+    'size': [total(np.abs(weighted))],
+    'entropy': [total(np.asarray(batch.entropy_old) * mask) / tokens],
   }
-
-
-def _rises(loss: np.ndarray, probe: _probe.Probe) -> bool:
-  """Whether the loss is larger where the mean reward is."""
-  reward = np.asarray(probe.batch.reward).mean((1, 2))
-  return bool((loss - loss.mean()) @ (reward - reward.mean()) > 0)
+  size = np.abs(near.coefficient).max((1, 2, 3))
+  noise = _ROUNDING * max(total(np.abs(weighted)).max(), np.abs(loss).max())
+  constant = bool(np.ptp(loss) <= noise)
+  value = Value(
+    zero=bool(np.abs(loss).max() <= noise),
+    constant=constant,
+    **{
+      name: None if constant else max(_squared(loss, x) for x in forms)
+      for name, forms in statistics.items()
+    },
+    rises=None if constant else bool(np.cov(loss, reward)[0, 1] > 0),
+    teaching=float(np.mean(size > _ROUNDING * size.max())),
+    of_reference=bool(np.abs(read['off'].loss - loss).max() > noise),
+    text='',
+  )
+  return value._replace(text=verdict(value)[1])
 
 
 def _squared(x: np.ndarray, y: np.ndarray) -> float:
   """Squared correlation; 0 if `y` is constant up to rounding."""
-  x, y = x - x.mean(), y - y.mean()
-  if np.abs(y).max() <= _ROUNDING:
+  if np.abs(y - y.mean()).max() <= _ROUNDING:
     return 0.0
-  return float((x @ y) ** 2 / ((x @ x) * (y @ y)))
+  return float(np.corrcoef(x, y)[0, 1] ** 2)
 
 
-def _explanation(value: Value) -> tuple[str, float]:
-  """The statistic that the loss follows, and its squared correlation.
-
-  The first that explains it, in an order from what one hopes for to what
-  explains nearly everything; else the best.
-  """
-  named = {
-    'the mean reward': value.reward,
-    'the lengths': value.length,
-    'the log-probabilities': value.logp,
-    'the entropy': value.entropy,
-    'the size of the advantages': value.size,
-    'sum w A': value.weights,
-  }
-  squares = {name: x for name, x in named.items() if x is not None}
-  best = max(squares, key=lambda name: squares[name])
-  first = next((k for k, v in squares.items() if v >= _EXPLAINED), best)
-  return first, squares[first]
-
-
-def follows(value: Value) -> str:
-  """What the loss follows, in a word or two."""
+def verdict(value: Value) -> tuple[str, str]:
+  """What the loss follows, in a word or two and in a sentence."""
   if value.constant:
-    return '0' if value.zero else 'constant'
-  first, square = _explanation(value)
-  return first if square >= _EXPLAINED else f'{first} in part'
-
-
-def _text(value: Value) -> str:
-  """The verdict in one sentence."""
-  teaches = (
-    'still teaches, since its gradient is not 0'
-    if value.teaching
-    else 'teaches nothing: its gradient is 0'
-  )
-  if value.constant:
-    what = 'always 0' if value.zero else 'always the same'
-    text = f'{what} at ratio 1: says nothing of progress, and {teaches}'
+    zero, what = ('0', '0') if value.zero else ('constant', 'the same')
+    text = f'always {what} at ratio 1: says nothing of progress, and '
+    text += (
+      'still teaches, since its gradient is not 0'
+      if value.teaching
+      else 'teaches nothing: its gradient is 0'
+    )
     if value.of_reference:
       text += '; with a gap to the reference, the value of the regulariser'
-    return text
-  first, square = _explanation(value)
-  way = 'rises' if value.rises else 'falls'
-  reward = f'the mean reward (corr^2 = {value.reward:.2f})'
+    return zero, text
+  # The first that explains it, or else the first that explains most.
+  squares = [getattr(value, name) for name in _NAMES]
+  explains = [square >= _EXPLAINED for square in squares]
+  index = explains.index(True) if any(explains) else _fit.leading(squares, _TIE)
+  first, square = list(_NAMES.values())[index], squares[index]
+  share, of_reward = (
+    f'(corr^2 = {_words.number(x, 2, "f")})' for x in (square, squares[0])
+  )
+  way = 'rises with' if value.rises else 'falls with'
   if square < _EXPLAINED:
-    return f'mixed: {first} most (corr^2 = {square:.2f}); {way} with {reward}'
-  text = f'a statistic of {first} (corr^2 = {square:.2f})'
-  if first == 'the mean reward':
-    return f'{text}; {way} with it'
-  assert value.reward is not None  # as it is not constant
-  if value.reward < _UNRELATED:
-    return f'{text}, not of {reward}'
-  return f'{text}; {way} with {reward}'
+    text = f'mixed: {first} most {share}; {way} the mean reward {of_reward}'
+    return f'{first} in part', text
+  text = f'a statistic of {first} {share}'
+  if index == 0:
+    return first, f'{text}; {way} it'
+  how = ', not of' if squares[0] < _UNRELATED else f'; {way}'
+  return first, f'{text}{how} the mean reward {of_reward}'

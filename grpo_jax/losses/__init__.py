@@ -1,7 +1,67 @@
-"""Composable losses for group-based RL: arrays in, arrays out.
+r"""Composable losses for group-based RL: arrays in, arrays out.
 
-Needs jax alone. Read `_base.py` for the types, `_stages.py` for how to write a
-transform of your own, `methods/` for the methods of the literature.
+The package needs jax alone and knows no model, tokenizer or config. A method is
+a `chain` of transforms, and every transform fills in or edits one part of
+
+.. math:: J(\theta) = \sum_{i,t} w_{it} \bigl(f(s_{it}(\theta), A_{it})
+                       - R_{it}(\theta)\bigr)
+
+=====  =============================  ======================================
+`A`    advantage (credit)             from the reward, once per rollout
+`w`    weight (aggregation)           from the kept tokens, once per optimizer
+                                      batch
+`s`    ratio policy / old policy      differentiated, in every micro-batch
+`f`    objective (trust region)       likewise
+`R`    penalty (KL, entropy, ...)     likewise
+=====  =============================  ======================================
+
+`methods` has the methods of the literature by name, `_base.py` the types and
+the three functions that run a chain: `credit`, `prepare`, `surrogate_loss`.
+
+A transform of your own
+-----------------------
+
+Take the stage constructor of the part that you want to change, and give it one
+array function:
+
+- once per rollout: `on_reward`, `set_advantage`, `on_advantage`, `on_keep`;
+- once per optimizer batch: `set_weight`, `on_weight`, `on_weighted_advantage`;
+- differentiated: `on_log_ratio`, `set_objective`, `on_objective`,
+  `add_penalty`.
+
+>>> from grpo_jax import losses
+>>> def favour_short(strength=0.1):
+...   def reward(reward, batch, strength):
+...     return reward - strength * batch.mask.sum(-1) / batch.mask.shape[-1]
+...   return losses.on_reward(reward, strength=strength)
+>>> method = losses.chain(favour_short(), losses.methods.dr_grpo())
+
+All stage constructors share these arguments:
+
+- `function` gets arrays and returns the new value of its field. Axes are
+  `[P,G,T]`: prompts, completions per prompt, completion positions. It may also
+  return a pair `(value, metrics)`. `metrics` is a dict of arrays `[P,G,T]`, of
+  which the learner shows the mean over the trained tokens; a boolean array says
+  which tokens something happened to. (The learner does not show metrics of the
+  constructors that run once per optimizer batch.) Fields are zero where no
+  completion owns the place, and so is what the function returns, so it needs no
+  guards against padding.
+- `requires` names the optional fields that the function reads: fields of
+  `Batch` that may be None (`'logp_ref'`, `'entropy_old'`, ...), keys of
+  `Batch.extras`, or `'entropy'` for `terms.entropy`. The learner computes such
+  a field only if some transform of the chain requires it.
+- `scope`, of the differentiated constructors, is `'batch'` if the function
+  couples completions, as a rank or a mean over the optimizer batch does; the
+  learner then makes a forward pass of the whole batch first. Otherwise it is
+  `'row'`, and the learner may split the batch anywhere.
+- `**hyper` are the hyper-parameters, which the function gets by name. Each is a
+  number, a schedule (a function of the rollout counter, which is 0 for the
+  first rollout) or a `Controller`, which measures. All updates of one rollout
+  see the same values.
+
+Every constructor returns a `LossTransform`. A transform that stands in the
+wrong place raises a ValueError when the chain is traced: the field that it
+edits is not set yet, or what it writes has been read already.
 """
 
 from grpo_jax.losses import contrib
@@ -45,6 +105,8 @@ from grpo_jax.losses._entropy import credit_tokens_by_entropy
 from grpo_jax.losses._entropy import mask_low_entropy
 from grpo_jax.losses._entropy import silence_uncertain
 from grpo_jax.losses._entropy import subtract_entropy
+from grpo_jax.losses._from_run import arguments_from_run
+from grpo_jax.losses._from_run import takes_from_run
 from grpo_jax.losses._gate import detach_covariance
 from grpo_jax.losses._gate import gate_binary_kl
 from grpo_jax.losses._gate import gate_probability_change
@@ -67,6 +129,8 @@ from grpo_jax.losses._ratio import pool_log_ratio
 from grpo_jax.losses._ratio import sum_log_ratio
 from grpo_jax.losses._recenter import recenter_branches
 from grpo_jax.losses._recenter import recenter_shared_prefix
+from grpo_jax.losses._rows import Rows
+from grpo_jax.losses._rows import batch_from_rows
 from grpo_jax.losses._shaping import clip_advantage
 from grpo_jax.losses._shaping import divide_by_batch_deviation
 from grpo_jax.losses._shaping import drop_truncated
@@ -87,6 +151,9 @@ from grpo_jax.losses._stages import on_weighted_advantage
 from grpo_jax.losses._stages import set_advantage
 from grpo_jax.losses._stages import set_objective
 from grpo_jax.losses._stages import set_weight
+from grpo_jax.losses._trie import SharedPrefix
+from grpo_jax.losses._trie import prefix_summary
+from grpo_jax.losses._trie import shared_prefix_weight
 from grpo_jax.losses._weight import gate_small_advantages
 from grpo_jax.losses._weight import mean_over_prompts
 from grpo_jax.losses._weight import mean_over_sequences
@@ -100,12 +167,16 @@ __all__ = (
   'CREDIT_METRIC',
   'Controller',
   'LossTransform',
+  'Rows',
+  'SharedPrefix',
   'SurrogateTerms',
   'adaptive_kl',
   'add_entropy_bonus',
   'add_kl',
   'add_penalty',
+  'arguments_from_run',
   'average_ratio',
+  'batch_from_rows',
   'best_minus_second',
   'capped_score_function',
   'center_by_batch',
@@ -161,6 +232,7 @@ __all__ = (
   'penalize_covariance',
   'pool_log_ratio',
   'ppo_clip',
+  'prefix_summary',
   'prepare',
   'pull_to_old',
   'recenter_branches',
@@ -172,6 +244,7 @@ __all__ = (
   'set_objective',
   'set_weight',
   'shape_overlong_reward',
+  'shared_prefix_weight',
   'sigmoid_gate',
   'silence_uncertain',
   'subtract_entropy',
@@ -180,6 +253,7 @@ __all__ = (
   'sum_log_ratio',
   'sum_over_tokens',
   'surrogate_loss',
+  'takes_from_run',
   'truncate_sequence_importance',
   'truncate_token_importance',
   'uniform_groups',

@@ -1,9 +1,10 @@
 """Hyper-parameters that move: schedules, and controllers that measure.
 
-Wherever a transform takes a number it takes a `Controller` too, or a schedule,
-which is a function of the rollout counter (0 for the first rollout), for
-example `optax.linear_schedule(0.2, 0.1, 1000)`. `credit` moves it once per
-rollout, before the transform reads it; all updates of a rollout see one number.
+Wherever a transform takes a number it takes a `Controller` too, or a schedule:
+a function of the rollout counter (0 for the first rollout), for example
+`optax.linear_schedule(0.2, 0.1, 1000)`. `credit` moves it once per rollout,
+before the transform reads it, so that all updates of a rollout see the same
+number.
 """
 
 from collections.abc import Callable
@@ -35,22 +36,26 @@ class Controller(NamedTuple):
 
 
 class _Coefficient(NamedTuple):
-  """State of a controller whose measurement acts on the next rollout."""
+  """State of a controller that measures now and acts on the next rollout."""
 
   current: Array  # f32[], of this rollout
   following: Array  # f32[]
 
 
 def _coefficient(initial) -> _Coefficient:
-  """Arrays of their own each time: a state is donated."""
+  """The first state, in two arrays of their own.
+
+  The state of a run is donated to the compiled step, and one buffer cannot be
+  donated twice.
+  """
   return _Coefficient(*(jnp.array(initial, jnp.float32) for _ in range(2)))
 
 
 def scheduled(function: Callable[[Array], Any]) -> Controller:
-  """A schedule as a controller; every transform does this by itself.
+  """Makes a controller of a schedule; every transform does this by itself.
 
   Args:
-    function: Of the rollout counter, i32[], 0 for the first.
+    function: From the rollout counter, i32[], 0 for the first, to a number.
 
   Returns:
     A `Controller` that counts rollouts.
@@ -60,6 +65,8 @@ def scheduled(function: Callable[[Array], Any]) -> Controller:
     del batch
     return rollouts + 1
 
+  # `credit` counts a rollout before anything reads the value, so the counter of
+  # the first rollout is 1 by then.
   return Controller(
     lambda: jnp.zeros((), jnp.int32),
     update,
@@ -74,17 +81,17 @@ def adaptive_kl(initial, target, gain=0.1, limit=0.2) -> Controller:
     \beta \leftarrow \beta \Bigl(1 + g \operatorname{clip}\bigl(
       \tfrac{KL - target}{target}, -l, l\bigr)\Bigr)
 
-  KL is the mean of `logp_old - logp_ref` over the rollout's trained tokens; it
-  acts on the next rollout's coefficient, as in the paper.
+  KL is the mean of `logp_old - logp_ref` over the trained tokens of the
+  rollout. As in the paper, it acts on the coefficient of the next rollout.
 
   Args:
     initial: The first coefficient, per nat.
-    target: KL per token, nats. (The paper's is per completion.)
-    gain: How fast it moves.
-    limit: Bound of the relative error.
+    target: KL per token, in nats. (The paper's is per completion.)
+    gain: `g`, the relative change per relative error.
+    limit: `l`, bound of the relative error.
 
   Returns:
-    A `Controller`.
+    A `Controller`, for example as the coefficient of `add_kl`.
 
   Raises:
     ValueError: `target` is not positive.
@@ -101,8 +108,10 @@ def adaptive_kl(initial, target, gain=0.1, limit=0.2) -> Controller:
   def update(state, batch):
     kl = _ops.masked_mean(batch.logp_old - batch.logp_ref, batch.keep)
     error = jnp.clip(kl / target - 1, -limit, limit)
+    # A rollout without trained tokens has measured nothing.
     error = jnp.where(jnp.any(batch.keep), error, 0)
     following = state.following * (1 + gain * error)
+    # This rollout gets what the one before has measured.
     return _Coefficient(state.following, following.astype(jnp.float32))
 
   requires = frozenset(('logp_old', 'logp_ref'))
@@ -118,16 +127,16 @@ def entropy_target(target, step=0.005, initial=0.0) -> Controller:
     \alpha_k = c_k\, 1[H_k \le target], \quad
     c_{k+1} = \max(0, c_k \pm \Delta)
 
-  with `+` where :math:`H_k`, the mean of `entropy_old` over the rollout's
-  trained tokens, is below the target.
+  :math:`H_k` is the mean of `entropy_old` over the trained tokens of rollout
+  `k`. The sign is `+` where it is below the target.
 
   Args:
-    target: Nats per token.
-    step: `Delta`.
-    initial: :math:`c_0`.
+    target: Entropy per token, in nats.
+    step: :math:`\Delta`, per nat.
+    initial: :math:`c_0`, per nat.
 
   Returns:
-    A `Controller`.
+    A `Controller`, for example as the coefficient of `add_entropy_bonus`.
 
   References:
     He et al., `Skywork Open Reasoner 1
@@ -138,6 +147,7 @@ def entropy_target(target, step=0.005, initial=0.0) -> Controller:
     entropy = _ops.masked_mean(batch.entropy_old, batch.keep)
     sign = jnp.where(entropy < target, 1, -1)
     sign = jnp.where(jnp.any(batch.keep), sign, 0)
+    # The indicator acts on this rollout, the step of `c` on the next.
     current = jnp.where(entropy <= target, state.following, 0)
     following = jnp.maximum(state.following + sign * step, 0)
     return _Coefficient(
@@ -158,15 +168,16 @@ class _First(NamedTuple):
 
 
 def first_entropy() -> Controller:
-  """The mean entropy of the first rollout's trained tokens, nats, for ever.
+  """The mean entropy of the first rollout's trained tokens, for ever.
 
   Returns:
-    A `Controller`.
+    A `Controller` whose value is in nats.
   """
 
   def update(state, batch):
     entropy = _ops.masked_mean(batch.entropy_old, batch.keep)
     value = jnp.where(state.seen, state.value, entropy)
+    # A rollout without trained tokens is not the first.
     seen = state.seen | jnp.any(batch.keep)
     return _First(value.astype(jnp.float32), seen)
 

@@ -2,8 +2,9 @@ r"""Corrections for a sampler that is not the old policy (once per rollout).
 
 The sampler's arithmetic, its filters or its age make it another policy than the
 one whose gradient is taken. With :math:`w = \pi_{old} / \pi_{sampler}` these
-transforms multiply the advantage by a weight or by a gate; so they do not touch
-the penalty, nor any denominator. `w` of a whole completion is the product.
+transforms multiply the advantage by a weight or by a gate. They touch neither
+the penalty nor any denominator. The `w` of a whole completion is the product
+over its tokens.
 """
 
 from collections.abc import Callable
@@ -26,8 +27,10 @@ def _corrected(
   """Multiplies the advantage by a factor of the log importance weight.
 
   Args:
-    factor: `(log weight f32[P,G,T], **hyper) -> (factor, where it acted)`.
-    level: `'token'`, `'sequence'` (the product) or `'mean'` (geometric).
+    factor: `(log weight f32[P,G,T], **hyper) -> (factor, where it acted)`,
+      arrays f32[P,G,T] and bool[P,G,T].
+    level: Whose log weight `factor` gets: `'token'`, `'sequence'` (the sum over
+      the completion) or `'mean'` (the mean over the completion).
     metric: Name of the share of tokens on which it acted.
     self_normalized: Whether the factors are divided by their mean over the
       rollout's trained tokens.
@@ -39,6 +42,7 @@ def _corrected(
     if level == 'token':
       return own
     mean = level == 'mean'
+    # Log weights are 0 outside the mask, so the sum is over the completion.
     pooled = _ops.sequence_mean(own, batch) if mean else jnp.sum(own, axis=-1)
     return jnp.broadcast_to(_ops.per_token(pooled), own.shape)
 
@@ -46,7 +50,9 @@ def _corrected(
     log_w = log_weight(batch)
     weight, acted = factor(log_w, **hyper)
     if self_normalized:
+      # A mean of 0 leaves 0: no token is trained, or none has a weight.
       weight = _ops.safe_divide(weight, _ops.masked_mean(weight, batch.keep))
+    # Above this `saturating_exp` cuts the weight, which should be seen.
     saturated = log_w > _ops.MAX_LOG_RATIO
     return advantage * weight, {metric: acted, f'{metric}_saturated': saturated}
 
@@ -59,6 +65,8 @@ def _truncated(log_w, cap):
 
 
 def _outside(log_w, low, high):
+  # In logarithms, as the exp of a long completion may overflow. A `low` of 1
+  # gives minus infinity: no lower bound.
   return (log_w < jnp.log1p(-low)) | (log_w > jnp.log1p(high))
 
 
@@ -73,7 +81,8 @@ def truncate_token_importance(cap=2.0, self_normalized=False) -> LossTransform:
       rollout's trained tokens.
 
   Returns:
-    A `LossTransform` that edits the advantage. Metric `importance_truncated`.
+    A `LossTransform` that edits the advantage. Its metric
+    `importance_truncated` marks the tokens above the cap.
 
   References:
     Yao et al., `Your Efficient RL Framework Secretly Brings You Off-Policy RL
@@ -97,7 +106,8 @@ def truncate_sequence_importance(
       rollout's trained tokens.
 
   Returns:
-    A `LossTransform` that edits the advantage. Metric `importance_truncated`.
+    A `LossTransform` that edits the advantage. Its metric
+    `importance_truncated` marks the tokens of completions above the cap.
   """
   return _corrected(
     _truncated, 'sequence', 'importance_truncated', self_normalized, cap=cap
@@ -113,13 +123,14 @@ def mask_token_importance(
               1[1 - l \le w_{it} \le 1 + h]
 
   Args:
-    low: Distance of the lower bound from 1.
-    high: Distance of the upper bound from 1.
+    low: `l`, distance of the lower bound from 1.
+    high: `h`, distance of the upper bound from 1.
     self_normalized: Whether the weights are divided by their mean over the
       rollout's trained tokens.
 
   Returns:
-    A `LossTransform` that edits the advantage. Metric `importance_masked`.
+    A `LossTransform` that edits the advantage. Its metric `importance_masked`
+    marks the tokens outside the range.
 
   References:
     Ling Team, `Every Step Evolves <https://arxiv.org/abs/2510.18855>`_, 2025
@@ -146,7 +157,8 @@ def mask_sequence_importance(cap=3.0, self_normalized=False) -> LossTransform:
       rollout's trained tokens.
 
   Returns:
-    A `LossTransform` that edits the advantage. Metric `importance_masked`.
+    A `LossTransform` that edits the advantage. Its metric `importance_masked`
+    marks the tokens of completions above the bound.
   """
 
   def factor(log_w, cap):
@@ -159,20 +171,21 @@ def mask_sequence_importance(cap=3.0, self_normalized=False) -> LossTransform:
 
 
 def gate_geometric_mean(low=0.01, high=0.01) -> LossTransform:
-  r"""Drops completions whose mean token weight is far from 1.
+  r"""Drops the credit of completions whose mean token weight is far from 1.
 
   .. math:: A_{it} \leftarrow A_{it}\, 1\Bigl[1 - l \le
               \exp\Bigl(\frac{1}{|o_i|} \sum_s \log w_{is}\Bigr)
               \le 1 + h\Bigr]
 
-  A gate only: what passes is not weighted.
+  This is a gate only: completions that pass it are not weighted.
 
   Args:
-    low: Distance of the lower bound from 1.
-    high: Distance of the upper bound from 1.
+    low: `l`, distance of the lower bound from 1.
+    high: `h`, distance of the upper bound from 1.
 
   Returns:
-    A `LossTransform` that edits the advantage. Metric `geometric_gated`.
+    A `LossTransform` that edits the advantage. Its metric `geometric_gated`
+    marks the tokens of completions outside the range.
   """
 
   def factor(log_w, low, high):

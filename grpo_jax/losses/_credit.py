@@ -17,8 +17,9 @@ def shape_overlong_reward(soft_tokens=4096, max_tokens=20480) -> LossTransform:
       \frac{|o_i| - (L_{max} - L_{soft})}{L_{soft}}, 0, 1\Bigr)
 
   Args:
-    soft_tokens: Width of the ramp, in tokens.
-    max_tokens: Length at which the penalty reaches 1, in tokens.
+    soft_tokens: :math:`L_{soft}`, width of the ramp, in tokens.
+    max_tokens: :math:`L_{max}`, length at which the penalty reaches 1, in
+      tokens.
 
   Returns:
     A `LossTransform` that edits the reward.
@@ -35,6 +36,8 @@ def shape_overlong_reward(soft_tokens=4096, max_tokens=20480) -> LossTransform:
       f'{max_tokens}; give 0 < soft_tokens <= max_tokens.'
     )
 
+  # `max_tokens` is the budget and never the padded width, which depends on the
+  # batch.
   def reward(reward, batch):
     start = max_tokens - soft_tokens
     ramp = (_ops.length(batch) - start) / soft_tokens
@@ -46,9 +49,10 @@ def shape_overlong_reward(soft_tokens=4096, max_tokens=20480) -> LossTransform:
 def drop_uniform_groups() -> LossTransform:
   """Stops training on groups whose valid rewards are all equal.
 
-  Their advantages are 0 in any case; what changes is the denominator of the
-  weight, which then counts informative groups only. This is DAPO's condition
-  `0 < #correct < G` without the resampling, which is the rollout's work.
+  The advantages of such a group are 0 in any case. What changes is the
+  denominator of the weight, which then counts informative groups only. This is
+  DAPO's condition `0 < #correct < G`. The paper also samples other groups in
+  their place, which is the rollout's work.
 
   Returns:
     A `LossTransform` that edits `keep`.
@@ -64,15 +68,15 @@ def drop_uniform_groups() -> LossTransform:
 
 
 def normalize_by_group(deviation='population', epsilon=0.0) -> LossTransform:
-  r"""The advantage is the reward's z-score in its group.
+  r"""Sets the advantage to the reward's z-score in its group.
 
   .. math:: A_i = \frac{r_i - \bar r}{\sigma(r) + \epsilon}
 
   Args:
     deviation: `'population'` (divides by n; the papers' formula) or `'sample'`
       (divides by n - 1; most released code).
-    epsilon: Added to the deviation. The papers have none, and none is needed:
-      a group of equal rewards, or of one, has advantage exactly 0.
+    epsilon: Added to the deviation. The papers have none, and none is needed: a
+      group of equal rewards, or of a single one, has advantage exactly 0.
 
   Returns:
     A `LossTransform` that sets the advantage.
@@ -101,7 +105,7 @@ def normalize_by_group(deviation='population', epsilon=0.0) -> LossTransform:
 
 
 def center_by_group() -> LossTransform:
-  r"""The advantage is the reward minus its group's mean.
+  r"""Sets the advantage to the reward minus its group's mean.
 
   .. math:: A_i = r_i - \bar r
 
@@ -129,12 +133,12 @@ def center_by_group() -> LossTransform:
 
 
 def leave_one_out() -> LossTransform:
-  r"""The advantage is the reward minus the mean of the group's others.
+  r"""Sets the advantage to the reward minus the mean of the group's others.
 
   .. math:: A_i = r_i - \frac{1}{G-1} \sum_{j \neq i} r_j
                 = \frac{G}{G-1} (r_i - \bar r)
 
-  A completion alone in its group has advantage 0.
+  A completion that is alone in its group has advantage 0.
 
   Returns:
     A `LossTransform` that sets the advantage.
@@ -153,6 +157,7 @@ def leave_one_out() -> LossTransform:
   """
 
   def advantage(batch):
+    # By way of the centered reward, which is exactly 0 for equal rewards.
     centered = _ops.centered_reward(batch)
     number = _ops.count(batch.valid, axis=1)[:, None]
     return _ops.safe_divide(centered * number, number - 1)
@@ -161,9 +166,11 @@ def leave_one_out() -> LossTransform:
 
 
 def center_by_batch() -> LossTransform:
-  r"""The advantage is the reward minus the mean of all rewards of the rollout.
+  r"""Sets the advantage to the reward minus the mean reward of the rollout.
 
   .. math:: A_i = r_i - \frac{1}{B} \sum_j r_j
+
+  `B` counts the valid completions of the rollout.
 
   Returns:
     A `LossTransform` that sets the advantage.
@@ -176,15 +183,17 @@ def center_by_batch() -> LossTransform:
 
 
 def center_by_length() -> LossTransform:
-  r"""The reward minus its group's mean weighted by length.
+  r"""Sets the advantage to the reward minus a mean weighted by length.
 
   .. math:: A_i = r_i - \frac{\sum_j L_j r_j}{\sum_j L_j}
 
-  This baseline has the least variance if the squared norm of a completion's
-  score is proportional to its length.
+  The sums run over the group, and :math:`L_j` is the length of a completion in
+  tokens. This baseline has the least variance if the squared norm of a
+  completion's score is proportional to its length.
 
   Returns:
-    A `LossTransform` that sets the advantage; 0 in a group without tokens.
+    A `LossTransform` that sets the advantage; it is 0 in a group without
+    tokens.
 
   References:
     Hao et al., `On-Policy RL with Optimal Reward Baseline
@@ -203,14 +212,14 @@ def center_by_length() -> LossTransform:
 
 
 def divide_by_group_mean() -> LossTransform:
-  r"""The centered reward over the group's mean reward.
+  r"""Sets the advantage to the centered reward over the group's mean reward.
 
   .. math:: A_i = \frac{r_i - \bar r}{\bar r} \text{ if } \bar r > 0
                   \text{ else } 0
 
-  With rewards of 0 and 1 it estimates the gradient of :math:`\log p`, of
-  the log-likelihood of success. A negative mean would turn the sign around (as
-  in released code), hence the 0.
+  With rewards of 0 and 1 it estimates the gradient of :math:`\log p`, the
+  log-likelihood of success. A group with a negative mean has advantage 0, since
+  the division would turn its sign around (as it does in released code).
 
   Returns:
     A `LossTransform` that sets the advantage.
@@ -223,6 +232,7 @@ def divide_by_group_mean() -> LossTransform:
   def advantage(batch):
     mean = _ops.masked_mean(batch.reward, batch.valid, axis=1)[:, None]
     offset = _ops.centered_reward(batch)
+    # `safe_divide` gives 0 where the mean is not positive.
     return _ops.safe_divide(offset, jnp.maximum(mean, 0))
 
   return set_advantage(advantage)
@@ -231,12 +241,13 @@ def divide_by_group_mean() -> LossTransform:
 def normalize_each_reward(
   weights=None, deviation='population', epsilon=0.0
 ) -> LossTransform:
-  r"""The weighted sum of each reward function's z-score in its group.
+  r"""Sets the advantage to the weighted sum of each reward's z-score.
 
   .. math:: A_i = \sum_k w_k \frac{r_{ik} - \bar r_k}{\sigma(r_k) + \epsilon}
 
-  What earlier transforms did to the reward (a penalty for length, say) counts
-  as one more reward function, of weight 1.
+  Means and deviations are those of the group, for each reward function by
+  itself. What earlier transforms did to the reward (a penalty for length, say)
+  counts as one more reward function, of weight 1.
 
   Args:
     weights: One number per reward function; None: all 1.
@@ -263,6 +274,7 @@ def normalize_each_reward(
         f'{number} reward functions; give one weight for each.'
       )
     parts = [batch.reward_parts[..., k] for k in range(number)]
+    # `on_reward` keeps the sum of all edits there.
     if 'reward_edit' in batch.extras:
       parts.append(batch.extras['reward_edit'])
     scores = [
@@ -271,9 +283,10 @@ def normalize_each_reward(
     ]
     total = jnp.sum(jnp.stack(scores), axis=0)
     size = jnp.sum(jnp.abs(jnp.stack(scores)), axis=0)
-    size = jnp.max(size, axis=1, keepdims=True)  # errors are of the group's
-    # Scores that cancel leave rounding errors, which a later normalisation
-    # would blow up to order 1.
+    # Rounding errors of a group go with its largest score.
+    size = jnp.max(size, axis=1, keepdims=True)
+    # Scores that cancel leave rounding errors, which a later division by their
+    # deviation would blow up to order 1.
     return jnp.where(
       jnp.abs(total) <= 8 * jnp.finfo(total.dtype).eps * size, 0, total
     )
@@ -282,7 +295,7 @@ def normalize_each_reward(
 
 
 def credit_pass_at_k(k=4, right_reward=1.0) -> LossTransform:
-  r"""The advantage of a completion for the success of any k of its group.
+  r"""Sets the advantage for the success of any k completions of the group.
 
   With `n` valid completions of which `m` are wrong,
 
@@ -292,15 +305,15 @@ def credit_pass_at_k(k=4, right_reward=1.0) -> LossTransform:
     A_{right} = \frac{1 - \bar R}{\sigma}, \quad
     A_{wrong} = \frac{1 - \bar R - \binom{m-1}{k-1} / \binom{n-1}{k-1}}{\sigma}
 
-  which are the means over all subsets of size k, in closed form.
+  These are the means over all subsets of size k, in closed form.
 
   Args:
-    k: Completions that get a chance together.
-    right_reward: A completion is right from this reward on.
+    k: Completions that get a chance together, an integer.
+    right_reward: A completion is right from this reward on, a number.
 
   Returns:
-    A `LossTransform` that sets the advantage; 0 in a group with no more than k
-    valid completions.
+    A `LossTransform` that sets the advantage; it is 0 in a group with no more
+    than k valid completions.
 
   Raises:
     ValueError: `k` is not positive; when traced, groups of no more than k.
@@ -314,6 +327,7 @@ def credit_pass_at_k(k=4, right_reward=1.0) -> LossTransform:
   def none_right(wrong, number, draws):
     """Probability that `draws` without replacement are all wrong."""
     share = jnp.ones_like(number)
+    # A product of quotients: the binomials of large groups lose digits.
     for drawn in range(draws):
       share *= _ops.safe_divide(jnp.maximum(wrong - drawn, 0), number - drawn)
     return share
@@ -323,12 +337,13 @@ def credit_pass_at_k(k=4, right_reward=1.0) -> LossTransform:
     if group <= k:
       raise ValueError(
         f'credit_pass_at_k got k={k} and groups of {group}, in which it never '
-        'teaches; give groups of more than k completions.'
+        'gives any credit; give groups of more than k completions.'
       )
     right = batch.valid & (batch.reward >= right_reward)
     number = _ops.count(batch.valid, axis=1)[:, None].astype(batch.reward.dtype)
     wrong = number - _ops.count(right, axis=1)[:, None]
     failure = none_right(wrong, number, k)
+    # 0 if success or failure is certain; the division below then gives 0.
     deviation = jnp.sqrt(failure * (1 - failure))
     others = none_right(wrong - 1, number - 1, k - 1)
     value = failure - jnp.where(right, 0, others)
@@ -342,7 +357,8 @@ def best_minus_second() -> LossTransform:
 
   .. math:: A_i = \max_j r_j - \max_{j \neq i} r_j
 
-  This is the leave-one-out advantage for the maximum of the group.
+  This is the leave-one-out advantage for the maximum of the group. A completion
+  that is alone in its group has advantage 0.
 
   Returns:
     A `LossTransform` that sets the advantage.
@@ -353,12 +369,14 @@ def best_minus_second() -> LossTransform:
   """
 
   def advantage(batch):
+    # An invalid completion is never the best, whatever its reward.
     rewards = jnp.where(batch.valid, batch.reward, -jnp.inf)
     group = rewards.shape[1]
     others = jnp.where(
       jnp.eye(group, dtype=bool)[None], -jnp.inf, rewards[:, None]
     )
     best_other = jnp.max(others, axis=-1)
+    # Only the best has a lead; for all others the formula gives 0.
     lead = jnp.maximum(batch.reward - best_other, 0)
     return jnp.where(jnp.isfinite(best_other), lead, 0)
 
@@ -366,7 +384,7 @@ def best_minus_second() -> LossTransform:
 
 
 def use_reward() -> LossTransform:
-  """The advantage is the reward itself, without a baseline.
+  """Sets the advantage to the reward itself, without a baseline.
 
   Returns:
     A `LossTransform` that sets the advantage.
@@ -379,7 +397,7 @@ def use_reward() -> LossTransform:
 
 
 def constant_advantage(value=1.0) -> LossTransform:
-  """The advantage is the same number for every token: imitation, no reward.
+  """Sets the advantage of every token to one number, for imitation.
 
   Args:
     value: The number.

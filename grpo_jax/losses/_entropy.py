@@ -10,11 +10,11 @@ from grpo_jax.losses._stages import on_advantage
 from grpo_jax.losses._stages import set_advantage
 
 LOG_2 = float(np.log(2))  # nats: the entropy of a fair coin
-_LEAST = 1e-6  # nats; what is divided by
+_LEAST = 1e-6  # nats; smaller ones count as this, as they are divided by
 
 
 def _side(value, active, axes):
-  """Each value times the number of active ones over their sum."""
+  """Each active value over their mean; 0 where not active."""
   value = jnp.where(active, value, 0)
   total = jnp.sum(value, axis=axes, keepdims=True)
   number = jnp.sum(active, axis=axes, keepdims=True, dtype=value.dtype)
@@ -22,7 +22,20 @@ def _side(value, active, axes):
 
 
 def _shaped(reward, entropy, right, wrong, alpha, axes):
-  r"""Rewards of right and of wrong entries, bent by entropy; see below."""
+  """Rewards of right and of wrong entries, bent by entropy.
+
+  Args:
+    reward: Of the entries.
+    entropy: Of the entries, positive; shaped like `right`.
+    right: bool, entries of right completions.
+    wrong: bool, entries of wrong ones; what is neither does not count.
+    alpha: Share of the reward itself.
+    axes: What the means of the bonus and of the malus run over.
+
+  Returns:
+    `alpha * reward` plus a bonus that grows with the entropy for right entries,
+    `-alpha` minus a malus that falls with it for all others.
+  """
   bonus = _side(entropy, right, axes)
   malus = _side(1 / entropy, wrong, axes)
   return jnp.where(
@@ -35,10 +48,7 @@ def _shaped(reward, entropy, right, wrong, alpha, axes):
 def credit_tokens_by_entropy(
   alpha=0.9, deviation='population', epsilon=0.0
 ) -> LossTransform:
-  r"""Token rewards that grow with the entropy in right completions.
-
-  With :math:`d_t` the completions of a group, of one side, that have a token
-  `t`,
+  r"""Sets advantages of tokens that grow with the entropy in right completions.
 
   .. math::
     \tilde r_{it} = \alpha r_i + (1 - \alpha)
@@ -46,16 +56,20 @@ def credit_tokens_by_entropy(
     \tilde r_{it} = -\alpha - (1 - \alpha)
       \frac{1 / H_{it}}{\sum_k 1 / H_{kt}} d_t \ (r_i \le 0)
 
-  and the advantage is the z-score of the right side's token rewards among
-  themselves, and of the wrong side's.
+  The sums run over those completions of the group that are on the same side
+  (right or wrong) and have a token `t`, and :math:`d_t` is their number. The
+  advantage is the z-score of these token rewards, over all tokens of the group
+  that are on the same side.
 
   Args:
-    alpha: The paper's :math:`\alpha_1`; :math:`\alpha_2` is the rest.
+    alpha: The paper's :math:`\alpha_1`, in [0, 1]; its :math:`\alpha_2` is
+      :math:`1 - \alpha_1`.
     deviation: `'population'` or `'sample'`, over the tokens of a side.
     epsilon: Added to the deviation.
 
   Returns:
-    A `LossTransform` that sets the advantage of each token.
+    A `LossTransform` that sets the advantage of each token and requires
+    `entropy_old`.
 
   Raises:
     ValueError: An unknown `deviation`.
@@ -69,6 +83,7 @@ def credit_tokens_by_entropy(
   def advantage(batch, alpha, epsilon):
     above = _ops.per_token(batch.reward > 0)
     right, wrong = batch.mask & above, batch.mask & ~above
+    # A token that was certain has entropy 0, whose inverse is infinite.
     entropy = jnp.maximum(batch.entropy_old, _LEAST)
     value = _shaped(
       _ops.per_token(batch.reward), entropy, right, wrong, alpha, axes=1
@@ -86,19 +101,20 @@ def credit_tokens_by_entropy(
 def credit_completions_by_entropy(
   alpha=0.9, deviation='population', epsilon=0.0
 ) -> LossTransform:
-  r"""Rewards that grow with the mean entropy of right completions.
+  r"""Sets advantages that grow with the mean entropy of right completions.
 
-  As `credit_tokens_by_entropy`, with the mean entropy of a completion in place
-  of a token's; the advantage is the z-score over the whole group, since one
+  The formula is that of `credit_tokens_by_entropy`, with the mean entropy of a
+  completion in place of a token's. The z-score runs over the whole group: one
   over each side alone would erase the difference between right and wrong.
 
   Args:
-    alpha: The paper's :math:`\alpha_1`; :math:`\alpha_2` is the rest.
+    alpha: The paper's :math:`\alpha_1`, in [0, 1]; its :math:`\alpha_2` is
+      :math:`1 - \alpha_1`.
     deviation: `'population'` or `'sample'`.
     epsilon: Added to the deviation.
 
   Returns:
-    A `LossTransform` that sets the advantage.
+    A `LossTransform` that sets the advantage and requires `entropy_old`.
 
   Raises:
     ValueError: An unknown `deviation`.
@@ -112,6 +128,7 @@ def credit_completions_by_entropy(
     counted = jnp.any(batch.mask, axis=-1)
     right, wrong = counted & (batch.reward > 0), counted & (batch.reward <= 0)
     entropy = jnp.maximum(batch.entropy_old, _LEAST)
+    # Once more, as the mean of an empty completion is 0.
     mean = jnp.maximum(_ops.sequence_mean(entropy, batch), _LEAST)
     value = _shaped(batch.reward, mean, right, wrong, alpha, axes=1)
     return _ops.normalized(value, counted, deviation, epsilon, axis=1)
@@ -127,10 +144,10 @@ def subtract_entropy(coefficient=0.1) -> LossTransform:
   .. math:: A_i \leftarrow A_i - \gamma \langle H \rangle_i
 
   Args:
-    coefficient: `gamma`, per nat.
+    coefficient: :math:`\gamma`, per nat.
 
   Returns:
-    A `LossTransform` that edits the advantage.
+    A `LossTransform` that edits the advantage and requires `entropy_old`.
 
   References:
     Simoni et al., `GTPO <https://arxiv.org/abs/2508.03772>`_, 2025
@@ -146,16 +163,19 @@ def subtract_entropy(coefficient=0.1) -> LossTransform:
 
 
 def silence_uncertain(entropy_limit=LOG_2) -> LossTransform:
-  r"""No credit for completions of high entropy, if training began with little.
+  r"""Removes the credit of uncertain completions, if training began certain.
 
   .. math:: A_i \leftarrow 0 \text{ where } \langle H \rangle_i > limit
               \text{ and } \langle H \rangle_{first\ rollout} < \log 2
 
+  :math:`\langle H \rangle` is a mean entropy: of the completion, and of the
+  trained tokens of the first rollout.
+
   Args:
-    entropy_limit: Nats.
+    entropy_limit: The limit, in nats.
 
   Returns:
-    A `LossTransform` that edits the advantage.
+    A `LossTransform` that edits the advantage and requires `entropy_old`.
 
   References:
     Simoni et al., `GTPO <https://arxiv.org/abs/2508.03772>`_, 2025
@@ -166,6 +186,7 @@ def silence_uncertain(entropy_limit=LOG_2) -> LossTransform:
     silent = (entropy > entropy_limit) & (first < LOG_2)
     return jnp.where(_ops.per_token(silent), 0, advantage)
 
+  # The first rollout is a measurement: a controller that never moves again.
   return on_advantage(
     advantage,
     requires=('entropy_old',),
@@ -180,11 +201,14 @@ def mask_low_entropy(share=0.2) -> LossTransform:
   .. math:: A_{it} \leftarrow A_{it}\, 1[H_{it} \ge \tau], \quad \tau =
               \text{the } \lfloor share \cdot N \rfloor \text{-th largest } H
 
+  Denominators still count all tokens. At least one of them keeps its advantage.
+
   Args:
-    share: Share of the rollout's trained tokens that keep their advantage.
+    share: Share of the rollout's `N` trained tokens that keep their advantage,
+      in [0, 1].
 
   Returns:
-    A `LossTransform` that edits the advantage.
+    A `LossTransform` that edits the advantage and requires `entropy_old`.
 
   References:
     Wang et al., `Beyond the 80/20 Rule <https://arxiv.org/abs/2506.01939>`_,
@@ -194,6 +218,7 @@ def mask_low_entropy(share=0.2) -> LossTransform:
   def advantage(advantage, batch, share):
     entropy, kept = batch.entropy_old, batch.keep
     least = _ops.kth_largest(entropy, kept, _ops.share_of(share, kept))
+    # Ties with the threshold are all credited.
     return jnp.where(entropy >= least, advantage, 0)
 
   return on_advantage(advantage, requires=('entropy_old',), share=share)

@@ -9,7 +9,7 @@ from grpo_jax.losses._stages import on_objective
 
 
 def _gated(terms, dropped, metric):
-  """The objective without what is dropped, and how much that is."""
+  """(objective without the dropped tokens, metric that marks these)."""
   return jnp.where(dropped, 0, terms.objective), {metric: dropped}
 
 
@@ -18,21 +18,23 @@ def gate_probability_change(low=0.2, high=0.2) -> LossTransform:
 
   .. math:: 0 \text{ where } A > 0,\ p - q > h \text{ or } A < 0,\ q - p > l
 
-  with `p` the probability of the token now and `q` before the update:
-  :math:`|p - q|` is its part of the total variation.
+  `p` is the probability of the token now and `q` that before the update, so
+  :math:`|p - q|` is the token's part of the total variation.
 
   Args:
-    low: Largest fall.
-    high: Largest rise.
+    low: `l`, the largest fall of the probability.
+    high: `h`, the largest rise of the probability.
 
   Returns:
-    A `LossTransform` that edits the objective.
+    A `LossTransform` that edits the objective. Its metric `gated` marks the
+    dropped tokens.
 
   References:
     `DPPO <https://arxiv.org/abs/2602.04879>`_, 2026
   """
 
   def objective(terms, batch, low, high):
+    # Only a comparison reads `now`, so its gradient would be wasted work.
     now = jnp.exp(lax.stop_gradient(terms.logp))
     rise = now - jnp.exp(_ops.old_logp(terms, batch))
     dropped = (batch.advantage > 0) & (rise > high)
@@ -48,13 +50,15 @@ def gate_binary_kl(threshold=0.05) -> LossTransform:
   .. math:: 0 \text{ where } q \log \frac{q}{p} + (1 - q)
               \log \frac{1 - q}{1 - p} > \delta
 
-  and the probability has moved from `q` to `p` the way the advantage pushes.
+  and the probability has moved from `q`, before the update, to `p` the way the
+  advantage pushes.
 
   Args:
-    threshold: `delta`, nats.
+    threshold: :math:`\delta`, nats.
 
   Returns:
-    A `LossTransform` that edits the objective.
+    A `LossTransform` that edits the objective. Its metric `gated` marks the
+    dropped tokens.
 
   References:
     `DPPO <https://arxiv.org/abs/2602.04879>`_, 2026
@@ -63,10 +67,12 @@ def gate_binary_kl(threshold=0.05) -> LossTransform:
   def objective(terms, batch, threshold):
     logp, old = lax.stop_gradient(terms.logp), _ops.old_logp(terms, batch)
     chance = jnp.exp(old)
-    # 1 - exp(x) of a probability that rounds to 1 is kept off 0.
+    # Where the probability rounds to 1, that of another token rounds to 0: its
+    # log must stay finite.
     least = jnp.finfo(logp.dtype).tiny
     other = jnp.log(jnp.maximum(-jnp.expm1(logp), least))
     other_old = jnp.log(jnp.maximum(-jnp.expm1(old), least))
+    # `-expm1(old)` is 1 - q without the loss of digits near q = 1.
     kl = chance * (old - logp) - jnp.expm1(old) * (other_old - other)
     pushed = batch.advantage * (logp - old) > 0
     return _gated(terms, pushed & (kl > threshold), 'gated')
@@ -81,11 +87,12 @@ def mask_off_policy_negatives(threshold=0.5, policy='old') -> LossTransform:
               \log \frac{\pi_{old}(o_{it})}{\pi(o_{it})} > \delta
 
   Args:
-    threshold: `delta`, nats per token.
+    threshold: :math:`\delta`, nats per token.
     policy: `'old'`, or `'sampler'` to measure from what the sampler reported.
 
   Returns:
-    A `LossTransform` that edits the objective.
+    A `LossTransform` that edits the objective. Its metric `off_policy` marks
+    the dropped tokens.
 
   Raises:
     ValueError: An unknown `policy`.
@@ -119,28 +126,33 @@ def detach_covariance(
   .. math::
     1 < (A_{it} - \bar A)(\log \pi_{it} - \overline{\log \pi}) < 5
 
-  :math:`k = \max(1, \lfloor share \cdot N \rfloor)` of the tokens in these
-  bounds are chosen, those of least `noise`: a field of the batch, uniform in
-  [0, 1), that the learner draws from its seed. Their value stays.
+  Of the tokens inside these bounds
+  :math:`k = \max(1, \lfloor share \cdot N \rfloor)` are chosen, with `N` kept
+  tokens in the optimizer batch: those of least `noise`. That is an entry of
+  `Batch.extras`, uniform in [0, 1), which the learner draws from its seed.
+  Chosen tokens keep their value.
 
   Args:
-    share: Share of the optimizer batch's kept tokens.
-    low_covariance: Lower bound.
-    high_covariance: Upper bound.
+    share: Share of the optimizer batch's kept tokens, in [0, 1].
+    low_covariance: Lower bound, in nats times the unit of the advantage.
+    high_covariance: Upper bound, likewise.
 
   Returns:
-    A `LossTransform` of `scope='batch'` that edits the objective.
+    A `LossTransform` of `scope='batch'` that edits the objective. Its metric
+    `detached` marks the chosen tokens.
 
   References:
     Cui et al., `The Entropy Mechanism of Reinforcement Learning
     <https://arxiv.org/abs/2505.22617>`_, 2025. The released code also leaves
-    out tokens that are clipped anyway, and sets their value to 0.
+    out tokens that are clipped anyway, and sets the value of chosen tokens to
+    0.
   """
 
   def objective(terms, batch, share, low_covariance, high_covariance):
     covariance = _ops.covariance(terms, batch)
     inside = (covariance > low_covariance) & (covariance < high_covariance)
     inside &= batch.keep
+    # Ranks are descending, so the least noise is the largest of minus noise.
     noise = jnp.where(inside, -batch.extras['noise'], -jnp.inf)
     rank = _ops.rank_descending(noise)
     chosen = inside & (rank < _ops.share_of(share, batch.keep))

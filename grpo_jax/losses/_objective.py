@@ -17,24 +17,26 @@ def ppo_clip(low=0.2, high=0.2, cap=None) -> LossTransform:
 
   .. math:: \min\bigl(s A, \operatorname{clip}(s, 1 - l, 1 + h) A\bigr)
 
-  The gradient is exactly 0 where `s > 1 + h` and `A > 0`, or `s < 1 - l` and
-  `A < 0`; those tokens are the metrics `clipped_high` and `clipped_low`.
+  The gradient is exactly 0 where :math:`s > 1 + h` and :math:`A > 0`, or
+  :math:`s < 1 - l` and :math:`A < 0`. The metrics `clipped_high` and
+  `clipped_low` mark these tokens.
 
-  A cap `c` replaces the ratio by `min(s, c)` for `A < 0`: the objective then is
-  at least `c A` (dual clip), which is the same as `min(s, c)` in the unclipped
-  branch (two-sided clip). Its tokens are the metric `clipped_cap`.
+  A cap `c` replaces the ratio by :math:`\min(s, c)` where :math:`A < 0`, so the
+  objective there is at least :math:`c A`. This is the dual clip, and at the
+  same time the two-sided clip, which caps the ratio of the unclipped branch.
+  The metric `clipped_cap` marks the tokens above it.
 
   Args:
-    low: Distance of the lower bound from 1.
-    high: Distance of the upper bound from 1.
-    cap: Largest ratio that acts where `A < 0`, an absolute ratio above
-      `1 + high`; None for no such bound.
+    low: `l`, distance of the lower bound from 1.
+    high: `h`, distance of the upper bound from 1.
+    cap: `c`, the largest ratio that acts where :math:`A < 0`: an absolute ratio
+      above `1 + high`. None is no cap.
 
   Returns:
     A `LossTransform` that sets the objective.
 
   Raises:
-    ValueError: A negative distance, or `cap` inside the clip range.
+    ValueError: A negative distance, or a `cap` inside the clip range.
 
   References:
     Schulman et al., `Proximal Policy Optimization Algorithms
@@ -42,6 +44,8 @@ def ppo_clip(low=0.2, high=0.2, cap=None) -> LossTransform:
     Control in MOBA Games <https://arxiv.org/abs/1912.09729>`_, 2020
   """
   _ops.check_range('ppo_clip', low, high)
+  # A schedule or a controller has no value yet that could be checked.
+  # A schedule or a controller has no value yet that could be checked.
   if isinstance(cap, int | float) and isinstance(high, int | float):
     if cap <= 1 + high:
       raise ValueError(
@@ -56,9 +60,13 @@ def ppo_clip(low=0.2, high=0.2, cap=None) -> LossTransform:
       beyond = (ratio > capped['cap']) & (advantage < 0)
       value = jnp.where(beyond, capped['cap'], value)
       clip['clipped_cap'] = beyond
+      # A capped token is held, and no longer pulled back.
+      # A capped token is held, and no longer pulled back.
       clip['outside_high'] &= ~beyond
     return value * advantage, {**ratio_metrics, **clip}
 
+  # Without a cap there is no metric `clipped_cap` either.
+  # Without a cap there is no metric `clipped_cap` either.
   capped: dict[str, Any] = {} if cap is None else {'cap': cap}
   return set_objective(objective, low=low, high=high, **capped)
 
@@ -66,7 +74,7 @@ def ppo_clip(low=0.2, high=0.2, cap=None) -> LossTransform:
 def hold_outside(
   ratio: Array, low, high, advantage: Array
 ) -> tuple[Array, dict[str, Array]]:
-  """The ratio, held at a bound where `A` would push it further; and metrics.
+  """The ratio, held at a bound where the advantage would push it further.
 
   Args:
     ratio: f[P,G,T].
@@ -75,16 +83,18 @@ def hold_outside(
     advantage: f[P,G,T].
 
   Returns:
-    The ratio, constant on the side where `A` points out of the range, and
-    `_ops.clip_metrics`.
+    The ratio, constant on the side where the advantage points out of the range,
+    and the metrics of `_ops.clip_metrics`.
   """
   clip = _ops.clip_metrics(ratio > 1 + high, ratio < 1 - low, advantage)
+  # Not jnp.clip, which would also hold tokens that the advantage pulls back.
+  # Not jnp.clip, which would also hold tokens that the advantage pulls back.
   held = jnp.where(clip['clipped_high'], 1 + high, ratio)
   return jnp.where(clip['clipped_low'], 1 - low, held), clip
 
 
 def importance_weighted() -> LossTransform:
-  r"""The ratio times the advantage, without a trust region: :math:`s A`.
+  """The ratio times the advantage, without a trust region: :math:`s A`.
 
   Returns:
     A `LossTransform` that sets the objective.
@@ -100,8 +110,9 @@ def importance_weighted() -> LossTransform:
 def score_function() -> LossTransform:
   r"""The advantage times the log-probability: :math:`A \log \pi`.
 
-  Its gradient is that of REINFORCE. No ratio appears, so the policy before the
-  update is not needed, and a second update on one rollout is biased.
+  Its gradient is that of REINFORCE. There is no ratio in it, so the policy
+  before the update is not needed, and a second update on the same rollout is
+  biased.
 
   Returns:
     A `LossTransform` that sets the objective.
@@ -119,13 +130,17 @@ def score_function() -> LossTransform:
 
 
 def capped_score_function(low=1.0, high=4.0) -> LossTransform:
-  r"""The score function, weighted by the clipped ratio: it never lets go.
+  r"""The score function, weighted by the clipped ratio.
 
   .. math:: sg\bigl[\operatorname{clip}(s, 1 - l, 1 + h)\bigr]\, A \log \pi
 
+  No token loses its gradient. The metrics `capped_high` and `capped_low` mark
+  the tokens whose weight is clipped.
+
   Args:
-    low: Distance of the lower bound from 1; 1 is none, as ratios are positive.
-    high: Distance of the upper bound from 1.
+    low: `l`, distance of the lower bound from 1. 1 is no bound, as ratios are
+      positive.
+    high: `h`, distance of the upper bound from 1.
 
   Returns:
     A `LossTransform` that sets the objective.
@@ -152,11 +167,11 @@ def sigmoid_gate(positive=1.0, negative=1.05) -> LossTransform:
 
   .. math:: \frac{4}{\tau} \sigma\bigl(\tau (s - 1)\bigr) A
 
-  Its slope in `s` is 1 at 1 and falls off smoothly on both sides.
+  Its slope in `s` is `A` at ratio 1 and falls off smoothly on both sides.
 
   Args:
-    positive: `tau` where `A > 0`.
-    negative: `tau` elsewhere.
+    positive: :math:`\tau` where :math:`A > 0`.
+    negative: :math:`\tau` elsewhere.
 
   Returns:
     A `LossTransform` that sets the objective.
@@ -169,6 +184,8 @@ def sigmoid_gate(positive=1.0, negative=1.05) -> LossTransform:
   def objective(terms, batch, positive, negative):
     ratio, metrics = _ops.importance_ratio(terms)
     tau = jnp.where(batch.advantage > 0, positive, negative)
+    # 4 / tau makes the slope 1 at ratio 1, where that of the sigmoid is 1 / 4.
+    # 4 / tau makes the slope 1 at ratio 1, where that of the sigmoid is 1 / 4.
     gate = 4 / tau * jax.nn.sigmoid(tau * (ratio - 1))
     return gate * batch.advantage, metrics
 
@@ -178,13 +195,13 @@ def sigmoid_gate(positive=1.0, negative=1.05) -> LossTransform:
 def gamma_weighted_score(
   positive=(2.0, 3.0), negative=(3.0, 2.0)
 ) -> LossTransform:
-  r"""The score function, weighted by a gamma density's shape of the ratio.
+  r"""The score function, weighted by the ratio in the shape of a gamma density.
 
   .. math:: sg\bigl[s^k e^{\lambda (1 - s)}\bigr]\, A \log \pi
 
   Args:
-    positive: `(k, lambda)` where `A >= 0`.
-    negative: `(k, lambda)` where `A < 0`.
+    positive: :math:`(k, \lambda)` where :math:`A \ge 0`, two numbers.
+    negative: :math:`(k, \lambda)` where :math:`A < 0`, two numbers.
 
   Returns:
     A `LossTransform` that sets the objective.
@@ -199,6 +216,8 @@ def gamma_weighted_score(
     power = jnp.where(above, positive[0], negative[0])
     decay = jnp.where(above, positive[1], negative[1])
     log_ratio = jnp.minimum(terms.log_ratio, _ops.MAX_LOG_RATIO)
+    # One exp of a sum: each factor alone may overflow.
+    # One exp of a sum: each factor alone may overflow.
     log_weight = power * log_ratio + decay * (1 - ratio)
     weight = lax.stop_gradient(jnp.exp(log_weight))
     return weight * batch.advantage * terms.logp, metrics

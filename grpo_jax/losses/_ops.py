@@ -20,11 +20,13 @@ def per_token(value: Array) -> Array:
 
 
 def safe_divide(numerator: Array, denominator: Array) -> Array:
-  """`numerator / denominator`, 0 (with gradient 0) where the latter is 0.
+  """`numerator / denominator`; 0, with gradient 0, where the denominator is 0.
 
   >>> safe_divide(jnp.array([1.0, 2.0]), jnp.array([0.0, 4.0])).tolist()
   [0.0, 0.5]
   """
+  # Two `where`: with the outer one alone the gradient would be NaN, which is 0
+  # times the infinite slope of x / 0.
   empty = denominator == 0
   return jnp.where(empty, 0, numerator / jnp.where(empty, 1, denominator))
 
@@ -41,7 +43,7 @@ def masked_mean(value: Array, mask: Array, axis=None) -> Array:
 
 
 def check_deviation(name: str, deviation: str) -> None:
-  """Raises a ValueError if `deviation` is no kind of standard deviation."""
+  """Raises a ValueError for an unknown kind of standard deviation."""
   if deviation not in ('population', 'sample'):
     raise ValueError(
       f"{name} got deviation={deviation!r}; give 'population' (divides by n) "
@@ -50,7 +52,8 @@ def check_deviation(name: str, deviation: str) -> None:
 
 
 def check_range(name: str, low, high) -> None:
-  """Raises a ValueError if the distances of two bounds from 1 are no range."""
+  """Raises a ValueError if a bound has a negative distance from 1."""
+  # A schedule or a controller has no value yet that could be checked.
   for side, bound in (('low', low), ('high', high)):
     if isinstance(bound, int | float) and bound < 0:
       raise ValueError(
@@ -62,10 +65,10 @@ def check_range(name: str, low, high) -> None:
 def centered(value: Array, mask: Array, axis=None) -> Array:
   """Value minus its mean where `mask`; exactly 0 for equal values.
 
-  The largest value is subtracted before the mean is taken: equal values then
-  leave zeros whatever their size, where `x - mean(x)` leaves the rounding error
-  of the mean, which a division by the deviation blows up to order 1 (seen in
-  released code).
+  The largest value is subtracted before the mean is taken. Equal values then
+  leave zeros, whatever their size. `x - mean(x)` would leave the rounding error
+  of the mean, which a later division by the deviation blows up to order 1 (seen
+  in released code).
 
   Args:
     value: Any shape.
@@ -75,6 +78,7 @@ def centered(value: Array, mask: Array, axis=None) -> Array:
   Returns:
     An array like `value`.
   """
+  # Minus infinity for an empty mask, which the next `where` drops.
   largest = jnp.max(
     value, axis=axis, keepdims=True, where=mask, initial=-jnp.inf
   )
@@ -85,7 +89,7 @@ def centered(value: Array, mask: Array, axis=None) -> Array:
 
 
 def deviation_of(value: Array, mask: Array, deviation: str, axis=None) -> Array:
-  """Standard deviation of what `centered` returned, axes kept.
+  """Standard deviation of what `centered` returned, with its axes kept.
 
   Args:
     value: Centered; 0 where not `mask`.
@@ -94,10 +98,11 @@ def deviation_of(value: Array, mask: Array, deviation: str, axis=None) -> Array:
     axis: Of the sum; None for all.
 
   Returns:
-    The deviation; 0 where nothing is left to divide by.
+    The deviation; 0 where too few values count.
   """
   number = jnp.sum(mask, axis=axis, keepdims=True, dtype=value.dtype)
   square = jnp.sum(jnp.square(value), axis=axis, keepdims=True)
+  # n - 1 is 0 for a single value and -1 for none; the squares are 0 then.
   return jnp.sqrt(safe_divide(square, number - (deviation == 'sample')))
 
 
@@ -110,34 +115,43 @@ def normalized(
 ) -> Array:
   """The z-score of each value where `mask`; exactly 0 for equal values.
 
-  Values that differ by no more than rounding errors count as equal: computed
-  ones (shares of an entropy, say) may be equal on paper only.
+  Values that differ by no more than rounding errors count as equal: values that
+  are computed (shares of an entropy, say) may be equal on paper only.
   """
   offset = centered(value, mask, axis)
   spread = deviation_of(offset, mask, deviation, axis)
   size = jnp.max(
     jnp.abs(value), axis=axis, keepdims=True, where=mask, initial=0
   )
+  # About four units in the last place of the largest value.
   differ = spread > 4 * jnp.finfo(value.dtype).eps * size
   return jnp.where(differ, safe_divide(offset, spread + epsilon), 0)
 
 
 def centered_reward(batch: Batch) -> Array:
-  """Reward minus its group's mean, f32[P,G]; exactly 0 for equal rewards."""
+  """Reward minus its group's mean, f32[P,G]; exactly 0 if all are equal."""
   return centered(batch.reward, batch.valid, axis=1)
 
 
 def normalized_reward(
   batch: Batch, deviation: str, epsilon: Array | float
 ) -> Array:
-  """The reward's z-score in its group, f32[P,G]; 0 for equal rewards."""
+  """The reward's z-score in its group, f32[P,G]; 0 if all are equal."""
   return normalized(batch.reward, batch.valid, deviation, epsilon, axis=1)
 
 
 def uniform_groups(batch: Batch) -> Array:
-  """bool[P]: all valid rewards of the group are equal (or none is valid)."""
+  """Groups whose valid rewards are all equal, or that have no valid completion.
+
+  Args:
+    batch: See `Batch`.
+
+  Returns:
+    bool[P].
+  """
   high = jnp.max(batch.reward, axis=1, where=batch.valid, initial=-jnp.inf)
   low = jnp.min(batch.reward, axis=1, where=batch.valid, initial=jnp.inf)
+  # Without a valid reward: minus infinity <= infinity.
   return high <= low
 
 
@@ -153,15 +167,16 @@ def sequence_mean(value: Array, batch: Batch) -> Array:
 
 def _saturate(log_value: Array) -> Array:
   """`min(x, MAX_LOG_RATIO)` in value, `x` in slope."""
+  # The slope is that of `log_value`: no gradient flows through the excess.
   excess = jnp.maximum(log_value - MAX_LOG_RATIO, 0)
   return log_value - lax.stop_gradient(excess)
 
 
 def saturating_exp(log_value: Array) -> Array:
-  """`exp(min(x, 20))` with the slope kept: d/dx = value, everywhere.
+  """`exp(min(x, 20))`, but its derivative is its value everywhere.
 
-  A hard clamp has gradient 0 exactly where the policy has moved furthest; an
-  unclamped exp overflows float32 at 88.
+  A hard clamp has gradient 0 exactly where the policy has moved furthest, and
+  an exp without a clamp overflows float32 at 88.
 
   >>> float(jax.grad(saturating_exp)(100.0)) == float(jnp.exp(20.0))
   True
@@ -175,7 +190,7 @@ def saturating_expm1(log_value: Array) -> Array:
 
 
 def rank_descending(value: Array) -> Array:
-  """i32, the rank of each entry among all of them; 0 is the largest.
+  """The rank of each entry among all of them, i32; 0 is the largest.
 
   Ties go to the earlier entry. Under a mesh with Explicit axes a sharded axis
   cannot be sorted, so the array (a few MB at most) is gathered for the sort.
@@ -183,13 +198,16 @@ def rank_descending(value: Array) -> Array:
   sharding = jax.typeof(value).sharding
   explicit = AxisType.Explicit in sharding.mesh.axis_types
   flat = reshard(value, PartitionSpec()) if explicit else value
+  # Stable, so that ties and with them the gradient do not depend on the device.
   order = jnp.argsort(-flat.ravel(), stable=True)
+  # Sorting the order of the entries gives the place of each.
   rank = jnp.argsort(order, stable=True).reshape(value.shape)
   return reshard(rank, sharding) if explicit else rank
 
 
 def kth_largest(value: Array, mask: Array, k: Array) -> Array:
-  """The k-th largest of the values where `mask`, f[]; inf of nothing."""
+  """The k-th largest of the values where `mask`, f[]; infinite if none is."""
+  # By rank, as `lax.top_k` wants a static k and this one counts tokens.
   rank = rank_descending(jnp.where(mask, value, -jnp.inf))
   chosen = mask & (rank < k)
   return jnp.min(value, where=chosen, initial=jnp.inf)
@@ -213,14 +231,18 @@ def covariance(terms: SurrogateTerms, batch: Batch) -> Array:
 
 
 def old_logp(terms: SurrogateTerms, batch: Batch) -> Array:
-  """f32[P,G,T], under the policy before the update: by default the current."""
+  """Log-probability before the update, nats, f32[P,G,T].
+
+  If the batch has none, this is the current log-probability without its
+  gradient.
+  """
   if batch.logp_old is None:
     return lax.stop_gradient(terms.logp)
   return batch.logp_old
 
 
 def importance_ratio(terms: SurrogateTerms) -> tuple[Array, dict[str, Array]]:
-  """The policy ratio, f32[P,G,T], and a metric that counts saturated tokens."""
+  """The policy ratio, f32[P,G,T], and metrics: it, and saturated tokens."""
   saturated = terms.log_ratio > MAX_LOG_RATIO
   ratio = saturating_exp(terms.log_ratio)
   return ratio, {'saturated': saturated, 'ratio': lax.stop_gradient(ratio)}
@@ -229,8 +251,8 @@ def importance_ratio(terms: SurrogateTerms) -> tuple[Array, dict[str, Array]]:
 def clip_metrics(above: Array, below: Array, advantage: Array):
   """Where the ratio lies outside its range, by side and sign of the advantage.
 
-  `clipped_*` tokens have no gradient; `outside_*` tokens are out of the range
-  on the side from which the objective still pulls them back.
+  `clipped_*` marks tokens without a gradient. `outside_*` marks tokens that are
+  out of the range on the side from which the objective still pulls them back.
   """
   return {
     'clipped_high': above & (advantage > 0),

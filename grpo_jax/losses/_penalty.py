@@ -27,10 +27,13 @@ def add_kl(coefficient, estimator='k3') -> LossTransform:
   `k3_weighted`  KL(policy || reference): this is :math:`s\, k_3`
   =============  ================================================
 
+  The metric `kl_ref` is the value of the estimator, in nats, before it is
+  weighted by `s`.
+
   Args:
     coefficient: Factor of the penalty, per nat.
-    estimator: `'k2'`, `'k3'`, `'k3_weighted'`, or, for who insists,
-      `'k1_with_zero_expected_gradient'`.
+    estimator: `'k2'`, `'k3'`, `'k3_weighted'`, or
+      `'k1_with_zero_expected_gradient'` if that is really meant.
 
   Returns:
     A `LossTransform` that adds a penalty and requires `logp_ref`.
@@ -46,8 +49,8 @@ def add_kl(coefficient, estimator='k3') -> LossTransform:
   if estimator == 'k1':
     raise ValueError(
       "add_kl got estimator='k1'; as a loss its expected gradient is zero, so "
-      "it does nothing but add noise: give 'k2' or 'k3', put it into the "
-      f'reward with subtract_kl, or insist with {_K1!r}.'
+      "it does nothing but add noise. Give 'k2' or 'k3', put the KL into the "
+      f'reward with subtract_kl, or give {_K1!r} if this is what you want.'
     )
   if estimator not in (*_ESTIMATORS, _K1):
     raise ValueError(
@@ -61,6 +64,7 @@ def add_kl(coefficient, estimator='k3') -> LossTransform:
     elif estimator == 'k2':
       kl = jnp.square(gap) / 2
     else:
+      # expm1, as e^x - 1 loses its digits near x = 0, where policies start.
       kl = _ops.saturating_expm1(gap) - gap
     metrics = {
       'kl_ref': lax.stop_gradient(kl),
@@ -68,6 +72,7 @@ def add_kl(coefficient, estimator='k3') -> LossTransform:
     }
     if estimator == 'k3_weighted':
       moved = terms.logp - _ops.old_logp(terms, batch)
+      # The weighted estimator saturates in its ratio as well.
       metrics['saturated'] = moved > _ops.MAX_LOG_RATIO
       kl = _weighted(moved, kl, gap)
     return coefficient * kl, metrics
@@ -76,18 +81,19 @@ def add_kl(coefficient, estimator='k3') -> LossTransform:
 
 
 def _weighted(log_ratio, k3, gap):
-  r""":math:`s\, k_3`, whose slope :math:`-s x` is written down.
+  r""":math:`s\, k_3`, with its slope :math:`-s x` written down.
 
-  As a difference of :math:`s k_3` and :math:`s (e^x - 1)` float32 loses it from
-  16 nats on.
+  The slope that autodiff finds is the difference of :math:`s k_3` and
+  :math:`s (e^x - 1)`, in which float32 loses `x` from about 16 nats on.
   """
   ratio, gap = lax.stop_gradient((_ops.saturating_exp(log_ratio), gap))
+  # 0 in value; it carries the slope.
   unmoved = log_ratio - lax.stop_gradient(log_ratio)
   return lax.stop_gradient(ratio * k3) - ratio * gap * unmoved
 
 
 def maybe_kl(coefficient, estimator='k3') -> tuple[LossTransform, ...]:
-  """`add_kl`, or nothing for a coefficient of 0, which needs no reference."""
+  """`add_kl`, or nothing for the number 0, which needs no reference."""
   if isinstance(coefficient, int | float) and coefficient == 0:
     return ()
   return (add_kl(coefficient, estimator),)
@@ -99,12 +105,12 @@ def add_entropy_bonus(coefficient) -> LossTransform:
   .. math:: \text{penalty}_{it} = -c\, H_{it}
 
   Args:
-    coefficient: Factor `c`, per nat; `entropy_target` makes one that seeks a
+    coefficient: Factor `c`, per nat. `entropy_target` makes one that seeks a
       target.
 
   Returns:
-    A `LossTransform` that adds a penalty and requires `entropy`, the learner's,
-    through which its gradient goes.
+    A `LossTransform` that adds a penalty and requires `entropy`: that of the
+    learner, through which the gradient goes.
   """
 
   def penalty(terms, batch, coefficient):
@@ -120,7 +126,7 @@ def pull_to_old(coefficient=0.05) -> LossTransform:
   .. math:: \text{penalty}_{it} = \tfrac{c}{2} (\log s_{it})^2
 
   Args:
-    coefficient: Factor `c`.
+    coefficient: Factor `c`, per squared nat.
 
   Returns:
     A `LossTransform` that adds a penalty.
@@ -139,7 +145,7 @@ def imitate_positives(coefficient=0.1) -> LossTransform:
   .. math:: J \leftarrow J + \frac{c}{N_+} \sum_{A_{it} > 0} \log \pi(o_{it})
 
   :math:`N_+` counts the kept tokens of positive advantage in the optimizer
-  batch. A token that weighs 0 is not imitated.
+  batch. A token of weight 0 is not imitated.
 
   Args:
     coefficient: Factor `c`.
@@ -153,6 +159,8 @@ def imitate_positives(coefficient=0.1) -> LossTransform:
 
   def prepare(batch, state):
     del state
+    # Of the whole optimizer batch, which `penalty` never sees: it runs once per
+    # micro-batch.
     positive = batch.keep & (batch.advantage > 0)
     share = _ops.safe_divide(
       positive.astype(batch.reward.dtype), _ops.count(positive)
@@ -160,10 +168,12 @@ def imitate_positives(coefficient=0.1) -> LossTransform:
     return batch._replace(extras={**batch.extras, 'positive_share': share})
 
   def penalty(terms, batch, coefficient):
-    # The loss multiplies a penalty by the weight; this term has its own.
+    # The loss multiplies every penalty by the weight, but this term has a
+    # denominator of its own. So the weight is divided out here.
     share = _ops.safe_divide(batch.extras['positive_share'], batch.weight)
     return -coefficient * share * terms.logp
 
+  # A stage constructor writes in one pass; this transform needs two.
   return add_penalty(penalty, coefficient=coefficient)._replace(prepare=prepare)
 
 
@@ -175,11 +185,12 @@ def penalize_covariance(share=2e-4, coefficient=1.0) -> LossTransform:
     \operatorname{top}_k \bigl[(A_{it} - \bar A)
     (\log \pi_{it} - \overline{\log \pi})\bigr]
 
-  with :math:`k = \max(1, \lfloor share \cdot N \rfloor)` and the means over the
-  `N` kept tokens of the optimizer batch; hence `scope='batch'`.
+  Means and :math:`k = \max(1, \lfloor share \cdot N \rfloor)` are those of the
+  `N` kept tokens of the optimizer batch, hence `scope='batch'`. The metric
+  `penalized` marks the chosen tokens.
 
   Args:
-    share: Share of the kept tokens that is penalised.
+    share: Share of the kept tokens that is penalised, in [0, 1].
     coefficient: Factor `c`, per nat.
 
   Returns:
@@ -188,17 +199,19 @@ def penalize_covariance(share=2e-4, coefficient=1.0) -> LossTransform:
   References:
     Cui et al., `The Entropy Mechanism of Reinforcement Learning
     <https://arxiv.org/abs/2505.22617>`_, 2025. The paper writes KL(old ||
-    policy); the released code, and this, take |log s|, whose gradient at s = 1
-    is 0.
+    policy). The released code has :math:`|\log s|`, and so has this; its
+    gradient at :math:`s = 1` is 0.
   """
 
   def penalty(terms, batch, share, coefficient):
     kept = batch.keep
+    # What is not kept never is among the highest.
     covariance = jnp.where(kept, _ops.covariance(terms, batch), -jnp.inf)
     rank = _ops.rank_descending(covariance)
     chosen = kept & (rank < _ops.share_of(share, kept))
     moved = terms.logp - _ops.old_logp(terms, batch)
-    # Not jnp.abs, whose slope at 0 is 1 in JAX.
+    # Not jnp.abs, whose slope at 0 is 1 in JAX: it would push down every token
+    # that has not moved yet.
     gap = moved * lax.stop_gradient(jnp.sign(moved))
     return jnp.where(chosen, coefficient * gap, 0), {'penalized': chosen}
 

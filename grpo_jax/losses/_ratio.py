@@ -14,13 +14,14 @@ def pool_log_ratio(gradient='sequence') -> LossTransform:
 
   .. math:: \log s_i = \frac{1}{|o_i|} \sum_t \log s_{it}
 
-  The mean runs over `mask`, so a token that is not trained still counts in its
-  completion's ratio.
+  The mean runs over `mask`: a token that is not trained still counts in the
+  ratio of its completion.
 
   Args:
-    gradient: `'sequence'`: through the mean; `'token'`: the value is the mean,
-      the slope the token's own, :math:`sg[s_i]\, \pi_{it} / sg[\pi_{it}]`,
-      which differs where advantages differ inside a completion.
+    gradient: `'sequence'` takes the gradient through the mean. `'token'` keeps
+      the mean as value, with the slope of the token itself:
+      :math:`sg[s_i]\, \pi_{it} / sg[\pi_{it}]`. The two differ where advantages
+      differ inside a completion.
 
   Returns:
     A `LossTransform` that edits the log-ratio.
@@ -41,6 +42,7 @@ def pool_log_ratio(gradient='sequence') -> LossTransform:
     own = terms.log_ratio
     mean = _ops.per_token(_ops.sequence_mean(own, batch))
     if gradient == 'token':
+      # The value is `mean`, and the slope that of `own`.
       return own + lax.stop_gradient(mean - own)
     return mean
 
@@ -48,7 +50,7 @@ def pool_log_ratio(gradient='sequence') -> LossTransform:
 
 
 def sum_log_ratio() -> LossTransform:
-  r"""Replaces each token's log-ratio by its completion's: the sum.
+  r"""Replaces each token's log-ratio by the sum over its completion.
 
   .. math:: \log S_i = \sum_t \log s_{it}
 
@@ -76,7 +78,9 @@ def average_ratio() -> LossTransform:
   """
 
   def log_ratio(terms, batch):
-    own = jnp.where(batch.mask, terms.log_ratio, -1e30)  # finite: no NaN slope
+    # Not minus infinity, which makes the slope of an empty completion NaN.
+    own = jnp.where(batch.mask, terms.log_ratio, -1e30)
+    # In logarithms, as a single large ratio may overflow.
     total = jax.nn.logsumexp(own, axis=-1)
     length = jnp.maximum(_ops.length(batch), 1).astype(own.dtype)
     mean = total - jnp.log(length)
@@ -91,10 +95,11 @@ def clip_log_ratio(limit=0.4) -> LossTransform:
   .. math:: \min(\log s, c) \text{ if } A > 0, \quad
             \max(\log s, -c) \text{ if } A < 0
 
-  A clipped token has no gradient of its own; it still counts in a pooled ratio.
+  A clipped token has no gradient of its own, and still counts in a pooled
+  ratio. The metrics `clipped_high` and `clipped_low` mark these tokens.
 
   Args:
-    limit: The bound `c`, in log space.
+    limit: The bound `c`, in log space (nats).
 
   Returns:
     A `LossTransform` that edits the log-ratio.
@@ -107,6 +112,7 @@ def clip_log_ratio(limit=0.4) -> LossTransform:
   def log_ratio(terms, batch, limit):
     above, below = terms.log_ratio > limit, terms.log_ratio < -limit
     metrics = _ops.clip_metrics(above, below, batch.advantage)
+    # Not jnp.clip, which would also hold tokens that the advantage pulls back.
     value = jnp.where(metrics['clipped_high'], limit, terms.log_ratio)
     return jnp.where(metrics['clipped_low'], -limit, value), metrics
 

@@ -1,4 +1,4 @@
-r"""Recentring: advantages whose weighted sum is 0 wherever a group goes along.
+r"""Recentring: advantages whose weighted sum over a shared prefix is 0.
 
 Advantages that add up to 0 over a group do not cancel on a common prefix once
 each is multiplied by a weight of its own, such as 1 / length: the prefix is
@@ -26,27 +26,28 @@ def recenter_shared_prefix() -> LossTransform:
     A_{it} \leftarrow A_{it} - b(t), \qquad
     b(t) = \frac{\sum_j w_{jt} A_{jt}}{\sum_j w_{jt}}
 
-  where all completions of the group have the same ids before `t`. Where they
-  no longer do, and where only some of them train a token at `t`, a completion
-  keeps the last such baseline it had (0 if there was none).
+  This is the baseline at `t` if all completions of the group have the same ids
+  before `t` and train a token at `t`. Elsewhere a completion keeps the last
+  such baseline that it had, or 0 if it had none.
 
-  The coefficient of a token at ratio 1 is :math:`w_{it} A_{it}` if the
-  objective's slope there is the advantage (`ppo_clip`, `score_function`, ...),
-  so a token that the whole group shares is not moved, whatever the weights. At
-  the first token that differs the coefficients of all branches add up to 0. If
-  the weights are constant over a completion (`mean_over_sequences`), the
-  baseline is one number per group.
+  At ratio 1 the coefficient of a token is :math:`w_{it} A_{it}` if the
+  objective's slope there is the advantage (as for `ppo_clip` and
+  `score_function`). So a token that the whole group shares is not moved,
+  whatever the weights. At the first token that differs, the coefficients of all
+  branches add up to 0. If the weights are constant over a completion
+  (`mean_over_sequences`), the baseline is one number per group.
 
   A completion counts at `t` if it keeps a token of positive weight there, and
-  in the group if it does so anywhere; one that is alone is left as it is. Equal
-  advantages leave exactly 0. "Exactly" is up to rounding otherwise: a few units
-  in the last place of :math:`\sum_i |w_{it} A_{it}|`.
+  it belongs to the group if it does so anywhere. A completion that is alone is
+  left as it is. Equal advantages leave exactly 0; otherwise "exactly" is up to
+  rounding, a few units in the last place of :math:`\sum_i |w_{it} A_{it}|`.
 
   This does not make the gradient unbiased. On the tree of
   `diagnostics.tree_bias`, GRPO's expected W_agg where all share the first token
-  falls from 0.18 to 0, and that token's bias by half, from 0.048 to 0.024. But
-  so does the gradient of the second token, and relative to it the bias goes
-  from 0.51 to 0.58: what is left is that of prefixes which a subset shares.
+  falls from 0.18 to 0, and the bias of that token by half, from 0.048 to 0.024.
+  But the gradient of the second token falls as well, so that relative to it the
+  bias rises from 0.51 to 0.58. What is left is the bias of prefixes that only a
+  part of the group shares.
 
   Returns:
     A `LossTransform` that edits the advantage; place it after the weight.
@@ -80,24 +81,26 @@ def recenter_branches() -> LossTransform:
     A_{it} \leftarrow A_{it} - b(h_{it}), \qquad
     b(h) = \frac{\sum_{j \ni h} w_{jt} A_{jt}}{\sum_{j \ni h} w_{jt}}
 
-  with :math:`h_{it}` the ids before the token and the sums over those
-  completions of the group that begin with `h`, if these are two or more. A
-  completion that goes on alone keeps the last baseline it had.
+  Here :math:`h_{it}` are the ids before the token, and the sums run over those
+  completions of the group that begin with `h`, if they are two or more. From
+  the point where a completion goes on alone it keeps the last baseline that it
+  had.
 
-  Where all who share `h` also take the same next token, that token's W_agg is
-  0. Where they branch, the W_agg of the branches add up to 0: the choice itself
-  keeps its gradient. (Each branch's own W_agg is not set to 0, as that would
-  delete the signal.) Who counts, and the rest, is as in
-  `recenter_shared_prefix`.
+  Where all that share `h` also take the same next token, the W_agg of that
+  token is 0. Where they branch, the W_agg of the branches add up to 0, and the
+  choice between them keeps its gradient. (Setting the W_agg of each branch to 0
+  would delete that signal.) Which completions count, and what "0" means, is as
+  in `recenter_shared_prefix`.
 
-  The baseline of a node sees none but the completions through it: what they
-  have in common, against the rest of the group, acts at the branch where they
-  left it. It contains the completion's own advantage, which shrinks the
-  gradient of a branching by about (n - 1) / n if n completions come to it, deep
-  ones more than early ones. On the tree of `diagnostics.tree_bias` (see
-  `recenter_shared_prefix`) GRPO's second token falls from 0.094 to 0.029 for
-  that and the relative bias of the first rises to +0.85; Dr. GRPO, unbiased up
-  to a factor, no longer is where the first token has a true gradient.
+  The baseline of a node sees only the completions through it. What they have in
+  common, compared with the rest of the group, acts at the branch where they
+  left it. The baseline contains the completion's own advantage, which shrinks
+  the gradient of a branching by about (n - 1) / n if n completions come to it:
+  deep branchings are shrunk more than early ones. On the tree of
+  `diagnostics.tree_bias` (see `recenter_shared_prefix`), GRPO's second token
+  falls from 0.094 to 0.029 for that reason, and the relative bias of the first
+  rises to +0.85. Dr. GRPO, which is unbiased up to a factor, no longer is where
+  the first token has a true gradient.
 
   Returns:
     A `LossTransform` that edits the advantage; place it after the weight.
@@ -110,7 +113,7 @@ def recenter_branches() -> LossTransform:
 
 
 def _recentered(advantage: Array, batch: Batch, whole: bool) -> Array:
-  """The advantage minus its weighted mean over those who share the history.
+  """The advantage minus its weighted mean over those that share the history.
 
   Args:
     advantage: f[P,G,T].
@@ -126,7 +129,8 @@ def _recentered(advantage: Array, batch: Batch, whole: bool) -> Array:
     sharers, mass, moment = total
     shares = (position <= common) & other_counts
     share = jnp.where(shares, other_weight, 0)
-    # Of differences, which are exact zeros if the advantages are equal.
+    # Differences are exactly 0 if the advantages are equal; a difference of two
+    # sums would leave rounding errors.
     gain = share * (advantage - other_advantage)
     return sharers + shares, mass + share, moment + gain
 
@@ -136,13 +140,16 @@ def _recentered(advantage: Array, batch: Batch, whole: bool) -> Array:
     add, start, batch.tokens, counts, weight, advantage
   )
   centered = _ops.safe_divide(moment, mass)  # advantage - baseline
+  # An empty or dropped completion is no member, so that the rest of the group
+  # is still "whole".
   members = jnp.any(counts, axis=-1, keepdims=True)
   size = jnp.sum(members, axis=1, keepdims=True, dtype=jnp.int32)  # [P,1,1]
   qualifies = sharers >= 2
   if whole:
     qualifies &= sharers == size
+  # The last position up to here whose history qualifies; -1 is none.
   last = lax.cummax(jnp.where(qualifies, position, -1), axis=2)
   at_last = lambda x: jnp.take_along_axis(x, jnp.maximum(last, 0), axis=-1)
-  # Where `last` is the token itself, the first two cancel exactly.
+  # Where `last` is the token itself, the first two terms cancel exactly.
   moved = advantage - at_last(advantage) + at_last(centered)
   return jnp.where(last >= 0, moved, advantage)

@@ -11,19 +11,21 @@ from grpo_jax.losses._stages import on_reward
 
 
 def subtract_kl(coefficient) -> LossTransform:
-  r"""KL to the reference in the reward, as k1 summed over the completion.
+  r"""Subtracts the completion's KL to the reference from the reward, as k1.
 
   .. math:: r_i \leftarrow r_i - \beta \sum_t
               \bigl(\log \pi_{old}(o_{it}) - \log \pi_{ref}(o_{it})\bigr)
 
   In the reward the estimator k1 is right: the score function turns it into the
-  gradient of KL(policy || reference). As a loss it would be noise.
+  gradient of KL(policy || reference). As a loss it would only be noise (see
+  `add_kl`).
 
   Args:
-    coefficient: `beta`, per nat.
+    coefficient: :math:`\beta`, per nat.
 
   Returns:
-    A `LossTransform` that edits the reward.
+    A `LossTransform` that edits the reward and requires `logp_old` and
+    `logp_ref`.
   """
 
   def reward(reward, batch, coefficient):
@@ -36,16 +38,17 @@ def subtract_kl(coefficient) -> LossTransform:
 
 
 def subtract_kl_to_go(coefficient) -> LossTransform:
-  r"""Per-token KL penalties, each charged to its token and those before it.
+  r"""Charges each token for the KL penalties from it to the end.
 
   .. math:: A_{it} \leftarrow A_{it} - \beta \sum_{s \ge t}
               \bigl(\log \pi_{old}(o_{is}) - \log \pi_{ref}(o_{is})\bigr)
 
   Args:
-    coefficient: `beta`, per nat.
+    coefficient: :math:`\beta`, per nat.
 
   Returns:
-    A `LossTransform` that edits the advantage.
+    A `LossTransform` that edits the advantage and requires `logp_old` and
+    `logp_ref`.
 
   References:
     Hu et al., `REINFORCE++ <https://arxiv.org/abs/2501.03262>`_, 2025
@@ -53,6 +56,7 @@ def subtract_kl_to_go(coefficient) -> LossTransform:
 
   def advantage(advantage, batch, coefficient):
     gap = batch.logp_old - batch.logp_ref
+    # A cumulative sum from the end. Behind the end the gap is 0.
     to_go = jnp.flip(jnp.cumsum(jnp.flip(gap, axis=-1), axis=-1), axis=-1)
     return advantage - coefficient * to_go
 
@@ -66,16 +70,17 @@ def divide_by_batch_deviation(
 ) -> LossTransform:
   r"""Divides the advantage by the deviation of all rewards of the rollout.
 
-  .. math:: A \leftarrow A / (\sigma_{batch}(r) + \epsilon)
+  .. math:: A \leftarrow A / (\sigma_{rollout}(r) + \epsilon)
 
   Args:
     deviation: `'population'` or `'sample'`.
     epsilon: Added to the deviation.
-    within_groups: Whether the deviation is that of the rewards around their
-      groups' means, which leaves out how the prompts differ.
+    within_groups: Whether the deviation is that of the rewards around the means
+      of their groups, which leaves out how the prompts differ.
 
   Returns:
-    A `LossTransform` that edits the advantage; 0 if the deviation is.
+    A `LossTransform` that edits the advantage; it is 0 if deviation and
+    `epsilon` are both 0.
 
   Raises:
     ValueError: An unknown `deviation`.
@@ -99,10 +104,10 @@ def divide_by_batch_deviation(
 def normalize_over_completions(
   deviation='population', epsilon=0.0
 ) -> LossTransform:
-  """The advantage's z-score among all completions of the rollout.
+  """Sets the advantage to its z-score among all completions of the rollout.
 
   Mean and deviation are those of the completions' means. An empty completion
-  has no token to hold its advantage; it does not count.
+  has no token that could hold its advantage, so it does not count.
 
   Args:
     deviation: `'population'` or `'sample'`.
@@ -121,7 +126,8 @@ def normalize_over_completions(
 
   def advantage(advantage, batch, epsilon):
     counted = jnp.any(batch.mask, axis=-1, keepdims=True)
-    # Around a completion's largest, so that equal values have exactly one mean.
+    # The mean of what lies around the largest: of equal values it is exactly
+    # their value.
     largest = jnp.max(
       advantage, axis=-1, keepdims=True, where=batch.mask, initial=-jnp.inf
     )
@@ -130,6 +136,8 @@ def normalize_over_completions(
     mean = largest + _ops.per_token(offset)
     centered = _ops.centered(mean, counted)
     spread = _ops.deviation_of(centered, counted, deviation)
+    # The z-score is that of completions; differences inside one are only
+    # scaled.
     own = advantage - mean  # 0 unless it varies inside the completion
     return _ops.safe_divide(own + centered, spread + epsilon)
 
@@ -137,7 +145,7 @@ def normalize_over_completions(
 
 
 def normalize_over_tokens(deviation='population', epsilon=0.0) -> LossTransform:
-  """The advantage's z-score among all trained tokens of the rollout.
+  """Sets the advantage to its z-score among all trained tokens of the rollout.
 
   A completion counts as often as it has tokens.
 
@@ -166,8 +174,8 @@ def clip_advantage(minimum=-np.inf, maximum=np.inf) -> LossTransform:
   """Clips the advantage.
 
   Args:
-    minimum: Least advantage.
-    maximum: Largest advantage.
+    minimum: Smallest advantage that is left.
+    maximum: Largest advantage that is left.
 
   Returns:
     A `LossTransform` that edits the advantage.
@@ -183,7 +191,7 @@ def clip_advantage(minimum=-np.inf, maximum=np.inf) -> LossTransform:
 def drop_truncated() -> LossTransform:
   """Stops training on completions that the length limit cut off.
 
-  Their rewards still count in their groups' statistics.
+  Their rewards still count in the statistics of their groups.
 
   Returns:
     A `LossTransform` that edits `keep`.
@@ -193,6 +201,7 @@ def drop_truncated() -> LossTransform:
   """
 
   def keep(keep, batch):
+    # `on_keep` joins the result with what was kept before.
     del keep
     return ~batch.truncated[:, :, None]
 
@@ -200,13 +209,14 @@ def drop_truncated() -> LossTransform:
 
 
 def keep_largest_advantages(share=0.5) -> LossTransform:
-  r"""Trains on the completions of largest :math:`|A|` of each group.
+  r"""Trains only on the completions of largest :math:`|A|` of each group.
 
-  Keeps :math:`\max(1, \lfloor share \cdot n \rfloor)` of the n completions of
-  a group; of equal ones the earlier. Denominators then count these.
+  Of the n completions of a group that are still trained, :math:`\max(1, \lfloor
+  share \cdot n \rfloor)` are kept. Of equal ones the earlier are kept.
+  Denominators then count only these.
 
   Args:
-    share: Share of a group's completions that is kept.
+    share: Share of a group's completions that is kept, in [0, 1].
 
   Returns:
     A `LossTransform` that edits `keep`; place it after the advantage is set.
@@ -216,10 +226,12 @@ def keep_largest_advantages(share=0.5) -> LossTransform:
   """
 
   def keep(keep, batch, share):
-    counted = jnp.any(keep, axis=-1)  # not what is dropped already
+    # Completions that are dropped already neither count nor compete.
+    counted = jnp.any(keep, axis=-1)
     size = jnp.max(jnp.abs(batch.advantage), axis=-1)
     largest = jnp.max(size, axis=1, keepdims=True)
-    # Rounded: advantages of equal size and other sign differ by rounding.
+    # Advantages of equal size and other sign differ by rounding errors, which
+    # should not decide which of them is kept.
     size = jnp.round(_ops.safe_divide(size, largest), 5)
     size = jnp.where(counted, size, -1)
     ahead = size[:, None, :] > size[:, :, None]  # [P,i,j]: j before i
@@ -227,7 +239,7 @@ def keep_largest_advantages(share=0.5) -> LossTransform:
     earlier = jnp.arange(group)[None, :] < jnp.arange(group)[:, None]
     ahead |= earlier[None] & (size[:, None, :] == size[:, :, None])
     number = _ops.count(counted, axis=1)[:, None]
-    # A share such as 1 - 0.9 must not lose one to rounding.
+    # 1 - 0.9 is a bit less than 0.1: that must not cost a completion.
     most = jnp.maximum(1, jnp.floor(share * number + 1e-4))
     return _ops.per_token(_ops.count(ahead, axis=-1) < most)
 

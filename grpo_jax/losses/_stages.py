@@ -1,17 +1,15 @@
-"""Stage constructors: each builds a transform that writes one named field.
+"""Stage constructors: each makes a transform that writes one named field.
 
-The flow is reward -> advantage; keep -> weight; log_ratio -> objective ->
-edits; penalty. A constructor takes an array function and raises, when the chain
-is traced, if the field it edits is not there yet or is already spent.
-
-Hyper-parameters go in as keyword arguments and reach the function as keyword
-arguments. Each is a number, a schedule of the rollout counter, or a
-`Controller`; see `_controllers.py`.
+`_PLACES` says for every constructor which field it writes and where in a chain
+that may happen; `_stage` makes a transform for any of these places. What the
+constructors have in common (the array function, hyper-parameters, metrics,
+errors) is explained in the docstring of the package, `help(grpo_jax.losses)`.
 """
 
 from collections.abc import Callable
 from collections.abc import Iterable
 from typing import Any
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
@@ -22,61 +20,186 @@ from grpo_jax.losses._controllers import scheduled
 CREDIT_METRIC = 'metric/'  # prefix in Batch.extras of what `credit` measured
 
 
-def _with_metrics(result):
-  """(array, metrics) of what a stage's function returned."""
-  value, metrics = result if isinstance(result, tuple) else (result, {})
-  return jnp.asarray(value), metrics
+class _Place(NamedTuple):
+  """What a transform writes, and where in a chain it may stand."""
+
+  component: str  # of `LossTransform`: 'credit', 'prepare' or 'apply'
+  field: str  # of `Batch`, or of `SurrogateTerms` if the component is 'apply'
+  edits: bool = False  # the function takes the old value as first argument
+  needs: str = ''  # a field that an earlier transform must have set
+  before: str = ''  # a field that no earlier transform may have set
 
 
-def _joined(old, new):
-  """Metrics of two links; where both mark tokens by one name, either counts."""
-  both = {
-    name: old[name] | value
-    for name, value in new.items()
-    if name in old and value.dtype == bool
-  }
-  return {**old, **new, **both}
+# In the order of a chain, from the reward to the loss. Constructors of 'apply'
+# hand all of `SurrogateTerms` to their function, so none of them `edits`.
+_PLACES = {
+  'on_reward': _Place('credit', 'reward', edits=True, before='advantage'),
+  'on_keep': _Place('credit', 'keep', edits=True),
+  'set_advantage': _Place('credit', 'advantage', before='advantage'),
+  'on_advantage': _Place('credit', 'advantage', edits=True, needs='advantage'),
+  'set_weight': _Place('prepare', 'weight', before='weight'),
+  'on_weight': _Place('prepare', 'weight', edits=True, needs='weight'),
+  'on_weighted_advantage': _Place(
+    'prepare', 'advantage', edits=True, needs='weight'
+  ),
+  'on_log_ratio': _Place('apply', 'log_ratio', before='objective'),
+  'set_objective': _Place('apply', 'objective', before='objective'),
+  'on_objective': _Place('apply', 'objective', needs='objective'),
+  'add_penalty': _Place('apply', 'penalty'),
+}
 
 
-def _written(batch, field, value):
-  """The batch with a new value of a field, nothing of it where nobody owns."""
-  if field == 'reward':
-    value = jnp.where(batch.valid, value, 0)
-    edit = batch.extras.get('reward_edit', 0) + value - batch.reward
-    extras = {**batch.extras, 'reward_edit': edit}
-    return batch._replace(reward=value, extras=extras)
-  value = value[:, :, None] if value.ndim == 2 else value
-  if field == 'keep':
-    return batch._replace(keep=batch.keep & value)
-  return batch._replace(**{field: jnp.where(batch.mask, value, 0)})
+def on_reward(function, requires: Iterable[str] = (), **hyper) -> LossTransform:
+  """Edits the reward: `function(reward, batch, **hyper) -> f32[P,G]`.
+
+  The function sees the whole rollout. Place the transform before the one that
+  sets the advantage. For the arguments see `help(grpo_jax.losses)`.
+  """
+  return _stage(_PLACES['on_reward'], function, hyper, requires)
+
+
+def on_keep(
+  function, requires: Iterable[str] = (), needs: str = '', **hyper
+) -> LossTransform:
+  """Drops tokens: `function(keep, batch, **hyper) -> bool[P,G] or [P,G,T]`.
+
+  The function sees the whole rollout and returns which tokens are trained. A
+  token that an earlier transform has dropped stays dropped. Place the transform
+  before the one that sets the weight, whose denominators count kept tokens.
+  `needs='advantage'` says that the function reads the advantage, so that a
+  chain that sets it later is refused. For the other arguments see
+  `help(grpo_jax.losses)`.
+  """
+  place = _PLACES['on_keep']._replace(needs=needs)
+  return _stage(place, function, hyper, requires)
+
+
+def set_advantage(
+  function, requires: Iterable[str] = (), **hyper
+) -> LossTransform:
+  """Sets the advantage: `function(batch, **hyper) -> f32[P,G] or [P,G,T]`.
+
+  The function sees the whole rollout; its statistics should run over
+  `batch.valid`. A chain has exactly one such transform. For the arguments see
+  `help(grpo_jax.losses)`.
+  """
+  return _stage(_PLACES['set_advantage'], function, hyper, requires)
+
+
+def on_advantage(
+  function, requires: Iterable[str] = (), **hyper
+) -> LossTransform:
+  """Edits the advantage: `function(advantage, batch, **hyper)`.
+
+  The function sees the whole rollout, gets the advantage as f32[P,G,T] and
+  returns f32[P,G] or f32[P,G,T]. Place the transform after the one that sets
+  the advantage. For the arguments see `help(grpo_jax.losses)`.
+  """
+  return _stage(_PLACES['on_advantage'], function, hyper, requires)
+
+
+def set_weight(
+  function, requires: Iterable[str] = (), **hyper
+) -> LossTransform:
+  """Sets the weight of each token: `function(batch, **hyper) -> f32[P,G,T]`.
+
+  The function sees one optimizer batch; its denominators should run over
+  `batch.keep`. The weight is for aggregation alone, because it multiplies
+  objective and penalty alike. A chain has exactly one such transform. For the
+  arguments see `help(grpo_jax.losses)`.
+  """
+  return _stage(_PLACES['set_weight'], function, hyper, requires)
+
+
+def on_weight(function, requires: Iterable[str] = (), **hyper) -> LossTransform:
+  """Edits the weight: `function(weight, batch, **hyper) -> f32[P,G,T]`.
+
+  The function sees one optimizer batch. Place the transform after the one that
+  sets the weight. For the arguments see `help(grpo_jax.losses)`.
+  """
+  return _stage(_PLACES['on_weight'], function, hyper, requires)
+
+
+def on_weighted_advantage(
+  function, requires: Iterable[str] = (), **hyper
+) -> LossTransform:
+  """Edits the advantage by the weight: `function(advantage, batch, **hyper)`.
+
+  The function sees one optimizer batch with its weight and returns f32[P,G,T].
+  Place the transform after the one that sets the weight, and after all that
+  edit the weight: it does not see later edits. For the arguments see
+  `help(grpo_jax.losses)`.
+  """
+  return _stage(_PLACES['on_weighted_advantage'], function, hyper, requires)
+
+
+def on_log_ratio(
+  function, requires: Iterable[str] = (), scope: str = 'row', **hyper
+) -> LossTransform:
+  """Edits the log-ratio: `function(terms, batch, **hyper) -> f32[P,G,T]`.
+
+  The function is differentiated; it reads `terms.log_ratio` and returns what
+  replaces it. Place the transform before the one that sets the objective. For
+  the arguments see `help(grpo_jax.losses)`.
+  """
+  return _stage(_PLACES['on_log_ratio'], function, hyper, requires, scope)
+
+
+def set_objective(
+  function, requires: Iterable[str] = (), scope: str = 'row', **hyper
+) -> LossTransform:
+  """Sets the objective: `function(terms, batch, **hyper) -> f32[P,G,T]`.
+
+  The function is differentiated, and what it returns is maximised. A chain has
+  exactly one such transform. For the arguments see `help(grpo_jax.losses)`.
+  """
+  return _stage(_PLACES['set_objective'], function, hyper, requires, scope)
+
+
+def on_objective(
+  function, requires: Iterable[str] = (), scope: str = 'row', **hyper
+) -> LossTransform:
+  """Edits the objective: `function(terms, batch, **hyper) -> f32[P,G,T]`.
+
+  The function is differentiated; it reads `terms.objective` and returns what
+  replaces it. Place the transform after the one that sets the objective. For
+  the arguments see `help(grpo_jax.losses)`.
+  """
+  return _stage(_PLACES['on_objective'], function, hyper, requires, scope)
+
+
+def add_penalty(
+  function, requires: Iterable[str] = (), scope: str = 'row', **hyper
+) -> LossTransform:
+  """Adds to the penalty: `function(terms, batch, **hyper) -> f32[P,G,T]`.
+
+  The function is differentiated, and what it returns is minimised. The
+  transform may stand anywhere in a chain; penalties add up. For the arguments
+  see `help(grpo_jax.losses)`.
+  """
+  return _stage(_PLACES['add_penalty'], function, hyper, requires, scope)
 
 
 def _stage(
+  place: _Place,
   function: Callable[..., Any],
-  component: str,
-  field: str,
-  *,
-  needs: str = '',
-  before: str = '',
-  edits: bool = False,
-  requires: Iterable[str] = (),
-  scope: str = 'row',
   hyper: dict[str, Any],
+  requires: Iterable[str],
+  scope: str = 'row',
 ) -> LossTransform:
-  """A transform that writes `field` in `component`, an identity elsewhere.
+  """A transform that writes one field and passes on everything else.
 
   Args:
+    place: What is written, and where in a chain.
     function: Makes the new value.
-    component: `'credit'`, `'prepare'` or `'apply'`.
-    field: What is written, of `Batch` or (in `apply`) of `SurrogateTerms`.
-    needs: A field that an earlier link must have set.
-    before: A field that no earlier link may have set.
-    edits: Whether `function` takes the old value as its first argument.
-    requires: See `LossTransform`.
-    scope: See `LossTransform`.
     hyper: Numbers, schedules and controllers. The state holds those of the
       latter two, which `credit` moves before anything reads them.
+    requires: See `LossTransform`.
+    scope: See `LossTransform`.
   """
+  component, field, edits, needs, before = place
+  # A closure is named after the transform that holds it: errors say
+  # 'ppo_clip', where `__name__` would say 'objective'.
   name = getattr(function, '__qualname__', repr(function)).split('.')[0]
   moving = {
     key: value if isinstance(value, Controller) else scheduled(value)
@@ -105,6 +228,8 @@ def _stage(
     check_order(batch)
     old = (getattr(batch, field),) if edits else ()
     value, metrics = _with_metrics(call(state, *old, batch))
+    # A Batch has no field for metrics. The learner takes those of `credit` out
+    # of `extras` before anything else reads the batch.
     marked = {CREDIT_METRIC + key: value for key, value in metrics.items()}
     batch = batch._replace(extras=_joined(batch.extras, marked))
     return _written(batch, field, value)
@@ -113,12 +238,18 @@ def _stage(
     return {key: c.init() for key, c in moving.items()}
 
   def credit(batch, state):
+    # Every transform moves its own hyper-parameters here, also one that writes
+    # in `apply`: this pass alone runs once per rollout, so all updates of a
+    # rollout see the same numbers.
     state = {key: c.update(state[key], batch) for key, c in moving.items()}
     return write(batch, state) if component == 'credit' else batch, state
 
   def prepare(batch, state):
     if component == 'prepare':
       return write(batch, state)
+    # The weight would count the right tokens even so, because `credit` has run
+    # through the whole chain by now. Refusing it keeps a chain readable: what
+    # stands first happens first.
     if field == 'keep' and batch.weight is not None:
       raise ValueError(
         f'{name} drops tokens, but an earlier transform of the chain has '
@@ -141,265 +272,39 @@ def _stage(
   return LossTransform(init, credit, prepare, apply, requires, scope)
 
 
-def on_reward(function, requires: Iterable[str] = (), **hyper) -> LossTransform:
-  """Edits the reward: `function(reward, batch, **hyper) -> f32[P,G]`.
+def _with_metrics(result):
+  """(array, metrics) of what a stage's function returned."""
+  value, metrics = result if isinstance(result, tuple) else (result, {})
+  return jnp.asarray(value), metrics
 
-  Args:
-    function: Sees the whole rollout.
-    requires: Optional fields that it reads, by name.
-    **hyper: Numbers, schedules or controllers, passed to `function` by name.
 
-  Returns:
-    A `LossTransform`; place it before the advantage is set.
+def _joined(old, new):
+  """Metrics of two transforms; a token that either of them marks is marked.
+
+  Only boolean metrics of the same name are joined. Of others the later counts.
   """
-  return _stage(
-    function,
-    'credit',
-    'reward',
-    before='advantage',
-    edits=True,
-    requires=requires,
-    hyper=hyper,
-  )
+  both = {
+    name: old[name] | value
+    for name, value in new.items()
+    if name in old and value.dtype == bool
+  }
+  return {**old, **new, **both}
 
 
-def on_keep(
-  function, requires: Iterable[str] = (), needs: str = '', **hyper
-) -> LossTransform:
-  """Drops tokens: `function(keep, batch, **hyper) -> bool[P,G] or [P,G,T]`.
+def _written(batch, field, value):
+  """The batch with a new value of a field, zero where nothing owns the place.
 
-  Args:
-    function: Sees the whole rollout; what an earlier transform dropped
-      stays dropped.
-    requires: Optional fields that it reads, by name.
-    needs: `'advantage'` if it reads what an earlier transform must have set.
-    **hyper: Numbers, schedules or controllers, passed to `function` by name.
-
-  Returns:
-    A `LossTransform`; place it before the weight is set, whose
-    denominators count the kept tokens.
+  Places that no completion owns are invalid completions and, per token,
+  whatever lies outside the mask.
   """
-  return _stage(
-    function,
-    'credit',
-    'keep',
-    needs=needs,
-    edits=True,
-    requires=requires,
-    hyper=hyper,
-  )
-
-
-def set_advantage(
-  function, requires: Iterable[str] = (), **hyper
-) -> LossTransform:
-  """Sets the advantage: `function(batch, **hyper) -> f32[P,G] or [P,G,T]`.
-
-  Args:
-    function: Sees the whole rollout; its statistics run over `batch.valid`.
-    requires: Optional fields that it reads, by name.
-    **hyper: Numbers, schedules or controllers, passed to `function` by name.
-
-  Returns:
-    A `LossTransform`; a chain has exactly one of these.
-  """
-  return _stage(
-    function,
-    'credit',
-    'advantage',
-    before='advantage',
-    requires=requires,
-    hyper=hyper,
-  )
-
-
-def on_advantage(
-  function, requires: Iterable[str] = (), **hyper
-) -> LossTransform:
-  """Edits the advantage: `function(advantage, batch, **hyper)`.
-
-  Args:
-    function: Sees the whole rollout; returns f32[P,G] or f32[P,G,T], or a pair
-      of it and metrics, a dict of per-token values f32[P,G,T].
-    requires: Optional fields that it reads, by name.
-    **hyper: Numbers, schedules or controllers, passed to `function` by name.
-
-  Returns:
-    A `LossTransform`; place it after the advantage is set.
-  """
-  return _stage(
-    function,
-    'credit',
-    'advantage',
-    needs='advantage',
-    edits=True,
-    requires=requires,
-    hyper=hyper,
-  )
-
-
-def set_weight(
-  function, requires: Iterable[str] = (), **hyper
-) -> LossTransform:
-  """Sets each token's weight: `function(batch, **hyper) -> f32[P,G,T]`.
-
-  Args:
-    function: Sees one optimizer batch; its denominators run over
-      `batch.keep`.
-    requires: Optional fields that it reads, by name.
-    **hyper: Numbers, schedules or controllers, passed to `function` by name.
-
-  Returns:
-    A `LossTransform`; a chain has exactly one of these. The weight
-    multiplies objective and penalty alike: it is aggregation, nothing else.
-  """
-  return _stage(
-    function,
-    'prepare',
-    'weight',
-    before='weight',
-    requires=requires,
-    hyper=hyper,
-  )
-
-
-def on_weight(function, requires: Iterable[str] = (), **hyper) -> LossTransform:
-  """Edits the weight: `function(weight, batch, **hyper) -> f32[P,G,T]`.
-
-  Args:
-    function: Sees one optimizer batch.
-    requires: Optional fields that it reads, by name.
-    **hyper: Numbers, schedules or controllers, passed to `function` by name.
-
-  Returns:
-    A `LossTransform`; place it after the weight is set.
-  """
-  return _stage(
-    function,
-    'prepare',
-    'weight',
-    needs='weight',
-    edits=True,
-    requires=requires,
-    hyper=hyper,
-  )
-
-
-def on_weighted_advantage(
-  function, requires: Iterable[str] = (), **hyper
-) -> LossTransform:
-  """Edits the advantage by the weight: `function(advantage, batch, **hyper)`.
-
-  Args:
-    function: Sees one optimizer batch with its weight; returns f32[P,G,T].
-    requires: Optional fields that it reads, by name.
-    **hyper: Numbers, schedules or controllers, passed to `function` by name.
-
-  Returns:
-    A `LossTransform`; place it after the weight is set. What edits the weight
-    after it is not seen by it.
-  """
-  return _stage(
-    function,
-    'prepare',
-    'advantage',
-    needs='weight',
-    edits=True,
-    requires=requires,
-    hyper=hyper,
-  )
-
-
-def on_log_ratio(
-  function, requires: Iterable[str] = (), scope: str = 'row', **hyper
-) -> LossTransform:
-  """Edits the log-ratio: `function(terms, batch, **hyper) -> f32[P,G,T]`.
-
-  Args:
-    function: Differentiable; may return a pair (array, metrics), metrics being
-      a dict of per-token values f32[P,G,T].
-    requires: Optional fields that it reads, by name.
-    scope: `'batch'` if it couples completions, else `'row'`.
-    **hyper: Numbers, schedules or controllers, passed to `function` by name.
-
-  Returns:
-    A `LossTransform`; place it before the objective is set.
-  """
-  return _stage(
-    function,
-    'apply',
-    'log_ratio',
-    before='objective',
-    requires=requires,
-    scope=scope,
-    hyper=hyper,
-  )
-
-
-def set_objective(
-  function, requires: Iterable[str] = (), scope: str = 'row', **hyper
-) -> LossTransform:
-  """Sets the objective: `function(terms, batch, **hyper) -> f32[P,G,T]`.
-
-  Args:
-    function: Differentiable, maximised; may return (array, metrics).
-    requires: Optional fields that it reads, by name.
-    scope: `'batch'` if it couples completions, else `'row'`.
-    **hyper: Numbers, schedules or controllers, passed to `function` by name.
-
-  Returns:
-    A `LossTransform`; a chain has exactly one of these.
-  """
-  return _stage(
-    function,
-    'apply',
-    'objective',
-    before='objective',
-    requires=requires,
-    scope=scope,
-    hyper=hyper,
-  )
-
-
-def on_objective(
-  function, requires: Iterable[str] = (), scope: str = 'row', **hyper
-) -> LossTransform:
-  """Edits the objective: `function(terms, batch, **hyper) -> f32[P,G,T]`.
-
-  Args:
-    function: Differentiable; may return (array, metrics).
-    requires: Optional fields that it reads, by name.
-    scope: `'batch'` if it couples completions, else `'row'`.
-    **hyper: Numbers, schedules or controllers, passed to `function` by name.
-
-  Returns:
-    A `LossTransform`; place it after the objective is set.
-  """
-  return _stage(
-    function,
-    'apply',
-    'objective',
-    needs='objective',
-    requires=requires,
-    scope=scope,
-    hyper=hyper,
-  )
-
-
-def add_penalty(
-  function, requires: Iterable[str] = (), scope: str = 'row', **hyper
-) -> LossTransform:
-  """Adds to the penalty: `function(terms, batch, **hyper) -> f32[P,G,T]`.
-
-  Args:
-    function: Differentiable, minimised; may return (array, metrics).
-    requires: Optional fields that it reads, by name.
-    scope: `'batch'` if it couples completions, else `'row'`.
-    **hyper: Numbers, schedules or controllers, passed to `function` by name.
-
-  Returns:
-    A `LossTransform`; it may stand anywhere in a chain.
-  """
-  return _stage(
-    function, 'apply', 'penalty', requires=requires, scope=scope, hyper=hyper
-  )
+  if field == 'reward':
+    value = jnp.where(batch.valid, value, 0)
+    # `normalize_each_reward` reads the reward's parts, not the reward, so it
+    # would miss an edit that is not remembered by itself.
+    edit = batch.extras.get('reward_edit', 0) + value - batch.reward
+    extras = {**batch.extras, 'reward_edit': edit}
+    return batch._replace(reward=value, extras=extras)
+  value = value[:, :, None] if value.ndim == 2 else value
+  if field == 'keep':
+    return batch._replace(keep=batch.keep & value)
+  return batch._replace(**{field: jnp.where(batch.mask, value, 0)})

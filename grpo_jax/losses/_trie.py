@@ -1,10 +1,25 @@
-"""The trie over a group's sampled ids: who shares how long a prefix."""
+r"""The trie over a group's sampled ids: what completions do to a shared token.
+
+Completions of one group that begin with the same tokens pull on the same
+log-probabilities, so a token is moved by the sum of their coefficients,
+
+.. math:: W_{agg} = \sum_{i \in S} c_{it}, \qquad
+          c_{it} = -\frac{\partial\, loss}{\partial \log \pi_{it}},
+
+over the completions :math:`S` that share it with everything before it
+(proposition 1 of Fontana et al., `On the Hidden Objective Biases of
+Group-based Reinforcement Learning <https://arxiv.org/abs/2601.05002>`_, 2026,
+with :math:`c = \omega A`).
+"""
 
 from collections.abc import Callable
 from typing import Any
+from typing import NamedTuple
 
+import jax
 from jax import lax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from grpo_jax.losses._base import Array
 
@@ -41,3 +56,98 @@ def fold_group(
 
   others = tuple(jnp.moveaxis(x, 1, 0) for x in (tokens, *arrays))
   return lax.scan(step, start, others)[0]
+
+
+class SharedPrefix(NamedTuple):
+  """The trie over a group's sampled ids, laid out on its tokens, `[P,G,T]`.
+
+  The node of the token at `t` is the set of completions that have the same ids
+  up to and including `t` and sampled the id at `t`. All arrays are 0 outside
+  the mask.
+  """
+
+  sharers: jax.Array  # i32, completions in the node; 1: shared with nobody
+  weight: jax.Array  # f, W_agg: sum of the node's coefficients
+  total: jax.Array  # f, sum of their absolute values
+
+
+def shared_prefix_weight(
+  tokens: ArrayLike, mask: ArrayLike, coefficient: ArrayLike
+) -> SharedPrefix:
+  """Finds, for every token, who shares it and what moves it in sum.
+
+  Holds a few arrays `[P,G,T]`, never `[P,G,G,T]`.
+
+  Args:
+    tokens: i32[P,G,T], ids. Where the mask has holes (what a tool wrote), the
+      ids in them count as part of the prefix.
+    mask: bool[P,G,T], the policy chose this token; all False for a completion
+      that is not valid.
+    coefficient: f[P,G,T], -d loss / d logp; read inside the mask only.
+
+  Returns:
+    A `SharedPrefix`.
+
+  >>> tokens = jnp.array([[[5, 7, 2], [5, 8, 2]]])
+  >>> shared = shared_prefix_weight(
+  ...   tokens, jnp.ones((1, 2, 3), bool),
+  ...   jnp.array([[[0.5, 0.5, 0.5], [-0.25, -0.25, -0.25]]]))
+  >>> shared.sharers.tolist(), shared.weight.tolist()
+  ([[[2, 1, 1], [2, 1, 1]]], [[[0.25, 0.5, 0.5], [0.25, -0.25, -0.25]]])
+  """
+  tokens, coefficient = jnp.asarray(tokens), jnp.asarray(coefficient)
+  mask = jnp.asarray(mask, bool)
+  position = jnp.arange(tokens.shape[-1], dtype=jnp.int32)[None, None]
+
+  def add(shared, common, sampled, pull):
+    same = (position < common) & mask & sampled
+    pull = jnp.where(same, pull, 0)
+    return SharedPrefix(
+      shared.sharers + same, shared.weight + pull, shared.total + jnp.abs(pull)
+    )
+
+  zero = jnp.zeros_like(coefficient)
+  start = SharedPrefix(jnp.zeros_like(mask, jnp.int32), zero, zero)
+  return fold_group(add, start, tokens, mask, coefficient)
+
+
+def prefix_summary(
+  shared: SharedPrefix,
+) -> dict[str, tuple[jax.Array, jax.Array]]:
+  """Sums up the nodes of all tries, each node once.
+
+  A node is `whole` if all completions of its group that hold any token are in
+  it, and these are two or more; it is `part` if two or more are, but not all.
+
+  Args:
+    shared: What `shared_prefix_weight` returned.
+
+  Returns:
+    For `kind` in `whole` and `part`, pairs (sum, count) whose quotients are:
+
+    - `kind_tokens`: nodes per group, in tokens, over groups of at least two;
+    - `kind_weight`: W_agg per node;
+    - `kind_uncancelled`: abs(W_agg) / sum of abs(coefficient), over the nodes
+      where that sum is not 0. 1: all pull one way; 0: they cancel exactly.
+  """
+  holds = jnp.any(shared.sharers > 0, axis=-1, keepdims=True)
+  size = jnp.sum(holds, axis=1, keepdims=True, dtype=jnp.int32)  # [P,1,1]
+  groups = jnp.sum(size >= 2, dtype=jnp.float32)
+  several = (shared.sharers >= 2) & (size >= 2)
+  once = 1 / jnp.maximum(shared.sharers, 1).astype(shared.weight.dtype)
+  moved = shared.total > 0
+  share = jnp.abs(shared.weight) / jnp.where(moved, shared.total, 1)
+  summary = {}
+  for kind, chosen in (
+    ('whole', several & (shared.sharers == size)),
+    ('part', several & (shared.sharers < size)),
+  ):
+    each = jnp.where(chosen, once, 0)  # adds up to 1 over a node
+    nodes = jnp.sum(each)
+    summary[f'{kind}_tokens'] = nodes, groups
+    summary[f'{kind}_weight'] = jnp.sum(each * shared.weight), nodes
+    summary[f'{kind}_uncancelled'] = (
+      jnp.sum(each * share),
+      jnp.sum(jnp.where(moved, each, 0)),
+    )
+  return summary

@@ -1,6 +1,6 @@
 """Weight: how much each token counts (once per optimizer batch).
 
-Denominators run over `keep` and over the whole optimizer batch, so the gradient
+Denominators run over `keep` and over the whole optimizer batch. So the gradient
 does not depend on micro-batches, padding, packing or devices.
 """
 
@@ -14,7 +14,7 @@ from grpo_jax.losses._stages import set_weight
 
 
 def mean_over_tokens() -> LossTransform:
-  r"""Every kept token of the batch counts the same.
+  r"""Gives every kept token of the batch the same weight.
 
   .. math:: w_{it} = 1 / N, \quad N = \sum_{i,t} \text{keep}_{it}
 
@@ -41,11 +41,12 @@ def mean_over_tokens() -> LossTransform:
 
 
 def mean_over_sequences() -> LossTransform:
-  r"""Every completion counts the same, and its kept tokens share its weight.
+  r"""Gives every completion the same weight, which its kept tokens share.
 
   .. math:: w_{it} = \frac{1}{B L_i}
 
-  `B` counts completions that keep at least one token, `L_i` kept tokens.
+  `B` counts the completions that keep at least one token, :math:`L_i` the kept
+  tokens of one.
 
   Returns:
     A `LossTransform` that sets the weight.
@@ -65,20 +66,26 @@ def mean_over_sequences() -> LossTransform:
   def weight(batch):
     kept = batch.keep.astype(batch.reward.dtype)
     tokens = jnp.sum(kept, axis=-1)
+    # Completions without a kept token would only shrink the step.
     sequences = jnp.sum(tokens > 0).astype(kept.dtype)
+    # One `B` for the batch, as groups may keep different numbers of
+    # completions.
     return _ops.safe_divide(kept, _ops.per_token(tokens) * sequences)
 
   return set_weight(weight)
 
 
 def sum_over_tokens(budget_tokens=1) -> LossTransform:
-  r"""Sums over a completion's tokens, averages over completions.
+  r"""Sums over a completion's tokens, and averages over completions.
 
   .. math:: w_{it} = \frac{1}{B L_{max}}
 
+  `B` counts the completions that keep at least one token.
+
   Args:
-    budget_tokens: The constant `L_max`. 1 gives the plain sum of REINFORCE.
-      It is a constant, never the padded width: that one depends on the batch.
+    budget_tokens: The constant :math:`L_{max}`, in tokens. 1 gives the plain
+      sum of REINFORCE. Give a constant of the method here and not the padded
+      width, which depends on the batch.
 
   Returns:
     A `LossTransform` that sets the weight.
@@ -113,11 +120,12 @@ def sum_over_tokens(budget_tokens=1) -> LossTransform:
 
 
 def mean_over_prompts() -> LossTransform:
-  r"""Every prompt counts the same, and its kept tokens share its weight.
+  r"""Gives every prompt the same weight, which its kept tokens share.
 
   .. math:: w_{it} = \frac{1}{P N_p}
 
-  `P` counts prompts that keep at least one token, `N_p` a prompt's kept tokens.
+  `P` counts the prompts that keep at least one token, :math:`N_p` the kept
+  tokens of one.
 
   Returns:
     A `LossTransform` that sets the weight.
@@ -137,32 +145,36 @@ def mean_over_prompts() -> LossTransform:
 
 
 def gate_small_advantages(threshold=1.0) -> LossTransform:
-  r"""Weight 0 for tokens of small advantage; denominators stay.
+  r"""Sets the weight of tokens of small advantage to 0; denominators stay.
 
   .. math:: w_{it} \leftarrow w_{it}\, 1[|A_{it}| \ge \gamma]
 
+  As the weight multiplies the penalty too, these tokens have none either.
+
   Args:
-    threshold: `gamma`, in units of the advantage.
+    threshold: :math:`\gamma`, in units of the advantage.
 
   Returns:
-    A `LossTransform` that edits the weight: the penalty goes too.
+    A `LossTransform` that edits the weight.
 
   References:
     Lin et al., `CPPO <https://arxiv.org/abs/2503.22342>`_, 2025, equation 7
   """
 
   def weight(weight, batch, threshold):
+    # By the weight and not by `keep`, whose tokens the denominators count.
     return jnp.where(jnp.abs(batch.advantage) >= threshold, weight, 0)
 
   return on_weight(weight, threshold=threshold)
 
 
 def scale_by_informative_groups() -> LossTransform:
-  r"""Makes up for groups that teach nothing.
+  r"""Makes up for groups that have no gradient.
 
   .. math:: w_{it} \leftarrow w_{it} \frac{B}{B - M}
 
-  with `M` of the batch's `B` valid completions in groups of equal rewards.
+  Of the `B` valid completions of the optimizer batch, `M` are in groups of
+  equal rewards.
 
   Returns:
     A `LossTransform` that edits the weight.
@@ -173,6 +185,7 @@ def scale_by_informative_groups() -> LossTransform:
   """
 
   def weight(weight, batch):
+    # From `valid`: what `keep` drops does not make a group uniform.
     informative = batch.valid & ~_ops.uniform_groups(batch)[:, None]
     valid = _ops.count(batch.valid).astype(weight.dtype)
     return weight * _ops.safe_divide(valid, _ops.count(informative))
@@ -185,8 +198,9 @@ def weigh_conflict_tokens(wrong=0.0, right=2.0) -> LossTransform:
 
   .. math:: w_{it} \leftarrow \lambda_{it} w_{it}
 
-  where `lambda` is 1 except on conflict tokens: `wrong` in completions whose
-  centered reward is negative, `right` in those where it is positive.
+  :math:`\lambda` is 1, except on conflict tokens (see `conflict_tokens`): there
+  it is `wrong` in completions whose centered reward is negative, and `right`
+  where that is positive.
 
   Args:
     wrong: Factor in completions below their group's mean.
@@ -196,9 +210,8 @@ def weigh_conflict_tokens(wrong=0.0, right=2.0) -> LossTransform:
     A `LossTransform` that edits the weight.
 
   References:
-    Simoni et al., `GTPO <https://arxiv.org/abs/2508.03772>`_, 2025. What a
-    conflict is says `conflict_tokens`. (Released code multiplies by 2 twice
-    where the spans from both ends overlap.)
+    Simoni et al., `GTPO <https://arxiv.org/abs/2508.03772>`_, 2025. (Released
+    code multiplies by 2 twice where the spans from both ends overlap.)
   """
 
   def weight(weight, batch, wrong, right):

@@ -1,4 +1,13 @@
-"""The transformer, and what it says of completions."""
+"""The transformer, and the log-probabilities that it gives to completions.
+
+Read in this order:
+
+- `transformer`: the model and the protocol behind which it stands;
+- `attention`: which tokens see which, in training and in decoding;
+- `layout`: how completions lie in the rows that the model reads;
+- `scores`: log-probability and entropy of each completion token;
+- `kernels`: attention kernels of accelerators.
+"""
 
 from grpo_jax.models._config import LayerKind
 from grpo_jax.models._config import ModelConfig

@@ -1,5 +1,9 @@
 """Softmax attention over some of the keys, in plain JAX.
 
+Where rows share a prompt, attention to the prompt and to the row's own tokens
+is computed apart. Each part is a `Partial`: its output and the log-sum-exp of
+its scores, by which `merge` puts two parts together exactly.
+
 Shapes: `Q` queries, `N` keys, `H` query heads, `K` key-value heads, `D` head
 size; `h = H / K` query heads read the same keys.
 """
@@ -11,14 +15,21 @@ import jax.numpy as jnp
 
 Array = jax.Array
 
-NEVER = -1e30  # the log-sum-exp of nothing; finite, so that 0 * it is 0
+# The score of a key that a query does not see, and the log-sum-exp of no keys.
+# Finite, because 0 * -inf and -inf - -inf would be NaN.
+NEVER = -1e30
 
 
 class Partial(NamedTuple):
-  """Attention over some of the keys, ready to be merged with the rest."""
+  """Attention over some of the keys, ready to be merged with the others.
 
-  output: Array  # f[B,Q,H,D], normalised over its own keys
-  log_mass: Array  # f32[B,Q,H], log-sum-exp of its scores
+  Attributes:
+    output: f[B,Q,H,D], normalised over these keys alone.
+    log_mass: f32[B,Q,H], log-sum-exp of the scores; `NEVER` without keys.
+  """
+
+  output: Array
+  log_mass: Array
 
 
 def attend(
@@ -28,23 +39,25 @@ def attend(
   visible: Array,
   forward_mode: bool = False,
 ) -> Partial:
-  """Softmax attention with grouped heads, in float32 inside.
+  """Softmax attention with grouped heads; the softmax is computed in float32.
 
-  The backward pass computes the scores again: of Q times N numbers nothing is
-  kept between the passes.
+  The backward pass computes the scores again, so that no array of Q times N
+  numbers is kept between the passes.
 
   Args:
     query: f[B,Q,H,D].
     key: f[B,N,K,D].
     value: f[B,N,K,D].
-    visible: bool[B,Q,N]; a query that sees nothing gets output 0.
-    forward_mode: Leaves both passes to JAX, which alone can differentiate in
-      forward mode; the scores are kept for a backward pass.
+    visible: bool[B,Q,N], which keys a query sees. A query that sees none gets
+      the output 0.
+    forward_mode: Whether `jax.jvp` will differentiate this. A function with a
+      backward pass of its own cannot be; then JAX derives both, and a backward
+      pass keeps the scores.
 
   Returns:
     A `Partial` over these keys.
   """
-  # Heads before positions: the products then need no transposed copies.
+  # Heads before positions, or XLA makes transposed copies for the products.
   run = _plain if forward_mode else _attend
   output, log_mass = run(
     jnp.moveaxis(_grouped(query, key.shape[2]), 1, 3),
@@ -58,19 +71,20 @@ def attend(
 def attend_recent(
   query: Array, key: Array, value: Array, newest: Array, count: Array
 ) -> Partial:
-  """Attention of few queries to the newest places of a ring of N places.
+  """Attention of few queries to the newest places of a cache, for decoding.
 
-  Keys are read where they lie. Query q of row b sees place j iff
-  `(newest[b] - j) mod N < count[b, q]`. A right-padded prompt is such a ring
-  (newest = length - 1, count = length), and so is a row's own cache, even if
-  its oldest entries have been overwritten.
+  A cache is a ring of N places: what is written after the last place goes to
+  the first again. Query q of row b sees the `count[b, q]` newest places, that
+  is, place j if `(newest[b] - j) mod N < count[b, q]`. A right-padded prompt is
+  such a ring too, with newest = length - 1 and count = length.
 
   Args:
     query: f[B,Q,H,D].
-    key: f[B,K,N,D], heads first: so a product of few queries needs no copy.
+    key: f[B,K,N,D], heads before positions. Few queries read a whole cache,
+      which must not be copied into another order first.
     value: f[B,K,N,D].
     newest: i32[B], the place written last.
-    count: i32[B,Q], places seen; 0 gives output 0.
+    count: i32[B,Q], how many places a query sees; 0 gives the output 0.
 
   Returns:
     A `Partial` over these keys.
@@ -88,21 +102,27 @@ def attend_recent(
 
 
 def merge(first: Partial, second: Partial) -> Array:
-  """Attention over both sets of keys, f[B,Q,H,D]."""
+  r"""Attention over the keys of both parts, f[B,Q,H,D].
+
+  .. math:: o = \frac{e^{m_1} o_1 + e^{m_2} o_2}{e^{m_1} + e^{m_2}}
+    = \sigma(m_1 - m_2) \, o_1 + (1 - \sigma(m_1 - m_2)) \, o_2
+
+  with m the log-sum-exp of a part and o its output.
+  """
   share = jax.nn.sigmoid(first.log_mass - second.log_mass)[..., None]
   share = share.astype(first.output.dtype)
   return share * first.output + (1 - share) * second.output
 
 
 def _grouped(query: Array, kv_heads: int) -> Array:
-  """f[B,Q,H,D] -> f[B,Q,K,h,D], scaled."""
+  """Queries over sqrt(D), grouped by the keys that they read, f[B,Q,K,h,D]."""
   batch, queries, heads, size = query.shape
   shape = batch, queries, kv_heads, heads // kv_heads, size
   return query.reshape(shape) * size**-0.5
 
 
 def _partial(output: Array, log_mass: Array) -> Partial:
-  """From f[B,Q,K,h,D] and f32[B,K,h,Q]."""
+  """A `Partial` from the output f[B,Q,K,h,D] and the mass f32[B,K,h,Q]."""
   shape = *output.shape[:2], -1
   log_mass = jnp.moveaxis(log_mass, 3, 1)
   return Partial(
@@ -111,7 +131,7 @@ def _partial(output: Array, log_mass: Array) -> Partial:
 
 
 def _product(axes: str, x: Array, y: Array) -> Array:
-  """A product in the inputs' dtype with sums in float32."""
+  """A product of two arrays in the dtype of `y`, with sums in float32."""
   dtype = y.dtype
   return jnp.einsum(
     axes, x.astype(dtype), y, preferred_element_type=jnp.float32
@@ -119,15 +139,22 @@ def _product(axes: str, x: Array, y: Array) -> Array:
 
 
 def _scores(axes, query, key, visible) -> Array:
-  """f32[B,K,h,Q,N]."""
+  """Products of queries and keys, `NEVER` where invisible, f32[B,K,h,Q,N]."""
   return jnp.where(visible[:, None, None], _product(axes, query, key), NEVER)
 
 
 def _softmax(scores, times_value):
-  """Output f32[B,K,h,Q,D] and log-sum-exp f32[B,K,h,Q,1]."""
+  """Output f32[B,K,h,Q,D] and log-sum-exp f32[B,K,h,Q,1] of scores.
+
+  Args:
+    scores: f32[B,K,h,Q,N].
+    times_value: Multiplies f32[B,K,h,Q,N] with the values.
+  """
   top = jnp.max(scores, axis=-1, keepdims=True)
   mass = jnp.exp(scores - top)
   total = jnp.sum(mass, axis=-1, keepdims=True)
+  # Of a query that sees nothing all scores are equal, so without this it would
+  # get the mean of all values.
   blind = top <= NEVER
   output = jnp.where(blind, 0, times_value(mass) / total)
   return output, jnp.where(blind, NEVER, jnp.log(total) + top)
@@ -141,7 +168,14 @@ _attend = jax.custom_vjp(_plain)
 
 
 def _forward(query, key, value, visible):
-  """From query f[B,K,h,Q,D], key and value f[B,K,N,D]."""
+  """Output and log-sum-exp, and what the backward pass needs of them.
+
+  Args:
+    query: f[B,K,h,Q,D].
+    key: f[B,K,N,D].
+    value: f[B,K,N,D].
+    visible: bool[B,Q,N].
+  """
   output, log_mass = _softmax(
     _scores('bkhqd,bknd->bkhqn', query, key, visible),
     lambda mass: _product('bkhqn,bknd->bkhqd', mass, value),
@@ -151,7 +185,10 @@ def _forward(query, key, value, visible):
 
 
 def _backward(kept, cotangent):
-  r"""With :math:`P_{qn} = e^{s_{qn} - m_q}`, :math:`o_q = \sum_n P_{qn} v_n`:
+  r"""The gradients of query, key and value.
+
+  With scores s, log-sum-exp m and output :math:`o_q = \sum_n P_{qn} v_n`, where
+  :math:`P_{qn} = e^{s_{qn} - m_q}`, and a bar for the gradient of each:
 
   .. math:: \bar s_{qn} = P_{qn}
     \bigl(\bar o_q \cdot v_n - \bar o_q \cdot o_q + \bar m_q\bigr)
@@ -159,8 +196,11 @@ def _backward(kept, cotangent):
   query, key, value, visible, output, log_mass = kept
   of_output, of_log_mass = cotangent
   scores = _scores('bkhqd,bknd->bkhqn', query, key, visible)
-  # Where a query sees nothing, both are NEVER.
+  # Where a query sees nothing, scores and log_mass are both NEVER, and the
+  # exponential of their difference is 1.
   mass = jnp.where(visible[:, None, None], jnp.exp(scores - log_mass), 0)
+  # A sum over D instead of one over N: the products of o_bar with all values,
+  # averaged by P, are the product with the output.
   mean = jnp.sum(of_output * output, axis=-1, keepdims=True)
   along = _product('bkhqd,bknd->bkhqn', of_output, value)
   of_scores = mass * (along - mean + of_log_mass[..., None])
@@ -171,7 +211,7 @@ def _backward(kept, cotangent):
     of_query.astype(query.dtype),
     of_key.astype(key.dtype),
     of_value.astype(value.dtype),
-    None,
+    None,  # `visible` is of bool
   )
 
 

@@ -1,6 +1,12 @@
-"""What a decoder-only transformer is made of, as one frozen value."""
+"""The shape of a decoder-only transformer, as one frozen value."""
 
 import dataclasses
+
+
+# Above the classes, because a default below calls it while the file is read.
+def _require(ok: bool, problem: str):
+  if not ok:
+    raise ValueError(f'In the model config, {problem}.')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -8,39 +14,49 @@ class LayerKind:
   """What may differ between the layers of one model.
 
   Attributes:
-    window_tokens: A token sees itself and the `window_tokens - 1` before it;
-      None sees everything before it.
+    window_tokens: How many tokens a token attends to: itself and the
+      `window_tokens - 1` before it. None: itself and everything before it.
   """
 
   window_tokens: int | None = None
 
+  def __post_init__(self):
+    _require(
+      self.window_tokens is None or self.window_tokens > 0,
+      f'a layer has window_tokens={self.window_tokens}; give 1 or more, or '
+      'None for a layer without a window',
+    )
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-  """The shape of a `Transformer`.
+  """The shape of a `Transformer`, and how it is computed.
 
   Attributes:
-    vocab_size: Rows of the embedding, `V`.
-    num_layers: A multiple of `len(pattern)`.
+    vocab_size: Number of token ids, `V`: rows of the embedding.
+    num_layers: Number of layers, a multiple of `len(pattern)`.
     width: Size of the residual stream.
-    num_heads: Query heads.
-    num_kv_heads: Key and value heads; divides `num_heads`.
-    head_dim: Size of one head, even.
-    mlp_width: Hidden size of the SwiGLU.
+    num_heads: Number of query heads.
+    num_kv_heads: Number of key and value heads; it divides `num_heads`.
+    head_dim: Size of one head, an even number.
+    mlp_width: Number of hidden units in the SwiGLU.
     rope_base: Base of the rotary frequencies.
-    norm_epsilon: Added to the mean square in RMSNorm.
-    qk_norm: RMSNorm on each query and key head before the rotation.
-    qkv_bias: Biases on query, key and value projections.
-    tied_embeddings: The output layer is the transposed embedding.
-    pattern: The repeating block of layer kinds; parameters are stacked over its
-      repetitions.
-    compute_dtype: `'float32'` or `'bfloat16'`; parameters stay float32.
-    remat: Recompute each layer in the backward pass.
-    unroll: Layers compiled one by one instead of scanned: slower to compile,
-      sometimes faster.
-    attention: Of rows that are scored; unless it is `'xla'`, decoding on an
-      accelerator has a kernel too. `'xla'`, `'splash'`, `'cudnn'`, or
-      `'auto'`; see `attention.over_layout`.
+    norm_epsilon: Added to the mean square in each RMSNorm.
+    qk_norm: Whether each query and key head passes an RMSNorm before the
+      rotation.
+    qkv_bias: Whether the projections to queries, keys and values have biases.
+    tied_embeddings: Whether the output layer is the transposed embedding.
+    pattern: The kinds of the first layers; all further layers repeat them in
+      this order. Parameters are stacked over the repetitions.
+    compute_dtype: Dtype of activations, `'float32'` or `'bfloat16'`. Parameters
+      stay float32.
+    remat: Whether the backward pass computes each layer again instead of
+      keeping its activations.
+    unroll: Whether layers are compiled one by one instead of as one scan.
+      Compiling takes longer, and running is sometimes faster.
+    attention: Which implementation scores rows: `'xla'`, `'splash'` (TPU),
+      `'cudnn'` (GPU) or `'auto'`; see `attention.over_layout`. With any but
+      `'xla'`, decoding on an accelerator uses a kernel too.
   """
 
   vocab_size: int
@@ -64,8 +80,8 @@ class ModelConfig:
   def __post_init__(self):
     _require(
       self.num_layers % len(self.pattern) == 0,
-      f'num_layers={self.num_layers} is not a multiple of the pattern of '
-      f'{len(self.pattern)} layer kinds; change one of the two',
+      f'num_layers={self.num_layers} is not a multiple of the '
+      f'{len(self.pattern)} layer kinds in pattern; change one of the two',
     )
     _require(
       self.num_heads % self.num_kv_heads == 0,
@@ -74,8 +90,8 @@ class ModelConfig:
     )
     _require(
       self.head_dim % 2 == 0,
-      f'head_dim={self.head_dim} is odd, and rotary positions pair its '
-      'entries; give an even one',
+      f'head_dim={self.head_dim} is odd, but rotary positions turn pairs of '
+      'entries; give an even number',
     )
     _require(
       self.compute_dtype in ('float32', 'bfloat16'),
@@ -89,16 +105,12 @@ class ModelConfig:
     )
     _require(
       self.attention != 'cudnn' or self.compute_dtype == 'bfloat16',
-      f"attention='cudnn' comes with compute_dtype={self.compute_dtype!r}, and "
-      "cuDNN's wants 'bfloat16'; change one of the two, or give 'auto'",
+      f"attention='cudnn' comes with compute_dtype={self.compute_dtype!r}, but "
+      "cuDNN's attention needs 'bfloat16'; change one of the two, or give "
+      "attention='auto'",
     )
 
   @property
   def repeats(self) -> int:
     """How often the pattern repeats: the length of the stacked axis."""
     return self.num_layers // len(self.pattern)
-
-
-def _require(ok: bool, problem: str):
-  if not ok:
-    raise ValueError(f'In the model config, {problem}.')

@@ -1,4 +1,4 @@
-"""How much arithmetic a model is, by counting its matrix products."""
+"""How many operations a model takes, counted from its matrix products."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,15 +13,15 @@ def flops_per_token(
 
   .. math:: 2 N + 4 L H D \cdot \text{context}
 
-  with N the parameters of the matrices that a token is multiplied by (the
-  output layer among them, the embedding, which is looked up, not), L layers, H
-  heads of size D. Norms, rotations and the softmax are not counted. A backward
-  pass is twice the forward pass.
+  with N parameters in the matrices that a token is multiplied by, L layers and
+  H heads of size D. N includes the output layer, but not the embedding, which
+  is looked up. Norms, rotations and the softmax are not counted. A backward
+  pass takes twice as many operations.
 
   Args:
-    config: Of the model.
-    context: How many tokens this one attends to, itself included; any shape. A
-      layer with a window sees no more than its window.
+    config: The shape of the model.
+    context: How many tokens the token attends to, itself included; an array of
+      any shape. A layer with a window sees no more than its window.
     with_head: Whether the logits are computed too.
 
   Returns:

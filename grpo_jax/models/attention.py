@@ -1,15 +1,16 @@
-"""Attention: one core, and who may see whom in rows, groups and caches.
+"""Attention: which tokens see which, in training and in decoding.
 
-A layer calls `attention(query, key, value, cache, window) -> (output, cache)`;
-what that does is decided outside the model, by one of three constructors:
+A layer of the model calls `attention(query, key, value, cache, window)` and
+gets `(output, cache)`. What this function does is decided outside the model.
+Three constructors make one:
 
-- `over_layout`: the rows of a `Layout` (scoring, training);
-- `over_prompts`: right-padded prompts, whose keys and values become the cache;
-- `over_cache`: one new token for each row, whose prompts are shared by lanes.
+- `over_layout`: for the rows of a `Layout`, in scoring and training;
+- `over_prompts`: for right-padded prompts, whose keys and values it returns as
+  the cache;
+- `over_cache`: for one new token of each row that is being decoded.
 
 Where rows share a prompt, attention to the prompt and to the row's own tokens
-is computed apart and merged by the log-sum-exp of the two; training and
-decoding use the same function for it.
+is computed apart, and the two parts are merged; see `_attend`.
 
 Shapes: `Q` queries, `N` keys, `H` query heads, `K` key-value heads, `D` head
 size.
@@ -22,17 +23,17 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from grpo_jax.layout import Blocks
-from grpo_jax.layout import Layout
 from grpo_jax.models._attend import Partial
 from grpo_jax.models._attend import attend
 from grpo_jax.models._attend import attend_recent
 from grpo_jax.models._attend import merge
+from grpo_jax.models.layout import Blocks
+from grpo_jax.models.layout import Layout
 
 Array = jax.Array
 Attention = Callable[..., tuple[Array, Any]]
 
-_BEST = {'tpu': 'splash', 'gpu': 'cudnn'}
+_BEST = {'tpu': 'splash', 'gpu': 'cudnn'}  # for 'auto'; elsewhere 'xla'
 
 
 def attend_group(
@@ -43,7 +44,7 @@ def attend_group(
   own_visible: Array,
   forward_mode: bool = False,
 ) -> Array:
-  """Rows that share a prompt: its keys are read once for the whole group.
+  """Attention of rows that share a prompt; its keys are read once for all.
 
   Args:
     query: f[P,G,Q,H,D].
@@ -58,7 +59,9 @@ def attend_group(
   """
   prompts, group, queries = query.shape[:3]
 
-  def join(x):  # the group's queries side by side, for the prompt's keys
+  # To the prompt's keys, the queries of all rows of its group are one long list
+  # of queries: one product for the group instead of one for each row.
+  def join(x):
     return x.reshape(prompts, group * queries, *x.shape[3:])
 
   def rows(x):
@@ -78,7 +81,7 @@ def attend_group(
 
 
 def _recent(query_position, key_position, window: int | None):
-  """bool[..., Q, N]: not in the future and inside the window."""
+  """bool[...,Q,N]: which keys are not in the future and inside the window."""
   distance = query_position[..., :, None] - key_position[..., None, :]
   seen = distance >= 0
   return seen if window is None else seen & (distance < window)
@@ -90,20 +93,26 @@ def over_layout(
   interpret: bool = False,
   forward_mode: bool = False,
 ) -> Attention:
-  """Attention over the rows of a layout.
+  """Attention over the rows of a layout, for scoring and training.
 
   Args:
-    layout: With `blocks`, work and memory are those of the blocks; without,
-      a dense mask over the row.
-    implementation: `'xla'`, which is the above; `'splash'` (TPU) or `'cudnn'`
-      (GPU, bfloat16), which keep no scores, see `kernels`; or `'auto'`, the one
-      that suits the device, dtype and sizes. A layer that splash attention
-      cannot express, one with a window in a row of blocks, is left to XLA.
-    interpret: Accelerators' kernels as they run on any platform, slowly.
-    forward_mode: For `jax.jvp`, which only `'xla'` knows: that is taken.
+    layout: If it has `blocks`, no work is done across blocks. Otherwise every
+      query of a row is compared with every key, and a mask hides what it must
+      not see.
+    implementation: Which code computes it:
+
+      - `'xla'`: plain JAX, on any device;
+      - `'splash'`: a TPU kernel that keeps no scores. A layer that it cannot
+        express is left to `'xla'`; see `kernels.splash_suits`;
+      - `'cudnn'`: the same on a GPU, for bfloat16;
+      - `'auto'`: the one that suits the device, the dtype and the sizes.
+    interpret: Whether to run an accelerator's kernel on any device, slowly, as
+      tests do.
+    forward_mode: Whether `jax.jvp` will differentiate this. Only `'xla'` allows
+      it, so that one is taken whatever `implementation` says.
 
   Returns:
-    The function that a layer calls; it keeps no cache.
+    The function that a layer calls; it uses no cache.
   """
   if layout.blocks is not None:
     portable = _over_blocks(layout, layout.blocks, forward_mode)
@@ -128,9 +137,12 @@ def over_layout(
 
 
 def _over_segments(layout: Layout, forward_mode: bool) -> Attention:
+  """Attention in rows of any segments, by a mask over the whole row."""
   segment, parent = layout.segment, layout.parent
   same = segment[:, :, None] == segment[:, None, :]
   continued = parent[:, :, None] == segment[:, None, :]
+  # The last factor hides padding, whose segment is 0: so is the parent of a
+  # segment that continues none.
   related = (same | continued) & (segment > 0)[:, None, :]
 
   def attention(query, key, value, cache, window):
@@ -144,11 +156,15 @@ def _over_segments(layout: Layout, forward_mode: bool) -> Attention:
 def _over_blocks(
   layout: Layout, blocks: Blocks, forward_mode: bool
 ) -> Attention:
+  """Attention in rows of one prompt and equal blocks behind it.
+
+  The prompt attends to itself; each block attends to the prompt and to itself.
+  """
   rows = layout.tokens.shape[0]
   edge = blocks.prompt_tokens
   shape = (rows, blocks.completions, blocks.completion_tokens)
 
-  def parts(x):  # [R,S,...] -> [R,N,...] and [R,G,T,...]
+  def parts(x):  # [R,S,...] -> the prompt [R,N,...] and the blocks [R,G,T,...]
     return x[:, :edge], x[:, edge:].reshape(shape + x.shape[2:])
 
   prompt_position, position = parts(layout.position)
@@ -185,10 +201,11 @@ def _over_blocks(
 
 
 def cache_axis(implementation: str) -> int:
-  """Which axis of a cache counts the positions.
+  """The axis of a cache that counts the positions.
 
-  Keys and values of a cache are f[A,N,K,D] for the kernels of accelerators, and
-  f[A,K,N,D] for XLA, which would otherwise copy all of it for every token.
+  Keys and values of a cache are f[A,N,K,D] for the kernels of accelerators. For
+  XLA they are f[A,K,N,D]; in the other order XLA would copy the whole cache for
+  every token.
 
   Args:
     implementation: See `over_layout`.
@@ -200,6 +217,7 @@ def cache_axis(implementation: str) -> int:
 
 
 def _chosen(implementation: str) -> str:
+  """`'auto'` as the implementation for the present device."""
   if implementation != 'auto':
     return implementation
   return _BEST.get(jax.default_backend(), 'xla')
@@ -210,16 +228,17 @@ def over_prompts(length: Array, implementation: str = 'xla') -> Attention:
 
   Args:
     length: i32[P], tokens of each prompt.
-    implementation: Of `over_cache`, which will read the cache.
+    implementation: The one that `over_cache` will get: it decides the order of
+      axes in the cache.
 
   Returns:
-    The function that a layer calls; the cache that it returns is the layer's
-    keys and values, with positions on `cache_axis`.
+    The function that a layer calls. The cache that it returns consists of the
+    layer's keys and values, with positions on the axis `cache_axis`.
   """
   axis = cache_axis(implementation)
 
   def attention(query, key, value, cache, window):
-    del cache
+    del cache  # there is none yet
     place = jnp.arange(key.shape[1])
     used = place[None] < length[:, None]
     visible = _recent(place, place, window)[None] & used[:, None]
@@ -234,22 +253,23 @@ def over_cache(
 ) -> Attention:
   """Attention of one new token per row to its prompt and its own past.
 
-  Rows lie side by side in lanes, `W` to a lane, and those of a lane share its
-  prompt. The caches of the rows are rings: all rows write the same place at the
-  same time, whenever each began, so that a row may take the place of one that
-  has ended.
+  Rows lie in lanes, `W` rows side by side, and the rows of a lane share its
+  prompt. The caches of the rows are rings. All rows write the same place at the
+  same time, whenever each of them began. So a new row may take over the cache
+  of one that has ended: it sees only as many of the newest places as its own
+  age.
 
   Args:
     prompt_length: i32[A], of each lane's prompt.
     age: i32[B], tokens of each row's completion, the new one included.
     clock: i32[], how many tokens the rows' caches have been given.
-    implementation: See `over_layout`; `'auto'` takes the decode kernel of
-      `kernels` on an accelerator.
+    implementation: See `over_layout`. All but `'xla'` mean the decoding kernel
+      of `kernels`; `'auto'` means it on an accelerator.
 
   Returns:
-    The function that a layer calls. Its cache is `((key, value) of the prompts,
-    (key, value) of the rows)`, with room for N and for M positions; see
-    `cache_axis`. The new token is written at `clock` modulo M.
+    The function that a layer calls. Its cache is a pair: keys and values of the
+    prompts, with N positions, and keys and values of the rows, with M
+    positions; see `cache_axis`. The new token is written at `clock` modulo M.
   """
   axis = cache_axis(implementation)
   recent: Callable[..., Partial] = attend_recent
@@ -271,14 +291,17 @@ def over_cache(
     of_own = age
     of_prompt = jnp.repeat(prompt_length, age.shape[0] // lanes)
     if window is not None:
+      # The window reaches back over the row's own tokens first, and with what
+      # is left of it into the prompt.
       of_prompt = jnp.clip(window - age, 0, of_prompt)
       of_own = jnp.minimum(age, window)
-    # The rows of a lane side by side, for their prompt's keys.
+    # The rows of a lane are one list of queries to their prompt's keys.
     by_lane = query.reshape(lanes, -1, *query.shape[2:])
     shared = recent(
       by_lane, *prompt, prompt_length - 1, of_prompt.reshape(lanes, -1)
     )
     shared = Partial(*(x.reshape(-1, 1, *x.shape[2:]) for x in shared))
+    # All rows write the same column, so it is the newest of every ring.
     newest = jnp.broadcast_to(column, age.shape)
     return merge(shared, recent(query, *own, newest, of_own[:, None])), (
       prompt,

@@ -1,4 +1,4 @@
-"""Scores: what a model says of the completions in a layout."""
+"""Scores: log-probability and entropy of every completion token in a layout."""
 
 import math
 from typing import NamedTuple
@@ -8,8 +8,8 @@ from jax import lax
 import jax.numpy as jnp
 
 from grpo_jax import sharding
-from grpo_jax.layout import Layout
 from grpo_jax.models.attention import over_layout
+from grpo_jax.models.layout import Layout
 
 Array = jax.Array
 
@@ -17,10 +17,16 @@ _CHUNK_FLOATS = 2**24  # 64 MiB of logits at a time, on each data shard
 
 
 class Scores(NamedTuple):
-  """What the policy says of each completion token, in nats."""
+  """What the policy gives to each completion token, in nats.
 
-  logp: Array  # f32[R,C,T]
-  entropy: Array | None  # f32[R,C,T], of the whole distribution
+  Attributes:
+    logp: f32[R,C,T], log-probability of the token.
+    entropy: f32[R,C,T], of the distribution over the vocabulary at this place;
+      None if it was not asked for.
+  """
+
+  logp: Array
+  entropy: Array | None
 
 
 def score(
@@ -32,23 +38,25 @@ def score(
   chunk_tokens: int | None = None,
   forward_mode: bool = False,
 ) -> Scores:
-  r"""Log-probabilities of the completions, under
+  r"""Log-probabilities of the completions under the policy
 
   .. math:: \pi = \operatorname{softmax}(\text{logits} / \text{temperature})
 
-  The output layer runs on scored positions only, `chunk_tokens` of them at a
-  time, and again in the backward pass: no array of all positions times the
-  vocabulary ever exists.
+  The output layer runs on positions that are scored, and on a chunk of them at
+  a time; the backward pass computes each chunk again. So no array of all
+  positions times the vocabulary ever exists.
 
   Args:
     model: Anything with the model protocol, and `config.attention`.
     params: Its parameters.
-    layout: Rows; slots without a completion give finite rubbish.
-    temperature: The sampler's.
+    layout: The rows. A slot without a completion gets numbers without meaning,
+      which are finite.
+    temperature: The temperature of the sampler.
     with_entropy: Whether to compute the entropy too.
-    chunk_tokens: Positions per chunk, over all rows; None picks 64 MiB of
-      logits on each data shard.
-    forward_mode: For `jax.jvp`; see `attention.over_layout`.
+    chunk_tokens: Positions per chunk, all rows together; None: as many as give
+      64 MiB of logits on each data shard.
+    forward_mode: Whether `jax.jvp` will differentiate this; see
+      `attention.over_layout`.
 
   Returns:
     The `Scores`.
@@ -62,9 +70,11 @@ def score(
   rows, slots, tokens = layout.column.shape
   column = layout.column.reshape(rows, slots * tokens)
   if layout.blocks is None and layout.tokens.shape[1] < slots * tokens:
-    # Many short completions in a row: fewer columns than slots for tokens. A
-    # column predicts the next one's token, but for the first of a completion,
-    # which may be predicted by the end of a prompt that others share.
+    # Many short completions in a row: it has fewer columns than places for
+    # completion tokens, so scoring every column is less work. A column predicts
+    # the token of the next column. The exception is the first token of a
+    # completion, which the end of a shared prompt predicts, for several
+    # completions at once; these are scored in columns added behind the others.
     first = layout.column[:, :, 0]
     hidden = jnp.concatenate(
       [hidden, jnp.take_along_axis(hidden, first[:, :, None], axis=1)], axis=1
@@ -93,12 +103,25 @@ def score(
 def _in_chunks(
   model, params, hidden, target, temperature, with_entropy, chunk_tokens
 ) -> Scores:
-  """`Scores` [R,N] of hidden f[R,N,W], some positions of all rows at a time.
+  """The scores of some positions of all rows at a time.
 
-  Rows stay whole, because they may be split over devices.
+  A chunk cuts the positions and not the rows, because the rows may be split
+  over devices, all of which should work on every chunk.
+
+  Args:
+    model: See `score`.
+    params: See `score`.
+    hidden: f[R,N,W], outputs of the last layer at N positions.
+    target: i32[R,N], the token to be scored at each.
+    temperature: See `score`.
+    with_entropy: See `score`.
+    chunk_tokens: See `score`.
+
+  Returns:
+    `Scores` of shape [R,N].
   """
 
-  @jax.checkpoint
+  @jax.checkpoint  # keeps no logits for the backward pass
   def chunk_scores(hidden, target):
     logits = model.head(params, hidden) / temperature
     return token_scores(logits, target, with_entropy)
@@ -107,10 +130,10 @@ def _in_chunks(
   vocab = jax.eval_shape(model.head, params, hidden).shape[-1]
   budget = max(128, _CHUNK_FLOATS // vocab) * sharding.current_row_shards()
   size = max(1, (chunk_tokens or budget) // rows)
-  if number <= size:
+  if number <= size:  # one chunk, without a loop around it
     return chunk_scores(hidden, target)
   chunks = math.ceil(number / size)
-  more = chunks * size - number
+  more = chunks * size - number  # chunks have one shape; the last is padded
   hidden = jnp.pad(hidden, ((0, 0), (0, more), (0, 0)))
   target = jnp.pad(target, ((0, 0), (0, more)))
   hidden = jnp.moveaxis(hidden.reshape(rows, chunks, size, width), 1, 0)
@@ -133,8 +156,8 @@ def token_scores(logits: Array, target: Array, with_entropy: bool) -> Scores:
     `Scores` of shape [R,N].
   """
   log_mass = jax.nn.logsumexp(logits, axis=-1)
-  # A masked sum: unlike a gather it stays sharded over the vocabulary and its
-  # gradient needs no scatter.
+  # A masked sum and not a gather: it works on a vocabulary that is split over
+  # devices, and its gradient needs no scatter.
   chosen = jnp.arange(logits.shape[-1])[None, None] == target[..., None]
   logp = jnp.sum(jnp.where(chosen, logits, 0), axis=-1) - log_mass
   if not with_entropy:

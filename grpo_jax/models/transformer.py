@@ -1,15 +1,21 @@
-"""The transformer: NNX modules, split once, used as pure functions.
+"""The transformer, and the model protocol behind which it stands.
 
-The model protocol has three functions of a parameter tree, and is all that the
-sampler and the learner know of a model:
+The sampler and the learner know three functions of a model:
 
 - `init(key) -> params`;
-- `hidden(params, tokens, positions, attention, cache) -> (hidden, cache)`;
-- `head(params, hidden) -> logits`.
+- `hidden(params, tokens, positions, attention, cache) -> (hidden, cache)`, all
+  but the output layer;
+- `head(params, hidden) -> logits`, the output layer.
 
-One tree serves training, checkpoint and optimizer: `params['blocks'][k]` holds
-layer kind k of the pattern, stacked over its repetitions. `unstack` turns the
-blocks into single layers, for decoding.
+`params` is a tree of plain arrays. Layers are NNX modules inside, but they are
+split into structure and parameters once, and everything outside is a pure
+function of the parameters.
+
+The layers of a model repeat a pattern of layer kinds. In `params` the layers of
+one kind are stacked: `params['blocks'][k]` holds kind k of the pattern, with
+the repetitions on the first axis of each array. The optimizer and checkpoints
+use this tree, and scoring scans over it. For decoding, `unstack` turns it into
+a tree of single layers.
 """
 
 import dataclasses
@@ -29,6 +35,8 @@ from grpo_jax.models.attention import Attention as AttentionFunction
 Array = jax.Array
 Params = dict[str, Any]
 
+# The logical axes of each parameter, by its name; `sharding.RULES` says which
+# mesh axis splits each. Scales of norms are not here: every device has them.
 _AXES = {
   'embedding': ('vocab', 'width'),
   'head': ('width', 'vocab'),
@@ -42,11 +50,11 @@ _AXES = {
   'gate': ('width', 'mlp'),
   'up': ('width', 'mlp'),
   'down': ('mlp', 'width'),
-}  # vectors (norms) are replicated
+}
 
 
 def rotate(x: Array, position: Array, base: float) -> Array:
-  """Rotary position embedding over the two halves of each head.
+  """Rotary position embedding: entry i of a head is paired with i + D / 2.
 
   Args:
     x: f[B,Q,H,D].
@@ -54,10 +62,11 @@ def rotate(x: Array, position: Array, base: float) -> Array:
     base: Base of the frequencies.
 
   Returns:
-    f[B,Q,H,D], in x's dtype; angles are float32.
+    f[B,Q,H,D], in the dtype of `x`.
   """
   half = x.shape[-1] // 2
   frequency = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+  # In float32: bfloat16 cannot tell position 257 from 256.
   angle = position[:, :, None].astype(jnp.float32) * frequency[None, None]
   cosine, sine = jnp.cos(angle)[:, :, None], jnp.sin(angle)[:, :, None]
   first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
@@ -66,42 +75,46 @@ def rotate(x: Array, position: Array, base: float) -> Array:
 
 
 def project(x: Array, weight: Array, axes: int = 1) -> Array:
-  """`x` times a weight, over the last `axes` axes of x: one matrix product.
-
-  As a product of two matrices, because XLA turns the weight's gradient of a
-  product with more axes into a transposed copy of the larger factor, which on a
-  CPU takes three times as long as the product.
+  """Multiplies `x` by a weight, summing over the last `axes` axes of `x`.
 
   Args:
     x: f[B,Q,...].
-    weight: f[..., ...], its first `axes` axes those of x.
+    weight: f[..., ...]; its first `axes` axes are the last ones of `x`.
     axes: How many axes are summed over.
 
   Returns:
-    f[B,Q,...], the other axes of the weight last.
+    f[B,Q,...]; the other axes of the weight come last.
   """
+  # As a product of two matrices. Of a product with more axes, XLA computes the
+  # weight's gradient from a transposed copy of the larger factor; on a CPU the
+  # copy takes three times as long as the product.
   size = math.prod(weight.shape[:axes])
   flat = x.reshape(-1, size) @ weight.astype(x.dtype).reshape(size, -1)
   return flat.reshape(*x.shape[:-axes], *weight.shape[axes:])
 
 
 class RMSNorm(nnx.Module):
-  """Root-mean-square normalisation over the last axis, in float32."""
+  """Root-mean-square normalisation over the last axis, computed in float32."""
 
   def __init__(self, size: int, epsilon: float):
     self.scale = nnx.Param(jnp.ones((size,)))
     self.epsilon = epsilon
 
   def __call__(self, x: Array) -> Array:
-    """f[..., size] -> f[..., size], in x's dtype."""
+    """f[..., size] -> f[..., size], in the dtype of `x`."""
     wide = x.astype(jnp.float32)
     square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    # With all its axes, because tests make promotion of ranks an error.
     scale = self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))
     return (wide * lax.rsqrt(square + self.epsilon) * scale).astype(x.dtype)
 
 
 class SelfAttention(nnx.Module):
-  """Projections, norms and rotation around a given attention function."""
+  """Attention of one layer: everything around a given attention function.
+
+  The projections to queries, keys and values, the norms of queries and keys,
+  the rotation by position, and the projection back to the residual stream.
+  """
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
     self.config = config
@@ -111,6 +124,7 @@ class SelfAttention(nnx.Module):
     self.query = nnx.Param(init(rngs.params(), (width, heads, size)))
     self.key = nnx.Param(init(rngs.params(), (width, kv_heads, size)))
     self.value = nnx.Param(init(rngs.params(), (width, kv_heads, size)))
+    # Both axes are summed over, so both count as inputs.
     out = nnx.initializers.lecun_normal(in_axis=(0, 1), out_axis=2)
     self.output = nnx.Param(out(rngs.params(), (heads, size, width)))
     if config.qkv_bias:
@@ -139,7 +153,7 @@ class SelfAttention(nnx.Module):
 
 
 class SwiGLU(nnx.Module):
-  """The gated feed-forward layer, silu(x gate) * (x up) down."""
+  """The gated feed-forward part of a layer: (silu(x gate) * (x up)) down."""
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
     init = nnx.initializers.lecun_normal()
@@ -155,7 +169,7 @@ class SwiGLU(nnx.Module):
 
 
 class Block(nnx.Module):
-  """One pre-norm layer."""
+  """One layer: attention, then SwiGLU, each behind a norm and with a skip."""
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
     self.attention_norm = RMSNorm(config.width, config.norm_epsilon)
@@ -174,10 +188,10 @@ class Block(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Transformer:
-  """A decoder-only transformer behind the model protocol.
+  """A decoder-only transformer; see the module's docstring for its protocol.
 
   Attributes:
-    config: Its shape.
+    config: The shape of the model.
 
   >>> import jax
   >>> from grpo_jax.models import ModelConfig, Transformer
@@ -191,7 +205,7 @@ class Transformer:
 
   @functools.cached_property
   def _block(self):
-    """The graph of a block, whatever its parameters."""
+    """The structure of a layer, the same for all, without parameters."""
     abstract = nnx.eval_shape(lambda: Block(self.config, nnx.Rngs(0)))
     return nnx.split(abstract)[0]
 
@@ -202,7 +216,7 @@ class Transformer:
       key: A jax.random key.
 
     Returns:
-      The parameter tree; stacked axes come first.
+      The parameter tree, with stacked layers.
     """
     config = self.config
     embedding_key, head_key, *block_keys = jax.random.split(
@@ -234,21 +248,25 @@ class Transformer:
     attention: AttentionFunction,
     cache: list[Any] | None = None,
   ) -> tuple[Array, list[Any] | None]:
-    """The normalised output of the last layer.
+    """The output of the last layer, behind the final norm.
 
     Args:
-      params: The tree of `init` (layers are scanned and the cache must be None)
-        or of `unstack` (layers are unrolled).
+      params: The tree of `init`, whose layers are scanned; or that of
+        `unstack`, whose layers come one after another in the program.
       tokens: i32[B,Q].
       positions: i32[B,Q].
       attention: See `models.attention`.
-      cache: One entry per layer, what the attention function wants.
+      cache: For each layer the cache that the attention function reads; None if
+        it needs none. It must be None for scanned layers.
 
     Returns:
-      f[B,Q,width] in the compute dtype, and the new cache (None if scanned).
+      f[B,Q,width] in the compute dtype; and for each layer its new cache, or
+      None for scanned layers.
     """
     dtype = jnp.dtype(self.config.compute_dtype)
     table = params['embedding'].astype(dtype)
+    # In one piece; otherwise XLA might move activations between devices instead
+    # of the table.
     table = sharding.gather_fsdp(table, *_AXES['embedding'])
     x = sharding.constrain_rows(jnp.take(table, tokens, axis=0))
     if 'layers' in params:
@@ -256,16 +274,19 @@ class Transformer:
       x, cache = self._unrolled(params, x, positions, attention, caches)
     else:
       x = self._scanned(params, x, positions, attention)
+    # The final norm belongs to no layer: a module around its one parameter.
     norm = RMSNorm(self.config.width, self.config.norm_epsilon)
     norm.scale = nnx.Param(params['final_norm']['scale'])
     return norm(x), cache
 
   def _layer(self, params, x, positions, attention, cache, kind):
+    """One layer of a kind, with these parameters."""
     block = nnx.merge(self._block, params)
     x, cache = block(x, positions, attention, cache, kind.window_tokens)
     return sharding.constrain_rows(x), cache
 
   def _unrolled(self, params, x, positions, attention, caches):
+    """All layers one after another, each with its cache."""
     kinds = self.config.pattern * self.config.repeats
     new = []
     for layer, kind, cache in zip(params['layers'], kinds, caches, strict=True):
@@ -274,12 +295,14 @@ class Transformer:
     return x, new
 
   def _scanned(self, params, x, positions, attention):
+    """All layers as a scan over the repetitions of the pattern."""
+
     def repeat(x, layers):
       for layer, kind in zip(layers, self.config.pattern, strict=True):
         x, _ = self._layer(layer, x, positions, attention, None, kind)
       return x, None
 
-    if self.config.remat:
+    if self.config.remat:  # keeps the input of each repetition, and no more
       repeat = jax.checkpoint(repeat)
     return lax.scan(repeat, x, params['blocks'], unroll=self.config.unroll)[0]
 
@@ -287,13 +310,14 @@ class Transformer:
     """Logits over the vocabulary.
 
     Args:
-      params: Either tree.
-      hidden: f[..., width], what `hidden` returned.
+      params: The tree of `init` or of `unstack`.
+      hidden: f[..., width], as `hidden` returns it.
 
     Returns:
       f32[..., V].
     """
-    weight = params.get('head')
+    # Factors in the compute dtype, sums in float32: the softmax needs them.
+    weight = params.get('head')  # absent if tied
     weight = params['embedding'].T if weight is None else weight
     logits = jnp.matmul(
       hidden.reshape(-1, hidden.shape[-1]),
@@ -305,28 +329,40 @@ class Transformer:
   def logical_axes(
     self, path: tuple[str, ...], rank: int
   ) -> tuple[str | None, ...]:
-    """Names of a parameter's axes, for `sharding.of_params`.
+    """The names of a parameter's axes, for `sharding.of_params`.
 
     Args:
-      path: Where it is in the tree of `init`.
+      path: Where the parameter is in the tree of `init`.
       rank: Its number of axes.
 
     Returns:
-      One name or None per axis; the stacked axis has none.
+      A name or None for each axis. The axis over which layers are stacked has
+      no name.
     """
     names = _AXES.get(path[-1], ())
     return (None,) * (rank - len(names)) + names
 
   def decays(self, path: tuple[str, ...]) -> bool:
-    """Whether weight decay acts on a parameter: matrices, not norms or biases.
+    """Whether weight decay acts on a parameter: on matrices alone.
 
     Args:
-      path: Where it is in the tree of `init`.
+      path: Where the parameter is in the tree of `init`.
+
+    Returns:
+      False for scales of norms and for biases.
     """
     return path[-1] in _AXES and not path[-1].endswith('_bias')
 
   def unstack(self, params: Params) -> Params:
-    """The same parameters with `layers`, one tree each, instead of `blocks`."""
+    """The same parameters with single layers, for decoding.
+
+    Args:
+      params: The tree of `init`.
+
+    Returns:
+      A tree with `layers`, a list in the order of the layers, in the place of
+      `blocks`.
+    """
     layers = [
       jax.tree.map(lambda x, i=i: x[i], blocks)
       for i in range(self.config.repeats)

@@ -1,4 +1,4 @@
-"""What looks ill in a run's numbers, in sentences."""
+"""Alarms: when the numbers of a run look wrong, and what can be done then."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from grpo_jax import config
 
 _REARM_STEPS = 10  # rollouts without the condition before it may alarm again
-_ALL = 0.999  # a share that is everything
+_ALL = 0.999  # a share that counts as all
 
 
 class _Alarm(NamedTuple):
@@ -20,25 +20,26 @@ class _Alarm(NamedTuple):
 
 
 class Alarms:
-  """Says when a condition begins; again only after it was gone for a while.
+  """Says that a condition has begun, and again only after ten rollouts without.
 
   Args:
-    log: Its `kl_alarm` and `entropy_alarm` are the limits, nats per token.
+    log: `kl_alarm` and `entropy_alarm` are the limits, in nats per token.
   """
 
   def __init__(self, log: config.Log):
     self._alarms = _table(log)
-    # Rollouts until the alarm is armed again; 0: it is armed.
+    # Rollouts until an alarm may speak again; at 0 it may.
     self._waits = [0] * len(self._alarms)
 
   def __call__(self, scalars: Mapping[str, float | None]) -> list[str]:
     """Judges one rollout.
 
     Args:
-      scalars: Its metrics; one that is absent or None changes nothing.
+      scalars: The metrics of the rollout. An alarm whose metric is absent or
+        None stays as it is.
 
     Returns:
-      One sentence for every condition that has just begun.
+      A sentence for each condition that has just begun.
     """
     sentences = []
     for index, alarm in enumerate(self._alarms):
@@ -55,21 +56,25 @@ class Alarms:
 
 
 def _table(log: config.Log) -> list[_Alarm]:
-  """Every alarm; sentences say what was measured and what one may do."""
+  """All alarms. Each sentence says what was measured and what can be done."""
 
-  def kl(whom: str, advice: str):
+  def kl(other: str, advice: str):
     return lambda value, _: (
-      f'KL to the {whom} is {value:.3g} nats per token, above log.kl_alarm='
-      f'{log.kl_alarm:g}: the policy runs away; {advice}.'
+      f'KL from the {other} is {value:.3g} nats per token, above log.kl_alarm='
+      f'{log.kl_alarm:g}: the policy changes too fast; {advice}.'
     )
 
-  runs_away = lambda value: not value <= log.kl_alarm  # true of NaN too
+  too_far = lambda value: not value <= log.kl_alarm  # true of NaN too
   return [
     _Alarm(
-      'kl_old_k3', runs_away, kl('old policy', 'lower optim.lr or the epochs')
+      'kl_old_k3',
+      too_far,
+      kl('sampling policy', 'lower optim.lr or learner.epochs'),
     ),
     _Alarm(
-      'kl_ref_k3', runs_away, kl('reference', 'raise beta or lower optim.lr')
+      'kl_ref_k3',
+      too_far,
+      kl('reference', 'lower optim.lr or raise the weight of the KL'),
     ),
     _Alarm(
       'entropy',
@@ -95,7 +100,7 @@ def _table(log: config.Log) -> list[_Alarm]:
 
 
 def _uniform(value: float, scalars: Mapping[str, float | None]) -> str:
-  """Why nothing is learned, as far as the accuracy tells."""
+  """Why nothing can be learned, as far as the accuracy tells."""
   accuracy = scalars.get('accuracy')
   if accuracy == 1:
     why = 'all answers are right; give harder prompts'
@@ -118,6 +123,6 @@ def _not_finite(value: float) -> bool:
 
 def _broken(name: str):
   return lambda value, _: (
-    f'{name} is {value}: the numbers of this run are no longer meaningful; go '
-    'back to a checkpoint with a lower optim.lr.'
+    f'{name} is {value}: the numbers of this run mean nothing any more; start '
+    'again from an earlier checkpoint, with a lower optim.lr.'
   )

@@ -1,37 +1,49 @@
-"""Which of the displays a run has, and the two simple ones."""
+"""What every display of a run can do, and the display that shows nothing."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-import math
-import os
-import sys
+from typing import NamedTuple
 from typing import Protocol
 
-from grpo_jax.monitor import _format
+from grpo_jax.monitor import _table
+from grpo_jax.monitor import _tiles
 from grpo_jax.monitor._samples import Sample
-from grpo_jax.monitor._samples import shorten
 
 Scalars = Mapping[str, float | None]
 
-_LINES = 200  # about as many a plain log has, however long the run
-_PROMPT, _COMPLETION = 60, 120  # columns of a sample in a plain log
-_SHOWN = {
-  'reward': 'reward',
-  'accuracy': 'accuracy',
-  'heldout_accuracy': 'held-out',
-  'kl_old_k3': 'kl',
-  'entropy': 'entropy',
-  'clipped': 'clip',
-  'overshoot': 'overshoot',
-  'overshoot_carried': 'carried',
-  'overshoot_fresh': 'fresh',
-  'sample_tokens_per_sec': 'tokens/s',
-}
+
+class About(NamedTuple):
+  """What a display knows of a run from its config alone."""
+
+  total_steps: int = 0  # rollouts of the whole run
+  still: Mapping[str, _table.Still] = {}  # see `_table.still`
+  note: str = ''  # what a reader of the samples must know
+
+
+class History(NamedTuple):
+  """What a run has measured so far, earlier starts included."""
+
+  elapsed: Callable[[], float]  # seconds of the run
+  points: Callable[[str], _tiles.Points]  # of a metric, by rollout
 
 
 class Display(Protocol):
-  """What `Monitor` draws on."""
+  """What `Screen` draws on."""
+
+  def remember(self, history: History) -> None:
+    """From now on the history of the run is known."""
+
+  def begin(self, doing: str, first: bool) -> None:
+    """Something begins that may take long.
+
+    Args:
+      doing: What is being done.
+      first: Whether it is the first time of its kind, which compiles.
+    """
+
+  def end(self, doing: str, first: bool, secs: float) -> None:
+    """What has begun is done, after so many seconds."""
 
   def write(
     self, step: int, scalars: Scalars, samples: Sequence[Sample]
@@ -39,12 +51,12 @@ class Display(Protocol):
     """One rollout is done."""
 
   def line(self, text: str) -> None:
-    """Something to know."""
+    """A line of text, or several."""
 
   def progress(
     self, label: str, step: int, total: int, scalars: Scalars
   ) -> None:
-    """One step of something else than rollouts, such as the warm-up."""
+    """One step of another count than rollouts, such as of the warm-up."""
 
   def warn(self, step: int | None, text: str) -> None:
     """A warning, after `step` rollouts."""
@@ -54,10 +66,19 @@ class Display(Protocol):
 
 
 class Nothing:
-  """Shows nothing."""
+  """Shows nothing: every method returns at once."""
 
-  def write(self, step, scalars, samples) -> None:
-    """Does nothing, as the other methods."""
+  def remember(self, history) -> None:  # noqa: D102
+    pass
+
+  def begin(self, doing, first) -> None:  # noqa: D102
+    pass
+
+  def end(self, doing, first, secs) -> None:  # noqa: D102
+    pass
+
+  def write(self, step, scalars, samples) -> None:  # noqa: D102
+    pass
 
   def line(self, text) -> None:  # noqa: D102
     pass
@@ -72,121 +93,14 @@ class Nothing:
     pass
 
 
-class Plain:
-  """Lines on standard error, for logs.
-
-  A run of up to 200 rollouts has a line for each; a longer one about 200 lines,
-  and always the first, the last and those of evaluations, which show samples.
-
-  Args:
-    total_steps: Rollouts of the whole run.
-  """
-
-  def __init__(self, total_steps: int):
-    self._total = total_steps
-    self._every = max(1, math.ceil(total_steps / _LINES))
-    self._pace = _format.Pace(total_steps)
-    self._begun = False
-
-  def write(
-    self, step: int, scalars: Scalars, samples: Sequence[Sample]
-  ) -> None:
-    """Shows a few of a rollout's numbers, if its turn has come."""
-    self._pace.tick(step)
-    evaluated = 'heldout_accuracy' in scalars
-    first, self._begun = not self._begun or step == 1, True
-    last = step == self._total
-    if not (first or last or evaluated or step % self._every == 0):
-      return
-    words = [f'step {step}/{self._total}', *_words(scalars, _SHOWN)]
-    left = self._pace.left()
-    if left is not None:
-      words.append(f'left {_format.duration(left)}')
-    self.line('  '.join(words))
-    for sample in samples if evaluated else ():
-      prompt = shorten(sample.prompt, _PROMPT)
-      completion = shorten(sample.completion, _COMPLETION)
-      self.line(
-        f'  sample  reward {sample.reward:.3f}  {prompt} -> {completion}'
-      )
-
-  def line(self, text: str) -> None:
-    """Prints any text."""
-    print(text, file=sys.stderr, flush=True)
-
-  def progress(
-    self, label: str, step: int, total: int, scalars: Scalars
-  ) -> None:
-    """Prints about ten lines from start to end."""
-    if step == total or step % max(1, total // 10) == 0:
-      names = {name: name for name in scalars}
-      self.line('  '.join([f'{label} {step}/{total}', *_words(scalars, names)]))
-
-  def warn(self, step: int | None, text: str) -> None:
-    """Prints a warning."""
-    self.line(f'warning: {at(step)}{text}')
-
-  def close(self) -> None:
-    """Does nothing; every line is out already."""
-
-
-def _words(scalars: Scalars, shown: Mapping[str, str]) -> list[str]:
-  """'label number' of those that are there; 'clipped' is the sum of all."""
-  names = ('clipped_high', 'clipped_low', 'clipped_cap')
-  sides = [scalars.get(name) for name in names]
-  if any(side is not None for side in sides):
-    scalars = {**scalars, 'clipped': sum(side or 0.0 for side in sides)}
-  return [
-    f'{label} {_format.number(value)}'
-    for name, label in shown.items()
-    if (value := scalars.get(name)) is not None
-  ]
-
-
 def at(step: int | None) -> str:
   """How a warning says when it was."""
-  return '' if step is None else f'step {step}: '
+  return '' if step is None else f'rollout {step}: '
 
 
-def choose(mode: str) -> str:
-  """The display that 'auto' means here.
-
-  Args:
-    mode: 'rich', 'plain', 'none' or 'auto'.
-
-  Returns:
-    'rich', 'plain' or 'none'; 'auto' is rich on a terminal that can move its
-    cursor.
-  """
-  if mode != 'auto':
-    return mode
-  able = sys.stderr.isatty() and os.environ.get('TERM') != 'dumb'
-  return 'rich' if able else 'plain'
+def took(doing: str, secs_text: str) -> str:
+  """The line about something that is done."""
+  return f'  {doing:<{_DOING}} {secs_text:>7}'
 
 
-def make(
-  mode: str,
-  total_steps: int,
-  elapsed: Callable[[], float],
-  series: Callable[[str], list[float]],
-) -> Display:
-  """The display of a run.
-
-  Args:
-    mode: See `choose`.
-    total_steps: Rollouts of the whole run.
-    elapsed: Seconds of the run so far.
-    series: The values of a metric so far.
-
-  Returns:
-    A `Display`.
-  """
-  chosen = choose(mode)
-  if chosen == 'none':
-    return Nothing()
-  if chosen == 'plain':
-    return Plain(total_steps)
-  from grpo_jax.monitor import _rich
-
-  console = _rich.console(force=mode == 'rich')
-  return _rich.Rich(total_steps, elapsed, series, console)
+_DOING = 56  # columns

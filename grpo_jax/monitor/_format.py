@@ -59,15 +59,49 @@ def duration(secs: float) -> str:
   return f'{minutes}:{seconds:02}'
 
 
-class Pace:
-  """How long a step takes, and how long the rest of the run will.
-
-  A moving average of the last steps of this process. The first step, which
-  compiles, is left out: it has no earlier one to be measured from.
+def percent(share: float) -> str:
+  """A share in percent, without the sign.
 
   Args:
-    total: Rollouts of the whole run.
-    clock: Seconds since whenever.
+    share: Mostly between 0 and 1.
+
+  >>> [percent(x) for x in (0, 0.00012, 0.0123, 0.254, 1)]
+  ['0', '0.012', '1.2', '25.4', '100']
+  """
+  value = 100 * share
+  if value == 0 or not 0.01 <= abs(value) < 1e4:
+    return number(value)
+  digits = 1 if abs(value) >= 1 else 2 if abs(value) >= 0.1 else 3
+  return f'{value:.{digits}f}'.removesuffix('.0')
+
+
+def seconds(secs: float) -> str:
+  """How long something took, as a person says it.
+
+  Args:
+    secs: Seconds, at least 0.
+
+  Returns:
+    Tenths below ten seconds, a clock from a minute on.
+
+  >>> [seconds(x) for x in (0.42, 12.3, 75)]
+  ['0.4 s', '12 s', '1:15']
+  """
+  if secs >= 59.5:
+    return duration(secs)
+  return f'{secs:.1f} s' if secs < 9.95 else f'{secs:.0f} s'
+
+
+class Pace:
+  """Estimates the seconds to the end of a run.
+
+  The estimate rests on the mean duration of the last steps of this process. The
+  first step, which compiles, does not count: a duration is measured from the
+  end of one step to the end of the next.
+
+  Args:
+    total: Steps of the whole run.
+    clock: Returns seconds, counted from any moment.
   """
 
   def __init__(self, total: int, clock: Callable[[], float] = time.monotonic):
@@ -76,7 +110,7 @@ class Pace:
     self._step, self._time = None, 0.0
 
   def tick(self, step: int) -> None:
-    """A rollout is done; step 0, the evaluation before the first, is none."""
+    """A step is done. Step 0, the first evaluation, does not count."""
     now = self._clock()
     if self._step is not None and step > self._step:
       self._durations.append((now - self._time) / (step - self._step))

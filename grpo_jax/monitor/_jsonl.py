@@ -1,7 +1,7 @@
 """`metrics.jsonl`: one JSON object per rollout.
 
-It goes on through restarts and full disks. What a kill or a full disk left of a
-line is cut away before anything follows it.
+The file survives restarts and full disks: the piece of a line that a kill or a
+full disk left behind is cut away before the next line is written.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ class Lines:
   """The file `metrics.jsonl` of a workdir.
 
   Args:
-    path: The file; its directory is made if it is not there.
-    resumed_step: Rollouts done at the checkpoint that the run goes on from: the
-      file is cut back to the lines up to it, and `elapsed_secs` goes on from
-      the last of them. None for a fresh start: a file that is there is kept
-      beside the new one, as `metrics.1.jsonl` and so on.
-    warn: Takes a sentence when lines cannot be written.
+    path: The file. Its directory is made if there is none.
+    resumed_step: Rollouts done at the checkpoint that the run goes on from. The
+      file is cut back to the lines up to this rollout, and `elapsed_secs` goes
+      on from the last of them. None for a fresh start: an earlier file is kept
+      as `metrics.1.jsonl`, `metrics.2.jsonl` and so on.
+    warn: Is given a sentence when lines cannot be written.
   """
 
   def __init__(
@@ -36,7 +36,7 @@ class Lines:
   ):
     self._path, self._warn = path, warn
     self._pending: list[bytes] = []  # lines that could not be written yet
-    self._series: dict[str, list[float]] = {}
+    self._points: dict[str, list[tuple[int, float]]] = {}
     self.failed_writes = 0  # in a row
     path.parent.mkdir(parents=True, exist_ok=True)
     records = []
@@ -51,19 +51,23 @@ class Lines:
     self._start = time.monotonic() - before
 
   def elapsed(self) -> float:
-    """Seconds of the run, those of earlier starts included."""
+    """Seconds of the run, including those of earlier starts."""
     return time.monotonic() - self._start
 
   def series(self, name: str) -> list[float]:
     """Every value of a metric that is not null, oldest first."""
-    return list(self._series.get(name, ()))
+    return [value for _, value in self.points(name)]
+
+  def points(self, name: str) -> list[tuple[int, float]]:
+    """As `series`, each value with the number of its rollout."""
+    return list(self._points.get(name, ()))
 
   def write(self, step: int, scalars: Mapping[str, float | None]) -> None:
     """Writes one line, or keeps it for the next try.
 
     Args:
       step: Rollouts done.
-      scalars: Numbers by name; what is not finite becomes null.
+      scalars: Numbers by name; a number that is not finite becomes null.
     """
     record = {
       'step': step,
@@ -75,7 +79,7 @@ class Lines:
     self._flush()
 
   def close(self) -> None:
-    """Tries once more to write what waits; says so if it is lost."""
+    """Tries once more to write the waiting lines, and warns if that fails."""
     if self._pending:
       self._flush()
     if self._pending:
@@ -87,10 +91,10 @@ class Lines:
   def _remember(self, record: Mapping[str, Any]) -> None:
     for name, value in record.items():
       if isinstance(value, int | float):
-        self._series.setdefault(name, []).append(value)
+        self._points.setdefault(name, []).append((record['step'], value))
 
   def _flush(self) -> None:
-    """Appends what waits; after an OSError the file is as it was before."""
+    """Appends the waiting lines; after an OSError the file is as before."""
     try:
       if self.failed_writes:
         self._drop_half_line()
@@ -117,14 +121,14 @@ class Lines:
 
 
 def _json_number(value: Any) -> float | None:
-  """A number that JSON has; numpy's become Python's."""
+  """A number that JSON can hold, and None for every other."""
   if value is None or not math.isfinite(value):
     return None
   return value if isinstance(value, int) else float(value)
 
 
 def _rotate(path: pathlib.Path) -> None:
-  """Renames a file that holds something to the next free number."""
+  """Renames a file that is not empty to `metrics.N.jsonl`, N the next free."""
   if path.exists() and path.stat().st_size:
     names = (
       path.with_name(f'{path.stem}.{n}{path.suffix}')
@@ -134,7 +138,7 @@ def _rotate(path: pathlib.Path) -> None:
 
 
 def _cut_back(path: pathlib.Path, step: int) -> list[dict[str, Any]]:
-  """Drops lines after `step` and halves of lines; returns what is kept."""
+  """Drops incomplete lines and those after `step`; returns the others."""
   found = path.read_bytes() if path.exists() else b''
   records, kept = [], []
   for line in found.splitlines():
@@ -143,8 +147,7 @@ def _cut_back(path: pathlib.Path, step: int) -> list[dict[str, Any]]:
       records.append(record)
       kept.append(line + b'\n')
   if b''.join(kept) != found:
-    # Another file takes its place at once, so a kill here leaves one or the
-    # other.
+    # `os.replace` is atomic: a kill here leaves either the old file or the new.
     other = path.with_name(path.name + '.tmp')
     with other.open('wb') as file:
       file.writelines(kept)
@@ -155,7 +158,7 @@ def _cut_back(path: pathlib.Path, step: int) -> list[dict[str, Any]]:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-  """The record of a line, or None if it is not a whole one."""
+  """The record of a line, or None if the line is incomplete."""
   try:
     record = json.loads(line)
   except ValueError:

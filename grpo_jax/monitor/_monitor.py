@@ -10,14 +10,15 @@ from typing import NamedTuple
 
 from grpo_jax import config
 from grpo_jax.monitor import _alarms
-from grpo_jax.monitor import _display
 from grpo_jax.monitor import _jsonl
+from grpo_jax.monitor import _screen
+from grpo_jax.monitor._display import About
+from grpo_jax.monitor._display import History
 from grpo_jax.monitor._samples import Sample
-from grpo_jax.monitor._samples import escape
 
 
 class _Sink(NamedTuple):
-  """Somewhere else that scalars go."""
+  """Another place that the metrics go to."""
 
   write: Callable[[int, Mapping[str, float | None]], None]
   close: Callable[[], None]
@@ -26,10 +27,10 @@ class _Sink(NamedTuple):
 class Monitor:
   """Shows a run on the terminal and writes its metrics; a context manager.
 
-  On a terminal that breaks, a full disk or a service that does not answer it
-  warns, once each, and the run goes on. Lines of `metrics.jsonl` that could not
-  be written wait in memory; while they do, the metric `failed_writes` counts
-  the tries.
+  A terminal that breaks, a full disk or a service that does not answer does not
+  stop the run: there is one warning for each, and the run goes on. Lines of
+  `metrics.jsonl` that could not be written wait in memory; while they do, the
+  metric `failed_writes` counts the tries.
 
   Args:
     log: What to show and to write; see `config.Log`.
@@ -39,6 +40,7 @@ class Monitor:
       later lines of `metrics.jsonl` are dropped, since they come anew. None for
       a fresh start, which keeps an earlier `metrics.jsonl` beside the new one.
     run_config: The whole config as nested dicts, for Weights & Biases.
+    screen: What `start` returned, to go on with; None makes one of its own.
   """
 
   def __init__(
@@ -48,18 +50,20 @@ class Monitor:
     total_steps: int,
     resumed_step: int | None,
     run_config: dict[str, Any],
+    screen: _screen.Screen | None = None,
   ):
     workdir = pathlib.Path(workdir)
     self._step, self._failed, self._closed = resumed_step, False, False
     self._most_samples = log.samples
     self._alarms = _alarms.Alarms(log)
     self._warned: set[str] = set()  # sinks
-    self._display = _display.make(
-      log.display, total_steps, lambda: self._lines.elapsed(), self.series
+    self._screen = screen or _screen.Screen(
+      _screen.of_mode(log.display, About(total_steps))
     )
     self._lines = _jsonl.Lines(
       workdir / 'metrics.jsonl', resumed_step, self.warn
     )
+    self._screen.remember(History(self._lines.elapsed, self._lines.points))
     self._sinks = self._open_sinks(log, workdir, resumed_step, run_config)
 
   def __enter__(self) -> 'Monitor':
@@ -79,8 +83,8 @@ class Monitor:
 
     Args:
       step: Rollouts done; 0 for what was measured before the first.
-      scalars: Numbers by name; None and what is not finite becomes null.
-      samples: Completions to show; the first `log.samples` of them are.
+      scalars: Numbers by name; those that are not finite become null.
+      samples: Completions, of which the first `log.samples` are shown.
     """
     self._step = step
     sentences = self._alarms(scalars)
@@ -90,15 +94,17 @@ class Monitor:
     for name, sink in self._sinks.items():
       with self._warning_once(name):
         sink.write(step, scalars)
-    with contextlib.suppress(OSError):
-      self._display.write(step, scalars, samples[: self._most_samples])
+    self._screen.write(step, scalars, samples[: self._most_samples])
     for sentence in sentences:
       self.warn(sentence)
 
   def line(self, text: str) -> None:
     """Shows something to know, in one line or several."""
-    with contextlib.suppress(OSError):
-      self._display.line('\n'.join(map(escape, text.split('\n'))))
+    self._screen.line(text)
+
+  def phase(self, doing: str, first: str = '') -> Any:
+    """Says what is being done while a context lasts; see `Screen.phase`."""
+    return self._screen.phase(doing, first)
 
   def progress(
     self,
@@ -107,25 +113,23 @@ class Monitor:
     total: int,
     scalars: Mapping[str, float | None],
   ) -> None:
-    """Shows one step of something that is no rollout, such as the warm-up.
+    """Shows one step of another count than rollouts, such as of the warm-up.
 
     Args:
       label: What is counted.
-      step: How many are done.
-      total: How many there are; a plain log has about ten lines of them.
+      step: How many steps are done.
+      total: How many steps there are; a plain log has a line for every tenth.
       scalars: Numbers by name; they are shown and not written.
     """
-    with contextlib.suppress(OSError):
-      self._display.progress(label, step, total, scalars)
+    self._screen.progress(label, step, total, scalars)
 
   def warn(self, text: str) -> None:
-    """Shows a warning, which stays visible; it says after which rollout.
+    """Shows a warning, which stays visible, and after which rollout it came.
 
     Args:
-      text: What is wrong; made into one line.
+      text: What is wrong; line breaks in it become spaces.
     """
-    with contextlib.suppress(OSError):
-      self._display.warn(self._step, escape(' '.join(text.split())))
+    self._screen.warn(self._step, text)
 
   def series(self, name: str) -> list[float]:
     """The values of a metric so far.
@@ -134,19 +138,18 @@ class Monitor:
       name: Of a scalar that was written.
 
     Returns:
-      Those that are not null, oldest first, earlier starts included.
+      The values that are not null, oldest first, including earlier starts.
     """
     return self._lines.series(name)
 
   def close(self) -> None:
-    """Writes what waits, ends every file, and gives the terminal back."""
+    """Writes the waiting lines, closes every file, and frees the terminal."""
     if self._closed:
       return
     self._closed = True
     self._lines.close()
-    # The terminal first: what is left to upload may take minutes.
-    with contextlib.suppress(OSError):
-      self._display.close()
+    # The terminal comes first, because an upload to a service may take minutes.
+    self._screen.close()
     for name, sink in self._sinks.items():
       with self._warning_once(name):
         sink.close()
@@ -178,13 +181,13 @@ class Monitor:
 
   @contextlib.contextmanager
   def _warning_once(self, name: str):
-    """Whatever a sink raises becomes a warning, the first time."""
+    """Turns what a sink raises into a warning, the first time."""
     try:
       yield
-    except Exception as error:  # of any kind: none is worth a run
+    except Exception as error:  # of any kind: no dashboard is worth a run
       if name not in self._warned:
         self._warned.add(name)
         self.warn(
           f'{name} does not work ({type(error).__name__}: {error}); the run '
-          'goes on, and what it does not take is missing there.'
+          'goes on, and these metrics will be missing there.'
         )

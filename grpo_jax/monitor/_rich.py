@@ -1,18 +1,26 @@
 """The live display: a frame at the bottom of the terminal, lines above it."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
 from collections.abc import Sequence
+import functools
 import sys
+import textwrap
+import time
 from typing import Any
 
 from grpo_jax.monitor import _display
 from grpo_jax.monitor import _format
+from grpo_jax.monitor import _table
+from grpo_jax.monitor import _tiles
 from grpo_jax.monitor import _view
+from grpo_jax.monitor._display import About
+from grpo_jax.monitor._display import History
+from grpo_jax.monitor._display import Scalars
 from grpo_jax.monitor._samples import Sample
 
 _FRAMES_PER_SEC = 2
 _WARNINGS = 3  # that stay in the frame
+_AFTER = 4  # rows left free at the end, for the result and the shell's prompt
+_HANGING = 12  # columns before the continuation of a long line
 
 
 def console(force: bool) -> Any:
@@ -38,52 +46,76 @@ def console(force: bool) -> Any:
 
 
 class Rich:
-  """Draws a frame twice a second, in a thread, from the first numbers on.
+  """Draws a frame twice a second, in a thread, until it is closed.
 
   Everything that the thread reads is replaced, never changed in place.
 
   Args:
-    total_steps: Rollouts of the whole run.
-    elapsed: Seconds of the run so far.
-    series: The values of a metric so far.
+    about: What is known of the run.
     console: A `rich.console.Console`.
   """
 
-  def __init__(
-    self,
-    total_steps: int,
-    elapsed: Callable[[], float],
-    series: Callable[[str], list[float]],
-    console: Any,
-  ):
-    self._total, self._series = total_steps, series
-    self._elapsed, self._console = elapsed, console
+  def __init__(self, about: About, console: Any):
+    self._about, self._console = about, console
+    self._elapsed = lambda: 0.0
+    self._curves: dict[str, _tiles.Series] = {}  # by label
     self._live = None
-    self._pace = _format.Pace(total_steps)
-    self._view = _view.View()
+    self._pace = _format.Pace(about.total_steps)
+    self._began: float | None = None  # when what is being done began
+    self._free = 0  # rows of the terminal that the frame leaves free
+    self._planned: tuple[Any, Any] = (None, None)  # a plan and its basis
+    self._scalars: Scalars = {}
+    self._view = _view.View(note=about.note)
+
+  def remember(self, history: History) -> None:
+    """From now on curves go back to the first rollout of the run."""
+    self._elapsed = history.elapsed
+    self._curves = {
+      label: functools.reduce(
+        lambda curve, point: curve.added(*point), points, _tiles.Series()
+      )
+      for label, points in _table.curves(history.points).items()
+    }
+
+  def begin(self, doing: str, first: bool) -> None:
+    """Shows what is being done, with a clock."""
+    self._began = time.monotonic()
+    self._view = self._view._replace(doing=doing)
+    self._start()
+
+  def end(self, doing: str, first: bool, secs: float) -> None:
+    """Prints how long it took above the frame, the first time."""
+    self._view = self._view._replace(doing='')
+    if not self._view.label:
+      # Between two clocks the terminal is free: W&B may ask for a key there.
+      self._stop(erase=True)
+    if first:
+      self._print(_display.took(doing, _format.seconds(secs)), 'dim')
 
   def write(
-    self,
-    step: int,
-    scalars: Mapping[str, float | None],
-    samples: Sequence[Sample],
+    self, step: int, scalars: Scalars, samples: Sequence[Sample]
   ) -> None:
     """Shows a rollout's numbers and samples."""
+    self._scalars = _table.kept(self._scalars, scalars)
     self._show(
-      'step',
+      'rollout',
       step,
-      self._total,
-      scalars,
+      self._about.total_steps,
+      _table.headline(scalars),
+      groups=_table.groups(self._scalars, self._about.still),
       samples=tuple(samples) or self._view.samples,
-      rewards=self._series('reward'),
-      heldout=self._series('heldout_accuracy'),
     )
 
   def progress(
-    self, label: str, step: int, total: int, scalars: Mapping[str, float | None]
+    self, label: str, step: int, total: int, scalars: Scalars
   ) -> None:
     """Shows the numbers of something else than rollouts."""
-    self._show(label, step, total, scalars)
+    named = {
+      _table.demonstrated(name): value
+      for name, value in scalars.items()
+      if value is not None
+    }
+    self._show(label, step, total, named)
 
   def line(self, text: str) -> None:
     """Prints any text above the frame."""
@@ -98,33 +130,58 @@ class Rich:
 
   def close(self) -> None:
     """Draws the last frame, which stays."""
-    live, self._live = self._live, None
-    if live is not None:
-      live.stop()
+    self._began, view = None, self._view
+    done = view.step >= view.total and view.label == 'rollout'
+    self._free = _AFTER
+    if view.label:
+      self._view = view._replace(doing='done' if done else 'stopped')
+    self._stop(erase=not view.label)
 
   def render(self) -> Any:
     """The frame of this moment, as something that rich prints."""
     from rich.console import Group
 
-    view = self._view._replace(
-      elapsed=self._elapsed(),
-      left=self._pace.left(),
-      step_secs=self._pace.last(),
-    )
-    size = self._console.size
-    return Group(*_view.frame(view, size.width, size.height))
+    view, (width, height) = self._view, self._console.size
+    height = max(1, height - self._free)
+    # What the plan depends on changes once a rollout, and finding the plan
+    # takes several times as long as drawing it.
+    basis = (
+      view.tiles, view.groups, view.samples, view.warnings, width, height,
+    )  # fmt: skip
+    if self._planned[0] != basis:
+      self._planned = basis, _view.plan_for(view, width, height)
+    view = view._replace(elapsed=self._elapsed(), left=self._pace.left())
+    if view.doing and self._began is not None:
+      view = view._replace(doing_secs=time.monotonic() - self._began)
+    return Group(*_view.frame(view, width, height, self._planned[1]))
 
-  def _show(self, label, step, total, scalars, **more) -> None:
+  def _show(self, label, step, total, headline, **more) -> None:
+    """Draws numbers, which begin new curves if something else is counted."""
     if label != self._view.label:
       self._pace = _format.Pace(total)
+      if self._view.label:  # else they are the history of a resumed run
+        self._curves = {}
     self._pace.tick(step)
+    # A headline that is not measured in every rollout keeps its last value.
+    tiles = []
+    for name in sorted({**self._curves, **headline}, key=_table.order):
+      curve = self._curves.get(name, _tiles.Series())
+      value = headline.get(name)
+      if value is not None:
+        curve = curve.added(step, value)
+        self._curves = {**self._curves, name: curve}
+      elif curve.points:
+        value = curve.points[-1][1]
+      beside = _table.remark(name, curve.points)
+      tiles.append(_tiles.Tile(name, value, curve.points, beside))
     self._view = self._view._replace(
-      label=label, step=step, total=total, scalars=dict(scalars), **more
+      label=label, step=step, total=total, tiles=tuple(tiles), **more
     )
-    if self._live is None:
-      self._start()
+    self._start()
 
   def _start(self) -> None:
+    if self._live is not None:
+      return
     from rich.live import Live
 
     self._live = Live(
@@ -140,8 +197,27 @@ class Rich:
     # Nothing else of the terminal is changed, so there is nothing to restore.
     self._console.show_cursor(True)
 
+  def _stop(self, erase: bool) -> None:
+    """Ends the drawing, and erases the last frame or lets it stay."""
+    live, self._live = self._live, None
+    if live is not None:
+      live.transient = erase
+      live.stop()
+
   def _print(self, text: str, style: str) -> None:
     from rich.text import Text
 
+    width = self._console.size.width
+    wrapped = [
+      piece
+      for line in text.split('\n')
+      for piece in textwrap.wrap(
+        line,
+        max(_HANGING + 8, width),
+        subsequent_indent=' ' * _HANGING,
+        break_on_hyphens=False,
+      )
+      or ['']
+    ]
     # Text and not str: brackets in it are no markup.
-    self._console.print(Text(text, style=style))
+    self._console.print(Text('\n'.join(wrapped), style=style))

@@ -15,9 +15,9 @@ class Sample(NamedTuple):
 def escape(text: str) -> str:
   r"""The text with everything that does not print escaped as in Python.
 
-  Newlines, control characters (a completion may hold terminal commands),
-  invisible characters and those that turn the direction of writing. A backslash
-  stays single, since LaTeX is full of them.
+  These are newlines, control characters (a completion may hold commands for a
+  terminal), invisible characters, and those that turn the direction of writing.
+  A backslash stays single, because LaTeX is full of backslashes.
 
   Args:
     text: Any text.
@@ -36,8 +36,8 @@ def escape(text: str) -> str:
 def shorten(text: str, width: int, measure: Callable[[str], int] = len) -> str:
   r"""The escaped text, its middle cut out if it is too wide.
 
-  The middle, because a completion opens with its approach and ends with its
-  answer.
+  The middle goes, because a completion opens with its approach and ends with
+  its answer.
 
   Args:
     text: Any text.

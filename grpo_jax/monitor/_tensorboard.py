@@ -11,15 +11,15 @@ from typing import Any
 class TensorBoard:
   """Writes scalars to event files, in this thread.
 
-  Not through tensorboardX's `SummaryWriter`: its thread dies of the first
-  failed write, and some ten events later the run waits for it for ever. Here a
-  failed write raises, and the next one opens another file, because a record
-  that broke off makes the rest of its file unreadable.
+  tensorboardX's `SummaryWriter` is not used: its thread dies of the first
+  failed write, and about ten events later the run waits for that thread for
+  ever. Here a failed write raises. The next write opens another file, because
+  an incomplete record makes the rest of its file unreadable.
 
   Args:
-    directory: Of the event files; made if it is not there.
-    first_step: Events of earlier starts from this step on are hidden, because
-      this start writes them anew.
+    directory: Where the event files go; made if there is none.
+    first_step: The first rollout that this start writes. TensorBoard hides the
+      events of earlier starts from this rollout on.
   """
 
   def __init__(self, directory: pathlib.Path, first_step: int):
@@ -28,7 +28,7 @@ class TensorBoard:
     self._writer = None
 
   def write(self, step: int, scalars: Mapping[str, float | None]) -> None:
-    """Writes one event with the finite ones of the scalars.
+    """Writes one event with the scalars that are finite.
 
     Args:
       step: Rollouts done.

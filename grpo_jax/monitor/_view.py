@@ -8,260 +8,321 @@ import textwrap
 from typing import Any
 from typing import NamedTuple
 
-import numpy as np
-
 from grpo_jax.monitor import _format
+from grpo_jax.monitor import _table
+from grpo_jax.monitor import _tiles
 from grpo_jax.monitor._samples import Sample
 from grpo_jax.monitor._samples import shorten
 
-_GROUPS = {
-  'quality': {
-    'reward': 'reward',
-    'rewards': '',  # the sparkline
-    'accuracy': 'accuracy',
-    'heldout_accuracy': 'held-out',
-    'heldout_best': 'held-out best',
-  },
-  'policy': {
-    'kl_old_k3': 'kl old',
-    'kl_ref_k3': 'kl reference',
-    'entropy': 'entropy',
-    'clipped_high': 'clipped high',
-    'clipped_low': 'clipped low',
-    'ratio_p01': 'ratio p01',
-    'ratio_p99': 'ratio p99',
-    'ess_token': 'ess token',
-    'prefix_whole_uncancelled': 'shared |W|',
-    'overshoot': 'overshoot',
-    'overshoot_carried': 'carried',
-    'overshoot_fresh': 'fresh',
-    'overshoot_predicted': 'will coast',
-    'rollout_outside': 'ends outside',
-  },
-  'optimizer': {
-    'loss': 'loss',
-    'grad_norm': 'grad norm',
-    'update_norm': 'update norm',
-    'param_norm': 'param norm',
-    'adam_carried_norm': 'carried norm',
-    'adam_fresh_norm': 'fresh norm',
-    'adam_below_epsilon': 'below epsilon',
-    'lr': 'lr',
-  },
-  'data': {
-    'length_tokens': 'length tokens',
-    'truncated': 'truncated',
-    'uniform_groups': 'uniform groups',
-    'staleness_steps': 'stale steps',
-    'prompts_drawn': 'prompts drawn',
-    'accuracy_drawn': 'accuracy drawn',
-    'prompts_retired': 'retired',
-  },
-  'speed': {
-    'sample_tokens_per_sec': 'sample tok/s',
-    'learn_tokens_per_sec': 'learn tok/s',
-    'mfu_learn': 'mfu learn',
-    'step_secs': 'step secs',
-  },
-}
-# Which groups stand above each other, the widest arrangement first.
-_ARRANGEMENTS = (
-  (('quality',), ('policy',), ('optimizer',), ('data',), ('speed',)),
-  (('quality', 'data'), ('policy',), ('optimizer', 'speed')),
-  (('quality', 'data', 'speed'), ('policy', 'optimizer')),
-  (('quality', 'policy', 'optimizer', 'data', 'speed'),),
-)
-_LABEL, _VALUE = 14, 8  # columns
-_CELL = _LABEL + _VALUE
-_GAP, _MOST_GAP = 3, 9  # columns between two cells
 _INDENT = 2  # columns
-_BARS = '▁▂▃▄▅▆▇█'
+_GAP = 2  # columns between two tiles, or between two columns of metrics
+_LEAST_TILE = 19  # columns; narrower tiles stand below each other
+# Columns of a metric: label, number and unit, and the spaces between them.
+_WIDE_UNIT, _NARROW_UNIT = len('tokens per second'), len('tok/s')
+_WIDE_CELL = _table.LABEL + 1 + 8 + 1 + _WIDE_UNIT
+_NARROW_CELL = 36
+_MOST_CELL = 54  # in a wider one the eye loses the way to the number
+_MOST_CURVE = 20  # lines
+_SHARE_ALONE = 0.45  # of the height, for curves without metrics below them
+_REWARD = 8  # columns of a sample's reward
+_LAST_RANK = 2  # see `_table.Row`
 
 
 class View(NamedTuple):
   """Everything that a frame shows."""
 
-  label: str = 'step'  # what is counted
+  label: str = ''  # what is counted; '' before anything is
   step: int = 0
   total: int = 0
-  scalars: Mapping[str, float | None] = {}
+  doing: str = ''  # what is being done now
+  doing_secs: float | None = None  # for how long
+  tiles: Sequence[_tiles.Tile] = ()  # what matters most
+  groups: Mapping[str, Sequence[_table.Shown]] = {}  # the rest, by heading
   samples: Sequence[Sample] = ()
+  note: str = ''  # what a reader of the samples must know
   warnings: Sequence[str] = ()  # oldest first
-  rewards: Sequence[float] = ()  # so far
-  heldout: Sequence[float] = ()  # accuracies so far
   elapsed: float = 0.0  # seconds
   left: float | None = None  # seconds
-  step_secs: float | None = None  # of the last step
 
 
-def frame(view: View, width: int, height: int) -> list[Any]:
+class Plan(NamedTuple):
+  """How generous a frame is with its lines."""
+
+  cell: int = _WIDE_CELL  # least columns of a metric
+  full_warnings: bool = True
+  gaps: bool = True  # empty lines between metrics under each other
+  large: bool = True  # numbers over three lines
+  curve: int = 3  # lines
+  axis: bool = True  # the rollouts below a curve
+  samples: int = 99
+  rank: int = _LAST_RANK  # highest rank of the metrics that are shown
+
+
+# From the most generous plan to the one for the lowest terminal. Where that one
+# does not fit either, the frame ends with as many metrics as it has room for.
+_PLANS = list(
+  itertools.accumulate(
+    [
+      {'cell': _NARROW_CELL},
+      {'full_warnings': False},
+      {'axis': False},
+      {'curve': 2},
+      {'gaps': False},
+      {'rank': 1},
+      {'samples': 2},
+      {'rank': 0},
+      {'samples': 1},
+      {'large': False},
+      {'curve': 1},
+      {'samples': 0},
+      {'curve': 0},
+    ],
+    lambda plan, changes: plan._replace(**changes),
+    initial=Plan(),
+  )
+)
+
+
+def plan_for(view: View, width: int, height: int) -> Plan:
+  """The most generous plan whose frame fits.
+
+  Rows that are left go to the curves. What is being done, the clocks and the
+  bar change nothing of it.
+
+  Args:
+    view: What to show.
+    width: Columns of the terminal.
+    height: Rows of the terminal.
+  """
+  if view.tiles and not view.groups:
+    # In the warm-up. What was said before it can still be read above.
+    height = round(_SHARE_ALONE * height)
+  lines, plan = [], _PLANS[-1]
+  for plan in _PLANS:
+    lines = _lines(view, plan, width)
+    if len(lines) <= height:
+      break
+  room = max(0, height - len(lines))
+  return plan._replace(curve=min(_MOST_CURVE, plan.curve + room))
+
+
+def frame(
+  view: View, width: int, height: int, plan: Plan | None = None
+) -> list[Any]:
   """The lines of a frame.
 
   Args:
     view: What to show.
     width: Columns of the terminal.
-    height: Rows of the terminal. Where they do not do, warnings show their
-      first lines only (they stand in full above the frame), and the last
-      samples give way.
+    height: Rows of the terminal.
+    plan: Of `plan_for`, if it is known already.
 
   Returns:
-    `rich.text.Text` lines, none of them wider than `width`. The last one is
-    empty, so that the prompt of a shell after a kill has a line of its own.
+    `rich.text.Text` lines, at most `height`, none of them wider than `width`.
+    The last one is empty, so that the prompt of a shell after a kill has a line
+    of its own.
   """
-  from rich.text import Text
-
-  empty = Text('')
-  lines = [_header(view, width), empty, *_grid(view, width)]
-  samples = _samples(view.samples, width)
-  warnings = [line for text in view.warnings for line in _warning(text, width)]
-  room = height - len(lines) - 1
-  if len(warnings) + 1 + len(samples) + 1 > room:
-    warnings = [_warning(text, width)[0].append('…') for text in view.warnings]
-  for part in (warnings, samples):
-    part = part[: max(0, room - 1)]
-    if part:
-      lines += [empty, *part]
-      room -= len(part) + 1
-  lines.append(empty)
+  lines = _lines(view, plan or plan_for(view, width, height), width)
+  if len(lines) > height:
+    lines = [*lines[: max(0, height - 1)], lines[-1]]
   for line in lines:
     line.no_wrap, line.overflow = True, 'crop'
     line.truncate(width)
   return lines
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
-  """A curve of one character's height.
-
-  Args:
-    values: Finite numbers, oldest first.
-    width: Most characters; more values than that are averaged in turn.
-
-  Returns:
-    At most `width` characters between the least and the greatest.
-
-  >>> sparkline([0.0, 0.0, 1.0, 2.0, 7.0, 7.0], 3)
-  '▁▃█'
-  """
-  if not len(values):
-    return ''
-  parts = np.array_split(np.asarray(values), min(width, len(values)))
-  means = np.array([part.mean() for part in parts])
-  low, high = means.min(), means.max()
-  if high == low:
-    return _BARS[3] * len(means)
-  levels = (means - low) / (high - low) * (len(_BARS) - 1)
-  return ''.join(_BARS[round(level)] for level in levels)
-
-
-def _header(view: View, width: int):
-  """Count, bar, share, time so far, time left."""
+def _lines(view: View, plan: Plan, width: int) -> list[Any]:
+  """All parts of a frame, each after an empty line."""
   from rich.text import Text
 
-  share = min(1.0, view.step / view.total) if view.total else 1.0
-  count = f'{view.label} {view.step}/{view.total}'
-  times = f'{share:4.0%}   elapsed {_format.duration(view.elapsed)}'
+  parts = [
+    _head(view, width),
+    _headline(view.tiles, view.label if plan.axis else '', plan, width),
+    _warnings(view.warnings, plan, width),
+    _grid(view.groups, plan, width),
+    _samples(view.samples[: plan.samples], view.note, width),
+  ]
+  lines = []
+  for part in parts:
+    if part:
+      lines += [*part, Text('')]
+  return lines or [Text('')]
+
+
+def _head(view: View, width: int) -> list[Any]:
+  """Count, bar, times; below them what is being done."""
+  from rich.text import Text
+
+  lines = []
+  if view.label:
+    share = min(1.0, view.step / view.total) if view.total else 1.0
+    count = f'{view.label} {view.step}/{view.total}'
+    times = _times(view, share, width - 2 * _INDENT - len(count) - 2)
+    bar = max(0, width - 2 * _INDENT - len(count) - len(times) - 4)
+    done = math.floor(share * bar)
+    line = Text(' ' * _INDENT).append(count, 'bold').append('  ')
+    line.append('━' * done, 'green').append('─' * (bar - done), 'dim')
+    lines.append(line.append(f'  {times}' if bar else times))
+  if view.doing or view.label and view.groups:  # so that nothing jumps
+    secs = view.doing_secs
+    clock = '' if secs is None else f'  {_format.seconds(secs)}'
+    room = max(9, width - _INDENT - len(clock) - 1)
+    line = Text(' ' * _INDENT).append(shorten(view.doing, room))
+    lines.append(line.append(clock if view.doing else '', 'dim'))
+  return lines
+
+
+def _times(view: View, share: float, width: int) -> str:
+  """Share, time so far and time left, as far as there is room."""
+  parts = [f'{share:4.0%}', f'elapsed {_format.duration(view.elapsed)}']
   if view.left is not None:
-    times += f'   left {_format.duration(view.left)}'
-  bar = max(0, width - 2 * _INDENT - len(count) - len(times) - 4)
-  done = math.floor(share * bar)
-  return Text.assemble(
-    ' ' * _INDENT,
-    (count, 'bold'),
-    '  ',
-    ('━' * done, 'green'),
-    ('─' * (bar - done), 'dim'),
-    '  ',
-    times,
-  )
+    parts.append(f'left {_format.duration(view.left)}')
+  while len(parts) > 1 and len('   '.join(parts)) > width:
+    del parts[-2]  # the time left is the last to go
+  return '   '.join(parts)
 
 
-def _grid(view: View, width: int) -> list[Any]:
-  """The groups of numbers, side by side as far as the width goes."""
+def _headline(
+  tiles: Sequence[_tiles.Tile], axis: str, plan: Plan, width: int
+) -> list[Any]:
+  """What matters most, side by side; below each other where it is narrow."""
   from rich.text import Text
 
-  scalars = dict(view.scalars)
-  if view.heldout:
-    scalars['heldout_accuracy'] = view.heldout[-1]
-    scalars['heldout_best'] = max(view.heldout)
-  scalars['step_secs'] = view.step_secs
-  blocks = {
-    title: _block(title, names, scalars, view.rewards)
-    for title, names in _GROUPS.items()
-  }
-  arrangement = next(
-    columns
-    for columns in _ARRANGEMENTS
-    if len(columns) == 1
-    or _INDENT + len(columns) * (_CELL + _GAP) - _GAP <= width
+  if not tiles:
+    return []
+  room = (width - 2 * _INDENT - (len(tiles) - 1) * _GAP) // len(tiles)
+  if room < _LEAST_TILE:
+    rows = [
+      _table.Shown(one.label, _tiles.text_of(one), '', 0, True) for one in tiles
+    ]
+    cell = max(1, width - 2 * _INDENT)
+    return [Text(' ' * _INDENT).append_text(_cell(row, cell)) for row in rows]
+  drawn = any(len(one.points) > 1 for one in tiles)
+  curve = plan.curve if drawn else 0
+  return _beside(
+    [_tiles.tile(one, room, curve, plan.large, axis) for one in tiles],
+    room,
+    room,
   )
+
+
+def _grid(
+  groups: Mapping[str, Sequence[_table.Shown]], plan: Plan, width: int
+) -> list[Any]:
+  """The groups of metrics, in as many columns as the width has."""
+  from rich.text import Text
+
+  blocks = []
+  for heading, rows in groups.items():
+    rows = [row for row in rows if row.rank <= plan.rank]
+    if rows:
+      blocks.append((heading, rows))
+  if not blocks:
+    return []
+  room = width - 2 * _INDENT
+  # Two narrow columns rather than a wide one with nothing beside it.
+  wide, narrow = (
+    (room + _GAP) // (cell + _GAP) for cell in (plan.cell, _NARROW_CELL)
+  )
+  number = min(len(blocks), wide if wide > 1 else max(1, narrow))
+  pitch = (room - (number - 1) * _GAP) // number
+  cell = min(_MOST_CELL, pitch)
   columns = []
-  for titles in arrangement:
-    there = [blocks[title] for title in titles if blocks[title]]
-    if there:
-      joined = there[0]
-      for block in there[1:]:
-        joined = [*joined, Text(''), *block]
-      columns.append(joined)
-  spaces = max(1, len(arrangement) - 1)
-  gap = (width - 2 * _INDENT - len(arrangement) * _CELL) // spaces
-  gap = min(_MOST_GAP, max(_GAP, gap))
+  for part in _split([len(rows) + 1 for _, rows in blocks], number):
+    lines = []
+    for heading, rows in blocks[part]:
+      if lines and plan.gaps:
+        lines.append(Text(''))
+      lines.append(Text(heading, style='cyan'))
+      lines += [_cell(row, cell) for row in rows]
+    columns.append(lines)
+  return _beside(columns, cell, pitch)
+
+
+def _split(sizes: Sequence[int], number: int) -> list[slice]:
+  """Parts of a row of blocks, in order, whose largest is as small as can be."""
+  inside = range(1, len(sizes))
+  best = min(
+    itertools.combinations(inside, number - 1),
+    key=lambda cuts: max(
+      sum(sizes[a:b]) + b - a
+      for a, b in itertools.pairwise((0, *cuts, len(sizes)))
+    ),
+  )
+  ends = itertools.pairwise((0, *best, len(sizes)))
+  return [slice(start, end) for start, end in ends]
+
+
+def _beside(
+  columns: Sequence[Sequence[Any]], width: int, pitch: int
+) -> list[Any]:
+  """Columns of lines as lines: each `width` wide, in a space of `pitch`."""
+  from rich.text import Text
+
   lines = []
   for cells in itertools.zip_longest(*columns, fillvalue=Text('')):
     line = Text(' ' * _INDENT)
     for cell in cells:
-      line.append_text(cell).append(' ' * (_CELL - len(cell) + gap))
+      cell = cell.copy()
+      cell.truncate(width)
+      line.append_text(cell).append(' ' * (pitch - cell.cell_len + _GAP))
     line.rstrip()
     lines.append(line)
   return lines
 
 
-def _block(title, names, scalars, rewards) -> list[Any]:
-  """A title and the rows of what is there; nothing if nothing is."""
+def _cell(row: _table.Shown, width: int) -> Any:
+  """Label, number, unit; the unit is spelled out where there is room."""
   from rich.text import Text
 
-  rows = []
-  for name, label in names.items():
-    value = scalars.get(name)
-    if name == 'rewards' and len(rewards) > 1:
-      rows.append(Text(sparkline(rewards, _CELL), style='green'))
-    elif value is not None:
-      row = Text(f'{label:{_LABEL}}', style='dim')
-      strong = 'bold' if math.isfinite(value) else 'bold red'
-      row.append(f'{_format.number(value):>{_VALUE}}', 'not dim ' + strong)
-      rows.append(row)
-  return [Text(title, style='cyan'), *rows] if rows else []
+  wide = width >= _WIDE_CELL
+  unit = row.unit if wide else _table.short(row.unit)
+  last = _WIDE_UNIT if wide else _NARROW_UNIT
+  room = max(1, width - last - 1 - len(row.value))
+  line = Text(f'{row.label[: room - 1]:{room}}', style='dim')
+  line.append(row.value, 'not dim bold' if row.finite else 'not dim bold red')
+  return line.append(f' {unit}', 'dim')
 
 
-def _warning(text: str, width: int) -> list[Any]:
-  """A warning over as many lines as it takes."""
+def _warnings(warnings: Sequence[str], plan: Plan, width: int) -> list[Any]:
+  """Each warning over as many lines as it takes, or cut to one."""
   from rich.text import Text
 
   mark = ' ' * _INDENT + '! '
-  lines = textwrap.wrap(
-    text,
-    max(width - 1, 20),
-    initial_indent=mark,
-    subsequent_indent=' ' * len(mark),
-  )
-  return [Text(line, style='yellow') for line in lines]
+  lines = []
+  for text in warnings:
+    wrapped = textwrap.wrap(
+      text,
+      max(width - 1, 20),
+      initial_indent=mark,
+      subsequent_indent=' ' * len(mark),
+    )
+    if not plan.full_warnings and len(wrapped) > 1:
+      wrapped = [f'{mark}{text}'[: width - 1] + '…']
+    lines += [Text(line, style='yellow') for line in wrapped]
+  return lines
 
 
-def _samples(samples: Sequence[Sample], width: int) -> list[Any]:
+def _samples(samples: Sequence[Sample], note: str, width: int) -> list[Any]:
   """A title, then reward, prompt and completion of each, on one line."""
   from rich.cells import cell_len
   from rich.text import Text
 
   if not samples:
     return []
-  lines = [Text(' ' * _INDENT + 'samples', style='cyan')]
-  room = max(20, width - 2 * _INDENT - _VALUE - len('   → '))
+  title = Text(' ' * _INDENT)
+  title.append('samples', 'cyan').append(': reward, prompt → completion', 'dim')
+  if note:
+    title.append(f' ({note})', 'dim')
+  lines = [title]
+  room = max(20, width - 2 * _INDENT - _REWARD - len('   → '))
   prompts = [shorten(s.prompt, int(0.4 * room), cell_len) for s in samples]
   widest = max(map(cell_len, prompts))
   for sample, prompt in zip(samples, prompts, strict=True):
     lines.append(
       Text.assemble(
         ' ' * _INDENT,
-        (f'{sample.reward:{_VALUE}.3f}', 'bold'),
+        (f'{sample.reward:{_REWARD}.3f}', 'bold'),
         '  ',
         (prompt + ' ' * (widest - cell_len(prompt)), 'dim'),
         ' → ',

@@ -11,18 +11,19 @@ _FINISH_TIMEOUT_SECS = 300.0  # of the last upload; the files stay in workdir
 
 
 class Wandb:
-  """One run of a project, which a resumed run goes on with.
+  """One run of a W&B project. A resumed run goes on with the same one.
 
-  The run's id is kept in `wandb_run_id.txt`, its files in `wandb/`. The x-axis
-  is `step` as a metric and not W&B's own counter, which cannot go back to the
-  checkpoint that a run goes on from.
+  The run's id is kept in `wandb_run_id.txt`, and its files in `wandb/`. The
+  x-axis is the metric `step`. W&B's own counter would not do, because it cannot
+  go back to the checkpoint that a run goes on from.
 
   Args:
-    workdir: Of the run.
-    project: Of Weights & Biases.
-    mode: 'online' or 'offline'; what is offline is sent by `wandb sync`.
+    workdir: The directory of the run.
+    project: The project's name.
+    mode: 'online' or 'offline'. The files of an offline run can be sent later,
+      by `wandb sync`.
     resumed: Whether the run goes on from a checkpoint.
-    run_config: What the dashboard shows as the config.
+    run_config: The config that the dashboard shows.
 
   Raises:
     Exception: W&B cannot be imported or reached, or refuses the key.
@@ -50,7 +51,7 @@ class Wandb:
       resume='allow' if mode == 'online' else None,
       config=run_config,
       allow_val_change=True,
-      # It would wrap the streams that the terminal's display draws on.
+      # Else W&B wraps the streams that the terminal's display draws on.
       settings=wandb.Settings(
         console='off',
         login_timeout=_LOGIN_TIMEOUT_SECS,
@@ -62,7 +63,7 @@ class Wandb:
     self._run.define_metric('*', step_metric='step')
 
   def write(self, step: int, scalars: Mapping[str, float | None]) -> None:
-    """Logs the finite ones of the scalars.
+    """Logs the scalars that are finite.
 
     Args:
       step: Rollouts done.

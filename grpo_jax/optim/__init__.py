@@ -1,7 +1,16 @@
-"""Optimizers under clipping: optax transformations, for any training loop.
+"""Adam under clipping: optax transformations for any training loop.
 
-Needs jax and optax alone, and works on any tree of parameters, under jit, on
-any sharding.
+- `record_adam_moments` wraps an optimizer and records what Adam's moments do;
+  `moment_metrics` reads the record.
+- `coasting_ratio`, `coasting_steps` and `coasting_half_life` say how far Adam
+  still moves a parameter once its gradient is zero; `coast` runs any optimizer
+  on zero gradients; `split_update` splits one update into its parts.
+- `reset_moments`, `decay_carried`, `project_outward` and `restore_reward_scale`
+  are brakes: wrappers that change what momentum and Adam's scaling do.
+- `adamw` and `learning_rate` are what a run uses by default.
+
+The package needs jax and optax alone, and works on any tree of parameters,
+under jit, on any sharding.
 """
 
 from grpo_jax.optim._adam import Split
@@ -14,10 +23,10 @@ from grpo_jax.optim._brakes import reset_moments
 from grpo_jax.optim._brakes import restore_reward_scale
 from grpo_jax.optim._coast import Coasted
 from grpo_jax.optim._coast import coast
-from grpo_jax.optim._law import coasting_half_life
-from grpo_jax.optim._law import coasting_ratio
-from grpo_jax.optim._law import coasting_steps
-from grpo_jax.optim._law import warn_if_growing
+from grpo_jax.optim._coasting_law import coasting_half_life
+from grpo_jax.optim._coasting_law import coasting_ratio
+from grpo_jax.optim._coasting_law import coasting_steps
+from grpo_jax.optim._coasting_law import warn_if_growing
 from grpo_jax.optim._moments import MomentRecord
 from grpo_jax.optim._moments import moment_metrics
 from grpo_jax.optim._moments import record_adam_moments

@@ -18,15 +18,15 @@ _ADAM = optax.ScaleByAdamState | optax.ScaleByAmsgradState
 
 
 class Split(NamedTuple):
-  """One applied update as a sum of three, trees like the parameters."""
+  """One update as a sum of three parts, trees like the parameters."""
 
-  carried: Tree  # what the moments of earlier gradients do
+  carried: Tree  # what the moments of earlier gradients do by themselves
   fresh: Tree  # what this gradient adds
-  decayed: Tree  # what is left without any memory: decoupled weight decay
+  decayed: Tree  # what happens without any memory: decoupled weight decay
 
 
-class Owned(NamedTuple):
-  """Adam's numbers for some parameters, by their paths in the tree."""
+class CorrectedMoments(NamedTuple):
+  """Bias-corrected moments, by the paths of their parameters in the tree."""
 
   m_hat: dict[Any, Array]  # first moment, bias corrected
   v_hat: dict[Any, Array]  # second moment, bias corrected
@@ -38,7 +38,7 @@ def is_adam(node: Any) -> bool:
 
 
 def edit(state: Any, function: Callable[..., Any], *others: Any) -> Any:
-  """The state with `function(adam, *other_adams)` for each state of Adam."""
+  """The state with `function(adam, *other_adams)` in place of each Adam."""
   return jax.tree.map(
     lambda node, *rest: function(node, *rest) if is_adam(node) else node,
     state,
@@ -54,7 +54,10 @@ def nodes(state: Any, wanted: Callable[[Any], bool]) -> list[Any]:
 
 
 def dot(x: Tree, y: Tree) -> Array:
-  """f32[], an inner product without a contraction: so on any sharding."""
+  """The inner product of two trees in float32, f32[].
+
+  It is a sum of products and no contraction, which works on any sharding.
+  """
   products = jax.tree.map(
     lambda a, b: jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32)), x, y
   )
@@ -66,7 +69,7 @@ def find(state: Any, who: str) -> list[Any]:
 
   Args:
     state: Of any optax transformation.
-    who: Needs them, for the error message.
+    who: The function that needs them, for the error message.
 
   Raises:
     ValueError: There are none.
@@ -92,13 +95,15 @@ def split(
   """Splits an update into what was carried, what is fresh, and weight decay.
 
   The carried part is what the transformation would have done with a gradient of
-  zero and the denominator that it had, so it holds :math:`b_1 m_{t-1}` and the
-  fresh part :math:`(1 - b_1) g_t`, both behind whatever comes after Adam
-  (learning rate, trust ratio, masks). It is found by running the transformation
-  on zeros, from moments that lead to that denominator; nothing needs to be
-  known of it but where Adam's moments are. (With `b2 = 0` nothing leads to a
-  denominator, and the carried part is too large. A projection acts on the parts
-  as on the whole: what `project_outward` leaves of them.)
+  zero and the denominator that it had. So it holds :math:`b_1 m_{t-1}`, and the
+  fresh part :math:`(1 - b_1) g_t`, each behind whatever comes after Adam
+  (learning rate, trust ratio, masks).
+
+  The carried part is found by running the transformation on zeros, from moments
+  that lead to that denominator. So nothing needs to be known of the
+  transformation but where Adam's moments are. With `b2 = 0` no moments lead to
+  a denominator, and the carried part is too large. Under `project_outward` the
+  carried part is what the projection leaves of it.
 
   Args:
     transformation: Any with Adam's moments in its state.
@@ -110,6 +115,9 @@ def split(
 
   Returns:
     A `Split` whose parts add up to `updates`.
+
+  Raises:
+    ValueError: There are no moments of Adam.
   """
   run = optax.with_extra_args_support(transformation).update
   zeros = jax.tree.map(jnp.zeros_like, updates)
@@ -121,12 +129,16 @@ def split(
     def back(v):  # b2 * back(v) = v
       return jnp.where(b2 > 0, v / b2, v).astype(v.dtype)
 
+    # Divided by b2, because the run on zeros multiplies by b2: it then ends at
+    # the second moment of the real update.
     old = old._replace(nu=jax.tree.map(back, new.nu))
     if isinstance(new, optax.ScaleByAmsgradState):
       old = old._replace(nu_max=new.nu_max)
     return old
 
+  # Gradients that have gathered so far count as fresh, not as carried.
   start = edit(_without_accumulated(before), leading_to, after)
+  # Decay needs no gradient either, so it is in this run and is taken out.
   carried, _ = run(zeros, start, params, **extra_args)
   decayed = decay_alone(transformation, zeros, start, params, extra_args)
   subtract = lambda x, y: jax.tree.map(jnp.subtract, x, y)
@@ -142,17 +154,18 @@ def decay_rates(
 ) -> list[tuple[Array, Array]]:
   """(b1, b2) that each state of Adam would be decayed by now, f32[] each.
 
-  Read off what becomes of moments of one under a gradient of zero, so that it
-  does not matter who set them, or whether they move. The compiler keeps of this
-  a few scalars. (Of a first moment that is kept in bfloat16, `mu_dtype`, b1 is
-  read to three digits.)
+  They are read off what becomes of moments of 1 under a gradient of 0. So it
+  does not matter who set the rates, or whether they change from step to step.
+  Of this run the compiler keeps a few scalars. (If the first moment is kept in
+  bfloat16, `mu_dtype`, b1 is right to three digits.)
   """
   run = optax.with_extra_args_support(transformation).update
-  # Brakes that act on moments shall not act on these.
+  # Brakes edit moments too, and must leave these as they are.
   released = {'first_of_rollout': jnp.array(False), 'clipped_share': 0.0}
   extra_args |= {k: v for k, v in released.items() if k in extra_args}
 
   def ones(node):
+    # In bfloat16 a b2 of 0.999 would be read as 1.
     one = lambda x: jnp.ones_like(x, dtype=jnp.float32)
     return node._replace(
       mu=jax.tree.map(one, node.mu), nu=jax.tree.map(one, node.nu)
@@ -166,14 +179,14 @@ def decay_rates(
   ]
 
 
-def owned(
+def corrected_moments(
   transformation: optax.GradientTransformation,
   before: Any,
   after: Any,
   updates: Tree,
   params: Tree,
   **extra_args: Any,
-) -> Owned:
+) -> CorrectedMoments:
   """Bias-corrected moments after an update, of the parameters that have any.
 
   Args:
@@ -185,15 +198,18 @@ def owned(
     **extra_args: What the update was given besides.
 
   Returns:
-    An `Owned`; keys are `jax.tree_util` paths in `params`.
+    A `CorrectedMoments`; keys are `jax.tree_util` paths in `params`.
 
   Raises:
     ValueError: The moments do not lie along the parameters.
   """
+  # optax keeps raw moments; the correction needs the rates.
   zeros = jax.tree.map(jnp.zeros_like, updates)
   rates = decay_rates(transformation, before, zeros, params, **extra_args)
-  corrected = Owned({}, {})
-  for node, (b1, b2) in zip(find(after, 'owned'), rates, strict=True):
+  corrected = CorrectedMoments({}, {})
+  for node, (b1, b2) in zip(
+    find(after, 'corrected_moments'), rates, strict=True
+  ):
     count = node.count.astype(jnp.float32)
     for moment, into, rate in (
       (node.mu, corrected.m_hat, b1),
@@ -201,6 +217,8 @@ def owned(
     ):
       correction = 1 - rate**count
       correction = jnp.where(correction > 0, correction, 1)  # before any step
+      # Several states of Adam own different parameters (`optax.partition`), so
+      # each writes its own paths.
       for path, leaf in jax.tree_util.tree_leaves_with_path(moment):
         into[path] = leaf.astype(jnp.float32) / correction
   known = {path for path, _ in jax.tree_util.tree_leaves_with_path(updates)}
@@ -213,9 +231,9 @@ def owned(
 
 
 def stepped(before: Any, after: Any) -> Array:
-  """bool[], whether Adam has taken a step: not while gradients accumulate.
+  """Whether Adam has taken a step, bool[]; not while gradients accumulate.
 
-  Its count says so, unless it has been set back to 0 and come to 1 again.
+  Its count tells, unless the count was set back to 0 and has come to 1 again.
   """
   pairs = list(
     zip(find(before, 'stepped'), find(after, 'stepped'), strict=True)
@@ -228,12 +246,14 @@ def stepped(before: Any, after: Any) -> Array:
     )
     return jnp.any(jnp.stack([jnp.array(False), *jax.tree.leaves(changes)]))
 
+  # Whether a moment has moved costs a pass over all of them, so it is asked
+  # only where the count does not tell.
   counted = jnp.any(jnp.stack([old.count != new.count for old, new in pairs]))
   return jax.lax.cond(counted, lambda: jnp.array(True), moved)
 
 
 def _without_accumulated(state: Any) -> Any:
-  """The state with no gradients that `optax.MultiSteps` has gathered."""
+  """The state without the gradients that `optax.MultiSteps` has gathered."""
   gathers = lambda node: isinstance(node, optax.MultiStepsState)
 
   def emptied(node):
@@ -246,9 +266,10 @@ def _without_accumulated(state: Any) -> Any:
 
 
 def _scalar(moment: Tree) -> Array:
-  """The number that all entries of a moment have; 0 if there are none."""
+  """The number that all entries of a moment have; 0 if there are no entries."""
   leaves = [leaf for leaf in jax.tree.leaves(moment) if leaf.size]
   if not leaves:
     return jnp.zeros(())
+  # All entries are equal, so the smallest array does.
   smallest = min(leaves, key=lambda leaf: leaf.size)
   return jnp.max(smallest).astype(jnp.float32)

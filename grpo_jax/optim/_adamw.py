@@ -5,7 +5,7 @@ from typing import Any
 
 import optax
 
-from grpo_jax.optim._law import warn_if_growing
+from grpo_jax.optim._coasting_law import warn_if_growing
 
 
 def learning_rate(
@@ -23,7 +23,7 @@ def learning_rate(
     total_steps: The optimizer step at which the decay reaches 0.
 
   Returns:
-    From the count of optimizer steps to a learning rate.
+    A function from the count of optimizer steps to the learning rate.
 
   Raises:
     ValueError: An unknown decay, or one that has no steps to happen in.
@@ -43,6 +43,8 @@ def learning_rate(
       f'learning_rate got total_steps={total_steps} with warmup_steps='
       f'{warmup_steps}; a {decay} decay needs total_steps > warmup_steps.'
     )
+  # Functions, so that only the chosen one is built: the others may be invalid
+  # for these steps.
   tail = {
     'constant': lambda: optax.constant_schedule(peak),
     'linear': lambda: optax.linear_schedule(peak, 0.0, steps),
@@ -66,14 +68,15 @@ def adamw(
   """AdamW after clipping the gradient's global norm.
 
   Args:
-    schedule: Learning rate, or a function of the step.
-    b1: Decay of the first moment.
-    b2: Decay of the second moment.
-    epsilon: Added to the root of the second moment.
-    weight_decay: Decoupled decay.
+    schedule: Learning rate, or a function from the optimizer step to it.
+    b1: Decay of the first moment, in [0, 1).
+    b2: Decay of the second moment, in [0, 1).
+    epsilon: Added to the root of the second moment, in the gradient's units.
+    weight_decay: Decoupled decay: the share of a parameter that a step of
+      learning rate 1 would remove.
     clip_norm: Largest global norm of the gradient; None does not clip.
-    decays: From the parameters to a tree of bools, which of them decay; None:
-      all. (Their rank does not tell: stacked norms have two axes.)
+    decays: From the parameters to a tree of bools that says which of them
+      decay; None: all. (Their rank does not tell: stacked norms have two axes.)
 
   Returns:
     An optax transformation that ignores extra arguments.
@@ -81,6 +84,7 @@ def adamw(
   Warns:
     UserWarning: `b2 < b1 ** 2`; see `warn_if_growing`.
   """
+  # b2 = 0 is allowed here, but the law of coasting divides by its root.
   if b2 > 0:
     warn_if_growing(b1, b2)
   adam = optax.adamw(
@@ -93,4 +97,5 @@ def adamw(
   )
   if clip_norm is not None:
     adam = optax.chain(optax.clip_by_global_norm(clip_norm), adam)
+  # Brakes and the learner pass on arguments that AdamW does not know.
   return optax.with_extra_args_support(adam)

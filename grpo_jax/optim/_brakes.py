@@ -1,8 +1,8 @@
 """Brakes: optax wrappers against what momentum does to clipped tokens.
 
-A clipped token has no gradient, but Adam's first moment still holds its former
-ones and moves it on, further out. Each wrapper takes what it needs as an extra
-argument of `update`, as any optax transformation may.
+A clipped token has no gradient. But Adam's first moment still holds its former
+gradients and moves it on, further out. Each wrapper here takes what it needs to
+know as an extra argument of `update`, as any optax transformation may.
 """
 
 from typing import Any
@@ -21,31 +21,34 @@ def reset_moments(
 ) -> optax.GradientTransformationExtraArgs:
   """Forgets Adam's moments at the first update of every rollout.
 
-  With `'both'` Adam begins anew, its bias correction too, so the first step of
-  every rollout is as long as the learning rate allows: each coordinate moves by
-  nearly all of it. With `'first'` the second moment and the count stay, and the
-  first moment grows again from 0: a shorter step.
+  With `'both'` Adam begins anew, its bias correction too. Then the first step
+  of every rollout is as long as the learning rate allows: each coordinate moves
+  by nearly all of it. With `'first'` the second moment and the count stay, and
+  the first moment grows again from 0, which makes a shorter step.
 
   `update` takes `first_of_rollout`, bool[].
 
   Args:
     inner: A transformation with Adam in it.
-    which: `'both'` moments and the count, or the `'first'` only.
+    which: `'both'` moments and the count, or the `'first'` moment only.
 
   Returns:
     A transformation with the state of `inner`.
 
   Raises:
-    ValueError: Another `which`; when initialised, no Adam in `inner`.
+    ValueError: Another `which`; when initialised, no Adam in `inner`; when
+      updated, no `first_of_rollout`.
 
   References:
-    slime's `--reset-optimizer-states`; Fontana et al., 2026 (see
-    `record_adam_moments`)
+    The option `--reset-optimizer-states` of slime; Fontana et al., `On the
+    Hidden Objective Biases of Group-based Reinforcement Learning
+    <https://arxiv.org/abs/2601.05002>`_, 2026
   """
   if which not in ('both', 'first'):
     raise ValueError(
       f"reset_moments got which={which!r}; give 'both' or 'first'."
     )
+  # With the count the bias correction begins anew, as the new moments need.
   kept = () if which == 'both' else ('nu', 'nu_max', 'count')
 
   def before(state, first):
@@ -62,7 +65,9 @@ def reset_moments(
 
     return _adam.edit(state, forgotten)
 
-  return _braked(inner, 'reset_moments', 'first_of_rollout', before, lasts=True)
+  return _after_edit(
+    inner, 'reset_moments', 'first_of_rollout', before, lasts=True
+  )
 
 
 def decay_carried(
@@ -81,7 +86,8 @@ def decay_carried(
     A transformation with the state of `inner`.
 
   Raises:
-    ValueError: When initialised, no Adam in `inner`.
+    ValueError: When initialised, no Adam in `inner`; when updated, no
+      `clipped_share`.
   """
 
   def before(state, clipped_share):
@@ -94,7 +100,9 @@ def decay_carried(
 
     return _adam.edit(state, shrunk)
 
-  return _braked(inner, 'decay_carried', 'clipped_share', before, lasts=False)
+  return _after_edit(
+    inner, 'decay_carried', 'clipped_share', before, lasts=False
+  )
 
 
 def project_outward(
@@ -102,22 +110,24 @@ def project_outward(
 ) -> optax.GradientTransformationExtraArgs:
   r"""Takes out of a step what moves clipped tokens further out.
 
-  With :math:`o` the gradient of the clipped tokens' outward log-ratios, summed,
-  and :math:`D = 1 / (\sqrt{\hat v} + \epsilon)` of Adam, the step :math:`u`
-  becomes
+  Let :math:`o` be the gradient of the sum of the clipped tokens' outward
+  log-ratios, and :math:`D = 1 / (\sqrt{\hat v} + \epsilon)` that of Adam. The
+  step :math:`u` becomes
 
   .. math:: u - \frac{\max(0, \langle o, u \rangle)}
-                     {\langle o, D o \rangle} D o,
+                     {\langle o, D o \rangle} D o .
 
-  the nearest step in Adam's metric, :math:`\sum u^2 / D`, in which these tokens
-  do not move outward on average, to first order. Moments are left as they are.
+  Of all steps in which these tokens do not move outward on average, to first
+  order, this one is nearest to `u` in Adam's metric, :math:`\sum u^2 / D`.
+  Moments are left as they are.
 
-  `update` takes `outward`, a tree like the parameters. Its price is that of
-  :math:`o`: another backward pass for every micro-batch that has clipped tokens
-  and a second accumulator of the size of the parameters.
+  `update` takes `outward`, a tree like the parameters with the values of
+  :math:`o`. To compute it takes another backward pass for every micro-batch
+  that has clipped tokens, and a second accumulator of the size of the
+  parameters.
 
   Args:
-    inner: A transformation with Adam in it; parameters without Adam are not
+    inner: A transformation with Adam in it. Parameters without Adam are not
       corrected.
     epsilon: That of Adam, which its state does not tell.
 
@@ -125,14 +135,17 @@ def project_outward(
     A transformation with the state of `inner`.
 
   Raises:
-    ValueError: When initialised, no Adam in `inner`.
+    ValueError: When initialised, no Adam in `inner`; when updated, no
+      `outward`.
   """
   inner = optax.with_extra_args_support(inner)
 
   def update(updates, state, params=None, **extra_args):
     outward = _given(extra_args, 'project_outward', 'outward')
     updates, after = inner.update(updates, state, params, **extra_args)
-    moments = _adam.owned(inner, state, after, updates, params, **extra_args)
+    moments = _adam.corrected_moments(
+      inner, state, after, updates, params, **extra_args
+    )
 
     def scaled(path, pull):
       if path not in moments.v_hat:
@@ -142,10 +155,12 @@ def project_outward(
     direction = jax.tree_util.tree_map_with_path(scaled, outward)
     size = _adam.dot(outward, direction)
     too_far = _adam.dot(outward, updates)
+    # While gradients accumulate there is no step that could be corrected.
     projects = _adam.stepped(state, after) & (size > 0) & (too_far > 0)
     factor = too_far / jnp.where(size > 0, size, 1)
 
     def projected(u, d):
+      # Bit for bit the update of `inner` where nothing is projected.
       return jnp.where(projects, u - factor * d, u).astype(u.dtype)
 
     return jax.tree.map(projected, updates, direction), after
@@ -160,28 +175,33 @@ def restore_reward_scale(
 ) -> optax.GradientTransformationExtraArgs:
   r"""Makes the step proportional to the scale of the advantages again.
 
-  Adam divides the scale of the gradient out, so that rewards ten times as large
-  train like the same rewards (proposition 2 of Fontana et al., 2026). Here the
-  whole update of `inner` is multiplied by
+  Adam divides by the scale of the gradient, so rewards ten times as large train
+  like the same rewards (proposition 2 of Fontana et al., `On the Hidden
+  Objective Biases of Group-based Reinforcement Learning
+  <https://arxiv.org/abs/2601.05002>`_, 2026). Here the whole update of `inner`
+  is multiplied by
 
   .. math:: \sqrt{\text{mean of } A^2} / \text{reference},
 
-  over the trained tokens of the optimizer batch: a batch of small advantages
-  takes a small step. Without a method that leaves the scale in the advantages
-  (Dr. GRPO, RLOO, GPG, ...) there is nothing to restore.
+  with the mean over the trained tokens of the optimizer batch: a batch of small
+  advantages takes a small step. This needs a method that leaves the scale in
+  the advantages (Dr. GRPO, RLOO, GPG, ...); with others there is nothing to
+  restore.
 
   `update` takes `advantage_scale`, f32[], the root above.
 
   Args:
-    inner: Any transformation. What decays weights is scaled too; chain it
+    inner: Any transformation. Its weight decay is scaled too; chain decay
       behind this one if it should not be.
-    reference: The scale at which the update stays as it is.
+    reference: The scale at which the update stays as it is, in units of the
+      advantage.
 
   Returns:
     A transformation with the state of `inner`.
 
   Raises:
-    ValueError: A reference that is not positive.
+    ValueError: A reference that is not positive; when updated, no
+      `advantage_scale`.
   """
   if reference <= 0:
     raise ValueError(
@@ -201,17 +221,24 @@ def restore_reward_scale(
   return optax.GradientTransformationExtraArgs(inner.init, update)
 
 
-def _braked(inner, who, needs, before, lasts):
-  """`inner` behind an edit of its state, `before(state, extra argument)`.
+def _after_edit(inner, who, needs, before, lasts):
+  """A transformation that edits the state of `inner` before each update.
 
-  An edit that does not last is undone where Adam takes no step, as while
-  gradients accumulate.
+  Args:
+    inner: A transformation with Adam in it.
+    who: The brake, for error messages.
+    needs: Name of the extra argument of `update`.
+    before: `(state, extra argument) -> state`, the edit.
+    lasts: Whether the edit stays where Adam takes no step, as while gradients
+      accumulate. If not, it is undone there.
   """
   inner = optax.with_extra_args_support(inner)
 
   def update(updates, state, params=None, **extra_args):
     edited = before(state, _given(extra_args, who, needs))
     updates, after = inner.update(updates, edited, params, **extra_args)
+    # A second reset before the next step does nothing more. A second decay
+    # would shrink the moment once for every gradient that is accumulated.
     if lasts:
       return updates, after
     took = _adam.stepped(edited, after)
@@ -227,6 +254,9 @@ def _braked(inner, who, needs, before, lasts):
 
 
 def _init_with_adam(inner, who):
+  """The `init` of `inner`, which raises if there is no Adam in it."""
+
+  # Not before: only a state tells whether Adam is in it.
   def init(params):
     state = inner.init(params)
     _adam.find(state, who)

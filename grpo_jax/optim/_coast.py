@@ -21,13 +21,14 @@ class Coasted(NamedTuple):
   """Where zero gradients lead, and by which way; see :func:`coast`.
 
   Attributes:
-    moved: Tree like the parameters: the sum of the updates without decoupled
-      decay, in float32 or wider; in the parameters' units.
-    decayed: The like: what decoupled weight decay did on the way.
-    norms: `[num_steps]`, global norm of each step's motion, decay left out;
+    moved: Tree like the parameters, in their units: the sum of the updates
+      without decoupled decay, in float32 or wider.
+    decayed: Tree like the parameters: what decoupled weight decay did on the
+      way.
+    norms: `[num_steps]`, global norm of each step's motion without decay;
       float32, or float64 where a parameter is.
-    params: The parameters at the end, in their own dtypes; `params + moved +
-      decayed` but for rounding.
+    params: The parameters at the end, in their own dtypes: the first ones plus
+      `moved` and `decayed`, but for rounding.
     state: The optimizer's state at the end.
   """
 
@@ -47,33 +48,36 @@ def coast(
 ) -> Coasted:
   """Runs an optimizer on zero gradients, along the path that it then takes.
 
-  This is momentum made visible: for Adam `norms` follows
-  :func:`grpo_jax.optim.coasting_ratio`, for SGD with momentum m it is a
-  geometric series, for Lion constant steps, for RMSProp zero. Schedules,
-  chains, masks, `optax.inject_hyperparams` and `optax.MultiSteps` (whose
-  half-full accumulator counts as memory) act as they would in training.
+  This is momentum made visible. For Adam `norms` follows
+  :func:`grpo_jax.optim.coasting_ratio`; for SGD with momentum it is a geometric
+  series, for Lion constant steps, for RMSProp zero. Schedules, chains, masks,
+  `optax.inject_hyperparams` and `optax.MultiSteps` (whose half-full accumulator
+  counts as memory) act as they would in training.
 
-  Decoupled weight decay needs no gradient either, so it is told apart: at every
+  Decoupled weight decay needs no gradient either, so it is told apart. At every
   step the update is computed once more, from the same parameters and a state
-  without memory, in which each floating number is 0 (but for the
-  hyper-parameters of `optax.inject_hyperparams`; NaNs from 0/0 count as 0).
-  That is `decayed`; the rest is `moved`. Their sum is right for every
-  optimizer; the split is, where the floating part of the state is moments of
-  gradients and decay is added to the rest. It is not
+  without memory: each floating number in it is 0, but for the hyper-parameters
+  of `optax.inject_hyperparams`, and NaNs from 0/0 count as 0. That update is
+  `decayed`, and the rest is `moved`. Their sum is right for every optimizer.
+  The split is right where the floating part of the state is moments of
+  gradients, and decay is added to the rest. It is not right
 
   - for LAMB with weight decay: its trust ratio scales the sum of both, so decay
-    alone is scaled up to a whole step, and `moved` and `norms` are the rest;
-  - for Adam with epsilon exactly 0 and decay: 0/0, so all is in `moved`;
-  - for states that hold parameters or learning rates (schedule-free, Prodigy),
-    nor for noise that the optimizer adds, which is in `decayed`.
+    alone is scaled up to a whole step, and `moved` and `norms` are what is
+    left;
+  - for Adam with decay and an epsilon of exactly 0: decay alone is 0/0, so all
+    is in `moved`;
+  - for states that hold parameters or learning rates (schedule-free, Prodigy);
+  - for noise that the optimizer adds, which is in `decayed`.
 
-  Decay that is added to the gradient (L2) before the moments has its memory in
-  `moved`, and is in `decayed` what it would do to fresh moments.
+  Decay that is added to the gradient (L2) before the moments is split in two:
+  what the moments remember of it is in `moved`, what it would do to fresh
+  moments is in `decayed`.
 
   Under `jax.jit`, XLA removes what is not read.
 
   Args:
-    transformation: An optimizer, any optax transformation whose update needs
+    transformation: An optimizer: any optax transformation whose update needs
       only gradients, state and parameters, or `extra_args` that stay the same.
     state: Its state now.
     params: The parameters now; any tree.
@@ -101,11 +105,13 @@ def coast(
     )
   state, params = jax.tree.map(jnp.asarray, (state, params))
   zeros = jax.tree.map(jnp.zeros_like, params)
+  # Sums in float32: bfloat16 would drop small steps of a long way.
   none = jax.tree.map(lambda x: jnp.zeros_like(x, dtype=_wide(x)), params)
 
   def step(carry, _):
     params, state, moved, decayed = carry
     update, after = _update(transformation, zeros, state, params, extra_args)
+    # Along the way and not once at its start: decay follows the parameters.
     decay = decay_alone(transformation, zeros, state, params, extra_args)
     motion = jax.tree.map(jnp.subtract, update, decay)
     moved = jax.tree.map(_plus, moved, motion)
@@ -131,9 +137,9 @@ def decay_alone(
   Args:
     transformation: See `coast`.
     zeros: The gradient, a tree like the parameters.
-    state: Its floating numbers count as 0; NaNs that this gives as 0 too.
+    state: Its floating numbers count as 0, and so do NaNs that this gives.
     params: The parameters.
-    extra_args: Of the update.
+    extra_args: What the update needs besides.
 
   Returns:
     A tree like the parameters, in float32 or wider.
@@ -151,9 +157,11 @@ def _update(transformation, zeros, state, params, extra_args):
   try:
     return update(zeros, state, params, **extra_args)
   except TypeError as error:
+    # optax has no list of the keywords that an update needs: the TypeError of a
+    # missing one is all there is.
     missing = _MISSING.search(str(error))
     if missing is None or extra_args.keys() & re.findall(r'\w+', missing[1]):
-      raise  # not the caller's to mend, so its own words say it best
+      raise  # the caller cannot mend it, so the error speaks for itself
     raise ValueError(
       f'coast cannot run this optimizer on zero gradients alone, as its update '
       f'also needs {missing[1]}; leave out the transformation that does, or '
@@ -162,9 +170,10 @@ def _update(transformation, zeros, state, params, extra_args):
 
 
 def _without_memory(state):
-  """The state with its floating numbers 0, but for hyper-parameters."""
+  """The state with all floating numbers 0 but for hyper-parameters."""
 
   def erase(path, leaf):
+    # Hyper-parameters are told from moments by the name of their field alone.
     setting = any(getattr(key, 'name', None) in _SETTINGS for key in path)
     memory = jnp.issubdtype(leaf.dtype, jnp.inexact) and not setting
     return jnp.zeros_like(leaf) if memory else leaf

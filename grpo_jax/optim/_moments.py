@@ -18,16 +18,17 @@ Labels = Callable[[Tree], Tree] | Tree | None
 # Edges of the histogram of log2(epsilon / sqrt(v-hat)), with open ends.
 EPSILON_EDGES = np.arange(-32, 33, 4)
 _QUANTILES = {'p01': 0.01, 'p50': 0.5, 'p99': 0.99}
-_WHOLE = ''  # the one group there is without labels
+_WHOLE = ''  # name of the one group that there is without labels
 
 
 class MomentRecord(NamedTuple):
   """One Adam step of one group of parameters; norms are Euclidean.
 
   An update is the sum of three parts: `carried` by the moments from earlier
-  gradients, `fresh` from this one, `decayed` by decoupled weight decay. A
-  cosine of two directions of which one is 0 is 0. An update goes down the
-  gradient, so its cosine with it is negative where it does what it should.
+  gradients, `fresh` from this gradient, `decayed` by decoupled weight decay. A
+  cosine is 0 if one of its two directions is 0. An update goes down the
+  gradient, so its cosine with the gradient is negative where it does what it
+  should.
   """
 
   grad_norm: Array  # f32[], of the gradient as it was given
@@ -59,26 +60,27 @@ def record_adam_moments(
   r"""Wraps a transformation that has Adam in it, and records what Adam does.
 
   The updates stay what they were. With :math:`\hat m, \hat v` Adam's
-  bias-corrected moments, a step is proportional to :math:`\hat m /
-  (\sqrt{\hat v} + \epsilon)`, and :math:`m_t = b_1 m_{t-1} + (1 - b_1) g_t`
-  splits it into a carried part, which moves on whatever the gradient has become
-  (zero, where a token is clipped), and a fresh one. The ratio
-  :math:`\epsilon / \sqrt{\hat v}` says whether the scale of the reward matters:
-  far below 1 the step does not depend on it, far above it is proportional.
+  bias-corrected moments, a step is proportional to
+  :math:`\hat m / (\sqrt{\hat v} + \epsilon)`. Since
+  :math:`m_t = b_1 m_{t-1} + (1 - b_1) g_t`, it has a carried part and a fresh
+  one. The carried part moves on whatever the gradient has become (zero, where a
+  token is clipped). The ratio :math:`\epsilon / \sqrt{\hat v}` says whether the
+  scale of the reward matters: far below 1 the step does not depend on it, far
+  above 1 the step is proportional to it.
 
   Adam is found wherever it is: in `chain`, `named_chain`, `masked`,
   `partition`, `MultiSteps` (the record is that of the last step taken),
-  `inject_hyperparams`, `apply_if_finite`; of several, all count. Parameters
-  without Adam count in the norms of gradients and updates.
+  `inject_hyperparams`, `apply_if_finite`. If there are several, all count.
+  Parameters without Adam count in the norms of gradients and updates.
 
-  The record costs a few passes over the optimizer's elements, no pass of the
-  model; while it is made, old and new moments are both in memory. Where
+  The record costs a few passes over the optimizer's elements and no pass of the
+  model. While it is made, old and new moments are both in memory. Where
   gradients accumulate, `grad_norm` and its cosines are those of the last part.
 
   Args:
     inner: Any optax transformation with `optax.ScaleByAdamState` or
-      `optax.ScaleByAmsgradState` in its state, the second moment being a mean
-      of squares: yogi and adamax keep other numbers in the same fields.
+      `optax.ScaleByAmsgradState` in its state, whose second moment is a mean of
+      squares. (Yogi and adamax keep other numbers in the same fields.)
     epsilon: That of Adam, which its state does not tell.
     labels: Groups of parameters, as in `optax.partition`: a tree of names like
       the parameters, or a function from parameters to one. None: one group.
@@ -91,23 +93,22 @@ def record_adam_moments(
   Raises:
     ValueError: When initialised, no Adam is found.
 
-  >>> tx = record_adam_moments(optax.adamw(1e-3))
+  >>> tx = record_adam_moments(optax.adam(1e-3))
   >>> params = {'w': jnp.ones(3)}
   >>> updates, state = tx.update(params, tx.init(params), params)
   >>> float(moment_metrics(state)['adam_carried_norm'])
   0.0
 
   References:
-    Fontana et al., `On the Hidden Objective Biases of Group-based
-    Reinforcement Learning <https://arxiv.org/abs/2601.05002>`_, 2026,
-    propositions 2 and 3
+    Fontana et al., `On the Hidden Objective Biases of Group-based Reinforcement
+    Learning <https://arxiv.org/abs/2601.05002>`_, 2026, propositions 2 and 3
   """
   inner = optax.with_extra_args_support(inner)
 
   def init(params):
     state = inner.init(params)
     _adam.find(state, 'record_adam_moments')
-    # Not from the leaves: `optax.tree.map_params` initialises with none.
+    # Not from the leaves, as `optax.tree.map_params` initialises without any.
     groups = sorted({_WHOLE} if labels is None else set(_names(labels, params)))
     return RecordAdamMomentsState(state, {name: _empty() for name in groups})
 
@@ -119,7 +120,7 @@ def record_adam_moments(
     def recorded(old, grads, before, after, updates, params, extra_args):
       step = before, after, updates, params
       parts = _adam.split(inner, *step, **extra_args)
-      moments = _adam.owned(inner, *step, **extra_args)
+      moments = _adam.corrected_moments(inner, *step, **extra_args)
       return {
         group: _recorded(
           [name == group for name in names],
@@ -150,13 +151,14 @@ def moment_metrics(state: Any) -> dict[str, Array]:
   """Reads the record of `record_adam_moments` back, as flat metrics.
 
   Args:
-    state: Of any transformation that holds one; the last record found counts.
+    state: Of any transformation that holds a record; the last one found counts.
 
   Returns:
-    f32[] each: every field of `MomentRecord` as `adam_field` (one group) or
-    `adam_group_field`, and of the histogram `..._epsilon_log2_p01`, `_p50` and
-    `_p99`, quantiles of log2(epsilon / sqrt(v-hat)) over the coordinates, to
-    the middle of a bin four wide (the ends: -34 and 34).
+    A dict of f32[]. Every field of `MomentRecord` but the histogram is there as
+    `adam_field` if there is one group, else as `adam_group_field`. Of the
+    histogram there are `..._epsilon_log2_p01`, `_p50` and `_p99`: quantiles of
+    log2(epsilon / sqrt(v-hat)) over the coordinates, each the middle of a bin
+    that is four wide (-34 and 34 stand for the open ends).
 
   Raises:
     ValueError: The state has no such record.
@@ -179,13 +181,14 @@ def moment_metrics(state: Any) -> dict[str, Array]:
     counts = jnp.asarray(counts)
     reached = jnp.cumsum(counts) / jnp.maximum(jnp.sum(counts), 1)
     for name, share in _QUANTILES.items():
+      # The first bin at which the share is reached.
       place = jnp.argmax(reached >= share)
       metrics[f'{prefix}epsilon_log2_{name}'] = jnp.asarray(middles)[place]
   return metrics
 
 
 def _empty() -> MomentRecord:
-  """Zeros, each a buffer of its own: a state may be donated."""
+  """Zeros, each in a buffer of its own, because a state may be donated."""
   shapes = [()] * (len(MomentRecord._fields) - 1) + [len(EPSILON_EDGES) + 1]
   return MomentRecord(*(jnp.zeros(shape, jnp.float32) for shape in shapes))
 
@@ -203,7 +206,7 @@ def _recorded(
   grads: Tree,
   updates: Tree,
   parts: _adam.Split,
-  moments: _adam.Owned,
+  moments: _adam.CorrectedMoments,
   epsilon: float,
 ) -> MomentRecord:
   """The record of the chosen leaves."""
@@ -211,20 +214,21 @@ def _recorded(
   pairs = zip(by_path(grads), chosen, strict=True)
   paths = [path for (path, _), is_in in pairs if is_in]
 
-  def owned(moment):  # some parameters have none
+  def chosen_of(moment):  # some parameters have none
     return [moment[path] for path in paths if path in moment]
 
   def leaves(tree):
-    return owned(dict(by_path(tree)))
+    return chosen_of(dict(by_path(tree)))
 
   grad, update, carried = map(leaves, (grads, updates, parts.carried))
-  v_hat = owned(moments.v_hat)
+  v_hat = chosen_of(moments.v_hat)
   counts = _epsilon_counts(v_hat, epsilon)
-  half = len(EPSILON_EDGES) // 2 + 1  # edges up to log2 = 0 lie below this
+  # The first bin whose log2 is above 0, where epsilon is larger than the root.
+  half = len(EPSILON_EDGES) // 2 + 1
   return MomentRecord(
     grad_norm=_norm(grad),
     update_norm=_norm(update),
-    m_hat_norm=_norm(owned(moments.m_hat)),
+    m_hat_norm=_norm(chosen_of(moments.m_hat)),
     v_hat_norm=_norm_of_squares(v_hat),
     carried_norm=_norm(carried),
     fresh_norm=_norm(leaves(parts.fresh)),
@@ -242,7 +246,7 @@ def _norm(x: list[Array]) -> Array:
 
 
 def _norm_of_squares(x: list[Array]) -> Array:
-  """Scaled by the largest, as the squares of squares are out of range."""
+  """The norm of squares, scaled by the largest: their squares overflow."""
   tops = [jnp.max(v) for v in x if v.size]
   top = jnp.max(jnp.stack([jnp.zeros(()), *tops]))
   return top * _norm([v / jnp.where(top > 0, top, 1) for v in x])
@@ -253,11 +257,11 @@ def _cosine(x: list[Array], y: list[Array]) -> Array:
   cosine = jnp.where(
     size > 0, _adam.dot(x, y) / jnp.where(size > 0, size, 1), 0
   )
-  return jnp.clip(cosine, -1, 1)  # rounding
+  return jnp.clip(cosine, -1, 1)  # rounding may take it past 1
 
 
 def _epsilon_counts(v_hat: list[Array], epsilon: float) -> Array:
-  """f32[18], coordinates between the edges; without a moment: the last."""
+  """Coordinates between the edges, f32[18]; a moment of 0 is in the last."""
   # log2(epsilon / root) > edge where root < epsilon / 2**edge.
   limits = jnp.asarray((epsilon / 2.0**EPSILON_EDGES) ** 2, jnp.float32)
 
@@ -265,7 +269,8 @@ def _epsilon_counts(v_hat: list[Array], epsilon: float) -> Array:
     counts = (jnp.sum(v < limit, dtype=jnp.float32) for v in v_hat)
     return sum(counts, jnp.zeros((), jnp.float32))
 
-  # One after another: side by side each would hold an array of its own.
+  # One edge after another: side by side each would hold an array as large as
+  # the moments.
   above = jax.lax.map(below, limits)
   number = jnp.full(1, sum(v.size for v in v_hat), jnp.float32)
   above = jnp.concatenate([number, above, jnp.zeros(1, jnp.float32)])

@@ -1,13 +1,12 @@
-"""What a reward is, and how a config names one."""
+"""The types of a reward, and the function that a config names."""
 
 from collections.abc import Callable
 import dataclasses
-import difflib
-import importlib
 import math
 from typing import Any
 from typing import TypeVar
 
+from grpo_jax import resolve as import_by_name
 from grpo_jax.rewards import _functions
 
 BATCHED_MARK = 'takes_lists'  # the attribute that `batched` sets
@@ -16,18 +15,19 @@ _Function = TypeVar('_Function', bound=Callable[..., Any])
 
 
 class RewardError(ValueError):
-  """A reward function failed or returned what is no reward.
+  """A reward function raised an error, or returned what is no reward.
 
-  The message names the function and the example; the original exception, if
-  there was one, is the cause.
+  The message names the function and the example. If the function raised, its
+  exception is the `__cause__` of this one.
   """
 
 
 def batched(function: _Function) -> _Function:
   """Marks a reward function that judges all completions in one call.
 
-  For rewards that are cheaper together, such as a reward model. The function
-  takes lists of equal length and returns one value per completion, in order.
+  Use it for a reward that is cheaper for many completions together, such as a
+  reward model. The function takes lists of equal length and returns a list with
+  one value per completion, in the same order.
 
   >>> @batched
   ... def brevity(prompts, completions, examples):
@@ -35,7 +35,7 @@ def batched(function: _Function) -> _Function:
 
   Args:
     function: `(prompts, completions, examples) -> sequence of float | None`,
-      plain or async.
+      plain or `async`.
 
   Returns:
     The same function, marked.
@@ -49,13 +49,15 @@ class WeightedReward:
   """One term of the reward.
 
   Args:
-    name: what metrics and errors call it; unique among the terms.
-    function: the reward function; see the package's docstring.
-    weight: its factor in the sum; 0 measures without training on it.
+    name: What metrics and errors call this reward. No other reward of the run
+      may have the same name.
+    function: The reward function; see `help(grpo_jax.rewards)`.
+    weight: The factor of this reward in the sum. A reward of weight 0 is shown
+      and not trained on.
 
   Raises:
-    ValueError: an empty name, a function that cannot be called, or a weight
-      that is not finite.
+    ValueError: The name is empty, the function cannot be called, or the weight
+      is not finite.
   """
 
   name: str
@@ -87,46 +89,27 @@ def resolve(name: str) -> Callable[..., Any]:
   'exact_match'
 
   Args:
-    name: a function of this package, or 'module.sub:function' of any module
+    name: A function of this package, or 'module.sub:function' of any module
       that Python can import.
 
   Returns:
     The function.
 
   Raises:
-    ValueError: nothing is found under the name.
+    ValueError: Nothing is found under the name.
   """
-  if ':' not in name:
-    builtin = {
-      key: value
-      for key, value in vars(_functions).items()
-      if getattr(value, '__module__', None) == _functions.__name__
-    }
-    if name not in builtin:
-      raise ValueError(
-        f'There is no reward {name!r}{_nearest(name, builtin)}; pass one of'
-        f" {sorted(builtin)}, or 'module:function' for one of your own."
-      )
-    return builtin[name]
-  module_name, _, function_name = name.partition(':')
-  try:
-    module = importlib.import_module(module_name)
-  except Exception as error:  # a user's module may raise anything
+  if ':' in name:
+    return import_by_name.imported(name, f'The reward {name!r}')
+  # The functions that this package defines, without what it imports.
+  builtin = {
+    key: value
+    for key, value in vars(_functions).items()
+    if getattr(value, '__module__', None) == _functions.__name__
+  }
+  if name not in builtin:
     raise ValueError(
-      f'The reward {name!r} cannot be found, because importing the module'
-      f' {module_name!r} failed ({type(error).__name__}: {error}); correct'
-      ' the name or the module, or put its folder on PYTHONPATH.'
-    ) from error
-  function = getattr(module, function_name, None)
-  if not callable(function):
-    raise ValueError(
-      f'The module {module_name!r} has no function {function_name!r}'
-      f"{_nearest(function_name, vars(module))}; pass 'module:function'."
+      f'There is no reward {name!r}{import_by_name.nearest(name, builtin)}; '
+      f"pass one of {sorted(builtin)}, or 'module:function' for one of your "
+      'own.'
     )
-  return function
-
-
-def _nearest(name: str, known: Any) -> str:
-  """Half a sentence that names the nearest known name, if one is near."""
-  matches = difflib.get_close_matches(name, known, n=1)
-  return f' (did you mean {matches[0]!r}?)' if matches else ''
+  return builtin[name]

@@ -6,27 +6,28 @@ from typing import Any
 def exact_match(prompt: str, completion: str, example: dict[str, Any]) -> float:
   """1 if the completion is the reference answer, else 0.
 
-  White space at both ends is ignored; an answer that is no string is compared
-  as `str` writes it.
+  White space at both ends does not count. An answer that is not a string is
+  compared by the text that `str` makes of it.
 
   >>> exact_match('47+85=', '231', {'answer': '231'})
   1.0
 
   Args:
-    prompt: not used.
+    prompt: is not used.
     completion: the text that was sampled.
-    example: the record; its 'answer' is the reference.
+    example: the record of the data source; its 'answer' is the reference.
 
   Returns:
     1.0 or 0.0.
 
   Raises:
-    ValueError: the record has no 'answer'.
+    ValueError: the record has no field 'answer'.
   """
   del prompt
   if 'answer' not in example:
     raise ValueError(
       "exact_match requires the field 'answer', but the example has the"
-      f' fields {sorted(example)}; name the answer_field of the data source.'
+      f' fields {sorted(example)}; set config.data.answer_field to the field'
+      ' that holds the answer.'
     )
   return float(completion.strip() == str(example['answer']).strip())

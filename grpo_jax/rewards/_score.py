@@ -1,4 +1,4 @@
-"""Calling reward functions on a batch of completions."""
+"""Calls reward functions on a batch of completions, and adds them up."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -19,11 +19,18 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 class Scores(NamedTuple):
-  """The rewards of N completions by K functions, as host arrays."""
+  """The rewards of N completions by K functions, as host arrays.
 
-  reward: np.ndarray  # f32[N], sum of weight * part; 0 where not judged
-  parts: np.ndarray  # f32[N, K], before weighting; 0 where a part is None
-  judged: np.ndarray  # bool[N], no function returned None
+  Attributes:
+    reward: f32[N], the weighted sum over the functions; 0 where not judged.
+    parts: f32[N,K], what each function returned, without its weight; 0 for
+      None.
+    judged: bool[N], whether every function returned a number.
+  """
+
+  reward: np.ndarray
+  parts: np.ndarray
+  judged: np.ndarray
 
 
 def score(
@@ -33,15 +40,16 @@ def score(
   examples: Sequence[dict[str, Any]],
   max_concurrency: int = 64,
 ) -> Scores:
-  """Rewards of a batch of completions.
+  """The rewards of a batch of completions.
 
-  Plain functions run first, in this thread and in order. Async functions then
-  run together, at most `max_concurrency` calls at a time over all functions,
-  in an event loop of their own (in a thread of their own if this thread
-  already runs a loop, which waits meanwhile). The loop ends with the call, so
-  an async client must be opened inside the reward function.
+  Plain functions are called first, one after another in this thread. Then the
+  async functions run together, with at most `max_concurrency` calls under way
+  over all functions. They run in an event loop that ends with this call, so a
+  reward function must open its async client itself, on every call. If this
+  thread already runs an event loop, as a notebook does, that loop waits while
+  another thread runs the functions.
 
-  The sum runs over the functions in the order given, in float64, and is
+  The weighted sum is computed in float64, in the order of the functions, and
   rounded to float32 once.
 
   >>> brevity = WeightedReward('brevity', lambda p, c, e: -len(c), weight=0.5)
@@ -49,21 +57,21 @@ def score(
   array([-0.5, -1. ], dtype=float32)
 
   Args:
-    rewards: K terms, at least one, with different names.
+    rewards: K terms, at least one; their names differ.
     prompts: N prompts.
-    completions: N completions, special tokens removed.
+    completions: N completions, without special tokens.
     examples: N records with 'index', 'completion_ids' and 'truncated'.
-    max_concurrency: how many async calls may be under way at once; a batched
+    max_concurrency: how many async calls may be under way at once. A batched
       call counts as one.
 
   Returns:
-    Scores of N completions, in the order given.
+    The `Scores` of the N completions, in the order given.
 
   Raises:
-    ValueError: no terms, equal names, lists of different lengths, or a
-      `max_concurrency` below 1.
-    RewardError: a function raised, or returned something other than a finite
-      number or None, or a batched one not N of them.
+    ValueError: there are no terms, two have the same name, the lists differ in
+      length, or `max_concurrency` is below 1.
+    RewardError: a function raised an error, or returned neither a finite number
+      nor None; or a batched function did not return N of these.
   """
   _check(rewards, prompts, completions, examples, max_concurrency)
   calls = [
@@ -79,6 +87,8 @@ def score(
     for first, last in _spans(reward, len(prompts))
   ]
   results = []
+  # All calls are started before any coroutine is awaited: if a plain function
+  # fails, the error comes before money is spent on a judge behind an API.
   try:
     for call in calls:
       results.append(call.start())
@@ -86,7 +96,8 @@ def score(
   finally:
     for result in results:
       if inspect.iscoroutine(result):
-        result.close()  # after an error, those that never ran
+        # After an error some have never run, and Python would warn of each.
+        result.close()
 
   parts = np.zeros((len(prompts), len(rewards)), np.float64)
   judged = np.ones(len(prompts), bool)
@@ -94,6 +105,7 @@ def score(
     for row, value in enumerate(call.values(result), start=call.first):
       judged[row] &= value is not None
       parts[row, call.column] = 0.0 if value is None else value
+  # In a fixed order, so that the same parts always give the same sum.
   total = np.zeros(len(prompts), np.float64)
   for column, reward in enumerate(rewards):
     total += reward.weight * parts[:, column]
@@ -103,11 +115,11 @@ def score(
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-  """One call of a function: on one completion, or batched on all of them."""
+  """One call of a reward function, on one completion or on all of them."""
 
   reward: WeightedReward
-  column: int
-  first: int  # the row of its first completion
+  column: int  # of this function in `Scores.parts`
+  first: int  # row of the first completion
   prompts: list[str]
   completions: list[str]
   examples: list[dict[str, Any]]
@@ -123,6 +135,7 @@ class _Call:
       raise self._raised(error) from error
 
   async def finish(self, result: Awaitable[Any]) -> Any:
+    """What the coroutine of an async function returns."""
     try:
       return await result
     except Exception as error:
@@ -134,7 +147,7 @@ class _Call:
       return [self._number(result, 0)]
     try:
       values = list(result)
-    except TypeError:
+    except TypeError:  # a single number, say
       values = None
     if values is None or len(values) != len(self.prompts):
       given = type(result).__name__ if values is None else len(values)
@@ -145,11 +158,12 @@ class _Call:
     return [self._number(value, row) for row, value in enumerate(values)]
 
   def _number(self, value: Any, row: int) -> float | None:
+    """The value of one completion, if it is a finite number or None."""
     if value is None:
       return None
     if getattr(value, 'ndim', None) == 0:
       value = value.item()  # a scalar of numpy, jax or torch
-    if not isinstance(value, int | float):
+    if not isinstance(value, int | float):  # a bool is an int, and welcome
       raise RewardError(
         f'{self._where(row)} returned {value!r:.80} of type'
         f' {type(value).__name__}; return a number, or None for a completion'
@@ -170,7 +184,7 @@ class _Call:
     )
 
   def _where(self, row: int | None = None) -> str:
-    """Function and example: the subject of every message."""
+    """The subject of every message: the function, and what it was called on."""
     function = self.reward.function
     function_name = getattr(function, '__qualname__', repr(function))
     batch = ''
@@ -184,11 +198,12 @@ class _Call:
 
 
 def _takes_lists(reward: WeightedReward) -> bool:
+  """Whether the function is marked by `batched`."""
   return getattr(reward.function, BATCHED_MARK, False)
 
 
 def _spans(reward: WeightedReward, size: int) -> list[tuple[int, int]]:
-  """First and last row of every call of a function on `size` rows."""
+  """For every call of a function on `size` rows: its first row, and its end."""
   if _takes_lists(reward):
     return [(0, size)] if size else []
   return [(row, row + 1) for row in range(size)]
@@ -197,7 +212,7 @@ def _spans(reward: WeightedReward, size: int) -> list[tuple[int, int]]:
 def _finish_all(
   calls: Sequence[_Call], results: Sequence[Any], max_concurrency: int
 ) -> list[Any]:
-  """The results, those of async functions awaited together."""
+  """The results of all calls; those of async functions are awaited together."""
 
   async def finish(semaphore, call, result):
     async with semaphore:
@@ -218,11 +233,12 @@ def _finish_all(
 
 
 def _run(function: Any) -> Any:
-  """Runs a coroutine function to its end, inside a running loop too."""
+  """Runs a coroutine function to its end, even inside a running event loop."""
   try:
     asyncio.get_running_loop()
   except RuntimeError:
     return asyncio.run(function())
+  # This thread runs a loop, which cannot run a second one: use another thread.
   with futures.ThreadPoolExecutor(max_workers=1) as executor:
     return executor.submit(lambda: asyncio.run(function())).result()
 
@@ -231,14 +247,14 @@ def _check(rewards, prompts, completions, examples, max_concurrency):
   names = [reward.name for reward in rewards]
   if not names or len(set(names)) != len(names):
     raise ValueError(
-      f'The rewards are named {names}, but at least one is required and names'
-      ' must differ; rename or remove some.'
+      f'The rewards are named {names}, but at least one is required, and their'
+      ' names must differ; add, rename or remove one.'
     )
   if not len(prompts) == len(completions) == len(examples):
     raise ValueError(
       f'There are {len(prompts)} prompts, {len(completions)} completions and'
-      f' {len(examples)} examples, but one of each per completion is required;'
-      ' repeat each prompt and example for its completions.'
+      f' {len(examples)} examples, but every completion needs one of each;'
+      ' repeat a prompt and its example for each of its completions.'
     )
   if max_concurrency < 1:
     raise ValueError(

@@ -1,8 +1,18 @@
-"""Sampling: an engine protocol, and an engine that shares prompt caches."""
+"""Sampling completions: the engine protocol, and the engine of this package.
 
-from grpo_jax.sampling._choose import Sampling
-from grpo_jax.sampling._choose import choose
+Read in this order:
+
+- `_protocol`: what an engine is given and what it returns;
+- `_engine`: our engine, `LocalEngine`;
+- `_generation`: one call of it: the loop on the host;
+- `_schedule`: the decisions of that loop: which completion is drawn where;
+- `_sampler`: the compiled programs that the loop calls;
+- `_next_token`: how one token is drawn from logits.
+"""
+
 from grpo_jax.sampling._engine import LocalEngine
+from grpo_jax.sampling._next_token import Sampling
+from grpo_jax.sampling._next_token import next_token
 from grpo_jax.sampling._protocol import ENDED
 from grpo_jax.sampling._protocol import STOPPED
 from grpo_jax.sampling._protocol import TRUNCATED
@@ -20,6 +30,6 @@ __all__ = (
   'STOPPED',
   'Sampling',
   'TRUNCATED',
-  'choose',
+  'next_token',
   'sampler_params',
 )

@@ -1,4 +1,4 @@
-"""Our engine: samples with the learner's parameters, on its devices."""
+"""The engine of this package: samples on the learner's own devices."""
 
 import bisect
 from collections.abc import Callable
@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from grpo_jax import keys
-from grpo_jax import layout
+from grpo_jax import random_keys
 from grpo_jax import sharding
+from grpo_jax.models import layout
 from grpo_jax.sampling import _generation
 from grpo_jax.sampling import _sampler
 from grpo_jax.sampling import _schedule
@@ -26,19 +26,23 @@ from grpo_jax.sampling._protocol import Requests
 
 @dataclasses.dataclass
 class LocalEngine:
-  """Samples with the model's own parameters on the learner's devices.
+  """Samples with the model's own code, on the learner's devices.
 
-  A prompt is read once for its group. Rows whose completions have ended are
-  given to prompts that wait, or dropped; what is drawn does not depend on it.
+  A prompt is read once for its whole group. When completions have ended, their
+  rows are given to prompts that wait, or dropped. Which tokens are drawn does
+  not depend on this: the random number of a token depends on the seed, the
+  purpose, the rollout, the prompt's index, the completion and the position
+  alone.
 
   Attributes:
-    model: Anything with the model protocol.
+    model: Anything with the model protocol; see `models.transformer`.
     seed: The run's seed.
     prompt_buckets: Allowed prompt widths, tokens.
-    completion_buckets: Allowed buffer lengths, tokens. The caches begin with
-      room for the shortest and grow.
-    max_rows: Most rows decoded at once; more wait.
-    decode: ids -> text, needed for stop strings only.
+    completion_buckets: Allowed lengths of the caches, tokens. A cache begins
+      with the shortest and grows to the next when it is full.
+    max_rows: How many completions are decoded at once, at most; prompts beyond
+      that wait.
+    decode: Turns ids into text; needed for stop strings only.
     mesh: The learner's mesh, over whose data shards the prompts are split; None
       for one device.
   """
@@ -58,7 +62,7 @@ class LocalEngine:
     """Takes the learner's parameters; see `Engine`."""
     if self._prepare is None:
       self._prepare = _sampler.prepare_params(self.model, params, self.mesh)
-    self._params = None  # frees the old ones before the new are made
+    self._params = None  # first, so that memory holds one set at a time
     self._params = self._prepare(params)
     self._version = version
 
@@ -67,32 +71,30 @@ class LocalEngine:
 
     Raises:
       ValueError: Nothing is loaded, a prompt is empty or too long, or stop
-        strings come without `decode`.
+        strings are asked for without `decode`.
     """
-    *_, book = self._asked(requests).run()
-    return self._completions(book, requests)
+    *_, so_far = self._asked(requests).run()
+    return self._completions(so_far, requests)
 
-  def stream(
-    self, requests: Requests, every_tokens: int = 1
-  ) -> Iterator[Completions]:
-    """Samples like `generate`, and tells how far it has come.
+  def stream(self, requests: Requests) -> Iterator[Completions]:
+    """Samples like `generate`, and reports after every token.
 
     Args:
       requests: See `generate`.
-      every_tokens: Most tokens between two reports.
 
     Yields:
-      The completions so far; the last are those that `generate` returns. A
-      completion that goes on says TRUNCATED.
+      The completions so far; the last are those that `generate` returns. The
+      `finish` of a completion that still goes on is TRUNCATED.
     """
-    for book in self._asked(requests).run(every_tokens):
-      so_far = self._completions(book, requests)
+    for drawn in self._asked(requests).run(every_tokens=1):
+      so_far = self._completions(drawn, requests)
       yield so_far
+      # The device knows nothing of stop strings and would go on.
       if np.all((so_far.finish != TRUNCATED) & (so_far.length > 0)):
-        return  # stop strings are known to the host only
+        return
 
   def _asked(self, requests: Requests) -> _generation.Generation:
-    """What `requests` ask for, ready to run."""
+    """The generation that `requests` ask for, ready to run."""
     if self._params is None:
       raise ValueError('LocalEngine has no parameters yet; call load first.')
     sampling, number = requests.sampling, len(requests.prompts)
@@ -116,9 +118,11 @@ class LocalEngine:
       tokens[row, : len(prompt)] = prompt
     shards = 1 if self.mesh is None else sharding.row_shards(self.mesh)
     at_once = min(max(1, self.max_rows // requests.group), number)
-    at_once = math.ceil(at_once / shards) * shards
+    at_once = math.ceil(at_once / shards) * shards  # as many on each shard
     return _generation.Generation(
-      # max_tokens and stop strings act outside the compiled programs.
+      # The sampler is a static argument: whatever differs in it is compiled
+      # anew. So it does not hold what the host can do without: the exact limit
+      # is passed as an array, and stop strings cut what was drawn.
       _sampler.Sampler(
         self.model,
         dataclasses.replace(sampling, max_tokens=buffer, stop_strings=()),
@@ -131,22 +135,26 @@ class LocalEngine:
         tokens,
         length.astype(np.int32),
         np.asarray(requests.index, np.int32),
-        keys.key(self.seed, requests.purpose, requests.rollout),
+        random_keys.key(self.seed, requests.purpose, requests.rollout),
       ),
       sampling.max_tokens,
       sorted(size for size in set(self.completion_buckets) if size <= buffer),
     )
 
   def _completions(
-    self, book: _generation.Book, requests: Requests
+    self, so_far: _generation.CompletionsSoFar, requests: Requests
   ) -> Completions:
-    """What the book says, in the protocol's words."""
+    """What has been drawn so far, as the protocol's `Completions`.
+
+    The arrays are copies: a generation goes on writing into its own.
+    """
     shape = len(requests.prompts), requests.group
-    drawn = jax.tree.map(lambda x: x.reshape(*shape, -1).copy(), book.drawn)
-    length = book.length.reshape(shape).copy()
+    drawn = jax.tree.map(lambda x: x.reshape(*shape, -1).copy(), so_far.drawn)
+    length = so_far.length.reshape(shape).copy()
     last = np.take_along_axis(
       drawn.token, np.maximum(length - 1, 0)[..., None], axis=-1
     )[..., 0]
+    # A completion without tokens has no last one; 0 may be an end token's id.
     ended = np.isin(last, requests.sampling.eos_ids) & (length > 0)
     whole = Completions(
       tokens=drawn.token,
@@ -162,7 +170,7 @@ class LocalEngine:
     return whole
 
   def _stop_at_strings(self, whole: Completions, stops) -> Completions:
-    """Cuts each completion after the token that completes a stop string."""
+    """Cuts each completion behind the token that completes a stop string."""
     if self.decode is None:
       raise ValueError(
         f'Stop strings {stops} need LocalEngine(decode=...), a function from '
@@ -174,10 +182,12 @@ class LocalEngine:
     for place in np.ndindex(length.shape):
       ids = whole.tokens[place][: length[place]]
 
-      def stopped(count, ids=ids):  # once True, True for any longer prefix
+      def stopped(count, ids=ids):
         return any(stop in decode(ids[:count]) for stop in stops)
 
       if stopped(len(ids)):
+        # A prefix that holds a stop string is part of every longer prefix, so
+        # bisection finds the shortest one in a few decodings.
         counts = range(1, len(ids) + 1)
         length[place] = counts[bisect.bisect_left(counts, True, key=stopped)]
         finish[place] = STOPPED

@@ -1,8 +1,13 @@
-"""One call of the engine: admits prompts, decodes, rearranges, collects.
+"""One call of the engine: the loop on the host around the compiled programs.
 
-The device decodes until enough rows have ended, the caches are full or a report
-is due; then the host reads what was drawn and who has ended, once, and decides
-what comes next.
+The loop repeats three steps until every completion has ended:
+
+1. The device decodes, until enough rows have ended, the caches are full, or a
+   report is due (`Generation._advance`).
+2. The host reads, in one transfer, what was drawn and which rows have ended,
+   and appends it to the completions so far (`CompletionsSoFar.write`).
+3. The host decides what comes next: prompts are admitted, rows are dropped, or
+   caches grow (`Generation._rearrange`, by the rules of `_schedule`).
 """
 
 from collections.abc import Iterator
@@ -20,20 +25,28 @@ from grpo_jax.sampling import _schedule
 
 
 @dataclasses.dataclass
-class Book:
-  """What has been drawn so far, by completion; N = P * G of them."""
+class CompletionsSoFar:
+  """What has been drawn so far of N = P * G completions, on the host.
 
-  drawn: _sampler.Drawn  # [N,T] on the host
-  length: np.ndarray  # i32[N]
+  Attributes:
+    drawn: Arrays [N,T], by completion.
+    length: i32[N], tokens of each completion up to now.
+  """
+
+  drawn: _sampler.Drawn
+  length: np.ndarray
 
   def write(self, completion: np.ndarray, drawn: Any, count: np.ndarray):
-    """Appends to each row's completion its first `count` columns.
+    """Appends what the rows of one call have drawn.
 
     Args:
-      completion: i64[B], -1 for none.
+      completion: i64[B], the completion of each row, -1 for none.
       drawn: A `Drawn` [B,C], on the host.
-      count: i32[B], 0 where there is no completion.
+      count: i32[B], how many of the first columns belong to the completion; 0
+        for a row that has none.
     """
+    # `place` is where each drawn token belongs: its completion, and behind the
+    # tokens that are there already.
     row, column = np.nonzero(np.arange(drawn.token.shape[1]) < count[:, None])
     place = completion[row], self.length[completion[row]] + column
     for whole, part in zip(self.drawn, drawn, strict=True):
@@ -44,23 +57,26 @@ class Book:
 
 @dataclasses.dataclass
 class Generation:
-  """Completions of some prompts, on their way.
+  """The completions of some prompts while they are being drawn.
+
+  The first six attributes are given and never change; the others are the state
+  of the loop.
 
   Attributes:
-    sampler: The compiled programs' static part.
-    params: What it reads.
-    schedule: The sizes it may use.
-    prompts: Host arrays, all prompts in their order.
-    max_tokens: Of a completion.
-    columns: Allowed room in the rows' caches, tokens, ascending; the last holds
-      a whole completion.
-    book: The result.
-    waiting: How many prompts wait; they are the last ones.
-    rows: On the device.
-    completion: i64[B], p * G + g of each row, -1 for none.
-    going: bool[B], the row's completion goes on.
-    clock: Tokens that the rows' caches have been given.
-    room: The present one of `columns`.
+    sampler: The static part of the compiled programs.
+    params: The parameters, as `sampler_params` returns them.
+    schedule: Decides the numbers of rows.
+    prompts: All prompts in their order, on the host.
+    max_tokens: Length limit of a completion.
+    columns: The lengths that the rows' caches may have, tokens, ascending; the
+      last holds a whole completion.
+    so_far: What has been drawn; at the end the result.
+    waiting: How many prompts wait. They are the last ones of `prompts`.
+    rows: The state of the rows, on the device.
+    completion: i64[B], the completion p * G + g of each row, -1 for none.
+    going: bool[B], whether the row's completion goes on.
+    clock: How many tokens the rows' caches have been given since the start.
+    room: The present length of the caches, one of `columns`.
   """
 
   sampler: _sampler.Sampler
@@ -69,12 +85,12 @@ class Generation:
   prompts: _sampler.Prompts
   max_tokens: int
   columns: Sequence[int]
-  book: Book = dataclasses.field(init=False)
+  so_far: CompletionsSoFar = dataclasses.field(init=False)
   waiting: int = dataclasses.field(init=False)
-  rows: Any = None
+  rows: Any = dataclasses.field(init=False, default=None)
   completion: np.ndarray = dataclasses.field(init=False)
   going: np.ndarray = dataclasses.field(init=False)
-  clock: int = 0
+  clock: int = dataclasses.field(init=False, default=0)
   room: int = dataclasses.field(init=False)
 
   def __post_init__(self):
@@ -82,29 +98,41 @@ class Generation:
     shape = self.waiting * self.sampler.group, self.columns[-1]
     token = np.zeros(shape, np.int32)
     rest = (np.zeros(shape, np.float32) for _ in range(3))
-    self.book = Book(
+    self.so_far = CompletionsSoFar(
       _sampler.Drawn(token, *rest), np.zeros(shape[:1], np.int32)
     )
     self.going = np.zeros((0,), bool)
 
-  def run(self, every_tokens: int | None = None) -> Iterator[Book]:
-    """Yields the book after every stretch of work; at last it is complete.
+  def run(self, every_tokens: int | None = None) -> Iterator[CompletionsSoFar]:
+    """Draws all completions.
 
     Args:
-      every_tokens: Most tokens between two reports; None: as many as can be.
+      every_tokens: How many tokens to draw between two reports, at most; None:
+        as many as possible.
+
+    Yields:
+      `so_far`, the same object each time; at the last time it is complete.
     """
     while self.waiting or self.going.any():
       if not self.going.any():
         self._start()
-        yield self.book
+        yield self.so_far
       else:
         self._rearrange()
       if self.going.any():
         self._advance(every_tokens)
-        yield self.book
+        yield self.so_far
 
   def _admit(self, number: int):
-    """The next `number` prompts as rows, their completions, who goes on."""
+    """Reads the next prompts and draws the first token of each completion.
+
+    Args:
+      number: How many prompts; a program is compiled for this number. If fewer
+        wait, the others are padding, whose rows have ended from the start.
+
+    Returns:
+      Their rows, the completion of each row, and which rows go on.
+    """
     first = len(self.prompts.length) - self.waiting
     taken = min(number, self.waiting)
     self.waiting -= taken
@@ -115,8 +143,8 @@ class Generation:
 
     host = {
       'tokens': part(self.prompts.tokens, 0),
-      'length': part(self.prompts.length, 1),
-      'index': part(self.prompts.index, -1),
+      'length': part(self.prompts.length, 1),  # a prompt needs a last token
+      'index': part(self.prompts.index, -1),  # which says that it is padding
     }
     if self.sampler.mesh is not None:
       host = jax.device_put(host, sharding.rows(self.sampler.mesh))
@@ -131,26 +159,31 @@ class Generation:
       self.columns[0],
     )
     drawn, ended = jax.device_get((drawn, rows.ended))
-    self.book.write(completion, drawn, (completion >= 0).astype(np.int32))
+    self.so_far.write(completion, drawn, (completion >= 0).astype(np.int32))
     return rows, completion, ~ended
 
   def _start(self):
-    """Prompts that wait take all rows."""
+    """Begins anew with prompts that wait, when no row goes on."""
     self.rows, self.completion, self.going = self._admit(self.schedule.prompts)
     self.clock, self.room = 0, self.columns[0]
 
   def _rearrange(self):
-    """Lets prompts in, drops rows, makes room: whatever is due, at once."""
+    """Admits prompts, drops rows and lets caches grow, whichever is due.
+
+    All of it is one call of the device, because each moves the caches.
+    """
     group = self.sampler.group
     waiting = self.waiting > 0 and self.schedule.admitted > 0
     alive, old = self.going, len(self.going)
     width = old // self.rows.prompt_length.shape[0]
     lanes = self.schedule.lanes(self.completion // group, alive, waiting)
+    # The longest cache is a ring: its oldest entries belong to completions that
+    # have ended, so it never needs to grow.
     full = self.clock == self.room < self.columns[-1]
     if lanes is None and not full:
       return
     parts, completion, going = [self.rows], self.completion, alive
-    if lanes is None:
+    if lanes is None:  # the caches are full, and every row stays where it is
       lanes = np.arange(old).reshape(-1, width)
     elif waiting:
       more, its_completion, its_going = self._admit(self.schedule.admitted)
@@ -158,7 +191,10 @@ class Generation:
       completion = np.concatenate([completion, its_completion])
       going = np.concatenate([going, its_going])
       lanes = np.concatenate([lanes, self.schedule.new_lanes(old)])
-    of_lane = np.maximum(lanes.max(axis=1), 0)  # any row of it
+    # The old lane that each new lane continues, by any one of its rows. Rows of
+    # the second part are counted on from those of the first, and its lanes are
+    # as wide as a group.
+    of_lane = np.maximum(lanes.max(axis=1), 0)
     lane = np.where(
       of_lane < old,
       of_lane // width,
@@ -175,10 +211,10 @@ class Generation:
     self.going = np.where(row < 0, False, going[row])
 
   def _advance(self, every_tokens: int | None):
-    """Decodes until something is due."""
+    """Decodes until something is due, and collects what was drawn."""
     limit = self.room
     if self.room < self.columns[-1]:
-      limit -= self.clock  # then there is more room to be had
+      limit -= self.clock  # stop when the caches are full, to let them grow
     floor = self.schedule.floor(
       len(self.going), int(self.going.sum()), self.waiting > 0
     )
@@ -191,7 +227,8 @@ class Generation:
     )
     drawn, age, ended = jax.device_get((drawn, self.rows.age, self.rows.ended))
     some = self.completion >= 0
-    count = np.where(some, age - self.book.length[self.completion], 0)
-    self.book.write(self.completion, drawn, count)
+    # A row that ended on the way drew fewer tokens than the others.
+    count = np.where(some, age - self.so_far.length[self.completion], 0)
+    self.so_far.write(self.completion, drawn, count)
     self.going = ~ended
-    self.clock += int(count.max())
+    self.clock += int(count.max())  # some row went on to the last step

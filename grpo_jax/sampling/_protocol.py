@@ -1,4 +1,8 @@
-"""The engine protocol: ids in, ids out, as host arrays."""
+"""The engine protocol: what an engine is given, and what it returns.
+
+Prompts and completions are token ids, never text, so that the ids which were
+sampled are exactly those that are trained on.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,41 +11,73 @@ from typing import Protocol
 
 import numpy as np
 
-from grpo_jax.sampling._choose import Sampling
+from grpo_jax.sampling._next_token import Sampling
 
-ENDED, TRUNCATED, STOPPED = 0, 1, 2  # by end token, length limit, stop string
+# How a completion finished: by an end token, the length limit, a stop string.
+ENDED, TRUNCATED, STOPPED = 0, 1, 2
 
 
 class Requests(NamedTuple):
-  """What to sample. Ids, never text: nothing is encoded twice."""
+  """What to sample.
 
-  prompts: Sequence[Sequence[int]]  # P lists of ids
-  index: Sequence[int]  # P global prompt counters
-  group: int  # completions per prompt
-  rollout: int  # which rollout this is, for the noise
+  Attributes:
+    prompts: P prompts, each a list of ids.
+    index: The P global prompt counters.
+    group: Completions per prompt, `G`.
+    rollout: Number of the rollout. Like `index`, it decides the random numbers.
+    sampling: How tokens are drawn.
+    purpose: What the completions are for. Requests of another purpose get
+      independent random numbers.
+  """
+
+  prompts: Sequence[Sequence[int]]
+  index: Sequence[int]
+  group: int
+  rollout: int
   sampling: Sampling
-  purpose: str = 'sample'  # noise of another purpose is independent
+  purpose: str = 'sample'
 
 
 class Completions(NamedTuple):
-  """What was sampled, as host arrays; zero past each completion's length."""
+  """What was sampled, as host arrays; zero past each completion's length.
 
-  tokens: np.ndarray  # i32[P,G,T], the end token included
-  length: np.ndarray  # i32[P,G]
-  logp: np.ndarray  # f32[P,G,T], under the policy, nats
-  log_kept: np.ndarray  # f32[P,G,T], log of the mass the filters left
-  version: np.ndarray  # i32[P,G,T], the policy version that drew each token
-  finish: np.ndarray  # i32[P,G], ENDED, TRUNCATED or STOPPED
-  entropy: np.ndarray | None = None  # f32[P,G,T], nats; None: not known
+  Attributes:
+    tokens: i32[P,G,T], the ids; the last may be an end token.
+    length: i32[P,G], tokens of each completion, its end token included.
+    logp: f32[P,G,T], log-probability of each token under the policy, nats.
+    log_kept: f32[P,G,T], log of the probability mass that top-k, top-p and
+      min-p left. A token was drawn with log-probability `logp - log_kept`.
+    version: i32[P,G,T], the policy version that drew each token.
+    finish: i32[P,G], ENDED, TRUNCATED or STOPPED.
+    entropy: f32[P,G,T], of the policy at each token, nats; None if the engine
+      does not know it.
+  """
+
+  tokens: np.ndarray
+  length: np.ndarray
+  logp: np.ndarray
+  log_kept: np.ndarray
+  version: np.ndarray
+  finish: np.ndarray
+  entropy: np.ndarray | None = None
 
 
 class Engine(Protocol):
-  """Anything that samples: ours, or an adapter to another."""
+  """Anything that samples: `LocalEngine`, or an adapter to another engine."""
 
   def load(self, params: Any, version: int) -> None:
-    """Takes the learner's parameters, whose version this is."""
+    """Takes new parameters.
+
+    Args:
+      params: The learner's parameters.
+      version: How many rollouts the policy has learned from.
+    """
     ...
 
   def generate(self, requests: Requests) -> Completions:
-    """Samples; see `Requests` and `Completions`."""
+    """Samples completions with the parameters that were loaded last.
+
+    Args:
+      requests: See `Requests`.
+    """
     ...

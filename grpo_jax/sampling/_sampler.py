@@ -1,10 +1,16 @@
-"""The compiled sampler: prompts read once, rows decoded together, in lanes.
+"""The compiled programs of the engine: prefill, decode, regroup.
 
-A lane is a prompt with `W` rows that continue it. What a program is compiled
-for is the number of lanes, their width and the room in the caches; which
-completion a row draws, and from when on, is data. So rows that have ended can
-be dropped or replaced between two calls of `decode`, by `regroup`; the plan for
-that is made on the host, in `_schedule.py`.
+- `prefill` reads prompts and draws the first token of every completion.
+- `decode` draws one token after another for all rows in step.
+- `regroup` moves rows, with their caches, into other lanes.
+
+A lane is a prompt with `W` rows that continue it. A program is compiled for a
+number of lanes, their width and the length of the caches. Which completion a
+row draws, and when it began, is data. So between two calls of `decode` rows
+that have ended can be dropped or replaced; `_schedule` decides which.
+
+Shapes: `P` prompts of at most `N` tokens, `A` lanes, `B = A * W` rows, `M`
+columns of the rows' caches, `C` columns drawn by one call.
 """
 
 from collections.abc import Sequence
@@ -20,57 +26,86 @@ import numpy as np
 
 from grpo_jax import sharding
 from grpo_jax.models import attention
-from grpo_jax.sampling._choose import Sampling
-from grpo_jax.sampling._choose import choose
+from grpo_jax.sampling._next_token import Sampling
+from grpo_jax.sampling._next_token import next_token
 
 Array = jax.Array
 AnyArray = jax.Array | np.ndarray
 
 
 class Prompts(NamedTuple):
-  """Right-padded prompts and where their noise comes from."""
+  """Right-padded prompts, and the key of their random numbers.
 
-  tokens: AnyArray  # i32[P,N]
-  length: AnyArray  # i32[P]
-  index: AnyArray  # i32[P], the global prompt counter; -1 for padding
-  key: Array  # of (seed, rollout)
+  Attributes:
+    tokens: i32[P,N].
+    length: i32[P].
+    index: i32[P], the global prompt counter; -1 for padding.
+    key: Of (seed, purpose, rollout).
+  """
+
+  tokens: AnyArray
+  length: AnyArray
+  index: AnyArray
+  key: Array
 
 
 class Rows(NamedTuple):
-  """What is being decoded: `A` lanes, `B = A * W` rows."""
+  """The state of the rows between two calls.
 
-  last: Array  # i32[B], the newest token, not yet in the cache
-  age: Array  # i32[B], tokens of the row's completion
-  ended: Array  # bool[B], nothing more is drawn
-  key: Array  # key[B], of (seed, rollout, prompt, completion)
-  clock: Array  # i32[], tokens that the rows' caches have been given
-  prompt_length: Array  # i32[A]
-  # Per layer, key and value; see `attention.cache_axis`.
-  prompt_cache: Any  # f[A,...], room for N tokens
-  cache: Any  # f[B,...], rings, room for M
+  The rows of a lane lie side by side. All rows write their caches at the same
+  column, `clock` modulo M, whenever each of them began: the caches are rings.
+
+  Attributes:
+    last: i32[B], the newest token of each row, which is not in the cache yet.
+    age: i32[B], how many tokens the row's completion has.
+    ended: bool[B], whether the completion has ended; nothing more is drawn.
+    key: key[B], of (seed, purpose, rollout, prompt, completion).
+    clock: i32[], how many tokens the rows' caches have been given.
+    prompt_length: i32[A], of each lane's prompt.
+    prompt_cache: For each layer the keys and values of the prompts, f[A,...]
+      with N positions; see `attention.cache_axis`.
+    cache: The same of the rows, f[B,...] with M positions.
+  """
+
+  last: Array
+  age: Array
+  ended: Array
+  key: Array
+  clock: Array
+  prompt_length: Array
+  prompt_cache: Any
+  cache: Any
 
 
 class Drawn(NamedTuple):
-  """What one call has drawn; column c of a row that had ended is 0."""
+  """What one call has drawn; 0 in columns after a row's end.
 
-  token: AnyArray  # i32[B,C]
-  logp: AnyArray  # f32[B,C], under the policy, nats
-  log_kept: AnyArray  # f32[B,C], log of the mass that the filters left
-  entropy: AnyArray  # f32[B,C], of the policy, nats
+  Attributes:
+    token: i32[B,C].
+    logp: f32[B,C], under the policy, nats.
+    log_kept: f32[B,C], log of the mass that the filters left.
+    entropy: f32[B,C], of the policy, nats.
+  """
+
+  token: AnyArray
+  logp: AnyArray
+  log_kept: AnyArray
+  entropy: AnyArray
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-  """The static part of a generation; hashable, so jit keys on it.
+  """What the compiled programs are compiled for.
 
-  The noise of a token is a function of (seed, rollout, prompt index,
-  completion, position) alone.
+  It is hashable and a static argument of the jitted functions below, which call
+  its methods.
 
   Attributes:
     model: Anything with the model protocol.
-    sampling: How tokens are drawn. Its `max_tokens` is not read.
+    sampling: How tokens are drawn. Its `max_tokens` is not read; the limit is
+      an argument of the programs.
     group: Completions per prompt.
-    mesh: Where rows are split over devices; None without one.
+    mesh: The mesh over which rows are split; None for one device.
   """
 
   model: Any
@@ -87,10 +122,11 @@ class Sampler:
       params: What `sampler_params` returned.
       prompts: See `Prompts`.
       max_tokens: i32[], length limit of a completion.
-      columns: `M`, the room in the rows' caches, in tokens.
+      columns: `M`, the length of the rows' caches, tokens.
 
     Returns:
-      A lane of `group` rows for each prompt, and their first tokens (C = 1).
+      A lane of `group` rows for each prompt, and the first token of each row
+      (C = 1).
     """
     number, width = prompts.tokens.shape
     positions = jnp.broadcast_to(jnp.arange(width), (number, width))
@@ -105,10 +141,11 @@ class Sampler:
     last = jnp.take_along_axis(
       hidden, (prompts.length - 1)[:, None, None], axis=1
     )[:, 0]
+    # All completions of a prompt begin from the same logits.
     logits = self.model.head(params, last)
     count = number * self.group
 
-    def room(x):
+    def room(x):  # an empty cache of the rows, like that of the prompts
       shape = [count, *x.shape[1:]]
       shape[self._axis] = columns
       return self._placed(jnp.zeros(shape, x.dtype))
@@ -116,7 +153,7 @@ class Sampler:
     rows = Rows(
       last=jnp.zeros((count,), jnp.int32),
       age=jnp.zeros((count,), jnp.int32),
-      ended=jnp.repeat(prompts.index < 0, self.group),
+      ended=jnp.repeat(prompts.index < 0, self.group),  # padding draws nothing
       key=self._row_keys(prompts),
       clock=jnp.zeros((), jnp.int32),
       prompt_length=jnp.asarray(prompts.length),
@@ -130,17 +167,17 @@ class Sampler:
   def decode(
     self, params, rows: Rows, max_tokens: Array, limit: Array, floor: Array
   ) -> tuple[Rows, Drawn]:
-    """Draws a token for every row that goes on, again and again.
+    """Draws token after token for every row that goes on.
 
     Args:
       params: What `sampler_params` returned.
       rows: See `Rows`.
       max_tokens: i32[], length limit of a completion.
-      limit: i32[], how many tokens at most, not above M.
-      floor: i32[]; it stops when no more rows than this go on.
+      limit: i32[], how many tokens to draw per row, at most `M`.
+      floor: i32[]; decoding stops when no more rows than this go on.
 
     Returns:
-      The rows, and what they have drawn (C = M, from column 0 on).
+      The rows, and what they have drawn: C = M columns, filled from column 0.
     """
     columns = jax.tree.leaves(rows.cache)[0].shape[self._axis]
     shape = rows.last.shape[0], columns
@@ -160,7 +197,7 @@ class Sampler:
       hidden, caches = self.model.hidden(
         params,
         rows.last[:, None],
-        (prompt_length + rows.age - 1)[:, None],
+        (prompt_length + rows.age - 1)[:, None],  # where `last` stands
         attention.over_cache(
           rows.prompt_length,
           rows.age,
@@ -169,6 +206,7 @@ class Sampler:
         ),
         list(zip(rows.prompt_cache, rows.cache, strict=True)),
       )
+      # Only the rows' own caches have changed, not those of the prompts.
       own = jax.tree.map(self._placed, [own for _, own in caches])
       rows = rows._replace(cache=own, clock=rows.clock + 1)
       logits = self.model.head(params, hidden[:, 0])
@@ -185,22 +223,26 @@ class Sampler:
   def regroup(
     self, parts: Sequence[Rows], lane: Array, row: Array, columns: int
   ) -> Rows:
-    """Other rows in other lanes, with more room.
+    """Moves rows into other lanes, with caches that may be longer.
 
     Args:
-      parts: Some `Rows`; those after the first have no tokens in their caches.
-      lane: i32[A'], which lane of the parts, counted through, to copy.
-      row: i32[B'], which of their rows; -1 for none.
-      columns: `M'`, at least that of the first part. More than that only if
-        the first part's rings have not been around.
+      parts: The rows before; they are numbered through all parts. The caches of
+        the second and later parts are empty.
+      lane: i32[A'], for each new lane the old lane whose prompt it continues.
+      row: i32[B'], for each place of the new lanes the row that moves there; -1
+        for none.
+      columns: The new length of the caches, `M'`. It may be larger than `M`
+        only if no ring of the first part has come around yet: in a longer ring
+        the old entries would lie in the wrong places.
 
     Returns:
-      The `Rows`, at the clock of the first part.
+      The new `Rows`, at the clock of the first part.
     """
-    # A cache has four axes: rows, heads and positions in either order, size.
 
     def pick(part, index):
       joined = jnp.concatenate(part)[index]
+      # Caches have four axes: rows; heads and positions; size. The others, with
+      # one axis, are split over devices by their rows alone.
       place = self._placed if joined.ndim == 4 else sharding.constrain_rows
       return place(joined)
 
@@ -225,20 +267,25 @@ class Sampler:
     )
 
   def _placed(self, cache: Array) -> Array:
-    """A cache split over rows and heads, as it is on every device."""
+    """The cache, split over the devices by its rows and its heads."""
     return sharding.constrain_cache(cache, heads=3 - self._axis)
 
   @property
   def _axis(self) -> int:
-    """Of the positions in a cache."""
+    """The axis of a cache that counts positions, 1 or 2."""
     return attention.cache_axis(self.model.config.attention)
 
   def _prompt_length(self, rows: Rows) -> Array:
-    """i32[B]."""
+    """The length of each row's prompt, i32[B]."""
     width = rows.last.shape[0] // rows.prompt_length.shape[0]
     return jnp.repeat(rows.prompt_length, width)
 
   def _row_keys(self, prompts: Prompts) -> Array:
+    """A key for each row, key[B], by prompt index and completion.
+
+    A key does not depend on where the row lies, so the same tokens are drawn on
+    any mesh, in any turn and beside any other prompts.
+    """
     fold = jax.random.fold_in
     by_prompt = jax.vmap(functools.partial(fold, prompts.key))(prompts.index)
     completion = jnp.arange(self.group)
@@ -246,10 +293,12 @@ class Sampler:
     return rows(by_prompt).reshape(-1)
 
   def _draw(self, rows: Rows, logits, max_tokens) -> tuple[Rows, Drawn]:
-    """One more token for every row that has not ended."""
+    """Draws one more token for every row that has not ended."""
+    # By the position in the completion, not by the clock: a row may have begun
+    # at any time.
     at_age = jax.vmap(jax.random.fold_in)(rows.key, rows.age)
     uniform = jax.vmap(jax.random.uniform)(at_age)
-    drawn = Drawn(*choose(logits, uniform, rows.age, self.sampling))
+    drawn = Drawn(*next_token(logits, uniform, rows.age, self.sampling))
     going, end = ~rows.ended, jnp.array(self.sampling.eos_ids, jnp.int32)
     drawn = drawn._replace(token=drawn.token.astype(jnp.int32))
     drawn = jax.tree.map(lambda x: jnp.where(going, x, 0), drawn)
@@ -264,7 +313,13 @@ class Sampler:
 
 
 def _compiled(name: str, static: tuple[int, ...], donated: tuple[int, ...]):
-  """A method of `Sampler` as a jitted function of it, on its mesh."""
+  """A method of `Sampler` as a jitted function.
+
+  Args:
+    name: Of the method.
+    static: Places of the static arguments, the sampler itself apart.
+    donated: Places of the arguments whose memory the result may take.
+  """
 
   def call(sampler, *args):
     with sharding.use(sampler.mesh):
@@ -275,25 +330,27 @@ def _compiled(name: str, static: tuple[int, ...], donated: tuple[int, ...]):
     call,
     static_argnums=(0, *static),
     donate_argnums=donated,
+    # As for the learner's programs, or the two would disagree on logp.
     compiler_options=sharding.COMPILER_OPTIONS,
   )
 
 
 prefill = _compiled('prefill', static=(4,), donated=())
-decode = _compiled('decode', static=(), donated=(2,))
+decode = _compiled('decode', static=(), donated=(2,))  # no second cache
 regroup = _compiled('regroup', static=(4,), donated=())
 
 
 def sampler_params(model, params):
-  """A training tree made ready to decode: unstacked, in the compute dtype.
+  """Parameters as decoding reads them: single layers, in the compute dtype.
 
   Args:
     model: Anything with the model protocol and `unstack`.
-    params: The training tree.
+    params: The learner's parameters, whose layers are stacked.
 
   Returns:
-    The tree that `Sampler` and other engines read; vectors (norms) stay
-    float32, as in training. Copies: the learner may donate its own.
+    The tree that `Sampler` and other engines read. Vectors (the scales of
+    norms) stay float32, as in training. The arrays are copies, because the
+    learner donates its own to the next update.
   """
   dtype = jnp.dtype(model.config.compute_dtype)
   return jax.tree.map(
@@ -303,16 +360,17 @@ def sampler_params(model, params):
 
 
 def prepare_params(model, params, mesh: jax.sharding.Mesh | None = None):
-  """`sampler_params` compiled, and resharded: the road to any engine.
+  """Compiles `sampler_params`, which also reshards the parameters.
 
   Args:
     model: Anything with the model protocol, `unstack` and `logical_axes`.
-    params: The training tree, or its shapes.
-    mesh: Its mesh, if any; the result is not split over `fsdp`, because
-      decoding reads every parameter for every token.
+    params: The learner's parameters, or their shapes.
+    mesh: The mesh; None for one device. What decoding reads is not split over
+      its axis `fsdp`: every token needs every parameter, which would have to be
+      gathered for each token.
 
   Returns:
-    A function of the training tree, to be called once per rollout.
+    A function of the learner's parameters, to be called once per rollout.
   """
   place = None
   if mesh is not None:

@@ -1,10 +1,17 @@
 """Which completion is drawn in which row; decided on the host, in NumPy.
 
-Rows end at different times. A row that has ended costs as much as one that goes
-on, so when enough have, those that go on are moved into fewer rows, or the
-prompts that wait are let in beside them. Few sizes are allowed, because a
-program is compiled for each; and lanes become narrower, because the rows of a
-group that go on seldom fill a lane as wide as the group.
+The device decodes all rows in step, one token each. Completions end at
+different times, and a row whose completion has ended costs as much as before.
+So when enough rows have ended, this module rearranges the others: it moves
+those that go on into fewer rows, or it admits prompts that wait into the rows
+that have become free.
+
+Rows lie in lanes. A lane is one prompt and `W` rows that continue it, which
+share the prompt's keys and values. At the start each prompt has one lane for
+its whole group. After the first rearrangement lanes are narrower, because the
+rows of a group that still go on seldom fill a lane as wide as the group.
+
+A program is compiled for each number of rows, so only a few numbers are used.
 """
 
 import dataclasses
@@ -12,20 +19,22 @@ import math
 
 import numpy as np
 
-_LEAST_ROWS = 8  # fewer take as long
-_HALVINGS = 3  # so the last size is an eighth of the first
-_LONG_PROMPT = 256  # tokens; from here on a lane costs more than its rows
+_LEAST_ROWS = 8  # fewer rows than this take as long to decode
+_HALVINGS = 3  # the smallest number of rows is an eighth of the first
+# From this many tokens on, reading a lane's prompt costs more than its rows do;
+# then fewer, wider lanes are better.
+_LONG_PROMPT = 256
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-  """The sizes that one call of the engine may use.
+  """The numbers of rows that one call of the engine may use.
 
   Attributes:
     group: Completions per prompt.
-    prompts: Prompts read at the start.
-    prompt_tokens: Width of the prompts' cache.
-    shards: Lanes are a multiple of this.
+    prompts: How many prompts are read at the start. Others wait.
+    prompt_tokens: Width of the prompts' cache, tokens.
+    shards: Data shards; the number of lanes is a multiple of this.
   """
 
   group: int
@@ -35,13 +44,13 @@ class Schedule:
 
   @property
   def narrow(self) -> int:
-    """Rows of a lane after the first arrangement."""
+    """Rows of a lane, `W`, after the first rearrangement."""
     split = 2 if self.prompt_tokens >= _LONG_PROMPT else 4
     return max(1, self.group // split)
 
   @property
   def sizes(self) -> list[int]:
-    """Numbers of rows to shrink to, largest first."""
+    """The numbers of rows that may be shrunk to, largest first."""
     first, unit = self.prompts * self.group, self.narrow * self.shards
     halves = [first / 2**k for k in range(1, _HALVINGS + 1)]
     sizes = [unit * math.ceil(size / unit) for size in halves]
@@ -49,10 +58,11 @@ class Schedule:
 
   @property
   def admitted(self) -> int:
-    """Prompts that are let in at once, into the part that has ended.
+    """How many waiting prompts are admitted at once.
 
-    0 if there is no room beside the rows of the first of `sizes`: prompts that
-    wait then do so until all rows have ended.
+    They come when the rows that go on fit into the first of `sizes`, and take
+    the other rows of the start. If not a single prompt has room there, this is
+    0, and prompts wait until all rows have ended.
     """
     if not self.sizes:
       return 0
@@ -61,35 +71,44 @@ class Schedule:
     return room // (rows * self.shards) * self.shards
 
   def floor(self, rows: int, alive: int, waiting: bool) -> int:
-    """How few rows must go on before it is worth asking `lanes`.
+    """How far to decode: until no more rows than this go on.
 
     Args:
-      rows: Rows now.
-      alive: Those that go on.
+      rows: The number of rows now.
+      alive: How many of them go on.
       waiting: Whether prompts wait.
+
+    Returns:
+      The number of rows at which `lanes` should be asked for a rearrangement;
+      0 if there is none to come.
     """
     smaller = [size for size in self.sizes if size < rows]
     if waiting and self.admitted:
       smaller = self.sizes[:1]
     if not smaller:
       return 0
-    retry = alive - max(1, rows // 16)  # they did not fit into their lanes
+    # So few rows go on that they could fit, but `lanes` found that they leave
+    # too many places of their lanes empty. Ask again a little later.
+    retry = alive - max(1, rows // 16)
     return max(0, smaller[0] if alive > smaller[0] else retry)
 
   def lanes(
     self, prompt: np.ndarray, alive: np.ndarray, waiting: bool
   ) -> np.ndarray | None:
-    """Fewer rows for those that go on, if they fit.
+    """New lanes for the rows that go on, if there are fewer that hold them.
 
     Args:
       prompt: i64[B], the prompt of each row.
       alive: bool[B], which rows go on.
-      waiting: Whether prompts wait; then only half of the rows will do.
+      waiting: Whether prompts wait. Then the rows must fit into the first of
+        `sizes`, which leaves room for the prompts.
 
     Returns:
-      [A',W'], the row that moves to each place of the new lanes, -1 for none;
-      or None to stay.
+      i64[A',W'], for each place of the new lanes the row that moves there, -1
+      for none; or None, and nothing is moved.
     """
+    # All rows of a lane continue the same prompt, so a prompt's rows are cut
+    # into pieces of a lane each; the last piece may leave places empty.
     by_prompt: dict[int, list[int]] = {}
     for row in np.flatnonzero(alive):
       by_prompt.setdefault(int(prompt[row]), []).append(int(row))
@@ -102,14 +121,17 @@ class Schedule:
     sizes = self.sizes[:1] if waiting else self.sizes
     fitting = [size for size in sizes if size >= len(pieces) * self.narrow]
     if not fitting or (min(fitting) >= len(alive) and not waiting):
-      return None
+      return None  # too many rows go on, or it would be no fewer rows
     return self._filled(pieces, min(fitting) // self.narrow)
 
   def new_lanes(self, first: int) -> np.ndarray:
-    """[A',W'], as `lanes`, of the prompts just admitted.
+    """The lanes of prompts that were just admitted, as `lanes` returns them.
 
     Args:
-      first: The number of their first row.
+      first: The number of their first row; the others follow it.
+
+    Returns:
+      i64[A',W'].
     """
     rows = first + np.arange(self.admitted * self.group)
     rows = rows.reshape(self.admitted, self.group)
@@ -122,6 +144,7 @@ class Schedule:
     return self._filled(pieces, self.admitted * number)
 
   def _filled(self, pieces, number: int) -> np.ndarray:
+    """`number` lanes, the first of which hold a piece each."""
     lanes = np.full((number, self.narrow), -1, np.int64)
     for place, rows in enumerate(pieces):
       lanes[place, : len(rows)] = rows

@@ -1,43 +1,53 @@
-"""Studies: experiments of several runs, whose tables the README shows."""
+"""Studies: experiments of several runs, which `grpo-jax study NAME` does.
 
-from grpo_jax.studies._brakes import ARMS
-from grpo_jax.studies._brakes import brakes
-from grpo_jax.studies._summary import Arm
-from grpo_jax.studies._summary import Interval
-from grpo_jax.studies._summary import Outcome
-from grpo_jax.studies._summary import Summary
-from grpo_jax.studies._summary import summarise
-from grpo_jax.studies._summary import to_json
-from grpo_jax.studies._table import show
+A study is a folder beside this file. What two studies share lies here:
 
-STUDIES = {'brakes': brakes}
+- `intervals`: means over seeds and their confidence intervals;
+- `runs`: the warm-up that runs of one seed share, and their compiled programs;
+- `tables`: numbers, intervals and tables as text.
+"""
 
-__all__ = (
-  'ARMS',
-  'STUDIES',
-  'Arm',
-  'Interval',
-  'Outcome',
-  'Summary',
-  'brakes',
-  'named',
-  'show',
-  'summarise',
-  'to_json',
-)
+from collections.abc import Callable
+from typing import Any
+from typing import NamedTuple
+
+from grpo_jax.studies import brakes
 
 
-def named(name: str):
-  """The study of a name.
+class Study(NamedTuple):
+  """What the command line needs of a study.
+
+  Attributes:
+    run: `(config, workdir, seeds, steps, only) -> summary`. Does the runs that
+      are not done yet; see `brakes.run`.
+    show: Prints a summary for a person.
+    to_json: A summary as a dict that JSON can hold.
+  """
+
+  run: Callable[..., Any]
+  show: Callable[[Any], None]
+  to_json: Callable[[Any], dict[str, Any]]
+
+
+STUDIES = {'brakes': Study(brakes.run, brakes.show, brakes.to_json)}
+
+__all__ = ('STUDIES', 'Study', 'brakes', 'named')
+
+
+def named(name: str) -> Study:
+  """The study of this name.
 
   Args:
-    name: As typed.
+    name: A key of `STUDIES`.
 
   Returns:
-    A function `(config, workdir, seeds, steps, only) -> Summary`.
+    A `Study`.
 
   Raises:
-    ValueError: There is none of this name.
+    ValueError: There is no study of this name.
+
+  >>> named('brakes').run.__name__
+  'run'
   """
   if name not in STUDIES:
     raise ValueError(

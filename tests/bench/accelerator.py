@@ -34,13 +34,15 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from grpo_jax import layout  # noqa: E402
-from grpo_jax import learner as learner_lib  # noqa: E402
 from grpo_jax import losses  # noqa: E402
 from grpo_jax import models  # noqa: E402
 from grpo_jax import optim  # noqa: E402
 from grpo_jax import sampling  # noqa: E402
 from grpo_jax import sharding  # noqa: E402
+from grpo_jax.learner import updates  # noqa: E402
+from grpo_jax.learner.types import Learner  # noqa: E402
+from grpo_jax.models import layout  # noqa: E402
+from grpo_jax.models.layout import LayoutSpec  # noqa: E402
 
 _QWEN = dict(
   vocab_size=151936,
@@ -188,7 +190,7 @@ def sample(args, model, params, told):
 
 def train(args, model, params, completions, told):
   """How fast one optimizer step over all completions is."""
-  learner = learner_lib.Learner(
+  learner = Learner(
     score=lambda params, rows, with_entropy: models.score(
       model, params, rows, 1.0, with_entropy
     ),
@@ -198,8 +200,10 @@ def train(args, model, params, completions, told):
     mesh=sharding.make_mesh(),
     logical_axes=model.logical_axes,
   )
-  compiled = learner_lib.compiled(learner, params)
-  state = compiled.init(params)
+  updater = updates.Updater(
+    learner, params, LayoutSpec('shared', args.micro_rows)
+  )
+  state = updater.init(params)
   prompts = [[1] * args.prompt_tokens] * args.prompts
   drawn = completions.tokens, completions.length
   rows = layout.shared_prompt(prompts, *drawn, args.prompt_tokens)
@@ -211,14 +215,14 @@ def train(args, model, params, completions, told):
     np.indices(shape[:2])[1] % 2.0,  # half of a group is right
     tokens=completions.tokens,
   )
-  batch, loss_state, _ = compiled.credit(batch, state.loss_state)
+  batch, loss_state, _ = updater.credit(batch, state.loss_state)
   state = state._replace(loss_state=loss_state)
   number = np.arange(args.prompts)
 
   def step(used=args.prompts // args.micro_rows):
     nonlocal state
     used, start = np.int32(used), np.int32(0)
-    state, _ = compiled.train_step(state, batch, number, micro, used, start)
+    state, _ = updater.train_step(state, batch, number, micro, used, start)
     return state.step
 
   secs = best_secs(step, args.repeats)

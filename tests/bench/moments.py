@@ -22,9 +22,10 @@ if __name__ == '__main__':  # else the folder of this file comes first
 
 import jax  # noqa: E402
 
-from grpo_jax import build  # noqa: E402
 from grpo_jax import config as config_lib  # noqa: E402
-from grpo_jax import loop  # noqa: E402
+from grpo_jax.training import build  # noqa: E402
+from grpo_jax.training import build_updater  # noqa: E402
+from grpo_jax.training import loop  # noqa: E402
 
 UPDATES, TURNS = 8, 25
 VARIANTS = {  # fields of config.optim
@@ -44,7 +45,7 @@ def main() -> None:
   run = build.run(config)
   params = jax.jit(run.model.init)(jax.random.key(0))
   run.engine.load(params, version=0)
-  rollout, _, _ = loop.sampled(run, loop.Supply(), 0)
+  rollout, _, _ = loop.sampled(run, loop.PromptState(), 0)
   reward = rollout.batch.reward.copy()
   reward[:, ::2] = 1.0  # a policy that knows nothing has nothing to learn
   rollout = rollout._replace(batch=rollout.batch._replace(reward=reward))
@@ -55,10 +56,8 @@ def main() -> None:
     fields = VARIANTS[name]
     optim = dataclasses.replace(config.optim, **fields)
     changed = build.run(dataclasses.replace(config, optim=optim))
-    updaters[name] = build.updater(changed)
-    states[name] = updaters[name].compiled.init(
-      jax.tree.map(jax.numpy.copy, params)
-    )
+    updaters[name] = build_updater.updater(changed)
+    states[name] = updaters[name].init(jax.tree.map(jax.numpy.copy, params))
   for turn in range(TURNS + 2):
     for name, updater in updaters.items():
       start = time.monotonic()

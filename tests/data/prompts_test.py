@@ -4,6 +4,8 @@ import pytest
 
 from grpo_jax import data
 
+pytestmark = pytest.mark.quick
+
 
 class Letters:
   """A source of dicts that counts its reads."""
@@ -88,6 +90,54 @@ def test_mixture_depends_on_the_seed():
   assert text(0) == text(0) != text(1)
 
 
+def test_a_mixture_of_one_source_is_its_stream():
+  letters = Letters('abcdefghij')
+  one = data.mixture([letters], [0.3], seed=5)
+  assert _text(one, 0, 30) == _text(data.prompt_stream(letters, 5), 0, 30)
+
+
+def test_weights_are_rounded_and_not_cut():
+  """0.21 beside 0.07 is 3 to 1, though 0.21 * (100 / 0.07) is below 300."""
+  sources = [Letters('a' * 300), Letters('b' * 300)]
+  stream = data.mixture(sources, [0.21, 0.07], seed=0)
+  even = data.mixture(sources, [3, 1], seed=0)
+  assert _text(stream, 2**30, 2**30 + 900) == _text(even, 2**30, 2**30 + 900)
+
+
+@pytest.mark.parametrize(
+  'letters, weights',
+  [
+    (['abcdefgh'], [2]),
+    (['abcd', 'wxyz'], [1, 1]),
+    (['abcd', 'vwxyz'], [5, 0.05]),
+    # In these, grain's rounding puts the last source behind its share.
+    (['a', 'bc', 'defghij'], [7, 3, 0.6432777]),
+    (['abcde', 'fghi', 'jklm', 'nopqrst'], [2, 3, 1, 1.7]),
+  ],
+)
+def test_an_epoch_of_a_mixture_holds_every_record(
+  letters, weights, monkeypatch
+):
+  """From the start on; and twice as many rows do from anywhere."""
+  import grain
+
+  def unshuffled(source, seed):  # to shuffle a few rows, grain takes long
+    return grain.MapDataset.source(source).repeat(None)
+
+  monkeypatch.setattr('grpo_jax.data._prompts.prompt_stream', unshuffled)
+  sources = [Letters(some) for some in letters]
+  stream = data.mixture(sources, weights, seed=1)
+  epoch = data.epoch_rows(sources, weights)
+  assert set(_text(stream, 0, epoch)) == set(''.join(letters))
+  for start in (1, 7, 10**9 + 3):
+    # One record less than two rounds of a source hold a whole one of any order.
+    text = _text(stream, start, start + 2 * epoch)
+    for some in letters:
+      assert sum(letter in some for letter in text) >= 2 * len(some) - 1
+  if len(letters) == 1:
+    assert epoch == len(letters[0])
+
+
 def test_take_continues_where_it_stopped():
   stream = data.prompt_stream(Letters('abcdefg'), seed=0)
   whole = data.take(stream, 0, 30)
@@ -141,3 +191,6 @@ def test_bad_streams_are_refused():
 def test_bad_mixtures_are_refused(sources, weights, message):
   with pytest.raises(ValueError, match=message):
     data.mixture(sources, weights, seed=0)
+  if 'empty' not in message:
+    with pytest.raises(ValueError, match=message):
+      data.epoch_rows(sources, weights)

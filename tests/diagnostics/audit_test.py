@@ -1,6 +1,7 @@
 """The audit as a whole: the papers' table from the named methods."""
 
 import math
+import textwrap
 
 import jax.numpy as jnp
 import numpy as np
@@ -49,6 +50,34 @@ def test_what_an_audit_says_of_grpo():
   assert 'carry a token on' in said['clipping', 'momentum']
 
 
+def test_a_notebook_shows_a_table():
+  audit = diagnostics.audit(methods.kl_cov())
+  head, line, *rows = audit._repr_markdown_().splitlines()
+  assert head.startswith('| part |') and line == '| --- | --- | --- |'
+  wanted = diagnostics.describe('method', audit)
+  assert len(rows) == len(wanted)
+  for row, cells in zip(rows, wanted):
+    assert row.count('|') == 4  # what a text has of them is escaped
+    shown = [cell.strip().replace('&#124;', '|') for cell in row.split(' | ')]
+    assert [cell.strip('| ') for cell in shown] == [
+      c.strip('| ') for c in cells
+    ]
+  assert '1 &#124;log r&#124; on' in '\n'.join(rows)
+
+
+@pytest.mark.parametrize('name', ['cppo', 'kl_cov', 'vespo'])
+def test_the_texts_fit_a_terminal_of_80_columns(name):
+  """One block a method: the label in front of a text that wraps."""
+  audit = diagnostics.audit(getattr(methods, name)())
+  page = {label: text for _, label, text in diagnostics.describe(name, audit)}
+  for rows in (page, diagnostics.cells(audit), diagnostics.COLUMNS):
+    width = max(map(len, rows)) + 3
+    assert width <= 20
+    for text in rows.values():
+      lines = textwrap.wrap(text, 80 - width, break_long_words=False)
+      assert max(map(len, lines)) <= 80 - width
+
+
 def dated(strength=0.5):
   """Trusts the first half of the positions more, by a field of its own."""
   return losses.chain(
@@ -93,8 +122,6 @@ def test_the_figure(name, tmp_path):
   """Its curve is the coefficient, with upright steps at the bounds."""
   from matplotlib.figure import Figure
 
-  from grpo_jax.diagnostics import _plot
-
   drawn = []
   save = Figure.savefig
 
@@ -119,7 +146,7 @@ def test_the_figure(name, tmp_path):
         start if name != 'gspo' else 1, rel=0.01
       )
   assert len(axes.patches) == len(clipping.zeros)
-  assert _plot._window(clipping)[0] < 1 < _plot._window(clipping)[1]
+  assert axes.get_xlim()[0] < 1 < axes.get_xlim()[1]
 
 
 def said_of(method):

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import build
 from grpo_jax import config as config_lib
 from grpo_jax import diagnostics
 from grpo_jax import losses
-from grpo_jax import named
+from grpo_jax.training import build
+from grpo_jax.training import marks
 
 RECENTER = {
   'none': (),
@@ -103,8 +103,8 @@ def test_where_the_prefix_matters_only_a_baseline_per_group_keeps_dr_grpo():
 def test_the_brakes_are_audited_by_name():
   """The probes are those of a first update: nothing coasts yet."""
   module = 'grpo_jax.losses.contrib:'
-  coasting = named.method(f'{module}coasting_grpo', {'updates': 4})
-  rollback = named.method(f'{module}rollback_grpo', {'high': 0.3})
+  coasting = build.method(f'{module}coasting_grpo', {'updates': 4})
+  rollback = build.method(f'{module}rollback_grpo', {'high': 0.3})
   clipping = diagnostics.clipping(coasting)
   assert clipping.text == 'zero above 1.2 for A > 0 and below 0.8 for A < 0'
   clipping = diagnostics.clipping(rollback)
@@ -122,4 +122,4 @@ def test_a_config_with_a_brake_is_traced_before_the_run():
   )
   config = dataclasses.replace(config_lib.Config(), learner=learner)
   with pytest.raises(ValueError, match='cannot be traced'):
-    build._method(config)
+    build._method(config, marks.NOTHING)

@@ -137,8 +137,8 @@ def test_the_steps_are_those_of_canonical_adam():
     second = 0.999 * second + 0.001 * gradient**2
     deviation = np.sqrt(second / (1 - 0.999 ** (k + 1)))
     total = total + first / (1 - 0.9 ** (k + 1)) / (deviation + 1e-2)
-  change = np.max(np.abs(total[:, 1:] - total[:, :1]), axis=-1)
-  want = change / np.max(np.abs(total[:, :1]), axis=-1)
+  change = np.max(np.abs(total[:, :, 1:] - total[:, :, :1]), axis=-1)
+  want = change / np.max(np.abs(total[:, :, :1]), axis=-1)
   got = _scale._step_change(gradients, 1e-2)
   np.testing.assert_allclose(got, want, rtol=1e-9)
 

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from grpo_jax import diagnostics
 from grpo_jax import losses
-from grpo_jax.diagnostics import _tree
 
 
 def plain(*links):
@@ -97,7 +97,7 @@ TABLE = {  # E[first], E[second], first / second, E[W_agg | all share]
 @pytest.mark.parametrize('name', TABLE)
 def test_the_table(name):
   first, second, ratio, shared = TABLE[name]
-  bias = _tree.tree_bias(METHODS[name]())
+  bias = diagnostics.tree_bias(METHODS[name]())
   assert bias.first == pytest.approx(first, abs=1e-4)
   assert bias.second == pytest.approx(second, abs=1e-4)
   assert bias.ratio == pytest.approx(ratio, abs=1e-2)
@@ -109,7 +109,9 @@ def test_the_table(name):
 def test_reversing_who_is_short_flips_the_sign_except_for_the_conflict_rule(
   name,
 ):
-  bias = _tree.tree_bias(METHODS[name](), short_reward=0.0, long_reward=1.0)
+  bias = diagnostics.tree_bias(
+    METHODS[name](), short_reward=0.0, long_reward=1.0
+  )
   first, second, _, shared = TABLE[name]
   if name == 'gtpo':
     assert bias.first == pytest.approx(0.0011, abs=1e-4)
@@ -121,7 +123,7 @@ def test_reversing_who_is_short_flips_the_sign_except_for_the_conflict_rule(
 
 @pytest.mark.parametrize('name', TABLE)
 def test_with_equal_lengths_only_the_conflict_rule_is_biased(name):
-  bias = _tree.tree_bias(METHODS[name](), short_tokens=8, long_tokens=8)
+  bias = diagnostics.tree_bias(METHODS[name](), short_tokens=8, long_tokens=8)
   want = 0.0087 if name == 'gtpo' else 0
   assert bias.first == pytest.approx(want, abs=1e-4)
 
@@ -135,7 +137,7 @@ def test_with_equal_lengths_only_the_conflict_rule_is_biased(name):
   ],
 )
 def test_these_are_the_true_gradient_times_a_factor(method, factor):
-  bias = _tree.tree_bias(method, other_reward=0.2, long_reward=-0.3)
+  bias = diagnostics.tree_bias(method, other_reward=0.2, long_reward=-0.3)
   # By the definition: chance times reward times derivative of log chance.
   first = 0.345 * (1 - 0.3) * 0.31 + 0.31 * 0.2 * -0.69
   second = 0.345 * 1 * 0.5 + 0.345 * -0.3 * -0.5
@@ -154,7 +156,9 @@ def test_a_tie_is_broken_by_the_order_so_all_orders_are_taken():
     return keep & (jnp.arange(keep.shape[1]) == 3)[None, :, None]
 
   one, other = (
-    _tree.tree_bias(losses.chain(losses.on_keep(f), losses.methods.rloo()))
+    diagnostics.tree_bias(
+      losses.chain(losses.on_keep(f), losses.methods.rloo())
+    )
     for f in (first_only, last_only)
   )
   assert one.second == pytest.approx(0.1725)
@@ -175,13 +179,13 @@ def weighted(field, function):
 def test_the_entropies_are_those_of_the_tree():
   """A factor by the entropy acts on the tokens where the tree branches."""
   method = weighted('entropy_old', lambda x: x)
-  bias = _tree.tree_bias(method, other_reward=0.2)
+  bias = diagnostics.tree_bias(method, other_reward=0.2)
   assert bias.second == pytest.approx(bias.true_second * 0.6931, abs=1e-4)
   assert bias.first == pytest.approx(bias.true_first * 0.6191, abs=1e-4)
 
 
 def test_the_probabilities_are_those_of_the_tree():
-  bias = _tree.tree_bias(weighted('logp_old', jnp.exp), other_reward=0.2)
+  bias = diagnostics.tree_bias(weighted('logp_old', jnp.exp), other_reward=0.2)
   assert bias.second == pytest.approx(bias.true_second * 0.5)
   # RLOO leaves each completion its reward less the mean reward, 0.407.
   first = (
@@ -206,28 +210,28 @@ def test_what_fills_the_batch_is_not_valid_and_larger_trees_have_room():
     ),
     losses.score_function(),
   )
-  bias = _tree.tree_bias(method, mine, group=3)
+  bias = diagnostics.tree_bias(method, mine, group=3)
   assert bias.second == pytest.approx(2 * 0.1725)
   assert all(v[0].tolist() == 3 * [True] + 5 * [False] for v in seen)
   assert not any(np.any(v[1]) for v in seen)
   assert max(longest) == 20
-  _tree.tree_bias(method, mine, group=2, long_tokens=24)
+  diagnostics.tree_bias(method, mine, group=2, long_tokens=24)
   assert max(longest) == 24
 
 
 def test_the_result_is_plain_and_impossible_lengths_are_refused():
-  bias = _tree.tree_bias(losses.methods.rloo(), group=2)
+  bias = diagnostics.tree_bias(losses.methods.rloo(), group=2)
   assert json.loads(json.dumps(bias._asdict())) == bias._asdict()
   with pytest.raises(ValueError, match='at least 2 tokens'):
-    _tree.tree_bias(losses.methods.rloo(), short_tokens=1)
+    diagnostics.tree_bias(losses.methods.rloo(), short_tokens=1)
 
 
 @pytest.mark.parametrize('dropped', [slice(None), slice(1)])
 def test_what_is_not_trained_is_not_called_unbiased(dropped):
   """No token, or all but the first: there is nothing to compare."""
   keep = losses.on_keep(lambda keep, batch: keep.at[..., dropped].set(False))
-  bias = _tree.tree_bias(losses.chain(keep, losses.methods.rloo()))
+  bias = diagnostics.tree_bias(losses.chain(keep, losses.methods.rloo()))
   assert bias.first == 0 and bias.ratio is None
-  alike = _tree.tree_bias(losses.methods.rloo(), long_reward=1.0)
+  alike = diagnostics.tree_bias(losses.methods.rloo(), long_reward=1.0)
   assert alike.first > 0.1 and alike.ratio is None  # over a second of 0
-  assert _tree.tree_bias(losses.methods.rloo()).ratio == pytest.approx(0)
+  assert diagnostics.tree_bias(losses.methods.rloo()).ratio == pytest.approx(0)

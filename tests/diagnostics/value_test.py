@@ -103,7 +103,7 @@ def test_an_entropy_bonus_shows_the_entropy():
   value = _value.loss_value(losses.chain(methods.dapo(), bonus))
   assert value.entropy > 0.3 and value.length > 0.1
   assert value.text.startswith('mixed: the ')
-  assert _value.follows(value).endswith(' in part')
+  assert _value.verdict(value)[0].endswith(' in part')
 
 
 def test_a_value_of_float32_rounding_is_zero():

@@ -8,6 +8,8 @@ import pytest
 from grpo_jax import losses
 from tests.losses import cases
 
+pytestmark = pytest.mark.quick
+
 CREDIT = losses.normalize_by_group()
 WEIGHT = losses.mean_over_tokens()
 CLIP = losses.ppo_clip()

@@ -9,6 +9,8 @@ from grpo_jax import losses
 from grpo_jax.losses import _ops
 from tests.losses import cases
 
+pytestmark = pytest.mark.quick
+
 LIMIT = 20.0
 WEIGHT = losses.sum_over_tokens()
 RATIO = losses.chain(WEIGHT, losses.importance_weighted())

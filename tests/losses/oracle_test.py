@@ -7,6 +7,8 @@ from grpo_jax.losses import methods
 from tests import oracles
 from tests.losses import cases
 
+pytestmark = pytest.mark.quick
+
 
 def test_every_method_has_an_oracle():
   assert set(methods.__all__) == set(oracles.METHODS)

@@ -3,8 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from grpo_jax.models import attention
+
+pytestmark = pytest.mark.quick
 
 
 def case(seed=0, batch=2, queries=3, keys=5, heads=4, kv_heads=2, size=8):

@@ -8,6 +8,8 @@ import pytest
 from grpo_jax import models
 from grpo_jax.models import attention
 
+pytestmark = pytest.mark.quick
+
 CONFIG = dict(
   vocab_size=512, num_layers=2, width=256, head_dim=64, mlp_width=512
 )

@@ -10,20 +10,17 @@ import numpy as np
 import pytest
 
 from grpo_jax import config
-from grpo_jax import layout
 from grpo_jax import models
 from grpo_jax import sharding
 from grpo_jax.models import attention
 from grpo_jax.models import kernels
+from grpo_jax.models import layout
 from grpo_jax.models import scores
 from grpo_jax.models.kernels import _splash
 from tests import tiny
+from tests.models.lowering import lowered
 
-
-def lowered(function, arrays, platform):
-  traced = jax.jit(function).trace(*arrays)
-  return traced.lower(lowering_platforms=(platform,)).as_text()
-
+pytestmark = pytest.mark.quick
 
 ROWS = {
   'packed': layout.packed_rows(*tiny.ragged(), 41, share=False),

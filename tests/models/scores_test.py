@@ -6,10 +6,12 @@ import numpy as np
 import optax
 import pytest
 
-from grpo_jax import layout
 from grpo_jax import models
+from grpo_jax.models import layout
 from grpo_jax.models import scores
 from tests import tiny
+
+pytestmark = pytest.mark.quick
 
 
 def test_token_scores_closed_form():

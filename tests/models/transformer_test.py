@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import layout
 from grpo_jax import models
+from grpo_jax.models import layout
 from tests import tiny
+
+pytestmark = pytest.mark.quick
 
 ROWS = layout.padded_rows(*tiny.ragged(), 16)
 
@@ -92,3 +94,9 @@ def test_every_parameter_gets_a_gradient():
 def test_impossible_shapes_are_refused(changes, words):
   with pytest.raises(ValueError, match=words):
     dataclasses.replace(tiny.CONFIG, **changes)
+
+
+@pytest.mark.parametrize('tokens', [0, -3])
+def test_a_window_without_tokens_is_refused(tokens):
+  with pytest.raises(ValueError, match=f'window_tokens={tokens}; give 1 or'):
+    models.LayerKind(window_tokens=tokens)

@@ -22,10 +22,10 @@ WELL = {
 @pytest.mark.parametrize(
   'ill, words',
   [
-    ({'kl_old_k3': 0.75}, ['old policy', '0.75 ', 'log.kl_alarm=0.5']),
+    ({'kl_old_k3': 0.75}, ['sampling policy', '0.75 ', 'log.kl_alarm=0.5']),
     ({'kl_ref_k3': 0.75}, ['reference', '0.75 ', 'log.kl_alarm=0.5']),
     ({'kl_ref_k3': math.nan}, ['reference', 'nan']),
-    ({'kl_old_k3': math.inf}, ['old policy', 'inf']),
+    ({'kl_old_k3': math.inf}, ['sampling policy', 'inf']),
     ({'entropy': 0.04}, ['0.04 ', 'log.entropy_alarm=0.1']),
     ({'truncated': 0.9995}, ['100.0%', 'raise sampler.max_tokens']),
     ({'uniform_groups': 1.0, 'accuracy': 1.0}, ['100.0%', 'all answers are r']),

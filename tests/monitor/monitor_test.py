@@ -42,9 +42,11 @@ def test_an_alarm_follows_the_line_it_is_about(tmp_path, capsys):
     shown.write(3, {'kl_old_k3': 0.75})
   lines = capsys.readouterr().err.splitlines()
   assert [line.split()[0] for line in lines] == [
-    'step', 'step', 'warning:', 'step',
+    'rollout', 'policy:', 'rollout', 'warning:', 'rollout',
   ]  # fmt: skip
-  assert lines[2].startswith('warning: step 2: KL to the old policy is 0.75 ')
+  assert lines[3].startswith(
+    'warning: rollout 2: KL from the sampling policy is 0.75 '
+  )
 
 
 def test_so_many_samples_and_no_more(tmp_path, capsys):
@@ -60,7 +62,7 @@ def test_lines_and_progress(tmp_path, capsys):
     shown.line('any\ntext\x1b[2J')
     shown.warn('any\n  warning\x1b[2J')
   assert capsys.readouterr().err.splitlines() == [
-    'warm-up 1/1  loss 0.500',
+    'warm-up 1/1  loss, nats per token 0.500',
     'any',
     r'text\x1b[2J',
     r'warning: any warning\x1b[2J',
@@ -96,7 +98,7 @@ def test_tensorboard_may_fail(tmp_path, capsys):
     for step in range(1, 4):
       shown.write(step, {'reward': 0.5})
   error = capsys.readouterr().err
-  assert error.count('warning: step 1: TensorBoard does not work') == 1
+  assert error.count('warning: rollout 1: TensorBoard does not work') == 1
   assert error.count('warning') == 1
   assert len((tmp_path / 'metrics.jsonl').read_text().splitlines()) == 3
 

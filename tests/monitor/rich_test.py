@@ -12,6 +12,8 @@ from grpo_jax import config
 from grpo_jax import monitor
 from grpo_jax.monitor import Sample
 from grpo_jax.monitor import _rich
+from grpo_jax.monitor._display import About
+from grpo_jax.monitor._display import History
 
 HIDE, SHOW = '\x1b[?25l', '\x1b[?25h'
 
@@ -24,8 +26,9 @@ def terminal():
 @pytest.fixture
 def display(terminal):
   console = Console(file=terminal, force_terminal=True, width=100, height=50)
-  series = {'reward': [0.1, 0.5], 'heldout_accuracy': [0.25]}
-  made = _rich.Rich(9, lambda: 61.0, lambda name: series[name], console)
+  points = {'reward': [(1, 0.1), (2, 0.5)], 'heldout_accuracy': [(0, 0.25)]}
+  made = _rich.Rich(About(9), console)
+  made.remember(History(lambda: 61.0, lambda name: points.get(name, [])))
   yield made
   made.close()
 
@@ -41,11 +44,20 @@ def test_the_last_frame_stays(display, terminal):
   display.write(3, {'reward': 0.5}, samples)
   display.write(4, {'reward': 0.75}, [])
   display.close()
-  last = text_of(terminal).split('step 4/9')[-1]
-  assert re.search(r'reward +0.750', last) and re.search(
-    r'held-out +0.25', last
-  )
+  last = text_of(terminal).split('rollout 4/9')[-1]
+  assert ' 0.750' in last and ' 0.100' in last  # the curve's scale
   assert 'elapsed 1:01' in last and r'p[/b] → c\n[red]' in last
+  assert 'stopped' in last and 'best 0.250' in last
+
+
+def test_the_end_leaves_room_for_the_prompt(display):
+  display.write(9, {'reward': 0.5, 'entropy': 0.5}, [])
+  display._console.height = 16
+  full = display.render().renderables
+  display.close()
+  last = display.render().renderables
+  assert last[1].plain == '  done'
+  assert (len(full), len(last)) == (16, 12)
 
 
 def test_warnings_stay_and_scroll(display, terminal):
@@ -56,30 +68,81 @@ def test_warnings_stay_and_scroll(display, terminal):
   display.close()
   text = text_of(terminal)
   for step in range(4):
-    assert text.count(f'warning: step {step}: [/red] number {step}') == 1
+    assert text.count(f'warning: rollout {step}: [/red] number {step}') == 1
   assert '[bold]a line' in text
-  last = text.split('step 3/9')[-1]
-  assert [f'! step {n}: [/red] number {n}' in last for n in range(4)] == [
+  last = text.split('rollout 3/9')[-1]
+  assert [f'! rollout {n}: [/red] number {n}' in last for n in range(4)] == [
     False, True, True, True,
   ]  # fmt: skip
 
 
-def test_before_the_first_number_there_is_no_frame(display, terminal):
+def test_the_frame_follows_the_terminal_and_the_numbers(display):
+  def last():
+    return display.render().renderables[-2].plain
+
+  samples = [Sample('p', f'completion {n}', 1.0) for n in range(3)]
+  display.write(3, {'reward': 0.5, 'entropy': 0.5}, samples)
+  assert last().endswith('completion 2')
+  display._console.height = 20
+  assert last().endswith('completion 2')
+  for n in range(3):
+    display.warn(n, 'number')
+  assert last().endswith('completion 0')
+
+
+def test_before_the_first_number_there_are_clocks(display, terminal):
   display.line('a')
   display.warn(None, 'b')
   assert text_of(terminal) == 'a\nwarning: b\n'
+  display.begin('compiling', True)
+  line = display.render().renderables[0]
+  assert re.fullmatch(r'  compiling  0.\d s', line.plain)
+  display._began -= 61
+  assert display.render().renderables[0].plain == '  compiling  1:01'
+  display.end('compiling', True, 61.0)
+  assert display._live is None, 'the terminal is free for a question'
+  display.begin('loading', True)  # and breaks off
+  display.close()
+  last = text_of(terminal)
+  assert re.search(r'  compiling +1:01\n', last)
+  assert 'stopped' not in last and 'rollout' not in last
 
 
-def test_progress_has_its_own_count(display, terminal):
+def test_later_phases_are_only_in_the_frame(display, terminal):
+  display.write(1, {'reward': 0.5}, [])
+  display.begin('sampling', False)
+  assert display.render().renderables[1].plain.startswith('  sampling  0.')
+  display.end('sampling', False, 3.0)
+  assert display.render().renderables[1].plain.strip() == ''
+  assert '3.0 s' not in text_of(terminal)
+
+
+def test_a_long_line_keeps_its_indent(display, terminal):
+  display.line('  method    ' + 'word ' * 30)
+  first, second, *_ = text_of(terminal).splitlines()
+  assert first.startswith('  method    word')
+  assert second.startswith(' ' * 12 + 'word') and len(first) <= 100
+
+
+def test_progress_has_its_own_count_and_curves(display, terminal):
   display.progress('warm-up', 4, 10, {'loss': 1.5})
   display.progress('warm-up', 5, 10, {'loss': 1.25})
   frame = display.render().renderables
   assert 'warm-up 5/10' in frame[0].plain and 'left' in frame[0].plain
-  assert re.search(r'loss +1.250', '\n'.join(line.plain for line in frame))
+  text = '\n'.join(line.plain for line in frame)
+  assert 'loss, nats per token' in text and '1.500' in text
   display.write(1, {'reward': 0.5}, [])
   display.close()
-  last = text_of(terminal).split('step 1/9')[-1]
-  assert 'warm-up' not in last and 'left' not in last
+  last = text_of(terminal).split('rollout 1/9')[-1]
+  assert 'warm-up' not in last and 'left' not in last and 'loss' not in last
+
+
+def test_a_resumed_run_draws_its_whole_curve(display):
+  display.write(7, {'reward': 0.75}, [])
+  tiles = {tile.label: tile for tile in display._view.tiles}
+  assert tiles['reward'].points == [(1, 0.1), (2, 0.5), (7, 0.75)]
+  assert tiles['held-out accuracy'].value == 0.25  # of an earlier start
+  assert [*tiles] == ['reward', 'held-out accuracy', 'tokens per second']
 
 
 def test_a_kill_at_any_time_leaves_a_visible_cursor(display, terminal):
@@ -117,8 +180,11 @@ def test_the_frame_can_be_drawn_while_numbers_come(display):
 
   thread = threading.Thread(target=read)
   thread.start()
-  for step in range(300):
-    display.write(step, {f'name{n}': 0.5 for n in range(step % 7)}, [])
-  done.set()
+  names = ('reward', 'heldout_accuracy', 'entropy', 'loss', 'grad_norm')
+  try:
+    for step in range(300):
+      display.write(step, dict.fromkeys(names[: step % 6], 0.5), [])
+  finally:
+    done.set()
   thread.join()
   assert not errors

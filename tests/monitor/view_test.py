@@ -9,58 +9,62 @@ from rich.console import Console
 from rich.console import Group
 
 from grpo_jax.monitor import Sample
+from grpo_jax.monitor import _table
 from grpo_jax.monitor import _view
+from grpo_jax.monitor._tiles import Tile
 
+SCALARS = {
+  'accuracy': 0.513,
+  'kl_old_k3': 3.2e-4,
+  'kl_ref_k3': 0.0123,
+  'entropy': 0.814,
+  'clipped_high': 0.0121,
+  'clipped_low': 0.0082,
+  'ratio_p01': 0.912,
+  'ratio_p99': 1.104,
+  'ess_token': 0.983,
+  'overshoot': 4.1e-4,
+  'loss': -0.0213,
+  'grad_norm': 0.415,
+  'update_norm': 3.1e-4,
+  'param_norm': 45_210.0,
+  'length_tokens': 212.4,
+  'truncated': 0.0124,
+  'uniform_groups': 0.254,
+  'sample_tokens_per_sec': 75_100.0,
+  'learn_tokens_per_sec': 181_000.0,
+  'mfu_learn': 0.417,
+  'step_secs': 2.51,
+}
+GROUPS = _table.groups(SCALARS, {})
 VIEW = _view.View(
+  label='rollout',
   step=12,
   total=100,
-  scalars={
-    'reward': 0.512,
-    'accuracy': 0.513,
-    'kl_old_k3': 3.2e-4,
-    'kl_ref_k3': 0.0123,
-    'entropy': 0.814,
-    'clipped_high': 0.0121,
-    'clipped_low': 0.0082,
-    'ratio_p01': 0.912,
-    'ratio_p99': 1.104,
-    'ess_token': 0.983,
-    'overshoot': 4.1e-4,
-    'loss': -0.0213,
-    'grad_norm': 0.415,
-    'update_norm': 3.1e-4,
-    'param_norm': 45_210.0,
-    'lr': 1e-6,
-    'length_tokens': 212.4,
-    'truncated': 0.0124,
-    'uniform_groups': 0.254,
-    'staleness_steps': 0.0,
-    'sample_tokens_per_sec': 75_100.0,
-    'learn_tokens_per_sec': 181_000.0,
-    'mfu_learn': 0.417,
-  },
+  doing='sampling and judging',
+  doing_secs=4.25,
+  tiles=(
+    Tile('reward', 0.512, [(n, 0.1 + n / 40) for n in range(1, 13)]),
+    Tile('held-out accuracy', 0.42, [(0, 0.335), (10, 0.42)], 'best 0.430'),
+    Tile('tokens per second', 53_000.0, [(1, 150.0), (12, 53_000.0)]),
+  ),
+  groups=GROUPS,
   samples=(
     Sample('What is 37 + 85?\n', 'Add the ones. ' * 30 + '\\boxed{122}', 1.0),
     Sample('12+5=', '[/red] 漢字\x1b[2J\n[bold]17', 0.5),
     Sample('99+1=', '100', -1.0),
   ),
+  note='sums are written backwards',
   warnings=(
-    'step 7: KL to the reference is 1.73 nats per token, above log.kl_alarm=1: '
-    'the policy runs away; raise beta or lower optim.lr.',
-    'step 9: [/b] second',
-    'step 11: third',
+    'rollout 7: KL to the reference is 1.73 nats per token, above log.kl_alarm='
+    '1: the policy runs away; raise beta or lower optim.lr.',
+    'rollout 9: [/b] second',
+    'rollout 11: third',
   ),
-  rewards=[0.1, 0.2, 0.4, 0.5],
-  heldout=[0.43, 0.42],
   elapsed=31.0,
   left=228.0,
-  step_secs=2.51,
 )
-NUMBERS = (
-  '12/100 12% 0:31 3:48 0.512 0.513 0.420 0.430 3.2e-04 0.0123 0.814 0.0121 '
-  '0.0082 0.912 1.104 0.983 4.1e-04 -0.0213 0.415 3.1e-04 45.2k 1.0e-06 212.4 '
-  '0.0124 0.254 0 75.1k 181k 0.417 2.510 1.000 0.500 -1.000'
-).split()
+SIZES = [(80, 24), (120, 40), (200, 50)]
 
 
 def draw(view, width, height=60):
@@ -81,69 +85,143 @@ def draw(view, width, height=60):
   return lines
 
 
-@pytest.mark.parametrize('width', [20, 40, 80, 160])
-def test_nothing_wraps(width):
-  wide = Sample('漢字' * 100, '漢字' * 100 + '5', 1.0)
-  lines = draw(VIEW._replace(samples=(wide,)), width)
-  assert width < 40 or lines[-2].endswith('5') and '漢…漢' in lines[-2]
+WIDE = Sample('漢字' * 100, '漢字' * 100 + '5', 1.0)
+WARM_UP = VIEW._replace(
+  label='warm-up', tiles=VIEW.tiles[:2], groups={}, samples=(), warnings=()
+)
 
 
-@pytest.mark.parametrize('width', [50, 74, 80, 123, 124, 160, 200])
-def test_every_number_is_there(width):
-  lines = draw(VIEW, width)
-  words = '\n'.join(lines).split()
-  for number in NUMBERS:
-    assert number in words
-  text = '\n'.join(lines)
+@pytest.mark.parametrize('width', [1, 10, 20, 40, 79, 80, 81, 120, 160, 200])
+@pytest.mark.parametrize('height', [1, 2, 5, 12, 23, 24, 30, 40, 50])
+@pytest.mark.parametrize(
+  'view',
+  [
+    _view.View(),
+    _view.View(doing='loading JAX', doing_secs=3.0),
+    WARM_UP,
+    VIEW,
+    VIEW._replace(samples=(WIDE,) * 3, warnings=()),
+  ],
+)
+def test_nothing_wraps_and_nothing_is_too_high(view, width, height):
+  draw(view, width, height)
+
+
+def words_of(view, width, height):
+  return '\n'.join(draw(view, width, height)).split()
+
+
+@pytest.mark.parametrize('width, height', [(120, 60), (160, 50), (200, 50)])
+def test_every_number_is_there_with_its_unit(width, height):
+  lines = draw(VIEW, width, height)
+  text = ' '.join(' '.join(lines).split())
+  for rows in GROUPS.values():
+    for row in rows:
+      said = f'{row.label} {row.value} {row.unit}'.rstrip()
+      assert said in text, said
+  for word in ('12/100', '12%', '0:31', '3:48', '1.000', '0.500', '-1.000'):
+    assert word in text.split()
+  assert 'sampling and judging 4.2 s' in text
   assert 'oxed{122}' in text and '…' in text
-  assert r'12+5=' in text and '! step 9: [/b] second' in text
-  assert ' '.join(text.split()).count('raise beta or lower optim.lr.') == 1
+  assert '12+5=' in text and '! rollout 9: [/b] second' in text
+  assert text.count('raise beta or lower optim.lr.') == 1
 
 
-@pytest.mark.parametrize('width', [80, 160])
+@pytest.mark.parametrize('width, height', SIZES)
+def test_what_matters_most_is_largest(width, height):
+  lines = draw(VIEW._replace(warnings=()), width, height)
+  labels = ['reward', 'held-out accuracy', 'tokens per second']
+  (top,) = [
+    n for n, line in enumerate(lines) if re.split('  +', line)[1:] == labels
+  ]
+  starts = [lines[top].index(label) for label in labels]
+  for start, tile in zip(starts, VIEW.tiles):
+    big = [lines[top + n][start:] for n in (1, 2, 3)]
+    assert all(re.match('[█▀▄ ]{15}', line) for line in big), tile
+  # A curve of each, with its scale.
+  text = '\n'.join(lines)
+  for scale in ('0.400', '0.125', '0.420', '0.335', '53.0k', '150.0'):
+    assert f'█ {scale}' in text or f'▁ {scale}' in text, scale
+
+
+@pytest.mark.parametrize('width, height', SIZES)
+def test_the_height_is_used(width, height):
+  full = VIEW._replace(warnings=VIEW.warnings[1:])
+  assert height - 4 <= len(draw(full, width, height)) <= height
+
+
+@pytest.mark.parametrize('width', [80, 120, 200])
+@pytest.mark.parametrize('height', range(20, 51))
+def test_what_is_planned_is_not_cut_off(width, height):
+  for view in (VIEW._replace(warnings=()), WARM_UP):
+    plan = _view.plan_for(view, width, height)
+    assert len(_view.frame(view, width, 99, plan)) <= height
+
+
+def test_curves_grow_with_the_terminal():
+  def bars(width, height):
+    lines = draw(VIEW._replace(warnings=()), width, height)
+    return sum(line.count('█') for line in lines)
+
+  assert bars(80, 24) < bars(120, 40) < bars(200, 50)
+
+
+@pytest.mark.parametrize('width, height', [*SIZES, (80, 12), (40, 12)])
+def test_warnings_stay_visible(width, height):
+  text = '\n'.join(draw(VIEW, width, height))
+  for step in (7, 9, 11):
+    assert f'! rollout {step}: ' in text
+  assert ('0.512' if width < 80 else 'reward') in text
+
+
+@pytest.mark.parametrize('width', [80, 120])
 def test_what_looks_like_markup_survives(width):
   text = '\n'.join(draw(VIEW, width))
   assert r'[/red] 漢字\x1b[2J\n[bold]17' in text
   assert r'What is 37 + 85?\n' in text or width == 80
 
 
-@pytest.mark.parametrize('width, across', [(50, 2), (80, 3), (160, 5)])
+@pytest.mark.parametrize(
+  'width, across', [(50, 1), (80, 2), (120, 2), (200, 3)]
+)
 def test_columns_are_aligned(width, across):
-  lines = draw(VIEW, width)
-  rows = [line for line in lines if re.match('  (quality|reward) ', line)]
-  title, first = rows
-  starts = [match.start() for match in re.finditer(r'\S+', title)]
+  lines = draw(VIEW, width, 70)
+  title = next(line for line in lines if line.startswith('  answers'))
+  first = lines[lines.index(title) + 1]
+  starts = [match.start() for match in re.finditer(r'\S+( \S+)*', title)]
   assert len(starts) == across and starts[0] == 2
-  pitch = {b - a for a, b in zip(starts, starts[1:])}
-  assert len(pitch) == 1
-  for start in starts:  # a value ends 22 columns after its label begins
-    assert first[start + 21] != ' ' and first[start + 22 : start + 23] in ' '
+  assert len({b - a for a, b in zip(starts, starts[1:])}) <= 1
+  for start in starts:
+    assert first[start] != ' ' and first[start - 1] == ' '
 
 
 def test_what_is_absent_leaves_no_hole():
-  few = {'reward': 0.5, 'loss': 1.5, 'lr': None}
-  lines = draw(_view.View(step=1, total=4, scalars=few), 80)
-  assert [line.split() for line in lines[2:]] == [
-    ['quality', 'optimizer'],
-    ['reward', '0.500', 'loss', '1.500'],
+  groups = _table.groups({'loss': 1.5, 'entropy': 0.5, 'lr': None}, {})
+  lines = draw(_view.View(groups=groups), 80)
+  assert [line.split() for line in lines] == [
+    ['policy', 'optimizer'],
+    ['entropy', '0.500', 'nats', 'loss', '1.500'],
     [],
   ]
 
 
-def test_the_latest_and_the_best_evaluation_stay():
-  text = '\n'.join(draw(VIEW, 80))
-  assert re.search(r'held-out +0.420', text)
-  assert re.search(r'held-out best +0.430', text)
+def test_a_low_terminal_leaves_out_what_matters_least():
+  def shown(height):
+    return '\n'.join(draw(VIEW._replace(warnings=()), 80, height))
+
+  tall, usual, low = shown(40), shown(24), shown(18)
+  for label in ('99th percentile ratio', 'update norm'):
+    assert label in tall and label not in usual
+  for label in ('entropy', 'KL from sampling policy', 'gradient norm'):
+    assert label in usual
+  assert 'samples' in usual and 'samples' not in low and 'entropy' in low
 
 
-def test_a_low_terminal_shortens_warnings_then_samples():
-  lines = draw(VIEW, 80, 24)
-  assert len(lines) == 24
-  assert sum(line.startswith('  ! step') for line in lines) == 3
-  assert '1.73 nats' in '\n'.join(lines) and lines[-2].endswith('→ 100')
-  lines = draw(VIEW, 80, 23)
-  assert '→ 100' not in '\n'.join(lines) and '12+5=' in lines[-2]
-  assert 'samples' not in '\n'.join(draw(VIEW, 80, 15))
+def test_what_is_being_done_comes_and_goes_on_a_line_of_its_own():
+  quiet = draw(VIEW._replace(doing='', doing_secs=None), 80, 24)
+  busy = draw(VIEW, 80, 24)
+  assert quiet[1] == '' and busy[1] == '  sampling and judging  4.2 s'
+  assert quiet[2:] == busy[2:]
 
 
 def test_the_bar_grows():
@@ -157,27 +235,11 @@ def test_the_bar_grows():
 
 
 def test_a_run_of_no_steps_is_done():
-  assert '0/0' in draw(_view.View(), 80)[0]
+  assert '0/0' in draw(_view.View(label='rollout'), 80)[0]
 
 
 def test_what_is_not_finite_is_shown():
-  scalars = {'loss': float('nan'), 'reward': 0.5}
-  assert re.search(
-    r'loss +nan', '\n'.join(draw(_view.View(scalars=scalars), 80))
-  )
-
-
-@pytest.mark.parametrize(
-  'values, width, curve',
-  [
-    ([], 5, ''),
-    ([2.0], 5, '▄'),
-    ([2.0, 2.0], 5, '▄▄'),
-    ([0.0, 7.0, 3.5], 5, '▁█▅'),
-    (range(8), 8, '▁▂▃▄▅▆▇█'),
-    (range(800), 8, '▁▂▃▄▅▆▇█'),
-    ([-7.0, 0.0], 2, '▁█'),
-  ],
-)
-def test_sparkline(values, width, curve):
-  assert _view.sparkline(values, width) == curve
+  groups = _table.groups({'loss': float('nan')}, {})
+  tiles = (Tile('reward', float('nan')),)
+  text = '\n'.join(draw(_view.View(groups=groups, tiles=tiles), 80))
+  assert re.search(r'loss +nan', text) and text.count('nan') == 2

@@ -90,7 +90,9 @@ def test_a_service_that_fails_is_warned_of_once(tmp_path, fake, capsys):
   assert [logged['step'] for logged in fake.run.logged] == [1, 4]
   error = capsys.readouterr().err
   assert error.count('warning') == 1
-  assert 'step 2: Weights & Biases' in error and 'the service is away' in error
+  assert (
+    'rollout 2: Weights & Biases' in error and 'the service is away' in error
+  )
   assert fake.run.exit_codes == [0]
 
 

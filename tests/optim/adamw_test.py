@@ -7,6 +7,8 @@ import pytest
 
 from grpo_jax import optim
 
+pytestmark = pytest.mark.quick
+
 
 def reference(
   params, gradients, rate, b1=0.9, b2=0.999, epsilon=1e-8, weight_decay=0.0,

@@ -9,6 +9,8 @@ import pytest
 
 from grpo_jax.optim import _coast
 
+pytestmark = pytest.mark.quick
+
 
 def test_half_precision_adds_up_in_single():
   params = jnp.ones((64,), jnp.bfloat16)

@@ -10,7 +10,9 @@ import optax.contrib
 import pytest
 
 from grpo_jax.optim import _coast
-from grpo_jax.optim import _law
+from grpo_jax.optim import _coasting_law as _law
+
+pytestmark = pytest.mark.quick
 
 STEPS = 6
 SHAPES = {'matrix': (3, 4), 'vector': (5,), 'scalar': ()}

@@ -9,7 +9,9 @@ import optax
 import pytest
 
 from grpo_jax import optim
-from tests import commands
+from tests import cli
+
+pytestmark = pytest.mark.quick
 
 PARAMS = {'a': jnp.linspace(-1.0, 1.0, 12).reshape(4, 3), 'b': jnp.ones(5)}
 ONLY_A = {'a': True, 'b': False}
@@ -55,7 +57,7 @@ DEFAULTS = {
   'xla_backend_optimization_level': 3,
   'xla_llvm_disable_expensive_passes': False,
 }
-if any('fusion_emitters' in flag for flag in commands.QUICK):
+if any('fusion_emitters' in flag for flag in cli.QUICK):
   DEFAULTS['xla_cpu_use_fusion_emitters'] = True
 
 

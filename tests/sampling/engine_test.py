@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from grpo_jax import layout
 from grpo_jax import sampling
 from grpo_jax import sharding
+from grpo_jax.models import layout
 from tests import tiny
 
 EOS = (3, 7, 11)
@@ -32,12 +32,14 @@ def requests(options=PLAIN, prompts=None, index=None, group=4, rollout=0):
 def decoded(made, asked):
   """The completions, and how they came about."""
   generation = made._asked(asked)
-  *_, book = generation.run()
-  return made._completions(book, asked), generation
+  *_, so_far = generation.run()
+  return made._completions(so_far, asked), generation
 
 
 @pytest.mark.parametrize('changes', [{}, tiny.FANCY], ids=['plain', 'fancy'])
-@pytest.mark.parametrize('temperature', [0.5, 1.0, 2.0])
+@pytest.mark.parametrize(
+  'temperature', [0.5, pytest.param(1.0, marks=pytest.mark.quick), 2.0]
+)
 def test_sampler_and_learner_agree(temperature, changes):
   model = tiny.model(**changes)
   params = tiny.params(model)
@@ -132,6 +134,7 @@ def test_padding_does_not_prolong_the_loop():
   assert drawn.length[2].max() < drawn.length.max() < 16
 
 
+@pytest.mark.quick
 def test_a_mesh_changes_no_token_and_decoding_gathers_no_parameter():
   model = tiny.model()
   prompts = tiny.ragged(prompts=3)[0]  # does not split over 4 shards

@@ -105,7 +105,7 @@ def generate(asked, model=None, **options):
   for _ in generation.run():
     lanes = generation.rows.prompt_length.shape[0]
     seen.append((lanes, len(generation.going) // lanes, generation.room))
-  return made._completions(generation.book, asked), generation, seen
+  return made._completions(generation.so_far, asked), generation, seen
 
 
 @pytest.fixture(scope='module')
@@ -172,14 +172,14 @@ def test_sizes_of_programs_are_few(asked):
   ]
 
 
-def test_a_book_appends_what_each_row_drew():
-  book = _generation.Book(
+def test_completions_so_far_append_what_each_row_drew():
+  so_far = _generation.CompletionsSoFar(
     _sampler.Drawn(np.zeros((3, 4), np.int32), *np.zeros((3, 3, 4))),
     np.array([1, 0, 0], np.int32),
   )
   token = np.array([[5, 6, 0], [7, 8, 9], [1, 1, 1]])
   drawn = _sampler.Drawn(token, token / 2, token / 4, token / 8)
-  book.write(np.array([2, 0, -1]), drawn, np.array([2, 3, 0]))
-  assert book.drawn.token.tolist() == [[0, 7, 8, 9], [0] * 4, [5, 6, 0, 0]]
-  assert book.drawn.entropy[0].tolist() == [0, 7 / 8, 1, 9 / 8]
-  assert book.length.tolist() == [4, 0, 2]
+  so_far.write(np.array([2, 0, -1]), drawn, np.array([2, 3, 0]))
+  assert so_far.drawn.token.tolist() == [[0, 7, 8, 9], [0] * 4, [5, 6, 0, 0]]
+  assert so_far.drawn.entropy[0].tolist() == [0, 7 / 8, 1, 9 / 8]
+  assert so_far.length.tolist() == [4, 0, 2]

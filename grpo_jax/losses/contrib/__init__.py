@@ -1,7 +1,7 @@
 """Methods and transforms that no paper has, or that are not yet verified.
 
-A config names them `'grpo_jax.losses.contrib:coasting_grpo'`, as it does a
-user's own.
+A config names them as it names a method of a user's own:
+`'grpo_jax.losses.contrib:coasting_grpo'`.
 """
 
 from grpo_jax.losses.contrib._brakes import coasting_clip

@@ -1,10 +1,11 @@
-r"""Brakes: trust regions that reckon with a policy that goes on moving.
+"""Brakes: trust regions that take into account that the policy goes on moving.
 
-A clip switches a token's gradient off, but neither the tokens that share its
-parameters nor Adam's momentum stop there: the ratio coasts beyond the bound
-(proposition 3 of Fontana et al., `On the Hidden Objective Biases of Group-based
-Reinforcement Learning <https://arxiv.org/abs/2601.05002>`_, 2026). One of these
-pulls back what is outside, the other lets go before the bound is reached.
+A clip switches the gradient of a token off. But the tokens that share its
+parameters go on pulling, and so does Adam's momentum, so the ratio coasts
+beyond the bound (proposition 3 of Fontana et al., `On the Hidden Objective
+Biases of Group-based Reinforcement Learning
+<https://arxiv.org/abs/2601.05002>`_, 2026). `rollback_clip` pulls back what is
+outside, `coasting_clip` switches the gradient off before the bound is reached.
 """
 
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from grpo_jax.losses import _ops
 from grpo_jax.losses._base import LossTransform
 from grpo_jax.losses._base import chain
 from grpo_jax.losses._credit import normalize_by_group
+from grpo_jax.losses._from_run import takes_from_run
 from grpo_jax.losses._penalty import maybe_kl
 from grpo_jax.losses._stages import set_objective
 from grpo_jax.losses._weight import mean_over_sequences
@@ -29,14 +31,15 @@ def rollback_clip(low=0.2, high=0.2, slope=0.3) -> LossTransform:
       s A & \text{else}
     \end{cases}
 
-  The slope in `s` jumps from `A` to :math:`-\alpha A` at the bound, where the
-  value is continuous. The metrics `clipped_high` and `clipped_low` are those of
-  `ppo_clip`: the tokens beyond, although their slope is not 0 here.
+  At the bound the value is continuous, and its slope in `s` jumps from `A` to
+  :math:`-\alpha A`. The metrics `clipped_high` and `clipped_low` mark the
+  tokens beyond the bounds, as in `ppo_clip`, although their slope is not 0
+  here.
 
   Args:
-    low: Distance of the lower bound from 1.
-    high: Distance of the upper bound from 1.
-    slope: `alpha`, per unit of the ratio; 0 is `ppo_clip`.
+    low: `l`, distance of the lower bound from 1.
+    high: `h`, distance of the upper bound from 1.
+    slope: :math:`\alpha`, per unit of the ratio; 0 is `ppo_clip`.
 
   Returns:
     A `LossTransform` that sets the objective.
@@ -58,7 +61,8 @@ def rollback_clip(low=0.2, high=0.2, slope=0.3) -> LossTransform:
   def objective(terms, batch, low, high, slope):
     ratio, metrics = _ops.importance_ratio(terms)
     held, clip = _objective.hold_outside(ratio, low, high, batch.advantage)
-    value = held - slope * (ratio - held)  # inside, the two are equal
+    # Inside the range `held` is the ratio, so the second term is 0.
+    value = held - slope * (ratio - held)
     return value * batch.advantage, {**metrics, **clip}
 
   return set_objective(objective, low=low, high=high, slope=slope)
@@ -71,38 +75,42 @@ def coasting_clip(
 
   A token whose log-ratio is :math:`L` after :math:`k` updates on this rollout
   has moved by :math:`L / k` per update. When its gradient ends, Adam goes on by
-  :math:`\rho^n` of the last step, :math:`\rho = b_1 / \sqrt{b_2}`, in the n-th
-  update after it, so that over the updates that are left the token comes to
+  :math:`\rho^n` of the last step in the n-th update after it, with
+  :math:`\rho = b_1 / \sqrt{b_2}`. Over the updates that are left, the token
+  comes to
 
   .. math::
     L \Bigl(1 + \frac{S}{k}\Bigr), \qquad
     S = \sum_{n=1}^{\text{updates} - k} \rho^n .
 
-  It is clipped where that leaves the range: `s` is held as in `ppo_clip` at
+  It is clipped where that lies outside the range: `s` is held as in `ppo_clip`,
+  at
 
   .. math:: (1 + h)^{1 / (1 + S / k)}, \qquad (1 - l)^{1 / (1 + S / k)} .
 
-  Before the first update there is no velocity and the range is the plain one;
-  with one update per rollout this is `ppo_clip`. That the velocity was constant
-  and that Adam has forgotten its start (:math:`T \to \infty`) are assumptions.
-  If :math:`b_2 < b_1^2`, each step that coasts is larger than the one before.
+  Before the first update there is no velocity, and the range is the plain one.
+  With one update per rollout this is `ppo_clip`. Two things are assumed: that
+  the velocity was constant, and that Adam has forgotten its start
+  (:math:`T \to \infty`). If :math:`b_2 < b_1^2`, each step that coasts is
+  larger than the one before.
 
-  Metrics: `ppo_clip`'s, and `clip_high`, the narrowed upper distance.
+  The metrics are those of `ppo_clip`, and `clip_high`, the narrowed upper
+  distance.
 
   Args:
     low: Distance of the lower bound from 1, for the predicted ratio; at most 1.
     high: Distance of the upper bound from 1, for the predicted ratio.
-    updates: Optimizer updates on one rollout.
-    b1: Adam's decay of the gradient.
-    b2: Adam's decay of its square.
+    updates: Optimizer updates on one rollout, a whole number.
+    b1: Adam's decay of the first moment, in [0, 1).
+    b2: Adam's decay of the second moment, in (0, 1].
 
   Returns:
     A `LossTransform` that sets the objective and requires `updates_done`, in
     `Batch.extras`: f32[P,G,T], the updates on this rollout before this one.
 
   Raises:
-    ValueError: A bound that is none, fewer than one update, or a decay outside
-      its range.
+    ValueError: A negative distance, a `low` above 1, fewer than one update, or
+      a decay outside its range.
 
   References:
     The prediction is the limit of equation 36 of Fontana et al., `On the Hidden
@@ -129,11 +137,12 @@ def coasting_clip(
 
   def objective(terms, batch, low, high):
     done = batch.extras['updates_done']
-    coasts = sum(  # exact for rho >= 1 too
-      rho**n * (n <= updates - done) for n in range(1, int(updates))
-    )
+    # Summed and not in closed form, which is 0 / 0 for rho = 1. `updates` is
+    # static and small; `done` is traced, so all terms are there.
+    coasts = sum(rho**n * (n <= updates - done) for n in range(1, int(updates)))
     share = _ops.safe_divide(done, done + coasts)  # 1 / (1 + S / k)
-    narrowed = (done > 0) & (share < 1)  # else to the bit what was given
+    # Elsewhere the bounds are bit for bit what was given, and so `ppo_clip`.
+    narrowed = (done > 0) & (share < 1)
     low = jnp.where(narrowed, 1 - (1 - low) ** share, low)
     high = jnp.where(narrowed, (1 + high) ** share - 1, high)
     ratio, metrics = _ops.importance_ratio(terms)
@@ -154,49 +163,41 @@ def rollback_grpo(
   .. math::
     J = \frac{1}{B} \sum_i \frac{1}{|o_i|} \sum_t f(s_{it}, A_i) - \beta\, k_3
 
-  Args:
-    low: Distance of the lower bound from 1.
-    high: Distance of the upper bound from 1.
-    slope: See `rollback_clip`.
-    kl_coefficient: `beta`, per nat. 0 leaves the term out, and with it the
-      reference model.
+  We know of nobody who has joined this objective with GRPO.
 
-  Returns:
-    A `LossTransform`.
+  Args:
+    low, high, kl_coefficient: See `help(losses.methods)`.
+    slope: See `rollback_clip`.
 
   References:
     Wang et al., `Truly Proximal Policy Optimization
-    <https://arxiv.org/abs/1903.07940>`_, 2019, has the objective; nobody is
-    known to have joined it with GRPO.
+    <https://arxiv.org/abs/1903.07940>`_, 2019 (the objective)
   """
   return _grpo(rollback_clip(low, high, slope), kl_coefficient)
 
 
+@takes_from_run(updates='updates_per_rollout', b1='adam_b1', b2='adam_b2')
 def coasting_grpo(
   low=0.2, high=0.2, updates=1, b1=0.9, b2=0.999, kl_coefficient=0.0
 ) -> LossTransform:
-  r"""GRPO with `coasting_clip` in place of the clip.
+  r"""GRPO with `coasting_clip` in place of the clip; requires `updates_done`.
 
   .. math::
     J = \frac{1}{B} \sum_i \frac{1}{|o_i|} \sum_t f(s_{it}, A_i) - \beta\, k_3
 
-  Args:
-    low: Distance of the lower bound from 1, for the predicted ratio.
-    high: Distance of the upper bound from 1, for the predicted ratio.
-    updates: Optimizer updates on one rollout, as the learner makes them.
-    b1: The optimizer's.
-    b2: The optimizer's.
-    kl_coefficient: `beta`, per nat. 0 leaves the term out, and with it the
-      reference model.
+  In a run, `updates`, `b1` and `b2` are those of the run, unless the config
+  gives others.
 
-  Returns:
-    A `LossTransform`; requires `updates_done`, see `coasting_clip`.
+  Args:
+    low, high, kl_coefficient: See `help(losses.methods)`. The bounds are those
+      of the predicted ratio.
+    updates, b1, b2: See `coasting_clip`.
   """
   return _grpo(coasting_clip(low, high, updates, b1, b2), kl_coefficient)
 
 
 def _grpo(trust_region, kl_coefficient) -> LossTransform:
-  """GRPO around another objective."""
+  """GRPO with another objective."""
   return chain(
     normalize_by_group(),
     mean_over_sequences(),

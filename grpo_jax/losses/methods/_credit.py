@@ -8,6 +8,7 @@ from grpo_jax.losses._credit import normalize_each_reward
 from grpo_jax.losses._entropy import LOG_2
 from grpo_jax.losses._entropy import silence_uncertain
 from grpo_jax.losses._entropy import subtract_entropy
+from grpo_jax.losses._from_run import takes_from_run
 from grpo_jax.losses._objective import importance_weighted
 from grpo_jax.losses._objective import ppo_clip
 from grpo_jax.losses._shaping import normalize_over_completions
@@ -22,17 +23,14 @@ def passk(k=4, right_reward=1.0, low=0.2, high=0.2) -> LossTransform:
     J = \frac{1}{B} \sum_i \frac{1}{|o_i|} \sum_t \min\bigl(s_{it} A_i,
       \operatorname{clip}(s_{it}, 1 - l, 1 + h) A_i\bigr)
 
-  with the advantage of `credit_pass_at_k`; groups need more than k completions.
+  The advantage is that of `credit_pass_at_k`, which needs groups of more than k
+  completions. The method of arXiv 2503.19595 credits the best completion with
+  its lead over the second; it has `best_minus_second()` in that place.
 
   Args:
-    k: Completions that get a chance together.
-    right_reward: A completion is right from this reward on.
-    low: Distance of the lower clip bound from 1.
-    high: Distance of the upper clip bound from 1.
-
-  Returns:
-    A `LossTransform`. The method of arXiv 2503.19595, which credits the best
-    completion with its lead over the second, has `best_minus_second()` there.
+    k: Completions that get a chance together, an integer.
+    right_reward: A completion is right from this reward on, a number.
+    low, high: See `help(losses.methods)`.
 
   References:
     Chen et al., `Pass@k Training <https://arxiv.org/abs/2508.10751>`_, 2025
@@ -44,29 +42,26 @@ def passk(k=4, right_reward=1.0, low=0.2, high=0.2) -> LossTransform:
   )
 
 
+@takes_from_run(weights='reward_weights')
 def gdpo(
   weights=None, low=0.2, high=0.2, deviation='population', epsilon=0.0
 ) -> LossTransform:
   r"""Group reward-Decoupled normalization Policy Optimization.
 
   .. math::
-    A_i = \operatorname{z}_{batch}\Bigl(\sum_k w_k
+    A_i = \operatorname{z}\Bigl(\sum_k w_k
       \frac{r_{ik} - \bar r_k}{\sigma(r_k)}\Bigr), \quad
     J = \frac{1}{B} \sum_i \frac{1}{|o_i|} \sum_t \min\bigl(s_{it} A_i,
       \operatorname{clip}(s_{it}, 1 - l, 1 + h) A_i\bigr)
 
-  Each of several rewards is normalised by itself, so none drowns in another.
+  `z` is the z-score among all completions of the rollout. Each of several
+  rewards is normalised by itself first, so that none drowns in another.
 
   Args:
-    weights: One number per reward function; None: all 1. (A config that names
-      this method without them passes the weights of its rewards.)
-    low: Distance of the lower clip bound from 1.
-    high: Distance of the upper clip bound from 1.
-    deviation: `'population'` or `'sample'`, of both normalisations.
-    epsilon: Added to the deviations.
-
-  Returns:
-    A `LossTransform`.
+    weights: :math:`w_k`, one number per reward function; None: all 1. In a run
+      they are the weights of its rewards, unless the config gives others.
+    low, high: See `help(losses.methods)`.
+    deviation, epsilon: Likewise, of both normalisations.
 
   References:
     Liu et al., `GDPO <https://arxiv.org/abs/2601.05242>`_, 2026
@@ -88,21 +83,26 @@ def gtpo_conflict(
     J = \frac{1}{B} \sum_i \frac{\delta_i}{|o_i|} \bigl(r_i - \bar r -
       \gamma \langle H \rangle_i\bigr) \sum_t \lambda_{it} s_{it}
 
-  `lambda` is 0 on conflict tokens of completions below the mean and 2 above it;
-  `delta` is 0 for completions of high entropy if training began with little.
+  A conflict token is one that a right and a wrong completion of the group share
+  (`conflict_tokens`). There :math:`\lambda` is 0 in completions below the
+  group's mean reward and 2 above it; elsewhere it is 1.
+  :math:`\langle H \rangle_i` is the mean entropy of the completion.
+  :math:`\delta_i` is 0 where that exceeds the limit, if the mean entropy of the
+  first rollout was below :math:`\log 2`; otherwise it is 1.
+
+  The method has no clip, so it is meant for one update per rollout. Released
+  code also divides by the number of conflict tokens, and filters at 0.7 nats
+  from the start. (Another method called GTPO is `gtpo_entropy`.)
 
   Args:
-    entropy_coefficient: `gamma`, per nat; 0 leaves the charge out.
-    entropy_limit: Nats; infinite leaves `delta` out.
-
-  Returns:
-    A `LossTransform`: meant for one update per rollout, as it has no clip.
+    entropy_coefficient: :math:`\gamma`, per nat; 0 leaves the charge out.
+    entropy_limit: Limit for :math:`\delta`, in nats; infinity leaves
+      :math:`\delta` out.
 
   References:
-    Simoni et al., `GTPO <https://arxiv.org/abs/2508.03772>`_, 2025. (Another
-    GTPO is `gtpo_entropy`.) Released code divides by the number of conflict
-    tokens too, and filters at 0.7 nats from the start.
+    Simoni et al., `GTPO <https://arxiv.org/abs/2508.03772>`_, 2025
   """
+  # A transform that is left out does not require the old entropy either.
   entropy = ()
   if entropy_coefficient != 0:
     entropy += (subtract_entropy(entropy_coefficient),)

@@ -30,17 +30,16 @@ def clip_cov(
     J = \frac{1}{N} \sum_{i,t} \min\bigl(s_{it} A_i, \operatorname{clip}(s_{it},
       1 - l, 1 + h) A_i\bigr), \text{ detached where chosen}
 
-  Args:
-    share: Share of the batch's kept tokens that is chosen.
-    low_covariance: Least covariance of these.
-    high_covariance: Largest covariance of these.
-    low: Distance of the lower clip bound from 1.
-    high: Distance of the upper clip bound from 1.
-    deviation: `'population'` or `'sample'`, of the group's rewards.
-    epsilon: Added to the deviation.
+  The chosen tokens are drawn at random among those whose covariance lies
+  between two bounds; `detach_covariance` has its formula. They couple the whole
+  batch, so the chain has `scope='batch'`.
 
-  Returns:
-    A `LossTransform` of `scope='batch'`.
+  Args:
+    share: Share of the batch's kept tokens that is chosen, in [0, 1].
+    low_covariance: Covariances of chosen tokens are larger than this, in nats
+      times the unit of the advantage.
+    high_covariance: Covariances of chosen tokens are smaller than this.
+    low, high, deviation, epsilon: See `help(losses.methods)`.
 
   References:
     Cui et al., `The Entropy Mechanism of Reinforcement Learning
@@ -57,20 +56,19 @@ def clip_cov(
 def kl_cov(
   share=2e-4, coefficient=1.0, deviation='population', epsilon=0.0
 ) -> LossTransform:
-  r"""KL-Cov: a penalty on the tokens whose covariance drives entropy down.
+  r"""KL-Cov: a penalty on the tokens whose covariance drives the entropy down.
 
   .. math::
     J = \frac{1}{N} \sum_{i,t} s_{it} A_i - c\, |\log s_{it}|\,
       1[it \in \operatorname{top}_k \operatorname{cov}]
 
-  Args:
-    share: Share of the batch's kept tokens that is penalised.
-    coefficient: Factor `c`, per nat.
-    deviation: `'population'` or `'sample'`, of the group's rewards.
-    epsilon: Added to the deviation.
+  `penalize_covariance` has the covariance and :math:`k`. The ranks couple the
+  whole batch, so the chain has `scope='batch'`.
 
-  Returns:
-    A `LossTransform` of `scope='batch'`.
+  Args:
+    share: Share of the batch's kept tokens that is penalised, in [0, 1].
+    coefficient: :math:`c`, per nat.
+    deviation, epsilon: See `help(losses.methods)`.
 
   References:
     Cui et al., `The Entropy Mechanism of Reinforcement Learning
@@ -93,15 +91,13 @@ def forking_tokens(
     J = \frac{1}{N} \sum_{i,t} 1[H_{it} \ge \tau] \min\bigl(s_{it} A_i,
       \operatorname{clip}(s_{it}, 1 - l, 1 + h) A_i\bigr)
 
-  Args:
-    share: Share of the rollout's tokens that is trained; `N` counts all.
-    low: Distance of the lower clip bound from 1.
-    high: Distance of the upper clip bound from 1.
-    deviation: `'population'` or `'sample'`, of the group's rewards.
-    epsilon: Added to the deviation.
+  :math:`H_{it}` is the entropy of the old policy, and :math:`\tau` the value
+  that the given share of the rollout's tokens reaches. `N` counts all kept
+  tokens.
 
-  Returns:
-    A `LossTransform`.
+  Args:
+    share: Share of the tokens that is trained, in [0, 1].
+    low, high, deviation, epsilon: See `help(losses.methods)`.
 
   References:
     Wang et al., `Beyond the 80/20 Rule <https://arxiv.org/abs/2506.01939>`_,
@@ -109,6 +105,7 @@ def forking_tokens(
   """
   return chain(
     normalize_by_group(deviation, epsilon),
+    # Sets advantages to 0 and drops no token, so `N` counts all of them.
     mask_low_entropy(share),
     mean_over_tokens(),
     ppo_clip(low, high),
@@ -124,21 +121,18 @@ def gtpo_entropy(
     J = \frac{1}{N} \sum_{i,t} \min\bigl(s_{it} A_{it},
       \operatorname{clip}(s_{it}, 1 - l, 1 + h) A_{it}\bigr)
 
-  with the advantage of `credit_tokens_by_entropy`.
+  The advantage is that of `credit_tokens_by_entropy`. (Another method called
+  GTPO is `gtpo_conflict`.)
 
   Args:
-    alpha: The reward's own part; the rest goes by entropy.
-    low: Distance of the lower clip bound from 1.
-    high: Distance of the upper clip bound from 1.
-    deviation: `'population'` or `'sample'`.
-    epsilon: Added to the deviation.
-
-  Returns:
-    A `LossTransform`.
+    alpha: Share of the reward itself in a token's reward, in [0, 1]; the rest
+      is distributed by entropy.
+    low, high: See `help(losses.methods)`.
+    deviation, epsilon: Likewise, over the tokens of the right or of the wrong
+      completions of a group.
 
   References:
-    Tan et al., `GTPO and GRPO-S <https://arxiv.org/abs/2508.04349>`_, 2025.
-    (Another GTPO is `gtpo_conflict`.)
+    Tan et al., `GTPO and GRPO-S <https://arxiv.org/abs/2508.04349>`_, 2025
   """
   return chain(
     credit_tokens_by_entropy(alpha, deviation, epsilon),
@@ -150,24 +144,19 @@ def gtpo_entropy(
 def grpo_s(
   alpha=0.9, low=0.2, high=0.28, deviation='population', epsilon=0.0
 ) -> LossTransform:
-  r"""GRPO-S of Tan et al.: the same for completions, with their mean ratio.
+  r"""GRPO-S of Tan et al.: completion rewards bent by entropy, mean ratios.
 
   .. math::
     J = \frac{1}{B} \sum_i \min\bigl(\bar s_i A_i, \operatorname{clip}(
       \bar s_i, 1 - l, 1 + h) A_i\bigr), \quad
     \bar s_i = \frac{1}{|o_i|} \sum_t s_{it}
 
-  with the advantage of `credit_completions_by_entropy`.
+  The advantage is that of `credit_completions_by_entropy`.
 
   Args:
-    alpha: The reward's own part; the rest goes by entropy.
-    low: Distance of the lower clip bound from 1.
-    high: Distance of the upper clip bound from 1.
-    deviation: `'population'` or `'sample'`.
-    epsilon: Added to the deviation.
-
-  Returns:
-    A `LossTransform`.
+    alpha: Share of the reward itself in a completion's reward, in [0, 1]; the
+      rest is distributed by entropy.
+    low, high, deviation, epsilon: See `help(losses.methods)`.
 
   References:
     Tan et al., `GTPO and GRPO-S <https://arxiv.org/abs/2508.04349>`_, 2025

@@ -26,9 +26,6 @@ def reinforce() -> LossTransform:
 
   .. math:: J = \frac{1}{B} \sum_i r_i \sum_t \log \pi(o_{it})
 
-  Returns:
-    A `LossTransform`.
-
   References:
     Williams, `Simple statistical gradient-following algorithms for
     connectionist reinforcement learning
@@ -43,14 +40,12 @@ def rloo() -> LossTransform:
   .. math:: J = \frac{1}{B} \sum_i \Bigl(r_i - \frac{1}{G-1} \sum_{j \neq i}
                 r_j\Bigr) \sum_t \log \pi(o_{it})
 
-  Unbiased: the baseline does not depend on the completion it is taken from.
-
-  Returns:
-    A `LossTransform`.
+  It is unbiased, because the baseline does not depend on the completion that it
+  is subtracted from. Some released code has the clipped ratio of the whole
+  completion instead of the log-probability.
 
   References:
     Ahmadian et al., `Back to Basics <https://arxiv.org/abs/2402.14740>`_, 2024
-    (some released code has a sequence-level clipped ratio instead).
   """
   return chain(leave_one_out(), sum_over_tokens(), score_function())
 
@@ -62,15 +57,12 @@ def gpg() -> LossTransform:
     J = \frac{\alpha}{N} \sum_{i,t} (r_i - \bar r) \log \pi(o_{it}), \quad
     \alpha = \frac{B}{B - M}
 
-  with `M` of the `B` completions in groups of equal rewards.
-
-  Returns:
-    A `LossTransform`. Sampling until enough groups are informative is the
-    rollout's work.
+  Here `B` counts the valid completions, and `M` those of them in groups of
+  equal rewards. This is the paper's method with :math:`F_{norm} = 1`. Sampling
+  until enough groups are informative is the rollout's work.
 
   References:
-    Chu et al., `GPG <https://arxiv.org/abs/2504.02546>`_, 2025, with
-    `F_norm = 1`
+    Chu et al., `GPG <https://arxiv.org/abs/2504.02546>`_, 2025
   """
   return chain(
     center_by_group(),
@@ -86,8 +78,7 @@ def opo() -> LossTransform:
   .. math:: J = \frac{1}{B} \sum_i \Bigl(r_i - \frac{\sum_j |o_j| r_j}
                 {\sum_j |o_j|}\Bigr) \sum_t \log \pi(o_{it})
 
-  Returns:
-    A `LossTransform`, for exactly one update per rollout.
+  It is meant for exactly one update per rollout.
 
   References:
     Hao et al., `OPO <https://arxiv.org/abs/2505.23585>`_, 2025
@@ -96,13 +87,12 @@ def opo() -> LossTransform:
 
 
 def maxrl() -> LossTransform:
-  r"""Maximum likelihood RL: ascends log of the success rate, not the rate.
+  r"""Maximum likelihood RL: ascends the log of the success rate.
 
   .. math:: J = \frac{1}{B} \sum_i \frac{r_i - \bar r}{\bar r}
                 \sum_t \log \pi(o_{it})
 
-  Returns:
-    A `LossTransform`; groups whose mean reward is not positive teach nothing.
+  Groups whose mean reward is not positive have no gradient.
 
   References:
     `Maximum Likelihood Reinforcement Learning
@@ -114,27 +104,24 @@ def maxrl() -> LossTransform:
 def reinforce_pp(
   kl_coefficient=0.01, low=0.2, high=0.2, deviation='population', epsilon=0.0
 ) -> LossTransform:
-  r"""REINFORCE++: rewards minus KL to go, normalised over the batch.
+  r"""REINFORCE++: rewards minus KL to go, normalised over the rollout.
 
   .. math::
     J = \frac{1}{B} \sum_i \frac{1}{|o_i|} \sum_t \min\bigl(s_{it} A_{it},
       \operatorname{clip}(s_{it}, 1 - l, 1 + h) A_{it}\bigr), \quad
-    A_{it} = \operatorname{z}_{batch}\Bigl(r_i - \beta \sum_{s \ge t}
+    A_{it} = \operatorname{z}\Bigl(r_i - \beta \sum_{s \ge t}
       \log \frac{\pi_{old}(o_{is})}{\pi_{ref}(o_{is})}\Bigr)
 
-  Args:
-    kl_coefficient: `beta`, per nat; 0 leaves the term out.
-    low: Distance of the lower clip bound from 1.
-    high: Distance of the upper clip bound from 1.
-    deviation: `'population'` or `'sample'`, over all tokens of the rollout.
-    epsilon: Added to the deviation.
+  `z` is the z-score among all trained tokens of the rollout.
 
-  Returns:
-    A `LossTransform`.
+  Args:
+    kl_coefficient, low, high: See `help(losses.methods)`.
+    deviation, epsilon: Likewise, over the tokens of the rollout.
 
   References:
     Hu et al., `REINFORCE++ <https://arxiv.org/abs/2501.03262>`_, 2025
   """
+  # Only the number 0 leaves the term out, as a schedule may start at 0.
   none = isinstance(kl_coefficient, int | float) and kl_coefficient == 0
   return chain(
     use_reward(),
@@ -153,17 +140,13 @@ def reinforce_pp_baseline(
   .. math::
     J = \frac{1}{B} \sum_i \frac{1}{|o_i|} \sum_t \min\bigl(s_{it} A_i,
       \operatorname{clip}(s_{it}, 1 - l, 1 + h) A_i\bigr) - \beta\, k_2, \quad
-    A_i = \operatorname{z}_{batch}(r_i - \bar r)
+    A_i = \operatorname{z}(r_i - \bar r)
+
+  `z` is the z-score among all trained tokens of the rollout.
 
   Args:
-    kl_coefficient: `beta`, per nat; 0 leaves the term out.
-    low: Distance of the lower clip bound from 1.
-    high: Distance of the upper clip bound from 1.
-    deviation: `'population'` or `'sample'`, over all tokens of the rollout.
-    epsilon: Added to the deviation.
-
-  Returns:
-    A `LossTransform`.
+    kl_coefficient, low, high: See `help(losses.methods)`.
+    deviation, epsilon: Likewise, over the tokens of the rollout.
 
   References:
     Hu et al., `REINFORCE++ <https://arxiv.org/abs/2501.03262>`_, 2025
@@ -180,22 +163,19 @@ def reinforce_pp_baseline(
 def positive_nll(
   coefficient=0.1, low=0.2, high=0.28, deviation='population', epsilon=0.0
 ) -> LossTransform:
-  r"""DAPO's clip, and imitation of the completions above their group's mean.
+  r"""The clip of DAPO, and imitation of completions above their group's mean.
 
   .. math::
     J = \frac{1}{N} \sum_{i,t} \min\bigl(s_{it} A_i, \operatorname{clip}(s_{it},
       1 - l, 1 + h) A_i\bigr) + \frac{c}{N_+} \sum_{A_i > 0} \log \pi(o_{it})
 
-  Args:
-    coefficient: `c`.
-    low: Distance of the lower clip bound from 1.
-    high: Distance of the upper clip bound from 1.
-    deviation: `'population'` or `'sample'`, of the group's rewards.
-    epsilon: Added to the deviation.
+  :math:`N_+` counts the kept tokens where :math:`A_i > 0`. This is the loss of
+  VAPO without its critic. `imitate_positives` adds the second term to any other
+  method.
 
-  Returns:
-    A `LossTransform`: VAPO's loss without its critic. `imitate_positives` adds
-    the term to any other method.
+  Args:
+    coefficient: :math:`c`, without unit.
+    low, high, deviation, epsilon: See `help(losses.methods)`.
 
   References:
     Yue et al., `VAPO <https://arxiv.org/abs/2504.05118>`_, 2025
@@ -212,8 +192,5 @@ def supervised() -> LossTransform:
   r"""Maximum likelihood of given completions, as a method like any other.
 
   .. math:: J = \frac{1}{N} \sum_{i,t} \log \pi(o_{it})
-
-  Returns:
-    A `LossTransform`.
   """
   return chain(constant_advantage(1.0), mean_over_tokens(), score_function())

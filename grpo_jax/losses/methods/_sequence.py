@@ -1,4 +1,4 @@
-"""Methods whose ratio belongs to the whole completion."""
+"""Methods with one ratio for the whole completion."""
 
 from grpo_jax.losses._base import LossTransform
 from grpo_jax.losses._base import chain
@@ -26,13 +26,8 @@ def gspo(
     s_i = \exp\Bigl(\frac{1}{|o_i|} \sum_t \log s_{it}\Bigr)
 
   Args:
-    low: Distance of the lower clip bound from 1.
-    high: Distance of the upper clip bound from 1.
-    deviation: `'population'` or `'sample'`, of the group's rewards.
-    epsilon: Added to the deviation.
-
-  Returns:
-    A `LossTransform`.
+    low, high, deviation, epsilon: See `help(losses.methods)`. The bounds are
+      near 1, because a mean moves less than the ratio of a single token.
 
   References:
     Zheng et al., `Group Sequence Policy Optimization
@@ -40,6 +35,7 @@ def gspo(
   """
   return chain(
     normalize_by_group(deviation, epsilon),
+    # 1 / (B L_i) for each of L_i equal terms: one term per completion.
     mean_over_sequences(),
     pool_log_ratio(),
     ppo_clip(low, high),
@@ -49,7 +45,7 @@ def gspo(
 def gspo_token(
   low=3e-4, high=4e-4, deviation='population', epsilon=0.0
 ) -> LossTransform:
-  r"""GSPO-token: the completion's ratio, each token's own slope.
+  r"""GSPO-token: the ratio of the completion, the slope of each token.
 
   .. math::
     J = \frac{1}{B} \sum_i \frac{1}{|o_i|} \sum_t \min\bigl(s_{it} A_{it},
@@ -57,16 +53,11 @@ def gspo_token(
     s_{it} = sg[s_i] \frac{\pi_{it}}{sg[\pi_{it}]}
 
   With one advantage per completion, as here, value and gradient are those of
-  `gspo`; they differ once an `on_advantage` makes it depend on the token.
+  `gspo`. They differ once an `on_advantage` makes the advantage depend on the
+  token.
 
   Args:
-    low: Distance of the lower clip bound from 1.
-    high: Distance of the upper clip bound from 1.
-    deviation: `'population'` or `'sample'`, of the group's rewards.
-    epsilon: Added to the deviation.
-
-  Returns:
-    A `LossTransform`.
+    low, high, deviation, epsilon: See `help(losses.methods)`.
 
   References:
     Zheng et al., `Group Sequence Policy Optimization
@@ -89,20 +80,17 @@ def luspo(
     J = \frac{1}{B} \sum_i |o_i| \min\bigl(s_i A_i, \operatorname{clip}(s_i,
       1 - l, 1 + h) A_i\bigr)
 
-  Args:
-    low: Distance of the lower clip bound from 1.
-    high: Distance of the upper clip bound from 1.
-    deviation: `'population'` or `'sample'`, of the group's rewards.
-    epsilon: Added to the deviation.
+  The ratio :math:`s_i` is that of `gspo`.
 
-  Returns:
-    A `LossTransform`.
+  Args:
+    low, high, deviation, epsilon: See `help(losses.methods)`.
 
   References:
     Liu et al., `LUSPO <https://arxiv.org/abs/2602.05261>`_, 2026
   """
   return chain(
     normalize_by_group(deviation, epsilon),
+    # 1 / B for each of |o_i| equal terms: the factor |o_i| of the formula.
     sum_over_tokens(),
     pool_log_ratio(),
     ppo_clip(low, high),
@@ -112,22 +100,18 @@ def luspo(
 def gcpo(
   low=0.2, high=0.2, deviation='population', epsilon=0.0
 ) -> LossTransform:
-  r"""Group Contrastive Policy Optimization's loss: the whole product's ratio.
+  r"""The loss of Group Contrastive Policy Optimization: the ratio is a product.
 
   .. math::
     J = \frac{1}{B} \sum_i \min\bigl(S_i A_i, \operatorname{clip}(S_i, 1 - l,
       1 + h) A_i\bigr), \quad S_i = \prod_t s_{it}
 
-  Args:
-    low: Distance of the lower clip bound from 1; the paper's is not known to
-      us.
-    high: Distance of the upper clip bound from 1.
-    deviation: `'population'` or `'sample'`, of the group's rewards.
-    epsilon: Added to the deviation.
+  The other half of the method puts the reference answer into a group that has
+  no right one, which is the rollout's work.
 
-  Returns:
-    A `LossTransform`. Putting the reference answer into a group without a right
-    one, the method's other half, is the rollout's work.
+  Args:
+    low, high, deviation, epsilon: See `help(losses.methods)`. We do not know
+      the paper's bounds.
 
   References:
     `GCPO <https://arxiv.org/abs/2510.07790>`_, 2025
@@ -147,12 +131,11 @@ def vespo(positive=(2.0, 3.0), negative=(3.0, 2.0)) -> LossTransform:
     J = \frac{1}{N} \sum_{i,t} sg\bigl[S_i^k e^{\lambda (1 - S_i)}\bigr]
       (r_i - \bar r) \log \pi(o_{it}), \quad S_i = \prod_t s_{it}
 
-  Args:
-    positive: `(k, lambda)` where `A >= 0`.
-    negative: `(k, lambda)` where `A < 0`.
+  The ratio saturates at :math:`e^{20}`; released code clamps it too.
 
-  Returns:
-    A `LossTransform`. The ratio saturates at e^20, as in the released code.
+  Args:
+    positive: :math:`(k, \lambda)` where :math:`A \ge 0`, two numbers.
+    negative: :math:`(k, \lambda)` where :math:`A < 0`, two numbers.
 
   References:
     Shen et al., `VESPO <https://arxiv.org/abs/2602.10693>`_, 2026
@@ -175,12 +158,9 @@ def gmpo(limit=0.4, deviation='population', epsilon=0.0) -> LossTransform:
   The clip acts on the side to which the advantage pushes, as in PPO.
 
   Args:
-    limit: The bound `c`, in log space; 0.4 is the paper's (e^-0.4, e^0.4).
-    deviation: `'population'` or `'sample'`, of the group's rewards.
-    epsilon: Added to the deviation.
-
-  Returns:
-    A `LossTransform`.
+    limit: :math:`c`, the bound of a log-ratio, in nats. The paper's 0.4 keeps
+      ratios between :math:`e^{-0.4}` and :math:`e^{0.4}`.
+    deviation, epsilon: See `help(losses.methods)`.
 
   References:
     Zhao et al., `Geometric-Mean Policy Optimization
@@ -189,6 +169,7 @@ def gmpo(limit=0.4, deviation='population', epsilon=0.0) -> LossTransform:
   return chain(
     normalize_by_group(deviation, epsilon),
     mean_over_sequences(),
+    # In this order, or the mean would be clipped and not the tokens.
     clip_log_ratio(limit),
     pool_log_ratio(),
     importance_weighted(),

@@ -1,4 +1,4 @@
-"""GRPO and the methods that keep its token-level ratio and clip."""
+"""GRPO and the methods that keep its token-wise ratio and clip."""
 
 from grpo_jax.losses._base import LossTransform
 from grpo_jax.losses._base import chain
@@ -26,16 +26,12 @@ def grpo(
     J = \frac{1}{B} \sum_i \frac{1}{|o_i|} \sum_t \min\bigl(s_{it} A_i,
       \operatorname{clip}(s_{it}, 1 - l, 1 + h) A_i\bigr) - \beta\, k_3
 
-  Args:
-    low: Distance of the lower clip bound from 1; the paper names no number.
-    high: Distance of the upper clip bound from 1.
-    kl_coefficient: `beta`, per nat. 0 leaves the term out, and with it the
-      reference model. The paper has 0.04, DeepSeek-R1 0.001.
-    deviation: `'population'` or `'sample'`; the paper says "std" only.
-    epsilon: Added to the deviation; released code has 1e-4 or 1e-6.
+  The paper names no clip bounds. It says "std" without saying which, and has no
+  `epsilon`; released code has 1e-4 or 1e-6. Its KL coefficient is 0.04, that of
+  DeepSeek-R1 0.001.
 
-  Returns:
-    A `LossTransform`.
+  Args:
+    low, high, kl_coefficient, deviation, epsilon: See `help(losses.methods)`.
 
   References:
     Shao et al., `DeepSeekMath <https://arxiv.org/abs/2402.03300>`_, 2024
@@ -51,27 +47,28 @@ def grpo(
 def deepseek_v3_2(
   threshold=0.5, low=0.2, high=0.2, kl_coefficient=0.001, policy='old'
 ) -> LossTransform:
-  r"""GRPO of DeepSeek-V3.2: unbiased KL, off-policy wrong answers masked.
+  r"""GRPO of DeepSeek-V3.2: unbiased KL, and a mask for stale wrong answers.
 
   .. math::
     J = \frac{1}{B} \sum_i \frac{1}{|o_i|} \sum_t M_i \min\bigl(s_{it} A_i,
       \operatorname{clip}(s_{it}, 1 - l, 1 + h) A_i\bigr)
       - \beta\, s_{it} k_3, \quad A_i = r_i - \bar r
 
-  `M = 0` where `A < 0` and the mean of `log(pi_old / pi)` over the completion
-  exceeds the threshold.
+  :math:`M_i = 0` where :math:`A_i < 0` and the mean of
+  :math:`\log(\pi_{old} / \pi)` over the completion exceeds the threshold;
+  otherwise it is 1. The ratio in front of :math:`k_3` makes the gradient of the
+  penalty that of KL(policy || reference).
+
+  The paper names neither the threshold nor the KL coefficient. Its two other
+  measures, keeping the engine's routing of experts and its sampling mask, are
+  not the work of a loss.
 
   Args:
-    threshold: Nats per token; the paper names no number.
-    low: Distance of the lower clip bound from 1.
-    high: Distance of the upper clip bound from 1.
-    kl_coefficient: `beta`, per nat; the paper names no number.
-    policy: What `M` measures from: `'old'`, or `'sampler'`, which the paper
-      means if the engine's log-probabilities are not the learner's.
-
-  Returns:
-    A `LossTransform`. Keeping the engine's routing of experts and its sampling
-    mask, the paper's other two, is not the loss's work.
+    threshold: Bound of the mean in `M`, in nats per token.
+    low, high, kl_coefficient: See `help(losses.methods)`.
+    policy: What `M` is measured from. `'old'` is the policy before the update.
+      `'sampler'` takes what the engine reported; the paper means that one where
+      the engine's log-probabilities differ from the learner's.
 
   References:
     DeepSeek-AI, `DeepSeek-V3.2 <https://arxiv.org/abs/2512.02556>`_, 2025
@@ -80,6 +77,7 @@ def deepseek_v3_2(
     center_by_group(),
     mean_over_sequences(),
     ppo_clip(low, high),
+    # After the clip and as a gate on the objective alone: the penalty stays.
     mask_off_policy_negatives(threshold, policy),
     *maybe_kl(kl_coefficient, 'k3_weighted'),
   )
@@ -101,36 +99,32 @@ def cppo(
       \min\bigl(s_{it} A_i, \operatorname{clip}(s_{it}, 1 - l, 1 + h) A_i\bigr)
       - \beta\, k_3
 
-  Args:
-    threshold: `gamma`, of the z-score; the paper's equation 7. It names no
-      number.
-    pruning_rate: If given, in place of the threshold: the share of each group
-      that is pruned, least advantage first; `B` then counts the rest
-      (equations 8 to 10).
-    low: Distance of the lower clip bound from 1.
-    high: Distance of the upper clip bound from 1.
-    kl_coefficient: `beta`, per nat; 0 leaves the term out.
-    deviation: `'population'` or `'sample'`, of the group's rewards.
-    epsilon: Added to the deviation.
+  The paper names no number for the threshold. Its released code prunes over the
+  local batch and not by group. The paper also fills the memory that this frees
+  with more prompts, which is the rollout's work.
 
-  Returns:
-    A `LossTransform`. Filling the freed memory with more prompts is the
-    rollout's work.
+  Args:
+    threshold: :math:`\gamma`, in units of the z-score (equation 7).
+    pruning_rate: None, or the share of each group that is pruned, in [0, 1); a
+      number. It replaces the threshold: completions of least :math:`|A_i|` go
+      first, and `B` counts those that are left (equations 8 to 10).
+    low, high, kl_coefficient, deviation, epsilon: See `help(losses.methods)`.
 
   References:
-    Lin et al., `CPPO <https://arxiv.org/abs/2503.22342>`_, 2025. Its released
-    code prunes over the local batch, not by group.
+    Lin et al., `CPPO <https://arxiv.org/abs/2503.22342>`_, 2025
   """
   surrogate = ppo_clip(low, high), *maybe_kl(kl_coefficient)
   if pruning_rate is None:
     return chain(
       normalize_by_group(deviation, epsilon),
       mean_over_sequences(),
+      # After the weight, so that `B` still counts what is pruned.
       gate_small_advantages(threshold),
       *surrogate,
     )
   return chain(
     normalize_by_group(deviation, epsilon),
+    # Before the weight, so that `B` counts only what is left.
     keep_largest_advantages(1 - pruning_rate),
     mean_over_sequences(),
     *surrogate,
@@ -140,22 +134,18 @@ def cppo(
 def dual_clip_grpo(
   low=0.2, high=0.2, cap=3.0, deviation='population', epsilon=0.0
 ) -> LossTransform:
-  r"""GRPO with PPO's dual clip, without a KL term.
+  r"""GRPO with PPO's dual clip, and without a KL term.
 
   .. math::
     J = \frac{1}{B} \sum_i \frac{1}{|o_i|} \sum_t f_{it}, \quad
     f = \max\bigl(\min(s A, \operatorname{clip}(s, 1 - l, 1 + h) A), c A\bigr)
       \text{ if } A < 0
 
-  Args:
-    low: Distance of the lower clip bound from 1.
-    high: Distance of the upper clip bound from 1.
-    cap: `c`, an absolute ratio.
-    deviation: `'population'` or `'sample'`, of the group's rewards.
-    epsilon: Added to the deviation.
+  For :math:`A \ge 0`, `f` is the inner minimum.
 
-  Returns:
-    A `LossTransform`.
+  Args:
+    low, high, deviation, epsilon: See `help(losses.methods)`.
+    cap: :math:`c`, an absolute ratio above `1 + high`.
 
   References:
     Ye et al., `Mastering Complex Control in MOBA Games
@@ -171,22 +161,18 @@ def dual_clip_grpo(
 def two_sided_grpo(
   low=0.2, high=0.2, cap=4.0, deviation='population', epsilon=0.0
 ) -> LossTransform:
-  r"""GRPO with INTELLECT-2's two-sided clip.
+  r"""GRPO with the two-sided clip of INTELLECT-2.
 
   .. math::
     J = \frac{1}{N} \sum_{i,t} \min\bigl(\min(s_{it}, \delta) A_i,
       \operatorname{clip}(s_{it}, 1 - l, 1 + h) A_i\bigr)
 
-  Args:
-    low: Distance of the lower clip bound from 1.
-    high: Distance of the upper clip bound from 1.
-    cap: `delta`, an absolute ratio. It acts where `A < 0`, as the dual clip.
-    deviation: `'population'` or `'sample'`, of the group's rewards.
-    epsilon: Added to the deviation.
+  The cap acts where :math:`A < 0`, and there it equals the dual clip. The
+  paper's recipe adds `add_kl(0.001)` and a small `add_entropy_bonus`.
 
-  Returns:
-    A `LossTransform`. The paper's recipe adds `add_kl(0.001)` and a small
-    `add_entropy_bonus`.
+  Args:
+    low, high, deviation, epsilon: See `help(losses.methods)`.
+    cap: :math:`\delta`, an absolute ratio above `1 + high`.
 
   References:
     Prime Intellect, `INTELLECT-2 <https://arxiv.org/abs/2505.07291>`_, 2025
@@ -201,21 +187,16 @@ def two_sided_grpo(
 def lite_ppo(
   low=0.2, high=0.2, deviation='population', epsilon=0.0
 ) -> LossTransform:
-  r"""Lite PPO: the group's mean, the batch's deviation, every token alike.
+  r"""Lite PPO: the group's mean, the rollout's deviation, equal tokens.
 
   .. math::
     J = \frac{1}{N} \sum_{i,t} \min\bigl(s_{it} A_i,
       \operatorname{clip}(s_{it}, 1 - l, 1 + h) A_i\bigr), \quad
-    A_i = \frac{r_i - \bar r_{group}}{\sigma_{batch}(r)}
+    A_i = \frac{r_i - \bar r}{\sigma_{rollout}(r)}
 
   Args:
-    low: Distance of the lower clip bound from 1.
-    high: Distance of the upper clip bound from 1.
-    deviation: `'population'` or `'sample'`.
-    epsilon: Added to the deviation.
-
-  Returns:
-    A `LossTransform`.
+    low, high: See `help(losses.methods)`.
+    deviation, epsilon: Likewise, of all rewards of the rollout.
 
   References:
     Liu et al., `Tricks or Traps? <https://arxiv.org/abs/2508.08221>`_, 2025
@@ -237,13 +218,10 @@ def dr_grpo(max_tokens=3000, low=0.2, high=0.2) -> LossTransform:
     A_i = r_i - \bar r
 
   Args:
-    max_tokens: `L_max`, a constant: the completion budget. It sets the scale of
-      the loss and nothing else. 3000 is the released code's.
-    low: Distance of the lower clip bound from 1.
-    high: Distance of the upper clip bound from 1.
-
-  Returns:
-    A `LossTransform`.
+    max_tokens: :math:`L_{max}`, a constant number of tokens: the budget of a
+      completion. It sets the scale of the loss and nothing else. 3000 is that
+      of the released code.
+    low, high: See `help(losses.methods)`.
 
   References:
     Liu et al., `Understanding R1-Zero-Like Training
@@ -268,26 +246,23 @@ def dapo(
     J = \frac{1}{N} \sum_{i,t} \min\bigl(s_{it} A_i,
       \operatorname{clip}(s_{it}, 1 - l, 1 + h) A_i\bigr)
 
-  over groups whose rewards differ before length is penalised. Refilling the
-  batch with such groups is the rollout's work. The paper divides by the tokens
-  of each prompt's group inside the expectation over prompts
-  (`mean_over_prompts` has that); its code, and this, by those of the batch.
+  The sum runs over groups whose rewards differ before length is penalised. The
+  paper samples until the batch is full of such groups, which is the rollout's
+  work. In the paper each prompt's group is divided by its own tokens, inside
+  the expectation over prompts (`mean_over_prompts` does that); its released
+  code divides by the tokens of the batch, and so does this.
 
   Args:
-    low: Distance of the lower clip bound from 1.
-    high: Distance of the upper clip bound from 1.
-    soft_tokens: Width of the length penalty's ramp, in tokens.
+    low, high, deviation, epsilon: See `help(losses.methods)`. The upper bound
+      is the further one.
+    soft_tokens: Width of the ramp of the length penalty, in tokens.
     max_tokens: Length at which the length penalty reaches 1, in tokens.
-    deviation: `'population'` or `'sample'`, of the group's rewards.
-    epsilon: Added to the deviation.
-
-  Returns:
-    A `LossTransform`.
 
   References:
     Yu et al., `DAPO <https://arxiv.org/abs/2503.14476>`_, 2025
   """
   return chain(
+    # First, because the length penalty makes equal rewards differ.
     drop_uniform_groups(),
     shape_overlong_reward(soft_tokens, max_tokens),
     normalize_by_group(deviation, epsilon),

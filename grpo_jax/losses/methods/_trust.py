@@ -22,9 +22,6 @@ def importance_sampling() -> LossTransform:
   r"""The plain ratio, without a trust region.
 
   .. math:: J = \frac{1}{N} \sum_{i,t} s_{it} (r_i - \bar r)
-
-  Returns:
-    A `LossTransform`.
   """
   return chain(center_by_group(), mean_over_tokens(), importance_weighted())
 
@@ -38,14 +35,13 @@ def sapo(
     J = \frac{1}{B} \sum_i \frac{1}{|o_i|} \sum_t \frac{4}{\tau_i}
       \sigma\bigl(\tau_i (s_{it} - 1)\bigr) A_i
 
-  Args:
-    positive: `tau` where `A > 0`.
-    negative: `tau` elsewhere; larger, so that wrong tokens let go sooner.
-    deviation: `'population'` or `'sample'`, of the group's rewards.
-    epsilon: Added to the deviation.
+  Here :math:`\sigma` is the sigmoid function.
 
-  Returns:
-    A `LossTransform`.
+  Args:
+    positive: :math:`\tau` where :math:`A > 0`.
+    negative: :math:`\tau` elsewhere. It is larger, so that the gradient of
+      wrong tokens fades nearer to ratio 1.
+    deviation, epsilon: See `help(losses.methods)`.
 
   References:
     Gao et al., `Soft Adaptive Policy Optimization
@@ -67,18 +63,16 @@ def cispo(
     J = \frac{1}{N} \sum_{i,t} sg\bigl[\operatorname{clip}(s_{it}, 1 - l,
       1 + h)\bigr] A_i \log \pi(o_{it})
 
-  Args:
-    low: Distance of the lower bound from 1; 1 is none, as in the paper.
-    high: Distance of the upper bound from 1. The paper names no number; 4, a
-      ratio of 5, is ScaleRL's.
-    deviation: `'population'` or `'sample'`, of the group's rewards.
-    epsilon: Added to the deviation.
+  In the paper each prompt's group is divided by its own tokens, inside the
+  expectation over prompts (`mean_over_prompts` does that); released code
+  divides by the tokens of the batch, and so does this. The paper's unified form
+  has a mask `M` besides. As long as no weight is clipped, its gradient is that
+  of `ppo_clip` in place of the objective here.
 
-  Returns:
-    A `LossTransform`. The paper divides by the tokens of each prompt's group
-    inside the expectation over prompts (`mean_over_prompts` has that), released
-    code and this by those of the batch. Its unified form with a mask `M` is the
-    same chain with `ppo_clip` in place of the objective, but for the value.
+  Args:
+    low, high, deviation, epsilon: See `help(losses.methods)`. A `low` of 1 is
+      no bound, as ratios are positive; the paper has none either. The paper
+      names no number for `high`; 4, a largest ratio of 5, is that of ScaleRL.
 
   References:
     MiniMax, `MiniMax-M1 <https://arxiv.org/abs/2506.13585>`_, 2025
@@ -93,24 +87,19 @@ def cispo(
 def prompt_mean(
   low=1.0, high=4.0, deviation='population', epsilon=0.0
 ) -> LossTransform:
-  r"""ScaleRL's loss: CISPO, averaged over prompts, one deviation for all.
+  r"""The loss of ScaleRL: CISPO, averaged over prompts, with one deviation.
 
   .. math::
     J = \frac{1}{P} \sum_p \frac{1}{N_p} \sum_{i \in p, t}
       sg\bigl[\operatorname{clip}(s_{it}, 1 - l, 1 + h)\bigr]
       \frac{r_i - \bar r_p}{\sigma(r - \bar r)} \log \pi(o_{it})
 
-  over prompts whose rewards differ; the deviation is that of all centered
-  rewards of the rollout.
+  The sums run over prompts whose rewards differ. The deviation is that of all
+  centered rewards of the rollout.
 
   Args:
-    low: Distance of the lower bound from 1; 1 is none.
-    high: Distance of the upper bound from 1.
-    deviation: `'population'` or `'sample'`.
-    epsilon: Added to the deviation.
-
-  Returns:
-    A `LossTransform`.
+    low, high, deviation, epsilon: See `help(losses.methods)`. A `low` of 1 is
+      no bound, as ratios are positive.
 
   References:
     Khatri et al., `The Art of Scaling RL Compute
@@ -119,6 +108,8 @@ def prompt_mean(
   return chain(
     center_by_group(),
     divide_by_batch_deviation(deviation, epsilon, within_groups=True),
+    # The deviation contains the rewards of these groups all the same, as it
+    # runs over all valid completions.
     drop_uniform_groups(),
     mean_over_prompts(),
     capped_score_function(low, high),
@@ -132,17 +123,18 @@ def dppo_tv(low=0.2, high=0.2, cap=20.0) -> LossTransform:
     J = \frac{1}{N} \sum_{i,t} M_{it}\, sg[\min(s_{it}, c)] (r_i - \bar r)
       \log \pi(o_{it})
 
-  with `M = 0` where the probability has risen by more than `h` while `A > 0`,
-  or fallen by more than `l` while `A < 0`.
+  :math:`M_{it} = 0` where the probability of the token has risen by more than
+  `h` and :math:`A > 0`, or fallen by more than `l` and :math:`A < 0`; otherwise
+  it is 1.
+
+  The paper measures from the sampler's probabilities and not from recomputed
+  ones. In a run that is `learner.anchor='sampler'`.
 
   Args:
-    low: Largest fall of a token's probability.
-    high: Largest rise.
-    cap: Largest ratio, absolute. The paper has 5 or none, released code 20.
-
-  Returns:
-    A `LossTransform`. The paper measures from the sampler's probabilities, not
-    from recomputed ones: set `learner.anchor='sampler'`.
+    low: `l`, the largest fall of a token's probability, not of its ratio.
+    high: `h`, the largest rise, likewise.
+    cap: :math:`c`, the largest absolute ratio, a number. The paper has 5 or
+      none, released code 20.
 
   References:
     `Rethinking the Trust Region in LLM Reinforcement Learning
@@ -151,6 +143,7 @@ def dppo_tv(low=0.2, high=0.2, cap=20.0) -> LossTransform:
   return chain(
     center_by_group(),
     mean_over_tokens(),
+    # Bounds of a ratio as distances from 1: none below, `cap` above.
     capped_score_function(1.0, cap - 1),
     gate_probability_change(low, high),
   )
@@ -163,15 +156,14 @@ def dppo_kl(threshold=0.05, cap=20.0) -> LossTransform:
     J = \frac{1}{N} \sum_{i,t} M_{it}\, sg[\min(s_{it}, c)] (r_i - \bar r)
       \log \pi(o_{it})
 
-  with `M = 0` where that divergence exceeds the threshold and the probability
-  has moved the way the advantage pushes.
+  :math:`M_{it} = 0` where that divergence, given in `gate_binary_kl`, exceeds
+  the threshold and the probability has moved the way the advantage pushes;
+  otherwise it is 1. As in `dppo_tv`, the paper measures from the sampler's
+  probabilities.
 
   Args:
-    threshold: Nats.
-    cap: Largest ratio, absolute.
-
-  Returns:
-    A `LossTransform`. See `dppo_tv` on the anchor.
+    threshold: Bound of the divergence, in nats.
+    cap: :math:`c`, the largest absolute ratio, a number.
 
   References:
     `Rethinking the Trust Region in LLM Reinforcement Learning
@@ -180,6 +172,7 @@ def dppo_kl(threshold=0.05, cap=20.0) -> LossTransform:
   return chain(
     center_by_group(),
     mean_over_tokens(),
+    # Bounds of a ratio as distances from 1: none below, `cap` above.
     capped_score_function(1.0, cap - 1),
     gate_binary_kl(threshold),
   )
@@ -192,13 +185,11 @@ def dro(coefficient=0.05) -> LossTransform:
     J = \frac{1}{N} \sum_{i,t} (r_i - \bar r) \log \pi(o_{it})
       - \frac{\beta}{2} (\log s_{it})^2
 
-  Args:
-    coefficient: `beta`.
+  This is the token-level form of released code. The paper regresses the
+  log-ratio of a completion on its reward, with a learned value function.
 
-  Returns:
-    A `LossTransform`. This is the token-level form that released code has; the
-    paper regresses the completion's log-ratio on its reward, with a learned
-    value.
+  Args:
+    coefficient: :math:`\beta`, per squared nat.
 
   References:
     Richemond et al., `Offline Regularised Reinforcement Learning

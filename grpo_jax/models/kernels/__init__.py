@@ -1,6 +1,8 @@
-"""Kernels for accelerators, each beside a portable version of itself.
+"""Attention by kernels for TPUs and GPUs.
 
-Nothing here is imported before a program needs it.
+Each kernel computes what a portable function of `models.attention` computes.
+`models.attention` imports this package only when a run uses a kernel, because
+importing Pallas takes a while.
 """
 
 from grpo_jax.models.kernels._cudnn import cudnn

@@ -1,8 +1,9 @@
 """cuDNN's fused attention over the rows of a layout, for GPUs.
 
-Through `jax.nn.dot_product_attention`, whose arguments have been compared with
-the portable version by its own XLA implementation, and lowered for CUDA from a
-CPU; it has not run on a GPU from here yet.
+It is called through `jax.nn.dot_product_attention`. Two things are tested on a
+CPU: JAX's XLA implementation of that function, given the same arguments, agrees
+with the portable version; and the call to cuDNN is lowered for CUDA. The kernel
+itself has not run on a GPU yet.
 """
 
 import functools
@@ -10,9 +11,9 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.layout import Blocks
-from grpo_jax.layout import Layout
 from grpo_jax.models.kernels._split import over_devices
+from grpo_jax.models.layout import Blocks
+from grpo_jax.models.layout import Layout
 
 Array = jax.Array
 
@@ -22,9 +23,9 @@ _QKV = ('r.h.', 'r.h.', 'r.h.')
 def cudnn_suits(layout: Layout, query: Array) -> bool:
   """Whether `cudnn` is a good choice for a layer of this model and layout.
 
-  It wants bfloat16 and heads of 8, 16, ... 128; and a row of blocks is
-  unfolded for it, which repeats the prompt's attention for every completion:
-  not where that is most of the work (factor 4).
+  cuDNN needs bfloat16 and a head size of 8, 16, ... or 128. A row of blocks is
+  unfolded for it, which repeats the prompt's attention for every completion. A
+  row is suited if unfolding makes the work at most four times as much.
   """
   size = query.shape[-1]
   if query.dtype != jnp.bfloat16 or size % 8 or size > 128:
@@ -47,23 +48,23 @@ def cudnn(
 ) -> Array:
   """cuDNN's attention over the rows of a layout.
 
-  Rows of one completion need the causal mask alone, since their padding comes
-  last. Rows of blocks are unfolded into such rows for the attention (not for
-  the rest of the layer): the log-sum-exp that `jax.nn.dot_product_attention`
-  returns is rounded to bfloat16 and has no gradient, so prompt and completion
-  cannot be computed apart and merged. Rows of several segments add a mask,
-  [R,1,S,S]; nothing of that size has an axis for the heads.
+  A row of one completion needs the causal mask alone, since its padding comes
+  last. A row of blocks is unfolded into such rows for the attention, and folded
+  again for the rest of the layer. (Prompt and completion cannot be computed
+  apart and merged: the log-sum-exp that `jax.nn.dot_product_attention` returns
+  is rounded to bfloat16 and has no gradient.) A row of several segments adds a
+  mask, bool[R,1,S,S], which all heads share.
 
   Args:
     query: f[R,S,H,D].
     key: f[R,S,K,D].
     value: f[R,S,K,D].
     layout: See `Layout`.
-    window: Tokens that one sees, itself included; None is all.
-    interpret: The same arguments computed by XLA.
+    window: How many tokens a token sees, itself included; None means all.
+    interpret: Whether XLA computes it instead of cuDNN, on any platform.
 
   Returns:
-    f[R,S,H,D]; finite rubbish in padding.
+    f[R,S,H,D]; finite but meaningless in padding.
   """
   attend = functools.partial(_cudnn_call, interpret=interpret)
   if layout.blocks is not None:
@@ -83,7 +84,7 @@ def cudnn(
 def _cudnn_call(query, key, value, window, *mask, interpret) -> Array:
   """Causal attention with a window or a mask, on each device's share."""
   columns = query.shape[1]
-  more = columns % 2  # the gradient wants even sizes
+  more = columns % 2  # cuDNN's gradient needs an even number of columns
 
   def local(query, key, value, *mask):
     return jax.nn.dot_product_attention(
@@ -106,23 +107,24 @@ def _cudnn_call(query, key, value, window, *mask, interpret) -> Array:
 
 
 def _unfolded(arrays, layout: Layout, blocks: Blocks):
-  """Rows of blocks as rows of one completion, and the way back.
+  """Turns rows of blocks into rows of one completion each.
 
   Args:
     arrays: f[R,S,...] each.
-    layout: Whose prompts are left-aligned in their block.
-    blocks: Its blocks.
+    layout: A layout whose prompts are left-aligned in their block.
+    blocks: The sizes of the layout's blocks.
 
   Returns:
-    The arrays as f[R*G,N+T,...], the completion right behind its prompt and
-    rubbish behind both; and a function from such an array back to f[R,S,...].
+    The arrays as f[R*G,N+T,...], where each completion follows its prompt
+    without a gap and meaningless values follow both; and a function that turns
+    such an array back into f[R,S,...].
   """
   edge, group = blocks.prompt_tokens, blocks.completions
   tokens, rows = blocks.completion_tokens, layout.tokens.shape[0]
   length = jnp.sum(layout.segment[:, :edge] > 0, axis=1, dtype=jnp.int32)
   length = jnp.repeat(length, group)[:, None]
   place = jnp.arange(edge + tokens)[None]
-  # Where each place of an unfolded row comes from, in prompt + completion.
+  # Each place of an unfolded row, as an index into prompt block + completion.
   source = jnp.where(place < length, place, place - length + edge)
   source = jnp.minimum(source, edge + tokens - 1)
   own = jnp.arange(tokens)[None] + length

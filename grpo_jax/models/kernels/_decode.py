@@ -1,12 +1,13 @@
 """Attention of a few new tokens to a ring of cached keys, as one kernel.
 
-The scores never leave the chip, a block of keys that nobody sees is not read,
-and the queries of a whole group lie side by side, so that the keys of a shared
-prompt are read from memory once. Forward only: sampling has no gradient.
+The scores stay in the chip's own memory. A block of keys that no query sees is
+not read. The queries of a whole group lie side by side, so that the keys of
+their prompt are read once for all of them. There is no gradient, because
+sampling needs none.
 
-Both kernels have been compared with the portable version in Pallas's interpret
-mode, and lowered for TPU (Mosaic) and CUDA (Triton) from a CPU; neither has run
-on the hardware yet, and their block sizes are guesses.
+Both kernels agree with the portable version in Pallas's interpret mode, and are
+lowered for TPU (Mosaic) and CUDA (Triton) on a CPU. Neither has run on the
+hardware yet, so their block sizes are guesses.
 """
 
 import jax
@@ -32,22 +33,21 @@ def attend_recent(
 ) -> Partial:
   """`models.attention.attend_recent` by the kernel of the platform.
 
-  Keys lie as they are projected, heads after positions.
-
-  That is the platform which the program is compiled for: TPU or CUDA; elsewhere
-  the portable version runs.
+  The platform is the one that the program is compiled for. TPU and CUDA have a
+  kernel; on any other the portable version runs.
 
   Args:
-    query: f[B,Q,H,D]; the rows of a lane side by side, for their prompt.
-    key: f[B,N,K,D].
+    query: f[B,Q,H,D]; for attention to a shared prompt, the queries of all rows
+      that share it lie along Q.
+    key: f[B,N,K,D], as projected: heads after positions.
     value: f[B,N,K,D].
-    newest: i32[B], in [0, N) where anything is seen: the place written last.
-    count: i32[B,Q], places seen; 0 gives output 0, more than N is N.
-    interpret: The TPU's kernel as it runs on any platform, slowly.
+    newest: i32[B], the place written last, in [0, N) where anything is seen.
+    count: i32[B,Q], places seen; 0 gives output 0, more than N counts as N.
+    interpret: Whether the TPU's kernel is interpreted, slowly, on any platform.
 
   Returns:
     A `Partial`: the output in the query's dtype, and the log-sum-exp of the
-    scores, f32[B,Q,H], -1e30 where nothing is seen.
+    scores, f32[B,Q,H], which is -1e30 where nothing is seen.
   """
   arrays = query, key, value, newest, count
   if interpret:

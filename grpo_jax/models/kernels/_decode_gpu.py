@@ -1,4 +1,10 @@
-"""`attend_recent` as a Triton kernel; lowered for CUDA, not run on one yet."""
+"""`attend_recent` as a Triton kernel; lowered for CUDA, not yet run on a GPU.
+
+JAX lowers a Triton kernel for one kind of GPU. Version 0.11 knows only the GPUs
+on its own list (no RTX A6000, for example) and refuses others while lowering;
+0.10 and 0.12 ask the device itself. Where the kernel is refused,
+`model.attention='xla'` runs without it.
+"""
 
 import functools
 
@@ -11,6 +17,8 @@ import jax.numpy as jnp
 from grpo_jax.models._attend import Partial
 from grpo_jax.models.kernels import _ring
 
+# JAX 0.12 warns that its Triton backend will be removed. Before pyproject.toml
+# allows a JAX without it, this kernel has to move to Mosaic GPU.
 _KEYS, _QUERIES = 64, 64  # at most in a block; guesses
 
 
@@ -44,16 +52,17 @@ def _kernel(
 def on_gpu(query, key, value, newest, count, interpret=False) -> Partial:
   """`attend_recent` as a Triton kernel.
 
-  One program for each row, key-value head and 64 queries; it walks the ring
-  alone, so a long cache with few rows does not fill a GPU.
+  One program handles one row, one key-value head and up to 64 queries, and
+  walks through all of the ring that they see. So few rows with a long cache do
+  not fill a GPU.
 
   Args:
-    query: This and the next four as in `attend_recent`.
+    query: As in `attend_recent`, like the next four.
     key: f[B,N,K,D].
     value: f[B,N,K,D].
     newest: i32[B].
     count: i32[B,Q].
-    interpret: In Pallas's interpret mode.
+    interpret: Whether Pallas interprets the kernel, on any platform.
   """
   rows, places, kv_heads, size = key.shape
   queries = query.shape[1] * query.shape[2] // kv_heads

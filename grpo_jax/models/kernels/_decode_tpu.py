@@ -1,4 +1,4 @@
-"""`attend_recent` as a Mosaic kernel; lowered for TPU, not run on one yet."""
+"""`attend_recent` as a Mosaic kernel; lowered for TPU, not yet run on one."""
 
 import functools
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from grpo_jax.models._attend import Partial
 from grpo_jax.models.kernels import _ring
 
-_LANES = 128  # a block's last axis is a multiple of it, or the whole axis
+_LANES = 128  # a block takes a multiple of 128 of its last axis, or all of it
 _KEYS, _QUERIES = 512, 512  # at most in a block; guesses
 
 
@@ -31,7 +31,9 @@ def _kernel(
   def _():
     start = _ring.block_back(newest, step, places, block) * block
     value = value_ref[...]
-    if places % block:  # the last block reaches past the end of the array
+    # The last block may reach past the end of the array, where anything lies;
+    # NaN would survive the product with a weight of 0.
+    if places % block:
       place = start + lax.broadcasted_iota(jnp.int32, value.shape, 0)
       value = jnp.where(place < places, value, jnp.zeros_like(value))
     state = _ring.add_block(
@@ -52,18 +54,18 @@ def _kernel(
 def on_tpu(query, key, value, newest, count, interpret=False) -> Partial:
   """`attend_recent` as a Mosaic kernel.
 
-  The cache is read as [B,N,K*D], as many heads at a time as fill the lanes:
-  each head's queries are zero in the columns of the others, so that one product
-  gives the scores of all. (Whether the compiler copies a cache that it keeps as
-  [B,N,K,D] for that has to be seen on a TPU.)
+  The cache is read as [B,N,K*D], as many heads at a time as fill the lanes.
+  Each head's queries are zero in the columns of the other heads, so that one
+  product gives the scores of all of them. (Only a TPU can show whether the
+  compiler copies the cache to turn [B,N,K,D] into [B,N,K*D].)
 
   Args:
-    query: This and the next four as in `attend_recent`.
+    query: As in `attend_recent`, like the next four.
     key: f[B,N,K,D].
     value: f[B,N,K,D].
     newest: i32[B].
     count: i32[B,Q].
-    interpret: In Pallas's interpret mode.
+    interpret: Whether Pallas interprets the kernel, on any platform.
   """
   rows, places, kv_heads, size = key.shape
   together = next(
@@ -84,7 +86,7 @@ def on_tpu(query, key, value, newest, count, interpret=False) -> Partial:
     jnp.tile(seen, (1, together)),
     interpret,
   )
-  # Each head's own columns of the output of its own queries.
+  # Of each head's queries only the columns of that head are an output.
   output = output.reshape(rows, -1, together, stacked.shape[2], together, size)
   output = jnp.einsum('bkhmgd,hg->bkhmd', output, own).reshape(stacked.shape)
   log_mass = log_mass.reshape(stacked.shape[:3])
@@ -92,7 +94,11 @@ def on_tpu(query, key, value, newest, count, interpret=False) -> Partial:
 
 
 def _call(query, key, value, newest, count, interpret):
-  """f[B,k,M,W], f32[B,k,M] of `k` times `W` columns of the cache f[B,N,k*W]."""
+  """Runs the kernel on the cache f[B,N,k*W], `W` columns at a time.
+
+  Returns:
+    The output f[B,k,M,W] and the log-sum-exp f32[B,k,M].
+  """
   rows, heads, queries, width = query.shape
   places, block = key.shape[1], min(_KEYS, key.shape[1])
   some = next(
@@ -100,7 +106,8 @@ def _call(query, key, value, newest, count, interpret):
   )
 
   def keys_at(b, k, m, j, newest, needed):
-    # Past the last block needed the index stays: nothing more is read.
+    # After the last block needed the index stays the same, and Pallas reads a
+    # block again only where its index changes.
     step = jnp.minimum(j, jnp.maximum(needed[b] - 1, 0))
     return b, _ring.block_back(newest[b], step, places, block), k
 

@@ -1,7 +1,7 @@
-"""What the decoding kernels share: the ring's arithmetic, a running softmax.
+"""What both decoding kernels need: the ring's arithmetic, a running softmax.
 
-The rule of visibility is that of `attend_recent`: query q of row b sees place j
-of N iff `(newest[b] - j) mod N < count[b, q]`.
+Who sees what is defined as in `attend_recent`: query q of row b sees place j of
+N if and only if `(newest[b] - j) mod N < count[b, q]`.
 """
 
 import jax
@@ -11,13 +11,15 @@ import jax.numpy as jnp
 
 Array = jax.Array
 
-NEVER = -1e30  # the log-sum-exp of nothing, as in `attention`
+NEVER = -1e30  # the log-sum-exp of no scores, as in `models._attend`
 
 
 def by_kv_head(query: Array, count: Array, kv_heads: int, multiple: int):
-  """Queries that read the same keys, together: [B,K,M,D], and their counts.
+  """Scales the queries and groups them by the key-value head that they read.
 
-  `M = Q * H / K`, padded to a multiple with queries that see nothing.
+  Returns:
+    The queries f[B,K,M,D] and their counts i32[B,M]. `M` is `Q * H / K`, padded
+    to a multiple of `multiple` with queries that see nothing.
   """
   rows, queries, heads, size = query.shape
   shared = heads // kv_heads
@@ -30,7 +32,7 @@ def by_kv_head(query: Array, count: Array, kv_heads: int, multiple: int):
 
 
 def by_query(x: Array, like: Array) -> Array:
-  """[B,K,M,...] -> [B,Q,H,...]: undoes `by_kv_head`."""
+  """Undoes the grouping of `by_kv_head`: [B,K,M,...] -> [B,Q,H,...]."""
   rows, queries, heads, _ = like.shape
   kv_heads = x.shape[1]
   x = x[:, :, : queries * heads // kv_heads]
@@ -39,7 +41,7 @@ def by_query(x: Array, like: Array) -> Array:
 
 
 def blocks_needed(newest: Array, count: Array, places: int, block: int):
-  """i32[B]: blocks from the newest back to the oldest that anybody sees."""
+  """i32[B]: how many blocks lie from the newest back to the oldest one seen."""
   reach = jnp.minimum(jnp.max(count, axis=1), places)
   oldest = newest - reach + 1
   last, number = newest // block, pl.cdiv(places, block)
@@ -52,24 +54,28 @@ def blocks_needed(newest: Array, count: Array, places: int, block: int):
 
 def block_back(newest, steps, places: int, block: int):
   """The block that lies `steps` blocks before the newest, around the ring."""
-  # Not `//`: for signs that cannot be, Mosaic asks what device it compiles for.
+  # `//` would also handle negative numbers, and to lower that, Mosaic must know
+  # which TPU it compiles for. `newest` is -1 only where nothing is seen.
   index = lax.div(jnp.maximum(newest, 0), jnp.int32(block)) - steps
   return jnp.where(index < 0, index + pl.cdiv(places, block), index)
 
 
 def add_block(state, query, key, value, start, newest, count, places: int):
-  """One block of keys taken into a running softmax; the body of both kernels.
+  """Adds one block of keys to a running softmax; the body of both kernels.
 
   Args:
-    state: The greatest score f32[M,1], the mass f32[M,1], and the output
-      f32[M,D] so far, not yet divided by the mass.
+    state: What the blocks so far gave: the greatest score f32[M,1], the mass
+      f32[M,1], and the output f32[M,D], not yet divided by the mass.
     query: f[M,D], scaled.
     key: f[n,D].
-    value: f[n,D], finite.
-    start: i32[], place of the block's first key.
+    value: f[n,D], finite also where no query sees it.
+    start: i32[], the place of the block's first key.
     newest: i32[].
     count: i32[M,1].
     places: `N`.
+
+  Returns:
+    The state with this block added.
   """
   top, total, output = state
   scores = lax.dot_general(
@@ -93,12 +99,13 @@ def add_block(state, query, key, value, start, newest, count, places: int):
 
 
 def finish(state):
-  """(output f32[M,D], log-sum-exp f32[M,1]) of a running softmax."""
+  """The output f32[M,D] and the log-sum-exp f32[M,1] of a running softmax."""
   top, total, output = state
   safe = jnp.where(total == 0, 1, total)
   return output / safe, jnp.where(total == 0, NEVER, jnp.log(safe) + top)
 
 
 def empty(queries: int, size: int):
+  """The state of a running softmax that has seen no block."""
   column = jnp.zeros((queries, 1), jnp.float32)
   return column + NEVER, column, jnp.zeros((queries, size), jnp.float32)

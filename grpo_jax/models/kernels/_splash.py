@@ -1,7 +1,7 @@
 """Splash attention, JAX's Pallas kernel for TPU, over the rows of a layout.
 
-Compared with the portable version in Pallas's interpret mode, and lowered for
-TPU from a CPU; it has not run on a TPU from here yet, and tiles are guesses.
+It agrees with the portable version in Pallas's interpret mode, and is lowered
+for TPU on a CPU. It has not run on a TPU yet, so the tile sizes are guesses.
 """
 
 import dataclasses
@@ -17,20 +17,20 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.layout import Blocks
-from grpo_jax.layout import Layout
 from grpo_jax.models.kernels._split import over_devices
+from grpo_jax.models.layout import Blocks
+from grpo_jax.models.layout import Layout
 
 Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
 class BlocksMask(mask_lib.Mask):
-  """Who sees whom in a row of blocks; computed a tile at a time.
+  """Which key each query sees in a row of blocks, computed a tile at a time.
 
   Attributes:
-    blocks: Of the layout.
-    columns: Of the row, padding included.
+    blocks: The sizes of the layout's blocks.
+    columns: The length of a row, padding included.
   """
 
   blocks: Blocks
@@ -38,11 +38,11 @@ class BlocksMask(mask_lib.Mask):
 
   @property
   def shape(self) -> tuple[int, int]:
-    """Queries and keys."""
+    """The number of queries and of keys."""
     return self.columns, self.columns
 
   def __getitem__(self, index) -> np.ndarray:
-    """bool, the tile at two slices."""
+    """The tile of two slices, bool[queries, keys]."""
     query, key = (np.arange(self.columns)[part] for part in index)
     edge, size = self.blocks.prompt_tokens, self.blocks.completion_tokens
     same = (query[:, None] - edge) // size == (key[None] - edge) // size
@@ -50,7 +50,10 @@ class BlocksMask(mask_lib.Mask):
 
 
 def _splash_sizes(columns: int) -> tuple[int, int]:
-  """(columns with padding, columns of a tile): tiles are multiples of 128."""
+  """How many columns a row is padded to, and the columns of a tile.
+
+  A tile is a multiple of 128, and a padded row a multiple of a tile.
+  """
   tile = 512 if columns >= 2048 else 256 if columns >= 512 else 128
   return -(-columns // tile) * tile, tile
 
@@ -58,9 +61,10 @@ def _splash_sizes(columns: int) -> tuple[int, int]:
 def splash_suits(layout: Layout, window: int | None) -> bool:
   """Whether `splash` can express a layer's attention.
 
-  In a row of blocks the distance of a completion from its prompt depends on the
-  prompt's length, and the mask, which is static, cannot: windows are out. In
-  other rows it knows the segments, but not who continues whom.
+  Its mask is static. In a row of blocks, the distance between a completion and
+  its prompt depends on the prompt's length, so a static mask cannot express a
+  window. In other rows the kernel compares segments for equality, so it cannot
+  express that one segment continues another (its parent).
   """
   if layout.blocks is None:
     return not layout.parents
@@ -82,11 +86,11 @@ def splash(
     key: f[R,S,K,D].
     value: f[R,S,K,D].
     layout: Packed or padded rows, in which segments have no parents, or blocks.
-    window: Tokens that one sees, itself included; None is all.
-    interpret: In Pallas's interpret mode.
+    window: How many tokens a token sees, itself included; None means all.
+    interpret: Whether Pallas interprets the kernel, on any platform.
 
   Returns:
-    f[R,S,H,D]; finite rubbish in padding.
+    f[R,S,H,D]; finite but meaningless in padding.
   """
   columns, tile = _splash_sizes(query.shape[1])
   if layout.blocks is not None:

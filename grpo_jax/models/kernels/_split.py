@@ -1,4 +1,4 @@
-"""Calls that the compiler cannot split over devices, split by hand."""
+"""Splits a call over devices that the compiler cannot split."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,21 +18,22 @@ def over_devices(
 ) -> Any:
   """Calls a function of rows and heads on each device's share of them.
 
-  A kernel is one opaque call to the compiler, which would gather its arguments
-  on every device. Rows and heads do not touch each other in attention, so each
-  device can do its own.
+  The compiler cannot look into a kernel, and would gather all of its arguments
+  on every device. In attention no row and no head depends on another, so each
+  device can compute its own rows and heads.
 
   Args:
-    function: Of the arrays; any number of rows, any number of heads.
-    arrays: Its arguments.
-    axes: For each, one letter per axis: `r` rows, `h` heads (query or
-      key-value), `.` anything else.
-    output_axes: The same of the result; a tree of strings.
-    heads: Key-value heads, the fewest that are split.
+    function: A function of the arrays, for any number of rows and of heads.
+    arrays: The arguments of the function.
+    axes: For each array a string with one letter per axis: `r` for rows, `h`
+      for heads (query or key-value), `.` for anything else.
+    output_axes: Such a string for each array of the result, as a tree.
+    heads: The number of key-value heads. All heads are split as these are.
 
   Returns:
-    What the function returns. Without a mesh it is called as it is; rows or
-    heads that the mesh does not divide are not split.
+    What the function returns. Without a mesh the function is called on the
+    whole arrays. Rows or heads whose number the mesh does not divide are not
+    split.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1:

@@ -1,0 +1,1 @@
+"""What is typed: `grpo-jax train`, `eval`, `sample`, `audit`, ..."""

@@ -1,0 +1,176 @@
+"""Audits of methods by name, for the terminal and for programs."""
+
+import ast
+import re
+import shutil
+import sys
+from typing import Any
+
+from grpo_jax import diagnostics
+from grpo_jax import losses
+from grpo_jax import resolve
+from grpo_jax.training import build
+
+# Columns that a terminal of 80 characters has room for.
+_NARROW = ('ratio', 'W_agg', 'bias', 'scale')
+
+
+def of(
+  name: str, method_kwargs: str = '{}', fields: str | None = None
+) -> diagnostics.Audit:
+  """Audits the method that a name stands for.
+
+  Args:
+    name: Of `losses.methods`, or `'module:function'`.
+    method_kwargs: Its arguments, a Python dict in text.
+    fields: `'module:function'`; see `diagnostics.audit`.
+
+  Raises:
+    ValueError: No such method, wrong arguments, or a field that is missing.
+  """
+  try:
+    kwargs = ast.literal_eval(method_kwargs)
+    dict(**kwargs)
+  except (ValueError, SyntaxError, TypeError) as error:
+    raise ValueError(
+      f'--method_kwargs={method_kwargs} is no dict of arguments; give one, as '
+      'in --method_kwargs="{\'high\': 0.3}".'
+    ) from error
+  method = build.method(name, kwargs, '--method')
+  make = resolve.imported(fields, f'--fields={fields!r}') if fields else None
+  try:
+    return diagnostics.audit(method, make)
+  except TypeError as error:
+    raise ValueError(
+      f'{name} cannot be evaluated with --method_kwargs={method_kwargs} '
+      f'({str(error).splitlines()[0]}); give numbers where it wants numbers.'
+    ) from error
+
+
+def to_json(
+  name: str, audit: diagnostics.Audit, figure: str | None = None
+) -> dict[str, Any]:
+  """An audit for a program: `method`, the parts of `Audit`, `figure`."""
+  return {
+    'method': name,
+    **diagnostics.to_json(audit),
+    'figure': figure,
+  }
+
+
+def figure(name: str, audit: diagnostics.Audit) -> str:
+  """Draws the clipping into the current directory; returns the file's name."""
+  path = f'audit-{re.sub("[^A-Za-z0-9_.-]+", "-", name)}.png'
+  diagnostics.plot(audit.clipping, name, path)
+  return path
+
+
+def show(
+  name: str, audit: diagnostics.Audit, figure: str | None = None
+) -> None:
+  """Prints an audit for a person."""
+  from rich import table as rich_table
+
+  grid = rich_table.Table.grid(padding=(0, 2))
+  section = ''
+  for group, label, text in diagnostics.describe(name, audit):
+    grid.add_row('' if group == section else group, label, text)
+    section = group
+  if figure:
+    grid.add_row('figure', '', figure)
+  _print(grid)
+
+
+def every() -> dict[str, diagnostics.Audit]:
+  """Audits of all named methods, with their default arguments.
+
+  It takes half a minute, so a terminal sees how far it is.
+  """
+  from rich import console
+  from rich import progress
+
+  names = progress.track(
+    losses.methods.__all__,
+    'auditing',
+    console=console.Console(stderr=True),
+    transient=True,
+    disable=not sys.stderr.isatty(),
+  )
+  return {
+    name: diagnostics.audit(getattr(losses.methods, name)()) for name in names
+  }
+
+
+def table(audits: dict[str, diagnostics.Audit]) -> list[dict[str, str]]:
+  """The table of methods.
+
+  Args:
+    audits: By name.
+
+  Returns:
+    For each, `method` and the columns of `diagnostics.COLUMNS`.
+  """
+  return [
+    {'method': name, **diagnostics.cells(audit)}
+    for name, audit in audits.items()
+  ]
+
+
+def show_table(rows: list[dict[str, str]], wide: bool = False) -> None:
+  """Prints the table of methods for a person.
+
+  Args:
+    rows: What `table` returned.
+    wide: All columns, which need about 160 characters, instead of `_NARROW`.
+  """
+  from rich import box
+  from rich import table as rich_table
+
+  names = list(rows[0]) if wide else ['method', *_NARROW]
+  made = rich_table.Table(box=box.SIMPLE, pad_edge=False)
+  for name in names:
+    made.add_column(name, overflow='fold', no_wrap=name == 'method')
+  for row in rows:
+    made.add_row(*(row[name] for name in names))
+  meanings = [f'{name}: {diagnostics.COLUMNS[name]}' for name in names[1:]]
+  more = 'grpo-jax audit NAME tells all of one method'
+  if not wide:
+    more += '; --wide shows all columns of this table'
+  _print(made, *meanings, '', f'{more}.')
+
+
+def markdown(rows: list[dict[str, str]]) -> str:
+  """The table of methods as losses/README.md has it."""
+  names = list(rows[0])
+  lines = [names, ['---'] * len(names), *(list(row.values()) for row in rows)]
+  return '\n'.join(
+    f'| {" | ".join(cell.replace("|", "&#124;") for cell in line)} |'
+    for line in lines
+  )
+
+
+def columns_markdown() -> str:
+  """What the columns mean, as losses/README.md has it."""
+  return '\n'.join(
+    f'- {name}: {meaning}' for name, meaning in diagnostics.COLUMNS.items()
+  )
+
+
+def _print(*parts: Any) -> None:
+  """Prints parts as wide as the terminal; in a pipe, 80 columns.
+
+  rich pads every line to the full width; the spaces at the end are left out.
+  """
+  from rich import console
+
+  width = shutil.get_terminal_size((80, 24)).columns
+  out = console.Console(width=width, highlight=False, markup=False)
+  with out.capture() as captured:
+    for part in parts:
+      out.print(part)
+  for line in captured.get().splitlines():
+    print(line.rstrip())
+
+
+if __name__ == '__main__':
+  print(f'{markdown(table(every()))}\n\n{columns_markdown()}')

@@ -1,0 +1,161 @@
+"""`grpo-jax train --check`: what a run would be, without training."""
+
+import dataclasses
+import math
+import os
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from grpo_jax import config as config_lib
+from grpo_jax import data
+from grpo_jax.config import Config
+from grpo_jax.rollouts import rollout as rollout_lib
+from grpo_jax.training import build
+from grpo_jax.training import build_updater
+from grpo_jax.training import workdir as workdir_lib
+
+GIB = 2**30
+
+
+def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
+  """Builds everything, samples the first rollout, compiles one step.
+
+  Nothing is written and nothing is learned; the rollout is that of the
+  untrained model.
+
+  Args:
+    config: See `config.py`.
+    workdir: Must be free, or hold a run of this config.
+
+  Returns:
+    `config`, `workdir` (what would happen in it), `shapes`, `memory_gib` and
+    `first_rollout`, for `show`.
+
+  Raises:
+    ValueError: The run could not start; the sentence says why.
+  """
+  workdir = pathlib.Path(workdir)
+  workdir_lib.refuse_another(workdir, config)
+  existing = workdir
+  while not existing.exists():
+    existing = existing.parent
+  if not existing.is_dir() or not os.access(existing, os.W_OK):
+    raise ValueError(
+      f'{existing} is no directory that can be written; give another workdir.'
+    )
+  run = build.run(config)
+  if config.warm_up.steps:
+    build.demonstrations(run)
+  update = build_updater.updater(run)
+  params = build.initial_params(run)
+  run.engine.load(params, version=0)
+  rollout = rollout_lib.collect(
+    data.take(run.prompts, 0, config.sampler.prompts),
+    run.engine,
+    run.tokenizer,
+    run.rewards,
+    run.sampling,
+    config.sampler.group,
+    0,
+    config.data.completion_buckets,
+  )
+  chosen = np.arange(config.sampler.prompts // config.learner.batches)
+  layout, used = update.layout(rollout, chosen)
+  state = update.abstract
+  batch = rollout.batch
+  return {
+    'config': dataclasses.asdict(config),
+    'workdir': 'goes on from a checkpoint'
+    if any((workdir / 'checkpoints').glob('*[0-9]'))
+    else 'starts anew',
+    'shapes': {
+      'devices': f'{run.mesh.size} x {jax.devices()[0].device_kind}',
+      'parameters': _count(state.params),
+      'rollout [P, G, T]': list(batch.tokens.shape),
+      'micro-batches used': used,
+      'micro-batch [rows, positions]': list(layout.tokens.shape[1:]),
+      'optimizer steps per rollout': config.learner.batches
+      * config.learner.epochs,
+    },
+    'memory_gib': {
+      'parameters': _gib(state.params),
+      'optimizer state': _gib(state.opt_state),
+      'reference': _gib(state.reference),
+      **{f'train step, {k}': v for k, v in update.memory_gib(rollout).items()},
+    },
+    'first_rollout': {
+      'prompts': rollout.prompt_texts[:3],
+      'completions': [texts[0] for texts in rollout.texts[:3]],
+      'rewards': [float(reward[0]) for reward in batch.reward[:3]],
+      'not judged': int(np.sum(~batch.valid)),
+      'mean reward': float(np.mean(batch.reward, where=batch.valid))
+      if batch.valid.any()
+      else None,
+      'truncated': float(np.mean(batch.truncated)),
+    },
+  }
+
+
+def _count(tree: Any) -> int:
+  return sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
+
+
+def _gib(tree: Any) -> float:
+  """GiB on each device, before what compiled programs need."""
+  sizes = [
+    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    for x in jax.tree.leaves(tree)
+  ]
+  return sum(sizes) / GIB
+
+
+def show(report: dict[str, Any]) -> None:
+  """Prints a report for a person."""
+  from rich import console
+  from rich import markup
+  from rich import table
+
+  rollout = report['first_rollout']
+  samples = zip(
+    rollout['prompts'],
+    rollout['completions'],
+    rollout['rewards'],
+    strict=True,
+  )
+  now, usual = (
+    config_lib.flat(values)
+    for values in (report['config'], dataclasses.asdict(Config()))
+  )
+  rows = {
+    'config, where it differs from the defaults': {
+      name: repr(value) for name, value in now.items() if value != usual[name]
+    },
+    'shapes': {name: str(value) for name, value in report['shapes'].items()},
+    'memory of each device': {
+      name: _size(gib) for name, gib in report['memory_gib'].items()
+    },
+    'first rollout, of the untrained model': {
+      'mean reward': str(rollout['mean reward']),
+      'not judged': str(rollout['not judged']),
+      'truncated': f'{rollout["truncated"]:.1%}',
+      **{
+        f'sample {number}': f'{prompt!r} -> {text!r}  reward {reward:.3f}'
+        for number, (prompt, text, reward) in enumerate(samples, start=1)
+      },
+    },
+  }
+  out = console.Console(highlight=False)
+  for title, lines in rows.items():
+    shown = table.Table(title=title, title_justify='left', show_header=False)
+    for name, value in lines.items():
+      shown.add_row(markup.escape(name), markup.escape(value))
+    out.print(shown)
+  out.print(f'The workdir: {report["workdir"]}. Nothing was trained.')
+
+
+def _size(gib: float) -> str:
+  """GiB, or MiB where that says more."""
+  return f'{gib:.2f} GiB' if gib >= 0.1 else f'{gib * 1024:.2f} MiB'

@@ -1,0 +1,282 @@
+"""A trained policy at work: `grpo-jax eval` and `grpo-jax sample`."""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+import dataclasses
+import pathlib
+import sys
+from typing import Any
+from typing import NamedTuple
+
+import jax
+
+from grpo_jax import data
+from grpo_jax import resolve
+from grpo_jax import sampling as sampling_lib
+from grpo_jax.config import Config
+from grpo_jax.rollouts import parquet
+from grpo_jax.rollouts import pass_at_k as evaluate_lib
+from grpo_jax.rollouts import rollout as rollout_lib
+from grpo_jax.training import build
+from grpo_jax.training import marks
+from grpo_jax.training import workdir as workdir_lib
+from grpo_jax.training.checkpoint import Checkpoints
+from grpo_jax.training.marks import NOTHING
+from grpo_jax.training.marks import Given
+
+# The fields of the config that the parameters of a checkpoint depend on. An
+# evaluation with other values is refused, but for those in `config.FREE`.
+BOUND = ('model', 'data.tokenizer', 'data.eos_tokens', 'data.pad_token')
+
+
+class Policy(NamedTuple):
+  """What samples from a checkpoint of a run."""
+
+  run: build.Sampler  # its engine has the parameters of the checkpoint
+  step: int  # rollouts that the policy has learned from
+  given: Given  # what the marks in the config stand for
+
+
+def load(
+  config: Config,
+  workdir: str | pathlib.Path,
+  which: str = 'latest',
+  given: Given = NOTHING,
+  to_evaluate: bool = False,
+) -> Policy:
+  """The policy in a checkpoint of a run.
+
+  Only the parameters are read, so neither the method nor the optimizer of the
+  run matters here.
+
+  Args:
+    config: The run's, or one that differs from it, but not in `BOUND`.
+    workdir: Of the run; nothing in it is changed.
+    which: `'latest'`, `'best'`, or the number of rollouts.
+    given: What the marks in the config stand for.
+    to_evaluate: Whether the rewards and the held-out prompts are needed too.
+
+  Returns:
+    A `Policy`.
+
+  Raises:
+    ValueError: The workdir has no such checkpoint, or a run of another config.
+  """
+  workdir = pathlib.Path(workdir)
+  workdir_lib.refuse_another(workdir, config, BOUND, given)
+  directory = workdir / 'checkpoints'
+  if not directory.is_dir():
+    raise ValueError(
+      f'There is no checkpoint in {workdir}; give the workdir of a run that '
+      'has trained.'
+    )
+  if to_evaluate:
+    needed = ('rewards', 'heldout', 'tokenizer')
+    call = 'grpo_jax.evaluate(workdir, {})'
+    marks.require(config, given, needed, 'Evaluating this run', call)
+  call = 'grpo_jax.sample(workdir, prompts, {})'
+  marks.require(config, given, ('tokenizer',), 'Sampling from this run', call)
+  run = build.sampler(config, given)
+  abstract = jax.tree.map(
+    lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+    build.shapes(run),
+    build.places(run),
+  )
+  with Checkpoints(directory, read_only=True) as saves:
+    saved = saves.restore(abstract, _step(saves, which), 'params')
+  if saved is None:
+    raise ValueError(
+      f'There is no checkpoint in {directory}; let the run train on.'
+    )
+  run.engine.load(saved.state, version=saved.step)
+  return Policy(run, saved.step, given)
+
+
+def _step(saves: Checkpoints, which: str) -> int | None:
+  """The checkpoint that was asked for; None for the newest."""
+  if which == 'latest':
+    return None
+  if which == 'best':
+    if (best := saves.best_step()) is None:
+      raise ValueError(
+        'No checkpoint has a value of config.checkpoint.best_metric; give '
+        "'latest' or the number of a rollout."
+      )
+    return best
+  if not (which.isascii() and which.isdecimal()):
+    raise ValueError(
+      f"--checkpoint={which} is none of 'latest', 'best' or a number of "
+      f'rollouts; there are {saves.steps()}.'
+    )
+  return int(which)
+
+
+def evaluate(
+  policy: Policy,
+  examples: int,
+  samples: int,
+  ks: list[int],
+  temperature: float | None = None,
+  max_tokens: int | None = None,
+  completions: str | None = None,
+  answer: Callable[[str], str] | None = None,
+) -> dict[str, Any]:
+  """Samples answers to held-out problems and sums them up.
+
+  Args:
+    policy: From `load`, with `to_evaluate`.
+    examples: Held-out problems, from the first; 0: as many as the config says.
+    samples: Completions per problem.
+    ks: Of pass@k and majority@k.
+    temperature: None: the config's.
+    max_tokens: None: the config's.
+    completions: A Parquet file to write them to, or None.
+    answer: Reads the answer out of a completion, for majority@k; None: what
+      `config.evaluation.answer` names.
+
+  Returns:
+    See `evaluate.summarize`; and `checkpoint`, the rollouts learned from.
+
+  Raises:
+    ValueError: There are no held-out problems, or a k above `samples`.
+  """
+  run, given = policy.run, policy.given
+  config = run.config.evaluation
+  _at_least_one('samples', samples)
+  evaluate_lib.check_ks(ks, samples)
+  heldout = build.heldout(run.config, given)
+  if heldout is None:
+    raise ValueError(
+      'The config has no held-out problems; give --config.data.heldout.'
+    )
+  if answer is None and config.answer:
+    answer = resolve.imported(
+      config.answer, f'evaluation.answer={config.answer!r}'
+    )
+  rollout = rollout_lib.collect(
+    data.take(heldout, 0, min(examples or config.examples, len(heldout))),
+    run.engine,
+    run.tokenizer,
+    build.reward_functions(run.config, given),
+    _sampling(run, temperature, max_tokens),
+    samples,
+    policy.step,
+    run.config.data.completion_buckets,
+    purpose='eval',
+  )
+  if completions:
+    parquet.write(completions, rollout, policy.step)
+  return {
+    'checkpoint': policy.step,
+    **evaluate_lib.summarize(
+      rollout, ks, config.right_reward, run.config.seed, answer
+    ),
+  }
+
+
+def _at_least_one(name: str, value: int) -> None:
+  if value < 1:
+    raise ValueError(f'--{name}={value} asks for none; give 1 or more.')
+
+
+def show(summary: dict[str, Any]) -> None:
+  """Prints a summary as a table."""
+  from rich import console
+
+  evaluate_lib.show(summary, console.Console())
+
+
+def _sampling(
+  run: build.Sampler, temperature: float | None, max_tokens: int | None
+) -> sampling_lib.Sampling:
+  """The config's, with what was given instead."""
+  given = {'temperature': temperature, 'max_tokens': max_tokens}
+  return dataclasses.replace(
+    run.sampling, **{k: v for k, v in given.items() if v is not None}
+  )
+
+
+def prompts(given: list[str], file: str | None) -> Iterator[str]:
+  """Prompts from flags, then from the lines of a file.
+
+  Args:
+    given: Prompts.
+    file: A path; `'-'` is standard input, as is None if `given` is empty.
+
+  Yields:
+    Prompts, without the end of the line; empty lines are left out.
+  """
+  yield from given
+  if file is None and given:
+    return
+  if file in (None, '-'):
+    yield from _lines(sys.stdin)
+  else:
+    with open(file, encoding='utf-8') as lines:
+      try:
+        yield from _lines(lines)
+      except UnicodeDecodeError as error:
+        raise ValueError(
+          f'The file {file!r} is not UTF-8 ({error}); save it as UTF-8.'
+        ) from error
+
+
+def _lines(lines: Iterable[str]) -> Iterator[str]:
+  return (line.rstrip('\n') for line in lines if line.strip())
+
+
+def sample(
+  policy: Policy,
+  asked: Iterable[str],
+  number: int = 1,
+  temperature: float | None = None,
+  max_tokens: int | None = None,
+  write: Callable[[dict[str, Any]], None] | None = None,
+) -> None:
+  """Completes prompts one after the other, as they come.
+
+  Args:
+    policy: From `load`.
+    asked: Prompts; the next is read when the last is done.
+    number: Completions of each; one is written token by token.
+    temperature: None: the config's.
+    max_tokens: None: the config's.
+    write: Is given a record per completion; None writes text to standard
+      output.
+  """
+  run = policy.run
+  _at_least_one('number', number)
+  sampling = _sampling(run, temperature, max_tokens)
+  for index, prompt in enumerate(asked):
+    requests = sampling_lib.Requests(
+      [run.tokenizer.encode(prompt)], [index], number, policy.step, sampling,
+      purpose='sample command',
+    )  # fmt: skip
+    if write is None and number == 1:
+      _stream(run, prompt, requests)
+      continue
+    done = run.engine.generate(requests)
+    for ids, length, finish in zip(
+      done.tokens[0], done.length[0], done.finish[0], strict=True
+    ):
+      text = run.tokenizer.decode(ids[:length])
+      if write is None:
+        print(prompt + text, flush=True)
+      else:
+        truncated = bool(finish == sampling_lib.TRUNCATED)
+        write({'prompt': prompt, 'completion': text, 'truncated': truncated})
+
+
+def _stream(run: build.Sampler, prompt: str, requests: sampling_lib.Requests):
+  """Writes one completion while it is drawn."""
+  print(prompt, end='', flush=True)
+  text = written = ''
+  for so_far in run.engine.stream(requests):
+    ids = so_far.tokens[0, 0, : so_far.length[0, 0]]
+    text = run.tokenizer.decode(ids)
+    # A character may need several tokens; it is written once it is whole.
+    if text.startswith(written) and not text.endswith('\ufffd'):
+      print(text[len(written) :], end='', flush=True)
+      written = text
+  print(text[len(written) :], flush=True)

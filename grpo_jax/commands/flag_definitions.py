@@ -1,0 +1,101 @@
+"""The flags of all commands; `main.COMMANDS` says which command reads which."""
+
+from absl import flags
+from ml_collections import config_flags
+
+CONFIG = config_flags.DEFINE_config_file(
+  'config',
+  None,
+  'A Python file with get_config; an argument for it follows a colon.',
+)
+FLAGS = {
+  'workdir': flags.DEFINE_string(
+    'workdir', None, 'Directory of the run. train goes on from what is in it.'
+  ),
+  'verbose': flags.DEFINE_bool(
+    'verbose', False, 'Show the traceback of an error too.'
+  ),
+  'json': flags.DEFINE_bool(
+    'json', False, 'Print the answer as JSON, for a program to read.'
+  ),
+  'check': flags.DEFINE_bool(
+    'check',
+    False,
+    'Show the config, shapes, memory and the first rollout, and train nothing.',
+  ),
+  'replay': flags.DEFINE_string(
+    'replay',
+    None,
+    'Train on the completions in this directory, which an earlier run has '
+    'written with log.completions_every_steps=1, instead of sampling.',
+  ),
+  'profile_steps': flags.DEFINE_list(
+    'profile_steps',
+    [],
+    'FIRST,LAST: record these rollouts, counted from 1, with the JAX profiler.',
+  ),
+  'checkpoint': flags.DEFINE_string(
+    'checkpoint',
+    'latest',
+    "Checkpoint to load: a rollout's number, 'latest' or 'best'.",
+  ),
+  'examples': flags.DEFINE_integer(
+    'examples',
+    0,
+    'Held-out problems to judge; 0 takes as many as the config says.',
+  ),
+  'samples': flags.DEFINE_integer(
+    'samples', 8, 'Completions to sample per problem.'
+  ),
+  'k': flags.DEFINE_list(
+    'k',
+    ['1', '8'],
+    'Values of k for pass@k and majority@k, none above --samples.',
+  ),
+  'temperature': flags.DEFINE_float(
+    'temperature',
+    None,
+    "Sampling temperature; 0 is greedy. Default: the config's.",
+  ),
+  'max_tokens': flags.DEFINE_integer(
+    'max_tokens', None, "Longest completion, in tokens. Default: the config's."
+  ),
+  'completions': flags.DEFINE_string(
+    'completions', None, 'Parquet file to write completions and rewards into.'
+  ),
+  'prompt': flags.DEFINE_multi_string(
+    'prompt', [], 'A prompt to complete. The flag may be repeated.'
+  ),
+  'prompts': flags.DEFINE_string(
+    'prompts', None, 'File with a prompt on each line; - reads standard input.'
+  ),
+  'number': flags.DEFINE_integer(
+    'number', 1, 'Completions to sample per prompt.'
+  ),
+  'method': flags.DEFINE_string(
+    'method', None, "A method of losses.methods, or your own 'module:function'."
+  ),
+  'method_kwargs': flags.DEFINE_string(
+    'method_kwargs', '{}', 'Arguments of the method, as in \'{"high": 0.3}\'.'
+  ),
+  'fields': flags.DEFINE_string(
+    'fields',
+    None,
+    "A function 'module:function' from a batch [P,G,T] to a dict of arrays: "
+    'fields that your own method requires, or reward_parts of several rewards.',
+  ),
+  'wide': flags.DEFINE_bool(
+    'wide', False, 'Show all columns, which takes about 160 characters.'
+  ),
+  'plot': flags.DEFINE_bool(
+    'plot', False, 'Draw gradient against ratio into audit-NAME.png.'
+  ),
+  'study': flags.DEFINE_string('study', None, 'The study to run: brakes.'),
+  'seeds': flags.DEFINE_integer(
+    'seeds', 3, 'Runs of each arm, with seeds 0, 1, ...'
+  ),
+  'steps': flags.DEFINE_integer('steps', 30, 'Rollouts of each run.'),
+  'only': flags.DEFINE_list(
+    'only', [], 'Arms to run and to show, separated by commas. Default: all.'
+  ),
+}

@@ -1,0 +1,286 @@
+"""`grpo_jax.train`, `evaluate` and `sample`: the commands, called from Python.
+
+They do what `grpo-jax train`, `eval` and `sample` do, and take Python objects
+where the command line takes names. A notebook needs no module files for its
+rewards, data and method.
+"""
+
+import atexit
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import contextlib
+import os
+import pathlib
+import runpy
+import signal
+import threading
+from typing import TYPE_CHECKING
+from typing import Any
+
+from grpo_jax import config as config_lib
+from grpo_jax import data
+from grpo_jax import losses
+from grpo_jax.commands import arguments
+from grpo_jax.commands import eval_and_sample
+from grpo_jax.commands import saved_config
+from grpo_jax.training import given as given_lib
+from grpo_jax.training import loop
+from grpo_jax.training import stop_signal
+from grpo_jax.training.session import OnRollout
+
+if TYPE_CHECKING:
+  from ml_collections import ConfigDict
+
+
+def train(
+  config: 'config_lib.Config | ConfigDict | str | os.PathLike[str] | None',
+  workdir: str | os.PathLike[str],
+  *,
+  rewards: Sequence[Any] | None = None,
+  prompts: Any = None,
+  heldout: Any = None,
+  demonstrations: Any = None,
+  method: losses.LossTransform | Callable[..., Any] | str | None = None,
+  tokenizer: data.Tokenizer | str | None = None,
+  on_rollout: OnRollout | None = None,
+) -> dict[str, float | None]:
+  """Trains a model, or goes on with the run in `workdir`.
+
+  What is None stays as the config says. What is given takes the place of the
+  name in the config. Everything but `on_rollout` may also be a name as in a
+  config, such as 'exact_match' or 'my_lab.rewards:brevity'.
+
+  The workdir gets a record of each object, `given.json`: its source where
+  Python has it, and a hash. To go on with the run, call `train` with the same
+  objects. Objects with another hash are refused. `evaluate` needs the rewards
+  and the held-out prompts again, `sample` only the tokenizer.
+
+  Ctrl-C, or interrupting the notebook's kernel, saves the run and then raises
+  KeyboardInterrupt. A second Ctrl-C does not wait for the save.
+
+  Args:
+    config: A `grpo_jax.config.Config`; or a ConfigDict, such as
+      `grpo_jax.config.default()` with your changes; or a config file with its
+      argument, such as 'configs/arithmetic.py:mu=8'; or None for the config of
+      the run in `workdir`.
+    workdir: The directory of the run; made if it is not there.
+    rewards: A list of functions `(prompt, completion, example) -> float`, see
+      `help(grpo_jax.rewards)`. In place of a function there may be a pair
+      `(function, weight)` or a `grpo_jax.rewards.WeightedReward`.
+    prompts: A list of dicts, or any object with `__len__` and `__getitem__`
+      that returns dicts. Each has a text 'prompt', and whatever the rewards
+      read of `example`, such as 'answer'.
+    heldout: Prompts like these that are not trained on; [] for none. If
+      `prompts` take the place of the built-in arithmetic and `heldout` is None,
+      the run has none.
+    demonstrations: Records with 'prompt' and 'answer' for the supervised
+      warm-up, of which `config.warm_up` says how long it is.
+    method: A `LossTransform`, such as `losses.methods.dapo(high=0.3)`, or a
+      function without arguments that makes one. It replaces
+      `config.learner.method_kwargs` too.
+    tokenizer: Such as `grpo_jax.data.character_tokenizer('0123456789+=')`.
+    on_rollout: Called as `on_rollout(step, metrics, rollout)` after every
+      rollout: how many are done, its metrics by name, and the
+      `grpo_jax.rollouts.types.Rollout` with prompts, completions and rewards.
+      If it returns True, the run is saved and ends. If it raises, the run is
+      saved first. `rollout` is None for a rollout that an earlier start has
+      sampled but not evaluated.
+
+  Returns:
+    `before` and `after`, the held-out accuracies after the warm-up and at the
+    end (None without held-out prompts), `steps`, the rollouts done, and `secs`,
+    the time of this call.
+
+  Raises:
+    ValueError: Something that was given cannot be used, or is not what the run
+      in `workdir` was given. The sentence says what to do.
+  """
+  resolved, given = given_lib.put(
+    _resolved(config, workdir),
+    rewards=rewards,
+    prompts=prompts,
+    heldout=heldout,
+    demonstrations=demonstrations,
+    method=method,
+    tokenizer=tokenizer,
+  )
+  if on_rollout is not None:
+    given_lib.check_callback(on_rollout)
+  stop = stop_signal.Stop()
+  # Python lets only the main thread receive signals.
+  main = threading.current_thread() is threading.main_thread()
+  with _quiet(), stop if main else contextlib.nullcontext():
+    result = loop.train(
+      resolved,
+      pathlib.Path(workdir),
+      stop,
+      given=given,
+      on_rollout=on_rollout,
+    )
+  # The run is saved: now do what the signal asked for.
+  if stop.signal == signal.SIGINT:
+    # Not by the signal: a shell starts background jobs with SIGINT ignored.
+    raise KeyboardInterrupt
+  if stop.signal is not None:
+    signal.raise_signal(stop.signal)
+  return result
+
+
+def evaluate(
+  workdir: str | os.PathLike[str],
+  *,
+  rewards: Sequence[Any] | None = None,
+  heldout: Any = None,
+  tokenizer: data.Tokenizer | str | None = None,
+  answer: Callable[[str], str] | None = None,
+  checkpoint: int | str = 'latest',
+  examples: int = 0,
+  samples: int = 8,
+  ks: Sequence[int] = (1, 8),
+  temperature: float | None = None,
+  max_tokens: int | None = None,
+  completions: str | None = None,
+) -> dict[str, Any]:
+  """Samples answers to held-out prompts: pass@k, majority@k, lengths.
+
+  Args:
+    workdir: The directory of a run; nothing in it is changed.
+    rewards: Needed if the run was given them in Python; see `train`. The first
+      says which answers are right. Others than the run's are allowed.
+    heldout: Likewise.
+    tokenizer: Needed if the run was given it in Python.
+    answer: Reads the answer out of a completion, for majority@k; None: what
+      `config.evaluation.answer` names.
+    checkpoint: The number of a rollout, 'latest' or 'best'.
+    examples: How many held-out prompts; 0: as many as the config says.
+    samples: Completions of each prompt.
+    ks: The k of pass@k and majority@k, none above `samples`.
+    temperature: Of the sampling; 0: greedy; None: the config's.
+    max_tokens: The longest completion; None: the config's.
+    completions: A Parquet file for all completions with their rewards.
+
+  Returns:
+    The summary that `grpo-jax eval --json` prints.
+
+  Raises:
+    ValueError: Something is missing or cannot be used; the sentence says what.
+  """
+  resolved, given = given_lib.put(
+    _resolved(None, workdir),
+    rewards=rewards,
+    heldout=heldout,
+    tokenizer=tokenizer,
+  )
+  with _quiet():
+    policy = eval_and_sample.load(
+      resolved, pathlib.Path(workdir), str(checkpoint), given, to_evaluate=True
+    )
+    return eval_and_sample.evaluate(
+      policy,
+      examples,
+      samples,
+      list(ks),
+      temperature,
+      max_tokens,
+      completions,
+      answer,
+    )
+
+
+def sample(
+  workdir: str | os.PathLike[str],
+  prompts: Sequence[str],
+  *,
+  tokenizer: data.Tokenizer | str | None = None,
+  checkpoint: int | str = 'latest',
+  number: int = 1,
+  temperature: float | None = None,
+  max_tokens: int | None = None,
+) -> list[dict[str, Any]]:
+  """Completes prompts with the policy of a checkpoint.
+
+  Args:
+    workdir: The directory of a run; nothing in it is changed.
+    prompts: Texts.
+    tokenizer: Needed if the run was given it in Python.
+    checkpoint: The number of a rollout, 'latest' or 'best'.
+    number: Completions of each prompt.
+    temperature: Of the sampling; 0: greedy; None: the config's.
+    max_tokens: The longest completion; None: the config's.
+
+  Returns:
+    One dict per completion: 'prompt', 'completion', and 'truncated', whether
+    the completion was cut at its longest length.
+
+  Raises:
+    ValueError: Something is missing or cannot be used; the sentence says what.
+  """
+  if isinstance(prompts, str):
+    raise ValueError(
+      f'prompts={prompts!r:.60} is one text; give a list, as in prompts=[...].'
+    )
+  resolved, given = given_lib.put(_resolved(None, workdir), tokenizer=tokenizer)
+  done: list[dict[str, Any]] = []
+  with _quiet():
+    policy = eval_and_sample.load(
+      resolved, pathlib.Path(workdir), str(checkpoint), given
+    )
+    eval_and_sample.sample(
+      policy, prompts, number, temperature, max_tokens, done.append
+    )
+  return done
+
+
+@atexit.register
+def _wait_for_compiler() -> None:
+  """Lets a program that XLA compiles ahead of its use be finished.
+
+  The interpreter of a script whose run ended early, by an error in a reward
+  say, would otherwise end under the compiler, which then aborts the process.
+  """
+  for thread in threading.enumerate():
+    if thread.name == 'compile ahead':  # by `Updater.compile_ahead`
+      thread.join()
+
+
+def _resolved(config: Any, workdir: Any) -> config_lib.Config:
+  """The config that is given in one of several ways, checked."""
+  if isinstance(config, config_lib.Config):
+    return config
+  if config is None:
+    config = saved_config.get_config(workdir)
+  elif isinstance(config, str | os.PathLike):
+    config = _from_file(os.fspath(config))
+  if not hasattr(config, 'to_dict'):
+    raise ValueError(
+      f'config={config!r:.60} is of type {type(config).__name__}; give '
+      'grpo_jax.config.default() with your changes, or the path of a config '
+      'file.'
+    )
+  return config_lib.resolve(config)
+
+
+def _from_file(path: str) -> Any:
+  """What `get_config` in a config file returns."""
+  file, _, argument = arguments.installed(path).partition(':')
+  get_config = runpy.run_path(file).get('get_config')
+  if get_config is None:
+    raise ValueError(
+      f'The config file {file} has no function get_config; write one that '
+      'returns grpo_jax.config.default() with your changes.'
+    )
+  return get_config(argument) if argument else get_config()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+  """Hides what jax and orbax log; the monitor says what of it matters."""
+  from absl import logging
+
+  before = logging.get_verbosity()
+  logging.set_verbosity(logging.FATAL)
+  try:
+    yield
+  finally:
+    logging.set_verbosity(before)

@@ -1,0 +1,427 @@
+"""The command line: parses, checks, calls; everything else is a library."""
+
+from collections.abc import Callable
+import contextlib
+from importlib import metadata
+import json
+import os
+import platform
+import resource
+import shutil
+import sys
+import textwrap
+import threading
+import traceback
+from typing import Any
+from typing import NamedTuple
+from typing import NoReturn
+
+from absl import app
+from absl import flags
+from absl import logging
+
+from grpo_jax import __version__
+from grpo_jax.commands import arguments
+from grpo_jax.commands import options
+from grpo_jax.commands.flag_definitions import CONFIG as _CONFIG
+from grpo_jax.commands.flag_definitions import FLAGS as _FLAGS
+from grpo_jax.training import stop_signal
+
+_STOP = stop_signal.Stop()
+_EXAMPLES = """\
+  grpo-jax train --config=configs/arithmetic.py --workdir=runs/arithmetic
+  grpo-jax eval --workdir=runs/arithmetic --samples=16 --k=1,4,16
+  grpo-jax sample --workdir=runs/arithmetic --prompt=47+85=
+  grpo-jax audit dapo --plot
+  grpo-jax study brakes --config=configs/arithmetic.py --workdir=runs/brakes"""
+
+_EXIT_CODES = """\
+Exit codes: 0 done; 2 the input cannot be used, as one sentence says; 130 and
+143 stopped by Ctrl-C or SIGTERM (and saved: the same command goes on)."""
+
+
+def train() -> None:
+  """`grpo-jax train`."""
+  from grpo_jax import monitor
+
+  config, steps = _config(), _step_range(_value('profile_steps'))
+  if _value('check'):
+    _check(config)
+    return
+  with monitor.start(config, _value('workdir')) as screen:
+    with screen.phase('loading JAX'):  # only now: it takes seconds
+      from grpo_jax.training import loop
+    result = loop.train(
+      config, _value('workdir'), _STOP, _value('replay'), steps, screen=screen
+    )
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+  _print_json(
+    {
+      name: value if value is None else round(value, 4)
+      for name, value in {**result, 'peak_memory_gib': peak}.items()
+    }
+  )
+  if _STOP.signal is not None:
+    raise SystemExit(128 + _STOP.signal)
+
+
+def _check(config: Any) -> None:
+  """`grpo-jax train --check`."""
+  from grpo_jax import monitor
+
+  with monitor.start(config, _value('workdir')) as screen:
+    with screen.phase('loading JAX'):
+      from grpo_jax.commands import dry_run
+    with screen.phase('building, sampling and compiling, without training'):
+      report = dry_run.inspect(config, _value('workdir'))
+  (_print_json if _value('json') else dry_run.show)(report)
+
+
+def evaluate() -> None:
+  """`grpo-jax eval`."""
+  from grpo_jax.commands import eval_and_sample as policies
+
+  policy = policies.load(
+    _config(), _value('workdir'), _value('checkpoint'), to_evaluate=True
+  )
+  summary = policies.evaluate(
+    policy,
+    examples=_value('examples'),
+    samples=_value('samples'),
+    ks=[_whole('k', k) for k in _value('k')],
+    temperature=_value('temperature'),
+    max_tokens=_value('max_tokens'),
+    completions=_value('completions'),
+  )
+  if _value('json'):
+    _print_json(summary)
+  else:
+    policies.show(summary)
+
+
+def sample() -> None:
+  """`grpo-jax sample`."""
+  from grpo_jax.commands import eval_and_sample as policies
+
+  policy = policies.load(_config(), _value('workdir'), _value('checkpoint'))
+  policies.sample(
+    policy,
+    policies.prompts(_value('prompt'), _value('prompts')),
+    number=_value('number'),
+    temperature=_value('temperature'),
+    max_tokens=_value('max_tokens'),
+    write=_print_json if _value('json') else None,
+  )
+
+
+def methods() -> None:
+  """`grpo-jax methods`."""
+  from grpo_jax.commands import audit as audits
+
+  table = audits.table(audits.every())
+  if _value('json'):
+    _print_json(table)
+  else:
+    audits.show_table(table, _value('wide'))
+
+
+def audit() -> None:
+  """`grpo-jax audit`."""
+  from grpo_jax.commands import audit as audits
+
+  name = _value('method')
+  result = audits.of(name, _value('method_kwargs'), _value('fields'))
+  figure = audits.figure(name, result) if _value('plot') else None
+  if _value('json'):
+    _print_json(audits.to_json(name, result, figure))
+  else:
+    audits.show(name, result, figure)
+
+
+def study() -> None:
+  """`grpo-jax study`."""
+  from grpo_jax import studies
+
+  named = studies.named(_value('study'))
+  summary = named.run(
+    _config(),
+    _value('workdir'),
+    seeds=_value('seeds'),
+    steps=_value('steps'),
+    only=_value('only'),
+  )
+  if _value('json'):
+    _print_json(named.to_json(summary))
+  else:
+    named.show(summary)
+
+
+class Command(NamedTuple):
+  """One command: what runs it, what it does, and the flags that it reads."""
+
+  run: Callable[[], None]
+  what: str
+  flags: tuple[str, ...]
+  takes: str = ''  # the flag whose value is given without its name
+
+
+COMMANDS = {
+  'train': Command(
+    train,
+    'Trains a run, or goes on with it; prints one JSON line at the end.',
+    (
+      'config', 'workdir', 'check', 'replay', 'profile_steps', 'json',
+      'verbose',
+    ),
+  ),
+  'eval': Command(
+    evaluate,
+    'Measures pass@k, majority@k and lengths on held-out problems.',
+    (
+      'workdir', 'config', 'checkpoint', 'examples', 'samples', 'k',
+      'temperature', 'max_tokens', 'completions', 'json', 'verbose',
+    ),
+  ),
+  'methods': Command(
+    methods,
+    'All methods in one table, measured by evaluating each of them.',
+    ('wide', 'json', 'verbose'),
+  ),
+  'audit': Command(
+    audit,
+    'Measures what a method does to gradients and to clipped tokens.',
+    ('method', 'method_kwargs', 'fields', 'plot', 'json', 'verbose'),
+    takes='method',
+  ),
+  'sample': Command(
+    sample,
+    'Completes given prompts, and writes tokens as they come.',
+    (
+      'workdir', 'config', 'checkpoint', 'prompt', 'prompts', 'number',
+      'temperature', 'max_tokens', 'json', 'verbose',
+    ),
+  ),
+  'study': Command(
+    study,
+    'Trains runs that differ in one thing, or goes on, and compares them.',
+    (
+      'study', 'workdir', 'config', 'seeds', 'steps', 'only', 'json', 'verbose',
+    ),
+    takes='study',
+  ),
+}  # fmt: skip
+
+
+def _value(name: str) -> Any:
+  return _FLAGS[name].value
+
+
+def _print_json(values: Any) -> None:
+  print(json.dumps(values), flush=True)
+
+
+def _config():
+  """The config of the flags, checked."""
+  from grpo_jax import config
+
+  values = _CONFIG.value
+  if not hasattr(values, 'to_dict'):
+    raise ValueError(
+      f'get_config returned {values!r:.80}, which is no ConfigDict; return '
+      'grpo_jax.config.default() with your changes.'
+    )
+  return config.resolve(values)
+
+
+def _whole(name: str, text: str) -> int:
+  try:
+    return int(text)
+  except ValueError as error:
+    raise ValueError(
+      f'--{name} has {text!r}; give whole numbers, separated by commas.'
+    ) from error
+
+
+def _step_range(given: list[str]) -> tuple[int, int]:
+  """First and last step; (0, 0) for none."""
+  steps = [_whole('profile_steps', step) for step in given] or [0, 0]
+  if len(steps) != 2 or not 0 <= steps[0] <= steps[1]:
+    raise ValueError(
+      f'--profile_steps={",".join(given)} is no range; give the first and the '
+      'last rollout, as in --profile_steps=3,5.'
+    )
+  return steps[0], steps[1]
+
+
+def main(argv: list[str]) -> None:
+  """Runs the command that the first argument names."""
+  try:
+    COMMANDS[argv[1]].run()
+  except KeyboardInterrupt:
+    raise SystemExit(130) from None
+  except BrokenPipeError:
+    raise
+  except (ValueError, OSError) as error:
+    _refuse(error)
+
+
+def help_text(command: str, width: int) -> str:
+  """What `grpo-jax [command] --help` prints.
+
+  Args:
+    command: A command, or '' for all of them.
+    width: Columns.
+  """
+  if command not in COMMANDS:
+    rows = [f'  {name:8}{known.what}' for name, known in COMMANDS.items()]
+    return '\n'.join(
+      [
+        'Post-trains language models with group-based reinforcement learning.',
+        '',
+        'grpo-jax COMMAND [--FLAG=VALUE ...]',
+        '',
+        *rows,
+        '',
+        'Examples:',
+        _EXAMPLES,
+        '',
+        _EXIT_CODES,
+        'grpo-jax COMMAND --help shows the flags of a command.',
+      ]
+    )
+  _, what, names, takes = COMMANDS[command]
+  rows = []
+  for name in names:
+    flag = flags.FLAGS[name]
+    given = '' if flag.boolean else '=...'
+    default = (
+      f' ({flag.default_as_str})' if flag.value not in (None, [], False) else ''
+    )
+    rows.append((f'--{name}{given}', f'{flag.help}{default}'))
+  takes = f' {takes.upper()}' if takes else ''
+  title = textwrap.wrap(f'grpo-jax {command}{takes}: {what}', width)
+  text = [*title, '', _columns(rows, width)]
+  if command == 'train':
+    text += ['', 'Fields of the config:', '', options.help_text(width)]
+  return '\n'.join([*text, '', _EXIT_CODES])
+
+
+def _columns(rows: list[tuple[str, str]], width: int) -> str:
+  """Two columns, the second wrapped to the width of the terminal."""
+  lines = []
+  for left, right in rows:
+    for line in textwrap.wrap(right, max(width - 24, 20)):
+      lines.append(f'  {left:22}{line}')
+      left = ''
+  return '\n'.join(lines)
+
+
+def _parse(argv: list[str]) -> list[str]:
+  """Reads the flags; what they cannot mean is said in one sentence."""
+  command = argv[1] if len(argv) > 1 and argv[1][:1] != '-' else ''
+  if argv[1:] == ['--version']:
+    print(
+      f'grpo-jax {__version__} (jax {metadata.version("jax")}, '
+      f'Python {platform.python_version()})'
+    )
+    raise SystemExit(0)
+  asks = {'--help', '-h'} & set(argv[1:]) or command == 'help'
+  if asks or not argv[1:]:
+    print(help_text(command, shutil.get_terminal_size((80, 24)).columns))
+    raise SystemExit(0)
+  try:
+    if command not in COMMANDS:
+      raise flags.Error(
+        f'grpo-jax got {command!r}; the commands are: {", ".join(COMMANDS)} '
+        '(grpo-jax --help tells more).'
+      )
+    switches = {name for name in _FLAGS if flags.FLAGS[name].boolean}
+    argv = arguments.prepared(argv, switches, COMMANDS[command].takes)
+    parsed = flags.FLAGS(argv)
+    _check_flags(command, parsed)
+  except Exception as error:  # a config file may raise anything
+    said = arguments.unknown_field(argv) or arguments.raised_by_config(error)
+    if said is None and not isinstance(error, _SENTENCES):
+      said = f'The config cannot be used ({type(error).__name__}: {error}).'
+    _refuse(ValueError(said) if said else error)
+  return parsed
+
+
+# Errors whose text is a sentence, or nearly; others come from a config file.
+_SENTENCES = (flags.Error, ValueError, OSError, KeyError)
+
+
+def _check_flags(command: str, parsed: list[str]) -> None:
+  """Raises if there is something that the command does not read."""
+  read = COMMANDS[command].flags
+  known = ', '.join(f'--{name}' for name in read)
+  others = [f'--{name}' for name in _FLAGS if flags.FLAGS[name].present]
+  others = [name for name in others if name not in known.split(', ')]
+  if parsed[2:] or others:
+    raise flags.Error(
+      f'grpo-jax {command} got {" ".join(parsed[2:] + others)}, which it does '
+      f'not read; its flags are {known}'
+      f'{", --config.FIELD" if "config" in read else ""}.'
+    )
+  if '://' in (_value('workdir') or ''):
+    raise flags.Error(
+      f'--workdir={_value("workdir")} is no local path, and buckets cannot be '
+      'written yet; give a directory.'
+    )
+  wanted = COMMANDS[command].takes
+  if wanted and not _value(wanted):
+    raise flags.Error(
+      f'grpo-jax {command} needs a {wanted}. As in:\n{_EXAMPLES}'
+    )
+  if 'workdir' in read and not _value('workdir'):
+    raise flags.Error(
+      f'grpo-jax {command} needs --workdir, and --config for a new run. As '
+      f'in:\n{_EXAMPLES}'
+    )
+
+
+def _refuse(error: Exception) -> NoReturn:
+  """Says in one sentence why nothing was done, or no more."""
+  if '--verbose' in sys.argv:
+    traceback.print_exception(error)
+  text = str(error)
+  if isinstance(error, KeyError):
+    text = (
+      f'the config has no {text}; --config.learner.method_kwargs="{{...}}" '
+      'gives all arguments of a method at once.'
+    )
+  text = text.replace('\\n', ' ').replace("\\'", "'")
+  print(f'grpo-jax: {" ".join(text.split())}', file=sys.stderr)
+  raise SystemExit(2) from None
+
+
+def _hide_orbax(unraisable: Any) -> None:
+  """Its callbacks fail once more where nothing can catch them.
+
+  After a save or a restore that has failed; `checkpoint.py` has said so.
+  """
+  trace = ''.join(traceback.format_tb(unraisable.exc_traceback))
+  closed = 'Event loop is closed' in str(unraisable.exc_value)
+  if 'orbax' not in trace and not closed:
+    sys.__unraisablehook__(unraisable)
+
+
+def run() -> None:
+  """The console script."""
+  # What jax and orbax log at length is said here in a sentence, if it matters.
+  logging.set_verbosity(logging.FATAL)
+  sys.unraisablehook = _hide_orbax
+  trains = sys.argv[1:2] == ['train']  # which alone has something to save
+  try:
+    with _STOP if trains else contextlib.nullcontext():
+      app.run(main, flags_parser=_parse)
+  except SystemExit as error:
+    # Python would wait for the compiler, or crash it.
+    if any(thread.name == 'compile ahead' for thread in threading.enumerate()):
+      sys.stdout.flush()
+      sys.stderr.flush()
+      os._exit(error.code if isinstance(error.code, int) else bool(error.code))
+    raise
+  except BrokenPipeError:  # the reader has seen enough, as `| head` has
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(1) from None

@@ -1,0 +1,24 @@
+"""The config of an earlier run: --config=.../saved_config.py:WORKDIR."""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from grpo_jax import config
+from grpo_jax.training import workdir
+
+
+def get_config(directory: str) -> ConfigDict:
+  """The resolved config in a workdir, to be overridden like any other."""
+  saved = config.default()
+  saved.unlock()
+  saved.update(_tuples(workdir.config_of(directory)))
+  saved.lock()
+  return saved
+
+
+def _tuples(value: Any) -> Any:
+  """JSON's lists as the tuples that they were."""
+  if isinstance(value, dict):
+    return {name: _tuples(inner) for name, inner in value.items()}
+  return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -1,0 +1,99 @@
+"""The configuration: every field, its default and its unit.
+
+Config files (configs/*.py) change the ConfigDict that `default` returns. The
+command line may override any field of it. `resolve` turns the ConfigDict into
+frozen dataclasses once, and refuses what they do not know. Past that point
+nothing reads a ConfigDict and nothing has another default.
+"""
+
+import dataclasses
+
+import ml_collections
+
+from grpo_jax.config._fields import Checkpoint
+from grpo_jax.config._fields import Config
+from grpo_jax.config._fields import Data
+from grpo_jax.config._fields import Evaluation
+from grpo_jax.config._fields import Learner
+from grpo_jax.config._fields import Log
+from grpo_jax.config._fields import Mesh
+from grpo_jax.config._fields import Model
+from grpo_jax.config._fields import Optim
+from grpo_jax.config._fields import Reference
+from grpo_jax.config._fields import Reward
+from grpo_jax.config._fields import Sampler
+from grpo_jax.config._fields import Source
+from grpo_jax.config._fields import WarmUp
+from grpo_jax.config._from_dict import dataclass_from_dict
+from grpo_jax.config._names import flat
+from grpo_jax.config._names import within
+
+__all__ = [
+  'Checkpoint', 'Config', 'Data', 'Evaluation', 'FREE', 'Learner', 'Log',
+  'Mesh', 'Model', 'Optim', 'Reference', 'Reward', 'Sampler', 'Source',
+  'WarmUp', 'dataclass_from_dict', 'default', 'flat', 'is_free', 'resolve',
+  'within',
+]  # fmt: skip
+
+
+# What may change when a run goes on: how the work is divided, kept or shown,
+# but not what is learned.
+FREE = (
+  'compilation_cache',
+  'mesh',
+  'checkpoint',
+  'log',
+  'evaluation.every_steps',
+  'evaluation.examples',
+  'evaluation.answer',
+  'learner.layout',
+  'learner.micro_rows',
+  'learner.row_completions',
+  'learner.pack_tokens',
+  'model.attention',
+  'model.remat',
+  'model.unroll',
+  'sampler.max_rows',
+)
+
+
+def is_free(name: str, config: Config) -> bool:
+  """Whether the field `name` may change when a run goes on.
+
+  Those of `FREE` may, and `steps` too, unless the learning rate decays over
+  them.
+  """
+  if name == 'steps':
+    return config.optim.decay == 'constant'
+  return within(name, FREE)
+
+
+def default() -> ml_collections.ConfigDict:
+  """Every field with its default, for a config file to change.
+
+  Returns:
+    A `ConfigDict`, which refuses fields that it does not have.
+  """
+  values = dataclasses.asdict(Config())
+  # A ConfigDict fixes the type of a field by its first value, and this field
+  # has two: a text, or a tuple of sources.
+  values['data']['train'] = ml_collections.FieldReference(
+    values['data']['train'], field_type=object
+  )
+  return ml_collections.ConfigDict(values)
+
+
+def resolve(config: ml_collections.ConfigDict) -> Config:
+  """Checks a ConfigDict against the dataclasses.
+
+  Args:
+    config: What a config file's `get_config` returned, with overrides.
+
+  Returns:
+    A `Config`.
+
+  Raises:
+    ValueError: An unknown field (the nearest known one is named), or a value
+      of the wrong type or outside its range.
+  """
+  return dataclass_from_dict(Config, config.to_dict(), 'config')

@@ -1,0 +1,347 @@
+"""Every field of a config, with its default and its unit.
+
+The comment above a field is its help text.
+"""
+
+import dataclasses
+from typing import Any
+
+from grpo_jax.config import _checks
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """The transformer. The tokenizer says how many token ids it has."""
+
+  # Number of layers.
+  num_layers: int = 3
+  # Size of the residual stream.
+  width: int = 128
+  # Number of query heads.
+  num_heads: int = 4
+  # Number of key and value heads; divides num_heads.
+  num_kv_heads: int = 4
+  # Size of one head, an even number.
+  head_dim: int = 32
+  # Number of hidden units in the SwiGLU of each layer.
+  mlp_width: int = 256
+  # Base of the rotary frequencies.
+  rope_base: float = 10_000.0
+  # Added to the mean square in every RMSNorm.
+  norm_epsilon: float = 1e-6
+  # Whether query and key heads pass an RMSNorm.
+  qk_norm: bool = False
+  # Whether queries, keys and values have biases.
+  qkv_bias: bool = False
+  # Output layer = transposed embedding.
+  tied_embeddings: bool = False
+  # Sliding windows: how many tokens a layer attends to, the token itself and
+  # those just before it. One number per layer, repeated over all layers, as
+  # in (1024, 1024, 0). 0: no window.
+  window_tokens: tuple[int, ...] = (0,)
+  # Dtype of activations, 'float32' or 'bfloat16', which accelerators compute
+  # faster. Parameters stay float32.
+  compute_dtype: str = 'float32'
+  # Whether the backward pass computes layers again instead of keeping their
+  # activations: less memory, more time.
+  remat: bool = False
+  # Whether layers are compiled one by one instead of as a loop. Compiling
+  # takes longer; running is faster for a few layers.
+  unroll: bool = False
+  # Code that computes attention in training: 'xla' on any device, 'splash' on
+  # TPUs, 'cudnn' on GPUs with bfloat16. 'auto' takes the one for the device.
+  attention: str = 'auto'
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """One of several sources of prompts; see `Data.train`."""
+
+  # 'arithmetic', or the path of a JSONL file.
+  name: str = 'arithmetic'
+  # Share of the prompts, relative to the other weights.
+  weight: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+  """Prompts and tokenizer: the built-in arithmetic, or files of your own."""
+
+  # Prompts to train on: 'arithmetic', the path of a JSONL file, or several of
+  # these with weights, as in
+  # ({'name': 'a.jsonl', 'weight': 3.0}, {'name': 'b.jsonl', 'weight': 1.0}).
+  train: str | tuple[Source, ...] = 'arithmetic'
+  # Problems to evaluate on: 'arithmetic', or the path of a JSONL file. '': do
+  # not evaluate.
+  heldout: str = 'arithmetic'
+  # Field of a JSONL record that has the prompt.
+  prompt_field: str = 'prompt'
+  # Field of a JSONL record that has the reference answer. '': no reward needs
+  # an answer.
+  answer_field: str = 'answer'
+  # 'arithmetic', or path of a tokenizer.json.
+  tokenizer: str = 'arithmetic'
+  # Tokens of the tokenizer.json that end a completion.
+  eos_tokens: tuple[str, ...] = ('<eos>',)
+  # Token of the tokenizer.json that fills up rows.
+  pad_token: str = '<pad>'
+  # Widths to which prompts are padded, tokens; the largest is the longest
+  # prompt allowed. A program is compiled for each width that is used.
+  prompt_buckets: tuple[int, ...] = (8,)
+  # The same for completions; the largest must hold sampler.max_tokens.
+  completion_buckets: tuple[int, ...] = (5,)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reward:
+  """One reward function. The reward of a completion is their weighted sum."""
+
+  # A function of grpo_jax.rewards, or your own as 'module:function'.
+  name: str = 'exact_match'
+  # Factor of this reward in the sum; 0 measures it without training on it.
+  weight: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+  """How the completions of a rollout are sampled."""
+
+  # Prompts per rollout.
+  prompts: int = 32
+  # Completions per prompt. More make the advantages less noisy, and a hard
+  # prompt more likely to have one that is right.
+  group: int = 16
+  # Longest completion, tokens, the end token included.
+  max_tokens: int = 5
+  # Tokens before an end token may be drawn.
+  min_tokens: int = 0
+  # Temperature of the policy: the sampler draws at it, and the learner trains
+  # the policy at it.
+  temperature: float = 1.0
+  # Draw from this many most likely tokens; 0 turns it off.
+  top_k: int = 0
+  # Draw from the fewest tokens with this much probability; 1 turns it off.
+  top_p: float = 1.0
+  # Draw from tokens at least this likely, relative to the likeliest; 0 turns it
+  # off.
+  min_p: float = 0.0
+  # Texts that end a completion.
+  stop_strings: tuple[str, ...] = ()
+  # Completions that are decoded at once. Lower it when sampling runs out of
+  # memory; the rest waits for free rows.
+  max_rows: int = 4096
+  # Times that a rollout may draw further prompts for groups whose completions
+  # all earned the same, from which group-based methods learn nothing; 0 turns
+  # it off.
+  resample_rounds: int = 0
+  # Whether a prompt that all of its completions solved is never drawn again.
+  retire_solved: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Optim:
+  """AdamW, its schedule, and what is put around it."""
+
+  # Learning rate at the peak of the schedule.
+  lr: float = 3e-4
+  # Updates over which the learning rate rises from 0 to its peak.
+  warmup_steps: int = 0
+  # Course of the learning rate after its peak, over the whole run: 'constant',
+  # 'linear' or 'cosine'.
+  decay: str = 'constant'
+  # Decay of Adam's first moment, per update.
+  b1: float = 0.9
+  # Decay of Adam's second moment, per update.
+  b2: float = 0.99
+  # Added to the root of Adam's second moment. Far below that root, the scale of
+  # the rewards has no effect on the updates.
+  epsilon: float = 1e-8
+  # Decoupled weight decay, of matrices only.
+  weight_decay: float = 0.01
+  # Largest norm of the gradient over all parameters; 0 turns clipping off.
+  clip_norm: float = 1.0
+  # What keeps Adam's momentum from moving clipped tokens further out: 'none',
+  # 'reset', 'reset_first', 'decay' or 'project' (optim/README.md).
+  brake: str = 'none'
+  # The advantages' root mean square at which an update has its full size.
+  # Updates then follow the scale of the rewards, which Adam hides; 0 turns it
+  # off.
+  reward_scale: float = 0.0
+  # Whether to record how Adam's moments make each update (metrics adam_*).
+  moments: bool = False
+  # Rollouts between those in which overshoot is measured, how far clipped
+  # tokens still move; 0 turns it off. A measured update takes 2.6 times as
+  # long.
+  overshoot_every_steps: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+  """How a rollout becomes updates of the policy."""
+
+  # The loss: a method of losses.methods (`grpo-jax methods` lists them), or
+  # your own as 'module:function'.
+  method: str = 'grpo'
+  # Arguments of the method, such as {'high': 0.28}.
+  method_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+  # Optimizer batches, each one update, that a rollout is split into.
+  batches: int = 1
+  # Passes over a rollout.
+  epochs: int = 1
+  # How completions lie in the rows that the model reads: 'shared' (a prompt
+  # once for its group), 'packed', 'padded', or 'auto' for the cheaper of the
+  # first two.
+  layout: str = 'auto'
+  # Rows of a micro-batch. Lower it when updates run out of memory; 0 chooses a
+  # number for the device.
+  micro_rows: int = 0
+  # Completions in a row of the shared layout; 0 puts the whole group into one.
+  row_completions: int = 0
+  # Least width of a packed row, tokens.
+  pack_tokens: int = 0
+  # Where the log-probabilities of the old policy come from: 'learner' computes
+  # them again, 'sampler' takes what the sampler said.
+  anchor: str = 'learner'
+  # What to do with an optimizer batch whose advantages are all 0: 'skip', or
+  # 'step', in which momentum, weight decay and KL still move the policy.
+  on_zero_advantage: str = 'skip'
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+  """The policy that a KL term is measured from, if the method has one."""
+
+  # Rollouts between refreshes of the reference; 0 keeps the first one.
+  refresh_steps: int = 0
+  # Weight of the policy in the average that becomes the new reference; 1 makes
+  # a copy of the policy.
+  refresh_weight: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmUp:
+  """Supervised updates on demonstrations, before the first rollout."""
+
+  # Updates; 0 leaves the warm-up out.
+  steps: int = 0
+  # Demonstrations per update.
+  examples: int = 256
+  # Rows of a micro-batch; 0 chooses a number for the device.
+  micro_rows: int = 0
+  # Learning rate at the start; it falls linearly to 0.
+  lr: float = 2e-3
+  # Where the demonstrations come from: 'arithmetic', or the path of a JSONL
+  # file with prompts and answers.
+  demonstrations: str = 'arithmetic'
+  # Share of the arithmetic demonstrations whose sums forget the carry, so that
+  # something is left to learn.
+  carry_free_share: float = 0.7
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+  """Greedy answers to held-out problems, judged by the first reward.
+
+  A run is evaluated before its first rollout and after its last one too.
+  """
+
+  # Rollouts between evaluations; 0 evaluates at the start and the end only.
+  every_steps: int = 20
+  # Held-out problems in an evaluation.
+  examples: int = 1000
+  # Least first reward of a right answer.
+  right_reward: float = 1.0
+  # What majority@k counts: a function 'module:function' from a completion to
+  # its answer; '' counts whole completions.
+  answer: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+  """What a workdir keeps, so that the same command goes on from there."""
+
+  # Rollouts between saves; the last rollout is always saved.
+  every_steps: int = 20
+  # Updates between saves during the warm-up.
+  every_warm_up_steps: int = 100
+  # Checkpoints to keep, the newest ones.
+  keep_last: int = 2
+  # Metric of which the checkpoint with the highest value is kept too; ''
+  # keeps none.
+  best_metric: str = 'heldout_accuracy'
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+  """What a person sees, on the terminal and in the workdir."""
+
+  # The display: 'rich' draws in a terminal, 'plain' prints lines, 'none' is
+  # silent, 'auto' is rich in a terminal and plain elsewhere.
+  display: str = 'auto'
+  # Completions that are shown with their rewards.
+  samples: int = 3
+  # Whether to write event files for TensorBoard into the workdir.
+  tensorboard: bool = True
+  # Project in Weights & Biases; '' turns it off.
+  wandb_project: str = ''
+  # 'online', or 'offline' to upload later.
+  wandb_mode: str = 'online'
+  # Rollouts between those whose completions are written as Parquet; 0 writes
+  # none. 1 allows `train --replay`.
+  completions_every_steps: int = 20
+  # Whether to measure prefix_*_expected too, the weight of shared prefixes
+  # before the policy has moved. It takes the loss a second time.
+  expected_prefixes: bool = False
+  # KL to the old policy or the reference above which a warning is shown, nats
+  # per token.
+  kl_alarm: float = 1.0
+  # Entropy below which a warning is shown, nats per token.
+  entropy_alarm: float = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+  """How many devices each kind of parallelism takes; see sharding.py."""
+
+  # Copies of the parameters, each with its own rows; -1 takes all devices that
+  # are left.
+  data: int = 1
+  # Devices over which each copy of the parameters is split (FSDP).
+  fsdp: int = 1
+  # Devices over which heads, hidden units and vocabulary are split.
+  tensor: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """A run."""
+
+  # Seed of everything random. Two runs with one seed on one machine are equal.
+  seed: int = 0
+  # Rollouts.
+  steps: int = 60
+  # Whether to permute the rewards of each rollout: a control that must not
+  # learn.
+  shuffle_rewards: bool = False
+  # Directory that keeps compiled programs for the next start: 'auto' for one in
+  # the user's cache directory, '' for none. JAX_COMPILATION_CACHE_DIR, if it is
+  # set, wins.
+  compilation_cache: str = 'auto'
+  model: Model = Model()
+  data: Data = Data()
+  # The reward functions, each with its weight.
+  rewards: tuple[Reward, ...] = (Reward(),)
+  sampler: Sampler = Sampler()
+  optim: Optim = Optim()
+  learner: Learner = Learner()
+  reference: Reference = Reference()
+  warm_up: WarmUp = WarmUp()
+  evaluation: Evaluation = Evaluation()
+  checkpoint: Checkpoint = Checkpoint()
+  log: Log = Log()
+  mesh: Mesh = Mesh()
+
+  def __post_init__(self):
+    for ok, problem in _checks.checks(self):
+      if not ok:
+        raise ValueError(f'The config has {problem}.')

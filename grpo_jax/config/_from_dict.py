@@ -1,0 +1,96 @@
+"""Builds dataclasses from nested dicts, and refuses what does not fit."""
+
+import dataclasses
+import difflib
+import json
+import types
+import typing
+from typing import Any
+
+
+def dataclass_from_dict(kind: Any, values: Any, path: str) -> Any:
+  """A dataclass from nested dicts, which may leave fields out.
+
+  Args:
+    kind: The dataclass. A field is annotated as a plain type, a dataclass, a
+      tuple of one of these, a dict, or as `plain type | tuple`.
+    values: A dict of values by field; for a dataclass inside, again a dict.
+    path: What the values are called in errors.
+
+  Returns:
+    A value of type `kind`.
+
+  Raises:
+    ValueError: A field is unknown (the nearest known one is named), or a value
+      is of the wrong type.
+
+  >>> import dataclasses
+  >>> @dataclasses.dataclass
+  ... class Point:
+  ...   x: float = 0.0
+  ...   y: float = 0.0
+  >>> dataclass_from_dict(Point, {'y': 1}, 'point')
+  Point(x=0.0, y=1.0)
+  """
+  if not isinstance(values, dict):
+    raise ValueError(f'{path} is {values!r}; it must be a group of fields.')
+  hints = typing.get_type_hints(kind)
+  for name in values:
+    if name not in hints:
+      near = difflib.get_close_matches(name, hints, 1)
+      advice = (
+        f'the nearest is {path}.{near[0]}'
+        if near
+        else (f'the fields are {", ".join(hints)}')
+      )
+      raise ValueError(f'{path}.{name} is no field of the config; {advice}.')
+  return kind(
+    **{
+      name: _convert(hints[name], value, f'{path}.{name}')
+      for name, value in values.items()
+    }
+  )
+
+
+def _convert(hint, value, path: str):
+  """A value as the annotated type.
+
+  Types must agree exactly: `True` is no int, and 1.5 is not cut to 1. Only an
+  int may stand for a float, and a list for a tuple.
+  """
+  if dataclasses.is_dataclass(hint):
+    return dataclass_from_dict(hint, value, path)
+  origin = typing.get_origin(hint)
+  if origin is types.UnionType:  # a single value, or a tuple of several
+    single, several = typing.get_args(hint)
+    if isinstance(value, list | tuple):
+      return _convert(several, value, path)
+    if type(value) is single:
+      return value
+  if origin is tuple and isinstance(value, list | tuple):
+    inner = typing.get_args(hint)[0]
+    return tuple(
+      _convert(inner, item, f'{path}[{i}]') for i, item in enumerate(value)
+    )
+  if origin is dict and isinstance(value, dict):
+    return _writable(dict(value), path)
+  if hint is float and type(value) is int:
+    return float(value)
+  if origin is None and type(value) is hint:
+    return value
+  wanted = hint.__name__ if isinstance(hint, type) else hint
+  raise ValueError(f'{path} is {value!r}; it must be of type {wanted}.')
+
+
+def _writable(values: dict, path: str) -> dict:
+  """The values, if each can be written as JSON, as the saved config is."""
+  for name, value in values.items():
+    try:
+      json.dumps(value)
+    except TypeError as error:
+      raise ValueError(
+        f'{path} has {name}={value!r:.80}, which a config cannot hold; put '
+        'schedules and controllers into a function of your own that returns '
+        "the method, and name it 'module:function'."
+      ) from error
+  return values

@@ -1,0 +1,321 @@
+"""The ratio and the regulariser of a method, read off its gradient.
+
+The ratio multiplies the advantage and shows in how coefficients change with the
+log-ratios. The regulariser acts beside the advantage, as a pull per weight.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from grpo_jax.diagnostics import _fit
+from grpo_jax.diagnostics import _probe
+from grpo_jax.diagnostics import _words
+
+_BATCHES = 16  # of each kind
+_STEP = 1e-4  # of a log-ratio: inside the clip ranges, above float32's rounding
+_CLOSE = 1e-2  # of slopes; log pi in float32 rounds by half of it over a step
+_NONE = 1e-6  # of slopes; below it lies rounding
+_LOG_PI = 'log pi'
+
+
+class Slope(NamedTuple):
+  """Relative change of an objective's coefficient per nat of a log-ratio."""
+
+  own: float  # of the token's own log-ratio
+  cross: float  # of another token's of the same completion
+  own_times_length: float  # own * L_i: 1 where the mean over tokens counts
+  cross_times_length: float
+  back: float  # cross, but of the second trained token on the first
+  alike: bool  # back and cross are the same
+
+
+class Ratio(NamedTuple):
+  """Which ratio multiplies the advantage."""
+
+  text: str
+  positive: Slope | None  # for A > 0; None without a gradient at ratio 1
+  negative: Slope | None  # for A < 0
+  beyond: float  # slope for a log-ratio of another completion
+  follows_logp: bool  # the value changes with log pi at ratio 1
+
+
+def ratio(subject: _probe.Subject) -> Ratio:
+  """Compares the slopes with those of the known ratios."""
+  random = np.random.default_rng(2)
+  shape = (_BATCHES, *_probe.SHAPE)
+  sign = np.where(np.arange(_BATCHES) % 2, -1.0, 1.0)
+  reward, advantage = _probe.single_out(sign)
+  length = random.integers(3, shape[-1] + 1, shape[:-1])
+  # Improbable tokens: no ratio used here makes a probability exceed 1.
+  old = -random.uniform(7, 9, shape)
+  base = dict(reward=reward, length=length, logp_old=old, advantage=advantage)
+  twice = dict(advantage=2 * advantage)
+
+  def of_advantage(changes):
+    """Reads `f(2 A) - f(A)` by name: it lacks what does not depend on A."""
+    double = {f'{name} 2A': x | twice for name, x in changes.items()}
+    read = subject.read(subject.probes(base, changes | double))
+    difference = lambda name: map(np.subtract, read[f'{name} 2A'], read[name])
+    return {name: _probe.Reading(*difference(name)) for name in changes}
+
+  at_1 = subject.probe(**base)
+  mask = at_1.mask[:, 0, 0]
+  trained = of_advantage({'at 1': {}})['at 1'].objective[:, 0, 0] != 0
+  # Positions of the first completion, those with a coefficient first.
+  rank = np.where(trained, 0, np.where(mask, 1, 2))
+  order = np.argsort(rank, axis=-1, kind='stable')
+  first, second, third = np.eye(shape[-1])[order.T[:3]]  # 1 there, [N,T] each
+  others = (0, 0), (0, shape[1] - 1), (0, shape[2] - 1), (0, 0)
+  moved = lambda row: dict(log_ratio=np.pad(row[:, None, None], others))
+  changes = {
+    'at 1': {},
+    'small': moved(_STEP * first),
+    'back': moved(_STEP * second),
+    'large': moved(6.0 * second),
+    # The mean ratio stays 1.
+    'balanced': moved(np.log(1.9) * second + np.log(0.1) * third),
+    'shifted': dict(logp_old=old + 0.3 * random.normal(size=shape)),
+  }
+  found = _compared(of_advantage(changes), order, mask.sum(-1, keepdims=True))
+  if found.positive or found.negative:
+    return found
+  text = 'not measured: no gradient on the probes'
+  if subject.read({'at 1': at_1})['at 1'].objective[:, 0, 0].any():
+    text = 'own: the gradient does not scale with A'
+  return found._replace(text=text)
+
+
+def _compared(read: _probe.Readings, order, length) -> Ratio:
+  """The ratio, by the first completions: positions [N,T] and lengths [N,1]."""
+  base = read['at 1'].objective
+  change = {name: x.objective - base for name, x in read.items()}
+  in_order = lambda x: np.take_along_axis(x[:, 0, 0], order, -1)
+  still, moved = in_order(base), {k: in_order(x) for k, x in change.items()}
+
+  def slope(rows):
+    """The slopes of some completions, whose trained tokens come first."""
+    if not still[rows].any():
+      return None
+
+    def shares(name, tokens):
+      now, before = moved[name][rows, tokens] / _STEP, still[rows, tokens]
+      return [_median_share(now * x, before) for x in (1, length[rows])]
+
+    own, cross = shares('small', np.s_[:1]), shares('small', np.s_[1:])
+    back = shares('back', np.s_[:1])
+    if not still[rows, 1:].any():  # one trained token: only the way back
+      cross = back
+    alike = any(abs(x - y) < _CLOSE for x, y in zip(cross, back))
+    return Slope(own[0], cross[0], own[1], cross[1], back[0], alike)
+
+  rest = np.ones(base.shape, bool)
+  rest[:, 0, 0] = False
+  value = np.median(np.abs(read['shifted'].loss - read['at 1'].loss))
+  size = np.abs(base).sum((1, 2, 3)).max()
+  share = lambda name: _median_share(moved[name][::2, :1], still[::2, :1])
+  found = Ratio(
+    text='',
+    positive=slope(np.s_[::2]),
+    negative=slope(np.s_[1::2]),
+    beyond=_median_share(change['small'][rest] / _STEP, base[rest]),
+    follows_logp=bool(value > _fit.TOLERANCE * size),
+  )
+  arithmetic = share('large') != 0 and abs(share('balanced')) < _STEP
+  return found._replace(text=_ratio_text(found, arithmetic))
+
+
+def _median_share(change: np.ndarray, coefficient: np.ndarray) -> float:
+  """Median of `change / coefficient` over what has a coefficient."""
+  live = coefficient != 0
+  if not live.any():
+    return 0.0
+  value = float(np.median(change[live] / coefficient[live]))
+  return 0.0 if abs(value) < _NONE else value
+
+
+def _ratio_text(found: Ratio, arithmetic: bool) -> str:
+  """Names the ratio that has these slopes; see README.md."""
+  coupled = found.beyond != 0
+
+  def kind(slope):
+    if slope is None:
+      return 'own: no gradient at ratio 1'
+    own, cross, raw, pooled = *slope[:2], slope[:2], slope[2:4]
+    number = lambda x: _words.number(x, 3)
+    text = f'own: slope {number(own)}, to other tokens {number(cross)}'
+    if not slope.alike:
+      return f'{text}, from the second to the first {number(slope.back)}'
+    if not any(raw):  # exactly: a share of the batch is small
+      return 'none'
+    for known, measured, wanted in (
+      ('arithmetic mean' if arithmetic else 'token', raw, (1, 0)),
+      ('sequence mean', pooled, (1, 1)),
+      ('sequence product', raw, (1, 1)),
+    ):
+      if np.allclose(measured, wanted, rtol=0, atol=_CLOSE):
+        return known
+    if abs(own - cross) < _CLOSE and cross and not coupled:
+      return f'sequence product to the power {_words.number(round(own, 3))}'
+    return text
+
+  text, other = kind(found.positive), kind(found.negative)
+  if text != other:
+    text = f'A > 0 {text}; A < 0 {other}'
+  if text == 'none':
+    text = 'none (log pi)'
+  elif found.follows_logp:
+    text = f'stop-gradient weight x log pi ({text})'
+  return text + '; coupled to other completions' * coupled
+
+
+class Regulariser(NamedTuple):
+  """What acts beside the advantage."""
+
+  text: str
+  terms: tuple[tuple[str, float], ...]  # name and coefficient of each
+  share: float  # of the probes' tokens on which these terms could act
+  entropy_bonus: float | None  # coefficient; None if it is not one number
+  nonlinear: float  # share of the tokens whose objective is no multiple of A
+
+
+def regulariser(subject: _probe.Subject) -> Regulariser:
+  """Explains the pull per unit of weight by a sum of known terms.
+
+  What is in the objective but does not scale with A belongs to it:
+  `2 f(A) - f(2 A)` is taken along where the sum then has a known form.
+  """
+  probes = _penalty_probes(subject)
+  read = subject.read(probes)
+  base, double, none = (read[name] for name in ('base', '2A', '0A'))
+  live = (base.weight != 0) & (double.weight != 0)
+  each = lambda value, weight: _fit.divide(value, weight, live)
+  pull = each(base.penalty, base.weight)
+  surrogate = each(base.objective, base.weight)
+  rounding = _fit.TOLERANCE * np.abs(surrogate).max()
+  idle = 2 * surrogate - each(double.objective, double.weight)
+  nonlinear = np.abs(idle) > rounding
+  # Where there is any, its small values belong to it.
+  idle[np.abs(idle) <= (1e-6 if nonlinear.any() else 1) * rounding] = 0
+  known = _known(probes['base'], base.weight)
+  joint = _fitted(pull + idle, known, live)
+  found = joint or _fitted(pull, known, live)
+  terms, acting = found or ({}, 1.0)
+  if _LOG_PI in terms and _is_k1(terms, probes, read):
+    terms = {'k1' if k == _LOG_PI else k: c for k, c in terms.items()}
+  penalties = {name: x.penalty for name, x in read.items()}
+  moved = _fit.moved_by(penalties, ('2A', '0A'))
+  parts = [f'{_words.number(c)} {name}' for name, c in terms.items()]
+  if parts and acting < 1:
+    parts[-1] += f' {_words.percent(acting, 2)}'
+    parts[-1] += ', by the reward' * ('the reward' in moved)
+  if found is None:
+    parts = [f'own: {_words.depends(moved)}']
+  unknown = joint is None and bool(idle.any())
+  if np.abs(each(none.objective, base.weight)).max() > rounding:
+    parts += ['own: a part of the objective without A'] * unknown
+    unknown = False
+  bonus = _fit.factor_of(each(base.entropy, base.weight)[live])
+  if bonus is None and live.any():
+    parts.append('own: a term in the entropy')
+  elif bonus:
+    parts.append(f'entropy bonus {_words.number(bonus)}')
+  return Regulariser(
+    text=' + '.join(parts) or 'none',
+    terms=tuple(terms.items()),
+    share=acting,
+    entropy_bonus=bonus,
+    nonlinear=float(np.mean(nonlinear[live])) if unknown else 0.0,
+  )
+
+
+def _penalty_probes(subject: _probe.Subject) -> _probe.Probes:
+  """Batches off the old policy and the reference, and one change of each."""
+  random = np.random.default_rng(3)
+  shape = (_BATCHES, *_probe.SHAPE)
+  sign = np.where(np.arange(shape[2]) % 2, -1.0, 1.0)
+  advantage = np.broadcast_to(sign[:, None], shape)
+  length = random.integers(1, shape[-1] + 1, shape[:-1])
+  old, new_old = -random.uniform(1, 3, (2, *shape))
+  ratio, new_ratio = random.uniform(-0.05, 0.05, (2, *shape))
+  gap, new_gap = random.uniform(-1, 1, (2, *shape))
+  # Right from 1 on, and no two alike: a factor r is no constant.
+  reward, new_reward = (sign > 0) + random.uniform(0, 0.9, (2, *shape[:-1]))
+  # Above ln 2, a threshold in use.
+  entropy, new_entropy = random.uniform(0.8, 2, (2, *shape))
+  base = dict(reward=reward, length=length, logp_old=old, log_ratio=ratio)
+  base |= dict(gap_ref=gap, entropy=entropy, advantage=advantage)
+  changes = {
+    'base': {},
+    '2A': dict(advantage=2 * advantage),
+    '0A': dict(advantage=0 * advantage),
+    'the advantage': dict(advantage=-advantage),
+    'the reference': dict(gap_ref=new_gap),
+    'the ratio': dict(log_ratio=new_ratio),
+    'log pi': dict(logp_old=new_old),
+    'the reward': dict(reward=new_reward),
+    'the entropy': dict(entropy=new_entropy),
+  }
+  return subject.probes(base, changes)
+
+
+def _known(probe: _probe.Probe, weight: np.ndarray) -> dict[str, tuple]:
+  """Known regularisers R: -dR / d log pi, and R itself, 0 without reference."""
+  x = np.asarray(probe.batch.logp_ref) - probe.logp
+  log_ratio = probe.logp - np.asarray(probe.batch.logp_old)
+  r, k3 = np.exp(log_ratio), np.expm1(x) - x
+  assert probe.advantage is not None  # it is put in
+  right = (weight != 0) & (probe.advantage > 0)
+  share = weight * right.sum((1, 2, 3), keepdims=True)
+  return {
+    'k3': (np.expm1(x), k3),
+    'k2': (x, x**2 / 2),
+    'r k3': (r * x, r * k3),
+    'sg[r] k3': (r * np.expm1(x), r * k3),
+    '(log r)^2 / 2': (-log_ratio, 0),
+    '|log r|': (-np.sign(log_ratio), 0),
+    'NLL of A > 0': (_fit.divide(np.ones_like(x), share, right), 0),
+    _LOG_PI: (-np.ones_like(x), -x),  # the value is that of k1
+  }
+
+
+def _fitted(pull, known: dict, live) -> tuple[dict[str, float], float] | None:
+  """Coefficients by name and the share of tokens, or None if none fit.
+
+  Only tokens with a pull are fitted: a penalty may act on a chosen few.
+  """
+  acts = live & (pull != 0)
+  target = pull[acts]
+  if not target.size:
+    return {}, 0.0
+  if not np.isfinite(target).all():
+    return None
+  limit, found = (
+    _fit.TOLERANCE * np.abs(target).max(),
+    dict.fromkeys(known, 0.0),
+  )
+  for _ in range(2):  # all terms, then those that are needed
+    columns = [known[name][0][acts] for name in found]
+    fitted, _ = _fit.least_squares(target, *columns)
+    found = {
+      name: float(c)
+      for name, c, slope in zip(found, fitted, columns, strict=True)
+      if np.abs(c * slope).max() > 10 * limit
+    }
+    if not found:
+      return None
+  model = np.sum([c * known[name][0] for name, c in found.items()], axis=0)
+  if np.abs(model[acts] - target).max() > limit:
+    return None
+  return found, float(acts.sum() / np.sum(live & (model != 0)))
+
+
+def _is_k1(terms, probes, read) -> bool:
+  """Whether what has the slope of log pi has the value of k1 too."""
+  weight = read['base'].weight
+  before, after = (_known(probes[k], weight) for k in ('base', 'the reference'))
+  total = lambda x: np.sum(weight * x, (1, 2, 3))
+  wanted = {k: c * total(after[k][1] - before[k][1]) for k, c in terms.items()}
+  change = read['the reference'].loss - read['base'].loss
+  off = np.abs(change - sum(wanted.values())).max()
+  return bool(off < 1e-3 * np.abs(wanted[_LOG_PI]).max())

@@ -1,0 +1,1 @@
+"""One update: log-probabilities, loss, gradient, optimizer, measurements."""

@@ -1,0 +1,162 @@
+"""The gradient of one optimizer batch, in two stages.
+
+The model gives log-probabilities by `jax.vjp`. The loss gives d loss / d logp,
+an array of the small shape [P,G,T]. The pull-back of this array through the
+model is the gradient of the parameters. So losses never see a model, and where
+a transform couples the whole batch (`scope == 'batch'`), d loss / d logp is
+computed for all of it before the first pull-back. The gradient is a sum over
+micro-batches: it depends neither on their size nor on packing or sharding.
+"""
+
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from grpo_jax import losses
+from grpo_jax.learner import clipped
+from grpo_jax.learner import micro_batches
+from grpo_jax.learner.types import Gradient
+from grpo_jax.learner.types import Learner
+from grpo_jax.models import Scores
+from grpo_jax.models.layout import Layout
+
+Array = jax.Array
+
+
+def score_all(
+  learner: Learner,
+  params: Any,
+  layout: Layout,
+  num_micro: Array,
+  shape: tuple[int, ...],
+  with_entropy: bool = False,
+) -> Scores:
+  """`Scores` [P,G,T] of a stack of micro-batches, without a gradient.
+
+  Args:
+    learner: See `types.Learner`.
+    params: Of the policy, the reference, ...
+    layout: Micro-batches, [N, rows, ...].
+    num_micro: i32[], how many of the N hold anything.
+    shape: (P, G, T).
+    with_entropy: Whether to compute the entropy too.
+  """
+
+  def score(rows):
+    return learner.score(params, rows, with_entropy)
+
+  return micro_batches.of_all(score, layout, num_micro, shape)
+
+
+def of_batch(
+  learner: Learner,
+  params: Any,
+  loss_state: Any,
+  batch: losses.Batch,
+  layout: Layout,
+  num_micro: Array,
+) -> Gradient:
+  """The gradient of one optimizer batch, summed over its micro-batches.
+
+  Args:
+    learner: See `types.Learner`.
+    params: Of the policy.
+    loss_state: Of the `TrainState`.
+    batch: A prepared optimizer batch, [P,G,T].
+    layout: Its micro-batches, [N, rows, ...].
+    num_micro: i32[], how many of the N hold anything.
+
+  Returns:
+    The gradient, and what `step_metrics` and `overshoot` measure afterwards.
+  """
+  shape = batch.mask.shape
+  coupled = None  # d loss / d scores of the whole batch, where rows are coupled
+  if learner.method.scope == 'batch':
+    scores = score_all(
+      learner, params, layout, num_micro, shape, learner.with_entropy
+    )
+    (_, terms), coupled = _loss_and_slopes(learner, scores, batch, loss_state)
+    directions = clipped.outward(terms, batch)
+
+  def micro_batch(k):
+    rows = micro_batches.rows(layout, k)
+    scores, pull_back = jax.vjp(
+      lambda p: learner.score(p, rows, learner.with_entropy), params
+    )
+    if coupled is not None:
+      slopes, direction = micro_batches.take(
+        (coupled, directions), rows.completion
+      )
+    else:
+      part = micro_batches.take(batch, rows.completion)
+      (_, terms), slopes = _loss_and_slopes(learner, scores, part, loss_state)
+      direction = clipped.outward(terms, part)
+    grads = pull_back(slopes)[0]
+    outward = None
+    if learner.with_outward:
+      outward = _outward(pull_back, slopes, direction, grads)
+    return (grads, outward), (scores, slopes.logp), rows.completion
+
+  def add(k, total):
+    summed, seen, completion = micro_batch(k)
+    put = lambda whole, part: micro_batches.put(whole, part, completion)
+    return (
+      jax.tree.map(jnp.add, total[0], summed),
+      jax.tree.map(put, total[1], seen),
+    )
+
+  of_params, of_tokens, _ = jax.eval_shape(micro_batch, 0)
+  start = (
+    jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), of_params),
+    jax.tree.map(lambda x: jnp.zeros(shape, x.dtype), of_tokens),
+  )
+  (grads, outward), (scores, slope) = lax.fori_loop(0, num_micro, add, start)
+  # Once more for the whole batch: elementwise on [P,G,T], next to nothing
+  # beside the model, and the metrics then have nothing to merge.
+  loss, terms = losses.surrogate_loss(
+    learner.method, scores.logp, batch, loss_state, scores.entropy
+  )
+  return Gradient(grads, outward, loss, scores, terms, slope)
+
+
+def slope_at_ratio_one(
+  learner: Learner, found: Gradient, batch: losses.Batch, loss_state: Any
+) -> Array:
+  """d loss / d logp, f32[P,G,T], if the policy had not moved.
+
+  Args:
+    learner: See `types.Learner`.
+    found: The gradient of the batch; its log-probabilities become those of the
+      old policy and of the sampler. Penalties act at the gap that there is.
+    batch: The prepared optimizer batch, [P,G,T].
+    loss_state: Of the `TrainState`.
+  """
+  # Fields of a batch are 0 outside the mask; sums over completions rely on it.
+  logp = jnp.where(batch.mask, found.scores.logp, 0)
+  sampler = None if batch.logp_sampler is None else logp
+  unmoved = batch._replace(logp_old=logp, logp_sampler=sampler)
+  (_, _), slopes = _loss_and_slopes(learner, found.scores, unmoved, loss_state)
+  return slopes.logp
+
+
+def _loss_and_slopes(learner, scores, batch, loss_state):
+  """((loss, terms), d loss / d scores) of any arrangement of completions."""
+
+  def loss(scores):
+    return losses.surrogate_loss(
+      learner.method, scores.logp, batch, loss_state, scores.entropy
+    )
+
+  return jax.value_and_grad(loss, has_aux=True)(scores)
+
+
+def _outward(pull_back, slopes, direction, grads):
+  """The clipped tokens' pull-back; no pass where no token is clipped."""
+  outward = jax.tree.map(jnp.zeros_like, slopes)._replace(logp=direction)
+  return lax.cond(
+    jnp.any(direction != 0),
+    lambda: pull_back(outward)[0],
+    lambda: jax.tree.map(jnp.zeros_like, grads),
+  )

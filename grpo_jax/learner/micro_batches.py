@@ -1,0 +1,86 @@
+"""Micro-batches: what is done to some rows at a time, for all completions.
+
+A stack of micro-batches is a `Layout` with a leading axis `N`, of which a
+traced number is used. Its rows name the completions that they hold, so arrays
+over completions `[P,G,...]` are read and written by these.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax.models import stack
+from grpo_jax.models.layout import Layout
+from grpo_jax.models.layout import LayoutSpec
+from grpo_jax.rollouts.types import Rollout
+
+Array = jax.Array
+
+
+def rows(stacked: Layout, k: Array) -> Layout:
+  """Micro-batch number k of a stack."""
+  return jax.tree.map(
+    lambda x: lax.dynamic_index_in_dim(x, k, keepdims=False), stacked
+  )
+
+
+def take(tree: Any, completion: Array) -> Any:
+  """[P,G,...] -> [R,C,...]: the completions of some rows, zeros for none."""
+  return jax.tree.map(
+    lambda x: jnp.take(
+      x.reshape(-1, *x.shape[2:]), completion, axis=0, mode='fill', fill_value=0
+    ),
+    tree,
+  )
+
+
+def put(whole: Array, part: Array, completion: Array) -> Array:
+  """Writes [R,C,T] values of some rows into [P,G,T]."""
+  flat = whole.reshape(-1, whole.shape[-1])
+  part = part.reshape(-1, part.shape[-1]).astype(whole.dtype)
+  flat = flat.at[completion.reshape(-1)].set(part, mode='drop')
+  return flat.reshape(whole.shape)
+
+
+def of_all(
+  function: Callable[[Layout], Any],
+  stacked: Layout,
+  num_micro: Array,
+  shape: tuple[int, ...],
+) -> Any:
+  """Calls a function for every micro-batch, and gathers what it says.
+
+  Args:
+    function: From the rows of a micro-batch to a tree of [R,C,T] arrays.
+    stacked: Micro-batches, [N, rows, ...].
+    num_micro: i32[], how many of the N hold anything.
+    shape: (P, G, T).
+
+  Returns:
+    The tree with [P,G,T] arrays, 0 for completions in no row.
+  """
+
+  def body(k, whole):
+    chosen = rows(stacked, k)
+    part = function(chosen)
+    return jax.tree.map(lambda w, x: put(w, x, chosen.completion), whole, part)
+
+  part = jax.eval_shape(lambda: function(rows(stacked, jnp.array(0))))
+  whole = jax.tree.map(lambda x: jnp.zeros(shape, x.dtype), part)
+  return lax.fori_loop(0, num_micro, body, whole)
+
+
+def of_rollout(
+  rollout: Rollout, chosen: np.ndarray, spec: LayoutSpec
+) -> tuple[Layout, int]:
+  """A stack of some prompts of a rollout, i32[P']; see `models.stack`."""
+  return stack.micro_batches(
+    [rollout.prompts[p] for p in chosen],
+    np.asarray(rollout.batch.tokens)[chosen],
+    rollout.length[chosen],
+    spec,
+  )

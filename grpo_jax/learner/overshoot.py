@@ -1,0 +1,150 @@
+"""Overshoot: how far an update moves clipped tokens, and what moves them.
+
+A token that the trust region has switched off has no gradient. Its probability
+still changes: momentum carries the parameters on, and other tokens change the
+parameters that they share with it. The unit is nats of log-ratio. It is counted
+outward, which is further away from the policy that drew the rollout.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax import losses
+from grpo_jax import metrics
+from grpo_jax import optim
+from grpo_jax.learner import clipped
+from grpo_jax.learner import micro_batches
+from grpo_jax.learner.types import Gradient
+from grpo_jax.learner.types import Learner
+from grpo_jax.learner.types import TrainState
+from grpo_jax.learner.types import Update
+from grpo_jax.models import Scores
+from grpo_jax.models.layout import Layout
+
+Array = jax.Array
+Measured = dict[str, metrics.Metric]
+
+
+def of_update(
+  learner: Learner,
+  state: TrainState,
+  found: Gradient,
+  update: Update,
+  batch: losses.Batch,
+  layout: Layout,
+  num_micro: Array,
+) -> Measured:
+  """What an update does to the tokens that were clipped before it.
+
+  For each part of the motion of the parameters it takes the product with the
+  derivative of the scores, in forward mode at the old parameters. It also takes
+  a forward pass at the new parameters. With three parts that costs about seven
+  forward passes; the update itself costs three. In memory it takes the three
+  parts; activations are not kept.
+
+  Args:
+    learner: See `types.Learner`.
+    state: Before the update.
+    found: The gradient of the update.
+    update: What the optimizer proposed.
+    batch: The prepared optimizer batch, [P,G,T].
+    layout: Its micro-batches, [N, rows, ...].
+    num_micro: i32[], how many of the N hold anything.
+
+  Returns:
+    Means over the clipped tokens, nats:
+
+    - `overshoot`: outward motion as it happened, scored again after the update;
+    - `overshoot_positive`: its positive part, so that tokens which move back
+      inward count as 0;
+    - `overshoot_carried`, `overshoot_fresh`, `overshoot_predicted`: outward
+      motion along the part of the update that earlier gradients carry, along
+      the part of this gradient, and along what the optimizer would do in
+      `coast_steps` steps without any gradient; to first order.
+
+    And over all trained tokens `ends_clipped` and `ends_outside`: the shares
+    that are, after the update, clipped, and outside on either side. (Tokens
+    without advantage have no side, and count as inside. A range that depends on
+    the updates done is that of the first update.)
+  """
+  shape = batch.mask.shape
+
+  tangents = _tangents(learner, state, update)
+
+  score_forward = learner.score_forward or learner.score
+
+  def along(rows):
+    def score(p):
+      return score_forward(p, rows, False).logp
+
+    return {
+      name: jax.jvp(score, (state.params,), (tangent,))[1]
+      for name, tangent in tangents.items()
+    }
+
+  def after(rows):
+    return learner.score(update.params, rows, learner.with_entropy)
+
+  slopes = micro_batches.of_all(along, layout, num_micro, shape)
+  scores = micro_batches.of_all(after, layout, num_micro, shape)
+  direction = clipped.outward(found.terms, batch)
+  chosen = direction != 0
+  motion = direction * (scores.logp - found.scores.logp)
+  measured: Measured = {
+    'overshoot': metrics.masked_mean(motion, chosen),
+    'overshoot_positive': metrics.masked_mean(jnp.maximum(motion, 0), chosen),
+  }
+  for name, slope in slopes.items():
+    measured[f'overshoot_{name}'] = metrics.masked_mean(
+      direction * slope, chosen
+    )
+  measured |= ends(learner, scores, batch, state.loss_state)
+  return {
+    name: metrics.only_if(update.accepted, value)
+    for name, value in measured.items()
+  }
+
+
+def _tangents(
+  learner: Learner, state: TrainState, update: Update
+) -> dict[str, Any]:
+  """Motions of the parameters, by what moves them; see `of_update`."""
+  parts = optim.split_update(
+    learner.optimizer,
+    state.opt_state,
+    update.opt_state,
+    update.updates,
+    state.params,
+    **update.extra,
+  )
+  coasted = optim.coast(
+    learner.optimizer,
+    state.opt_state,
+    state.params,
+    learner.coast_steps,
+    **update.extra,
+  )
+  return {
+    'carried': parts.carried,
+    'fresh': parts.fresh,
+    'predicted': coasted.moved,
+  }
+
+
+def ends(
+  learner: Learner, scores: Scores, batch: losses.Batch, loss_state: Any
+) -> Measured:
+  """`ends_clipped` and `ends_outside`; see `of_update`."""
+  if 'updates_done' in batch.extras:
+    none = jnp.zeros(batch.mask.shape, jnp.float32)
+    extras = {**batch.extras, 'updates_done': none}
+    batch = batch._replace(extras=extras)
+  _, terms = losses.surrogate_loss(
+    learner.method, scores.logp, batch, loss_state, scores.entropy
+  )
+  return {
+    'ends_clipped': metrics.masked_mean(clipped.clipped(terms), batch.keep),
+    'ends_outside': metrics.masked_mean(clipped.outside(terms), batch.keep),
+  }

@@ -1,0 +1,248 @@
+"""One update, and what else changes the state of training.
+
+The functions are pure. `updates.Updater` jits them and donates the state.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from grpo_jax import losses
+from grpo_jax import metrics
+from grpo_jax import sharding
+from grpo_jax.learner import clipped
+from grpo_jax.learner import gradient
+from grpo_jax.learner import overshoot
+from grpo_jax.learner import step_metrics
+from grpo_jax.learner.types import Learner
+from grpo_jax.learner.types import TrainState
+from grpo_jax.learner.types import Update
+from grpo_jax.models.layout import Layout
+
+Array = jax.Array
+Measured = dict[str, metrics.Metric]
+
+
+def init(learner: Learner, params: Any) -> TrainState:
+  """A fresh state around given parameters.
+
+  Args:
+    learner: See `types.Learner`.
+    params: float32 parameters.
+
+  Returns:
+    A `TrainState` with zero moments and counters, and a copy of the parameters
+    as the reference if the method has one.
+  """
+  zero = jnp.zeros((), jnp.int32)
+  return TrainState(
+    params,
+    learner.optimizer.init(params),
+    learner.method.init(),
+    jax.tree.map(jnp.copy, params) if learner.with_reference else None,
+    step=zero,
+    nonfinite=zero,
+    idle=zero,
+  )
+
+
+def state_sharding(learner: Learner, params: Any) -> TrainState:
+  """Where each array of the state lies: moments beside their parameters."""
+  everywhere = sharding.replicated(learner.mesh)
+  of_params = sharding.of_params(learner.mesh, params, learner.logical_axes)
+  abstract = jax.eval_shape(lambda p: init(learner, p), params)
+  of_moments = optax.tree.map_params(
+    learner.optimizer,
+    lambda _, place: place,
+    abstract.opt_state,
+    of_params,
+    transform_non_params=lambda _: everywhere,
+  )
+  return jax.tree.map(lambda _: everywhere, abstract)._replace(
+    params=of_params,
+    opt_state=of_moments,
+    reference=of_params if learner.with_reference else None,
+  )
+
+
+def credit(
+  learner: Learner, batch: losses.Batch, loss_state: Any
+) -> tuple[losses.Batch, Any, Measured]:
+  """Advantages of a whole rollout; once per rollout.
+
+  Args:
+    learner: See `types.Learner`.
+    batch: The rollout, [P,G,T].
+    loss_state: Of the `TrainState`.
+
+  Returns:
+    The credited batch, the new loss state, and metrics of the rollout.
+  """
+  # Measured before credit shapes the rewards.
+  given = losses.check_batch(batch)
+  uniform = losses.uniform_groups(given)
+  batch, loss_state = losses.credit(learner.method, batch, loss_state)
+  measured = step_metrics.of_credit(given, batch, uniform)
+  extras = {
+    name: value
+    for name, value in batch.extras.items()
+    if not name.startswith(losses.CREDIT_METRIC)
+  }
+  return batch._replace(extras=extras), loss_state, measured
+
+
+def train_step(
+  learner: Learner,
+  state: TrainState,
+  batch: losses.Batch,
+  prompts: Array,
+  layout: Layout,
+  num_micro: Array,
+  rollout_start: Array,
+  watch: bool = False,
+) -> tuple[TrainState, Measured]:
+  """One update: a gradient, a step of the optimizer, then what they say.
+
+  Args:
+    learner: See `types.Learner`.
+    state: See `types.TrainState`.
+    batch: The credited rollout, [P,G,T].
+    prompts: i32[P'], the prompts of this optimizer batch.
+    layout: The micro-batches of these, [N, rows, ...]; its completions are
+      numbered p' * G + g within the optimizer batch.
+    num_micro: i32[], how many of the N hold anything, at least 1.
+    rollout_start: i32[], `state.step` before the rollout's first update.
+    watch: Whether to measure overshoot too, see `overshoot.of_update`; static.
+
+  Returns:
+    The new state and metrics. An update whose gradient is not finite changes
+    nothing but a counter. So does one without advantages, if such updates are
+    to be skipped; penalties then have no effect either.
+  """
+  batch = _prepared(learner, state, batch, prompts, rollout_start)
+  found = gradient.of_batch(
+    learner, state.params, state.loss_state, batch, layout, num_micro
+  )
+  first = state.step == rollout_start
+  update = _optimizer_step(learner, state, found, batch, first)
+  new_state = _taken_over(state, update)
+  measured = step_metrics.of_update(
+    learner, new_state, found, update, batch, first
+  )
+  if watch:
+    measured |= overshoot.of_update(
+      learner, state, found, update, batch, layout, num_micro
+    )
+  return new_state, measured
+
+
+def _prepared(learner, state, batch, prompts, rollout_start) -> losses.Batch:
+  """Some prompts of a rollout as an optimizer batch, with its weights."""
+  batch = jax.tree.map(lambda x: x[prompts], batch)
+  if 'updates_done' in learner.method.requires:
+    done = jnp.full(batch.mask.shape, state.step - rollout_start, jnp.float32)
+    batch = batch._replace(extras={**batch.extras, 'updates_done': done})
+  return losses.prepare(learner.method, batch, state.loss_state)
+
+
+def _optimizer_step(learner, state, found, batch, first) -> Update:
+  """What the optimizer makes of a gradient."""
+  off = clipped.clipped(found.terms) & batch.keep
+  kept = jnp.maximum(jnp.sum(batch.keep, dtype=jnp.float32), 1)
+  square = jnp.sum(jnp.where(batch.keep, jnp.square(batch.advantage), 0))
+  extra = {
+    'first_of_rollout': first,
+    'clipped_share': jnp.sum(off, dtype=jnp.float32) / kept,
+    'advantage_scale': jnp.sqrt(square / kept),
+  }
+  if learner.with_outward:
+    extra['outward'] = found.outward
+  updates, opt_state = optax.with_extra_args_support(learner.optimizer).update(
+    found.grads, state.opt_state, state.params, **extra
+  )
+  grad_norm = optax.tree.norm(found.grads)
+  idle = ~jnp.any(batch.keep & (batch.advantage != 0))
+  return Update(
+    optax.apply_updates(state.params, updates),
+    opt_state,
+    updates,
+    extra,
+    grad_norm,
+    finite=jnp.isfinite(grad_norm),
+    idle=idle & (learner.on_zero_advantage == 'skip'),
+  )
+
+
+def _taken_over(state: TrainState, update: Update) -> TrainState:
+  """The state after an update, if the update is accepted."""
+  accepted = update.accepted
+
+  def choose(new, old):
+    return jax.tree.map(lambda n, o: jnp.where(accepted, n, o), new, old)
+
+  return TrainState(
+    choose(update.params, state.params),
+    choose(update.opt_state, state.opt_state),
+    state.loss_state,
+    state.reference,
+    step=state.step + accepted,
+    nonfinite=state.nonfinite + ~update.finite,
+    idle=state.idle + (update.finite & update.idle),
+  )
+
+
+def rollout_end(
+  learner: Learner,
+  params: Any,
+  batch: losses.Batch,
+  loss_state: Any,
+  prompts: Array,
+  layout: Layout,
+  num_micro: Array,
+) -> Measured:
+  """Where a rollout's last update has left its tokens.
+
+  Args:
+    learner: See `types.Learner`.
+    params: After the last update.
+    batch: The credited rollout, [P,G,T], with `logp_old`.
+    loss_state: Of the `TrainState`.
+    prompts: i32[P'], some of its prompts.
+    layout: Micro-batches of these, [N, rows, ...].
+    num_micro: i32[], how many of the N hold anything.
+
+  Returns:
+    Over all trained tokens `kl_rollout`, an estimate of KL(old || policy) per
+    token (k3, nats), and `rollout_clipped` and `rollout_outside`, the shares
+    that are clipped and outside their range on either side.
+  """
+  batch = jax.tree.map(lambda x: x[prompts], batch)
+  batch = losses.prepare(learner.method, batch, loss_state)
+  scores = gradient.score_all(
+    learner, params, layout, num_micro, batch.mask.shape, learner.with_entropy
+  )
+  ends = overshoot.ends(learner, scores, batch, loss_state)
+  kl = step_metrics.kl_old(scores.logp, batch)
+  return {
+    'kl_rollout': kl['kl_old_k3'],
+    'rollout_clipped': ends['ends_clipped'],
+    'rollout_outside': ends['ends_outside'],
+  }
+
+
+def refresh(learner: Learner, state: TrainState, weight: Array) -> TrainState:
+  """Moves the reference to the policy.
+
+  Args:
+    learner: See `types.Learner`.
+    state: With a reference.
+    weight: f32[], of the policy in the average; 1 makes a copy of it.
+
+  Returns:
+    The state with `(1 - weight) * reference + weight * params`.
+  """
+  del learner
+  reference = optax.incremental_update(state.params, state.reference, weight)
+  return state._replace(reference=reference)

@@ -1,0 +1,253 @@
+"""What an update says of the policy, the loss and the optimizer.
+
+All of it is measured inside the compiled step, after the update, for any
+method. What NumPy can say of a rollout is in `rollouts/rollout_metrics.py`.
+Metrics are sums over completions and tokens (see `metrics.py`), so that the
+updates of a rollout add up.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+import optax
+
+from grpo_jax import diagnostics
+from grpo_jax import losses
+from grpo_jax import metrics
+from grpo_jax import optim
+from grpo_jax.learner import gradient
+from grpo_jax.learner.types import Gradient
+from grpo_jax.learner.types import Learner
+from grpo_jax.learner.types import TrainState
+from grpo_jax.learner.types import Update
+
+Array = jax.Array
+Measured = dict[str, metrics.Metric]
+
+_MAX_LOG_RATIO = 20.0  # where the losses saturate their ratios too
+
+
+def of_credit(
+  given: losses.Batch, batch: losses.Batch, uniform: ArrayLike
+) -> Measured:
+  """Metrics of a rollout, once per rollout.
+
+  Args:
+    given: The checked batch before credit, with the rewards as they came.
+    batch: The credited batch, [P,G,T].
+    uniform: bool[P], groups whose rewards are all equal.
+
+  Returns:
+    Over judged completions `reward`, `length_tokens` and `truncated`, a share;
+    over groups `uniform_groups`, the share whose rewards are all equal; over
+    tokens `kept_tokens`, the share that is trained, and the sampler's
+    `entropy`, nats, if it was given; over trained tokens `advantage_abs`, a
+    mean, `advantage_mean`, `advantage_std`, `advantage_min` and
+    `advantage_max`, and what the method's own credit measured.
+  """
+  assert batch.advantage is not None  # losses.credit has set it
+  advantage, kept, valid = batch.advantage, batch.keep, given.valid
+  measured: Measured = {
+    'reward': metrics.masked_mean(given.reward, valid),
+    'uniform_groups': metrics.masked_mean(uniform, jnp.any(valid, axis=1)),
+    'length_tokens': metrics.masked_mean(jnp.sum(given.mask, axis=-1), valid),
+    'truncated': metrics.masked_mean(given.truncated, valid),
+    'kept_tokens': metrics.masked_mean(kept, batch.mask),
+    'advantage_abs': metrics.masked_mean(jnp.abs(advantage), kept),
+    'advantage': metrics.masked_moments(advantage, kept),
+    'advantage_max': metrics.masked_max(advantage, kept),
+    'advantage_min': metrics.masked_min(advantage, kept),
+  }
+  for name, value in batch.extras.items():
+    if name.startswith(losses.CREDIT_METRIC):
+      short = name.removeprefix(losses.CREDIT_METRIC)
+      measured[short] = metrics.masked_mean(value, kept)
+  entropy = given.extras.get('entropy_sampler')
+  if entropy is not None:
+    measured['entropy'] = metrics.masked_mean(entropy, given.mask)
+  return measured
+
+
+def of_update(
+  learner: Learner,
+  state: TrainState,
+  found: Gradient,
+  update: Update,
+  batch: losses.Batch,
+  first: Array,
+) -> Measured:
+  """Metrics of one update, accepted or not.
+
+  Args:
+    learner: See `types.Learner`.
+    state: After the update.
+    found: Its gradient.
+    update: What the optimizer proposed.
+    batch: The prepared optimizer batch, [P,G,T].
+    first: bool[], whether this is the rollout's first update.
+
+  Returns:
+    What `of_terms` and `of_prefixes` return, and `loss`, `grad_norm`,
+    `update_norm` (0 if the update is not accepted), `param_norm`; the counters
+    `nonfinite_steps` and `idle_steps` of the state, which only grow; and what
+    `optim.record_adam_moments` has recorded, if the optimizer records.
+  """
+  measured = of_terms(found.terms, batch)
+  for name in measured:
+    if name.startswith('sampler_gap'):
+      # From the second update on the policy has moved, and the gap is no longer
+      # the sampler's own.
+      measured[name] = metrics.only_if(first, measured[name])
+  intended = None
+  if learner.expects_prefixes:
+    intended = -gradient.slope_at_ratio_one(
+      learner, found, batch, state.loss_state
+    )
+  measured |= of_prefixes(batch, -found.slope, intended)
+  if learner.records:
+    for name, value in optim.moment_metrics(update.opt_state).items():
+      measured[name] = metrics.masked_mean(value, update.accepted)
+  update_norm = jnp.where(update.accepted, optax.tree.norm(update.updates), 0)
+  one = jnp.ones((), jnp.float32)
+  return measured | {
+    'loss': metrics.masked_mean(found.loss, update.finite),
+    'grad_norm': metrics.masked_mean(update.grad_norm, update.finite),
+    'update_norm': metrics.Mean(update_norm, one),
+    'param_norm': metrics.Mean(optax.tree.norm(state.params), one),
+    'nonfinite_steps': metrics.Max(state.nonfinite.astype(jnp.float32)),
+    'idle_steps': metrics.Max(state.idle.astype(jnp.float32)),
+  }
+
+
+def of_terms(terms: losses.SurrogateTerms, batch: losses.Batch) -> Measured:
+  r"""Metrics of some completions.
+
+  With :math:`d` the log-probability under one policy minus that under another,
+  `k1` is the mean of :math:`-d` and `k3` that of :math:`e^d - 1 - d`: with
+  tokens drawn from the second policy both estimate its KL divergence to the
+  first, and k3 is never negative. Log-ratios saturate at 20.
+
+  Args:
+    terms: What `losses.surrogate_loss` returned.
+    batch: What it was given, any arrangement [P,G,T] of completions.
+
+  Returns:
+    Over trained tokens:
+
+    - the terms' own metrics, clipping by side and sign among them;
+    - `kl_old_k1` and `kl_old_k3`, of KL(old || policy), nats;
+    - `kl_ref_k1` and `kl_ref_k3`, of KL(policy || reference), nats, as far as
+      the tokens are the policy's own, if there is a reference;
+    - `log_ratio`, a histogram, `ratio_max` and `ratio_min`, of the ratio that
+      the objective takes: pooled over the completion, say;
+    - `ess_token` and `ess_sequence`, effective sample size over sample size, of
+      the importance weights that turn what drew the tokens (the sampler with
+      its filters, or the old policy where no sampler is known) into the policy:
+      of each token, and of each whole completion that is trained;
+    - `sampler_gap`, the mean of |log-probability of the learner minus that of
+      the sampler|, without filters, nats; `sampler_gap_max`, its maximum;
+      `sampler_gap_exp`, the mean of its exponential, if a sampler is known.
+
+  References:
+    Schulman, `Approximating KL divergence
+    <http://joschu.net/blog/kl-approx.html>`_, 2020
+  """
+  kept, logp = batch.keep, terms.logp
+  old = logp if batch.logp_old is None else batch.logp_old
+  sampler = batch.logp_sampler
+  gained = logp - (old if sampler is None else sampler)
+  trained = batch.valid & jnp.any(kept, axis=-1)
+  ratio = jnp.exp(_saturated(terms.log_ratio))
+  measured: Measured = {
+    name: metrics.masked_mean(value, kept)
+    for name, value in terms.metrics.items()
+  }
+  measured |= {
+    **kl_old(logp, batch),
+    'log_ratio': metrics.masked_histogram(terms.log_ratio, kept),
+    'ratio_max': metrics.masked_max(ratio, kept),
+    'ratio_min': metrics.masked_min(ratio, kept),
+    'ess_token': metrics.effective_share(gained, kept),
+    'ess_sequence': metrics.effective_share(
+      jnp.sum(jnp.where(batch.mask, gained, 0), axis=-1), trained
+    ),
+  }
+  if batch.logp_ref is not None:
+    measured |= _kl('kl_ref', batch.logp_ref - logp, kept)
+  if sampler is not None:
+    # Of the whole policy, as the learner's: without what the filters left.
+    # Tokens of an earlier policy differ for another reason.
+    gap = jnp.abs(gained - batch.extras.get('log_kept', 0))
+    fresh = kept & batch.extras.get('fresh', True)
+    measured |= {
+      'sampler_gap': metrics.masked_mean(gap, fresh),
+      'sampler_gap_max': metrics.masked_max(gap, fresh),
+      'sampler_gap_exp': metrics.masked_mean(jnp.exp(_saturated(gap)), fresh),
+    }
+  return measured
+
+
+def of_prefixes(
+  batch: losses.Batch, coefficient: Array, intended: Array | None = None
+) -> Measured:
+  """The gradient's weight on the tokens that a group shares.
+
+  Args:
+    batch: The optimizer batch, [P,G,T].
+    coefficient: f32[P,G,T], -d loss / d logp.
+    intended: The same with the policy's ratios to the old policy and to the
+      sampler at 1: what the method does to shared tokens before anything has
+      moved. (Penalties act at the gap that there is.) It takes a second
+      evaluation of the loss, so it is computed only if it is asked for.
+
+  Returns:
+    Over the nodes of the trie of each group's sampled ids, those that the
+    `whole` group shares and those that a `part` of at least two shares:
+    `prefix_*_tokens`, nodes per group; `prefix_*_weight`, the mean of W_agg,
+    the sum of the coefficients of all completions that share the node;
+    `prefix_*_uncancelled`, the mean of |W_agg| over the sum of absolute
+    coefficients: 0 where they cancel, 1 where all pull one way. The latter two
+    also as `..._expected`, if `intended` is given.
+
+  References:
+    Fontana et al., `On the Hidden Objective Biases of Group-based
+    Reinforcement Learning <https://arxiv.org/abs/2601.05002>`_, 2026,
+    proposition 1
+  """
+  coefficients = {'': coefficient}
+  if intended is not None:
+    coefficients['_expected'] = intended
+
+  def summary(of_one):
+    return diagnostics.prefix_summary(
+      diagnostics.shared_prefix_weight(batch.tokens, batch.mask, of_one)
+    )
+
+  # One vmap, so that the tries are searched once for all coefficients.
+  found = jax.vmap(summary)(jnp.stack(list(coefficients.values())))
+  return {
+    f'prefix_{name}{suffix}': metrics.Mean(total[k], count[k])
+    for k, suffix in enumerate(coefficients)
+    for name, (total, count) in found.items()
+    if not (suffix and name.endswith('_tokens'))
+  }
+
+
+def kl_old(logp: ArrayLike, batch: losses.Batch) -> Measured:
+  """`kl_old_k1` and `kl_old_k3`; see `of_terms`."""
+  old = logp if batch.logp_old is None else batch.logp_old
+  return _kl('kl_old', jnp.subtract(logp, old), batch.keep)
+
+
+def _kl(name: str, log_ratio: ArrayLike, kept: ArrayLike) -> Measured:
+  """Two estimates; see `of_terms`."""
+  gap = _saturated(log_ratio)
+  k3 = jnp.expm1(gap) - gap
+  return {
+    f'{name}_k1': metrics.masked_mean(-gap, kept),
+    f'{name}_k3': metrics.masked_mean(k3, kept),
+  }
+
+
+def _saturated(log_ratio: ArrayLike) -> Array:
+  return jnp.minimum(log_ratio, _MAX_LOG_RATIO)

@@ -1,0 +1,112 @@
+"""The types of one update: what it is given, what it finds, what it changes."""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+from typing import NamedTuple
+
+import jax
+from jax.typing import ArrayLike
+import optax
+
+from grpo_jax import losses
+from grpo_jax.models import Scores
+
+Array = jax.Array
+
+
+class TrainState(NamedTuple):
+  """What an update changes, and a checkpoint holds."""
+
+  params: Any  # float32 master weights
+  opt_state: Any
+  loss_state: Any  # of the method; moved once per rollout
+  reference: Any  # parameters, like params, if the method has one, else None
+  step: Array  # i32[], updates taken
+  nonfinite: Array  # i32[], updates refused: the gradient was not finite
+  idle: Array  # i32[], updates skipped: every advantage was 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+  """What stays the same from update to update.
+
+  Attributes:
+    score: `(params, layout, with_entropy) -> Scores` of the rows of a layout.
+    method: A chain of loss transforms.
+    optimizer: An optax transformation. Its `update` also gets
+      `first_of_rollout` bool[]; `clipped_share` f32[]; `advantage_scale` f32[],
+      the root mean square of the trained tokens' advantages; and `outward` if
+      `with_outward`.
+    on_zero_advantage: What happens to an optimizer batch whose advantages are
+      all 0. `'skip'` leaves parameters and moments as they are. `'step'` takes
+      an update as usual, in which momentum, weight decay and penalties still
+      move the parameters.
+    mesh: From `sharding.make_mesh`.
+    logical_axes: The model's; see `sharding.of_params`.
+    with_outward: Whether the optimizer wants `outward`, the gradient of the
+      clipped tokens' outward log-ratios. It takes a second backward pass.
+    score_forward: Like `score`, for derivatives in forward mode, which it takes
+      to measure overshoot. None: `score` has these itself.
+    coast_steps: Steps without gradient that overshoot is predicted for.
+    records: Whether the optimizer was made by `optim.record_adam_moments`.
+    expects_prefixes: Whether the metrics `prefix_*_expected` are measured. They
+      take a second evaluation of the loss; see `step_metrics.of_prefixes`.
+  """
+
+  score: Callable[..., Any]
+  method: losses.LossTransform
+  optimizer: optax.GradientTransformation
+  on_zero_advantage: str
+  mesh: jax.sharding.Mesh
+  logical_axes: Callable[..., Any]
+  with_outward: bool = False
+  score_forward: Callable[..., Any] | None = None
+  coast_steps: int = 1
+  records: bool = False
+  expects_prefixes: bool = False
+
+  def __post_init__(self):
+    if self.on_zero_advantage not in ('skip', 'step'):
+      raise ValueError(
+        f'on_zero_advantage={self.on_zero_advantage!r} is neither '
+        "'skip' nor 'step'; set config.learner.on_zero_advantage to one."
+      )
+
+  @property
+  def with_entropy(self) -> bool:
+    """Whether the loss reads the entropy."""
+    return 'entropy' in self.method.requires
+
+  @property
+  def with_reference(self) -> bool:
+    """Whether the loss reads a reference policy."""
+    return 'logp_ref' in self.method.requires
+
+
+class Gradient(NamedTuple):
+  """What the forward and backward passes of one optimizer batch found."""
+
+  grads: Any  # of the loss, like the parameters, float32
+  outward: Any  # of the clipped tokens' outward log-ratios, or None
+  loss: ArrayLike  # f32[]
+  scores: Scores  # of the whole optimizer batch, [P,G,T]
+  terms: losses.SurrogateTerms  # of the whole optimizer batch, [P,G,T]
+  slope: Array  # f32[P,G,T], d loss / d logp
+
+
+class Update(NamedTuple):
+  """What the optimizer proposes, and whether that is accepted."""
+
+  params: Any  # after the update
+  opt_state: Any
+  updates: Any  # the difference of the parameters
+  extra: dict[str, Any]  # what the optimizer got besides gradient and state
+  grad_norm: Array  # f32[]
+  finite: Array  # bool[], the gradient is
+  idle: Array  # bool[], every advantage is 0 and that is to be skipped
+
+  @property
+  def accepted(self) -> Array:
+    """bool[], whether the new parameters and moments are taken over."""
+    return self.finite & ~self.idle

@@ -1,0 +1,378 @@
+"""All updates of one rollout.
+
+This module decides which log-probabilities the method needs, which prompts form
+each optimizer batch, and in which order. `step.train_step` is one update.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax import losses
+from grpo_jax import metrics
+from grpo_jax import random_keys
+from grpo_jax import sharding
+from grpo_jax.learner import gradient
+from grpo_jax.learner import micro_batches
+from grpo_jax.learner import step as step_lib
+from grpo_jax.learner.types import Learner
+from grpo_jax.learner.types import TrainState
+from grpo_jax.models import Scores
+from grpo_jax.models.layout import Layout
+from grpo_jax.models.layout import LayoutSpec
+from grpo_jax.rollouts.types import Rollout
+
+Measured = dict[str, metrics.Metric]
+
+_merge = jax.jit(metrics.merge)  # one call instead of one for each array
+
+
+@dataclasses.dataclass
+class Updater:
+  """A learner, compiled for its mesh, that takes all updates of a rollout.
+
+  Its functions `init(params)`, `refresh(state, weight)`, `credit(batch,
+  loss_state)`, `score_all(params, layout, num_micro, shape, with_entropy)`,
+  `train_step(state, batch, prompts, layout, num_micro, rollout_start, watch)`
+  and `rollout_end(...)` are those of `step` and `gradient`, jitted. The
+  parameters given to `init` and the state given to `refresh` and `train_step`
+  are donated: do not use them again.
+
+  Attributes:
+    learner: See `learner/types.py`.
+    params: Parameters or their shapes, to compile for.
+    spec: How completions are laid out.
+    seed: Seed of the order of prompts in the second epoch and later.
+    batches: Optimizer batches per rollout; divides the prompts.
+    epochs: Passes over a rollout.
+    anchor: Where `logp_old` comes from. `'learner'` scores the completions
+      itself, if the rollout gets more than one update or the method needs it.
+      `'sampler'` takes what the sampler said.
+    refresh_steps: Rollouts between refreshes of the reference, if the method
+      has one; 0 leaves the reference as it is.
+    refresh_weight: Weight of the policy in the average that becomes the new
+      reference; 1 makes a copy of the policy.
+    watch_steps: Rollouts between those whose overshoot is measured, from the
+      first on; 0: never.
+    stale: Whether rollouts may hold groups that an earlier policy has drawn.
+      `logp_old` of such groups is the sampler's, because the policy that drew
+      them is gone; `logp_old` of the other groups is then always scored.
+    scorings: Forward passes over the last rollout, by the policy or the
+      reference, before its first update.
+    abstract: The `TrainState` as shapes, dtypes and shardings, for a restore.
+  """
+
+  learner: Learner
+  params: dataclasses.InitVar[Any]
+  spec: LayoutSpec
+  seed: int = 0
+  batches: int = 1
+  epochs: int = 1
+  anchor: str = 'learner'
+  refresh_steps: int = 0
+  refresh_weight: float = 1.0
+  watch_steps: int = 0
+  stale: bool = False
+  scorings: int = dataclasses.field(default=0, init=False)
+  abstract: TrainState = dataclasses.field(init=False)
+
+  def __post_init__(self, params):
+    self._compile_functions(params)
+    self._ahead: threading.Thread | None = None
+    self._laid_out: Rollout | None = None
+    self._layouts: dict[bytes, Any] = {}
+    if not self.learner.with_reference:
+      self.refresh_steps = 0
+
+  def _compile_functions(self, params: Any) -> None:
+    """Jits the functions of `step` on the learner's mesh."""
+    place = step_lib.state_sharding(self.learner, params)
+    everywhere = sharding.replicated(self.learner.mesh)
+
+    def jit(function, **options):
+      def traced(*args):
+        with sharding.use(self.learner.mesh):
+          return function(self.learner, *args)
+
+      traced.__name__ = function.__name__  # what logs and profiles say
+      compiler_options = sharding.COMPILER_OPTIONS
+      return jax.jit(traced, compiler_options=compiler_options, **options)
+
+    self.abstract = jax.tree.map(
+      lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
+      jax.eval_shape(lambda p: step_lib.init(self.learner, p), params),
+      place,
+    )
+    self.init = jit(step_lib.init, donate_argnums=0, out_shardings=place)
+    self.refresh = jit(step_lib.refresh, donate_argnums=0, out_shardings=place)
+    self.credit = jit(step_lib.credit, out_shardings=everywhere)
+    self.score_all = jit(
+      gradient.score_all, static_argnums=(3, 4), out_shardings=everywhere
+    )
+    self.train_step = jit(
+      step_lib.train_step,
+      donate_argnums=0,
+      static_argnums=6,
+      out_shardings=(place, everywhere),
+    )
+    self.rollout_end = jit(step_lib.rollout_end, out_shardings=everywhere)
+
+  def __call__(
+    self, state: TrainState, rollout: Rollout, step: int
+  ) -> tuple[TrainState, Measured]:
+    """Takes every update of one rollout.
+
+    Args:
+      state: Donated; do not use it again.
+      rollout: See `rollouts/types.py`.
+      step: Number of the rollout.
+
+    Returns:
+      The new state, and metrics of the rollout and its updates.
+    """
+    if self._ahead is not None:
+      self._ahead.join()  # else the same would be compiled twice
+      self._ahead = None
+    batch = self.with_policies(state, rollout, step)
+    batch, loss_state, measured = self.credit(batch, state.loss_state)
+    state = state._replace(loss_state=loss_state)
+    start = jnp.copy(state.step)  # the state itself is donated
+    watch, begun = self.watches(step), batch
+    # Without `logp_old` the ratio is exactly 1 and nothing need be scored. What
+    # the last update has left is measured against the old policy all the same.
+    if watch and batch.logp_old is None:
+      begun = batch._replace(logp_old=self.score(state.params, rollout).logp)
+    for chosen in self.optimizer_batches(rollout, step):
+      layout, used = self.layout(rollout, chosen)
+      state, more = self.train_step(
+        state, batch, chosen, layout, used, start, watch
+      )
+      measured = _merge(measured, more)
+    if watch:
+      measured |= self._end(state, rollout, begun)
+    if self.refresh_steps and (step + 1) % self.refresh_steps == 0:
+      weight = jnp.asarray(self.refresh_weight, jnp.float32)
+      state = self.refresh(state, weight)
+    return state, measured
+
+  def watches(self, step: int) -> bool:
+    """Whether overshoot is measured in a rollout."""
+    return self.watch_steps > 0 and step % self.watch_steps == 0
+
+  def _end(
+    self, state: TrainState, rollout: Rollout, batch: losses.Batch
+  ) -> Measured:
+    """`rollout_end` of all prompts, one optimizer batch at a time."""
+    measured = None
+    for chosen in np.split(np.arange(len(rollout.prompts)), self.batches):
+      layout, used = self.layout(rollout, chosen)
+      more = self.rollout_end(
+        state.params, batch, state.loss_state, chosen, layout, used
+      )
+      measured = _merge(measured, more) if measured else more
+    return measured or {}
+
+  def compile_ahead(self, example: Rollout) -> None:
+    """Compiles the programs of an update in a thread of its own.
+
+    Meanwhile the sampler is compiled and the first rollout is drawn. The first
+    update waits for the thread, so an example of other shapes than the
+    rollout's costs the time to compile once more. Nothing is compiled ahead for
+    packed rows, because their shapes depend on the lengths of completions.
+
+    Args:
+      example: A rollout of the shapes to compile for, such as the largest; the
+        values in it do not matter.
+    """
+    if self.spec.kind != 'packed' and jax.process_count() == 1:
+      # The compiler cannot be interrupted, and Python waits at its end for
+      # threads that are no daemons; see `commands.main.run`.
+      self._ahead = threading.Thread(
+        target=self._try, args=(example,), name='compile ahead', daemon=True
+      )
+      self._ahead.start()
+
+  def _try(self, example: Rollout) -> None:
+    # What fails here fails again in the first update, which raises it.
+    with contextlib.suppress(Exception):
+      self._compile(example)
+
+  def _compile(self, example: Rollout) -> None:
+    """Compiles what `__call__` runs, where jit then finds it."""
+    everywhere = sharding.replicated(self.learner.mesh)
+
+    def arrays(tree):
+      return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
+        tree,
+      )
+
+    state, shape = self.abstract, example.batch.mask.shape
+    chosen = next(self.optimizer_batches(example, 0))
+    layout, used = self.layout(example, chosen)
+    scorings = []
+
+    def unscored(params, rollout, with_entropy=False):
+      del rollout
+      of_chosen = len(chosen), *shape[1:]
+      lowered = self.score_all.lower(
+        params, layout, used, of_chosen, with_entropy
+      )
+      scorings.append(lowered)
+      nothing = jnp.zeros(shape, device=everywhere)
+      return jax.tree.map(lambda _: nothing, lowered.out_info)
+
+    batch = self.with_policies(state, example, 0, unscored)
+    credited, _, _ = jax.eval_shape(self.credit, batch, state.loss_state)
+    step = arrays(jax.ShapeDtypeStruct((), jnp.int32))
+    self.train_step.lower(
+      state, arrays(credited), chosen, layout, used, step, self.watches(0)
+    ).compile()
+    self.credit.lower(batch, state.loss_state).compile()
+    for lowered in scorings:
+      lowered.compile()
+
+  @property
+  def scores_old(self) -> bool:
+    """Whether logp_old is scored, not taken from the sampler or implied."""
+    several = self.batches * self.epochs > 1 or self.stale
+    needed = several or self._requires('logp_old')
+    return self.anchor == 'learner' and needed
+
+  @property
+  def forward_passes(self) -> int:
+    """Forward passes over a rollout that take as long as its updates.
+
+    A backward pass counts as two.
+    """
+    return 3 * self.epochs + self.scorings
+
+  def _requires(self, name: str) -> bool:
+    return name in self.learner.method.requires
+
+  def with_policies(
+    self,
+    state: TrainState,
+    rollout: Rollout,
+    step: int,
+    score: Callable[..., Scores] | None = None,
+  ) -> losses.Batch:
+    """The batch with what the method reads of policies, and its noise.
+
+    Args:
+      state: Before the first update of the rollout.
+      rollout: See `rollouts/types.py`.
+      step: Number of the rollout.
+      score: Called instead of `self.score`.
+    """
+    score = score or self.score
+    batch, shape = rollout.batch, rollout.batch.mask.shape
+    fresh = np.asarray(batch.version) >= step
+    extras = {**batch.extras, 'fresh': fresh}
+    if self._requires('noise'):
+      rng = random_keys.generator(self.seed, 'noise', step)
+      # Positions come first, so that the noise of a token does not depend on
+      # how wide the batch is.
+      noise = rng.random((shape[2], *shape[:2]), np.float32)
+      extras['noise'] = np.moveaxis(noise, 0, -1)
+    if self._requires('updates_done'):  # each step says it anew
+      extras['updates_done'] = np.zeros(shape, np.float32)
+    batch = batch._replace(
+      extras=extras, entropy_old=extras.get('entropy_sampler')
+    )
+    if self.anchor == 'sampler':
+      batch = batch._replace(logp_old=batch.logp_sampler)
+    unknown = self._requires('entropy_old') and batch.entropy_old is None
+    scored = self.scores_old or unknown
+    if scored:
+      old = score(state.params, rollout, self._requires('entropy_old'))
+      if old.entropy is not None:
+        entropy = self._of_each_age(batch, old.entropy, batch.entropy_old)
+        batch = batch._replace(entropy_old=entropy)
+      if self.scores_old:
+        sampler = batch.logp_sampler
+        if sampler is not None:
+          # Scored log-probabilities are of the whole policy; the sampler's are
+          # of what top-k, top-p and min-p have left.
+          sampler = sampler + extras.get('log_kept', 0)
+        logp_old = self._of_each_age(batch, old.logp, sampler)
+        batch = batch._replace(logp_old=logp_old)
+    self.scorings = scored + self.learner.with_reference
+    if self.learner.with_reference:
+      logp_ref = score(state.reference, rollout).logp
+      batch = batch._replace(logp_ref=logp_ref)
+    return batch
+
+  def _of_each_age(self, batch: losses.Batch, scored, sampler):
+    """What was scored, but the sampler's where an earlier policy has drawn."""
+    if not self.stale or sampler is None:
+      return scored
+    return jnp.where(batch.extras['fresh'], scored, sampler)
+
+  def score(self, params: Any, rollout: Rollout, with_entropy: bool = False):
+    """`Scores` f32[P,G,T] of the completions under some parameters."""
+    parts = []
+    for chosen in np.split(np.arange(len(rollout.prompts)), self.batches):
+      layout, used = self.layout(rollout, chosen)
+      shape = (len(chosen), *rollout.batch.mask.shape[1:])
+      parts.append(self.score_all(params, layout, used, shape, with_entropy))
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+
+  def layout(self, rollout: Rollout, chosen: np.ndarray) -> tuple[Layout, int]:
+    """Micro-batches of some prompts, on the mesh, and how many are used.
+
+    The layouts of the last rollout are kept, because the policies that score it
+    and the first epoch read the same rows.
+    """
+    if rollout is not self._laid_out:
+      self._laid_out, self._layouts = rollout, {}
+    key = chosen.tobytes()
+    if key not in self._layouts:
+      layout, used = micro_batches.of_rollout(rollout, chosen, self.spec)
+      place = sharding.rows(self.learner.mesh, axis=1)
+      found = jax.device_put(layout, place), used
+      # A later epoch has other optimizer batches, which are used only once.
+      if len(self._layouts) == self.batches:
+        return found
+      self._layouts[key] = found
+    return self._layouts[key]
+
+  def memory_gib(self, rollout: Rollout) -> dict[str, float]:
+    """Memory that the compiled update needs on each device, GiB.
+
+    Returns:
+      What the compiler says: `temporary`, and `peak`, which counts arguments
+      and results too.
+    """
+    chosen = np.arange(len(rollout.prompts) // self.batches)
+    layout, used = self.layout(rollout, chosen)
+    method = self.learner.method
+    batch = losses.with_required(method, rollout.batch)
+    batch, _, _ = self.credit(batch, method.init())
+    step = self.train_step.lower(
+      self.abstract, batch, chosen, layout, used, np.int32(0),
+      self.watch_steps > 0,
+    )  # fmt: skip
+    needs: Any = step.compile().memory_analysis()
+    held = needs.argument_size_in_bytes + needs.output_size_in_bytes
+    return {
+      'temporary': needs.temp_size_in_bytes / 2**30,
+      'peak': (held - needs.alias_size_in_bytes + needs.temp_size_in_bytes)
+      / 2**30,
+    }
+
+  def optimizer_batches(self, rollout: Rollout, step: int) -> Iterator[Any]:
+    """Prompts i32[P'] of each optimizer batch, in another order every epoch."""
+    order = np.arange(len(rollout.prompts))
+    for epoch in range(self.epochs):
+      if epoch:
+        rng = random_keys.generator(self.seed, f'epoch {epoch}', step)
+        order = rng.permutation(order)
+      yield from np.split(order, self.batches)

@@ -1,0 +1,115 @@
+"""What a method needs to know of the run that it trains in.
+
+A method is a function of hyper-parameters. Some of these are already settled
+elsewhere in a run, for example the weights of the rewards. `takes_from_run`
+marks such an argument, so that a config does not have to say it twice, and
+`arguments_from_run` fills it in.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import inspect
+from typing import Any
+from typing import TypeVar
+
+FACTS = ('adam_b1', 'adam_b2', 'reward_weights', 'updates_per_rollout')
+
+_Make = TypeVar('_Make', bound=Callable[..., Any])
+
+
+def takes_from_run(**arguments: str) -> Callable[[_Make], _Make]:
+  """Marks the arguments of a method that a run may fill in.
+
+  The facts of a run are
+
+  - `reward_weights`: tuple of floats, the weight of each reward function, in
+    the order of the last axis of `Batch.reward_parts`;
+  - `updates_per_rollout`: int, optimizer steps on one rollout;
+  - `adam_b1`, `adam_b2`: floats, the decays of Adam's first and second moment.
+
+  The decorator does nothing but set the attribute `from_run` of the function, a
+  dict from arguments to facts. Called by hand, the method keeps its defaults. A
+  method of your own is marked in the same way.
+
+  Args:
+    **arguments: The name of a fact for each argument that is marked.
+
+  Returns:
+    A decorator that returns the function it is given.
+
+  Raises:
+    ValueError: When the decorator is applied: a fact is unknown, or the
+      function has no such argument.
+
+  >>> @takes_from_run(weights='reward_weights')
+  ... def first_reward_only(weights=(1.0,)):
+  ...   return weights[0]
+  >>> first_reward_only.from_run
+  {'weights': 'reward_weights'}
+  """
+
+  def mark(make: _Make) -> _Make:
+    name = getattr(make, '__qualname__', repr(make))
+    unknown = sorted(set(arguments.values()) - set(FACTS))
+    if unknown:
+      raise ValueError(
+        f'{name} takes {_listed(unknown)} from the run, which knows no such '
+        f'fact; take one of {_listed(FACTS)}.'
+      )
+    signature = inspect.signature(make)
+    try:
+      signature.bind_partial(**arguments)
+    except TypeError as error:
+      raise ValueError(
+        f'{name} marks arguments that it does not have ({error}); mark some of '
+        f'{_listed(signature.parameters)}.'
+      ) from error
+    # Not `make.from_run = ...`, which type checkers refuse for a function.
+    vars(make)['from_run'] = dict(arguments)
+    return make
+
+  return mark
+
+
+def arguments_from_run(
+  make: Callable[..., Any], facts: Mapping[str, Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+  """The arguments for a method: those that are given, and those from the run.
+
+  Args:
+    make: The method, marked by `takes_from_run` or not.
+    facts: The facts of the run, by name; the method need not take all.
+    kwargs: What the user gives. It wins over what the run says.
+
+  Returns:
+    The keyword arguments to call the method with.
+
+  Raises:
+    ValueError: The method takes a fact that is neither in `facts` nor replaced
+      in `kwargs`.
+
+  >>> @takes_from_run(b1='adam_b1', b2='adam_b2')
+  ... def method(b1=0.9, b2=0.999, low=0.2): ...
+  >>> arguments_from_run(method, {'adam_b1': 0.8, 'adam_b2': 0.99}, {'b2': 0.5})
+  {'b1': 0.8, 'b2': 0.5}
+  """
+  taken = {
+    argument: fact
+    for argument, fact in getattr(make, 'from_run', {}).items()
+    if argument not in kwargs
+  }
+  missing = sorted(set(taken.values()) - set(facts))
+  if missing:
+    # Its own default would do, but then a run would train with another number
+    # than the one it is configured with.
+    name = getattr(make, '__qualname__', repr(make))
+    raise ValueError(
+      f'{name} takes {_listed(missing)} from the run, but the facts of this '
+      f'run are {_listed(facts) or "none"}; add {_listed(missing)} to them, or '
+      'give the arguments yourself.'
+    )
+  return {**{a: facts[fact] for a, fact in taken.items()}, **kwargs}
+
+
+def _listed(names) -> str:
+  return ', '.join(map(repr, names))

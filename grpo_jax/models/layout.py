@@ -1,0 +1,448 @@
+"""Layout: how completions lie in the rows that the model reads.
+
+A `Layout` says what the model reads (tokens, positions, who may attend to whom)
+and at which column each completion token is scored. Three functions build one:
+
+- `padded_rows`: one row per completion, with padding behind it;
+- `packed_rows`: several completions one after another in a row;
+- `shared_prompt`: one row per prompt, which is computed once for its group.
+
+All three give the same log-probabilities; they differ in how much the model
+computes. The only readers of a layout are `models.attention` and
+`models.scores`. Losses never see a layout, and a layout holds no rewards.
+
+Layouts are built on the host, in NumPy, from what the sampler returned.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+Array = Any  # jax.Array or np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+  """How a row is divided into one prompt and equal blocks behind it.
+
+  Attributes:
+    prompt_tokens: Columns of the prompt.
+    completions: Number of blocks, one completion in each.
+    completion_tokens: Columns of each block.
+  """
+
+  prompt_tokens: int
+  completions: int
+  completion_tokens: int
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """Rows for the model; the first axis of every array is the row.
+
+  A row consists of segments: runs of columns that belong together, such as a
+  prompt, or a prompt with its completion. A segment may continue another: a
+  completion continues the prompt that it shares with others. A token attends to
+  the earlier positions of its own segment and of the segment that this one
+  continues.
+
+  Shapes: `R` rows, `S` columns, `C` slots for completions in each row, `T`
+  completion positions. Any slice of rows is a layout again.
+
+  Attributes:
+    tokens: i32[R,S].
+    position: i32[R,S], counted from the start of the prompt.
+    segment: i32[R,S], numbered from 1 in each row; 0 is padding.
+    parent: i32[R,S], the segment that the token's segment continues, or 0.
+    column: i32[R,C,T], the column whose output predicts completion token t.
+    target: i32[R,C,T], the id of completion token t.
+    completion: i32[R,C], the number p * G + g of the completion in a slot;
+      P * G in an empty slot.
+    parents: Whether any segment continues another.
+    blocks: The equal blocks of every row, if it has such; attention then does
+      no work across blocks. None for rows of any segments.
+  """
+
+  tokens: Array
+  position: Array
+  segment: Array
+  parent: Array
+  column: Array
+  target: Array
+  completion: Array
+  parents: bool = dataclasses.field(default=False, metadata=dict(static=True))
+  blocks: Blocks | None = dataclasses.field(
+    default=None, metadata=dict(static=True)
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutSpec:
+  """How completions are laid out for the learner.
+
+  Attributes:
+    kind: `'shared'`, `'packed'` or `'padded'`, as in the names of the three
+      builders; or `'auto'`: `'shared'` or `'packed'`, whichever computes less
+      for the lengths at hand.
+    micro_rows: Rows of a micro-batch; 0: as many rows as hold `micro_tokens`.
+    row_completions: How many completions one row of a shared layout holds; it
+      divides the group, and 0 puts the whole group into one row.
+    prompt_buckets: Allowed prompt widths, tokens.
+    pack_tokens: Least width of a packed row, tokens.
+    micro_tokens: Columns of a micro-batch, all rows together; read if
+      `micro_rows` is 0.
+    shards: Data shards; a micro-batch then has a multiple of this many rows.
+    key_cost: Cost of attending to one more key, relative to all else that a
+      token costs; `'auto'` compares layouts by it.
+    share: Whether packed completions of a group share their prompt; see
+      `packed_rows`.
+  """
+
+  kind: str
+  micro_rows: int
+  row_completions: int = 0
+  prompt_buckets: Sequence[int] = ()
+  pack_tokens: int = 0
+  micro_tokens: int = 2048
+  shards: int = 1
+  key_cost: float = 0.0
+  share: bool = True
+
+  def __post_init__(self):
+    if self.kind not in ('auto', 'shared', 'packed', 'padded'):
+      raise ValueError(
+        f"layout={self.kind!r} is none of 'auto', 'shared', 'packed', "
+        "'padded'; set config.learner.layout to one of them."
+      )
+
+  def rows_of(self, row_tokens: int, rows: int) -> int:
+    """Rows of a micro-batch.
+
+    Args:
+      row_tokens: Width of the rows.
+      rows: How many rows there are in all.
+    """
+    if self.micro_rows:
+      return self.micro_rows
+    # Equal parts, rather than full ones and a rest: all micro-batches have one
+    # shape, and what the last of them lacks is computed as padding.
+    on_each = math.ceil(rows / self.shards)
+    parts = math.ceil(on_each * row_tokens / self.micro_tokens)
+    return math.ceil(on_each / parts) * self.shards
+
+
+def bucket(length: int, sizes: Sequence[int], what: str) -> int:
+  """The smallest allowed size that holds `length` tokens.
+
+  A program is compiled for each size, so only a few are allowed.
+
+  Args:
+    length: The needed size.
+    sizes: The allowed sizes.
+    what: What is measured, for the error message.
+
+  Returns:
+    A member of `sizes`.
+
+  Raises:
+    ValueError: None of the sizes is large enough.
+
+  >>> bucket(5, (4, 8, 16), 'prompt')
+  8
+  """
+  fitting = [size for size in sizes if size >= length]
+  if not fitting:
+    raise ValueError(
+      f'{what} needs {length} tokens, but the largest bucket is {max(sizes)}; '
+      'raise the limit in the config, or filter such examples.'
+    )
+  return min(fitting)
+
+
+def _empty(rows, columns, completions, tokens, total) -> dict[str, Any]:
+  """The arrays of a layout in which nothing has been written.
+
+  Args:
+    rows: `R`.
+    columns: `S`.
+    completions: `C`.
+    tokens: `T`.
+    total: `P * G`, which marks a slot as empty.
+  """
+  model = {
+    name: np.zeros((rows, columns), np.int32)
+    for name in ('tokens', 'position', 'segment', 'parent')
+  }
+  scored = {
+    name: np.zeros((rows, completions, tokens), np.int32)
+    for name in ('column', 'target')
+  }
+  # One past the last number, which a scatter with mode='drop' leaves out.
+  nobody = np.full((rows, completions), total, np.int32)
+  return {**model, **scored, 'completion': nobody}
+
+
+def _write(fields, row, start, ids, position, segment, parent=0):
+  """Puts `ids` into columns `start...` of a row, as (part of) a segment."""
+  span = slice(start, start + len(ids))
+  fields['tokens'][row, span] = ids
+  fields['position'][row, span] = position + np.arange(len(ids))
+  fields['segment'][row, span] = segment
+  fields['parent'][row, span] = parent
+
+
+def _score(fields, row, slot, index, ids, first, rest):
+  """Fills a slot: which completion it holds, and where its tokens are scored.
+
+  Args:
+    fields: The arrays.
+    row: Of the slot.
+    slot: Number of the slot in its row.
+    index: Number of the completion.
+    ids: Its tokens.
+    first: The column that predicts token 0: the last one of the prompt.
+    rest: The column of token 0, which predicts token 1, and so on.
+  """
+  fields['completion'][row, slot] = index
+  fields['target'][row, slot, : len(ids)] = ids
+  fields['column'][row, slot, : len(ids)] = rest + np.arange(-1, len(ids) - 1)
+  if len(ids):
+    fields['column'][row, slot, 0] = first
+
+
+def _flatten(prompts, tokens, length):
+  """Yields (number, prompt ids, completion ids) in the order p * G + g."""
+  tokens, length = np.asarray(tokens), np.asarray(length)
+  for p, prompt in enumerate(prompts):
+    # The first token of a completion is scored at the prompt's last column.
+    if not len(prompt):
+      raise ValueError(
+        f'Prompt {p} is empty; a completion needs at least one prompt token '
+        'to be predicted from.'
+      )
+    for g in range(tokens.shape[1]):
+      yield p * tokens.shape[1] + g, prompt, tokens[p, g, : length[p, g]]
+
+
+def padded_rows(
+  prompts: Sequence[Sequence[int]],
+  tokens: Array,
+  length: Array,
+  row_tokens: int,
+) -> Layout:
+  """One row per completion: prompt, completion, padding.
+
+  Args:
+    prompts: `P` lists of ids, none empty.
+    tokens: i32[P,G,T], sampled ids.
+    length: i32[P,G], tokens of each completion, 0 for an empty one.
+    row_tokens: Width of the rows, `S`.
+
+  Returns:
+    A `Layout` with `R = P * G` and `C = 1`.
+
+  Raises:
+    ValueError: A prompt is empty, or a row does not fit.
+  """
+  number = tokens.shape[0] * tokens.shape[1]
+  fields = _empty(number, row_tokens, 1, tokens.shape[2], number)
+  for index, prompt, ids in _flatten(prompts, tokens, length):
+    bucket(len(prompt) + len(ids), (row_tokens,), 'prompt and completion')
+    _write(fields, index, 0, prompt, 0, 1)
+    _write(fields, index, len(prompt), ids, len(prompt), 1)
+    _score(fields, index, 0, index, ids, len(prompt) - 1, len(prompt))
+  return Layout(**fields)
+
+
+def packed_rows(
+  prompts: Sequence[Sequence[int]],
+  tokens: Array,
+  length: Array,
+  row_tokens: int,
+  share: bool = True,
+) -> Layout:
+  """Several completions one after another in a row, of any prompts.
+
+  Completions of a group that are to lie behind one copy of their prompt make a
+  bundle. First each group is divided into bundles that fit into a row, then the
+  bundles are put into rows, the longest first, each into the first row that has
+  room. This uses few rows, though not always the fewest.
+
+  Args:
+    prompts: `P` lists of ids, none empty.
+    tokens: i32[P,G,T], sampled ids.
+    length: i32[P,G], tokens of each completion, 0 for an empty one.
+    row_tokens: Width of the rows, `S`.
+    share: Whether a bundle may hold several completions, which then share the
+      prompt. Otherwise every completion has a copy of its prompt before it.
+
+  Returns:
+    A `Layout`; `C` is the largest number of completions in one row.
+
+  Raises:
+    ValueError: A prompt is empty, or a completion does not fit into a row.
+  """
+  pieces = list(_flatten(prompts, tokens, length))
+  group = np.asarray(tokens).shape[1]
+  bundles: list[list[int]] = []  # numbers of completions
+  for first in range(0, len(pieces), group):
+    prompt_tokens = len(pieces[first][1])
+    sizes = {i: len(pieces[i][2]) for i in range(first, first + group)}
+    longest = prompt_tokens + max(sizes.values())
+    bucket(longest, (row_tokens,), 'prompt and completion')
+    # Without room no two completions get into one bundle (but for empty ones).
+    room = row_tokens - prompt_tokens if share else 0
+    bundles += _first_fit(sizes, room)
+
+  def columns(bundle):
+    return len(pieces[bundle[0]][1]) + sum(len(pieces[i][2]) for i in bundle)
+
+  # A bundle is put into a row as a whole: apart, its completions would need the
+  # prompt twice.
+  sizes = {k: columns(bundle) for k, bundle in enumerate(bundles)}
+  rows = _first_fit(sizes, row_tokens)
+  most = max(sum(len(bundles[k]) for k in row) for row in rows)
+  fields = _empty(len(rows), row_tokens, most, tokens.shape[2], len(pieces))
+  for r, row in enumerate(rows):
+    start = slot = segment = 0
+    for bundle in (bundles[k] for k in row):
+      prompt = pieces[bundle[0]][1]
+      segment += 1
+      of_prompt, last = segment, start + len(prompt) - 1
+      _write(fields, r, start, prompt, 0, of_prompt)
+      start += len(prompt)
+      for index, _, ids in (pieces[i] for i in bundle):
+        # A completion that shares its prompt is a segment that continues the
+        # prompt's; one that does not is part of the prompt's segment.
+        segment += share
+        parent = of_prompt if share else 0
+        _write(fields, r, start, ids, len(prompt), segment, parent)
+        _score(fields, r, slot, index, ids, last, start)
+        start, slot = start + len(ids), slot + 1
+  return Layout(**fields, parents=share)
+
+
+def _first_fit(sizes: dict[int, int], room: int) -> list[list[int]]:
+  """Puts keys into bins, the largest first, each into the first with room.
+
+  Args:
+    sizes: The size of each key.
+    room: How much a bin holds. A key that is larger has a bin of its own.
+
+  Returns:
+    The keys of each bin.
+
+  >>> _first_fit({0: 2, 1: 5, 2: 3}, 6)
+  [[1], [2, 0]]
+  """
+  bins: list[list[int]] = []
+  left: list[int] = []
+  for key in sorted(sizes, key=lambda key: -sizes[key]):
+    place = next((b for b, free in enumerate(left) if free >= sizes[key]), None)
+    if place is None:
+      place = len(bins)
+      bins.append([])
+      left.append(room)
+    bins[place].append(key)
+    left[place] -= sizes[key]
+  return bins
+
+
+def shared_prompt(
+  prompts: Sequence[Sequence[int]],
+  tokens: Array,
+  length: Array,
+  prompt_tokens: int,
+) -> Layout:
+  """One row per prompt: the prompt once, then its completions as equal blocks.
+
+  Args:
+    prompts: `P` lists of ids, none empty.
+    tokens: i32[P,G,T], sampled ids.
+    length: i32[P,G], tokens of each completion, 0 for an empty one.
+    prompt_tokens: Columns for the prompt.
+
+  Returns:
+    A `Layout` with `R = P`, `C = G`, `S = prompt_tokens + G * T`, and `blocks`.
+
+  Raises:
+    ValueError: A prompt is empty, or does not fit into its columns.
+  """
+  number, group, most = tokens.shape
+  # Blocks have the same width, however short their completions are: attention
+  # can then be computed block by block, as one array.
+  columns = prompt_tokens + group * most
+  fields = _empty(number, columns, group, most, number * group)
+  for index, prompt, ids in _flatten(prompts, tokens, length):
+    row, slot = divmod(index, group)
+    start = prompt_tokens + slot * most
+    bucket(len(prompt), (prompt_tokens,), 'prompt')
+    _write(fields, row, 0, prompt, 0, 1)
+    _write(fields, row, start, ids, len(prompt), slot + 2, parent=1)
+    _score(fields, row, slot, index, ids, len(prompt) - 1, start)
+  blocks = Blocks(prompt_tokens, group, most)
+  return Layout(**fields, parents=True, blocks=blocks)
+
+
+def pad_to(
+  layout: Layout, rows: int, completions: int, num_completions: int
+) -> Layout:
+  """Adds empty rows and empty slots, so that a compiled program fits.
+
+  Args:
+    layout: A layout with at most `rows` rows and `completions` slots in each.
+    rows: `R` of the result.
+    completions: `C` of the result.
+    num_completions: `P * G`, which marks a slot as empty.
+
+  Returns:
+    A `Layout`. The model takes the added rows for padding, and no one reads
+    what is scored in the added slots.
+  """
+  more_rows = rows - layout.tokens.shape[0]
+  more_slots = completions - layout.completion.shape[1]
+
+  def pad(x, *slots, value=0):
+    widths = [(0, more_rows), *slots] + [(0, 0)] * (x.ndim - 1 - len(slots))
+    return np.pad(x, widths, constant_values=value)
+
+  return Layout(
+    tokens=pad(layout.tokens),
+    position=pad(layout.position),
+    segment=pad(layout.segment),
+    parent=pad(layout.parent),
+    column=pad(layout.column, (0, more_slots)),
+    target=pad(layout.target, (0, more_slots)),
+    completion=pad(layout.completion, (0, more_slots), value=num_completions),
+    parents=layout.parents,
+    blocks=layout.blocks,
+  )
+
+
+def split_rows(layout: Layout, micro_rows: int) -> Layout:
+  """Cuts a layout into micro-batches, one after another on a new first axis.
+
+  Args:
+    layout: A layout of `R` rows.
+    micro_rows: Rows of a micro-batch; it divides `R`.
+
+  Returns:
+    A `Layout` whose arrays are [R / micro_rows, micro_rows, ...].
+
+  Raises:
+    ValueError: `micro_rows` does not divide `R`.
+  """
+  rows = layout.tokens.shape[0]
+  if rows % micro_rows:
+    raise ValueError(
+      f'{rows} rows do not split into micro-batches of {micro_rows}; pad the '
+      'layout to a multiple with pad_to.'
+    )
+  return jax.tree.map(
+    lambda x: x.reshape(rows // micro_rows, micro_rows, *x.shape[1:]), layout
+  )

@@ -1,0 +1,117 @@
+"""The rows of an optimizer batch, cut into micro-batches of fixed shape.
+
+A stack is a `Layout` with a leading axis `N` of micro-batches. How many of the
+N hold anything is a number that the compiled update is given, so that batches
+of different lengths run the same program.
+"""
+
+from collections.abc import Sequence
+import math
+
+import numpy as np
+
+from grpo_jax.models import layout
+from grpo_jax.models.layout import Layout
+from grpo_jax.models.layout import LayoutSpec
+
+# Packed rows are compiled for several shapes; `'auto'` takes them only where
+# they are at most this share of the work.
+_WORTHWHILE = 0.75
+
+
+def micro_batches(
+  prompts: Sequence[Sequence[int]],
+  tokens: np.ndarray,
+  length: np.ndarray,
+  spec: LayoutSpec,
+) -> tuple[Layout, int]:
+  """The layout of one optimizer batch, as a stack of micro-batches.
+
+  Args:
+    prompts: `P` lists of ids, none empty.
+    tokens: i32[P,G,T], sampled ids.
+    length: i32[P,G], tokens of each completion.
+    spec: See `LayoutSpec`.
+
+  Returns:
+    A `Layout` [N, micro_rows, ...], and how many of the N hold anything. The
+    shapes depend on the buckets. The shapes of packed rows also depend on the
+    most completions in one row, rounded up to a power of two.
+  """
+  given = prompts, tokens, length
+  number, group, width = given[1].shape
+  prompt_width = layout.bucket(
+    max(map(len, prompts)), spec.prompt_buckets, 'prompt'
+  )
+  kind = 'shared' if spec.kind == 'auto' else spec.kind
+  built, most_rows = _built(kind, *given, prompt_width, spec)
+  needed = sum(map(len, prompts)) + int(given[2].sum())
+  if spec.kind == 'auto' and needed < _WORTHWHILE * built.tokens.size:
+    packed = _built('packed', *given, prompt_width, spec)
+    if _work(packed[0], number, spec) < _WORTHWHILE * _work(
+      built, number, spec
+    ):
+      built, most_rows = packed
+  slots = built.completion.shape[1]
+  if built.blocks is None:
+    slots = _power_of_two(slots)
+  micro_rows = _micro_rows(built, number, spec)
+  used = math.ceil(built.tokens.shape[0] / micro_rows)
+  whole = math.ceil(most_rows / micro_rows)
+  padded = layout.pad_to(built, whole * micro_rows, slots, number * group)
+  return layout.split_rows(padded, micro_rows), used
+
+
+def _built(
+  kind: str, prompts, tokens, length, prompt_width: int, spec: LayoutSpec
+) -> tuple[Layout, int]:
+  """A layout of one kind, and the most rows it has for any lengths."""
+  number, group, width = tokens.shape
+  row_tokens = prompt_width + width
+  if kind == 'padded':
+    return layout.padded_rows(prompts, tokens, length, row_tokens), (
+      number * group
+    )
+  if kind == 'packed':
+    row_tokens = max(row_tokens, spec.pack_tokens)
+    return layout.packed_rows(
+      prompts, tokens, length, row_tokens, spec.share
+    ), number * group
+  per_row = spec.row_completions or group
+  if group % per_row:
+    raise ValueError(
+      f'row_completions={per_row} does not divide the group of {group}; set '
+      'config.learner.row_completions to a divisor.'
+    )
+  split = number * group // per_row
+  return layout.shared_prompt(
+    [prompt for prompt in prompts for _ in range(group // per_row)],
+    tokens.reshape(split, per_row, width),
+    length.reshape(split, per_row),
+    prompt_width,
+  ), split
+
+
+def _micro_rows(rows: Layout, prompts: int, spec: LayoutSpec) -> int:
+  """Rows of a micro-batch; no more than there are prompts, if not given.
+
+  Rows of a group are at least one, and how many there are of packed ones
+  depends on the lengths, which the shape of a micro-batch must not.
+  """
+  return spec.rows_of(rows.tokens.shape[1], prompts)
+
+
+def _work(rows: Layout, prompts: int, spec: LayoutSpec) -> float:
+  """What a layout costs the model, in tokens without attention."""
+  number, columns = rows.tokens.shape
+  micro_rows = _micro_rows(rows, prompts, spec)
+  number = math.ceil(number / micro_rows) * micro_rows
+  keys, key_cost = columns, spec.key_cost
+  if rows.blocks is not None:
+    keys = rows.blocks.prompt_tokens + rows.blocks.completion_tokens
+  return number * columns * (1 + key_cost * keys)
+
+
+def _power_of_two(number: int) -> int:
+  """The next one, `number` included."""
+  return 1 << (number - 1).bit_length()

@@ -1,0 +1,102 @@
+"""What a config alone tells of a run, in a few lines, before JAX is imported.
+
+Importing JAX and Flax takes seconds. Nothing here needs them, so that a person
+sees within a second whether the command means what was meant.
+"""
+
+import os
+
+from grpo_jax import config as config_lib
+
+
+def facts(config: config_lib.Config, workdir: str | os.PathLike) -> list[str]:
+  """Lines of a name and what is known of it.
+
+  Args:
+    config: Of the run.
+    workdir: Of the run, as it was typed.
+
+  Returns:
+    At least 'run', 'method', 'model', 'rollouts' and 'reward'.
+  """
+  rows = {
+    'run': str(workdir),
+    'method': _method(config),
+    'model': _model(config.model),
+    'data': _data(config.data),
+    'warm-up': _warm_up(config.warm_up),
+    'rollouts': _rollouts(config),
+    'reward': ' + '.join(map(_reward, config.rewards)),
+    'held-out': _heldout(config),
+  }
+  return [line(name, text) for name, text in rows.items() if text]
+
+
+def line(name: str, text: str) -> str:
+  """One fact, as a line of a table."""
+  return f'  {name:9} {text}'
+
+
+def note(config: config_lib.Config) -> str:
+  """What a reader of sampled completions must know of the data."""
+  if config.data.train == 'arithmetic':
+    return 'sums are written backwards'
+  return ''
+
+
+def _method(config: config_lib.Config) -> str:
+  given = config.learner.method_kwargs.items()
+  arguments = ', '.join(f'{name}={value!r}' for name, value in given)
+  brake = config.optim.brake
+  return (
+    f'{config.learner.method}({arguments}), learning rate {config.optim.lr:g}'
+    + (f', brake {brake}' if brake != 'none' else '')
+  )
+
+
+def _model(model: config_lib.Model) -> str:
+  heads = f'{model.num_heads} heads of {model.head_dim}'
+  if model.num_kv_heads != model.num_heads:
+    heads += f' ({model.num_kv_heads} for keys and values)'
+  return f'{_count(model.num_layers, "layer")}, width {model.width}, {heads}'
+
+
+def _data(data: config_lib.Data) -> str:
+  if data.train != 'arithmetic':
+    return f'{data.train}, tokenizer {data.tokenizer}'
+  return 'built-in sums, written backwards: 47+85= is answered 231'
+
+
+def _warm_up(warm_up: config_lib.WarmUp) -> str:
+  if not warm_up.steps:
+    return ''
+  return (
+    f'{_count(warm_up.steps, "step")} on {warm_up.examples} demonstrations each'
+  )
+
+
+def _rollouts(config: config_lib.Config) -> str:
+  sampler, learner = config.sampler, config.learner
+  updates = _count(learner.batches * learner.epochs, 'update')
+  return (
+    f'{config.steps}, each {sampler.prompts} prompts x {sampler.group} '
+    f'completions of up to {sampler.max_tokens} tokens, {updates}'
+  )
+
+
+def _reward(reward: config_lib.Reward) -> str:
+  weight = '' if reward.weight == 1 else f'{reward.weight:g} x '
+  return weight + reward.name
+
+
+def _heldout(config: config_lib.Config) -> str:
+  if not config.data.heldout:
+    return ''
+  every = config.evaluation.every_steps
+  between = f', every {_count(every, "rollout")},' if every else ''
+  examples = config.evaluation.examples
+  return f'{examples} problems, at the start{between} and at the end'
+
+
+def _count(number: int, noun: str) -> str:
+  return f'{number} {noun}' + ('' if number == 1 else 's')

@@ -1,0 +1,122 @@
+"""The display for logs and pipes: lines on standard error."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import math
+import sys
+import threading
+
+from grpo_jax.monitor import _display
+from grpo_jax.monitor import _format
+from grpo_jax.monitor import _table
+from grpo_jax.monitor._display import About
+from grpo_jax.monitor._display import History
+from grpo_jax.monitor._display import Scalars
+from grpo_jax.monitor._samples import Sample
+from grpo_jax.monitor._samples import shorten
+
+_LINES = 200  # about as many a plain log has, however long the run
+_PROMPT, _COMPLETION = 60, 120  # columns of a sample in a plain log
+_ANNOUNCED_SECS = 2.0  # what takes longer is said before it is done
+
+
+class Plain:
+  """Lines on standard error, for logs.
+
+  A run of up to 200 rollouts has a line for each; a longer one about 200 lines,
+  and always the first, the last and those of evaluations. The first, the last
+  and evaluations show everything that the live display shows, and samples.
+
+  Args:
+    about: What is known of the run.
+  """
+
+  def __init__(self, about: About):
+    self._about, self._total = about, about.total_steps
+    self._every = max(1, math.ceil(self._total / _LINES))
+    self._pace = _format.Pace(self._total)
+    self._begun = False
+    self._known: Scalars = {}
+    self._announcement = threading.Timer(0, lambda: None)
+
+  def remember(self, history: History) -> None:
+    """Takes no notice: lines tell of one rollout each."""
+
+  def begin(self, doing: str, first: bool) -> None:
+    """Says what is being done, if it takes long for the first time."""
+    self._announcement.cancel()
+    if first:
+      say = threading.Timer(_ANNOUNCED_SECS, self.line, [f'  {doing} ...'])
+      say.daemon = True  # it must not hold up the end of the process
+      say.start()
+      self._announcement = say
+
+  def end(self, doing: str, first: bool, secs: float) -> None:
+    """Says how long it took, the first time."""
+    self._announcement.cancel()
+    if first:
+      self.line(_display.took(doing, _format.seconds(secs)))
+
+  def write(
+    self, step: int, scalars: Scalars, samples: Sequence[Sample]
+  ) -> None:
+    """Shows a rollout's numbers, if its turn has come."""
+    self._pace.tick(step)
+    self._known = _table.kept(self._known, scalars)
+    evaluated = 'heldout_accuracy' in scalars
+    first, self._begun = not self._begun or step == 1, True
+    last = step == self._total
+    if not (first or last or evaluated or step % self._every == 0):
+      return
+    groups = _table.groups(self._known, self._about.still)
+    words = [f'rollout {step}/{self._total}']
+    words += _pairs(_table.headline(scalars))
+    words += [_fact(row) for row in groups.get('policy', ()) if not row.rank]
+    left = self._pace.left()
+    if left is not None:
+      words.append(f'left {_format.duration(left)}')
+    self.line('  '.join(words))
+    if not (first or last or evaluated):
+      return
+    for heading, rows in groups.items():
+      self.line(f'  {heading}: {", ".join(map(_fact, rows))}')
+    for sample in samples if evaluated else ():
+      prompt = shorten(sample.prompt, _PROMPT)
+      completion = shorten(sample.completion, _COMPLETION)
+      self.line(
+        f'  sample  reward {sample.reward:.3f}  {prompt} -> {completion}'
+      )
+
+  def line(self, text: str) -> None:
+    """Prints any text."""
+    print(text, file=sys.stderr, flush=True)
+
+  def progress(
+    self, label: str, step: int, total: int, scalars: Scalars
+  ) -> None:
+    """Prints about ten lines from start to end."""
+    if step == total or step % max(1, total // 10) == 0:
+      named = {_table.demonstrated(k): v for k, v in scalars.items()}
+      self.line('  '.join([f'{label} {step}/{total}', *_pairs(named)]))
+
+  def warn(self, step: int | None, text: str) -> None:
+    """Prints a warning."""
+    self.line(f'warning: {_display.at(step)}{text}')
+
+  def close(self) -> None:
+    """Announces nothing more; every line is out already."""
+    self._announcement.cancel()
+
+
+def _fact(row: _table.Shown) -> str:
+  """'label number unit'."""
+  return f'{row.label} {row.value} {row.unit}'.rstrip()
+
+
+def _pairs(named: Mapping[str, float | None]) -> list[str]:
+  """'label number' of what was measured."""
+  return [
+    f'{label} {_format.number(value)}'
+    for label, value in named.items()
+    if value is not None
+  ]

@@ -1,0 +1,151 @@
+"""The terminal of a run, from the first second on."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+import contextlib
+import os
+import sys
+import time
+
+from grpo_jax import config as config_lib
+from grpo_jax.monitor import _facts
+from grpo_jax.monitor import _plain
+from grpo_jax.monitor import _rich
+from grpo_jax.monitor import _table
+from grpo_jax.monitor._display import About
+from grpo_jax.monitor._display import Display
+from grpo_jax.monitor._display import History
+from grpo_jax.monitor._display import Nothing
+from grpo_jax.monitor._display import Scalars
+from grpo_jax.monitor._samples import Sample
+from grpo_jax.monitor._samples import escape
+
+_WORTH_SECS = 0.1  # what took less is not worth a line
+
+
+class Screen:
+  """What a person sees of a run; a context manager.
+
+  A terminal that breaks does not stop a run: what cannot be drawn is not drawn.
+  Texts are escaped, because they may come from a file or from a model.
+
+  Args:
+    display: What to draw on.
+  """
+
+  def __init__(self, display: Display):
+    self._display = display
+    self._seen: set[str] = set()
+
+  def __enter__(self) -> 'Screen':
+    return self
+
+  def __exit__(self, *_) -> None:
+    self.close()
+
+  @contextlib.contextmanager
+  def phase(self, doing: str, first: str = '') -> Iterator[None]:
+    """Says what is being done, and for how long, while the context lasts.
+
+    Args:
+      doing: What is being done, such as 'sampling'.
+      first: What to call it the first time, when it compiles; `doing` if empty.
+        Its seconds stay on the terminal, unless they are none to speak of.
+    """
+    new = doing not in self._seen
+    self._seen.add(doing)
+    said = escape(first if new and first else doing)
+    start = time.monotonic()
+    with contextlib.suppress(OSError):
+      self._display.begin(said, new)
+    yield
+    secs = time.monotonic() - start
+    with contextlib.suppress(OSError):
+      self._display.end(said, new and secs >= _WORTH_SECS, secs)
+
+  def line(self, text: str) -> None:
+    """Shows something to know, in one line or several."""
+    with contextlib.suppress(OSError):
+      self._display.line('\n'.join(map(escape, text.split('\n'))))
+
+  def fact(self, name: str, text: str) -> None:
+    """Shows something of the run that the config alone does not tell."""
+    self.line(_facts.line(name, text))
+
+  def warn(self, step: int | None, text: str) -> None:
+    """Shows a warning, made into one line, which stays visible."""
+    with contextlib.suppress(OSError):
+      self._display.warn(step, escape(' '.join(text.split())))
+
+  def write(
+    self, step: int, scalars: Scalars, samples: Sequence[Sample]
+  ) -> None:
+    """Shows one rollout; see `Monitor.write`."""
+    with contextlib.suppress(OSError):
+      self._display.write(step, scalars, samples)
+
+  def progress(
+    self, label: str, step: int, total: int, scalars: Scalars
+  ) -> None:
+    """Shows one step of something else; see `Monitor.progress`."""
+    with contextlib.suppress(OSError):
+      self._display.progress(label, step, total, scalars)
+
+  def remember(self, history: History) -> None:
+    """From now on the history of the run is known."""
+    self._display.remember(history)
+
+  def close(self) -> None:
+    """Gives the terminal back."""
+    with contextlib.suppress(OSError):
+      self._display.close()
+
+
+def start(config: config_lib.Config, workdir: str | os.PathLike) -> Screen:
+  """The screen of a run, after its first lines: what the config alone tells.
+
+  Args:
+    config: Of the run.
+    workdir: Of the run.
+
+  Returns:
+    A `Screen`, to be closed; `Monitor` goes on with it.
+  """
+  about = About(config.steps, _table.still(config), _facts.note(config))
+  screen = Screen(of_mode(config.log.display, about))
+  screen.line('\n'.join(_facts.facts(config, workdir)))
+  return screen
+
+
+def of_mode(mode: str, about: About) -> Display:
+  """The display that a config asks for.
+
+  Args:
+    mode: 'rich', 'plain', 'none' or 'auto'; see `choose`.
+    about: What is known of the run.
+
+  Returns:
+    A `Display`.
+  """
+  chosen = choose(mode)
+  if chosen == 'none':
+    return Nothing()
+  if chosen == 'plain':
+    return _plain.Plain(about)
+  return _rich.Rich(about, _rich.console(force=mode == 'rich'))
+
+
+def choose(mode: str) -> str:
+  """The display that 'auto' means here.
+
+  Args:
+    mode: 'rich', 'plain', 'none' or 'auto'.
+
+  Returns:
+    'rich', 'plain' or 'none'; 'auto' is rich on a terminal that can move its
+    cursor.
+  """
+  if mode != 'auto':
+    return mode
+  able = sys.stderr.isatty() and os.environ.get('TERM') != 'dumb'
+  return 'rich' if able else 'plain'

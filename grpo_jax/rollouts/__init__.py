@@ -1,0 +1,1 @@
+"""Rollouts: sampled, judged, selected, written and measured."""

@@ -1,0 +1,260 @@
+"""Dynamic sampling: which prompts come next, and which groups are kept.
+
+A group whose completions all got the same reward has no advantage, so it
+teaches a group-based method nothing. This module replaces such groups by
+drawing further prompts, up to a number of rounds. Groups that were drawn beyond
+what a rollout needs are kept for the next one. Prompts that the policy has
+solved may be retired.
+
+Every decision is a pure function of what was drawn and of the `PromptState`,
+which is part of a checkpoint. A resumed run therefore takes the same decisions.
+"""
+
+import base64
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import hashlib
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+
+from grpo_jax import data
+from grpo_jax.rollouts import parquet
+from grpo_jax.rollouts.types import Rollout
+from grpo_jax.rollouts.types import concatenate
+from grpo_jax.rollouts.types import select
+
+
+class PromptState(NamedTuple):
+  """Where the next rollout finds its prompts; a checkpoint holds one.
+
+  Attributes:
+    position: The global prompt counter of the next prompt to read.
+    retired: The prompts that are not drawn again, by their `_identity`.
+    surplus: Groups that were drawn but not trained on; the next rollout begins
+      with them. None if there are none.
+    prompts_without_signal: How many prompts have been drawn since the last
+      group whose rewards differed. Counted with dynamic sampling only.
+  """
+
+  position: int = 0
+  retired: frozenset[int] = frozenset()
+  surplus: Rollout | None = None
+  prompts_without_signal: int = 0
+
+
+# What `draw` returns: the rollout to train on, the state after it, and counts
+# for the metrics.
+Drawn = tuple[Rollout, PromptState, dict[str, float]]
+
+
+def to_json(prompt_state: PromptState) -> dict[str, Any]:
+  """A `PromptState` as a dict that JSON can hold."""
+  surplus = prompt_state.surplus
+  return {
+    'position': prompt_state.position,
+    'retired': sorted(prompt_state.retired),
+    'prompts_without_signal': prompt_state.prompts_without_signal,
+    'surplus': surplus
+    and base64.b64encode(parquet.to_bytes(surplus, 0)).decode(),
+  }
+
+
+def from_json(values: Mapping[str, Any]) -> PromptState:
+  """The `PromptState` that `to_json` was given, or an older version of it."""
+  surplus = values['surplus']
+  # Older checkpoints call the count 'barren'.
+  count = 'barren' if 'barren' in values else 'prompts_without_signal'
+  return PromptState(
+    values['position'],
+    frozenset(values['retired']),
+    surplus and parquet.from_bytes(base64.b64decode(surplus)),
+    values[count],
+  )
+
+
+class NothingToLearn(ValueError):
+  """No prompt is left that gives completions of different rewards."""
+
+
+def draw(
+  prompt_state: PromptState,
+  stream: Any,
+  epoch: int,
+  number: int,
+  collect: Callable[[Sequence[Mapping[str, Any]]], Rollout],
+  rounds: int = 0,
+  retire: bool = False,
+  right_reward: float = 1.0,
+) -> Drawn:
+  """Draws the groups to train on next.
+
+  With `rounds=0` these are the groups of the next `number` prompts. With
+  `rounds > 0` this is dynamic sampling (DAPO, arXiv 2503.14476):
+
+  - A group whose rewards are all equal does not count.
+  - While fewer than `number` groups count, `number` more prompts are drawn, at
+    most `rounds` times.
+  - Groups beyond `number` are the surplus; the next call takes them first.
+  - After the last round, groups of equal rewards fill what is still missing.
+
+  Args:
+    prompt_state: What the last call returned.
+    stream: An endless dataset of records.
+    epoch: How many rows of the stream hold every record at least once.
+    number: Groups of a rollout.
+    collect: Samples completions of some records and judges them.
+    rounds: How often more prompts may be drawn.
+    retire: Whether a prompt is never drawn again once all its completions were
+      right.
+    right_reward: A completion is right if its first reward is at least this.
+
+  Returns:
+    The rollout, the new `PromptState`, and counts for the metrics.
+
+  Raises:
+    NothingToLearn: With `rounds > 0`, at least `epoch` prompts in a row, over
+      any number of calls, gave no group of different rewards; or every prompt
+      is retired.
+  """
+  kept = [prompt_state.surplus] if prompt_state.surplus else []
+  uniform, drawn = [], []
+  position, retired = prompt_state.position, prompt_state.retired
+  while sum(len(part.prompts) for part in kept) < number:
+    records, position = _next_records(stream, epoch, position, number, retired)
+    fresh = collect(records)
+    drawn.append(fresh)
+    if retire:
+      retired |= {
+        _identity(fresh.prompt_texts[p])
+        for p in np.flatnonzero(_solved(fresh, right_reward))
+      }
+    # Without dynamic sampling every group counts, whatever its rewards.
+    equal = _equal_rewards(fresh) if rounds else np.zeros(number, bool)
+    kept.append(select(fresh, np.flatnonzero(~equal)))
+    uniform.append(select(fresh, np.flatnonzero(equal)))
+    if len(drawn) > rounds:
+      break
+  mixed = sum(len(part.prompts) for part in kept)
+  fresh_prompts = sum(len(part.prompts) for part in drawn)
+  # A single draw without signal is bad luck. Only when as many prompts as the
+  # data set has were all in vain, over any number of calls, is it hopeless.
+  prompts_without_signal = 0
+  if rounds and not mixed:
+    prompts_without_signal = prompt_state.prompts_without_signal + fresh_prompts
+  if prompts_without_signal >= epoch:
+    raise NothingToLearn(
+      _nothing_left(drawn, prompts_without_signal, right_reward)
+    )
+  # Oldest first: the surplus, what was drawn now, and last what fills up.
+  whole = concatenate(kept + uniform)
+  surplus = select(whole, np.arange(number, mixed)) if mixed > number else None
+  counts = {}
+  if rounds:
+    counts = {
+      'prompts_drawn': float(fresh_prompts),
+      'groups_surplus': float(max(mixed - number, 0)),
+      'groups_short': float(max(number - mixed, 0)),
+    }
+    if drawn:
+      counts['accuracy_drawn'] = _accuracy(drawn, right_reward)
+      counts['rewards_failed'] = float(
+        sum(int((~np.asarray(part.batch.valid)).sum()) for part in drawn)
+      )
+    counts['tokens_drawn'] = float(sum(int(p.length.sum()) for p in drawn))
+  if retire:
+    counts['prompts_retired'] = float(len(retired))
+  return (
+    select(whole, np.arange(number)),
+    PromptState(position, retired, surplus, prompts_without_signal),
+    counts,
+  )
+
+
+def _next_records(
+  stream: Any,
+  epoch: int,
+  position: int,
+  number: int,
+  retired: frozenset[int],
+):
+  """The next records that are not retired, and the position behind them."""
+  if not retired:  # the usual case, in one call
+    return data.take(stream, position, number), position + number
+  records, skipped = [], 0
+  while len(records) < number:
+    (record,) = data.take(stream, position, 1)
+    position += 1
+    if _identity(record['prompt']) not in retired:
+      records.append(record)
+      skipped = 0
+    # Twice, because each epoch has its own order: only a stretch of two epochs
+    # is sure to hold a whole one, wherever the stretch begins.
+    elif (skipped := skipped + 1) > 2 * epoch:
+      raise NothingToLearn(
+        f'Nothing is left to learn from: all {len(retired)} prompts are '
+        'retired (config.sampler.retire_solved), because all completions of '
+        'each were right; give more or harder prompts.'
+      )
+  return records, position
+
+
+def _identity(prompt: str) -> int:
+  """A hash of a prompt's text, 64 bits: short to save, the same on each run."""
+  digest = hashlib.blake2b(prompt.encode(), digest_size=8).digest()
+  return int.from_bytes(digest, 'big')
+
+
+def _right(rollout: Rollout, right_reward: float) -> np.ndarray:
+  """bool[P,G]: which completions were judged and are right."""
+  first = np.asarray(rollout.batch.reward_parts)[..., 0]
+  return np.asarray(rollout.batch.valid) & (first >= right_reward)
+
+
+def _solved(rollout: Rollout, right_reward: float) -> np.ndarray:
+  """bool[P]: which prompts have judged completions, all of them right."""
+  valid = np.asarray(rollout.batch.valid)
+  wrong = valid & ~_right(rollout, right_reward)
+  return np.logical_and(valid.any(axis=1), ~wrong.any(axis=1))
+
+
+def _equal_rewards(rollout: Rollout) -> np.ndarray:
+  """bool[P]: the groups in which no two judged completions differ in reward.
+
+  A group with one judged completion or none is such a group.
+  """
+  reward, valid = rollout.batch.reward, np.asarray(rollout.batch.valid)
+  # Without a judged completion, least is inf and most is -inf: equal as well.
+  most = np.max(reward, axis=1, where=valid, initial=-np.inf)
+  least = np.min(reward, axis=1, where=valid, initial=np.inf)
+  return np.asarray(least >= most)
+
+
+def _accuracy(parts: Sequence[Rollout], right_reward: float) -> float:
+  right = sum(int(_right(part, right_reward).sum()) for part in parts)
+  return right / max(1, sum(int(part.batch.valid.sum()) for part in parts))
+
+
+def _nothing_left(
+  drawn: Sequence[Rollout], prompts_without_signal: int, right_reward: float
+) -> str:
+  """The sentence of `NothingToLearn`: what the last prompts had in common."""
+  number = sum(len(part.prompts) for part in drawn)
+  solved = sum(int(_solved(part, right_reward).sum()) for part in drawn)
+  failed = sum(
+    int((~_right(part, right_reward).any(axis=1)).sum()) for part in drawn
+  )
+  what, advice = 'had equal rewards', 'give other prompts'
+  if solved == number:
+    what, advice = 'was solved by all its completions', 'give harder prompts'
+  elif failed == number:
+    what = 'was failed by all its completions'
+    advice = 'give easier prompts, a longer warm-up or a larger group'
+  return (
+    f'Nothing is left to learn from: for each of the last '
+    f'{prompts_without_signal} prompts, as many as the data set has, all '
+    f'completions had equal rewards, and each of the last {number} {what} '
+    f'({solved} solved, {failed} failed); {advice}.'
+  )

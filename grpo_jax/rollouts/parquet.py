@@ -1,0 +1,275 @@
+"""Rollouts as Parquet files, for people who read completions and for replay.
+
+A file has one row per completion, in the order p * G + g. pandas, DuckDB and
+Polars read its columns as they are:
+
+===================== ======================================================
+step, index           which rollout; the global prompt counter
+completion_number     0 to G - 1, within the prompt
+prompt, completion    text
+length_tokens         of the completion, end token included
+reward, reward/NAME   the sum, and each reward function's value
+judged, truncated     `Batch.valid`; ended by the length limit
+prompt_ids            list
+completion_ids        list, as long as the completion; `Batch.tokens`
+mask, version, ...    every other field of `Batch` that is set, by its name
+extras/NAME           every array of `Batch.extras`
+===================== ======================================================
+
+A field [P,G] of the batch is a number. A field [P,G,T] is a list, cut at the
+completion's length. A field of another shape [P,G,...] is a list of all its
+values. What columns cannot say, such as shapes and dtypes, stands in the
+metadata of the schema, so that a rollout comes back bit for bit.
+"""
+
+import json
+import math
+import os
+import pathlib
+import re
+from typing import Any
+
+import numpy as np
+
+from grpo_jax.losses import Batch
+from grpo_jax.rollouts.types import Rollout
+
+_METADATA = b'grpo_jax.transcript'  # as in files of earlier versions
+_COLUMNS = {'tokens': 'completion_ids', 'valid': 'judged'}  # of fields of Batch
+_FIELDS = {column: field for field, column in _COLUMNS.items()}
+_EXTRAS, _PARTS = 'extras/', 'reward/'
+_NAME = re.compile(r'step_(\d+)\.parquet')
+
+
+def to_bytes(rollout: Rollout, step: int) -> bytes:
+  """A rollout as the bytes of a Parquet file.
+
+  Args:
+    rollout: See `Rollout`; its arrays may lie on a device.
+    step: Number of the rollout, for the column `step`.
+
+  Returns:
+    The contents of the file.
+
+  Raises:
+    ValueError: A field [P,G,T] is not zero past a completion's length, where
+      the file keeps nothing; or a field has a dtype that Parquet lacks.
+  """
+  import pyarrow as pa
+  from pyarrow import parquet
+
+  number, group, width = rollout.batch.mask.shape
+  length, index = np.asarray(rollout.length), np.asarray(rollout.index)
+  repeat = np.repeat(np.arange(number), group)  # the prompt of each row
+  inside = np.minimum(length.reshape(-1), width)
+  columns = {
+    'step': pa.array(np.full(number * group, step, np.int64)),
+    'index': pa.array(index[repeat]),
+    'completion_number': pa.array(np.tile(np.arange(group), number)),
+    'prompt': pa.array(rollout.prompt_texts, pa.string()).take(repeat),
+    'completion': pa.array(
+      [text for row in rollout.texts for text in row], pa.string()
+    ),
+    'length_tokens': pa.array(length.reshape(-1)),
+    'prompt_ids': pa.array(rollout.prompts, pa.list_(pa.int64())).take(repeat),
+  }
+  described = {}
+  for column, values in _arrays(rollout).items():
+    tail = values.shape[2:]
+    cut = tail == (width,)  # a field [P,G,T], the others are stored whole
+    counts = inside if cut else np.full(inside.shape, math.prod(tail))
+    columns[column] = _column(column, values, counts)
+    described[column] = (values.dtype.name, tail, cut)
+  metadata = {
+    'shape': (number, group),
+    'reward_names': rollout.reward_names,
+    'length': length.dtype.name,
+    'index': index.dtype.name,
+    'arrays': described,
+  }
+  table = pa.table(columns).replace_schema_metadata(
+    {_METADATA: json.dumps(metadata)}
+  )
+  sink = pa.BufferOutputStream()
+  parquet.write_table(table, sink, compression='zstd')
+  return sink.getvalue().to_pybytes()
+
+
+def from_bytes(data: bytes) -> Rollout:
+  """The rollout that `to_bytes` was given, bit for bit, with NumPy arrays.
+
+  Args:
+    data: What `to_bytes` returned.
+
+  Returns:
+    A `Rollout`; its fields [P,G,T] are zero past each completion's length.
+
+  Raises:
+    ValueError: These bytes are not what `to_bytes` returns.
+  """
+  return _read(data, 'What from_bytes got')
+
+
+def write(path: str | os.PathLike, rollout: Rollout, step: int) -> None:
+  """Writes a rollout to a file, all or nothing.
+
+  A process that is killed meanwhile leaves no half file: the new one takes its
+  place in one step, once it is complete.
+
+  Args:
+    path: The file. Its directory is made if there is none.
+    rollout: See `to_bytes`.
+    step: See `to_bytes`.
+
+  Raises:
+    ValueError: See `to_bytes`.
+  """
+  path = pathlib.Path(path)
+  data = to_bytes(rollout, step)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  # A name that `files` does not find, and that the run's next start removes.
+  partial = path.with_name(f'.{path.name}.{os.getpid()}.partial')
+  try:
+    partial.write_bytes(data)
+    os.replace(partial, path)
+  finally:
+    partial.unlink(missing_ok=True)
+
+
+def read(path: str | os.PathLike) -> Rollout:
+  """Reads a file that `write` wrote; see `from_bytes`.
+
+  Raises:
+    ValueError: The file was not written by `write`, or has been changed.
+  """
+  return _read(pathlib.Path(path).read_bytes(), str(path))
+
+
+def path_of(directory: str | os.PathLike, step: int) -> pathlib.Path:
+  """The file of one rollout in a directory of rollouts.
+
+  >>> path_of('runs/add/completions', 12).name
+  'step_00000012.parquet'
+  """
+  return pathlib.Path(directory) / f'step_{step:08d}.parquet'
+
+
+def files(directory: str | os.PathLike) -> list[pathlib.Path]:
+  """The files of a directory's rollouts, by step; none without a directory."""
+  found = {
+    path: _NAME.fullmatch(path.name)
+    for path in pathlib.Path(directory).glob('step_*.parquet')
+  }
+  named = [(int(match[1]), path) for path, match in found.items() if match]
+  return [path for _, path in sorted(named)]
+
+
+def _arrays(rollout: Rollout) -> dict[str, np.ndarray]:
+  """Every array of the batch, by its column; each reward has its own."""
+  fields: dict[str, Any] = rollout.batch._asdict()
+  parts, extras = np.asarray(fields.pop('reward_parts')), fields.pop('extras')
+  number, names = parts.shape[-1], list(rollout.reward_names)
+  # Columns need different names. A rollout that was not sampled may have none.
+  if len(set(names)) != number:
+    names = [str(part) for part in range(number)]
+  arrays = {
+    _COLUMNS.get(name, name): values
+    for name, values in fields.items()
+    if values is not None
+  }
+  arrays |= {_PARTS + name: parts[..., k] for k, name in enumerate(names)}
+  arrays |= {_EXTRAS + name: values for name, values in extras.items()}
+  return {column: np.asarray(values) for column, values in arrays.items()}
+
+
+def _column(name: str, values: np.ndarray, counts: np.ndarray):
+  """The first `counts` values of each completion, as an Arrow array.
+
+  Args:
+    name: Of the column, for errors.
+    values: [P,G] or [P,G,...].
+    counts: i[P * G].
+  """
+  import pyarrow as pa
+
+  if values.dtype.kind not in 'biuf':
+    raise ValueError(
+      f'A Parquet file of a rollout cannot hold {name} of dtype '
+      f'{values.dtype.name}; convert it to float32, which holds every shorter '
+      'float exactly.'
+    )
+  if values.ndim == 2:
+    return pa.array(values.reshape(-1))
+  rows = values.reshape(counts.size, math.prod(values.shape[2:]))
+  inside = np.arange(rows.shape[1]) < counts[:, None]
+  if np.any(rows[~inside] != 0):
+    raise ValueError(
+      f'{name} is not zero past the length of every completion, but a Parquet '
+      'file of a rollout keeps nothing there; set it to 0 behind completions.'
+    )
+  # An Arrow list array: all values in a row, and where each list begins.
+  offsets = np.concatenate([[0], np.cumsum(counts)])
+  return pa.ListArray.from_arrays(
+    pa.array(offsets, pa.int32()), pa.array(rows[inside])
+  )
+
+
+def _read(data: bytes, name: str) -> Rollout:
+  """The rollout in the bytes of a file, whose name is for errors."""
+  import pyarrow as pa
+  from pyarrow import parquet
+
+  try:
+    table = parquet.ParquetFile(pa.BufferReader(data)).read()
+    metadata = json.loads((table.schema.metadata or {})[_METADATA])
+    return _rollout(table, metadata)
+  except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+    raise ValueError(
+      f'{name} does not hold a whole rollout; give a Parquet file as '
+      'grpo_jax.rollouts.parquet wrote it, with all its columns and rows.'
+    ) from error
+
+
+def _rollout(table, metadata: dict[str, Any]) -> Rollout:
+  """The rollout of a table that has all its rows, in their order."""
+  number, group = metadata['shape']
+  # Somebody may have filtered or sorted the rows with a tool of their own.
+  order = table['completion_number'].to_pylist()
+  if order != [*range(group)] * number:
+    raise ValueError('Rows are missing, or in another order.')
+  length = _numbers(table['length_tokens'], metadata['length'])
+  width = metadata['arrays']['mask'][1][0]
+  fields, extras, parts = {}, {}, []
+  for column, (dtype, tail, cut) in metadata['arrays'].items():
+    values = np.zeros((number * group, math.prod(tail)), dtype)
+    counts = np.minimum(length, width)[:, None] if cut else values.shape[1]
+    inside = np.arange(values.shape[1]) < counts
+    arrow = table[column].combine_chunks()
+    flat = arrow.flatten() if tail else arrow
+    values[np.broadcast_to(inside, values.shape)] = _numbers(flat, dtype)
+    values = values.reshape(number, group, *tail)
+    if column.startswith(_PARTS):
+      parts.append(values)
+    elif column.startswith(_EXTRAS):
+      extras[column.removeprefix(_EXTRAS)] = values
+    else:
+      fields[_FIELDS.get(column, column)] = values
+  # The columns of prompts repeat them for each completion: one of G is enough.
+  prompts = table.select(['index', 'prompt', 'prompt_ids']).take(
+    np.arange(0, number * group, group)
+  )
+  texts = iter(table['completion'].to_pylist())
+  return Rollout(
+    Batch(**fields, reward_parts=np.stack(parts, -1), extras=extras),
+    length.reshape(number, group),
+    prompts['prompt_ids'].to_pylist(),
+    prompts['prompt'].to_pylist(),
+    [[next(texts) for _ in range(group)] for _ in range(number)],
+    _numbers(prompts['index'], metadata['index']),
+    tuple(metadata['reward_names']),
+  )
+
+
+def _numbers(arrow, dtype: str) -> np.ndarray:
+  """Arrow values as a NumPy array that may be written to."""
+  return np.array(arrow.to_numpy(zero_copy_only=False), dtype)

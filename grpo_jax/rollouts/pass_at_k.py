@@ -1,0 +1,316 @@
+"""What a model can do: pass@k, majority@k and lengths, with intervals.
+
+The functions take NumPy arrays [P,n]: P prompts by n samples of each. Every
+statistic is the mean over prompts of an unbiased estimate for each prompt. Its
+confidence interval comes from a bootstrap over prompts and not over samples,
+because another evaluation of the same task would have other prompts.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+
+from grpo_jax import random_keys
+from grpo_jax.rollouts.types import Rollout
+
+_CHUNK = 2**22  # numbers that the bootstrap draws at once, 32 MiB
+
+
+def check_ks(ks: Sequence[int], samples: int) -> None:
+  """Refuses a k that cannot be estimated, before anything is sampled.
+
+  Args:
+    ks: The k of pass@k and majority@k.
+    samples: How many completions of each prompt there will be.
+
+  Raises:
+    ValueError: A `k` is less than 1 or more than `samples`.
+  """
+  for k in ks:
+    if not 1 <= k <= samples:
+      raise ValueError(
+        f'k={k} with {samples} samples per prompt; give a k from 1 to '
+        f'{samples}, or draw more samples.'
+      )
+
+
+def pass_at_k(right: np.ndarray, k: int) -> np.ndarray:
+  r"""The chance that at least one of `k` samples is right.
+
+  .. math:: 1 - \binom{n - c}{k} / \binom{n}{k}
+    = 1 - \prod_{j < k} \frac{n - c - j}{n - j}
+
+  with `c` of `n` samples right: the share of the subsets of `k` samples that
+  hold a right one. This estimate is unbiased; :math:`1 - (1 - c/n)^k` would be
+  too small. Where `k > n - c`, a factor of the product is 0.
+
+  Args:
+    right: bool[P,n], which samples are right.
+    k: How many samples may be tried.
+
+  Returns:
+    f64[P].
+
+  Raises:
+    ValueError: `k` is less than 1 or more than `n`.
+
+  References:
+    Chen et al., `Evaluating Large Language Models Trained on Code
+    <https://arxiv.org/abs/2107.03374>`_, 2021
+
+  >>> pass_at_k(np.array([[True, False, False, False]]), 2).tolist()
+  [0.5]
+  """
+  check_ks([k], right.shape[1])
+  # As a product, because the binomials themselves overflow from n = 1030 on.
+  samples, drawn = right.shape[1], np.arange(k)
+  wrong = samples - right.sum(1, dtype=np.int64)
+  return 1 - np.prod((wrong[:, None] - drawn) / (samples - drawn), axis=1)
+
+
+def majority_at_k(
+  answers: Sequence[Sequence[str]],
+  right: np.ndarray,
+  k: int,
+  rng: np.random.Generator,
+  subsets: int = 1000,
+) -> np.ndarray:
+  """The chance that the most frequent of `k` answers is right.
+
+  This is a mean over subsets of `k` samples. It is exact, a mean over all such
+  subsets, if there are at most `subsets` of them; otherwise it is a mean over
+  `subsets` random ones, the same for every prompt. Several answers that are
+  equally frequent share the vote.
+
+  Args:
+    answers: [P][n] texts, compared without white space at both ends.
+    right: bool[P,n], which samples are right. Equal answers may differ in
+      this, if a reward looks at more than the answer; an answer then counts as
+      right by the share of its drawn samples that are.
+    k: How many samples vote.
+    rng: Draws the subsets.
+    subsets: How many subsets to average over, at most.
+
+  Returns:
+    f64[P].
+
+  Raises:
+    ValueError: `k` is less than 1 or more than `n`.
+
+  >>> majority_at_k([['4', '4 ', '5']], np.array([[True, True, False]]), 3,
+  ...               np.random.default_rng(0)).tolist()
+  [1.0]
+  """
+  check_ks([k], right.shape[1])
+  drawn = _subsets(right.shape[1], k, subsets, rng)
+  shares = np.zeros(len(answers))
+  for row, (texts, correct) in enumerate(zip(answers, right, strict=True)):
+    _, label = np.unique([text.strip() for text in texts], return_inverse=True)
+    is_answer = np.eye(label.max() + 1)[label]  # [n, distinct answers]
+    votes = drawn @ is_answer  # [subsets, distinct answers]
+    correct_share = (
+      drawn @ (is_answer * correct[:, None]) / np.maximum(votes, 1)
+    )
+    wins = votes == votes.max(1, keepdims=True)
+    shares[row] = np.mean((correct_share * wins).sum(1) / wins.sum(1))
+  return shares
+
+
+def bootstrap_interval(
+  values: np.ndarray,
+  rng: np.random.Generator,
+  confidence: float = 0.95,
+  resamples: int = 10_000,
+) -> tuple[float, float]:
+  """The bootstrap's percentile interval of a mean over prompts.
+
+  Args:
+    values: f64[P], one value per prompt.
+    rng: Draws the prompts, with replacement.
+    confidence: Share of the resampled means that lie inside.
+    resamples: How often the prompts are drawn again.
+
+  Returns:
+    The lower and the upper end; of a single value, the value twice.
+
+  Raises:
+    ValueError: There are no values.
+
+  >>> bootstrap_interval(np.ones(5), np.random.default_rng(0))
+  (1.0, 1.0)
+  """
+  number = len(values)
+  if not number:
+    raise ValueError('A bootstrap got no values; give one value or more.')
+  if number == 1:  # which scipy refuses: nothing varies
+    return float(values[0]), float(values[0])
+  from scipy import stats  # takes a second to import
+
+  drawn = stats.bootstrap(
+    (values,),
+    np.mean,
+    n_resamples=resamples,
+    batch=max(1, _CHUNK // number),  # bounds the memory
+    confidence_level=confidence,
+    method='percentile',
+    rng=rng,
+  )
+  low, high = drawn.confidence_interval
+  return float(low), float(high)
+
+
+def summarize(
+  rollout: Rollout,
+  ks: Sequence[int],
+  right_reward: float,
+  seed: int,
+  answer: Callable[[str], str] | None = None,
+) -> dict[str, Any]:
+  """What `grpo-jax eval` reports of the completions of held-out prompts.
+
+  A completion that was not judged counts as neither right nor wrong. The
+  estimate for a prompt uses its judged completions only. A prompt without a
+  judged completion is left out of the means, and a prompt with fewer than `k`
+  of them is left out of pass@k and majority@k; `prompts_left_out@k` then says
+  how many were.
+
+  Args:
+    rollout: See `Rollout`.
+    ks: The k of pass@k and majority@k, each at most the samples per prompt.
+    right_reward: A completion is right if its first reward is at least this.
+    seed: Of the intervals and of majority@k.
+    answer: Takes from a completion the answer that majority@k counts; None: the
+      whole completion.
+
+  Returns:
+    Plain numbers by name, None where there is nothing to average:
+
+    - `examples` and `samples_per_prompt`;
+    - `mean` (of the first reward), `accuracy`, `pass@k` and `majority@k`, and
+      the 95 % interval of each as `NAME_interval`;
+    - `length_tokens_mean`, `_median`, `_p95` and `_max` of all completions;
+    - `length_tokens_right` and `length_tokens_wrong`, mean lengths;
+    - `truncated`, a share of all completions, and `not_judged`, a count.
+
+  Raises:
+    ValueError: A `k` is less than 1 or more than the samples per prompt.
+  """
+  judged = np.asarray(rollout.batch.valid, bool)
+  reward = np.asarray(rollout.batch.reward_parts, np.float64)[..., 0]
+  right = judged & (reward >= right_reward)
+  check_ks(ks, judged.shape[1])
+  some = judged.any(1)
+  count = np.maximum(judged.sum(1), 1)
+  values = {
+    'mean': (np.where(judged, reward, 0).sum(1) / count)[some],
+    'accuracy': (right.sum(1) / count)[some],
+  }
+  left_out = {}
+  texts = rollout.texts
+  if answer is not None:
+    texts = [[answer(text) for text in row] for row in texts]
+  for k in ks:
+    rng = random_keys.generator(seed, f'majority@{k}', 0)
+    passed, voted = _at_k(texts, right, judged, k, rng)
+    values |= {f'pass@{k}': passed, f'majority@{k}': voted}
+    if len(passed) < len(judged):
+      left_out[f'prompts_left_out@{k}'] = len(judged) - len(passed)
+  summary = {'examples': len(judged), 'samples_per_prompt': judged.shape[1]}
+  for name, per_prompt in values.items():
+    summary[name] = _mean(per_prompt)
+    summary[f'{name}_interval'] = None
+    if len(per_prompt):
+      rng = random_keys.generator(seed, f'interval of {name}', 0)
+      interval = bootstrap_interval(per_prompt, rng)
+      summary[f'{name}_interval'] = list(interval)
+  return summary | left_out | _lengths(rollout, right, judged)
+
+
+def show(summary: dict[str, Any], console) -> None:
+  """Prints what `summarize` returned as a table of at most 60 columns.
+
+  Args:
+    summary: See `summarize`.
+    console: A `rich.console.Console`.
+  """
+  from rich.table import Table
+
+  table = Table(
+    title=f'{summary["examples"]:,} prompts, '
+    f'{summary["samples_per_prompt"]:,} completions each'
+  )
+  table.add_column('')
+  table.add_column('value', justify='right')
+  table.add_column('95 % interval', justify='right')
+  skipped = ('examples', 'samples_per_prompt')
+  for name, value in summary.items():
+    if name in skipped or name.endswith('_interval'):
+      continue
+    interval = summary.get(f'{name}_interval')
+    table.add_row(
+      'mean first reward' if name == 'mean' else name.replace('_', ' '),
+      _text(value),
+      '' if interval is None else ' to '.join(map(_text, interval)),
+    )
+  console.print(table)
+
+
+def _text(value) -> str:
+  if value is None:
+    return '-'
+  if isinstance(value, int):
+    return f'{value:,}'
+  return f'{value:.3f}' if abs(value) < 10 else f'{value:,.1f}'
+
+
+def _subsets(samples: int, k: int, most: int, rng) -> np.ndarray:
+  """f64[subsets, samples]: subsets of `k` samples, 1 for each member.
+
+  All of them if there are at most `most`; otherwise `most` random ones.
+  """
+  if math.comb(samples, k) <= most:
+    chosen = np.array(list(itertools.combinations(range(samples), k)))
+  else:  # the places of the k smallest of random numbers are a random subset
+    chosen = np.argsort(rng.random((most, samples)), axis=1)[:, :k]
+  members = np.zeros((len(chosen), samples))
+  np.put_along_axis(members, chosen, 1, axis=1)
+  return members
+
+
+def _at_k(texts, right, judged, k, rng) -> tuple[np.ndarray, np.ndarray]:
+  """pass@k and majority@k of each prompt with `k` or more judged samples."""
+  # Prompts with equally many judged samples are estimated together: both
+  # functions take rectangular arrays.
+  count = judged.sum(1)
+  passed, voted = np.zeros(len(count)), np.zeros(len(count))
+  for number in np.unique(count[count >= k]):
+    rows = np.flatnonzero(count == number)
+    correct = right[rows][judged[rows]].reshape(-1, number)
+    answers = [list(itertools.compress(texts[p], judged[p])) for p in rows]
+    passed[rows] = pass_at_k(correct, k)
+    voted[rows] = majority_at_k(answers, correct, k, rng)
+  return passed[count >= k], voted[count >= k]
+
+
+def _lengths(rollout, right, judged) -> dict[str, Any]:
+  """What `summarize` says of lengths, and of completions not judged."""
+  length = np.asarray(rollout.length, np.float64)
+  truncated = np.asarray(rollout.batch.truncated, np.float64)
+  return {
+    'length_tokens_mean': _mean(length),
+    'length_tokens_median': float(np.median(length)),
+    'length_tokens_p95': float(np.quantile(length, 0.95)),
+    'length_tokens_max': int(length.max()),
+    'length_tokens_right': _mean(length[right]),
+    'length_tokens_wrong': _mean(length[judged & ~right]),
+    'truncated': _mean(truncated),
+    'not_judged': int((~judged).sum()),
+  }
+
+
+def _mean(values: np.ndarray) -> float | None:
+  return float(values.mean()) if values.size else None

@@ -1,0 +1,247 @@
+"""Makes a rollout: samples completions of prompts, and has them judged.
+
+All of this runs on the host. The ids that were sampled are the ids that are
+trained on. Text is made of them for the rewards, and is never encoded again.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from grpo_jax import losses
+from grpo_jax import rewards as rewards_lib
+from grpo_jax.data import Tokenizer
+from grpo_jax.models import layout
+from grpo_jax.rollouts.types import Rollout
+from grpo_jax.sampling import TRUNCATED
+from grpo_jax.sampling import Completions
+from grpo_jax.sampling import Engine
+from grpo_jax.sampling import Requests
+from grpo_jax.sampling import Sampling
+
+
+def collect(
+  records: Sequence[Mapping[str, Any]],
+  engine: Engine,
+  tokenizer: Tokenizer,
+  rewards: Sequence[rewards_lib.WeightedReward],
+  sampling: Sampling,
+  group: int,
+  rollout: int,
+  completion_buckets: Sequence[int],
+  purpose: str = 'sample',
+) -> Rollout:
+  """Samples completions of some prompts, and has the rewards judge them.
+
+  Args:
+    records: `P` records with `'prompt'` and `'index'`.
+    engine: Draws the completions.
+    tokenizer: Turns prompts into ids, and completions into text.
+    rewards: Reward functions with weights.
+    sampling: How to draw.
+    group: Completions per prompt.
+    rollout: Number of this rollout.
+    completion_buckets: Allowed completion widths, tokens. The batch gets the
+      smallest that holds its longest completion.
+    purpose: See `Requests`.
+
+  Returns:
+    A `Rollout`.
+  """
+  prompts = [tokenizer.encode(record['prompt']) for record in records]
+  index = [record['index'] for record in records]
+  completions = engine.generate(
+    Requests(prompts, index, group, rollout, sampling, purpose)
+  )
+  # Cut first: what lies behind a completion is no token of it.
+  texts = [
+    [tokenizer.decode(ids[:n]) for ids, n in zip(*row, strict=True)]
+    for row in zip(completions.tokens, completions.length, strict=True)
+  ]
+  scores = _judge(records, completions, texts, rewards)
+  return Rollout(
+    _batch(completions, scores, completion_buckets),
+    completions.length,
+    prompts,
+    [record['prompt'] for record in records],
+    texts,
+    np.array(index, np.int64),
+    tuple(reward.name for reward in rewards),
+  )
+
+
+def blank(
+  prompts: int,
+  group: int,
+  prompt_tokens: int,
+  max_tokens: int,
+  rewards: int,
+  completion_buckets: Sequence[int],
+) -> Rollout:
+  """A rollout of zeros with all completions as long as can be.
+
+  Programs are compiled for it, and memory is measured with it, before anything
+  has been sampled.
+
+  Args:
+    prompts: `P`.
+    group: `G`.
+    prompt_tokens: Length of every prompt.
+    max_tokens: Length of every completion.
+    rewards: Number of reward functions.
+    completion_buckets: See `collect`.
+
+  Returns:
+    A `Rollout` with the fields and dtypes of one from `collect`.
+  """
+  shape = prompts, group, max_tokens
+  number = prompts * group
+  nothing = np.zeros(shape, np.float32)
+  whole = np.zeros(shape, np.int32)
+  length = np.full(shape[:2], max_tokens, np.int32)
+  drawn = Completions(
+    whole, length, nothing, nothing, whole, whole[..., 0], nothing
+  )
+  reward = np.zeros((number,), np.float32)
+  scores = rewards_lib.Scores(
+    reward, np.zeros((number, rewards), np.float32), np.ones((number,), bool)
+  )
+  return Rollout(
+    _batch(drawn, scores, completion_buckets),
+    length,
+    [[0] * prompt_tokens] * prompts,
+    [''] * prompts,
+    [[''] * group] * prompts,
+    np.arange(prompts),
+  )
+
+
+def _judge(records, completions, texts, rewards) -> rewards_lib.Scores:
+  """The scores of all completions, in the order p * G + g."""
+  # A record of its own for each completion; rewards get the whole batch as flat
+  # lists, which is what a batched reward function takes.
+  examples = [
+    {
+      **record,
+      'completion_ids': ids[:length].tolist(),
+      'truncated': bool(finish == TRUNCATED),
+    }
+    for record, *row in zip(
+      records,
+      completions.tokens,
+      completions.length,
+      completions.finish,
+      strict=True,
+    )
+    for ids, length, finish in zip(*row, strict=True)
+  ]
+  group = completions.length.shape[1]
+  asked = [record['prompt'] for record in records for _ in range(group)]
+  flat = [text for row in texts for text in row]
+  return rewards_lib.score(rewards, asked, flat, examples)
+
+
+def _batch(
+  completions: Completions, scores: rewards_lib.Scores, buckets: Sequence[int]
+) -> losses.Batch:
+  """Completions and scores as a `Batch`, as wide as the longest one needs."""
+  shape = completions.length.shape
+  width = layout.bucket(int(completions.length.max()), buckets, 'completion')
+  # An engine may return arrays that are narrower than any bucket.
+  width = min(width, completions.tokens.shape[-1])
+  mask = np.arange(width) < completions.length[:, :, None]
+
+  def drawn(x: np.ndarray) -> np.ndarray:
+    # Zero behind the completion, where another engine may have left anything.
+    return np.where(mask, x[..., :width], 0)
+
+  log_kept = drawn(completions.log_kept)
+  extras = {'log_kept': log_kept}
+  if completions.entropy is not None:
+    extras['entropy_sampler'] = drawn(completions.entropy)
+  return losses.Batch(
+    tokens=drawn(completions.tokens),
+    mask=mask,
+    keep=mask,
+    valid=scores.judged.reshape(shape),
+    reward=scores.reward.reshape(shape),
+    reward_parts=scores.parts.reshape(*shape, -1),
+    truncated=completions.finish == TRUNCATED,
+    version=drawn(completions.version),
+    # Of the distribution that was drawn from: the policy after the filters.
+    logp_sampler=drawn(completions.logp) - log_kept,
+    extras=extras,
+  )
+
+
+def demonstrations(
+  records: Sequence[Mapping[str, Any]],
+  tokenizer: Tokenizer,
+  completion_buckets: Sequence[int],
+) -> Rollout:
+  """Given answers as a rollout, for the supervised warm-up.
+
+  Each answer is the only completion of its group. The method `supervised` makes
+  every token of it more likely.
+
+  Args:
+    records: Records with `'prompt'` and `'answer'`.
+    tokenizer: Encodes both. The first of its end tokens is added to the answer.
+    completion_buckets: Allowed completion widths, tokens.
+
+  Returns:
+    A `Rollout`. Its rewards are 0, and it has no log-probabilities of a
+    sampler.
+
+  Raises:
+    ValueError: The tokenizer has no end token.
+  """
+  if not tokenizer.eos_ids:
+    raise ValueError(
+      'A demonstration is an answer and an end token, but this tokenizer has '
+      'no end token; name one in config.data.eos_tokens, or set '
+      'config.warm_up.steps=0.'
+    )
+  answers = [
+    [*tokenizer.encode(str(record['answer'])), tokenizer.eos_ids[0]]
+    for record in records
+  ]
+  length = np.array([[len(answer)] for answer in answers], np.int32)
+  width = layout.bucket(int(length.max()), completion_buckets, 'completion')
+  tokens = np.zeros((len(records), 1, width), np.int32)
+  for row, answer in enumerate(answers):
+    tokens[row, 0, : len(answer)] = answer
+  mask = np.arange(width) < length[:, :, None]
+  nothing = np.zeros(length.shape, np.float32)
+  batch = losses.Batch(
+    tokens=tokens,
+    mask=mask,
+    keep=mask,
+    valid=np.ones(length.shape, bool),
+    reward=nothing,
+    reward_parts=nothing[..., None],
+    truncated=np.zeros(length.shape, bool),
+    version=np.zeros(tokens.shape, np.int32),  # no policy drew them
+  )
+  asked = [record['prompt'] for record in records]
+  return Rollout(
+    batch,
+    length,
+    [tokenizer.encode(text) for text in asked],
+    asked,
+    [[str(record['answer'])] for record in records],
+    np.array([record['index'] for record in records], np.int64),
+  )
+
+
+def shuffle_rewards(rollout: Rollout, rng: np.random.Generator) -> Rollout:
+  """Permutes the rewards of the judged completions, of all prompts together.
+
+  Nothing can be learned from such a rollout. A run that improves nevertheless
+  improves for another reason than its rewards.
+  """
+  reward, valid = rollout.batch.reward.copy(), rollout.batch.valid
+  reward[valid] = rng.permutation(reward[valid])
+  return rollout._replace(batch=rollout.batch._replace(reward=reward))

@@ -1,0 +1,56 @@
+"""Metrics of a rollout: rewards, lengths, staleness; NumPy, on the host."""
+
+import numpy as np
+
+from grpo_jax.rollouts.types import Rollout
+
+
+def of_rollout(
+  rollout: Rollout, step: int, right_reward: float
+) -> dict[str, float]:
+  """The metrics of one rollout.
+
+  Args:
+    rollout: See `Rollout`.
+    step: The policy version that is about to learn from it.
+    right_reward: A completion is right if its first reward is at least this.
+
+  Returns:
+    Numbers by name. A mean over nothing is left out.
+
+    - Over judged completions: `reward/<name>` and `reward/<name>_std`, mean and
+      standard deviation of each reward function; `accuracy`, the share that is
+      right; `length_tokens_right` and `length_tokens_wrong`, mean lengths.
+    - Over groups with a judged completion: `groups_solved`, the share in which
+      all judged completions are right, and `groups_failed`, the share in which
+      none is.
+    - Over all completions: `length_tokens_max`; `rewards_failed`, the number of
+      completions that were not judged; `staleness_steps` and
+      `staleness_steps_max`, how many versions older than `step` the policy was
+      that drew a token, as mean and maximum over tokens.
+  """
+  batch, judged = rollout.batch, np.asarray(rollout.batch.valid)
+  parts = np.asarray(batch.reward_parts)
+  right = judged & (parts[..., 0] >= right_reward)
+  staleness = step - np.asarray(batch.version)[np.asarray(batch.mask)]
+  groups = judged.any(axis=1)
+  over = {
+    'accuracy': right[judged],
+    'groups_solved': (right == judged).all(axis=1)[groups],
+    'groups_failed': np.logical_not(right.any(axis=1))[groups],
+    'length_tokens_right': rollout.length[right],
+    'length_tokens_wrong': rollout.length[judged & ~right],
+    'staleness_steps': staleness,
+  }
+  measured = {
+    name: np.mean(values) for name, values in over.items() if len(values)
+  }
+  if judged.any():
+    for name, values in zip(rollout.reward_names, parts[judged].T):
+      measured[f'reward/{name}'] = np.mean(values, dtype=np.float64)
+      measured[f'reward/{name}_std'] = np.std(values, dtype=np.float64)
+  if len(staleness):
+    measured['staleness_steps_max'] = staleness.max()
+  measured['length_tokens_max'] = rollout.length.max()
+  measured['rewards_failed'] = np.sum(~judged)
+  return {name: float(value) for name, value in measured.items()}

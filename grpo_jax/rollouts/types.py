@@ -1,0 +1,81 @@
+"""The type `Rollout`, and how rollouts are taken apart and put together."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from grpo_jax import losses
+
+
+class Rollout(NamedTuple):
+  """P groups of G completions that one policy version sampled, and rewards.
+
+  Everything lies on the host.
+
+  Attributes:
+    batch: What losses read: NumPy arrays [P,G,T].
+    length: i32[P,G], tokens of each completion.
+    prompts: P lists of ids.
+    prompt_texts: The P prompts as text.
+    texts: [P][G], the completions as text, for rewards and for people.
+    index: i64[P], the global prompt counter of each prompt.
+    reward_names: Names along the last axis of `batch.reward_parts`.
+  """
+
+  batch: losses.Batch
+  length: np.ndarray
+  prompts: list[list[int]]
+  prompt_texts: list[str]
+  texts: list[list[str]]
+  index: np.ndarray
+  reward_names: tuple[str, ...] = ()
+
+
+def select(rollout: Rollout, chosen: np.ndarray) -> Rollout:
+  """Some groups of a rollout.
+
+  Args:
+    rollout: A rollout of P groups.
+    chosen: i32[P'], numbers of the groups; the result has them in this order.
+  """
+  return rollout._replace(
+    batch=jax.tree.map(lambda x: x[chosen], rollout.batch),
+    length=rollout.length[chosen],
+    prompts=[rollout.prompts[p] for p in chosen],
+    prompt_texts=[rollout.prompt_texts[p] for p in chosen],
+    texts=[rollout.texts[p] for p in chosen],
+    index=rollout.index[chosen],
+  )
+
+
+def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
+  """The groups of several rollouts as one rollout, as wide as the widest."""
+  rollouts = [part for part in rollouts if part.prompts]
+  if len(rollouts) == 1:
+    return rollouts[0]
+  width = max(part.batch.tokens.shape[-1] for part in rollouts)
+
+  def widen(x: np.ndarray) -> np.ndarray:
+    missing = width - x.shape[-1] if x.ndim == 3 else 0
+    return np.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, missing)])
+
+  def join(*parts: np.ndarray) -> np.ndarray:
+    return np.concatenate(parts)
+
+  # Kept apart: the one field of three axes whose last is not T, so `widen` must
+  # not pad it.
+  parts = join(*(np.asarray(part.batch.reward_parts) for part in rollouts))
+  batches = [
+    jax.tree.map(widen, part.batch._replace(reward_parts=None))
+    for part in rollouts
+  ]
+  return rollouts[0]._replace(
+    batch=jax.tree.map(join, *batches)._replace(reward_parts=parts),
+    length=join(*(part.length for part in rollouts)),
+    prompts=[ids for part in rollouts for ids in part.prompts],
+    prompt_texts=[text for part in rollouts for text in part.prompt_texts],
+    texts=[row for part in rollouts for row in part.texts],
+    index=join(*(part.index for part in rollouts)),
+  )

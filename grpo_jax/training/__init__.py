@@ -1,0 +1,1 @@
+"""One run: built, begun or gone on with, saved, stopped."""

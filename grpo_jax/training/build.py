@@ -1,0 +1,365 @@
+"""Builds the parts of a run from its `Config`, and from what it was given.
+
+`run` builds all that training needs, `sampler` only what draws completions.
+Wherever a config names something, the name may be a mark for an object that was
+given in Python; see `given.py`.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import difflib
+import inspect
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax import config as config_lib
+from grpo_jax import data
+from grpo_jax import losses
+from grpo_jax import models
+from grpo_jax import random_keys
+from grpo_jax import resolve
+from grpo_jax import rewards
+from grpo_jax import sampling
+from grpo_jax import sharding
+from grpo_jax.rollouts import rollout
+from grpo_jax.rollouts.types import Rollout
+from grpo_jax.training import compiled_programs
+from grpo_jax.training import marks
+from grpo_jax.training import speed
+from grpo_jax.training.marks import Given
+
+Config = config_lib.Config
+
+
+class Sampler(NamedTuple):
+  """The parts of a run that draw completions, and nothing that learns."""
+
+  config: Config
+  tokenizer: data.Tokenizer
+  mesh: jax.sharding.Mesh
+  model: models.Transformer
+  engine: sampling.LocalEngine
+  sampling: sampling.Sampling
+
+
+class Run(NamedTuple):
+  """The parts of a run that do not change while it runs."""
+
+  config: Config
+  tokenizer: data.Tokenizer
+  prompts: Any  # endless grain dataset of records
+  epoch: int  # how many rows of it hold every record; see `data.epoch_rows`
+  heldout: Any  # source of records, or None
+  rewards: tuple[rewards.WeightedReward, ...]
+  mesh: jax.sharding.Mesh
+  model: models.Transformer
+  method: losses.LossTransform
+  engine: sampling.LocalEngine
+  peak_flops: float | None  # of all devices together, where it is known
+  sampling: sampling.Sampling
+  given: Given  # what the marks in the config stand for
+
+
+def run(config: Config, given: Given = marks.NOTHING) -> Run:
+  """Builds everything that a run needs but its state.
+
+  Args:
+    config: See `config.py`.
+    given: The objects that the marks in the config stand for.
+
+  Returns:
+    A `Run`.
+
+  Raises:
+    ValueError: Something cannot be built; the sentence says what.
+  """
+  _require_to_train(
+    config, given, 'rewards', 'prompts', 'heldout', 'method', 'tokenizer'
+  )
+  parts = sampler(config, given)
+  warm_up_rows = config.warm_up.micro_rows if config.warm_up.steps else 0
+  for name, number in (
+    ('learner.micro_rows', config.learner.micro_rows),
+    ('warm_up.micro_rows', warm_up_rows),
+  ):
+    if number % sharding.row_shards(parts.mesh):
+      raise ValueError(
+        f'{name}={number} does not split over '
+        f'{sharding.row_shards(parts.mesh)} data shards; give a multiple, or '
+        'change config.mesh.'
+      )
+  peak = speed.peak_flops(jax.devices()[0].device_kind)
+  sources, weights = _train_sources(config.data, given)
+  return Run(
+    config=config,
+    tokenizer=parts.tokenizer,
+    prompts=data.mixture(sources, weights, config.seed),
+    epoch=data.epoch_rows(sources, weights),
+    heldout=heldout(config, given),
+    rewards=reward_functions(config, given),
+    mesh=parts.mesh,
+    model=parts.model,
+    method=_method(config, given),
+    engine=parts.engine,
+    peak_flops=peak and peak * parts.mesh.size,
+    sampling=parts.sampling,
+    given=given,
+  )
+
+
+def _require_to_train(config: Config, given: Given, *arguments: str) -> None:
+  marks.require(
+    config,
+    given,
+    arguments,
+    'Training this run',
+    'grpo_jax.train(config, workdir, {})',
+  )
+
+
+def sampler(config: Config, given: Given) -> Sampler:
+  """Builds what draws completions.
+
+  Args:
+    config: See `config.py`.
+    given: Its tokenizer, if the config has a mark for one.
+
+  Returns:
+    A `Sampler`. Its engine has no parameters yet.
+
+  Raises:
+    ValueError: Something cannot be built; the sentence says what.
+  """
+  compiled_programs.keep(config.compilation_cache)
+  mesh = sharding.make_mesh(**dataclasses.asdict(config.mesh))
+  tokenizer = _tokenizer(config.data, given)
+  model = _model(config.model, tokenizer.vocab_size)
+  engine = sampling.LocalEngine(
+    model,
+    config.seed,
+    config.data.prompt_buckets,
+    config.data.completion_buckets,
+    config.sampler.max_rows,
+    tokenizer.decode,
+    mesh,
+  )
+  drawing = _sampling(config.sampler, tokenizer)
+  return Sampler(config, tokenizer, mesh, model, engine, drawing)
+
+
+def heldout(config: Config, given: Given) -> Any:
+  """The source of held-out records, or None if the config names none."""
+  name = config.data.heldout
+  return _source(config.data, name, 'heldout', given) if name else None
+
+
+def reward_functions(
+  config: Config, given: Given
+) -> tuple[rewards.WeightedReward, ...]:
+  """The reward functions of a config, each with its weight."""
+  found = []
+  for name, weight in ((r.name, r.weight) for r in config.rewards):
+    if name in given.objects:
+      reward = dataclasses.replace(given.objects[name], weight=weight)
+    else:
+      reward = rewards.WeightedReward(name, rewards.resolve(name), weight)
+    found.append(reward)
+  return tuple(found)
+
+
+def method(
+  name: str,
+  kwargs: Mapping[str, Any],
+  flag: str = '--config.learner.method',
+  given: Given = marks.NOTHING,
+  facts: Mapping[str, Any] | None = None,
+) -> losses.LossTransform:
+  """The loss that a config names.
+
+  Args:
+    name: A function in `losses.methods`, or `'module:function'` for one of your
+      own, or a mark.
+    kwargs: The arguments of this function.
+    flag: The option that the name comes from, for the error message.
+    given: The function that a mark stands for.
+    facts: What the run says of itself, for arguments that the method takes from
+      it (`losses.takes_from_run`); None: there is no run, as in an audit.
+
+  Returns:
+    A `LossTransform`.
+
+  Raises:
+    ValueError: There is no such method (the nearest is named), the arguments do
+      not fit, or the function makes something else.
+  """
+  if name in given.objects:
+    make = given.objects[name]
+  elif ':' in name:
+    make = resolve.imported(name, f'{flag}={name!r}')
+  elif name in losses.methods.__all__:
+    make = getattr(losses.methods, name)
+  else:
+    near = difflib.get_close_matches(name, losses.methods.__all__, 1)
+    meant = f'did you mean {near[0]}?' if near else 'see `grpo-jax methods`.'
+    raise ValueError(
+      f'{flag}={name!r} is no method; {meant} A method of your own is named '
+      "'module:function'."
+    )
+  if facts is not None:
+    kwargs = losses.arguments_from_run(make, facts, kwargs)
+  try:
+    inspect.signature(make).bind(**kwargs)
+  except TypeError as error:
+    raise ValueError(
+      f'{flag}_kwargs={kwargs} do not fit {name}{_arguments(make)}: {error}; '
+      f'give all of them anew with {flag}_kwargs="{{...}}".'
+    ) from error
+  made = make(**kwargs)
+  if not isinstance(made, losses.LossTransform):
+    raise ValueError(
+      f'{flag}={name!r} made {made!r:.80}, which is no LossTransform; return '
+      'what losses.chain returns.'
+    )
+  return made
+
+
+def _arguments(function) -> str:
+  return str(inspect.signature(function)).split(' ->')[0]
+
+
+def _method(config: Config, given: Given) -> losses.LossTransform:
+  """The method, traced once, so that a chain in the wrong order raises now."""
+  facts = {  # for a method that is marked by `losses.takes_from_run`
+    'reward_weights': tuple(reward.weight for reward in config.rewards),
+    'updates_per_rollout': config.learner.batches * config.learner.epochs,
+    'adam_b1': config.optim.b1,
+    'adam_b2': config.optim.b2,
+  }
+  learner = config.learner
+  loss = method(learner.method, learner.method_kwargs, given=given, facts=facts)
+  tokens = jnp.zeros((1, config.sampler.group, 2))
+  known = {'entropy', 'noise', 'updates_done', *losses.Batch._fields}
+  if loss.requires <= known:
+    # A method that requires a user's own field is not traced: nobody here knows
+    # the shape of that field.
+    batch = losses.make_batch(
+      tokens == 0,
+      tokens[..., 0],
+      reward_parts=jnp.zeros((*tokens.shape[:2], len(config.rewards))),
+    )
+    batch = losses.with_required(loss, batch)
+
+    def run_chain(batch):
+      batch, state = losses.credit(loss, batch, loss.init())
+      batch = losses.prepare(loss, batch, state)
+      return losses.surrogate_loss(loss, tokens, batch, state, tokens)
+
+    try:
+      jax.eval_shape(run_chain, losses.check_batch(batch))
+    except TypeError as error:
+      raise ValueError(
+        'config.learner.method cannot be traced with the arguments in '
+        f'config.learner.method_kwargs ({str(error).splitlines()[0]}); give '
+        'numbers where it wants numbers.'
+      ) from error
+  return loss
+
+
+def _model(config: config_lib.Model, vocab_size: int) -> models.Transformer:
+  fields = dataclasses.asdict(config)
+  windows = fields.pop('window_tokens')  # which a config writes without None
+  pattern = tuple(models.LayerKind(tokens or None) for tokens in windows)
+  return models.Transformer(
+    models.ModelConfig(vocab_size=vocab_size, pattern=pattern, **fields)
+  )
+
+
+def _tokenizer(config: config_lib.Data, given: Given) -> data.Tokenizer:
+  if config.tokenizer in given.objects:
+    return given.objects[config.tokenizer]
+  if config.tokenizer == 'arithmetic':
+    return data.character_tokenizer(data.ALPHABET)
+  return data.Tokenizer.from_file(
+    config.tokenizer, config.eos_tokens, config.pad_token
+  )
+
+
+def _train_sources(
+  config: config_lib.Data, given: Given
+) -> tuple[list[Any], list[float]]:
+  """The sources of prompts to train on, and their weights in the mixture."""
+  train = config.train
+  if isinstance(train, str):
+    train = (config_lib.Source(train),)
+  sources = [_source(config, source.name, 'train', given) for source in train]
+  return sources, [source.weight for source in train]
+
+
+def _source(config: config_lib.Data, name: str, split: str, given: Given):
+  """The records that a name stands for; see `grpo_jax.data`."""
+  if name in given.objects:
+    return given.objects[name]
+  if name == 'arithmetic':
+    return data.ArithmeticSource(split)
+  return data.JsonlSource(
+    name, config.prompt_field, config.answer_field or None
+  )
+
+
+def _sampling(config: config_lib.Sampler, tokenizer) -> sampling.Sampling:
+  return sampling.Sampling(
+    max_tokens=config.max_tokens,
+    eos_ids=tokenizer.eos_ids,
+    temperature=config.temperature,
+    top_k=config.top_k,
+    top_p=config.top_p,
+    min_p=config.min_p,
+    min_tokens=config.min_tokens,
+    stop_strings=config.stop_strings,
+  )
+
+
+def demonstrations(run: Run):
+  """An endless dataset of demonstrations for the warm-up."""
+  config = run.config.warm_up
+  # Not required by `run`: a run whose warm-up is over goes on without them.
+  _require_to_train(run.config, run.given, 'demonstrations')
+  if config.demonstrations == 'arithmetic':
+    source = data.arithmetic_demonstrations(
+      config.steps * config.examples, config.carry_free_share, run.config.seed
+    )
+  else:
+    source = _source(run.config.data, config.demonstrations, 'train', run.given)
+  return data.prompt_stream(source, run.config.seed)
+
+
+def shapes(run: Run | Sampler) -> Any:
+  """The parameters as shapes and dtypes."""
+  return jax.eval_shape(run.model.init, jax.random.key(0))
+
+
+def places(run: Run | Sampler) -> Any:
+  """Where each array of the parameters lies on the mesh."""
+  return sharding.of_params(run.mesh, shapes(run), run.model.logical_axes)
+
+
+def initial_params(run: Run) -> Any:
+  """Random parameters, sharded over the mesh."""
+  key = random_keys.key(run.config.seed, 'init')
+  return jax.jit(run.model.init, out_shardings=places(run))(key)
+
+
+def example(run: Run) -> Rollout:
+  """A rollout of the largest shapes that the run may sample, of zeros."""
+  config = run.config
+  return rollout.blank(
+    config.sampler.prompts,
+    config.sampler.group,
+    max(config.data.prompt_buckets),
+    config.sampler.max_tokens,
+    len(run.rewards),
+    config.data.completion_buckets,
+  )

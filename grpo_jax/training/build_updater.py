@@ -1,0 +1,154 @@
+"""Builds what updates the policy: the learner, its optimizer, its layouts."""
+
+import functools
+
+import jax
+
+from grpo_jax import config as config_lib
+from grpo_jax import losses
+from grpo_jax import models
+from grpo_jax import optim
+from grpo_jax import sharding
+from grpo_jax.learner import updates
+from grpo_jax.learner.types import Learner
+from grpo_jax.models.layout import LayoutSpec
+from grpo_jax.training import build
+
+
+def warm_up_updater(run: build.Run) -> updates.Updater:
+  """What makes one supervised update of each batch of demonstrations."""
+  config = run.config
+  schedule = optim.learning_rate(
+    config.warm_up.lr, decay='linear', total_steps=config.warm_up.steps
+  )
+  learner = _learner(run, losses.methods.supervised(), schedule, 1.0, 'step')
+  spec = _spec(run, 'padded', config.warm_up.micro_rows)
+  return updates.Updater(learner, build.shapes(run), spec, config.seed)
+
+
+def _spec(
+  run: build.Run, kind: str, micro_rows: int, **options: int
+) -> LayoutSpec:
+  """How to lay out rows for the model on its devices."""
+  on_cpu = jax.default_backend() == 'cpu'
+  return LayoutSpec(
+    kind,
+    micro_rows,
+    prompt_buckets=run.config.data.prompt_buckets,
+    # Larger micro-batches are slower on a CPU, whose caches hold about 2048
+    # tokens of a small model; an accelerator is idle in smaller ones.
+    micro_tokens=2048 if on_cpu else 16384,
+    shards=sharding.row_shards(run.mesh),
+    # Attention to one more key takes 2 width products per layer (with the key,
+    # then with the value). Everything else takes about 12 width^2.
+    key_cost=1 / (6 * run.config.model.width),
+    # The splash kernel needs rows without shared prompts; see
+    # `kernels.splash_suits`.
+    share=not (
+      jax.default_backend() == 'tpu'
+      and run.config.model.attention in ('auto', 'splash')
+    ),
+    **options,
+  )
+
+
+def updater(run: build.Run) -> updates.Updater:
+  """What turns rollouts into updates of the policy."""
+  config = run.config.learner
+  optimizer = run.config.optim
+  schedule = optim.learning_rate(
+    optimizer.lr,
+    optimizer.warmup_steps,
+    optimizer.decay,
+    run.config.steps * config.batches * config.epochs,
+  )
+  spec = _spec(
+    run,
+    config.layout,
+    config.micro_rows,
+    row_completions=config.row_completions,
+    pack_tokens=config.pack_tokens,
+  )
+  return updates.Updater(
+    _learner(
+      run,
+      run.method,
+      schedule,
+      run.config.sampler.temperature,
+      config.on_zero_advantage,
+      braked=True,
+    ),
+    build.shapes(run),
+    spec,
+    run.config.seed,
+    config.batches,
+    config.epochs,
+    config.anchor,
+    run.config.reference.refresh_steps,
+    run.config.reference.refresh_weight,
+    optimizer.overshoot_every_steps,
+    stale=run.config.sampler.resample_rounds > 0,
+  )
+
+
+def _learner(
+  run, method, schedule, temperature, on_zero_advantage, braked=False
+):
+  def score(params, layout, with_entropy, forward_mode=False):
+    return models.score(
+      run.model,
+      params,
+      layout,
+      temperature,
+      with_entropy,
+      forward_mode=forward_mode,
+    )
+
+  def decays(params):
+    return jax.tree_util.tree_map_with_path(
+      lambda path, _: run.model.decays(sharding.path_names(path)), params
+    )
+
+  config = run.config.optim
+  optimizer = optim.adamw(
+    schedule,
+    b1=config.b1,
+    b2=config.b2,
+    epsilon=config.epsilon,
+    weight_decay=config.weight_decay,
+    clip_norm=config.clip_norm or None,
+    decays=decays,
+  )
+  if braked:
+    optimizer = _braked(optimizer, config)
+  updates = run.config.learner.batches * run.config.learner.epochs
+  return Learner(
+    score=score,
+    method=method,
+    optimizer=optimizer,
+    on_zero_advantage=on_zero_advantage,
+    mesh=run.mesh,
+    logical_axes=run.model.logical_axes,
+    with_outward=braked and config.brake == 'project',
+    score_forward=functools.partial(score, forward_mode=True),
+    coast_steps=updates,
+    records=braked and config.moments,
+    expects_prefixes=run.config.log.expected_prefixes,
+  )
+
+
+def _braked(optimizer, config: config_lib.Optim):
+  """The optimizer behind what the config puts around it."""
+  brakes = {
+    'none': lambda: optimizer,
+    'reset': lambda: optim.reset_moments(optimizer),
+    'reset_first': lambda: optim.reset_moments(optimizer, 'first'),
+    'decay': lambda: optim.decay_carried(optimizer),
+    'project': lambda: optim.project_outward(optimizer, config.epsilon),
+  }
+  optimizer = brakes[config.brake]()
+  if config.reward_scale:
+    optimizer = optim.restore_reward_scale(optimizer, config.reward_scale)
+  if config.moments:
+    optimizer = optim.record_adam_moments(optimizer, config.epsilon)
+  return optimizer

@@ -1,0 +1,299 @@
+"""Checks the objects that a user gives in Python, and puts marks for them.
+
+See `marks.py` for what a mark is.
+"""
+
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterator
+from collections.abc import Mapping
+import dataclasses
+import functools
+import inspect
+import math
+import sys
+from typing import Any
+from typing import NamedTuple
+
+from grpo_jax import config as config_lib
+from grpo_jax import data
+from grpo_jax import losses
+from grpo_jax import rewards as rewards_lib
+from grpo_jax.config import Config
+from grpo_jax.rewards import WeightedReward
+from grpo_jax.training import marks
+from grpo_jax.training import provenance
+from grpo_jax.training.marks import Given
+
+_ITEMS = {
+  'prompts': 'prompts',
+  'heldout': 'held-out prompts',
+  'demonstrations': 'demonstrations',
+}
+
+
+class _Entry(NamedTuple):
+  """What stands in the config for one thing that is given."""
+
+  name: str  # a mark, or the name that was given
+  value: Any = None
+  record: provenance.Record | None = None  # of an object
+
+
+def put(
+  config: Config,
+  *,
+  rewards: Any = None,
+  prompts: Any = None,
+  heldout: Any = None,
+  demonstrations: Any = None,
+  method: Any = None,
+  tokenizer: Any = None,
+) -> tuple[Config, Given]:
+  """The config with marks for the objects that are given, and the objects.
+
+  A name goes into the config as it is, and so does the name of a function of
+  this package. See `grpo_jax.train` for the arguments; None leaves the config
+  as it is.
+
+  Raises:
+    ValueError: An argument is of the wrong kind.
+  """
+  builtin = config.data.train == config.data.heldout == 'arithmetic'
+  if prompts is not None and heldout is None and builtin:
+    heldout = ''  # sums say nothing about other prompts
+  entries = {}
+  for argument, value in (
+    ('prompts', prompts),
+    ('heldout', heldout),
+    ('demonstrations', demonstrations),
+  ):
+    if value is not None:
+      entries[argument] = _data(argument, value)
+  if method is not None:
+    entries['method'] = _method(method)
+  if tokenizer is not None:
+    entries['tokenizer'] = _tokenizer(tokenizer)
+  fields: dict[str, Any] = {
+    marks.FIELDS[argument]: entry.name for argument, entry in entries.items()
+  }
+  judges = list(_rewards(rewards)) if rewards is not None else []
+  if judges:
+    fields['rewards'] = tuple(
+      config_lib.Reward(entry.name, weight) for entry, weight in judges
+    )
+  if method is not None:
+    fields['learner.method_kwargs'] = {}
+  marked = [
+    entry
+    for entry in (*entries.values(), *(entry for entry, _ in judges))
+    if entry.record is not None
+  ]
+  return _with_fields(config, fields), Given(
+    {entry.name: entry.value for entry in marked},
+    {entry.name: entry.record for entry in marked if entry.record},
+  )
+
+
+def _with_fields(config: Config, fields: Mapping[str, Any]) -> Config:
+  """The config with other values of fields such as 'data.train'."""
+  for name, value in fields.items():
+    group, _, field = name.rpartition('.')
+    if group:
+      inner = dataclasses.replace(getattr(config, group), **{field: value})
+      config = dataclasses.replace(config, **{group: inner})
+    else:
+      config = dataclasses.replace(config, **{field: value})
+  return config
+
+
+def _data(argument: str, given: Any) -> _Entry:
+  """Prompts, held-out prompts or demonstrations."""
+  if isinstance(given, str):
+    return _Entry(given)
+  sized = hasattr(given, '__len__') and hasattr(given, '__getitem__')
+  if not sized or isinstance(given, Mapping):
+    raise ValueError(
+      f'{argument}={given!r:.60} is of type {type(given).__name__}; give a '
+      'list of dicts, or any object with __len__ and __getitem__ that returns '
+      "dicts, or a name as in a config: 'arithmetic' or the path of a JSONL "
+      'file.'
+    )
+  if not len(given) and argument == 'heldout':
+    return _Entry('')
+  if not len(given):
+    raise ValueError(f'{argument} is empty; give at least one record.')
+  if len(given) >= sys.maxsize:
+    raise ValueError(
+      f'{argument} has no end; give finite data, which the run shuffles and '
+      'repeats itself.'
+    )
+  needed = ['prompt', *(['answer'] if argument == 'demonstrations' else [])]
+  for index in provenance.ends(len(given)):
+    _check_record(f'{argument}[{index}]', given[index], needed)
+  kind = type(given).__name__
+  mark = marks.mark(f'{kind} of {len(given)} {_ITEMS[argument]}')
+  return _Entry(mark, given, provenance.of_records(given))
+
+
+def _check_record(where: str, record: Any, needed: list[str]) -> None:
+  """Raises a ValueError if no prompt can be read from a record."""
+  example = "{'prompt': '1+2=', 'answer': '3'}"
+  if not isinstance(record, Mapping):
+    raise ValueError(
+      f'{where} is {record!r:.60}, but a dict is needed, such as {example}.'
+    )
+  for field in needed:
+    if field not in record:
+      raise ValueError(
+        f'{where} has the fields {list(record)}, but the field {field!r} is '
+        f'needed; give records such as {example}.'
+      )
+  if not isinstance(record['prompt'], str) or not record['prompt']:
+    raise ValueError(
+      f"{where}['prompt'] is {record['prompt']!r:.60}, but a text is needed "
+      'that is not empty; correct the record.'
+    )
+  if 'index' in record:
+    raise ValueError(
+      f"{where} has a field 'index', which is the name of the global prompt "
+      'counter; rename it.'
+    )
+
+
+def _method(given: Any) -> _Entry:
+  """A method by name, a `LossTransform`, or a function that makes one."""
+  if isinstance(given, str):
+    return _Entry(given)
+  if isinstance(given, losses.LossTransform):
+    make = lambda: given
+    return _Entry(
+      marks.mark('method LossTransform'), make, provenance.of_method(given)
+    )
+  if not callable(given):
+    raise ValueError(
+      f'method={given!r:.60} is of type {type(given).__name__}; give a '
+      'LossTransform such as losses.methods.dapo(high=0.3), a function without '
+      "arguments that returns one, or a name such as 'dapo'."
+    )
+  name = _short_name(given)
+  if getattr(losses.methods, name, None) is given:
+    return _Entry(name)
+  return _Entry(
+    marks.mark(f'method {name}'), given, provenance.of_function(given)
+  )
+
+
+def _tokenizer(given: Any) -> _Entry:
+  if isinstance(given, str):
+    return _Entry(given)
+  if not isinstance(given, data.Tokenizer):
+    raise ValueError(
+      f'tokenizer={given!r:.60} is of type {type(given).__name__}; give a '
+      'grpo_jax.data.Tokenizer, which character_tokenizer and '
+      'Tokenizer.from_file return, or the path of a tokenizer.json.'
+    )
+  mark = marks.mark(f'tokenizer of {given.vocab_size} tokens')
+  return _Entry(mark, given, provenance.of_tokenizer(given))
+
+
+def _rewards(given: Any) -> Iterator[tuple[_Entry, float]]:
+  """Each reward, a `WeightedReward` if it is an object, and its weight."""
+  if not isinstance(given, list | tuple) or not given:
+    raise ValueError(
+      f'rewards={given!r:.60} is no list of rewards; give one or more in a '
+      'list, as in rewards=[my_reward].'
+    )
+  names = set()
+  for index, item in enumerate(given):
+    function, weight, name = item, 1.0, ''
+    if isinstance(item, WeightedReward):
+      function, weight, name = item.function, item.weight, item.name
+    elif isinstance(item, list | tuple) and len(item) == 2:
+      function, weight = item
+    where = f'rewards[{index}]'
+    known = isinstance(function, str) or callable(function)
+    if not known or isinstance(weight, bool | str) or not _finite(weight):
+      raise ValueError(
+        f'{where} is {item!r:.60}; give a function (prompt, completion, '
+        'example) -> float, a pair (function, weight), a WeightedReward, or a '
+        "name such as 'exact_match'."
+      )
+    if callable(function):
+      _check_arguments(where, function, ('prompt', 'completion', 'example'))
+    if callable(function) and not name and _is_builtin(function):
+      function = function.__name__
+    if isinstance(function, str):
+      entry = _Entry(function)
+    else:
+      name = name or _unused(_short_name(function), names)
+      entry = _Entry(
+        marks.mark(f'reward {name}'),
+        WeightedReward(name, function),
+        provenance.of_function(function),
+      )
+    if (name or function) in names:
+      raise ValueError(
+        f'{where} is a second reward with the name {name or function!r}; give '
+        'it another, as in WeightedReward(name, function, weight).'
+      )
+    names.add(name or function)
+    yield entry, float(weight)
+
+
+def _finite(weight: Any) -> bool:
+  try:
+    return math.isfinite(weight)
+  except TypeError:
+    return False
+
+
+def _is_builtin(function: Callable[..., Any]) -> bool:
+  """Whether a config can name the function as one of `grpo_jax.rewards`."""
+  try:
+    return rewards_lib.resolve(_short_name(function)) is function
+  except ValueError:
+    return False
+
+
+def _short_name(function: Callable[..., Any]) -> str:
+  """'brevity', also of a partial function; the class of an instance."""
+  while isinstance(function, functools.partial):
+    function = function.func
+  name = getattr(function, '__name__', type(function).__name__)
+  return name.strip('<>')  # a lambda is called '<lambda>'
+
+
+def _unused(name: str, names: Collection[str]) -> str:
+  """The name, or with a number if another reward has it: two lambdas, say."""
+  number, free = 1, name
+  while free in names:
+    number += 1
+    free = f'{name}_{number}'
+  return free
+
+
+def _check_arguments(
+  where: str, function: Callable[..., Any], arguments: tuple[str, ...]
+) -> None:
+  """Raises a ValueError if a function cannot be called with the arguments."""
+  try:
+    inspect.signature(function).bind(*arguments)
+  except TypeError as error:
+    raise ValueError(
+      f'{where} is {_short_name(function)}{inspect.signature(function)}, but '
+      f'it will be called with ({", ".join(arguments)}); let it take these '
+      f'{len(arguments)}.'
+    ) from error
+  except ValueError:  # some functions in C say nothing of their arguments
+    pass
+
+
+def check_callback(on_rollout: Any) -> None:
+  """Raises a ValueError if this cannot be called after a rollout."""
+  if not callable(on_rollout):
+    raise ValueError(
+      f'on_rollout={on_rollout!r:.60} is no function; give one that takes '
+      '(step, metrics, rollout).'
+    )
+  _check_arguments('on_rollout', on_rollout, ('step', 'metrics', 'rollout'))

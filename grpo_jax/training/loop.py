@@ -1,0 +1,256 @@
+"""The outer loop of a run: sample, judge, learn, evaluate, save, repeat."""
+
+from collections.abc import Callable
+import contextlib
+import dataclasses
+import functools
+import pathlib
+import time
+from typing import Any
+
+import numpy as np
+
+from grpo_jax import data
+from grpo_jax import metrics
+from grpo_jax import monitor
+from grpo_jax import random_keys
+from grpo_jax.config import Config
+from grpo_jax.learner.types import TrainState
+from grpo_jax.learner.updates import Updater
+from grpo_jax.rollouts import dynamic_sampling
+from grpo_jax.rollouts import rollout as rollout_lib
+from grpo_jax.rollouts import rollout_metrics
+from grpo_jax.rollouts.dynamic_sampling import Drawn
+from grpo_jax.rollouts.dynamic_sampling import PromptState
+from grpo_jax.rollouts.types import Rollout
+from grpo_jax.training import build
+from grpo_jax.training import marks
+from grpo_jax.training import replay as replay_lib
+from grpo_jax.training import session as session_lib
+from grpo_jax.training import speed
+from grpo_jax.training import stop_signal
+from grpo_jax.training import warm_up
+from grpo_jax.training.session import Progress
+from grpo_jax.training.session import Session
+from grpo_jax.training.session import Unwritten
+
+
+def train(
+  config: Config,
+  workdir: str | pathlib.Path,
+  stop: stop_signal.Stop | None = None,
+  replay: str | pathlib.Path | None = None,
+  profile_steps: tuple[int, int] = (0, 0),
+  given: marks.Given = marks.NOTHING,
+  on_rollout: session_lib.OnRollout | None = None,
+  screen: monitor.Screen | None = None,
+) -> dict[str, float | None]:
+  """Trains a model, from the newest checkpoint in the workdir if it has one.
+
+  Args:
+    config: See `config.py`.
+    workdir: The directory that the run writes to; see `workdir.py`.
+    stop: Asked between the parts of a rollout. Once it says True, the run is
+      saved and this function returns.
+    replay: A directory with the completions of every rollout of an earlier run,
+      to train on these instead of sampling.
+    profile_steps: First and last rollout to record with the JAX profiler,
+      counted from 1.
+    given: The objects that the marks in the config stand for; see `marks.py`.
+    on_rollout: Called after every rollout; see `grpo_jax.train`.
+    screen: What `monitor.start` returned, to go on with; None starts one.
+
+  Returns:
+    `before` and `after`, the held-out greedy accuracies after the warm-up and
+    at the end (None without held-out problems), `steps`, the rollouts done,
+    and `secs`, the time of this start.
+
+  Raises:
+    ValueError: Something that was given cannot be used, or nothing is left to
+      learn. The sentence says what, and what to do. The run is saved.
+  """
+  start, stop = time.monotonic(), stop or stop_signal.Stop()
+  draw = functools.partial(replay_lib.draw, replay) if replay else sampled
+  with session_lib.opened(
+    config, workdir, stop, replay is not None, given, on_rollout, screen
+  ) as (session, progress):
+    progress = progress or begin(session)
+    with contextlib.suppress(stop_signal.Stopped):
+      while progress:
+        progress, ends = conclude(session, progress)
+        if ends or progress.step >= config.steps or stop():
+          break
+        with session_lib.profiled(session, progress.step + 1, profile_steps):
+          progress = advance(session, progress, draw)
+    if progress:
+      session_lib.finish(session, progress)
+    accuracy = session.monitor.series('heldout_accuracy') or [None]
+    return {
+      'before': accuracy[0],
+      'after': accuracy[-1],
+      'steps': progress.step if progress else 0,
+      'secs': time.monotonic() - start,
+    }
+
+
+def begin(session: Session) -> Progress | None:
+  """The progress before the first rollout; None if stopped in the warm-up."""
+  params = warm_up.run(
+    session.run, session.workdir, session.monitor, session.stop
+  )
+  if params is None:
+    return None
+  with session.monitor.phase('handing the parameters to the sampler'):
+    state = session.update.init(params)
+    session.run.engine.load(state.params, version=0)
+  return Progress(0, state, PromptState(), Unwritten({}, []))
+
+
+def advance(
+  session: Session, progress: Progress, draw: Callable[..., Any]
+) -> Progress:
+  """One rollout and its updates; `conclude` evaluates and writes metrics."""
+  run, config = session.run, session.run.config
+  step, state, prompt_state, _ = progress
+  with session_lib.saved_if_it_fails(session, progress):
+    with (
+      session.stop.at_once(),
+      session.monitor.phase(
+        'sampling and judging', 'compiling, then sampling and judging'
+      ),
+    ):
+      drawn, sample_secs = timed(draw, run, prompt_state, step)
+  rollout, prompt_state, counts = drawn
+  with session.monitor.phase('learning', 'compiling, then learning'):
+    (state, measured), learn_secs = timed(
+      learn, session.update, state, rollout, step
+    )
+  run.engine.load(state.params, version=step + 1)
+  measured |= rollout_metrics.of_rollout(
+    rollout, step, config.evaluation.right_reward
+  )
+  measured |= counts
+  measured |= speed.of_speed(
+    rollout,
+    sample_secs,
+    learn_secs,
+    run.model.config,
+    run.peak_flops,
+    session.update.forward_passes,
+    counts.get('tokens_drawn'),
+  )
+  samples = session_lib.keep_completions(session, rollout, step + 1)
+  return Progress(
+    step + 1, state, prompt_state, Unwritten(measured, samples, rollout)
+  )
+
+
+def conclude(session: Session, progress: Progress) -> tuple[Progress, bool]:
+  """Evaluates if that is due, writes the metrics, saves if that is due.
+
+  Returns:
+    The progress, and whether the user's `on_rollout` asks to end the run.
+  """
+  config, step, unwritten = (
+    session.run.config,
+    progress.step,
+    progress.unwritten,
+  )
+  if unwritten is None:
+    return progress, False
+  measured, samples, _ = unwritten
+  due = evaluates_at(config, step)
+  if due:
+    with session_lib.saved_if_it_fails(session, progress):
+      with (
+        session.stop.at_once(),
+        session.monitor.phase(
+          'evaluating', 'compiling, then evaluating on held-out problems'
+        ),
+      ):
+        accuracy = heldout_accuracy(session.run, step)
+    measured = {**measured, 'heldout_accuracy': accuracy}
+  session.saves.check()
+  if session.saves.failed:
+    measured = {**measured, 'saves_failed': float(session.saves.failed)}
+  session.monitor.write(step, measured, samples)
+  progress = progress._replace(unwritten=None)
+  if due or step % config.checkpoint.every_steps == 0 or session.saves.owed:
+    session_lib.save(session, progress, measured)
+  told = unwritten._replace(measured=measured)
+  return progress, session_lib.tell(session, progress, told)
+
+
+def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
+  """The next rollout, sampled by the current policy and judged."""
+  config = run.config.sampler
+
+  def collect(records):
+    rollout = rollout_lib.collect(
+      records,
+      run.engine,
+      run.tokenizer,
+      run.rewards,
+      run.sampling,
+      config.group,
+      step,
+      run.config.data.completion_buckets,
+    )
+    if run.config.shuffle_rewards:
+      rng = random_keys.generator(run.config.seed, 'shuffle rewards', step)
+      rollout = rollout_lib.shuffle_rewards(rollout, rng)
+    return rollout
+
+  return dynamic_sampling.draw(
+    prompt_state,
+    run.prompts,
+    run.epoch,
+    config.prompts,
+    collect,
+    config.resample_rounds,
+    config.retire_solved,
+    run.config.evaluation.right_reward,
+  )
+
+
+def learn(update: Updater, state: TrainState, rollout: Rollout, step: int):
+  """The new state, and the metrics as plain numbers, which waits for them."""
+  state, measured = update(state, rollout, step)
+  return state, metrics.to_scalars(measured)
+
+
+def evaluates_at(config: Config, step: int) -> bool:
+  """Whether to evaluate after this many rollouts."""
+  every = config.evaluation.every_steps
+  return step in (0, config.steps) or bool(every) and step % every == 0
+
+
+def heldout_accuracy(run: build.Run, step: int) -> float | None:
+  """The mean of the first reward over greedy answers to held-out problems.
+
+  For a reward of 0 or 1 this is the accuracy. It is None if the run has no
+  held-out problems, or if no answer was judged.
+  """
+  if run.heldout is None:
+    return None
+  number = min(run.config.evaluation.examples, len(run.heldout))
+  rollout = rollout_lib.collect(
+    data.take(run.heldout, 0, number),
+    run.engine,
+    run.tokenizer,
+    run.rewards,
+    dataclasses.replace(run.sampling, temperature=0.0),
+    1,
+    step,
+    run.config.data.completion_buckets,
+    purpose='evaluate',
+  )
+  judged = rollout.batch.reward_parts[rollout.batch.valid, 0]
+  return float(np.mean(judged)) if len(judged) else None
+
+
+def timed(function: Callable[..., Any], *args) -> tuple[Any, float]:
+  """The result of a call, and how many seconds the call took."""
+  start = time.monotonic()
+  result = function(*args)
+  return result, time.monotonic() - start

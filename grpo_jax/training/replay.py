@@ -1,0 +1,56 @@
+"""Rollouts of an earlier run in place of sampled ones: `train --replay`."""
+
+import pathlib
+
+import numpy as np
+
+from grpo_jax.rollouts import parquet
+from grpo_jax.rollouts.dynamic_sampling import Drawn
+from grpo_jax.rollouts.dynamic_sampling import PromptState
+from grpo_jax.training import build
+
+
+def draw(
+  directory: str | pathlib.Path,
+  run: build.Run,
+  prompt_state: PromptState,
+  step: int,
+) -> Drawn:
+  """The rollout that an earlier run had at this step.
+
+  Args:
+    directory: Its completions.
+    run: What the rollout must fit.
+    prompt_state: Returned as it is.
+    step: Rollouts done.
+
+  Raises:
+    ValueError: There is no such rollout, or it does not fit.
+  """
+  path, sampler = parquet.path_of(directory, step + 1), run.config.sampler
+  if not path.exists():
+    raise ValueError(
+      f'There are no completions of rollout {step + 1} in {path.parent} (no '
+      f'{path.name}; it has {len(parquet.files(directory))} files); replay '
+      'a run that had log.completions_every_steps=1, and no more steps than it '
+      'took.'
+    )
+  rollout = parquet.read(path)
+  shape = rollout.batch.mask.shape[:2]
+  if shape != (sampler.prompts, sampler.group):
+    raise ValueError(
+      f'{path} has {shape[0]} prompts with {shape[1]} completions each, but '
+      f'sampler.prompts={sampler.prompts} and sampler.group={sampler.group}; '
+      'replay it with the config of its run.'
+    )
+  largest = max(
+    int(np.max(rollout.batch.tokens)),
+    *(max(ids, default=0) for ids in rollout.prompts),
+  )
+  if largest >= run.tokenizer.vocab_size:
+    raise ValueError(
+      f'{path} has the token {largest}, but the vocabulary ends at '
+      f'{run.tokenizer.vocab_size - 1}; replay it with the tokenizer of its '
+      'run.'
+    )
+  return rollout, prompt_state, {}

@@ -1,0 +1,304 @@
+"""A session: one start of a run, where it writes, and how it is saved.
+
+A run may take several starts: it is stopped, and the same command goes on. What
+one rollout hands to the next is a `Progress`. A checkpoint holds a `Progress`,
+and the next start opens its session with the newest one.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import pathlib
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from grpo_jax import monitor as monitor_lib
+from grpo_jax.config import Config
+from grpo_jax.learner.types import TrainState
+from grpo_jax.learner.updates import Updater
+from grpo_jax.monitor import Monitor
+from grpo_jax.monitor import Sample
+from grpo_jax.rollouts import dynamic_sampling
+from grpo_jax.rollouts import parquet
+from grpo_jax.rollouts.dynamic_sampling import PromptState
+from grpo_jax.rollouts.types import Rollout
+from grpo_jax.training import build
+from grpo_jax.training import build_updater
+from grpo_jax.training import warm_up
+from grpo_jax.training import workdir as workdir_lib
+from grpo_jax.training.checkpoint import Checkpoints
+from grpo_jax.training.checkpoint import Restored
+from grpo_jax.training.marks import Given
+from grpo_jax.training.stop_signal import Stop
+from grpo_jax.training.stop_signal import Stopped
+
+# `(step, metrics, rollout) -> whether to end the run`; see `grpo_jax.train`.
+OnRollout = Callable[[int, dict[str, float], Rollout | None], Any]
+
+
+class Unwritten(NamedTuple):
+  """The metrics of a rollout and its updates that are not yet written.
+
+  They wait for the evaluation, which may be due after the rollout.
+  """
+
+  measured: dict[str, float | None]
+  samples: list[Sample]
+  rollout: Rollout | None = None  # None if an earlier start has sampled it
+
+
+class Progress(NamedTuple):
+  """What a run carries from one rollout to the next, and a checkpoint holds."""
+
+  step: int  # rollouts done
+  state: TrainState
+  prompt_state: PromptState
+  unwritten: Unwritten | None  # None once those of the last rollout are written
+
+
+class Session(NamedTuple):
+  """One start of a run: its parts, and where it writes."""
+
+  run: build.Run
+  update: Updater
+  workdir: pathlib.Path
+  saves: Checkpoints
+  monitor: Monitor
+  stop: Stop
+  replays: bool  # whether saved rollouts take the place of sampling
+  versions: dict[str, Any]  # see `workdir.versions`
+  on_rollout: OnRollout | None
+
+
+@contextlib.contextmanager
+def opened(
+  config: Config,
+  workdir: str | pathlib.Path,
+  stop: Stop,
+  replays: bool,
+  given: Given,
+  on_rollout: OnRollout | None,
+  screen: monitor_lib.Screen | None = None,
+) -> Iterator[tuple[Session, Progress | None]]:
+  """A session, and the progress in its newest checkpoint, if it has one."""
+  workdir = pathlib.Path(workdir)
+  # Before anything is built: what the run was given in Python may be missing,
+  # and this says by which argument to give it.
+  workdir_lib.refuse_another(workdir, config, given=given)
+  with contextlib.ExitStack() as stack:
+    screen = screen or monitor_lib.start(config, workdir)
+    stack.enter_context(screen)
+    run, update = _built(config, given, screen)
+    stack.enter_context(workdir_lib.claimed(workdir, config))
+    goes_on = any((workdir / 'checkpoints').glob('[0-9]*'))
+    restoring = 'restoring the newest checkpoint'
+    with screen.phase(restoring if goes_on else 'preparing the checkpoints'):
+      saves = stack.enter_context(
+        Checkpoints(
+          workdir / 'checkpoints',
+          config.checkpoint.keep_last,
+          bool(config.checkpoint.best_metric),
+        )
+      )
+      saved = saves.restore(update.abstract)
+    if saved is not None:
+      _check_restored(saved, config, workdir, replays)
+    versions = workdir_lib.record(workdir, config, saved is None, given)
+    progress = _progress(saved) if saved else None
+    written = progress and progress.step - bool(progress.unwritten)
+    if (progress.step if progress else 0) < config.steps:
+      # XLA compiles the update while the warm-up and the first rollout run.
+      update.compile_ahead(build.example(run))
+    monitor = stack.enter_context(
+      Monitor(
+        config.log,
+        workdir,
+        config.steps,
+        written,
+        dataclasses.asdict(config),
+        screen,
+      )
+    )
+    saves.warn = monitor.warn
+    session = Session(
+      run,
+      update,
+      workdir,
+      saves,
+      monitor,
+      stop,
+      replays,
+      versions,
+      on_rollout,
+    )
+    if progress is not None:
+      warm_up.forget(workdir)
+      monitor.line(f'  goes on from the checkpoint of rollout {progress.step}')
+      run.engine.load(progress.state.params, version=progress.step)
+    yield session, progress
+
+
+def _built(
+  config: Config, given: Given, screen: monitor_lib.Screen
+) -> tuple[build.Run, Updater]:
+  """The parts of a run; the screen says what they are."""
+  with screen.phase('finding devices'):
+    devices = jax.devices()
+  screen.fact('devices', f'{len(devices)} x {devices[0].device_kind}')
+  with screen.phase('building the model and the data'):
+    run = build.run(config, given)
+    update = build_updater.updater(run)
+  leaves = jax.tree.leaves(update.abstract.params)
+  screen.fact(
+    'size',
+    f'{sum(leaf.size for leaf in leaves):,} parameters, vocabulary of '
+    f'{run.tokenizer.vocab_size:,}',
+  )
+  return run, update
+
+
+def _progress(saved: Restored) -> Progress:
+  """The progress that `save` was called with."""
+  unwritten = saved.host['unwritten']
+  if unwritten is not None:
+    samples = [Sample(*sample) for sample in unwritten['samples']]
+    unwritten = Unwritten(unwritten['measured'], samples)
+  prompt_state = dynamic_sampling.from_json(saved.host)
+  return Progress(saved.step, saved.state, prompt_state, unwritten)
+
+
+def _check_restored(
+  saved: Restored, config: Config, workdir: pathlib.Path, replays: bool
+) -> None:
+  """Raises a ValueError if a start does not fit the checkpoint of its run."""
+  if saved.step > config.steps:
+    raise ValueError(
+      f'The run in {workdir} has done {saved.step} rollouts, and config.steps='
+      f'{config.steps}; give at least as many, or another workdir.'
+    )
+  if saved.host['replays'] != replays:
+    did, does = 'sampled', 'replays'
+    if not replays:
+      did, does = 'replayed', 'samples'
+    raise ValueError(
+      f'The run in {workdir} has {did} its rollouts, and this command {does} '
+      'them; give the same command, or another workdir.'
+    )
+
+
+def keep_completions(
+  session: Session, rollout: Rollout, step: int
+) -> list[Sample]:
+  """Writes all completions to a file if that is due; returns some to be shown.
+
+  If the disk is full, a warning is shown and the run goes on.
+  """
+  log = session.run.config.log
+  every = log.completions_every_steps
+  if every and step % every == 0:
+    path = parquet.path_of(session.workdir / 'completions', step)
+    try:
+      parquet.write(path, rollout, step)
+    except OSError as error:
+      session.monitor.warn(f'{path} could not be written ({error}).')
+  shown = zip(
+    rollout.prompt_texts, rollout.texts, rollout.batch.reward, strict=True
+  )
+  return [
+    Sample(prompt, texts[0], float(reward[0]))
+    for prompt, texts, reward in list(shown)[: log.samples]
+  ]
+
+
+def finish(session: Session, progress: Progress) -> None:
+  """Saves the last checkpoint and waits for it; tries twice.
+
+  Raises:
+    ValueError: The checkpoint cannot be saved.
+  """
+  for _ in range(2):
+    save(session, progress, {})
+    with session.monitor.phase('waiting for the checkpoint to be written'):
+      session.saves.wait()
+    if not session.saves.owed:
+      return
+  raise ValueError(
+    f'The checkpoint of rollout {progress.step} could not be saved; make room '
+    'and give the same command again, which goes on from the checkpoint of '
+    f'rollout {max(session.saves.steps(), default=None)}.'
+  )
+
+
+def save(
+  session: Session, progress: Progress, measured: dict[str, float | None]
+) -> None:
+  """Begins to save a checkpoint, and returns while it is being written."""
+  step, state, prompt_state, unwritten = progress
+  metric = measured.get(session.run.config.checkpoint.best_metric)
+  host = {
+    **dynamic_sampling.to_json(prompt_state),
+    'unwritten': unwritten
+    and {'measured': unwritten.measured, 'samples': unwritten.samples},
+    'replays': session.replays,
+    'config': dataclasses.asdict(session.run.config),
+    'versions': session.versions,
+  }
+  with session.monitor.phase('saving a checkpoint'):
+    session.saves.save(step, state, host, metric)
+  if step == 0:
+    # The checkpoints of the warm-up go only when this one is on the disk: until
+    # then a start after a kill needs them.
+    session.saves.wait()
+    if not session.saves.owed:
+      warm_up.forget(session.workdir)
+
+
+@contextlib.contextmanager
+def saved_if_it_fails(session: Session, progress: Progress) -> Iterator[None]:
+  """Saves before an error ends the run, as that of a reward function does."""
+  try:
+    yield
+  except (Exception, Stopped):
+    save(session, progress, {})
+    session.saves.wait()
+    raise
+
+
+def tell(
+  session: Session, progress: Progress, unwritten: Unwritten | None
+) -> bool:
+  """Calls the user's `on_rollout`, and returns whether it asks to end the run.
+
+  Args:
+    session: See `Session`.
+    progress: Saved if the function raises.
+    unwritten: What the function gets: the metrics of the last rollout, and the
+      rollout. None if this start has told it already, or an earlier one.
+  """
+  if session.on_rollout is None or unwritten is None or not progress.step:
+    return False
+  numbers = {
+    name: value
+    for name, value in unwritten.measured.items()
+    if value is not None
+  }
+  with saved_if_it_fails(session, progress):
+    answer = session.on_rollout(progress.step, numbers, unwritten.rollout)
+  # Not any true value: a lambda that only stores something returns that often.
+  return isinstance(answer, bool | np.bool_) and bool(answer)
+
+
+@contextlib.contextmanager
+def profiled(
+  session: Session, step: int, steps: tuple[int, int]
+) -> Iterator[None]:
+  """Records a step with the JAX profiler, if it is one of `steps`."""
+  if steps[0] <= step <= steps[1]:
+    with jax.profiler.trace(str(session.workdir / 'profile' / f'step_{step}')):
+      yield
+  else:
+    yield

@@ -1,0 +1,77 @@
+"""The warm-up: supervised steps on demonstrations, before the first rollout."""
+
+from collections.abc import Callable
+import contextlib
+import pathlib
+import shutil
+from typing import Any
+
+import jax
+
+from grpo_jax import data
+from grpo_jax import metrics
+from grpo_jax.monitor import Monitor
+from grpo_jax.rollouts import rollout
+from grpo_jax.training import build
+from grpo_jax.training import build_updater
+from grpo_jax.training.checkpoint import Checkpoints
+
+_SHOWN_EVERY = 10  # steps; reading a metric waits for the device
+
+
+def run(
+  parts: build.Run,
+  workdir: pathlib.Path,
+  monitor: Monitor,
+  stop: Callable[[], bool],
+) -> Any:
+  """Trains on demonstrations, from where the workdir stands.
+
+  Args:
+    parts: See `build.Run`.
+    workdir: Its folder `warm_up` keeps the checkpoints of the warm-up.
+    monitor: Is shown the loss.
+    stop: Asked between steps; once it says True, the warm-up is saved.
+
+  Returns:
+    The parameters after the last step, or None if stopped before it.
+  """
+  config = parts.config.warm_up
+  if not config.steps:
+    return build.initial_params(parts)
+  examples = build.demonstrations(parts)
+  update = build_updater.warm_up_updater(parts)
+  with Checkpoints(workdir / 'warm_up', 1, warn=monitor.warn) as saves:
+    saved = saves.restore(update.abstract)
+    if saved is None:
+      with monitor.phase('drawing the initial parameters'):
+        step, state = 0, update.init(build.initial_params(parts))
+    else:
+      step, state = saved.step, saved.state
+      monitor.line(f'  goes on from warm-up step {step}')
+    compiling = monitor.phase('compiling the warm-up step')
+    while step < config.steps and not stop():
+      records = data.take(examples, step * config.examples, config.examples)
+      batch = rollout.demonstrations(
+        records, parts.tokenizer, parts.config.data.completion_buckets
+      )
+      with compiling:
+        state, measured = update(state, batch, step)
+      compiling = contextlib.nullcontext()  # the first step has compiled
+      step += 1
+      if step % _SHOWN_EVERY == 0 or step == config.steps:
+        scalars = metrics.to_scalars(measured)
+        shown = {name: scalars[name] for name in ('loss', 'grad_norm')}
+        monitor.progress('warm-up', step, config.steps, shown)
+      if step % parts.config.checkpoint.every_warm_up_steps == 0 or saves.owed:
+        saves.save(step, state, {})
+    if step < config.steps:
+      saves.save(step, state, {})
+      return None
+  return state.params
+
+
+def forget(workdir: pathlib.Path) -> None:
+  """Removes the warm-up's checkpoints, once there is one of the run."""
+  if jax.process_index() == 0:
+    shutil.rmtree(workdir / 'warm_up', ignore_errors=True)

@@ -1,0 +1,271 @@
+"""The workdir: the directory that a run writes to and goes on from.
+
+- `config.json` is the resolved config. A start with another config is refused,
+  and the message names the field that differs; `config.FREE` lists the fields
+  that may change between two starts.
+- `given.json` has a record of each object that the run was given in Python, if
+  it was given any; see `provenance.py`.
+- `versions.json` has one entry per start: packages, Python, git revision,
+  devices.
+- `checkpoints/`, `warm_up/` and `completions/` are written by `session.py` and
+  `warm_up.py`, `metrics.jsonl` and `tensorboard/` by `monitor/`.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import datetime
+import fcntl
+from importlib import metadata
+import itertools
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import traceback
+from typing import Any
+
+from grpo_jax import config as config_lib
+from grpo_jax.config import Config
+from grpo_jax.training import marks
+from grpo_jax.training.marks import NOTHING
+from grpo_jax.training.marks import Given
+
+PACKAGES = (
+  'grpo_jax', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain',
+  'numpy',
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def claimed(directory: str | pathlib.Path, config: Config) -> Iterator[None]:
+  """Locks a workdir for this process, for as long as the context lasts.
+
+  An error that ends the context leaves `traceback.txt`.
+
+  Args:
+    directory: Made if it is not there. If it holds a run already, this start
+      must be of the same run.
+    config: Of this start. It may differ from the run's in the fields of
+      `config.FREE` alone.
+
+  Raises:
+    ValueError: The workdir holds another run, another process is running in it,
+      or it cannot be written.
+  """
+  refuse_another(directory, config)
+  directory = pathlib.Path(directory)
+  if not _is_first():  # the first process writes for all
+    yield
+    return
+  try:
+    directory.mkdir(parents=True, exist_ok=True)
+    lock_file = (directory / '.lock').open('w')
+  except OSError as error:
+    raise ValueError(
+      f'{directory} cannot be written ({error.strerror}); give a workdir that '
+      'can, with --workdir.'
+    ) from error
+  with lock_file as lock:
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+      raise ValueError(
+        f'Another process is running in {directory}; wait for its end, or give '
+        'another workdir.'
+      ) from error
+    try:
+      yield
+    except Exception:
+      with contextlib.suppress(OSError):
+        (directory / 'traceback.txt').write_text(traceback.format_exc())
+      raise
+
+
+def record(
+  directory: pathlib.Path, config: Config, anew: bool, given: Given = NOTHING
+) -> dict[str, Any]:
+  """Writes down this start, in a workdir that is claimed.
+
+  Args:
+    directory: The workdir.
+    config: Of this start; for `config.json`.
+    anew: Whether the run begins with this start. Completions that an earlier
+      run has left are then moved to `completions.1` and so on.
+    given: What this start was given in Python; for `given.json`.
+
+  Returns:
+    The new entry of `versions.json`.
+
+  Raises:
+    ValueError: The config, or the record of what was given, cannot be written.
+  """
+  now = versions()
+  if not _is_first():
+    return now
+  # A process that was killed while it wrote a file has left these.
+  for leftover in (*directory.glob('*.tmp'), *directory.glob('*/.step_*')):
+    leftover.unlink()
+  completions = directory / 'completions'
+  if anew and completions.exists():
+    names = (directory / f'completions.{n}' for n in itertools.count(1))
+    completions.rename(next(name for name in names if not name.exists()))
+  written = {'config.json': dataclasses.asdict(config)}
+  recorded = {
+    # Of an earlier start: this one may go on without the demonstrations, say.
+    mark: of_object
+    for mark, of_object in (_read(directory / 'given.json') or {}).items()
+    if marks.field_of(mark, config)
+  } | dict(given.records)
+  if recorded:
+    written['given.json'] = recorded
+  for name, values in written.items():
+    # A file that is right already is left alone: the disk may be full, and the
+    # run goes on without it.
+    if _read(directory / name) == json.loads(json.dumps(values)):
+      continue
+    try:
+      _replace(directory / name, values)
+    except OSError as error:
+      raise ValueError(
+        f'{directory} cannot be written ({error.strerror}); make room, or give '
+        'another workdir.'
+      ) from error
+  with contextlib.suppress(OSError):  # likewise
+    starts = _read(directory / 'versions.json', list) or []
+    _replace(directory / 'versions.json', [*starts, now])
+  return now
+
+
+def refuse_another(
+  directory: str | pathlib.Path,
+  config: Config,
+  bound: tuple[str, ...] | None = None,
+  given: Given = NOTHING,
+) -> None:
+  """Raises a ValueError if the workdir holds another run than this one.
+
+  Args:
+    directory: May not exist.
+    config: Of this start.
+    bound: The fields and groups of fields that must be equal; None: all. Those
+      of `config.FREE` may differ in any case.
+    given: The objects that this start was given in Python. Those that stand in
+      for a bound field must be what the run was given.
+  """
+  directory = pathlib.Path(directory)
+  earlier = _read(directory / 'config.json')
+  if earlier is None:
+    return
+  if bound is None:
+    marks.refuse_without(directory, earlier, config)
+  # An earlier version may not have had a field. Its runs did what the default
+  # of that field does.
+  before = {**_flat(Config()), **config_lib.flat(earlier)}
+  for name, value in _flat(config).items():
+    free = config_lib.is_free(name, config)
+    if bound is not None:
+      free = free or not config_lib.within(name, bound)
+    if before[name] != value and not free:
+      raise ValueError(
+        f'The run in {directory} has config.{name}={before[name]!r}, and now '
+        f'it is {value!r}; give the same, or another workdir.'
+      )
+  for mark, recorded in (_read(directory / 'given.json') or {}).items():
+    field = marks.field_of(mark, config)
+    if field and (bound is None or config_lib.within(field, bound)):
+      marks.refuse_changed(directory, mark, recorded, given)
+
+
+def _flat(config: Config) -> dict[str, Any]:
+  """Every field by its full name, as JSON has it."""
+  return config_lib.flat(json.loads(json.dumps(dataclasses.asdict(config))))
+
+
+def config_of(directory: str | pathlib.Path) -> dict[str, Any]:
+  """The resolved config of the run in a workdir, as JSON has it.
+
+  Raises:
+    ValueError: The workdir holds no run.
+  """
+  config = _read(pathlib.Path(directory) / 'config.json')
+  if config is None:
+    raise ValueError(
+      f'There is no run in {directory} (no config.json); give the workdir of '
+      'a run, or --config with a config file.'
+    )
+  return config
+
+
+def versions() -> dict[str, Any]:
+  """The packages, devices and so on of this process, for `versions.json`."""
+  import jax
+
+  found = {}
+  for package in PACKAGES:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+      found[package] = metadata.version(package)
+  return {
+    'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
+    'python': platform.python_version(),
+    'packages': found,
+    'git': git_revision(),
+    'devices': f'{jax.device_count()} x {jax.devices()[0].device_kind}',
+    'processes': jax.process_count(),
+  }
+
+
+def _is_first() -> bool:
+  """Whether this is the first of the processes of a run."""
+  # Not at the top of the file: the command line reads this module before it
+  # says its first line, and importing JAX takes two seconds.
+  import jax
+
+  return jax.process_index() == 0
+
+
+def git_revision() -> str | None:
+  """The commit of the current directory, or None outside git.
+
+  It ends in '-dirty' if files differ from the commit.
+  """
+  try:
+    done = subprocess.run(
+      ['git', 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*'],
+      capture_output=True,
+      text=True,
+      timeout=10,
+    )
+  except (OSError, subprocess.TimeoutExpired):
+    return None
+  return done.stdout.strip() or None
+
+
+def _read(path: pathlib.Path, kind: type = dict) -> Any:
+  """The JSON in a file; None if there is no such file."""
+  try:
+    value = json.loads(path.read_text())
+  except (FileNotFoundError, NotADirectoryError):
+    return None
+  except ValueError as error:
+    raise ValueError(
+      f'{path} is no JSON ({error}); restore it, or give another workdir.'
+    ) from error
+  if not isinstance(value, kind):
+    raise ValueError(
+      f'{path} holds {value!r:.40}, no {kind.__name__}; restore it, or give '
+      'another workdir.'
+    )
+  return value
+
+
+def _replace(path: pathlib.Path, value: Any) -> None:
+  """Writes JSON so that a kill leaves either the old file or the new one."""
+  beside = path.with_suffix('.tmp')
+  try:
+    beside.write_text(json.dumps(value, indent=2) + '\n')
+    os.replace(beside, path)
+  except OSError:
+    beside.unlink(missing_ok=True)
+    raise

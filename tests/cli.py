@@ -1,0 +1,91 @@
+"""The real command, for the tests of what it prints and how it ends."""
+
+from importlib import metadata
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).parent.parent
+CONFIG = '--config=configs/arithmetic.py'
+SMALL = '--config=tests/small_config.py'
+QUICK = (
+  '--xla_backend_optimization_level=0',
+  '--xla_llvm_disable_expensive_passes=true',
+  # Newer ones have only the newer emitter, and end where they see the flag.
+  *(
+    ('--xla_cpu_use_fusion_emitters=false',)
+    if metadata.version('jaxlib') < '0.11'
+    else ()
+  ),
+  '--xla_cpu_parallel_codegen_split_count=1',
+  '--xla_cpu_enable_concurrency_optimized_scheduler=false',
+)
+"""XLA flags with which compiling takes a third of the time."""
+JUDGE = '--config.rewards=({"name":"tests.judges:even","weight":1.0},)'
+
+
+def environment(quick=True):
+  """One device; unless `quick`, compiled as people's runs are."""
+  flags = ' '.join(QUICK) if quick else ''
+  return {
+    **os.environ,
+    'XLA_FLAGS': flags,
+    'PYTHONPATH': str(ROOT),
+    'COLUMNS': '80',
+  }
+
+
+_started = []
+
+
+def kill_all():
+  """Ends what a test that failed has left running."""
+  while _started:
+    _started.pop().kill()
+
+
+def popen(*arguments, quick=True, **options):
+  process = subprocess.Popen(
+    [sys.executable, '-m', 'grpo_jax', *arguments],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    env=environment(quick),
+    **{'cwd': ROOT, **options},
+  )
+  _started.append(process)
+  return process
+
+
+def command(*arguments, given=None, **options):
+  process = popen(*arguments, stdin=subprocess.PIPE, **options)
+  out, err = process.communicate(given, timeout=300)
+  return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
+# How the lines of a log begin: facts and phases are indented.
+LOGGED = ('  ', 'warm-up ', 'rollout ', 'warning: ')
+
+
+def assert_refused(done, words):
+  assert done.returncode == 2, done.stderr
+  lines = [
+    line
+    for line in done.stderr.splitlines()
+    if line and not line.startswith(LOGGED)
+  ]
+  assert len(lines) == 1 and lines[0].startswith('grpo-jax: '), done.stderr
+  assert words in lines[0]
+  assert done.stdout == '' and 'Traceback' not in done.stderr
+
+
+def wait_for(workdir, step, process):
+  """Until that many rollouts are done."""
+  while process.poll() is None:
+    time.sleep(0.02)
+    path = workdir / 'metrics.jsonl'
+    if path.exists() and len(path.read_text().splitlines()) > step:
+      return
+  raise AssertionError(process.stderr.read())

@@ -1,0 +1,187 @@
+"""The command line: the real command, what it prints and how it ends."""
+
+import json
+import shutil
+
+import pytest
+
+import grpo_jax
+from tests import runs
+from tests.cli import JUDGE
+from tests.cli import SMALL
+from tests.cli import assert_refused
+from tests.cli import command
+from tests.cli import popen
+from tests.cli import wait_for
+
+
+@pytest.mark.parametrize('name', ['', 'train', 'eval', 'sample'])
+def test_help_fits_the_terminal_and_names_units(name):
+  done = command(*name.split(), '--help')
+  assert done.returncode == 0 and done.stderr == ''
+  assert max(map(len, done.stdout.splitlines())) <= 80
+  assert '143' in done.stdout
+  if name == 'train':
+    assert '--config.optim.lr=0.0003' in done.stdout
+    assert 'Learning rate at the peak' in done.stdout
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+  """A run of four steps, and what the command said."""
+  workdir = tmp_path_factory.mktemp('finished') / 'run'
+  done = command('train', SMALL, JUDGE, f'--workdir={workdir}')
+  assert done.returncode == 0, done.stderr
+  return workdir, done
+
+
+def test_a_run_ends_with_one_line_of_json(finished):
+  workdir, done = finished
+  result = json.loads(done.stdout)
+  assert result['steps'] == 4 and 0 <= result['after'] <= 1
+  assert 'rollout 4/4' in done.stderr and 'Traceback' not in done.stderr
+  versions = json.loads((workdir / 'versions.json').read_text())
+  assert versions[0]['packages']['jax'] and versions[0]['git']
+  config = json.loads((workdir / 'config.json').read_text())
+  assert config['steps'] == 4
+
+
+@pytest.mark.parametrize(
+  'given, words',
+  [
+    (['--config.model.width=64'], 'config.model.width=32, and now it is 64'),
+    (['--config.optim.lr=1e-6'], 'config.optim.lr=0.0003'),
+    (['--config.learner.method_kwargs={"low":0.1}'], 'learner.method_kwargs'),
+  ],
+)
+def test_a_workdir_of_another_config_is_refused(given, words, finished):
+  workdir, _ = finished
+  before = contents(workdir)
+  done = command('train', SMALL, JUDGE, *given, f'--workdir={workdir}')
+  assert_refused(done, words)
+  assert contents(workdir) == before
+
+
+def contents(workdir):
+  return {
+    str(path.relative_to(workdir)): path.read_bytes()
+    for path in workdir.rglob('*')
+    if path.is_file()
+  }
+
+
+def test_check_trains_and_writes_nothing(finished, tmp_path):
+  done = command(
+    'train', SMALL, JUDGE, f'--workdir={tmp_path}/run', '--check', '--json'
+  )
+  report = json.loads(done.stdout)
+  assert report['shapes']['rollout [P, G, T]'] == [4, 4, 5]
+  assert report['memory_gib']['train step, peak'] > 0
+  assert len(report['first_rollout']['prompts']) == 3
+  assert list(tmp_path.iterdir()) == []
+  workdir, _ = finished
+  before = contents(workdir)
+  shown = command('train', f'--workdir={workdir}', '--check')
+  assert shown.returncode == 0 and 'goes on' in shown.stdout
+  assert '[rows, positions]' in shown.stdout
+  assert contents(workdir) == before
+
+
+def test_eval_gives_pass_at_k_and_leaves_the_run_alone(finished, tmp_path):
+  workdir, _ = finished
+  before = contents(workdir)
+  done = command(
+    'eval',
+    f'--workdir={workdir}',
+    '--samples=4',
+    '--k=1,4',
+    '--examples=10',
+    f'--completions={tmp_path}/all.parquet',
+    '--json',
+  )
+  summary = json.loads(done.stdout)
+  assert summary['checkpoint'] == 4 and summary['examples'] == 10
+  assert summary['pass@1'] <= summary['pass@4'] <= 1
+  low, high = summary['pass@4_interval']
+  assert low <= summary['pass@4'] <= high
+  assert (tmp_path / 'all.parquet').exists() and contents(workdir) == before
+  best = command('eval', f'--workdir={workdir}', '--checkpoint=best')
+  assert best.returncode == 0 and 'pass@8' in best.stdout
+  for given, words in (
+    (['--k=9'], 'k=9'),
+    (['--checkpoint=3'], 'no checkpoint of step 3'),
+    (['--k=one'], "'one'"),
+  ):
+    assert_refused(command('eval', f'--workdir={workdir}', *given), words)
+
+
+def test_sample_reads_flags_files_and_standard_input(finished, tmp_path):
+  workdir, _ = finished
+  run = f'--workdir={workdir}'
+  (tmp_path / 'asked.txt').write_text('01+02=\n\n03+04=\n')
+  flag = command('sample', run, '--prompt=01+02=', '--prompt=03+04=')
+  file = command('sample', run, f'--prompts={tmp_path}/asked.txt')
+  typed = command('sample', run, given='01+02=\n03+04=\n')
+  assert flag.stdout == file.stdout == typed.stdout
+  assert [line[:6] for line in flag.stdout.splitlines()] == ['01+02=', '03+04=']
+  several = command('sample', run, '--prompt=01+02=', '--number=3', '--json')
+  answers = [json.loads(line) for line in several.stdout.splitlines()]
+  assert len(answers) == 3 and answers[0]['prompt'] == '01+02='
+  assert_refused(command('sample', run, '--prompt=x'), "'x'")
+  missing = command('sample', run, '--prompts=no/such.txt')
+  assert_refused(missing, 'no/such.txt')
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+  """A copy of the run, to be changed."""
+  shutil.copytree(finished[0], tmp_path / 'copy')
+  return tmp_path / 'copy'
+
+
+def test_of_a_corrupt_checkpoint_the_one_before_is_used(copied, finished):
+  array = max(
+    (copied / 'checkpoints' / '4').rglob('*'), key=lambda p: p.stat().st_size
+  )
+  array.write_bytes(array.read_bytes()[::-1])
+  done = command('train', SMALL, JUDGE, f'--workdir={copied}')
+  assert done.returncode == 0 and 'Traceback' not in done.stderr
+  (said,) = [s for s in done.stderr.splitlines() if s.startswith('warning')]
+  assert 'Checkpoint 4' in said and '2, the one before, is used' in said
+  runs.assert_equal(copied, finished[0])
+
+
+def test_a_killed_run_ends_as_the_one_that_was_not(finished, tmp_path):
+  """Once, here; `python -m tests.kills` does it at random moments."""
+  given = ('train', SMALL, JUDGE, f'--workdir={tmp_path}')
+  process = popen(*given)
+  wait_for(tmp_path, 3, process)
+  process.kill()
+  process.communicate()
+  assert command(*given).returncode == 0
+  runs.assert_equal(tmp_path, finished[0])
+
+
+def test_profiled_steps_leave_a_trace(copied):
+  workdir = copied
+  done = command(
+    'train',
+    f'--workdir={workdir}',
+    '--config.steps=5',
+    '--profile_steps=5,5',
+  )
+  assert done.returncode == 0, done.stderr
+  assert list((workdir / 'profile' / 'step_5').rglob('*.xplane.pb'))
+
+
+def test_alone_it_says_what_it_can_do():
+  alone, asked = command(), command('--help')
+  assert alone.returncode == asked.returncode == 0
+  assert alone.stdout == asked.stdout and 'Examples:' in alone.stdout
+  assert alone.stderr == ''
+
+
+def test_it_says_its_version():
+  done = command('--version')
+  assert done.returncode == 0 and done.stderr == ''
+  assert done.stdout.startswith(f'grpo-jax {grpo_jax.__version__} (jax ')

@@ -1,0 +1,101 @@
+"""The prediction of coasting against what happens, on the arithmetic model."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax import losses
+from grpo_jax import monitor
+from grpo_jax import optim
+from grpo_jax.learner import clipped
+from grpo_jax.learner import gradient as gradient_lib
+from grpo_jax.learner import micro_batches
+from grpo_jax.training import build
+from grpo_jax.training import build_updater
+from grpo_jax.training import loop
+from grpo_jax.training import warm_up
+from tests import runs
+
+STEPS, STATES = 8, 20
+
+
+def prepared(tmp_path):
+  """A run, its updater and its parameters after a short warm-up."""
+  config = runs.arithmetic(
+    **{
+      'model.num_layers': 2,
+      'sampler.prompts': 16,
+      'warm_up.steps': 80,
+      'learner.epochs': STEPS,
+      'optim.warmup_steps': 5 * STEPS,
+      'log.display': 'none',
+      'log.tensorboard': False,
+    }
+  )
+  run = build.run(config)
+  with monitor.Monitor(config.log, tmp_path, 1, None, {}) as shown:
+    params = warm_up.run(run, tmp_path, shown, lambda: False)
+  return run, build_updater.updater(run), params
+
+
+def make_probe(learner):
+  """Outward directions, predicted and real motion of all tokens' log-ratios."""
+
+  @jax.jit
+  def probe(state, batch, stack, used):
+    batch = losses.prepare(learner.method, batch, state.loss_state)
+    shape = batch.mask.shape
+    found = gradient_lib.of_batch(
+      learner, state.params, state.loss_state, batch, stack, used
+    )
+    coasted = optim.coast(
+      learner.optimizer, state.opt_state, state.params, STEPS
+    )
+    path = jax.tree.map(jnp.add, coasted.moved, coasted.decayed)
+
+    def along(rows):
+      score = lambda p: learner.score_forward(p, rows, False).logp
+      return jax.jvp(score, (state.params,), (path,))[1]
+
+    after = gradient_lib.score_all(learner, coasted.params, stack, used, shape)
+    predicted = micro_batches.of_all(along, stack, used, shape)
+    direction = clipped.outward(found.terms, batch)
+    return direction, predicted, after.logp - found.scores.logp
+
+  return probe
+
+
+def test_coasting_moves_clipped_tokens_as_predicted(tmp_path):
+  """From 20 states: eight steps without gradient, and scored again."""
+  run, updater, params = prepared(tmp_path)
+  probe = make_probe(updater.learner)
+  state = updater.init(params)
+  prompt_state, errors, motions = loop.PromptState(), [], []
+  for step in range(6):
+    if len(errors) == STATES:
+      break
+    run.engine.load(state.params, version=step)
+    rollout, prompt_state, _ = loop.sampled(run, prompt_state, step)
+    batch = updater.with_policies(state, rollout, step)
+    batch, loss_state, _ = updater.credit(batch, state.loss_state)
+    state = state._replace(loss_state=loss_state)
+    start = jnp.copy(state.step)
+    for chosen in updater.optimizer_batches(rollout, step):
+      stack, used = updater.layout(rollout, chosen)
+      taken = jax.tree.map(lambda x: x[chosen], batch)  # noqa: B023
+      direction, predicted, real = jax.device_get(
+        probe(state, taken, stack, used)
+      )
+      clipped = direction != 0
+      if np.sum(clipped) >= 20 and len(errors) < STATES:
+        predicted, real = (
+          np.mean((direction * x)[clipped]) for x in (predicted, real)
+        )
+        errors.append(abs(predicted - real) / abs(real))
+        motions.append(real)
+      state, _ = updater.train_step(
+        state, batch, chosen, stack, used, start, False
+      )
+  assert len(errors) == STATES
+  assert np.median(motions) > 0.1  # outward, nats: no small matter
+  assert np.median(errors) < 0.1, errors

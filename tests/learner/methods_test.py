@@ -1,0 +1,242 @@
+"""The learner and every kind of method: one gradient, however it is cut up.
+
+A bigram model stands for the transformer, whose layouts have tests of their
+own: what is compared here is what the learner does with any scores.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from grpo_jax import losses
+from grpo_jax import metrics
+from grpo_jax import sharding
+from grpo_jax.learner import gradient as gradient_lib
+from grpo_jax.learner import micro_batches
+from grpo_jax.learner import step as learner_lib
+from grpo_jax.learner import step_metrics
+from grpo_jax.losses import methods
+from grpo_jax.models import layout
+from tests import bigram
+from tests import tiny
+from tests.learning import spec
+
+
+def controlled():
+  """Controllers, a correction, and the gradient of the entropy."""
+  return losses.chain(
+    losses.normalize_by_group(),
+    losses.truncate_sequence_importance(1.2, self_normalized=True),
+    losses.mean_over_tokens(),
+    losses.ppo_clip(),
+    losses.add_entropy_bonus(losses.entropy_target(9.0, initial=0.1)),
+    losses.add_kl(losses.adaptive_kl(0.3, 0.1)),
+  )
+
+
+def thinned():
+  """Couples the batch, of which not every token is trained."""
+  return losses.chain(
+    losses.drop_truncated(),
+    methods.clip_cov(share=0.1, low_covariance=0.1, high_covariance=2.0),
+  )
+
+
+class Entry(NamedTuple):
+  make: Callable[[], losses.LossTransform]
+  acts: tuple[str, ...]  # metrics that are positive where the method is at work
+
+
+clipped = ('clipped_high', 'clipped_low', 'outside_high', 'outside_low')
+METHODS = {
+  'deepseek_v3_2': Entry(
+    functools.partial(
+      methods.deepseek_v3_2, 0.05, kl_coefficient=0.3, policy='sampler'
+    ),
+    (*clipped, 'off_policy', 'sampler_gap', 'kl_ref_k3'),
+  ),
+  'gtpo_conflict': Entry(methods.gtpo_conflict, ('ratio',)),
+  'gtpo_entropy': Entry(methods.gtpo_entropy, clipped),
+  'forking_tokens': Entry(
+    functools.partial(methods.forking_tokens, share=0.6), clipped
+  ),
+  'clip_cov': Entry(thinned, (*clipped, 'detached')),
+  'prompt_mean': Entry(
+    functools.partial(methods.prompt_mean, low=0.2, high=0.2),
+    ('capped_high', 'capped_low'),
+  ),
+  'reinforce_pp': Entry(
+    functools.partial(methods.reinforce_pp, kl_coefficient=0.7), clipped
+  ),
+  'gdpo': Entry(functools.partial(methods.gdpo, weights=(2.0, -0.5)), clipped),
+  'positive_nll': Entry(methods.positive_nll, clipped),
+  'grpo_s': Entry(
+    functools.partial(methods.grpo_s, low=0.05, high=0.1), clipped
+  ),
+  'vespo': Entry(methods.vespo, ('ratio',)),
+  'controlled': Entry(controlled, (*clipped, 'kl_ref', 'kl_ref_k3')),
+}
+
+# Layouts of one shape share a program, for compiling is what takes the time.
+CUTS = [
+  spec('padded'),
+  spec('shared'),  # one row is masked all through
+  spec('shared', row_completions=2),  # inside groups
+  spec('packed'),
+]
+
+
+def cuts(micro_rows):
+  """(label, Layout of one shape for all cuts, its micro-batches)."""
+  for cut in CUTS:
+    cut = dataclasses.replace(cut, micro_rows=micro_rows)
+    rows, used = micro_batches.of_rollout(
+      bigram.rollout(), np.arange(bigram.PROMPTS), cut
+    )
+    label = f'{cut.kind}-{micro_rows}-{cut.row_completions}'
+    yield label, grown(rows), used
+
+
+def grown(rows):
+  """A stack of micro-batches with room for any cut."""
+
+  def grow(x, *shape, value=0):
+    widths = [(0, to - size) for to, size in zip(shape, x.shape)]
+    return np.pad(x, widths, constant_values=value)
+
+  stack, size = bigram.PROMPTS * bigram.GROUP, rows.tokens.shape[1]
+  columns = ('tokens', 'position', 'segment', 'parent')
+  fields = {k: grow(getattr(rows, k), stack, size, 40) for k in columns}
+  for name in ('column', 'target'):
+    fields[name] = grow(getattr(rows, name), stack, size, 8, bigram.TOKENS)
+  nobody = bigram.PROMPTS * bigram.GROUP
+  fields['completion'] = grow(rows.completion, stack, size, 8, value=nobody)
+  return layout.Layout(**fields)
+
+
+class Found(NamedTuple):
+  grads: dict[str, jax.Array]
+  loss: jax.Array
+  measured: dict[str, metrics.Metric]
+
+
+@functools.cache
+def expected(name):
+  """(batch, state, `Found`), by derivatives of the whole batch at once."""
+  method = METHODS[name].make()
+  learner = bigram.make_learner(method)
+  rows = layout.padded_rows(
+    bigram.rollout().prompts,
+    bigram.rollout().batch.tokens,
+    bigram.rollout().length,
+    16,
+  )
+
+  def scored(params):
+    scores = bigram.score(params, rows, learner.with_entropy)
+    put = lambda x: tiny.gather(x, rows, bigram.rollout().length)
+    return jax.tree.map(put, scores)
+
+  def of_scores(scores, batch, state):
+    return losses.surrogate_loss(
+      method, scores.logp, batch, state, scores.entropy
+    )
+
+  @jax.jit
+  def compute(params, batch):
+    batch, state, _ = learner_lib.credit(learner, batch, method.init())
+    batch = losses.prepare(method, batch, state)
+    scores, pull_back = jax.vjp(scored, params)
+    pull = jax.value_and_grad(of_scores, has_aux=True)
+    (loss, terms), slopes = pull(scores, batch, state)
+    unmoved = batch._replace(logp_old=scores.logp, logp_sampler=scores.logp)
+    _, intended = pull(scores, unmoved, state)
+    measured = step_metrics.of_terms(terms, batch)
+    measured |= step_metrics.of_prefixes(batch, -slopes.logp, -intended.logp)
+    return batch, state, Found(pull_back(slopes)[0], loss, measured)
+
+  return compute(bigram.params(), bigram.rollout().batch)
+
+
+def of_gradient(learner, params, state, batch, rows, used):
+  """What the learner finds, and what it measures afterwards."""
+  found = gradient_lib.of_batch(learner, params, state, batch, rows, used)
+  intended = gradient_lib.slope_at_ratio_one(learner, found, batch, state)
+  measured = step_metrics.of_terms(found.terms, batch)
+  measured |= step_metrics.of_prefixes(batch, -found.slope, -intended)
+  return Found(found.grads, found.loss, measured)
+
+
+def assert_equal(found: Found, wanted: Found, label: str):
+  tiny.assert_trees_close(found.grads, wanted.grads, 1e-6)
+  # All are sums or means of terms of order 1, some of which cancel.
+  scalars, others = (
+    {'loss': x.loss, **metrics.to_scalars(x.measured)} for x in (wanted, found)
+  )
+  assert scalars.keys() == others.keys(), label
+  for name, value in scalars.items():
+    np.testing.assert_allclose(
+      others[name], value, rtol=2e-6, atol=2e-7, err_msg=f'{label}: {name}'
+    )
+
+
+@pytest.mark.parametrize('name', METHODS)
+def test_any_layout_row_by_row_gives_what_the_whole_does(name):
+  batch, state, wanted = expected(name)
+  learner = bigram.make_learner(METHODS[name].make())
+  gradient = jax.jit(functools.partial(of_gradient, learner))
+  for label, rows, used in cuts(1):
+    found = gradient(bigram.params(), state, batch, rows, used)
+    assert_equal(found, wanted, label)
+
+
+@pytest.mark.parametrize('name', METHODS)
+def test_so_do_several_rows_or_all_on_eight_devices(name):
+  """data x fsdp x tensor = 2 x 2 x 2; 8 rows are all or several."""
+  batch, state, wanted = expected(name)
+  learner = bigram.make_learner(METHODS[name].make(), (2, 2, 2))
+  place = learner_lib.state_sharding(learner, bigram.params()).params
+  split = jax.device_put(bigram.params(), place)
+
+  @jax.jit
+  def gradient(*args):
+    with sharding.use(learner.mesh):
+      return of_gradient(learner, *args)
+
+  for label, rows, used in cuts(8):
+    rows = jax.device_put(rows, sharding.rows(learner.mesh, axis=1))
+    found = gradient(split, state, batch, rows, used)
+    assert_equal(found, wanted, label)
+  assert len(jax.tree.leaves(found.grads)[0].sharding.device_set) == 8
+
+
+def test_the_cuts_cut():
+  micro = {label: (rows, used) for label, rows, used in (*cuts(1), *cuts(8))}
+  used = {label: used for label, (_, used) in micro.items()}
+  assert [used[f'padded-{n}-0'] for n in (1, 8)] == [20, 3]  # a tail of padding
+  assert [used[f'shared-{n}-0'] for n in (1, 8)] == [5, 1]  # one row, and all
+  assert [used[f'shared-{n}-2'] for n in (1, 8)] == [10, 2]
+  assert used['packed-1-0'] > 2
+  batch, _, _ = expected('gdpo')
+  masked = ~np.any(batch.mask, axis=-1).reshape(-1)
+  whole_row = micro['shared-1-0'][0].completion[2, 0, : bigram.GROUP]
+  assert np.all(masked[whole_row]) and np.sum(masked) > bigram.GROUP
+  assert not masked[-1]  # which an empty slot must not read
+
+
+@pytest.mark.parametrize('name', METHODS)
+def test_every_part_of_the_method_is_at_work(name):
+  """So that what is compared is not two zeros."""
+  scalars = metrics.to_scalars(expected(name)[2].measured)
+  for metric in METHODS[name].acts:
+    assert scalars[metric] > 0, metric
+  for kind in ('whole', 'part'):
+    measured, intended = (
+      scalars[f'prefix_{kind}_weight{suffix}'] for suffix in ('', '_expected')
+    )
+    assert abs(measured - intended) > 1e-5

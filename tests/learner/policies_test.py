@@ -1,0 +1,224 @@
+"""What the methods read of policies, and what it costs to know it."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax import losses
+from grpo_jax import metrics
+from grpo_jax.learner import step as learner_lib
+from grpo_jax.learner import updates
+from grpo_jax.losses import methods
+from grpo_jax.models import layout
+from tests import bigram
+from tests import tiny
+from tests.learning import spec
+
+SHAPE = (bigram.PROMPTS, bigram.GROUP, bigram.TOKENS)
+
+
+def bare(entropy=False, sampler=True):
+  """A rollout as the engine gives it, with the sampler's entropy or without."""
+  rollout = bigram.rollout()
+  log_kept = np.where(rollout.batch.mask, -0.5, 0).astype(np.float32)
+  extras = {'log_kept': log_kept}
+  if entropy:
+    extras['entropy_sampler'] = rollout.batch.entropy_old
+  batch = rollout.batch._replace(
+    logp_old=None, logp_ref=None, entropy_old=None, extras=extras
+  )
+  if not sampler:
+    batch = batch._replace(logp_sampler=None)
+  return rollout._replace(batch=batch)
+
+
+@functools.cache
+def scored(by):
+  """`Scores` [P,G,T] under the policy or the reference, without the learner."""
+  rollout, params = bigram.rollout(), bigram.params()
+  if by == 'policy':
+    params = moved()
+  rows = layout.padded_rows(
+    rollout.prompts, rollout.batch.tokens, rollout.length, 16
+  )
+  scores = bigram.score(params, rows, True)
+  return jax.tree.map(lambda x: tiny.gather(x, rows, rollout.length), scores)
+
+
+@functools.cache
+def moved():
+  """The policy after some steps; the reference is where it began."""
+  return jax.tree.map(lambda x: 1.2 * x, bigram.params())
+
+
+def make(method, **options):
+  """An updater, and a state whose policy has left its reference."""
+  learner = bigram.make_learner(method)
+  made = updates.Updater(learner, bigram.params(), spec('shared', 4), **options)
+  state = learner_lib.init(learner, bigram.params())
+  return made, state._replace(params=moved())
+
+
+def controlled():
+  return losses.chain(
+    losses.normalize_by_group(),
+    losses.truncate_sequence_importance(1.0),
+    losses.mean_over_tokens(),
+    losses.ppo_clip(),
+    losses.add_entropy_bonus(losses.entropy_target(0.1)),
+    losses.add_kl(losses.adaptive_kl(0.3, 0.1)),
+  )
+
+
+class Case(NamedTuple):
+  method: losses.LossTransform
+  options: dict  # of the Updater
+  known: bool  # whether the sampler gives its entropy
+  logp_old: str | None  # whose it is: 'policy' or 'sampler'
+  entropy_old: str | None
+  scorings: int
+
+
+forking, plain = methods.forking_tokens(), methods.grpo(kl_coefficient=0)
+sampler, twice = dict(anchor='sampler'), dict(epochs=2)
+CASES = {
+  'nothing': Case(plain, {}, False, None, None, 0),
+  'nothing-sampler': Case(plain, sampler, False, 'sampler', None, 0),
+  'several-steps': Case(plain, twice, False, 'policy', None, 1),
+  'several-batches': Case(plain, dict(batches=5), False, 'policy', None, 1),
+  'reference': Case(methods.grpo(), {}, False, None, None, 1),
+  'reference-several': Case(methods.grpo(), twice, False, 'policy', None, 2),
+  'in-the-reward': Case(methods.reinforce_pp(), {}, True, 'policy', 'any', 2),
+  'entropy': Case(forking, {}, False, None, 'policy', 1),
+  'entropy-known': Case(forking, {}, True, None, 'sampler', 0),
+  'entropy-several': Case(forking, twice, False, 'policy', 'policy', 1),
+  # One pass gives both, so both are the learner's.
+  'entropy-known-several': Case(forking, twice, True, 'policy', 'policy', 1),
+  'entropy-sampler': Case(forking, sampler, False, 'sampler', 'policy', 1),
+  'both-sampler': Case(forking, sampler, True, 'sampler', 'sampler', 0),
+  'all': Case(controlled(), {}, False, 'policy', 'policy', 2),
+  'all-sampler': Case(controlled(), sampler, True, 'sampler', 'sampler', 1),
+}
+
+
+@pytest.mark.parametrize('case', CASES.values(), ids=CASES)
+def test_each_requirement_is_supplied(case):
+  made, state = make(case.method, **case.options)
+  rollout = bare(case.known)
+  batch = made.with_policies(state, rollout, 0)
+  given = rollout.batch
+  sources = {
+    ('logp_old', 'policy'): scored('policy').logp,
+    ('logp_old', 'sampler'): given.logp_sampler,
+    ('entropy_old', 'policy'): scored('policy').entropy,
+    ('entropy_old', 'sampler'): given.extras.get('entropy_sampler'),
+  }
+  inside = given.mask
+  for name in ('logp_old', 'entropy_old'):
+    found, source = getattr(batch, name), getattr(case, name)
+    if source is None:
+      assert found is None
+    elif source != 'any':
+      want = sources[name, source]
+      np.testing.assert_allclose(found[inside], want[inside], atol=2e-6)
+  assert (batch.logp_ref is None) == (not made.learner.with_reference)
+  if batch.logp_ref is not None:
+    want = scored('reference').logp
+    np.testing.assert_allclose(batch.logp_ref[inside], want[inside], atol=2e-6)
+  assert 'noise' not in batch.extras
+  assert made.scorings == case.scorings
+  assert made.forward_passes == 3 * made.epochs + case.scorings
+
+
+def test_the_sources_differ():
+  """So that the test above tells one from another."""
+  inside, given = bigram.rollout().batch.mask, bare(True).batch
+  sources = (
+    [scored('policy').logp, scored('reference').logp, given.logp_sampler],
+    [scored('policy').entropy, given.extras['entropy_sampler']],
+  )
+  for several in sources:
+    for i, one in enumerate(several):
+      for other in several[:i]:
+        assert np.mean(np.abs(one - other)[inside]) > 0.05
+
+
+@pytest.mark.parametrize('known', [True, False])
+@pytest.mark.parametrize('anchor', ['learner', 'sampler'])
+def test_of_groups_in_stock_the_sampler_is_the_old_policy(anchor, known):
+  made, state = make(forking, anchor=anchor, stale=True)
+  rollout = bare(known)
+  version = np.zeros(SHAPE, np.int32)
+  version[:2] = 3
+  rollout = rollout._replace(batch=rollout.batch._replace(version=version))
+  batch = made.with_policies(state, rollout, 3)
+  given, inside = rollout.batch, rollout.batch.mask
+  np.testing.assert_array_equal(batch.extras['fresh'], version == 3)
+  logp, entropy = scored('policy')
+  if anchor == 'learner':
+    whole = given.logp_sampler + given.extras['log_kept']
+    logp = jnp.where(version == 3, logp, whole)
+    if known:
+      drawn = given.extras['entropy_sampler']
+      entropy = jnp.where(version == 3, entropy, drawn)
+  else:
+    logp = given.logp_sampler
+    entropy = given.extras.get('entropy_sampler', entropy)
+  np.testing.assert_allclose(batch.logp_old[inside], logp[inside], atol=2e-6)
+  np.testing.assert_allclose(
+    batch.entropy_old[inside], entropy[inside], atol=2e-6
+  )
+  assert made.scorings == (anchor == 'learner' or not known)
+
+
+def test_noise_goes_by_seed_and_step():
+  def noise(seed, step, **options):
+    made, state = make(methods.clip_cov(), seed=seed, **options)
+    return made.with_policies(state, bare(), step).extras['noise']
+
+  first = noise(7, 2)
+  assert first.shape == SHAPE and first.dtype == np.float32
+  assert 0 <= first.min() < 0.1 and 0.9 < first.max() < 1
+  np.testing.assert_array_equal(noise(7, 2), first)
+  np.testing.assert_array_equal(noise(7, 2, epochs=2, batches=5), first)
+  for other in (noise(7, 3), noise(8, 2)):
+    assert np.mean(other == first) < 0.05
+  made, state = make(methods.clip_cov(), seed=7)
+  again = [made.with_policies(state, bare(), 2) for _ in range(2)]
+  for batch in again:  # nor does it depend on what was drawn before
+    np.testing.assert_array_equal(batch.extras['noise'], first)
+
+
+@pytest.mark.parametrize(
+  'method',
+  [controlled(), methods.clip_cov(), methods.deepseek_v3_2(policy='sampler')],
+  ids=['controlled', 'clip_cov', 'deepseek_v3_2'],
+)
+def test_memory_can_be_asked_before_anything_is_scored(method):
+  made, _ = make(method)
+  rollout = bare(sampler=False)
+  needs = made.memory_gib(rollout)
+  assert 0 < needs['temporary'] < needs['peak'] < 0.1
+  assert rollout.batch.logp_sampler is None  # what was given stays as it was
+  assert set(rollout.batch.extras) == {'log_kept'}
+
+
+def test_a_step_with_everything_that_can_be_required():
+  method = losses.chain(controlled(), losses.penalize_covariance(0.2))
+  made, _ = make(method, epochs=2)
+  state = made.init(jax.tree.map(jnp.copy, moved()))
+  state, measured = made(state, bare(), 0)
+  scalars = metrics.to_scalars(measured)
+  assert state.step == 2 and np.isfinite(list(scalars.values())).all()
+  assert scalars['kl_old_k3'] > 0 and scalars['penalized'] > 0
+  assert scalars['importance_truncated'] > 0  # measured by the credit
+
+
+def test_what_no_one_can_supply_is_named():
+  made, state = make(methods.deepseek_v3_2(policy='sampler'))
+  with pytest.raises(ValueError, match="'logp_sampler'"):
+    made(state, bare(sampler=False), 0)

@@ -1,0 +1,142 @@
+"""Shared prefixes and credit, as the learner reports them: closed forms."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax import losses
+from grpo_jax import metrics
+from grpo_jax import models
+from grpo_jax.learner import gradient as gradient_lib
+from grpo_jax.learner import micro_batches
+from grpo_jax.learner import step as learner_lib
+from grpo_jax.learner import step_metrics
+from grpo_jax.rollouts.types import Rollout
+from tests import bigram
+from tests.learning import spec
+
+
+def table_learner(method):
+  """Its parameters are the log-probabilities, one row for each completion."""
+
+  def score(params, rows, with_entropy):
+    del with_entropy
+    nothing = dict(mode='fill', fill_value=0)
+    return models.Scores(
+      jnp.take(params['logp'], rows.completion, axis=0, **nothing), None
+    )
+
+  return dataclasses.replace(bigram.make_learner(method), score=score)
+
+
+def shared_rollout():
+  """Four completions: 5 is shared by all, 5 7 by two; one of them is right."""
+  tokens = np.array([[[5, 7, 1], [5, 7, 2], [5, 8, 3], [5, 9, 4]]], np.int32)
+  everything = np.ones(tokens.shape, bool)
+  batch = losses.Batch(
+    tokens=tokens,
+    mask=everything,
+    keep=everything,
+    valid=everything[..., 0],
+    reward=np.array([[1, 0, 0, 0]], np.float32),
+    reward_parts=np.array([[[1], [0], [0], [0]]], np.float32),
+    truncated=np.zeros((1, 4), bool),
+    version=np.zeros(tokens.shape, np.int32),
+    logp_old=np.full(tokens.shape, -1.0, np.float32),
+  )
+  length = np.full((1, 4), 3, np.int32)
+  return Rollout(batch, length, [[1]], [''], [], np.arange(1))
+
+
+# Advantages of 3/4 and -1/4 over 12 tokens; `w` is what all pull at 5.
+@pytest.mark.parametrize(
+  'gained, w, uncancelled',
+  [
+    (0.0, 0, 0),  # nothing has moved: what all share is left alone
+    (0.15, 0, 0),  # inside the clip: one factor for all
+    (0.5, -3 / 4 * np.exp(0.5), 1),  # the right one is clipped, none pulls up
+    (-0.5, 3 / 4 * np.exp(-0.5), 1),  # the wrong ones are
+  ],
+)
+@pytest.mark.parametrize('share', [0, 0.2], ids=['row', 'batch'])
+def test_closed_forms_of_prefixes(gained, w, uncancelled, share):
+  covariance = (losses.penalize_covariance(share, 0.0),) if share else ()
+  learner = table_learner(
+    losses.chain(
+      losses.center_by_group(),
+      losses.mean_over_tokens(),
+      losses.ppo_clip(),
+      *covariance,
+    )
+  )
+  rollout = shared_rollout()
+  batch, state, _ = learner_lib.credit(
+    learner, rollout.batch, learner.method.init()
+  )
+  batch = losses.prepare(learner.method, batch, state)
+  rows, used = micro_batches.of_rollout(rollout, np.arange(1), spec('padded'))
+  logp = np.full((4, 3), -1.0, np.float32)
+  logp[:, 0] += gained  # the policy of a shared token is one
+
+  @jax.jit
+  def prefixes(params, *given):
+    found = gradient_lib.of_batch(learner, params, state, batch, *given)
+    intended = gradient_lib.slope_at_ratio_one(learner, found, batch, state)
+    return step_metrics.of_prefixes(batch, -found.slope, -intended)
+
+  scalars = metrics.to_scalars(
+    prefixes({'logp': jnp.asarray(logp)}, rows, used)
+  )
+  expected = {
+    'whole_tokens': 1,
+    'whole_weight': w / 12,
+    'whole_uncancelled': uncancelled,
+    'whole_weight_expected': 0,
+    'whole_uncancelled_expected': 0,
+    'part_tokens': 1,  # 5 7, where nothing has moved
+    'part_weight': 1 / 24,
+    'part_uncancelled': 1 / 2,
+    'part_weight_expected': 1 / 24,
+    'part_uncancelled_expected': 1 / 2,
+  }
+  found = {k: v for k, v in scalars.items() if k.startswith('prefix_')}
+  assert found.keys() == {f'prefix_{name}' for name in expected}
+  for name, value in expected.items():
+    np.testing.assert_allclose(
+      found[f'prefix_{name}'], value, rtol=1e-6, atol=1e-7, err_msg=name
+    )
+
+
+def test_what_the_credit_measures_is_reported_and_leaves_the_batch():
+  """Over trained tokens: the truncated completion is in no mean."""
+  rollout = shared_rollout()
+  gained = np.array([0.3, 0.1, -0.3, 9.0])[None, :, None]  # of each token
+  own = np.arange(12, dtype=np.float32).reshape(1, 4, 3)
+  batch = rollout.batch._replace(
+    truncated=np.array([[False, False, False, True]]),
+    logp_sampler=(rollout.batch.logp_old - gained).astype(np.float32),
+    extras={'log_kept': 0 * own, 'own': own},
+  )
+  method = losses.chain(
+    losses.drop_truncated(),
+    losses.center_by_group(),
+    losses.truncate_sequence_importance(1.5),
+    losses.on_advantage(
+      lambda advantage, batch: (advantage, {'twice': 2 * batch.extras['own']})
+    ),
+    losses.mean_over_tokens(),
+    losses.ppo_clip(),
+  )
+  learner = table_learner(method)
+  credit = jax.jit(functools.partial(learner_lib.credit, learner))
+  credited, _, measured = credit(batch, method.init())
+  scalars = metrics.to_scalars(measured)
+  np.testing.assert_allclose(scalars['importance_truncated'], 1 / 3, rtol=1e-6)
+  assert scalars['importance_truncated_saturated'] == 0  # e^27 was dropped
+  np.testing.assert_allclose(scalars['twice'], own[:, :3].mean() * 2, rtol=1e-6)
+  np.testing.assert_allclose(scalars['advantage_max'], 3 / 4 * 1.5, rtol=1e-6)
+  assert set(credited.extras) == {'log_kept', 'own'}

@@ -1,0 +1,305 @@
+"""The steps of one rollout: ratios, orders, anchors, flags, compilations."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from grpo_jax import losses
+from grpo_jax import metrics
+from grpo_jax.learner import step as learner_lib
+from grpo_jax.learner import updates
+from grpo_jax.models import layout
+from grpo_jax.models.layout import LayoutSpec
+from tests import bigram
+from tests import tiny
+from tests.learning import MODEL
+from tests.learning import PARAMS
+from tests.learning import make_learner
+from tests.learning import make_rollout
+from tests.learning import spec
+
+
+def test_the_ratio_is_one_before_the_first_update():
+  rollout = make_rollout()
+  rollout = rollout._replace(batch=rollout.batch._replace(logp_old=None))
+  learner = make_learner(losses.methods.gspo(), optimizer=optax.sgd(0.0))
+  for batches, epochs in ((1, 1), (2, 2)):
+    made = updates.Updater(
+      learner, PARAMS, spec('shared', 2), 0, batches, epochs
+    )
+    state = made.init(jax.tree.map(jnp.copy, PARAMS))
+    state, measured = made(state, rollout, 0)
+    scalars = metrics.to_scalars(measured)
+    assert scalars['kl_old_k1'] == scalars['kl_old_k3'] == 0
+    assert scalars['ratio'] == scalars['ratio_p01'] == scalars['ratio_p99'] == 1
+    assert scalars['ratio_max'] == scalars['ratio_min'] == 1
+    assert scalars['clipped_high'] == scalars['clipped_low'] == 0
+    assert state.step == batches * epochs
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize('kind', ['shared', 'packed'])
+def test_the_ratio_is_one_in_bf16_too(kind):
+  """Scoring and training are two programs; both round where the model says."""
+  rollout = make_rollout(reward=np.eye(4))
+  rollout = rollout._replace(batch=rollout.batch._replace(logp_old=None))
+  learner = make_learner(
+    losses.methods.gspo(),
+    optimizer=optax.sgd(0.0),
+    compute_dtype='bfloat16',
+    unroll=True,
+  )
+  made = updates.Updater(learner, PARAMS, spec(kind, 2), 0, 2, 2)
+  state = made.init(jax.tree.map(jnp.copy, PARAMS))
+  state, measured = made(state, rollout, 0)
+  scalars = metrics.to_scalars(measured)
+  assert state.step == 4
+  assert scalars['ratio'] == scalars['ratio_min'] == scalars['ratio_max'] == 1
+  assert scalars['kl_old_k3'] == 0
+  assert scalars['clipped_high'] == scalars['clipped_low'] == 0
+
+
+def test_several_batches_and_epochs_move_the_ratio():
+  rollout = make_rollout(reward=np.eye(4))  # no batch without advantages
+  rollout = rollout._replace(batch=rollout.batch._replace(logp_old=None))
+  learner = make_learner(losses.methods.grpo(kl_coefficient=0))
+  made = updates.Updater(learner, PARAMS, spec('shared', 2), 0, 2, 3)
+  chosen = list(made.optimizer_batches(rollout, step=7))
+  assert len(chosen) == 6
+  for epoch in range(3):
+    prompts = np.concatenate(chosen[2 * epoch : 2 * epoch + 2])
+    np.testing.assert_array_equal(np.sort(prompts), np.arange(4))
+  again = list(made.optimizer_batches(rollout, step=7))
+  np.testing.assert_array_equal(np.array(chosen), np.array(again))
+  orders = {
+    tuple(np.concatenate(list(made.optimizer_batches(rollout, s))))
+    for s in range(8)
+  }
+  assert len(orders) > 4
+  state = made.init(jax.tree.map(jnp.copy, PARAMS))
+  state, measured = made(state, rollout, 0)
+  assert state.step == 6
+  assert metrics.to_scalars(measured)['kl_old_k3'] > 1e-5
+
+
+def test_the_anchor_may_be_the_sampler():
+  rollout = make_rollout()
+  sampler = (rollout.batch.logp_old - 0.5).astype(np.float32)
+  rollout = rollout._replace(
+    batch=rollout.batch._replace(logp_old=None, logp_sampler=sampler)
+  )
+  learner = make_learner(losses.methods.grpo(kl_coefficient=0))
+  made = updates.Updater(learner, PARAMS, spec('shared', 2), anchor='sampler')
+  batch = made.with_policies(learner_lib.init(learner, PARAMS), rollout, 0)
+  np.testing.assert_array_equal(batch.logp_old, sampler)
+
+
+def test_a_reference_is_kept_and_scored_only_if_the_method_has_one():
+  without = make_learner(losses.methods.grpo(kl_coefficient=0))
+  assert learner_lib.init(without, PARAMS).reference is None
+  learner = make_learner(losses.methods.grpo())
+  rollout = make_rollout()
+  made = updates.Updater(learner, PARAMS, spec())
+  state = learner_lib.init(learner, PARAMS)
+  moved = jax.tree.map(lambda x: 1.5 * x, PARAMS)
+  batch = made.with_policies(state._replace(params=moved), rollout, 0)
+  rows = layout.padded_rows(
+    rollout.prompts, rollout.batch.tokens, rollout.length, 16
+  )
+  expected = tiny.gather(
+    tiny.score(MODEL, PARAMS, rows).logp, rows, rollout.length
+  )
+  inside = rollout.batch.mask
+  np.testing.assert_allclose(
+    batch.logp_ref[inside], expected[inside], atol=1e-5
+  )
+
+
+def test_the_optimizer_hears_of_the_rollout_and_of_clipping():
+  heard = []
+
+  def update_fn(grads, state, params=None, **extra):
+    names = 'first_of_rollout', 'clipped_share', 'advantage_scale'
+    assert set(extra) == set(names)  # and no `outward`, which nobody wants
+    jax.debug.callback(
+      lambda *args: heard.append([float(x) for x in args]),
+      *(extra[name] for name in names),
+      ordered=True,
+    )
+    return grads, state
+
+  listening = optax.GradientTransformationExtraArgs(
+    lambda params: optax.EmptyState(), update_fn
+  )
+  learner = make_learner(
+    losses.methods.grpo(kl_coefficient=0), optimizer=listening
+  )
+  made = updates.Updater(learner, PARAMS, spec('padded', 4), epochs=2)
+  state = made.init(jax.tree.map(jnp.copy, PARAMS))
+  rollout = make_rollout()
+  made(state, rollout, 0)[0].step.block_until_ready()
+  jax.effects_barrier()
+  first, clipped, scale = zip(*heard, strict=True)
+  assert first == (1.0, 0.0)
+  assert clipped[0] == 0.0 and 0.0 <= clipped[1] <= 1.0
+  batch, _ = losses.credit(learner.method, rollout.batch, learner.method.init())
+  kept = np.asarray(batch.advantage)[np.asarray(batch.keep)]
+  np.testing.assert_allclose(scale, np.sqrt(np.mean(kept**2)), rtol=1e-6)
+
+
+def test_a_skipped_first_batch_is_not_the_first_update():
+  """The flag goes to the first step that is taken."""
+  taken = []
+
+  def update_fn(grads, state, params=None, *, first_of_rollout, **extra):
+    del params, extra
+    jax.debug.callback(
+      lambda first: taken.append(bool(first)), first_of_rollout, ordered=True
+    )
+    return grads, state
+
+  listening = optax.GradientTransformationExtraArgs(
+    lambda params: optax.EmptyState(), update_fn
+  )
+  learner = make_learner(
+    losses.methods.grpo(kl_coefficient=0), optimizer=listening
+  )
+  reward = np.eye(4)
+  reward[:2, 0] = [1.0, 1.0]
+  reward[0] = 1.0  # nothing to learn in the first of four batches
+  made = updates.Updater(learner, PARAMS, spec('padded', 4), batches=4)
+  state = made.init(jax.tree.map(jnp.copy, PARAMS))
+  state, _ = made(state, make_rollout(reward=reward), 0)
+  assert (state.step, state.idle) == (3, 1)
+  jax.effects_barrier()
+  assert taken == [True, True, False, False]  # the first of these was skipped
+
+
+def test_the_sampler_gap_is_neither_filter_nor_drift():
+  rollout = make_rollout(reward=np.eye(4))
+  batch = rollout.batch._replace(logp_old=None)
+  rows = layout.padded_rows(rollout.prompts, batch.tokens, rollout.length, 16)
+  exact = tiny.score(MODEL, PARAMS, rows).logp
+  exact = np.asarray(tiny.gather(exact, rows, rollout.length))
+  log_kept = np.full(exact.shape, -0.7, np.float32)
+  batch = batch._replace(
+    logp_sampler=exact - log_kept, extras={'log_kept': log_kept}
+  )
+  learner = make_learner(losses.methods.grpo(kl_coefficient=0))
+  made = updates.Updater(learner, PARAMS, spec('shared', 2), 0, 2, 2)
+  state = made.init(jax.tree.map(jnp.copy, PARAMS))
+  _, measured = made(state, rollout._replace(batch=batch), 0)
+  scalars = metrics.to_scalars(measured)
+  assert scalars['kl_old_k3'] > 1e-4  # the policy has moved
+  assert scalars['sampler_gap_max'] < 1e-4
+  assert 1 <= scalars['sampler_gap_exp'] < 1 + 1e-4
+
+
+def test_compilations_are_bounded_by_the_buckets():
+  """Ragged rollouts of any lengths: one program per pair of buckets."""
+  learner = bigram.make_learner(losses.methods.grpo(kl_coefficient=0))
+  for kind in ('shared', 'packed', 'padded'):
+    cut = LayoutSpec(kind, 2, 0, (4, 8), 30)
+    made = updates.Updater(learner, bigram.params(), cut)
+    state = made.init(jax.tree.map(jnp.copy, bigram.params()))
+    for seed in range(8):
+      state, _ = made(state, make_rollout(seed), seed)
+    sizes = made.train_step._cache_size()
+    # Packed rows also bucket their number and the completions in one.
+    assert sizes <= (2 if kind != 'packed' else 6), (kind, sizes)
+    assert made.credit._cache_size() == 1
+
+
+@pytest.mark.parametrize('weight', [1.0, 0.25])
+def test_a_reference_is_refreshed_every_n_rollouts(weight):
+  learner = make_learner(losses.methods.grpo())
+  made = updates.Updater(
+    learner, PARAMS, spec(), refresh_steps=2, refresh_weight=weight
+  )
+  state = made.init(jax.tree.map(jnp.copy, PARAMS))
+  state, _ = made(state, make_rollout(), 0)
+  assert_equal(state.reference, PARAMS)  # fixed until it is due
+  state, _ = made(state, make_rollout(1), 1)
+  expected = jax.tree.map(
+    lambda old, new: (1 - weight) * old + weight * new, PARAMS, state.params
+  )
+  if weight == 1:
+    assert_equal(state.reference, state.params)
+  for a, b in zip(
+    jax.tree.leaves(state.reference), jax.tree.leaves(expected), strict=True
+  ):
+    np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+  made(state, make_rollout(2), 2)  # the copy was no alias: donation works
+
+
+def assert_equal(a, b):
+  for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+    np.testing.assert_array_equal(x, y)
+
+
+def test_groups_in_stock_are_anchored_on_what_drew_them():
+  """Of three versions: only the newest is scored by the learner."""
+  learner = make_learner(losses.methods.grpo(kl_coefficient=0))
+  rollout = make_rollout()
+  version = np.zeros(rollout.batch.tokens.shape, np.int32)
+  version[:2] = 5
+  sampler = np.full(version.shape, -3.0, np.float32)
+  rollout = rollout._replace(
+    batch=rollout.batch._replace(
+      version=version,
+      logp_old=None,
+      logp_sampler=sampler,
+      extras={'log_kept': np.full(version.shape, -0.5, np.float32)},
+    )
+  )
+  made = updates.Updater(learner, PARAMS, spec('shared', 2), stale=True)
+  state = learner_lib.init(learner, PARAMS)
+  batch = made.with_policies(state, rollout, 5)
+  scored = made.score(PARAMS, rollout).logp
+  inside = rollout.batch.mask
+  np.testing.assert_array_equal(
+    batch.logp_old[:2][inside[:2]], scored[:2][inside[:2]]
+  )
+  np.testing.assert_array_equal(batch.logp_old[2:], -3.5)
+  np.testing.assert_array_equal(batch.extras['fresh'], version == 5)
+  plain = updates.Updater(learner, PARAMS, spec('shared', 2))
+  assert plain.with_policies(state, rollout, 5).logp_old is None
+
+
+@pytest.mark.parametrize(
+  'method, options',
+  [
+    (losses.methods.grpo(), {}),
+    (losses.methods.grpo_s(), {'epochs': 2}),
+    pytest.param(
+      losses.methods.clip_cov(), {'batches': 2}, marks=pytest.mark.quick
+    ),
+  ],
+)
+def test_what_is_compiled_ahead_is_what_is_called(method, options, caplog):
+  """One compilation of each program, whoever comes first."""
+  example = make_rollout()
+  made = updates.Updater(make_learner(method), PARAMS, spec(), **options)
+  with jax.log_compiles():
+    made._compile(example)  # here an error would be seen
+    ahead = compiled_programs(caplog)
+    state = made.init(jax.tree.map(jnp.copy, PARAMS))
+    caplog.clear()
+    made.compile_ahead(example)
+    made(state, make_rollout(1), 0)
+  assert made._ahead is None
+  assert {'train_step', 'credit'} <= set(ahead)
+  assert ('score_all' in ahead) == (made.scorings > 0)
+  assert not set(ahead) & set(compiled_programs(caplog))
+
+
+def compiled_programs(caplog):
+  found = (
+    re.search(r'Finished XLA compilation of jit\((\w+)\)', record.getMessage())
+    for record in caplog.records
+  )
+  return [match[1] for match in found if match]

@@ -1,0 +1,65 @@
+"""The way of a rollout through the folders, as a reader walks it.
+
+Every function is entered once, where it is called first. The walk is the order
+of these first entries, by folder. Modules beside the folders (`metrics.py`,
+`sharding.py`) are vocabulary and no stops. Lambdas and comprehensions are part
+of the function around them. Rules of derivatives are left out, because JAX
+calls them and not a reader. Measured like this, the walk had 35 stops in 11
+places, 24 of them returns, before the folders were made.
+"""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax import losses
+from grpo_jax.learner import updates
+from tests import learning
+
+
+def folders_walked():
+  """Folders in the order of the walk; one that follows itself counts once."""
+  learner = learning.make_learner(losses.methods.grpo())
+  updater = updates.Updater(
+    learner, learning.PARAMS, learning.spec('shared', 2)
+  )
+  state = updater.init(jax.tree.map(jnp.copy, learning.PARAMS))
+  rollout, seen, walked = learning.make_rollout(), set(), []
+
+  def enter(frame, event, argument):
+    del argument
+    code = frame.f_code
+    _, ours, path = code.co_filename.rpartition('/grpo_jax/')
+    if event != 'call' or not ours or '/' not in path or code in seen:
+      return
+    seen.add(code)
+    if code.co_name.startswith('<'):
+      return
+    caller = frame.f_back
+    while caller and '/grpo_jax/' not in caller.f_code.co_filename:
+      if caller.f_code.co_name.startswith('backward_pass'):
+        return
+      caller = caller.f_back
+    folder = path.split('/')[0]
+    if walked[-1:] != [folder]:
+      walked.append(folder)
+
+  sys.setprofile(enter)
+  try:
+    updater(state, rollout, 0)
+  finally:
+    sys.setprofile(None)
+  return walked
+
+
+def test_a_rollout_walks_through_few_folders_and_returns_seldom():
+  walked = folders_walked()
+  returns = len(walked) - len(set(walked))
+  assert {'learner', 'models', 'losses'} <= set(walked)
+  assert len(set(walked)) <= 6, walked
+  assert returns <= 9, walked
+
+
+if __name__ == '__main__':
+  print(' -> '.join(folders_walked()))

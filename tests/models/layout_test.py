@@ -1,0 +1,176 @@
+"""Three layouts of the same completions say the same of them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax import models
+from grpo_jax.models import layout
+from tests import tiny
+
+
+def build(kind, prompts, tokens, length):
+  if kind == 'shared':
+    return layout.shared_prompt(prompts, tokens, length, 9)
+  if kind == 'packed':
+    return layout.packed_rows(prompts, tokens, length, 30)
+  if kind == 'copied':
+    return layout.packed_rows(prompts, tokens, length, 30, share=False)
+  return layout.padded_rows(prompts, tokens, length, 16)
+
+
+def scores_and_gradient(kind, changes, group=4):
+  model = tiny.model(**changes)
+  prompts, tokens, length = tiny.ragged(group=group)
+  rows = build(kind, prompts, tokens, length)
+
+  def loss(params):
+    scores = tiny.score(model, params, rows, 0.7, with_entropy=True)
+    logp = tiny.gather(scores.logp, rows, length)
+    entropy = tiny.gather(scores.entropy, rows, length)
+    return jnp.sum(jnp.sin(logp)) + jnp.sum(entropy), (logp, entropy)
+
+  return jax.jit(jax.grad(loss, has_aux=True))(tiny.params(model))
+
+
+@pytest.mark.parametrize(
+  'kind, changes, group',
+  [
+    ('packed', {}, 4),
+    ('packed', tiny.FANCY, 4),
+    ('packed', {}, 1),
+    ('copied', tiny.FANCY, 4),
+    ('shared', {}, 4),
+    ('shared', tiny.FANCY, 4),
+    ('shared', {}, 1),
+  ],
+)
+def test_layouts_agree_with_padded_rows(kind, changes, group):
+  gradient, scores = scores_and_gradient(kind, changes, group)
+  expected, expected_scores = scores_and_gradient('padded', changes, group)
+  assert np.abs(expected_scores[0]).max() > 1
+  tiny.assert_trees_close(scores, expected_scores)
+  tiny.assert_trees_close(gradient, expected)
+
+
+def test_scores_are_those_of_one_sequence_at_a_time():
+  """Against the plainest way: one prompt, one completion, all positions."""
+  model = tiny.model()
+  params = tiny.params(model)
+  prompts, tokens, length = tiny.ragged()
+  rows = build('shared', prompts, tokens, length)
+  logp = tiny.gather(tiny.score(model, params, rows).logp, rows, length)
+
+  @jax.jit  # of one shape: what follows a token cannot change it
+  def plain(ids, size):
+    causal = models.attention.over_prompts(size[None])
+    place = jnp.arange(ids.size)[None]
+    hidden, _ = model.hidden(model.unstack(params), ids[None], place, causal)
+    return jax.nn.log_softmax(model.head(params, hidden)[0])
+
+  for p, g in np.ndindex(length.shape):
+    ids = np.array([*prompts[p], *tokens[p, g, : length[p, g]]])
+    everything = np.asarray(
+      plain(np.pad(ids, (0, 16 - ids.size)), np.array(ids.size))
+    )
+    first = len(prompts[p])
+    expected = [everything[i - 1, ids[i]] for i in range(first, ids.size)]
+    np.testing.assert_allclose(
+      logp[p, g, : length[p, g]], np.array(expected), atol=2e-5
+    )
+
+
+def test_packing_saves_rows_and_loses_nothing():
+  prompts, tokens, length = tiny.ragged(prompts=5)
+  padded = build('padded', prompts, tokens, length)
+  copied = build('copied', prompts, tokens, length)
+  packed = build('packed', prompts, tokens, length)
+  sizes = [rows.tokens.shape[0] for rows in (packed, copied, padded)]
+  assert sizes == sorted(set(sizes))
+  assert np.sum(copied.segment > 0) == np.sum(padded.segment > 0)
+  assert (packed.parents, copied.parents, padded.parents) == (
+    True,
+    False,
+    False,
+  )
+  # Every token once; a prompt once in each row that holds some of its group.
+  assert np.sum(packed.parent > 0) == np.sum(length)
+  rows_of = [
+    set(np.nonzero(packed.completion // 4 == p)[0].tolist()) for p in range(5)
+  ]
+  copies = sum(len(r) * len(ids) for r, ids in zip(rows_of, prompts))
+  assert np.sum((packed.parent == 0) & (packed.segment > 0)) == copies
+  for rows in (packed, copied):
+    seen = np.sort(rows.completion[rows.completion < 20])
+    np.testing.assert_array_equal(seen, np.arange(20))
+
+
+def test_segments_do_not_see_each_other():
+  """Changing one packed completion changes no other's scores."""
+  model = tiny.model()
+  params = tiny.params(model)
+  prompts, tokens, length = tiny.ragged()
+  other = tokens.copy()
+  other[1, 2] = (other[1, 2] + 1) % 40
+  for kind in ('packed', 'shared'):
+    before, after = (
+      tiny.gather(tiny.score(model, params, rows).logp, rows, length)
+      for rows in (
+        build(kind, prompts, tokens, length),
+        build(kind, prompts, other, length),
+      )
+    )
+    changed = np.abs(np.asarray(before - after)).max(-1) > 0
+    expected = np.zeros_like(changed)
+    expected[1, 2] = True
+    np.testing.assert_array_equal(changed, expected)
+
+
+def test_many_short_completions_in_a_row():
+  """Fewer columns than slots for tokens: the columns are scored instead."""
+  model = tiny.model()
+  params = tiny.params(model)
+  prompts, tokens, length = tiny.ragged(tokens=20)
+  length = np.minimum(length, 3)
+  packed = layout.packed_rows(prompts, tokens, length, 40)
+  slots = packed.completion.shape[1]
+  assert packed.tokens.shape[1] < slots * 20
+  padded = layout.padded_rows(prompts, tokens, length, 16)
+  got, expected = (
+    tiny.gather(tiny.score(model, params, rows).logp, rows, length)
+    for rows in (packed, padded)
+  )
+  np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_padding_rows_and_slots_change_nothing():
+  model = tiny.model()
+  params = tiny.params(model)
+  prompts, tokens, length = tiny.ragged()
+  rows = build('packed', prompts, tokens, length)
+  wide = layout.pad_to(
+    rows, rows.tokens.shape[0] + 3, rows.completion.shape[1] + 2, length.size
+  )
+  plain, padded = (
+    tiny.gather(tiny.score(model, params, x).logp, x, length)
+    for x in (rows, wide)
+  )
+  np.testing.assert_allclose(padded, plain, atol=1e-5)
+
+
+def test_split_rows_needs_a_multiple():
+  prompts, tokens, length = tiny.ragged()
+  rows = build('padded', prompts, tokens, length)
+  assert layout.split_rows(rows, 4).tokens.shape == (3, 4, 16)
+  with pytest.raises(ValueError, match='12 rows'):
+    layout.split_rows(rows, 5)
+
+
+@pytest.mark.parametrize('kind', ['padded', 'packed', 'shared'])
+def test_what_does_not_fit_is_refused(kind):
+  prompts, tokens, length = tiny.ragged()
+  with pytest.raises(ValueError, match='largest bucket'):
+    build(kind, [prompts[0], [1] * 40, prompts[2]], tokens, length)
+  with pytest.raises(ValueError, match='Prompt 1 is empty'):
+    build(kind, [prompts[0], [], prompts[2]], tokens, length)

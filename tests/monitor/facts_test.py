@@ -1,0 +1,105 @@
+"""What the config alone tells, and that it is told before JAX is imported."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from grpo_jax import config as config_lib
+from grpo_jax.monitor import _facts
+from tests import cli
+from tests import runs
+
+
+def facts(**changes):
+  """Lines by their name."""
+  lines = _facts.facts(runs.arithmetic(**changes), 'runs/mine')
+  assert all(len(line) <= 80 for line in lines), lines
+  return {line[2:11].strip(): line[12:] for line in lines}
+
+
+def test_the_embedded_default_in_eight_lines():
+  assert facts() == {
+    'run': 'runs/mine',
+    'method': 'grpo(kl_coefficient=0.0), learning rate 0.0003',
+    'model': '3 layers, width 128, 4 heads of 32',
+    'data': 'built-in sums, written backwards: 47+85= is answered 231',
+    'warm-up': '300 steps on 256 demonstrations each',
+    'rollouts': (
+      '100, each 32 prompts x 16 completions of up to 5 tokens, 1 update'
+    ),
+    'reward': 'exact_match',
+    'held-out': (
+      '1000 problems, at the start, every 20 rollouts, and at the end'
+    ),
+  }
+
+
+@pytest.mark.parametrize(
+  'changes, name, said',
+  [
+    ({'learner.epochs': 2, 'learner.batches': 4}, 'rollouts', '8 updates'),
+    ({'optim.brake': 'decay'}, 'method', 'brake decay'),
+    ({'model.num_kv_heads': 2}, 'model', '(2 for keys and values)'),
+    ({'model.num_layers': 1}, 'model', '1 layer,'),
+    ({'evaluation.every_steps': 0}, 'held-out', 'at the start and at the end'),
+    ({'data.train': 'mine.jsonl'}, 'data', 'mine.jsonl'),
+  ],
+)
+def test_what_is_changed_is_said(changes, name, said):
+  assert said in facts(**changes)[name]
+
+
+@pytest.mark.parametrize(
+  'changes, absent',
+  [({'warm_up.steps': 0}, 'warm-up'), ({'data.heldout': ''}, 'held-out')],
+)
+def test_what_the_run_does_not_do_is_not_said(changes, absent):
+  assert absent not in facts(**changes)
+
+
+def test_every_reward_with_its_weight():
+  config = dataclasses.replace(
+    runs.arithmetic(),
+    rewards=(config_lib.Reward(), config_lib.Reward('my.py:short', 0.5)),
+  )
+  assert '  reward    exact_match + 0.5 x my.py:short' in _facts.facts(
+    config, 'x'
+  )
+
+
+def test_only_sums_need_a_note():
+  assert 'backwards' in _facts.note(runs.arithmetic())
+  assert _facts.note(runs.arithmetic(**{'data.train': 'mine.jsonl'})) == ''
+
+
+BEFORE_JAX = """
+import sys
+for heavy in ('jax', 'jaxlib', 'flax', 'orbax', 'optax', 'grain'):
+  sys.modules[heavy] = None  # importing it raises an ImportError
+sys.argv = ['grpo-jax', 'train', *sys.argv[1:]]
+from grpo_jax.commands import main
+main.run()
+"""
+
+
+@pytest.mark.parametrize('more', [[], ['--check']])
+def test_they_are_shown_before_jax_is_imported(tmp_path, more):
+  """In a process that cannot import JAX."""
+  done = subprocess.run(
+    [
+      sys.executable, '-c', BEFORE_JAX, cli.CONFIG,
+      f'--workdir={tmp_path}/run', *more,
+    ],
+    cwd=cli.ROOT,
+    env=cli.environment(),
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )  # fmt: skip
+  first, second, *_ = done.stderr.splitlines()
+  assert first == f'  run       {tmp_path}/run'
+  assert second.startswith('  method    grpo(')
+  assert done.returncode and 'jax' in done.stderr.splitlines()[-1]
+  assert not (tmp_path / 'run').exists()

@@ -1,0 +1,97 @@
+"""The READMEs, and the parts of them that are made from the code.
+
+`python -m tests.readmes` writes these parts anew; it audits all methods, which
+takes half a minute. `tests/readme_test.py` fails while a part is out of date.
+
+A part stands between two comments, `<!-- NAME: made by python -m tests.readmes
+-->` and `<!-- NAME: end -->`.
+"""
+
+import pathlib
+import re
+
+from grpo_jax import losses
+from grpo_jax.commands import audit
+from grpo_jax.commands import main as command_line
+from grpo_jax.commands import options
+
+ROOT = pathlib.Path(__file__).parent.parent
+_REFERENCE = re.compile(r'`([^`<]+)<(https?://[^>]+)>`_')
+
+
+def paths() -> list[pathlib.Path]:
+  """Every README and the changelog, from the root down."""
+  folders = ('grpo_jax', 'configs', 'tests')
+  found = [path for one in folders for path in (ROOT / one).rglob('README.md')]
+  return [ROOT / 'README.md', ROOT / 'CHANGELOG.md', *sorted(found)]
+
+
+def papers() -> str:
+  """Each method with the papers that its docstring names."""
+  rows = ['| method | paper |', '| --- | --- |']
+  for name in losses.methods.__all__:
+    text = ' '.join(getattr(losses.methods, name).__doc__.split())
+    _, _, references = text.partition('References: ')
+    links = [
+      f'{title.strip()} ([{label(url)}]({url}))'
+      for title, url in _REFERENCE.findall(references)
+    ]
+    rows.append(f'| `{name}` | {"; ".join(links) or "none"} |')
+  return '\n'.join(rows)
+
+
+def label(url: str) -> str:
+  """'arXiv:2402.03300' for a link to it, 'doi:...' likewise."""
+  address = url.split('//')[1]
+  for host, short in (('arxiv.org/abs/', 'arXiv:'), ('doi.org/', 'doi:')):
+    if address.startswith(host):
+      return short + address.removeprefix(host)
+  return address
+
+
+def commands() -> str:
+  """What can be typed, from the table of the command line."""
+  rows = ['| command | what it does |', '| --- | --- |']
+  for name, command in command_line.COMMANDS.items():
+    takes = f' {command.takes.upper()}' if command.takes else ''
+    rows.append(f'| `grpo-jax {name}{takes}` | {command.what} |')
+  return '\n'.join(rows)
+
+
+def methods() -> str:
+  """What an audit finds of each method, and what the columns mean."""
+  table = audit.markdown(audit.table(audit.every()))
+  return f'{table}\n\n{audit.columns_markdown()}'
+
+
+PARTS = {
+  'options': ('configs/README.md', options.markdown),
+  'peers': ('configs/README.md', options.peers_markdown),
+  'commands': ('grpo_jax/commands/README.md', commands),
+  'papers': ('grpo_jax/losses/README.md', papers),
+  'methods': ('grpo_jax/losses/README.md', methods),
+}
+
+
+def _between(name: str) -> re.Pattern[str]:
+  first = f'<!-- {name}: made by python -m tests.readmes -->\n'
+  return re.compile(f'(?<={first}).*?(?=<!-- {name}: end -->)', re.DOTALL)
+
+
+def written(name: str) -> str:
+  """A part as its README has it."""
+  (text,) = _between(name).findall((ROOT / PARTS[name][0]).read_text())
+  return text.strip()
+
+
+def main() -> None:
+  """Writes every part into its README."""
+  for name, (file, make) in PARTS.items():
+    path, text = ROOT / file, f'\n{make().strip()}\n\n'
+    path.write_text(
+      _between(name).sub(lambda _, text=text: text, path.read_text(), count=1)
+    )
+
+
+if __name__ == '__main__':
+  main()

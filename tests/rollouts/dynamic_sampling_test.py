@@ -1,0 +1,237 @@
+"""Dynamic sampling, with a collector that needs no model."""
+
+import json
+
+import numpy as np
+import pytest
+
+from grpo_jax import losses
+from grpo_jax.rollouts import dynamic_sampling
+from grpo_jax.rollouts.dynamic_sampling import PromptState
+from grpo_jax.rollouts.types import Rollout
+from grpo_jax.rollouts.types import concatenate
+
+GROUP = 3
+# What the completions of a prompt earn, by its last letter.
+REWARDS = {'s': (1, 1, 1), 'f': (0, 0, 0), 'm': (0, 1, 0)}
+
+
+def stream_of(letters):
+  """An endless dataset: epoch after epoch in the same order."""
+
+  class Stream:
+    def __len__(self):
+      return 10**9
+
+    def __getitem__(self, i):
+      number = i % len(letters)
+      return {'prompt': f'{number}{letters[number]}'}
+
+  return Stream()
+
+
+def collect(records, width=2):
+  """Rollouts whose rewards follow from the prompt."""
+  shape = (len(records), GROUP)
+  reward = [REWARDS[record['prompt'][-1]] for record in records]
+  reward = np.array(reward, np.float32).reshape(shape)
+  index = np.array([record['index'] for record in records])
+  tokens = np.broadcast_to(index[:, None, None], (*shape, width))
+  mask = np.ones(tokens.shape, bool)
+  batch = losses.Batch(
+    tokens=tokens.astype(np.int32),
+    mask=mask,
+    keep=mask,
+    valid=np.ones(shape, bool),
+    reward=reward,
+    reward_parts=reward[..., None],
+    truncated=np.zeros(shape, bool),
+    version=np.zeros(tokens.shape, np.int32),
+    extras={'log_kept': np.zeros(tokens.shape, np.float32)},
+  )
+  return Rollout(
+    batch,
+    np.full(shape, width, np.int32),
+    [[1]] * len(records),
+    [record['prompt'] for record in records],
+    [['x'] * GROUP] * len(records),
+    index,
+    ('judge',),
+  )
+
+
+def draw(letters, state=None, number=2, rounds=0, calls=None, **options):
+  def counted(records):
+    if calls is not None:
+      calls.append([record['index'] for record in records])
+    return collect(records)
+
+  return dynamic_sampling.draw(
+    state or PromptState(),
+    stream_of(letters),
+    len(letters),
+    number,
+    counted,
+    rounds,
+    **options,
+  )
+
+
+def test_without_rounds_the_next_prompts_are_taken_as_they_are():
+  rollout, state, counts = draw('sfm')
+  assert rollout.prompt_texts == ['0s', '1f'] and counts == {}
+  rollout, state, _ = draw('sfm', state)
+  assert rollout.prompt_texts == ['2m', '0s'] and state == PromptState(4)
+
+
+def test_uniform_groups_are_replaced_and_the_surplus_waits_its_turn():
+  letters, calls = 'msmfmmmm', []
+  rollout, state, counts = draw(letters, rounds=3, number=3, calls=calls)
+  # Of the first three, two differ; of the next three again two.
+  assert rollout.prompt_texts == ['0m', '2m', '4m']
+  assert state.surplus.prompt_texts == ['5m'] and state.position == 6
+  assert counts == {
+    'prompts_drawn': 6.0,
+    'groups_surplus': 1.0,
+    'groups_short': 0.0,
+    'accuracy_drawn': (4 * 1 + 3) / 18,
+    'rewards_failed': 0.0,
+    'tokens_drawn': 18 * 2,
+  }
+  rollout, state, _ = draw(letters, state, rounds=3, number=3, calls=calls)
+  assert rollout.prompt_texts == ['5m', '6m', '7m']
+  assert calls == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+  np.testing.assert_array_equal(rollout.batch.tokens[:, 0, 0], [5, 6, 7])
+  np.testing.assert_array_equal(rollout.index, [5, 6, 7])
+
+
+def test_no_group_is_lost_or_repeated_over_many_steps():
+  letters, state, seen = 'mmsmfmm', PromptState(), []
+  for _ in range(12):
+    rollout, state, counts = draw(letters, state, number=4, rounds=9)
+    assert counts['groups_short'] == 0 and len(rollout.prompts) == 4
+    seen += list(rollout.index)
+  seen += list(state.surplus.index) if state.surplus else []
+  drawn = range(state.position)
+  assert seen == [i for i in drawn if letters[i % len(letters)] == 'm']
+
+
+def test_rounds_are_bounded_and_the_rest_is_filled_up():
+  calls = []
+  rollout, state, counts = draw('msssss', rounds=1, calls=calls)
+  assert len(calls) == 2 and counts['groups_short'] == 1
+  assert rollout.prompt_texts == ['0m', '1s'] and state.surplus is None
+  assert state.position == 4
+
+
+@pytest.mark.parametrize(
+  'letters, words',
+  [
+    ('sssss', 'last 8 prompts.*solved by all.*4 solved, 0 failed.*harder'),
+    ('fffff', 'failed by all.*0 solved, 4 failed.*easier'),
+    ('sffff', 'equal rewards.*1 solved, 3 failed'),
+  ],
+)
+def test_when_every_prompt_has_been_met_in_vain_it_ends_and_says_so(
+  letters, words
+):
+  """Of five prompts each; four in vain are bad luck, the run goes on."""
+  calls = []
+  rollout, state, counts = draw(letters, rounds=1, calls=calls)
+  assert (
+    len(calls) == 2 and state.prompts_without_signal == 4
+  )  # and not an endless loop
+  assert len(rollout.prompts) == 2 and counts['groups_short'] == 2
+  with pytest.raises(dynamic_sampling.NothingToLearn, match=words):
+    draw(letters, state, rounds=1, calls=calls)
+
+
+def test_one_group_that_differs_begins_the_count_anew():
+  _, state, _ = draw('ssssm', rounds=1)
+  assert state.prompts_without_signal == 4
+  _, state, _ = draw('ssssm', state, rounds=1)
+  assert state.prompts_without_signal == 0
+  _, state, _ = draw('sssss', rounds=0)
+  assert (
+    state.prompts_without_signal == 0
+  )  # without dynamic sampling nobody counts
+
+
+def test_solved_prompts_retire_and_stay_so():
+  letters, state, seen = 'smsm', PromptState(), []
+  for _ in range(4):
+    rollout, state, counts = draw(letters, state, retire=True)
+    seen += rollout.prompt_texts
+  assert seen == ['0s', '1m', '2s', '3m', '1m', '3m', '1m', '3m']
+  assert counts == {'prompts_retired': 2.0}
+
+
+def test_when_all_have_retired_it_ends():
+  _, state, _ = draw('ss', retire=True)
+  with pytest.raises(dynamic_sampling.NothingToLearn, match='all 2 prompts'):
+    draw('ss', state, retire=True)
+
+
+def test_an_unjudged_completion_neither_solves_nor_fails():
+  def collect_unjudged(records):
+    rollout = collect(records)
+    valid = rollout.batch.valid.copy()
+    valid[:, 1] = False  # of 'm' the only right one
+    return rollout._replace(batch=rollout.batch._replace(valid=valid))
+
+  with pytest.raises(
+    dynamic_sampling.NothingToLearn, match='0 solved, 4 failed'
+  ):
+    dynamic_sampling.draw(
+      PromptState(), stream_of('m'), 1, 2, collect_unjudged, 1
+    )
+
+
+def test_a_supply_goes_through_json_and_goes_on_the_same():
+  letters, options = 'msmfmmsm', {'number': 3, 'rounds': 3, 'retire': True}
+  _, state, _ = draw(letters, **options)
+  assert state.surplus and state.retired
+  again = dynamic_sampling.from_json(
+    json.loads(json.dumps(dynamic_sampling.to_json(state)))
+  )
+  assert again.retired == state.retired
+  assert again.position == state.position
+  first, after_first, _ = draw(letters, state, **options)
+  second, after_second, _ = draw(letters, again, **options)
+  assert first.prompt_texts == second.prompt_texts
+  for a, b in zip(first.batch, second.batch, strict=True):
+    if isinstance(a, np.ndarray):
+      np.testing.assert_array_equal(a, b)
+      assert a.dtype == b.dtype
+  assert dynamic_sampling.to_json(after_first) == dynamic_sampling.to_json(
+    after_second
+  )
+
+
+def test_the_state_in_an_older_checkpoint_is_still_read():
+  """Which called the count of prompts without signal 'barren'."""
+  old = {'position': 6, 'retired': [3, 5], 'surplus': None, 'barren': 4}
+  state = PromptState(6, frozenset({3, 5}), None, 4)
+  assert dynamic_sampling.from_json(old) == state
+  written = dynamic_sampling.to_json(state)
+  assert written.pop('prompts_without_signal') == old.pop('barren')
+  assert written == old
+  # A real state, with its surplus, and what is drawn after it.
+  _, state, _ = draw('msmf', rounds=1)
+  renamed = dynamic_sampling.to_json(state)
+  renamed['barren'] = renamed.pop('prompts_without_signal')
+  again = dynamic_sampling.from_json(json.loads(json.dumps(renamed)))
+  assert again._replace(surplus=None) == state._replace(surplus=None)
+
+
+def test_widths_are_joined_and_reward_parts_are_not_widened():
+  records = [{'prompt': 'm', 'index': i} for i in range(2)]
+  narrow, wide = collect(records, 1), collect(records, 3)  # T = K = 1 in one
+  joined = concatenate([narrow, wide])
+  assert joined.batch.tokens.shape == (4, GROUP, 3)
+  assert joined.batch.reward_parts.shape == (4, GROUP, 1)
+  assert not joined.batch.mask[:2, :, 1:].any()
+  assert joined.batch.extras['log_kept'].shape == (4, GROUP, 3)
+  np.testing.assert_array_equal(
+    joined.batch.reward_parts[2:], wide.batch.reward_parts
+  )

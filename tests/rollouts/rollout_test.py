@@ -1,0 +1,214 @@
+"""Rollouts: the sampled ids, judged, and laid out in few shapes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from grpo_jax import data
+from grpo_jax import rewards
+from grpo_jax import sampling
+from grpo_jax.learner import micro_batches
+from grpo_jax.models.layout import LayoutSpec
+from grpo_jax.rollouts import rollout
+
+pytestmark = pytest.mark.quick
+
+TOKENIZER = data.character_tokenizer(data.ALPHABET)
+RECORDS = [
+  {'prompt': '47+85=', 'answer': '231', 'index': 7},
+  {'prompt': '01+02=', 'answer': '3', 'index': 8},
+]
+
+
+class FixedEngine:
+  """Answers with given ids; remembers what it was asked."""
+
+  def __init__(self, texts, ended):
+    self.texts, self.ended = texts, np.array(ended)
+
+  def load(self, params, version):
+    del params, version
+
+  def generate(self, requests):
+    self.asked = requests
+    shape = self.ended.shape
+    tokens = np.full((*shape, 8), 7, np.int32)
+    length = np.zeros(shape, np.int32)
+    for place in np.ndindex(shape):
+      ids = TOKENIZER.encode(self.texts[place[0]][place[1]])
+      ids += [TOKENIZER.eos_ids[0]] * int(self.ended[place])
+      tokens[place][: len(ids)], length[place] = ids, len(ids)
+    finish = np.where(self.ended, sampling.ENDED, sampling.TRUNCATED)
+    logp = np.full(tokens.shape, -1.0, np.float32)
+    return sampling.Completions(
+      tokens, length, logp, logp / 4, np.full(tokens.shape, 3), finish
+    )
+
+
+def collect(functions, texts=(('231', '2'), ('3', '44')), buckets=(4, 8)):
+  engine = FixedEngine(texts, [[True, True], [True, False]])
+  weighted = [rewards.WeightedReward(*f) for f in functions]
+  options = sampling.Sampling(max_tokens=8, eos_ids=TOKENIZER.eos_ids)
+  return engine, rollout.collect(
+    RECORDS, engine, TOKENIZER, weighted, options, 2, 5, buckets
+  )
+
+
+def exact(prompt, completion, example):
+  return rewards.exact_match(prompt, completion, example)
+
+
+def test_what_was_sampled_is_what_is_trained():
+  engine, got = collect([('exact', exact)])
+  batch = got.batch
+  assert engine.asked.prompts == [
+    TOKENIZER.encode(r['prompt']) for r in RECORDS
+  ]
+  assert list(engine.asked.index) == [7, 8] and engine.asked.rollout == 5
+  np.testing.assert_array_equal(got.length, [[4, 2], [2, 2]])
+  np.testing.assert_array_equal(batch.mask.sum(-1), got.length)
+  eos = TOKENIZER.eos_ids[0]
+  assert batch.tokens[0, 0].tolist() == TOKENIZER.encode('231') + [eos]
+  np.testing.assert_array_equal(batch.truncated, [[0, 0], [0, 1]])
+  np.testing.assert_array_equal(batch.reward, [[1, 0], [1, 0]])
+  np.testing.assert_array_equal(batch.keep, batch.mask)
+  assert batch.valid.all()
+  # And nothing past the end, whatever the engine has left there.
+  for field, value in (
+    (batch.version, 3),
+    (batch.logp_sampler, -0.75),
+    (batch.extras['log_kept'], -0.25),
+  ):
+    np.testing.assert_array_equal(field, np.where(batch.mask, value, 0))
+  assert not batch.tokens[~batch.mask].any()
+  assert got.texts == [['231', '2'], ['3', '44']]
+
+
+def test_the_samplers_entropy_is_passed_on_if_it_is_known(monkeypatch):
+  assert 'entropy_sampler' not in collect([('exact', exact)])[1].batch.extras
+  plain = FixedEngine.generate
+
+  def with_entropy(self, requests):
+    drawn = plain(self, requests)
+    return drawn._replace(entropy=drawn.tokens / 8)
+
+  monkeypatch.setattr(FixedEngine, 'generate', with_entropy)
+  batch = collect([('exact', exact)])[1].batch
+  np.testing.assert_array_equal(
+    batch.extras['entropy_sampler'], batch.tokens / 8
+  )
+
+
+def test_the_batch_is_no_wider_than_its_bucket():
+  assert collect([('exact', exact)])[1].batch.mask.shape == (2, 2, 4)
+  long = (('231231', '2'), ('3', '44'))
+  assert collect([('exact', exact)], long)[1].batch.mask.shape == (2, 2, 8)
+
+
+def test_parts_are_kept_by_name_order_and_summed_with_weights():
+  length = lambda prompt, completion, example: len(completion)
+  _, got = collect([('exact', exact, 2.0), ('length', length, -0.5)])
+  assert got.reward_names == ('exact', 'length')
+  np.testing.assert_array_equal(
+    got.batch.reward_parts, [[[1, 3], [0, 1]], [[1, 1], [0, 2]]]
+  )
+  np.testing.assert_allclose(got.batch.reward, [[0.5, -0.5], [1.5, -1]])
+
+
+def test_a_completion_that_was_not_judged_is_not_valid():
+  odd = lambda prompt, completion, example: None if completion == '2' else 1.0
+  _, got = collect([('odd', odd)])
+  np.testing.assert_array_equal(got.batch.valid, [[1, 0], [1, 1]])
+
+
+def test_rewards_see_ids_and_truncation():
+  seen = []
+
+  def reward(prompt, completion, example):
+    seen.append(
+      (example['index'], example['completion_ids'], example['truncated'])
+    )
+    return 0.0
+
+  _, got = collect([('reward', reward)])
+  assert seen[0] == (7, got.batch.tokens[0, 0, :4].tolist(), False)
+  assert [s[0] for s in seen] == [7, 7, 8, 8]
+  assert [s[2] for s in seen] == [False, False, False, True]
+
+
+def test_demonstrations_end_with_the_end_token():
+  got = rollout.demonstrations(RECORDS, TOKENIZER, (5,))
+  assert got.batch.tokens.shape == (2, 1, 5)
+  np.testing.assert_array_equal(got.length, [[4], [2]])
+  last = got.batch.tokens[[0, 1], 0, got.length[:, 0] - 1]
+  np.testing.assert_array_equal(last, TOKENIZER.eos_ids[0])
+  np.testing.assert_array_equal(got.batch.mask.sum(-1), got.length)
+
+
+@pytest.mark.parametrize('kind', ['shared', 'packed', 'padded'])
+def test_shapes_depend_on_the_buckets_alone(kind):
+  spec = LayoutSpec(kind, 2, 0, (8,), 32)
+  shapes = set()
+  for texts in ((('2', '2'), ('3', '4')), (('231', '12'), ('333', '44'))):
+    _, got = collect([('exact', exact)], texts)
+    rows, used = micro_batches.of_rollout(got, np.arange(2), spec)
+    assert 1 <= used <= rows.tokens.shape[0]
+    # Nothing lies in the micro-batches that are not used.
+    assert not np.any(rows.segment[used:])
+    shapes.add(rows.tokens.shape + rows.column.shape)
+  assert len(shapes) == 1
+
+
+def ragged(lengths, prompt_tokens=6):
+  """A rollout of 2 x 4 with given lengths of at most 32."""
+  _, got = collect([('exact', exact)])
+  length = np.array(lengths, np.int32).reshape(2, 4)
+  mask = np.arange(32) < length[..., None]
+  batch = got.batch._replace(tokens=np.ones(mask.shape, np.int32), mask=mask)
+  return got._replace(
+    batch=batch, length=length, prompts=[[1] * prompt_tokens] * 2
+  )
+
+
+def test_auto_takes_the_layout_with_the_least_work():
+  spec = LayoutSpec('auto', 1, 0, (8,))
+  same = micro_batches.of_rollout(ragged([32] * 8), np.arange(2), spec)[0]
+  assert same.blocks is not None and same.tokens.shape == (2, 1, 8 + 4 * 32)
+  mixed = ragged([32, 3, 4, 5, 6, 7, 8, 9])
+  rows = micro_batches.of_rollout(mixed, np.arange(2), spec)[0]
+  assert rows.blocks is None and rows.tokens.shape[1:] == (1, 40)
+  # Unless attention over the whole of a wide row costs more than it saves.
+  wide = dataclasses.replace(spec, pack_tokens=120, key_cost=1 / 30)
+  assert (
+    micro_batches.of_rollout(mixed, np.arange(2), wide)[0].blocks is not None
+  )
+  wide = dataclasses.replace(wide, key_cost=0.0)
+  assert micro_batches.of_rollout(mixed, np.arange(2), wide)[0].blocks is None
+
+
+@pytest.mark.parametrize(
+  'rows, row_tokens, shards, expected',
+  [(4, 160, 1, 4), (8, 544, 1, 3), (8, 1088, 1, 2), (3, 9999, 1, 1)]
+  + [(9, 544, 2, 6), (1, 10, 4, 4)],
+)
+def test_micro_batches_suit_the_device(rows, row_tokens, shards, expected):
+  spec = LayoutSpec('auto', 0, micro_tokens=2048, shards=shards)
+  assert spec.rows_of(row_tokens, rows) == expected
+  given = dataclasses.replace(spec, micro_rows=7)
+  assert given.rows_of(row_tokens, rows) == 7
+
+
+def test_bad_layouts_are_refused():
+  with pytest.raises(ValueError, match="'diagonal'"):
+    LayoutSpec('diagonal', 2, 0, (8,))
+  _, got = collect([('exact', exact)])
+  spec = LayoutSpec('shared', 2, 3, (8,))
+  with pytest.raises(ValueError, match='row_completions=3'):
+    micro_batches.of_rollout(got, np.arange(2), spec)
+
+
+def test_demonstrations_need_an_end_token():
+  endless = data.Tokenizer(TOKENIZER.backend, (), TOKENIZER.pad_id)
+  with pytest.raises(ValueError, match='eos_tokens'):
+    rollout.demonstrations(RECORDS, endless, (5,))

@@ -1,0 +1,43 @@
+"""What a run tells its method: `build` fills in what `takes_from_run` marks."""
+
+import pytest
+
+from grpo_jax import losses
+from grpo_jax.training import build
+from tests import runs
+
+CALLS = []
+
+
+@losses.takes_from_run(
+  weights='reward_weights',
+  updates='updates_per_rollout',
+  first='adam_b1',
+  second='adam_b2',
+)
+def own(**kwargs):
+  """A user's own method, which a config names by its module."""
+  CALLS.append(kwargs)
+  return losses.methods.rloo()
+
+
+FACTS = {'weights': (1.0,), 'updates': 6, 'first': 0.8, 'second': 0.95}
+
+
+@pytest.mark.parametrize(
+  'given', [{}, {'second': 0.5, 'other': 3}], ids=['none given', 'some given']
+)
+def test_a_users_method_is_told_of_the_run(given):
+  CALLS.clear()
+  config = runs.arithmetic(
+    **{
+      'learner.method': 'tests.training.build_method_test:own',
+      'learner.method_kwargs': given,
+      'learner.batches': 2,
+      'learner.epochs': 3,
+      'optim.b1': 0.8,
+      'optim.b2': 0.95,
+    }
+  )
+  build.run(config)
+  assert CALLS == [FACTS | given]

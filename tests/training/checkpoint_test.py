@@ -1,0 +1,279 @@
+"""Checkpoints: exact, verified, and alive on a full disk."""
+
+import os
+import resource
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax import sharding
+from grpo_jax.training import checkpoint
+from grpo_jax.training.checkpoint import Checkpoints
+
+pytestmark = pytest.mark.quick
+
+
+def state_of(number):
+  rng = np.random.default_rng(number)
+  return {
+    'params': jnp.asarray(rng.standard_normal((256, 512)), jnp.float32),
+    'half': jnp.asarray(rng.standard_normal(8), jnp.bfloat16),
+    'flags': jnp.array([True, False]),
+    'step': jnp.int32(number),
+    'nothing': (None, ()),
+  }
+
+
+def abstract(mesh=None):
+  """Shapes, and the placing wanted: one device, or rows over a mesh."""
+  mesh = mesh or sharding.make_mesh(1, 1, 1)
+
+  def describe(x):
+    place = sharding.rows(mesh) if x.ndim == 2 else sharding.replicated(mesh)
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+
+  return jax.tree.map(describe, state_of(0))
+
+
+def assert_equal(a, b):
+  for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+    assert x.dtype == y.dtype
+    np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+
+
+@pytest.fixture
+def opened(tmp_path):
+  said = []
+
+  def open_again(**changes):
+    options = {'keep_last': 2, 'keep_best': True, 'warn': said.append}
+    return Checkpoints(tmp_path / 'saves', **{**options, **changes})
+
+  return open_again, said, tmp_path / 'saves'
+
+
+def save_some(saves, metrics=(None, 1.0, 0.5, None)):
+  for step, metric in enumerate(metrics):
+    saves.save(step, state_of(step), {'position': step}, metric)
+  saves.wait()
+
+
+def test_a_fingerprint_knows_every_bit_and_place_and_no_mesh():
+  whole = state_of(1)
+  known = checkpoint.fingerprint(whole)
+  for place in [(0, 0), (255, 511), (3, 200)]:
+    for bit in (0, 22, 31):
+      words = np.array(whole['params']).view(np.uint32).copy()
+      words[place] ^= np.uint32(1) << bit
+      changed = {**whole, 'params': jnp.asarray(words.view(np.float32))}
+      assert checkpoint.fingerprint(changed) != known
+  swapped = np.array(whole['params'])[:, ::-1].copy()
+  assert checkpoint.fingerprint({**whole, 'params': swapped}) != known
+  flags = {**whole, 'flags': jnp.array([False, True])}
+  assert checkpoint.fingerprint(flags) != known
+  mesh = sharding.make_mesh(4, 2, 1)
+  spread = jax.device_put(
+    whole, jax.tree.map(lambda x: x.sharding, abstract(mesh))
+  )
+  assert checkpoint.fingerprint(spread) == known
+
+
+def test_what_was_saved_comes_back_on_any_mesh(opened):
+  open_again, said, _ = opened
+  saves = open_again()
+  assert saves.restore(abstract()) is None
+  state = state_of(7)
+  saves.save(7, state, {'position': 3, 'surplus': None})
+  # The arrays may be donated as soon as save has returned.
+  jax.jit(lambda s: jax.tree.map(jnp.zeros_like, s), donate_argnums=0)(state)
+  saves.close()
+  mesh = sharding.make_mesh(2, 2, 2)
+  step, state, host = open_again().restore(abstract(mesh))
+  assert (step, host) == (7, {'position': 3, 'surplus': None})
+  assert_equal(state, state_of(7))
+  assert len(state['params'].sharding.device_set) == 8
+  assert state['nothing'] == (None, ()) and not said
+
+
+class Whole(NamedTuple):
+  """A state whose first field may be read alone, as `TrainState` is."""
+
+  state: Any
+  moments: Any
+
+
+def test_the_first_field_alone_comes_back_on_any_mesh(opened):
+  open_again, said, directory = opened
+  with open_again() as saves:
+    for step in (1, 2):
+      saves.save(step, Whole(state_of(step), state_of(step + 10)), {'at': step})
+  mesh = sharding.make_mesh(2, 2, 2)
+  with open_again(read_only=True) as saves:
+    step, state, host = saves.restore(abstract(mesh), field='state')
+    assert (step, host) == (2, {'at': 2})
+    assert_equal(state, state_of(2))
+    assert len(state['params'].sharding.device_set) == 8
+    of_first = saves.restore(abstract(mesh), 1, 'state')
+    assert_equal(of_first.state, state_of(1))
+  file = max(
+    (directory / '2').rglob('*'),
+    key=lambda path: path.stat().st_size if path.is_file() else 0,
+  )
+  file.write_bytes(file.read_bytes()[::-1])
+  with open_again(read_only=True) as saves:
+    assert saves.restore(abstract(mesh), field='state').step == 1
+  (sentence,) = said
+  assert 'Checkpoint 2' in sentence and '1, the one before' in sentence
+
+
+def test_another_first_field_than_was_saved_is_noticed(opened, monkeypatch):
+  """By the fingerprint, whatever the files say."""
+  open_again, _, _ = opened
+  with open_again() as saves:
+    saves.save(1, Whole(state_of(1), state_of(2)), {})
+  real = checkpoint.fingerprint
+  monkeypatch.setattr(
+    checkpoint, 'fingerprint', lambda tree: [n ^ 1 for n in real(tree)]
+  )
+  with open_again(read_only=True) as saves:
+    with pytest.raises(ValueError, match='not those that were saved'):
+      saves.restore(abstract(), field='state')
+
+
+def test_the_last_and_the_best_are_kept_also_by_the_next_start(opened):
+  open_again, _, _ = opened
+  with open_again() as saves:
+    save_some(saves)
+    assert saves.steps() == [1, 2, 3] and saves.best_step() == 1
+  with open_again() as saves:
+    saves.save(4, state_of(4), {})
+    saves.save(5, state_of(5), {}, 0.7)
+    saves.wait()
+    assert saves.steps() == [1, 4, 5] and saves.best_step() == 1
+    saves.save(6, state_of(6), {}, 2.0)
+    saves.save(7, state_of(7), {})
+    saves.wait()
+    assert saves.steps() == [6, 7] and saves.best_step() == 6
+  with open_again(keep_last=1, keep_best=False) as saves:
+    saves.save(8, state_of(8), {}, 1.0)
+    saves.wait()
+    assert saves.steps() == [8]
+
+
+def flip_a_bit(directory):
+  path = largest(directory)
+  content = bytearray(path.read_bytes())
+  content[len(content) // 2] ^= 1
+  path.write_bytes(content)
+
+
+def cut(directory):
+  path = largest(directory)
+  path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def largest(directory):
+  files = [path for path in directory.rglob('*') if path.is_file()]
+  return max(files, key=lambda path: path.stat().st_size)
+
+
+@pytest.mark.parametrize(
+  'damage',
+  [flip_a_bit, cut, lambda d: largest(d).unlink(), lambda d: empty(d / 'host')],
+  ids=['bit', 'cut', 'missing', 'host'],
+)
+def test_of_a_corrupt_one_the_one_before_is_used_and_said(damage, opened):
+  open_again, said, directory = opened
+  with open_again() as saves:
+    save_some(saves)
+  damage(directory / '3')
+  with open_again() as saves:
+    step, state, host = saves.restore(abstract())
+    assert step == 2 and host == {'position': 2}
+    assert_equal(state, state_of(2))
+    assert len(said) == 1 and 'Checkpoint 3' in said[0] and '2,' in said[0]
+    assert (directory / 'corrupt' / '3').is_dir()
+    assert saves.steps() == [1, 2]
+    saves.save(3, state_of(3), {})  # the run comes by once more
+    saves.wait()
+    assert saves.steps() == [1, 2, 3] and saves.failed == 0
+
+
+def empty(directory):
+  for path in directory.iterdir():
+    path.unlink()
+
+
+def test_if_none_can_be_read_nothing_is_moved(opened):
+  open_again, said, directory = opened
+  with open_again() as saves:
+    save_some(saves)
+  for step in (1, 2, 3):
+    flip_a_bit(directory / str(step))
+  with open_again() as saves:
+    with pytest.raises(ValueError, match=r'\[1, 2, 3\].*move them away'):
+      saves.restore(abstract())
+    assert saves.steps() == [1, 2, 3] and not said
+
+
+def test_one_step_may_be_asked_for(opened):
+  open_again, _, _ = opened
+  with open_again() as saves:
+    save_some(saves)
+    assert saves.restore(abstract(), 1).host == {'position': 1}
+    with pytest.raises(ValueError, match=r'no checkpoint of step 9.*1, 2, 3'):
+      saves.restore(abstract(), 9)
+
+
+def test_leftovers_of_a_killed_save_are_cleared_away(opened):
+  open_again, _, directory = opened
+  with open_again() as saves:
+    save_some(saves)
+  leftover = directory / '4.orbax-checkpoint-tmp'
+  (leftover / 'state').mkdir(parents=True)
+  with open_again(read_only=True) as saves:  # another process may be writing it
+    assert saves.restore(abstract()).step == 3
+  assert leftover.exists()
+  with open_again() as saves:
+    assert saves.restore(abstract()).step == 3
+  assert not leftover.exists()
+
+
+def test_a_reader_changes_nothing(opened):
+  open_again, said, directory = opened
+  with open_again() as saves:
+    save_some(saves)
+  flip_a_bit(directory / '3')
+  with open_again(read_only=True) as saves:
+    assert saves.restore(abstract()).step == 2
+  assert len(said) == 1 and not (directory / 'corrupt').exists()
+  assert (directory / '3').is_dir()
+
+
+def test_a_full_disk_is_counted_and_tried_again(opened):
+  """No file may grow beyond 64 KiB for a while."""
+  open_again, said, directory = opened
+  with open_again() as saves:
+    save_some(saves)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+      saves.save(4, state_of(4), {})
+      saves.wait()
+      assert (saves.failed, saves.owed) == (1, True)
+      saves.save(5, state_of(5), {})
+      saves.check()
+      saves.wait()
+      assert (saves.failed, saves.owed) == (2, True)
+    finally:
+      resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(said) == 2 and 'tries again' in said[0]
+    saves.save(6, state_of(6), {'position': 6})
+    saves.wait()
+    assert (saves.failed, saves.owed) == (2, False)
+    assert saves.restore(abstract()).host == {'position': 6}
+  assert not [name for name in os.listdir(directory) if 'tmp' in name]

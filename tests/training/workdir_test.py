@@ -1,0 +1,52 @@
+"""The workdir: a run of an earlier version, and who may write to it."""
+
+import json
+import pathlib
+
+import pytest
+
+from grpo_jax import config as config_lib
+from grpo_jax.commands import saved_config
+from grpo_jax.training import workdir
+
+# Written by the first version that had a config.json. It never changes.
+EARLIER = pathlib.Path(__file__).parent / 'config_of_0.1.0.json'
+
+
+@pytest.fixture
+def earlier(tmp_path):
+  """A workdir of that version, and of one before some fields were there."""
+  values = json.loads(EARLIER.read_text())
+  del values['optim']['brake'], values['reference'], values['log']['samples']
+  (tmp_path / 'config.json').write_text(json.dumps(values))
+  return tmp_path
+
+
+def resolved(directory):
+  return config_lib.resolve(saved_config.get_config(str(directory)))
+
+
+def test_a_config_of_an_earlier_version_is_read_with_defaults(earlier):
+  config = resolved(earlier)
+  assert config.learner.method_kwargs == {'kl_coefficient': 0.0}
+  assert config.data.prompt_buckets == (6,) and config.warm_up.steps == 20
+  assert config.optim.brake == 'none' and config.log.samples == 3
+  assert config.reference == config_lib.Reference()
+
+
+def test_a_run_of_an_earlier_version_goes_on(earlier):
+  """With its own config, and not with another value of a field it lacked."""
+  workdir.refuse_another(earlier, resolved(earlier))
+  workdir.record(earlier, resolved(earlier), anew=False)
+  for path in ('config.json', 'versions.json'):
+    assert json.loads((earlier / path).read_text())
+  assert not (earlier / 'given.json').exists()
+  values = json.loads((earlier / 'config.json').read_text())
+  assert values['optim']['brake'] == 'none'
+
+
+def test_a_field_that_the_run_lacked_counts_with_its_default(earlier):
+  values = saved_config.get_config(str(earlier))
+  values.optim.brake = 'reset'
+  with pytest.raises(ValueError, match="config.optim.brake='none', and now"):
+    workdir.refuse_another(earlier, config_lib.resolve(values))
