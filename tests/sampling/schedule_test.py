@@ -8,6 +8,7 @@ from grpo_jax.sampling import _generation
 from grpo_jax.sampling import _sampler
 from grpo_jax.sampling import _schedule
 from tests import tiny
+from tests.compilations import compiled_programs
 
 EOS = tuple(range(4))  # of 40: lengths of very different size
 
@@ -164,12 +165,11 @@ def test_nor_does_any_of_it_under_windows_or_grouped_heads(asked):
 
 def test_sizes_of_programs_are_few(asked):
   """A second rollout compiles nothing; nor does one with other lengths."""
-  generate(asked, max_rows=16, completion_buckets=(8, 32))
-  counts = [f._cache_size() for f in (_sampler.decode, _sampler.prefill)]
-  generate(asked._replace(rollout=1), max_rows=16, completion_buckets=(8, 32))
-  assert counts == [
-    f._cache_size() for f in (_sampler.decode, _sampler.prefill)
-  ]
+  options = {'max_rows': 16, 'completion_buckets': (8, 32)}
+  generate(asked, **options)
+  with compiled_programs() as names:
+    generate(asked._replace(rollout=1), **options)
+  assert not {'decode', 'prefill'} & set(names)
 
 
 def test_completions_so_far_append_what_each_row_drew():
