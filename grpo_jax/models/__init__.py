@@ -9,16 +9,20 @@ Read in this order:
 - `kernels`: attention kernels of accelerators.
 """
 
+from grpo_jax.models._config import Experts
 from grpo_jax.models._config import LayerKind
 from grpo_jax.models._config import ModelConfig
+from grpo_jax.models._config import RopeScaling
 from grpo_jax.models._flops import flops_per_token
 from grpo_jax.models.scores import Scores
 from grpo_jax.models.scores import score
 from grpo_jax.models.transformer import Transformer
 
 __all__ = (
+  'Experts',
   'LayerKind',
   'ModelConfig',
+  'RopeScaling',
   'Scores',
   'Transformer',
   'flops_per_token',

@@ -10,15 +10,93 @@ def _require(ok: bool, problem: str):
 
 
 @dataclasses.dataclass(frozen=True)
+class RopeScaling:
+  """How rotary frequencies are changed to reach beyond the trained context.
+
+  Attributes:
+    kind: `'linear'` divides every frequency by `factor`. `'llama3'` divides the
+      low ones, keeps the high ones, and blends those between. `'yarn'` does
+      so by the number of turns over the trained context, and scales queries and
+      keys. See `rope.frequencies`.
+    factor: By how much the context grows.
+    original_tokens: The context that the model was trained on, tokens;
+      `'llama3'` and `'yarn'`.
+    low_factor: `'llama3'`: a frequency that makes fewer turns than this over
+      the trained context is divided.
+    high_factor: `'llama3'`: one that makes more turns than this is kept.
+    beta_slow: `'yarn'`: as `low_factor`.
+    beta_fast: `'yarn'`: as `high_factor`.
+    attention_factor: `'yarn'`: what queries and keys are multiplied by; None:
+      0.1 ln(factor) + 1.
+    truncate: `'yarn'`: whether the ends of the blend are whole indices.
+  """
+
+  kind: str
+  factor: float
+  original_tokens: int = 0
+  low_factor: float = 1.0
+  high_factor: float = 4.0
+  beta_slow: float = 1.0
+  beta_fast: float = 32.0
+  attention_factor: float | None = None
+  truncate: bool = True
+
+  def __post_init__(self):
+    _require(
+      self.kind in ('linear', 'llama3', 'yarn'),
+      f"RopeScaling(kind={self.kind!r}) is none of 'linear', 'llama3' and "
+      "'yarn'; give one of them",
+    )
+    _require(
+      self.factor > 0, f'RopeScaling has factor={self.factor}; give more than 0'
+    )
+    _require(
+      self.kind == 'linear' or self.original_tokens > 0,
+      f'RopeScaling(kind={self.kind!r}) needs original_tokens, the context that '
+      'the model was trained on; give 1 or more',
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts:
+  """A mixture of experts in the place of a layer's MLP.
+
+  Attributes:
+    number: How many experts a layer has, `E`.
+    per_token: How many of them compute each token, `k`.
+    width: Number of hidden units of one expert.
+    normalized: Whether the k weights of a token sum to 1.
+  """
+
+  number: int
+  per_token: int
+  width: int
+  normalized: bool = True
+
+  def __post_init__(self):
+    _require(
+      0 < self.per_token <= self.number,
+      f'Experts has per_token={self.per_token} and number={self.number}; give '
+      'at least 1 and at most the number of experts',
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class LayerKind:
   """What may differ between the layers of one model.
 
   Attributes:
     window_tokens: How many tokens a token attends to: itself and the
       `window_tokens - 1` before it. None: itself and everything before it.
+    rope_base: Base of the rotary frequencies; None: that of the model.
+    rope_scaled: Whether the model's `rope_scaling` applies.
+    experts: Whether the model's `experts` take the place of the MLP.
   """
 
   window_tokens: int | None = None
+  rope_base: float | None = None
+  rope_scaled: bool = True
+  experts: bool = False
 
   def __post_init__(self):
     _require(
@@ -33,13 +111,13 @@ class ModelConfig:
   """The shape of a `Transformer`, and how it is computed.
 
   Attributes:
-    vocab_size: Number of token ids, `V`: rows of the embedding.
-    num_layers: Number of layers, a multiple of `len(pattern)`.
+    vocab_size: Rows of the embedding, `V`; at least the number of token ids.
+    num_layers: Number of layers.
     width: Size of the residual stream.
     num_heads: Number of query heads.
     num_kv_heads: Number of key and value heads; it divides `num_heads`.
     head_dim: Size of one head, an even number.
-    mlp_width: Number of hidden units in the SwiGLU.
+    mlp_width: Number of hidden units in the gated MLP.
     rope_base: Base of the rotary frequencies.
     norm_epsilon: Added to the mean square in each RMSNorm.
     qk_norm: Whether each query and key head passes an RMSNorm before the
@@ -47,9 +125,10 @@ class ModelConfig:
     qkv_bias: Whether the projections to queries, keys and values have biases.
     tied_embeddings: Whether the output layer is the transposed embedding.
     pattern: The kinds of the first layers; all further layers repeat them in
-      this order. Parameters are stacked over the repetitions.
+      this order. Parameters are stacked over the repetitions. The last
+      repetition may be cut short.
     compute_dtype: Dtype of activations, `'float32'` or `'bfloat16'`. Parameters
-      stay float32.
+      that are trained stay float32.
     remat: Whether the backward pass computes each layer again instead of
       keeping its activations.
     unroll: Whether layers are compiled one by one instead of as one scan.
@@ -57,6 +136,18 @@ class ModelConfig:
     attention: Which implementation scores rows: `'xla'`, `'splash'` (TPU),
       `'cudnn'` (GPU) or `'auto'`; see `attention.over_layout`. With any but
       `'xla'`, decoding on an accelerator uses a kernel too.
+    rope_scaling: Of the rotary frequencies; None: they are used as they are.
+    activation: Of the MLP's gate: `'silu'`, or `'gelu_tanh'` for GELU by its
+      tanh approximation.
+    embedding_scale: Factor of the embedding before the first layer.
+    post_norms: Whether the outputs of attention and MLP pass a norm of their
+      own before they are added.
+    attention_scale: Factor of the product of query and key; None:
+      `head_dim ** -0.5`.
+    attention_cap: Scores s of attention become `cap * tanh(s / cap)`; None: as
+      they are.
+    logit_cap: The same of the logits.
+    experts: The experts of layers whose kind has them; None if no kind has.
   """
 
   vocab_size: int
@@ -76,12 +167,35 @@ class ModelConfig:
   remat: bool = False
   unroll: bool = False
   attention: str = 'auto'
+  rope_scaling: RopeScaling | None = None
+  activation: str = 'silu'
+  embedding_scale: float = 1.0
+  post_norms: bool = False
+  attention_scale: float | None = None
+  attention_cap: float | None = None
+  logit_cap: float | None = None
+  experts: Experts | None = None
 
   def __post_init__(self):
     _require(
-      self.num_layers % len(self.pattern) == 0,
-      f'num_layers={self.num_layers} is not a multiple of the '
-      f'{len(self.pattern)} layer kinds in pattern; change one of the two',
+      0 < len(self.pattern) <= self.num_layers,
+      f'pattern has {len(self.pattern)} layer kinds and num_layers='
+      f'{self.num_layers}; give at least one kind and as many layers',
+    )
+    _require(
+      self.activation in ('silu', 'gelu_tanh'),
+      f"activation={self.activation!r} is neither 'silu' nor 'gelu_tanh'; give "
+      'one of them',
+    )
+    _require(
+      (self.experts is not None) == any(kind.experts for kind in self.pattern),
+      'either experts are described and no layer kind has them, or a kind has '
+      'experts that are not described; give both, or neither',
+    )
+    _require(
+      self.attention != 'cudnn' or self.attention_cap is None,
+      f"attention='cudnn' comes with attention_cap={self.attention_cap}, which "
+      "cuDNN's attention cannot compute; give attention='auto'",
     )
     _require(
       self.num_heads % self.num_kv_heads == 0,
@@ -112,5 +226,15 @@ class ModelConfig:
 
   @property
   def repeats(self) -> int:
-    """How often the pattern repeats: the length of the stacked axis."""
+    """How often the whole pattern repeats: the length of the stacked axis."""
     return self.num_layers // len(self.pattern)
+
+  @property
+  def tail(self) -> tuple[LayerKind, ...]:
+    """The kinds of the layers behind the last whole repetition."""
+    return self.pattern[: self.num_layers % len(self.pattern)]
+
+  @property
+  def kinds(self) -> tuple[LayerKind, ...]:
+    """The kind of each layer, in their order."""
+    return self.pattern * self.repeats + self.tail
