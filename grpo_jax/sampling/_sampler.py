@@ -341,7 +341,7 @@ def _compiled(name: str, static: tuple[int, ...], donated: tuple[int, ...]):
 
 
 prefill = _compiled('prefill', static=(4,), donated=())
-# Decoding writes into the caches that it is given: there is memory for one set.
+# Donated, so that decoding writes into its own caches and needs no second set.
 decode = _compiled('decode', static=(), donated=(2,))
 # Rows that change places cannot be written into the arrays they are read from.
 regroup = _compiled('regroup', static=(4,), donated=())
