@@ -1,9 +1,9 @@
 """Metrics of an update: of the policy, the loss and the optimizer.
 
 They are measured inside the compiled programs, for any method. Metrics of a
-rollout that NumPy can compute are in `rollouts/rollout_metrics.py`. All are sums
-over completions and tokens (see `metrics.py`), so that the updates of a rollout
-add up.
+rollout that NumPy can compute are in `rollouts/rollout_metrics.py`. All of them
+are sums over completions and tokens (see `metrics.py`), so that the updates of
+a rollout add up.
 """
 
 import jax
