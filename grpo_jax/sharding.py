@@ -75,6 +75,8 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
       f'A mesh of data={data} x fsdp={fsdp} x tensor={tensor} needs {wanted} '
       f'devices, but {len(devices)} are present; change config.mesh.'
     )
+  # Auto must be asked for: JAX's default, Explicit, refuses some operations over
+  # sharded axes, such as quantiles.
   return jax.make_mesh(
     (data, fsdp, tensor),
     ('data', 'fsdp', 'tensor'),
@@ -170,6 +172,7 @@ def current_row_shards() -> int:
 
 def path_names(path: Any) -> tuple[str, ...]:
   """A `jax.tree_util` key path as plain names."""
+  # The key of a dict is in `key`, the place in a list in `idx`.
   return tuple(str(getattr(k, 'key', getattr(k, 'idx', k))) for k in path)
 
 

@@ -73,6 +73,8 @@ def of_update(
 
   tangents = _tangents(learner, state, update)
 
+  # `score` may use attention with a backward pass of its own, which `jax.jvp`
+  # cannot differentiate.
   score_forward = learner.score_forward or learner.score
 
   # Forward mode gives the motion of every token in one pass. A backward pass

@@ -155,6 +155,7 @@ def _prepared(learner, state, batch, prompts, rollout_start) -> losses.Batch:
 def _optimizer_step(learner, state, found, batch, first) -> Update:
   """What the optimizer makes of a gradient."""
   off = clipped.clipped(found.terms) & batch.keep
+  # At least 1, because an optimizer batch may have no token to train.
   kept = jnp.maximum(jnp.sum(batch.keep, dtype=jnp.float32), 1)
   square = jnp.sum(jnp.where(batch.keep, jnp.square(batch.advantage), 0))
   extra = {
@@ -164,6 +165,7 @@ def _optimizer_step(learner, state, found, batch, first) -> Update:
   }
   if learner.with_outward:
     extra['outward'] = found.outward
+  # Most optax transformations refuse arguments that they do not know.
   updates, opt_state = optax.with_extra_args_support(learner.optimizer).update(
     found.grads, state.opt_state, state.params, **extra
   )

@@ -114,6 +114,7 @@ def of_update(
     'grad_norm': metrics.masked_mean(update.grad_norm, update.finite),
     'update_norm': metrics.Mean(update_norm, one),
     'param_norm': metrics.Mean(optax.tree.norm(state.params), one),
+    # These only grow, so the maximum over a rollout's updates is the last.
     'nonfinite_steps': metrics.Max(state.nonfinite.astype(jnp.float32)),
     'idle_steps': metrics.Max(state.idle.astype(jnp.float32)),
   }
@@ -156,6 +157,8 @@ def of_terms(terms: losses.SurrogateTerms, batch: losses.Batch) -> Measured:
   old = logp if batch.logp_old is None else batch.logp_old
   sampler = batch.logp_sampler
   gained = logp - (old if sampler is None else sampler)
+  # A completion that is trained in part has a weight all the same: the ratio of
+  # all its tokens.
   trained = batch.valid & jnp.any(kept, axis=-1)
   ratio = jnp.exp(_saturated(terms.log_ratio))
   measured: Measured = {

@@ -342,6 +342,7 @@ class Updater:
     The layouts of the last rollout are kept, because the policies that score it
     and the first epoch read the same rows.
     """
+    # By identity, because `==` of arrays gives no single answer.
     if rollout is not self._laid_out:
       self._laid_out, self._layouts = rollout, {}
     key = chosen.tobytes()
@@ -365,6 +366,7 @@ class Updater:
     chosen = np.arange(len(rollout.prompts) // self.batches)
     layout, used = self.layout(rollout, chosen)
     method = self.learner.method
+    # What the method reads must be there; memory does not depend on its values.
     batch = losses.with_required(method, rollout.batch)
     batch, _, _ = self.credit(batch, method.init())
     step = self.train_step.lower(

@@ -96,6 +96,7 @@ def decay_carried(
   def before(state, clipped_share):
     kept = 1 - jnp.asarray(clipped_share)
 
+    # Cast, because a float32 factor would turn a bfloat16 moment into float32.
     def shrunk(node):
       return node._replace(
         mu=jax.tree.map(lambda m: m * kept.astype(m.dtype), node.mu)

@@ -48,9 +48,9 @@ def coast(
 ) -> Coasted:
   """Runs an optimizer on zero gradients, along the path that it then takes.
 
-  Only momentum moves the parameters then. For Adam `norms` follows
-  :func:`grpo_jax.optim.coasting_ratio`; for SGD with momentum it is a geometric
-  series, for Lion constant steps, for RMSProp zero. Schedules, chains, masks,
+  Momentum and weight decay alone move the parameters then. For Adam `norms`
+  follows :func:`grpo_jax.optim.coasting_ratio`; for SGD with momentum it is a
+  geometric series, for Lion constant steps, for RMSProp zero. Schedules, chains, masks,
   `optax.inject_hyperparams` and `optax.MultiSteps` (whose half-full accumulator
   counts as memory) act as they would in training.
 

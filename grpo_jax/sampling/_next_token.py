@@ -10,6 +10,7 @@ import jax.numpy as jnp
 Array = jax.Array
 
 
+# Frozen, so that it can be hashed: a static argument of the compiled programs.
 @dataclasses.dataclass(frozen=True)
 class Sampling:
   """How completions are drawn and when they end.

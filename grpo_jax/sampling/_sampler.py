@@ -219,6 +219,7 @@ class Sampler:
       )
       return step + 1, rows, jax.tree.map(put, drawn, new)
 
+    # A loop on the device: the host is asked once per call, not once per token.
     start = jnp.zeros((), jnp.int32), rows, nothing
     _, rows, drawn = lax.while_loop(going, body, start)
     return rows, drawn
