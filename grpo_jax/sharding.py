@@ -75,8 +75,8 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
       f'A mesh of data={data} x fsdp={fsdp} x tensor={tensor} needs {wanted} '
       f'devices, but {len(devices)} are present; change config.mesh.'
     )
-  # Auto must be asked for: JAX's default, Explicit, refuses some operations over
-  # sharded axes, such as quantiles.
+  # Auto must be asked for: JAX's default, Explicit, refuses some operations
+  # over sharded axes, such as quantiles.
   return jax.make_mesh(
     (data, fsdp, tensor),
     ('data', 'fsdp', 'tensor'),

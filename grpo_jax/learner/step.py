@@ -121,8 +121,8 @@ def train_step(
 
   Returns:
     The new state and metrics. An update whose gradient is not finite changes
-    nothing but a counter. Nor does an update whose advantages are all 0, where
-    `on_zero_advantage` is `'skip'`; penalties then have no effect either.
+    nothing but a counter. The same holds for an update whose advantages are
+    all 0, if `on_zero_advantage` is `'skip'`; penalties then have no effect.
   """
   batch = _prepared(learner, state, batch, prompts, rollout_start)
   found = gradient.of_batch(

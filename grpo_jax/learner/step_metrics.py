@@ -205,7 +205,7 @@ def of_prefixes(
       not measured, which saves a second evaluation of the loss.
 
   Returns:
-    Sums over the nodes of the trie of each group's sampled ids. In a name, `*`
+    Metrics of the nodes of the trie of each group's sampled ids. In a name, `*`
     is `whole` for nodes that all completions of a group share, and `part` for
     nodes that two or more share, but not all.
 

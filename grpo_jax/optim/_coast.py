@@ -50,9 +50,9 @@ def coast(
 
   Momentum and weight decay alone move the parameters then. For Adam `norms`
   follows :func:`grpo_jax.optim.coasting_ratio`; for SGD with momentum it is a
-  geometric series, for Lion constant steps, for RMSProp zero. Schedules, chains, masks,
-  `optax.inject_hyperparams` and `optax.MultiSteps` (whose half-full accumulator
-  counts as memory) act as they would in training.
+  geometric series, for Lion constant steps, for RMSProp zero. Schedules,
+  chains, masks, `optax.inject_hyperparams` and `optax.MultiSteps` (whose
+  half-full accumulator counts as memory) act as they would in training.
 
   Decoupled weight decay needs no gradient either, so it is reported apart. At
   every step the update is computed once more, from the same parameters and a

@@ -4,8 +4,8 @@ A clipped token has no gradient any more, but Adam's first moment still holds
 its former gradients and moves the parameters on. The size of the step after n
 such updates, relative to the last step with a gradient, has a closed form. It
 depends on the betas, the number of earlier steps and epsilon relative to the
-second moment, and otherwise not on the gradients (Fontana et al., `On the Hidden
-Objective Biases of Group-based Reinforcement Learning
+second moment, and otherwise not on the gradients (Fontana et al., `On the
+Hidden Objective Biases of Group-based Reinforcement Learning
 <https://arxiv.org/abs/2601.05002>`_, 2026, equations 36 and 38).
 """
 
