@@ -46,9 +46,9 @@ class Learner:
     logical_axes: The model's; see `sharding.of_params`.
     with_outward: Whether the optimizer wants `outward`, the gradient of the
       clipped tokens' outward log-ratios. It takes a second backward pass.
-    score_forward: Like `score`, for derivatives in forward mode, which it takes
-      to measure overshoot. None: `score` has these itself.
-    coast_steps: Steps without gradient that overshoot is predicted for.
+    score_forward: Like `score`, but `jax.jvp` can differentiate it, which the
+      measurement of overshoot needs. None: `score` serves for this too.
+    coast_steps: For how many steps without gradient overshoot is predicted.
     records: Whether the optimizer was made by `optim.record_adam_moments`.
     expects_prefixes: Whether the metrics `prefix_*_expected` are measured. They
       take a second evaluation of the loss; see `step_metrics.of_prefixes`.
@@ -103,8 +103,8 @@ class Update(NamedTuple):
   updates: Any  # the difference of the parameters
   extra: dict[str, Any]  # what the optimizer got besides gradient and state
   grad_norm: Array  # f32[]
-  finite: Array  # bool[], the gradient is
-  idle: Array  # bool[], every advantage is 0 and that is to be skipped
+  finite: Array  # bool[], whether `grad_norm` is finite
+  idle: Array  # bool[], to be skipped, because every advantage is 0
 
   @property
   def accepted(self) -> Array:

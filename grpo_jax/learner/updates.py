@@ -54,13 +54,13 @@ class Updater:
     epochs: Passes over a rollout.
     anchor: Where `logp_old` comes from. `'learner'` scores the completions
       itself, if the rollout gets more than one update or the method needs it.
-      `'sampler'` takes what the sampler said.
+      `'sampler'` takes the sampler's log-probabilities.
     refresh_steps: Rollouts between refreshes of the reference, if the method
       has one; 0 leaves the reference as it is.
     refresh_weight: Weight of the policy in the average that becomes the new
       reference; 1 makes a copy of the policy.
-    watch_steps: Rollouts between those whose overshoot is measured, from the
-      first on; 0: never.
+    watch_steps: Overshoot is measured in every rollout whose number is a
+      multiple of this; 0: in none.
     stale: Whether rollouts may hold groups that an earlier policy has drawn.
       `logp_old` of such groups is the sampler's, because the policy that drew
       them is gone; `logp_old` of the other groups is then always scored.
@@ -94,6 +94,8 @@ class Updater:
   def _compile_functions(self, params: Any) -> None:
     """Jits the functions of `step` on the learner's mesh."""
     place = step_lib.state_sharding(self.learner, params)
+    # For arrays [P,G,T]: they are small, and every device can then take any
+    # optimizer batch from them.
     everywhere = sharding.replicated(self.learner.mesh)
 
     def jit(function, **options):
@@ -101,10 +103,11 @@ class Updater:
         with sharding.use(self.learner.mesh):
           return function(self.learner, *args)
 
-      traced.__name__ = function.__name__  # what logs and profiles say
+      traced.__name__ = function.__name__  # its name in logs and profiles
       compiler_options = sharding.COMPILER_OPTIONS
       return jax.jit(traced, compiler_options=compiler_options, **options)
 
+    # Numbers of arguments below count without the learner, which `traced` adds.
     self.abstract = jax.tree.map(
       lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
       jax.eval_shape(lambda p: step_lib.init(self.learner, p), params),
@@ -145,8 +148,9 @@ class Updater:
     state = state._replace(loss_state=loss_state)
     start = jnp.copy(state.step)  # the state itself is donated
     watch, begun = self.watches(step), batch
-    # Without `logp_old` the ratio is exactly 1 and nothing need be scored. What
-    # the last update has left is measured against the old policy all the same.
+    # Where the method needs no `logp_old`, its only update takes the ratio as
+    # exactly 1. But `_end` compares the policy after the update with the one
+    # before it, which must be scored now: the update donates its parameters.
     if watch and batch.logp_old is None:
       begun = batch._replace(logp_old=self.score(state.params, rollout).logp)
     for chosen in self.optimizer_batches(rollout, step):
@@ -170,6 +174,7 @@ class Updater:
     self, state: TrainState, rollout: Rollout, batch: losses.Batch
   ) -> Measured:
     """`rollout_end` of all prompts, one optimizer batch at a time."""
+    # The first epoch's batches, whose layouts are still there.
     measured = None
     for chosen in np.split(np.arange(len(rollout.prompts)), self.batches):
       layout, used = self.layout(rollout, chosen)
@@ -183,8 +188,8 @@ class Updater:
     """Compiles the programs of an update in a thread of its own.
 
     Meanwhile the sampler is compiled and the first rollout is drawn. The first
-    update waits for the thread, so an example of other shapes than the
-    rollout's costs the time to compile once more. Nothing is compiled ahead for
+    update waits for the thread. If the rollout then has other shapes than the
+    example, the update is compiled once more. Nothing is compiled ahead for
     packed rows, because their shapes depend on the lengths of completions.
 
     Args:
@@ -192,8 +197,8 @@ class Updater:
         values in it do not matter.
     """
     if self.spec.kind != 'packed' and jax.process_count() == 1:
-      # The compiler cannot be interrupted, and Python waits at its end for
-      # threads that are no daemons; see `commands.main.run`.
+      # A daemon, because Python would wait for any other thread before it ends,
+      # and the compiler cannot be interrupted; see `commands.main.run`.
       self._ahead = threading.Thread(
         target=self._try, args=(example,), name='compile ahead', daemon=True
       )
@@ -205,7 +210,7 @@ class Updater:
       self._compile(example)
 
   def _compile(self, example: Rollout) -> None:
-    """Compiles what `__call__` runs, where jit then finds it."""
+    """Compiles the programs that `__call__` runs; jit keeps them for it."""
     everywhere = sharding.replicated(self.learner.mesh)
 
     def arrays(tree):
@@ -219,6 +224,8 @@ class Updater:
     layout, used = self.layout(example, chosen)
     scorings = []
 
+    # In place of `score`: it notes the program and returns zeros, because there
+    # are no parameters yet to score with.
     def unscored(params, rollout, with_entropy=False):
       del rollout
       of_chosen = len(chosen), *shape[1:]
@@ -241,14 +248,17 @@ class Updater:
 
   @property
   def scores_old(self) -> bool:
-    """Whether logp_old is scored, not taken from the sampler or implied."""
+    """Whether the learner scores `logp_old`.
+
+    Otherwise it is the sampler's, or there is none and the ratio is 1.
+    """
     several = self.batches * self.epochs > 1 or self.stale
     needed = several or self._requires('logp_old')
     return self.anchor == 'learner' and needed
 
   @property
   def forward_passes(self) -> int:
-    """Forward passes over a rollout that take as long as its updates.
+    """How many forward passes the last rollout's scorings and updates cost.
 
     A backward pass counts as two.
     """
@@ -264,7 +274,7 @@ class Updater:
     step: int,
     score: Callable[..., Scores] | None = None,
   ) -> losses.Batch:
-    """The batch with what the method reads of policies, and its noise.
+    """The batch with the log-probabilities, entropy and noise that are needed.
 
     Args:
       state: Before the first update of the rollout.
@@ -282,7 +292,8 @@ class Updater:
       # how wide the batch is.
       noise = rng.random((shape[2], *shape[:2]), np.float32)
       extras['noise'] = np.moveaxis(noise, 0, -1)
-    if self._requires('updates_done'):  # each step says it anew
+    # `credit` asks for the field already; `train_step` puts in the number.
+    if self._requires('updates_done'):
       extras['updates_done'] = np.zeros(shape, np.float32)
     batch = batch._replace(
       extras=extras, entropy_old=extras.get('entropy_sampler')
@@ -311,7 +322,7 @@ class Updater:
     return batch
 
   def _of_each_age(self, batch: losses.Batch, scored, sampler):
-    """What was scored, but the sampler's where an earlier policy has drawn."""
+    """What was scored; the sampler's for tokens that an earlier policy drew."""
     if not self.stale or sampler is None:
       return scored
     return jnp.where(batch.extras['fresh'], scored, sampler)
@@ -331,6 +342,7 @@ class Updater:
     The layouts of the last rollout are kept, because the policies that score it
     and the first epoch read the same rows.
     """
+    # By identity, because `==` of arrays gives no single answer.
     if rollout is not self._laid_out:
       self._laid_out, self._layouts = rollout, {}
     key = chosen.tobytes()
@@ -354,6 +366,7 @@ class Updater:
     chosen = np.arange(len(rollout.prompts) // self.batches)
     layout, used = self.layout(rollout, chosen)
     method = self.learner.method
+    # What the method reads must be there; memory does not depend on its values.
     batch = losses.with_required(method, rollout.batch)
     batch, _, _ = self.credit(batch, method.init())
     step = self.train_step.lower(
@@ -361,6 +374,7 @@ class Updater:
       self.watch_steps > 0,
     )  # fmt: skip
     needs: Any = step.compile().memory_analysis()
+    # Results lie in the memory of donated arguments, which counts once.
     held = needs.argument_size_in_bytes + needs.output_size_in_bytes
     return {
       'temporary': needs.temp_size_in_bytes / 2**30,
@@ -369,7 +383,10 @@ class Updater:
     }
 
   def optimizer_batches(self, rollout: Rollout, step: int) -> Iterator[Any]:
-    """Prompts i32[P'] of each optimizer batch, in another order every epoch."""
+    """Yields the prompts [P'] of each optimizer batch.
+
+    The first epoch takes them in their order, every later one in its own.
+    """
     order = np.arange(len(rollout.prompts))
     for epoch in range(self.epochs):
       if epoch:
