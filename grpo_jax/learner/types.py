@@ -11,6 +11,7 @@ import optax
 
 from grpo_jax import losses
 from grpo_jax.models import Scores
+from grpo_jax.models import lora
 
 Array = jax.Array
 
@@ -18,7 +19,7 @@ Array = jax.Array
 class TrainState(NamedTuple):
   """What an update changes, and a checkpoint holds."""
 
-  params: Any  # float32 master weights
+  params: Any  # float32 master weights; with adapters, these alone
   opt_state: Any
   loss_state: Any  # of the method; moved once per rollout
   reference: Any  # parameters, like params, if the method has one, else None
@@ -72,6 +73,26 @@ class Learner:
         f'on_zero_advantage={self.on_zero_advantage!r} is neither '
         "'skip' nor 'step'; set config.learner.on_zero_advantage to one."
       )
+
+  def beside(self, frozen: Any) -> 'Learner':
+    """This learner, for parameters that are a part of the model's.
+
+    Args:
+      frozen: The other part, which no update changes; None: there is none.
+
+    Returns:
+      A learner whose `score` and `score_forward` take the trained part.
+    """
+    if frozen is None:
+      return self
+
+    def whole(score):
+      return lambda params, *args: score(lora.join(params, frozen), *args)
+
+    forward = self.score_forward and whole(self.score_forward)
+    return dataclasses.replace(
+      self, score=whole(self.score), score_forward=forward
+    )
 
   @property
   def with_entropy(self) -> bool:

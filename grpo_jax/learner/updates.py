@@ -8,6 +8,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import functools
 import threading
 from typing import Any
 
@@ -25,6 +26,7 @@ from grpo_jax.learner import step as step_lib
 from grpo_jax.learner.types import Learner
 from grpo_jax.learner.types import TrainState
 from grpo_jax.models import Scores
+from grpo_jax.models import lora
 from grpo_jax.models.layout import Layout
 from grpo_jax.models.layout import LayoutSpec
 from grpo_jax.rollouts.types import Rollout
@@ -66,6 +68,9 @@ class Updater:
       them is gone; `logp_old` of the other groups is then always scored.
     scorings: Forward passes over the last rollout, by the policy or the
       reference, before its first update.
+    frozen: Parameters of the model that no update changes, such as the weights
+      beside adapters: their shapes, dtypes and shardings at first, and the
+      arrays before the first call. None: there are none.
     abstract: The `TrainState` as shapes, dtypes and shardings, for a restore.
   """
 
@@ -81,6 +86,7 @@ class Updater:
   watch_steps: int = 0
   stale: bool = False
   scorings: int = dataclasses.field(default=0, init=False)
+  frozen: Any = None
   abstract: TrainState = dataclasses.field(init=False)
 
   def __post_init__(self, params):
@@ -107,6 +113,15 @@ class Updater:
       compiler_options = sharding.COMPILER_OPTIONS
       return jax.jit(traced, compiler_options=compiler_options, **options)
 
+    # What scores also gets the frozen parameters: as an argument, because XLA
+    # would copy a constant into every program.
+    def scoring(function):
+      @functools.wraps(function)
+      def beside(learner, frozen, *args):
+        return function(learner.beside(frozen), *args)
+
+      return beside
+
     # Numbers of arguments below count without the learner, which `traced` adds.
     self.abstract = jax.tree.map(
       lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
@@ -117,15 +132,19 @@ class Updater:
     self.refresh = jit(step_lib.refresh, donate_argnums=0, out_shardings=place)
     self.credit = jit(step_lib.credit, out_shardings=everywhere)
     self.score_all = jit(
-      gradient.score_all, static_argnums=(3, 4), out_shardings=everywhere
+      scoring(gradient.score_all),
+      static_argnums=(4, 5),
+      out_shardings=everywhere,
     )
     self.train_step = jit(
-      step_lib.train_step,
-      donate_argnums=0,
-      static_argnums=6,
+      scoring(step_lib.train_step),
+      donate_argnums=1,
+      static_argnums=7,
       out_shardings=(place, everywhere),
     )
-    self.rollout_end = jit(step_lib.rollout_end, out_shardings=everywhere)
+    self.rollout_end = jit(
+      scoring(step_lib.rollout_end), out_shardings=everywhere
+    )
 
   def __call__(
     self, state: TrainState, rollout: Rollout, step: int
@@ -156,7 +175,7 @@ class Updater:
     for chosen in self.optimizer_batches(rollout, step):
       layout, used = self.layout(rollout, chosen)
       state, more = self.train_step(
-        state, batch, chosen, layout, used, start, watch
+        self.frozen, state, batch, chosen, layout, used, start, watch
       )
       measured = _merge(measured, more)
     if watch:
@@ -165,6 +184,10 @@ class Updater:
       weight = jnp.asarray(self.refresh_weight, jnp.float32)
       state = self.refresh(state, weight)
     return state, measured
+
+  def whole(self, params: Any) -> Any:
+    """The trained parameters and the frozen ones, as the model takes them."""
+    return lora.join(params, self.frozen)
 
   def watches(self, step: int) -> bool:
     """Whether overshoot is measured in a rollout."""
@@ -179,7 +202,13 @@ class Updater:
     for chosen in np.split(np.arange(len(rollout.prompts)), self.batches):
       layout, used = self.layout(rollout, chosen)
       more = self.rollout_end(
-        state.params, batch, state.loss_state, chosen, layout, used
+        self.frozen,
+        state.params,
+        batch,
+        state.loss_state,
+        chosen,
+        layout,
+        used,
       )
       measured = _merge(measured, more) if measured else more
     return measured or {}
@@ -230,7 +259,7 @@ class Updater:
       del rollout
       of_chosen = len(chosen), *shape[1:]
       lowered = self.score_all.lower(
-        params, layout, used, of_chosen, with_entropy
+        self.frozen, params, layout, used, of_chosen, with_entropy
       )
       scorings.append(lowered)
       nothing = jnp.zeros(shape, device=everywhere)
@@ -239,8 +268,9 @@ class Updater:
     batch = self.with_policies(state, example, 0, unscored)
     credited, _, _ = jax.eval_shape(self.credit, batch, state.loss_state)
     step = arrays(jax.ShapeDtypeStruct((), jnp.int32))
+    watch = self.watches(0)
     self.train_step.lower(
-      state, arrays(credited), chosen, layout, used, step, self.watches(0)
+      self.frozen, state, arrays(credited), chosen, layout, used, step, watch
     ).compile()
     self.credit.lower(batch, state.loss_state).compile()
     for lowered in scorings:
@@ -333,7 +363,10 @@ class Updater:
     for chosen in np.split(np.arange(len(rollout.prompts)), self.batches):
       layout, used = self.layout(rollout, chosen)
       shape = (len(chosen), *rollout.batch.mask.shape[1:])
-      parts.append(self.score_all(params, layout, used, shape, with_entropy))
+      scores = self.score_all(
+        self.frozen, params, layout, used, shape, with_entropy
+      )
+      parts.append(scores)
     return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
 
   def layout(self, rollout: Rollout, chosen: np.ndarray) -> tuple[Layout, int]:
@@ -370,7 +403,7 @@ class Updater:
     batch = losses.with_required(method, rollout.batch)
     batch, _, _ = self.credit(batch, method.init())
     step = self.train_step.lower(
-      self.abstract, batch, chosen, layout, used, np.int32(0),
+      self.frozen, self.abstract, batch, chosen, layout, used, np.int32(0),
       self.watch_steps > 0,
     )  # fmt: skip
     needs: Any = step.compile().memory_analysis()
