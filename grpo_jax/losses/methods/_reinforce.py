@@ -1,4 +1,4 @@
-"""REINFORCE and what grew from it, imitation included."""
+"""REINFORCE, the methods derived from it, and imitation."""
 
 from grpo_jax.losses._base import LossTransform
 from grpo_jax.losses._base import chain
@@ -58,8 +58,8 @@ def gpg() -> LossTransform:
     \alpha = \frac{B}{B - M}
 
   Here `B` counts the valid completions, and `M` those of them in groups of
-  equal rewards. This is the paper's method with :math:`F_{norm} = 1`. Sampling
-  until enough groups are informative is the rollout's work.
+  equal rewards. This is the paper's method with :math:`F_{norm} = 1`. The paper
+  also samples until enough groups are informative, which is no part of a loss.
 
   References:
     Chu et al., `GPG <https://arxiv.org/abs/2504.02546>`_, 2025
