@@ -96,6 +96,7 @@ def to_json(value: Any) -> Any:
     value = value.tolist()
   if isinstance(value, list | tuple):
     return [to_json(part) for part in value]
+  # JSON has no infinity and no NaN.
   finite = not isinstance(value, float) or math.isfinite(value)
   return value if finite else None
 

@@ -83,11 +83,17 @@ class Rows(NamedTuple):
     return _take(values, self.token_in_batch, axes, 'Rows.scatter')
 
   def gather_rows(self, values) -> Array:
-    """From rows to completions: `[B,...]` -> `[P,G,...]`, 0 without a row."""
+    """From rows to completions: `[B,...]` -> `[P,G,...]`, 0 without a row.
+
+    Raises a ValueError if the first axis of `values` is not `[B]`.
+    """
     return _take(values, self.row, self.completion.shape, 'Rows.gather_rows')
 
   def scatter_rows(self, values) -> Array:
-    """From completions to rows: `[P,G,...]` -> `[B,...]`."""
+    """From completions to rows: `[P,G,...]` -> `[B,...]`.
+
+    Raises a ValueError if the first axes of `values` are not `[P,G]`.
+    """
     return _take(values, self.completion, self.row.shape, 'Rows.scatter_rows')
 
   def scatter_batch(self, batch: Batch) -> Batch:
@@ -250,6 +256,8 @@ def _take(values, index: Array, axes: tuple[int, ...], caller: str) -> Array:
 
 def _match(mask: np.ndarray, group: list, shape) -> Rows:
   """The `Rows` of a mask bool[B,S] and of one group id per row."""
+  # Not np.unique, which would sort the groups: prompts keep the order in which
+  # they appear.
   numbers: dict = {}
   sizes: list[int] = []
   prompt, member = np.zeros((2, len(group)), np.int32)
@@ -298,6 +306,8 @@ def _group_ids(group, rows: int) -> list:
       f'batch_from_rows got group of shape {np.shape(group)} and a mask of '
       f'{rows} rows; give one group id per row.'
     )
+  # `tolist` makes Python integers and strings of NumPy's and JAX's: an array of
+  # JAX could not be a key of a dict.
   ids = group.tolist() if hasattr(group, 'tolist') else list(group)
   for row, name in enumerate(ids):
     if not isinstance(name, int | np.integer | str):

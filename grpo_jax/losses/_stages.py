@@ -192,9 +192,8 @@ def _stage(
   Args:
     place: What is written, and where in a chain that may happen.
     function: Makes the new value.
-    hyper: Numbers, schedules and controllers by name. The transform's state
-      holds the states of its schedules and controllers; `credit` updates them
-      before anything reads their values.
+    hyper: Numbers, schedules and controllers by name. The state holds those of
+      schedules and controllers; `credit` updates it before a value is read.
     requires: See `LossTransform`.
     scope: See `LossTransform`.
   """
@@ -207,6 +206,7 @@ def _stage(
     for key, value in hyper.items()
     if callable(value) or isinstance(value, Controller)
   }
+  # `credit` updates the controllers, so it needs the fields that they read.
   requires = frozenset(requires).union(*(c.requires for c in moving.values()))
 
   def call(state, *args):

@@ -124,7 +124,8 @@ def prefix_summary(
     shared: What `shared_prefix_weight` returned.
 
   Returns:
-    For `kind` in `whole` and `part`, pairs (sum, count) whose quotients are:
+    For `kind` in `whole` and `part`, pairs (sum f[], count f[]) whose quotients
+    are as follows. (Pairs, so that the means of several batches can be joined.)
 
     - `kind_tokens`: number of nodes (a node is one token) per group, over the
       groups of at least two completions;

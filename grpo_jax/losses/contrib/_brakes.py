@@ -119,6 +119,7 @@ def coasting_clip(
     <https://arxiv.org/abs/2601.05002>`_, 2026. The clip is this package's own.
   """
   _ops.check_range('coasting_clip', low, high)
+  # With a `low` above 1 the power below is one of a negative number: NaN.
   if isinstance(low, int | float) and low > 1:
     raise ValueError(
       f'coasting_clip got low={low}; give a distance of at most 1, as no ratio '

@@ -70,6 +70,7 @@ def gdpo(
   """
   return chain(
     normalize_each_reward(weights, deviation, epsilon),
+    # The deviation of a sum of z-scores depends on how many there are.
     normalize_over_completions(deviation, epsilon),
     mean_over_sequences(),
     ppo_clip(low, high),
@@ -113,6 +114,7 @@ def gtpo_conflict(
   return chain(
     center_by_group(),
     *entropy,
+    # The mean comes first: its lengths count the tokens of weight 0 as well.
     mean_over_sequences(),
     weigh_conflict_tokens(),
     importance_weighted(),

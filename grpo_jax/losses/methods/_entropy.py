@@ -78,6 +78,7 @@ def kl_cov(
   return chain(
     normalize_by_group(deviation, epsilon),
     mean_over_tokens(),
+    # Without a clip: only the penalty holds the policy back.
     importance_weighted(),
     penalize_covariance(share, coefficient),
   )
