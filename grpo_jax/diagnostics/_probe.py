@@ -189,7 +189,7 @@ def _evaluate(method: losses.LossTransform, probe: Probe) -> Reading:
 
 
 def single_out(sign: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Rewards f64[N,P,G] and advantages f64[N,P,G,T], with a completion alone.
+  """Rewards f64[N,P,G], advantages f64[N,P,G,T] that single a completion out.
 
   The first completion alone is right (`sign` f64[N] is 1) or wrong (-1) in its
   group. So its advantage is the largest there, and a method that drops small

@@ -151,8 +151,8 @@ def _depends(probes: _probe.Probes, read: dict) -> tuple[str, ...]:
 def _weight(probes: _probe.Probes, read: dict) -> tuple[str, Weight]:
   """Matches the weight with known forms, or says what it depends on.
 
-  Only the first completion's length was changed. Where that changes weights, it
-  tells whose length counts: the completion's own, the group's or another's.
+  Only the first completion's length was changed. Which weights that changes
+  tells whose length counts: the completion's own, its group's, another group's.
   """
   base, both = read['base'], (probes['base'], probes['one prompt'])
   mask, kept, uniform = both[0].mask, base != 0, np.zeros(base.shape, bool)

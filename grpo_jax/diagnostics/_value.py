@@ -36,7 +36,7 @@ class Value(NamedTuple):
   """What the loss's value is, over random batches at ratio 1.
 
   Squared correlations are None where the loss is constant. Where a comment
-  names several forms of a statistic, the largest correlation is given.
+  names several forms of a statistic, the largest of theirs is given.
   """
 
   zero: bool  # 0 up to rounding, on every batch

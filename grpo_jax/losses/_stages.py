@@ -194,8 +194,7 @@ def _stage(
     function: Makes the new value.
     hyper: Numbers, schedules and controllers by name. The state holds those of
       schedules and controllers; `credit` updates it before a value is read.
-    requires: See `LossTransform`.
-    scope: See `LossTransform`.
+    requires, scope: See `LossTransform`.
   """
   component, field, edits, needs, before = place
   # The name for errors. The `__qualname__` of a closure begins with the
