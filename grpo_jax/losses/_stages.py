@@ -194,7 +194,8 @@ def _stage(
     function: Makes the new value.
     hyper: Numbers, schedules and controllers by name. The state holds those of
       schedules and controllers; `credit` updates it before a value is read.
-    requires, scope: See `LossTransform`.
+    requires: See `LossTransform`; the fields that controllers read are added.
+    scope: See `LossTransform`.
   """
   component, field, edits, needs, before = place
   # The name for errors. The `__qualname__` of a closure begins with the
@@ -205,7 +206,6 @@ def _stage(
     for key, value in hyper.items()
     if callable(value) or isinstance(value, Controller)
   }
-  # `credit` updates the controllers, so it needs the fields that they read.
   requires = frozenset(requires).union(*(c.requires for c in moving.values()))
 
   def call(state, *args):
