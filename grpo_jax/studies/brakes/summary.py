@@ -39,9 +39,9 @@ class Outcome:
       update of a rollout.
     kl_rollout: KL(old || policy) after the last update of a rollout, nats per
       token.
-    secs_per_update: Seconds from a sampled rollout to the end of its updates,
-      divided by the updates. The median over rollouts in which overshoot is not
-      measured, without the first rollouts, which compile.
+    secs_per_update: Seconds that the updates of a rollout take, divided by
+      their number. The median over rollouts in which overshoot is not measured,
+      without the first rollouts, which compile.
   """
 
   arm: Arm
@@ -69,8 +69,8 @@ REDUCED = ('overshoot', 'overshoot_positive', 'kl_rollout')
 class Row(NamedTuple):
   """One arm, over its seeds.
 
-  The base of an arm has no brake, `BASE_UPDATES` updates and the learning rate
-  of the arm.
+  The base of an arm is the arm without a brake, with `BASE_UPDATES` updates and
+  the same learning rate.
 
   Attributes:
     arm: The arm.
