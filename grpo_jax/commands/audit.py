@@ -95,7 +95,7 @@ def every() -> dict[str, diagnostics.Audit]:
   names = progress.track(
     losses.methods.__all__,
     'auditing',
-    console=console.Console(stderr=True),
+    console=console.Console(stderr=True),  # stdout is for the table
     transient=True,
     disable=not sys.stderr.isatty(),
   )

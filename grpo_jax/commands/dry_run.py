@@ -39,6 +39,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
   """
   workdir = pathlib.Path(workdir)
   workdir_lib.refuse_another(workdir, config)
+  # The workdir need not exist yet, and this command does not make it.
   existing = workdir
   while not existing.exists():
     existing = existing.parent

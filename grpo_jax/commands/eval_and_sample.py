@@ -83,6 +83,7 @@ def load(
     build.shapes(run),
     build.places(run),
   )
+  # Read-only, because the run may be training at this moment.
   with Checkpoints(directory, read_only=True) as saves:
     saved = saves.restore(abstract, _step(saves, which), 'params')
   if saved is None:
@@ -165,7 +166,7 @@ def evaluate(
     samples,
     policy.step,
     run.config.data.completion_buckets,
-    purpose='eval',
+    purpose='eval',  # other random numbers than those of the training
   )
   if completions:
     parquet.write(completions, rollout, policy.step)

@@ -27,6 +27,7 @@ from grpo_jax.commands.flag_definitions import CONFIG as _CONFIG
 from grpo_jax.commands.flag_definitions import FLAGS as _FLAGS
 from grpo_jax.training import stop_signal
 
+# Of the whole process: `run` installs its handlers before the flags are read.
 _STOP = stop_signal.Stop()
 _EXAMPLES = """\
   grpo-jax train --config=configs/arithmetic.py --workdir=runs/arithmetic
@@ -388,6 +389,7 @@ def _check_flags(command: str, parsed: list[str]) -> None:
 
 def _refuse(error: Exception) -> NoReturn:
   """Prints one sentence about an error to standard error, and exits with 2."""
+  # Not the flag, because it may be the flags that could not be parsed.
   if '--verbose' in sys.argv:
     traceback.print_exception(error)
   text = str(error)
@@ -432,5 +434,6 @@ def run() -> None:
       os._exit(error.code if isinstance(error.code, int) else bool(error.code))
     raise
   except BrokenPipeError:  # the reader has seen enough, as `| head` has
+    # Python flushes standard output at its end, which would fail once more.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise SystemExit(1) from None

@@ -179,7 +179,7 @@ def _walk(kind: Any, path: str) -> list[Section]:
     hint, (annotation, comment) = hints[field.name], source[field.name]
     name = f'{path}.{field.name}' if path else field.name
     option = Option(name, annotation, _default(field), comment)
-    item, *_ = *typing.get_args(hint), None
+    item, *_ = *typing.get_args(hint), None  # Reward in tuple[Reward, ...]
     if dataclasses.is_dataclass(hint):
       inner += _walk(hint, name)
     elif dataclasses.is_dataclass(item):

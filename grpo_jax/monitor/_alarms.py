@@ -103,6 +103,8 @@ def _table(log: config.Log) -> list[_Alarm]:
 
 def _uniform(value: float, scalars: Mapping[str, float | None]) -> str:
   """Why nothing can be learned, as far as the accuracy tells."""
+  # Exactly 1 or 0: groups of equal rewards can be right in one and wrong in the
+  # next.
   accuracy = scalars.get('accuracy')
   if accuracy == 1:
     why = 'all answers are right; give harder prompts'

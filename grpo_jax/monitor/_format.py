@@ -127,4 +127,5 @@ class Pace:
       return None
     mean = sum(self._durations) / len(self._durations)
     since = self._clock() - self._time
+    # Negative while the last step takes longer than the others did.
     return max(0.0, (self._total - self._step) * mean - since)

@@ -97,6 +97,7 @@ class Lines:
   def _flush(self) -> None:
     """Appends the waiting lines; after an OSError they wait on."""
     try:
+      # Whatever the failed try has written of its lines.
       if self.failed_writes:
         self._drop_half_line()
       with self._path.open('ab') as file:

@@ -96,6 +96,7 @@ class Monitor:
       with self._warning_once(name):
         sink.write(step, scalars)
     self._screen.write(step, scalars, samples[: self._most_samples])
+    # Below the numbers that they are about.
     for sentence in sentences:
       self.warn(sentence)
 
@@ -119,7 +120,7 @@ class Monitor:
     Args:
       label: What is counted.
       step: How many steps are done.
-      total: How many steps there are; a plain log has a line for every tenth.
+      total: How many steps there are; a plain log has at most about ten lines.
       scalars: Numbers by name; they are shown and not written.
     """
     self._screen.progress(label, step, total, scalars)
@@ -176,6 +177,7 @@ class Monitor:
           resumed_step is not None,
           run_config,
         )
+        # A lambda, because only at the end is it known whether the run failed.
         sinks['Weights & Biases'] = _Sink(
           run.write, lambda: run.close(self._failed)
         )

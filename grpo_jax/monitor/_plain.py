@@ -90,12 +90,13 @@ class Plain:
 
   def line(self, text: str) -> None:
     """Prints any text."""
+    # Flushed, so that a log shows it while the run goes on.
     print(text, file=sys.stderr, flush=True)
 
   def progress(
     self, label: str, step: int, total: int, scalars: Scalars
   ) -> None:
-    """Prints about ten lines from start to end."""
+    """Prints the last step, and each that a tenth of the total divides."""
     if step == total or step % max(1, total // 10) == 0:
       named = {_table.demonstrated(k): v for k, v in scalars.items()}
       self.line('  '.join([f'{label} {step}/{total}', *_pairs(named)]))

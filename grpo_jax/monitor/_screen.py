@@ -60,12 +60,14 @@ class Screen:
     with contextlib.suppress(OSError):
       self._display.begin(said, new)
     yield
+    # Not in a `finally`: a phase that failed must not be reported as done.
     secs = time.monotonic() - start
     with contextlib.suppress(OSError):
       self._display.end(said, new and secs >= _WORTH_SECS, secs)
 
   def line(self, text: str) -> None:
     """Shows something to know, in one line or several."""
+    # Line by line, because `escape` would show a line break as \n.
     with contextlib.suppress(OSError):
       self._display.line('\n'.join(map(escape, text.split('\n'))))
 
@@ -133,6 +135,7 @@ def of_mode(mode: str, about: About) -> Display:
     return Nothing()
   if chosen == 'plain':
     return _plain.Plain(about)
+  # 'auto' comes here on a terminal only; 'rich' must draw anywhere.
   return _rich.Rich(about, _rich.console(force=mode == 'rich'))
 
 

@@ -244,6 +244,7 @@ def tokens_per_sec(scalars: Scalars) -> float | None:
   speed, sampling, both = map(scalars.get, _THROUGHPUT)
   if speed is None:
     return None
+  # The first product is the number of tokens drawn.
   return speed * sampling / both if sampling and both else speed
 
 

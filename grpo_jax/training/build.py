@@ -216,6 +216,7 @@ def method(
     )
   if facts is not None:
     kwargs = losses.arguments_from_run(make, facts, kwargs)
+  # Before the call: a TypeError that is raised inside `make` is another error.
   try:
     inspect.signature(make).bind(**kwargs)
   except TypeError as error:
@@ -336,6 +337,7 @@ def demonstrations(run: Run):
   # continued without its demonstrations.
   _require_to_train(run.config, run.given, 'demonstrations')
   if config.demonstrations == 'arithmetic':
+    # As many as the warm-up reads, so that it draws each of them once.
     source = data.arithmetic_demonstrations(
       config.steps * config.examples, config.carry_free_share, run.config.seed
     )

@@ -119,7 +119,7 @@ def _learner(
     b2=config.b2,
     epsilon=config.epsilon,
     weight_decay=config.weight_decay,
-    clip_norm=config.clip_norm or None,
+    clip_norm=config.clip_norm or None,  # the config has 0 for None
     decays=decays,
   )
   if braked:
@@ -132,7 +132,9 @@ def _learner(
     on_zero_advantage=on_zero_advantage,
     mesh=run.mesh,
     logical_axes=run.model.logical_axes,
+    # A further backward pass, which only this brake needs.
     with_outward=braked and config.brake == 'project',
+    # `jax.jvp` cannot pass through the faster code for attention.
     score_forward=functools.partial(score, forward_mode=True),
     coast_steps=updates,
     records=braked and config.moments,

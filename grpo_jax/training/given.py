@@ -113,6 +113,7 @@ def _data(argument: str, given: Any) -> _Entry:
   if isinstance(given, str):
     return _Entry(given)
   sized = hasattr(given, '__len__') and hasattr(given, '__getitem__')
+  # A dict has both too, but its keys are no positions.
   if not sized or isinstance(given, Mapping):
     raise ValueError(
       f'{argument}={given!r:.60} is of type {type(given).__name__}; give a '
@@ -184,6 +185,7 @@ def _method(given: Any) -> _Entry:
       'LossTransform such as losses.methods.dapo(high=0.3), a function without '
       "arguments that returns one, or a name such as 'dapo'."
     )
+  # By name where there is one: such a run needs no object to go on.
   name = _short_name(given)
   if getattr(losses.methods, name, None) is given:
     return _Entry(name)
@@ -230,6 +232,7 @@ def _rewards(given: Any) -> Iterator[tuple[_Entry, float]]:
       )
     if callable(function):
       _check_arguments(where, function, ('prompt', 'completion', 'example'))
+    # Likewise by name, as a config would have it.
     if callable(function) and not name and _is_builtin(function):
       function = function.__name__
     if isinstance(function, str):

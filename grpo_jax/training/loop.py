@@ -205,6 +205,7 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
       step,
       run.config.data.completion_buckets,
     )
+    # Here, so that dynamic sampling chooses groups by the shuffled rewards too.
     if run.config.shuffle_rewards:
       rng = random_keys.generator(run.config.seed, 'shuffle rewards', step)
       rollout = rollout_lib.shuffle_rewards(rollout, rng)

@@ -29,7 +29,7 @@ FIELDS = {
   'method': 'learner.method',
   'tokenizer': 'data.tokenizer',
 }
-_END = ' given in Python>'
+_END = ' given in Python>'  # tells a mark from a name
 
 
 class Given(NamedTuple):
