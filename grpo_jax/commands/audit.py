@@ -53,7 +53,7 @@ def of(
 def to_json(
   name: str, audit: diagnostics.Audit, figure: str | None = None
 ) -> dict[str, Any]:
-  """An audit as a dict that JSON can hold: `method`, its parts, `figure`."""
+  """An audit as JSON can hold it: `method`, the parts of `Audit`, `figure`."""
   return {
     'method': name,
     **diagnostics.to_json(audit),

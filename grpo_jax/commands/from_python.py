@@ -275,7 +275,7 @@ def _from_file(path: str) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-  """Hides what jax and orbax log; what matters of it, the monitor says."""
+  """Hides the logs of jax and orbax; the monitor says what matters in them."""
   from absl import logging
 
   before = logging.get_verbosity()

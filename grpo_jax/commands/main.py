@@ -1,4 +1,4 @@
-"""The command line: it parses, checks and calls what other modules do."""
+"""The command line: parses the flags, checks them, and calls other modules."""
 
 from collections.abc import Callable
 import contextlib
@@ -27,7 +27,7 @@ from grpo_jax.commands.flag_definitions import CONFIG as _CONFIG
 from grpo_jax.commands.flag_definitions import FLAGS as _FLAGS
 from grpo_jax.training import stop_signal
 
-# Of the whole process: `run` installs its handlers before the flags are read.
+# One for the process: `run` installs its handlers before the flags are read.
 _STOP = stop_signal.Stop()
 _EXAMPLES = """\
   grpo-jax train --config=configs/arithmetic.py --workdir=runs/arithmetic
@@ -418,7 +418,7 @@ def _hide_orbax(unraisable: Any) -> None:
 
 def run() -> None:
   """The console script."""
-  # What matters of the long logs of jax and orbax is printed as a sentence.
+  # What matters in the long logs of jax and orbax is printed as one sentence.
   logging.set_verbosity(logging.FATAL)
   sys.unraisablehook = _hide_orbax
   # Only a training run has something to save when a signal comes.

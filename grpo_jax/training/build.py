@@ -135,7 +135,7 @@ def sampler(config: Config, given: Given) -> Sampler:
   Raises:
     ValueError: Something cannot be built; the message says what.
   """
-  # Before the first program is compiled, so that this one is cached too.
+  # Before any program is compiled, so that all of them are cached.
   compiled_programs.keep(config.compilation_cache)
   mesh = sharding.make_mesh(**dataclasses.asdict(config.mesh))
   tokenizer = _tokenizer(config.data, given)

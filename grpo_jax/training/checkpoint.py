@@ -3,9 +3,8 @@
 A checkpoint is a pytree of arrays (a `TrainState`) and a JSON object, `host`,
 which holds the position in the prompts and all else that is no array. A
 fingerprint of the arrays is computed on the devices when they are saved and
-again when they are read; damage anywhere in the files of the arrays shows as a
-difference. The mesh is not recorded: a state is restored onto the shardings
-that the caller asks for.
+again when they are read, so that damaged files are noticed. The mesh is not
+recorded: a state is restored onto the shardings that the caller asks for.
 """
 
 from collections.abc import Callable
@@ -34,9 +33,10 @@ class Restored(NamedTuple):
 
 @jax.jit
 def _fingerprints(tree: Any) -> list[Array]:
-  """u32[] per leaf: the sum of its elements' bits, each times an odd number.
+  """u32[] per leaf: the sum of (2 * place + 1) * bits over its elements.
 
-  The odd number is 2 * place + 1, with the place in the flattened array.
+  The bits of an element are read as an integer; its place is that in the
+  flattened array.
   """
 
   def of_leaf(x: Array) -> Array:

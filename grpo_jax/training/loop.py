@@ -75,7 +75,7 @@ def train(
     config, workdir, stop, replay is not None, given, on_rollout, screen
   ) as (session, progress):
     progress = progress or begin(session)
-    # Where `Stopped` is raised, `progress` is still the one that was saved.
+    # When `Stopped` is raised, `progress` is still the one that was saved.
     with contextlib.suppress(stop_signal.Stopped):
       while progress:
         # First of all, because a checkpoint may hold a rollout whose metrics
