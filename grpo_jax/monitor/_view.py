@@ -272,9 +272,8 @@ def _beside(
 
   Args:
     columns: The lines of each column.
-    width: Columns of the terminal that the text of a column may take.
-    pitch: Columns that it takes together with the space after it, without the
-      gap.
+    width: Columns of the terminal that the text of one may take.
+    pitch: Columns from the start of one to the start of the next, less `_GAP`.
   """
   from rich.text import Text
 

@@ -39,9 +39,10 @@ class Outcome:
       update of a rollout.
     kl_rollout: KL(old || policy) after the last update of a rollout, nats per
       token.
-    secs_per_update: Seconds that the updates of a rollout take, divided by
-      their number. The median over rollouts in which overshoot is not measured,
-      without the first rollouts, which compile.
+    secs_per_update: Seconds from a sampled rollout to the end of its updates,
+      scoring included, divided by the number of updates. The median over
+      rollouts in which overshoot is not measured, without the first rollouts,
+      which compile.
   """
 
   arm: Arm
