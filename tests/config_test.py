@@ -87,8 +87,8 @@ def test_prompts_come_from_one_source_or_from_several():
     (dict(model=dict(window_tokens=())), r'window_tokens=\(\); give a tuple'),
     (dict(model=dict(window_tokens=(-1,))), r'window_tokens=\(-1,\); give a'),
     (
-      dict(model=dict(window_tokens=(4, 0), num_layers=3)),
-      r'window_tokens=\(4, 0\) with model.num_layers=3; give a number of wind',
+      dict(model=dict(window_tokens=(4, 0), num_layers=1)),
+      r'window_tokens=\(4, 0\) with model.num_layers=1; give at most as many',
     ),
     (dict(model=dict(window_tokens=(0.5,))), r'window_tokens\[0\] is 0.5'),
     (dict(model=dict(window_tokens=4)), 'window_tokens is 4; it must be of'),

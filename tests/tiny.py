@@ -20,10 +20,21 @@ CONFIG = models.ModelConfig(
   mlp_width=48,
 )
 FANCY = dict(
+  num_layers=5,  # the last repetition of the pattern is cut short
   qk_norm=True,
   qkv_bias=True,
   tied_embeddings=True,
-  pattern=(models.LayerKind(window_tokens=3), models.LayerKind()),
+  pattern=(
+    models.LayerKind(window_tokens=3, rope_base=100.0, rope_scaled=False),
+    models.LayerKind(),
+  ),
+  rope_scaling=models.RopeScaling('yarn', 4.0, 8),
+  activation='gelu_tanh',
+  embedding_scale=3.0,
+  post_norms=True,
+  attention_scale=0.5,
+  attention_cap=2.0,
+  logit_cap=4.0,
 )
 
 

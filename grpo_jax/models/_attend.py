@@ -38,6 +38,7 @@ def attend(
   value: Array,
   visible: Array,
   forward_mode: bool = False,
+  cap: float | None = None,
 ) -> Partial:
   """Softmax attention with grouped heads; the softmax is computed in float32.
 
@@ -53,6 +54,7 @@ def attend(
     forward_mode: Whether `jax.jvp` will differentiate this. A function with a
       backward pass of its own cannot be; then JAX derives both, and a backward
       pass keeps the scores.
+    cap: Scores s become `cap * tanh(s / cap)`; None: as they are.
 
   Returns:
     A `Partial` over these keys.
@@ -60,6 +62,7 @@ def attend(
   # Heads before positions, or XLA makes transposed copies for the products.
   run = _plain if forward_mode else _attend
   output, log_mass = run(
+    cap,
     jnp.moveaxis(_grouped(query, key.shape[2]), 1, 3),
     jnp.moveaxis(key, 2, 1),
     jnp.moveaxis(value, 2, 1),
@@ -69,7 +72,12 @@ def attend(
 
 
 def attend_recent(
-  query: Array, key: Array, value: Array, newest: Array, count: Array
+  query: Array,
+  key: Array,
+  value: Array,
+  newest: Array,
+  count: Array,
+  cap: float | None = None,
 ) -> Partial:
   """Attention of few queries to the newest places of a cache, for decoding.
 
@@ -85,6 +93,7 @@ def attend_recent(
     value: f[B,K,N,D].
     newest: i32[B], the place written last.
     count: i32[B,Q], how many places a query sees; 0 gives the output 0.
+    cap: See `attend`.
 
   Returns:
     A `Partial` over these keys.
@@ -94,7 +103,7 @@ def attend_recent(
   visible = back[:, None] < count[:, :, None]
   query = jnp.moveaxis(_grouped(query, key.shape[1]), 1, 3)
   output, log_mass = _softmax(
-    _scores('bkhqd,bknd->bkhqn', query, key, visible),
+    _scores(query, key, visible, cap),
     lambda mass: _product('bkhqn,bknd->bkhqd', mass, value),
   )
   output = jnp.moveaxis(output, 3, 1).astype(value.dtype)
@@ -138,9 +147,12 @@ def _product(axes: str, x: Array, y: Array) -> Array:
   )
 
 
-def _scores(axes, query, key, visible) -> Array:
+def _scores(query, key, visible, cap) -> Array:
   """Products of queries and keys, `NEVER` where invisible, f32[B,K,h,Q,N]."""
-  return jnp.where(visible[:, None, None], _product(axes, query, key), NEVER)
+  scores = _product('bkhqd,bknd->bkhqn', query, key)
+  if cap is not None:
+    scores = cap * jnp.tanh(scores / cap)
+  return jnp.where(visible[:, None, None], scores, NEVER)
 
 
 def _softmax(scores, times_value):
@@ -160,31 +172,32 @@ def _softmax(scores, times_value):
   return output, jnp.where(blind, NEVER, jnp.log(total) + top)
 
 
-def _plain(query, key, value, visible):
-  return _forward(query, key, value, visible)[0]
+def _plain(cap, query, key, value, visible):
+  return _forward(cap, query, key, value, visible)[0]
 
 
-_attend = jax.custom_vjp(_plain)
+_attend = jax.custom_vjp(_plain, nondiff_argnums=(0,))
 
 
-def _forward(query, key, value, visible):
+def _forward(cap, query, key, value, visible):
   """Output and log-sum-exp, and what the backward pass needs of them.
 
   Args:
+    cap: See `attend`.
     query: f[B,K,h,Q,D].
     key: f[B,K,N,D].
     value: f[B,K,N,D].
     visible: bool[B,Q,N].
   """
   output, log_mass = _softmax(
-    _scores('bkhqd,bknd->bkhqn', query, key, visible),
+    _scores(query, key, visible, cap),
     lambda mass: _product('bkhqn,bknd->bkhqd', mass, value),
   )
   kept = query, key, value, visible, output, log_mass
   return (output.astype(value.dtype), log_mass[..., 0]), kept
 
 
-def _backward(kept, cotangent):
+def _backward(cap, kept, cotangent):
   r"""The gradients of query, key and value.
 
   With scores s, log-sum-exp m and output :math:`o_q = \sum_n P_{qn} v_n`, where
@@ -192,10 +205,12 @@ def _backward(kept, cotangent):
 
   .. math:: \bar s_{qn} = P_{qn}
     \bigl(\bar o_q \cdot v_n - \bar o_q \cdot o_q + \bar m_q\bigr)
+
+  and times :math:`1 - (s / c)^2` for scores under a cap c.
   """
   query, key, value, visible, output, log_mass = kept
   of_output, of_log_mass = cotangent
-  scores = _scores('bkhqd,bknd->bkhqn', query, key, visible)
+  scores = _scores(query, key, visible, cap)
   # Where a query sees nothing, scores and log_mass are both NEVER, and the
   # exponential of their difference is 1.
   mass = jnp.where(visible[:, None, None], jnp.exp(scores - log_mass), 0)
@@ -204,6 +219,9 @@ def _backward(kept, cotangent):
   mean = jnp.sum(of_output * output, axis=-1, keepdims=True)
   along = _product('bkhqd,bknd->bkhqn', of_output, value)
   of_scores = mass * (along - mean + of_log_mass[..., None])
+  if cap is not None:  # NEVER squared would be infinite, and 0 times that NaN
+    seen = jnp.where(visible[:, None, None], scores, 0)
+    of_scores *= 1 - jnp.square(seen / cap)
   of_query = _product('bkhqn,bknd->bkhqd', of_scores, key)
   of_key = _product('bkhqn,bkhqd->bknd', of_scores, query)
   of_value = _product('bkhqn,bkhqd->bknd', mass, of_output)

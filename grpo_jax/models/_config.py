@@ -1,6 +1,8 @@
 """The shape of a decoder-only transformer, as one frozen value."""
 
 import dataclasses
+import fnmatch
+from typing import ClassVar
 
 
 # Above the classes, because a default below calls it while the file is read.
@@ -52,8 +54,8 @@ class RopeScaling:
     )
     _require(
       self.kind == 'linear' or self.original_tokens > 0,
-      f'RopeScaling(kind={self.kind!r}) needs original_tokens, the context that '
-      'the model was trained on; give 1 or more',
+      f'RopeScaling(kind={self.kind!r}) needs original_tokens, the context '
+      'that the model was trained on; give 1 or more',
     )
 
 
@@ -79,6 +81,50 @@ class Experts:
       f'Experts has per_token={self.per_token} and number={self.number}; give '
       'at least 1 and at most the number of experts',
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class LowRank:
+  """Low-rank adapters; see `lora`.
+
+  Attributes:
+    rank: Columns of A and rows of B, `r`.
+    alpha: The product of A and B is multiplied by `alpha / rank`.
+    targets: Patterns of the weights that get an adapter, with `*` for any
+      text, among `LowRank.NAMES`.
+  """
+
+  rank: int
+  alpha: float
+  targets: tuple[str, ...] = ('*',)
+
+  NAMES: ClassVar[tuple[str, ...]] = (
+    'attention/query',
+    'attention/key',
+    'attention/value',
+    'attention/output',
+    'mlp/gate',
+    'mlp/up',
+    'mlp/down',
+  )
+
+  def __post_init__(self):
+    _require(self.rank > 0, f'LowRank has rank={self.rank}; give 1 or more')
+    for target in self.targets:
+      _require(
+        any(fnmatch.fnmatchcase(name, target) for name in self.NAMES),
+        f'the LoRA target {target!r} matches none of {", ".join(self.NAMES)}; '
+        "correct it, or give '*' for all of them",
+      )
+
+  @property
+  def scale(self) -> float:
+    """What the product of A and B is multiplied by."""
+    return self.alpha / self.rank
+
+  def adapts(self, name: str) -> bool:
+    """Whether a weight of `NAMES` gets an adapter."""
+    return any(fnmatch.fnmatchcase(name, target) for target in self.targets)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +194,7 @@ class ModelConfig:
       they are.
     logit_cap: The same of the logits.
     experts: The experts of layers whose kind has them; None if no kind has.
+    lora: The adapters; None: every parameter is trained itself.
   """
 
   vocab_size: int
@@ -175,6 +222,7 @@ class ModelConfig:
   attention_cap: float | None = None
   logit_cap: float | None = None
   experts: Experts | None = None
+  lora: LowRank | None = None
 
   def __post_init__(self):
     _require(

@@ -36,7 +36,7 @@ def flops_per_token(
   kv_heads = config.num_kv_heads * config.head_dim
   layer = config.width * (2 * heads + 2 * kv_heads + 3 * config.mlp_width)
   head = config.width * config.vocab_size if with_head else 0
-  windows = [kind.window_tokens or np.inf for kind in config.pattern]
+  windows = [kind.window_tokens or np.inf for kind in config.kinds]
   context = np.asarray(context, np.float64)[..., None]
-  seen = config.repeats * np.minimum(context, windows).sum(axis=-1)
+  seen = np.minimum(context, windows).sum(axis=-1)
   return 2 * (config.num_layers * layer + head) + 4 * heads * seen

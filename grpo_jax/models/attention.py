@@ -1,7 +1,8 @@
 """Attention: which tokens see which, in training and in decoding.
 
-A layer of the model calls `attention(query, key, value, cache, window)` and
-gets `(output, cache)`. What this function does is decided outside the model.
+A layer of the model calls `attention(query, key, value, cache, window, cap)`
+and gets `(output, cache)`. What this function does is decided outside the
+model; `window` is of the layer's kind, and `cap` the model's `attention_cap`.
 Three constructors make one:
 
 - `over_layout`: for the rows of a `Layout`, in scoring and training;
@@ -17,6 +18,7 @@ size.
 """
 
 from collections.abc import Callable
+import functools
 from typing import Any
 
 import jax
@@ -43,6 +45,7 @@ def attend_group(
   prompt_visible: Array,
   own_visible: Array,
   forward_mode: bool = False,
+  cap: float | None = None,
 ) -> Array:
   """Attention of rows that share a prompt; its keys are read once for all.
 
@@ -53,6 +56,7 @@ def attend_group(
     prompt_visible: bool[P,G,Q,N].
     own_visible: bool[P,G,Q,M].
     forward_mode: See `attend`.
+    cap: See `attend`.
 
   Returns:
     f[P,G,Q,H,D].
@@ -68,14 +72,14 @@ def attend_group(
     return x.reshape(prompts * group, *x.shape[2:])
 
   visible = join(prompt_visible)
-  shared = attend(join(query), *prompt, visible, forward_mode)
+  shared = attend(join(query), *prompt, visible, forward_mode, cap)
   # Back from the prompt's rows to the completions': [P,G*Q,...] -> [P*G,Q,...].
   shared = Partial(
     *(x.reshape(prompts * group, queries, *x.shape[2:]) for x in shared)
   )
   own_key, own_value = map(rows, own)
   alone = attend(
-    rows(query), own_key, own_value, rows(own_visible), forward_mode
+    rows(query), own_key, own_value, rows(own_visible), forward_mode, cap
   )
   return merge(shared, alone).reshape(query.shape)
 
@@ -123,14 +127,16 @@ def over_layout(
     return portable
   from grpo_jax.models import kernels  # Pallas takes a while to import
 
-  def attention(query, key, value, cache, window):
+  def attention(query, key, value, cache, window, cap=None):
     if chosen == 'splash':
       run, suits = kernels.splash, kernels.splash_suits(layout, window)
+      run = functools.partial(run, cap=cap)
     else:
       run, suits = kernels.cudnn, kernels.cudnn_suits(layout, query)
       suits |= implementation == 'cudnn'
+      suits &= cap is None  # cuDNN's attention has none
     if not suits:
-      return portable(query, key, value, cache, window)
+      return portable(query, key, value, cache, window, cap)
     return run(query, key, value, layout, window, interpret), cache
 
   return attention
@@ -145,10 +151,11 @@ def _over_segments(layout: Layout, forward_mode: bool) -> Attention:
   # segment that continues none.
   related = (same | continued) & (segment > 0)[:, None, :]
 
-  def attention(query, key, value, cache, window):
+  def attention(query, key, value, cache, window, cap=None):
     recent = _recent(layout.position, layout.position, window)
     visible = related & recent
-    return attend(query, key, value, visible, forward_mode).output, cache
+    output = attend(query, key, value, visible, forward_mode, cap).output
+    return output, cache
 
   return attention
 
@@ -170,7 +177,7 @@ def _over_blocks(
   prompt_position, position = parts(layout.position)
   prompt_used, used = parts(layout.segment > 0)
 
-  def attention(query, key, value, cache, window):
+  def attention(query, key, value, cache, window, cap=None):
     (prompt_query, query), (prompt_key, key), (prompt_value, value) = map(
       parts, (query, key, value)
     )
@@ -181,6 +188,7 @@ def _over_blocks(
       prompt_value,
       visible & prompt_used[:, None, :],
       forward_mode,
+      cap,
     ).output
     to_prompt = _recent(
       position, jnp.broadcast_to(prompt_position[:, None], (*shape[:2], edge)),
@@ -193,6 +201,7 @@ def _over_blocks(
       to_prompt & prompt_used[:, None, None, :],
       _recent(position, position, window) & used[:, :, None, :],
       forward_mode,
+      cap,
     )
     output = output.reshape(rows, -1, *output.shape[3:])
     return jnp.concatenate([prompt_output, output], axis=1), cache
@@ -233,17 +242,29 @@ def over_prompts(length: Array, implementation: str = 'xla') -> Attention:
 
   Returns:
     The function that a layer calls. The cache that it returns consists of the
-    layer's keys and values, with positions on the axis `cache_axis`.
+    layer's keys and values, with positions on the axis `cache_axis`. Under a
+    window shorter than the prompts it is a ring of as many places as the
+    window: position p lies at p modulo the window.
   """
   axis = cache_axis(implementation)
 
-  def attention(query, key, value, cache, window):
+  def newest(x, places):
+    """The last places of each prompt, f[P,N,...] -> f[P,places,...]."""
+    last = length[:, None] - 1
+    position = last - (last - jnp.arange(places)[None]) % places
+    # Below 0 in a shorter prompt, which does not fill its ring.
+    index = jnp.maximum(position, 0)[:, :, None, None]
+    return jnp.take_along_axis(x, index, axis=1)
+
+  def attention(query, key, value, cache, window, cap=None):
     del cache  # there is none yet
     place = jnp.arange(key.shape[1])
     used = place[None] < length[:, None]
     visible = _recent(place, place, window)[None] & used[:, None]
-    cache = tuple(jnp.moveaxis(x, 1, axis) for x in (key, value))
-    return attend(query, key, value, visible).output, cache
+    output = attend(query, key, value, visible, cap=cap).output
+    if window is not None and window < key.shape[1]:
+      key, value = newest(key, window), newest(value, window)
+    return output, tuple(jnp.moveaxis(x, 1, axis) for x in (key, value))
 
   return attention
 
@@ -270,6 +291,7 @@ def over_cache(
     The function that a layer calls. Its cache is a pair: keys and values of the
     prompts, with N positions, and keys and values of the rows, with M
     positions; see `cache_axis`. The new token is written at `clock` modulo M.
+    Neither need be longer than the layer's window; see `over_prompts`.
   """
   axis = cache_axis(implementation)
   recent: Callable[..., Partial] = attend_recent
@@ -278,7 +300,7 @@ def over_cache(
 
     recent = kernels.attend_recent
 
-  def attention(query, key, value, cache, window):
+  def attention(query, key, value, cache, window, cap=None):
     prompt, own = cache
     column = clock % own[0].shape[axis]
 
@@ -297,15 +319,14 @@ def over_cache(
       of_own = jnp.minimum(age, window)
     # The rows of a lane are one list of queries to their prompt's keys.
     by_lane = query.reshape(lanes, -1, *query.shape[2:])
+    last = (prompt_length - 1) % prompt[0].shape[axis]
     shared = recent(
-      by_lane, *prompt, prompt_length - 1, of_prompt.reshape(lanes, -1)
+      by_lane, *prompt, last, of_prompt.reshape(lanes, -1), cap=cap
     )
     shared = Partial(*(x.reshape(-1, 1, *x.shape[2:]) for x in shared))
     # All rows write the same column, so it is the newest of every ring.
     newest = jnp.broadcast_to(column, age.shape)
-    return merge(shared, recent(query, *own, newest, of_own[:, None])), (
-      prompt,
-      own,
-    )
+    alone = recent(query, *own, newest, of_own[:, None], cap=cap)
+    return merge(shared, alone), (prompt, own)
 
   return attention

@@ -13,14 +13,14 @@ function of the parameters.
 
 The layers of a model repeat a pattern of layer kinds. In `params` the layers of
 one kind are stacked: `params['blocks'][k]` holds kind k of the pattern, with
-the repetitions on the first axis of each array. The optimizer and checkpoints
-use this tree, and scoring scans over it. For decoding, `unstack` turns it into
-a tree of single layers.
+the repetitions on the first axis of each array. If the last repetition is cut
+short, its layers stand in `params['tail']`, one by one. The optimizer and
+checkpoints use this tree, and scoring scans over it. For decoding, `unstack`
+turns it into a tree of single layers.
 """
 
 import dataclasses
 import functools
-import math
 from typing import Any
 
 from flax import nnx
@@ -29,8 +29,12 @@ from jax import lax
 import jax.numpy as jnp
 
 from grpo_jax import sharding
+from grpo_jax.models import lora
+from grpo_jax.models._config import LayerKind
 from grpo_jax.models._config import ModelConfig
 from grpo_jax.models.attention import Attention as AttentionFunction
+from grpo_jax.models.layers import Block
+from grpo_jax.models.layers import RMSNorm
 
 Array = jax.Array
 Params = dict[str, Any]
@@ -53,137 +57,16 @@ _AXES = {
 }
 
 
-def rotate(x: Array, position: Array, base: float) -> Array:
-  """Rotary position embedding: entry i of a head is paired with i + D / 2.
-
-  Args:
-    x: f[B,Q,H,D].
-    position: i32[B,Q].
-    base: Base of the frequencies.
-
-  Returns:
-    f[B,Q,H,D], in the dtype of `x`.
-  """
-  half = x.shape[-1] // 2
-  frequency = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
-  # In float32: bfloat16 cannot tell position 257 from 256.
-  angle = position[:, :, None].astype(jnp.float32) * frequency[None, None]
-  cosine, sine = jnp.cos(angle)[:, :, None], jnp.sin(angle)[:, :, None]
-  first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  turned = (first * cosine - second * sine, second * cosine + first * sine)
-  return jnp.concatenate(turned, axis=-1).astype(x.dtype)
-
-
-def project(x: Array, weight: Array, axes: int = 1) -> Array:
-  """Multiplies `x` by a weight, summing over the last `axes` axes of `x`.
-
-  Args:
-    x: f[B,Q,...].
-    weight: f[..., ...]; its first `axes` axes are the last ones of `x`.
-    axes: How many axes are summed over.
-
-  Returns:
-    f[B,Q,...]; the other axes of the weight come last.
-  """
-  # As a product of two matrices. Of a product with more axes, XLA computes the
-  # weight's gradient from a transposed copy of the larger factor; on a CPU the
-  # copy takes three times as long as the product.
-  size = math.prod(weight.shape[:axes])
-  flat = x.reshape(-1, size) @ weight.astype(x.dtype).reshape(size, -1)
-  return flat.reshape(*x.shape[:-axes], *weight.shape[axes:])
-
-
-class RMSNorm(nnx.Module):
-  """Root-mean-square normalisation over the last axis, computed in float32."""
-
-  def __init__(self, size: int, epsilon: float):
-    self.scale = nnx.Param(jnp.ones((size,)))
-    self.epsilon = epsilon
-
-  def __call__(self, x: Array) -> Array:
-    """f[..., size] -> f[..., size], in the dtype of `x`."""
-    wide = x.astype(jnp.float32)
-    square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-    # With all its axes, because tests make promotion of ranks an error.
-    scale = self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))
-    return (wide * lax.rsqrt(square + self.epsilon) * scale).astype(x.dtype)
-
-
-class SelfAttention(nnx.Module):
-  """Attention of one layer: everything around a given attention function.
-
-  The projections to queries, keys and values, the norms of queries and keys,
-  the rotation by position, and the projection back to the residual stream.
-  """
-
-  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-    self.config = config
-    width, size = config.width, config.head_dim
-    heads, kv_heads = config.num_heads, config.num_kv_heads
-    init = nnx.initializers.lecun_normal(in_axis=0, out_axis=(1, 2))
-    self.query = nnx.Param(init(rngs.params(), (width, heads, size)))
-    self.key = nnx.Param(init(rngs.params(), (width, kv_heads, size)))
-    self.value = nnx.Param(init(rngs.params(), (width, kv_heads, size)))
-    # Both axes are summed over, so both count as inputs.
-    out = nnx.initializers.lecun_normal(in_axis=(0, 1), out_axis=2)
-    self.output = nnx.Param(out(rngs.params(), (heads, size, width)))
-    if config.qkv_bias:
-      self.query_bias = nnx.Param(jnp.zeros((heads, size)))
-      self.key_bias = nnx.Param(jnp.zeros((kv_heads, size)))
-      self.value_bias = nnx.Param(jnp.zeros((kv_heads, size)))
-    if config.qk_norm:
-      self.query_norm = RMSNorm(size, config.norm_epsilon)
-      self.key_norm = RMSNorm(size, config.norm_epsilon)
-
-  def __call__(self, x, position, attention, cache, window):
-    """f[B,Q,width] -> (f[B,Q,width], cache)."""
-    query, key, value = (
-      project(x, weight[...]) for weight in (self.query, self.key, self.value)
-    )
-    if self.config.qkv_bias:
-      query += self.query_bias[...].astype(x.dtype)[None, None]
-      key += self.key_bias[...].astype(x.dtype)[None, None]
-      value += self.value_bias[...].astype(x.dtype)[None, None]
-    if self.config.qk_norm:
-      query, key = self.query_norm(query), self.key_norm(key)
-    query = rotate(query, position, self.config.rope_base)
-    key = rotate(key, position, self.config.rope_base)
-    mixed, cache = attention(query, key, value, cache, window)
-    return project(mixed, self.output[...], axes=2), cache
-
-
-class SwiGLU(nnx.Module):
-  """The gated feed-forward part of a layer: (silu(x gate) * (x up)) down."""
-
-  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-    init = nnx.initializers.lecun_normal()
-    wide = (config.width, config.mlp_width)
-    self.gate = nnx.Param(init(rngs.params(), wide))
-    self.up = nnx.Param(init(rngs.params(), wide))
-    self.down = nnx.Param(init(rngs.params(), wide[::-1]))
-
-  def __call__(self, x: Array) -> Array:
-    """f[B,Q,width] -> f[B,Q,width]."""
-    gate, up = (project(x, weight[...]) for weight in (self.gate, self.up))
-    return project(jax.nn.silu(gate) * up, self.down[...])
-
-
-class Block(nnx.Module):
-  """One layer: attention, then SwiGLU, each behind a norm and with a skip."""
-
-  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-    self.attention_norm = RMSNorm(config.width, config.norm_epsilon)
-    self.attention = SelfAttention(config, rngs)
-    self.mlp_norm = RMSNorm(config.width, config.norm_epsilon)
-    self.mlp = SwiGLU(config, rngs)
-
-  def __call__(self, x, position, attention, cache, window):
-    """f[B,Q,width] -> (f[B,Q,width], cache)."""
-    mixed, cache = self.attention(
-      self.attention_norm(x), position, attention, cache, window
-    )
-    x = x + mixed
-    return x + self.mlp(self.mlp_norm(x)), cache
+def _axes(name: str) -> tuple[str | None, ...]:
+  """The logical axes of a parameter, but for the one that stacks layers."""
+  if not lora.trains((name,)):
+    return _AXES.get(name, ())
+  weight = _AXES[name[:-2]]
+  inputs = 2 if name.startswith('output') else 1
+  # The rank of an adapter is small, and never split.
+  if name.endswith('_a'):
+    return (*weight[:inputs], None)
+  return (None, *weight[inputs:])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,10 +87,14 @@ class Transformer:
   config: ModelConfig
 
   @functools.cached_property
-  def _block(self):
-    """The structure of a layer, the same for all, without parameters."""
-    abstract = nnx.eval_shape(lambda: Block(self.config, nnx.Rngs(0)))
-    return nnx.split(abstract)[0]
+  def _blocks(self) -> dict[LayerKind, Any]:
+    """The structure of a layer of each kind, without parameters."""
+
+    def structure(kind):
+      make = lambda: Block(self.config, kind, nnx.Rngs(0))
+      return nnx.split(nnx.eval_shape(make))[0]
+
+    return {kind: structure(kind) for kind in self.config.pattern}
 
   def init(self, key: Array) -> Params:
     """Random parameters, float32.
@@ -219,22 +106,28 @@ class Transformer:
       The parameter tree, with stacked layers.
     """
     config = self.config
+    number = len(config.pattern)
     embedding_key, head_key, *block_keys = jax.random.split(
-      key, 2 + len(config.pattern)
+      key, 2 + number + len(config.tail)
     )
 
-    def block(key):
-      return nnx.to_pure_dict(nnx.state(Block(config, nnx.Rngs(key))))
+    def block(kind, key):
+      made = Block(config, kind, nnx.Rngs(key))
+      return nnx.to_pure_dict(nnx.state(made))
 
     params = {
       'embedding': 0.02
       * jax.random.normal(embedding_key, (config.vocab_size, config.width)),
       'blocks': [
-        lax.map(block, jax.random.split(key, config.repeats))
-        for key in block_keys
+        lax.map(
+          functools.partial(block, kind), jax.random.split(key, config.repeats)
+        )
+        for kind, key in zip(config.pattern, block_keys, strict=False)
       ],
       'final_norm': {'scale': jnp.ones((config.width,))},
     }
+    if config.tail:
+      params['tail'] = list(map(block, config.tail, block_keys[number:]))
     if not config.tied_embeddings:
       init = nnx.initializers.lecun_normal()
       params['head'] = init(head_key, (config.width, config.vocab_size))
@@ -269,6 +162,8 @@ class Transformer:
     # of the table.
     table = sharding.gather_fsdp(table, *_AXES['embedding'])
     x = sharding.constrain_rows(jnp.take(table, tokens, axis=0))
+    if self.config.embedding_scale != 1:
+      x = x * jnp.asarray(self.config.embedding_scale, dtype)
     if 'layers' in params:
       caches = cache or [None] * self.config.num_layers
       x, cache = self._unrolled(params, x, positions, attention, caches)
@@ -279,32 +174,39 @@ class Transformer:
     norm.scale = nnx.Param(params['final_norm']['scale'])
     return norm(x), cache
 
-  def _layer(self, params, x, positions, attention, cache, kind):
+  def _layer(self, kind, params, x, positions, attention, cache=None):
     """One layer of a kind, with these parameters."""
-    block = nnx.merge(self._block, params)
-    x, cache = block(x, positions, attention, cache, kind.window_tokens)
+    block = nnx.merge(self._blocks[kind], params)
+    x, cache = block(x, positions, attention, cache)
     return sharding.constrain_rows(x), cache
 
   def _unrolled(self, params, x, positions, attention, caches):
     """All layers one after another, each with its cache."""
-    kinds = self.config.pattern * self.config.repeats
     new = []
-    for layer, kind, cache in zip(params['layers'], kinds, caches, strict=True):
-      x, cache = self._layer(layer, x, positions, attention, cache, kind)
+    for kind, layer, cache in zip(
+      self.config.kinds, params['layers'], caches, strict=True
+    ):
+      x, cache = self._layer(kind, layer, x, positions, attention, cache)
       new.append(cache)
     return x, new
 
   def _scanned(self, params, x, positions, attention):
-    """All layers as a scan over the repetitions of the pattern."""
+    """All layers: a scan over the repetitions of the pattern, then the tail."""
 
-    def repeat(x, layers):
-      for layer, kind in zip(layers, self.config.pattern, strict=True):
-        x, _ = self._layer(layer, x, positions, attention, None, kind)
-      return x, None
+    def run(kinds, x, layers):
+      for kind, layer in zip(kinds, layers, strict=True):
+        x, _ = self._layer(kind, layer, x, positions, attention)
+      return x
 
     if self.config.remat:  # keeps the input of each repetition, and no more
-      repeat = jax.checkpoint(repeat)
-    return lax.scan(repeat, x, params['blocks'], unroll=self.config.unroll)[0]
+      run = jax.checkpoint(run, static_argnums=0)
+    x, _ = lax.scan(
+      lambda x, layers: (run(self.config.pattern, x, layers), None),
+      x,
+      params['blocks'],
+      unroll=self.config.unroll,
+    )
+    return run(self.config.tail, x, params.get('tail', []))
 
   def head(self, params: Params, hidden: Array) -> Array:
     """Logits over the vocabulary.
@@ -324,6 +226,8 @@ class Transformer:
       weight.astype(hidden.dtype),
       preferred_element_type=jnp.float32,
     )
+    if self.config.logit_cap is not None:
+      logits = self.config.logit_cap * jnp.tanh(logits / self.config.logit_cap)
     return logits.reshape(*hidden.shape[:-1], -1)
 
   def logical_axes(
@@ -339,7 +243,7 @@ class Transformer:
       A name or None for each axis. The axis over which layers are stacked has
       no name.
     """
-    names = _AXES.get(path[-1], ())
+    names = _axes(path[-1])
     return (None,) * (rank - len(names)) + names
 
   def decays(self, path: tuple[str, ...]) -> bool:
@@ -351,7 +255,7 @@ class Transformer:
     Returns:
       False for scales of norms and for biases.
     """
-    return path[-1] in _AXES and not path[-1].endswith('_bias')
+    return bool(_axes(path[-1])) and not path[-1].endswith('_bias')
 
   def unstack(self, params: Params) -> Params:
     """The same parameters with single layers, for decoding.
@@ -368,5 +272,5 @@ class Transformer:
       for i in range(self.config.repeats)
       for blocks in params['blocks']
     ]
-    rest = {name: x for name, x in params.items() if name != 'blocks'}
-    return {**rest, 'layers': layers}
+    rest = {k: x for k, x in params.items() if k not in ('blocks', 'tail')}
+    return {**rest, 'layers': layers + params.get('tail', [])}

@@ -215,6 +215,7 @@ class Generation:
     limit = self.room
     if self.room < self.columns[-1]:
       limit -= self.clock  # stop when the caches are full, to let them grow
+    limit = min(limit, self.sampler.drawn_columns(self.room))
     floor = self.schedule.floor(
       len(self.going), int(self.going.sum()), self.waiting > 0
     )

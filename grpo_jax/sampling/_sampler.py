@@ -24,6 +24,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax import models
 from grpo_jax import sharding
 from grpo_jax.models import attention
 from grpo_jax.sampling._next_token import Sampling
@@ -63,7 +64,8 @@ class Rows(NamedTuple):
     clock: i32[], how many tokens the rows' caches have been given.
     prompt_length: i32[A], of each lane's prompt.
     prompt_cache: For each layer the keys and values of the prompts, f[A,...]
-      with N positions; see `attention.cache_axis`.
+      with N positions; see `attention.cache_axis`. A layer with a shorter
+      window has only as many as its window.
     cache: The same of the rows, f[B,...] with M positions.
   """
 
@@ -91,6 +93,11 @@ class Drawn(NamedTuple):
   logp: AnyArray
   log_kept: AnyArray
   entropy: AnyArray
+
+
+def _places(kind: models.LayerKind, columns: int) -> int:
+  """The length of a layer's cache: no longer than its window."""
+  return min(columns, kind.window_tokens or columns)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,9 +152,9 @@ class Sampler:
     logits = self.model.head(params, last)
     count = number * self.group
 
-    def room(x):  # an empty cache of the rows, like that of the prompts
+    def room(x, places):  # an empty cache of the rows, like that of the prompts
       shape = [count, *x.shape[1:]]
-      shape[self._axis] = columns
+      shape[self._axis] = places
       return self._placed(jnp.zeros(shape, x.dtype))
 
     rows = Rows(
@@ -158,7 +165,7 @@ class Sampler:
       clock=jnp.zeros((), jnp.int32),
       prompt_length=jnp.asarray(prompts.length),
       prompt_cache=jax.tree.map(self._placed, cache),
-      cache=jax.tree.map(room, cache),
+      cache=self._by_layer(room, cache, columns),
     )
     logits = jnp.repeat(logits, self.group, axis=0)
     rows, drawn = self._draw(rows, logits, max_tokens)
@@ -173,13 +180,14 @@ class Sampler:
       params: What `sampler_params` returned.
       rows: See `Rows`.
       max_tokens: i32[], length limit of a completion.
-      limit: i32[], how many tokens to draw per row, at most `M`.
+      limit: i32[], how many tokens to draw per row, at most `C`.
       floor: i32[]; decoding stops when no more rows than this go on.
 
     Returns:
-      The rows, and what they have drawn: C = M columns, filled from column 0.
+      The rows, and what they have drawn: C = `drawn_columns(M)` columns, filled
+      from column 0.
     """
-    columns = jax.tree.leaves(rows.cache)[0].shape[self._axis]
+    columns = max(x.shape[self._axis] for x in jax.tree.leaves(rows.cache))
     shape = rows.last.shape[0], columns
     nothing = Drawn(
       jnp.zeros(shape, jnp.int32), *(jnp.zeros(shape) for _ in range(3))
@@ -246,9 +254,9 @@ class Sampler:
       place = self._placed if joined.ndim == 4 else sharding.constrain_rows
       return place(joined)
 
-    def grown(x):
+    def grown(x, places):
       widths = [(0, 0)] * 4
-      widths[self._axis] = 0, columns - x.shape[self._axis]
+      widths[self._axis] = 0, places - x.shape[self._axis]
       return jnp.pad(x, widths)
 
     def joined(name, index):
@@ -257,7 +265,9 @@ class Sampler:
 
     some = jnp.maximum(row, 0)
     first = parts[0]
-    parts = [p._replace(cache=jax.tree.map(grown, p.cache)) for p in parts]
+    parts = [
+      p._replace(cache=self._by_layer(grown, p.cache, columns)) for p in parts
+    ]
     return Rows(
       **{name: joined(name, some) for name in ('last', 'age', 'key', 'cache')},
       ended=joined('ended', some) | (row < 0),
@@ -265,6 +275,17 @@ class Sampler:
       prompt_length=joined('prompt_length', lane),
       prompt_cache=joined('prompt_cache', lane),
     )
+
+  def drawn_columns(self, columns: int) -> int:
+    """How many tokens one call of `decode` can draw per row, `C`."""
+    return max(_places(kind, columns) for kind in self.model.config.kinds)
+
+  def _by_layer(self, function, cache, columns: int):
+    """A function of (array, places) on the caches of all layers."""
+    return [
+      tuple(function(x, _places(kind, columns)) for x in layer)
+      for kind, layer in zip(self.model.config.kinds, cache, strict=True)
+    ]
 
   def _placed(self, cache: Array) -> Array:
     """The cache, split over the devices by its rows and its heads."""

@@ -35,8 +35,8 @@ BAD_INPUT = {
     'model.num_heads=0; give 1 or more',
   ),
   'windows': (
-    ['train', CONFIG, '--config.model.window_tokens=(4,0)', 'WORK'],
-    'model.window_tokens=(4, 0) with model.num_layers=3; give a number of',
+    ['train', CONFIG, '--config.model.window_tokens=(4,0,0,0)', 'WORK'],
+    'model.window_tokens=(4, 0, 0, 0) with model.num_layers=3; give at most',
   ),
   'rate': (
     ['train', CONFIG, '--config.optim.lr=nan', 'WORK'],

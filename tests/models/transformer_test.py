@@ -31,7 +31,8 @@ def test_scanned_unrolled_recomputed_and_unstacked_agree(changes):
       logp({**changes, option: True}), expected, atol=1e-5
     )
   layers = model.unstack(tiny.params(model))
-  assert len(layers['layers']) == 4 and 'blocks' not in layers
+  assert len(layers['layers']) == model.config.num_layers
+  assert 'blocks' not in layers and 'tail' not in layers
   np.testing.assert_allclose(logp(changes, layers), expected, atol=1e-5)
 
 
@@ -42,7 +43,17 @@ def test_scanned_unrolled_recomputed_and_unstacked_agree(changes):
     dict(qkv_bias=True),
     dict(tied_embeddings=True),
     dict(pattern=(models.LayerKind(window_tokens=2),)),
+    dict(pattern=(models.LayerKind(rope_base=10.0),)),
     dict(rope_base=10.0),
+    dict(rope_scaling=models.RopeScaling('linear', 4.0)),
+    dict(rope_scaling=models.RopeScaling('llama3', 8.0, 16)),
+    dict(rope_scaling=models.RopeScaling('yarn', 4.0, 16)),
+    dict(activation='gelu_tanh'),
+    dict(embedding_scale=2.0),
+    dict(post_norms=True),
+    dict(attention_scale=1.0),
+    dict(attention_cap=0.1),
+    dict(logit_cap=0.1),
     dict(norm_epsilon=0.1),
     dict(compute_dtype='bfloat16'),
   ],
@@ -85,7 +96,9 @@ def test_every_parameter_gets_a_gradient():
 @pytest.mark.parametrize(
   'changes, words',
   [
-    (dict(num_layers=3, pattern=(models.LayerKind(),) * 2), 'num_layers=3'),
+    (dict(num_layers=3, pattern=(models.LayerKind(),) * 4), 'num_layers=3'),
+    (dict(activation='relu'), "activation='relu'"),
+    (dict(pattern=(models.LayerKind(experts=True),)), 'not described'),
     (dict(num_kv_heads=3), 'num_kv_heads=3'),
     (dict(head_dim=7), 'head_dim=7'),
     (dict(compute_dtype='float16'), "compute_dtype='float16'"),

@@ -10,6 +10,8 @@ lowered for TPU (Mosaic) and CUDA (Triton) on a CPU. Neither has run on the
 hardware yet, so their block sizes are guesses.
 """
 
+import functools
+
 import jax
 from jax import lax
 import jax.numpy as jnp
@@ -29,6 +31,7 @@ def attend_recent(
   value: Array,
   newest: Array,
   count: Array,
+  cap: float | None = None,
   interpret: bool = False,
 ) -> Partial:
   """`models.attention.attend_recent` by the kernel of the platform.
@@ -43,6 +46,7 @@ def attend_recent(
     value: f[B,N,K,D].
     newest: i32[B], the place written last, in [0, N) where anything is seen.
     count: i32[B,Q], places seen; 0 gives output 0, more than N counts as N.
+    cap: Scores s become `cap * tanh(s / cap)`; None: as they are.
     interpret: Whether the TPU's kernel is interpreted, slowly, on any platform.
 
   Returns:
@@ -51,15 +55,18 @@ def attend_recent(
   """
   arrays = query, key, value, newest, count
   if interpret:
-    return on_tpu(*arrays, interpret=True)
+    return on_tpu(*arrays, cap=cap, interpret=True)
 
   def portable(query, key, value, newest, count):
     key, value = jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2)
-    return attend.attend_recent(query, key, value, newest, count)
+    return attend.attend_recent(query, key, value, newest, count, cap)
 
   def compiled(*arrays):
     partial = lax.platform_dependent(
-      *arrays, tpu=on_tpu, cuda=on_gpu, default=portable
+      *arrays,
+      tpu=functools.partial(on_tpu, cap=cap),
+      cuda=functools.partial(on_gpu, cap=cap),
+      default=portable,
     )
     return tuple(partial)
 

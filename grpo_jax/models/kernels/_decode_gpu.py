@@ -24,7 +24,7 @@ _KEYS, _QUERIES = 64, 64  # at most in a block; guesses
 
 def _kernel(
   newest_ref, needed_ref, count_ref, query_ref, key_ref, value_ref,
-  output_ref, log_mass_ref, *, block,
+  output_ref, log_mass_ref, *, block, cap,
 ):  # fmt: skip
   places, size = key_ref.shape
   newest, count = newest_ref[...], count_ref[...][:, None]
@@ -40,7 +40,7 @@ def _kernel(
       for ref in (key_ref, value_ref)
     )
     return _ring.add_block(
-      state, query, key, value, start, newest, count, places
+      state, query, key, value, start, newest, count, places, cap
     )
 
   state = lax.fori_loop(0, needed_ref[...], body, _ring.empty(*query.shape))
@@ -49,7 +49,9 @@ def _kernel(
   log_mass_ref[...] = log_mass[:, 0]
 
 
-def on_gpu(query, key, value, newest, count, interpret=False) -> Partial:
+def on_gpu(
+  query, key, value, newest, count, cap=None, interpret=False
+) -> Partial:
   """`attend_recent` as a Triton kernel.
 
   One program handles one row, one key-value head and up to 64 queries, and
@@ -62,6 +64,7 @@ def on_gpu(query, key, value, newest, count, interpret=False) -> Partial:
     value: f[B,N,K,D].
     newest: i32[B].
     count: i32[B,Q].
+    cap: As in `attend_recent`.
     interpret: Whether Pallas interprets the kernel, on any platform.
   """
   rows, places, kv_heads, size = key.shape
@@ -79,7 +82,7 @@ def on_gpu(query, key, value, newest, count, interpret=False) -> Partial:
     (None, places, None, size), lambda b, k, m: (b, 0, k, 0)
   )
   output, log_mass = pl.pallas_call(
-    functools.partial(_kernel, block=block),
+    functools.partial(_kernel, block=block, cap=cap),
     grid=(rows, kv_heads, stacked.shape[2] // some),
     in_specs=[
       scalar,

@@ -17,7 +17,7 @@ _KEYS, _QUERIES = 512, 512  # at most in a block; guesses
 
 def _kernel(
   newest_ref, needed_ref, count_ref, query_ref, key_ref, value_ref,
-  output_ref, log_mass_ref, *state_refs, places,
+  output_ref, log_mass_ref, *state_refs, places, cap,
 ):  # fmt: skip
   row, step = pl.program_id(0), pl.program_id(3)
   block, newest = key_ref.shape[0], newest_ref[row]
@@ -39,7 +39,7 @@ def _kernel(
     state = _ring.add_block(
       tuple(ref[...] for ref in state_refs),
       query_ref[...], key_ref[...], value, start, newest, count_ref[...],
-      places,
+      places, cap,
     )  # fmt: skip
     for ref, x in zip(state_refs, state, strict=True):
       ref[...] = x
@@ -51,7 +51,9 @@ def _kernel(
     log_mass_ref[...] = log_mass
 
 
-def on_tpu(query, key, value, newest, count, interpret=False) -> Partial:
+def on_tpu(
+  query, key, value, newest, count, cap=None, interpret=False
+) -> Partial:
   """`attend_recent` as a Mosaic kernel.
 
   The cache is read as [B,N,K*D], as many heads at a time as fill the lanes.
@@ -65,6 +67,7 @@ def on_tpu(query, key, value, newest, count, interpret=False) -> Partial:
     value: f[B,N,K,D].
     newest: i32[B].
     count: i32[B,Q].
+    cap: As in `attend_recent`.
     interpret: Whether Pallas interprets the kernel, on any platform.
   """
   rows, places, kv_heads, size = key.shape
@@ -84,6 +87,7 @@ def on_tpu(query, key, value, newest, count, interpret=False) -> Partial:
     value.reshape(rows, places, -1),
     newest.astype(jnp.int32),
     jnp.tile(seen, (1, together)),
+    cap,
     interpret,
   )
   # Of each head's queries only the columns of that head are an output.
@@ -93,7 +97,7 @@ def on_tpu(query, key, value, newest, count, interpret=False) -> Partial:
   return Partial(_ring.by_query(output, query), _ring.by_query(log_mass, query))
 
 
-def _call(query, key, value, newest, count, interpret):
+def _call(query, key, value, newest, count, cap, interpret):
   """Runs the kernel on the cache f[B,N,k*W], `W` columns at a time.
 
   Returns:
@@ -119,7 +123,7 @@ def _call(query, key, value, newest, count, interpret):
   count_spec = pl.BlockSpec((None, some, 1), lambda b, k, m, j, *_: (b, m, 0))
   column = pltpu.VMEM((some, 1), jnp.float32)
   output, log_mass = pl.pallas_call(
-    functools.partial(_kernel, places=places),
+    functools.partial(_kernel, places=places, cap=cap),
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=2,
       grid=(rows, heads, queries // some, pl.cdiv(places, block)),

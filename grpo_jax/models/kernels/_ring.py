@@ -60,7 +60,17 @@ def block_back(newest, steps, places: int, block: int):
   return jnp.where(index < 0, index + pl.cdiv(places, block), index)
 
 
-def add_block(state, query, key, value, start, newest, count, places: int):
+def add_block(
+  state,
+  query,
+  key,
+  value,
+  start,
+  newest,
+  count,
+  places: int,
+  cap: float | None = None,
+):
   """Adds one block of keys to a running softmax; the body of both kernels.
 
   Args:
@@ -73,6 +83,7 @@ def add_block(state, query, key, value, start, newest, count, places: int):
     newest: i32[].
     count: i32[M,1].
     places: `N`.
+    cap: Scores s become `cap * tanh(s / cap)`; None: as they are.
 
   Returns:
     The state with this block added.
@@ -81,6 +92,8 @@ def add_block(state, query, key, value, start, newest, count, places: int):
   scores = lax.dot_general(
     query, key, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
   )
+  if cap is not None:
+    scores = cap * jnp.tanh(scores / cap)
   place = start + lax.broadcasted_iota(jnp.int32, scores.shape, 1)
   age = jnp.where(place <= newest, newest - place, newest - place + places)
   seen = (age < count) & (place < places)

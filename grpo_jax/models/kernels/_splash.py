@@ -78,6 +78,7 @@ def splash(
   layout: Layout,
   window: int | None,
   interpret: bool = False,
+  cap: float | None = None,
 ) -> Array:
   """Splash attention over the rows of a layout.
 
@@ -88,6 +89,7 @@ def splash(
     layout: Packed or padded rows, in which segments have no parents, or blocks.
     window: How many tokens a token sees, itself included; None means all.
     interpret: Whether Pallas interprets the kernel, on any platform.
+    cap: Scores s become `cap * tanh(s / cap)`; None: as they are.
 
   Returns:
     f[R,S,H,D]; finite but meaningless in padding.
@@ -116,6 +118,7 @@ def splash(
       block_sizes=sizes,
       head_shards=1,
       q_seq_shards=1,
+      attn_logits_soft_cap=cap,
       interpret=interpret,
     )
     segment = jnp.pad(segment, ((0, 0), (0, more)))

@@ -1,0 +1,196 @@
+"""The parts of a decoder layer, as NNX modules.
+
+A layer is attention and a gated MLP, or experts in its place; each stands
+behind a norm and has a skip connection around it.
+"""
+
+import math
+from typing import Any
+
+from flax import nnx
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from grpo_jax.models import rope
+from grpo_jax.models._config import LayerKind
+from grpo_jax.models._config import ModelConfig
+
+Array = jax.Array
+
+_ACTIVATIONS = {
+  'silu': jax.nn.silu,
+  'gelu_tanh': lambda x: jax.nn.gelu(x, approximate=True),
+}
+
+
+def project(x: Array, weight: Array, axes: int = 1) -> Array:
+  """Multiplies `x` by a weight, summing over the last `axes` axes of `x`.
+
+  Args:
+    x: f[B,Q,...].
+    weight: f[..., ...]; its first `axes` axes are the last ones of `x`.
+    axes: How many axes are summed over.
+
+  Returns:
+    f[B,Q,...]; the other axes of the weight come last.
+  """
+  # As a product of two matrices. Of a product with more axes, XLA computes the
+  # weight's gradient from a transposed copy of the larger factor; on a CPU the
+  # copy takes three times as long as the product.
+  size = math.prod(weight.shape[:axes])
+  flat = x.reshape(-1, size) @ weight.astype(x.dtype).reshape(size, -1)
+  return flat.reshape(*x.shape[:-axes], *weight.shape[axes:])
+
+
+class RMSNorm(nnx.Module):
+  """Root-mean-square normalisation over the last axis, computed in float32."""
+
+  def __init__(self, size: int, epsilon: float):
+    self.scale = nnx.Param(jnp.ones((size,)))
+    self.epsilon = epsilon
+
+  def __call__(self, x: Array) -> Array:
+    """f[..., size] -> f[..., size], in the dtype of `x`."""
+    wide = x.astype(jnp.float32)
+    square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    # With all its axes, because tests make promotion of ranks an error.
+    scale = self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))
+    return (wide * lax.rsqrt(square + self.epsilon) * scale).astype(x.dtype)
+
+
+class Projections(nnx.Module):
+  """Weights that multiply an input, some with a low-rank adapter beside them.
+
+  Args:
+    config: The shape of the model.
+    part: What `LowRank.NAMES` calls this part of a layer.
+  """
+
+  def __init__(self, config: ModelConfig, part: str):
+    self.config = config
+    self.part = part
+
+  def add(
+    self, name: str, shape: tuple[int, ...], rngs: nnx.Rngs, axes: int = 1
+  ) -> None:
+    """Adds a weight.
+
+    Args:
+      name: Of the attribute.
+      shape: Of the weight, inputs first.
+      rngs: Random keys.
+      axes: How many of its axes are summed over.
+    """
+    before, after = tuple(range(axes)), tuple(range(axes, len(shape)))
+    init = nnx.initializers.lecun_normal(in_axis=before, out_axis=after)
+    setattr(self, name, nnx.Param(init(rngs.params(), shape)))
+    lora = self.config.lora
+    if lora is not None and lora.adapts(f'{self.part}/{name}'):
+      a = init(rngs.params(), (*shape[:axes], lora.rank))
+      setattr(self, name + '_a', nnx.Param(a))
+      b = jnp.zeros(
+        (lora.rank, *shape[axes:])
+      )  # so that it changes nothing yet
+      setattr(self, name + '_b', nnx.Param(b))
+
+  def project(self, x: Array, name: str, axes: int = 1) -> Array:
+    """`x` times a weight, with its adapter; see `project`."""
+    product = project(x, getattr(self, name)[...], axes)
+    if not hasattr(self, name + '_a'):
+      return product
+    assert self.config.lora is not None
+    narrow = project(x, getattr(self, name + '_a')[...], axes)
+    wide = project(narrow, getattr(self, name + '_b')[...])
+    return product + self.config.lora.scale * wide
+
+
+class SelfAttention(Projections):
+  """Attention of one layer: everything around a given attention function.
+
+  The projections to queries, keys and values, the norms of queries and keys,
+  the rotation by position, and the projection back to the residual stream.
+  """
+
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    super().__init__(config, 'attention')
+    width, size = config.width, config.head_dim
+    heads, kv_heads = config.num_heads, config.num_kv_heads
+    self.add('query', (width, heads, size), rngs)
+    self.add('key', (width, kv_heads, size), rngs)
+    self.add('value', (width, kv_heads, size), rngs)
+    self.add('output', (heads, size, width), rngs, axes=2)
+    if config.qkv_bias:
+      self.query_bias = nnx.Param(jnp.zeros((heads, size)))
+      self.key_bias = nnx.Param(jnp.zeros((kv_heads, size)))
+      self.value_bias = nnx.Param(jnp.zeros((kv_heads, size)))
+    if config.qk_norm:
+      self.query_norm = RMSNorm(size, config.norm_epsilon)
+      self.key_norm = RMSNorm(size, config.norm_epsilon)
+
+  def __call__(self, x, position, attention, cache, kind: LayerKind):
+    """f[B,Q,width] -> (f[B,Q,width], cache)."""
+    query, key, value = (
+      self.project(x, name) for name in ('query', 'key', 'value')
+    )
+    if self.config.qkv_bias:
+      query += self.query_bias[...].astype(x.dtype)[None, None]
+      key += self.key_bias[...].astype(x.dtype)[None, None]
+      value += self.value_bias[...].astype(x.dtype)[None, None]
+    if self.config.qk_norm:
+      query, key = self.query_norm(query), self.key_norm(key)
+    frequency = rope.frequencies(self.config, kind)
+    query = rope.rotate(query, position, frequency)
+    key = rope.rotate(key, position, frequency)
+    scale = rope.query_scale(self.config, kind)
+    if scale != 1:  # attention functions divide by sqrt(D), and no more
+      query = query * jnp.asarray(scale, query.dtype)
+    mixed, cache = attention(
+      query, key, value, cache, kind.window_tokens, self.config.attention_cap
+    )
+    return self.project(mixed, 'output', axes=2), cache
+
+
+class GatedMLP(Projections):
+  """The feed-forward part of a layer: (act(x gate) * (x up)) down."""
+
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    super().__init__(config, 'mlp')
+    self.add('gate', (config.width, config.mlp_width), rngs)
+    self.add('up', (config.width, config.mlp_width), rngs)
+    self.add('down', (config.mlp_width, config.width), rngs)
+
+  def __call__(self, x: Array) -> Array:
+    """f[B,Q,width] -> f[B,Q,width]."""
+    gate = _ACTIVATIONS[self.config.activation](self.project(x, 'gate'))
+    return self.project(gate * self.project(x, 'up'), 'down')
+
+
+class Block(nnx.Module):
+  """One layer: attention, then the MLP."""
+
+  def __init__(self, config: ModelConfig, kind: LayerKind, rngs: nnx.Rngs):
+    self.config, self.kind = config, kind
+    self.attention_norm = self._norm()
+    self.attention = SelfAttention(config, rngs)
+    self.mlp_norm = self._norm()
+    self.mlp = GatedMLP(config, rngs)
+    if config.post_norms:
+      self.attention_post_norm = self._norm()
+      self.mlp_post_norm = self._norm()
+
+  def _norm(self) -> RMSNorm:
+    return RMSNorm(self.config.width, self.config.norm_epsilon)
+
+  def __call__(self, x, position, attention, cache) -> tuple[Array, Any]:
+    """f[B,Q,width] -> (f[B,Q,width], cache)."""
+    mixed, cache = self.attention(
+      self.attention_norm(x), position, attention, cache, self.kind
+    )
+    if self.config.post_norms:
+      mixed = self.attention_post_norm(mixed)
+    x = x + mixed
+    mixed = self.mlp(self.mlp_norm(x))
+    if self.config.post_norms:
+      mixed = self.mlp_post_norm(mixed)
+    return x + mixed, cache

@@ -1,0 +1,66 @@
+r"""Low-rank adapters: a few trained parameters beside frozen weights.
+
+A weight W that has an adapter computes
+
+.. math:: x W + \frac{\alpha}{r} \, (x A) B
+
+with A of r columns and B of r rows. A begins random and B with 0, so a fresh
+adapter changes nothing. Adapters lie in the parameter tree beside their weight:
+`query_a` and `query_b` beside `query`.
+
+References:
+  Hu et al., `LoRA <https://arxiv.org/abs/2106.09685>`_, 2021.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from grpo_jax.models._config import LowRank
+
+Params = dict[str, Any]
+
+
+def trains(path: tuple[str, ...]) -> bool:
+  """Whether a parameter is part of an adapter."""
+  return path[-1].endswith(('_a', '_b'))
+
+
+def merged(params: Params, lora: LowRank) -> Params:
+  """The parameters of the same function without adapters.
+
+  Args:
+    params: The tree of `Transformer.init` or `unstack`, with adapters.
+    lora: Their description.
+
+  Returns:
+    A new tree, each weight in its own dtype; the sum is taken in float32.
+  """
+
+  def walk(node):
+    if isinstance(node, list):
+      return [walk(child) for child in node]
+    if not isinstance(node, dict):
+      return node
+    result = {}
+    for name, child in node.items():
+      if trains((name,)):
+        continue
+      if name + '_a' in node:
+        child = _sum(child, node[name + '_a'], node[name + '_b'], lora)
+      result[name] = walk(child)
+    return result
+
+  return walk(params)
+
+
+def _sum(weight, a, b, lora: LowRank):
+  """The weight with its adapter added, in the dtype of the weight."""
+  # Stacked layers have one more axis in front, in all three arrays.
+  stack = weight.shape[: a.ndim + b.ndim - 2 - weight.ndim]
+  a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+  product = a.reshape(*stack, -1, lora.rank) @ b.reshape(*stack, lora.rank, -1)
+  total = weight.astype(jnp.float32) + lora.scale * product.reshape(
+    weight.shape
+  )
+  return total.astype(weight.dtype)
