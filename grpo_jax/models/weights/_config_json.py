@@ -20,7 +20,7 @@ from grpo_jax.models.weights._families import Family
 
 Fields = Mapping[str, Any]
 
-COMPUTED = ('compute_dtype', 'remat', 'unroll', 'attention')
+COMPUTED = ('compute_dtype', 'remat', 'unroll', 'attention', 'lora')
 """Fields of `ModelConfig` that say how a model is computed, not which it is."""
 
 _ACTIVATIONS = {
@@ -38,8 +38,8 @@ def config_from_huggingface(config_json: Fields, **computed) -> ModelConfig:
 
   Args:
     config_json: Its content.
-    **computed: How the model is computed, which no `config.json` says:
-      `compute_dtype`, `remat`, `unroll` and `attention` of `ModelConfig`.
+    **computed: What no `config.json` says: `compute_dtype`, `remat`, `unroll`,
+      `attention` and `lora` of `ModelConfig`.
 
   Returns:
     A `ModelConfig`.
@@ -127,6 +127,9 @@ def _fields(row: Family, config_json: Fields) -> dict[str, Any]:
         f'config.json of a {row.architecture} has {name}={value!r}, but {why}; '
         f'give a model with {wanted}.'
       )
+  for name, meant in row.renamed.items():
+    if name in given:
+      given[meant] = given.pop(name)
   fields = {**row.defaults, **given}
   for name in _families.REQUIRED:
     if fields.get(name) is None:

@@ -50,14 +50,15 @@ class Family:
     architecture: As `config.json` names it.
     model_type: As `config.json` names it.
     defaults: The fields that are read, with the values that a `config.json` may
-      leave out; `transformers` 5 leaves out the same ones and means the same.
+      leave out; transformers means the same by leaving them out.
+    renamed: Other names under which a field may be given.
     fixed: Fields that only this value of can be computed, with the reason.
     windows: Which layers have a window, where `layer_types` does not say.
     layer_types: Whether the field `layer_types` is read at all.
     features: Fields of our `ModelConfig` that all models of the family share.
-    scaled_embedding: Whether embeddings are multiplied by the root of the width.
+    scaled_embedding: Whether embeddings are multiplied by sqrt(width).
     rope_bases: Base of the rotary frequencies where none is given: of layers
-      without a window, and of those with one. None for the second: the same.
+      without a window, and of those with one, None if that is the same.
     tensors: See `_tensors`.
     inside: The field of `config.json` that holds all others, if one does.
     written_as: The architecture that is written for such a model, if another.
@@ -68,6 +69,7 @@ class Family:
   architecture: str
   model_type: str
   defaults: Fields
+  renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
   fixed: Fields = dataclasses.field(default_factory=dict)
   windows: Callable[[Fields], list[bool]] = _no_windows
   layer_types: bool = False
@@ -202,6 +204,7 @@ FAMILIES = (
       decoder_sparse_step=1,
       mlp_only_layers=(),
     ),
+    renamed=dict(num_local_experts='num_experts'),  # since transformers 5
     fixed=dict(
       **_ATTENTION_BIAS,
       shared_expert_intermediate_size=(

@@ -6,7 +6,8 @@ float32 as they are read, a few rows at a time.
 
 import importlib.util
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 

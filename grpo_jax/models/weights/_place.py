@@ -79,9 +79,10 @@ def _load(
   shape = (len(parameter.layers), *parameter.shape)
   stack = jnp.zeros(shape, dtype, device=place)
   for i, names in enumerate(parameter.names):
-    stored = _read(source, parameter, names, place)
-    # Waiting keeps the next tensor from being read while this one is held.
-    stack = jax.block_until_ready(_put(stack, stored, i, **form))
+    # Nothing names the tensor, and the next one is read when this one is gone:
+    # so the host holds one.
+    stack = _put(stack, _read(source, parameter, names, place), i, **form)
+    jax.block_until_ready(stack)
   return stack
 
 
@@ -111,7 +112,7 @@ def _read(
       return source.read(names[0], index)
     return np.stack([source.read(name, index[1:]) for name in names[index[0]]])
 
-  def of_device(index: tuple[slice, ...]) -> np.ndarray:
+  def of_device(index: Any) -> np.ndarray:
     return part(
       tuple(axis.indices(size)[:2] for axis, size in zip(index, shape))
     )
@@ -188,8 +189,8 @@ def _check_names(
   if surplus:
     raise ValueError(
       f'{source.path} has {len(surplus)} tensors that the model has no place '
-      f'for ({_some(sorted(surplus))}); give files of the architecture that its '
-      'config.json names.'
+      f'for ({_some(sorted(surplus))}); give files of the architecture that '
+      'its config.json names.'
     )
 
 
@@ -211,14 +212,15 @@ def _check_each(
       stored = source.stored[name]
       if stored.shape != one.name_shape:
         raise ValueError(
-          f'{name} in {source.path} has the shape {stored.shape}, but the model '
-          f'needs {one.name_shape}; give files that belong to the config.json.'
+          f'{name} in {source.path} has the shape {stored.shape}, but the '
+          f'model needs {one.name_shape}; give files that belong to the '
+          'config.json.'
         )
       if rounded or not one.is_matrix or dtype == 'float32':
         continue
       if stored.dtype != jnp.bfloat16:
         raise ValueError(
-          f'{name} in {source.path} is {stored.dtype}, and as bfloat16 it loses '
-          "bits; give dtype='float32', or rounded=True for weights that are not "
-          'trained.'
+          f'{name} in {source.path} is {stored.dtype}, and as bfloat16 it '
+          "loses bits; give dtype='float32', or rounded=True for weights that "
+          'are not trained.'
         )

@@ -38,14 +38,15 @@ def read(row: Family, fields: Fields) -> tuple[Rope, Rope]:
   """
   base, local_base = row.rope_bases
   both = fields.get('rope_scaling') or fields.get('rope_parameters') or {}
-  nested = [both.get(f'{kind}_attention') for kind in ('full', 'sliding')]
-  full, local = nested if any(nested) else (both, None)
+  full = both.get('full_attention') or {}
+  local = both.get('sliding_attention') or {}
+  if not full and not local:  # one dict for all kinds of layers
+    full, local = both, both if local_base is None else {}
   base = fields.get('rope_theta') or base
-  wide = _rope(full or {}, base, fields)
   if local_base is None:
-    return wide, _rope(local or full, base, fields)
+    local_base = base
   local_base = fields.get('rope_local_base_freq') or local_base
-  return wide, _rope(local or {}, local_base, fields)
+  return _rope(full, base, fields), _rope(local, local_base, fields)
 
 
 def _rope(given: Fields, base: float, fields: Fields) -> Rope:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import dataclasses
 import json
 import pathlib
-from typing import Any, Protocol
+from typing import Any
+from typing import Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -49,9 +50,14 @@ class Stored:
 
 
 class Reader(Protocol):
-  """The tensors of a model, wherever they are stored."""
+  """The tensors of a model, wherever they are stored.
 
-  tensors: Mapping[str, Stored]
+  Attributes:
+    tensors: Every tensor, by its name.
+  """
+
+  @property
+  def tensors(self) -> Mapping[str, Stored]: ...
 
   def read(self, stored: Stored, index: tuple[slice, ...]) -> np.ndarray:
     """A part of a tensor, of the dtype `stored.dtype`.
@@ -86,8 +92,8 @@ class Safetensors:
           part = file.get_slice(name)
           if part.get_dtype() not in _DTYPES:
             raise ValueError(
-              f'{name} in {path} has the dtype {part.get_dtype()}; give weights '
-              f'in one of {", ".join(_DTYPES)}.'
+              f'{name} in {path} has the dtype {part.get_dtype()}; give '
+              f'weights in one of {", ".join(_DTYPES)}.'
             )
           shape, dtype = tuple(part.get_shape()), _DTYPES[part.get_dtype()]
           self.tensors[name] = Stored(name, shape, dtype, path)
