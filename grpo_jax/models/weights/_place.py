@@ -1,0 +1,226 @@
+"""From the files of a model onto the devices, one tensor at a time.
+
+A parameter whose layers are stacked is made on the devices, empty, and each
+layer is written into it there. A tensor crosses as it is stored, each device's
+part of it: so the host never holds more than one tensor, and tensors are
+transposed and made float32 where that is fast.
+"""
+
+import functools
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+import numpy as np
+
+from grpo_jax.models._config import ModelConfig
+from grpo_jax.models.weights._parameters import Parameter
+from grpo_jax.models.weights._parameters import parameters
+from grpo_jax.models.weights._source import Source
+from grpo_jax.models.weights._tensors import Tensor
+
+Array = jax.Array
+
+
+def load(
+  source: Source,
+  config: ModelConfig,
+  place: Any = None,
+  dtype: str = 'float32',
+  rounded: bool = False,
+) -> dict[str, Any]:
+  """The parameters of a pretrained model.
+
+  Args:
+    source: See `source`.
+    config: Its `config`, or one that differs in how the model is computed.
+    place: A tree of `NamedSharding`, as `sharding.of_params` makes it. None
+      puts everything on the first device.
+    dtype: Of matrices: `'float32'`, or `'bfloat16'` for weights that are not
+      trained. Scales and biases are float32.
+    rounded: Whether `dtype` may have fewer bits than what is stored.
+
+  Returns:
+    The tree of `Transformer.init`.
+
+  Raises:
+    ValueError: A tensor is missing, is one too many, or has another shape than
+      the model says; or `dtype` would lose bits of the weights.
+  """
+  wanted, tree = parameters(config, source.tensors)
+  _check_names(source, config, wanted)
+  _check_each(source, wanted, dtype, rounded)
+  structure = jax.tree.structure(tree)
+  places = [None] * len(wanted)
+  if place is not None:
+    places = structure.flatten_up_to(place)
+  return structure.unflatten(
+    _load(source, parameter, np.dtype(dtype), where)
+    for parameter, where in zip(wanted, places, strict=True)
+  )
+
+
+def _load(
+  source: Source,
+  parameter: Parameter,
+  dtype: np.dtype,
+  place: NamedSharding | None,
+) -> Array:
+  """One parameter, all its layers."""
+  if not parameter.is_matrix:
+    dtype = np.dtype(np.float32)
+  form = dict(tensor=parameter.tensor, shape=parameter.shape, place=place)
+  if parameter.layers is None:
+    stored = _read(source, parameter, parameter.names[0], place)
+    return jax.block_until_ready(_whole(stored, dtype=dtype, **form))
+  shape = (len(parameter.layers), *parameter.shape)
+  stack = jnp.zeros(shape, dtype, device=place)
+  for i, names in enumerate(parameter.names):
+    # Nothing names the tensor, and the next one is read when this one is gone:
+    # so the host holds one.
+    stack = _put(stack, _read(source, parameter, names, place), i, **form)
+    jax.block_until_ready(stack)
+  return stack
+
+
+def _read(
+  source: Source,
+  parameter: Parameter,
+  names: tuple[str, ...],
+  place: NamedSharding | None,
+) -> Array:
+  """The tensors of one layer's parameter, as they are stored.
+
+  Args:
+    source: See `load`.
+    parameter: The parameter.
+    names: Of its tensors: one, or one of each expert.
+    place: Where the parameter is to be.
+
+  Returns:
+    f[...] of `parameter.stored_shape`, sharded like the parameter.
+  """
+  shape = parameter.stored_shape
+
+  @functools.cache  # several devices may have the same part
+  def part(bounds: tuple[tuple[int, int], ...]) -> np.ndarray:
+    index = tuple(slice(*bound) for bound in bounds)
+    if not parameter.tensor.of_experts:
+      return source.read(names[0], index)
+    return np.stack([source.read(name, index[1:]) for name in names[index[0]]])
+
+  def of_device(index: Any) -> np.ndarray:
+    return part(
+      tuple(axis.indices(size)[:2] for axis, size in zip(index, shape))
+    )
+
+  if place is None:
+    return jnp.asarray(of_device((slice(None),) * len(shape)))
+  stacked = parameter.layers is not None
+  entries = (*place.spec, *(None,) * len(parameter.shape))[int(stacked) :]
+  spec = parameter.tensor.stored_axes(
+    entries[: len(parameter.shape)], _common_axis
+  )
+  where = NamedSharding(place.mesh, PartitionSpec(*spec))
+  return jax.make_array_from_callback(shape, where, of_device)
+
+
+def _common_axis(group: tuple[Any, ...]) -> Any:
+  """The mesh axis of several axes made one: that of the first of them.
+
+  Where another of them is split too, every device reads all of it.
+  """
+  return group[0] if not any(group[1:]) else None
+
+
+@functools.partial(
+  jax.jit, static_argnames=('tensor', 'shape', 'dtype', 'place')
+)
+def _whole(
+  stored: Array,
+  *,
+  tensor: Tensor,
+  shape: tuple[int, ...],
+  dtype: np.dtype,
+  place: NamedSharding | None,
+) -> Array:
+  """A parameter without an axis of layers."""
+  return _at(tensor.decode(stored, shape, dtype), place)
+
+
+@functools.partial(
+  jax.jit, static_argnames=('tensor', 'shape', 'place'), donate_argnums=0
+)
+def _put(
+  stack: Array,
+  stored: Array,
+  i: Array | int,
+  *,
+  tensor: Tensor,
+  shape: tuple[int, ...],
+  place: NamedSharding | None,
+) -> Array:
+  """The stack with layer i written into it, in the same memory."""
+  one = tensor.decode(stored, shape, stack.dtype)
+  return _at(lax.dynamic_update_index_in_dim(stack, one, i, 0), place)
+
+
+def _at(x: Array, place: NamedSharding | None) -> Array:
+  return x if place is None else lax.with_sharding_constraint(x, place)
+
+
+def _check_names(
+  source: Source, config: ModelConfig, wanted: list[Parameter]
+) -> None:
+  """Whether the source has each tensor that is wanted, and no other."""
+  needed = {name for one in wanted for names in one.names for name in names}
+  missing = sorted(needed - source.stored.keys())
+  if missing:
+    raise ValueError(
+      f'{source.path} lacks {len(missing)} of the {len(needed)} tensors of the '
+      f'model ({_some(missing)}); give all files of the model.'
+    )
+  surplus = source.stored.keys() - needed
+  if config.tied_embeddings:  # some folders hold the embedding twice
+    surplus -= {source.tensors['head',].name}
+  if surplus:
+    raise ValueError(
+      f'{source.path} has {len(surplus)} tensors that the model has no place '
+      f'for ({_some(sorted(surplus))}); give files of the architecture that '
+      'its config.json names.'
+    )
+
+
+def _some(names: list[str]) -> str:
+  return ', '.join(names[:3]) + (', ...' if len(names) > 3 else '')
+
+
+def _check_each(
+  source: Source, wanted: list[Parameter], dtype: str, rounded: bool
+) -> None:
+  """Whether every tensor has its shape, and keeps its bits."""
+  if dtype not in ('float32', 'bfloat16'):
+    raise ValueError(
+      f"dtype={dtype!r} of weights is neither 'float32' nor 'bfloat16'; give "
+      'one of them.'
+    )
+  for one in wanted:
+    for name in (name for names in one.names for name in names):
+      stored = source.stored[name]
+      if stored.shape != one.name_shape:
+        raise ValueError(
+          f'{name} in {source.path} has the shape {stored.shape}, but the '
+          f'model needs {one.name_shape}; give files that belong to the '
+          'config.json.'
+        )
+      if rounded or not one.is_matrix or dtype == 'float32':
+        continue
+      if stored.dtype != jnp.bfloat16:
+        raise ValueError(
+          f'{name} in {source.path} is {stored.dtype}, and as bfloat16 it '
+          "loses bits; give dtype='float32', or rounded=True for weights that "
+          'are not trained.'
+        )

@@ -1,0 +1,150 @@
+"""Rotary positions as `config.json` writes them, in its older and newer form.
+
+The older form has `rope_theta` and `rope_scaling` beside each other. Since
+transformers 5 both are in `rope_parameters`, which may hold one such dict for
+each kind of layer. We read both, and write the older one: transformers 4 and 5,
+and what is built on either, read it.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+from typing import Any
+
+from grpo_jax.models._config import ModelConfig
+from grpo_jax.models._config import RopeScaling
+from grpo_jax.models.weights._families import Family
+
+Fields = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope:
+  """The rotary positions of one kind of layer."""
+
+  base: float
+  scaling: RopeScaling | None
+
+
+def read(row: Family, fields: Fields) -> tuple[Rope, Rope]:
+  """The rotary positions of layers without a window, and of those with one.
+
+  Args:
+    row: The family.
+    fields: Of `config.json`.
+
+  Raises:
+    ValueError: They are scaled in a way that is not built here.
+  """
+  base, local_base = row.rope_bases
+  both = fields.get('rope_scaling') or fields.get('rope_parameters') or {}
+  full = both.get('full_attention') or {}
+  local = both.get('sliding_attention') or {}
+  if not full and not local:  # one dict for all kinds of layers
+    full, local = both, both if local_base is None else {}
+  base = fields.get('rope_theta') or base
+  if local_base is None:
+    local_base = base
+  local_base = fields.get('rope_local_base_freq') or local_base
+  return _rope(full, base, fields), _rope(local, local_base, fields)
+
+
+def _rope(given: Fields, base: float, fields: Fields) -> Rope:
+  """One kind of layer, from the dict that is written for it."""
+  base = float(given.get('rope_theta') or base)
+  rotated = given.get('partial_rotary_factor', 1.0)
+  if rotated != 1.0:
+    raise ValueError(
+      f'config.json has partial_rotary_factor={rotated}, but here all entries '
+      'of a head are rotated; give a model with 1.'
+    )
+  kind = given.get('rope_type', given.get('type', 'default'))
+  if kind == 'default':
+    return Rope(base, None)
+  if kind not in _SCALED:
+    raise ValueError(
+      f'config.json scales rotary positions by {kind!r}, which is not built '
+      f'here; give a model with one of these: default, {", ".join(_SCALED)}.'
+    )
+  trained = fields.get('original_max_position_embeddings')
+  trained = trained or given.get('original_max_position_embeddings')
+  trained = trained or fields.get('max_position_embeddings') or 0
+  factor = given.get('factor')
+  if factor is None and trained:
+    factor = (fields.get('max_position_embeddings') or 0) / trained
+  return Rope(base, _SCALED[kind](given, float(factor or 0), trained))
+
+
+def _linear(given: Fields, factor: float, trained: int) -> RopeScaling:
+  del given, trained
+  return RopeScaling('linear', factor)
+
+
+def _llama3(given: Fields, factor: float, trained: int) -> RopeScaling:
+  return RopeScaling(
+    'llama3',
+    factor,
+    trained,
+    low_factor=float(given.get('low_freq_factor', 1)),
+    high_factor=float(given.get('high_freq_factor', 4)),
+  )
+
+
+def _yarn(given: Fields, factor: float, trained: int) -> RopeScaling:
+  attention = given.get('attention_factor')
+  over, under = given.get('mscale'), given.get('mscale_all_dim')
+  if attention is None and over and under and factor > 1:
+    # As DeepSeek gives it. Both None means RopeScaling's own default.
+    attention = (0.1 * over * math.log(factor) + 1) / (
+      0.1 * under * math.log(factor) + 1
+    )
+  return RopeScaling(
+    'yarn',
+    factor,
+    trained,
+    beta_slow=float(given.get('beta_slow') or 1),
+    beta_fast=float(given.get('beta_fast') or 32),
+    attention_factor=attention,
+    truncate=given.get('truncate', True),
+  )
+
+
+_SCALED = {'linear': _linear, 'llama3': _llama3, 'yarn': _yarn}
+
+
+def write(row: Family, config: ModelConfig) -> dict[str, Any]:
+  """The fields of the rotary positions, for `config.json`.
+
+  Args:
+    row: The family.
+    config: The model.
+  """
+  fields: dict[str, Any] = dict(rope_theta=config.rope_base)
+  local = [k.rope_base for k in config.pattern if k.window_tokens is not None]
+  if row.rope_bases[1] is not None and local and local[0] is not None:
+    fields['rope_local_base_freq'] = local[0]
+  fields['rope_scaling'] = _written(config.rope_scaling)
+  return fields
+
+
+def _written(scaling: RopeScaling | None) -> dict[str, Any] | None:
+  if scaling is None:
+    return None
+  written: dict[str, Any] = dict(rope_type=scaling.kind, factor=scaling.factor)
+  if scaling.kind == 'linear':
+    return written
+  written['original_max_position_embeddings'] = scaling.original_tokens
+  if scaling.kind == 'llama3':
+    return dict(
+      written,
+      low_freq_factor=scaling.low_factor,
+      high_freq_factor=scaling.high_factor,
+    )
+  if scaling.attention_factor is not None:
+    written['attention_factor'] = scaling.attention_factor
+  return dict(
+    written,
+    beta_slow=scaling.beta_slow,
+    beta_fast=scaling.beta_fast,
+    truncate=scaling.truncate,
+  )

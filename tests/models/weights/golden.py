@@ -1,0 +1,72 @@
+"""The golden folders: what transformers computes with tiny models.
+
+`make_golden.py` writes them.
+"""
+
+import functools
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+
+from grpo_jax import models
+from grpo_jax.models import layout
+from grpo_jax.models import weights
+
+FOLDER = pathlib.Path(__file__).parent / 'golden'
+NAMES = sorted(path.name for path in FOLDER.iterdir())
+LENGTHS = (12, 7)
+
+
+class Golden(NamedTuple):
+  """A model, and what is expected of it."""
+
+  source: weights.Source
+  model: models.Transformer
+  params: dict
+  expected: dict[str, np.ndarray]
+
+  @property
+  def rows(self) -> list[np.ndarray]:
+    """The ids of each row."""
+    return np.split(self.expected['tokens'].astype(np.int32), LENGTHS[:-1])
+
+
+@functools.cache
+def golden(name: str) -> Golden:
+  """One of `NAMES`, loaded onto one device."""
+  source = weights.source(FOLDER / name)
+  config = source.config()
+  expected = dict(np.load(FOLDER / name / 'expected.npz'))
+  params = weights.load(source, config)
+  return Golden(source, models.Transformer(config), params, expected)
+
+
+def padded(rows: list[np.ndarray], side: str) -> layout.Layout:
+  """Rows with padding behind or before them; nothing is scored."""
+  width = max(map(len, rows))
+  tokens, position, segment = np.zeros((3, len(rows), width), np.int32)
+  for i, row in enumerate(rows):
+    span = slice(len(row)) if side == 'right' else slice(width - len(row), None)
+    tokens[i, span], segment[i, span] = row, 1
+    position[i, span] = np.arange(len(row))
+  nothing = np.zeros((len(rows), 1, 1), np.int32)
+  return layout.Layout(
+    tokens=tokens,
+    position=position,
+    segment=segment,
+    parent=np.zeros_like(segment),
+    column=nothing,
+    target=nothing,
+    completion=nothing[:, :, 0],
+  )
+
+
+def assert_same_trees(actual, expected):
+  """Every leaf equal, bit by bit."""
+  import jax
+
+  assert jax.tree.structure(actual) == jax.tree.structure(expected)
+  for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected)):
+    assert a.dtype == e.dtype
+    np.testing.assert_array_equal(a, e)

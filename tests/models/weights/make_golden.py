@@ -1,0 +1,177 @@
+"""Writes `golden/`: what transformers computes with a tiny model of each family.
+
+Run it with torch 2.13 and transformers 5.23 installed; the suite needs neither:
+
+  python tests/models/weights/make_golden.py
+
+Each folder is what `save_pretrained` writes, and `expected.npz`: the tokens of
+two rows, the logits at each of them with padding behind the shorter row and
+with padding before it, and the likeliest tokens to follow each row.
+"""
+
+import pathlib
+import shutil
+
+import numpy as np
+import torch
+import transformers
+
+FOLDER = pathlib.Path(__file__).parent / 'golden'
+LENGTHS = (12, 7)
+NEW_TOKENS = 8
+
+# Odd on purpose: heads of another size than width / heads, fewer key-value
+# heads, a window shorter than the rows, layers that no pattern divides.
+SMALL = dict(
+  vocab_size=70,
+  hidden_size=24,
+  intermediate_size=40,
+  num_hidden_layers=3,
+  num_attention_heads=4,
+  num_key_value_heads=2,
+  head_dim=8,
+  max_position_embeddings=64,
+  pad_token_id=0,
+  bos_token_id=1,
+  eos_token_id=2,
+)
+GEMMA = dict(
+  SMALL,
+  sliding_window=4,
+  query_pre_attn_scalar=20,
+  head_dim=10,
+)
+
+CASES = {
+  'llama': transformers.LlamaConfig(
+    **SMALL,
+    rope_parameters=dict(
+      rope_type='llama3',
+      rope_theta=100.0,
+      factor=8.0,
+      low_freq_factor=1.0,
+      high_freq_factor=4.0,
+      original_max_position_embeddings=16,
+    ),
+  ),
+  'llama_linear': transformers.LlamaConfig(
+    **SMALL | dict(num_attention_heads=3, num_key_value_heads=3),
+    tie_word_embeddings=True,
+    rope_parameters=dict(rope_type='linear', rope_theta=500.0, factor=4.0),
+  ),
+  'mistral': transformers.MistralConfig(**SMALL, sliding_window=5),
+  'qwen2': transformers.Qwen2Config(
+    **SMALL | dict(head_dim=6),
+    tie_word_embeddings=True,
+    rope_parameters=dict(
+      rope_type='yarn',
+      rope_theta=50.0,
+      factor=4.0,
+      original_max_position_embeddings=16,
+    ),
+  ),
+  'qwen2_window': transformers.Qwen2Config(
+    **SMALL | dict(num_attention_heads=6, head_dim=4),
+    use_sliding_window=True,
+    sliding_window=4,
+    max_window_layers=1,
+  ),
+  'qwen3': transformers.Qwen3Config(
+    **SMALL | dict(head_dim=12), tie_word_embeddings=True
+  ),
+  'qwen3_moe': transformers.Qwen3MoeConfig(
+    **SMALL | dict(num_hidden_layers=4),
+    decoder_sparse_step=2,
+    num_experts=5,
+    num_experts_per_tok=2,
+    moe_intermediate_size=12,
+    norm_topk_prob=True,
+  ),
+  'gemma2': transformers.Gemma2Config(
+    **GEMMA, attn_logit_softcapping=2.0, final_logit_softcapping=3.0
+  ),
+  'gemma3': transformers.Gemma3TextConfig(
+    **GEMMA | dict(num_hidden_layers=7),
+    sliding_window_pattern=3,
+    rope_parameters=dict(
+      full_attention=dict(rope_type='linear', rope_theta=200.0, factor=2.0),
+      sliding_attention=dict(rope_type='default', rope_theta=20.0),
+    ),
+  ),
+}
+# Stored as bfloat16, in several files.
+HALVED = ('llama', 'qwen3_moe')
+
+
+def randomize(model: torch.nn.Module) -> None:
+  """Weights that make every part of a model count in its logits."""
+  for name, weight in model.named_parameters():
+    if name.endswith('bias'):
+      torch.nn.init.normal_(weight, std=0.5)
+    elif 'norm' in name:  # around what the fresh norm has, 1 or 0
+      weight.data += 0.3 * torch.randn_like(weight)
+    elif 'embed' in name:
+      torch.nn.init.normal_(weight, std=0.5)
+    else:
+      torch.nn.init.normal_(weight, std=1.5 * weight.shape[-1] ** -0.5)
+
+
+def logits(model, tokens: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
+  """f32[N,V], at the N tokens that are no padding, row by row."""
+  position = (mask.cumsum(-1) - 1).clamp(min=0)
+  with torch.no_grad():
+    out = model(input_ids=tokens, attention_mask=mask, position_ids=position)
+  return out.logits[mask.bool()].float().numpy()
+
+
+def likeliest(model, row: np.ndarray, number: int):
+  """The tokens that follow a row at temperature 0, and their logp, nats."""
+  tokens, logp = torch.tensor(row)[None], []
+  for _ in range(number):
+    with torch.no_grad():
+      last = model(input_ids=tokens).logits[0, -1].float().log_softmax(-1)
+    logp.append(float(last.max()))
+    tokens = torch.cat([tokens, last.argmax().reshape(1, 1)], dim=1)
+  return tokens[0, len(row) :].numpy(), np.array(logp, np.float32)
+
+
+def write(name: str, config) -> None:
+  """One folder."""
+  torch.manual_seed(len(name))
+  folder = FOLDER / name
+  model = transformers.AutoModelForCausalLM.from_config(
+    config, attn_implementation='eager'
+  )
+  model.eval()
+  with torch.no_grad():
+    randomize(model)
+  if name in HALVED:
+    model.to(torch.bfloat16).save_pretrained(folder, max_shard_size='16KB')
+  else:
+    model.save_pretrained(folder)
+  # Read again: `to` has rounded the rotary frequencies too.
+  model = transformers.AutoModelForCausalLM.from_pretrained(
+    folder, dtype=torch.float32, attn_implementation='eager'
+  )
+  (folder / 'generation_config.json').unlink(missing_ok=True)
+  rng = np.random.default_rng(0)
+  rows = [rng.integers(3, config.vocab_size, size) for size in LENGTHS]
+  width = max(LENGTHS)
+  expected = {}
+  for side in ('right', 'left'):
+    tokens, mask = np.zeros((2, len(rows), width), np.int64)
+    for i, row in enumerate(rows):
+      span = slice(len(row)) if side == 'right' else slice(-len(row), None)
+      tokens[i, span], mask[i, span] = row, 1
+    expected[side] = logits(model, torch.tensor(tokens), torch.tensor(mask))
+  greedy, logp = zip(*(likeliest(model, row, NEW_TOKENS) for row in rows))
+  expected.update(greedy=np.stack(greedy), greedy_logp=np.stack(logp))
+  np.savez(folder / 'expected.npz', tokens=np.concatenate(rows), **expected)
+  spread = np.abs(expected['right'] - expected['left']).max()
+  print(name, 'logits', expected['right'].std(), 'sides differ by', spread)
+
+
+if __name__ == '__main__':
+  shutil.rmtree(FOLDER, ignore_errors=True)
+  for case, description in CASES.items():
+    write(case, description)
