@@ -9,12 +9,11 @@ import sys
 from typing import Any
 from typing import NamedTuple
 
-import jax
-
 from grpo_jax import data
 from grpo_jax import resolve
 from grpo_jax import sampling as sampling_lib
 from grpo_jax.config import Config
+from grpo_jax.models import lora
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import pass_at_k as evaluate_lib
 from grpo_jax.rollouts import rollout as rollout_lib
@@ -78,19 +77,16 @@ def load(
   call = 'grpo_jax.sample(workdir, prompts, {})'
   marks.require(config, given, ('tokenizer',), 'Sampling from this run', call)
   run = build.sampler(config, given)
-  abstract = jax.tree.map(
-    lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-    build.shapes(run),
-    build.places(run),
-  )
+  wanted = build.abstract_params(run).trained
   # Read-only, because the run may be training at this moment.
   with Checkpoints(directory, read_only=True) as saves:
-    saved = saves.restore(abstract, _step(saves, which), 'params')
+    saved = saves.restore(wanted, _step(saves, which), 'params')
   if saved is None:
     raise ValueError(
       f'There is no checkpoint in {directory}; let the run train on.'
     )
-  run.engine.load(saved.state, version=saved.step)
+  whole = lora.join(saved.state, build.frozen_params(run))
+  run.engine.load(whole, version=saved.step)
   return Policy(run, saved.step, given)
 
 

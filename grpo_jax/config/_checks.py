@@ -9,6 +9,7 @@ from grpo_jax.config import _names
 # Least value of each of these fields.
 _LEAST = {
   'steps': 0,
+  'lora.rank': 0,
   'model.num_layers': 1,
   'model.width': 1,
   'model.num_heads': 1,
@@ -47,6 +48,7 @@ _LEAST = {
 
 # Allowed values of each of these fields.
 _KNOWN = {
+  'lora.base_dtype': ('float32', 'bfloat16'),
   'learner.layout': ('auto', 'shared', 'packed', 'padded'),
   'learner.anchor': ('learner', 'sampler'),
   'learner.on_zero_advantage': ('skip', 'step'),

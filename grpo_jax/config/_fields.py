@@ -13,6 +13,11 @@ from grpo_jax.config import _checks
 class Model:
   """The transformer. The tokenizer says how many token ids it has."""
 
+  # Where the weights, the shape and the tokenizer come from: a Hugging Face
+  # folder, a .gguf file, 'package:NAME' for the .gguf file in an installed
+  # package, or the workdir of another run. '': random weights of the shape
+  # below.
+  path: str = ''
   # Number of layers.
   num_layers: int = 3
   # Size of the residual stream.
@@ -51,6 +56,22 @@ class Model:
   # Code that computes attention in training: 'xla' on any device, 'splash' on
   # TPUs, 'cudnn' on GPUs with bfloat16. 'auto' takes the one for the device.
   attention: str = 'auto'
+
+
+@dataclasses.dataclass(frozen=True)
+class Lora:
+  """Low-rank adapters: the weights of the model stay as they are."""
+
+  # Rank of the adapters; 0 trains the weights themselves.
+  rank: int = 0
+  # The adapters' product is multiplied by alpha / rank.
+  alpha: float = 32.0
+  # Which weights get an adapter, as patterns: attention/query, attention/key,
+  # attention/value, attention/output, mlp/gate, mlp/up, mlp/down.
+  targets: tuple[str, ...] = ('*',)
+  # Dtype of the weights beside the adapters: 'float32', or 'bfloat16' for half
+  # the memory.
+  base_dtype: str = 'float32'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -328,6 +349,7 @@ class Config:
   # set, wins.
   compilation_cache: str = 'auto'
   model: Model = Model()
+  lora: Lora = Lora()
   data: Data = Data()
   # The reward functions, each with its weight.
   rewards: tuple[Reward, ...] = (Reward(),)

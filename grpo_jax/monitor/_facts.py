@@ -56,6 +56,8 @@ def _method(config: config_lib.Config) -> str:
 
 
 def _model(model: config_lib.Model) -> str:
+  if model.path:  # its shape is known once it has been opened
+    return model.path
   heads = f'{model.num_heads} heads of {model.head_dim}'
   if model.num_kv_heads != model.num_heads:
     heads += f' ({model.num_kv_heads} for keys and values)'
