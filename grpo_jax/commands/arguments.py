@@ -77,7 +77,9 @@ def unknown_field(arguments: list[str]) -> str | None:
   for argument in arguments:
     given = argument.partition('=')[0]
     name = given.removeprefix('--config.')
-    inside = name.startswith(('learner.method_kwargs.', 'rewards'))
+    inside = name.startswith(
+      ('learner.method_kwargs.', 'data.chat_kwargs.', 'rewards')
+    )
     if name == given or name in known or inside:
       continue
     near = options.suggest(name)

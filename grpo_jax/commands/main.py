@@ -388,7 +388,8 @@ def _refuse(error: Exception) -> NoReturn:
   if isinstance(error, KeyError):
     text = (
       f'the config has no {text}; --config.learner.method_kwargs="{{...}}" '
-      'gives all arguments of a method at once.'
+      'gives all arguments of a method at once, and data.chat_kwargs likewise '
+      'all variables of a chat template.'
     )
   text = text.replace('\\n', ' ').replace("\\'", "'")
   print(f'grpo-jax: {" ".join(text.split())}', file=sys.stderr)

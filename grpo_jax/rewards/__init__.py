@@ -5,9 +5,11 @@ A reward is a function
     def my_reward(prompt: str, completion: str, example: dict) -> float | None
 
 which may be `async`, or take lists if marked by `@batched`. None means 'not
-judged': the completion then changes nothing. `example` is the record of the
-data source with its 'index' (the global prompt counter), and two fields of
-the framework:
+judged': the completion then changes nothing. `prompt` is the text of the
+prompt; if the prompt is a list of messages, it is the last one by a user, and
+`example['prompt']` has them all. `completion` is what was sampled, without
+`config.data.completion_prefix`. `example` is the record of the data source
+with its 'index' (the global prompt counter), and two fields of the framework:
 
 - 'completion_ids': list[int], the sampled tokens, end token included;
 - 'truncated': bool, the completion was cut before an end token.

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import hashlib
+import json
 from typing import Any
 from typing import NamedTuple
 
@@ -128,7 +129,7 @@ def draw(
     drawn.append(fresh)
     if retire:
       retired |= {
-        _identity(fresh.prompt_texts[p])
+        _identity(records[p]['prompt'])
         for p in np.flatnonzero(_solved(fresh, right_reward))
       }
     # Without dynamic sampling every group counts, whatever its rewards.
@@ -201,8 +202,11 @@ def _next_records(
   return records, position
 
 
-def _identity(prompt: str) -> int:
-  """A hash of a prompt's text, 64 bits: short to save, the same on each run."""
+def _identity(prompt: data.Prompt) -> int:
+  """A hash of a whole prompt, 64 bits: short to save, the same on each run."""
+  # Of all messages: two chats may differ in the first and share the last.
+  if not isinstance(prompt, str):
+    prompt = json.dumps([dict(message) for message in prompt], default=str)
   digest = hashlib.blake2b(prompt.encode(), digest_size=8).digest()
   return int.from_bytes(digest, 'big')
 

@@ -135,7 +135,7 @@ def sampler(config: Config, given: Given) -> Sampler:
   """
   compiled_programs.keep(config.compilation_cache)
   mesh = sharding.make_mesh(**dataclasses.asdict(config.mesh))
-  tokenizer = _tokenizer(config.data, given)
+  tokenizer = _tokenizer(config, given)
   model = _model(config.model, tokenizer.vocab_size)
   engine = sampling.LocalEngine(
     model,
@@ -270,6 +270,7 @@ def _method(config: Config, given: Given) -> losses.LossTransform:
 
 def _model(config: config_lib.Model, vocab_size: int) -> models.Transformer:
   fields = dataclasses.asdict(config)
+  del fields['path']
   windows = fields.pop('window_tokens')  # which a config writes without None
   pattern = tuple(models.LayerKind(tokens or None) for tokens in windows)
   return models.Transformer(
@@ -277,13 +278,27 @@ def _model(config: config_lib.Model, vocab_size: int) -> models.Transformer:
   )
 
 
-def _tokenizer(config: config_lib.Data, given: Given) -> data.Tokenizer:
-  if config.tokenizer in given.objects:
-    return given.objects[config.tokenizer]
-  if config.tokenizer == 'arithmetic':
-    return data.character_tokenizer(data.ALPHABET)
-  return data.Tokenizer.from_file(
-    config.tokenizer, config.eos_tokens, config.pad_token
+def _tokenizer(config: Config, given: Given) -> data.Tokenizer:
+  fields = config.data
+  prompts = data.PromptFormat(
+    fields.chat,
+    fields.system_prompt,
+    fields.chat_kwargs,
+    fields.completion_prefix,
+  )
+  if fields.tokenizer in given.objects:
+    tokenizer = given.objects[fields.tokenizer]
+    # A tokenizer may come with a format of its own, which a config that says
+    # nothing leaves alone.
+    if prompts == data.PromptFormat():
+      return tokenizer
+    return tokenizer.with_format(prompts)
+  return data.tokenizer_from(
+    fields.tokenizer,
+    config.model.path,
+    fields.eos_tokens,
+    fields.pad_token,
+    prompts,
   )
 
 
