@@ -95,17 +95,31 @@ class Data:
   # Problems to evaluate on: 'arithmetic', or the path of a JSONL file. '': do
   # not evaluate.
   heldout: str = 'arithmetic'
-  # Field of a JSONL record that has the prompt.
+  # Field of a JSONL record that has the prompt: a text, or a list of messages
+  # with 'role' and 'content'.
   prompt_field: str = 'prompt'
   # Field of a JSONL record that has the reference answer. '': no reward needs
   # an answer.
   answer_field: str = 'answer'
-  # 'arithmetic', or path of a tokenizer.json.
+  # 'arithmetic', '' for the tokenizer of the model in model.path, what
+  # model.path can be, or the path of a tokenizer.json.
   tokenizer: str = 'arithmetic'
-  # Tokens of the tokenizer.json that end a completion.
+  # Tokens that end a completion. A tokenizer.json needs them; every other
+  # tokenizer has its own, which are taken if this is empty or the default.
   eos_tokens: tuple[str, ...] = ('<eos>',)
-  # Token of the tokenizer.json that fills up rows.
+  # Token that fills up rows; as with eos_tokens, '' or the default takes the
+  # tokenizer's own.
   pad_token: str = '<pad>'
+  # Whether prompts are written by the tokenizer's chat template. A prompt that
+  # is a text then is a message of the user.
+  chat: bool = False
+  # Content of a system message before every chat that has none. '': none.
+  system_prompt: str = ''
+  # Variables for the chat template, such as {'enable_thinking': False}.
+  chat_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+  # How every completion begins, such as 'Answer:'. The model reads this text,
+  # but does not sample it, and rewards do not see it.
+  completion_prefix: str = ''
   # Widths to which prompts are padded, tokens; the largest is the longest
   # prompt allowed. A program is compiled for each width that is used.
   prompt_buckets: tuple[int, ...] = (8,)

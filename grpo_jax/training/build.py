@@ -138,7 +138,7 @@ def sampler(config: Config, given: Given) -> Sampler:
   # Before any program is compiled, so that all of them are cached.
   compiled_programs.keep(config.compilation_cache)
   mesh = sharding.make_mesh(**dataclasses.asdict(config.mesh))
-  tokenizer = _tokenizer(config.data, given)
+  tokenizer = _tokenizer(config, given)
   model = build_model.transformer(config, tokenizer.vocab_size)
   engine = sampling.LocalEngine(
     model,
@@ -275,13 +275,27 @@ def _method(config: Config, given: Given) -> losses.LossTransform:
   return loss
 
 
-def _tokenizer(config: config_lib.Data, given: Given) -> data.Tokenizer:
-  if config.tokenizer in given.objects:
-    return given.objects[config.tokenizer]
-  if config.tokenizer == 'arithmetic':
-    return data.character_tokenizer(data.ALPHABET)
-  return data.Tokenizer.from_file(
-    config.tokenizer, config.eos_tokens, config.pad_token
+def _tokenizer(config: Config, given: Given) -> data.Tokenizer:
+  fields = config.data
+  prompts = data.PromptFormat(
+    fields.chat,
+    fields.system_prompt,
+    fields.chat_kwargs,
+    fields.completion_prefix,
+  )
+  if fields.tokenizer in given.objects:
+    tokenizer = given.objects[fields.tokenizer]
+    # A tokenizer may come with a format of its own, which a config that says
+    # nothing leaves alone.
+    if prompts == data.PromptFormat():
+      return tokenizer
+    return tokenizer.with_format(prompts)
+  return data.tokenizer_from(
+    fields.tokenizer,
+    config.model.path,
+    fields.eos_tokens,
+    fields.pad_token,
+    prompts,
   )
 
 
@@ -302,6 +316,8 @@ def _source(config: config_lib.Data, name: str, split: str, given: Given):
     return given.objects[name]
   if name == 'arithmetic':
     return data.ArithmeticSource(split)
+  if name == 'largest':
+    return data.LargestSource(split)
   return data.JsonlSource(
     name, config.prompt_field, config.answer_field or None
   )
