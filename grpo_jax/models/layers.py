@@ -82,12 +82,16 @@ class Projections(nnx.Module):
       rngs: Random keys.
       axes: How many of its axes are summed over.
     """
-    before, after = tuple(range(axes)), tuple(range(axes, len(shape)))
-    init = nnx.initializers.lecun_normal(in_axis=before, out_axis=after)
-    setattr(self, name, nnx.Param(init(rngs.params(), shape)))
+
+    def init(shape):
+      before, after = tuple(range(axes)), tuple(range(axes, len(shape)))
+      made = nnx.initializers.lecun_normal(in_axis=before, out_axis=after)
+      return made(rngs.params(), shape)
+
+    setattr(self, name, nnx.Param(init(shape)))
     lora = self.config.lora
     if lora is not None and lora.adapts(f'{self.part}/{name}'):
-      a = init(rngs.params(), (*shape[:axes], lora.rank))
+      a = init((*shape[:axes], lora.rank))
       setattr(self, name + '_a', nnx.Param(a))
       b = jnp.zeros(
         (lora.rank, *shape[axes:])

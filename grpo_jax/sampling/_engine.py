@@ -68,6 +68,10 @@ class LocalEngine:
     self._params = self._prepare(params)
     self._version = version
 
+  def unload(self) -> None:
+    """Frees the engine's own copy of the parameters; see `Engine`."""
+    self._params = None
+
   def generate(self, requests: Requests) -> Completions:
     """Samples `group` completions of every prompt; see `Engine`.
 

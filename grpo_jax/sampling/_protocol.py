@@ -75,6 +75,10 @@ class Engine(Protocol):
     """
     ...
 
+  def unload(self) -> None:
+    """Frees memory until the next `load`; nothing is sampled before it."""
+    ...
+
   def generate(self, requests: Requests) -> Completions:
     """Samples completions with the parameters that were loaded last.
 
