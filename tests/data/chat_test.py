@@ -89,7 +89,7 @@ def test_a_template_with_an_error_is_refused():
   with pytest.raises(ValueError, match=r'syntax error in line 2: .*endif'):
     _render('a\n{% if true %}')
   with pytest.raises(
-    ValueError, match=r"no variable 'enable_thinkng'; it reads"
+    ValueError, match=r"no variable 'enable_thinkng', but only"
   ):
     _render(chat_templates.QWEN3, enable_thinkng=False)
   with pytest.raises(
@@ -165,9 +165,19 @@ def test_chats_need_a_template_that_compiles(tmp_path):
   with pytest.raises(ValueError, match=r'chat=True needs a chat template'):
     plain.with_format(_chat())
   hf_folder.write_tokenizer(tmp_path, '{% if %}')
-  assert data.Tokenizer.from_folder(tmp_path).encode_prompt('1')
+  tokenizer = data.Tokenizer.from_folder(tmp_path)
+  assert tokenizer.encode_prompt('1')
   with pytest.raises(ValueError, match='syntax error in line 1'):
-    data.Tokenizer.from_folder(tmp_path, prompt_format=_chat())
+    tokenizer.with_format(_chat())
+
+
+def test_a_format_that_the_template_does_not_take_is_refused_at_once(tmp_path):
+  hf_folder.write_tokenizer(tmp_path, chat_templates.GEMMA2, bos='<bos>')
+  tokenizer = data.Tokenizer.from_folder(tmp_path)
+  with pytest.raises(ValueError, match='System role not supported'):
+    tokenizer.with_format(_chat(system_prompt='Be brief.'))
+  with pytest.raises(ValueError, match="no variable 'enable_thinking'"):
+    tokenizer.with_format(_chat(chat_kwargs={'enable_thinking': False}))
 
 
 @pytest.mark.parametrize(
