@@ -188,16 +188,21 @@ class ChatTemplate:
       ) from error
 
   def check(self, kwargs: Iterable[str] = ()):
-    """Checks the template, and that it reads all variables of some names.
+    """Checks the template, and that some variables of it can be set.
+
+    Args:
+      kwargs: names of variables.
 
     Raises:
       ValueError: it has a syntax error, or does not read one of the variables.
     """
     _, variables = _compiled(self.source)
+    # The run fills these in.
+    variables -= {'messages', 'add_generation_prompt'}
     for name in kwargs:
       if name not in variables:  # a misspelt name would do nothing at all
         raise ValueError(
-          f'The chat template reads no variable {name!r}, but only'
+          f'The chat template has no variable {name!r} to be set, but only'
           f' {sorted(variables)}; correct or remove the name in'
           ' config.data.chat_kwargs.'
         )

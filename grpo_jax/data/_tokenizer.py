@@ -182,11 +182,11 @@ class Tokenizer:
         ' no end token; name one in config.data.eos_tokens, or set'
         ' config.warm_up.steps=0.'
       )
-    written = []
+    end = self.eos_ids[0]
     if self.prompt_format.chat and len(self.eos_ids) > 1:
-      written = self.encode(self._chat_text('x', answered=True))
-    ends = [token_id for token_id in written if token_id in self.eos_ids]
-    return ends[-1] if ends else self.eos_ids[0]
+      for token_id in self.encode(self._chat_text('x', answered=True)):
+        end = token_id if token_id in self.eos_ids else end
+    return end
 
   def decode(self, ids: Iterable[SupportsInt]) -> str:
     """The text of token ids, without end, padding and other special tokens.
@@ -271,7 +271,7 @@ class Tokenizer:
     """Reads the tokenizer of a model from a GGUF file.
 
     See `grpo_jax.data._gguf.load_gguf` for the kinds that can be read. Only the
-    metadata of the file are read, which takes a quarter of a second.
+    metadata of the file are read, which takes 0.1 s for SmolLM2.
 
     Args:
       source: the file; or 'package:NAME' for the single .gguf file in an
