@@ -56,6 +56,7 @@ HEAVY = {
   'absl': {'commands'},
   'grain': set(),
   'tokenizers': set(),
+  'jinja2': set(),
   'orbax': set(),
   'pyarrow': set(),
   'rich': set(),

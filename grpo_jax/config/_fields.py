@@ -101,14 +101,15 @@ class Data:
   # Field of a JSONL record that has the reference answer. '': no reward needs
   # an answer.
   answer_field: str = 'answer'
-  # 'arithmetic', '' for the tokenizer of the model in model.path, what
-  # model.path can be, or the path of a tokenizer.json.
+  # Tokenizer: '' for that of the model in model.path, 'arithmetic' for single
+  # characters, or the path of a Hugging Face folder, a .gguf file or a
+  # tokenizer.json.
   tokenizer: str = 'arithmetic'
-  # Tokens that end a completion. A tokenizer.json needs them; every other
-  # tokenizer has its own, which are taken if this is empty or the default.
+  # Tokens that end a completion, for a tokenizer.json. Folders and .gguf files
+  # name their own, which are taken while this is () or the default.
   eos_tokens: tuple[str, ...] = ('<eos>',)
-  # Token that fills up rows; as with eos_tokens, '' or the default takes the
-  # tokenizer's own.
+  # Token that fills up rows, for a tokenizer.json. Folders and .gguf files name
+  # their own, which is taken while this is '' or the default.
   pad_token: str = '<pad>'
   # Whether prompts are written by the tokenizer's chat template. A prompt that
   # is a text then is a message of the user.

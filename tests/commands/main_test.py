@@ -72,12 +72,14 @@ def contents(workdir):
 
 def test_check_trains_and_writes_nothing(finished, tmp_path):
   done = command(
-    'train', SMALL, JUDGE, f'--workdir={tmp_path}/run', '--check', '--json'
-  )
+    'train', SMALL, JUDGE, f'--workdir={tmp_path}/run', '--check', '--json',
+    '--config.data.completion_prefix=10', '--config.data.prompt_buckets=(8,)',
+  )  # fmt: skip
   report = json.loads(done.stdout)
   assert report['shapes']['rollout [P, G, T]'] == [4, 4, 5]
   assert report['memory_gib']['train step, peak'] > 0
-  assert len(report['first_rollout']['prompts']) == 3
+  prompts = report['first_rollout']['prompts']
+  assert len(prompts) == 3 and all(text.endswith('=10') for text in prompts)
   assert list(tmp_path.iterdir()) == []
   workdir, _ = finished
   before = contents(workdir)

@@ -44,7 +44,17 @@ def test_the_embedded_default_in_eight_lines():
     ({'model.num_kv_heads': 2}, 'model', '(2 for keys and values)'),
     ({'model.num_layers': 1}, 'model', '1 layer,'),
     ({'evaluation.every_steps': 0}, 'held-out', 'at the start and at the end'),
-    ({'data.train': 'mine.jsonl'}, 'data', 'mine.jsonl'),
+    ({'data.train': 'mine.jsonl'}, 'data', 'mine.jsonl, tokenizer arithmetic'),
+    (
+      {
+        'data.train': 'mine.jsonl',
+        'data.chat': True,
+        'data.tokenizer': '',
+        'model.path': 'models/qwen',
+      },
+      'data',
+      'mine.jsonl as chats, tokenizer models/qwen',
+    ),
   ],
 )
 def test_what_is_changed_is_said(changes, name, said):

@@ -158,7 +158,10 @@ def test_a_method_in_the_wrong_order_is_refused_like_a_named_one():
       dict(prompts=[SUMS[0], {'question': '1'}]),
       r"prompts\[1\] has the fields \['question'\], but the field 'prompt'",
     ),
-    (dict(prompts=[{'prompt': 3}]), r"prompts\[0\]\['prompt'\] is 3"),
+    (
+      dict(prompts=[{'prompt': 3}]),
+      r"prompts\[0\]\['prompt'\] must be .*, but it is 3",
+    ),
     (dict(prompts=[{'prompt': 'a', 'index': 1}]), "'index'.*rename it"),
     (
       dict(prompts=data.prompt_stream(SUMS, 0)),
@@ -309,6 +312,26 @@ def test_a_hash_of_a_tokenizer_covers_its_characters():
   assert first['vocab_size'] == other['vocab_size'] == 4
   assert first['sha256'] != other['sha256']
   assert first == provenance.of_tokenizer(make('ab'))
+  # As runs of earlier versions have recorded it.
+  contents = [make('ab').backend.to_str(), [1], 0, ['a', 'b']]
+  assert first['sha256'] == provenance._sha256(contents)
+
+
+def test_a_hash_of_a_tokenizer_covers_its_chats():
+  plain = data.character_tokenizer('ab')
+  template = data.ChatTemplate('{{ bos_token }}', {'bos_token': '<pad>'})
+  chat = dataclasses.replace(plain, chat_template=template)
+  other = data.ChatTemplate('{{ bos_token }}', {'bos_token': '<eos>'})
+  tokenizers = [
+    plain,
+    dataclasses.replace(plain, bos_ids=(0,)),
+    chat,
+    dataclasses.replace(plain, chat_template=other),
+    chat.with_format(data.PromptFormat(chat=True)),
+    chat.with_format(data.PromptFormat(chat=True, completion_prefix=':')),
+  ]
+  hashes = {provenance.of_tokenizer(one)['sha256'] for one in tokenizers}
+  assert len(hashes) == len(tokenizers)
 
 
 def started(directory, **objects):
