@@ -12,6 +12,7 @@ from grpo_jax.training import loop
 from tests import runs
 
 LORA = {
+  'reward': 'tests.judges:even',
   'lora.rank': 2,
   'lora.alpha': 4.0,
   'learner.method_kwargs': {'kl_coefficient': 0.1},
@@ -73,7 +74,7 @@ def test_eval_reads_the_whole_policy_and_a_run_may_begin_from_it(
   config, workdir = trained
   policy = eval_and_sample.load(config, workdir, to_evaluate=True)
   found = eval_and_sample.evaluate(policy, 20, 1, [1], temperature=0.0)
-  assert found['mean_reward'] == pytest.approx(
+  assert found['mean'] == pytest.approx(
     runs.records(workdir)[-1]['heldout_accuracy']
   )
   # Weights alone: no adapters, and the adapted policy from the start.
