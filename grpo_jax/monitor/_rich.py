@@ -1,7 +1,6 @@
 """The live display: a frame at the bottom of the terminal, lines above it."""
 
 from collections.abc import Sequence
-import functools
 import sys
 import textwrap
 import time
@@ -72,9 +71,7 @@ class Rich:
     """Begins the curves with what earlier starts of the run have measured."""
     self._elapsed = history.elapsed
     self._curves = {
-      label: functools.reduce(
-        lambda curve, point: curve.added(*point), points, _tiles.Series()
-      )
+      label: _tiles.Series().extended(points)
       for label, points in _table.curves(history.points).items()
     }
 
@@ -175,7 +172,7 @@ class Rich:
         self._curves = {**self._curves, name: curve}
       elif curve.points:
         value = curve.points[-1][1]
-      beside = _table.remark(name, curve.points)
+      beside = _table.remark(name, curve.best)
       tiles.append(_tiles.Tile(name, value, curve.points, beside))
     self._view = self._view._replace(
       label=label, step=step, total=total, tiles=tuple(tiles), **more

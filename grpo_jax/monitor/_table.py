@@ -204,11 +204,16 @@ def order(label: str) -> int:
   return _ORDER.index(label) if label in _ORDER else -1
 
 
-def remark(label: str, points: Sequence[tuple[float, float]]) -> str:
-  """What is written beside a number of `headline`: the best accuracy so far."""
-  if label != _HELDOUT or not points:
+def remark(label: str, best: float | None) -> str:
+  """What is written beside a number of `headline`: the best accuracy so far.
+
+  Args:
+    label: Of the number.
+    best: The highest value so far; None if there is none.
+  """
+  if label != _HELDOUT or best is None:
     return ''
-  return f'best {_format.number(max(value for _, value in points))}'
+  return f'best {_format.number(best)}'
 
 
 def curves(
