@@ -7,6 +7,7 @@ within a second whether the command does what was meant.
 import os
 
 from grpo_jax import config as config_lib
+from grpo_jax.monitor import _format
 
 
 def facts(config: config_lib.Config, workdir: str | os.PathLike) -> list[str]:
@@ -40,7 +41,7 @@ def line(name: str, text: str) -> str:
 
 def note(config: config_lib.Config) -> str:
   """What a reader of sampled completions must know of the data, or ''."""
-  if config.data.train == 'arithmetic':
+  if 'arithmetic' in [source.name for source in _sources(config.data)]:
     return 'sums are written backwards'
   return ''
 
@@ -63,9 +64,22 @@ def _model(model: config_lib.Model) -> str:
 
 
 def _data(data: config_lib.Data) -> str:
-  if data.train != 'arithmetic':
-    return f'{data.train}, tokenizer {data.tokenizer}'
-  return 'built-in sums, written backwards: 47+85= is answered 231'
+  if data.train == 'arithmetic':
+    return 'built-in sums, written backwards: 47+85= is answered 231'
+  names = data.train
+  if not isinstance(names, str):
+    total = sum(source.weight for source in names)
+    names = ', '.join(
+      f'{source.name} ({_format.percent(source.weight / total)} %)'
+      for source in names
+    )
+  return f'{names}, tokenizer {data.tokenizer}'
+
+
+def _sources(data: config_lib.Data) -> tuple[config_lib.Source, ...]:
+  if isinstance(data.train, str):
+    return (config_lib.Source(data.train),)
+  return data.train
 
 
 def _warm_up(warm_up: config_lib.WarmUp) -> str:
