@@ -16,6 +16,7 @@ from grpo_jax.monitor._samples import Sample
 from grpo_jax.monitor._samples import shorten
 
 _LINES = 200  # of a plain log, about, however long the run is
+_PROGRESS_LINES = 10  # of the warm-up
 _PROMPT, _COMPLETION = 60, 120  # columns of a sample in a plain log
 _ANNOUNCED_SECS = 2.0  # what takes longer is announced before it is done
 
@@ -37,6 +38,7 @@ class Plain:
     self._pace = _format.Pace(self._total)
     self._begun = False
     self._known: Scalars = {}
+    self._tenth = '', 0  # what `progress` was last told: label, tenths done
     self._announcement = threading.Timer(0, lambda: None)
 
   def remember(self, history: History) -> None:
@@ -96,8 +98,12 @@ class Plain:
   def progress(
     self, label: str, step: int, total: int, scalars: Scalars
   ) -> None:
-    """Prints the last step, and each that a tenth of the total divides."""
-    if step == total or step % max(1, total // 10) == 0:
+    """Prints about ten steps: the first one seen in each tenth of the total."""
+    # Tenths that are over, not multiples of a tenth, because only every tenth
+    # step may be given.
+    tenth = label, _PROGRESS_LINES * step // total if total else _PROGRESS_LINES
+    before, self._tenth = self._tenth, tenth
+    if tenth[1] and tenth != before:
       named = {_table.demonstrated(k): v for k, v in scalars.items()}
       self.line('  '.join([f'{label} {step}/{total}', *_pairs(named)]))
 
