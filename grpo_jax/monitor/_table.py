@@ -227,9 +227,8 @@ def curves(
   Returns:
     The history of each label of `headline`, (rollout, value), oldest first.
   """
-  names = ('reward', 'heldout_accuracy', *_THROUGHPUT)
   by_step: dict[float, dict[str, float]] = {}
-  for name in names:
+  for name in HISTORY:
     for step, value in points(name):
       by_step.setdefault(step, {})[name] = value
   found: dict[str, list[tuple[float, float]]] = {}
@@ -242,6 +241,7 @@ def curves(
 
 
 _THROUGHPUT = ('sample_tokens_per_sec', 'sample_secs', 'step_secs')
+HISTORY = ('reward', 'heldout_accuracy', *_THROUGHPUT)  # what `curves` asks for
 
 
 def tokens_per_sec(scalars: Scalars) -> float | None:
