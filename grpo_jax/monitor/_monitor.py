@@ -28,10 +28,10 @@ class _Sink(NamedTuple):
 class Monitor:
   """Shows a run on the terminal and writes its metrics; a context manager.
 
-  A full disk or a service that does not answer leads to one warning, a terminal
-  that breaks to none, and the run goes on. Lines of `metrics.jsonl` that could
-  not be written wait in memory; meanwhile the metric `failed_writes` says how
-  many tries in a row have failed.
+  A full disk, a service that does not answer or an error of the display leads
+  to one warning, a terminal that breaks to none, and the run goes on. Lines of
+  `metrics.jsonl` that could not be written wait in memory; meanwhile the metric
+  `failed_writes` says how many tries in a row have failed.
 
   Args:
     log: What to show and to write; see `config.Log`.

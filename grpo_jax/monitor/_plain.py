@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence
+import contextlib
 import math
 import sys
 import threading
@@ -49,7 +50,7 @@ class Plain:
     self._announcement.cancel()
     if first:
       # By a timer, because only time shows whether it takes long.
-      say = threading.Timer(_ANNOUNCED_SECS, self.line, [f'  {doing} ...'])
+      say = threading.Timer(_ANNOUNCED_SECS, self._announce, [doing])
       say.daemon = True  # it must not hold up the end of the process
       say.start()
       self._announcement = say
@@ -94,6 +95,12 @@ class Plain:
     """Prints any text."""
     # Flushed, so that a log shows it while the run goes on.
     print(text, file=sys.stderr, flush=True)
+
+  def _announce(self, doing: str) -> None:
+    # In a thread of its own, where an error would print a traceback. The next
+    # line meets the same error where `Screen` sees it.
+    with contextlib.suppress(Exception):
+      self.line(f'  {doing} ...')
 
   def progress(
     self, label: str, step: int, total: int, scalars: Scalars

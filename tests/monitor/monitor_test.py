@@ -115,9 +115,6 @@ class Broken(io.StringIO):
 
 
 @pytest.mark.parametrize('display', ['plain', 'rich'])
-@pytest.mark.filterwarnings(  # of the thread that draws
-  'ignore::pytest.PytestUnhandledThreadExceptionWarning'
-)
 def test_a_terminal_that_breaks_does_not_stop_a_run(
   tmp_path, monkeypatch, display
 ):

@@ -163,6 +163,13 @@ def test_what_takes_long_is_said_before_it_is_done(capsys, monkeypatch):
   shown.end('compiling', True, 2.5)
   assert said == '  compiling ...\n'
   assert re.fullmatch(r'  compiling +2.5 s\n', capsys.readouterr().err)
+  # The thread that announces it has nobody to raise an error to.
+  monkeypatch.setattr(shown, 'line', lambda text: 1 / 0)
+  shown.begin('breaking', True)
+  shown._announcement.join()
+  monkeypatch.undo()
+  assert capsys.readouterr().err == ''
+  monkeypatch.setattr(_plain, '_ANNOUNCED_SECS', 0.01)
   shown.begin('closing', True)
   shown.close()
   time.sleep(0.05)
