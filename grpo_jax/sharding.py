@@ -58,22 +58,23 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
     A `Mesh` with Auto axes.
 
   Raises:
-    ValueError: `fsdp` or `tensor` is less than 1, or the product is more than
-      the number of devices.
+    ValueError: A size is less than 1 (and not `data=-1`), or the product is
+      more than the number of devices.
   """
   devices = jax.devices()
-  if min(fsdp, tensor) < 1:
+  sizes = f'data={data} x fsdp={fsdp} x tensor={tensor}'
+  if min(fsdp, tensor) < 1 or data < 1 and data != -1:
     raise ValueError(
-      f'A mesh cannot have fsdp={fsdp} x tensor={tensor}; give 1 or more for '
-      'each (only data may be -1, for all devices that are left).'
+      f'A mesh cannot have {sizes}; give 1 or more for each (only data may be '
+      '-1, for all devices that are left).'
     )
-  if data == -1:
-    data = len(devices) // (fsdp * tensor)
+  if data == -1:  # at least one copy of the parameters
+    data = max(1, len(devices) // (fsdp * tensor))
   wanted = data * fsdp * tensor
-  if not 0 < wanted <= len(devices):
+  if wanted > len(devices):
     raise ValueError(
-      f'A mesh of data={data} x fsdp={fsdp} x tensor={tensor} needs {wanted} '
-      f'devices, but {len(devices)} are present; change config.mesh.'
+      f'A mesh of {sizes} needs {wanted} devices, but {len(devices)} '
+      'are present; change config.mesh.'
     )
   # Auto must be asked for: JAX's default, Explicit, refuses some operations
   # over sharded axes, such as quantiles.

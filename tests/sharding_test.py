@@ -19,9 +19,21 @@ def test_the_mesh_has_auto_axes_and_one_device_is_a_mesh():
   assert sharding.row_shards(wide) == 4
 
 
-@pytest.mark.parametrize('sizes', [(3, 3, 1), (0, 1, 1), (-1, 16, 1)])
-def test_a_mesh_that_does_not_fit_is_refused(sizes):
-  with pytest.raises(ValueError, match='devices, but 8 are present'):
+@pytest.mark.parametrize(
+  'sizes, least', [((3, 3, 1), 9), ((-1, 16, 1), 16), ((-1, 3, 3), 9)]
+)
+def test_a_mesh_that_does_not_fit_is_refused(sizes, least):
+  words = f'data={sizes[0]} .*needs {least} devices.*, but 8 are present'
+  with pytest.raises(ValueError, match=words):
+    sharding.make_mesh(*sizes)
+
+
+@pytest.mark.parametrize(
+  'sizes', [(0, 1, 1), (-2, 1, 1), (1, 0, 1), (-1, 1, -1), (-2, -2, 1)]
+)
+def test_a_mesh_of_no_size_is_refused(sizes):
+  words = 'data={} x fsdp={} x tensor={}; give 1 or more'.format(*sizes)
+  with pytest.raises(ValueError, match=words):
     sharding.make_mesh(*sizes)
 
 

@@ -55,16 +55,22 @@ def train() -> None:
     result = loop.train(
       config, _value('workdir'), _STOP, _value('replay'), steps, screen=screen
     )
-  # Linux counts ru_maxrss in KiB.
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+  result = {**result, 'peak_memory_gib': _peak_memory_gib()}
   _print_json(
     {
       name: value if value is None else round(value, 4)
-      for name, value in {**result, 'peak_memory_gib': peak}.items()
+      for name, value in result.items()
     }
   )
   if _STOP.signal is not None:
     raise SystemExit(128 + _STOP.signal)
+
+
+def _peak_memory_gib() -> float:
+  """The most memory that this process has had at once."""
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  # Linux counts it in KiB, macOS in bytes.
+  return peak / (2**30 if sys.platform == 'darwin' else 2**20)
 
 
 def _check(config: Any) -> None:
@@ -388,7 +394,11 @@ def _check_flags(command: str, parsed: list[str]) -> None:
 
 
 def _refuse(error: Exception) -> NoReturn:
-  """Prints one sentence about an error to standard error, and exits with 2."""
+  """Prints an error to standard error, and exits with 2.
+
+  The error is made into one line. Only our examples stay as they are, for they
+  are commands, one on each line.
+  """
   # Not the flag, because it may be the flags that could not be parsed.
   if '--verbose' in sys.argv:
     traceback.print_exception(error)
@@ -401,7 +411,8 @@ def _refuse(error: Exception) -> NoReturn:
     )
   # Errors of ml_collections and KeyErrors hold escaped line breaks and quotes.
   text = text.replace('\\n', ' ').replace("\\'", "'")
-  print(f'grpo-jax: {" ".join(text.split())}', file=sys.stderr)
+  text, examples, _ = text.partition(f'\n{_EXAMPLES}')
+  print(f'grpo-jax: {" ".join(text.split())}{examples}', file=sys.stderr)
   raise SystemExit(2) from None
 
 

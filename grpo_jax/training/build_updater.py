@@ -129,7 +129,6 @@ def _learner(
   )
   if braked:
     optimizer = _braked(optimizer, config)
-  updates = run.config.learner.batches * run.config.learner.epochs
   return Learner(
     score=score,
     method=method,
@@ -141,7 +140,7 @@ def _learner(
     with_outward=braked and config.brake == 'project',
     # `jax.jvp` cannot pass through the faster code for attention.
     score_forward=functools.partial(score, forward_mode=True),
-    coast_steps=updates,
+    coast_steps=run.config.learner.batches * run.config.learner.epochs,
     records=braked and config.moments,
     expects_prefixes=run.config.log.expected_prefixes,
   )

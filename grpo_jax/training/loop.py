@@ -87,7 +87,7 @@ def train(
           progress = advance(session, progress, draw)
     if progress:
       session_lib.finish(session, progress)
-    accuracy = session.monitor.series('heldout_accuracy') or [None]
+    accuracy = session.monitor.heldout() or [None]
     return {
       'before': accuracy[0],
       'after': accuracy[-1],

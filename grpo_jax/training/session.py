@@ -120,10 +120,11 @@ def opened(
     progress = _progress(saved) if saved else None
     # The last rollout with a line in metrics.jsonl; see `Unwritten`.
     written = progress and progress.step - bool(progress.unwritten)
-    if (progress.step if progress else 0) < config.steps:
+    done = progress.step if progress else 0
+    if done < config.steps:
       # XLA compiles the update in a thread, while the warm-up and the first
       # rollout run.
-      update.compile_ahead(build.example(run))
+      update.compile_ahead(build.example(run), done)
     monitor = stack.enter_context(
       Monitor(
         config.log,

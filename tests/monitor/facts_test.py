@@ -69,6 +69,30 @@ def test_what_the_run_does_not_do_is_not_said(changes, absent):
   assert absent not in facts(**changes)
 
 
+def sources(**weights):
+  return tuple({'name': n, 'weight': w} for n, w in weights.items())
+
+
+@pytest.mark.parametrize(
+  'train, said',
+  [
+    (
+      sources(**{'a.jsonl': 3.0, 'b.jsonl': 1.0}),
+      'a.jsonl (75 %), b.jsonl (25 %)',
+    ),
+    (sources(mine=1.0), 'mine (100 %)'),
+    (
+      sources(arithmetic=1.0, mine=2.0),
+      'arithmetic (33.3 %), mine (66.7 %)',
+    ),
+  ],
+)
+def test_several_sources_have_their_shares(train, said):
+  assert facts(**{'data.train': train})['data'] == (
+    f'{said}, tokenizer arithmetic'
+  )
+
+
 def test_every_reward_with_its_weight():
   config = dataclasses.replace(
     runs.arithmetic(),
@@ -82,6 +106,8 @@ def test_every_reward_with_its_weight():
 def test_only_sums_need_a_note():
   assert 'backwards' in _facts.note(runs.arithmetic())
   assert _facts.note(runs.arithmetic(**{'data.train': 'mine.jsonl'})) == ''
+  mixed = sources(arithmetic=1.0, mine=1.0)
+  assert 'backwards' in _facts.note(runs.arithmetic(**{'data.train': mixed}))
 
 
 BEFORE_JAX = """

@@ -1,5 +1,6 @@
 """Objects given in Python: what is refused, marked and recorded."""
 
+import ast
 import dataclasses
 import functools
 import json
@@ -209,7 +210,26 @@ def test_of_a_lambda_only_its_own_text_is_recorded():
   first, second = lambda p, c, e: 1.0, lambda p, c, e: 2.0
   assert provenance.source(first) == 'lambda p, c, e: 1.0'
   assert provenance.source(second) == 'lambda p, c, e: 2.0'
+
   assert digest(first) != digest(second)
+
+
+def compiles_to(text, function):
+  node = ast.parse(text, mode='eval').body
+  assert isinstance(node, ast.Lambda)
+  return provenance._compiles_to(node, function.__code__)
+
+
+def test_a_lambda_is_compared_without_its_default_arguments():
+  """They may name anything of the module, and may do anything."""
+  target = 3.0
+  one, two = lambda p, t=target: 1.0, lambda p, *, t=target: 2.0
+  assert provenance.source(one) == 'lambda p, t=target: 1.0'
+  assert provenance.source(two) == 'lambda p, *, t=target: 2.0'
+  assert compiles_to('lambda p, t=target: 1.0', one)
+  assert compiles_to('lambda p, *, t=target: 2.0', two)
+  assert not compiles_to('lambda p, t=target: 1.0', two)
+  assert compiles_to('lambda p, t=1 / 0, *, u=lambda: 1.0: 1.0', one)
 
 
 def test_a_hash_covers_what_a_function_closes_over_and_its_defaults():
