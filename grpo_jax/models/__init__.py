@@ -9,6 +9,7 @@ Read in this order:
 - `kernels`: attention kernels of accelerators.
 """
 
+from grpo_jax.models._activations import bytes_per_token
 from grpo_jax.models._config import Experts
 from grpo_jax.models._config import LayerKind
 from grpo_jax.models._config import LowRank
@@ -27,6 +28,7 @@ __all__ = (
   'RopeScaling',
   'Scores',
   'Transformer',
+  'bytes_per_token',
   'flops_per_token',
   'score',
 )

@@ -33,14 +33,17 @@ def _spec(
   run: build.Run, kind: str, micro_rows: int, **options: int
 ) -> LayoutSpec:
   """How to lay out rows for the model on its devices."""
-  on_cpu = jax.default_backend() == 'cpu'
+  # Larger micro-batches are slower on a CPU, whose caches hold about 2048
+  # tokens of a small model; an accelerator is idle in smaller ones.
+  most_tokens, memory = 16384, 2**33
+  if jax.default_backend() == 'cpu':
+    most_tokens, memory = 2048, 2**29
+  affordable = memory // models.bytes_per_token(run.model.config)
   return LayoutSpec(
     kind,
     micro_rows,
     prompt_buckets=run.config.data.prompt_buckets,
-    # Larger micro-batches are slower on a CPU, whose caches hold about 2048
-    # tokens of a small model; an accelerator is idle in smaller ones.
-    micro_tokens=2048 if on_cpu else 16384,
+    micro_tokens=max(1, min(most_tokens, affordable)),
     shards=sharding.row_shards(run.mesh),
     # For each token, a layer multiplies `width` numbers by a key and `width` by
     # its value: 2 width products per key that the token attends to. Its
