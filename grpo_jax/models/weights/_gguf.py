@@ -46,8 +46,8 @@ def in_package(name: str) -> pathlib.Path:
   if len(files) != 1:
     found = ', '.join(file.name for file in files) or 'none'
     raise ValueError(
-      f'package:{name} holds {len(files)} .gguf files ({found}); give a package '
-      'with one, or the path of the file.'
+      f'package:{name} holds {len(files)} .gguf files ({found}); give a '
+      'package with one, or the path of the file.'
     )
   return files[0]
 

@@ -50,7 +50,7 @@ class Parameter:
 def parameters(
   config: ModelConfig, tensors: Tensors
 ) -> tuple[list[Parameter], Any]:
-  """All parameters of a model.
+  """All parameters of a model, but for adapters.
 
   Args:
     config: The model.
@@ -60,7 +60,8 @@ def parameters(
     The parameters in the order of the tree's leaves, and the tree with their
     shapes.
   """
-  tree = jax.eval_shape(Transformer(config).init, jax.random.key(0))
+  plain = dataclasses.replace(config, lora=None)
+  tree = jax.eval_shape(Transformer(plain).init, jax.random.key(0))
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   return [
     _parameter(config, sharding.path_names(path), leaf.shape, tensors)

@@ -6,6 +6,7 @@ part of it: so the host never holds more than one tensor, and tensors are
 transposed and made float32 where that is fast.
 """
 
+from collections.abc import Callable
 import functools
 from typing import Any
 
@@ -44,7 +45,7 @@ def load(
     rounded: Whether `dtype` may have fewer bits than what is stored.
 
   Returns:
-    The tree of `Transformer.init`.
+    The tree of `Transformer.init`, without adapters.
 
   Raises:
     ValueError: A tensor is missing, is one too many, or has another shape than
@@ -72,16 +73,16 @@ def _load(
   """One parameter, all its layers."""
   if not parameter.is_matrix:
     dtype = np.dtype(np.float32)
-  form = dict(tensor=parameter.tensor, shape=parameter.shape, place=place)
+  write = _compiled(parameter.tensor, parameter.shape, dtype, place)
   if parameter.layers is None:
     stored = _read(source, parameter, parameter.names[0], place)
-    return jax.block_until_ready(_whole(stored, dtype=dtype, **form))
+    return jax.block_until_ready(write(None, stored, None))
   shape = (len(parameter.layers), *parameter.shape)
   stack = jnp.zeros(shape, dtype, device=place)
   for i, names in enumerate(parameter.names):
     # Nothing names the tensor, and the next one is read when this one is gone:
     # so the host holds one.
-    stack = _put(stack, _read(source, parameter, names, place), i, **form)
+    stack = write(stack, _read(source, parameter, names, place), i)
     jax.block_until_ready(stack)
   return stack
 
@@ -136,40 +137,25 @@ def _common_axis(group: tuple[Any, ...]) -> Any:
   return group[0] if not any(group[1:]) else None
 
 
-@functools.partial(
-  jax.jit, static_argnames=('tensor', 'shape', 'dtype', 'place')
-)
-def _whole(
-  stored: Array,
-  *,
+@functools.lru_cache(maxsize=256)  # parameters of the same shape share one
+def _compiled(
   tensor: Tensor,
   shape: tuple[int, ...],
   dtype: np.dtype,
   place: NamedSharding | None,
-) -> Array:
-  """A parameter without an axis of layers."""
-  return _at(tensor.decode(stored, shape, dtype), place)
+) -> Callable[[Array | None, Array, int | None], Array]:
+  """Compiles: (stack, stored, i) -> the stack with layer i written into it.
 
+  It is written into the same memory. Without a stack, the result is the layer.
+  """
 
-@functools.partial(
-  jax.jit, static_argnames=('tensor', 'shape', 'place'), donate_argnums=0
-)
-def _put(
-  stack: Array,
-  stored: Array,
-  i: Array | int,
-  *,
-  tensor: Tensor,
-  shape: tuple[int, ...],
-  place: NamedSharding | None,
-) -> Array:
-  """The stack with layer i written into it, in the same memory."""
-  one = tensor.decode(stored, shape, stack.dtype)
-  return _at(lax.dynamic_update_index_in_dim(stack, one, i, 0), place)
+  def write(stack, stored, i):
+    one = tensor.decode(stored, shape, dtype)
+    if stack is None:
+      return one
+    return lax.dynamic_update_index_in_dim(stack, one, i, 0)
 
-
-def _at(x: Array, place: NamedSharding | None) -> Array:
-  return x if place is None else lax.with_sharding_constraint(x, place)
+  return jax.jit(write, donate_argnums=0, out_shardings=place)
 
 
 def _check_names(

@@ -90,6 +90,11 @@ def save(
       f"dtype={dtype!r} of an export is neither 'float32' nor 'bfloat16'; give "
       'one of them.'
     )
+  if config.lora is not None:
+    raise ValueError(
+      'An export holds no adapters, and this model has some; merge them first '
+      '(models.lora.merged), and give the config with lora=None.'
+    )
   old = [path.name for path in folder.glob('*.safetensors*')]
   if old or (folder / 'config.json').exists():
     raise ValueError(
