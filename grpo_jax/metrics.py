@@ -1,9 +1,10 @@
-"""Metrics: sums and counts that add up under any split, and their writers.
+"""Metrics: sums and counts that add up under any split of the data.
 
-A metric leaves the compiled step as a small pytree that is merged over
+A metric leaves the compiled step as a small pytree. It is merged over
 micro-batches, devices and steps, and divided once, at the end; so no mean of
-means can arise. A kind of metric is a NamedTuple; `merge`, `empty`, `only_if`
-and `to_scalars` know all kinds.
+means can arise. Each kind of metric is a NamedTuple. `merge`, `empty`,
+`only_if` and `to_scalars` know all kinds. An empty metric is one of no values:
+merging it changes nothing, and it is not reported.
 """
 
 from typing import Any
@@ -39,8 +40,8 @@ class Min(NamedTuple):
 class Moments(NamedTuple):
   """Mean and standard deviation; reported as `name_mean` and `name_std`.
 
-  Holds squares of deviations and no sum of squares, which would lose a
-  deviation that is small beside the mean.
+  Holds the sum of squared deviations. In a sum of squares, a deviation that is
+  small beside the mean would be lost to rounding.
   """
 
   mean: Array  # f32[]
@@ -64,13 +65,13 @@ class EffectiveShare(NamedTuple):
 
 
 class Histogram(NamedTuple):
-  """Counts of logarithms; reported as quantiles of what they are logs of.
+  """A histogram of logarithms, reported as quantiles of their exponentials.
 
-  One that is named `log_ratio` is reported as `ratio_p01`, `ratio_p50` and
-  `ratio_p99`. The bins are fixed, so counts add up: a bin for 0, and on both
-  sides bins a factor of 1.12 apart, from 1e-4 to 20. A quantile of the
-  logarithm is therefore off by less than 12 % of itself or by 1e-4, and by
-  nothing at 0; beyond 20 it is reported as 20.
+  A histogram that is named `log_ratio` is reported as `ratio_p01`, `ratio_p50`
+  and `ratio_p99`. The bins are fixed, so that counts add up: a bin for 0, and
+  on both sides bins a factor of 1.12 apart, from 1e-4 to 20. A quantile of the
+  logarithm is therefore off by less than 12 % of itself or by 1e-4, and exact
+  at 0; beyond 20 it is reported as 20.
   """
 
   counts: Array  # f32[len(_EDGES) + 1], the open end bins included
@@ -79,16 +80,17 @@ class Histogram(NamedTuple):
 Metric = Mean | Max | Min | Moments | EffectiveShare | Histogram
 
 _MAGNITUDES = np.geomspace(1e-4, 20, 107)
-# No two log-probabilities differ by 1e-30: between the innermost edges is 0.
+# The bin between the innermost edges is for 0 alone: two log-probabilities that
+# differ at all differ by more than 1e-30.
 _EDGES = np.concatenate([-_MAGNITUDES[::-1], [-1e-30, 1e-30], _MAGNITUDES])
 _QUANTILES = {'p01': 0.01, 'p50': 0.5, 'p99': 0.99}
 
-# Fields of a metric of nothing, which changes nothing when it is merged in.
+# Fields of an empty metric; of a kind that is not named here, all are 0.
 _NOTHING = {
   Max: (-np.inf,),
   Min: (np.inf,),
   EffectiveShare: (-np.inf, 0, 0, 0),
-}  # 0 in all others
+}
 
 
 def masked_mean(value: ArrayLike, mask: ArrayLike) -> Mean:
@@ -97,13 +99,13 @@ def masked_mean(value: ArrayLike, mask: ArrayLike) -> Mean:
 
 
 def masked_max(value: ArrayLike, mask: ArrayLike) -> Max:
-  """The `Max` of `value` where `mask`; -inf where nothing is."""
+  """The `Max` of `value` where `mask`; -inf if `mask` is nowhere true."""
   mask = jnp.asarray(mask, bool)
   return Max(jnp.max(value, where=mask, initial=-jnp.inf))
 
 
 def masked_min(value: ArrayLike, mask: ArrayLike) -> Min:
-  """The `Min` of `value` where `mask`; inf where nothing is."""
+  """The `Min` of `value` where `mask`; inf if `mask` is nowhere true."""
   mask = jnp.asarray(mask, bool)
   return Min(jnp.min(value, where=mask, initial=jnp.inf))
 
@@ -124,13 +126,13 @@ def effective_share(log_weight: ArrayLike, mask: ArrayLike) -> EffectiveShare:
 
 
 def _finite(largest: Array) -> Array:
-  """0 for the largest of nothing, which cannot be subtracted."""
+  """The largest; 0 for that of no weights, as -inf - -inf would be NaN."""
   return jnp.where(largest == -jnp.inf, 0, largest)
 
 
 def masked_histogram(value: ArrayLike, mask: ArrayLike) -> Histogram:
   """The `Histogram` of `value` where `mask`; NaN counts as the largest."""
-  # Compared with every edge, where a scatter would be slow on a TPU.
+  # Values are compared with every edge, because a scatter is slow on a TPU.
   edges = jnp.asarray(_EDGES, jnp.float32).reshape(-1, *(1,) * jnp.ndim(value))
   below = jnp.sum(
     jnp.expand_dims(value, 0) <= edges,
@@ -145,11 +147,12 @@ def masked_histogram(value: ArrayLike, mask: ArrayLike) -> Histogram:
 
 
 def _sum(value: ArrayLike, mask: ArrayLike) -> Array:
+  # A choice, no product: 0 times a NaN outside the mask would be NaN.
   return jnp.sum(jnp.where(mask, value, 0), dtype=jnp.float32)
 
 
 def empty(metrics: dict[str, Metric]) -> dict[str, Metric]:
-  """The same names with nothing in them: what `merge` leaves unchanged."""
+  """Empty metrics of the same names and kinds."""
 
   def nothing(metric: Metric) -> Metric:
     full = lambda x, filler: jnp.full(x.shape, filler, x.dtype)
@@ -159,7 +162,7 @@ def empty(metrics: dict[str, Metric]) -> dict[str, Metric]:
 
 
 def _nothing(metric: Metric) -> Metric:
-  """The same kind, with numbers for arrays."""
+  """An empty metric of the same kind, with plain numbers for arrays."""
   return type(metric)(*_NOTHING.get(type(metric), (0,) * len(metric)))
 
 
@@ -175,6 +178,8 @@ def merge(
 def _join(a: Metric, b: Metric) -> Metric:
   assert type(a) is type(b)
   if isinstance(a, Moments) and isinstance(b, Moments):
+    # Chan et al.: deviations from two means become deviations from their common
+    # mean, without a sum of squares.
     count = a.count + b.count
     share = b.count / jnp.maximum(count, 1)
     gap = b.mean - a.mean
@@ -194,7 +199,7 @@ def _join(a: Metric, b: Metric) -> Metric:
 
 
 def only_if(condition: Array, metric: Metric) -> Metric:
-  """The metric, or one of nothing."""
+  """The metric if `condition`, a bool[]; else an empty one."""
   return jax.tree.map(
     lambda x, nothing: jnp.where(condition, x, nothing),
     metric,
@@ -203,7 +208,7 @@ def only_if(condition: Array, metric: Metric) -> Metric:
 
 
 def to_scalars(metrics: dict[str, Metric]) -> dict[str, float]:
-  """Plain numbers; metrics of nothing are left out."""
+  """Plain numbers for a log; empty metrics are left out."""
   scalars = {}
   for name, metric in jax.device_get(metrics).items():
     nothing = _nothing(metric)
@@ -213,7 +218,7 @@ def to_scalars(metrics: dict[str, Metric]) -> dict[str, float]:
 
 
 def _report(name: str, metric: Metric) -> dict[str, Any]:
-  """The numbers of a metric that holds something, by name."""
+  """The numbers of a metric that is not empty, by name."""
   match metric:
     case Mean(total, count):
       return {name: total / count}
@@ -232,10 +237,11 @@ def _report(name: str, metric: Metric) -> dict[str, Any]:
 
 
 def _quantile(counts: np.ndarray, share: float) -> float:
-  """Of the histogrammed values, linear inside a bin."""
+  """The quantile at `share` of the values, linear inside a bin."""
   passed = np.cumsum(counts, dtype=np.float64)
   sought = share * passed[-1]
   place = int(np.searchsorted(passed, sought))
+  # The open bins at both ends get no width, so they report the last edge.
   edges = np.concatenate([_EDGES[:1], _EDGES, _EDGES[-1:]])
   inside = (sought - passed[place] + counts[place]) / counts[place]
   return edges[place] + inside * (edges[place + 1] - edges[place])

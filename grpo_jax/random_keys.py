@@ -1,4 +1,7 @@
-"""Random keys: functions of (seed, step, purpose) and of nothing else."""
+"""Random keys: functions of (seed, purpose, step) and of nothing else.
+
+So a run that is resumed draws the numbers that it would have drawn.
+"""
 
 import zlib
 
@@ -17,11 +20,12 @@ def key(seed: int, purpose: str, step=0) -> jax.Array:
   Returns:
     A jax.random key.
   """
+  # crc32, because Python's hash of a string differs from process to process.
   base = jax.random.fold_in(jax.random.key(seed), zlib.crc32(purpose.encode()))
   return jax.random.fold_in(base, step)
 
 
 def generator(seed: int, purpose: str, step: int) -> np.random.Generator:
-  """The same for NumPy, on the host."""
+  """A NumPy generator for the same arguments as `key`, on the host."""
   data = jax.random.key_data(key(seed, purpose, step))
   return np.random.default_rng(np.asarray(data))

@@ -1,7 +1,7 @@
-"""Finds what `'module:function'` names: how a config points to your own code.
+"""Finds the function that `'module:function'` in a config names.
 
-Names of this package, such as `'grpo'` or `'exact_match'`, are looked up where
-they live: methods in `training/build.py`, rewards in `rewards/_base.py`.
+Names of this package, such as `'grpo'` or `'exact_match'`, are looked up
+elsewhere: methods in `training/build.py`, rewards in `rewards/_base.py`.
 """
 
 from collections.abc import Callable
@@ -19,14 +19,15 @@ def imported(name: str, subject: str) -> Callable[..., Any]:
 
   Args:
     name: The module, as Python imports it, and a function in it.
-    subject: How the message of an error begins: where the name was given, and
-      the name.
+    subject: The first words of an error message: the option, and the name that
+      it was given.
 
   Returns:
     The function.
 
   Raises:
-    ValueError: The module cannot be imported, or it has no such function.
+    ValueError: The module cannot be imported, or it has no such function; the
+      message names the nearest one.
   """
   module_name, _, function_name = name.partition(':')
   try:
@@ -50,7 +51,9 @@ def imported(name: str, subject: str) -> Callable[..., Any]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-  """Half a sentence with the known name that is most like this one.
+  """' (did you mean ...?)' with the known name that is most like this one.
+
+  '' if no known name is like it.
 
   >>> nearest('exact_mach', ['exact_match', 'score'])
   " (did you mean 'exact_match'?)"

@@ -1,9 +1,10 @@
 """The mesh, which array axis lies on which mesh axis, and how to compile.
 
-The mesh has three axes, of size 1 where they are not used (one device is a mesh
-too): `data` replicates parameters, `fsdp` shards them, both split the rows of a
-batch; `tensor` splits heads, hidden units and the vocabulary. All axes are
-`Auto`: the compiler places the collectives. This is the one place for that.
+The mesh has three axes. Over `data` the parameters are replicated, and over
+`fsdp` they are sharded; both axes split the rows of a batch. `tensor` splits
+heads, hidden units and the vocabulary. An axis that is not used has size 1, so
+one device is a mesh too. All axes are `Auto`: the compiler places the
+collectives, and the functions here tell it where arrays lie.
 """
 
 from collections.abc import Callable
@@ -37,10 +38,11 @@ RULES = {
   'kv_heads': 'tensor',
   'mlp': 'tensor',
 }
-"""Logical parameter axis -> mesh axis; what is not named is replicated."""
+"""Logical parameter axis -> mesh axis; axes not named here are replicated."""
 
 DECODING_RULES = {k: v for k, v in RULES.items() if v != 'fsdp'}
-"""Decoding reads every parameter for every token: no gathering then."""
+"""`RULES` without `fsdp`: decoding reads every parameter for every token, and
+would have to gather it each time."""
 
 
 def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
@@ -56,13 +58,14 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
     A `Mesh` with Auto axes.
 
   Raises:
-    ValueError: The product does not fit the number of devices.
+    ValueError: `fsdp` or `tensor` is less than 1, or the product is more than
+      the number of devices.
   """
   devices = jax.devices()
   if min(fsdp, tensor) < 1:
     raise ValueError(
-      f'A mesh of fsdp={fsdp} x tensor={tensor} cannot be; give 1 or more '
-      '(only data may be -1, for all that is left).'
+      f'A mesh cannot have fsdp={fsdp} x tensor={tensor}; give 1 or more for '
+      'each (only data may be -1, for all devices that are left).'
     )
   if data == -1:
     data = len(devices) // (fsdp * tensor)
@@ -72,6 +75,8 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
       f'A mesh of data={data} x fsdp={fsdp} x tensor={tensor} needs {wanted} '
       f'devices, but {len(devices)} are present; change config.mesh.'
     )
+  # Auto must be asked for: JAX's default, Explicit, refuses some operations
+  # over sharded axes, such as quantiles.
   return jax.make_mesh(
     (data, fsdp, tensor),
     ('data', 'fsdp', 'tensor'),
@@ -81,7 +86,7 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
 
 
 def row_shards(mesh: Mesh | AbstractMesh) -> int:
-  """Into how many parts the rows of a batch are split."""
+  """The number of data shards: into how many parts rows are split."""
   return math.prod(mesh.shape[axis] for axis in ROW_AXES)
 
 
@@ -97,19 +102,20 @@ def rows(mesh: Mesh, axis: int = 0) -> NamedSharding:
 
 @contextlib.contextmanager
 def use(mesh: Mesh | None) -> Iterator[None]:
-  """While tracing inside, `constrain_rows` means this mesh."""
+  """What is traced inside is constrained to this mesh; None: not at all."""
   if mesh is None:
     yield
   else:
+    # Not `jax.set_mesh`, which JAX refuses while it traces.
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
       yield
 
 
 def constrain_rows(x: jax.Array) -> jax.Array:
-  """Keeps the first axis split over the data shards; nothing without a mesh.
+  """Keeps the first axis split over the data shards; no effect without a mesh.
 
-  Without it the compiler may prefer to split activations over the axis that
-  shards the parameters, and then moves activations instead of weights.
+  Left to itself, the compiler may split activations over the axis that shards
+  the parameters, and then moves activations instead of weights.
   """
   if jax.sharding.get_abstract_mesh().empty:
     return x
@@ -117,7 +123,12 @@ def constrain_rows(x: jax.Array) -> jax.Array:
 
 
 def constrain_cache(x: jax.Array, heads: int) -> jax.Array:
-  """Keeps a cache f[B,...] split over rows, and its axis `heads` too."""
+  """Keeps a cache f[B,...] split over rows, and over heads if they divide.
+
+  Args:
+    x: The cache.
+    heads: Its axis of heads.
+  """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
     return x
@@ -129,7 +140,7 @@ def constrain_cache(x: jax.Array, heads: int) -> jax.Array:
 
 
 def gather_fsdp(x: jax.Array, *names: str | None) -> jax.Array:
-  """A parameter made whole over `fsdp`, to be looked up; see `constrain_rows`.
+  """A parameter gathered over `fsdp`, for a lookup; see `constrain_rows`.
 
   Args:
     x: The parameter.
@@ -143,7 +154,7 @@ def gather_fsdp(x: jax.Array, *names: str | None) -> jax.Array:
 
 
 def _spec(mesh, shape, names, rules) -> PartitionSpec:
-  """Mesh axes of an array; None where they do not divide its size."""
+  """The mesh axis of each array axis; None if it does not divide the size."""
   axes = [rules.get(name) if name else None for name in names]
   return PartitionSpec(
     *(
@@ -161,6 +172,7 @@ def current_row_shards() -> int:
 
 def path_names(path: Any) -> tuple[str, ...]:
   """A `jax.tree_util` key path as plain names."""
+  # The key of a dict is in `key`, the place in a list in `idx`.
   return tuple(str(getattr(k, 'key', getattr(k, 'idx', k))) for k in path)
 
 

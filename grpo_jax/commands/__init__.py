@@ -1,1 +1,1 @@
-"""What is typed: `grpo-jax train`, `eval`, `sample`, `audit`, ..."""
+"""The commands `grpo-jax train`, `eval`, `sample`, `audit`, ..."""

@@ -1,4 +1,4 @@
-"""What was typed, made into what absl's flags read; and what was mistyped."""
+"""Turns what was typed into what absl reads, and explains what was mistyped."""
 
 from collections.abc import Collection
 import pathlib
@@ -12,16 +12,20 @@ PACKAGE = pathlib.Path(__file__).parent.parent
 def prepared(
   argv: list[str], switches: Collection[str], takes: str = ''
 ) -> list[str]:
-  """The arguments in one form, with a config.
+  """The arguments in one form, with a `--config`.
 
-  `-name value` and the like become `--name=value`; a config file of the package
-  is found from anywhere; without one, the config is that of the run in the
-  workdir.
+  `-name value` and the like become `--name=value`. The path of a config file
+  that comes with the package is completed. Without `--config`, the config is
+  that of the run in the workdir.
 
   Args:
     argv: Program, command, arguments.
     switches: Flags that take no value.
-    takes: A flag whose value may come without its name.
+    takes: A flag whose value may come first without its name, as in `audit
+      dapo`; '' if there is none.
+
+  Returns:
+    Program, command, and the arguments as `--name=value` or `--name`.
 
   Raises:
     ValueError: No config is given, and the workdir holds no run.
@@ -36,7 +40,7 @@ def prepared(
     arguments[0] = f'--{takes}={arguments[0]}'
   given = dict(one.split('=', 1) for one in arguments if '=' in one)
   if '--config' not in given and '--workdir' in given:
-    workdir.config_of(given['--workdir'])  # says so if there is none
+    workdir.config_of(given['--workdir'])  # raises if there is no run
     saved = PACKAGE / 'commands' / 'saved_config.py'
     arguments.insert(0, f'--config={saved}:{given["--workdir"]}')
   return [*argv[:2], *arguments]
@@ -50,7 +54,10 @@ def _joined(arguments: list[str], switches: Collection[str]) -> list[str]:
     if argument.startswith('-') and argument != '-':
       argument = f'--{argument.lstrip("-")}'
       name = argument.removeprefix('--')
+      # absl reads `--nocheck` as `--check=false`.
       alone = '=' in name or name in switches or name.startswith('no')
+      # A value may begin with one dash: a negative number, or `-` for standard
+      # input.
       if not alone and rest and not rest[0].startswith('--'):
         argument += f'={rest.pop(0)}'
     joined.append(argument)
@@ -72,11 +79,15 @@ def installed(config: str) -> str:
 
 
 def unknown_field(arguments: list[str]) -> str | None:
-  """What to say of the first `--config.NAME` that is no field of the config."""
+  """A message about the first `--config.NAME` that the config does not have.
+
+  None if there is no such argument.
+  """
   known = {option.name for option in options.describe()}
   for argument in arguments:
     given = argument.partition('=')[0]
     name = given.removeprefix('--config.')
+    # method_kwargs takes any name, and rewards an index such as rewards[0].
     inside = name.startswith(('learner.method_kwargs.', 'rewards'))
     if name == given or name in known or inside:
       continue
@@ -87,7 +98,11 @@ def unknown_field(arguments: list[str]) -> str | None:
 
 
 def raised_by_config(error: Exception) -> str | None:
-  """The sentence of a ValueError in a config file, out of its traceback."""
+  """The message of a ValueError that was raised in a config file.
+
+  ml_collections puts the traceback of that error, with its line breaks escaped,
+  into the text of its own error. None if `error` is of another kind.
+  """
   last = str(error).replace('\\n', '\n').strip().splitlines()[-1:]
   kind, _, sentence = ''.join(last).partition(': ')
   traced = 'Traceback (most recent call last)' in str(error)

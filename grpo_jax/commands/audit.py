@@ -22,15 +22,18 @@ def of(
 
   Args:
     name: Of `losses.methods`, or `'module:function'`.
-    method_kwargs: Its arguments, a Python dict in text.
+    method_kwargs: Its arguments, the text of a Python dict.
     fields: `'module:function'`; see `diagnostics.audit`.
+
+  Returns:
+    An `Audit`.
 
   Raises:
     ValueError: No such method, wrong arguments, or a field that is missing.
   """
   try:
     kwargs = ast.literal_eval(method_kwargs)
-    dict(**kwargs)
+    dict(**kwargs)  # a TypeError unless it is a dict with texts as keys
   except (ValueError, SyntaxError, TypeError) as error:
     raise ValueError(
       f'--method_kwargs={method_kwargs} is no dict of arguments; give one, as '
@@ -50,7 +53,7 @@ def of(
 def to_json(
   name: str, audit: diagnostics.Audit, figure: str | None = None
 ) -> dict[str, Any]:
-  """An audit for a program: `method`, the parts of `Audit`, `figure`."""
+  """An audit as JSON can hold it: `method`, the parts of `Audit`, `figure`."""
   return {
     'method': name,
     **diagnostics.to_json(audit),
@@ -84,7 +87,7 @@ def show(
 def every() -> dict[str, diagnostics.Audit]:
   """Audits of all named methods, with their default arguments.
 
-  It takes half a minute, so a terminal sees how far it is.
+  This takes half a minute, so a progress bar is shown on a terminal.
   """
   from rich import console
   from rich import progress
@@ -92,7 +95,7 @@ def every() -> dict[str, diagnostics.Audit]:
   names = progress.track(
     losses.methods.__all__,
     'auditing',
-    console=console.Console(stderr=True),
+    console=console.Console(stderr=True),  # stdout is for the table
     transient=True,
     disable=not sys.stderr.isatty(),
   )
@@ -150,7 +153,7 @@ def markdown(rows: list[dict[str, str]]) -> str:
 
 
 def columns_markdown() -> str:
-  """What the columns mean, as losses/README.md has it."""
+  """What the columns mean, as a list in losses/README.md."""
   return '\n'.join(
     f'- {name}: {meaning}' for name, meaning in diagnostics.COLUMNS.items()
   )

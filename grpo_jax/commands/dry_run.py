@@ -21,13 +21,13 @@ GIB = 2**30
 
 
 def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
-  """Builds everything, samples the first rollout, compiles one step.
+  """Builds everything, samples the first rollout, compiles one update.
 
-  Nothing is written and nothing is learned; the rollout is that of the
-  untrained model.
+  Nothing is written to the workdir and nothing is learned. The rollout is
+  sampled from the untrained model, before any warm-up.
 
   Args:
-    config: See `config.py`.
+    config: See `grpo_jax.config.Config`.
     workdir: Must be free, or hold a run of this config.
 
   Returns:
@@ -35,10 +35,11 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
     `first_rollout`, for `show`.
 
   Raises:
-    ValueError: The run could not start; the sentence says why.
+    ValueError: The run could not start; the message says why.
   """
   workdir = pathlib.Path(workdir)
   workdir_lib.refuse_another(workdir, config)
+  # The workdir need not exist yet, and this command does not make it.
   existing = workdir
   while not existing.exists():
     existing = existing.parent
@@ -48,7 +49,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
     )
   run = build.run(config)
   if config.warm_up.steps:
-    build.demonstrations(run)
+    build.demonstrations(run)  # not used here, but it may raise
   update = build_updater.updater(run)
   params = build.initial_params(run)
   run.engine.load(params, version=0)
@@ -104,7 +105,7 @@ def _count(tree: Any) -> int:
 
 
 def _gib(tree: Any) -> float:
-  """GiB on each device, before what compiled programs need."""
+  """GiB on each device of the arrays alone, without what programs need."""
   sizes = [
     math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
     for x in jax.tree.leaves(tree)
@@ -157,5 +158,5 @@ def show(report: dict[str, Any]) -> None:
 
 
 def _size(gib: float) -> str:
-  """GiB, or MiB where that says more."""
+  """In GiB from 0.1 GiB on, and in MiB below."""
   return f'{gib:.2f} GiB' if gib >= 0.1 else f'{gib * 1024:.2f} MiB'

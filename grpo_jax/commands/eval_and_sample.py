@@ -1,4 +1,4 @@
-"""A trained policy at work: `grpo-jax eval` and `grpo-jax sample`."""
+"""A trained policy, evaluated or sampled: `grpo-jax eval` and `sample`."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -25,8 +25,8 @@ from grpo_jax.training.checkpoint import Checkpoints
 from grpo_jax.training.marks import NOTHING
 from grpo_jax.training.marks import Given
 
-# The fields of the config that the parameters of a checkpoint depend on. An
-# evaluation with other values is refused, but for those in `config.FREE`.
+# The fields of the config that the parameters of a checkpoint depend on. A
+# policy is not loaded under other values, except of fields in `config.FREE`.
 BOUND = ('model', 'data.tokenizer', 'data.eos_tokens', 'data.pad_token')
 
 
@@ -51,7 +51,7 @@ def load(
   run matters here.
 
   Args:
-    config: The run's, or one that differs from it, but not in `BOUND`.
+    config: That of the run, or one that differs from it outside `BOUND`.
     workdir: Of the run; nothing in it is changed.
     which: `'latest'`, `'best'`, or the number of rollouts.
     given: What the marks in the config stand for.
@@ -83,6 +83,7 @@ def load(
     build.shapes(run),
     build.places(run),
   )
+  # Read-only, because the run may be training at this moment.
   with Checkpoints(directory, read_only=True) as saves:
     saved = saves.restore(abstract, _step(saves, which), 'params')
   if saved is None:
@@ -126,9 +127,10 @@ def evaluate(
 
   Args:
     policy: From `load`, with `to_evaluate`.
-    examples: Held-out problems, from the first; 0: as many as the config says.
+    examples: How many held-out problems, counted from the first; 0: as many as
+      the config says.
     samples: Completions per problem.
-    ks: Of pass@k and majority@k.
+    ks: The values of k in pass@k and majority@k, none above `samples`.
     temperature: None: the config's.
     max_tokens: None: the config's.
     completions: A Parquet file to write them to, or None.
@@ -136,7 +138,8 @@ def evaluate(
       `config.evaluation.answer` names.
 
   Returns:
-    See `evaluate.summarize`; and `checkpoint`, the rollouts learned from.
+    What `pass_at_k.summarize` returns, and `checkpoint`, the number of rollouts
+    that the policy has learned from.
 
   Raises:
     ValueError: There are no held-out problems, or a k above `samples`.
@@ -163,7 +166,7 @@ def evaluate(
     samples,
     policy.step,
     run.config.data.completion_buckets,
-    purpose='eval',
+    purpose='eval',  # other random numbers than those of the training
   )
   if completions:
     parquet.write(completions, rollout, policy.step)

@@ -47,9 +47,9 @@ def train(
 ) -> dict[str, float | None]:
   """Trains a model, or goes on with the run in `workdir`.
 
-  What is None stays as the config says. What is given takes the place of the
-  name in the config. Everything but `on_rollout` may also be a name as in a
-  config, such as 'exact_match' or 'my_lab.rewards:brevity'.
+  An argument that is None leaves the config as it is. Any other replaces the
+  name in the config. Each argument except `on_rollout` may also be a name as in
+  a config, such as 'exact_match' or 'my_lab.rewards:brevity'.
 
   The workdir gets a record of each object, `given.json`: its source where
   Python has it, and a hash. To go on with the run, call `train` with the same
@@ -88,13 +88,13 @@ def train(
       sampled but not evaluated.
 
   Returns:
-    `before` and `after`, the held-out accuracies after the warm-up and at the
-    end (None without held-out prompts), `steps`, the rollouts done, and `secs`,
-    the time of this call.
+    `before` and `after`, the first and the last held-out accuracy of the run,
+    earlier starts included (None without held-out prompts), `steps`, the
+    rollouts done, and `secs`, the duration of this call in seconds.
 
   Raises:
     ValueError: Something that was given cannot be used, or is not what the run
-      in `workdir` was given. The sentence says what to do.
+      in `workdir` was given. The message says what to do.
   """
   resolved, given = given_lib.put(
     _resolved(config, workdir),
@@ -148,7 +148,7 @@ def evaluate(
     workdir: The directory of a run; nothing in it is changed.
     rewards: Needed if the run was given them in Python; see `train`. The first
       says which answers are right. Others than the run's are allowed.
-    heldout: Likewise.
+    heldout: Held-out prompts; needed if the run was given them in Python.
     tokenizer: Needed if the run was given it in Python.
     answer: Reads the answer out of a completion, for majority@k; None: what
       `config.evaluation.answer` names.
@@ -234,10 +234,10 @@ def sample(
 
 @atexit.register
 def _wait_for_compiler() -> None:
-  """Lets a program that XLA compiles ahead of its use be finished.
+  """Waits for the thread in which XLA compiles a program ahead of its use.
 
-  The interpreter of a script whose run ended early, by an error in a reward
-  say, would otherwise end under the compiler, which then aborts the process.
+  The run of a script may end early, by an error in a reward for example. If the
+  interpreter then ended while XLA compiles, XLA would abort the process.
   """
   for thread in threading.enumerate():
     if thread.name == 'compile ahead':  # by `Updater.compile_ahead`
@@ -275,7 +275,7 @@ def _from_file(path: str) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-  """Hides what jax and orbax log; the monitor says what of it matters."""
+  """Hides the logs of jax and orbax; the monitor says what matters in them."""
   from absl import logging
 
   before = logging.get_verbosity()

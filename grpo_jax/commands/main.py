@@ -1,4 +1,4 @@
-"""The command line: parses, checks, calls; everything else is a library."""
+"""The command line: parses the flags, checks them, and calls other modules."""
 
 from collections.abc import Callable
 import contextlib
@@ -27,6 +27,7 @@ from grpo_jax.commands.flag_definitions import CONFIG as _CONFIG
 from grpo_jax.commands.flag_definitions import FLAGS as _FLAGS
 from grpo_jax.training import stop_signal
 
+# One for the process: `run` installs its handlers before the flags are read.
 _STOP = stop_signal.Stop()
 _EXAMPLES = """\
   grpo-jax train --config=configs/arithmetic.py --workdir=runs/arithmetic
@@ -54,6 +55,7 @@ def train() -> None:
     result = loop.train(
       config, _value('workdir'), _STOP, _value('replay'), steps, screen=screen
     )
+  # Linux counts ru_maxrss in KiB.
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
   _print_json(
     {
@@ -168,7 +170,7 @@ class Command(NamedTuple):
 COMMANDS = {
   'train': Command(
     train,
-    'Trains a run, or goes on with it; prints one JSON line at the end.',
+    'Trains a model, or continues a run; prints one JSON line at the end.',
     (
       'config', 'workdir', 'check', 'replay', 'profile_steps', 'json',
       'verbose',
@@ -184,7 +186,7 @@ COMMANDS = {
   ),
   'methods': Command(
     methods,
-    'All methods in one table, measured by evaluating each of them.',
+    'Prints a table of all methods, measured by evaluating each of them.',
     ('wide', 'json', 'verbose'),
   ),
   'audit': Command(
@@ -203,7 +205,7 @@ COMMANDS = {
   ),
   'study': Command(
     study,
-    'Trains runs that differ in one thing, or goes on, and compares them.',
+    'Trains runs that differ in one thing, if not done yet; compares them.',
     (
       'study', 'workdir', 'config', 'seeds', 'steps', 'only', 'json', 'verbose',
     ),
@@ -259,7 +261,7 @@ def main(argv: list[str]) -> None:
     COMMANDS[argv[1]].run()
   except KeyboardInterrupt:
     raise SystemExit(130) from None
-  except BrokenPipeError:
+  except BrokenPipeError:  # an OSError, but no fault of the input; see `run`
     raise
   except (ValueError, OSError) as error:
     _refuse(error)
@@ -317,7 +319,11 @@ def _columns(rows: list[tuple[str, str]], width: int) -> str:
 
 
 def _parse(argv: list[str]) -> list[str]:
-  """Reads the flags; what they cannot mean is said in one sentence."""
+  """Reads the flags.
+
+  Prints the help or the version, or a sentence about what is wrong, and exits;
+  else returns the arguments as `app.run` wants them.
+  """
   command = argv[1] if len(argv) > 1 and argv[1][:1] != '-' else ''
   if argv[1:] == ['--version']:
     print(
@@ -347,12 +353,13 @@ def _parse(argv: list[str]) -> list[str]:
   return parsed
 
 
-# Errors whose text is a sentence, or nearly; others come from a config file.
+# Errors whose text is shown as it is; those of other types come from the code
+# of a config file.
 _SENTENCES = (flags.Error, ValueError, OSError, KeyError)
 
 
 def _check_flags(command: str, parsed: list[str]) -> None:
-  """Raises if there is something that the command does not read."""
+  """Raises if the command does not read a flag, or lacks one that it needs."""
   read = COMMANDS[command].flags
   known = ', '.join(f'--{name}' for name in read)
   others = [f'--{name}' for name in _FLAGS if flags.FLAGS[name].present]
@@ -381,7 +388,8 @@ def _check_flags(command: str, parsed: list[str]) -> None:
 
 
 def _refuse(error: Exception) -> NoReturn:
-  """Says in one sentence why nothing was done, or no more."""
+  """Prints one sentence about an error to standard error, and exits with 2."""
+  # Not the flag, because it may be the flags that could not be parsed.
   if '--verbose' in sys.argv:
     traceback.print_exception(error)
   text = str(error)
@@ -390,15 +398,17 @@ def _refuse(error: Exception) -> NoReturn:
       f'the config has no {text}; --config.learner.method_kwargs="{{...}}" '
       'gives all arguments of a method at once.'
     )
+  # Errors of ml_collections and KeyErrors hold escaped line breaks and quotes.
   text = text.replace('\\n', ' ').replace("\\'", "'")
   print(f'grpo-jax: {" ".join(text.split())}', file=sys.stderr)
   raise SystemExit(2) from None
 
 
 def _hide_orbax(unraisable: Any) -> None:
-  """Its callbacks fail once more where nothing can catch them.
+  """Hides errors that Orbax raises where nothing can catch them.
 
-  After a save or a restore that has failed; `checkpoint.py` has said so.
+  After a save or a restore has failed, its callbacks fail once more.
+  `checkpoint.py` has reported the failure by then.
   """
   trace = ''.join(traceback.format_tb(unraisable.exc_traceback))
   closed = 'Event loop is closed' in str(unraisable.exc_value)
@@ -408,20 +418,22 @@ def _hide_orbax(unraisable: Any) -> None:
 
 def run() -> None:
   """The console script."""
-  # What jax and orbax log at length is said here in a sentence, if it matters.
+  # What matters in the long logs of jax and orbax is printed as one sentence.
   logging.set_verbosity(logging.FATAL)
   sys.unraisablehook = _hide_orbax
-  trains = sys.argv[1:2] == ['train']  # which alone has something to save
+  # Only a training run has something to save when a signal comes.
+  trains = sys.argv[1:2] == ['train']
   try:
     with _STOP if trains else contextlib.nullcontext():
       app.run(main, flags_parser=_parse)
   except SystemExit as error:
-    # Python would wait for the compiler, or crash it.
+    # A normal exit would wait for the thread that compiles, or crash in it.
     if any(thread.name == 'compile ahead' for thread in threading.enumerate()):
       sys.stdout.flush()
       sys.stderr.flush()
       os._exit(error.code if isinstance(error.code, int) else bool(error.code))
     raise
   except BrokenPipeError:  # the reader has seen enough, as `| head` has
+    # Python flushes standard output at its end, which would fail once more.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise SystemExit(1) from None

@@ -1,8 +1,8 @@
-"""Every option of a config, read off config.py, and what others call it.
+"""Every option of a config, and what TRL and verl call it.
 
-The table of options is the source of config.py itself: the comment above a
-field, or behind it, says what the field means; the docstring of a dataclass
-heads its section.
+The options are read from the source of the dataclasses in `grpo_jax/config`:
+the comment above a field, or behind it, says what the field means, and the
+docstring of a dataclass heads its section.
 
 `python -m grpo_jax.commands.options` prints the options and the names of peers
 as Markdown.
@@ -146,6 +146,7 @@ def suggest(name: str) -> str | None:
   if name in ours:
     return name
 
+  # The last part counts first, since the name may be in the wrong section.
   def likeness(own):
     return _ratio(last, own.rpartition('.')[2]), _ratio(name, own)
 
@@ -160,7 +161,7 @@ def suggest(name: str) -> str | None:
 
 
 def _from_peer(name: str) -> str | None:
-  """Ours for a whole name of a peer, or for the end of one of verl's."""
+  """Our name for a name of TRL or verl, or for the last parts of verl's."""
   whole = [p.ours for p in PEER_NAMES if name and name in (p.trl, p.verl)]
   ends = [p.ours for p in PEER_NAMES if p.verl.endswith(f'.{name}')]
   return next(iter(whole + ends), None)
@@ -178,7 +179,7 @@ def _walk(kind: Any, path: str) -> list[Section]:
     hint, (annotation, comment) = hints[field.name], source[field.name]
     name = f'{path}.{field.name}' if path else field.name
     option = Option(name, annotation, _default(field), comment)
-    item, *_ = *typing.get_args(hint), None
+    item, *_ = *typing.get_args(hint), None  # Reward in tuple[Reward, ...]
     if dataclasses.is_dataclass(hint):
       inner += _walk(hint, name)
     elif dataclasses.is_dataclass(item):
@@ -207,7 +208,7 @@ def _source(kind: type) -> dict[str, tuple[str, str]]:
   for node in tree.body:
     if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
       first, last = node.lineno, node.end_lineno or node.lineno
-      # Lines of comment alone, up to the field before.
+      # Back over the lines above the field that hold only a comment.
       while lines[first - 2].lstrip().startswith('#'):
         first -= 1
       said = (comments[k] for k in range(first, last + 1) if k in comments)

@@ -11,6 +11,7 @@ from grpo_jax.training import workdir
 def get_config(directory: str) -> ConfigDict:
   """The resolved config in a workdir, to be overridden like any other."""
   saved = config.default()
+  # method_kwargs may hold names that its default, an empty dict, does not have.
   saved.unlock()
   saved.update(_tuples(workdir.config_of(directory)))
   saved.lock()

@@ -17,26 +17,29 @@ from grpo_jax.diagnostics import _words
 from grpo_jax.diagnostics._words import short
 
 COLUMNS = {
-  'weight': 'of each token; L_i tokens of a completion, N of the batch, N_p of '
-  'a prompt, B completions, P prompts',
-  'ratio': 'what multiplies the advantage',
-  'advantage': 'r reward; mean and std of the group unless said',
-  'regulariser': 'what is subtracted; k1, k2, k3: KL to the reference',
-  'W_agg': 'what is left on a token that the whole group shares, over the sum '
-  'of absolute coefficients; 0: cancels',
-  'bias': "the first token's mean gradient over the second's on a tree where "
-  "the first's true gradient is 0",
-  'scale': 'e, if the gradient goes as the e-th power of a factor of all '
-  'rewards before Adam',
-  'zero gradient': 'ratios where the gradient is exactly 0, so that momentum '
-  'goes on alone',
-  'loss at ratio 1': 'what the value of the loss follows there',
+  'weight': 'weight of each token; L_i, N_p and N count the kept tokens of its '
+  'completion, its prompt and the batch, B completions, P prompts',
+  'ratio': 'ratio of policy to old policy that multiplies the advantage',
+  'advantage': 'r is the reward; mean and std are those of the group, unless '
+  'the text says otherwise',
+  'regulariser': 'what is subtracted from the objective; k1, k2 and k3 '
+  'estimate the KL to the reference, r is the ratio',
+  'W_agg': 'sum of the coefficients on a token that the whole group shares, '
+  'over the sum of their absolute values; 0 means that they cancel',
+  'bias': 'expected gradient of the first token of a tree over that of the '
+  "second; the first token's true gradient is 0, so 0 means unbiased",
+  'scale': 'e, if a factor phi on all rewards multiplies the gradient by '
+  'phi^e, before Adam',
+  'zero gradient': 'ratios s at which the gradient of a token is exactly 0, so '
+  'that only momentum moves the token',
+  'loss at ratio 1': 'statistic that the value of the loss follows before the '
+  'policy has moved',
 }
 """Columns of the table of methods, and what they mean."""
 
 
 class Audit(NamedTuple):
-  """What a method does, read off by evaluating it; a table in a notebook."""
+  """What a method does, measured by evaluating it; a table in a notebook."""
 
   requires: tuple[str, ...]  # optional fields that it reads
   scope: str  # 'row', or 'batch' if it couples completions
@@ -55,13 +58,13 @@ class Audit(NamedTuple):
 def audit(
   method: losses.LossTransform, fields: _probe.Fields | None = None
 ) -> Audit:
-  """Reads a method off by evaluating it; nothing is known of its name.
+  """Measures what a method does, by evaluating it on small batches.
 
   Args:
-    method: Any chain, one of a user's own too. Each batch meets it in the state
-      that its `init` returns.
-    fields: For a method that requires fields of its own: takes the batch of a
-      probe, arrays [P,G,...], and returns these fields by name.
+    method: Any chain, also one of your own. Every batch is evaluated with the
+      state that its `init` returns.
+    fields: A function for a method that requires fields of its own. It takes
+      the batch of a probe, arrays [P,G,...], and returns these fields by name.
 
   Raises:
     ValueError: The method requires a field that nobody supplies.
@@ -93,6 +96,7 @@ def to_json(value: Any) -> Any:
     value = value.tolist()
   if isinstance(value, list | tuple):
     return [to_json(part) for part in value]
+  # JSON has no infinity and no NaN.
   finite = not isinstance(value, float) or math.isfinite(value)
   return value if finite else None
 
@@ -110,6 +114,7 @@ def cells(audit: Audit) -> dict[str, str]:
     'regulariser': row.regulariser,
     'W_agg': short(audit.prefix.whole, 2),
     'bias': short(audit.tree.ratio, 2),
+    # The last setting is off policy, where thresholds act as well.
     'scale': short(audit.scale.settings[-1].exponent, 2),
     'zero gradient': '; '.join(sides) or 'none',
     'loss at ratio 1': _value.verdict(audit.value)[0].removeprefix('the '),
@@ -133,11 +138,9 @@ def describe(name: str, audit: Audit) -> list[tuple[str, str, str]]:
     'never acts alone: the gradient is nowhere exactly 0 on the measured ratios'
   )
   if audit.clipping.coasts:
-    momentum = 'can carry a token on where its own gradient is off'
+    momentum = 'can carry a token on where its own gradient is 0'
   elif audit.clipping.zeros:
-    momentum = (
-      'has no bound to cross: a gradient that is off is so at every ratio'
-    )
+    momentum = 'has no bound to cross: a gradient that is 0 is 0 at every ratio'
   return [
     (name, 'weight', row.weight),
     (name, 'ratio', row.ratio),

@@ -19,7 +19,8 @@ from grpo_jax.diagnostics import _words
 _RARE, _LIKELY = float(np.exp(-7)), 0.3  # old probabilities of the tokens
 _TOKENS, _OTHER_TOKENS = 4, 16  # lengths of the completion that is moved
 _FINEST, _MIDDLE, _WIDEST = 1e-5, 0.05, 6.0  # of the log-ratio
-_ROUNDS, _RELATIVE, _FADED = 12, 1e-8, 1e-9  # of the bisection
+_ROUNDS, _RELATIVE = 12, 1e-8  # of the bisection: the most, width at its end
+_FADED = 1e-9  # of a live coefficient; what gets smaller than this has faded
 _POINT = 1e-6  # width in log-ratio below which zeros are no interval
 
 Interval = tuple[int, float, float]
@@ -71,6 +72,7 @@ def clipping(
     setting = _Setting(probability=probability, everyone=matters['others'])
     curve = _Curve(curve.subject, setting)
     intervals = _intervals(curve)
+  # If the coefficients do not depend on the sign of A, their zeros are no clip.
   if not matters['advantage']:
     intervals = []
   clips = tuple(interval for interval, hard in intervals if hard)
@@ -97,7 +99,7 @@ class _Setting(NamedTuple):
   tokens: int = _TOKENS  # its length
   probability: float = _RARE  # of its tokens under the old policy
   size: float = 1.0  # factor of all advantages; -1: against the rewards
-  everyone: bool = False  # all completions are moved to its ratio, not it alone
+  everyone: bool = False  # whether all completions are moved to its ratio
 
 
 class _Curve:
@@ -161,6 +163,8 @@ def _intervals(curve: _Curve) -> list[tuple[Interval, bool]]:
   zero = np.stack([index[::2], index[1::2] - 1])  # both ends of each run
   live = zero + [[-1], [1]]
   inside = (live >= 0) & (live <= last)
+  # `%` keeps every index inside the grid. An end outside becomes 0 or infinity
+  # below.
   hard, live, zero = np.zeros(zero.shape, bool), at[live % len(at)], at[zero]
   if inside.any():
     ends = live[inside], zero[inside]
@@ -168,7 +172,8 @@ def _intervals(curve: _Curve) -> list[tuple[Interval, bool]]:
     live[inside], zero[inside], hard[inside] = _bisected(curve, of_end, *ends)
   ratio = np.where(inside, np.exp((live + zero) / 2), [[0.0], [np.inf]])
   clips = np.any(hard, axis=0) | ~np.any(inside, axis=0)
-  wide = zero[1] - zero[0] >= _POINT  # else the coefficient changes its sign
+  # Narrower zeros are a point at which the coefficient changes its sign.
+  wide = zero[1] - zero[0] >= _POINT
   return [
     ((int(sign[k]), *ratio[:, k].tolist()), bool(clips[k]))
     for k in np.flatnonzero(wide)
@@ -176,7 +181,17 @@ def _intervals(curve: _Curve) -> list[tuple[Interval, bool]]:
 
 
 def _bisected(curve: _Curve, sign, live, zero) -> tuple:
-  """Narrows all ends at once, and says which of them are those of a clip."""
+  """Narrows all ends at once, and says which of them are those of a clip.
+
+  Args:
+    curve: The coefficient.
+    sign: f64[N], of the advantage, for each end.
+    live: f64[N], log-ratio next to the end where the coefficient is not 0.
+    zero: f64[N], log-ratio next to the end where it is 0.
+
+  Returns:
+    `live` and `zero`, closer together, and bool[N].
+  """
   ends, points = np.arange(len(sign)), _probe.ROWS // len(sign)
   inside = np.linspace(0, 1, points + 2)
   for _ in range(_ROUNDS):
@@ -185,11 +200,12 @@ def _bisected(curve: _Curve, sign, live, zero) -> tuple:
       break
     path = live[:, None] + inside * (zero - live)[:, None]
     value = curve(np.repeat(sign, points), path[:, 1:-1].ravel())
-    is_zero = np.ones((len(ends), points + 1), bool)  # as the path's last is
+    is_zero = np.ones((len(ends), points + 1), bool)  # the last is `zero`
     is_zero[:, :-1] = value.reshape(len(ends), -1) == 0
     first = is_zero.argmax(1)
     live, zero = path[ends, first], path[ends, first + 1]
-  # What is 0 because float64 has no smaller number fades before its end.
+  # A coefficient that is 0 because float64 has no smaller number is tiny before
+  # the end already. In front of a clip it is not.
   before = live + 1e-3 * np.sign(live - zero) * np.abs(live)
   distance = np.where(curve.values == 0, np.inf, np.abs(curve.log_ratio))
   nearest = [_fit.leading(-far, 1e-9) for far in distance]  # to ratio 1
@@ -198,8 +214,10 @@ def _bisected(curve: _Curve, sign, live, zero) -> tuple:
 
 
 def _what_matters(curve: _Curve, intervals) -> dict[str, bool]:
-  """What moves the zeros, on a coarse grid and a thousandth around every end.
+  """What moves the zeros, by name.
 
+  Looked at on a coarse grid, and a thousandth of the log-ratio around the four
+  ends nearest to ratio 1.
   `coupled` says whether moving the other completions changes the gradient at
   all, and `advantage` whether the sign of A does (True without a gradient).
   """
@@ -232,7 +250,7 @@ def _what_matters(curve: _Curve, intervals) -> dict[str, bool]:
   read = dict(zip(changes, value.reshape(len(settings), 2, -1), strict=True))
   base = read['none']
   moves = {k: (x == 0) != (base == 0) for k, x in read.items()}
-  moves['probability'] &= points < -np.log(_LIKELY)  # the possible ones
+  moves['probability'] &= points < -np.log(_LIKELY)  # else above 1
   moves = {name: bool(move.any()) for name, move in moves.items()}
   same = {k: np.allclose(x, base, rtol=1e-6, atol=0) for k, x in read.items()}
   return dict(
@@ -270,7 +288,7 @@ def _where(intervals) -> str:
 
 
 def _text(clips, faded, matters: dict[str, bool]) -> str:
-  """One sentence."""
+  """The zeros in one sentence, with what they depend on."""
   if not matters['advantage']:
     return 'not measured: the gradient does not depend on A'
   text = f'zero {_where(clips)}' if clips else 'never zero'
@@ -304,7 +322,8 @@ def plot(clipping: Clipping, title: str, path: str | os.PathLike) -> None:
   ends = {1: set(), -1: set()}
   for sign, *interval in clipping.zeros:
     ends[sign] |= {end for end in interval if 0 < end < np.inf}
-  # As far as the bounds and once more, or a factor of 4 around 1.
+  # Twice as far as the farthest bound, in log-ratio; without a bound, from 1/4
+  # to 4.
   distances = [abs(np.log(end)) for end in ends[1] | ends[-1]]
   reach = 2 * max(distances, default=np.log(2))
   low, high = np.exp(-reach), np.exp(reach)

@@ -1,14 +1,14 @@
 """Fits of measured numbers, and comparisons that rounding does not decide.
 
-Two numbers that differ by less than a tolerance are equal. The order in which
-they are named then decides on a text, not the processor.
+Two numbers that differ by less than a tolerance count as equal. Which of them a
+text names is then decided by a fixed order, and not by how a processor rounds.
 """
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 TOLERANCE = 3e-6
-"""Relative; a method that casts to float32 on its way rounds by less."""
+"""Relative, and above the rounding of a method that casts to float32."""
 
 
 def divide(x, y, where: ArrayLike = True) -> np.ndarray:
@@ -24,7 +24,7 @@ def differs(changed: np.ndarray, base: np.ndarray) -> bool:
 
 
 def moved_by(read: dict[str, np.ndarray], besides: tuple[str, ...]) -> list:
-  """The changes that move a quantity away from its 'base', but for some."""
+  """Names of the changes that change a quantity, but for those in `besides`."""
   moved = [name for name, x in read.items() if differs(x, read['base'])]
   return [name for name in moved if name not in besides]
 
@@ -35,17 +35,18 @@ def leading(scores, tolerance: float) -> int:
 
 
 def factor_of(value: np.ndarray, model: ArrayLike = 1.0, tolerance=TOLERANCE):
-  """c of `value = c model` up to rounding of the largest value, or None."""
+  """The c of `value = c * model`, up to rounding; None if there is none."""
   if not value.size or not np.isfinite(value).all():
     return None
   model = np.asarray(model)
   factor = float(np.median(value / model))
   off = np.abs(value - factor * model).max()
+  # Relative to the largest: a small value may be a difference of large ones.
   return factor if off <= tolerance * np.abs(value).max() else None
 
 
 def least_squares(target: np.ndarray, *columns: np.ndarray):
-  """Coefficients of the columns whose sum fits best, and how far off it is."""
+  """Coefficients of the best sum of the columns, and its largest error."""
   matrix = np.stack(columns, axis=-1)
   coefficients = np.linalg.lstsq(matrix, target, rcond=None)[0]
   return coefficients, np.abs(matrix @ coefficients - target).max()

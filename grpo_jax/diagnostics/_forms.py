@@ -10,11 +10,9 @@ from grpo_jax.diagnostics import _fit
 from grpo_jax.diagnostics import _probe
 from grpo_jax.diagnostics import _words
 
-_TOLERANCES = (
-  1e-9,
-  _fit.TOLERANCE,
-)  # float64 first: it sees an epsilon of 1e-6
-_ROUNDING = 1e-12  # of rewards; a spread below it is none
+# First that of float64, which tells an epsilon of 1e-6 from none.
+_TOLERANCES = 1e-9, _fit.TOLERANCE
+_ROUNDING = 1e-12  # of rewards; a smaller spread counts as 0
 
 
 class Form(NamedTuple):
@@ -29,14 +27,17 @@ def weight_form(weight: np.ndarray, mask, informed) -> Form | None:
   """Finds the form c / denominator of the weights f64[N,P,G,T] that are not 0.
 
   `c` may be any number: 1/3000 over `B` is '1/(3000 B)'. The text says '(B: all
-  completions)' where not the kept ones but all of `mask` are counted, and
-  'alpha' where the weight is larger by that factor, `informed` f64[N].
+  completions)' where the denominator counts all completions of `mask`, not only
+  the kept ones. It says 'alpha' where the weight is larger by the factor
+  `informed`, f64[N], which `alpha` computes.
   """
   kept = weight != 0
   own = kept.sum(-1, keepdims=True)
   prompt = kept.sum((-2, -1), keepdims=True)
   batch = kept.sum((-3, -2, -1), keepdims=True)
   scaled = weight / informed[:, None, None, None]
+  # The plainest text comes first: where all completions are kept, or alpha is
+  # 1, the texts with a note would fit as well.
   for (value, note), (counted, who) in itertools.product(
     ((weight, ''), (scaled, ', times alpha')),
     ((kept, ''), (mask, ' (B: all completions)')),
@@ -63,7 +64,7 @@ def weight_form(weight: np.ndarray, mask, informed) -> Form | None:
 
 
 def alpha(probe: _probe.Probe) -> np.ndarray:
-  """Completions, over those in groups whose rewards differ, f64[N]."""
+  """Valid completions over those in groups whose rewards differ, f64[N]."""
   reward, valid = np.asarray(probe.batch.reward), np.asarray(probe.batch.valid)
   first = np.take_along_axis(reward, valid.argmax(-1)[..., None], -1)
   differ = ((reward != first) & valid).any(-1, keepdims=True) & valid
@@ -79,7 +80,7 @@ def _moments(value, weight, axis) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _candidates(probe: _probe.Probe) -> Iterator[tuple]:
-  """Yields (text, numerator, spread's text, spread); no spread is 1."""
+  """Yields (text, numerator, text of the spread, spread); 1 for no spread."""
   r, valid = np.asarray(probe.batch.reward), np.asarray(probe.batch.valid)
   length, group, batch = probe.mask.sum(-1), -1, (-2, -1)
   n, total = (valid.sum(axis, keepdims=True) for axis in (group, batch))
@@ -128,6 +129,7 @@ def advantage_form(advantage, probe: _probe.Probe, live) -> Form | None:
     use = live & (np.abs(numerator) > _ROUNDING) & (spread > _ROUNDING)
     below = np.broadcast_to(spread, numerator.shape)[use]
     value, top = advantage[use], numerator[use]
+    # Where the form is 0 or 0 / 0, the advantage has to be 0 as well.
     if np.abs(advantage[live & ~use]).max(initial=0) <= tolerance * size:
       factor = _fit.factor_of(value, top / below, tolerance)
       if factor is not None:
@@ -137,6 +139,7 @@ def advantage_form(advantage, probe: _probe.Probe, live) -> Form | None:
         # A fit of value (below + epsilon) = top.
         (epsilon,), _ = _fit.least_squares(top - value * below, value)
         if np.abs(value - top / (below + epsilon)).max() <= tolerance * size:
+          # A method that rounds to float32 gives fewer digits of its epsilon.
           added = _words.number(epsilon, 4 if tolerance < 1e-6 else 2)
           return Form(f'{text}/({divisor} + {added})', 1.0, float(epsilon))
     if not divisor:

@@ -1,7 +1,8 @@
 """The ratio and the regulariser of a method, read off its gradient.
 
-The ratio multiplies the advantage and shows in how coefficients change with the
-log-ratios. The regulariser acts beside the advantage, as a pull per weight.
+The ratio multiplies the advantage; it is recognised by how coefficients change
+with the log-ratios. The regulariser is what moves a token beside the advantage,
+per unit of the token's weight.
 """
 
 from typing import NamedTuple
@@ -14,8 +15,8 @@ from grpo_jax.diagnostics import _words
 
 _BATCHES = 16  # of each kind
 _STEP = 1e-4  # of a log-ratio: inside the clip ranges, above float32's rounding
-_CLOSE = 1e-2  # of slopes; log pi in float32 rounds by half of it over a step
-_NONE = 1e-6  # of slopes; below it lies rounding
+_CLOSE = 1e-2  # of slopes; a log pi in float32 makes errors of half of it
+_NONE = 1e-6  # a smaller slope is rounding
 _LOG_PI = 'log pi'
 
 
@@ -24,7 +25,7 @@ class Slope(NamedTuple):
 
   own: float  # of the token's own log-ratio
   cross: float  # of another token's of the same completion
-  own_times_length: float  # own * L_i: 1 where the mean over tokens counts
+  own_times_length: float  # own * L_i: 1 for a mean over tokens
   cross_times_length: float
   back: float  # cross, but of the second trained token on the first
   alike: bool  # back and cross are the same
@@ -53,7 +54,7 @@ def ratio(subject: _probe.Subject) -> Ratio:
   twice = dict(advantage=2 * advantage)
 
   def of_advantage(changes):
-    """Reads `f(2 A) - f(A)` by name: it lacks what does not depend on A."""
+    """`f(2 A) - f(A)` by name: terms that do not depend on A cancel."""
     double = {f'{name} 2A': x | twice for name, x in changes.items()}
     read = subject.read(subject.probes(base, changes | double))
     difference = lambda name: map(np.subtract, read[f'{name} 2A'], read[name])
@@ -65,15 +66,16 @@ def ratio(subject: _probe.Subject) -> Ratio:
   # Positions of the first completion, those with a coefficient first.
   rank = np.where(trained, 0, np.where(mask, 1, 2))
   order = np.argsort(rank, axis=-1, kind='stable')
-  first, second, third = np.eye(shape[-1])[order.T[:3]]  # 1 there, [N,T] each
+  first, second, third = np.eye(shape[-1])[order.T[:3]]  # one-hot, [N,T] each
   others = (0, 0), (0, shape[1] - 1), (0, shape[2] - 1), (0, 0)
   moved = lambda row: dict(log_ratio=np.pad(row[:, None, None], others))
   changes = {
     'at 1': {},
     'small': moved(_STEP * first),
     'back': moved(_STEP * second),
+    # Far enough to close the clip of an arithmetic mean by itself.
     'large': moved(6.0 * second),
-    # The mean ratio stays 1.
+    # Ratios of 1.9 and 0.1, whose arithmetic mean is 1 as before.
     'balanced': moved(np.log(1.9) * second + np.log(0.1) * third),
     'shifted': dict(logp_old=old + 0.3 * random.normal(size=shape)),
   }
@@ -87,7 +89,13 @@ def ratio(subject: _probe.Subject) -> Ratio:
 
 
 def _compared(read: _probe.Readings, order, length) -> Ratio:
-  """The ratio, by the first completions: positions [N,T] and lengths [N,1]."""
+  """The ratio, read off the first completions.
+
+  Args:
+    read: The differences `f(2 A) - f(A)`, by name.
+    order: i64[N,T], positions of the first completions, trained ones first.
+    length: i64[N,1], tokens of the first completions.
+  """
   base = read['at 1'].objective
   change = {name: x.objective - base for name, x in read.items()}
   in_order = lambda x: np.take_along_axis(x[:, 0, 0], order, -1)
@@ -104,7 +112,8 @@ def _compared(read: _probe.Readings, order, length) -> Ratio:
 
     own, cross = shares('small', np.s_[:1]), shares('small', np.s_[1:])
     back = shares('back', np.s_[:1])
-    if not still[rows, 1:].any():  # one trained token: only the way back
+    # With one trained token no other has a coefficient that could change.
+    if not still[rows, 1:].any():
       cross = back
     alike = any(abs(x - y) < _CLOSE for x, y in zip(cross, back))
     return Slope(own[0], cross[0], own[1], cross[1], back[0], alike)
@@ -113,6 +122,7 @@ def _compared(read: _probe.Readings, order, length) -> Ratio:
   rest[:, 0, 0] = False
   value = np.median(np.abs(read['shifted'].loss - read['at 1'].loss))
   size = np.abs(base).sum((1, 2, 3)).max()
+  # Every other batch, those with A > 0.
   share = lambda name: _median_share(moved[name][::2, :1], still[::2, :1])
   found = Ratio(
     text='',
@@ -146,7 +156,8 @@ def _ratio_text(found: Ratio, arithmetic: bool) -> str:
     text = f'own: slope {number(own)}, to other tokens {number(cross)}'
     if not slope.alike:
       return f'{text}, from the second to the first {number(slope.back)}'
-    if not any(raw):  # exactly: a share of the batch is small
+    # Exactly 0: a ratio over the whole batch has small slopes too.
+    if not any(raw):
       return 'none'
     for known, measured, wanted in (
       ('arithmetic mean' if arithmetic else 'token', raw, (1, 0)),
@@ -174,7 +185,7 @@ class Regulariser(NamedTuple):
 
   text: str
   terms: tuple[tuple[str, float], ...]  # name and coefficient of each
-  share: float  # of the probes' tokens on which these terms could act
+  share: float  # tokens that the terms act on, of those they could act on
   entropy_bonus: float | None  # coefficient; None if it is not one number
   nonlinear: float  # share of the tokens whose objective is no multiple of A
 
@@ -182,8 +193,9 @@ class Regulariser(NamedTuple):
 def regulariser(subject: _probe.Subject) -> Regulariser:
   """Explains the pull per unit of weight by a sum of known terms.
 
-  What is in the objective but does not scale with A belongs to it:
-  `2 f(A) - f(2 A)` is taken along where the sum then has a known form.
+  A part of the objective that does not scale with A belongs to the regulariser.
+  That part is `2 f(A) - f(2 A)`. It is added to the pull of the penalty if the
+  sum then has a known form.
   """
   probes = _penalty_probes(subject)
   read = subject.read(probes)
@@ -195,7 +207,8 @@ def regulariser(subject: _probe.Subject) -> Regulariser:
   rounding = _fit.TOLERANCE * np.abs(surrogate).max()
   idle = 2 * surrogate - each(double.objective, double.weight)
   nonlinear = np.abs(idle) > rounding
-  # Where there is any, its small values belong to it.
+  # Small values are rounding, unless some values are large: then there is such
+  # a part, and the small values belong to it.
   idle[np.abs(idle) <= (1e-6 if nonlinear.any() else 1) * rounding] = 0
   known = _known(probes['base'], base.weight)
   joint = _fitted(pull + idle, known, live)
@@ -230,7 +243,10 @@ def regulariser(subject: _probe.Subject) -> Regulariser:
 
 
 def _penalty_probes(subject: _probe.Subject) -> _probe.Probes:
-  """Batches off the old policy and the reference, and one change of each."""
+  """Batches and, by name, the same with one input changed.
+
+  The policy differs from the old policy and from the reference.
+  """
   random = np.random.default_rng(3)
   shape = (_BATCHES, *_probe.SHAPE)
   sign = np.where(np.arange(shape[2]) % 2, -1.0, 1.0)
@@ -239,9 +255,10 @@ def _penalty_probes(subject: _probe.Subject) -> _probe.Probes:
   old, new_old = -random.uniform(1, 3, (2, *shape))
   ratio, new_ratio = random.uniform(-0.05, 0.05, (2, *shape))
   gap, new_gap = random.uniform(-1, 1, (2, *shape))
-  # Right from 1 on, and no two alike: a factor r is no constant.
+  # A reward of 1 or more is right. No two are equal, or a regulariser with the
+  # factor r could be taken for one with a constant.
   reward, new_reward = (sign > 0) + random.uniform(0, 0.9, (2, *shape[:-1]))
-  # Above ln 2, a threshold in use.
+  # Above ln 2, where `silence_uncertain` has a threshold.
   entropy, new_entropy = random.uniform(0.8, 2, (2, *shape))
   base = dict(reward=reward, length=length, logp_old=old, log_ratio=ratio)
   base |= dict(gap_ref=gap, entropy=entropy, advantage=advantage)
@@ -260,11 +277,15 @@ def _penalty_probes(subject: _probe.Subject) -> _probe.Probes:
 
 
 def _known(probe: _probe.Probe, weight: np.ndarray) -> dict[str, tuple]:
-  """Known regularisers R: -dR / d log pi, and R itself, 0 without reference."""
+  """Known regularisers R, by name: (-dR / d log pi, R).
+
+  R is used for its change with the reference, so it is 0 where no reference is
+  in it.
+  """
   x = np.asarray(probe.batch.logp_ref) - probe.logp
   log_ratio = probe.logp - np.asarray(probe.batch.logp_old)
   r, k3 = np.exp(log_ratio), np.expm1(x) - x
-  assert probe.advantage is not None  # it is put in
+  assert probe.advantage is not None  # every penalty probe has one
   right = (weight != 0) & (probe.advantage > 0)
   share = weight * right.sum((1, 2, 3), keepdims=True)
   return {
@@ -294,7 +315,7 @@ def _fitted(pull, known: dict, live) -> tuple[dict[str, float], float] | None:
     _fit.TOLERANCE * np.abs(target).max(),
     dict.fromkeys(known, 0.0),
   )
-  for _ in range(2):  # all terms, then those that are needed
+  for _ in range(2):  # with all terms, then with those that were needed
     columns = [known[name][0][acts] for name in found]
     fitted, _ = _fit.least_squares(target, *columns)
     found = {
@@ -311,7 +332,10 @@ def _fitted(pull, known: dict, live) -> tuple[dict[str, float], float] | None:
 
 
 def _is_k1(terms, probes, read) -> bool:
-  """Whether what has the slope of log pi has the value of k1 too."""
+  """Whether the term with the slope of log pi is k1, by its value.
+
+  The value of k1 changes with the reference, that of log pi does not.
+  """
   weight = read['base'].weight
   before, after = (_known(probes[k], weight) for k in ('base', 'the reference'))
   total = lambda x: np.sum(weight * x, (1, 2, 3))

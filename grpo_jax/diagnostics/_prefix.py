@@ -55,13 +55,15 @@ def prefix_bias(
   weight = np.sum(c * sharing, axis=1)  # [N], W_agg
   expected = np.sum(advantage * sharing, axis=1)
   total = np.sum(np.abs(c), axis=1)
-  # A z-score of equal values may leave 1e-18, and 1e-18 / 1e-18 is 1.
+  # A z-score of equal values may leave 1e-18 instead of 0, and the quotient of
+  # two such numbers would be read as "nothing cancels".
   total[total < 1e-6 * np.abs(reading.coefficient).sum((1, 2, 3)).max()] = 0
   if not total.any():
     return PrefixBias(None, None, None, None)
   relative = _fit.divide(np.abs(weight), total)
   whole = np.all(sharing, axis=1)
-  one = np.s_[: whole.argmax() + 1]  # the first group, ending with the whole
+  # Fitted on the subsets of one group, because C may differ between groups.
+  one = np.s_[: whole.argmax() + 1]
   (factor,), off = _fit.least_squares(weight[one], expected[one])
   scale = np.max(total[one])
   return PrefixBias(
@@ -75,26 +77,32 @@ def prefix_bias(
 def _sharing_probe(subject: _probe.Subject) -> tuple[_probe.Probe, np.ndarray]:
   """Batches, and who shares the first token in their first group, bool[N,G].
 
-  First one group under all its subsets, the whole last; then whole groups.
+  The first batches hold the same group, in which each subset shares in turn,
+  the whole group last. Each of the other batches has a group that shares as a
+  whole.
   """
   number, (prompts, group, width) = _probe.ROWS, _probe.SHAPE
   everyone = itertools.product((False, True), repeat=group)
   subsets = [subset for subset in everyone if sum(subset) > 1]
   others = number - len(subsets)
   sharing = np.array(subsets + others * subsets[-1:])
-  # Draws, one for each different batch; `which` repeats the first.
+  # The draw of each batch: those of the subsets all have the first.
   which = np.maximum(np.arange(number) - len(subsets) + 1, 0)
   random = np.random.default_rng(0)
   draws = 1 + others, prompts, group
   reward = random.choice([0.0, 0.3, 1.0], draws)
+  # A group of equal rewards would have no gradient.
   reward[..., 0], reward[..., 1] = 1, 0
   lengths = np.linspace(2, width, group).astype(int)
   length = random.permuted(np.broadcast_to(lengths, draws), axis=-1)
   old = -random.uniform(0.05, 3, (*draws, width))[which]
   entropy = random.uniform(0, 1.5, (*draws, width))[which]
   tokens = np.resize(np.arange(np.prod(_probe.SHAPE)), old.shape)
-  entropy[..., 0] = 1.6  # one prompt, one distribution; kept by entropy masks
-  # The same prefix has the same id, chance and next distribution.
+  # First tokens follow the same prompt, so they have the same entropy. It is
+  # the largest, so that a mask of low entropy keeps them.
+  entropy[..., 0] = 1.6
+  # Completions that share the first token share its id, its probability and
+  # the entropy of the next token.
   for array, position in ((tokens, 0), (old, 0), (entropy, 1)):
     own = array[:, 0, :, position]
     first = own[np.arange(number), np.argmax(sharing, axis=1)]
@@ -160,7 +168,7 @@ def tree_bias(
       f'and groups of {group}; give short and long at least 2 tokens, the '
       'other at least 1, and a group at least 1 completion.'
     )
-  # Ties between equal completions are broken by their order: enumerate it too.
+  # All orders are enumerated, because a method may break ties by the order.
   leaves = np.array(list(itertools.product(range(3), repeat=group)))  # [N,G]
   rewards = np.array([short_reward, long_reward, other_reward], float)
   lengths = np.array([short_tokens, long_tokens, other_tokens])
@@ -174,7 +182,8 @@ def tree_bias(
   second = chance @ np.sum(c[..., 1] * toward_short, axis=1)
   all_share = np.all(after_s, axis=1)
   shared = chance * all_share @ np.sum(c[..., 0], axis=1) / _FIRST**group
-  # An untrained first token says nothing; a second of 0 divides nothing.
+  # There is no ratio if the first token is not trained (its expected gradient
+  # of 0 would not mean "unbiased") or if the second's gradient is 0.
   size = chance @ np.sum(np.abs(c), axis=1)  # of each position
   measured = min(size[0], abs(second)) > 1e-7 * size.sum()
   gain = (short_reward + long_reward) / 2 - other_reward
@@ -196,8 +205,8 @@ def _tree_probe(subject, leaves, rewards, lengths) -> _probe.Probe:
   prompts, size, width = _probe.SHAPE
   number, group = leaves.shape
   size, width = max(size, group), max(width, *lengths)
-  # Ids are shared where the tree shares and nowhere else: not by accident, and
-  # not when positions are counted from the completions' ends.
+  # Ids are equal where the tree shares a token and nowhere else, also when
+  # positions are counted from the ends, as `conflict_tokens` does.
   ids = np.arange(3 * width).reshape(3, width)
   ids[_LONG, 0] = ids[_SHORT, 0]
   logp, entropy = np.zeros((2, 3, width))

@@ -1,4 +1,4 @@
-"""Probes: small batches on which a method is read off by evaluating it.
+"""Probes: small batches on which a method is evaluated to see what it does.
 
 All evaluations have the same shape and are done in float64 by `jax.vmap`,
 operation by operation: what XLA compiles for one method serves the next.
@@ -41,7 +41,7 @@ class Probe(NamedTuple):
 
 
 class Reading(NamedTuple):
-  """What a method makes of probes, NumPy; coefficients of the maximised J."""
+  """What a method computes on probes, as NumPy arrays; J is maximised."""
 
   loss: Any  # f64[N]
   objective: Any  # f64[N,P,G,T], d sum(weight * objective) / d logp
@@ -80,7 +80,7 @@ class Subject(NamedTuple):
   ) -> Probe:
     """Builds a probe with every field that a method may require.
 
-    The sampler is the old policy. Arrays are [N,P,G,T] where nothing is said.
+    The sampler is the old policy. Arrays without a shape are [N,P,G,T].
     """
     shape, logp = logp_old.shape, logp_old + log_ratio
     if tokens is None:
@@ -99,7 +99,7 @@ class Subject(NamedTuple):
         entropy_old=entropy,
         extras={
           'noise': np.broadcast_to(noise, shape),
-          'updates_done': np.zeros(shape),  # as at ratio 1
+          'updates_done': np.zeros(shape),  # at ratio 1 there were none
         },
       )
     batch = _with_fields(jax.tree.map(np.asarray, batch), self.fields)
@@ -132,7 +132,7 @@ def _with_fields(batch: losses.Batch, fields: Fields | None) -> losses.Batch:
   """The batch with what the user's function makes of each of its rows."""
   if fields is None:
     return batch
-  with jax.enable_x64(True):  # float64 stays that in jax.numpy too
+  with jax.enable_x64(True):  # else jax.numpy would cast float64 to float32
     made = [
       fields(jax.tree.map(lambda x: x[n], batch))  # noqa: B023
       for n in range(len(batch.reward))
@@ -161,6 +161,7 @@ def _evaluate(method: losses.LossTransform, probe: Probe) -> Reading:
   def one(probe):
     batch, state = losses.credit(method, probe.batch, method.init())
     if probe.advantage is not None:
+      # Zero outside the mask, as `credit` would have left it.
       forced = jnp.where(batch.mask, probe.advantage, 0)
       batch = batch._replace(advantage=forced)
     batch = losses.prepare(method, batch, state)
@@ -174,7 +175,8 @@ def _evaluate(method: losses.LossTransform, probe: Probe) -> Reading:
       kept = jnp.where(batch.keep[None], parts, 0)
       return tuple(jnp.sum(weight[None] * kept, axis=(1, 2, 3))), loss
 
-    # One vector-Jacobian product for each part.
+    # One vector-Jacobian product for each part, so that an audit can tell what
+    # the objective does from what the penalty does.
     _, pull, loss = jax.vjp(parts, probe.logp, probe.entropy, has_aux=True)
     on, off = jnp.ones_like(loss), jnp.zeros_like(loss)
     (objective, of_entropy), (penalty, more) = pull((on, off)), pull((off, on))
@@ -187,10 +189,11 @@ def _evaluate(method: losses.LossTransform, probe: Probe) -> Reading:
 
 
 def single_out(sign: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Rewards [N,P,G] and advantages [N,P,G,T] for N signs of the first one's.
+  """Rewards f64[N,P,G], advantages f64[N,P,G,T] that single a completion out.
 
-  The first completion alone is right (or wrong) in its group, so its advantage
-  is the largest there: a method that drops the small ones keeps it.
+  The first completion alone is right (`sign` f64[N] is 1) or wrong (-1) in its
+  group. So its advantage is the largest there, and a method that drops small
+  advantages keeps it.
   """
   group = SHAPE[1]
   own, in_turn = np.arange(group) == 0, np.arange(group) % 2 == 0

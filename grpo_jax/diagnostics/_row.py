@@ -1,8 +1,8 @@
 """A method's row in the table of surrogates: weight, ratio, regulariser, A.
 
 The table is that of Fontana et al. (arXiv 2601.05002, table 1). Here a row is
-measured: each part is compared with closed forms, and what fits none is
-described by what it depends on.
+measured: each part is compared with closed forms. A part that fits none of them
+is described by what it depends on.
 """
 
 from typing import NamedTuple
@@ -19,12 +19,13 @@ from grpo_jax.diagnostics import _words
 _BATCHES = 18  # of each kind
 _UNIFORM = np.s_[12:, 1]  # groups of equal rewards
 _INVALID = np.s_[:6, :, -1]  # completions that are not valid
-_FEW = 0.05  # of the tokens: a threshold on A may sort some anew
+# Of the tokens. Doubling A may move so few across a threshold on A.
+_FEW = 0.05
 _NOTHING = '0 on the probes'
 
 
 class Weight(NamedTuple):
-  """What backs the text of the weight."""
+  """The numbers behind the text of the weight."""
 
   factor: float | None  # c of the closed form; None if none fits
   kept: float  # share of the tokens with a weight, in groups that differ
@@ -33,7 +34,7 @@ class Weight(NamedTuple):
 
 
 class Advantage(NamedTuple):
-  """What backs the text of the advantage."""
+  """The numbers behind the text of the advantage."""
 
   factor: float | None  # in front of the closed form; None if none fits
   epsilon: float | None  # added to the deviation; None if none fits
@@ -41,7 +42,7 @@ class Advantage(NamedTuple):
   shift_invariant: bool  # r + constant changes nothing
   scale_exponent: float | None  # A(2 r) = 2^e A(r); None if it is no power
   depends_on: tuple[str, ...]
-  kl_in_reward: float | None  # c of r - c K; None if none, or no known K
+  kl_in_reward: float | None  # c of r - c K in place of r; None if none fits
 
 
 class Row(NamedTuple):
@@ -60,11 +61,11 @@ class Row(NamedTuple):
 def surrogate_row(
   method: losses.LossTransform, fields: _probe.Fields | None = None
 ) -> Row:
-  """Reads a method's weight, ratio, regulariser and advantage off.
+  """Measures a method's weight, ratio, regulariser and advantage.
 
-  The symbols of the texts are explained in this folder's README. 'own' starts
-  what fits no known form, 'not measured' what had no gradient on the probes.
-  The arguments are those of `audit`.
+  The symbols of the texts are explained in this folder's README. A text begins
+  with 'own' if no known form fits, and with 'not measured' if there was no
+  gradient on the probes. The arguments are those of `audit`.
 
   >>> row = surrogate_row(losses.methods.grpo())
   >>> row.weight, row.ratio, row.regulariser, row.advantage
@@ -79,7 +80,7 @@ def surrogate_row(
   ratio, regulariser = _gradient.ratio(subject), _gradient.regulariser(subject)
   beside = [regulariser.text] * (regulariser.text != 'none')
   if facts.kl_in_reward is not None:
-    beside.append(f'{_words.number(facts.kl_in_reward)} k1 in r')
+    beside.append(f'{_words.number(facts.kl_in_reward)} k1 in the reward')
   elif 'the reference' in facts.depends_on:
     beside.append('the reference in A')
   nonlinear = '; not proportional to A' * (regulariser.nonlinear > _FEW)
@@ -89,10 +90,11 @@ def surrogate_row(
 
 
 def _probes(subject: _probe.Subject) -> _probe.Probes:
-  """Ragged batches at ratio 1 and, by name, the same with one thing changed.
+  """Batches at ratio 1 and, by name, the same with one input changed.
 
-  All are off the reference, so that a KL in the reward acts; 'the reference' is
-  where it does not, and where forms are compared.
+  The policy differs from the reference, so that a KL in the reward acts. Only
+  in 'the reference' the two are equal. There the advantages are compared with
+  known forms, because such a KL is 0.
   """
   random = np.random.default_rng(1)
   shape = (_BATCHES, *_probe.SHAPE)
@@ -104,7 +106,8 @@ def _probes(subject: _probe.Subject) -> _probe.Probes:
   new_length = length.copy()
   new_length[:, 0, 0] = length[:, 0, 0] % shape[-1] + 1
   old, new_old = -random.uniform(0.05, 3, (2, *shape))
-  # Above ln 2, a threshold in use, and in the changed batches on both sides.
+  # `silence_uncertain` has a threshold at ln 2: these entropies lie above it,
+  # the changed ones on both sides.
   entropy = random.uniform(0.8, 2, shape)
   new_entropy = random.uniform(0.05, 2, shape)
   gap = 0.3 * random.normal(size=shape)
@@ -125,27 +128,32 @@ def _probes(subject: _probe.Subject) -> _probe.Probes:
   probe, late = probes['base'], np.zeros(shape, np.int32)
   late[:, 0, 0] = 1
   noise = 1 - probe.batch.extras['noise']
-  # These come after the user's own fields, which they may change.
+  # Edited last, because a user's function may have set these fields as well.
   return probes | {
     'log pi_sampler': probe.edited(logp_sampler=new_old),
     'truncation': probe.edited(truncated=late[..., 0] > 0),
     'the version': probe.edited(version=late),
     'noise': probe.edited(extras={**probe.batch.extras, 'noise': noise}),
-    # So that P is no constant.
+    # With two prompts everywhere, 1 / P would be taken for a constant.
     'one prompt': probe.edited(valid=valid & [[True], [False]]),
   }
 
 
 def _depends(probes: _probe.Probes, read: dict) -> tuple[str, ...]:
   """The inputs that change a quantity when they are changed."""
-  # Tokens that only the changed lengths cut off say nothing.
+  # Compared where both batches have a token. A quantity that is 0 elsewhere
+  # because the completion is shorter does not depend on lengths.
   common = np.asarray(probes['lengths'].batch.mask & probes['base'].batch.mask)
   seen = {name: value[common] for name, value in read.items()}
   return tuple(_fit.moved_by(seen, ('shift', 'scale', 'one prompt')))
 
 
 def _weight(probes: _probe.Probes, read: dict) -> tuple[str, Weight]:
-  """Matches the weight; the first completion's length tells whose counts."""
+  """Matches the weight with known forms, or says what it depends on.
+
+  Only the first completion's length was changed. Which weights that changes
+  tells whose length counts: the completion's own, its group's, another group's.
+  """
   base, both = read['base'], (probes['base'], probes['one prompt'])
   mask, kept, uniform = both[0].mask, base != 0, np.zeros(base.shape, bool)
   uniform[_UNIFORM] = True
@@ -183,11 +191,11 @@ def _weight(probes: _probe.Probes, read: dict) -> tuple[str, Weight]:
 
 
 def _advantage(probes: _probe.Probes, read: dict) -> tuple[str, Advantage]:
-  """Matches the advantage, or else measures what it does."""
+  """Matches the advantage with known forms, or says what it depends on."""
   base, value = read['base'], read['the reference']
   mask = probes['base'].mask
   live, common = mask & (base != 0), mask & probes['lengths'].mask
-  # A gate may leave some tokens at 0, if only up to rounding.
+  # A gate may set the advantage of some tokens to 0, if only up to rounding.
   gated = mask & (np.abs(value) > _fit.TOLERANCE * np.abs(value).max())
   power = _fit.factor_of(read['scale'][live], base[live])
   facts = Advantage(
@@ -201,6 +209,7 @@ def _advantage(probes: _probe.Probes, read: dict) -> tuple[str, Advantage]:
   )
   if not base.any():
     return _NOTHING, facts
+  # A completion's advantage is read at its first token that no gate drops.
   level = np.take_along_axis(value, gated.argmax(-1)[..., None], -1)
   has_level = mask & gated.any(-1, keepdims=True)
   whole, form = 0 < gated.sum() == has_level.sum(), None
@@ -211,6 +220,7 @@ def _advantage(probes: _probe.Probes, read: dict) -> tuple[str, Advantage]:
   if form is None:
     power, scale = facts.scale_exponent, 'no power of the scale of r'
     if power is not None:
+      # `+ 0.0` makes 0 of -0, which would be printed with its sign.
       scale = f'scales as r^{_words.number(round(power, 9) + 0.0)}'
     text += 'own: ' + 'not ' * (not facts.shift_invariant)
     text += f'shift-invariant, {scale}, {_words.depends(facts.depends_on)}'

@@ -17,16 +17,17 @@ from grpo_jax.diagnostics import _fit
 from grpo_jax.diagnostics import _probe
 from grpo_jax.diagnostics import _words
 
-_SETTINGS = 1e-5, 0.05  # log-ratios' deviation: nothing clipped, off-policy
+_SETTINGS = 1e-5, 0.05  # deviation of log-ratios: on policy, off policy
 _STEPS, _PARAMETERS = 24, 16
-_EPSILON, _NO_EPSILON = 1e-8, 1e-300  # no epsilon is not 0: 0 / 0 is to be 0
+_EPSILON, _NO_EPSILON = 1e-8, 1e-300  # not 0, as 0 / (0 + epsilon) is to be 0
 _NOISE = 3e-6  # relative; below it lies rounding, of float32 too
 
 
 class StepChange(NamedTuple):
-  """One setting; the tuples run over the factors.
+  """What the factors change in one setting; tuples have one entry per factor.
 
-  A change of the step, D the sum of 24: max |D(phi) - D(1)| / max |D(1)|.
+  A change of the step is max |D(phi) - D(1)| / max |D(1)|, with D the sum of 24
+  Adam steps. The maxima run over the parameters.
   """
 
   log_ratio: float  # deviation of the policy's log-ratios, nats
@@ -34,10 +35,10 @@ class StepChange(NamedTuple):
   gradient: tuple[float, ...]  # norm at phi over norm at 1
   exponent: float | None  # gradient ~ phi ** exponent; None without gradient
   step: tuple[float, ...]  # change of the step
-  kl: tuple[float, ...]  # the part that goes without the penalty
+  kl: tuple[float, ...]  # the part of it that goes without the penalty
   thresholds: tuple[float, ...]  # what is left without penalty and epsilon
-  epsilon: tuple[float, ...]  # the part that goes without Adam's epsilon
-  turn: tuple[float, ...]  # change of the objective's coefficients' direction
+  epsilon: tuple[float, ...]  # the part of it that goes without Adam's epsilon
+  turn: tuple[float, ...]  # of the objective's coefficients, see `_turn`
 
 
 class Scale(NamedTuple):
@@ -46,7 +47,7 @@ class Scale(NamedTuple):
   factors: tuple[float, ...]
   deviation: bool  # the advantage does not change at all
   exponent: float | None  # advantage ~ phi ** exponent
-  turn: tuple[float, ...]  # change of the advantages' direction; 0: homogeneous
+  turn: tuple[float, ...]  # of the advantages, see `_turn`; 0: homogeneous
   settings: tuple[StepChange, ...]
   text: str
 
@@ -58,9 +59,10 @@ def reward_scale(
 ) -> Scale:
   """Measures how gradient and Adam step change when rewards are scaled.
 
-  24 random batches are pulled back to 16 parameters by a fixed random linear
-  map, once on the policy that sampled and once off it. Adam (b1 = 0.9, b2 =
-  0.999, epsilon = 1e-8) starts from zero moments.
+  A fixed random linear map makes gradients of 16 parameters from the
+  coefficients of 24 random batches, once with the policy near the old policy
+  and once away from it. Adam (b1 = 0.9, b2 = 0.999, epsilon = 1e-8) starts from
+  zero moments.
 
   Args:
     method: Any chain; see `audit`.
@@ -80,6 +82,8 @@ def reward_scale(
   phi = np.array((1.0, *factors))
   reading = _read(_probe.Subject(method, fields), phi)  # [S,F,K,P*G*T]
   shape = reading.objective.shape[-1], _PARAMETERS
+  # The entropy depends on the parameters in another way than the
+  # log-probabilities do, so it has a map of its own.
   maps = [np.random.default_rng(seed).normal(size=shape) for seed in (1, 2)]
   gradient = reading.objective @ maps[0]
   rest = reading.penalty @ maps[0] + reading.entropy @ maps[1]
@@ -118,7 +122,10 @@ def reward_scale(
 
 
 def _read(subject: _probe.Subject, phi: np.ndarray) -> _probe.Reading:
-  """Reads the batches off for all factors; arrays become [S,F,K,P*G*T]."""
+  """Evaluates the batches for all factors; arrays become [S,F,K,P*G*T].
+
+  `S` settings, `F` factors (1 comes first), `K` batches.
+  """
   shape = (_STEPS, *_probe.SHAPE)
   random = np.random.default_rng(1)
   reward = random.uniform(0, 1.5, shape[:-1])
@@ -158,6 +165,7 @@ def _step_change(gradients: np.ndarray, epsilon: float) -> np.ndarray:
     total = np.asarray(_total_step(np.moveaxis(gradients, 3, 0), epsilon))
   change = np.abs(total[:, :, 1:] - total[:, :, :1]).max(-1)
   size = np.abs(total).max(-1)  # [2,S,F]
+  # Without a step at phi = 1 the change is relative to the step at phi.
   before = size[..., :1]
   return _fit.divide(change, np.where(before > 0, before, size[..., 1:]))
 
@@ -179,7 +187,7 @@ def _exponent(size: np.ndarray, phi: np.ndarray) -> float | None:
 
 
 def _text(scale: Scale) -> str:
-  """Says in words which cause acts, from the numbers alone."""
+  """Says in words which causes act, the one with the larger change first."""
   if all(s.size == 0 for s in scale.settings):
     return 'no gradient on these batches'
   ratio = np.array([s.gradient for s in scale.settings])
@@ -189,7 +197,7 @@ def _text(scale: Scale) -> str:
     text += ': the advantage does not change' if scale.deviation else ''
   elif np.allclose(ratio / np.array(scale.factors), 1, 0, _NOISE):
     left = _words.number(max(max(s.epsilon) for s in scale.settings), 0, 'e')
-    text = f'linear, which Adam undoes to {left} (its epsilon)'
+    text = f'linear, which Adam undoes up to {left} (its epsilon)'
   elif exponents:
     text = f'gradient ~ phi ** {_words.number(float(np.mean(exponents)), 2)}'
   else:

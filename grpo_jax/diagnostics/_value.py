@@ -1,8 +1,9 @@
 """Whether the value of a method's loss says anything about progress.
 
-At ratio 1, where every rollout starts, it is sum w A: where advantages add up
-to 0, that is 0 or a statistic of the lengths, whatever the policy has learned
-(Fontana et al., arXiv 2601.05002, proposition 4).
+At ratio 1, where every rollout starts, the value of a loss with a ratio is
+-sum w A. Where advantages add up to 0, that is 0 or a statistic of the lengths,
+whatever the policy has learned (Fontana et al., arXiv 2601.05002, proposition
+4).
 """
 
 from typing import NamedTuple
@@ -15,8 +16,8 @@ from grpo_jax.diagnostics import _probe
 from grpo_jax.diagnostics import _words
 
 _ROUNDING = 1e-6  # relative to the sum of |w A|; of float32 too
-_EXPLAINED = 0.9  # squared correlation from which a statistic is the answer
-_UNRELATED = 0.1  # below this it is not worth a word
+_EXPLAINED = 0.9  # squared correlation from which a statistic explains the loss
+_UNRELATED = 0.1  # below this the reward is called unrelated
 _TIE = 1e-3  # squared correlations that are no further apart are equal
 
 # From what one hopes for to what explains nearly everything: of statistics that
@@ -34,8 +35,8 @@ _NAMES = {
 class Value(NamedTuple):
   """What the loss's value is, over random batches at ratio 1.
 
-  Squared correlations are None where the loss is constant. Each statistic's is
-  the largest among the forms that are named.
+  Squared correlations are None where the loss is constant. Where a comment
+  names several forms of a statistic, the largest of theirs is given.
   """
 
   zero: bool  # 0 up to rounding, on every batch
@@ -46,7 +47,7 @@ class Value(NamedTuple):
   weights: float | None  # with sum w A
   size: float | None  # with sum w |A|
   entropy: float | None  # with the mean entropy
-  rises: bool | None  # the loss is larger where the mean reward is
+  rises: bool | None  # whether the loss rises with the mean reward
   teaching: float  # share of the batches whose gradient is not 0
   of_reference: bool  # the value changes with the gap to the reference
   text: str
@@ -57,10 +58,11 @@ def loss_value(
 ) -> Value:
   """Correlates the loss at ratio 1 with what a reader may take it for.
 
-  Over 128 batches of two groups, where a squared correlation of about 0.01 says
-  nothing. Every group has a right and a wrong completion, the others are right
-  with a probability of the batch; all else is random. The policy is the
-  reference, and off it in a second reading. The arguments are those of `audit`.
+  There are 128 batches of two groups, so a squared correlation of about 0.01
+  says nothing. Every group has a right and a wrong completion; the others are
+  right with a probability that each batch draws. All else is random. The policy
+  equals the reference in a first reading and differs from it in a second. The
+  arguments are those of `audit`.
 
   >>> loss_value(losses.methods.gspo()).text
   'always 0 at ratio 1: says nothing of progress, and still teaches, since its \
@@ -134,7 +136,8 @@ def verdict(value: Value) -> tuple[str, str]:
     if value.of_reference:
       text += '; with a gap to the reference, the value of the regulariser'
     return zero, text
-  # The first that explains it, or else the first that explains most.
+  # The first statistic that explains the loss, or else the one that explains
+  # most of it.
   squares = [getattr(value, name) for name in _NAMES]
   explains = [square >= _EXPLAINED for square in squares]
   index = explains.index(True) if any(explains) else _fit.leading(squares, _TIE)

@@ -20,7 +20,7 @@ def short(value: float | None, digits: int = 3, rounding: float = 1e-6) -> str:
 
 
 def percent(share: float, digits: int = 3) -> str:
-  """A share of the tokens."""
+  """`'on 12.5 % of the tokens'`, for a share in [0, 1]."""
   return f'on {number(100 * share, digits)} % of the tokens'
 
 
@@ -51,13 +51,14 @@ def depends(names) -> str:
 
 
 def also(names, known) -> str:
-  """What a quantity depends on that its closed form does not say."""
+  """What a quantity depends on besides `known`, what its closed form says."""
   more = [name for name in names if name not in known]
   return f'; also {depends(more)}' if more else ''
 
 
 def markdown(lines) -> str:
   """A table in Markdown, of lines of cells."""
+  # `|log r|` in a cell would end the cell, so the bar is escaped.
   return '\n'.join(
     f'| {" | ".join(cell.replace("|", "&#124;") for cell in line)} |'
     for line in lines

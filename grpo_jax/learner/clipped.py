@@ -46,6 +46,7 @@ def outward(terms: losses.SurrogateTerms, batch: losses.Batch) -> Array:
     not name a side. 0 for all other tokens.
   """
   old = terms.logp if batch.logp_old is None else batch.logp_old
+  # Later lines overrule: a side that the method names counts more than a sign.
   direction = jnp.where(_marked(terms, _EITHER), jnp.sign(terms.logp - old), 0)
   direction = jnp.where(_marked(terms, _BELOW), -1, direction)
   direction = jnp.where(_marked(terms, _ABOVE), 1, direction)

@@ -37,11 +37,14 @@ def score_all(
 
   Args:
     learner: See `types.Learner`.
-    params: Of the policy, the reference, ...
+    params: Of the policy, or of the reference.
     layout: Micro-batches, [N, rows, ...].
     num_micro: i32[], how many of the N hold anything.
     shape: (P, G, T).
     with_entropy: Whether to compute the entropy too.
+
+  Returns:
+    f32[P,G,T] each; 0 for completions in no row.
   """
 
   def score(rows):
@@ -107,14 +110,15 @@ def of_batch(
       jax.tree.map(put, total[1], seen),
     )
 
+  # A loop needs its first carry: shapes and dtypes, found without computing.
   of_params, of_tokens, _ = jax.eval_shape(micro_batch, 0)
   start = (
     jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), of_params),
     jax.tree.map(lambda x: jnp.zeros(shape, x.dtype), of_tokens),
   )
   (grads, outward), (scores, slope) = lax.fori_loop(0, num_micro, add, start)
-  # Once more for the whole batch: elementwise on [P,G,T], next to nothing
-  # beside the model, and the metrics then have nothing to merge.
+  # The loss once more, of the whole batch. It costs next to nothing beside the
+  # model, and saves merging the terms of the micro-batches for the metrics.
   loss, terms = losses.surrogate_loss(
     learner.method, scores.logp, batch, loss_state, scores.entropy
   )
@@ -129,11 +133,13 @@ def slope_at_ratio_one(
   Args:
     learner: See `types.Learner`.
     found: The gradient of the batch; its log-probabilities become those of the
-      old policy and of the sampler. Penalties act at the gap that there is.
+      old policy and of the sampler. A penalty keeps its true log-ratio to the
+      reference.
     batch: The prepared optimizer batch, [P,G,T].
     loss_state: Of the `TrainState`.
   """
-  # Fields of a batch are 0 outside the mask; sums over completions rely on it.
+  # Every field of a batch is 0 outside the mask, and sums over completions rely
+  # on that; scores are not.
   logp = jnp.where(batch.mask, found.scores.logp, 0)
   sampler = None if batch.logp_sampler is None else logp
   unmoved = batch._replace(logp_old=logp, logp_sampler=sampler)
@@ -153,7 +159,10 @@ def _loss_and_slopes(learner, scores, batch, loss_state):
 
 
 def _outward(pull_back, slopes, direction, grads):
-  """The clipped tokens' pull-back; no pass where no token is clipped."""
+  """The gradient of `sum(direction * logp)`.
+
+  It takes no backward pass where no token is clipped.
+  """
   outward = jax.tree.map(jnp.zeros_like, slopes)._replace(logp=direction)
   return lax.cond(
     jnp.any(direction != 0),

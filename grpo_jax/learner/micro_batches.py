@@ -1,8 +1,12 @@
-"""Micro-batches: what is done to some rows at a time, for all completions.
+"""Micro-batches: computing on all completions, a few rows at a time.
 
-A stack of micro-batches is a `Layout` with a leading axis `N`, of which a
-traced number is used. Its rows name the completions that they hold, so arrays
-over completions `[P,G,...]` are read and written by these.
+A stack of micro-batches is a `Layout` with a leading axis `N`. The first
+`num_micro` of them hold something. That number is traced, so that batches of
+different lengths run the same program.
+
+`Layout.completion` i32[R,C] says which completion lies in each slot of a row:
+p * G + g, or P * G for an empty slot. By these numbers arrays [P,G,...] are
+read and written.
 """
 
 from collections.abc import Callable
@@ -29,7 +33,9 @@ def rows(stacked: Layout, k: Array) -> Layout:
 
 
 def take(tree: Any, completion: Array) -> Any:
-  """[P,G,...] -> [R,C,...]: the completions of some rows, zeros for none."""
+  """[P,G,...] -> [R,C,...]: the completions of some rows, 0 in empty slots."""
+  # An empty slot has the number P * G and not -1: a negative index counts from
+  # the end in every mode, so neither 'fill' here nor 'drop' below would see it.
   return jax.tree.map(
     lambda x: jnp.take(
       x.reshape(-1, *x.shape[2:]), completion, axis=0, mode='fill', fill_value=0
@@ -39,7 +45,7 @@ def take(tree: Any, completion: Array) -> Any:
 
 
 def put(whole: Array, part: Array, completion: Array) -> Array:
-  """Writes [R,C,T] values of some rows into [P,G,T]."""
+  """Writes the values [R,C,T] of some rows into [P,G,T]."""
   flat = whole.reshape(-1, whole.shape[-1])
   part = part.reshape(-1, part.shape[-1]).astype(whole.dtype)
   flat = flat.at[completion.reshape(-1)].set(part, mode='drop')
@@ -52,7 +58,7 @@ def of_all(
   num_micro: Array,
   shape: tuple[int, ...],
 ) -> Any:
-  """Calls a function for every micro-batch, and gathers what it says.
+  """Calls a function for every micro-batch, and gathers the results.
 
   Args:
     function: From the rows of a micro-batch to a tree of [R,C,T] arrays.
@@ -77,7 +83,17 @@ def of_all(
 def of_rollout(
   rollout: Rollout, chosen: np.ndarray, spec: LayoutSpec
 ) -> tuple[Layout, int]:
-  """A stack of some prompts of a rollout, i32[P']; see `models.stack`."""
+  """The micro-batches of some prompts of a rollout.
+
+  Args:
+    rollout: See `rollouts/types.py`.
+    chosen: Numbers of the P' prompts.
+    spec: How completions are laid out.
+
+  Returns:
+    What `models.stack.micro_batches` returns: a `Layout` [N, rows, ...], and
+    how many of the N hold anything.
+  """
   return stack.micro_batches(
     [rollout.prompts[p] for p in chosen],
     np.asarray(rollout.batch.tokens)[chosen],

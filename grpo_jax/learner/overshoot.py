@@ -38,11 +38,11 @@ def of_update(
 ) -> Measured:
   """What an update does to the tokens that were clipped before it.
 
-  For each part of the motion of the parameters it takes the product with the
-  derivative of the scores, in forward mode at the old parameters. It also takes
-  a forward pass at the new parameters. With three parts that costs about seven
-  forward passes; the update itself costs three. In memory it takes the three
-  parts; activations are not kept.
+  Each part of the parameters' motion is multiplied by the derivative of the
+  log-probabilities at the old parameters (in forward mode). Then the tokens are
+  scored at the new parameters. With three parts this costs about seven forward
+  passes; the update itself costs three. The parts take memory, each as much as
+  the parameters; no activations are kept.
 
   Args:
     learner: See `types.Learner`.
@@ -66,15 +66,19 @@ def of_update(
 
     And over all trained tokens `ends_clipped` and `ends_outside`: the shares
     that are, after the update, clipped, and outside on either side. (Tokens
-    without advantage have no side, and count as inside. A range that depends on
-    the updates done is that of the first update.)
+    without advantage have no side, and count as inside. A range that changes
+    from update to update is taken as it is at the first.)
   """
   shape = batch.mask.shape
 
   tangents = _tangents(learner, state, update)
 
+  # `score` may use attention with a backward pass of its own, which `jax.jvp`
+  # cannot differentiate.
   score_forward = learner.score_forward or learner.score
 
+  # Forward mode gives the motion of every token in one pass. A backward pass
+  # gives the derivative of a single number.
   def along(rows):
     def score(p):
       return score_forward(p, rows, False).logp
@@ -89,6 +93,8 @@ def of_update(
 
   slopes = micro_batches.of_all(along, layout, num_micro, shape)
   scores = micro_batches.of_all(after, layout, num_micro, shape)
+  # Of the tokens that were clipped before the update, not of those that are
+  # clipped after it.
   direction = clipped.outward(found.terms, batch)
   chosen = direction != 0
   motion = direction * (scores.logp - found.scores.logp)
@@ -101,6 +107,7 @@ def of_update(
       direction * slope, chosen
     )
   measured |= ends(learner, scores, batch, state.loss_state)
+  # The parameters do not move by an update that is not accepted.
   return {
     name: metrics.only_if(update.accepted, value)
     for name, value in measured.items()
@@ -111,6 +118,7 @@ def _tangents(
   learner: Learner, state: TrainState, update: Update
 ) -> dict[str, Any]:
   """Motions of the parameters, by what moves them; see `of_update`."""
+  # Brakes read the extra arguments, in the split and on the coast too.
   parts = optim.split_update(
     learner.optimizer,
     state.opt_state,
@@ -137,6 +145,8 @@ def ends(
   learner: Learner, scores: Scores, batch: losses.Batch, loss_state: Any
 ) -> Measured:
   """`ends_clipped` and `ends_outside`; see `of_update`."""
+  # One range for all updates of a rollout, or their shares could not be
+  # compared; see `of_update`.
   if 'updates_done' in batch.extras:
     none = jnp.zeros(batch.mask.shape, jnp.float32)
     extras = {**batch.extras, 'updates_done': none}

@@ -41,6 +41,7 @@ def init(learner: Learner, params: Any) -> TrainState:
     params,
     learner.optimizer.init(params),
     learner.method.init(),
+    # A copy, because updates donate the state, and a buffer only once.
     jax.tree.map(jnp.copy, params) if learner.with_reference else None,
     step=zero,
     nonfinite=zero,
@@ -53,6 +54,7 @@ def state_sharding(learner: Learner, params: Any) -> TrainState:
   everywhere = sharding.replicated(learner.mesh)
   of_params = sharding.of_params(learner.mesh, params, learner.logical_axes)
   abstract = jax.eval_shape(lambda p: init(learner, p), params)
+  # optax tells apart the trees in its state that are like the parameters.
   of_moments = optax.tree.map_params(
     learner.optimizer,
     lambda _, place: place,
@@ -85,6 +87,7 @@ def credit(
   uniform = losses.uniform_groups(given)
   batch, loss_state = losses.credit(learner.method, batch, loss_state)
   measured = step_metrics.of_credit(given, batch, uniform)
+  # They have been measured, so updates need not carry them.
   extras = {
     name: value
     for name, value in batch.extras.items()
@@ -103,7 +106,7 @@ def train_step(
   rollout_start: Array,
   watch: bool = False,
 ) -> tuple[TrainState, Measured]:
-  """One update: a gradient, a step of the optimizer, then what they say.
+  """One update: a gradient, a step of the optimizer, and metrics of both.
 
   Args:
     learner: See `types.Learner`.
@@ -118,8 +121,8 @@ def train_step(
 
   Returns:
     The new state and metrics. An update whose gradient is not finite changes
-    nothing but a counter. So does one without advantages, if such updates are
-    to be skipped; penalties then have no effect either.
+    nothing but a counter. The same holds for an update whose advantages are
+    all 0, if `on_zero_advantage` is `'skip'`; penalties then have no effect.
   """
   batch = _prepared(learner, state, batch, prompts, rollout_start)
   found = gradient.of_batch(
@@ -140,6 +143,8 @@ def train_step(
 
 def _prepared(learner, state, batch, prompts, rollout_start) -> losses.Batch:
   """Some prompts of a rollout as an optimizer batch, with its weights."""
+  # Taken inside the program: `prompts` is data, so all optimizer batches share
+  # one compilation.
   batch = jax.tree.map(lambda x: x[prompts], batch)
   if 'updates_done' in learner.method.requires:
     done = jnp.full(batch.mask.shape, state.step - rollout_start, jnp.float32)
@@ -150,6 +155,7 @@ def _prepared(learner, state, batch, prompts, rollout_start) -> losses.Batch:
 def _optimizer_step(learner, state, found, batch, first) -> Update:
   """What the optimizer makes of a gradient."""
   off = clipped.clipped(found.terms) & batch.keep
+  # At least 1, because an optimizer batch may have no token to train.
   kept = jnp.maximum(jnp.sum(batch.keep, dtype=jnp.float32), 1)
   square = jnp.sum(jnp.where(batch.keep, jnp.square(batch.advantage), 0))
   extra = {
@@ -159,9 +165,11 @@ def _optimizer_step(learner, state, found, batch, first) -> Update:
   }
   if learner.with_outward:
     extra['outward'] = found.outward
+  # Most optax transformations refuse arguments that they do not know.
   updates, opt_state = optax.with_extra_args_support(learner.optimizer).update(
     found.grads, state.opt_state, state.params, **extra
   )
+  # One number that is finite tells that no entry of the gradient is inf or NaN.
   grad_norm = optax.tree.norm(found.grads)
   idle = ~jnp.any(batch.keep & (batch.advantage != 0))
   return Update(
@@ -179,6 +187,7 @@ def _taken_over(state: TrainState, update: Update) -> TrainState:
   """The state after an update, if the update is accepted."""
   accepted = update.accepted
 
+  # A choice, no product: 0 times a NaN of a refused update would be NaN.
   def choose(new, old):
     return jax.tree.map(lambda n, o: jnp.where(accepted, n, o), new, old)
 
@@ -202,7 +211,7 @@ def rollout_end(
   layout: Layout,
   num_micro: Array,
 ) -> Measured:
-  """Where a rollout's last update has left its tokens.
+  """Metrics of a rollout's tokens under the policy after the last update.
 
   Args:
     learner: See `types.Learner`.
@@ -243,6 +252,6 @@ def refresh(learner: Learner, state: TrainState, weight: Array) -> TrainState:
   Returns:
     The state with `(1 - weight) * reference + weight * params`.
   """
-  del learner
+  del learner  # `Updater` passes it to every function
   reference = optax.incremental_update(state.params, state.reference, weight)
   return state._replace(reference=reference)

@@ -1,9 +1,9 @@
-"""What an update says of the policy, the loss and the optimizer.
+"""Metrics of an update: of the policy, the loss and the optimizer.
 
-All of it is measured inside the compiled step, after the update, for any
-method. What NumPy can say of a rollout is in `rollouts/rollout_metrics.py`.
-Metrics are sums over completions and tokens (see `metrics.py`), so that the
-updates of a rollout add up.
+They are measured inside the compiled programs, for any method. Metrics of a
+rollout that NumPy can compute are in `rollouts/rollout_metrics.py`. All of them
+are sums over completions and tokens (see `metrics.py`), so that the updates of
+a rollout add up.
 """
 
 import jax
@@ -114,6 +114,7 @@ def of_update(
     'grad_norm': metrics.masked_mean(update.grad_norm, update.finite),
     'update_norm': metrics.Mean(update_norm, one),
     'param_norm': metrics.Mean(optax.tree.norm(state.params), one),
+    # These only grow, so the maximum over a rollout's updates is the last.
     'nonfinite_steps': metrics.Max(state.nonfinite.astype(jnp.float32)),
     'idle_steps': metrics.Max(state.idle.astype(jnp.float32)),
   }
@@ -156,6 +157,8 @@ def of_terms(terms: losses.SurrogateTerms, batch: losses.Batch) -> Measured:
   old = logp if batch.logp_old is None else batch.logp_old
   sampler = batch.logp_sampler
   gained = logp - (old if sampler is None else sampler)
+  # A completion that is trained in part has a weight all the same: the ratio of
+  # all its tokens.
   trained = batch.valid & jnp.any(kept, axis=-1)
   ratio = jnp.exp(_saturated(terms.log_ratio))
   measured: Measured = {
@@ -175,8 +178,9 @@ def of_terms(terms: losses.SurrogateTerms, batch: losses.Batch) -> Measured:
   if batch.logp_ref is not None:
     measured |= _kl('kl_ref', batch.logp_ref - logp, kept)
   if sampler is not None:
-    # Of the whole policy, as the learner's: without what the filters left.
-    # Tokens of an earlier policy differ for another reason.
+    # `logp_sampler` is of the policy after the filters, but the learner scores
+    # the whole policy. Tokens that an earlier policy drew differ for another
+    # reason.
     gap = jnp.abs(gained - batch.extras.get('log_kept', 0))
     fresh = kept & batch.extras.get('fresh', True)
     measured |= {
@@ -197,17 +201,20 @@ def of_prefixes(
     coefficient: f32[P,G,T], -d loss / d logp.
     intended: The same with the policy's ratios to the old policy and to the
       sampler at 1: what the method does to shared tokens before anything has
-      moved. (Penalties act at the gap that there is.) It takes a second
-      evaluation of the loss, so it is computed only if it is asked for.
+      moved. (A penalty keeps its true log-ratio to the reference.) None: it is
+      not measured, which saves a second evaluation of the loss.
 
   Returns:
-    Over the nodes of the trie of each group's sampled ids, those that the
-    `whole` group shares and those that a `part` of at least two shares:
-    `prefix_*_tokens`, nodes per group; `prefix_*_weight`, the mean of W_agg,
-    the sum of the coefficients of all completions that share the node;
-    `prefix_*_uncancelled`, the mean of |W_agg| over the sum of absolute
-    coefficients: 0 where they cancel, 1 where all pull one way. The latter two
-    also as `..._expected`, if `intended` is given.
+    Metrics of the nodes of the trie of each group's sampled ids. In a name, `*`
+    is `whole` for nodes that all completions of a group share, and `part` for
+    nodes that two or more share, but not all.
+
+    - `prefix_*_tokens`: nodes per group;
+    - `prefix_*_weight`: per node, W_agg, the sum of the coefficients of all
+      completions that share the node;
+    - `prefix_*_uncancelled`: per node, |W_agg| over the sum of the absolute
+      coefficients: 0 where they cancel, 1 where all have one sign;
+    - the latter two also with `_expected` behind the name, from `intended`.
 
   References:
     Fontana et al., `On the Hidden Objective Biases of Group-based
@@ -223,6 +230,7 @@ def of_prefixes(
       diagnostics.shared_prefix_weight(batch.tokens, batch.mask, of_one)
     )
 
+  # Counts of nodes do not depend on coefficients, so they are reported once.
   # One vmap, so that the tries are searched once for all coefficients.
   found = jax.vmap(summary)(jnp.stack(list(coefficients.values())))
   return {
@@ -242,6 +250,7 @@ def kl_old(logp: ArrayLike, batch: losses.Batch) -> Measured:
 def _kl(name: str, log_ratio: ArrayLike, kept: ArrayLike) -> Measured:
   """Two estimates; see `of_terms`."""
   gap = _saturated(log_ratio)
+  # expm1, because exp(gap) - 1 loses most of its digits for a small gap.
   k3 = jnp.expm1(gap) - gap
   return {
     f'{name}_k1': metrics.masked_mean(-gap, kept),

@@ -11,6 +11,7 @@ import optax
 
 from grpo_jax import losses
 from grpo_jax.models import Scores
+from grpo_jax.models import lora
 
 Array = jax.Array
 
@@ -18,7 +19,7 @@ Array = jax.Array
 class TrainState(NamedTuple):
   """What an update changes, and a checkpoint holds."""
 
-  params: Any  # float32 master weights
+  params: Any  # float32 master weights; with adapters, these alone
   opt_state: Any
   loss_state: Any  # of the method; moved once per rollout
   reference: Any  # parameters, like params, if the method has one, else None
@@ -46,9 +47,9 @@ class Learner:
     logical_axes: The model's; see `sharding.of_params`.
     with_outward: Whether the optimizer wants `outward`, the gradient of the
       clipped tokens' outward log-ratios. It takes a second backward pass.
-    score_forward: Like `score`, for derivatives in forward mode, which it takes
-      to measure overshoot. None: `score` has these itself.
-    coast_steps: Steps without gradient that overshoot is predicted for.
+    score_forward: Like `score`, but `jax.jvp` can differentiate it, which the
+      measurement of overshoot needs. None: `score` serves for this too.
+    coast_steps: For how many steps without gradient overshoot is predicted.
     records: Whether the optimizer was made by `optim.record_adam_moments`.
     expects_prefixes: Whether the metrics `prefix_*_expected` are measured. They
       take a second evaluation of the loss; see `step_metrics.of_prefixes`.
@@ -72,6 +73,26 @@ class Learner:
         f'on_zero_advantage={self.on_zero_advantage!r} is neither '
         "'skip' nor 'step'; set config.learner.on_zero_advantage to one."
       )
+
+  def beside(self, frozen: Any) -> 'Learner':
+    """This learner, for parameters that are a part of the model's.
+
+    Args:
+      frozen: The other part, which no update changes; None: there is none.
+
+    Returns:
+      A learner whose `score` and `score_forward` take the trained part.
+    """
+    if frozen is None:
+      return self
+
+    def whole(score):
+      return lambda params, *args: score(lora.join(params, frozen), *args)
+
+    forward = self.score_forward and whole(self.score_forward)
+    return dataclasses.replace(
+      self, score=whole(self.score), score_forward=forward
+    )
 
   @property
   def with_entropy(self) -> bool:
@@ -103,8 +124,8 @@ class Update(NamedTuple):
   updates: Any  # the difference of the parameters
   extra: dict[str, Any]  # what the optimizer got besides gradient and state
   grad_norm: Array  # f32[]
-  finite: Array  # bool[], the gradient is
-  idle: Array  # bool[], every advantage is 0 and that is to be skipped
+  finite: Array  # bool[], whether `grad_norm` is finite
+  idle: Array  # bool[], to be skipped, because every advantage is 0
 
   @property
   def accepted(self) -> Array:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import functools
 import threading
 from typing import Any
 
@@ -25,6 +26,7 @@ from grpo_jax.learner import step as step_lib
 from grpo_jax.learner.types import Learner
 from grpo_jax.learner.types import TrainState
 from grpo_jax.models import Scores
+from grpo_jax.models import lora
 from grpo_jax.models.layout import Layout
 from grpo_jax.models.layout import LayoutSpec
 from grpo_jax.rollouts.types import Rollout
@@ -54,18 +56,21 @@ class Updater:
     epochs: Passes over a rollout.
     anchor: Where `logp_old` comes from. `'learner'` scores the completions
       itself, if the rollout gets more than one update or the method needs it.
-      `'sampler'` takes what the sampler said.
+      `'sampler'` takes the sampler's log-probabilities.
     refresh_steps: Rollouts between refreshes of the reference, if the method
       has one; 0 leaves the reference as it is.
     refresh_weight: Weight of the policy in the average that becomes the new
       reference; 1 makes a copy of the policy.
-    watch_steps: Rollouts between those whose overshoot is measured, from the
-      first on; 0: never.
+    watch_steps: Overshoot is measured in every rollout whose number is a
+      multiple of this; 0: in none.
     stale: Whether rollouts may hold groups that an earlier policy has drawn.
       `logp_old` of such groups is the sampler's, because the policy that drew
       them is gone; `logp_old` of the other groups is then always scored.
     scorings: Forward passes over the last rollout, by the policy or the
       reference, before its first update.
+    frozen: Parameters of the model that no update changes, such as the weights
+      beside adapters: their shapes, dtypes and shardings at first, and the
+      arrays before the first call. None: there are none.
     abstract: The `TrainState` as shapes, dtypes and shardings, for a restore.
   """
 
@@ -81,6 +86,7 @@ class Updater:
   watch_steps: int = 0
   stale: bool = False
   scorings: int = dataclasses.field(default=0, init=False)
+  frozen: Any = None
   abstract: TrainState = dataclasses.field(init=False)
 
   def __post_init__(self, params):
@@ -94,6 +100,8 @@ class Updater:
   def _compile_functions(self, params: Any) -> None:
     """Jits the functions of `step` on the learner's mesh."""
     place = step_lib.state_sharding(self.learner, params)
+    # For arrays [P,G,T]: they are small, and every device can then take any
+    # optimizer batch from them.
     everywhere = sharding.replicated(self.learner.mesh)
 
     def jit(function, **options):
@@ -101,10 +109,20 @@ class Updater:
         with sharding.use(self.learner.mesh):
           return function(self.learner, *args)
 
-      traced.__name__ = function.__name__  # what logs and profiles say
+      traced.__name__ = function.__name__  # its name in logs and profiles
       compiler_options = sharding.COMPILER_OPTIONS
       return jax.jit(traced, compiler_options=compiler_options, **options)
 
+    # What scores also gets the frozen parameters: as an argument, because XLA
+    # would copy a constant into every program.
+    def scoring(function):
+      @functools.wraps(function)
+      def beside(learner, frozen, *args):
+        return function(learner.beside(frozen), *args)
+
+      return beside
+
+    # Numbers of arguments below count without the learner, which `traced` adds.
     self.abstract = jax.tree.map(
       lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
       jax.eval_shape(lambda p: step_lib.init(self.learner, p), params),
@@ -114,15 +132,19 @@ class Updater:
     self.refresh = jit(step_lib.refresh, donate_argnums=0, out_shardings=place)
     self.credit = jit(step_lib.credit, out_shardings=everywhere)
     self.score_all = jit(
-      gradient.score_all, static_argnums=(3, 4), out_shardings=everywhere
+      scoring(gradient.score_all),
+      static_argnums=(4, 5),
+      out_shardings=everywhere,
     )
     self.train_step = jit(
-      step_lib.train_step,
-      donate_argnums=0,
-      static_argnums=6,
+      scoring(step_lib.train_step),
+      donate_argnums=1,
+      static_argnums=7,
       out_shardings=(place, everywhere),
     )
-    self.rollout_end = jit(step_lib.rollout_end, out_shardings=everywhere)
+    self.rollout_end = jit(
+      scoring(step_lib.rollout_end), out_shardings=everywhere
+    )
 
   def __call__(
     self, state: TrainState, rollout: Rollout, step: int
@@ -145,14 +167,15 @@ class Updater:
     state = state._replace(loss_state=loss_state)
     start = jnp.copy(state.step)  # the state itself is donated
     watch, begun = self.watches(step), batch
-    # Without `logp_old` the ratio is exactly 1 and nothing need be scored. What
-    # the last update has left is measured against the old policy all the same.
+    # Where the method needs no `logp_old`, its only update takes the ratio as
+    # exactly 1. But `_end` compares the policy after the update with the one
+    # before it, which must be scored now: the update donates its parameters.
     if watch and batch.logp_old is None:
       begun = batch._replace(logp_old=self.score(state.params, rollout).logp)
     for chosen in self.optimizer_batches(rollout, step):
       layout, used = self.layout(rollout, chosen)
       state, more = self.train_step(
-        state, batch, chosen, layout, used, start, watch
+        self.frozen, state, batch, chosen, layout, used, start, watch
       )
       measured = _merge(measured, more)
     if watch:
@@ -162,6 +185,10 @@ class Updater:
       state = self.refresh(state, weight)
     return state, measured
 
+  def whole(self, params: Any) -> Any:
+    """The trained parameters and the frozen ones, as the model takes them."""
+    return lora.join(params, self.frozen)
+
   def watches(self, step: int) -> bool:
     """Whether overshoot is measured in a rollout."""
     return self.watch_steps > 0 and step % self.watch_steps == 0
@@ -170,11 +197,18 @@ class Updater:
     self, state: TrainState, rollout: Rollout, batch: losses.Batch
   ) -> Measured:
     """`rollout_end` of all prompts, one optimizer batch at a time."""
+    # The first epoch's batches, whose layouts are still there.
     measured = None
     for chosen in np.split(np.arange(len(rollout.prompts)), self.batches):
       layout, used = self.layout(rollout, chosen)
       more = self.rollout_end(
-        state.params, batch, state.loss_state, chosen, layout, used
+        self.frozen,
+        state.params,
+        batch,
+        state.loss_state,
+        chosen,
+        layout,
+        used,
       )
       measured = _merge(measured, more) if measured else more
     return measured or {}
@@ -183,8 +217,8 @@ class Updater:
     """Compiles the programs of an update in a thread of its own.
 
     Meanwhile the sampler is compiled and the first rollout is drawn. The first
-    update waits for the thread, so an example of other shapes than the
-    rollout's costs the time to compile once more. Nothing is compiled ahead for
+    update waits for the thread. If the rollout then has other shapes than the
+    example, the update is compiled once more. Nothing is compiled ahead for
     packed rows, because their shapes depend on the lengths of completions.
 
     Args:
@@ -192,8 +226,8 @@ class Updater:
         values in it do not matter.
     """
     if self.spec.kind != 'packed' and jax.process_count() == 1:
-      # The compiler cannot be interrupted, and Python waits at its end for
-      # threads that are no daemons; see `commands.main.run`.
+      # A daemon, because Python would wait for any other thread before it ends,
+      # and the compiler cannot be interrupted; see `commands.main.run`.
       self._ahead = threading.Thread(
         target=self._try, args=(example,), name='compile ahead', daemon=True
       )
@@ -205,7 +239,7 @@ class Updater:
       self._compile(example)
 
   def _compile(self, example: Rollout) -> None:
-    """Compiles what `__call__` runs, where jit then finds it."""
+    """Compiles the programs that `__call__` runs; jit keeps them for it."""
     everywhere = sharding.replicated(self.learner.mesh)
 
     def arrays(tree):
@@ -219,11 +253,13 @@ class Updater:
     layout, used = self.layout(example, chosen)
     scorings = []
 
+    # In place of `score`: it notes the program and returns zeros, because there
+    # are no parameters yet to score with.
     def unscored(params, rollout, with_entropy=False):
       del rollout
       of_chosen = len(chosen), *shape[1:]
       lowered = self.score_all.lower(
-        params, layout, used, of_chosen, with_entropy
+        self.frozen, params, layout, used, of_chosen, with_entropy
       )
       scorings.append(lowered)
       nothing = jnp.zeros(shape, device=everywhere)
@@ -232,8 +268,9 @@ class Updater:
     batch = self.with_policies(state, example, 0, unscored)
     credited, _, _ = jax.eval_shape(self.credit, batch, state.loss_state)
     step = arrays(jax.ShapeDtypeStruct((), jnp.int32))
+    watch = self.watches(0)
     self.train_step.lower(
-      state, arrays(credited), chosen, layout, used, step, self.watches(0)
+      self.frozen, state, arrays(credited), chosen, layout, used, step, watch
     ).compile()
     self.credit.lower(batch, state.loss_state).compile()
     for lowered in scorings:
@@ -241,14 +278,17 @@ class Updater:
 
   @property
   def scores_old(self) -> bool:
-    """Whether logp_old is scored, not taken from the sampler or implied."""
+    """Whether the learner scores `logp_old`.
+
+    Otherwise it is the sampler's, or there is none and the ratio is 1.
+    """
     several = self.batches * self.epochs > 1 or self.stale
     needed = several or self._requires('logp_old')
     return self.anchor == 'learner' and needed
 
   @property
   def forward_passes(self) -> int:
-    """Forward passes over a rollout that take as long as its updates.
+    """How many forward passes the last rollout's scorings and updates cost.
 
     A backward pass counts as two.
     """
@@ -264,7 +304,7 @@ class Updater:
     step: int,
     score: Callable[..., Scores] | None = None,
   ) -> losses.Batch:
-    """The batch with what the method reads of policies, and its noise.
+    """The batch with the log-probabilities, entropy and noise that are needed.
 
     Args:
       state: Before the first update of the rollout.
@@ -282,7 +322,8 @@ class Updater:
       # how wide the batch is.
       noise = rng.random((shape[2], *shape[:2]), np.float32)
       extras['noise'] = np.moveaxis(noise, 0, -1)
-    if self._requires('updates_done'):  # each step says it anew
+    # `credit` asks for the field already; `train_step` puts in the number.
+    if self._requires('updates_done'):
       extras['updates_done'] = np.zeros(shape, np.float32)
     batch = batch._replace(
       extras=extras, entropy_old=extras.get('entropy_sampler')
@@ -311,7 +352,7 @@ class Updater:
     return batch
 
   def _of_each_age(self, batch: losses.Batch, scored, sampler):
-    """What was scored, but the sampler's where an earlier policy has drawn."""
+    """What was scored; the sampler's for tokens that an earlier policy drew."""
     if not self.stale or sampler is None:
       return scored
     return jnp.where(batch.extras['fresh'], scored, sampler)
@@ -322,7 +363,10 @@ class Updater:
     for chosen in np.split(np.arange(len(rollout.prompts)), self.batches):
       layout, used = self.layout(rollout, chosen)
       shape = (len(chosen), *rollout.batch.mask.shape[1:])
-      parts.append(self.score_all(params, layout, used, shape, with_entropy))
+      scores = self.score_all(
+        self.frozen, params, layout, used, shape, with_entropy
+      )
+      parts.append(scores)
     return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
 
   def layout(self, rollout: Rollout, chosen: np.ndarray) -> tuple[Layout, int]:
@@ -331,6 +375,7 @@ class Updater:
     The layouts of the last rollout are kept, because the policies that score it
     and the first epoch read the same rows.
     """
+    # By identity, because `==` of arrays gives no single answer.
     if rollout is not self._laid_out:
       self._laid_out, self._layouts = rollout, {}
     key = chosen.tobytes()
@@ -354,13 +399,15 @@ class Updater:
     chosen = np.arange(len(rollout.prompts) // self.batches)
     layout, used = self.layout(rollout, chosen)
     method = self.learner.method
+    # What the method reads must be there; memory does not depend on its values.
     batch = losses.with_required(method, rollout.batch)
     batch, _, _ = self.credit(batch, method.init())
     step = self.train_step.lower(
-      self.abstract, batch, chosen, layout, used, np.int32(0),
+      self.frozen, self.abstract, batch, chosen, layout, used, np.int32(0),
       self.watch_steps > 0,
     )  # fmt: skip
     needs: Any = step.compile().memory_analysis()
+    # Results lie in the memory of donated arguments, which counts once.
     held = needs.argument_size_in_bytes + needs.output_size_in_bytes
     return {
       'temporary': needs.temp_size_in_bytes / 2**30,
@@ -369,7 +416,10 @@ class Updater:
     }
 
   def optimizer_batches(self, rollout: Rollout, step: int) -> Iterator[Any]:
-    """Prompts i32[P'] of each optimizer batch, in another order every epoch."""
+    """Yields the prompts [P'] of each optimizer batch.
+
+    The first epoch takes them in their order, every later one in its own.
+    """
     order = np.arange(len(rollout.prompts))
     for epoch in range(self.epochs):
       if epoch:

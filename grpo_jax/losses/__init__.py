@@ -43,9 +43,10 @@ All stage constructors share these arguments:
   return a pair `(value, metrics)`. `metrics` is a dict of arrays `[P,G,T]`, of
   which the learner shows the mean over the trained tokens; a boolean array says
   which tokens something happened to. (The learner does not show metrics of the
-  constructors that run once per optimizer batch.) Fields are zero where no
-  completion owns the place, and so is what the function returns, so it needs no
-  guards against padding.
+  constructors that run once per optimizer batch.) The fields of an invalid
+  completion are zero, and so is every per-token field but `tokens` outside the
+  mask. What the function returns is set to zero in the same places. So the
+  function needs no guards against padding.
 - `requires` names the optional fields that the function reads: fields of
   `Batch` that may be None (`'logp_ref'`, `'entropy_old'`, ...), keys of
   `Batch.extras`, or `'entropy'` for `terms.entropy`. The learner computes such
@@ -56,8 +57,8 @@ All stage constructors share these arguments:
   `'row'`, and the learner may split the batch anywhere.
 - `**hyper` are the hyper-parameters, which the function gets by name. Each is a
   number, a schedule (a function of the rollout counter, which is 0 for the
-  first rollout) or a `Controller`, which measures. All updates of one rollout
-  see the same values.
+  first rollout) or a `Controller`, which computes the number from what it
+  measures on each rollout. All updates of one rollout see the same values.
 
 Every constructor returns a `LossTransform`. A transform that stands in the
 wrong place raises a ValueError when the chain is traced: the field that it

@@ -30,7 +30,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-Array = jax.Array | np.ndarray  # a batch may still lie on the host
+Array = jax.Array | np.ndarray  # a batch may be in NumPy arrays still
 State = Any  # a pytree of arrays; `()` for a transform that keeps none
 
 
@@ -75,8 +75,8 @@ class LossTransform(NamedTuple):
 
   Attributes:
     init: `() -> State`.
-    credit: `(Batch, State) -> (Batch, State)`, once per rollout. It is the only
-      one of the three that moves the state.
+    credit: `(Batch, State) -> (Batch, State)`, once per rollout. Only this
+      function changes the state.
     prepare: `(Batch, State) -> Batch`, once per optimizer batch.
     apply: `(SurrogateTerms, Batch, State) -> SurrogateTerms`, differentiable.
     requires: Names of the optional fields that are read (`'logp_ref'`,
@@ -138,7 +138,8 @@ def chain(*transforms: LossTransform) -> LossTransform:
   return LossTransform(init, credit, prepare, apply, requires, scope)
 
 
-# Not `tokens`: its ids outside the mask are what a tool wrote.
+# Zeroed outside the mask. Not `tokens`: there it holds the ids that a tool
+# wrote, and shared prefixes are compared over those too.
 _PER_TOKEN = (
   'keep', 'version', 'logp_old', 'logp_ref', 'logp_sampler',
   'entropy_old', 'advantage', 'weight',
@@ -174,7 +175,7 @@ def make_batch(mask, reward, **fields) -> Batch:
 
 
 def check_batch(batch: Batch) -> Batch:
-  """Checks shapes and zeroes whatever no completion owns.
+  """Checks the shapes, and zeroes padding and invalid completions.
 
   Args:
     batch: Any `Batch`; padding and invalid completions may hold anything.
@@ -216,9 +217,9 @@ def check_batch(batch: Batch) -> Batch:
   mask = batch.mask.astype(bool) & valid[:, :, None]
   for name in _PER_TOKEN:
     if fields[name] is not None:
-      # Not a product with the mask, as 0 times NaN is NaN. `where` makes
-      # integers of booleans, which `_wide` takes back: no later `where` takes a
-      # `keep` of integers.
+      # Not a product with the mask, because 0 times NaN is NaN. `where` with a
+      # 0 turns the booleans of `keep` into integers, and `_wide` turns them
+      # back: `~` and the `where=` of a reduction need booleans.
       value = _wide(jnp.where(mask, fields[name], 0), fields[name].dtype)
       fields[name] = value
   # `reward_parts` may have any number of axes behind [P,G].
@@ -238,7 +239,9 @@ def check_batch(batch: Batch) -> Batch:
 
 
 def with_required(method: LossTransform, batch: Batch) -> Batch:
-  """Fills the required fields that a batch lacks with zeros, for a trace.
+  """Fills the required fields that a batch lacks with zeros.
+
+  Meant for tracing, where only shapes and dtypes matter.
 
   Args:
     method: A chain.
@@ -246,8 +249,8 @@ def with_required(method: LossTransform, batch: Batch) -> Batch:
 
   Returns:
     The batch with a value for every name in `method.requires`: in its field, or
-    in `extras` if `Batch` has no such field. Only `'entropy'` is left out,
-    which is an argument of `surrogate_loss`.
+    in `extras` if `Batch` has no such field. Only `'entropy'` is left out: it
+    is an argument of `surrogate_loss`, not a field.
   """
   given = {**batch._asdict(), **batch.extras}
   zeros = jnp.zeros(batch.mask.shape)
@@ -256,6 +259,7 @@ def with_required(method: LossTransform, batch: Batch) -> Batch:
     for name in method.requires - {'entropy'}
     if given.get(name) is None
   }
+  # `pop` leaves in `missing` only the names that `Batch` has no field for.
   known = {k: missing.pop(k) for k in batch._fields if k in missing}
   return batch._replace(extras={**batch.extras, **missing}, **known)
 
@@ -271,7 +275,7 @@ def _check_required(requires, given, extras) -> None:
 
 
 def _wide(x, dtype) -> Array:
-  """Casts back to `dtype`, or to float32 if that is a narrower float."""
+  """Casts `x` to `dtype`, but to float32 if `dtype` is a narrower float."""
   floating = jnp.issubdtype(dtype, jnp.floating)
   return at_least_float32(x) if floating else x.astype(dtype)
 
@@ -380,14 +384,15 @@ def surrogate_loss(
       'surrogate_loss got a batch without advantage or weight; run '
       'losses.credit on the rollout and losses.prepare on the batch first.'
     )
-  # Losses are float32 at least, whatever the model computes in.
+  # Losses are float32 at least, whatever the model computes in. `logp` may
+  # hold anything outside the mask, NaN too.
   logp = jnp.where(batch.mask, at_least_float32(logp), 0)
   if entropy is not None:
     entropy = jnp.where(batch.mask, at_least_float32(entropy), 0)
-  # Without an old policy the ratio is exactly 1, in every dtype. One that is
-  # recomputed differs by rounding: measured in bfloat16 by up to 5.9e-3, and
-  # then 38 % of the sequences lie outside the clip range of GSPO before the
-  # policy has moved.
+  # Without `logp_old` the ratio is exactly 1, in every dtype. A `logp_old` from
+  # a pass of its own differs by rounding: measured in bfloat16 by up to 5.9e-3,
+  # and then 38 % of the completions lie outside the clip range of GSPO before
+  # the policy has moved.
   old = lax.stop_gradient(logp) if batch.logp_old is None else batch.logp_old
   terms = SurrogateTerms(
     logp, logp - old, entropy, None, jnp.zeros_like(logp), {}
@@ -398,7 +403,8 @@ def surrogate_loss(
       'No transform of this method sets the objective; add one, for example '
       'ppo_clip(0.2, 0.2).'
     )
-  # A dropped token may hold anything, and 0 times infinity would be a NaN.
+  # The weight of a dropped token is 0, but its value may be infinite, and 0
+  # times infinity would be NaN.
   value = jnp.where(batch.keep, terms.objective - terms.penalty, 0)
   loss = -jnp.sum(batch.weight * value)
   return loss, terms

@@ -1,10 +1,10 @@
-"""Hyper-parameters that move: schedules, and controllers that measure.
+"""Hyper-parameters that change during a run: schedules and controllers.
 
-Wherever a transform takes a number it takes a `Controller` too, or a schedule:
-a function of the rollout counter (0 for the first rollout), for example
-`optax.linear_schedule(0.2, 0.1, 1000)`. `credit` moves it once per rollout,
-before the transform reads it, so that all updates of a rollout see the same
-number.
+A schedule is a function of the rollout counter (0 for the first rollout), for
+example `optax.linear_schedule(0.2, 0.1, 1000)`. A `Controller` computes the
+number from what it measures on each rollout. `credit` updates both once per
+rollout, before a transform reads the number, so that all updates of a rollout
+see the same one.
 """
 
 from collections.abc import Callable
@@ -128,7 +128,7 @@ def entropy_target(target, step=0.005, initial=0.0) -> Controller:
     c_{k+1} = \max(0, c_k \pm \Delta)
 
   :math:`H_k` is the mean of `entropy_old` over the trained tokens of rollout
-  `k`. The sign is `+` where it is below the target.
+  `k`. The sign is `+` where :math:`H_k` is below the target, else `-`.
 
   Args:
     target: Entropy per token, in nats.
@@ -146,6 +146,7 @@ def entropy_target(target, step=0.005, initial=0.0) -> Controller:
   def update(state, batch):
     entropy = _ops.masked_mean(batch.entropy_old, batch.keep)
     sign = jnp.where(entropy < target, 1, -1)
+    # A rollout without trained tokens has measured nothing.
     sign = jnp.where(jnp.any(batch.keep), sign, 0)
     # The indicator acts on this rollout, the step of `c` on the next.
     current = jnp.where(entropy <= target, state.following, 0)
@@ -168,16 +169,17 @@ class _First(NamedTuple):
 
 
 def first_entropy() -> Controller:
-  """The mean entropy of the first rollout's trained tokens, for ever.
+  """The mean entropy of the trained tokens of the first rollout.
 
   Returns:
-    A `Controller` whose value is in nats.
+    A `Controller` whose value is in nats and stays the same from then on.
   """
 
   def update(state, batch):
     entropy = _ops.masked_mean(batch.entropy_old, batch.keep)
     value = jnp.where(state.seen, state.value, entropy)
-    # A rollout without trained tokens is not the first.
+    # A rollout without trained tokens has no mean, so the next one counts as
+    # the first.
     seen = state.seen | jnp.any(batch.keep)
     return _First(value.astype(jnp.float32), seen)
 

@@ -31,7 +31,7 @@ def _corrected(
       arrays f32[P,G,T] and bool[P,G,T].
     level: Whose log weight `factor` gets: `'token'`, `'sequence'` (the sum over
       the completion) or `'mean'` (the mean over the completion).
-    metric: Name of the share of tokens on which it acted.
+    metric: Name of the metric that marks the tokens on which the factor acted.
     self_normalized: Whether the factors are divided by their mean over the
       rollout's trained tokens.
     **hyper: Numbers, schedules or controllers.
@@ -50,9 +50,11 @@ def _corrected(
     log_w = log_weight(batch)
     weight, acted = factor(log_w, **hyper)
     if self_normalized:
-      # A mean of 0 leaves 0: no token is trained, or none has a weight.
+      # The mean is 0 if no token is trained or all weights are 0. The weights
+      # are then 0 instead of NaN.
       weight = _ops.safe_divide(weight, _ops.masked_mean(weight, batch.keep))
-    # Above this `saturating_exp` cuts the weight, which should be seen.
+    # Above this bound `saturating_exp` cuts the weight. A metric shows where,
+    # because a cut weight no longer corrects for the sampler.
     saturated = log_w > _ops.MAX_LOG_RATIO
     return advantage * weight, {metric: acted, f'{metric}_saturated': saturated}
 

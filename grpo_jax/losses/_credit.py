@@ -52,7 +52,7 @@ def drop_uniform_groups() -> LossTransform:
   The advantages of such a group are 0 in any case. What changes is the
   denominator of the weight, which then counts informative groups only. This is
   DAPO's condition `0 < #correct < G`. The paper also samples other groups in
-  their place, which is the rollout's work.
+  their place, which is no part of a loss.
 
   Returns:
     A `LossTransform` that edits `keep`.
@@ -274,16 +274,17 @@ def normalize_each_reward(
         f'{number} reward functions; give one weight for each.'
       )
     parts = [batch.reward_parts[..., k] for k in range(number)]
-    # `on_reward` keeps the sum of all edits there.
+    # `on_reward` keeps the sum of all edits under this name.
     if 'reward_edit' in batch.extras:
       parts.append(batch.extras['reward_edit'])
+    # Not strict: without an edit there is one part less than weights.
     scores = [
       weight * _ops.normalized(part, batch.valid, deviation, epsilon, axis=1)
       for weight, part in zip((*given, 1.0), parts, strict=False)
     ]
     total = jnp.sum(jnp.stack(scores), axis=0)
     size = jnp.sum(jnp.abs(jnp.stack(scores)), axis=0)
-    # Rounding errors of a group go with its largest score.
+    # The largest score of a group sets the size of its rounding errors.
     size = jnp.max(size, axis=1, keepdims=True)
     # Scores that cancel leave rounding errors, which a later division by their
     # deviation would blow up to order 1.
@@ -308,8 +309,9 @@ def credit_pass_at_k(k=4, right_reward=1.0) -> LossTransform:
   These are the means over all subsets of size k, in closed form.
 
   Args:
-    k: Completions that get a chance together, an integer.
-    right_reward: A completion is right from this reward on, a number.
+    k: Size of the subsets, an integer. A subset succeeds if one of its
+      completions is right.
+    right_reward: The smallest reward of a right completion, a number.
 
   Returns:
     A `LossTransform` that sets the advantage; it is 0 in a group with no more
@@ -327,7 +329,8 @@ def credit_pass_at_k(k=4, right_reward=1.0) -> LossTransform:
   def none_right(wrong, number, draws):
     """Probability that `draws` without replacement are all wrong."""
     share = jnp.ones_like(number)
-    # A product of quotients: the binomials of large groups lose digits.
+    # A product of quotients, because the binomials of large groups are too
+    # large for a float to hold all their digits.
     for drawn in range(draws):
       share *= _ops.safe_divide(jnp.maximum(wrong - drawn, 0), number - drawn)
     return share

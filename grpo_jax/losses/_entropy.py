@@ -10,11 +10,11 @@ from grpo_jax.losses._stages import on_advantage
 from grpo_jax.losses._stages import set_advantage
 
 LOG_2 = float(np.log(2))  # nats: the entropy of a fair coin
-_LEAST = 1e-6  # nats; smaller ones count as this, as they are divided by
+_LEAST = 1e-6  # nats; smaller entropies count as this, as 1 / H is taken
 
 
 def _side(value, active, axes):
-  """Each active value over their mean; 0 where not active."""
+  """Each active value over the mean of the active ones; 0 elsewhere."""
   value = jnp.where(active, value, 0)
   total = jnp.sum(value, axis=axes, keepdims=True)
   number = jnp.sum(active, axis=axes, keepdims=True, dtype=value.dtype)
@@ -22,19 +22,22 @@ def _side(value, active, axes):
 
 
 def _shaped(reward, entropy, right, wrong, alpha, axes):
-  """Rewards of right and of wrong entries, bent by entropy.
+  """Rewards of right and of wrong entries, shaped by their entropy.
+
+  An entry is a token or a completion.
 
   Args:
-    reward: Of the entries.
-    entropy: Of the entries, positive; shaped like `right`.
+    reward: f32, of the entries.
+    entropy: f32, of the entries, positive, nats; shaped like `right`.
     right: bool, entries of right completions.
     wrong: bool, entries of wrong ones; what is neither does not count.
     alpha: Share of the reward itself.
-    axes: What the means of the bonus and of the malus run over.
+    axes: The axes of the means in the bonus and in the malus.
 
   Returns:
-    `alpha * reward` plus a bonus that grows with the entropy for right entries,
-    `-alpha` minus a malus that falls with it for all others.
+    For right entries, `alpha * reward` plus a bonus that grows with the
+    entropy. For all others, `-alpha` minus a malus that shrinks as the entropy
+    grows.
   """
   bonus = _side(entropy, right, axes)
   malus = _side(1 / entropy, wrong, axes)
@@ -128,7 +131,7 @@ def credit_completions_by_entropy(
     counted = jnp.any(batch.mask, axis=-1)
     right, wrong = counted & (batch.reward > 0), counted & (batch.reward <= 0)
     entropy = jnp.maximum(batch.entropy_old, _LEAST)
-    # Once more, as the mean of an empty completion is 0.
+    # Bounded once more, because the mean of an empty completion is 0.
     mean = jnp.maximum(_ops.sequence_mean(entropy, batch), _LEAST)
     value = _shaped(batch.reward, mean, right, wrong, alpha, axes=1)
     return _ops.normalized(value, counted, deviation, epsilon, axis=1)
@@ -163,7 +166,7 @@ def subtract_entropy(coefficient=0.1) -> LossTransform:
 
 
 def silence_uncertain(entropy_limit=LOG_2) -> LossTransform:
-  r"""Removes the credit of uncertain completions, if training began certain.
+  r"""Sets advantages of uncertain completions to 0, if training began certain.
 
   .. math:: A_i \leftarrow 0 \text{ where } \langle H \rangle_i > limit
               \text{ and } \langle H \rangle_{first\ rollout} < \log 2
@@ -186,7 +189,7 @@ def silence_uncertain(entropy_limit=LOG_2) -> LossTransform:
     silent = (entropy > entropy_limit) & (first < LOG_2)
     return jnp.where(_ops.per_token(silent), 0, advantage)
 
-  # The first rollout is a measurement: a controller that never moves again.
+  # A controller, because only its state remembers the first rollout.
   return on_advantage(
     advantage,
     requires=('entropy_old',),
@@ -196,7 +199,7 @@ def silence_uncertain(entropy_limit=LOG_2) -> LossTransform:
 
 
 def mask_low_entropy(share=0.2) -> LossTransform:
-  r"""Credits only the tokens of highest entropy; the others still count.
+  r"""Sets the advantage to 0 but for the tokens of highest entropy.
 
   .. math:: A_{it} \leftarrow A_{it}\, 1[H_{it} \ge \tau], \quad \tau =
               \text{the } \lfloor share \cdot N \rfloor \text{-th largest } H
@@ -218,7 +221,7 @@ def mask_low_entropy(share=0.2) -> LossTransform:
   def advantage(advantage, batch, share):
     entropy, kept = batch.entropy_old, batch.keep
     least = _ops.kth_largest(entropy, kept, _ops.share_of(share, kept))
-    # Ties with the threshold are all credited.
+    # Tokens that equal the threshold all keep their advantage.
     return jnp.where(entropy >= least, advantage, 0)
 
   return on_advantage(advantage, requires=('entropy_old',), share=share)

@@ -57,6 +57,8 @@ def takes_from_run(**arguments: str) -> Callable[[_Make], _Make]:
         f'fact; take one of {_listed(FACTS)}.'
       )
     signature = inspect.signature(make)
+    # Binding fails for a name that the function does not have. The values are
+    # not used.
     try:
       signature.bind_partial(**arguments)
     except TypeError as error:

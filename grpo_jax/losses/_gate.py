@@ -45,7 +45,9 @@ def gate_probability_change(low=0.2, high=0.2) -> LossTransform:
 
 
 def gate_binary_kl(threshold=0.05) -> LossTransform:
-  r"""Drops tokens by the divergence of "this token or another".
+  r"""Drops tokens whose probability has moved too far, by a binary KL.
+
+  The KL is that of two outcomes: this token, or any other.
 
   .. math:: 0 \text{ where } q \log \frac{q}{p} + (1 - q)
               \log \frac{1 - q}{1 - p} > \delta
@@ -121,16 +123,16 @@ def mask_off_policy_negatives(threshold=0.5, policy='old') -> LossTransform:
 def detach_covariance(
   share=2e-4, low_covariance=1.0, high_covariance=5.0
 ) -> LossTransform:
-  r"""Takes the gradient from some tokens of high covariance, drawn at random.
+  r"""Removes the gradient of some tokens of high covariance, drawn at random.
 
   .. math::
     1 < (A_{it} - \bar A)(\log \pi_{it} - \overline{\log \pi}) < 5
 
-  Of the tokens inside these bounds
-  :math:`k = \max(1, \lfloor share \cdot N \rfloor)` are chosen, with `N` kept
-  tokens in the optimizer batch: those of least `noise`. That is an entry of
+  Of the tokens inside these bounds (1 and 5 are the defaults), the `k` of least
+  `noise` are chosen, :math:`k = \max(1, \lfloor share \cdot N \rfloor)`. `N`
+  counts the kept tokens of the optimizer batch. `noise` is an entry of
   `Batch.extras`, uniform in [0, 1), which the learner draws from its seed.
-  Chosen tokens keep their value.
+  Chosen tokens keep their value but have no gradient.
 
   Args:
     share: Share of the optimizer batch's kept tokens, in [0, 1].

@@ -45,7 +45,6 @@ def ppo_clip(low=0.2, high=0.2, cap=None) -> LossTransform:
   """
   _ops.check_range('ppo_clip', low, high)
   # A schedule or a controller has no value yet that could be checked.
-  # A schedule or a controller has no value yet that could be checked.
   if isinstance(cap, int | float) and isinstance(high, int | float):
     if cap <= 1 + high:
       raise ValueError(
@@ -61,11 +60,9 @@ def ppo_clip(low=0.2, high=0.2, cap=None) -> LossTransform:
       value = jnp.where(beyond, capped['cap'], value)
       clip['clipped_cap'] = beyond
       # A capped token is held, and no longer pulled back.
-      # A capped token is held, and no longer pulled back.
       clip['outside_high'] &= ~beyond
     return value * advantage, {**ratio_metrics, **clip}
 
-  # Without a cap there is no metric `clipped_cap` either.
   # Without a cap there is no metric `clipped_cap` either.
   capped: dict[str, Any] = {} if cap is None else {'cap': cap}
   return set_objective(objective, low=low, high=high, **capped)
@@ -87,7 +84,6 @@ def hold_outside(
     and the metrics of `_ops.clip_metrics`.
   """
   clip = _ops.clip_metrics(ratio > 1 + high, ratio < 1 - low, advantage)
-  # Not jnp.clip, which would also hold tokens that the advantage pulls back.
   # Not jnp.clip, which would also hold tokens that the advantage pulls back.
   held = jnp.where(clip['clipped_high'], 1 + high, ratio)
   return jnp.where(clip['clipped_low'], 1 - low, held), clip
@@ -163,7 +159,7 @@ def capped_score_function(low=1.0, high=4.0) -> LossTransform:
 
 
 def sigmoid_gate(positive=1.0, negative=1.05) -> LossTransform:
-  r"""A soft gate around ratio 1, of another width for each sign.
+  r"""A soft gate around ratio 1, with one width for each sign of the advantage.
 
   .. math:: \frac{4}{\tau} \sigma\bigl(\tau (s - 1)\bigr) A
 
@@ -184,7 +180,6 @@ def sigmoid_gate(positive=1.0, negative=1.05) -> LossTransform:
   def objective(terms, batch, positive, negative):
     ratio, metrics = _ops.importance_ratio(terms)
     tau = jnp.where(batch.advantage > 0, positive, negative)
-    # 4 / tau makes the slope 1 at ratio 1, where that of the sigmoid is 1 / 4.
     # 4 / tau makes the slope 1 at ratio 1, where that of the sigmoid is 1 / 4.
     gate = 4 / tau * jax.nn.sigmoid(tau * (ratio - 1))
     return gate * batch.advantage, metrics
@@ -215,8 +210,8 @@ def gamma_weighted_score(
     above = batch.advantage >= 0
     power = jnp.where(above, positive[0], negative[0])
     decay = jnp.where(above, positive[1], negative[1])
+    # `ratio` saturates, so its logarithm has to as well.
     log_ratio = jnp.minimum(terms.log_ratio, _ops.MAX_LOG_RATIO)
-    # One exp of a sum: each factor alone may overflow.
     # One exp of a sum: each factor alone may overflow.
     log_weight = power * log_ratio + decay * (1 - ratio)
     weight = lax.stop_gradient(jnp.exp(log_weight))

@@ -1,4 +1,4 @@
-"""Array helpers that the transforms share; each is safe on empty input."""
+"""Array helpers that the transforms share; an empty mask gives no NaN."""
 
 import jax
 from jax import lax
@@ -11,7 +11,7 @@ from grpo_jax.losses._base import Array
 from grpo_jax.losses._base import Batch
 from grpo_jax.losses._base import SurrogateTerms
 
-MAX_LOG_RATIO = 20.0  # exp of more saturates: e^20 = 4.9e8
+MAX_LOG_RATIO = 20.0  # nats; `saturating_exp` stops here, at e^20 = 4.9e8
 
 
 def per_token(value: Array) -> Array:
@@ -151,7 +151,8 @@ def uniform_groups(batch: Batch) -> Array:
   """
   high = jnp.max(batch.reward, axis=1, where=batch.valid, initial=-jnp.inf)
   low = jnp.min(batch.reward, axis=1, where=batch.valid, initial=jnp.inf)
-  # Without a valid reward: minus infinity <= infinity.
+  # Not `==`: without a valid reward this compares minus infinity with
+  # infinity, and such a group counts as uniform.
   return high <= low
 
 
@@ -206,8 +207,8 @@ def rank_descending(value: Array) -> Array:
 
 
 def kth_largest(value: Array, mask: Array, k: Array) -> Array:
-  """The k-th largest of the values where `mask`, f[]; infinite if none is."""
-  # By rank, as `lax.top_k` wants a static k and this one counts tokens.
+  """The k-th largest of the values where `mask`, f[]; inf if it is empty."""
+  # By rank, because `lax.top_k` needs a static k and this k counts tokens.
   rank = rank_descending(jnp.where(mask, value, -jnp.inf))
   chosen = mask & (rank < k)
   return jnp.min(value, where=chosen, initial=jnp.inf)
@@ -242,7 +243,11 @@ def old_logp(terms: SurrogateTerms, batch: Batch) -> Array:
 
 
 def importance_ratio(terms: SurrogateTerms) -> tuple[Array, dict[str, Array]]:
-  """The policy ratio, f32[P,G,T], and metrics: it, and saturated tokens."""
+  """The policy ratio, f32[P,G,T], and its metrics.
+
+  The metrics are the value of the ratio, and `saturated`: the tokens whose
+  log-ratio lies above the bound of `saturating_exp`.
+  """
   saturated = terms.log_ratio > MAX_LOG_RATIO
   ratio = saturating_exp(terms.log_ratio)
   return ratio, {'saturated': saturated, 'ratio': lax.stop_gradient(ratio)}
@@ -253,6 +258,7 @@ def clip_metrics(above: Array, below: Array, advantage: Array):
 
   `clipped_*` marks tokens without a gradient. `outside_*` marks tokens that are
   out of the range on the side from which the objective still pulls them back.
+  All are bool[P,G,T].
   """
   return {
     'clipped_high': above & (advantage > 0),

@@ -28,7 +28,8 @@ def add_kl(coefficient, estimator='k3') -> LossTransform:
   =============  ================================================
 
   The metric `kl_ref` is the value of the estimator, in nats, before it is
-  weighted by `s`.
+  weighted by `s`. The metric `saturated_ref` marks the tokens with
+  :math:`x > 20`, where :math:`e^x` saturates.
 
   Args:
     coefficient: Factor of the penalty, per nat.
@@ -93,7 +94,8 @@ def _weighted(log_ratio, k3, gap):
 
 
 def maybe_kl(coefficient, estimator='k3') -> tuple[LossTransform, ...]:
-  """`add_kl`, or nothing for the number 0, which needs no reference."""
+  """A tuple with `add_kl`; empty for the number 0, without a reference."""
+  # Only the number 0 leaves the term out, as a schedule may start at 0.
   if isinstance(coefficient, int | float) and coefficient == 0:
     return ()
   return (add_kl(coefficient, estimator),)

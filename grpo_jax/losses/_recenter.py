@@ -46,8 +46,8 @@ def recenter_shared_prefix() -> LossTransform:
   `diagnostics.tree_bias`, GRPO's expected W_agg where all share the first token
   falls from 0.18 to 0, and the bias of that token by half, from 0.048 to 0.024.
   But the gradient of the second token falls as well, so that relative to it the
-  bias rises from 0.51 to 0.58. What is left is the bias of prefixes that only a
-  part of the group shares.
+  bias rises from 0.51 to 0.58. The bias that remains is that of prefixes that
+  only a part of the group shares.
 
   Returns:
     A `LossTransform` that edits the advantage; place it after the weight.
@@ -92,15 +92,16 @@ def recenter_branches() -> LossTransform:
   would delete that signal.) Which completions count, and what "0" means, is as
   in `recenter_shared_prefix`.
 
-  The baseline of a node sees only the completions through it. What they have in
-  common, compared with the rest of the group, acts at the branch where they
-  left it. The baseline contains the completion's own advantage, which shrinks
-  the gradient of a branching by about (n - 1) / n if n completions come to it:
-  deep branchings are shrunk more than early ones. On the tree of
-  `diagnostics.tree_bias` (see `recenter_shared_prefix`), GRPO's second token
-  falls from 0.094 to 0.029 for that reason, and the relative bias of the first
-  rises to +0.85. Dr. GRPO, which is unbiased up to a factor, no longer is where
-  the first token has a true gradient.
+  The baseline of a node averages only the completions that pass through the
+  node. How these compare with the rest of the group acts at the branch where
+  they left it. The baseline contains the completion's own advantage, which
+  shrinks the gradient of a branching by about (n - 1) / n if n completions come
+  to it: deep branchings are shrunk more than early ones. For that reason, on
+  the tree of `diagnostics.tree_bias` (see `recenter_shared_prefix`), the
+  gradient of GRPO's second token falls from 0.094 to 0.029, and the bias of the
+  first relative to it rises to +0.85. Dr. GRPO by itself is unbiased up to a
+  factor; with this transform it is not, where the first token has a true
+  gradient.
 
   Returns:
     A `LossTransform` that edits the advantage; place it after the weight.

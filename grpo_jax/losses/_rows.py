@@ -45,7 +45,7 @@ class Rows(NamedTuple):
   padding) is in no completion.
   """
 
-  # A place that lies past the end of the other arrangement means: none.
+  # An index past the end of the other arrangement means: it has no such place.
   token_in_rows: Array  # i32[P,G,T], the token's place in the flattened [B,S]
   token_in_batch: Array  # i32[B,S], its place in the flattened [P,G,T]
   row: Array  # i32[P,G], the completion's row
@@ -83,11 +83,17 @@ class Rows(NamedTuple):
     return _take(values, self.token_in_batch, axes, 'Rows.scatter')
 
   def gather_rows(self, values) -> Array:
-    """From rows to completions: `[B,...]` -> `[P,G,...]`, 0 where none is."""
+    """From rows to completions: `[B,...]` -> `[P,G,...]`, 0 without a row.
+
+    Raises a ValueError if the first axis of `values` is not `[B]`.
+    """
     return _take(values, self.row, self.completion.shape, 'Rows.gather_rows')
 
   def scatter_rows(self, values) -> Array:
-    """From completions to rows: `[P,G,...]` -> `[B,...]`."""
+    """From completions to rows: `[P,G,...]` -> `[B,...]`.
+
+    Raises a ValueError if the first axes of `values` are not `[P,G]`.
+    """
     return _take(values, self.completion, self.row.shape, 'Rows.scatter_rows')
 
   def scatter_batch(self, batch: Batch) -> Batch:
@@ -110,6 +116,7 @@ class Rows(NamedTuple):
       per_token = jnp.shape(values)[:3] == self.token_in_rows.shape
       return (self.scatter if per_token else self.scatter_rows)(values)[:, None]
 
+    # By itself: [P,G,K] would pass for per-token values where K equals T.
     parts = self.scatter_rows(batch.reward_parts)[:, None]
     return jax.tree.map(moved, batch)._replace(reward_parts=parts)
 
@@ -206,7 +213,7 @@ def batch_from_rows(
 # about 50 small compilations: 17 s against 3 s for 512 rows of 4096 columns.
 @jax.jit
 def _fill(rows: Rows, given, extras) -> Batch:
-  """The checked batch of the given fields and extras, still in rows."""
+  """Moves fields and extras from rows to completions; checks the batch."""
 
   def placed(value, per_token):
     return (rows.gather if per_token else rows.gather_rows)(value)
@@ -225,13 +232,13 @@ def _array(value) -> Array:
 
 
 def _take(values, index: Array, axes: tuple[int, ...], caller: str) -> Array:
-  """`values` at places of its flattened first axes; 0 where the place is none.
+  """`values`, its first axes flattened, at `index`; 0 past their end.
 
   Args:
     values: Its first axes must be `axes`.
-    index: i32, places; one past the last of them means none.
+    index: i32, of any shape; an index past the end means: no such place.
     axes: Lengths of the axes to flatten.
-    caller: Who asks, for the error.
+    caller: Name of the method that takes, for the error.
   """
   values = jnp.asarray(values)
   if values.shape[: len(axes)] != axes:
@@ -249,6 +256,8 @@ def _take(values, index: Array, axes: tuple[int, ...], caller: str) -> Array:
 
 def _match(mask: np.ndarray, group: list, shape) -> Rows:
   """The `Rows` of a mask bool[B,S] and of one group id per row."""
+  # Not np.unique, which would sort the groups: prompts keep the order in which
+  # they appear.
   numbers: dict = {}
   sizes: list[int] = []
   prompt, member = np.zeros((2, len(group)), np.int32)
@@ -275,6 +284,7 @@ def _match(mask: np.ndarray, group: list, shape) -> Rows:
       'longest completion. Give [P,G,T] that hold them, or shape=None.'
     )
   prompts, group_size, width = shape
+  # The first index past the end of each arrangement, which means: no place.
   none = prompts * group_size * width, mask.size
   column = np.arange(columns)
   inside = (start[:, None] <= column) & (column < stop[:, None])
@@ -296,6 +306,8 @@ def _group_ids(group, rows: int) -> list:
       f'batch_from_rows got group of shape {np.shape(group)} and a mask of '
       f'{rows} rows; give one group id per row.'
     )
+  # `tolist` makes Python integers and strings of NumPy's and JAX's: an array of
+  # JAX could not be a key of a dict.
   ids = group.tolist() if hasattr(group, 'tolist') else list(group)
   for row, name in enumerate(ids):
     if not isinstance(name, int | np.integer | str):
@@ -346,7 +358,7 @@ def _check_shapes(given, extras) -> tuple[int, int]:
 
 
 def _check_values(given) -> None:
-  """Raises a ValueError for a flag that is not 0 or 1, or a reward of NaN."""
+  """Raises a ValueError for a flag that is not 0 or 1, or a bad reward."""
   for name in sorted(_BOOLEAN & given.keys()):
     value = np.asarray(given[name])
     wrong = value[(value != 0) & (value != 1)]
@@ -355,6 +367,7 @@ def _check_values(given) -> None:
         f'batch_from_rows got {name} with the value {wrong[0]}; give booleans, '
         'or 0 and 1.'
       )
+  # Only of valid rows: what an invalid row holds changes nothing.
   valid = np.asarray(given['valid'], bool)
   for name in sorted({'reward', 'reward_parts'} & given.keys()):
     value = np.asarray(given[name]).reshape(valid.size, -1)

@@ -56,7 +56,7 @@ def subtract_kl_to_go(coefficient) -> LossTransform:
 
   def advantage(advantage, batch, coefficient):
     gap = batch.logp_old - batch.logp_ref
-    # A cumulative sum from the end. Behind the end the gap is 0.
+    # A cumulative sum from the end. After a completion's end the gap is 0.
     to_go = jnp.flip(jnp.cumsum(jnp.flip(gap, axis=-1), axis=-1), axis=-1)
     return advantage - coefficient * to_go
 
@@ -126,8 +126,8 @@ def normalize_over_completions(
 
   def advantage(advantage, batch, epsilon):
     counted = jnp.any(batch.mask, axis=-1, keepdims=True)
-    # The mean of what lies around the largest: of equal values it is exactly
-    # their value.
+    # The largest value is subtracted before the mean is taken, so that the
+    # mean of equal values is exactly their value.
     largest = jnp.max(
       advantage, axis=-1, keepdims=True, where=batch.mask, initial=-jnp.inf
     )
@@ -136,8 +136,8 @@ def normalize_over_completions(
     mean = largest + _ops.per_token(offset)
     centered = _ops.centered(mean, counted)
     spread = _ops.deviation_of(centered, counted, deviation)
-    # The z-score is that of completions; differences inside one are only
-    # scaled.
+    # Only the means of completions are centered. Differences inside a
+    # completion are divided by the deviation and nothing else.
     own = advantage - mean  # 0 unless it varies inside the completion
     return _ops.safe_divide(own + centered, spread + epsilon)
 
@@ -239,7 +239,8 @@ def keep_largest_advantages(share=0.5) -> LossTransform:
     earlier = jnp.arange(group)[None, :] < jnp.arange(group)[:, None]
     ahead |= earlier[None] & (size[:, None, :] == size[:, :, None])
     number = _ops.count(counted, axis=1)[:, None]
-    # 1 - 0.9 is a bit less than 0.1: that must not cost a completion.
+    # A share of 1 - 0.9 is a bit less than 0.1 in floating point, and `floor`
+    # would turn that into one completion less.
     most = jnp.maximum(1, jnp.floor(share * number + 1e-4))
     return _ops.per_token(_ops.count(ahead, axis=-1) < most)
 

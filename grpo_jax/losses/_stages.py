@@ -17,7 +17,7 @@ from grpo_jax.losses._base import LossTransform
 from grpo_jax.losses._controllers import Controller
 from grpo_jax.losses._controllers import scheduled
 
-CREDIT_METRIC = 'metric/'  # prefix in Batch.extras of what `credit` measured
+CREDIT_METRIC = 'metric/'  # of the keys in Batch.extras of metrics of `credit`
 
 
 class _Place(NamedTuple):
@@ -190,16 +190,16 @@ def _stage(
   """A transform that writes one field and passes on everything else.
 
   Args:
-    place: What is written, and where in a chain.
+    place: What is written, and where in a chain that may happen.
     function: Makes the new value.
-    hyper: Numbers, schedules and controllers. The state holds those of the
-      latter two, which `credit` moves before anything reads them.
-    requires: See `LossTransform`.
+    hyper: Numbers, schedules and controllers by name. The state holds those of
+      schedules and controllers; `credit` updates it before a value is read.
+    requires: See `LossTransform`; the fields that controllers read are added.
     scope: See `LossTransform`.
   """
   component, field, edits, needs, before = place
-  # A closure is named after the transform that holds it: errors say
-  # 'ppo_clip', where `__name__` would say 'objective'.
+  # The name for errors. The `__qualname__` of a closure begins with the
+  # transform that holds it, 'ppo_clip'; its `__name__` is only 'objective'.
   name = getattr(function, '__qualname__', repr(function)).split('.')[0]
   moving = {
     key: value if isinstance(value, Controller) else scheduled(value)
@@ -281,7 +281,8 @@ def _with_metrics(result):
 def _joined(old, new):
   """Metrics of two transforms; a token that either of them marks is marked.
 
-  Only boolean metrics of the same name are joined. Of others the later counts.
+  Only boolean metrics of the same name are joined. Of other metrics of the same
+  name the later one replaces the earlier.
   """
   both = {
     name: old[name] | value
@@ -292,15 +293,15 @@ def _joined(old, new):
 
 
 def _written(batch, field, value):
-  """The batch with a new value of a field, zero where nothing owns the place.
+  """The batch with a new value of a field, zero in padding.
 
-  Places that no completion owns are invalid completions and, per token,
-  whatever lies outside the mask.
+  Padding is every invalid completion and, for a per-token field, every position
+  outside the mask.
   """
   if field == 'reward':
     value = jnp.where(batch.valid, value, 0)
-    # `normalize_each_reward` reads the reward's parts, not the reward, so it
-    # would miss an edit that is not remembered by itself.
+    # `normalize_each_reward` reads the parts of the reward, not their sum. It
+    # would miss this edit, so the sum of all edits is kept beside the parts.
     edit = batch.extras.get('reward_edit', 0) + value - batch.reward
     extras = {**batch.extras, 'reward_edit': edit}
     return batch._replace(reward=value, extras=extras)

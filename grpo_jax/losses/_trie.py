@@ -34,10 +34,11 @@ def fold_group(
 
   Args:
     function: `(total, common, *rows) -> total`, called once for each completion
-      of a group. `common` i32[P,G,1] is the number of leading ids that it and
-      each of its group have in common (`T` with itself), so the token at `t`
-      is shared with all before it where `t < common`, and what comes before it
-      where `t <= common`. `rows` are the completion's own, `[P,1,T]`.
+      of a group. `common` i32[P,G,1] is the number of leading ids that it
+      shares with each completion of its group (`T` with itself). Two
+      completions have the same ids up to and including `t` where `t < common`,
+      and the same ids before `t` where `t <= common`. `rows` are the
+      completion's own, `[P,1,T]`.
     start: The first `total`, a pytree whose arrays keep shape and dtype.
     tokens: i32[P,G,T], ids; padding and what a tool wrote are compared too.
     *arrays: `[P,G,T]`, whose rows `function` gets.
@@ -74,7 +75,7 @@ class SharedPrefix(NamedTuple):
 def shared_prefix_weight(
   tokens: ArrayLike, mask: ArrayLike, coefficient: ArrayLike
 ) -> SharedPrefix:
-  """Finds, for every token, who shares it and what moves it in sum.
+  """For every token, counts who shares it and sums their coefficients.
 
   Holds a few arrays `[P,G,T]`, never `[P,G,G,T]`.
 
@@ -123,12 +124,14 @@ def prefix_summary(
     shared: What `shared_prefix_weight` returned.
 
   Returns:
-    For `kind` in `whole` and `part`, pairs (sum, count) whose quotients are:
+    For `kind` in `whole` and `part`, pairs (sum f[], count f[]) whose quotients
+    are as follows. (Pairs, so that the means of several batches can be joined.)
 
-    - `kind_tokens`: nodes per group, in tokens, over groups of at least two;
-    - `kind_weight`: W_agg per node;
-    - `kind_uncancelled`: abs(W_agg) / sum of abs(coefficient), over the nodes
-      where that sum is not 0. 1: all pull one way; 0: they cancel exactly.
+    - `kind_tokens`: number of nodes (a node is one token) per group, over the
+      groups of at least two completions;
+    - `kind_weight`: mean W_agg of a node;
+    - `kind_uncancelled`: mean of abs(W_agg) / sum of abs(coefficient), over the
+      nodes where that sum is not 0. 1: all pull one way; 0: they cancel.
   """
   holds = jnp.any(shared.sharers > 0, axis=-1, keepdims=True)
   size = jnp.sum(holds, axis=1, keepdims=True, dtype=jnp.int32)  # [P,1,1]
@@ -142,7 +145,8 @@ def prefix_summary(
     ('whole', several & (shared.sharers == size)),
     ('part', several & (shared.sharers < size)),
   ):
-    each = jnp.where(chosen, once, 0)  # adds up to 1 over a node
+    # A node appears once for each of its completions; its shares add up to 1.
+    each = jnp.where(chosen, once, 0)
     nodes = jnp.sum(each)
     summary[f'{kind}_tokens'] = nodes, groups
     summary[f'{kind}_weight'] = jnp.sum(each * shared.weight), nodes

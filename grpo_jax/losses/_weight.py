@@ -162,7 +162,8 @@ def gate_small_advantages(threshold=1.0) -> LossTransform:
   """
 
   def weight(weight, batch, threshold):
-    # By the weight and not by `keep`, whose tokens the denominators count.
+    # By the weight and not by `keep`: the denominators have been counted, and
+    # the paper's `B` contains the pruned completions.
     return jnp.where(jnp.abs(batch.advantage) >= threshold, weight, 0)
 
   return on_weight(weight, threshold=threshold)
@@ -180,12 +181,13 @@ def scale_by_informative_groups() -> LossTransform:
     A `LossTransform` that edits the weight.
 
   References:
-    Chu et al., `GPG <https://arxiv.org/abs/2504.02546>`_, 2025. (Released code
-    of others counts non-zero rewards instead.)
+    Chu et al., `GPG <https://arxiv.org/abs/2504.02546>`_, 2025. (Some released
+    implementations count non-zero rewards instead.)
   """
 
   def weight(weight, batch):
-    # From `valid`: what `keep` drops does not make a group uniform.
+    # Over `valid` and not over `keep`: whether the rewards of a group differ
+    # does not depend on which of its tokens are trained.
     informative = batch.valid & ~_ops.uniform_groups(batch)[:, None]
     valid = _ops.count(batch.valid).astype(weight.dtype)
     return weight * _ops.safe_divide(valid, _ops.count(informative))
@@ -216,6 +218,7 @@ def weigh_conflict_tokens(wrong=0.0, right=2.0) -> LossTransform:
 
   def weight(weight, batch, wrong, right):
     above = _ops.per_token(_ops.centered_reward(batch)) > 0
+    # A conflict token's centered reward is never 0, so `wrong` means negative.
     factor = jnp.where(above, right, wrong)
     return jnp.where(conflict_tokens(batch), factor * weight, weight)
 

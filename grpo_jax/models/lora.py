@@ -12,6 +12,7 @@ References:
   Hu et al., `LoRA <https://arxiv.org/abs/2106.09685>`_, 2021.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,6 +25,48 @@ Params = dict[str, Any]
 def trains(path: tuple[str, ...]) -> bool:
   """Whether a parameter is part of an adapter."""
   return path[-1].endswith(('_a', '_b'))
+
+
+def split(
+  tree: Any, keep: Callable[[tuple[str, ...]], bool]
+) -> tuple[Any, Any]:
+  """Two parts of a parameter tree; `join` puts them together.
+
+  Args:
+    tree: Nested dicts and lists.
+    keep: From the path of a leaf to whether it belongs to the first part.
+
+  Returns:
+    Two trees. A dict has the entries of its part alone; lists stay as long as
+    they were, so that every path stays the same.
+  """
+
+  def walk(node, path, first):
+    if isinstance(node, list):
+      return [walk(x, (*path, str(i)), first) for i, x in enumerate(node)]
+    if not isinstance(node, dict):
+      return node
+    part = {}
+    for name, child in node.items():
+      if not isinstance(child, dict | list) and keep((*path, name)) != first:
+        continue
+      child = walk(child, (*path, name), first)
+      if not isinstance(child, dict) or child:
+        part[name] = child
+    return part
+
+  return walk(tree, (), True), walk(tree, (), False)
+
+
+def join(first: Any, second: Any) -> Any:
+  """The tree that `split` has split; None is the empty part."""
+  if first is None or second is None:
+    return second if first is None else first
+  if isinstance(first, list):
+    return list(map(join, first, second))
+  return {
+    name: join(first.get(name), second.get(name)) for name in first | second
+  }
 
 
 def merged(params: Params, lora: LowRank) -> Params:

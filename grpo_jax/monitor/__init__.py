@@ -1,11 +1,12 @@
 """What a person sees of a run: the terminal, files, dashboards and alarms.
 
-`start` shows what the config alone tells of a run, before JAX is imported, and
-then what is being done, with its time. `Monitor` goes on with the same screen
-and is all that the loop talks to. It writes `metrics.jsonl`, TensorBoard event
-files and, if a project is named, Weights & Biases. It draws the terminal, and
-it says when the numbers of a run look ill. None of these may stop a run: what
-cannot be written or drawn leads to one warning.
+`start` opens a `Screen` before JAX is imported. The screen shows what the
+config alone says of a run, and then what is being done, with its time.
+`Monitor` takes over the same screen; the training loop calls nothing else here.
+It writes `metrics.jsonl`, TensorBoard event files and, if a project is named,
+Weights & Biases. It draws the terminal, and it warns when the numbers of a run
+look wrong. An error of the disk, the terminal or a service does not stop a run:
+what cannot be written leads to one warning, what cannot be drawn is left out.
 """
 
 from grpo_jax.monitor._monitor import Monitor

@@ -8,11 +8,11 @@ from typing import NamedTuple
 from grpo_jax import config
 
 _REARM_STEPS = 10  # rollouts without the condition before it may alarm again
-_ALL = 0.999  # a share that counts as all
+_ALL = 0.999  # a share from which on it counts as all
 
 
 class _Alarm(NamedTuple):
-  """A condition on one metric."""
+  """A condition on one metric, and the warning when it begins."""
 
   metric: str
   is_ill: Callable[[float], bool]
@@ -20,7 +20,9 @@ class _Alarm(NamedTuple):
 
 
 class Alarms:
-  """Says that a condition has begun, and again only after ten rollouts without.
+  """Warns when a condition begins.
+
+  It warns again only after ten rollouts in which the condition did not hold.
 
   Args:
     log: `kl_alarm` and `entropy_alarm` are the limits, in nats per token.
@@ -101,6 +103,8 @@ def _table(log: config.Log) -> list[_Alarm]:
 
 def _uniform(value: float, scalars: Mapping[str, float | None]) -> str:
   """Why nothing can be learned, as far as the accuracy tells."""
+  # Exactly 1 or 0: groups of equal rewards can be right in one and wrong in the
+  # next.
   accuracy = scalars.get('accuracy')
   if accuracy == 1:
     why = 'all answers are right; give harder prompts'
@@ -123,6 +127,7 @@ def _not_finite(value: float) -> bool:
 
 def _broken(name: str):
   return lambda value, _: (
-    f'{name} is {value}: the numbers of this run mean nothing any more; start '
-    'again from an earlier checkpoint, with a lower optim.lr.'
+    f'{name} is {value}: an update whose gradient is not finite is skipped; if '
+    'this goes on, start again from an earlier checkpoint, with a lower '
+    'optim.lr.'
   )

@@ -18,7 +18,7 @@ class About(NamedTuple):
 
   total_steps: int = 0  # rollouts of the whole run
   still: Mapping[str, _table.Still] = {}  # see `_table.still`
-  note: str = ''  # what a reader of the samples must know
+  note: str = ''  # what a reader of the samples must know of the data
 
 
 class History(NamedTuple):
@@ -32,10 +32,10 @@ class Display(Protocol):
   """What `Screen` draws on."""
 
   def remember(self, history: History) -> None:
-    """From now on the history of the run is known."""
+    """Takes the history of the run, which may be drawn from now on."""
 
   def begin(self, doing: str, first: bool) -> None:
-    """Something begins that may take long.
+    """Something that may take long begins.
 
     Args:
       doing: What is being done.
@@ -43,7 +43,7 @@ class Display(Protocol):
     """
 
   def end(self, doing: str, first: bool, secs: float) -> None:
-    """What has begun is done, after so many seconds."""
+    """What `begin` announced is done; it took `secs` seconds."""
 
   def write(
     self, step: int, scalars: Scalars, samples: Sequence[Sample]
@@ -56,7 +56,7 @@ class Display(Protocol):
   def progress(
     self, label: str, step: int, total: int, scalars: Scalars
   ) -> None:
-    """One step of another count than rollouts, such as of the warm-up."""
+    """One step of something that is not counted in rollouts: the warm-up."""
 
   def warn(self, step: int | None, text: str) -> None:
     """A warning, after `step` rollouts."""
@@ -94,7 +94,7 @@ class Nothing:
 
 
 def at(step: int | None) -> str:
-  """How a warning says when it was."""
+  """The first words of a warning: after which rollout it came."""
   return '' if step is None else f'rollout {step}: '
 
 

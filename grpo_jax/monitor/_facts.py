@@ -1,7 +1,7 @@
-"""What a config alone tells of a run, in a few lines, before JAX is imported.
+"""What a config alone says of a run, in a few lines, before JAX is imported.
 
-Importing JAX and Flax takes seconds. Nothing here needs them, so that a person
-sees within a second whether the command means what was meant.
+Importing JAX and Flax takes seconds. Nothing here needs them, so a person sees
+within a second whether the command does what was meant.
 """
 
 import os
@@ -10,14 +10,15 @@ from grpo_jax import config as config_lib
 
 
 def facts(config: config_lib.Config, workdir: str | os.PathLike) -> list[str]:
-  """Lines of a name and what is known of it.
+  """Lines that each have a name and a fact.
 
   Args:
     config: Of the run.
     workdir: Of the run, as it was typed.
 
   Returns:
-    At least 'run', 'method', 'model', 'rollouts' and 'reward'.
+    Lines for at least 'run', 'method', 'model', 'data', 'rollouts' and
+    'reward'.
   """
   rows = {
     'run': str(workdir),
@@ -38,7 +39,7 @@ def line(name: str, text: str) -> str:
 
 
 def note(config: config_lib.Config) -> str:
-  """What a reader of sampled completions must know of the data."""
+  """What a reader of sampled completions must know of the data, or ''."""
   if config.data.train == 'arithmetic':
     return 'sums are written backwards'
   return ''

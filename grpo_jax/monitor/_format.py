@@ -15,7 +15,7 @@ def number(value: float) -> str:
     value: Any number.
 
   Returns:
-    Three to four digits that matter.
+    Two to four significant digits.
 
   >>> [number(x) for x in (0, 3.2e-4, 0.0123, 0.5, 42.25, 512.0, 75_100)]
   ['0', '3.2e-04', '0.0123', '0.500', '42.2', '512.0', '75.1k']
@@ -110,7 +110,7 @@ class Pace:
     self._step, self._time = None, 0.0
 
   def tick(self, step: int) -> None:
-    """A step is done. Step 0, the first evaluation, does not count."""
+    """Notes that a step is done. Step 0, the first evaluation, is no step."""
     now = self._clock()
     if self._step is not None and step > self._step:
       self._durations.append((now - self._time) / (step - self._step))
@@ -127,4 +127,5 @@ class Pace:
       return None
     mean = sum(self._durations) / len(self._durations)
     since = self._clock() - self._time
+    # Negative while the last step takes longer than the others did.
     return max(0.0, (self._total - self._step) * mean - since)

@@ -1,7 +1,7 @@
 """`metrics.jsonl`: one JSON object per rollout.
 
-The file survives restarts and full disks: the piece of a line that a kill or a
-full disk left behind is cut away before the next line is written.
+The file survives restarts and full disks: part of a line that a kill or a full
+disk has left is removed before the next line is written.
 """
 
 from collections.abc import Callable
@@ -46,6 +46,7 @@ class Lines:
       records = _cut_back(path, resumed_step)
     for record in records:
       self._remember(record)
+    # Size of the file up to its last whole line.
     self._good_bytes = path.stat().st_size if path.exists() else 0
     before = (records[-1].get('elapsed_secs') if records else None) or 0.0
     self._start = time.monotonic() - before
@@ -94,8 +95,9 @@ class Lines:
         self._points.setdefault(name, []).append((record['step'], value))
 
   def _flush(self) -> None:
-    """Appends the waiting lines; after an OSError the file is as before."""
+    """Appends the waiting lines; after an OSError they wait on."""
     try:
+      # Whatever the failed try has written of its lines.
       if self.failed_writes:
         self._drop_half_line()
       with self._path.open('ab') as file:
@@ -103,6 +105,7 @@ class Lines:
         file.flush()
         end = file.tell()
     except OSError as error:
+      # If this fails too, the next flush begins with it.
       with contextlib.suppress(OSError):
         self._drop_half_line()
       if not self.failed_writes:
@@ -121,14 +124,14 @@ class Lines:
 
 
 def _json_number(value: Any) -> float | None:
-  """A number that JSON can hold, and None for every other."""
+  """The number, or None if it is not finite, which JSON cannot hold."""
   if value is None or not math.isfinite(value):
     return None
   return value if isinstance(value, int) else float(value)
 
 
 def _rotate(path: pathlib.Path) -> None:
-  """Renames a file that is not empty to `metrics.N.jsonl`, N the next free."""
+  """Renames a file that is not empty to `metrics.N.jsonl`, with N unused."""
   if path.exists() and path.stat().st_size:
     names = (
       path.with_name(f'{path.stem}.{n}{path.suffix}')

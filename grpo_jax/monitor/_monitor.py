@@ -1,4 +1,4 @@
-"""Everything that a run shows and writes down, behind one object."""
+"""The one object through which a run shows and records its numbers."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from grpo_jax.monitor._samples import Sample
 
 
 class _Sink(NamedTuple):
-  """Another place that the metrics go to."""
+  """A place besides `metrics.jsonl` that the metrics are sent to."""
 
   write: Callable[[int, Mapping[str, float | None]], None]
   close: Callable[[], None]
@@ -27,20 +27,21 @@ class _Sink(NamedTuple):
 class Monitor:
   """Shows a run on the terminal and writes its metrics; a context manager.
 
-  A terminal that breaks, a full disk or a service that does not answer does not
-  stop the run: there is one warning for each, and the run goes on. Lines of
-  `metrics.jsonl` that could not be written wait in memory; while they do, the
-  metric `failed_writes` counts the tries.
+  A full disk or a service that does not answer leads to one warning, a terminal
+  that breaks to none, and the run goes on. Lines of `metrics.jsonl` that could
+  not be written wait in memory; meanwhile the metric `failed_writes` says how
+  many tries in a row have failed.
 
   Args:
     log: What to show and to write; see `config.Log`.
     workdir: Where `metrics.jsonl`, `tensorboard/` and `wandb/` go.
     total_steps: Rollouts of the whole run.
     resumed_step: Rollouts done at the checkpoint that the run goes on from;
-      later lines of `metrics.jsonl` are dropped, since they come anew. None for
-      a fresh start, which keeps an earlier `metrics.jsonl` beside the new one.
+      later lines of `metrics.jsonl` are dropped, since these rollouts are done
+      again. None for a fresh start, which keeps an earlier `metrics.jsonl`
+      under another name.
     run_config: The whole config as nested dicts, for Weights & Biases.
-    screen: What `start` returned, to go on with; None makes one of its own.
+    screen: What `start` returned, to be used further; None makes a new one.
   """
 
   def __init__(
@@ -95,6 +96,7 @@ class Monitor:
       with self._warning_once(name):
         sink.write(step, scalars)
     self._screen.write(step, scalars, samples[: self._most_samples])
+    # Below the numbers that they are about.
     for sentence in sentences:
       self.warn(sentence)
 
@@ -113,18 +115,18 @@ class Monitor:
     total: int,
     scalars: Mapping[str, float | None],
   ) -> None:
-    """Shows one step of another count than rollouts, such as of the warm-up.
+    """Shows one step of something not counted in rollouts, as the warm-up.
 
     Args:
       label: What is counted.
       step: How many steps are done.
-      total: How many steps there are; a plain log has a line for every tenth.
+      total: How many steps there are; a plain log has at most about ten lines.
       scalars: Numbers by name; they are shown and not written.
     """
     self._screen.progress(label, step, total, scalars)
 
   def warn(self, text: str) -> None:
-    """Shows a warning, which stays visible, and after which rollout it came.
+    """Shows a warning, with the rollout after which it came; it stays visible.
 
     Args:
       text: What is wrong; line breaks in it become spaces.
@@ -155,6 +157,7 @@ class Monitor:
         sink.close()
 
   def _open_sinks(self, log, workdir, resumed_step, run_config):
+    # Imported where they are used: W&B is optional, and both take time.
     sinks: dict[str, _Sink] = {}
     if log.tensorboard:
       with self._warning_once('TensorBoard'):
@@ -174,6 +177,7 @@ class Monitor:
           resumed_step is not None,
           run_config,
         )
+        # A lambda, because only at the end is it known whether the run failed.
         sinks['Weights & Biases'] = _Sink(
           run.write, lambda: run.close(self._failed)
         )
@@ -181,7 +185,7 @@ class Monitor:
 
   @contextlib.contextmanager
   def _warning_once(self, name: str):
-    """Turns what a sink raises into a warning, the first time."""
+    """Turns the first exception of a sink into a warning, and drops others."""
     try:
       yield
     except Exception as error:  # of any kind: no dashboard is worth a run

@@ -15,9 +15,9 @@ from grpo_jax.monitor._display import Scalars
 from grpo_jax.monitor._samples import Sample
 from grpo_jax.monitor._samples import shorten
 
-_LINES = 200  # about as many a plain log has, however long the run
+_LINES = 200  # of a plain log, about, however long the run is
 _PROMPT, _COMPLETION = 60, 120  # columns of a sample in a plain log
-_ANNOUNCED_SECS = 2.0  # what takes longer is said before it is done
+_ANNOUNCED_SECS = 2.0  # what takes longer is announced before it is done
 
 
 class Plain:
@@ -40,19 +40,20 @@ class Plain:
     self._announcement = threading.Timer(0, lambda: None)
 
   def remember(self, history: History) -> None:
-    """Takes no notice: lines tell of one rollout each."""
+    """Does nothing, because a line shows one rollout and no history."""
 
   def begin(self, doing: str, first: bool) -> None:
-    """Says what is being done, if it takes long for the first time."""
+    """Announces what is being done, the first time, if it takes two seconds."""
     self._announcement.cancel()
     if first:
+      # By a timer, because only time shows whether it takes long.
       say = threading.Timer(_ANNOUNCED_SECS, self.line, [f'  {doing} ...'])
       say.daemon = True  # it must not hold up the end of the process
       say.start()
       self._announcement = say
 
   def end(self, doing: str, first: bool, secs: float) -> None:
-    """Says how long it took, the first time."""
+    """Prints how long it took, the first time."""
     self._announcement.cancel()
     if first:
       self.line(_display.took(doing, _format.seconds(secs)))
@@ -60,7 +61,7 @@ class Plain:
   def write(
     self, step: int, scalars: Scalars, samples: Sequence[Sample]
   ) -> None:
-    """Shows a rollout's numbers, if its turn has come."""
+    """Prints a rollout's numbers, if this rollout is one of those printed."""
     self._pace.tick(step)
     self._known = _table.kept(self._known, scalars)
     evaluated = 'heldout_accuracy' in scalars
@@ -89,12 +90,13 @@ class Plain:
 
   def line(self, text: str) -> None:
     """Prints any text."""
+    # Flushed, so that a log shows it while the run goes on.
     print(text, file=sys.stderr, flush=True)
 
   def progress(
     self, label: str, step: int, total: int, scalars: Scalars
   ) -> None:
-    """Prints about ten lines from start to end."""
+    """Prints the last step, and each that a tenth of the total divides."""
     if step == total or step % max(1, total // 10) == 0:
       named = {_table.demonstrated(k): v for k, v in scalars.items()}
       self.line('  '.join([f'{label} {step}/{total}', *_pairs(named)]))
@@ -104,7 +106,7 @@ class Plain:
     self.line(f'warning: {_display.at(step)}{text}')
 
   def close(self) -> None:
-    """Announces nothing more; every line is out already."""
+    """Cancels what is to be announced; every line is printed already."""
     self._announcement.cancel()
 
 

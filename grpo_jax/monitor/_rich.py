@@ -19,8 +19,8 @@ from grpo_jax.monitor._samples import Sample
 
 _FRAMES_PER_SEC = 2
 _WARNINGS = 3  # that stay in the frame
-_AFTER = 4  # rows left free at the end, for the result and the shell's prompt
-_HANGING = 12  # columns before the continuation of a long line
+_AFTER = 4  # rows left free below the last frame, for the result and a prompt
+_HANGING = 12  # columns by which the continuation of a long line is indented
 
 
 def console(force: bool) -> Any:
@@ -35,7 +35,7 @@ def console(force: bool) -> Any:
   from rich.console import Console
 
   class Patient(Console):
-    """Falls silent where rich would end the process."""
+    """Prints nothing more after a broken pipe; rich would end the process."""
 
     def on_broken_pipe(self) -> None:
       self.quiet = True
@@ -48,10 +48,11 @@ def console(force: bool) -> Any:
 class Rich:
   """Draws a frame twice a second, in a thread, until it is closed.
 
-  Everything that the thread reads is replaced, never changed in place.
+  The thread reads attributes while the training loop sets them. So what it
+  reads, except the clock `_pace`, is replaced and never changed in place.
 
   Args:
-    about: What is known of the run.
+    about: What the config alone says of the run.
     console: A `rich.console.Console`.
   """
 
@@ -62,13 +63,13 @@ class Rich:
     self._live = None
     self._pace = _format.Pace(about.total_steps)
     self._began: float | None = None  # when what is being done began
-    self._free = 0  # rows of the terminal that the frame leaves free
-    self._planned: tuple[Any, Any] = (None, None)  # a plan and its basis
+    self._free = 0  # rows that the frame leaves free below it
+    self._planned: tuple[Any, Any] = (None, None)  # what a plan is for, a plan
     self._scalars: Scalars = {}
     self._view = _view.View(note=about.note)
 
   def remember(self, history: History) -> None:
-    """From now on curves go back to the first rollout of the run."""
+    """Begins the curves with what earlier starts of the run have measured."""
     self._elapsed = history.elapsed
     self._curves = {
       label: functools.reduce(
@@ -87,7 +88,8 @@ class Rich:
     """Prints how long it took above the frame, the first time."""
     self._view = self._view._replace(doing='')
     if not self._view.label:
-      # Between two clocks the terminal is free: W&B may ask for a key there.
+      # Before the first numbers, no frame is drawn between two phases: W&B may
+      # ask for a key then.
       self._stop(erase=True)
     if first:
       self._print(_display.took(doing, _format.seconds(secs)), 'dim')
@@ -109,7 +111,7 @@ class Rich:
   def progress(
     self, label: str, step: int, total: int, scalars: Scalars
   ) -> None:
-    """Shows the numbers of something else than rollouts."""
+    """Shows the numbers of a step that is no rollout, as in the warm-up."""
     named = {
       _table.demonstrated(name): value
       for name, value in scalars.items()
@@ -122,7 +124,7 @@ class Rich:
     self._print(text, '')
 
   def warn(self, step: int | None, text: str) -> None:
-    """Prints a warning above the frame, and keeps the last ones in it."""
+    """Prints a warning above the frame; the frame shows the last three."""
     text = _display.at(step) + text
     kept = (*self._view.warnings, text)[-_WARNINGS:]
     self._view = self._view._replace(warnings=kept)
@@ -138,13 +140,13 @@ class Rich:
     self._stop(erase=not view.label)
 
   def render(self) -> Any:
-    """The frame of this moment, as something that rich prints."""
+    """The frame of this moment, as a rich renderable."""
     from rich.console import Group
 
     view, (width, height) = self._view, self._console.size
     height = max(1, height - self._free)
-    # What the plan depends on changes once a rollout, and finding the plan
-    # takes several times as long as drawing it.
+    # A plan is kept until what it depends on changes, about once a rollout:
+    # finding a plan takes several times as long as drawing a frame.
     basis = (
       view.tiles, view.groups, view.samples, view.warnings, width, height,
     )  # fmt: skip
@@ -156,10 +158,11 @@ class Rich:
     return Group(*_view.frame(view, width, height, self._planned[1]))
 
   def _show(self, label, step, total, headline, **more) -> None:
-    """Draws numbers, which begin new curves if something else is counted."""
+    """Draws numbers; new curves begin when another label is counted."""
     if label != self._view.label:
       self._pace = _format.Pace(total)
-      if self._view.label:  # else they are the history of a resumed run
+      # Without a label so far, the curves are the history of a resumed run.
+      if self._view.label:
         self._curves = {}
     self._pace.tick(step)
     # A headline that is not measured in every rollout keeps its last value.
@@ -189,7 +192,8 @@ class Rich:
       console=self._console,
       refresh_per_second=_FRAMES_PER_SEC,
       vertical_overflow='crop',
-      # Standard output that goes elsewhere is for a program to read.
+      # If standard output is no terminal, a program reads it, and rich must not
+      # send it to the display.
       redirect_stdout=sys.stdout.isatty(),
     )
     self._live.start(refresh=True)
@@ -198,7 +202,7 @@ class Rich:
     self._console.show_cursor(True)
 
   def _stop(self, erase: bool) -> None:
-    """Ends the drawing, and erases the last frame or lets it stay."""
+    """Stops drawing, and erases the last frame or leaves it there."""
     live, self._live = self._live, None
     if live is not None:
       live.transient = erase
@@ -219,5 +223,5 @@ class Rich:
       )
       or ['']
     ]
-    # Text and not str: brackets in it are no markup.
+    # As a Text, because rich would read brackets in a str as markup.
     self._console.print(Text('\n'.join(wrapped), style=style))

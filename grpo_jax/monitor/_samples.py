@@ -15,9 +15,9 @@ class Sample(NamedTuple):
 def escape(text: str) -> str:
   r"""The text with everything that does not print escaped as in Python.
 
-  These are newlines, control characters (a completion may hold commands for a
-  terminal), invisible characters, and those that turn the direction of writing.
-  A backslash stays single, because LaTeX is full of backslashes.
+  That is: newlines, control characters (a completion may hold commands for a
+  terminal), invisible characters, and those that reverse the direction of
+  writing. A backslash is not escaped, because LaTeX is full of backslashes.
 
   Args:
     text: Any text.

@@ -20,14 +20,15 @@ from grpo_jax.monitor._display import Scalars
 from grpo_jax.monitor._samples import Sample
 from grpo_jax.monitor._samples import escape
 
-_WORTH_SECS = 0.1  # what took less is not worth a line
+_WORTH_SECS = 0.1  # a phase that took less gets no line
 
 
 class Screen:
   """What a person sees of a run; a context manager.
 
-  A terminal that breaks does not stop a run: what cannot be drawn is not drawn.
-  Texts are escaped, because they may come from a file or from a model.
+  A terminal that breaks, by an OSError, does not stop a run: what cannot be
+  drawn is left out. Texts are escaped, because they may come from a file or
+  from a model.
 
   Args:
     display: What to draw on.
@@ -50,7 +51,7 @@ class Screen:
     Args:
       doing: What is being done, such as 'sampling'.
       first: What to call it the first time, when it compiles; `doing` if empty.
-        Its seconds stay on the terminal, unless they are none to speak of.
+        The duration of the first time is printed, if it is 0.1 s or more.
     """
     new = doing not in self._seen
     self._seen.add(doing)
@@ -59,17 +60,19 @@ class Screen:
     with contextlib.suppress(OSError):
       self._display.begin(said, new)
     yield
+    # Not in a `finally`: a phase that failed must not be reported as done.
     secs = time.monotonic() - start
     with contextlib.suppress(OSError):
       self._display.end(said, new and secs >= _WORTH_SECS, secs)
 
   def line(self, text: str) -> None:
     """Shows something to know, in one line or several."""
+    # Line by line, because `escape` would show a line break as \n.
     with contextlib.suppress(OSError):
       self._display.line('\n'.join(map(escape, text.split('\n'))))
 
   def fact(self, name: str, text: str) -> None:
-    """Shows something of the run that the config alone does not tell."""
+    """Shows a fact about the run that the config alone does not say."""
     self.line(_facts.line(name, text))
 
   def warn(self, step: int | None, text: str) -> None:
@@ -87,29 +90,29 @@ class Screen:
   def progress(
     self, label: str, step: int, total: int, scalars: Scalars
   ) -> None:
-    """Shows one step of something else; see `Monitor.progress`."""
+    """Shows one step that is no rollout; see `Monitor.progress`."""
     with contextlib.suppress(OSError):
       self._display.progress(label, step, total, scalars)
 
   def remember(self, history: History) -> None:
-    """From now on the history of the run is known."""
+    """Gives the display the history of the run."""
     self._display.remember(history)
 
   def close(self) -> None:
-    """Gives the terminal back."""
+    """Ends the display, and leaves the terminal as it was."""
     with contextlib.suppress(OSError):
       self._display.close()
 
 
 def start(config: config_lib.Config, workdir: str | os.PathLike) -> Screen:
-  """The screen of a run, after its first lines: what the config alone tells.
+  """Opens the screen of a run, and shows what the config alone says of it.
 
   Args:
     config: Of the run.
     workdir: Of the run.
 
   Returns:
-    A `Screen`, to be closed; `Monitor` goes on with it.
+    A `Screen`, which the caller closes; `Monitor` uses it further.
   """
   about = About(config.steps, _table.still(config), _facts.note(config))
   screen = Screen(of_mode(config.log.display, about))
@@ -132,11 +135,12 @@ def of_mode(mode: str, about: About) -> Display:
     return Nothing()
   if chosen == 'plain':
     return _plain.Plain(about)
+  # 'auto' comes here on a terminal only; 'rich' must draw anywhere.
   return _rich.Rich(about, _rich.console(force=mode == 'rich'))
 
 
 def choose(mode: str) -> str:
-  """The display that 'auto' means here.
+  """The display for a mode; 'auto' depends on standard error.
 
   Args:
     mode: 'rich', 'plain', 'none' or 'auto'.

@@ -1,7 +1,7 @@
 """The metrics that a person is shown: their words, their units, their order.
 
 `metrics.jsonl` has every metric under its short name. The terminal shows fewer,
-in words, and leaves out what cannot move under the config of the run.
+in words, and leaves out those that are constant under the config of the run.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class Row(NamedTuple):
   label: str  # at most `LABEL` characters
   unit: str = ''  # '%' shows a share in percent, '#' a whole number
   rank: int = 0  # a low terminal leaves out the rows of the highest rank first
-  if_any: bool = False  # shown only where it is above 0
+  if_any: bool = False  # shown only while it is above 0
 
 
 class Shown(NamedTuple):
@@ -96,7 +96,7 @@ _GROUPS: dict[str, dict[str, Row]] = {
     'failed_writes': Row('writes failed', '#', if_any=True),
   },
 }
-# Measured in some rollouts only; the terminal keeps the last values.
+# Measured in some rollouts only; in others the terminal shows the last value.
 _NOW_AND_THEN = frozenset(_GROUPS['clipped tokens, per update'])
 _SHORT = {
   _NATS: 'nats',
@@ -108,14 +108,14 @@ _SHORT = {
 
 
 class Still(NamedTuple):
-  """The value that a metric keeps, and how far rounding may move it."""
+  """The constant value of a metric, and how far rounding may move it."""
 
   value: float
   tolerance: float
 
 
 def still(config: config_lib.Config) -> dict[str, Still]:
-  """The metrics that cannot move under a config.
+  """The metrics that are constant under a config.
 
   With one update per rollout the policy that is updated is the policy that
   sampled: every ratio is 1, nothing is clipped, and their KL is 0.
@@ -125,8 +125,8 @@ def still(config: config_lib.Config) -> dict[str, Still]:
 
   Returns:
     The value of each of these metrics. `groups` hides a metric only while it
-    has this value: a metric that moves all the same shows that something is
-    wrong, or that the method clips by something else than the ratio.
+    has this value. One that moves nevertheless is shown: something is wrong, or
+    the method clips by something else than the ratio.
   """
   learner = config.learner
   fixed = {}
@@ -158,7 +158,7 @@ def groups(
   """
   table = dict(_GROUPS)
   rewards = [n for n in scalars if n.startswith('reward/') and n[-4:] != '_std']
-  if len(rewards) > 1:  # of one reward the mean is the headline
+  if len(rewards) > 1:  # a single reward is in the headline already
     parts = {name: Row(name.partition('/')[2][-LABEL:]) for name in rewards}
     table = {'rewards': parts, **table}
   shown = {}
@@ -205,7 +205,7 @@ def order(label: str) -> int:
 
 
 def remark(label: str, points: Sequence[tuple[float, float]]) -> str:
-  """What stands beside a number of `headline`: the best of an evaluation."""
+  """What is written beside a number of `headline`: the best accuracy so far."""
   if label != _HELDOUT or not points:
     return ''
   return f'best {_format.number(max(value for _, value in points))}'
@@ -220,7 +220,7 @@ def curves(
     points: The history of a metric, (rollout, value), oldest first.
 
   Returns:
-    The same of each label of `headline`.
+    The history of each label of `headline`, (rollout, value), oldest first.
   """
   names = ('reward', 'heldout_accuracy', *_THROUGHPUT)
   by_step: dict[float, dict[str, float]] = {}
@@ -244,6 +244,7 @@ def tokens_per_sec(scalars: Scalars) -> float | None:
   speed, sampling, both = map(scalars.get, _THROUGHPUT)
   if speed is None:
     return None
+  # The first product is the number of tokens drawn.
   return speed * sampling / both if sampling and both else speed
 
 
@@ -256,13 +257,13 @@ def demonstrated(name: str) -> str:
 
 
 def kept(before: Scalars, scalars: Scalars) -> dict[str, float | None]:
-  """New metrics, with the last values of those measured now and then."""
+  """The metrics, and the last values of those not measured this time."""
   last = {k: v for k, v in before.items() if k in _NOW_AND_THEN}
   return {**last, **{k: v for k, v in scalars.items() if v is not None}}
 
 
 def short(unit: str) -> str:
-  """A unit where there is little room."""
+  """A unit as it is written where there is little room."""
   return _SHORT.get(unit, unit)
 
 
@@ -275,7 +276,7 @@ def _shown(row: Row, value: float) -> Shown:
 
 
 def _hidden(name: str, row: Row, value: float, scalars: Scalars, fixed) -> bool:
-  """Whether a metric says nothing in this rollout."""
+  """Whether a metric says nothing new in this rollout."""
   if name == 'accuracy' and value == scalars.get('reward'):
     return True  # the reward is 1 for a right answer and 0 otherwise
   constant = fixed.get(name)

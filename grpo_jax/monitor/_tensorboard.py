@@ -11,9 +11,9 @@ from typing import Any
 class TensorBoard:
   """Writes scalars to event files, in this thread.
 
-  tensorboardX's `SummaryWriter` is not used: its thread dies of the first
-  failed write, and about ten events later the run waits for that thread for
-  ever. Here a failed write raises. The next write opens another file, because
+  tensorboardX's `SummaryWriter` is not used: its thread ends at the first
+  failed write, and about ten events later the run waits forever for that
+  thread. Here a failed write raises. The next write opens another file, because
   an incomplete record makes the rest of its file unreadable.
 
   Args:
@@ -40,7 +40,8 @@ class TensorBoard:
     from tensorboardX.proto import event_pb2
     from tensorboardX.proto import summary_pb2
 
-    # Made from descriptors at run time: no type checker knows their names.
+    # Protobuf fills these modules at run time, so a type checker knows no name
+    # in them.
     events: Any = event_pb2
     summaries: Any = summary_pb2
     values = [
@@ -55,6 +56,7 @@ class TensorBoard:
     )
     try:
       writer = self._writer = self._writer or self._open()
+      # If this or the next write fails, the next file begins with it again.
       if self._purge_step is not None:
         start = events.SessionLog(status=events.SessionLog.START)
         writer.write_event(
@@ -80,6 +82,7 @@ class TensorBoard:
     from tensorboardX.event_file_writer import EventsWriter
 
     self._directory.mkdir(parents=True, exist_ok=True)
-    # The name has the second in it; the number tells files of one second apart.
+    # The name holds the time in seconds. The number makes two files of the same
+    # second differ.
     number = len(list(self._directory.iterdir())) + 1
     return EventsWriter(str(self._directory / 'events'), f'.{number}')

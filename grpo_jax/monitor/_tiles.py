@@ -36,7 +36,7 @@ BIG_LINES = 3  # of a large number
 
 
 class Tile(NamedTuple):
-  """One quantity: what it is called, its value, and how it came there."""
+  """One quantity: its name, its value and its history."""
 
   label: str
   value: float | None  # None: not measured yet
@@ -85,8 +85,8 @@ def curve(
   Args:
     values: Finite numbers, one for each column.
     height: Lines.
-    low: The lower end of the scale, at most any of the values.
-    high: The upper end.
+    low: The lower end of the scale, at most each of the values.
+    high: The upper end of the scale, at least each of the values.
 
   Returns:
     `height` strings, the upper one first.
@@ -112,8 +112,9 @@ def curve(
 class Series(NamedTuple):
   """The points of a curve, few enough to be drawn twice a second.
 
-  A run may have a hundred thousand rollouts. So when there are many points,
-  every two become their mean, and so do the rollouts that follow.
+  A run may have a hundred thousand rollouts. When there are 2000 points, each
+  two are replaced by their mean, and from then on a point is the mean of twice
+  as many rollouts.
   """
 
   points: Points = ()
@@ -121,7 +122,7 @@ class Series(NamedTuple):
   last: int = 1  # values in the mean of the last point
 
   def added(self, step: float, value: float) -> 'Series':
-    """The same with one more value, which is left out if it is not finite."""
+    """The series with one more value, unless that value is not finite."""
     if not math.isfinite(value):
       return self
     points, every, last = [*self.points, (step, value)], self.every, 1
@@ -129,7 +130,9 @@ class Series(NamedTuple):
       *points, (_, mean), _ = points
       points.append((step, mean + (value - mean) / (self.last + 1)))
       last = self.last + 1
-    if len(points) > _MOST_POINTS:  # an even number, each a whole mean
+    # Without the new point there are `_MOST_POINTS`, an even number, and each
+    # is the mean of `every` values, so that the mean of two is exact.
+    if len(points) > _MOST_POINTS:
       points.pop()
       pairs = zip(points[::2], points[1::2])
       points = [(b[0], (a[1] + b[1]) / 2) for a, b in pairs]
@@ -146,8 +149,8 @@ def columns(points: Points, width: int) -> list[float]:
     width: Columns from the first rollout to the last.
 
   Returns:
-    The mean of the values that fall into a column; a straight line leads over
-    columns without a value.
+    The mean of the values that fall into a column. Columns without a value are
+    interpolated linearly.
   """
   if not points:
     return []
@@ -198,7 +201,7 @@ def tile(
 def _with_scale(
   points: Points, width: int, height: int, axis: str
 ) -> list[Any]:
-  """A curve, its highest and lowest value beside it, and rollouts below."""
+  """A curve, its extremes beside it, its first and last rollout below it."""
   from rich.text import Text
 
   if len(points) < 2:

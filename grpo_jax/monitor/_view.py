@@ -21,9 +21,9 @@ _LEAST_TILE = 19  # columns; narrower tiles stand below each other
 _WIDE_UNIT, _NARROW_UNIT = len('tokens per second'), len('tok/s')
 _WIDE_CELL = _table.LABEL + 1 + 8 + 1 + _WIDE_UNIT
 _NARROW_CELL = 36
-_MOST_CELL = 54  # in a wider one the eye loses the way to the number
+_MOST_CELL = 54  # in a wider one the number is too far from its label
 _MOST_CURVE = 20  # lines
-_SHARE_ALONE = 0.45  # of the height, for curves without metrics below them
+_SHARE_ALONE = 0.45  # of the height, for a frame with curves but no metrics
 _REWARD = 8  # columns of a sample's reward
 _LAST_RANK = 2  # see `_table.Row`
 
@@ -58,8 +58,9 @@ class Plan(NamedTuple):
   rank: int = _LAST_RANK  # highest rank of the metrics that are shown
 
 
-# From the most generous plan to the one for the lowest terminal. Where that one
-# does not fit either, the frame ends with as many metrics as it has room for.
+# From the most generous plan to the one for the lowest terminal, in the order
+# in which parts are given up. If the last one does not fit either, the frame
+# shows as many metrics as it has room for.
 _PLANS = list(
   itertools.accumulate(
     [
@@ -86,8 +87,8 @@ _PLANS = list(
 def plan_for(view: View, width: int, height: int) -> Plan:
   """The most generous plan whose frame fits.
 
-  Rows that are left go to the curves. What is being done, the clocks and the
-  bar change nothing of it.
+  Rows that are left over make the curves higher. A plan does not depend on what
+  is being done, the clocks and the bar, so it can be kept while these change.
 
   Args:
     view: What to show.
@@ -95,7 +96,7 @@ def plan_for(view: View, width: int, height: int) -> Plan:
     height: Rows of the terminal.
   """
   if view.tiles and not view.groups:
-    # In the warm-up. What was said before it can still be read above.
+    # This is the warm-up. The lines printed before it stay visible above.
     height = round(_SHARE_ALONE * height)
   lines, plan = [], _PLANS[-1]
   for plan in _PLANS:
@@ -115,7 +116,7 @@ def frame(
     view: What to show.
     width: Columns of the terminal.
     height: Rows of the terminal.
-    plan: Of `plan_for`, if it is known already.
+    plan: What `plan_for` returned; None calls it.
 
   Returns:
     `rich.text.Text` lines, at most `height`, none of them wider than `width`.
@@ -132,7 +133,7 @@ def frame(
 
 
 def _lines(view: View, plan: Plan, width: int) -> list[Any]:
-  """All parts of a frame, each after an empty line."""
+  """All parts of a frame, with an empty line after each."""
   from rich.text import Text
 
   parts = [
@@ -163,7 +164,9 @@ def _head(view: View, width: int) -> list[Any]:
     line = Text(' ' * _INDENT).append(count, 'bold').append('  ')
     line.append('━' * done, 'green').append('─' * (bar - done), 'dim')
     lines.append(line.append(f'  {times}' if bar else times))
-  if view.doing or view.label and view.groups:  # so that nothing jumps
+  # Once there are metrics, the line stays when nothing is being done, so that
+  # the parts below it do not jump.
+  if view.doing or view.label and view.groups:
     secs = view.doing_secs
     clock = '' if secs is None else f'  {_format.seconds(secs)}'
     room = max(9, width - _INDENT - len(clock) - 1)
@@ -220,7 +223,7 @@ def _grid(
   if not blocks:
     return []
   room = width - 2 * _INDENT
-  # Two narrow columns rather than a wide one with nothing beside it.
+  # Several narrow columns are better than a single wide one.
   wide, narrow = (
     (room + _GAP) // (cell + _GAP) for cell in (plan.cell, _NARROW_CELL)
   )
@@ -240,7 +243,16 @@ def _grid(
 
 
 def _split(sizes: Sequence[int], number: int) -> list[slice]:
-  """Parts of a row of blocks, in order, whose largest is as small as can be."""
+  """Splits blocks, in order, into parts whose tallest is as low as possible.
+
+  Args:
+    sizes: The lines of each block.
+    number: How many parts, at most one for each block.
+
+  Returns:
+    The blocks of each part.
+  """
+  # Every split is tried; there are fewer than ten blocks.
   inside = range(1, len(sizes))
   best = min(
     itertools.combinations(inside, number - 1),
@@ -256,7 +268,13 @@ def _split(sizes: Sequence[int], number: int) -> list[slice]:
 def _beside(
   columns: Sequence[Sequence[Any]], width: int, pitch: int
 ) -> list[Any]:
-  """Columns of lines as lines: each `width` wide, in a space of `pitch`."""
+  """Lines that have the columns side by side.
+
+  Args:
+    columns: The lines of each column.
+    width: Columns of the terminal that the text of one may take.
+    pitch: Columns from the start of one to the start of the next, less `_GAP`.
+  """
   from rich.text import Text
 
   lines = []
@@ -285,7 +303,7 @@ def _cell(row: _table.Shown, width: int) -> Any:
 
 
 def _warnings(warnings: Sequence[str], plan: Plan, width: int) -> list[Any]:
-  """Each warning over as many lines as it takes, or cut to one."""
+  """Each warning in as many lines as it needs, or cut to one."""
   from rich.text import Text
 
   mark = ' ' * _INDENT + '! '

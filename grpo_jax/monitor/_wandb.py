@@ -6,16 +6,16 @@ import pathlib
 import secrets
 from typing import Any
 
-_LOGIN_TIMEOUT_SECS = 60.0  # of the question for a key, on a terminal
-_FINISH_TIMEOUT_SECS = 300.0  # of the last upload; the files stay in workdir
+_LOGIN_TIMEOUT_SECS = 60.0  # that W&B waits for a key to be typed
+_FINISH_TIMEOUT_SECS = 300.0  # for the last upload; the workdir keeps the files
 
 
 class Wandb:
-  """One run of a W&B project. A resumed run goes on with the same one.
+  """One run of a W&B project. A resumed run continues the same W&B run.
 
-  The run's id is kept in `wandb_run_id.txt`, and its files in `wandb/`. The
-  x-axis is the metric `step`. W&B's own counter would not do, because it cannot
-  go back to the checkpoint that a run goes on from.
+  The id of the W&B run is kept in `wandb_run_id.txt`, and its files in
+  `wandb/`. The x-axis is the metric `step`, because W&B's own counter cannot go
+  back to the checkpoint that a run continues from.
 
   Args:
     workdir: The directory of the run.
@@ -51,7 +51,8 @@ class Wandb:
       resume='allow' if mode == 'online' else None,
       config=run_config,
       allow_val_change=True,
-      # Else W&B wraps the streams that the terminal's display draws on.
+      # With another value of `console`, W&B would wrap the streams that the
+      # display draws on.
       settings=wandb.Settings(
         console='off',
         login_timeout=_LOGIN_TIMEOUT_SECS,

@@ -5,8 +5,9 @@
 - `coasting_ratio`, `coasting_steps` and `coasting_half_life` say how far Adam
   still moves a parameter once its gradient is zero; `coast` runs any optimizer
   on zero gradients; `split_update` splits one update into its parts.
-- `reset_moments`, `decay_carried`, `project_outward` and `restore_reward_scale`
-  are brakes: wrappers that change what momentum and Adam's scaling do.
+- `reset_moments`, `decay_carried` and `project_outward` are brakes: wrappers
+  that keep momentum from moving clipped tokens further out.
+  `restore_reward_scale` undoes what Adam does to the scale of the rewards.
 - `adamw` and `learning_rate` are what a run uses by default.
 
 The package needs jax and optax alone, and works on any tree of parameters,

@@ -56,7 +56,7 @@ def nodes(state: Any, wanted: Callable[[Any], bool]) -> list[Any]:
 def dot(x: Tree, y: Tree) -> Array:
   """The inner product of two trees in float32, f32[].
 
-  It is a sum of products and no contraction, which works on any sharding.
+  A sum of products and not `jnp.vdot`, so that it works on any sharding.
   """
   products = jax.tree.map(
     lambda a, b: jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32)), x, y
@@ -95,14 +95,14 @@ def split(
   """Splits an update into what was carried, what is fresh, and weight decay.
 
   The carried part is what the transformation would have done with a gradient of
-  zero and the denominator that it had. So it holds :math:`b_1 m_{t-1}`, and the
-  fresh part :math:`(1 - b_1) g_t`, each behind whatever comes after Adam
-  (learning rate, trust ratio, masks).
+  zero and the denominator that it had. So it comes from :math:`b_1 m_{t-1}`
+  and the fresh part from :math:`(1 - b_1) g_t`, each passed through whatever
+  comes after Adam (learning rate, trust ratio, masks).
 
   The carried part is found by running the transformation on zeros, from moments
   that lead to that denominator. So nothing needs to be known of the
   transformation but where Adam's moments are. With `b2 = 0` no moments lead to
-  a denominator, and the carried part is too large. Under `project_outward` the
+  it, and the carried part is too large. Under `project_outward` the
   carried part is what the projection leaves of it.
 
   Args:
@@ -136,9 +136,9 @@ def split(
       old = old._replace(nu_max=new.nu_max)
     return old
 
-  # Gradients that have gathered so far count as fresh, not as carried.
+  # Gradients that `optax.MultiSteps` has accumulated count as fresh.
   start = edit(_without_accumulated(before), leading_to, after)
-  # Decay needs no gradient either, so it is in this run and is taken out.
+  # Weight decay needs no gradient either, so this run has it too; take it out.
   carried, _ = run(zeros, start, params, **extra_args)
   decayed = decay_alone(transformation, zeros, start, params, extra_args)
   subtract = lambda x, y: jax.tree.map(jnp.subtract, x, y)
@@ -154,13 +154,14 @@ def decay_rates(
 ) -> list[tuple[Array, Array]]:
   """(b1, b2) that each state of Adam would be decayed by now, f32[] each.
 
-  They are read off what becomes of moments of 1 under a gradient of 0. So it
-  does not matter who set the rates, or whether they change from step to step.
-  Of this run the compiler keeps a few scalars. (If the first moment is kept in
+  Under a gradient of 0, moments of 1 become b1 and b2. So it does not matter
+  who set the rates, or whether they change from step to step. The compiler
+  removes all of this run but a few scalars. (If the first moment is kept in
   bfloat16, `mu_dtype`, b1 is right to three digits.)
   """
   run = optax.with_extra_args_support(transformation).update
-  # Brakes edit moments too, and must leave these as they are.
+  # Brakes inside would edit these moments too: tell them that nothing is
+  # clipped and that no rollout begins.
   released = {'first_of_rollout': jnp.array(False), 'clipped_share': 0.0}
   extra_args |= {k: v for k, v in released.items() if k in extra_args}
 
@@ -221,6 +222,7 @@ def corrected_moments(
       # each writes its own paths.
       for path, leaf in jax.tree_util.tree_leaves_with_path(moment):
         into[path] = leaf.astype(jnp.float32) / correction
+  # Else every lookup by path would find nothing, and the norms would be 0.
   known = {path for path, _ in jax.tree_util.tree_leaves_with_path(updates)}
   if known and not known & corrected.v_hat.keys():
     raise ValueError(
@@ -233,7 +235,8 @@ def corrected_moments(
 def stepped(before: Any, after: Any) -> Array:
   """Whether Adam has taken a step, bool[]; not while gradients accumulate.
 
-  Its count tells, unless the count was set back to 0 and has come to 1 again.
+  Its count tells, except where `reset_moments` set a count of 1 back to 0 and
+  the step made it 1 again. Then the moments tell.
   """
   pairs = list(
     zip(find(before, 'stepped'), find(after, 'stepped'), strict=True)
@@ -246,8 +249,8 @@ def stepped(before: Any, after: Any) -> Array:
     )
     return jnp.any(jnp.stack([jnp.array(False), *jax.tree.leaves(changes)]))
 
-  # Whether a moment has moved costs a pass over all of them, so it is asked
-  # only where the count does not tell.
+  # To compare the moments takes a pass over all of them, so that is done only
+  # where the count does not tell.
   counted = jnp.any(jnp.stack([old.count != new.count for old, new in pairs]))
   return jax.lax.cond(counted, lambda: jnp.array(True), moved)
 

@@ -14,7 +14,7 @@ def learning_rate(
   decay: str = 'constant',
   total_steps: int = 0,
 ) -> optax.Schedule:
-  """A linear rise from 0 to `peak`, then a decay to 0, or none.
+  """A linear rise from 0 to `peak`, then a decay to 0 or a constant `peak`.
 
   Args:
     peak: The highest learning rate, reached after `warmup_steps`.
@@ -26,7 +26,8 @@ def learning_rate(
     A function from the count of optimizer steps to the learning rate.
 
   Raises:
-    ValueError: An unknown decay, or one that has no steps to happen in.
+    ValueError: `decay` has another value, or needs steps but has none:
+      `total_steps` is not more than `warmup_steps`.
 
   >>> schedule = learning_rate(1.0, 2, decay='linear', total_steps=4)
   >>> [float(schedule(step)) for step in range(5)]
@@ -81,6 +82,9 @@ def adamw(
   Returns:
     An optax transformation that ignores extra arguments.
 
+  Raises:
+    ValueError: With `b2 > 0`, `b1` or `b2` is outside its range.
+
   Warns:
     UserWarning: `b2 < b1 ** 2`; see `warn_if_growing`.
   """
@@ -95,6 +99,7 @@ def adamw(
     weight_decay=weight_decay,
     mask=decays,
   )
+  # The clip comes first, so that the moments remember clipped gradients.
   if clip_norm is not None:
     adam = optax.chain(optax.clip_by_global_norm(clip_norm), adam)
   # Brakes and the learner pass on arguments that AdamW does not know.

@@ -1,8 +1,10 @@
 """Brakes: optax wrappers against what momentum does to clipped tokens.
 
 A clipped token has no gradient. But Adam's first moment still holds its former
-gradients and moves it on, further out. Each wrapper here takes what it needs to
-know as an extra argument of `update`, as any optax transformation may.
+gradients and moves it on, further out of the clip range. Each wrapper takes
+what it needs to know, such as the share of clipped tokens, as an extra argument
+of `update`. (`restore_reward_scale` is not about clipping: it undoes another
+effect of Adam, in the same way.)
 """
 
 from typing import Any
@@ -48,7 +50,8 @@ def reset_moments(
     raise ValueError(
       f"reset_moments got which={which!r}; give 'both' or 'first'."
     )
-  # With the count the bias correction begins anew, as the new moments need.
+  # With both moments the count is reset too, because the bias correction of new
+  # moments must begin anew.
   kept = () if which == 'both' else ('nu', 'nu_max', 'count')
 
   def before(state, first):
@@ -93,6 +96,7 @@ def decay_carried(
   def before(state, clipped_share):
     kept = 1 - jnp.asarray(clipped_share)
 
+    # Cast, because a float32 factor would turn a bfloat16 moment into float32.
     def shrunk(node):
       return node._replace(
         mu=jax.tree.map(lambda m: m * kept.astype(m.dtype), node.mu)
@@ -155,12 +159,13 @@ def project_outward(
     direction = jax.tree_util.tree_map_with_path(scaled, outward)
     size = _adam.dot(outward, direction)
     too_far = _adam.dot(outward, updates)
-    # While gradients accumulate there is no step that could be corrected.
+    # While gradients accumulate there is no step to correct.
     projects = _adam.stepped(state, after) & (size > 0) & (too_far > 0)
     factor = too_far / jnp.where(size > 0, size, 1)
 
     def projected(u, d):
-      # Bit for bit the update of `inner` where nothing is projected.
+      # `where`, so that without a projection it is the update of `inner`, bit
+      # for bit.
       return jnp.where(projects, u - factor * d, u).astype(u.dtype)
 
     return jax.tree.map(projected, updates, direction), after
@@ -256,7 +261,8 @@ def _after_edit(inner, who, needs, before, lasts):
 def _init_with_adam(inner, who):
   """The `init` of `inner`, which raises if there is no Adam in it."""
 
-  # Not before: only a state tells whether Adam is in it.
+  # A transformation is a pair of functions; only its state tells whether Adam
+  # is in it.
   def init(params):
     state = inner.init(params)
     _adam.find(state, who)

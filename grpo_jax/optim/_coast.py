@@ -48,19 +48,20 @@ def coast(
 ) -> Coasted:
   """Runs an optimizer on zero gradients, along the path that it then takes.
 
-  This is momentum made visible. For Adam `norms` follows
-  :func:`grpo_jax.optim.coasting_ratio`; for SGD with momentum it is a geometric
-  series, for Lion constant steps, for RMSProp zero. Schedules, chains, masks,
-  `optax.inject_hyperparams` and `optax.MultiSteps` (whose half-full accumulator
-  counts as memory) act as they would in training.
+  Momentum and weight decay alone move the parameters then. For Adam `norms`
+  follows :func:`grpo_jax.optim.coasting_ratio`; for SGD with momentum it is a
+  geometric series, for Lion constant steps, for RMSProp zero. Schedules,
+  chains, masks, `optax.inject_hyperparams` and `optax.MultiSteps` (whose
+  half-full accumulator counts as memory) act as they would in training.
 
-  Decoupled weight decay needs no gradient either, so it is told apart. At every
-  step the update is computed once more, from the same parameters and a state
-  without memory: each floating number in it is 0, but for the hyper-parameters
-  of `optax.inject_hyperparams`, and NaNs from 0/0 count as 0. That update is
-  `decayed`, and the rest is `moved`. Their sum is right for every optimizer.
-  The split is right where the floating part of the state is moments of
-  gradients, and decay is added to the rest. It is not right
+  Decoupled weight decay needs no gradient either, so it is reported apart. At
+  every step the update is computed once more, from the same parameters and a
+  state without memory: each floating number in it is 0, but for the
+  hyper-parameters of `optax.inject_hyperparams`, and NaNs from 0/0 count as 0.
+  That update is `decayed`, and what remains of the real one is `moved`. Their
+  sum is right for every optimizer. The split is right where all floating
+  numbers of the state are moments of gradients, and the optimizer adds decay to
+  what it makes of them. It is not right
 
   - for LAMB with weight decay: its trust ratio scales the sum of both, so decay
     alone is scaled up to a whole step, and `moved` and `norms` are what is
@@ -105,13 +106,13 @@ def coast(
     )
   state, params = jax.tree.map(jnp.asarray, (state, params))
   zeros = jax.tree.map(jnp.zeros_like, params)
-  # Sums in float32: bfloat16 would drop small steps of a long way.
+  # Sums in float32, because bfloat16 would round small steps of a long way off.
   none = jax.tree.map(lambda x: jnp.zeros_like(x, dtype=_wide(x)), params)
 
   def step(carry, _):
     params, state, moved, decayed = carry
     update, after = _update(transformation, zeros, state, params, extra_args)
-    # Along the way and not once at its start: decay follows the parameters.
+    # At every step and not once, because decay depends on the parameters.
     decay = decay_alone(transformation, zeros, state, params, extra_args)
     motion = jax.tree.map(jnp.subtract, update, decay)
     moved = jax.tree.map(_plus, moved, motion)
@@ -161,7 +162,7 @@ def _update(transformation, zeros, state, params, extra_args):
     # missing one is all there is.
     missing = _MISSING.search(str(error))
     if missing is None or extra_args.keys() & re.findall(r'\w+', missing[1]):
-      raise  # the caller cannot mend it, so the error speaks for itself
+      raise  # another error, or a keyword that was given: no advice of ours
     raise ValueError(
       f'coast cannot run this optimizer on zero gradients alone, as its update '
       f'also needs {missing[1]}; leave out the transformation that does, or '

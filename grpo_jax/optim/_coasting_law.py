@@ -1,10 +1,12 @@
 """The coasting law: how far Adam still moves a parameter without a gradient.
 
-A clipped token has no gradient any more, but the first moment that it left
-behind keeps pushing. The step after n such updates has a closed form in the two
-betas alone (Fontana et al., `On the Hidden Objective Biases of Group-based
-Reinforcement Learning <https://arxiv.org/abs/2601.05002>`_, 2026, equations 36
-and 38).
+A clipped token has no gradient any more, but Adam's first moment still holds
+its former gradients and moves the parameters on. The size of the step after n
+such updates, relative to the last step with a gradient, has a closed form. It
+depends on the betas, the number of earlier steps and epsilon relative to the
+second moment, and otherwise not on the gradients (Fontana et al., `On the
+Hidden Objective Biases of Group-based Reinforcement Learning
+<https://arxiv.org/abs/2601.05002>`_, 2026, equations 36 and 38).
 """
 
 import math
@@ -92,25 +94,24 @@ def coasting_steps(
   .. math::
     S_{T,N} = \sum_{n=1}^{N} C_{T,n}
 
-  with C from :func:`coasting_ratio`. Without end, after a long history and for
-  a small epsilon it is :math:`\rho / (1 - \rho)`, with
-  :math:`\rho = b_1/\sqrt{b_2}`: with the usual betas an optimizer walks nine to
-  twelve more steps. A log-ratio moves by about the learning rate times S times
-  the inner product of its gradient and the last update.
+  with C from :func:`coasting_ratio`. For infinitely many steps, a long history
+  and a small epsilon this is :math:`\rho / (1 - \rho)`, with
+  :math:`\rho = b_1/\sqrt{b_2}`: with the usual betas an optimizer still goes as
+  far as nine to twelve of its last steps. A log-ratio moves by about S times
+  the inner product of its gradient and the last update of the parameters.
 
   Args:
     b1: Decay of the first moment, in [0, 1).
     b2: Decay of the second moment, in (0, 1).
-    num_steps: N >= 0, the steps with zero gradient; None: until it stands
-      still.
+    num_steps: N >= 0, the steps with zero gradient; None: infinitely many.
     live_steps: T >= 1, the steps before them; None: infinitely many.
     eps_ratio: As for :func:`coasting_ratio`.
 
   Returns:
-    The sum. It diverges without end for :math:`\rho \geq 1` and an `eps_ratio`
-    of 0, and is `math.inf` then. Where there is no closed form, terms are
-    summed until they no longer matter: this takes about a millisecond for the
-    usual betas, and seconds where a beta is within 1e-6 of 1.
+    The sum. For infinitely many steps, :math:`\rho \geq 1` and an `eps_ratio`
+    of 0 it diverges, and is `math.inf`. Where there is no closed form, terms
+    are summed until they no longer matter: this takes about a millisecond for
+    the usual betas, and seconds where a beta is within 1e-6 of 1.
 
   Raises:
     ValueError: An argument outside its range.
@@ -223,7 +224,7 @@ def warn_if_growing(b1: npt.ArrayLike, b2: npt.ArrayLike) -> None:
 
 
 def _checked_betas(b1, b2) -> tuple[np.ndarray, np.ndarray]:
-  """The betas in float64; warns in the name of the caller's caller."""
+  """The betas in float64; a warning shows the line of the caller's caller."""
   first = np.asarray(b1, np.float64)
   second = np.asarray(b2, np.float64)
   if not np.all((first >= 0) & (first < 1)):
@@ -286,8 +287,9 @@ def _summed(b1, b2, end, live, eps) -> float:
     total += float(terms.sum())
     done += count
     if count > 1:
-      # Terms this small fall geometrically, to term**2 / fall in all. A sum
-      # that has overflowed ends here too: its fall is not a number.
+      # If the terms that follow fall geometrically, they add up to term**2 /
+      # fall; stop when that is below rounding. A sum that has overflowed ends
+      # here too: its fall is not a number.
       fall = terms[-2] - terms[-1]
       if not terms[-1] ** 2 > 1e-17 * total * fall:
         break

@@ -26,9 +26,8 @@ class MomentRecord(NamedTuple):
 
   An update is the sum of three parts: `carried` by the moments from earlier
   gradients, `fresh` from this gradient, `decayed` by decoupled weight decay. A
-  cosine is 0 if one of its two directions is 0. An update goes down the
-  gradient, so its cosine with the gradient is negative where it does what it
-  should.
+  cosine is 0 if one of its two directions is 0. The cosine of gradient and
+  update is negative where the update descends.
   """
 
   grad_norm: Array  # f32[], of the gradient as it was given
@@ -63,10 +62,10 @@ def record_adam_moments(
   bias-corrected moments, a step is proportional to
   :math:`\hat m / (\sqrt{\hat v} + \epsilon)`. Since
   :math:`m_t = b_1 m_{t-1} + (1 - b_1) g_t`, it has a carried part and a fresh
-  one. The carried part moves on whatever the gradient has become (zero, where a
-  token is clipped). The ratio :math:`\epsilon / \sqrt{\hat v}` says whether the
-  scale of the reward matters: far below 1 the step does not depend on it, far
-  above 1 the step is proportional to it.
+  one. The carried part moves the parameters whatever the present gradient is
+  (zero, where a token is clipped). The ratio :math:`\epsilon / \sqrt{\hat v}`
+  says whether the scale of the reward matters: far below 1 the step does not
+  depend on it, far above 1 the step is proportional to it.
 
   Adam is found wherever it is: in `chain`, `named_chain`, `masked`,
   `partition`, `MultiSteps` (the record is that of the last step taken),
@@ -84,7 +83,7 @@ def record_adam_moments(
     epsilon: That of Adam, which its state does not tell.
     labels: Groups of parameters, as in `optax.partition`: a tree of names like
       the parameters, or a function from parameters to one. None: one group.
-      (`optax.tree.map_params` wants the tree.)
+      (Give the tree where `optax.tree.map_params` will be used on the state.)
 
   Returns:
     A transformation whose state is a `RecordAdamMomentsState`; read it with
@@ -108,7 +107,8 @@ def record_adam_moments(
   def init(params):
     state = inner.init(params)
     _adam.find(state, 'record_adam_moments')
-    # Not from the leaves, as `optax.tree.map_params` initialises without any.
+    # `optax.tree.map_params` initialises with a tree that has no leaves, so the
+    # one group that there is without labels must not come from the leaves.
     groups = sorted({_WHOLE} if labels is None else set(_names(labels, params)))
     return RecordAdamMomentsState(state, {name: _empty() for name in groups})
 
@@ -133,8 +133,8 @@ def record_adam_moments(
         for group in old
       }
 
-    # Behind a condition the compiler cannot mix the record into the update,
-    # which would then be rounded in other places.
+    # The condition also keeps the compiler from fusing the record with the
+    # update, which would round the update in other places.
     record = jax.lax.cond(
       _adam.stepped(before, after),
       recorded,
@@ -151,7 +151,8 @@ def moment_metrics(state: Any) -> dict[str, Array]:
   """Reads the record of `record_adam_moments` back, as flat metrics.
 
   Args:
-    state: Of any transformation that holds a record; the last one found counts.
+    state: Of any transformation with a record in it; of several, the last is
+      read.
 
   Returns:
     A dict of f32[]. Every field of `MomentRecord` but the histogram is there as
@@ -175,7 +176,7 @@ def moment_metrics(state: Any) -> dict[str, Array]:
     prefix = 'adam_' if group == _WHOLE else f'adam_{group}_'
     fields = record._asdict()
     counts = fields.pop('epsilon_counts')
-    # As arrays: an nnx.Optimizer wraps what is in its state.
+    # As arrays, because an nnx.Optimizer wraps what is in its state.
     metrics |= {prefix + k: jnp.asarray(value) for k, value in fields.items()}
     middles = np.append(EPSILON_EDGES - 2.0, EPSILON_EDGES[-1] + 2.0)
     counts = jnp.asarray(counts)
@@ -246,7 +247,7 @@ def _norm(x: list[Array]) -> Array:
 
 
 def _norm_of_squares(x: list[Array]) -> Array:
-  """The norm of squares, scaled by the largest: their squares overflow."""
+  """The norm of second moments, scaled, as their squares leave float32."""
   tops = [jnp.max(v) for v in x if v.size]
   top = jnp.max(jnp.stack([jnp.zeros(()), *tops]))
   return top * _norm([v / jnp.where(top > 0, top, 1) for v in x])
@@ -269,8 +270,8 @@ def _epsilon_counts(v_hat: list[Array], epsilon: float) -> Array:
     counts = (jnp.sum(v < limit, dtype=jnp.float32) for v in v_hat)
     return sum(counts, jnp.zeros((), jnp.float32))
 
-  # One edge after another: side by side each would hold an array as large as
-  # the moments.
+  # One edge after another, because all at once would take an array as large as
+  # the moments for each edge.
   above = jax.lax.map(below, limits)
   number = jnp.full(1, sum(v.size for v in v_hat), jnp.float32)
   above = jnp.concatenate([number, above, jnp.zeros(1, jnp.float32)])

@@ -4,17 +4,17 @@ A reward is a function
 
     def my_reward(prompt: str, completion: str, example: dict) -> float | None
 
-which may be `async`, or take lists if marked by `@batched`. None means 'not
-judged': the completion then changes nothing. `example` is the record of the
-data source with its 'index' (the global prompt counter), and two fields of
-the framework:
+It may be `async`, and it may take lists if it is marked by `@batched`. None
+means 'not judged': training then ignores the completion. `example` is the
+record of the data source, with three more fields:
 
+- 'index': int, the global prompt counter;
 - 'completion_ids': list[int], the sampled tokens, end token included;
-- 'truncated': bool, the completion was cut before an end token.
+- 'truncated': bool, whether the completion was cut before an end token.
 
-It is shared between reward functions, which must not change it. No base
-class, no registry: a config names a function of one's own file as
-'my_lab.rewards:my_reward'.
+All reward functions get the same `example`, so they must not change it. There
+is no base class and no registry: a config names a function in a file of your
+own as 'my_lab.rewards:my_reward'.
 """
 
 from grpo_jax.rewards._base import RewardError

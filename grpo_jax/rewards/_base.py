@@ -15,7 +15,7 @@ _Function = TypeVar('_Function', bound=Callable[..., Any])
 
 
 class RewardError(ValueError):
-  """A reward function raised an error, or returned what is no reward.
+  """A reward function raised an error, or returned something that is no reward.
 
   The message names the function and the example. If the function raised, its
   exception is the `__cause__` of this one.
@@ -40,6 +40,7 @@ def batched(function: _Function) -> _Function:
   Returns:
     The same function, marked.
   """
+  # An attribute and no wrapper, so that its name, signature and source stay.
   setattr(function, BATCHED_MARK, True)
   return function
 
@@ -52,8 +53,8 @@ class WeightedReward:
     name: What metrics and errors call this reward. No other reward of the run
       may have the same name.
     function: The reward function; see `help(grpo_jax.rewards)`.
-    weight: The factor of this reward in the sum. A reward of weight 0 is shown
-      and not trained on.
+    weight: The factor of this reward in the sum. A reward of weight 0 is
+      measured and not trained on.
 
   Raises:
     ValueError: The name is empty, the function cannot be called, or the weight

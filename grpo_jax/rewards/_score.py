@@ -96,7 +96,8 @@ def score(
   finally:
     for result in results:
       if inspect.iscoroutine(result):
-        # After an error some have never run, and Python would warn of each.
+        # After an error some coroutines have never run. Python warns of each
+        # unless it is closed.
         result.close()
 
   parts = np.zeros((len(prompts), len(rewards)), np.float64)
@@ -127,6 +128,7 @@ class _Call:
   def start(self) -> Any:
     """The function's result, or the coroutine that an async one returns."""
     arguments = (self.prompts, self.completions, self.examples)
+    # A call that takes no lists has one row; see `_spans`.
     if not _takes_lists(self.reward):
       arguments = [items[0] for items in arguments]
     try:
@@ -163,7 +165,7 @@ class _Call:
       return None
     if getattr(value, 'ndim', None) == 0:
       value = value.item()  # a scalar of numpy, jax or torch
-    if not isinstance(value, int | float):  # a bool is an int, and welcome
+    if not isinstance(value, int | float):  # a bool is an int, and allowed
       raise RewardError(
         f'{self._where(row)} returned {value!r:.80} of type'
         f' {type(value).__name__}; return a number, or None for a completion'

@@ -112,7 +112,14 @@ def draw(
     right_reward: A completion is right if its first reward is at least this.
 
   Returns:
-    The rollout, the new `PromptState`, and counts for the metrics.
+    The rollout, the new `PromptState`, and counts for the metrics:
+
+    - with `rounds > 0`, `prompts_drawn` and `tokens_drawn` by this call;
+      `groups_surplus`, kept for the next call; `groups_short`, filled with
+      groups of equal rewards; and, if any prompts were drawn, `accuracy_drawn`,
+      the share of their judged completions that is right, and `rewards_failed`,
+      the number of their completions that were not judged;
+    - with `retire`, `prompts_retired` in all.
 
   Raises:
     NothingToLearn: With `rounds > 0`, at least `epoch` prompts in a row, over
@@ -133,9 +140,10 @@ def draw(
       }
     # Without dynamic sampling every group counts, whatever its rewards.
     equal = _equal_rewards(fresh) if rounds else np.zeros(number, bool)
+    # Groups of equal rewards are kept too: they may have to fill a rollout.
     kept.append(select(fresh, np.flatnonzero(~equal)))
     uniform.append(select(fresh, np.flatnonzero(equal)))
-    if len(drawn) > rounds:
+    if len(drawn) > rounds:  # the first draw is no round
       break
   mixed = sum(len(part.prompts) for part in kept)
   fresh_prompts = sum(len(part.prompts) for part in drawn)
@@ -148,7 +156,8 @@ def draw(
     raise NothingToLearn(
       _nothing_left(drawn, prompts_without_signal, right_reward)
     )
-  # Oldest first: the surplus, what was drawn now, and last what fills up.
+  # The surplus comes first, being oldest, then what was drawn now. Groups of
+  # equal rewards come last: from `mixed` on, where no surplus is taken.
   whole = concatenate(kept + uniform)
   surplus = select(whole, np.arange(number, mixed)) if mixed > number else None
   counts = {}
@@ -202,7 +211,8 @@ def _next_records(
 
 
 def _identity(prompt: str) -> int:
-  """A hash of a prompt's text, 64 bits: short to save, the same on each run."""
+  """A 64-bit hash of a prompt's text: short to save, the same in every run."""
+  # Python's own hash of a string differs from process to process.
   digest = hashlib.blake2b(prompt.encode(), digest_size=8).digest()
   return int.from_bytes(digest, 'big')
 

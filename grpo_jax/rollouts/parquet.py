@@ -55,6 +55,7 @@ def to_bytes(rollout: Rollout, step: int) -> bytes:
     ValueError: A field [P,G,T] is not zero past a completion's length, where
       the file keeps nothing; or a field has a dtype that Parquet lacks.
   """
+  # Imported here, so that programs which write no rollouts start sooner.
   import pyarrow as pa
   from pyarrow import parquet
 
@@ -76,7 +77,7 @@ def to_bytes(rollout: Rollout, step: int) -> bytes:
   described = {}
   for column, values in _arrays(rollout).items():
     tail = values.shape[2:]
-    cut = tail == (width,)  # a field [P,G,T], the others are stored whole
+    cut = tail == (width,)  # a field [P,G,T]; all others are stored whole
     counts = inside if cut else np.full(inside.shape, math.prod(tail))
     columns[column] = _column(column, values, counts)
     described[column] = (values.dtype.name, tail, cut)
@@ -165,7 +166,7 @@ def files(directory: str | os.PathLike) -> list[pathlib.Path]:
 
 
 def _arrays(rollout: Rollout) -> dict[str, np.ndarray]:
-  """Every array of the batch, by its column; each reward has its own."""
+  """Every array of the batch, by column; each reward function has its own."""
   fields: dict[str, Any] = rollout.batch._asdict()
   parts, extras = np.asarray(fields.pop('reward_parts')), fields.pop('extras')
   number, names = parts.shape[-1], list(rollout.reward_names)
@@ -205,7 +206,7 @@ def _column(name: str, values: np.ndarray, counts: np.ndarray):
   if np.any(rows[~inside] != 0):
     raise ValueError(
       f'{name} is not zero past the length of every completion, but a Parquet '
-      'file of a rollout keeps nothing there; set it to 0 behind completions.'
+      'file of a rollout keeps nothing there; set it to 0 past each length.'
     )
   # An Arrow list array: all values in a row, and where each list begins.
   offsets = np.concatenate([[0], np.cumsum(counts)])
@@ -239,6 +240,7 @@ def _rollout(table, metadata: dict[str, Any]) -> Rollout:
     raise ValueError('Rows are missing, or in another order.')
   length = _numbers(table['length_tokens'], metadata['length'])
   width = metadata['arrays']['mask'][1][0]
+  # Past a completion's length the file holds nothing: zeros stay there.
   fields, extras, parts = {}, {}, []
   for column, (dtype, tail, cut) in metadata['arrays'].items():
     values = np.zeros((number * group, math.prod(tail)), dtype)
@@ -272,4 +274,5 @@ def _rollout(table, metadata: dict[str, Any]) -> Rollout:
 
 def _numbers(arrow, dtype: str) -> np.ndarray:
   """Arrow values as a NumPy array that may be written to."""
+  # np.array copies; what Arrow gives without a copy is read-only.
   return np.array(arrow.to_numpy(zero_copy_only=False), dtype)

@@ -115,6 +115,7 @@ def majority_at_k(
     correct_share = (
       drawn @ (is_answer * correct[:, None]) / np.maximum(votes, 1)
     )
+    # Votes are whole numbers in float64, so equal ones compare as equal.
     wins = votes == votes.max(1, keepdims=True)
     shares[row] = np.mean((correct_share * wins).sum(1) / wins.sum(1))
   return shares
@@ -214,6 +215,7 @@ def summarize(
   if answer is not None:
     texts = [[answer(text) for text in row] for row in texts]
   for k in ks:
+    # A generator for each purpose, so that no number depends on the other ks.
     rng = random_keys.generator(seed, f'majority@{k}', 0)
     passed, voted = _at_k(texts, right, judged, k, rng)
     values |= {f'pass@{k}': passed, f'majority@{k}': voted}

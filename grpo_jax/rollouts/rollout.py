@@ -55,7 +55,7 @@ def collect(
   completions = engine.generate(
     Requests(prompts, index, group, rollout, sampling, purpose)
   )
-  # Cut first: what lies behind a completion is no token of it.
+  # Cut first: an engine may leave anything behind the end of a completion.
   texts = [
     [tokenizer.decode(ids[:n]) for ids, n in zip(*row, strict=True)]
     for row in zip(completions.tokens, completions.length, strict=True)
@@ -80,7 +80,7 @@ def blank(
   rewards: int,
   completion_buckets: Sequence[int],
 ) -> Rollout:
-  """A rollout of zeros with all completions as long as can be.
+  """A rollout of zeros whose completions all have the length `max_tokens`.
 
   Programs are compiled for it, and memory is measured with it, before anything
   has been sampled.
@@ -120,8 +120,8 @@ def blank(
 
 def _judge(records, completions, texts, rewards) -> rewards_lib.Scores:
   """The scores of all completions, in the order p * G + g."""
-  # A record of its own for each completion; rewards get the whole batch as flat
-  # lists, which is what a batched reward function takes.
+  # Rewards get the whole batch as flat lists, because a reward function takes
+  # many completions at once. So each completion has its own copy of the record.
   examples = [
     {
       **record,
@@ -148,6 +148,7 @@ def _batch(
 ) -> losses.Batch:
   """Completions and scores as a `Batch`, as wide as the longest one needs."""
   shape = completions.length.shape
+  # A bucket and not the longest length itself, because each width is compiled.
   width = layout.bucket(int(completions.length.max()), buckets, 'completion')
   # An engine may return arrays that are narrower than any bucket.
   width = min(width, completions.tokens.shape[-1])
@@ -170,7 +171,7 @@ def _batch(
     reward_parts=scores.parts.reshape(*shape, -1),
     truncated=completions.finish == TRUNCATED,
     version=drawn(completions.version),
-    # Of the distribution that was drawn from: the policy after the filters.
+    # Of the distribution that tokens were drawn from: the policy after filters.
     logp_sampler=drawn(completions.logp) - log_kept,
     extras=extras,
   )
@@ -214,6 +215,7 @@ def demonstrations(
   for row, answer in enumerate(answers):
     tokens[row, 0, : len(answer)] = answer
   mask = np.arange(width) < length[:, :, None]
+  # The method `supervised` reads no rewards.
   nothing = np.zeros(length.shape, np.float32)
   batch = losses.Batch(
     tokens=tokens,
@@ -237,10 +239,11 @@ def demonstrations(
 
 
 def shuffle_rewards(rollout: Rollout, rng: np.random.Generator) -> Rollout:
-  """Permutes the rewards of the judged completions, of all prompts together.
+  """Permutes the rewards of the judged completions across all prompts.
 
   Nothing can be learned from such a rollout. A run that improves nevertheless
-  improves for another reason than its rewards.
+  improves for another reason than its rewards. Only `batch.reward`, which is
+  trained on, is permuted; `reward_parts`, which are reported, stay.
   """
   reward, valid = rollout.batch.reward.copy(), rollout.batch.valid
   reward[valid] = rng.permutation(reward[valid])

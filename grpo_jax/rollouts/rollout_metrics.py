@@ -32,6 +32,7 @@ def of_rollout(
   batch, judged = rollout.batch, np.asarray(rollout.batch.valid)
   parts = np.asarray(batch.reward_parts)
   right = judged & (parts[..., 0] >= right_reward)
+  # Per token, because one completion may be drawn by several versions.
   staleness = step - np.asarray(batch.version)[np.asarray(batch.mask)]
   groups = judged.any(axis=1)
   over = {

@@ -55,6 +55,7 @@ def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
   rollouts = [part for part in rollouts if part.prompts]
   if len(rollouts) == 1:
     return rollouts[0]
+  # Each rollout is as wide as its own longest completion needs.
   width = max(part.batch.tokens.shape[-1] for part in rollouts)
 
   def widen(x: np.ndarray) -> np.ndarray:

@@ -4,8 +4,8 @@ Read in this order:
 
 - `_protocol`: what an engine is given and what it returns;
 - `_engine`: our engine, `LocalEngine`;
-- `_generation`: one call of it: the loop on the host;
-- `_schedule`: the decisions of that loop: which completion is drawn where;
+- `_generation`: one call of the engine, a loop on the host;
+- `_schedule`: the decisions of that loop: which row draws which completion;
 - `_sampler`: the compiled programs that the loop calls;
 - `_next_token`: how one token is drawn from logits.
 """

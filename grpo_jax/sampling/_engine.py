@@ -40,8 +40,9 @@ class LocalEngine:
     prompt_buckets: Allowed prompt widths, tokens.
     completion_buckets: Allowed lengths of the caches, tokens. A cache begins
       with the shortest and grows to the next when it is full.
-    max_rows: How many completions are decoded at once, at most; prompts beyond
-      that wait.
+    max_rows: How many completions to decode at once; further prompts wait. It
+      is rounded down to whole groups, at least one, and then up to equally many
+      groups on each data shard.
     decode: Turns ids into text; needed for stop strings only.
     mesh: The learner's mesh, over whose data shards the prompts are split; None
       for one device.
@@ -60,6 +61,7 @@ class LocalEngine:
 
   def load(self, params: Any, version: int) -> None:
     """Takes the learner's parameters; see `Engine`."""
+    # Made from the first parameters, whose shapes all later ones share.
     if self._prepare is None:
       self._prepare = _sampler.prepare_params(self.model, params, self.mesh)
     self._params = None  # first, so that memory holds one set at a time
@@ -118,11 +120,11 @@ class LocalEngine:
       tokens[row, : len(prompt)] = prompt
     shards = 1 if self.mesh is None else sharding.row_shards(self.mesh)
     at_once = min(max(1, self.max_rows // requests.group), number)
-    at_once = math.ceil(at_once / shards) * shards  # as many on each shard
+    at_once = math.ceil(at_once / shards) * shards  # equally many on each shard
     return _generation.Generation(
-      # The sampler is a static argument: whatever differs in it is compiled
-      # anew. So it does not hold what the host can do without: the exact limit
-      # is passed as an array, and stop strings cut what was drawn.
+      # The sampler is a static argument, so another value in it means another
+      # compilation. The exact length limit is therefore passed as an array, and
+      # stop strings are looked for on the host, in what was drawn.
       _sampler.Sampler(
         self.model,
         dataclasses.replace(sampling, max_tokens=buffer, stop_strings=()),
@@ -170,7 +172,7 @@ class LocalEngine:
     return whole
 
   def _stop_at_strings(self, whole: Completions, stops) -> Completions:
-    """Cuts each completion behind the token that completes a stop string."""
+    """Cuts each completion after the token that completes a stop string."""
     if self.decode is None:
       raise ValueError(
         f'Stop strings {stops} need LocalEngine(decode=...), a function from '
@@ -182,6 +184,7 @@ class LocalEngine:
     for place in np.ndindex(length.shape):
       ids = whole.tokens[place][: length[place]]
 
+      # `ids` is a default, which is bound now and not when it is called.
       def stopped(count, ids=ids):
         return any(stop in decode(ids[:count]) for stop in stops)
 

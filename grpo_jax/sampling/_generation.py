@@ -29,7 +29,7 @@ class CompletionsSoFar:
   """What has been drawn so far of N = P * G completions, on the host.
 
   Attributes:
-    drawn: Arrays [N,T], by completion.
+    drawn: Arrays [N,T]; row p * G + g holds completion g of prompt p.
     length: i32[N], tokens of each completion up to now.
   """
 
@@ -42,15 +42,15 @@ class CompletionsSoFar:
     Args:
       completion: i64[B], the completion of each row, -1 for none.
       drawn: A `Drawn` [B,C], on the host.
-      count: i32[B], how many of the first columns belong to the completion; 0
-        for a row that has none.
+      count: i32[B], how many columns, from the first on, belong to the
+        completion; 0 for a row that has none.
     """
-    # `place` is where each drawn token belongs: its completion, and behind the
-    # tokens that are there already.
+    # Each token goes to its completion, after the tokens already there.
     row, column = np.nonzero(np.arange(drawn.token.shape[1]) < count[:, None])
     place = completion[row], self.length[completion[row]] + column
     for whole, part in zip(self.drawn, drawn, strict=True):
       whole[place] = part[row, column]
+    # Not for the other rows: NumPy takes their -1 for the last completion.
     some = count > 0
     self.length[completion[some]] += count[some]
 
@@ -75,7 +75,7 @@ class Generation:
     rows: The state of the rows, on the device.
     completion: i64[B], the completion p * G + g of each row, -1 for none.
     going: bool[B], whether the row's completion goes on.
-    clock: How many tokens the rows' caches have been given since the start.
+    clock: How many columns the rows' caches have been given since `_start`.
     room: The present length of the caches, one of `columns`.
   """
 
@@ -119,7 +119,7 @@ class Generation:
         yield self.so_far
       else:
         self._rearrange()
-      if self.going.any():
+      if self.going.any():  # the first token may have ended every row
         self._advance(every_tokens)
         yield self.so_far
 
@@ -144,7 +144,7 @@ class Generation:
     host = {
       'tokens': part(self.prompts.tokens, 0),
       'length': part(self.prompts.length, 1),  # a prompt needs a last token
-      'index': part(self.prompts.index, -1),  # which says that it is padding
+      'index': part(self.prompts.index, -1),  # -1 marks padding
     }
     if self.sampler.mesh is not None:
       host = jax.device_put(host, sharding.rows(self.sampler.mesh))
@@ -170,7 +170,8 @@ class Generation:
   def _rearrange(self):
     """Admits prompts, drops rows and lets caches grow, whichever is due.
 
-    All of it is one call of the device, because each moves the caches.
+    One call of the device does all that is due, because every call copies the
+    caches.
     """
     group = self.sampler.group
     waiting = self.waiting > 0 and self.schedule.admitted > 0
@@ -191,9 +192,9 @@ class Generation:
       completion = np.concatenate([completion, its_completion])
       going = np.concatenate([going, its_going])
       lanes = np.concatenate([lanes, self.schedule.new_lanes(old)])
-    # The old lane that each new lane continues, by any one of its rows. Rows of
-    # the second part are counted on from those of the first, and its lanes are
-    # as wide as a group.
+    # The old lane that each new lane continues: any row that moves there tells.
+    # Rows of the second part are numbered after those of the first, and its
+    # lanes are as wide as a group. An empty lane copies lane 0.
     of_lane = np.maximum(lanes.max(axis=1), 0)
     lane = np.where(
       of_lane < old,
@@ -212,7 +213,7 @@ class Generation:
 
   def _advance(self, every_tokens: int | None):
     """Decodes until something is due, and collects what was drawn."""
-    limit = self.room
+    limit = self.room  # one call returns as many columns as the caches have
     if self.room < self.columns[-1]:
       limit -= self.clock  # stop when the caches are full, to let them grow
     limit = min(limit, self.sampler.drawn_columns(self.room))
@@ -232,4 +233,4 @@ class Generation:
     count = np.where(some, age - self.so_far.length[self.completion], 0)
     self.so_far.write(self.completion, drawn, count)
     self.going = ~ended
-    self.clock += int(count.max())  # some row went on to the last step
+    self.clock += int(count.max())  # some row drew a token in every step

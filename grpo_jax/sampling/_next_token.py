@@ -10,13 +10,14 @@ import jax.numpy as jnp
 Array = jax.Array
 
 
+# Frozen, so that it can be hashed: a static argument of the compiled programs.
 @dataclasses.dataclass(frozen=True)
 class Sampling:
   """How completions are drawn and when they end.
 
   Attributes:
     max_tokens: Length limit of a completion, its end token included.
-    eos_ids: The end tokens. One that was drawn is part of the completion.
+    eos_ids: Ids of the end tokens. An end token is part of its completion.
     temperature: Divides the logits; 0 takes the likeliest token.
     top_k: Draws from the k likeliest tokens, and from any as likely as the last
       of them; 0 draws from all.
@@ -81,8 +82,8 @@ def next_token(
   """
   greedy = sampling.temperature == 0
   scaled = logits if greedy else logits / sampling.temperature
-  # Relative to the largest logit, so that no exponential overflows, and one
-  # array of them serves the entropy, the normaliser and the draw.
+  # Relative to the largest logit, so that no exponential overflows. Then `mass`
+  # serves the normaliser, the entropy and, without filters, the draw.
   scaled -= jnp.max(scaled, axis=-1, keepdims=True)
   mass = jnp.exp(scaled)
   total = jnp.sum(mass, axis=-1)
@@ -126,9 +127,11 @@ def _filtered(logits: Array, drawn: Array, sampling: Sampling) -> Array:
     kept = jnp.where(kept >= kth, kept, -jnp.inf)
   if sampling.top_p < 1:
     order = jnp.sort(jax.nn.softmax(kept, axis=-1), axis=-1, descending=True)
-    # A token stays while those before it do not reach top_p, so the token that
-    # reaches it stays too, and one token at least.
+    # A token stays while those before it do not reach top_p. So the token with
+    # which they reach it stays too, and at least one token does.
     before = jnp.cumsum(order, axis=-1) - order
+    # The smallest probability that stays is a threshold for the unsorted
+    # logits, so no token must be put back in its place.
     least = jnp.min(
       jnp.where(before < sampling.top_p, order, jnp.inf), axis=-1, keepdims=True
     )
@@ -167,9 +170,11 @@ def _inverse_cdf(mass: Array, uniform: Array) -> Array:
   before = jnp.where(block > 0, _pick(total, jnp.maximum(block - 1, 0)), 0)
   inside = _pick(mass, block)
   running = before[:, None] + jnp.cumsum(inside, axis=-1)
+  # A filtered token has no mass. Rounding must not let it be drawn.
   some = inside > 0
   passed = (running > threshold) & some
-  # And rounding may leave no token of the block past it.
+  # Rounding may also leave no token of the block past the threshold. Then it is
+  # the last token of the block that has any mass.
   end = size - 1 - jnp.argmax(jnp.flip(some, axis=-1), axis=-1)
   token = jnp.where(jnp.any(passed, axis=-1), jnp.argmax(passed, axis=-1), end)
   return block * size + token

@@ -22,7 +22,8 @@ class Requests(NamedTuple):
 
   Attributes:
     prompts: P prompts, each a list of ids.
-    index: The P global prompt counters.
+    index: For each of the P prompts its global counter, which says where in the
+      stream of prompts it stands.
     group: Completions per prompt, `G`.
     rollout: Number of the rollout. Like `index`, it decides the random numbers.
     sampling: How tokens are drawn.
@@ -45,8 +46,8 @@ class Completions(NamedTuple):
     tokens: i32[P,G,T], the ids; the last may be an end token.
     length: i32[P,G], tokens of each completion, its end token included.
     logp: f32[P,G,T], log-probability of each token under the policy, nats.
-    log_kept: f32[P,G,T], log of the probability mass that top-k, top-p and
-      min-p left. A token was drawn with log-probability `logp - log_kept`.
+    log_kept: f32[P,G,T], log of the probability mass that the filters of
+      `Sampling` left. A token was drawn with log-probability `logp - log_kept`.
     version: i32[P,G,T], the policy version that drew each token.
     finish: i32[P,G], ENDED, TRUNCATED or STOPPED.
     entropy: f32[P,G,T], of the policy at each token, nats; None if the engine
@@ -79,5 +80,8 @@ class Engine(Protocol):
 
     Args:
       requests: See `Requests`.
+
+    Returns:
+      `group` completions of each prompt, in the order of the prompts.
     """
     ...

@@ -54,19 +54,21 @@ class Rows(NamedTuple):
   """The state of the rows between two calls.
 
   The rows of a lane lie side by side. All rows write their caches at the same
-  column, `clock` modulo M, whenever each of them began: the caches are rings.
+  column, `clock` modulo M, whenever each of them began, so that one slice is
+  written and no scatter. The caches are rings.
 
   Attributes:
     last: i32[B], the newest token of each row, which is not in the cache yet.
     age: i32[B], how many tokens the row's completion has.
     ended: bool[B], whether the completion has ended; nothing more is drawn.
     key: key[B], of (seed, purpose, rollout, prompt, completion).
-    clock: i32[], how many tokens the rows' caches have been given.
+    clock: i32[], how many columns the rows' caches have been given.
     prompt_length: i32[A], of each lane's prompt.
     prompt_cache: For each layer the keys and values of the prompts, f[A,...]
       with N positions; see `attention.cache_axis`. A layer with a shorter
       window has only as many as its window.
-    cache: The same of the rows, f[B,...] with M positions.
+    cache: For each layer the keys and values of the rows' own tokens, f[B,...]
+      with M positions, or as many as the window.
   """
 
   last: Array
@@ -145,6 +147,7 @@ class Sampler:
         jnp.asarray(prompts.length), self.model.config.attention
       ),
     )
+    # One position per prompt: logits of all would be N times as large.
     last = jnp.take_along_axis(
       hidden, (prompts.length - 1)[:, None, None], axis=1
     )[:, 0]
@@ -224,6 +227,7 @@ class Sampler:
       )
       return step + 1, rows, jax.tree.map(put, drawn, new)
 
+    # A loop on the device: the host is asked once per call, not once per token.
     start = jnp.zeros((), jnp.int32), rows, nothing
     _, rows, drawn = lax.while_loop(going, body, start)
     return rows, drawn
@@ -234,8 +238,8 @@ class Sampler:
     """Moves rows into other lanes, with caches that may be longer.
 
     Args:
-      parts: The rows before; they are numbered through all parts. The caches of
-        the second and later parts are empty.
+      parts: The rows before. Rows and lanes are numbered through all parts. The
+        caches of the second and later parts are empty.
       lane: i32[A'], for each new lane the old lane whose prompt it continues.
       row: i32[B'], for each place of the new lanes the row that moves there; -1
         for none.
@@ -263,6 +267,7 @@ class Sampler:
       trees = [getattr(part, name) for part in parts]
       return jax.tree.map(lambda *x: pick(x, index), *trees)
 
+    # An empty place becomes a copy of row 0 that has ended.
     some = jnp.maximum(row, 0)
     first = parts[0]
     parts = [
@@ -293,7 +298,7 @@ class Sampler:
 
   @property
   def _axis(self) -> int:
-    """The axis of a cache that counts positions, 1 or 2."""
+    """The axis of a cache that counts positions: 1 or 2; the other is heads."""
     return attention.cache_axis(self.model.config.attention)
 
   def _prompt_length(self, rows: Rows) -> Array:
@@ -304,8 +309,8 @@ class Sampler:
   def _row_keys(self, prompts: Prompts) -> Array:
     """A key for each row, key[B], by prompt index and completion.
 
-    A key does not depend on where the row lies, so the same tokens are drawn on
-    any mesh, in any turn and beside any other prompts.
+    A key does not depend on where the row lies. So a prompt gets the same
+    completions on any mesh, whenever it is admitted and beside any others.
     """
     fold = jax.random.fold_in
     by_prompt = jax.vmap(functools.partial(fold, prompts.key))(prompts.index)
@@ -315,8 +320,8 @@ class Sampler:
 
   def _draw(self, rows: Rows, logits, max_tokens) -> tuple[Rows, Drawn]:
     """Draws one more token for every row that has not ended."""
-    # By the position in the completion, not by the clock: a row may have begun
-    # at any time.
+    # The random number belongs to the position in the completion, not to the
+    # clock: rows begin at different times.
     at_age = jax.vmap(jax.random.fold_in)(rows.key, rows.age)
     uniform = jax.vmap(jax.random.uniform)(at_age)
     drawn = Drawn(*next_token(logits, uniform, rows.age, self.sampling))
@@ -337,9 +342,9 @@ def _compiled(name: str, static: tuple[int, ...], donated: tuple[int, ...]):
   """A method of `Sampler` as a jitted function.
 
   Args:
-    name: Of the method.
-    static: Places of the static arguments, the sampler itself apart.
-    donated: Places of the arguments whose memory the result may take.
+    name: The method's name.
+    static: Positions of the static arguments besides the sampler, which is 0.
+    donated: Positions of the arguments whose memory the result may take.
   """
 
   def call(sampler, *args):
@@ -351,13 +356,16 @@ def _compiled(name: str, static: tuple[int, ...], donated: tuple[int, ...]):
     call,
     static_argnums=(0, *static),
     donate_argnums=donated,
-    # As for the learner's programs, or the two would disagree on logp.
+    # The learner's programs have the same options; otherwise the two would
+    # round differently and disagree on logp.
     compiler_options=sharding.COMPILER_OPTIONS,
   )
 
 
 prefill = _compiled('prefill', static=(4,), donated=())
-decode = _compiled('decode', static=(), donated=(2,))  # no second cache
+# Donated, so that decoding writes into its own caches and needs no second set.
+decode = _compiled('decode', static=(), donated=(2,))
+# Rows that change places cannot be written into the arrays they are read from.
 regroup = _compiled('regroup', static=(4,), donated=())
 
 
@@ -381,7 +389,7 @@ def sampler_params(model, params):
 
 
 def prepare_params(model, params, mesh: jax.sharding.Mesh | None = None):
-  """Compiles `sampler_params`, which also reshards the parameters.
+  """`sampler_params` as a jitted function that also reshards the parameters.
 
   Args:
     model: Anything with the model protocol, `unstack` and `logical_axes`.

@@ -52,6 +52,7 @@ class Schedule:
   def sizes(self) -> list[int]:
     """The numbers of rows that may be shrunk to, largest first."""
     first, unit = self.prompts * self.group, self.narrow * self.shards
+    # Whole lanes, and equally many on each data shard.
     halves = [first / 2**k for k in range(1, _HALVINGS + 1)]
     sizes = [unit * math.ceil(size / unit) for size in halves]
     return [size for size in sizes if _LEAST_ROWS <= size < first]
@@ -60,9 +61,10 @@ class Schedule:
   def admitted(self) -> int:
     """How many waiting prompts are admitted at once.
 
-    They come when the rows that go on fit into the first of `sizes`, and take
-    the other rows of the start. If not a single prompt has room there, this is
-    0, and prompts wait until all rows have ended.
+    Prompts are admitted when the rows that go on fit into the first of `sizes`.
+    They get the rest of the rows that there were at the start. If that is too
+    little for one prompt on each shard, this is 0, and prompts wait until all
+    rows have ended.
     """
     if not self.sizes:
       return 0
@@ -144,7 +146,7 @@ class Schedule:
     return self._filled(pieces, self.admitted * number)
 
   def _filled(self, pieces, number: int) -> np.ndarray:
-    """`number` lanes, the first of which hold a piece each."""
+    """`number` lanes: the first ones hold a piece each, the others nothing."""
     lanes = np.full((number, self.narrow), -1, np.int64)
     for place, rows in enumerate(pieces):
       lanes[place, : len(rows)] = rows

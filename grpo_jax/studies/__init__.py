@@ -1,4 +1,4 @@
-"""Studies: experiments of several runs, which `grpo-jax study NAME` does.
+"""Studies: experiments of several runs, started by `grpo-jax study NAME`.
 
 A study is a folder beside this file. What two studies share lies here:
 

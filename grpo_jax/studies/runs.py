@@ -1,4 +1,4 @@
-"""What the runs of a study share, so that none of it is done twice."""
+"""What the runs of a study share: the warm-up and the compiled programs."""
 
 from collections.abc import Iterator
 import contextlib
@@ -20,9 +20,9 @@ def warmed_up(config: Config, workdir: pathlib.Path) -> Any:
   """The parameters after the supervised warm-up of one seed.
 
   Args:
-    config: Says the warm-up and the seed.
-    workdir: Of the study. The warm-up of each seed has a directory in it, and
-      goes on there if it was interrupted.
+    config: What to warm up, for how long, and with which seed.
+    workdir: Of the study. The warm-up of each seed has a directory in it, from
+      which it continues if it was interrupted.
 
   Returns:
     Parameters that every run of this seed may begin with.
@@ -37,10 +37,11 @@ def warmed_up(config: Config, workdir: pathlib.Path) -> Any:
 def compiled_once() -> Iterator[None]:
   """Inside this context a program is compiled once for all runs.
 
-  Every run builds its own functions, which `jax.jit` cannot tell to be the
-  same; JAX's cache on disk can, by what they compute. The cache lies in a
-  temporary directory unless JAX has been given another. Runs that differ in the
-  seed alone have the same programs; the learning rate is part of a program.
+  Every run builds its own functions, and `jax.jit` compiles each new function.
+  JAX's cache on disk compares what functions compute, so it finds equal ones.
+  It lies in a temporary directory unless JAX has been given another. Runs that
+  differ in the seed alone have the same programs; the learning rate is a
+  constant in a program, so another one means another program.
   """
   before = {
     name: getattr(jax.config, name)
@@ -55,8 +56,8 @@ def compiled_once() -> Iterator[None]:
   with tempfile.TemporaryDirectory() as directory:
     for name, value in zip(before, (directory, 0), strict=True):
       jax.config.update(name, value)
-    # JAX looks for its cache once, at the first program that it compiles; the
-    # new directory would be ignored without this.
+    # JAX looks for its cache only once, when it first compiles a program;
+    # without this, the new directory might be ignored.
     compilation_cache.reset_cache()
     try:
       yield

@@ -48,7 +48,7 @@ def show(tables: Mapping[str, Lines], notes: str) -> None:
   """
   from rich import console
 
-  # A pipe has no width of its own; 160 columns hold the widest table.
+  # A pipe has no width; 160 columns are enough for the widest table.
   width = shutil.get_terminal_size((160, 24)).columns
   out = console.Console(width=width, highlight=False)
   for title, lines in tables.items():
@@ -73,7 +73,7 @@ def _table(title: str, lines: Lines):
 
 
 def without_nan(value: Any) -> Any:
-  """Nested dicts and lists with None for every NaN, which JSON has not."""
+  """Nested dicts and lists with None for every NaN, which JSON cannot hold."""
   if isinstance(value, dict):
     return {name: without_nan(inner) for name, inner in value.items()}
   if isinstance(value, list):

@@ -1,8 +1,8 @@
-"""Builds the parts of a run from its `Config`, and from what it was given.
+"""Builds the parts of a run from its `Config` and the objects given in Python.
 
 `run` builds all that training needs, `sampler` only what draws completions.
 Wherever a config names something, the name may be a mark for an object that was
-given in Python; see `given.py`.
+given in Python; see `marks.py`.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ Config = config_lib.Config
 
 
 class Sampler(NamedTuple):
-  """The parts of a run that draw completions, and nothing that learns."""
+  """The parts of a run that sampling needs; nothing in it learns."""
 
   config: Config
   tokenizer: data.Tokenizer
@@ -58,28 +58,30 @@ class Run(NamedTuple):
   model: models.Transformer
   method: losses.LossTransform
   engine: sampling.LocalEngine
-  peak_flops: float | None  # of all devices together, where it is known
+  peak_flops: float | None  # FLOP/s of the whole mesh; None if not known
   sampling: sampling.Sampling
   given: Given  # what the marks in the config stand for
 
 
 def run(config: Config, given: Given = marks.NOTHING) -> Run:
-  """Builds everything that a run needs but its state.
+  """Builds everything that a run needs, except its state.
 
   Args:
-    config: See `config.py`.
+    config: See `grpo_jax.config.Config`.
     given: The objects that the marks in the config stand for.
 
   Returns:
     A `Run`.
 
   Raises:
-    ValueError: Something cannot be built; the sentence says what.
+    ValueError: Something cannot be built; the message says what.
   """
   _require_to_train(
     config, given, 'rewards', 'prompts', 'heldout', 'method', 'tokenizer'
   )
   parts = sampler(config, given)
+  # JAX refuses rows that do not split evenly over the data axis of the mesh,
+  # but only once the first batch is laid out. 0 passes: `LayoutSpec` chooses.
   warm_up_rows = config.warm_up.micro_rows if config.warm_up.steps else 0
   for name, number in (
     ('learner.micro_rows', config.learner.micro_rows),
@@ -124,15 +126,16 @@ def sampler(config: Config, given: Given) -> Sampler:
   """Builds what draws completions.
 
   Args:
-    config: See `config.py`.
-    given: Its tokenizer, if the config has a mark for one.
+    config: See `grpo_jax.config.Config`.
+    given: The tokenizer, if the config has a mark for one.
 
   Returns:
     A `Sampler`. Its engine has no parameters yet.
 
   Raises:
-    ValueError: Something cannot be built; the sentence says what.
+    ValueError: Something cannot be built; the message says what.
   """
+  # Before any program is compiled, so that all of them are cached.
   compiled_programs.keep(config.compilation_cache)
   mesh = sharding.make_mesh(**dataclasses.asdict(config.mesh))
   tokenizer = _tokenizer(config.data, given)
@@ -163,6 +166,8 @@ def reward_functions(
   found = []
   for name, weight in ((r.name, r.weight) for r in config.rewards):
     if name in given.objects:
+      # `given.put` writes the weight into the config, which is saved and
+      # compared; the object itself has the default weight.
       reward = dataclasses.replace(given.objects[name], weight=weight)
     else:
       reward = rewards.WeightedReward(name, rewards.resolve(name), weight)
@@ -185,15 +190,16 @@ def method(
     kwargs: The arguments of this function.
     flag: The option that the name comes from, for the error message.
     given: The function that a mark stands for.
-    facts: What the run says of itself, for arguments that the method takes from
-      it (`losses.takes_from_run`); None: there is no run, as in an audit.
+    facts: Values of the run by name, for the arguments that a method takes from
+      its run (see `losses.takes_from_run`); None if there is no run, as in an
+      audit.
 
   Returns:
     A `LossTransform`.
 
   Raises:
     ValueError: There is no such method (the nearest is named), the arguments do
-      not fit, or the function makes something else.
+      not fit, or the function does not return a `LossTransform`.
   """
   if name in given.objects:
     make = given.objects[name]
@@ -210,12 +216,13 @@ def method(
     )
   if facts is not None:
     kwargs = losses.arguments_from_run(make, facts, kwargs)
+  # Before the call: a TypeError that is raised inside `make` is another error.
   try:
     inspect.signature(make).bind(**kwargs)
   except TypeError as error:
     raise ValueError(
       f'{flag}_kwargs={kwargs} do not fit {name}{_arguments(make)}: {error}; '
-      f'give all of them anew with {flag}_kwargs="{{...}}".'
+      f'set all arguments at once with {flag}_kwargs="{{...}}".'
     ) from error
   made = make(**kwargs)
   if not isinstance(made, losses.LossTransform):
@@ -243,8 +250,8 @@ def _method(config: Config, given: Given) -> losses.LossTransform:
   tokens = jnp.zeros((1, config.sampler.group, 2))
   known = {'entropy', 'noise', 'updates_done', *losses.Batch._fields}
   if loss.requires <= known:
-    # A method that requires a user's own field is not traced: nobody here knows
-    # the shape of that field.
+    # A method that requires a field of the user's own is not traced, because
+    # the shape of that field is not known here.
     batch = losses.make_batch(
       tokens == 0,
       tokens[..., 0],
@@ -270,7 +277,8 @@ def _method(config: Config, given: Given) -> losses.LossTransform:
 
 def _model(config: config_lib.Model, vocab_size: int) -> models.Transformer:
   fields = dataclasses.asdict(config)
-  windows = fields.pop('window_tokens')  # which a config writes without None
+  # In the config, 0 stands for no window; in a `LayerKind`, None does.
+  windows = fields.pop('window_tokens')
   pattern = tuple(models.LayerKind(tokens or None) for tokens in windows)
   return models.Transformer(
     models.ModelConfig(vocab_size=vocab_size, pattern=pattern, **fields)
@@ -325,9 +333,11 @@ def _sampling(config: config_lib.Sampler, tokenizer) -> sampling.Sampling:
 def demonstrations(run: Run):
   """An endless dataset of demonstrations for the warm-up."""
   config = run.config.warm_up
-  # Not required by `run`: a run whose warm-up is over goes on without them.
+  # `run` does not require them: once the warm-up is over, a run can be
+  # continued without its demonstrations.
   _require_to_train(run.config, run.given, 'demonstrations')
   if config.demonstrations == 'arithmetic':
+    # As many as the warm-up reads, so that it draws each of them once.
     source = data.arithmetic_demonstrations(
       config.steps * config.examples, config.carry_free_share, run.config.seed
     )
@@ -337,23 +347,24 @@ def demonstrations(run: Run):
 
 
 def shapes(run: Run | Sampler) -> Any:
-  """The parameters as shapes and dtypes."""
+  """The parameters as a pytree of `jax.ShapeDtypeStruct`."""
   return jax.eval_shape(run.model.init, jax.random.key(0))
 
 
 def places(run: Run | Sampler) -> Any:
-  """Where each array of the parameters lies on the mesh."""
+  """The sharding of each array of the parameters, as a pytree like them."""
   return sharding.of_params(run.mesh, shapes(run), run.model.logical_axes)
 
 
 def initial_params(run: Run) -> Any:
   """Random parameters, sharded over the mesh."""
   key = random_keys.key(run.config.seed, 'init')
+  # One program with sharded results, so that no device holds the whole model.
   return jax.jit(run.model.init, out_shardings=places(run))(key)
 
 
 def example(run: Run) -> Rollout:
-  """A rollout of the largest shapes that the run may sample, of zeros."""
+  """A rollout of zeros, with the largest shapes that the run may sample."""
   config = run.config
   return rollout.blank(
     config.sampler.prompts,

@@ -16,7 +16,7 @@ from grpo_jax.training import build
 
 
 def warm_up_updater(run: build.Run) -> updates.Updater:
-  """What makes one supervised update of each batch of demonstrations."""
+  """The updater of the warm-up: one supervised update per batch."""
   config = run.config
   schedule = optim.learning_rate(
     config.warm_up.lr, decay='linear', total_steps=config.warm_up.steps
@@ -39,10 +39,11 @@ def _spec(
     # tokens of a small model; an accelerator is idle in smaller ones.
     micro_tokens=2048 if on_cpu else 16384,
     shards=sharding.row_shards(run.mesh),
-    # Attention to one more key takes 2 width products per layer (with the key,
-    # then with the value). Everything else takes about 12 width^2.
+    # For each token, a layer multiplies `width` numbers by a key and `width` by
+    # its value: 2 width products per key that the token attends to. Its
+    # matrices take about 12 width^2 products. The cost is the ratio of these.
     key_cost=1 / (6 * run.config.model.width),
-    # The splash kernel needs rows without shared prompts; see
+    # The splash kernel cannot run on rows with shared prompts; see
     # `kernels.splash_suits`.
     share=not (
       jax.default_backend() == 'tpu'
@@ -60,6 +61,7 @@ def updater(run: build.Run) -> updates.Updater:
     optimizer.lr,
     optimizer.warmup_steps,
     optimizer.decay,
+    # The schedule counts updates, and a rollout gets several.
     run.config.steps * config.batches * config.epochs,
   )
   spec = _spec(
@@ -87,6 +89,7 @@ def updater(run: build.Run) -> updates.Updater:
     run.config.reference.refresh_steps,
     run.config.reference.refresh_weight,
     optimizer.overshoot_every_steps,
+    # Only dynamic sampling keeps groups that an earlier policy has drawn.
     stale=run.config.sampler.resample_rounds > 0,
   )
 
@@ -116,7 +119,7 @@ def _learner(
     b2=config.b2,
     epsilon=config.epsilon,
     weight_decay=config.weight_decay,
-    clip_norm=config.clip_norm or None,
+    clip_norm=config.clip_norm or None,  # the config has 0 for None
     decays=decays,
   )
   if braked:
@@ -129,7 +132,9 @@ def _learner(
     on_zero_advantage=on_zero_advantage,
     mesh=run.mesh,
     logical_axes=run.model.logical_axes,
+    # A further backward pass, which only this brake needs.
     with_outward=braked and config.brake == 'project',
+    # `jax.jvp` cannot pass through the faster code for attention.
     score_forward=functools.partial(score, forward_mode=True),
     coast_steps=updates,
     records=braked and config.moments,
@@ -138,7 +143,11 @@ def _learner(
 
 
 def _braked(optimizer, config: config_lib.Optim):
-  """The optimizer behind what the config puts around it."""
+  """The optimizer, wrapped in what the config asks for.
+
+  From the inside out: a brake, the scaling of updates by the scale of rewards,
+  and the recording of Adam's moments.
+  """
   brakes = {
     'none': lambda: optimizer,
     'reset': lambda: optim.reset_moments(optimizer),

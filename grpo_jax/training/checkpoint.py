@@ -1,10 +1,10 @@
 """Checkpoints on Orbax: saved while training goes on, verified when read.
 
-A checkpoint is a pytree of arrays (a `TrainState`) and a JSON object (`host`:
-where the prompts stand and whatever else is no array). A fingerprint of the
-arrays is taken on the devices when they are saved and again when they are
-read, so that a damaged file is noticed whatever was damaged in it. Nothing
-about the mesh is kept: a state is restored onto the shardings it is asked for.
+A checkpoint is a pytree of arrays (a `TrainState`) and a JSON object, `host`,
+which holds the position in the prompts and all else that is no array. A
+fingerprint of the arrays is computed on the devices when they are saved and
+again when they are read, so that damaged files are noticed. The mesh is not
+recorded: a state is restored onto the shardings that the caller asks for.
 """
 
 from collections.abc import Callable
@@ -33,18 +33,27 @@ class Restored(NamedTuple):
 
 @jax.jit
 def _fingerprints(tree: Any) -> list[Array]:
-  """u32[] per leaf: the sum of its words, each times an odd place number."""
+  """u32[] per leaf: the sum of (2 * place + 1) * bits over its elements.
+
+  The bits of an element are read as an integer; its place is that in the
+  flattened array.
+  """
 
   def of_leaf(x: Array) -> Array:
     size = jnp.dtype(x.dtype).itemsize
     words = x
+    # XLA has no bitcast of bool; `astype` below makes 0 and 1 of it.
     if x.dtype != bool:
       words = lax.bitcast_convert_type(x, f'uint{8 * size}')
     place = jnp.zeros(x.shape, jnp.uint32)
-    for axis in range(x.ndim):  # no reshape, which would move sharded arrays
+    # Places are computed axis by axis, because flattening a sharded array would
+    # move it between devices.
+    for axis in range(x.ndim):
       stride = math.prod(x.shape[axis + 1 :]) % 2**32
       index = lax.broadcasted_iota(jnp.uint32, x.shape, axis)
       place += index * jnp.uint32(stride)
+    # An odd factor has an inverse modulo 2**32, so no change of one element is
+    # lost. It depends on the place, so that swapped elements show too.
     return jnp.sum(words.astype(jnp.uint32) * (2 * place + 1), dtype=jnp.uint32)
 
   return [of_leaf(leaf) for leaf in jax.tree.leaves(tree)]
@@ -53,8 +62,8 @@ def _fingerprints(tree: Any) -> list[Array]:
 def fingerprint(tree: Any) -> list[int]:
   """One number per array; equal trees have equal ones on any mesh.
 
-  Integer sums modulo 2**32, so the order of summation does not matter. Any one
-  changed bit changes it.
+  The sums are of integers modulo 2**32, so the order of summation does not
+  matter. A change of any single bit changes the number.
 
   Args:
     tree: Arrays of at most 32 bits per element.
@@ -68,20 +77,21 @@ def fingerprint(tree: Any) -> list[int]:
 class Checkpoints:
   """The checkpoints in one directory.
 
-  Saving is asynchronous and never raises because of the disk: a save that
-  fails is counted, said, cleared away, and owed until one succeeds. As a
-  context manager it is closed at the end.
+  Saving is asynchronous, and a save that fails does not raise: it is counted in
+  `failed`, reported to `warn`, its files are removed, and `owed` becomes True.
+  Used as a context manager, this object is closed at the end.
 
   Args:
     directory: Made if it is not there. What a killed save has left in it is
       removed.
-    keep_last: How many of the newest to keep.
-    keep_best: Keep the one with the highest `metric` too.
-    warn: Is told, in one sentence, of what went wrong and what was done.
-    read_only: Change nothing: the run may be going on in another process.
+    keep_last: How many of the newest checkpoints to keep.
+    keep_best: Whether to keep the one with the highest `metric` too.
+    warn: Called with a sentence that says what went wrong and what was done.
+    read_only: Whether to change nothing in the directory, because the run may
+      be going on in another process.
 
   Attributes:
-    failed: Saves that have failed.
+    failed: How many saves have failed.
     owed: Whether the last save has failed, so that another should be tried.
   """
 
@@ -111,6 +121,7 @@ class Checkpoints:
     keep: list[Any] = [policies.LatestN(self._keep_last)]
     if self._keep_best:
       keep.append(
+        # By default Orbax would keep every checkpoint that has no metric too.
         policies.BestN(
           get_metric_fn=metric, n=1, keep_checkpoints_without_metrics=False
         )
@@ -151,6 +162,7 @@ class Checkpoints:
     """
     import orbax.checkpoint as ocp
 
+    # Else the error of an earlier save would be raised by this one.
     self.check()
     if step in self._manager.all_steps():
       return
@@ -169,12 +181,12 @@ class Checkpoints:
       self._manager.check_for_errors()
 
   def wait(self) -> None:
-    """Returns when what was begun is on the disk, or has failed."""
+    """Waits until the save that was begun is on the disk, or has failed."""
     with self._surviving('A save has failed'):
       self._manager.wait_until_finished()
 
   def close(self) -> None:
-    """Waits, and lets go of the directory."""
+    """Waits for the last save, and closes Orbax's manager."""
     self.wait()
     self._manager.close()
 
@@ -188,11 +200,13 @@ class Checkpoints:
   def _surviving(self, what: str):
     try:
       yield
-    except Exception as error:  # of many kinds, some of them bare
+    except Exception as error:  # Orbax raises many types, some plain Exception
       self.failed, self.owed = self.failed + 1, True
-      with contextlib.suppress(Exception):  # raises the same error once more
+      # A manager keeps the error and raises it again, here and in every later
+      # call. So it is replaced by a new one.
+      with contextlib.suppress(Exception):
         self._manager.close()
-      if jax.process_index() == 0:  # leave the room to what comes next
+      if jax.process_index() == 0:  # frees the disk for the next try
         for leftover in self._directory.glob('*.orbax-checkpoint-tmp'):
           shutil.rmtree(leftover, ignore_errors=True)
       self._manager = self._open()
@@ -206,12 +220,12 @@ class Checkpoints:
   ) -> Restored | None:
     """The newest checkpoint that can be read.
 
-    One that cannot be read is moved into the folder `corrupt`, if an earlier
-    one can, and that is said.
+    If a checkpoint cannot be read and an earlier one can, the former is moved
+    into the folder `corrupt`, unless `read_only`, and `warn` is called.
 
     Args:
       abstract: A pytree of `jax.ShapeDtypeStruct`, with the shardings wanted.
-      step: Of that step only; None takes the newest.
+      step: The step of the checkpoint to read; None: the newest.
       field: The name of the first field of the state, to read that field alone.
         `abstract` is then of this field, and so is the state that is returned.
 
@@ -232,12 +246,16 @@ class Checkpoints:
     for tried in reversed(steps if step is None else [step]):
       try:
         restored = self._read(tried, abstract, field)
-      except Exception as error:  # of many kinds, some of them bare
+      except Exception as error:  # Orbax raises many types, as above
         if not (self._directory / str(tried)).is_dir():
-          self._manager.reload()  # gone meanwhile: the run is going on
+          # The run, in another process, has meanwhile deleted this checkpoint
+          # and written a newer one.
+          self._manager.reload()
           return self.restore(abstract, step, field)
         problems[tried] = _first_line(error)
         continue
+      # Only now that one could be read: if none can, the cause may be a config
+      # of other shapes, and the files may be whole.
       for bad, problem in problems.items():
         self._set_aside(bad)
         self.warn(
@@ -258,6 +276,8 @@ class Checkpoints:
 
     how: Any = ocp.args.StandardRestore(abstract)
     if field:
+      # A standard restore reads the whole tree; only a PyTree restore reads a
+      # part, and it takes the shardings from `restore_args`.
       part = {field: abstract}
       how = ocp.args.PyTreeRestore(
         part,
@@ -284,6 +304,6 @@ class Checkpoints:
 
 
 def _first_line(error: Exception) -> str:
-  """What went wrong, without the thousand lines that may follow."""
+  """The first line of an error, which may have a thousand lines."""
   lines = str(error).strip().splitlines() or [type(error).__name__]
   return lines[0][:200]

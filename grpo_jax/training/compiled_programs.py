@@ -26,9 +26,11 @@ def keep(place: str) -> None:
     return
   directory = default_directory() if place == 'auto' else pathlib.Path(place)
   jax.config.update(_VARIABLE, str(directory))
-  # JAX's default, a second, leaves out most of what a first rollout compiles.
+  # By default JAX keeps programs that took a second or more to compile, which
+  # leaves out most of those of a first rollout.
   jax.config.update(_LEAST_SECS, 0.1)
-  # Whoever has compiled something before has settled that there is no cache.
+  # JAX decides at its first compilation whether there is a cache. If something
+  # has been compiled already, this makes JAX decide anew.
   compilation_cache.reset_cache()
 
 
@@ -44,10 +46,11 @@ def default_directory() -> pathlib.Path:
 
 
 def _processor() -> str:
-  """Sixteen letters that stand for the instructions of this CPU."""
+  """A hash of the instructions that this CPU has, 16 hexadecimal digits."""
   told = platform.machine() + platform.processor()
   try:
     lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
+    # Called 'flags' on x86 and 'Features' on Arm.
     told += next(
       (one for one in lines if one.startswith(('flags', 'Features'))), ''
     )

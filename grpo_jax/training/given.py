@@ -1,4 +1,4 @@
-"""Checks the objects that a user gives in Python, and puts marks for them.
+"""Checks the objects that a user gives, and puts marks into the config.
 
 See `marks.py` for what a mark is.
 """
@@ -35,9 +35,9 @@ _ITEMS = {
 class _Entry(NamedTuple):
   """What stands in the config for one thing that is given."""
 
-  name: str  # a mark, or the name that was given
-  value: Any = None
-  record: provenance.Record | None = None  # of an object
+  name: str  # a mark for an object, or the name that was given
+  value: Any = None  # the object
+  record: provenance.Record | None = None  # of the object; None for a name
 
 
 def put(
@@ -61,7 +61,7 @@ def put(
   """
   builtin = config.data.train == config.data.heldout == 'arithmetic'
   if prompts is not None and heldout is None and builtin:
-    heldout = ''  # sums say nothing about other prompts
+    heldout = ''  # built-in sums would say nothing about the user's prompts
   entries = {}
   for argument, value in (
     ('prompts', prompts),
@@ -83,6 +83,7 @@ def put(
       config_lib.Reward(entry.name, weight) for entry, weight in judges
     )
   if method is not None:
+    # The config's arguments belong to the method that is replaced.
     fields['learner.method_kwargs'] = {}
   marked = [
     entry
@@ -112,6 +113,7 @@ def _data(argument: str, given: Any) -> _Entry:
   if isinstance(given, str):
     return _Entry(given)
   sized = hasattr(given, '__len__') and hasattr(given, '__getitem__')
+  # A dict has both too, but its keys are no positions.
   if not sized or isinstance(given, Mapping):
     raise ValueError(
       f'{argument}={given!r:.60} is of type {type(given).__name__}; give a '
@@ -123,12 +125,13 @@ def _data(argument: str, given: Any) -> _Entry:
     return _Entry('')
   if not len(given):
     raise ValueError(f'{argument} is empty; give at least one record.')
-  if len(given) >= sys.maxsize:
+  if len(given) >= sys.maxsize:  # what grain says of a repeated dataset
     raise ValueError(
       f'{argument} has no end; give finite data, which the run shuffles and '
       'repeats itself.'
     )
   needed = ['prompt', *(['answer'] if argument == 'demonstrations' else [])]
+  # Not all records of a large data set, because reading one may take a while.
   for index in provenance.ends(len(given)):
     _check_record(f'{argument}[{index}]', given[index], needed)
   kind = type(given).__name__
@@ -137,7 +140,13 @@ def _data(argument: str, given: Any) -> _Entry:
 
 
 def _check_record(where: str, record: Any, needed: list[str]) -> None:
-  """Raises a ValueError if no prompt can be read from a record."""
+  """Raises a ValueError if a record cannot be used.
+
+  Args:
+    where: How messages name the record.
+    record: What the data set returned.
+    needed: The fields that must be there.
+  """
   example = "{'prompt': '1+2=', 'answer': '3'}"
   if not isinstance(record, Mapping):
     raise ValueError(
@@ -151,7 +160,7 @@ def _check_record(where: str, record: Any, needed: list[str]) -> None:
       )
   if not isinstance(record['prompt'], str) or not record['prompt']:
     raise ValueError(
-      f"{where}['prompt'] is {record['prompt']!r:.60}, but a text is needed "
+      f"{where}['prompt'] is {record['prompt']!r:.60}, but it must be a text "
       'that is not empty; correct the record.'
     )
   if 'index' in record:
@@ -176,6 +185,7 @@ def _method(given: Any) -> _Entry:
       'LossTransform such as losses.methods.dapo(high=0.3), a function without '
       "arguments that returns one, or a name such as 'dapo'."
     )
+  # By name where there is one: such a run needs no object to go on.
   name = _short_name(given)
   if getattr(losses.methods, name, None) is given:
     return _Entry(name)
@@ -213,6 +223,7 @@ def _rewards(given: Any) -> Iterator[tuple[_Entry, float]]:
       function, weight = item
     where = f'rewards[{index}]'
     known = isinstance(function, str) or callable(function)
+    # A bool would pass for a number, and is a mistake in this place.
     if not known or isinstance(weight, bool | str) or not _finite(weight):
       raise ValueError(
         f'{where} is {item!r:.60}; give a function (prompt, completion, '
@@ -221,6 +232,7 @@ def _rewards(given: Any) -> Iterator[tuple[_Entry, float]]:
       )
     if callable(function):
       _check_arguments(where, function, ('prompt', 'completion', 'example'))
+    # Likewise by name, as a config would have it.
     if callable(function) and not name and _is_builtin(function):
       function = function.__name__
     if isinstance(function, str):
@@ -257,7 +269,10 @@ def _is_builtin(function: Callable[..., Any]) -> bool:
 
 
 def _short_name(function: Callable[..., Any]) -> str:
-  """'brevity', also of a partial function; the class of an instance."""
+  """The name of a function, as 'brevity'; of an instance, that of its class.
+
+  A partial function has the name of the function that it calls.
+  """
   while isinstance(function, functools.partial):
     function = function.func
   name = getattr(function, '__name__', type(function).__name__)
@@ -265,7 +280,10 @@ def _short_name(function: Callable[..., Any]) -> str:
 
 
 def _unused(name: str, names: Collection[str]) -> str:
-  """The name, or with a number if another reward has it: two lambdas, say."""
+  """The name, with a number appended if another reward has it.
+
+  Two lambdas, for example, have the same name.
+  """
   number, free = 1, name
   while free in names:
     number += 1
@@ -285,7 +303,7 @@ def _check_arguments(
       f'it will be called with ({", ".join(arguments)}); let it take these '
       f'{len(arguments)}.'
     ) from error
-  except ValueError:  # some functions in C say nothing of their arguments
+  except ValueError:  # some functions written in C have no signature
     pass
 
 

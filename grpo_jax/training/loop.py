@@ -45,13 +45,13 @@ def train(
   on_rollout: session_lib.OnRollout | None = None,
   screen: monitor.Screen | None = None,
 ) -> dict[str, float | None]:
-  """Trains a model, from the newest checkpoint in the workdir if it has one.
+  """Trains a model, or continues from the newest checkpoint in the workdir.
 
   Args:
-    config: See `config.py`.
+    config: See `grpo_jax.config.Config`.
     workdir: The directory that the run writes to; see `workdir.py`.
-    stop: Asked between the parts of a rollout. Once it says True, the run is
-      saved and this function returns.
+    stop: Called between the parts of a rollout. Once it returns True, the run
+      is saved and this function returns.
     replay: A directory with the completions of every rollout of an earlier run,
       to train on these instead of sampling.
     profile_steps: First and last rollout to record with the JAX profiler,
@@ -61,13 +61,13 @@ def train(
     screen: What `monitor.start` returned, to go on with; None starts one.
 
   Returns:
-    `before` and `after`, the held-out greedy accuracies after the warm-up and
-    at the end (None without held-out problems), `steps`, the rollouts done,
-    and `secs`, the time of this start.
+    `before` and `after`, the first and the last held-out accuracy of the run,
+    earlier starts included (None without held-out problems), `steps`, the
+    rollouts done, and `secs`, the duration of this start in seconds.
 
   Raises:
     ValueError: Something that was given cannot be used, or nothing is left to
-      learn. The sentence says what, and what to do. The run is saved.
+      learn. The message says what, and what to do. The run is saved.
   """
   start, stop = time.monotonic(), stop or stop_signal.Stop()
   draw = functools.partial(replay_lib.draw, replay) if replay else sampled
@@ -75,8 +75,11 @@ def train(
     config, workdir, stop, replay is not None, given, on_rollout, screen
   ) as (session, progress):
     progress = progress or begin(session)
+    # When `Stopped` is raised, `progress` is still the one that was saved.
     with contextlib.suppress(stop_signal.Stopped):
       while progress:
+        # First of all, because a checkpoint may hold a rollout whose metrics
+        # wait for its evaluation; and before the first rollout, step 0 is due.
         progress, ends = conclude(session, progress)
         if ends or progress.step >= config.steps or stop():
           break
@@ -114,6 +117,7 @@ def advance(
   step, state, prompt_state, _ = progress
   with session_lib.saved_if_it_fails(session, progress):
     with (
+      # Nothing is lost by leaving: the next start draws this rollout again.
       session.stop.at_once(),
       session.monitor.phase(
         'sampling and judging', 'compiling, then sampling and judging'
@@ -149,14 +153,15 @@ def conclude(session: Session, progress: Progress) -> tuple[Progress, bool]:
   """Evaluates if that is due, writes the metrics, saves if that is due.
 
   Returns:
-    The progress, and whether the user's `on_rollout` asks to end the run.
+    The progress, with nothing unwritten, and whether the user's `on_rollout`
+    asks to end the run.
   """
   config, step, unwritten = (
     session.run.config,
     progress.step,
     progress.unwritten,
   )
-  if unwritten is None:
+  if unwritten is None:  # an earlier start has done all this
     return progress, False
   measured, samples, _ = unwritten
   due = evaluates_at(config, step)
@@ -170,11 +175,15 @@ def conclude(session: Session, progress: Progress) -> tuple[Progress, bool]:
       ):
         accuracy = heldout_accuracy(session.run, step)
     measured = {**measured, 'heldout_accuracy': accuracy}
+  # Here, so that a save that failed in the background is counted in these
+  # metrics and tried again below.
   session.saves.check()
   if session.saves.failed:
     measured = {**measured, 'saves_failed': float(session.saves.failed)}
   session.monitor.write(step, measured, samples)
   progress = progress._replace(unwritten=None)
+  # After every evaluation, because only a checkpoint saved with its metric can
+  # be kept as the best.
   if due or step % config.checkpoint.every_steps == 0 or session.saves.owed:
     session_lib.save(session, progress, measured)
   told = unwritten._replace(measured=measured)
@@ -196,6 +205,7 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
       step,
       run.config.data.completion_buckets,
     )
+    # Here, so that dynamic sampling chooses groups by the shuffled rewards too.
     if run.config.shuffle_rewards:
       rng = random_keys.generator(run.config.seed, 'shuffle rewards', step)
       rollout = rollout_lib.shuffle_rewards(rollout, rng)
@@ -214,7 +224,11 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
 
 
 def learn(update: Updater, state: TrainState, rollout: Rollout, step: int):
-  """The new state, and the metrics as plain numbers, which waits for them."""
+  """The new state, and the metrics as plain numbers.
+
+  JAX returns from a call before its result is computed. Reading the metrics
+  waits for it, so the duration of this function is that of the updates.
+  """
   state, measured = update(state, rollout, step)
   return state, metrics.to_scalars(measured)
 

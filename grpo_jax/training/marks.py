@@ -29,7 +29,7 @@ FIELDS = {
   'method': 'learner.method',
   'tokenizer': 'data.tokenizer',
 }
-_END = ' given in Python>'
+_END = ' given in Python>'  # tells a mark from a name
 
 
 class Given(NamedTuple):
@@ -63,6 +63,7 @@ def in_config(config: Config | Mapping[str, Any]) -> dict[str, list[str]]:
     names = [value]
     if argument == 'rewards':
       names = [reward['name'] for reward in value or ()]
+    # Without a warm-up nothing reads the demonstrations.
     elif argument == 'demonstrations' and not values.get('warm_up.steps'):
       names = []
     names = [name for name in names if str(name).endswith(_END)]
@@ -81,11 +82,11 @@ def require(
   """Raises a ValueError if a mark of the config has no object.
 
   Args:
-    config: Perhaps of an earlier start.
+    config: May be that of an earlier start.
     given: What this start has.
     arguments: What is needed for the purpose.
-    purpose: How the sentence begins: 'Training this run'.
-    call: The call that takes what is missing, with {} in the place for it.
+    purpose: How the message begins, such as 'Training this run'.
+    call: The call that takes the missing objects, with {} in their place.
   """
   missing = {
     argument: names
@@ -142,6 +143,8 @@ def refuse_changed(
     recorded: What `given.json` in the workdir has of it.
     given: Of this start.
   """
+  # An object that this start lacks is no change; `require` asks for it where it
+  # is needed.
   record = given.records.get(mark, recorded)
   before, now = recorded.get('sha256'), record.get('sha256')
   if before and now and before != now:

@@ -1,4 +1,4 @@
-"""What can be written down of an object that a run was given in Python.
+"""Records of the objects that a run was given in Python.
 
 A config can name a function of a module, but not a lambda in a notebook. Such
 an object is recorded instead: its name, its source where Python still has it,
@@ -32,7 +32,9 @@ from grpo_jax import losses
 
 Record = dict[str, Any]  # what JSON can hold
 
-_MOST_ITEMS = 1000  # of a data set; a custom one may take a millisecond each
+# Items of a data set that are hashed at most; a user's class may take a
+# millisecond to return one.
+_MOST_ITEMS = 1000
 
 # Functions of these packages are identified by name. Their source changes from
 # release to release, and an update must not end a run.
@@ -41,7 +43,7 @@ _BY_NAME |= sys.stdlib_module_names - {'__main__'}
 
 
 def of_function(function: Callable[..., Any]) -> Record:
-  """The qualified name, the source (None if it is not to be had), the hash."""
+  """The qualified name, the source (None if Python has none), a hash."""
   return {
     'name': qualified_name(function),
     'source': source(function),
@@ -95,7 +97,7 @@ def of_tokenizer(tokenizer: data.Tokenizer) -> Record:
 
 
 def ends(length: int) -> list[int]:
-  """The indices at both ends of a data set that are looked at: all, if few."""
+  """The indices of a data set that are read: all, or those at both ends."""
   if length <= _MOST_ITEMS:
     return list(range(length))
   half = _MOST_ITEMS // 2
@@ -142,10 +144,11 @@ def _lambda_source(function: Callable[..., Any]) -> str | None:
     for node in ast.walk(ast.parse(text))
     if isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno
   ]
-  if len(found) > 1:  # on one line: those whose body was compiled to this code
+  # Of several on one line, the one whose body was compiled to this code.
+  if len(found) > 1:
     compiled = set(code.co_positions())
     placed = [node for node in found if _place(node.body) in compiled]
-    # Python 3.12 keeps no place of a body that is one constant.
+    # For a body that is a single constant, Python 3.12 records no position.
     found = placed or [node for node in found if _compiles_to(node, code)]
   return ast.get_source_segment(text, found[0]) if len(found) == 1 else None
 
@@ -200,11 +203,13 @@ def _described(value: Any, contents: tuple[type, ...], seen=frozenset()) -> Any:
     return [kind, inner(value.__func__), inner(value.__self__)]
   if isinstance(value, tuple) or list in contents and isinstance(value, list):
     return [kind, *map(inner, value)]
+  # Sorted, because the order of a set differs between processes.
   if isinstance(value, frozenset) or set in contents and isinstance(value, set):
     return [kind, *sorted(map(json.dumps, map(inner, value)))]
   if dict in contents and isinstance(value, dict):
     return [kind, *([inner(key), inner(item)] for key, item in value.items())]
   if isinstance(value, np.ndarray | np.generic | jax.Array):
+    # A reward may change its arrays, as it may change its lists and dicts.
     numbers = np.asarray(value).tobytes() if contents else b''
     digest = hashlib.sha256(numbers).hexdigest()
     return [str(value.dtype), list(value.shape), digest]
@@ -212,6 +217,7 @@ def _described(value: Any, contents: tuple[type, ...], seen=frozenset()) -> Any:
     return [kind, inner(value.__wrapped__)]
   if hasattr(value, '__qualname__'):  # a class, a built-in function
     return qualified_name(value)
+  # Not `repr`, which may hold an address that differs in every process.
   fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
   parts = [inner(getattr(value, field.name)) for field in fields]
   return [kind, source(value) if callable(value) else None, parts]

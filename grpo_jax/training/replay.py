@@ -19,10 +19,10 @@ def draw(
   """The rollout that an earlier run had at this step.
 
   Args:
-    directory: Its completions.
-    run: What the rollout must fit.
-    prompt_state: Returned as it is.
-    step: Rollouts done.
+    directory: The folder `completions` of the earlier run.
+    run: This run, whose group sizes and vocabulary the rollout must fit.
+    prompt_state: Returned as it is, because no prompts are drawn.
+    step: Rollouts done before this one.
 
   Raises:
     ValueError: There is no such rollout, or it does not fit.
@@ -43,6 +43,8 @@ def draw(
       f'sampler.prompts={sampler.prompts} and sampler.group={sampler.group}; '
       'replay it with the config of its run.'
     )
+  # Indexing in a compiled program clamps an id that is too large, so the model
+  # would read another token without an error.
   largest = max(
     int(np.max(rollout.batch.tokens)),
     *(max(ids, default=0) for ids in rollout.prompts),

@@ -1,8 +1,8 @@
 """A session: one start of a run, where it writes, and how it is saved.
 
-A run may take several starts: it is stopped, and the same command goes on. What
-one rollout hands to the next is a `Progress`. A checkpoint holds a `Progress`,
-and the next start opens its session with the newest one.
+A run may take several starts: it is stopped, and the same command continues it.
+What one rollout hands to the next is a `Progress`. A checkpoint holds a
+`Progress`, and the next start opens its session with the newest one.
 """
 
 from collections.abc import Callable
@@ -86,13 +86,14 @@ def opened(
 ) -> Iterator[tuple[Session, Progress | None]]:
   """A session, and the progress in its newest checkpoint, if it has one."""
   workdir = pathlib.Path(workdir)
-  # Before anything is built: what the run was given in Python may be missing,
-  # and this says by which argument to give it.
+  # Before anything is built: an object that the run was given in Python may be
+  # missing now, and this error names the argument that takes it.
   workdir_lib.refuse_another(workdir, config, given=given)
   with contextlib.ExitStack() as stack:
     screen = screen or monitor_lib.start(config, workdir)
     stack.enter_context(screen)
     run, update = _built(config, given, screen)
+    # After building, so that a config that cannot be built leaves no workdir.
     stack.enter_context(workdir_lib.claimed(workdir, config))
     goes_on = any((workdir / 'checkpoints').glob('[0-9]*'))
     restoring = 'restoring the newest checkpoint'
@@ -109,9 +110,11 @@ def opened(
       _check_restored(saved, config, workdir, replays)
     versions = workdir_lib.record(workdir, config, saved is None, given)
     progress = _progress(saved) if saved else None
+    # The last rollout with a line in metrics.jsonl; see `Unwritten`.
     written = progress and progress.step - bool(progress.unwritten)
     if (progress.step if progress else 0) < config.steps:
-      # XLA compiles the update while the warm-up and the first rollout run.
+      # XLA compiles the update in a thread, while the warm-up and the first
+      # rollout run.
       update.compile_ahead(build.example(run))
     monitor = stack.enter_context(
       Monitor(
@@ -136,6 +139,7 @@ def opened(
       on_rollout,
     )
     if progress is not None:
+      # An earlier start may have been killed before it removed these.
       warm_up.forget(workdir)
       monitor.line(f'  goes on from the checkpoint of rollout {progress.step}')
       run.engine.load(progress.state.params, version=progress.step)
@@ -193,7 +197,7 @@ def _check_restored(
 def keep_completions(
   session: Session, rollout: Rollout, step: int
 ) -> list[Sample]:
-  """Writes all completions to a file if that is due; returns some to be shown.
+  """Writes all completions to a file if that is due; returns some to show.
 
   If the disk is full, a warning is shown and the run goes on.
   """
@@ -250,8 +254,8 @@ def save(
   with session.monitor.phase('saving a checkpoint'):
     session.saves.save(step, state, host, metric)
   if step == 0:
-    # The checkpoints of the warm-up go only when this one is on the disk: until
-    # then a start after a kill needs them.
+    # The checkpoints of the warm-up are removed only once this one is on the
+    # disk: if the process is killed before, the next start needs them.
     session.saves.wait()
     if not session.saves.owed:
       warm_up.forget(session.workdir)
@@ -259,9 +263,13 @@ def save(
 
 @contextlib.contextmanager
 def saved_if_it_fails(session: Session, progress: Progress) -> Iterator[None]:
-  """Saves before an error ends the run, as that of a reward function does."""
+  """Saves the progress if the body raises, and lets the error pass.
+
+  A reward function may raise anything.
+  """
   try:
     yield
+  # Not every KeyboardInterrupt: after a second Ctrl-C nothing is saved.
   except (Exception, Stopped):
     save(session, progress, {})
     session.saves.wait()
@@ -275,9 +283,10 @@ def tell(
 
   Args:
     session: See `Session`.
-    progress: Saved if the function raises.
-    unwritten: What the function gets: the metrics of the last rollout, and the
-      rollout. None if this start has told it already, or an earlier one.
+    progress: Saved if the function raises. At step 0 there is no rollout yet,
+      and the function is not called.
+    unwritten: The metrics and the rollout that the function gets; None if there
+      is nothing to call it with.
   """
   if session.on_rollout is None or unwritten is None or not progress.step:
     return False
@@ -288,7 +297,8 @@ def tell(
   }
   with saved_if_it_fails(session, progress):
     answer = session.on_rollout(progress.step, numbers, unwritten.rollout)
-  # Not any true value: a lambda that only stores something returns that often.
+  # Only a bool counts: a lambda that merely stores something often returns a
+  # value that is true.
   return isinstance(answer, bool | np.bool_) and bool(answer)
 
 
@@ -296,7 +306,13 @@ def tell(
 def profiled(
   session: Session, step: int, steps: tuple[int, int]
 ) -> Iterator[None]:
-  """Records a step with the JAX profiler, if it is one of `steps`."""
+  """Records rollout `step` with the JAX profiler, if it is in a range.
+
+  Args:
+    session: See `Session`.
+    step: Number of the rollout, counted from 1.
+    steps: The first and the last rollout of the range; (0, 0): none.
+  """
   if steps[0] <= step <= steps[1]:
     with jax.profiler.trace(str(session.workdir / 'profile' / f'step_{step}')):
       yield

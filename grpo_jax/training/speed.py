@@ -1,4 +1,4 @@
-"""How fast a rollout and its updates were, and what a device could do."""
+"""Speed of a rollout and its updates, and the peak speed of a device."""
 
 import re
 
@@ -23,7 +23,9 @@ _TPU_TFLOPS = {
   'TPU v6e': 918.0,
   'TPU7x': 1153.5,
 }
-_NVIDIA_TFLOPS = {  # the words of a name; the first that fits counts
+# A device has the first entry all of whose words are in its name, so 'H200 NVL'
+# comes before 'H200'.
+_NVIDIA_TFLOPS = {
   'GB200': 2500.0,
   'B200': 2250.0,
   'H200 NVL': 835.5,
@@ -52,22 +54,24 @@ def of_speed(
 ) -> dict[str, float]:
   """Seconds, completion tokens per second, and model FLOP utilisation (MFU).
 
-  MFU is the arithmetic that the model needs, over what the devices could have
-  done in the time: each prompt once, without its logits, and each completion
-  token once, with them; see `flops_per_token`. What is computed again
-  (rematerialisation, prompts repeated in padded rows) does not count.
+  MFU is the number of FLOPs that the model needs, divided by the number that
+  the devices could have done in the time. The model needs each prompt token
+  once, without logits, and each completion token once, with logits; see
+  `flops_per_token`. Repeated work (rematerialisation, prompts repeated in
+  padded rows) does not count.
 
   Args:
     rollout: What was sampled and learned from.
-    sample_secs: Spent sampling and judging.
-    learn_secs: Spent on the optimizer steps.
-    model: Its shape.
+    sample_secs: Seconds spent sampling and judging.
+    learn_secs: Seconds spent on the optimizer steps.
+    model: The shape of the model.
     peak: FLOP/s of all devices together; None if it is not known.
     learn_passes: Forward passes over the rollout that the optimizer steps are
       worth: 3 for each epoch (the backward pass is two), and 1 for each
       scoring, by the old policy or the reference.
-    tokens_drawn: Completion tokens that were sampled in `sample_secs`, if not
-      those of the rollout: dynamic sampling draws more, or takes from stock.
+    tokens_drawn: Completion tokens that were sampled in `sample_secs`; None:
+      those of the rollout. Dynamic sampling drops some groups and keeps others
+      for later, so it may sample more or fewer.
 
   Returns:
     `sample_secs`, `learn_secs`, their sum `step_secs`, `sample_tokens_per_sec`,
@@ -83,6 +87,7 @@ def of_speed(
     'learn_tokens_per_sec': tokens / learn_secs,
   }
   if peak is not None:
+    # Tokens that were drawn and dropped are taken to cost as much as others.
     flops = forward_flops(rollout, model)
     measured['mfu_sample'] = flops * (drawn / tokens) / sample_secs / peak
     measured['mfu_learn'] = learn_passes * flops / learn_secs / peak

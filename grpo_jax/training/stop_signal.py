@@ -1,4 +1,4 @@
-"""Being asked to stop: SIGTERM from a scheduler, Ctrl-C from a person."""
+"""Stopping on a signal: SIGTERM from a scheduler, Ctrl-C from a person."""
 
 from collections.abc import Iterator
 import contextlib
@@ -10,23 +10,25 @@ from types import FrameType
 class Stopped(KeyboardInterrupt):
   """Raised where a stop need not wait; see `Stop.at_once`.
 
-  A `KeyboardInterrupt`, because event loops and reward functions let that pass.
+  It is a `KeyboardInterrupt` and no `Exception`, so that an `except Exception`
+  in an event loop or a reward function does not swallow it.
   """
 
 
 class Stop:
-  """Turns the first signal into a wish, and the second Ctrl-C into an end.
+  """Records the first signal as a request; a second Ctrl-C ends the program.
 
-  The training loop asks between the parts of a step, then saves and returns,
-  and the command exits with 128 plus the number of the signal: 143 after
-  SIGTERM, 130 after Ctrl-C. While rewards are waited for, which may take
-  minutes, nothing is lost by leaving, and the signal is raised. A second Ctrl-C
-  raises `KeyboardInterrupt` wherever the program is.
+  The training loop asks for it between the parts of a step, then saves and
+  returns, and the command exits with 128 plus the number of the signal: 143
+  after SIGTERM, 130 after Ctrl-C. Waiting for rewards may take minutes, and
+  nothing is lost by leaving then, so there the signal raises `Stopped`. A
+  second Ctrl-C raises `KeyboardInterrupt` wherever the program is.
 
-  A context manager; handlers are put back at its end.
+  A context manager: it installs its signal handlers, and puts the earlier ones
+  back at its end.
 
   Attributes:
-    signal: The signal that came, None before.
+    signal: The signal that was received last; None if there was none.
   """
 
   SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -37,12 +39,12 @@ class Stop:
     self._raises = False
 
   def __call__(self) -> bool:
-    """Whether to stop."""
+    """Whether a signal has asked to stop."""
     return self.signal is not None
 
   @contextlib.contextmanager
   def at_once(self) -> Iterator[None]:
-    """Within this context a signal raises `Stopped`; so does an earlier one."""
+    """In this context a signal raises `Stopped`; an earlier one, on entry."""
     self._raises = True
     try:
       if self():
@@ -69,7 +71,8 @@ class Stop:
     self.signal = signal.Signals(number)
     if not again:
       text = f'\ngrpo-jax: {self.signal.name}: saves and ends; a second Ctrl-C '
-      # Nobody may be reading any more, and print cannot be entered twice.
+      # Not print: the signal may come inside a print, which is not reentrant.
+      # OSError, if nobody reads standard error any more.
       with contextlib.suppress(OSError):
         os.write(2, f'{text}ends at once.\n'.encode())
     if self._raises:

@@ -25,13 +25,13 @@ def run(
   monitor: Monitor,
   stop: Callable[[], bool],
 ) -> Any:
-  """Trains on demonstrations, from where the workdir stands.
+  """Trains on demonstrations, or continues from a checkpoint of the warm-up.
 
   Args:
     parts: See `build.Run`.
-    workdir: Its folder `warm_up` keeps the checkpoints of the warm-up.
-    monitor: Is shown the loss.
-    stop: Asked between steps; once it says True, the warm-up is saved.
+    workdir: The workdir of the run; its folder `warm_up` holds the checkpoints.
+    monitor: Shows the loss.
+    stop: Called between steps; once it returns True, the warm-up is saved.
 
   Returns:
     The parameters after the last step, or None if stopped before it.
@@ -65,6 +65,8 @@ def run(
         monitor.progress('warm-up', step, config.steps, shown)
       if step % parts.config.checkpoint.every_warm_up_steps == 0 or saves.owed:
         saves.save(step, state, {})
+    # A finished warm-up is not saved here: the run's first checkpoint holds its
+    # parameters.
     if step < config.steps:
       saves.save(step, state, {})
       return None
@@ -72,6 +74,6 @@ def run(
 
 
 def forget(workdir: pathlib.Path) -> None:
-  """Removes the warm-up's checkpoints, once there is one of the run."""
+  """Removes the warm-up's checkpoints; call it once the run has its own."""
   if jax.process_index() == 0:
     shutil.rmtree(workdir / 'warm_up', ignore_errors=True)

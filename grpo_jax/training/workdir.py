@@ -52,7 +52,7 @@ def claimed(directory: str | pathlib.Path, config: Config) -> Iterator[None]:
 
   Raises:
     ValueError: The workdir holds another run, another process is running in it,
-      or it cannot be written.
+      or nothing can be written to it.
   """
   refuse_another(directory, config)
   directory = pathlib.Path(directory)
@@ -68,6 +68,8 @@ def claimed(directory: str | pathlib.Path, config: Config) -> Iterator[None]:
       'can, with --workdir.'
     ) from error
   with lock_file as lock:
+    # The kernel releases this lock when the process ends, even by kill -9; a
+    # file that is itself the lock would stay behind.
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -86,13 +88,16 @@ def claimed(directory: str | pathlib.Path, config: Config) -> Iterator[None]:
 def record(
   directory: pathlib.Path, config: Config, anew: bool, given: Given = NOTHING
 ) -> dict[str, Any]:
-  """Writes down this start, in a workdir that is claimed.
+  """Records this start in `config.json`, `given.json` and `versions.json`.
+
+  The workdir must be claimed.
 
   Args:
     directory: The workdir.
     config: Of this start; for `config.json`.
-    anew: Whether the run begins with this start. Completions that an earlier
-      run has left are then moved to `completions.1` and so on.
+    anew: Whether the run begins with this start. A folder of completions that
+      an earlier run has left is then renamed to `completions.1`,
+      `completions.2` and so on.
     given: What this start was given in Python; for `given.json`.
 
   Returns:
@@ -104,7 +109,7 @@ def record(
   now = versions()
   if not _is_first():
     return now
-  # A process that was killed while it wrote a file has left these.
+  # Left by a process that was killed while it wrote a file.
   for leftover in (*directory.glob('*.tmp'), *directory.glob('*/.step_*')):
     leftover.unlink()
   completions = directory / 'completions'
@@ -113,7 +118,8 @@ def record(
     completions.rename(next(name for name in names if not name.exists()))
   written = {'config.json': dataclasses.asdict(config)}
   recorded = {
-    # Of an earlier start: this one may go on without the demonstrations, say.
+    # Records of earlier starts are kept, because this start may not need every
+    # object: once the warm-up is over, it needs no demonstrations.
     mark: of_object
     for mark, of_object in (_read(directory / 'given.json') or {}).items()
     if marks.field_of(mark, config)
@@ -121,8 +127,8 @@ def record(
   if recorded:
     written['given.json'] = recorded
   for name, values in written.items():
-    # A file that is right already is left alone: the disk may be full, and the
-    # run goes on without it.
+    # A file that is right already is not written again: the disk may be full,
+    # and that must not keep a run from going on.
     if _read(directory / name) == json.loads(json.dumps(values)):
       continue
     try:
@@ -132,7 +138,7 @@ def record(
         f'{directory} cannot be written ({error.strerror}); make room, or give '
         'another workdir.'
       ) from error
-  with contextlib.suppress(OSError):  # likewise
+  with contextlib.suppress(OSError):  # the disk may be full here too
     starts = _read(directory / 'versions.json', list) or []
     _replace(directory / 'versions.json', [*starts, now])
   return now
@@ -151,8 +157,8 @@ def refuse_another(
     config: Of this start.
     bound: The fields and groups of fields that must be equal; None: all. Those
       of `config.FREE` may differ in any case.
-    given: The objects that this start was given in Python. Those that stand in
-      for a bound field must be what the run was given.
+    given: The objects that this start was given in Python. Those that replace a
+      bound field must be what the run was given.
   """
   directory = pathlib.Path(directory)
   earlier = _read(directory / 'config.json')
@@ -179,7 +185,7 @@ def refuse_another(
 
 
 def _flat(config: Config) -> dict[str, Any]:
-  """Every field by its full name, as JSON has it."""
+  """Every field by its full name, with lists for tuples, as JSON has them."""
   return config_lib.flat(json.loads(json.dumps(dataclasses.asdict(config))))
 
 
@@ -230,6 +236,7 @@ def git_revision() -> str | None:
 
   It ends in '-dirty' if files differ from the commit.
   """
+  # Excluding every tag makes `git describe` print the commit.
   try:
     done = subprocess.run(
       ['git', 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*'],

@@ -57,7 +57,7 @@ def test_the_table_as_a_person_and_as_a_readme_sees_it(capsys, monkeypatch):
   rows = [{'method': 'grpo', **diagnostics.cells(GRPO)}]
   audit_lib.show_table(rows, wide=True)
   seen = capsys.readouterr().out
-  assert '(r - mean)/std' in seen and 'W_agg: what is left' in seen
+  assert '(r - mean)/std' in seen and 'W_agg: sum of the' in seen
   assert all(name in seen for name in diagnostics.COLUMNS)
   head, line, row = audit_lib.markdown(rows).splitlines()
   assert head.count('|') == line.count('|') == row.count('|') == 11

@@ -253,7 +253,7 @@ def test_a_tiny_epsilon_is_still_seen_in_float64():
 def test_a_kl_in_the_reward_is_measured(advantage, text, cast):
   row = read(advantage=losses.chain(losses.subtract_kl(0.1), *cast, advantage))
   assert row.advantage == f'{text}, with r - 0.1 sum k1 for r'
-  assert row.regulariser == '0.1 k1 in r'
+  assert row.regulariser == '0.1 k1 in the reward'
   facts = row.advantage_facts
   assert facts.kl_in_reward == pytest.approx(0.1)
   assert facts.scale_exponent is None  # the KL has a scale
@@ -266,7 +266,7 @@ def test_a_kl_to_go_is_told_from_one_of_the_completion():
     losses.center_by_group(), to_go
   ))  # fmt: skip
   assert row.advantage == 'per token, r - mean, with r - 0.3 k1 to go for r'
-  assert row.regulariser == '0.2 k2 + 0.3 k1 in r'
+  assert row.regulariser == '0.2 k2 + 0.3 k1 in the reward'
 
 
 def test_a_reference_in_the_advantage_without_a_form_is_mentioned():

@@ -39,7 +39,7 @@ def test_adam_undoes_a_linear_reward_up_to_its_epsilon():
     np.testing.assert_allclose(setting.epsilon, setting.step, rtol=1e-6)
   assert largest(scale, 'kl') < 1e-10
   assert largest(scale, 'thresholds') < 1e-10
-  assert scale.text.startswith('linear, which Adam undoes to ')
+  assert scale.text.startswith('linear, which Adam undoes up to ')
 
 
 @pytest.mark.parametrize('name', ['grpo', 'gspo', 'dapo'])

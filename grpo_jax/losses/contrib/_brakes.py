@@ -4,8 +4,9 @@ A clip switches the gradient of a token off. But the tokens that share its
 parameters go on pulling, and so does Adam's momentum, so the ratio coasts
 beyond the bound (proposition 3 of Fontana et al., `On the Hidden Objective
 Biases of Group-based Reinforcement Learning
-<https://arxiv.org/abs/2601.05002>`_, 2026). `rollback_clip` pulls back what is
-outside, `coasting_clip` switches the gradient off before the bound is reached.
+<https://arxiv.org/abs/2601.05002>`_, 2026). `rollback_clip` pulls back the
+tokens outside; `coasting_clip` switches the gradient off before the bound is
+reached.
 """
 
 import jax.numpy as jnp
@@ -90,9 +91,9 @@ def coasting_clip(
 
   Before the first update there is no velocity, and the range is the plain one.
   With one update per rollout this is `ppo_clip`. Two things are assumed: that
-  the velocity was constant, and that Adam has forgotten its start
-  (:math:`T \to \infty`). If :math:`b_2 < b_1^2`, each step that coasts is
-  larger than the one before.
+  the velocity was constant, and that Adam has taken so many steps that its bias
+  corrections are 1 (:math:`T \to \infty`). If :math:`b_2 < b_1^2`, each step
+  without a gradient is larger than the one before.
 
   The metrics are those of `ppo_clip`, and `clip_high`, the narrowed upper
   distance.
@@ -118,6 +119,7 @@ def coasting_clip(
     <https://arxiv.org/abs/2601.05002>`_, 2026. The clip is this package's own.
   """
   _ops.check_range('coasting_clip', low, high)
+  # With a `low` above 1 the power below is one of a negative number: NaN.
   if isinstance(low, int | float) and low > 1:
     raise ValueError(
       f'coasting_clip got low={low}; give a distance of at most 1, as no ratio '
@@ -141,7 +143,8 @@ def coasting_clip(
     # static and small; `done` is traced, so all terms are there.
     coasts = sum(rho**n * (n <= updates - done) for n in range(1, int(updates)))
     share = _ops.safe_divide(done, done + coasts)  # 1 / (1 + S / k)
-    # Elsewhere the bounds are bit for bit what was given, and so `ppo_clip`.
+    # Elsewhere the bounds stay as given, bit for bit as in `ppo_clip`: the
+    # formula below may differ from `low` by rounding even for a share of 1.
     narrowed = (done > 0) & (share < 1)
     low = jnp.where(narrowed, 1 - (1 - low) ** share, low)
     high = jnp.where(narrowed, (1 + high) ** share - 1, high)
@@ -163,7 +166,7 @@ def rollback_grpo(
   .. math::
     J = \frac{1}{B} \sum_i \frac{1}{|o_i|} \sum_t f(s_{it}, A_i) - \beta\, k_3
 
-  We know of nobody who has joined this objective with GRPO.
+  We know of no published method that joins this objective with GRPO.
 
   Args:
     low, high, kl_coefficient: See `help(losses.methods)`.

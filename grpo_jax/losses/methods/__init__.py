@@ -1,4 +1,4 @@
-r"""The methods of the literature by name: a table of contents of the field.
+r"""The methods of the literature by name.
 
 Every function here returns a `LossTransform`: a `chain` of three to six
 transforms. Its own docstring has the formula, the arguments that only it has,
@@ -38,12 +38,13 @@ One ratio for the whole completion (`_sequence.py`):
 - `gcpo`: the product of the token ratios, then the clip (2510.07790)
 - `vespo`: a smooth weight of that product (2602.10693)
 
-REINFORCE and what grew from it (`_reinforce.py`):
+REINFORCE, the methods derived from it, and imitation (`_reinforce.py`):
 
 - `reinforce`: no baseline (Williams, 1992)
 - `rloo`: the mean of the group's other rewards as baseline (2402.14740)
 - `opo`: the mean weighted by length as baseline (2505.23585)
-- `gpg`: the loss is scaled up for groups of equal rewards (2504.02546)
+- `gpg`: the loss is scaled up to make up for groups of equal rewards
+  (2504.02546)
 - `maxrl`: the gradient of the log of the success rate (2602.02710)
 - `reinforce_pp`, `reinforce_pp_baseline`: advantages normalised over the
   rollout (2501.03262)
@@ -62,7 +63,7 @@ Against the collapse of the entropy (`_entropy.py`):
 - `clip_cov`, `kl_cov`: tokens of high covariance are detached or penalised
   (2505.22617)
 - `forking_tokens`: only tokens of high entropy are trained (2506.01939)
-- `gtpo_entropy`, `grpo_s`: rewards bent by entropy (2508.04349)
+- `gtpo_entropy`, `grpo_s`: rewards shaped by entropy (2508.04349)
 
 Notation of the formulas. They are maximised, and written for one optimizer
 batch.

@@ -28,8 +28,9 @@ def passk(k=4, right_reward=1.0, low=0.2, high=0.2) -> LossTransform:
   its lead over the second; it has `best_minus_second()` in that place.
 
   Args:
-    k: Completions that get a chance together, an integer.
-    right_reward: A completion is right from this reward on, a number.
+    k: Size of the subsets, an integer. A subset succeeds if one of its
+      completions is right.
+    right_reward: The smallest reward of a right completion, a number.
     low, high: See `help(losses.methods)`.
 
   References:
@@ -55,7 +56,8 @@ def gdpo(
       \operatorname{clip}(s_{it}, 1 - l, 1 + h) A_i\bigr)
 
   `z` is the z-score among all completions of the rollout. Each of several
-  rewards is normalised by itself first, so that none drowns in another.
+  rewards is normalised by itself first, so that none is hidden by another of
+  larger scale.
 
   Args:
     weights: :math:`w_k`, one number per reward function; None: all 1. In a run
@@ -68,6 +70,7 @@ def gdpo(
   """
   return chain(
     normalize_each_reward(weights, deviation, epsilon),
+    # The deviation of a sum of z-scores depends on how many there are.
     normalize_over_completions(deviation, epsilon),
     mean_over_sequences(),
     ppo_clip(low, high),
@@ -77,7 +80,7 @@ def gdpo(
 def gtpo_conflict(
   entropy_coefficient=0.1, entropy_limit=LOG_2
 ) -> LossTransform:
-  r"""GTPO of Simoni et al.: conflict tokens are protected, entropy is charged.
+  r"""GTPO of Simoni et al.: protects conflict tokens, penalises entropy.
 
   .. math::
     J = \frac{1}{B} \sum_i \frac{\delta_i}{|o_i|} \bigl(r_i - \bar r -
@@ -95,7 +98,7 @@ def gtpo_conflict(
   from the start. (Another method called GTPO is `gtpo_entropy`.)
 
   Args:
-    entropy_coefficient: :math:`\gamma`, per nat; 0 leaves the charge out.
+    entropy_coefficient: :math:`\gamma`, per nat; 0 leaves the penalty out.
     entropy_limit: Limit for :math:`\delta`, in nats; infinity leaves
       :math:`\delta` out.
 
@@ -111,6 +114,7 @@ def gtpo_conflict(
   return chain(
     center_by_group(),
     *entropy,
+    # The mean comes first: its lengths count the tokens of weight 0 as well.
     mean_over_sequences(),
     weigh_conflict_tokens(),
     importance_weighted(),

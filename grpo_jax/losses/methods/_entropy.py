@@ -1,4 +1,4 @@
-"""Methods that act on what makes the entropy collapse."""
+"""Methods against the collapse of the policy's entropy."""
 
 from grpo_jax.losses._base import LossTransform
 from grpo_jax.losses._base import chain
@@ -49,6 +49,7 @@ def clip_cov(
     normalize_by_group(deviation, epsilon),
     mean_over_tokens(),
     ppo_clip(low, high),
+    # After the clip, because it edits the objective that the clip sets.
     detach_covariance(share, low_covariance, high_covariance),
   )
 
@@ -77,6 +78,7 @@ def kl_cov(
   return chain(
     normalize_by_group(deviation, epsilon),
     mean_over_tokens(),
+    # Without a clip: only the penalty holds the policy back.
     importance_weighted(),
     penalize_covariance(share, coefficient),
   )
@@ -115,7 +117,7 @@ def forking_tokens(
 def gtpo_entropy(
   alpha=0.9, low=0.2, high=0.28, deviation='population', epsilon=0.0
 ) -> LossTransform:
-  r"""GTPO of Tan et al.: token rewards bent by entropy.
+  r"""GTPO of Tan et al.: token rewards shaped by entropy.
 
   .. math::
     J = \frac{1}{N} \sum_{i,t} \min\bigl(s_{it} A_{it},
@@ -144,7 +146,7 @@ def gtpo_entropy(
 def grpo_s(
   alpha=0.9, low=0.2, high=0.28, deviation='population', epsilon=0.0
 ) -> LossTransform:
-  r"""GRPO-S of Tan et al.: completion rewards bent by entropy, mean ratios.
+  r"""GRPO-S of Tan et al.: completion rewards shaped by entropy, mean ratios.
 
   .. math::
     J = \frac{1}{B} \sum_i \min\bigl(\bar s_i A_i, \operatorname{clip}(
@@ -163,6 +165,7 @@ def grpo_s(
   """
   return chain(
     credit_completions_by_entropy(alpha, deviation, epsilon),
+    # 1 / (B L_i) for each of L_i equal terms: one term per completion.
     mean_over_sequences(),
     average_ratio(),
     ppo_clip(low, high),

@@ -1,4 +1,4 @@
-"""REINFORCE and what grew from it, imitation included."""
+"""REINFORCE, the methods derived from it, and imitation."""
 
 from grpo_jax.losses._base import LossTransform
 from grpo_jax.losses._base import chain
@@ -47,6 +47,7 @@ def rloo() -> LossTransform:
   References:
     Ahmadian et al., `Back to Basics <https://arxiv.org/abs/2402.14740>`_, 2024
   """
+  # A sum over tokens, because a division by the length would bias the gradient.
   return chain(leave_one_out(), sum_over_tokens(), score_function())
 
 
@@ -58,8 +59,8 @@ def gpg() -> LossTransform:
     \alpha = \frac{B}{B - M}
 
   Here `B` counts the valid completions, and `M` those of them in groups of
-  equal rewards. This is the paper's method with :math:`F_{norm} = 1`. Sampling
-  until enough groups are informative is the rollout's work.
+  equal rewards. This is the paper's method with :math:`F_{norm} = 1`. The paper
+  also samples until enough groups are informative, which is no part of a loss.
 
   References:
     Chu et al., `GPG <https://arxiv.org/abs/2504.02546>`_, 2025
@@ -67,6 +68,8 @@ def gpg() -> LossTransform:
   return chain(
     center_by_group(),
     mean_over_tokens(),
+    # `N` also counts the tokens of groups of equal rewards, which are not
+    # dropped. The factor alpha makes up for them.
     scale_by_informative_groups(),
     score_function(),
   )
@@ -125,6 +128,7 @@ def reinforce_pp(
   none = isinstance(kl_coefficient, int | float) and kl_coefficient == 0
   return chain(
     use_reward(),
+    # Before the z-score, which is that of the rewards minus their KL to go.
     *(() if none else (subtract_kl_to_go(kl_coefficient),)),
     normalize_over_tokens(deviation, epsilon),
     mean_over_sequences(),
@@ -156,6 +160,7 @@ def reinforce_pp_baseline(
     normalize_over_tokens(deviation, epsilon),
     mean_over_sequences(),
     ppo_clip(low, high),
+    # As a loss, k2 has the gradient of KL(policy || reference).
     *maybe_kl(kl_coefficient, 'k2'),
   )
 

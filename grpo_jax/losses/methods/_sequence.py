@@ -107,7 +107,7 @@ def gcpo(
       1 + h) A_i\bigr), \quad S_i = \prod_t s_{it}
 
   The other half of the method puts the reference answer into a group that has
-  no right one, which is the rollout's work.
+  no right one, which is no part of a loss.
 
   Args:
     low, high, deviation, epsilon: See `help(losses.methods)`. We do not know
@@ -169,7 +169,8 @@ def gmpo(limit=0.4, deviation='population', epsilon=0.0) -> LossTransform:
   return chain(
     normalize_by_group(deviation, epsilon),
     mean_over_sequences(),
-    # In this order, or the mean would be clipped and not the tokens.
+    # In this order: after the pooling, the mean would be clipped and not the
+    # tokens.
     clip_log_ratio(limit),
     pool_log_ratio(),
     importance_weighted(),

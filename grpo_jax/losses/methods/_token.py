@@ -101,7 +101,7 @@ def cppo(
 
   The paper names no number for the threshold. Its released code prunes over the
   local batch and not by group. The paper also fills the memory that this frees
-  with more prompts, which is the rollout's work.
+  with more prompts, which is no part of a loss.
 
   Args:
     threshold: :math:`\gamma`, in units of the z-score (equation 7).
@@ -247,14 +247,14 @@ def dapo(
       \operatorname{clip}(s_{it}, 1 - l, 1 + h) A_i\bigr)
 
   The sum runs over groups whose rewards differ before length is penalised. The
-  paper samples until the batch is full of such groups, which is the rollout's
-  work. In the paper each prompt's group is divided by its own tokens, inside
-  the expectation over prompts (`mean_over_prompts` does that); its released
-  code divides by the tokens of the batch, and so does this.
+  paper samples until the batch is full of such groups, which is no part of a
+  loss. The paper divides the sum over a prompt's group by the tokens of that
+  group, inside the expectation over prompts (`mean_over_prompts` does that).
+  Its released code divides by the tokens of the batch, and so does this.
 
   Args:
-    low, high, deviation, epsilon: See `help(losses.methods)`. The upper bound
-      is the further one.
+    low, high, deviation, epsilon: See `help(losses.methods)`. `high` is larger
+      than `low`, so that improbable tokens can rise further.
     soft_tokens: Width of the ramp of the length penalty, in tokens.
     max_tokens: Length at which the length penalty reaches 1, in tokens.
 

@@ -63,11 +63,11 @@ def cispo(
     J = \frac{1}{N} \sum_{i,t} sg\bigl[\operatorname{clip}(s_{it}, 1 - l,
       1 + h)\bigr] A_i \log \pi(o_{it})
 
-  In the paper each prompt's group is divided by its own tokens, inside the
-  expectation over prompts (`mean_over_prompts` does that); released code
-  divides by the tokens of the batch, and so does this. The paper's unified form
-  has a mask `M` besides. As long as no weight is clipped, its gradient is that
-  of `ppo_clip` in place of the objective here.
+  The paper divides the sum over a prompt's group by the tokens of that group,
+  inside the expectation over prompts (`mean_over_prompts` does that). Released
+  code divides by the tokens of the batch, and so does this. The paper's unified
+  form also has a token mask `M`. As long as no weight is clipped, that form has
+  the gradient of this chain with `ppo_clip` as its objective.
 
   Args:
     low, high, deviation, epsilon: See `help(losses.methods)`. A `low` of 1 is
@@ -150,7 +150,7 @@ def dppo_tv(low=0.2, high=0.2, cap=20.0) -> LossTransform:
 
 
 def dppo_kl(threshold=0.05, cap=20.0) -> LossTransform:
-  r"""Divergence PPO, gated by the binary KL of "this token or another".
+  r"""Divergence PPO, gated by a binary KL: this token against all others.
 
   .. math::
     J = \frac{1}{N} \sum_{i,t} M_{it}\, sg[\min(s_{it}, c)] (r_i - \bar r)

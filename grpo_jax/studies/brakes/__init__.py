@@ -5,7 +5,9 @@ still moves it: it overshoots. A brake is a change of the optimizer or of the
 loss that acts against this. The study trains a small model with each brake, and
 without one, at several learning rates and numbers of updates per rollout.
 
-- `arms`: what is compared;
+An arm is one way to train: a brake, a learning rate, a number of updates.
+
+- `arms`: the arms that are compared;
 - `study`: does the runs and keeps what they measured;
 - `summary`: compares the arms;
 - `table`: shows the comparison.

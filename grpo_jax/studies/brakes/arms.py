@@ -6,8 +6,8 @@ from grpo_jax.config import Config
 
 BASE_UPDATES = 8
 _GROUP = 8  # completions per prompt
-_RISE = 5  # rollouts over which the learning rate rises linearly
-_MEASURED_EVERY = 5  # rollouts
+_RISE = 5  # rollouts over which the learning rate rises linearly from 0
+_MEASURED_EVERY = 5  # rollouts from one measurement of overshoot to the next
 _LOSSES = {  # the brakes that are losses; the others are values of optim.brake
   'narrow': 'grpo_jax.losses.contrib:coasting_grpo',
   'rollback': 'grpo_jax.losses.contrib:rollback_grpo',
@@ -80,6 +80,7 @@ def config_of(config: Config, arm: Arm, seed: int) -> Config:
   optimizer = dataclasses.replace(
     config.optim,
     lr=arm.lr,
+    # In updates, so that the rise takes as many rollouts in every arm.
     warmup_steps=_RISE * arm.updates,
     brake='none' if arm.brake in _LOSSES else arm.brake,
     overshoot_every_steps=_MEASURED_EVERY,

@@ -35,7 +35,7 @@ from grpo_jax.training import build_updater
 from grpo_jax.training import loop
 from grpo_jax.training import workdir as workdir_lib
 
-_COMPILING = 3  # rollouts at the start whose time is not counted
+_COMPILING = 3  # rollouts at the start that compile; their time does not count
 
 
 def run(
@@ -79,6 +79,7 @@ def run(
   workdir = pathlib.Path(workdir)
   config = dataclasses.replace(config, steps=steps)
   with workdir_lib.claimed(workdir, config), runs.compiled_once():
+    # Not anew: nothing that an earlier start has left is moved away.
     workdir_lib.record(workdir, config, anew=False)
     file = workdir / 'brakes.jsonl'
     # Seed by seed, so that an interrupted study has whole seeds to compare.
@@ -100,7 +101,7 @@ def _run_all(
 ) -> None:
   """Does the runs that the file lacks, and prints a line after each."""
   done = _read(file, config.steps)
-  # Of one seed at a time, whose arms come one after another.
+  # Parameters of one seed alone are held, since its arms are run in a row.
   warmed: dict[int, Any] = {}
   for number, (arm, seed) in enumerate(wanted, start=1):
     if (arm, seed) in done:

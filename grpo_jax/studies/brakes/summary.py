@@ -40,8 +40,9 @@ class Outcome:
     kl_rollout: KL(old || policy) after the last update of a rollout, nats per
       token.
     secs_per_update: Seconds from a sampled rollout to the end of its updates,
-      divided by the updates. The median over rollouts in which overshoot is not
-      measured, without the first rollouts, which compile.
+      scoring included, divided by the number of updates. The median over
+      rollouts in which overshoot is not measured, without the first rollouts,
+      which compile.
   """
 
   arm: Arm
@@ -69,8 +70,8 @@ REDUCED = ('overshoot', 'overshoot_positive', 'kl_rollout')
 class Row(NamedTuple):
   """One arm, over its seeds.
 
-  The base of an arm has no brake, `BASE_UPDATES` updates and the learning rate
-  of the arm.
+  The base of an arm is the arm without a brake, with `BASE_UPDATES` updates and
+  the same learning rate.
 
   Attributes:
     arm: The arm.
