@@ -8,6 +8,7 @@ transposed and made float32 where that is fast.
 
 from collections.abc import Callable
 import functools
+import gc
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ from grpo_jax.models._config import ModelConfig
 from grpo_jax.models.weights._parameters import Parameter
 from grpo_jax.models.weights._parameters import parameters
 from grpo_jax.models.weights._source import Source
-from grpo_jax.models.weights._tensors import Tensor
+from grpo_jax.models.weights._tensors import Layout
 
 Array = jax.Array
 
@@ -73,17 +74,18 @@ def _load(
   """One parameter, all its layers."""
   if not parameter.is_matrix:
     dtype = np.dtype(np.float32)
-  write = _compiled(parameter.tensor, parameter.shape, dtype, place)
+  write = _compiled(parameter.layout, parameter.shape, dtype, place)
   if parameter.layers is None:
     stored = _read(source, parameter, parameter.names[0], place)
     return jax.block_until_ready(write(None, stored, None))
   shape = (len(parameter.layers), *parameter.shape)
   stack = jnp.zeros(shape, dtype, device=place)
   for i, names in enumerate(parameter.names):
-    # Nothing names the tensor, and the next one is read when this one is gone:
-    # so the host holds one.
     stack = write(stack, _read(source, parameter, names, place), i)
+    # The next tensor is read when this one is gone. JAX is done with it now,
+    # but lets go of it only when garbage is collected next.
     jax.block_until_ready(stack)
+    gc.collect(0)
   return stack
 
 
@@ -109,7 +111,7 @@ def _read(
   @functools.cache  # several devices may have the same part
   def part(bounds: tuple[tuple[int, int], ...]) -> np.ndarray:
     index = tuple(slice(*bound) for bound in bounds)
-    if not parameter.tensor.of_experts:
+    if not parameter.layout.experts:
       return source.read(names[0], index)
     return np.stack([source.read(name, index[1:]) for name in names[index[0]]])
 
@@ -122,7 +124,7 @@ def _read(
     return jnp.asarray(of_device((slice(None),) * len(shape)))
   stacked = parameter.layers is not None
   entries = (*place.spec, *(None,) * len(parameter.shape))[int(stacked) :]
-  spec = parameter.tensor.stored_axes(
+  spec = parameter.layout.stored_axes(
     entries[: len(parameter.shape)], _common_axis
   )
   where = NamedSharding(place.mesh, PartitionSpec(*spec))
@@ -137,9 +139,9 @@ def _common_axis(group: tuple[Any, ...]) -> Any:
   return group[0] if not any(group[1:]) else None
 
 
-@functools.lru_cache(maxsize=256)  # parameters of the same shape share one
+@functools.lru_cache(maxsize=256)  # one for all that are alike
 def _compiled(
-  tensor: Tensor,
+  layout: Layout,
   shape: tuple[int, ...],
   dtype: np.dtype,
   place: NamedSharding | None,
@@ -150,7 +152,7 @@ def _compiled(
   """
 
   def write(stack, stored, i):
-    one = tensor.decode(stored, shape, dtype)
+    one = layout.decode(stored, shape, dtype)
     if stack is None:
       return one
     return lax.dynamic_update_index_in_dim(stack, one, i, 0)

@@ -23,7 +23,7 @@ from grpo_jax.models.weights import _safetensors
 from grpo_jax.models.weights._parameters import Parameter
 from grpo_jax.models.weights._parameters import parameters
 from grpo_jax.models.weights._source import Source
-from grpo_jax.models.weights._tensors import Tensor
+from grpo_jax.models.weights._tensors import Layout
 
 Array = jax.Array
 
@@ -178,24 +178,24 @@ def _arrays(
     for i in range(len(parameter.names)):
       layer = None if parameter.layers is None else i
       stored = np.asarray(
-        _take(leaf, layer, tensor=parameter.tensor, dtype=dtype, place=whole)
+        _take(leaf, layer, layout=parameter.layout, dtype=dtype, place=whole)
       )
-      yield from stored if parameter.tensor.of_experts else (stored,)
+      yield from stored if parameter.layout.experts else (stored,)
 
 
-@functools.partial(jax.jit, static_argnames=('tensor', 'dtype', 'place'))
+@functools.partial(jax.jit, static_argnames=('layout', 'dtype', 'place'))
 def _take(
   leaf: Array,
   layer: int | None,
   *,
-  tensor: Tensor,
+  layout: Layout,
   dtype: np.dtype,
   place: NamedSharding | None,
 ) -> Array:
   """What is stored of a parameter, or of one layer of a stack."""
   if layer is not None:
     leaf = lax.dynamic_index_in_dim(leaf, layer, keepdims=False)
-  stored = tensor.encode(leaf, jnp.dtype(dtype))
+  stored = layout.encode(leaf, jnp.dtype(dtype))
   return (
     stored if place is None else lax.with_sharding_constraint(stored, place)
   )

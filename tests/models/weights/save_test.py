@@ -152,7 +152,7 @@ def test_what_is_refused(tmp_path):
     weights.save(tmp_path, other.model.config, other.params, source=one.source)
   adapted = tiny.model(lora=LowRank(2, 4.0))
   with pytest.raises(ValueError, match='lora.merged'):
-    weights.save(tmp_path, adapted.config, tiny.params(adapted))
+    weights.save(tmp_path, adapted.config, one.params)
   assert not list(tmp_path.iterdir())
   weights.save(tmp_path, config, one.params)
   with pytest.raises(ValueError, match='holds a model already'):
