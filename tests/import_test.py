@@ -56,6 +56,8 @@ HEAVY = {
   'absl': {'commands'},
   'grain': set(),
   'tokenizers': set(),
+  'safetensors': set(),
+  'gguf': set(),
   'orbax': set(),
   'pyarrow': set(),
   'rich': set(),

@@ -75,17 +75,22 @@ def _load(
   if not parameter.is_matrix:
     dtype = np.dtype(np.float32)
   write = _compiled(parameter.layout, parameter.shape, dtype, place)
+
+  def written(stack: Array | None, i: int) -> Array:
+    stored = _read(source, parameter, parameter.names[i], place)
+    # JAX lets go of an array of NumPy at the next collection of garbage. This
+    # one is gone before memory is taken for what is made of it.
+    jax.block_until_ready(stored)
+    gc.collect(0)
+    # And what is on the devices is gone before the next tensor is read.
+    return jax.block_until_ready(write(stack, stored, i))
+
   if parameter.layers is None:
-    stored = _read(source, parameter, parameter.names[0], place)
-    return jax.block_until_ready(write(None, stored, None))
+    return written(None, 0)
   shape = (len(parameter.layers), *parameter.shape)
   stack = jnp.zeros(shape, dtype, device=place)
-  for i, names in enumerate(parameter.names):
-    stack = write(stack, _read(source, parameter, names, place), i)
-    # The next tensor is read when this one is gone. JAX is done with it now,
-    # but lets go of it only when garbage is collected next.
-    jax.block_until_ready(stack)
-    gc.collect(0)
+  for i in range(len(parameter.layers)):
+    stack = written(stack, i)
   return stack
 
 
@@ -121,7 +126,7 @@ def _read(
     )
 
   if place is None:
-    return jnp.asarray(of_device((slice(None),) * len(shape)))
+    return jax.device_put(of_device((slice(None),) * len(shape)))
   stacked = parameter.layers is not None
   entries = (*place.spec, *(None,) * len(parameter.shape))[int(stacked) :]
   spec = parameter.layout.stored_axes(
@@ -145,7 +150,7 @@ def _compiled(
   shape: tuple[int, ...],
   dtype: np.dtype,
   place: NamedSharding | None,
-) -> Callable[[Array | None, Array, int | None], Array]:
+) -> Callable[[Array | None, Array, int], Array]:
   """Compiles: (stack, stored, i) -> the stack with layer i written into it.
 
   It is written into the same memory. Without a stack, the result is the layer.

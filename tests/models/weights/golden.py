@@ -7,6 +7,7 @@ import functools
 import pathlib
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from grpo_jax import models
@@ -62,10 +63,17 @@ def padded(rows: list[np.ndarray], side: str) -> layout.Layout:
   )
 
 
+def random_params(config: models.ModelConfig) -> dict:
+  """Parameters of NumPy, without compiling anything."""
+  shapes = jax.eval_shape(models.Transformer(config).init, jax.random.key(0))
+  rng = np.random.default_rng(0)
+  return jax.tree.map(
+    lambda x: rng.normal(size=x.shape).astype(np.float32), shapes
+  )
+
+
 def assert_same_trees(actual, expected):
   """Every leaf equal, bit by bit."""
-  import jax
-
   assert jax.tree.structure(actual) == jax.tree.structure(expected)
   for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected)):
     assert a.dtype == e.dtype
