@@ -87,8 +87,10 @@ def unknown_field(arguments: list[str]) -> str | None:
   for argument in arguments:
     given = argument.partition('=')[0]
     name = given.removeprefix('--config.')
-    # method_kwargs takes any name, and rewards an index such as rewards[0].
-    inside = name.startswith(('learner.method_kwargs.', 'rewards'))
+    # These take any name, and rewards an index such as rewards[0].
+    inside = name.startswith(
+      ('learner.method_kwargs.', 'data.chat_kwargs.', 'rewards')
+    )
     if name == given or name in known or inside:
       continue
     near = options.suggest(name)

@@ -51,8 +51,8 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
   if config.warm_up.steps:
     build.demonstrations(run)  # not used here, but it may raise
   update = build_updater.updater(run)
-  params = build.initial_params(run)
-  run.engine.load(params, version=0)
+  update.frozen = build.frozen_params(run)
+  run.engine.load(update.whole(build.initial_params(run)), version=0)
   rollout = rollout_lib.collect(
     data.take(run.prompts, 0, config.sampler.prompts),
     run.engine,

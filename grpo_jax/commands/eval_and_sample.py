@@ -9,12 +9,11 @@ import sys
 from typing import Any
 from typing import NamedTuple
 
-import jax
-
 from grpo_jax import data
 from grpo_jax import resolve
 from grpo_jax import sampling as sampling_lib
 from grpo_jax.config import Config
+from grpo_jax.models import lora
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import pass_at_k as evaluate_lib
 from grpo_jax.rollouts import rollout as rollout_lib
@@ -78,19 +77,16 @@ def load(
   call = 'grpo_jax.sample(workdir, prompts, {})'
   marks.require(config, given, ('tokenizer',), 'Sampling from this run', call)
   run = build.sampler(config, given)
-  abstract = jax.tree.map(
-    lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-    build.shapes(run),
-    build.places(run),
-  )
+  wanted = build.abstract_params(run).trained
   # Read-only, because the run may be training at this moment.
   with Checkpoints(directory, read_only=True) as saves:
-    saved = saves.restore(abstract, _step(saves, which), 'params')
+    saved = saves.restore(wanted, _step(saves, which), 'params')
   if saved is None:
     raise ValueError(
       f'There is no checkpoint in {directory}; let the run train on.'
     )
-  run.engine.load(saved.state, version=saved.step)
+  whole = lora.join(saved.state, build.frozen_params(run))
+  run.engine.load(whole, version=saved.step)
   return Policy(run, saved.step, given)
 
 
@@ -231,7 +227,7 @@ def _lines(lines: Iterable[str]) -> Iterator[str]:
 
 def sample(
   policy: Policy,
-  asked: Iterable[str],
+  asked: Iterable[data.Prompt],
   number: int = 1,
   temperature: float | None = None,
   max_tokens: int | None = None,
@@ -241,7 +237,7 @@ def sample(
 
   Args:
     policy: From `load`.
-    asked: Prompts; the next is read when the last is done.
+    asked: Texts or lists of messages; the next is read when the last is done.
     number: Completions of each; one is written token by token.
     temperature: None: the config's.
     max_tokens: None: the config's.
@@ -253,11 +249,12 @@ def sample(
   sampling = _sampling(run, temperature, max_tokens)
   for index, prompt in enumerate(asked):
     requests = sampling_lib.Requests(
-      [run.tokenizer.encode(prompt)], [index], number, policy.step, sampling,
-      purpose='sample command',
+      [run.tokenizer.encode_prompt(prompt)], [index], number, policy.step,
+      sampling, purpose='sample command',
     )  # fmt: skip
+    shown = run.tokenizer.prompt_format.shown(prompt)
     if write is None and number == 1:
-      _stream(run, prompt, requests)
+      _stream(run, shown, requests)
       continue
     done = run.engine.generate(requests)
     for ids, length, finish in zip(
@@ -265,15 +262,15 @@ def sample(
     ):
       text = run.tokenizer.decode(ids[:length])
       if write is None:
-        print(prompt + text, flush=True)
+        print(shown + text, flush=True)
       else:
         truncated = bool(finish == sampling_lib.TRUNCATED)
         write({'prompt': prompt, 'completion': text, 'truncated': truncated})
 
 
-def _stream(run: build.Sampler, prompt: str, requests: sampling_lib.Requests):
-  """Writes one completion while it is drawn."""
-  print(prompt, end='', flush=True)
+def _stream(run: build.Sampler, shown: str, requests: sampling_lib.Requests):
+  """Writes a prompt, and one completion while it is drawn."""
+  print(shown, end='', flush=True)
   text = written = ''
   for so_far in run.engine.stream(requests):
     ids = so_far.tokens[0, 0, : so_far.length[0, 0]]

@@ -69,8 +69,8 @@ def train(
       `help(grpo_jax.rewards)`. In place of a function there may be a pair
       `(function, weight)` or a `grpo_jax.rewards.WeightedReward`.
     prompts: A list of dicts, or any object with `__len__` and `__getitem__`
-      that returns dicts. Each has a text 'prompt', and whatever the rewards
-      read of `example`, such as 'answer'.
+      that returns dicts. Each has a 'prompt', a text or a list of messages, and
+      whatever the rewards read of `example`, such as 'answer'.
     heldout: Prompts like these that are not trained on; [] for none. If
       `prompts` take the place of the built-in arithmetic and `heldout` is None,
       the run has none.
@@ -79,7 +79,8 @@ def train(
     method: A `LossTransform`, such as `losses.methods.dapo(high=0.3)`, or a
       function without arguments that makes one. It replaces
       `config.learner.method_kwargs` too.
-    tokenizer: Such as `grpo_jax.data.character_tokenizer('0123456789+=')`.
+    tokenizer: Such as `grpo_jax.data.character_tokenizer('0123456789+=')` or
+      `grpo_jax.data.Tokenizer.from_folder(path)`.
     on_rollout: Called as `on_rollout(step, metrics, rollout)` after every
       rollout: how many are done, its metrics by name, and the
       `grpo_jax.rollouts.types.Rollout` with prompts, completions and rewards.
@@ -190,7 +191,7 @@ def evaluate(
 
 def sample(
   workdir: str | os.PathLike[str],
-  prompts: Sequence[str],
+  prompts: Sequence[data.Prompt],
   *,
   tokenizer: data.Tokenizer | str | None = None,
   checkpoint: int | str = 'latest',
@@ -202,7 +203,7 @@ def sample(
 
   Args:
     workdir: The directory of a run; nothing in it is changed.
-    prompts: Texts.
+    prompts: Texts, or lists of messages.
     tokenizer: Needed if the run was given it in Python.
     checkpoint: The number of a rollout, 'latest' or 'best'.
     number: Completions of each prompt.

@@ -396,7 +396,8 @@ def _refuse(error: Exception) -> NoReturn:
   if isinstance(error, KeyError):
     text = (
       f'the config has no {text}; --config.learner.method_kwargs="{{...}}" '
-      'gives all arguments of a method at once.'
+      'gives all arguments of a method at once, and data.chat_kwargs likewise '
+      'all variables of a chat template.'
     )
   # Errors of ml_collections and KeyErrors hold escaped line breaks and quotes.
   text = text.replace('\\n', ' ').replace("\\'", "'")

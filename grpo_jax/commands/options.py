@@ -244,7 +244,8 @@ steps | num_train_epochs | trainer.total_epochs | passes over the data
 train | train_dataset | data.train_files | TRL: given to GRPOTrainer
 heldout | eval_dataset | data.val_files | TRL: given to GRPOTrainer
 prompt_field | | data.prompt_key |
-tokenizer | | .model.tokenizer_path | ours is a tokenizer.json
+tokenizer | | .model.tokenizer_path | ours: a folder or a file
+chat_kwargs | chat_template_kwargs | data.apply_chat_template_kwargs |
 prompt_buckets | max_prompt_length | data.max_prompt_length
   the widest bucket is the limit; recent TRL has none
 [rewards[]]
@@ -328,6 +329,7 @@ fsdp | | .actor.fsdp_config.fsdp_size |
 tensor | vllm_tensor_parallel_size | .rollout.tensor_model_parallel_size
   theirs is of the sampler alone
 [model]
+path | model | .model.path | TRL: given to GRPOTrainer
 compute_dtype | bf16 | .actor.fsdp_config.dtype |
 remat | gradient_checkpointing | .model.enable_gradient_checkpointing |
 """

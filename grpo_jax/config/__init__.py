@@ -16,6 +16,7 @@ from grpo_jax.config._fields import Data
 from grpo_jax.config._fields import Evaluation
 from grpo_jax.config._fields import Learner
 from grpo_jax.config._fields import Log
+from grpo_jax.config._fields import Lora
 from grpo_jax.config._fields import Mesh
 from grpo_jax.config._fields import Model
 from grpo_jax.config._fields import Optim
@@ -30,7 +31,7 @@ from grpo_jax.config._names import within
 
 __all__ = [
   'Checkpoint', 'Config', 'Data', 'Evaluation', 'FREE', 'Learner', 'Log',
-  'Mesh', 'Model', 'Optim', 'Reference', 'Reward', 'Sampler', 'Source',
+  'Lora',  'Mesh', 'Model', 'Optim', 'Reference', 'Reward', 'Sampler', 'Source',
   'WarmUp', 'dataclass_from_dict', 'default', 'flat', 'is_free', 'resolve',
   'within',
 ]  # fmt: skip

@@ -9,6 +9,7 @@ from grpo_jax.config import _names
 # Least value of each of these fields.
 _LEAST = {
   'steps': 0,
+  'lora.rank': 0,
   'model.num_layers': 1,
   'model.width': 1,
   'model.num_heads': 1,
@@ -47,6 +48,7 @@ _LEAST = {
 
 # Allowed values of each of these fields.
 _KNOWN = {
+  'lora.base_dtype': ('float32', 'bfloat16'),
   'learner.layout': ('auto', 'shared', 'packed', 'padded'),
   'learner.anchor': ('learner', 'sampler'),
   'learner.on_zero_advantage': ('skip', 'step'),
@@ -95,6 +97,7 @@ def checks(config: Any):
   )
   yield from _checks_of_windows(config.model)
   yield from _checks_of_sources(config.data)
+  yield from _checks_of_prompts(config)
   for name, value in (
     ('prompt', config.data.prompt_buckets),
     ('completion', config.data.completion_buckets),
@@ -161,4 +164,21 @@ def _checks_of_sources(data: Any):
       0 < source.weight < math.inf,
       f'data.train[{place}].weight={source.weight}; give a number above 0, '
       'or leave out the source',
+    )
+
+
+def _checks_of_prompts(config: Any):
+  """As `checks`, of the tokenizer and of how prompts are written."""
+  data = config.data
+  yield (
+    bool(data.tokenizer or config.model.path),
+    "data.tokenizer='', the tokenizer of the model, but no model.path; give "
+    'one of the two',
+  )
+  for name in ('system_prompt', 'chat_kwargs'):
+    value = getattr(data, name)
+    yield (
+      data.chat or not value,
+      f'data.{name}={value!r:.60} with data.chat=False, under which there are '
+      'no messages; give data.chat=True, or leave the field out',
     )

@@ -13,6 +13,11 @@ from grpo_jax.config import _checks
 class Model:
   """The transformer. The tokenizer says how many token ids it has."""
 
+  # Where the weights, the shape and the tokenizer come from: a Hugging Face
+  # folder, a .gguf file, 'package:NAME' for the .gguf file in an installed
+  # package, or the workdir of another run. '': random weights of the shape
+  # below.
+  path: str = ''
   # Number of layers.
   num_layers: int = 3
   # Size of the residual stream.
@@ -54,6 +59,22 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True)
+class Lora:
+  """Low-rank adapters: the weights of the model stay as they are."""
+
+  # Rank of the adapters; 0 trains the weights themselves.
+  rank: int = 0
+  # The adapters' product is multiplied by alpha / rank.
+  alpha: float = 32.0
+  # Which weights get an adapter, as patterns: attention/query, attention/key,
+  # attention/value, attention/output, mlp/gate, mlp/up, mlp/down.
+  targets: tuple[str, ...] = ('*',)
+  # Dtype of the weights beside the adapters: 'float32', or 'bfloat16' for half
+  # the memory.
+  base_dtype: str = 'float32'
+
+
+@dataclasses.dataclass(frozen=True)
 class Source:
   """One of several sources of prompts; see `Data.train`."""
 
@@ -74,17 +95,31 @@ class Data:
   # Problems to evaluate on: 'arithmetic', or the path of a JSONL file. '': do
   # not evaluate.
   heldout: str = 'arithmetic'
-  # Field of a JSONL record that has the prompt.
+  # Field of a JSONL record that has the prompt: a text, or a list of messages
+  # with 'role' and 'content'.
   prompt_field: str = 'prompt'
   # Field of a JSONL record that has the reference answer. '': no reward needs
   # an answer.
   answer_field: str = 'answer'
-  # 'arithmetic', or path of a tokenizer.json.
+  # 'arithmetic', '' for the tokenizer of the model in model.path, what
+  # model.path can be, or the path of a tokenizer.json.
   tokenizer: str = 'arithmetic'
-  # Tokens of the tokenizer.json that end a completion.
+  # Tokens that end a completion. A tokenizer.json needs them; every other
+  # tokenizer has its own, which are taken if this is empty or the default.
   eos_tokens: tuple[str, ...] = ('<eos>',)
-  # Token of the tokenizer.json that fills up rows.
+  # Token that fills up rows; as with eos_tokens, '' or the default takes the
+  # tokenizer's own.
   pad_token: str = '<pad>'
+  # Whether prompts are written by the tokenizer's chat template. A prompt that
+  # is a text then is a message of the user.
+  chat: bool = False
+  # Content of a system message before every chat that has none. '': none.
+  system_prompt: str = ''
+  # Variables for the chat template, such as {'enable_thinking': False}.
+  chat_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+  # How every completion begins, such as 'Answer:'. The model reads this text,
+  # but does not sample it, and rewards do not see it.
+  completion_prefix: str = ''
   # Widths to which prompts are padded, tokens; the largest is the longest
   # prompt allowed. A program is compiled for each width that is used.
   prompt_buckets: tuple[int, ...] = (8,)
@@ -328,6 +363,7 @@ class Config:
   # set, wins.
   compilation_cache: str = 'auto'
   model: Model = Model()
+  lora: Lora = Lora()
   data: Data = Data()
   # The reward functions, each with its weight.
   rewards: tuple[Reward, ...] = (Reward(),)

@@ -8,32 +8,56 @@ How far a run has read its stream is a single integer, the global prompt
 counter. `take(stream, position, count)` gives the same rows at any time and on
 any process, so a run that is resumed needs this integer alone.
 
-grain and tokenizers are imported inside the functions that need them, because
-both are slow to import.
+A `Tokenizer` comes from a Hugging Face folder, a GGUF file or a tokenizer.json.
+It knows how a run writes its prompts (`PromptFormat`): as plain texts, or as
+chats by the template of the model.
+
+grain, tokenizers and jinja2 are imported inside the functions that need them,
+because they are slow to import.
 """
 
 from grpo_jax.data._arithmetic import ALPHABET
 from grpo_jax.data._arithmetic import ArithmeticDemonstrations
 from grpo_jax.data._arithmetic import ArithmeticSource
 from grpo_jax.data._arithmetic import arithmetic_demonstrations
+from grpo_jax.data._chat import ChatTemplate
+from grpo_jax.data._chat import Prompt
+from grpo_jax.data._chat import PromptFormat
+from grpo_jax.data._chat import prompt_problem
+from grpo_jax.data._chat import prompt_text
+from grpo_jax.data._gguf import gguf_metadata
+from grpo_jax.data._gguf import gguf_path
 from grpo_jax.data._jsonl import JsonlSource
+from grpo_jax.data._largest import LargestSource
 from grpo_jax.data._prompts import epoch_rows
 from grpo_jax.data._prompts import mixture
 from grpo_jax.data._prompts import prompt_stream
 from grpo_jax.data._prompts import take
 from grpo_jax.data._tokenizer import Tokenizer
 from grpo_jax.data._tokenizer import character_tokenizer
+from grpo_jax.data._tokenizer_from import check_vocab_size
+from grpo_jax.data._tokenizer_from import tokenizer_from
 
 __all__ = (
   'ALPHABET',
   'ArithmeticDemonstrations',
   'ArithmeticSource',
+  'ChatTemplate',
   'JsonlSource',
+  'LargestSource',
+  'Prompt',
+  'PromptFormat',
   'Tokenizer',
   'arithmetic_demonstrations',
   'character_tokenizer',
+  'check_vocab_size',
   'epoch_rows',
+  'gguf_metadata',
+  'gguf_path',
   'mixture',
+  'prompt_problem',
   'prompt_stream',
+  'prompt_text',
   'take',
+  'tokenizer_from',
 )

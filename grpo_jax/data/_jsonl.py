@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from grpo_jax.data._chat import prompt_problem
+
 
 @dataclasses.dataclass(frozen=True)
 class JsonlSource:
@@ -30,7 +32,8 @@ class JsonlSource:
 
   Args:
     path: the file, in UTF-8.
-    prompt_field: the field that holds the prompt, a string that is not empty.
+    prompt_field: the field that holds the prompt: a string that is not empty,
+      or a list of messages such as {"role": "user", "content": "1+1="}.
     answer_field: the field that holds the reference answer, any JSON value but
       null; None if no reward needs an answer.
 
@@ -96,11 +99,10 @@ class JsonlSource:
         f"{where} has a field 'index', but this name stands for the global"
         ' prompt counter; rename the field.'
       )
-    prompt = record.get(self.prompt_field)
-    if not isinstance(prompt, str) or not prompt:
+    if problem := prompt_problem(record.get(self.prompt_field)):
       raise ValueError(
-        f'{where} needs a text in the field {self.prompt_field!r}, but has'
-        f' {record.get(self.prompt_field)!r:.80} and the fields'
+        f'{where} needs a text or a list of messages in the field'
+        f' {self.prompt_field!r}, but {problem}, and the fields are'
         f' {sorted(record)}; correct the line or name another prompt_field.'
       )
     if self.answer_field is not None and record.get(self.answer_field) is None:

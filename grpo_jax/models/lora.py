@@ -19,8 +19,6 @@ import jax.numpy as jnp
 
 from grpo_jax.models._config import LowRank
 
-Params = dict[str, Any]
-
 
 def trains(path: tuple[str, ...]) -> bool:
   """Whether a parameter is part of an adapter."""
@@ -69,7 +67,7 @@ def join(first: Any, second: Any) -> Any:
   }
 
 
-def merged(params: Params, lora: LowRank) -> Params:
+def merged(params: Any, lora: LowRank) -> Any:
   """The parameters of the same function without adapters.
 
   Args:

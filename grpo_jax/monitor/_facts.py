@@ -24,7 +24,7 @@ def facts(config: config_lib.Config, workdir: str | os.PathLike) -> list[str]:
     'run': str(workdir),
     'method': _method(config),
     'model': _model(config.model),
-    'data': _data(config.data),
+    'data': _data(config),
     'warm-up': _warm_up(config.warm_up),
     'rollouts': _rollouts(config),
     'reward': ' + '.join(map(_reward, config.rewards)),
@@ -56,15 +56,20 @@ def _method(config: config_lib.Config) -> str:
 
 
 def _model(model: config_lib.Model) -> str:
+  if model.path:  # its shape is known once it has been opened
+    return model.path
   heads = f'{model.num_heads} heads of {model.head_dim}'
   if model.num_kv_heads != model.num_heads:
     heads += f' ({model.num_kv_heads} for keys and values)'
   return f'{_count(model.num_layers, "layer")}, width {model.width}, {heads}'
 
 
-def _data(data: config_lib.Data) -> str:
+def _data(config: config_lib.Config) -> str:
+  data = config.data
   if data.train != 'arithmetic':
-    return f'{data.train}, tokenizer {data.tokenizer}'
+    chats = ' as chats' if data.chat else ''
+    named = data.tokenizer or config.model.path
+    return f'{data.train}{chats}, tokenizer {named}'
   return 'built-in sums, written backwards: 47+85= is answered 231'
 
 

@@ -5,8 +5,11 @@ A reward is a function
     def my_reward(prompt: str, completion: str, example: dict) -> float | None
 
 It may be `async`, and it may take lists if it is marked by `@batched`. None
-means 'not judged': training then ignores the completion. `example` is the
-record of the data source, with three more fields:
+means 'not judged': training then ignores the completion. `prompt` is the text
+of the prompt; if the prompt is a list of messages, it is the last one by a
+user, and `example['prompt']` has them all. `completion` is what was sampled,
+without `config.data.completion_prefix`. `example` is the record of the data
+source, with three more fields:
 
 - 'index': int, the global prompt counter;
 - 'completion_ids': list[int], the sampled tokens, end token included;

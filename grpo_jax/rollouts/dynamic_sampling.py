@@ -15,6 +15,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import hashlib
+import json
 from typing import Any
 from typing import NamedTuple
 
@@ -135,7 +136,7 @@ def draw(
     drawn.append(fresh)
     if retire:
       retired |= {
-        _identity(fresh.prompt_texts[p])
+        _identity(records[p]['prompt'])
         for p in np.flatnonzero(_solved(fresh, right_reward))
       }
     # Without dynamic sampling every group counts, whatever its rewards.
@@ -210,8 +211,11 @@ def _next_records(
   return records, position
 
 
-def _identity(prompt: str) -> int:
-  """A 64-bit hash of a prompt's text: short to save, the same in every run."""
+def _identity(prompt: data.Prompt) -> int:
+  """A 64-bit hash of a prompt: short to save, the same in every run."""
+  # Of all messages: two chats may differ in the first and share the last.
+  if not isinstance(prompt, str):
+    prompt = json.dumps([dict(message) for message in prompt], default=str)
   # Python's own hash of a string differs from process to process.
   digest = hashlib.blake2b(prompt.encode(), digest_size=8).digest()
   return int.from_bytes(digest, 'big')

@@ -13,6 +13,7 @@ import numpy as np
 from grpo_jax import losses
 from grpo_jax import rewards as rewards_lib
 from grpo_jax.data import Tokenizer
+from grpo_jax.data import prompt_text
 from grpo_jax.models import layout
 from grpo_jax.rollouts.types import Rollout
 from grpo_jax.sampling import TRUNCATED
@@ -38,7 +39,8 @@ def collect(
   Args:
     records: `P` records with `'prompt'` and `'index'`.
     engine: Draws the completions.
-    tokenizer: Turns prompts into ids, and completions into text.
+    tokenizer: Turns prompts into ids, by its `prompt_format`, and completions
+      into text.
     rewards: Reward functions with weights.
     sampling: How to draw.
     group: Completions per prompt.
@@ -50,7 +52,7 @@ def collect(
   Returns:
     A `Rollout`.
   """
-  prompts = [tokenizer.encode(record['prompt']) for record in records]
+  prompts = [tokenizer.encode_prompt(record['prompt']) for record in records]
   index = [record['index'] for record in records]
   completions = engine.generate(
     Requests(prompts, index, group, rollout, sampling, purpose)
@@ -65,7 +67,7 @@ def collect(
     _batch(completions, scores, completion_buckets),
     completions.length,
     prompts,
-    [record['prompt'] for record in records],
+    [prompt_text(record['prompt']) for record in records],
     texts,
     np.array(index, np.int64),
     tuple(reward.name for reward in rewards),
@@ -138,7 +140,9 @@ def _judge(records, completions, texts, rewards) -> rewards_lib.Scores:
     for ids, length, finish in zip(*row, strict=True)
   ]
   group = completions.length.shape[1]
-  asked = [record['prompt'] for record in records for _ in range(group)]
+  asked = [
+    prompt_text(record['prompt']) for record in records for _ in range(group)
+  ]
   flat = [text for row in texts for text in row]
   return rewards_lib.score(rewards, asked, flat, examples)
 
@@ -189,7 +193,8 @@ def demonstrations(
 
   Args:
     records: Records with `'prompt'` and `'answer'`.
-    tokenizer: Encodes both. The first of its end tokens is added to the answer.
+    tokenizer: Encodes both, prompts by its `prompt_format`. Its `answer_end_id`
+      is added to the answer.
     completion_buckets: Allowed completion widths, tokens.
 
   Returns:
@@ -199,15 +204,9 @@ def demonstrations(
   Raises:
     ValueError: The tokenizer has no end token.
   """
-  if not tokenizer.eos_ids:
-    raise ValueError(
-      'A demonstration is an answer and an end token, but this tokenizer has '
-      'no end token; name one in config.data.eos_tokens, or set '
-      'config.warm_up.steps=0.'
-    )
+  end = tokenizer.answer_end_id()
   answers = [
-    [*tokenizer.encode(str(record['answer'])), tokenizer.eos_ids[0]]
-    for record in records
+    [*tokenizer.encode(str(record['answer'])), end] for record in records
   ]
   length = np.array([[len(answer)] for answer in answers], np.int32)
   width = layout.bucket(int(length.max()), completion_buckets, 'completion')
@@ -231,8 +230,8 @@ def demonstrations(
   return Rollout(
     batch,
     length,
-    [tokenizer.encode(text) for text in asked],
-    asked,
+    [tokenizer.encode_prompt(prompt) for prompt in asked],
+    [prompt_text(prompt) for prompt in asked],
     [[str(record['answer'])] for record in records],
     np.array([record['index'] for record in records], np.int64),
   )

@@ -18,7 +18,7 @@ class Rollout(NamedTuple):
     batch: What losses read: NumPy arrays [P,G,T].
     length: i32[P,G], tokens of each completion.
     prompts: P lists of ids.
-    prompt_texts: The P prompts as text.
+    prompt_texts: The P prompts as a person sees them (`data.prompt_text`).
     texts: [P][G], the completions as text, for rewards and for people.
     index: i64[P], the global prompt counter of each prompt.
     reward_names: Names along the last axis of `batch.reward_parts`.

@@ -19,13 +19,13 @@ from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax import losses
 from grpo_jax import models
-from grpo_jax import random_keys
 from grpo_jax import resolve
 from grpo_jax import rewards
 from grpo_jax import sampling
 from grpo_jax import sharding
 from grpo_jax.rollouts import rollout
 from grpo_jax.rollouts.types import Rollout
+from grpo_jax.training import build_model
 from grpo_jax.training import compiled_programs
 from grpo_jax.training import marks
 from grpo_jax.training import speed
@@ -138,8 +138,8 @@ def sampler(config: Config, given: Given) -> Sampler:
   # Before any program is compiled, so that all of them are cached.
   compiled_programs.keep(config.compilation_cache)
   mesh = sharding.make_mesh(**dataclasses.asdict(config.mesh))
-  tokenizer = _tokenizer(config.data, given)
-  model = _model(config.model, tokenizer.vocab_size)
+  tokenizer = _tokenizer(config, given)
+  model = build_model.transformer(config, tokenizer.vocab_size)
   engine = sampling.LocalEngine(
     model,
     config.seed,
@@ -275,23 +275,27 @@ def _method(config: Config, given: Given) -> losses.LossTransform:
   return loss
 
 
-def _model(config: config_lib.Model, vocab_size: int) -> models.Transformer:
-  fields = dataclasses.asdict(config)
-  # In the config, 0 stands for no window; in a `LayerKind`, None does.
-  windows = fields.pop('window_tokens')
-  pattern = tuple(models.LayerKind(tokens or None) for tokens in windows)
-  return models.Transformer(
-    models.ModelConfig(vocab_size=vocab_size, pattern=pattern, **fields)
+def _tokenizer(config: Config, given: Given) -> data.Tokenizer:
+  fields = config.data
+  prompts = data.PromptFormat(
+    fields.chat,
+    fields.system_prompt,
+    fields.chat_kwargs,
+    fields.completion_prefix,
   )
-
-
-def _tokenizer(config: config_lib.Data, given: Given) -> data.Tokenizer:
-  if config.tokenizer in given.objects:
-    return given.objects[config.tokenizer]
-  if config.tokenizer == 'arithmetic':
-    return data.character_tokenizer(data.ALPHABET)
-  return data.Tokenizer.from_file(
-    config.tokenizer, config.eos_tokens, config.pad_token
+  if fields.tokenizer in given.objects:
+    tokenizer = given.objects[fields.tokenizer]
+    # A tokenizer may come with a format of its own, which a config that says
+    # nothing leaves alone.
+    if prompts == data.PromptFormat():
+      return tokenizer
+    return tokenizer.with_format(prompts)
+  return data.tokenizer_from(
+    fields.tokenizer,
+    config.model.path,
+    fields.eos_tokens,
+    fields.pad_token,
+    prompts,
   )
 
 
@@ -312,6 +316,8 @@ def _source(config: config_lib.Data, name: str, split: str, given: Given):
     return given.objects[name]
   if name == 'arithmetic':
     return data.ArithmeticSource(split)
+  if name == 'largest':
+    return data.LargestSource(split)
   return data.JsonlSource(
     name, config.prompt_field, config.answer_field or None
   )
@@ -346,23 +352,6 @@ def demonstrations(run: Run):
   return data.prompt_stream(source, run.config.seed)
 
 
-def shapes(run: Run | Sampler) -> Any:
-  """The parameters as a pytree of `jax.ShapeDtypeStruct`."""
-  return jax.eval_shape(run.model.init, jax.random.key(0))
-
-
-def places(run: Run | Sampler) -> Any:
-  """The sharding of each array of the parameters, as a pytree like them."""
-  return sharding.of_params(run.mesh, shapes(run), run.model.logical_axes)
-
-
-def initial_params(run: Run) -> Any:
-  """Random parameters, sharded over the mesh."""
-  key = random_keys.key(run.config.seed, 'init')
-  # One program with sharded results, so that no device holds the whole model.
-  return jax.jit(run.model.init, out_shardings=places(run))(key)
-
-
 def example(run: Run) -> Rollout:
   """A rollout of zeros, with the largest shapes that the run may sample."""
   config = run.config
@@ -374,3 +363,18 @@ def example(run: Run) -> Rollout:
     len(run.rewards),
     config.data.completion_buckets,
   )
+
+
+def abstract_params(run: Run | Sampler) -> build_model.Parameters:
+  """Shapes, dtypes and shardings of the run's parameters."""
+  return build_model.abstract(run.model, run.mesh, run.config.lora.base_dtype)
+
+
+def initial_params(run: Run) -> Any:
+  """The trained parameters before the first update, sharded over the mesh."""
+  return build_model.initial(run.config, run.model, run.mesh)
+
+
+def frozen_params(run: Run | Sampler) -> Any:
+  """The parameters that no update changes; None without adapters."""
+  return build_model.frozen(run.config, run.model, run.mesh)

@@ -23,7 +23,10 @@ def warm_up_updater(run: build.Run) -> updates.Updater:
   )
   learner = _learner(run, losses.methods.supervised(), schedule, 1.0, 'step')
   spec = _spec(run, 'padded', config.warm_up.micro_rows)
-  return updates.Updater(learner, build.shapes(run), spec, config.seed)
+  params = build.abstract_params(run)
+  return updates.Updater(
+    learner, params.trained, spec, config.seed, frozen=params.frozen
+  )
 
 
 def _spec(
@@ -42,12 +45,12 @@ def _spec(
     # For each token, a layer multiplies `width` numbers by a key and `width` by
     # its value: 2 width products per key that the token attends to. Its
     # matrices take about 12 width^2 products. The cost is the ratio of these.
-    key_cost=1 / (6 * run.config.model.width),
+    key_cost=1 / (6 * run.model.config.width),
     # The splash kernel cannot run on rows with shared prompts; see
     # `kernels.splash_suits`.
     share=not (
       jax.default_backend() == 'tpu'
-      and run.config.model.attention in ('auto', 'splash')
+      and run.model.config.attention in ('auto', 'splash')
     ),
     **options,
   )
@@ -64,6 +67,7 @@ def updater(run: build.Run) -> updates.Updater:
     # The schedule counts updates, and a rollout gets several.
     run.config.steps * config.batches * config.epochs,
   )
+  params = build.abstract_params(run)
   spec = _spec(
     run,
     config.layout,
@@ -80,7 +84,7 @@ def updater(run: build.Run) -> updates.Updater:
       config.on_zero_advantage,
       braked=True,
     ),
-    build.shapes(run),
+    params.trained,
     spec,
     run.config.seed,
     config.batches,
@@ -91,6 +95,7 @@ def updater(run: build.Run) -> updates.Updater:
     optimizer.overshoot_every_steps,
     # Only dynamic sampling keeps groups that an earlier policy has drawn.
     stale=run.config.sampler.resample_rounds > 0,
+    frozen=params.frozen,
   )
 
 

@@ -158,10 +158,10 @@ def _check_record(where: str, record: Any, needed: list[str]) -> None:
         f'{where} has the fields {list(record)}, but the field {field!r} is '
         f'needed; give records such as {example}.'
       )
-  if not isinstance(record['prompt'], str) or not record['prompt']:
+  if problem := data.prompt_problem(record['prompt']):
     raise ValueError(
-      f"{where}['prompt'] is {record['prompt']!r:.60}, but it must be a text "
-      'that is not empty; correct the record.'
+      f"{where}['prompt'] must be a text or a list of messages, but {problem}; "
+      'correct the record.'
     )
   if 'index' in record:
     raise ValueError(
@@ -201,7 +201,7 @@ def _tokenizer(given: Any) -> _Entry:
     raise ValueError(
       f'tokenizer={given!r:.60} is of type {type(given).__name__}; give a '
       'grpo_jax.data.Tokenizer, which character_tokenizer and '
-      'Tokenizer.from_file return, or the path of a tokenizer.json.'
+      'Tokenizer.from_folder return, or a name as in config.data.tokenizer.'
     )
   mark = marks.mark(f'tokenizer of {given.vocab_size} tokens')
   return _Entry(mark, given, provenance.of_tokenizer(given))

@@ -99,13 +99,18 @@ def train(
 def begin(session: Session) -> Progress | None:
   """The progress before the first rollout; None if stopped in the warm-up."""
   params = warm_up.run(
-    session.run, session.workdir, session.monitor, session.stop
+    session.run,
+    session.workdir,
+    session.monitor,
+    session.stop,
+    session.update.frozen,
   )
   if params is None:
     return None
   with session.monitor.phase('handing the parameters to the sampler'):
     state = session.update.init(params)
-    session.run.engine.load(state.params, version=0)
+    whole = session.update.whole(state.params)
+    session.run.engine.load(whole, version=0)
   return Progress(0, state, PromptState(), Unwritten({}, []))
 
 
@@ -129,7 +134,7 @@ def advance(
     (state, measured), learn_secs = timed(
       learn, session.update, state, rollout, step
     )
-  run.engine.load(state.params, version=step + 1)
+  run.engine.load(session.update.whole(state.params), version=step + 1)
   measured |= rollout_metrics.of_rollout(
     rollout, step, config.evaluation.right_reward
   )

@@ -89,6 +89,15 @@ def of_tokenizer(tokenizer: data.Tokenizer) -> Record:
     tokenizer.pad_id,
     sorted(tokenizer.alphabet or ()),
   ]
+  # Only if there are any: the hashes of older records were made without.
+  if tokenizer.bos_ids or tokenizer.chat_template:
+    template = tokenizer.chat_template
+    contents += [
+      list(tokenizer.bos_ids),
+      template and dataclasses.asdict(template),
+    ]
+  if tokenizer.prompt_format != data.PromptFormat():
+    contents.append(dataclasses.asdict(tokenizer.prompt_format))
   return {
     'name': qualified_name(type(tokenizer)),
     'vocab_size': tokenizer.vocab_size,

@@ -28,6 +28,7 @@ from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.rollouts.types import Rollout
 from grpo_jax.training import build
 from grpo_jax.training import build_updater
+from grpo_jax.training import checkpoint
 from grpo_jax.training import warm_up
 from grpo_jax.training import workdir as workdir_lib
 from grpo_jax.training.checkpoint import Checkpoints
@@ -71,6 +72,7 @@ class Session(NamedTuple):
   stop: Stop
   replays: bool  # whether saved rollouts take the place of sampling
   versions: dict[str, Any]  # see `workdir.versions`
+  frozen: list[int]  # fingerprint of the parameters that no update changes
   on_rollout: OnRollout | None
 
 
@@ -108,6 +110,12 @@ def opened(
       saved = saves.restore(update.abstract)
     if saved is not None:
       _check_restored(saved, config, workdir, replays)
+    if config.lora.rank:
+      with screen.phase('reading the weights beside the adapters'):
+        update.frozen = build.frozen_params(run)
+    frozen = checkpoint.fingerprint(update.frozen)
+    if saved is not None:
+      _check_frozen(saved, frozen, config)
     versions = workdir_lib.record(workdir, config, saved is None, given)
     progress = _progress(saved) if saved else None
     # The last rollout with a line in metrics.jsonl; see `Unwritten`.
@@ -136,13 +144,15 @@ def opened(
       stop,
       replays,
       versions,
+      frozen,
       on_rollout,
     )
     if progress is not None:
       # An earlier start may have been killed before it removed these.
       warm_up.forget(workdir)
       monitor.line(f'  goes on from the checkpoint of rollout {progress.step}')
-      run.engine.load(progress.state.params, version=progress.step)
+      whole = update.whole(progress.state.params)
+      run.engine.load(whole, version=progress.step)
     yield session, progress
 
 
@@ -191,6 +201,16 @@ def _check_restored(
     raise ValueError(
       f'The run in {workdir} has {did} its rollouts, and this command {does} '
       'them; give the same command, or another workdir.'
+    )
+
+
+def _check_frozen(saved: Restored, frozen: list[int], config: Config) -> None:
+  """Raises a ValueError if the weights beside the adapters have changed."""
+  if saved.host.get('frozen', []) != frozen:
+    raise ValueError(
+      f'The weights in config.model.path={config.model.path!r} are not those '
+      'that this run began with, and its adapters belong to those; put them '
+      'back, or give another workdir.'
     )
 
 
@@ -250,6 +270,7 @@ def save(
     'replays': session.replays,
     'config': dataclasses.asdict(session.run.config),
     'versions': session.versions,
+    'frozen': session.frozen,
   }
   with session.monitor.phase('saving a checkpoint'):
     session.saves.save(step, state, host, metric)

@@ -24,6 +24,7 @@ def run(
   workdir: pathlib.Path,
   monitor: Monitor,
   stop: Callable[[], bool],
+  frozen: Any = None,
 ) -> Any:
   """Trains on demonstrations, or continues from a checkpoint of the warm-up.
 
@@ -32,19 +33,25 @@ def run(
     workdir: The workdir of the run; its folder `warm_up` holds the checkpoints.
     monitor: Shows the loss.
     stop: Called between steps; once it returns True, the warm-up is saved.
+    frozen: Parameters that no update changes; see `build_model.frozen`.
 
   Returns:
-    The parameters after the last step, or None if stopped before it.
+    The trained parameters after the last step, or None if stopped before it.
   """
   config = parts.config.warm_up
+  drawing = 'drawing the initial parameters'
+  if parts.config.model.path:
+    drawing = 'reading the weights'
   if not config.steps:
-    return build.initial_params(parts)
+    with monitor.phase(drawing):
+      return build.initial_params(parts)
   examples = build.demonstrations(parts)
   update = build_updater.warm_up_updater(parts)
+  update.frozen = frozen
   with Checkpoints(workdir / 'warm_up', 1, warn=monitor.warn) as saves:
     saved = saves.restore(update.abstract)
     if saved is None:
-      with monitor.phase('drawing the initial parameters'):
+      with monitor.phase(drawing):
         step, state = 0, update.init(build.initial_params(parts))
     else:
       step, state = saved.step, saved.state

@@ -139,13 +139,13 @@ def run_arm(config: Config, arm: Arm, seed: int, params: Any) -> Outcome:
   update, prompt_state, records = build_updater.updater(run), PromptState(), []
   # `init` donates its argument, and the next arm needs the parameters again.
   state = update.init(jax.tree.map(jnp.copy, params))
-  run.engine.load(state.params, version=0)
+  run.engine.load(update.whole(state.params), version=0)
   for step in range(config.steps):
     rollout, prompt_state, _ = loop.sampled(run, prompt_state, step)
     (state, scalars), secs = loop.timed(
       loop.learn, update, state, rollout, step
     )
-    run.engine.load(state.params, version=step + 1)
+    run.engine.load(update.whole(state.params), version=step + 1)
     # Measuring overshoot takes time too, so the seconds of these rollouts are
     # kept apart.
     kind = 'secs_watched' if update.watches(step) else 'secs_per_update'

