@@ -79,16 +79,20 @@ def _load(
   def written(stack: Array | None, i: int) -> Array:
     stored = _read(source, parameter, parameter.names[i], place)
     # JAX lets go of an array of NumPy at the next collection of garbage. This
-    # one is gone before memory is taken for what is made of it.
+    # one goes before memory is taken for what is made of it, or, where the
+    # device uses the same memory, before the next one is read.
     jax.block_until_ready(stored)
     gc.collect(0)
-    # And what is on the devices is gone before the next tensor is read.
-    return jax.block_until_ready(write(stack, stored, i))
+    result = jax.block_until_ready(write(stack, stored, i))
+    del stored
+    gc.collect(0)
+    return result
 
   if parameter.layers is None:
     return written(None, 0)
   shape = (len(parameter.layers), *parameter.shape)
-  stack = jnp.zeros(shape, dtype, device=place)
+  empty = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=place)
+  stack = empty()
   for i in range(len(parameter.layers)):
     stack = written(stack, i)
   return stack

@@ -132,7 +132,13 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
   """The files that hold a model's tensors."""
   index = folder / INDEX
   if index.exists():
-    names = sorted(set(json.loads(index.read_text())['weight_map'].values()))
+    try:
+      where = json.loads(index.read_text())['weight_map']
+    except (json.JSONDecodeError, KeyError) as error:
+      raise ValueError(
+        f'{index} is no index of safetensors ({error}); copy it again.'
+      ) from error
+    names = sorted(set(where.values()))
     missing = [name for name in names if not (folder / name).exists()]
     if missing:
       raise ValueError(
@@ -212,8 +218,7 @@ def write(
       file.write(_header(shard, dtype))
       for name, shape in shard:
         value = next(values)
-        if value.shape != shape or value.dtype != dtype:  # else the file breaks
-          raise AssertionError(f'{name}: {value.dtype}{value.shape}')
+        assert (value.shape, value.dtype) == (shape, dtype), name
         file.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
   if len(shards) > 1:
     where = {n: f for f, shard in zip(names, shards) for n, _ in shard}

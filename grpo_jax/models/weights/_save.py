@@ -95,8 +95,9 @@ def save(
       'An export holds no adapters, and this model has some; merge them first '
       '(models.lora.merged), and give the config with lora=None.'
     )
-  old = [path.name for path in folder.glob('*.safetensors*')]
-  if old or (folder / 'config.json').exists():
+  writes = jax.process_index() == 0
+  old = any(folder.glob('*.safetensors*')) or (folder / 'config.json').exists()
+  if writes and old:  # others may come here when the first one writes already
     raise ValueError(
       f'{folder} holds a model already; give another folder, or remove it.'
     )
@@ -111,8 +112,8 @@ def save(
     for name in names
   ]
   arrays = _arrays(wanted, jax.tree.leaves(params), np.dtype(dtype))
-  if jax.process_index():  # takes part in gathering each tensor
-    for _ in arrays:
+  if not writes:
+    for _ in arrays:  # takes part in gathering each of them
       pass
     return
   folder.mkdir(parents=True, exist_ok=True)

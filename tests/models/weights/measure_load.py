@@ -2,8 +2,8 @@
 
   python tests/models/weights/measure_load.py /tmp/random_1b
 
-makes the folder (2.5 GB, bfloat16), loads it in a fresh process, and prints what
-the process held. Remove the folder afterwards.
+makes the folder (2.5 GB, bfloat16), loads it in fresh processes, and prints
+what they held. Remove the folder afterwards.
 """
 
 import json

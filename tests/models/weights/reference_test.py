@@ -7,16 +7,19 @@ Needs torch and transformers beside what the suite needs:
   pytest -m reference tests/models/weights/reference_test.py
 """
 
+import dataclasses
 import functools
 import importlib.util
 
 import jax
 import numpy as np
 import pytest
+from safetensors import numpy as safetensors
 
 from grpo_jax import models
 from grpo_jax.models import weights
 from tests import tiny
+from tests.models.weights import gguf_test
 from tests.models.weights import golden
 from tests.models.weights import parity_test
 from tests.models.weights import real_models
@@ -142,6 +145,28 @@ def test_transformers_understands_the_config_json_of_real_models(name):
   a['rope_parameters'].pop('type', None)  # what rope_type was called before
   for key in a.keys() - set(passing):
     assert a[key] == b.get(key), key
+
+
+@pytest.mark.parametrize('architecture', ['llama', 'qwen2', 'qwen3'])
+def test_a_gguf_file_means_to_us_what_it_means_to_transformers(
+  architecture, tmp_path
+):
+  # transformers does not read the size of a head: 128, or width / heads.
+  head_dim = 128 if architecture == 'qwen3' else 16
+  config = dataclasses.replace(
+    gguf_test.KINDS[architecture], width=64, head_dim=head_dim
+  )
+  weights.save(tmp_path / 'x', config, golden.random_params(config))
+  tensors = safetensors.load_file(tmp_path / 'x' / 'model.safetensors')
+  # Written as it is: whether queries and keys are permuted changes what the
+  # file means, and not whether it can be read.
+  gguf_test.write(tmp_path / 'x.gguf', config, tensors, architecture)
+  source = weights.source(tmp_path / 'x.gguf')
+  params = weights.load(source, source.config())
+  reference = theirs(tmp_path, gguf_file='x.gguf')
+  row = np.arange(3, 20)
+  found = our_logits(models.Transformer(source.config()), params, row)
+  assert_close(found, their_logits(reference, row))
 
 
 def test_smollm2_on_real_text():
