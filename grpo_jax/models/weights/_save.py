@@ -176,12 +176,16 @@ def _arrays(
     whole = None  # no sharding: an array of one device, or of the host
     if isinstance(getattr(leaf, 'sharding', None), NamedSharding):
       whole = NamedSharding(leaf.sharding.mesh, PartitionSpec())
+    options = dict(layout=parameter.layout, dtype=dtype, place=whole)
     for i in range(len(parameter.names)):
-      layer = None if parameter.layers is None else i
-      stored = np.asarray(
-        _take(leaf, layer, layout=parameter.layout, dtype=dtype, place=whole)
-      )
-      yield from stored if parameter.layout.experts else (stored,)
+      if parameter.layers is None:
+        stored = _take(leaf, None, **options)
+      elif isinstance(leaf, np.ndarray):  # only this layer goes to the device
+        stored = _take(leaf[i], None, **options)
+      else:
+        stored = _take(leaf, i, **options)
+      array = np.asarray(stored)
+      yield from array if parameter.layout.experts else (array,)
 
 
 @functools.partial(jax.jit, static_argnames=('layout', 'dtype', 'place'))

@@ -202,6 +202,17 @@ def test_what_cannot_be_computed_is_refused(fields, changes, said):
   assert str(refused.value).endswith('.')
 
 
+def test_fields_of_other_families_say_nothing():
+  strange = dict(
+    final_logit_softcapping=3.0,
+    query_pre_attn_scalar=7,
+    hidden_activation='relu',
+    num_experts=4,
+    sliding_window=5,
+  )
+  assert read(LLAMA, **strange) == read(LLAMA)
+
+
 def test_two_scalings_in_one_model_are_refused():
   fields = copy.deepcopy(GEMMA3)
   del fields['rope_scaling']

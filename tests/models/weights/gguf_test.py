@@ -230,6 +230,17 @@ def test_an_architecture_that_is_not_read(tmp_path):
   assert "'mamba'" in said and 'llama, qwen2, qwen3' in said
 
 
+def test_a_file_that_lacks_its_description(tmp_path):
+  writer = gguf.GGUFWriter(tmp_path / 'x.gguf', 'llama')
+  writer.add_block_count(1)
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+  said = refusal(tmp_path / 'x.gguf')
+  assert 'lacks llama.embedding_length' in said and 'token_embd' in said
+
+
 def test_a_quantization_that_cannot_be_undone(folder_and_file):
   codes = gguf.GGMLQuantizationType
   kind = codes.I8  # integers, which no weights are
