@@ -6,7 +6,8 @@ Read in this order:
 - `attention`: which tokens see which, in training and in decoding;
 - `layout`: how completions lie in the rows that the model reads;
 - `scores`: log-probability and entropy of each completion token;
-- `kernels`: attention kernels of accelerators.
+- `kernels`: attention kernels of accelerators;
+- `weights`: pretrained models come in, and trained ones go out.
 """
 
 from grpo_jax.models._activations import bytes_per_token

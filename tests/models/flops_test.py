@@ -50,11 +50,10 @@ def test_windows_bound_the_context():
   )
 
 
-@pytest.mark.parametrize('changes', [{}, {'compute_dtype': 'bfloat16'}])
-def test_activations_are_about_what_a_backward_pass_keeps(changes):
+def test_activations_are_about_what_a_backward_pass_keeps():
   """Of one more token, and within a factor of two."""
   config = dataclasses.replace(
-    tiny.CONFIG, width=64, mlp_width=128, num_layers=8, **changes
+    tiny.CONFIG, width=64, mlp_width=128, num_layers=8
   )
   model = models.Transformer(config)
   params = jax.eval_shape(model.init, jax.random.key(0))

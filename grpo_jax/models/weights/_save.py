@@ -23,7 +23,7 @@ from grpo_jax.models.weights import _safetensors
 from grpo_jax.models.weights._parameters import Parameter
 from grpo_jax.models.weights._parameters import parameters
 from grpo_jax.models.weights._source import Source
-from grpo_jax.models.weights._tensors import Tensor
+from grpo_jax.models.weights._tensors import Layout
 
 Array = jax.Array
 
@@ -90,8 +90,14 @@ def save(
       f"dtype={dtype!r} of an export is neither 'float32' nor 'bfloat16'; give "
       'one of them.'
     )
-  old = [path.name for path in folder.glob('*.safetensors*')]
-  if old or (folder / 'config.json').exists():
+  if config.lora is not None:
+    raise ValueError(
+      'An export holds no adapters, and this model has some; merge them first '
+      '(models.lora.merged), and give the config with lora=None.'
+    )
+  writes = jax.process_index() == 0
+  old = any(folder.glob('*.safetensors*')) or (folder / 'config.json').exists()
+  if writes and old:  # others may come here when the first one writes already
     raise ValueError(
       f'{folder} holds a model already; give another folder, or remove it.'
     )
@@ -106,8 +112,8 @@ def save(
     for name in names
   ]
   arrays = _arrays(wanted, jax.tree.leaves(params), np.dtype(dtype))
-  if jax.process_index():  # takes part in gathering each tensor
-    for _ in arrays:
+  if not writes:
+    for _ in arrays:  # takes part in gathering each of them
       pass
     return
   folder.mkdir(parents=True, exist_ok=True)
@@ -170,27 +176,31 @@ def _arrays(
     whole = None  # no sharding: an array of one device, or of the host
     if isinstance(getattr(leaf, 'sharding', None), NamedSharding):
       whole = NamedSharding(leaf.sharding.mesh, PartitionSpec())
+    options = dict(layout=parameter.layout, dtype=dtype, place=whole)
     for i in range(len(parameter.names)):
-      layer = None if parameter.layers is None else i
-      stored = np.asarray(
-        _take(leaf, layer, tensor=parameter.tensor, dtype=dtype, place=whole)
-      )
-      yield from stored if parameter.tensor.of_experts else (stored,)
+      if parameter.layers is None:
+        stored = _take(leaf, None, **options)
+      elif isinstance(leaf, np.ndarray):  # only this layer goes to the device
+        stored = _take(leaf[i], None, **options)
+      else:
+        stored = _take(leaf, i, **options)
+      array = np.asarray(stored)
+      yield from array if parameter.layout.experts else (array,)
 
 
-@functools.partial(jax.jit, static_argnames=('tensor', 'dtype', 'place'))
+@functools.partial(jax.jit, static_argnames=('layout', 'dtype', 'place'))
 def _take(
   leaf: Array,
   layer: int | None,
   *,
-  tensor: Tensor,
+  layout: Layout,
   dtype: np.dtype,
   place: NamedSharding | None,
 ) -> Array:
   """What is stored of a parameter, or of one layer of a stack."""
   if layer is not None:
     leaf = lax.dynamic_index_in_dim(leaf, layer, keepdims=False)
-  stored = tensor.encode(leaf, jnp.dtype(dtype))
+  stored = layout.encode(leaf, jnp.dtype(dtype))
   return (
     stored if place is None else lax.with_sharding_constraint(stored, place)
   )
