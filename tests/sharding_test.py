@@ -12,14 +12,17 @@ pytestmark = pytest.mark.quick
 
 def test_the_mesh_has_auto_axes_and_one_device_is_a_mesh():
   mesh = sharding.make_mesh()
-  assert mesh.shape == {'data': 1, 'fsdp': 1, 'tensor': 1}
+  assert mesh.shape == {'data': 1, 'fsdp': 1, 'expert': 1, 'tensor': 1}
   assert set(mesh.axis_types) == {AxisType.Auto}
   wide = sharding.make_mesh(data=-1, fsdp=2, tensor=2)
-  assert wide.shape == {'data': 2, 'fsdp': 2, 'tensor': 2}
+  assert wide.shape == {'data': 2, 'fsdp': 2, 'expert': 1, 'tensor': 2}
   assert sharding.row_shards(wide) == 4
+  mixed = sharding.make_mesh(data=-1, expert=4)
+  assert mixed.shape == {'data': 2, 'fsdp': 1, 'expert': 4, 'tensor': 1}
+  assert sharding.row_shards(mixed) == 8
 
 
-@pytest.mark.parametrize('sizes', [(3, 3, 1), (0, 1, 1), (-1, 16, 1)])
+@pytest.mark.parametrize('sizes', [(3, 3), (0,), (-1, 16), (2, 2, 2, 2)])
 def test_a_mesh_that_does_not_fit_is_refused(sizes):
   with pytest.raises(ValueError, match='devices, but 8 are present'):
     sharding.make_mesh(*sizes)

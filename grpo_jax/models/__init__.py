@@ -6,6 +6,7 @@ Read in this order:
 - `attention`: which tokens see which, in training and in decoding;
 - `layout`: how completions lie in the rows that the model reads;
 - `scores`: log-probability and entropy of each completion token;
+- `experts`, `routing`: mixtures of experts, and what their routers did;
 - `kernels`: attention kernels of accelerators.
 """
 
@@ -14,8 +15,10 @@ from grpo_jax.models._config import LayerKind
 from grpo_jax.models._config import ModelConfig
 from grpo_jax.models._config import RopeScaling
 from grpo_jax.models._flops import flops_per_token
+from grpo_jax.models.scores import Routed
 from grpo_jax.models.scores import Scores
 from grpo_jax.models.scores import score
+from grpo_jax.models.scores import score_routed
 from grpo_jax.models.transformer import Transformer
 
 __all__ = (
@@ -23,8 +26,10 @@ __all__ = (
   'LayerKind',
   'ModelConfig',
   'RopeScaling',
+  'Routed',
   'Scores',
   'Transformer',
   'flops_per_token',
   'score',
+  'score_routed',
 )
