@@ -4,6 +4,7 @@ import jax
 from jax.sharding import AxisType
 import pytest
 
+from grpo_jax import models
 from grpo_jax import sharding
 from tests import tiny
 
@@ -42,3 +43,15 @@ def test_parameters_are_split_where_the_axis_divides():
   assert block['attention']['key'].spec == jax.P(None, 'fsdp', None, None)
   assert block['attention']['query'].spec == jax.P(None, 'fsdp', None, None)
   assert block['mlp_norm']['scale'].spec == jax.P(None, None)
+
+
+def test_experts_lie_on_their_own_axis():
+  model = models.Transformer(tiny.EXPERTS)
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  mesh = sharding.make_mesh(1, 2, 2, 2)
+  place = sharding.of_params(mesh, params, model.logical_axes)
+  block = place['blocks'][0]['experts']
+  assert block['gate'].spec == jax.P(None, 'expert', 'fsdp', 'tensor')
+  assert block['down'].spec == jax.P(None, 'expert', 'tensor', 'fsdp')
+  assert block['router'].spec == jax.P(None, 'fsdp', None)
+  assert model.decays(('blocks', '0', 'experts', 'gate'))

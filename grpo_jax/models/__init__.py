@@ -12,9 +12,12 @@ Read in this order:
 
 from grpo_jax.models._config import Experts
 from grpo_jax.models._config import LayerKind
+from grpo_jax.models._config import LowRank
 from grpo_jax.models._config import ModelConfig
 from grpo_jax.models._config import RopeScaling
 from grpo_jax.models._flops import flops_per_token
+from grpo_jax.models.routing import balance
+from grpo_jax.models.routing import load_max
 from grpo_jax.models.scores import Routed
 from grpo_jax.models.scores import Scores
 from grpo_jax.models.scores import score
@@ -24,12 +27,15 @@ from grpo_jax.models.transformer import Transformer
 __all__ = (
   'Experts',
   'LayerKind',
+  'LowRank',
   'ModelConfig',
   'RopeScaling',
   'Routed',
   'Scores',
   'Transformer',
+  'balance',
   'flops_per_token',
+  'load_max',
   'score',
   'score_routed',
 )

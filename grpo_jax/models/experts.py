@@ -113,10 +113,10 @@ class RoutedMLP(nnx.Module):
     probability, weight, chosen = route(
       x, self.router[...], experts.per_token, experts.normalized
     )
-    weights = (
+    gate, up, down = (
       kernel[...].astype(x.dtype) for kernel in (self.gate, self.up, self.down)
     )
-    mixed = over_devices(x, weight, chosen, *weights, self.activation)
+    mixed = over_devices(x, weight, chosen, gate, up, down, self.activation)
     return mixed, routing.of_layer(experts, probability, chosen, counted)
 
 
@@ -190,16 +190,15 @@ def over_devices(
   exchanges = splits_experts and rows[0] is not None
 
   def of_device(*given):
-    *tokens, gate, up, down = given
+    tokens, kernels = given[:3], given[3:]
     if exchanges:
-      tokens = [
-        lax.all_gather(one, 'expert', axis=0, tiled=True) for one in tokens
-      ]
+      gather = functools.partial(lax.all_gather, axis=0, tiled=True)
+      tokens = [gather(one, 'expert') for one in tokens]
     first, parts = 0, 1
     if splits_experts:
-      first = lax.axis_index('expert') * gate.shape[0]
+      first = lax.axis_index('expert') * kernels[0].shape[0]
       parts = mesh.shape['expert']
-    mixed = run(*tokens, gate, up, down, first=first, parts=parts)
+    mixed = run(*tokens, *kernels, first=first, parts=parts)
     if places[0][2] is not None:  # each device has summed over its hidden units
       mixed = lax.psum(mixed, 'tensor')
     if exchanges:
@@ -260,9 +259,8 @@ def mixture(
   pairs = sort_pairs(here, number, block)
 
   def run(most, *given):
-    return _mixed(
-      *given, pairs, activation, _slots(most, number, block), block, ragged
-    )
+    slots = _slots(most, number, block)
+    return _mixed(pairs, activation, slots, block, ragged, *given)
 
   given = tokens, weight.reshape(-1, per_token), gate, up, down
   # Room for twice an even share is enough nearly always, and saves most of the
@@ -330,7 +328,7 @@ def sort_pairs(expert: Array, number: int, block: int) -> Pairs:
 
 
 def _mixed(
-  tokens, weight, gate, up, down, pairs, activation, slots, block, ragged
+  pairs, activation, slots, block, ragged, tokens, weight, gate, up, down
 ):
   """`mixture` of flat tokens f[N,width], with room for some slots."""
   number, per_token = len(tokens), weight.shape[-1]

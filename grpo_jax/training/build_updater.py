@@ -79,6 +79,7 @@ def updater(run: build.Run) -> updates.Updater:
       run.config.sampler.temperature,
       config.on_zero_advantage,
       braked=True,
+      expert_balance=config.expert_balance,
     ),
     build.shapes(run),
     spec,
@@ -95,7 +96,13 @@ def updater(run: build.Run) -> updates.Updater:
 
 
 def _learner(
-  run, method, schedule, temperature, on_zero_advantage, braked=False
+  run,
+  method,
+  schedule,
+  temperature,
+  on_zero_advantage,
+  braked=False,
+  expert_balance=0.0,
 ):
   def score(params, layout, with_entropy, forward_mode=False):
     return models.score(
@@ -105,6 +112,11 @@ def _learner(
       temperature,
       with_entropy,
       forward_mode=forward_mode,
+    )
+
+  def score_routed(params, layout, with_entropy, counted, sampled):
+    return models.score_routed(
+      run.model, params, layout, counted, sampled, temperature, with_entropy
     )
 
   def decays(params):
@@ -139,6 +151,8 @@ def _learner(
     coast_steps=updates,
     records=braked and config.moments,
     expects_prefixes=run.config.log.expected_prefixes,
+    score_routed=score_routed if run.model.routes else None,
+    expert_balance=expert_balance,
   )
 
 
