@@ -86,6 +86,7 @@ def updater(run: build.Run) -> updates.Updater:
       run.config.sampler.temperature,
       config.on_zero_advantage,
       braked=True,
+      expert_balance=config.expert_balance,
     ),
     params.trained,
     spec,
@@ -103,7 +104,13 @@ def updater(run: build.Run) -> updates.Updater:
 
 
 def _learner(
-  run, method, schedule, temperature, on_zero_advantage, braked=False
+  run,
+  method,
+  schedule,
+  temperature,
+  on_zero_advantage,
+  braked=False,
+  expert_balance=0.0,
 ):
   def score(params, layout, with_entropy, forward_mode=False):
     return models.score(
@@ -113,6 +120,11 @@ def _learner(
       temperature,
       with_entropy,
       forward_mode=forward_mode,
+    )
+
+  def score_routed(params, layout, with_entropy, counted, sampled):
+    return models.score_routed(
+      run.model, params, layout, counted, sampled, temperature, with_entropy
     )
 
   def decays(params):
@@ -146,6 +158,8 @@ def _learner(
     coast_steps=run.config.learner.batches * run.config.learner.epochs,
     records=braked and config.moments,
     expects_prefixes=run.config.log.expected_prefixes,
+    score_routed=score_routed if run.model.routes else None,
+    expert_balance=expert_balance,
   )
 
 

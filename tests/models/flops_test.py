@@ -39,6 +39,18 @@ def test_the_formula_is_what_the_compiler_counts(changes, with_head):
   np.testing.assert_allclose(expected.sum(), analysis['flops'], rtol=0.02)
 
 
+def test_of_experts_those_count_that_a_token_is_given_to():
+  """Two of 40 with half of the MLP's width cost as much, and the router."""
+  kinds = models.LayerKind(experts=True), models.LayerKind()
+  mixed = models.ModelConfig(
+    **CONFIG, pattern=kinds, experts=models.Experts(40, 2, 256)
+  )
+  more = models.flops_per_token(mixed, 8) - models.flops_per_token(
+    models.ModelConfig(**CONFIG), 8
+  )
+  np.testing.assert_allclose(more, 2 * 256 * 40)
+
+
 def test_windows_bound_the_context():
   window = (models.LayerKind(window_tokens=8), models.LayerKind())
   plain = models.ModelConfig(**CONFIG)
