@@ -33,6 +33,7 @@ _EXAMPLES = """\
   grpo-jax train --config=configs/arithmetic.py --workdir=runs/arithmetic
   grpo-jax eval --workdir=runs/arithmetic --samples=16 --k=1,4,16
   grpo-jax sample --workdir=runs/arithmetic --prompt=47+85=
+  grpo-jax convert runs/arithmetic models/arithmetic --dtype=bfloat16
   grpo-jax audit dapo --plot
   grpo-jax study brakes --config=configs/arithmetic.py --workdir=runs/brakes"""
 
@@ -122,6 +123,24 @@ def sample() -> None:
   )
 
 
+def convert() -> None:
+  """`grpo-jax convert`."""
+  from grpo_jax.commands import convert as converts
+
+  done = converts.convert(
+    _value('source'),
+    _value('folder'),
+    _value('checkpoint'),
+    _value('dtype'),
+    _value('shard_gb'),
+    _value('adapter'),
+  )
+  if _value('json'):
+    _print_json(done._asdict())
+  else:
+    converts.show(done)
+
+
 def methods() -> None:
   """`grpo-jax methods`."""
   from grpo_jax.commands import audit as audits
@@ -170,7 +189,7 @@ class Command(NamedTuple):
   run: Callable[[], None]
   what: str
   flags: tuple[str, ...]
-  takes: str = ''  # the flag whose value is given without its name
+  takes: tuple[str, ...] = ()  # flags whose values need no name
 
 
 COMMANDS = {
@@ -190,6 +209,15 @@ COMMANDS = {
       'temperature', 'max_tokens', 'completions', 'json', 'verbose',
     ),
   ),
+  'convert': Command(
+    convert,
+    'Writes a model as a Hugging Face folder, or its adapter for peft.',
+    (
+      'source', 'folder', 'checkpoint', 'adapter', 'dtype', 'shard_gb', 'json',
+      'verbose',
+    ),
+    takes=('source', 'folder'),
+  ),
   'methods': Command(
     methods,
     'Prints a table of all methods, measured by evaluating each of them.',
@@ -199,7 +227,7 @@ COMMANDS = {
     audit,
     'Measures what a method does to gradients and to clipped tokens.',
     ('method', 'method_kwargs', 'fields', 'plot', 'json', 'verbose'),
-    takes='method',
+    takes=('method',),
   ),
   'sample': Command(
     sample,
@@ -215,7 +243,7 @@ COMMANDS = {
     (
       'study', 'workdir', 'config', 'seeds', 'steps', 'only', 'json', 'verbose',
     ),
-    takes='study',
+    takes=('study',),
   ),
 }  # fmt: skip
 
@@ -306,8 +334,8 @@ def help_text(command: str, width: int) -> str:
       f' ({flag.default_as_str})' if flag.value not in (None, [], False) else ''
     )
     rows.append((f'--{name}{given}', f'{flag.help}{default}'))
-  takes = f' {takes.upper()}' if takes else ''
-  title = textwrap.wrap(f'grpo-jax {command}{takes}: {what}', width)
+  typed = ' '.join([command, *(name.upper() for name in takes)])
+  title = textwrap.wrap(f'grpo-jax {typed}: {what}', width)
   text = [*title, '', _columns(rows, width)]
   if command == 'train':
     text += ['', 'Fields of the config:', '', options.help_text(width)]
@@ -381,11 +409,11 @@ def _check_flags(command: str, parsed: list[str]) -> None:
       f'--workdir={_value("workdir")} is no local path, and buckets cannot be '
       'written yet; give a directory.'
     )
-  wanted = COMMANDS[command].takes
-  if wanted and not _value(wanted):
-    raise flags.Error(
-      f'grpo-jax {command} needs a {wanted}. As in:\n{_EXAMPLES}'
-    )
+  for wanted in COMMANDS[command].takes:
+    if not _value(wanted):
+      raise flags.Error(
+        f'grpo-jax {command} needs a {wanted}. As in:\n{_EXAMPLES}'
+      )
   if 'workdir' in read and not _value('workdir'):
     raise flags.Error(
       f'grpo-jax {command} needs --workdir, and --config for a new run. As '

@@ -309,6 +309,12 @@ class Checkpoint:
   # Metric of which the checkpoint with the highest value is kept too; ''
   # keeps none.
   best_metric: str = 'heldout_accuracy'
+  # Saves between those after which the model is also written into the workdir
+  # as a Hugging Face folder, exports/ROLLOUT; 0 writes none. All are kept.
+  export_every_saves: int = 0
+  # Dtype of the weights in these folders: 'float32', or 'bfloat16' for half the
+  # size, which loses changes below 1/256 of a weight.
+  export_dtype: str = 'float32'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,11 +38,11 @@ def test_the_tokenizer_of_the_model(folder):
   changes = {'data.tokenizer': '', 'model.path': str(folder)}
   changes['data.completion_prefix'] = ':'
   config = runs.small(**changes)
-  tokenizer = build._tokenizer(config, build.marks.NOTHING)
+  tokenizer = build.tokenizer_of(config, build.marks.NOTHING)
   assert tokenizer.encode_prompt('1') == tokenizer.encode('1:')
   named = {'data.eos_tokens': ('</s>',), 'data.pad_token': '<s>'}
   config = runs.small(**changes, **named)
-  tokenizer = build._tokenizer(config, build.marks.NOTHING)
+  tokenizer = build.tokenizer_of(config, build.marks.NOTHING)
   ids = (*tokenizer.eos_ids, tokenizer.pad_id)
   assert ids == tuple(tokenizer.encode('</s><s>'))
 
@@ -51,10 +51,10 @@ def test_a_tokenizer_from_python_keeps_its_format_unless_told_otherwise(folder):
   form = data.PromptFormat(chat=True)
   own = data.Tokenizer.from_folder(folder, prompt_format=form)
   config, given = given_lib.put(runs.small(), tokenizer=own)
-  assert build._tokenizer(config, given) is own
+  assert build.tokenizer_of(config, given) is own
   fields = dataclasses.replace(config.data, completion_prefix='A')
   config = dataclasses.replace(config, data=fields)
-  changed = build._tokenizer(config, given)
+  changed = build.tokenizer_of(config, given)
   assert changed.prompt_format == data.PromptFormat(completion_prefix='A')
 
 
