@@ -373,5 +373,5 @@ def example(run: Run) -> Rollout:
     config.sampler.max_tokens,
     len(run.rewards),
     config.data.completion_buckets,
-    run.model.routes,
+    models.routes(run.model),
   )
