@@ -307,8 +307,8 @@ class Sampler:
 
   @property
   def routes(self) -> bool:
-    """Whether the model has experts, and says which it chose."""
-    return getattr(self.model, 'routes', False)
+    """Whether the model says which experts it chose."""
+    return models.routes(self.model)
 
   def _hidden(self, *given):
     """`hidden` of the model, and the code i32[B,Q] of its experts if any."""

@@ -158,7 +158,7 @@ def _learner(
     coast_steps=run.config.learner.batches * run.config.learner.epochs,
     records=braked and config.moments,
     expects_prefixes=run.config.log.expected_prefixes,
-    score_routed=score_routed if run.model.routes else None,
+    score_routed=score_routed if models.routes(run.model) else None,
     expert_balance=expert_balance,
   )
 
