@@ -57,6 +57,8 @@ HEAVY = {
   'grain': set(),
   'tokenizers': set(),
   'jinja2': set(),
+  'safetensors': set(),
+  'gguf': set(),
   'orbax': set(),
   'pyarrow': set(),
   'rich': set(),

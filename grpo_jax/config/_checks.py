@@ -29,6 +29,7 @@ _LEAST = {
   'learner.epochs': 1,
   'learner.micro_rows': 0,
   'learner.row_completions': 0,
+  'learner.expert_balance': 0,
   'warm_up.steps': 0,
   'warm_up.examples': 1,
   'warm_up.micro_rows': 0,

@@ -241,6 +241,10 @@ class Learner:
   # What to do with an optimizer batch whose advantages are all 0: 'skip', or
   # 'step', in which momentum, weight decay and KL still move the policy.
   on_zero_advantage: str = 'skip'
+  # Weight of a penalty on uneven use of experts, which is added to the loss of
+  # a model that has experts. Raise it, to 0.001 say, if expert_load_max grows.
+  # 0 leaves the penalty out; above 0 an update takes a third longer.
+  expert_balance: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -352,6 +356,9 @@ class Mesh:
   fsdp: int = 1
   # Devices over which heads, hidden units and vocabulary are split.
   tensor: int = 1
+  # Devices over which the experts of each layer are split, if the model has
+  # experts.
+  expert: int = 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -370,6 +370,7 @@ def example(run: Run) -> Rollout:
     config.sampler.max_tokens,
     len(run.rewards),
     config.data.completion_buckets,
+    run.model.routes,
   )
 
 

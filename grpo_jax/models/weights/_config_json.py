@@ -125,12 +125,15 @@ def _fields(row: Family, config_json: Fields) -> dict[str, Any]:
     if value not in (None, wanted):
       raise ValueError(
         f'config.json of a {row.architecture} has {name}={value!r}, but {why}; '
-        f'give a model with {wanted}.'
+        f'give a model with {name}={wanted}.'
       )
   for name, meant in row.renamed.items():
     if name in given:
       given[meant] = given.pop(name)
-  fields = {**row.defaults, **given}
+  # No others: transformers passes over a field that is not the family's too.
+  names = {*row.defaults, *_families.REQUIRED, *_families.OF_ALL}
+  known = {name: given[name] for name in names if name in given}
+  fields = {**row.defaults, **known}
   for name in _families.REQUIRED:
     if fields.get(name) is None:
       raise ValueError(
@@ -222,7 +225,7 @@ def _experts(fields: Fields) -> Experts:
 def _activation(fields: Fields) -> str:
   """Ours, from the field that the family has for it."""
   name = 'hidden_activation' if 'hidden_activation' in fields else 'hidden_act'
-  given = fields[name] or 'gelu_pytorch_tanh'
+  given = fields[name]
   if given not in _ACTIVATIONS:
     raise ValueError(
       f'config.json has {name}={given!r}, which is not built here; give a '

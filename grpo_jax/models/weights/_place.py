@@ -6,7 +6,9 @@ part of it: so the host never holds more than one tensor, and tensors are
 transposed and made float32 where that is fast.
 """
 
+from collections.abc import Callable
 import functools
+import gc
 from typing import Any
 
 import jax
@@ -20,7 +22,7 @@ from grpo_jax.models._config import ModelConfig
 from grpo_jax.models.weights._parameters import Parameter
 from grpo_jax.models.weights._parameters import parameters
 from grpo_jax.models.weights._source import Source
-from grpo_jax.models.weights._tensors import Tensor
+from grpo_jax.models.weights._tensors import Layout
 
 Array = jax.Array
 
@@ -44,7 +46,7 @@ def load(
     rounded: Whether `dtype` may have fewer bits than what is stored.
 
   Returns:
-    The tree of `Transformer.init`.
+    The tree of `Transformer.init`, without adapters.
 
   Raises:
     ValueError: A tensor is missing, is one too many, or has another shape than
@@ -72,17 +74,27 @@ def _load(
   """One parameter, all its layers."""
   if not parameter.is_matrix:
     dtype = np.dtype(np.float32)
-  form = dict(tensor=parameter.tensor, shape=parameter.shape, place=place)
+  write = _compiled(parameter.layout, parameter.shape, dtype, place)
+
+  def written(stack: Array | None, i: int) -> Array:
+    stored = _read(source, parameter, parameter.names[i], place)
+    # JAX lets go of an array of NumPy at the next collection of garbage. This
+    # one goes before memory is taken for what is made of it, or, where the
+    # device uses the same memory, before the next one is read.
+    jax.block_until_ready(stored)
+    gc.collect(0)
+    result = jax.block_until_ready(write(stack, stored, i))
+    del stored
+    gc.collect(0)
+    return result
+
   if parameter.layers is None:
-    stored = _read(source, parameter, parameter.names[0], place)
-    return jax.block_until_ready(_whole(stored, dtype=dtype, **form))
+    return written(None, 0)
   shape = (len(parameter.layers), *parameter.shape)
-  stack = jnp.zeros(shape, dtype, device=place)
-  for i, names in enumerate(parameter.names):
-    # Nothing names the tensor, and the next one is read when this one is gone:
-    # so the host holds one.
-    stack = _put(stack, _read(source, parameter, names, place), i, **form)
-    jax.block_until_ready(stack)
+  empty = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=place)
+  stack = empty()
+  for i in range(len(parameter.layers)):
+    stack = written(stack, i)
   return stack
 
 
@@ -108,7 +120,7 @@ def _read(
   @functools.cache  # several devices may have the same part
   def part(bounds: tuple[tuple[int, int], ...]) -> np.ndarray:
     index = tuple(slice(*bound) for bound in bounds)
-    if not parameter.tensor.of_experts:
+    if not parameter.layout.experts:
       return source.read(names[0], index)
     return np.stack([source.read(name, index[1:]) for name in names[index[0]]])
 
@@ -118,10 +130,10 @@ def _read(
     )
 
   if place is None:
-    return jnp.asarray(of_device((slice(None),) * len(shape)))
+    return jax.device_put(of_device((slice(None),) * len(shape)))
   stacked = parameter.layers is not None
   entries = (*place.spec, *(None,) * len(parameter.shape))[int(stacked) :]
-  spec = parameter.tensor.stored_axes(
+  spec = parameter.layout.stored_axes(
     entries[: len(parameter.shape)], _common_axis
   )
   where = NamedSharding(place.mesh, PartitionSpec(*spec))
@@ -136,40 +148,25 @@ def _common_axis(group: tuple[Any, ...]) -> Any:
   return group[0] if not any(group[1:]) else None
 
 
-@functools.partial(
-  jax.jit, static_argnames=('tensor', 'shape', 'dtype', 'place')
-)
-def _whole(
-  stored: Array,
-  *,
-  tensor: Tensor,
+@functools.lru_cache(maxsize=256)  # one for all that are alike
+def _compiled(
+  layout: Layout,
   shape: tuple[int, ...],
   dtype: np.dtype,
   place: NamedSharding | None,
-) -> Array:
-  """A parameter without an axis of layers."""
-  return _at(tensor.decode(stored, shape, dtype), place)
+) -> Callable[[Array | None, Array, int], Array]:
+  """Compiles: (stack, stored, i) -> the stack with layer i written into it.
 
+  It is written into the same memory. Without a stack, the result is the layer.
+  """
 
-@functools.partial(
-  jax.jit, static_argnames=('tensor', 'shape', 'place'), donate_argnums=0
-)
-def _put(
-  stack: Array,
-  stored: Array,
-  i: Array | int,
-  *,
-  tensor: Tensor,
-  shape: tuple[int, ...],
-  place: NamedSharding | None,
-) -> Array:
-  """The stack with layer i written into it, in the same memory."""
-  one = tensor.decode(stored, shape, stack.dtype)
-  return _at(lax.dynamic_update_index_in_dim(stack, one, i, 0), place)
+  def write(stack, stored, i):
+    one = layout.decode(stored, shape, dtype)
+    if stack is None:
+      return one
+    return lax.dynamic_update_index_in_dim(stack, one, i, 0)
 
-
-def _at(x: Array, place: NamedSharding | None) -> Array:
-  return x if place is None else lax.with_sharding_constraint(x, place)
+  return jax.jit(write, donate_argnums=0, out_shardings=place)
 
 
 def _check_names(

@@ -140,11 +140,9 @@ def _written(scaling: RopeScaling | None) -> dict[str, Any] | None:
       low_freq_factor=scaling.low_factor,
       high_freq_factor=scaling.high_factor,
     )
-  if scaling.attention_factor is not None:
-    written['attention_factor'] = scaling.attention_factor
-  return dict(
-    written,
-    beta_slow=scaling.beta_slow,
-    beta_fast=scaling.beta_fast,
-    truncate=scaling.truncate,
-  )
+  # The others only where they are not what is meant without them.
+  usual = RopeScaling('yarn', scaling.factor, scaling.original_tokens)
+  for name in ('attention_factor', 'beta_slow', 'beta_fast', 'truncate'):
+    if getattr(scaling, name) != getattr(usual, name):
+      written[name] = getattr(scaling, name)
+  return written

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import json
+import math
 import pathlib
 from typing import Any
 from typing import Protocol
@@ -27,6 +28,9 @@ _DTYPES = {
   'BF16': np.dtype(jnp.bfloat16),
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
+
+PIECE_BYTES = 16 << 20
+"""How much of a file is read at once: it is in memory twice meanwhile."""
 
 # What torch.save writes.
 _PICKLES = ('.bin', '.pt', '.pth', '.ckpt')
@@ -100,17 +104,41 @@ class Safetensors:
 
   def read(self, stored: Stored, index: tuple[slice, ...]) -> np.ndarray:
     """See `Reader`."""
+    rows, *columns = index
+    first, end, _ = rows.indices(stored.shape[0])
+    row_bytes = math.prod(stored.shape[1:]) * stored.dtype.itemsize
+    step = max(1, PIECE_BYTES // row_bytes)
+
     # The file is mapped into memory, and what was read of it stays there until
-    # it is closed: so it is opened for each tensor.
-    with _open(stored.where) as file:
-      return file.get_slice(stored.name)[index]
+    # it is closed: so it is opened anew for every piece.
+    def piece(start: int) -> np.ndarray:
+      part = (slice(start, min(start + step, end)), *columns)
+      with _open(stored.where) as file:
+        return file.get_slice(stored.name)[part]
+
+    if end - first <= step:
+      return piece(first)
+    widths = [
+      len(range(*axis.indices(size)))
+      for axis, size in zip(columns, stored.shape[1:], strict=True)
+    ]
+    result = np.empty((end - first, *widths), stored.dtype)
+    for start in range(first, end, step):
+      result[start - first : start - first + step] = piece(start)
+    return result
 
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
   """The files that hold a model's tensors."""
   index = folder / INDEX
   if index.exists():
-    names = sorted(set(json.loads(index.read_text())['weight_map'].values()))
+    try:
+      where = json.loads(index.read_text())['weight_map']
+    except (json.JSONDecodeError, KeyError) as error:
+      raise ValueError(
+        f'{index} is no index of safetensors ({error}); copy it again.'
+      ) from error
+    names = sorted(set(where.values()))
     missing = [name for name in names if not (folder / name).exists()]
     if missing:
       raise ValueError(
@@ -213,13 +241,12 @@ def write_file(
     file.write(_header(tensors, dtype))
     for name, shape in tensors:
       value = next(values)
-      if value.shape != shape or value.dtype != dtype:  # else the file breaks
-        raise AssertionError(f'{name}: {value.dtype}{value.shape}')
+      assert (value.shape, value.dtype) == (shape, dtype), name
       file.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
 
 
 def _nbytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
-  return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+  return math.prod(shape) * dtype.itemsize
 
 
 def _shards(tensors, dtype: np.dtype, shard_bytes: int) -> list[list]:

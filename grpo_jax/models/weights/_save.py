@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from collections.abc import Mapping
-import dataclasses
 import functools
 import json
 import os
@@ -21,13 +20,14 @@ from grpo_jax import sharding
 from grpo_jax.models import lora
 from grpo_jax.models._config import LowRank
 from grpo_jax.models._config import ModelConfig
+from grpo_jax.models.transformer import Transformer
 from grpo_jax.models.weights import _config_json
 from grpo_jax.models.weights import _families
 from grpo_jax.models.weights import _safetensors
 from grpo_jax.models.weights._parameters import Parameter
 from grpo_jax.models.weights._parameters import parameters
 from grpo_jax.models.weights._source import Source
-from grpo_jax.models.weights._tensors import Tensor
+from grpo_jax.models.weights._tensors import Layout
 
 Array = jax.Array
 
@@ -95,16 +95,17 @@ def save(
       f"dtype={dtype!r} of an export is neither 'float32' nor 'bfloat16'; give "
       'one of them.'
     )
-  old = [path.name for path in folder.glob('*.safetensors*')]
-  if old or (folder / 'config.json').exists():
+  writes = jax.process_index() == 0
+  old = any(folder.glob('*.safetensors*')) or (folder / 'config.json').exists()
+  if writes and old:  # others may come here when the first one writes already
     raise ValueError(
       f'{folder} holds a model already; give another folder, or remove it.'
     )
   described = _described(config, source, dtype, fields or {})
   row = _families.family(described['architectures'][0])
-  plain = dataclasses.replace(config, lora=None)
-  wanted, tree = parameters(plain, row.tensors)
-  leaves, adapters = _parts(config, params, tree)
+  wanted, _ = parameters(config, row.tensors)
+  _check(params, jax.eval_shape(Transformer(config).init, jax.random.key(0)))
+  leaves, adapters = _parts(config, params)
   tensors = [
     (name, one.name_shape)
     for one in wanted
@@ -112,8 +113,8 @@ def save(
     for name in names
   ]
   arrays = _arrays(wanted, leaves, adapters, config.lora, np.dtype(dtype))
-  if jax.process_index():  # takes part in gathering each tensor
-    for _ in arrays:
+  if not writes:
+    for _ in arrays:  # takes part in gathering each of them
       pass
     return
   folder.mkdir(parents=True, exist_ok=True)
@@ -147,13 +148,12 @@ def _described(
 
 
 def _parts(
-  config: ModelConfig, params: Mapping[str, Any], tree: Any
+  config: ModelConfig, params: Mapping[str, Any]
 ) -> tuple[list[Array], list[tuple[Array, Array] | None]]:
-  """The leaves of `tree`, and the adapter of each that has one."""
-  beside, base = lora.split(params, lora.trains)
-  if config.lora is None:
-    base = params
-  _check(base, tree)
+  """The parameters but for adapters, and the adapter of each that has one."""
+  beside, base = None, params
+  if config.lora is not None:
+    beside, base = lora.split(params, lora.trains)
   low = {
     sharding.path_names(path): leaf
     for path, leaf in jax.tree_util.tree_leaves_with_path(beside)
@@ -202,23 +202,29 @@ def _arrays(
     if isinstance(getattr(leaf, 'sharding', None), NamedSharding):
       whole = NamedSharding(leaf.sharding.mesh, PartitionSpec())
     form = dict(
-      tensor=parameter.tensor, dtype=dtype, place=whole, low_rank=low_rank
+      layout=parameter.layout, dtype=dtype, place=whole, low_rank=low_rank
     )
     for i in range(len(parameter.names)):
-      layer = None if parameter.layers is None else i
-      stored = np.asarray(_take(leaf, adapter, layer, **form))
-      yield from stored if parameter.tensor.of_experts else (stored,)
+      if parameter.layers is None:
+        stored = _take(leaf, adapter, None, **form)
+      elif isinstance(leaf, np.ndarray):  # only this layer goes to the device
+        of_layer = adapter and (adapter[0][i], adapter[1][i])
+        stored = _take(leaf[i], of_layer, None, **form)
+      else:
+        stored = _take(leaf, adapter, i, **form)
+      array = np.asarray(stored)
+      yield from array if parameter.layout.experts else (array,)
 
 
 @functools.partial(
-  jax.jit, static_argnames=('tensor', 'dtype', 'place', 'low_rank')
+  jax.jit, static_argnames=('layout', 'dtype', 'place', 'low_rank')
 )
 def _take(
   leaf: Array,
   adapter: tuple[Array, Array] | None,
   layer: int | None,
   *,
-  tensor: Tensor,
+  layout: Layout,
   dtype: np.dtype,
   place: NamedSharding | None,
   low_rank: LowRank | None,
@@ -232,7 +238,7 @@ def _take(
   if adapter is not None:
     assert low_rank is not None
     leaf = lora.adapted(leaf, *adapter, low_rank)
-  stored = tensor.encode(leaf, jnp.dtype(dtype))
+  stored = layout.encode(leaf, jnp.dtype(dtype))
   return (
     stored if place is None else lax.with_sharding_constraint(stored, place)
   )

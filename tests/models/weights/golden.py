@@ -7,14 +7,21 @@ import functools
 import pathlib
 from typing import NamedTuple
 
+import jax
 import numpy as np
+import pytest
 
 from grpo_jax import models
 from grpo_jax.models import layout
 from grpo_jax.models import weights
 
 FOLDER = pathlib.Path(__file__).parent / 'golden'
-NAMES = sorted(path.name for path in FOLDER.iterdir())
+# The transformer has no experts yet. Strict: this goes when it has.
+NO_EXPERTS = pytest.mark.xfail(strict=True, reason='no experts yet')
+NAMES = [
+  pytest.param(path.name, marks=[NO_EXPERTS] if 'moe' in path.name else [])
+  for path in sorted(FOLDER.iterdir())
+]
 LENGTHS = (12, 7)
 
 
@@ -62,10 +69,17 @@ def padded(rows: list[np.ndarray], side: str) -> layout.Layout:
   )
 
 
+def random_params(config: models.ModelConfig) -> dict:
+  """Parameters of NumPy, without compiling anything."""
+  shapes = jax.eval_shape(models.Transformer(config).init, jax.random.key(0))
+  rng = np.random.default_rng(0)
+  return jax.tree.map(
+    lambda x: rng.normal(size=x.shape).astype(np.float32), shapes
+  )
+
+
 def assert_same_trees(actual, expected):
   """Every leaf equal, bit by bit."""
-  import jax
-
   assert jax.tree.structure(actual) == jax.tree.structure(expected)
   for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected)):
     assert a.dtype == e.dtype

@@ -1,4 +1,4 @@
-"""Writes `golden/`: what transformers computes with a tiny model of each family.
+"""Writes `golden/`: what transformers computes with a model of each family.
 
 Run it with torch 2.13 and transformers 5.23 installed; the suite needs neither:
 

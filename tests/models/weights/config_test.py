@@ -1,0 +1,252 @@
+"""`config.json` becomes a `ModelConfig` and comes back, for every family."""
+
+import copy
+import dataclasses
+import math
+
+import jax
+from jax.sharding import AbstractMesh
+import pytest
+
+from grpo_jax import models
+from grpo_jax import sharding
+from grpo_jax.models import weights
+from tests.models.weights import golden
+from tests.models.weights import real_models
+
+pytestmark = pytest.mark.quick
+
+LLAMA = real_models.MODELS['Llama-3.1-8B']
+QWEN2 = real_models.MODELS['Qwen2.5-0.5B']
+GEMMA3 = real_models.MODELS['gemma-3-1b']
+
+
+def read(fields, **changes):
+  return weights.config_from_huggingface({**fields, **changes})
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param(name, marks=[golden.NO_EXPERTS] if 'A3B' in name else [])
+    for name in real_models.MODELS
+  ],
+)
+def test_a_real_model_has_its_parameters_and_lies_on_a_mesh(name):
+  """Abstractly: the largest has 282 GB."""
+  model = models.Transformer(read(real_models.MODELS[name]))
+  shapes = jax.eval_shape(model.init, jax.random.key(0))
+  count = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+  assert count == real_models.COUNTS[name]
+  mesh = AbstractMesh((1, 16, 2), ('data', 'fsdp', 'tensor'))
+  place = sharding.of_params(mesh, shapes, model.logical_axes)
+  shards = jax.tree.map(lambda s, x: s.shard_shape(x.shape), place, shapes)
+  lists = jax.tree.leaves(shards, is_leaf=lambda x: isinstance(x, tuple))
+  most = sum(map(math.prod, lists))
+  # One head of keys, or an odd number of heads, is not split in two.
+  assert most < 1.3 * count / mesh.size
+
+
+@pytest.mark.parametrize('name', real_models.MODELS)
+def test_what_is_written_reads_back_as_the_same_model(name):
+  config = read(real_models.MODELS[name])
+  written = weights.config_to_huggingface(config)
+  assert read(written) == config
+  named = real_models.MODELS[name]['architectures'][0]
+  expected = named.replace('ForConditionalGeneration', 'ForCausalLM')
+  assert written['architectures'] == [expected]
+
+
+@pytest.mark.parametrize(
+  'name', [path.name for path in sorted(golden.FOLDER.iterdir())]
+)
+def test_what_transformers_5_writes_reads_back_too(name):
+  config = weights.source(golden.FOLDER / name).config()
+  assert read(weights.config_to_huggingface(config)) == config
+
+
+def test_both_forms_of_rotary_positions_mean_the_same():
+  scaling = LLAMA['rope_scaling']
+  older = read(LLAMA)
+  newer = {k: x for k, x in LLAMA.items() if not k.startswith('rope_')}
+  newer['rope_parameters'] = dict(scaling, rope_theta=500000.0)
+  assert read(newer) == older
+  assert older.rope_scaling == models.RopeScaling('llama3', 8.0, 8192)
+  assert older.rope_base == 500000.0
+  of_layers = dict(GEMMA3)
+  for name in ('rope_theta', 'rope_local_base_freq', 'rope_scaling'):
+    del of_layers[name]
+  of_layers['rope_parameters'] = dict(
+    full_attention=dict(rope_theta=1e6, rope_type='default'),
+    sliding_attention=dict(rope_theta=1e4, rope_type='default'),
+  )
+  assert read(of_layers) == read(GEMMA3)
+
+
+def test_rotary_positions_of_older_releases():
+  """`type` for `rope_type`; the trained context outside; none at all."""
+  yarn = dict(type='yarn', factor=4.0)
+  scaling = read(QWEN2, rope_scaling=yarn).rope_scaling
+  assert scaling == models.RopeScaling('yarn', 4.0, 32768)
+  yarn = dict(yarn, attention_factor=1.2, beta_fast=20, truncate=False)
+  outside = dict(original_max_position_embeddings=8192)
+  scaling = read(QWEN2, rope_scaling=yarn, **outside).rope_scaling
+  assert scaling == models.RopeScaling(
+    'yarn', 4.0, 8192, beta_fast=20.0, attention_factor=1.2, truncate=False
+  )
+  ratio = dict(type='yarn', factor=4.0, mscale=1.0, mscale_all_dim=0.5)
+  scaling = read(QWEN2, rope_scaling=ratio).rope_scaling
+  assert scaling.attention_factor == pytest.approx(
+    (0.1 * math.log(4) + 1) / (0.05 * math.log(4) + 1)
+  )
+  plain = {k: x for k, x in LLAMA.items() if not k.startswith('rope_')}
+  assert read(plain).rope_base == 10_000.0
+  assert read(plain).rope_scaling is None
+
+
+def kinds(config):
+  return [kind.window_tokens for kind in config.kinds]
+
+
+def test_windows_by_every_field_that_may_say_so():
+  assert kinds(read(QWEN2)) == [None] * 24
+  some = dict(QWEN2, use_sliding_window=True, num_hidden_layers=4)
+  assert kinds(read(some, max_window_layers=3)) == [None] * 3 + [32768]
+  listed = ['sliding_attention', 'full_attention'] * 2
+  alternating = read(some, max_window_layers=3, layer_types=listed)
+  assert kinds(alternating) == [32768, None, 32768, None]
+  assert len(alternating.pattern) == 2
+  mistral = real_models.MODELS['Mistral-7B-v0.1']
+  assert kinds(read(mistral)) == [4096] * 32
+  assert kinds(read(mistral, sliding_window=None)) == [None] * 32
+  gemma2 = real_models.MODELS['gemma-2-2b']
+  assert kinds(read(gemma2)) == [4096, None] * 13
+  assert kinds(read(GEMMA3)) == ([512] * 5 + [None]) * 4 + [512] * 2
+  assert kinds(read(GEMMA3, sliding_window_pattern=2))[:2] == [512, None]
+
+
+def test_gemma():
+  config = read(real_models.MODELS['gemma-3-27b'])
+  assert config.embedding_scale == math.sqrt(5376)
+  assert config.attention_scale == 168**-0.5
+  local, wide = config.pattern[0], config.pattern[5]
+  assert (local.rope_base, local.rope_scaled) == (10_000.0, False)
+  assert (wide.rope_base, wide.rope_scaled) == (None, True)
+  assert config.rope_base == 1e6
+  assert config.post_norms and config.qk_norm and config.tied_embeddings
+  assert config.activation == 'gelu_tanh'
+  config = read(real_models.MODELS['gemma-2-2b'])
+  assert (config.attention_cap, config.logit_cap) == (50.0, 30.0)
+  assert config.attention_scale is None  # the usual one
+
+
+def test_which_layers_have_experts():
+  moe = dict(real_models.MODELS['Qwen3-30B-A3B'], num_hidden_layers=4)
+  assert read(moe).experts == models.Experts(128, 8, 768, normalized=True)
+  sparse = lambda **changes: [k.experts for k in read(moe, **changes).kinds]
+  assert sparse() == [True] * 4
+  assert sparse(decoder_sparse_step=2) == [False, True] * 2
+  assert sparse(mlp_only_layers=[0]) == [False] + [True] * 3
+  assert sparse(num_experts=0) == [False] * 4
+  newer = {k: x for k, x in moe.items() if k != 'num_experts'}
+  assert read(newer, num_local_experts=64).experts.number == 64
+
+
+def test_how_it_is_computed_is_ours():
+  config = weights.config_from_huggingface(LLAMA, remat=True, attention='xla')
+  assert config.remat and config.attention == 'xla'
+  written = weights.config_to_huggingface(config)
+  assert read(written) == dataclasses.replace(
+    config, remat=False, attention='auto'
+  )
+  with pytest.raises(ValueError, match='width cannot be given'):
+    weights.config_from_huggingface(LLAMA, width=3)
+
+
+@pytest.mark.parametrize(
+  'fields, changes, said',
+  [
+    (LLAMA, dict(architectures=['GPT2LMHeadModel']), "'GPT2LMHeadModel'"),
+    (LLAMA, dict(architectures=['GPT2LMHeadModel']), 'Gemma3ForCausalLM'),
+    (LLAMA, dict(architectures=[], model_type='bert'), 'architecture None'),
+    (LLAMA, dict(attention_bias=True), 'attention_bias=True'),
+    (LLAMA, dict(mlp_bias=True), 'mlp_bias=True'),
+    (LLAMA, dict(hidden_act='relu'), "hidden_act='relu'"),
+    (LLAMA, dict(partial_rotary_factor=0.5), 'partial_rotary_factor=0.5'),
+    (LLAMA, dict(quantization_config={}), 'GGUF files alone'),
+    (LLAMA, dict(hidden_size=None), 'has no hidden_size'),
+    (LLAMA, dict(rope_scaling=dict(type='longrope')), 'llama3, yarn'),
+    (
+      LLAMA,
+      dict(rope_parameters=dict(partial_rotary_factor=0.5), rope_scaling=None),
+      'partial_rotary_factor=0.5',
+    ),
+    (LLAMA, dict(layer_types=['sliding_attention'] * 32), 'does not read'),
+    (QWEN2, dict(layer_types=['full_attention'] * 3), '3 entries'),
+    (QWEN2, dict(layer_types=['linear_attention'] * 24), 'linear_attention'),
+    (QWEN2, dict(layer_types=['sliding_attention'] * 24), 'sliding window'),
+    (GEMMA3, dict(hidden_activation='gelu'), "hidden_activation='gelu'"),
+    (GEMMA3, dict(use_bidirectional_attention=True), 'looks ahead'),
+    (GEMMA3, dict(attn_logit_softcapping=5.0), 'attn_logit_softcapping=5.0'),
+    (
+      real_models.MODELS['Qwen3-30B-A3B'],
+      dict(shared_expert_intermediate_size=8),
+      'every token passes',
+    ),
+  ],
+)
+def test_what_cannot_be_computed_is_refused(fields, changes, said):
+  with pytest.raises(ValueError) as refused:
+    read(fields, **changes)
+  assert said in str(refused.value)
+  assert str(refused.value).endswith('.')
+
+
+def test_fields_of_other_families_say_nothing():
+  strange = dict(
+    final_logit_softcapping=3.0,
+    query_pre_attn_scalar=7,
+    hidden_activation='relu',
+    num_experts=4,
+    sliding_window=5,
+  )
+  assert read(LLAMA, **strange) == read(LLAMA)
+
+
+def test_two_scalings_in_one_model_are_refused():
+  fields = copy.deepcopy(GEMMA3)
+  del fields['rope_scaling']
+  fields['rope_parameters'] = dict(
+    full_attention=dict(rope_type='linear', factor=2.0),
+    sliding_attention=dict(rope_type='linear', factor=4.0),
+  )
+  with pytest.raises(ValueError, match='one model has one scaling'):
+    read(fields)
+
+
+@pytest.mark.parametrize(
+  'changes, said',
+  [
+    (dict(qkv_bias=True, qk_norm=True), 'qk_norm=True'),
+    (dict(embedding_scale=2.0), 'embedding_scale=2.0'),
+    (dict(logit_cap=5.0), 'logit_cap=5.0'),
+    (
+      dict(pattern=(models.LayerKind(3), models.LayerKind(4))),
+      'window_tokens=4',
+    ),
+  ],
+)
+def test_what_no_config_json_can_say_is_refused(changes, said):
+  config = models.ModelConfig(vocab_size=16, **changes)
+  with pytest.raises(ValueError) as refused:
+    weights.config_to_huggingface(config)
+  assert said in str(refused.value)
+
+
+def test_the_given_architecture_is_written():
+  config = models.ModelConfig(vocab_size=16)
+  written = weights.config_to_huggingface(config, 'MistralForCausalLM')
+  assert written['architectures'] == ['MistralForCausalLM']
+  assert written['sliding_window'] is None
+  with pytest.raises(ValueError, match='Qwen2ForCausalLM cannot say'):
+    weights.config_to_huggingface(config, 'Qwen2ForCausalLM')

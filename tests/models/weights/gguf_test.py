@@ -1,0 +1,275 @@
+"""GGUF files: the same weights as a Hugging Face folder gives."""
+
+import dataclasses
+import sys
+
+import numpy as np
+import pytest
+
+from grpo_jax import models
+from grpo_jax import sharding
+from grpo_jax.models import weights
+from tests.models.weights import golden
+
+gguf = pytest.importorskip('gguf', reason="needs `pip install '.[gguf]'`")
+
+Q8 = gguf.GGMLQuantizationType.Q8_0
+F32 = gguf.GGMLQuantizationType.F32
+
+# Blocks of a quantization have 32 entries of a row.
+CONFIG = models.ModelConfig(
+  vocab_size=48,
+  num_layers=2,
+  width=32,
+  num_heads=4,
+  num_kv_heads=2,
+  head_dim=16,
+  mlp_width=64,
+  rope_base=500.0,
+  norm_epsilon=1e-5,
+)
+KINDS = {
+  'llama': CONFIG,
+  'llama_tied': dataclasses.replace(
+    CONFIG,
+    tied_embeddings=True,
+    rope_scaling=models.RopeScaling('linear', 4.0),
+  ),
+  'qwen2': dataclasses.replace(CONFIG, qkv_bias=True),
+  'qwen3': dataclasses.replace(CONFIG, qk_norm=True),
+}
+NAMES = {
+  'embed_tokens': 'token_embd',
+  'norm': 'output_norm',
+  'lm_head': 'output',
+  'q_proj': 'attn_q',
+  'k_proj': 'attn_k',
+  'v_proj': 'attn_v',
+  'o_proj': 'attn_output',
+  'q_norm': 'attn_q_norm',
+  'k_norm': 'attn_k_norm',
+  'input_layernorm': 'attn_norm',
+  'post_attention_layernorm': 'ffn_norm',
+  'gate_proj': 'ffn_gate',
+  'up_proj': 'ffn_up',
+  'down_proj': 'ffn_down',
+}
+
+
+def permuted(weight, heads):
+  """As llama.cpp stores queries and keys: pairs side by side."""
+  halves = weight.reshape(heads, 2, -1, weight.shape[-1])
+  return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def write(path, config, tensors, architecture='llama', change=None):
+  """A GGUF file of the tensors of a Hugging Face folder.
+
+  Matrices with "mlp" or "embed" in their names are quantized; the others, and
+  vectors, are float32.
+  """
+  writer = gguf.GGUFWriter(path, architecture)
+  writer.add_block_count(config.num_layers)
+  writer.add_context_length(64)
+  writer.add_embedding_length(config.width)
+  writer.add_feed_forward_length(config.mlp_width)
+  writer.add_head_count(config.num_heads)
+  writer.add_head_count_kv(config.num_kv_heads)
+  writer.add_key_length(config.head_dim)
+  writer.add_value_length(config.head_dim)
+  writer.add_rope_dimension_count(config.head_dim)
+  writer.add_rope_freq_base(config.rope_base)
+  writer.add_layer_norm_rms_eps(config.norm_epsilon)
+  writer.add_eos_token_id(2)
+  writer.add_token_list([f'token {i}' for i in range(config.vocab_size)])
+  if config.rope_scaling:
+    writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+    writer.add_rope_scaling_factor(config.rope_scaling.factor)
+  if change:
+    change(writer)
+  for name, weight in tensors.items():
+    *before, part, kind = name.split('.')
+    layer = f'blk.{before[2]}.' if 'layers' in before else ''
+    if architecture == 'llama' and part in ('q_proj', 'k_proj'):
+      heads = config.num_heads if part == 'q_proj' else config.num_kv_heads
+      weight = permuted(weight, heads)
+    as_ = Q8 if 'mlp' in name or 'embed' in name else F32
+    writer.add_tensor(
+      f'{layer}{NAMES[part]}.{kind}', gguf.quantize(weight, as_), raw_dtype=as_
+    )
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+  return path
+
+
+def rounded(name, weight):
+  """What Q8_0 leaves of a weight."""
+  if 'mlp' not in name and 'embed' not in name:
+    return weight
+  return gguf.dequantize(gguf.quantize(weight, Q8), Q8)
+
+
+@pytest.fixture
+def folder_and_file(tmp_path):
+  """The same model as a Hugging Face folder and as a GGUF file."""
+  from safetensors import numpy as safetensors
+
+  def make(kind, **options):
+    config = KINDS[kind]
+    folder = tmp_path / 'folder'
+    weights.save(folder, config, golden.random_params(config))
+    file = folder / 'model.safetensors'
+    tensors = safetensors.load_file(file)
+    tensors = {name: rounded(name, x) for name, x in tensors.items()}
+    safetensors.save_file(tensors, file)
+    name, path = kind.removesuffix('_tied'), tmp_path / 'model.gguf'
+    return folder, write(path, config, tensors, name, **options)
+
+  return make
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_the_same_as_a_folder(folder_and_file, kind):
+  folder, file = map(weights.source, folder_and_file(kind))
+  assert file.config() == folder.config() == KINDS[kind]
+  assert file.config_json['eos_token_id'] == 2
+  assert file.folder is None
+  expected = weights.load(folder, folder.config())
+  golden.assert_same_trees(weights.load(file, file.config()), expected)
+  # Of each matrix a part: rows and columns of what is stored.
+  mesh = sharding.make_mesh(fsdp=2, tensor=2)
+  model = models.Transformer(file.config())
+  place = sharding.of_params(mesh, expected, model.logical_axes)
+  golden.assert_same_trees(weights.load(file, file.config(), place), expected)
+
+
+def test_a_large_tensor_is_made_float32_piece_by_piece(
+  folder_and_file, monkeypatch
+):
+  _, file = folder_and_file('llama')
+  source = weights.source(file)
+  expected = weights.load(source, source.config())
+  pieces = []
+  whole = gguf.dequantize
+
+  def counted(data, kind):
+    pieces.append(len(data))
+    return whole(data, kind)
+
+  monkeypatch.setattr(gguf, 'dequantize', counted)
+  monkeypatch.setattr(weights._gguf, '_PIECE', 10 * CONFIG.width)
+  found = weights.load(source, source.config())
+  golden.assert_same_trees(found, expected)
+  assert pieces.count(10) > 4 and pieces.count(48 % 10) == 2
+
+
+def test_written_as_a_folder_it_is_the_same(folder_and_file, tmp_path):
+  _, file = folder_and_file('llama_tied')
+  source = weights.source(file)
+  params = weights.load(source, source.config())
+  weights.save(tmp_path / 'out', source.config(), params, source=source)
+  again = weights.source(tmp_path / 'out')
+  assert again.config() == source.config()
+  assert again.config_json['max_position_embeddings'] == 64
+  golden.assert_same_trees(weights.load(again, again.config()), params)
+
+
+def test_what_is_quantized_is_not_rounded_again_unasked(folder_and_file):
+  source = weights.source(folder_and_file('llama')[1])
+  with pytest.raises(ValueError, match='loses bits'):
+    weights.load(source, source.config(), dtype='bfloat16')
+
+
+def refusal(path) -> str:
+  with pytest.raises(ValueError) as refused:
+    weights.source(path)
+  assert str(refused.value).endswith('.')
+  return str(refused.value)
+
+
+def test_files_that_cannot_be_read(folder_and_file, tmp_path):
+  _, file = folder_and_file('llama')
+  whole = file.read_bytes()
+  file.write_bytes(whole[:-1000])
+  assert f'{file} is truncated' in refusal(file)
+  file.write_bytes(b'no GGUF at all')
+  assert 'no GGUF file' in refusal(file)
+  file.write_bytes(b'')
+  assert 'no GGUF file' in refusal(file)
+
+
+@pytest.mark.parametrize(
+  'change, said',
+  [
+    (lambda w: w.add_expert_count(8), 'llama.expert_count'),
+    (
+      lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE),
+      'llama.rope.scaling.type',
+    ),
+    (
+      lambda w: w.add_tensor('rope_freqs.weight', np.ones(8, np.float32)),
+      'rope_freqs.weight',
+    ),
+  ],
+)
+def test_what_a_file_says_and_is_not_read(folder_and_file, change, said):
+  _, file = folder_and_file('llama', change=change)
+  assert said in refusal(file)
+
+
+def test_an_architecture_that_is_not_read(tmp_path):
+  writer = gguf.GGUFWriter(tmp_path / 'x.gguf', 'mamba')
+  writer.add_block_count(1)
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+  said = refusal(tmp_path / 'x.gguf')
+  assert "'mamba'" in said and 'llama, qwen2, qwen3' in said
+
+
+def test_a_file_that_lacks_its_description(tmp_path):
+  writer = gguf.GGUFWriter(tmp_path / 'x.gguf', 'llama')
+  writer.add_block_count(1)
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+  said = refusal(tmp_path / 'x.gguf')
+  assert 'lacks llama.embedding_length' in said and 'token_embd' in said
+
+
+def test_a_quantization_that_cannot_be_undone(folder_and_file):
+  codes = gguf.GGMLQuantizationType
+  kind = codes.I8  # integers, which no weights are
+
+  def change(writer):
+    writer.add_tensor('strange', np.ones(8, np.int8), raw_dtype=kind)
+
+  _, file = folder_and_file('llama', change=change)
+  assert 'strange' in refusal(file) and 'I8' in refusal(file)
+
+
+def test_a_package_that_holds_one_file(folder_and_file, tmp_path, monkeypatch):
+  _, file = folder_and_file('llama')
+  package = tmp_path / 'site' / 'some_model'
+  package.mkdir(parents=True)
+  # The package is not run: it may need what is not installed.
+  (package / '__init__.py').write_text('raise ImportError("no llama_cpp")')
+  monkeypatch.syspath_prepend(package.parent)
+  assert 'holds 0 .gguf files (none)' in refusal('package:some_model')
+  file.rename(package / 'model.gguf')
+  assert weights.source('package:some-model').config() == CONFIG
+  (package / 'second.gguf').write_bytes(b'')
+  assert 'model.gguf, second.gguf' in refusal('package:some_model')
+  assert 'pip install --no-deps missing_model' in refusal(
+    'package:missing_model'
+  )
+
+
+def test_without_the_package_gguf(folder_and_file, monkeypatch):
+  _, file = folder_and_file('llama')
+  monkeypatch.setitem(sys.modules, 'gguf', None)
+  assert "pip install 'grpo_jax[gguf]'" in refusal(file)

@@ -1,0 +1,274 @@
+"""Loading: onto a mesh, one tensor at a time, and what bad files are told."""
+
+import dataclasses
+import json
+import shutil
+import tracemalloc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors import numpy as safetensors
+
+from grpo_jax import models
+from grpo_jax import sharding
+from grpo_jax.models import weights
+from tests import tiny
+from tests.models.weights import golden
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """A copy of a golden folder, to be changed."""
+
+  def copy(name):
+    return shutil.copytree(golden.FOLDER / name, tmp_path / name)
+
+  return copy
+
+
+def place(model, **axes):
+  mesh = sharding.make_mesh(**axes)
+  shapes = jax.eval_shape(model.init, jax.random.key(0))
+  return sharding.of_params(mesh, shapes, model.logical_axes)
+
+
+def change(folder, edit):
+  """Edits the tensors of a folder with one file."""
+  tensors = safetensors.load_file(folder / 'model.safetensors')
+  edit(tensors)
+  safetensors.save_file(tensors, folder / 'model.safetensors')
+
+
+def load(folder, **options):
+  source = weights.source(folder)
+  return weights.load(source, source.config(), **options)
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    'gemma3',
+    'llama',
+    'qwen2',
+    pytest.param('qwen3_moe', marks=golden.NO_EXPERTS),
+  ],
+)
+def test_on_a_mesh_the_arrays_are_the_same(name):
+  one = golden.golden(name)
+  where = place(one.model, data=2, fsdp=2, tensor=2)
+  loaded = weights.load(one.source, one.model.config, where)
+  golden.assert_same_trees(loaded, one.params)
+  for leaf, expected in zip(jax.tree.leaves(loaded), jax.tree.leaves(where)):
+    assert leaf.sharding == expected
+
+
+class Recorded:
+  """A reader that remembers how much is read at once."""
+
+  def __init__(self, reader):
+    self.tensors, self.reader, self.sizes = reader.tensors, reader, []
+
+  def read(self, stored, index):
+    part = self.reader.read(stored, index)
+    self.sizes.append(part.size)
+    return part
+
+
+@pytest.mark.parametrize(
+  'axes', [dict(fsdp=4, tensor=2), dict(data=4, tensor=2)]
+)
+def test_each_device_reads_its_part_and_no_part_is_read_twice(axes):
+  one = golden.golden('llama')
+  reader = Recorded(one.source.reader)
+  source = dataclasses.replace(one.source, reader=reader)
+  weights.load(source, one.model.config, place(one.model, **axes))
+  assert sum(reader.sizes) == sum(x.size for x in jax.tree.leaves(one.params))
+  config = one.model.config
+  parts = axes.get('fsdp', 1) * axes['tensor']
+  assert max(reader.sizes) == config.vocab_size * config.width // parts
+
+
+def test_a_large_tensor_is_read_piece_by_piece(monkeypatch):
+  one = golden.golden('gemma2')
+  monkeypatch.setattr(weights._safetensors, 'PIECE_BYTES', 7 * 4 * 24)
+  where = place(one.model, fsdp=2)
+  loaded = weights.load(one.source, one.model.config, where)
+  golden.assert_same_trees(loaded, one.params)
+
+
+def test_the_host_holds_one_tensor_at_a_time(tmp_path):
+  """Arrays of NumPy, that is; `tracemalloc` sees nothing of those of JAX."""
+  config = models.ModelConfig(
+    vocab_size=256, num_layers=6, width=256, mlp_width=4096
+  )
+  weights.save(tmp_path / 'x', config, golden.random_params(config))
+  source = weights.source(tmp_path / 'x')
+  weights.load(source, config)  # compiles, which takes memory too
+  largest = 4 * 256 * 4096
+  tracemalloc.start()
+  loaded = weights.load(source, config)
+  _, peak = tracemalloc.get_traced_memory()
+  tracemalloc.stop()
+  assert sum(x.nbytes for x in jax.tree.leaves(loaded)) > 15 * largest
+  assert largest < peak < 1.5 * largest
+
+
+def test_bfloat16_is_for_what_is_stored_so_or_on_request():
+  one = golden.golden('llama')
+  halved = weights.load(one.source, one.model.config, dtype='bfloat16')
+  attention, norms = halved['blocks'][0]['attention'], halved['final_norm']
+  assert attention['query'].dtype == jnp.bfloat16
+  assert halved['embedding'].dtype == jnp.bfloat16
+  assert norms['scale'].dtype == jnp.float32
+  wide = jax.tree.map(lambda x: x.astype(jnp.float32), halved)
+  golden.assert_same_trees(wide, one.params)
+  one = golden.golden('gemma2')
+  config = one.model.config
+  with pytest.raises(ValueError, match='loses bits'):
+    weights.load(one.source, config, dtype='bfloat16')
+  with pytest.raises(ValueError, match="neither 'float32' nor"):
+    weights.load(one.source, config, dtype='float16')
+  halved = weights.load(one.source, config, dtype='bfloat16', rounded=True)
+  rounded = one.params['embedding'].astype(jnp.bfloat16)
+  np.testing.assert_array_equal(halved['embedding'], rounded)
+  # Of 1 + w nothing is rounded.
+  golden.assert_same_trees(halved['final_norm'], one.params['final_norm'])
+
+
+def test_a_text_model_is_found_inside_a_model_with_images(tmp_path):
+  one = golden.golden('gemma3')
+  text = json.loads((one.source.path / 'config.json').read_text())
+  text.pop('architectures')
+  described = dict(
+    architectures=['Gemma3ForConditionalGeneration'],
+    model_type='gemma3',
+    text_config=text,
+  )
+  stored = safetensors.load_file(one.source.path / 'model.safetensors')
+  image = {'vision_tower.patches.weight': np.ones((2, 2), np.float32)}
+  for prefix in ('language_model.model.', 'model.language_model.'):
+    folder = tmp_path / prefix
+    folder.mkdir()
+    (folder / 'config.json').write_text(json.dumps(described))
+    renamed = {
+      name.replace('model.', prefix, 1): x for name, x in stored.items()
+    }
+    safetensors.save_file(renamed | image, folder / 'model.safetensors')
+    assert weights.source(folder).config() == one.model.config
+    golden.assert_same_trees(load(folder), one.params)
+
+
+def test_tensors_that_repeat_what_is_known_are_passed_over(folder):
+  tied = folder('qwen3')
+
+  def add(tensors):
+    tensors['lm_head.weight'] = tensors['model.embed_tokens.weight']
+    name = 'model.layers.0.self_attn.rotary_emb.inv_freq'
+    tensors[name] = np.ones(6, np.float32)
+
+  change(tied, add)
+  golden.assert_same_trees(load(tied), golden.golden('qwen3').params)
+
+
+def test_rows_of_the_vocabulary_beyond_the_tokenizer_are_kept():
+  """Nothing here asks a tokenizer how many ids it has."""
+  one = golden.golden('qwen2')
+  assert (
+    one.params['embedding'].shape[0] == one.source.config_json['vocab_size']
+  )
+
+
+def refusal(folder, **options) -> str:
+  with pytest.raises(ValueError) as refused:
+    load(folder, **options)
+  said = str(refused.value)
+  assert str(folder) in said and said.endswith('.')
+  return said
+
+
+def test_missing_and_truncated_files(folder):
+  source = folder('llama')
+  file = source / 'model-00002-of-00003.safetensors'
+  whole = file.read_bytes()
+  file.write_bytes(whole[:-100])
+  assert f'{file} (16,700 bytes) is truncated' in refusal(source)
+  file.write_bytes(b'<html>no such file</html>')
+  assert 'no safetensors file' in refusal(source)
+  file.unlink()
+  assert 'lacks 1 of the 3 files' in refusal(source)
+  assert file.name in refusal(source)
+  (source / 'model.safetensors.index.json').write_text('{"metadata": {}}')
+  assert "is no index of safetensors ('weight_map')" in refusal(source)
+
+
+def test_pickles_are_refused(folder, tmp_path):
+  source = folder('mistral')
+  (source / 'model.safetensors').rename(source / 'pytorch_model.bin')
+  assert 'may run any code' in refusal(source)
+  with pytest.raises(ValueError, match='may run any code'):
+    weights.source(source / 'pytorch_model.bin')
+
+
+def test_what_is_no_model(folder, tmp_path):
+  source = folder('mistral')
+  (source / 'model.safetensors').unlink()
+  assert 'config.json, expected.npz' in refusal(source)
+  (source / 'config.json').write_text('{')
+  assert 'is no JSON' in refusal(source)
+  (source / 'config.json').unlink()
+  assert 'has no config.json' in refusal(source)
+  with pytest.raises(ValueError, match='There is no .*nowhere; give'):
+    weights.source(tmp_path / 'nowhere')
+  (tmp_path / 'notes.txt').write_text('')
+  with pytest.raises(ValueError, match='is no .gguf file'):
+    weights.source(tmp_path / 'notes.txt')
+
+
+def test_tensors_that_do_not_fit_the_model(folder):
+  source = folder('mistral')
+  name = 'model.layers.1.self_attn.k_proj.weight'
+
+  def cut(tensors):
+    tensors[name] = tensors[name][:-1].copy()
+
+  change(source, cut)
+  said = refusal(source)
+  assert f'{name} in ' in said and '(15, 24)' in said and '(16, 24)' in said
+
+  change(source, lambda tensors: tensors.pop(name))
+  assert f'lacks 1 of the 30 tensors of the model ({name})' in refusal(source)
+
+  source = folder('gemma2')
+  extra = 'model.layers.0.self_attn.q_proj.bias'
+
+  def add(tensors):
+    tensors[extra] = np.ones(40, np.float32)
+
+  change(source, add)
+  assert f'has 1 tensors that the model has no place for ({extra})' in refusal(
+    source
+  )
+
+  def widen(tensors):
+    del tensors[extra]
+    tensors['model.norm.weight'] = tensors['model.norm.weight'].astype(float)
+
+  change(source, widen)
+  assert 'model.norm.weight' in refusal(source) and 'F64' in refusal(source)
+
+
+def test_a_config_of_another_model_is_refused():
+  source = golden.golden('mistral').source
+  config = tiny.model(post_norms=True).config
+  with pytest.raises(ValueError, match='of the model has no place'):
+    weights.load(source, config)
+
+
+def test_the_path_stands_before_what_its_config_json_is_told(folder):
+  source = folder('qwen2')
+  described = json.loads((source / 'config.json').read_text())
+  described['hidden_act'] = 'relu'
+  (source / 'config.json').write_text(json.dumps(described))
+  assert "hidden_act='relu'" in refusal(source)
