@@ -224,9 +224,10 @@ def save(
     dtype: Of the weights in the folder.
     shard_bytes: Weights in one file.
   """
-  copied = origin is not None and origin.folder is not None
-  if copied and tokenizer is not None:
-    copied = data.is_in_folder(tokenizer, origin.folder)
+  folder_of_origin = None if origin is None else origin.folder
+  copied = folder_of_origin is not None
+  if folder_of_origin is not None and tokenizer is not None:
+    copied = data.is_in_folder(tokenizer, folder_of_origin)
   fields = {}
   if not copied:
     if origin is not None:

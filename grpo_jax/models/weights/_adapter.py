@@ -65,10 +65,10 @@ def save_adapter(
   tensors, arrays, modules = [], [], []
   for one in parameters(plain, row.tensors)[0]:
     *inside, name = one.path
-    pair = [low.get((*inside, name + end)) for end in ('_a', '_b')]
-    if pair[0] is not None:
+    a, b = (low.get((*inside, name + end)) for end in ('_a', '_b'))
+    if a is not None:
       modules += [names[0].removesuffix('.weight') for names in one.names]
-      for tensor, array in _pairs(one, *pair, config.lora.rank, dtype):
+      for tensor, array in _pairs(one, a, b, config.lora.rank, dtype):
         tensors.append(tensor)
         arrays.append(array)
   if jax.process_index():

@@ -201,19 +201,18 @@ def _arrays(
     whole = None  # no sharding: an array of one device, or of the host
     if isinstance(getattr(leaf, 'sharding', None), NamedSharding):
       whole = NamedSharding(leaf.sharding.mesh, PartitionSpec())
-    form = dict(
+    options = dict(
       layout=parameter.layout, dtype=dtype, place=whole, low_rank=low_rank
     )
     for i in range(len(parameter.names)):
-      if parameter.layers is None:
-        stored = _take(leaf, adapter, None, **form)
-      elif isinstance(leaf, np.ndarray):  # only this layer goes to the device
-        of_layer = adapter and (adapter[0][i], adapter[1][i])
-        stored = _take(leaf[i], of_layer, None, **form)
-      else:
-        stored = _take(leaf, adapter, i, **form)
-      array = np.asarray(stored)
-      yield from array if parameter.layout.experts else (array,)
+      layer, parts = None, (leaf, adapter)
+      if parameter.layers is not None and isinstance(leaf, np.ndarray):
+        # Only this layer goes to the device.
+        parts = jax.tree.map(lambda x, i=i: x[i], parts)
+      elif parameter.layers is not None:
+        layer = i
+      stored = np.asarray(_take(*parts, layer, **options))
+      yield from stored if parameter.layout.experts else (stored,)
 
 
 @functools.partial(
