@@ -279,7 +279,7 @@ def score(
   rows, columns = layout.tokens.shape
   # Not `layout.position`, which is 0 in padding: a module that derives a mask
   # from positions would attend to it.
-  positions = jnp.broadcast_to(jnp.arange(columns), (rows, columns))
+  positions = jnp.broadcast_to(jnp.arange(columns)[None], (rows, columns))
   logits, _ = model.logits(
     params, layout.tokens, positions, None, causal_mask(rows, columns)
   )
@@ -296,7 +296,7 @@ def score(
 def causal_mask(rows: int, columns: int) -> Array:
   """Each token attends to itself and to those before it, bool[B,S,S]."""
   mask = jnp.tril(jnp.ones((columns, columns), bool))
-  return jnp.broadcast_to(mask, (rows, columns, columns))
+  return jnp.broadcast_to(mask[None], (rows, columns, columns))
 
 
 def _checked_vocab_size(model: Foreign) -> int:

@@ -240,7 +240,7 @@ class _Program:
     logits, _ = self.model.logits(
       params,
       rows.tokens,
-      jnp.broadcast_to(jnp.arange(columns), (count, columns)),
+      jnp.broadcast_to(jnp.arange(columns)[None], (count, columns)),
       None,
       foreign.causal_mask(count, columns),
     )
@@ -259,7 +259,7 @@ class _Program:
       lax.dynamic_slice_in_dim(rows.tokens, clock, 1, axis=1),
       jnp.full((count, 1), clock),
       rows.cache,
-      jnp.broadcast_to(mask, (count, 1, columns)),
+      jnp.broadcast_to(mask[None, None], (count, 1, columns)),
     )
     return rows._replace(cache=cache), logits[:, 0], clock < length - 1
 
@@ -272,7 +272,7 @@ class _Program:
     logits, cache = self.model.logits(
       params,
       rows.tokens[:, :width],
-      jnp.broadcast_to(jnp.arange(width), (count, width)),
+      jnp.broadcast_to(jnp.arange(width)[None], (count, width)),
       rows.cache,
       mask,
     )
@@ -293,11 +293,13 @@ class _Program:
       rows.last[:, None],
       (length + clock)[:, None],
       rows.cache,
-      ((column < length[:, None]) | own)[:, None],
+      ((column[None] < length[:, None]) | own[None])[:, None],
     )
     return rows._replace(cache=cache), logits[:, 0], jnp.zeros((count,), bool)
 
-  def _drawn(self, rows, logits, length, max_tokens, waits=False) -> _Rows:
+  def _drawn(
+    self, rows, logits, length, max_tokens, waits: Array | bool = False
+  ) -> _Rows:
     """The rows with one more token each, except those that wait or ended."""
     ended = rows.ended
     before, goes = rows.age, ~(ended | waits)

@@ -1,6 +1,7 @@
 """Builds what updates the policy: the learner, its optimizer, its layouts."""
 
 import functools
+from typing import Any
 
 import jax
 
@@ -11,6 +12,8 @@ from grpo_jax import optim
 from grpo_jax import sharding
 from grpo_jax.learner import updates
 from grpo_jax.learner.types import Learner
+from grpo_jax.models import foreign
+from grpo_jax.models.foreign import Foreign
 from grpo_jax.models.layout import LayoutSpec
 from grpo_jax.training import build
 
@@ -34,14 +37,19 @@ def _spec(
 ) -> LayoutSpec:
   """How to lay out rows for the model on its devices."""
   on_cpu = jax.default_backend() == 'cpu'
-  return LayoutSpec(
-    kind,
-    micro_rows,
+  common: dict[str, Any] = dict(
+    micro_rows=micro_rows,
     prompt_buckets=run.config.data.prompt_buckets,
     # Larger micro-batches are slower on a CPU, whose caches hold about 2048
     # tokens of a small model; an accelerator is idle in smaller ones.
     micro_tokens=2048 if on_cpu else 16384,
     shards=sharding.row_shards(run.mesh),
+  )
+  if isinstance(run.model, Foreign):
+    return LayoutSpec('padded', **common)
+  return LayoutSpec(
+    kind,
+    **common,
     # For each token, a layer multiplies `width` numbers by a key and `width` by
     # its value: 2 width products per key that the token attends to. Its
     # matrices take about 12 width^2 products. The cost is the ratio of these.
@@ -102,8 +110,11 @@ def updater(run: build.Run) -> updates.Updater:
 def _learner(
   run, method, schedule, temperature, on_zero_advantage, braked=False
 ):
+  is_foreign = isinstance(run.model, Foreign)
+  score_rows = foreign.score if is_foreign else models.score
+
   def score(params, layout, with_entropy, forward_mode=False):
-    return models.score(
+    return score_rows(
       run.model,
       params,
       layout,
