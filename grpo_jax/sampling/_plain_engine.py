@@ -9,6 +9,7 @@ columns, completions of at most `T` tokens.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
 import functools
@@ -118,6 +119,10 @@ class PlainEngine:
       requests,
       self.decode,
     )
+
+  def stream(self, requests: Requests) -> Iterator[Completions]:
+    """Samples like `generate`, and reports once, at the end."""
+    yield self.generate(requests)
 
   def _part(
     self, prompts: _sampler.Prompts, first: int, number: int

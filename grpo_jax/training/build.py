@@ -141,21 +141,21 @@ def sampler(config: Config, given: Given) -> Sampler:
   mesh = sharding.make_mesh(**dataclasses.asdict(config.mesh))
   tokenizer = _tokenizer(config, given)
   own = build_foreign.found(config, given)
+  options: dict[str, Any] = dict(
+    seed=config.seed,
+    prompt_buckets=config.data.prompt_buckets,
+    completion_buckets=config.data.completion_buckets,
+    max_rows=config.sampler.max_rows,
+    decode=tokenizer.decode,
+    mesh=mesh,
+  )
   if own is None:
     model = build_model.transformer(config, tokenizer.vocab_size)
-    make_engine = sampling.LocalEngine
+    engine = sampling.LocalEngine(model, **options)
   else:
-    model, make_engine = own.model, sampling.PlainEngine
+    model = own.model
     build_foreign.check(model, config, tokenizer.vocab_size)
-  engine = make_engine(
-    model,
-    config.seed,
-    config.data.prompt_buckets,
-    config.data.completion_buckets,
-    config.sampler.max_rows,
-    tokenizer.decode,
-    mesh,
-  )
+    engine = sampling.PlainEngine(model, **options)
   drawing = _sampling(config.sampler, tokenizer)
   return Sampler(config, tokenizer, mesh, model, engine, drawing)
 
@@ -391,10 +391,11 @@ def abstract_params(run: Run | Sampler) -> build_model.Parameters:
 
 def initial_params(run: Run) -> Any:
   """The trained parameters before the first update, sharded over the mesh."""
+  if isinstance(run.model, models.Transformer):
+    return build_model.initial(run.config, run.model, run.mesh)
   own = build_foreign.found(run.config, run.given)
-  if own is not None:
-    return build_foreign.initial(own, run.mesh)
-  return build_model.initial(run.config, run.model, run.mesh)
+  assert own is not None
+  return build_foreign.initial(own, run.mesh)
 
 
 def frozen_params(run: Run | Sampler) -> Any:

@@ -1,7 +1,6 @@
 """Builds what updates the policy: the learner, its optimizer, its layouts."""
 
 import functools
-from typing import Any
 
 import jax
 
@@ -37,7 +36,8 @@ def _spec(
 ) -> LayoutSpec:
   """How to lay out rows for the model on its devices."""
   on_cpu = jax.default_backend() == 'cpu'
-  common: dict[str, Any] = dict(
+  common = functools.partial(
+    LayoutSpec,
     micro_rows=micro_rows,
     prompt_buckets=run.config.data.prompt_buckets,
     # Larger micro-batches are slower on a CPU, whose caches hold about 2048
@@ -46,10 +46,9 @@ def _spec(
     shards=sharding.row_shards(run.mesh),
   )
   if isinstance(run.model, Foreign):
-    return LayoutSpec('padded', **common)
-  return LayoutSpec(
+    return common('padded')
+  return common(
     kind,
-    **common,
     # For each token, a layer multiplies `width` numbers by a key and `width` by
     # its value: 2 width products per key that the token attends to. Its
     # matrices take about 12 width^2 products. The cost is the ratio of these.

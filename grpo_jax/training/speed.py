@@ -75,7 +75,8 @@ def of_speed(
 
   Returns:
     `sample_secs`, `learn_secs`, their sum `step_secs`, `sample_tokens_per_sec`,
-    `learn_tokens_per_sec`; with a peak and a shape also `mfu_sample` and `mfu_learn`.
+    `learn_tokens_per_sec`; with a peak and a shape also `mfu_sample` and
+    `mfu_learn`.
   """
   tokens = float(rollout.length.sum())
   drawn = tokens if tokens_drawn is None else tokens_drawn
