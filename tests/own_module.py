@@ -107,3 +107,7 @@ def made(kind='mask', vocab_size=14, seed=0, **options):
 def arithmetic():
   """For `config.model.path='tests.own_module:arithmetic'`."""
   return made()
+
+
+def no_model():
+  """A function that forgets its return."""

@@ -7,6 +7,7 @@ It is given in Python, as `grpo_jax.train(model=...)`; or `config.model.path` is
 
 import dataclasses
 import functools
+import inspect
 import pathlib
 from typing import Any
 
@@ -52,7 +53,17 @@ def is_named(path: str) -> bool:
 
 @functools.lru_cache(maxsize=1)  # a run asks for its model several times
 def _called(path: str) -> foreign.Pretrained:
-  made = resolve.imported(path, f'config.model.path={path!r}')()
+  make = resolve.imported(path, f'config.model.path={path!r}')
+  # Before the call: a TypeError that is raised inside `make` is another error.
+  try:
+    inspect.signature(make).bind()
+  except TypeError as error:
+    raise ValueError(
+      f'config.model.path={path!r} is {make.__name__}{inspect.signature(make)},'
+      ' but it will be called without arguments; give a function that needs '
+      'none.'
+    ) from error
+  made = make()
   if not isinstance(made, foreign.Pretrained):
     raise ValueError(
       f'config.model.path={path!r} returned {made!r:.60} of type '

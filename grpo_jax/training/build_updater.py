@@ -1,6 +1,7 @@
 """Builds what updates the policy: the learner, its optimizer, its layouts."""
 
 import functools
+from typing import Any
 
 import jax
 
@@ -32,7 +33,7 @@ def warm_up_updater(run: build.Run) -> updates.Updater:
 
 
 def _spec(
-  run: build.Run, kind: str, micro_rows: int, **options: int
+  run: build.Run, kind: str, micro_rows: int, **options: Any
 ) -> LayoutSpec:
   """How to lay out rows for the model on its devices."""
   on_cpu = jax.default_backend() == 'cpu'
