@@ -1,5 +1,7 @@
 """A model of the user's own: its record, its scores, what is refused."""
 
+import typing
+
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,7 @@ from tests import own_module
 from tests import tiny
 
 EOS = (3, 7)
-OPTIONS = sampling.Sampling(max_tokens=7, eos_ids=EOS)
+OPTIONS = sampling.Sampling(max_tokens=7, eos_ids=EOS, temperature=0.7)
 
 
 def engine(own, **options):
@@ -40,7 +42,7 @@ def test_sampler_and_learner_agree(drawn):
   asked = requests()
   rows = layout.padded_rows(asked.prompts, found.tokens, found.length, 16)
   with jax.default_matmul_precision('highest'):
-    scores = foreign.score(own.model, own.params, rows, with_entropy=True)
+    scores = foreign.score(own.model, own.params, rows, 0.7, True)
   assert len(set(found.length.ravel())) > 3  # ragged
   for name in ('logp', 'entropy'):
     expected = tiny.gather(getattr(scores, name), rows, found.length)
@@ -193,7 +195,7 @@ def test_a_module_that_cannot_be_used(result, options, words):
 
 def test_what_is_no_module():
   with pytest.raises(ValueError, match='of type int; give an instance of a'):
-    foreign.from_nnx(3)
+    foreign.from_nnx(typing.cast(typing.Any, 3))
   with pytest.raises(ValueError, match='no parameters yet; call load first'):
     own = own_module.made()
     sampling.PlainEngine(own.model, 0, (8,), (8,)).generate(requests())

@@ -1,5 +1,6 @@
 """A run of a model that is not ours: learns, repeats, goes on, is refused."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -60,7 +61,10 @@ def whole(tmp_path_factory):
 def test_it_learns(kind, whole, tmp_path):
   workdir = whole
   if kind != 'mask':
-    train(workdir := tmp_path, kind, **{'warm_up.steps': 0})
+    own = own_module.made(kind)
+    train(workdir := tmp_path, model=own, **{'warm_up.steps': 0})
+    # Updates donate their parameters, but not the user's.
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(own.params))
   records = runs.records(workdir)[1:]
   rewards = [record['reward'] for record in records]
   assert rewards[0] < 0.2 and rewards[-1] > 0.6, rewards
