@@ -15,7 +15,7 @@ from grpo_jax.models import layout
 from tests import own_module
 from tests import tiny
 
-EOS = (3, 7)
+EOS = (3, 7, 10)
 OPTIONS = sampling.Sampling(max_tokens=7, eos_ids=EOS, temperature=0.7)
 
 
