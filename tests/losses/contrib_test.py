@@ -244,7 +244,5 @@ def test_grpo_without_std_is_grpo_times_the_deviation():
   credited = losses.prepare(without, credited, state)
   value, _ = losses.surrogate_loss(without, logp, credited, state)
   centered = (reward - reward.mean(1, keepdims=True))[..., None]
-  expected = -np.mean(
-    np.sum(centered * mask, -1) / np.maximum(mask.sum(-1), 1)
-  )
+  expected = -np.mean(np.sum(centered * mask, -1) / np.maximum(mask.sum(-1), 1))
   np.testing.assert_allclose(value, expected, atol=1e-6)
