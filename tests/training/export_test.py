@@ -21,6 +21,7 @@ from grpo_jax.training import build
 from grpo_jax.training import build_model
 from grpo_jax.training import export
 from grpo_jax.training import loop
+from grpo_jax.training import marks
 from grpo_jax.training import session
 from tests import hf_folder
 from tests import runs
@@ -371,3 +372,33 @@ def test_an_adapter_needs_a_run_with_one_and_a_base(tmp_path):
     config = dataclasses.asdict(runs.small(**changes))
     (workdir / 'config.json').write_text(json.dumps(config))
     refused(words, str(workdir), tmp_path / 'out', adapter=True)
+
+
+def test_adapters_of_other_weights_are_not_written(
+  adapted, tmp_path, monkeypatch
+):
+  _, _, workdir = adapted
+  frozen = build_model.frozen
+
+  def changed(*args):
+    return jax.tree.map(lambda x: x + 1e-3, frozen(*args))
+
+  monkeypatch.setattr(build_model, 'frozen', changed)
+  out = tmp_path / 'out'
+  refused('not those that this run began with', str(workdir), out)
+
+
+def test_a_tokenizer_given_in_python_is_missed(tmp_path):
+  (tmp_path / 'run' / 'checkpoints').mkdir(parents=True)
+  config = dataclasses.asdict(
+    runs.small(**{'data.tokenizer': marks.mark('tokenizer mine')})
+  )
+  (tmp_path / 'run' / 'config.json').write_text(json.dumps(config))
+  refused('its tokenizer in Python', str(tmp_path / 'run'), tmp_path / 'out')
+
+
+def test_what_a_run_of_a_run_began_with(adapted):
+  folder, _, workdir = adapted
+  origin = export.origin_of(small(workdir))
+  assert origin is not None and origin.folder == folder
+  assert export.origin_of(runs.small()) is None
