@@ -171,6 +171,11 @@ def logits(tokens):
       r'returned \(float32\[2, 5\], None\), but a pair',
     ),
     (
+      lambda tokens, cache: (logits(tokens)[:, -1:], cache),
+      {},
+      r'returned \(float32\[2, 1, 5\], None\), but a pair',
+    ),
+    (
       lambda tokens, cache: (logits(tokens), None),
       dict(init_cache=lambda module, rows, columns: jnp.zeros((rows, columns))),
       r'got the cache float32\[2, 4\] and returned None; return the cache with',
@@ -186,7 +191,7 @@ def logits(tokens):
       "attention='sliding'; give 'mask'",
     ),
   ],
-  ids=['no pair', 'no axis', 'cache', 'arguments', 'attention'],
+  ids=['no pair', 'no axis', 'last token', 'cache', 'arguments', 'attention'],
 )
 def test_a_module_that_cannot_be_used(result, options, words):
   with pytest.raises(ValueError, match=words):
