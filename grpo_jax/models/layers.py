@@ -146,11 +146,10 @@ class SelfAttention(Projections):
     if self.config.qk_norm:
       query, key = self.query_norm(query), self.key_norm(key)
     frequency = rope.frequencies(self.config, kind)
-    query = rope.rotate(query, position, frequency)
-    key = rope.rotate(key, position, frequency)
+    # Attention functions divide by sqrt(D); what else there is goes in here.
     scale = rope.query_scale(self.config, kind)
-    if scale != 1:  # attention functions divide by sqrt(D), and no more
-      query = query * jnp.asarray(scale, query.dtype)
+    query = rope.rotate(query, position, frequency, scale)
+    key = rope.rotate(key, position, frequency)
     mixed, cache = attention(
       query, key, value, cache, kind.window_tokens, self.config.attention_cap
     )

@@ -18,13 +18,16 @@ from grpo_jax.models._config import RopeScaling
 Array = jax.Array
 
 
-def rotate(x: Array, position: Array, frequency: np.ndarray) -> Array:
+def rotate(
+  x: Array, position: Array, frequency: np.ndarray, scale: float = 1.0
+) -> Array:
   """Turns pairs of entries by their position: i is paired with i + D / 2.
 
   Args:
     x: f[B,Q,H,D].
     position: i32[B,Q].
     frequency: f32[D/2], radians per position.
+    scale: A factor, put in before the result is rounded to the dtype of `x`.
 
   Returns:
     f[B,Q,H,D], in the dtype of `x`.
@@ -32,7 +35,10 @@ def rotate(x: Array, position: Array, frequency: np.ndarray) -> Array:
   # In float32: bfloat16 cannot tell position 257 from 256.
   angle = position[:, :, None].astype(jnp.float32) * frequency[None, None]
   cosine, sine = jnp.cos(angle)[:, :, None], jnp.sin(angle)[:, :, None]
-  first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  wide = x.astype(jnp.float32)
+  if scale != 1:
+    wide *= scale
+  first, second = jnp.split(wide, 2, axis=-1)
   turned = (first * cosine - second * sine, second * cosine + first * sine)
   return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
