@@ -25,22 +25,23 @@ def get_config() -> ConfigDict:
   config.data.tokenizer = ''
   config.data.chat = True
   config.data.completion_prefix = 'Answer:'
-  config.data.prompt_buckets = (64,)
-  config.data.completion_buckets = (8,)
+  config.data.prompt_buckets = (56,)
+  config.data.completion_buckets = (6,)
 
   config.sampler.prompts = 16
   config.sampler.group = 8
-  config.sampler.max_tokens = 8
+  config.sampler.max_tokens = 6
 
   config.learner.method = 'grpo'
   config.learner.method_kwargs = dict(kl_coefficient=0.0)
   config.learner.anchor = 'sampler'
-  config.optim.lr = 1e-5
-  config.optim.warmup_steps = 5
+  config.optim.lr = 2e-5
+  config.optim.warmup_steps = 3
+  config.optim.decay = 'linear'
   config.optim.weight_decay = 0.0
   config.optim.b2 = 0.99
 
-  config.evaluation.every_steps = 10
+  config.evaluation.every_steps = 20
   config.evaluation.examples = 256
   config.checkpoint.every_steps = 20
   return config

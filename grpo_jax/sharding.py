@@ -1,15 +1,17 @@
 """The mesh, which array axis lies on which mesh axis, and how to compile.
 
-The mesh has three axes. Over `data` the parameters are replicated, and over
-`fsdp` they are sharded; both axes split the rows of a batch. `tensor` splits
-heads, hidden units and the vocabulary. An axis that is not used has size 1, so
-one device is a mesh too. All axes are `Auto`: the compiler places the
-collectives, and the functions here tell it where arrays lie.
+The mesh has four axes. Over `data` the parameters are replicated, over `fsdp`
+they are sharded, and over `expert` the experts of a mixture lie, while all
+other parameters are replicated; these three axes split the rows of a batch.
+`tensor` splits heads, hidden units and the vocabulary. An axis that is not used
+has size 1, so one device is a mesh too. All axes are `Auto`: the compiler
+places the collectives, and the functions here tell it where arrays lie.
 """
 
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 import contextlib
 import math
 from typing import Any
@@ -21,7 +23,7 @@ from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
-ROW_AXES = ('data', 'fsdp')
+ROW_AXES = ('data', 'fsdp', 'expert')
 
 COMPILER_OPTIONS = {'xla_allow_excess_precision': False}
 """For every program that scores or samples.
@@ -37,6 +39,7 @@ RULES = {
   'heads': 'tensor',
   'kv_heads': 'tensor',
   'mlp': 'tensor',
+  'experts': 'expert',
 }
 """Logical parameter axis -> mesh axis; axes not named here are replicated."""
 
@@ -45,42 +48,46 @@ DECODING_RULES = {k: v for k, v in RULES.items() if v != 'fsdp'}
 would have to gather it each time."""
 
 
-def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
-  """A mesh over the first `data * fsdp * tensor` devices.
+def make_mesh(
+  data: int = 1, fsdp: int = 1, tensor: int = 1, expert: int = 1
+) -> Mesh:
+  """A mesh over the first `data * fsdp * tensor * expert` devices.
 
   Args:
     data: Copies of the parameters, each with its share of the rows. -1 takes
-      all devices that the other two axes leave.
+      all devices that the other axes leave.
     fsdp: Shards of the parameters, each with its share of the rows.
     tensor: Shards of heads, hidden units and vocabulary.
+    expert: Shards of the experts of a mixture, each with its share of the rows.
 
   Returns:
     A `Mesh` with Auto axes.
 
   Raises:
-    ValueError: `fsdp` or `tensor` is less than 1, or the product is more than
-      the number of devices.
+    ValueError: A size is less than 1 (and not `data=-1`), or the product is
+      more than the number of devices.
   """
   devices = jax.devices()
-  if min(fsdp, tensor) < 1:
+  sizes = f'data={data} x fsdp={fsdp} x tensor={tensor} x expert={expert}'
+  if min(fsdp, tensor, expert) < 1 or data < 1 and data != -1:
     raise ValueError(
-      f'A mesh cannot have fsdp={fsdp} x tensor={tensor}; give 1 or more for '
-      'each (only data may be -1, for all devices that are left).'
+      f'A mesh cannot have {sizes}; give 1 or more for each (only data may be '
+      '-1, for all devices that are left).'
     )
-  if data == -1:
-    data = len(devices) // (fsdp * tensor)
-  wanted = data * fsdp * tensor
-  if not 0 < wanted <= len(devices):
+  if data == -1:  # at least one copy of the parameters
+    data = max(1, len(devices) // (fsdp * tensor * expert))
+  wanted = data * fsdp * tensor * expert
+  if wanted > len(devices):
     raise ValueError(
-      f'A mesh of data={data} x fsdp={fsdp} x tensor={tensor} needs {wanted} '
-      f'devices, but {len(devices)} are present; change config.mesh.'
+      f'A mesh of {sizes} needs {wanted} devices, but {len(devices)} '
+      'are present; change config.mesh.'
     )
   # Auto must be asked for: JAX's default, Explicit, refuses some operations
   # over sharded axes, such as quantiles.
   return jax.make_mesh(
-    (data, fsdp, tensor),
-    ('data', 'fsdp', 'tensor'),
-    axis_types=(AxisType.Auto,) * 3,
+    (data, fsdp, expert, tensor),
+    ('data', 'fsdp', 'expert', 'tensor'),
+    axis_types=(AxisType.Auto,) * 4,
     devices=devices[:wanted],
   )
 
@@ -149,8 +156,23 @@ def gather_fsdp(x: jax.Array, *names: str | None) -> jax.Array:
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
     return x
-  spec = _spec(mesh, x.shape, names, DECODING_RULES)
+  spec = gathered_spec(mesh, x.shape, names)
   return jax.lax.with_sharding_constraint(x, spec)
+
+
+def gathered_spec(
+  mesh: Mesh | AbstractMesh,
+  shape: Sequence[int],
+  names: Sequence[str | None],
+) -> PartitionSpec:
+  """Where a parameter lies once it is gathered over `fsdp`.
+
+  Args:
+    mesh: The mesh.
+    shape: Of the parameter.
+    names: Its logical axes.
+  """
+  return _spec(mesh, shape, names, DECODING_RULES)
 
 
 def _spec(mesh, shape, names, rules) -> PartitionSpec:

@@ -107,6 +107,19 @@ def test_prompts_come_from_one_source_or_from_several():
       dict(data=dict(train=({'name': 'a', 'weight': float('inf')},))),
       r'data.train\[0\].weight=inf',
     ),
+    (dict(data=dict(tokenizer='')), "data.tokenizer='', .* but no model.path"),
+    (
+      dict(data=dict(system_prompt='Be brief.')),
+      "data.system_prompt='Be brief.' with data.chat=False",
+    ),
+    (
+      dict(data=dict(chat_kwargs=dict(enable_thinking=False))),
+      "data.chat_kwargs={'enable_thinking': False} with data.chat=False",
+    ),
+    (
+      dict(data=dict(chat=True, chat_kwargs=dict(f=max))),
+      'data.chat_kwargs has f=.* a config cannot hold',
+    ),
     (
       dict(sampler=dict(top_k=3), learner=dict(anchor='sampler')),
       "anchor='sampler' with top_k",

@@ -56,6 +56,7 @@ HEAVY = {
   'absl': {'commands'},
   'grain': set(),
   'tokenizers': set(),
+  'jinja2': set(),
   'safetensors': set(),
   'gguf': set(),
   'orbax': set(),

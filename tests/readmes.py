@@ -53,7 +53,7 @@ def commands() -> str:
   """What can be typed, from the table of the command line."""
   rows = ['| command | what it does |', '| --- | --- |']
   for name, command in command_line.COMMANDS.items():
-    takes = f' {command.takes.upper()}' if command.takes else ''
+    takes = ''.join(f' {one.upper()}' for one in command.takes)
     rows.append(f'| `grpo-jax {name}{takes}` | {command.what} |')
   return '\n'.join(rows)
 

@@ -4,6 +4,7 @@ import jax
 from jax.sharding import AxisType
 import pytest
 
+from grpo_jax import models
 from grpo_jax import sharding
 from tests import tiny
 
@@ -12,16 +13,33 @@ pytestmark = pytest.mark.quick
 
 def test_the_mesh_has_auto_axes_and_one_device_is_a_mesh():
   mesh = sharding.make_mesh()
-  assert mesh.shape == {'data': 1, 'fsdp': 1, 'tensor': 1}
+  assert mesh.shape == {'data': 1, 'fsdp': 1, 'expert': 1, 'tensor': 1}
   assert set(mesh.axis_types) == {AxisType.Auto}
   wide = sharding.make_mesh(data=-1, fsdp=2, tensor=2)
-  assert wide.shape == {'data': 2, 'fsdp': 2, 'tensor': 2}
+  assert wide.shape == {'data': 2, 'fsdp': 2, 'expert': 1, 'tensor': 2}
   assert sharding.row_shards(wide) == 4
+  mixed = sharding.make_mesh(data=-1, expert=4)
+  assert mixed.shape == {'data': 2, 'fsdp': 1, 'expert': 4, 'tensor': 1}
+  assert sharding.row_shards(mixed) == 8
 
 
-@pytest.mark.parametrize('sizes', [(3, 3, 1), (0, 1, 1), (-1, 16, 1)])
-def test_a_mesh_that_does_not_fit_is_refused(sizes):
-  with pytest.raises(ValueError, match='devices, but 8 are present'):
+@pytest.mark.parametrize(
+  'sizes, least',
+  [((3, 3, 1), 9), ((-1, 16, 1), 16), ((-1, 3, 3), 9), ((2, 2, 2, 2), 16)],
+)
+def test_a_mesh_that_does_not_fit_is_refused(sizes, least):
+  words = f'data={sizes[0]} .*needs {least} devices.*, but 8 are present'
+  with pytest.raises(ValueError, match=words):
+    sharding.make_mesh(*sizes)
+
+
+@pytest.mark.parametrize(
+  'sizes',
+  [(0, 1, 1, 1), (-2, 1, 1, 1), (1, 0, 1, 1), (-1, 1, -1, 1), (1, 1, 1, 0)],
+)
+def test_a_mesh_of_no_size_is_refused(sizes):
+  names = 'data={} x fsdp={} x tensor={} x expert={}; give 1 or more'
+  with pytest.raises(ValueError, match=names.format(*sizes)):
     sharding.make_mesh(*sizes)
 
 
@@ -39,3 +57,15 @@ def test_parameters_are_split_where_the_axis_divides():
   assert block['attention']['key'].spec == jax.P(None, 'fsdp', None, None)
   assert block['attention']['query'].spec == jax.P(None, 'fsdp', None, None)
   assert block['mlp_norm']['scale'].spec == jax.P(None, None)
+
+
+def test_experts_lie_on_their_own_axis():
+  model = models.Transformer(tiny.EXPERTS)
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  mesh = sharding.make_mesh(1, 2, 2, 2)
+  place = sharding.of_params(mesh, params, model.logical_axes)
+  block = place['blocks'][0]['experts']
+  assert block['gate'].spec == jax.P(None, 'expert', 'fsdp', 'tensor')
+  assert block['down'].spec == jax.P(None, 'expert', 'tensor', 'fsdp')
+  assert block['router'].spec == jax.P(None, 'fsdp', None)
+  assert model.decays(('blocks', '0', 'experts', 'gate'))

@@ -36,6 +36,13 @@ FANCY = dict(
   attention_cap=2.0,
   logit_cap=4.0,
 )
+# One layer in two has experts, and so has the tail.
+EXPERTS = dataclasses.replace(
+  CONFIG,
+  num_layers=5,
+  pattern=(models.LayerKind(experts=True), models.LayerKind()),
+  experts=models.Experts(number=8, per_token=2, width=20),
+)
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """Turns what was typed into what absl reads, and explains what was mistyped."""
 
 from collections.abc import Collection
+from collections.abc import Sequence
 import pathlib
 
 from grpo_jax.commands import options
@@ -10,7 +11,7 @@ PACKAGE = pathlib.Path(__file__).parent.parent
 
 
 def prepared(
-  argv: list[str], switches: Collection[str], takes: str = ''
+  argv: list[str], switches: Collection[str], takes: Sequence[str] = ()
 ) -> list[str]:
   """The arguments in one form, with a `--config`.
 
@@ -21,8 +22,8 @@ def prepared(
   Args:
     argv: Program, command, arguments.
     switches: Flags that take no value.
-    takes: A flag whose value may come first without its name, as in `audit
-      dapo`; '' if there is none.
+    takes: Flags whose values may be given without their names, in this order,
+      as in `audit dapo`.
 
   Returns:
     Program, command, and the arguments as `--name=value` or `--name`.
@@ -36,8 +37,9 @@ def prepared(
     else one
     for one in _joined(argv[2:], switches)
   ]
-  if takes and arguments and not arguments[0].startswith('-'):
-    arguments[0] = f'--{takes}={arguments[0]}'
+  unnamed = [i for i, one in enumerate(arguments) if not one.startswith('-')]
+  for i, name in zip(unnamed, takes):
+    arguments[i] = f'--{name}={arguments[i]}'
   given = dict(one.split('=', 1) for one in arguments if '=' in one)
   if '--config' not in given and '--workdir' in given:
     workdir.config_of(given['--workdir'])  # raises if there is no run

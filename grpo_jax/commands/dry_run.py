@@ -88,7 +88,11 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
       **{f'train step, {k}': v for k, v in update.memory_gib(rollout).items()},
     },
     'first_rollout': {
-      'prompts': rollout.prompt_texts[:3],
+      # As the model reads them, so that a chat template can be looked at.
+      'prompts': [
+        run.tokenizer.backend.decode(ids, skip_special_tokens=False)
+        for ids in rollout.prompts[:3]
+      ],
       'completions': [texts[0] for texts in rollout.texts[:3]],
       'rewards': [float(reward[0]) for reward in batch.reward[:3]],
       'not judged': int(np.sum(~batch.valid)),

@@ -52,7 +52,7 @@ def load(
   Args:
     config: That of the run, or one that differs from it outside `BOUND`.
     workdir: Of the run; nothing in it is changed.
-    which: `'latest'`, `'best'`, or the number of rollouts.
+    which: See `Checkpoints.named`.
     given: What the marks in the config stand for.
     to_evaluate: Whether the rewards and the held-out prompts are needed too.
 
@@ -80,7 +80,7 @@ def load(
   wanted = build.abstract_params(run).trained
   # Read-only, because the run may be training at this moment.
   with Checkpoints(directory, read_only=True) as saves:
-    saved = saves.restore(wanted, _step(saves, which), 'params')
+    saved = saves.restore(wanted, saves.named(which), 'params')
   if saved is None:
     raise ValueError(
       f'There is no checkpoint in {directory}; let the run train on.'
@@ -88,25 +88,6 @@ def load(
   whole = lora.join(saved.state, build.frozen_params(run))
   run.engine.load(whole, version=saved.step)
   return Policy(run, saved.step, given)
-
-
-def _step(saves: Checkpoints, which: str) -> int | None:
-  """The checkpoint that was asked for; None for the newest."""
-  if which == 'latest':
-    return None
-  if which == 'best':
-    if (best := saves.best_step()) is None:
-      raise ValueError(
-        'No checkpoint has a value of config.checkpoint.best_metric; give '
-        "'latest' or the number of a rollout."
-      )
-    return best
-  if not (which.isascii() and which.isdecimal()):
-    raise ValueError(
-      f"--checkpoint={which} is none of 'latest', 'best' or a number of "
-      f'rollouts; there are {saves.steps()}.'
-    )
-  return int(which)
 
 
 def evaluate(

@@ -39,6 +39,31 @@ FLAGS = {
     'latest',
     "Checkpoint to load: a rollout's number, 'latest' or 'best'.",
   ),
+  'source': flags.DEFINE_string(
+    'source',
+    None,
+    'The model to write: a Hugging Face folder, a .gguf file, package:NAME for '
+    'the .gguf file in an installed package, or the workdir of a run.',
+  ),
+  'folder': flags.DEFINE_string(
+    'folder', None, 'The folder to write, which must not exist or be empty.'
+  ),
+  'adapter': flags.DEFINE_bool(
+    'adapter',
+    False,
+    "Write only a run's LoRA adapter, as a folder for peft, instead of adding "
+    'it to the weights.',
+  ),
+  'dtype': flags.DEFINE_enum(
+    'dtype',
+    'float32',
+    ['float32', 'bfloat16'],
+    'Dtype of the weights in the folder: float32, or bfloat16 for half the '
+    'size, which loses changes below 1/256 of a weight.',
+  ),
+  'shard_gb': flags.DEFINE_float(
+    'shard_gb', 5.0, 'Largest file of weights, in GB; more go into the next.'
+  ),
   'examples': flags.DEFINE_integer(
     'examples',
     0,

@@ -33,6 +33,7 @@ _EXAMPLES = """\
   grpo-jax train --config=configs/arithmetic.py --workdir=runs/arithmetic
   grpo-jax eval --workdir=runs/arithmetic --samples=16 --k=1,4,16
   grpo-jax sample --workdir=runs/arithmetic --prompt=47+85=
+  grpo-jax convert runs/arithmetic models/arithmetic --dtype=bfloat16
   grpo-jax audit dapo --plot
   grpo-jax study brakes --config=configs/arithmetic.py --workdir=runs/brakes"""
 
@@ -55,16 +56,22 @@ def train() -> None:
     result = loop.train(
       config, _value('workdir'), _STOP, _value('replay'), steps, screen=screen
     )
-  # Linux counts ru_maxrss in KiB.
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+  result = {**result, 'peak_memory_gib': _peak_memory_gib()}
   _print_json(
     {
       name: value if value is None else round(value, 4)
-      for name, value in {**result, 'peak_memory_gib': peak}.items()
+      for name, value in result.items()
     }
   )
   if _STOP.signal is not None:
     raise SystemExit(128 + _STOP.signal)
+
+
+def _peak_memory_gib() -> float:
+  """The most memory that this process has had at once."""
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  # Linux counts it in KiB, macOS in bytes.
+  return peak / (2**30 if sys.platform == 'darwin' else 2**20)
 
 
 def _check(config: Any) -> None:
@@ -116,6 +123,24 @@ def sample() -> None:
   )
 
 
+def convert() -> None:
+  """`grpo-jax convert`."""
+  from grpo_jax.commands import convert as converts
+
+  done = converts.convert(
+    _value('source'),
+    _value('folder'),
+    _value('checkpoint'),
+    _value('dtype'),
+    _value('shard_gb'),
+    _value('adapter'),
+  )
+  if _value('json'):
+    _print_json(done._asdict())
+  else:
+    converts.show(done)
+
+
 def methods() -> None:
   """`grpo-jax methods`."""
   from grpo_jax.commands import audit as audits
@@ -164,7 +189,7 @@ class Command(NamedTuple):
   run: Callable[[], None]
   what: str
   flags: tuple[str, ...]
-  takes: str = ''  # the flag whose value is given without its name
+  takes: tuple[str, ...] = ()  # flags whose values need no name
 
 
 COMMANDS = {
@@ -184,6 +209,15 @@ COMMANDS = {
       'temperature', 'max_tokens', 'completions', 'json', 'verbose',
     ),
   ),
+  'convert': Command(
+    convert,
+    'Writes a model as a Hugging Face folder, or its adapter for peft.',
+    (
+      'source', 'folder', 'checkpoint', 'adapter', 'dtype', 'shard_gb', 'json',
+      'verbose',
+    ),
+    takes=('source', 'folder'),
+  ),
   'methods': Command(
     methods,
     'Prints a table of all methods, measured by evaluating each of them.',
@@ -193,7 +227,7 @@ COMMANDS = {
     audit,
     'Measures what a method does to gradients and to clipped tokens.',
     ('method', 'method_kwargs', 'fields', 'plot', 'json', 'verbose'),
-    takes='method',
+    takes=('method',),
   ),
   'sample': Command(
     sample,
@@ -209,7 +243,7 @@ COMMANDS = {
     (
       'study', 'workdir', 'config', 'seeds', 'steps', 'only', 'json', 'verbose',
     ),
-    takes='study',
+    takes=('study',),
   ),
 }  # fmt: skip
 
@@ -300,8 +334,8 @@ def help_text(command: str, width: int) -> str:
       f' ({flag.default_as_str})' if flag.value not in (None, [], False) else ''
     )
     rows.append((f'--{name}{given}', f'{flag.help}{default}'))
-  takes = f' {takes.upper()}' if takes else ''
-  title = textwrap.wrap(f'grpo-jax {command}{takes}: {what}', width)
+  typed = ' '.join([command, *(name.upper() for name in takes)])
+  title = textwrap.wrap(f'grpo-jax {typed}: {what}', width)
   text = [*title, '', _columns(rows, width)]
   if command == 'train':
     text += ['', 'Fields of the config:', '', options.help_text(width)]
@@ -375,11 +409,11 @@ def _check_flags(command: str, parsed: list[str]) -> None:
       f'--workdir={_value("workdir")} is no local path, and buckets cannot be '
       'written yet; give a directory.'
     )
-  wanted = COMMANDS[command].takes
-  if wanted and not _value(wanted):
-    raise flags.Error(
-      f'grpo-jax {command} needs a {wanted}. As in:\n{_EXAMPLES}'
-    )
+  for wanted in COMMANDS[command].takes:
+    if not _value(wanted):
+      raise flags.Error(
+        f'grpo-jax {command} needs a {wanted}. As in:\n{_EXAMPLES}'
+      )
   if 'workdir' in read and not _value('workdir'):
     raise flags.Error(
       f'grpo-jax {command} needs --workdir, and --config for a new run. As '
@@ -388,7 +422,11 @@ def _check_flags(command: str, parsed: list[str]) -> None:
 
 
 def _refuse(error: Exception) -> NoReturn:
-  """Prints one sentence about an error to standard error, and exits with 2."""
+  """Prints an error to standard error, and exits with 2.
+
+  The error is made into one line. Only our examples stay as they are, for they
+  are commands, one on each line.
+  """
   # Not the flag, because it may be the flags that could not be parsed.
   if '--verbose' in sys.argv:
     traceback.print_exception(error)
@@ -401,7 +439,8 @@ def _refuse(error: Exception) -> NoReturn:
     )
   # Errors of ml_collections and KeyErrors hold escaped line breaks and quotes.
   text = text.replace('\\n', ' ').replace("\\'", "'")
-  print(f'grpo-jax: {" ".join(text.split())}', file=sys.stderr)
+  text, examples, _ = text.partition(f'\n{_EXAMPLES}')
+  print(f'grpo-jax: {" ".join(text.split())}{examples}', file=sys.stderr)
   raise SystemExit(2) from None
 
 

@@ -29,6 +29,7 @@ _LEAST = {
   'learner.epochs': 1,
   'learner.micro_rows': 0,
   'learner.row_completions': 0,
+  'learner.expert_balance': 0,
   'warm_up.steps': 0,
   'warm_up.examples': 1,
   'warm_up.micro_rows': 0,
@@ -37,6 +38,7 @@ _LEAST = {
   'checkpoint.every_steps': 1,
   'checkpoint.every_warm_up_steps': 1,
   'checkpoint.keep_last': 1,
+  'checkpoint.export_every_saves': 0,
   'log.samples': 0,
   'log.completions_every_steps': 0,
   'evaluation.every_steps': 0,
@@ -49,6 +51,7 @@ _LEAST = {
 # Allowed values of each of these fields.
 _KNOWN = {
   'lora.base_dtype': ('float32', 'bfloat16'),
+  'checkpoint.export_dtype': ('float32', 'bfloat16'),
   'learner.layout': ('auto', 'shared', 'packed', 'padded'),
   'learner.anchor': ('learner', 'sampler'),
   'learner.on_zero_advantage': ('skip', 'step'),

@@ -101,14 +101,15 @@ class Data:
   # Field of a JSONL record that has the reference answer. '': no reward needs
   # an answer.
   answer_field: str = 'answer'
-  # 'arithmetic', '' for the tokenizer of the model in model.path, what
-  # model.path can be, or the path of a tokenizer.json.
+  # Tokenizer: '' for that of the model in model.path, 'arithmetic' for single
+  # characters, or the path of a Hugging Face folder, a .gguf file or a
+  # tokenizer.json.
   tokenizer: str = 'arithmetic'
-  # Tokens that end a completion. A tokenizer.json needs them; every other
-  # tokenizer has its own, which are taken if this is empty or the default.
+  # Tokens that end a completion, for a tokenizer.json. Folders and .gguf files
+  # name their own, which are taken while this is () or the default.
   eos_tokens: tuple[str, ...] = ('<eos>',)
-  # Token that fills up rows; as with eos_tokens, '' or the default takes the
-  # tokenizer's own.
+  # Token that fills up rows, for a tokenizer.json. Folders and .gguf files name
+  # their own, which is taken while this is '' or the default.
   pad_token: str = '<pad>'
   # Whether prompts are written by the tokenizer's chat template. A prompt that
   # is a text then is a message of the user.
@@ -240,6 +241,10 @@ class Learner:
   # What to do with an optimizer batch whose advantages are all 0: 'skip', or
   # 'step', in which momentum, weight decay and KL still move the policy.
   on_zero_advantage: str = 'skip'
+  # Weight of a penalty on uneven use of experts, which is added to the loss of
+  # a model that has experts. Raise it, to 0.001 say, if expert_load_max grows.
+  # 0 leaves the penalty out; above 0 an update takes a third longer.
+  expert_balance: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,6 +309,12 @@ class Checkpoint:
   # Metric of which the checkpoint with the highest value is kept too; ''
   # keeps none.
   best_metric: str = 'heldout_accuracy'
+  # Saves between those after which the model is also written into the workdir
+  # as a Hugging Face folder, exports/ROLLOUT; 0 writes none. All are kept.
+  export_every_saves: int = 0
+  # Dtype of the weights in these folders: 'float32', or 'bfloat16' for half the
+  # size, which loses changes below 1/256 of a weight.
+  export_dtype: str = 'float32'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -345,6 +356,9 @@ class Mesh:
   fsdp: int = 1
   # Devices over which heads, hidden units and vocabulary are split.
   tensor: int = 1
+  # Devices over which the experts of each layer are split, if the model has
+  # experts.
+  expert: int = 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,6 +33,9 @@ from grpo_jax.data._prompts import epoch_rows
 from grpo_jax.data._prompts import mixture
 from grpo_jax.data._prompts import prompt_stream
 from grpo_jax.data._prompts import take
+from grpo_jax.data._save import is_in_folder
+from grpo_jax.data._save import save_ends
+from grpo_jax.data._save import save_tokenizer
 from grpo_jax.data._tokenizer import Tokenizer
 from grpo_jax.data._tokenizer import character_tokenizer
 from grpo_jax.data._tokenizer_from import check_vocab_size
@@ -54,10 +57,13 @@ __all__ = (
   'epoch_rows',
   'gguf_metadata',
   'gguf_path',
+  'is_in_folder',
   'mixture',
   'prompt_problem',
   'prompt_stream',
   'prompt_text',
+  'save_ends',
+  'save_tokenizer',
   'take',
   'tokenizer_from',
 )

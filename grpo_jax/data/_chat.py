@@ -6,6 +6,7 @@ program in Jinja that comes with a model. It writes the messages as the one text
 that the model was trained on, with its own marks for whose turn it is.
 """
 
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -166,14 +167,8 @@ class ChatTemplate:
       ValueError: the template has a syntax error, does not read one of
         `kwargs`, or refuses the messages. Its own words are passed on.
     """
-    template, variables = _compiled(self.source)
-    for name in kwargs:
-      if name not in variables:  # a misspelt name would do nothing at all
-        raise ValueError(
-          f'The chat template reads no variable {name!r}; it reads'
-          f' {sorted(variables)}. Correct or remove the name in'
-          ' config.data.chat_kwargs.'
-        )
+    self.check(kwargs)
+    template, _ = _compiled(self.source)
     given = [
       {name: value for name, value in message.items() if value is not None}
       for message in messages
@@ -192,9 +187,25 @@ class ChatTemplate:
         ' config.data.chat_kwargs.'
       ) from error
 
-  def check(self):
-    """Raises a ValueError if the template has a syntax error."""
-    _compiled(self.source)
+  def check(self, kwargs: Iterable[str] = ()):
+    """Checks the template, and that some variables of it can be set.
+
+    Args:
+      kwargs: names of variables.
+
+    Raises:
+      ValueError: it has a syntax error, or does not read one of the variables.
+    """
+    _, variables = _compiled(self.source)
+    # The run fills these in.
+    variables -= {'messages', 'add_generation_prompt'}
+    for name in kwargs:
+      if name not in variables:  # a misspelt name would do nothing at all
+        raise ValueError(
+          f'The chat template has no variable {name!r} to be set, but only'
+          f' {sorted(variables)}; correct or remove the name in'
+          ' config.data.chat_kwargs.'
+        )
 
 
 @functools.lru_cache(maxsize=16)

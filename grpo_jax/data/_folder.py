@@ -64,14 +64,14 @@ def load_folder(path: str | os.PathLike[str], read_ends: bool = True) -> Loaded:
   loaded = load_file(folder / 'tokenizer.json')
   # Older folders keep special tokens in a file of their own.
   told = {
-    **_json(folder / 'special_tokens_map.json'),
-    **_json(folder / 'tokenizer_config.json'),
+    **read_json(folder / 'special_tokens_map.json'),
+    **read_json(folder / 'tokenizer_config.json'),
   }
   tokens = dict(_named_tokens(told))
-  model = _json(folder / 'config.json')
+  model = read_json(folder / 'config.json')
   generation = folder / 'generation_config.json'
   configs = [
-    (generation, _json(generation)),
+    (generation, read_json(generation)),
     (folder / 'config.json', model),
     # A model of text and images has the fields of its text part in there.
     (folder / 'config.json', model.get('text_config') or {}),
@@ -87,7 +87,7 @@ def load_folder(path: str | os.PathLike[str], read_ends: bool = True) -> Loaded:
   )
 
 
-def _json(path: pathlib.Path) -> dict[str, Any]:
+def read_json(path: pathlib.Path) -> dict[str, Any]:
   """The object in a JSON file; empty if there is no such file."""
   if not path.is_file():
     return {}

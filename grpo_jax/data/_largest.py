@@ -21,7 +21,7 @@ class LargestSource:
 
   >>> source = LargestSource('train')
   >>> len(source), source[0]['answer']
-  (10000, '96')
+  (10000, '78')
 
   Args:
     split: 'train' or 'heldout'.

@@ -48,7 +48,8 @@ class Tokenizer:
 
   Raises:
     ValueError: an end token is given twice, an id is not in the vocabulary, or
-      the prompts are chats and there is no chat template.
+      the prompts are chats and there is no chat template, or none that takes
+      the system prompt and the variables of `prompt_format`.
   """
 
   backend: 'tokenizers.Tokenizer' = dataclasses.field(repr=False)
@@ -81,7 +82,9 @@ class Tokenizer:
           ' none; give the tokenizer of a chat model (a folder with'
           ' chat_template.jinja, say), or set config.data.chat=False.'
         )
-      self.chat_template.check()
+      self.chat_template.check(self.prompt_format.chat_kwargs)
+      if self.prompt_format.system_prompt:
+        self._chat_text('x')  # some templates refuse system messages
     object.__setattr__(self, 'vocab_size', max(ids) + 1)
 
   def with_format(self, prompt_format: PromptFormat) -> 'Tokenizer':
@@ -179,11 +182,11 @@ class Tokenizer:
         ' no end token; name one in config.data.eos_tokens, or set'
         ' config.warm_up.steps=0.'
       )
-    written = []
+    end = self.eos_ids[0]
     if self.prompt_format.chat and len(self.eos_ids) > 1:
-      written = self.encode(self._chat_text('x', answered=True))
-    ends = [token_id for token_id in written if token_id in self.eos_ids]
-    return (ends or self.eos_ids[:1])[-1]
+      for token_id in self.encode(self._chat_text('x', answered=True)):
+        end = token_id if token_id in self.eos_ids else end
+    return end
 
   def decode(self, ids: Iterable[SupportsInt]) -> str:
     """The text of token ids, without end, padding and other special tokens.
@@ -268,7 +271,7 @@ class Tokenizer:
     """Reads the tokenizer of a model from a GGUF file.
 
     See `grpo_jax.data._gguf.load_gguf` for the kinds that can be read. Only the
-    metadata of the file are read, which takes a quarter of a second.
+    metadata of the file are read, which takes 0.1 s for SmolLM2.
 
     Args:
       source: the file; or 'package:NAME' for the single .gguf file in an

@@ -6,6 +6,11 @@ model is the gradient of the parameters. So losses never see a model, and where
 a transform couples the whole batch (`scope == 'batch'`), d loss / d logp is
 computed for all of it before the first pull-back. The gradient is a sum over
 micro-batches: it depends neither on their size nor on packing or sharding.
+
+The balance of experts couples the whole batch in the same way: it is a product
+of two sums over tokens, how often each expert was chosen and how probable it
+was. The first has no gradient; so its total is found in a forward pass before
+the others, and the second is one more output of the model to pull back from.
 """
 
 from typing import Any
@@ -15,6 +20,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from grpo_jax import losses
+from grpo_jax import models
 from grpo_jax.learner import clipped
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner.types import Gradient
@@ -75,6 +81,12 @@ def of_batch(
     The gradient, and what `step_metrics` and `overshoot` measure afterwards.
   """
   shape = batch.mask.shape
+  of_mass = None  # d loss / d the probabilities of experts
+  if learner.expert_balance:
+    statistics = _statistics(learner, params, batch, layout, num_micro)
+    balance = lambda mass: models.balance(statistics._replace(mass=mass))
+    slope = jax.grad(balance)(statistics.mass)
+    of_mass = learner.expert_balance * slope
   coupled = None  # d loss / d scores of the whole batch, where rows are coupled
   if learner.method.scope == 'batch':
     scores = score_all(
@@ -85,9 +97,11 @@ def of_batch(
 
   def micro_batch(k):
     rows = micro_batches.rows(layout, k)
-    scores, pull_back = jax.vjp(
-      lambda p: learner.score(p, rows, learner.with_entropy), params
+    (scores, mass), pull_back, routed = jax.vjp(
+      lambda p: _scored(learner, p, rows, batch), params, has_aux=True
     )
+    no_slope = jax.tree.map(jnp.zeros_like, mass)
+    of_routers = no_slope if of_mass is None else of_mass
     if coupled is not None:
       slopes, direction = micro_batches.take(
         (coupled, directions), rows.completion
@@ -96,11 +110,14 @@ def of_batch(
       part = micro_batches.take(batch, rows.completion)
       (_, terms), slopes = _loss_and_slopes(learner, scores, part, loss_state)
       direction = clipped.outward(terms, part)
-    grads = pull_back(slopes)[0]
+    grads = pull_back((slopes, of_routers))[0]
     outward = None
     if learner.with_outward:
-      outward = _outward(pull_back, slopes, direction, grads)
-    return (grads, outward), (scores, slopes.logp), rows.completion
+      back = lambda slopes: pull_back((slopes, no_slope))
+      outward = _outward(back, slopes, direction, grads)
+    statistics, disagreement = routed or (None, None)
+    sums = grads, outward, statistics
+    return sums, (scores, slopes.logp, disagreement), rows.completion
 
   def add(k, total):
     summed, seen, completion = micro_batch(k)
@@ -116,13 +133,62 @@ def of_batch(
     jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), of_params),
     jax.tree.map(lambda x: jnp.zeros(shape, x.dtype), of_tokens),
   )
-  (grads, outward), (scores, slope) = lax.fori_loop(0, num_micro, add, start)
+  sums, (scores, slope, disagreement) = lax.fori_loop(0, num_micro, add, start)
+  grads, outward, statistics = sums
   # The loss once more, of the whole batch. It costs next to nothing beside the
   # model, and saves merging the terms of the micro-batches for the metrics.
   loss, terms = losses.surrogate_loss(
     learner.method, scores.logp, batch, loss_state, scores.entropy
   )
-  return Gradient(grads, outward, loss, scores, terms, slope)
+  routed = None
+  if statistics is not None:
+    routed = models.Routed(statistics, disagreement)
+  return Gradient(grads, outward, loss, scores, terms, slope, routed)
+
+
+def _scored(learner: Learner, params: Any, rows: Layout, batch: losses.Batch):
+  """What the model says of some rows: what has a gradient, and what has none.
+
+  Args:
+    learner: See `types.Learner`.
+    params: Of the policy.
+    rows: A micro-batch.
+    batch: The optimizer batch, [P,G,T].
+
+  Returns:
+    ((`Scores`, f32[L,E]), `Routed`): [R,C,T], and the probabilities that the
+    routers of L layers gave to each of E experts; None for both without
+    experts.
+  """
+  if learner.score_routed is None:
+    return (learner.score(params, rows, learner.with_entropy), None), None
+  counted, sampled = micro_batches.take(
+    (batch.mask, batch.extras.get('routing_sampler')), rows.completion
+  )
+  scores, routed = learner.score_routed(
+    params, rows, learner.with_entropy, counted, sampled
+  )
+  return (scores, routed.statistics.mass), routed
+
+
+def _statistics(learner, params, batch, layout, num_micro):
+  """The sums over all tokens of what routers did; see `routing.Statistics`."""
+
+  def of_micro_batch(k):
+    rows = micro_batches.rows(layout, k)
+    routed = _scored(learner, params, rows, batch)[1]
+    assert routed is not None
+    return routed.statistics
+
+  start = jax.tree.map(
+    lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_micro_batch, 0)
+  )
+  return lax.fori_loop(
+    0,
+    num_micro,
+    lambda k, total: jax.tree.map(jnp.add, total, of_micro_batch(k)),
+    start,
+  )
 
 
 def slope_at_ratio_one(

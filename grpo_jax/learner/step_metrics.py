@@ -14,6 +14,7 @@ import optax
 from grpo_jax import diagnostics
 from grpo_jax import losses
 from grpo_jax import metrics
+from grpo_jax import models
 from grpo_jax import optim
 from grpo_jax.learner import gradient
 from grpo_jax.learner.types import Gradient
@@ -89,12 +90,15 @@ def of_update(
   Returns:
     What `of_terms` and `of_prefixes` return, and `loss`, `grad_norm`,
     `update_norm` (0 if the update is not accepted), `param_norm`; the counters
-    `nonfinite_steps` and `idle_steps` of the state, which only grow; and what
-    `optim.record_adam_moments` has recorded, if the optimizer records.
+    `nonfinite_steps` and `idle_steps` of the state, which only grow; what
+    `optim.record_adam_moments` has recorded, if the optimizer records; and what
+    `of_routers` returns, if the model has experts.
   """
   measured = of_terms(found.terms, batch)
+  if found.routed is not None:
+    measured |= of_routers(found.routed, batch)
   for name in measured:
-    if name.startswith('sampler_gap'):
+    if name.startswith(('sampler_gap', 'router_disagreement')):
       # From the second update on the policy has moved, and the gap is no longer
       # the sampler's own.
       measured[name] = metrics.only_if(first, measured[name])
@@ -188,6 +192,38 @@ def of_terms(terms: losses.SurrogateTerms, batch: losses.Batch) -> Measured:
       'sampler_gap_max': metrics.masked_max(gap, fresh),
       'sampler_gap_exp': metrics.masked_mean(jnp.exp(_saturated(gap)), fresh),
     }
+  return measured
+
+
+def of_routers(routed: models.Routed, batch: losses.Batch) -> Measured:
+  """Metrics of the routers of a model with experts.
+
+  Args:
+    routed: Of the optimizer batch, [P,G,T].
+    batch: The optimizer batch.
+
+  Returns:
+    Over the tokens of completions `expert_balance`, see `routing.balance`, and
+    `expert_load_max`, the largest load of an expert in any layer: both are 1 if
+    all experts are used alike. And `router_disagreement`, if the sampler has
+    said which experts it chose: the share of layers, averaged over tokens, in
+    which the learner chose others.
+  """
+  some = jnp.any(batch.mask)
+  measured: Measured = {
+    'expert_balance': metrics.masked_mean(
+      models.balance(routed.statistics), some
+    ),
+    'expert_load_max': metrics.masked_max(
+      models.load_max(routed.statistics), some
+    ),
+  }
+  if routed.disagreement is not None:
+    # Tokens that an earlier policy drew differ for another reason.
+    fresh = batch.keep & batch.extras.get('fresh', True)
+    measured['router_disagreement'] = metrics.masked_mean(
+      routed.disagreement, fresh
+    )
   return measured
 
 

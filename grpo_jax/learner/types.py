@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 import optax
 
 from grpo_jax import losses
+from grpo_jax.models import Routed
 from grpo_jax.models import Scores
 from grpo_jax.models import lora
 
@@ -53,6 +54,11 @@ class Learner:
     records: Whether the optimizer was made by `optim.record_adam_moments`.
     expects_prefixes: Whether the metrics `prefix_*_expected` are measured. They
       take a second evaluation of the loss; see `step_metrics.of_prefixes`.
+    score_routed: `(params, layout, with_entropy, counted, sampled) -> (Scores,
+      Routed)`, see `models.score_routed`; None for a model without experts.
+    expert_balance: What `models.balance` of the optimizer batch is multiplied
+      by and added to the loss. Unless it is 0, an update takes a further
+      forward pass; see `gradient.of_batch`.
   """
 
   score: Callable[..., Any]
@@ -66,12 +72,19 @@ class Learner:
   coast_steps: int = 1
   records: bool = False
   expects_prefixes: bool = False
+  score_routed: Callable[..., Any] | None = None
+  expert_balance: float = 0.0
 
   def __post_init__(self):
     if self.on_zero_advantage not in ('skip', 'step'):
       raise ValueError(
         f'on_zero_advantage={self.on_zero_advantage!r} is neither '
         "'skip' nor 'step'; set config.learner.on_zero_advantage to one."
+      )
+    if self.expert_balance and self.score_routed is None:
+      raise ValueError(
+        f'expert_balance={self.expert_balance} needs a model with experts, and '
+        'this one has none; set config.learner.expert_balance=0.'
       )
 
   def beside(self, frozen: Any) -> 'Learner':
@@ -81,18 +94,19 @@ class Learner:
       frozen: The other part, which no update changes; None: there is none.
 
     Returns:
-      A learner whose `score` and `score_forward` take the trained part.
+      A learner whose functions that score take the trained part.
     """
     if frozen is None:
       return self
 
     def whole(score):
+      if score is None:
+        return None
       return lambda params, *args: score(lora.join(params, frozen), *args)
 
-    forward = self.score_forward and whole(self.score_forward)
-    return dataclasses.replace(
-      self, score=whole(self.score), score_forward=forward
-    )
+    names = 'score', 'score_forward', 'score_routed'
+    changed = {name: whole(getattr(self, name)) for name in names}
+    return dataclasses.replace(self, **changed)
 
   @property
   def with_entropy(self) -> bool:
@@ -114,6 +128,7 @@ class Gradient(NamedTuple):
   scores: Scores  # of the whole optimizer batch, [P,G,T]
   terms: losses.SurrogateTerms  # of the whole optimizer batch, [P,G,T]
   slope: Array  # f32[P,G,T], d loss / d logp
+  routed: Routed | None = None  # of the whole optimizer batch, [P,G,T]
 
 
 class Update(NamedTuple):

@@ -213,7 +213,7 @@ class Updater:
       measured = _merge(measured, more) if measured else more
     return measured or {}
 
-  def compile_ahead(self, example: Rollout) -> None:
+  def compile_ahead(self, example: Rollout, step: int) -> None:
     """Compiles the programs of an update in a thread of its own.
 
     Meanwhile the sampler is compiled and the first rollout is drawn. The first
@@ -224,21 +224,26 @@ class Updater:
     Args:
       example: A rollout of the shapes to compile for, such as the largest; the
         values in it do not matter.
+      step: Number of the first rollout to come. In some rollouts overshoot is
+        measured, which takes another program; see `watches`.
     """
     if self.spec.kind != 'packed' and jax.process_count() == 1:
       # A daemon, because Python would wait for any other thread before it ends,
       # and the compiler cannot be interrupted; see `commands.main.run`.
       self._ahead = threading.Thread(
-        target=self._try, args=(example,), name='compile ahead', daemon=True
+        target=self._try,
+        args=(example, step),
+        name='compile ahead',
+        daemon=True,
       )
       self._ahead.start()
 
-  def _try(self, example: Rollout) -> None:
+  def _try(self, example: Rollout, step: int) -> None:
     # What fails here fails again in the first update, which raises it.
     with contextlib.suppress(Exception):
-      self._compile(example)
+      self._compile(example, step)
 
-  def _compile(self, example: Rollout) -> None:
+  def _compile(self, example: Rollout, step: int) -> None:
     """Compiles the programs that `__call__` runs; jit keeps them for it."""
     everywhere = sharding.replicated(self.learner.mesh)
 
@@ -267,10 +272,10 @@ class Updater:
 
     batch = self.with_policies(state, example, 0, unscored)
     credited, _, _ = jax.eval_shape(self.credit, batch, state.loss_state)
-    step = arrays(jax.ShapeDtypeStruct((), jnp.int32))
-    watch = self.watches(0)
+    start = arrays(jax.ShapeDtypeStruct((), jnp.int32))
+    watch = self.watches(step)
     self.train_step.lower(
-      self.frozen, state, arrays(credited), chosen, layout, used, step, watch
+      self.frozen, state, arrays(credited), chosen, layout, used, start, watch
     ).compile()
     self.credit.lower(batch, state.loss_state).compile()
     for lowered in scorings:

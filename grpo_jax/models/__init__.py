@@ -6,18 +6,24 @@ Read in this order:
 - `attention`: which tokens see which, in training and in decoding;
 - `layout`: how completions lie in the rows that the model reads;
 - `scores`: log-probability and entropy of each completion token;
+- `experts`, `routing`: mixtures of experts, and what their routers did;
 - `kernels`: attention kernels of accelerators;
 - `weights`: pretrained models come in, and trained ones go out.
 """
 
+from grpo_jax.models._activations import bytes_per_token
 from grpo_jax.models._config import Experts
 from grpo_jax.models._config import LayerKind
 from grpo_jax.models._config import LowRank
 from grpo_jax.models._config import ModelConfig
 from grpo_jax.models._config import RopeScaling
 from grpo_jax.models._flops import flops_per_token
+from grpo_jax.models.routing import balance
+from grpo_jax.models.routing import load_max
+from grpo_jax.models.scores import Routed
 from grpo_jax.models.scores import Scores
 from grpo_jax.models.scores import score
+from grpo_jax.models.scores import score_routed
 from grpo_jax.models.transformer import Transformer
 
 __all__ = (
@@ -26,8 +32,13 @@ __all__ = (
   'LowRank',
   'ModelConfig',
   'RopeScaling',
+  'Routed',
   'Scores',
   'Transformer',
+  'balance',
+  'bytes_per_token',
   'flops_per_token',
+  'load_max',
   'score',
+  'score_routed',
 )

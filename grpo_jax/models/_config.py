@@ -240,6 +240,16 @@ class ModelConfig:
       'either experts are described and no layer kind has them, or a kind has '
       'experts that are not described; give both, or neither',
     )
+    if self.lora is not None and all(kind.experts for kind in self.pattern):
+      for target in self.lora.targets:
+        _require(
+          any(
+            fnmatch.fnmatchcase(name, target) for name in self.lora.NAMES[:4]
+          ),
+          f'the LoRA target {target!r} matches no weight of attention, but all '
+          'layers have experts, which get no adapters; give a pattern such as '
+          "'attention/*'",
+        )
     _require(
       self.attention != 'cudnn' or self.attention_cap is None,
       f"attention='cudnn' comes with attention_cap={self.attention_cap}, which "

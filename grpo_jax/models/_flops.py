@@ -15,8 +15,9 @@ def flops_per_token(
 
   with N parameters in the matrices that a token is multiplied by, L layers and
   H heads of size D. N includes the output layer, but not the embedding, which
-  is looked up. Norms, rotations and the softmax are not counted. A backward
-  pass takes twice as many operations.
+  is looked up; of experts it includes the router and the k that a token is
+  given to. Norms, rotations and the softmax are not counted. A backward pass
+  takes twice as many operations.
 
   Args:
     config: The shape of the model.
@@ -34,9 +35,17 @@ def flops_per_token(
   """
   heads = config.num_heads * config.head_dim
   kv_heads = config.num_kv_heads * config.head_dim
-  layer = config.width * (2 * heads + 2 * kv_heads + 3 * config.mlp_width)
+  attention = config.width * (2 * heads + 2 * kv_heads)
+  mlp = 3 * config.width * config.mlp_width
+  mixed = 0
+  if config.experts is not None:
+    active = 3 * config.experts.per_token * config.experts.width
+    mixed = config.width * (active + config.experts.number)
+  layers = sum(
+    attention + (mixed if kind.experts else mlp) for kind in config.kinds
+  )
   head = config.width * config.vocab_size if with_head else 0
   windows = [kind.window_tokens or np.inf for kind in config.kinds]
   context = np.asarray(context, np.float64)[..., None]
   seen = np.minimum(context, windows).sum(axis=-1)
-  return 2 * (config.num_layers * layer + head) + 4 * heads * seen
+  return 2 * (layers + head) + 4 * heads * seen

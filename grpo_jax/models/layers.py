@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from grpo_jax.models import rope
 from grpo_jax.models._config import LayerKind
 from grpo_jax.models._config import ModelConfig
+from grpo_jax.models.experts import RoutedMLP
+from grpo_jax.models.routing import OfLayer
 
 Array = jax.Array
 
@@ -82,12 +84,16 @@ class Projections(nnx.Module):
       rngs: Random keys.
       axes: How many of its axes are summed over.
     """
-    before, after = tuple(range(axes)), tuple(range(axes, len(shape)))
-    init = nnx.initializers.lecun_normal(in_axis=before, out_axis=after)
-    setattr(self, name, nnx.Param(init(rngs.params(), shape)))
+
+    def init(shape):
+      before, after = tuple(range(axes)), tuple(range(axes, len(shape)))
+      made = nnx.initializers.lecun_normal(in_axis=before, out_axis=after)
+      return made(rngs.params(), shape)
+
+    setattr(self, name, nnx.Param(init(shape)))
     lora = self.config.lora
     if lora is not None and lora.adapts(f'{self.part}/{name}'):
-      a = init(rngs.params(), (*shape[:axes], lora.rank))
+      a = init((*shape[:axes], lora.rank))
       setattr(self, name + '_a', nnx.Param(a))
       b = jnp.zeros(
         (lora.rank, *shape[axes:])
@@ -167,14 +173,18 @@ class GatedMLP(Projections):
 
 
 class Block(nnx.Module):
-  """One layer: attention, then the MLP."""
+  """One layer: attention, then the MLP or the experts in its place."""
 
   def __init__(self, config: ModelConfig, kind: LayerKind, rngs: nnx.Rngs):
     self.config, self.kind = config, kind
     self.attention_norm = self._norm()
     self.attention = SelfAttention(config, rngs)
     self.mlp_norm = self._norm()
-    self.mlp = GatedMLP(config, rngs)
+    if kind.experts:
+      activation = _ACTIVATIONS[config.activation]
+      self.experts = RoutedMLP(config, activation, rngs)
+    else:
+      self.mlp = GatedMLP(config, rngs)
     if config.post_norms:
       self.attention_post_norm = self._norm()
       self.mlp_post_norm = self._norm()
@@ -182,15 +192,21 @@ class Block(nnx.Module):
   def _norm(self) -> RMSNorm:
     return RMSNorm(self.config.width, self.config.norm_epsilon)
 
-  def __call__(self, x, position, attention, cache) -> tuple[Array, Any]:
-    """f[B,Q,width] -> (f[B,Q,width], cache)."""
+  def __call__(
+    self, x, position, attention, cache, counted=None
+  ) -> tuple[Array, Any, OfLayer | None]:
+    """f[B,Q,width] -> (f[B,Q,width], cache, what the router did if any)."""
     mixed, cache = self.attention(
       self.attention_norm(x), position, attention, cache, self.kind
     )
     if self.config.post_norms:
       mixed = self.attention_post_norm(mixed)
     x = x + mixed
-    mixed = self.mlp(self.mlp_norm(x))
+    routed = None
+    if self.kind.experts:
+      mixed, routed = self.experts(self.mlp_norm(x), counted)
+    else:
+      mixed = self.mlp(self.mlp_norm(x))
     if self.config.post_norms:
       mixed = self.mlp_post_norm(mixed)
-    return x + mixed, cache
+    return x + mixed, cache, routed

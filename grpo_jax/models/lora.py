@@ -88,20 +88,28 @@ def merged(params: Any, lora: LowRank) -> Any:
       if trains((name,)):
         continue
       if name + '_a' in node:
-        child = _sum(child, node[name + '_a'], node[name + '_b'], lora)
+        a, b = node[name + '_a'], node[name + '_b']
+        child = adapted(child, a, b, lora).astype(child.dtype)
       result[name] = walk(child)
     return result
 
   return walk(params)
 
 
-def _sum(weight, a, b, lora: LowRank):
-  """The weight with its adapter added, in the dtype of the weight."""
+def adapted(weight, a, b, lora: LowRank):
+  """A weight with its adapter added.
+
+  Args:
+    weight: f[..., in, ..., out, ...], perhaps with an axis of layers in front.
+    a: f[..., in, ..., r] likewise.
+    b: f[..., r, out, ...] likewise.
+    lora: The description of the adapter.
+
+  Returns:
+    f32 of the shape of `weight`.
+  """
   # Stacked layers have one more axis in front, in all three arrays.
   stack = weight.shape[: a.ndim + b.ndim - 2 - weight.ndim]
   a, b = a.astype(jnp.float32), b.astype(jnp.float32)
   product = a.reshape(*stack, -1, lora.rank) @ b.reshape(*stack, lora.rank, -1)
-  total = weight.astype(jnp.float32) + lora.scale * product.reshape(
-    weight.shape
-  )
-  return total.astype(weight.dtype)
+  return weight.astype(jnp.float32) + lora.scale * product.reshape(weight.shape)

@@ -8,12 +8,26 @@ from jax import lax
 import jax.numpy as jnp
 
 from grpo_jax import sharding
+from grpo_jax.models import routing
 from grpo_jax.models.attention import over_layout
 from grpo_jax.models.layout import Layout
 
 Array = jax.Array
 
 _CHUNK_FLOATS = 2**24  # 64 MiB of logits at a time, on each data shard
+
+
+class Routed(NamedTuple):
+  """What the routers of a model did with completion tokens.
+
+  Attributes:
+    statistics: Sums over the completion tokens that count.
+    disagreement: f32[R,C,T], an estimate of the share of layers in which the
+      sampler chose other experts; None if its choices are not known.
+  """
+
+  statistics: routing.Statistics
+  disagreement: Array | None
 
 
 class Scores(NamedTuple):
@@ -67,6 +81,70 @@ def score(
     layout.position,
     over_layout(layout, model.config.attention, forward_mode=forward_mode),
   )
+  return _of_hidden(
+    model, params, layout, hidden, temperature, with_entropy, chunk_tokens
+  )
+
+
+def score_routed(
+  model,
+  params,
+  layout: Layout,
+  counted: Array,
+  sampled: Array | None = None,
+  temperature: float = 1.0,
+  with_entropy: bool = False,
+  chunk_tokens: int | None = None,
+) -> tuple[Scores, Routed]:
+  """`score` of a model with experts, and what its routers did.
+
+  A completion token stands for the position that predicts it, as in sampling.
+  Prompts do not count, but for their last position: so the statistics are the
+  same whether completions share their prompt or not.
+
+  Args:
+    model: See `score`; it `routes`.
+    params: Its parameters.
+    layout: The rows.
+    counted: bool[R,C,T], the completion tokens that count.
+    sampled: i32[R,C,T], `routing.Routing.code` of the sampler at each; None if
+      it is not known.
+    temperature: See `score`.
+    with_entropy: See `score`.
+    chunk_tokens: See `score`.
+
+  Returns:
+    The `Scores`, and what the routers did.
+  """
+  rows, slots, tokens = layout.column.shape
+  column = layout.column.reshape(rows, slots * tokens)
+  # Positions that predict several tokens count for each of them.
+  times = jax.vmap(
+    lambda place, x: jnp.zeros(layout.tokens.shape[1]).at[place].add(x)
+  )(column, counted.reshape(rows, -1).astype(jnp.float32))
+  hidden, _, routed = model.hidden_routed(
+    params,
+    layout.tokens,
+    layout.position,
+    over_layout(layout, model.config.attention),
+    counted=times,
+  )
+  scores = _of_hidden(
+    model, params, layout, hidden, temperature, with_entropy, chunk_tokens
+  )
+  disagreement = None
+  if sampled is not None:
+    code = jnp.take_along_axis(routed.code, column, axis=1)
+    disagreement = routing.disagreement(
+      model.config, code.reshape(sampled.shape), sampled
+    )
+  return scores, Routed(routed.statistics, disagreement)
+
+
+def _of_hidden(
+  model, params, layout, hidden, temperature, with_entropy, chunk_tokens
+) -> Scores:
+  """The scores of a layout from the outputs of the last layer, f[R,S,width]."""
   rows, slots, tokens = layout.column.shape
   column = layout.column.reshape(rows, slots * tokens)
   if layout.blocks is None and layout.tokens.shape[1] < slots * tokens:

@@ -7,6 +7,9 @@ The sampler and the learner know three functions of a model:
   but the output layer;
 - `head(params, hidden) -> logits`, the output layer.
 
+A model with experts says so by `routes`, and has a fourth: `hidden_routed`,
+which returns what its routers did too.
+
 `params` is a tree of plain arrays. Layers are NNX modules inside, but they are
 split into structure and parameters once, and everything outside is a pure
 function of the parameters.
@@ -29,7 +32,9 @@ from jax import lax
 import jax.numpy as jnp
 
 from grpo_jax import sharding
+from grpo_jax.models import experts
 from grpo_jax.models import lora
+from grpo_jax.models import routing
 from grpo_jax.models._config import LayerKind
 from grpo_jax.models._config import ModelConfig
 from grpo_jax.models.attention import Attention as AttentionFunction
@@ -57,8 +62,11 @@ _AXES = {
 }
 
 
-def _axes(name: str) -> tuple[str | None, ...]:
+def _axes(path: tuple[str, ...]) -> tuple[str | None, ...]:
   """The logical axes of a parameter, but for the one that stacks layers."""
+  name = path[-1]
+  if 'experts' in path[:-1]:
+    return experts.AXES[name]
   if not lora.trains((name,)):
     return _AXES.get(name, ())
   weight = _AXES[name[:-2]]
@@ -67,6 +75,12 @@ def _axes(name: str) -> tuple[str | None, ...]:
   if name.endswith('_a'):
     return (*weight[:inputs], None)
   return (None, *weight[inputs:])
+
+
+def _stack(did: list[Any]) -> Any:
+  """What routers did, over the layers that have one; None if none has."""
+  did = [one for one in did if one is not None]
+  return jax.tree.map(lambda *x: jnp.stack(x), *did) if did else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +170,44 @@ class Transformer:
       f[B,Q,width] in the compute dtype; and for each layer its new cache, or
       None for scanned layers.
     """
+    return self._hidden(params, tokens, positions, attention, cache)[:2]
+
+  @property
+  def routes(self) -> bool:
+    """Whether any layer has experts."""
+    return self.config.experts is not None
+
+  def hidden_routed(
+    self,
+    params: Params,
+    tokens: Array,
+    positions: Array,
+    attention: AttentionFunction,
+    cache: list[Any] | None = None,
+    counted: Array | None = None,
+  ) -> tuple[Array, list[Any] | None, routing.Routing]:
+    """`hidden` of a model that `routes`, and what its routers did.
+
+    Args:
+      params: See `hidden`.
+      tokens: i32[B,Q].
+      positions: i32[B,Q].
+      attention: See `hidden`.
+      cache: See `hidden`.
+      counted: f32[B,Q], how often each token counts in the statistics; None:
+        there are none.
+
+    Returns:
+      What `hidden` returns, and the `Routing`.
+    """
+    given = params, tokens, positions, attention, cache, counted
+    hidden, cache, routed = self._hidden(*given)
+    return hidden, cache, routing.of_model(routed, self.config)
+
+  def _hidden(
+    self, params, tokens, positions, attention, cache, counted=None
+  ) -> tuple[Array, list[Any] | None, Any]:
+    """See `hidden_routed`; what the routers did is stacked over layers."""
     dtype = jnp.dtype(self.config.compute_dtype)
     table = params['embedding'].astype(dtype)
     # In one piece; otherwise XLA might move activations between devices instead
@@ -166,47 +218,58 @@ class Transformer:
       x = x * jnp.asarray(self.config.embedding_scale, dtype)
     if 'layers' in params:
       caches = cache or [None] * self.config.num_layers
-      x, cache = self._unrolled(params, x, positions, attention, caches)
+      x, cache, routed = self._unrolled(
+        params, x, positions, attention, caches, counted
+      )
     else:
-      x = self._scanned(params, x, positions, attention)
+      x, routed = self._scanned(params, x, positions, attention, counted)
     # The final norm belongs to no layer: a module around its one parameter.
     norm = RMSNorm(self.config.width, self.config.norm_epsilon)
     norm.scale = nnx.Param(params['final_norm']['scale'])
-    return norm(x), cache
+    return norm(x), cache, routed
 
-  def _layer(self, kind, params, x, positions, attention, cache=None):
+  def _layer(self, kind, params, x, positions, attention, cache, counted):
     """One layer of a kind, with these parameters."""
     block = nnx.merge(self._blocks[kind], params)
-    x, cache = block(x, positions, attention, cache)
-    return sharding.constrain_rows(x), cache
+    x, cache, routed = block(x, positions, attention, cache, counted)
+    return sharding.constrain_rows(x), cache, routed
 
-  def _unrolled(self, params, x, positions, attention, caches):
+  def _unrolled(self, params, x, positions, attention, caches, counted):
     """All layers one after another, each with its cache."""
-    new = []
+    new, did = [], []
     for kind, layer, cache in zip(
       self.config.kinds, params['layers'], caches, strict=True
     ):
-      x, cache = self._layer(kind, layer, x, positions, attention, cache)
+      given = layer, x, positions, attention, cache, counted
+      x, cache, routed = self._layer(kind, *given)
       new.append(cache)
-    return x, new
+      did.append(routed)
+    return x, new, _stack(did)
 
-  def _scanned(self, params, x, positions, attention):
+  def _scanned(self, params, x, positions, attention, counted):
     """All layers: a scan over the repetitions of the pattern, then the tail."""
 
     def run(kinds, x, layers):
+      did = []
       for kind, layer in zip(kinds, layers, strict=True):
-        x, _ = self._layer(kind, layer, x, positions, attention)
-      return x
+        given = layer, x, positions, attention, None, counted
+        x, _, routed = self._layer(kind, *given)
+        did.append(routed)
+      return x, _stack(did)
 
     if self.config.remat:  # keeps the input of each repetition, and no more
       run = jax.checkpoint(run, static_argnums=0)
-    x, _ = lax.scan(
-      lambda x, layers: (run(self.config.pattern, x, layers), None),
+    x, repeated = lax.scan(
+      lambda x, layers: run(self.config.pattern, x, layers),
       x,
       params['blocks'],
       unroll=self.config.unroll,
     )
-    return run(self.config.tail, x, params.get('tail', []))
+    x, last = run(self.config.tail, x, params.get('tail', []))
+    repeated = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), repeated)
+    if last is not None:
+      repeated = jax.tree.map(lambda *x: jnp.concatenate(x), repeated, last)
+    return x, repeated
 
   def head(self, params: Params, hidden: Array) -> Array:
     """Logits over the vocabulary.
@@ -243,7 +306,7 @@ class Transformer:
       A name or None for each axis. The axis over which layers are stacked has
       no name.
     """
-    names = _axes(path[-1])
+    names = _axes(path)
     return (None,) * (rank - len(names)) + names
 
   def decays(self, path: tuple[str, ...]) -> bool:
@@ -255,7 +318,7 @@ class Transformer:
     Returns:
       False for scales of norms and for biases.
     """
-    return bool(_axes(path[-1])) and not path[-1].endswith('_bias')
+    return bool(_axes(path)) and not path[-1].endswith('_bias')
 
   def unstack(self, params: Params) -> Params:
     """The same parameters with single layers, for decoding.

@@ -7,6 +7,7 @@ within a second whether the command does what was meant.
 import os
 
 from grpo_jax import config as config_lib
+from grpo_jax.monitor import _format
 
 
 def facts(config: config_lib.Config, workdir: str | os.PathLike) -> list[str]:
@@ -40,7 +41,7 @@ def line(name: str, text: str) -> str:
 
 def note(config: config_lib.Config) -> str:
   """What a reader of sampled completions must know of the data, or ''."""
-  if config.data.train == 'arithmetic':
+  if 'arithmetic' in [source.name for source in _sources(config.data)]:
     return 'sums are written backwards'
   return ''
 
@@ -66,11 +67,23 @@ def _model(model: config_lib.Model) -> str:
 
 def _data(config: config_lib.Config) -> str:
   data = config.data
-  if data.train != 'arithmetic':
-    chats = ' as chats' if data.chat else ''
-    named = data.tokenizer or config.model.path
-    return f'{data.train}{chats}, tokenizer {named}'
-  return 'built-in sums, written backwards: 47+85= is answered 231'
+  if data.train == 'arithmetic':
+    return 'built-in sums, written backwards: 47+85= is answered 231'
+  names = data.train
+  if not isinstance(names, str):
+    total = sum(source.weight for source in names)
+    names = ', '.join(
+      f'{source.name} ({_format.percent(source.weight / total)} %)'
+      for source in names
+    )
+  chats = ' as chats' if data.chat else ''
+  return f'{names}{chats}, tokenizer {data.tokenizer or config.model.path}'
+
+
+def _sources(data: config_lib.Data) -> tuple[config_lib.Source, ...]:
+  if isinstance(data.train, str):
+    return (config_lib.Source(data.train),)
+  return data.train
 
 
 def _warm_up(warm_up: config_lib.WarmUp) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import math
 import time
 
+_LETTERS = ' kMGT'  # of a thousand, a million and so on
 _DURATIONS = 20  # steps in the moving average
 
 
@@ -33,9 +34,10 @@ def number(value: float) -> str:
     return f'{value:.1f}'
   if size < 1e4:
     return f'{value:.0f}'
-  power = int(math.log10(size)) // 3
+  # log10 rounds: just below 1e15 it is 15, for which there is no letter.
+  power = min(int(math.log10(size)) // 3, len(_LETTERS) - 1)
   scaled = value / 10 ** (3 * power)
-  return f'{scaled:.{0 if abs(scaled) >= 100 else 1}f}{" kMGT"[power]}'
+  return f'{scaled:.{0 if abs(scaled) >= 100 else 1}f}{_LETTERS[power]}'
 
 
 def duration(secs: float) -> str:

@@ -5,7 +5,10 @@ disk has left is removed before the next line is written.
 """
 
 from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 import contextlib
 import itertools
 import json
@@ -15,9 +18,17 @@ import pathlib
 import time
 from typing import Any
 
+History = dict[str, list[tuple[int, float]]]  # (rollout, value) by metric
+
+_HELDOUT = 'heldout_accuracy'
+
 
 class Lines:
   """The file `metrics.jsonl` of a workdir.
+
+  An OSError never leaves this class: what earlier starts wrote is put aside,
+  and lines are written, as soon as the disk allows it. Of the metrics, only
+  what is read back stays in memory.
 
   Args:
     path: The file. Its directory is made if there is none.
@@ -26,6 +37,11 @@ class Lines:
       on from the last of them. None for a fresh start: an earlier file is kept
       as `metrics.1.jsonl`, `metrics.2.jsonl` and so on.
     warn: Is given a sentence when lines cannot be written.
+    history: The metrics of earlier starts that `take_history` is to return.
+
+  Attributes:
+    heldout: Every held-out accuracy that is not null, oldest first.
+    failed_writes: How many tries to write have failed in a row.
   """
 
   def __init__(
@@ -33,35 +49,32 @@ class Lines:
     path: pathlib.Path,
     resumed_step: int | None,
     warn: Callable[[str], None],
+    history: Collection[str] = (),
   ):
     self._path, self._warn = path, warn
+    self._resumed_step, self._names = resumed_step, history
     self._pending: list[bytes] = []  # lines that could not be written yet
-    self._points: dict[str, list[tuple[int, float]]] = {}
-    self.failed_writes = 0  # in a row
-    path.parent.mkdir(parents=True, exist_ok=True)
-    records = []
-    if resumed_step is None:
-      _rotate(path)
-    else:
-      records = _cut_back(path, resumed_step)
-    for record in records:
-      self._remember(record)
-    # Size of the file up to its last whole line.
-    self._good_bytes = path.stat().st_size if path.exists() else 0
-    before = (records[-1].get('elapsed_secs') if records else None) or 0.0
-    self._start = time.monotonic() - before
+    self._history: History = {}
+    self.heldout: list[float] = []
+    self.failed_writes = 0
+    self._start = time.monotonic()
+    self._recalled = False  # whether the lines of earlier starts have been read
+    # Size of the file up to its last whole line; None until what earlier starts
+    # wrote is put aside.
+    self._good_bytes: int | None = None
+    try:
+      self._put_aside()
+    except OSError as error:
+      self._note_failure(error)
 
   def elapsed(self) -> float:
     """Seconds of the run, including those of earlier starts."""
     return time.monotonic() - self._start
 
-  def series(self, name: str) -> list[float]:
-    """Every value of a metric that is not null, oldest first."""
-    return [value for _, value in self.points(name)]
-
-  def points(self, name: str) -> list[tuple[int, float]]:
-    """As `series`, each value with the number of its rollout."""
-    return list(self._points.get(name, ()))
+  def take_history(self) -> History:
+    """What earlier starts have measured; it is forgotten here."""
+    taken, self._history = self._history, {}
+    return taken
 
   def write(self, step: int, scalars: Mapping[str, float | None]) -> None:
     """Writes one line, or keeps it for the next try.
@@ -75,7 +88,8 @@ class Lines:
       'elapsed_secs': round(self.elapsed(), 3),
       **{name: _json_number(value) for name, value in scalars.items()},
     }
-    self._remember(record)
+    if record.get(_HELDOUT) is not None:
+      self.heldout.append(record[_HELDOUT])
     self._pending.append(json.dumps(record).encode() + b'\n')
     self._flush()
 
@@ -89,16 +103,45 @@ class Lines:
         'not be written to the end of the run.'
       )
 
-  def _remember(self, record: Mapping[str, Any]) -> None:
-    for name, value in record.items():
-      if isinstance(value, int | float):
-        self._points.setdefault(name, []).append((record['step'], value))
+  def _put_aside(self) -> None:
+    """Renames the file of an earlier run, or cuts it back."""
+    self._path.parent.mkdir(parents=True, exist_ok=True)
+    if self._resumed_step is None:
+      _rotate(self._path)
+    elif self._path.exists():
+      found = self._path.read_bytes()
+      kept, records = [], []
+      needed = {'step', 'elapsed_secs', _HELDOUT, *self._names}
+      for line, record in _up_to(found, self._resumed_step):
+        kept.append(line + b'\n')
+        # Whole records would take several times the memory of the file.
+        records.append({k: v for k, v in record.items() if k in needed})
+      if not self._recalled:
+        self._recall(records)
+        self._recalled = True
+      _cut_back(self._path, found, b''.join(kept))
+    size = self._path.stat().st_size if self._path.exists() else 0
+    self._good_bytes = size
+
+  def _recall(self, records: Sequence[Mapping[str, Any]]) -> None:
+    """Takes in what earlier starts have measured."""
+    found: History = {}
+    for record in records:
+      for name in {_HELDOUT, *self._names}:
+        if isinstance(value := record.get(name), int | float):
+          found.setdefault(name, []).append((record['step'], value))
+    # If the file could not be read at once, rollouts of this start have come.
+    self.heldout[:0] = [value for _, value in found.get(_HELDOUT, ())]
+    self._history = {name: found[name] for name in self._names if name in found}
+    self._start -= (records[-1].get('elapsed_secs') if records else None) or 0.0
 
   def _flush(self) -> None:
     """Appends the waiting lines; after an OSError they wait on."""
     try:
+      if self._good_bytes is None:
+        self._put_aside()
       # Whatever the failed try has written of its lines.
-      if self.failed_writes:
+      elif self.failed_writes:
         self._drop_half_line()
       with self._path.open('ab') as file:
         file.write(b''.join(self._pending))
@@ -108,19 +151,26 @@ class Lines:
       # If this fails too, the next flush begins with it.
       with contextlib.suppress(OSError):
         self._drop_half_line()
-      if not self.failed_writes:
-        self._warn(
-          f'{self._path.name} cannot be written ({error}); its lines wait in '
-          'memory and are tried again after every rollout.'
-        )
-      self.failed_writes += 1
+      self._note_failure(error)
     else:
       self._good_bytes, self.failed_writes = end, 0
       self._pending.clear()
 
+  def _note_failure(self, error: OSError) -> None:
+    """Counts a try that failed, and warns of the first in a row."""
+    if not self.failed_writes:
+      self._warn(
+        f'{self._path.name} cannot be written ({error}); its lines wait in '
+        'memory and are tried again after every rollout.'
+      )
+    self.failed_writes += 1
+
   def _drop_half_line(self) -> None:
-    if self._path.exists() and self._path.stat().st_size > self._good_bytes:
-      os.truncate(self._path, self._good_bytes)
+    good = self._good_bytes
+    if good is None or not self._path.exists():
+      return
+    if self._path.stat().st_size > good:
+      os.truncate(self._path, good)
 
 
 def _json_number(value: Any) -> float | None:
@@ -140,24 +190,36 @@ def _rotate(path: pathlib.Path) -> None:
     path.rename(next(name for name in names if not name.exists()))
 
 
-def _cut_back(path: pathlib.Path, step: int) -> list[dict[str, Any]]:
-  """Drops incomplete lines and those after `step`; returns the others."""
-  found = path.read_bytes() if path.exists() else b''
-  records, kept = [], []
+def _up_to(found: bytes, step: int) -> Iterator[tuple[bytes, dict[str, Any]]]:
+  """The complete lines that are not after `step`, and their records."""
   for line in found.splitlines():
     record = _parse(line)
     if record is not None and record['step'] <= step:
-      records.append(record)
-      kept.append(line + b'\n')
-  if b''.join(kept) != found:
-    # `os.replace` is atomic: a kill here leaves either the old file or the new.
-    other = path.with_name(path.name + '.tmp')
+      yield line, record
+
+
+def _cut_back(path: pathlib.Path, found: bytes, kept: bytes) -> None:
+  """Replaces what was found in a file by what is kept of it.
+
+  Either way is one call of the operating system that changes the file, so that
+  a kill leaves the old file or the new one.
+  """
+  if found.startswith(kept):
+    # Mostly so: later rollouts are at the end. This needs no room on the disk.
+    if len(kept) < len(found):
+      os.truncate(path, len(kept))
+    return
+  other = path.with_name(path.name + '.tmp')
+  try:
     with other.open('wb') as file:
-      file.writelines(kept)
+      file.write(kept)
       file.flush()
       os.fsync(file.fileno())
     os.replace(other, path)
-  return records
+  except OSError:
+    with contextlib.suppress(OSError):
+      other.unlink(missing_ok=True)
+    raise
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

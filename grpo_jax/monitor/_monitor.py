@@ -12,6 +12,7 @@ from grpo_jax import config
 from grpo_jax.monitor import _alarms
 from grpo_jax.monitor import _jsonl
 from grpo_jax.monitor import _screen
+from grpo_jax.monitor import _table
 from grpo_jax.monitor._display import About
 from grpo_jax.monitor._display import History
 from grpo_jax.monitor._samples import Sample
@@ -27,10 +28,10 @@ class _Sink(NamedTuple):
 class Monitor:
   """Shows a run on the terminal and writes its metrics; a context manager.
 
-  A full disk or a service that does not answer leads to one warning, a terminal
-  that breaks to none, and the run goes on. Lines of `metrics.jsonl` that could
-  not be written wait in memory; meanwhile the metric `failed_writes` says how
-  many tries in a row have failed.
+  A full disk, a service that does not answer or an error of the display leads
+  to one warning, a terminal that breaks to none, and the run goes on. Lines of
+  `metrics.jsonl` that could not be written wait in memory; meanwhile the metric
+  `failed_writes` says how many tries in a row have failed.
 
   Args:
     log: What to show and to write; see `config.Log`.
@@ -62,9 +63,12 @@ class Monitor:
       _screen.of_mode(log.display, About(total_steps))
     )
     self._lines = _jsonl.Lines(
-      workdir / 'metrics.jsonl', resumed_step, self.warn
+      workdir / 'metrics.jsonl', resumed_step, self.warn, _table.HISTORY
     )
-    self._screen.remember(History(self._lines.elapsed, self._lines.points))
+    history = self._lines.take_history()
+    self._screen.remember(
+      History(self._lines.elapsed, lambda name: history.get(name, ()))
+    )
     self._sinks = self._open_sinks(log, workdir, resumed_step, run_config)
 
   def __enter__(self) -> 'Monitor':
@@ -133,16 +137,9 @@ class Monitor:
     """
     self._screen.warn(self._step, text)
 
-  def series(self, name: str) -> list[float]:
-    """The values of a metric so far.
-
-    Args:
-      name: Of a scalar that was written.
-
-    Returns:
-      The values that are not null, oldest first, including earlier starts.
-    """
-    return self._lines.series(name)
+  def heldout(self) -> list[float]:
+    """Every held-out accuracy so far, oldest first, of earlier starts too."""
+    return list(self._lines.heldout)
 
   def close(self) -> None:
     """Writes the waiting lines, closes every file, and frees the terminal."""

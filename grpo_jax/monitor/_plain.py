@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence
+import contextlib
 import math
 import sys
 import threading
@@ -16,6 +17,7 @@ from grpo_jax.monitor._samples import Sample
 from grpo_jax.monitor._samples import shorten
 
 _LINES = 200  # of a plain log, about, however long the run is
+_PROGRESS_LINES = 10  # of the warm-up
 _PROMPT, _COMPLETION = 60, 120  # columns of a sample in a plain log
 _ANNOUNCED_SECS = 2.0  # what takes longer is announced before it is done
 
@@ -37,6 +39,7 @@ class Plain:
     self._pace = _format.Pace(self._total)
     self._begun = False
     self._known: Scalars = {}
+    self._tenth = '', 0  # what `progress` was last told: label, tenths done
     self._announcement = threading.Timer(0, lambda: None)
 
   def remember(self, history: History) -> None:
@@ -47,7 +50,7 @@ class Plain:
     self._announcement.cancel()
     if first:
       # By a timer, because only time shows whether it takes long.
-      say = threading.Timer(_ANNOUNCED_SECS, self.line, [f'  {doing} ...'])
+      say = threading.Timer(_ANNOUNCED_SECS, self._announce, [doing])
       say.daemon = True  # it must not hold up the end of the process
       say.start()
       self._announcement = say
@@ -93,11 +96,21 @@ class Plain:
     # Flushed, so that a log shows it while the run goes on.
     print(text, file=sys.stderr, flush=True)
 
+  def _announce(self, doing: str) -> None:
+    # In a thread of its own, where an error would print a traceback. The next
+    # line meets the same error where `Screen` sees it.
+    with contextlib.suppress(Exception):
+      self.line(f'  {doing} ...')
+
   def progress(
     self, label: str, step: int, total: int, scalars: Scalars
   ) -> None:
-    """Prints the last step, and each that a tenth of the total divides."""
-    if step == total or step % max(1, total // 10) == 0:
+    """Prints about ten steps: the first one seen in each tenth of the total."""
+    # Tenths that are over, not multiples of a tenth, because only every tenth
+    # step may be given.
+    tenth = label, _PROGRESS_LINES * step // total if total else _PROGRESS_LINES
+    before, self._tenth = self._tenth, tenth
+    if tenth[1] and tenth != before:
       named = {_table.demonstrated(k): v for k, v in scalars.items()}
       self.line('  '.join([f'{label} {step}/{total}', *_pairs(named)]))
 

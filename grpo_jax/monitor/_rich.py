@@ -1,7 +1,6 @@
 """The live display: a frame at the bottom of the terminal, lines above it."""
 
 from collections.abc import Sequence
-import functools
 import sys
 import textwrap
 import time
@@ -51,13 +50,16 @@ class Rich:
   The thread reads attributes while the training loop sets them. So what it
   reads, except the clock `_pace`, is replaced and never changed in place.
 
+  An error of the thread is raised by the next call.
+
   Args:
     about: What the config alone says of the run.
     console: A `rich.console.Console`.
   """
 
   def __init__(self, about: About, console: Any):
-    self._about, self._console = about, console
+    self.about, self._console = about, console
+    self._error: Exception | None = None  # of the thread, not yet raised
     self._elapsed = lambda: 0.0
     self._curves: dict[str, _tiles.Series] = {}  # by label
     self._live = None
@@ -72,9 +74,7 @@ class Rich:
     """Begins the curves with what earlier starts of the run have measured."""
     self._elapsed = history.elapsed
     self._curves = {
-      label: functools.reduce(
-        lambda curve, point: curve.added(*point), points, _tiles.Series()
-      )
+      label: _tiles.Series().extended(points)
       for label, points in _table.curves(history.points).items()
     }
 
@@ -102,9 +102,9 @@ class Rich:
     self._show(
       'rollout',
       step,
-      self._about.total_steps,
+      self.about.total_steps,
       _table.headline(scalars),
-      groups=_table.groups(self._scalars, self._about.still),
+      groups=_table.groups(self._scalars, self.about.still),
       samples=tuple(samples) or self._view.samples,
     )
 
@@ -138,6 +138,7 @@ class Rich:
     if view.label:
       self._view = view._replace(doing='done' if done else 'stopped')
     self._stop(erase=not view.label)
+    self._raise_error()
 
   def render(self) -> Any:
     """The frame of this moment, as a rich renderable."""
@@ -175,7 +176,7 @@ class Rich:
         self._curves = {**self._curves, name: curve}
       elif curve.points:
         value = curve.points[-1][1]
-      beside = _table.remark(name, curve.points)
+      beside = _table.remark(name, curve.best)
       tiles.append(_tiles.Tile(name, value, curve.points, beside))
     self._view = self._view._replace(
       label=label, step=step, total=total, tiles=tuple(tiles), **more
@@ -183,11 +184,23 @@ class Rich:
     self._start()
 
   def _start(self) -> None:
+    self._raise_error()
     if self._live is not None:
       return
     from rich.live import Live
 
-    self._live = Live(
+    keep_error = self._keep_error
+
+    class Safe(Live):
+      """Keeps an error of drawing, which would end the thread."""
+
+      def refresh(self) -> None:
+        try:
+          super().refresh()
+        except Exception as error:
+          keep_error(error)
+
+    self._live = Safe(
       get_renderable=self.render,
       console=self._console,
       refresh_per_second=_FRAMES_PER_SEC,
@@ -200,6 +213,19 @@ class Rich:
     # Live hides the cursor, and a process that is killed would leave it hidden.
     # Nothing else of the terminal is changed, so there is nothing to restore.
     self._console.show_cursor(True)
+    self._raise_error()
+
+  def _keep_error(self, error: Exception) -> None:
+    # A terminal that breaks is no fault of the display; the next frame tries it
+    # again.
+    if not isinstance(error, OSError):
+      self._error = error
+
+  def _raise_error(self) -> None:
+    """Raises what went wrong in the thread, where `Screen` sees it."""
+    error, self._error = self._error, None
+    if error is not None:
+      raise error
 
   def _stop(self, erase: bool) -> None:
     """Stops drawing, and erases the last frame or leaves it there."""
@@ -211,6 +237,7 @@ class Rich:
   def _print(self, text: str, style: str) -> None:
     from rich.text import Text
 
+    self._raise_error()
     width = self._console.size.width
     wrapped = [
       piece

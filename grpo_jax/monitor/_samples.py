@@ -51,13 +51,16 @@ def shorten(text: str, width: int, measure: Callable[[str], int] = len) -> str:
   >>> shorten('abcdefgh\n', 6)
   'abc…\\n'
   """
-  if len(text) > 4 * width:  # spares the work on very long completions
+  cut = len(text) > 4 * width
+  if cut:  # spares the work on very long completions
     text = text[: 2 * width] + text[-2 * width :]
   pieces = [escape(char) for char in text]
-  if measure(''.join(pieces)) <= width:
+  if not cut and measure(''.join(pieces)) <= width:
     return ''.join(pieces)
-  tail = _fitting(reversed(pieces), (width - 1) // 2, measure)
-  head = _fitting(pieces, width - 1 - (width - 1) // 2, measure)
+  # Characters without a width may all fit, so head and tail share none of them.
+  half = len(pieces) // 2 if cut else len(pieces)
+  tail = _fitting(reversed(pieces[-half:]), (width - 1) // 2, measure)
+  head = _fitting(pieces[:half], width - 1 - (width - 1) // 2, measure)
   return ''.join(head) + '…' + ''.join(reversed(tail))
 
 

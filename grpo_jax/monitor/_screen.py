@@ -1,5 +1,6 @@
 """The terminal of a run, from the first second on."""
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
@@ -26,9 +27,11 @@ _WORTH_SECS = 0.1  # a phase that took less gets no line
 class Screen:
   """What a person sees of a run; a context manager.
 
-  A terminal that breaks, by an OSError, does not stop a run: what cannot be
-  drawn is left out. Texts are escaped, because they may come from a file or
-  from a model.
+  No error of the display ends a run. If the terminal breaks (an OSError), what
+  cannot be drawn is left out. Any other error is a fault of the display itself:
+  one line on standard error reports it, and a simpler display takes its place,
+  lines for the live display and nothing for lines. Texts are escaped, because
+  they may come from a file or from a model.
 
   Args:
     display: What to draw on.
@@ -57,19 +60,18 @@ class Screen:
     self._seen.add(doing)
     said = escape(first if new and first else doing)
     start = time.monotonic()
-    with contextlib.suppress(OSError):
-      self._display.begin(said, new)
+    self._show(lambda display: display.begin(said, new))
     yield
     # Not in a `finally`: a phase that failed must not be reported as done.
     secs = time.monotonic() - start
-    with contextlib.suppress(OSError):
-      self._display.end(said, new and secs >= _WORTH_SECS, secs)
+    worth = new and secs >= _WORTH_SECS
+    self._show(lambda display: display.end(said, worth, secs))
 
   def line(self, text: str) -> None:
     """Shows something to know, in one line or several."""
     # Line by line, because `escape` would show a line break as \n.
-    with contextlib.suppress(OSError):
-      self._display.line('\n'.join(map(escape, text.split('\n'))))
+    escaped = '\n'.join(map(escape, text.split('\n')))
+    self._show(lambda display: display.line(escaped))
 
   def fact(self, name: str, text: str) -> None:
     """Shows a fact about the run that the config alone does not say."""
@@ -77,31 +79,62 @@ class Screen:
 
   def warn(self, step: int | None, text: str) -> None:
     """Shows a warning, made into one line, which stays visible."""
-    with contextlib.suppress(OSError):
-      self._display.warn(step, escape(' '.join(text.split())))
+    escaped = escape(' '.join(text.split()))
+    self._show(lambda display: display.warn(step, escaped))
 
   def write(
     self, step: int, scalars: Scalars, samples: Sequence[Sample]
   ) -> None:
     """Shows one rollout; see `Monitor.write`."""
-    with contextlib.suppress(OSError):
-      self._display.write(step, scalars, samples)
+    self._show(lambda display: display.write(step, scalars, samples))
 
   def progress(
     self, label: str, step: int, total: int, scalars: Scalars
   ) -> None:
     """Shows one step that is no rollout; see `Monitor.progress`."""
-    with contextlib.suppress(OSError):
-      self._display.progress(label, step, total, scalars)
+    self._show(lambda display: display.progress(label, step, total, scalars))
 
   def remember(self, history: History) -> None:
     """Gives the display the history of the run."""
-    self._display.remember(history)
+    self._show(lambda display: display.remember(history))
 
   def close(self) -> None:
     """Ends the display, and leaves the terminal as it was."""
-    with contextlib.suppress(OSError):
-      self._display.close()
+    self._show(lambda display: display.close())
+
+  def _show(self, call: Callable[[Display], None]) -> None:
+    """Calls the display, and after an error the one that takes its place."""
+    while True:
+      try:
+        call(self._display)
+      except OSError:
+        return
+      except Exception as error:  # of any kind: no display is worth a run
+        if isinstance(self._display, Nothing):
+          return
+        self._replace(error)
+      else:
+        return
+
+  def _replace(self, error: Exception) -> None:
+    """Puts a simpler display in the place of one that has failed."""
+    failed = self._display
+    if isinstance(failed, _rich.Rich):
+      self._display = _plain.Plain(failed.about)
+      then = 'shows plain lines'
+    else:
+      self._display = Nothing()
+      then = 'shows nothing more; metrics.jsonl has its numbers'
+    # Closed first, because standard error may go through the live display.
+    with contextlib.suppress(Exception):
+      failed.close()
+    said = escape(' '.join(f'{type(error).__name__}: {error}'.split()))
+    with contextlib.suppress(Exception):
+      print(
+        f'warning: the display failed ({said}); the run goes on and {then}.',
+        file=sys.stderr,
+        flush=True,
+      )
 
 
 def start(config: config_lib.Config, workdir: str | os.PathLike) -> Screen:

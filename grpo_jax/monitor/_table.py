@@ -204,11 +204,16 @@ def order(label: str) -> int:
   return _ORDER.index(label) if label in _ORDER else -1
 
 
-def remark(label: str, points: Sequence[tuple[float, float]]) -> str:
-  """What is written beside a number of `headline`: the best accuracy so far."""
-  if label != _HELDOUT or not points:
+def remark(label: str, best: float | None) -> str:
+  """What is written beside a number of `headline`: the best accuracy so far.
+
+  Args:
+    label: Of the number.
+    best: The highest value so far; None if there is none.
+  """
+  if label != _HELDOUT or best is None:
     return ''
-  return f'best {_format.number(max(value for _, value in points))}'
+  return f'best {_format.number(best)}'
 
 
 def curves(
@@ -222,9 +227,8 @@ def curves(
   Returns:
     The history of each label of `headline`, (rollout, value), oldest first.
   """
-  names = ('reward', 'heldout_accuracy', *_THROUGHPUT)
   by_step: dict[float, dict[str, float]] = {}
-  for name in names:
+  for name in HISTORY:
     for step, value in points(name):
       by_step.setdefault(step, {})[name] = value
   found: dict[str, list[tuple[float, float]]] = {}
@@ -237,6 +241,7 @@ def curves(
 
 
 _THROUGHPUT = ('sample_tokens_per_sec', 'sample_secs', 'step_secs')
+HISTORY = ('reward', 'heldout_accuracy', *_THROUGHPUT)  # what `curves` asks for
 
 
 def tokens_per_sec(scalars: Scalars) -> float | None:

@@ -1,5 +1,6 @@
 """Large numbers and curves made of block characters."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence
 import itertools
 import math
@@ -120,25 +121,34 @@ class Series(NamedTuple):
   points: Points = ()
   every: int = 1  # values in the mean of a point
   last: int = 1  # values in the mean of the last point
+  best: float | None = None  # highest of the values, which a mean would hide
 
   def added(self, step: float, value: float) -> 'Series':
     """The series with one more value, unless that value is not finite."""
-    if not math.isfinite(value):
-      return self
-    points, every, last = [*self.points, (step, value)], self.every, 1
-    if self.points and self.last < every:
-      *points, (_, mean), _ = points
-      points.append((step, mean + (value - mean) / (self.last + 1)))
-      last = self.last + 1
-    # Without the new point there are `_MOST_POINTS`, an even number, and each
-    # is the mean of `every` values, so that the mean of two is exact.
-    if len(points) > _MOST_POINTS:
-      points.pop()
-      pairs = zip(points[::2], points[1::2])
-      points = [(b[0], (a[1] + b[1]) / 2) for a, b in pairs]
+    return self.extended([(step, value)])
+
+  def extended(self, more: Iterable[tuple[float, float]]) -> 'Series':
+    """The series with more values; those that are not finite are left out."""
+    # One copy for all of `more`: a history may have a hundred thousand values.
+    points, every, last, best = [*self.points], *self[1:]
+    for step, value in more:
+      if not math.isfinite(value):
+        continue
+      best = value if best is None else max(best, value)
+      if points and last < every:
+        last += 1
+        mean = points[-1][1]
+        points[-1] = step, mean + (value - mean) / last
+        continue
+      # An even number of points, each the mean of `every` values, so that the
+      # mean of two is exact.
+      if len(points) == _MOST_POINTS:
+        pairs = zip(points[::2], points[1::2])
+        points = [(b[0], (a[1] + b[1]) / 2) for a, b in pairs]
+        every *= 2
       points.append((step, value))
-      every *= 2
-    return Series(points, every, last)
+      last = 1
+    return Series(points, every, last, best)
 
 
 def columns(points: Points, width: int) -> list[float]:
@@ -214,6 +224,16 @@ def _with_scale(
   if height > 1:
     lines[-1].append(f' {_format.number(low)}', 'dim')
   if axis:
-    first, last = f'{axis} {points[0][0]:.0f}', f'{points[-1][0]:.0f}'
-    lines.append(Text(f'{first}{last:>{len(values) - len(first)}}', 'dim'))
+    first, last = (f'{points[n][0]:.0f}' for n in (0, -1))
+    lines.append(Text(_ends(axis, first, last, len(values)), 'dim'))
   return lines
+
+
+def _ends(axis: str, first: str, last: str, width: int) -> str:
+  """What a curve runs over, and the ends of it, as far as there is room."""
+  left = ''
+  for left in (f'{axis} {first}', first, ''):
+    if len(left) + 1 + len(last) <= width:
+      break
+  # A number that is wider than the curve reaches into the room of its scale.
+  return left + last.rjust(width - len(left))

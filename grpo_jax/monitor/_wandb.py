@@ -1,6 +1,7 @@
 """Weights & Biases."""
 
 from collections.abc import Mapping
+import contextlib
 import math
 import pathlib
 import secrets
@@ -59,9 +60,16 @@ class Wandb:
         finish_timeout=_FINISH_TIMEOUT_SECS,
       ),
     )
-    id_file.write_text(run_id + '\n')
-    self._run.define_metric('step')
-    self._run.define_metric('*', step_metric='step')
+    try:
+      id_file.write_text(run_id + '\n')
+      self._run.define_metric('step')
+      self._run.define_metric('*', step_metric='step')
+    except Exception:
+      # Nobody gets this object to close it, and W&B would show the run as
+      # running on. The first error is the one to raise.
+      with contextlib.suppress(Exception):
+        self.close(failed=True)
+      raise
 
   def write(self, step: int, scalars: Mapping[str, float | None]) -> None:
     """Logs the scalars that are finite.

@@ -83,11 +83,16 @@ def adamw(
     An optax transformation that ignores extra arguments.
 
   Raises:
-    ValueError: With `b2 > 0`, `b1` or `b2` is outside its range.
+    ValueError: `b1` or `b2` is outside its range.
 
   Warns:
     UserWarning: `b2 < b1 ** 2`; see `warn_if_growing`.
   """
+  if not (0 <= b1 < 1 and 0 <= b2 < 1):
+    raise ValueError(
+      f'adamw got b1={b1} and b2={b2}; give for each at least 0 and less than '
+      '1.'
+    )
   # b2 = 0 is allowed here, but the law of coasting divides by its root.
   if b2 > 0:
     warn_if_growing(b1, b2)

@@ -81,6 +81,7 @@ def blank(
   max_tokens: int,
   rewards: int,
   completion_buckets: Sequence[int],
+  routed: bool = False,
 ) -> Rollout:
   """A rollout of zeros whose completions all have the length `max_tokens`.
 
@@ -94,6 +95,7 @@ def blank(
     max_tokens: Length of every completion.
     rewards: Number of reward functions.
     completion_buckets: See `collect`.
+    routed: Whether the model has experts.
 
   Returns:
     A `Rollout` with the fields and dtypes of one from `collect`.
@@ -104,7 +106,14 @@ def blank(
   whole = np.zeros(shape, np.int32)
   length = np.full(shape[:2], max_tokens, np.int32)
   drawn = Completions(
-    whole, length, nothing, nothing, whole, whole[..., 0], nothing
+    whole,
+    length,
+    nothing,
+    nothing,
+    whole,
+    whole[..., 0],
+    nothing,
+    whole if routed else None,
   )
   reward = np.zeros((number,), np.float32)
   scores = rewards_lib.Scores(
@@ -166,6 +175,8 @@ def _batch(
   extras = {'log_kept': log_kept}
   if completions.entropy is not None:
     extras['entropy_sampler'] = drawn(completions.entropy)
+  if completions.routing is not None:
+    extras['routing_sampler'] = drawn(completions.routing)
   return losses.Batch(
     tokens=drawn(completions.tokens),
     mask=mask,

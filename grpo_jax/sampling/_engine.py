@@ -68,6 +68,10 @@ class LocalEngine:
     self._params = self._prepare(params)
     self._version = version
 
+  def unload(self) -> None:
+    """Frees the engine's own copy of the parameters; see `Engine`."""
+    self._params = None
+
   def generate(self, requests: Requests) -> Completions:
     """Samples `group` completions of every prompt; see `Engine`.
 
@@ -166,6 +170,7 @@ class LocalEngine:
       version=np.full(drawn.token.shape, self._version, np.int32),
       finish=np.where(ended, ENDED, TRUNCATED).astype(np.int32),
       entropy=drawn.entropy,
+      routing=drawn.routing,
     )
     if requests.sampling.stop_strings:
       return self._stop_at_strings(whole, requests.sampling.stop_strings)
@@ -197,6 +202,7 @@ class LocalEngine:
     inside = np.arange(whole.tokens.shape[-1]) < length[..., None]
     cut = {
       name: np.where(inside, getattr(whole, name), 0)
-      for name in ('tokens', 'logp', 'log_kept', 'entropy')
+      for name in ('tokens', 'logp', 'log_kept', 'entropy', 'routing')
+      if getattr(whole, name) is not None
     }
     return whole._replace(**cut, length=length, finish=finish)

@@ -48,7 +48,9 @@ class CompletionsSoFar:
     # Each token goes to its completion, after the tokens already there.
     row, column = np.nonzero(np.arange(drawn.token.shape[1]) < count[:, None])
     place = completion[row], self.length[completion[row]] + column
-    for whole, part in zip(self.drawn, drawn, strict=True):
+    # Leaves, because a model without experts has no `routing`.
+    parts = jax.tree.leaves(drawn)
+    for whole, part in zip(jax.tree.leaves(self.drawn), parts, strict=True):
       whole[place] = part[row, column]
     # Not for the other rows: NumPy takes their -1 for the last completion.
     some = count > 0
@@ -98,9 +100,10 @@ class Generation:
     shape = self.waiting * self.sampler.group, self.columns[-1]
     token = np.zeros(shape, np.int32)
     rest = (np.zeros(shape, np.float32) for _ in range(3))
-    self.so_far = CompletionsSoFar(
-      _sampler.Drawn(token, *rest), np.zeros(shape[:1], np.int32)
-    )
+    drawn = _sampler.Drawn(token, *rest)
+    if self.sampler.routes:
+      drawn = drawn._replace(routing=np.zeros(shape, np.int32))
+    self.so_far = CompletionsSoFar(drawn, np.zeros(shape[:1], np.int32))
     self.going = np.zeros((0,), bool)
 
   def run(self, every_tokens: int | None = None) -> Iterator[CompletionsSoFar]:

@@ -52,6 +52,9 @@ class Completions(NamedTuple):
     finish: i32[P,G], ENDED, TRUNCATED or STOPPED.
     entropy: f32[P,G,T], of the policy at each token, nats; None if the engine
       does not know it.
+    routing: i32[P,G,T], a code of the experts that the pass before each token
+      chose, see `models.routing`; None if the model has no experts or the
+      engine does not know them.
   """
 
   tokens: np.ndarray
@@ -61,6 +64,7 @@ class Completions(NamedTuple):
   version: np.ndarray
   finish: np.ndarray
   entropy: np.ndarray | None = None
+  routing: np.ndarray | None = None
 
 
 class Engine(Protocol):
@@ -73,6 +77,10 @@ class Engine(Protocol):
       params: The learner's parameters.
       version: How many rollouts the policy has learned from.
     """
+    ...
+
+  def unload(self) -> None:
+    """Frees memory until the next `load`; nothing is sampled before it."""
     ...
 
   def generate(self, requests: Requests) -> Completions:

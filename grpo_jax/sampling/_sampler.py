@@ -89,12 +89,15 @@ class Drawn(NamedTuple):
     logp: f32[B,C], under the policy, nats.
     log_kept: f32[B,C], log of the mass that the filters left.
     entropy: f32[B,C], of the policy, nats.
+    routing: i32[B,C], of the pass that predicted the token, see
+      `models.routing`; None if the model has no experts.
   """
 
   token: AnyArray
   logp: AnyArray
   log_kept: AnyArray
   entropy: AnyArray
+  routing: AnyArray | None = None
 
 
 def _places(kind: models.LayerKind, columns: int) -> int:
@@ -139,7 +142,7 @@ class Sampler:
     """
     number, width = prompts.tokens.shape
     positions = jnp.broadcast_to(jnp.arange(width), (number, width))
-    hidden, cache = self.model.hidden(
+    hidden, cache, routing = self._hidden(
       params,
       prompts.tokens,
       positions,
@@ -148,9 +151,11 @@ class Sampler:
       ),
     )
     # One position per prompt: logits of all would be N times as large.
-    last = jnp.take_along_axis(
-      hidden, (prompts.length - 1)[:, None, None], axis=1
-    )[:, 0]
+    end = (prompts.length - 1)[:, None]
+    last = jnp.take_along_axis(hidden, end[:, :, None], axis=1)[:, 0]
+    if routing is not None:
+      routing = jnp.take_along_axis(routing, end, axis=1)[:, 0]
+      routing = jnp.repeat(routing, self.group)
     # All completions of a prompt begin from the same logits.
     logits = self.model.head(params, last)
     count = number * self.group
@@ -171,7 +176,7 @@ class Sampler:
       cache=self._by_layer(room, cache, columns),
     )
     logits = jnp.repeat(logits, self.group, axis=0)
-    rows, drawn = self._draw(rows, logits, max_tokens)
+    rows, drawn = self._draw(rows, logits, routing, max_tokens)
     return rows, jax.tree.map(lambda x: x[:, None], drawn)
 
   def decode(
@@ -195,6 +200,8 @@ class Sampler:
     nothing = Drawn(
       jnp.zeros(shape, jnp.int32), *(jnp.zeros(shape) for _ in range(3))
     )
+    if self.routes:
+      nothing = nothing._replace(routing=nothing.token)
 
     prompt_length = self._prompt_length(rows)
 
@@ -205,7 +212,7 @@ class Sampler:
 
     def body(carry):
       step, rows, drawn = carry
-      hidden, caches = self.model.hidden(
+      hidden, caches, routing = self._hidden(
         params,
         rows.last[:, None],
         (prompt_length + rows.age - 1)[:, None],  # where `last` stands
@@ -221,7 +228,9 @@ class Sampler:
       own = jax.tree.map(self._placed, [own for _, own in caches])
       rows = rows._replace(cache=own, clock=rows.clock + 1)
       logits = self.model.head(params, hidden[:, 0])
-      rows, new = self._draw(rows, logits, max_tokens)
+      if routing is not None:
+        routing = routing[:, 0]
+      rows, new = self._draw(rows, logits, routing, max_tokens)
       put = lambda to, x: lax.dynamic_update_slice_in_dim(
         to, x[:, None], step, axis=1
       )
@@ -297,6 +306,18 @@ class Sampler:
     return sharding.constrain_cache(cache, heads=3 - self._axis)
 
   @property
+  def routes(self) -> bool:
+    """Whether the model has experts, and says which it chose."""
+    return getattr(self.model, 'routes', False)
+
+  def _hidden(self, *given):
+    """`hidden` of the model, and the code i32[B,Q] of its experts if any."""
+    if not self.routes:
+      return *self.model.hidden(*given), None
+    hidden, cache, routed = self.model.hidden_routed(*given)
+    return hidden, cache, routed.code
+
+  @property
   def _axis(self) -> int:
     """The axis of a cache that counts positions: 1 or 2; the other is heads."""
     return attention.cache_axis(self.model.config.attention)
@@ -318,13 +339,17 @@ class Sampler:
     rows = jax.vmap(lambda k: jax.vmap(lambda g: fold(k, g))(completion))
     return rows(by_prompt).reshape(-1)
 
-  def _draw(self, rows: Rows, logits, max_tokens) -> tuple[Rows, Drawn]:
+  def _draw(
+    self, rows: Rows, logits, routing, max_tokens
+  ) -> tuple[Rows, Drawn]:
     """Draws one more token for every row that has not ended."""
     # The random number belongs to the position in the completion, not to the
     # clock: rows begin at different times.
     at_age = jax.vmap(jax.random.fold_in)(rows.key, rows.age)
     uniform = jax.vmap(jax.random.uniform)(at_age)
-    drawn = Drawn(*next_token(logits, uniform, rows.age, self.sampling))
+    drawn = Drawn(
+      *next_token(logits, uniform, rows.age, self.sampling), routing
+    )
     going, end = ~rows.ended, jnp.array(self.sampling.eos_ids, jnp.int32)
     drawn = drawn._replace(token=drawn.token.astype(jnp.int32))
     drawn = jax.tree.map(lambda x: jnp.where(going, x, 0), drawn)
@@ -378,14 +403,16 @@ def sampler_params(model, params):
 
   Returns:
     The tree that `Sampler` and other engines read. Vectors (the scales of
-    norms) stay float32, as in training. The arrays are copies, because the
-    learner donates its own to the next update.
+    norms) and routers stay float32, as in training. The arrays are copies,
+    because the learner donates its own to the next update.
   """
   dtype = jnp.dtype(model.config.compute_dtype)
-  return jax.tree.map(
-    lambda x: jnp.copy(x.astype(dtype) if x.ndim > 1 else x),
-    model.unstack(params),
-  )
+
+  def one(path, x):
+    narrow = x.ndim > 1 and sharding.path_names(path)[-1] != 'router'
+    return jnp.copy(x.astype(dtype) if narrow else x)
+
+  return jax.tree_util.tree_map_with_path(one, model.unstack(params))
 
 
 def prepare_params(model, params, mesh: jax.sharding.Mesh | None = None):

@@ -138,7 +138,7 @@ def sampler(config: Config, given: Given) -> Sampler:
   # Before any program is compiled, so that all of them are cached.
   compiled_programs.keep(config.compilation_cache)
   mesh = sharding.make_mesh(**dataclasses.asdict(config.mesh))
-  tokenizer = _tokenizer(config, given)
+  tokenizer = tokenizer_of(config, given)
   model = build_model.transformer(config, tokenizer.vocab_size)
   engine = sampling.LocalEngine(
     model,
@@ -275,7 +275,15 @@ def _method(config: Config, given: Given) -> losses.LossTransform:
   return loss
 
 
-def _tokenizer(config: Config, given: Given) -> data.Tokenizer:
+def tokenizer_of(
+  config: Config, given: Given = marks.NOTHING
+) -> data.Tokenizer:
+  """The tokenizer of a run.
+
+  Raises:
+    ValueError: It cannot be read, or its prompts cannot be written as the
+      config says.
+  """
   fields = config.data
   prompts = data.PromptFormat(
     fields.chat,
@@ -362,6 +370,7 @@ def example(run: Run) -> Rollout:
     config.sampler.max_tokens,
     len(run.rewards),
     config.data.completion_buckets,
+    run.model.routes,
   )
 
 

@@ -20,6 +20,7 @@ from grpo_jax import random_keys
 from grpo_jax import sharding
 from grpo_jax.models import lora
 from grpo_jax.models import weights
+from grpo_jax.training import checkpoint
 from grpo_jax.training import workdir as workdir_lib
 from grpo_jax.training.checkpoint import Checkpoints
 
@@ -54,6 +55,11 @@ def source(path: str) -> Source:
   """
   workdir = pathlib.Path(path).expanduser()
   if not (workdir / 'checkpoints').is_dir():
+    if (workdir / 'versions.json').exists():
+      raise ValueError(
+        f'There is no checkpoint in {workdir}; give the workdir of a run that '
+        'has trained.'
+      )
     return weights.source(path)
   saved = workdir_lib.config_of(workdir)
   run = config_lib.dataclass_from_dict(Config, saved, f'{workdir}/config.json')
@@ -226,22 +232,75 @@ def _of_run(
   dtype: str,
 ) -> Any:
   """The newest policy of another run, its adapters merged into its weights."""
-  theirs = transformer(found.run, model.config.vocab_size)
-  wanted = abstract(theirs, mesh, found.run.lora.base_dtype).trained
-  directory = found.workdir / 'checkpoints'
-  with Checkpoints(directory, read_only=True) as saves:
-    saved = saves.restore(wanted, field='params')
-  if saved is None:
-    raise ValueError(
-      f'There is no checkpoint in {directory}; let that run train on, or give '
-      'another config.model.path.'
-    )
-  whole = lora.join(saved.state, frozen(found.run, theirs, mesh))
-  if theirs.config.lora is not None:
-    whole = lora.merged(whole, theirs.config.lora)
+  saved = policy(found, model.config.vocab_size, mesh)
+  whole, adapters = saved.params, saved.model.config.lora
+  if adapters is not None:
+    whole = lora.merged(whole, adapters)
 
   def stored(path, x):
     is_matrix = model.decays(sharding.path_names(path))
     return x.astype(dtype) if is_matrix else x
 
   return jax.tree_util.tree_map_with_path(stored, whole)
+
+
+class Policy(NamedTuple):
+  """What a checkpoint of a run holds of its model."""
+
+  model: models.Transformer
+  params: Any  # all of them, adapters beside their weights
+  step: int  # rollouts that the policy has learned from
+
+
+def policy(
+  found: RunWeights,
+  vocab_size: int,
+  mesh: jax.sharding.Mesh,
+  which: str = 'latest',
+) -> Policy:
+  """The policy in a checkpoint of a run.
+
+  Args:
+    found: The run.
+    vocab_size: Token ids of its tokenizer.
+    mesh: Where the parameters are to be.
+    which: See `Checkpoints.named`.
+
+  Raises:
+    ValueError: There is no such checkpoint, or it has adapters of other weights
+      than there are now.
+  """
+  model = transformer(found.run, vocab_size)
+  wanted = abstract(model, mesh, found.run.lora.base_dtype).trained
+  directory = found.workdir / 'checkpoints'
+  with Checkpoints(directory, read_only=True) as saves:
+    saved = saves.restore(wanted, saves.named(which), field='params')
+  if saved is None:
+    raise ValueError(
+      f'There is no checkpoint in {directory}; let that run train on, or give '
+      'another workdir.'
+    )
+  beside = frozen(found.run, model, mesh)
+  check_frozen(saved, checkpoint.fingerprint(beside), found.run)
+  return Policy(model, lora.join(saved.state, beside), saved.step)
+
+
+def check_frozen(
+  saved: checkpoint.Restored, found: list[int], config: Config
+) -> None:
+  """Checks the weights beside the adapters.
+
+  Args:
+    saved: A checkpoint.
+    found: Fingerprint of the weights that there are now.
+    config: Of the run.
+
+  Raises:
+    ValueError: They are not those that the run began with.
+  """
+  if saved.host.get('frozen', []) != found:
+    raise ValueError(
+      f'The weights in config.model.path={config.model.path!r} are not those '
+      'that this run began with, and its adapters belong to those; put them '
+      'back, or give another workdir.'
+    )

@@ -33,14 +33,17 @@ def _spec(
   run: build.Run, kind: str, micro_rows: int, **options: int
 ) -> LayoutSpec:
   """How to lay out rows for the model on its devices."""
-  on_cpu = jax.default_backend() == 'cpu'
+  # Larger micro-batches are slower on a CPU, whose caches hold about 2048
+  # tokens of a small model; an accelerator is idle in smaller ones.
+  most_tokens, memory = 16384, 2**33
+  if jax.default_backend() == 'cpu':
+    most_tokens, memory = 2048, 2**29
+  affordable = memory // models.bytes_per_token(run.model.config)
   return LayoutSpec(
     kind,
     micro_rows,
     prompt_buckets=run.config.data.prompt_buckets,
-    # Larger micro-batches are slower on a CPU, whose caches hold about 2048
-    # tokens of a small model; an accelerator is idle in smaller ones.
-    micro_tokens=2048 if on_cpu else 16384,
+    micro_tokens=max(1, min(most_tokens, affordable)),
     shards=sharding.row_shards(run.mesh),
     # For each token, a layer multiplies `width` numbers by a key and `width` by
     # its value: 2 width products per key that the token attends to. Its
@@ -83,6 +86,7 @@ def updater(run: build.Run) -> updates.Updater:
       run.config.sampler.temperature,
       config.on_zero_advantage,
       braked=True,
+      expert_balance=config.expert_balance,
     ),
     params.trained,
     spec,
@@ -100,7 +104,13 @@ def updater(run: build.Run) -> updates.Updater:
 
 
 def _learner(
-  run, method, schedule, temperature, on_zero_advantage, braked=False
+  run,
+  method,
+  schedule,
+  temperature,
+  on_zero_advantage,
+  braked=False,
+  expert_balance=0.0,
 ):
   def score(params, layout, with_entropy, forward_mode=False):
     return models.score(
@@ -110,6 +120,11 @@ def _learner(
       temperature,
       with_entropy,
       forward_mode=forward_mode,
+    )
+
+  def score_routed(params, layout, with_entropy, counted, sampled):
+    return models.score_routed(
+      run.model, params, layout, counted, sampled, temperature, with_entropy
     )
 
   def decays(params):
@@ -129,7 +144,6 @@ def _learner(
   )
   if braked:
     optimizer = _braked(optimizer, config)
-  updates = run.config.learner.batches * run.config.learner.epochs
   return Learner(
     score=score,
     method=method,
@@ -141,9 +155,11 @@ def _learner(
     with_outward=braked and config.brake == 'project',
     # `jax.jvp` cannot pass through the faster code for attention.
     score_forward=functools.partial(score, forward_mode=True),
-    coast_steps=updates,
+    coast_steps=run.config.learner.batches * run.config.learner.epochs,
     records=braked and config.moments,
     expects_prefixes=run.config.log.expected_prefixes,
+    score_routed=score_routed if run.model.routes else None,
+    expert_balance=expert_balance,
   )
 
 

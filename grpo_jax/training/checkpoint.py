@@ -145,6 +145,34 @@ class Checkpoints:
     """The step with the highest metric, None if none has one."""
     return self._manager.best_step()
 
+  def named(self, which: str) -> int | None:
+    """The step of the checkpoint that somebody asks for.
+
+    Args:
+      which: `'latest'`, `'best'`, or the number of rollouts.
+
+    Returns:
+      None for the newest.
+
+    Raises:
+      ValueError: It is none of these, or no checkpoint is the best.
+    """
+    if which == 'latest':
+      return None
+    if which == 'best':
+      if (best := self.best_step()) is None:
+        raise ValueError(
+          'No checkpoint has a value of config.checkpoint.best_metric; give '
+          "'latest' or the number of a rollout."
+        )
+      return best
+    if not (which.isascii() and which.isdecimal()):
+      raise ValueError(
+        f"--checkpoint={which} is none of 'latest', 'best' or a number of "
+        f'rollouts; there are {self.steps()}.'
+      )
+    return int(which)
+
   def save(
     self,
     step: int,

@@ -87,7 +87,7 @@ def train(
           progress = advance(session, progress, draw)
     if progress:
       session_lib.finish(session, progress)
-    accuracy = session.monitor.series('heldout_accuracy') or [None]
+    accuracy = session.monitor.heldout() or [None]
     return {
       'before': accuracy[0],
       'after': accuracy[-1],
@@ -130,6 +130,7 @@ def advance(
     ):
       drawn, sample_secs = timed(draw, run, prompt_state, step)
   rollout, prompt_state, counts = drawn
+  run.engine.unload()  # the update needs the memory, and moves the parameters
   with session.monitor.phase('learning', 'compiling, then learning'):
     (state, measured), learn_secs = timed(
       learn, session.update, state, rollout, step

@@ -13,6 +13,7 @@ module. A record therefore shows most changes, but not all.
 import ast
 from collections.abc import Callable
 from collections.abc import Sequence
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -164,11 +165,14 @@ def _lambda_source(function: Callable[..., Any]) -> str | None:
 
 def _compiles_to(node: ast.Lambda, code: types.CodeType) -> bool:
   """Whether a lambda alone, out of its surroundings, has this code."""
-  alone = eval(compile(ast.unparse(node), '<lambda>', 'eval'), {})  # noqa: S307
-  return (alone.__code__.co_code, alone.__code__.co_consts) == (
-    code.co_code,
-    code.co_consts,
-  )
+  # Compiled and not evaluated, and without its default arguments: they are no
+  # part of its code, and may hold other lambdas.
+  alone = copy.deepcopy(node)
+  alone.args.defaults = []
+  alone.args.kw_defaults = [None] * len(alone.args.kwonlyargs)
+  around = compile(ast.Expression(alone), '<lambda>', 'eval', dont_inherit=True)
+  (found,) = (c for c in around.co_consts if isinstance(c, types.CodeType))
+  return (found.co_code, found.co_consts) == (code.co_code, code.co_consts)
 
 
 def _place(node: ast.expr) -> tuple[int, int | None, int, int | None]:

@@ -27,8 +27,10 @@ from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.rollouts.types import Rollout
 from grpo_jax.training import build
+from grpo_jax.training import build_model
 from grpo_jax.training import build_updater
 from grpo_jax.training import checkpoint
+from grpo_jax.training import export
 from grpo_jax.training import warm_up
 from grpo_jax.training import workdir as workdir_lib
 from grpo_jax.training.checkpoint import Checkpoints
@@ -73,6 +75,7 @@ class Session(NamedTuple):
   replays: bool  # whether saved rollouts take the place of sampling
   versions: dict[str, Any]  # see `workdir.versions`
   frozen: list[int]  # fingerprint of the parameters that no update changes
+  exports: export.Exports
   on_rollout: OnRollout | None
 
 
@@ -95,6 +98,7 @@ def opened(
     screen = screen or monitor_lib.start(config, workdir)
     stack.enter_context(screen)
     run, update = _built(config, given, screen)
+    exports = export.Exports(run, workdir)
     # After building, so that a config that cannot be built leaves no workdir.
     stack.enter_context(workdir_lib.claimed(workdir, config))
     goes_on = any((workdir / 'checkpoints').glob('[0-9]*'))
@@ -115,15 +119,16 @@ def opened(
         update.frozen = build.frozen_params(run)
     frozen = checkpoint.fingerprint(update.frozen)
     if saved is not None:
-      _check_frozen(saved, frozen, config)
+      build_model.check_frozen(saved, frozen, config)
     versions = workdir_lib.record(workdir, config, saved is None, given)
     progress = _progress(saved) if saved else None
     # The last rollout with a line in metrics.jsonl; see `Unwritten`.
     written = progress and progress.step - bool(progress.unwritten)
-    if (progress.step if progress else 0) < config.steps:
+    done = progress.step if progress else 0
+    if done < config.steps:
       # XLA compiles the update in a thread, while the warm-up and the first
       # rollout run.
-      update.compile_ahead(build.example(run))
+      update.compile_ahead(build.example(run), done)
     monitor = stack.enter_context(
       Monitor(
         config.log,
@@ -145,9 +150,11 @@ def opened(
       replays,
       versions,
       frozen,
+      exports,
       on_rollout,
     )
-    if progress is not None:
+    if saved is not None and progress is not None:
+      exports.resume(saved.step, saved.host.get('saves', 0))
       # An earlier start may have been killed before it removed these.
       warm_up.forget(workdir)
       monitor.line(f'  goes on from the checkpoint of rollout {progress.step}')
@@ -204,16 +211,6 @@ def _check_restored(
     )
 
 
-def _check_frozen(saved: Restored, frozen: list[int], config: Config) -> None:
-  """Raises a ValueError if the weights beside the adapters have changed."""
-  if saved.host.get('frozen', []) != frozen:
-    raise ValueError(
-      f'The weights in config.model.path={config.model.path!r} are not those '
-      'that this run began with, and its adapters belong to those; put them '
-      'back, or give another workdir.'
-    )
-
-
 def keep_completions(
   session: Session, rollout: Rollout, step: int
 ) -> list[Sample]:
@@ -263,6 +260,7 @@ def save(
   """Begins to save a checkpoint, and returns while it is being written."""
   step, state, prompt_state, unwritten = progress
   metric = measured.get(session.run.config.checkpoint.best_metric)
+  exports = session.exports.count(step)
   host = {
     **dynamic_sampling.to_json(prompt_state),
     'unwritten': unwritten
@@ -271,6 +269,7 @@ def save(
     'config': dataclasses.asdict(session.run.config),
     'versions': session.versions,
     'frozen': session.frozen,
+    'saves': session.exports.saves,
   }
   with session.monitor.phase('saving a checkpoint'):
     session.saves.save(step, state, host, metric)
@@ -280,6 +279,23 @@ def save(
     session.saves.wait()
     if not session.saves.owed:
       warm_up.forget(session.workdir)
+  if exports:
+    _export(session, step, state)
+
+
+def _export(session: Session, step: int, state: TrainState) -> None:
+  """Writes the policy as a Hugging Face folder, once its checkpoint is there.
+
+  If the disk is full, a warning is shown and the run goes on.
+  """
+  with session.monitor.phase('writing the model as a Hugging Face folder'):
+    session.saves.wait()
+    if session.saves.owed:
+      return
+    try:
+      session.exports.write(step, session.update.whole(state.params))
+    except ValueError as error:
+      session.monitor.warn(f'{error} Training goes on.')
 
 
 @contextlib.contextmanager

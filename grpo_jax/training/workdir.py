@@ -7,8 +7,9 @@
   it was given any; see `provenance.py`.
 - `versions.json` has one entry per start: packages, Python, git revision,
   devices.
-- `checkpoints/`, `warm_up/` and `completions/` are written by `session.py` and
-  `warm_up.py`, `metrics.jsonl` and `tensorboard/` by `monitor/`.
+- `checkpoints/`, `warm_up/`, `completions/` and `exports/` are written by
+  `session.py` and `warm_up.py`, `metrics.jsonl` and `tensorboard/` by
+  `monitor/`.
 """
 
 from collections.abc import Iterator
@@ -95,9 +96,9 @@ def record(
   Args:
     directory: The workdir.
     config: Of this start; for `config.json`.
-    anew: Whether the run begins with this start. A folder of completions that
-      an earlier run has left is then renamed to `completions.1`,
-      `completions.2` and so on.
+    anew: Whether the run begins with this start. Folders of completions and
+      of models that an earlier run has left are then renamed to
+      `completions.1`, `completions.2` and so on.
     given: What this start was given in Python; for `given.json`.
 
   Returns:
@@ -112,10 +113,10 @@ def record(
   # Left by a process that was killed while it wrote a file.
   for leftover in (*directory.glob('*.tmp'), *directory.glob('*/.step_*')):
     leftover.unlink()
-  completions = directory / 'completions'
-  if anew and completions.exists():
-    names = (directory / f'completions.{n}' for n in itertools.count(1))
-    completions.rename(next(name for name in names if not name.exists()))
+  for old in (directory / 'completions', directory / 'exports'):
+    if anew and old.exists():
+      names = (directory / f'{old.name}.{n}' for n in itertools.count(1))
+      old.rename(next(name for name in names if not name.exists()))
   written = {'config.json': dataclasses.asdict(config)}
   recorded = {
     # Records of earlier starts are kept, because this start may not need every

@@ -95,6 +95,10 @@ BAD_INPUT = {
     ['train', CONFIG, '--config.data.train=TMP/bad.jsonl', 'WORK'],
     "Line 2 of 'TMP/bad.jsonl' is not valid JSON",
   ),
+  'no chat template': (
+    ['train', CONFIG, '--config.data.chat=True', 'WORK'],
+    'config.data.chat=True needs a chat template',
+  ),
   'empty data': (
     ['train', CONFIG, '--config.data.train=TMP/empty.jsonl', 'WORK'],
     "'TMP/empty.jsonl' holds no record",

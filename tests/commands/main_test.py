@@ -2,10 +2,12 @@
 
 import json
 import shutil
+import types
 
 import pytest
 
 import grpo_jax
+from grpo_jax.commands import main
 from tests import runs
 from tests.cli import JUDGE
 from tests.cli import SMALL
@@ -72,12 +74,14 @@ def contents(workdir):
 
 def test_check_trains_and_writes_nothing(finished, tmp_path):
   done = command(
-    'train', SMALL, JUDGE, f'--workdir={tmp_path}/run', '--check', '--json'
-  )
+    'train', SMALL, JUDGE, f'--workdir={tmp_path}/run', '--check', '--json',
+    '--config.data.completion_prefix=10', '--config.data.prompt_buckets=(8,)',
+  )  # fmt: skip
   report = json.loads(done.stdout)
   assert report['shapes']['rollout [P, G, T]'] == [4, 4, 5]
   assert report['memory_gib']['train step, peak'] > 0
-  assert len(report['first_rollout']['prompts']) == 3
+  prompts = report['first_rollout']['prompts']
+  assert len(prompts) == 3 and all(text.endswith('=10') for text in prompts)
   assert list(tmp_path.iterdir()) == []
   workdir, _ = finished
   before = contents(workdir)
@@ -179,6 +183,37 @@ def test_alone_it_says_what_it_can_do():
   assert alone.returncode == asked.returncode == 0
   assert alone.stdout == asked.stdout and 'Examples:' in alone.stdout
   assert alone.stderr == ''
+
+
+@pytest.mark.parametrize(
+  'given, words',
+  [
+    (['train'], 'needs --workdir, and --config for a new run. As in:'),
+    (['study'], 'needs a study. As in:'),
+  ],
+)
+def test_the_examples_of_a_refusal_stand_on_their_lines(given, words):
+  done = command(*given)
+  assert_refused(done, words)
+  first, *examples = done.stderr.splitlines()
+  assert first.endswith('As in:')
+  assert examples == main._EXAMPLES.splitlines() and len(examples) > 3
+
+
+def test_the_lines_of_another_error_become_one(capsys):
+  with pytest.raises(SystemExit):
+    main._refuse(ValueError('a\n  b\\n  c'))
+  assert capsys.readouterr().err == 'grpo-jax: a b c\n'
+
+
+@pytest.mark.parametrize('platform, unit', [('linux', 2**10), ('darwin', 1)])
+def test_the_peak_of_memory_has_the_unit_of_its_system(
+  monkeypatch, platform, unit
+):
+  usage = types.SimpleNamespace(ru_maxrss=3 * 2**29 // unit)
+  monkeypatch.setattr(main.sys, 'platform', platform)
+  monkeypatch.setattr(main.resource, 'getrusage', lambda who: usage)
+  assert main._peak_memory_gib() == 1.5
 
 
 def test_it_says_its_version():

@@ -89,7 +89,7 @@ def test_a_template_with_an_error_is_refused():
   with pytest.raises(ValueError, match=r'syntax error in line 2: .*endif'):
     _render('a\n{% if true %}')
   with pytest.raises(
-    ValueError, match=r"no variable 'enable_thinkng'; it reads"
+    ValueError, match=r"no variable 'enable_thinkng' to be set, but"
   ):
     _render(chat_templates.QWEN3, enable_thinkng=False)
   with pytest.raises(
@@ -135,10 +135,15 @@ def test_system_prompt_kwargs_and_prefix(folder):
   assert 'Be brief.' not in _text(folder, own, **form)
   off = _text(folder, 'Hi', chat_kwargs={'enable_thinking': False})
   assert off == f'{user}<think>\n\n</think>\n\n'
-  # The prefix is encoded with what stands before it, not by itself.
-  tokenizer = data.Tokenizer.from_folder(folder, prompt_format=_chat(**form))
-  ids = tokenizer.encode_prompt('Hi')
-  assert ids == tokenizer.encode(f'{system}{user}Answer:')
+
+
+def test_the_prefix_is_encoded_with_what_stands_before_it(tmp_path):
+  hf_folder.write_tokenizer(tmp_path, '{{ messages[-1].content }}')
+  form = _chat(completion_prefix='wer')
+  tokenizer = data.Tokenizer.from_folder(tmp_path, prompt_format=form)
+  ids = tokenizer.encode_prompt('The ans')
+  assert ids == tokenizer.encode('The answer')
+  assert ids != tokenizer.encode('The ans') + tokenizer.encode('wer')
 
 
 def test_without_chat_a_prompt_is_completed_as_it_is(folder, tmp_path):
@@ -165,9 +170,22 @@ def test_chats_need_a_template_that_compiles(tmp_path):
   with pytest.raises(ValueError, match=r'chat=True needs a chat template'):
     plain.with_format(_chat())
   hf_folder.write_tokenizer(tmp_path, '{% if %}')
-  assert data.Tokenizer.from_folder(tmp_path).encode_prompt('1')
+  tokenizer = data.Tokenizer.from_folder(tmp_path)
+  assert tokenizer.encode_prompt('1')
   with pytest.raises(ValueError, match='syntax error in line 1'):
-    data.Tokenizer.from_folder(tmp_path, prompt_format=_chat())
+    tokenizer.with_format(_chat())
+
+
+def test_a_format_that_the_template_does_not_take_is_refused_at_once(tmp_path):
+  hf_folder.write_tokenizer(tmp_path, chat_templates.GEMMA2, bos='<bos>')
+  tokenizer = data.Tokenizer.from_folder(tmp_path)
+  with pytest.raises(ValueError, match='System role not supported'):
+    tokenizer.with_format(_chat(system_prompt='Be brief.'))
+  with pytest.raises(ValueError, match="no variable 'enable_thinking'"):
+    tokenizer.with_format(_chat(chat_kwargs={'enable_thinking': False}))
+  for name in ('messages', 'add_generation_prompt'):
+    with pytest.raises(ValueError, match=f"no variable '{name}' to be set"):
+      tokenizer.with_format(_chat(chat_kwargs={name: False}))
 
 
 @pytest.mark.parametrize(
@@ -208,14 +226,15 @@ def test_people_see_the_last_question():
     ('mistral', ('</s>', '<|endoftext|>'), '</s>'),
     ('qwen3', ('<eos>', '<bos>'), '<eos>'),  # which the template never writes
     ('smollm2', ('<|im_end|>',), '<|im_end|>'),
+    ('own', ('<s>', '<eos>', '</s>'), '</s>'),  # the user ends by another
   ],
 )
 def test_a_demonstration_ends_as_the_template_ends_a_turn(
   name, eos, end, tmp_path
 ):
-  hf_folder.write_tokenizer(
-    tmp_path, chat_templates.ALL[name], eos=eos, bos='<bos>'
-  )
+  own = "{% for m in messages %}{{ loop.cycle('<s>', '</s>') }}{% endfor %}"
+  template = chat_templates.ALL.get(name, own)
+  hf_folder.write_tokenizer(tmp_path, template, eos=eos, bos='<bos>')
   plain = data.Tokenizer.from_folder(tmp_path)
   assert plain.answer_end_id() == plain.eos_ids[0]
   chat = plain.with_format(_chat())

@@ -88,7 +88,9 @@ def _words(rule, text, path):
 def test_metadata_of_both_byte_orders(order, version, tmp_path):
   fields = vocabulary(add_bos_token=True)
   path = write(tmp_path / 'a.gguf', fields, order, version)
-  assert data.gguf_metadata(path) == fields
+  read = data.gguf_metadata(path)
+  assert read == fields
+  assert read['tokenizer.ggml.add_bos_token'] is True
 
 
 def test_metadata_equal_those_of_the_package_gguf(tmp_path):
@@ -160,14 +162,15 @@ def test_every_rule_makes_the_words_of_llama_cpp(rule, tmp_path):
 def test_ids_end_tokens_and_chat_template(tmp_path):
   path = write(
     tmp_path / 'a.gguf',
-    vocabulary(eot_token_id=0, eom_token_id=1, padding_token_id=2),
+    vocabulary(eot_token_id=0, eom_token_id=4, padding_token_id=1),
   )
   tokenizer = data.Tokenizer.from_gguf(path)
-  assert (tokenizer.eos_ids, tokenizer.pad_id) == ((1, 0), 2)
+  assert (tokenizer.eos_ids, tokenizer.pad_id) == ((1, 0, 4), 1)
   assert tokenizer.bos_ids == ()
   text = 'la 12 pay<|turn|>2<tool> é'
   ids = tokenizer.encode(text)
-  assert tokenizer.decode(ids) == 'la 12 pay2 é'  # <tool> is the padding
+  # What a user of llama.cpp has defined is text; control tokens are not.
+  assert tokenizer.decode(ids) == 'la 12 pay2<tool> é'
   tokens = [tokenizer.backend.id_to_token(token_id) for token_id in ids]
   assert tokens[:5] == ['la', 'Ġ', '1', '2', 'Ġpay']  # no '12': digits apart
   assert tokens[5:8] == ['<|turn|>', '2', '<tool>']
@@ -233,7 +236,9 @@ def test_bad_files_are_refused(tmp_path):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=words):
       data.gguf_metadata(path)
-  whole = write(path, vocabulary()).read_bytes()
+  # Ends with a text, of which one byte is missing.
+  last = {'name': ['a', 'bcd']}
+  whole = write(path, {**vocabulary(), **last}).read_bytes()
   for size in (30, 200, len(whole) // 2, len(whole) - 1):
     path.write_bytes(whole[:size])
     with pytest.raises(ValueError, match='cut off or damaged'):

@@ -45,6 +45,16 @@ def test_named_fields_become_prompt_and_answer_beside_the_record(tmp_path):
   }
 
 
+def test_a_prompt_may_be_a_list_of_messages(tmp_path):
+  messages = [{'role': 'user', 'content': 'é', 'name': 'x'}]
+  record = {'prompt': messages, 'answer': 1}
+  path = _write(tmp_path, json.dumps(record))
+  assert data.JsonlSource(path)[0] == record
+  path = _write(tmp_path, '{"prompt": [{"role": "user"}], "answer": 1}')
+  with pytest.raises(ValueError, match="message 0 has no text in 'content'"):
+    data.JsonlSource(path)
+
+
 def test_without_an_answer_field_nothing_is_required_or_added(tmp_path):
   path = _write(tmp_path, '{"prompt": "a"}')
   assert data.JsonlSource(path, answer_field=None)[0] == {'prompt': 'a'}
@@ -78,10 +88,16 @@ GOOD = b'{"prompt": "a", "answer": "b"}\n'
     (b'{"prompt": "a", ', 'not valid JSON'),
     (b'{"prompt": "\xff", "answer": 1}', 'not valid JSON in UTF-8'),
     (b'["a", "b"]', 'is a JSON list, but an object'),
-    (b'{"promt": "a", "answer": "b"}', "text in the field 'prompt'.*promt"),
-    (b'{"prompt": "", "answer": "b"}', "in the field 'prompt', but has ''"),
+    (
+      b'{"promt": "a", "answer": "b"}',
+      "in the field 'prompt', but it is None, .*promt",
+    ),
+    (
+      b'{"prompt": "", "answer": "b"}',
+      "in the field 'prompt', but it is empty",
+    ),
     (b'{"prompt": "a", "answer": 1, "index": 2}', "has a field 'index'"),
-    (b'{"prompt": 3, "answer": "b"}', "in the field 'prompt', but has 3"),
+    (b'{"prompt": 3, "answer": "b"}', "in the field 'prompt', but it is 3"),
     (b'{"prompt": "a"}', "value in the field 'answer'"),
     (b'{"prompt": "a", "answer": null}', "value in the field 'answer'"),
   ],

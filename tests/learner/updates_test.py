@@ -1,5 +1,7 @@
 """The steps of one rollout: ratios, orders, anchors, flags, compilations."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 
 from grpo_jax import losses
 from grpo_jax import metrics
+from grpo_jax import optim
 from grpo_jax.learner import step as learner_lib
 from grpo_jax.learner import updates
 from grpo_jax.models import layout
@@ -285,12 +288,30 @@ def test_what_is_compiled_ahead_is_what_is_called(method, options):
   example = make_rollout()
   made = updates.Updater(make_learner(method), PARAMS, spec(), **options)
   with compiled_programs() as ahead:
-    made._compile(example)  # here an error would be seen
+    made._compile(example, 0)  # here an error would be seen
   state = made.init(jax.tree.map(jnp.copy, PARAMS))
   with compiled_programs() as later:
-    made.compile_ahead(example)
+    made.compile_ahead(example, 0)
     made(state, make_rollout(1), 0)
   assert made._ahead is None
   assert {'train_step', 'credit'} <= set(ahead)
   assert ('score_all' in ahead) == (made.scorings > 0)
   assert not set(ahead) & set(later)
+
+
+@pytest.mark.parametrize('step', [0, 1])
+def test_the_step_at_which_a_run_goes_on_is_compiled_ahead(step):
+  """A step that measures overshoot is another program than other steps."""
+  learner = dataclasses.replace(
+    bigram.make_learner(losses.methods.grpo()),
+    optimizer=optim.record_adam_moments(optax.adam(0.1)),
+    records=True,
+    score_forward=bigram.score,
+  )
+  made = updates.Updater(learner, bigram.params(), spec(), watch_steps=2)
+  state = made.init(jax.tree.map(jnp.copy, bigram.params()))
+  with compiled_programs() as ahead:
+    made._compile(make_rollout(), step)
+  with compiled_programs() as later:
+    made(state, make_rollout(1), step)
+  assert 'train_step' in ahead and 'train_step' not in later

@@ -1,5 +1,7 @@
 """FLOPs by formula against the compiler's count of a forward pass."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 from grpo_jax import models
 from grpo_jax.models import attention
+from tests import tiny
 
 pytestmark = pytest.mark.quick
 
@@ -36,6 +39,18 @@ def test_the_formula_is_what_the_compiler_counts(changes, with_head):
   np.testing.assert_allclose(expected.sum(), analysis['flops'], rtol=0.02)
 
 
+def test_of_experts_those_count_that_a_token_is_given_to():
+  """Two of 40 with half of the MLP's width cost as much, and the router."""
+  kinds = models.LayerKind(experts=True), models.LayerKind()
+  mixed = models.ModelConfig(
+    **CONFIG, pattern=kinds, experts=models.Experts(40, 2, 256)
+  )
+  more = models.flops_per_token(mixed, 8) - models.flops_per_token(
+    models.ModelConfig(**CONFIG), 8
+  )
+  np.testing.assert_allclose(more, 2 * 256 * 40)
+
+
 def test_windows_bound_the_context():
   window = (models.LayerKind(window_tokens=8), models.LayerKind())
   plain = models.ModelConfig(**CONFIG)
@@ -45,3 +60,31 @@ def test_windows_bound_the_context():
   np.testing.assert_allclose(
     at(mixed, 100), (at(plain, 8) + at(plain, 100)) / 2
   )
+
+
+def test_activations_are_about_what_a_backward_pass_keeps():
+  """Of one more token, and within a factor of two."""
+  config = dataclasses.replace(
+    tiny.CONFIG, width=64, mlp_width=128, num_layers=8
+  )
+  model = models.Transformer(config)
+  params = jax.eval_shape(model.init, jax.random.key(0))
+
+  def temporary(rows):
+    tokens = jax.ShapeDtypeStruct((rows, 32), jnp.int32)
+
+    def loss(params, tokens):
+      position = jnp.broadcast_to(jnp.arange(32)[None], tokens.shape)
+      length = jnp.full((rows,), 32)
+      hidden, _ = model.hidden(
+        params, tokens, position, attention.over_prompts(length)
+      )
+      return jnp.sum(hidden.astype(jnp.float32))
+
+    compiled = jax.jit(jax.grad(loss)).lower(params, tokens).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+  measured = (temporary(64) - temporary(32)) / (32 * 32)
+  assert measured / 2 < models.bytes_per_token(config) < 2 * measured
+  less = dataclasses.replace(config, remat=True)
+  assert models.bytes_per_token(less) < models.bytes_per_token(config) / 4

@@ -19,21 +19,24 @@ _DEVICES = {
 }
 
 
-def lowered(function, arrays, platform, data=1, fsdp=1, tensor=1) -> str:
+def lowered(
+  function, arrays, platform, data=1, fsdp=1, tensor=1, expert=1
+) -> str:
   """The StableHLO of a function on a mesh of one platform's devices.
 
   Args:
     function: Of the arrays; not compiled.
     arrays: Its arguments, or their shapes.
     platform: 'cpu', 'cuda' or 'tpu'.
-    data: As in `sharding.make_mesh`, like the next two.
+    data: As in `sharding.make_mesh`, like the next three.
     fsdp: See `data`.
     tensor: See `data`.
+    expert: See `data`.
   """
   mesh = AbstractMesh(
-    (data, fsdp, tensor),
-    ('data', 'fsdp', 'tensor'),
-    (AxisType.Auto,) * 3,
+    (data, fsdp, expert, tensor),
+    ('data', 'fsdp', 'expert', 'tensor'),
+    (AxisType.Auto,) * 4,
     abstract_device=_DEVICES[platform],
   )
   with jax.sharding.use_abstract_mesh(mesh):

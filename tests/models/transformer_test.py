@@ -100,6 +100,14 @@ def test_every_parameter_gets_a_gradient():
     (dict(activation='relu'), "activation='relu'"),
     (dict(pattern=(models.LayerKind(experts=True),)), 'not described'),
     (dict(num_kv_heads=3), 'num_kv_heads=3'),
+    (
+      dict(
+        pattern=(models.LayerKind(experts=True),),
+        experts=models.Experts(4, 2, 12),
+        lora=models.LowRank(4, 8, ('mlp/*',)),
+      ),
+      "'mlp/\\*' matches no weight of attention",
+    ),
     (dict(head_dim=7), 'head_dim=7'),
     (dict(compute_dtype='float16'), "compute_dtype='float16'"),
   ],

@@ -44,7 +44,17 @@ def test_the_embedded_default_in_eight_lines():
     ({'model.num_kv_heads': 2}, 'model', '(2 for keys and values)'),
     ({'model.num_layers': 1}, 'model', '1 layer,'),
     ({'evaluation.every_steps': 0}, 'held-out', 'at the start and at the end'),
-    ({'data.train': 'mine.jsonl'}, 'data', 'mine.jsonl'),
+    ({'data.train': 'mine.jsonl'}, 'data', 'mine.jsonl, tokenizer arithmetic'),
+    (
+      {
+        'data.train': 'mine.jsonl',
+        'data.chat': True,
+        'data.tokenizer': '',
+        'model.path': 'models/qwen',
+      },
+      'data',
+      'mine.jsonl as chats, tokenizer models/qwen',
+    ),
   ],
 )
 def test_what_is_changed_is_said(changes, name, said):
@@ -57,6 +67,30 @@ def test_what_is_changed_is_said(changes, name, said):
 )
 def test_what_the_run_does_not_do_is_not_said(changes, absent):
   assert absent not in facts(**changes)
+
+
+def sources(**weights):
+  return tuple({'name': n, 'weight': w} for n, w in weights.items())
+
+
+@pytest.mark.parametrize(
+  'train, said',
+  [
+    (
+      sources(**{'a.jsonl': 3.0, 'b.jsonl': 1.0}),
+      'a.jsonl (75 %), b.jsonl (25 %)',
+    ),
+    (sources(mine=1.0), 'mine (100 %)'),
+    (
+      sources(arithmetic=1.0, mine=2.0),
+      'arithmetic (33.3 %), mine (66.7 %)',
+    ),
+  ],
+)
+def test_several_sources_have_their_shares(train, said):
+  assert facts(**{'data.train': train})['data'] == (
+    f'{said}, tokenizer arithmetic'
+  )
 
 
 def test_every_reward_with_its_weight():
@@ -72,6 +106,8 @@ def test_every_reward_with_its_weight():
 def test_only_sums_need_a_note():
   assert 'backwards' in _facts.note(runs.arithmetic())
   assert _facts.note(runs.arithmetic(**{'data.train': 'mine.jsonl'})) == ''
+  mixed = sources(arithmetic=1.0, mine=1.0)
+  assert 'backwards' in _facts.note(runs.arithmetic(**{'data.train': mixed}))
 
 
 BEFORE_JAX = """

@@ -1,5 +1,6 @@
 """Numbers in few characters, and the time left."""
 
+import math
 import random
 
 import pytest
@@ -22,6 +23,9 @@ from grpo_jax.monitor import _format
     (181_000.0, '181k'),
     (1.5e6, '1.5M'),
     (2e9, '2.0G'),
+    (math.nextafter(1e15, 0), '1000T'),
+    (-math.nextafter(1e15, 0), '-1000T'),
+    (1e15, '1.0e+15'),
     (float('nan'), 'nan'),
     (float('-inf'), '-inf'),
   ],

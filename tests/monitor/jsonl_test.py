@@ -4,6 +4,7 @@ import errno
 import json
 import pathlib
 import resource
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -33,10 +34,14 @@ def warnings():
   return []
 
 
+def open_lines(path, warnings, resumed_step=None):
+  return _jsonl.Lines(path, resumed_step, warnings.append, ('reward',))
+
+
 def write(path, warnings, steps, resumed_step=None):
-  lines = _jsonl.Lines(path, resumed_step, warnings.append)
+  lines = open_lines(path, warnings, resumed_step)
   for step in steps:
-    lines.write(step, {'reward': step / 4})
+    lines.write(step, {'reward': step / 4, 'heldout_accuracy': step / 8})
   return lines
 
 
@@ -61,10 +66,10 @@ def test_one_object_per_rollout(path, warnings):
   ],
 )
 def test_numbers_become_json(path, warnings, value, written):
-  lines = _jsonl.Lines(path, None, warnings.append)
-  lines.write(1, {'reward': value})
-  assert lines_of(path)[0]['reward'] == written
-  assert lines.series('reward') == ([] if written is None else [written])
+  lines = open_lines(path, warnings)
+  lines.write(1, {'heldout_accuracy': value})
+  assert lines_of(path)[0]['heldout_accuracy'] == written
+  assert lines.heldout == ([] if written is None else [written])
 
 
 def test_a_fresh_start_keeps_earlier_files(path, warnings):
@@ -88,29 +93,136 @@ def test_a_resumed_run_cuts_back(path, warnings, end, resumed_step, kept):
   write(path, warnings, range(5))
   whole = path.read_bytes()
   path.write_bytes(whole + end)
-  lines = _jsonl.Lines(path, resumed_step, warnings.append)
+  lines = open_lines(path, warnings, resumed_step)
   assert steps_of(path) == list(kept) and whole.startswith(path.read_bytes())
-  assert lines.series('reward') == [step / 4 for step in kept]
-  lines.write(len(kept), {'reward': 9.0})
+  assert lines.take_history() == {'reward': [(n, n / 4) for n in kept]}
+  assert lines.heldout == [step / 8 for step in kept]
+  lines.write(len(kept), {'heldout_accuracy': 9.0})
   assert steps_of(path) == [*kept, len(kept)]
-  assert lines.series('reward')[-1] == 9.0
+  assert lines.heldout[-1] == 9.0 and not warnings
   assert [found.name for found in path.parent.iterdir()] == ['metrics.jsonl']
 
 
-def test_a_kill_while_cutting_leaves_the_old_file(path, warnings, monkeypatch):
+def test_only_what_is_read_back_stays_in_memory(path, warnings):
+  scalars = {f'metric_{n}': float(n) for n in range(20)}
+  lines = open_lines(path, warnings)
+  lines.write(1, scalars)
+
+  def grown(first, last):
+    tracemalloc.start()
+    for step in range(first, last):
+      lines.write(step, scalars)
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return size
+
+  grown(2, 100)
+  assert grown(100, 1100) < 10_000, 'bytes of a thousand rollouts'
+  again = open_lines(path, warnings, 1100)
+  write(path, warnings, [1101], 1100)
+  assert again.take_history() == {}, 'of metrics that were not asked for'
+
+
+def test_a_history_is_given_once(path, warnings):
+  write(path, warnings, range(3))
+  lines = open_lines(path, warnings, 2)
+  assert len(lines.take_history()['reward']) == 3
+  assert lines.take_history() == {}
+
+
+# Lines to be dropped at the end are cut off; others need another file.
+CUTS = {'truncate': HALF, 'replace': b'7\n{"step": 2, "elapsed_secs": 9.5}\n'}
+
+
+@pytest.mark.parametrize('call, end', CUTS.items())
+def test_a_kill_while_cutting_leaves_the_old_file(
+  path, warnings, monkeypatch, call, end
+):
   write(path, warnings, range(5))
+  path.write_bytes(path.read_bytes() + end)
   whole = path.read_bytes()
 
   def killed(*_):
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(_jsonl.os, 'replace', killed)
-  with pytest.raises(KeyboardInterrupt):
-    _jsonl.Lines(path, 2, warnings.append)
+  with monkeypatch.context() as patch:
+    patch.setattr(_jsonl.os, call, killed)
+    with pytest.raises(KeyboardInterrupt):
+      open_lines(path, warnings, 2)
   assert path.read_bytes() == whole
-  monkeypatch.undo()
-  _jsonl.Lines(path, 2, warnings.append)
-  assert steps_of(path) == [0, 1, 2]
+  open_lines(path, warnings, 2)
+  assert steps_of(path) == [0, 1, 2, *[2] * (call == 'replace')]
+
+
+def refuse(*_, **__):
+  raise OSError(errno.ENOSPC, 'No space left on device')
+
+
+@pytest.mark.parametrize('call, end', CUTS.items())
+def test_a_start_on_a_full_disk_cuts_back_later(
+  path, warnings, monkeypatch, call, end
+):
+  write(path, warnings, range(5))
+  whole = path.read_bytes() + end
+  path.write_bytes(whole)
+  with monkeypatch.context() as patch:
+    patch.setattr(_jsonl.os, call, refuse)
+    lines = open_lines(path, warnings, 2)
+    assert lines.heldout[:3] == [0, 0.125, 0.25] and lines.elapsed() < 60
+    assert len(lines.take_history()['reward']) == 3
+    for step in (3, 4):
+      lines.write(step, {'heldout_accuracy': 1.0})
+    assert path.read_bytes() == whole
+    assert lines.failed_writes == 3
+  (warning,) = warnings
+  assert 'No space left on device' in warning
+  lines.write(5, {})
+  again = [2] * (call == 'replace')
+  assert steps_of(path) == [0, 1, 2, *again, 3, 4, 5]
+  assert lines.heldout == [0, 0.125, 0.25, 1.0, 1.0]
+  assert not lines.failed_writes and len(warnings) == 1
+  assert [found.name for found in path.parent.iterdir()] == ['metrics.jsonl']
+
+
+def test_a_full_disk_has_no_room_for_another_file(path, warnings, monkeypatch):
+  """The incomplete copy is removed, for it takes the last of the room."""
+  write(path, warnings, range(5))
+  path.write_bytes(path.read_bytes() + CUTS['replace'])
+  monkeypatch.setattr(_jsonl.os, 'fsync', refuse)
+  open_lines(path, warnings, 2).close()
+  assert [found.name for found in path.parent.iterdir()] == ['metrics.jsonl']
+  assert len(warnings) == 1
+
+
+def test_an_earlier_file_that_cannot_be_renamed(path, warnings, monkeypatch):
+  write(path, warnings, range(3))
+  with monkeypatch.context() as patch:
+    patch.setattr(pathlib.Path, 'rename', refuse)
+    lines = write(path, warnings, [0, 1])
+    assert steps_of(path) == [0, 1, 2] and len(warnings) == 1
+  lines.close()
+  assert steps_of(path) == [0, 1]
+  assert steps_of(path.with_name('metrics.1.jsonl')) == [0, 1, 2]
+
+
+def test_a_file_that_cannot_be_read_is_cut_once_it_can(
+  path, warnings, monkeypatch
+):
+  write(path, warnings, range(5))
+  with monkeypatch.context() as patch:
+    patch.setattr(pathlib.Path, 'read_bytes', refuse)
+    lines = write(path, warnings, [3], resumed_step=2)
+  lines.write(4, {})
+  assert steps_of(path) == [0, 1, 2, 3, 4] and len(warnings) == 1
+
+
+def test_a_directory_that_cannot_be_made(path, warnings):
+  path.parent.parent.joinpath('new').touch()
+  lines = write(path, warnings, range(2))
+  assert len(warnings) == 1
+  path.parent.unlink()
+  lines.close()
+  assert steps_of(path) == [0, 1]
 
 
 def test_a_last_line_without_its_newline_is_whole(path, warnings):
@@ -176,7 +288,6 @@ def test_a_full_disk_loses_nothing(path, warnings, monkeypatch):
   disk.on = False
   lines.write(5, {'reward': 1.25})
   assert steps_of(path) == [0, 1, 2, 3, 4, 5] and not lines.failed_writes
-  assert lines.series('reward') == [step / 4 for step in range(6)]
   disk.on = True
   lines.write(6, {'reward': 1.5})
   assert len(warnings) == 2, 'a second time is a new one'

@@ -104,16 +104,34 @@ def test_a_resumed_run_shows_its_first_rollout(capsys):
   assert steps_shown(capsys, 4000, range(1003, 1030)) == [1003, 1020]
 
 
-@pytest.mark.parametrize(
-  'total, shown', [(300, 10), (25, 13), (4, 4), (1, 1), (307, 11)]
-)
-def test_progress_shows_about_ten_lines(capsys, total, shown):
+@pytest.mark.parametrize('every', [1, 3, 10])
+@pytest.mark.parametrize('total', [1, 4, 25, 150, 250, 300, 307, 1234, 5000])
+def test_progress_shows_about_ten_lines(capsys, total, every):
+  """However often it is called: the warm-up calls it every tenth step."""
   display = plain(9)
-  for step in range(1, total + 1):
+  calls = [*range(every, total, every), total]
+  for step in calls:
     display.progress('warm-up', step, total, {'loss': 1.234, 'lr': None})
   lines = capsys.readouterr().err.splitlines()
-  assert len(lines) == shown
+  assert len(lines) == min(10, len(calls))
   assert lines[-1] == f'warm-up {total}/{total}  loss, nats per token 1.234'
+  steps = [int(line.split()[1].split('/')[0]) for line in lines]
+  # Evenly: no gap is longer than a tenth and what lies between two calls.
+  gaps = [after - before for before, after in zip([0, *steps], steps)]
+  assert max(gaps) <= total / 10 + every
+
+
+def test_progress_goes_on_and_begins_again(capsys):
+  display = plain(9)
+  for step in (210, 220, 230, 240, 250):  # of a warm-up that goes on
+    display.progress('warm-up', step, 300, {})
+  for step in (1, 2, 3):
+    display.progress('another', step, 3, {})
+  lines = capsys.readouterr().err.splitlines()
+  assert lines == [
+    'warm-up 210/300', 'warm-up 240/300', 'another 1/3', 'another 2/3',
+    'another 3/3',
+  ]  # fmt: skip
 
 
 def test_warnings_say_when(capsys):
@@ -145,6 +163,13 @@ def test_what_takes_long_is_said_before_it_is_done(capsys, monkeypatch):
   shown.end('compiling', True, 2.5)
   assert said == '  compiling ...\n'
   assert re.fullmatch(r'  compiling +2.5 s\n', capsys.readouterr().err)
+  # The thread that announces it has nobody to raise an error to.
+  monkeypatch.setattr(shown, 'line', lambda text: 1 / 0)
+  shown.begin('breaking', True)
+  shown._announcement.join()
+  monkeypatch.undo()
+  assert capsys.readouterr().err == ''
+  monkeypatch.setattr(_plain, '_ANNOUNCED_SECS', 0.01)
   shown.begin('closing', True)
   shown.close()
   time.sleep(0.05)

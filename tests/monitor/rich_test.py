@@ -12,6 +12,7 @@ from grpo_jax import config
 from grpo_jax import monitor
 from grpo_jax.monitor import Sample
 from grpo_jax.monitor import _rich
+from grpo_jax.monitor import _tiles
 from grpo_jax.monitor._display import About
 from grpo_jax.monitor._display import History
 
@@ -143,6 +144,24 @@ def test_a_resumed_run_draws_its_whole_curve(display):
   assert tiles['reward'].points == [(1, 0.1), (2, 0.5), (7, 0.75)]
   assert tiles['held-out accuracy'].value == 0.25  # of an earlier start
   assert [*tiles] == ['reward', 'held-out accuracy', 'tokens per second']
+
+
+def test_the_best_of_a_long_run_is_no_mean(display):
+  points = [(n, 0.9 if n == 1234 else 0.5) for n in range(5000)]
+  history = {'heldout_accuracy': points}
+  display.remember(History(lambda: 0.0, lambda name: history.get(name, [])))
+  display.write(5001, {'heldout_accuracy': 0.5}, [])
+  (tile,) = (t for t in display._view.tiles if t.label == 'held-out accuracy')
+  assert tile.more == 'best 0.900'
+
+
+def test_a_history_is_not_rebuilt_point_by_point(display, monkeypatch):
+  """Each `added` copies the whole curve; a long history would take long."""
+  monkeypatch.delattr(_tiles.Series, 'added')
+  points = [(n, 0.5) for n in range(5000)]
+  history = {'reward': points, 'heldout_accuracy': points}
+  display.remember(History(lambda: 0.0, lambda name: history.get(name, [])))
+  assert {len(curve.points) for curve in display._curves.values()} == {1250}
 
 
 def test_a_kill_at_any_time_leaves_a_visible_cursor(display, terminal):

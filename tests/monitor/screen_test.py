@@ -2,6 +2,8 @@
 
 import io
 import sys
+import threading
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from grpo_jax.monitor import _display
 from grpo_jax.monitor import _plain
 from grpo_jax.monitor import _rich
 from grpo_jax.monitor import _screen
+from grpo_jax.monitor import _view
 from tests import runs
 
 
@@ -91,6 +94,118 @@ def test_what_fails_is_not_done():
     with _screen.Screen(recorder).phase('dividing'):
       raise ZeroDivisionError
   assert recorder.told == [('begin', 'dividing', True)]
+
+
+class Failing:
+  """A display that can do nothing; `called` has the names of what was tried."""
+
+  def __init__(self, error):
+    self.error, self.called = error, []
+
+  def __getattr__(self, name) -> Any:
+    def fail(*_):
+      self.called.append(name)
+      raise self.error
+
+    return fail
+
+
+def use_everything(screen):
+  with screen.phase('a'):
+    pass
+  screen.remember(_display.History(lambda: 0.0, lambda name: []))
+  screen.line('to know')
+  screen.progress('warm-up', 1, 1, {})
+  screen.write(1, {'reward': 0.5}, [])
+  screen.warn(1, 'careful')
+  screen.close()
+
+
+@pytest.mark.parametrize(
+  'error', [ValueError('Sign\nnot allowed'), KeyError('x'), RecursionError()]
+)
+def test_a_display_that_fails_is_reported_once_and_left(capsys, error):
+  failing: Any = Failing(error)
+  use_everything(_screen.Screen(failing))
+  assert failing.called == ['begin', 'close']
+  lines = capsys.readouterr().err.splitlines()
+  assert len(lines) == 1
+  name = type(error).__name__
+  assert lines[0].startswith(f'warning: the display failed ({name}')
+  assert 'the run goes on' in lines[0]
+
+
+def test_a_live_display_that_fails_becomes_lines(capsys):
+  screen = _screen.Screen(_rich.Rich(_display.About(9), None))  # no console
+  use_everything(screen)
+  lines = capsys.readouterr().err.splitlines()
+  assert lines[0].startswith('warning: the display failed (AttributeError: ')
+  # What could not be drawn is not lost.
+  assert lines[1:] == [
+    'to know', 'warm-up 1/1', 'rollout 1/9  reward 0.500',
+    'warning: rollout 1: careful',
+  ]  # fmt: skip
+
+
+def test_an_error_of_the_drawing_thread_reaches_the_screen(monkeypatch, capsys):
+  """That thread would end with a traceback, and the frame would stand still."""
+  screen = _screen.Screen(
+    _rich.Rich(_display.About(9), _rich.console(force=True))
+  )
+  streams, threads = (sys.stdout, sys.stderr), set(threading.enumerate())
+  with screen.phase('a'):
+    (drawing,) = set(threading.enumerate()) - threads
+    failed = threading.Event()
+
+    def fail(*_):
+      failed.set()
+      raise ValueError('Sign not allowed')
+
+    monkeypatch.setattr(_view, 'frame', fail)
+    assert failed.wait(timeout=10)
+  monkeypatch.undo()
+  screen.write(1, {'reward': 0.5}, [])
+  screen.close()
+  assert (sys.stdout, sys.stderr) == streams
+  drawing.join(timeout=10)
+  assert not drawing.is_alive()
+  error = capsys.readouterr().err
+  assert error.count('the display failed (ValueError: Sign not allowed)') == 1
+  assert 'Traceback' not in error
+  assert error.endswith('rollout 1/9  reward 0.500\n')
+  assert error.rindex('\x1b[?25h') > error.rindex('\x1b[?25l')
+
+
+def test_an_error_of_the_last_frame_is_reported_too(monkeypatch, capsys):
+  screen = _screen.Screen(
+    _rich.Rich(_display.About(9), _rich.console(force=True))
+  )
+  screen.write(1, {'reward': 0.5}, [])
+  monkeypatch.setattr(_view, 'frame', lambda *_: 1 / 0)
+  screen.close()
+  assert 'the display failed (ZeroDivisionError' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('stop', [KeyboardInterrupt, SystemExit])
+def test_a_stop_passes_the_display(stop, capsys):
+  for call in ('line', 'close'):
+    with pytest.raises(stop):
+      failing: Any = Failing(stop())
+      getattr(_screen.Screen(failing), call)(*['a'] * (call == 'line'))
+  assert capsys.readouterr().err == ''
+
+
+def test_a_broken_terminal_is_left_as_it_is(capsys):
+  failing: Any = Failing(BrokenPipeError())
+  use_everything(_screen.Screen(failing))
+  assert len(failing.called) == 8 and capsys.readouterr().err == ''
+
+
+def test_an_error_inside_a_phase_is_no_error_of_the_display(capsys):
+  with pytest.raises(ValueError, match='of the run'):
+    with _screen.Screen(_display.Nothing()).phase('a'):
+      raise ValueError('of the run')
+  assert capsys.readouterr().err == ''
 
 
 def test_a_pipe_gets_the_facts_as_lines(capsys):

@@ -143,6 +143,12 @@ def test_curves_go_by_rollout():
   }
 
 
+def test_the_best_is_said_of_held_out_accuracy_alone():
+  assert _table.remark('held-out accuracy', 0.8125) == 'best 0.812'
+  assert _table.remark('held-out accuracy', None) == ''
+  assert _table.remark('reward', 0.8125) == ''
+
+
 def test_only_what_is_measured_now_and_then_is_kept():
   before = {'overshoot': 0.25, 'entropy': 0.5}
   now = {'reward': 1.0, 'overshoot_carried': None}

@@ -67,7 +67,24 @@ def test_a_long_run_keeps_a_bounded_curve():
     assert step == (n + 1) * width - 1
     assert value == step - (width - 1) / 2  # the mean of so many rollouts
   assert curve.points[-1][0] == total - 1
-  assert curve.added(total, float('nan')) is curve
+  assert curve.added(total, float('nan')) == curve
+
+
+@pytest.mark.parametrize('total', [1, 2, 2001, 12_345])
+def test_a_history_becomes_the_curve_that_its_points_would(total):
+  points = [(n, float('nan') if n % 7 == 3 else n % 11) for n in range(total)]
+  curve = _tiles.Series()
+  for step, value in points:
+    curve = curve.added(step, value)
+  assert _tiles.Series().extended(points) == curve
+
+
+def test_a_curve_knows_the_best_of_its_values_not_of_its_means():
+  points = [(n, 1.0 if n == 1234 else 0.5) for n in range(5000)]
+  curve = _tiles.Series().extended(points)
+  assert max(value for _, value in curve.points) < 1.0
+  assert curve.best == 1.0 and _tiles.Series().best is None
+  assert _tiles.Series().added(0, -3.0).best == -3.0
 
 
 def test_a_short_run_keeps_every_point():
@@ -102,6 +119,18 @@ def test_a_small_tile():
   ]
   assert tile(16, large=False, curve_lines=0)[1] == '0.812'
   assert len(tile(24, axis='')) == 6
+
+
+@pytest.mark.parametrize('first', [0, 990, 12_345, 123_456_789])
+def test_the_axis_fits_every_width(first):
+  one = _tiles.Tile('r', 0.5, [(first, 0.25), (first + 20, 0.5)])
+  for width in range(12, 41):
+    axis = _tiles.tile(one, width, 2, True, 'rollout')[-1]
+    assert axis.cell_len <= width
+    words = axis.plain.split()
+    # The last rollout is the last to go, and no number touches another.
+    assert words[-1] == str(first + 20)
+    assert words[:-1] in (['rollout', str(first)], [str(first)], [])
 
 
 def test_before_two_points_there_is_room_for_a_curve():

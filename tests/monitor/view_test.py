@@ -107,6 +107,16 @@ def test_nothing_wraps_and_nothing_is_too_high(view, width, height):
   draw(view, width, height)
 
 
+@pytest.mark.parametrize('first', [0, 990, 12_345])
+@pytest.mark.parametrize('number', [1, 2, 3])
+def test_curves_of_a_long_run_fit_every_width(first, number):
+  tiles = [
+    one._replace(points=[(first, 0.25), (first + 9, 0.5)]) for one in VIEW.tiles
+  ]
+  for width in range(1, 100):
+    draw(VIEW._replace(tiles=tiles[:number], groups={}), width, 24)
+
+
 def words_of(view, width, height):
   return '\n'.join(draw(view, width, height)).split()
 

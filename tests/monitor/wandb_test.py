@@ -104,11 +104,34 @@ def test_a_service_that_does_not_start_lets_the_run_go_on(
 
   fake.init = refuse
   with monitor.Monitor(LOG, tmp_path, 5, None, {}) as shown:
-    shown.write(1, {'reward': 0.25})
-    assert shown.series('reward') == [0.25]
+    shown.write(1, {'heldout_accuracy': 0.25})
+    assert shown.heldout() == [0.25]
   error = capsys.readouterr().err
   assert error.count('warning') == 1 and 'PermissionError: no key' in error
   assert not (tmp_path / 'wandb_run_id.txt').exists()
+
+
+@pytest.mark.parametrize('fault', ['id', 'axis', 'both'])
+def test_a_run_that_cannot_be_begun_is_finished(tmp_path, fake, capsys, fault):
+  def refuse(*_, **__):
+    raise RuntimeError('no axis')
+
+  def refuse_too(exit_code):
+    fake.run.exit_codes.append(exit_code)
+    raise ConnectionError('and no end')
+
+  if fault == 'id':
+    (tmp_path / 'wandb_run_id.txt').mkdir()
+  else:
+    fake.run.define_metric = refuse
+  if fault == 'both':
+    fake.run.finish = refuse_too
+  with monitor.Monitor(LOG, tmp_path, 5, None, {}) as shown:
+    shown.write(1, {'reward': 0.25})
+  assert fake.run.exit_codes == [1] and not fake.run.logged
+  error = capsys.readouterr().err
+  assert error.count('warning') == 1 and 'no end' not in error
+  assert ('IsADirectoryError' if fault == 'id' else 'no axis') in error
 
 
 def test_an_exception_marks_the_run_as_failed(tmp_path, fake):

@@ -91,6 +91,26 @@ def test_adamw_follows_a_schedule_and_ignores_extra_arguments():
 
 
 @pytest.mark.parametrize(
+  'b1, b2',
+  [(5.0, -1.0), (0.9, -1e-9), (-0.1, 0.0), (1.0, 0.0), (0.9, 1.0), (1.0, 0.9),
+   (float('nan'), 0.9), (0.9, float('nan'))],
+)  # fmt: skip
+def test_betas_outside_their_range_are_refused(b1, b2):
+  with pytest.raises(ValueError) as caught:
+    optim.adamw(1e-3, b1=b1, b2=b2)
+  assert str(caught.value) == (
+    f'adamw got b1={b1} and b2={b2}; give for each at least 0 and less than 1.'
+  )
+
+
+def test_betas_of_zero_are_allowed():
+  params, gradients = problem()
+  result = descend(optim.adamw(0.1, b1=0.0, b2=0.0), params, gradients)
+  expected = reference(params, gradients, lambda step: 0.1, b1=0.0, b2=0.0)
+  np.testing.assert_allclose(result['matrix'], expected['matrix'], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
   'arguments, expected',
   [
     ((), [2, 2, 2, 2, 2]),

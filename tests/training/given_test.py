@@ -1,5 +1,6 @@
 """Objects given in Python: what is refused, marked and recorded."""
 
+import ast
 import dataclasses
 import functools
 import json
@@ -158,7 +159,10 @@ def test_a_method_in_the_wrong_order_is_refused_like_a_named_one():
       dict(prompts=[SUMS[0], {'question': '1'}]),
       r"prompts\[1\] has the fields \['question'\], but the field 'prompt'",
     ),
-    (dict(prompts=[{'prompt': 3}]), r"prompts\[0\]\['prompt'\] is 3"),
+    (
+      dict(prompts=[{'prompt': 3}]),
+      r"prompts\[0\]\['prompt'\] must be .*, but it is 3",
+    ),
     (dict(prompts=[{'prompt': 'a', 'index': 1}]), "'index'.*rename it"),
     (
       dict(prompts=data.prompt_stream(SUMS, 0)),
@@ -206,7 +210,26 @@ def test_of_a_lambda_only_its_own_text_is_recorded():
   first, second = lambda p, c, e: 1.0, lambda p, c, e: 2.0
   assert provenance.source(first) == 'lambda p, c, e: 1.0'
   assert provenance.source(second) == 'lambda p, c, e: 2.0'
+
   assert digest(first) != digest(second)
+
+
+def compiles_to(text, function):
+  node = ast.parse(text, mode='eval').body
+  assert isinstance(node, ast.Lambda)
+  return provenance._compiles_to(node, function.__code__)
+
+
+def test_a_lambda_is_compared_without_its_default_arguments():
+  """They may name anything of the module, and may do anything."""
+  target = 3.0
+  one, two = lambda p, t=target: 1.0, lambda p, *, t=target: 2.0
+  assert provenance.source(one) == 'lambda p, t=target: 1.0'
+  assert provenance.source(two) == 'lambda p, *, t=target: 2.0'
+  assert compiles_to('lambda p, t=target: 1.0', one)
+  assert compiles_to('lambda p, *, t=target: 2.0', two)
+  assert not compiles_to('lambda p, t=target: 1.0', two)
+  assert compiles_to('lambda p, t=1 / 0, *, u=lambda: 1.0: 1.0', one)
 
 
 def test_a_hash_covers_what_a_function_closes_over_and_its_defaults():
@@ -309,6 +332,26 @@ def test_a_hash_of_a_tokenizer_covers_its_characters():
   assert first['vocab_size'] == other['vocab_size'] == 4
   assert first['sha256'] != other['sha256']
   assert first == provenance.of_tokenizer(make('ab'))
+  # As runs of earlier versions have recorded it.
+  contents = [make('ab').backend.to_str(), [1], 0, ['a', 'b']]
+  assert first['sha256'] == provenance._sha256(contents)
+
+
+def test_a_hash_of_a_tokenizer_covers_its_chats():
+  plain = data.character_tokenizer('ab')
+  template = data.ChatTemplate('{{ bos_token }}', {'bos_token': '<pad>'})
+  chat = dataclasses.replace(plain, chat_template=template)
+  other = data.ChatTemplate('{{ bos_token }}', {'bos_token': '<eos>'})
+  tokenizers = [
+    plain,
+    dataclasses.replace(plain, bos_ids=(0,)),
+    chat,
+    dataclasses.replace(plain, chat_template=other),
+    chat.with_format(data.PromptFormat(chat=True)),
+    chat.with_format(data.PromptFormat(chat=True, completion_prefix=':')),
+  ]
+  hashes = {provenance.of_tokenizer(one)['sha256'] for one in tokenizers}
+  assert len(hashes) == len(tokenizers)
 
 
 def started(directory, **objects):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import rewards
+from grpo_jax.learner import updates
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.training import loop
 from grpo_jax.training import stop_signal
@@ -59,14 +60,22 @@ def test_a_run_in_pieces_is_the_run_in_one(tmp_path):
   assert not (tmp_path / 'pieces' / 'warm_up').exists()
 
 
-def test_more_steps_go_on_and_a_finished_run_is_left_alone(tmp_path):
+def test_more_steps_go_on_and_a_finished_run_is_left_alone(
+  tmp_path, monkeypatch
+):
+  compiled = []  # for which rollout an update was compiled ahead
+  monkeypatch.setattr(
+    updates.Updater,
+    'compile_ahead',
+    lambda self, _, step: compiled.append(step),
+  )
   loop.train(runs.small(steps=4), tmp_path / 'whole')
   loop.train(runs.small(steps=2), tmp_path / 'parts')
   loop.train(runs.small(steps=4), tmp_path / 'parts')
   runs.assert_equal(tmp_path / 'whole', tmp_path / 'parts')
   before = (tmp_path / 'parts' / 'metrics.jsonl').read_bytes()
   again = loop.train(runs.small(steps=4), tmp_path / 'parts')
-  assert again['steps'] == 4
+  assert again['steps'] == 4 and compiled == [0, 0, 2]
   assert (tmp_path / 'parts' / 'metrics.jsonl').read_bytes() == before
 
 

@@ -4,7 +4,9 @@
   in an installed package;
 - `Source.config` is its shape, a `ModelConfig`;
 - `load` puts its weights onto the devices, one tensor at a time;
-- `save` writes a model as a Hugging Face folder.
+- `save` writes a model as a Hugging Face folder, its adapters added to their
+  weights;
+- `save_adapter` writes adapters alone, as a folder for `peft`.
 
 What one family of models has that another has not is a row of a table in
 `_families`; where a parameter is stored and how it is laid out there, a row of
@@ -24,6 +26,7 @@ Example:
     params = weights.load(source, model.config, place)
 """
 
+from grpo_jax.models.weights._adapter import save_adapter
 from grpo_jax.models.weights._config_json import config_from_huggingface
 from grpo_jax.models.weights._config_json import config_to_huggingface
 from grpo_jax.models.weights._place import load
@@ -37,5 +40,6 @@ __all__ = (
   'config_to_huggingface',
   'load',
   'save',
+  'save_adapter',
   'source',
 )

@@ -214,17 +214,36 @@ def write(
     ]
   values = iter(arrays)
   for file_name, shard in zip(names, shards, strict=True):
-    with open(folder / file_name, 'wb') as file:
-      file.write(_header(shard, dtype))
-      for name, shape in shard:
-        value = next(values)
-        assert (value.shape, value.dtype) == (shape, dtype), name
-        file.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+    write_file(folder / file_name, shard, values, dtype)
   if len(shards) > 1:
     where = {n: f for f, shard in zip(names, shards) for n, _ in shard}
     size = sum(_nbytes(shape, dtype) for _, shape in tensors)
     index = dict(metadata=dict(total_size=size), weight_map=where)
     (folder / INDEX).write_text(json.dumps(index, indent=2) + '\n')
+
+
+def write_file(
+  path: pathlib.Path,
+  tensors: Sequence[tuple[str, tuple[int, ...]]],
+  arrays: Iterable[np.ndarray],
+  dtype: Any,
+) -> None:
+  """Writes one file.
+
+  Args:
+    path: Of the file.
+    tensors: The name and shape of each.
+    arrays: Their values, of `dtype`; no more are taken than there are tensors.
+    dtype: Of all tensors.
+  """
+  dtype, values = np.dtype(dtype), iter(arrays)
+  with open(path, 'wb') as file:
+    file.write(_header(tensors, dtype))
+    for name, shape in tensors:
+      value = next(values)
+      if value.shape != shape or value.dtype != dtype:  # else the file breaks
+        raise AssertionError(f'{name}: {value.dtype}{value.shape}')
+      file.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
 
 
 def _nbytes(shape: tuple[int, ...], dtype: np.dtype) -> int:

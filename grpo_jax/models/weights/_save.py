@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from collections.abc import Mapping
+import dataclasses
 import functools
 import json
 import os
@@ -16,6 +17,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 import numpy as np
 
+from grpo_jax import sharding
+from grpo_jax.models import lora
+from grpo_jax.models._config import LowRank
 from grpo_jax.models._config import ModelConfig
 from grpo_jax.models.weights import _config_json
 from grpo_jax.models.weights import _families
@@ -68,7 +72,8 @@ def save(
   Args:
     folder: Where to; it is made if it does not exist, and may hold no model.
     config: The model.
-    params: Its parameters, the tree of `Transformer.init`.
+    params: Its parameters, the tree of `Transformer.init`. If the model has
+      adapters, each is added to its weight as that is written.
     dtype: Of the file: `'float32'`, or `'bfloat16'` for half the size. bfloat16
       rounds what was trained: changes below 1/256 of a weight are lost.
     source: Where the model came from. Its architecture, its token ids and the
@@ -90,11 +95,6 @@ def save(
       f"dtype={dtype!r} of an export is neither 'float32' nor 'bfloat16'; give "
       'one of them.'
     )
-  if config.lora is not None:
-    raise ValueError(
-      'An export holds no adapters, and this model has some; merge them first '
-      '(models.lora.merged), and give the config with lora=None.'
-    )
   writes = jax.process_index() == 0
   old = any(folder.glob('*.safetensors*')) or (folder / 'config.json').exists()
   if writes and old:  # others may come here when the first one writes already
@@ -103,15 +103,16 @@ def save(
     )
   described = _described(config, source, dtype, fields or {})
   row = _families.family(described['architectures'][0])
-  wanted, tree = parameters(config, row.tensors)
-  _check(params, tree)
+  plain = dataclasses.replace(config, lora=None)
+  wanted, tree = parameters(plain, row.tensors)
+  leaves, adapters = _parts(config, params, tree)
   tensors = [
     (name, one.name_shape)
     for one in wanted
     for names in one.names
     for name in names
   ]
-  arrays = _arrays(wanted, jax.tree.leaves(params), np.dtype(dtype))
+  arrays = _arrays(wanted, leaves, adapters, config.lora, np.dtype(dtype))
   if not writes:
     for _ in arrays:  # takes part in gathering each of them
       pass
@@ -146,6 +147,27 @@ def _described(
   return {**kept, **written, 'torch_dtype': dtype, **fields}
 
 
+def _parts(
+  config: ModelConfig, params: Mapping[str, Any], tree: Any
+) -> tuple[list[Array], list[tuple[Array, Array] | None]]:
+  """The leaves of `tree`, and the adapter of each that has one."""
+  beside, base = lora.split(params, lora.trains)
+  if config.lora is None:
+    base = params
+  _check(base, tree)
+  low = {
+    sharding.path_names(path): leaf
+    for path, leaf in jax.tree_util.tree_leaves_with_path(beside)
+  }
+  leaves, adapters = [], []
+  for path, leaf in jax.tree_util.tree_leaves_with_path(base):
+    *folder, name = sharding.path_names(path)
+    a, b = (low.get((*folder, name + end)) for end in ('_a', '_b'))
+    leaves.append(leaf)
+    adapters.append(None if a is None or b is None else (a, b))
+  return leaves, adapters
+
+
 def _check(params: Mapping[str, Any], tree: Any) -> None:
   """Whether the parameters are those of the model."""
   given, wanted = (
@@ -169,37 +191,53 @@ def _check(params: Mapping[str, Any], tree: Any) -> None:
 
 
 def _arrays(
-  wanted: list[Parameter], leaves: list[Any], dtype: np.dtype
+  wanted: list[Parameter],
+  leaves: list[Any],
+  adapters: list[tuple[Array, Array] | None],
+  low_rank: LowRank | None,
+  dtype: np.dtype,
 ) -> Iterator[np.ndarray]:
   """Each stored tensor, in the order of their names."""
-  for parameter, leaf in zip(wanted, leaves, strict=True):
+  for parameter, leaf, adapter in zip(wanted, leaves, adapters, strict=True):
     whole = None  # no sharding: an array of one device, or of the host
     if isinstance(getattr(leaf, 'sharding', None), NamedSharding):
       whole = NamedSharding(leaf.sharding.mesh, PartitionSpec())
-    options = dict(layout=parameter.layout, dtype=dtype, place=whole)
+    options = dict(
+      layout=parameter.layout, dtype=dtype, place=whole, low_rank=low_rank
+    )
     for i in range(len(parameter.names)):
-      if parameter.layers is None:
-        stored = _take(leaf, None, **options)
-      elif isinstance(leaf, np.ndarray):  # only this layer goes to the device
-        stored = _take(leaf[i], None, **options)
-      else:
-        stored = _take(leaf, i, **options)
-      array = np.asarray(stored)
-      yield from array if parameter.layout.experts else (array,)
+      layer, parts = None, (leaf, adapter)
+      if parameter.layers is not None and isinstance(leaf, np.ndarray):
+        # Only this layer goes to the device.
+        parts = jax.tree.map(lambda x, i=i: x[i], parts)
+      elif parameter.layers is not None:
+        layer = i
+      stored = np.asarray(_take(*parts, layer, **options))
+      yield from stored if parameter.layout.experts else (stored,)
 
 
-@functools.partial(jax.jit, static_argnames=('layout', 'dtype', 'place'))
+@functools.partial(
+  jax.jit, static_argnames=('layout', 'dtype', 'place', 'low_rank')
+)
 def _take(
   leaf: Array,
+  adapter: tuple[Array, Array] | None,
   layer: int | None,
   *,
   layout: Layout,
   dtype: np.dtype,
   place: NamedSharding | None,
+  low_rank: LowRank | None,
 ) -> Array:
   """What is stored of a parameter, or of one layer of a stack."""
   if layer is not None:
-    leaf = lax.dynamic_index_in_dim(leaf, layer, keepdims=False)
+    leaf, adapter = jax.tree.map(
+      lambda x: lax.dynamic_index_in_dim(x, layer, keepdims=False),
+      (leaf, adapter),
+    )
+  if adapter is not None:
+    assert low_rank is not None
+    leaf = lora.adapted(leaf, *adapter, low_rank)
   stored = layout.encode(leaf, jnp.dtype(dtype))
   return (
     stored if place is None else lax.with_sharding_constraint(stored, place)

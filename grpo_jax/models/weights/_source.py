@@ -42,6 +42,11 @@ class Source:
   reader: _safetensors.Reader
   folder: pathlib.Path | None = None
 
+  @property
+  def architecture(self) -> str:
+    """As Hugging Face calls it."""
+    return _config_json.family_of(self.config_json).architecture
+
   def config(self, **computed) -> ModelConfig:
     """The model's shape.
 

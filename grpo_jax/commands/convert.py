@@ -1,0 +1,44 @@
+"""`grpo-jax convert`: a model as a Hugging Face folder."""
+
+from grpo_jax.training import export
+
+
+def convert(
+  source: str,
+  folder: str,
+  checkpoint: str = 'latest',
+  dtype: str = 'float32',
+  shard_gb: float = 5.0,
+  adapter: bool = False,
+) -> export.Written:
+  """Writes a model, or its adapter; see `export.convert`.
+
+  Args:
+    source: The model.
+    folder: Where to.
+    checkpoint: Of a run.
+    dtype: Of the weights in the folder.
+    shard_gb: Largest file of weights, in GB (10^9 bytes).
+    adapter: Whether to write the adapter of a run alone.
+
+  Raises:
+    ValueError: Something that was given cannot be used.
+  """
+  if not shard_gb > 0:
+    raise ValueError(
+      f'--shard_gb={shard_gb} is no size of a file; give more than 0.'
+    )
+  shard_bytes = int(shard_gb * 1e9)
+  return export.convert(source, folder, checkpoint, dtype, shard_bytes, adapter)
+
+
+def show(done: export.Written) -> None:
+  """Prints what was written."""
+  what = done.architecture or 'adapter for peft'
+  learned = ''
+  if done.checkpoint is not None:
+    learned = f', learned from {done.checkpoint} rollouts'
+  print(
+    f'{done.folder}: {what}, {done.parameters:,} parameters, '
+    f'{done.nbytes / 1e9:,.3g} GB{learned}'
+  )

@@ -1,0 +1,31 @@
+"""How much memory a backward pass keeps of each token, counted roughly."""
+
+import jax.numpy as jnp
+
+from grpo_jax.models._config import ModelConfig
+
+
+def bytes_per_token(config: ModelConfig) -> int:
+  """The activations that the layers keep for their gradients, bytes a token.
+
+  Counted are the arrays that products and norms read: about six as wide as the
+  residual stream, queries, keys and values three times (as projected, rotated,
+  and their gradient), and four as wide as the MLP. Scores of attention are not
+  kept. The logits are computed in chunks, and are not counted either.
+
+  Args:
+    config: The shape of the model. Under `remat` only the input of each layer
+      is kept, and all of one layer.
+
+  Returns:
+    Bytes per token, all layers together.
+  """
+  heads = config.num_heads + 2 * config.num_kv_heads
+  hidden = config.mlp_width
+  if config.experts is not None:
+    hidden = max(hidden, config.experts.per_token * config.experts.width)
+  layer = 6 * config.width + 3 * heads * config.head_dim + 4 * hidden
+  kept = config.num_layers * layer
+  if config.remat:
+    kept = config.num_layers * config.width + layer
+  return kept * jnp.dtype(config.compute_dtype).itemsize

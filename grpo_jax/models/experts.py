@@ -1,0 +1,375 @@
+r"""A mixture of experts in the place of an MLP: k of E experts for each token.
+
+The router gives every token a probability for each expert, in float32. The k
+most likely experts compute the token, and their outputs are summed with these
+probabilities as weights. No token is dropped, however uneven the choices are:
+the pairs of a token and an expert are sorted by expert, so that each expert
+multiplies the rows of its own pairs.
+
+On a mesh the experts are split over the axis `expert`, and so are the rows. The
+devices along this axis exchange rows of activations and never weights: each
+gets the rows of all, computes the pairs of its own experts, and gives back what
+it has to add to each row. With k experts per token an exchange of single pairs
+would move up to k copies of a row; this moves one to every device.
+
+Shapes: `B` rows, `Q` tokens in each, `N` tokens, `k` experts per token, `E`
+experts, `w` hidden units of one.
+
+References:
+  Fedus et al., `Switch Transformers <https://arxiv.org/abs/2101.03961>`_, 2021
+  Gale et al., `MegaBlocks <https://arxiv.org/abs/2211.15841>`_, 2022
+  Yang et al., `Qwen3 Technical Report <https://arxiv.org/abs/2505.09388>`_,
+  2025
+"""
+
+from collections.abc import Callable
+import functools
+from typing import NamedTuple
+
+from flax import nnx
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from grpo_jax import sharding
+from grpo_jax.models import routing
+from grpo_jax.models._config import ModelConfig
+
+Array = jax.Array
+
+AXES = {
+  'router': ('width', None),
+  'gate': ('experts', 'width', 'mlp'),
+  'up': ('experts', 'width', 'mlp'),
+  'down': ('experts', 'mlp', 'width'),
+}
+"""The logical axes of each parameter, by its name."""
+
+# The rows of pairs that one expert multiplies at a time. Larger blocks waste
+# rows where an expert has few pairs; smaller ones read its weights more often.
+_LEAST_BLOCK, _LARGEST_BLOCK = 8, 512
+
+
+class Pairs(NamedTuple):
+  """Where each pair of a token and an expert lies, sorted by expert.
+
+  The slots of an expert follow one another and begin at a multiple of the block
+  size, so that all slots of a block belong to one expert.
+
+  Attributes:
+    slot: i32[M], of each pair n * k + j; beyond all slots for an expert that is
+      not here.
+    end: i32[E], the first slot behind each expert's last block.
+    sizes: i32[E], pairs of each expert.
+  """
+
+  slot: Array
+  end: Array
+  sizes: Array
+
+
+class RoutedMLP(nnx.Module):
+  """The feed-forward part of a layer whose kind has `experts`.
+
+  Args:
+    config: The shape of the model; its `experts` are described.
+    activation: Of the gates.
+    rngs: Random keys.
+  """
+
+  def __init__(
+    self,
+    config: ModelConfig,
+    activation: Callable[[Array], Array],
+    rngs: nnx.Rngs,
+  ):
+    assert config.experts is not None
+    self.config, self.activation = config, activation
+    number, width = config.experts.number, config.experts.width
+    init = nnx.initializers.lecun_normal(batch_axis=0)
+    of_router = nnx.initializers.lecun_normal()
+    inward, outward = (config.width, width), (width, config.width)
+    key = rngs.params
+    self.router = nnx.Param(of_router(key(), (config.width, number)))
+    self.gate = nnx.Param(init(key(), (number, *inward)))
+    self.up = nnx.Param(init(key(), (number, *inward)))
+    self.down = nnx.Param(init(key(), (number, *outward)))
+
+  def __call__(
+    self, x: Array, counted: Array | None = None
+  ) -> tuple[Array, routing.OfLayer]:
+    """Computes a layer.
+
+    Args:
+      x: f[B,Q,width].
+      counted: f32[B,Q], how often each token counts in the statistics; None
+        leaves them out.
+
+    Returns:
+      f[B,Q,width], and what the router did.
+    """
+    experts = self.config.experts
+    assert experts is not None
+    probability, weight, chosen = route(
+      x, self.router[...], experts.per_token, experts.normalized
+    )
+    gate, up, down = (
+      kernel[...].astype(x.dtype) for kernel in (self.gate, self.up, self.down)
+    )
+    mixed = over_devices(x, weight, chosen, gate, up, down, self.activation)
+    return mixed, routing.of_layer(experts, probability, chosen, counted)
+
+
+def route(
+  x: Array, router: Array, per_token: int, normalized: bool
+) -> tuple[Array, Array, Array]:
+  """Chooses the experts of each token.
+
+  Args:
+    x: f[B,Q,width].
+    router: f[width,E].
+    per_token: `k`.
+    normalized: Whether the k weights of a token are divided by their sum.
+
+  Returns:
+    The probability of every expert, f32[B,Q,E]; the weights of the chosen ones,
+    f32[B,Q,k], the largest first; and their numbers, i32[B,Q,k].
+  """
+  # In float32, and exactly so: in bfloat16 many experts would be equally
+  # likely, and the learner would choose others than the sampler.
+  logits = jnp.matmul(
+    x.astype(jnp.float32).reshape(-1, x.shape[-1]),
+    router.astype(jnp.float32),
+    precision=lax.Precision.HIGHEST,
+  ).reshape(*x.shape[:-1], -1)
+  probability = jax.nn.softmax(logits, axis=-1)
+  weight, chosen = lax.top_k(probability, per_token)
+  if normalized:
+    weight = weight / jnp.sum(weight, axis=-1, keepdims=True)
+  return probability, weight, chosen
+
+
+def over_devices(
+  x: Array,
+  weight: Array,
+  chosen: Array,
+  gate: Array,
+  up: Array,
+  down: Array,
+  activation: Callable[[Array], Array],
+) -> Array:
+  """`mixture` on the mesh in use, each device with the experts that it holds.
+
+  An axis whose size the mesh does not divide is not split: then every device
+  has all experts, or all rows.
+
+  Args:
+    x: f[B,Q,width].
+    weight: f32[B,Q,k].
+    chosen: i32[B,Q,k].
+    gate: f[E,width,w].
+    up: f[E,width,w].
+    down: f[E,w,width].
+    activation: Of the gates.
+
+  Returns:
+    f[B,Q,width].
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  run = functools.partial(mixture, activation=activation)
+  if mesh.empty or mesh.size == 1:
+    return run(x, weight, chosen, gate, up, down)
+  shards = sharding.row_shards(mesh)
+  rows = jax.P(sharding.ROW_AXES if x.shape[0] % shards == 0 else None)
+  # What is split over `fsdp` is gathered, but only of this device's experts.
+  places = [
+    sharding.gathered_spec(mesh, kernel.shape, AXES[name])
+    for name, kernel in (('gate', gate), ('up', up), ('down', down))
+  ]
+  splits_experts = places[0][0] is not None
+  exchanges = splits_experts and rows[0] is not None
+
+  def of_device(*given):
+    tokens, kernels = given[:3], given[3:]
+    if exchanges:
+      gather = functools.partial(lax.all_gather, axis=0, tiled=True)
+      tokens = [gather(one, 'expert') for one in tokens]
+    first, parts = 0, 1
+    if splits_experts:
+      first = lax.axis_index('expert') * kernels[0].shape[0]
+      parts = mesh.shape['expert']
+    mixed = run(*tokens, *kernels, first=first, parts=parts)
+    if places[0][2] is not None:  # each device has summed over its hidden units
+      mixed = lax.psum(mixed, 'tensor')
+    if exchanges:
+      return lax.psum_scatter(mixed, 'expert', scatter_dimension=0, tiled=True)
+    return lax.psum(mixed, 'expert') if splits_experts else mixed
+
+  return jax.shard_map(
+    of_device, in_specs=(rows, rows, rows, *places), out_specs=rows
+  )(x, weight, chosen, gate, up, down)
+
+
+def mixture(
+  x: Array,
+  weight: Array,
+  chosen: Array,
+  gate: Array,
+  up: Array,
+  down: Array,
+  activation: Callable[[Array], Array],
+  first: Array | int = 0,
+  parts: int = 1,
+  ragged: bool | None = None,
+) -> Array:
+  r"""The weighted sum of the chosen experts' outputs, for some of the experts.
+
+  .. math:: \sum_j \text{weight}_j \,
+    \bigl(\operatorname{act}(x\, G_{e_j}) \cdot (x\, U_{e_j})\bigr) D_{e_j}
+
+  over those j whose expert is here.
+
+  Args:
+    x: f[B,Q,width].
+    weight: f32[B,Q,k].
+    chosen: i32[B,Q,k], numbers among all experts.
+    gate: f[E',width,w], of the experts that are here.
+    up: f[E',width,w].
+    down: f[E',w,width].
+    activation: Of the gates.
+    first: Number of the first expert that is here.
+    parts: On how many devices experts lie, each with as many as are here.
+    ragged: Whether the products are `lax.ragged_dot`. Otherwise they are
+      products of blocks of pairs with copies of the weights. None: on a TPU,
+      which has code for the former. Elsewhere XLA multiplies all pairs by all
+      experts for it.
+
+  Returns:
+    f[B,Q,width]; the sum over the experts is taken in float32.
+  """
+  if ragged is None:
+    ragged = jax.default_backend() == 'tpu'
+  number, per_token = gate.shape[0], chosen.shape[-1]
+  tokens = x.reshape(-1, x.shape[-1])
+  here = chosen.reshape(-1) - first
+  here = jnp.where((here >= 0) & (here < number), here, number)
+  # A token has its experts at most once.
+  most = len(tokens) * min(per_token, number)
+  block = 1 if ragged else _block(most // parts, number)
+  pairs = sort_pairs(here, number, block)
+
+  def run(most, *given):
+    slots = _slots(most, number, block)
+    return _mixed(pairs, activation, slots, block, ragged, *given)
+
+  given = tokens, weight.reshape(-1, per_token), gate, up, down
+  # Room for twice an even share is enough nearly always, and saves most of the
+  # work where the experts lie on many devices. Any routing fits into the rest.
+  usual = 2 * _ceil(most, parts)
+  if usual >= most:
+    mixed = run(most, *given)
+  else:
+    # What a branch keeps for the backward pass would be kept for both.
+    branches = [
+      jax.checkpoint(functools.partial(run, size)) for size in (usual, most)
+    ]
+    fits = pairs.end[-1] <= _slots(usual, number, block)
+    mixed = lax.cond(fits, *branches, *given)
+  return mixed.reshape(x.shape)
+
+
+def _ceil(number: int, divisor: int) -> int:
+  return -(-number // divisor)
+
+
+def _block(pairs: int, experts: int) -> int:
+  """The rows of a block: a power of two, a half of an even share or less.
+
+  Measured on a CPU, see `tests/models/experts_test.py`: an eighth to a half of
+  what each expert gets is fastest.
+  """
+  share = max(1, pairs // (2 * experts))
+  power = 1 << (share.bit_length() - 1)
+  return min(max(power, _LEAST_BLOCK), _LARGEST_BLOCK)
+
+
+def _slots(pairs: int, experts: int, block: int) -> int:
+  """The most slots that so many pairs need: each expert may waste a part."""
+  if block == 1:
+    return pairs
+  return (pairs // block + min(experts, pairs)) * block
+
+
+def sort_pairs(expert: Array, number: int, block: int) -> Pairs:
+  """Sorts pairs by expert.
+
+  Args:
+    expert: i32[M], the expert of each pair; `number` for one that is not here.
+    number: Of the experts, `E`.
+    block: See `Pairs`.
+  """
+  order = jnp.argsort(expert, stable=True).astype(jnp.int32)
+  ordered = expert[order]
+  begin = jnp.searchsorted(ordered, jnp.arange(number + 1)).astype(jnp.int32)
+  sizes = jnp.diff(begin)
+  end = jnp.cumsum((sizes + block - 1) // block * block)
+  place = jnp.arange(len(expert), dtype=jnp.int32)
+  # Behind all slots, and no two pairs at one place.
+  far = 2 * len(expert) + number * block
+  offset = jnp.append(
+    end - (sizes + block - 1) // block * block - begin[:-1], far
+  )
+  slot = (
+    jnp.zeros_like(place)
+    .at[order]
+    .set(place + offset[ordered], unique_indices=True)
+  )
+  return Pairs(slot, end, sizes)
+
+
+def _mixed(
+  pairs, activation, slots, block, ragged, tokens, weight, gate, up, down
+):
+  """`mixture` of flat tokens f[N,width], with room for some slots."""
+  number, per_token = len(tokens), weight.shape[-1]
+  # Every index below occurs once: what JAX makes of them for the backward pass
+  # then needs no atomic additions, whose order changes from run to run.
+  source = jnp.full((slots,), number * per_token, jnp.int32)
+  source = source.at[pairs.slot].set(
+    jnp.arange(number * per_token, dtype=jnp.int32),
+    mode='drop',
+    unique_indices=True,
+  )
+  copies = jnp.repeat(tokens, per_token, axis=0)
+  rows = copies.at[source].get(mode='fill', fill_value=0, unique_indices=True)
+  if ragged:
+    dot = lambda x, kernel: lax.ragged_dot(x, kernel, pairs.sizes)
+  else:
+    rows = rows.reshape(slots // block, block, -1)
+    starts = jnp.arange(slots // block) * block
+    owner = jnp.searchsorted(pairs.end, starts, side='right')
+    owner = jnp.minimum(owner, len(pairs.end) - 1)
+    dot = functools.partial(_block_dot, owner)
+  hidden = activation(dot(rows, gate)) * dot(rows, up)
+  rows = dot(hidden, down).reshape(slots, -1)
+  # Pairs whose expert is not here get 0, whatever `ragged_dot` left there.
+  parts = rows.at[pairs.slot].get(
+    mode='fill', fill_value=0, unique_indices=True
+  )
+  parts = parts.reshape(number, per_token, -1)
+  mixed = jnp.sum(parts.astype(jnp.float32) * weight[..., None], axis=1)
+  return mixed.astype(tokens.dtype)
+
+
+def _block_dot(owner: Array, rows: Array, kernel: Array) -> Array:
+  """Each block times the weights of its expert, f[n,block,...].
+
+  Args:
+    owner: i32[n], the expert of each block.
+    rows: f[n,block,inputs].
+    kernel: f[E,inputs,outputs].
+  """
+  # By way of float32, so that the gradients of an expert's blocks are added in
+  # float32 too; the values stay the same.
+  chosen = kernel.astype(jnp.float32)[owner].astype(rows.dtype)
+  return jnp.einsum('nbi,nio->nbo', rows, chosen)

@@ -1,0 +1,265 @@
+"""Models with experts: balance and metrics in the update, and their devices."""
+
+import dataclasses
+import functools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from grpo_jax import losses
+from grpo_jax import metrics
+from grpo_jax import models
+from grpo_jax import sharding
+from grpo_jax.learner import gradient as gradient_lib
+from grpo_jax.learner import micro_batches
+from grpo_jax.learner import step as learner_lib
+from grpo_jax.learner import updates
+from grpo_jax.learner.types import Learner
+from grpo_jax.models import layout
+from grpo_jax.rollouts import rollout as rollout_lib
+from grpo_jax.sampling import LocalEngine
+from grpo_jax.sampling import Requests
+from grpo_jax.sampling import Sampling
+from tests import tiny
+from tests.learning import METHODS
+from tests.learning import make_rollout
+from tests.learning import spec
+
+MODEL = models.Transformer(tiny.EXPERTS)
+PARAMS = tiny.params(MODEL)
+BALANCE = 0.5
+
+
+def make_learner(method='grpo', balance=BALANCE, mesh=None, model=MODEL):
+  def score(params, rows, with_entropy):
+    return models.score(model, params, rows, 1.0, with_entropy)
+
+  def score_routed(params, rows, with_entropy, counted, sampled):
+    return models.score_routed(
+      model, params, rows, counted, sampled, 1.0, with_entropy
+    )
+
+  return Learner(
+    score=score,
+    method=METHODS[method](),
+    # Plain descent: Adam's first step is a sign, which amplifies rounding.
+    optimizer=optax.sgd(0.1),
+    on_zero_advantage='skip',
+    mesh=sharding.make_mesh(**(mesh or {})),
+    logical_axes=model.logical_axes,
+    score_routed=score_routed,
+    expert_balance=balance,
+  )
+
+
+@functools.cache
+def whole(balance):
+  """Gradient and balance by one `value_and_grad` through everything."""
+  method, rollout = METHODS['kl_cov'](), make_rollout()
+  batch, state = losses.credit(
+    method, jax.tree.map(jnp.asarray, rollout.batch), method.init()
+  )
+  batch = losses.prepare(method, batch, state)
+  rows = layout.padded_rows(rollout.prompts, batch.tokens, rollout.length, 16)
+  counted = batch.mask.reshape(-1, 1, batch.mask.shape[-1])
+
+  def loss(params):
+    scores, routed = models.score_routed(MODEL, params, rows, counted)
+    logp = tiny.gather(scores.logp, rows, rollout.length)
+    value = losses.surrogate_loss(method, logp, batch, state, None)[0]
+    uneven = models.balance(routed.statistics)
+    return value + balance * uneven, uneven
+
+  return jax.jit(jax.grad(loss, has_aux=True))(PARAMS)
+
+
+@pytest.mark.parametrize(
+  'cut',
+  [spec('padded', 16), spec('padded', 3), spec('shared', 1), spec('packed', 2)],
+  ids=lambda s: f'{s.kind}-{s.micro_rows}',
+)
+def test_the_balance_does_not_depend_on_micro_batches(cut):
+  learner, rollout = make_learner('kl_cov'), make_rollout()
+  state = learner.method.init()
+  batch, state, _ = learner_lib.credit(learner, rollout.batch, state)
+  batch = losses.prepare(learner.method, batch, state)
+  rows, used = micro_batches.of_rollout(rollout, np.arange(4), cut)
+  found = jax.jit(lambda *args: gradient_lib.of_batch(learner, *args))(
+    PARAMS, state, batch, rows, used
+  )
+  expected, uneven = whole(BALANCE)
+  tiny.assert_trees_close(found.grads, expected, 1e-5)
+  np.testing.assert_allclose(
+    models.balance(found.routed.statistics), uneven, rtol=1e-5
+  )
+  router = lambda tree: np.asarray(tree['blocks'][0]['experts']['router'])
+  without = router(whole(0.0)[0])
+  assert np.abs(router(expected) - without).max() > 1e-3
+  assert uneven > 1.01
+
+
+def one_step(learner):
+  made = updates.Updater(learner, PARAMS, spec('padded', 8))
+  state = made.init(jax.tree.map(jnp.copy, PARAMS))
+  state, measured = made(state, make_rollout(), 0)
+  return state.params, metrics.to_scalars(measured)
+
+
+@pytest.mark.quick
+def test_eight_devices_give_the_result_of_one():
+  expected, measured = one_step(make_learner())
+  mesh = dict(fsdp=2, expert=2, tensor=2)
+  found, on_eight = one_step(make_learner(mesh=mesh))
+  gate = found['blocks'][0]['experts']['gate']
+  assert gate.sharding.shard_shape(gate.shape) == (2, 4, 16, 10)
+  tiny.assert_trees_close(jax.device_get(found), expected, 1e-5)
+  assert {'expert_balance', 'expert_load_max'} <= measured.keys()
+  assert 'router_disagreement' not in measured  # nobody has sampled
+  for metric, value in measured.items():
+    np.testing.assert_allclose(
+      on_eight[metric], value, rtol=1e-4, atol=1e-5, err_msg=metric
+    )
+
+
+@pytest.mark.quick
+def test_enough_balance_makes_the_load_even():
+  """The coefficient has the right sign, and reaches the routers."""
+  learner = make_learner(balance=10.0)
+  made = updates.Updater(learner, PARAMS, spec('padded', 16))
+  state = made.init(jax.tree.map(jnp.copy, PARAMS))
+  seen = []
+  for step in range(8):
+    state, measured = made(state, make_rollout(), step)
+    seen.append(metrics.to_scalars(measured)['expert_balance'])
+  assert seen[-1] < 1 + 0.5 * (seen[0] - 1), seen
+
+
+def moved(mesh):
+  """Shapes that the compiled step moves between devices."""
+  model = models.Transformer(
+    dataclasses.replace(tiny.EXPERTS, unroll=True, vocab_size=1009)
+  )
+  learner = make_learner(mesh=mesh, model=model)
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  made = updates.Updater(learner, params, spec('padded', 8))
+  rollout = make_rollout()
+  rows, used = made.layout(rollout, np.arange(4))
+  batch, _, _ = made.credit(rollout.batch, learner.method.init())
+  lowered = made.train_step.lower(
+    None, made.abstract, batch, np.arange(4), rows, used, np.int32(0)
+  )
+  names = 'all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute'
+  return [
+    tuple(map(int, shape.split(',')))
+    for line in lowered.compile().as_text().splitlines()
+    if (found := re.search(rf' = (.*?) (?:{names})(?:-start)?\(', line))
+    for shape in re.findall(r'\w+\[([\d,]+)\]', found[1])
+  ]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+  'mesh', [dict(expert=4), dict(fsdp=2, expert=2), dict(data=2, expert=4)],
+  ids=str,
+)  # fmt: skip
+def test_devices_along_the_axis_of_experts_move_no_weights_of_experts(mesh):
+  """A layer has 8 experts of 3 x 32 x 20: what moves is of those held alone."""
+  shapes = moved(mesh)
+  held = 8 // mesh['expert']
+  of_experts = [shape for shape in shapes if {20, 32} <= {*shape[-2:]}]
+  assert all(math.prod(shape) <= held * 20 * 32 for shape in of_experts)
+  if 'fsdp' in mesh or 'data' in mesh:  # gathered weights, or summed gradients
+    assert of_experts
+  logits = [shape for shape in shapes if shape[-1] == 1009]
+  assert set(logits) <= {(32, 1009)}  # the output layer itself
+
+
+def sampled(params, mesh=None, **changes):
+  """A rollout that the engine has drawn, with random rewards."""
+  model = models.Transformer(dataclasses.replace(tiny.EXPERTS, **changes))
+  ids = tiny.ragged(prompts=4)[0]
+  engine = LocalEngine(model, 0, (8,), (3, 6), max_rows=8, mesh=mesh)
+  engine.load(params, version=0)
+  drawn = engine.generate(
+    Requests(ids, range(4), 4, 0, Sampling(max_tokens=6, eos_ids=(7,)))
+  )
+  scores = make_rollout().batch.reward
+  judged = rollout_lib.rewards_lib.Scores(
+    scores.reshape(-1), scores.reshape(-1, 1), np.ones((16,), bool)
+  )
+  batch = rollout_lib._batch(drawn, judged, (6,))
+  rollout = make_rollout()._replace(
+    batch=batch, length=drawn.length, prompts=ids
+  )
+  return model, drawn, rollout
+
+
+def disagreement(model, rollout, params):
+  learner = make_learner(balance=0.0, model=model)
+  made = updates.Updater(learner, params, spec('shared', 4))
+  state = made.init(jax.tree.map(jnp.copy, params))
+  measured = metrics.to_scalars(made(state, rollout, 0)[1])
+  return measured['router_disagreement'], measured['sampler_gap']
+
+
+@pytest.mark.quick
+def test_the_routers_of_sampler_and_learner_agree_until_one_is_changed():
+  model, drawn, rollout = sampled(PARAMS)
+  assert drawn.routing.dtype == np.int32
+  assert len(np.unique(drawn.routing)) > 20
+  past = np.arange(6) >= drawn.length[..., None]
+  assert past.any() and not drawn.routing[past].any()
+  share, gap = disagreement(model, rollout, PARAMS)
+  assert share == 0 and gap < 1e-5
+  other = jax.tree_util.tree_map_with_path(
+    lambda path, x: -x if 'router' in str(path) else x, PARAMS
+  )
+  share, _ = disagreement(model, rollout, other)
+  assert 0.7 < share <= 1
+
+
+def test_the_sampler_keeps_routers_in_float32():
+  """So that in bfloat16 few choices differ: those between equal experts."""
+  model, _, rollout = sampled(PARAMS, compute_dtype='bfloat16')
+  share, gap = disagreement(model, rollout, PARAMS)
+  assert share < 0.05 and gap < 0.05
+  engine = LocalEngine(model, 0, (8,), (3,))
+  engine.load(PARAMS, version=0)
+  block = engine._params['layers'][0]['experts']
+  assert block['router'].dtype == jnp.float32
+  assert block['gate'].dtype == jnp.bfloat16
+
+
+@pytest.mark.quick
+def test_decoding_on_eight_devices_draws_what_one_draws():
+  alone = sampled(PARAMS)[1]
+  mesh = sharding.make_mesh(data=2, expert=2, tensor=2)
+  spread = sampled(PARAMS, mesh)[1]
+  np.testing.assert_array_equal(alone.tokens, spread.tokens)
+  np.testing.assert_array_equal(alone.routing, spread.routing)
+  np.testing.assert_allclose(alone.logp, spread.logp, atol=1e-5)
+
+
+@pytest.mark.quick
+def test_programs_are_compiled_ahead_for_what_is_sampled():
+  like = functools.partial(rollout_lib.blank, 4, 4, 8, 6, 1, (6,))
+  known = sampled(PARAMS)[2].batch
+  ahead = like(routed=True).batch
+  assert ahead.extras.keys() == known.extras.keys()
+  for name, value in known.extras.items():
+    assert ahead.extras[name].dtype == value.dtype
+  assert 'routing_sampler' not in like().batch.extras
+
+
+@pytest.mark.quick
+def test_balance_without_experts_is_refused():
+  with pytest.raises(ValueError, match='expert_balance=0.1 needs a model with'):
+    Learner(
+      *(None, METHODS['grpo'](), optax.sgd(1), 'skip', None, None),
+      expert_balance=0.1,
+    )

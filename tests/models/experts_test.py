@@ -1,0 +1,162 @@
+"""Experts: equal to a loop over all experts, on one device and on eight."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax import sharding
+from grpo_jax.models import experts
+
+pytestmark = pytest.mark.quick
+
+NUMBER, PER_TOKEN, WIDTH, HIDDEN = 6, 2, 8, 12
+
+
+def weights(number=NUMBER, seed=0):
+  rng = np.random.default_rng(seed)
+  shapes = (WIDTH, HIDDEN), (WIDTH, HIDDEN), (HIDDEN, WIDTH)
+  return tuple(
+    rng.normal(size=(number, *shape)).astype(np.float32) / 3 for shape in shapes
+  )
+
+
+def tokens(rows=8, length=5, number=NUMBER, skew=0.0, seed=1):
+  """x f[B,Q,width], weight and chosen [B,Q,k]; skew: all choose the first."""
+  rng = np.random.default_rng(seed)
+  shape = rows, length
+  x = rng.normal(size=(*shape, WIDTH)).astype(np.float32)
+  liking = rng.random((*shape, number)) - skew * np.arange(number)
+  chosen = np.argsort(-liking, axis=-1)[..., :PER_TOKEN].astype(np.int32)
+  weight = rng.random((*shape, PER_TOKEN)).astype(np.float32)
+  return x, weight, chosen
+
+
+def reference(x, weight, chosen, gate, up, down):
+  """The same, one token and one expert at a time."""
+  result = np.zeros_like(x)
+  for place in np.ndindex(x.shape[:2]):
+    for w, e in zip(weight[place], chosen[place], strict=True):
+      inner = x[place] @ gate[e]
+      hidden = inner / (1 + np.exp(-inner)) * (x[place] @ up[e])
+      result[place] += w * (hidden @ down[e])
+  return result
+
+
+def dense(x, weight, chosen, gate, up, down):
+  """Every expert computes every token; for gradients."""
+  hidden = jax.nn.silu(jnp.einsum('bqi,eio->bqeo', x, gate))
+  hidden *= jnp.einsum('bqi,eio->bqeo', x, up)
+  output = jnp.einsum('bqeo,eoi->bqei', hidden, down)
+  taken = jax.nn.one_hot(chosen, gate.shape[0]) * weight[..., None]
+  return jnp.einsum('bqke,bqei->bqi', taken, output)
+
+
+CASES = [
+  dict(ragged=True),
+  dict(ragged=False),
+  dict(ragged=False, skew=10.0),
+  dict(ragged=True, skew=10.0),
+  dict(ragged=False, rows=1, length=1),
+  dict(ragged=False, rows=64, length=9),
+]
+
+
+@pytest.mark.parametrize('case', CASES, ids=str)
+def test_values_are_those_of_one_token_at_a_time(case):
+  case = dict(case)
+  run = functools.partial(
+    experts.mixture, activation=jax.nn.silu, ragged=case.pop('ragged')
+  )
+  given = *tokens(**case), *weights()
+  found = jax.jit(run)(*given)
+  np.testing.assert_allclose(found, reference(*given), atol=1e-5)
+
+
+@pytest.mark.parametrize('ragged', [True, False])
+def test_gradients_forwards_and_backwards_are_those_of_all_experts(ragged):
+  x, weight, chosen = tokens()
+  given = x, weight, *weights()
+
+  def scalar(run):
+    return lambda x, weight, *rest: jnp.sum(
+      jnp.sin(run(x, weight, chosen, *rest))
+    )
+
+  run = functools.partial(
+    experts.mixture, activation=jax.nn.silu, ragged=ragged
+  )
+  every = tuple(range(5))
+  found = jax.jit(jax.grad(scalar(run), every))(*given)
+  expected = jax.jit(jax.grad(scalar(dense), every))(*given)
+  for one, other in zip(found, expected, strict=True):
+    np.testing.assert_allclose(one, other, atol=1e-5)
+  _, along = jax.jvp(scalar(run), given, given)
+  np.testing.assert_allclose(
+    along, sum(np.sum(a * b) for a, b in zip(expected, given)), rtol=1e-4
+  )
+
+
+@pytest.mark.parametrize('ragged', [True, False])
+@pytest.mark.parametrize('skew', [0.0, 10.0])
+def test_the_parts_of_the_devices_add_up(ragged, skew):
+  """With skew all pairs are one device's: more than the usual room."""
+  x, weight, chosen = tokens(skew=skew, rows=16, length=16)
+  whole = weights()
+  run = functools.partial(
+    experts.mixture, activation=jax.nn.silu, ragged=ragged, parts=6
+  )
+
+  @jax.jit
+  def part(first):
+    some = (one[first][None] for one in map(jnp.asarray, whole))
+    return run(x, weight, chosen, *some, first=first)
+
+  total = sum(part(first) for first in range(6))
+  np.testing.assert_allclose(
+    total, reference(x, weight, chosen, *whole), atol=1e-4
+  )
+
+
+MESHES = [
+  dict(expert=2),
+  dict(expert=8),
+  dict(data=2, expert=2, tensor=2),
+  dict(fsdp=2, expert=4),
+  dict(data=2, fsdp=2, tensor=2),
+]
+
+
+@pytest.mark.parametrize(
+  'mesh, dtype, rows',
+  [(mesh, 'float32', 8) for mesh in MESHES]
+  # Three rows do not split over the devices.
+  + [(MESHES[2], 'bfloat16', 8), (MESHES[2], 'float32', 3)],
+  ids=str,
+)
+def test_eight_devices_give_the_result_of_one(mesh, dtype, rows):
+  x, weight, chosen = tokens(rows=rows, number=8)
+  given = x.astype(dtype), weight, *(w.astype(dtype) for w in weights(8))
+
+  def scalar(x, weight, *rest):
+    mixed = experts.over_devices(x, weight, chosen, *rest, jax.nn.silu)
+    return jnp.sum(jnp.sin(mixed.astype(jnp.float32))), mixed
+
+  mesh = sharding.make_mesh(**mesh)
+
+  def traced(*given):
+    with sharding.use(mesh):
+      return jax.grad(scalar, tuple(range(5)), has_aux=True)(*given)
+
+  alone = jax.jit(jax.grad(scalar, tuple(range(5)), has_aux=True))(*given)
+  spread = jax.device_put(given, sharding.replicated(mesh))
+  found = jax.jit(traced)(*spread)
+  error = 1e-5 if dtype == 'float32' else 0.05
+  for one, other in zip(*map(jax.tree.leaves, (found, alone)), strict=True):
+    other = np.asarray(other, np.float32)
+    scale = max(1, np.abs(other).max())
+    np.testing.assert_allclose(
+      np.asarray(one, np.float32), other, atol=error * scale
+    )

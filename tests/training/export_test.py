@@ -1,0 +1,298 @@
+"""Models go out and come in again: the whole way, without a network."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from grpo_jax import config as config_lib
+from grpo_jax import data
+from grpo_jax import models
+from grpo_jax import sharding
+from grpo_jax.models import weights
+from grpo_jax.models.attention import over_layout
+from grpo_jax.training import build
+from grpo_jax.training import build_model
+from grpo_jax.training import export
+from grpo_jax.training import loop
+from tests import hf_folder
+from tests import runs
+from tests.models.weights import golden
+
+SHAPE = dict(
+  num_layers=2, width=16, num_heads=2, num_kv_heads=1, head_dim=8, mlp_width=24
+)
+# A second of training on chats about the largest of four numbers.
+TRAINED = {
+  'steps': 2,
+  'warm_up.steps': 0,
+  'data.train': 'largest',
+  'data.heldout': '',
+  'data.tokenizer': '',
+  'data.chat': True,
+  'data.prompt_buckets': (160,),
+  'data.completion_buckets': (4,),
+  'sampler.max_tokens': 4,
+  'optim.lr': 1e-2,
+  'checkpoint.every_steps': 1,
+  'checkpoint.best_metric': 'reward_mean',
+  'log.completions_every_steps': 0,
+}
+ROWS = np.array([[5, 300, 17, 42, 9, 333, 250, 8]], np.int32)
+
+
+def pretrained(folder, **changes):
+  """A random model, as a Hugging Face folder with a real tokenizer."""
+  backend = hf_folder.write_tokenizer(folder)
+  shape = models.ModelConfig(
+    backend.get_vocab_size() + 6, **{**SHAPE, **changes}
+  )
+  params = models.Transformer(shape).init(jax.random.key(1))
+  # Norms and biases begin at 1 and 0, and would hide a mistake.
+  leaves, tree = jax.tree.flatten(params)
+  rng = np.random.default_rng(0)
+  leaves = [x + 0.1 * rng.normal(size=x.shape).astype(x.dtype) for x in leaves]
+  fields = {'max_position_embeddings': 512}
+  weights.save(folder, shape, tree.unflatten(leaves), fields=fields)
+  return folder
+
+
+def small(path, **changes):
+  config = config_lib.default()
+  config.rewards = ({'name': 'tests.judges:even', 'weight': 1.0},)
+  ours = {k: v for k, v in runs.SMALL.items() if not k.startswith('model.')}
+  config.update_from_flattened_dict(
+    {**ours, **TRAINED, 'model.path': str(path), **changes}
+  )
+  return config_lib.resolve(config)
+
+
+@functools.partial(jax.jit, static_argnames='model')
+def _logits(model, params, rows):
+  attention = over_layout(rows, model.config.attention)
+  hidden, _ = model.hidden(params, rows.tokens, rows.position, attention)
+  return model.head(params, hidden)
+
+
+def logits(model, params):
+  """f32[1,S,V]."""
+  with jax.default_matmul_precision('highest'):
+    return np.asarray(_logits(model, params, golden.padded(ROWS, 'right')))
+
+
+def of_folder(folder):
+  source = weights.source(folder)
+  model = models.Transformer(source.config())
+  return logits(model, weights.load(source, model.config))
+
+
+def of_run(config, workdir, which='latest'):
+  found = build_model.source(str(workdir))
+  vocab = build.tokenizer_of(config).vocab_size
+  policy = build_model.policy(found, vocab, sharding.make_mesh(), which)
+  return logits(policy.model, policy.params)
+
+
+class Killed(BaseException):
+  """Nothing is saved at this one, as at kill -9."""
+
+
+def train_killed_once(config, workdir, monkeypatch):
+  """Killed in the second rollout, then started again by the same command."""
+  learn, steps = loop.learn, []
+
+  def killed(update, state, rollout, step):
+    steps.append(step)
+    if steps == [0, 1]:
+      raise Killed
+    return learn(update, state, rollout, step)
+
+  monkeypatch.setattr(loop, 'learn', killed)
+  with pytest.raises(Killed):
+    loop.train(config, workdir)
+  loop.train(config, workdir)
+  assert steps[:3] == [0, 1, 1]
+
+
+def test_a_qwen3_folder_is_trained_killed_resumed_written_and_read(
+  tmp_path, monkeypatch
+):
+  folder = pretrained(tmp_path / 'qwen3', qk_norm=True, tied_embeddings=True)
+  config, workdir = small(folder), tmp_path / 'run'
+  train_killed_once(config, workdir, monkeypatch)
+  out = tmp_path / 'out'
+  done = export.convert(str(workdir), out, shard_bytes=20_000)
+  assert (done.architecture, done.checkpoint) == ('Qwen3ForCausalLM', 2)
+  index = json.loads((out / 'model.safetensors.index.json').read_text())
+  assert len(set(index['weight_map'].values())) > 1
+  found = of_folder(out)
+  np.testing.assert_array_equal(found, of_run(config, workdir))
+  assert np.abs(found - of_folder(folder)).max() > 0.1  # it has learned
+  # Its tokenizer and its end tokens are those that it came with.
+  for name in (
+    'tokenizer.json',
+    'tokenizer_config.json',
+    'chat_template.jinja',
+    'generation_config.json',
+  ):
+    assert (out / name).read_bytes() == (folder / name).read_bytes()
+  described = json.loads((out / 'config.json').read_text())
+  assert described['max_position_embeddings'] == 512
+  # An earlier checkpoint, and half the size.
+  export.convert(str(workdir), tmp_path / 'one', '1', 'bfloat16')
+  earlier = of_folder(tmp_path / 'one')
+  np.testing.assert_allclose(
+    earlier, of_run(config, workdir, '1'), atol=0.1, rtol=0
+  )
+  assert np.abs(earlier - found).max() > 0.1
+
+
+LORA = {
+  'lora.rank': 2,
+  'lora.alpha': 6.0,
+  'lora.targets': ('attention/*', 'mlp/down'),
+}
+
+
+@pytest.fixture(scope='module')
+def adapted(tmp_path_factory):
+  """A Llama with grouped heads, and a run of it that trains adapters."""
+  path = tmp_path_factory.mktemp('lora')
+  folder = pretrained(path / 'llama')
+  config, monkeypatch = small(folder, **LORA), pytest.MonkeyPatch()
+  with monkeypatch.context():
+    train_killed_once(config, path / 'run', monkeypatch)
+  return folder, config, path / 'run'
+
+
+def test_adapters_are_added_to_the_weights_that_are_written(adapted, tmp_path):
+  folder, config, workdir = adapted
+  done = export.convert(str(workdir), tmp_path / 'out')
+  assert done.architecture == 'LlamaForCausalLM'
+  found, expected = of_folder(tmp_path / 'out'), of_run(config, workdir)
+  np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0)
+  assert np.abs(found - of_folder(folder)).max() > 1e-2
+  params = build_model.initial(
+    dataclasses.replace(config, lora=type(config.lora)()),
+    models.Transformer(weights.source(folder).config()),
+    sharding.make_mesh(),
+  )
+  assert done.parameters == sum(x.size for x in jax.tree.leaves(params))
+
+
+def tensors_of(folder, name='model.safetensors'):
+  numpy = pytest.importorskip('safetensors.numpy')
+  return numpy.load_file(folder / name)
+
+
+def test_an_adapter_has_the_names_and_the_product_that_peft_wants(
+  adapted, tmp_path
+):
+  folder, _, workdir = adapted
+  export.convert(str(workdir), tmp_path / 'merged')
+  done = export.convert(str(workdir), tmp_path / 'adapter', adapter=True)
+  told = json.loads((tmp_path / 'adapter' / 'adapter_config.json').read_text())
+  assert told['peft_type'] == 'LORA' and told['task_type'] == 'CAUSAL_LM'
+  assert (told['r'], told['lora_alpha']) == (2, 6.0)
+  assert told['base_model_name_or_path'] == str(folder.resolve())
+  modules = ['down_proj', 'k_proj', 'o_proj', 'q_proj', 'v_proj']
+  assert told['target_modules'] == modules
+  low = tensors_of(tmp_path / 'adapter', 'adapter_model.safetensors')
+  assert done.parameters == sum(x.size for x in low.values())
+  base, merged = tensors_of(folder), tensors_of(tmp_path / 'merged')
+  changed = 0
+  for name, weight in base.items():
+    module = f'base_model.model.{name.removesuffix(".weight")}'
+    a = low.pop(f'{module}.lora_A.weight', None)
+    if a is None:
+      np.testing.assert_array_equal(merged[name], weight)
+      continue
+    b = low.pop(f'{module}.lora_B.weight')
+    assert a.shape == (2, weight.shape[1]) and b.shape == (weight.shape[0], 2)
+    np.testing.assert_allclose(merged[name], weight + 3 * b @ a, atol=1e-6)
+    changed += bool(np.any(b))
+  assert not low and changed == 2 * len(modules)
+
+
+def test_a_run_that_began_at_random_is_written_and_begun_from(tmp_path):
+  config = runs.small(steps=1, **{'model.qkv_bias': True})
+  loop.train(config, tmp_path / 'run')
+  done = export.convert(str(tmp_path / 'run'), tmp_path / 'out')
+  assert done.architecture == 'Qwen2ForCausalLM'
+  again = small(tmp_path / 'out', **{
+    'data.chat': False, 'data.train': 'arithmetic',
+    'data.tokenizer': 'arithmetic',
+  })  # fmt: skip
+  run = build.run(again)
+  assert run.tokenizer.eos_ids == (1,)
+  np.testing.assert_array_equal(
+    logits_of_ids(run.model, build.initial_params(run)),
+    logits_of_ids(*policy_of(config, tmp_path / 'run')),
+  )
+  with_own = data.tokenizer_from('', str(tmp_path / 'out'))
+  assert with_own.encode_prompt('47+85=') == run.tokenizer.encode('47+85=')
+  assert (with_own.eos_ids, with_own.pad_id) == ((1,), 0)
+
+
+def policy_of(config, workdir):
+  vocab = build.tokenizer_of(config).vocab_size
+  found = build_model.source(str(workdir))
+  policy = build_model.policy(found, vocab, sharding.make_mesh())
+  return policy.model, policy.params
+
+
+def logits_of_ids(model, params):
+  rows = golden.padded(ROWS % 14, 'right')
+  return np.asarray(_logits(model, params, rows))
+
+
+def test_every_second_save_is_written_too(tmp_path, monkeypatch):
+  folder = pretrained(tmp_path / 'llama')
+  every = {
+    'steps': 4,
+    'checkpoint.export_every_saves': 2,
+    'checkpoint.export_dtype': 'bfloat16',
+  }
+  workdir = tmp_path / 'run'
+  loop.train(small(folder, **every, **{'steps': 1}), workdir)
+  # The count goes on where the first start has ended.
+  train_more = small(folder, **every)
+  loop.train(train_more, workdir)
+  exports = sorted(path.name for path in (workdir / 'exports').iterdir())
+  assert exports == ['2', '4']
+  expected = of_run(train_more, workdir)
+  found = of_folder(workdir / 'exports' / '4')
+  np.testing.assert_allclose(found, expected, atol=0.1, rtol=0)
+  assert np.abs(of_folder(workdir / 'exports' / '2') - found).max() > 0.1
+  assert (workdir / 'exports' / '4' / 'chat_template.jinja').exists()
+
+  def full(*_):
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr(export.weights, 'save', full)
+  more = small(folder, **{**every, 'steps': 6})
+  result = loop.train(more, workdir)
+  assert result['steps'] == 6
+  assert [path.name for path in (workdir / 'exports').glob('*6*')] == []
+
+
+def test_a_kill_leaves_no_half_folder(tmp_path):
+  target = tmp_path / 'out'
+
+  def half(folder):
+    folder.mkdir()
+    (folder / 'config.json').write_text('{}')
+    raise Killed
+
+  with pytest.raises(Killed):
+    export.whole_folder(target, half)
+  assert not target.exists()
+  # What a process that was killed has left is no hindrance.
+  (tmp_path / '.out.tmp').mkdir()
+  (tmp_path / '.out.tmp' / 'old').touch()
+  export.whole_folder(target, lambda folder: folder.mkdir())
+  assert target.is_dir() and not list(tmp_path.glob('.out.tmp'))
+  assert not list(target.iterdir())
