@@ -81,8 +81,8 @@ def save_ends(tokenizer: Tokenizer, folder: str | os.PathLike[str]) -> None:
 def is_in_folder(tokenizer: Tokenizer, folder: str | os.PathLike[str]) -> bool:
   """Whether the files of a folder hold this tokenizer.
 
-  End and padding tokens are not compared: a config may name others than the
-  files do.
+  The end tokens that it trains with are not compared (see `save_ends`), nor is
+  the padding token: a config may name others than the files do.
   """
   if not (pathlib.Path(folder) / 'tokenizer.json').is_file():
     return False

@@ -17,7 +17,7 @@ from tests.cli import popen
 from tests.cli import wait_for
 
 
-@pytest.mark.parametrize('name', ['', 'train', 'eval', 'sample'])
+@pytest.mark.parametrize('name', ['', 'train', 'eval', 'sample', 'convert'])
 def test_help_fits_the_terminal_and_names_units(name):
   done = command(*name.split(), '--help')
   assert done.returncode == 0 and done.stderr == ''

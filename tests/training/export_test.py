@@ -1,8 +1,11 @@
 """Models go out and come in again: the whole way, without a network."""
 
+import contextlib
 import dataclasses
 import functools
 import json
+import shutil
+import types
 
 import jax
 import numpy as np
@@ -18,6 +21,8 @@ from grpo_jax.training import build
 from grpo_jax.training import build_model
 from grpo_jax.training import export
 from grpo_jax.training import loop
+from grpo_jax.training import marks
+from grpo_jax.training import session
 from tests import hf_folder
 from tests import runs
 from tests.models.weights import golden
@@ -121,8 +126,11 @@ def test_a_qwen3_folder_is_trained_killed_resumed_written_and_read(
   tmp_path, monkeypatch
 ):
   folder = pretrained(tmp_path / 'qwen3', qk_norm=True, tied_embeddings=True)
-  config, workdir = small(folder), tmp_path / 'run'
+  every = {'checkpoint.export_every_saves': 2}
+  config, workdir = small(folder, **every), tmp_path / 'run'
   train_killed_once(config, workdir, monkeypatch)
+  # The first start has saved once; the count goes on in the second.
+  assert [path.name for path in (workdir / 'exports').iterdir()] == ['2']
   out = tmp_path / 'out'
   done = export.convert(str(workdir), out, shard_bytes=20_000)
   assert (done.architecture, done.checkpoint) == ('Qwen3ForCausalLM', 2)
@@ -131,6 +139,7 @@ def test_a_qwen3_folder_is_trained_killed_resumed_written_and_read(
   found = of_folder(out)
   np.testing.assert_array_equal(found, of_run(config, workdir))
   assert np.abs(found - of_folder(folder)).max() > 0.1  # it has learned
+  np.testing.assert_array_equal(of_folder(workdir / 'exports' / '2'), found)
   # Its tokenizer and its end tokens are those that it came with.
   for name in (
     'tokenizer.json',
@@ -218,7 +227,8 @@ def test_an_adapter_has_the_names_and_the_product_that_peft_wants(
 
 
 def test_a_run_that_began_at_random_is_written_and_begun_from(tmp_path):
-  config = runs.small(steps=1, **{'model.qkv_bias': True})
+  untrained = {'steps': 0, 'warm_up.steps': 0, 'data.heldout': ''}
+  config = runs.small(**untrained, **{'model.qkv_bias': True})
   loop.train(config, tmp_path / 'run')
   done = export.convert(str(tmp_path / 'run'), tmp_path / 'out')
   assert done.architecture == 'Qwen2ForCausalLM'
@@ -249,34 +259,62 @@ def logits_of_ids(model, params):
   return np.asarray(_logits(model, params, rows))
 
 
-def test_every_second_save_is_written_too(tmp_path, monkeypatch):
-  folder = pretrained(tmp_path / 'llama')
-  every = {
-    'steps': 4,
-    'checkpoint.export_every_saves': 2,
-    'checkpoint.export_dtype': 'bfloat16',
-  }
-  workdir = tmp_path / 'run'
-  loop.train(small(folder, **every, **{'steps': 1}), workdir)
-  # The count goes on where the first start has ended.
-  train_more = small(folder, **every)
-  loop.train(train_more, workdir)
-  exports = sorted(path.name for path in (workdir / 'exports').iterdir())
-  assert exports == ['2', '4']
-  expected = of_run(train_more, workdir)
-  found = of_folder(workdir / 'exports' / '4')
-  np.testing.assert_allclose(found, expected, atol=0.1, rtol=0)
-  assert np.abs(of_folder(workdir / 'exports' / '2') - found).max() > 0.1
-  assert (workdir / 'exports' / '4' / 'chat_template.jinja').exists()
+class Exporting:
+  """What `session` needs to write an export; nothing is trained."""
+
+  def __init__(self, workdir, **changes):
+    config = runs.small(**{'checkpoint.export_every_saves': 2, **changes})
+    tokenizer = data.character_tokenizer(data.ALPHABET)
+    self.run = types.SimpleNamespace(
+      config=config,
+      tokenizer=tokenizer,
+      model=build_model.transformer(config, tokenizer.vocab_size),
+    )
+    self.exports = export.Exports(self.run, workdir)
+    self.saves = types.SimpleNamespace(wait=lambda: None, owed=False)
+    self.warned = []
+    self.monitor = types.SimpleNamespace(
+      phase=lambda _: contextlib.nullcontext(), warn=self.warned.append
+    )
+    self.update = types.SimpleNamespace(whole=lambda params: params)
+    params = self.run.model.init(jax.random.key(0))
+    self.state = types.SimpleNamespace(params=params)
+
+  def saved(self, step):
+    if self.exports.count(step):
+      session._export(self, step, self.state)
+
+
+def test_every_second_save_is_written_and_a_full_disk_is_a_warning(
+  tmp_path, monkeypatch
+):
+  run = Exporting(tmp_path)
+  for step in (1, 2, 2, 3):  # the last save of a run is tried twice
+    run.saved(step)
+  run.saves.owed = True
+  run.saved(4)  # its checkpoint is not there, so the next save is written
+  run.saves.owed = False
+  run.saved(5)
+  folder = tmp_path / 'exports'
+  assert sorted(path.name for path in folder.iterdir()) == ['2', '5']
+  assert not run.warned
 
   def full(*_):
     raise OSError(28, 'No space left on device')
 
   monkeypatch.setattr(export.weights, 'save', full)
-  more = small(folder, **{**every, 'steps': 6})
-  result = loop.train(more, workdir)
-  assert result['steps'] == 6
-  assert [path.name for path in (workdir / 'exports').glob('*6*')] == []
+  run.saved(6)
+  (said,) = run.warned
+  assert 'exports/6 cannot be written (No space left' in said
+  assert sorted(path.name for path in folder.iterdir()) == ['2', '5']
+
+
+def test_a_model_that_no_folder_can_describe_is_refused_at_the_start(tmp_path):
+  windows = {'model.num_layers': 2, 'model.window_tokens': (4, 0)}
+  with pytest.raises(ValueError, match='cannot say'):
+    Exporting(
+      tmp_path, **windows, **{'model.qkv_bias': True, 'model.qk_norm': True}
+    )
 
 
 def test_a_kill_leaves_no_half_folder(tmp_path):
@@ -296,3 +334,71 @@ def test_a_kill_leaves_no_half_folder(tmp_path):
   export.whole_folder(target, lambda folder: folder.mkdir())
   assert target.is_dir() and not list(tmp_path.glob('.out.tmp'))
   assert not list(target.iterdir())
+
+
+def refused(words, *args, **kwargs):
+  with pytest.raises(ValueError, match=words) as error:
+    export.convert(*args, **kwargs)
+  assert '\n' not in str(error.value)
+
+
+def test_what_cannot_be_written_is_said_in_a_sentence(adapted, tmp_path):
+  folder, _, workdir = adapted
+  out = tmp_path / 'out'
+  refused('holds a model already', str(workdir), folder)
+  refused('There is no .*/nothing', str(tmp_path / 'nothing'), out)
+  refused('no checkpoint of step 9', str(workdir), out, '9')
+  refused("none of 'latest', 'best'", str(workdir), out, 'newest')
+  refused('--adapter asks', str(folder), out, adapter=True)
+  refused('--checkpoint=2 asks', str(folder), out, '2')
+  (tmp_path / 'file').touch()
+  refused('is a file', str(folder), tmp_path / 'file')
+  refused('holds file already', str(folder), tmp_path)
+  empty = tmp_path / 'empty'
+  shutil.copytree(workdir, empty, ignore=lambda *_: ['checkpoints'])
+  refused('no checkpoint in', str(empty), out)
+  (empty / 'checkpoints').mkdir()
+  refused('no checkpoint in', str(empty), out)
+  assert not out.exists()
+
+
+def test_an_adapter_needs_a_run_with_one_and_a_base(tmp_path):
+  for name, changes, words in (
+    ('plain', {}, 'has no adapters'),
+    ('random', {'lora.rank': 2}, 'began with random weights'),
+  ):
+    workdir = tmp_path / name
+    (workdir / 'checkpoints').mkdir(parents=True)
+    config = dataclasses.asdict(runs.small(**changes))
+    (workdir / 'config.json').write_text(json.dumps(config))
+    refused(words, str(workdir), tmp_path / 'out', adapter=True)
+
+
+def test_adapters_of_other_weights_are_not_written(
+  adapted, tmp_path, monkeypatch
+):
+  _, _, workdir = adapted
+  frozen = build_model.frozen
+
+  def changed(*args):
+    return jax.tree.map(lambda x: x + 1e-3, frozen(*args))
+
+  monkeypatch.setattr(build_model, 'frozen', changed)
+  out = tmp_path / 'out'
+  refused('not those that this run began with', str(workdir), out)
+
+
+def test_a_tokenizer_given_in_python_is_missed(tmp_path):
+  (tmp_path / 'run' / 'checkpoints').mkdir(parents=True)
+  config = dataclasses.asdict(
+    runs.small(**{'data.tokenizer': marks.mark('tokenizer mine')})
+  )
+  (tmp_path / 'run' / 'config.json').write_text(json.dumps(config))
+  refused('its tokenizer in Python', str(tmp_path / 'run'), tmp_path / 'out')
+
+
+def test_what_a_run_of_a_run_began_with(adapted):
+  folder, _, workdir = adapted
+  origin = export.origin_of(small(workdir))
+  assert origin is not None and origin.folder == folder
+  assert export.origin_of(runs.small()) is None

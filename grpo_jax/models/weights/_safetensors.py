@@ -241,8 +241,7 @@ def write_file(
     file.write(_header(tensors, dtype))
     for name, shape in tensors:
       value = next(values)
-      if value.shape != shape or value.dtype != dtype:  # else the file breaks
-        raise AssertionError(f'{name}: {value.dtype}{value.shape}')
+      assert (value.shape, value.dtype) == (shape, dtype), name
       file.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from collections.abc import Mapping
-import dataclasses
 import functools
 import json
 import os
@@ -21,6 +20,7 @@ from grpo_jax import sharding
 from grpo_jax.models import lora
 from grpo_jax.models._config import LowRank
 from grpo_jax.models._config import ModelConfig
+from grpo_jax.models.transformer import Transformer
 from grpo_jax.models.weights import _config_json
 from grpo_jax.models.weights import _families
 from grpo_jax.models.weights import _safetensors
@@ -103,9 +103,9 @@ def save(
     )
   described = _described(config, source, dtype, fields or {})
   row = _families.family(described['architectures'][0])
-  plain = dataclasses.replace(config, lora=None)
-  wanted, tree = parameters(plain, row.tensors)
-  leaves, adapters = _parts(config, params, tree)
+  wanted, _ = parameters(config, row.tensors)
+  _check(params, jax.eval_shape(Transformer(config).init, jax.random.key(0)))
+  leaves, adapters = _parts(config, params)
   tensors = [
     (name, one.name_shape)
     for one in wanted
@@ -148,13 +148,12 @@ def _described(
 
 
 def _parts(
-  config: ModelConfig, params: Mapping[str, Any], tree: Any
+  config: ModelConfig, params: Mapping[str, Any]
 ) -> tuple[list[Array], list[tuple[Array, Array] | None]]:
-  """The leaves of `tree`, and the adapter of each that has one."""
-  beside, base = lora.split(params, lora.trains)
-  if config.lora is None:
-    base = params
-  _check(base, tree)
+  """The parameters but for adapters, and the adapter of each that has one."""
+  beside, base = None, params
+  if config.lora is not None:
+    beside, base = lora.split(params, lora.trains)
   low = {
     sharding.path_names(path): leaf
     for path, leaf in jax.tree_util.tree_leaves_with_path(beside)

@@ -1,5 +1,6 @@
 """Saving: what comes out is what went in, in files that others read."""
 
+import dataclasses
 import json
 
 import jax
@@ -7,7 +8,9 @@ import numpy as np
 import pytest
 from safetensors import numpy as safetensors
 
+from grpo_jax import models
 from grpo_jax import sharding
+from grpo_jax.models import lora
 from grpo_jax.models import weights
 from tests import tiny
 from tests.models.weights import golden
@@ -125,6 +128,26 @@ def test_a_new_model_is_written_as_the_plainest_family(tmp_path):
   golden.assert_same_trees(loaded, params)
 
 
+@pytest.mark.parametrize('name', ['gemma3', 'qwen2_window'])
+def test_adapters_are_added_to_their_weights(name, tmp_path):
+  """Stacked layers and those behind them, on the host and on devices."""
+  one = golden.golden(name)
+  low = models.LowRank(2, 4.0, ('attention/*', 'mlp/up'))
+  config = dataclasses.replace(one.model.config, lora=low)
+  params = tiny.params(models.Transformer(config))  # both factors are off 0
+  merged = lora.merged(params, low)
+  plain = dataclasses.replace(config, lora=None)
+  weights.save(tmp_path / 'merged', plain, merged)
+  weights.save(tmp_path / 'device', config, params)
+  weights.save(tmp_path / 'host', config, jax.tree.map(np.asarray, params))
+  expected = stored(tmp_path / 'merged')
+  for folder in (tmp_path / 'device', tmp_path / 'host'):
+    found = stored(folder)
+    assert found.keys() == expected.keys()
+    for key, tensor in expected.items():
+      np.testing.assert_allclose(found[key], tensor, atol=1e-6, err_msg=key)
+
+
 def test_an_export_that_is_cut_off_is_no_model(tmp_path, monkeypatch):
   one = golden.golden('llama_linear')
   written = weights._safetensors.write
@@ -150,6 +173,11 @@ def test_what_is_refused(tmp_path):
     weights.save(tmp_path, other.model.config, one.params)
   with pytest.raises(ValueError, match='MistralForCausalLM cannot say'):
     weights.save(tmp_path, other.model.config, other.params, source=one.source)
+  adapted = dataclasses.replace(config, lora=models.LowRank(2, 4.0))
+  with pytest.raises(ValueError, match='key_a.* has the shape None'):
+    weights.save(tmp_path, adapted, one.params)
+  with pytest.raises(ValueError, match='no adapters'):
+    weights.save_adapter(tmp_path, config, one.params, 'base')
   assert not list(tmp_path.iterdir())
   weights.save(tmp_path, config, one.params)
   with pytest.raises(ValueError, match='holds a model already'):
