@@ -2,11 +2,12 @@
 
 A parameter whose layers are stacked is made on the devices, empty, and each
 layer is written into it there. A tensor crosses as it is stored, each device's
-part of it: so the host never holds more than one tensor, and tensors are
-transposed and made float32 where that is fast.
+part of it, and is made ours behind that: so the host never holds more than one
+tensor, and the work is done where it is fast.
 """
 
 from collections.abc import Callable
+import dataclasses
 import functools
 import gc
 from typing import Any
@@ -74,10 +75,11 @@ def _load(
   """One parameter, all its layers."""
   if not parameter.is_matrix:
     dtype = np.dtype(np.float32)
-  write = _compiled(parameter.layout, parameter.shape, dtype, place)
+  layout = _crossing(parameter.layout)
+  write = _compiled(layout, parameter.shape, dtype, place)
 
   def written(stack: Array | None, i: int) -> Array:
-    stored = _read(source, parameter, parameter.names[i], place)
+    stored = _read(source, parameter, parameter.names[i], layout, place)
     # JAX lets go of an array of NumPy at the next collection of garbage. This
     # one goes before memory is taken for what is made of it, or, where the
     # device uses the same memory, before the next one is read.
@@ -98,31 +100,50 @@ def _load(
   return stack
 
 
+def _crossing(layout: Layout) -> Layout:
+  """The layout in which a tensor is put onto the devices.
+
+  As it is stored; but on a CPU, XLA's transposition takes four times as long as
+  that which JAX does on the way of an array of NumPy.
+  """
+  if jax.default_backend() != 'cpu' or layout.interleaved:
+    return layout
+  return dataclasses.replace(layout, transposed=False)
+
+
 def _read(
   source: Source,
   parameter: Parameter,
   names: tuple[str, ...],
+  layout: Layout,
   place: NamedSharding | None,
 ) -> Array:
-  """The tensors of one layer's parameter, as they are stored.
+  """The tensors of one layer's parameter, on the devices.
 
   Args:
     source: See `load`.
     parameter: The parameter.
     names: Of its tensors: one, or one of each expert.
+    layout: That of the result, from `_crossing`.
     place: Where the parameter is to be.
 
   Returns:
-    f[...] of `parameter.stored_shape`, sharded like the parameter.
+    f[...], sharded like the parameter.
   """
-  shape = parameter.stored_shape
+  shape = layout.stored_shape(parameter.shape)
+  turned = layout.transposed != parameter.layout.transposed
 
   @functools.cache  # several devices may have the same part
   def part(bounds: tuple[tuple[int, int], ...]) -> np.ndarray:
     index = tuple(slice(*bound) for bound in bounds)
-    if not parameter.layout.experts:
-      return source.read(names[0], index)
-    return np.stack([source.read(name, index[1:]) for name in names[index[0]]])
+    if turned:
+      index = (*index[:-2], *index[:-3:-1])
+    if layout.experts:
+      some = [source.read(name, index[1:]) for name in names[index[0]]]
+      array = np.stack(some)
+    else:
+      array = source.read(names[0], index)
+    return array.swapaxes(-1, -2) if turned else array
 
   def of_device(index: Any) -> np.ndarray:
     return part(
@@ -133,9 +154,7 @@ def _read(
     return jax.device_put(of_device((slice(None),) * len(shape)))
   stacked = parameter.layers is not None
   entries = (*place.spec, *(None,) * len(parameter.shape))[int(stacked) :]
-  spec = parameter.layout.stored_axes(
-    entries[: len(parameter.shape)], _common_axis
-  )
+  spec = layout.stored_axes(entries[: len(parameter.shape)], _common_axis)
   where = NamedSharding(place.mesh, PartitionSpec(*spec))
   return jax.make_array_from_callback(shape, where, of_device)
 

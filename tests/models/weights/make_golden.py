@@ -82,7 +82,7 @@ CASES = {
   'qwen3_moe': transformers.Qwen3MoeConfig(
     **SMALL | dict(num_hidden_layers=4),
     decoder_sparse_step=2,
-    num_experts=5,
+    num_experts=6,
     num_experts_per_tok=2,
     moe_intermediate_size=12,
     norm_topk_prob=True,

@@ -1,6 +1,6 @@
 """Load time and peak memory for a random model of the shape of Llama-3.2-1B.
 
-  python tests/models/weights/measure_load.py /tmp/random_1b
+  python -m tests.models.weights.measure_load /tmp/random_1b
 
 makes the folder (2.5 GB, bfloat16), loads it in fresh processes, and prints
 what they held. Remove the folder afterwards.
@@ -57,13 +57,13 @@ def resident() -> dict[str, float]:
 
 
 def load(folder: pathlib.Path, dtype: str) -> None:
-  """Loads the folder twice: the first time compiles."""
+  """Loads the folder; compiling is part of the time."""
   source = weights.source(folder)
   config = source.config()
   before = resident()
-  start = time.perf_counter()
+  start, cpu = time.perf_counter(), time.process_time()
   params = weights.load(source, config, dtype=dtype)
-  took = time.perf_counter() - start
+  took, cpu = time.perf_counter() - start, time.process_time() - cpu
   held = sum(x.nbytes for x in jax.tree.leaves(params)) / MIB
   largest = max(
     np.prod(x.shape) * x.dtype.itemsize for x in source.stored.values()
@@ -71,10 +71,11 @@ def load(folder: pathlib.Path, dtype: str) -> None:
   after = resident()
   print(f'before {before}')
   print(f'after {after}')
+  above = after['peak'] - before['now'] - held
   print(
-    f'{dtype}: {took:.1f} s; arrays of {held:.0f} MiB held; the peak is '
-    f'{after["peak"] - before["now"] - held:.0f} MiB above them; the largest '
-    f'tensor has {largest / MIB:.0f} MiB as it is stored'
+    f'{dtype}: {took:.1f} s, {cpu:.1f} s of one core; arrays of {held:.0f} MiB '
+    f'are held; the peak is {above:.0f} MiB above them; the largest tensor has '
+    f'{largest / MIB:.0f} MiB as it is stored'
   )
 
 
@@ -86,4 +87,5 @@ if __name__ == '__main__':
     if not where.exists():
       make(where)
     for kind in ('float32', 'bfloat16'):
-      subprocess.run([sys.executable, __file__, str(where), kind], check=True)
+      command = [sys.executable, '-m', __spec__.name, str(where), kind]
+      subprocess.run(command, check=True)
