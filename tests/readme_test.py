@@ -50,6 +50,7 @@ RUN_BELOW = {
   'configs/README.md': 1,
   'grpo_jax/diagnostics/README.md': 1,
   'grpo_jax/losses/README.md': 2,
+  'grpo_jax/models/README.md': 1,
   'grpo_jax/optim/README.md': 3,
 }
 
@@ -81,6 +82,21 @@ def test_the_worked_file_trains(tmp_path, monkeypatch, capsys):
   printed = capsys.readouterr().out.splitlines()
   assert [line.split()[0] for line in printed[:2]] == ['1', '2']
   assert "'prompt': '372='" in printed[-1]
+
+
+def test_the_example_of_a_model_trains(tmp_path, monkeypatch, capsys):
+  """With fewer and smaller rollouts."""
+  smaller = {
+    'steps': 2,
+    'sampler.prompts': 4,
+    'sampler.group': 4,
+    'evaluation.examples': 8,
+  }
+  changes = [f'config.{name} = {value}' for name, value in smaller.items()]
+  last = 'config.optim.warmup_steps = 0\n'
+  before, after = blocks('grpo_jax/models/README.md', 'python')[0].split(last)
+  monkeypatch.chdir(tmp_path)
+  assert run('\n'.join([before, *changes, after]))['result']['steps'] == 2
 
 
 @pytest.mark.parametrize(

@@ -71,11 +71,12 @@ def load(
       'has trained.'
     )
   if to_evaluate:
-    needed = ('rewards', 'heldout', 'tokenizer')
+    needed = ('rewards', 'heldout', 'tokenizer', 'model')
     call = 'grpo_jax.evaluate(workdir, {})'
     marks.require(config, given, needed, 'Evaluating this run', call)
   call = 'grpo_jax.sample(workdir, prompts, {})'
-  marks.require(config, given, ('tokenizer',), 'Sampling from this run', call)
+  needed = ('tokenizer', 'model')
+  marks.require(config, given, needed, 'Sampling from this run', call)
   run = build.sampler(config, given)
   wanted = build.abstract_params(run).trained
   # Read-only, because the run may be training at this moment.

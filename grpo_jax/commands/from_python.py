@@ -24,6 +24,7 @@ from grpo_jax import losses
 from grpo_jax.commands import arguments
 from grpo_jax.commands import eval_and_sample
 from grpo_jax.commands import saved_config
+from grpo_jax.models import foreign
 from grpo_jax.training import given as given_lib
 from grpo_jax.training import loop
 from grpo_jax.training import stop_signal
@@ -43,6 +44,7 @@ def train(
   demonstrations: Any = None,
   method: losses.LossTransform | Callable[..., Any] | str | None = None,
   tokenizer: data.Tokenizer | str | None = None,
+  model: foreign.Pretrained | str | None = None,
   on_rollout: OnRollout | None = None,
 ) -> dict[str, float | None]:
   """Trains a model, or goes on with the run in `workdir`.
@@ -53,8 +55,9 @@ def train(
 
   The workdir gets a record of each object, `given.json`: its source where
   Python has it, and a hash. To go on with the run, call `train` with the same
-  objects. Objects with another hash are refused. `evaluate` needs the rewards
-  and the held-out prompts again, `sample` only the tokenizer.
+  objects. Objects with another hash are refused. `evaluate` needs the rewards,
+  the held-out prompts, the tokenizer and the model again, `sample` only the
+  last two.
 
   Ctrl-C, or interrupting the notebook's kernel, saves the run and then raises
   KeyboardInterrupt. A second Ctrl-C does not wait for the save.
@@ -81,6 +84,8 @@ def train(
       `config.learner.method_kwargs` too.
     tokenizer: Such as `grpo_jax.data.character_tokenizer('0123456789+=')` or
       `grpo_jax.data.Tokenizer.from_folder(path)`.
+    model: What `grpo_jax.models.foreign.from_nnx(module)` returns for a Flax
+      NNX module of your own. It replaces all of `config.model`.
     on_rollout: Called as `on_rollout(step, metrics, rollout)` after every
       rollout: how many are done, its metrics by name, and the
       `grpo_jax.rollouts.types.Rollout` with prompts, completions and rewards.
@@ -105,6 +110,7 @@ def train(
     demonstrations=demonstrations,
     method=method,
     tokenizer=tokenizer,
+    model=model,
   )
   if on_rollout is not None:
     given_lib.check_callback(on_rollout)
@@ -134,6 +140,7 @@ def evaluate(
   rewards: Sequence[Any] | None = None,
   heldout: Any = None,
   tokenizer: data.Tokenizer | str | None = None,
+  model: foreign.Pretrained | str | None = None,
   answer: Callable[[str], str] | None = None,
   checkpoint: int | str = 'latest',
   examples: int = 0,
@@ -151,6 +158,7 @@ def evaluate(
       says which answers are right. Others than the run's are allowed.
     heldout: Held-out prompts; needed if the run was given them in Python.
     tokenizer: Needed if the run was given it in Python.
+    model: Needed if the run was given it in Python.
     answer: Reads the answer out of a completion, for majority@k; None: what
       `config.evaluation.answer` names.
     checkpoint: The number of a rollout, 'latest' or 'best'.
@@ -172,6 +180,7 @@ def evaluate(
     rewards=rewards,
     heldout=heldout,
     tokenizer=tokenizer,
+    model=model,
   )
   with _quiet():
     policy = eval_and_sample.load(
@@ -194,6 +203,7 @@ def sample(
   prompts: Sequence[data.Prompt],
   *,
   tokenizer: data.Tokenizer | str | None = None,
+  model: foreign.Pretrained | str | None = None,
   checkpoint: int | str = 'latest',
   number: int = 1,
   temperature: float | None = None,
@@ -205,6 +215,7 @@ def sample(
     workdir: The directory of a run; nothing in it is changed.
     prompts: Texts, or lists of messages.
     tokenizer: Needed if the run was given it in Python.
+    model: Needed if the run was given it in Python.
     checkpoint: The number of a rollout, 'latest' or 'best'.
     number: Completions of each prompt.
     temperature: Of the sampling; 0: greedy; None: the config's.
@@ -221,7 +232,9 @@ def sample(
     raise ValueError(
       f'prompts={prompts!r:.60} is one text; give a list, as in prompts=[...].'
     )
-  resolved, given = given_lib.put(_resolved(None, workdir), tokenizer=tokenizer)
+  resolved, given = given_lib.put(
+    _resolved(None, workdir), tokenizer=tokenizer, model=model
+  )
   done: list[dict[str, Any]] = []
   with _quiet():
     policy = eval_and_sample.load(

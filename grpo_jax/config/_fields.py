@@ -16,7 +16,8 @@ class Model:
   # Where the weights, the shape and the tokenizer come from: a Hugging Face
   # folder, a .gguf file, 'package:NAME' for the .gguf file in an installed
   # package, or the workdir of another run. '': random weights of the shape
-  # below.
+  # below. 'module:function' names a function that returns a model of your own;
+  # see grpo_jax/models/README.md.
   path: str = ''
   # Number of layers.
   num_layers: int = 3

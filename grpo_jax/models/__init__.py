@@ -20,6 +20,7 @@ from grpo_jax.models._config import RopeScaling
 from grpo_jax.models._flops import flops_per_token
 from grpo_jax.models.routing import balance
 from grpo_jax.models.routing import load_max
+from grpo_jax.models.routing import routes
 from grpo_jax.models.scores import Routed
 from grpo_jax.models.scores import Scores
 from grpo_jax.models.scores import score
@@ -39,6 +40,7 @@ __all__ = (
   'bytes_per_token',
   'flops_per_token',
   'load_max',
+  'routes',
   'score',
   'score_routed',
 )

@@ -24,7 +24,9 @@ from grpo_jax.rewards._base import RewardError
 from grpo_jax.rewards._base import WeightedReward
 from grpo_jax.rewards._base import batched
 from grpo_jax.rewards._base import resolve
+from grpo_jax.rewards._functions import boxed_text
 from grpo_jax.rewards._functions import exact_match
+from grpo_jax.rewards._functions import last_number
 from grpo_jax.rewards._score import Scores
 from grpo_jax.rewards._score import score
 
@@ -33,7 +35,9 @@ __all__ = (
   'Scores',
   'WeightedReward',
   'batched',
+  'boxed_text',
   'exact_match',
+  'last_number',
   'resolve',
   'score',
 )

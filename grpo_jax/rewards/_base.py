@@ -106,6 +106,7 @@ def resolve(name: str) -> Callable[..., Any]:
     key: value
     for key, value in vars(_functions).items()
     if getattr(value, '__module__', None) == _functions.__name__
+    and not key.startswith('_')
   }
   if name not in builtin:
     raise ValueError(

@@ -4,15 +4,18 @@ Read in this order:
 
 - `_protocol`: what an engine is given and what it returns;
 - `_engine`: our engine, `LocalEngine`;
+- `_arrays`: requests as arrays, and arrays as completions;
 - `_generation`: one call of the engine, a loop on the host;
 - `_schedule`: the decisions of that loop: which row draws which completion;
 - `_sampler`: the compiled programs that the loop calls;
+- `_plain_engine`: `PlainEngine`, for models of which little is known;
 - `_next_token`: how one token is drawn from logits.
 """
 
 from grpo_jax.sampling._engine import LocalEngine
 from grpo_jax.sampling._next_token import Sampling
 from grpo_jax.sampling._next_token import next_token
+from grpo_jax.sampling._plain_engine import PlainEngine
 from grpo_jax.sampling._protocol import ENDED
 from grpo_jax.sampling._protocol import STOPPED
 from grpo_jax.sampling._protocol import TRUNCATED
@@ -26,6 +29,7 @@ __all__ = (
   'ENDED',
   'Engine',
   'LocalEngine',
+  'PlainEngine',
   'Requests',
   'STOPPED',
   'Sampling',

@@ -1,6 +1,5 @@
 """The engine of this package: samples on the learner's own devices."""
 
-import bisect
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -11,14 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from grpo_jax import random_keys
 from grpo_jax import sharding
 from grpo_jax.models import layout
+from grpo_jax.sampling import _arrays
 from grpo_jax.sampling import _generation
 from grpo_jax.sampling import _sampler
 from grpo_jax.sampling import _schedule
-from grpo_jax.sampling._protocol import ENDED
-from grpo_jax.sampling._protocol import STOPPED
 from grpo_jax.sampling._protocol import TRUNCATED
 from grpo_jax.sampling._protocol import Completions
 from grpo_jax.sampling._protocol import Requests
@@ -104,24 +101,10 @@ class LocalEngine:
     if self._params is None:
       raise ValueError('LocalEngine has no parameters yet; call load first.')
     sampling, number = requests.sampling, len(requests.prompts)
-    length = np.array([len(prompt) for prompt in requests.prompts])
-    if not length.all():
-      raise ValueError(
-        f'Prompt {int(np.argmin(length))} of this request is empty; give at '
-        'least one token.'
-      )
-    longest = int(np.argmax(length))
-    width = layout.bucket(
-      length[longest],
-      self.prompt_buckets,
-      f'the prompt with index {requests.index[longest]}',
-    )
+    prompts = _arrays.prompts(requests, self.prompt_buckets, self.seed)
     buffer = layout.bucket(
       sampling.max_tokens, self.completion_buckets, 'completion'
     )
-    tokens = np.zeros((number, width), np.int32)
-    for row, prompt in enumerate(requests.prompts):
-      tokens[row, : len(prompt)] = prompt
     shards = 1 if self.mesh is None else sharding.row_shards(self.mesh)
     at_once = min(max(1, self.max_rows // requests.group), number)
     at_once = math.ceil(at_once / shards) * shards  # equally many on each shard
@@ -136,13 +119,10 @@ class LocalEngine:
         self.mesh,
       ),
       self._params,
-      _schedule.Schedule(requests.group, at_once, width, shards),
-      _sampler.Prompts(
-        tokens,
-        length.astype(np.int32),
-        np.asarray(requests.index, np.int32),
-        random_keys.key(self.seed, requests.purpose, requests.rollout),
+      _schedule.Schedule(
+        requests.group, at_once, prompts.tokens.shape[1], shards
       ),
+      prompts,
       sampling.max_tokens,
       sorted(size for size in set(self.completion_buckets) if size <= buffer),
     )
@@ -150,59 +130,7 @@ class LocalEngine:
   def _completions(
     self, so_far: _generation.CompletionsSoFar, requests: Requests
   ) -> Completions:
-    """What has been drawn so far, as the protocol's `Completions`.
-
-    The arrays are copies: a generation goes on writing into its own.
-    """
-    shape = len(requests.prompts), requests.group
-    drawn = jax.tree.map(lambda x: x.reshape(*shape, -1).copy(), so_far.drawn)
-    length = so_far.length.reshape(shape).copy()
-    last = np.take_along_axis(
-      drawn.token, np.maximum(length - 1, 0)[..., None], axis=-1
-    )[..., 0]
-    # A completion without tokens has no last one; 0 may be an end token's id.
-    ended = np.isin(last, requests.sampling.eos_ids) & (length > 0)
-    whole = Completions(
-      tokens=drawn.token,
-      length=length,
-      logp=drawn.logp,
-      log_kept=drawn.log_kept,
-      version=np.full(drawn.token.shape, self._version, np.int32),
-      finish=np.where(ended, ENDED, TRUNCATED).astype(np.int32),
-      entropy=drawn.entropy,
-      routing=drawn.routing,
+    """What has been drawn so far, as the protocol's `Completions`."""
+    return _arrays.completions(
+      so_far.drawn, so_far.length, self._version, requests, self.decode
     )
-    if requests.sampling.stop_strings:
-      return self._stop_at_strings(whole, requests.sampling.stop_strings)
-    return whole
-
-  def _stop_at_strings(self, whole: Completions, stops) -> Completions:
-    """Cuts each completion after the token that completes a stop string."""
-    if self.decode is None:
-      raise ValueError(
-        f'Stop strings {stops} need LocalEngine(decode=...), a function from '
-        'ids to text.'
-      )
-    length, finish = whole.length.copy(), whole.finish.copy()
-    decode = self.decode
-
-    for place in np.ndindex(length.shape):
-      ids = whole.tokens[place][: length[place]]
-
-      # `ids` is a default, which is bound now and not when it is called.
-      def stopped(count, ids=ids):
-        return any(stop in decode(ids[:count]) for stop in stops)
-
-      if stopped(len(ids)):
-        # A prefix that holds a stop string is part of every longer prefix, so
-        # bisection finds the shortest one in a few decodings.
-        counts = range(1, len(ids) + 1)
-        length[place] = counts[bisect.bisect_left(counts, True, key=stopped)]
-        finish[place] = STOPPED
-    inside = np.arange(whole.tokens.shape[-1]) < length[..., None]
-    cut = {
-      name: np.where(inside, getattr(whole, name), 0)
-      for name in ('tokens', 'logp', 'log_kept', 'entropy', 'routing')
-      if getattr(whole, name) is not None
-    }
-    return whole._replace(**cut, length=length, finish=finish)

@@ -18,6 +18,7 @@ import dataclasses
 import functools
 from typing import Any
 from typing import NamedTuple
+from typing import TypeVar
 
 import jax
 from jax import lax
@@ -32,6 +33,7 @@ from grpo_jax.sampling._next_token import next_token
 
 Array = jax.Array
 AnyArray = jax.Array | np.ndarray
+RowsT = TypeVar('RowsT', bound=Any)
 
 
 class Prompts(NamedTuple):
@@ -169,14 +171,14 @@ class Sampler:
       last=jnp.zeros((count,), jnp.int32),
       age=jnp.zeros((count,), jnp.int32),
       ended=jnp.repeat(prompts.index < 0, self.group),  # padding draws nothing
-      key=self._row_keys(prompts),
+      key=row_keys(prompts, self.group),
       clock=jnp.zeros((), jnp.int32),
       prompt_length=jnp.asarray(prompts.length),
       prompt_cache=jax.tree.map(self._placed, cache),
       cache=self._by_layer(room, cache, columns),
     )
     logits = jnp.repeat(logits, self.group, axis=0)
-    rows, drawn = self._draw(rows, logits, routing, max_tokens)
+    rows, drawn = draw(rows, logits, max_tokens, self.sampling, routing)
     return rows, jax.tree.map(lambda x: x[:, None], drawn)
 
   def decode(
@@ -230,7 +232,7 @@ class Sampler:
       logits = self.model.head(params, hidden[:, 0])
       if routing is not None:
         routing = routing[:, 0]
-      rows, new = self._draw(rows, logits, routing, max_tokens)
+      rows, new = draw(rows, logits, max_tokens, self.sampling, routing)
       put = lambda to, x: lax.dynamic_update_slice_in_dim(
         to, x[:, None], step, axis=1
       )
@@ -307,8 +309,8 @@ class Sampler:
 
   @property
   def routes(self) -> bool:
-    """Whether the model has experts, and says which it chose."""
-    return getattr(self.model, 'routes', False)
+    """Whether the model says which experts it chose."""
+    return models.routes(self.model)
 
   def _hidden(self, *given):
     """`hidden` of the model, and the code i32[B,Q] of its experts if any."""
@@ -327,40 +329,56 @@ class Sampler:
     width = rows.last.shape[0] // rows.prompt_length.shape[0]
     return jnp.repeat(rows.prompt_length, width)
 
-  def _row_keys(self, prompts: Prompts) -> Array:
-    """A key for each row, key[B], by prompt index and completion.
 
-    A key does not depend on where the row lies. So a prompt gets the same
-    completions on any mesh, whenever it is admitted and beside any others.
-    """
-    fold = jax.random.fold_in
-    by_prompt = jax.vmap(functools.partial(fold, prompts.key))(prompts.index)
-    completion = jnp.arange(self.group)
-    rows = jax.vmap(lambda k: jax.vmap(lambda g: fold(k, g))(completion))
-    return rows(by_prompt).reshape(-1)
+def row_keys(prompts: Prompts, group: int) -> Array:
+  """A key for each completion, key[P*G], by prompt index and completion.
 
-  def _draw(
-    self, rows: Rows, logits, routing, max_tokens
-  ) -> tuple[Rows, Drawn]:
-    """Draws one more token for every row that has not ended."""
-    # The random number belongs to the position in the completion, not to the
-    # clock: rows begin at different times.
-    at_age = jax.vmap(jax.random.fold_in)(rows.key, rows.age)
-    uniform = jax.vmap(jax.random.uniform)(at_age)
-    drawn = Drawn(
-      *next_token(logits, uniform, rows.age, self.sampling), routing
-    )
-    going, end = ~rows.ended, jnp.array(self.sampling.eos_ids, jnp.int32)
-    drawn = drawn._replace(token=drawn.token.astype(jnp.int32))
-    drawn = jax.tree.map(lambda x: jnp.where(going, x, 0), drawn)
-    is_end = jnp.any(drawn.token[:, None] == end[None], axis=-1)
-    age = rows.age + going
-    rows = rows._replace(
-      last=drawn.token,
-      age=age,
-      ended=rows.ended | is_end | (age >= max_tokens),
-    )
-    return rows, drawn
+  A key does not depend on the row in which the completion is drawn. So a prompt
+  gets the same completions on any mesh, whenever it is admitted and beside any
+  others.
+  """
+  fold = jax.random.fold_in
+  by_prompt = jax.vmap(functools.partial(fold, prompts.key))(prompts.index)
+  completion = jnp.arange(group)
+  rows = jax.vmap(lambda k: jax.vmap(lambda g: fold(k, g))(completion))
+  return rows(by_prompt).reshape(-1)
+
+
+def draw(
+  rows: RowsT,
+  logits: Array,
+  max_tokens: Array,
+  sampling: Sampling,
+  routing: Array | None = None,
+) -> tuple[RowsT, Drawn]:
+  """Draws one more token for every row that has not ended.
+
+  Args:
+    rows: `Rows`, or another tuple with its `last`, `age`, `ended` and `key`.
+    logits: f32[B,V].
+    max_tokens: i32[], length limit of a completion.
+    sampling: How tokens are drawn.
+    routing: i32[B], see `Drawn`.
+
+  Returns:
+    The rows, and the tokens [B]: 0 in rows that have ended.
+  """
+  # The random number belongs to the position in the completion, not to the
+  # clock: rows begin at different times.
+  at_age = jax.vmap(jax.random.fold_in)(rows.key, rows.age)
+  uniform = jax.vmap(jax.random.uniform)(at_age)
+  drawn = Drawn(*next_token(logits, uniform, rows.age, sampling), routing)
+  going, end = ~rows.ended, jnp.array(sampling.eos_ids, jnp.int32)
+  drawn = drawn._replace(token=drawn.token.astype(jnp.int32))
+  drawn = jax.tree.map(lambda x: jnp.where(going, x, 0), drawn)
+  is_end = jnp.any(drawn.token[:, None] == end[None], axis=-1)
+  age = rows.age + going
+  rows = rows._replace(
+    last=drawn.token,
+    age=age,
+    ended=rows.ended | is_end | (age >= max_tokens),
+  )
+  return rows, drawn
 
 
 def _compiled(name: str, static: tuple[int, ...], donated: tuple[int, ...]):

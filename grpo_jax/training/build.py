@@ -23,8 +23,10 @@ from grpo_jax import resolve
 from grpo_jax import rewards
 from grpo_jax import sampling
 from grpo_jax import sharding
+from grpo_jax.models import foreign
 from grpo_jax.rollouts import rollout
 from grpo_jax.rollouts.types import Rollout
+from grpo_jax.training import build_foreign
 from grpo_jax.training import build_model
 from grpo_jax.training import compiled_programs
 from grpo_jax.training import marks
@@ -40,8 +42,8 @@ class Sampler(NamedTuple):
   config: Config
   tokenizer: data.Tokenizer
   mesh: jax.sharding.Mesh
-  model: models.Transformer
-  engine: sampling.LocalEngine
+  model: models.Transformer | foreign.Foreign
+  engine: sampling.LocalEngine | sampling.PlainEngine
   sampling: sampling.Sampling
 
 
@@ -55,9 +57,9 @@ class Run(NamedTuple):
   heldout: Any  # source of records, or None
   rewards: tuple[rewards.WeightedReward, ...]
   mesh: jax.sharding.Mesh
-  model: models.Transformer
+  model: models.Transformer | foreign.Foreign
   method: losses.LossTransform
-  engine: sampling.LocalEngine
+  engine: sampling.LocalEngine | sampling.PlainEngine
   peak_flops: float | None  # FLOP/s of the whole mesh; None if not known
   sampling: sampling.Sampling
   given: Given  # what the marks in the config stand for
@@ -76,9 +78,8 @@ def run(config: Config, given: Given = marks.NOTHING) -> Run:
   Raises:
     ValueError: Something cannot be built; the message says what.
   """
-  _require_to_train(
-    config, given, 'rewards', 'prompts', 'heldout', 'method', 'tokenizer'
-  )
+  needed = ('rewards', 'prompts', 'heldout', 'method', 'tokenizer', 'model')
+  _require_to_train(config, given, *needed)
   parts = sampler(config, given)
   # JAX refuses rows that do not split evenly over the data axis of the mesh,
   # but only once the first batch is laid out. 0 passes: `LayoutSpec` chooses.
@@ -127,7 +128,7 @@ def sampler(config: Config, given: Given) -> Sampler:
 
   Args:
     config: See `grpo_jax.config.Config`.
-    given: The tokenizer, if the config has a mark for one.
+    given: The tokenizer and the model, if the config has marks for them.
 
   Returns:
     A `Sampler`. Its engine has no parameters yet.
@@ -139,16 +140,22 @@ def sampler(config: Config, given: Given) -> Sampler:
   compiled_programs.keep(config.compilation_cache)
   mesh = sharding.make_mesh(**dataclasses.asdict(config.mesh))
   tokenizer = tokenizer_of(config, given)
-  model = build_model.transformer(config, tokenizer.vocab_size)
-  engine = sampling.LocalEngine(
-    model,
-    config.seed,
-    config.data.prompt_buckets,
-    config.data.completion_buckets,
-    config.sampler.max_rows,
-    tokenizer.decode,
-    mesh,
+  own = build_foreign.found(config, given)
+  options: dict[str, Any] = dict(
+    seed=config.seed,
+    prompt_buckets=config.data.prompt_buckets,
+    completion_buckets=config.data.completion_buckets,
+    max_rows=config.sampler.max_rows,
+    decode=tokenizer.decode,
+    mesh=mesh,
   )
+  if own is None:
+    model = build_model.transformer(config, tokenizer.vocab_size)
+    engine = sampling.LocalEngine(model, **options)
+  else:
+    model = own.model
+    build_foreign.check(model, config, tokenizer.vocab_size)
+    engine = sampling.PlainEngine(model, **options)
   drawing = _sampling(config.sampler, tokenizer)
   return Sampler(config, tokenizer, mesh, model, engine, drawing)
 
@@ -298,9 +305,18 @@ def tokenizer_of(
     if prompts == data.PromptFormat():
       return tokenizer
     return tokenizer.with_format(prompts)
+  path = config.model.path
+  if path in given.objects or build_foreign.is_named(path):
+    if not fields.tokenizer:
+      raise ValueError(
+        'config.data.tokenizer is empty, which means the tokenizer of the '
+        'model, but a model of your own brings none; give tokenizer=... or set '
+        'the field.'
+      )
+    path = ''
   return data.tokenizer_from(
     fields.tokenizer,
-    config.model.path,
+    path,
     fields.eos_tokens,
     fields.pad_token,
     prompts,
@@ -370,20 +386,29 @@ def example(run: Run) -> Rollout:
     config.sampler.max_tokens,
     len(run.rewards),
     config.data.completion_buckets,
-    run.model.routes,
+    models.routes(run.model),
   )
 
 
 def abstract_params(run: Run | Sampler) -> build_model.Parameters:
   """Shapes, dtypes and shardings of the run's parameters."""
+  if isinstance(run.model, foreign.Foreign):
+    whole = build_foreign.abstract(run.model, run.mesh)
+    return build_model.Parameters(whole, None)
   return build_model.abstract(run.model, run.mesh, run.config.lora.base_dtype)
 
 
 def initial_params(run: Run) -> Any:
   """The trained parameters before the first update, sharded over the mesh."""
-  return build_model.initial(run.config, run.model, run.mesh)
+  if isinstance(run.model, models.Transformer):
+    return build_model.initial(run.config, run.model, run.mesh)
+  own = build_foreign.found(run.config, run.given)
+  assert own is not None
+  return build_foreign.initial(own, run.mesh)
 
 
 def frozen_params(run: Run | Sampler) -> Any:
   """The parameters that no update changes; None without adapters."""
+  if isinstance(run.model, foreign.Foreign):
+    return None
   return build_model.frozen(run.config, run.model, run.mesh)

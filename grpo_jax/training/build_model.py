@@ -20,7 +20,9 @@ from grpo_jax import random_keys
 from grpo_jax import sharding
 from grpo_jax.models import lora
 from grpo_jax.models import weights
+from grpo_jax.training import build_foreign
 from grpo_jax.training import checkpoint
+from grpo_jax.training import marks
 from grpo_jax.training import workdir as workdir_lib
 from grpo_jax.training.checkpoint import Checkpoints
 
@@ -63,6 +65,13 @@ def source(path: str) -> Source:
     return weights.source(path)
   saved = workdir_lib.config_of(workdir)
   run = config_lib.dataclass_from_dict(Config, saved, f'{workdir}/config.json')
+  theirs = run.model.path
+  if marks.is_mark(theirs) or build_foreign.is_named(theirs):
+    raise ValueError(
+      f'The run in {workdir} trained a model of your own ({theirs}), whose '
+      'weights fit no other; give the same model, with these parameters, in '
+      'Python.'
+    )
   return RunWeights(workdir, run)
 
 

@@ -1,6 +1,7 @@
 """Builds what updates the policy: the learner, its optimizer, its layouts."""
 
 import functools
+from typing import Any
 
 import jax
 
@@ -11,6 +12,8 @@ from grpo_jax import optim
 from grpo_jax import sharding
 from grpo_jax.learner import updates
 from grpo_jax.learner.types import Learner
+from grpo_jax.models import foreign
+from grpo_jax.models.foreign import Foreign
 from grpo_jax.models.layout import LayoutSpec
 from grpo_jax.training import build
 
@@ -30,7 +33,7 @@ def warm_up_updater(run: build.Run) -> updates.Updater:
 
 
 def _spec(
-  run: build.Run, kind: str, micro_rows: int, **options: int
+  run: build.Run, kind: str, micro_rows: int, **options: Any
 ) -> LayoutSpec:
   """How to lay out rows for the model on its devices."""
   # Larger micro-batches are slower on a CPU, whose caches hold about 2048
@@ -38,13 +41,20 @@ def _spec(
   most_tokens, memory = 16384, 2**33
   if jax.default_backend() == 'cpu':
     most_tokens, memory = 2048, 2**29
-  affordable = memory // models.bytes_per_token(run.model.config)
-  return LayoutSpec(
-    kind,
-    micro_rows,
+  if not isinstance(run.model, Foreign):  # whose layers nobody here knows
+    affordable = memory // models.bytes_per_token(run.model.config)
+    most_tokens = max(1, min(most_tokens, affordable))
+  common = functools.partial(
+    LayoutSpec,
+    micro_rows=micro_rows,
     prompt_buckets=run.config.data.prompt_buckets,
-    micro_tokens=max(1, min(most_tokens, affordable)),
+    micro_tokens=most_tokens,
     shards=sharding.row_shards(run.mesh),
+  )
+  if isinstance(run.model, Foreign):
+    return common('padded')
+  return common(
+    kind,
     # For each token, a layer multiplies `width` numbers by a key and `width` by
     # its value: 2 width products per key that the token attends to. Its
     # matrices take about 12 width^2 products. The cost is the ratio of these.
@@ -112,8 +122,11 @@ def _learner(
   braked=False,
   expert_balance=0.0,
 ):
+  is_foreign = isinstance(run.model, Foreign)
+  score_rows = foreign.score if is_foreign else models.score
+
   def score(params, layout, with_entropy, forward_mode=False):
-    return models.score(
+    return score_rows(
       run.model,
       params,
       layout,
@@ -158,7 +171,7 @@ def _learner(
     coast_steps=run.config.learner.batches * run.config.learner.epochs,
     records=braked and config.moments,
     expects_prefixes=run.config.log.expected_prefixes,
-    score_routed=score_routed if run.model.routes else None,
+    score_routed=score_routed if models.routes(run.model) else None,
     expert_balance=expert_balance,
   )
 

@@ -282,6 +282,17 @@ def whole_folder(
       shutil.rmtree(beside, ignore_errors=True)
 
 
+def _shape(model: Any) -> models.ModelConfig:
+  """The shape of a model that can be written."""
+  if model.config is None:
+    raise ValueError(
+      'A model of your own has no form that Hugging Face knows; set '
+      'config.checkpoint.export_every_saves=0, and save its parameters in '
+      'on_rollout.'
+    )
+  return model.config
+
+
 class Exports:
   """Writes every n-th save of a run as a Hugging Face folder too.
 
@@ -311,9 +322,10 @@ class Exports:
     self._run, self._workdir = run, workdir
     self._every = run.config.checkpoint.export_every_saves
     if self._every:
+      self._shape = _shape(run.model)
       self._origin = origin_of(run.config)
       weights.config_to_huggingface(
-        run.model.config, self._origin and self._origin.architecture
+        self._shape, self._origin and self._origin.architecture
       )
 
   def resume(self, step: int, saves: int) -> None:
@@ -347,6 +359,6 @@ class Exports:
     whole_folder(
       self._workdir / 'exports' / str(step),
       lambda to: save(
-        to, run.model.config, params, run.tokenizer, self._origin, dtype
+        to, self._shape, params, run.tokenizer, self._origin, dtype
       ),
     )

@@ -20,6 +20,7 @@ from grpo_jax import data
 from grpo_jax import losses
 from grpo_jax import rewards as rewards_lib
 from grpo_jax.config import Config
+from grpo_jax.models import foreign
 from grpo_jax.rewards import WeightedReward
 from grpo_jax.training import marks
 from grpo_jax.training import provenance
@@ -49,6 +50,7 @@ def put(
   demonstrations: Any = None,
   method: Any = None,
   tokenizer: Any = None,
+  model: Any = None,
 ) -> tuple[Config, Given]:
   """The config with marks for the objects that are given, and the objects.
 
@@ -74,6 +76,10 @@ def put(
     entries['method'] = _method(method)
   if tokenizer is not None:
     entries['tokenizer'] = _tokenizer(tokenizer)
+  if model is not None:
+    entries['model'] = _model(model)
+    # The shape in the config belongs to the model that is replaced.
+    config = dataclasses.replace(config, model=config_lib.Model())
   fields: dict[str, Any] = {
     marks.FIELDS[argument]: entry.name for argument, entry in entries.items()
   }
@@ -205,6 +211,19 @@ def _tokenizer(given: Any) -> _Entry:
     )
   mark = marks.mark(f'tokenizer of {given.vocab_size} tokens')
   return _Entry(mark, given, provenance.of_tokenizer(given))
+
+
+def _model(given: Any) -> _Entry:
+  if isinstance(given, str):
+    return _Entry(given)
+  if not isinstance(given, foreign.Pretrained):
+    raise ValueError(
+      f'model={given!r:.60} is of type {type(given).__name__}; give what '
+      'grpo_jax.models.foreign.from_nnx(module) returns, or a name as in '
+      'config.model.path.'
+    )
+  mark = marks.mark(f'model {given.model.name}')
+  return _Entry(mark, given, provenance.of_model(given.model))
 
 
 def _rewards(given: Any) -> Iterator[tuple[_Entry, float]]:

@@ -28,6 +28,7 @@ FIELDS = {
   'demonstrations': 'warm_up.demonstrations',
   'method': 'learner.method',
   'tokenizer': 'data.tokenizer',
+  'model': 'model.path',
 }
 _END = ' given in Python>'  # tells a mark from a name
 
@@ -66,7 +67,7 @@ def in_config(config: Config | Mapping[str, Any]) -> dict[str, list[str]]:
     # Without a warm-up nothing reads the demonstrations.
     elif argument == 'demonstrations' and not values.get('warm_up.steps'):
       names = []
-    names = [name for name in names if str(name).endswith(_END)]
+    names = [name for name in names if is_mark(str(name))]
     if names:
       found[argument] = names
   return found
@@ -124,6 +125,11 @@ def refuse_without(
     )
 
 
+def is_mark(name: str) -> bool:
+  """Whether a name in a config stands for an object given in Python."""
+  return name.endswith(_END)
+
+
 def field_of(mark: str, config: Config) -> str | None:
   """The field of the config that the mark stands in, or None if in none."""
   for argument, names in in_config(config).items():
@@ -161,8 +167,9 @@ def _listed(marks_of: Mapping[str, list[str]]) -> str:
   """'rewards (brevity, lambda) and prompts (list of 12 prompts)'."""
   parts = []
   for argument, marks in marks_of.items():
-    whats = [_unmarked(mark).removeprefix('method ') for mark in marks]
-    names = (what.removeprefix('reward ') for what in whats)
+    names = [_unmarked(mark) for mark in marks]
+    for kind in ('method ', 'model ', 'reward '):
+      names = [name.removeprefix(kind) for name in names]
     parts.append(f'{argument} ({", ".join(names)})')
   *first, last = parts
   return f'{", ".join(first)} and {last}' if first else last

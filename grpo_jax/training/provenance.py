@@ -30,6 +30,7 @@ import numpy as np
 
 from grpo_jax import data
 from grpo_jax import losses
+from grpo_jax.models import foreign
 
 Record = dict[str, Any]  # what JSON can hold
 
@@ -102,6 +103,26 @@ def of_tokenizer(tokenizer: data.Tokenizer) -> Record:
   return {
     'name': qualified_name(type(tokenizer)),
     'vocab_size': tokenizer.vocab_size,
+    'sha256': _sha256(contents),
+  }
+
+
+def of_model(model: foreign.Foreign) -> Record:
+  """The name, the number of parameters, and a hash of shapes and calls.
+
+  The values are not hashed: a run begins with them, and goes on with those in
+  its checkpoint.
+  """
+  leaves = jax.tree_util.tree_leaves_with_path(model.shapes)
+  contents = [
+    model.name,
+    [[jax.tree_util.keystr(path), list(x.shape)] for path, x in leaves],
+    model.attention,
+    _described((model.call, model.init_cache), ()),
+  ]
+  return {
+    'name': model.name,
+    'parameters': sum(x.size for _, x in leaves),
     'sha256': _sha256(contents),
   }
 

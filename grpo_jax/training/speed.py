@@ -47,7 +47,7 @@ def of_speed(
   rollout: Rollout,
   sample_secs: float,
   learn_secs: float,
-  model: ModelConfig,
+  model: ModelConfig | None,
   peak: float | None = None,
   learn_passes: int = 3,
   tokens_drawn: float | None = None,
@@ -64,7 +64,7 @@ def of_speed(
     rollout: What was sampled and learned from.
     sample_secs: Seconds spent sampling and judging.
     learn_secs: Seconds spent on the optimizer steps.
-    model: The shape of the model.
+    model: The shape of the model; None for a model of the user's own.
     peak: FLOP/s of all devices together; None if it is not known.
     learn_passes: Forward passes over the rollout that the optimizer steps are
       worth: 3 for each epoch (the backward pass is two), and 1 for each
@@ -75,7 +75,8 @@ def of_speed(
 
   Returns:
     `sample_secs`, `learn_secs`, their sum `step_secs`, `sample_tokens_per_sec`,
-    `learn_tokens_per_sec`; with a peak also `mfu_sample` and `mfu_learn`.
+    `learn_tokens_per_sec`; with a peak and a shape also `mfu_sample` and
+    `mfu_learn`.
   """
   tokens = float(rollout.length.sum())
   drawn = tokens if tokens_drawn is None else tokens_drawn
@@ -86,7 +87,7 @@ def of_speed(
     'sample_tokens_per_sec': drawn / sample_secs,
     'learn_tokens_per_sec': tokens / learn_secs,
   }
-  if peak is not None:
+  if peak is not None and model is not None:
     # Tokens that were drawn and dropped are taken to cost as much as others.
     flops = forward_flops(rollout, model)
     measured['mfu_sample'] = flops * (drawn / tokens) / sample_secs / peak

@@ -222,3 +222,27 @@ def test_the_learner_is_asked_for_the_updates():
   batch = losses.make_batch(jnp.ones((1, 2, 3), bool), jnp.zeros((1, 2)))
   with pytest.raises(ValueError, match="'updates_done'"):
     losses.credit(method, batch, method.init())
+
+
+def test_grpo_without_std_is_grpo_times_the_deviation():
+  """Group by group: the advantage alone differs, by the standard deviation."""
+  rng = np.random.default_rng(0)
+  mask = np.arange(5) < rng.integers(1, 6, (3, 4))[..., None]
+  reward = rng.normal(size=(3, 4)).astype(np.float32)
+  logp = np.where(mask, rng.normal(size=mask.shape), 0).astype(np.float32)
+  batch = losses.make_batch(mask, reward)
+
+  def advantage(method):
+    return losses.credit(method, batch, method.init())[0].advantage
+
+  without = contrib.grpo_without_std(kl_coefficient=0.0)
+  plain = advantage(losses.methods.grpo(kl_coefficient=0.0))
+  scale = np.std(reward, axis=1)[:, None, None]
+  np.testing.assert_allclose(advantage(without), plain * scale, rtol=1e-5)
+  state = without.init()
+  credited, state = losses.credit(without, batch, state)
+  credited = losses.prepare(without, credited, state)
+  value, _ = losses.surrogate_loss(without, logp, credited, state)
+  centered = (reward - reward.mean(1, keepdims=True))[..., None]
+  expected = -np.mean(np.sum(centered * mask, -1) / np.maximum(mask.sum(-1), 1))
+  np.testing.assert_allclose(value, expected, atol=1e-6)

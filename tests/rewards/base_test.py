@@ -67,7 +67,7 @@ def test_resolve_finds_functions_of_the_package_and_of_others(
   'name, message',
   [
     ('exact_mach', "no reward 'exact_mach' .did you mean 'exact_match'"),
-    ('zzz', "no reward 'zzz'; pass one of .'exact_match'"),
+    ('zzz', "no reward 'zzz'; pass one of .*'exact_match'"),
     ('score', "no reward 'score'"),  # of the package, but no reward
     ('Any', "no reward 'Any'"),
     ('no_such_lab:f', 'failed .ModuleNotFoundError: No module.*PYTHONPATH'),

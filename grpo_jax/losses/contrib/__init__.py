@@ -8,10 +8,12 @@ from grpo_jax.losses.contrib._brakes import coasting_clip
 from grpo_jax.losses.contrib._brakes import coasting_grpo
 from grpo_jax.losses.contrib._brakes import rollback_clip
 from grpo_jax.losses.contrib._brakes import rollback_grpo
+from grpo_jax.losses.contrib._normalization import grpo_without_std
 
 __all__ = (
   'coasting_clip',
   'coasting_grpo',
+  'grpo_without_std',
   'rollback_clip',
   'rollback_grpo',
 )

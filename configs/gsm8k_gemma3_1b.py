@@ -1,0 +1,57 @@
+"""grpo-jax train --config=configs/gsm8k_gemma3_1b.py --workdir=runs/gsm8k
+
+Gemma 3 1B, tuned to follow instructions, on the problems of GSM8K, by GRPO.
+
+Hardware: a TPU host of 4 chips, or one GPU of 80 GB. Not yet run, so no figure
+can be promised.
+
+- Weights: the Hugging Face folder `models/gemma-3-1b-it`
+  (`--config.model.path`).
+- Problems: the official JSONL files of GSM8K, in `data/gsm8k`
+  (`--config.data.train`, `--config.data.heldout`).
+"""
+
+from ml_collections import ConfigDict
+
+from grpo_jax.config import default
+
+
+def get_config() -> ConfigDict:
+  """The embedded default, changed for this model and its problems."""
+  config = default()
+  config.steps = 500
+
+  config.model.path = 'models/gemma-3-1b-it'
+  config.model.compute_dtype = 'bfloat16'
+  config.model.remat = True
+
+  config.data.train = 'data/gsm8k/train.jsonl'
+  config.data.heldout = 'data/gsm8k/test.jsonl'
+  config.data.prompt_field = 'question'
+  config.data.answer_field = 'answer'
+  config.data.tokenizer = ''
+  config.data.chat = True
+  config.data.system_prompt = (
+    'Reason step by step. End with a line that gives the number alone, as in '
+    '"The answer is 42".'
+  )
+  config.data.prompt_buckets = (128, 256, 512)
+  config.data.completion_buckets = (256, 512, 1024)
+  config.rewards = ({'name': 'last_number', 'weight': 1.0},)
+
+  config.sampler.prompts = 64
+  config.sampler.group = 8
+  config.sampler.max_tokens = 1024
+
+  config.learner.method = 'grpo'
+  config.learner.method_kwargs = {'kl_coefficient': 0.0}
+  config.optim.lr = 1e-6
+  config.optim.warmup_steps = 10
+  config.optim.weight_decay = 0.0
+  config.optim.b2 = 0.99
+
+  config.evaluation.every_steps = 50
+  config.evaluation.examples = 500
+  config.checkpoint.every_steps = 50
+  config.mesh.data, config.mesh.fsdp = -1, 4
+  return config

@@ -1,0 +1,379 @@
+"""A model of your own: any Flax NNX module from tokens to logits.
+
+Such a module is called with tokens, positions, a cache and a mask, and returns
+logits and the cache, as those of Tunix do. `from_nnx` splits it into structure
+and parameters and makes a record of what it can do, a `Foreign`. Everything
+outside is then a pure function of the parameters, as for `Transformer`.
+
+A `Foreign` has no `hidden` and `head`: its logits come at once. So it has a
+scorer of its own, `score`, which reads padded rows, and an engine of its own,
+`sampling.PlainEngine`.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+from typing import NamedTuple
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from grpo_jax import sharding
+from grpo_jax.models.layout import Layout
+from grpo_jax.models.scores import Scores
+from grpo_jax.models.scores import token_scores
+
+Array = jax.Array
+Params = dict[str, Any]
+Path = tuple[str, ...]
+# (module, tokens, positions, cache, mask) -> (logits, cache)
+Call = Callable[[Any, Array, Array, Any, Array], tuple[Array, Any]]
+# (module, rows, columns) -> cache
+InitCache = Callable[[Any, int, int], Any]
+
+_EXPECTED = (
+  'a pair (logits, cache) with float logits [rows, tokens, vocabulary] is '
+  'needed; give from_nnx(module, call=...), a function (module, tokens, '
+  'positions, cache, mask) that returns it'
+)
+
+
+def in_order(module, tokens, positions, cache, mask):
+  """Calls a module whose arguments come in this order, as Tunix's do."""
+  return module(tokens, positions, cache, mask)
+
+
+def matrices(path: Path, shape: tuple[int, ...]) -> bool:
+  """Whether a parameter has two axes or more: weight decay's default."""
+  del path
+  return len(shape) > 1
+
+
+def largest(path: Path, shape: tuple[int, ...]) -> tuple[str | None, ...]:
+  """The largest axis is split over `fsdp`: the default of `logical_axes`.
+
+  >>> largest(('kernel',), (64, 256))
+  (None, 'width')
+  """
+  del path
+  if not shape:
+    return ()
+  split = shape.index(max(shape))
+  # `sharding.RULES` gives the axis of this name to `fsdp`.
+  return tuple('width' if i == split else None for i in range(len(shape)))
+
+
+# Compared and hashed by identity: a static argument of compiled programs.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Foreign:
+  """What a module that is not ours can do; made by `from_nnx`.
+
+  Attributes:
+    name: Of the module's class.
+    vocab_size: Logits of each token, `V`.
+    attention: `'mask'` or `'causal'`; see `from_nnx`.
+    call: Calls the module.
+    init_cache: Makes an empty cache; None if the module has none.
+    shapes: The parameter tree as shapes, float32.
+  """
+
+  name: str
+  vocab_size: int
+  attention: str
+  call: Call
+  init_cache: InitCache | None
+  shapes: Params
+  _graphdef: Any
+  _variables: Mapping[tuple[Any, ...], Any]  # of parameters, without values
+  _rest: Mapping[tuple[Any, ...], Any]  # all other variables, with values
+  _decays: Callable[[Path, tuple[int, ...]], bool]
+  _axes: Callable[[Path, tuple[int, ...]], tuple[str | None, ...]]
+
+  @property
+  def config(self) -> None:
+    """None: the module's shape is no `ModelConfig`."""
+    return None
+
+  def logits(
+    self,
+    params: Params,
+    tokens: Array,
+    positions: Array,
+    cache: Any,
+    mask: Array,
+  ) -> tuple[Array, Any]:
+    """Calls the module with these parameters.
+
+    Args:
+      params: The tree that `from_nnx` returned.
+      tokens: i32[B,Q].
+      positions: i32[B,Q], counted from the start of each prompt.
+      cache: From `empty_cache` or an earlier call; None: the keys are the
+        tokens of this call.
+      mask: bool[B,Q,S], which of the S keys each token attends to. The keys are
+        the columns of the cache, or the tokens of this call (S = Q).
+
+    Returns:
+      f32[B,Q,V], and the cache with Q more columns.
+    """
+    module = self._module(params)
+    logits, cache = self.call(module, tokens, positions, cache, mask)
+    return logits.astype(jnp.float32), cache
+
+  def empty_cache(self, params: Params, rows: int, columns: int) -> Any:
+    """A cache for `columns` tokens of each row; the module must have one."""
+    assert self.init_cache is not None
+    return self.init_cache(self._module(params), rows, columns)
+
+  def sampler_params(self, params: Params) -> Params:
+    """A copy of the parameters in the dtypes that the module has."""
+    copied: Params = {}
+    for path, variable in self._variables.items():
+      value = _at(params, tuple(map(str, path)))
+      _put(copied, path, jnp.copy(value.astype(variable.dtype)))
+    return copied
+
+  def logical_axes(self, path: Path, rank: int) -> tuple[str | None, ...]:
+    """The names of a parameter's axes; see `sharding.of_params`."""
+    del rank
+    return self._axes(path, _at(self.shapes, path).shape)
+
+  def decays(self, path: Path) -> bool:
+    """Whether weight decay acts on the parameter at this path."""
+    return self._decays(path, _at(self.shapes, path).shape)
+
+  def _module(self, params: Params) -> Any:
+    """The module, with these parameters."""
+    # New variables in every call: a module may write into them while it is
+    # traced (a counter of random numbers, say), and nothing of that is kept.
+    flat = {
+      path: variable.replace(
+        _at(params, tuple(map(str, path))).astype(variable.dtype)
+      )
+      for path, variable in self._variables.items()
+    }
+    flat |= {path: v.replace(v.get_value()) for path, v in self._rest.items()}
+    return nnx.merge(self._graphdef, nnx.from_flat_state(list(flat.items())))
+
+
+class Pretrained(NamedTuple):
+  """A model of your own, and the parameters that a run begins with."""
+
+  model: Foreign
+  params: Params  # float32, nested dicts
+
+
+def from_nnx(
+  module: nnx.Module,
+  call: Call = in_order,
+  init_cache: InitCache | None = None,
+  attention: str = 'mask',
+  decays: Callable[[Path, tuple[int, ...]], bool] = matrices,
+  logical_axes: Callable[
+    [Path, tuple[int, ...]], tuple[str | None, ...]
+  ] = largest,
+) -> Pretrained:
+  """Makes a module trainable here: the `model` that `grpo_jax.train` takes.
+
+  Args:
+    module: Maps tokens to logits. Its `nnx.Param` are trained; other variables
+      stay as they are now.
+    call: Called as `call(module, tokens, positions, cache, mask)` with i32[B,Q]
+      tokens and positions, and bool[B,Q,S]. It returns logits f[B,Q,V] and the
+      new cache. `cache` is None in training, where S = Q.
+    init_cache: Called as `init_cache(module, rows, columns)`. It returns an
+      empty cache, any tree of arrays, whose shapes and dtypes no call changes.
+      Every row writes its next columns in the order of the calls. None: the
+      engine computes the whole row anew for every token.
+    attention: `'mask'` if a token attends to the keys that the mask allows and
+      to no others. `'causal'` if the module ignores the mask, or adds a window
+      of its own: it attends to what came before. With a cache, prompts are then
+      read token by token, because a cache must have no gaps.
+    decays: From a parameter's path and shape to whether weight decay acts on
+      it; by default on arrays of two axes and more.
+    logical_axes: From a parameter's path and shape to the names of its axes in
+      `sharding.RULES`; by default the largest axis is split over `fsdp`.
+
+  Returns:
+    A `Pretrained` (model, params). The parameters are float32; the module
+    computes in the dtypes that its own have now.
+
+  Raises:
+    ValueError: `attention` is neither of the two, or a call does not return
+      what is needed.
+
+  >>> import jax
+  >>> from flax import nnx
+  >>> class Bigram(nnx.Module):
+  ...   def __init__(self, rngs):
+  ...     self.table = nnx.Embed(8, 8, rngs=rngs)
+  ...   def __call__(self, tokens, positions, cache, mask):
+  ...     return self.table(tokens), cache
+  >>> model, params = from_nnx(Bigram(nnx.Rngs(0)))
+  >>> model.vocab_size, params['table']['embedding'].shape
+  (8, (8, 8))
+  """
+  if attention not in ('mask', 'causal'):
+    raise ValueError(
+      f"from_nnx got attention={attention!r}; give 'mask' if the module obeys "
+      "the mask, or 'causal'."
+    )
+  if not isinstance(module, nnx.Module):
+    raise ValueError(
+      f'from_nnx got {module!r:.60} of type {type(module).__name__}; give an '
+      'instance of a flax.nnx.Module.'
+    )
+  graphdef, trained, rest = nnx.split(module, nnx.Param, ...)
+  variables, params, shapes = {}, {}, {}
+  for path, variable in nnx.to_flat_state(trained):
+    value = jnp.asarray(variable.get_value())
+    variables[path] = variable.replace(
+      jax.ShapeDtypeStruct(value.shape, value.dtype)
+    )
+    _put(params, path, jnp.array(value, jnp.float32))
+    _put(shapes, path, jax.ShapeDtypeStruct(value.shape, jnp.float32))
+  model = Foreign(
+    name=type(module).__qualname__,
+    vocab_size=0,
+    attention=attention,
+    call=call,
+    init_cache=init_cache,
+    shapes=shapes,
+    _graphdef=graphdef,
+    _variables=variables,
+    _rest=dict(nnx.to_flat_state(rest)),
+    _decays=decays,
+    _axes=logical_axes,
+  )
+  vocab_size = _checked_vocab_size(model)
+  return Pretrained(dataclasses.replace(model, vocab_size=vocab_size), params)
+
+
+def score(
+  model: Foreign,
+  params: Params,
+  layout: Layout,
+  temperature: float = 1.0,
+  with_entropy: bool = False,
+  forward_mode: bool = False,
+) -> Scores:
+  """Log-probabilities of the completions in padded rows; see `scores.score`.
+
+  The logits of whole rows exist at once, f32[R,S,V]; fewer rows in a
+  micro-batch take less memory.
+
+  Args:
+    model: From `from_nnx`.
+    params: Its parameters.
+    layout: From `layout.padded_rows`.
+    temperature: The temperature of the sampler.
+    with_entropy: Whether to compute the entropy too.
+    forward_mode: Not read: whether `jax.jvp` passes depends on the module.
+
+  Returns:
+    The `Scores`.
+  """
+  del forward_mode
+  rows, columns = layout.tokens.shape
+  # Not `layout.position`, which is 0 in padding: a module that derives a mask
+  # from positions would attend to it.
+  positions = jnp.broadcast_to(jnp.arange(columns)[None], (rows, columns))
+  logits, _ = model.logits(
+    params, layout.tokens, positions, None, causal_mask(rows, columns)
+  )
+  logits = sharding.constrain_rows(logits)
+  column = jnp.asarray(layout.column)[
+    :, 0, :, None
+  ]  # a padded row has one slot
+  logits = jnp.take_along_axis(logits, column, axis=1)
+  target = jnp.asarray(layout.target)[:, 0]
+  scores = token_scores(logits / temperature, target, with_entropy)
+  return jax.tree.map(lambda x: x[:, None], scores)
+
+
+def causal_mask(rows: int, columns: int) -> Array:
+  """Each token attends to itself and to those before it, bool[B,S,S]."""
+  mask = jnp.tril(jnp.ones((columns, columns), bool))
+  return jnp.broadcast_to(mask[None], (rows, columns, columns))
+
+
+def _checked_vocab_size(model: Foreign) -> int:
+  """Traces the module once with each kind of cache; returns `V`."""
+  tokens = jax.ShapeDtypeStruct((2, 3), jnp.int32)
+  none = jax.ShapeDtypeStruct((2, 3, 3), bool)
+  vocab_size, _ = _traced(model, tokens, None, none)
+  if model.init_cache is not None:
+    cache = jax.eval_shape(
+      lambda params: model.empty_cache(params, 2, 4), model.shapes
+    )
+    mask = jax.ShapeDtypeStruct((2, 3, 4), bool)
+    found, after = _traced(model, tokens, cache, mask)
+    if found != vocab_size or _shapes(after) != _shapes(cache):
+      raise ValueError(
+        f'The call of {model.name} got the cache {_shapes(cache):.200} and '
+        f'returned {_shapes(after):.200}; return the cache with the shapes and '
+        'dtypes that it had, because a loop on the device draws the tokens.'
+      )
+  return vocab_size
+
+
+def _traced(model: Foreign, tokens, cache, mask) -> tuple[int, Any]:
+  """The vocabulary's size and the cache that a call returns, as shapes."""
+  try:
+    # Not `model.logits`, which takes for granted what is checked here.
+    found = jax.eval_shape(
+      lambda params, *args: model.call(model._module(params), *args),
+      model.shapes,
+      tokens,
+      tokens,
+      cache,
+      mask,
+    )
+  except TypeError as error:
+    raise ValueError(
+      f'The call of {model.name} failed ({str(error).splitlines()[0]}), but '
+      f'{_EXPECTED}.'
+    ) from error
+  logits, after = found if _is_pair(found) else (None, None)
+  shape = getattr(logits, 'shape', ())
+  is_float = logits is not None and jnp.issubdtype(
+    getattr(logits, 'dtype', bool), jnp.floating
+  )
+  if len(shape) != 3 or shape[:2] != tokens.shape or not is_float:
+    raise ValueError(
+      f'For tokens {list(tokens.shape)} the call of {model.name} returned '
+      f'{_shapes(found):.200}, but {_EXPECTED}.'
+    )
+  return shape[2], after
+
+
+def _is_pair(found: Any) -> bool:
+  return isinstance(found, tuple | list) and len(found) == 2
+
+
+def _shapes(tree: Any) -> str:
+  """'{'k': f32[2,4,8]}', say."""
+
+  def text(x):
+    if not hasattr(x, 'shape'):
+      return type(x).__name__
+    return f'{jnp.dtype(x.dtype).name}{list(x.shape)}'
+
+  return str(jax.tree.map(text, tree)).replace("'", '')
+
+
+def _at(tree: Any, path: Path) -> Any:
+  """The leaf at a path."""
+  for name in path:
+    tree = tree[name]
+  return tree
+
+
+def _put(tree: dict[str, Any], path: tuple[Any, ...], leaf: Any) -> None:
+  """Puts a leaf at a path of nested dicts, whose keys become text."""
+  *outer, last = map(str, path)  # a checkpoint has no numbers as keys
+  for name in outer:
+    tree = tree.setdefault(name, {})
+  tree[last] = leaf

@@ -1,0 +1,206 @@
+"""A model of the user's own: its record, its scores, what is refused."""
+
+import typing
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax import sampling
+from grpo_jax import sharding
+from grpo_jax.models import foreign
+from grpo_jax.models import layout
+from tests import own_module
+from tests import tiny
+
+EOS = (3, 7, 10)
+OPTIONS = sampling.Sampling(max_tokens=7, eos_ids=EOS, temperature=0.7)
+
+
+def engine(own, **options):
+  made = sampling.PlainEngine(own.model, 0, (4, 8), (8, 16), **options)
+  made.load(own.params, version=5)
+  return made
+
+
+def requests(group=3, options=OPTIONS):
+  prompts = [[1, 2, 3, 4, 5], [6], [2, 9, 4], [8, 8, 1, 1]]
+  return sampling.Requests(prompts, [4, 5, 6, 9], group, 2, options)
+
+
+@pytest.fixture(scope='module', params=own_module.KINDS)
+def drawn(request):
+  own = own_module.made(request.param, vocab_size=12)
+  with jax.default_matmul_precision('highest'):
+    return own, engine(own).generate(requests())
+
+
+def test_sampler_and_learner_agree(drawn):
+  own, found = drawn
+  asked = requests()
+  rows = layout.padded_rows(asked.prompts, found.tokens, found.length, 16)
+  with jax.default_matmul_precision('highest'):
+    scores = foreign.score(own.model, own.params, rows, 0.7, True)
+  assert len(set(found.length.ravel())) > 3  # ragged
+  for name in ('logp', 'entropy'):
+    expected = tiny.gather(getattr(scores, name), rows, found.length)
+    np.testing.assert_allclose(getattr(found, name), expected, atol=1e-5)
+  assert np.all(found.version == 5)
+
+
+def test_every_kind_of_cache_draws_the_same_tokens(drawn):
+  _, found = drawn
+  own = own_module.made('no cache', vocab_size=12)
+  expected = engine(own).generate(requests())
+  for name in ('tokens', 'length', 'finish'):
+    np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+  np.testing.assert_allclose(found.logp, expected.logp, atol=1e-5)
+
+
+def test_tokens_do_not_depend_on_company(drawn):
+  own, found = drawn
+  asked = requests()
+  alone = engine(own, max_rows=3).generate(asked)  # one prompt at a time
+  np.testing.assert_array_equal(alone.tokens, found.tokens)
+  mesh = sharding.make_mesh(2, 2, 1)
+  spread = engine(own, mesh=mesh).generate(asked)
+  np.testing.assert_array_equal(spread.tokens, found.tokens)
+  fewer = engine(own).generate(
+    asked._replace(prompts=asked.prompts[2:], index=asked.index[2:], group=2)
+  )
+  same = found.tokens[2:, :2, : fewer.tokens.shape[-1]]
+  np.testing.assert_array_equal(fewer.tokens, same)
+
+
+def test_the_random_numbers_are_those_of_the_local_engine():
+  """Our transformer as a foreign model draws what LocalEngine draws."""
+  model = tiny.model()
+  params = tiny.params(model)
+
+  class Wrapped(nnx.Module):
+    def __init__(self):
+      self.params = nnx.data(jax.tree.map(nnx.Param, params))
+
+    def __call__(self, tokens, positions, cache, mask):
+      from grpo_jax.models import attention
+
+      del cache
+      tree = jax.tree.map(
+        lambda x: x.get_value(),
+        self.params,
+        is_leaf=lambda x: isinstance(x, nnx.Param),
+      )
+      length = jnp.full((tokens.shape[0],), tokens.shape[1])
+      hidden, _ = model.hidden(
+        model.unstack(tree),
+        tokens,
+        positions,
+        attention.over_prompts(length, 'xla'),
+      )
+      return model.head(tree, hidden), None
+
+  asked = requests(group=2)
+  ours = sampling.LocalEngine(model, 0, (4, 8), (8, 16))
+  ours.load(params, version=5)
+  plain = engine(foreign.from_nnx(Wrapped()))
+  expected, found = ours.generate(asked), plain.generate(asked)
+  np.testing.assert_array_equal(found.tokens, expected.tokens)
+  np.testing.assert_allclose(found.logp, expected.logp, atol=1e-5)
+
+
+def test_parameters_are_float32_and_the_module_keeps_its_dtype():
+  class Half(nnx.Module):
+    def __init__(self):
+      self.table = nnx.Param(jnp.ones((4, 4), jnp.bfloat16))
+
+    def __call__(self, tokens, positions, cache, mask):
+      assert self.table.get_value().dtype == jnp.bfloat16
+      return self.table.get_value()[tokens], cache
+
+  model, params = foreign.from_nnx(Half())
+  assert params['table'].dtype == jnp.float32
+  assert model.sampler_params(params)['table'].dtype == jnp.bfloat16
+  # Nothing that the module writes while it is traced is kept.
+  own = own_module.made()
+  tokens = jnp.ones((1, 2), jnp.int32)
+  mask = foreign.causal_mask(1, 2)
+  first, _ = own.model.logits(own.params, tokens, tokens, None, mask)
+  second, _ = own.model.logits(own.params, tokens, tokens, None, mask)
+  np.testing.assert_array_equal(first, second)
+
+
+def test_decay_and_axes():
+  model, _ = own_module.made()
+  assert model.decays(('attention', '0', 'qkv', 'kernel'))
+  assert not model.decays(('norms', '0', 'scale'))
+  assert model.logical_axes(('embed', 'embedding'), 2) == (None, 'width')
+  model, _ = own_module.made(
+    decays=lambda path, shape: path[0] == 'norms',
+    logical_axes=lambda path, shape: ('vocab', *(None,) * (len(shape) - 1)),
+  )
+  assert model.decays(('norms', '0', 'scale'))
+  assert model.logical_axes(('embed', 'embedding'), 2) == ('vocab', None)
+
+
+class Bad(nnx.Module):
+  def __init__(self, result):
+    self.result = result
+
+  def __call__(self, tokens, positions, cache, mask):
+    return self.result(tokens, cache)
+
+
+def logits(tokens):
+  return jnp.zeros((*tokens.shape, 5))
+
+
+@pytest.mark.parametrize(
+  'result, options, words',
+  [
+    (
+      lambda tokens, cache: logits(tokens),
+      {},
+      r'For tokens \[2, 3\] the call of Bad returned float32\[2, 3, 5\], but a '
+      r'pair \(logits, cache\)',
+    ),
+    (
+      lambda tokens, cache: (logits(tokens)[:, -1], cache),
+      {},
+      r'returned \(float32\[2, 5\], None\), but a pair',
+    ),
+    (
+      lambda tokens, cache: (logits(tokens)[:, -1:], cache),
+      {},
+      r'returned \(float32\[2, 1, 5\], None\), but a pair',
+    ),
+    (
+      lambda tokens, cache: (logits(tokens), None),
+      dict(init_cache=lambda module, rows, columns: jnp.zeros((rows, columns))),
+      r'got the cache float32\[2, 4\] and returned None; return the cache with',
+    ),
+    (
+      lambda tokens, cache: (logits(tokens), cache),
+      dict(call=lambda module, tokens: module(tokens)),
+      r'The call of Bad failed \(.*takes 2 positional.*give from_nnx\(module, ',
+    ),
+    (
+      lambda tokens, cache: (logits(tokens), cache),
+      dict(attention='sliding'),
+      "attention='sliding'; give 'mask'",
+    ),
+  ],
+  ids=['no pair', 'no axis', 'last token', 'cache', 'arguments', 'attention'],
+)
+def test_a_module_that_cannot_be_used(result, options, words):
+  with pytest.raises(ValueError, match=words):
+    foreign.from_nnx(Bad(result), **options)
+
+
+def test_what_is_no_module():
+  with pytest.raises(ValueError, match='of type int; give an instance of a'):
+    foreign.from_nnx(typing.cast(typing.Any, 3))
+  with pytest.raises(ValueError, match='no parameters yet; call load first'):
+    own = own_module.made()
+    sampling.PlainEngine(own.model, 0, (8,), (8,)).generate(requests())
