@@ -46,7 +46,7 @@ FLAGS = {
     'the .gguf file in an installed package, or the workdir of a run.',
   ),
   'folder': flags.DEFINE_string(
-    'folder', None, 'The folder to write, which must not exist or be empty.'
+    'folder', None, 'The folder to write, which must be new or empty.'
   ),
   'adapter': flags.DEFINE_bool(
     'adapter',

@@ -402,3 +402,10 @@ def test_what_a_run_of_a_run_began_with(adapted):
   origin = export.origin_of(small(workdir))
   assert origin is not None and origin.folder == folder
   assert export.origin_of(runs.small()) is None
+
+
+def test_a_model_of_ones_own_has_no_folder(tmp_path):
+  run = Exporting(tmp_path).run
+  run.model = types.SimpleNamespace(config=None)
+  with pytest.raises(ValueError, match='A model of your own has no form'):
+    export.Exports(run, tmp_path)

@@ -130,7 +130,7 @@ def test_a_new_model_is_written_as_the_plainest_family(tmp_path):
 
 @pytest.mark.parametrize('name', ['gemma3', 'qwen2_window'])
 def test_adapters_are_added_to_their_weights(name, tmp_path):
-  """Stacked layers and those behind them, on the host and on devices."""
+  """Stacked layers and those behind them, on the host, a device and a mesh."""
   one = golden.golden(name)
   low = models.LowRank(2, 4.0, ('attention/*', 'mlp/up'))
   config = dataclasses.replace(one.model.config, lora=low)
@@ -140,9 +140,12 @@ def test_adapters_are_added_to_their_weights(name, tmp_path):
   weights.save(tmp_path / 'merged', plain, merged)
   weights.save(tmp_path / 'device', config, params)
   weights.save(tmp_path / 'host', config, jax.tree.map(np.asarray, params))
+  axes = models.Transformer(config).logical_axes
+  place = sharding.of_params(sharding.make_mesh(1, 2, 1), params, axes)
+  weights.save(tmp_path / 'mesh', config, jax.device_put(params, place))
   expected = stored(tmp_path / 'merged')
-  for folder in (tmp_path / 'device', tmp_path / 'host'):
-    found = stored(folder)
+  for where in ('device', 'host', 'mesh'):
+    found = stored(tmp_path / where)
     assert found.keys() == expected.keys()
     for key, tensor in expected.items():
       np.testing.assert_allclose(found[key], tensor, atol=1e-6, err_msg=key)
