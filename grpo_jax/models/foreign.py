@@ -96,6 +96,27 @@ class Foreign:
     """None: the module's shape is no `ModelConfig`."""
     return None
 
+  @property
+  def bytes_per_token(self) -> int:
+    """What training keeps of a token at least: logits, softmax, gradient.
+
+    What the layers keep is not known here.
+    """
+    return 3 * 4 * self.vocab_size
+
+  def module(self, params: Params) -> Any:
+    """A new module with these parameters, in the dtypes that it had."""
+    # New variables in every call: a module may write into them while it is
+    # traced (a counter of random numbers, say), and nothing of that is kept.
+    flat = {
+      path: variable.replace(
+        _at(params, tuple(map(str, path))).astype(variable.dtype)
+      )
+      for path, variable in self._variables.items()
+    }
+    flat |= {path: v.replace(v.get_value()) for path, v in self._rest.items()}
+    return nnx.merge(self._graphdef, nnx.from_flat_state(list(flat.items())))
+
   def logits(
     self,
     params: Params,
@@ -118,14 +139,14 @@ class Foreign:
     Returns:
       f32[B,Q,V], and the cache with Q more columns.
     """
-    module = self._module(params)
+    module = self.module(params)
     logits, cache = self.call(module, tokens, positions, cache, mask)
     return logits.astype(jnp.float32), cache
 
   def empty_cache(self, params: Params, rows: int, columns: int) -> Any:
     """A cache for `columns` tokens of each row; the module must have one."""
     assert self.init_cache is not None
-    return self.init_cache(self._module(params), rows, columns)
+    return self.init_cache(self.module(params), rows, columns)
 
   def sampler_params(self, params: Params) -> Params:
     """A copy of the parameters in the dtypes that the module has."""
@@ -143,19 +164,6 @@ class Foreign:
   def decays(self, path: Path) -> bool:
     """Whether weight decay acts on the parameter at this path."""
     return self._decays(path, _at(self.shapes, path).shape)
-
-  def _module(self, params: Params) -> Any:
-    """The module, with these parameters."""
-    # New variables in every call: a module may write into them while it is
-    # traced (a counter of random numbers, say), and nothing of that is kept.
-    flat = {
-      path: variable.replace(
-        _at(params, tuple(map(str, path))).astype(variable.dtype)
-      )
-      for path, variable in self._variables.items()
-    }
-    flat |= {path: v.replace(v.get_value()) for path, v in self._rest.items()}
-    return nnx.merge(self._graphdef, nnx.from_flat_state(list(flat.items())))
 
 
 class Pretrained(NamedTuple):
@@ -324,7 +332,7 @@ def _traced(model: Foreign, tokens, cache, mask) -> tuple[int, Any]:
   try:
     # Not `model.logits`, which takes for granted what is checked here.
     found = jax.eval_shape(
-      lambda params, *args: model.call(model._module(params), *args),
+      lambda params, *args: model.call(model.module(params), *args),
       model.shapes,
       tokens,
       tokens,

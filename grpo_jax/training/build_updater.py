@@ -41,9 +41,11 @@ def _spec(
   most_tokens, memory = 16384, 2**33
   if jax.default_backend() == 'cpu':
     most_tokens, memory = 2048, 2**29
-  if not isinstance(run.model, Foreign):  # whose layers nobody here knows
-    affordable = memory // models.bytes_per_token(run.model.config)
-    most_tokens = max(1, min(most_tokens, affordable))
+  if isinstance(run.model, Foreign):
+    token_bytes = run.model.bytes_per_token
+  else:
+    token_bytes = models.bytes_per_token(run.model.config)
+  most_tokens = max(1, min(most_tokens, memory // token_bytes))
   common = functools.partial(
     LayoutSpec,
     micro_rows=micro_rows,

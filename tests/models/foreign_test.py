@@ -129,6 +129,10 @@ def test_parameters_are_float32_and_the_module_keeps_its_dtype():
   first, _ = own.model.logits(own.params, tokens, tokens, None, mask)
   second, _ = own.model.logits(own.params, tokens, tokens, None, mask)
   np.testing.assert_array_equal(first, second)
+  module = own.model.module(own.params)
+  again, _ = module(tokens, tokens, None, mask)
+  np.testing.assert_allclose(again, first, atol=1e-6)
+  assert module.calls.get_value() == 1
 
 
 def test_decay_and_axes():

@@ -62,7 +62,7 @@ def test_it_learns(kind, whole, tmp_path):
   workdir = whole
   if kind != 'mask':
     own = own_module.made(kind)
-    train(workdir := tmp_path, model=own, **{'warm_up.steps': 0})
+    train(workdir := tmp_path, kind, own, **{'warm_up.steps': 0})
     # Updates donate their parameters, but not the user's.
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(own.params))
   records = runs.records(workdir)[1:]
