@@ -287,8 +287,8 @@ def _shape(model: Any) -> models.ModelConfig:
   if model.config is None:
     raise ValueError(
       'A model of your own has no form that Hugging Face knows; set '
-      'config.checkpoint.export_every_saves=0, and save its parameters in '
-      'on_rollout.'
+      'config.checkpoint.export_every_saves=0 (the checkpoints hold its '
+      'parameters).'
     )
   return model.config
 
