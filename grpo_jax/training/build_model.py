@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax import config as config_lib
+from grpo_jax import data
 from grpo_jax import models
 from grpo_jax import random_keys
 from grpo_jax import sharding
@@ -106,11 +107,7 @@ def transformer(config: Config, vocab_size: int) -> models.Transformer:
     computed['vocab_size'] = vocab_size
   shape = found.config(**computed)
   _refuse_contradiction(config, fields, shape)
-  if vocab_size > shape.vocab_size:
-    raise ValueError(
-      f'The tokenizer has {vocab_size} token ids, and the embedding of '
-      f'{path} has {shape.vocab_size} rows; give the tokenizer of this model.'
-    )
+  data.check_vocab_size(vocab_size, shape.vocab_size)
   return models.Transformer(dataclasses.replace(shape, lora=adapters))
 
 
