@@ -62,7 +62,9 @@ def permuted(weight, heads):
   return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
-def write(path, config, tensors, architecture='llama', change=None):
+def write(
+  path, config, tensors, architecture='llama', change=None, tokens=None
+):
   """A GGUF file of the tensors of a Hugging Face folder.
 
   Matrices with "mlp" or "embed" in their names are quantized; the others, and
@@ -80,8 +82,12 @@ def write(path, config, tensors, architecture='llama', change=None):
   writer.add_rope_dimension_count(config.head_dim)
   writer.add_rope_freq_base(config.rope_base)
   writer.add_layer_norm_rms_eps(config.norm_epsilon)
-  writer.add_eos_token_id(2)
-  writer.add_token_list([f'token {i}' for i in range(config.vocab_size)])
+  if not tokens:
+    writer.add_eos_token_id(2)
+    writer.add_token_list([f'token {i}' for i in range(config.vocab_size)])
+  for name, value in (tokens or {}).items():
+    add = {str: writer.add_string, int: writer.add_uint32}
+    add.get(type(value), writer.add_array)(name, value)
   if config.rope_scaling:
     writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
     writer.add_rope_scaling_factor(config.rope_scaling.factor)
