@@ -1,6 +1,7 @@
 """The learning curve of a run.
 
 python tests/pictures/learning_curve.py runs/arithmetic
+python tests/pictures/learning_curve.py runs/smollm2 --name=curve_smollm2
 
 reads the `metrics.jsonl` of a workdir and draws held-out accuracy and reward
 against rollouts.
@@ -78,9 +79,10 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('workdir', type=pathlib.Path)
   parser.add_argument('--out', type=pathlib.Path, default=HERE)
+  parser.add_argument('--name', default='learning_curve')
   args = parser.parse_args()
   args.out.mkdir(parents=True, exist_ok=True)
-  path = args.out / 'learning_curve.svg'
+  path = args.out / f'{args.name}.svg'
   print(path, draw(args.workdir, path), sep='\n')
 
 
