@@ -7,7 +7,9 @@ single operations, is kept for the time of one test run and shared by workers.
 """
 
 import atexit
+import gc
 import os
+import pathlib
 import shutil
 import tempfile
 
@@ -32,12 +34,29 @@ import pytest  # noqa: E402
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
+_MOST_MAPS = 20_000
+
 
 def pytest_collection_modifyitems(items):
   """Marks the doctests, which have no line for it, as `quick`."""
   for item in items:
     if isinstance(item, pytest.DoctestItem):
       item.add_marker('quick')
+
+
+@pytest.fixture(autouse=True, scope='module')
+def programs_are_dropped():
+  """Before a worker holds more programs than Linux maps for one process.
+
+  Every compiled program takes some of the 65,530 memory maps that a process may
+  have. Without them XLA ends the process. What is dropped here is read from the
+  directory of compiled programs when it is needed again.
+  """
+  yield
+  maps = pathlib.Path('/proc/self/maps')
+  if maps.exists() and maps.read_bytes().count(b'\n') > _MOST_MAPS:
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)
