@@ -222,7 +222,9 @@ def train(args, model, params, completions, told):
   def step(used=args.prompts // args.micro_rows):
     nonlocal state
     used, start = np.int32(used), np.int32(0)
-    state, _ = updater.train_step(state, batch, number, micro, used, start)
+    state, _ = updater.train_step(
+      None, state, batch, number, micro, used, start
+    )
     return state.step
 
   secs = best_secs(step, args.repeats)

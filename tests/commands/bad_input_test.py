@@ -19,7 +19,7 @@ BARE = (SMALL, '--config.warm_up.steps=0', '--config.data.heldout=')
 BAD_INPUT = {
   'another command': (
     ['dance'],
-    "got 'dance'; the commands are: train, eval, methods, audit",
+    "got 'dance'; the commands are: train, eval, convert, methods",
   ),
   'no workdir': (['train', CONFIG], 'needs --workdir'),
   'no config': (['train', 'WORK'], 'no config.json'),

@@ -82,7 +82,7 @@ def two_steps(learner):
   for _ in range(2):
     before = jax.tree.map(jnp.copy, state)
     state, measured = functions.train_step(
-      state, batch, chosen, stack, used, np.int32(0), True
+      None, state, batch, chosen, stack, used, np.int32(0), True
     )
   batch = losses.prepare(learner.method, batch, before.loss_state)
   return before, state, metrics.to_scalars(measured), batch
