@@ -8,27 +8,32 @@ import platform
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-_VARIABLE = 'jax_compilation_cache_dir'
+_DIRECTORY = 'jax_compilation_cache_dir'
 _LEAST_SECS = 'jax_persistent_cache_min_compile_time_secs'
+_LEAST_SECS_OF_JAX = 1.0  # its default
 
 
 def keep(place: str) -> None:
   """Makes JAX read compiled programs from a directory, and write them there.
 
-  A directory that JAX was given already, by the environment variable
-  `JAX_COMPILATION_CACHE_DIR` or by the calling program, stays.
+  What JAX was given already, by environment variables or by the calling
+  program, stays: its directory (`JAX_COMPILATION_CACHE_DIR`), and which
+  programs are worth keeping (`JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS`).
 
   Args:
     place: A directory, `'auto'` for one in the user's cache directory, or
       `''` for none.
   """
-  if not place or getattr(jax.config, _VARIABLE):
+  given = getattr(jax.config, _DIRECTORY)
+  if not (place or given):
+    return
+  if getattr(jax.config, _LEAST_SECS) == _LEAST_SECS_OF_JAX:
+    # Most programs of a first rollout take less than a second to compile.
+    jax.config.update(_LEAST_SECS, 0.1)
+  if given:
     return
   directory = default_directory() if place == 'auto' else pathlib.Path(place)
-  jax.config.update(_VARIABLE, str(directory))
-  # By default JAX keeps programs that took a second or more to compile, which
-  # leaves out most of those of a first rollout.
-  jax.config.update(_LEAST_SECS, 0.1)
+  jax.config.update(_DIRECTORY, str(directory))
   # JAX decides at its first compilation whether there is a cache. If something
   # has been compiled already, this makes JAX decide anew.
   compilation_cache.reset_cache()

@@ -5,6 +5,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 from grpo_jax.training import compiled_programs
 from tests import cli
 
@@ -15,7 +17,12 @@ def start(tmp_path, *more, **variables):
   for name in list(environment):
     if name.startswith(('JAX_COMPILATION_CACHE', 'JAX_PERSISTENT_CACHE')):
       del environment[name]
-  environment |= {'XDG_CACHE_HOME': str(tmp_path / 'cache'), **variables}
+  environment |= {
+    'XDG_CACHE_HOME': str(tmp_path / 'cache'),
+    # Keeps every program: on a fast machine, most take little time to compile.
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+    **variables,
+  }
   done = subprocess.run(
     [sys.executable, '-m', 'grpo_jax', 'train', cli.SMALL]
     + [f'--workdir={tmp_path}/run', '--config.steps=1', *more],
@@ -55,6 +62,34 @@ def test_the_variable_wins_over_the_field_and_the_field_over_the_default(
     f'--workdir={tmp_path}/again',
   )
   assert kept(tmp_path / 'field') and not (tmp_path / 'cache').exists()
+
+
+@pytest.mark.parametrize('given', [None, 7.0])
+def test_programs_of_a_tenth_of_a_second_are_kept_unless_told_otherwise(given):
+  """Asked in a process of its own, because the answer is global."""
+  environment = cli.environment()
+  environment.pop('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', None)
+  environment['JAX_COMPILATION_CACHE_DIR'] = 'anywhere'
+  if given:
+    environment['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = str(given)
+  told = subprocess.run(
+    [sys.executable, '-c', LEAST_SECS],
+    env=environment,
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  assert told.stdout.split() == [str(given or 0.1), 'anywhere']
+
+
+LEAST_SECS = """
+import jax
+from grpo_jax.training import compiled_programs
+
+compiled_programs.keep('auto')
+print(jax.config.jax_persistent_cache_min_compile_time_secs)
+print(jax.config.jax_compilation_cache_dir)
+"""
 
 
 def test_none_where_the_user_wants_none(tmp_path):
