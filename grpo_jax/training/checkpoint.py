@@ -20,6 +20,8 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from grpo_jax.training import host_memory
+
 Array = jax.Array
 
 
@@ -191,7 +193,7 @@ class Checkpoints:
     import orbax.checkpoint as ocp
 
     # Else the error of an earlier save would be raised by this one.
-    self.check()
+    self.wait()
     if step in self._manager.all_steps():
       return
     host = {**host, 'fingerprint': fingerprint(state)}
@@ -212,6 +214,7 @@ class Checkpoints:
     """Waits until the save that was begun is on the disk, or has failed."""
     with self._surviving('A save has failed'):
       self._manager.wait_until_finished()
+    host_memory.give_back()
 
   def close(self) -> None:
     """Waits for the last save, and closes Orbax's manager."""

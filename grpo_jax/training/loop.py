@@ -131,6 +131,7 @@ def advance(
       drawn, sample_secs = timed(draw, run, prompt_state, step)
   rollout, prompt_state, counts = drawn
   run.engine.unload()  # the update needs the memory, and moves the parameters
+  session_lib.make_room(session)
   with session.monitor.phase('learning', 'compiling, then learning'):
     (state, measured), learn_secs = timed(
       learn, session.update, state, rollout, step

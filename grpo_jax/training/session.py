@@ -283,6 +283,16 @@ def save(
     _export(session, step, state)
 
 
+def make_room(session: Session) -> None:
+  """Frees the memory that checkpoints take, where the next update needs it.
+
+  A checkpoint that is being written is a copy of the state in the memory of the
+  host, which on a CPU is the memory of updates too. There it is written first.
+  """
+  if jax.default_backend() == 'cpu':
+    session.saves.wait()
+
+
 def _export(session: Session, step: int, state: TrainState) -> None:
   """Writes the policy as a Hugging Face folder, once its checkpoint is there.
 

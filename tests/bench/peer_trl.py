@@ -27,18 +27,24 @@ import trl  # noqa: E402
 
 def main() -> None:
   """Trains, and says how long each part of each step took."""
-  args = clock_lib.parser(__doc__).parse_args()
+  parser = clock_lib.parser(__doc__)
+  parser.add_argument('--weights', help='the folder of a pretrained case')
+  args = parser.parse_args()
   clock, case = clock_lib.Clock(), cases.CASES[args.case]
   with tempfile.TemporaryDirectory(prefix='trl_bench_') as folder:
     # From a folder, because TRL loads its reference from the policy's.
-    model_of(case).save_pretrained(f'{folder}/model')
-    model = transformers.LlamaForCausalLM.from_pretrained(f'{folder}/model')
+    source = args.weights or f'{folder}/model'
+    if not args.weights:
+      model_of(case).save_pretrained(source)
+    model = transformers.LlamaForCausalLM.from_pretrained(
+      source, dtype=torch.float32
+    )
     trainer = trl.GRPOTrainer(
       model=model,
       reward_funcs=reward_of(case),
       args=settings(case, args, f'{folder}/run'),
       train_dataset=datasets.Dataset.from_list(prompts(case, args.steps)),
-      processing_class=words(case),
+      processing_class=words(case, args.weights),
       callbacks=[EndOfStep(clock)],
     )
     measure(trainer, clock)
@@ -77,8 +83,10 @@ def model_of(case: cases.Case) -> transformers.LlamaForCausalLM:
   return model
 
 
-def words(case: cases.Case) -> transformers.PreTrainedTokenizerFast:
+def words(case: cases.Case, weights: str | None):
   """One word per id, and an end token that the model cannot draw."""
+  if weights:
+    return transformers.AutoTokenizer.from_pretrained(weights)
   ids = {f't{i}': i for i in range(case.vocab)}
   end = f't{case.end_ids[0]}' if case.end_ids else 'end'
   ids.setdefault(end, case.vocab)
@@ -99,12 +107,12 @@ def settings(case: cases.Case, args, folder: str) -> trl.GRPOConfig:
     num_generations=case.group,
     max_completion_length=case.max_tokens,
     num_iterations=1,
-    beta=cases.KL_COEFFICIENT,
+    beta=case.kl_coefficient,
     loss_type='grpo',
     temperature=1.0,
     top_p=1.0,
     top_k=0,
-    learning_rate=cases.LEARNING_RATE,
+    learning_rate=case.learning_rate,
     lr_scheduler_type='constant',
     gradient_checkpointing=False,  # TRL's default is True, which is slower
     bf16=args.dtype == 'bfloat16',
@@ -120,14 +128,20 @@ def reward_of(case: cases.Case):
   """`rewards.low_half` as TRL calls it."""
 
   def low_half(completion_ids, **_):
-    half = case.vocab // 2
-    return [sum(i < half for i in ids) / len(ids) for ids in completion_ids]
+    low = case.low_ids
+    return [sum(i < low for i in ids) / len(ids) for ids in completion_ids]
 
   return low_half
 
 
-def prompts(case: cases.Case, steps: int) -> list[dict[str, str]]:
-  """Random words."""
+def prompts(case: cases.Case, steps: int) -> list[dict]:
+  """Random words, or questions whose answer has begun."""
+  if case.pretrained:
+    begun = {'role': 'assistant', 'content': cases.COMPLETION_PREFIX}
+    return [
+      {'prompt': [{'role': 'user', 'content': text}, begun]}
+      for text in cases.questions(case.prompts * (steps + 1))
+    ]
   rng = random.Random(0)
   return [
     {

@@ -60,7 +60,7 @@ def main() -> None:
       algo_config=grpo_learner.GRPOConfig(
         num_generations=case.group,
         num_iterations=1,
-        beta=cases.KL_COEFFICIENT,
+        beta=case.kl_coefficient,
         epsilon=0.2,
       ),
     )
@@ -105,7 +105,7 @@ def build(case: cases.Case, mesh, args):
       rollout_engine='vanilla',
       offload_to_cpu=False,
       training_config=rl_cluster.RLTrainingConfig(
-        actor_optimizer=optax.adamw(cases.LEARNING_RATE),
+        actor_optimizer=optax.adamw(case.learning_rate),
         eval_every_n_steps=10**6,
         max_steps=args.steps,
       ),

@@ -25,6 +25,7 @@ if __name__ == '__main__':  # else the folder of this file comes first
   sys.path[0] = str(ROOT)
 
 from tests.bench import cases as cases_lib  # noqa: E402
+from tests.bench import config as bench_config  # noqa: E402
 from tests.bench import environments  # noqa: E402
 from tests.bench import tables  # noqa: E402
 from tests.bench import work  # noqa: E402
@@ -112,6 +113,11 @@ def timed(args, python, name: str, contender, *more) -> tables.Result:
   """One run of one contender; see `run`."""
   steps = args.steps or cases_lib.CASES[name].steps
   script = HERE / f'{SCRIPTS[contender.framework]}.py'
+  case = cases_lib.CASES[name]
+  if contender.framework == 'tunix' and case.pretrained:
+    return {'error': 'peer_tunix.py has random models alone'}
+  if contender.framework == 'trl' and case.pretrained:
+    more = (*more, f'--weights={bench_config.pretrained(case)}')
   return run(
     args,
     [

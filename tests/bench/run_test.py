@@ -91,8 +91,8 @@ def test_a_config_asks_for_the_case(name):
   case, config = cases.CASES[name], bench_config.get_config(name)
   config = config_lib.resolve(config)
   assert config.sampler.group * config.sampler.prompts == case.rows
-  prompts, words = bench_config.files(case)
-  lines = prompts.read_text().splitlines()
+  words = bench_config.tokenizer(case)
+  lines = bench_config.prompts(case).read_text().splitlines()
   tokenizer = data.Tokenizer.from_file(str(words), ('t0',), 't1')
   assert tokenizer.vocab_size == case.vocab
   for line in lines[:3]:

@@ -5,7 +5,6 @@ import numpy as np
 from grpo_jax import models
 from tests.bench.cases import Case
 
-PASSES = 4  # a reference score, the forward pass, and a backward pass of two
 FLOAT_BYTES = {'float32': 4, 'bfloat16': 2}
 
 
@@ -16,7 +15,7 @@ def model_config(case: Case) -> models.ModelConfig:
     num_layers=case.layers,
     width=case.width,
     num_heads=case.heads,
-    num_kv_heads=case.heads,
+    num_kv_heads=case.kv_heads,
     head_dim=case.head_dim,
     mlp_width=case.mlp_width,
   )
@@ -46,8 +45,9 @@ def forward_flops(case: Case, tokens: float) -> float:
 
 
 def learn_flops(case: Case, tokens: float) -> float:
-  """FLOPs of the reference scores and the update."""
-  return PASSES * forward_flops(case, tokens)
+  """FLOPs of the reference scores, if there are any, and the update."""
+  passes = 3 + (case.kl_coefficient > 0)  # a backward pass counts as two
+  return passes * forward_flops(case, tokens)
 
 
 def decode_bytes(case: Case, tokens: float, dtype: str) -> float:
@@ -65,7 +65,7 @@ def decode_bytes(case: Case, tokens: float, dtype: str) -> float:
   config = model_config(case)
   mean = tokens / case.rows
   matrices = models.flops_per_token(config, 0) / 2
-  per_token = 2 * case.layers * case.width  # keys and values
+  per_token = 2 * case.layers * case.kv_heads * case.head_dim  # keys, values
   cached = case.prompts * case.prompt_tokens + case.rows * mean / 2
   numbers = mean * (matrices + per_token * cached)
   return float(numbers) * FLOAT_BYTES[dtype]
