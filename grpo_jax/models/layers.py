@@ -4,6 +4,7 @@ A layer is attention and a gated MLP, or experts in its place; each stands
 behind a norm and has a skip connection around it.
 """
 
+from collections.abc import Callable
 import math
 from typing import Any
 
@@ -43,6 +44,19 @@ def project(x: Array, weight: Array, axes: int = 1) -> Array:
   size = math.prod(weight.shape[:axes])
   flat = x.reshape(-1, size) @ weight.astype(x.dtype).reshape(size, -1)
   return flat.reshape(*x.shape[:-axes], *weight.shape[axes:])
+
+
+def keep_products(function: Callable[..., Any]) -> Callable[..., Any]:
+  """The same function, which keeps little for its backward pass.
+
+  Its arguments and its matrix products are kept. Norms, rotations and
+  activations are computed again: they take less time than reading them from
+  memory would, and in a layer of SmolLM2 they are half of what is kept.
+
+  Args:
+    function: Of arrays; the parameters in it may be any tracers.
+  """
+  return jax.checkpoint(function, policy=jax.checkpoint_policies.dots_saveable)
 
 
 class RMSNorm(nnx.Module):
@@ -112,10 +126,10 @@ class Projections(nnx.Module):
 
 
 class SelfAttention(Projections):
-  """Attention of one layer: everything around a given attention function.
+  """What stands around the attention function of a layer.
 
-  The projections to queries, keys and values, the norms of queries and keys,
-  the rotation by position, and the projection back to the residual stream.
+  `heads` projects to queries, keys and values, normalises the first two and
+  rotates them by position; `mix` projects back to the residual stream.
   """
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
@@ -134,8 +148,10 @@ class SelfAttention(Projections):
       self.query_norm = RMSNorm(size, config.norm_epsilon)
       self.key_norm = RMSNorm(size, config.norm_epsilon)
 
-  def __call__(self, x, position, attention, cache, kind: LayerKind):
-    """f[B,Q,width] -> (f[B,Q,width], cache)."""
+  def heads(
+    self, x: Array, position: Array, kind: LayerKind
+  ) -> tuple[Array, Array, Array]:
+    """f[B,Q,width] -> queries f[B,Q,H,D], keys and values f[B,Q,K,D]."""
     query, key, value = (
       self.project(x, name) for name in ('query', 'key', 'value')
     )
@@ -149,11 +165,11 @@ class SelfAttention(Projections):
     # Attention functions divide by sqrt(D); what else there is goes in here.
     scale = rope.query_scale(self.config, kind)
     query = rope.rotate(query, position, frequency, scale)
-    key = rope.rotate(key, position, frequency)
-    mixed, cache = attention(
-      query, key, value, cache, kind.window_tokens, self.config.attention_cap
-    )
-    return self.project(mixed, 'output', axes=2), cache
+    return query, rope.rotate(key, position, frequency), value
+
+  def mix(self, x: Array) -> Array:
+    """Back from the heads, f[B,Q,H,D] -> f[B,Q,width]."""
+    return self.project(x, 'output', axes=2)
 
 
 class GatedMLP(Projections):
@@ -195,17 +211,27 @@ class Block(nnx.Module):
     self, x, position, attention, cache, counted=None
   ) -> tuple[Array, Any, OfLayer | None]:
     """f[B,Q,width] -> (f[B,Q,width], cache, what the router did if any)."""
-    mixed, cache = self.attention(
-      self.attention_norm(x), position, attention, cache, self.kind
+    config, kind = self.config, self.kind
+    heads = keep_products(self._heads)(x, position)
+    mixed, cache = attention(
+      *heads, cache, kind.window_tokens, config.attention_cap
     )
-    if self.config.post_norms:
+    mixed = self.attention.mix(mixed)
+    if config.post_norms:
       mixed = self.attention_post_norm(mixed)
     x = x + mixed
     routed = None
-    if self.kind.experts:
+    if kind.experts:
+      # Not computed twice, because experts may lie on other devices.
       mixed, routed = self.experts(self.mlp_norm(x), counted)
     else:
-      mixed = self.mlp(self.mlp_norm(x))
-    if self.config.post_norms:
+      mixed = keep_products(self._mlp)(x)
+    if config.post_norms:
       mixed = self.mlp_post_norm(mixed)
     return x + mixed, cache, routed
+
+  def _heads(self, x, position):
+    return self.attention.heads(self.attention_norm(x), position, self.kind)
+
+  def _mlp(self, x):
+    return self.mlp(self.mlp_norm(x))
