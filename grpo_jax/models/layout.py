@@ -133,7 +133,10 @@ class LayoutSpec:
     # shape, and what the last of them lacks is computed as padding.
     on_each = math.ceil(rows / self.shards)
     parts = math.ceil(on_each * row_tokens / self.micro_tokens)
-    return math.ceil(on_each / parts) * self.shards
+    most = math.ceil(on_each / parts)
+    # Where equal parts leave some padding, somewhat smaller ones may leave less.
+    sizes = range(most, most // 2, -1)
+    return min(sizes, key=lambda rows: -on_each % rows) * self.shards
 
 
 def bucket(length: int, sizes: Sequence[int], what: str) -> int:

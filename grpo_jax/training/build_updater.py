@@ -40,7 +40,7 @@ def _spec(
   # tokens of a small model; an accelerator is idle in smaller ones.
   most_tokens, memory = 16384, 2**33
   if jax.default_backend() == 'cpu':
-    most_tokens, memory = 2048, 2**29
+    most_tokens, memory = 2048, 3 * 2**28
   if isinstance(run.model, Foreign):
     token_bytes = run.model.bytes_per_token
   else:

@@ -9,8 +9,8 @@ class Case:
   """One workload.
 
   Unless a field says otherwise, a model has heads of size 32, as many key-value
-  heads as query heads, a SwiGLU of 4 times the width, an output layer of its own
-  and random weights.
+  heads as query heads, a SwiGLU of 4 times the width, an output layer of its
+  own and random weights.
 
   Attributes:
     name: The letter that the command line takes.
@@ -119,7 +119,7 @@ CASES = {
       queries_per_key=3,
       mlp_width=1536,
       low_ids=37,  # the digits are 32 to 41: half of them
-      learning_rate=1e-5,
+      learning_rate=1e-8,  # or completions get shorter, at a pace of each peer
       kl_coefficient=0.0,
     ),
   )
