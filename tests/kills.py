@@ -6,10 +6,12 @@ started once more by the same command. Every run must end with the checkpoint,
 the metrics and the completions of the one that was left alone, bit for bit.
 
 With `--signal=TERM` it is asked to end instead, and the seconds until it has
-saved and ended are told.
+saved and ended are told. With `--model=folder` the run trains a random model
+that comes from a Hugging Face folder, and with `--model=lora` adapters of it.
 """
 
 import argparse
+from collections.abc import Sequence
 import os
 import pathlib
 import random
@@ -20,25 +22,45 @@ import tempfile
 import time
 
 from tests import runs
+from tests.training import export_test
 
 SHORT = (
-  '--config=configs/arithmetic.py',
   '--config.steps=12',
-  '--config.warm_up.steps=40',
   '--config.evaluation.every_steps=4',
   '--config.evaluation.examples=100',
   '--config.checkpoint.every_steps=3',
-  '--config.checkpoint.every_warm_up_steps=10',
   '--config.log.completions_every_steps=1',
+)
+ARITHMETIC = (
+  '--config=configs/arithmetic.py',
+  *SHORT,
+  '--config.warm_up.steps=40',
+  '--config.checkpoint.every_warm_up_steps=10',
 )
 
 
-def start(workdir: pathlib.Path, *more: str) -> subprocess.Popen:
+def of_folder(folder: pathlib.Path) -> tuple[str, ...]:
+  """The options of a run that begins with a Hugging Face folder."""
+  judge = {'name': 'tests.judges:even', 'weight': 1.0}
+  return (
+    '--config=configs/smollm2.py',
+    *SHORT,
+    f'--config.model.path={folder}',
+    f'--config.rewards=({judge},)',
+    '--config.data.prompt_buckets=(160,)',
+    '--config.optim.lr=1e-3',
+  )
+
+
+LORA = ('--config.lora.rank=2', '--config.lora.alpha=4.0')
+
+
+def start(workdir: pathlib.Path, options: Sequence[str]) -> subprocess.Popen:
   """The command, in a process group of its own."""
   kept = {k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'}
   return subprocess.Popen(
     [
-      sys.executable, '-m', 'grpo_jax', 'train', *SHORT, *more,
+      sys.executable, '-m', 'grpo_jax', 'train', *options,
       f'--workdir={workdir}',
     ],
     cwd=runs.ROOT,
@@ -88,24 +110,32 @@ def main() -> None:
   parser.add_argument('--kills', type=int, default=20)
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--signal', choices=('KILL', 'TERM'), default='KILL')
+  parser.add_argument(
+    '--model', choices=('arithmetic', 'folder', 'lora'), default='arithmetic'
+  )
   given = parser.parse_args()
   rng = random.Random(given.seed)
   with tempfile.TemporaryDirectory() as name:
     place = pathlib.Path(name)
     # What is compiled is kept, so that the time of a run is not compilation.
     os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(place / 'compiled'))
-    finish(start(place / 'first'))  # compiles
+    options = ARITHMETIC
+    if given.model != 'arithmetic':
+      options = of_folder(export_test.pretrained(place / 'model', qk_norm=True))
+    if given.model == 'lora':
+      options = (*options, *LORA)
+    finish(start(place / 'first', options))  # compiles
     began = time.monotonic()
-    finish(start(place / 'whole'))
+    finish(start(place / 'whole', options))
     whole = time.monotonic() - began
     runs.assert_equal(place / 'first', place / 'whole')
     print(f'one run takes {whole:.1f} s')
     for number in range(given.kills):
       workdir, secs = place / f'killed_{number}', rng.uniform(0, whole)
       number_sent = signal.Signals[f'SIG{given.signal}']
-      end = signal_after(start(workdir), secs, number_sent)
+      end = signal_after(start(workdir, options), secs, number_sent)
       left = where(workdir)
-      finish(start(workdir))
+      finish(start(workdir, options))
       runs.assert_equal(place / 'whole', workdir)
       print(f'{number + 1}: after {secs:.1f} s {end} ({left}): equal')
   print(f'{given.kills} times, every run ends with the same bits')

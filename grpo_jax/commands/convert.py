@@ -1,25 +1,32 @@
 """`grpo-jax convert`: a model as a Hugging Face folder."""
 
+import os
+
 from grpo_jax.training import export
 
 
 def convert(
-  source: str,
-  folder: str,
+  source: str | os.PathLike,
+  folder: str | os.PathLike,
   checkpoint: str = 'latest',
   dtype: str = 'float32',
   shard_gb: float = 5.0,
   adapter: bool = False,
 ) -> export.Written:
-  """Writes a model, or its adapter; see `export.convert`.
+  """Writes a model, or the adapter of a run, as a Hugging Face folder.
 
   Args:
-    source: The model.
-    folder: Where to.
-    checkpoint: Of a run.
-    dtype: Of the weights in the folder.
+    source: What `config.model.path` takes: the workdir of a run, a Hugging Face
+      folder, a GGUF file or `'package:NAME'`.
+    folder: Where to; it may exist if it is empty.
+    checkpoint: Of a run: `'latest'`, `'best'` or a number of rollouts.
+    dtype: Of the weights in the folder, `'float32'` or `'bfloat16'`.
     shard_gb: Largest file of weights, in GB (10^9 bytes).
-    adapter: Whether to write the adapter of a run alone.
+    adapter: Whether to write the adapter of a run alone, for `peft`. Otherwise
+      it is added to the weights.
+
+  Returns:
+    What was written: the folder, the architecture, parameters and bytes.
 
   Raises:
     ValueError: Something that was given cannot be used.
@@ -29,7 +36,9 @@ def convert(
       f'--shard_gb={shard_gb} is no size of a file; give more than 0.'
     )
   shard_bytes = int(shard_gb * 1e9)
-  return export.convert(source, folder, checkpoint, dtype, shard_bytes, adapter)
+  return export.convert(
+    os.fspath(source), folder, checkpoint, dtype, shard_bytes, adapter
+  )
 
 
 def show(done: export.Written) -> None:

@@ -18,6 +18,8 @@ from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import pass_at_k as evaluate_lib
 from grpo_jax.rollouts import rollout as rollout_lib
 from grpo_jax.training import build
+from grpo_jax.training import build_model
+from grpo_jax.training import checkpoint
 from grpo_jax.training import marks
 from grpo_jax.training import workdir as workdir_lib
 from grpo_jax.training.checkpoint import Checkpoints
@@ -60,7 +62,8 @@ def load(
     A `Policy`.
 
   Raises:
-    ValueError: The workdir has no such checkpoint, or a run of another config.
+    ValueError: The workdir has no such checkpoint, or a run of another config;
+      or the weights beside its adapters are not those that it began with.
   """
   workdir = pathlib.Path(workdir)
   workdir_lib.refuse_another(workdir, config, BOUND, given)
@@ -86,8 +89,9 @@ def load(
     raise ValueError(
       f'There is no checkpoint in {directory}; let the run train on.'
     )
-  whole = lora.join(saved.state, build.frozen_params(run))
-  run.engine.load(whole, version=saved.step)
+  frozen = build.frozen_params(run)
+  build_model.check_frozen(saved, checkpoint.fingerprint(frozen), config)
+  run.engine.load(lora.join(saved.state, frozen), version=saved.step)
   return Policy(run, saved.step, given)
 
 

@@ -1,8 +1,8 @@
-"""`grpo_jax.train`, `evaluate` and `sample`: the commands, called from Python.
+"""`grpo_jax.train`, `evaluate`, `sample` and `convert`: commands from Python.
 
-They do what `grpo-jax train`, `eval` and `sample` do, and take Python objects
-where the command line takes names. A notebook needs no module files for its
-rewards, data and method.
+They do what the commands of `grpo-jax` do, and take Python objects where the
+command line takes names. A notebook needs no module files for its rewards, data
+and method.
 """
 
 import atexit
@@ -24,6 +24,7 @@ from grpo_jax import losses
 from grpo_jax.commands import arguments
 from grpo_jax.commands import eval_and_sample
 from grpo_jax.commands import saved_config
+from grpo_jax.commands.convert import convert as convert
 from grpo_jax.models import foreign
 from grpo_jax.training import given as given_lib
 from grpo_jax.training import loop

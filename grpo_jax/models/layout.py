@@ -134,7 +134,7 @@ class LayoutSpec:
     on_each = math.ceil(rows / self.shards)
     parts = math.ceil(on_each * row_tokens / self.micro_tokens)
     most = math.ceil(on_each / parts)
-    # Where equal parts leave some padding, somewhat smaller ones may leave less.
+    # Equal parts may leave some padding, and somewhat smaller ones less.
     sizes = range(most, most // 2, -1)
     return min(sizes, key=lambda rows: -on_each % rows) * self.shards
 

@@ -39,12 +39,15 @@ def main() -> None:
     model = transformers.LlamaForCausalLM.from_pretrained(
       source, dtype=torch.float32
     )
+    tokenizer = words(case, args.weights)
     trainer = trl.GRPOTrainer(
       model=model,
       reward_funcs=reward_of(case),
       args=settings(case, args, f'{folder}/run'),
-      train_dataset=datasets.Dataset.from_list(prompts(case, args.steps)),
-      processing_class=words(case, args.weights),
+      train_dataset=datasets.Dataset.from_list(
+        prompts(case, args.steps, tokenizer)
+      ),
+      processing_class=tokenizer,
       callbacks=[EndOfStep(clock)],
     )
     measure(trainer, clock)
@@ -134,12 +137,19 @@ def reward_of(case: cases.Case):
   return low_half
 
 
-def prompts(case: cases.Case, steps: int) -> list[dict]:
+def prompts(case: cases.Case, steps: int, tokenizer) -> list[dict[str, str]]:
   """Random words, or questions whose answer has begun."""
   if case.pretrained:
-    begun = {'role': 'assistant', 'content': cases.COMPLETION_PREFIX}
+    # As texts: TRL ends the message of a chat before the completion.
     return [
-      {'prompt': [{'role': 'user', 'content': text}, begun]}
+      {
+        'prompt': tokenizer.apply_chat_template(
+          [{'role': 'user', 'content': text}],
+          add_generation_prompt=True,
+          tokenize=False,
+        )
+        + cases.COMPLETION_PREFIX
+      }
       for text in cases.questions(case.prompts * (steps + 1))
     ]
   rng = random.Random(0)

@@ -189,7 +189,13 @@ def test_auto_takes_the_layout_with_the_least_work():
 
 @pytest.mark.parametrize(
   'rows, row_tokens, shards, expected',
-  [(4, 160, 1, 4), (8, 544, 1, 3), (8, 1088, 1, 2), (3, 9999, 1, 1)]
+  [
+    (4, 160, 1, 4),
+    (8, 544, 1, 2),
+    (9, 544, 1, 3),
+    (8, 1088, 1, 2),
+    (3, 9999, 1, 1),
+  ]
   + [(9, 544, 2, 6), (1, 10, 4, 4)],
 )
 def test_micro_batches_suit_the_device(rows, row_tokens, shards, expected):

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+import grpo_jax
 from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax import models
@@ -179,7 +180,7 @@ def adapted(tmp_path_factory):
 
 def test_adapters_are_added_to_the_weights_that_are_written(adapted, tmp_path):
   folder, config, workdir = adapted
-  done = export.convert(str(workdir), tmp_path / 'out')
+  done = grpo_jax.convert(workdir, tmp_path / 'out')
   assert done.architecture == 'LlamaForCausalLM'
   found, expected = of_folder(tmp_path / 'out'), of_run(config, workdir)
   np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0)

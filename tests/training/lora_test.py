@@ -66,6 +66,8 @@ def test_other_weights_beside_the_adapters_are_refused(
   monkeypatch.setattr(build_model, 'frozen', changed)
   with pytest.raises(ValueError, match='not those that this run began with'):
     loop.train(config, tmp_path)
+  with pytest.raises(ValueError, match='not those that this run began with'):
+    eval_and_sample.load(config, tmp_path)
 
 
 def test_eval_reads_the_whole_policy_and_a_run_may_begin_from_it(
