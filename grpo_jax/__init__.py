@@ -1,6 +1,6 @@
 """Group-based RL post-training in JAX: one surrogate equation, in parts.
 
-- `train`, `evaluate`, `sample` and `convert` are the commands of `grpo-jax` for Python.
+- `train`, `evaluate`, `sample` and `convert` are the commands of `grpo-jax`.
 - `config` has every field of a run and its default.
 - `losses` has the methods and their parts, `rewards` and `data` what a run is
   given, `optim` Adam under clipping, `diagnostics` audits of a loss.

@@ -13,7 +13,7 @@ PACKAGE = pathlib.Path(__file__).parent.parent / 'grpo_jax'
 # What each folder, or module beside the folders, may import of ours. The order
 # is that of a rollout's way: nothing imports what stands above it.
 _LIBRARIES = {'losses', 'optim', 'data', 'rewards', 'config', 'sharding'}
-_SMALL = {'metrics', 'random_keys', 'resolve'}
+_SMALL = {'metrics', 'random_keys', 'resolve', 'gguf_files'}
 _TRAINS = {'learner', 'rollouts', 'sampling', 'models', 'monitor'}
 _ALL = {'training', 'diagnostics', *_TRAINS, *_LIBRARIES, *_SMALL}
 ALLOWED = {
@@ -32,22 +32,23 @@ ALLOWED = {
     'sampling', 'models', 'data', 'rewards', 'losses', 'random_keys',
   },
   'sampling': {'models', 'sharding', 'random_keys'},
-  'models': {'sharding'},
+  'models': {'sharding', 'gguf_files'},
   'diagnostics': {'losses'},
   'monitor': {'config', 'metrics'},
   'losses': set(),
   'optim': set(),
-  'data': set(),
+  'data': {'gguf_files'},
   'rewards': {'resolve'},
   'config': set(),
   'sharding': set(),
   'metrics': set(),
   'random_keys': set(),
   'resolve': set(),
+  'gguf_files': set(),
 }  # fmt: skip
 # Where a folder may not import all of another.
 ONLY = {('learner', 'rollouts'): {'rollouts.types'}}
-NO_JAX = ('rewards', 'data', 'config', 'resolve')
+NO_JAX = ('rewards', 'data', 'config', 'resolve', 'gguf_files')
 
 # Third-party packages that take long to import, and which folders may do so at
 # the top of a file. All others import them in the function that needs them.

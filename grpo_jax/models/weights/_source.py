@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo_jax import gguf_files
 from grpo_jax.models._config import ModelConfig
 from grpo_jax.models.weights import _config_json
 from grpo_jax.models.weights import _gguf
@@ -16,8 +17,6 @@ from grpo_jax.models.weights import _safetensors
 from grpo_jax.models.weights._families import Family
 from grpo_jax.models.weights._safetensors import Stored
 from grpo_jax.models.weights._tensors import Tensors
-
-_PACKAGE = 'package:'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,15 +91,15 @@ def source(path: str | os.PathLike) -> Source:
     ValueError: There is no such model, its architecture is unknown, or one of
       its files is missing or truncated.
   """
-  if str(path).startswith(_PACKAGE):
-    return _from_gguf(_gguf.in_package(str(path).removeprefix(_PACKAGE)))
+  if str(path).startswith(gguf_files.PACKAGE):
+    return _from_gguf(gguf_files.find(path))
   path = pathlib.Path(path).expanduser()
   if path.is_dir():
     return _from_folder(path)
   if not path.exists():
     raise ValueError(
       f'There is no {path}; give a Hugging Face folder, a .gguf file, or '
-      f'{_PACKAGE}NAME for the .gguf file in an installed package.'
+      f'{gguf_files.PACKAGE}NAME for the .gguf file in an installed package.'
     )
   if _safetensors.is_pickle(path):
     raise ValueError(_safetensors.refused_pickle(path))
