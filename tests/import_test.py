@@ -183,7 +183,7 @@ HEAVIER = (
     ('losses', {'losses'}, HEAVIER),
     ('optim', {'optim'}, HEAVIER),
     ('diagnostics', {'diagnostics', 'losses'}, HEAVIER),
-    ('data', {'data'}, ('jax', *HEAVIER)),
+    ('data', {'data', 'gguf_files'}, ('jax', *HEAVIER)),
     ('rewards', {'rewards', 'resolve'}, ('jax', *HEAVIER)),
   ],
 )
