@@ -13,7 +13,7 @@ On two cores, 24 rollouts take five and a half minutes and 4.7 GiB. Of 256
 held-out problems the model gets right (in brackets the 95 % interval):
 
   seed   before   8 rollouts   16     24
-  0      .254     .883         .930   .961 [.930, .978]
+  0      .254     .883         .930   .961 [.930, .979]
   1      .254     .871         .953   .957 [.925, .976]
   2      .254     .879         .945   .949 [.915, .970]
 """

@@ -10,7 +10,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 _DIRECTORY = 'jax_compilation_cache_dir'
 _LEAST_SECS = 'jax_persistent_cache_min_compile_time_secs'
-_LEAST_SECS_OF_JAX = 1.0  # its default
+_LEAST_SECS_OF_JAX = 1.0  # its default, not told from a user's own 1.0
 
 
 def keep(place: str) -> None:

@@ -87,7 +87,7 @@ def model_of(case: cases.Case) -> transformers.LlamaForCausalLM:
 
 
 def words(case: cases.Case, weights: str | None):
-  """One word per id, and an end token that the model cannot draw."""
+  """The tokenizer of the weights; else one word per id, and an end token."""
   if weights:
     return transformers.AutoTokenizer.from_pretrained(weights)
   ids = {f't{i}': i for i in range(case.vocab)}
