@@ -41,7 +41,7 @@ def get_config() -> ConfigDict:
   config.sampler.max_tokens = 6
 
   config.learner.method = 'grpo'
-  config.learner.method_kwargs = dict(kl_coefficient=0.0)
+  config.learner.method_kwargs = dict(kl_coefficient=0.1)
   config.learner.anchor = 'sampler'
   config.optim.lr = 2e-5
   config.optim.warmup_steps = 3

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from grpo_jax import sharding
 from grpo_jax.models import routing
 from grpo_jax.models.attention import over_layout
+from grpo_jax.models.layers import keep_products
 from grpo_jax.models.layout import Layout
 
 Array = jax.Array
@@ -199,7 +200,6 @@ def _in_chunks(
     `Scores` of shape [R,N].
   """
 
-  @jax.checkpoint  # keeps no logits for the backward pass
   def chunk_scores(hidden, target):
     logits = model.head(params, hidden) / temperature
     return token_scores(logits, target, with_entropy)
@@ -208,15 +208,18 @@ def _in_chunks(
   vocab = jax.eval_shape(model.head, params, hidden).shape[-1]
   budget = max(128, _CHUNK_FLOATS // vocab) * sharding.current_row_shards()
   size = max(1, (chunk_tokens or budget) // rows)
-  if number <= size:  # one chunk, without a loop around it
-    return chunk_scores(hidden, target)
+  if number <= size:  # one chunk: no loop, and its logits may be kept
+    return keep_products(chunk_scores)(hidden, target)
   chunks = math.ceil(number / size)
   more = chunks * size - number  # chunks have one shape; the last is padded
   hidden = jnp.pad(hidden, ((0, 0), (0, more), (0, 0)))
   target = jnp.pad(target, ((0, 0), (0, more)))
   hidden = jnp.moveaxis(hidden.reshape(rows, chunks, size, width), 1, 0)
   target = jnp.moveaxis(target.reshape(rows, chunks, size), 1, 0)
-  scores = lax.map(lambda chunk: chunk_scores(*chunk), (hidden, target))
+  # Of several chunks no logits are kept for the backward pass.
+  scores = lax.map(
+    lambda chunk: jax.checkpoint(chunk_scores)(*chunk), (hidden, target)
+  )
   return jax.tree.map(
     lambda x: jnp.moveaxis(x, 0, 1).reshape(rows, -1)[:, :number], scores
   )
