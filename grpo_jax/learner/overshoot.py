@@ -48,7 +48,7 @@ def of_update(
     learner: See `types.Learner`.
     state: Before the update.
     found: The gradient of the update.
-    update: What the optimizer proposed.
+    update: What the optimizer did.
     batch: The prepared optimizer batch, [P,G,T].
     layout: Its micro-batches, [N, rows, ...].
     num_micro: i32[], how many of the N hold anything.

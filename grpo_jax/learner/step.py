@@ -6,6 +6,7 @@ The functions are pure. `updates.Updater` jits them and donates the state.
 from typing import Any
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 import optax
 
@@ -153,7 +154,7 @@ def _prepared(learner, state, batch, prompts, rollout_start) -> losses.Batch:
 
 
 def _optimizer_step(learner, state, found, batch, first) -> Update:
-  """What the optimizer makes of a gradient."""
+  """What the optimizer makes of a gradient; nothing, if it is refused."""
   off = clipped.clipped(found.terms) & batch.keep
   # At least 1, because an optimizer batch may have no token to train.
   kept = jnp.maximum(jnp.sum(batch.keep, dtype=jnp.float32), 1)
@@ -165,38 +166,42 @@ def _optimizer_step(learner, state, found, batch, first) -> Update:
   }
   if learner.with_outward:
     extra['outward'] = found.outward
-  # Most optax transformations refuse arguments that they do not know.
-  updates, opt_state = optax.with_extra_args_support(learner.optimizer).update(
-    found.grads, state.opt_state, state.params, **extra
-  )
   # One number that is finite tells that no entry of the gradient is inf or NaN.
   grad_norm = optax.tree.norm(found.grads)
+  finite = jnp.isfinite(grad_norm)
   idle = ~jnp.any(batch.keep & (batch.advantage != 0))
-  return Update(
-    optax.apply_updates(state.params, updates),
-    opt_state,
-    updates,
-    extra,
-    grad_norm,
-    finite=jnp.isfinite(grad_norm),
-    idle=idle & (learner.on_zero_advantage == 'skip'),
-  )
+  idle &= learner.on_zero_advantage == 'skip'
+
+  def take():
+    # Most optax transformations refuse arguments that they do not know.
+    optimizer = optax.with_extra_args_support(learner.optimizer)
+    updates, opt_state = optimizer.update(
+      found.grads, state.opt_state, state.params, **extra
+    )
+    params = optax.apply_updates(state.params, updates)
+    made = params, opt_state, updates
+    # An optimizer may compute in another dtype than it was given.
+    like = state.params, state.opt_state, state.params
+    return jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), made, like)
+
+  def refuse():
+    nothing = jax.tree.map(jnp.zeros_like, state.params)
+    return state.params, state.opt_state, nothing
+
+  # A branch, and no choice between new and old arrays: these would all exist at
+  # the same time, and a donated state would be copied first.
+  done = lax.cond(finite & ~idle, take, refuse)
+  return Update(*done, extra, grad_norm, finite, idle)
 
 
 def _taken_over(state: TrainState, update: Update) -> TrainState:
-  """The state after an update, if the update is accepted."""
-  accepted = update.accepted
-
-  # A choice, no product: 0 times a NaN of a refused update would be NaN.
-  def choose(new, old):
-    return jax.tree.map(lambda n, o: jnp.where(accepted, n, o), new, old)
-
+  """The state after an update."""
   return TrainState(
-    choose(update.params, state.params),
-    choose(update.opt_state, state.opt_state),
+    update.params,
+    update.opt_state,
     state.loss_state,
     state.reference,
-    step=state.step + accepted,
+    step=state.step + update.accepted,
     nonfinite=state.nonfinite + ~update.finite,
     idle=state.idle + (update.finite & update.idle),
   )

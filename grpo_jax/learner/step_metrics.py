@@ -83,7 +83,7 @@ def of_update(
     learner: See `types.Learner`.
     state: After the update.
     found: Its gradient.
-    update: What the optimizer proposed.
+    update: What the optimizer did.
     batch: The prepared optimizer batch, [P,G,T].
     first: bool[], whether this is the rollout's first update.
 
@@ -111,12 +111,11 @@ def of_update(
   if learner.records:
     for name, value in optim.moment_metrics(update.opt_state).items():
       measured[name] = metrics.masked_mean(value, update.accepted)
-  update_norm = jnp.where(update.accepted, optax.tree.norm(update.updates), 0)
   one = jnp.ones((), jnp.float32)
   return measured | {
     'loss': metrics.masked_mean(found.loss, update.finite),
     'grad_norm': metrics.masked_mean(update.grad_norm, update.finite),
-    'update_norm': metrics.Mean(update_norm, one),
+    'update_norm': metrics.Mean(optax.tree.norm(update.updates), one),
     'param_norm': metrics.Mean(optax.tree.norm(state.params), one),
     # These only grow, so the maximum over a rollout's updates is the last.
     'nonfinite_steps': metrics.Max(state.nonfinite.astype(jnp.float32)),

@@ -132,11 +132,11 @@ class Gradient(NamedTuple):
 
 
 class Update(NamedTuple):
-  """What the optimizer proposes, and whether that is accepted."""
+  """What the optimizer does, which is nothing if the update is not accepted."""
 
   params: Any  # after the update
-  opt_state: Any
-  updates: Any  # the difference of the parameters
+  opt_state: Any  # after the update
+  updates: Any  # the difference of the parameters; 0 if not accepted
   extra: dict[str, Any]  # what the optimizer got besides gradient and state
   grad_norm: Array  # f32[]
   finite: Array  # bool[], whether `grad_norm` is finite
@@ -144,5 +144,5 @@ class Update(NamedTuple):
 
   @property
   def accepted(self) -> Array:
-    """bool[], whether the new parameters and moments are taken over."""
+    """bool[], whether parameters and moments have changed."""
     return self.finite & ~self.idle
