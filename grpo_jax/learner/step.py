@@ -181,8 +181,8 @@ def _optimizer_step(learner, state, found, batch, first) -> Update:
     params = optax.apply_updates(state.params, updates)
     made = params, opt_state, updates
     # An optimizer may compute in another dtype than it was given.
-    like = state.params, state.opt_state, state.params
-    return jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), made, like)
+    given = state.params, state.opt_state, state.params
+    return jax.tree.map(lambda x, like: jnp.asarray(x, like.dtype), made, given)
 
   def refuse():
     nothing = jax.tree.map(jnp.zeros_like, state.params)

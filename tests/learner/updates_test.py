@@ -181,6 +181,25 @@ def test_a_skipped_first_batch_is_not_the_first_update():
   assert taken == [True, False, False]  # a skipped batch is not seen at all
 
 
+def test_an_optimizer_may_compute_in_another_dtype():
+  def update_fn(grads, state, params=None, **extra):
+    del params, extra
+    half = jax.tree.map(lambda g: g.astype(jnp.bfloat16), grads)
+    return half, jax.tree.map(jnp.add, state, half)
+
+  halves = optax.GradientTransformationExtraArgs(
+    lambda params: jax.tree.map(jnp.zeros_like, params), update_fn
+  )
+  learner = make_learner(
+    losses.methods.grpo(kl_coefficient=0), optimizer=halves
+  )
+  made = updates.Updater(learner, PARAMS, spec('padded', 4))
+  state = made.init(jax.tree.map(jnp.copy, PARAMS))
+  state, measured = made(state, make_rollout(reward=np.eye(4)), 0)
+  kinds = {x.dtype for x in jax.tree.leaves((state.params, state.opt_state))}
+  assert kinds == {jnp.dtype('float32')} and measured['update_norm'].total > 0
+
+
 def test_the_sampler_gap_is_neither_filter_nor_drift():
   rollout = make_rollout(reward=np.eye(4))
   batch = rollout.batch._replace(logp_old=None)
