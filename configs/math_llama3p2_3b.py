@@ -7,8 +7,9 @@ can be promised.
 
 - Weights: the Hugging Face folder `models/Llama-3.2-3B-Instruct`
   (`--config.model.path`).
-- Problems: the official JSONL files of MATH, in `data/math`
-  (`--config.data.train`, `--config.data.heldout`).
+- Problems: MATH as JSONL files with `problem` and `solution` in every line, in
+  `data/math` (`--config.data.train`, `--config.data.heldout`). The official
+  release has a file for each problem, to be put together first.
 """
 
 from ml_collections import ConfigDict

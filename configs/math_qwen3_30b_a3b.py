@@ -4,13 +4,14 @@ Qwen3-30B-A3B, 128 experts of which 8 compute each token, on MATH, by GSPO,
 whose ratio of whole completions bears routers that disagree
 (`router_disagreement`).
 
-Hardware: a TPU slice of 64 chips of 32 GB. Not yet run, so no figure can be
-promised.
+Hardware: a TPU slice of 64 chips of 32 GB, which is several hosts. Not yet run,
+so no figure can be promised.
 
 - Weights: the Hugging Face folder `models/Qwen3-30B-A3B`
   (`--config.model.path`).
-- Problems: the official JSONL files of MATH, in `data/math`
-  (`--config.data.train`, `--config.data.heldout`).
+- Problems: MATH as JSONL files with `problem` and `solution` in every line, in
+  `data/math` (`--config.data.train`, `--config.data.heldout`). The official
+  release has a file for each problem, to be put together first.
 """
 
 from ml_collections import ConfigDict

@@ -7,8 +7,9 @@ on GSM8K, advantages divided by the standard deviation of their group, or not:
   --config=configs/normalization_qwen2p5_math_1p5b.py:standard
   --config=configs/normalization_qwen2p5_math_1p5b.py:no_std
 
-The paper gives rank 64, alpha 128, all linear layers and 500 iterations; group
-size, learning rate and batch are ours, because it does not report them.
+The paper gives rank 64, alpha 128, all linear layers and 500 iterations, and
+trains on the easy and the hard half of GSM8K apart, this config on all of it.
+Group size, learning rate and batch are ours: it does not report them.
 
 Hardware: one GPU of 80 GB, or one TPU host. Not yet run, so no figure can be
 promised.

@@ -170,6 +170,12 @@ def test_every_config_file_resolves_and_opens_with_its_command(path):
   spec.loader.exec_module(module)
   resolved = config.resolve(module.get_config())
   assert dataclasses.is_dataclass(resolved)
+  # What it names is there and takes its arguments.
+  build.method(resolved.learner.method, resolved.learner.method_kwargs)
+  assert build.reward_functions(resolved, build.marks.NOTHING)
+  measured = path.stem in ('arithmetic', 'smollm2')
+  assert measured != ('Not yet run' in module.__doc__)
+  assert measured or 'Hardware: ' in module.__doc__
   assert module.__doc__.startswith(
     f'grpo-jax train --config=configs/{path.name} '
   )

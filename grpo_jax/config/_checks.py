@@ -84,6 +84,11 @@ def checks(config: Any):
     yield 0 <= value < 1, f'{name}={value}; give at least 0 and less than 1'
   yield len(config.rewards) > 0, 'no rewards; give at least one'
   yield (
+    not config.lora.rank or len(config.lora.targets) > 0,
+    f'lora.rank={config.lora.rank} with no lora.targets, so that there is '
+    "nothing to train; give patterns, such as ('attention/*',)",
+  )
+  yield (
     0 < config.reference.refresh_weight <= 1,
     f'reference.refresh_weight={config.reference.refresh_weight}; give more '
     'than 0 and at most 1, which copies the policy',

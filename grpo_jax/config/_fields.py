@@ -68,10 +68,11 @@ class Lora:
   # The adapters' product is multiplied by alpha / rank.
   alpha: float = 32.0
   # Which weights get an adapter, as patterns: attention/query, attention/key,
-  # attention/value, attention/output, mlp/gate, mlp/up, mlp/down.
+  # attention/value, attention/output, mlp/gate, mlp/up, mlp/down. Experts get
+  # none.
   targets: tuple[str, ...] = ('*',)
   # Dtype of the weights beside the adapters: 'float32', or 'bfloat16' for half
-  # the memory.
+  # the memory, to which weights of more digits are rounded.
   base_dtype: str = 'float32'
 
 
@@ -79,7 +80,7 @@ class Lora:
 class Source:
   """One of several sources of prompts; see `Data.train`."""
 
-  # 'arithmetic', or the path of a JSONL file.
+  # 'arithmetic', 'largest', or the path of a JSONL file.
   name: str = 'arithmetic'
   # Share of the prompts, relative to the other weights.
   weight: float = 1.0
@@ -89,12 +90,12 @@ class Source:
 class Data:
   """Prompts and tokenizer: the built-in arithmetic, or files of your own."""
 
-  # Prompts to train on: 'arithmetic', the path of a JSONL file, or several of
-  # these with weights, as in
+  # Prompts to train on: 'arithmetic' (sums), 'largest' (the largest of four
+  # numbers), the path of a JSONL file, or several of these with weights:
   # ({'name': 'a.jsonl', 'weight': 3.0}, {'name': 'b.jsonl', 'weight': 1.0}).
   train: str | tuple[Source, ...] = 'arithmetic'
-  # Problems to evaluate on: 'arithmetic', or the path of a JSONL file. '': do
-  # not evaluate.
+  # Problems to evaluate on: 'arithmetic', 'largest', or the path of a JSONL
+  # file. '': do not evaluate.
   heldout: str = 'arithmetic'
   # Field of a JSONL record that has the prompt: a text, or a list of messages
   # with 'role' and 'content'.
@@ -103,8 +104,8 @@ class Data:
   # an answer.
   answer_field: str = 'answer'
   # Tokenizer: '' for that of the model in model.path, 'arithmetic' for single
-  # characters, or the path of a Hugging Face folder, a .gguf file or a
-  # tokenizer.json.
+  # characters, 'package:NAME' for the GGUF file in an installed package, or the
+  # path of a Hugging Face folder, a .gguf file, a tokenizer.json or a workdir.
   tokenizer: str = 'arithmetic'
   # Tokens that end a completion, for a tokenizer.json. Folders and .gguf files
   # name their own, which are taken while this is () or the default.

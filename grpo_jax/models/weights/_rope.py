@@ -38,6 +38,11 @@ def read(row: Family, fields: Fields) -> tuple[Rope, Rope]:
   """
   base, local_base = row.rope_bases
   both = fields.get('rope_scaling') or fields.get('rope_parameters') or {}
+  if not isinstance(both, Mapping):
+    raise ValueError(
+      f'config.json has rope_scaling={both!r:.60}, which is no object with '
+      'fields; give one, such as {"rope_type": "linear", "factor": 2.0}.'
+    )
   full = both.get('full_attention') or {}
   local = both.get('sliding_attention') or {}
   if not full and not local:  # one dict for all kinds of layers

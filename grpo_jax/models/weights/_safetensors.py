@@ -134,11 +134,11 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
   if index.exists():
     try:
       where = json.loads(index.read_text())['weight_map']
-    except (json.JSONDecodeError, KeyError) as error:
+      names = sorted(set(where.values()))
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
       raise ValueError(
         f'{index} is no index of safetensors ({error}); copy it again.'
       ) from error
-    names = sorted(set(where.values()))
     missing = [name for name in names if not (folder / name).exists()]
     if missing:
       raise ValueError(

@@ -123,6 +123,11 @@ def _from_folder(folder: pathlib.Path) -> Source:
     raise ValueError(f'{described} is no JSON ({error}); copy it again.') from (
       error
     )
+  if not isinstance(config_json, dict):
+    raise ValueError(
+      f'{described} holds no object with fields, but {config_json!r:.40}; copy '
+      'it again.'
+    )
   row = _config_json.family_of(config_json)
   reader = _safetensors.Safetensors(folder)
   stored = {

@@ -214,6 +214,11 @@ def test_files_that_cannot_be_read(folder_and_file, tmp_path):
       lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE),
       'llama.rope.scaling.type',
     ),
+    (lambda w: w.add_sliding_window(16), 'llama.attention.sliding_window'),
+    (
+      lambda w: w.add_rope_scaling_attn_factors(0.5),
+      'llama.rope.scaling.attn_factor',
+    ),
     (
       lambda w: w.add_tensor('rope_freqs.weight', np.ones(8, np.float32)),
       'rope_freqs.weight',
@@ -223,6 +228,19 @@ def test_files_that_cannot_be_read(folder_and_file, tmp_path):
 def test_what_a_file_says_and_is_not_read(folder_and_file, change, said):
   _, file = folder_and_file('llama', change=change)
   assert said in refusal(file)
+
+
+def test_the_byte_order_of_another_machine(tmp_path):
+  big = gguf.GGUFEndian.BIG
+  writer = gguf.GGUFWriter(tmp_path / 'x.gguf', 'llama', endianess=big)
+  writer.add_block_count(1)
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+  assert 'the byte order of another kind of machine' in refusal(
+    tmp_path / 'x.gguf'
+  )
 
 
 def test_an_architecture_that_is_not_read(tmp_path):

@@ -202,6 +202,9 @@ def test_missing_and_truncated_files(folder):
   assert file.name in refusal(source)
   (source / 'model.safetensors.index.json').write_text('{"metadata": {}}')
   assert "is no index of safetensors ('weight_map')" in refusal(source)
+  for text in ('[]', '{"weight_map": []}', '{"weight_map": {"a": ["b"]}}'):
+    (source / 'model.safetensors.index.json').write_text(text)
+    assert 'is no index of safetensors' in refusal(source)
 
 
 def test_pickles_are_refused(folder, tmp_path):
@@ -218,6 +221,8 @@ def test_what_is_no_model(folder, tmp_path):
   assert 'config.json, expected.npz' in refusal(source)
   (source / 'config.json').write_text('{')
   assert 'is no JSON' in refusal(source)
+  (source / 'config.json').write_text('[]')
+  assert 'holds no object with fields, but []' in refusal(source)
   (source / 'config.json').unlink()
   assert 'has no config.json' in refusal(source)
   with pytest.raises(ValueError, match='There is no .*nowhere; give'):
@@ -273,3 +278,6 @@ def test_the_path_stands_before_what_its_config_json_is_told(folder):
   described['hidden_act'] = 'relu'
   (source / 'config.json').write_text(json.dumps(described))
   assert "hidden_act='relu'" in refusal(source)
+  described |= {'hidden_act': 'silu', 'rope_scaling': 'linear'}
+  (source / 'config.json').write_text(json.dumps(described))
+  assert "rope_scaling='linear', which is no object" in refusal(source)
