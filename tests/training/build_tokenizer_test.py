@@ -53,7 +53,15 @@ def test_the_tokenizer_of_the_model(folder):
 def test_a_tokenizer_larger_than_the_embedding_is_refused(folder, tmp_path):
   shape = tiny.model(vocab_size=100).config
   weights.save(tmp_path, shape, tiny.params(models.Transformer(shape)))
-  changes = {'data.tokenizer': str(folder), 'model.path': str(tmp_path)}
+  changes = {
+    'data.tokenizer': str(folder),
+    'model.path': str(tmp_path),
+    'model.num_layers': 3,  # the defaults: the shape comes with the folder
+    'model.width': 128,
+    'model.mlp_width': 256,
+    'model.num_heads': 4,
+    'model.unroll': False,
+  }
   with pytest.raises(ValueError, match='embedding of the model has 100 rows'):
     build.sampler(runs.small(**changes), build.marks.NOTHING)
 
