@@ -53,17 +53,12 @@ def test_the_tokenizer_of_the_model(folder):
 def test_a_tokenizer_larger_than_the_embedding_is_refused(folder, tmp_path):
   shape = tiny.model(vocab_size=100).config
   weights.save(tmp_path, shape, tiny.params(models.Transformer(shape)))
-  changes = {
-    'data.tokenizer': str(folder),
-    'model.path': str(tmp_path),
-    'model.num_layers': 3,  # the defaults: the shape comes with the folder
-    'model.width': 128,
-    'model.mlp_width': 256,
-    'model.num_heads': 4,
-    'model.unroll': False,
-  }
+  values = (
+    config_lib.default()
+  )  # its shape of a model is no shape that was given
+  values.data.tokenizer, values.model.path = str(folder), str(tmp_path)
   with pytest.raises(ValueError, match='embedding of the model has 100 rows'):
-    build.sampler(runs.small(**changes), build.marks.NOTHING)
+    build.sampler(config_lib.resolve(values), build.marks.NOTHING)
 
 
 def test_a_tokenizer_from_python_keeps_its_format_unless_told_otherwise(folder):
