@@ -209,11 +209,12 @@ def _text(scale: Scale) -> str:
   parts = []
   for name, cause in causes.items():
     change = np.max([getattr(s, name) for s in scale.settings], axis=0)
-    if change.max() > _NOISE:
-      size = _words.number(change.max(), 2)
+    largest = float(change.max())
+    if largest > _NOISE:
+      size = _words.number(largest, 2)
       phi = scale.factors[_fit.leading(change, _NOISE)]
       said = f'; {cause}: the step changes by {size} at phi = {phi:g}'
-      parts.append((change.max(), said))
+      parts.append((largest, said))
   if len(parts) == 2 and _fit.leading([size for size, _ in parts], _NOISE):
     parts.reverse()  # the larger one first
   return text + ''.join(said for _, said in parts)

@@ -190,8 +190,8 @@ def _optimizer_step(learner, state, found, batch, first) -> Update:
 
   # A branch, and no choice between new and old arrays: these would all exist at
   # the same time, and a donated state would be copied first.
-  done = lax.cond(finite & ~idle, take, refuse)
-  return Update(*done, extra, grad_norm, finite, idle)
+  params, opt_state, updates = lax.cond(finite & ~idle, take, refuse)
+  return Update(params, opt_state, updates, extra, grad_norm, finite, idle)
 
 
 def _taken_over(state: TrainState, update: Update) -> TrainState:
