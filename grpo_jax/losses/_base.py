@@ -42,7 +42,7 @@ class Batch(NamedTuple):
   therefore need no guards against padding.
   """
 
-  tokens: Array  # i32[P,G,T], the sampled ids
+  tokens: Array | None  # i32[P,G,T], the sampled ids
   mask: Array  # bool[P,G,T], the policy chose this token; never changes
   keep: Array  # bool[P,G,T], this token is trained; edited by `on_keep`
   valid: Array  # bool[P,G], the completion exists and was judged
@@ -146,6 +146,9 @@ _PER_TOKEN = (
 )  # fmt: skip
 _PER_COMPLETION = ('valid', 'reward', 'truncated')
 
+# Below the logarithm of any float64 number above 0, in nats.
+_LEAST_LOGP = -1000.0
+
 
 def make_batch(mask, reward, **fields) -> Batch:
   """Builds a `Batch`, with defaults for what the caller does not have.
@@ -156,7 +159,9 @@ def make_batch(mask, reward, **fields) -> Batch:
     **fields: Any other field of `Batch`.
 
   Returns:
-    A `Batch`: all completions valid, none truncated, every token kept.
+    A `Batch`: all completions valid, none truncated, every token kept. Without
+    `tokens`, a method that compares the ids of completions is refused. Without
+    `logp_old` the ratio is 1: right for the first update after sampling alone.
 
   >>> import jax.numpy as jnp
   >>> make_batch(jnp.ones((2, 4, 3), bool), jnp.zeros((2, 4))).valid.shape
@@ -164,7 +169,7 @@ def make_batch(mask, reward, **fields) -> Batch:
   """
   mask, reward = jnp.asarray(mask, bool), jnp.asarray(reward)
   defaults: dict[str, Any] = dict(
-    tokens=jnp.zeros(mask.shape, jnp.int32),
+    tokens=None,
     keep=mask,
     valid=jnp.ones(reward.shape, bool),
     reward_parts=reward[..., None],
@@ -183,7 +188,8 @@ def check_batch(batch: Batch) -> Batch:
   Returns:
     The batch, in which the mask of an invalid completion is empty, per-token
     fields are zero outside the mask, and per-completion fields are zero where
-    not valid. `tokens` stays as it is, because the ids outside the mask are
+    not valid. Log-probabilities are -1000 nats at least, those of tokens that a
+    policy could not draw (minus infinity) among them. `tokens` stays as it is, because the ids outside the mask are
     what a tool wrote. Floats are float32 at least.
 
   Raises:
@@ -221,6 +227,10 @@ def check_batch(batch: Batch) -> Batch:
       # 0 turns the booleans of `keep` into integers, and `_wide` turns them
       # back: `~` and the `where=` of a reduction need booleans.
       value = _wide(jnp.where(mask, fields[name], 0), fields[name].dtype)
+      # The logarithm of 0 would make a log-ratio infinite, and the losses that
+      # saturate it NaN: infinity minus infinity.
+      if name.startswith('logp_'):
+        value = jnp.maximum(value, _LEAST_LOGP)
       fields[name] = value
   # `reward_parts` may have any number of axes behind [P,G].
   parts_valid = valid.reshape(
@@ -356,7 +366,10 @@ def surrogate_loss(
     method: A chain.
     logp: f[P,G,T], log-probability of `batch.tokens` under the policy, nats.
     batch: What `prepare` returned, or some of its completions. When
-      `method.scope` is `'row'`, these may be arranged as any `[P,G]`.
+      `method.scope` is `'row'`, these may be arranged as any `[P,G]`. Without
+      `logp_old` the ratio to the old policy is exactly 1. That is right for the
+      first update after sampling. For every later update of the same rollout
+      give `logp_old`, or nothing is ever clipped.
     state: The state that `credit` returned.
     entropy: f[P,G,T], nats; needed only if `'entropy' in method.requires`.
 
@@ -365,7 +378,8 @@ def surrogate_loss(
 
   Raises:
     ValueError: The method sets no objective, a field that it requires is
-      missing, or `credit` and `prepare` have not been run.
+      missing, `logp` or `entropy` has another shape than the batch, or `credit`
+      and `prepare` have not been run.
 
   >>> import jax.numpy as jnp
   >>> from grpo_jax import losses
@@ -384,6 +398,13 @@ def surrogate_loss(
       'surrogate_loss got a batch without advantage or weight; run '
       'losses.credit on the rollout and losses.prepare on the batch first.'
     )
+  for name, value in (('logp', logp), ('entropy', entropy)):
+    if value is not None and jnp.shape(value) != batch.mask.shape:
+      raise ValueError(
+        f'surrogate_loss got {name} of shape {jnp.shape(value)}, but Batch.mask '
+        f'has shape {batch.mask.shape}: give one value for each token of the '
+        'batch, [P,G,T].'
+      )
   # Losses are float32 at least, whatever the model computes in. `logp` may
   # hold anything outside the mask, NaN too.
   logp = jnp.where(batch.mask, at_least_float32(logp), 0)

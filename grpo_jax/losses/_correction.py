@@ -18,6 +18,7 @@ from grpo_jax.losses._stages import on_advantage
 
 
 def _corrected(
+  name: str,
   factor: Callable[..., tuple[Array, Array]],
   level: str,
   metric: str,
@@ -27,6 +28,7 @@ def _corrected(
   """Multiplies the advantage by a factor of the log importance weight.
 
   Args:
+    name: Of the transform.
     factor: `(log weight f32[P,G,T], **hyper) -> (factor, where it acted)`,
       arrays f32[P,G,T] and bool[P,G,T].
     level: Whose log weight `factor` gets: `'token'`, `'sequence'` (the sum over
@@ -58,6 +60,7 @@ def _corrected(
     saturated = log_w > _ops.MAX_LOG_RATIO
     return advantage * weight, {metric: acted, f'{metric}_saturated': saturated}
 
+  advantage.__qualname__ = name  # for the errors of the stage
   return on_advantage(advantage, ('logp_old', 'logp_sampler'), **hyper)
 
 
@@ -91,7 +94,12 @@ def truncate_token_importance(cap=2.0, self_normalized=False) -> LossTransform:
     Training <https://fengyao.notion.site/off-policy-rl>`_, 2025
   """
   return _corrected(
-    _truncated, 'token', 'importance_truncated', self_normalized, cap=cap
+    'truncate_token_importance',
+    _truncated,
+    'token',
+    'importance_truncated',
+    self_normalized,
+    cap=cap,
   )
 
 
@@ -112,7 +120,12 @@ def truncate_sequence_importance(
     `importance_truncated` marks the tokens of completions above the cap.
   """
   return _corrected(
-    _truncated, 'sequence', 'importance_truncated', self_normalized, cap=cap
+    'truncate_sequence_importance',
+    _truncated,
+    'sequence',
+    'importance_truncated',
+    self_normalized,
+    cap=cap,
   )
 
 
@@ -143,7 +156,13 @@ def mask_token_importance(
     return jnp.where(outside, 0, _ops.saturating_exp(log_w)), outside
 
   return _corrected(
-    factor, 'token', 'importance_masked', self_normalized, low=low, high=high
+    'mask_token_importance',
+    factor,
+    'token',
+    'importance_masked',
+    self_normalized,
+    low=low,
+    high=high,
   )
 
 
@@ -168,7 +187,12 @@ def mask_sequence_importance(cap=3.0, self_normalized=False) -> LossTransform:
     return jnp.where(weight > cap, 0, weight), weight > cap
 
   return _corrected(
-    factor, 'sequence', 'importance_masked', self_normalized, cap=cap
+    'mask_sequence_importance',
+    factor,
+    'sequence',
+    'importance_masked',
+    self_normalized,
+    cap=cap,
   )
 
 
@@ -194,4 +218,11 @@ def gate_geometric_mean(low=0.01, high=0.01) -> LossTransform:
     outside = _outside(log_w, low, high)
     return jnp.where(outside, 0, 1), outside
 
-  return _corrected(factor, 'mean', 'geometric_gated', low=low, high=high)
+  return _corrected(
+    'gate_geometric_mean',
+    factor,
+    'mean',
+    'geometric_gated',
+    low=low,
+    high=high,
+  )

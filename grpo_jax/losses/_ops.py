@@ -10,6 +10,7 @@ from jax.sharding import reshard
 from grpo_jax.losses._base import Array
 from grpo_jax.losses._base import Batch
 from grpo_jax.losses._base import SurrogateTerms
+from grpo_jax.losses._base import at_least_float32
 
 MAX_LOG_RATIO = 20.0  # nats; `saturating_exp` stops here, at e^20 = 4.9e8
 
@@ -101,9 +102,15 @@ def deviation_of(value: Array, mask: Array, deviation: str, axis=None) -> Array:
     The deviation; 0 where too few values count.
   """
   number = jnp.sum(mask, axis=axis, keepdims=True, dtype=value.dtype)
-  square = jnp.sum(jnp.square(value), axis=axis, keepdims=True)
+  # Divided by a power of two, which rounds nothing: squares of values of 1e-20
+  # or 1e20 would be 0 or infinite.
+  largest = jnp.max(jnp.abs(value), axis=axis, keepdims=True)
+  exponent = jnp.frexp(largest)[1]
+  scaled = jnp.ldexp(value, -exponent)
+  square = jnp.sum(jnp.square(scaled), axis=axis, keepdims=True)
   # n - 1 is 0 for a single value and -1 for none; the squares are 0 then.
-  return jnp.sqrt(safe_divide(square, number - (deviation == 'sample')))
+  spread = jnp.sqrt(safe_divide(square, number - (deviation == 'sample')))
+  return jnp.ldexp(spread, exponent)
 
 
 def normalized(
@@ -115,17 +122,27 @@ def normalized(
 ) -> Array:
   """The z-score of each value where `mask`; exactly 0 for equal values.
 
-  Values that differ by no more than rounding errors count as equal: values that
-  are computed (shares of an entropy, say) may be equal on paper only.
+  Which values count as equal says `all_equal`.
   """
   offset = centered(value, mask, axis)
   spread = deviation_of(offset, mask, deviation, axis)
-  size = jnp.max(
-    jnp.abs(value), axis=axis, keepdims=True, where=mask, initial=0
-  )
-  # About four units in the last place of the largest value.
-  differ = spread > 4 * jnp.finfo(value.dtype).eps * size
-  return jnp.where(differ, safe_divide(offset, spread + epsilon), 0)
+  score = safe_divide(offset, spread + epsilon)
+  return jnp.where(all_equal(value, mask, axis), 0, score)
+
+
+def all_equal(value: Array, mask: Array, axis=None) -> Array:
+  """Whether the values differ by no more than rounding, bool, axes kept.
+
+  Values that are computed (a weighted sum of rewards, shares of an entropy) may
+  be equal on paper only. So values count as equal if the largest and the
+  smallest differ by at most four units in the last place of the one of largest
+  size, 4.8e-7 of it in float32. No value at all counts as equal too.
+  """
+  reduced = dict(axis=axis, keepdims=True, where=mask)
+  high = jnp.max(value, **reduced, initial=-jnp.inf)
+  low = jnp.min(value, **reduced, initial=jnp.inf)
+  size = jnp.max(jnp.abs(value), **reduced, initial=0)
+  return high - low <= 4 * jnp.finfo(value.dtype).eps * size
 
 
 def centered_reward(batch: Batch) -> Array:
@@ -147,13 +164,9 @@ def uniform_groups(batch: Batch) -> Array:
     batch: See `Batch`.
 
   Returns:
-    bool[P].
+    bool[P]; what counts as equal is what a z-score makes 0, see `all_equal`.
   """
-  high = jnp.max(batch.reward, axis=1, where=batch.valid, initial=-jnp.inf)
-  low = jnp.min(batch.reward, axis=1, where=batch.valid, initial=jnp.inf)
-  # Not `==`: without a valid reward this compares minus infinity with
-  # infinity, and such a group counts as uniform.
-  return high <= low
+  return all_equal(at_least_float32(batch.reward), batch.valid, axis=1)[:, 0]
 
 
 def length(batch: Batch) -> Array:

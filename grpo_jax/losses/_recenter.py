@@ -71,7 +71,7 @@ def recenter_shared_prefix() -> LossTransform:
   def advantage(advantage, batch):
     return _recentered(advantage, batch, whole=True)
 
-  return on_weighted_advantage(advantage)
+  return on_weighted_advantage(advantage, requires=('tokens',))
 
 
 def recenter_branches() -> LossTransform:
@@ -110,7 +110,7 @@ def recenter_branches() -> LossTransform:
   def advantage(advantage, batch):
     return _recentered(advantage, batch, whole=False)
 
-  return on_weighted_advantage(advantage)
+  return on_weighted_advantage(advantage, requires=('tokens',))
 
 
 def _recentered(advantage: Array, batch: Batch, whole: bool) -> Array:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from grpo_jax.losses._base import Array
 from grpo_jax.losses._base import LossTransform
 from grpo_jax.losses._controllers import Controller
 from grpo_jax.losses._controllers import scheduled
@@ -228,6 +229,7 @@ def _stage(
     check_order(batch)
     old = (getattr(batch, field),) if edits else ()
     value, metrics = _with_metrics(call(state, *old, batch))
+    value = _of_shape(name, place, value, batch.mask.shape)
     # A Batch has no field for metrics. The learner takes those of `credit` out
     # of `extras` before anything else reads the batch.
     marked = {CREDIT_METRIC + key: value for key, value in metrics.items()}
@@ -262,6 +264,7 @@ def _stage(
       return terms
     check_order(terms)
     value, metrics = _with_metrics(call(state, terms, batch))
+    value = _of_shape(name, place, value, batch.mask.shape)
     value = jnp.where(batch.mask, value, 0)
     if field == 'penalty':
       value = terms.penalty + value
@@ -276,6 +279,42 @@ def _with_metrics(result):
   """(array, metrics) of what a stage's function returned."""
   value, metrics = result if isinstance(result, tuple) else (result, {})
   return jnp.asarray(value), metrics
+
+
+def _of_shape(name: str, place: _Place, value: Array, shape) -> Array:
+  """What a stage's function returned, in the shape of its field.
+
+  Any other shape that broadcasts (one prompt of the batch, a mean over it, the
+  transposed reward) would give completions the credit of others.
+
+  Args:
+    name: Of the function.
+    place: What it writes.
+    value: What it returned.
+    shape: [P,G,T].
+
+  Returns:
+    [P,G] for the reward, else [P,G,1] or [P,G,T].
+
+  Raises:
+    ValueError: It has another shape.
+  """
+  prompts, group, tokens = shape
+  per_completion = (prompts, group), (prompts, group, 1)
+  if place.field == 'reward':
+    allowed, words = per_completion[:1], '[P,G]'
+  else:
+    allowed = *per_completion, (prompts, group, tokens)
+    words = '[P,G,T], or [P,G] for one value per completion'
+  if value.shape not in allowed:
+    raise ValueError(
+      f'{name} returned an array of shape {value.shape} for {place.field!r}, '
+      f'but this batch has [P,G,T] = {tuple(shape)} (prompts, completions per '
+      f'prompt, completion positions); return {words}.'
+    )
+  if place.field != 'reward' and value.ndim == 2:
+    return value[:, :, None]
+  return value
 
 
 def _joined(old, new):
@@ -305,7 +344,6 @@ def _written(batch, field, value):
     edit = batch.extras.get('reward_edit', 0) + value - batch.reward
     extras = {**batch.extras, 'reward_edit': edit}
     return batch._replace(reward=value, extras=extras)
-  value = value[:, :, None] if value.ndim == 2 else value
   if field == 'keep':
     return batch._replace(keep=batch.keep & value)
   return batch._replace(**{field: jnp.where(batch.mask, value, 0)})

@@ -222,4 +222,4 @@ def weigh_conflict_tokens(wrong=0.0, right=2.0) -> LossTransform:
     factor = jnp.where(above, right, wrong)
     return jnp.where(conflict_tokens(batch), factor * weight, weight)
 
-  return on_weight(weight, wrong=wrong, right=right)
+  return on_weight(weight, requires=('tokens',), wrong=wrong, right=right)

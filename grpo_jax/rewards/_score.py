@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Awaitable
+from collections.abc import Mapping
 from collections.abc import Sequence
+from collections.abc import Set
 from concurrent import futures
 import dataclasses
 import inspect
@@ -147,8 +149,10 @@ class _Call:
     """The result as one number or None per completion."""
     if not _takes_lists(self.reward):
       return [self._number(result, 0)]
+    # A dict would give its keys, and a set an order of its own.
+    unordered = isinstance(result, Mapping | Set | str | bytes)
     try:
-      values = list(result)
+      values = None if unordered else list(result)
     except TypeError:  # a single number, say
       values = None
     if values is None or len(values) != len(self.prompts):

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from grpo_jax import data
+from grpo_jax import losses
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts.types import Rollout
 from grpo_jax.rollouts.types import concatenate
@@ -140,7 +141,9 @@ def draw(
         for p in np.flatnonzero(_solved(fresh, right_reward))
       }
     # Without dynamic sampling every group counts, whatever its rewards.
-    equal = _equal_rewards(fresh) if rounds else np.zeros(number, bool)
+    equal = np.zeros(number, bool)
+    if rounds:
+      equal = np.asarray(losses.uniform_groups(fresh.batch))
     # Groups of equal rewards are kept too: they may have to fill a rollout.
     kept.append(select(fresh, np.flatnonzero(~equal)))
     uniform.append(select(fresh, np.flatnonzero(equal)))
@@ -232,18 +235,6 @@ def _solved(rollout: Rollout, right_reward: float) -> np.ndarray:
   valid = np.asarray(rollout.batch.valid)
   wrong = valid & ~_right(rollout, right_reward)
   return np.logical_and(valid.any(axis=1), ~wrong.any(axis=1))
-
-
-def _equal_rewards(rollout: Rollout) -> np.ndarray:
-  """bool[P]: the groups in which no two judged completions differ in reward.
-
-  A group with one judged completion or none is such a group.
-  """
-  reward, valid = rollout.batch.reward, np.asarray(rollout.batch.valid)
-  # Without a judged completion, least is inf and most is -inf: equal as well.
-  most = np.max(reward, axis=1, where=valid, initial=-np.inf)
-  least = np.min(reward, axis=1, where=valid, initial=np.inf)
-  return np.asarray(least >= most)
 
 
 def _accuracy(parts: Sequence[Rollout], right_reward: float) -> float:

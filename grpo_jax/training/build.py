@@ -254,7 +254,10 @@ def _method(config: Config, given: Given) -> losses.LossTransform:
   }
   learner = config.learner
   loss = method(learner.method, learner.method_kwargs, given=given, facts=facts)
-  tokens = jnp.zeros((1, config.sampler.group, 2))
+  # Sizes that differ from each other and from 1, so that a result of another
+  # shape cannot pass.
+  group = config.sampler.group
+  tokens = jnp.zeros((group + 1, group, group + 2))
   known = {'entropy', 'noise', 'updates_done', *losses.Batch._fields}
   if loss.requires <= known:
     # A method that requires a field of the user's own is not traced, because
@@ -262,6 +265,7 @@ def _method(config: Config, given: Given) -> losses.LossTransform:
     batch = losses.make_batch(
       tokens == 0,
       tokens[..., 0],
+      tokens=tokens.astype(jnp.int32),
       reward_parts=jnp.zeros((*tokens.shape[:2], len(config.rewards))),
     )
     batch = losses.with_required(loss, batch)
@@ -279,7 +283,23 @@ def _method(config: Config, given: Given) -> losses.LossTransform:
         f'config.learner.method_kwargs ({str(error).splitlines()[0]}); give '
         'numbers where it wants numbers.'
       ) from error
+    if group == 1 and not _credits_alone(loss, batch):
+      raise ValueError(
+        f'sampler.group=1 with the method {learner.method!r}, which compares '
+        'the completions of a prompt: every advantage would be 0; give '
+        'sampler.group=2 or more, or a method that needs no group, such as '
+        "'reinforce'."
+      )
   return loss
+
+
+def _credits_alone(loss: losses.LossTransform, batch: losses.Batch) -> bool:
+  """Whether groups of a single completion get an advantage that is not 0."""
+  reward = jnp.arange(batch.reward.shape[0], dtype=jnp.float32)[:, None]
+  parts = jnp.broadcast_to(reward[..., None], batch.reward_parts.shape)
+  batch = batch._replace(reward=reward, reward_parts=parts)
+  credited, _ = losses.credit(loss, batch, loss.init())
+  return bool(jnp.any(credited.advantage != 0))
 
 
 def tokenizer_of(
