@@ -243,6 +243,9 @@ class Learner:
   # What to do with an optimizer batch whose advantages are all 0: 'skip', or
   # 'step', in which momentum, weight decay and KL still move the policy.
   on_zero_advantage: str = 'skip'
+  # Rollouts in a row without any update that is finite, after which the run is
+  # saved and ends; 0: it goes on.
+  nonfinite_rollouts: int = 5
   # Weight of a penalty on uneven use of experts, which is added to the loss of
   # a model that has experts. Raise it, to 0.001 say, if expert_load_max grows.
   # 0 leaves the penalty out; above 0 an update takes a third longer.

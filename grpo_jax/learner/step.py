@@ -3,6 +3,7 @@
 The functions are pure. `updates.Updater` jits them and donates the state.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -121,8 +122,9 @@ def train_step(
     watch: Whether to measure overshoot too, see `overshoot.of_update`; static.
 
   Returns:
-    The new state and metrics. An update whose gradient is not finite changes
-    nothing but a counter. The same holds for an update whose advantages are
+    The new state and metrics. An update changes nothing but a counter if its
+    loss, its gradient, the new parameters or the new state of the optimizer
+    have an entry that is not finite. The same holds for an update whose advantages are
     all 0, if `on_zero_advantage` is `'skip'`; penalties then have no effect.
   """
   batch = _prepared(learner, state, batch, prompts, rollout_start)
@@ -166,13 +168,10 @@ def _optimizer_step(learner, state, found, batch, first) -> Update:
   }
   if learner.with_outward:
     extra['outward'] = found.outward
-  # One number that is finite tells that no entry of the gradient is inf or NaN.
-  grad_norm = optax.tree.norm(found.grads)
-  finite = jnp.isfinite(grad_norm)
   idle = ~jnp.any(batch.keep & (batch.advantage != 0))
   idle &= learner.on_zero_advantage == 'skip'
 
-  def take():
+  def taken():
     # Most optax transformations refuse arguments that they do not know.
     optimizer = optax.with_extra_args_support(learner.optimizer)
     updates, opt_state = optimizer.update(
@@ -188,10 +187,31 @@ def _optimizer_step(learner, state, found, batch, first) -> Update:
     nothing = jax.tree.map(jnp.zeros_like, state.params)
     return state.params, state.opt_state, nothing
 
-  # A branch, and no choice between new and old arrays: these would all exist at
-  # the same time, and a donated state would be copied first.
-  params, opt_state, updates = lax.cond(finite & ~idle, take, refuse)
-  return Update(params, opt_state, updates, extra, grad_norm, finite, idle)
+  # One number that is finite tells that no entry of the gradient is inf or NaN.
+  grad_norm = optax.tree.norm(found.grads)
+  sound = {
+    'loss': jnp.isfinite(found.loss),
+    'gradient': jnp.isfinite(grad_norm),
+    'update': _all_finite(taken()),
+  }
+  finite = functools.reduce(jnp.logical_and, sound.values())
+  # The update is computed twice: to look at it, and to take it. A choice between
+  # new and old arrays would hold both at the same time, and copy a donated
+  # state first.
+  params, opt_state, updates = lax.cond(finite & ~idle, taken, refuse)
+  return Update(
+    params, opt_state, updates, extra, grad_norm, sound, finite, idle
+  )
+
+
+def _all_finite(tree: Any) -> Array:
+  """Whether no entry of any array is infinite or NaN, bool[]."""
+  leaves = [
+    x for x in jax.tree.leaves(tree) if jnp.isdtype(x.dtype, 'real floating')
+  ]
+  return functools.reduce(
+    jnp.logical_and, [jnp.all(jnp.isfinite(x)) for x in leaves], jnp.array(True)
+  )
 
 
 def _taken_over(state: TrainState, update: Update) -> TrainState:

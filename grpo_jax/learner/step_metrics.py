@@ -88,7 +88,7 @@ def of_update(
     first: bool[], whether this is the rollout's first update.
 
   Returns:
-    What `of_terms` and `of_prefixes` return, and `loss`, `grad_norm`,
+    What `of_terms`, `of_prefixes` and `nonfinite` return, and `loss`, `grad_norm`,
     `update_norm` (0 if the update is not accepted), `param_norm`; the counters
     `nonfinite_steps` and `idle_steps` of the state, which only grow; what
     `optim.record_adam_moments` has recorded, if the optimizer records; and what
@@ -112,6 +112,7 @@ def of_update(
     for name, value in optim.moment_metrics(update.opt_state).items():
       measured[name] = metrics.masked_mean(value, update.accepted)
   one = jnp.ones((), jnp.float32)
+  measured |= nonfinite(update.sound)
   return measured | {
     'loss': metrics.masked_mean(found.loss, update.finite),
     'grad_norm': metrics.masked_mean(update.grad_norm, update.finite),
@@ -121,6 +122,19 @@ def of_update(
     'nonfinite_steps': metrics.Max(state.nonfinite.astype(jnp.float32)),
     'idle_steps': metrics.Max(state.idle.astype(jnp.float32)),
   }
+
+
+def nonfinite(sound: dict[str, Array]) -> Measured:
+  """The first part of an update that is not finite, as shares of updates.
+
+  What comes after it is not finite either, for no other reason.
+  """
+  measured, before = {}, jnp.array(True)
+  for name, fine in sound.items():
+    share = (before & ~fine).astype(jnp.float32)
+    measured[f'nonfinite_{name}'] = metrics.Mean(share, jnp.ones_like(share))
+    before &= fine
+  return measured
 
 
 def of_terms(terms: losses.SurrogateTerms, batch: losses.Batch) -> Measured:

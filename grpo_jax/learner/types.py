@@ -25,7 +25,7 @@ class TrainState(NamedTuple):
   loss_state: Any  # of the method; moved once per rollout
   reference: Any  # parameters, like params, if the method has one, else None
   step: Array  # i32[], updates taken
-  nonfinite: Array  # i32[], updates refused: the gradient was not finite
+  nonfinite: Array  # i32[], updates refused, see `Update.sound`
   idle: Array  # i32[], updates skipped: every advantage was 0
 
 
@@ -139,7 +139,8 @@ class Update(NamedTuple):
   updates: Any  # the difference of the parameters; 0 if not accepted
   extra: dict[str, Any]  # what the optimizer got besides gradient and state
   grad_norm: Array  # f32[]
-  finite: Array  # bool[], whether `grad_norm` is finite
+  sound: dict[str, Array]  # bool[]: is the loss, gradient, update finite?
+  finite: Array  # bool[], whether all of these are
   idle: Array  # bool[], to be skipped, because every advantage is 0
 
   @property

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from collections.abc import Mapping
-import math
 from typing import NamedTuple
 
 from grpo_jax import config
@@ -96,8 +95,21 @@ def _table(log: config.Log) -> list[_Alarm]:
       ),
     ),
     _Alarm('uniform_groups', lambda value: value >= _ALL, _uniform),
-    _Alarm('loss', _not_finite, _broken('loss')),
-    _Alarm('grad_norm', _not_finite, _broken('grad_norm')),
+    _Alarm('nonfinite_loss', _any, _refused('loss', 'the method or a reward')),
+    _Alarm('nonfinite_gradient', _any, _refused('gradient', 'the method')),
+    _Alarm(
+      'nonfinite_update',
+      _any,
+      _refused('update', 'optim.lr, optim.epsilon or the optimizer'),
+    ),
+    _Alarm(
+      'judged',
+      lambda value: value == 0,
+      lambda *_: (
+        'No completion was judged: every reward function returned None; look '
+        'at the reward functions.'
+      ),
+    ),
   ]
 
 
@@ -121,13 +133,12 @@ def _uniform(value: float, scalars: Mapping[str, float | None]) -> str:
   )
 
 
-def _not_finite(value: float) -> bool:
-  return not math.isfinite(value)
+def _any(share: float) -> bool:
+  return share > 0
 
 
-def _broken(name: str):
-  return lambda value, _: (
-    f'{name} is {value}: an update whose gradient is not finite is skipped; if '
-    'this goes on, start again from an earlier checkpoint, with a lower '
-    'optim.lr.'
+def _refused(part: str, cause: str):
+  return lambda share, _: (
+    f'The {part} of {share:.0%} of the updates is not finite. Such updates are '
+    f'refused: nothing is learned from them; look at {cause}.'
   )

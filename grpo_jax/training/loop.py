@@ -193,6 +193,7 @@ def conclude(session: Session, progress: Progress) -> tuple[Progress, bool]:
   # be kept as the best.
   if due or step % config.checkpoint.every_steps == 0 or session.saves.owed:
     session_lib.save(session, progress, measured)
+  session_lib.stop_if_refused(session, progress, measured)
   told = unwritten._replace(measured=measured)
   return progress, session_lib.tell(session, progress, told)
 

@@ -63,6 +63,13 @@ class Progress(NamedTuple):
   unwritten: Unwritten | None  # None once those of the last rollout are written
 
 
+@dataclasses.dataclass
+class Refused:
+  """How many rollouts in a row have had no update that was finite."""
+
+  rollouts: int = 0
+
+
 class Session(NamedTuple):
   """One start of a run: its parts, and where it writes."""
 
@@ -77,6 +84,7 @@ class Session(NamedTuple):
   frozen: list[int]  # fingerprint of the parameters that no update changes
   exports: export.Exports
   on_rollout: OnRollout | None
+  refused: Refused
 
 
 @contextlib.contextmanager
@@ -152,6 +160,7 @@ def opened(
       frozen,
       exports,
       on_rollout,
+      Refused(),
     )
     if saved is not None and progress is not None:
       exports.resume(saved.step, saved.host.get('saves', 0))
@@ -321,6 +330,31 @@ def saved_if_it_fails(session: Session, progress: Progress) -> Iterator[None]:
     save(session, progress, {})
     session.saves.wait()
     raise
+
+
+def stop_if_refused(
+  session: Session, progress: Progress, measured: dict[str, float | None]
+) -> None:
+  """Ends a run in which no update has been finite for a while.
+
+  Raises:
+    ValueError: All updates of `learner.nonfinite_rollouts` rollouts in a row
+      were refused. The run is saved.
+  """
+  parts = 'loss', 'gradient', 'update'
+  shares = {part: measured.get(f'nonfinite_{part}') or 0.0 for part in parts}
+  most = session.run.config.learner.nonfinite_rollouts
+  refused = session.refused
+  refused.rollouts = refused.rollouts + 1 if sum(shares.values()) == 1 else 0
+  if not most or refused.rollouts < most:
+    return
+  finish(session, progress)
+  raise ValueError(
+    f'No update of the last {refused.rollouts} rollouts was finite (first of '
+    f'all the {max(shares, key=shares.__getitem__)}), so nothing was learned; '
+    'look at the reward, the method and optim.lr. The run is saved; '
+    'learner.nonfinite_rollouts says after how many such rollouts it stops.'
+  )
 
 
 def tell(
