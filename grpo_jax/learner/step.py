@@ -87,7 +87,13 @@ def credit(
   # Measured before credit shapes the rewards.
   given = losses.check_batch(batch)
   uniform = losses.uniform_groups(given)
-  batch, loss_state = losses.credit(learner.method, batch, loss_state)
+  batch, new_state = losses.credit(learner.method, batch, loss_state)
+  # A controller that has followed an infinite KL would never come back.
+  loss_state = jax.tree.map(
+    lambda new, old: jnp.where(_stays_finite(new, old), new, old),
+    new_state,
+    loss_state,
+  )
   measured = step_metrics.of_credit(given, batch, uniform)
   # They have been measured, so updates need not carry them.
   extras = {
@@ -123,9 +129,10 @@ def train_step(
 
   Returns:
     The new state and metrics. An update changes nothing but a counter if its
-    loss, its gradient, the new parameters or the new state of the optimizer
-    have an entry that is not finite. The same holds for an update whose advantages are
-    all 0, if `on_zero_advantage` is `'skip'`; penalties then have no effect.
+    loss or its gradient is not finite, or if it would make an entry of the
+    parameters or of the optimizer's state infinite or NaN. The same holds for
+    an update whose advantages are all 0, if `on_zero_advantage` is `'skip'`;
+    penalties then have no effect.
   """
   batch = _prepared(learner, state, batch, prompts, rollout_start)
   found = gradient.of_batch(
@@ -192,26 +199,30 @@ def _optimizer_step(learner, state, found, batch, first) -> Update:
   sound = {
     'loss': jnp.isfinite(found.loss),
     'gradient': jnp.isfinite(grad_norm),
-    'update': _all_finite(taken()),
+    'update': _stays_finite(taken()[:2], (state.params, state.opt_state)),
   }
   finite = functools.reduce(jnp.logical_and, sound.values())
-  # The update is computed twice: to look at it, and to take it. A choice between
-  # new and old arrays would hold both at the same time, and copy a donated
-  # state first.
+  # The update is computed twice: to look at it, and to take it. A choice
+  # between new and old arrays would hold both at the same time, and copy a
+  # donated state first.
   params, opt_state, updates = lax.cond(finite & ~idle, taken, refuse)
   return Update(
     params, opt_state, updates, extra, grad_norm, sound, finite, idle
   )
 
 
-def _all_finite(tree: Any) -> Array:
-  """Whether no entry of any array is infinite or NaN, bool[]."""
-  leaves = [
-    x for x in jax.tree.leaves(tree) if jnp.isdtype(x.dtype, 'real floating')
+def _stays_finite(new: Any, old: Any) -> Array:
+  """Whether every entry that was finite still is, bool[].
+
+  An optimizer may begin with infinity, as the best loss so far.
+  """
+  pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)
+  kept = [
+    jnp.all(jnp.isfinite(after) | ~jnp.isfinite(before))
+    for after, before in pairs
+    if jnp.issubdtype(after.dtype, jnp.inexact)
   ]
-  return functools.reduce(
-    jnp.logical_and, [jnp.all(jnp.isfinite(x)) for x in leaves], jnp.array(True)
-  )
+  return functools.reduce(jnp.logical_and, kept, jnp.array(True))
 
 
 def _taken_over(state: TrainState, update: Update) -> TrainState:

@@ -88,7 +88,7 @@ def of_update(
     first: bool[], whether this is the rollout's first update.
 
   Returns:
-    What `of_terms`, `of_prefixes` and `nonfinite` return, and `loss`, `grad_norm`,
+    What `of_terms`, `of_prefixes` and `nonfinite` return; `loss`, `grad_norm`,
     `update_norm` (0 if the update is not accepted), `param_norm`; the counters
     `nonfinite_steps` and `idle_steps` of the state, which only grow; what
     `optim.record_adam_moments` has recorded, if the optimizer records; and what
@@ -125,9 +125,16 @@ def of_update(
 
 
 def nonfinite(sound: dict[str, Array]) -> Measured:
-  """The first part of an update that is not finite, as shares of updates.
+  """Which part of an update is the first that is not finite.
 
-  What comes after it is not finite either, for no other reason.
+  The parts after it are not finite for no other reason, and do not count.
+
+  Args:
+    sound: See `types.Update`, in the order in which the parts are computed.
+
+  Returns:
+    `nonfinite_loss`, `nonfinite_gradient` and `nonfinite_update`, shares of
+    updates.
   """
   measured, before = {}, jnp.array(True)
   for name, fine in sound.items():

@@ -188,9 +188,9 @@ def check_batch(batch: Batch) -> Batch:
   Returns:
     The batch, in which the mask of an invalid completion is empty, per-token
     fields are zero outside the mask, and per-completion fields are zero where
-    not valid. Log-probabilities are -1000 nats at least, those of tokens that a
-    policy could not draw (minus infinity) among them. `tokens` stays as it is, because the ids outside the mask are
-    what a tool wrote. Floats are float32 at least.
+    not valid. Log-probabilities are at least -1000 nats, also those of tokens
+    that a policy could not draw. `tokens` stays as it is, because the ids
+    outside the mask are what a tool wrote. Floats are float32 at least.
 
   Raises:
     ValueError: A field has the wrong rank or shape.
@@ -401,13 +401,14 @@ def surrogate_loss(
   for name, value in (('logp', logp), ('entropy', entropy)):
     if value is not None and jnp.shape(value) != batch.mask.shape:
       raise ValueError(
-        f'surrogate_loss got {name} of shape {jnp.shape(value)}, but Batch.mask '
-        f'has shape {batch.mask.shape}: give one value for each token of the '
-        'batch, [P,G,T].'
+        f'surrogate_loss got {name} of shape {jnp.shape(value)}, but '
+        f'Batch.mask has shape {batch.mask.shape}: give one value for each '
+        'token of the batch, [P,G,T].'
       )
   # Losses are float32 at least, whatever the model computes in. `logp` may
   # hold anything outside the mask, NaN too.
   logp = jnp.where(batch.mask, at_least_float32(logp), 0)
+  logp = jnp.maximum(logp, _LEAST_LOGP)
   if entropy is not None:
     entropy = jnp.where(batch.mask, at_least_float32(entropy), 0)
   # Without `logp_old` the ratio is exactly 1, in every dtype. A `logp_old` from

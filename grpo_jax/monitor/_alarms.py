@@ -50,8 +50,9 @@ class Alarms:
       if not alarm.is_ill(value):
         self._waits[index] = max(0, self._waits[index] - 1)
         continue
-      if not self._waits[index]:
-        sentences.append(alarm.sentence(value, scalars))
+      sentence = alarm.sentence(value, scalars)
+      if sentence and not self._waits[index]:
+        sentences.append(sentence)
       self._waits[index] = _REARM_STEPS
     return sentences
 
@@ -106,8 +107,8 @@ def _table(log: config.Log) -> list[_Alarm]:
       'judged',
       lambda value: value == 0,
       lambda *_: (
-        'No completion was judged: every reward function returned None; look '
-        'at the reward functions.'
+        'No completion was judged, so there is nothing to learn from: a reward '
+        'function returned None for every one; look at the reward functions.'
       ),
     ),
   ]
@@ -115,6 +116,8 @@ def _table(log: config.Log) -> list[_Alarm]:
 
 def _uniform(value: float, scalars: Mapping[str, float | None]) -> str:
   """Why nothing can be learned, as far as the accuracy tells."""
+  if scalars.get('judged') == 0:
+    return ''  # another alarm says why
   # Exactly 1 or 0: groups of equal rewards can be right in one and wrong in the
   # next.
   accuracy = scalars.get('accuracy')

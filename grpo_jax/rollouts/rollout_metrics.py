@@ -24,8 +24,8 @@ def of_rollout(
     - Over groups with a judged completion: `groups_solved`, the share in which
       all judged completions are right, and `groups_failed`, the share in which
       none is.
-    - Over all completions: `length_tokens_max`; `rewards_failed`, the number of
-      completions that were not judged; `staleness_steps` and
+    - Over all completions: `length_tokens_max`; `judged`, the share that was
+      judged; `rewards_failed`, the number that was not; `staleness_steps` and
       `staleness_steps_max`, how many versions older than `step` the policy was
       that drew a token, as mean and maximum over tokens.
   """
@@ -53,5 +53,6 @@ def of_rollout(
   if len(staleness):
     measured['staleness_steps_max'] = staleness.max()
   measured['length_tokens_max'] = rollout.length.max()
+  measured['judged'] = np.mean(judged)
   measured['rewards_failed'] = np.sum(~judged)
   return {name: float(value) for name, value in measured.items()}

@@ -419,16 +419,38 @@ def abstract_params(run: Run | Sampler) -> build_model.Parameters:
 
 
 def initial_params(run: Run) -> Any:
-  """The trained parameters before the first update, sharded over the mesh."""
+  """The trained parameters before the first update, sharded over the mesh.
+
+  Raises:
+    ValueError: They hold a number that is not finite, or cannot be read.
+  """
   if isinstance(run.model, models.Transformer):
-    return build_model.initial(run.config, run.model, run.mesh)
-  own = build_foreign.found(run.config, run.given)
-  assert own is not None
-  return build_foreign.initial(own, run.mesh)
+    params = build_model.initial(run.config, run.model, run.mesh)
+  else:
+    own = build_foreign.found(run.config, run.given)
+    assert own is not None
+    params = build_foreign.initial(own, run.mesh)
+  return _checked(params, run.config)
+
+
+def _checked(params: Any, config: Config) -> Any:
+  """The parameters, if all of their numbers are finite."""
+  finite = jax.jit(
+    lambda tree: jax.tree.map(lambda x: jnp.all(jnp.isfinite(x)), tree)
+  )(params)
+  for path, fine in jax.tree_util.tree_leaves_with_path(finite):
+    if not fine:
+      raise ValueError(
+        f'The parameter {"/".join(sharding.path_names(path))} of model.path='
+        f'{config.model.path!r} has entries that are NaN or infinite, so '
+        'nothing can be learned; give weights that are whole.'
+      )
+  return params
 
 
 def frozen_params(run: Run | Sampler) -> Any:
   """The parameters that no update changes; None without adapters."""
   if isinstance(run.model, foreign.Foreign):
     return None
-  return build_model.frozen(run.config, run.model, run.mesh)
+  frozen = build_model.frozen(run.config, run.model, run.mesh)
+  return _checked(frozen, run.config)

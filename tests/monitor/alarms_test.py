@@ -14,8 +14,10 @@ WELL = {
   'entropy': 0.1,
   'truncated': 0.99,
   'uniform_groups': 0.99,
-  'loss': -3.0,
-  'grad_norm': 1e9,
+  'nonfinite_loss': 0.0,
+  'nonfinite_gradient': 0.0,
+  'nonfinite_update': 0.0,
+  'judged': 0.01,
 }
 
 
@@ -32,8 +34,10 @@ WELL = {
     ({'uniform_groups': 1.0, 'accuracy': 0.0}, ['100.0%', 'all answers are w']),
     ({'uniform_groups': 1.0, 'accuracy': 0.5}, ['sampler.temperature']),
     ({'uniform_groups': 1.0}, ['sampler.temperature']),
-    ({'loss': math.nan}, ['loss is nan']),
-    ({'grad_norm': math.inf}, ['grad_norm is inf']),
+    ({'nonfinite_loss': 0.5}, ['loss of 50% of the updates', 'a reward']),
+    ({'nonfinite_gradient': 1.0}, ['gradient of 100%', 'the method']),
+    ({'nonfinite_update': 0.25}, ['update of 25%', 'optim.lr']),
+    ({'judged': 0.0, 'uniform_groups': 1.0}, ['No completion was judged']),
   ],
 )
 def test_one_sentence_when_it_begins(ill, words):

@@ -60,6 +60,7 @@ def test_answers_lengths_and_staleness():
       'length_tokens_max': 8,
       'staleness_steps': (6 * 2 + 18 * 1) / (6 + 18 + 7 + 21),
       'staleness_steps_max': 2,
+      'judged': 7 / 12,
       'rewards_failed': 5,
     }
   )
@@ -73,7 +74,7 @@ def test_what_there_is_none_of_is_left_out():
   lost = make_rollout([[1, 1]], [[2, 4]], valid=[[0, 0]])
   got = rollout_metrics.of_rollout(lost, 3, 1.0)
   assert got.keys() == {
-    'length_tokens_max', 'rewards_failed', 'staleness_steps',
+    'judged', 'length_tokens_max', 'rewards_failed', 'staleness_steps',
     'staleness_steps_max',
   }  # fmt: skip
   empty = rollout_metrics.of_rollout(make_rollout([[1]], [[0]]), 3, 1.0)
