@@ -32,6 +32,15 @@ def raises_late(prompt, completion, example):
   return even(prompt, completion, example)
 
 
+def huge(prompt, completion, example):
+  """Finite; the square of a gradient that is scaled by it is not."""
+  return 1e30 * even(prompt, completion, example)
+
+
+def none(prompt, completion, example):
+  return None
+
+
 def nan(prompt, completion, example):
   return float('nan')
 

@@ -139,9 +139,64 @@ def test_a_step_with_a_nonfinite_gradient_changes_nothing():
   jax.tree.map(np.testing.assert_array_equal, after.opt_state, before.opt_state)
   assert (before.step, before.nonfinite) == (1, 0)
   assert (after.step, after.nonfinite, after.idle) == (1, 1, 0)
-  assert metrics.to_scalars(measured)['nonfinite_steps'] == 1
+  found = metrics.to_scalars(measured)
+  assert found['nonfinite_steps'] == 1
+  assert found['nonfinite_loss'] + found['nonfinite_gradient'] == 1
+  assert found['nonfinite_update'] == 0
   state, _ = made(state, rollout, 2)  # and training goes on
   assert (state.step, state.nonfinite) == (2, 1)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+  'optimizer',
+  [
+    optax.adam(1e-2, eps=0.0),  # 0 / 0 where a token's embedding is not used
+    optax.sgd(np.inf),
+    # The parameters stay finite, and a moment does not.
+    optax.chain(optax.sgd(0.0), optax.trace(np.inf)),
+  ],
+  ids=['epsilon', 'rate', 'moment'],
+)
+def test_an_update_that_is_not_finite_is_not_taken(optimizer):
+  learner = make_learner(losses.methods.reinforce(), optimizer=optimizer)
+  state, measured = one_step(learner, make_rollout())
+  jax.tree.map(np.testing.assert_array_equal, state.params, PARAMS)
+  fresh = learner.optimizer.init(PARAMS)
+  jax.tree.map(np.testing.assert_array_equal, state.opt_state, fresh)
+  assert (state.step, state.nonfinite) == (0, 1)
+  found = metrics.to_scalars(measured)
+  assert (found['nonfinite_update'], found['nonfinite_gradient']) == (1, 0)
+  assert found['grad_norm'] > 0 and found['update_norm'] == 0
+
+
+def test_an_optimizer_may_begin_with_infinity():
+  best = optax.GradientTransformation(
+    lambda params: jnp.array(np.inf), lambda updates, best, _: (updates, best)
+  )
+  optimizer = optax.chain(best, optax.sgd(0.1))
+  learner = make_learner(losses.methods.reinforce(), optimizer=optimizer)
+  state, _ = one_step(learner, make_rollout())
+  assert (state.step, state.nonfinite) == (1, 0)
+
+
+def test_a_controller_does_not_follow_what_is_not_finite():
+  controller = losses.first_entropy()
+  method = losses.chain(
+    losses.methods.reinforce(), losses.add_entropy_bonus(controller)
+  )
+  learner = make_learner(method)
+  batch = make_rollout().batch
+  entropy = np.ones(batch.mask.shape, np.float32)
+  credit = lambda value, state: learner_lib.credit(
+    learner, batch._replace(entropy_old=value * entropy), state
+  )[1]
+  fresh = _state(learner)
+  spoilt = credit(np.inf, fresh)
+  jax.tree.map(np.testing.assert_array_equal, spoilt, fresh)
+  assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(spoilt))
+  followed = jax.tree.leaves(credit(2.0, spoilt))
+  assert any(np.any(x == 2.0) for x in followed)
 
 
 @pytest.mark.parametrize('policy', ['skip', 'step'])

@@ -88,7 +88,15 @@ def test_what_is_no_reward_is_refused(in_batch, result, message):
 
 
 @pytest.mark.parametrize(
-  'result, given', [([1.0, 2.0], '2'), (None, 'NoneType'), (1.0, 'float')]
+  'result, given',
+  [
+    ([1.0, 2.0], '2'),
+    (None, 'NoneType'),
+    (1.0, 'float'),
+    ({0.0: 'a', 1.0: 'b', 2.0: 'c'}, 'dict'),
+    ({0.0, 1.0, 2.0}, 'set'),
+    ('123', 'str'),
+  ],
 )
 def test_a_batched_function_must_return_one_value_each(result, given):
   function = rewards.batched(lambda *_: result)
