@@ -75,7 +75,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
     'shapes': {
       'devices': f'{run.mesh.size} x {jax.devices()[0].device_kind}',
       'parameters': _count(state.params),
-      'rollout [P, G, T]': list(batch.tokens.shape),
+      'rollout [P, G, T]': list(batch.mask.shape),
       'micro-batches used': used,
       'micro-batch [rows, positions]': list(layout.tokens.shape[1:]),
       'optimizer steps per rollout': config.learner.batches

@@ -281,6 +281,8 @@ def of_prefixes(
   if intended is not None:
     coefficients['_expected'] = intended
 
+  assert batch.tokens is not None  # a rollout has them
+
   def summary(of_one):
     return diagnostics.prefix_summary(
       diagnostics.shared_prefix_weight(batch.tokens, batch.mask, of_one)

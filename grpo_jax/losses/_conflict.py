@@ -26,6 +26,11 @@ def conflict_tokens(batch: Batch) -> Array:
   References:
     Simoni et al., `GTPO <https://arxiv.org/abs/2508.03772>`_, 2025
   """
+  if batch.tokens is None:
+    raise ValueError(
+      'conflict_tokens compares the ids of completions, but Batch.tokens is '
+      'None; give the ids to make_batch.'
+    )
   sign = jnp.sign(_ops.centered_reward(batch))
   position = jnp.arange(batch.mask.shape[-1])[None, None]
   length = jnp.max(jnp.where(batch.mask, position + 1, 0), axis=-1)

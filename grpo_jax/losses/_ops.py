@@ -1,5 +1,7 @@
 """Array helpers that the transforms share; an empty mask gives no NaN."""
 
+from typing import Any
+
 import jax
 from jax import lax
 import jax.numpy as jnp
@@ -138,7 +140,7 @@ def all_equal(value: Array, mask: Array, axis=None) -> Array:
   smallest differ by at most four units in the last place of the one of largest
   size, 4.8e-7 of it in float32. No value at all counts as equal too.
   """
-  reduced = dict(axis=axis, keepdims=True, where=mask)
+  reduced: dict[str, Any] = dict(axis=axis, keepdims=True, where=mask)
   high = jnp.max(value, **reduced, initial=-jnp.inf)
   low = jnp.min(value, **reduced, initial=jnp.inf)
   size = jnp.max(jnp.abs(value), **reduced, initial=0)

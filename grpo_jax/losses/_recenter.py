@@ -135,6 +135,7 @@ def _recentered(advantage: Array, batch: Batch, whole: bool) -> Array:
     gain = share * (advantage - other_advantage)
     return sharers + shares, mass + share, moment + gain
 
+  assert batch.tokens is not None  # both transforms require them
   zero = jnp.zeros_like(advantage)
   start = jnp.zeros_like(counts, jnp.int32), zero, zero
   sharers, mass, moment = _trie.fold_group(

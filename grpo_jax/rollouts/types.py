@@ -56,7 +56,7 @@ def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
   if len(rollouts) == 1:
     return rollouts[0]
   # Each rollout is as wide as its own longest completion needs.
-  width = max(part.batch.tokens.shape[-1] for part in rollouts)
+  width = max(part.batch.mask.shape[-1] for part in rollouts)
 
   def widen(x: np.ndarray) -> np.ndarray:
     missing = width - x.shape[-1] if x.ndim == 3 else 0

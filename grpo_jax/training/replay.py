@@ -45,6 +45,7 @@ def draw(
     )
   # Indexing in a compiled program clamps an id that is too large, so the model
   # would read another token without an error.
+  assert rollout.batch.tokens is not None  # a file has them
   largest = max(
     int(np.max(rollout.batch.tokens)),
     *(max(ids, default=0) for ids in rollout.prompts),
