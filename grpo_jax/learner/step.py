@@ -89,10 +89,9 @@ def credit(
   uniform = losses.uniform_groups(given)
   batch, new_state = losses.credit(learner.method, batch, loss_state)
   # A controller that has followed an infinite KL would never come back.
+  sound = _stays_finite(new_state, loss_state)
   loss_state = jax.tree.map(
-    lambda new, old: jnp.where(_stays_finite(new, old), new, old),
-    new_state,
-    loss_state,
+    lambda new, old: jnp.where(sound, new, old), new_state, loss_state
   )
   measured = step_metrics.of_credit(given, batch, uniform)
   # They have been measured, so updates need not carry them.
@@ -178,6 +177,7 @@ def _optimizer_step(learner, state, found, batch, first) -> Update:
   idle = ~jnp.any(batch.keep & (batch.advantage != 0))
   idle &= learner.on_zero_advantage == 'skip'
 
+  @jax.jit  # traced once
   def taken():
     # Most optax transformations refuse arguments that they do not know.
     optimizer = optax.with_extra_args_support(learner.optimizer)
@@ -199,12 +199,16 @@ def _optimizer_step(learner, state, found, batch, first) -> Update:
   sound = {
     'loss': jnp.isfinite(found.loss),
     'gradient': jnp.isfinite(grad_norm),
-    'update': _stays_finite(taken()[:2], (state.params, state.opt_state)),
   }
-  finite = functools.reduce(jnp.logical_and, sound.values())
   # The update is computed twice: to look at it, and to take it. A choice
   # between new and old arrays would hold both at the same time, and copy a
   # donated state first.
+  sound['update'] = lax.cond(
+    sound['loss'] & sound['gradient'] & ~idle,
+    lambda: _stays_finite(taken()[:2], (state.params, state.opt_state)),
+    lambda: jnp.array(True),
+  )
+  finite = functools.reduce(jnp.logical_and, sound.values())
   params, opt_state, updates = lax.cond(finite & ~idle, taken, refuse)
   return Update(
     params, opt_state, updates, extra, grad_norm, sound, finite, idle

@@ -114,8 +114,10 @@ def of_update(
   one = jnp.ones((), jnp.float32)
   measured |= nonfinite(update.sound)
   return measured | {
-    'loss': metrics.masked_mean(found.loss, update.finite),
-    'grad_norm': metrics.masked_mean(update.grad_norm, update.finite),
+    'loss': metrics.masked_mean(found.loss, update.sound['loss']),
+    'grad_norm': metrics.masked_mean(
+      update.grad_norm, update.sound['gradient']
+    ),
     'update_norm': metrics.Mean(optax.tree.norm(update.updates), one),
     'param_norm': metrics.Mean(optax.tree.norm(state.params), one),
     # These only grow, so the maximum over a rollout's updates is the last.
@@ -280,12 +282,12 @@ def of_prefixes(
   coefficients = {'': coefficient}
   if intended is not None:
     coefficients['_expected'] = intended
-
-  assert batch.tokens is not None  # a rollout has them
+  tokens = batch.tokens
+  assert tokens is not None  # a rollout has them
 
   def summary(of_one):
     return diagnostics.prefix_summary(
-      diagnostics.shared_prefix_weight(batch.tokens, batch.mask, of_one)
+      diagnostics.shared_prefix_weight(tokens, batch.mask, of_one)
     )
 
   # Counts of nodes do not depend on coefficients, so they are reported once.

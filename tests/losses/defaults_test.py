@@ -79,9 +79,10 @@ def test_a_coefficient_of_0_needs_no_reference(name):
 
 def test_without_its_entropy_terms_a_method_needs_no_entropy():
   make = methods.gtpo_conflict
-  assert not make(entropy_coefficient=0, entropy_limit=float('inf')).requires
+  without = make(entropy_coefficient=0, entropy_limit=float('inf'))
+  assert without.requires == {'tokens'}
   for some in (
     make(entropy_coefficient=1, entropy_limit=float('inf')),
     make(entropy_coefficient=0),
   ):
-    assert some.requires == {'entropy_old'}
+    assert some.requires == {'tokens', 'entropy_old'}
