@@ -94,7 +94,7 @@ def of_update(
     `optim.record_adam_moments` has recorded, if the optimizer records; and what
     `of_routers` returns, if the model has experts.
   """
-  measured = of_terms(found.terms, batch)
+  measured = nonfinite(update.sound) | of_terms(found.terms, batch)
   if found.routed is not None:
     measured |= of_routers(found.routed, batch)
   for name in measured:
@@ -112,7 +112,6 @@ def of_update(
     for name, value in optim.moment_metrics(update.opt_state).items():
       measured[name] = metrics.masked_mean(value, update.accepted)
   one = jnp.ones((), jnp.float32)
-  measured |= nonfinite(update.sound)
   return measured | {
     'loss': metrics.masked_mean(found.loss, update.sound['loss']),
     'grad_norm': metrics.masked_mean(
