@@ -227,8 +227,8 @@ class Learner:
   # Passes over a rollout.
   epochs: int = 1
   # How completions lie in the rows that the model reads: 'shared' (a prompt
-  # once for its group), 'packed', 'padded', or 'auto' for the cheaper of the
-  # first two.
+  # once for its group), 'packed', 'padded', or 'auto' for the one of the
+  # first two that is cheaper for the lengths of the first rollout.
   layout: str = 'auto'
   # Rows of a micro-batch. Lower it when updates run out of memory; 0 chooses a
   # number for the device.

@@ -94,9 +94,20 @@ def of_rollout(
     What `models.stack.micro_batches` returns: a `Layout` [N, rows, ...], and
     how many of the N hold anything.
   """
-  return stack.micro_batches(
+  return stack.micro_batches(*_lengths(rollout, chosen), spec)
+
+
+def decided(
+  rollout: Rollout, chosen: np.ndarray, spec: LayoutSpec
+) -> LayoutSpec:
+  """What `models.stack.decided` returns for some prompts of a rollout."""
+  return stack.decided(*_lengths(rollout, chosen), spec)
+
+
+def _lengths(rollout: Rollout, chosen: np.ndarray):
+  """The prompts, the sampled ids and the lengths of some prompts."""
+  return (
     [rollout.prompts[p] for p in chosen],
     np.asarray(rollout.batch.tokens)[chosen],
     rollout.length[chosen],
-    spec,
   )

@@ -50,7 +50,8 @@ class Updater:
   Attributes:
     learner: See `learner/types.py`.
     params: Parameters or their shapes, to compile for.
-    spec: How completions are laid out.
+    spec: How completions are laid out. What it leaves open, the first rollout
+      decides; see `models.stack.decided`.
     seed: Seed of the order of prompts in the second epoch and later.
     batches: Optimizer batches per rollout; divides the prompts.
     epochs: Passes over a rollout.
@@ -162,6 +163,8 @@ class Updater:
     if self._ahead is not None:
       self._ahead.join()  # else the same would be compiled twice
       self._ahead = None
+    chosen = next(self.optimizer_batches(rollout, step))
+    self.spec = micro_batches.decided(rollout, chosen, self.spec)
     batch = self.with_policies(state, rollout, step)
     batch, loss_state, measured = self.credit(batch, state.loss_state)
     state = state._replace(loss_state=loss_state)
@@ -393,6 +396,20 @@ class Updater:
         return found
       self._layouts[key] = found
     return self._layouts[key]
+
+  def shapes(self) -> dict[str, Any]:
+    """What the update of the last rollout was compiled for, in words."""
+    rows, _ = next(iter(self._layouts.values()))
+    number, micro_rows, columns = rows.tokens.shape
+    *_, slots, positions = rows.column.shape
+    return {
+      'layout': self.spec.kind,
+      'micro-batches': number,
+      'rows of a micro-batch': micro_rows,
+      'columns of a row': columns,
+      'completions in a row': slots,
+      'completion positions': positions,
+    }
 
   def memory_gib(self, rollout: Rollout) -> dict[str, float]:
     """Memory that the compiled update needs on each device, GiB.

@@ -88,12 +88,14 @@ class LayoutSpec:
   Attributes:
     kind: `'shared'`, `'packed'` or `'padded'`, as in the names of the three
       builders; or `'auto'`: `'shared'` or `'packed'`, whichever computes less
-      for the lengths at hand.
+      for the lengths at hand; see `stack.decided`.
     micro_rows: Rows of a micro-batch; 0: as many rows as hold `micro_tokens`.
     row_completions: How many completions one row of a shared layout holds; it
       divides the group, and 0 puts the whole group into one row.
     prompt_buckets: Allowed prompt widths, tokens.
     pack_tokens: Least width of a packed row, tokens.
+    row_slots: Completions that a packed row holds at most; 0: as many as fit,
+      so that the shapes depend on the lengths.
     micro_tokens: Columns of a micro-batch, all rows together; read if
       `micro_rows` is 0.
     shards: Data shards; a micro-batch then has a multiple of this many rows.
@@ -108,6 +110,7 @@ class LayoutSpec:
   row_completions: int = 0
   prompt_buckets: Sequence[int] = ()
   pack_tokens: int = 0
+  row_slots: int = 0
   micro_tokens: int = 2048
   shards: int = 1
   key_cost: float = 0.0
@@ -268,6 +271,7 @@ def packed_rows(
   length: Array,
   row_tokens: int,
   share: bool = True,
+  row_slots: int = 0,
 ) -> Layout:
   """Several completions one after another in a row, of any prompts.
 
@@ -283,6 +287,7 @@ def packed_rows(
     row_tokens: Width of the rows, `S`.
     share: Whether a bundle may hold several completions, which then share the
       prompt. Otherwise every completion has a copy of its prompt before it.
+    row_slots: Completions in a row at most; 0: as many as fit.
 
   Returns:
     A `Layout`; `C` is the largest number of completions in one row.
@@ -291,6 +296,7 @@ def packed_rows(
     ValueError: A prompt is empty, or a completion does not fit into a row.
   """
   pieces = list(_flatten(prompts, tokens, length))
+  most = row_slots or len(pieces)
   group = np.asarray(tokens).shape[1]
   bundles: list[list[int]] = []  # numbers of completions
   for first in range(0, len(pieces), group):
@@ -300,7 +306,7 @@ def packed_rows(
     bucket(longest, (row_tokens,), 'prompt and completion')
     # Without room no two completions get into one bundle (but for empty ones).
     room = row_tokens - prompt_tokens if share else 0
-    bundles += _first_fit(sizes, room)
+    bundles += _first_fit(sizes, room, dict.fromkeys(sizes, 1), most)
 
   def columns(bundle):
     return len(pieces[bundle[0]][1]) + sum(len(pieces[i][2]) for i in bundle)
@@ -308,7 +314,8 @@ def packed_rows(
   # A bundle is put into a row as a whole: apart, its completions would need the
   # prompt twice.
   sizes = {k: columns(bundle) for k, bundle in enumerate(bundles)}
-  rows = _first_fit(sizes, row_tokens)
+  counts = {k: len(bundle) for k, bundle in enumerate(bundles)}
+  rows = _first_fit(sizes, row_tokens, counts, most)
   most = max(sum(len(bundles[k]) for k in row) for row in rows)
   fields = _empty(len(rows), row_tokens, most, tokens.shape[2], len(pieces))
   for r, row in enumerate(rows):
@@ -330,29 +337,40 @@ def packed_rows(
   return Layout(**fields, parents=share)
 
 
-def _first_fit(sizes: dict[int, int], room: int) -> list[list[int]]:
+def _first_fit(
+  sizes: dict[int, int], room: int, counts: dict[int, int], most: int
+) -> list[list[int]]:
   """Puts keys into bins, the largest first, each into the first with room.
 
   Args:
     sizes: The size of each key.
     room: How much a bin holds. A key that is larger has a bin of its own.
+    counts: How many a key counts for.
+    most: How many a bin holds.
 
   Returns:
     The keys of each bin.
 
-  >>> _first_fit({0: 2, 1: 5, 2: 3}, 6)
+  >>> _first_fit({0: 2, 1: 5, 2: 3}, 6, {0: 1, 1: 1, 2: 1}, 2)
   [[1], [2, 0]]
   """
   bins: list[list[int]] = []
-  left: list[int] = []
+  left: list[tuple[int, int]] = []
   for key in sorted(sizes, key=lambda key: -sizes[key]):
-    place = next((b for b, free in enumerate(left) if free >= sizes[key]), None)
+    size, count = sizes[key], counts[key]
+    fitting = (
+      b
+      for b, (free, slots) in enumerate(left)
+      if free >= size and slots >= count
+    )
+    place = next(fitting, None)
     if place is None:
       place = len(bins)
       bins.append([])
-      left.append(room)
+      left.append((room, most))
+    free, slots = left[place]
     bins[place].append(key)
-    left[place] -= sizes[key]
+    left[place] = free - size, slots - count
   return bins
 
 

@@ -6,6 +6,7 @@ of different lengths run the same program.
 """
 
 from collections.abc import Sequence
+import dataclasses
 import math
 
 import numpy as np
@@ -14,8 +15,8 @@ from grpo_jax.models import layout
 from grpo_jax.models.layout import Layout
 from grpo_jax.models.layout import LayoutSpec
 
-# Packed rows are compiled for several shapes; `'auto'` takes them only where
-# they are at most this share of the work.
+# Packed rows cannot use the faster code for equal blocks; `'auto'` takes them
+# only where they are at most this share of the work.
 _WORTHWHILE = 0.75
 
 
@@ -35,26 +36,12 @@ def micro_batches(
 
   Returns:
     A `Layout` [N, micro_rows, ...], and how many of the N hold anything. The
-    shapes depend on the buckets. The shapes of packed rows also depend on the
-    most completions in one row, rounded up to a power of two.
+    shapes depend on the buckets, and on nothing else once `spec` is `decided`.
   """
-  given = prompts, tokens, length
-  number, group, width = given[1].shape
-  prompt_width = layout.bucket(
-    max(map(len, prompts)), spec.prompt_buckets, 'prompt'
-  )
-  kind = 'shared' if spec.kind == 'auto' else spec.kind
-  built, most_rows = _built(kind, *given, prompt_width, spec)
-  needed = sum(map(len, prompts)) + int(given[2].sum())
-  if spec.kind == 'auto' and needed < _WORTHWHILE * built.tokens.size:
-    packed = _built('packed', *given, prompt_width, spec)
-    if _work(packed[0], number, spec) < _WORTHWHILE * _work(
-      built, number, spec
-    ):
-      built, most_rows = packed
-  slots = built.completion.shape[1]
-  if built.blocks is None:
-    slots = _power_of_two(slots)
+  spec = decided(prompts, tokens, length, spec)
+  number, group, _ = tokens.shape
+  built, most_rows = _built(prompts, tokens, length, spec)
+  slots = spec.row_slots or built.completion.shape[1]
   micro_rows = _micro_rows(built, number, spec)
   used = math.ceil(built.tokens.shape[0] / micro_rows)
   whole = math.ceil(most_rows / micro_rows)
@@ -62,11 +49,51 @@ def micro_batches(
   return layout.split_rows(padded, micro_rows), used
 
 
-def _built(
-  kind: str, prompts, tokens, length, prompt_width: int, spec: LayoutSpec
-) -> tuple[Layout, int]:
-  """A layout of one kind, and the most rows it has for any lengths."""
-  number, group, width = tokens.shape
+def decided(
+  prompts: Sequence[Sequence[int]],
+  tokens: np.ndarray,
+  length: np.ndarray,
+  spec: LayoutSpec,
+) -> LayoutSpec:
+  """What a spec leaves open, decided by the lengths of one optimizer batch.
+
+  A run decides once, by its first rollout: every other layout would be compiled
+  when it is first chosen, in the midst of the run.
+
+  Args:
+    prompts: `P` lists of ids, none empty.
+    tokens: i32[P,G,T], sampled ids.
+    length: i32[P,G], tokens of each completion.
+    spec: See `LayoutSpec`.
+
+  Returns:
+    The spec with a kind that is not `'auto'`, and with `row_slots` if that is
+    `'packed'`: the most completions in one row, rounded up to a power of two.
+  """
+  given = prompts, tokens, length
+  if spec.kind == 'auto':
+    share = dataclasses.replace(spec, kind='shared')
+    built, _ = _built(*given, share)
+    needed = sum(map(len, prompts)) + int(length.sum())
+    if needed >= _WORTHWHILE * built.tokens.size:
+      return share
+    pack = dataclasses.replace(spec, kind='packed')
+    packed, _ = _built(*given, pack)
+    works = [_work(rows, len(prompts), spec) for rows in (packed, built)]
+    spec = pack if works[0] < _WORTHWHILE * works[1] else share
+  if spec.kind == 'packed' and not spec.row_slots:
+    rows, _ = _built(*given, spec)
+    slots = _power_of_two(rows.completion.shape[1])
+    return dataclasses.replace(spec, row_slots=slots)
+  return spec
+
+
+def _built(prompts, tokens, length, spec: LayoutSpec) -> tuple[Layout, int]:
+  """A layout of a kind, and the most rows it has for any lengths."""
+  kind, (number, group, width) = spec.kind, tokens.shape
+  prompt_width = layout.bucket(
+    max(map(len, prompts)), spec.prompt_buckets, 'prompt'
+  )
   row_tokens = prompt_width + width
   if kind == 'padded':
     return layout.padded_rows(prompts, tokens, length, row_tokens), (
@@ -75,7 +102,7 @@ def _built(
   if kind == 'packed':
     row_tokens = max(row_tokens, spec.pack_tokens)
     return layout.packed_rows(
-      prompts, tokens, length, row_tokens, spec.share
+      prompts, tokens, length, row_tokens, spec.share, spec.row_slots
     ), number * group
   per_row = spec.row_completions or group
   if group % per_row:

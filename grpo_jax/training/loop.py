@@ -136,6 +136,8 @@ def advance(
     (state, measured), learn_secs = timed(
       learn, session.update, state, rollout, step
     )
+  if warning := session.compilations.warning(session.update.shapes()):
+    session.monitor.warn(warning)
   run.engine.load(session.update.whole(state.params), version=step + 1)
   measured |= rollout_metrics.of_rollout(
     rollout, step, config.evaluation.right_reward

@@ -30,6 +30,7 @@ from grpo_jax.training import build
 from grpo_jax.training import build_model
 from grpo_jax.training import build_updater
 from grpo_jax.training import checkpoint
+from grpo_jax.training import compilations
 from grpo_jax.training import export
 from grpo_jax.training import warm_up
 from grpo_jax.training import workdir as workdir_lib
@@ -85,6 +86,7 @@ class Session(NamedTuple):
   exports: export.Exports
   on_rollout: OnRollout | None
   refused: Refused
+  compilations: compilations.Compilations
 
 
 @contextlib.contextmanager
@@ -122,6 +124,9 @@ def opened(
       saved = saves.restore(update.abstract)
     if saved is not None:
       _check_restored(saved, config, workdir, replays)
+      decided = saved.host.get('layout', {})
+      if config.learner.layout in ('auto', decided.get('kind')):
+        update.spec = dataclasses.replace(update.spec, **decided)
     if config.lora.rank:
       with screen.phase('reading the weights beside the adapters'):
         update.frozen = build.frozen_params(run)
@@ -161,6 +166,7 @@ def opened(
       exports,
       on_rollout,
       Refused(),
+      compilations.Compilations(),
     )
     if saved is not None and progress is not None:
       exports.resume(saved.step, saved.host.get('saves', 0))
@@ -278,6 +284,11 @@ def save(
     'config': dataclasses.asdict(session.run.config),
     'versions': session.versions,
     'frozen': session.frozen,
+    # What the first rollout has decided; see `models.stack.decided`.
+    'layout': {
+      'kind': session.update.spec.kind,
+      'row_slots': session.update.spec.row_slots,
+    },
     'saves': session.exports.saves,
   }
   with session.monitor.phase('saving a checkpoint'):

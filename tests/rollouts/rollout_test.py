@@ -187,6 +187,34 @@ def test_auto_takes_the_layout_with_the_least_work():
   assert micro_batches.of_rollout(mixed, np.arange(2), wide)[0].blocks is None
 
 
+@pytest.mark.parametrize('kind', ['auto', 'packed'])
+def test_what_is_decided_once_has_one_shape(kind):
+  """For completions that get longer and for such that get shorter."""
+  spec = LayoutSpec(kind, 1, 0, (8,))
+  mixed = [32, 3, 4, 5, 6, 7, 8, 9]
+  spec = micro_batches.decided(ragged(mixed), np.arange(2), spec)
+  assert (spec.kind, spec.row_slots) == ('packed', 4)
+  shapes = set()
+  for lengths in (mixed, [32] * 8, [1] * 8, [2, 1, 1, 1, 1, 1, 1, 1]):
+    got = ragged(lengths)
+    assert micro_batches.decided(got, np.arange(2), spec) == spec
+    rows, used = micro_batches.of_rollout(got, np.arange(2), spec)
+    shapes.add((rows.tokens.shape, rows.column.shape, rows.blocks))
+    there = rows.completion[rows.completion < 8]
+    assert sorted(there) == list(range(8)) and used >= 1
+  assert len(shapes) == 1
+  few = dataclasses.replace(spec, row_slots=2)
+  rows, used = micro_batches.of_rollout(ragged([1] * 8), np.arange(2), few)
+  assert rows.column.shape[2] == 2 and used == 4
+
+
+def test_a_layout_that_is_named_stays():
+  for kind in ('shared', 'padded'):
+    spec = LayoutSpec(kind, 1, 0, (8,))
+    rollout = ragged([32, 3, 4, 5, 6, 7, 8, 9])
+    assert micro_batches.decided(rollout, np.arange(2), spec) == spec
+
+
 @pytest.mark.parametrize(
   'rows, row_tokens, shards, expected',
   [

@@ -1,0 +1,61 @@
+"""A run compiles in its first rollouts; later it says so, and why."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from grpo_jax.training import compilations
+from grpo_jax.training import loop
+from grpo_jax.training import marks
+from grpo_jax.training import session as session_lib
+from grpo_jax.training import stop_signal
+from tests import runs
+
+
+@pytest.fixture
+def watch(monkeypatch):
+  monkeypatch.setattr(compilations, '_LEAST_SECS', 0.0)
+  return compilations.Compilations()
+
+
+def compile_something():
+  jax.jit(lambda x: x + 1)(jnp.zeros(3)).block_until_ready()
+
+
+def test_a_late_compilation_names_what_changed(watch):
+  shapes = {'layout': 'shared', 'completion positions': 32}
+  for width in (32, 64, 32):
+    compile_something()
+    assert watch.warning({**shapes, 'completion positions': width}) == ''
+  compile_something()
+  said = watch.warning({**shapes, 'completion positions': 128})
+  assert 'completion positions 128 (before: 32, 64)' in said
+  assert 'layout' not in said and 'data.completion_buckets' in said
+  compile_something()
+  assert 'other than the update' in watch.warning(shapes)
+
+
+def test_short_ones_are_not_worth_a_word():
+  watch = compilations.Compilations()
+  for _ in range(5):
+    compile_something()
+    assert watch.warning({}) == ''
+
+
+def test_a_run_that_goes_on_keeps_the_layout_of_its_first_rollout(tmp_path):
+  loop.train(runs.small(steps=1), tmp_path)
+  _, _, host = runs.saved(tmp_path)
+  kind = host['layout']['kind']
+  assert kind in ('shared', 'packed')
+
+  def opened(**changes):
+    config = runs.small(steps=2, **changes)
+    stop = stop_signal.Stop()
+    return session_lib.opened(
+      config, tmp_path, stop, False, marks.NOTHING, None
+    )
+
+  with opened() as (session, _):
+    assert session.update.spec.kind == kind
+    assert session.update.spec.row_slots == host['layout']['row_slots']
+    assert isinstance(session.compilations, compilations.Compilations)
