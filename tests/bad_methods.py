@@ -8,6 +8,21 @@ def wrong_order():
   return losses.chain(losses.methods.dr_grpo(), losses.pool_log_ratio())
 
 
+def raises():
+  """Fails before there is a method."""
+  return {}['no table']
+
+
+def raises_when_traced():
+  """Fails where its function is called."""
+
+  def reward(reward, batch):
+    del reward, batch
+    raise KeyError('no column')
+
+  return losses.chain(losses.on_reward(reward), losses.methods.dr_grpo())
+
+
 def k1():
   """A KL term whose expected gradient is zero."""
   return losses.chain(losses.methods.dr_grpo(), losses.add_kl(0.1, 'k1'))

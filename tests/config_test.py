@@ -9,6 +9,7 @@ import pytest
 
 from grpo_jax import config
 from grpo_jax import losses
+from grpo_jax.commands import options
 from grpo_jax.training import build
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -66,6 +67,29 @@ def test_prompts_come_from_one_source_or_from_several():
     (dict(learner=dict(anchor='ref')), "learner.anchor='ref'"),
     (dict(rewards=()), 'no rewards'),
     (dict(sampler=dict(temperature=0.0)), 'nothing to learn from'),
+    (dict(sampler=dict(temperature=1e-30)), 'temperature=1e-30, by which'),
+    (dict(sampler=dict(min_tokens=5)), 'min_tokens=5 with sampler.max_tokens'),
+    (dict(sampler=dict(top_p=1.5)), 'sampler.top_p=1.5; give at most 1'),
+    (dict(sampler=dict(group=10**9)), 'group=1000000000 and .* give less'),
+    (dict(optim=dict(epsilon=0.0)), 'optim.epsilon=0.0; give more than 0'),
+    (dict(model=dict(rope_base=0.0)), 'model.rope_base=0.0; give more than'),
+    (
+      dict(data=dict(completion_buckets=(5, -3))),
+      r'data.completion_buckets=\(5, -3\); give widths of 1 token or more',
+    ),
+    (dict(data=dict(prompt_buckets=(8, 0))), r'data.prompt_buckets=\(8, 0\)'),
+    (
+      dict(rewards=({'name': 'exact_match'}, {'name': 'exact_match'})),
+      r"rewards\[1\].name='exact_match', which is rewards\[0\] already",
+    ),
+    (
+      dict(rewards=({'weight': float('inf')},)),
+      r'rewards\[0\].weight=inf; give a finite number',
+    ),
+    (
+      dict(learner=dict(method_kwargs={'a': [{'b': float('nan')}]})),
+      r'learner.method_kwargs.a\[0\].b=nan; give a finite number',
+    ),
     (dict(sampler=dict(group=0)), 'sampler.group=0; give 1 or more'),
     (dict(sampler=dict(max_tokens=99)), 'sampler.max_tokens=99 above'),
     (dict(learner=dict(layout='diagonal')), "learner.layout='diagonal'"),
@@ -131,6 +155,37 @@ def test_bad_configs_are_refused_in_one_sentence(fields, words):
     config.resolve(ConfigDict(fields))
 
 
+NUMBERS = {
+  option.name: option.type
+  for option in options.describe()
+  if option.type in ('int', 'float') and '[' not in option.name
+}
+
+
+def with_field(name, value):
+  values = config.default()
+  values.update_from_flattened_dict({name: value})
+  return config.resolve(values)
+
+
+@pytest.mark.parametrize('name', NUMBERS)
+def test_no_number_of_the_config_is_meaningless(name):
+  if NUMBERS[name] == 'float':
+    for value in (float('nan'), float('inf'), -float('inf')):
+      with pytest.raises(ValueError, match=f'{name}={value}; give a finite'):
+        with_field(name, value)
+  # `make_mesh` checks the axes, and rewards and alarms may be below 0.
+  if not name.startswith(('mesh.', 'evaluation.right_reward', 'log.')):
+    with pytest.raises(ValueError, match=f'{name}=-7'):
+      with_field(name, -7)
+
+
+def test_infinity_may_be_an_argument_of_a_method():
+  kwargs = {'entropy_limit': float('inf')}
+  fields = {'learner': {'method_kwargs': kwargs}}
+  assert config.resolve(ConfigDict(fields)).learner.method_kwargs == kwargs
+
+
 def test_methods_by_name_and_by_module():
   made = build.method('gspo', {'low': 0.1})
   assert isinstance(made, losses.LossTransform)
@@ -148,6 +203,8 @@ def test_methods_by_name_and_by_module():
     ('grpo_jax.losses:__doc__', {}, 'is no function'),
     ('json:dumps', {'obj': 1}, 'is no LossTransform'),
     ('dapo', {'soft_tokens': 0}, 'soft_tokens=0'),
+    ('dapo', {'soft_tokens': 'x'}, "method='dapo' raised TypeError: "),
+    ('tests.bad_methods:raises', {}, "raises' raised KeyError: 'no table'"),
   ],
 )
 def test_bad_methods_are_refused(name, kwargs, words):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+import contextlib
 import dataclasses
 import pathlib
 import sys
@@ -10,7 +11,6 @@ from typing import Any
 from typing import NamedTuple
 
 from grpo_jax import data
-from grpo_jax import resolve
 from grpo_jax import sampling as sampling_lib
 from grpo_jax.config import Config
 from grpo_jax.models import lora
@@ -135,10 +135,7 @@ def evaluate(
     raise ValueError(
       'The config has no held-out problems; give --config.data.heldout.'
     )
-  if answer is None and config.answer:
-    answer = resolve.imported(
-      config.answer, f'evaluation.answer={config.answer!r}'
-    )
+  answer = answer or build.answer_function(run.config)
   rollout = rollout_lib.collect(
     data.take(heldout, 0, min(examples or config.examples, len(heldout))),
     run.engine,
@@ -195,16 +192,25 @@ def prompts(given: list[str], file: str | None) -> Iterator[str]:
   yield from given
   if file is None and given:
     return
-  if file in (None, '-'):
-    yield from _lines(sys.stdin)
-  else:
-    with open(file, encoding='utf-8') as lines:
-      try:
-        yield from _lines(lines)
-      except UnicodeDecodeError as error:
-        raise ValueError(
-          f'The file {file!r} is not UTF-8 ({error}); save it as UTF-8.'
-        ) from error
+  named = None if file == '-' else file
+  if named is None and sys.stdin is None:  # as after `<&-` in a shell
+    raise ValueError(
+      'There are no prompts, because standard input is closed; give --prompt, '
+      'or --prompts=FILE.'
+    )
+  opened = (
+    contextlib.nullcontext(sys.stdin)
+    if named is None
+    else open(named, encoding='utf-8')
+  )
+  with opened as lines:
+    try:
+      yield from _lines(lines)
+    except UnicodeDecodeError as error:
+      where = 'Standard input' if named is None else f'The file {named!r}'
+      raise ValueError(
+        f'{where} is not UTF-8 ({error}); save it as UTF-8.'
+      ) from error
 
 
 def _lines(lines: Iterable[str]) -> Iterator[str]:

@@ -299,6 +299,20 @@ def main(argv: list[str]) -> None:
     raise
   except (ValueError, OSError) as error:
     _refuse(error)
+  except (MemoryError, RuntimeError) as error:
+    # JAX has no type of its own for it.
+    if not isinstance(error, MemoryError) and 'ut of memory' not in str(error):
+      raise
+    first = str(error).partition('\n')[0]
+    _refuse(ValueError(f'There is not enough memory ({first}); {_SMALLER}'))
+
+
+# What to do without enough memory, the least loss first.
+_SMALLER = (
+  'lower learner.micro_rows, warm_up.micro_rows or sampler.max_rows, or set '
+  'model.remat=True; else lower sampler.prompts, sampler.group, '
+  "sampler.max_tokens, the widths in data.prompt_buckets or the model's size."
+)
 
 
 def help_text(command: str, width: int) -> str:

@@ -1,5 +1,6 @@
 """What the values of a config must be."""
 
+from collections.abc import Iterator
 import dataclasses
 import math
 from typing import Any
@@ -8,6 +9,7 @@ from grpo_jax.config import _names
 
 # Least value of each of these fields.
 _LEAST = {
+  'seed': 0,
   'steps': 0,
   'lora.rank': 0,
   'model.num_layers': 1,
@@ -18,17 +20,21 @@ _LEAST = {
   'model.mlp_width': 1,
   'optim.lr': 0,
   'optim.warmup_steps': 0,
-  'optim.epsilon': 0,
   'optim.weight_decay': 0,
   'warm_up.lr': 0,
   'sampler.prompts': 1,
   'sampler.group': 1,
   'sampler.max_tokens': 1,
   'sampler.max_rows': 1,
+  'sampler.min_tokens': 0,
+  'sampler.top_k': 0,
+  'sampler.min_p': 0,
   'learner.batches': 1,
   'learner.epochs': 1,
   'learner.micro_rows': 0,
   'learner.row_completions': 0,
+  'learner.pack_tokens': 0,
+  'learner.nonfinite_rollouts': 0,
   'learner.expert_balance': 0,
   'warm_up.steps': 0,
   'warm_up.examples': 1,
@@ -46,7 +52,33 @@ _LEAST = {
   'optim.clip_norm': 0,
   'optim.reward_scale': 0,
   'optim.overshoot_every_steps': 0,
+  'warm_up.carry_free_share': 0,
 }
+
+# Each of these fields is more than 0. At 0 or below, something is divided by 0
+# or is the root of a negative number.
+_ABOVE_0 = (
+  'model.rope_base',
+  'model.norm_epsilon',
+  'lora.alpha',
+  'optim.epsilon',
+  'sampler.top_p',
+)
+
+# Most of each of these fields.
+_MOST = {
+  'seed': 2**32 - 1,
+  'sampler.top_p': 1,
+  'sampler.min_p': 1,
+  'warm_up.carry_free_share': 1,
+}
+
+# Below this, dividing by the temperature overflows, and rounding errors of the
+# logits become differences of whole nats.
+_LEAST_TEMPERATURE = 1e-3
+
+# Completions are numbered and summed up in int32.
+_MOST_TOKENS = 2**31 - 1
 
 # Allowed values of each of these fields.
 _KNOWN = {
@@ -74,15 +106,20 @@ def checks(config: Any):
   """
   sampler, learner, optim = config.sampler, config.learner, config.optim
   values = _names.flat(dataclasses.asdict(config))
+  yield from _checks_of_floats(values)
   for name, least in _LEAST.items():
     value = values[name]
     yield value >= least, f'{name}={value}; give {least} or more'
+  for name in _ABOVE_0:
+    yield values[name] > 0, f'{name}={values[name]}; give more than 0'
+  for name, most in _MOST.items():
+    yield values[name] <= most, f'{name}={values[name]}; give at most {most}'
   for name, known in _KNOWN.items():
     value = values[name]
     yield value in known, f'{name}={value!r}; give one of {", ".join(known)}'
   for name, value in (('optim.b1', optim.b1), ('optim.b2', optim.b2)):
     yield 0 <= value < 1, f'{name}={value}; give at least 0 and less than 1'
-  yield len(config.rewards) > 0, 'no rewards; give at least one'
+  yield from _checks_of_rewards(config.rewards)
   yield (
     not config.lora.rank or len(config.lora.targets) > 0,
     f'lora.rank={config.lora.rank} with no lora.targets, so that there is '
@@ -98,19 +135,19 @@ def checks(config: Any):
     f'learner.batches={learner.batches} with sampler.prompts='
     f'{sampler.prompts}; give a number that divides the prompts',
   )
-  yield (
-    sampler.temperature > 0,
-    f'sampler.temperature={sampler.temperature}, under which there is nothing '
-    'to learn from; give more than 0 (evaluations are greedy anyway)',
-  )
   yield from _checks_of_windows(config.model)
   yield from _checks_of_sources(config.data)
   yield from _checks_of_prompts(config)
+  yield from _checks_of_sampler(sampler)
   for name, value in (
     ('prompt', config.data.prompt_buckets),
     ('completion', config.data.completion_buckets),
   ):
     yield len(value) > 0, f'no data.{name}_buckets; give at least one width'
+    yield (
+      min(value) > 0,
+      f'data.{name}_buckets={value}; give widths of 1 token or more',
+    )
   yield (
     max(config.data.completion_buckets) >= sampler.max_tokens,
     f'sampler.max_tokens={sampler.max_tokens} above the largest of '
@@ -144,6 +181,70 @@ def checks(config: Any):
     optim.decay == 'constant' or updates > optim.warmup_steps or not updates,
     f'optim.decay={optim.decay!r} over {updates} optimizer steps, of which '
     f'optim.warmup_steps={optim.warmup_steps} leave none; give fewer',
+  )
+
+
+def _checks_of_floats(values: dict[str, Any]):
+  """As `checks`: every float is a finite number, wherever it stands.
+
+  Arguments of methods and of chat templates are another's: infinity may say
+  there that something is off. No number of theirs is NaN.
+  """
+  for field, value in values.items():
+    for name, number in _floats(field, value):
+      ok = math.isfinite(number)
+      if field.endswith('_kwargs'):
+        ok = not math.isnan(number)
+      yield ok, f'{name}={number}; give a finite number'
+
+
+def _floats(name: str, value: Any) -> Iterator[tuple[str, float]]:
+  """Every float in a value, which may hold others, with its name."""
+  if isinstance(value, float):
+    yield name, value
+  elif isinstance(value, dict):
+    for key, inner in value.items():
+      yield from _floats(f'{name}.{key}', inner)
+  elif isinstance(value, list | tuple):
+    for place, inner in enumerate(value):
+      yield from _floats(f'{name}[{place}]', inner)
+
+
+def _checks_of_rewards(rewards: Any):
+  """As `checks`, of the reward functions."""
+  yield len(rewards) > 0, 'no rewards; give at least one'
+  names = [reward.name for reward in rewards]
+  for place, name in enumerate(names):
+    yield (
+      name not in names[:place],
+      f'rewards[{place}].name={name!r}, which is rewards[{names.index(name)}] '
+      'already; give each function once, with the sum of its weights',
+    )
+
+
+def _checks_of_sampler(sampler: Any):
+  """As `checks`, of how completions are drawn."""
+  yield (
+    sampler.temperature > 0,
+    f'sampler.temperature={sampler.temperature}, under which there is nothing '
+    'to learn from; give more than 0 (evaluations are greedy anyway)',
+  )
+  yield (
+    sampler.temperature >= _LEAST_TEMPERATURE,
+    f'sampler.temperature={sampler.temperature}, by which float32 cannot '
+    f'divide logits; give {_LEAST_TEMPERATURE} or more',
+  )
+  yield (
+    sampler.min_tokens < sampler.max_tokens,
+    f'sampler.min_tokens={sampler.min_tokens} with sampler.max_tokens='
+    f'{sampler.max_tokens}, so that no completion could end; give less',
+  )
+  tokens = sampler.prompts * sampler.group * sampler.max_tokens
+  yield (
+    tokens <= _MOST_TOKENS,
+    f'sampler.prompts={sampler.prompts}, sampler.group={sampler.group} and '
+    f'sampler.max_tokens={sampler.max_tokens}, whose product, {tokens:,} '
+    f'tokens of a rollout, is above {_MOST_TOKENS:,}; give less',
   )
 
 

@@ -93,7 +93,8 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     return {}
   try:
     values = json.loads(path.read_text(encoding='utf-8'))
-  except ValueError as error:  # of what is no UTF-8 too
+  # Of what is no UTF-8 too, and of lists in lists, thousands of them.
+  except (ValueError, RecursionError) as error:
     raise ValueError(
       f'The file {str(path)!r} is no JSON ({error}); copy it again from where'
       ' the model came from.'

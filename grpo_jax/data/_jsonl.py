@@ -84,7 +84,9 @@ class JsonlSource:
     where = f'Line {number} of {str(self.path)!r}'
     try:
       record = _parse(line)
-    except ValueError as error:  # which bytes that are no UTF-8 raise too
+    # Bytes that are no UTF-8 raise it too; thousands of lists, one in another,
+    # a RecursionError.
+    except (ValueError, RecursionError) as error:
       raise ValueError(
         f'{where} is not valid JSON in UTF-8 ({error}); write one JSON object'
         ' on each line.'

@@ -132,7 +132,7 @@ def _run_in(folder: str) -> dict[str, Any] | None:
   path = pathlib.Path(folder) / 'config.json'
   try:
     values = json.loads(path.read_text(encoding='utf-8'))
-  except (OSError, ValueError):
+  except (OSError, ValueError, RecursionError):
     return None
   groups = ('data', 'model', 'sampler')
   if not isinstance(values, dict):

@@ -226,7 +226,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
   """The record of a line, or None if the line is incomplete."""
   try:
     record = json.loads(line)
-  except ValueError:
+  except (ValueError, RecursionError):
     return None
   whole = isinstance(record, dict) and isinstance(record.get('step'), int)
   return record if whole else None

@@ -129,7 +129,10 @@ class _Call:
 
   def start(self) -> Any:
     """The function's result, or the coroutine that an async one returns."""
-    arguments = (self.prompts, self.completions, self.examples)
+    # Copies, because a function may empty the lists that it is given.
+    arguments = [
+      list(items) for items in (self.prompts, self.completions, self.examples)
+    ]
     # A call that takes no lists has one row; see `_spans`.
     if not _takes_lists(self.reward):
       arguments = [items[0] for items in arguments]

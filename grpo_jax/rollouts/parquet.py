@@ -224,7 +224,9 @@ def _read(data: bytes, name: str) -> Rollout:
     table = parquet.ParquetFile(pa.BufferReader(data)).read()
     metadata = json.loads((table.schema.metadata or {})[_METADATA])
     return _rollout(table, metadata)
-  except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+  except (
+    pa.ArrowException, OSError, KeyError, ValueError, RecursionError
+  ) as error:  # fmt: skip
     raise ValueError(
       f'{name} does not hold a whole rollout; give a Parquet file as '
       'grpo_jax.rollouts.parquet wrote it, with all its columns and rows.'

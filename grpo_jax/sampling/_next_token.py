@@ -10,6 +10,11 @@ import jax.numpy as jnp
 Array = jax.Array
 
 
+# Float32 cannot divide logits by less: quotients overflow, and rounding errors
+# become differences of whole nats.
+LEAST_TEMPERATURE = 1e-3
+
+
 # Frozen, so that it can be hashed: a static argument of the compiled programs.
 @dataclasses.dataclass(frozen=True)
 class Sampling:
@@ -18,7 +23,8 @@ class Sampling:
   Attributes:
     max_tokens: Length limit of a completion, its end token included.
     eos_ids: Ids of the end tokens. An end token is part of its completion.
-    temperature: Divides the logits; 0 takes the likeliest token.
+    temperature: Divides the logits; 0 takes the likeliest token. Numbers
+      between 0 and `LEAST_TEMPERATURE` are refused.
     top_k: Draws from the k likeliest tokens, and from any as likely as the last
       of them; 0 draws from all.
     top_p: Draws from the likeliest tokens that together reach this probability;
@@ -42,7 +48,12 @@ class Sampling:
   def __post_init__(self):
     for name, ok, need in (
       ('max_tokens', self.max_tokens > 0, 'positive'),
-      ('temperature', self.temperature >= 0, 'at least 0'),
+      (
+        'temperature',
+        self.temperature == 0
+        or LEAST_TEMPERATURE <= self.temperature < math.inf,
+        f'0, which is greedy, or a number from {LEAST_TEMPERATURE} up',
+      ),
       ('top_k', self.top_k >= 0, 'at least 0'),
       ('top_p', 0 < self.top_p <= 1, 'in (0, 1]'),
       ('min_p', 0 <= self.min_p <= 1, 'in [0, 1]'),

@@ -5,6 +5,7 @@ Wherever a config names something, the name may be a mark for an object that was
 given in Python; see `marks.py`.
 """
 
+from collections.abc import Callable
 from collections.abc import Mapping
 import dataclasses
 import difflib
@@ -94,6 +95,7 @@ def run(config: Config, given: Given = marks.NOTHING) -> Run:
         f'{sharding.row_shards(parts.mesh)} data shards; give a multiple, or '
         'change config.mesh.'
       )
+  answer_function(config)  # raises if there is none
   peak = speed.peak_flops(jax.devices()[0].device_kind)
   sources, weights = _train_sources(config.data, given)
   return Run(
@@ -139,6 +141,7 @@ def sampler(config: Config, given: Given) -> Sampler:
   # Before any program is compiled, so that all of them are cached.
   compiled_programs.keep(config.compilation_cache)
   mesh = sharding.make_mesh(**dataclasses.asdict(config.mesh))
+  build_model.check_device(config, mesh)
   tokenizer = tokenizer_of(config, given)
   own = build_foreign.found(config, given)
   options: dict[str, Any] = dict(
@@ -164,6 +167,20 @@ def heldout(config: Config, given: Given) -> Any:
   """The source of held-out records, or None if the config names none."""
   name = config.data.heldout
   return _source(config.data, name, 'heldout', given) if name else None
+
+
+def answer_function(config: Config) -> Callable[[str], str] | None:
+  """What reads the answer out of a completion; None if the config names none.
+
+  Raises:
+    ValueError: There is no such function.
+  """
+  name = config.evaluation.answer
+  return (
+    resolve.imported(name, f'config.evaluation.answer={name!r}')
+    if name
+    else None
+  )
 
 
 def reward_functions(
@@ -231,13 +248,26 @@ def method(
       f'{flag}_kwargs={kwargs} do not fit {name}{_arguments(make)}: {error}; '
       f'set all arguments at once with {flag}_kwargs="{{...}}".'
     ) from error
-  made = make(**kwargs)
+  try:
+    made = make(**kwargs)
+  except ValueError:  # a sentence about the arguments
+    raise
+  except Exception as error:  # a user's function may raise anything
+    raise ValueError(
+      f'{flag}={name!r} raised {type(error).__name__}: {error}, when it was '
+      f'called with {flag}_kwargs={dict(kwargs)}; correct the function or the '
+      'arguments.'
+    ) from error
   if not isinstance(made, losses.LossTransform):
     raise ValueError(
       f'{flag}={name!r} made {made!r:.80}, which is no LossTransform; return '
       'what losses.chain returns.'
     )
   return made
+
+
+def _first_line(error: Exception) -> str:
+  return str(error).partition('\n')[0]
 
 
 def _arguments(function) -> str:
@@ -255,9 +285,10 @@ def _method(config: Config, given: Given) -> losses.LossTransform:
   learner = config.learner
   loss = method(learner.method, learner.method_kwargs, given=given, facts=facts)
   # Sizes that differ from each other and from 1, so that a result of another
-  # shape cannot pass.
+  # shape cannot pass; small ones, because a group may be large.
   group = config.sampler.group
-  tokens = jnp.zeros((group + 1, group, group + 2))
+  prompts, length = [size for size in (2, 3, 4) if size != group][:2]
+  tokens = jnp.zeros((prompts, group, length))
   known = {'entropy', 'noise', 'updates_done', *losses.Batch._fields}
   if loss.requires <= known:
     # A method that requires a field of the user's own is not traced, because
@@ -277,11 +308,14 @@ def _method(config: Config, given: Given) -> losses.LossTransform:
 
     try:
       jax.eval_shape(run_chain, losses.check_batch(batch))
-    except TypeError as error:
+    except ValueError:
+      raise
+    except Exception as error:  # a transform of a user's own may raise anything
       raise ValueError(
-        'config.learner.method cannot be traced with the arguments in '
-        f'config.learner.method_kwargs ({str(error).splitlines()[0]}); give '
-        'numbers where it wants numbers.'
+        f'config.learner.method={learner.method!r} cannot be traced with '
+        f'config.learner.method_kwargs={learner.method_kwargs} '
+        f'({type(error).__name__}: {_first_line(error)}); give numbers where '
+        'it wants numbers, or correct the function.'
       ) from error
     if group == 1 and not _credits_alone(loss, batch):
       raise ValueError(

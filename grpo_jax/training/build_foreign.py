@@ -63,7 +63,15 @@ def _called(path: str) -> foreign.Pretrained:
       ' but it will be called without arguments; give a function that needs '
       'none.'
     ) from error
-  made = make()
+  try:
+    made = make()
+  except ValueError:  # a sentence already
+    raise
+  except Exception as error:  # a user's function may raise anything
+    raise ValueError(
+      f'config.model.path={path!r} raised {type(error).__name__}: {error}; '
+      'correct the function.'
+    ) from error
   if not isinstance(made, foreign.Pretrained):
     raise ValueError(
       f'config.model.path={path!r} returned {made!r:.60} of type '

@@ -120,6 +120,21 @@ def transformer(config: Config, vocab_size: int) -> models.Transformer:
   return models.Transformer(dataclasses.replace(shape, lora=adapters))
 
 
+# The kind of device, as JAX calls it, that each kernel runs on.
+_DEVICES = {'splash': 'tpu', 'cudnn': 'gpu'}
+
+
+def check_device(config: Config, mesh: jax.sharding.Mesh) -> None:
+  """Raises a ValueError if `model.attention` is for devices of another kind."""
+  attention, found = config.model.attention, mesh.devices.flat[0].platform
+  needed = _DEVICES.get(attention, found)
+  if found != needed:
+    raise ValueError(
+      f'config.model.attention={attention!r} runs on {needed.upper()}s, but '
+      f"the devices here are of kind {found!r}; give 'auto'."
+    )
+
+
 def _refuse_contradiction(
   config: Config, fields: dict[str, Any], shape: models.ModelConfig
 ) -> None:

@@ -68,7 +68,12 @@ def run(
       step += 1
       if step % _SHOWN_EVERY == 0 or step == config.steps:
         scalars = metrics.to_scalars(measured)
-        shown = {name: scalars[name] for name in ('loss', 'grad_norm')}
+        # Without the loss of an update that is not finite.
+        shown = {
+          name: scalars[name]
+          for name in ('loss', 'grad_norm')
+          if name in scalars
+        }
         monitor.progress('warm-up', step, config.steps, shown)
       if step % parts.config.checkpoint.every_warm_up_steps == 0 or saves.owed:
         saves.save(step, state, {})

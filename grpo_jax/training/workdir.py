@@ -256,7 +256,7 @@ def _read(path: pathlib.Path, kind: type = dict) -> Any:
     value = json.loads(path.read_text())
   except (FileNotFoundError, NotADirectoryError):
     return None
-  except ValueError as error:
+  except (ValueError, RecursionError) as error:
     raise ValueError(
       f'{path} is no JSON ({error}); restore it, or give another workdir.'
     ) from error

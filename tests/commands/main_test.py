@@ -7,6 +7,7 @@ import types
 import pytest
 
 import grpo_jax
+from grpo_jax.commands import eval_and_sample
 from grpo_jax.commands import main
 from tests import runs
 from tests.cli import JUDGE
@@ -204,6 +205,37 @@ def test_the_lines_of_another_error_become_one(capsys):
   with pytest.raises(SystemExit):
     main._refuse(ValueError('a\n  b\\n  c'))
   assert capsys.readouterr().err == 'grpo-jax: a b c\n'
+
+
+@pytest.mark.parametrize(
+  'error',
+  [
+    MemoryError('Unable to allocate 9 GiB'),
+    RuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nat'),
+  ],
+)
+def test_without_enough_memory_it_says_what_to_lower(
+  error, monkeypatch, capsys
+):
+  def run():
+    raise error
+
+  stub = main.COMMANDS['train']._replace(run=run)
+  monkeypatch.setitem(main.COMMANDS, 'train', stub)
+  with pytest.raises(SystemExit) as ended:
+    main.main(['grpo-jax', 'train'])
+  assert ended.value.code == 2
+  said = capsys.readouterr().err
+  assert 'not enough memory' in said and 'lower learner.micro_rows' in said
+  assert said.count('\n') == 1
+
+
+def test_without_standard_input_prompts_are_asked_for(monkeypatch):
+  monkeypatch.setattr(eval_and_sample.sys, 'stdin', None)
+  assert list(eval_and_sample.prompts(['a'], None)) == ['a']
+  for file in (None, '-'):
+    with pytest.raises(ValueError, match='standard input is closed; give'):
+      list(eval_and_sample.prompts([], file))
 
 
 @pytest.mark.parametrize('platform, unit', [('linux', 2**10), ('darwin', 1)])

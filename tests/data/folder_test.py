@@ -160,6 +160,8 @@ def test_a_folder_without_a_fast_tokenizer_is_refused(other, words, tmp_path):
   [
     ('tokenizer.json', '{', 'tokenizer.json.*cannot be read'),
     ('tokenizer_config.json', '{"a"', 'tokenizer_config.json.* is no JSON'),
+    ('config.json', '[' * 100_000, 'config.json.* is no JSON'),
+    ('tokenizer.json', '[' * 100_000, 'tokenizer.json.*cannot be read'),
     ('generation_config.json', '[1]', r'holds \[1\], but a JSON object'),
     (
       'generation_config.json',

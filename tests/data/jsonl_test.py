@@ -87,6 +87,7 @@ GOOD = b'{"prompt": "a", "answer": "b"}\n'
   [
     (b'{"prompt": "a", ', 'not valid JSON'),
     (b'{"prompt": "\xff", "answer": 1}', 'not valid JSON in UTF-8'),
+    (b'[' * 100_000, 'not valid JSON in UTF-8'),
     (b'["a", "b"]', 'is a JSON list, but an object'),
     (
       b'{"promt": "a", "answer": "b"}',

@@ -30,6 +30,18 @@ def test_reward_is_the_weighted_sum_and_parts_are_not_weighted():
   np.testing.assert_array_equal(scores.parts, [[0] * 3, [1] * 3, [2] * 3])
 
 
+def test_a_function_that_empties_its_lists_changes_nothing():
+  @rewards.batched
+  def empties(*columns):
+    values = cases.batched_value(*columns)
+    for column in columns:
+      column.clear()
+    return values
+
+  scores = cases.score_rows(empties, cases.batched_value)
+  np.testing.assert_array_equal(scores.parts, [[0] * 2, [1] * 2, [2] * 2])
+
+
 def test_the_sum_is_computed_in_float64_and_rounded_once():
   parts = [1e8, 1.0, -1e8]  # in float32 the 1 is lost
   terms = [lambda *_, part=part: part for part in parts]

@@ -125,6 +125,9 @@ def test_blocks_give_the_token_of_one_running_sum(vocab):
   [
     dict(max_tokens=0),
     dict(temperature=-1.0),
+    dict(temperature=1e-30),
+    dict(temperature=float('inf')),
+    dict(temperature=float('nan')),
     dict(top_k=-1),
     dict(top_p=0.0),
     dict(min_p=1.5),

@@ -1,4 +1,4 @@
-"""What a run tells its method: `build` fills in what `takes_from_run` marks."""
+"""What a run tells its method, and what `build` refuses of a config."""
 
 import pytest
 
@@ -41,3 +41,35 @@ def test_a_users_method_is_told_of_the_run(given):
   )
   build.run(config)
   assert CALLS == [FACTS | given]
+
+
+@pytest.mark.parametrize(
+  'field, value, words',
+  [
+    (
+      'learner.method',
+      'tests.bad_methods:raises_when_traced',
+      "method='tests.bad_methods:raises_when_traced' .*KeyError: 'no column'",
+    ),
+    ('model.attention', 'splash', "attention='splash' runs on TPUs, .*'cpu'"),
+    ('model.attention', 'cudnn', "attention='cudnn' runs on GPUs, .*'cpu'"),
+    (
+      'evaluation.answer',
+      'tests.judges:gone',
+      "config.evaluation.answer='tests.judges:gone' cannot be imported",
+    ),
+    (
+      'model.path',
+      'tests.bad_methods:raises',
+      "config.model.path='tests.bad_methods:raises' raised KeyError",
+    ),
+  ],
+)
+def test_what_cannot_be_built_is_refused(field, value, words):
+  config = runs.arithmetic(**{'learner.method_kwargs': {}, field: value})
+  with pytest.raises(ValueError, match=words):
+    build.run(config)
+
+
+def test_a_large_group_is_not_held_in_memory_to_trace_the_method():
+  build.run(runs.arithmetic(**{'sampler.group': 20_000}))

@@ -50,3 +50,10 @@ def test_a_field_that_the_run_lacked_counts_with_its_default(earlier):
   values.optim.brake = 'reset'
   with pytest.raises(ValueError, match="config.optim.brake='none', and now"):
     workdir.refuse_another(earlier, config_lib.resolve(values))
+
+
+def test_what_is_no_json_is_refused(tmp_path):
+  for text in ('{"a"', '[' * 100_000):
+    (tmp_path / 'config.json').write_text(text)
+    with pytest.raises(ValueError, match='config.json is no JSON'):
+      workdir.config_of(tmp_path)

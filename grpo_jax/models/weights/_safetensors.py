@@ -135,7 +135,9 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
     try:
       where = json.loads(index.read_text())['weight_map']
       names = sorted(set(where.values()))
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (
+      ValueError, RecursionError, KeyError, TypeError, AttributeError
+    ) as error:  # fmt: skip
       raise ValueError(
         f'{index} is no index of safetensors ({error}); copy it again.'
       ) from error

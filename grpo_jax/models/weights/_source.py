@@ -119,7 +119,7 @@ def _from_folder(folder: pathlib.Path) -> Source:
     )
   try:
     config_json = json.loads(described.read_text())
-  except json.JSONDecodeError as error:
+  except (ValueError, RecursionError) as error:
     raise ValueError(f'{described} is no JSON ({error}); copy it again.') from (
       error
     )

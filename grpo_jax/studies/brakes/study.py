@@ -184,7 +184,9 @@ def _read(file: pathlib.Path, steps: int) -> dict[tuple[Arm, int], Outcome]:
   for number, line in enumerate(lines, start=1):
     try:
       outcome = _outcome_of(json.loads(line))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (
+      AttributeError, KeyError, TypeError, ValueError, RecursionError
+    ) as error:  # fmt: skip
       raise ValueError(
         f'Line {number} of {file} is no outcome of this study ({error}); '
         'remove the line, and its run is done again.'

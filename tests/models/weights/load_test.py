@@ -202,9 +202,16 @@ def test_missing_and_truncated_files(folder):
   assert file.name in refusal(source)
   (source / 'model.safetensors.index.json').write_text('{"metadata": {}}')
   assert "is no index of safetensors ('weight_map')" in refusal(source)
-  for text in ('[]', '{"weight_map": []}', '{"weight_map": {"a": ["b"]}}'):
+  for text in (
+    '[' * 100_000,
+    '[]',
+    '{"weight_map": []}',
+    '{"weight_map": {"a": ["b"]}}',
+  ):
     (source / 'model.safetensors.index.json').write_text(text)
     assert 'is no index of safetensors' in refusal(source)
+  (source / 'config.json').write_text('[' * 100_000)
+  assert 'config.json is no JSON' in refusal(source)
 
 
 def test_pickles_are_refused(folder, tmp_path):
