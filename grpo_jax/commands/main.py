@@ -6,6 +6,7 @@ from importlib import metadata
 import json
 import os
 import platform
+import re
 import resource
 import shutil
 import sys
@@ -23,6 +24,7 @@ from absl import logging
 from grpo_jax import __version__
 from grpo_jax.commands import arguments
 from grpo_jax.commands import options
+from grpo_jax.commands import refusals
 from grpo_jax.commands.flag_definitions import CONFIG as _CONFIG
 from grpo_jax.commands.flag_definitions import FLAGS as _FLAGS
 from grpo_jax.training import stop_signal
@@ -266,7 +268,10 @@ def _config():
       f'get_config returned {values!r:.80}, which is no ConfigDict; return '
       'grpo_jax.config.default() with your changes.'
     )
-  return config.resolve(values)
+  tree = values.to_dict()
+  if warning := arguments.set_fields(tree, _SET_LATER):
+    print(f'warning: {warning}', file=sys.stderr)
+  return config.dataclass_from_dict(config.Config, tree, 'config')
 
 
 def _whole(name: str, text: str) -> int:
@@ -297,22 +302,10 @@ def main(argv: list[str]) -> None:
     raise SystemExit(130) from None
   except BrokenPipeError:  # an OSError, but no fault of the input; see `run`
     raise
-  except (ValueError, OSError) as error:
-    _refuse(error)
-  except (MemoryError, RuntimeError) as error:
-    # JAX has no type of its own for it.
-    if not isinstance(error, MemoryError) and 'ut of memory' not in str(error):
+  except Exception as error:
+    if refusals.sentence(error) is None:
       raise
-    first = str(error).partition('\n')[0]
-    _refuse(ValueError(f'There is not enough memory ({first}); {_SMALLER}'))
-
-
-# What to do without enough memory, the least loss first.
-_SMALLER = (
-  'lower learner.micro_rows, warm_up.micro_rows or sampler.max_rows, or set '
-  'model.remat=True; else lower sampler.prompts, sampler.group, '
-  "sampler.max_tokens, the widths in data.prompt_buckets or the model's size."
-)
+    _refuse(error)
 
 
 def help_text(command: str, width: int) -> str:
@@ -343,11 +336,13 @@ def help_text(command: str, width: int) -> str:
   rows = []
   for name in names:
     flag = flags.FLAGS[name]
+    # absl writes '<a|b>: ' before the help, and a line if the flag repeats.
+    meaning = re.sub(r'^<[^>]*>: |;\n.*', '', flag.help or '', flags=re.DOTALL)
     given = '' if flag.boolean else '=...'
     default = (
       f' ({flag.default_as_str})' if flag.value not in (None, [], False) else ''
     )
-    rows.append((f'--{name}{given}', f'{flag.help}{default}'))
+    rows.append((f'--{name}{given}', f'{meaning}{default}'))
   typed = ' '.join([command, *(name.upper() for name in takes)])
   title = textwrap.wrap(f'grpo-jax {typed}: {what}', width)
   text = [*title, '', _columns(rows, width)]
@@ -379,59 +374,53 @@ def _parse(argv: list[str]) -> list[str]:
       f'Python {platform.python_version()})'
     )
     raise SystemExit(0)
-  asks = {'--help', '-h'} & set(argv[1:]) or command == 'help'
-  if asks or not argv[1:]:
+  asks = _HELP & {one.partition('=')[0] for one in argv[1:]}
+  if asks or command == 'help' or not argv[1:]:
     print(help_text(command, shutil.get_terminal_size((80, 24)).columns))
     raise SystemExit(0)
   try:
     if command not in COMMANDS:
-      raise flags.Error(
-        f'grpo-jax got {command!r}; the commands are: {", ".join(COMMANDS)} '
-        '(grpo-jax --help tells more).'
+      raise ValueError(
+        f'got {command!r}; the commands are: {", ".join(COMMANDS)} (grpo-jax '
+        '--help tells more).'
       )
     switches = {name for name in _FLAGS if flags.FLAGS[name].boolean}
-    argv = arguments.prepared(argv, switches, COMMANDS[command].takes)
-    parsed = flags.FLAGS(argv)
-    _check_flags(command, parsed)
+    takes = COMMANDS[command].takes
+    argv = arguments.prepared(argv, switches, takes)
+    arguments.refuse_unread(argv, COMMANDS[command].flags, switches)
+    _require_flags(command, argv)
+    argv, _SET_LATER[:] = arguments.set_aside(argv)
+    sys.argv[:] = argv  # where ml_collections looks for fields of the config
+    return flags.FLAGS(argv)
   except Exception as error:  # a config file may raise anything
-    said = arguments.unknown_field(argv) or arguments.raised_by_config(error)
-    if said is None and not isinstance(error, _SENTENCES):
+    said = arguments.mistyped(argv, error)
+    if said is None and not isinstance(error, ValueError | OSError):
       said = f'The config cannot be used ({type(error).__name__}: {error}).'
     _refuse(ValueError(said) if said else error)
-  return parsed
 
 
-# Errors whose text is shown as it is; those of other types come from the code
-# of a config file.
-_SENTENCES = (flags.Error, ValueError, OSError, KeyError)
+# The last ones are absl's, whose help is of other programs' flags too.
+_HELP = {'--help', '-h', '-?', '--helpshort', '--helpfull', '--helpxml'}
+# What was typed for fields that are set after absl has read the config.
+_SET_LATER: list[str] = []
 
 
-def _check_flags(command: str, parsed: list[str]) -> None:
-  """Raises if the command does not read a flag, or lacks one that it needs."""
-  read = COMMANDS[command].flags
-  known = ', '.join(f'--{name}' for name in read)
-  others = [f'--{name}' for name in _FLAGS if flags.FLAGS[name].present]
-  others = [name for name in others if name not in known.split(', ')]
-  if parsed[2:] or others:
-    raise flags.Error(
-      f'grpo-jax {command} got {" ".join(parsed[2:] + others)}, which it does '
-      f'not read; its flags are {known}'
-      f'{", --config.FIELD" if "config" in read else ""}.'
-    )
-  if '://' in (_value('workdir') or ''):
-    raise flags.Error(
-      f'--workdir={_value("workdir")} is no local path, and buckets cannot be '
-      'written yet; give a directory.'
+def _require_flags(command: str, argv: list[str]) -> None:
+  """Raises if the command lacks a flag that it needs, or has one in vain."""
+  given = dict(one[2:].split('=', 1) for one in argv[2:] if '=' in one)
+  workdir = given.get('workdir', '')
+  if '://' in workdir:
+    raise ValueError(
+      f'--workdir={workdir} is no local path, and buckets cannot be written '
+      'yet; give a directory.'
     )
   for wanted in COMMANDS[command].takes:
-    if not _value(wanted):
-      raise flags.Error(
-        f'grpo-jax {command} needs a {wanted}. As in:\n{_EXAMPLES}'
-      )
-  if 'workdir' in read and not _value('workdir'):
-    raise flags.Error(
-      f'grpo-jax {command} needs --workdir, and --config for a new run. As '
-      f'in:\n{_EXAMPLES}'
+    if not given.get(wanted):
+      raise ValueError(f'{command} needs a {wanted}. As in:\n{_EXAMPLES}')
+  if 'workdir' in COMMANDS[command].flags and not workdir:
+    raise ValueError(
+      f'{command} needs --workdir, and --config for a new run. As in:\n'
+      f'{_EXAMPLES}'
     )
 
 
@@ -444,14 +433,8 @@ def _refuse(error: Exception) -> NoReturn:
   # Not the flag, because it may be the flags that could not be parsed.
   if '--verbose' in sys.argv:
     traceback.print_exception(error)
-  text = str(error)
-  if isinstance(error, KeyError):
-    text = (
-      f'the config has no {text}; --config.learner.method_kwargs="{{...}}" '
-      'gives all arguments of a method at once, and data.chat_kwargs likewise '
-      'all variables of a chat template.'
-    )
-  # Errors of ml_collections and KeyErrors hold escaped line breaks and quotes.
+  # Errors of ml_collections hold escaped line breaks and quotes.
+  text = refusals.sentence(error) or str(error)
   text = text.replace('\\n', ' ').replace("\\'", "'")
   text, examples, _ = text.partition(f'\n{_EXAMPLES}')
   print(f'grpo-jax: {" ".join(text.split())}{examples}', file=sys.stderr)
@@ -475,19 +458,31 @@ def run() -> None:
   # What matters in the long logs of jax and orbax is printed as one sentence.
   logging.set_verbosity(logging.FATAL)
   sys.unraisablehook = _hide_orbax
+  refusals.prepare_streams()
   # Only a training run has something to save when a signal comes.
   trains = sys.argv[1:2] == ['train']
   try:
-    with _STOP if trains else contextlib.nullcontext():
-      app.run(main, flags_parser=_parse)
-  except SystemExit as error:
-    # A normal exit would wait for the thread that compiles, or crash in it.
-    if any(thread.name == 'compile ahead' for thread in threading.enumerate()):
-      sys.stdout.flush()
-      sys.stderr.flush()
-      os._exit(error.code if isinstance(error.code, int) else bool(error.code))
-    raise
+    try:
+      with _STOP if trains else contextlib.nullcontext():
+        app.run(main, flags_parser=_parse)
+    except SystemExit as error:
+      _end(error.code if isinstance(error.code, int) else bool(error.code))
+    except refusals.Unwritten as error:  # the help
+      _refuse(error)
   except BrokenPipeError:  # the reader has seen enough, as `| head` has
     # Python flushes standard output at its end, which would fail once more.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    refusals.to_nowhere(1)
     raise SystemExit(1) from None
+
+
+def _end(code: int) -> NoReturn:
+  """Exits, with a sentence if not all that was printed could be written."""
+  try:
+    sys.stdout.flush()
+  except refusals.Unwritten as error:
+    _refuse(error)
+  # A normal exit would wait for the thread that compiles, or crash in it.
+  if any(thread.name == 'compile ahead' for thread in threading.enumerate()):
+    sys.stderr.flush()
+    os._exit(code)
+  raise SystemExit(code)

@@ -220,7 +220,8 @@ class Learner:
   # The loss: a method of losses.methods (`grpo-jax methods` lists them), or
   # your own as 'module:function'.
   method: str = 'grpo'
-  # Arguments of the method, such as {'high': 0.28}.
+  # Arguments of the method, such as {'high': 0.28}. Those in a config are left
+  # out where the command line chooses another method than the config.
   method_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
   # Optimizer batches, each one update, that a rollout is split into.
   batches: int = 1

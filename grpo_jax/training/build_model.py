@@ -127,8 +127,8 @@ _DEVICES = {'splash': 'tpu', 'cudnn': 'gpu'}
 def check_device(config: Config, mesh: jax.sharding.Mesh) -> None:
   """Raises a ValueError if `model.attention` is for devices of another kind."""
   attention, found = config.model.attention, mesh.devices.flat[0].platform
-  needed = _DEVICES.get(attention, found)
-  if found != needed:
+  needed = _DEVICES.get(attention)
+  if needed and needed != found:
     raise ValueError(
       f'config.model.attention={attention!r} runs on {needed.upper()}s, but '
       f"the devices here are of kind {found!r}; give 'auto'."

@@ -23,7 +23,10 @@ BAD_INPUT = {
   ),
   'no workdir': (['train', CONFIG], 'needs --workdir'),
   'no config': (['train', 'WORK'], 'no config.json'),
-  'no such config': (['train', '--config=no/such.py', 'WORK'], 'no/such.py'),
+  'no such config': (
+    ['train', '--config=no/such.py', 'WORK'],
+    "There is no config file 'no/such.py'; give the path",
+  ),
   'flag': (['train', CONFIG, '--wrkdir=w'], 'workdir'),
   'no flag': (['train', CONFIG, 'WORK', 'resume'], 'got resume, which'),
   'flag of another command': (
@@ -62,6 +65,7 @@ BAD_INPUT = {
     ['train', CONFIG, '--config.num_generations=8', 'WORK'],
     'config.sampler.group',
   ),
+  'no value': (['train', CONFIG, '--workdir'], '--workdir has no value'),
   'type': (['train', CONFIG, '--config.seed=x', 'WORK'], 'config.seed'),
   'method': (
     ['train', CONFIG, '--config.learner.method=gspoo', 'WORK'],
@@ -89,7 +93,7 @@ BAD_INPUT = {
   'rewards': (['train', CONFIG, '--config.rewards=()', 'WORK'], 'no rewards'),
   'no file': (
     ['train', CONFIG, '--config.data.train=missing.jsonl', 'WORK'],
-    'missing.jsonl',
+    'grpo-jax: missing.jsonl cannot be used (No such file or directory); give',
   ),
   'malformed line': (
     ['train', CONFIG, '--config.data.train=TMP/bad.jsonl', 'WORK'],

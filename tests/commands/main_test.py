@@ -77,8 +77,12 @@ def test_check_trains_and_writes_nothing(finished, tmp_path):
   done = command(
     'train', SMALL, JUDGE, f'--workdir={tmp_path}/run', '--check', '--json',
     '--config.data.completion_prefix=10', '--config.data.prompt_buckets=(8,)',
+    '--config.learner.method=dapo', '--config.learner.method_kwargs.low=.1',
   )  # fmt: skip
   report = json.loads(done.stdout)
+  assert report['config']['learner']['method'] == 'dapo'
+  assert report['config']['learner']['method_kwargs'] == {'low': 0.1}
+  assert 'left out (kl_coefficient=0.0)' in done.stderr
   assert report['shapes']['rollout [P, G, T]'] == [4, 4, 5]
   assert report['memory_gib']['train step, peak'] > 0
   prompts = report['first_rollout']['prompts']
