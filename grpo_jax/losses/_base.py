@@ -30,6 +30,8 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax.losses import _given
+
 Array = jax.Array | np.ndarray  # a batch may be in NumPy arrays still
 State = Any  # a pytree of arrays; `()` for a transform that keeps none
 
@@ -109,7 +111,12 @@ def chain(*transforms: LossTransform) -> LossTransform:
   ...                       losses.mean_over_tokens(), losses.ppo_clip())
   >>> method.scope
   'row'
+
+  Raises:
+    ValueError: One of them is no transform.
   """
+  for transform in transforms:
+    _given.check_transform(transform, LossTransform, 'chain')
 
   def init():
     return tuple(transform.init() for transform in transforms)
@@ -166,7 +173,11 @@ def make_batch(mask, reward, **fields) -> Batch:
   >>> import jax.numpy as jnp
   >>> make_batch(jnp.ones((2, 4, 3), bool), jnp.zeros((2, 4))).valid.shape
   (2, 4)
+
+  Raises:
+    ValueError: `Batch` has no such field.
   """
+  _given.check_fields(fields, Batch._fields)
   mask, reward = jnp.asarray(mask, bool), jnp.asarray(reward)
   defaults: dict[str, Any] = dict(
     tokens=None,
@@ -314,9 +325,11 @@ def credit(
     ValueError: A field has the wrong shape or is missing, or no transform sets
       the advantage.
   """
+  _given.check_transform(method, LossTransform, 'credit')
   batch = check_batch(batch)
   _check_required(method.requires - {'entropy'}, batch._asdict(), batch.extras)
-  batch, state = method.credit(batch, state)
+  with _given.with_state(method, state, 'credit'):
+    batch, state = method.credit(batch, state)
   if batch.advantage is None:
     raise ValueError(
       'No transform of this method sets the advantage; add one, for example '
@@ -337,9 +350,16 @@ def prepare(method: LossTransform, batch: Batch, state: State) -> Batch:
     The batch with `weight` f32[P,G,T], zero wherever `keep` is False.
 
   Raises:
-    ValueError: No transform sets the weight.
+    ValueError: No transform sets the weight, or `credit` has not been run.
   """
-  batch = method.prepare(batch, state)
+  _given.check_transform(method, LossTransform, 'prepare')
+  if batch.advantage is None:
+    raise ValueError(
+      'prepare got a batch without advantage; run losses.credit on the whole '
+      'rollout first.'
+    )
+  with _given.with_state(method, state, 'prepare'):
+    batch = method.prepare(batch, state)
   if batch.weight is None:
     raise ValueError(
       'No transform of this method sets the weight; add one, for example '
@@ -391,6 +411,7 @@ def surrogate_loss(
   >>> batch.advantage[0, :, 0].tolist()
   [1.0, -1.0]
   """
+  _given.check_transform(method, LossTransform, 'surrogate_loss')
   given = {'entropy': entropy, **batch._asdict()}
   _check_required(method.requires, given, batch.extras)
   if batch.advantage is None or batch.weight is None:
@@ -419,7 +440,8 @@ def surrogate_loss(
   terms = SurrogateTerms(
     logp, logp - old, entropy, None, jnp.zeros_like(logp), {}
   )
-  terms = method.apply(terms, batch, state)
+  with _given.with_state(method, state, 'surrogate_loss'):
+    terms = method.apply(terms, batch, state)
   if terms.objective is None:
     raise ValueError(
       'No transform of this method sets the objective; add one, for example '

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from grpo_jax.losses import _given
 from grpo_jax.losses._base import Array
 from grpo_jax.losses._base import LossTransform
 from grpo_jax.losses._controllers import Controller
@@ -207,7 +208,10 @@ def _stage(
     for key, value in hyper.items()
     if callable(value) or isinstance(value, Controller)
   }
-  requires = frozenset(requires).union(*(c.requires for c in moving.values()))
+  _given.check_stage(name, function, scope)
+  requires = _given.check_names(requires, name).union(
+    *(_given.check_names(c.requires, name) for c in moving.values())
+  )
 
   def call(state, *args):
     current = {key: c.value(state[key]) for key, c in moving.items()}
@@ -228,7 +232,8 @@ def _stage(
   def write(batch, state):
     check_order(batch)
     old = (getattr(batch, field),) if edits else ()
-    value, metrics = _with_metrics(call(state, *old, batch))
+    returned = call(state, *old, batch)
+    value, metrics = _given.value_and_metrics(name, returned)
     value = _of_shape(name, place, value, batch.mask.shape)
     # A Batch has no field for metrics. The learner takes those of `credit` out
     # of `extras` before anything else reads the batch.
@@ -263,7 +268,8 @@ def _stage(
     if component != 'apply':
       return terms
     check_order(terms)
-    value, metrics = _with_metrics(call(state, terms, batch))
+    returned = call(state, terms, batch)
+    value, metrics = _given.value_and_metrics(name, returned)
     value = _of_shape(name, place, value, batch.mask.shape)
     value = jnp.where(batch.mask, value, 0)
     if field == 'penalty':
@@ -273,12 +279,6 @@ def _stage(
     )
 
   return LossTransform(init, credit, prepare, apply, requires, scope)
-
-
-def _with_metrics(result):
-  """(array, metrics) of what a stage's function returned."""
-  value, metrics = result if isinstance(result, tuple) else (result, {})
-  return jnp.asarray(value), metrics
 
 
 def _of_shape(name: str, place: _Place, value: Array, shape) -> Array:

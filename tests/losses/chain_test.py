@@ -250,7 +250,7 @@ def test_a_state_of_another_chain_is_refused(step):
       method, case.logp, losses.prepare(method, batch, state[:3]), state
     ),
   ]
-  with pytest.raises(ValueError, match='longer'):
+  with pytest.raises(ValueError, match='state that is not of this method'):
     steps[step]((*state, ()))
 
 

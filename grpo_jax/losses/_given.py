@@ -1,0 +1,130 @@
+"""Refuses what was given to a chain by mistake, in a sentence each."""
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+import contextlib
+import difflib
+from typing import Any
+
+import jax
+
+
+def check_transform(value: Any, kind: type, where: str) -> None:
+  """Raises a ValueError if this is no transform.
+
+  Args:
+    value: What was given.
+    kind: `LossTransform`.
+    where: The subject of the error, such as 'chain'.
+  """
+  if isinstance(value, kind):
+    check_names(value.requires, where)
+    _check_scope(value.scope, where)
+    return
+  if isinstance(value, list | tuple):
+    raise ValueError(
+      f'{where} got a {type(value).__name__} of {len(value)}; give transforms '
+      'one by one, as in losses.chain(*transforms).'
+    )
+  name = getattr(value, '__name__', None)
+  if callable(value) and name:
+    raise ValueError(
+      f'{where} got {name}, which is a function that makes a transform; call '
+      f'it, as in {name}().'
+    )
+  raise ValueError(
+    f'{where} got {value!r:.60}, which is no LossTransform; give what a '
+    'function of losses, such as losses.mean_over_tokens(), returns.'
+  )
+
+
+def check_names(requires: Iterable[str], where: str) -> frozenset[str]:
+  """The names of required fields, if they are not a single text."""
+  if isinstance(requires, str):
+    raise ValueError(
+      f'{where} got requires={requires!r}, whose letters would be the names; '
+      f'give a tuple, as in requires=({requires!r},).'
+    )
+  return frozenset(requires)
+
+
+def check_stage(name: str, function: Any, scope: str) -> None:
+  """Raises a ValueError if a stage cannot be made of these."""
+  if not callable(function):
+    raise ValueError(
+      f'A stage got {function!r:.60}, which is no function; give one that '
+      'returns an array, as help(grpo_jax.losses) explains.'
+    )
+  _check_scope(scope, name)
+
+
+def _check_scope(scope: str, where: str) -> None:
+  if scope not in ('row', 'batch'):
+    raise ValueError(
+      f"{where} got scope={scope!r}; give 'batch' if the function couples "
+      "completions, else 'row'."
+    )
+
+
+def check_fields(fields: Iterable[str], known: tuple[str, ...]) -> None:
+  """Raises a ValueError if `Batch` has no field of one of these names."""
+  for name in fields:
+    if name not in known:
+      near = difflib.get_close_matches(name, known, 1)
+      meant = f' (did you mean {near[0]}?)' if near else ''
+      raise ValueError(
+        f'make_batch got {name}, which is no field of Batch{meant}; its fields '
+        f'are {", ".join(known)}. Give one of your own as extras='
+        f'{{{name!r}: ...}}.'
+      )
+
+
+def value_and_metrics(name: str, result: Any) -> tuple[jax.Array, dict]:
+  """The array and the metrics that a stage's function returned.
+
+  Args:
+    name: Of the function.
+    result: An array, or a pair of an array and a dict.
+
+  Raises:
+    ValueError: It is neither.
+  """
+  value, metrics = result, {}
+  if isinstance(result, tuple) and len(result) == 2:
+    value, metrics = result
+  try:
+    array = jax.numpy.asarray(value)
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+      f'{name} returned {value!r:.60}; return an array, or a pair (array, '
+      'metrics) with a dict of arrays.'
+    ) from error
+  if not isinstance(metrics, Mapping):
+    raise ValueError(
+      f'{name} returned a pair whose second part is {metrics!r:.60}; give '
+      'metrics there, a dict of arrays by name.'
+    )
+  return array, dict(metrics)
+
+
+@contextlib.contextmanager
+def with_state(method: Any, state: Any, where: str) -> Iterator[None]:
+  """Turns an error of a state that is not the method's into a sentence.
+
+  Args:
+    method: A `LossTransform`.
+    state: What was given as its state.
+    where: The function that was called.
+  """
+  try:
+    yield
+  except Exception as error:
+    # Only now, so that a state that works is not looked at.
+    if jax.tree.structure(state) == jax.tree.structure(method.init()):
+      raise
+    raise ValueError(
+      f'{where} got a state that is not of this method; give method.init() '
+      'before the first rollout, and from then on the state that losses.credit '
+      'returned for the same method.'
+    ) from error

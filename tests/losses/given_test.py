@@ -1,0 +1,129 @@
+"""What a chain refuses, in sentences without names of Python or of helpers."""
+
+import jax.numpy as jnp
+import pytest
+
+from grpo_jax import losses
+
+SHAPE = (2, 4, 3)
+BATCH = losses.make_batch(
+  jnp.ones(SHAPE, bool), jnp.arange(8.0).reshape(SHAPE[:2])
+)
+
+
+def moving():
+  """A chain whose state holds a number."""
+  return losses.chain(
+    losses.center_by_group(),
+    losses.mean_over_tokens(),
+    losses.ppo_clip(low=lambda rollout: 0.2, high=0.2),
+  )
+
+
+METHOD = moving()
+OTHER = losses.methods.rloo()
+
+
+def credited(function):
+  """Runs `credit` on a chain that sets the advantage by a function."""
+  method = losses.chain(losses.set_advantage(function))
+  return losses.credit(method, BATCH, method.init())
+
+
+def prepared():
+  batch, state = losses.credit(METHOD, BATCH, METHOD.init())
+  return losses.prepare(METHOD, batch, state)
+
+
+def keep(advantage, batch):
+  return advantage
+
+
+NOT_OF_IT = 'got a state that is not of this method; give method.init'
+REFUSED = {
+  'no call': (
+    lambda: losses.chain(losses.mean_over_tokens),
+    r'chain got mean_over_tokens, .*call it, as in mean_over_tokens\(\)',
+  ),
+  'a list': (
+    lambda: losses.chain([OTHER, OTHER]),
+    r'chain got a list of 2; give .* losses.chain\(\*transforms\)',
+  ),
+  'a number': (lambda: losses.chain(3), 'chain got 3, which is no LossTra'),
+  'a method without its call': (
+    lambda: losses.credit(losses.methods.grpo, BATCH, ()),
+    r'credit got grpo, .*call it, as in grpo\(\)',
+  ),
+  'requires': (
+    lambda: losses.on_advantage(keep, requires='logp_ref'),
+    r"keep got requires='logp_ref', .*give .*requires=\('logp_ref',\)",
+  ),
+  'requires of a transform by hand': (
+    lambda: losses.chain(OTHER._replace(requires='logp_ref')),
+    "chain got requires='logp_ref'",
+  ),
+  'scope': (
+    lambda: losses.add_penalty(keep, scope='all'),
+    "keep got scope='all'; give 'batch' if",
+  ),
+  'function': (lambda: losses.on_reward(3), 'got 3, which is no function'),
+  'nothing returned': (
+    lambda: credited(lambda batch: None),
+    'returned None; return an array',
+  ),
+  'no metrics': (
+    lambda: credited(lambda batch: (batch.reward, 3)),
+    'returned a pair whose second part is 3; give metrics',
+  ),
+  'no field': (
+    lambda: losses.make_batch(BATCH.mask, BATCH.reward, ids=3),
+    r"make_batch got ids, which is no field of Batch; .*extras=\{'ids': ...\}",
+  ),
+  'a misspelt field': (
+    lambda: losses.make_batch(BATCH.mask, BATCH.reward, lop_old=3),
+    'got lop_old, .*did you mean logp_old',
+  ),
+  'prepare before credit': (
+    lambda: losses.prepare(METHOD, BATCH, METHOD.init()),
+    'prepare got a batch without advantage; run losses.credit',
+  ),
+  'no state': (
+    lambda: losses.credit(METHOD, BATCH, None),
+    f'credit {NOT_OF_IT}',
+  ),
+  'init without its call': (
+    lambda: losses.credit(METHOD, BATCH, METHOD.init),
+    f'credit {NOT_OF_IT}',
+  ),
+  'state of a longer chain': (
+    lambda: losses.credit(METHOD, BATCH, losses.methods.dapo().init()),
+    f'credit {NOT_OF_IT}',
+  ),
+  'state of a chain of this length': (
+    lambda: losses.credit(METHOD, BATCH, ({}, {}, {})),
+    f'credit {NOT_OF_IT}',
+  ),
+  'state of another chain in prepare': (
+    lambda: losses.prepare(METHOD, prepared(), ()),
+    f'prepare {NOT_OF_IT}',
+  ),
+  'state of another chain in the loss': (
+    lambda: losses.surrogate_loss(METHOD, jnp.zeros(SHAPE), prepared(), ()),
+    f'surrogate_loss {NOT_OF_IT}',
+  ),
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_mistakes_of_composition_get_a_sentence(name):
+  call, words = REFUSED[name]
+  with pytest.raises(ValueError, match=words):
+    call()
+
+
+def test_an_error_of_a_users_function_stays_as_it_is():
+  def fails(batch):
+    raise KeyError('mine')
+
+  with pytest.raises(KeyError, match='mine'):
+    credited(fails)
