@@ -147,9 +147,13 @@ def mask_token_importance(
     A `LossTransform` that edits the advantage. Its metric `importance_masked`
     marks the tokens outside the range.
 
+  Raises:
+    ValueError: A negative distance, or bounds in the place of distances.
+
   References:
     Ling Team, `Every Step Evolves <https://arxiv.org/abs/2510.18855>`_, 2025
   """
+  _ops.check_range('mask_token_importance', low, high)
 
   def factor(log_w, low, high):
     outside = _outside(log_w, low, high)
@@ -212,7 +216,11 @@ def gate_geometric_mean(low=0.01, high=0.01) -> LossTransform:
   Returns:
     A `LossTransform` that edits the advantage. Its metric `geometric_gated`
     marks the tokens of completions outside the range.
+
+  Raises:
+    ValueError: A negative distance, or bounds in the place of distances.
   """
+  _ops.check_range('gate_geometric_mean', low, high)
 
   def factor(log_w, low, high):
     outside = _outside(log_w, low, high)

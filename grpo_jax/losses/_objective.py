@@ -36,7 +36,8 @@ def ppo_clip(low=0.2, high=0.2, cap=None) -> LossTransform:
     A `LossTransform` that sets the objective.
 
   Raises:
-    ValueError: A negative distance, or a `cap` inside the clip range.
+    ValueError: A negative distance, bounds in the place of distances, or a
+      `cap` inside the clip range.
 
   References:
     Schulman et al., `Proximal Policy Optimization Algorithms
@@ -142,7 +143,7 @@ def capped_score_function(low=1.0, high=4.0) -> LossTransform:
     A `LossTransform` that sets the objective.
 
   Raises:
-    ValueError: A negative distance.
+    ValueError: A negative distance, or bounds in the place of distances.
 
   References:
     MiniMax, `MiniMax-M1 <https://arxiv.org/abs/2506.13585>`_, 2025 (CISPO)

@@ -55,8 +55,17 @@ def check_deviation(name: str, deviation: str) -> None:
 
 
 def check_range(name: str, low, high) -> None:
-  """Raises a ValueError if a bound has a negative distance from 1."""
+  """Raises a ValueError if these are no distances of two bounds from 1."""
   # A schedule or a controller has no value yet that could be checked.
+  numbers = isinstance(low, int | float) and isinstance(high, int | float)
+  # As TRL's and verl's users have them in mind: 0.8 and 1.28. A large `high`
+  # alone is a wide range, such as the 10 of DeepSeek-R1.
+  if numbers and 0.5 <= low < 1 < high < 1.6:
+    raise ValueError(
+      f'{name} got low={low} and high={high}, which look like the bounds '
+      'themselves; give their distances from 1, that is, '
+      f'low={round(1 - low, 9)} and high={round(high - 1, 9)}.'
+    )
   for side, bound in (('low', low), ('high', high)):
     if isinstance(bound, int | float) and bound < 0:
       raise ValueError(

@@ -1,5 +1,7 @@
 """What a chain refuses, in sentences without names of Python or of helpers."""
 
+import inspect
+
 import jax.numpy as jnp
 import pytest
 
@@ -127,3 +129,28 @@ def test_an_error_of_a_users_function_stays_as_it_is():
 
   with pytest.raises(KeyError, match='mine'):
     credited(fails)
+
+
+DISTANCES = [
+  function
+  for module in (losses, losses.methods, losses.contrib)
+  for function in (getattr(module, name) for name in module.__all__)
+  if callable(function)
+  and {'low', 'high'} <= set(inspect.signature(function).parameters)
+  # Theirs are changes of a probability, not of a ratio.
+  and function.__name__ not in ('gate_probability_change', 'dppo_tv')
+]
+
+
+@pytest.mark.parametrize('function', DISTANCES, ids=lambda f: f.__name__)
+def test_bounds_are_not_taken_for_distances(function):
+  with pytest.raises(ValueError, match='give their .*low=0.2 and high=0.28'):
+    function(low=0.8, high=1.28)
+  with pytest.raises(ValueError, match='low=-0.1; give the distance'):
+    function(low=-0.1, high=0.2)
+  function(low=0.9, high=0.95)
+
+
+def test_there_are_functions_of_distances():
+  losses.ppo_clip(low=0.8, high=10.0)  # DeepSeek-R1 has this high
+  assert len(DISTANCES) > 25 and losses.ppo_clip in DISTANCES
