@@ -38,9 +38,9 @@ class JsonlSource:
       null; None if no reward needs an answer.
 
   Raises:
-    ValueError: the file has no records; or a line is not a JSON object, lacks
-      one of the fields, or has a field 'index'. The message names the file and
-      the line, counted from 1.
+    ValueError: the file has no records; or a line is not a JSON object, or
+      lacks one of the fields. The message names the file and the line, counted
+      from 1.
   """
 
   path: str | os.PathLike[str]
@@ -95,11 +95,6 @@ class JsonlSource:
       raise ValueError(
         f'{where} is a JSON {type(record).__name__}, but an object is'
         f' required; write it as {{"{self.prompt_field}": ...}}.'
-      )
-    if 'index' in record:
-      raise ValueError(
-        f"{where} has a field 'index', but this name stands for the global"
-        ' prompt counter; rename the field.'
       )
     if problem := prompt_problem(record.get(self.prompt_field)):
       raise ValueError(

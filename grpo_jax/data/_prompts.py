@@ -163,10 +163,10 @@ def take(dataset: Any, start: int, count: int) -> list[dict[str, Any]]:
 
   Returns:
     New dicts: the fields of the record and 'index', its global prompt counter.
+    If the record has a field of this name, it is called 'record_index'.
 
   Raises:
-    ValueError: the dataset has no such rows, or a record is not a dict or has
-      a field 'index' already.
+    ValueError: the dataset has no such rows, or a record is not a dict.
   """
   if start < 0 or count < 0 or start + count > len(dataset):
     raise ValueError(
@@ -183,12 +183,9 @@ def take(dataset: Any, start: int, count: int) -> list[dict[str, Any]]:
         " a dict with the field 'prompt' is required; let the source return"
         ' dicts.'
       )
-    if 'index' in record:
-      raise ValueError(
-        f"Row {index} of the dataset has a field 'index', but this name stands"
-        ' for the global prompt counter; rename the field of the source.'
-      )
-    rows.append({**record, 'index': index})
+    # pandas, for example, writes a field of this name.
+    own = {'record_index': record['index']} if 'index' in record else {}
+    rows.append({**record, **own, 'index': index})
   return rows
 
 

@@ -11,7 +11,8 @@ user, and `example['prompt']` has them all. `completion` is what was sampled,
 without `config.data.completion_prefix`. `example` is the record of the data
 source, with three more fields:
 
-- 'index': int, the global prompt counter;
+- 'index': int, the global prompt counter (a field of this name in the source
+  is called 'record_index' here);
 - 'completion_ids': list[int], the sampled tokens, end token included;
 - 'truncated': bool, whether the completion was cut before an end token.
 

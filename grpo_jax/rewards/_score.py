@@ -17,6 +17,14 @@ from grpo_jax.rewards._base import BATCHED_MARK
 from grpo_jax.rewards._base import RewardError
 from grpo_jax.rewards._base import WeightedReward
 
+# Annotations of lists, as they are written, without what is inside.
+_LISTS = (
+  'list',
+  "<class 'list'>",
+  'typing.list',
+  'sequence',
+  'typing.sequence',
+)
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -176,7 +184,7 @@ class _Call:
       raise RewardError(
         f'{self._where(row)} returned {value!r:.80} of type'
         f' {type(value).__name__}; return a number, or None for a completion'
-        ' that cannot be judged.'
+        f' that cannot be judged.{self._advice(value)}'
       )
     if not -_FLOAT32_MAX <= value <= _FLOAT32_MAX:  # also refuses NaN
       raise RewardError(
@@ -190,6 +198,27 @@ class _Call:
     return RewardError(
       f'{self._where()} raised {type(error).__name__}: {error}; correct the'
       ' function, or let it return None for completions that it cannot judge.'
+      f'{self._advice()}'
+    )
+
+  def _advice(self, returned: Any = None) -> str:
+    """How to judge all completions at once, if the function means to do so."""
+    if _takes_lists(self.reward):
+      return ''
+    try:
+      taken = inspect.signature(self.reward.function).parameters.values()
+    except (TypeError, ValueError):  # some functions written in C have none
+      taken = ()
+    declares = any(
+      one.name in ('prompts', 'completions', 'examples')
+      or str(one.annotation).lower().partition('[')[0] in _LISTS
+      for one in taken
+    )
+    if not declares and not isinstance(returned, list | tuple):
+      return ''
+    return (
+      ' It is called for each completion; a function that takes lists and'
+      ' returns one needs the mark @grpo_jax.rewards.batched.'
     )
 
   def _where(self, row: int | None = None) -> str:

@@ -7,6 +7,7 @@ Polars read its columns as they are:
 step, index           which rollout; the global prompt counter
 completion_number     0 to G - 1, within the prompt
 prompt, completion    text
+answer                text: the reference answer, if the prompts have any
 length_tokens         of the completion, end token included
 reward, reward/NAME   the sum, and each reward function's value
 judged, truncated     `Batch.valid`; ended by the length limit
@@ -38,6 +39,7 @@ _METADATA = b'grpo_jax.transcript'  # as in files of earlier versions
 _COLUMNS = {'tokens': 'completion_ids', 'valid': 'judged'}  # of fields of Batch
 _FIELDS = {column: field for field, column in _COLUMNS.items()}
 _EXTRAS, _PARTS = 'extras/', 'reward/'
+_ANSWER = 'answer'
 _NAME = re.compile(r'step_(\d+)\.parquet')
 
 
@@ -74,6 +76,8 @@ def to_bytes(rollout: Rollout, step: int) -> bytes:
     'length_tokens': pa.array(length.reshape(-1)),
     'prompt_ids': pa.array(rollout.prompts, pa.list_(pa.int64())).take(repeat),
   }
+  if any(answer is not None for answer in rollout.answers):
+    columns[_ANSWER] = pa.array(rollout.answers, pa.string()).take(repeat)
   described = {}
   for column, values in _arrays(rollout).items():
     tail = values.shape[2:]
@@ -259,7 +263,9 @@ def _rollout(table, metadata: dict[str, Any]) -> Rollout:
     else:
       fields[_FIELDS.get(column, column)] = values
   # The columns of prompts repeat them for each completion: one of G is enough.
-  prompts = table.select(['index', 'prompt', 'prompt_ids']).take(
+  # Prompts may have no answers, and files of earlier versions have none.
+  answer = [_ANSWER] if _ANSWER in table.column_names else []
+  prompts = table.select(['index', 'prompt', 'prompt_ids', *answer]).take(
     np.arange(0, number * group, group)
   )
   texts = iter(table['completion'].to_pylist())
@@ -271,6 +277,7 @@ def _rollout(table, metadata: dict[str, Any]) -> Rollout:
     [[next(texts) for _ in range(group)] for _ in range(number)],
     _numbers(prompts['index'], metadata['index']),
     tuple(metadata['reward_names']),
+    prompts[_ANSWER].to_pylist() if answer else (),
   )
 
 

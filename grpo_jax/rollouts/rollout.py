@@ -6,6 +6,7 @@ trained on. Text is made of them for the rewards, and is never encoded again.
 
 from collections.abc import Mapping
 from collections.abc import Sequence
+import json
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,15 @@ def collect(
     texts,
     np.array(index, np.int64),
     tuple(reward.name for reward in rewards),
+    [_answer_text(record.get('answer')) for record in records],
   )
+
+
+def _answer_text(answer: Any) -> str | None:
+  """A reference answer for people to read; what is no text, as JSON."""
+  if answer is None or isinstance(answer, str):
+    return answer
+  return json.dumps(answer, ensure_ascii=False, default=str)
 
 
 def blank(

@@ -22,6 +22,8 @@ class Rollout(NamedTuple):
     texts: [P][G], the completions as text, for rewards and for people.
     index: i64[P], the global prompt counter of each prompt.
     reward_names: Names along the last axis of `batch.reward_parts`.
+    answers: P reference answers as text, None for a prompt that has none; ()
+      if nobody has asked for them.
   """
 
   batch: losses.Batch
@@ -31,6 +33,7 @@ class Rollout(NamedTuple):
   texts: list[list[str]]
   index: np.ndarray
   reward_names: tuple[str, ...] = ()
+  answers: Sequence[str | None] = ()
 
 
 def select(rollout: Rollout, chosen: np.ndarray) -> Rollout:
@@ -47,6 +50,7 @@ def select(rollout: Rollout, chosen: np.ndarray) -> Rollout:
     prompt_texts=[rollout.prompt_texts[p] for p in chosen],
     texts=[rollout.texts[p] for p in chosen],
     index=rollout.index[chosen],
+    answers=[rollout.answers[p] for p in chosen] if rollout.answers else (),
   )
 
 
@@ -79,4 +83,16 @@ def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
     prompt_texts=[text for part in rollouts for text in part.prompt_texts],
     texts=[row for part in rollouts for row in part.texts],
     index=join(*(part.index for part in rollouts)),
+    answers=_all_answers(rollouts),
   )
+
+
+def _all_answers(rollouts: Sequence[Rollout]) -> Sequence[str | None]:
+  """The answers of several rollouts, None for each that a rollout lacks."""
+  if not any(part.answers for part in rollouts):
+    return ()
+  return [
+    answer
+    for part in rollouts
+    for answer in part.answers or [None] * len(part.prompts)
+  ]

@@ -169,11 +169,6 @@ def _check_record(where: str, record: Any, needed: list[str]) -> None:
       f"{where}['prompt'] must be a text or a list of messages, but {problem}; "
       'correct the record.'
     )
-  if 'index' in record:
-    raise ValueError(
-      f"{where} has a field 'index', which is the name of the global prompt "
-      'counter; rename it.'
-    )
 
 
 def _method(given: Any) -> _Entry:

@@ -9,6 +9,7 @@ import pytest
 import grpo_jax
 from grpo_jax.commands import eval_and_sample
 from grpo_jax.commands import main
+from grpo_jax.rollouts import parquet
 from tests import runs
 from tests.cli import JUDGE
 from tests.cli import SMALL
@@ -113,7 +114,9 @@ def test_eval_gives_pass_at_k_and_leaves_the_run_alone(finished, tmp_path):
   assert summary['pass@1'] <= summary['pass@4'] <= 1
   low, high = summary['pass@4_interval']
   assert low <= summary['pass@4'] <= high
-  assert (tmp_path / 'all.parquet').exists() and contents(workdir) == before
+  assert contents(workdir) == before
+  written = parquet.read(tmp_path / 'all.parquet')
+  assert len(written.answers) == 10 and all(map(str.isdigit, written.answers))
   best = command('eval', f'--workdir={workdir}', '--checkpoint=best')
   assert best.returncode == 0 and 'pass@8' in best.stdout
   for given, words in (

@@ -45,6 +45,14 @@ def test_named_fields_become_prompt_and_answer_beside_the_record(tmp_path):
   }
 
 
+def test_a_field_index_stays_beside_the_counter(tmp_path):
+  """As pandas writes one."""
+  record = {'prompt': 'a', 'answer': 1, 'index': 7}
+  source = data.JsonlSource(_write(tmp_path, json.dumps(record)))
+  (row,) = data.take(data.prompt_stream(source, 0), 3, 1)
+  assert row == {**record, 'index': 3, 'record_index': 7}
+
+
 def test_a_prompt_may_be_a_list_of_messages(tmp_path):
   messages = [{'role': 'user', 'content': 'é', 'name': 'x'}]
   record = {'prompt': messages, 'answer': 1}
@@ -97,7 +105,6 @@ GOOD = b'{"prompt": "a", "answer": "b"}\n'
       b'{"prompt": "", "answer": "b"}',
       "in the field 'prompt', but it is empty",
     ),
-    (b'{"prompt": "a", "answer": 1, "index": 2}', "has a field 'index'"),
     (b'{"prompt": 3, "answer": "b"}', "in the field 'prompt', but it is 3"),
     (b'{"prompt": "a"}', "value in the field 'answer'"),
     (b'{"prompt": "a", "answer": null}', "value in the field 'answer'"),

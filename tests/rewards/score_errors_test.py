@@ -116,3 +116,30 @@ def test_bad_calls_are_refused():
     rewards.score([term], ['a', 'b'], ['a'], [{}])
   with pytest.raises(ValueError, match='max_concurrency is 0'):
     cases.score_rows(cases.value, max_concurrency=0)
+
+
+def plural(prompts, completions, examples):
+  return len(completions) / prompts
+
+
+def annotated(prompt: list[str], completion, example):
+  return prompt / 2
+
+
+@pytest.mark.parametrize(
+  'function, told',
+  [
+    (plural, True),
+    (annotated, True),
+    (lambda prompt, completion, example: [1.0], True),
+    (failing, False),
+    (lambda prompt, completion, example: 'x', False),
+    (rewards.batched(lambda *columns: [[1.0]] * 3), False),
+  ],
+)
+def test_a_function_of_lists_is_told_of_its_mark(function, told):
+  with pytest.raises(rewards.RewardError) as caught:
+    cases.score_rows(function)
+  assert ('needs the mark @grpo_jax.rewards.batched' in str(caught.value)) is (
+    told
+  )

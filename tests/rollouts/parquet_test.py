@@ -7,6 +7,7 @@ import pytest
 
 from grpo_jax import losses
 from grpo_jax.rollouts import parquet
+from grpo_jax.rollouts import types
 from grpo_jax.rollouts.types import Rollout
 
 pyarrow = pytest.importorskip('pyarrow')
@@ -217,3 +218,17 @@ def test_surplus_groups_may_be_of_any_size():
     whole.reward_names,
   )
   assert_same(parquet.from_bytes(parquet.to_bytes(part, 1)), part)
+
+
+def test_answers_come_back_and_are_a_column_for_people():
+  rollout = make()
+  assert not parquet.from_bytes(parquet.to_bytes(rollout, 1)).answers
+  rollout = rollout._replace(answers=['7', None, 'ö'])
+  written = parquet.to_bytes(rollout, 1)
+  assert list(parquet.from_bytes(written).answers) == ['7', None, 'ö']
+  table = pyarrow_parquet.read_table(pyarrow.BufferReader(written))
+  column = table['answer'].to_pylist()
+  assert column == ['7'] * 4 + [None] * 4 + ['ö'] * 4
+  both = types.concatenate([rollout, make()])
+  assert list(both.answers) == ['7', None, 'ö', None, None, None]
+  assert list(types.select(both, np.array([2, 0])).answers) == ['ö', '7']

@@ -163,7 +163,6 @@ def test_a_method_in_the_wrong_order_is_refused_like_a_named_one():
       dict(prompts=[{'prompt': 3}]),
       r"prompts\[0\]\['prompt'\] must be .*, but it is 3",
     ),
-    (dict(prompts=[{'prompt': 'a', 'index': 1}]), "'index'.*rename it"),
     (
       dict(prompts=data.prompt_stream(SUMS, 0)),
       'prompts has no end; give finite data',
