@@ -91,7 +91,10 @@ def test_prompts_come_from_one_source_or_from_several():
       r'learner.method_kwargs.a\[0\].b=nan; give a finite number',
     ),
     (dict(sampler=dict(group=0)), 'sampler.group=0; give 1 or more'),
-    (dict(sampler=dict(max_tokens=99)), 'sampler.max_tokens=99 above'),
+    (
+      dict(sampler=dict(max_tokens=9), data=dict(completion_buckets=(5,))),
+      'sampler.max_tokens=9 above the largest',
+    ),
     (dict(learner=dict(layout='diagonal')), "learner.layout='diagonal'"),
     (dict(learner=dict(on_zero_advantage='?')), 'on_zero_advantage='),
     (dict(learner=dict(row_completions=3)), 'give a divisor'),
@@ -107,7 +110,6 @@ def test_prompts_come_from_one_source_or_from_several():
     (dict(optim=dict(decay='linear', warmup_steps=99)), 'leave none'),
     (dict(optim=dict(clip_norm=-1.0)), 'optim.clip_norm=-1.0'),
     (dict(evaluation=dict(examples=0)), 'evaluation.examples=0'),
-    (dict(data=dict(prompt_buckets=())), 'no data.prompt_buckets'),
     (dict(model=dict(window_tokens=())), r'window_tokens=\(\); give a tuple'),
     (dict(model=dict(window_tokens=(-1,))), r'window_tokens=\(-1,\); give a'),
     (

@@ -38,6 +38,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
     ValueError: The run could not start; the message says why.
   """
   workdir = pathlib.Path(workdir)
+  config = workdir_lib.with_widths(workdir, config)
   workdir_lib.refuse_another(workdir, config)
   # The workdir need not exist yet, and this command does not make it.
   existing = workdir
@@ -48,6 +49,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
       f'{existing} is no directory that can be written; give another workdir.'
     )
   run = build.run(config)
+  config = run.config
   if config.warm_up.steps:
     build.demonstrations(run)  # not used here, but it may raise
   update = build_updater.updater(run)

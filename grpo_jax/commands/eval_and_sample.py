@@ -21,6 +21,7 @@ from grpo_jax.training import build
 from grpo_jax.training import build_model
 from grpo_jax.training import checkpoint
 from grpo_jax.training import marks
+from grpo_jax.training import sources
 from grpo_jax.training import workdir as workdir_lib
 from grpo_jax.training.checkpoint import Checkpoints
 from grpo_jax.training.marks import NOTHING
@@ -66,6 +67,7 @@ def load(
       or the weights beside its adapters are not those that it began with.
   """
   workdir = pathlib.Path(workdir)
+  config = workdir_lib.with_widths(workdir, config)
   workdir_lib.refuse_another(workdir, config, BOUND, given)
   directory = workdir / 'checkpoints'
   if not directory.is_dir():
@@ -130,7 +132,7 @@ def evaluate(
   config = run.config.evaluation
   _at_least_one('samples', samples)
   evaluate_lib.check_ks(ks, samples)
-  heldout = build.heldout(run.config, given)
+  heldout = sources.heldout(run.config, given)
   if heldout is None:
     raise ValueError(
       'The config has no held-out problems; give --config.data.heldout.'

@@ -143,15 +143,16 @@ def checks(config: Any):
     ('prompt', config.data.prompt_buckets),
     ('completion', config.data.completion_buckets),
   ):
-    yield len(value) > 0, f'no data.{name}_buckets; give at least one width'
     yield (
-      min(value) > 0,
+      min(value, default=1) > 0,
       f'data.{name}_buckets={value}; give widths of 1 token or more',
     )
   yield (
-    max(config.data.completion_buckets) >= sampler.max_tokens,
+    max(config.data.completion_buckets or (sampler.max_tokens,))
+    >= sampler.max_tokens,
     f'sampler.max_tokens={sampler.max_tokens} above the largest of '
-    f'data.completion_buckets={config.data.completion_buckets}; add a bucket',
+    f'data.completion_buckets={config.data.completion_buckets}; add a bucket, '
+    'or give () for one that fits',
   )
   filtered = (
     sampler.top_k or sampler.top_p < 1 or sampler.min_p or sampler.min_tokens

@@ -124,10 +124,12 @@ class Data:
   # but does not sample it, and rewards do not see it.
   completion_prefix: str = ''
   # Widths to which prompts are padded, tokens; the largest is the longest
-  # prompt allowed. A program is compiled for each width that is used.
-  prompt_buckets: tuple[int, ...] = (8,)
-  # The same for completions; the largest must hold sampler.max_tokens.
-  completion_buckets: tuple[int, ...] = (5,)
+  # prompt allowed. A program is compiled for each width that is used. (): one
+  # width, that of the longest prompt in the data.
+  prompt_buckets: tuple[int, ...] = ()
+  # The same for completions; the largest must hold sampler.max_tokens. (): one
+  # width, sampler.max_tokens, or that of the longest demonstration.
+  completion_buckets: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -165,7 +165,8 @@ def bucket(length: int, sizes: Sequence[int], what: str) -> int:
   if not fitting:
     raise ValueError(
       f'{what} needs {length} tokens, but the largest bucket is {max(sizes)}; '
-      'raise the limit in the config, or filter such examples.'
+      'raise the limit in config.data.prompt_buckets or completion_buckets, or '
+      'filter such examples.'
     )
   return min(fitting)
 

@@ -31,6 +31,7 @@ from grpo_jax.training import build_foreign
 from grpo_jax.training import build_model
 from grpo_jax.training import compiled_programs
 from grpo_jax.training import marks
+from grpo_jax.training import sources
 from grpo_jax.training import speed
 from grpo_jax.training.marks import Given
 
@@ -82,6 +83,7 @@ def run(config: Config, given: Given = marks.NOTHING) -> Run:
   needed = ('rewards', 'prompts', 'heldout', 'method', 'tokenizer', 'model')
   _require_to_train(config, given, *needed)
   parts = sampler(config, given)
+  config = parts.config
   # JAX refuses rows that do not split evenly over the data axis of the mesh,
   # but only once the first batch is laid out. 0 passes: `LayoutSpec` chooses.
   warm_up_rows = config.warm_up.micro_rows if config.warm_up.steps else 0
@@ -97,13 +99,13 @@ def run(config: Config, given: Given = marks.NOTHING) -> Run:
       )
   answer_function(config)  # raises if there is none
   peak = speed.peak_flops(jax.devices()[0].device_kind)
-  sources, weights = _train_sources(config.data, given)
+  train, weights = sources.train(config, given)
   return Run(
     config=config,
     tokenizer=parts.tokenizer,
-    prompts=data.mixture(sources, weights, config.seed),
-    epoch=data.epoch_rows(sources, weights),
-    heldout=heldout(config, given),
+    prompts=data.mixture(train, weights, config.seed),
+    epoch=data.epoch_rows(train, weights),
+    heldout=sources.heldout(config, given),
     rewards=reward_functions(config, given),
     mesh=parts.mesh,
     model=parts.model,
@@ -133,7 +135,8 @@ def sampler(config: Config, given: Given) -> Sampler:
     given: The tokenizer and the model, if the config has marks for them.
 
   Returns:
-    A `Sampler`. Its engine has no parameters yet.
+    A `Sampler`. Its engine has no parameters yet. Its config has widths, if
+    `config` leaves them open.
 
   Raises:
     ValueError: Something cannot be built; the message says what.
@@ -143,6 +146,7 @@ def sampler(config: Config, given: Given) -> Sampler:
   mesh = sharding.make_mesh(**dataclasses.asdict(config.mesh))
   build_model.check_device(config, mesh)
   tokenizer = tokenizer_of(config, given)
+  config = sources.with_widths(config, tokenizer, given)
   own = build_foreign.found(config, given)
   options: dict[str, Any] = dict(
     seed=config.seed,
@@ -161,12 +165,6 @@ def sampler(config: Config, given: Given) -> Sampler:
     engine = sampling.PlainEngine(model, **options)
   drawing = _sampling(config.sampler, tokenizer)
   return Sampler(config, tokenizer, mesh, model, engine, drawing)
-
-
-def heldout(config: Config, given: Given) -> Any:
-  """The source of held-out records, or None if the config names none."""
-  name = config.data.heldout
-  return _source(config.data, name, 'heldout', given) if name else None
 
 
 def answer_function(config: Config) -> Callable[[str], str] | None:
@@ -377,30 +375,6 @@ def tokenizer_of(
   )
 
 
-def _train_sources(
-  config: config_lib.Data, given: Given
-) -> tuple[list[Any], list[float]]:
-  """The sources of prompts to train on, and their weights in the mixture."""
-  train = config.train
-  if isinstance(train, str):
-    train = (config_lib.Source(train),)
-  sources = [_source(config, source.name, 'train', given) for source in train]
-  return sources, [source.weight for source in train]
-
-
-def _source(config: config_lib.Data, name: str, split: str, given: Given):
-  """The records that a name stands for; see `grpo_jax.data`."""
-  if name in given.objects:
-    return given.objects[name]
-  if name == 'arithmetic':
-    return data.ArithmeticSource(split)
-  if name == 'largest':
-    return data.LargestSource(split)
-  return data.JsonlSource(
-    name, config.prompt_field, config.answer_field or None
-  )
-
-
 def _sampling(config: config_lib.Sampler, tokenizer) -> sampling.Sampling:
   return sampling.Sampling(
     max_tokens=config.max_tokens,
@@ -426,7 +400,9 @@ def demonstrations(run: Run):
       config.steps * config.examples, config.carry_free_share, run.config.seed
     )
   else:
-    source = _source(run.config.data, config.demonstrations, 'train', run.given)
+    source = sources.named(
+      run.config, config.demonstrations, 'train', run.given
+    )
   return data.prompt_stream(source, run.config.seed)
 
 

@@ -103,11 +103,13 @@ def opened(
   workdir = pathlib.Path(workdir)
   # Before anything is built: an object that the run was given in Python may be
   # missing now, and this error names the argument that takes it.
+  config = workdir_lib.with_widths(workdir, config)
   workdir_lib.refuse_another(workdir, config, given=given)
   with contextlib.ExitStack() as stack:
     screen = screen or monitor_lib.start(config, workdir)
     stack.enter_context(screen)
     run, update = _built(config, given, screen)
+    config = run.config
     exports = export.Exports(run, workdir)
     # After building, so that a config that cannot be built leaves no workdir.
     stack.enter_context(workdir_lib.claimed(workdir, config))

@@ -185,6 +185,26 @@ def refuse_another(
       marks.refuse_changed(directory, mark, recorded, given)
 
 
+def with_widths(directory: str | pathlib.Path, config: Config) -> Config:
+  """The config with the widths of the workdir's run, where it leaves them open.
+
+  A run so goes on with the widths that it began with.
+
+  Args:
+    directory: May not exist.
+    config: Of this start.
+  """
+  earlier = (_read(pathlib.Path(directory) / 'config.json') or {}).get('data')
+  known = earlier if isinstance(earlier, dict) else {}
+  kept = {
+    name: tuple(known[name])
+    for name in ('prompt_buckets', 'completion_buckets')
+    if known.get(name) and not getattr(config.data, name)
+  }
+  fields = dataclasses.replace(config.data, **kept)
+  return dataclasses.replace(config, data=fields) if kept else config
+
+
 def _flat(config: Config) -> dict[str, Any]:
   """Every field by its full name, with lists for tuples, as JSON has them."""
   return config_lib.flat(json.loads(json.dumps(dataclasses.asdict(config))))

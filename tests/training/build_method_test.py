@@ -73,3 +73,16 @@ def test_what_cannot_be_built_is_refused(field, value, words):
 
 def test_a_large_group_is_not_held_in_memory_to_trace_the_method():
   build.run(runs.arithmetic(**{'sampler.group': 20_000}))
+
+
+def test_widths_that_are_left_open_come_from_the_data():
+  open_ended = {'data.prompt_buckets': (), 'data.completion_buckets': ()}
+  fields = build.run(runs.arithmetic(**open_ended)).config.data
+  assert fields.prompt_buckets == (6,) and fields.completion_buckets == (5,)
+  # A demonstration has three digits and an end token.
+  open_ended |= {'sampler.max_tokens': 2, 'data.completion_prefix': '1'}
+  fields = build.run(runs.arithmetic(**open_ended)).config.data
+  assert fields.prompt_buckets == (7,) and fields.completion_buckets == (4,)
+  open_ended |= {'warm_up.steps': 0, 'data.prompt_buckets': (9, 8)}
+  fields = build.run(runs.arithmetic(**open_ended)).config.data
+  assert fields.prompt_buckets == (9, 8) and fields.completion_buckets == (2,)

@@ -52,6 +52,18 @@ def test_a_field_that_the_run_lacked_counts_with_its_default(earlier):
     workdir.refuse_another(earlier, config_lib.resolve(values))
 
 
+def test_a_run_goes_on_with_its_widths(earlier, tmp_path):
+  values = saved_config.get_config(str(earlier))
+  values.data.prompt_buckets = values.data.completion_buckets = ()
+  config = workdir.with_widths(earlier, config_lib.resolve(values))
+  assert config == resolved(earlier) and config.data.prompt_buckets == (6,)
+  values.data.prompt_buckets = (9,)
+  other = workdir.with_widths(earlier, config_lib.resolve(values))
+  assert other.data.prompt_buckets == (9,)
+  alone = config_lib.Config()
+  assert workdir.with_widths(tmp_path / 'no', alone) is alone
+
+
 def test_what_is_no_json_is_refused(tmp_path):
   for text in ('{"a"', '[' * 100_000):
     (tmp_path / 'config.json').write_text(text)
