@@ -49,14 +49,30 @@ def check_names(requires: Iterable[str], where: str) -> frozenset[str]:
   return frozenset(requires)
 
 
-def check_stage(name: str, function: Any, scope: str) -> None:
-  """Raises a ValueError if a stage cannot be made of these."""
+def check_stage(
+  name: str, function: Any, scope: str, requires: Iterable[Iterable[str]]
+) -> frozenset[str]:
+  """Checks what a stage is made of.
+
+  Args:
+    name: Of the function.
+    function: Makes the new value.
+    scope: See `LossTransform`.
+    requires: The fields that the function and its controllers read.
+
+  Returns:
+    All fields that are read.
+
+  Raises:
+    ValueError: One of these cannot be used.
+  """
   if not callable(function):
     raise ValueError(
       f'A stage got {function!r:.60}, which is no function; give one that '
       'returns an array, as help(grpo_jax.losses) explains.'
     )
   _check_scope(scope, name)
+  return frozenset().union(*(check_names(one, name) for one in requires))
 
 
 def _check_scope(scope: str, where: str) -> None:

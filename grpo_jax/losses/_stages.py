@@ -208,10 +208,8 @@ def _stage(
     for key, value in hyper.items()
     if callable(value) or isinstance(value, Controller)
   }
-  _given.check_stage(name, function, scope)
-  requires = _given.check_names(requires, name).union(
-    *(_given.check_names(c.requires, name) for c in moving.values())
-  )
+  read = requires, *(c.requires for c in moving.values())
+  requires = _given.check_stage(name, function, scope, read)
 
   def call(state, *args):
     current = {key: c.value(state[key]) for key, c in moving.items()}
@@ -232,8 +230,7 @@ def _stage(
   def write(batch, state):
     check_order(batch)
     old = (getattr(batch, field),) if edits else ()
-    returned = call(state, *old, batch)
-    value, metrics = _given.value_and_metrics(name, returned)
+    value, metrics = _given.value_and_metrics(name, call(state, *old, batch))
     value = _of_shape(name, place, value, batch.mask.shape)
     # A Batch has no field for metrics. The learner takes those of `credit` out
     # of `extras` before anything else reads the batch.
@@ -268,8 +265,7 @@ def _stage(
     if component != 'apply':
       return terms
     check_order(terms)
-    returned = call(state, terms, batch)
-    value, metrics = _given.value_and_metrics(name, returned)
+    value, metrics = _given.value_and_metrics(name, call(state, terms, batch))
     value = _of_shape(name, place, value, batch.mask.shape)
     value = jnp.where(batch.mask, value, 0)
     if field == 'penalty':
