@@ -91,7 +91,7 @@ def test_the_command(tmp_path):
 @pytest.mark.parametrize(
   'given, said',
   [
-    ((), 'grpo-jax audit needs a method. As in:'),
+    ((), 'grpo-jax: audit needs a method. As in:'),
     (('dapo', 'gspo'), 'got gspo, which it does not read'),
     (('dapo', '--samples=3'), 'got --samples, which it does not read'),
     (('no.such:thing',), "--method='no.such:thing' cannot be imported"),
