@@ -29,11 +29,13 @@ COLUMNS = {
   'bias': 'expected gradient of the first token of a tree over that of the '
   "second; the first token's true gradient is 0, so 0 means unbiased",
   'scale': 'e, if a factor phi on all rewards multiplies the gradient by '
-  'phi^e, before Adam',
-  'zero gradient': 'ratios s at which the gradient of a token is exactly 0, so '
-  'that only momentum moves the token',
+  'phi^e (up to 1 %), before Adam; else none, and the factors that phi = 0.01, '
+  '0.1, 10 and 100 give; log-ratios have a deviation of 0.05',
+  'zero gradient': 'ratios s, the same for all tokens of a completion, at which '
+  'their gradient is exactly 0, so that only momentum moves them; where this '
+  'depends on more than s, for what it was measured',
   'loss at ratio 1': 'statistic that the value of the loss follows before the '
-  'policy has moved',
+  'policy has moved; squared correlation where it is below 1.00',
 }
 """Columns of the table of methods, and what they mean."""
 
@@ -107,6 +109,7 @@ def cells(audit: Audit) -> dict[str, str]:
   number = lambda ratio: short(ratio, 5)
   positive, negative = _clipping.spans(audit.clipping.zeros, words, number)
   sides = [f'A>0: {x}' for x in positive] + [f'A<0: {x}' for x in negative]
+  conditions = _clipping.bracketed(audit.clipping.conditions)
   return {
     'weight': row.weight,
     'ratio': row.ratio,
@@ -115,8 +118,8 @@ def cells(audit: Audit) -> dict[str, str]:
     'W_agg': short(audit.prefix.whole, 2),
     'bias': short(audit.tree.ratio, 2),
     # The last setting is off policy, where thresholds act as well.
-    'scale': short(audit.scale.settings[-1].exponent, 2),
-    'zero gradient': '; '.join(sides) or 'none',
+    'scale': _scale.cell(audit.scale.settings[-1]),
+    'zero gradient': ('; '.join(sides) or 'none') + conditions,
     'loss at ratio 1': _value.verdict(audit.value)[0].removeprefix('the '),
   }
 

@@ -47,6 +47,7 @@ class Clipping(NamedTuple):
   depends_on_probability: bool  # the zeros do
   depends_on_size: bool  # the zeros do, on |A|
   depends_on_others: bool  # the zeros do, on other completions' ratios
+  conditions: tuple[str, ...]  # for which the zeros hold, in words
   text: str
 
 
@@ -77,6 +78,7 @@ def clipping(
     intervals = []
   clips = tuple(interval for interval, hard in intervals if hard)
   faded = tuple(interval for interval, hard in intervals if not hard)
+  conditions = _conditions(matters)
   return Clipping(
     np.exp(curve.log_ratio),
     *curve.values,
@@ -89,7 +91,8 @@ def clipping(
     depends_on_probability=matters['probability'],
     depends_on_size=matters['size'],
     depends_on_others=matters['others'],
-    text=_text(clips, faded, matters),
+    conditions=conditions,
+    text=_text(clips, faded, matters['advantage'], conditions),
   )
 
 
@@ -287,14 +290,10 @@ def _where(intervals) -> str:
   return joint.join(f'{text} for {sign}' for text, sign in sides if text)
 
 
-def _text(clips, faded, matters: dict[str, bool]) -> str:
-  """The zeros in one sentence, with what they depend on."""
-  if not matters['advantage']:
-    return 'not measured: the gradient does not depend on A'
-  text = f'zero {_where(clips)}' if clips else 'never zero'
-  if faded:
-    text = text if clips else 'never cut off'
-    text += f'; fades until float64 has nothing left {_where(faded)}'
+def _conditions(matters: dict[str, bool]) -> tuple[str, ...]:
+  """What the zeros depend on, as the conditions that were measured."""
+  if not matters['advantage']:  # nothing was measured
+    return ()
   alone = matters['coupled'] and not matters['others']
   notes = {
     f'for a completion of {_TOKENS} tokens': matters['length'],
@@ -303,8 +302,23 @@ def _text(clips, faded, matters: dict[str, bool]) -> str:
     'for all completions at that ratio': matters['others'],
     'with the other completions at ratio 1, which matters': alone,
   }
-  said = ', '.join(note for note, holds in notes.items() if holds)
-  return text + (f' ({said})' if said else '')
+  return tuple(note for note, holds in notes.items() if holds)
+
+
+def bracketed(conditions: tuple[str, ...]) -> str:
+  """`' (for |A| = 1)'`; nothing without conditions."""
+  return f' ({", ".join(conditions)})' if conditions else ''
+
+
+def _text(clips, faded, measured: bool, conditions: tuple[str, ...]) -> str:
+  """The zeros in one sentence, with the conditions for which they hold."""
+  if not measured:
+    return 'not measured: the gradient does not depend on A'
+  text = f'zero {_where(clips)}' if clips else 'never zero'
+  if faded:
+    text = text if clips else 'never cut off'
+    text += f'; fades until float64 has nothing left {_where(faded)}'
+  return text + bracketed(conditions)
 
 
 def plot(clipping: Clipping, title: str, path: str | os.PathLike) -> None:

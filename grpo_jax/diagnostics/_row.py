@@ -5,6 +5,7 @@ measured: each part is compared with closed forms. A part that fits none of them
 is described by what it depends on.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -74,6 +75,11 @@ def surrogate_row(
   subject = _probe.Subject(method, fields)
   probes = _probes(subject)
   read = subject.read(probes)
+  back = _moved(probes['base'].mask, -1)
+  moved = read['the position']
+  read['the position'] = moved._replace(
+    weight=back(moved.weight), advantage=back(moved.advantage)
+  )
   weight, weight_facts = _weight(probes, {k: x.weight for k, x in read.items()})
   advantages = {k: x.advantage for k, x in read.items()}
   advantage, facts = _advantage(probes, advantages)
@@ -94,7 +100,8 @@ def _probes(subject: _probe.Subject) -> _probe.Probes:
 
   The policy differs from the reference, so that a KL in the reward acts. Only
   in 'the reference' the two are equal. There the advantages are compared with
-  known forms, because such a KL is 0.
+  known forms, because such a KL is 0. In 'the position' every token stands one
+  place later in its completion, the last one first.
   """
   random = np.random.default_rng(1)
   shape = (_BATCHES, *_probe.SHAPE)
@@ -113,12 +120,17 @@ def _probes(subject: _probe.Subject) -> _probe.Probes:
   gap = 0.3 * random.normal(size=shape)
   base = dict(reward=reward, length=length, logp_old=old, gap_ref=gap)
   base |= dict(entropy=entropy, valid=valid)
+  on = _moved(np.arange(shape[-1]) < length[..., None], 1)
+  ids = np.broadcast_to(np.arange(np.prod(shape[1:])).reshape(shape[1:]), shape)
   changes = {
     'base': {},
     'shift': dict(reward=reward + 1.5),
     'scale': dict(reward=2 * reward),
     'the reward': dict(reward=new_reward),
     'lengths': dict(length=new_length),
+    'the position': dict(
+      logp_old=on(old), gap_ref=on(gap), entropy=on(entropy), tokens=on(ids)
+    ),
     'ids': dict(tokens=np.arange(shape[-1])),
     'the entropy': dict(entropy=new_entropy),
     'log pi_old': dict(logp_old=new_old),
@@ -127,16 +139,27 @@ def _probes(subject: _probe.Subject) -> _probe.Probes:
   probes = subject.probes(base, changes)
   probe, late = probes['base'], np.zeros(shape, np.int32)
   late[:, 0, 0] = 1
-  noise = 1 - probe.batch.extras['noise']
+  noise = np.asarray(probe.batch.extras['noise'])
+  with_noise = lambda probe, noise: probe.edited(
+    extras={**probe.batch.extras, 'noise': noise}
+  )
   # Edited last, because a user's function may have set these fields as well.
   return probes | {
     'log pi_sampler': probe.edited(logp_sampler=new_old),
     'truncation': probe.edited(truncated=late[..., 0] > 0),
     'the version': probe.edited(version=late),
-    'noise': probe.edited(extras={**probe.batch.extras, 'noise': noise}),
+    'noise': with_noise(probe, 1 - noise),
+    'the position': with_noise(probes['the position'], on(noise)),
     # With two prompts everywhere, 1 / P would be taken for a constant.
     'one prompt': probe.edited(valid=valid & [[True], [False]]),
   }
+
+
+def _moved(mask: np.ndarray, places: int) -> Callable[[np.ndarray], np.ndarray]:
+  """Moves values [N,P,G,T] on by some places inside each completion."""
+  at, length = np.arange(mask.shape[-1]), mask.sum(-1, keepdims=True)
+  source = np.where(at < length, (at - places) % np.maximum(length, 1), at)
+  return lambda value: np.take_along_axis(value, source, axis=-1)
 
 
 def _depends(probes: _probe.Probes, read: dict) -> tuple[str, ...]:
@@ -236,6 +259,7 @@ def _advantage(probes: _probe.Probes, read: dict) -> tuple[str, Advantage]:
     if charge:
       text += f', with r - {_words.number(charge.factor)} {charge.text} for r'
       known += ['the reference', 'lengths']
+      known += ['the position'] * ('to go' in charge.text)
       facts = facts._replace(kl_in_reward=charge.factor)
   text += _words.also(facts.depends_on, known)
   return text, facts._replace(factor=form.factor, epsilon=form.epsilon)

@@ -21,6 +21,7 @@ _SETTINGS = 1e-5, 0.05  # deviation of log-ratios: on policy, off policy
 _STEPS, _PARAMETERS = 24, 16
 _EPSILON, _NO_EPSILON = 1e-8, 1e-300  # not 0, as 0 / (0 + epsilon) is to be 0
 _NOISE = 3e-6  # relative; below it lies rounding, of float32 too
+_POWER = 0.01  # relative; a factor this far from phi ** e is no power of phi
 
 
 class StepChange(NamedTuple):
@@ -33,7 +34,7 @@ class StepChange(NamedTuple):
   log_ratio: float  # deviation of the policy's log-ratios, nats
   size: float  # root mean square of a parameter's gradient at phi = 1
   gradient: tuple[float, ...]  # norm at phi over norm at 1
-  exponent: float | None  # gradient ~ phi ** exponent; None without gradient
+  exponent: float | None  # gradient ~ phi ** exponent; None: see `_exponent`
   step: tuple[float, ...]  # change of the step
   kl: tuple[float, ...]  # the part of it that goes without the penalty
   thresholds: tuple[float, ...]  # what is left without penalty and epsilon
@@ -46,7 +47,7 @@ class Scale(NamedTuple):
 
   factors: tuple[float, ...]
   deviation: bool  # the advantage does not change at all
-  exponent: float | None  # advantage ~ phi ** exponent
+  exponent: float | None  # advantage ~ phi ** exponent, likewise
   turn: tuple[float, ...]  # of the advantages, see `_turn`; 0: homogeneous
   settings: tuple[StepChange, ...]
   text: str
@@ -178,12 +179,44 @@ def _turn(vectors: np.ndarray) -> np.ndarray:
 
 
 def _exponent(size: np.ndarray, phi: np.ndarray) -> float | None:
-  """Slope of log size over log phi, through phi = 1, where size is not 0."""
-  live = (size > 0) & (phi != 1)
-  if size[0] == 0 or not live.any():
+  """The e of size ~ phi ** e, through the size at phi = 1, which comes first.
+
+  None if a size is 0, or if no e has all sizes up to 1 %: four factors always
+  have a slope of best fit, and it says nothing of a size that jumps.
+  """
+  if not size.all() or (phi == 1).all():
     return None
-  log_size, log_phi = np.log(size[live] / size[0]), np.log(phi[live])
-  return float(_fit.least_squares(log_size, log_phi)[0][0])
+  change, log_phi = size / size[0], np.log(phi)
+  exponent = float(_fit.least_squares(np.log(change), log_phi)[0][0])
+  off = np.abs(change / phi**exponent - 1).max()
+  return exponent if off <= _POWER else None
+
+
+def cell(change: StepChange) -> str:
+  """The exponent of the gradient, or the factors that are no power law."""
+  if change.size == 0 or change.exponent is not None:
+    return _words.short(change.exponent, 2)
+  return 'none: ' + ', '.join(f'x{_words.short(x)}' for x in change.gradient)
+
+
+def _law(settings: tuple[StepChange, ...], factors: tuple[float, ...]) -> str:
+  """The power law of the gradient, or its factors where there is none."""
+  live = [s for s in settings if s.size > 0]
+  found = [s.exponent for s in live]
+  if None not in found and np.ptp(found) < _POWER:
+    return f'gradient ~ phi ** {_words.number(float(np.mean(found)), 2)}'
+  *first, last = live
+  if last.exponent is None:
+    given = ', '.join(f'x {_words.short(x)}' for x in last.gradient)
+    at = ', '.join(f'{phi:g}' for phi in factors)
+    text = f'no power law: gradient {given} at phi = {at}'
+  else:
+    text = f'gradient ~ phi ** {_words.number(last.exponent, 2)}'
+  before = [s.exponent for s in first if s.exponent is not None]
+  if before:
+    near = _words.number(before[0], 2)
+    text = f'gradient ~ phi ** {near} on policy; off policy {text}'
+  return text
 
 
 def _text(scale: Scale) -> str:
@@ -191,15 +224,14 @@ def _text(scale: Scale) -> str:
   if all(s.size == 0 for s in scale.settings):
     return 'no gradient on these batches'
   ratio = np.array([s.gradient for s in scale.settings])
-  exponents = [s.exponent for s in scale.settings if s.exponent is not None]
   if np.allclose(ratio, 1, 0, _NOISE):
     text = 'scale-free before Adam'
     text += ': the advantage does not change' if scale.deviation else ''
   elif np.allclose(ratio / np.array(scale.factors), 1, 0, _NOISE):
     left = _words.number(max(max(s.epsilon) for s in scale.settings), 0, 'e')
     text = f'linear, which Adam undoes up to {left} (its epsilon)'
-  elif exponents:
-    text = f'gradient ~ phi ** {_words.number(float(np.mean(exponents)), 2)}'
+  elif ratio.any():
+    text = _law(scale.settings, scale.factors)
   else:
     text = 'gradient at phi = 1 only'
   kept = max(scale.turn) <= _NOISE

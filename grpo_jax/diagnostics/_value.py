@@ -16,7 +16,8 @@ from grpo_jax.diagnostics import _probe
 from grpo_jax.diagnostics import _words
 
 _ROUNDING = 1e-6  # relative to the sum of |w A|; of float32 too
-_EXPLAINED = 0.9  # squared correlation from which a statistic explains the loss
+# From this squared correlation on, as printed, a statistic explains the loss.
+_EXPLAINED = 0.9
 _UNRELATED = 0.1  # below this the reward is called unrelated
 _TIE = 1e-3  # squared correlations that are no further apart are equal
 
@@ -139,18 +140,21 @@ def verdict(value: Value) -> tuple[str, str]:
   # The first statistic that explains the loss, or else the one that explains
   # most of it.
   squares = [getattr(value, name) for name in _NAMES]
-  explains = [square >= _EXPLAINED for square in squares]
+  # Two digits, as printed: 0.8988 must not be called less than 0.90.
+  printed = [float(_words.number(square, 2, 'f')) for square in squares]
+  explains = [square >= _EXPLAINED for square in printed]
   index = explains.index(True) if any(explains) else _fit.leading(squares, _TIE)
-  first, square = list(_NAMES.values())[index], squares[index]
+  first = list(_NAMES.values())[index]
   share, of_reward = (
-    f'(corr^2 = {_words.number(x, 2, "f")})' for x in (square, squares[0])
+    f'(corr^2 = {x:.2f})' for x in (printed[index], printed[0])
   )
+  cell = first if printed[index] == 1 else f'{first} ({printed[index]:.2f})'
   way = 'rises with' if value.rises else 'falls with'
-  if square < _EXPLAINED:
+  if not any(explains):
     text = f'mixed: {first} most {share}; {way} the mean reward {of_reward}'
-    return f'{first} in part', text
+    return cell, text
   text = f'a statistic of {first} {share}'
   if index == 0:
-    return first, f'{text}; {way} it'
+    return cell, f'{text}; {way} it'
   how = ', not of' if squares[0] < _UNRELATED else f'; {way}'
-  return first, f'{text}{how} the mean reward {of_reward}'
+  return cell, f'{text}{how} the mean reward {of_reward}'

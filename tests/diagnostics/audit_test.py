@@ -202,6 +202,16 @@ def test_what_momentum_does_is_said_of_what_was_measured():
   assert said['clipping', 'momentum'].startswith('has no bound to cross')
 
 
+def test_a_bound_that_holds_under_a_condition_is_not_told_without_it():
+  clips = {
+    'dppo_tv': 's>1.6667; A<0: s<0.33333 (for tokens of old probability 0.3)',
+    'gcpo': 's>1.0466; A<0: s<0.94574 (for a completion of 4 tokens)',
+  }
+  for name, clip in clips.items():
+    _, cells = said_of(getattr(methods, name)())
+    assert cells['zero gradient'] == f'A>0: {clip}'
+
+
 def test_fields_that_are_no_dict_are_asked_for():
   with pytest.raises(ValueError, match='returned a ndarray where a dict is'):
     diagnostics.surrogate_row(dated(), lambda batch: np.zeros((2, 8)))

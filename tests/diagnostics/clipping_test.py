@@ -30,7 +30,7 @@ def test_the_zeros_of_a_published_method(name):
   found = _clipping.clipping(getattr(methods, name)())
   np.testing.assert_allclose(found.zeros, ZEROS[name], rtol=1e-7)
   assert found.coasts == bool(ZEROS[name])
-  assert found.faded == ()
+  assert found.faded == () and found.conditions == ()
   assert not found.depends_on_length and not found.depends_on_probability
 
 
@@ -131,6 +131,7 @@ def test_a_ratio_of_the_whole_sequence_names_its_length():
   np.testing.assert_allclose(
     [found.zeros[0][1], found.zeros[1][2]], ends, rtol=1e-7
   )
+  assert found.conditions == ('for a completion of 4 tokens',)
   assert found.text.endswith('(for a completion of 4 tokens)')
 
 

@@ -193,6 +193,37 @@ def test_ids_that_change_a_weight_are_noticed():
   assert weighed(marked)[0] == '1/N; also depends on ids'
 
 
+def test_a_weight_that_depends_on_the_position_is_noticed():
+  def early(weight, batch):  # by the place alone, whatever stands there
+    return jnp.where(jnp.arange(20)[None, None] < 5, weight, 0.5 * weight)
+
+  assert weighed(early)[0].endswith(', the position')
+  late = losses.on_keep(lambda keep, batch: jnp.cumsum(keep, -1) > 2)
+  row = read(weight=losses.chain(late, losses.mean_over_tokens()))
+  assert row.weight.startswith('1/N on ')
+  assert row.weight.endswith('else 0; also depends on the position')
+  assert row.advantage == 'r - mean'
+
+  def decayed(batch):
+    return batch.keep * 0.9 ** jnp.arange(20)[None, None]
+
+  text = read(weight=losses.set_weight(decayed)).weight
+  assert text == 'own: depends on the position'
+
+
+def test_what_stands_at_a_position_is_not_the_position():
+  def own(weight, batch):
+    parts = batch.logp_old, batch.entropy_old, batch.extras['noise']
+    return weight * jnp.where(sum(parts) > 0, 1, 0.5)
+
+  text = weighed(own)[0]
+  assert 'the position' not in text
+  for name in ('log pi_old', 'the entropy', 'noise'):
+    assert name in text
+  ids = lambda weight, batch: jnp.where(batch.tokens % 3, weight, 0)
+  assert 'the position' not in weighed(ids)[0]
+
+
 def test_a_missing_field_is_asked_for():
   link = losses.on_weight(
     lambda weight, batch: weight * batch.extras['trust'], requires=('trust',)

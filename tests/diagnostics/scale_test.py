@@ -143,6 +143,37 @@ def test_the_steps_are_those_of_canonical_adam():
   np.testing.assert_allclose(got, want, rtol=1e-9)
 
 
+def test_factors_that_no_power_has_are_told_and_not_fitted():
+  """A best slope through them, -0.15 and 0.71 here, would be of no factor."""
+  for name, cell, text in (
+    (
+      'passk',
+      'none: x0, x0, x0.571, x0.571',
+      'no power law: gradient x 0, x 0, x 0.571, x 0.571 at phi = 0.01, 0.1, '
+      '10, 100; the advantage is not proportional to the reward',
+    ),
+    ('gtpo_conflict', 'none: x0.194, x0.217, x9.8, x98', 'no power law: '),
+    ('dro', 'none: x0.0112, x0.0999, x10, x100', 'gradient ~ phi ** 1 on policy; '
+     'off policy no power law: gradient x 0.0112'),
+  ):  # fmt: skip
+    scale = _scale.reward_scale(getattr(losses.methods, name)())
+    assert scale.settings[-1].exponent is None
+    assert _scale.cell(scale.settings[-1]) == cell
+    assert scale.text.startswith(text)
+  # A penalty that outweighs a small reward: between phi ** 0 and phi ** 1.
+  change = _scale.reward_scale(method(losses.add_kl(2.0))).settings[-1]
+  assert change.exponent is None and change.gradient[0] > 0.02
+
+
+def test_a_power_law_is_one_for_every_factor_up_to_1_percent():
+  phi = np.array([1.0, 0.01, 0.1, 10.0, 100.0])
+  assert _scale._exponent(3 * phi**0.5, phi) == pytest.approx(0.5)
+  off = lambda size: np.array([1, 1, 1, 1, 1 + size]) * phi
+  assert _scale._exponent(off(0.009), phi) == pytest.approx(1, abs=1e-3)
+  assert _scale._exponent(off(0.03), phi) is None
+  assert _scale._exponent(np.array([1.0, 0, 1, 1, 1]), phi) is None
+
+
 def test_degenerate_methods_have_a_result_too():
   zero = method(losses.on_advantage(lambda a, batch: 0 * a))
   scale = _scale.reward_scale(zero)

@@ -103,7 +103,19 @@ def test_an_entropy_bonus_shows_the_entropy():
   value = _value.loss_value(losses.chain(methods.dapo(), bonus))
   assert value.entropy > 0.3 and value.length > 0.1
   assert value.text.startswith('mixed: the ')
-  assert _value.verdict(value)[0].endswith(' in part')
+  assert _value.verdict(value)[0] == f'the entropy ({value.entropy:.2f})'
+
+
+@pytest.mark.parametrize('square', [0.8988, 0.9, 0.9012])
+def test_a_correlation_printed_as_0_90_has_one_verdict(square):
+  """On which side of 0.9 it lies is no difference that a text shows."""
+  value = _value.loss_value(methods.positive_nll())
+  near = value._replace(length=square, weights=square - 1e-3)
+  cell, text = _value.verdict(near)
+  assert cell == 'the lengths (0.90)'
+  assert text.startswith('a statistic of the lengths (corr^2 = 0.90), not of')
+  far = value._replace(length=0.89, weights=0.89)
+  assert _value.verdict(far)[1].startswith('mixed: the lengths most')
 
 
 def test_a_value_of_float32_rounding_is_zero():
