@@ -31,9 +31,9 @@ COLUMNS = {
   'scale': 'e, if a factor phi on all rewards multiplies the gradient by '
   'phi^e (up to 1 %), before Adam; else none, and the factors that phi = 0.01, '
   '0.1, 10 and 100 give; log-ratios have a deviation of 0.05',
-  'zero gradient': 'ratios s, the same for all tokens of a completion, at which '
-  'their gradient is exactly 0, so that only momentum moves them; where this '
-  'depends on more than s, for what it was measured',
+  'zero gradient': 'ratios s, the same for all tokens of a completion, at '
+  'which their gradient is exactly 0, so that only momentum moves them; where '
+  'this depends on more than s, for what it was measured',
   'loss at ratio 1': 'statistic that the value of the loss follows before the '
   'policy has moved; squared correlation where it is below 1.00',
 }

@@ -199,24 +199,13 @@ def cell(change: StepChange) -> str:
   return 'none: ' + ', '.join(f'x{_words.short(x)}' for x in change.gradient)
 
 
-def _law(settings: tuple[StepChange, ...], factors: tuple[float, ...]) -> str:
+def _law(change: StepChange, factors: tuple[float, ...]) -> str:
   """The power law of the gradient, or its factors where there is none."""
-  live = [s for s in settings if s.size > 0]
-  found = [s.exponent for s in live]
-  if None not in found and np.ptp(found) < _POWER:
-    return f'gradient ~ phi ** {_words.number(float(np.mean(found)), 2)}'
-  *first, last = live
-  if last.exponent is None:
-    given = ', '.join(f'x {_words.short(x)}' for x in last.gradient)
-    at = ', '.join(f'{phi:g}' for phi in factors)
-    text = f'no power law: gradient {given} at phi = {at}'
-  else:
-    text = f'gradient ~ phi ** {_words.number(last.exponent, 2)}'
-  before = [s.exponent for s in first if s.exponent is not None]
-  if before:
-    near = _words.number(before[0], 2)
-    text = f'gradient ~ phi ** {near} on policy; off policy {text}'
-  return text
+  if change.exponent is not None:
+    return f'gradient ~ phi ** {_words.number(change.exponent, 2)}'
+  given = ', '.join(f'x {_words.short(x)}' for x in change.gradient)
+  at = ', '.join(f'{phi:g}' for phi in factors)
+  return f'no power law: gradient {given} at phi = {at}'
 
 
 def _text(scale: Scale) -> str:
@@ -231,7 +220,11 @@ def _text(scale: Scale) -> str:
     left = _words.number(max(max(s.epsilon) for s in scale.settings), 0, 'e')
     text = f'linear, which Adam undoes up to {left} (its epsilon)'
   elif ratio.any():
-    text = _law(scale.settings, scale.factors)
+    live = [s for s in scale.settings if s.size > 0]
+    first, *_, text = [_law(s, scale.factors) for s in (live[0], *live)]
+    # Where neither is a power law, the factors of one of them are enough.
+    if first != text and any(s.exponent is not None for s in live):
+      text = f'on policy {first}; off policy {text}'
   else:
     text = 'gradient at phi = 1 only'
   kept = max(scale.turn) <= _NOISE

@@ -145,10 +145,9 @@ def verdict(value: Value) -> tuple[str, str]:
   explains = [square >= _EXPLAINED for square in printed]
   index = explains.index(True) if any(explains) else _fit.leading(squares, _TIE)
   first = list(_NAMES.values())[index]
-  share, of_reward = (
-    f'(corr^2 = {x:.2f})' for x in (printed[index], printed[0])
-  )
-  cell = first if printed[index] == 1 else f'{first} ({printed[index]:.2f})'
+  square = printed[index]
+  share, of_reward = (f'(corr^2 = {x:.2f})' for x in (square, printed[0]))
+  cell = first if square == 1 else f'{first} ({square:.2f})'
   way = 'rises with' if value.rises else 'falls with'
   if not any(explains):
     text = f'mixed: {first} most {share}; {way} the mean reward {of_reward}'

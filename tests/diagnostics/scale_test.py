@@ -153,9 +153,12 @@ def test_factors_that_no_power_has_are_told_and_not_fitted():
       '10, 100; the advantage is not proportional to the reward',
     ),
     ('gtpo_conflict', 'none: x0.194, x0.217, x9.8, x98', 'no power law: '),
-    ('dro', 'none: x0.0112, x0.0999, x10, x100', 'gradient ~ phi ** 1 on policy; '
-     'off policy no power law: gradient x 0.0112'),
-  ):  # fmt: skip
+    (
+      'dro',
+      'none: x0.0112, x0.0999, x10, x100',
+      'on policy gradient ~ phi ** 1; off policy no power law: gradient x 0.01',
+    ),
+  ):
     scale = _scale.reward_scale(getattr(losses.methods, name)())
     assert scale.settings[-1].exponent is None
     assert _scale.cell(scale.settings[-1]) == cell
