@@ -41,8 +41,8 @@ EQUIVALENT = {
   ): 'a quotient has the sign of the product; over 0 the divergence is 0',
   (
     'losses/_gate.py:gate_binary_kl.objective',
-    "return _gated(terms, pushed & (kl > threshold), 'gated')",
-    'kl > threshold -> kl >= threshold',
+    "return _gated(terms, pushed & (kl > bound), 'gated')",
+    'kl > bound -> kl >= bound',
   ): 'differs where the rounded divergence is the threshold to the last bit',
   (
     'losses/_gate.py:mask_off_policy_negatives.objective',

@@ -58,9 +58,9 @@ PICKED = [
   ),
   (
     'losses/_ratio.py:clip_log_ratio.log_ratio',
-    "return jnp.where(metrics['clipped_low'], -limit, value), metrics",
+    "return jnp.where(metrics['clipped_low'], -low, value), metrics",
     'branches swapped',
-    f'{ORACLE}[gmpo-limit=0.3-0]',
+    f'{ORACLE}[gmpo-low=0.2-high=0.3-0]',
   ),
   (
     'losses/_stages.py:_stage',

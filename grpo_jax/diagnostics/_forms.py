@@ -20,7 +20,7 @@ class Form(NamedTuple):
 
   text: str
   factor: float  # in front of it
-  epsilon: float = 0.0  # added to the spread by which it divides
+  epsilon: float = 0.0  # added to the spread that divides, or to its square
 
 
 def weight_form(weight: np.ndarray, mask, informed) -> Form | None:
@@ -136,12 +136,16 @@ def advantage_form(advantage, probe: _probe.Probe, live) -> Form | None:
         over = f'/{divisor}' if divisor else ''
         return Form(_words.multiple(factor, text) + over, factor)
       if divisor and value.any():
-        # A fit of value (below + epsilon) = top.
-        (epsilon,), _ = _fit.least_squares(top - value * below, value)
-        if np.abs(value - top / (below + epsilon)).max() <= tolerance * size:
-          # A method that rounds to float32 gives fewer digits of its epsilon.
-          added = _words.number(epsilon, 4 if tolerance < 1e-6 else 2)
-          return Form(f'{text}/({divisor} + {added})', 1.0, float(epsilon))
+        # A method that rounds to float32 gives fewer digits of its epsilon.
+        digits = 4 if tolerance < 1e-6 else 2
+        for power, spelled in (1, '({} + {})'), (2, 'sqrt({}^2 + {})'):
+          # A fit of value^power (below^power + epsilon) = top^power.
+          target = top**power - (value * below) ** power
+          (epsilon,), _ = _fit.least_squares(target, value**power)
+          model = np.maximum(below**power + epsilon, _ROUNDING) ** (1 / power)
+          if np.abs(value - top / model).max() <= tolerance * size:
+            under = spelled.format(divisor, _words.number(epsilon, digits))
+            return Form(f'{text}/{under}', 1.0, float(epsilon))
     if not divisor:
       more = (advantage - numerator)[live]
       slope = _fit.factor_of(more, entropy[live], tolerance)

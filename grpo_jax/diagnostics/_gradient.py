@@ -214,8 +214,9 @@ def regulariser(subject: _probe.Subject) -> Regulariser:
   joint = _fitted(pull + idle, known, live)
   found = joint or _fitted(pull, known, live)
   terms, acting = found or ({}, 1.0)
-  if _LOG_PI in terms and _is_k1(terms, probes, read):
-    terms = {'k1' if k == _LOG_PI else k: c for k, c in terms.items()}
+  for name, with_k1 in ((_LOG_PI, 'k1'), ('k2', 'k1 (score function)')):
+    if name in terms and _is_k1(name, terms, probes, read):
+      terms = {with_k1 if k == name else k: c for k, c in terms.items()}
   penalties = {name: x.penalty for name, x in read.items()}
   moved = _fit.moved_by(penalties, ('2A', '0A'))
   parts = [f'{_words.number(c)} {name}' for name, c in terms.items()]
@@ -331,15 +332,20 @@ def _fitted(pull, known: dict, live) -> tuple[dict[str, float], float] | None:
   return found, float(acts.sum() / np.sum(live & (model != 0)))
 
 
-def _is_k1(terms, probes, read) -> bool:
-  """Whether the term with the slope of log pi is k1, by its value.
+def _is_k1(name: str, terms, probes, read) -> bool:
+  """Whether the value of a term is that of k1.
 
-  The value of k1 changes with the reference, that of log pi does not.
+  The gradient does not tell: k1 has that of log pi, and k1 as the weight of a
+  score function has that of k2.
   """
   weight = read['base'].weight
   before, after = (_known(probes[k], weight) for k in ('base', 'the reference'))
   total = lambda x: np.sum(weight * x, (1, 2, 3))
-  wanted = {k: c * total(after[k][1] - before[k][1]) for k, c in terms.items()}
+  of_k1 = lambda k: _LOG_PI if k == name else k
+  wanted = {
+    k: c * total(after[of_k1(k)][1] - before[of_k1(k)][1])
+    for k, c in terms.items()
+  }
   change = read['the reference'].loss - read['base'].loss
   off = np.abs(change - sum(wanted.values())).max()
-  return bool(off < 1e-3 * np.abs(wanted[_LOG_PI]).max())
+  return bool(off < 1e-3 * np.abs(wanted[name]).max())

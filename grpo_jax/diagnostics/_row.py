@@ -38,7 +38,9 @@ class Advantage(NamedTuple):
   """The numbers behind the text of the advantage."""
 
   factor: float | None  # in front of the closed form; None if none fits
-  epsilon: float | None  # added to the deviation; None if none fits
+  epsilon: (
+    float | None
+  )  # added to the deviation or, under a root, to its square
   per_token: bool  # varies inside a completion
   shift_invariant: bool  # r + constant changes nothing
   scale_exponent: float | None  # A(2 r) = 2^e A(r); None if it is no power

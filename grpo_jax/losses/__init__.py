@@ -134,6 +134,7 @@ from grpo_jax.losses._rows import Rows
 from grpo_jax.losses._rows import batch_from_rows
 from grpo_jax.losses._shaping import clip_advantage
 from grpo_jax.losses._shaping import divide_by_batch_deviation
+from grpo_jax.losses._shaping import divide_by_group_deviation
 from grpo_jax.losses._shaping import drop_truncated
 from grpo_jax.losses._shaping import keep_largest_advantages
 from grpo_jax.losses._shaping import normalize_over_completions
@@ -157,10 +158,10 @@ from grpo_jax.losses._trie import prefix_summary
 from grpo_jax.losses._trie import shared_prefix_weight
 from grpo_jax.losses._weight import gate_small_advantages
 from grpo_jax.losses._weight import mean_over_prompts
+from grpo_jax.losses._weight import mean_over_sequence_sums
 from grpo_jax.losses._weight import mean_over_sequences
 from grpo_jax.losses._weight import mean_over_tokens
 from grpo_jax.losses._weight import scale_by_informative_groups
-from grpo_jax.losses._weight import sum_over_tokens
 from grpo_jax.losses._weight import weigh_conflict_tokens
 
 __all__ = (
@@ -196,6 +197,7 @@ __all__ = (
   'credit_tokens_by_entropy',
   'detach_covariance',
   'divide_by_batch_deviation',
+  'divide_by_group_deviation',
   'divide_by_group_mean',
   'drop_truncated',
   'drop_uniform_groups',
@@ -216,6 +218,7 @@ __all__ = (
   'mask_sequence_importance',
   'mask_token_importance',
   'mean_over_prompts',
+  'mean_over_sequence_sums',
   'mean_over_sequences',
   'mean_over_tokens',
   'methods',
@@ -252,7 +255,6 @@ __all__ = (
   'subtract_kl',
   'subtract_kl_to_go',
   'sum_log_ratio',
-  'sum_over_tokens',
   'surrogate_loss',
   'takes_from_run',
   'truncate_sequence_importance',

@@ -96,7 +96,23 @@ class LossTransform(NamedTuple):
 
 
 def chain(*transforms: LossTransform) -> LossTransform:
-  """Applies transforms one after another, component by component.
+  """Applies transforms one after another, stage by stage.
+
+  The stages run in their own order, wherever their transforms are written:
+
+  1. `credit`, once per rollout: all transforms that edit the reward, drop
+     tokens (`keep`), or set or edit the advantage;
+  2. `prepare`, once per optimizer batch: all that set or edit the weight, and
+     those that edit the advantage by the weight;
+  3. `apply`, in every micro-batch: all that edit the log-ratio, set or edit the
+     objective, or add a penalty.
+
+  Inside a stage transforms run in the order in which they are written: to pool
+  ratios and then clip is GSPO, to clip and then pool is GMPO. So an edit of the
+  advantage that is written behind the weight or the objective still runs before
+  both. An order that this would contradict raises a ValueError when the chain
+  is traced, for example a transform that drops tokens and is written behind the
+  weight that counts them.
 
   Args:
     *transforms: Transforms in reading order; a chain is a transform too.

@@ -67,7 +67,9 @@ def drop_uniform_groups() -> LossTransform:
   return on_keep(keep)
 
 
-def normalize_by_group(deviation='population', epsilon=0.0) -> LossTransform:
+def normalize_by_group(
+  deviation='population', epsilon=0.0, under_root=False
+) -> LossTransform:
   r"""Sets the advantage to the reward's z-score in its group.
 
   .. math:: A_i = \frac{r_i - \bar r}{\sigma(r) + \epsilon}
@@ -77,6 +79,8 @@ def normalize_by_group(deviation='population', epsilon=0.0) -> LossTransform:
       (divides by n - 1; most released code).
     epsilon: Added to the deviation. The papers have none, and none is needed: a
       group of equal rewards, or of a single one, has advantage exactly 0.
+    under_root: Whether `epsilon` is added to the variance, under the root, and
+      not to the deviation: :math:`\sqrt{\sigma^2 + \epsilon}`.
 
   Returns:
     A `LossTransform` that sets the advantage.
@@ -99,7 +103,9 @@ def normalize_by_group(deviation='population', epsilon=0.0) -> LossTransform:
   _ops.check_deviation('normalize_by_group', deviation)
 
   def advantage(batch, epsilon):
-    return _ops.normalized_reward(batch, deviation, epsilon)
+    return _ops.normalized(
+      batch.reward, batch.valid, deviation, epsilon, 1, under_root
+    )
 
   return set_advantage(advantage, epsilon=epsilon)
 
@@ -239,7 +245,7 @@ def divide_by_group_mean() -> LossTransform:
 
 
 def normalize_each_reward(
-  weights=None, deviation='population', epsilon=0.0
+  weights=None, deviation='population', epsilon=0.0, under_root=False
 ) -> LossTransform:
   r"""Sets the advantage to the weighted sum of each reward's z-score.
 
@@ -253,6 +259,8 @@ def normalize_each_reward(
     weights: One number per reward function; None: all 1.
     deviation: `'population'` or `'sample'`.
     epsilon: Added to the deviations.
+    under_root: Whether `epsilon` is added to the variances, under the root, and
+      not to the deviations: :math:`\sqrt{\sigma^2 + \epsilon}`.
 
   Returns:
     A `LossTransform` that sets the advantage from `reward_parts`.
@@ -278,8 +286,9 @@ def normalize_each_reward(
     if 'reward_edit' in batch.extras:
       parts.append(batch.extras['reward_edit'])
     # Not strict: without an edit there is one part less than weights.
+    how = deviation, epsilon, 1, under_root
     scores = [
-      weight * _ops.normalized(part, batch.valid, deviation, epsilon, axis=1)
+      weight * _ops.normalized(part, batch.valid, *how)
       for weight, part in zip((*given, 1.0), parts, strict=False)
     ]
     total = jnp.sum(jnp.stack(scores), axis=0)

@@ -44,29 +44,33 @@ def gate_probability_change(low=0.2, high=0.2) -> LossTransform:
   return on_objective(objective, low=low, high=high)
 
 
-def gate_binary_kl(threshold=0.05) -> LossTransform:
+def gate_binary_kl(low=0.05, high=0.05) -> LossTransform:
   r"""Drops tokens whose probability has moved too far, by a binary KL.
 
   The KL is that of two outcomes: this token, or any other.
 
   .. math:: 0 \text{ where } q \log \frac{q}{p} + (1 - q)
-              \log \frac{1 - q}{1 - p} > \delta
+              \log \frac{1 - q}{1 - p} > h
+              \text{ and } A > 0,\ p > q
 
-  and the probability has moved from `q`, before the update, to `p` the way the
-  advantage pushes.
+  where `q` is the probability before the update and `p` that of now; with `l`
+  in place of `h` where :math:`A < 0` and :math:`p < q`.
 
   Args:
-    threshold: :math:`\delta`, nats.
+    low: `l`, bound of the divergence of a token whose probability has fallen,
+      in nats.
+    high: `h`, bound for one whose probability has risen, in nats.
 
   Returns:
     A `LossTransform` that edits the objective. Its metric `gated` marks the
     dropped tokens.
 
   References:
-    `DPPO <https://arxiv.org/abs/2602.04879>`_, 2026
+    `DPPO <https://arxiv.org/abs/2602.04879>`_, 2026. The paper has one number
+    for both sides.
   """
 
-  def objective(terms, batch, threshold):
+  def objective(terms, batch, low, high):
     logp, old = lax.stop_gradient(terms.logp), _ops.old_logp(terms, batch)
     chance = jnp.exp(old)
     # Where the probability rounds to 1, that of another token rounds to 0: its
@@ -77,9 +81,10 @@ def gate_binary_kl(threshold=0.05) -> LossTransform:
     # `-expm1(old)` is 1 - q without the loss of digits near q = 1.
     kl = chance * (old - logp) - jnp.expm1(old) * (other_old - other)
     pushed = batch.advantage * (logp - old) > 0
-    return _gated(terms, pushed & (kl > threshold), 'gated')
+    bound = jnp.where(batch.advantage > 0, high, low)
+    return _gated(terms, pushed & (kl > bound), 'gated')
 
-  return on_objective(objective, threshold=threshold)
+  return on_objective(objective, low=low, high=high)
 
 
 def mask_off_policy_negatives(threshold=0.5, policy='old') -> LossTransform:

@@ -196,21 +196,33 @@ def gamma_weighted_score(
   .. math:: sg\bigl[s^k e^{\lambda (1 - s)}\bigr]\, A \log \pi
 
   Args:
-    positive: :math:`(k, \lambda)` where :math:`A \ge 0`, two numbers.
-    negative: :math:`(k, \lambda)` where :math:`A < 0`, two numbers.
+    positive: :math:`(k, \lambda)` where :math:`A \ge 0`: two numbers, each of
+      which may be a schedule or a `Controller`.
+    negative: :math:`(k, \lambda)` where :math:`A < 0`, likewise.
 
   Returns:
     A `LossTransform` that sets the objective.
+
+  Raises:
+    ValueError: An argument is no pair.
 
   References:
     Shen et al., `VESPO <https://arxiv.org/abs/2602.10693>`_, 2026
   """
 
-  def objective(terms, batch):
+  for name, pair in (('positive', positive), ('negative', negative)):
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+      raise ValueError(
+        f'gamma_weighted_score got {name}={pair!r}; give a pair (k, lambda) of '
+        'numbers or schedules.'
+      )
+  names = 'power', 'decay', 'power_negative', 'decay_negative'
+
+  def objective(terms, batch, power, decay, power_negative, decay_negative):
     ratio, metrics = _ops.importance_ratio(terms)
     above = batch.advantage >= 0
-    power = jnp.where(above, positive[0], negative[0])
-    decay = jnp.where(above, positive[1], negative[1])
+    power = jnp.where(above, power, power_negative)
+    decay = jnp.where(above, decay, decay_negative)
     # `ratio` saturates, so its logarithm has to as well.
     log_ratio = jnp.minimum(terms.log_ratio, _ops.MAX_LOG_RATIO)
     # One exp of a sum: each factor alone may overflow.
@@ -218,4 +230,4 @@ def gamma_weighted_score(
     weight = lax.stop_gradient(jnp.exp(log_weight))
     return weight * batch.advantage * terms.logp, metrics
 
-  return set_objective(objective)
+  return set_objective(objective, **dict(zip(names, (*positive, *negative))))

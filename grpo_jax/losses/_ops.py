@@ -69,8 +69,8 @@ def check_range(name: str, low, high) -> None:
   for side, bound in (('low', low), ('high', high)):
     if isinstance(bound, int | float) and bound < 0:
       raise ValueError(
-        f'{name} got {side}={bound}; give the distance of the bound from 1, '
-        'which is not negative.'
+        f'{name} got {side}={bound}; give the distance of the bound from ratio '
+        '1, which is not negative.'
       )
 
 
@@ -124,20 +124,30 @@ def deviation_of(value: Array, mask: Array, deviation: str, axis=None) -> Array:
   return jnp.ldexp(spread, exponent)
 
 
+def with_epsilon(
+  spread: Array, epsilon: Array | float, under_root: bool
+) -> Array:
+  """`spread + epsilon`, or `sqrt(spread^2 + epsilon)` if `under_root`."""
+  # Not by way of the square, which is 0 for a spread of 1e-30 in float32.
+  return jnp.hypot(spread, epsilon**0.5) if under_root else spread + epsilon
+
+
 def normalized(
   value: Array,
   mask: Array,
   deviation: str,
   epsilon: Array | float,
   axis=None,
+  under_root: bool = False,
 ) -> Array:
   """The z-score of each value where `mask`; exactly 0 for equal values.
 
-  Which values count as equal says `all_equal`.
+  Which values count as equal says `all_equal`, and where `epsilon` is added
+  says `with_epsilon`.
   """
   offset = centered(value, mask, axis)
   spread = deviation_of(offset, mask, deviation, axis)
-  score = safe_divide(offset, spread + epsilon)
+  score = safe_divide(offset, with_epsilon(spread, epsilon, under_root))
   return jnp.where(all_equal(value, mask, axis), 0, score)
 
 
@@ -159,13 +169,6 @@ def all_equal(value: Array, mask: Array, axis=None) -> Array:
 def centered_reward(batch: Batch) -> Array:
   """Reward minus its group's mean, f32[P,G]; exactly 0 if all are equal."""
   return centered(batch.reward, batch.valid, axis=1)
-
-
-def normalized_reward(
-  batch: Batch, deviation: str, epsilon: Array | float
-) -> Array:
-  """The reward's z-score in its group, f32[P,G]; 0 if all are equal."""
-  return normalized(batch.reward, batch.valid, deviation, epsilon, axis=1)
 
 
 def uniform_groups(batch: Batch) -> Array:

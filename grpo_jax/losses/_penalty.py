@@ -7,7 +7,7 @@ from grpo_jax.losses import _ops
 from grpo_jax.losses._base import LossTransform
 from grpo_jax.losses._stages import add_penalty
 
-_ESTIMATORS = ('k2', 'k3', 'k3_weighted')
+_ESTIMATORS = ('k1_score', 'k2', 'k3', 'k3_weighted')
 _K1 = 'k1_with_zero_expected_gradient'
 
 
@@ -22,10 +22,15 @@ def add_kl(coefficient, estimator='k3') -> LossTransform:
   as a loss      its expected gradient, on policy, is that of
   =============  ================================================
   `k1`           nothing: it is 0
+  `k1_score`     KL(policy || reference): this is
+                 :math:`sg[k_1]\, \pi / sg[\pi]`
   `k2`           KL(policy || reference)
   `k3`           KL(reference || policy)
   `k3_weighted`  KL(policy || reference): this is :math:`s\, k_3`
   =============  ================================================
+
+  `k1_score` weighs the token's score by the value of :math:`k_1`. It has the
+  gradient of `k2` and the value of :math:`k_1`.
 
   The metric `kl_ref` is the value of the estimator, in nats, before it is
   weighted by `s`. The metric `saturated_ref` marks the tokens with
@@ -33,7 +38,7 @@ def add_kl(coefficient, estimator='k3') -> LossTransform:
 
   Args:
     coefficient: Factor of the penalty, per nat.
-    estimator: `'k2'`, `'k3'`, `'k3_weighted'`, or
+    estimator: `'k1_score'`, `'k2'`, `'k3'`, `'k3_weighted'`, or
       `'k1_with_zero_expected_gradient'` if that is really meant.
 
   Returns:
@@ -45,13 +50,16 @@ def add_kl(coefficient, estimator='k3') -> LossTransform:
   References:
     Schulman, `Approximating KL divergence
     <http://joschu.net/blog/kl-approx.html>`_, 2020; DeepSeek-AI,
-    `DeepSeek-V3.2 <https://arxiv.org/abs/2512.02556>`_, 2025 (weighted)
+    `DeepSeek-V3.2 <https://arxiv.org/abs/2512.02556>`_, 2025 (weighted); Tang
+    and Munos, `On a few pitfalls in KL divergence gradient estimation for RL
+    <https://arxiv.org/abs/2506.09477>`_, 2025 (score)
   """
   if estimator == 'k1':
     raise ValueError(
       "add_kl got estimator='k1'; as a loss its expected gradient is zero, so "
-      "it does nothing but add noise. Give 'k2' or 'k3', put the KL into the "
-      f'reward with subtract_kl, or give {_K1!r} if this is what you want.'
+      "it does nothing but add noise. Give 'k1_score', 'k2' or 'k3', put the "
+      f'KL into the reward with subtract_kl, or give {_K1!r} if this is what '
+      'you want.'
     )
   if estimator not in (*_ESTIMATORS, _K1):
     raise ValueError(
@@ -60,7 +68,7 @@ def add_kl(coefficient, estimator='k3') -> LossTransform:
 
   def penalty(terms, batch, coefficient):
     gap = batch.logp_ref - terms.logp
-    if estimator == _K1:
+    if estimator in (_K1, 'k1_score'):
       kl = -gap
     elif estimator == 'k2':
       kl = jnp.square(gap) / 2
@@ -76,6 +84,9 @@ def add_kl(coefficient, estimator='k3') -> LossTransform:
       # The weighted estimator saturates in its ratio as well.
       metrics['saturated'] = moved > _ops.MAX_LOG_RATIO
       kl = _weighted(moved, kl, gap)
+    elif estimator == 'k1_score':
+      unmoved = terms.logp - lax.stop_gradient(terms.logp)
+      kl = lax.stop_gradient(kl) * (1 + unmoved)
     return coefficient * kl, metrics
 
   return add_penalty(penalty, requires=('logp_ref',), coefficient=coefficient)

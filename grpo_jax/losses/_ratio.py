@@ -89,31 +89,34 @@ def average_ratio() -> LossTransform:
   return on_log_ratio(log_ratio)
 
 
-def clip_log_ratio(limit=0.4) -> LossTransform:
+def clip_log_ratio(low=0.4, high=0.4) -> LossTransform:
   r"""Clips each token's log-ratio on the side its advantage pushes it to.
 
-  .. math:: \min(\log s, c) \text{ if } A > 0, \quad
-            \max(\log s, -c) \text{ if } A < 0
-
-  A clipped token has no gradient of its own, and still counts in a pooled
-  ratio. The metrics `clipped_high` and `clipped_low` mark these tokens.
+  .. math:: \min(\log s, h) \text{ if } A > 0, \quad
+            \max(\log s, -l) \text{ if } A < 0
 
   Args:
-    limit: The bound `c`, in log space (nats).
+    low: `l`, distance of the lower bound from a log-ratio of 0, in nats.
+    high: `h`, distance of the upper bound, likewise.
 
   Returns:
     A `LossTransform` that edits the log-ratio.
 
+  Raises:
+    ValueError: A negative distance.
+
   References:
     Zhao et al., `Geometric-Mean Policy Optimization
-    <https://arxiv.org/abs/2507.20673>`_, 2025
+    <https://arxiv.org/abs/2507.20673>`_, 2025. The paper has one number for
+    both sides.
   """
+  _ops.check_range('clip_log_ratio', low, high)
 
-  def log_ratio(terms, batch, limit):
-    above, below = terms.log_ratio > limit, terms.log_ratio < -limit
+  def log_ratio(terms, batch, low, high):
+    above, below = terms.log_ratio > high, terms.log_ratio < -low
     metrics = _ops.clip_metrics(above, below, batch.advantage)
     # Not jnp.clip, which would also hold tokens that the advantage pulls back.
-    value = jnp.where(metrics['clipped_high'], limit, terms.log_ratio)
-    return jnp.where(metrics['clipped_low'], -limit, value), metrics
+    value = jnp.where(metrics['clipped_high'], high, terms.log_ratio)
+    return jnp.where(metrics['clipped_low'], -low, value), metrics
 
-  return on_log_ratio(log_ratio, limit=limit)
+  return on_log_ratio(log_ratio, low=low, high=high)

@@ -66,7 +66,7 @@ def subtract_kl_to_go(coefficient) -> LossTransform:
 
 
 def divide_by_batch_deviation(
-  deviation='population', epsilon=0.0, within_groups=False
+  deviation='population', epsilon=0.0, within_groups=False, under_root=False
 ) -> LossTransform:
   r"""Divides the advantage by the deviation of all rewards of the rollout.
 
@@ -77,6 +77,8 @@ def divide_by_batch_deviation(
     epsilon: Added to the deviation.
     within_groups: Whether the deviation is that of the rewards around the means
       of their groups, which leaves out how the prompts differ.
+    under_root: Whether `epsilon` is added to the variance, under the root, and
+      not to the deviation: :math:`\sqrt{\sigma^2 + \epsilon}`.
 
   Returns:
     A `LossTransform` that edits the advantage; it is 0 if deviation and
@@ -96,15 +98,61 @@ def divide_by_batch_deviation(
     reward = _ops.centered_reward(batch) if within_groups else batch.reward
     offset = _ops.centered(reward, batch.valid)
     spread = _ops.deviation_of(offset, batch.valid, deviation)
-    return _ops.safe_divide(advantage, _ops.per_token(spread) + epsilon)
+    spread = _ops.with_epsilon(spread, epsilon, under_root)
+    return _ops.safe_divide(advantage, _ops.per_token(spread))
+
+  return on_advantage(advantage, epsilon=epsilon)
+
+
+def divide_by_group_deviation(
+  deviation='population', epsilon=0.0, under_root=False
+) -> LossTransform:
+  r"""Divides the advantage by the deviation of the rewards of its group.
+
+  .. math:: A_i \leftarrow A_i / (\sigma(r) + \epsilon)
+
+  The advantage is not centered here, so any baseline may stand before:
+  `leave_one_out`, `best_minus_second`, `center_by_batch` (the mean of the
+  rollout), or none. After `center_by_group` this is `normalize_by_group`.
+
+  Args:
+    deviation: `'population'` or `'sample'`.
+    epsilon: Added to the deviation.
+    under_root: Whether `epsilon` is added to the variance, under the root, and
+      not to the deviation: :math:`\sqrt{\sigma^2 + \epsilon}`.
+
+  Returns:
+    A `LossTransform` that edits the advantage; it is 0 in a group of equal
+    rewards.
+
+  Raises:
+    ValueError: An unknown `deviation`.
+
+  References:
+    Tang et al., `Optimizing Language Models for Inference Time Objectives
+    <https://arxiv.org/abs/2503.19595>`_, 2025: the lead of the best completion,
+    which released code (verl, `grpo_passk`) divides by the deviation. In AReaL
+    mean and deviation are chosen apart, each of the group or of the batch.
+  """
+  _ops.check_deviation('divide_by_group_deviation', deviation)
+
+  def advantage(advantage, batch, epsilon):
+    offset = _ops.centered_reward(batch)
+    spread = _ops.deviation_of(offset, batch.valid, deviation, axis=1)
+    spread = _ops.with_epsilon(spread, epsilon, under_root)
+    score = _ops.safe_divide(advantage, _ops.per_token(spread))
+    # By `all_equal`, as a z-score has it: the deviation of rewards that differ
+    # by rounding alone would blow an advantage up.
+    equal = _ops.all_equal(batch.reward, batch.valid, axis=1)
+    return jnp.where(_ops.per_token(equal), 0, score)
 
   return on_advantage(advantage, epsilon=epsilon)
 
 
 def normalize_over_completions(
-  deviation='population', epsilon=0.0
+  deviation='population', epsilon=0.0, under_root=False
 ) -> LossTransform:
-  """Sets the advantage to its z-score among all completions of the rollout.
+  r"""Sets the advantage to its z-score among all completions of the rollout.
 
   Mean and deviation are those of the completions' means. An empty completion
   has no token that could hold its advantage, so it does not count.
@@ -112,6 +160,8 @@ def normalize_over_completions(
   Args:
     deviation: `'population'` or `'sample'`.
     epsilon: Added to the deviation.
+    under_root: Whether `epsilon` is added to the variance, under the root, and
+      not to the deviation: :math:`\sqrt{\sigma^2 + \epsilon}`.
 
   Returns:
     A `LossTransform` that edits the advantage.
@@ -139,19 +189,25 @@ def normalize_over_completions(
     # Only the means of completions are centered. Differences inside a
     # completion are divided by the deviation and nothing else.
     own = advantage - mean  # 0 unless it varies inside the completion
-    return _ops.safe_divide(own + centered, spread + epsilon)
+    spread = _ops.with_epsilon(spread, epsilon, under_root)
+    return _ops.safe_divide(own + centered, spread)
 
   return on_advantage(advantage, epsilon=epsilon)
 
 
-def normalize_over_tokens(deviation='population', epsilon=0.0) -> LossTransform:
-  """Sets the advantage to its z-score among all trained tokens of the rollout.
+def normalize_over_tokens(
+  deviation='population', epsilon=0.0, under_root=False
+) -> LossTransform:
+  r"""Sets the advantage to its z-score among all trained tokens of the rollout.
 
   A completion counts as often as it has tokens.
 
   Args:
     deviation: `'population'` or `'sample'`.
     epsilon: Added to the deviation.
+    under_root: Whether `epsilon` is added to the variance, under the root, and
+      not to the deviation: :math:`\sqrt{\sigma^2 + \epsilon}`, as in
+      the whitening of released code (OpenRLHF, verl).
 
   Returns:
     A `LossTransform` that edits the advantage.
@@ -165,7 +221,9 @@ def normalize_over_tokens(deviation='population', epsilon=0.0) -> LossTransform:
   _ops.check_deviation('normalize_over_tokens', deviation)
 
   def advantage(advantage, batch, epsilon):
-    return _ops.normalized(advantage, batch.keep, deviation, epsilon)
+    return _ops.normalized(
+      advantage, batch.keep, deviation, epsilon, under_root=under_root
+    )
 
   return on_advantage(advantage, epsilon=epsilon)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from grpo_jax.losses import _ops
 from grpo_jax.losses._base import LossTransform
 from grpo_jax.losses._conflict import conflict_tokens
+from grpo_jax.losses._stages import on_objective
 from grpo_jax.losses._stages import on_weight
 from grpo_jax.losses._stages import set_weight
 
@@ -75,10 +76,12 @@ def mean_over_sequences() -> LossTransform:
   return set_weight(weight)
 
 
-def sum_over_tokens(budget_tokens=1) -> LossTransform:
-  r"""Sums over a completion's tokens, and averages over completions.
+def mean_over_sequence_sums(budget_tokens=1) -> LossTransform:
+  r"""Averages over completions the sums over their tokens.
 
-  .. math:: w_{it} = \frac{1}{B L_{max}}
+  .. math:: w_{it} = \frac{1}{B L_{max}}, \quad
+    \sum_{it} w_{it} x_{it} = \frac{1}{B} \sum_i
+      \frac{1}{L_{max}} \sum_t x_{it}
 
   `B` counts the completions that keep at least one token.
 
@@ -101,14 +104,14 @@ def sum_over_tokens(budget_tokens=1) -> LossTransform:
   >>> from grpo_jax import losses
   >>> mask = jnp.array([[[1, 0, 0, 0], [1, 1, 1, 1]]], bool)
   >>> batch = losses.make_batch(mask, jnp.zeros((1, 2)))
-  >>> method = losses.sum_over_tokens(4)
+  >>> method = losses.mean_over_sequence_sums(4)
   >>> losses.prepare(method, batch, method.init()).weight.tolist()
   [[[0.125, 0.0, 0.0, 0.0], [0.125, 0.125, 0.125, 0.125]]]
   """
   if budget_tokens <= 0:
     raise ValueError(
-      f'sum_over_tokens got budget_tokens={budget_tokens}; give a positive '
-      'number of tokens.'
+      f'mean_over_sequence_sums got budget_tokens={budget_tokens}; give a '
+      'positive number of tokens.'
     )
 
   def weight(batch):
@@ -144,18 +147,24 @@ def mean_over_prompts() -> LossTransform:
   return set_weight(weight)
 
 
-def gate_small_advantages(threshold=1.0) -> LossTransform:
-  r"""Sets the weight of tokens of small advantage to 0; denominators stay.
+def gate_small_advantages(threshold=1.0, spare_penalty=False) -> LossTransform:
+  r"""Drops tokens of small advantage; denominators stay.
 
   .. math:: w_{it} \leftarrow w_{it}\, 1[|A_{it}| \ge \gamma]
 
-  As the weight multiplies the penalty too, these tokens have none either.
+  The weight multiplies the penalty too, so these tokens have none either. With
+  `spare_penalty` they keep it, and the gate acts on the objective alone:
+
+  .. math:: f_{it} \leftarrow f_{it}\, 1[|A_{it}| \ge \gamma]
 
   Args:
     threshold: :math:`\gamma`, in units of the advantage.
+    spare_penalty: Whether the dropped tokens keep their penalty. The transform
+      then stands behind the one that sets the objective.
 
   Returns:
-    A `LossTransform` that edits the weight.
+    A `LossTransform` that edits the weight; with `spare_penalty` one that edits
+    the objective, whose metric `gated` marks the dropped tokens.
 
   References:
     Lin et al., `CPPO <https://arxiv.org/abs/2503.22342>`_, 2025, equation 7
@@ -166,6 +175,12 @@ def gate_small_advantages(threshold=1.0) -> LossTransform:
     # the paper's `B` contains the pruned completions.
     return jnp.where(jnp.abs(batch.advantage) >= threshold, weight, 0)
 
+  def objective(terms, batch, threshold):
+    dropped = jnp.abs(batch.advantage) < threshold
+    return jnp.where(dropped, 0, terms.objective), {'gated': dropped}
+
+  if spare_penalty:
+    return on_objective(objective, threshold=threshold)
   return on_weight(weight, threshold=threshold)
 
 

@@ -171,7 +171,7 @@ def test_what_an_audit_says_of_a_reward_in_float32():
     return losses.chain(
       *links,
       losses.center_by_group(),
-      losses.sum_over_tokens(100),
+      losses.mean_over_sequence_sums(100),
       losses.ppo_clip(),
     )
 

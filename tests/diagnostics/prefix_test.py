@@ -14,7 +14,7 @@ from grpo_jax.diagnostics import _probe
 def method(*links):
   return losses.chain(
     losses.center_by_group(),
-    losses.sum_over_tokens(),
+    losses.mean_over_sequence_sums(),
     *links,
     losses.score_function(),
   )

@@ -92,7 +92,7 @@ def test_where_the_prefix_matters_only_a_baseline_per_group_keeps_dr_grpo():
   for links in RECENTER.values():
     method = losses.chain(
       losses.center_by_group(),
-      losses.sum_over_tokens(),
+      losses.mean_over_sequence_sums(),
       *links,
       losses.importance_weighted(),
     )

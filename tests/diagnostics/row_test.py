@@ -58,6 +58,13 @@ def test_a_deviation_and_its_epsilon_are_measured():
   assert row.advantage_facts.scale_exponent is None  # the epsilon is a scale
 
 
+@pytest.mark.parametrize('epsilon', [1e-6, 0.01, 2.0])
+def test_an_epsilon_under_the_root_is_told_from_one_beside_it(epsilon):
+  row = read(advantage=losses.normalize_by_group('sample', epsilon, True))
+  assert row.advantage == f'(r - mean)/sqrt(sample std^2 + {epsilon:g})'
+  assert row.advantage_facts.epsilon == pytest.approx(epsilon, rel=1e-6)
+
+
 def test_a_factor_of_the_advantage_is_measured():
   triple = losses.on_advantage(lambda advantage, batch: 3 * advantage)
   row = read(advantage=losses.chain(losses.center_by_group(), triple))
@@ -122,7 +129,7 @@ def weighed(function, **given):
 def test_a_users_weight_is_matched_up_to_a_constant():
   assert weighed(lambda weight, batch: 2 * weight)[0] == '2/N'
   text, facts = weighed(
-    lambda weight, batch: weight / 7, weight=losses.sum_over_tokens()
+    lambda weight, batch: weight / 7, weight=losses.mean_over_sequence_sums()
   )
   assert text == '1/(7 B)' and facts.factor == pytest.approx(1 / 7)
 

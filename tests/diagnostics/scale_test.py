@@ -15,7 +15,7 @@ FACTORS = 1e-2, 0.1, 10.0, 100.0
 def method(*links, credit=None):
   return losses.chain(
     credit or losses.center_by_group(),
-    losses.sum_over_tokens(100),
+    losses.mean_over_sequence_sums(100),
     *links,
     losses.score_function(),
   )

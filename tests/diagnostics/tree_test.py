@@ -41,7 +41,7 @@ def sequence_product():
 
   return losses.chain(
     losses.normalize_by_group(),
-    losses.sum_over_tokens(),
+    losses.mean_over_sequence_sums(),
     losses.set_objective(objective),
   )
 
@@ -168,7 +168,7 @@ def test_a_tie_is_broken_by_the_order_so_all_orders_are_taken():
 def weighted(field, function):
   return losses.chain(
     losses.leave_one_out(),
-    losses.sum_over_tokens(),
+    losses.mean_over_sequence_sums(),
     losses.on_weight(
       lambda w, batch: w * function(getattr(batch, field)), requires=(field,)
     ),
@@ -204,7 +204,7 @@ def test_what_fills_the_batch_is_not_valid_and_larger_trees_have_room():
 
   method = losses.chain(
     losses.leave_one_out(),
-    losses.sum_over_tokens(),
+    losses.mean_over_sequence_sums(),
     losses.on_weight(
       lambda w, batch: w * batch.extras['mine'], requires=('mine',)
     ),

@@ -271,7 +271,7 @@ def terms_of(method):
 
 def test_outward_is_away_from_the_range_that_was_left():
   """GMPO clips tokens and then pools: the pooled ratio says nothing of them."""
-  terms, batch = terms_of(losses.methods.gmpo(limit=0.2))
+  terms, batch = terms_of(losses.methods.gmpo(0.2, 0.2))
   own = np.asarray(logp(bigram.params()) - batch.logp_old)
   direction = np.asarray(clipped_lib.outward(terms, batch))
   assert np.sum(direction > 0) > 3 and np.sum(direction < 0) > 3

@@ -48,6 +48,7 @@ METHODS = [
   _method('dapo', soft_tokens=4, max_tokens=6),
   _method('cppo'),
   _method('cppo', pruning_rate=0.5),
+  _method('cppo', spare_penalty=True, kl_coefficient=0.5),
   _method('dual_clip_grpo', cap=1.3),
   _method('dual_clip_grpo'),
   _method('two_sided_grpo', low=0.1, high=0.1, cap=1.2),
@@ -57,7 +58,7 @@ METHODS = [
   _method('gspo', low=0.05, high=0.1),
   _method('gspo'),
   _method('gspo_token', low=0.05, high=0.1),
-  _method('gmpo', limit=0.3),
+  _method('gmpo', low=0.2, high=0.3),
   _method('luspo'),
   _method('luspo', low=0.05, high=0.1),
   _method('gcpo'),
@@ -71,7 +72,7 @@ METHODS = [
   _method('prompt_mean', high=0.3, **_SAMPLE),
   _method('prompt_mean'),
   _method('dppo_tv', low=0.02, high=0.03, cap=1.2),
-  _method('dppo_kl', threshold=0.01, cap=1.2),
+  _method('dppo_kl', low=0.005, high=0.02, cap=1.2),
   _method('dro'),
   _method('dro', coefficient=1.5),
   _method('rloo'),
@@ -148,7 +149,10 @@ TRANSFORMS = [
     'mean_over_sequences',
     _with(_CREDIT, losses.mean_over_sequences(), _CLIP),
   ),
-  Entry('sum_over_tokens', _with(_CREDIT, losses.sum_over_tokens(5), _CLIP)),
+  Entry(
+    'mean_over_sequence_sums',
+    _with(_CREDIT, losses.mean_over_sequence_sums(5), _CLIP),
+  ),
   Entry(
     'clip_log_ratio',
     _with(
@@ -219,7 +223,43 @@ TRANSFORMS = [
   ),
 ]
 
-TABLE = METHODS + TRANSFORMS
+_OF_PARTS = {
+  'divide_by_group_deviation-lead': (
+    losses.best_minus_second(),
+    losses.divide_by_group_deviation('sample', 0.01),
+  ),
+  'divide_by_group_deviation': (
+    losses.center_by_batch(),
+    losses.divide_by_group_deviation(),
+  ),
+  'normalize_by_group-under_root': (
+    losses.normalize_by_group(epsilon=0.05, under_root=True),
+  ),
+}
+
+PARTS = [
+  *(
+    Entry(
+      name,
+      _with(*credit, losses.mean_over_sequences(), _CLIP),
+      oracles.PARTS[name],
+    )
+    for name, credit in _OF_PARTS.items()
+  ),
+  Entry(
+    'add_kl-k1_score',
+    _with(
+      losses.center_by_group(),
+      _WEIGHT,
+      losses.score_function(),
+      losses.add_kl(0.3, 'k1_score'),
+    ),
+    oracles.PARTS['add_kl-k1_score'],
+  ),
+]
+"""Parts that no method has, each in a small chain."""
+
+TABLE = METHODS + TRANSFORMS + PARTS
 
 ONCE_EACH = list({e.name.split('-')[0]: e for e in TABLE}.values())
 """Without other arguments of the same: for properties that take a compile."""

@@ -26,7 +26,7 @@ def run(method, case=None):
     ((CREDIT, losses.center_by_group(), WEIGHT, CLIP), 'center_by_group'),
     ((losses.on_advantage(lambda a, b: a), CREDIT), "sets 'advantage'"),
     ((CREDIT, WEIGHT, losses.drop_uniform_groups(), CLIP), 'drops tokens'),
-    ((CREDIT, WEIGHT, losses.sum_over_tokens(), CLIP), "set 'weight'"),
+    ((CREDIT, WEIGHT, losses.mean_over_sequence_sums(), CLIP), "set 'weight'"),
     ((CREDIT, losses.on_weight(lambda w, b: w), WEIGHT), "sets 'weight'"),
     (
       (CREDIT, losses.recenter_branches(), WEIGHT, CLIP),
@@ -50,14 +50,25 @@ def test_wrong_order_raises_when_traced(links, words):
 
 def test_pool_then_clip_differs_from_clip_then_pool():
   first = losses.chain(
-    CREDIT, WEIGHT, losses.pool_log_ratio(), losses.clip_log_ratio(0.1),
+    CREDIT, WEIGHT, losses.pool_log_ratio(), losses.clip_log_ratio(0.1, 0.1),
     losses.importance_weighted(),
   )  # fmt: skip
   second = losses.chain(
-    CREDIT, WEIGHT, losses.clip_log_ratio(0.1), losses.pool_log_ratio(),
+    CREDIT, WEIGHT, losses.clip_log_ratio(0.1, 0.1), losses.pool_log_ratio(),
     losses.importance_weighted(),
   )  # fmt: skip
   assert abs(run(first)[0] - run(second)[0]) > 1e-3
+
+
+def test_stages_run_in_their_order_wherever_their_transforms_are_written():
+  """An advantage edited behind the weight and the objective is in both."""
+  double = losses.on_advantage(lambda advantage, batch: 2 * advantage)
+  gate = losses.gate_small_advantages(1.5)
+  before = losses.chain(CREDIT, double, WEIGHT, gate, CLIP)
+  behind = losses.chain(CLIP, WEIGHT, gate, CREDIT, double)
+  for x, y in zip(run(before), run(behind), strict=True):
+    np.testing.assert_array_equal(x, y)
+  assert np.abs(run(behind)[1]).max() > 0
 
 
 def test_chains_nest():
@@ -161,7 +172,9 @@ def test_dropped_tokens_do_not_come_back():
 
 def test_saturated_ratios_keep_their_slope_and_are_counted():
   method = losses.chain(
-    losses.use_reward(), losses.sum_over_tokens(), losses.importance_weighted()
+    losses.use_reward(),
+    losses.mean_over_sequence_sums(),
+    losses.importance_weighted(),
   )
   batch = losses.make_batch(
     jnp.ones((1, 1, 2), bool),

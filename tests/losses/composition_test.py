@@ -106,7 +106,7 @@ def test_vespo_without_decay_stays_finite():
 def test_the_slope_of_the_weighted_kl_is_that_of_its_formula(gap):
   method = losses.chain(
     losses.constant_advantage(0.0),
-    losses.sum_over_tokens(),
+    losses.mean_over_sequence_sums(),
     losses.score_function(),
     losses.add_kl(1.0, 'k3_weighted'),
   )
@@ -119,7 +119,7 @@ def test_the_slope_of_the_weighted_kl_is_that_of_its_formula(gap):
 def test_links_that_mark_tokens_by_one_name_both_count():
   batch = group([1.0, 0.0])
   method = losses.chain(
-    CREDIT, WEIGHT, losses.clip_log_ratio(0.4), losses.ppo_clip(0.2, 0.9)
+    CREDIT, WEIGHT, losses.clip_log_ratio(), losses.ppo_clip(0.2, 0.9)
   )
   batch, state = cases.prepared(method, batch)
   logp = jnp.full((1, 2, 4), 0.5)
@@ -214,10 +214,11 @@ def test_what_is_dropped_may_hold_infinities():
 
 @pytest.mark.parametrize('bound', [dict(low=-5.0), dict(high=-0.3)])
 @pytest.mark.parametrize(
-  'make', [losses.ppo_clip, losses.capped_score_function]
+  'make',
+  [losses.ppo_clip, losses.capped_score_function, losses.clip_log_ratio],
 )
 def test_a_negative_distance_is_refused(make, bound):
-  with pytest.raises(ValueError, match='distance of the bound from 1'):
+  with pytest.raises(ValueError, match='distance of the bound from ratio 1'):
     make(**bound)
 
 

@@ -25,7 +25,7 @@ def measured(objective, ratio=RATIO, done=0):
     },
   )
   method = losses.chain(
-    losses.use_reward(), losses.sum_over_tokens(), objective
+    losses.use_reward(), losses.mean_over_sequence_sums(), objective
   )
   batch, state = cases.prepared(method, batch)
 

@@ -7,6 +7,8 @@ import optax
 import pytest
 
 from grpo_jax import losses
+from tests import oracles
+from tests.losses import cases
 
 
 def rollout(kl=0.0, entropy=0.0):
@@ -101,7 +103,7 @@ def test_an_optax_schedule_moves_a_clip():
   """The ratio 1.25 lies inside 1 + 0.3, on the way, then outside 1 + 0.1."""
   method = losses.chain(
     losses.use_reward(),
-    losses.sum_over_tokens(),
+    losses.mean_over_sequence_sums(),
     losses.ppo_clip(0.2, optax.linear_schedule(0.3, 0.1, 2)),
   )
   batch = rollout()._replace(logp_old=jnp.zeros((1, 1, 4)))
@@ -114,6 +116,29 @@ def test_an_optax_schedule_moves_a_clip():
   assert clipped == [False, True, True]
 
 
+def test_a_schedule_moves_the_weight_of_vespo():
+  """Each of its numbers is that of the rollout, as a constant would be."""
+  given = dict(positive=(2.0, 3.0), negative=(3.0, 2.0))
+  rises = lambda number: lambda rollout: number + rollout
+  method = losses.methods.vespo(
+    **{k: tuple(map(rises, pair)) for k, pair in given.items()}
+  )
+  case, state = cases.make_case(), method.init()
+  for step in range(2):
+    batch, state = losses.credit(method, cases.to_batch(case), state)
+    batch = losses.prepare(method, batch, state)
+    loss, _ = losses.surrogate_loss(method, case.logp, batch, state)
+    now = {k: (a + step, b + step) for k, (a, b) in given.items()}
+    expected, _ = oracles.METHODS['vespo'](case, **now)
+    np.testing.assert_allclose(loss, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize('pair', [(2.0,), 2.0, lambda rollout: 2.0])
+def test_vespo_refuses_what_is_no_pair(pair):
+  with pytest.raises(ValueError, match=r'got negative=.*give a pair \(k, '):
+    losses.methods.vespo(negative=pair)
+
+
 def everything_that_moves():
   """A method with every controller, a schedule, and constants beside them."""
   return losses.chain(
@@ -124,7 +149,7 @@ def everything_that_moves():
     ),
     losses.use_reward(),
     losses.silence_uncertain(),
-    losses.sum_over_tokens(),
+    losses.mean_over_sequence_sums(),
     losses.ppo_clip(0.2, lambda rollout: 0.2 + rollout),
     losses.add_kl(losses.adaptive_kl(0.3, 0.1)),
     losses.add_entropy_bonus(losses.entropy_target(1.0, initial=0.1)),

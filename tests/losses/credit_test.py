@@ -165,7 +165,7 @@ def test_a_group_of_k_is_refused_and_k_valid_ones_teach_nothing():
     (lambda: losses.normalize_by_group('both'), "deviation='both'"),
     (lambda: losses.shape_overlong_reward(0, 10), 'soft_tokens=0'),
     (lambda: losses.shape_overlong_reward(11, 10), 'max_tokens=10'),
-    (lambda: losses.sum_over_tokens(0), 'budget_tokens=0'),
+    (lambda: losses.mean_over_sequence_sums(0), 'budget_tokens=0'),
     (lambda: losses.add_kl(0.1, 'k1'), 'expected gradient is zero'),
     (lambda: losses.add_kl(0.1, 'k9'), "'k9'"),
   ],

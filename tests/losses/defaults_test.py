@@ -52,13 +52,14 @@ def test_a_method_has_the_defaults_of_its_oracle(name):
   ],
 )
 def test_a_transform_has_the_defaults_of_its_method(transform, method):
-  given = defaults(transform).items() - {('cap', None)}  # None: no cap
+  # No cap, and epsilon beside the deviation, as methods have them.
+  given = defaults(transform).items() - {('cap', None), ('under_root', False)}
   assert given <= defaults(method).items()
 
 
 def test_transforms_of_no_method_have_plain_defaults():
   assert defaults(losses.constant_advantage) == {'value': 1.0}
-  assert defaults(losses.sum_over_tokens) == {'budget_tokens': 1}
+  assert defaults(losses.mean_over_sequence_sums) == {'budget_tokens': 1}
   assert defaults(losses.add_kl) == {'estimator': 'k3'}
   assert defaults(losses.subtract_entropy) == {
     'coefficient': defaults(methods.gtpo_conflict)['entropy_coefficient']

@@ -23,7 +23,7 @@ def own(share, low=0.2, steps=1):
   return losses.chain(
     losses.center_by_group(),
     losses.on_advantage(lambda a, batch: share * a),
-    losses.sum_over_tokens(steps),
+    losses.mean_over_sequence_sums(steps),
     losses.ppo_clip(low, low),
   )
 

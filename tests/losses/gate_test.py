@@ -43,9 +43,11 @@ def test_the_binary_kl_gate_has_its_formula():
   p, q = rng.uniform(0.02, 0.98, (2, 200))
   advantage = rng.choice([-1.0, 1.0], 200)
   kl = q * np.log(q / p) + (1 - q) * np.log((1 - q) / (1 - p))
-  expected = (kl > 0.1) & (advantage * (p - q) > 0)
-  assert 20 < expected.sum() < 120
-  gate = losses.gate_binary_kl(0.1)
+  bound = np.where(advantage > 0, 0.2, 0.1)  # of a rise, of a fall
+  expected = (kl > bound) & (advantage * (p - q) > 0)
+  for sign in (-1, 1):
+    assert 20 < expected[advantage == sign].sum() < 60
+  gate = losses.gate_binary_kl(0.1, 0.2)
   assert gated(gate, np.log(p), np.log(q), advantage) == expected.tolist()
 
 
@@ -85,7 +87,7 @@ def test_off_policy_negatives_are_dropped_as_a_whole():
   mask = jnp.array([[[True] * 3, [True, True, False]]] * 2)
   method = losses.chain(
     losses.use_reward(),
-    losses.sum_over_tokens(),
+    losses.mean_over_sequence_sums(),
     losses.score_function(),
     losses.mask_off_policy_negatives(0.3),
   )
@@ -173,8 +175,8 @@ def test_a_covariance_on_a_bound_is_not_inside():
 def test_the_bounds_of_the_covariance_do_not_see_the_weight():
   """A peer multiplies A by 1/N first: nothing is ever inside (row 4)."""
   expected = detached(losses.mean_over_tokens())
-  assert detached(losses.sum_over_tokens()) == expected
-  assert detached(losses.sum_over_tokens(1000)) == expected
+  assert detached(losses.mean_over_sequence_sums()) == expected
+  assert detached(losses.mean_over_sequence_sums(1000)) == expected
 
 
 @pytest.mark.parametrize(

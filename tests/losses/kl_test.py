@@ -50,6 +50,7 @@ def penalty(estimator):
   [
     ('k2', None, EXACT.gradient),
     ('k3', EXACT.kl, EXACT.k3),
+    ('k1_score', EXACT.kl, EXACT.gradient),
     ('k3_weighted', EXACT.kl, EXACT.gradient),
     ('k1_with_zero_expected_gradient', EXACT.kl, np.zeros(5)),
   ],
@@ -171,7 +172,7 @@ def test_the_saturation_of_ratio_and_of_reference_are_counted_apart():
   )
   method = losses.chain(
     losses.use_reward(),
-    losses.sum_over_tokens(),
+    losses.mean_over_sequence_sums(),
     losses.score_function(),
     losses.add_kl(1.0, 'k3_weighted'),
   )
@@ -193,7 +194,7 @@ def test_far_from_the_reference_the_pull_stays():
   """Peers clamp x to 10 there: gradient 0 (methods.md 1.8, row 16)."""
   method = losses.chain(
     losses.use_reward(),
-    losses.sum_over_tokens(),
+    losses.mean_over_sequence_sums(),
     losses.score_function(),
     losses.add_kl(1.0),
   )
@@ -216,6 +217,7 @@ def test_the_reported_kl_is_the_estimate_without_weight_and_coefficient():
   expected = dict(
     k2=x**2 / 2, k3=np.exp(x) - x - 1, k3_weighted=np.exp(x) - x - 1
   )
+  expected['k1_score'] = -x
   expected['k1_with_zero_expected_gradient'] = -x
   for estimator, value in expected.items():
     method = losses.chain(losses.methods.rloo(), losses.add_kl(0.3, estimator))

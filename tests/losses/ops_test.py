@@ -12,7 +12,7 @@ from tests.losses import cases
 pytestmark = pytest.mark.quick
 
 LIMIT = 20.0
-WEIGHT = losses.sum_over_tokens()
+WEIGHT = losses.mean_over_sequence_sums()
 RATIO = losses.chain(WEIGHT, losses.importance_weighted())
 KL = losses.chain(WEIGHT, losses.score_function(), losses.add_kl(1.0))
 
@@ -44,12 +44,14 @@ def test_a_zero_advantage_is_on_no_side_of_a_clip():
   'links',
   [
     (losses.ppo_clip(0.0, 0.0),),
-    (losses.clip_log_ratio(0.0), losses.importance_weighted()),
+    (losses.clip_log_ratio(0.0, 0.0), losses.importance_weighted()),
   ],
 )
 def test_a_ratio_on_the_bound_is_not_clipped(links):
   """At log-ratio 0 with bounds of 0 the gradient is the advantage."""
-  method = losses.chain(losses.use_reward(), losses.sum_over_tokens(), *links)
+  method = losses.chain(
+    losses.use_reward(), losses.mean_over_sequence_sums(), *links
+  )
   logp = jnp.full((1, 2, 1), -0.5)
   reward = jnp.array([[1.0, -1.0]])
   batch = losses.make_batch(logp < 0, reward, logp_old=logp)

@@ -1,4 +1,4 @@
-"""Every method against a loop in NumPy written from its paper."""
+"""Every method, and every part that none has, against a loop in NumPy."""
 
 import numpy as np
 import pytest
@@ -15,10 +15,11 @@ def test_every_method_has_an_oracle():
   assert {entry.name.split('-')[0] for entry in cases.METHODS} == set(
     methods.__all__
   )
+  assert {entry.name for entry in cases.PARTS} == set(oracles.PARTS)
 
 
 @pytest.mark.parametrize('seed', range(3))
-@pytest.mark.parametrize(**cases.by_name(cases.METHODS))
+@pytest.mark.parametrize(**cases.by_name(cases.METHODS + cases.PARTS))
 def test_value_and_gradient(entry, seed):
   case = cases.make_case(seed)
   loss, gradient = cases.loss_and_gradient(entry.make(), case)
@@ -52,7 +53,7 @@ def test_kl_gradients_against_enumeration():
   for estimator, expected in (('k2', exact.k2), ('k3', exact.k3)):
     method = losses.chain(
       losses.constant_advantage(0.0),
-      losses.sum_over_tokens(),
+      losses.mean_over_sequence_sums(),
       losses.score_function(),
       losses.add_kl(1.0, estimator),
     )

@@ -6,6 +6,7 @@ import pytest
 
 from grpo_jax import losses
 from tests.losses import cases
+from tests.losses import one_token
 
 BASELINES = {
   'batch': (losses.center_by_batch(),),
@@ -18,6 +19,10 @@ BASELINES = {
   'deviation within groups': (
     losses.center_by_group(),
     losses.divide_by_batch_deviation(within_groups=True),
+  ),
+  'group deviation': (
+    losses.use_reward(),
+    losses.divide_by_group_deviation(),
   ),
   'completions': (losses.use_reward(), losses.normalize_over_completions()),
   'tokens': (losses.use_reward(), losses.normalize_over_tokens()),
@@ -128,6 +133,62 @@ def test_an_advantage_on_the_threshold_passes_the_gate():
   )
   batch = losses.prepare(method, batch, method.init())
   np.testing.assert_allclose(batch.weight[0, :, 0], [0.25, 0.25, 0, 0.25])
+
+
+def test_a_gate_that_spares_the_penalty_acts_on_the_objective_alone():
+  links = (
+    losses.score_function(),
+    losses.add_kl(0.5, 'k2'),
+    losses.gate_small_advantages(spare_penalty=True),
+  )
+  now, ref = np.array([-1.0] * 3), jnp.full((1, 3, 1), -3.0)
+  terms, gradient = one_token.run(
+    links, now, now, [1.0, -0.99, -5.0], logp_ref=ref
+  )
+  np.testing.assert_allclose(gradient, [-1 + 1, 1, 5 + 1])
+  gated = terms.metrics['gated'][0, :, 0]
+  np.testing.assert_array_equal(gated, [False, True, False])
+
+
+def test_a_pruning_rate_leaves_no_penalty_to_spare():
+  with pytest.raises(ValueError, match='give one of the two'):
+    losses.methods.cppo(pruning_rate=0.5, spare_penalty=True)
+
+
+@pytest.mark.parametrize(
+  'links',
+  [
+    lambda how: (losses.normalize_by_group(**how),),
+    lambda how: (losses.normalize_each_reward(**how),),
+    lambda how: (losses.use_reward(), losses.normalize_over_tokens(**how)),
+    lambda how: (losses.use_reward(), losses.normalize_over_completions(**how)),
+    lambda how: (
+      losses.center_by_group(), losses.divide_by_batch_deviation(**how),
+    ),
+    lambda how: (
+      losses.center_by_group(), losses.divide_by_group_deviation(**how),
+    ),
+  ],
+)  # fmt: skip
+def test_epsilon_is_added_to_the_deviation_or_under_the_root(links):
+  """A deviation of 3: 3 + 16 is 19, and the root of 9 + 16 is 5."""
+  reward = [[1.0, 7.0], [7.0, 1.0]]
+  value = advantages(links(dict(epsilon=16.0)), reward)
+  np.testing.assert_allclose(value, [[-3 / 19, 3 / 19], [3 / 19, -3 / 19]])
+  value = advantages(links(dict(epsilon=16.0, under_root=True)), reward)
+  np.testing.assert_allclose(value, [[-0.6, 0.6], [0.6, -0.6]])
+  none = advantages(links(dict(under_root=True)), reward)
+  np.testing.assert_allclose(none, [[-1, 1], [1, -1]])
+
+
+def test_the_deviation_of_the_group_divides_what_is_not_centered():
+  """The third is not valid; the second group has equal rewards."""
+  value = advantages(
+    (losses.use_reward(), losses.divide_by_group_deviation(epsilon=2.0)),
+    [[1.0, 5.0, 99.0], [3.0, 3.0, 3.0]],
+    valid=[[True, True, False], [True, True, True]],
+  )
+  np.testing.assert_allclose(value, [[1 / 4, 5 / 4, 0], [0, 0, 0]])
 
 
 def test_the_advantage_is_clipped_on_both_sides():

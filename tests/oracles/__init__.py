@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from tests.oracles import _credit
 from tests.oracles import _entropy
+from tests.oracles import _parts
 from tests.oracles import _reinforce
 from tests.oracles import _sequence
 from tests.oracles import _token
@@ -63,4 +64,12 @@ METHODS: dict[str, Callable[..., Result]] = {
   'dro': _trust.dro,
 }
 
-__all__ = ('METHODS', 'Case', 'Enumeration', 'Result', 'enumerate_kl')
+PARTS: dict[str, Callable[..., Result]] = {
+  'divide_by_group_deviation-lead': _parts.lead_over_deviation,
+  'divide_by_group_deviation': _parts.batch_mean_over_deviation,
+  'normalize_by_group-under_root': _parts.variance_plus_epsilon,
+  'add_kl-k1_score': _parts.k1_score,
+}
+"""Parts that no method has by default, by their name in the tests."""
+
+__all__ = ('METHODS', 'PARTS', 'Case', 'Enumeration', 'Result', 'enumerate_kl')

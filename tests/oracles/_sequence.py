@@ -44,14 +44,19 @@ def gspo(
 
 
 def gmpo(
-  case: Case, limit: float = 0.4, ddof: int = 0, epsilon: float = 0.0
+  case: Case,
+  low: float = 0.4,
+  high: float = 0.4,
+  ddof: int = 0,
+  epsilon: float = 0.0,
 ) -> Result:
   """GMPO, arXiv:2507.20673.
 
   loss = -1/B sum_i A exp(mean_t c), A = (R - mean) / std
-  c = min(l, limit) where A > 0, max(l, -limit) where A < 0.
+  c = min(l, high) where A > 0, max(l, -low) where A < 0. The paper has one
+  number for low and high.
   The derivative of the objective in logp_t is A exp(mean_t c) / L where c = l
-  (the limit itself included), and 0 where the limit cut l off.
+  (the bound itself included), and 0 where the bound cut l off.
   """
   kept = kept_tokens(case)
   advantage = standardised(case, ddof, epsilon)
@@ -61,12 +66,12 @@ def gmpo(
     a = float(advantage[p, g])
     if a == 0:
       continue
-    sign = math.copysign(1.0, a)
+    sign, bound = (1.0, high) if a > 0 else (-1.0, low)
     free, cut = {}, []
     for t in chosen:
       value = log_ratio(case, p, g, t)
-      free[t] = sign * value <= limit
-      cut.append(value if free[t] else sign * limit)
+      free[t] = sign * value <= bound
+      cut.append(value if free[t] else sign * bound)
     objective = math.exp(mean(cut)) * a
     loss -= objective / batch
     for t in chosen:

@@ -200,6 +200,7 @@ def cppo(
   kl_coefficient: float = 0.04,
   ddof: int = 0,
   epsilon: float = 0.0,
+  spare_penalty: bool = False,
 ) -> Result:
   """CPPO, arXiv:2503.22342.
 
@@ -209,6 +210,8 @@ def cppo(
   With a pruning_rate the threshold is not used. Kept are instead only the
   tokens of the completions of largest |A| of each group, see `strongest`, and
   B counts these alone.
+  With spare_penalty the indicator multiplies the minimum only, and k3 acts on
+  the tokens of all completions.
   """
   kept = kept_tokens(case)
   advantage = standardised(case, ddof, epsilon)
@@ -221,13 +224,15 @@ def cppo(
   batch, _ = count(kept)
   loss, gradient = 0.0, np.zeros(kept.shape)
   for p, g, chosen in completions(kept):
-    if not active[p, g]:
+    if not (active[p, g] or spare_penalty):
       continue
     a = float(advantage[p, g])
     weight = 1 / (batch * len(chosen))
     for t in chosen:
       ratio = math.exp(log_ratio(case, p, g, t))
       objective, slope = clipped(ratio, a, low, high)
+      if not active[p, g]:
+        objective = slope = 0.0
       divergence, divergence_slope = k3(case, p, g, t)
       loss -= weight * (objective - kl_coefficient * divergence)
       gradient[p, g, t] = -weight * (slope - kl_coefficient * divergence_slope)

@@ -158,14 +158,16 @@ def binary_kl(log_q: float, log_p: float) -> float:
 
 def dppo_kl(
   case: Case,
-  threshold: float = 0.05,
+  low: float = 0.05,
+  high: float = 0.05,
   cap: float = 20.0,
 ) -> Result:
   """DPPO with the binary KL, arXiv:2602.04879.
 
   loss = -1/N sum_i sum_t M sg[min(r, cap)] A logp, A = R - mean
-  M = 0 where the policy has moved outward, (A > 0 and p > q) or (A < 0 and
-  p < q), and binary_kl(q, p) > threshold, else 1. p and q as in `dppo_tv`.
+  M = 0 where the policy has moved outward and too far, else 1: A > 0, p > q and
+  binary_kl(q, p) > high, or A < 0, p < q and binary_kl(q, p) > low. p and q as
+  in `dppo_tv`. The paper has one number for low and high.
   """
   kept = kept_tokens(case)
   advantage = centred(case)
@@ -177,7 +179,7 @@ def dppo_kl(
       logp = float(case.logp[p, g, t])
       change = log_ratio(case, p, g, t)
       distance = binary_kl(float(case.logp_old[p, g, t]), logp)
-      if a * change > 0 and distance > threshold:
+      if a * change > 0 and distance > (high if a > 0 else low):
         continue
       held = min(math.exp(change), cap)
       loss -= held * a * logp / total

@@ -15,10 +15,10 @@ from grpo_jax.losses._penalty import imitate_positives
 from grpo_jax.losses._penalty import maybe_kl
 from grpo_jax.losses._shaping import normalize_over_tokens
 from grpo_jax.losses._shaping import subtract_kl_to_go
+from grpo_jax.losses._weight import mean_over_sequence_sums
 from grpo_jax.losses._weight import mean_over_sequences
 from grpo_jax.losses._weight import mean_over_tokens
 from grpo_jax.losses._weight import scale_by_informative_groups
-from grpo_jax.losses._weight import sum_over_tokens
 
 
 def reinforce() -> LossTransform:
@@ -31,7 +31,7 @@ def reinforce() -> LossTransform:
     connectionist reinforcement learning
     <https://doi.org/10.1007/BF00992696>`_, 1992
   """
-  return chain(use_reward(), sum_over_tokens(), score_function())
+  return chain(use_reward(), mean_over_sequence_sums(), score_function())
 
 
 def rloo() -> LossTransform:
@@ -48,7 +48,7 @@ def rloo() -> LossTransform:
     Ahmadian et al., `Back to Basics <https://arxiv.org/abs/2402.14740>`_, 2024
   """
   # A sum over tokens, because a division by the length would bias the gradient.
-  return chain(leave_one_out(), sum_over_tokens(), score_function())
+  return chain(leave_one_out(), mean_over_sequence_sums(), score_function())
 
 
 def gpg() -> LossTransform:
@@ -86,7 +86,7 @@ def opo() -> LossTransform:
   References:
     Hao et al., `OPO <https://arxiv.org/abs/2505.23585>`_, 2025
   """
-  return chain(center_by_length(), sum_over_tokens(), score_function())
+  return chain(center_by_length(), mean_over_sequence_sums(), score_function())
 
 
 def maxrl() -> LossTransform:
@@ -101,7 +101,9 @@ def maxrl() -> LossTransform:
     `Maximum Likelihood Reinforcement Learning
     <https://arxiv.org/abs/2602.02710>`_, 2026
   """
-  return chain(divide_by_group_mean(), sum_over_tokens(), score_function())
+  return chain(
+    divide_by_group_mean(), mean_over_sequence_sums(), score_function()
+  )
 
 
 def reinforce_pp(

@@ -10,9 +10,9 @@ from grpo_jax.losses._objective import ppo_clip
 from grpo_jax.losses._ratio import clip_log_ratio
 from grpo_jax.losses._ratio import pool_log_ratio
 from grpo_jax.losses._ratio import sum_log_ratio
+from grpo_jax.losses._weight import mean_over_sequence_sums
 from grpo_jax.losses._weight import mean_over_sequences
 from grpo_jax.losses._weight import mean_over_tokens
-from grpo_jax.losses._weight import sum_over_tokens
 
 
 def gspo(
@@ -91,7 +91,7 @@ def luspo(
   return chain(
     normalize_by_group(deviation, epsilon),
     # 1 / B for each of |o_i| equal terms: the factor |o_i| of the formula.
-    sum_over_tokens(),
+    mean_over_sequence_sums(),
     pool_log_ratio(),
     ppo_clip(low, high),
   )
@@ -134,8 +134,9 @@ def vespo(positive=(2.0, 3.0), negative=(3.0, 2.0)) -> LossTransform:
   The ratio saturates at :math:`e^{20}`; released code clamps it too.
 
   Args:
-    positive: :math:`(k, \lambda)` where :math:`A \ge 0`, two numbers.
-    negative: :math:`(k, \lambda)` where :math:`A < 0`, two numbers.
+    positive: :math:`(k, \lambda)` where :math:`A \ge 0`: two numbers, each of
+      which may be a schedule or a `Controller`.
+    negative: :math:`(k, \lambda)` where :math:`A < 0`, likewise.
 
   References:
     Shen et al., `VESPO <https://arxiv.org/abs/2602.10693>`_, 2026
@@ -148,18 +149,21 @@ def vespo(positive=(2.0, 3.0), negative=(3.0, 2.0)) -> LossTransform:
   )
 
 
-def gmpo(limit=0.4, deviation='population', epsilon=0.0) -> LossTransform:
+def gmpo(
+  low=0.4, high=0.4, deviation='population', epsilon=0.0
+) -> LossTransform:
   r"""Geometric-Mean Policy Optimization: clips each ratio, then pools them.
 
   .. math::
     J = \frac{1}{B} \sum_i A_i \exp\Bigl(\frac{1}{|o_i|} \sum_t
-      \operatorname{clip}_{A_i}(\log s_{it}, -c, c)\Bigr)
+      \operatorname{clip}_{A_i}(\log s_{it}, -l, h)\Bigr)
 
   The clip acts on the side to which the advantage pushes, as in PPO.
 
   Args:
-    limit: :math:`c`, the bound of a log-ratio, in nats. The paper's 0.4 keeps
-      ratios between :math:`e^{-0.4}` and :math:`e^{0.4}`.
+    low: :math:`l`, distance of the lower bound of a log-ratio from 0, in nats.
+    high: :math:`h`, distance of its upper bound, likewise. The paper has 0.4
+      for both: ratios from :math:`e^{-0.4}` to :math:`e^{0.4}`.
     deviation, epsilon: See `help(losses.methods)`.
 
   References:
@@ -171,7 +175,7 @@ def gmpo(limit=0.4, deviation='population', epsilon=0.0) -> LossTransform:
     mean_over_sequences(),
     # In this order: after the pooling, the mean would be clipped and not the
     # tokens.
-    clip_log_ratio(limit),
+    clip_log_ratio(low, high),
     pool_log_ratio(),
     importance_weighted(),
   )

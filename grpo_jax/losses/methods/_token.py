@@ -12,9 +12,9 @@ from grpo_jax.losses._penalty import maybe_kl
 from grpo_jax.losses._shaping import divide_by_batch_deviation
 from grpo_jax.losses._shaping import keep_largest_advantages
 from grpo_jax.losses._weight import gate_small_advantages
+from grpo_jax.losses._weight import mean_over_sequence_sums
 from grpo_jax.losses._weight import mean_over_sequences
 from grpo_jax.losses._weight import mean_over_tokens
-from grpo_jax.losses._weight import sum_over_tokens
 
 
 def grpo(
@@ -91,6 +91,7 @@ def cppo(
   kl_coefficient=0.04,
   deviation='population',
   epsilon=0.0,
+  spare_penalty=False,
 ) -> LossTransform:
   r"""Completion Pruning Policy Optimization.
 
@@ -109,18 +110,30 @@ def cppo(
       number. It replaces the threshold: completions of least :math:`|A_i|` go
       first, and `B` counts those that are left (equations 8 to 10).
     low, high, kl_coefficient, deviation, epsilon: See `help(losses.methods)`.
+    spare_penalty: Whether completions below the threshold keep their KL
+      penalty. In the formula above they lose it.
+
+  Raises:
+    ValueError: `spare_penalty` with a `pruning_rate`, by which completions are
+      not trained at all.
 
   References:
     Lin et al., `CPPO <https://arxiv.org/abs/2503.22342>`_, 2025
   """
   surrogate = ppo_clip(low, high), *maybe_kl(kl_coefficient)
   if pruning_rate is None:
+    gate = gate_small_advantages(threshold, spare_penalty)
     return chain(
       normalize_by_group(deviation, epsilon),
       mean_over_sequences(),
-      # After the weight, so that `B` still counts what is pruned.
-      gate_small_advantages(threshold),
-      *surrogate,
+      # After the weight, so that `B` still counts what is pruned. What spares
+      # the penalty edits the objective, and stands behind that.
+      *((*surrogate, gate) if spare_penalty else (gate, *surrogate)),
+    )
+  if spare_penalty:
+    raise ValueError(
+      f'cppo got spare_penalty=True and pruning_rate={pruning_rate}; a pruning '
+      'rate drops completions altogether, so give one of the two.'
     )
   return chain(
     normalize_by_group(deviation, epsilon),
@@ -228,7 +241,7 @@ def dr_grpo(max_tokens=3000, low=0.2, high=0.2) -> LossTransform:
     <https://arxiv.org/abs/2503.20783>`_, 2025
   """
   return chain(
-    center_by_group(), sum_over_tokens(max_tokens), ppo_clip(low, high)
+    center_by_group(), mean_over_sequence_sums(max_tokens), ppo_clip(low, high)
   )
 
 

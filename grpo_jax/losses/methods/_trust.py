@@ -149,7 +149,7 @@ def dppo_tv(low=0.2, high=0.2, cap=20.0) -> LossTransform:
   )
 
 
-def dppo_kl(threshold=0.05, cap=20.0) -> LossTransform:
+def dppo_kl(low=0.05, high=0.05, cap=20.0) -> LossTransform:
   r"""Divergence PPO, gated by a binary KL: this token against all others.
 
   .. math::
@@ -157,12 +157,14 @@ def dppo_kl(threshold=0.05, cap=20.0) -> LossTransform:
       \log \pi(o_{it})
 
   :math:`M_{it} = 0` where that divergence, given in `gate_binary_kl`, exceeds
-  the threshold and the probability has moved the way the advantage pushes;
+  its bound and the probability has moved the way the advantage pushes;
   otherwise it is 1. As in `dppo_tv`, the paper measures from the sampler's
-  probabilities.
+  probabilities. It has one bound for both directions.
 
   Args:
-    threshold: Bound of the divergence, in nats.
+    low: Bound of the divergence of a token whose probability has fallen, in
+      nats.
+    high: Bound for one whose probability has risen, in nats.
     cap: :math:`c`, the largest absolute ratio, a number.
 
   References:
@@ -174,7 +176,7 @@ def dppo_kl(threshold=0.05, cap=20.0) -> LossTransform:
     mean_over_tokens(),
     # Bounds of a ratio as distances from 1: none below, `cap` above.
     capped_score_function(1.0, cap - 1),
-    gate_binary_kl(threshold),
+    gate_binary_kl(low, high),
   )
 
 
