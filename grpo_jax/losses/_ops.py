@@ -66,11 +66,16 @@ def check_range(name: str, low, high) -> None:
       'themselves; give their distances from 1, that is, '
       f'low={round(1 - low, 9)} and high={round(high - 1, 9)}.'
     )
+  check_distances(name, low, high, 'ratio 1')
+
+
+def check_distances(name: str, low, high, center: str) -> None:
+  """Raises a ValueError if a distance from `center` is negative."""
   for side, bound in (('low', low), ('high', high)):
     if isinstance(bound, int | float) and bound < 0:
       raise ValueError(
-        f'{name} got {side}={bound}; give the distance of the bound from ratio '
-        '1, which is not negative.'
+        f'{name} got {side}={bound}; give the distance of the bound from '
+        f'{center}, which is not negative.'
       )
 
 

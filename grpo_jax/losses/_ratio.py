@@ -110,7 +110,7 @@ def clip_log_ratio(low=0.4, high=0.4) -> LossTransform:
     <https://arxiv.org/abs/2507.20673>`_, 2025. The paper has one number for
     both sides.
   """
-  _ops.check_range('clip_log_ratio', low, high)
+  _ops.check_distances('clip_log_ratio', low, high, 'log-ratio 0')
 
   def log_ratio(terms, batch, low, high):
     above, below = terms.log_ratio > high, terms.log_ratio < -low
