@@ -1,0 +1,236 @@
+r"""A decoder-only transformer in NumPy float64, token by token.
+
+It is written from what the families publish, not from `grpo_jax.models`, and
+shares no code with it. Of the model it takes the names in the parameter tree
+and the fields of the config. A sequence has no padding here.
+
+  Llama 3      RMSNorm, RoPE with its scaling, grouped queries, SwiGLU
+               (https://arxiv.org/abs/2407.21783)
+  Mistral      sliding windows (https://arxiv.org/abs/2310.06825)
+  Qwen 2, 3    biases of q, k, v; norms of q, k; experts
+               (https://arxiv.org/abs/2407.10671, 2505.09388)
+  Gemma 2, 3   GELU, soft caps, post norms, windows in some layers
+               (https://arxiv.org/abs/2408.00118, 2503.19786)
+  YaRN         https://arxiv.org/abs/2309.00071, equations 13, 15 and 25
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+
+def logits(config: Any, params: Any, tokens: Any, positions: Any) -> Any:
+  """The logits behind every token of one sequence.
+
+  Args:
+    config: A `ModelConfig`.
+    params: The tree that `Transformer.init` makes, as NumPy arrays.
+    tokens: N ids.
+    positions: N positions.
+
+  Returns:
+    f64[N,V].
+  """
+  stream = [
+    config.embedding_scale * _wide(params['embedding'])[token]
+    for token in tokens
+  ]
+  for number in range(config.num_layers):
+    kind = config.pattern[number % len(config.pattern)]
+    weights = _layer(config, params, number)
+    stream = _decoder_layer(config, kind, weights, stream, positions)
+  scale = _wide(params['final_norm']['scale'])
+  if config.tied_embeddings:
+    output = _wide(params['embedding']).T
+  else:
+    output = _wide(params['head'])
+  found = np.stack([_rms_norm(x, scale, config) @ output for x in stream])
+  return _capped(found, config.logit_cap)
+
+
+def _wide(x):
+  return np.asarray(x, np.float64)
+
+
+def _layer(config, params, number):
+  """The weights of one layer; those of a kind are stacked by repetition."""
+  repetition, place = divmod(number, len(config.pattern))
+  if (repetition + 1) * len(config.pattern) > config.num_layers:
+    return params['tail'][place]
+
+  def pick(tree):
+    if isinstance(tree, dict):
+      return {name: pick(branch) for name, branch in tree.items()}
+    return tree[repetition]
+
+  return pick(params['blocks'][place])
+
+
+def _decoder_layer(config, kind, weights, stream, positions):
+  """h = x + attention(norm(x)), then h + mlp(norm(h)), for every token."""
+  before = [
+    _rms_norm(x, weights['attention_norm']['scale'], config) for x in stream
+  ]
+  mixed = _attention(config, kind, weights['attention'], before, positions)
+  if config.post_norms:
+    scale = weights['attention_post_norm']['scale']
+    mixed = [_rms_norm(x, scale, config) for x in mixed]
+  stream = [x + y for x, y in zip(stream, mixed, strict=True)]
+  result = []
+  for x in stream:
+    y = _rms_norm(x, weights['mlp_norm']['scale'], config)
+    if kind.experts:
+      y = _experts(config, weights['experts'], y)
+    else:
+      gate, up, down = (
+        _adapted(config, weights['mlp'], name)
+        for name in ('gate', 'up', 'down')
+      )
+      y = (_activation(config, y @ gate) * (y @ up)) @ down
+    if config.post_norms:
+      y = _rms_norm(y, weights['mlp_post_norm']['scale'], config)
+    result.append(x + y)
+  return result
+
+
+def _rms_norm(x, scale, config):
+  """x / sqrt(mean(x^2) + epsilon) * scale."""
+  root = math.sqrt(sum(v * v for v in x) / len(x) + config.norm_epsilon)
+  return x / root * _wide(scale)
+
+
+def _activation(config, z):
+  if config.activation == 'silu':
+    return z / (1 + np.exp(-z))
+  inner = math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)
+  return 0.5 * z * (1 + np.tanh(inner))
+
+
+def _capped(scores, cap):
+  return scores if cap is None else cap * np.tanh(scores / cap)
+
+
+def _adapted(config, weights, name):
+  """W, or W + alpha / rank * A B where the weight has an adapter."""
+  whole = _wide(weights[name])
+  if name + '_a' not in weights:
+    return whole
+  a, b = _wide(weights[name + '_a']), _wide(weights[name + '_b'])
+  return whole + config.lora.alpha / config.lora.rank * np.tensordot(a, b, 1)
+
+
+def _attention(config, kind, weights, stream, positions):
+  """Every token attends to itself and to those before it in its window."""
+  query, key, value, output = (
+    _adapted(config, weights, name)
+    for name in ('query', 'key', 'value', 'output')
+  )
+  queries, keys, values = [], [], []
+  for x, position in zip(stream, positions, strict=True):
+    q = [x @ query[:, h] for h in range(config.num_heads)]
+    k = [x @ key[:, h] for h in range(config.num_kv_heads)]
+    v = [x @ value[:, h] for h in range(config.num_kv_heads)]
+    if config.qkv_bias:
+      q = [a + b for a, b in zip(q, _wide(weights['query_bias']), strict=True)]
+      k = [a + b for a, b in zip(k, _wide(weights['key_bias']), strict=True)]
+      v = [a + b for a, b in zip(v, _wide(weights['value_bias']), strict=True)]
+    if config.qk_norm:  # before the rotation
+      q = [_rms_norm(a, weights['query_norm']['scale'], config) for a in q]
+      k = [_rms_norm(a, weights['key_norm']['scale'], config) for a in k]
+    queries.append([_turned(config, kind, a, position) for a in q])
+    keys.append([_turned(config, kind, a, position) for a in k])
+    values.append(v)
+  scale = config.attention_scale
+  if scale is None:
+    scale = 1 / math.sqrt(config.head_dim)
+  sharing = config.num_heads // config.num_kv_heads
+  mixed = []
+  for n, of_token in enumerate(queries):
+    y = np.zeros(config.width)
+    for h, q in enumerate(of_token):
+      seen = [
+        m
+        for m in range(n + 1)
+        if kind.window_tokens is None
+        or positions[n] - positions[m] < kind.window_tokens
+      ]
+      scores = np.array([scale * (q @ keys[m][h // sharing]) for m in seen])
+      weight = np.exp(_capped(scores, config.attention_cap))
+      weight = weight / weight.sum()
+      head = sum(
+        w * values[m][h // sharing] for w, m in zip(weight, seen, strict=True)
+      )
+      y = y + head @ output[h]
+    mixed.append(y)
+  return mixed
+
+
+def _turned(config, kind, x, position):
+  """Entries i and i + D/2 are a complex number, turned by position * theta_i.
+
+  That is the form of Hugging Face's weights. YaRN multiplies the result.
+  """
+  half = config.head_dim // 2
+  theta, factor = _angles(config, kind)
+  pair = (x[:half] + 1j * x[half:]) * np.exp(1j * position * theta)
+  return factor * np.concatenate([pair.real, pair.imag])
+
+
+def _angles(config, kind):
+  """Radians per position, f64[D/2], and the factor of queries and keys."""
+  size = config.head_dim
+  base = kind.rope_base or config.rope_base
+  theta = np.array([base ** (-2 * i / size) for i in range(size // 2)])
+  scaling = config.rope_scaling
+  if scaling is None or not kind.rope_scaled:
+    return theta, 1.0
+  s, context = scaling.factor, scaling.original_tokens
+  if scaling.kind == 'linear':
+    return theta / s, 1.0
+  if scaling.kind == 'llama3':
+    low, high = scaling.low_factor, scaling.high_factor
+
+    def of_llama(angle):
+      wavelength = 2 * math.pi / angle
+      if wavelength < context / high:
+        return angle
+      if wavelength > context / low:
+        return angle / s
+      smooth = (context / wavelength - low) / (high - low)
+      return (1 - smooth) * angle / s + smooth * angle
+
+    return np.array([of_llama(angle) for angle in theta]), 1.0
+
+  # The index whose angle makes so many turns over the trained context.
+  def dimension(turns):
+    return (
+      size * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(base))
+    )
+
+  first, last = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+  if scaling.truncate:
+    first, last = math.floor(first), math.ceil(last)
+  first, last = max(first, 0), min(last, size - 1)
+  ramp = np.clip((np.arange(size // 2) - first) / (last - first), 0, 1)
+  factor = scaling.attention_factor
+  if factor is None:
+    factor = 0.1 * math.log(s) + 1
+  return theta / s * ramp + theta * (1 - ramp), factor
+
+
+def _experts(config, weights, x):
+  """The k likeliest experts, weighted by their probabilities."""
+  described = config.experts
+  scores = x @ _wide(weights['router'])
+  probability = np.exp(scores - scores.max())
+  probability = probability / probability.sum()
+  chosen = sorted(range(described.number), key=lambda e: -probability[e])
+  chosen = chosen[: described.per_token]
+  total = sum(probability[e] for e in chosen) if described.normalized else 1.0
+  y = np.zeros_like(x)
+  for e in chosen:
+    gate, up, down = (_wide(weights[n][e]) for n in ('gate', 'up', 'down'))
+    hidden = _activation(config, x @ gate) * (x @ up)
+    y = y + probability[e] / total * (hidden @ down)
+  return y
