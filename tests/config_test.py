@@ -109,6 +109,11 @@ def test_prompts_come_from_one_source_or_from_several():
     (dict(optim=dict(decay='sudden')), "optim.decay='sudden'"),
     (dict(optim=dict(decay='linear', warmup_steps=99)), 'leave none'),
     (dict(optim=dict(clip_norm=-1.0)), 'optim.clip_norm=-1.0'),
+    (
+      dict(optim=dict(b1=1.0, b2=1.0)),
+      'optim.b1=1.0; give at least 0 and less',
+    ),
+    (dict(optim=dict(b2=1.0)), 'optim.b2=1.0; give at least 0 and less'),
     (dict(evaluation=dict(examples=0)), 'evaluation.examples=0'),
     (dict(model=dict(window_tokens=())), r'window_tokens=\(\); give a tuple'),
     (dict(model=dict(window_tokens=(-1,))), r'window_tokens=\(-1,\); give a'),

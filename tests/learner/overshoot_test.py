@@ -11,9 +11,11 @@ import pytest
 
 from grpo_jax import losses
 from grpo_jax import metrics
+from grpo_jax import models
 from grpo_jax import optim
 from grpo_jax.learner import clipped as clipped_lib
 from grpo_jax.learner import micro_batches
+from grpo_jax.learner import overshoot
 from grpo_jax.learner import updates
 from grpo_jax.models import layout
 from tests import bigram
@@ -312,6 +314,48 @@ def test_a_token_with_two_marks_is_clipped_once():
   assert np.sum(marks) > union  # some have two
   assert min(abs(np.array(heard) - union / kept)) < 1e-6
   assert max(heard) <= 1
+
+
+def test_an_update_that_is_not_taken_has_no_motion():
+  """No overshoot, nothing at its end, and no moments of Adam."""
+  made, state = make(epochs=1)
+  rollout, found = bigram.rollout(), []
+  batch = rollout.batch
+  idle = batch._replace(reward=np.full_like(batch.reward, 0.5))
+  broken = batch._replace(logp_old=np.full_like(batch.logp_old, np.nan))
+  for step, drawn in enumerate((batch, idle, broken)):
+    state, measured = made(state, rollout._replace(batch=drawn), step)
+    assert state.step == 1
+    names = metrics.to_scalars(measured)
+    kinds = ('adam_', 'overshoot', 'ends_')
+    found.append([name for name in names if name.startswith(kinds)])
+  assert len(found[0]) > 8 and not found[1] and not found[2]
+
+
+def test_the_end_of_an_update_has_the_range_of_the_first():
+  """Else the shares of a rollout's updates could not be compared."""
+  method = losses.contrib.coasting_grpo(updates=4, b1=0.9, b2=0.95)
+  scores, ends, outside = models.Scores(logp(bigram.params()), None), [], []
+  for done in (0, 3):
+    given = losses.check_batch(bigram.rollout().batch)
+    number = np.full(given.mask.shape, done, np.float32)
+    given = given._replace(extras={**given.extras, 'updates_done': number})
+    batch, state = losses.credit(method, given, method.init())
+    batch = losses.prepare(method, batch, state)
+    measured = overshoot.ends(make_learner(method), scores, batch, state)
+    ends.append(metrics.to_scalars(measured))
+    _, terms = losses.surrogate_loss(method, scores.logp, batch, state)
+    outside.append(np.sum(clipped_lib.outside(terms) & batch.keep))
+  assert ends[0] == ends[1] and outside[0] != outside[1]
+
+
+def test_a_token_that_is_not_trained_has_no_direction():
+  terms, batch = terms_of(METHOD())
+  everywhere = np.ones(batch.mask.shape, bool)
+  terms = terms._replace(metrics={'clipped_low': everywhere})
+  keep = np.asarray(batch.keep) & (np.arange(bigram.TOKENS) % 2 == 0)
+  direction = clipped_lib.outward(terms, batch._replace(keep=keep))
+  np.testing.assert_array_equal(direction, np.where(keep, -1.0, 0.0))
 
 
 def test_the_updates_of_a_rollout_are_numbered():

@@ -11,6 +11,7 @@ import pytest
 from grpo_jax import losses
 from grpo_jax import metrics
 from grpo_jax import optim
+from grpo_jax.learner import micro_batches
 from grpo_jax.learner import step as learner_lib
 from grpo_jax.learner import updates
 from grpo_jax.models import layout
@@ -237,6 +238,19 @@ def test_compilations_are_bounded_by_the_buckets():
     most = 2 if kind != 'packed' else 6
     assert 1 <= names.count('train_step') <= most, (kind, names)
     assert names.count('credit') == 1
+
+
+def test_layouts_are_kept_for_one_rollout():
+  learner = bigram.make_learner(losses.methods.grpo(kl_coefficient=0))
+  made = updates.Updater(learner, bigram.params(), spec('padded', 4))
+  first, second = make_rollout(0), make_rollout(1)
+  chosen = np.arange(4)
+  for rollout in (first, second, first):
+    found, _ = made.layout(rollout, chosen)
+    assert made.layout(rollout, chosen)[0] is found
+    wanted, _ = micro_batches.of_rollout(rollout, chosen, made.spec)
+    np.testing.assert_array_equal(found.tokens, wanted.tokens)
+    np.testing.assert_array_equal(found.target, wanted.target)
 
 
 @pytest.mark.parametrize('weight', [1.0, 0.25])

@@ -120,6 +120,14 @@ def test_values_that_differ_by_rounding_have_no_z_score():
     assert np.all(z_scores(-size, size * 1e-14))
 
 
+@pytest.mark.parametrize('lost', [-9.0, 0.0, 2.0, 9.0, np.nan])
+def test_a_reward_that_was_not_judged_makes_no_group_mixed(lost):
+  reward = jnp.array([[2.0, lost, 2.0], [2.0, lost, 1.0]])
+  valid = jnp.array([[1, 0, 1], [1, 0, 1]], bool)
+  equal = _ops.all_equal(reward, valid, axis=1)
+  np.testing.assert_array_equal(equal, [[True], [False]])
+
+
 def test_the_k_th_largest():
   value, mask = jnp.array([5.0, 9.0, 7.0, 8.0]), jnp.array([1, 0, 1, 1], bool)
   found = [float(_ops.kth_largest(value, mask, k)) for k in (1, 2, 3, 4)]

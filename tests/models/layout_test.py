@@ -106,6 +106,21 @@ def test_packing_saves_rows_and_loses_nothing():
     np.testing.assert_array_equal(seen, np.arange(20))
 
 
+@pytest.mark.parametrize(
+  'share, room, rows',
+  [(True, 8, 1), (True, 7, 2), (False, 10, 1), (False, 9, 2)],
+)
+def test_what_fits_exactly_opens_no_row(share, room, rows):
+  """A prompt of two tokens and two completions of three."""
+  tokens, length = np.ones((1, 2, 3), np.int32), np.array([[3, 3]])
+  packed = layout.packed_rows([[1, 2]], tokens, length, room, share)
+  assert packed.tokens.shape == (rows, room)
+  # Of two groups too: their bundles are put into rows apart.
+  twice = np.repeat(tokens, 2, 0), np.repeat(length, 2, 0)
+  packed = layout.packed_rows([[1, 2]] * 2, *twice, 2 * room, share)
+  assert packed.tokens.shape[0] == rows
+
+
 def test_segments_do_not_see_each_other():
   """Changing one packed completion changes no other's scores."""
   model = tiny.model()

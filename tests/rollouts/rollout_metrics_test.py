@@ -106,6 +106,14 @@ def test_flops_by_hand():
       'mfu_learn': 7 * expected / 4e3,
     }
   )
+  # Dynamic sampling has drawn three times as many tokens as are learned from.
+  more = speed.of_speed(
+    rollout, 2.0, 4.0, MODEL, 1e3, learn_passes=7, tokens_drawn=21.0
+  )
+  sampled = ('sample_tokens_per_sec', 'mfu_sample')
+  assert more == pytest.approx(
+    {k: 3 * v if k in sampled else v for k, v in got.items()}
+  )
   unknown = speed.of_speed(rollout, 2.0, 4.0, MODEL)
   assert unknown.keys() == got.keys() - {'mfu_sample', 'mfu_learn'}
 
