@@ -81,11 +81,24 @@ def assert_refused(done, words):
   assert done.stdout == '' and 'Traceback' not in done.stderr
 
 
+def wait_until(happened, process, limit_secs=120):
+  """Until `happened()`; fails if the process ends first, or time is up."""
+  end = time.monotonic() + limit_secs
+  while not happened():
+    time.sleep(0.02)
+    late = time.monotonic() > end
+    if late:
+      process.kill()
+    if late or process.poll() is not None:
+      said = process.communicate()[1]
+      raise AssertionError(f'late: {late}, code {process.returncode}: {said}')
+
+
 def wait_for(workdir, step, process):
   """Until that many rollouts are done."""
-  while process.poll() is None:
-    time.sleep(0.02)
+
+  def done():
     path = workdir / 'metrics.jsonl'
-    if path.exists() and len(path.read_text().splitlines()) > step:
-      return
-  raise AssertionError(process.stderr.read())
+    return path.exists() and len(path.read_text().splitlines()) > step
+
+  wait_until(done, process)

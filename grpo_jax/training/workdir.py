@@ -23,6 +23,7 @@ import json
 import os
 import pathlib
 import platform
+import shutil
 import subprocess
 import traceback
 from typing import Any
@@ -110,9 +111,11 @@ def record(
   now = versions()
   if not _is_first():
     return now
-  # Left by a process that was killed while it wrote a file.
+  # Left by a process that was killed while it wrote a file, or a folder.
   for leftover in (*directory.glob('*.tmp'), *directory.glob('*/.step_*')):
     leftover.unlink()
+  for leftover in directory.glob('exports/.*.tmp'):
+    shutil.rmtree(leftover)
   for old in (directory / 'completions', directory / 'exports'):
     if anew and old.exists():
       names = (directory / f'{old.name}.{n}' for n in itertools.count(1))
@@ -175,9 +178,12 @@ def refuse_another(
     if bound is not None:
       free = free or not config_lib.within(name, bound)
     if before[name] != value and not free:
+      why = ''
+      if name == 'steps':
+        why = f', over which its learning rate decays ({config.optim.decay})'
       raise ValueError(
-        f'The run in {directory} has config.{name}={before[name]!r}, and now '
-        f'it is {value!r}; give the same, or another workdir.'
+        f'The run in {directory} has config.{name}={before[name]!r}{why}, and '
+        f'now it is {value!r}; give the same, or another workdir.'
       )
   for mark, recorded in (_read(directory / 'given.json') or {}).items():
     field = marks.field_of(mark, config)

@@ -169,7 +169,7 @@ def test_a_killed_run_ends_as_the_one_that_was_not(finished, tmp_path):
   process = popen(*given)
   wait_for(tmp_path, 3, process)
   process.kill()
-  process.communicate()
+  process.communicate(timeout=60)
   assert command(*given).returncode == 0
   runs.assert_equal(tmp_path, finished[0])
 

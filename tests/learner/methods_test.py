@@ -7,6 +7,8 @@ own: what is compared here is what the learner does with any scores.
 from collections.abc import Callable
 import dataclasses
 import functools
+import types
+from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -23,6 +25,7 @@ from grpo_jax.learner import step_metrics
 from grpo_jax.losses import methods
 from grpo_jax.models import layout
 from tests import bigram
+from tests import oracles
 from tests import tiny
 from tests.learning import spec
 
@@ -161,6 +164,90 @@ def expected(name):
     return batch, state, Found(pull_back(slopes)[0], loss, measured)
 
   return compute(bigram.params(), bigram.rollout().batch)
+
+
+def by_hand(name):
+  """The method's oracle on the rollout: two Results and the gradient.
+
+  The policy as it is, and as if it had never moved; the gradient of the first
+  in the parameters, through a softmax in float64.
+  """
+  rollout, params = bigram.rollout(), bigram.params()
+  table, places = (
+    np.asarray(params[k], np.float64) for k in ('token', 'position')
+  )
+  batch = rollout.batch
+  logp, entropy = np.zeros((2, *batch.mask.shape))
+  slopes = np.zeros((*batch.mask.shape, bigram.VOCAB))  # of logp in its logits
+  before = np.zeros((*batch.mask.shape, 2), int)  # last token, its position
+  for p, g, t in np.argwhere(batch.mask):
+    ids = [*rollout.prompts[p], *batch.tokens[p, g]]
+    at = len(rollout.prompts[p]) + t - 1
+    logits = table[ids[at]] + places[at]
+    log_share = logits - np.log(np.sum(np.exp(logits)))
+    share = np.exp(log_share)
+    before[p, g, t] = ids[at], at
+    logp[p, g, t] = log_share[ids[at + 1]]
+    entropy[p, g, t] = -np.sum(share * log_share)
+    slopes[p, g, t] = np.eye(bigram.VOCAB)[ids[at + 1]] - share
+  fields = {
+    field: np.asarray(getattr(batch, field), np.float64)
+    for field in ('logp_old', 'logp_ref', 'logp_sampler', 'entropy_old')
+  }
+  case = oracles.Case(
+    logp=logp,
+    entropy=entropy,
+    mask=batch.mask,
+    valid=batch.valid,
+    reward=np.asarray(batch.reward, np.float64),
+    reward_parts=np.asarray(batch.reward_parts, np.float64),
+    truncated=batch.truncated,
+    tokens=batch.tokens,
+    noise=batch.extras['noise'],
+    **fields,
+  )
+  make: Any = METHODS[name].make
+  given = getattr(make, 'args', ()), getattr(make, 'keywords', {})
+
+  def oracle(case):
+    return oracles.METHODS[name](case, *given[0], **given[1])
+
+  found = oracle(case)
+  unmoved = oracle(case._replace(logp_old=logp, logp_sampler=logp))
+  gradient = {'token': np.zeros_like(table), 'position': np.zeros_like(places)}
+  for place in map(tuple, np.argwhere(batch.mask)):
+    slope = found[1][place] * slopes[place]
+    for k, row in zip(('token', 'position'), before[place], strict=True):
+      gradient[k][row] += slope
+  return found, unmoved, gradient
+
+
+@pytest.mark.parametrize(
+  'name', sorted(set(METHODS) & set(oracles.METHODS) - {'clip_cov'})
+)
+def test_the_whole_is_what_a_loop_in_numpy_finds(name):
+  """Value, gradient of the parameters, and slopes at a ratio of 1."""
+  (loss, slope), (_, intended), gradient = by_hand(name)
+  batch, state, wanted = expected(name)
+  np.testing.assert_allclose(wanted.loss, loss, rtol=1e-5, atol=1e-7)
+  tiny.assert_trees_close(wanted.grads, gradient, 1e-5)
+  assert np.abs(slope - intended).max() > 1e-4  # the policy has moved
+  learner = bigram.make_learner(METHODS[name].make())
+  if name == 'reinforce_pp':
+    return  # its credit holds the KL of the policy that drew the rollout
+  found: Any = types.SimpleNamespace(scores=scores_of(learner))
+  unmoved = gradient_lib.slope_at_ratio_one(learner, found, batch, state)
+  np.testing.assert_allclose(unmoved, intended, rtol=1e-4, atol=1e-7)
+
+
+def scores_of(learner):
+  """Scores [P,G,T] of the rollout, by the learner's model."""
+  rollout = bigram.rollout()
+  rows = layout.padded_rows(
+    rollout.prompts, rollout.batch.tokens, rollout.length, 16
+  )
+  scores = bigram.score(bigram.params(), rows, learner.with_entropy)
+  return jax.tree.map(lambda x: tiny.gather(x, rows, rollout.length), scores)
 
 
 def of_gradient(learner, params, state, batch, rows, used):

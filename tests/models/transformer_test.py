@@ -69,7 +69,9 @@ def test_parameters_stay_float32_and_bf16_is_close():
   assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype('float32')}
   wide, narrow = logp({}), logp({'compute_dtype': 'bfloat16'})
   assert narrow.dtype == jnp.float32
-  np.testing.assert_allclose(narrow, wide, atol=0.3)
+  # Measured over four seeds: at most 0.061 nats, 0.023 in the root mean square.
+  np.testing.assert_allclose(narrow, wide, atol=0.1)
+  assert np.sqrt(np.mean(np.square(narrow - wide))) < 0.03
 
 
 def test_parameter_count_and_stacking():

@@ -205,5 +205,5 @@ def test_the_frame_can_be_drawn_while_numbers_come(display):
       display.write(step, dict.fromkeys(names[: step % 6], 0.5), [])
   finally:
     done.set()
-  thread.join()
-  assert not errors
+  thread.join(timeout=10)
+  assert not thread.is_alive() and not errors

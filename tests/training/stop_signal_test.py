@@ -14,6 +14,7 @@ from tests.cli import assert_refused
 from tests.cli import command
 from tests.cli import popen
 from tests.cli import wait_for
+from tests.cli import wait_until
 
 LONG = (SMALL, JUDGE, '--config.steps=100000', '--config.data.heldout=')
 
@@ -35,7 +36,7 @@ def test_a_signal_saves_and_the_next_start_goes_on(number, code, tmp_path):
   again = popen('train', *LONG, f'--workdir={tmp_path}')
   wait_for(tmp_path, done + 1, again)
   again.kill()
-  _, err = again.communicate()
+  _, err = again.communicate(timeout=60)
   assert f'goes on from the checkpoint of rollout {done}' in err
 
 
@@ -47,9 +48,7 @@ def test_nobody_waits_for_a_slow_reward(number, code, tmp_path, monkeypatch):
   monkeypatch.setenv('JUDGING', str(tmp_path / 'judging'))
   judge = '--config.rewards=({"name":"tests.judges:slow","weight":1.0},)'
   process = popen('train', *LONG, judge, f'--workdir={tmp_path}')
-  while not (tmp_path / 'judging').exists():
-    time.sleep(0.05)
-    assert process.poll() is None, process.stderr.read()
+  wait_until((tmp_path / 'judging').exists, process)
   process.send_signal(number)
   asked = time.monotonic()
   _, err = process.communicate(timeout=60)
@@ -83,7 +82,6 @@ def test_a_signal_is_received_when_nobody_listens_any_more(tmp_path):
   wait_for(tmp_path, 2, process)
   process.stderr.close()
   process.send_signal(signal.SIGINT)
-  process.stdout.read()
   assert process.wait(timeout=60) == 130
   assert runs.saved(tmp_path)[0] >= 2
 
@@ -93,7 +91,7 @@ def test_two_processes_do_not_share_a_workdir(tmp_path):
   wait_for(tmp_path, 1, process)
   done = command('train', *LONG, f'--workdir={tmp_path}')
   process.kill()
-  process.communicate()
+  process.communicate(timeout=60)
   assert_refused(done, 'Another process is running')
 
 
@@ -111,9 +109,7 @@ def test_a_run_survives_a_full_disk(tmp_path):
   assert not runs.checkpoints(tmp_path)
   _, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
   resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (hard, hard))
-  while not runs.checkpoints(tmp_path):
-    time.sleep(0.05)
-    assert process.poll() is None, process.stderr.read()
+  wait_until(lambda: runs.checkpoints(tmp_path), process)
   process.send_signal(signal.SIGTERM)
   _, err = process.communicate(timeout=60)
   assert process.returncode == 143 and 'tries again' in err

@@ -1,5 +1,6 @@
 """The workdir: a run of an earlier version, and who may write to it."""
 
+import functools
 import json
 import pathlib
 
@@ -8,6 +9,7 @@ import pytest
 from grpo_jax import config as config_lib
 from grpo_jax.commands import saved_config
 from grpo_jax.training import workdir
+from tests import runs
 
 # Written by the first version that had a config.json. It never changes.
 EARLIER = pathlib.Path(__file__).parent / 'config_of_0.1.0.json'
@@ -43,6 +45,50 @@ def test_a_run_of_an_earlier_version_goes_on(earlier):
   assert not (earlier / 'given.json').exists()
   values = json.loads((earlier / 'config.json').read_text())
   assert values['optim']['brake'] == 'none'
+
+
+@pytest.mark.parametrize('decay', ['constant', 'linear', 'cosine'])
+def test_the_steps_of_a_decay_stay(decay, tmp_path):
+  """Another number of them would be another schedule from the start."""
+  decays = {'optim.decay': decay, 'optim.warmup_steps': 0}
+  small = functools.partial(runs.small, **decays)
+  workdir.record(tmp_path, small(steps=4), anew=True)
+  workdir.refuse_another(tmp_path, small(steps=4))
+  if decay == 'constant':
+    workdir.refuse_another(tmp_path, small(steps=6))
+    return
+  with pytest.raises(ValueError) as caught:
+    workdir.refuse_another(tmp_path, small(steps=6))
+  assert str(caught.value) == (
+    f'The run in {tmp_path} has config.steps=4, over which its learning rate '
+    f'decays ({decay}), and now it is 6; give the same, or another workdir.'
+  )
+
+
+def test_what_a_killed_process_left_half_written_is_removed(tmp_path):
+  """And nothing else that is there."""
+  whole = [
+    'metrics.jsonl',
+    'completions/step_00000001.parquet',
+    'exports/4/config.json',
+  ]
+  half = [
+    'config.tmp',
+    'metrics.jsonl.tmp',
+    'completions/.step_00000002.parquet.77.partial',
+    'exports/.8.tmp/model.safetensors',
+  ]
+  for name in whole + half:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text('half')
+  workdir.record(tmp_path, runs.small(), anew=False)
+  left = {
+    str(path.relative_to(tmp_path))
+    for path in tmp_path.rglob('*')
+    if path.is_file()
+  }
+  assert left == {*whole, 'config.json', 'versions.json'}
+  assert not (tmp_path / 'exports/.8.tmp').exists()
 
 
 def test_a_field_that_the_run_lacked_counts_with_its_default(earlier):
