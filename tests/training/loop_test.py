@@ -4,14 +4,21 @@ import json
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from grpo_jax import models
+from grpo_jax.models import layout
+from grpo_jax.rollouts import parquet
+from grpo_jax.training import build
 from grpo_jax.training import loop
 from grpo_jax.training.checkpoint import Checkpoints
+from tests import tiny
 from tests.cli import CONFIG
 from tests.cli import command
 from tests.runs import records
+from tests.runs import saved
 from tests.runs import small
 from tests.runs import without_times
 
@@ -83,6 +90,94 @@ def test_one_seed_gives_bitwise_equal_runs(changes, tmp_path):
   if not changes:
     loop.train(small(seed=1), tmp_path / 'c')
     assert [without_times(r) for r in records(tmp_path / 'c')] != runs[0]
+
+
+def gradient_by_hand(run, rollout):
+  """The parameters' gradient of GRPO's loss where the ratio is 1.
+
+  - 1/B sum_i 1/|o_i| sum_t A_i logp_it, A_i the reward's z-score in its group.
+  """
+  batch, length = rollout.batch, np.asarray(rollout.length)
+  reward = np.asarray(batch.reward, np.float64)
+  centered = reward - reward.mean(1, keepdims=True)
+  spread = reward.std(1, keepdims=True)
+  advantage = centered / np.where(spread > 0, spread, 1)
+  weight = advantage / length / length.size
+  rows = layout.padded_rows(rollout.prompts, batch.tokens, length, 16)
+
+  def loss(params):
+    logp = models.score(run.model, params, rows).logp
+    return -jnp.sum(tiny.gather(logp, rows, length) * weight[..., None])
+
+  return jax.jit(jax.grad(loss))
+
+
+def stepped_by_hand(optim, lr, t, gradient, first, second, p, is_matrix):
+  """Step `t` of AdamW, counted from 1: both moments and the parameter."""
+  first = optim.b1 * first + (1 - optim.b1) * gradient
+  second = optim.b2 * second + (1 - optim.b2) * gradient**2
+  root = np.sqrt(second / (1 - optim.b2**t))
+  step = first / (1 - optim.b1**t) / (root + optim.epsilon)
+  step = step + optim.weight_decay * p * is_matrix
+  return first, second, p - lr * step
+
+
+@pytest.mark.quick
+def test_two_starts_take_the_steps_of_the_formulas(tmp_path):
+  """Three updates of AdamW in float64, from the completions on the disk."""
+  config = small(
+    **{
+      'reward': 'tests.judges:even',
+      'steps': 3,
+      'warm_up.steps': 0,
+      'data.heldout': '',
+      'optim.lr': 0.02,
+      'optim.warmup_steps': 0,
+      'optim.decay': 'linear',
+      'optim.b1': 0.8,
+      'optim.b2': 0.9,
+      'optim.epsilon': 1e-3,
+      'optim.weight_decay': 0.5,
+      'optim.clip_norm': 0.05,
+    }
+  )
+  first = loop.train(config, tmp_path, on_rollout=lambda step, *_: step == 1)
+  assert first['steps'] == 1
+  assert loop.train(config, tmp_path)['steps'] == 3
+  run = build.run(config)
+  leaves, tree = jax.tree_util.tree_flatten_with_path(build.initial_params(run))
+  names = [jax.tree_util.keystr(path) for path, _ in leaves]
+  params = [np.float64(leaf) for _, leaf in leaves]
+  moments = [(np.zeros_like(p), np.zeros_like(p)) for p in params]
+  for t, file in enumerate(parquet.files(tmp_path / 'completions'), start=1):
+    rollout, now = parquet.read(file), [np.float32(p) for p in params]
+    found = gradient_by_hand(run, rollout)(jax.tree.unflatten(tree, now))
+    found = [np.float64(leaf) for leaf in jax.tree.leaves(found)]
+    norm = np.sqrt(sum(np.sum(x**2) for x in found))
+    clip = config.optim.clip_norm / norm
+    assert clip < 1  # else it would not be at work
+    record = records(tmp_path)[t]
+    assert record['grad_norm'] == pytest.approx(norm, rel=1e-3)
+    assert record['reward'] == pytest.approx(np.mean(rollout.batch.reward))
+    lr = config.optim.lr * (1 - (t - 1) / 3)
+    for i, name in enumerate(names):
+      *moments[i], params[i] = stepped_by_hand(
+        config.optim,
+        lr,
+        t,
+        found[i] * clip,
+        *moments[i],
+        params[i],
+        'scale' not in name,
+      )
+  _, arrays, _ = saved(tmp_path)
+  for name, wanted in zip(names, params, strict=True):
+    (array,) = [
+      array
+      for path, array in arrays.items()
+      if path.endswith(f"params']{name}")
+    ]
+    np.testing.assert_allclose(array, wanted, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.quick
