@@ -200,11 +200,15 @@ def value_of(config, name):
 
 @pytest.mark.parametrize('name', list(fields()))
 def test_a_field_arrives_with_its_value(name):
+  assert name in ROWS, (
+    f'{name} has no row: give it two values in PAIRS, and say in wiring_rows '
+    'where they have to arrive'
+  )
   values = []
   for run in map(seen, range(3)):
     value = value_of(run.config, name)
     arrived, wanted = ROWS[name](run, value)
-    assert arrived == wanted, f'{name}={value!r}'
+    assert arrived == wanted, f'{name}={value!r}'  # what arrived comes first
     if wanted:
       values.append(repr(value))
   # With a single value, a constant in the code would go unnoticed.
