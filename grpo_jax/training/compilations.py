@@ -16,9 +16,9 @@ def _total() -> list[float]:
   """The seconds that XLA has compiled in this process, in a list of one."""
   total = [0.0]
 
-  def heard(event: str, secs: float, **_) -> None:
+  def heard(event: str, duration_secs: float, **_) -> None:
     if event == _EVENT:
-      total[0] += secs
+      total[0] += duration_secs
 
   # Once per process: a listener cannot be taken away again.
   jax.monitoring.register_event_duration_secs_listener(heard)
