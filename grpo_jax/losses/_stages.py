@@ -199,7 +199,7 @@ def _stage(
     requires: See `LossTransform`; the fields that controllers read are added.
     scope: See `LossTransform`.
   """
-  component, field, edits, needs, before = place
+  component, field, edits, _, _ = place
   # The name for errors. The `__qualname__` of a closure begins with the
   # transform that holds it, 'ppo_clip'; its `__name__` is only 'objective'.
   name = getattr(function, '__qualname__', repr(function)).split('.')[0]
@@ -215,20 +215,8 @@ def _stage(
     current = {key: c.value(state[key]) for key, c in moving.items()}
     return function(*args, **(hyper | current))
 
-  def check_order(holder):
-    if before and getattr(holder, before) is not None:
-      raise ValueError(
-        f'{name} writes {field!r}, but an earlier transform of the chain has '
-        f'already set {before!r}; place {name} before it, or keep one of them.'
-      )
-    if needs and getattr(holder, needs) is None:
-      raise ValueError(
-        f'{name} edits {field!r}, but no earlier transform of the chain sets '
-        f'{needs!r}; place {name} after one that does.'
-      )
-
   def write(batch, state):
-    check_order(batch)
+    _check_order(name, place, batch)
     old = (getattr(batch, field),) if edits else ()
     value, metrics = _given.value_and_metrics(name, call(state, *old, batch))
     value = _of_shape(name, place, value, batch.mask.shape)
@@ -264,7 +252,7 @@ def _stage(
   def apply(terms, batch, state):
     if component != 'apply':
       return terms
-    check_order(terms)
+    _check_order(name, place, terms)
     value, metrics = _given.value_and_metrics(name, call(state, terms, batch))
     value = _of_shape(name, place, value, batch.mask.shape)
     value = jnp.where(batch.mask, value, 0)
@@ -275,6 +263,27 @@ def _stage(
     )
 
   return LossTransform(init, credit, prepare, apply, requires, scope)
+
+
+def _check_order(name: str, place: _Place, holder) -> None:
+  """Raises a ValueError if a transform stands in the wrong place of a chain.
+
+  Args:
+    name: Of its function.
+    place: What it writes.
+    holder: A `Batch` or `SurrogateTerms`, as earlier transforms have left it.
+  """
+  if place.before and getattr(holder, place.before) is not None:
+    raise ValueError(
+      f'{name} writes {place.field!r}, but an earlier transform of the chain '
+      f'has already set {place.before!r}; place {name} before it, or keep one '
+      'of them.'
+    )
+  if place.needs and getattr(holder, place.needs) is None:
+    raise ValueError(
+      f'{name} edits {place.field!r}, but no earlier transform of the chain '
+      f'sets {place.needs!r}; place {name} after one that does.'
+    )
 
 
 def _of_shape(name: str, place: _Place, value: Array, shape) -> Array:

@@ -162,6 +162,8 @@ class Updater:
   def __init__(self, seen, number):
     state = types.SimpleNamespace(params={}, opt_state=(), reference=None)
     self.abstract, self.frozen, self.forward_passes = state, None, 3
+    self.spec = types.SimpleNamespace(kind='shared', row_slots=0)
+    self.shapes = dict
     self.init = lambda params: types.SimpleNamespace(params=params)
     self.whole = lambda params: params
     self.compile_ahead = seen.noted('compile_ahead', lambda example, step: None)
