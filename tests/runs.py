@@ -95,9 +95,11 @@ def assert_equal(workdir, other):
     'retired',
     'surplus',
     'prompts_without_signal',
-    'fingerprint',
+    'metric',
   ):
     assert host[name] == other_host[name]
+  arrays, others = (h['fingerprint']['arrays'] for h in (host, other_host))
+  assert arrays == others
   assert host['versions']['packages'] and host['config']['model']
   assert list(map(without_times, records(workdir))) == list(
     map(without_times, records(other))

@@ -3,12 +3,15 @@
 A checkpoint is a pytree of arrays (a `TrainState`) and a JSON object, `host`,
 which holds the position in the prompts and all else that is no array. A
 fingerprint of the arrays is computed on the devices when they are saved and
-again when they are read, so that damaged files are noticed. The mesh is not
-recorded: a state is restored onto the shardings that the caller asks for.
+again when they are read, so that damaged files are noticed. A SHA-256 covers
+the JSON object, and the number under which the checkpoint is saved. The mesh is
+not recorded: a state is restored onto the shardings that the caller asks for.
 """
 
 from collections.abc import Callable
 import contextlib
+import hashlib
+import json
 import math
 import pathlib
 import shutil
@@ -76,6 +79,12 @@ def fingerprint(tree: Any) -> list[int]:
   return [int(value) for value in jax.device_get(_fingerprints(tree))]
 
 
+def _sha256(step: int, host: dict[str, Any]) -> str:
+  """Of all that a checkpoint holds beside its arrays, as JSON has it."""
+  text = json.dumps([step, json.loads(json.dumps(host))], sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
 class Checkpoints:
   """The checkpoints in one directory.
 
@@ -117,6 +126,18 @@ class Checkpoints:
     import orbax.checkpoint as ocp
     from orbax.checkpoint import checkpoint_managers as policies
 
+    measured = self._measured
+
+    class Manager(ocp.CheckpointManager):
+      """Takes each metric from the part of a checkpoint that is verified.
+
+      Orbax reads files of its own when it opens the directory. One of them that
+      is damaged would make every checkpoint unusable.
+      """
+
+      def metrics(self, step: int) -> dict[str, float] | None:
+        return measured(step)
+
     def metric(metrics):
       return metrics['metric']
 
@@ -128,7 +149,7 @@ class Checkpoints:
           get_metric_fn=metric, n=1, keep_checkpoints_without_metrics=False
         )
       )
-    return ocp.CheckpointManager(
+    return Manager(
       self._directory,
       options=ocp.CheckpointManagerOptions(
         create=not self._read_only,
@@ -162,6 +183,11 @@ class Checkpoints:
     if which == 'latest':
       return None
     if which == 'best':
+      for step, problem in self._damaged().items():
+        self.warn(
+          f'Checkpoint {step} in {self._directory} cannot be read ({problem}); '
+          'it may have been the best.'
+        )
       if (best := self.best_step()) is None:
         raise ValueError(
           'No checkpoint has a value of config.checkpoint.best_metric; give '
@@ -196,11 +222,14 @@ class Checkpoints:
     self.wait()
     if step in self._manager.all_steps():
       return
-    host = {**host, 'fingerprint': fingerprint(state)}
+    arrays = {'arrays': fingerprint(state)}
+    measured = None if metric is None else {'metric': float(metric)}
+    host = {**host, 'metric': measured and measured['metric']}
+    digest = _sha256(step, {**host, 'fingerprint': arrays})
+    host['fingerprint'] = {**arrays, 'host': digest}
     items = ocp.args.Composite(
       state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(host)
     )
-    measured = None if metric is None else {'metric': float(metric)}
     self.owed = False
     with self._surviving(f'The save of checkpoint {step} has failed'):
       self._manager.save(step, args=items, metrics=measured)
@@ -251,8 +280,8 @@ class Checkpoints:
   ) -> Restored | None:
     """The newest checkpoint that can be read.
 
-    If a checkpoint cannot be read and an earlier one can, the former is moved
-    into the folder `corrupt`, unless `read_only`, and `warn` is called.
+    If a checkpoint cannot be read and another one can, the former is moved into
+    the folder `corrupt`, unless `read_only`, and `warn` is called.
 
     Args:
       abstract: A pytree of `jax.ShapeDtypeStruct`, with the shardings wanted.
@@ -278,7 +307,7 @@ class Checkpoints:
       try:
         restored = self._read(tried, abstract, field)
       except Exception as error:  # Orbax raises many types, as above
-        if not (self._directory / str(tried)).is_dir():
+        if not (self._directory / str(tried)).exists():
           # The run, in another process, has meanwhile deleted this checkpoint
           # and written a newer one.
           self._manager.reload()
@@ -287,11 +316,14 @@ class Checkpoints:
         continue
       # Only now that one could be read: if none can, the cause may be a config
       # of other shapes, and the files may be whole.
+      if step is None:
+        problems |= self._damaged()  # such as the best, which is not the newest
       for bad, problem in problems.items():
         self._set_aside(bad)
+        which = f'{tried}, the one before,' if bad > tried else f'{tried}'
         self.warn(
           f'Checkpoint {bad} in {self._directory} cannot be read ({problem}); '
-          f'{tried}, the one before, is used.'
+          f'{which} is used.'
         )
       return restored
     if problems:
@@ -315,15 +347,57 @@ class Checkpoints:
         restore_args=ocp.checkpoint_utils.construct_restore_args(part),
         partial_restore=True,
       )
-    items = ocp.args.Composite(state=how, host=ocp.args.JsonRestore())
-    read = self._manager.restore(step, args=items)
-    state, host = read['state'][field] if field else read['state'], read['host']
-    host, found = dict(host), fingerprint(state)
+    host, arrays = self._host(step)
+    items = ocp.args.Composite(state=how)
+    state = self._manager.restore(step, args=items)['state']
+    state = state[field] if field else state
+    found = fingerprint(state)
     # One number per array, in the order of the fields: those of the first field
     # come first.
-    if host.pop('fingerprint')[: len(found) if field else None] != found:
+    if arrays[: len(found) if field else None] != found:
       raise ValueError('its arrays are not those that were saved')
+    del host['metric']
     return Restored(step, state, host)
+
+  def _host(self, step: int) -> tuple[dict[str, Any], list[int]]:
+    """What a checkpoint holds beside its arrays, verified.
+
+    Returns:
+      What `save` was given, with the `metric`; and the fingerprint of the
+      arrays.
+    """
+    folder = self._directory / str(step)
+    # Not by Orbax's manager, which calls this method while it opens.
+    host = json.loads((folder / 'host' / 'metadata').read_text())
+    fingerprints = host['fingerprint']
+    if isinstance(fingerprints, list):  # earlier code had no SHA-256
+      file = folder / 'metrics' / 'metrics'
+      measured = json.loads(file.read_text()) if file.exists() else {}
+      host['metric'] = measured['metric'] if measured else None
+      return host, host.pop('fingerprint')
+    digest = fingerprints.pop('host')
+    if _sha256(step, host) != digest:
+      raise ValueError('what lies beside its arrays is not what was saved')
+    return host, host.pop('fingerprint')['arrays']
+
+  def _measured(self, step: int) -> dict[str, float] | None:
+    """The metric of a checkpoint, as Orbax wants it; None if it has none."""
+    try:
+      metric = self._host(step)[0]['metric']
+    except Exception:  # `restore` and `named` say what is wrong
+      return None
+    return None if metric is None else {'metric': metric}
+
+  def _damaged(self) -> dict[int, str]:
+    """The checkpoints whose metric cannot be read, each with the reason."""
+    problems = {}
+    for step in self.steps():
+      try:
+        self._host(step)
+      except Exception as error:  # Orbax raises many types, as above
+        if (self._directory / str(step)).exists():  # not deleted by the run
+          problems[step] = _first_line(error)
+    return problems
 
   def _set_aside(self, step: int) -> None:
     if jax.process_index() == 0 and not self._read_only:
