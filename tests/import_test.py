@@ -13,7 +13,7 @@ PACKAGE = pathlib.Path(__file__).parent.parent / 'grpo_jax'
 # What each folder, or module beside the folders, may import of ours. The order
 # is that of a rollout's way: nothing imports what stands above it.
 _LIBRARIES = {'losses', 'optim', 'data', 'rewards', 'config', 'sharding'}
-_SMALL = {'metrics', 'random_keys', 'resolve', 'gguf_files'}
+_SMALL = {'metrics', 'random_keys', 'resolve', 'gguf_files', 'whole_files'}
 _TRAINS = {'learner', 'rollouts', 'sampling', 'models', 'monitor'}
 _ALL = {'training', 'diagnostics', *_TRAINS, *_LIBRARIES, *_SMALL}
 ALLOWED = {
@@ -30,11 +30,12 @@ ALLOWED = {
   },
   'rollouts': {
     'sampling', 'models', 'data', 'rewards', 'losses', 'random_keys',
+    'whole_files',
   },
   'sampling': {'models', 'sharding', 'random_keys'},
   'models': {'sharding', 'gguf_files'},
   'diagnostics': {'losses'},
-  'monitor': {'config', 'metrics'},
+  'monitor': {'config', 'metrics', 'whole_files'},
   'losses': set(),
   'optim': set(),
   'data': {'gguf_files'},
@@ -45,10 +46,13 @@ ALLOWED = {
   'random_keys': set(),
   'resolve': set(),
   'gguf_files': set(),
+  'whole_files': set(),
 }  # fmt: skip
 # Where a folder may not import all of another.
 ONLY = {('learner', 'rollouts'): {'rollouts.types'}}
-NO_JAX = ('rewards', 'data', 'config', 'resolve', 'gguf_files')
+NO_JAX = (
+  'rewards', 'data', 'config', 'resolve', 'gguf_files', 'whole_files',
+)  # fmt: skip
 
 # Third-party packages that take long to import, and which folders may do so at
 # the top of a file. All others import them in the function that needs them.

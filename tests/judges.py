@@ -50,6 +50,12 @@ def too_few(prompts, completions, examples):
   return [1.0]
 
 
+def wanders(prompt, completion, example):
+  """Leaves the directory that the command was started in."""
+  os.chdir(os.environ['ELSEWHERE'])
+  return even(prompt, completion, example)
+
+
 def slow(prompt, completion, example):
   """Says that it has begun, and takes five minutes."""
   pathlib.Path(os.environ['JUDGING']).touch()

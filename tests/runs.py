@@ -95,7 +95,6 @@ def assert_equal(workdir, other):
     'retired',
     'surplus',
     'prompts_without_signal',
-    'metric',
   ):
     assert host[name] == other_host[name]
   arrays, others = (h['fingerprint']['arrays'] for h in (host, other_host))

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import os
 import pathlib
 import sys
 from typing import Any
@@ -130,6 +131,8 @@ def evaluate(
   """
   run, given = policy.run, policy.given
   config = run.config.evaluation
+  # Absolute from here on: a reward function may change the directory.
+  completions = completions and os.path.abspath(completions)
   _at_least_one('samples', samples)
   evaluate_lib.check_ks(ks, samples)
   heldout = sources.heldout(run.config, given)

@@ -95,9 +95,12 @@ def train(
       sampled but not evaluated.
 
   Returns:
-    `before` and `after`, the first and the last held-out accuracy of the run,
-    earlier starts included (None without held-out prompts), `steps`, the
-    rollouts done, and `secs`, the duration of this call in seconds.
+    `before`, the held-out accuracy after the warm-up, before the first rollout;
+    `after`, the last that was measured, and `after_step`, the rollouts done by
+    then, fewer than `steps` if the run was stopped between two evaluations.
+    Earlier starts are included; all three are None without held-out prompts.
+    `steps`, the rollouts done, and `secs`, the duration of this call in
+    seconds.
 
   Raises:
     ValueError: Something that was given cannot be used, or is not what the run

@@ -46,12 +46,16 @@ class JsonlSource:
   path: str | os.PathLike[str]
   prompt_field: str = 'prompt'
   answer_field: str | None = 'answer'
+  _file: str = dataclasses.field(init=False, repr=False, compare=False)
   _offsets: np.ndarray = dataclasses.field(
     init=False, repr=False, compare=False
   )
 
   def __post_init__(self):
     offsets, offset = [], 0
+    # Absolute, because a reward function may change the directory. A frozen
+    # dataclass refuses plain assignment, here too.
+    object.__setattr__(self, '_file', os.path.abspath(self.path))
     # As bytes: offsets into text are no positions that a file can seek.
     with open(self.path, 'rb') as file:
       for number, line in enumerate(file, start=1):
@@ -64,14 +68,13 @@ class JsonlSource:
         f'The file {str(self.path)!r} holds no record, but a source of prompts'
         ' needs at least one; write one JSON object on each line.'
       )
-    # A frozen dataclass refuses plain assignment, here too.
     object.__setattr__(self, '_offsets', np.asarray(offsets, np.int64))
 
   def __len__(self) -> int:
     return len(self._offsets)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    with open(self.path, 'rb') as file:
+    with open(self._file, 'rb') as file:
       file.seek(self._offsets[index])
       record = _parse(file.readline())
     fields = {'prompt': record[self.prompt_field]}

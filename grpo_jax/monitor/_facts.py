@@ -114,7 +114,8 @@ def _heldout(config: config_lib.Config) -> str:
   every = config.evaluation.every_steps
   between = f', every {_count(every, "rollout")},' if every else ''
   examples = config.evaluation.examples
-  return f'{examples} problems, at the start{between} and at the end'
+  first = 'after the warm-up' if config.warm_up.steps else 'at the start'
+  return f'{examples} problems, {first}{between} and at the end'
 
 
 def _count(number: int, noun: str) -> str:

@@ -18,6 +18,8 @@ import pathlib
 import time
 from typing import Any
 
+from grpo_jax import whole_files
+
 History = dict[str, list[tuple[int, float]]]  # (rollout, value) by metric
 
 _HELDOUT = 'heldout_accuracy'
@@ -36,11 +38,13 @@ class Lines:
       file is cut back to the lines up to this rollout, and `elapsed_secs` goes
       on from the last of them. None for a fresh start: an earlier file is kept
       as `metrics.1.jsonl`, `metrics.2.jsonl` and so on.
-    warn: Is given a sentence when lines cannot be written.
+    warn: Is given a sentence when lines cannot be written, or when lines of
+      earlier starts are missing.
     history: The metrics of earlier starts that `take_history` is to return.
 
   Attributes:
-    heldout: Every held-out accuracy that is not null, oldest first.
+    heldout: Every held-out accuracy that is not null, oldest first, each with
+      the rollouts done before it.
     failed_writes: How many tries to write have failed in a row.
   """
 
@@ -55,7 +59,7 @@ class Lines:
     self._resumed_step, self._names = resumed_step, history
     self._pending: list[bytes] = []  # lines that could not be written yet
     self._history: History = {}
-    self.heldout: list[float] = []
+    self.heldout: list[tuple[int, float]] = []
     self.failed_writes = 0
     self._start = time.monotonic()
     self._recalled = False  # whether the lines of earlier starts have been read
@@ -89,7 +93,7 @@ class Lines:
       **{name: _json_number(value) for name, value in scalars.items()},
     }
     if record.get(_HELDOUT) is not None:
-      self.heldout.append(record[_HELDOUT])
+      self.heldout.append((step, record[_HELDOUT]))
     self._pending.append(json.dumps(record).encode() + b'\n')
     self._flush()
 
@@ -108,8 +112,9 @@ class Lines:
     self._path.parent.mkdir(parents=True, exist_ok=True)
     if self._resumed_step is None:
       _rotate(self._path)
-    elif self._path.exists():
-      found = self._path.read_bytes()
+    else:
+      exists = self._path.exists()
+      found = self._path.read_bytes() if exists else b''
       kept, records = [], []
       needed = {'step', 'elapsed_secs', _HELDOUT, *self._names}
       for line, record in _up_to(found, self._resumed_step):
@@ -119,9 +124,22 @@ class Lines:
       if not self._recalled:
         self._recall(records)
         self._recalled = True
-      _cut_back(self._path, found, b''.join(kept))
+        self._note_missing({record['step'] for record in records})
+      if exists:
+        _cut_back(self._path, found, b''.join(kept))
     size = self._path.stat().st_size if self._path.exists() else 0
     self._good_bytes = size
+
+  def _note_missing(self, steps: Collection[int]) -> None:
+    """Warns if a rollout that earlier starts have done has no line."""
+    expected = range((self._resumed_step or 0) + 1)
+    if missing := [step for step in expected if step not in steps]:
+      shown = ', '.join(map(str, missing[:5]))
+      self._warn(
+        f'{self._path.name} has no whole line of {len(missing)} of '
+        f'{len(expected)} rollouts ({shown}{", ..." * (len(missing) > 5)}); '
+        'their metrics are lost, and the run goes on.'
+      )
 
   def _recall(self, records: Sequence[Mapping[str, Any]]) -> None:
     """Takes in what earlier starts have measured."""
@@ -131,7 +149,7 @@ class Lines:
         if isinstance(value := record.get(name), int | float):
           found.setdefault(name, []).append((record['step'], value))
     # If the file could not be read at once, rollouts of this start have come.
-    self.heldout[:0] = [value for _, value in found.get(_HELDOUT, ())]
+    self.heldout[:0] = found.get(_HELDOUT, ())
     self._history = {name: found[name] for name in self._names if name in found}
     self._start -= (records[-1].get('elapsed_secs') if records else None) or 0.0
 
@@ -201,25 +219,14 @@ def _up_to(found: bytes, step: int) -> Iterator[tuple[bytes, dict[str, Any]]]:
 def _cut_back(path: pathlib.Path, found: bytes, kept: bytes) -> None:
   """Replaces what was found in a file by what is kept of it.
 
-  Either way is one call of the operating system that changes the file, so that
-  a kill leaves the old file or the new one.
+  Either way a kill leaves the old file or the new one.
   """
   if found.startswith(kept):
     # Mostly so: later rollouts are at the end. This needs no room on the disk.
     if len(kept) < len(found):
       os.truncate(path, len(kept))
     return
-  other = path.with_name(path.name + '.tmp')
-  try:
-    with other.open('wb') as file:
-      file.write(kept)
-      file.flush()
-      os.fsync(file.fileno())
-    os.replace(other, path)
-  except OSError:
-    with contextlib.suppress(OSError):
-      other.unlink(missing_ok=True)
-    raise
+  whole_files.write(path, kept)
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

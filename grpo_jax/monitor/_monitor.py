@@ -137,8 +137,11 @@ class Monitor:
     """
     self._screen.warn(self._step, text)
 
-  def heldout(self) -> list[float]:
-    """Every held-out accuracy so far, oldest first, of earlier starts too."""
+  def heldout(self) -> list[tuple[int, float]]:
+    """Every held-out accuracy so far, oldest first, of earlier starts too.
+
+    Each stands behind the number of rollouts that were done before it.
+    """
     return list(self._lines.heldout)
 
   def close(self) -> None:

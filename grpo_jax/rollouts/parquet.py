@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo_jax import whole_files
 from grpo_jax.losses import Batch
 from grpo_jax.rollouts.types import Rollout
 
@@ -118,8 +119,8 @@ def from_bytes(data: bytes) -> Rollout:
 def write(path: str | os.PathLike, rollout: Rollout, step: int) -> None:
   """Writes a rollout to a file, all or nothing.
 
-  A process that is killed meanwhile leaves no half file: the new one takes its
-  place in one step, once it is complete.
+  See `whole_files.write`: a process that is killed meanwhile leaves no half
+  file, and a device such as /dev/null stays a device.
 
   Args:
     path: The file. Its directory is made if there is none.
@@ -132,13 +133,7 @@ def write(path: str | os.PathLike, rollout: Rollout, step: int) -> None:
   path = pathlib.Path(path)
   data = to_bytes(rollout, step)
   path.parent.mkdir(parents=True, exist_ok=True)
-  # A name that `files` does not find, and that the run's next start removes.
-  partial = path.with_name(f'.{path.name}.{os.getpid()}.partial')
-  try:
-    partial.write_bytes(data)
-    os.replace(partial, path)
-  finally:
-    partial.unlink(missing_ok=True)
+  whole_files.write(path, data)
 
 
 def read(path: str | os.PathLike) -> Rollout:

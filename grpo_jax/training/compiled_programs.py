@@ -32,7 +32,9 @@ def keep(place: str) -> None:
     jax.config.update(_LEAST_SECS, 0.1)
   if given:
     return
-  directory = default_directory() if place == 'auto' else pathlib.Path(place)
+  directory = default_directory()
+  if place != 'auto':
+    directory = pathlib.Path(place).absolute()
   jax.config.update(_DIRECTORY, str(directory))
   # JAX decides at its first compilation whether there is a cache. If something
   # has been compiled already, this makes JAX decide anew.

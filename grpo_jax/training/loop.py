@@ -61,16 +61,22 @@ def train(
     screen: What `monitor.start` returned, to go on with; None starts one.
 
   Returns:
-    `before` and `after`, the first and the last held-out accuracy of the run,
-    earlier starts included (None without held-out problems), `steps`, the
-    rollouts done, and `secs`, the duration of this start in seconds.
+    `before`, the held-out accuracy after the warm-up, before the first rollout;
+    `after`, the last that was measured, and `after_step`, the rollouts done by
+    then, fewer than `steps` if the run was stopped between two evaluations.
+    Earlier starts are included; all three are None without held-out problems.
+    `steps`, the rollouts done, and `secs`, the duration of this start in
+    seconds.
 
   Raises:
     ValueError: Something that was given cannot be used, or nothing is left to
       learn. The message says what, and what to do. The run is saved.
   """
   start, stop = time.monotonic(), stop or stop_signal.Stop()
-  draw = functools.partial(replay_lib.draw, replay) if replay else sampled
+  # Absolute from here on: a reward function may change the directory.
+  workdir, draw = pathlib.Path(workdir).absolute(), sampled
+  if replay:
+    draw = functools.partial(replay_lib.draw, pathlib.Path(replay).absolute())
   with session_lib.opened(
     config, workdir, stop, replay is not None, given, on_rollout, screen
   ) as (session, progress):
@@ -87,10 +93,12 @@ def train(
           progress = advance(session, progress, draw)
     if progress:
       session_lib.finish(session, progress)
-    accuracy = session.monitor.heldout() or [None]
+    measured = session.monitor.heldout()
+    last_step, last = measured[-1] if measured else (None, None)
     return {
-      'before': accuracy[0],
-      'after': accuracy[-1],
+      'before': dict(measured).get(0),
+      'after': last,
+      'after_step': last_step,
       'steps': progress.step if progress else 0,
       'secs': time.monotonic() - start,
     }

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import functools
 import pathlib
 from typing import Any
 from typing import NamedTuple
@@ -135,7 +136,8 @@ def opened(
     frozen = checkpoint.fingerprint(update.frozen)
     if saved is not None:
       build_model.check_frozen(saved, frozen, config)
-    versions = workdir_lib.record(workdir, config, saved is None, given)
+    warn = functools.partial(screen.warn, None)  # before the first rollout
+    versions = workdir_lib.record(workdir, config, saved is None, given, warn)
     progress = _progress(saved) if saved else None
     # The last rollout with a line in metrics.jsonl; see `Unwritten`.
     written = progress and progress.step - bool(progress.unwritten)
@@ -170,13 +172,8 @@ def opened(
       Refused(),
       compilations.Compilations(),
     )
-    if saved is not None and progress is not None:
-      exports.resume(saved.step, saved.host.get('saves', 0))
-      # An earlier start may have been killed before it removed these.
-      warm_up.forget(workdir)
-      monitor.line(f'  goes on from the checkpoint of rollout {progress.step}')
-      whole = update.whole(progress.state.params)
-      run.engine.load(whole, version=progress.step)
+    if saved is not None:
+      _go_on(session, saved)
     yield session, progress
 
 
@@ -197,6 +194,17 @@ def _built(
     f'{run.tokenizer.vocab_size:,}',
   )
   return run, update
+
+
+def _go_on(session: Session, saved: Restored) -> None:
+  """Puts the parts of a session where the checkpoint has left them."""
+  session.exports.resume(saved.step, saved.host.get('saves', 0))
+  # An earlier start may have been killed before it removed these.
+  warm_up.forget(session.workdir)
+  said = f'  goes on from the checkpoint of rollout {saved.step}'
+  session.monitor.line(said)
+  whole = session.update.whole(saved.state.params)
+  session.run.engine.load(whole, version=saved.step)
 
 
 def _progress(saved: Restored) -> Progress:

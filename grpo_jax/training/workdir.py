@@ -12,6 +12,7 @@
   `monitor/`.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
@@ -20,7 +21,6 @@ import fcntl
 from importlib import metadata
 import itertools
 import json
-import os
 import pathlib
 import platform
 import shutil
@@ -29,6 +29,7 @@ import traceback
 from typing import Any
 
 from grpo_jax import config as config_lib
+from grpo_jax import whole_files
 from grpo_jax.config import Config
 from grpo_jax.training import marks
 from grpo_jax.training.marks import NOTHING
@@ -88,7 +89,11 @@ def claimed(directory: str | pathlib.Path, config: Config) -> Iterator[None]:
 
 
 def record(
-  directory: pathlib.Path, config: Config, anew: bool, given: Given = NOTHING
+  directory: pathlib.Path,
+  config: Config,
+  anew: bool,
+  given: Given = NOTHING,
+  warn: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
   """Records this start in `config.json`, `given.json` and `versions.json`.
 
@@ -101,6 +106,8 @@ def record(
       of models that an earlier run has left are then renamed to
       `completions.1`, `completions.2` and so on.
     given: What this start was given in Python; for `given.json`.
+    warn: Called with a sentence if `versions.json` cannot be read. It is then
+      renamed to `versions.1.json` and begun anew, because no run depends on it.
 
   Returns:
     The new entry of `versions.json`.
@@ -118,8 +125,7 @@ def record(
     shutil.rmtree(leftover)
   for old in (directory / 'completions', directory / 'exports'):
     if anew and old.exists():
-      names = (directory / f'{old.name}.{n}' for n in itertools.count(1))
-      old.rename(next(name for name in names if not name.exists()))
+      _put_aside(old)
   written = {'config.json': dataclasses.asdict(config)}
   recorded = {
     # Records of earlier starts are kept, because this start may not need every
@@ -136,16 +142,29 @@ def record(
     if _read(directory / name) == json.loads(json.dumps(values)):
       continue
     try:
-      _replace(directory / name, values)
+      _write(directory / name, values)
     except OSError as error:
       raise ValueError(
         f'{directory} cannot be written ({error.strerror}); make room, or give '
         'another workdir.'
       ) from error
   with contextlib.suppress(OSError):  # the disk may be full here too
-    starts = _read(directory / 'versions.json', list) or []
-    _replace(directory / 'versions.json', [*starts, now])
+    starts, file = [], directory / 'versions.json'
+    try:
+      starts = _read(file, list) or []
+    except ValueError:
+      aside = _put_aside(file)
+      warn(f'{file} cannot be read; it is now {aside.name}, a new one begins.')
+    _write(file, [*starts, now])
   return now
+
+
+def _put_aside(path: pathlib.Path) -> pathlib.Path:
+  """Renames `versions.json` to `versions.1.json`, or the first that is free."""
+  names = (
+    path.with_name(f'{path.stem}.{n}{path.suffix}') for n in itertools.count(1)
+  )
+  return path.rename(next(name for name in names if not name.exists()))
 
 
 def refuse_another(
@@ -294,12 +313,5 @@ def _read(path: pathlib.Path, kind: type = dict) -> Any:
   return value
 
 
-def _replace(path: pathlib.Path, value: Any) -> None:
-  """Writes JSON so that a kill leaves either the old file or the new one."""
-  beside = path.with_suffix('.tmp')
-  try:
-    beside.write_text(json.dumps(value, indent=2) + '\n')
-    os.replace(beside, path)
-  except OSError:
-    beside.unlink(missing_ok=True)
-    raise
+def _write(path: pathlib.Path, value: Any) -> None:
+  whole_files.write(path, (json.dumps(value, indent=2) + '\n').encode())

@@ -31,7 +31,7 @@ def test_the_embedded_default_in_eight_lines():
     ),
     'reward': 'exact_match',
     'held-out': (
-      '1000 problems, at the start, every 20 rollouts, and at the end'
+      '1000 problems, after the warm-up, every 20 rollouts, and at the end'
     ),
   }
 
@@ -43,7 +43,8 @@ def test_the_embedded_default_in_eight_lines():
     ({'optim.brake': 'decay'}, 'method', 'brake decay'),
     ({'model.num_kv_heads': 2}, 'model', '(2 for keys and values)'),
     ({'model.num_layers': 1}, 'model', '1 layer,'),
-    ({'evaluation.every_steps': 0}, 'held-out', 'at the start and at the end'),
+    ({'warm_up.steps': 0}, 'held-out', 'problems, at the start, every'),
+    ({'evaluation.every_steps': 0}, 'held-out', 'warm-up and at the end'),
     ({'data.train': 'mine.jsonl'}, 'data', 'mine.jsonl, tokenizer arithmetic'),
     (
       {

@@ -69,7 +69,7 @@ def test_numbers_become_json(path, warnings, value, written):
   lines = open_lines(path, warnings)
   lines.write(1, {'heldout_accuracy': value})
   assert lines_of(path)[0]['heldout_accuracy'] == written
-  assert lines.heldout == ([] if written is None else [written])
+  assert lines.heldout == ([] if written is None else [(1, written)])
 
 
 def test_a_fresh_start_keeps_earlier_files(path, warnings):
@@ -96,11 +96,31 @@ def test_a_resumed_run_cuts_back(path, warnings, end, resumed_step, kept):
   lines = open_lines(path, warnings, resumed_step)
   assert steps_of(path) == list(kept) and whole.startswith(path.read_bytes())
   assert lines.take_history() == {'reward': [(n, n / 4) for n in kept]}
-  assert lines.heldout == [step / 8 for step in kept]
+  assert lines.heldout == [(step, step / 8) for step in kept]
   lines.write(len(kept), {'heldout_accuracy': 9.0})
   assert steps_of(path) == [*kept, len(kept)]
-  assert lines.heldout[-1] == 9.0 and not warnings
+  assert lines.heldout[-1] == (len(kept), 9.0)
+  lost = ['5 of 10 rollouts (5, 6, 7, 8, 9)'] * (resumed_step == 9)
+  assert len(warnings) == len(lost)
+  assert all(words in warnings[0] for words in lost)
   assert [found.name for found in path.parent.iterdir()] == ['metrics.jsonl']
+
+
+@pytest.mark.parametrize('lost', ['1', '0, 1, 2'])
+def test_a_lost_line_is_said(path, warnings, lost):
+  write(path, warnings, range(3))
+  if lost == '1':
+    first, second, third = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + second.replace(b'"step"', b'"stop"') + third)
+  else:
+    path.unlink()
+  lines = open_lines(path, warnings, 2)
+  (sentence,) = warnings
+  assert f'of 3 rollouts ({lost})' in sentence and 'lost' in sentence
+  lines.write(3, {})
+  assert steps_of(path) == ([0, 2, 3] if lost == '1' else [3])
+  open_lines(path, warnings, -1)  # the line of rollout 0 is not yet due
+  assert len(warnings) == 1
 
 
 def test_only_what_is_read_back_stays_in_memory(path, warnings):
@@ -168,7 +188,8 @@ def test_a_start_on_a_full_disk_cuts_back_later(
   with monkeypatch.context() as patch:
     patch.setattr(_jsonl.os, call, refuse)
     lines = open_lines(path, warnings, 2)
-    assert lines.heldout[:3] == [0, 0.125, 0.25] and lines.elapsed() < 60
+    assert lines.heldout[:3] == [(0, 0), (1, 0.125), (2, 0.25)]
+    assert lines.elapsed() < 60
     assert len(lines.take_history()['reward']) == 3
     for step in (3, 4):
       lines.write(step, {'heldout_accuracy': 1.0})
@@ -179,7 +200,7 @@ def test_a_start_on_a_full_disk_cuts_back_later(
   lines.write(5, {})
   again = [2] * (call == 'replace')
   assert steps_of(path) == [0, 1, 2, *again, 3, 4, 5]
-  assert lines.heldout == [0, 0.125, 0.25, 1.0, 1.0]
+  assert lines.heldout[2:] == [(2, 0.25), (3, 1.0), (4, 1.0)]
   assert not lines.failed_writes and len(warnings) == 1
   assert [found.name for found in path.parent.iterdir()] == ['metrics.jsonl']
 

@@ -25,9 +25,9 @@ def test_a_run_that_goes_on(tmp_path, capsys):
     for step in range(6):
       shown.write(step, {'heldout_accuracy': step / 4, 'loss': None})
   with make(tmp_path / 'run', resumed_step=3) as shown:
-    assert shown.heldout() == [0, 0.25, 0.5, 0.75]
+    assert shown.heldout() == [(n, n / 4) for n in range(4)]
     shown.write(4, {'heldout_accuracy': 9.0})
-    assert shown.heldout()[-1] == 9.0
+    assert shown.heldout()[-1] == (4, 9.0)
   lines = (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()
   assert [json.loads(line)['step'] for line in lines] == [0, 1, 2, 3, 4]
   assert len(list((tmp_path / 'run' / 'tensorboard').iterdir())) == 2

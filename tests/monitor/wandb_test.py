@@ -105,7 +105,7 @@ def test_a_service_that_does_not_start_lets_the_run_go_on(
   fake.init = refuse
   with monitor.Monitor(LOG, tmp_path, 5, None, {}) as shown:
     shown.write(1, {'heldout_accuracy': 0.25})
-    assert shown.heldout() == [0.25]
+    assert shown.heldout() == [(1, 0.25)]
   error = capsys.readouterr().err
   assert error.count('warning') == 1 and 'PermissionError: no key' in error
   assert not (tmp_path / 'wandb_run_id.txt').exists()

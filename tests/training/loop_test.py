@@ -1,6 +1,8 @@
 """The whole loop: it learns, not from noise, and it repeats itself."""
 
 import json
+import os
+import pathlib
 import shutil
 
 import jax
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import models
+from grpo_jax.commands import eval_and_sample
 from grpo_jax.models import layout
 from grpo_jax.rollouts import parquet
 from grpo_jax.training import build
@@ -239,13 +242,18 @@ def test_compilations_end_when_the_shapes_have_been_seen(tmp_path, monkeypatch):
   assert not np.any(counts[3:]), counts
 
 
-def test_a_jsonl_file_trains_too(tmp_path):
-  file = tmp_path / 'sums.jsonl'
+def test_a_jsonl_file_trains_too(tmp_path, monkeypatch):
+  """Files by relative names, and a reward that leaves the directory."""
+  (tmp_path / 'elsewhere').mkdir()
+  monkeypatch.setenv('ELSEWHERE', str(tmp_path / 'elsewhere'))
+  monkeypatch.chdir(tmp_path)
+  file = pathlib.Path('sums.jsonl')
   rows = [{'question': f'0{i}+01=', 'sum': str(i + 1)} for i in range(9)]
   file.write_text(''.join(json.dumps(row) + '\n' for row in rows))
   config = small(
     **{
       'steps': 1,
+      'reward': 'tests.judges:wanders',
       'data.train': str(file),
       'data.heldout': str(file),
       'data.prompt_field': 'question',
@@ -254,5 +262,15 @@ def test_a_jsonl_file_trains_too(tmp_path):
       'evaluation.examples': 9,
     }
   )
-  result = loop.train(config, tmp_path / 'run')
-  assert 0 <= result['after'] <= 1
+  result = loop.train(config, 'run')
+  assert 0 <= result['after'] <= 1 and result['after_step'] == 1
+  assert os.getcwd() == str(tmp_path / 'elsewhere')
+  assert len(records(tmp_path / 'run')) == 2
+  monkeypatch.chdir(tmp_path)
+  again = loop.train(config, 'again', replay='run/completions')
+  assert again['steps'] == 1
+  monkeypatch.chdir(tmp_path)
+  policy = eval_and_sample.load(config, 'run', to_evaluate=True)
+  eval_and_sample.evaluate(policy, 2, 2, [1], completions='all.parquet')
+  assert (tmp_path / 'all.parquet').exists()
+  assert not os.listdir(tmp_path / 'elsewhere')

@@ -55,8 +55,11 @@ def test_a_run_in_pieces_is_the_run_in_one(tmp_path):
   assert len(ends) > 4
   assert stocks  # once at least there were groups in stock
   runs.assert_equal(tmp_path / 'whole', tmp_path / 'pieces')
-  for name in ('before', 'after', 'steps'):
+  for name in ('before', 'after', 'after_step', 'steps'):
     assert whole[name] == ends[-1][name]
+  # A run that was stopped says of which rollout its last evaluation is.
+  assert whole['after_step'] == 4
+  assert {(end['steps'], end['after_step']) for end in ends} >= {(3, 2)}
   assert not (tmp_path / 'pieces' / 'warm_up').exists()
 
 

@@ -91,6 +91,17 @@ def test_what_a_killed_process_left_half_written_is_removed(tmp_path):
   assert not (tmp_path / 'exports/.8.tmp').exists()
 
 
+@pytest.mark.parametrize('broken', ['', '{"a": 1}', '[{}', '\0\0'])
+def test_a_broken_record_of_versions_is_put_aside(broken, earlier):
+  file, said = earlier / 'versions.json', []
+  for _ in range(2):
+    file.write_text(broken)
+    workdir.record(earlier, resolved(earlier), False, warn=said.append)
+    assert len(json.loads(file.read_text())) == 1
+  assert (earlier / 'versions.2.json').read_text() == broken
+  assert 'versions.1.json' in said[0] and 'versions.2.json' in said[1]
+
+
 def test_a_field_that_the_run_lacked_counts_with_its_default(earlier):
   values = saved_config.get_config(str(earlier))
   values.optim.brake = 'reset'

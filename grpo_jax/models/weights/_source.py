@@ -95,7 +95,9 @@ def source(path: str | os.PathLike) -> Source:
     return _from_gguf(gguf_files.find(path))
   path = pathlib.Path(path).expanduser()
   if path.is_dir():
-    return _from_folder(path)
+    # Absolute, because a reward function may change the directory, and the
+    # files of the tokenizer are copied from here after that.
+    return _from_folder(path.absolute())
   if not path.exists():
     raise ValueError(
       f'There is no {path}; give a Hugging Face folder, a .gguf file, or '

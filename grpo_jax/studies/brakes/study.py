@@ -76,7 +76,7 @@ def run(
       f'{", ".join(known)}.'
     )
   chosen = [known[label] for label in known if not only or label in only]
-  workdir = pathlib.Path(workdir)
+  workdir = pathlib.Path(workdir).absolute()
   config = dataclasses.replace(config, steps=steps)
   with workdir_lib.claimed(workdir, config), runs.compiled_once():
     # Not anew: nothing that an earlier start has left is moved away.
