@@ -32,7 +32,7 @@ def imported(name: str, subject: str) -> Callable[..., Any]:
   module_name, _, function_name = name.partition(':')
   try:
     module = importlib.import_module(module_name)
-  except Exception as error:  # a user's module may raise anything
+  except (Exception, SystemExit) as error:  # a user's module may do anything
     raise ValueError(
       f'{subject} cannot be imported, because importing the module '
       f'{module_name!r} failed ({type(error).__name__}: {error}); correct the '

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
   from ml_collections import ConfigDict
 
 
+@stop_signal.no_exit()
 def train(
   config: 'config_lib.Config | ConfigDict | str | os.PathLike[str] | None',
   workdir: str | os.PathLike[str],
@@ -91,8 +92,8 @@ def train(
       rollout: how many are done, its metrics by name, and the
       `grpo_jax.rollouts.types.Rollout` with prompts, completions and rewards.
       If it returns True, the run is saved and ends. If it raises, the run is
-      saved first. `rollout` is None for a rollout that an earlier start has
-      sampled but not evaluated.
+      saved first, and `sys.exit` counts as an error. `rollout` is None for a
+      rollout that an earlier start has sampled but not evaluated.
 
   Returns:
     `before`, the held-out accuracy after the warm-up, before the first rollout;
@@ -138,6 +139,7 @@ def train(
   return result
 
 
+@stop_signal.no_exit()
 def evaluate(
   workdir: str | os.PathLike[str],
   *,
@@ -202,6 +204,7 @@ def evaluate(
     )
 
 
+@stop_signal.no_exit()
 def sample(
   workdir: str | os.PathLike[str],
   prompts: Sequence[data.Prompt],

@@ -44,14 +44,14 @@ Exit codes: 0 done; 2 the input cannot be used, as one sentence says; 130 and
 143 stopped by Ctrl-C or SIGTERM (and saved: the same command goes on)."""
 
 
-def train() -> None:
-  """`grpo-jax train`."""
+def train() -> int:
+  """`grpo-jax train`; returns the exit code."""
   from grpo_jax import monitor
 
   config, steps = _config(), _step_range(_value('profile_steps'))
   if _value('check'):
     _check(config)
-    return
+    return 0
   with monitor.start(config, _value('workdir')) as screen:
     with screen.phase('loading JAX'):  # only now: it takes seconds
       from grpo_jax.training import loop
@@ -65,8 +65,7 @@ def train() -> None:
       for name, value in result.items()
     }
   )
-  if _STOP.signal is not None:
-    raise SystemExit(128 + _STOP.signal)
+  return 0 if _STOP.signal is None else 128 + _STOP.signal
 
 
 def _peak_memory_gib() -> float:
@@ -188,7 +187,7 @@ def study() -> None:
 class Command(NamedTuple):
   """One command: what runs it, what it does, and the flags that it reads."""
 
-  run: Callable[[], None]
+  run: Callable[[], int | None]  # returns the exit code; None is 0
   what: str
   flags: tuple[str, ...]
   takes: tuple[str, ...] = ()  # flags whose values need no name
@@ -297,7 +296,8 @@ def _step_range(given: list[str]) -> tuple[int, int]:
 def main(argv: list[str]) -> None:
   """Runs the command that the first argument names."""
   try:
-    COMMANDS[argv[1]].run()
+    with stop_signal.no_exit():
+      code = COMMANDS[argv[1]].run()
   except KeyboardInterrupt:
     raise SystemExit(130) from None
   except BrokenPipeError:  # an OSError, but no fault of the input; see `run`
@@ -306,6 +306,7 @@ def main(argv: list[str]) -> None:
     if refusals.sentence(error) is None:
       raise
     _refuse(error)
+  raise SystemExit(code)
 
 
 def help_text(command: str, width: int) -> str:
@@ -391,7 +392,8 @@ def _parse(argv: list[str]) -> list[str]:
     _require_flags(command, argv)
     argv, _SET_LATER[:] = arguments.set_aside(argv)
     sys.argv[:] = argv  # where ml_collections looks for fields of the config
-    return flags.FLAGS(argv)
+    with stop_signal.no_exit():  # a config file is code too
+      return flags.FLAGS(argv)
   except Exception as error:  # a config file may raise anything
     said = arguments.mistyped(argv, error)
     if said is None and not isinstance(error, ValueError | OSError):

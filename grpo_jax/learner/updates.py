@@ -243,7 +243,7 @@ class Updater:
 
   def _try(self, example: Rollout, step: int) -> None:
     # What fails here fails again in the first update, which raises it.
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(BaseException):
       self._compile(example, step)
 
   def _compile(self, example: Rollout, step: int) -> None:

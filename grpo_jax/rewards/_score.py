@@ -146,14 +146,20 @@ class _Call:
       arguments = [items[0] for items in arguments]
     try:
       return self.reward.function(*arguments)
-    except Exception as error:
+    except KeyboardInterrupt:  # of a person, or of a signal
+      raise
+    except BaseException as error:  # `sys.exit` raises what is no Exception
       raise self._raised(error) from error
 
   async def finish(self, result: Awaitable[Any]) -> Any:
     """What the coroutine of an async function returns."""
     try:
       return await result
-    except Exception as error:
+    except KeyboardInterrupt:
+      raise
+    except BaseException as error:  # as above
+      if _ended_from_outside(error):
+        raise
       raise self._raised(error) from error
 
   def values(self, result: Any) -> list[float | None]:
@@ -194,7 +200,7 @@ class _Call:
       )
     return float(value)
 
-  def _raised(self, error: Exception) -> RewardError:
+  def _raised(self, error: BaseException) -> RewardError:
     return RewardError(
       f'{self._where()} raised {type(error).__name__}: {error}; correct the'
       ' function, or let it return None for completions that it cannot judge.'
@@ -265,9 +271,31 @@ def _finish_all(
   waiting = [i for i, item in enumerate(results) if inspect.isawaitable(item)]
   finished = list(results)
   if waiting:
-    for i, value in zip(waiting, _run(finish_all), strict=True):
+    try:
+      values = _run(finish_all)
+    except (Exception, KeyboardInterrupt):
+      raise
+    except BaseException as error:
+      # asyncio lets a SystemExit in a task of the user's own end the loop.
+      names = sorted({calls[i].reward.name for i in waiting})
+      raise RewardError(
+        f'A task of one of the async rewards {names} raised '
+        f'{type(error).__name__}: {error}; correct the function, or let it '
+        'return None for completions that it cannot judge.'
+      ) from error
+    for i, value in zip(waiting, values, strict=True):
       finished[i] = value
   return finished
+
+
+def _ended_from_outside(error: BaseException) -> bool:
+  """Whether the event loop ends a coroutine, and not the coroutine itself."""
+  try:
+    task = asyncio.current_task()
+  except RuntimeError:  # no loop is running, so the coroutine is being closed
+    return True
+  cancelled = isinstance(error, asyncio.CancelledError)
+  return cancelled and task is not None and task.cancelling() > 0
 
 
 def _run(function: Any) -> Any:

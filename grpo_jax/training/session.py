@@ -342,14 +342,16 @@ def _export(session: Session, step: int, state: TrainState) -> None:
 def saved_if_it_fails(session: Session, progress: Progress) -> Iterator[None]:
   """Saves the progress if the body raises, and lets the error pass.
 
-  A reward function may raise anything.
+  A reward function may raise anything, `SystemExit` too.
   """
   try:
     yield
-  # Not every KeyboardInterrupt: after a second Ctrl-C nothing is saved.
-  except (Exception, Stopped):
-    save(session, progress, {})
-    session.saves.wait()
+  except BaseException as error:
+    # After a second Ctrl-C nothing is saved.
+    again = isinstance(error, KeyboardInterrupt) and session.stop.signal
+    if isinstance(error, Stopped) or not again:
+      save(session, progress, {})
+      session.saves.wait()
     raise
 
 

@@ -1,9 +1,13 @@
-"""Stopping on a signal: SIGTERM from a scheduler, Ctrl-C from a person."""
+"""Stopping on a signal: SIGTERM from a scheduler, Ctrl-C from a person.
+
+Code of the user's does not stop a run: `no_exit` makes an error of its exit.
+"""
 
 from collections.abc import Iterator
 import contextlib
 import os
 import signal
+import traceback
 from types import FrameType
 
 
@@ -13,6 +17,33 @@ class Stopped(KeyboardInterrupt):
   It is a `KeyboardInterrupt` and no `Exception`, so that an `except Exception`
   in an event loop or a reward function does not swallow it.
   """
+
+
+@contextlib.contextmanager
+def no_exit() -> Iterator[None]:
+  """Makes an error of what would end the process, as `sys.exit` does.
+
+  Code of the user's may raise what is no `Exception`: a reward function, a
+  method, a source of data. After `sys.exit(0)` a command that has done half its
+  work would report success. Signals are not meant: a `KeyboardInterrupt`
+  passes.
+
+  Raises:
+    ValueError: The body has raised `SystemExit`, `GeneratorExit` or another
+      exception that is neither an `Exception` nor a `KeyboardInterrupt`. The
+      sentence names the line of code.
+  """
+  try:
+    yield
+  except (Exception, KeyboardInterrupt):
+    raise
+  except BaseException as error:
+    line = traceback.extract_tb(error.__traceback__)[-1]
+    raise ValueError(
+      f'Line {line.lineno} of {line.filename} raised {type(error).__name__}'
+      f'({error}), which would end the process before its work is done; let '
+      'that code return, or raise an error such as ValueError.'
+    ) from error
 
 
 class Stop:

@@ -82,7 +82,9 @@ def claimed(directory: str | pathlib.Path, config: Config) -> Iterator[None]:
       ) from error
     try:
       yield
-    except Exception:
+    except BaseException as error:
+      if isinstance(error, KeyboardInterrupt):
+        raise
       with contextlib.suppress(OSError):
         (directory / 'traceback.txt').write_text(traceback.format_exc())
       raise

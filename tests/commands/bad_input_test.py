@@ -50,6 +50,10 @@ BAD_INPUT = {
     'SyntaxError',
   ),
   'no get_config': (['train', '--config=TMP/empty.py', 'WORK'], 'get_config'),
+  'a config that exits': (
+    ['train', '--config=TMP/exits.py', 'WORK'],
+    'TMP/exits.py raised SystemExit(0), which would end the process',
+  ),
   'another config type': (
     ['train', '--config=TMP/none.py', 'WORK'],
     'no ConfigDict',
@@ -135,6 +139,7 @@ def test_bad_input_gets_one_sentence_and_exit_code_2(name, tmp_path):
   (tmp_path / 'file').write_text('in the way')
   (tmp_path / 'syntax.py').write_text('def get_config(:')
   (tmp_path / 'empty.py').write_text('')
+  (tmp_path / 'exits.py').write_text('def get_config(): raise SystemExit(0)')
   (tmp_path / 'none.py').write_text('def get_config(): return None')
   given, words = BAD_INPUT[name]
   place = str(tmp_path)
@@ -151,7 +156,7 @@ def test_bad_input_gets_one_sentence_and_exit_code_2(name, tmp_path):
 # What shows when the first rollout is drawn; by then there is a workdir, and
 # what was learned so far is in it.
 LATE_INPUT = {
-  'raises': ([reward('raises')], "tests.judges:raises' (function raises)"),
+  'exits': ([reward('exits')], "tests.judges:exits' (function exits)"),
   'nan': ([reward('nan')], 'returned nan'),
   'too few': ([reward('too_few')], 'returned 1 for 16 completions'),
   'long prompt': (

@@ -1,5 +1,7 @@
 """Tests of what score refuses, and that its messages name the place."""
 
+import asyncio
+
 import numpy as np
 import pytest
 
@@ -41,6 +43,45 @@ def test_an_exception_names_function_and_example(function, row):
   assert ('a batch of 3' in message) == (function is batched_failing)
   assert isinstance(caught.value, ValueError)
   assert isinstance(caught.value.__cause__, KeyError)
+
+
+class Ended(BaseException):
+  """Neither an Exception nor a KeyboardInterrupt."""
+
+
+def ending(error, kind):
+  """A reward function that ends the process or the event loop."""
+
+  def plain(prompt, completion, example):
+    raise error
+
+  async def own(prompt, completion, example):
+    raise error
+
+  async def of_a_task(prompt, completion, example):
+    await asyncio.create_task(own(prompt, completion, example))
+
+  return {'plain': plain, 'async': own, 'task': of_a_task}[kind]
+
+
+@pytest.mark.filterwarnings('error')
+@pytest.mark.parametrize('kind', ['plain', 'async', 'task'])
+@pytest.mark.parametrize(
+  'error',
+  [SystemExit(0), GeneratorExit(), asyncio.CancelledError(), Ended('now')],
+  ids=lambda error: type(error).__name__,
+)
+def test_what_ends_the_process_is_an_error_of_the_reward(error, kind):
+  term = rewards.WeightedReward('my_term', ending(error, kind))
+  with pytest.raises(rewards.RewardError, match='my_term') as caught:
+    cases.score_rows(cases.async_value, term)
+  assert f'raised {type(error).__name__}' in str(caught.value)
+
+
+@pytest.mark.parametrize('kind', ['plain', 'async', 'task'])
+def test_an_interrupt_is_no_error_of_the_reward(kind):
+  with pytest.raises(KeyboardInterrupt):
+    cases.score_rows(ending(KeyboardInterrupt(), kind))
 
 
 @pytest.mark.filterwarnings('error')

@@ -1,12 +1,17 @@
 """Runs that are asked to end, share a workdir, or find the disk full."""
 
+import asyncio
 import resource
 import signal
 import time
+import types
 
 import pytest
 
+from grpo_jax.commands import main
+from grpo_jax.training import session
 from grpo_jax.training import stop_signal
+from grpo_jax.training import workdir
 from tests import runs
 from tests.cli import JUDGE
 from tests.cli import SMALL
@@ -117,3 +122,70 @@ def test_a_run_survives_a_full_disk(tmp_path):
   written = runs.records(tmp_path)
   assert [r['step'] for r in written] == list(range(len(written)))
   assert written[-1]['saves_failed'] >= 1
+
+
+ENDINGS = [SystemExit(0), SystemExit(3), GeneratorExit()]
+ENDINGS += [asyncio.CancelledError()]
+
+
+@pytest.mark.parametrize('error', ENDINGS, ids=repr)
+def test_an_exit_before_the_end_is_an_error_with_a_place(error):
+  with pytest.raises(ValueError, match=r'stop_signal_test.py raised ') as found:
+    with stop_signal.no_exit():
+      raise error
+  assert f'{type(error).__name__}({error})' in str(found.value)
+  assert found.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+  'error', [OSError('x'), KeyboardInterrupt(), stop_signal.Stopped()], ids=repr
+)
+def test_errors_and_interrupts_pass(error):
+  with pytest.raises(type(error)) as found:
+    with stop_signal.no_exit():
+      raise error
+  assert found.value is error
+
+
+@pytest.mark.parametrize('does', ENDINGS + [None, 143], ids=repr)
+def test_a_command_ends_with_0_only_when_it_is_done(does, monkeypatch, capsys):
+  def run():
+    if isinstance(does, BaseException):
+      raise does
+    return does
+
+  command = main.COMMANDS['train']._replace(run=run)
+  monkeypatch.setitem(main.COMMANDS, 'train', command)
+  with pytest.raises(SystemExit) as ended:
+    main.main(['grpo-jax', 'train'])
+  refused = does in ENDINGS
+  assert ended.value.code == (2 if refused else does)
+  assert ('would end the process' in capsys.readouterr().err) == refused
+
+
+@pytest.mark.parametrize(
+  'error, signals, saved',
+  [
+    *((error, 0, True) for error in [*ENDINGS, ValueError('no judge')]),
+    (stop_signal.Stopped(), 1, True),
+    (KeyboardInterrupt(), 0, True),  # raised by the reward itself
+    (KeyboardInterrupt(), 1, False),  # the second Ctrl-C
+  ],
+  ids=repr,
+)
+def test_what_is_no_second_interrupt_is_saved(
+  error, signals, saved, monkeypatch, tmp_path
+):
+  happened, stop = [], stop_signal.Stop()
+  stop.signal = signal.SIGINT if signals else None
+  saves = types.SimpleNamespace(wait=lambda: happened.append('wait'))
+  open_one = types.SimpleNamespace(stop=stop, saves=saves)
+  monkeypatch.setattr(session, 'save', lambda *_: happened.append('save'))
+  config = runs.small()
+  with pytest.raises(type(error)):
+    with workdir.claimed(tmp_path, config):
+      with session.saved_if_it_fails(open_one, None):
+        raise error
+  assert happened == (['save', 'wait'] if saved else [])
+  left = (tmp_path / 'traceback.txt').exists()
+  assert left == (not isinstance(error, KeyboardInterrupt))
