@@ -114,22 +114,9 @@ def opened(
     exports = export.Exports(run, workdir)
     # After building, so that a config that cannot be built leaves no workdir.
     stack.enter_context(workdir_lib.claimed(workdir, config))
-    goes_on = any((workdir / 'checkpoints').glob('[0-9]*'))
-    restoring = 'restoring the newest checkpoint'
-    with screen.phase(restoring if goes_on else 'preparing the checkpoints'):
-      saves = stack.enter_context(
-        Checkpoints(
-          workdir / 'checkpoints',
-          config.checkpoint.keep_last,
-          bool(config.checkpoint.best_metric),
-        )
-      )
-      saved = saves.restore(update.abstract)
+    saves, saved = _restored(stack, screen, config, workdir, update)
     if saved is not None:
       _check_restored(saved, config, workdir, replays)
-      decided = saved.host.get('layout', {})
-      if config.learner.layout in ('auto', decided.get('kind')):
-        update.spec = dataclasses.replace(update.spec, **decided)
     if config.lora.rank:
       with screen.phase('reading the weights beside the adapters'):
         update.frozen = build.frozen_params(run)
@@ -205,6 +192,31 @@ def _go_on(session: Session, saved: Restored) -> None:
   session.monitor.line(said)
   whole = session.update.whole(saved.state.params)
   session.run.engine.load(whole, version=saved.step)
+
+
+def _restored(
+  stack: contextlib.ExitStack,
+  screen: monitor_lib.Screen,
+  config: Config,
+  workdir: pathlib.Path,
+  update: Updater,
+) -> tuple[Checkpoints, Restored | None]:
+  """The checkpoints, and the newest; what it has decided, the updater gets."""
+  goes_on = any((workdir / 'checkpoints').glob('[0-9]*'))
+  restoring = 'restoring the newest checkpoint'
+  with screen.phase(restoring if goes_on else 'preparing the checkpoints'):
+    saves = stack.enter_context(
+      Checkpoints(
+        workdir / 'checkpoints',
+        config.checkpoint.keep_last,
+        bool(config.checkpoint.best_metric),
+      )
+    )
+    saved = saves.restore(update.abstract)
+  decided = saved.host.get('layout', {}) if saved else {}
+  if config.learner.layout in ('auto', decided.get('kind')):
+    update.spec = dataclasses.replace(update.spec, **decided)
+  return saves, saved
 
 
 def _progress(saved: Restored) -> Progress:
