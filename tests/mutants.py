@@ -1,21 +1,20 @@
-"""Mutation tests: is there a test that fails when a line of losses/ is wrong?
+"""Mutation tests: is there a test that fails when a line is wrong?
 
-  python -m tests.mutants --workers 2              # the whole run, minutes
-  python -m tests.mutants --only _ops --verbose    # one file
+  python -m tests.mutants --workers 2              # losses, optim: minutes
+  python -m tests.mutants --only _ops --verbose    # one file of them
+  python -m tests.mutants --state mutants.jsonl    # a sample of others: hours
 
-Each file of `PACKAGES` is changed in one place at a time (`replacements` says
-how) and loaded into this process under the real names, with a fresh copy of its
-package and tests. The test functions that reach the changed lines run until one
-fails. A mutant that none of them notices needs a test, or a reason in
-`EQUIVALENT`.
+The last is in `mutants_sample`, the others are here: each file of `PACKAGES` is
+changed in one place at a time (`replacements` says how) and loaded into this
+process under the real names, with a fresh copy of its package and tests. The
+test functions that reach the changed lines run until one fails. A mutant that
+none of them notices needs a test, or a reason in `EQUIVALENT`.
 """
 
 import argparse
-import ast
 import collections
 from collections.abc import Callable
 from collections.abc import Iterable
-from collections.abc import Iterator
 from concurrent import futures
 import contextlib
 import functools
@@ -37,11 +36,18 @@ import tests.conftest  # noqa: F401  (fake devices, before jax is imported)
 
 import jax  # isort: skip
 import pytest  # isort: skip
+from tests import mutants_sample  # isort: skip
+from tests.mutants_changes import Mutant  # isort: skip
+from tests.mutants_changes import mutants  # isort: skip
 from tests.mutants_equivalent import EQUIVALENT  # isort: skip
+from tests.mutants_report import REQUIRED  # isort: skip
+from tests.mutants_report import Result  # isort: skip
+from tests.mutants_report import share_killed  # isort: skip
+from tests.mutants_report import survivors  # isort: skip
+from tests.mutants_report import table  # isort: skip
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ('losses', 'optim')
-REQUIRED = 0.9  # share of mutants that must be killed
 LIMIT_SECS = 120  # per mutant; a hang counts as killed
 
 _BARE = (
@@ -64,155 +70,6 @@ TRIMMED = {
   'test_sharded_over_prompts': '.*-kl_cov',
 }  # fmt: skip
 """Slow tests, of many parametrizations mostly -> those of them that are run."""
-
-
-# Mutations.
-
-_OPERATORS = {
-  'Gt': 'Lt GtE', 'GtE': 'Lt Gt', 'Lt': 'Gt LtE', 'LtE': 'Gt Lt',
-  'Eq': 'NotEq', 'NotEq': 'Eq', 'Is': 'IsNot', 'IsNot': 'Is',
-  'In': 'NotIn', 'NotIn': 'In', 'Add': 'Sub', 'Sub': 'Add', 'Mult': 'Div',
-  'Div': 'Mult', 'BitAnd': 'BitOr', 'BitOr': 'BitAnd', 'And': 'Or', 'Or': 'And',
-}  # fmt: skip
-_NAMES = dict(minimum='maximum', min='max', argmin='argmax', any='all')
-_TEXTS = dict(population='sample', k2='k3', row='batch', constant='linear')
-for _swaps in (_NAMES, _TEXTS):
-  _swaps |= {new: old for old, new in _swaps.items()}
-
-
-def _others(operator):
-  names = _OPERATORS.get(type(operator).__name__, '').split()
-  return [getattr(ast, name)() for name in names]
-
-
-def replacements(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
-  """Yields what may stand in a node's place, and what to call the change."""
-  match node:
-    case ast.Compare(left, operators, rest):
-      for place, operator in enumerate(operators):
-        for other in _others(operator):
-          new = [*operators[:place], other, *operators[place + 1 :]]
-          yield ast.Compare(left, new, rest), ''
-    case ast.BinOp(left, operator, right):
-      for other in _others(operator):
-        yield ast.BinOp(left, other, right), ''
-      if isinstance(operator, ast.Mult | ast.Div | ast.BitAnd):
-        yield left, ''
-      if isinstance(operator, ast.Mult | ast.BitAnd):
-        yield right, ''
-    case ast.BoolOp(operator, values):
-      for other in _others(operator):
-        yield ast.BoolOp(other, values), f'to {type(other).__name__}'
-    case ast.UnaryOp(ast.USub() | ast.Invert() | ast.Not(), operand):
-      yield operand, ''
-    case ast.keyword('axis', ast.Constant(int()) | ast.UnaryOp() as axis):
-      other = 1 if ast.unparse(axis) == '0' else 0
-      yield ast.keyword('axis', ast.Constant(other)), ''
-    case ast.Constant(bool(value)):
-      yield ast.Constant(not value), ''
-    case ast.Constant(int(value) | float(value)):
-      moved = float(f'{1.5 * value:.6g}') if value % 1 else value + 1
-      if moved != value:  # as of 1e30
-        yield ast.Constant({0: 1, 1: 0}.get(value, moved)), ''
-    case ast.Constant(str(value)) if value in _TEXTS:
-      yield ast.Constant(_TEXTS[value]), ''
-    case ast.Attribute(value, name) if name in _NAMES:
-      yield ast.Attribute(value, _NAMES[name], node.ctx), ''
-    case ast.Name(name) if name in _NAMES:
-      yield ast.Name(_NAMES[name], node.ctx), ''
-    case ast.Call(ast.Attribute(_, 'stop_gradient'), [argument]):
-      yield argument, ''
-    case ast.Call(ast.Attribute(_, 'where'), [condition, one, other]):
-      new = ast.Call(node.func, [condition, other, one], node.keywords)
-      yield new, 'branches swapped'
-    case ast.Call(ast.Name('chain'), [_, _, *_] as links):
-      for place, link in enumerate(links):
-        rest = [*links[:place], *links[place + 1 :]]
-        yield ast.Call(node.func, rest, []), f'without {_short(link)}'
-    case ast.If(test, body, orelse) | ast.IfExp(test, body, orelse):
-      if not isinstance(test, ast.Compare | ast.UnaryOp):  # have their own
-        new = type(node)(ast.UnaryOp(ast.Not(), test), body, orelse)
-        yield new, f'not ({_short(test)})'
-
-
-def _short(node):
-  text = ' '.join(ast.unparse(node).split())
-  return text if len(text) <= 40 else f'{text[:20]}...{text[-17:]}'
-
-
-def _children(node):
-  """(holder, key, child): what may be mutated in `node`, and where it hangs."""
-  for field, value in ast.iter_fields(node):
-    if field in ('annotation', 'returns', 'decorator_list'):
-      continue
-    if isinstance(value, list):
-      yield from ((value, place, child) for place, child in enumerate(value))
-    else:
-      yield node.__dict__, field, value
-
-
-def _is_skipped(parent, key, child):
-  match parent, child:
-    case _, ast.Import() | ast.ImportFrom() | ast.Raise() | ast.JoinedStr():
-      return True
-    case (_, ast.Assert()) | (ast.Expr(), ast.Constant()):  # a docstring
-      return True
-    case _, ast.Assign([ast.Name('__all__')]):
-      return True
-    case ast.Module(), ast.Assign(value=ast.BinOp(op=ast.BitOr())):  # a type
-      return True
-    case ast.Call(ast.Name('isinstance')), _:
-      return key == 1
-  return not isinstance(child, ast.AST)
-
-
-class Mutant(NamedTuple):
-  """One change of one file."""
-
-  path: str  # relative to the root
-  lineno: int
-  key: tuple[str, str, str]  # of `EQUIVALENT`; outlives edits elsewhere
-  reach: range  # the lines that run when the change matters; empty: unknown
-  code: CodeType
-
-
-def mutants(path: str, text: str) -> list[Mutant]:
-  """Every mutant of a file."""
-  tree, lines, made = ast.parse(text), text.splitlines(), {}
-
-  def add(holder, key, old, new, change, function, reach):
-    holder[key] = ast.copy_location(new, old)
-    code = compile(ast.fix_missing_locations(tree), path, 'exec')
-    holder[key] = old
-    change = change or f'{_short(old)} -> {_short(new)}'
-    where = f'{path.removeprefix("grpo_jax/")}:{function}'
-    for number in itertools.count(1):  # alike changes of one line
-      name = f'{change} #{number}' if number > 1 else change
-      key = where, lines[old.lineno - 1].strip(), name
-      if key not in made:
-        break
-    made[key] = Mutant(path, old.lineno, key, reach, code)
-
-  def visit(parent, function, reach):
-    for holder, key, child in _children(parent):
-      if _is_skipped(parent, key, child):
-        continue
-      inner, inside = function, reach
-      if isinstance(child, ast.FunctionDef | ast.ClassDef):
-        inner = f'{function}.{child.name}'.lstrip('.')
-        inside = range(child.body[0].lineno, child.end_lineno + 1)
-      elif isinstance(child, ast.arguments):
-        inside = range(0)  # a default may be read without a call
-      elif isinstance(child, ast.stmt):
-        header = getattr(child, 'test', child)
-        inside = range(child.lineno, header.end_lineno + 1)
-      for new, change in replacements(child):
-        add(holder, key, child, new, change, inner, inside)
-      if not (isinstance(child, ast.keyword) and child.arg == 'axis'):
-        visit(child, inner, inside)
-
-  visit(tree, '', range(0))
-  return list(made.values())
 
 
 # Loading a mutant, and the tests that bind to it.
@@ -343,14 +200,10 @@ def failure(check: Callable[[], None]) -> BaseException | None:
 # The run.
 
 
-class Result(NamedTuple):
-  """What became of a mutant."""
-
-  path: str
-  lineno: int
-  key: tuple[str, str, str]
-  killer: str  # the check that failed; '' if the mutant survived
-  secs: float
+def compiled(mutant: Mutant) -> CodeType:
+  """The code of a mutated file."""
+  texts = {source.path: source.text for source in sources().values()}
+  return compile(mutant.applied(texts[mutant.path]), mutant.path, 'exec')
 
 
 def _time_is_up(*_):
@@ -363,7 +216,7 @@ def judge(mutant: Mutant, names: Iterable[str]) -> Result:
   before = signal.signal(signal.SIGALRM, _time_is_up)
   signal.setitimer(signal.ITIMER_REAL, LIMIT_SECS, 5)
   try:
-    with loaded({mutant.path: mutant.code}):
+    with loaded({mutant.path: compiled(mutant)}):
       every = checks(mutant.path.split('/')[1])
       killer = next((n for n in names if n in every and failure(every[n])), '')
   except Exception as error:
@@ -453,27 +306,16 @@ def run(shard=0, shards=1, only='', verbose=False) -> list[Result]:
 
 def report(results: list[Result], only='') -> tuple[str, bool]:
   """The table, and whether all is well."""
-  rows = collections.defaultdict(list)
-  for result in sorted(results):
-    rows[result.path].append(result)
-  rows['total'] = results
-  lines = [f'{"file":42}{"mutants":>8}{"killed":>8}{"share":>8}']
-  for path, some in rows.items():
-    killed = sum(bool(result.killer) for result in some)
-    share = killed / max(1, len(some))
-    lines.append(f'{path:42}{len(some):8}{killed:8}{share:8.1%}')
-  survivors = sorted(result for result in results if not result.killer)
-  for result in survivors:
-    reason = EQUIVALENT.get(result.key, f'NO REASON GIVEN for {result.key}')
-    lines += [f'{result.path}:{result.lineno}  {result.key[1]}']
-    lines += [f'    {result.key[2]}', f'    {reason}']
-  keys = {result.key for result in survivors}
+  keys = {result.key for result in results if not result.killer}
   stale = {
-    key for key in set(EQUIVALENT) - keys if only in f'grpo_jax/{key[0]}'
+    key
+    for key in set(EQUIVALENT) - keys
+    if key[0].startswith(PACKAGES) and only in f'grpo_jax/{key[0]}'
   }
+  lines = [*table(results), *survivors(results, EQUIVALENT)]
   lines += [f'listed, but no survivor: {key}' for key in sorted(stale)]
-  good = share >= REQUIRED and keys <= set(EQUIVALENT) and not stale
-  return '\n'.join(lines), good
+  enough = share_killed(results) >= REQUIRED
+  return '\n'.join(lines), enough and keys <= set(EQUIVALENT) and not stale
 
 
 def main() -> int:
@@ -481,7 +323,28 @@ def main() -> int:
   parser.add_argument('--workers', type=int, default=1, help='processes')
   parser.add_argument('--only', default='', help='part of a file name')
   parser.add_argument('--verbose', action='store_true', help='report each')
+  mutants_sample.add_options(parser)
   args, start = parser.parse_args(), time.perf_counter()
+  given = {
+    key for key in vars(args) if parser.get_default(key) != getattr(args, key)
+  }
+  if args.state and given & {'only', 'verbose'}:
+    parser.error('--only and --verbose are not for a sample; --paths is')
+  if not args.state and given & {'paths', 'number', 'seed', 'budget', 'again'}:
+    parser.error(
+      '--paths, --number, --seed, --budget and --again are for a sample: add '
+      '--state=FILE'
+    )
+  try:
+    text, good = (mutants_sample.run if args.state else every)(args)
+  except ValueError as error:
+    parser.error(str(error))
+  print(f'{text}\n{time.perf_counter() - start:.0f} s')
+  return 0 if good else 1
+
+
+def every(args: argparse.Namespace) -> tuple[str, bool]:
+  """Judges every mutant of `PACKAGES`."""
   spawn = multiprocessing.get_context('spawn')
   with futures.ProcessPoolExecutor(args.workers, mp_context=spawn) as pool:
     shards = [
@@ -489,9 +352,7 @@ def main() -> int:
       for shard in range(args.workers)
     ]
     results = [result for shard in shards for result in shard.result()]
-  text, good = report(results, args.only)
-  print(f'{text}\n{time.perf_counter() - start:.0f} s')
-  return 0 if good else 1
+  return report(results, args.only)
 
 
 if __name__ == '__main__':

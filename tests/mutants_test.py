@@ -168,8 +168,22 @@ def test_the_tests_kill_the_mutants(request):
   asked = 'mutants' in request.config.option.markexpr
   if not asked and os.environ.get('GRPO_JAX_MUTANTS') != '1':
     pytest.skip('takes minutes; ask with -m mutants or GRPO_JAX_MUTANTS=1')
-  command = [sys.executable, '-m', 'tests.mutants', '--workers', '2']
+  run('--workers', '2')
+
+
+@pytest.mark.mutants
+def test_the_tests_kill_a_sample_of_the_other_mutants():
+  state = os.environ.get('GRPO_JAX_MUTANTS_STATE')
+  if not state:
+    pytest.skip('takes hours; ask with GRPO_JAX_MUTANTS_STATE=FILE')
+  run('--state', os.path.abspath(state))
+
+
+def run(*options):
   done = subprocess.run(
-    command, cwd=mutants.ROOT, capture_output=True, text=True
+    [sys.executable, '-m', 'tests.mutants', *options],
+    cwd=mutants.ROOT,
+    capture_output=True,
+    text=True,
   )
   assert done.returncode == 0, done.stdout + done.stderr[-2000:]
