@@ -22,6 +22,8 @@ import threading
 import time
 from typing import NamedTuple
 
+import pytest
+
 MEMORY = 8 << 30  # bytes that a process may hold; an endless loop may ask more
 _SLOW = 'time limit'
 _FAILED = ('FAILED ', 'ERROR ')
@@ -38,7 +40,8 @@ class Ran(NamedTuple):
 
   failure: str  # the test that failed, or why it ended; '' if all passed
   secs: float
-  entered: dict  # path -> names of functions; None: any, by a process
+  cpu_secs: float  # if recorded; the load of the machine does not change them
+  entered: dict | None  # path -> names of functions; None: any, by a process
 
 
 def tracked(root: Path) -> list[str]:
@@ -98,7 +101,7 @@ class Copy:
     Args:
       tests: Paths, in the order in which they run.
       limit: Seconds; a process that takes longer is killed, and has failed.
-      record: Whether to say which functions were entered.
+      record: Whether to say which functions were entered, and the CPU time.
 
     Raises:
       Stopped: `stop` was called.
@@ -133,9 +136,11 @@ class Copy:
       os.close(writer)
     if self._stopped:
       raise Stopped
-    functions = json.loads(entered.read_text()) if entered.exists() else {}
+    secs, cpu_secs, functions = time.perf_counter() - start, 0.0, {}
+    if entered.exists():
+      cpu_secs, functions = json.loads(entered.read_text())
     failure = _failure(code, limit, log.read_text(errors='replace'))
-    return Ran(failure, time.perf_counter() - start, functions)
+    return Ran(failure, secs, cpu_secs, functions)
 
   def stop(self):
     """Ends the process that runs, from another thread."""
@@ -183,6 +188,8 @@ def _failure(code, limit, log):
     if line.startswith(_FAILED):
       return line.split(' - ')[0].split(' ', 1)[1]
   last = log.strip().splitlines()[-1:] or ['nothing printed']
+  if code == pytest.ExitCode.NO_TESTS_COLLECTED:
+    return f'no test runs here: {last[0]}'
   return f'pytest ended with exit code {code}: {last[0]}'
 
 
@@ -230,7 +237,8 @@ def _record(path):
     for file, name in sorted(found):
       name = name.replace('.<locals>', '')
       entered.setdefault(file.removeprefix(f'{root}/'), []).append(name)
-    path.write_text(json.dumps(None if started else entered))
+    cpu_secs = sum(os.times()[:4])  # of this process and of what it started
+    path.write_text(json.dumps([cpu_secs, None if started else entered]))
 
   atexit.register(write)
   sys.addaudithook(audit)

@@ -77,8 +77,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     type=float,
     default=300,
     metavar='SECS',
-    help='ask wider tests of a mutant until those asked take this long without '
-    'it; what is left then counts as survived',
+    help='ask tests about a mutant until those asked take this much CPU time '
+    'without it; then it counts as survived',
   )
   group.add_argument(
     '--again',
@@ -221,7 +221,7 @@ class Judge:
     self._package = hashlib.sha256(whole.encode())
 
   def measured(self, test: str, copy: Copy) -> dict:
-    """How a test file does without a mutant: failure, secs, entered."""
+    """The fields of `Ran` for a test file without a mutant."""
     digest = self._package.copy()
     digest.update(self._texts[test].encode())
     name = digest.hexdigest()[:16]
@@ -242,8 +242,8 @@ class Judge:
         test = left.popleft()
         known = self.measured(test, copy)
         if not known['failure'] and reaches(known['entered'], mutant):
-          batch[test] = known['secs']
-          spent += known['secs']
+          batch[test] = known
+          spent += known['cpu_secs']
       if batch:
         killer = self._failure(mutant, copy, batch)
         asked += batch
@@ -253,7 +253,7 @@ class Judge:
     return result, asked
 
   def _failure(
-    self, mutant: Mutant, copy: Copy, secs: Mapping[str, float]
+    self, mutant: Mutant, copy: Copy, batch: Mapping[str, dict]
   ) -> str:
     """What fails with the mutant in these tests, '' if they pass.
 
@@ -261,8 +261,8 @@ class Judge:
     as failed: it hangs. But the machine may have become slow, so they must do
     it in that time without the mutant right after, or they get twice the time.
     """
-    tests = sorted(secs, key=self._rank(mutant.path, secs))
-    limit = 3 * sum(secs.values()) + 60
+    tests = sorted(batch, key=self._rank(mutant.path, batch))
+    limit = 3 * sum(known['secs'] for known in batch.values()) + 60
     text = mutant.applied(self._texts[mutant.path])
     while True:
       with copy.changed(mutant.path, text):
@@ -271,14 +271,14 @@ class Judge:
         return failure
       limit *= 2
 
-  def _rank(self, path: str, secs: Mapping[str, float]) -> Callable:
+  def _rank(self, path: str, batch: Mapping[str, dict]) -> Callable:
     """Cheap tests come first, and those that have killed in this file."""
     kills = collections.Counter(
       result.killer.split('::')[0]
       for result in list(self._state.results.values())
       if result.path == path
     )
-    return lambda test: secs[test] / (1 + kills[test])
+    return lambda test: batch[test]['cpu_secs'] / (1 + kills[test])
 
 
 def reaches(entered: Mapping[str, list[str]] | None, mutant: Mutant) -> bool:
@@ -326,7 +326,7 @@ def report(
     lines.append(f'{gone} of the sample: their lines are gone from the files')
   lines += survivors(results, reasons)
   lines += [
-    f'left out, it fails without a mutant: {test} ({record["failure"]})'
+    f'left out, it does not pass without a mutant: {test} ({record["failure"]})'
     for test, record in sorted(state.tests.items())
     if record['failure']
   ]

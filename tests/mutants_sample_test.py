@@ -148,7 +148,7 @@ def test_a_second_start_has_what_the_first_found(tmp_path):
   first = state(file)
   first.add_result(result(one, ''), [])
   first.add_result(result(two), ['tests/a_test.py'])
-  ran = mutants_pytest.Ran('', 1.0, {'a.py': ['f']})
+  ran = mutants_pytest.Ran('', 1.0, 1.0, {'a.py': ['f']})
   first.add_test('tests/a_test.py', '12', ran)
   first.add_test('tests/b_test.py', '12', ran._replace(failure='x'))
   with file.open('a') as broken:
@@ -193,11 +193,11 @@ class FakeCopy:
       self.measured += tests
       entered = {'grpo_jax/models/_rope.py': self.entered.get(tests[0], ['f'])}
       failure = 'x' if tests[0] in self.broken else ''
-      return mutants_pytest.Ran(failure, self.secs, entered)
+      return mutants_pytest.Ran(failure, self.secs, self.secs, entered)
     self.shown.append(tests)
     self.limits.append(limit)
     failed = (test for test in tests if test in self.killers)
-    return mutants_pytest.Ran(next(failed, ''), 1.0, {})
+    return mutants_pytest.Ran(next(failed, ''), 1.0, 0.0, {})
 
 
 def judged(copy, tmp_path, budget=1000.0, times=1):
@@ -349,11 +349,17 @@ def test_a_real_mutant_in_a_copy(tmp_path):
   names = tree(tmp_path / 'root')
   copy = mutants_pytest.Copy(tmp_path / 'root', names, tmp_path / 'copy')
   ran = copy.run(['tests/a_test.py'], 60, record=True)
-  assert ran.failure == '' and 'f' in ran.entered['grpo_jax/a.py']
-  assert 'g' not in ran.entered['grpo_jax/a.py']
+  assert ran.failure == '' and ran.cpu_secs > 0.05
+  assert ran.entered == {
+    'grpo_jax/a.py': ['<module>', 'f'],
+    'grpo_jax/__init__.py': ['<module>'],
+  }
   path, text = 'grpo_jax/a.py', FILES['grpo_jax/a.py']
-  # As long as before, and in the same second.
+  # As long as before and of the same time, as within a second.
+  file = copy.tree / path
+  before = file.stat().st_mtime
   with copy.changed(path, text.replace('a > 0', 'a < 0')):
+    os.utime(file, (before, before))
     ran = copy.run(['tests/a_test.py'], 60)
   assert ran.failure == 'tests/a_test.py::test_f'
   ran = copy.run(['tests/slow_test.py'], 0.5)

@@ -154,10 +154,15 @@ def test_kinds_of_change(line, changes):
 )
 def test_the_verdict(killers, listed, good, monkeypatch):
   monkeypatch.setattr(
-    mutants, 'EQUIVALENT', {('a', 'b', n): 'c' for n in listed}
+    mutants,
+    'EQUIVALENT',
+    {('losses/a.py:f', 'b', n): 'c' for n in listed}
+    | {('learner/step.py:f', 'b', 'c'): 'of the sample, not of this run'},
   )
   results = [
-    mutants.Result('a.py', 1, ('a', 'b', place), killer.strip(), 0.1)
+    mutants.Result(
+      'a.py', 1, ('losses/a.py:f', 'b', place), killer.strip(), 0.1
+    )
     for place, killer in enumerate(killers)
   ]
   assert mutants.report(results)[1] == good
