@@ -168,7 +168,11 @@ def _parametrizations(function):
     for place, value in enumerate(call['argvalues']):
       value = (value,) if len(names) == 1 else value
       simple = isinstance(value[0], str | float | int)
-      label = ids[place] if ids else value[0] if simple else place
+      label = value[0] if simple else place
+      if callable(ids):
+        label = ids(value[0])
+      elif ids:
+        label = ids[place]
       axis.append((str(label), dict(zip(names, value, strict=True))))
     axes.append(axis)
   for combination in itertools.product(*axes):
