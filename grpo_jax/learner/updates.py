@@ -163,8 +163,6 @@ class Updater:
     if self._ahead is not None:
       self._ahead.join()  # else the same would be compiled twice
       self._ahead = None
-    chosen = next(self.optimizer_batches(rollout, step))
-    self.spec = micro_batches.decided(rollout, chosen, self.spec)
     batch = self.with_policies(state, rollout, step)
     batch, loss_state, measured = self.credit(batch, state.loss_state)
     state = state._replace(loss_state=loss_state)
@@ -258,7 +256,7 @@ class Updater:
 
     state, shape = self.abstract, example.batch.mask.shape
     chosen = next(self.optimizer_batches(example, 0))
-    layout, used = self.layout(example, chosen)
+    layout, used = self._laid_on_mesh(example, chosen)
     scorings = []
 
     # In place of `score`: it notes the program and returns zeros, because there
@@ -388,14 +386,18 @@ class Updater:
       self._laid_out, self._layouts = rollout, {}
     key = chosen.tobytes()
     if key not in self._layouts:
-      layout, used = micro_batches.of_rollout(rollout, chosen, self.spec)
-      place = sharding.rows(self.learner.mesh, axis=1)
-      found = jax.device_put(layout, place), used
+      found = self._laid_on_mesh(rollout, chosen)
+      self.spec = micro_batches.decided(rollout, chosen, self.spec)
       # A later epoch has other optimizer batches, which are used only once.
       if len(self._layouts) == self.batches:
         return found
       self._layouts[key] = found
     return self._layouts[key]
+
+  def _laid_on_mesh(self, rollout: Rollout, chosen: np.ndarray):
+    layout, used = micro_batches.of_rollout(rollout, chosen, self.spec)
+    place = sharding.rows(self.learner.mesh, axis=1)
+    return jax.device_put(layout, place), used
 
   def shapes(self) -> dict[str, Any]:
     """What the update of the last rollout was compiled for, in words."""

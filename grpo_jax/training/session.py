@@ -213,8 +213,8 @@ def _restored(
       )
     )
     saved = saves.restore(update.abstract)
-  decided = saved.host.get('layout', {}) if saved else {}
-  if config.learner.layout in ('auto', decided.get('kind')):
+  decided = saved.host.get('layout') if saved else None
+  if decided and config.learner.layout in ('auto', decided['kind']):
     update.spec = dataclasses.replace(update.spec, **decided)
   return saves, saved
 

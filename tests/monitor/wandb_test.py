@@ -21,7 +21,8 @@ def test_offline_runs_lie_in_the_workdir(tmp_path, monkeypatch, capfd):
   ids = []
   for resumed_step in (None, 1, None):
     with monitor.Monitor(LOG, tmp_path, 3, resumed_step, {'seed': 4}) as shown:
-      shown.write(1, {'reward': 0.25, 'loss': None})
+      for step in (1,) if resumed_step else (0, 1):
+        shown.write(step, {'reward': 0.25, 'loss': None})
     ids.append((tmp_path / 'wandb_run_id.txt').read_text().strip())
   assert 'warning' not in capfd.readouterr().err
   assert ids[0] == ids[1] != ids[2]
