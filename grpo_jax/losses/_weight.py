@@ -29,8 +29,9 @@ def mean_over_tokens() -> LossTransform:
   >>> from grpo_jax import losses
   >>> mask = jnp.array([[[1, 0, 0, 0], [1, 1, 1, 0]]], bool)
   >>> batch = losses.make_batch(mask, jnp.zeros((1, 2)))
-  >>> method = losses.mean_over_tokens()
-  >>> losses.prepare(method, batch, method.init()).weight.tolist()
+  >>> method = losses.chain(losses.use_reward(), losses.mean_over_tokens())
+  >>> batch, state = losses.credit(method, batch, method.init())
+  >>> losses.prepare(method, batch, state).weight.tolist()
   [[[0.25, 0.0, 0.0, 0.0], [0.25, 0.25, 0.25, 0.0]]]
   """
 
@@ -59,8 +60,9 @@ def mean_over_sequences() -> LossTransform:
   >>> from grpo_jax import losses
   >>> mask = jnp.array([[[1, 0, 0, 0], [1, 1, 1, 1]]], bool)
   >>> batch = losses.make_batch(mask, jnp.zeros((1, 2)))
-  >>> method = losses.mean_over_sequences()
-  >>> losses.prepare(method, batch, method.init()).weight.tolist()
+  >>> method = losses.chain(losses.use_reward(), losses.mean_over_sequences())
+  >>> batch, state = losses.credit(method, batch, method.init())
+  >>> losses.prepare(method, batch, state).weight.tolist()
   [[[0.5, 0.0, 0.0, 0.0], [0.125, 0.125, 0.125, 0.125]]]
   """
 
@@ -104,8 +106,10 @@ def mean_over_sequence_sums(budget_tokens=1) -> LossTransform:
   >>> from grpo_jax import losses
   >>> mask = jnp.array([[[1, 0, 0, 0], [1, 1, 1, 1]]], bool)
   >>> batch = losses.make_batch(mask, jnp.zeros((1, 2)))
-  >>> method = losses.mean_over_sequence_sums(4)
-  >>> losses.prepare(method, batch, method.init()).weight.tolist()
+  >>> weight = losses.mean_over_sequence_sums(4)
+  >>> method = losses.chain(losses.use_reward(), weight)
+  >>> batch, state = losses.credit(method, batch, method.init())
+  >>> losses.prepare(method, batch, state).weight.tolist()
   [[[0.125, 0.0, 0.0, 0.0], [0.125, 0.125, 0.125, 0.125]]]
   """
   if budget_tokens <= 0:
