@@ -220,13 +220,17 @@ def _stays_finite(new: Any, old: Any) -> Array:
 
   An optimizer may begin with infinity, as the best loss so far.
   """
+  # Arrays of one shape together, so that XLA reads each of them once: a moment
+  # is needed for its own new value, and for that of its parameter.
+  kept: dict[Any, Array] = {}
   pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)
-  kept = [
-    jnp.all(jnp.isfinite(after) | ~jnp.isfinite(before))
-    for after, before in pairs
-    if jnp.issubdtype(after.dtype, jnp.inexact)
-  ]
-  return functools.reduce(jnp.logical_and, kept, jnp.array(True))
+  for after, before in pairs:
+    if jnp.issubdtype(after.dtype, jnp.inexact):
+      fine = jnp.isfinite(after) | ~jnp.isfinite(before)
+      place = after.shape, jax.typeof(after).sharding
+      kept[place] = kept[place] & fine if place in kept else fine
+  whole = [jnp.all(fine) for fine in kept.values()]
+  return functools.reduce(jnp.logical_and, whole, jnp.array(True))
 
 
 def _taken_over(state: TrainState, update: Update) -> TrainState:
