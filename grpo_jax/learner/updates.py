@@ -395,6 +395,7 @@ class Updater:
     return self._layouts[key]
 
   def _laid_on_mesh(self, rollout: Rollout, chosen: np.ndarray):
+    """As `layout`; nothing is kept, and nothing decided."""
     layout, used = micro_batches.of_rollout(rollout, chosen, self.spec)
     place = sharding.rows(self.learner.mesh, axis=1)
     return jax.device_put(layout, place), used

@@ -15,7 +15,7 @@ from grpo_jax.models import layout
 from grpo_jax.models.layout import Layout
 from grpo_jax.models.layout import LayoutSpec
 
-# Packed rows cannot use the faster code for equal blocks; `'auto'` takes them
+# `'auto'` takes packed rows, in which attention is not computed block by block,
 # only where they are at most this share of the work.
 _WORTHWHILE = 0.75
 
