@@ -345,7 +345,10 @@ def credit(
   batch = check_batch(batch)
   _check_required(method.requires - {'entropy'}, batch._asdict(), batch.extras)
   with _given.with_state(method, state, 'credit'):
-    batch, state = method.credit(batch, state)
+    credited, state = method.credit(batch, state)
+  written = 'advantage', 'keep'
+  _given.check_result(credited, Batch, written, batch.mask.shape, 'credit')
+  batch = credited
   if batch.advantage is None:
     raise ValueError(
       'No transform of this method sets the advantage; add one, for example '
@@ -375,7 +378,10 @@ def prepare(method: LossTransform, batch: Batch, state: State) -> Batch:
       'rollout first.'
     )
   with _given.with_state(method, state, 'prepare'):
-    batch = method.prepare(batch, state)
+    prepared = method.prepare(batch, state)
+  written = 'advantage', 'weight'
+  _given.check_result(prepared, Batch, written, batch.mask.shape, 'prepare')
+  batch = prepared
   if batch.weight is None:
     raise ValueError(
       'No transform of this method sets the weight; add one, for example '
@@ -458,6 +464,8 @@ def surrogate_loss(
   )
   with _given.with_state(method, state, 'surrogate_loss'):
     terms = method.apply(terms, batch, state)
+  written, shape = ('objective', 'penalty'), batch.mask.shape
+  _given.check_result(terms, SurrogateTerms, written, shape, 'apply')
   if terms.objective is None:
     raise ValueError(
       'No transform of this method sets the objective; add one, for example '

@@ -96,15 +96,18 @@ def check_fields(fields: Iterable[str], known: tuple[str, ...]) -> None:
       )
 
 
-def value_and_metrics(name: str, result: Any) -> tuple[jax.Array, dict]:
+def value_and_metrics(
+  name: str, result: Any, shape: tuple[int, ...]
+) -> tuple[jax.Array, dict[str, jax.Array]]:
   """The array and the metrics that a stage's function returned.
 
   Args:
     name: Of the function.
     result: An array, or a pair of an array and a dict.
+    shape: [P,G,T], of the metrics.
 
   Raises:
-    ValueError: It is neither.
+    ValueError: It is neither, or a metric has another shape.
   """
   value, metrics = result, {}
   if isinstance(result, tuple) and len(result) == 2:
@@ -121,7 +124,45 @@ def value_and_metrics(name: str, result: Any) -> tuple[jax.Array, dict]:
       f'{name} returned a pair whose second part is {metrics!r:.60}; give '
       'metrics there, a dict of arrays by name.'
     )
-  return array, dict(metrics)
+  metrics = {key: jax.numpy.asarray(value) for key, value in metrics.items()}
+  for key, metric in metrics.items():
+    if not isinstance(key, str) or metric.shape not in (shape, (*shape[:2], 1)):
+      raise ValueError(
+        f'{name} returned a metric {key!r} of shape {metric.shape}; give it a '
+        f'name and one value per token, here {shape}.'
+      )
+  return array, metrics
+
+
+def check_result(
+  result: Any,
+  kind: type,
+  fields: Iterable[str],
+  shape: tuple[int, ...],
+  where: str,
+) -> None:
+  """Raises a ValueError if transforms of one's own returned something else.
+
+  Args:
+    result: What the last transform of a chain returned.
+    kind: What it must be, a named tuple.
+    fields: Of the result: what transforms write per token.
+    shape: [P,G,T].
+    where: The component of `LossTransform` that was called.
+  """
+  if not isinstance(result, kind):
+    raise ValueError(
+      f'The {where} of a transform returned {type(result).__name__}; return '
+      f'the {kind.__name__} that it was given, with fields changed by _replace.'
+    )
+  for name in fields:
+    value = getattr(result, name)
+    if value is not None and jax.numpy.shape(value) != shape:
+      raise ValueError(
+        f'The {where} of a transform left {name} with shape '
+        f'{jax.numpy.shape(value)}, but this batch has [P,G,T] = {shape}; give '
+        'one value for each token.'
+      )
 
 
 @contextlib.contextmanager

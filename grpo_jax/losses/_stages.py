@@ -218,8 +218,9 @@ def _stage(
   def write(batch, state):
     _check_order(name, place, batch)
     old = (getattr(batch, field),) if edits else ()
-    value, metrics = _given.value_and_metrics(name, call(state, *old, batch))
-    value = _of_shape(name, place, value, batch.mask.shape)
+    shape, result = batch.mask.shape, call(state, *old, batch)
+    value, metrics = _given.value_and_metrics(name, result, shape)
+    value = _of_shape(name, place, value, shape)
     # A Batch has no field for metrics. The learner takes those of `credit` out
     # of `extras` before anything else reads the batch.
     marked = {CREDIT_METRIC + key: value for key, value in metrics.items()}
@@ -253,8 +254,9 @@ def _stage(
     if component != 'apply':
       return terms
     _check_order(name, place, terms)
-    value, metrics = _given.value_and_metrics(name, call(state, terms, batch))
-    value = _of_shape(name, place, value, batch.mask.shape)
+    shape, result = batch.mask.shape, call(state, terms, batch)
+    value, metrics = _given.value_and_metrics(name, result, shape)
+    value = _of_shape(name, place, value, shape)
     value = jnp.where(batch.mask, value, 0)
     if field == 'penalty':
       value = terms.penalty + value
@@ -302,7 +304,7 @@ def _of_shape(name: str, place: _Place, value: Array, shape) -> Array:
     [P,G] for the reward, else [P,G,1] or [P,G,T].
 
   Raises:
-    ValueError: It has another shape.
+    ValueError: It has another shape, or what is kept is not of booleans.
   """
   prompts, group, tokens = shape
   per_completion = (prompts, group), (prompts, group, 1)
@@ -316,6 +318,12 @@ def _of_shape(name: str, place: _Place, value: Array, shape) -> Array:
       f'{name} returned an array of shape {value.shape} for {place.field!r}, '
       f'but this batch has [P,G,T] = {tuple(shape)} (prompts, completions per '
       f'prompt, completion positions); return {words}.'
+    )
+  is_bool = value.dtype == bool
+  if jnp.iscomplexobj(value) or (place.field == 'keep' and not is_bool):
+    wanted = 'booleans' if place.field == 'keep' else 'real numbers'
+    raise ValueError(
+      f'{name} returned {value.dtype} for {place.field!r}; return {wanted}.'
     )
   if place.field != 'reward' and value.ndim == 2:
     return value[:, :, None]

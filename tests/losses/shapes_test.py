@@ -82,6 +82,72 @@ def test_the_policy_gives_one_value_per_token(name, shape):
 
 
 @pytest.mark.parametrize(
+  'metrics, words',
+  [
+    ({'mine': jnp.ones(P)}, r"metric 'mine' of shape \(2,\)"),
+    ({'mine': 3.0}, r"metric 'mine' of shape \(\)"),
+    ({3: jnp.ones(SHAPE)}, 'metric 3 of shape'),
+  ],
+)
+def test_a_metric_is_per_token(metrics, words):
+  edit = losses.on_advantage(lambda a, b: (a, metrics))
+  method = losses.chain(CREDIT, edit, WEIGHT, CLIP)
+  with pytest.raises(ValueError, match=words):
+    cases.prepared(method, batch())
+
+
+@pytest.mark.parametrize(
+  'stage, value, words',
+  [
+    ('on_keep', 1.0, "float64 for 'keep'; return booleans"),
+    ('on_keep', 2, "for 'keep'; return booleans"),  # True & 2 is 0
+    ('on_advantage', 1j, "complex128 for 'advantage'; return real numbers"),
+  ],
+)
+def test_a_value_of_another_kind_is_refused(stage, value, words):
+  edit = getattr(losses, stage)(lambda old, b: jnp.full(SHAPE, value))
+  method = losses.chain(CREDIT, edit, WEIGHT, CLIP)
+  with pytest.raises(ValueError, match=words):
+    cases.prepared(method, batch())
+
+
+def own(link, **components):
+  """A transform that was written without a stage constructor."""
+  return link._replace(**components)
+
+
+@pytest.mark.parametrize(
+  'links, words',
+  [
+    (
+      (own(CREDIT, credit=lambda b, s: (b._replace(advantage=1.0), s)),),
+      'credit of a transform left advantage with shape',
+    ),
+    (
+      (CREDIT, own(WEIGHT, prepare=lambda b, s: b._replace(weight=b.reward))),
+      'prepare of a transform left weight with shape',
+    ),
+    (
+      (
+        CREDIT,
+        WEIGHT,
+        own(CLIP, apply=lambda t, b, s: t._replace(objective=t.logp.sum())),
+      ),
+      'apply of a transform left objective with shape',
+    ),
+    ((CREDIT, WEIGHT, own(CLIP, apply=lambda t, b, s: None)), 'NoneType'),
+    ((CREDIT, own(WEIGHT, prepare=lambda b, s: None)), 'NoneType'),
+  ],
+  ids=['credit', 'prepare', 'apply', 'no terms', 'no batch'],
+)
+def test_what_a_transform_leaves_is_checked_too(links, words):
+  method = losses.chain(*links)
+  with pytest.raises(ValueError, match=words):
+    made, state = cases.prepared(method, batch())
+    losses.surrogate_loss(method, jnp.zeros(SHAPE), made, state)
+
+
+@pytest.mark.parametrize(
   'method',
   [
     losses.methods.gtpo_conflict(),
