@@ -8,8 +8,8 @@ from grpo_jax.models._config import ModelConfig
 def bytes_per_token(config: ModelConfig) -> int:
   """The activations that the layers keep for their gradients, bytes a token.
 
-  Counted are the arrays that products and norms read: about six as wide as the
-  residual stream, queries, keys and values three times (as projected, rotated,
+  Counted are the arrays that products and norms read: the residual stream twice
+  in float32, four as wide as it, queries, keys and values three times (as projected, rotated,
   and their gradient), and four as wide as the MLP. Scores of attention are not
   kept. The logits are computed in chunks, and are not counted either.
 
@@ -24,8 +24,10 @@ def bytes_per_token(config: ModelConfig) -> int:
   hidden = config.mlp_width
   if config.experts is not None:
     hidden = max(hidden, config.experts.per_token * config.experts.width)
-  layer = 6 * config.width + 3 * heads * config.head_dim + 4 * hidden
-  kept = config.num_layers * layer
+  itemsize = jnp.dtype(config.compute_dtype).itemsize
+  stream = config.width * jnp.dtype('float32').itemsize
+  layer = 4 * config.width + 3 * heads * config.head_dim + 4 * hidden
+  layer = 2 * stream + layer * itemsize
   if config.remat:
-    kept = config.num_layers * config.width + layer
-  return kept * jnp.dtype(config.compute_dtype).itemsize
+    return config.num_layers * stream + layer
+  return config.num_layers * layer

@@ -60,19 +60,26 @@ def keep_products(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class RMSNorm(nnx.Module):
-  """Root-mean-square normalisation over the last axis, computed in float32."""
+  """Root-mean-square normalisation over the last axis, computed in float32.
 
-  def __init__(self, size: int, epsilon: float):
+  Args:
+    size: Of the axis.
+    epsilon: Added to the mean square.
+    dtype: Of the result; None: that of the input.
+  """
+
+  def __init__(self, size: int, epsilon: float, dtype: str | None = None):
     self.scale = nnx.Param(jnp.ones((size,)))
-    self.epsilon = epsilon
+    self.epsilon, self.dtype = epsilon, dtype
 
   def __call__(self, x: Array) -> Array:
-    """f[..., size] -> f[..., size], in the dtype of `x`."""
+    """f[..., size] -> f[..., size]."""
     wide = x.astype(jnp.float32)
     square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
     # With all its axes, because tests make promotion of ranks an error.
     scale = self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))
-    return (wide * lax.rsqrt(square + self.epsilon) * scale).astype(x.dtype)
+    normal = wide * lax.rsqrt(square + self.epsilon) * scale
+    return normal.astype(self.dtype or x.dtype)
 
 
 class Projections(nnx.Module):
@@ -205,12 +212,13 @@ class Block(nnx.Module):
       self.mlp_post_norm = self._norm()
 
   def _norm(self) -> RMSNorm:
-    return RMSNorm(self.config.width, self.config.norm_epsilon)
+    config = self.config
+    return RMSNorm(config.width, config.norm_epsilon, config.compute_dtype)
 
   def __call__(
     self, x, position, attention, cache, counted=None
   ) -> tuple[Array, Any, OfLayer | None]:
-    """f[B,Q,width] -> (f[B,Q,width], cache, what the router did if any)."""
+    """f32[B,Q,width] -> (f32[B,Q,width], cache, what the router did if any)."""
     config, kind = self.config, self.kind
     heads = keep_products(self._heads)(x, position)
     mixed, cache = attention(

@@ -216,6 +216,10 @@ class Transformer:
     x = sharding.constrain_rows(jnp.take(table, tokens, axis=0))
     if self.config.embedding_scale != 1:
       x = x * jnp.asarray(self.config.embedding_scale, dtype)
+    # What layers add up is float32. In bfloat16 every layer would round the
+    # sum, and sampler and learner, which compute in another order, would differ
+    # by a third more.
+    x = x.astype(jnp.float32)
     if 'layers' in params:
       caches = cache or [None] * self.config.num_layers
       x, cache, routed = self._unrolled(
@@ -224,7 +228,7 @@ class Transformer:
     else:
       x, routed = self._scanned(params, x, positions, attention, counted)
     # The final norm belongs to no layer: a module around its one parameter.
-    norm = RMSNorm(self.config.width, self.config.norm_epsilon)
+    norm = RMSNorm(self.config.width, self.config.norm_epsilon, dtype.name)
     norm.scale = nnx.Param(params['final_norm']['scale'])
     return norm(x), cache, routed
 
