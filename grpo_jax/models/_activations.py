@@ -9,9 +9,10 @@ def bytes_per_token(config: ModelConfig) -> int:
   """The activations that the layers keep for their gradients, bytes a token.
 
   Counted are the arrays that products and norms read: the residual stream twice
-  in float32, four as wide as it, queries, keys and values three times (as projected, rotated,
-  and their gradient), and four as wide as the MLP. Scores of attention are not
-  kept. The logits are computed in chunks, and are not counted either.
+  in float32, four as wide as it, queries, keys and values three times (as
+  projected, rotated, and their gradient), and four as wide as the MLP. Scores
+  of attention are not kept. The logits are computed in chunks, and are not
+  counted either.
 
   Args:
     config: The shape of the model. Under `remat` only the input of each layer
