@@ -46,7 +46,7 @@ class Model:
   # in (1024, 1024, 0). 0: no window.
   window_tokens: tuple[int, ...] = (0,)
   # Dtype of activations, 'float32' or 'bfloat16', which accelerators compute
-  # faster. Parameters stay float32.
+  # faster. Parameters, and the sum that the layers add to, stay float32.
   compute_dtype: str = 'float32'
   # Whether the backward pass computes layers again instead of keeping their
   # activations: less memory, more time.
@@ -351,6 +351,10 @@ class Log:
   kl_alarm: float = 1.0
   # Entropy below which a warning is shown, nats per token.
   entropy_alarm: float = 0.01
+  # Mean difference of the log-probabilities of sampler and learner above which
+  # a warning is shown, nats per token. In float32 it is below 1e-4, in bfloat16
+  # about 0.01 to 0.02.
+  sampler_gap_alarm: float = 0.05
 
 
 @dataclasses.dataclass(frozen=True)

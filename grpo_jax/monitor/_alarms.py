@@ -24,7 +24,8 @@ class Alarms:
   It warns again only after ten rollouts in which the condition did not hold.
 
   Args:
-    log: `kl_alarm` and `entropy_alarm` are the limits, in nats per token.
+    log: `kl_alarm`, `entropy_alarm` and `sampler_gap_alarm` are the limits, in
+      nats per token.
   """
 
   def __init__(self, log: config.Log):
@@ -85,6 +86,15 @@ def _table(log: config.Log) -> list[_Alarm]:
         f'Entropy is {value:.3g} nats per token, below log.entropy_alarm='
         f'{log.entropy_alarm:g}: completions of a prompt hardly differ; if the '
         'accuracy is not yet good, raise sampler.temperature or lower optim.lr.'
+      ),
+    ),
+    _Alarm(
+      'sampler_gap',
+      lambda value: not value <= log.sampler_gap_alarm,
+      lambda value, _: (
+        f'Sampler and learner differ by {value:.3g} nats per token, above '
+        f'log.sampler_gap_alarm={log.sampler_gap_alarm:g}: set model.compute_'
+        'dtype=float32, or add losses.truncate_token_importance to the method.'
       ),
     ),
     _Alarm(

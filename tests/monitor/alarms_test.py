@@ -7,11 +7,12 @@ import pytest
 from grpo_jax import config
 from grpo_jax.monitor import _alarms
 
-LOG = config.Log(kl_alarm=0.5, entropy_alarm=0.1)
+LOG = config.Log(kl_alarm=0.5, entropy_alarm=0.1, sampler_gap_alarm=0.25)
 WELL = {
   'kl_old_k3': 0.5,
   'kl_ref_k3': 0.5,
   'entropy': 0.1,
+  'sampler_gap': 0.25,
   'truncated': 0.99,
   'uniform_groups': 0.99,
   'nonfinite_loss': 0.0,
@@ -29,6 +30,8 @@ WELL = {
     ({'kl_ref_k3': math.nan}, ['reference', 'nan']),
     ({'kl_old_k3': math.inf}, ['sampling policy', 'inf']),
     ({'entropy': 0.04}, ['0.04 ', 'log.entropy_alarm=0.1']),
+    ({'sampler_gap': 0.5}, ['0.5 nats', 'log.sampler_gap_alarm=0.25']),
+    ({'sampler_gap': math.nan}, ['nan', 'float32']),
     ({'truncated': 0.9995}, ['100.0%', 'raise sampler.max_tokens']),
     ({'uniform_groups': 1.0, 'accuracy': 1.0}, ['100.0%', 'all answers are r']),
     ({'uniform_groups': 1.0, 'accuracy': 0.0}, ['100.0%', 'all answers are w']),

@@ -183,6 +183,7 @@ class Updater:
       'grad_norm': 1.0,
       'nonfinite_loss': 1.0,
       'kl_old_k3': 0.3 * step,
+      'sampler_gap': 0.2 * step,
       'entropy': 0.5**step,
     }
     return {k: metrics.Max(jnp.float32(v)) for k, v in values.items()}

@@ -162,4 +162,7 @@ ROWS = {
   'log.entropy_alarm': alarm(
     'Entropy is', 'entropy', lambda x, least: x < least
   ),
+  'log.sampler_gap_alarm': alarm(
+    'Sampler and learner', 'sampler_gap', lambda x, most: x > most
+  ),
 }

@@ -131,6 +131,7 @@ PAIRS = {
   'log.expected_prefixes': (True, False),
   'log.kl_alarm': (0.8, 0.2),
   'log.entropy_alarm': (0.2, 0.4),
+  'log.sampler_gap_alarm': (0.9, 0.3),
   'mesh.data': (2, 3),
   'mesh.fsdp': (3, 4),
   'mesh.tensor': (5, 6),
