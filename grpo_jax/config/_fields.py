@@ -46,8 +46,12 @@ class Model:
   # in (1024, 1024, 0). 0: no window.
   window_tokens: tuple[int, ...] = (0,)
   # Dtype of activations, 'float32' or 'bfloat16', which accelerators compute
-  # faster. Parameters, and the sum that the layers add to, stay float32.
+  # faster. Parameters stay float32.
   compute_dtype: str = 'float32'
+  # Dtype of the sum to which the layers add: 'float32', or 'bfloat16' if they
+  # compute in it. Then sampler and learner differ by a third more, and remat
+  # keeps half as much.
+  residual_dtype: str = 'float32'
   # Whether the backward pass computes layers again instead of keeping their
   # activations: less memory, more time.
   remat: bool = False

@@ -8,8 +8,8 @@ from grpo_jax.models._config import ModelConfig
 def bytes_per_token(config: ModelConfig) -> int:
   """The activations that the layers keep for their gradients, bytes a token.
 
-  Counted are the arrays that products and norms read: the residual stream twice
-  in float32, four as wide as it, queries, keys and values three times (as
+  Counted are the arrays that products and norms read: twice the residual stream
+  in its dtype, four as wide as it, queries, keys and values three times (as
   projected, rotated, and their gradient), and four as wide as the MLP. Scores
   of attention are not kept. The logits are computed in chunks, and are not
   counted either.
@@ -26,7 +26,7 @@ def bytes_per_token(config: ModelConfig) -> int:
   if config.experts is not None:
     hidden = max(hidden, config.experts.per_token * config.experts.width)
   itemsize = jnp.dtype(config.compute_dtype).itemsize
-  stream = config.width * jnp.dtype('float32').itemsize
+  stream = config.width * jnp.dtype(config.residual_dtype).itemsize
   layer = 4 * config.width + 3 * heads * config.head_dim + 4 * hidden
   layer = 2 * stream + layer * itemsize
   if config.remat:

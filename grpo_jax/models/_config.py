@@ -175,6 +175,10 @@ class ModelConfig:
       repetition may be cut short.
     compute_dtype: Dtype of activations, `'float32'` or `'bfloat16'`. Parameters
       that are trained stay float32.
+    residual_dtype: Dtype of the residual stream, the sum to which the layers
+      add: `'float32'`, or `'bfloat16'` if they compute in it. In bfloat16 it is
+      rounded in every layer, which takes sampler and learner further apart, and
+      the inputs of layers, all that `remat` keeps, are half as large.
     remat: Whether the backward pass computes each layer again instead of
       keeping its activations.
     unroll: Whether layers are compiled one by one instead of as one scan.
@@ -211,6 +215,7 @@ class ModelConfig:
   tied_embeddings: bool = False
   pattern: tuple[LayerKind, ...] = (LayerKind(),)
   compute_dtype: str = 'float32'
+  residual_dtype: str = 'float32'
   remat: bool = False
   unroll: bool = False
   attention: str = 'auto'
@@ -269,6 +274,12 @@ class ModelConfig:
       self.compute_dtype in ('float32', 'bfloat16'),
       f"compute_dtype={self.compute_dtype!r} is neither 'float32' nor "
       "'bfloat16'; give one of them",
+    )
+    _require(
+      self.residual_dtype in ('float32', self.compute_dtype),
+      f'residual_dtype={self.residual_dtype!r} comes with '
+      f"compute_dtype={self.compute_dtype!r}; give 'float32', or 'bfloat16' in "
+      'both',
     )
     _require(
       self.attention in ('auto', 'xla', 'splash', 'cudnn'),

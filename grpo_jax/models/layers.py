@@ -218,7 +218,10 @@ class Block(nnx.Module):
   def __call__(
     self, x, position, attention, cache, counted=None
   ) -> tuple[Array, Any, OfLayer | None]:
-    """f32[B,Q,width] -> (f32[B,Q,width], cache, what the router did if any)."""
+    """f[B,Q,width] -> (f[B,Q,width], cache, what the router did if any).
+
+    Both are of the residual stream, in its dtype.
+    """
     config, kind = self.config, self.kind
     heads = keep_products(self._heads)(x, position)
     mixed, cache = attention(

@@ -216,10 +216,7 @@ class Transformer:
     x = sharding.constrain_rows(jnp.take(table, tokens, axis=0))
     if self.config.embedding_scale != 1:
       x = x * jnp.asarray(self.config.embedding_scale, dtype)
-    # What layers add up is float32. In bfloat16 every layer would round the
-    # sum, and sampler and learner, which compute in another order, would differ
-    # by a third more.
-    x = x.astype(jnp.float32)
+    x = x.astype(self.config.residual_dtype)
     if 'layers' in params:
       caches = cache or [None] * self.config.num_layers
       x, cache, routed = self._unrolled(

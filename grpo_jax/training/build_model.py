@@ -31,7 +31,13 @@ Config = config_lib.Config
 
 # Fields of `config.model` that say how a model is computed. All others are its
 # shape, which `model.path` brings along.
-_COMPUTED = ('compute_dtype', 'remat', 'unroll', 'attention')
+_COMPUTED = (
+  'compute_dtype',
+  'residual_dtype',
+  'remat',
+  'unroll',
+  'attention',
+)
 
 
 class RunWeights(NamedTuple):

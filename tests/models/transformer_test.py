@@ -74,6 +74,23 @@ def test_parameters_stay_float32_and_bf16_is_close():
   assert np.sqrt(np.mean(np.square(narrow - wide))) < 0.03
 
 
+@pytest.mark.parametrize(
+  'residual, least, most', [('float32', 0, 0.02), ('bfloat16', 0.02, 0.04)]
+)
+def test_layers_add_to_a_sum_in_float32(residual, least, most):
+  """In bfloat16 each of many layers rounds it: .026 against .015 nats."""
+  wide = tiny.model(num_layers=32)
+  narrow = tiny.model(
+    num_layers=32, compute_dtype='bfloat16', residual_dtype=residual
+  )
+  errors = []
+  for seed in range(4):
+    params = wide.init(jax.random.key(seed))
+    logp = [models.score(model, params, ROWS).logp for model in (wide, narrow)]
+    errors.append(np.sqrt(np.mean(np.square(logp[0] - logp[1]))))
+  assert least < np.mean(errors) < most
+
+
 def test_parameter_count_and_stacking():
   params = jax.eval_shape(tiny.model().init, jax.random.key(0))
   width, mlp, heads, kv, size = 32, 48, 4, 2, 8
@@ -112,6 +129,7 @@ def test_every_parameter_gets_a_gradient():
     ),
     (dict(head_dim=7), 'head_dim=7'),
     (dict(compute_dtype='float16'), "compute_dtype='float16'"),
+    (dict(residual_dtype='bfloat16'), "residual_dtype='bfloat16'"),
   ],
 )
 def test_impossible_shapes_are_refused(changes, words):

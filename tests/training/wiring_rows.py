@@ -411,10 +411,10 @@ ROWS |= {
   )
 }  # fmt: skip
 # How the model is computed is said for the shape of files too.
-ROWS |= {
-  f'model.{name}': at(('ModelConfig', name))
-  for name in ('compute_dtype', 'remat', 'unroll', 'attention')
-}
+COMPUTED = (
+  'compute_dtype', 'residual_dtype', 'remat', 'unroll', 'attention',
+)  # fmt: skip
+ROWS |= {f'model.{name}': at(('ModelConfig', name)) for name in COMPUTED}
 ROWS |= {
   f'data.{name}': prompt_format(name)
   for name in ('chat', 'system_prompt', 'chat_kwargs', 'completion_prefix')

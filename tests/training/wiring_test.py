@@ -41,6 +41,7 @@ PAIRS = {
   'model.tied_embeddings': (True, False),
   'model.window_tokens': ((3, 0), (5,)),
   'model.compute_dtype': ('bfloat16', 'float32'),
+  'model.residual_dtype': ('bfloat16', 'float32'),
   'model.remat': (False, True),
   'model.unroll': (True, False),
   'model.attention': ('xla', 'auto'),
@@ -156,12 +157,11 @@ def seen(number):
   """What a run with one of the three configs has called."""
   values = {name: pair[min(number, 1)] for name, pair in PAIRS.items()}
   if number == 2:  # the shape comes with the files
-    computed = ('compute_dtype', 'remat', 'unroll', 'attention')
     values = THIRD | {
       name: value
       for name, value in values.items()
       if name not in THIRD
-      and (not name.startswith('model.') or name.endswith(computed))
+      and (not name.startswith('model.') or name.endswith(wiring_rows.COMPUTED))
     }
   config = config_lib.default()
   # A ConfigDict takes the fields of a dict one by one.

@@ -20,7 +20,14 @@ from grpo_jax.models.weights._families import Family
 
 Fields = Mapping[str, Any]
 
-COMPUTED = ('compute_dtype', 'remat', 'unroll', 'attention', 'lora')
+COMPUTED = (
+  'compute_dtype',
+  'residual_dtype',
+  'remat',
+  'unroll',
+  'attention',
+  'lora',
+)
 """Fields of `ModelConfig` that say how a model is computed, not which it is."""
 
 _ACTIVATIONS = {
@@ -38,8 +45,8 @@ def config_from_huggingface(config_json: Fields, **computed) -> ModelConfig:
 
   Args:
     config_json: Its content.
-    **computed: What no `config.json` says: `compute_dtype`, `remat`, `unroll`,
-      `attention` and `lora` of `ModelConfig`.
+    **computed: What no `config.json` says: `compute_dtype`, `residual_dtype`,
+      `remat`, `unroll`, `attention` and `lora` of `ModelConfig`.
 
   Returns:
     A `ModelConfig`.
