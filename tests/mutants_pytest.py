@@ -75,6 +75,10 @@ class Copy:
       shutil.copy2(root / name, self.tree / name)
     for name in ('home', 'tmp'):
       (self.folder / name).mkdir()
+    # A run writes the revision of the checkout that it stands in.
+    git = 'git', '-c', 'user.name=mutants', '-c', 'user.email=mutants@localhost'
+    for words in ('init', '-q'), ('add', '-A'), ('commit', '-q', '-m', 'copy'):
+      subprocess.run([*git, *words], cwd=self.tree, check=True)
     # By its hash: a change within a second that keeps the size would not be
     # noticed by the usual check of time and size.
     compileall.compile_dir(
