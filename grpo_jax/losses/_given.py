@@ -39,6 +39,15 @@ def check_transform(value: Any, kind: type, where: str) -> None:
   )
 
 
+def _told(value: Any) -> str:
+  """What an error says of a value: of arrays, what they are, in one line."""
+  if hasattr(value, 'shape'):
+    return f'an array of shape {value.shape}'
+  if isinstance(value, tuple | dict):
+    return f'a {type(value).__name__} of {len(value)}'
+  return f'{value!r:.60}'
+
+
 def check_names(requires: Iterable[str], where: str) -> frozenset[str]:
   """The names of required fields, if they are not a single text."""
   if isinstance(requires, str):
@@ -116,12 +125,12 @@ def value_and_metrics(
     array = jax.numpy.asarray(value)
   except (TypeError, ValueError) as error:
     raise ValueError(
-      f'{name} returned {value!r:.60}; return an array, or a pair (array, '
+      f'{name} returned {_told(value)}; return an array, or a pair (array, '
       'metrics) with a dict of arrays.'
     ) from error
   if not isinstance(metrics, Mapping):
     raise ValueError(
-      f'{name} returned a pair whose second part is {metrics!r:.60}; give '
+      f'{name} returned a pair whose second part is {_told(metrics)}; give '
       'metrics there, a dict of arrays by name.'
     )
   metrics = {key: jax.numpy.asarray(value) for key, value in metrics.items()}

@@ -325,6 +325,8 @@ def _of_shape(name: str, place: _Place, value: Array, shape) -> Array:
     raise ValueError(
       f'{name} returned {value.dtype} for {place.field!r}; return {wanted}.'
     )
+  if place.field != 'keep' and not jnp.issubdtype(value.dtype, jnp.floating):
+    value = value.astype(jnp.result_type(float))  # an integer has no infinity
   if place.field != 'reward' and value.ndim == 2:
     return value[:, :, None]
   return value

@@ -111,6 +111,18 @@ def test_a_value_of_another_kind_is_refused(stage, value, words):
     cases.prepared(method, batch())
 
 
+@pytest.mark.parametrize('dtype', [int, bool])
+def test_a_count_is_a_number(dtype):
+  counted = losses.on_reward(lambda r, b: (r > 0).astype(dtype))
+  as_float = losses.on_reward(lambda r, b: (r > 0).astype(float))
+  made = [
+    cases.prepared(losses.chain(edit, CREDIT, WEIGHT, CLIP), batch())[0]
+    for edit in (counted, as_float)
+  ]
+  assert made[0].reward.dtype == made[1].reward.dtype
+  np.testing.assert_array_equal(made[0].advantage, made[1].advantage)
+
+
 def own(link, **components):
   """A transform that was written without a stage constructor."""
   return link._replace(**components)
