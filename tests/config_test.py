@@ -90,6 +90,9 @@ def test_prompts_come_from_one_source_or_from_several():
       dict(learner=dict(method_kwargs={'a': [{'b': float('nan')}]})),
       r'learner.method_kwargs.a\[0\].b=nan; give a finite number',
     ),
+    (dict(steps=10**12), 'steps=1000000000000; give at most 2147483647'),
+    (dict(optim=dict(lr=1e300)), 'optim.lr=1e\\+300; give a finite number'),
+    (dict(log=dict(kl_alarm=-1.0)), 'log.kl_alarm=-1.0; give 0 or more'),
     (dict(sampler=dict(group=0)), 'sampler.group=0; give 1 or more'),
     (
       dict(sampler=dict(max_tokens=9), data=dict(completion_buckets=(5,))),

@@ -46,6 +46,9 @@ _LEAST = {
   'checkpoint.keep_last': 1,
   'checkpoint.export_every_saves': 0,
   'log.samples': 0,
+  'log.kl_alarm': 0,
+  'log.entropy_alarm': 0,
+  'log.sampler_gap_alarm': 0,
   'log.completions_every_steps': 0,
   'evaluation.every_steps': 0,
   'evaluation.examples': 1,
@@ -77,8 +80,10 @@ _MOST = {
 # logits become differences of whole nats.
 _LEAST_TEMPERATURE = 1e-3
 
-# Completions are numbered and summed up in int32.
-_MOST_TOKENS = 2**31 - 1
+# Counts are int32: steps, tokens, completions.
+_MOST_COUNT = 2**31 - 1
+
+_MOST_FLOAT = 3e38  # of float32
 
 # Allowed values of each of these fields.
 _KNOWN = {
@@ -107,6 +112,11 @@ def checks(config: Any):
   sampler, learner, optim = config.sampler, config.learner, config.optim
   values = _names.flat(dataclasses.asdict(config))
   yield from _checks_of_floats(values)
+  for name, value in values.items():
+    yield (
+      not isinstance(value, int) or abs(value) <= _MOST.get(name, _MOST_COUNT),
+      f'{name}={value}; give at most {_MOST.get(name, _MOST_COUNT)}',
+    )
   for name, least in _LEAST.items():
     value = values[name]
     yield value >= least, f'{name}={value}; give {least} or more'
@@ -186,14 +196,14 @@ def checks(config: Any):
 
 
 def _checks_of_floats(values: dict[str, Any]):
-  """As `checks`: every float is a finite number, wherever it stands.
+  """As `checks`: every float is a finite number of float32, wherever it stands.
 
   Arguments of methods and of chat templates are another's: infinity may say
   there that something is off. No number of theirs is NaN.
   """
   for field, value in values.items():
     for name, number in _floats(field, value):
-      ok = math.isfinite(number)
+      ok = abs(number) <= _MOST_FLOAT  # false of NaN
       if field.endswith('_kwargs'):
         ok = not math.isnan(number)
       yield ok, f'{name}={number}; give a finite number'
@@ -242,10 +252,10 @@ def _checks_of_sampler(sampler: Any):
   )
   tokens = sampler.prompts * sampler.group * sampler.max_tokens
   yield (
-    tokens <= _MOST_TOKENS,
+    tokens <= _MOST_COUNT,
     f'sampler.prompts={sampler.prompts}, sampler.group={sampler.group} and '
     f'sampler.max_tokens={sampler.max_tokens}, whose product, {tokens:,} '
-    f'tokens of a rollout, is above {_MOST_TOKENS:,}; give less',
+    f'tokens of a rollout, is above {_MOST_COUNT:,}; give less',
   )
 
 

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 import contextlib
 import os
 import signal
+import sys
+import threading
 import traceback
 from types import FrameType
+from typing import Any
 
 
 class Stopped(KeyboardInterrupt):
@@ -55,8 +58,12 @@ class Stop:
   nothing is lost by leaving then, so there the signal raises `Stopped`. A
   second Ctrl-C raises `KeyboardInterrupt` wherever the program is.
 
-  A context manager: it installs its signal handlers, and puts the earlier ones
-  back at its end.
+  Python ignores what is raised in a finalizer or a callback of its garbage
+  collector, after it has printed a traceback. If a signal comes there, it is
+  sent once more.
+
+  A context manager: it installs its handlers, and puts the earlier ones back at
+  its end.
 
   Attributes:
     signal: The signal that was received last; None if there was none.
@@ -67,7 +74,7 @@ class Stop:
   def __init__(self):
     self.signal: signal.Signals | None = None
     self._earlier = {}
-    self._raises = False
+    self._raises = self._is_repeated = False
 
   def __call__(self) -> bool:
     """Whether a signal has asked to stop."""
@@ -88,16 +95,27 @@ class Stop:
     self._earlier = {
       number: signal.signal(number, self._receive) for number in self.SIGNALS
     }
+    self._hook, sys.unraisablehook = sys.unraisablehook, self._ignored
     return self
 
   def __exit__(self, *_) -> None:
+    sys.unraisablehook = self._hook
     for number, handler in self._earlier.items():
       signal.signal(number, handler)
 
+  def _ignored(self, what: Any) -> None:
+    if what.exc_type is not Stopped:
+      self._hook(what)
+      return
+    self._is_repeated = True
+    main, number = threading.main_thread().ident, self.signal
+    threading.Timer(0.01, signal.pthread_kill, (main, number)).start()
+
   def _receive(self, number: int, frame: FrameType | None) -> None:
     del frame
-    again = self.signal is not None
-    if again and number == signal.SIGINT:
+    again, repeated = self.signal is not None, self._is_repeated
+    self._is_repeated = False
+    if again and number == signal.SIGINT and not repeated:
       raise KeyboardInterrupt
     self.signal = signal.Signals(number)
     if not again:

@@ -91,6 +91,23 @@ def test_a_signal_is_received_when_nobody_listens_any_more(tmp_path):
   assert runs.saved(tmp_path)[0] >= 2
 
 
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_in_a_finalizer_is_sent_again(number, capsys):
+  class Garbage:
+    def __del__(self):
+      signal.raise_signal(number)
+
+  end = time.monotonic() + 30
+  with stop_signal.Stop() as stop:
+    with pytest.raises(stop_signal.Stopped), stop.at_once():
+      garbage = Garbage()
+      del garbage
+      while time.monotonic() < end:
+        time.sleep(0.001)
+    assert stop.signal == number
+  assert 'Traceback' not in capsys.readouterr().err
+
+
 def test_two_processes_do_not_share_a_workdir(tmp_path):
   process = popen('train', *LONG, f'--workdir={tmp_path}')
   wait_for(tmp_path, 1, process)
