@@ -50,6 +50,8 @@ def prepared(
     workdir.config_of(given['--workdir'])  # raises if there is no run
     saved = PACKAGE / 'commands' / 'saved_config.py'
     arguments.insert(0, f'--config={saved}:{given["--workdir"]}')
+  # ml_collections wants the config before its fields.
+  arguments.sort(key=lambda one: not one.startswith('--config='))
   return [*argv[:2], *arguments]
 
 
@@ -224,6 +226,11 @@ def mistyped(argv: list[str], error: Exception) -> str | None:
     return (
       'config.rewards has no such place; give all of them at once, as in '
       "--config.rewards=\"({'name': 'exact_match', 'weight': 1.0},)\"."
+    )
+  if isinstance(error, AttributeError) and 'get_config' in str(error):
+    return (
+      'The config file has no get_config; define this function, and return '
+      'grpo_jax.config.default() with your changes.'
     )
   if isinstance(error, ValueError) and 'Traceback' not in str(error):
     said = None if not isinstance(error, flags.Error) else _of_value(error)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import sys
@@ -127,7 +128,8 @@ def evaluate(
     that the policy has learned from.
 
   Raises:
-    ValueError: There are no held-out problems, or a k above `samples`.
+    ValueError: There are no held-out problems, or a k above `samples`, or the
+      completions cannot be written.
   """
   run, given = policy.run, policy.given
   config = run.config.evaluation
@@ -152,14 +154,21 @@ def evaluate(
     run.config.data.completion_buckets,
     purpose='eval',  # other random numbers than those of the training
   )
-  if completions:
-    parquet.write(completions, rollout, policy.step)
-  return {
+  summary = {
     'checkpoint': policy.step,
     **evaluate_lib.summarize(
       rollout, ks, config.right_reward, run.config.seed, answer
     ),
   }
+  if completions:
+    try:
+      parquet.write(completions, rollout, policy.step)
+    except OSError as error:  # what was measured is not lost with the file
+      raise ValueError(
+        f'{completions} cannot be written ({error.strerror or error}); give '
+        f'another file. The result is {json.dumps(summary)}.'
+      ) from error
+  return summary
 
 
 def _at_least_one(name: str, value: int) -> None:

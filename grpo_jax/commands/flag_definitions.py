@@ -1,13 +1,18 @@
 """The flags of all commands; `main.COMMANDS` says which command reads which."""
 
+import sys
+
 from absl import flags
 from ml_collections import config_flags
 
+# ml_collections opens what --flagfile names already here, and may fail.
+_argv, sys.argv = sys.argv, sys.argv[:1]
 CONFIG = config_flags.DEFINE_config_file(
   'config',
   None,
   'A Python file with get_config; an argument for it follows a colon.',
 )
+sys.argv = _argv
 FLAGS = {
   'workdir': flags.DEFINE_string(
     'workdir', None, 'Directory of the run. train goes on from what is in it.'

@@ -369,7 +369,7 @@ def _parse(argv: list[str]) -> list[str]:
   else returns the arguments as `app.run` wants them.
   """
   command = argv[1] if len(argv) > 1 and argv[1][:1] != '-' else ''
-  if argv[1:] == ['--version']:
+  if '--version' in argv[1:2]:
     print(
       f'grpo-jax {__version__} (jax {metadata.version("jax")}, '
       f'Python {platform.python_version()})'

@@ -19,6 +19,8 @@ def sentence(error: Exception) -> str | None:
 
   >>> sentence(FileNotFoundError(2, 'No such file or directory', 'x.txt'))
   'x.txt cannot be used (No such file or directory); give another path.'
+  >>> sentence(FileNotFoundError(2, 'No such file or directory', ''))
+  "'' cannot be used (No such file or directory); give another path."
   >>> sentence(MemoryError('Unable to allocate 9 GiB'))[:26]
   'There is not enough memory'
   >>> sentence(RuntimeError('of another kind'))
@@ -41,10 +43,9 @@ def _of_system(error: OSError) -> str:
     return str(error)
   if error.filename is None:
     return f'{error.strerror}, says the operating system; correct that.'
-  return (
-    f'{os.fspath(error.filename)} cannot be used ({error.strerror}); give '
-    'another path.'
-  )
+  path = os.fsdecode(error.filename)
+  shown = path if path.strip() else repr(path)
+  return f'{shown} cannot be used ({error.strerror}); give another path.'
 
 
 class Unwritten(ValueError):

@@ -111,12 +111,7 @@ def checks(config: Any):
   """
   sampler, learner, optim = config.sampler, config.learner, config.optim
   values = _names.flat(dataclasses.asdict(config))
-  yield from _checks_of_floats(values)
-  for name, value in values.items():
-    yield (
-      not isinstance(value, int) or abs(value) <= _MOST.get(name, _MOST_COUNT),
-      f'{name}={value}; give at most {_MOST.get(name, _MOST_COUNT)}',
-    )
+  yield from _checks_of_numbers(values)
   for name, least in _LEAST.items():
     value = values[name]
     yield value >= least, f'{name}={value}; give {least} or more'
@@ -195,13 +190,16 @@ def checks(config: Any):
   )
 
 
-def _checks_of_floats(values: dict[str, Any]):
-  """As `checks`: every float is a finite number of float32, wherever it stands.
+def _checks_of_numbers(values: dict[str, Any]):
+  """As `checks`: int32 and float32 hold every number, wherever it stands.
 
   Arguments of methods and of chat templates are another's: infinity may say
   there that something is off. No number of theirs is NaN.
   """
   for field, value in values.items():
+    most = _MOST.get(field, _MOST_COUNT)
+    ok = not isinstance(value, int) or abs(value) <= most
+    yield ok, f'{field}={value}; give at most {most}'
     for name, number in _floats(field, value):
       ok = abs(number) <= _MOST_FLOAT  # false of NaN
       if field.endswith('_kwargs'):

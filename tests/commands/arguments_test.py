@@ -122,6 +122,10 @@ def test_what_can_be_read_passes():
     ('flag --dtype=x: bad', 'give one of float32, bfloat16.'),
     (IndexError('tuple'), 'config.rewards has no such place'),
     (
+      AttributeError("module 'x' has no attribute 'get_config'"),
+      'has no get_config; define this function',
+    ),
+    (
       ValueError('X Traceback (most recent call last)\\nKeyError: 3'),
       'The config file cannot be used (KeyError: 3)',
     ),
@@ -152,6 +156,26 @@ def test_an_output_that_is_full_gets_a_sentence():
     )
   assert done.returncode == 2
   assert done.stderr.startswith('grpo-jax: Standard output cannot be written (')
+  assert done.stderr.count('\n') == 1
+
+
+def test_the_config_comes_before_its_fields(tmp_path):
+  file = tmp_path / 'my.py'
+  file.write_text('')
+  field, config = '--config.steps=3', f'--config={file}'
+  said = arguments.prepared(['grpo-jax', 'train', field, config], ())
+  assert said == ['grpo-jax', 'train', config, field]
+
+
+def test_a_file_of_flags_is_refused_whether_it_is_there_or_not():
+  done = subprocess.run(
+    [sys.executable, '-m', 'grpo_jax', 'methods', '--flagfile=missing'],
+    capture_output=True,
+    text=True,
+    env=environment(),
+  )
+  assert done.returncode == 2
+  assert done.stderr.startswith('grpo-jax: methods got --flagfile, which it ')
   assert done.stderr.count('\n') == 1
 
 

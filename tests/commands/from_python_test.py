@@ -1,5 +1,6 @@
 """`grpo_jax.train` as a notebook calls it: no module files, only objects."""
 
+import functools
 import json
 import signal
 import subprocess
@@ -195,7 +196,8 @@ def test_evaluate_and_sample_take_the_objects_again(whole, tmp_path):
   workdir, _, _ = whole
   given = objects()
   tokenizer = given['tokenizer']
-  summary = grpo_jax.evaluate(
+  evaluate = functools.partial(
+    grpo_jax.evaluate,
     workdir,
     rewards=given['rewards'],
     heldout=given['heldout'],
@@ -204,8 +206,11 @@ def test_evaluate_and_sample_take_the_objects_again(whole, tmp_path):
     examples=5,
     samples=2,
     ks=[1, 2],
-    completions=str(tmp_path / 'all.parquet'),
   )
+  summary = evaluate(completions=str(tmp_path / 'all.parquet'))
+  with pytest.raises(ValueError, match='/dev/full cannot be written') as error:
+    evaluate(completions='/dev/full')
+  assert f'The result is {json.dumps(summary)}.' in str(error.value)
   assert summary['checkpoint'] == 6 and summary['examples'] == 5
   assert 0 <= summary['pass@1'] <= summary['pass@2'] <= 1
   assert (tmp_path / 'all.parquet').exists()
