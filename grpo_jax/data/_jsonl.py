@@ -96,8 +96,8 @@ class JsonlSource:
       ) from error
     if not isinstance(record, dict):
       raise ValueError(
-        f'{where} is a JSON {type(record).__name__}, but an object is'
-        f' required; write it as {{"{self.prompt_field}": ...}}.'
+        f'{where} is {json.dumps(record):.40}, but a JSON object is required;'
+        f' write it as {{"{self.prompt_field}": ...}}.'
       )
     if problem := prompt_problem(record.get(self.prompt_field)):
       raise ValueError(
@@ -115,4 +115,8 @@ class JsonlSource:
 
 def _parse(line: bytes) -> Any:
   # '-sig', because some editors begin a file with a byte-order mark.
-  return json.loads(line.decode('utf-8-sig'))
+  return json.loads(line.decode('utf-8-sig'), parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> None:
+  raise ValueError(f'{constant} is no JSON')

@@ -76,7 +76,7 @@ def train(
   # Absolute from here on: a reward function may change the directory.
   workdir, draw = pathlib.Path(workdir).absolute(), sampled
   if replay:
-    draw = functools.partial(replay_lib.draw, pathlib.Path(replay).absolute())
+    draw = functools.partial(replay_lib.draw, replay_lib.folder(replay))
   with session_lib.opened(
     config, workdir, stop, replay is not None, given, on_rollout, screen
   ) as (session, progress):

@@ -10,6 +10,22 @@ from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.training import build
 
 
+def folder(directory: str | pathlib.Path) -> pathlib.Path:
+  """The absolute path of a folder of completions.
+
+  Raises:
+    ValueError: It holds none, which is said before a run begins.
+  """
+  path = pathlib.Path(directory).absolute()
+  if not parquet.files(path):
+    raise ValueError(
+      f'There are no completions to replay in {path}; give the folder '
+      'completions in the workdir of a run that had '
+      'log.completions_every_steps=1.'
+    )
+  return path
+
+
 def draw(
   directory: str | pathlib.Path,
   run: build.Run,

@@ -96,7 +96,9 @@ GOOD = b'{"prompt": "a", "answer": "b"}\n'
     (b'{"prompt": "a", ', 'not valid JSON'),
     (b'{"prompt": "\xff", "answer": 1}', 'not valid JSON in UTF-8'),
     (b'[' * 100_000, 'not valid JSON in UTF-8'),
-    (b'["a", "b"]', 'is a JSON list, but an object'),
+    (b'["a", "b"]', r'is \["a", "b"\], but a JSON object is required'),
+    (b'null', 'is null, but a JSON object is required'),
+    (b'{"prompt": "a", "answer": NaN}', 'not valid JSON .*NaN is no JSON'),
     (
       b'{"promt": "a", "answer": "b"}',
       "in the field 'prompt', but it is None, .*promt",
