@@ -141,7 +141,9 @@ def chain(*transforms: LossTransform) -> LossTransform:
     states = []
     # strict: a state of another chain is refused, not used in part.
     for transform, inner_state in zip(transforms, state, strict=True):
-      batch, inner_state = transform.credit(batch, inner_state)
+      batch, inner_state = _given.check_pair(
+        transform.credit(batch, inner_state)
+      )
       states.append(inner_state)
     return batch, tuple(states)
 

@@ -29,9 +29,15 @@ def gate_probability_change(low=0.2, high=0.2) -> LossTransform:
     A `LossTransform` that edits the objective. Its metric `gated` marks the
     dropped tokens.
 
+  Raises:
+    ValueError: A bound is not from 0 to 1.
+
   References:
     `DPPO <https://arxiv.org/abs/2602.04879>`_, 2026
   """
+  _ops.check_distances(
+    'gate_probability_change', low, high, 'the old probability', most=1
+  )
 
   def objective(terms, batch, low, high):
     # Only a comparison reads `now`, so its gradient would be wasted work.
@@ -65,10 +71,14 @@ def gate_binary_kl(low=0.05, high=0.05) -> LossTransform:
     A `LossTransform` that edits the objective. Its metric `gated` marks the
     dropped tokens.
 
+  Raises:
+    ValueError: A bound is negative.
+
   References:
     `DPPO <https://arxiv.org/abs/2602.04879>`_, 2026. The paper has one number
     for both sides.
   """
+  _ops.check_distances('gate_binary_kl', low, high, 'no divergence')
 
   def objective(terms, batch, low, high):
     logp, old = lax.stop_gradient(terms.logp), _ops.old_logp(terms, batch)

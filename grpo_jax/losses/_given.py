@@ -42,7 +42,7 @@ def check_transform(value: Any, kind: type, where: str) -> None:
 def _told(value: Any) -> str:
   """What an error says of a value: of arrays, what they are, in one line."""
   if hasattr(value, 'shape'):
-    return f'an array of shape {value.shape}'
+    return f'an array of shape {tuple(value.shape)}'
   if isinstance(value, tuple | dict):
     return f'a {type(value).__name__} of {len(value)}'
   return f'{value!r:.60}'
@@ -133,14 +133,25 @@ def value_and_metrics(
       f'{name} returned a pair whose second part is {_told(metrics)}; give '
       'metrics there, a dict of arrays by name.'
     )
-  metrics = {key: jax.numpy.asarray(value) for key, value in metrics.items()}
+  allowed = shape, (*shape[:2], 1)
   for key, metric in metrics.items():
-    if not isinstance(key, str) or metric.shape not in (shape, (*shape[:2], 1)):
+    is_array = getattr(metric, 'shape', None) in allowed
+    if not isinstance(key, str) or not is_array:
       raise ValueError(
-        f'{name} returned a metric {key!r} of shape {metric.shape}; give it a '
+        f'{name} returned a metric {key!r} that is {_told(metric)}; give it a '
         f'name and one value per token, here {shape}.'
       )
-  return array, metrics
+  return array, dict(metrics)
+
+
+def check_pair(result: Any) -> tuple[Any, Any]:
+  """What the `credit` of a transform returned, a batch and a state."""
+  if isinstance(result, tuple) and len(result) == 2:
+    return result
+  raise ValueError(
+    f'The credit of a transform returned {_told(result)}; return a pair, the '
+    'Batch and the state of the transform.'
+  )
 
 
 def check_result(

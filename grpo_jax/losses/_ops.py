@@ -1,5 +1,6 @@
 """Array helpers that the transforms share; an empty mask gives no NaN."""
 
+from numbers import Real
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec
 from jax.sharding import reshard
+import numpy as np
 
 from grpo_jax.losses._base import Array
 from grpo_jax.losses._base import Batch
@@ -57,7 +59,7 @@ def check_deviation(name: str, deviation: str) -> None:
 def check_range(name: str, low, high) -> None:
   """Raises a ValueError if these are no distances of two bounds from 1."""
   # A schedule or a controller has no value yet that could be checked.
-  numbers = isinstance(low, int | float) and isinstance(high, int | float)
+  numbers = isinstance(low, Real) and isinstance(high, Real)
   # As TRL's and verl's users have them in mind: 0.8 and 1.28. A large `high`
   # alone is a wide range, such as the 10 of DeepSeek-R1.
   if numbers and 0.5 <= low < 1 < high < 1.6:
@@ -69,23 +71,23 @@ def check_range(name: str, low, high) -> None:
   check_distances(name, low, high, 'ratio 1')
 
 
-def check_distances(name: str, low, high, center: str) -> None:
-  """Raises a ValueError if a distance from `center` is negative."""
+def check_distances(name: str, low, high, center: str, most=np.inf) -> None:
+  """Raises a ValueError if a distance from `center` is not in [0, most]."""
   for side, bound in (('low', low), ('high', high)):
-    if isinstance(bound, int | float) and bound < 0:
+    if isinstance(bound, Real) and not 0 <= bound <= most:
+      wanted = 'not negative' if most == np.inf else f'from 0 to {most}'
       raise ValueError(
         f'{name} got {side}={bound}; give the distance of the bound from '
-        f'{center}, which is not negative.'
+        f'{center}, which is {wanted}.'
       )
 
 
 def centered(value: Array, mask: Array, axis=None) -> Array:
   """Value minus its mean where `mask`; exactly 0 for equal values.
 
-  The largest value is subtracted before the mean is taken. Equal values then
-  leave zeros, whatever their size. `x - mean(x)` would leave the rounding error
-  of the mean, which a later division by the deviation blows up to order 1 (seen
-  in released code).
+  Values that are equal by `all_equal` become exactly 0. `x - mean(x)` would
+  leave the rounding error of the mean, which a later division by the deviation
+  blows up to order 1 (seen in released code).
 
   Args:
     value: Any shape.
@@ -95,14 +97,15 @@ def centered(value: Array, mask: Array, axis=None) -> Array:
   Returns:
     An array like `value`.
   """
-  # Minus infinity for an empty mask, which the next `where` drops.
+  # The largest is subtracted before the mean is taken, so that a difference is
+  # rounded by its own size. Minus infinity for an empty mask, which is dropped.
   largest = jnp.max(
     value, axis=axis, keepdims=True, where=mask, initial=-jnp.inf
   )
   offset = jnp.where(mask, value - largest, 0)
   number = jnp.sum(mask, axis=axis, keepdims=True, dtype=value.dtype)
   mean = safe_divide(jnp.sum(offset, axis=axis, keepdims=True), number)
-  return jnp.where(mask, offset - mean, 0)
+  return jnp.where(mask & ~all_equal(value, mask, axis), offset - mean, 0)
 
 
 def deviation_of(value: Array, mask: Array, deviation: str, axis=None) -> Array:
@@ -121,7 +124,7 @@ def deviation_of(value: Array, mask: Array, deviation: str, axis=None) -> Array:
   # Divided by a power of two, which rounds nothing: squares of values of 1e-20
   # or 1e20 would be 0 or infinite.
   largest = jnp.max(jnp.abs(value), axis=axis, keepdims=True)
-  exponent = jnp.frexp(largest)[1]
+  exponent = jnp.clip(jnp.frexp(largest)[1], -126, 126)  # both powers exist
   scaled = jnp.ldexp(value, -exponent)
   square = jnp.sum(jnp.square(scaled), axis=axis, keepdims=True)
   # n - 1 is 0 for a single value and -1 for none; the squares are 0 then.
@@ -150,10 +153,12 @@ def normalized(
   Which values count as equal says `all_equal`, and where `epsilon` is added
   says `with_epsilon`.
   """
-  offset = centered(value, mask, axis)
+  # A quarter of all of it, because the difference of two values may be twice
+  # the largest float.
+  offset = centered(value / 4, mask, axis)
   spread = deviation_of(offset, mask, deviation, axis)
-  score = safe_divide(offset, with_epsilon(spread, epsilon, under_root))
-  return jnp.where(all_equal(value, mask, axis), 0, score)
+  epsilon = epsilon / (16 if under_root else 4)
+  return safe_divide(offset, with_epsilon(spread, epsilon, under_root))
 
 
 def all_equal(value: Array, mask: Array, axis=None) -> Array:

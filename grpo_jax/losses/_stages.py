@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from grpo_jax.losses import _given
 from grpo_jax.losses._base import Array
 from grpo_jax.losses._base import LossTransform
+from grpo_jax.losses._base import at_least_float32
 from grpo_jax.losses._controllers import Controller
 from grpo_jax.losses._controllers import scheduled
 
@@ -325,8 +326,8 @@ def _of_shape(name: str, place: _Place, value: Array, shape) -> Array:
     raise ValueError(
       f'{name} returned {value.dtype} for {place.field!r}; return {wanted}.'
     )
-  if place.field != 'keep' and not jnp.issubdtype(value.dtype, jnp.floating):
-    value = value.astype(jnp.result_type(float))  # an integer has no infinity
+  if place.field != 'keep':
+    value = at_least_float32(value)  # counts, and what was computed in bfloat16
   if place.field != 'reward' and value.ndim == 2:
     return value[:, :, None]
   return value

@@ -3,6 +3,7 @@
 import inspect
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from grpo_jax import losses
@@ -153,6 +154,17 @@ def test_bounds_are_not_taken_for_distances(function):
   with pytest.raises(ValueError, match='low=-0.1; give the distance'):
     function(low=-0.1, high=0.2)
   function(low=0.9, high=0.95)
+
+
+@pytest.mark.parametrize('name', OF_ANOTHER)
+def test_other_bounds_are_distances_too(name):
+  function = getattr(losses, name, None) or getattr(losses.methods, name)
+  for low, high in (-0.1, 0.2), (np.float32(0.2), np.float32(-0.1)):
+    with pytest.raises(ValueError, match='=-0.1.*; give the distance'):
+      function(low=low, high=high)
+  if name in ('gate_probability_change', 'dppo_tv'):
+    with pytest.raises(ValueError, match='high=1.28; .* from 0 to 1'):
+      function(low=0.8, high=1.28)
 
 
 def test_there_are_functions_of_distances():

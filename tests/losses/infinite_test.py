@@ -54,7 +54,7 @@ def test_a_token_of_probability_zero(name, field, completion):
     METHODS[name], **{field: jnp.asarray(given)}
   )
   assert np.isfinite(value) and np.all(np.isfinite(slope))
-  # It is counted.
+  # A ratio that is too large is counted. One of 0 is the policy's own.
   if field == 'logp_old':
     counted = [
       np.any(terms.metrics[metric][0, completion])
@@ -69,7 +69,7 @@ def test_a_token_of_probability_zero(name, field, completion):
     ]
 
 
-@pytest.mark.parametrize('size', [1e-30, 1e-19, 1.0, 1e20, 1e37])
+@pytest.mark.parametrize('size', [1e-30, 1e-19, 1.0, 1e20, 3e38])
 @pytest.mark.parametrize('deviation', ['population', 'sample'])
 def test_the_z_score_does_not_depend_on_the_size_of_rewards(size, deviation):
   method = losses.normalize_by_group(deviation, epsilon=0)
@@ -105,5 +105,32 @@ def test_a_group_is_dropped_if_and_only_if_it_has_no_z_score(reward, equal):
     losses.normalize_by_group(), losses.drop_uniform_groups()
   )
   made, _ = losses.credit(method, batch, method.init())
+  assert np.all(np.isfinite(made.advantage))
   assert np.any(made.advantage) == np.any(made.keep) == (not equal)
   assert losses.uniform_groups(batch).tolist() == [equal]
+
+
+@pytest.mark.parametrize('name', methods.__all__)
+def test_rounding_errors_are_no_advantage(name):
+  """Rewards that differ by one unit in the last place, and equal ones."""
+  entry = next(e for e in cases.METHODS if e.name.split('-')[0] == name)
+  same, zeros = np.full((2, 4, 3), -1.0, np.float32), np.zeros((2, 4, 3))
+  equal = np.ones((2, 4), np.float32)
+  rounded = equal.copy()
+  rounded[0, 0] = rounded[1, 2] = np.nextafter(np.float32(1), np.float32(2))
+  advantages = []
+  for reward in (equal, rounded):
+    batch = losses.make_batch(
+      same < 0,
+      reward,
+      tokens=np.arange(24).reshape(2, 4, 3),
+      reward_parts=np.stack([reward, reward], axis=-1),
+      entropy_old=-same,
+      logp_old=same,
+      logp_ref=same,
+      logp_sampler=same,
+      extras={'updates_done': zeros, 'noise': zeros},
+    )
+    made, _ = cases.prepared(entry.make(), batch)
+    advantages.append(made.advantage)
+  np.testing.assert_allclose(*advantages, atol=1e-6)

@@ -84,9 +84,10 @@ def test_the_policy_gives_one_value_per_token(name, shape):
 @pytest.mark.parametrize(
   'metrics, words',
   [
-    ({'mine': jnp.ones(P)}, r"metric 'mine' of shape \(2,\)"),
-    ({'mine': 3.0}, r"metric 'mine' of shape \(\)"),
-    ({3: jnp.ones(SHAPE)}, 'metric 3 of shape'),
+    ({'mine': jnp.ones(P)}, r"'mine' that is an array of shape \(2,\)"),
+    ({'mine': 3.0}, "metric 'mine' that is 3.0"),
+    ({'mine': 'many'}, "metric 'mine' that is 'many'"),
+    ({3: jnp.ones(SHAPE)}, 'metric 3 that is an array'),
   ],
 )
 def test_a_metric_is_per_token(metrics, words):
@@ -111,15 +112,15 @@ def test_a_value_of_another_kind_is_refused(stage, value, words):
     cases.prepared(method, batch())
 
 
-@pytest.mark.parametrize('dtype', [int, bool])
-def test_a_count_is_a_number(dtype):
+@pytest.mark.parametrize('dtype', [int, bool, jnp.bfloat16])
+def test_losses_are_float32_whatever_a_stage_returns(dtype):
   counted = losses.on_reward(lambda r, b: (r > 0).astype(dtype))
-  as_float = losses.on_reward(lambda r, b: (r > 0).astype(float))
+  as_float = losses.on_reward(lambda r, b: (r > 0).astype(jnp.float32))
   made = [
     cases.prepared(losses.chain(edit, CREDIT, WEIGHT, CLIP), batch())[0]
     for edit in (counted, as_float)
   ]
-  assert made[0].reward.dtype == made[1].reward.dtype
+  assert made[0].reward.dtype == made[1].reward.dtype == jnp.float32
   np.testing.assert_array_equal(made[0].advantage, made[1].advantage)
 
 
@@ -135,6 +136,7 @@ def own(link, **components):
       (own(CREDIT, credit=lambda b, s: (b._replace(advantage=1.0), s)),),
       'credit of a transform left advantage with shape',
     ),
+    ((own(CREDIT, credit=lambda b, s: b),), 'returned a Batch of .*a pair'),
     (
       (CREDIT, own(WEIGHT, prepare=lambda b, s: b._replace(weight=b.reward))),
       'prepare of a transform left weight with shape',
@@ -150,7 +152,7 @@ def own(link, **components):
     ((CREDIT, WEIGHT, own(CLIP, apply=lambda t, b, s: None)), 'NoneType'),
     ((CREDIT, own(WEIGHT, prepare=lambda b, s: None)), 'NoneType'),
   ],
-  ids=['credit', 'prepare', 'apply', 'no terms', 'no batch'],
+  ids=['credit', 'no pair', 'prepare', 'apply', 'no terms', 'no batch'],
 )
 def test_what_a_transform_leaves_is_checked_too(links, words):
   method = losses.chain(*links)
