@@ -92,6 +92,11 @@ def test_prompts_come_from_one_source_or_from_several():
     ),
     (dict(steps=10**12), 'steps=1000000000000; give at most 2147483647'),
     (dict(optim=dict(lr=1e300)), 'optim.lr=1e\\+300; give a finite number'),
+    (
+      dict(data=dict(prompt_buckets=(2**40,))),
+      r'data.prompt_buckets\[0\]=1099511627776; give at most 2147483647',
+    ),
+    (dict(optim=dict(epsilon=1e-60)), 'epsilon=1e-60; give more than 0, at'),
     (dict(log=dict(kl_alarm=-1.0)), 'log.kl_alarm=-1.0; give 0 or more'),
     (dict(sampler=dict(group=0)), 'sampler.group=0; give 1 or more'),
     (

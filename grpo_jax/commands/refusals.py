@@ -4,6 +4,7 @@ from collections.abc import Iterator
 import contextlib
 import os
 import sys
+import traceback
 from typing import Any
 
 # What to do without enough memory, the least loss first.
@@ -23,9 +24,11 @@ def sentence(error: Exception) -> str | None:
   "'' cannot be used (No such file or directory); give another path."
   >>> sentence(MemoryError('Unable to allocate 9 GiB'))[:26]
   'There is not enough memory'
+  >>> sentence(ValueError())
+  'ValueError was raised'
   >>> sentence(RuntimeError('of another kind'))
   """
-  text = str(error)
+  text = str(error) or _unsaid(error)
   if isinstance(error, MemoryError) or (
     # JAX has no type of its own for it.
     isinstance(error, RuntimeError) and 'ut of memory' in text
@@ -37,10 +40,17 @@ def sentence(error: Exception) -> str | None:
   return text if isinstance(error, ValueError) else None
 
 
+def _unsaid(error: Exception) -> str:
+  """What can be said of an error without a text."""
+  places = traceback.extract_tb(error.__traceback__)[-1:]
+  where = [f' in line {place.lineno} of {place.filename}' for place in places]
+  return f'{type(error).__name__} was raised{"".join(where)}'
+
+
 def _of_system(error: OSError) -> str:
   """What the operating system said, without its number."""
   if error.strerror is None:
-    return str(error)
+    return str(error) or _unsaid(error)
   if error.filename is None:
     return f'{error.strerror}, says the operating system; correct that.'
   path = os.fsdecode(error.filename)

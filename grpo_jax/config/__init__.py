@@ -51,6 +51,7 @@ FREE = (
   'learner.micro_rows',
   'learner.row_completions',
   'learner.pack_tokens',
+  'learner.nonfinite_rollouts',
   'model.attention',
   'model.remat',
   'model.unroll',

@@ -83,7 +83,8 @@ _LEAST_TEMPERATURE = 1e-3
 # Counts are int32: steps, tokens, completions.
 _MOST_COUNT = 2**31 - 1
 
-_MOST_FLOAT = 3e38  # of float32
+# Of float32; smaller ones are 0 in compiled programs.
+_LEAST_FLOAT, _MOST_FLOAT = 1.2e-38, 3e38
 
 # Allowed values of each of these fields.
 _KNOWN = {
@@ -116,7 +117,10 @@ def checks(config: Any):
     value = values[name]
     yield value >= least, f'{name}={value}; give {least} or more'
   for name in _ABOVE_0:
-    yield values[name] > 0, f'{name}={values[name]}; give more than 0'
+    yield (
+      values[name] >= _LEAST_FLOAT,
+      f'{name}={values[name]}; give more than 0, at least {_LEAST_FLOAT}',
+    )
   for name, most in _MOST.items():
     yield values[name] <= most, f'{name}={values[name]}; give at most {most}'
   for name, known in _KNOWN.items():
@@ -198,25 +202,26 @@ def _checks_of_numbers(values: dict[str, Any]):
   """
   for field, value in values.items():
     most = _MOST.get(field, _MOST_COUNT)
-    ok = not isinstance(value, int) or abs(value) <= most
-    yield ok, f'{field}={value}; give at most {most}'
-    for name, number in _floats(field, value):
-      ok = abs(number) <= _MOST_FLOAT  # false of NaN
+    for name, number in _numbers(field, value):
       if field.endswith('_kwargs'):
-        ok = not math.isnan(number)
-      yield ok, f'{name}={number}; give a finite number'
+        yield not math.isnan(number), f'{name}={number}; give a finite number'
+      elif isinstance(number, int):
+        yield abs(number) <= most, f'{name}={number}; give at most {most}'
+      else:  # the comparison is false of NaN
+        ok = abs(number) <= _MOST_FLOAT
+        yield ok, f'{name}={number}; give a finite number'
 
 
-def _floats(name: str, value: Any) -> Iterator[tuple[str, float]]:
-  """Every float in a value, which may hold others, with its name."""
-  if isinstance(value, float):
+def _numbers(name: str, value: Any) -> Iterator[tuple[str, int | float]]:
+  """Every number in a value, which may hold others, with its name."""
+  if isinstance(value, int | float):
     yield name, value
   elif isinstance(value, dict):
     for key, inner in value.items():
-      yield from _floats(f'{name}.{key}', inner)
+      yield from _numbers(f'{name}.{key}', inner)
   elif isinstance(value, list | tuple):
     for place, inner in enumerate(value):
-      yield from _floats(f'{name}[{place}]', inner)
+      yield from _numbers(f'{name}[{place}]', inner)
 
 
 def _checks_of_rewards(rewards: Any):

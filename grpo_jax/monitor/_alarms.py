@@ -52,7 +52,9 @@ class Alarms:
         self._waits[index] = max(0, self._waits[index] - 1)
         continue
       sentence = alarm.sentence(value, scalars)
-      if sentence and not self._waits[index]:
+      if not sentence:  # another alarm says why
+        continue
+      if not self._waits[index]:
         sentences.append(sentence)
       self._waits[index] = _REARM_STEPS
     return sentences
@@ -93,8 +95,9 @@ def _table(log: config.Log) -> list[_Alarm]:
       lambda value: not value <= log.sampler_gap_alarm,
       lambda value, _: (
         f'Sampler and learner differ by {value:.3g} nats per token, above '
-        f'log.sampler_gap_alarm={log.sampler_gap_alarm:g}: set model.compute_'
-        'dtype=float32, or add losses.truncate_token_importance to the method.'
+        f'log.sampler_gap_alarm={log.sampler_gap_alarm:g}: use float32 in '
+        'model.residual_dtype or compute_dtype, or add losses.'
+        'truncate_token_importance.'
       ),
     ),
     _Alarm(
@@ -127,7 +130,7 @@ def _table(log: config.Log) -> list[_Alarm]:
 def _uniform(value: float, scalars: Mapping[str, float | None]) -> str:
   """Why nothing can be learned, as far as the accuracy tells."""
   if scalars.get('judged') == 0:
-    return ''  # another alarm says why
+    return ''
   # Exactly 1 or 0: groups of equal rewards can be right in one and wrong in the
   # next.
   accuracy = scalars.get('accuracy')

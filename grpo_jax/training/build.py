@@ -327,11 +327,16 @@ def _method(config: Config, given: Given) -> losses.LossTransform:
 
 def _credits_alone(loss: losses.LossTransform, batch: losses.Batch) -> bool:
   """Whether groups of a single completion get an advantage that is not 0."""
-  reward = jnp.arange(batch.reward.shape[0], dtype=jnp.float32)[:, None]
-  parts = jnp.broadcast_to(reward[..., None], batch.reward_parts.shape)
-  batch = batch._replace(reward=reward, reward_parts=parts)
-  credited, _ = losses.credit(loss, batch, loss.init())
-  return bool(jnp.any(credited.advantage != 0))
+
+  def credits(largest):
+    # A transform may map some rewards to 0: those below a threshold, say.
+    reward = jnp.linspace(0.0, largest, len(batch.reward))[:, None]
+    parts = jnp.broadcast_to(reward[..., None], batch.reward_parts.shape)
+    given = batch._replace(reward=reward, reward_parts=parts)
+    credited, _ = losses.credit(loss, given, loss.init())
+    return bool(jnp.any(credited.advantage != 0))
+
+  return any(map(credits, (1.0, -1.0, 30.0, -1000.0)))
 
 
 def tokenizer_of(

@@ -1,6 +1,7 @@
 """The warm-up: supervised steps on demonstrations, before the first rollout."""
 
 from collections.abc import Callable
+from collections.abc import Mapping
 import contextlib
 import pathlib
 import shutil
@@ -37,6 +38,9 @@ def run(
 
   Returns:
     The trained parameters after the last step, or None if stopped before it.
+
+  Raises:
+    ValueError: None of several updates in a row was finite.
   """
   config = parts.config.warm_up
   drawing = 'drawing the initial parameters'
@@ -56,6 +60,7 @@ def run(
     else:
       step, state = saved.step, saved.state
       monitor.line(f'  goes on from warm-up step {step}')
+    shown, refused = step, int(state.nonfinite)
     compiling = monitor.phase('compiling the warm-up step')
     while step < config.steps and not stop():
       records = data.take(examples, step * config.examples, config.examples)
@@ -69,12 +74,20 @@ def run(
       if step % _SHOWN_EVERY == 0 or step == config.steps:
         scalars = metrics.to_scalars(measured)
         # Without the loss of an update that is not finite.
-        shown = {
+        told = {
           name: scalars[name]
           for name in ('loss', 'grad_norm')
           if name in scalars
         }
-        monitor.progress('warm-up', step, config.steps, shown)
+        monitor.progress('warm-up', step, config.steps, told)
+        before, refused = refused, int(state.nonfinite)
+        if problem := _refused(refused - before, step - shown, scalars):
+          # The first may have been finite, and have made the others not so.
+          if refused - before >= max(1, step - shown - 1):
+            saves.save(step, state, {})
+            raise ValueError(f'{problem} The warm-up is saved.')
+          monitor.warn(problem)
+        shown = step
       if step % parts.config.checkpoint.every_warm_up_steps == 0 or saves.owed:
         saves.save(step, state, {})
     # A finished warm-up is not saved here: the run's first checkpoint holds its
@@ -83,6 +96,28 @@ def run(
       saves.save(step, state, {})
       return None
   return state.params
+
+
+def _refused(
+  number: int, updates: int, scalars: Mapping[str, float | None]
+) -> str:
+  """A sentence, if some of the last updates were refused; else ''.
+
+  Args:
+    number: Of them that were refused.
+    updates: How many there were.
+    scalars: The metrics of the last of them.
+  """
+  if not number:
+    return ''
+  parts = 'loss', 'gradient', 'update'
+  first = [part for part in parts if scalars.get(f'nonfinite_{part}')]
+  why = f' (of the last one, the {first[0]})' if first else ''
+  return (
+    f'{number} of the last {updates} updates of the warm-up were not finite'
+    f'{why}, and are refused; look at warm_up.lr, the model and the '
+    'demonstrations.'
+  )
 
 
 def forget(workdir: pathlib.Path) -> None:

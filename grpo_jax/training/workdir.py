@@ -186,7 +186,7 @@ def refuse_another(
       bound field must be what the run was given.
   """
   directory = pathlib.Path(directory)
-  earlier = _read(directory / 'config.json')
+  earlier = _saved_config(directory)
   if earlier is None:
     return
   if bound is None:
@@ -221,7 +221,7 @@ def with_widths(directory: str | pathlib.Path, config: Config) -> Config:
     directory: May not exist.
     config: Of this start.
   """
-  earlier = (_read(pathlib.Path(directory) / 'config.json') or {}).get('data')
+  earlier = (_saved_config(directory) or {}).get('data')
   known = earlier if isinstance(earlier, dict) else {}
   kept = {
     name: tuple(known[name])
@@ -230,6 +230,31 @@ def with_widths(directory: str | pathlib.Path, config: Config) -> Config:
   }
   fields = dataclasses.replace(config.data, **kept)
   return dataclasses.replace(config, data=fields) if kept else config
+
+
+def _saved_config(directory: str | pathlib.Path) -> dict[str, Any] | None:
+  """The config of the run in a workdir, in the names of today.
+
+  What an earlier version did without a field is said, where that is not the
+  field's default; and arguments of methods have their new names.
+  """
+  saved = _read(pathlib.Path(directory) / 'config.json')
+  if saved is None:
+    return None
+  model, learner = saved.get('model'), saved.get('learner')
+  if isinstance(model, dict) and 'compute_dtype' in model:
+    # Layers added to a sum in the dtype that they compute in.
+    model.setdefault('residual_dtype', model['compute_dtype'])
+  if isinstance(learner, dict):
+    old = _ONE_BOUND.get(learner.get('method'))
+    kwargs = learner.get('method_kwargs')
+    if isinstance(kwargs, dict) and old in kwargs:
+      kwargs['low'] = kwargs['high'] = kwargs.pop(old)
+  return saved
+
+
+# Methods that had one argument for both bounds, and its name.
+_ONE_BOUND = {'gmpo': 'limit', 'dppo_kl': 'threshold'}
 
 
 def _flat(config: Config) -> dict[str, Any]:
@@ -243,7 +268,7 @@ def config_of(directory: str | pathlib.Path) -> dict[str, Any]:
   Raises:
     ValueError: The workdir holds no run.
   """
-  config = _read(pathlib.Path(directory) / 'config.json')
+  config = _saved_config(directory)
   if config is None:
     raise ValueError(
       f'There is no run in {directory} (no config.json); give the workdir of '

@@ -54,6 +54,14 @@ def test_one_sentence_when_it_begins(ill, words):
     assert alarms({**WELL, **ill}) == []
 
 
+def test_what_another_alarm_says_is_said_once_that_is_gone():
+  alarms = _alarms.Alarms(LOG)
+  equal = {'uniform_groups': 1.0, 'accuracy': 0.0}
+  (unjudged,) = alarms({**equal, 'judged': 0.0})
+  (uniform,) = alarms({**equal, 'judged': 1.0})
+  assert 'judged' in unjudged and 'equal rewards' in uniform
+
+
 def test_two_at_once_are_two_sentences():
   sentences = _alarms.Alarms(LOG)({'kl_old_k3': 9.0, 'entropy': 0.0})
   assert len(sentences) == 2

@@ -3,6 +3,7 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -63,13 +64,34 @@ def compares():
   return losses.methods.grpo()
 
 
+def above():
+  """Nothing is compared, but small rewards give nothing."""
+  return losses.chain(
+    losses.on_reward(lambda reward, batch: jnp.where(reward > 5, 1.0, 0.0)),
+    losses.use_reward(),
+    losses.mean_over_tokens(),
+    losses.score_function(),
+  )
+
+
 @pytest.mark.parametrize('method', ['grpo', 'rloo', f'{__name__}:compares'])
 def test_groups_of_one_need_a_method_that_compares_nothing(method):
   config = {**QUICK, 'learner.method': method, 'sampler.group': 1}
   with pytest.raises(ValueError, match='sampler.group=1 .* sampler.group=2'):
     build.run(runs.small(**config))
-  config['learner.method'] = 'reinforce'
-  build.run(runs.small(**config))
+  for alone in ('reinforce', f'{__name__}:above'):
+    build.run(runs.small(**{**config, 'learner.method': alone}))
+
+
+def test_a_warm_up_without_a_finite_update_ends_the_run(tmp_path):
+  config = runs.small(**{**QUICK, 'warm_up.steps': 3, 'warm_up.lr': 1e38})
+  with pytest.raises(
+    ValueError, match='3 of the last 3 .*, the update'
+  ) as said:
+    loop.train(config, tmp_path)
+  assert 'warm_up.lr' in str(said.value)
+  assert (tmp_path / 'warm_up/3').is_dir()
+  assert not list((tmp_path / 'checkpoints').glob('[0-9]*'))
 
 
 def test_weights_that_are_not_finite_are_refused(monkeypatch):

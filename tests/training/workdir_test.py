@@ -109,6 +109,25 @@ def test_a_field_that_the_run_lacked_counts_with_its_default(earlier):
     workdir.refuse_another(earlier, config_lib.resolve(values))
 
 
+def test_what_an_earlier_version_did_is_said_in_todays_names(tmp_path):
+  values = json.loads(EARLIER.read_text())
+  values['model']['compute_dtype'] = 'bfloat16'
+  for method, argument in ('gmpo', 'limit'), ('dppo_kl', 'threshold'):
+    values['learner'] |= {'method': method, 'method_kwargs': {argument: 0.3}}
+    (tmp_path / 'config.json').write_text(json.dumps(values))
+    config = resolved(tmp_path)
+    workdir.refuse_another(tmp_path, config)
+    assert config.learner.method_kwargs == {'low': 0.3, 'high': 0.3}
+    assert config.model.residual_dtype == 'bfloat16'
+  other = saved_config.get_config(str(tmp_path))
+  other.model.residual_dtype = 'float32'
+  with pytest.raises(ValueError, match="residual_dtype='bfloat16', and now it"):
+    workdir.refuse_another(tmp_path, config_lib.resolve(other))
+  other = saved_config.get_config(str(tmp_path))
+  other.learner.nonfinite_rollouts = 0  # which the stop of a run names
+  workdir.refuse_another(tmp_path, config_lib.resolve(other))
+
+
 def test_a_run_goes_on_with_its_widths(earlier, tmp_path):
   values = saved_config.get_config(str(earlier))
   values.data.prompt_buckets = values.data.completion_buckets = ()
