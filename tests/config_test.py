@@ -10,6 +10,8 @@ import pytest
 from grpo_jax import config
 from grpo_jax import losses
 from grpo_jax.commands import options
+from grpo_jax.config import _checks
+from grpo_jax.sampling import _next_token
 from grpo_jax.training import build
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -251,3 +253,8 @@ def test_every_config_file_resolves_and_opens_with_its_command(path):
   assert module.__doc__.startswith(
     f'grpo-jax train --config=configs/{path.name} '
   )
+
+
+def test_config_and_sampling_refuse_the_same_temperatures():
+  """The config may not import what imports JAX."""
+  assert _checks._LEAST_TEMPERATURE == _next_token.LEAST_TEMPERATURE

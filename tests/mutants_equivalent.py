@@ -108,18 +108,17 @@ EQUIVALENT = {
   ): 'a completion whose centered reward is 0 is in no conflict',
 }
 """(file:function, source line, change) -> why no test can or should see it."""
-_NORMALIZED = 'differ = spread > 4 * jnp.finfo(value.dtype).eps * size'
+_EQUAL = 'return high - low <= 8 * jnp.finfo(value.dtype).eps * size'
+_POWER = (
+  'exponent = jnp.clip(jnp.frexp(largest)[1], -126, 126)  # both powers exist'
+)
 _CANCELLED = 'jnp.abs(total) <= 8 * jnp.finfo(total.dtype).eps * size, 0, total'
 EQUIVALENT |= {
   (f'losses/{where}', line, change): _MARGIN
   for where, line, change in (
-    ('_ops.py:normalized', _NORMALIZED, '4 -> 5'),
-    (
-      '_ops.py:normalized',
-      _NORMALIZED,
-      'spread > 4 * jnp.fin...dtype).eps * size -> '
-      'spread >= 4 * jnp.fi...dtype).eps * size',
-    ),
+    ('_ops.py:all_equal', _EQUAL, '8 -> 9'),
+    ('_ops.py:deviation_of', _POWER, '126 -> 127'),
+    ('_ops.py:deviation_of', _POWER, '126 -> 127 #2'),
     ('_credit.py:normalize_each_reward.advantage', _CANCELLED, '8 -> 9'),
     (
       '_credit.py:normalize_each_reward.advantage',

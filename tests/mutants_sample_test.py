@@ -196,7 +196,7 @@ class FakeCopy:
       return mutants_pytest.Ran(failure, self.secs, self.secs, entered)
     self.shown.append(tests)
     self.limits.append(limit)
-    failed = (test for test in tests if test in self.killers)
+    failed = (f'{test}::t' for test in tests if test in self.killers)
     return mutants_pytest.Ran(next(failed, ''), 1.0, 0.0, {})
 
 
@@ -216,7 +216,7 @@ STEP, MAIN = 'tests/learner/step_test.py', 'tests/commands/main_test.py'
 def test_wider_tests_are_asked_until_one_fails(tmp_path):
   copy = FakeCopy(killers=[A])
   [(found, asked)] = judged(copy, tmp_path)
-  assert found.killer == A and asked == [ROPE, B, A]
+  assert found.killer == f'{A}::t' and asked == [ROPE, B, A]
   assert copy.shown == [[ROPE], [B, A]] and copy.limits == [90, 120]
   assert copy.measured == asked
 
@@ -240,6 +240,19 @@ def test_what_has_killed_comes_first_and_nothing_is_measured_twice(tmp_path):
   judged(copy, tmp_path, times=2)
   assert copy.shown == [[ROPE], [B, A], [ROPE], [A, B]]
   assert copy.measured == [ROPE, B, A]
+
+
+class DeadCopy(FakeCopy):
+  """No process lives for long, with a mutant or without one."""
+
+  def run(self, tests, limit, record=False):
+    ran = super().run(tests, limit, record)
+    return ran if record else ran._replace(failure='died of SIGKILL')
+
+
+def test_tests_that_fail_without_a_mutant_too_are_no_kill(tmp_path):
+  with pytest.raises(ValueError, match=f'{ROPE}: .* without a mutant any more'):
+    judged(DeadCopy(), tmp_path)
 
 
 class SlowCopy(FakeCopy):

@@ -86,7 +86,7 @@ def test_groups_of_one_need_a_method_that_compares_nothing(method):
 def test_a_warm_up_without_a_finite_update_ends_the_run(tmp_path):
   config = runs.small(**{**QUICK, 'warm_up.steps': 3, 'warm_up.lr': 1e38})
   with pytest.raises(
-    ValueError, match='3 of the last 3 .*, the update'
+    ValueError, match='2 of the last 3 .*, the gradient'
   ) as said:
     loop.train(config, tmp_path)
   assert 'warm_up.lr' in str(said.value)
