@@ -6,8 +6,10 @@ date, a long integer becomes a float, and a field that one record lacks becomes
 None in it. And its errors do not name the line.
 """
 
+from collections.abc import Iterator
 import dataclasses
 import json
+import math
 import os
 from typing import Any
 
@@ -23,7 +25,8 @@ class JsonlSource:
   At construction the file is read once and every line is checked. Only the
   position of each record in the file is kept, 8 bytes each. Reading a record
   opens the file again, so a source can be pickled and read by several threads.
-  The file must not change meanwhile. Blank lines are skipped.
+  Iteration reads the whole file once. The file must not change meanwhile. Blank
+  lines are skipped.
 
   An item is the whole record, with two fields added: 'prompt' and 'answer',
   copies of the named fields. The record {'question': '1+1=', 'solution': 2}
@@ -39,8 +42,9 @@ class JsonlSource:
 
   Raises:
     ValueError: the file has no records; or a line is not a JSON object, or
-      lacks one of the fields. The message names the file and the line, counted
-      from 1.
+      lacks one of the fields, or has a number in one of them that is NaN or
+      infinite. Other fields may hold such numbers, which Python's json and
+      pandas write. The message names the file and the line, counted from 1.
   """
 
   path: str | os.PathLike[str]
@@ -76,7 +80,17 @@ class JsonlSource:
   def __getitem__(self, index: int) -> dict[str, Any]:
     with open(self._file, 'rb') as file:
       file.seek(self._offsets[index])
-      record = _parse(file.readline())
+      return self._record(file.readline())
+
+  def __iter__(self) -> Iterator[dict[str, Any]]:
+    with open(self._file, 'rb') as file:
+      for line in file:
+        if line.strip():
+          yield self._record(line)
+
+  def _record(self, line: bytes) -> dict[str, Any]:
+    """The record in a line that `_check` has passed."""
+    record = _parse(line)
     fields = {'prompt': record[self.prompt_field]}
     if self.answer_field is not None:
       fields['answer'] = record[self.answer_field]
@@ -111,12 +125,27 @@ class JsonlSource:
         f' the fields {sorted(record)}; correct the line, name another'
         ' answer_field, or pass answer_field=None.'
       )
+    for field in (self.prompt_field, self.answer_field):
+      if (number := _not_finite(record.get(field))) is not None:
+        raise ValueError(
+          f'{where} has the number {number} in the field {field!r}, but only'
+          ' finite numbers can be used there; correct or remove the line.'
+        )
 
 
 def _parse(line: bytes) -> Any:
   # '-sig', because some editors begin a file with a byte-order mark.
-  return json.loads(line.decode('utf-8-sig'), parse_constant=_refuse)
+  return json.loads(line.decode('utf-8-sig'))
 
 
-def _refuse(constant: str) -> None:
-  raise ValueError(f'{constant} is no JSON')
+def _not_finite(value: Any) -> float | None:
+  """A number in a JSON value that is NaN or infinite; None if it has none."""
+  # A loop, because the value may be nested as deeply as Python lets calls be.
+  waiting = [value]
+  while waiting:
+    value = waiting.pop()
+    if isinstance(value, dict | list):
+      waiting += value.values() if isinstance(value, dict) else value
+    elif isinstance(value, float) and not math.isfinite(value):
+      return value
+  return None

@@ -1,6 +1,7 @@
 """Tests of the JSONL source: random access, field names, bad lines."""
 
 import json
+import math
 import pickle
 
 import pytest
@@ -53,6 +54,14 @@ def test_a_field_index_stays_beside_the_counter(tmp_path):
   assert row == {**record, 'index': 3, 'record_index': 7}
 
 
+def test_a_field_that_nobody_reads_may_hold_nan(tmp_path):
+  """As Python's json and pandas write it."""
+  lines = '{"prompt": "a", "answer": 1, "loss": NaN}\n' * 2
+  for record in (source := data.JsonlSource(_write(tmp_path, lines))):
+    assert math.isnan(record['loss']) and record['prompt'] == 'a'
+  assert math.isnan(source[1]['loss'])
+
+
 def test_a_prompt_may_be_a_list_of_messages(tmp_path):
   messages = [{'role': 'user', 'content': 'é', 'name': 'x'}]
   record = {'prompt': messages, 'answer': 1}
@@ -98,7 +107,16 @@ GOOD = b'{"prompt": "a", "answer": "b"}\n'
     (b'[' * 100_000, 'not valid JSON in UTF-8'),
     (b'["a", "b"]', r'is \["a", "b"\], but a JSON object is required'),
     (b'null', 'is null, but a JSON object is required'),
-    (b'{"prompt": "a", "answer": NaN}', 'not valid JSON .*NaN is no JSON'),
+    (b'{"prompt": "a", "answer": NaN}', "number nan in the field 'answer'"),
+    (
+      b'{"prompt": "a", "answer": {"b": [1, %s-Infinity%s]}}'
+      % (b'[' * 900, b']' * 900),
+      'number -inf in',
+    ),
+    (
+      b'{"prompt": [{"role": "user", "content": "a", "at": 1e999}], "answer": 1}',
+      "number inf in the field 'prompt'",
+    ),
     (
       b'{"promt": "a", "answer": "b"}',
       "in the field 'prompt', but it is None, .*promt",
