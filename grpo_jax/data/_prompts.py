@@ -163,7 +163,8 @@ def take(dataset: Any, start: int, count: int) -> list[dict[str, Any]]:
 
   Returns:
     New dicts: the fields of the record and 'index', its global prompt counter.
-    If the record has a field of this name, it is called 'record_index'.
+    If the record has a field of this name, it is called 'record_index', unless
+    the record has a field 'record_index' too, which then stays.
 
   Raises:
     ValueError: the dataset has no such rows, or a record is not a dict.
@@ -185,7 +186,7 @@ def take(dataset: Any, start: int, count: int) -> list[dict[str, Any]]:
       )
     # pandas, for example, writes a field of this name.
     own = {'record_index': record['index']} if 'index' in record else {}
-    rows.append({**record, **own, 'index': index})
+    rows.append({**own, **record, 'index': index})
   return rows
 
 

@@ -147,6 +147,11 @@ def test_take_continues_where_it_stopped():
   assert type(data.take(stream, 2**40, 1)[0]['index']) is int
 
 
+def test_a_field_record_index_of_the_source_stays():
+  (row,) = data.take([{'prompt': 'a', 'index': 7, 'record_index': 'x'}], 0, 1)
+  assert row == {'prompt': 'a', 'index': 0, 'record_index': 'x'}
+
+
 def test_take_leaves_the_record_of_the_source_alone():
   records = [{'prompt': 'a'}]
   data.take(records, 0, 1)[0]['extra'] = 1
