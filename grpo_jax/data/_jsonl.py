@@ -126,9 +126,9 @@ class JsonlSource:
         ' answer_field, or pass answer_field=None.'
       )
     for field in (self.prompt_field, self.answer_field):
-      if (number := _not_finite(record.get(field))) is not None:
+      if (unusable := _not_finite(record.get(field))) is not None:
         raise ValueError(
-          f'{where} has the number {number} in the field {field!r}, but only'
+          f'{where} has the number {unusable} in the field {field!r}, but only'
           ' finite numbers can be used there; correct or remove the line.'
         )
 

@@ -114,7 +114,8 @@ GOOD = b'{"prompt": "a", "answer": "b"}\n'
       'number -inf in',
     ),
     (
-      b'{"prompt": [{"role": "user", "content": "a", "at": 1e999}], "answer": 1}',
+      b'{"prompt": [{"role": "user", "content": "a", "at": 1e999}],'
+      b' "answer": 1}',
       "number inf in the field 'prompt'",
     ),
     (
