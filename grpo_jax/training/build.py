@@ -405,9 +405,7 @@ def demonstrations(run: Run):
       config.steps * config.examples, config.carry_free_share, run.config.seed
     )
   else:
-    source = sources.named(
-      run.config, config.demonstrations, 'train', run.given
-    )
+    source = sources.demonstrations(run.config, run.given)
   return data.prompt_stream(source, run.config.seed)
 
 

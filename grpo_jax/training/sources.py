@@ -1,5 +1,6 @@
 """The sources of prompts that a config names, and the widths that they need."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence
 import dataclasses
 from typing import Any
@@ -40,6 +41,27 @@ def named(config: Config, name: str, split: str, given: Given) -> Any:
   )
 
 
+def demonstrations(config: Config, given: Given) -> Any:
+  """The source of demonstrations for the warm-up, with an answer in each.
+
+  Raises:
+    ValueError: A record of a JSONL file has no answer. The file itself checks
+      it only if the config names a field for the answers.
+  """
+  name = config.warm_up.demonstrations
+  source = named(config, name, 'train', given)
+  if name not in given.objects and not config.data.answer_field:
+    for number, record in enumerate(_records([source]), start=1):
+      if record.get('answer') is None:
+        raise ValueError(
+          f'Record {number} of warm_up.demonstrations={name!r} has the fields '
+          f"{sorted(record)}, but the warm-up needs an 'answer' in each; add "
+          'it, name the field that holds it in data.answer_field, or set '
+          'warm_up.steps=0.'
+        )
+  return source
+
+
 def with_widths(
   config: Config, tokenizer: data.Tokenizer, given: Given
 ) -> Config:
@@ -63,7 +85,7 @@ def with_widths(
     fields.prompt_buckets and fields.completion_buckets
   ):
     # The arithmetic ones are as long as right answers are.
-    shown = [named(config, config.warm_up.demonstrations, 'train', given)]
+    shown = [demonstrations(config, given)]
   if not fields.prompt_buckets:
     last = heldout(config, given)
     asked = [*train(config, given)[0], *([] if last is None else [last])]
@@ -89,5 +111,8 @@ def with_widths(
 def _records(sources: Sequence[Any]):
   """The records of finite sources, one after the other."""
   for source in sources:
-    for place in range(len(source)):
-      yield source[place]
+    if isinstance(source, Iterable):  # a file is then opened only once
+      yield from source
+    else:
+      for place in range(len(source)):
+        yield source[place]
