@@ -19,6 +19,7 @@ import json
 from typing import Any
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from grpo_jax import data
@@ -143,7 +144,7 @@ def draw(
     # Without dynamic sampling every group counts, whatever its rewards.
     equal = np.zeros(number, bool)
     if rounds:
-      equal = np.asarray(losses.uniform_groups(fresh.batch))
+      equal = jax.device_get(losses.uniform_groups(fresh.batch))
     # Groups of equal rewards are kept too: they may have to fill a rollout.
     kept.append(select(fresh, np.flatnonzero(~equal)))
     uniform.append(select(fresh, np.flatnonzero(equal)))

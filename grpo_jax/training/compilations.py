@@ -9,6 +9,8 @@ import jax
 _EVENT = '/jax/core/compile/backend_compile_duration'
 _SETTLED = 3  # rollouts, in which all programs of a run are compiled
 _LEAST_SECS = 1.0  # shorter compilations are not worth a warning
+# Shapes that change during a run only if the config has several widths.
+_OF_WIDTHS = frozenset(('columns of a row', 'completion positions'))
 
 
 @functools.cache
@@ -41,21 +43,22 @@ class Compilations:
     """
     secs, self._secs = _total()[0] - self._secs, _total()[0]
     self._rollouts += 1
-    changes = []
+    changes, advice = [], ''
     for name, size in shapes.items():
       seen = self._seen.setdefault(name, [])
       if size not in seen:
         if seen:
           before = ', '.join(str(one) for one in seen)
           changes.append(f'{name} {size} (before: {before})')
+          if name in _OF_WIDTHS:
+            advice = (
+              ' A single width in data.prompt_buckets and '
+              'data.completion_buckets needs one compilation.'
+            )
         seen.append(size)
     if self._rollouts <= _SETTLED or secs < _LEAST_SECS:
       return ''
     cause = 'in a program other than the update'
     if changes:
       cause = f'because of new shapes: {"; ".join(changes)}'
-    return (
-      f'This rollout spent {secs:.0f} s on compiling, {cause}. A single width '
-      'in data.prompt_buckets and data.completion_buckets needs one '
-      'compilation.'
-    )
+    return f'This rollout spent {secs:.0f} s on compiling, {cause}.{advice}'

@@ -75,7 +75,7 @@ def train(
   start, stop = time.monotonic(), stop or stop_signal.Stop()
   # Absolute from here on: a reward function may change the directory.
   workdir, draw = pathlib.Path(workdir).absolute(), sampled
-  if replay:
+  if replay is not None:
     draw = functools.partial(replay_lib.draw, replay_lib.folder(replay))
   with session_lib.opened(
     config, workdir, stop, replay is not None, given, on_rollout, screen

@@ -14,8 +14,14 @@ def folder(directory: str | pathlib.Path) -> pathlib.Path:
   """The absolute path of a folder of completions.
 
   Raises:
-    ValueError: It holds none, which is said before a run begins.
+    ValueError: It holds none, which is said before a run begins; or no name
+      was given, as by `--replay=$UNSET`.
   """
+  if not str(directory):  # else it would be the current directory
+    raise ValueError(
+      '--replay is empty; give the folder completions in the workdir of an '
+      'earlier run, or leave the flag out to sample.'
+    )
   path = pathlib.Path(directory).absolute()
   if not parquet.files(path):
     raise ValueError(

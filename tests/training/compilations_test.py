@@ -32,7 +32,11 @@ def test_a_late_compilation_names_what_changed(watch):
   assert 'completion positions 128 (before: 32, 64)' in said
   assert 'layout' not in said and 'data.completion_buckets' in said
   compile_something()
-  assert 'other than the update' in watch.warning(shapes)
+  said = watch.warning(shapes)
+  assert said.endswith('compiling, in a program other than the update.')
+  compile_something()
+  said = watch.warning({**shapes, 'layout': 'packed'})
+  assert said.endswith('new shapes: layout packed (before: shared).')
 
 
 def test_short_ones_are_not_worth_a_word():

@@ -137,6 +137,8 @@ def test_a_replay_learns_what_the_run_learned(tmp_path):
     )
   with pytest.raises(ValueError, match='no completions to replay in .*run;'):
     loop.train(config, tmp_path / 'none', replay=tmp_path / 'run')
+  with pytest.raises(ValueError, match='--replay is empty; give the folder'):
+    loop.train(config, tmp_path / 'none', replay='')
   assert not (tmp_path / 'none').exists()
   (tmp_path / 'run/completions/step_00000003.parquet').unlink()
   with pytest.raises(ValueError, match='of rollout 3 in .*step_00000003'):
