@@ -21,6 +21,7 @@ from grpo_jax import monitor as monitor_lib
 from grpo_jax.config import Config
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
+from grpo_jax.models.layout import LayoutSpec
 from grpo_jax.monitor import Monitor
 from grpo_jax.monitor import Sample
 from grpo_jax.rollouts import dynamic_sampling
@@ -213,10 +214,33 @@ def _restored(
       )
     )
     saved = saves.restore(update.abstract)
-  decided = saved.host.get('layout') if saved else None
-  if decided and config.learner.layout in ('auto', decided['kind']):
-    update.spec = dataclasses.replace(update.spec, **decided)
+  if saved:
+    update.spec = _decided(update.spec, saved.host.get('layout'))
   return saves, saved
+
+
+def _decided(spec: LayoutSpec, earlier: dict[str, Any] | None) -> LayoutSpec:
+  """The spec with what an earlier start has decided, if that still fits it.
+
+  It fits if all else in the spec is as it was, because the decision depends on
+  all of it: on `pack_tokens`, say, which may change between two starts. If not,
+  the next rollout decides anew.
+
+  Args:
+    spec: Of this start, nothing decided.
+    earlier: What `_spec_json` returned; None in an older checkpoint.
+  """
+  if not earlier or spec.kind not in ('auto', earlier['kind']):
+    return spec
+  whole = dataclasses.replace(
+    spec, kind=earlier['kind'], row_slots=earlier['row_slots']
+  )
+  return whole if _spec_json(whole) == earlier else spec
+
+
+def _spec_json(spec: LayoutSpec) -> dict[str, Any]:
+  """A spec as a checkpoint holds it, with lists for tuples."""
+  return {**dataclasses.asdict(spec), 'prompt_buckets': [*spec.prompt_buckets]}
 
 
 def _progress(saved: Restored) -> Progress:
@@ -307,10 +331,7 @@ def save(
     'versions': session.versions,
     'frozen': session.frozen,
     # What the first rollout has decided; see `models.stack.decided`.
-    'layout': {
-      'kind': session.update.spec.kind,
-      'row_slots': session.update.spec.row_slots,
-    },
+    'layout': _spec_json(session.update.spec),
     'saves': session.exports.saves,
   }
   with session.monitor.phase('saving a checkpoint'):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from grpo_jax.models import stack
 from grpo_jax.training import compilations
 from grpo_jax.training import loop
 from grpo_jax.training import marks
@@ -46,20 +47,27 @@ def test_short_ones_are_not_worth_a_word():
     assert watch.warning({}) == ''
 
 
-def test_a_run_that_goes_on_keeps_the_layout_of_its_first_rollout(tmp_path):
-  loop.train(runs.small(steps=1), tmp_path)
+def test_a_run_that_goes_on_keeps_the_layout_of_its_first_rollout(
+  tmp_path, monkeypatch
+):
+  with monkeypatch.context() as patch:
+    patch.setattr(stack, '_WORTHWHILE', 1e9)  # 'auto' takes packed rows
+    loop.train(runs.small(steps=1), tmp_path)
   _, _, host = runs.saved(tmp_path)
-  kind = host['layout']['kind']
-  assert kind in ('shared', 'packed')
 
-  def opened(**changes):
-    config = runs.small(steps=2, **changes)
+  def spec(**changes):
+    config = runs.small(steps=1, **changes)
     stop = stop_signal.Stop()
-    return session_lib.opened(
+    with session_lib.opened(
       config, tmp_path, stop, False, marks.NOTHING, None
-    )
+    ) as (session, _):
+      assert isinstance(session.compilations, compilations.Compilations)
+      return session.update.spec
 
-  with opened() as (session, _):
-    assert session.update.spec.kind == kind
-    assert session.update.spec.row_slots == host['layout']['row_slots']
-    assert isinstance(session.compilations, compilations.Compilations)
+  kept = spec()
+  assert kept.kind == 'packed'
+  assert kept.row_slots == host['layout']['row_slots'] > 0
+  # Rows of another width hold another number of completions.
+  wider = spec(**{'learner.pack_tokens': 64})
+  assert (wider.kind, wider.row_slots, wider.pack_tokens) == ('auto', 0, 64)
+  assert spec(**{'learner.layout': 'shared'}).row_slots == 0

@@ -31,6 +31,7 @@ from grpo_jax import sharding
 from grpo_jax.commands import eval_and_sample
 from grpo_jax.learner import updates
 from grpo_jax.models import weights
+from grpo_jax.models.layout import LayoutSpec
 from grpo_jax.monitor import _display
 from grpo_jax.monitor import _screen
 from grpo_jax.monitor import _tensorboard
@@ -162,7 +163,7 @@ class Updater:
   def __init__(self, seen, number):
     state = types.SimpleNamespace(params={}, opt_state=(), reference=None)
     self.abstract, self.frozen, self.forward_passes = state, None, 3
-    self.spec = types.SimpleNamespace(kind='shared', row_slots=0)
+    self.spec = LayoutSpec('shared', micro_rows=1)
     self.shapes = dict
     self.init = lambda params: types.SimpleNamespace(params=params)
     self.whole = lambda params: params
