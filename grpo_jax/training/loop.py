@@ -69,8 +69,9 @@ def train(
     seconds.
 
   Raises:
-    ValueError: Something that was given cannot be used, or nothing is left to
-      learn. The message says what, and what to do. The run is saved.
+    ValueError: Something that was given cannot be used, nothing is left to
+      learn, or no update was finite for a while. The message says what, and
+      what to do. The run is saved.
   """
   start, stop = time.monotonic(), stop or stop_signal.Stop()
   # Absolute from here on: a reward function may change the directory.
@@ -93,6 +94,7 @@ def train(
           progress = advance(session, progress, draw)
     if progress:
       session_lib.finish(session, progress)
+      session_lib.check_end(session, progress)
     measured = session.monitor.heldout()
     last_step, last = measured[-1] if measured else (None, None)
     return {
@@ -199,13 +201,15 @@ def conclude(session: Session, progress: Progress) -> tuple[Progress, bool]:
     measured = {**measured, 'saves_failed': float(session.saves.failed)}
   session.monitor.write(step, measured, samples)
   progress = progress._replace(unwritten=None)
+  session.refused.count(measured)
   # After every evaluation, because only a checkpoint saved with its metric can
   # be kept as the best.
   if due or step % config.checkpoint.every_steps == 0 or session.saves.owed:
     session_lib.save(session, progress, measured)
-  session_lib.stop_if_refused(session, progress, measured)
   told = unwritten._replace(measured=measured)
-  return progress, session_lib.tell(session, progress, told)
+  ends = session_lib.tell(session, progress, told)
+  session_lib.stop_if_refused(session, progress)
+  return progress, ends
 
 
 def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:

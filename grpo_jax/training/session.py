@@ -39,6 +39,7 @@ from grpo_jax.training import workdir as workdir_lib
 from grpo_jax.training.checkpoint import Checkpoints
 from grpo_jax.training.checkpoint import Restored
 from grpo_jax.training.marks import Given
+from grpo_jax.training.refused import Refused
 from grpo_jax.training.stop_signal import Stop
 from grpo_jax.training.stop_signal import Stopped
 
@@ -64,13 +65,6 @@ class Progress(NamedTuple):
   state: TrainState
   prompt_state: PromptState
   unwritten: Unwritten | None  # None once those of the last rollout are written
-
-
-@dataclasses.dataclass
-class Refused:
-  """How many rollouts in a row have had no update that was finite."""
-
-  rollouts: int = 0
 
 
 class Session(NamedTuple):
@@ -157,7 +151,7 @@ def opened(
       frozen,
       exports,
       on_rollout,
-      Refused(),
+      Refused(**saved.host.get('refused', {})) if saved else Refused(),
       compilations.Compilations(),
     )
     if saved is not None:
@@ -333,6 +327,7 @@ def save(
     # What the first rollout has decided; see `models.stack.decided`.
     'layout': _spec_json(session.update.spec),
     'saves': session.exports.saves,
+    'refused': dataclasses.asdict(session.refused),
   }
   with session.monitor.phase('saving a checkpoint'):
     session.saves.save(step, state, host, metric)
@@ -388,31 +383,36 @@ def saved_if_it_fails(session: Session, progress: Progress) -> Iterator[None]:
     raise
 
 
-def stop_if_refused(
-  session: Session, progress: Progress, measured: dict[str, float | None]
-) -> None:
+def stop_if_refused(session: Session, progress: Progress) -> None:
   """Ends a run in which no update has been finite for a while.
 
   Raises:
     ValueError: All updates of `learner.nonfinite_rollouts` rollouts in a row
       were refused. The run is saved.
   """
-  parts = 'loss', 'gradient', 'update'
-  shares = {part: measured.get(f'nonfinite_{part}') or 0.0 for part in parts}
-  most = session.run.config.learner.nonfinite_rollouts
-  refused = session.refused
-  # Rounding: thirds may add up to a little less than 1.
-  all_refused = sum(shares.values()) > 0.999
-  refused.rollouts = refused.rollouts + 1 if all_refused else 0
-  if not most or refused.rollouts < most:
-    return
-  finish(session, progress)
-  raise ValueError(
-    f'No update of the last {refused.rollouts} rollouts was finite (first of '
-    f'all the {max(shares, key=shares.__getitem__)}), so nothing was learned; '
-    'look at the reward, the method and optim.lr. The run is saved; '
-    'learner.nonfinite_rollouts says after how many such rollouts it stops.'
-  )
+  config = session.run.config
+  error = session.refused.midway(config.learner.nonfinite_rollouts)
+  if error and progress.step < config.steps:
+    finish(session, progress)
+    raise ValueError(error)
+
+
+def check_end(session: Session, progress: Progress) -> None:
+  """Makes an error of an end at which no update was finite.
+
+  Without it a run that broke down a few rollouts before its end would report
+  success.
+
+  Raises:
+    ValueError: The run is done, and all updates of its last rollout were
+      refused. It is said by every start of such a run.
+  """
+  config = session.run.config
+  error = session.refused.at_the_end(config.learner.nonfinite_rollouts)
+  # A rollout whose metrics are not written is not counted yet.
+  done = progress.step >= config.steps and progress.unwritten is None
+  if error and done:
+    raise ValueError(error)
 
 
 def tell(

@@ -1,6 +1,8 @@
 """Runs that cannot learn say so, and end saved."""
 
 import json
+import types
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,8 @@ import pytest
 from grpo_jax import losses
 from grpo_jax.training import build
 from grpo_jax.training import loop
+from grpo_jax.training import refused
+from grpo_jax.training import session as session_lib
 from tests import runs
 
 QUICK = {
@@ -26,20 +30,69 @@ def test_a_run_whose_updates_are_all_refused_ends_saved(tmp_path, capsys):
   config = runs.small(
     **QUICK,
     reward='tests.judges:huge',
-    steps=8,
+    steps=5,
     **{'learner.nonfinite_rollouts': 2},
   )
-  for done in (2, 4):  # the same command goes on, and stops again
-    with pytest.raises(ValueError, match='No update of the last 2 rollouts'):
-      loop.train(config, tmp_path)
-    assert runs.checkpoints(tmp_path)[-1] == done
+  told = []
+  preempted = iter([True, False, False, False, False])
+
+  def on_rollout(step, metrics, rollout):
+    told.append(step)
+    return next(preempted)
+
+  loop.train(config, tmp_path, on_rollout=on_rollout)
+  assert runs.saved(tmp_path)[2]['refused'] == {
+    'rollouts': 1,
+    'part': 'gradient',
+  }
+  for done in (2, 4):  # the same command counts on, and stops again
+    words = rf'^No update of the last {done} rollouts .* all the gradient'
+    with pytest.raises(ValueError, match=words):
+      loop.train(config, tmp_path, on_rollout=on_rollout)
+    assert runs.checkpoints(tmp_path)[-1] == done == told[-1]
     said = capsys.readouterr()
     assert 'The gradient of 100% of the updates' in said.out + said.err
+  for _ in range(2):  # it ends, and once it has ended
+    words = '^The run is done, but no update of the last 5 rollouts'
+    with pytest.raises(ValueError, match=words):
+      loop.train(config, tmp_path, on_rollout=on_rollout)
+  assert told == [1, 2, 3, 4, 5]
   step, arrays, host = runs.saved(tmp_path)
-  assert step == 4 and all(np.all(np.isfinite(x)) for x in arrays.values())
+  assert step == 5 and all(np.all(np.isfinite(x)) for x in arrays.values())
   written = runs.records(tmp_path)
-  assert [r['nonfinite_gradient'] for r in written[1:]] == [1, 1, 1, 1]
+  assert [r['nonfinite_gradient'] for r in written[1:]] == [1] * 5
   assert json.dumps(host)
+
+
+def test_a_rollout_with_a_finite_update_starts_the_count_anew():
+  counted = refused.Refused()
+  rollouts = [
+    {'nonfinite_loss': 1 / 3, 'nonfinite_update': 2 / 3},
+    {'nonfinite_loss': 1.0},
+    {'nonfinite_loss': 0.9},
+    {'nonfinite_gradient': 1.0},
+  ]
+  for measured, rollouts_now, part in zip(
+    rollouts, (1, 2, 0, 1), ('update', 'loss', '', 'gradient'), strict=True
+  ):
+    counted.count(measured)
+    assert (counted.rollouts, counted.part) == (rollouts_now, part)
+  assert counted.midway(2) == counted.at_the_end(0) == ''
+  assert 'no update of the last rollout was' in counted.at_the_end(5)
+
+
+def test_a_stop_in_the_last_evaluation_says_nothing_of_the_last_rollout():
+  config = runs.small(steps=2)
+  session: Any = types.SimpleNamespace(
+    run=types.SimpleNamespace(config=config), refused=refused.Refused(1, 'loss')
+  )
+  nothing: Any = None
+  waits = session_lib.Progress(
+    2, nothing, nothing, session_lib.Unwritten({}, [])
+  )
+  session_lib.check_end(session, waits)
+  with pytest.raises(ValueError, match='^The run is done'):
+    session_lib.check_end(session, waits._replace(unwritten=None))
 
 
 def test_with_0_it_goes_on(tmp_path):
