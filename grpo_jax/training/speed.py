@@ -48,8 +48,8 @@ def of_speed(
   sample_secs: float,
   learn_secs: float,
   model: ModelConfig | None,
-  peak: float | None = None,
-  learn_passes: int = 3,
+  peak: float | None,
+  learn_passes: int,
   tokens_drawn: float | None = None,
 ) -> dict[str, float]:
   """Seconds, completion tokens per second, and model FLOP utilisation (MFU).
