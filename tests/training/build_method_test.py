@@ -1,9 +1,12 @@
 """What a run tells its method, and what `build` refuses of a config."""
 
+from contextlib import nullcontext
+
 import pytest
 
 from grpo_jax import losses
 from grpo_jax.training import build
+from grpo_jax.training import speed
 from tests import runs
 
 CALLS = []
@@ -69,6 +72,62 @@ def test_what_cannot_be_built_is_refused(field, value, words):
   config = runs.arithmetic(**{'learner.method_kwargs': {}, field: value})
   with pytest.raises(ValueError, match=words):
     build.run(config)
+
+
+def compares():
+  return losses.methods.grpo()
+
+
+def above():
+  """Nothing is compared, but small rewards give nothing."""
+  return losses.chain(
+    losses.on_reward(lambda reward, batch: jnp.where(reward > 5, 1.0, 0.0)),
+    losses.use_reward(),
+    losses.mean_over_tokens(),
+    losses.score_function(),
+  )
+
+
+@pytest.mark.parametrize('method', ['grpo', 'rloo', f'{__name__}:compares'])
+def test_groups_of_one_need_a_method_that_compares_nothing(method):
+  config = {
+    'learner.method': method,
+    'learner.method_kwargs': {},
+    'sampler.group': 1,
+  }
+  with pytest.raises(ValueError, match='sampler.group=1 .* sampler.group=2'):
+    build.run(runs.arithmetic(**config))
+  for alone in ('reinforce', f'{__name__}:above'):
+    build.run(runs.arithmetic(**{**config, 'learner.method': alone}))
+
+
+@pytest.mark.parametrize(
+  'learner, warm_up, steps, refused',
+  [
+    (2, 3, 1, 'warm_up.micro_rows=3 does not split over 2 data shards'),
+    (3, 2, 1, 'learner.micro_rows=3 does not split over 2 data shards'),
+    (2, 3, 0, ''),  # there is no warm-up
+    (0, 4, 1, ''),  # the run chooses
+  ],
+)
+def test_micro_batches_split_over_the_devices(learner, warm_up, steps, refused):
+  config = runs.arithmetic(
+    **{
+      'mesh.data': 2,
+      'learner.micro_rows': learner,
+      'warm_up.micro_rows': warm_up,
+      'warm_up.steps': steps,
+    }
+  )
+  with pytest.raises(ValueError, match=refused) if refused else nullcontext():
+    build.run(config)
+
+
+@pytest.mark.parametrize('peak, of_four', [(3e12, 1.2e13), (None, None)])
+def test_the_peak_is_that_of_all_devices(peak, of_four, monkeypatch):
+  monkeypatch.setattr(speed, 'peak_flops', lambda kind: peak)
+  run = build.run(runs.arithmetic(**{'mesh.data': 2, 'mesh.fsdp': 2}))
+  assert run.peak_flops == of_four
 
 
 def test_a_large_group_is_not_held_in_memory_to_trace_the_method():

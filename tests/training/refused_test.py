@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import losses
 from grpo_jax.training import build
 from grpo_jax.training import loop
 from grpo_jax.training import refused
@@ -111,29 +110,6 @@ def test_rewards_that_are_all_none_alarm(tmp_path, capsys):
   said = capsys.readouterr()
   assert 'No completion was judged' in said.out + said.err
   assert runs.records(tmp_path)[-1]['judged'] == 0
-
-
-def compares():
-  return losses.methods.grpo()
-
-
-def above():
-  """Nothing is compared, but small rewards give nothing."""
-  return losses.chain(
-    losses.on_reward(lambda reward, batch: jnp.where(reward > 5, 1.0, 0.0)),
-    losses.use_reward(),
-    losses.mean_over_tokens(),
-    losses.score_function(),
-  )
-
-
-@pytest.mark.parametrize('method', ['grpo', 'rloo', f'{__name__}:compares'])
-def test_groups_of_one_need_a_method_that_compares_nothing(method):
-  config = {**QUICK, 'learner.method': method, 'sampler.group': 1}
-  with pytest.raises(ValueError, match='sampler.group=1 .* sampler.group=2'):
-    build.run(runs.small(**config))
-  for alone in ('reinforce', f'{__name__}:above'):
-    build.run(runs.small(**{**config, 'learner.method': alone}))
 
 
 def test_a_warm_up_without_a_finite_update_ends_the_run(tmp_path):
