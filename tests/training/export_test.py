@@ -337,6 +337,24 @@ def test_a_kill_leaves_no_half_folder(tmp_path):
   assert not list(target.iterdir())
 
 
+def test_a_folder_is_made_with_its_parents_and_replaced(tmp_path, monkeypatch):
+  target = tmp_path / 'new' / 'newer' / 'out'
+  for name in ('first', 'second'):
+
+    def write(folder):
+      folder.mkdir()
+      (folder / name).touch()  # noqa: B023
+
+    export.whole_folder(target, write)
+    assert [path.name for path in target.iterdir()] == [name]
+  # Where there are several processes, only the first one moves files.
+  given = []
+  monkeypatch.setattr(jax, 'process_index', lambda: 1)
+  export.whole_folder(target, given.append)
+  assert len(given) == 1 and given[0].parent == target.parent
+  assert [path.name for path in target.iterdir()] == ['second']
+
+
 def refused(words, *args, **kwargs):
   with pytest.raises(ValueError, match=words) as error:
     export.convert(*args, **kwargs)
