@@ -5,7 +5,6 @@ knows the names of the marks.
 """
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 
 from grpo_jax import losses
@@ -50,7 +49,6 @@ def outward(terms: losses.SurrogateTerms, batch: losses.Batch) -> Array:
   direction = jnp.where(_marked(terms, _EITHER), jnp.sign(terms.logp - old), 0)
   direction = jnp.where(_marked(terms, _BELOW), -1, direction)
   direction = jnp.where(_marked(terms, _ABOVE), 1, direction)
-  direction = lax.stop_gradient(direction)
   return jnp.where(batch.keep, direction, 0).astype(jnp.float32)
 
 

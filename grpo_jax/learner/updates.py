@@ -86,7 +86,7 @@ class Updater:
   refresh_weight: float = 1.0
   watch_steps: int = 0
   stale: bool = False
-  scorings: int = dataclasses.field(default=0, init=False)
+  scorings: int = dataclasses.field(init=False)
   frozen: Any = None
   abstract: TrainState = dataclasses.field(init=False)
 

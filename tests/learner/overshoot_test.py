@@ -14,6 +14,7 @@ from grpo_jax import metrics
 from grpo_jax import models
 from grpo_jax import optim
 from grpo_jax.learner import clipped as clipped_lib
+from grpo_jax.learner import gradient
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import overshoot
 from grpo_jax.learner import updates
@@ -224,6 +225,20 @@ def test_the_outward_gradient_is_that_of_the_clipped_tokens(name):
   expected = jax.grad(lambda p: jnp.sum(direction * logp(p)))(before.params)
   heard = [x for x in heard if _near(x, expected)]
   assert heard  # of the second step
+
+
+@pytest.mark.parametrize('direction', [(1, -1), (1, 0), (0, 0)])
+def test_the_outward_gradient_of_all_some_or_no_tokens(
+  direction,
+):
+  scores = models.Scores(jnp.zeros(2), jnp.zeros(2))
+  found = gradient._outward(
+    lambda slopes: (3 * slopes.logp + 5 * slopes.entropy,),
+    scores,
+    jnp.array(direction, jnp.float32),
+    jnp.zeros(2),
+  )
+  np.testing.assert_array_equal(found, 3 * np.array(direction))
 
 
 def _near(x, expected):

@@ -15,6 +15,7 @@ from grpo_jax import sharding
 from grpo_jax.learner import step_metrics
 from grpo_jax.learner import updates
 from grpo_jax.learner.types import Learner
+from grpo_jax.models.routing import Statistics
 from tests.learning import make_rollout
 from tests.learning import spec
 
@@ -181,9 +182,10 @@ def test_any_split_into_completions_gives_the_same():
 def test_closed_forms_of_credit():
   reward = np.array([[1, 1, 1, 1], [0, 9, 1, 0], [0, 2, 2, 2], [1, 1, 0, 0]])
   rollout = make_rollout(1, reward=reward)  # equal ones, one not judged
+  judged = rollout.batch.valid & (np.arange(4) != 3)[:, None]
   entropy = np.random.default_rng(0).random(rollout.batch.mask.shape)
   given = losses.check_batch(
-    rollout.batch._replace(extras={'entropy_sampler': entropy})
+    rollout.batch._replace(valid=judged, extras={'entropy_sampler': entropy})
   )
   method = losses.methods.dapo()
   batch, _ = losses.credit(method, given, method.init())
@@ -197,7 +199,9 @@ def test_closed_forms_of_credit():
   groups = [np.asarray(r)[v] for r, v in zip(given.reward, valid)]
   expected = {
     'reward': np.asarray(given.reward)[valid].mean(),
-    'uniform_groups': np.mean([len(set(group)) < 2 for group in groups]),
+    'uniform_groups': np.mean(
+      [len(set(group)) < 2 for group in groups if len(group)]
+    ),
     'length_tokens': mask.sum(-1)[valid].mean(),
     'truncated': np.asarray(given.truncated)[valid].mean(),
     'kept_tokens': kept.sum() / mask.sum(),
@@ -214,9 +218,30 @@ def test_closed_forms_of_credit():
     np.testing.assert_allclose(scalars[name], value, rtol=1e-5, err_msg=name)
 
 
+def test_routers_are_compared_on_fresh_trained_tokens():
+  """A policy of an earlier version chose its experts by other routers."""
+  batch = make_rollout(1).batch
+  rng = np.random.default_rng(0)
+  keep, fresh = rng.random((2, *batch.mask.shape)) < 0.5
+  share = rng.random(batch.mask.shape).astype(np.float32)
+  load = jnp.array([[3.0, 1.0], [2.0, 2.0]])  # of two layers, two experts
+  routed = models.Routed(Statistics(load, load), share)
+  for extras, counted in (({'fresh': fresh}, keep & fresh), ({}, keep)):
+    found = metrics.to_scalars(
+      step_metrics.of_routers(routed, batch._replace(keep=keep, extras=extras))
+    )
+    assert found == pytest.approx(
+      {
+        'expert_balance': (2 * (9 + 1) / 16 + 1) / 2,
+        'expert_load_max': 1.5,
+        'router_disagreement': share[counted].mean(),
+      }
+    )
+
+
 # A "model" whose parameters are the log-probabilities: bitwise equal in every
 # layout, so that what differs is the metrics alone, and quick to compile.
-def table_learner(method, mesh=(1, 1, 1), on_zero='skip'):
+def table_learner(method, mesh=(1, 1, 1), **options):
   def score(params, rows, with_entropy):
     take = functools.partial(jnp.take, mode='fill', fill_value=0, axis=0)
     logp = take(params['logp'], rows.completion)
@@ -226,9 +251,10 @@ def table_learner(method, mesh=(1, 1, 1), on_zero='skip'):
     score=score,
     method=method,
     optimizer=optax.sgd(0.1),
-    on_zero_advantage=on_zero,
+    on_zero_advantage='skip',
     mesh=sharding.make_mesh(*mesh),
     logical_axes=lambda path, rank: (None,) * rank,
+    **options,
   )
 
 
@@ -242,16 +268,19 @@ def table(rollout):
 def table_rollout():
   rollout = make_rollout(1)
   sampler = (table(rollout)['logp'] + 0.01).reshape(rollout.batch.mask.shape)
+  tokens = np.array(rollout.batch.tokens)
+  tokens[..., 0] = 1  # a prefix that all share
   batch = rollout.batch._replace(
+    tokens=tokens,
     logp_sampler=np.asarray(sampler),
     extras={'log_kept': np.zeros(sampler.shape, np.float32)},
   )
   return rollout._replace(batch=batch)
 
 
-def steps(rollouts, mesh=(1, 1, 1), on_zero='skip'):
+def steps(rollouts, mesh=(1, 1, 1), **options):
   """Scalars of each rollout's step, and the states."""
-  learner = table_learner(losses.methods.grpo(), mesh, on_zero)
+  learner = table_learner(losses.methods.grpo(), mesh, **options)
   params = table(rollouts[0])
   made = updates.Updater(learner, params, spec('shared', 4))
   state = made.init(jax.tree.map(jnp.copy, params))
@@ -264,9 +293,12 @@ def steps(rollouts, mesh=(1, 1, 1), on_zero='skip'):
 
 
 def test_eight_devices_measure_what_one_does():
-  (one,), _ = steps([table_rollout()])
-  (eight,), _ = steps([table_rollout()], (2, 2, 2))
+  (one,), _ = steps([table_rollout()], expects_prefixes=True)
+  (eight,), _ = steps([table_rollout()], (2, 2, 2), expects_prefixes=True)
   assert one.keys() == eight.keys()
+  # The policy is near the old one, so what it does is near what is meant.
+  meant = one['prefix_whole_weight_expected']
+  assert one['prefix_whole_weight'] == pytest.approx(meant, rel=0.2)
   for name, value in one.items():
     np.testing.assert_allclose(
       eight[name], value, rtol=2e-6, atol=1e-7, err_msg=name
@@ -289,7 +321,11 @@ def test_norms_and_the_steps_not_taken():
       )
     ),
   )
-  scalars, states = steps([rollout, idle, broken, idle, rollout])
+  # Nothing was learned from, and the loss is not finite: it is refused.
+  both = broken._replace(
+    batch=idle.batch._replace(logp_old=broken.batch.logp_old)
+  )
+  scalars, states = steps([rollout, idle, broken, idle, both, rollout])
   for measured, old, new in zip(scalars, states, states[1:]):
     moved = new.params['logp'] - old.params['logp']
     norm = lambda x: np.sqrt(np.sum(np.square(x, dtype=np.float64)))
@@ -304,5 +340,7 @@ def test_norms_and_the_steps_not_taken():
     scalars[0]['update_norm'], 0.1 * scalars[0]['grad_norm'], rtol=1e-5
   )
   assert 'grad_norm' not in scalars[2]  # it was not finite
-  assert [s['idle_steps'] for s in scalars] == [0, 1, 1, 2, 2]
-  assert [s['nonfinite_steps'] for s in scalars] == [0, 0, 1, 1, 1]
+  # These take a second evaluation of the loss, and nobody has asked for them.
+  assert not any(name.endswith('_expected') for name in scalars[0])
+  assert [s['idle_steps'] for s in scalars] == [0, 1, 1, 2, 2, 2]
+  assert [s['nonfinite_steps'] for s in scalars] == [0, 0, 1, 1, 2, 2]

@@ -138,7 +138,7 @@ def test_rewards_see_ids_and_truncation():
 
 
 def test_demonstrations_end_with_the_end_token():
-  got = rollout.demonstrations(RECORDS, TOKENIZER, (5,))
+  got = rollout.demonstrations(RECORDS, TOKENIZER, (3, 5))
   assert got.batch.tokens.shape == (2, 1, 5)
   np.testing.assert_array_equal(got.length, [[4], [2]])
   last = got.batch.tokens[[0, 1], 0, got.length[:, 0] - 1]

@@ -142,6 +142,9 @@ def test_widths_that_are_left_open_come_from_the_data():
   open_ended |= {'sampler.max_tokens': 2, 'data.completion_prefix': '1'}
   fields = build.run(runs.arithmetic(**open_ended)).config.data
   assert fields.prompt_buckets == (7,) and fields.completion_buckets == (4,)
+  given = {'data.prompt_buckets': (9, 8)}
+  fields = build.run(runs.arithmetic(**open_ended, **given)).config.data
+  assert fields.prompt_buckets == (9, 8) and fields.completion_buckets == (4,)
   open_ended |= {'warm_up.steps': 0, 'data.prompt_buckets': (9, 8)}
   fields = build.run(runs.arithmetic(**open_ended)).config.data
   assert fields.prompt_buckets == (9, 8) and fields.completion_buckets == (2,)

@@ -340,6 +340,9 @@ def test_one_step_may_be_asked_for(opened):
     assert saves.restore(abstract(), 1).host == {'position': 1}
     with pytest.raises(ValueError, match=r'no checkpoint of step 9.*1, 2, 3'):
       saves.restore(abstract(), 9)
+    for which in ('newest', '-1', '٣'):  # the last is an Arabic 3
+      with pytest.raises(ValueError, match="none of 'latest', 'best' or a num"):
+        saves.named(which)
 
 
 def test_leftovers_of_a_killed_save_are_cleared_away(opened):
@@ -395,6 +398,7 @@ def test_a_full_disk_is_counted_and_tried_again(opened):
   """No file may grow beyond 64 KiB for a while."""
   open_again, said, directory = opened
   with open_again() as saves:
+    assert (saves.failed, saves.owed) == (0, False)
     save_some(saves)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))

@@ -218,3 +218,10 @@ def test_a_field_arrives_with_its_value(name):
 
 def test_no_row_is_left_over():
   assert set(ROWS) == set(fields())
+
+
+def test_the_sampler_has_a_new_version_of_the_policy_after_each_rollout():
+  run = seen(0)
+  assert run.at('hand to sampler', 'version') == list(
+    range(run.config.steps + 1)
+  )
