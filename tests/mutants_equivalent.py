@@ -108,6 +108,54 @@ EQUIVALENT = {
   ): 'a completion whose centered reward is 0 is in no conflict',
 }
 """(file:function, source line, change) -> why no test can or should see it."""
+EQUIVALENT |= {
+  (
+    'learner/step.py:_optimizer_step',
+    "sound['loss'] & sound['gradient'] & ~idle,",
+    "sound['loss'] & sound['gradient'] -> sound['loss'] | sound['gradient']",
+  ): 'it saves work: the update is refused anyway, and its first fault is told',
+  (
+    'learner/step.py:_stays_finite',
+    'pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)',
+    'True -> False',
+  ): 'both trees have one structure',
+  (
+    'rollouts/dynamic_sampling.py:to_json',
+    'and base64.b64encode(parquet.to_bytes(surplus, 0)).decode(),',
+    '0 -> 1',
+  ): 'the column `step` is for people; nobody reads that of a surplus',
+  (
+    'rollouts/rollout.py:blank',
+    '[[0] * prompt_tokens] * prompts,',
+    '0 -> 1',
+  ): 'only the shapes of a blank rollout are read',
+  (
+    'training/build_model.py:abstract',
+    'shapes = jax.eval_shape(model.init, jax.random.key(0))',
+    '0 -> 1',
+  ): 'only shapes are computed, and they do not depend on the key',
+  (
+    'training/checkpoint.py:Checkpoints.restore',
+    "which = f'{tried}, the one before,' if bad > tried else f'{tried}'",
+    'bad > tried -> bad >= tried',
+  ): 'the checkpoint that was read is not among the bad ones',
+  (
+    'training/compiled_programs.py:_processor',
+    'return hashlib.sha256(told.encode()).hexdigest()[:16]',
+    '16 -> 17',
+  ): 'any number of digits tells processors apart',
+  (
+    'training/provenance.py:_lambda_source',
+    'if len(found) > 1:',
+    'len(found) > 1 -> len(found) >= 1',
+  ): 'of a single lambda it finds that lambda; it saves work',
+  (
+    'training/session.py:stop_if_refused',
+    'all_refused = sum(shares.values()) > 0.999',
+    'sum(shares.values()) > 0.999 -> sum(shares.values()) >= 0.999',
+  ): _MARGIN,
+}
+_NORMALIZED = 'differ = spread > 4 * jnp.finfo(value.dtype).eps * size'
 _EQUAL = 'return high - low <= 8 * jnp.finfo(value.dtype).eps * size'
 _POWER = (
   'exponent = jnp.clip(jnp.frexp(largest)[1], -126, 126)  # both powers exist'

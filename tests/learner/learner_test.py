@@ -170,6 +170,19 @@ def test_an_update_that_is_not_finite_is_not_taken(optimizer):
   assert found['grad_norm'] > 0 and found['update_norm'] == 0
 
 
+@pytest.mark.quick
+def test_a_skipped_batch_is_not_shown_to_the_optimizer():
+  """Which might fail on a gradient of 0, as here: 0 times infinity."""
+  rollout = make_rollout()
+  nothing = rollout._replace(
+    batch=rollout.batch._replace(reward=np.zeros((4, 4), np.float32))
+  )
+  method, optimizer = losses.methods.reinforce(), optax.sgd(np.inf)
+  state, measured = one_step(make_learner(method, optimizer=optimizer), nothing)
+  assert (state.step, state.nonfinite, state.idle) == (0, 0, 1)
+  assert metrics.to_scalars(measured)['nonfinite_update'] == 0
+
+
 def test_an_optimizer_may_begin_with_infinity():
   best = optax.GradientTransformation(
     lambda params: jnp.array(np.inf), lambda updates, best, _: (updates, best)
