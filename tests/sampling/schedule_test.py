@@ -15,13 +15,14 @@ EOS = tuple(range(4))  # of 40: lengths of very different size
 
 @pytest.mark.parametrize('group', [1, 4, 6, 8])
 @pytest.mark.parametrize('prompt_tokens, shards', [(8, 1), (8, 4), (512, 2)])
+@pytest.mark.parametrize('prompts', [16, 20])  # 20: sizes are rounded up
 @pytest.mark.parametrize('waiting', [False, True])
 def test_every_row_that_goes_on_has_one_place(
-  group, prompt_tokens, shards, waiting
+  group, prompt_tokens, shards, prompts, waiting
 ):
   rng = np.random.default_rng(group)
-  schedule = _schedule.Schedule(group, 16, prompt_tokens, shards)
-  prompt = np.repeat(np.arange(16), group)
+  schedule = _schedule.Schedule(group, prompts, prompt_tokens, shards)
+  prompt = np.repeat(np.arange(prompts), group)
   used = set()
   for share in np.linspace(0, 1, 21):
     alive = rng.random(prompt.shape) < share

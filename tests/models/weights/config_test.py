@@ -59,6 +59,26 @@ def test_what_transformers_5_writes_reads_back_too(name):
   assert read(weights.config_to_huggingface(config)) == config
 
 
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {},
+    dict(beta_slow=2.0),
+    dict(beta_fast=20.0),
+    dict(attention_factor=1.2),
+    dict(truncate=False),
+  ],
+)
+def test_of_yarn_only_what_is_unusual_is_written(changes):
+  scaling = models.RopeScaling('yarn', 4.0, 64, **changes)
+  config = models.ModelConfig(vocab_size=16, rope_scaling=scaling)
+  written = weights.config_to_huggingface(config)
+  assert written['rope_scaling'] == dict(
+    rope_type='yarn', factor=4.0, original_max_position_embeddings=64, **changes
+  )
+  assert read(written) == config
+
+
 def test_both_forms_of_rotary_positions_mean_the_same():
   scaling = LLAMA['rope_scaling']
   older = read(LLAMA)
