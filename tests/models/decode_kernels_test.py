@@ -164,11 +164,21 @@ def test_decode_is_lowered_for_each_platform(sizes, dtype):
     assert found == {platform} & set(CALLS)
 
 
-def test_each_device_does_its_own_rows_and_heads():
+@pytest.mark.parametrize(
+  'rows, kv_heads, share',
+  [
+    (4, 2, '1,10,1,16'),
+    # What does not split over 4 shards of rows and 2 of heads stays whole.
+    (4, 1, '1,10,1,16'),
+    (4, 3, '1,10,3,16'),
+    (6, 2, '6,10,1,16'),
+  ],
+)
+def test_each_device_does_its_own_rows_and_heads(rows, kv_heads, share):
   mesh = sharding.make_mesh(2, 2, 2)
-  given = ring((4, 3, 4, 2, 16, 10))
+  given = ring((rows, 3, 2 * kv_heads, kv_heads, 16, 10))
   expected = portable(*given)
-  given = jax.device_put(given, sharding.rows(mesh))
+  given = jax.device_put(given, sharding.replicated(mesh))
 
   def on_mesh(*arrays):
     with sharding.use(mesh):
@@ -177,7 +187,7 @@ def test_each_device_does_its_own_rows_and_heads():
   for x, y in zip(jax.jit(on_mesh)(*given), expected, strict=True):
     np.testing.assert_allclose(x, y, atol=2e-6)
   text = str(jax.make_jaxpr(on_mesh)(*given))
-  assert 'shard_map[' in text and 'f32[1,10,1,16]' in text
+  assert 'shard_map[' in text and f'f32[{share}]' in text
 
 
 @deprecated_triton

@@ -12,6 +12,8 @@ from grpo_jax import sampling
 from grpo_jax import sharding
 from grpo_jax.models import foreign
 from grpo_jax.models import layout
+from grpo_jax.sampling import _plain_engine
+from grpo_jax.sampling import _sampler
 from tests import own_module
 from tests import tiny
 
@@ -72,6 +74,38 @@ def test_tokens_do_not_depend_on_company(drawn):
   )
   same = found.tokens[2:, :2, : fewer.tokens.shape[-1]]
   np.testing.assert_array_equal(fewer.tokens, same)
+
+
+@pytest.mark.parametrize(
+  'max_rows, shards, expected',
+  [
+    (4096, 1, [4]),
+    (12, 1, [4]),
+    (11, 1, [3, 3]),
+    (6, 1, [2, 2]),
+    (3, 1, [1] * 4),
+    (1, 1, [1] * 4),  # no less than a group
+    (3, 2, [2, 2]),
+    (4096, 8, [8]),
+  ],
+)
+def test_as_many_prompts_at_once_as_rows_are_allowed(
+  max_rows, shards, expected, monkeypatch
+):
+  own = own_module.made(vocab_size=12)
+  seen = []
+
+  def run(program, params, prompts, max_tokens):
+    del params, max_tokens
+    seen.append(len(prompts.length))
+    rows = seen[-1] * program.group
+    return _sampler.Drawn(*np.zeros((4, rows, 8))), np.ones(rows, np.int32)
+
+  monkeypatch.setattr(_plain_engine, '_run', run)
+  mesh = sharding.make_mesh(data=shards) if shards > 1 else None
+  made = engine(own, max_rows=max_rows, mesh=mesh)
+  assert made.generate(requests()).tokens.shape == (4, 3, 8)
+  assert seen == expected
 
 
 def test_the_random_numbers_are_those_of_the_local_engine():
@@ -148,7 +182,7 @@ def test_decay_and_axes():
   assert model.logical_axes(('embed', 'embedding'), 2) == ('vocab', None)
 
 
-class Bad(nnx.Module):
+class Given(nnx.Module):
   def __init__(self, result):
     self.result = result
 
@@ -160,13 +194,30 @@ def logits(tokens):
   return jnp.zeros((*tokens.shape, 5))
 
 
+def test_scores_are_at_temperature_1_and_without_entropy_unless_asked():
+  twice = lambda tokens, cache: (2 * jax.nn.one_hot(tokens, 5), cache)
+  model, params = foreign.from_nnx(Given(twice))
+  rows = layout.padded_rows([[1, 2]], np.array([[[2, 3]]]), [[2]], 4)
+  plain = foreign.score(model, params, rows)
+  assert plain.entropy is None  # of a large vocabulary it takes memory
+  expected = np.array([2, 0]) - np.log(np.exp(2) + 4)
+  np.testing.assert_allclose(plain.logp[0, 0], expected, rtol=1e-6)
+  warm = foreign.score(model, params, rows, 2.0, True)
+  mass = np.exp(1) + 4
+  expected = np.array([1, 0]) - np.log(mass)
+  np.testing.assert_allclose(warm.logp[0, 0], expected, rtol=1e-6)
+  np.testing.assert_allclose(
+    warm.entropy[0, 0], np.log(mass) - np.exp(1) / mass, rtol=1e-6
+  )
+
+
 @pytest.mark.parametrize(
   'result, options, words',
   [
     (
       lambda tokens, cache: logits(tokens),
       {},
-      r'For tokens \[2, 3\] the call of Bad returned float32\[2, 3, 5\], but a '
+      r'For tokens \[2, 3\] the call of Given returned float32\[2, 3, 5\], but a '
       r'pair \(logits, cache\)',
     ),
     (
@@ -187,7 +238,7 @@ def logits(tokens):
     (
       lambda tokens, cache: (logits(tokens), cache),
       dict(call=lambda module, tokens: module(tokens)),
-      r'The call of Bad failed \(.*takes 2 positional.*give from_nnx\(module, ',
+      r'The call of Given failed \(.*takes 2 positional.*give from_nnx\(module, ',
     ),
     (
       lambda tokens, cache: (logits(tokens), cache),
@@ -199,7 +250,7 @@ def logits(tokens):
 )
 def test_a_module_that_cannot_be_used(result, options, words):
   with pytest.raises(ValueError, match=words):
-    foreign.from_nnx(Bad(result), **options)
+    foreign.from_nnx(Given(result), **options)
 
 
 def test_what_is_no_module():

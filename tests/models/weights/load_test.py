@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 import tracemalloc
 
@@ -89,6 +90,29 @@ def test_each_device_reads_its_part_and_no_part_is_read_twice(axes):
   config = one.model.config
   parts = axes.get('fsdp', 1) * axes['tensor']
   assert max(reader.sizes) == config.vocab_size * config.width // parts
+
+
+def test_pieces_are_as_large_as_allowed(monkeypatch):
+  """Each costs a new opening of its file."""
+  reader = golden.golden('llama').source.reader
+  stored = reader.tensors['model.embed_tokens.weight']
+  rows, width = stored.shape
+  expected = reader.read(stored, (slice(None), slice(None)))
+  opened, unwatched = [], weights._safetensors._open
+
+  def watched(path):
+    opened.append(path)
+    return unwatched(path)
+
+  monkeypatch.setattr(weights._safetensors, '_open', watched)
+  for size in (1, 7, rows - 1, rows):
+    piece = size * width * stored.dtype.itemsize + 1
+    monkeypatch.setattr(weights._safetensors, 'PIECE_BYTES', piece)
+    for part in (slice(None), slice(3, rows - 2)):
+      opened.clear()
+      found = reader.read(stored, (part, slice(2, None)))
+      np.testing.assert_array_equal(found, expected[part, 2:])
+      assert len(opened) == math.ceil(len(found) / size)
 
 
 def test_a_large_tensor_is_read_piece_by_piece(monkeypatch):
