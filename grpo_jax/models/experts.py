@@ -337,7 +337,8 @@ def _mixed(
   number, per_token = len(tokens), weight.shape[-1]
   # Every index below occurs once: what JAX makes of them for the backward pass
   # then needs no atomic additions, whose order changes from run to run.
-  source = jnp.full((slots,), number * per_token, jnp.int32)
+  # Slots that no pair has read behind the copies, each at a place of its own.
+  source = number * per_token + jnp.arange(slots, dtype=jnp.int32)
   source = source.at[pairs.slot].set(
     jnp.arange(number * per_token, dtype=jnp.int32),
     mode='drop',

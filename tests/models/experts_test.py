@@ -3,6 +3,7 @@
 import functools
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -97,6 +98,36 @@ def test_gradients_forwards_and_backwards_are_those_of_all_experts(ragged):
   np.testing.assert_allclose(
     along, sum(np.sum(a * b) for a, b in zip(expected, given)), rtol=1e-4
   )
+
+
+def test_where_it_is_promised_no_place_is_read_or_written_twice(monkeypatch):
+  """On a GPU two such writes may lose one: a part of a gradient."""
+  x, weight, chosen = tokens()
+  few = weights(NUMBER // 2)  # some pairs' experts are not here
+  seen = set()
+
+  def watch(primitive):
+    bind = primitive.bind
+
+    def watched(to, index, *rest, **params):
+      if params['unique_indices'] and not isinstance(index, jax.core.Tracer):
+        assert len(np.unique(index, axis=0)) == len(index)
+        seen.add(primitive)
+      return bind(to, index, *rest, **params)
+
+    monkeypatch.setattr(primitive, 'bind', watched)
+
+  indexing = lax.gather_p, lax.scatter_p, lax.scatter_add_p
+  for primitive in indexing:
+    watch(primitive)
+
+  def scalar(x):
+    return jnp.sum(
+      experts.mixture(x, weight, chosen, *few, jax.nn.silu, ragged=False)
+    )
+
+  jax.grad(scalar)(x)
+  assert seen == set(indexing)
 
 
 @pytest.mark.parametrize('ragged', [True, False])

@@ -182,7 +182,7 @@ def test_decay_and_axes():
   assert model.logical_axes(('embed', 'embedding'), 2) == ('vocab', None)
 
 
-class Given(nnx.Module):
+class Own(nnx.Module):
   def __init__(self, result):
     self.result = result
 
@@ -196,7 +196,7 @@ def logits(tokens):
 
 def test_scores_are_at_temperature_1_and_without_entropy_unless_asked():
   twice = lambda tokens, cache: (2 * jax.nn.one_hot(tokens, 5), cache)
-  model, params = foreign.from_nnx(Given(twice))
+  model, params = foreign.from_nnx(Own(twice))
   rows = layout.padded_rows([[1, 2]], np.array([[[2, 3]]]), [[2]], 4)
   plain = foreign.score(model, params, rows)
   assert plain.entropy is None  # of a large vocabulary it takes memory
@@ -217,7 +217,7 @@ def test_scores_are_at_temperature_1_and_without_entropy_unless_asked():
     (
       lambda tokens, cache: logits(tokens),
       {},
-      r'For tokens \[2, 3\] the call of Given returned float32\[2, 3, 5\], but a '
+      r'For tokens \[2, 3\] the call of Own returned float32\[2, 3, 5\], but a '
       r'pair \(logits, cache\)',
     ),
     (
@@ -238,7 +238,7 @@ def test_scores_are_at_temperature_1_and_without_entropy_unless_asked():
     (
       lambda tokens, cache: (logits(tokens), cache),
       dict(call=lambda module, tokens: module(tokens)),
-      r'The call of Given failed \(.*takes 2 positional.*give from_nnx\(module, ',
+      r'The call of Own failed \(.*takes 2 positional.*give from_nnx\(module, ',
     ),
     (
       lambda tokens, cache: (logits(tokens), cache),
@@ -250,7 +250,7 @@ def test_scores_are_at_temperature_1_and_without_entropy_unless_asked():
 )
 def test_a_module_that_cannot_be_used(result, options, words):
   with pytest.raises(ValueError, match=words):
-    foreign.from_nnx(Given(result), **options)
+    foreign.from_nnx(Own(result), **options)
 
 
 def test_what_is_no_module():
