@@ -61,6 +61,46 @@ def test_it_shrinks_when_the_rows_fit_and_waits_while_they_do_not():
   assert schedule.lanes(prompt, seven, False) is None
 
 
+def test_it_asks_again_only_after_more_rows_have_ended():
+  """Otherwise the engine would ask for ever."""
+  schedule = _schedule.Schedule(group=8, prompts=8, prompt_tokens=8)
+  assert schedule.floor(64, 33, waiting=False) == 32
+  assert schedule.floor(64, 32, waiting=False) == 28
+  assert schedule.floor(32, 1, waiting=False) == 0
+  few = _schedule.Schedule(group=3, prompts=5, prompt_tokens=8)
+  assert few.sizes == [8] and few.floor(15, 8, waiting=False) == 7
+
+
+def test_it_shrinks_at_once_to_the_fewest_rows_and_never_to_as_many():
+  schedule = _schedule.Schedule(group=8, prompts=8, prompt_tokens=8)
+  prompt = np.repeat(np.arange(8), 4)  # 32 rows are left of 64
+  one_each = np.arange(32) % 4 == 0
+  assert schedule.lanes(prompt, one_each, False).shape == (8, 2)
+  one_of_some = one_each & (prompt < 4)
+  assert schedule.lanes(prompt, one_of_some, False).shape == (4, 2)
+  most = np.arange(32) > 1  # 15 lanes: no fewer than there are
+  assert schedule.lanes(prompt, most, False) is None
+  # Prompts that wait need the rest, and that the lanes are of the first size.
+  assert schedule.admitted == 4
+  assert schedule.lanes(prompt, most, True).shape == (16, 2)
+  assert schedule.lanes(prompt, one_of_some, True).shape == (16, 2)
+
+
+def test_the_rest_is_for_one_prompt_or_for_none():
+  prompt, alive = np.repeat([0, 1], 4), np.ones(8, bool)
+  one = _schedule.Schedule(group=8, prompts=2, prompt_tokens=8)
+  assert one.sizes == [8] and one.admitted == 1
+  assert one.lanes(prompt, alive, True).shape == (4, 2)
+  none = _schedule.Schedule(group=8, prompts=2, prompt_tokens=8, shards=2)
+  assert none.sizes == [8] and none.admitted == 0
+  assert none.lanes(prompt, alive, True) is None
+
+
+def test_the_smallest_size_is_an_eighth_and_none_is_the_first():
+  assert _schedule.Schedule(8, 16, 8).sizes == [64, 32, 16]
+  assert _schedule.Schedule(2, 8, 8, shards=16).sizes == []
+
+
 def test_new_prompts_fill_lanes_of_the_narrow_width():
   schedule = _schedule.Schedule(group=6, prompts=4, prompt_tokens=512)
   assert schedule.narrow == 3 and schedule.sizes == [12]
