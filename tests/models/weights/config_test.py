@@ -108,14 +108,43 @@ def test_rotary_positions_of_older_releases():
   assert scaling == models.RopeScaling(
     'yarn', 4.0, 8192, beta_fast=20.0, attention_factor=1.2, truncate=False
   )
-  ratio = dict(type='yarn', factor=4.0, mscale=1.0, mscale_all_dim=0.5)
+  ratio = dict(type='yarn', factor=4.0, mscale=2.0, mscale_all_dim=0.5)
   scaling = read(QWEN2, rope_scaling=ratio).rope_scaling
   assert scaling.attention_factor == pytest.approx(
-    (0.1 * math.log(4) + 1) / (0.05 * math.log(4) + 1)
+    (0.2 * math.log(4) + 1) / (0.05 * math.log(4) + 1)
   )
   plain = {k: x for k, x in LLAMA.items() if not k.startswith('rope_')}
   assert read(plain).rope_base == 10_000.0
   assert read(plain).rope_scaling is None
+
+
+def test_what_a_scaling_leaves_open():
+  yarn = dict(type='yarn', original_max_position_embeddings=8192)
+  scaling = read(QWEN2, rope_scaling=yarn).rope_scaling
+  assert scaling == models.RopeScaling('yarn', 4.0, 8192)  # 32768 / 8192
+  llama3 = dict(rope_type='llama3', factor=8.0)
+  scaling = read(LLAMA, rope_scaling=llama3).rope_scaling
+  assert scaling == models.RopeScaling('llama3', 8.0, 131072)
+  unknown = dict(max_position_embeddings=None)
+  with pytest.raises(ValueError, match='needs original_tokens'):
+    read(LLAMA, rope_scaling=llama3, **unknown)
+  for given in (dict(type='linear'), yarn):
+    with pytest.raises(ValueError, match='factor=0'):
+      read(QWEN2, rope_scaling=given, **unknown)
+
+
+def test_layers_with_a_window_have_a_base_of_their_own():
+  config = read(GEMMA3, rope_local_base_freq=5000.0)
+  assert {k.rope_base for k in config.pattern} == {5000.0, None}
+  written = weights.config_to_huggingface(config)
+  assert written['rope_local_base_freq'] == 5000.0
+  assert read(written) == config
+  of_full = dict(full_attention=dict(rope_type='linear', factor=8.0))
+  config = read(GEMMA3, rope_scaling=of_full)
+  assert config.rope_scaling == models.RopeScaling('linear', 8.0)
+  assert 'rope_local_base_freq' not in weights.config_to_huggingface(
+    read(QWEN2)
+  )
 
 
 def kinds(config):
