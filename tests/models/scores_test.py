@@ -82,6 +82,31 @@ def test_no_array_of_all_positions_times_the_vocabulary(with_entropy):
   assert temporary < 5 * 4 * 128 * vocab + 2 * parameters
 
 
+@pytest.mark.parametrize('kind', ['padded', 'shared', 'packed', 'dense'])
+def test_the_fewest_positions_meet_the_vocabulary(kind, monkeypatch):
+  """Columns or places for completion tokens, whichever are fewer."""
+  model, short = tiny.model(), np.full((1, 4), 2)
+  ids, tokens = [[1, 2, 3]], np.ones((1, 4, 8), np.int32)
+  rows, expected = {
+    'padded': (layout.padded_rows(ids, tokens, short, 16), 8),
+    'shared': (layout.shared_prompt(ids, tokens, short, 4), 32),
+    'packed': (layout.packed_rows(ids, tokens, short, 32), 32),
+    # 12 columns, and the first tokens of 4 completions.
+    'dense': (layout.packed_rows(ids, tokens, short, 12), 16),
+  }[kind]
+  seen = []
+
+  def watched(logits, target, with_entropy):
+    seen.append(logits.shape[1])
+    return scores.Scores(jnp.zeros(target.shape), None)
+
+  monkeypatch.setattr(scores, 'token_scores', watched)
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  # Not `tiny.score`: it would keep what was traced with the fake.
+  jax.eval_shape(lambda params: models.score(model, params, rows), params)
+  assert seen == [expected]
+
+
 @pytest.mark.parametrize('kind', ['padded', 'shared', 'packed'])
 def test_forward_mode_is_the_transpose_of_reverse_mode(kind):
   """<c, J v> = <J^T c, v>, and the same scores."""
