@@ -150,12 +150,11 @@ EQUIVALENT |= {
     'len(found) > 1 -> len(found) >= 1',
   ): 'of a single lambda it finds that lambda; it saves work',
   (
-    'training/session.py:stop_if_refused',
+    'training/refused.py:Refused.count',
     'all_refused = sum(shares.values()) > 0.999',
     'sum(shares.values()) > 0.999 -> sum(shares.values()) >= 0.999',
   ): _MARGIN,
 }
-_NORMALIZED = 'differ = spread > 4 * jnp.finfo(value.dtype).eps * size'
 _EQUAL = 'return high - low <= 8 * jnp.finfo(value.dtype).eps * size'
 _POWER = (
   'exponent = jnp.clip(jnp.frexp(largest)[1], -126, 126)  # both powers exist'
