@@ -113,19 +113,7 @@ def checks(config: Any):
   sampler, learner, optim = config.sampler, config.learner, config.optim
   values = _names.flat(dataclasses.asdict(config))
   yield from _checks_of_numbers(values)
-  for name, least in _LEAST.items():
-    value = values[name]
-    yield value >= least, f'{name}={value}; give {least} or more'
-  for name in _ABOVE_0:
-    yield (
-      values[name] >= _LEAST_FLOAT,
-      f'{name}={values[name]}; give more than 0, at least {_LEAST_FLOAT}',
-    )
-  for name, most in _MOST.items():
-    yield values[name] <= most, f'{name}={values[name]}; give at most {most}'
-  for name, known in _KNOWN.items():
-    value = values[name]
-    yield value in known, f'{name}={value!r}; give one of {", ".join(known)}'
+  yield from _checks_of_tables(values)
   for name, value in (('optim.b1', optim.b1), ('optim.b2', optim.b2)):
     yield 0 <= value < 1, f'{name}={value}; give at least 0 and less than 1'
   yield from _checks_of_rewards(config.rewards)
@@ -192,6 +180,23 @@ def checks(config: Any):
     f'optim.decay={optim.decay!r} over {updates} optimizer steps, of which '
     f'optim.warmup_steps={optim.warmup_steps} leave none; give fewer',
   )
+
+
+def _checks_of_tables(values: dict[str, Any]):
+  """As `checks`, of the fields in the tables above."""
+  for name, least in _LEAST.items():
+    value = values[name]
+    yield value >= least, f'{name}={value}; give {least} or more'
+  for name in _ABOVE_0:
+    yield (
+      values[name] >= _LEAST_FLOAT,
+      f'{name}={values[name]}; give more than 0, at least {_LEAST_FLOAT}',
+    )
+  for name, most in _MOST.items():
+    yield values[name] <= most, f'{name}={values[name]}; give at most {most}'
+  for name, known in _KNOWN.items():
+    value = values[name]
+    yield value in known, f'{name}={value!r}; give one of {", ".join(known)}'
 
 
 def _checks_of_numbers(values: dict[str, Any]):

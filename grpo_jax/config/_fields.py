@@ -251,7 +251,7 @@ class Learner:
   # 'step', in which momentum, weight decay and KL still move the policy.
   on_zero_advantage: str = 'skip'
   # Rollouts in a row without any update that is finite, after which the run is
-  # saved and ends; 0: it goes on.
+  # saved and ends; 0: it goes on. So ends a run whose last rollout has none.
   nonfinite_rollouts: int = 5
   # Weight of a penalty on uneven use of experts, which is added to the loss of
   # a model that has experts. Raise it, to 0.001 say, if expert_load_max grows.

@@ -1,5 +1,6 @@
 """Array helpers that the transforms share; an empty mask gives no NaN."""
 
+import math
 from numbers import Real
 from typing import Any
 
@@ -9,7 +10,6 @@ import jax.numpy as jnp
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec
 from jax.sharding import reshard
-import numpy as np
 
 from grpo_jax.losses._base import Array
 from grpo_jax.losses._base import Batch
@@ -56,26 +56,32 @@ def check_deviation(name: str, deviation: str) -> None:
     )
 
 
-def check_range(name: str, low, high) -> None:
+def _number(bound: Any) -> float:
+  """A number as a float; NaN for a schedule, which has no value yet."""
+  return float(bound) if isinstance(bound, Real) else math.nan
+
+
+def check_range(name: str, low: Any, high: Any) -> None:
   """Raises a ValueError if these are no distances of two bounds from 1."""
-  # A schedule or a controller has no value yet that could be checked.
-  numbers = isinstance(low, Real) and isinstance(high, Real)
+  least, most = _number(low), _number(high)
   # As TRL's and verl's users have them in mind: 0.8 and 1.28. A large `high`
   # alone is a wide range, such as the 10 of DeepSeek-R1.
-  if numbers and 0.5 <= low < 1 < high < 1.6:
+  if 0.5 <= least < 1 < most < 1.6:
     raise ValueError(
       f'{name} got low={low} and high={high}, which look like the bounds '
       'themselves; give their distances from 1, that is, '
-      f'low={round(1 - low, 9)} and high={round(high - 1, 9)}.'
+      f'low={1 - least:.6g} and high={most - 1:.6g}.'
     )
   check_distances(name, low, high, 'ratio 1')
 
 
-def check_distances(name: str, low, high, center: str, most=np.inf) -> None:
+def check_distances(
+  name: str, low: Any, high: Any, center: str, most: float = math.inf
+) -> None:
   """Raises a ValueError if a distance from `center` is not in [0, most]."""
   for side, bound in (('low', low), ('high', high)):
-    if isinstance(bound, Real) and not 0 <= bound <= most:
-      wanted = 'not negative' if most == np.inf else f'from 0 to {most}'
+    if _number(bound) < 0 or _number(bound) > most:
+      wanted = 'not negative' if most == math.inf else f'from 0 to {most}'
       raise ValueError(
         f'{name} got {side}={bound}; give the distance of the bound from '
         f'{center}, which is {wanted}.'

@@ -246,7 +246,7 @@ def _saved_config(directory: str | pathlib.Path) -> dict[str, Any] | None:
     # Layers added to a sum in the dtype that they compute in.
     model.setdefault('residual_dtype', model['compute_dtype'])
   if isinstance(learner, dict):
-    old = _ONE_BOUND.get(learner.get('method'))
+    old = _ONE_BOUND.get(str(learner.get('method')))
     kwargs = learner.get('method_kwargs')
     if isinstance(kwargs, dict) and old in kwargs:
       kwargs['low'] = kwargs['high'] = kwargs.pop(old)

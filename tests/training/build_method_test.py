@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 
+import jax.numpy as jnp
 import pytest
 
 from grpo_jax import losses
@@ -143,7 +144,7 @@ def test_widths_that_are_left_open_come_from_the_data():
   fields = build.run(runs.arithmetic(**open_ended)).config.data
   assert fields.prompt_buckets == (7,) and fields.completion_buckets == (4,)
   given = {'data.prompt_buckets': (9, 8)}
-  fields = build.run(runs.arithmetic(**open_ended, **given)).config.data
+  fields = build.run(runs.arithmetic(**{**open_ended, **given})).config.data
   assert fields.prompt_buckets == (9, 8) and fields.completion_buckets == (4,)
   open_ended |= {'warm_up.steps': 0, 'data.prompt_buckets': (9, 8)}
   fields = build.run(runs.arithmetic(**open_ended)).config.data
