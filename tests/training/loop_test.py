@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import shutil
+import types
 
 import jax
 import jax.numpy as jnp
@@ -188,6 +189,32 @@ def test_evaluations_fall_at_the_start_every_n_and_the_end(tmp_path):
   loop.train(small(steps=3), tmp_path)
   due = [r['step'] for r in records(tmp_path) if 'heldout_accuracy' in r]
   assert due == [0, 2, 3]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+  'judged, mean',
+  [((True, False, True), (0.5 + 0.25) / 2), ((False,) * 3, None)],
+)
+def test_an_evaluation_is_the_mean_of_the_first_reward_of_greedy_answers(
+  judged, mean, monkeypatch
+):
+  parts = np.array([[[0.5, 9]], [[7, 9]], [[0.25, 9]]], np.float32)
+  valid = np.array(judged)[:, None]
+  batch = types.SimpleNamespace(reward_parts=parts, valid=valid)
+  asked = []
+
+  def collect(records, engine, tokenizer, rewards, sampling, *group_step, **_):
+    asked.append((len(records), sampling.temperature, *group_step[:2]))
+    return types.SimpleNamespace(batch=batch)
+
+  monkeypatch.setattr(loop.rollout_lib, 'collect', collect)
+  run = build.run(small(**{'evaluation.examples': 3}))
+  assert loop.heldout_accuracy(run, 5) == mean
+  few = run._replace(heldout=[{'prompt': '1+1=', 'answer': '2'}] * 2)
+  loop.heldout_accuracy(few, 5)
+  assert asked == [(3, 0.0, 1, 5), (2, 0.0, 1, 5)]
+  assert loop.heldout_accuracy(run._replace(heldout=None), 5) is None
 
 
 @pytest.mark.quick

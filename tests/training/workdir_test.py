@@ -4,6 +4,7 @@ import functools
 import json
 import pathlib
 
+import jax
 import pytest
 
 from grpo_jax import config as config_lib
@@ -89,6 +90,22 @@ def test_what_a_killed_process_left_half_written_is_removed(tmp_path):
   }
   assert left == {*whole, 'config.json', 'versions.json'}
   assert not (tmp_path / 'exports/.8.tmp').exists()
+
+
+def test_the_first_process_of_several_writes_for_all(tmp_path, monkeypatch):
+  config, directory = runs.small(), tmp_path / 'run'
+  monkeypatch.setattr(jax, 'process_index', lambda: 1)
+  with workdir.claimed(directory, config):
+    assert workdir.record(directory, config, anew=True)['processes'] == 1
+  assert not directory.exists()
+  monkeypatch.setattr(jax, 'process_index', lambda: 0)
+  with workdir.claimed(directory, config):
+    assert {path.name for path in directory.iterdir()} == {'.lock'}
+    with pytest.raises(ValueError, match='Another process is running'):
+      with workdir.claimed(directory, config):
+        pass
+    workdir.record(directory, config, anew=True)
+  assert (directory / 'versions.json').exists()
 
 
 @pytest.mark.parametrize('broken', ['', '{"a": 1}', '[{}', '\0\0'])
