@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
@@ -42,7 +43,7 @@ class FixedEngine:
     finish = np.where(self.ended, sampling.ENDED, sampling.TRUNCATED)
     logp = np.full(tokens.shape, -1.0, np.float32)
     return sampling.Completions(
-      tokens, length, logp, logp / 4, np.full(tokens.shape, 3), finish
+      tokens, length, logp, logp / 4, np.full_like(tokens, 3), finish
     )
 
 
@@ -83,6 +84,28 @@ def test_what_was_sampled_is_what_is_trained():
     np.testing.assert_array_equal(field, np.where(batch.mask, value, 0))
   assert not batch.tokens[~batch.mask].any()
   assert got.texts == [['231', '2'], ['3', '44']]
+
+
+def test_a_blank_rollout_has_the_shapes_of_a_sampled_one():
+  """Programs are compiled for it, and have to fit what is sampled."""
+  _, got = collect([('exact', exact)])
+  blank = rollout.blank(2, 2, 6, 4, 1, (4, 8))
+  like = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+  extras = {name: blank.batch.extras[name] for name in got.batch.extras}
+  assert like(blank.batch._replace(extras=extras)) == like(got.batch)
+  for name in ('length', 'index'):
+    assert like(getattr(blank, name)) == like(getattr(got, name))
+  for name in ('prompts', 'texts'):
+    assert [*map(len, getattr(blank, name))] == [*map(len, getattr(got, name))]
+  assert np.all(blank.length == 4) and blank.batch.mask.all()
+
+
+@pytest.mark.parametrize(
+  'answer, text',
+  [('7', '7'), (None, None), (7, '7'), ({'is': ['ö']}, '{"is": ["ö"]}')],
+)
+def test_an_answer_that_is_no_text_is_shown_as_json(answer, text):
+  assert rollout._answer_text(answer) == text
 
 
 def test_the_samplers_entropy_is_passed_on_if_it_is_known(monkeypatch):
