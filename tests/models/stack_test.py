@@ -1,0 +1,57 @@
+"""How an optimizer batch is cut into micro-batches, and which layout it has."""
+
+import numpy as np
+import pytest
+
+from grpo_jax.models import stack
+from grpo_jax.models.layout import LayoutSpec
+
+pytestmark = pytest.mark.quick
+
+# Behind a prompt of 6 tokens: 5 rows of 40 columns, or 2 of 8 + 4 x 32.
+LENGTHS = [20, 20, 20, 3, 20, 20, 3, 3]
+
+
+def batch(lengths=LENGTHS, prompt_tokens=(6, 6)):
+  """2 x 4 completions of at most 32 tokens."""
+  length = np.array(lengths, np.int32).reshape(2, 4)
+  prompts = [[1] * tokens for tokens in prompt_tokens]
+  return prompts, np.ones((2, 4, 32), np.int32), length
+
+
+@pytest.mark.parametrize(
+  'micro_rows, micro_tokens, shape',
+  [(3, 0, (3, 3, 40)), (2, 0, (4, 2, 40)), (0, 80, (4, 2, 40))]
+  + [(0, 79, (8, 1, 40)), (0, 10, (8, 1, 40))],
+)
+def test_a_stack_holds_all_rows_and_no_more(micro_rows, micro_tokens, shape):
+  spec = LayoutSpec('padded', micro_rows, 0, (8,), micro_tokens=micro_tokens)
+  rows, used = stack.micro_batches(*batch(), spec)
+  assert rows.tokens.shape == shape and used == shape[0]
+
+
+@pytest.mark.parametrize('kind', ['padded', 'packed', 'shared'])
+def test_the_longest_prompt_decides_the_width(kind):
+  spec = LayoutSpec(kind, 1, 0, (4, 8))
+  rows, _ = stack.micro_batches(*batch(prompt_tokens=(3, 7)), spec)
+  assert rows.tokens.shape[-1] == (8 + 4 * 32 if kind == 'shared' else 8 + 32)
+
+
+def test_slots_are_the_most_of_a_row_up_to_a_power_of_two():
+  spec = stack.decided(*batch(), LayoutSpec('packed', 1, 0, (8,)))
+  assert spec.row_slots == 4  # of 3, in 5 rows
+
+
+@pytest.mark.parametrize(
+  'options, kind',
+  [
+    (dict(micro_rows=1), 'packed'),  # 5 x 40 < 0.75 x 2 x 136
+    (dict(micro_rows=0, micro_tokens=136), 'shared'),  # 6 x 40: two at a time
+    (dict(micro_rows=2), 'shared'),  # as above
+    (dict(micro_rows=5), 'packed'),  # 5 x 40 < 0.75 x 5 x 136
+    (dict(micro_rows=1, key_cost=1.0), 'packed'),  # as many keys in both
+  ],
+)
+def test_auto_counts_padding_and_keys(options, kind):
+  spec = LayoutSpec('auto', row_completions=0, prompt_buckets=(8,), **options)
+  assert stack.decided(*batch(), spec).kind == kind
