@@ -160,11 +160,13 @@ class Updater:
   """Learns nothing; every update of it is refused as not finite."""
 
   def __init__(self, seen, number):
-    state = types.SimpleNamespace(params={}, opt_state=(), reference=None)
+    state = types.SimpleNamespace(
+      params={}, opt_state=(), reference=None, nonfinite=0
+    )
     self.abstract, self.frozen, self.forward_passes = state, None, 3
     self.spec = LayoutSpec('shared', micro_rows=1)
     self.shapes = dict
-    self.init = lambda params: types.SimpleNamespace(params=params)
+    self.init = lambda params: types.SimpleNamespace(params=params, nonfinite=0)
     self.whole = lambda params: params
     self.compile_ahead = seen.noted('compile_ahead', lambda example, step: None)
     self._learn = seen.noted(
