@@ -108,8 +108,14 @@ class Stop:
       self._hook(what)
       return
     self._is_repeated = True
-    main, number = threading.main_thread().ident, self.signal
-    threading.Timer(0.01, signal.pthread_kill, (main, number)).start()
+    threading.Timer(0.01, self._repeat).start()
+
+  def _repeat(self) -> None:
+    # Not to another handler, which may end the process: nobody waits any more.
+    if self.signal and signal.getsignal(self.signal) == self._receive:
+      main = threading.main_thread().ident
+      assert main is not None  # it runs
+      signal.pthread_kill(main, self.signal)
 
   def _receive(self, number: int, frame: FrameType | None) -> None:
     del frame

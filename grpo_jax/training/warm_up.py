@@ -40,7 +40,8 @@ def run(
     The trained parameters after the last step, or None if stopped before it.
 
   Raises:
-    ValueError: None of several updates in a row was finite.
+    ValueError: Several updates in a row were not finite. What was saved before
+      stays, and the next start goes on from there.
   """
   config = parts.config.warm_up
   drawing = 'drawing the initial parameters'
@@ -84,8 +85,8 @@ def run(
         if problem := _refused(refused - before, step - shown, scalars):
           # The first may have been finite, and have made the others not so.
           if refused - before >= max(1, step - shown - 1):
-            saves.save(step, state, {})
-            raise ValueError(f'{problem} The warm-up is saved.')
+            # Not saved: the next start would take the warm-up for done.
+            raise ValueError(problem)
           monitor.warn(problem)
         shown = step
       if step % parts.config.checkpoint.every_warm_up_steps == 0 or saves.owed:
