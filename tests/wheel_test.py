@@ -9,6 +9,8 @@ import venv
 
 import pytest
 
+from tests import cli
+
 ROOT = pathlib.Path(__file__).parent.parent
 
 
@@ -21,19 +23,11 @@ def installed(tmp_path_factory):
     [*pip, 'wheel', '--no-deps', '-w', str(place), str(ROOT)], check=True
   )
   (wheel,) = place.glob('grpo_jax-*.whl')
-  venv.create(place / 'venv', with_pip=True)
+  venv.create(place / 'venv')
   python = place / 'venv' / 'bin' / 'python'
+  # Without compiling to byte code, which takes longer than the rest.
   subprocess.run(
-    [
-      python,
-      '-m',
-      'pip',
-      'install',
-      '-q',
-      '--disable-pip-version-check',
-      wheel,
-    ],
-    check=True,
+    [*pip, '--python', python, 'install', '--no-compile', wheel], check=True
   )
   return python, place
 
@@ -43,8 +37,8 @@ def run(installed, *arguments):
   kept = {
     k: v
     for k, v in os.environ.items()
-    if k not in ('XLA_FLAGS', 'PYTHONPATH', 'VIRTUAL_ENV')
-  }
+    if k not in ('PYTHONPATH', 'VIRTUAL_ENV')
+  } | {'XLA_FLAGS': ' '.join(cli.QUICK)}
   return subprocess.run(
     [python, *arguments],
     cwd=place,

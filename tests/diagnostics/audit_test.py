@@ -215,3 +215,10 @@ def test_a_bound_that_holds_under_a_condition_is_not_told_without_it():
 def test_fields_that_are_no_dict_are_asked_for():
   with pytest.raises(ValueError, match='returned a ndarray where a dict is'):
     diagnostics.surrogate_row(dated(), lambda batch: np.zeros((2, 8)))
+
+
+def test_a_transform_that_cannot_be_hashed_is_audited_too():
+  """One made by hand, whose requirements are a set that may change."""
+  method = losses.methods.grpo()
+  by_hand = method._replace(requires=set(method.requires))
+  assert diagnostics.clipping(by_hand).text == diagnostics.clipping(method).text
