@@ -167,7 +167,7 @@ def _evaluate(method: losses.LossTransform, probe: Probe) -> Reading:
     return jax.tree.map(np.asarray, _compiled(method, probe))
 
 
-# Compiling takes longer than running; without optimizations it takes half of it.
+# Compiling takes most of the time; without optimizations it takes half of it.
 @functools.partial(
   jax.jit,
   static_argnums=0,
