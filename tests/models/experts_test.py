@@ -76,6 +76,13 @@ def test_values_are_those_of_one_token_at_a_time(case):
   np.testing.assert_allclose(found, reference(*given), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+  'share, rows', [(0, 8), (31, 8), (32, 16), (128, 64), (255, 64), (9000, 512)]
+)
+def test_a_block_has_at_most_half_an_even_share_and_8_to_512_rows(share, rows):
+  assert experts._block(share * NUMBER, NUMBER) == rows
+
+
 @pytest.mark.parametrize('ragged', [True, False])
 def test_gradients_forwards_and_backwards_are_those_of_all_experts(ragged):
   x, weight, chosen = tokens()

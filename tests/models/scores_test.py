@@ -44,6 +44,19 @@ def test_chunks_change_nothing(chunk_tokens):
   tiny.assert_trees_close(gradient, expected_gradient, 1e-6)
 
 
+def test_one_chunk_needs_no_loop():
+  """A loop would keep no logits for the gradient, and compute them again."""
+  model = tiny.model()
+  rows = layout.padded_rows(*tiny.ragged(), 16)  # 12 rows of 6 tokens
+  params = jax.eval_shape(model.init, jax.random.key(0))
+
+  def loops(size):
+    run = lambda params: models.score(model, params, rows, chunk_tokens=size)
+    return str(jax.make_jaxpr(run)(params)).count('scan[')
+
+  assert loops(72) == loops(10_000) == loops(71) - 1
+
+
 def test_temperature_is_inside_the_softmax():
   model = tiny.model()
   params = tiny.params(model)

@@ -1,7 +1,5 @@
 """The transformer: one tree for training and decoding, options that count."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -110,34 +108,3 @@ def test_every_parameter_gets_a_gradient():
   for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
     if 'key_bias' not in str(path):  # a softmax does not see it
       assert np.any(leaf), path
-
-
-@pytest.mark.parametrize(
-  'changes, words',
-  [
-    (dict(num_layers=3, pattern=(models.LayerKind(),) * 4), 'num_layers=3'),
-    (dict(activation='relu'), "activation='relu'"),
-    (dict(pattern=(models.LayerKind(experts=True),)), 'not described'),
-    (dict(num_kv_heads=3), 'num_kv_heads=3'),
-    (
-      dict(
-        pattern=(models.LayerKind(experts=True),),
-        experts=models.Experts(4, 2, 12),
-        lora=models.LowRank(4, 8, ('mlp/*',)),
-      ),
-      "'mlp/\\*' matches no weight of attention",
-    ),
-    (dict(head_dim=7), 'head_dim=7'),
-    (dict(compute_dtype='float16'), "compute_dtype='float16'"),
-    (dict(residual_dtype='bfloat16'), "residual_dtype='bfloat16'"),
-  ],
-)
-def test_impossible_shapes_are_refused(changes, words):
-  with pytest.raises(ValueError, match=words):
-    dataclasses.replace(tiny.CONFIG, **changes)
-
-
-@pytest.mark.parametrize('tokens', [0, -3])
-def test_a_window_without_tokens_is_refused(tokens):
-  with pytest.raises(ValueError, match=f'window_tokens={tokens}; give 1 or'):
-    models.LayerKind(window_tokens=tokens)

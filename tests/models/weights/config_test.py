@@ -168,6 +168,22 @@ def test_windows_by_every_field_that_may_say_so():
   assert kinds(read(GEMMA3, sliding_window_pattern=2))[:2] == [512, None]
 
 
+def test_fields_left_out_mean_what_transformers_takes_them_for():
+  def few(fields):
+    names = 'hidden_size', 'intermediate_size', 'num_hidden_layers'
+    return {name: fields[name] for name in ('architectures', *names)}
+
+  gemma2 = real_models.MODELS['gemma-2-2b']  # all else is what is left out
+  assert read(few(gemma2)) == read(gemma2)
+  gemma3 = read(few(GEMMA3))
+  assert (gemma3.vocab_size, gemma3.rope_base) == (262_208, 1e6)
+  assert (gemma3.attention_cap, gemma3.logit_cap) == (None, None)
+  assert kinds(gemma3)[:6] == [4096] * 5 + [None]
+  qwen2 = dict(QWEN2, use_sliding_window=True, num_hidden_layers=30)
+  del qwen2['sliding_window'], qwen2['max_window_layers']
+  assert kinds(read(qwen2)) == [None] * 28 + [4096] * 2
+
+
 def test_gemma():
   config = read(real_models.MODELS['gemma-3-27b'])
   assert config.embedding_scale == math.sqrt(5376)

@@ -1,0 +1,34 @@
+"""The parts of a layer, each against its formula in NumPy."""
+
+import math
+
+from flax import nnx
+import numpy as np
+import pytest
+
+from grpo_jax import models
+from grpo_jax.models import layers
+
+pytestmark = pytest.mark.quick
+
+
+def silu(x):
+  return x / (1 + np.exp(-x))
+
+
+def gelu_tanh(x):
+  """Hendrycks and Gimpel, arXiv 1606.08415, the approximation by tanh."""
+  return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+@pytest.mark.parametrize('activation', [silu, gelu_tanh])
+def test_the_gate_of_an_mlp_has_its_activation(activation):
+  config = models.ModelConfig(
+    vocab_size=8, width=1, mlp_width=1, activation=activation.__name__
+  )
+  mlp = layers.GatedMLP(config, nnx.Rngs(0))
+  for name in ('gate', 'up', 'down'):
+    getattr(mlp, name)[...] = np.ones((1, 1), np.float32)
+  x = np.linspace(-4, 4, 17, dtype=np.float32)
+  found = mlp(x[None, :, None])[0, :, 0]
+  np.testing.assert_allclose(found, activation(x) * x, atol=2e-6)
