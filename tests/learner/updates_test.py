@@ -176,13 +176,17 @@ def test_a_skipped_first_batch_is_not_the_first_update():
   reward = np.eye(4)
   reward[:2, 0] = [1.0, 1.0]
   reward[0] = 1.0  # nothing to learn in the first of four batches
+  rollout = make_rollout(reward=reward)
+  keep = rollout.batch.keep.copy()
+  keep[1] = False  # and in another one no token to learn it from
+  rollout = rollout._replace(batch=rollout.batch._replace(keep=keep))
   made = updates.Updater(learner, PARAMS, spec('padded', 4), batches=4)
   state = made.init(jax.tree.map(jnp.copy, PARAMS))
-  state, _ = made(state, make_rollout(reward=reward), 0)
-  assert (state.step, state.idle) == (3, 1)
+  state, _ = made(state, rollout, 0)
+  assert (state.step, state.idle) == (2, 2)
   jax.effects_barrier()
   # Each twice; see above. A skipped batch is not seen at all.
-  assert taken == [True, True, False, False, False, False]
+  assert taken == [True, True, False, False]
 
 
 def test_an_optimizer_may_compute_in_another_dtype():
@@ -305,6 +309,10 @@ def test_groups_in_stock_are_anchored_on_what_drew_them():
   )
   np.testing.assert_array_equal(batch.logp_old[2:], -3.5)
   np.testing.assert_array_equal(batch.extras['fresh'], version == 5)
+  # Without `log_kept` nothing was filtered.
+  bare = rollout._replace(batch=rollout.batch._replace(extras={}))
+  batch = made.with_policies(state, bare, 5)
+  np.testing.assert_array_equal(batch.logp_old[2:], -3.0)
   plain = updates.Updater(learner, PARAMS, spec('shared', 2))
   assert plain.with_policies(state, rollout, 5).logp_old is None
 

@@ -105,6 +105,13 @@ def test_uniform_groups_are_replaced_and_the_surplus_waits_its_turn():
   np.testing.assert_array_equal(rollout.index, [5, 6, 7])
 
 
+def test_as_many_groups_as_are_needed_end_the_drawing():
+  calls = []
+  rollout, state, counts = draw('mmmm', rounds=3, calls=calls)
+  assert calls == [[0, 1]] and rollout.prompt_texts == ['0m', '1m']
+  assert state == PromptState(2) and counts['groups_surplus'] == 0
+
+
 def test_no_group_is_lost_or_repeated_over_many_steps():
   letters, state, seen = 'mmsmfmm', PromptState(), []
   for _ in range(12):

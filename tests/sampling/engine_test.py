@@ -128,6 +128,20 @@ def test_a_cache_is_no_longer_than_the_window_of_its_layer():
     assert places[0] == {3} and places[1] == {full}
 
 
+def test_scales_and_routers_stay_float32_in_the_sampler():
+  config = dataclasses.replace(tiny.EXPERTS, compute_dtype='bfloat16')
+  model = models.Transformer(config)
+  shapes = jax.eval_shape(
+    lambda key: sampling.sampler_params(model, model.init(key)),
+    jax.random.key(0),
+  )
+  kinds = {}
+  for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
+    kinds.setdefault(leaf.dtype.name, set()).add(sharding.path_names(path)[-1])
+  assert kinds['float32'] == {'scale', 'router'}
+  assert kinds['bfloat16'] >= {'embedding', 'head', 'query', 'down'}
+
+
 def test_two_engines_are_bitwise_equal():
   first, second = (engine().generate(requests()) for _ in range(2))
   for a, b in zip(first, second, strict=True):
