@@ -85,6 +85,13 @@ def test_a_fingerprint_knows_every_bit_and_place_and_no_mesh():
   assert checkpoint.fingerprint(spread) == known
 
 
+def test_an_array_may_have_more_places_than_32_bits_count():
+  """By its shape alone; the array itself would have 6 GiB."""
+  large = jax.ShapeDtypeStruct((1, 3 * 2**31), jnp.int8)
+  (value,) = jax.eval_shape(checkpoint._fingerprints, large)
+  assert (value.shape, value.dtype) == ((), jnp.uint32)
+
+
 def test_what_was_saved_comes_back_on_any_mesh(opened):
   open_again, said, _ = opened
   saves = open_again()

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import shutil
+import time
 import types
 
 import jax
@@ -145,8 +146,10 @@ def test_two_starts_take_the_steps_of_the_formulas(tmp_path):
       'optim.clip_norm': 0.05,
     }
   )
+  begun = time.monotonic()
   first = loop.train(config, tmp_path, on_rollout=lambda step, *_: step == 1)
   assert first['steps'] == 1
+  assert 0 < first['secs'] <= time.monotonic() - begun
   assert loop.train(config, tmp_path)['steps'] == 3
   run = build.run(config)
   leaves, tree = jax.tree_util.tree_flatten_with_path(build.initial_params(run))
