@@ -115,10 +115,30 @@ EQUIVALENT |= {
     "sound['loss'] & sound['gradient'] -> sound['loss'] | sound['gradient']",
   ): 'it saves work: the update is refused anyway, and its first fault is told',
   (
+    'learner/step.py:_optimizer_step',
+    "sound['loss'] & sound['gradient'] & ~idle,",
+    "sound['loss'] & sound['gradient'] -> sound['loss']",
+  ): 'it saves work: the update is refused anyway, and its first fault is told',
+  (
     'learner/step.py:_stays_finite',
     'pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)',
     'True -> False',
   ): 'both trees have one structure',
+  (
+    'learner/updates.py:Updater._compile',
+    'chosen = next(self.optimizer_batches(example, 0))',
+    '0 -> 1',
+  ): 'the first epoch takes the prompts in their order, at any step',
+  (
+    'models/foreign.py:score',
+    'forward_mode: bool = False,',
+    'False -> True',
+  ): 'it is not read; all models are scored by the same arguments',
+  (
+    'models/weights/_save.py:save',
+    'shard_bytes: int = 5_000_000_000,',
+    '5000000000 -> 5000000001',
+  ): 'any number of about this size does; it bounds the size of a file',
   (
     'rollouts/dynamic_sampling.py:to_json',
     'and base64.b64encode(parquet.to_bytes(surplus, 0)).decode(),',
@@ -129,6 +149,11 @@ EQUIVALENT |= {
     '[[0] * prompt_tokens] * prompts,',
     '0 -> 1',
   ): 'only the shapes of a blank rollout are read',
+  (
+    'sampling/_sampler.py:Sampler.decode.body',
+    'list(zip(rows.prompt_cache, rows.cache, strict=True)),',
+    'True -> False',
+  ): 'both have one cache for each layer',
   (
     'training/build_model.py:abstract',
     'shapes = jax.eval_shape(model.init, jax.random.key(0))',
