@@ -168,7 +168,7 @@ def _inverse_cdf(mass: Array, uniform: Array) -> Array:
     uniform: f32[B] in [0, 1).
   """
   rows, vocab = mass.shape
-  size = 1 << max(1, math.isqrt(vocab).bit_length())  # of a block
+  size = 1 << math.isqrt(vocab).bit_length()  # of a block
   blocks = math.ceil(vocab / size)
   mass = jnp.pad(mass, ((0, 0), (0, blocks * size - vocab)))
   mass = mass.reshape(rows, blocks, size)

@@ -113,6 +113,10 @@ def test_rotary_positions_of_older_releases():
   assert scaling.attention_factor == pytest.approx(
     (0.2 * math.log(4) + 1) / (0.05 * math.log(4) + 1)
   )
+  # transformers scales attention only where the context grows.
+  shrunk = dict(ratio, factor=0.5)
+  scaling = read(QWEN2, rope_scaling=shrunk).rope_scaling
+  assert scaling.attention_factor is None
   plain = {k: x for k, x in LLAMA.items() if not k.startswith('rope_')}
   assert read(plain).rope_base == 10_000.0
   assert read(plain).rope_scaling is None
