@@ -262,6 +262,15 @@ def test_stop_strings_end_after_the_token_that_completes_them():
     )
 
 
+def test_a_stream_reports_every_token():
+  made = engine()
+  *_, whole = reports = list(made.stream(requests()))
+  longest = [so_far.length.max() for so_far in reports]
+  assert longest == list(range(1, 13))
+  for streamed, drawn in zip(whole, made.generate(requests()), strict=True):
+    np.testing.assert_array_equal(streamed, drawn)
+
+
 def test_loading_copies_so_that_donation_is_safe():
   model = tiny.model()
   params = tiny.params(model)
