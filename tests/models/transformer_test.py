@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import models
+from grpo_jax.models import attention
 from grpo_jax.models import layout
 from tests import tiny
 
@@ -59,6 +60,31 @@ def test_scanned_unrolled_recomputed_and_unstacked_agree(changes):
 )
 def test_every_option_does_something(changes):
   assert np.abs(np.asarray(logp(changes) - logp({}))).max() > 1e-4
+
+
+def test_the_cap_bends_logits_towards_its_own_size():
+  params = tiny.params(tiny.model())
+  hidden = 9 * jax.random.normal(jax.random.key(0), (1, 5, 32))
+  plain = tiny.model().head(params, hidden)
+  assert np.abs(plain).max() > 4
+  capped = tiny.model(logit_cap=2.0).head(params, hidden)
+  np.testing.assert_allclose(capped, 2 * np.tanh(plain / 2), rtol=1e-5)
+
+
+def test_scanned_layers_tell_of_every_router_what_unstacked_ones_tell():
+  model = models.Transformer(tiny.EXPERTS)
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  attend = attention.over_layout(ROWS)
+
+  def statistics(params):
+    given = params, ROWS.tokens, ROWS.position, attend, None
+    counted = jnp.ones(ROWS.tokens.shape)
+    return model.hidden_routed(*given, counted)[2].statistics
+
+  scanned = jax.eval_shape(statistics, params)
+  assert scanned.load.shape == (3, 8)  # experts are in three of five layers
+  layers = jax.eval_shape(model.unstack, params)
+  assert scanned == jax.eval_shape(statistics, layers)
 
 
 def test_parameters_stay_float32_and_bf16_is_close():
