@@ -6,6 +6,7 @@ _COMPARED = (
 )
 _MARGIN = 'any margin between rounding errors and real differences does'
 _ZERO = 'an advantage of 0 makes the objective 0 on either side'
+_SHAPES = 'only shapes are computed, and they do not depend on the key'
 
 EQUIVALENT = {
   (
@@ -140,6 +141,11 @@ EQUIVALENT |= {
     '5000000000 -> 5000000001',
   ): 'any number of about this size does; it bounds the size of a file',
   (
+    'models/weights/_parameters.py:parameters',
+    'tree = jax.eval_shape(Transformer(plain).init, jax.random.key(0))',
+    '0 -> 1',
+  ): _SHAPES,
+  (
     'rollouts/dynamic_sampling.py:to_json',
     'and base64.b64encode(parquet.to_bytes(surplus, 0)).decode(),',
     '0 -> 1',
@@ -158,7 +164,12 @@ EQUIVALENT |= {
     'training/build_model.py:abstract',
     'shapes = jax.eval_shape(model.init, jax.random.key(0))',
     '0 -> 1',
-  ): 'only shapes are computed, and they do not depend on the key',
+  ): _SHAPES,
+  (
+    'training/build_updater.py:_spec',
+    'most_tokens, memory = 16384, 2**33',
+    '16384 -> 16385',
+  ): 'about so many tokens keep an accelerator busy; one more is as good',
   (
     'training/checkpoint.py:Checkpoints.restore',
     "which = f'{tried}, the one before,' if bad > tried else f'{tried}'",

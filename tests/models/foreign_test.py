@@ -155,6 +155,7 @@ def test_parameters_are_float32_and_the_module_keeps_its_dtype():
 
   model, params = foreign.from_nnx(Half())
   assert params['table'].dtype == jnp.float32
+  assert model.bytes_per_token == 3 * 16  # three times four float32
   assert model.sampler_params(params)['table'].dtype == jnp.bfloat16
   # Nothing that the module writes while it is traced is kept.
   own = own_module.made()

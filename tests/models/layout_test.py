@@ -1,5 +1,7 @@
 """Three layouts of the same completions say the same of them."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -180,6 +182,24 @@ def test_split_rows_needs_a_multiple():
   assert layout.split_rows(rows, 4).tokens.shape == (3, 4, 16)
   with pytest.raises(ValueError, match='12 rows'):
     layout.split_rows(rows, 5)
+
+
+@pytest.mark.parametrize(
+  'rows, row_tokens, shards, expected',
+  [
+    (4, 160, 1, 4),
+    (8, 544, 1, 2),
+    (9, 544, 1, 3),
+    (8, 1088, 1, 2),
+    (3, 9999, 1, 1),
+  ]
+  + [(9, 544, 2, 6), (1, 10, 4, 4)],
+)
+def test_micro_batches_suit_the_device(rows, row_tokens, shards, expected):
+  spec = layout.LayoutSpec('auto', 0, micro_tokens=2048, shards=shards)
+  assert spec.rows_of(row_tokens, rows) == expected
+  given = dataclasses.replace(spec, micro_rows=7)
+  assert given.rows_of(row_tokens, rows) == 7
 
 
 @pytest.mark.parametrize('kind', ['padded', 'packed', 'shared'])

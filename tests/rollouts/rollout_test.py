@@ -238,24 +238,6 @@ def test_a_layout_that_is_named_stays():
     assert micro_batches.decided(rollout, np.arange(2), spec) == spec
 
 
-@pytest.mark.parametrize(
-  'rows, row_tokens, shards, expected',
-  [
-    (4, 160, 1, 4),
-    (8, 544, 1, 2),
-    (9, 544, 1, 3),
-    (8, 1088, 1, 2),
-    (3, 9999, 1, 1),
-  ]
-  + [(9, 544, 2, 6), (1, 10, 4, 4)],
-)
-def test_micro_batches_suit_the_device(rows, row_tokens, shards, expected):
-  spec = LayoutSpec('auto', 0, micro_tokens=2048, shards=shards)
-  assert spec.rows_of(row_tokens, rows) == expected
-  given = dataclasses.replace(spec, micro_rows=7)
-  assert given.rows_of(row_tokens, rows) == 7
-
-
 def test_bad_layouts_are_refused():
   with pytest.raises(ValueError, match="'diagonal'"):
     LayoutSpec('diagonal', 2, 0, (8,))
