@@ -137,9 +137,19 @@ def test_where_it_is_promised_no_place_is_read_or_written_twice(monkeypatch):
   assert seen == set(indexing)
 
 
+@pytest.mark.parametrize(
+  'backend, chosen', [('cpu', False), ('gpu', False), ('tpu', True)]
+)
+def test_ragged_products_are_for_tpus(backend, chosen, monkeypatch):
+  monkeypatch.setattr(jax, 'default_backend', lambda: backend)
+  run = functools.partial(experts.mixture, activation=jax.nn.silu)
+  program = str(jax.make_jaxpr(run)(*tokens(), *weights()))
+  assert ('ragged_dot' in program) == chosen
+
+
 @pytest.mark.parametrize('ragged', [True, False])
-@pytest.mark.parametrize('skew', [0.0, 10.0])
-def test_the_parts_of_the_devices_add_up(ragged, skew):
+@pytest.mark.parametrize('skew, each', [(0.0, 1), (10.0, 1), (-10.0, 6)])
+def test_the_parts_of_the_devices_add_up(ragged, skew, each):
   """With skew all pairs are one device's: more than the usual room."""
   x, weight, chosen = tokens(skew=skew, rows=16, length=16)
   whole = weights()
@@ -149,10 +159,10 @@ def test_the_parts_of_the_devices_add_up(ragged, skew):
 
   @jax.jit
   def part(first):
-    some = (one[first][None] for one in map(jnp.asarray, whole))
+    some = (lax.dynamic_slice_in_dim(one, first, each) for one in whole)
     return run(x, weight, chosen, *some, first=first)
 
-  total = sum(part(first) for first in range(6))
+  total = sum(part(first) for first in range(0, 6, each))
   np.testing.assert_allclose(
     total, reference(x, weight, chosen, *whole), atol=1e-4
   )

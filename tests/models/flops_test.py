@@ -62,6 +62,24 @@ def test_windows_bound_the_context():
   )
 
 
+@pytest.mark.parametrize('remat, expected', [(False, 3 * 624), (True, 720)])
+def test_activations_are_those_that_the_docstring_counts(remat, expected):
+  """Of a layer 2 * 8 * 4 bytes and 2 * (4 * 8 + 3 * 4 * 8 + 4 * 38)."""
+  config = models.ModelConfig(
+    vocab_size=7,
+    num_layers=3,
+    width=8,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    mlp_width=38,
+    compute_dtype='bfloat16',
+    residual_dtype='float32',
+    remat=remat,
+  )
+  assert models.bytes_per_token(config) == expected
+
+
 def test_activations_are_about_what_a_backward_pass_keeps():
   """Of one more token, and within a factor of two."""
   config = dataclasses.replace(

@@ -1,5 +1,6 @@
 """Accelerators' attention over rows: the portable one's value and gradient."""
 
+import dataclasses
 import functools
 import re
 
@@ -16,6 +17,7 @@ from grpo_jax.models import attention
 from grpo_jax.models import kernels
 from grpo_jax.models import layout
 from grpo_jax.models import scores
+from grpo_jax.models.kernels import _cudnn
 from grpo_jax.models.kernels import _splash
 from tests import tiny
 from tests.models.lowering import lowered
@@ -187,6 +189,21 @@ def test_auto_chooses(backend, name, window, dtype, chosen, monkeypatch):
     monkeypatch.setattr(attention, name, lambda *_: lambda *_: ('xla', None))
   run = attention.over_layout(rows, 'auto')
   assert run(*qkv(rows, dtype), None, window) == (chosen, None)
+
+
+@pytest.mark.parametrize('tokens, suited', [(8, False), (9, True)])
+def test_cudnn_suits_rows_that_unfold_into_four_times_the_work(tokens, suited):
+  """Work is counted in pairs of a query and a key, masked ones included."""
+  prompt, group = 100, 8
+  unfolded = group * (prompt + tokens) ** 2
+  # Each completion's queries see the prompt, and prompts need not see them.
+  folded = prompt**2 + group * ((prompt + tokens) ** 2 - prompt**2)
+  assert (unfolded <= 4 * folded) == suited
+  rows = dataclasses.replace(
+    ROWS['shared'], blocks=layout.Blocks(prompt, group, tokens)
+  )
+  query = jax.ShapeDtypeStruct((1, 1, 1, 64), jnp.bfloat16)
+  assert _cudnn.cudnn_suits(rows, query) == suited
 
 
 def test_the_config_says_which(monkeypatch):

@@ -32,3 +32,12 @@ def test_the_gate_of_an_mlp_has_its_activation(activation):
   x = np.linspace(-4, 4, 17, dtype=np.float32)
   found = mlp(x[None, :, None])[0, :, 0]
   np.testing.assert_allclose(found, activation(x) * x, atol=2e-6)
+
+
+def test_a_norm_divides_by_the_root_of_the_mean_square_and_scales():
+  rng = np.random.default_rng(0)
+  x, scale = rng.normal(size=(2, 3, 5)), rng.normal(size=5)
+  norm = layers.RMSNorm(5, 0.1)
+  norm.scale[...] = np.float32(scale)
+  expected = x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 0.1) * scale
+  np.testing.assert_allclose(norm(np.float32(x)), expected, atol=1e-6)

@@ -55,6 +55,12 @@ def test_the_order_of_experts_does_not_count_and_their_choice_does():
   )
 
 
+def test_of_a_single_expert_nobody_can_choose_another():
+  shape = config(number=1, per_token=1)
+  one = code(shape, np.zeros((4, 5, 1), int))
+  np.testing.assert_array_equal(routing.disagreement(shape, one, one), 0)
+
+
 @pytest.mark.parametrize('number', [4, 8, 128])
 @pytest.mark.parametrize('layers', [1, 3, 24, 32, 48])
 @pytest.mark.parametrize('share', [0.1, 0.9])

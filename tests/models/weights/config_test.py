@@ -179,6 +179,10 @@ def test_fields_left_out_mean_what_transformers_takes_them_for():
 
   gemma2 = real_models.MODELS['gemma-2-2b']  # all else is what is left out
   assert read(few(gemma2)) == read(gemma2)
+  mistral = real_models.MODELS['Mistral-7B-v0.1']  # likewise
+  left_out = 'num_key_value_heads', 'sliding_window'
+  some = {k: v for k, v in mistral.items() if k not in left_out}
+  assert len(some) == len(mistral) - 2 and read(some) == read(mistral)
   gemma3 = read(few(GEMMA3))
   assert (gemma3.vocab_size, gemma3.rope_base) == (262_208, 1e6)
   assert (gemma3.attention_cap, gemma3.logit_cap) == (None, None)
