@@ -161,6 +161,11 @@ EQUIVALENT |= {
     'True -> False',
   ): 'both have one cache for each layer',
   (
+    'sampling/_sampler.py:Sampler.prefill',
+    'last = jnp.take_along_axis(hidden, end[:, :, None], axis=1)[:, 0]',
+    '0 -> 1',
+  ): 'the axis has one place, and JAX reads the last for any beyond it',
+  (
     'training/build_model.py:abstract',
     'shapes = jax.eval_shape(model.init, jax.random.key(0))',
     '0 -> 1',

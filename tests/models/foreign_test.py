@@ -98,6 +98,7 @@ def test_as_many_prompts_at_once_as_rows_are_allowed(
   def run(program, params, prompts, max_tokens):
     del params, max_tokens
     seen.append(len(prompts.length))
+    assert prompts.tokens.shape == (seen[-1], 8)  # the bucket of five tokens
     rows = seen[-1] * program.group
     return _sampler.Drawn(*np.zeros((4, rows, 8))), np.ones(rows, np.int32)
 

@@ -11,6 +11,7 @@ from grpo_jax import models
 from grpo_jax import sampling
 from grpo_jax import sharding
 from grpo_jax.models import layout
+from grpo_jax.sampling import _arrays
 from grpo_jax.sampling import _sampler
 from tests import tiny
 
@@ -260,6 +261,20 @@ def test_stop_strings_end_after_the_token_that_completes_them():
     engine().generate(
       requests(sampling.Sampling(max_tokens=12, stop_strings=('7',)))
     )
+
+
+@pytest.mark.parametrize('stop, length', [('a', 1), ('c', 3), ('de', 5)])
+def test_a_stop_string_may_end_at_any_token_of_a_completion(stop, length):
+  ids = np.array([[[1, 2, 3, 4, 5, 0]]])
+  nothing = np.zeros(ids.shape, np.float32)
+  whole = sampling.Completions(
+    ids, np.array([[5]]), nothing, nothing, ids, np.array([[0]]), nothing
+  )
+  decode = lambda ids: ''.join(' abcde'[i] for i in ids)
+  cut = _arrays._stop_at_strings(whole, (stop,), decode)
+  assert cut.length == length and cut.finish == sampling.STOPPED
+  inside = np.arange(6) < length
+  np.testing.assert_array_equal(cut.tokens, np.where(inside, ids, 0))
 
 
 def test_a_stream_reports_every_token():

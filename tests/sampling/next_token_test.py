@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from grpo_jax.sampling import Sampling
+from grpo_jax.sampling import _next_token
 from grpo_jax.sampling import next_token
 
 pytestmark = pytest.mark.quick
@@ -47,6 +48,17 @@ def test_frequencies_are_those_of_the_kept_tokens(options, kept):
   np.testing.assert_allclose(
     log_kept, np.log(PROBABILITY[kept].sum()), atol=1e-6
   )
+
+
+def test_the_token_that_reaches_top_p_is_the_last_one():
+  logits = jnp.log(jnp.array([[4.0, 2.0, 1.0, 1.0]]))
+  half = float(jax.nn.softmax(logits)[0, 0])
+  assert half == 0.5
+  for top_p, kept in ((half, 0.5), (half + 1e-6, 0.75)):
+    *_, log_kept, _ = next_token(
+      logits, jnp.zeros(1), jnp.zeros(1), Sampling(max_tokens=1, top_p=top_p)
+    )
+    np.testing.assert_allclose(log_kept, np.log(kept), atol=1e-6)
 
 
 def test_end_tokens_return_after_min_tokens():
@@ -106,6 +118,13 @@ def test_at_the_end_of_the_noise_rounding_draws_nothing_without_mass():
     Sampling(max_tokens=1),
   )
   assert np.all(np.isfinite(logits[np.arange(200), token]))
+
+
+def test_past_the_end_of_the_noise_each_row_has_its_own_last_token():
+  """Noise of 1 stands for a threshold that rounding has put at the end."""
+  mass = jnp.array([[1.0, 2, 0, 4, 0, 0], [3, 0, 0, 0, 0, 0], [1] * 6])
+  token = _next_token._inverse_cdf(mass, jnp.ones(3))
+  np.testing.assert_array_equal(token, [3, 0, 5])
 
 
 @pytest.mark.parametrize('vocab', [1, 7, 128, 129, 3000])
