@@ -336,6 +336,7 @@ def test_what_is_compiled_ahead_is_what_is_called(method, options):
   state = made.init(jax.tree.map(jnp.copy, PARAMS))
   with compiled_programs() as later:
     made.compile_ahead(example, 0)
+    assert made._ahead is not None
     made(state, make_rollout(1), 0)
   assert made._ahead is None
   assert {'train_step', 'credit'} <= set(ahead)

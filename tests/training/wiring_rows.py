@@ -46,6 +46,14 @@ def shape(name):
   return row
 
 
+def key_cost(run, value):
+  """A key costs 2 width products of a layer's 12 width^2."""
+  if run.config.model.path:
+    return [], []
+  found = run.at('LayoutSpec', 'key_cost')
+  return found, [2 * value / (12 * value**2)] * len(found)
+
+
 def asked(run, *purposes):
   """The requests for completions that have one of the purposes."""
   requests = run.at('generate', 'requests')
@@ -410,6 +418,7 @@ ROWS |= {
     'rope_base', 'norm_epsilon', 'qk_norm', 'qkv_bias', 'tied_embeddings',
   )
 }  # fmt: skip
+ROWS['model.width'] = both(shape('width'), key_cost)
 # How the model is computed is said for the shape of files too.
 COMPUTED = (
   'compute_dtype', 'residual_dtype', 'remat', 'unroll', 'attention',

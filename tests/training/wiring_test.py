@@ -225,3 +225,8 @@ def test_the_sampler_has_a_new_version_of_the_policy_after_each_rollout():
   assert run.at('hand to sampler', 'version') == list(
     range(run.config.steps + 1)
   )
+
+
+def test_what_is_differentiated_forwards_is_scored_in_forward_mode():
+  """`wiring.record` calls `score` and `score_forward` of each learner."""
+  assert seen(0).at('score', 'forward_mode') == [False, True] * 2
