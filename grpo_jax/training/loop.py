@@ -174,6 +174,10 @@ def conclude(session: Session, progress: Progress) -> tuple[Progress, bool]:
   Returns:
     The progress, with nothing unwritten, and whether the user's `on_rollout`
     asks to end the run.
+
+  Raises:
+    ValueError: All updates of `learner.nonfinite_rollouts` rollouts in a row
+      were refused, and rollouts are left. The run is saved.
   """
   config, step, unwritten = (
     session.run.config,
@@ -202,13 +206,20 @@ def conclude(session: Session, progress: Progress) -> tuple[Progress, bool]:
   session.monitor.write(step, measured, samples)
   progress = progress._replace(unwritten=None)
   session.refused.count(measured)
+  error = ''
+  # Not of a rollout of an earlier start, whose checkpoint stays as it is: every
+  # start would end here. The run can end after the next rollout.
+  if unwritten.rollout is not None:
+    error = session.refused.midway(config.learner.nonfinite_rollouts)
   # After every evaluation, because only a checkpoint saved with its metric can
   # be kept as the best.
   if due or step % config.checkpoint.every_steps == 0 or session.saves.owed:
     session_lib.save(session, progress, measured)
   told = unwritten._replace(measured=measured)
   ends = session_lib.tell(session, progress, told)
-  session_lib.stop_if_refused(session, progress)
+  if error and step < config.steps:
+    session_lib.finish(session, progress)
+    raise ValueError(error)
   return progress, ends
 
 

@@ -14,10 +14,13 @@ class Refused:
     rollouts: The number.
     part: What was not finite first in most updates of the last of them:
       `'loss'`, `'gradient'` or `'update'`.
+    ended: How many of these rollouts there were when the run last ended for
+      them; 0 if it has not.
   """
 
   rollouts: int = 0
   part: str = ''
+  ended: int = 0
 
   def count(self, measured: Mapping[str, float | None]) -> None:
     """Counts a rollout by its metrics; call it once for each."""
@@ -27,16 +30,22 @@ class Refused:
     all_refused = sum(shares.values()) > 0.999
     self.rollouts = self.rollouts + 1 if all_refused else 0
     self.part = max(shares, key=shares.__getitem__) if all_refused else ''
+    self.ended = self.ended if all_refused else 0
 
   def midway(self, most: int) -> str:
     """Why a run ends before its last rollout; `''` if it goes on.
+
+    Ask before the checkpoint of this rollout is saved, and only if it can still
+    be saved: the checkpoint holds that the run has ended here. Otherwise the
+    next start would end here again.
 
     Args:
       most: The config's `learner.nonfinite_rollouts`. A run that is started
         again after this error gets as many rollouts more.
     """
-    if not most or not self.rollouts or self.rollouts % most:
+    if not most or self.rollouts - self.ended < most:
       return ''
+    self.ended = self.rollouts
     return (
       f'No {self._what()} The run is saved; learner.nonfinite_rollouts says '
       'after how many such rollouts it stops.'

@@ -383,20 +383,6 @@ def saved_if_it_fails(session: Session, progress: Progress) -> Iterator[None]:
     raise
 
 
-def stop_if_refused(session: Session, progress: Progress) -> None:
-  """Ends a run in which no update has been finite for a while.
-
-  Raises:
-    ValueError: All updates of `learner.nonfinite_rollouts` rollouts in a row
-      were refused. The run is saved.
-  """
-  config = session.run.config
-  error = session.refused.midway(config.learner.nonfinite_rollouts)
-  if error and progress.step < config.steps:
-    finish(session, progress)
-    raise ValueError(error)
-
-
 def check_end(session: Session, progress: Progress) -> None:
   """Makes an error of an end at which no update was finite.
 

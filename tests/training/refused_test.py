@@ -24,15 +24,17 @@ QUICK = {
 }
 
 
-def test_a_run_whose_updates_are_all_refused_ends_saved(tmp_path, capsys):
+def test_a_run_whose_updates_are_all_refused_ends_saved(
+  tmp_path, capsys, monkeypatch
+):
   config = runs.small(
-    **QUICK,
+    **{**QUICK, 'evaluation.every_steps': 2},
     reward='tests.judges:huge',
-    steps=5,
+    steps=6,
     **{'learner.nonfinite_rollouts': 2},
   )
   told = []
-  preempted = iter([True, False, False, False, False])
+  preempted = iter([True, *[False] * 5])
 
   def on_rollout(step, metrics, rollout):
     told.append(step)
@@ -42,8 +44,19 @@ def test_a_run_whose_updates_are_all_refused_ends_saved(tmp_path, capsys):
   assert runs.saved(tmp_path)[2]['refused'] == {
     'rollouts': 1,
     'part': 'gradient',
+    'ended': 0,
   }
-  for done in (2, 4):  # the same command counts on, and stops again
+
+  def interrupted(run, step):
+    raise RuntimeError(f'interrupted at {step}')
+
+  with monkeypatch.context() as patch:
+    patch.setattr(loop, 'heldout_accuracy', interrupted)
+    with pytest.raises(RuntimeError, match='at 2'):
+      loop.train(config, tmp_path, on_rollout=on_rollout)
+  # The same command counts on, and stops again. Checkpoint 2 does not count its
+  # own rollout, and stays as it is, so the run ends one rollout later.
+  for done in (3, 5):
     words = rf'^No update of the last {done} rollouts .* all the gradient'
     with pytest.raises(ValueError, match=words):
       loop.train(config, tmp_path, on_rollout=on_rollout)
@@ -51,15 +64,25 @@ def test_a_run_whose_updates_are_all_refused_ends_saved(tmp_path, capsys):
     said = capsys.readouterr()
     assert 'The gradient of 100% of the updates' in said.out + said.err
   for _ in range(2):  # it ends, and once it has ended
-    words = '^The run is done, but no update of the last 5 rollouts'
+    words = '^The run is done, but no update of the last 6 rollouts'
     with pytest.raises(ValueError, match=words):
       loop.train(config, tmp_path, on_rollout=on_rollout)
-  assert told == [1, 2, 3, 4, 5]
+  assert told == [1, 2, 3, 4, 5, 6]
   step, arrays, host = runs.saved(tmp_path)
-  assert step == 5 and all(np.all(np.isfinite(x)) for x in arrays.values())
+  assert step == 6 and all(np.all(np.isfinite(x)) for x in arrays.values())
   written = runs.records(tmp_path)
-  assert [r['nonfinite_gradient'] for r in written[1:]] == [1] * 5
+  assert [r['nonfinite_gradient'] for r in written[1:]] == [1] * 6
   assert json.dumps(host)
+
+
+def test_after_the_error_a_run_gets_as_many_rollouts_more():
+  counted, ends = refused.Refused(), []
+  # The limit changes after the first error, and one rollout is fine.
+  for rollout, most in enumerate((3, 3, 3, 2, 2, 2, 2, 2, 0), start=1):
+    counted.count({'nonfinite_loss': float(rollout != 6)})
+    if counted.midway(most):
+      ends.append((rollout, counted.rollouts))
+  assert ends == [(3, 3), (5, 5), (8, 2)]
 
 
 def test_a_rollout_with_a_finite_update_starts_the_count_anew():
