@@ -251,7 +251,9 @@ class Learner:
   # 'step', in which momentum, weight decay and KL still move the policy.
   on_zero_advantage: str = 'skip'
   # Rollouts in a row without any update that is finite, after which the run is
-  # saved and ends; 0: it goes on. So ends a run whose last rollout has none.
+  # saved and ends with an error. A run whose last rollout has no finite update
+  # ends with an error too, and so does a warm-up after ten refused updates in a
+  # row. 0: each of them goes on.
   nonfinite_rollouts: int = 5
   # Weight of a penalty on uneven use of experts, which is added to the loss of
   # a model that has experts. Raise it, to 0.001 say, if expert_load_max grows.

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 import contextlib
+import itertools
 import pathlib
 import shutil
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from grpo_jax import data
 from grpo_jax import metrics
@@ -40,8 +43,9 @@ def run(
     The trained parameters after the last step, or None if stopped before it.
 
   Raises:
-    ValueError: Several updates in a row were not finite. What was saved before
-      stays, and the next start goes on from there.
+    ValueError: Ten updates in a row were not finite, or all of a warm-up that
+      has fewer, and `learner.nonfinite_rollouts` is not 0. What was saved
+      before stays, and the next start goes on from there.
   """
   config = parts.config.warm_up
   drawing = 'drawing the initial parameters'
@@ -61,7 +65,8 @@ def run(
     else:
       step, state = saved.step, saved.state
       monitor.line(f'  goes on from warm-up step {step}')
-    shown, refused = step, int(state.nonfinite)
+    earlier = saved.host.get('refused', []) if saved else []
+    refused = _Refused(earlier, state.nonfinite)
     compiling = monitor.phase('compiling the warm-up step')
     while step < config.steps and not stop():
       records = data.take(examples, step * config.examples, config.examples)
@@ -72,6 +77,7 @@ def run(
         state, measured = update(state, batch, step)
       compiling = contextlib.nullcontext()  # the first step has compiled
       step += 1
+      refused.add(state.nonfinite)
       if step % _SHOWN_EVERY == 0 or step == config.steps:
         scalars = metrics.to_scalars(measured)
         # Without the loss of an update that is not finite.
@@ -81,42 +87,68 @@ def run(
           if name in scalars
         }
         monitor.progress('warm-up', step, config.steps, told)
-        before, refused = refused, int(state.nonfinite)
-        if problem := _refused(refused - before, step - shown, scalars):
-          # The first may have been finite, and have made the others not so.
-          if refused - before >= max(1, step - shown - 1):
-            # Not saved: the next start would take the warm-up for done.
-            raise ValueError(problem)
-          monitor.warn(problem)
-        shown = step
+        last = refused.last()
+        in_a_row = all(last) and len(last) >= min(_SHOWN_EVERY, config.steps)
+        if in_a_row and parts.config.learner.nonfinite_rollouts:
+          # Not saved: the next start would take the warm-up for done.
+          raise ValueError(
+            f'{_problem(last, scalars)} learner.nonfinite_rollouts=0 goes on '
+            'nevertheless.'
+          )
+        # Since the last multiple of ten, also if another start has done it.
+        if any(new := last[-((step - 1) % _SHOWN_EVERY + 1) :]):
+          monitor.warn(_problem(new, scalars))
       if step % parts.config.checkpoint.every_warm_up_steps == 0 or saves.owed:
-        saves.save(step, state, {})
+        saves.save(step, state, {'refused': refused.last()})
     # A finished warm-up is not saved here: the run's first checkpoint holds its
     # parameters.
     if step < config.steps:
-      saves.save(step, state, {})
+      saves.save(step, state, {'refused': refused.last()})
       return None
   return state.params
 
 
-def _refused(
-  number: int, updates: int, scalars: Mapping[str, float | None]
-) -> str:
-  """A sentence, if some of the last updates were refused; else ''.
+class _Refused:
+  """Which of the last ten updates were refused, because they were not finite.
 
   Args:
-    number: Of them that were refused.
-    updates: How many there were.
+    earlier: What `last` returned in an earlier start, from its checkpoint.
+    number: i32[], updates refused so far.
+  """
+
+  def __init__(self, earlier: Sequence[bool], number: jax.Array):
+    self._last = [*earlier]
+    # Not read yet, because that waits for the device.
+    self._numbers = [jnp.copy(number)]
+
+  def add(self, number: jax.Array) -> None:
+    """Takes the number after one more update, which is donated to the next."""
+    self._numbers.append(jnp.copy(number))
+
+  def last(self) -> list[bool]:
+    """Whether each of the last updates was refused, the oldest first."""
+    numbers = [int(number) for number in jax.device_get(self._numbers)]
+    new = [after > before for before, after in itertools.pairwise(numbers)]
+    self._last = [*self._last, *new][-_SHOWN_EVERY:]
+    self._numbers = self._numbers[-1:]
+    return self._last
+
+
+def _problem(
+  refused: Sequence[bool], scalars: Mapping[str, float | None]
+) -> str:
+  """A sentence about updates that were refused.
+
+  Args:
+    refused: Whether each of the last updates was.
     scalars: The metrics of the last of them.
   """
-  if not number:
-    return ''
   parts = 'loss', 'gradient', 'update'
   first = [part for part in parts if scalars.get(f'nonfinite_{part}')]
   why = f' (of the last one, the {first[0]})' if first else ''
   return (
-    f'{number} of the last {updates} updates of the warm-up were not finite'
-    f'{why}, and are refused; look at warm_up.lr, the model and the '
+    f'{sum(refused)} of the last {len(refused)} updates of the warm-up were '
+    f'not finite{why}, and are refused; look at warm_up.lr, the model and the '
     'demonstrations.'
   )
 
