@@ -144,17 +144,20 @@ def chain(*transforms: LossTransform) -> LossTransform:
       batch, inner_state = _given.check_pair(
         transform.credit(batch, inner_state)
       )
+      _given.check_kind(batch, Batch, 'credit')
       states.append(inner_state)
     return batch, tuple(states)
 
   def prepare(batch, state):
     for transform, inner_state in zip(transforms, state, strict=True):
       batch = transform.prepare(batch, inner_state)
+      _given.check_kind(batch, Batch, 'prepare')
     return batch
 
   def apply(terms, batch, state):
     for transform, inner_state in zip(transforms, state, strict=True):
       terms = transform.apply(terms, batch, inner_state)
+      _given.check_kind(terms, SurrogateTerms, 'apply')
     return terms
 
   requires = frozenset().union(*(t.requires for t in transforms))
@@ -347,7 +350,7 @@ def credit(
   batch = check_batch(batch)
   _check_required(method.requires - {'entropy'}, batch._asdict(), batch.extras)
   with _given.with_state(method, state, 'credit'):
-    credited, state = method.credit(batch, state)
+    credited, state = _given.check_pair(method.credit(batch, state))
   written = 'advantage', 'keep'
   _given.check_result(credited, Batch, written, batch.mask.shape, 'credit')
   batch = credited

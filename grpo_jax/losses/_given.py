@@ -154,6 +154,15 @@ def check_pair(result: Any) -> tuple[Any, Any]:
   )
 
 
+def check_kind(result: Any, kind: type, where: str) -> None:
+  """Raises a ValueError if a transform returned no `kind`."""
+  if not isinstance(result, kind):
+    raise ValueError(
+      f'The {where} of a transform returned {type(result).__name__}; return '
+      f'the {kind.__name__} that it was given, with fields changed by _replace.'
+    )
+
+
 def check_result(
   result: Any,
   kind: type,
@@ -170,11 +179,7 @@ def check_result(
     shape: [P,G,T].
     where: The component of `LossTransform` that was called.
   """
-  if not isinstance(result, kind):
-    raise ValueError(
-      f'The {where} of a transform returned {type(result).__name__}; return '
-      f'the {kind.__name__} that it was given, with fields changed by _replace.'
-    )
+  check_kind(result, kind, where)
   for name in fields:
     value = getattr(result, name)
     if value is not None and jax.numpy.shape(value) != shape:

@@ -25,11 +25,24 @@ def moving():
 
 METHOD = moving()
 OTHER = losses.methods.rloo()
+FIRST = losses.LossTransform(
+  lambda: (),
+  lambda *both: both,
+  lambda batch, _: batch,
+  lambda terms, *_: terms,
+)
 
 
 def credited(function):
   """Runs `credit` on a chain that sets the advantage by a function."""
   method = losses.chain(losses.set_advantage(function))
+  return losses.credit(method, BATCH, method.init())
+
+
+def credited_by(link, function, *others):
+  """Runs the `credit` of a transform whose own is replaced, or of a chain."""
+  method = link._replace(credit=function)
+  method = losses.chain(method, *others) if others else method
   return losses.credit(method, BATCH, method.init())
 
 
@@ -89,6 +102,35 @@ REFUSED = {
   'prepare before credit': (
     lambda: losses.prepare(METHOD, BATCH, METHOD.init()),
     'prepare got a batch without advantage; run losses.credit',
+  ),
+  'a batch alone, of a method by hand': (
+    lambda: credited_by(OTHER, lambda batch, state: batch),
+    'credit of a transform returned a Batch of 15; return a pair',
+  ),
+  'nothing, of a method by hand': (
+    lambda: credited_by(OTHER, lambda batch, state: None),
+    'credit of a transform returned None; return a pair',
+  ),
+  'no batch before the last transform': (
+    lambda: credited_by(FIRST, lambda batch, state: (None, state), OTHER),
+    'credit of a transform returned NoneType; return the Batch',
+  ),
+  'no batch before the last one in prepare': (
+    lambda: losses.prepare(
+      losses.chain(FIRST._replace(prepare=lambda *_: None), OTHER),
+      losses.credit(OTHER, BATCH, OTHER.init())[0],
+      ((), OTHER.init()),
+    ),
+    'prepare of a transform returned NoneType; return the Batch',
+  ),
+  'no terms before the last one': (
+    lambda: losses.surrogate_loss(
+      losses.chain(FIRST._replace(apply=lambda *_: None), OTHER),
+      jnp.zeros(SHAPE),
+      prepared(),
+      ((), OTHER.init()),
+    ),
+    'apply of a transform returned NoneType; return the SurrogateTerms',
   ),
   'no state': (
     lambda: losses.credit(METHOD, BATCH, None),
