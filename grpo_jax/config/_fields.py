@@ -359,7 +359,8 @@ class Log:
   entropy_alarm: float = 0.01
   # Mean difference of the log-probabilities of sampler and learner above which
   # a warning is shown, nats per token. In float32 it is below 1e-4, in bfloat16
-  # about 0.01 to 0.02.
+  # about 0.01 to 0.02. A replay shows none, because its policy may be another
+  # than the one that has drawn the completions.
   sampler_gap_alarm: float = 0.05
 
 

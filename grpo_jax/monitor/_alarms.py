@@ -26,10 +26,23 @@ class Alarms:
   Args:
     log: `kl_alarm`, `entropy_alarm` and `sampler_gap_alarm` are the limits, in
       nats per token.
+    model: Its dtypes decide what an alarm advises; None: the default's.
+    replays: Whether saved rollouts take the place of sampling. Then the policy
+      may be another than the one that has drawn them, so a difference between
+      sampler and learner says nothing.
   """
 
-  def __init__(self, log: config.Log):
-    self._alarms = _table(log)
+  def __init__(
+    self,
+    log: config.Log,
+    model: config.Model | None = None,
+    replays: bool = False,
+  ):
+    self._alarms = [
+      alarm
+      for alarm in _table(log, model or config.Model())
+      if not (replays and alarm.metric == 'sampler_gap')
+    ]
     # Rollouts until an alarm may speak again; at 0 it may.
     self._waits = [0] * len(self._alarms)
 
@@ -60,7 +73,7 @@ class Alarms:
     return sentences
 
 
-def _table(log: config.Log) -> list[_Alarm]:
+def _table(log: config.Log, model: config.Model) -> list[_Alarm]:
   """All alarms. Each sentence says what was measured and what can be done."""
 
   def kl(other: str, advice: str):
@@ -95,9 +108,8 @@ def _table(log: config.Log) -> list[_Alarm]:
       lambda value: not value <= log.sampler_gap_alarm,
       lambda value, _: (
         f'Sampler and learner differ by {value:.3g} nats per token, above '
-        f'log.sampler_gap_alarm={log.sampler_gap_alarm:g}: use float32 in '
-        'model.residual_dtype or compute_dtype, or add losses.'
-        'truncate_token_importance.'
+        f'log.sampler_gap_alarm={log.sampler_gap_alarm:g}: {_agree(model)}, or '
+        'add losses.truncate_token_importance.'
       ),
     ),
     _Alarm(
@@ -125,6 +137,18 @@ def _table(log: config.Log) -> list[_Alarm]:
       ),
     ),
   ]
+
+
+def _agree(model: config.Model) -> str:
+  """How sampler and learner can come to agree, as far as dtypes tell."""
+  dtypes = {
+    'model.residual_dtype': model.residual_dtype,
+    'model.compute_dtype': model.compute_dtype,
+  }
+  narrow = [name for name, dtype in dtypes.items() if dtype != 'float32']
+  if narrow:
+    return f'use float32 in {" and ".join(narrow)}'
+  return "in float32 they agree, so look at the model's cache or the engine"
 
 
 def _uniform(value: float, scalars: Mapping[str, float | None]) -> str:

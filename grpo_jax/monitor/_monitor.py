@@ -43,6 +43,8 @@ class Monitor:
       under another name.
     run_config: The whole config as nested dicts, for Weights & Biases.
     screen: What `start` returned, to be used further; None makes a new one.
+    model: Of the run; see `_alarms.Alarms`.
+    replays: Whether saved rollouts take the place of sampling.
   """
 
   def __init__(
@@ -53,11 +55,13 @@ class Monitor:
     resumed_step: int | None,
     run_config: dict[str, Any],
     screen: _screen.Screen | None = None,
+    model: config.Model | None = None,
+    replays: bool = False,
   ):
     workdir = pathlib.Path(workdir)
     self._step, self._failed, self._closed = resumed_step, False, False
     self._most_samples = log.samples
-    self._alarms = _alarms.Alarms(log)
+    self._alarms = _alarms.Alarms(log, model, replays)
     self._warned: set[str] = set()  # sinks
     self._screen = screen or _screen.Screen(
       _screen.of_mode(log.display, About(total_steps))

@@ -136,6 +136,8 @@ def opened(
         written,
         dataclasses.asdict(config),
         screen,
+        config.model,
+        replays,
       )
     )
     saves.warn = monitor.warn

@@ -32,6 +32,7 @@ WELL = {
     ({'entropy': 0.04}, ['0.04 ', 'log.entropy_alarm=0.1']),
     ({'sampler_gap': 0.5}, ['0.5 nats', 'log.sampler_gap_alarm=0.25']),
     ({'sampler_gap': math.nan}, ['nan', 'float32']),
+    ({'sampler_gap': 0.5}, ['float32 they agree', 'truncate_token_importance']),
     ({'truncated': 0.9995}, ['100.0%', 'raise sampler.max_tokens']),
     ({'uniform_groups': 1.0, 'accuracy': 1.0}, ['100.0%', 'all answers are r']),
     ({'uniform_groups': 1.0, 'accuracy': 0.0}, ['100.0%', 'all answers are w']),
@@ -52,6 +53,31 @@ def test_one_sentence_when_it_begins(ill, words):
   assert sentence.endswith('.') and len(sentence) < 200
   for _ in range(30):
     assert alarms({**WELL, **ill}) == []
+
+
+@pytest.mark.parametrize(
+  'dtypes',
+  [
+    {'residual_dtype': 'bfloat16', 'compute_dtype': 'bfloat16'},
+    {'compute_dtype': 'bfloat16'},
+  ],
+)
+def test_float32_is_advised_where_another_dtype_is_set(dtypes):
+  model = config.Model(**dtypes)
+  (sentence,) = _alarms.Alarms(LOG, model)({'sampler_gap': 0.5})
+  fields = [
+    name
+    for name in ('residual_dtype', 'compute_dtype')
+    if f'model.{name}' in sentence
+  ]
+  assert fields == list(dtypes) and 'use float32 in model.' in sentence
+  assert sentence.endswith('.') and len(sentence) < 200
+
+
+def test_in_a_replay_sampler_and_learner_may_differ():
+  alarms = _alarms.Alarms(LOG, config.Model(), replays=True)
+  (sentence,) = alarms({'sampler_gap': 9.0, 'entropy': 0.0})
+  assert 'Entropy' in sentence
 
 
 def test_what_another_alarm_says_is_said_once_that_is_gone():

@@ -119,10 +119,15 @@ def test_a_run_goes_on_on_another_mesh(tmp_path):
     )
 
 
-def test_a_replay_learns_what_the_run_learned(tmp_path):
-  config = runs.small(reward='tests.judges:even')
+def test_a_replay_learns_what_the_run_learned(tmp_path, capsys):
+  config = runs.small(
+    **{'reward': 'tests.judges:even', 'log.sampler_gap_alarm': 0.0}
+  )
   loop.train(config, tmp_path / 'run')
+  assert 'Sampler and learner differ' in ''.join(capsys.readouterr())
   loop.train(config, tmp_path / 'again', replay=tmp_path / 'run/completions')
+  # Of another method or learning rate the two policies would differ.
+  assert 'Sampler and learner differ' not in ''.join(capsys.readouterr())
   (_, arrays, _), (_, others, _) = (
     runs.saved(tmp_path / 'run'),
     runs.saved(tmp_path / 'again'),
