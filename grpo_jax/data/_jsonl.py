@@ -125,7 +125,8 @@ class JsonlSource:
         f' the fields {sorted(record)}; correct the line, name another'
         ' answer_field, or pass answer_field=None.'
       )
-    for field in (self.prompt_field, self.answer_field):
+    # A record's own 'answer' is read too, where no other field is its answer.
+    for field in (self.prompt_field, self.answer_field or 'answer'):
       if (unusable := _not_finite(record.get(field))) is not None:
         raise ValueError(
           f'{where} has the number {unusable} in the field {field!r}, but only'

@@ -1,12 +1,12 @@
 """The sources of prompts that a config names, and the widths that they need."""
 
-from collections.abc import Iterable
 from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
+from grpo_jax.data import JsonlSource
 from grpo_jax.training.marks import Given
 
 Config = config_lib.Config
@@ -111,7 +111,9 @@ def with_widths(
 def _records(sources: Sequence[Any]):
   """The records of finite sources, one after the other."""
   for source in sources:
-    if isinstance(source, Iterable):  # a file is then opened only once
+    # A file is opened only once so. Of data of a user's own, no more than the
+    # length and the places need to work.
+    if isinstance(source, JsonlSource):
       yield from source
     else:
       for place in range(len(source)):

@@ -1,6 +1,7 @@
 """What a start reads of its files before it builds anything."""
 
 import builtins
+import dataclasses
 import json
 
 import pytest
@@ -33,6 +34,30 @@ def test_demonstrations_without_answers_are_refused(tmp_path, widths):
   words = r"^Record 2 of warm_up.demonstrations=.*'prompt'\], but the warm-up"
   with pytest.raises(ValueError, match=words):
     build.demonstrations(build.run(config))
+  written(file, [answered, {'prompt': '01+02=', 'answer': float('nan')}])
+  words = "^Line 2 of .* has the number nan in the field 'answer'"
+  with pytest.raises(ValueError, match=words):
+    build.demonstrations(build.run(config))
+
+
+class Records(list):
+  """A user's own data; only its length and its places are known to work."""
+
+  def __iter__(self):
+    raise NotImplementedError
+
+
+def test_records_of_a_users_own_are_read_by_place():
+  asked = Records([{'prompt': '11'}, {'prompt': '1'}])
+  config = runs.small(**OPEN, **{'warm_up.steps': 0, 'data.heldout': ''})
+  mark = marks.mark('Records of 2 prompts')
+  config = dataclasses.replace(
+    config, data=dataclasses.replace(config.data, train=mark)
+  )
+  found = sources.with_widths(
+    config, data.character_tokenizer('1'), marks.Given({mark: asked}, {})
+  )
+  assert found.data.prompt_buckets == (2,)
 
 
 def test_measuring_opens_a_file_once_and_not_for_each_record(
