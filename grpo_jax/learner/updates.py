@@ -68,7 +68,7 @@ class Updater:
       `logp_old` of such groups is the sampler's, because the policy that drew
       them is gone; `logp_old` of the other groups is then always scored.
     scorings: Forward passes over the last rollout, by the policy or the
-      reference, before its first update.
+      reference, before its first update; 0 before the first rollout.
     frozen: Parameters of the model that no update changes, such as the weights
       beside adapters: their shapes, dtypes and shardings at first, and the
       arrays before the first call. None: there are none.
@@ -86,7 +86,7 @@ class Updater:
   refresh_weight: float = 1.0
   watch_steps: int = 0
   stale: bool = False
-  scorings: int = dataclasses.field(init=False)
+  scorings: int = dataclasses.field(init=False, default=0)
   frozen: Any = None
   abstract: TrainState = dataclasses.field(init=False)
 
