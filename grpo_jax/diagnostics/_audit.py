@@ -78,6 +78,7 @@ def audit(
   >>> result.clipping.text
   'zero above 1.28 for A > 0 and below 0.8 for A < 0'
   """
+  method = _probe.hashable(method)
   return Audit(
     tuple(sorted(method.requires)),
     method.scope,

@@ -6,6 +6,7 @@ is compiled twice for a whole audit.
 
 from collections.abc import Callable
 from collections.abc import Mapping
+import dataclasses
 import functools
 from typing import Any
 from typing import NamedTuple
@@ -61,11 +62,28 @@ Probes = dict[str, Probe]
 Readings = dict[str, Reading]
 
 
-class Subject(NamedTuple):
+def hashable(method: losses.LossTransform) -> losses.LossTransform:
+  """The method, or a chain of it that JAX can tell from another method.
+
+  Call it once for a method: JAX compiles every new chain anew.
+  """
+  try:
+    hash(method)
+  except TypeError:  # a list of requirements, a transform with arrays in it
+    return losses.chain(method)
+  return method
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
   """A method under audit, and the function that supplies its own fields."""
 
   method: losses.LossTransform
   fields: Fields | None = None
+
+  def __post_init__(self):
+    # A frozen dataclass refuses plain assignment, here too.
+    object.__setattr__(self, 'method', hashable(self.method))
 
   def probe(
     self,
@@ -159,10 +177,6 @@ def _evaluate(method: losses.LossTransform, probe: Probe) -> Reading:
         'array [P,G,...]}.'
       )
 
-  try:
-    hash(method)
-  except TypeError:  # a list of requirements, a transform with arrays in it
-    method = losses.chain(method)
   with jax.enable_x64(True):
     return jax.tree.map(np.asarray, _compiled(method, probe))
 

@@ -219,6 +219,14 @@ def test_fields_that_are_no_dict_are_asked_for():
 
 def test_a_transform_that_cannot_be_hashed_is_audited_too():
   """One made by hand, whose requirements are a set that may change."""
-  method = losses.methods.grpo()
-  by_hand = method._replace(requires=set(method.requires))
-  assert diagnostics.clipping(by_hand).text == diagnostics.clipping(method).text
+  method, traced = losses.methods.grpo(), []
+
+  def prepare(batch, state):
+    traced.append(batch.mask.shape)
+    return method.prepare(batch, state)
+
+  by_hand = method._replace(prepare=prepare, requires=set(method.requires))
+  assert diagnostics.audit(by_hand).clipping.text == (
+    diagnostics.clipping(method).text
+  )
+  assert len(traced) == 2 == len(set(traced))  # compiled once for each shape
