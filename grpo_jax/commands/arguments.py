@@ -212,6 +212,10 @@ def installed(config: str) -> str:
   )
 
 
+# ml_collections names the module of a config file after the flag.
+_NO_FUNCTION = "module 'config_config' has no attribute 'get_config'"
+
+
 def mistyped(argv: list[str], error: Exception) -> str | None:
   """What is wrong with what was typed, by the error of reading it.
 
@@ -222,12 +226,14 @@ def mistyped(argv: list[str], error: Exception) -> str | None:
   Returns:
     A sentence, or None if `error` has one, or is of another kind.
   """
-  if isinstance(error, IndexError):
+  if isinstance(error, IndexError) and any(
+    argument.startswith('--config.rewards[') for argument in argv
+  ):
     return (
       'config.rewards has no such place; give all of them at once, as in '
       "--config.rewards=\"({'name': 'exact_match', 'weight': 1.0},)\"."
     )
-  if isinstance(error, AttributeError) and 'get_config' in str(error):
+  if isinstance(error, AttributeError) and str(error) == _NO_FUNCTION:
     return (
       'The config file has no get_config; define this function, and return '
       'grpo_jax.config.default() with your changes.'

@@ -120,9 +120,8 @@ def test_what_can_be_read_passes():
       "--number='x' cannot be read; give a whole number",
     ),
     ('flag --dtype=x: bad', 'give one of float32, bfloat16.'),
-    (IndexError('tuple'), 'config.rewards has no such place'),
     (
-      AttributeError("module 'x' has no attribute 'get_config'"),
+      AttributeError("module 'config_config' has no attribute 'get_config'"),
       'has no get_config; define this function',
     ),
     (
@@ -136,6 +135,16 @@ def test_errors_of_absl_become_sentences(error, words):
     error = flags.IllegalFlagValueError(error)
   said = arguments.mistyped(['grpo-jax', 'train'], error)
   assert said is not None and words in said
+
+
+@pytest.mark.parametrize('name', ['get_config', 'get_config_x'])
+def test_an_error_of_a_config_file_is_not_taken_for_another(name):
+  lacks = AttributeError(f"module 'base' has no attribute {name!r}")
+  for error in (lacks, IndexError('list index out of range')):
+    assert arguments.mistyped(['grpo-jax', 'train', CONFIG], error) is None
+  place = ['grpo-jax', 'train', CONFIG, '--config.rewards[7].weight=2']
+  said = arguments.mistyped(place, IndexError('tuple index out of range'))
+  assert said is not None and 'config.rewards has no such place' in said
 
 
 def test_the_help_has_no_words_of_absl():
