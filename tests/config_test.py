@@ -201,6 +201,8 @@ def test_infinity_may_be_an_argument_of_a_method():
   kwargs = {'entropy_limit': float('inf')}
   fields = {'learner': {'method_kwargs': kwargs}}
   assert config.resolve(ConfigDict(fields)).learner.method_kwargs == kwargs
+  huge = {'learner': {'method_kwargs': {'top': 10**400}}}  # no float holds it
+  assert config.resolve(ConfigDict(huge)).learner.method_kwargs['top'] > 1e308
 
 
 def test_methods_by_name_and_by_module():

@@ -22,6 +22,8 @@ def sentence(error: Exception) -> str | None:
   'x.txt cannot be used (No such file or directory); give another path.'
   >>> sentence(FileNotFoundError(2, 'No such file or directory', ''))
   "'' cannot be used (No such file or directory); give another path."
+  >>> sentence(OSError(9, 'Bad file descriptor', 3))
+  'Bad file descriptor, says the operating system; correct that.'
   >>> sentence(MemoryError('Unable to allocate 9 GiB'))[:26]
   'There is not enough memory'
   >>> sentence(ValueError())
@@ -51,7 +53,8 @@ def _of_system(error: OSError) -> str:
   """What the operating system said, without its number."""
   if error.strerror is None:
     return str(error) or _unsaid(error)
-  if error.filename is None:
+  # A number is of a file that is open already.
+  if error.filename is None or isinstance(error.filename, int):
     return f'{error.strerror}, says the operating system; correct that.'
   path = os.fsdecode(error.filename)
   shown = path if path.strip() else repr(path)

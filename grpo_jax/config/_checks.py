@@ -209,7 +209,8 @@ def _checks_of_numbers(values: dict[str, Any]):
     most = _MOST.get(field, _MOST_COUNT)
     for name, number in _numbers(field, value):
       if field.endswith('_kwargs'):
-        yield not math.isnan(number), f'{name}={number}; give a finite number'
+        # Not by `math.isnan`: no float holds an integer of 400 digits.
+        yield number == number, f'{name}={number}; give a finite number'
       elif isinstance(number, int):
         yield abs(number) <= most, f'{name}={number}; give at most {most}'
       else:  # the comparison is false of NaN

@@ -270,7 +270,7 @@ def _rewards(given: Any) -> Iterator[tuple[_Entry, float]]:
 def _finite(weight: Any) -> bool:
   try:
     return math.isfinite(weight)
-  except TypeError:
+  except (TypeError, OverflowError):  # no float holds an integer of 400 digits
     return False
 
 

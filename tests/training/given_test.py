@@ -142,6 +142,7 @@ def test_a_method_in_the_wrong_order_is_refused_like_a_named_one():
     (dict(rewards=(brevity, 0.5)), r'rewards\[1\] is 0.5; give a function'),
     (dict(rewards=[(brevity, 'much')]), r'rewards\[0\]'),
     (dict(rewards=[(brevity, float('nan'))]), r'rewards\[0\]'),
+    (dict(rewards=[(brevity, 10**400)]), r'rewards\[0\]'),
     (
       dict(rewards=[lambda completion: 1.0]),
       r'rewards\[0\] is lambda\(completion\), but .*completion, example',
