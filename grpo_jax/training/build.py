@@ -334,7 +334,9 @@ def _credits_alone(loss: losses.LossTransform, batch: losses.Batch) -> bool:
     parts = jnp.broadcast_to(reward[..., None], batch.reward_parts.shape)
     given = batch._replace(reward=reward, reward_parts=parts)
     credited, _ = losses.credit(loss, given, loss.init())
-    return bool(jnp.any(credited.advantage != 0))
+    # A deviation of a single completion may be 0 over 0.
+    usable = jnp.isfinite(credited.advantage) & (credited.advantage != 0)
+    return bool(jnp.any(usable))
 
   return any(map(credits, (1.0, -1.0, 30.0, -1000.0)))
 

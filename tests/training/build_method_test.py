@@ -89,7 +89,24 @@ def above():
   )
 
 
-@pytest.mark.parametrize('method', ['grpo', 'rloo', f'{__name__}:compares'])
+def undefined():
+  """The sample's deviation of a single reward is 0 over 0."""
+
+  def z_score(batch):
+    spread = jnp.std(batch.reward, axis=1, keepdims=True, ddof=1)
+    mean = jnp.mean(batch.reward, axis=1, keepdims=True)
+    return (batch.reward - mean) / spread
+
+  return losses.chain(
+    losses.set_advantage(z_score),
+    losses.mean_over_tokens(),
+    losses.score_function(),
+  )
+
+
+@pytest.mark.parametrize(
+  'method', ['grpo', 'rloo', f'{__name__}:compares', f'{__name__}:undefined']
+)
 def test_groups_of_one_need_a_method_that_compares_nothing(method):
   config = {
     'learner.method': method,
