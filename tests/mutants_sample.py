@@ -267,17 +267,20 @@ class Judge:
     """
     tests = sorted(batch, key=self._rank(mutant.path, batch))
     limit = 3 * sum(known['secs'] for known in batch.values()) + 60
-    text = mutant.applied(self._texts[mutant.path])
+    text, without = mutant.applied(self._texts[mutant.path]), ''
     for _ in range(6):
       with copy.changed(mutant.path, text):
         failure = copy.run(tests, limit).failure
       # A test that failed has its name.
-      if not failure or '::' in failure or not copy.run(tests, limit).failure:
+      if not failure or '::' in failure:
+        return failure
+      without = copy.run(tests, limit).failure
+      if not without:
         return failure
       limit *= 2
     raise ValueError(
       f'{", ".join(tests)}: these tests do not pass without a mutant any more '
-      f'({failure}); make room on the disk, or look at them.'
+      f'({without}); make room on the disk, or look at them.'
     )
 
   def _rank(self, path: str, batch: Mapping[str, dict]) -> Callable:
