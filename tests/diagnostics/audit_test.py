@@ -229,4 +229,4 @@ def test_a_transform_that_cannot_be_hashed_is_audited_too():
   assert diagnostics.audit(by_hand).clipping.text == (
     diagnostics.clipping(method).text
   )
-  assert len(traced) == 2 == len(set(traced))  # compiled once for each shape
+  assert len(traced) == 2  # so often is any method compiled
