@@ -103,6 +103,21 @@ def centered(value: Array, mask: Array, axis=None) -> Array:
   Returns:
     An array like `value`.
   """
+  return jnp.ldexp(*_centered(value, mask, axis))
+
+
+def _centered(value: Array, mask: Array, axis) -> tuple[Array, Array]:
+  """What `centered` returns over a power of two, and its exponent.
+
+  The power is about the largest size of a value, so that small values are not
+  lost and the difference of two large ones is finite. It rounds nothing.
+  """
+  equal = all_equal(value, mask, axis)
+  size = jnp.max(
+    jnp.abs(value), axis=axis, keepdims=True, where=mask, initial=0
+  )
+  exponent = _exponent(size)
+  value = jnp.ldexp(value, -exponent)
   # The largest is subtracted before the mean is taken, so that a difference is
   # rounded by its own size. Minus infinity for an empty mask, which is dropped.
   largest = jnp.max(
@@ -111,7 +126,12 @@ def centered(value: Array, mask: Array, axis=None) -> Array:
   offset = jnp.where(mask, value - largest, 0)
   number = jnp.sum(mask, axis=axis, keepdims=True, dtype=value.dtype)
   mean = safe_divide(jnp.sum(offset, axis=axis, keepdims=True), number)
-  return jnp.where(mask & ~all_equal(value, mask, axis), offset - mean, 0)
+  return jnp.where(mask & ~equal, offset - mean, 0), exponent
+
+
+def _exponent(size: Array) -> Array:
+  """The exponent of a power of two near a size; its inverse exists too."""
+  return jnp.clip(jnp.frexp(size)[1], -126, 126)
 
 
 def deviation_of(value: Array, mask: Array, deviation: str, axis=None) -> Array:
@@ -130,7 +150,7 @@ def deviation_of(value: Array, mask: Array, deviation: str, axis=None) -> Array:
   # Divided by a power of two, which rounds nothing: squares of values of 1e-20
   # or 1e20 would be 0 or infinite.
   largest = jnp.max(jnp.abs(value), axis=axis, keepdims=True)
-  exponent = jnp.clip(jnp.frexp(largest)[1], -126, 126)  # both powers exist
+  exponent = _exponent(largest)
   scaled = jnp.ldexp(value, -exponent)
   square = jnp.sum(jnp.square(scaled), axis=axis, keepdims=True)
   # n - 1 is 0 for a single value and -1 for none; the squares are 0 then.
@@ -159,11 +179,10 @@ def normalized(
   Which values count as equal says `all_equal`, and where `epsilon` is added
   says `with_epsilon`.
   """
-  # A quarter of all of it, because the difference of two values may be twice
-  # the largest float.
-  offset = centered(value / 4, mask, axis)
+  offset, exponent = _centered(value, mask, axis)
   spread = deviation_of(offset, mask, deviation, axis)
-  epsilon = epsilon / (16 if under_root else 4)
+  unit = jnp.ldexp(jnp.ones((), value.dtype), -exponent)
+  epsilon = epsilon * unit * (unit if under_root else 1)
   return safe_divide(offset, with_epsilon(spread, epsilon, under_root))
 
 

@@ -120,6 +120,19 @@ def test_values_that_differ_by_rounding_have_no_z_score():
     assert np.all(z_scores(-size, size * 1e-14))
 
 
+@pytest.mark.parametrize('values', [(1.2e-38, 2e-38, 3e-38), (3e38, -3e38)])
+def test_what_is_tiny_or_huge_is_centered_as_anything_else(values):
+  value = jnp.array(values, jnp.float32)
+  mask = jnp.ones(value.shape, bool)
+  scaled = np.float64(values) / np.max(np.abs(values))
+  z_score = (scaled - scaled.mean()) / scaled.std()
+  found = _ops.normalized(value, mask, 'population', 0)
+  np.testing.assert_allclose(found, z_score, rtol=1e-6)
+  assert not _ops.all_equal(value, mask)
+  if values[0] > 1:
+    np.testing.assert_allclose(_ops.centered(value, mask), values, rtol=1e-6)
+
+
 @pytest.mark.parametrize('lost', [-9.0, 0.0, 2.0, 9.0, np.nan])
 def test_a_reward_that_was_not_judged_makes_no_group_mixed(lost):
   reward = jnp.array([[2.0, lost, 2.0], [2.0, lost, 1.0]])
