@@ -197,16 +197,14 @@ EQUIVALENT |= {
   ): _MARGIN,
 }
 _EQUAL = 'return high - low <= 8 * jnp.finfo(value.dtype).eps * size'
-_POWER = (
-  'exponent = jnp.clip(jnp.frexp(largest)[1], -126, 126)  # both powers exist'
-)
+_POWER = 'return jnp.clip(jnp.frexp(size)[1], -126, 126)'
 _CANCELLED = 'jnp.abs(total) <= 8 * jnp.finfo(total.dtype).eps * size, 0, total'
 EQUIVALENT |= {
   (f'losses/{where}', line, change): _MARGIN
   for where, line, change in (
     ('_ops.py:all_equal', _EQUAL, '8 -> 9'),
-    ('_ops.py:deviation_of', _POWER, '126 -> 127'),
-    ('_ops.py:deviation_of', _POWER, '126 -> 127 #2'),
+    ('_ops.py:_exponent', _POWER, '126 -> 127'),
+    ('_ops.py:_exponent', _POWER, '126 -> 127 #2'),
     ('_credit.py:normalize_each_reward.advantage', _CANCELLED, '8 -> 9'),
     (
       '_credit.py:normalize_each_reward.advantage',

@@ -335,8 +335,8 @@ def _credits_alone(loss: losses.LossTransform, batch: losses.Batch) -> bool:
     given = batch._replace(reward=reward, reward_parts=parts)
     credited, _ = losses.credit(loss, given, loss.init())
     # A deviation of a single completion may be 0 over 0.
-    usable = jnp.isfinite(credited.advantage) & (credited.advantage != 0)
-    return bool(jnp.any(usable))
+    advantage = jnp.asarray(credited.advantage)
+    return bool(jnp.any(jnp.isfinite(advantage) & (advantage != 0)))
 
   return any(map(credits, (1.0, -1.0, 30.0, -1000.0)))
 
