@@ -116,24 +116,6 @@ def test_a_stop_in_the_last_evaluation_says_nothing_of_the_last_rollout():
     session_lib.check_end(session, waits._replace(unwritten=None))
 
 
-def test_after_the_last_rollout_only_the_end_is_told(monkeypatch):
-  """The error midway advises to start again, and nothing is left to do."""
-  config = runs.small(steps=4, **{'learner.nonfinite_rollouts': 2})
-  session: Any = types.SimpleNamespace(
-    run=types.SimpleNamespace(config=config), refused=refused.Refused(2, 'loss')
-  )
-  nothing: Any = None
-  progress = session_lib.Progress(4, nothing, nothing, None)
-  saved = []
-  monkeypatch.setattr(session_lib, 'finish', lambda *given: saved.append(given))
-  session_lib.stop_if_refused(session, progress)
-  assert not saved
-  before = progress._replace(step=3)
-  with pytest.raises(ValueError, match='^No update of the last 2 rollouts'):
-    session_lib.stop_if_refused(session, before)
-  assert saved == [(session, before)]
-
-
 def test_with_0_it_goes_on(tmp_path):
   config = runs.small(
     **QUICK,
