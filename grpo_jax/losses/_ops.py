@@ -181,7 +181,7 @@ def normalized(
   """
   offset, exponent = _centered(value, mask, axis)
   spread = deviation_of(offset, mask, deviation, axis)
-  unit = jnp.ldexp(jnp.ones((), value.dtype), -exponent)
+  unit = jnp.ldexp(jnp.ones_like(spread), -exponent)
   epsilon = epsilon * unit * (unit if under_root else 1)
   return safe_divide(offset, with_epsilon(spread, epsilon, under_root))
 
