@@ -25,7 +25,7 @@ def installed(tmp_path_factory):
   (wheel,) = place.glob('grpo_jax-*.whl')
   venv.create(place / 'venv')
   python = place / 'venv' / 'bin' / 'python'
-  # Without compiling to byte code, which takes longer than the rest.
+  # Without compiling all packages to byte code, of which little is imported.
   subprocess.run(
     [*pip, '--python', python, 'install', '--no-compile', wheel], check=True
   )

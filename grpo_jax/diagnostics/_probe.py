@@ -181,7 +181,7 @@ def _evaluate(method: losses.LossTransform, probe: Probe) -> Reading:
     return jax.tree.map(np.asarray, _compiled(method, probe))
 
 
-# Compiling takes most of the time; without optimizations it takes half of it.
+# Compiling takes most of the time, and less of it without optimizations.
 @functools.partial(
   jax.jit,
   static_argnums=0,

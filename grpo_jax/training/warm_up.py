@@ -43,9 +43,10 @@ def run(
     The trained parameters after the last step, or None if stopped before it.
 
   Raises:
-    ValueError: Ten updates in a row were not finite, or all of a warm-up that
-      has fewer, and `learner.nonfinite_rollouts` is not 0. What was saved
-      before stays, and the next start goes on from there.
+    ValueError: None of the last ten updates was finite, or none of a warm-up
+      that has fewer, and `learner.nonfinite_rollouts` is not 0. It is looked at
+      every ten updates and at the end. What was saved before stays, and the
+      next start goes on from there.
   """
   config = parts.config.warm_up
   drawing = 'drawing the initial parameters'

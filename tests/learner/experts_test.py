@@ -111,7 +111,7 @@ def test_the_balance_does_not_depend_on_micro_batches(cut):
 
 
 def one_step(mesh=None):
-  """Without the odd layer at the end, which is a third of the compilation."""
+  """Without the odd layer at the end, which takes long to compile."""
   model = models.Transformer(dataclasses.replace(tiny.EXPERTS, num_layers=4))
   learner, params = make_learner(mesh=mesh, model=model), tiny.params(model)
   made = updates.Updater(learner, params, spec('padded', 8), watch_steps=1)
