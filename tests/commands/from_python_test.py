@@ -53,7 +53,7 @@ def whole(tmp_path_factory):
   """A run of six rollouts, what its callback saw, and what it returned."""
   workdir, seen = tmp_path_factory.mktemp('given') / 'run', []
   result = grpo_jax.train(
-    runs.small(steps=6),
+    runs.small(steps=6, **runs.WARM),
     workdir,
     **objects(),
     on_rollout=lambda *told: seen.append(told),
@@ -74,7 +74,7 @@ def test_the_callback_gets_numbers_and_the_rollout_after_every_rollout(whole):
 
 
 def test_objects_train_as_their_names_do(whole, tmp_path):
-  loop.train(runs.small(steps=6, **NAMED), tmp_path)
+  loop.train(runs.small(steps=6, **NAMED, **runs.WARM), tmp_path)
   (_, arrays, _), (_, others, _) = runs.saved(whole[0]), runs.saved(tmp_path)
   assert arrays.keys() == others.keys()
   for name, array in arrays.items():
@@ -109,7 +109,7 @@ def test_a_run_in_pieces_is_the_run_in_one(whole, tmp_path):
   def interrupts(step, numbers, rollout):
     signal.raise_signal(signal.SIGINT)
 
-  config, workdir = runs.small(steps=6), tmp_path / 'pieces'
+  config, workdir = runs.small(steps=6, **runs.WARM), tmp_path / 'pieces'
   before = signal.getsignal(signal.SIGINT)
   with pytest.raises(ValueError, match=r'raised SystemExit\(0\)'):
     grpo_jax.train(config, workdir, **objects(), on_rollout=fails)
@@ -160,7 +160,9 @@ def test_a_run_in_pieces_is_the_run_in_one(whole, tmp_path):
 )
 def test_another_start_is_refused(changes, words, whole):
   with pytest.raises(ValueError, match=words):
-    grpo_jax.train(runs.small(steps=6), whole[0], **{**objects(), **changes})
+    grpo_jax.train(
+      runs.small(steps=6, **runs.WARM), whole[0], **{**objects(), **changes}
+    )
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from grpo_jax.training.checkpoint import Checkpoints
 from tests import tiny
 from tests.cli import CONFIG
 from tests.cli import command
+from tests.runs import WARM
 from tests.runs import records
 from tests.runs import saved
 from tests.runs import small
@@ -69,7 +70,7 @@ def test_with_shuffled_rewards_it_does_not(warmed_up, tmp_path):
 @pytest.mark.parametrize(
   'changes',
   [
-    {},
+    WARM,
     {
       'learner.method': 'kl_cov',
       'learner.method_kwargs': {},
@@ -92,8 +93,8 @@ def test_one_seed_gives_bitwise_equal_runs(changes, tmp_path):
     loop.train(small(**changes), tmp_path / name)
     runs.append([without_times(r) for r in records(tmp_path / name)])
   assert runs[0] == runs[1]
-  if not changes:
-    loop.train(small(seed=1), tmp_path / 'c')
+  if changes is WARM:
+    loop.train(small(seed=1, **changes), tmp_path / 'c')
     assert [without_times(r) for r in records(tmp_path / 'c')] != runs[0]
 
 

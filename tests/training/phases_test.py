@@ -40,7 +40,9 @@ class Recorder:
 
 def told(workdir, **changes):
   recorder = Recorder()
-  config = runs.small(**{'steps': 1, 'checkpoint.every_steps': 9, **changes})
+  config = runs.small(
+    **{'steps': 1, 'checkpoint.every_steps': 9, **runs.WARM, **changes}
+  )
   loop.train(config, workdir, screen=Screen(recorder))
   assert recorder.told.pop() == 'closed' and 'closed' in recorder.told
   return [word for word in recorder.told if word != 'closed']

@@ -44,7 +44,7 @@ EVERYTHING = {
 
 def test_a_run_in_pieces_is_the_run_in_one(tmp_path):
   """Stopped in the warm-up, while sampling, in an evaluation, between steps."""
-  config = runs.small(**EVERYTHING)
+  config = runs.small(**EVERYTHING, **runs.WARM)
   whole = loop.train(config, tmp_path / 'whole')
   ends, stocks = [], 0
   while not ends or ends[-1]['steps'] < config.steps:
@@ -200,11 +200,12 @@ def test_the_warm_up_is_kept_until_the_run_is_saved(tmp_path, monkeypatch):
   full = [0]
   fail_saves(monkeypatch, full, keep=True)
   with pytest.raises(ValueError, match='rollout 0 could not be saved'):
-    loop.train(runs.small(), tmp_path, After(4 + 2))
+    loop.train(runs.small(**runs.WARM), tmp_path, After(4 + 2))
   assert (tmp_path / 'warm_up' / '4').is_dir()
   assert not list((tmp_path / 'checkpoints').glob('[0-9]*'))
   full.clear()
-  assert loop.train(runs.small(steps=0), tmp_path)['steps'] == 0
+  done = loop.train(runs.small(steps=0, **runs.WARM), tmp_path)
+  assert done['steps'] == 0
   assert not (tmp_path / 'warm_up').exists()
 
 
