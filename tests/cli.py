@@ -46,6 +46,11 @@ def kill_all():
     _started.pop().kill()
 
 
+def ends_with_the_test(process):
+  """However the test ends."""
+  _started.append(process)
+
+
 def popen(*arguments, quick=True, **options):
   process = subprocess.Popen(
     [sys.executable, '-m', 'grpo_jax', *arguments],
@@ -55,7 +60,7 @@ def popen(*arguments, quick=True, **options):
     env=environment(quick),
     **{'cwd': ROOT, **options},
   )
-  _started.append(process)
+  ends_with_the_test(process)
   return process
 
 

@@ -1,0 +1,222 @@
+"""What processes tell each other: in threads over a store, and for real."""
+
+from concurrent import futures
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from grpo_jax.training import processes
+from grpo_jax.training import stop_signal
+from tests import cli
+
+pytestmark = pytest.mark.quick
+
+
+class Store:
+  """The part of the store of `jax.distributed` that is used."""
+
+  def __init__(self):
+    self.values, self.changed = {}, threading.Condition()
+
+  def key_value_set_bytes(self, key, value):
+    with self.changed:
+      assert key not in self.values
+      self.values[key] = value
+      self.changed.notify_all()
+
+  def key_value_set(self, key, value, allow_overwrite):
+    with self.changed:
+      self.values[key] = value
+
+  def key_value_delete(self, key):
+    with self.changed:
+      del self.values[key]
+
+  def blocking_key_value_get_bytes(self, key, milliseconds):
+    with self.changed:
+      if not self.changed.wait_for(
+        lambda: key in self.values, milliseconds / 1e3
+      ):
+        raise RuntimeError('DEADLINE_EXCEEDED: so the real one says')
+      return self.values[key]
+
+  def key_value_dir_get(self, folder):
+    with self.changed:
+      return [kv for kv in self.values.items() if kv[0].startswith(folder)]
+
+
+def run(body, number=3):
+  """What `body(processes)` returns or raises, of each process."""
+  store = Store()
+  with futures.ThreadPoolExecutor(number) as pool:
+    jobs = [
+      pool.submit(body, processes.Processes(store, number, rank))
+      for rank in range(number)
+    ]
+    return [job.exception(20) or job.result() for job in jobs], store
+
+
+def test_every_process_gets_what_all_have_said():
+  def body(peers):
+    heard = [peers.exchange((peers.rank, n)) for n in range(5)]
+    return heard, peers.from_first(f'of {peers.rank}')
+
+  told, store = run(body)
+  for heard, first in told:
+    assert heard == [[(rank, n) for rank in range(3)] for n in range(5)]
+    assert first == 'of 0'
+  assert len(store.values) == 2 * 3  # what was read is removed
+
+
+def test_alone_nothing_is_exchanged():
+  alone = processes.Processes()
+  assert alone.exchange('all') == ['all'] and alone.is_first
+  with alone, pytest.raises(OSError, match='here'), alone.together('writing'):
+    raise OSError('here')
+
+
+def failing(error, rank=1):
+  def body(peers):
+    with peers.together('judging rollout 3'):
+      if peers.rank == rank:
+        raise error
+    return 'went on'
+
+  return run(body)[0]
+
+
+def test_an_error_of_one_is_one_of_all():
+  first, own, last = failing(OSError('disk full\nand more'))
+  assert isinstance(own, OSError)
+  for error in (first, last):
+    assert isinstance(error, processes.PeerError)
+    assert str(error) == 'Process 1, judging rollout 3: OSError: disk full'
+
+
+def test_a_stop_of_one_is_one_of_all():
+  assert [type(e) for e in failing(stop_signal.Stopped())] == [
+    stop_signal.Stopped
+  ] * 3
+
+
+def test_an_error_wins_over_a_stop():
+  def body(peers):
+    with peers.together('saving'):
+      raise [stop_signal.Stopped(), OSError('full')][peers.rank]
+
+  stopped, failed = run(body, 2)[0]
+  assert isinstance(failed, OSError)
+  assert isinstance(stopped, processes.PeerError)
+
+
+def test_who_was_started_differently_is_named():
+  def body(peers):
+    values = {'jax': '0.10', 'config.seed': int(peers.rank == 2)}
+    peers.check_equal(values)
+
+  for error in run(body)[0]:
+    assert isinstance(error, ValueError)
+    assert 'Process 2 has config.seed=1, and the others have 0' in str(error)
+
+
+@pytest.mark.parametrize(
+  'given, words',
+  [
+    (('host:1', None, None), 'belong together'),
+    (('', 2, 0), 'belong together'),
+    (('host:1', 2, 2), '--process_id=2 with --num_processes=2'),
+    (('host:1', 0, 0), 'give numbers from 0'),
+  ],
+)
+def test_half_of_the_flags_is_refused(given, words):
+  with pytest.raises(ValueError, match=words):
+    processes.initialize(*given)
+
+
+PROGRAM = """
+import os, signal, sys, time
+from grpo_jax.training import processes, stop_signal
+processes.SILENT_SECS, processes.BEAT_SECS, processes.GRACE_SECS = 4.0, .2, 1.0
+address, rank, case = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+processes.initialize(address, 2, rank)
+peers, stop = processes.joined(), stop_signal.Stop()
+print(f'{rank} of {peers.number}', flush=True)
+with stop, peers:
+  peers.pass_on(stop)
+  peers.exchange('here')
+  if rank == 1 and case == 'dies':
+    os.kill(os.getpid(), signal.SIGKILL)
+  if rank == 1 and case == 'hangs':
+    os.kill(os.getpid(), signal.SIGSTOP)
+  if rank == 0 and case == 'first dies':
+    os.kill(os.getpid(), signal.SIGKILL)
+  if rank == 1 and case == 'raises':
+    raise ValueError('it refuses')
+  if rank == 1 and case == 'is stopped':
+    os.kill(os.getpid(), signal.SIGTERM)
+  if case == 'is stopped':
+    while not stop():
+      time.sleep(0.01)
+  elif case != 'goes well':
+    time.sleep(100)  # as in a program of the devices that waits for the other
+  print(peers.exchange(stop.signal), flush=True)
+"""
+
+
+def started(case):
+  with socket.socket() as free:
+    free.bind(('localhost', 0))
+    address = f'localhost:{free.getsockname()[1]}'
+  both = []
+  for rank in range(2):
+    one = subprocess.Popen(
+      [sys.executable, '-c', PROGRAM, address, str(rank), case],
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+      env=cli.environment() | {'JAX_PLATFORMS': 'cpu'},
+    )
+    cli.ends_with_the_test(one)
+    both.append(one)
+  return both
+
+
+@pytest.mark.parametrize(
+  'case, waits, code, words',
+  [
+    ('dies', 0, processes.START_AGAIN, 'Process 1 on '),
+    ('hangs', 0, processes.START_AGAIN, 'has been silent for 4 s'),
+    ('raises', 0, 2, 'Process 1 has failed: ValueError: it refuses'),
+    ('first dies', 1, None, ''),
+  ],
+)
+def test_what_happens_to_one_ends_the_other(case, waits, code, words):
+  both, start = started(case), time.monotonic()
+  out, said = both[waits].communicate(timeout=60)
+  assert time.monotonic() - start < 40
+  assert out == f'{waits} of 2\n' and words in said
+  if code is None:  # by the watch, or by JAX, whose client aborts
+    assert both[waits].returncode in (processes.START_AGAIN, -signal.SIGABRT)
+  else:
+    assert both[waits].returncode == code, said
+    assert said.count('grpo-jax: ') == 1
+  both[1 - waits].kill()
+
+
+def test_a_signal_to_one_stops_both():
+  for one in started('is stopped'):
+    out, said = one.communicate(timeout=60)
+    assert one.returncode == 0, said
+    assert out.splitlines()[1:] == [str([signal.SIGTERM] * 2)]
+
+
+def test_without_a_fault_both_end_well():
+  for one in started('goes well'):
+    out, said = one.communicate(timeout=60)
+    assert one.returncode == 0 and '[None, None]' in out, said
+    assert 'grpo-jax' not in said
