@@ -147,17 +147,19 @@ class Processes:
     if self._client is None:
       return [value]
     self._count += 1
-    folder = f'grpo_jax/exchange/{self._count}/'
-    self._client.key_value_set_bytes(
-      f'{folder}{self.rank}', pickle.dumps(value)
-    )
-    if self._count > 2:  # all have read it, or they would not be here
-      old = f'grpo_jax/exchange/{self._count - 2}/{self.rank}'
-      self._client.key_value_delete(old)
-    return [
-      pickle.loads(self._waited_for(f'{folder}{rank}'))
-      for rank in range(self.number)
-    ]
+    folder = f'grpo_jax/exchange/{self._count}'
+    set_, said = self._client.key_value_set_bytes, pickle.dumps(value)
+    if self.is_first:
+      # Together, so that the others read one key each and not one of each.
+      others = range(1, self.number)
+      said = [said, *(self._waited_for(f'{folder}/{rank}') for rank in others)]
+      set_(f'{folder}/all', pickle.dumps(said))
+      if self._count > 1:  # all have read it, or they had not said anything
+        self._client.key_value_delete(f'grpo_jax/exchange/{self._count - 1}')
+    else:
+      set_(f'{folder}/{self.rank}', said)
+      said = pickle.loads(self._waited_for(f'{folder}/all'))
+    return [pickle.loads(one) for one in said]
 
   def from_first(self, value: Any) -> Any:
     """What the first process has given; what the others give is not read."""
