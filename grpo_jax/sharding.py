@@ -22,6 +22,7 @@ from jax.sharding import AxisType
 from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
+import numpy as np
 
 ROW_AXES = ('data', 'fsdp', 'expert')
 
@@ -105,6 +106,58 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def rows(mesh: Mesh, axis: int = 0) -> NamedSharding:
   """Rows along `axis` split over the data shards."""
   return NamedSharding(mesh, PartitionSpec(*(None,) * axis, ROW_AXES))
+
+
+def to_host(tree: Any) -> Any:
+  """Arrays of the devices as arrays of NumPy, whole in every process.
+
+  With several processes this is one of the two doors between host and devices,
+  `from_local` the other. All processes must call it, because an array that is
+  split over the devices of several is gathered first.
+
+  Args:
+    tree: Arrays, on the devices or not.
+  """
+  if jax.process_count() == 1:
+    return jax.device_get(tree)
+  from jax.experimental import multihost_utils
+
+  def is_elsewhere(x):
+    return isinstance(x, jax.Array) and not (
+      x.is_fully_addressable or x.is_fully_replicated
+    )
+
+  leaves, treedef = jax.tree.flatten(tree)
+  gathered = iter(
+    multihost_utils.process_allgather(
+      [x for x in leaves if is_elsewhere(x)], tiled=True
+    )
+  )
+  return jax.device_get(
+    treedef.unflatten(
+      [next(gathered) if is_elsewhere(x) else x for x in leaves]
+    )
+  )
+
+
+def from_local(tree: Any, place: Any) -> Any:
+  """Arrays of NumPy, of which every process has all, on the devices.
+
+  A process puts the parts of its own devices there, and compares nothing with
+  the others.
+
+  Args:
+    tree: Arrays of NumPy.
+    place: A `NamedSharding` for all of them.
+  """
+  if jax.process_count() == 1:
+    return jax.device_put(tree, place)
+
+  def one(x):
+    x = np.asarray(x)
+    return jax.make_array_from_process_local_data(place, x, x.shape)
+
+  return jax.tree.map(one, tree)
 
 
 @contextlib.contextmanager

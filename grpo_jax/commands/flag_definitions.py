@@ -23,6 +23,18 @@ FLAGS = {
   'json': flags.DEFINE_bool(
     'json', False, 'Print the answer as JSON, for a program to read.'
   ),
+  'coordinator': flags.DEFINE_string(
+    'coordinator',
+    '',
+    'HOST:PORT of the first of several processes. Not needed where Cloud TPU, '
+    'Slurm or Kubernetes tell it.',
+  ),
+  'num_processes': flags.DEFINE_integer(
+    'num_processes', None, 'How many processes train together, with --coordinator.'
+  ),
+  'process_id': flags.DEFINE_integer(
+    'process_id', None, 'Number of this process, from 0, with --coordinator.'
+  ),
   'check': flags.DEFINE_bool(
     'check',
     False,

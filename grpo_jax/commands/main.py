@@ -52,12 +52,16 @@ def train() -> int:
   if _value('check'):
     _check(config)
     return 0
-  with monitor.start(config, _value('workdir')) as screen:
+  is_first = _join()
+  screen = monitor.start if is_first else monitor.quiet
+  with screen(config, _value('workdir')) as screen:
     with screen.phase('loading JAX'):  # only now: it takes seconds
       from grpo_jax.training import loop
     result = loop.train(
       config, _value('workdir'), _STOP, _value('replay'), steps, screen=screen
     )
+  if not is_first:
+    return _code()
   result = {**result, 'peak_memory_gib': _peak_memory_gib()}
   _print_json(
     {
@@ -65,7 +69,20 @@ def train() -> int:
       for name, value in result.items()
     }
   )
+  return _code()
+
+
+def _code() -> int:
   return 0 if _STOP.signal is None else 128 + _STOP.signal
+
+
+def _join() -> bool:
+  """Joins the other processes, if there are any; whether this is the first."""
+  from grpo_jax.training import processes
+
+  return processes.initialize(
+    _value('coordinator'), _value('num_processes'), _value('process_id')
+  )
 
 
 def _peak_memory_gib() -> float:
@@ -198,8 +215,8 @@ COMMANDS = {
     train,
     'Trains a model, or continues a run; prints one JSON line at the end.',
     (
-      'config', 'workdir', 'check', 'replay', 'profile_steps', 'json',
-      'verbose',
+      'config', 'workdir', 'check', 'replay', 'profile_steps', 'coordinator',
+      'num_processes', 'process_id', 'json', 'verbose',
     ),
   ),
   'eval': Command(

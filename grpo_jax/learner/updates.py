@@ -398,7 +398,7 @@ class Updater:
     """As `layout`; nothing is kept, and nothing decided."""
     layout, used = micro_batches.of_rollout(rollout, chosen, self.spec)
     place = sharding.rows(self.learner.mesh, axis=1)
-    return jax.device_put(layout, place), used
+    return sharding.from_local(layout, place), used
 
   def shapes(self) -> dict[str, Any]:
     """What the update of the last rollout was compiled for, in words."""

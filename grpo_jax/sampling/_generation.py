@@ -16,7 +16,6 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax import sharding
@@ -150,7 +149,7 @@ class Generation:
       'index': part(self.prompts.index, -1),  # -1 marks padding
     }
     if self.sampler.mesh is not None:
-      host = jax.device_put(host, sharding.rows(self.sampler.mesh))
+      host = sharding.from_local(host, sharding.rows(self.sampler.mesh))
     group = self.sampler.group
     completion = np.full((number * group,), -1, np.int64)
     completion[: taken * group] = first * group + np.arange(taken * group)
@@ -158,10 +157,10 @@ class Generation:
       self.sampler,
       self.params,
       _sampler.Prompts(**host, key=self.prompts.key),
-      jnp.asarray(self.max_tokens, jnp.int32),
+      np.int32(self.max_tokens),
       self.columns[0],
     )
-    drawn, ended = jax.device_get((drawn, rows.ended))
+    drawn, ended = sharding.to_host((drawn, rows.ended))
     self.so_far.write(completion, drawn, (completion >= 0).astype(np.int32))
     return rows, completion, ~ended
 
@@ -209,7 +208,7 @@ class Generation:
     row = lanes.reshape(-1).astype(np.int32)
     place = lane.astype(np.int32), row
     if self.sampler.mesh is not None:
-      place = jax.device_put(place, sharding.rows(self.sampler.mesh))
+      place = sharding.from_local(place, sharding.rows(self.sampler.mesh))
     self.rows = _sampler.regroup(self.sampler, parts, *place, self.room)
     self.completion = np.where(row < 0, -1, completion[row])
     self.going = np.where(row < 0, False, going[row])
@@ -228,9 +227,11 @@ class Generation:
       self.sampler,
       self.params,
       self.rows,
-      *(jnp.asarray(x, jnp.int32) for x in scalars),
+      *map(np.int32, scalars),
     )
-    drawn, age, ended = jax.device_get((drawn, self.rows.age, self.rows.ended))
+    drawn, age, ended = sharding.to_host(
+      (drawn, self.rows.age, self.rows.ended)
+    )
     some = self.completion >= 0
     # A row that ended on the way drew fewer tokens than the others.
     count = np.where(some, age - self.so_far.length[self.completion], 0)

@@ -109,7 +109,7 @@ class PlainEngine:
     parts = []
     for first in range(0, number, at_once):
       part = self._part(prompts, first, at_once)
-      parts.append(jax.device_get(_run(program, self._params, part, limit)))
+      parts.append(sharding.to_host(_run(program, self._params, part, limit)))
     drawn, length = jax.tree.map(lambda *x: np.concatenate(x), *parts)
     rows = number * requests.group
     return _arrays.completions(
@@ -140,7 +140,7 @@ class PlainEngine:
       'index': part(prompts.index, -1),
     }
     if self.mesh is not None:
-      host = jax.device_put(host, sharding.rows(self.mesh))
+      host = sharding.from_local(host, sharding.rows(self.mesh))
     return _sampler.Prompts(**host, key=prompts.key)
 
 

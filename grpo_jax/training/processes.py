@@ -51,7 +51,7 @@ class PeerError(ValueError):
 
 def initialize(
   coordinator: str = '', number: int | None = None, rank: int | None = None
-) -> None:
+) -> bool:
   """Joins the processes of a run, if it has several; before devices are used.
 
   Without arguments, JAX finds out on Cloud TPU, Slurm, Kubernetes and Open MPI
@@ -61,6 +61,9 @@ def initialize(
     coordinator: `host:port` of the first process, where the port is free.
     number: Of processes.
     rank: The number of this process, from 0.
+
+  Returns:
+    Whether this is the first process, which writes for all.
 
   Raises:
     ValueError: Only some of the arguments are given, they make no sense, or the
@@ -79,7 +82,7 @@ def initialize(
         '0 to one less than the number of processes.'
       )
   elif not _in_a_cluster():
-    return
+    return True
   import jax
 
   # It would swallow SIGTERM, which `stop_signal` handles.
@@ -93,6 +96,7 @@ def initialize(
       f'The processes of this run could not join ({_first_line(error)}); start '
       'all of them, with the same --coordinator and --num_processes.'
     ) from error
+  return jax.process_index() == 0
 
 
 def _in_a_cluster() -> bool:
