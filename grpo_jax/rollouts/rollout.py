@@ -4,6 +4,7 @@ All of this runs on the host. The ids that were sampled are the ids that are
 trained on. Text is made of them for the rewards, and is never encoded again.
 """
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import json
@@ -24,6 +25,13 @@ from grpo_jax.sampling import Requests
 from grpo_jax.sampling import Sampling
 
 
+Judging = Callable[
+  [Callable[[slice], rewards_lib.Scores], int], rewards_lib.Scores
+]
+"""`(judge, prompts)` -> the scores of all prompts, from calls of `judge`, which
+judges the completions of some of them."""
+
+
 def collect(
   records: Sequence[Mapping[str, Any]],
   engine: Engine,
@@ -34,6 +42,7 @@ def collect(
   rollout: int,
   completion_buckets: Sequence[int],
   purpose: str = 'sample',
+  judging: Judging = lambda judge, prompts: judge(slice(0, prompts)),
 ) -> Rollout:
   """Samples completions of some prompts, and has the rewards judge them.
 
@@ -49,6 +58,8 @@ def collect(
     completion_buckets: Allowed completion widths, tokens. The batch gets the
       smallest that holds its longest completion.
     purpose: See `Requests`.
+    judging: How the prompts are judged: by default all at once. Several
+      processes each judge some of them.
 
   Returns:
     A `Rollout`.
@@ -63,7 +74,12 @@ def collect(
     [tokenizer.decode(ids[:n]) for ids, n in zip(*row, strict=True)]
     for row in zip(completions.tokens, completions.length, strict=True)
   ]
-  scores = _judge(records, completions, texts, rewards)
+
+  def judge(part: slice) -> rewards_lib.Scores:
+    some = Completions(*(x if x is None else x[part] for x in completions))
+    return _judge(records[part], some, texts[part], rewards)
+
+  scores = judging(judge, len(prompts))
   return Rollout(
     _batch(completions, scores, completion_buckets),
     completions.length,

@@ -33,6 +33,7 @@ import sys
 import threading
 import time
 from typing import Any
+from typing import NamedTuple
 
 from grpo_jax.training import stop_signal
 
@@ -40,9 +41,21 @@ START_AGAIN = 75
 """Exit code: another process was lost, and the same command goes on."""
 
 SILENT_SECS = 30.0  # after which a process counts as dead
+FAIL_SECS = 60.0  # after which a process that has failed ends the others
 BEAT_SECS = 1.0
 GRACE_SECS = 10.0  # for processes that end by themselves, for the same reason
 _POLL_SECS = 0.5  # a wait that is longer would keep signals from Python
+
+
+_EXCHANGE, _WATCH = 'grpo_jax/exchange', 'grpo_jax/watch'  # keys in the store
+
+
+class _Said(NamedTuple):
+  """What a process puts into an exchange."""
+
+  value: Any
+  error: str = ''  # of a process that has failed
+  stops: bool = False  # whether the error is a stop
 
 
 class PeerError(ValueError):
@@ -127,6 +140,8 @@ class Processes:
     """The store of `jax.distributed`, or one like it; None for one process."""
     self._client, self.number, self.rank = client, number, rank
     self._count = 0  # of exchanges
+    self._agreed: BaseException | None = None  # the error that all know of
+    self._failed: dict[tuple[str, str], float] = {}  # and since when
     self._over = threading.Event()
     self._watch: threading.Thread | None = None
     self._stop: stop_signal.Stop | None = None
@@ -139,7 +154,7 @@ class Processes:
     """Whether this process writes for all."""
     return self.rank == 0
 
-  def exchange(self, value: Any) -> list[Any]:
+  def exchange(self, value: Any = None) -> list[Any]:
     """What each process has said, by its number.
 
     Every process must call it equally often. While it waits, the watch ends
@@ -147,27 +162,90 @@ class Processes:
 
     Args:
       value: What `pickle` can write.
+
+    Raises:
+      PeerError: Another process has called `fail` in place of this.
+      stop_signal.Stopped: Another process was asked to stop, and has called
+        `fail` with that.
     """
     if self._client is None:
       return [value]
-    self._count += 1
-    folder = f'grpo_jax/exchange/{self._count}'
-    set_, said = self._client.key_value_set_bytes, pickle.dumps(value)
-    if self.is_first:
-      # Together, so that the others read one key each and not one of each.
-      others = range(1, self.number)
-      said = [said, *(self._waited_for(f'{folder}/{rank}') for rank in others)]
-      set_(f'{folder}/all', pickle.dumps(said))
-      if self._count > 1:  # all have read it, or they had not said anything
-        self._client.key_value_delete(f'grpo_jax/exchange/{self._count - 1}')
-    else:
-      set_(f'{folder}/{self.rank}', said)
-      said = pickle.loads(self._waited_for(f'{folder}/all'))
-    return [pickle.loads(one) for one in said]
+    told = self._told(_Said(value))
+    self._raise_error(told)
+    if any(said.stops for said in told):
+      self._agreed = stop_signal.Stopped()
+      raise self._agreed
+    return [said.value for said in told]
 
   def from_first(self, value: Any) -> Any:
     """What the first process has given; what the others give is not read."""
     return self.exchange(value if self.is_first else None)[0]
+
+  def fail(self, error: BaseException) -> None:
+    """Makes an error of this process one of all, at their next exchange.
+
+    They may be far from it, or wait for this process in a program of the
+    devices. So the watch ends them if they do not come within `FAIL_SECS`.
+
+    Args:
+      error: Ends the run in all processes. `Stopped` ends it as a signal does.
+        Nothing is done if it came from another process.
+
+    Raises:
+      PeerError: This is a stop, and another process has failed.
+    """
+    if self._client is None or error is self._agreed:
+      return
+    self._agreed = error
+    self._set(f'failing/{self.rank}', _sentence(error))
+    told = self._told(_Said(None, _sentence(error), _is_stop(error)))
+    self._client.key_value_delete(f'{_WATCH}/failing/{self.rank}')
+    if _is_stop(error):
+      self._raise_error(told)
+
+  @contextlib.contextmanager
+  def together(self) -> Iterator[None]:
+    """An error, or a stop, of the body in one process is one of all.
+
+    Raises:
+      PeerError: The body has raised nothing here, but in another process.
+      stop_signal.Stopped: A process was asked to stop.
+    """
+    try:
+      yield
+    except BaseException as error:
+      self.fail(error)
+      raise
+    self.exchange()
+
+  def is_stopped(self, stop: stop_signal.Stop) -> bool:
+    """Whether any process was asked to stop; the same answer in all."""
+    return any(self.exchange(stop()))
+
+  def _raise_error(self, told: list['_Said']) -> None:
+    """Raises the first error, if there is one that is no stop."""
+    for rank, said in enumerate(told):
+      if said.error and not said.stops:
+        self._agreed = PeerError(f'Process {rank}: {said.error}')
+        raise self._agreed
+
+  def _told(self, said: '_Said') -> list['_Said']:
+    """One exchange, whatever it brings."""
+    self._count += 1
+    folder, own = f'{_EXCHANGE}/{self._count}', pickle.dumps(said)
+    put = self._client.key_value_set_bytes
+    if not self.is_first:
+      put(f'{folder}/{self.rank}', own)
+      return pickle.loads(self._waited_for(f'{folder}/all'))
+    # Together, so that the others read one key each and not one of each.
+    others = (
+      self._waited_for(f'{folder}/{rank}') for rank in range(1, self.number)
+    )
+    told = [said, *map(pickle.loads, others)]
+    put(f'{folder}/all', pickle.dumps(told))
+    if self._count > 1:  # all have read it, or they had not said anything
+      self._client.key_value_delete(f'{_EXCHANGE}/{self._count - 1}')
+    return told
 
   def _waited_for(self, key: str) -> bytes:
     while True:
@@ -178,36 +256,6 @@ class Processes:
       except Exception as error:
         if 'DEADLINE_EXCEEDED' not in str(error):
           raise
-
-  @contextlib.contextmanager
-  def together(self, what: str) -> Iterator[None]:
-    """An error, or a stop, of the body in one process is one of all.
-
-    Args:
-      what: What the body does, for the sentence: 'judging rollout 3'.
-
-    Raises:
-      PeerError: The body has raised nothing here, but in another process.
-      stop_signal.Stopped: A process was asked to stop.
-    """
-    raised: BaseException | None = None
-    try:
-      yield
-    except BaseException as error:
-      if self._client is None:
-        raise
-      raised = error
-    if self._client is None:
-      return
-    told = self.exchange(raised and (_is_stop(raised), _sentence(raised)))
-    failed = {rank: error for rank, error in enumerate(told) if error}
-    if raised is not None and not _is_stop(raised):
-      raise raised
-    for rank, (stopped, sentence) in failed.items():
-      if not stopped:
-        raise PeerError(f'Process {rank}, {what}: {sentence}') from raised
-    if failed:
-      raise raised or stop_signal.Stopped
 
   def check_equal(self, values: Mapping[str, Any]) -> None:
     """Raises a ValueError in all processes if they were started differently.
@@ -255,12 +303,12 @@ class Processes:
 
   def _set(self, name: str, value: str) -> None:
     self._client.key_value_set(
-      f'grpo_jax/watch/{name}', value, allow_overwrite=True
+      f'{_WATCH}/{name}', value, allow_overwrite=True
     )
 
   def _all(self, folder: str) -> dict[str, str]:
     """The last part of each key in a folder, and its value."""
-    found = self._client.key_value_dir_get(f'grpo_jax/watch/{folder}/')
+    found = self._client.key_value_dir_get(f'{_WATCH}/{folder}/')
     return {key.rpartition('/')[2]: value for key, value in found}
 
   def _watches(self) -> None:
@@ -307,7 +355,7 @@ class Processes:
 
   def _beat_of_first(self) -> dict[str, str]:
     """Read alone, because reading all beats is the work of the first."""
-    return {'0': self._client.key_value_try_get('grpo_jax/watch/beat/0')}
+    return {'0': self._client.key_value_try_get(f'{_WATCH}/beat/0')}
 
   def _hear(self) -> None:
     """Does what one of the processes has told all."""
@@ -322,10 +370,12 @@ class Processes:
       main = threading.main_thread().ident
       assert main is not None  # it runs
       signal.pthread_kill(main, int(number))
-    failed = {r: text for r, text in self._all('end').items() if text}
-    if failed and not self._over.wait(GRACE_SECS):
-      rank = min(failed, key=int)
-      self._leave(f'Process {rank} has failed: {failed[rank]}', 2)
+    now = time.monotonic()
+    for folder, secs in ('end', GRACE_SECS), ('failing', FAIL_SECS):
+      for rank, text in self._all(folder).items():
+        since = self._failed.setdefault((folder, rank), now)
+        if text and rank != str(self.rank) and now - since > secs:
+          self._leave(f'Process {rank} has failed: {text}', 2)
 
   def _leave(self, why: str, code: int) -> None:
     """Ends this process, whose main thread waits for ever."""

@@ -77,13 +77,13 @@ def test_every_process_gets_what_all_have_said():
 def test_alone_nothing_is_exchanged():
   alone = processes.Processes()
   assert alone.exchange('all') == ['all'] and alone.is_first
-  with alone, pytest.raises(OSError, match='here'), alone.together('writing'):
+  with alone, pytest.raises(OSError, match='here'), alone.together():
     raise OSError('here')
 
 
 def failing(error, rank=1):
   def body(peers):
-    with peers.together('judging rollout 3'):
+    with peers.together():
       if peers.rank == rank:
         raise error
     return 'went on'
@@ -96,7 +96,7 @@ def test_an_error_of_one_is_one_of_all():
   assert isinstance(own, OSError)
   for error in (first, last):
     assert isinstance(error, processes.PeerError)
-    assert str(error) == 'Process 1, judging rollout 3: OSError: disk full'
+    assert str(error) == 'Process 1: OSError: disk full'
 
 
 def test_a_stop_of_one_is_one_of_all():
@@ -105,9 +105,38 @@ def test_a_stop_of_one_is_one_of_all():
   ] * 3
 
 
+def test_one_that_fails_elsewhere_is_heard_at_the_next_exchange():
+  def body(peers):
+    try:
+      with peers.together():  # which does not fail a second time
+        if peers.rank == 1:
+          raise OSError('disk full')
+        peers.exchange('far from it')
+    except (OSError, processes.PeerError) as error:
+      peers.fail(error)
+      return str(error), peers.exchange('saves')
+
+  first, own, last = run(body)[0]
+  assert own == ('disk full', ['saves'] * 3)
+  assert first == last == ('Process 1: OSError: disk full', ['saves'] * 3)
+
+
+def test_all_stop_where_one_was_asked_to():
+  class Stop:
+    def __init__(self, asked):
+      self.asked = asked
+
+    def __call__(self):
+      return self.asked
+
+  stopped = run(lambda peers: peers.is_stopped(Stop(peers.rank == 1)))[0]
+  assert stopped == [True] * 3
+  assert run(lambda peers: peers.is_stopped(Stop(False)))[0] == [False] * 3
+
+
 def test_an_error_wins_over_a_stop():
   def body(peers):
-    with peers.together('saving'):
+    with peers.together():
       raise [stop_signal.Stopped(), OSError('full')][peers.rank]
 
   stopped, failed = run(body, 2)[0]
@@ -142,7 +171,8 @@ def test_half_of_the_flags_is_refused(given, words):
 PROGRAM = """
 import os, signal, sys, time
 from grpo_jax.training import processes, stop_signal
-processes.SILENT_SECS, processes.BEAT_SECS, processes.GRACE_SECS = 4.0, .2, 1.0
+processes.SILENT_SECS, processes.BEAT_SECS = 4.0, .2
+processes.GRACE_SECS, processes.FAIL_SECS = 1.0, 2.0
 address, rank, case = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 processes.initialize(address, 2, rank)
 peers, stop = processes.joined(), stop_signal.Stop()
@@ -158,6 +188,8 @@ with stop, peers:
     os.kill(os.getpid(), signal.SIGKILL)
   if rank == 1 and case == 'raises':
     raise ValueError('it refuses')
+  if rank == 1 and case == 'fails far off':
+    peers.fail(ValueError('nobody comes'))
   if rank == 1 and case == 'is stopped':
     os.kill(os.getpid(), signal.SIGTERM)
   if case == 'is stopped':
@@ -193,6 +225,7 @@ def started(case):
     ('dies', 0, processes.START_AGAIN, 'Process 1 on '),
     ('hangs', 0, processes.START_AGAIN, 'has been silent for 4 s'),
     ('raises', 0, 2, 'Process 1 has failed: ValueError: it refuses'),
+    ('fails far off', 0, 2, 'Process 1 has failed: ValueError: nobody comes'),
     ('first dies', 1, None, ''),
   ],
 )
