@@ -30,7 +30,9 @@ FLAGS = {
     'Slurm or Kubernetes tell it.',
   ),
   'num_processes': flags.DEFINE_integer(
-    'num_processes', None, 'How many processes train together, with --coordinator.'
+    'num_processes',
+    None,
+    'How many processes train together, with --coordinator.',
   ),
   'process_id': flags.DEFINE_integer(
     'process_id', None, 'Number of this process, from 0, with --coordinator.'

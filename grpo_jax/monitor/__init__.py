@@ -10,10 +10,10 @@ what cannot be written leads to one warning, what cannot be drawn is left out.
 """
 
 from grpo_jax.monitor._monitor import Monitor
-from grpo_jax.monitor._samples import Sample
-from grpo_jax.monitor._screen import Screen
 from grpo_jax.monitor._quiet import Quiet
 from grpo_jax.monitor._quiet import quiet
+from grpo_jax.monitor._samples import Sample
+from grpo_jax.monitor._screen import Screen
 from grpo_jax.monitor._screen import start
 
 __all__ = ['Monitor', 'Quiet', 'Sample', 'Screen', 'quiet', 'start']

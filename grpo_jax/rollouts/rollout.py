@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import json
 from typing import Any
 
+import jax
 import numpy as np
 
 from grpo_jax import losses
@@ -24,12 +25,18 @@ from grpo_jax.sampling import Engine
 from grpo_jax.sampling import Requests
 from grpo_jax.sampling import Sampling
 
-
 Judging = Callable[
   [Callable[[slice], rewards_lib.Scores], int], rewards_lib.Scores
 ]
 """`(judge, prompts)` -> the scores of all prompts, from calls of `judge`, which
 judges the completions of some of them."""
+
+
+def judged_alone(
+  judge: Callable[[slice], rewards_lib.Scores], prompts: int
+) -> rewards_lib.Scores:
+  """The `Judging` of a single process: all at once."""
+  return judge(slice(0, prompts))
 
 
 def collect(
@@ -42,7 +49,7 @@ def collect(
   rollout: int,
   completion_buckets: Sequence[int],
   purpose: str = 'sample',
-  judging: Judging = lambda judge, prompts: judge(slice(0, prompts)),
+  judging: Judging = judged_alone,
 ) -> Rollout:
   """Samples completions of some prompts, and has the rewards judge them.
 
@@ -76,7 +83,7 @@ def collect(
   ]
 
   def judge(part: slice) -> rewards_lib.Scores:
-    some = Completions(*(x if x is None else x[part] for x in completions))
+    some = jax.tree.map(lambda x: x[part], completions)
     return _judge(records[part], some, texts[part], rewards)
 
   scores = judging(judge, len(prompts))

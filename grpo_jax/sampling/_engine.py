@@ -43,6 +43,8 @@ class LocalEngine:
     decode: Turns ids into text; needed for stop strings only.
     mesh: The learner's mesh, over whose data shards the prompts are split; None
       for one device.
+    between: Called before every call of the devices; what it raises ends the
+      generation. Several processes agree there whether to stop.
   """
 
   model: Any
@@ -52,6 +54,7 @@ class LocalEngine:
   max_rows: int = 4096
   decode: Callable[[Any], str] | None = None
   mesh: jax.sharding.Mesh | None = None
+  between: Callable[[], None] = lambda: None
 
   def __post_init__(self):
     self._params, self._version, self._prepare = None, -1, None
@@ -125,6 +128,7 @@ class LocalEngine:
       prompts,
       sampling.max_tokens,
       sorted(size for size in set(self.completion_buckets) if size <= buffer),
+      self.between,
     )
 
   def _completions(

@@ -10,6 +10,7 @@ The loop repeats three steps until every completion has ended:
    caches grow (`Generation._rearrange`, by the rules of `_schedule`).
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
@@ -60,8 +61,8 @@ class CompletionsSoFar:
 class Generation:
   """The completions of some prompts while they are being drawn.
 
-  The first six attributes are given and never change; the others are the state
-  of the loop.
+  The first seven attributes are given and never change; the others are the
+  state of the loop.
 
   Attributes:
     sampler: The static part of the compiled programs.
@@ -71,6 +72,7 @@ class Generation:
     max_tokens: Length limit of a completion.
     columns: The lengths that the rows' caches may have, tokens, ascending; the
       last holds a whole completion.
+    between: Called before every call of the devices; see `LocalEngine`.
     so_far: What has been drawn; at the end the result.
     waiting: How many prompts wait. They are the last ones of `prompts`.
     rows: The state of the rows, on the device.
@@ -86,6 +88,7 @@ class Generation:
   prompts: _sampler.Prompts
   max_tokens: int
   columns: Sequence[int]
+  between: Callable[[], None]
   so_far: CompletionsSoFar = dataclasses.field(init=False)
   waiting: int = dataclasses.field(init=False)
   rows: Any = dataclasses.field(init=False, default=None)
@@ -116,6 +119,7 @@ class Generation:
       `so_far`, the same object each time; at the last time it is complete.
     """
     while self.waiting or self.going.any():
+      self.between()
       if not self.going.any():
         self._start()
         yield self.so_far

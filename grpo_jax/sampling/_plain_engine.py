@@ -51,6 +51,7 @@ class PlainEngine:
     decode: Turns ids into text; needed for stop strings only.
     mesh: The learner's mesh, over whose data shards the rows are split; None
       for one device.
+    between: See `LocalEngine`.
   """
 
   model: foreign.Foreign
@@ -60,6 +61,7 @@ class PlainEngine:
   max_rows: int = 4096
   decode: Callable[[Any], str] | None = None
   mesh: jax.sharding.Mesh | None = None
+  between: Callable[[], None] = lambda: None
 
   def __post_init__(self):
     self._params, self._version = None, -1
@@ -108,6 +110,7 @@ class PlainEngine:
     )
     parts = []
     for first in range(0, number, at_once):
+      self.between()
       part = self._part(prompts, first, at_once)
       parts.append(sharding.to_host(_run(program, self._params, part, limit)))
     drawn, length = jax.tree.map(lambda *x: np.concatenate(x), *parts)

@@ -65,6 +65,7 @@ class Run(NamedTuple):
   peak_flops: float | None  # FLOP/s of the whole mesh; None if not known
   sampling: sampling.Sampling
   given: Given  # what the marks in the config stand for
+  judging: rollout.Judging = rollout.judged_alone
 
 
 def run(config: Config, given: Given = marks.NOTHING) -> Run:

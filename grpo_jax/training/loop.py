@@ -25,6 +25,7 @@ from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.rollouts.types import Rollout
 from grpo_jax.training import build
 from grpo_jax.training import marks
+from grpo_jax.training import processes
 from grpo_jax.training import replay as replay_lib
 from grpo_jax.training import session as session_lib
 from grpo_jax.training import speed
@@ -76,11 +77,22 @@ def train(
   start, stop = time.monotonic(), stop or stop_signal.Stop()
   # Absolute from here on: a reward function may change the directory.
   workdir, draw = pathlib.Path(workdir).absolute(), sampled
+  peers = processes.joined()
   if replay is not None:
     draw = functools.partial(replay_lib.draw, replay_lib.folder(replay))
-  with session_lib.opened(
-    config, workdir, stop, replay is not None, given, on_rollout, screen
-  ) as (session, progress):
+  with (
+    peers,
+    session_lib.opened(
+      config,
+      workdir,
+      stop,
+      replay is not None,
+      given,
+      on_rollout,
+      screen,
+      peers,
+    ) as (session, progress),
+  ):
     progress = progress or begin(session)
     # When `Stopped` is raised, `progress` is still the one that was saved.
     with contextlib.suppress(stop_signal.Stopped):
@@ -88,7 +100,7 @@ def train(
         # First of all, because a checkpoint may hold a rollout whose metrics
         # wait for its evaluation; and before the first rollout, step 0 is due.
         progress, ends = conclude(session, progress)
-        if ends or progress.step >= config.steps or stop():
+        if ends or progress.step >= config.steps or session.is_stopped():
           break
         with session_lib.profiled(session, progress.step + 1, profile_steps):
           progress = advance(session, progress, draw)
@@ -112,7 +124,7 @@ def begin(session: Session) -> Progress | None:
     session.run,
     session.workdir,
     session.monitor,
-    session.stop,
+    session.is_stopped,
     session.update.frozen,
   )
   if params is None:
@@ -133,7 +145,7 @@ def advance(
   with session_lib.saved_if_it_fails(session, progress):
     with (
       # Nothing is lost by leaving: the next start draws this rollout again.
-      session.stop.at_once(),
+      session.at_once(),
       session.monitor.phase(
         'sampling and judging', 'compiling, then sampling and judging'
       ),
@@ -191,7 +203,7 @@ def conclude(session: Session, progress: Progress) -> tuple[Progress, bool]:
   if due:
     with session_lib.saved_if_it_fails(session, progress):
       with (
-        session.stop.at_once(),
+        session.at_once(),
         session.monitor.phase(
           'evaluating', 'compiling, then evaluating on held-out problems'
         ),
@@ -203,6 +215,8 @@ def conclude(session: Session, progress: Progress) -> tuple[Progress, bool]:
   session.saves.check()
   if session.saves.failed:
     measured = {**measured, 'saves_failed': float(session.saves.failed)}
+  for warning in session.peers.warnings():
+    session.monitor.warn(warning)
   session.monitor.write(step, measured, samples)
   progress = progress._replace(unwritten=None)
   session.refused.count(measured)
@@ -237,6 +251,7 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
       config.group,
       step,
       run.config.data.completion_buckets,
+      judging=run.judging,
     )
     # Here, so that dynamic sampling chooses groups by the shuffled rewards too.
     if run.config.shuffle_rewards:
@@ -291,6 +306,7 @@ def heldout_accuracy(run: build.Run, step: int) -> float | None:
     step,
     run.config.data.completion_buckets,
     purpose='evaluate',
+    judging=run.judging,
   )
   judged = rollout.batch.reward_parts[rollout.batch.valid, 0]
   return float(np.mean(judged)) if len(judged) else None

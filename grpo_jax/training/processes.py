@@ -55,7 +55,7 @@ class _Said(NamedTuple):
 
   value: Any
   error: str = ''  # of a process that has failed
-  stops: bool = False  # whether the error is a stop
+  stops: int = 0  # the signal, if the error is a stop
 
 
 class PeerError(ValueError):
@@ -140,6 +140,7 @@ class Processes:
     """The store of `jax.distributed`, or one like it; None for one process."""
     self._client, self.number, self.rank = client, number, rank
     self._count = 0  # of exchanges
+    self._warned = 0  # how often
     self._agreed: BaseException | None = None  # the error that all know of
     self._failed: dict[tuple[str, str], float] = {}  # and since when
     self._over = threading.Event()
@@ -172,7 +173,8 @@ class Processes:
       return [value]
     told = self._told(_Said(value))
     self._raise_error(told)
-    if any(said.stops for said in told):
+    if signals := [said.stops for said in told if said.stops]:
+      self._take(signals[0])
       self._agreed = stop_signal.Stopped()
       raise self._agreed
     return [said.value for said in told]
@@ -198,7 +200,8 @@ class Processes:
       return
     self._agreed = error
     self._set(f'failing/{self.rank}', _sentence(error))
-    told = self._told(_Said(None, _sentence(error), _is_stop(error)))
+    stops = self._signal() if _is_stop(error) else 0
+    told = self._told(_Said(None, _sentence(error), stops))
     self._client.key_value_delete(f'{_WATCH}/failing/{self.rank}')
     if _is_stop(error):
       self._raise_error(told)
@@ -218,9 +221,21 @@ class Processes:
       raise
     self.exchange()
 
-  def is_stopped(self, stop: stop_signal.Stop) -> bool:
+  def is_stopped(self) -> bool:
     """Whether any process was asked to stop; the same answer in all."""
-    return any(self.exchange(stop()))
+    signals = [number for number in self.exchange(self._signal()) if number]
+    if signals:
+      self._take(signals[0])
+    return bool(signals)
+
+  def _signal(self) -> int:
+    """The signal that has asked this process to stop; 0 if none has."""
+    return int(self._stop.signal or 0) if self._stop else 0
+
+  def _take(self, number: int) -> None:
+    """As if this process had got the signal that another one has got."""
+    if self._stop and not self._stop.signal:
+      self._stop.signal = signal.Signals(number)
 
   def _raise_error(self, told: list['_Said']) -> None:
     """Raises the first error, if there is one that is no stop."""
@@ -274,6 +289,22 @@ class Processes:
           f'and the others have {usual}; start all of them alike.'
         )
 
+  def warn(self, text: str) -> None:
+    """Takes a warning to the first process, which shows what all have seen."""
+    self._warned += 1
+    self._set(f'warning/{self.rank}.{self._warned}', text)
+
+  def warnings(self) -> list[str]:
+    """In the first process, the warnings of the others since the last call."""
+    if self._client is None or not self.is_first:
+      return []
+    told = self._all('warning')
+    for name in told:
+      self._client.key_value_delete(f'{_WATCH}/warning/{name}')
+    return [
+      f'process {name.partition(".")[0]}: {text}' for name, text in told.items()
+    ]
+
   def pass_on(self, stop: stop_signal.Stop) -> None:
     """Has signals of `stop` passed on to the others, and theirs taken."""
     self._stop = stop
@@ -302,9 +333,7 @@ class Processes:
     self._watch.join()
 
   def _set(self, name: str, value: str) -> None:
-    self._client.key_value_set(
-      f'{_WATCH}/{name}', value, allow_overwrite=True
-    )
+    self._client.key_value_set(f'{_WATCH}/{name}', value, allow_overwrite=True)
 
   def _all(self, folder: str) -> dict[str, str]:
     """The last part of each key in a folder, and its value."""
@@ -323,9 +352,9 @@ class Processes:
       beat += 1
       try:
         self._set(f'beat/{self.rank}', f'{host} {beat}')
-        if self._stop and self._stop.signal and not passed:
+        if self._signal() and not passed:
           passed = True
-          self._set('told/stop', str(int(self._stop.signal)))
+          self._set('told/stop', str(self._signal()))
         self._tell_silent(seen)
         self._hear()
         lost_since = None
@@ -366,7 +395,7 @@ class Processes:
         f'Process {rank} on {host} has been silent for {SILENT_SECS:.0f} s',
         START_AGAIN,
       )
-    if (number := told.get('stop')) and self._stop and not self._stop.signal:
+    if (number := told.get('stop')) and not self._signal():
       main = threading.main_thread().ident
       assert main is not None  # it runs
       signal.pthread_kill(main, int(number))
@@ -385,12 +414,15 @@ class Processes:
     os._exit(code)
 
 
+ALONE = Processes()
+
+
 def joined() -> Processes:
   """The processes that `initialize` has joined."""
   import jax
 
   if jax.process_count() == 1:
-    return Processes()
+    return ALONE
   from jax._src import distributed
 
   return Processes(

@@ -34,11 +34,14 @@ from grpo_jax.training import build_updater
 from grpo_jax.training import checkpoint
 from grpo_jax.training import compilations
 from grpo_jax.training import export
+from grpo_jax.training import judging
 from grpo_jax.training import warm_up
 from grpo_jax.training import workdir as workdir_lib
 from grpo_jax.training.checkpoint import Checkpoints
 from grpo_jax.training.checkpoint import Restored
 from grpo_jax.training.marks import Given
+from grpo_jax.training.processes import ALONE
+from grpo_jax.training.processes import Processes
 from grpo_jax.training.refused import Refused
 from grpo_jax.training.stop_signal import Stop
 from grpo_jax.training.stop_signal import Stopped
@@ -83,6 +86,21 @@ class Session(NamedTuple):
   on_rollout: OnRollout | None
   refused: Refused
   compilations: compilations.Compilations
+  peers: Processes
+
+  def is_stopped(self) -> bool:
+    """Whether a signal, to any process, has asked to stop."""
+    return self.stop() if self.peers is ALONE else self.peers.is_stopped()
+
+  def at_once(self) -> contextlib.AbstractContextManager[None]:
+    """In it a signal need not wait; see `Stop.at_once`.
+
+    With several processes none may leave alone: there the engine and the
+    judging ask.
+    """
+    if self.peers.number > 1:
+      return contextlib.nullcontext()
+    return self.stop.at_once()
 
 
 @contextlib.contextmanager
@@ -94,6 +112,7 @@ def opened(
   given: Given,
   on_rollout: OnRollout | None,
   screen: monitor_lib.Screen | None = None,
+  peers: Processes = ALONE,
 ) -> Iterator[tuple[Session, Progress | None]]:
   """A session, and the progress in its newest checkpoint, if it has one."""
   workdir = pathlib.Path(workdir)
@@ -102,13 +121,14 @@ def opened(
   config = workdir_lib.with_widths(workdir, config)
   workdir_lib.refuse_another(workdir, config, given=given)
   with contextlib.ExitStack() as stack:
-    screen = screen or monitor_lib.start(config, workdir)
-    stack.enter_context(screen)
+    begin = monitor_lib.start if peers.is_first else monitor_lib.quiet
+    screen = stack.enter_context(screen or begin(config, workdir))
     run, update = _built(config, given, screen)
-    config = run.config
+    run, config = _joined(run, peers, stop), run.config
     exports = export.Exports(run, workdir)
     # After building, so that a config that cannot be built leaves no workdir.
-    stack.enter_context(workdir_lib.claimed(workdir, config))
+    with peers.together():
+      stack.enter_context(workdir_lib.claimed(workdir, config))
     saves, saved = _restored(stack, screen, config, workdir, update)
     if saved is not None:
       _check_restored(saved, config, workdir, replays)
@@ -119,7 +139,8 @@ def opened(
     if saved is not None:
       build_model.check_frozen(saved, frozen, config)
     warn = functools.partial(screen.warn, None)  # before the first rollout
-    versions = workdir_lib.record(workdir, config, saved is None, given, warn)
+    with peers.together():
+      versions = workdir_lib.record(workdir, config, saved is None, given, warn)
     progress = _progress(saved) if saved else None
     # The last rollout with a line in metrics.jsonl; see `Unwritten`.
     written = progress and progress.step - bool(progress.unwritten)
@@ -139,6 +160,8 @@ def opened(
         config.model,
         replays,
       )
+      if peers.is_first
+      else monitor_lib.Quiet(peers.warn)
     )
     saves.warn = monitor.warn
     session = Session(
@@ -155,6 +178,7 @@ def opened(
       on_rollout,
       Refused(**saved.host.get('refused', {})) if saved else Refused(),
       compilations.Compilations(),
+      peers,
     )
     if saved is not None:
       _go_on(session, saved)
@@ -178,6 +202,25 @@ def _built(
     f'{run.tokenizer.vocab_size:,}',
   )
   return run, update
+
+
+def _joined(run: build.Run, peers: Processes, stop: Stop) -> build.Run:
+  """The run with what several processes do together.
+
+  Raises:
+    ValueError: The processes were started differently.
+  """
+  if peers.number == 1:
+    return run
+  peers.pass_on(stop)
+  peers.check_equal(workdir_lib.identity(run.config))
+
+  def between():
+    if peers.is_stopped():
+      raise Stopped
+
+  run.engine.between = between
+  return run._replace(judging=judging.shared(peers, stop))
 
 
 def _go_on(session: Session, saved: Restored) -> None:
@@ -277,7 +320,7 @@ def keep_completions(
   """
   log = session.run.config.log
   every = log.completions_every_steps
-  if every and step % every == 0:
+  if every and step % every == 0 and session.peers.is_first:
     path = parquet.path_of(session.workdir / 'completions', step)
     try:
       parquet.write(path, rollout, step)
@@ -380,6 +423,7 @@ def saved_if_it_fails(session: Session, progress: Progress) -> Iterator[None]:
     # After a second Ctrl-C nothing is saved.
     again = isinstance(error, KeyboardInterrupt) and session.stop.signal
     if isinstance(error, Stopped) or not again:
+      session.peers.fail(error)
       save(session, progress, {})
       session.saves.wait()
     raise
@@ -408,6 +452,8 @@ def tell(
 ) -> bool:
   """Calls the user's `on_rollout`, and returns whether it asks to end the run.
 
+  Of several processes the first calls it.
+
   Args:
     session: See `Session`.
     progress: Saved if the function raises. At step 0 there is no rollout yet,
@@ -422,11 +468,14 @@ def tell(
     for name, value in unwritten.measured.items()
     if value is not None
   }
-  with saved_if_it_fails(session, progress):
-    answer = session.on_rollout(progress.step, numbers, unwritten.rollout)
+  answer = None
+  with saved_if_it_fails(session, progress), session.peers.together():
+    if session.peers.is_first:
+      answer = session.on_rollout(progress.step, numbers, unwritten.rollout)
   # Only a bool counts: a lambda that merely stores something often returns a
   # value that is true.
-  return isinstance(answer, bool | np.bool_) and bool(answer)
+  ends = isinstance(answer, bool | np.bool_) and bool(answer)
+  return session.peers.from_first(ends)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import datetime
 import fcntl
+import hashlib
 from importlib import metadata
 import itertools
 import json
@@ -293,6 +294,33 @@ def versions() -> dict[str, Any]:
     'devices': f'{jax.device_count()} x {jax.devices()[0].device_kind}',
     'processes': jax.process_count(),
   }
+
+
+def identity(config: Config) -> dict[str, Any]:
+  """What must be the same in all processes of a run, by name.
+
+  The fields of the config, the versions of packages, the git revision, and a
+  hash of each data file.
+  """
+  found = versions()
+  same = {f'config.{name}': value for name, value in _flat(config).items()}
+  same |= {f'the version of {k}': v for k, v in found['packages'].items()}
+  same |= {name: found[name] for name in ('python', 'git')}
+  for name in ('train', 'heldout'):
+    for path in _files(getattr(config.data, name)):
+      with open(path, 'rb') as file:
+        digest = hashlib.file_digest(file, 'sha256').hexdigest()
+      same[f'the SHA-256 of {path}'] = digest
+  return same
+
+
+def _files(value: Any) -> list[pathlib.Path]:
+  """The files that a field of data names, alone or in a mixture."""
+  names = value if isinstance(value, str) else ''
+  if not isinstance(value, str | None):
+    return [path for one in value for path in _files(one)]
+  path = pathlib.Path(names)
+  return [path] if names and path.is_file() else []
 
 
 def _is_first() -> bool:

@@ -1,6 +1,7 @@
 """What processes tell each other: in threads over a store, and for real."""
 
 from concurrent import futures
+import functools
 import signal
 import socket
 import subprocess
@@ -83,6 +84,9 @@ def test_alone_nothing_is_exchanged():
 
 def failing(error, rank=1):
   def body(peers):
+    stop = stop_signal.Stop()
+    stop.signal = signal.SIGTERM if peers.rank == rank else None
+    peers.pass_on(stop)
     with peers.together():
       if peers.rank == rank:
         raise error
@@ -122,16 +126,15 @@ def test_one_that_fails_elsewhere_is_heard_at_the_next_exchange():
 
 
 def test_all_stop_where_one_was_asked_to():
-  class Stop:
-    def __init__(self, asked):
-      self.asked = asked
+  def body(peers, asked):
+    stop = stop_signal.Stop()
+    stop.signal = signal.SIGTERM if peers.rank == asked else None
+    peers.pass_on(stop)
+    return peers.is_stopped(), stop.signal
 
-    def __call__(self):
-      return self.asked
-
-  stopped = run(lambda peers: peers.is_stopped(Stop(peers.rank == 1)))[0]
-  assert stopped == [True] * 3
-  assert run(lambda peers: peers.is_stopped(Stop(False)))[0] == [False] * 3
+  told = run(functools.partial(body, asked=1))[0]
+  assert told == [(True, signal.SIGTERM)] * 3
+  assert run(functools.partial(body, asked=None))[0] == [(False, None)] * 3
 
 
 def test_an_error_wins_over_a_stop():
