@@ -24,6 +24,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from grpo_jax.training import host_memory
+from grpo_jax.training import processes
 
 Array = jax.Array
 
@@ -100,6 +101,8 @@ class Checkpoints:
     warn: Called with a sentence that says what went wrong and what was done.
     read_only: Whether to change nothing in the directory, because the run may
       be going on in another process.
+    peers: The processes that save and read together. Whether a save has failed,
+      and which checkpoint can be read, is the same in all of them.
 
   Attributes:
     failed: How many saves have failed.
@@ -115,8 +118,9 @@ class Checkpoints:
       f'warning: {text}', file=sys.stderr
     ),
     read_only: bool = False,
+    peers: processes.Processes = processes.ALONE,
   ):
-    self._read_only = read_only
+    self._read_only, self._peers = read_only, peers
     self._directory = pathlib.Path(directory).absolute()
     self._keep_last, self._keep_best = keep_last, keep_best
     self.warn, self.failed, self.owed = warn, 0, False
@@ -157,8 +161,18 @@ class Checkpoints:
         cleanup_tmp_directories=not self._read_only,
         best_fn=metric,
         preservation_policy=policies.AnyPreservationPolicy(keep),
+        async_options=ocp.AsyncOptions(
+          barrier_sync_fn=None if self._peers.number == 1 else self._barrier
+        ),
       ),
     )
+
+  def _barrier(self, *, key: str, timeout_ms: int) -> None:
+    """In place of Orbax's, at which one that has failed is awaited for long."""
+    self._peers.barrier(key, timeout_ms, self._work())
+
+  def _work(self) -> str:
+    return f'saving to {self._directory.name} after {self.failed} failures'
 
   def steps(self) -> list[int]:
     """The steps of the complete checkpoints, oldest first."""
@@ -253,14 +267,29 @@ class Checkpoints:
   def __enter__(self) -> 'Checkpoints':
     return self
 
-  def __exit__(self, *_) -> None:
-    self.close()
+  def __exit__(self, kind, error, traceback) -> None:
+    # If this process fails alone, it must not wait for the others.
+    if error is None or self._peers.knows(error):
+      self.close()
 
   @contextlib.contextmanager
   def _surviving(self, what: str):
+    problem = ''
     try:
       yield
     except Exception as error:  # Orbax raises many types, some plain Exception
+      problem = _first_line(error)
+      self._peers.leave(self._work())
+    told = self._peers.exchange(problem)
+    if any(told):
+      # Rather one that has failed than one that has waited for it.
+      rank = min(
+        (rank for rank, one in enumerate(told) if one),
+        key=lambda rank: told[rank].startswith(processes.WAITED),
+      )
+      problem = told[rank]
+      if self._peers.number > 1:
+        problem = f'process {rank}: {problem}'
       self.failed, self.owed = self.failed + 1, True
       # A manager keeps the error and raises it again, here and in every later
       # call. So it is replaced by a new one.
@@ -270,10 +299,10 @@ class Checkpoints:
         for leftover in self._directory.glob('*.orbax-checkpoint-tmp'):
           shutil.rmtree(leftover, ignore_errors=True)
       self._manager = self._open()
-      self.warn(
-        f'{what} ({_first_line(error)}); training goes on, and the next step '
-        'tries again.'
-      )
+      if self._peers.is_first:
+        self.warn(
+          f'{what} ({problem}); training goes on, and the next step tries again.'
+        )
 
   def restore(
     self, abstract: Any, step: int | None = None, field: str | None = None
@@ -304,6 +333,7 @@ class Checkpoints:
       )
     problems: dict[int, str] = {}
     for tried in reversed(steps if step is None else [step]):
+      restored, problem = None, ''
       try:
         restored = self._read(tried, abstract, field)
       except Exception as error:  # Orbax raises many types, as above
@@ -312,7 +342,9 @@ class Checkpoints:
           # and written a newer one.
           self._manager.reload()
           return self.restore(abstract, step, field)
-        problems[tried] = _first_line(error)
+        problem = _first_line(error)
+      if problem := next(filter(None, self._peers.exchange(problem)), ''):
+        problems[tried] = problem
         continue
       # Only now that one could be read: if none can, the cause may be a config
       # of other shapes, and the files may be whole.

@@ -126,6 +126,7 @@ def begin(session: Session) -> Progress | None:
     session.monitor,
     session.is_stopped,
     session.update.frozen,
+    session.peers,
   )
   if params is None:
     return None

@@ -21,6 +21,7 @@ watch, and tells the others what follows, so its work grows with the number of
 processes, not with the square.
 """
 
+import collections
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -42,12 +43,16 @@ START_AGAIN = 75
 
 SILENT_SECS = 30.0  # after which a process counts as dead
 FAIL_SECS = 60.0  # after which a process that has failed ends the others
+WAITED = 'waited for another process'
+ELSEWHERE_SECS = 2.0  # at a barrier, while another waits at another one
 BEAT_SECS = 1.0
 GRACE_SECS = 10.0  # for processes that end by themselves, for the same reason
 _POLL_SECS = 0.5  # a wait that is longer would keep signals from Python
 
 
-_EXCHANGE, _WATCH = 'grpo_jax/exchange', 'grpo_jax/watch'  # keys in the store
+# Folders in the store.
+_EXCHANGE, _WATCH = 'grpo_jax/exchange', 'grpo_jax/watch'
+_BARRIER, _LEFT = 'grpo_jax/barrier', 'grpo_jax/left'
 
 
 class _Said(NamedTuple):
@@ -141,6 +146,7 @@ class Processes:
     self._client, self.number, self.rank = client, number, rank
     self._count = 0  # of exchanges
     self._warned = 0  # how often
+    self._barriers = collections.Counter[tuple[str, str]]()
     self._agreed: BaseException | None = None  # the error that all know of
     self._failed: dict[tuple[str, str], float] = {}  # and since when
     self._over = threading.Event()
@@ -220,6 +226,48 @@ class Processes:
       self.fail(error)
       raise
     self.exchange()
+
+  def knows(self, error: BaseException) -> bool:
+    """Whether all processes have this error, or the one that it stands for."""
+    return self._client is None or error is self._agreed
+
+  def barrier(self, key: str, timeout_ms: int, work: str) -> None:
+    """Waits, in any thread, until all processes are here.
+
+    Args:
+      key: Of the barrier; the same one may be waited at again.
+      timeout_ms: How long to wait.
+      work: What all of them do; in it one waits at one barrier at a time.
+
+    Raises:
+      TimeoutError: Time is up, or a process cannot come any more: it has left
+        the work, or waits at another barrier of it, as after an error.
+    """
+    self._barriers[work, key] += 1
+    name = f'{key} {self._barriers[work, key]}'
+    begun, limit = time.monotonic(), timeout_ms / 1000
+    store, folder = self._client, f'{_BARRIER}/{work}/{name}/'
+    own = f'{_BARRIER}/{work}/at/{self.rank}'
+    store.key_value_set(f'{folder}{self.rank}', '', allow_overwrite=True)
+    store.key_value_set(own, name, allow_overwrite=True)
+    try:
+      while len(store.key_value_dir_get(folder)) < self.number:
+        waited = time.monotonic() - begun
+        at = dict(store.key_value_dir_get(f'{_BARRIER}/{work}/at/'))
+        if waited > ELSEWHERE_SECS and set(at.values()) != {name}:
+          raise TimeoutError(f'{WAITED} that waits elsewhere')
+        if store.key_value_dir_get(f'{_LEFT}/{work}/') or waited > limit:
+          raise TimeoutError(WAITED)
+        time.sleep(0.05)
+    finally:
+      store.key_value_delete(own)
+
+  def leave(self, work: str) -> None:
+    """Ends the waits of the others at a barrier that this one cannot reach."""
+    if self._client is not None:
+      self._client.key_value_set(
+        f'{_LEFT}/{work}/{self.rank}', '', allow_overwrite=True
+      )
 
   def is_stopped(self) -> bool:
     """Whether any process was asked to stop; the same answer in all."""

@@ -129,7 +129,7 @@ def opened(
     # After building, so that a config that cannot be built leaves no workdir.
     with peers.together():
       stack.enter_context(workdir_lib.claimed(workdir, config))
-    saves, saved = _restored(stack, screen, config, workdir, update)
+    saves, saved = _restored(stack, screen, config, workdir, update, peers)
     if saved is not None:
       _check_restored(saved, config, workdir, replays)
     if config.lora.rank:
@@ -240,6 +240,7 @@ def _restored(
   config: Config,
   workdir: pathlib.Path,
   update: Updater,
+  peers: Processes,
 ) -> tuple[Checkpoints, Restored | None]:
   """The checkpoints, and the newest; what it has decided, the updater gets."""
   goes_on = any((workdir / 'checkpoints').glob('[0-9]*'))
@@ -250,6 +251,7 @@ def _restored(
         workdir / 'checkpoints',
         config.checkpoint.keep_last,
         bool(config.checkpoint.best_metric),
+        peers=peers,
       )
     )
     saved = saves.restore(update.abstract)

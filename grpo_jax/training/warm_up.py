@@ -18,6 +18,7 @@ from grpo_jax.monitor import Monitor
 from grpo_jax.rollouts import rollout
 from grpo_jax.training import build
 from grpo_jax.training import build_updater
+from grpo_jax.training import processes
 from grpo_jax.training.checkpoint import Checkpoints
 
 _SHOWN_EVERY = 10  # steps; reading a metric waits for the device
@@ -29,6 +30,7 @@ def run(
   monitor: Monitor,
   stop: Callable[[], bool],
   frozen: Any = None,
+  peers: processes.Processes = processes.ALONE,
 ) -> Any:
   """Trains on demonstrations, or continues from a checkpoint of the warm-up.
 
@@ -38,6 +40,7 @@ def run(
     monitor: Shows the loss.
     stop: Called between steps; once it returns True, the warm-up is saved.
     frozen: Parameters that no update changes; see `build_model.frozen`.
+    peers: The processes of the run.
 
   Returns:
     The trained parameters after the last step, or None if stopped before it.
@@ -58,7 +61,9 @@ def run(
   examples = build.demonstrations(parts)
   update = build_updater.warm_up_updater(parts)
   update.frozen = frozen
-  with Checkpoints(workdir / 'warm_up', 1, warn=monitor.warn) as saves:
+  with Checkpoints(
+    workdir / 'warm_up', 1, warn=monitor.warn, peers=peers
+  ) as saves:
     saved = saves.restore(update.abstract)
     if saved is None:
       with monitor.phase(drawing):
