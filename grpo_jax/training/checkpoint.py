@@ -278,7 +278,7 @@ class Checkpoints:
     try:
       yield
     except Exception as error:  # Orbax raises many types, some plain Exception
-      problem = _first_line(error)
+      problem = _first_line(_cause(error))
       self._peers.leave(self._work())
     told = self._peers.exchange(problem)
     if any(told):
@@ -301,7 +301,8 @@ class Checkpoints:
       self._manager = self._open()
       if self._peers.is_first:
         self.warn(
-          f'{what} ({problem}); training goes on, and the next step tries again.'
+          f'{what} ({problem}); training goes on, and the next step tries '
+          'again.'
         )
 
   def restore(
@@ -440,7 +441,14 @@ class Checkpoints:
     self._manager.reload()
 
 
-def _first_line(error: Exception) -> str:
+def _cause(error: BaseException) -> BaseException:
+  """The error after which this process has waited for the others in vain."""
+  while str(error).startswith(processes.WAITED) and error.__context__:
+    error = error.__context__
+  return error
+
+
+def _first_line(error: BaseException) -> str:
   """The first line of an error, which may have a thousand lines."""
   lines = str(error).strip().splitlines() or [type(error).__name__]
   return lines[0][:200]

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
+import itertools
 import os
 import pickle
 import signal
@@ -50,9 +51,7 @@ GRACE_SECS = 10.0  # for processes that end by themselves, for the same reason
 _POLL_SECS = 0.5  # a wait that is longer would keep signals from Python
 
 
-# Folders in the store.
-_EXCHANGE, _WATCH = 'grpo_jax/exchange', 'grpo_jax/watch'
-_BARRIER, _LEFT = 'grpo_jax/barrier', 'grpo_jax/left'
+_joins = itertools.count()  # runs of this process, one after another
 
 
 class _Said(NamedTuple):
@@ -60,7 +59,8 @@ class _Said(NamedTuple):
 
   value: Any
   error: str = ''  # of a process that has failed
-  stops: int = 0  # the signal, if the error is a stop
+  stops: bool = False  # whether the error is a stop
+  signal: int = 0  # that has asked for it
 
 
 class PeerError(ValueError):
@@ -141,9 +141,20 @@ class Processes:
     rank: The number of this process, from 0.
   """
 
-  def __init__(self, client: Any = None, number: int = 1, rank: int = 0):
-    """The store of `jax.distributed`, or one like it; None for one process."""
+  def __init__(
+    self, client: Any = None, number: int = 1, rank: int = 0, name: str = 'run'
+  ):
+    """Processes that meet in a store.
+
+    Args:
+      client: The store of `jax.distributed`, or one like it; None for one
+        process.
+      number: Of processes.
+      rank: The number of this process.
+      name: Of the run: a folder in the store, where nothing is yet.
+    """
     self._client, self.number, self.rank = client, number, rank
+    self._folder = f'grpo_jax/{name}'
     self._count = 0  # of exchanges
     self._warned = 0  # how often
     self._barriers = collections.Counter[tuple[str, str]]()
@@ -179,8 +190,8 @@ class Processes:
       return [value]
     told = self._told(_Said(value))
     self._raise_error(told)
-    if signals := [said.stops for said in told if said.stops]:
-      self._take(signals[0])
+    if any(said.stops for said in told):
+      self._take(max(said.signal for said in told))
       self._agreed = stop_signal.Stopped()
       raise self._agreed
     return [said.value for said in told]
@@ -189,7 +200,7 @@ class Processes:
     """What the first process has given; what the others give is not read."""
     return self.exchange(value if self.is_first else None)[0]
 
-  def fail(self, error: BaseException) -> None:
+  def fail(self, error: BaseException) -> BaseException:
     """Makes an error of this process one of all, at their next exchange.
 
     They may be far from it, or wait for this process in a program of the
@@ -199,18 +210,23 @@ class Processes:
       error: Ends the run in all processes. `Stopped` ends it as a signal does.
         Nothing is done if it came from another process.
 
-    Raises:
-      PeerError: This is a stop, and another process has failed.
+    Returns:
+      What is to be raised here: the error, or if it is a stop, and another
+      process has failed, a `PeerError`.
     """
     if self._client is None or error is self._agreed:
-      return
+      return error
     self._agreed = error
     self._set(f'failing/{self.rank}', _sentence(error))
-    stops = self._signal() if _is_stop(error) else 0
-    told = self._told(_Said(None, _sentence(error), stops))
-    self._client.key_value_delete(f'{_WATCH}/failing/{self.rank}')
-    if _is_stop(error):
-      self._raise_error(told)
+    stops = _is_stop(error)
+    told = self._told(_Said(None, _sentence(error), stops, self._signal()))
+    self._client.key_value_delete(f'{self._folder}/watch/failing/{self.rank}')
+    if stops:
+      try:
+        self._raise_error(told)
+      except PeerError as another:
+        return another
+    return error
 
   @contextlib.contextmanager
   def together(self) -> Iterator[None]:
@@ -223,8 +239,7 @@ class Processes:
     try:
       yield
     except BaseException as error:
-      self.fail(error)
-      raise
+      raise self.fail(error)  # noqa: B904  (nearly always the error itself)
     self.exchange()
 
   def knows(self, error: BaseException) -> bool:
@@ -246,17 +261,20 @@ class Processes:
     self._barriers[work, key] += 1
     name = f'{key} {self._barriers[work, key]}'
     begun, limit = time.monotonic(), timeout_ms / 1000
-    store, folder = self._client, f'{_BARRIER}/{work}/{name}/'
-    own = f'{_BARRIER}/{work}/at/{self.rank}'
+    store, folder = self._client, f'{self._folder}/barrier/{work}/{name}/'
+    own = f'{self._folder}/barrier/{work}/at/{self.rank}'
     store.key_value_set(f'{folder}{self.rank}', '', allow_overwrite=True)
     store.key_value_set(own, name, allow_overwrite=True)
     try:
       while len(store.key_value_dir_get(folder)) < self.number:
         waited = time.monotonic() - begun
-        at = dict(store.key_value_dir_get(f'{_BARRIER}/{work}/at/'))
+        at = dict(store.key_value_dir_get(f'{self._folder}/barrier/{work}/at/'))
         if waited > ELSEWHERE_SECS and set(at.values()) != {name}:
           raise TimeoutError(f'{WAITED} that waits elsewhere')
-        if store.key_value_dir_get(f'{_LEFT}/{work}/') or waited > limit:
+        if (
+          store.key_value_dir_get(f'{self._folder}/left/{work}/')
+          or waited > limit
+        ):
           raise TimeoutError(WAITED)
         time.sleep(0.05)
     finally:
@@ -266,15 +284,16 @@ class Processes:
     """Ends the waits of the others at a barrier that this one cannot reach."""
     if self._client is not None:
       self._client.key_value_set(
-        f'{_LEFT}/{work}/{self.rank}', '', allow_overwrite=True
+        f'{self._folder}/left/{work}/{self.rank}', '', allow_overwrite=True
       )
 
   def is_stopped(self) -> bool:
     """Whether any process was asked to stop; the same answer in all."""
-    signals = [number for number in self.exchange(self._signal()) if number]
-    if signals:
-      self._take(signals[0])
-    return bool(signals)
+    asked = self._stop is not None and self._stop()
+    stops = [said for said in self.exchange((asked, self._signal())) if said[0]]
+    if stops:
+      self._take(max(number for _, number in stops))
+    return bool(stops)
 
   def _signal(self) -> int:
     """The signal that has asked this process to stop; 0 if none has."""
@@ -282,7 +301,7 @@ class Processes:
 
   def _take(self, number: int) -> None:
     """As if this process had got the signal that another one has got."""
-    if self._stop and not self._stop.signal:
+    if number and self._stop and not self._stop.signal:
       self._stop.signal = signal.Signals(number)
 
   def _raise_error(self, told: list['_Said']) -> None:
@@ -295,7 +314,7 @@ class Processes:
   def _told(self, said: '_Said') -> list['_Said']:
     """One exchange, whatever it brings."""
     self._count += 1
-    folder, own = f'{_EXCHANGE}/{self._count}', pickle.dumps(said)
+    folder, own = f'{self._folder}/exchange/{self._count}', pickle.dumps(said)
     put = self._client.key_value_set_bytes
     if not self.is_first:
       put(f'{folder}/{self.rank}', own)
@@ -307,7 +326,9 @@ class Processes:
     told = [said, *map(pickle.loads, others)]
     put(f'{folder}/all', pickle.dumps(told))
     if self._count > 1:  # all have read it, or they had not said anything
-      self._client.key_value_delete(f'{_EXCHANGE}/{self._count - 1}')
+      self._client.key_value_delete(
+        f'{self._folder}/exchange/{self._count - 1}'
+      )
     return told
 
   def _waited_for(self, key: str) -> bytes:
@@ -348,9 +369,13 @@ class Processes:
       return []
     told = self._all('warning')
     for name in told:
-      self._client.key_value_delete(f'{_WATCH}/warning/{name}')
+      self._client.key_value_delete(f'{self._folder}/watch/warning/{name}')
+    of_text: dict[str, set[str]] = {}
+    for name, text in told.items():
+      of_text.setdefault(text, set()).add(name.partition('.')[0])
     return [
-      f'process {name.partition(".")[0]}: {text}' for name, text in told.items()
+      f'process {", ".join(sorted(ranks, key=int))}: {text}'
+      for text, ranks in of_text.items()
     ]
 
   def pass_on(self, stop: stop_signal.Stop) -> None:
@@ -381,11 +406,13 @@ class Processes:
     self._watch.join()
 
   def _set(self, name: str, value: str) -> None:
-    self._client.key_value_set(f'{_WATCH}/{name}', value, allow_overwrite=True)
+    self._client.key_value_set(
+      f'{self._folder}/watch/{name}', value, allow_overwrite=True
+    )
 
   def _all(self, folder: str) -> dict[str, str]:
     """The last part of each key in a folder, and its value."""
-    found = self._client.key_value_dir_get(f'{_WATCH}/{folder}/')
+    found = self._client.key_value_dir_get(f'{self._folder}/watch/{folder}/')
     return {key.rpartition('/')[2]: value for key, value in found}
 
   def _watches(self) -> None:
@@ -432,7 +459,7 @@ class Processes:
 
   def _beat_of_first(self) -> dict[str, str]:
     """Read alone, because reading all beats is the work of the first."""
-    return {'0': self._client.key_value_try_get(f'{_WATCH}/beat/0')}
+    return {'0': self._client.key_value_try_get(f'{self._folder}/watch/beat/0')}
 
   def _hear(self) -> None:
     """Does what one of the processes has told all."""
@@ -474,7 +501,10 @@ def joined() -> Processes:
   from jax._src import distributed
 
   return Processes(
-    distributed.global_state.client, jax.process_count(), jax.process_index()
+    distributed.global_state.client,
+    jax.process_count(),
+    jax.process_index(),
+    f'run {next(_joins)}',
   )
 
 

@@ -425,10 +425,10 @@ def saved_if_it_fails(session: Session, progress: Progress) -> Iterator[None]:
     # After a second Ctrl-C nothing is saved.
     again = isinstance(error, KeyboardInterrupt) and session.stop.signal
     if isinstance(error, Stopped) or not again:
-      session.peers.fail(error)
+      error = session.peers.fail(error)
       save(session, progress, {})
       session.saves.wait()
-    raise
+    raise error
 
 
 def check_end(session: Session, progress: Progress) -> None:

@@ -113,12 +113,16 @@ def save(
     for name in names
   ]
   arrays = _arrays(wanted, leaves, adapters, config.lora, np.dtype(dtype))
+  try:
+    if writes:
+      folder.mkdir(parents=True, exist_ok=True)
+      _safetensors.write(folder, tensors, arrays, np.dtype(dtype), shard_bytes)
+  finally:
+    if jax.process_count() > 1:
+      for _ in arrays:  # takes part in gathering each of them, also when the
+        pass  # disk of the first process is full
   if not writes:
-    for _ in arrays:  # takes part in gathering each of them
-      pass
     return
-  folder.mkdir(parents=True, exist_ok=True)
-  _safetensors.write(folder, tensors, arrays, np.dtype(dtype), shard_bytes)
   for name in TOKENIZER_FILES:
     if source and source.folder and (source.folder / name).exists():
       shutil.copyfile(source.folder / name, folder / name)

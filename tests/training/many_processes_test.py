@@ -1,0 +1,145 @@
+"""Two processes of two devices each do what one process of four does."""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from grpo_jax.rollouts import parquet
+from grpo_jax.training import loop
+from tests import cli
+from tests import runs
+from tests.training import many_processes_program as program
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """Where two processes have gone through all cases, one after another."""
+  folder = tmp_path_factory.mktemp('many')
+  with socket.socket() as free:
+    free.bind(('localhost', 0))
+    address = f'localhost:{free.getsockname()[1]}'
+  environment = cli.environment()
+  environment['XLA_FLAGS'] += ' --xla_force_host_platform_device_count=2'
+  both = []
+  for rank in '01':
+    with (folder / f'log.{rank}').open('w') as log:
+      one = subprocess.Popen(
+        [sys.executable, '-m', program.__name__, address, '2', rank, folder],
+        env=environment,
+        stdout=log,
+        stderr=log,
+      )
+    both.append(one)
+  try:
+    codes = [one.wait(400) for one in both]
+  finally:
+    for one in both:
+      one.kill()
+  assert codes == [0, 0], (folder / 'log.0').read_text()[-3000:]
+  return folder
+
+
+def told(folder, case):
+  """What both processes have ended with."""
+  return [
+    json.loads((folder / f'{case}.{rank}.json').read_text()) for rank in '01'
+  ]
+
+
+def columns(workdir, step):
+  """The completions of a rollout, in NumPy."""
+  return parquet.read(parquet.path_of(workdir / 'completions', step))
+
+
+def assert_close(workdir, other, relative):
+  """The same completions; metrics and parameters that differ by rounding."""
+  (step, arrays, _), (other_step, others, _) = map(runs.saved, (workdir, other))
+  assert step == other_step == 4
+  for name, array in arrays.items():
+    if 'params' in name or 'reference' in name:
+      size = np.abs(others[name]).max()
+      np.testing.assert_allclose(
+        array, others[name], rtol=0, atol=relative * size, err_msg=name
+      )
+  for step in range(1, 5):
+    mine, theirs = columns(workdir, step), columns(other, step)
+    np.testing.assert_array_equal(mine.batch.tokens, theirs.batch.tokens)
+    np.testing.assert_array_equal(mine.batch.reward, theirs.batch.reward)
+    np.testing.assert_array_equal(mine.index, theirs.index)
+
+
+def run_here(workdir, **mesh):
+  loop.train(runs.small(**{**program.EVERYTHING, **mesh}), workdir)
+
+
+def test_as_one_process_on_the_same_mesh(folder, tmp_path):
+  run_here(tmp_path)
+  assert_close(folder / 'whole', tmp_path, 1e-6)
+  first, second = told(folder, 'whole')
+  assert first['steps'] == second['steps'] == 4
+  names = {path.name for path in (folder / 'whole').iterdir()}
+  assert names == {path.name for path in tmp_path.iterdir()}
+  for mine, theirs in zip(
+    runs.records(folder / 'whole'), runs.records(tmp_path), strict=True
+  ):
+    mine, theirs = runs.without_times(mine), runs.without_times(theirs)
+    assert mine.keys() == theirs.keys()
+    for name, value in mine.items():
+      if value is not None and not name.startswith('sampler_gap'):
+        np.testing.assert_allclose(
+          value, theirs[name], rtol=1e-4, atol=1e-6, err_msg=name
+        )
+
+
+def test_a_signal_to_one_stops_both_and_all_is_saved(folder):
+  for end in told(folder, 'stopped'):
+    assert end['signal'] == 'SIGTERM' and end['steps'] == 1
+  assert [end['steps'] for end in told(folder, 'goes_on')] == [4, 4]
+  runs.assert_equal(folder / 'whole', folder / 'stopped')
+
+
+@pytest.mark.parametrize(
+  'name, mesh', [('four', {}), ('one', {'mesh.data': 1, 'mesh.fsdp': 1})]
+)
+def test_what_two_have_saved_goes_on_in_one(folder, tmp_path, name, mesh):
+  shutil.move(folder / name, tmp_path / name)
+  run_here(tmp_path / name, **mesh)
+  assert_close(folder / 'whole', tmp_path / name, 1e-3)
+
+
+def test_a_reward_that_raises_in_one_ends_both_saved(folder):
+  first, second = told(folder, 'raises')
+  assert first['raised'] == 'PeerError'
+  assert first['text'] == f'Process 1: {second["raised"]}: {second["text"]}'
+  assert "KeyError: 'no such answer'" in second['text']
+  assert told(folder, 'goes_on_after_it')[0]['steps'] == 4
+  runs.assert_equal(folder / 'whole', folder / 'raises')
+
+
+def test_another_config_in_one_is_named_in_both(folder):
+  for end in told(folder, 'started_differently'):
+    assert end['raised'] == 'ValueError'
+    assert 'Process 1 has config.seed=1, and the others have 0' in end['text']
+  assert not (folder / 'started_differently').exists()
+
+
+def test_a_disk_that_is_full_in_one_ends_nothing(folder):
+  assert [end['steps'] for end in told(folder, 'disk_full')] == [4, 4]
+  assert runs.records(folder / 'disk_full')[-1]['saves_failed'] >= 1
+  said = (folder / 'log.0').read_text()
+  assert 'A save has failed (process 1: ' in said
+  (_, arrays, _), (_, others, _) = (
+    runs.saved(folder / name) for name in ('whole', 'disk_full')
+  )
+  jax.tree.map(np.testing.assert_array_equal, arrays, others)
+
+
+def test_the_first_process_alone_writes_and_shows(folder):
+  said = (folder / 'log.1').read_text()
+  assert 'rollout' not in said and 'warning' not in said, said
