@@ -66,7 +66,8 @@ def make_mesh(
 
   Raises:
     ValueError: A size is less than 1 (and not `data=-1`), or the product is
-      more than the number of devices.
+      more than the number of devices; or, with several processes, less: a
+      process without devices in the mesh would have no part in the run.
   """
   devices = jax.devices()
   sizes = f'data={data} x fsdp={fsdp} x tensor={tensor} x expert={expert}'
@@ -82,6 +83,12 @@ def make_mesh(
     raise ValueError(
       f'A mesh of {sizes} needs {wanted} devices, but {len(devices)} '
       'are present; change config.mesh.'
+    )
+  if wanted < len(devices) and jax.process_count() > 1:
+    raise ValueError(
+      f'A mesh of {sizes} leaves {len(devices) - wanted} of the '
+      f'{len(devices)} devices of {jax.process_count()} processes without work; '
+      'give config.mesh.data=-1, or change config.mesh.'
     )
   # Auto must be asked for: JAX's default, Explicit, refuses some operations
   # over sharded axes, such as quantiles.

@@ -33,6 +33,14 @@ def test_a_mesh_that_does_not_fit_is_refused(sizes, least):
     sharding.make_mesh(*sizes)
 
 
+def test_several_processes_leave_no_device_out(monkeypatch):
+  assert sharding.make_mesh(data=4).size == 4
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  assert sharding.make_mesh(data=-1).size == 8
+  with pytest.raises(ValueError, match='leaves 4 of the 8 devices of 2 proc'):
+    sharding.make_mesh(data=4)
+
+
 @pytest.mark.parametrize(
   'sizes',
   [(0, 1, 1, 1), (-2, 1, 1, 1), (1, 0, 1, 1), (-1, 1, -1, 1), (1, 1, 1, 0)],

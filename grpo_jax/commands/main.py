@@ -41,7 +41,8 @@ _EXAMPLES = """\
 
 _EXIT_CODES = """\
 Exit codes: 0 done; 2 the input cannot be used, as one sentence says; 130 and
-143 stopped by Ctrl-C or SIGTERM (and saved: the same command goes on)."""
+143 stopped by Ctrl-C or SIGTERM (and saved: the same command goes on); 75
+another process of the run is gone (the same command goes on)."""
 
 
 def train() -> int:

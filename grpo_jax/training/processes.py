@@ -8,21 +8,12 @@ for it for ever. Three things prevent that.
   are. `exchange` gives every process what all have said, and `together` makes
   an error, or a stop, of one process one of all.
 - **Signals**: one process that gets a signal passes it on, so that all stop.
-- **Watch**: a thread in every process writes every second that it is alive. If
-  one is silent for `SILENT_SECS`, or has ended with an error, the others end
-  too and say which it was. They end with `START_AGAIN` if it died, because a
-  new start goes on from the newest checkpoint, and with 2 if it refused its
-  input, because a new start would too.
+- **Watch**: if one process is lost, the others end too; see `watch.py`.
 
-What they say goes through the key-value store of `jax.distributed`, which lies
-in the first process, and not over the devices: it works while the devices wait,
-and a wait can end. The first process alone reads what all have said in the
-watch, and tells the others what follows, so its work grows with the number of
-processes, not with the square.
+What they say goes through a store and not over the devices; see `store.py`.
 """
 
 import collections
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
@@ -30,27 +21,20 @@ import itertools
 import os
 import pickle
 import signal
-import socket
-import sys
-import threading
 import time
 from typing import Any
 from typing import NamedTuple
 
 from grpo_jax.training import stop_signal
+from grpo_jax.training import watch
+from grpo_jax.training.store import Store
 
-START_AGAIN = 75
-"""Exit code: another process was lost, and the same command goes on."""
-
-SILENT_SECS = 30.0  # after which a process counts as dead
-FAIL_SECS = 60.0  # after which a process that has failed ends the others
+START_AGAIN = watch.START_AGAIN
 WAITED = 'waited for another process'
 ELSEWHERE_SECS = 2.0  # at a barrier, while another waits at another one
-BEAT_SECS = 1.0
-GRACE_SECS = 10.0  # for processes that end by themselves, for the same reason
-_POLL_SECS = 0.5  # a wait that is longer would keep signals from Python
+_POLL_SECS = 0.05
 
-
+_NOTHING = contextlib.nullcontext()
 _joins = itertools.count()  # runs of this process, one after another
 
 
@@ -142,30 +126,16 @@ class Processes:
   """
 
   def __init__(
-    self, client: Any = None, number: int = 1, rank: int = 0, name: str = 'run'
+    self, store: Store | None = None, number: int = 1, rank: int = 0
   ):
-    """Processes that meet in a store.
-
-    Args:
-      client: The store of `jax.distributed`, or one like it; None for one
-        process.
-      number: Of processes.
-      rank: The number of this process.
-      name: Of the run: a folder in the store, where nothing is yet.
-    """
-    self._client, self.number, self.rank = client, number, rank
-    self._folder = f'grpo_jax/{name}'
+    """Processes that meet in a store; None for one process alone."""
+    self._store, self.number, self.rank = store, number, rank
     self._count = 0  # of exchanges
     self._warned = 0  # how often
     self._barriers = collections.Counter[tuple[str, str]]()
     self._agreed: BaseException | None = None  # the error that all know of
-    self._failed: dict[tuple[str, str], float] = {}  # and since when
-    self._over = threading.Event()
-    self._watch: threading.Thread | None = None
+    self._watch: watch.Watch | None = None
     self._stop: stop_signal.Stop | None = None
-    self.say: Callable[[str], None] = lambda text: print(
-      f'grpo-jax: {text}', file=sys.stderr, flush=True
-    )
 
   @property
   def is_first(self) -> bool:
@@ -186,7 +156,7 @@ class Processes:
       stop_signal.Stopped: Another process was asked to stop, and has called
         `fail` with that.
     """
-    if self._client is None:
+    if self._store is None:
       return [value]
     told = self._told(_Said(value))
     self._raise_error(told)
@@ -214,13 +184,12 @@ class Processes:
       What is to be raised here: the error, or if it is a stop, and another
       process has failed, a `PeerError`.
     """
-    if self._client is None or error is self._agreed:
+    if self._store is None or error is self._agreed:
       return error
     self._agreed = error
-    self._set(f'failing/{self.rank}', _sentence(error))
-    stops = _is_stop(error)
-    told = self._told(_Said(None, _sentence(error), stops, self._signal()))
-    self._client.key_value_delete(f'{self._folder}/watch/failing/{self.rank}')
+    problem, stops = _sentence(error), _is_stop(error)
+    with self._watch.failing(problem) if self._watch else _NOTHING:
+      told = self._told(_Said(None, problem, stops, self._signal()))
     if stops:
       try:
         self._raise_error(told)
@@ -244,7 +213,7 @@ class Processes:
 
   def knows(self, error: BaseException) -> bool:
     """Whether all processes have this error, or the one that it stands for."""
-    return self._client is None or error is self._agreed
+    return self._store is None or error is self._agreed
 
   def barrier(self, key: str, timeout_ms: int, work: str) -> None:
     """Waits, in any thread, until all processes are here.
@@ -259,33 +228,29 @@ class Processes:
         the work, or waits at another barrier of it, as after an error.
     """
     self._barriers[work, key] += 1
+    store, begun = self._store, time.monotonic()
+    assert store is not None  # one process meets nobody
     name = f'{key} {self._barriers[work, key]}'
-    begun, limit = time.monotonic(), timeout_ms / 1000
-    store, folder = self._client, f'{self._folder}/barrier/{work}/{name}/'
-    own = f'{self._folder}/barrier/{work}/at/{self.rank}'
-    store.key_value_set(f'{folder}{self.rank}', '', allow_overwrite=True)
-    store.key_value_set(own, name, allow_overwrite=True)
-    try:
-      while len(store.key_value_dir_get(folder)) < self.number:
-        waited = time.monotonic() - begun
-        at = dict(store.key_value_dir_get(f'{self._folder}/barrier/{work}/at/'))
-        if waited > ELSEWHERE_SECS and set(at.values()) != {name}:
-          raise TimeoutError(f'{WAITED} that waits elsewhere')
-        if (
-          store.key_value_dir_get(f'{self._folder}/left/{work}/')
-          or waited > limit
-        ):
-          raise TimeoutError(WAITED)
-        time.sleep(0.05)
-    finally:
-      store.key_value_delete(own)
+    store.write(f'barrier/{work}/{name}/{self.rank}')
+    store.write(f'at/{work}/{self.rank}', name)
+    while not store.read(f'barrier/{work}/{name}/all'):
+      secs = time.monotonic() - begun
+      if self.is_first:
+        # The first alone looks at all, and tells the others.
+        if len(store.read(f'barrier/{work}/{name}')) == self.number:
+          store.write(f'barrier/{work}/{name}/all/here')
+        elif secs > ELSEWHERE_SECS:
+          if set(store.read(f'at/{work}').values()) != {name}:
+            self.leave(work)
+      if store.read(f'left/{work}') or secs > timeout_ms / 1000:
+        raise TimeoutError(WAITED)
+      time.sleep(_POLL_SECS)
+    store.delete(f'at/{work}/{self.rank}')
 
   def leave(self, work: str) -> None:
     """Ends the waits of the others at a barrier that this one cannot reach."""
-    if self._client is not None:
-      self._client.key_value_set(
-        f'{self._folder}/left/{work}/{self.rank}', '', allow_overwrite=True
-      )
+    if self._store is not None:
+      self._store.write(f'left/{work}/{self.rank}')
 
   def is_stopped(self) -> bool:
     """Whether any process was asked to stop; the same answer in all."""
@@ -314,32 +279,18 @@ class Processes:
   def _told(self, said: '_Said') -> list['_Said']:
     """One exchange, whatever it brings."""
     self._count += 1
-    folder, own = f'{self._folder}/exchange/{self._count}', pickle.dumps(said)
-    put = self._client.key_value_set_bytes
+    store, folder = self._store, f'exchange/{self._count}'
+    assert store is not None  # one process says nothing
     if not self.is_first:
-      put(f'{folder}/{self.rank}', own)
-      return pickle.loads(self._waited_for(f'{folder}/all'))
-    # Together, so that the others read one key each and not one of each.
-    others = (
-      self._waited_for(f'{folder}/{rank}') for rank in range(1, self.number)
-    )
+      store.put(f'{folder}/{self.rank}', pickle.dumps(said))
+      return pickle.loads(store.wait(f'{folder}/all'))
+    # Together, so that the others read one word each and not one of each.
+    others = (store.wait(f'{folder}/{rank}') for rank in range(1, self.number))
     told = [said, *map(pickle.loads, others)]
-    put(f'{folder}/all', pickle.dumps(told))
+    store.put(f'{folder}/all', pickle.dumps(told))
     if self._count > 1:  # all have read it, or they had not said anything
-      self._client.key_value_delete(
-        f'{self._folder}/exchange/{self._count - 1}'
-      )
+      store.delete(f'exchange/{self._count - 1}')
     return told
-
-  def _waited_for(self, key: str) -> bytes:
-    while True:
-      try:
-        return self._client.blocking_key_value_get_bytes(
-          key, int(1000 * _POLL_SECS)
-        )
-      except Exception as error:
-        if 'DEADLINE_EXCEEDED' not in str(error):
-          raise
 
   def check_equal(self, values: Mapping[str, Any]) -> None:
     """Raises a ValueError in all processes if they were started differently.
@@ -360,16 +311,17 @@ class Processes:
 
   def warn(self, text: str) -> None:
     """Takes a warning to the first process, which shows what all have seen."""
-    self._warned += 1
-    self._set(f'warning/{self.rank}.{self._warned}', text)
+    if self._store is not None:
+      self._warned += 1
+      self._store.write(f'warning/{self.rank}.{self._warned}', text)
 
   def warnings(self) -> list[str]:
     """In the first process, the warnings of the others since the last call."""
-    if self._client is None or not self.is_first:
+    if self._store is None or not self.is_first:
       return []
-    told = self._all('warning')
+    told = self._store.read('warning')
     for name in told:
-      self._client.key_value_delete(f'{self._folder}/watch/warning/{name}')
+      self._store.delete(f'warning/{name}')
     of_text: dict[str, set[str]] = {}
     for name, text in told.items():
       of_text.setdefault(text, set()).add(name.partition('.')[0])
@@ -382,111 +334,21 @@ class Processes:
     """Has signals of `stop` passed on to the others, and theirs taken."""
     self._stop = stop
 
-  # The watch.
-
   def __enter__(self) -> 'Processes':
-    if self._client is not None:
-      self._watch = threading.Thread(
-        target=self._watches, name='watch', daemon=True
+    if self._store is not None:
+      self._watch = watch.Watch(
+        self._store, self.number, self.rank, self._signal
       )
-      self._watch.start()
     return self
 
   def __exit__(self, kind, error, traceback) -> None:
-    if self._client is None:
+    if self._watch is None:
       return
     if error is not None and _is_of_the_runtime(error):
       # A program of the devices fails when a process dies. Then the watch ends
       # this process, once it knows which one it was.
-      time.sleep(SILENT_SECS + 5 * BEAT_SECS)
-    with contextlib.suppress(Exception):  # the first process may be gone
-      self._set(f'end/{self.rank}', _sentence(error) if error else '')
-    self._over.set()
-    assert self._watch is not None  # `__enter__` made it
-    self._watch.join()
-
-  def _set(self, name: str, value: str) -> None:
-    self._client.key_value_set(
-      f'{self._folder}/watch/{name}', value, allow_overwrite=True
-    )
-
-  def _all(self, folder: str) -> dict[str, str]:
-    """The last part of each key in a folder, and its value."""
-    found = self._client.key_value_dir_get(f'{self._folder}/watch/{folder}/')
-    return {key.rpartition('/')[2]: value for key, value in found}
-
-  def _watches(self) -> None:
-    """The thread: one beat after another until this process ends."""
-    host, beat, passed = socket.gethostname(), 0, False
-    # The first process watches all others, and these watch the first.
-    watched = range(1, self.number) if self.is_first else [0]
-    now = time.monotonic()
-    seen = {str(rank): ('', now) for rank in watched}
-    lost_since = None
-    while not self._over.wait(BEAT_SECS):
-      beat += 1
-      try:
-        self._set(f'beat/{self.rank}', f'{host} {beat}')
-        if self._signal() and not passed:
-          passed = True
-          self._set('told/stop', str(self._signal()))
-        self._tell_silent(seen)
-        self._hear()
-        lost_since = None
-      except Exception as error:  # the store does not answer
-        lost_since = lost_since or time.monotonic()
-        if time.monotonic() - lost_since > SILENT_SECS / 2:
-          self._leave(
-            f'Process 0 does not answer any more ({_first_line(error)})',
-            START_AGAIN,
-          )
-
-  def _tell_silent(self, seen: dict[str, tuple[str, float]]) -> None:
-    """Tells all which process has been silent for too long.
-
-    Args:
-      seen: The last beat of each process that is watched, and when it changed.
-    """
-    now, ended = time.monotonic(), self._all('end')
-    beats = self._all('beat') if self.is_first else self._beat_of_first()
-    for rank, (last, since) in seen.items():
-      beat = beats.get(rank, '')
-      if beat != last:
-        seen[rank] = beat, now
-      elif rank not in ended and now - since > SILENT_SECS:
-        host = beat.rpartition(' ')[0] or 'an unknown host'
-        self._set('told/dead', f'{rank} {host}')
-
-  def _beat_of_first(self) -> dict[str, str]:
-    """Read alone, because reading all beats is the work of the first."""
-    return {'0': self._client.key_value_try_get(f'{self._folder}/watch/beat/0')}
-
-  def _hear(self) -> None:
-    """Does what one of the processes has told all."""
-    told = self._all('told')
-    if dead := told.get('dead'):
-      rank, _, host = dead.partition(' ')
-      self._leave(
-        f'Process {rank} on {host} has been silent for {SILENT_SECS:.0f} s',
-        START_AGAIN,
-      )
-    if (number := told.get('stop')) and not self._signal():
-      main = threading.main_thread().ident
-      assert main is not None  # it runs
-      signal.pthread_kill(main, int(number))
-    now = time.monotonic()
-    for folder, secs in ('end', GRACE_SECS), ('failing', FAIL_SECS):
-      for rank, text in self._all(folder).items():
-        since = self._failed.setdefault((folder, rank), now)
-        if text and rank != str(self.rank) and now - since > secs:
-          self._leave(f'Process {rank} has failed: {text}', 2)
-
-  def _leave(self, why: str, code: int) -> None:
-    """Ends this process, whose main thread waits for ever."""
-    what = 'give the same command again' if code == START_AGAIN else 'see there'
-    self.say(f'{why}; this process, {self.rank}, ends too: {what}.')
-    sys.stderr.flush()
-    os._exit(code)
+      time.sleep(watch.SILENT_SECS + 5 * watch.BEAT_SECS)
+    self._watch.end(_sentence(error) if error else '')
 
 
 ALONE = Processes()
@@ -500,12 +362,8 @@ def joined() -> Processes:
     return ALONE
   from jax._src import distributed
 
-  return Processes(
-    distributed.global_state.client,
-    jax.process_count(),
-    jax.process_index(),
-    f'run {next(_joins)}',
-  )
+  store = Store(distributed.global_state.client, f'grpo_jax/{next(_joins)}')
+  return Processes(store, jax.process_count(), jax.process_index())
 
 
 def _is_stop(error: BaseException) -> bool:

@@ -13,12 +13,13 @@ import pytest
 
 from grpo_jax.training import processes
 from grpo_jax.training import stop_signal
+from grpo_jax.training.store import Store
 from tests import cli
 
 pytestmark = pytest.mark.quick
 
 
-class Store:
+class Client:
   """The part of the store of `jax.distributed` that is used."""
 
   def __init__(self):
@@ -54,13 +55,14 @@ class Store:
 
 def run(body, number=3):
   """What `body(processes)` returns or raises, of each process."""
-  store = Store()
+  client = Client()
+  store = Store(client, 'run')
   with futures.ThreadPoolExecutor(number) as pool:
     jobs = [
       pool.submit(body, processes.Processes(store, number, rank))
       for rank in range(number)
     ]
-    return [job.exception(20) or job.result() for job in jobs], store
+    return [job.exception(20) or job.result() for job in jobs], client
 
 
 def test_every_process_gets_what_all_have_said():
@@ -68,11 +70,11 @@ def test_every_process_gets_what_all_have_said():
     heard = [peers.exchange((peers.rank, n)) for n in range(5)]
     return heard, peers.from_first(f'of {peers.rank}')
 
-  told, store = run(body)
+  told, client = run(body)
   for heard, first in told:
     assert heard == [[(rank, n) for rank in range(3)] for n in range(5)]
     assert first == 'of 0'
-  assert len(store.values) == 3  # of the last; what was read is removed
+  assert len(client.values) == 3  # of the last; what was read is removed
 
 
 def test_alone_nothing_is_exchanged():
@@ -173,9 +175,9 @@ def test_half_of_the_flags_is_refused(given, words):
 
 PROGRAM = """
 import os, signal, sys, time
-from grpo_jax.training import processes, stop_signal
-processes.SILENT_SECS, processes.BEAT_SECS = 4.0, .2
-processes.GRACE_SECS, processes.FAIL_SECS = 1.0, 2.0
+from grpo_jax.training import processes, stop_signal, watch
+watch.SILENT_SECS, watch.BEAT_SECS = 4.0, .2
+watch.GRACE_SECS, watch.FAIL_SECS = 1.0, 2.0
 address, rank, case = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 processes.initialize(address, 2, rank)
 peers, stop = processes.joined(), stop_signal.Stop()

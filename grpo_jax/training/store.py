@@ -1,0 +1,52 @@
+"""A place where the processes of a run leave words for each other.
+
+It is the key-value store of `jax.distributed`, which lies in the first process.
+What goes through it needs no device, so it works while the devices wait, and a
+wait can end.
+"""
+
+from typing import Any
+
+_POLL_SECS = 0.5  # a longer wait would keep signals from Python
+
+
+class Store:
+  """A folder of the store, in which each run has names of its own.
+
+  Args:
+    client: That of `jax.distributed`, or one like it.
+    folder: Where nothing is yet.
+  """
+
+  def __init__(self, client: Any, folder: str):
+    self._client, self._folder = client, folder
+
+  def put(self, name: str, value: bytes) -> None:
+    """Leaves what is left once and waited for; see `wait`."""
+    self._client.key_value_set_bytes(f'{self._folder}/{name}', value)
+
+  def wait(self, name: str) -> bytes:
+    """What is put under a name, as soon as it is there."""
+    while True:
+      try:
+        return self._client.blocking_key_value_get_bytes(
+          f'{self._folder}/{name}', int(1000 * _POLL_SECS)
+        )
+      except Exception as error:  # JAX has no type for it
+        if 'DEADLINE_EXCEEDED' not in str(error):
+          raise
+
+  def write(self, name: str, text: str = '') -> None:
+    """Leaves a text in place of what was there."""
+    self._client.key_value_set(
+      f'{self._folder}/{name}', text, allow_overwrite=True
+    )
+
+  def read(self, folder: str) -> dict[str, str]:
+    """The texts in a folder, by the last part of their names."""
+    found = self._client.key_value_dir_get(f'{self._folder}/{folder}/')
+    return {key.rpartition('/')[2]: text for key, text in found}
+
+  def delete(self, name: str) -> None:
+    """Removes a name, or a folder."""
+    self._client.key_value_delete(f'{self._folder}/{name}')

@@ -1,0 +1,136 @@
+"""The watch: a thread that ends this process when another one is lost.
+
+A program of the devices waits for ever for a process that is gone, and so does
+an exchange. So a thread in every process writes every second that it is alive.
+If one is silent for `SILENT_SECS`, or has ended with an error, the others end
+too, and say which it was: with `START_AGAIN` if it is gone, because the same
+command goes on from the newest checkpoint, and with 2 if it has failed, because
+a new start would fail too.
+
+The first process watches all others, and these watch the first. What follows it
+tells all, so its work grows with the number of processes, not with the square.
+"""
+
+from collections.abc import Callable
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+
+from grpo_jax.training.store import Store
+
+START_AGAIN = 75
+"""Exit code: another process is gone, and the same command goes on."""
+
+SILENT_SECS = 30.0  # after which a process counts as gone
+FAIL_SECS = 60.0  # after which a process that has failed ends the others
+GRACE_SECS = 10.0  # for processes that end by themselves, for the same reason
+BEAT_SECS = 1.0
+
+
+class Watch:
+  """The thread of one process.
+
+  Args:
+    store: Of the run.
+    number: Of processes.
+    rank: The number of this process.
+    asked: The signal that this process was asked to stop by; 0 if none.
+  """
+
+  def __init__(
+    self, store: Store, number: int, rank: int, asked: Callable[[], int]
+  ):
+    self._store, self._rank, self._asked = store, rank, asked
+    watched = range(1, number) if rank == 0 else [0]
+    # The last beat of each process that is watched, and when it changed.
+    self._seen: dict[str, tuple[str, float]] = {
+      str(rank): ('', time.monotonic()) for rank in watched
+    }
+    self._failed: dict[tuple[str, str], float] = {}  # and since when
+    self._host, self._beats, self._passed_on = socket.gethostname(), 0, False
+    self._answered = time.monotonic()  # when the store last did
+    self._over = threading.Event()
+    self._thread = threading.Thread(target=self._run, name='watch', daemon=True)
+    self._thread.start()
+
+  def end(self, problem: str) -> None:
+    """Tells that this process ends, and why if it has failed."""
+    with contextlib.suppress(Exception):  # the first process may be gone
+      self._store.write(f'end/{self._rank}', problem)
+    self._over.set()
+    self._thread.join()
+
+  @contextlib.contextmanager
+  def failing(self, problem: str):
+    """In this context this process waits for the others to hear of it.
+
+    They may be far from an exchange, or wait for this process in a program of
+    the devices. If they do not come within `FAIL_SECS`, the watch ends them.
+    """
+    self._store.write(f'failing/{self._rank}', problem)
+    yield
+    self._store.delete(f'failing/{self._rank}')
+
+  def _run(self) -> None:
+    while not self._over.wait(BEAT_SECS):
+      try:
+        self._beat()
+        self._tell_silent()
+        self._hear()
+        self._answered = time.monotonic()
+      except Exception as error:  # the store does not answer
+        if time.monotonic() - self._answered > SILENT_SECS / 2:
+          self._leave(f'Process 0 does not answer ({error})', START_AGAIN)
+
+  def _beat(self) -> None:
+    self._beats += 1
+    self._store.write(f'beat/{self._rank}/now', f'{self._host} {self._beats}')
+    if self._asked() and not self._passed_on:
+      self._passed_on = True
+      self._store.write('told/stop', str(self._asked()))
+
+  def _tell_silent(self) -> None:
+    """Tells all which process has been silent for too long."""
+    now, ended = time.monotonic(), self._store.read('end')
+    for rank, (last, since) in self._seen.items():
+      beat = self._store.read(f'beat/{rank}').get('now', '')
+      if beat != last:
+        self._seen[rank] = beat, now
+      elif rank not in ended and now - since > SILENT_SECS:
+        host = beat.rpartition(' ')[0] or 'an unknown host'
+        self._store.write('told/dead', f'{rank} {host}')
+
+  def _hear(self) -> None:
+    """Does what one of the processes has told all."""
+    told, now = self._store.read('told'), time.monotonic()
+    if dead := told.get('dead'):
+      rank, _, host = dead.partition(' ')
+      self._leave(
+        f'Process {rank} on {host} has been silent for {SILENT_SECS:.0f} s',
+        START_AGAIN,
+      )
+    if (number := told.get('stop')) and not self._asked():
+      main = threading.main_thread().ident
+      assert main is not None  # it runs
+      signal.pthread_kill(main, int(number))
+    for folder, secs in ('end', GRACE_SECS), ('failing', FAIL_SECS):
+      for rank, problem in self._store.read(folder).items():
+        since = self._failed.setdefault((folder, rank), now)
+        if problem and rank != str(self._rank) and now - since > secs:
+          self._leave(f'Process {rank} has failed: {problem}', 2)
+
+  def _leave(self, why: str, code: int) -> None:
+    """Ends this process, whose main thread waits for ever."""
+    what = 'see there'
+    if code == START_AGAIN:
+      what = 'give the same command again'
+    print(
+      f'grpo-jax: {why}; this process, {self._rank}, ends too: {what}.',
+      file=sys.stderr,
+      flush=True,
+    )
+    os._exit(code)
