@@ -87,8 +87,8 @@ def make_mesh(
   if wanted < len(devices) and jax.process_count() > 1:
     raise ValueError(
       f'A mesh of {sizes} leaves {len(devices) - wanted} of the '
-      f'{len(devices)} devices of {jax.process_count()} processes without work; '
-      'give config.mesh.data=-1, or change config.mesh.'
+      f'{len(devices)} devices of {jax.process_count()} processes without '
+      'work; give config.mesh.data=-1, or change config.mesh.'
     )
   # Auto must be asked for: JAX's default, Explicit, refuses some operations
   # over sharded axes, such as quantiles.

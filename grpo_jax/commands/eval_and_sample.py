@@ -23,6 +23,7 @@ from grpo_jax.training import build
 from grpo_jax.training import build_model
 from grpo_jax.training import checkpoint
 from grpo_jax.training import marks
+from grpo_jax.training import processes
 from grpo_jax.training import sources
 from grpo_jax.training import workdir as workdir_lib
 from grpo_jax.training.checkpoint import Checkpoints
@@ -48,6 +49,7 @@ def load(
   which: str = 'latest',
   given: Given = NOTHING,
   to_evaluate: bool = False,
+  peers: processes.Processes = processes.ALONE,
 ) -> Policy:
   """The policy in a checkpoint of a run.
 
@@ -60,6 +62,7 @@ def load(
     which: See `Checkpoints.named`.
     given: What the marks in the config stand for.
     to_evaluate: Whether the rewards and the held-out prompts are needed too.
+    peers: The processes that sample together.
 
   Returns:
     A `Policy`.
@@ -85,9 +88,12 @@ def load(
   needed = ('tokenizer', 'model')
   marks.require(config, given, needed, 'Sampling from this run', call)
   run = build.sampler(config, given)
+  peers.check_equal(
+    workdir_lib.identity(run.config) if peers.number > 1 else {}
+  )
   wanted = build.abstract_params(run).trained
   # Read-only, because the run may be training at this moment.
-  with Checkpoints(directory, read_only=True) as saves:
+  with Checkpoints(directory, read_only=True, peers=peers) as saves:
     saved = saves.restore(wanted, saves.named(which), 'params')
   if saved is None:
     raise ValueError(
@@ -108,6 +114,7 @@ def evaluate(
   max_tokens: int | None = None,
   completions: str | None = None,
   answer: Callable[[str], str] | None = None,
+  judging: rollout_lib.Judging = rollout_lib.judged_alone,
 ) -> dict[str, Any]:
   """Samples answers to held-out problems and sums them up.
 
@@ -122,6 +129,7 @@ def evaluate(
     completions: A Parquet file to write them to, or None.
     answer: Reads the answer out of a completion, for majority@k; None: what
       `config.evaluation.answer` names.
+    judging: See `rollout.collect`.
 
   Returns:
     What `pass_at_k.summarize` returns, and `checkpoint`, the number of rollouts
@@ -153,6 +161,7 @@ def evaluate(
     policy.step,
     run.config.data.completion_buckets,
     purpose='eval',  # other random numbers than those of the training
+    judging=judging,
   )
   summary = {
     'checkpoint': policy.step,

@@ -1,16 +1,15 @@
 """The command line: parses the flags, checks them, and calls other modules."""
 
 from collections.abc import Callable
+from collections.abc import Iterator
 import contextlib
 from importlib import metadata
 import json
 import os
 import platform
-import re
 import resource
 import shutil
 import sys
-import textwrap
 import threading
 import traceback
 from typing import Any
@@ -23,7 +22,7 @@ from absl import logging
 
 from grpo_jax import __version__
 from grpo_jax.commands import arguments
-from grpo_jax.commands import options
+from grpo_jax.commands import help_text
 from grpo_jax.commands import refusals
 from grpo_jax.commands.flag_definitions import CONFIG as _CONFIG
 from grpo_jax.commands.flag_definitions import FLAGS as _FLAGS
@@ -31,18 +30,6 @@ from grpo_jax.training import stop_signal
 
 # One for the process: `run` installs its handlers before the flags are read.
 _STOP = stop_signal.Stop()
-_EXAMPLES = """\
-  grpo-jax train --config=configs/arithmetic.py --workdir=runs/arithmetic
-  grpo-jax eval --workdir=runs/arithmetic --samples=16 --k=1,4,16
-  grpo-jax sample --workdir=runs/arithmetic --prompt=47+85=
-  grpo-jax convert runs/arithmetic models/arithmetic --dtype=bfloat16
-  grpo-jax audit dapo --plot
-  grpo-jax study brakes --config=configs/arithmetic.py --workdir=runs/brakes"""
-
-_EXIT_CODES = """\
-Exit codes: 0 done; 2 the input cannot be used, as one sentence says; 130 and
-143 stopped by Ctrl-C or SIGTERM (and saved: the same command goes on); 75
-another process of the run is gone (the same command goes on)."""
 
 
 def train() -> int:
@@ -51,7 +38,8 @@ def train() -> int:
 
   config, steps = _config(), _step_range(_value('profile_steps'))
   if _value('check'):
-    _check(config)
+    with _together():
+      _check(config)
     return 0
   is_first = _join()
   screen = monitor.start if is_first else monitor.quiet
@@ -105,41 +93,67 @@ def _check(config: Any) -> None:
   (_print_json if _value('json') else dry_run.show)(report)
 
 
+@contextlib.contextmanager
+def _together() -> Iterator[Any]:
+  """The processes that run this command; the first alone prints."""
+  _join()
+  from grpo_jax.training import processes
+
+  with contextlib.ExitStack() as stack:
+    peers = stack.enter_context(processes.joined())
+    peers.pass_on(_STOP)
+    if not peers.is_first:
+      nowhere = stack.enter_context(open(os.devnull, 'w'))
+      stack.enter_context(contextlib.redirect_stdout(nowhere))
+    yield peers
+
+
 def evaluate() -> None:
   """`grpo-jax eval`."""
-  from grpo_jax.commands import eval_and_sample as policies
+  with _together() as peers:
+    from grpo_jax.commands import eval_and_sample as policies
+    from grpo_jax.training import judging
 
-  policy = policies.load(
-    _config(), _value('workdir'), _value('checkpoint'), to_evaluate=True
-  )
-  summary = policies.evaluate(
-    policy,
-    examples=_value('examples'),
-    samples=_value('samples'),
-    ks=[_whole('k', k) for k in _value('k')],
-    temperature=_value('temperature'),
-    max_tokens=_value('max_tokens'),
-    completions=_value('completions'),
-  )
-  if _value('json'):
-    _print_json(summary)
-  else:
-    policies.show(summary)
+    policy = policies.load(
+      _config(),
+      _value('workdir'),
+      _value('checkpoint'),
+      to_evaluate=True,
+      peers=peers,
+    )
+    summary = policies.evaluate(
+      policy,
+      examples=_value('examples'),
+      samples=_value('samples'),
+      ks=[_whole('k', k) for k in _value('k')],
+      temperature=_value('temperature'),
+      max_tokens=_value('max_tokens'),
+      completions=_value('completions') if peers.is_first else None,
+      judging=judging.shared(peers, _STOP),
+    )
+    if _value('json'):
+      _print_json(summary)
+    else:
+      policies.show(summary)
 
 
 def sample() -> None:
   """`grpo-jax sample`."""
-  from grpo_jax.commands import eval_and_sample as policies
+  with _together() as peers:
+    from grpo_jax.commands import eval_and_sample as policies
 
-  policy = policies.load(_config(), _value('workdir'), _value('checkpoint'))
-  policies.sample(
-    policy,
-    policies.prompts(_value('prompt'), _value('prompts')),
-    number=_value('number'),
-    temperature=_value('temperature'),
-    max_tokens=_value('max_tokens'),
-    write=_print_json if _value('json') else None,
-  )
+    policy = policies.load(
+      _config(), _value('workdir'), _value('checkpoint'), peers=peers
+    )
+    prompts = policies.prompts(_value('prompt'), _value('prompts'))
+    policies.sample(
+      policy,
+      peers.all_from_first(prompts),
+      number=_value('number'),
+      temperature=_value('temperature'),
+      max_tokens=_value('max_tokens'),
+      write=_print_json if _value('json') else None,
+    )
 
 
 def convert() -> None:
@@ -211,13 +225,14 @@ class Command(NamedTuple):
   takes: tuple[str, ...] = ()  # flags whose values need no name
 
 
+_SEVERAL = 'coordinator', 'num_processes', 'process_id'
 COMMANDS = {
   'train': Command(
     train,
     'Trains a model, or continues a run; prints one JSON line at the end.',
     (
-      'config', 'workdir', 'check', 'replay', 'profile_steps', 'coordinator',
-      'num_processes', 'process_id', 'json', 'verbose',
+      'config', 'workdir', 'check', 'replay', 'profile_steps', *_SEVERAL,
+      'json', 'verbose',
     ),
   ),
   'eval': Command(
@@ -225,7 +240,7 @@ COMMANDS = {
     'Measures pass@k, majority@k and lengths on held-out problems.',
     (
       'workdir', 'config', 'checkpoint', 'examples', 'samples', 'k',
-      'temperature', 'max_tokens', 'completions', 'json', 'verbose',
+      'temperature', 'max_tokens', 'completions', *_SEVERAL, 'json', 'verbose',
     ),
   ),
   'convert': Command(
@@ -253,7 +268,7 @@ COMMANDS = {
     'Completes given prompts, and writes tokens as they come.',
     (
       'workdir', 'config', 'checkpoint', 'prompt', 'prompts', 'number',
-      'temperature', 'max_tokens', 'json', 'verbose',
+      'temperature', 'max_tokens', *_SEVERAL, 'json', 'verbose',
     ),
   ),
   'study': Command(
@@ -327,59 +342,6 @@ def main(argv: list[str]) -> None:
   raise SystemExit(code)
 
 
-def help_text(command: str, width: int) -> str:
-  """What `grpo-jax [command] --help` prints.
-
-  Args:
-    command: A command, or '' for all of them.
-    width: Columns.
-  """
-  if command not in COMMANDS:
-    rows = [f'  {name:8}{known.what}' for name, known in COMMANDS.items()]
-    return '\n'.join(
-      [
-        'Post-trains language models with group-based reinforcement learning.',
-        '',
-        'grpo-jax COMMAND [--FLAG=VALUE ...]',
-        '',
-        *rows,
-        '',
-        'Examples:',
-        _EXAMPLES,
-        '',
-        _EXIT_CODES,
-        'grpo-jax COMMAND --help shows the flags of a command.',
-      ]
-    )
-  _, what, names, takes = COMMANDS[command]
-  rows = []
-  for name in names:
-    flag = flags.FLAGS[name]
-    # absl writes '<a|b>: ' before the help, and a line if the flag repeats.
-    meaning = re.sub(r'^<[^>]*>: |;\n.*', '', flag.help or '', flags=re.DOTALL)
-    given = '' if flag.boolean else '=...'
-    default = (
-      f' ({flag.default_as_str})' if flag.value not in (None, [], False) else ''
-    )
-    rows.append((f'--{name}{given}', f'{meaning}{default}'))
-  typed = ' '.join([command, *(name.upper() for name in takes)])
-  title = textwrap.wrap(f'grpo-jax {typed}: {what}', width)
-  text = [*title, '', _columns(rows, width)]
-  if command == 'train':
-    text += ['', 'Fields of the config:', '', options.help_text(width)]
-  return '\n'.join([*text, '', _EXIT_CODES])
-
-
-def _columns(rows: list[tuple[str, str]], width: int) -> str:
-  """Two columns, the second wrapped to the width of the terminal."""
-  lines = []
-  for left, right in rows:
-    for line in textwrap.wrap(right, max(width - 24, 20)):
-      lines.append(f'  {left:22}{line}')
-      left = ''
-  return '\n'.join(lines)
-
-
 def _parse(argv: list[str]) -> list[str]:
   """Reads the flags.
 
@@ -395,7 +357,8 @@ def _parse(argv: list[str]) -> list[str]:
     raise SystemExit(0)
   asks = _HELP & {one.partition('=')[0] for one in argv[1:]}
   if asks or command == 'help' or not argv[1:]:
-    print(help_text(command, shutil.get_terminal_size((80, 24)).columns))
+    columns = shutil.get_terminal_size((80, 24)).columns
+    print(help_text.text(COMMANDS, command, columns))
     raise SystemExit(0)
   try:
     if command not in COMMANDS:
@@ -436,11 +399,13 @@ def _require_flags(command: str, argv: list[str]) -> None:
     )
   for wanted in COMMANDS[command].takes:
     if not given.get(wanted):
-      raise ValueError(f'{command} needs a {wanted}. As in:\n{_EXAMPLES}')
+      raise ValueError(
+        f'{command} needs a {wanted}. As in:\n{help_text.EXAMPLES}'
+      )
   if 'workdir' in COMMANDS[command].flags and not workdir:
     raise ValueError(
       f'{command} needs --workdir, and --config for a new run. As in:\n'
-      f'{_EXAMPLES}'
+      f'{help_text.EXAMPLES}'
     )
 
 
@@ -456,7 +421,7 @@ def _refuse(error: Exception) -> NoReturn:
   # Errors of ml_collections hold escaped line breaks and quotes.
   text = refusals.sentence(error) or str(error)
   text = text.replace('\\n', ' ').replace("\\'", "'")
-  text, examples, _ = text.partition(f'\n{_EXAMPLES}')
+  text, examples, _ = text.partition(f'\n{help_text.EXAMPLES}')
   print(f'grpo-jax: {" ".join(text.split())}{examples}', file=sys.stderr)
   raise SystemExit(2) from None
 

@@ -14,6 +14,7 @@ What they say goes through a store and not over the devices; see `store.py`.
 """
 
 import collections
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
@@ -169,6 +170,12 @@ class Processes:
   def from_first(self, value: Any) -> Any:
     """What the first process has given; what the others give is not read."""
     return self.exchange(value if self.is_first else None)[0]
+
+  def all_from_first(self, values: Iterable[Any]) -> Iterator[Any]:
+    """What the first process reads, one after another."""
+    mine = iter(values)
+    while told := self.from_first([*itertools.islice(mine, self.is_first)]):
+      yield told[0]
 
   def fail(self, error: BaseException) -> BaseException:
     """Makes an error of this process one of all, at their next exchange.

@@ -9,6 +9,7 @@ import pytest
 
 from grpo_jax import config as config_lib
 from grpo_jax.commands import arguments
+from grpo_jax.commands import help_text
 from grpo_jax.commands import main
 from grpo_jax.commands import refusals
 from tests.cli import environment
@@ -150,7 +151,7 @@ def test_an_error_of_a_config_file_is_not_taken_for_another(name):
 def test_the_help_has_no_words_of_absl():
   flags.FLAGS(['grpo-jax'])
   for name in main.COMMANDS:
-    said = main.help_text(name, 200)
+    said = help_text.text(main.COMMANDS, name, 200)
     assert 'repeat this option' not in said and '<float32|' not in said
 
 
