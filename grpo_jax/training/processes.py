@@ -103,16 +103,19 @@ def initialize(
 
 
 def _in_a_cluster() -> bool:
-  """Whether the environment speaks of several processes."""
-  told = os.environ.get
-  several = lambda name: (told(name) or '1').strip() not in ('', '0', '1')
-  return (
-    ',' in (told('TPU_WORKER_HOSTNAMES') or '')
-    or bool(told('JAX_COORDINATOR_ADDRESS'))
-    or several('MEGASCALE_NUM_SLICES')
-    or (several('SLURM_NTASKS') and bool(told('SLURM_PROCID')))
-    or several('OMPI_COMM_WORLD_SIZE')
-  )
+  """Whether JAX finds several processes in this machine's surroundings."""
+  hints = 'SLURM_JOB_ID', 'KUBERNETES_SERVICE_HOST', 'OMPI_COMM_WORLD_SIZE'
+  devices = '/dev/accel0', '/dev/vfio/0'  # of a TPU
+  if not (any(map(os.environ.get, hints)) or any(map(os.path.exists, devices))):
+    return False  # and JAX, which takes a second, is not imported yet
+  from jax._src.clusters import ClusterEnv
+
+  for cluster in ClusterEnv._cluster_types:
+    # Such as that a variable is missing in an interactive job of Slurm.
+    with contextlib.suppress(Exception):
+      if not cluster.opt_in_only_method and cluster.is_env_present():
+        return cluster.get_process_count() > 1
+  return False
 
 
 class Processes:
@@ -365,7 +368,8 @@ def joined() -> Processes:
   """The processes that `initialize` has joined."""
   import jax
 
-  if jax.process_count() == 1:
+  # Not by counting, which would begin by looking for devices.
+  if not jax.distributed.is_initialized() or jax.process_count() == 1:
     return ALONE
   from jax._src import distributed
 

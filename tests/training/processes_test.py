@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 
+import jax
 import pytest
 
 from grpo_jax.training import processes
@@ -171,6 +172,29 @@ def test_who_was_started_differently_is_named():
 def test_half_of_the_flags_is_refused(given, words):
   with pytest.raises(ValueError, match=words):
     processes.initialize(*given)
+
+
+def test_slurm_tells_how_many_there_are(monkeypatch):
+  monkeypatch.delenv('KUBERNETES_SERVICE_HOST', raising=False)
+  assert processes.initialize()  # alone
+  step = {
+    'SLURM_JOB_ID': '1',
+    'SLURM_STEP_NODELIST': 'here',
+    'SLURM_PROCID': '0',
+    'SLURM_LOCALID': '0',
+    'SLURM_STEP_NUM_NODES': '1',
+  }
+  joined = []
+  monkeypatch.setattr(
+    jax.distributed, 'initialize', lambda *args, **_: joined.append(args)
+  )
+  for name, value in step.items():
+    monkeypatch.setenv(name, value)
+  assert processes.initialize() and not joined  # an interactive job
+  monkeypatch.setenv('SLURM_NTASKS', '1')
+  assert processes.initialize() and not joined
+  monkeypatch.setenv('SLURM_NTASKS', '2')
+  assert processes.initialize() and joined == [(None, None, None)]
 
 
 PROGRAM = """
