@@ -50,16 +50,23 @@ would have to gather it each time."""
 
 
 def make_mesh(
-  data: int = 1, fsdp: int = 1, tensor: int = 1, expert: int = 1
+  data: int = 1,
+  fsdp: int = 1,
+  tensor: int = 1,
+  expert: int = 1,
+  slices: int = 1,
 ) -> Mesh:
-  """A mesh over the first `data * fsdp * tensor * expert` devices.
+  """A mesh over the first `slices * data * fsdp * tensor * expert` devices.
 
   Args:
-    data: Copies of the parameters, each with its share of the rows. -1 takes
-      all devices that the other axes leave.
+    data: Copies of the parameters in a slice, each with its share of the rows.
+      -1 takes all devices that the other axes leave.
     fsdp: Shards of the parameters, each with its share of the rows.
     tensor: Shards of heads, hidden units and vocabulary.
     expert: Shards of the experts of a mixture, each with its share of the rows.
+    slices: Groups of devices, each with copies of its own. Networks between
+      slices of a pod, or between groups of machines, are slow, and only sums of
+      gradients cross them. In the mesh they are the outer part of `data`.
 
   Returns:
     A `Mesh` with Auto axes.
@@ -67,18 +74,20 @@ def make_mesh(
   Raises:
     ValueError: A size is less than 1 (and not `data=-1`), or the product is
       more than the number of devices; or, with several processes, less: a
-      process without devices in the mesh would have no part in the run.
+      process without devices in the mesh would have no part in the run. Or the
+      devices lie in another number of slices.
   """
   devices = jax.devices()
   sizes = f'data={data} x fsdp={fsdp} x tensor={tensor} x expert={expert}'
-  if min(fsdp, tensor, expert) < 1 or data < 1 and data != -1:
+  sizes = f'slices={slices} x {sizes}' if slices != 1 else sizes
+  if min(fsdp, tensor, expert, slices) < 1 or data < 1 and data != -1:
     raise ValueError(
       f'A mesh cannot have {sizes}; give 1 or more for each (only data may be '
       '-1, for all devices that are left).'
     )
   if data == -1:  # at least one copy of the parameters
-    data = max(1, len(devices) // (fsdp * tensor * expert))
-  wanted = data * fsdp * tensor * expert
+    data = max(1, len(devices) // (fsdp * tensor * expert * slices))
+  wanted = slices * data * fsdp * tensor * expert
   if wanted > len(devices):
     raise ValueError(
       f'A mesh of {sizes} needs {wanted} devices, but {len(devices)} '
@@ -92,12 +101,34 @@ def make_mesh(
     )
   # Auto must be asked for: JAX's default, Explicit, refuses some operations
   # over sharded axes, such as quantiles.
-  return jax.make_mesh(
-    (data, fsdp, expert, tensor),
-    ('data', 'fsdp', 'expert', 'tensor'),
-    axis_types=(AxisType.Auto,) * 4,
-    devices=devices[:wanted],
-  )
+  names, types = ('data', 'fsdp', 'expert', 'tensor'), (AxisType.Auto,) * 4
+  parts = [
+    jax.make_mesh(
+      (data, fsdp, expert, tensor), names, axis_types=types, devices=part
+    ).devices
+    for part in _slices(devices[:wanted], slices)
+  ]
+  return Mesh(np.concatenate(parts), names, axis_types=types)
+
+
+def _slices(devices: Sequence[Any], slices: int) -> list[list[Any]]:
+  """The devices of each slice; where no slices are, groups of processes."""
+  of_slice: dict[Any, list[Any]] = {}
+  for device in devices:
+    index = getattr(device, 'slice_index', None)
+    of_slice.setdefault(index, []).append(device)
+  if len(of_slice) == 1:  # equal parts of one slice, or of what has none
+    devices = sorted(devices, key=lambda device: device.process_index)
+    size = len(devices) // slices
+    return [
+      devices[first : first + size] for first in range(0, len(devices), size)
+    ]
+  if len(of_slice) != slices:
+    raise ValueError(
+      f'The devices lie in {len(of_slice)} slices, and the mesh has {slices}; '
+      f'give config.mesh.slices={len(of_slice)}.'
+    )
+  return [of_slice[index] for index in sorted(of_slice)]
 
 
 def row_shards(mesh: Mesh | AbstractMesh) -> int:

@@ -41,6 +41,30 @@ def test_several_processes_leave_no_device_out(monkeypatch):
     sharding.make_mesh(data=4)
 
 
+def test_slices_are_the_outer_part_of_data():
+  mesh = sharding.make_mesh(data=-1, fsdp=2, slices=2)
+  assert mesh.shape == {'data': 4, 'fsdp': 2, 'expert': 1, 'tensor': 1}
+  half = {device.id for device in mesh.devices[:2].flat}
+  assert half == {0, 1, 2, 3}  # of the first slice alone
+  with pytest.raises(ValueError, match='slices=3 x data=1 .*needs 12 devices'):
+    sharding.make_mesh(fsdp=4, slices=3)
+
+
+def test_devices_that_lie_in_slices_are_not_mixed():
+  class Device:
+    def __init__(self, number):
+      self.number, self.slice_index = number, number % 2
+
+  devices = [Device(number) for number in range(8)]
+  parts = sharding._slices(devices, 2)
+  assert [[d.number for d in part] for part in parts] == [
+    [0, 2, 4, 6],
+    [1, 3, 5, 7],
+  ]
+  with pytest.raises(ValueError, match='lie in 2 slices, and the mesh has 1'):
+    sharding._slices(devices, 1)
+
+
 @pytest.mark.parametrize(
   'sizes',
   [(0, 1, 1, 1), (-2, 1, 1, 1), (1, 0, 1, 1), (-1, 1, -1, 1), (1, 1, 1, 0)],

@@ -378,6 +378,9 @@ class Mesh:
   # Devices over which the experts of each layer are split, if the model has
   # experts.
   expert: int = 1
+  # Slices of a pod, or groups of machines, each with copies of its own: between
+  # them only sums of gradients are sent.
+  slices: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
