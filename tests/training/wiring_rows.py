@@ -434,5 +434,5 @@ ROWS |= {
 }
 ROWS |= {
   f'mesh.{name}': at(('make_mesh', name))
-  for name in ('data', 'fsdp', 'tensor', 'expert')
+  for name in ('data', 'fsdp', 'tensor', 'expert', 'slices')
 }
