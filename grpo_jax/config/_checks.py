@@ -42,6 +42,7 @@ _LEAST = {
   'sampler.resample_rounds': 0,
   'reference.refresh_steps': 0,
   'checkpoint.every_steps': 1,
+  'checkpoint.every_minutes': 0,
   'checkpoint.every_warm_up_steps': 1,
   'checkpoint.keep_last': 1,
   'checkpoint.export_every_saves': 0,

@@ -316,6 +316,8 @@ class Checkpoint:
 
   # Rollouts between saves; the last rollout is always saved.
   every_steps: int = 20
+  # Minutes after which a save is due too, whatever the rollouts are; 0: none.
+  every_minutes: float = 0.0
   # Updates between saves during the warm-up.
   every_warm_up_steps: int = 100
   # Checkpoints to keep, the newest ones.

@@ -16,6 +16,7 @@ import math
 import pathlib
 import shutil
 import sys
+import time
 from typing import Any
 from typing import NamedTuple
 
@@ -101,6 +102,7 @@ class Checkpoints:
     warn: Called with a sentence that says what went wrong and what was done.
     read_only: Whether to change nothing in the directory, because the run may
       be going on in another process.
+    every_minutes: After how many a save is due; 0: it never is.
     peers: The processes that save and read together. Whether a save has failed,
       and which checkpoint can be read, is the same in all of them.
 
@@ -118,9 +120,11 @@ class Checkpoints:
       f'warning: {text}', file=sys.stderr
     ),
     read_only: bool = False,
+    every_minutes: float = 0.0,
     peers: processes.Processes = processes.ALONE,
   ):
     self._read_only, self._peers = read_only, peers
+    self._every_secs, self._begun = 60 * every_minutes, time.monotonic()
     self._directory = pathlib.Path(directory).absolute()
     self._keep_last, self._keep_best = keep_last, keep_best
     self.warn, self.failed, self.owed = warn, 0, False
@@ -244,9 +248,16 @@ class Checkpoints:
     items = ocp.args.Composite(
       state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(host)
     )
-    self.owed = False
+    self.owed, self._begun = False, time.monotonic()
     with self._surviving(f'The save of checkpoint {step} has failed'):
       self._manager.save(step, args=items, metrics=measured)
+
+  def is_due(self) -> bool:
+    """Whether so many minutes have gone by since the last save was begun."""
+    if not self._every_secs:
+      return False
+    secs = time.monotonic() - self._begun
+    return self._peers.from_first(secs >= self._every_secs)
 
   def check(self) -> None:
     """Notices a save that has failed in the background."""

@@ -228,7 +228,8 @@ def conclude(session: Session, progress: Progress) -> tuple[Progress, bool]:
     error = session.refused.midway(config.learner.nonfinite_rollouts)
   # After every evaluation, because only a checkpoint saved with its metric can
   # be kept as the best.
-  if due or step % config.checkpoint.every_steps == 0 or session.saves.owed:
+  saves, every = session.saves, config.checkpoint.every_steps
+  if due or step % every == 0 or saves.owed or saves.is_due():
     session_lib.save(session, progress, measured)
   told = unwritten._replace(measured=measured)
   ends = session_lib.tell(session, progress, told)

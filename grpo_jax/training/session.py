@@ -251,6 +251,7 @@ def _restored(
         workdir / 'checkpoints',
         config.checkpoint.keep_last,
         bool(config.checkpoint.best_metric),
+        every_minutes=config.checkpoint.every_minutes,
         peers=peers,
       )
     )

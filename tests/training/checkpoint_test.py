@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import shutil
+import types
 from typing import Any
 from typing import NamedTuple
 
@@ -425,3 +426,21 @@ def test_a_full_disk_is_counted_and_tried_again(opened):
     assert (saves.failed, saves.owed) == (2, False)
     assert saves.restore(abstract()).host == {'position': 6}
   assert not [name for name in os.listdir(directory) if 'tmp' in name]
+
+
+def test_a_save_is_due_after_minutes(tmp_path, monkeypatch):
+  now = [0.0]
+  clock = types.SimpleNamespace(monotonic=lambda: now[0])
+  monkeypatch.setattr(checkpoint, 'time', clock)
+  with Checkpoints(tmp_path / 'a', every_minutes=2) as saves:
+    now[0] = 119.0
+    assert not saves.is_due()
+    now[0] = 120.0
+    assert saves.is_due()
+    saves.save(1, {'x': jnp.zeros(2)}, {})
+    assert not saves.is_due()
+    now[0] = 240.0
+    assert saves.is_due()
+  with Checkpoints(tmp_path / 'b') as saves:
+    now[0] = 1e9
+    assert not saves.is_due()

@@ -145,6 +145,7 @@ ROWS = {
   'evaluation.answer': answer,
   'checkpoint.every_steps': saved,
   'checkpoint.every_warm_up_steps': saved_in_warm_up,
+  'checkpoint.every_minutes': at(('Checkpoints', 'every_minutes', 0)),
   'checkpoint.keep_last': at(('Checkpoints', 'keep_last', 0)),
   'checkpoint.best_metric': best_metric,
   'checkpoint.export_every_saves': export_every_saves,

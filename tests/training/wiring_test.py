@@ -118,6 +118,7 @@ PAIRS = {
   'evaluation.right_reward': (0.71, 0.72),
   'evaluation.answer': (f'{OWN}:last_digit', ''),
   'checkpoint.every_steps': (5, 1),
+  'checkpoint.every_minutes': (0.5, 2.5),
   'checkpoint.every_warm_up_steps': (2, 3),
   'checkpoint.keep_last': (8, 9),
   'checkpoint.best_metric': ('loss', ''),
