@@ -72,7 +72,13 @@ def saved(workdir):
   directory = pathlib.Path(workdir).absolute() / 'checkpoints'
   step = checkpoints(pathlib.Path(workdir))[-1]
   with ocp.PyTreeCheckpointer() as reader:
-    tree = reader.restore(directory / str(step) / 'state')
+    folder = directory / str(step) / 'state'
+    # As NumPy has it: the devices that have saved it may not be here.
+    in_numpy = jax.tree.map(
+      lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
+      reader.metadata(folder).item_metadata.tree,
+    )
+    tree = reader.restore(folder, restore_args=in_numpy)
   arrays = {
     jax.tree_util.keystr(path): np.asarray(leaf)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree)

@@ -5,10 +5,10 @@
 Writes what each case has ended with to `FOLDER/CASE.RANK.json`.
 """
 
-import contextlib
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
 import sys
@@ -19,9 +19,10 @@ from grpo_jax.training import stop_signal
 from tests import judges
 from tests import runs
 
-LATE = 20  # a call of the judge in the second rollout
+LATE = 40  # a call of the judge in the second rollout
 # The way of a rollout with everything in it that several processes decide on.
 EVERYTHING = {
+  **runs.WARM,
   'reward': 'tests.training.many_processes_program:judge',
   'mesh.data': 2,
   'mesh.fsdp': 2,
@@ -50,11 +51,15 @@ def judge(prompt, completion, example):
   return judges.even(prompt, completion, example)
 
 
+def at_random(prompt, completion, example):
+  return random.choice([0.0, 1.0])  # seeded by the system, in each process
+
+
 def train(folder, stop, at_call=None, **changes):
   """One start of a run; `at_call` is for this process alone."""
   global _calls, _at_call
   _calls, _at_call = 0, at_call or {}
-  return loop.train(runs.small(**EVERYTHING, **changes), folder, stop)
+  return loop.train(runs.small(**{**EVERYTHING, **changes}), folder, stop)
 
 
 def whole(folder, rank, stop):
@@ -89,35 +94,45 @@ def started_differently(folder, rank, stop):
 
 
 def disk_full(folder, rank, stop):
-  """The first save of process 1 after the warm-up fails."""
-  with full_disk() if rank == 1 else contextlib.nullcontext():
-    return train(folder, stop)
-
-
-@contextlib.contextmanager
-def full_disk():
-  """Orbax cannot write arrays, two times."""
+  """The save after the second rollout fails in process 1."""
   from orbax.checkpoint._src.serialization import serialization
 
-  write, left = serialization.async_serialize_from_host, [2]
+  write, left = serialization.async_serialize_from_host, []
 
   async def failing(*args, **kwargs):
-    left[0] -= 1
-    if left[0] >= 0:
-      raise OSError(28, 'No space left on device')
+    if left:
+      raise OSError(28, f'No space left on device{left.pop()}')
     return await write(*args, **kwargs)
 
   serialization.async_serialize_from_host = failing
+  fill = {LATE: lambda: left.extend(['', ''])}
   try:
-    yield
+    return train(folder, stop, fill if rank == 1 else {})
   finally:
     serialization.async_serialize_from_host = write
+
+
+def random_reward(folder, rank, stop):
+  """What this process has trained on, of a judge that is no function."""
+  learn, rewards = loop.learn, []
+
+  def learn_and_note(update, state, rollout, step):
+    rewards.extend(rollout.batch.reward.ravel().tolist())
+    return learn(update, state, rollout, step)
+
+  loop.learn = learn_and_note
+  name = f'{__name__}:at_random'
+  try:
+    return train(folder, stop, reward=name) | {'rewards': rewards}
+  finally:
+    loop.learn = learn
 
 
 CASES = {
   case.__name__: case
   for case in (
     whole,
+    random_reward,
     stopped,
     goes_on,
     raises,
@@ -145,4 +160,7 @@ def main(coordinator, number, rank, folder):
 
 
 if __name__ == '__main__':
-  main(*sys.argv[1:])
+  # Not that of `__main__`: the judge is looked up by the module's own name.
+  from tests.training import many_processes_program
+
+  many_processes_program.main(*sys.argv[1:])

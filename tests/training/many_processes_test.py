@@ -97,6 +97,11 @@ def test_as_one_process_on_the_same_mesh(folder, tmp_path):
         )
 
 
+def test_what_one_judges_at_random_both_train_on(folder):
+  first, second = (end['rewards'] for end in told(folder, 'random_reward'))
+  assert first == second and set(first) == {0.0, 1.0}
+
+
 def test_a_signal_to_one_stops_both_and_all_is_saved(folder):
   for end in told(folder, 'stopped'):
     assert end['signal'] == 'SIGTERM' and end['steps'] == 1
