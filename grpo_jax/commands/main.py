@@ -69,9 +69,12 @@ def _join() -> bool:
   """Joins the other processes, if there are any; whether this is the first."""
   from grpo_jax.training import processes
 
-  return processes.initialize(
+  is_first = processes.initialize(
     _value('coordinator'), _value('num_processes'), _value('process_id')
   )
+  if processes.are_joined():
+    refusals.keep_stdout()
+  return is_first
 
 
 def _peak_memory_gib() -> float:
@@ -456,7 +459,7 @@ def run() -> None:
       _refuse(error)
   except BrokenPipeError:  # the reader has seen enough, as `| head` has
     # Python flushes standard output at its end, which would fail once more.
-    refusals.to_nowhere(1)
+    refusals.to_nowhere(sys.stdout.fileno())
     raise SystemExit(1) from None
 
 

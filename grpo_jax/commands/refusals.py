@@ -96,7 +96,7 @@ class Output:
       raise
     except OSError as error:
       # Python writes what is left at its end, and would fail once more.
-      to_nowhere(1)
+      to_nowhere(self._stream.fileno())
       raise Unwritten(
         f'Standard output cannot be written ({error.strerror}), so the answer '
         'is lost; give the same command with an output that can.'
@@ -125,3 +125,13 @@ def prepare_streams() -> None:
       if name:
         setattr(sys, name, open(number, 'w', closefd=False))
   sys.stdout = Output(sys.stdout)
+
+
+def keep_stdout() -> None:
+  """Leaves standard output to Python; what C++ prints there goes to stderr.
+
+  Gloo, which joins processes without accelerators, says there whom it has met.
+  """
+  sys.stdout.flush()
+  sys.stdout = Output(open(os.dup(1), 'w'))
+  os.dup2(2, 1)

@@ -364,12 +364,19 @@ class Processes:
 ALONE = Processes()
 
 
+def are_joined() -> bool:
+  """Whether `initialize` has joined several processes."""
+  import jax
+
+  # Not by counting alone, which would begin by looking for devices.
+  return jax.distributed.is_initialized() and jax.process_count() > 1
+
+
 def joined() -> Processes:
   """The processes that `initialize` has joined."""
   import jax
 
-  # Not by counting, which would begin by looking for devices.
-  if not jax.distributed.is_initialized() or jax.process_count() == 1:
+  if not are_joined():
     return ALONE
   from jax._src import distributed
 
