@@ -13,6 +13,7 @@ from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax.config import Config
 from grpo_jax.rollouts import rollout as rollout_lib
+from grpo_jax.training import bucket
 from grpo_jax.training import build
 from grpo_jax.training import build_updater
 from grpo_jax.training import workdir as workdir_lib
@@ -37,7 +38,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
   Raises:
     ValueError: The run could not start; the message says why.
   """
-  workdir = pathlib.Path(workdir)
+  workdir = bucket.read_only(workdir)
   config = workdir_lib.with_widths(workdir, config)
   workdir_lib.refuse_another(workdir, config)
   # The workdir need not exist yet, and this command does not make it.
@@ -72,7 +73,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
   return {
     'config': dataclasses.asdict(config),
     'workdir': 'goes on from a checkpoint'
-    if any((workdir / 'checkpoints').glob('*[0-9]'))
+    if any((bucket.arrays(workdir) / 'checkpoints').glob('*[0-9]'))
     else 'starts anew',
     'shapes': {
       'devices': f'{run.mesh.size} x {jax.devices()[0].device_kind}',

@@ -19,6 +19,7 @@ from grpo_jax.models import lora
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import pass_at_k as evaluate_lib
 from grpo_jax.rollouts import rollout as rollout_lib
+from grpo_jax.training import bucket
 from grpo_jax.training import build
 from grpo_jax.training import build_model
 from grpo_jax.training import checkpoint
@@ -71,10 +72,10 @@ def load(
     ValueError: The workdir has no such checkpoint, or a run of another config;
       or the weights beside its adapters are not those that it began with.
   """
-  workdir = pathlib.Path(workdir)
+  workdir = bucket.read_only(workdir)
   config = workdir_lib.with_widths(workdir, config)
   workdir_lib.refuse_another(workdir, config, BOUND, given)
-  directory = workdir / 'checkpoints'
+  directory = bucket.arrays(workdir) / 'checkpoints'
   if not directory.is_dir():
     raise ValueError(
       f'There is no checkpoint in {workdir}; give the workdir of a run that '

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
 import os
-import pathlib
 import runpy
 import signal
 import threading
@@ -125,7 +124,7 @@ def train(
   with _quiet(), stop if main else contextlib.nullcontext():
     result = loop.train(
       resolved,
-      pathlib.Path(workdir),
+      os.fspath(workdir),
       stop,
       given=given,
       on_rollout=on_rollout,
@@ -190,7 +189,7 @@ def evaluate(
   )
   with _quiet():
     policy = eval_and_sample.load(
-      resolved, pathlib.Path(workdir), str(checkpoint), given, to_evaluate=True
+      resolved, os.fspath(workdir), str(checkpoint), given, to_evaluate=True
     )
     return eval_and_sample.evaluate(
       policy,
@@ -245,7 +244,7 @@ def sample(
   done: list[dict[str, Any]] = []
   with _quiet():
     policy = eval_and_sample.load(
-      resolved, pathlib.Path(workdir), str(checkpoint), given
+      resolved, os.fspath(workdir), str(checkpoint), given
     )
     eval_and_sample.sample(
       policy, prompts, number, temperature, max_tokens, done.append

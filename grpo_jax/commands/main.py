@@ -395,10 +395,10 @@ def _require_flags(command: str, argv: list[str]) -> None:
   """Raises if the command lacks a flag that it needs, or has one in vain."""
   given = dict(one[2:].split('=', 1) for one in argv[2:] if '=' in one)
   workdir = given.get('workdir', '')
-  if '://' in workdir:
+  if '://' in workdir and command not in ('train', 'eval', 'sample'):
     raise ValueError(
-      f'--workdir={workdir} is no local path, and buckets cannot be written '
-      'yet; give a directory.'
+      f'--workdir={workdir} is in a bucket, where {command} cannot write; give '
+      'a directory.'
     )
   for wanted in COMMANDS[command].takes:
     if not given.get(wanted):

@@ -1,5 +1,6 @@
 """Builds what updates the policy: the learner, its optimizer, its layouts."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -197,3 +198,27 @@ def _braked(optimizer, config: config_lib.Optim):
   if config.moments:
     optimizer = optim.record_adam_moments(optimizer, config.epsilon)
   return optimizer
+
+
+def decided(spec: LayoutSpec, earlier: dict[str, Any] | None) -> LayoutSpec:
+  """The spec with what an earlier start has decided, if that still fits it.
+
+  It fits if all else in the spec is as it was, because the decision depends on
+  all of it: on `pack_tokens`, say, which may change between two starts. If not,
+  the next rollout decides anew.
+
+  Args:
+    spec: Of this start, nothing decided.
+    earlier: What `spec_json` returned; None in an older checkpoint.
+  """
+  if not earlier or spec.kind not in ('auto', earlier['kind']):
+    return spec
+  whole = dataclasses.replace(
+    spec, kind=earlier['kind'], row_slots=earlier['row_slots']
+  )
+  return whole if spec_json(whole) == earlier else spec
+
+
+def spec_json(spec: LayoutSpec) -> dict[str, Any]:
+  """A spec as a checkpoint holds it, with lists for tuples."""
+  return {**dataclasses.asdict(spec), 'prompt_buckets': [*spec.prompt_buckets]}

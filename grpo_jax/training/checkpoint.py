@@ -13,13 +13,14 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 import pathlib
-import shutil
 import sys
 import time
 from typing import Any
 from typing import NamedTuple
 
+from etils import epath
 import jax
 from jax import lax
 import jax.numpy as jnp
@@ -95,8 +96,8 @@ class Checkpoints:
   Used as a context manager, this object is closed at the end.
 
   Args:
-    directory: Made if it is not there. What a killed save has left in it is
-      removed.
+    directory: Made if it is not there. It may be in a bucket, as a path of
+      `etils`. What a killed save has left in it is removed.
     keep_last: How many of the newest checkpoints to keep.
     keep_best: Whether to keep the one with the highest `metric` too.
     warn: Called with a sentence that says what went wrong and what was done.
@@ -113,7 +114,7 @@ class Checkpoints:
 
   def __init__(
     self,
-    directory: str | pathlib.Path,
+    directory: str | os.PathLike[str],
     keep_last: int = 1,
     keep_best: bool = False,
     warn: Callable[[str], None] = lambda text: print(
@@ -125,7 +126,9 @@ class Checkpoints:
   ):
     self._read_only, self._peers = read_only, peers
     self._every_secs, self._begun = 60 * every_minutes, time.monotonic()
-    self._directory = pathlib.Path(directory).absolute()
+    if isinstance(directory, str | pathlib.Path):  # no path in a bucket
+      directory = os.path.abspath(directory)
+    self._directory = epath.Path(directory)
     self._keep_last, self._keep_best = keep_last, keep_best
     self.warn, self.failed, self.owed = warn, 0, False
     self._manager = self._open()
@@ -308,7 +311,8 @@ class Checkpoints:
         self._manager.close()
       if jax.process_index() == 0:  # frees the disk for the next try
         for leftover in self._directory.glob('*.orbax-checkpoint-tmp'):
-          shutil.rmtree(leftover, ignore_errors=True)
+          with contextlib.suppress(OSError):
+            leftover.rmtree()
       self._manager = self._open()
       if self._peers.is_first:
         self.warn(
@@ -447,7 +451,7 @@ class Checkpoints:
     if jax.process_index() == 0 and not self._read_only:
       aside = self._directory / 'corrupt'
       aside.mkdir(exist_ok=True)
-      shutil.rmtree(aside / str(step), ignore_errors=True)
+      (aside / str(step)).rmtree(missing_ok=True)
       (self._directory / str(step)).rename(aside / str(step))
     self._manager.reload()
 

@@ -23,6 +23,7 @@ from grpo_jax.rollouts import rollout_metrics
 from grpo_jax.rollouts.dynamic_sampling import Drawn
 from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.rollouts.types import Rollout
+from grpo_jax.training import bucket
 from grpo_jax.training import build
 from grpo_jax.training import marks
 from grpo_jax.training import processes
@@ -50,7 +51,8 @@ def train(
 
   Args:
     config: See `grpo_jax.config.Config`.
-    workdir: The directory that the run writes to; see `workdir.py`.
+    workdir: The directory that the run writes to; see `workdir.py`. It may be
+      in a bucket; see `bucket.py`.
     stop: Called between the parts of a rollout. Once it returns True, the run
       is saved and this function returns.
     replay: A directory with the completions of every rollout of an earlier run,
@@ -75,16 +77,16 @@ def train(
       what to do. The run is saved.
   """
   start, stop = time.monotonic(), stop or stop_signal.Stop()
-  # Absolute from here on: a reward function may change the directory.
-  workdir, draw = pathlib.Path(workdir).absolute(), sampled
-  peers = processes.joined()
+  peers, draw = processes.joined(), sampled
   if replay is not None:
     draw = functools.partial(replay_lib.draw, replay_lib.folder(replay))
   with (
     peers,
+    # Absolute from here on: a reward function may change the directory.
+    bucket.opened(workdir, peers) as directory,
     session_lib.opened(
       config,
-      workdir,
+      directory,
       stop,
       replay is not None,
       given,

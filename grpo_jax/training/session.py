@@ -21,13 +21,13 @@ from grpo_jax import monitor as monitor_lib
 from grpo_jax.config import Config
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
-from grpo_jax.models.layout import LayoutSpec
 from grpo_jax.monitor import Monitor
 from grpo_jax.monitor import Sample
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.rollouts.types import Rollout
+from grpo_jax.training import bucket
 from grpo_jax.training import build
 from grpo_jax.training import build_model
 from grpo_jax.training import build_updater
@@ -243,12 +243,13 @@ def _restored(
   peers: Processes,
 ) -> tuple[Checkpoints, Restored | None]:
   """The checkpoints, and the newest; what it has decided, the updater gets."""
-  goes_on = any((workdir / 'checkpoints').glob('[0-9]*'))
+  directory = bucket.arrays(workdir) / 'checkpoints'
+  goes_on = any(directory.glob('[0-9]*'))
   restoring = 'restoring the newest checkpoint'
   with screen.phase(restoring if goes_on else 'preparing the checkpoints'):
     saves = stack.enter_context(
       Checkpoints(
-        workdir / 'checkpoints',
+        directory,
         config.checkpoint.keep_last,
         bool(config.checkpoint.best_metric),
         every_minutes=config.checkpoint.every_minutes,
@@ -257,32 +258,8 @@ def _restored(
     )
     saved = saves.restore(update.abstract)
   if saved:
-    update.spec = _decided(update.spec, saved.host.get('layout'))
+    update.spec = build_updater.decided(update.spec, saved.host.get('layout'))
   return saves, saved
-
-
-def _decided(spec: LayoutSpec, earlier: dict[str, Any] | None) -> LayoutSpec:
-  """The spec with what an earlier start has decided, if that still fits it.
-
-  It fits if all else in the spec is as it was, because the decision depends on
-  all of it: on `pack_tokens`, say, which may change between two starts. If not,
-  the next rollout decides anew.
-
-  Args:
-    spec: Of this start, nothing decided.
-    earlier: What `_spec_json` returned; None in an older checkpoint.
-  """
-  if not earlier or spec.kind not in ('auto', earlier['kind']):
-    return spec
-  whole = dataclasses.replace(
-    spec, kind=earlier['kind'], row_slots=earlier['row_slots']
-  )
-  return whole if _spec_json(whole) == earlier else spec
-
-
-def _spec_json(spec: LayoutSpec) -> dict[str, Any]:
-  """A spec as a checkpoint holds it, with lists for tuples."""
-  return {**dataclasses.asdict(spec), 'prompt_buckets': [*spec.prompt_buckets]}
 
 
 def _progress(saved: Restored) -> Progress:
@@ -373,11 +350,12 @@ def save(
     'versions': session.versions,
     'frozen': session.frozen,
     # What the first rollout has decided; see `models.stack.decided`.
-    'layout': _spec_json(session.update.spec),
+    'layout': build_updater.spec_json(session.update.spec),
     'saves': session.exports.saves,
     'refused': dataclasses.asdict(session.refused),
   }
   with session.monitor.phase('saving a checkpoint'):
+    bucket.push(session.workdir)
     session.saves.save(step, state, host, metric)
   if step == 0:
     # The checkpoints of the warm-up are removed only once this one is on the

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import contextlib
 import itertools
 import pathlib
-import shutil
 from typing import Any
 
+from etils import epath
 import jax
 import jax.numpy as jnp
 
@@ -16,6 +16,7 @@ from grpo_jax import data
 from grpo_jax import metrics
 from grpo_jax.monitor import Monitor
 from grpo_jax.rollouts import rollout
+from grpo_jax.training import bucket
 from grpo_jax.training import build
 from grpo_jax.training import build_updater
 from grpo_jax.training import processes
@@ -62,7 +63,7 @@ def run(
   update = build_updater.warm_up_updater(parts)
   update.frozen = frozen
   with Checkpoints(
-    workdir / 'warm_up', 1, warn=monitor.warn, peers=peers
+    bucket.arrays(workdir) / 'warm_up', 1, warn=monitor.warn, peers=peers
   ) as saves:
     saved = saves.restore(update.abstract)
     if saved is None:
@@ -162,4 +163,5 @@ def _problem(
 def forget(workdir: pathlib.Path) -> None:
   """Removes the warm-up's checkpoints; call it once the run has its own."""
   if jax.process_index() == 0:
-    shutil.rmtree(workdir / 'warm_up', ignore_errors=True)
+    with contextlib.suppress(OSError):
+      epath.Path(bucket.arrays(workdir) / 'warm_up').rmtree(missing_ok=True)

@@ -239,7 +239,13 @@ def _saved_config(directory: str | pathlib.Path) -> dict[str, Any] | None:
   What an earlier version did without a field is said, where that is not the
   field's default; and arguments of methods have their new names.
   """
-  saved = _read(pathlib.Path(directory) / 'config.json')
+  # Of a bucket this file alone is read, for the flags of a command.
+  place: Any = pathlib.Path(directory)
+  if '://' in str(directory):
+    from etils import epath
+
+    place = epath.Path(directory)
+  saved = _read(place / 'config.json')
   if saved is None:
     return None
   model, learner = saved.get('model'), saved.get('learner')

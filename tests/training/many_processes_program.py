@@ -13,6 +13,8 @@ import shutil
 import signal
 import sys
 
+from grpo_jax.commands import eval_and_sample as policies
+from grpo_jax.training import judging
 from grpo_jax.training import loop
 from grpo_jax.training import processes
 from grpo_jax.training import stop_signal
@@ -128,10 +130,30 @@ def random_reward(folder, rank, stop):
     loop.learn = learn
 
 
+def evaluated(folder, rank, stop):
+  """`eval` and `sample` of what `whole` has learned."""
+  del rank
+  with processes.joined() as peers:
+    peers.pass_on(stop)
+    return answers(folder.parent / 'whole', judging.shared(peers, stop), peers)
+
+
+def answers(workdir, shared, peers=processes.ALONE):
+  """What a policy says, and how it does; by however many processes."""
+  policy = policies.load(
+    runs.small(**EVERYTHING), workdir, to_evaluate=True, peers=peers
+  )
+  told = []
+  policies.sample(policy, ['47+85='], number=2, write=told.append)
+  summary = policies.evaluate(policy, 9, 4, [1, 4], judging=shared)
+  return {'summary': summary, 'told': told}
+
+
 CASES = {
   case.__name__: case
   for case in (
     whole,
+    evaluated,
     random_reward,
     stopped,
     goes_on,

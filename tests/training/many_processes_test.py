@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from grpo_jax.rollouts import parquet
+from grpo_jax.rollouts import rollout
 from grpo_jax.training import loop
 from tests import cli
 from tests import runs
@@ -95,6 +96,14 @@ def test_as_one_process_on_the_same_mesh(folder, tmp_path):
         np.testing.assert_allclose(
           value, theirs[name], rtol=1e-4, atol=1e-6, err_msg=name
         )
+
+
+def test_two_evaluate_and_sample_as_one_does(folder):
+  first, second = told(folder, 'evaluated')
+  alone = program.answers(folder / 'whole', rollout.judged_alone)
+  for end in first, second:
+    assert end['told'] == alone['told'] and len(end['told']) == 2
+    assert end['summary'] == json.loads(json.dumps(alone['summary']))
 
 
 def test_what_one_judges_at_random_both_train_on(folder):
