@@ -22,7 +22,7 @@ from grpo_jax.rollouts import rollout as rollout_lib
 from grpo_jax.training import bucket
 from grpo_jax.training import build
 from grpo_jax.training import build_model
-from grpo_jax.training import checkpoint
+from grpo_jax.training import fingerprints
 from grpo_jax.training import marks
 from grpo_jax.training import processes
 from grpo_jax.training import sources
@@ -101,7 +101,7 @@ def load(
       f'There is no checkpoint in {directory}; let the run train on.'
     )
   frozen = build.frozen_params(run)
-  build_model.check_frozen(saved, checkpoint.fingerprint(frozen), config)
+  build_model.check_frozen(saved, fingerprints.of(frozen), config)
   run.engine.load(lora.join(saved.state, frozen), version=saved.step)
   return Policy(run, saved.step, given)
 

@@ -26,7 +26,9 @@ from grpo_jax.commands import saved_config
 from grpo_jax.commands.convert import convert as convert
 from grpo_jax.models import foreign
 from grpo_jax.training import given as given_lib
+from grpo_jax.training import judging
 from grpo_jax.training import loop
+from grpo_jax.training import processes
 from grpo_jax.training import stop_signal
 from grpo_jax.training.session import OnRollout
 
@@ -187,9 +189,9 @@ def evaluate(
     tokenizer=tokenizer,
     model=model,
   )
-  with _quiet():
+  with _quiet(), processes.joined() as peers:
     policy = eval_and_sample.load(
-      resolved, os.fspath(workdir), str(checkpoint), given, to_evaluate=True
+      resolved, os.fspath(workdir), str(checkpoint), given, True, peers
     )
     return eval_and_sample.evaluate(
       policy,
@@ -198,8 +200,9 @@ def evaluate(
       list(ks),
       temperature,
       max_tokens,
-      completions,
+      completions if peers.is_first else None,
       answer,
+      judging.shared(peers, stop_signal.Stop()),
     )
 
 
@@ -242,9 +245,9 @@ def sample(
     _resolved(None, workdir), tokenizer=tokenizer, model=model
   )
   done: list[dict[str, Any]] = []
-  with _quiet():
+  with _quiet(), processes.joined() as peers:
     policy = eval_and_sample.load(
-      resolved, os.fspath(workdir), str(checkpoint), given
+      resolved, os.fspath(workdir), str(checkpoint), given, peers=peers
     )
     eval_and_sample.sample(
       policy, prompts, number, temperature, max_tokens, done.append

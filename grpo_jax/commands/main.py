@@ -105,6 +105,8 @@ def _together() -> Iterator[Any]:
   with contextlib.ExitStack() as stack:
     peers = stack.enter_context(processes.joined())
     peers.pass_on(_STOP)
+    typed = [x for x in sys.argv[1:] if not x.startswith('--process_id')]
+    peers.check_equal({'the command': typed})
     if not peers.is_first:
       nowhere = stack.enter_context(open(os.devnull, 'w'))
       stack.enter_context(contextlib.redirect_stdout(nowhere))

@@ -26,17 +26,17 @@ from grpo_jax.sampling import Requests
 from grpo_jax.sampling import Sampling
 
 Judging = Callable[
-  [Callable[[slice], rewards_lib.Scores], int], rewards_lib.Scores
+  [Callable[[slice], rewards_lib.Scores], Completions], rewards_lib.Scores
 ]
-"""`(judge, prompts)` -> the scores of all prompts, from calls of `judge`, which
-judges the completions of some of them."""
+"""`(judge, completions)` -> the scores of all completions, from calls of
+`judge`, which judges those of some prompts."""
 
 
 def judged_alone(
-  judge: Callable[[slice], rewards_lib.Scores], prompts: int
+  judge: Callable[[slice], rewards_lib.Scores], completions: Completions
 ) -> rewards_lib.Scores:
   """The `Judging` of a single process: all at once."""
-  return judge(slice(0, prompts))
+  return judge(slice(0, len(completions.length)))
 
 
 def collect(
@@ -86,7 +86,7 @@ def collect(
     some = jax.tree.map(lambda x: x[part], completions)
     return _judge(records[part], some, texts[part], rewards)
 
-  scores = judging(judge, len(prompts))
+  scores = judging(judge, completions)
   return Rollout(
     _batch(completions, scores, completion_buckets),
     completions.length,

@@ -34,8 +34,6 @@ import time
 from typing import Any
 import uuid
 
-from etils import epath
-
 from grpo_jax.training import processes
 
 UPLOAD_SECS = 15.0
@@ -66,7 +64,7 @@ def arrays(workdir: pathlib.Path) -> Any:
     A `pathlib.Path`, or one like it.
   """
   place = workdir / _PLACE
-  return epath.Path(place.read_text()) if place.is_file() else workdir
+  return _place(place.read_text()) if place.is_file() else workdir
 
 
 @contextlib.contextmanager
@@ -128,6 +126,8 @@ def read_only(workdir: str | os.PathLike[str]) -> pathlib.Path:
 
 def _place(workdir: str | os.PathLike[str]) -> Any:
   """The workdir as a path of `etils`."""
+  from etils import epath  # only now: it takes a moment, at every command
+
   text = os.fspath(workdir)
   try:
     place = epath.Path(text)

@@ -23,6 +23,7 @@ from grpo_jax.models import lora
 from grpo_jax.models import weights
 from grpo_jax.training import build_foreign
 from grpo_jax.training import checkpoint
+from grpo_jax.training import fingerprints
 from grpo_jax.training import marks
 from grpo_jax.training import workdir as workdir_lib
 from grpo_jax.training.checkpoint import Checkpoints
@@ -320,7 +321,7 @@ def policy(
       'another workdir.'
     )
   beside = frozen(found.run, model, mesh)
-  check_frozen(saved, checkpoint.fingerprint(beside), found.run)
+  check_frozen(saved, fingerprints.of(beside), found.run)
   return Policy(model, lora.join(saved.state, beside), saved.step)
 
 

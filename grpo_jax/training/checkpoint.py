@@ -10,25 +10,25 @@ not recorded: a state is restored onto the shardings that the caller asks for.
 
 from collections.abc import Callable
 import contextlib
+import functools
 import hashlib
 import json
-import math
 import os
 import pathlib
 import sys
+import threading
 import time
 from typing import Any
 from typing import NamedTuple
 
 from etils import epath
-import jax
-from jax import lax
-import jax.numpy as jnp
 
+from grpo_jax.training import fingerprints
 from grpo_jax.training import host_memory
 from grpo_jax.training import processes
 
-Array = jax.Array
+_BARRIER_SECS = 1200
+_NOTHING = contextlib.nullcontext()
 
 
 class Restored(NamedTuple):
@@ -37,49 +37,6 @@ class Restored(NamedTuple):
   step: int  # the number it was saved under
   state: Any
   host: dict[str, Any]
-
-
-@jax.jit
-def _fingerprints(tree: Any) -> list[Array]:
-  """u32[] per leaf: the sum of (2 * place + 1) * bits over its elements.
-
-  The bits of an element are read as an integer; its place is that in the
-  flattened array.
-  """
-
-  def of_leaf(x: Array) -> Array:
-    size = jnp.dtype(x.dtype).itemsize
-    words = x
-    # XLA has no bitcast of bool; `astype` below makes 0 and 1 of it.
-    if x.dtype != bool:
-      words = lax.bitcast_convert_type(x, f'uint{8 * size}')
-    place = jnp.zeros(x.shape, jnp.uint32)
-    # Places are computed axis by axis, because flattening a sharded array would
-    # move it between devices.
-    for axis in range(x.ndim):
-      stride = math.prod(x.shape[axis + 1 :]) % 2**32
-      index = lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-      place += index * jnp.uint32(stride)
-    # An odd factor has an inverse modulo 2**32, so no change of one element is
-    # lost. It depends on the place, so that swapped elements show too.
-    return jnp.sum(words.astype(jnp.uint32) * (2 * place + 1), dtype=jnp.uint32)
-
-  return [of_leaf(leaf) for leaf in jax.tree.leaves(tree)]
-
-
-def fingerprint(tree: Any) -> list[int]:
-  """One number per array; equal trees have equal ones on any mesh.
-
-  The sums are of integers modulo 2**32, so the order of summation does not
-  matter. A change of any single bit changes the number.
-
-  Args:
-    tree: Arrays of at most 32 bits per element.
-
-  Returns:
-    One integer per leaf, in the order of `jax.tree.leaves`.
-  """
-  return [int(value) for value in jax.device_get(_fingerprints(tree))]
 
 
 def _sha256(step: int, host: dict[str, Any]) -> str:
@@ -131,7 +88,8 @@ class Checkpoints:
     self._directory = epath.Path(directory)
     self._keep_last, self._keep_best = keep_last, keep_best
     self.warn, self.failed, self.owed = warn, 0, False
-    self._manager = self._open()
+    self._failures = 0  # of what all processes do together
+    self._manager = self._together(self._open)
 
   def _open(self):
     import orbax.checkpoint as ocp
@@ -152,6 +110,7 @@ class Checkpoints:
     def metric(metrics):
       return metrics['metric']
 
+    alone = self._peers.number == 1
     keep: list[Any] = [policies.LatestN(self._keep_last)]
     if self._keep_best:
       keep.append(
@@ -169,7 +128,9 @@ class Checkpoints:
         best_fn=metric,
         preservation_policy=policies.AnyPreservationPolicy(keep),
         async_options=ocp.AsyncOptions(
-          barrier_sync_fn=None if self._peers.number == 1 else self._barrier
+          barrier_sync_fn=None if alone else self._barrier,
+          # Else one whose disk is full would be waited for, for five minutes.
+          create_directories_asynchronously=alone,
         ),
       ),
     )
@@ -178,16 +139,52 @@ class Checkpoints:
     """In place of Orbax's, at which one that has failed is awaited for long."""
     self._peers.barrier(key, timeout_ms, self._work())
 
-  def _work(self) -> str:
-    return f'saving to {self._directory.name} after {self.failed} failures'
+  def _work(self, in_main: bool | None = None) -> str:
+    """A name of what waits at barriers, other after each failure."""
+    if in_main is None:
+      in_main = threading.current_thread() is threading.main_thread()
+    return f'{self._directory.name} {self._failures} {in_main}'
+
+  def _leave(self) -> None:
+    """Ends the waits of other processes for this one, which has failed."""
+    for in_main in (True, False):
+      self._peers.leave(self._work(in_main))
+
+  def _together(self, function: Callable[..., Any], *args: Any) -> Any:
+    """What a function returns, if it raises in no process.
+
+    Raises:
+      ValueError: It has raised in one; the message is the same in all.
+    """
+    result, problem = None, ''
+    with _own_barriers(self._peers, self._barrier):
+      try:
+        result = function(*args)
+      except (
+        Exception
+      ) as error:  # Orbax raises many types, some plain Exception
+        problem = _first_line(_cause(error)) or type(error).__name__
+        self._leave()
+      with self._peers.failing(problem) if problem else _NOTHING:
+        told = self._peers.exchange(problem)
+    if not any(told):
+      return result
+    self._failures += 1
+    # Rather one that has failed than one that has waited for it.
+    rank = min(
+      (rank for rank, one in enumerate(told) if one),
+      key=lambda rank: told[rank].startswith(processes.WAITED),
+    )
+    several = self._peers.number > 1
+    raise ValueError(f'process {rank}: {told[rank]}' if several else told[rank])
 
   def steps(self) -> list[int]:
     """The steps of the complete checkpoints, oldest first."""
-    return sorted(self._manager.all_steps())
+    return self._peers.from_first(sorted(self._manager.all_steps()))
 
   def best_step(self) -> int | None:
     """The step with the highest metric, None if none has one."""
-    return self._manager.best_step()
+    return self._peers.from_first(self._manager.best_step())
 
   def named(self, which: str) -> int | None:
     """The step of the checkpoint that somebody asks for.
@@ -204,7 +201,7 @@ class Checkpoints:
     if which == 'latest':
       return None
     if which == 'best':
-      for step, problem in self._damaged().items():
+      for step, problem in self._peers.from_first(self._damaged()).items():
         self.warn(
           f'Checkpoint {step} in {self._directory} cannot be read ({problem}); '
           'it may have been the best.'
@@ -241,9 +238,9 @@ class Checkpoints:
 
     # Else the error of an earlier save would be raised by this one.
     self.wait()
-    if step in self._manager.all_steps():
+    if step in self.steps():
       return
-    arrays = {'arrays': fingerprint(state)}
+    arrays = {'arrays': fingerprints.of(state)}
     measured = None if metric is None else {'metric': float(metric)}
     host = {**host, 'metric': measured and measured['metric']}
     digest = _sha256(step, {**host, 'fingerprint': arrays})
@@ -252,8 +249,10 @@ class Checkpoints:
       state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(host)
     )
     self.owed, self._begun = False, time.monotonic()
-    with self._surviving(f'The save of checkpoint {step} has failed'):
-      self._manager.save(step, args=items, metrics=measured)
+    save = functools.partial(
+      self._manager.save, step, args=items, metrics=measured
+    )
+    self._survive(f'The save of checkpoint {step} has failed', save)
 
   def is_due(self) -> bool:
     """Whether so many minutes have gone by since the last save was begun."""
@@ -264,13 +263,11 @@ class Checkpoints:
 
   def check(self) -> None:
     """Notices a save that has failed in the background."""
-    with self._surviving('A save has failed'):
-      self._manager.check_for_errors()
+    self._survive('A save has failed', self._manager.check_for_errors)
 
   def wait(self) -> None:
     """Waits until the save that was begun is on the disk, or has failed."""
-    with self._surviving('A save has failed'):
-      self._manager.wait_until_finished()
+    self._survive('A save has failed', self._manager.wait_until_finished)
     host_memory.give_back()
 
   def close(self) -> None:
@@ -285,39 +282,27 @@ class Checkpoints:
     # If this process fails alone, it must not wait for the others.
     if error is None or self._peers.knows(error):
       self.close()
+    else:
+      self._leave()
 
-  @contextlib.contextmanager
-  def _surviving(self, what: str):
-    problem = ''
+  def _survive(self, what: str, function: Callable[[], Any]) -> None:
+    """Calls a function that saves; if it raises anywhere, all go on without."""
     try:
-      yield
-    except Exception as error:  # Orbax raises many types, some plain Exception
-      problem = _first_line(_cause(error))
-      self._peers.leave(self._work())
-    told = self._peers.exchange(problem)
-    if any(told):
-      # Rather one that has failed than one that has waited for it.
-      rank = min(
-        (rank for rank, one in enumerate(told) if one),
-        key=lambda rank: told[rank].startswith(processes.WAITED),
-      )
-      problem = told[rank]
-      if self._peers.number > 1:
-        problem = f'process {rank}: {problem}'
+      self._together(function)
+    except ValueError as error:
       self.failed, self.owed = self.failed + 1, True
       # A manager keeps the error and raises it again, here and in every later
       # call. So it is replaced by a new one.
       with contextlib.suppress(Exception):
         self._manager.close()
-      if jax.process_index() == 0:  # frees the disk for the next try
+      if self._peers.is_first:  # frees the disk for the next try
         for leftover in self._directory.glob('*.orbax-checkpoint-tmp'):
           with contextlib.suppress(OSError):
             leftover.rmtree()
-      self._manager = self._open()
+      self._manager = self._together(self._open)
       if self._peers.is_first:
         self.warn(
-          f'{what} ({problem}); training goes on, and the next step tries '
-          'again.'
+          f'{what} ({error}); training goes on, and the next step tries again.'
         )
 
   def restore(
@@ -349,23 +334,22 @@ class Checkpoints:
       )
     problems: dict[int, str] = {}
     for tried in reversed(steps if step is None else [step]):
-      restored, problem = None, ''
       try:
         restored = self._read(tried, abstract, field)
-      except Exception as error:  # Orbax raises many types, as above
-        if not (self._directory / str(tried)).exists():
+      except ValueError as error:
+        there = (self._directory / str(tried)).exists()
+        if not self._peers.from_first(there):
           # The run, in another process, has meanwhile deleted this checkpoint
           # and written a newer one.
           self._manager.reload()
           return self.restore(abstract, step, field)
-        problem = _first_line(error)
-      if problem := next(filter(None, self._peers.exchange(problem)), ''):
-        problems[tried] = problem
+        problems[tried] = str(error)
         continue
       # Only now that one could be read: if none can, the cause may be a config
       # of other shapes, and the files may be whole.
       if step is None:
-        problems |= self._damaged()  # such as the best, which is not the newest
+        # Such as the best, which is not the newest.
+        problems |= self._peers.from_first(self._damaged())
       for bad, problem in problems.items():
         self._set_aside(bad)
         which = f'{tried}, the one before,' if bad > tried else f'{tried}'
@@ -383,6 +367,7 @@ class Checkpoints:
     return None
 
   def _read(self, step: int, abstract: Any, field: str | None) -> Restored:
+    """A checkpoint that all processes can read; else a ValueError in all."""
     import orbax.checkpoint as ocp
 
     how: Any = ocp.args.StandardRestore(abstract)
@@ -395,11 +380,13 @@ class Checkpoints:
         restore_args=ocp.checkpoint_utils.construct_restore_args(part),
         partial_restore=True,
       )
-    host, arrays = self._host(step)
+    host, arrays = self._together(self._host, step)
     items = ocp.args.Composite(state=how)
-    state = self._manager.restore(step, args=items)['state']
+    restore = functools.partial(self._manager.restore, step, args=items)
+    state = self._together(restore)['state']
+    # What it calls on the devices needs all processes.
     state = state[field] if field else state
-    found = fingerprint(state)
+    found = fingerprints.of(state)
     # One number per array, in the order of the fields: those of the first field
     # come first.
     if arrays[: len(found) if field else None] != found:
@@ -448,12 +435,38 @@ class Checkpoints:
     return problems
 
   def _set_aside(self, step: int) -> None:
-    if jax.process_index() == 0 and not self._read_only:
+    if self._peers.is_first and not self._read_only:
       aside = self._directory / 'corrupt'
       aside.mkdir(exist_ok=True)
       (aside / str(step)).rmtree(missing_ok=True)
       (self._directory / str(step)).rename(aside / str(step))
+    self._peers.exchange()
     self._manager.reload()
+
+
+@contextlib.contextmanager
+def _own_barriers(peers: processes.Processes, barrier: Callable[..., None]):
+  """In it Orbax meets the other processes at our barriers, which can be left.
+
+  Its own are programs of the devices, which wait for ever for a process that
+  has failed.
+  """
+  if peers.number == 1:
+    yield
+    return
+  from orbax.checkpoint._src.multihost import multihost
+
+  def sync(name: str, *, timeout: int | None = None, **_: Any) -> None:
+    barrier(key=name, timeout_ms=1000 * (timeout or _BARRIER_SECS))
+
+  original, multihost.sync_global_processes = (
+    multihost.sync_global_processes,
+    sync,
+  )
+  try:
+    yield
+  finally:
+    multihost.sync_global_processes = original
 
 
 def _cause(error: BaseException) -> BaseException:

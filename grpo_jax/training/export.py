@@ -24,6 +24,8 @@ from grpo_jax.training import build
 from grpo_jax.training import build_model
 from grpo_jax.training import marks
 from grpo_jax.training.build_model import RunWeights
+from grpo_jax.training.processes import ALONE
+from grpo_jax.training.processes import Processes
 
 SHARD_BYTES = 5_000_000_000
 
@@ -248,7 +250,9 @@ def save(
 
 
 def whole_folder(
-  folder: pathlib.Path, write: Callable[[pathlib.Path], None]
+  folder: pathlib.Path,
+  write: Callable[[pathlib.Path], None],
+  peers: Processes = ALONE,
 ) -> None:
   """Writes a folder so that a kill leaves all of it or none.
 
@@ -256,29 +260,43 @@ def whole_folder(
     folder: Where it is to be. What is there is replaced.
     write: Writes into the folder that it is given. Every process calls it, and
       the first one writes.
+    peers: The processes that call this.
 
   Raises:
-    ValueError: The folder cannot be written.
+    ValueError: The folder cannot be written; in all processes.
   """
   folder = folder.absolute()  # '.' has no name
   beside = folder.with_name(f'.{folder.name}.tmp')
-  first = not jax.process_index()
+
+  def prepare():
+    shutil.rmtree(beside, ignore_errors=True)  # of a process that was killed
+    folder.parent.mkdir(parents=True, exist_ok=True)
+
+  def put():
+    if folder.exists():
+      shutil.rmtree(folder)
+    beside.rename(folder)
+
+  def agreed(step: Callable[[], None]) -> None:
+    """Raises in all processes if a step fails in one."""
+    problem, cause = '', None
+    try:
+      step()
+    except OSError as error:
+      problem, cause = str(error.strerror or error), error
+    if problem := next(filter(None, peers.exchange(problem)), ''):
+      raise ValueError(
+        f'{folder} cannot be written ({problem}); make room, or give another '
+        'folder.'
+      ) from cause
+
+  nothing = lambda: None
   try:
-    if first:
-      shutil.rmtree(beside, ignore_errors=True)  # of a process that was killed
-      folder.parent.mkdir(parents=True, exist_ok=True)
-    write(beside)
-    if first:
-      if folder.exists():
-        shutil.rmtree(folder)
-      beside.rename(folder)
-  except OSError as error:
-    raise ValueError(
-      f'{folder} cannot be written ({error.strerror or error}); make room, or '
-      'give another folder.'
-    ) from error
+    agreed(prepare if peers.is_first else nothing)
+    agreed(lambda: write(beside))
+    agreed(put if peers.is_first else nothing)
   finally:
-    if first:
+    if peers.is_first:
       shutil.rmtree(beside, ignore_errors=True)
 
 
@@ -308,18 +326,21 @@ class Exports:
       included and that before the first rollout not.
   """
 
-  def __init__(self, run: build.Run, workdir: pathlib.Path):
+  def __init__(
+    self, run: build.Run, workdir: pathlib.Path, peers: Processes = ALONE
+  ):
     """Checks that the model can be written.
 
     Args:
       run: The run.
       workdir: Folders are written into `exports` in it.
+      peers: The processes of the run.
 
     Raises:
       ValueError: No architecture of Hugging Face's can express the model.
     """
     self.saves, self._step, self._due = 0, 0, False
-    self._run, self._workdir = run, workdir
+    self._run, self._workdir, self._peers = run, workdir, peers
     self._every = run.config.checkpoint.export_every_saves
     if self._every:
       self._shape = _shape(run.model)
@@ -361,4 +382,5 @@ class Exports:
       lambda to: save(
         to, self._shape, params, run.tokenizer, self._origin, dtype
       ),
+      self._peers,
     )

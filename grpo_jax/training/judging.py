@@ -1,11 +1,13 @@
 """Judging that several processes share."""
 
 from collections.abc import Callable
+import zlib
 
 import numpy as np
 
 from grpo_jax import rewards
 from grpo_jax.rollouts import rollout
+from grpo_jax.sampling import Completions
 from grpo_jax.training import processes
 from grpo_jax.training import stop_signal
 
@@ -29,8 +31,10 @@ def shared(
   """
 
   def judging(
-    judge: Callable[[slice], rewards.Scores], prompts: int
+    judge: Callable[[slice], rewards.Scores], completions: Completions
   ) -> rewards.Scores:
+    peers.check_equal({'the rollout': _digest(completions)})
+    prompts = len(completions.length)
     first, last = (
       prompts * rank // peers.number for rank in (peers.rank, peers.rank + 1)
     )
@@ -42,3 +46,12 @@ def shared(
     return rewards.Scores(*map(np.concatenate, zip(*parts, strict=True)))
 
   return judging
+
+
+def _digest(completions: Completions) -> int:
+  """A number of what was drawn, which is the same in all processes or a fault.
+
+  They would train different policies on different completions.
+  """
+  lengths = zlib.crc32(completions.length.tobytes())
+  return zlib.crc32(completions.tokens.tobytes(), lengths)

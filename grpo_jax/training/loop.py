@@ -77,11 +77,10 @@ def train(
       what to do. The run is saved.
   """
   start, stop = time.monotonic(), stop or stop_signal.Stop()
-  peers, draw = processes.joined(), sampled
-  if replay is not None:
-    draw = functools.partial(replay_lib.draw, replay_lib.folder(replay))
+  peers = processes.joined()
   with (
     peers,
+    contextlib.nullcontext(drawing(replay)) as draw,
     # Absolute from here on: a reward function may change the directory.
     bucket.opened(workdir, peers) as directory,
     session_lib.opened(
@@ -109,7 +108,8 @@ def train(
     if progress:
       session_lib.finish(session, progress)
       session_lib.check_end(session, progress)
-    measured = session.monitor.heldout()
+    show_warnings(session)
+    measured = peers.from_first(session.monitor.heldout())
     last_step, last = measured[-1] if measured else (None, None)
     return {
       'before': dict(measured).get(0),
@@ -118,6 +118,13 @@ def train(
       'steps': progress.step if progress else 0,
       'secs': time.monotonic() - start,
     }
+
+
+def drawing(replay: str | pathlib.Path | None) -> Callable[..., Drawn]:
+  """What gives the next rollout: sampling, or the folder of an earlier run."""
+  if replay is None:
+    return sampled
+  return functools.partial(replay_lib.draw, replay_lib.folder(replay))
 
 
 def begin(session: Session) -> Progress | None:
@@ -152,6 +159,7 @@ def advance(
       session.monitor.phase(
         'sampling and judging', 'compiling, then sampling and judging'
       ),
+      session.peers.together(),  # before programs that need all of them
     ):
       drawn, sample_secs = timed(draw, run, prompt_state, step)
   rollout, prompt_state, counts = drawn
@@ -218,8 +226,7 @@ def conclude(session: Session, progress: Progress) -> tuple[Progress, bool]:
   session.saves.check()
   if session.saves.failed:
     measured = {**measured, 'saves_failed': float(session.saves.failed)}
-  for warning in session.peers.warnings():
-    session.monitor.warn(warning)
+  show_warnings(session)
   session.monitor.write(step, measured, samples)
   progress = progress._replace(unwritten=None)
   session.refused.count(measured)
@@ -237,8 +244,14 @@ def conclude(session: Session, progress: Progress) -> tuple[Progress, bool]:
   ends = session_lib.tell(session, progress, told)
   if error and step < config.steps:
     session_lib.finish(session, progress)
-    raise ValueError(error)
+    raise session.peers.fail(ValueError(error))
   return progress, ends
+
+
+def show_warnings(session: Session) -> None:
+  """Shows what other processes have warned of since the last time."""
+  for warning in session.peers.warnings():
+    session.monitor.warn(warning)
 
 
 def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:

@@ -13,6 +13,7 @@ for it for ever. Three things prevent that.
 What they say goes through a store and not over the devices; see `store.py`.
 """
 
+import atexit
 import collections
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -22,7 +23,10 @@ import itertools
 import os
 import pickle
 import signal
+import sys
+import threading
 import time
+import traceback
 from typing import Any
 from typing import NamedTuple
 
@@ -33,6 +37,7 @@ from grpo_jax.training.store import Store
 START_AGAIN = watch.START_AGAIN
 WAITED = 'waited for another process'
 ELSEWHERE_SECS = 2.0  # at a barrier, while another waits at another one
+JOIN_SECS = 300.0  # until all processes have been started
 _POLL_SECS = 0.05
 
 _NOTHING = contextlib.nullcontext()
@@ -44,6 +49,7 @@ class _Said(NamedTuple):
 
   value: Any
   error: str = ''  # of a process that has failed
+  trace: str = ''  # its traceback
   stops: bool = False  # whether the error is a stop
   signal: int = 0  # that has asked for it
 
@@ -90,16 +96,45 @@ def initialize(
 
   # It would swallow SIGTERM, which `stop_signal` handles.
   jax.config.update('jax_enable_preemption_service', False)
+  advice = 'start all of them, with the same --coordinator and --num_processes.'
+  # At its time limit JAX aborts, with a stack of C++ calls.
+  late = threading.Timer(
+    JOIN_SECS,
+    watch.leave,
+    (f'The others have not come within {JOIN_SECS:.0f} s; {advice}',),
+  )
+  late.daemon = True
+  late.start()
   try:
     jax.distributed.initialize(
-      coordinator or None, number, rank, initialization_timeout=120
+      coordinator or None,
+      number,
+      rank,
+      initialization_timeout=int(2 * JOIN_SECS),
     )
   except Exception as error:  # of many types, some plain Exception
     raise ValueError(
-      f'The processes of this run could not join ({_first_line(error)}); start '
-      'all of them, with the same --coordinator and --num_processes.'
+      f'The processes of this run could not join ({_first_line(error)}); '
+      f'{advice}'
     ) from error
+  finally:
+    late.cancel()
+  # Called before the handler of JAX, in which one that has failed would wait
+  # for the others and then be aborted.
+  atexit.register(_leave_if_failed)
   return jax.process_index() == 0
+
+
+def _leave_if_failed() -> None:
+  """Ends a process whose error was its own, once Python has printed it."""
+  if _failed_alone:
+    for stream in sys.stdout, sys.stderr:
+      with contextlib.suppress(Exception):
+        stream.flush()
+    os._exit(2)
+
+
+_failed_alone: list[BaseException] = []  # errors that not all processes have
 
 
 def _in_a_cluster() -> bool:
@@ -137,6 +172,7 @@ class Processes:
     self._count = 0  # of exchanges
     self._warned = 0  # how often
     self._barriers = collections.Counter[tuple[str, str]]()
+    self._passed: dict[str, str] = {}  # the last barrier of each work
     self._agreed: BaseException | None = None  # the error that all know of
     self._watch: watch.Watch | None = None
     self._stop: stop_signal.Stop | None = None
@@ -184,7 +220,8 @@ class Processes:
     """Makes an error of this process one of all, at their next exchange.
 
     They may be far from it, or wait for this process in a program of the
-    devices. So the watch ends them if they do not come within `FAIL_SECS`.
+    devices. So the watch ends them if they do not come within `FAIL_SECS`; for
+    a stop nobody is ended.
 
     Args:
       error: Ends the run in all processes. `Stopped` ends it as a signal does.
@@ -196,16 +233,24 @@ class Processes:
     """
     if self._store is None or error is self._agreed:
       return error
+    if isinstance(error, KeyboardInterrupt) and not _is_stop(error):
+      return error  # a second Ctrl-C waits for nobody
     self._agreed = error
     problem, stops = _sentence(error), _is_stop(error)
-    with self._watch.failing(problem) if self._watch else _NOTHING:
-      told = self._told(_Said(None, problem, stops, self._signal()))
+    trace = '' if stops else ''.join(traceback.format_exception(error))
+    said = _Said(None, problem, trace, stops, self._signal())
+    with self.failing(problem) if not stops else _NOTHING:
+      told = self._told(said)
     if stops:
       try:
         self._raise_error(told)
       except PeerError as another:
         return another
     return error
+
+  def failing(self, problem: str) -> contextlib.AbstractContextManager[None]:
+    """In it the watch ends others that do not come to where this one waits."""
+    return self._watch.failing(problem) if self._watch else _NOTHING
 
   @contextlib.contextmanager
   def together(self) -> Iterator[None]:
@@ -242,20 +287,23 @@ class Processes:
     assert store is not None  # one process meets nobody
     name = f'{key} {self._barriers[work, key]}'
     store.write(f'barrier/{work}/{name}/{self.rank}')
-    store.write(f'at/{work}/{self.rank}', name)
-    while not store.read(f'barrier/{work}/{name}/all'):
+    while not store.read(f'passed/{work}/{name}'):
       secs = time.monotonic() - begun
-      if self.is_first:
-        # The first alone looks at all, and tells the others.
-        if len(store.read(f'barrier/{work}/{name}')) == self.number:
-          store.write(f'barrier/{work}/{name}/all/here')
-        elif secs > ELSEWHERE_SECS:
-          if set(store.read(f'at/{work}').values()) != {name}:
-            self.leave(work)
+      if self.is_first:  # which looks at all, and tells the others
+        here = store.read(f'barrier/{work}/{name}')
+        # A barrier that is passed is removed first. So another one that is
+        # there has somebody who waits at it, for those who are here.
+        if len(here) == self.number:
+          store.delete(f'barrier/{work}/{name}')
+          store.write(f'passed/{work}/{name}/all')
+          if earlier := self._passed.get(work):  # all have read it
+            store.delete(f'passed/{work}/{earlier}')
+          self._passed[work] = name
+        elif secs > ELSEWHERE_SECS and store.has_other(f'barrier/{work}', name):
+          self.leave(work)
       if store.read(f'left/{work}') or secs > timeout_ms / 1000:
         raise TimeoutError(WAITED)
       time.sleep(_POLL_SECS)
-    store.delete(f'at/{work}/{self.rank}')
 
   def leave(self, work: str) -> None:
     """Ends the waits of the others at a barrier that this one cannot reach."""
@@ -284,6 +332,7 @@ class Processes:
     for rank, said in enumerate(told):
       if said.error and not said.stops:
         self._agreed = PeerError(f'Process {rank}: {said.error}')
+        self._agreed.add_note(f'The traceback of process {rank}:\n{said.trace}')
         raise self._agreed
 
   def _told(self, said: '_Said') -> list['_Said']:
@@ -358,7 +407,14 @@ class Processes:
       # A program of the devices fails when a process dies. Then the watch ends
       # this process, once it knows which one it was.
       time.sleep(watch.SILENT_SECS + 5 * watch.BEAT_SECS)
-    self._watch.end(_sentence(error) if error else '')
+      watch.leave(f'The devices have failed ({_first_line(error)}).')
+    if error is None or self.knows(error):
+      self._watch.end('')
+      return
+    _failed_alone.append(error)
+    self._watch.end(_sentence(error))
+    if self.is_first:  # the store of the others ends with it
+      time.sleep(watch.GRACE_SECS + 5 * watch.BEAT_SECS)
 
 
 ALONE = Processes()
@@ -373,10 +429,19 @@ def are_joined() -> bool:
 
 
 def joined() -> Processes:
-  """The processes that `initialize` has joined."""
+  """The processes that `initialize` has joined.
+
+  Raises:
+    ValueError: There are several, which something else has joined.
+  """
   import jax
 
   if not are_joined():
+    if jax.process_count() > 1:
+      raise ValueError(
+        f'There are {jax.process_count()} processes, which were not joined by '
+        'jax.distributed.initialize(); call it before all else.'
+      )
     return ALONE
   from jax._src import distributed
 
@@ -385,13 +450,15 @@ def joined() -> Processes:
 
 
 def _is_stop(error: BaseException) -> bool:
-  return isinstance(error, KeyboardInterrupt)
+  return isinstance(error, stop_signal.Stopped)
 
 
 def _is_of_the_runtime(error: BaseException) -> bool:
+  """Whether devices or networks have failed, which may go well another time."""
   import jax
 
-  return isinstance(error, jax.errors.JaxRuntimeError)
+  runtime = isinstance(error, jax.errors.JaxRuntimeError)
+  return runtime and 'RESOURCE_EXHAUSTED' not in str(error)
 
 
 def _sentence(error: BaseException) -> str:

@@ -31,9 +31,9 @@ from grpo_jax.training import bucket
 from grpo_jax.training import build
 from grpo_jax.training import build_model
 from grpo_jax.training import build_updater
-from grpo_jax.training import checkpoint
 from grpo_jax.training import compilations
 from grpo_jax.training import export
+from grpo_jax.training import fingerprints
 from grpo_jax.training import judging
 from grpo_jax.training import warm_up
 from grpo_jax.training import workdir as workdir_lib
@@ -124,18 +124,20 @@ def opened(
     begin = monitor_lib.start if peers.is_first else monitor_lib.quiet
     screen = stack.enter_context(screen or begin(config, workdir))
     run, update = _built(config, given, screen)
-    run, config = _joined(run, peers, stop), run.config
-    exports = export.Exports(run, workdir)
+    alike = {'--replay': replays, 'an on_rollout': on_rollout is not None}
+    run, config = _joined(run, peers, stop, given, alike), run.config
+    exports = export.Exports(run, workdir, peers)
     # After building, so that a config that cannot be built leaves no workdir.
     with peers.together():
       stack.enter_context(workdir_lib.claimed(workdir, config))
+    workdir_lib.check_shared(workdir, peers)
     saves, saved = _restored(stack, screen, config, workdir, update, peers)
     if saved is not None:
       _check_restored(saved, config, workdir, replays)
     if config.lora.rank:
       with screen.phase('reading the weights beside the adapters'):
         update.frozen = build.frozen_params(run)
-    frozen = checkpoint.fingerprint(update.frozen)
+    frozen = fingerprints.of(update.frozen)
     if saved is not None:
       build_model.check_frozen(saved, frozen, config)
     warn = functools.partial(screen.warn, None)  # before the first rollout
@@ -204,8 +206,21 @@ def _built(
   return run, update
 
 
-def _joined(run: build.Run, peers: Processes, stop: Stop) -> build.Run:
+def _joined(
+  run: build.Run,
+  peers: Processes,
+  stop: Stop,
+  given: Given,
+  alike: dict[str, Any],
+) -> build.Run:
   """The run with what several processes do together.
+
+  Args:
+    run: Of this process.
+    peers: All of them.
+    stop: Asked by signals.
+    given: What the run was given in Python.
+    alike: What must be the same in all processes, beside all that.
 
   Raises:
     ValueError: The processes were started differently.
@@ -213,7 +228,7 @@ def _joined(run: build.Run, peers: Processes, stop: Stop) -> build.Run:
   if peers.number == 1:
     return run
   peers.pass_on(stop)
-  peers.check_equal(workdir_lib.identity(run.config))
+  peers.check_equal(workdir_lib.identity(run.config, given) | alike)
 
   def between():
     if peers.is_stopped():
@@ -425,7 +440,7 @@ def check_end(session: Session, progress: Progress) -> None:
   # A rollout whose metrics are not written is not counted yet.
   done = progress.step >= config.steps and progress.unwritten is None
   if error and done:
-    raise ValueError(error)
+    raise session.peers.fail(ValueError(error))
 
 
 def tell(

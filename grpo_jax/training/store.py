@@ -5,6 +5,7 @@ What goes through it needs no device, so it works while the devices wait, and a
 wait can end.
 """
 
+import time
 from typing import Any
 
 _POLL_SECS = 0.5  # a longer wait would keep signals from Python
@@ -33,7 +34,9 @@ class Store:
           f'{self._folder}/{name}', int(1000 * _POLL_SECS)
         )
       except Exception as error:  # JAX has no type for it
-        if 'DEADLINE_EXCEEDED' not in str(error):
+        if 'UNAVAILABLE' in str(error):  # the watch decides for how long
+          time.sleep(_POLL_SECS)
+        elif 'DEADLINE_EXCEEDED' not in str(error):
           raise
 
   def write(self, name: str, text: str = '') -> None:
@@ -46,6 +49,12 @@ class Store:
     """The texts in a folder, by the last part of their names."""
     found = self._client.key_value_dir_get(f'{self._folder}/{folder}/')
     return {key.rpartition('/')[2]: text for key, text in found}
+
+  def has_other(self, folder: str, name: str) -> bool:
+    """Whether there is anything in a folder beside one name."""
+    found = self._client.key_value_dir_get(f'{self._folder}/{folder}/')
+    mine = f'{self._folder}/{folder}/{name}/'
+    return any(not key.startswith(mine) for key, _ in found)
 
   def delete(self, name: str) -> None:
     """Removes a name, or a folder."""

@@ -13,12 +13,14 @@ tells all, so its work grows with the number of processes, not with the square.
 
 from collections.abc import Callable
 import contextlib
+import math
 import os
 import signal
 import socket
 import sys
 import threading
 import time
+from typing import NoReturn
 
 from grpo_jax.training.store import Store
 
@@ -46,23 +48,31 @@ class Watch:
   ):
     self._store, self._rank, self._asked = store, rank, asked
     watched = range(1, number) if rank == 0 else [0]
-    # The last beat of each process that is watched, and when it changed.
+    # The last beat of each process that is watched, and when it changed. Time
+    # begins with its first beat: it may have something else to do before.
     self._seen: dict[str, tuple[str, float]] = {
-      str(rank): ('', time.monotonic()) for rank in watched
+      str(rank): ('', math.inf) for rank in watched
     }
     self._failed: dict[tuple[str, str], float] = {}  # and since when
+    self._is_failing = False
     self._host, self._beats, self._passed_on = socket.gethostname(), 0, False
     self._answered = time.monotonic()  # when the store last did
     self._over = threading.Event()
-    self._thread = threading.Thread(target=self._run, name='watch', daemon=True)
-    self._thread.start()
+    self._beat()
+    self._threads = [
+      threading.Thread(target=body, name='watch', daemon=True)
+      for body in (self._run, self._guard)
+    ]
+    for thread in self._threads:
+      thread.start()
 
   def end(self, problem: str) -> None:
     """Tells that this process ends, and why if it has failed."""
     with contextlib.suppress(Exception):  # the first process may be gone
       self._store.write(f'end/{self._rank}', problem)
     self._over.set()
-    self._thread.join()
+    for thread in self._threads:  # a call of the store may not come back
+      thread.join(GRACE_SECS)
 
   @contextlib.contextmanager
   def failing(self, problem: str):
@@ -71,20 +81,28 @@ class Watch:
     They may be far from an exchange, or wait for this process in a program of
     the devices. If they do not come within `FAIL_SECS`, the watch ends them.
     """
+    self._is_failing = True
     self._store.write(f'failing/{self._rank}', problem)
-    yield
-    self._store.delete(f'failing/{self._rank}')
+    try:
+      yield
+    finally:
+      self._is_failing = False
+      self._store.delete(f'failing/{self._rank}')
 
   def _run(self) -> None:
     while not self._over.wait(BEAT_SECS):
-      try:
+      # Where the store does not answer: `_guard` sees to it.
+      with contextlib.suppress(Exception):
         self._beat()
         self._tell_silent()
         self._hear()
         self._answered = time.monotonic()
-      except Exception as error:  # the store does not answer
-        if time.monotonic() - self._answered > SILENT_SECS / 2:
-          self._leave(f'Process 0 does not answer ({error})', START_AGAIN)
+
+  def _guard(self) -> None:
+    """Looks whether the store answers, whose calls may not come back."""
+    while not self._over.wait(BEAT_SECS):
+      if time.monotonic() - self._answered > SILENT_SECS:
+        self._leave('Process 0 does not answer', START_AGAIN)
 
   def _beat(self) -> None:
     self._beats += 1
@@ -100,7 +118,7 @@ class Watch:
       beat = self._store.read(f'beat/{rank}').get('now', '')
       if beat != last:
         self._seen[rank] = beat, now
-      elif rank not in ended and now - since > SILENT_SECS:
+      elif beat and rank not in ended and now - since > SILENT_SECS:
         host = beat.rpartition(' ')[0] or 'an unknown host'
         self._store.write('told/dead', f'{rank} {host}')
 
@@ -117,20 +135,31 @@ class Watch:
       main = threading.main_thread().ident
       assert main is not None  # it runs
       signal.pthread_kill(main, int(number))
+    since, self._failed = self._failed, {}
     for folder, secs in ('end', GRACE_SECS), ('failing', FAIL_SECS):
       for rank, problem in self._store.read(folder).items():
-        since = self._failed.setdefault((folder, rank), now)
-        if problem and rank != str(self._rank) and now - since > secs:
+        key = folder, rank
+        self._failed[key] = since.get(key, now)
+        if problem and now - self._failed[key] > secs:
+          # Also this process itself, if nobody comes to hear of its error.
           self._leave(f'Process {rank} has failed: {problem}', 2)
 
   def _leave(self, why: str, code: int) -> None:
     """Ends this process, whose main thread waits for ever."""
     what = 'see there'
+    if self._is_failing:
+      code = 2  # whatever has become of the others
     if code == START_AGAIN:
       what = 'give the same command again'
-    print(
-      f'grpo-jax: {why}; this process, {self._rank}, ends too: {what}.',
-      file=sys.stderr,
-      flush=True,
-    )
+    text = f'{why}; this process, {self._rank}, ends too: {what}.'
+    if self._rank:
+      leave(text, code)
+    print(f'grpo-jax: {text}', file=sys.stderr, flush=True)
+    time.sleep(3 * BEAT_SECS)  # the store of the others ends with this process
     os._exit(code)
+
+
+def leave(text: str, code: int = START_AGAIN) -> NoReturn:
+  """Ends this process from any thread, with a sentence."""
+  print(f'grpo-jax: {text}', file=sys.stderr, flush=True)
+  os._exit(code)

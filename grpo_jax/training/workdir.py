@@ -26,16 +26,21 @@ import pathlib
 import platform
 import shutil
 import subprocess
+import time
 import traceback
 from typing import Any
+import uuid
 
 from grpo_jax import config as config_lib
 from grpo_jax import whole_files
 from grpo_jax.config import Config
+from grpo_jax.training import bucket
 from grpo_jax.training import marks
 from grpo_jax.training.marks import NOTHING
 from grpo_jax.training.marks import Given
+from grpo_jax.training.processes import Processes
 
+SHARED_SECS = 20.0  # until a process sees what another has written
 PACKAGES = (
   'grpo_jax', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain',
   'numpy',
@@ -302,31 +307,67 @@ def versions() -> dict[str, Any]:
   }
 
 
-def identity(config: Config) -> dict[str, Any]:
+def identity(config: Config, given: Given = NOTHING) -> dict[str, Any]:
   """What must be the same in all processes of a run, by name.
 
-  The fields of the config, the versions of packages, the git revision, and a
-  hash of each data file.
+  The fields of the config, what the run was given in Python, the versions of
+  packages, the git revision, a hash of each data file, and the sizes of the
+  files that a model and its tokenizer come from.
   """
   found = versions()
   same = {f'config.{name}': value for name, value in _flat(config).items()}
   same |= {f'the version of {k}': v for k, v in found['packages'].items()}
   same |= {name: found[name] for name in ('python', 'git')}
-  for name in ('train', 'heldout'):
-    for path in _files(getattr(config.data, name)):
+  same |= {f'what was given for {k}': v for k, v in given.records.items()}
+  named = config.data.train, config.data.heldout, config.warm_up.demonstrations
+  for path in map(pathlib.Path, itertools.chain(*map(_names, named))):
+    if path.is_file():
       with open(path, 'rb') as file:
         digest = hashlib.file_digest(file, 'sha256').hexdigest()
       same[f'the SHA-256 of {path}'] = digest
+  for name in config.model.path, config.data.tokenizer:
+    path = pathlib.Path(name)
+    if name and path.exists():
+      files = [path, *sorted(path.glob('*'))]
+      sizes = {file.name: file.stat().st_size for file in files}
+      same[f'the sizes of the files in {path}'] = {
+        name: size for name, size in sizes.items() if (path / name).is_file()
+      } or sizes
   return same
 
 
-def _files(value: Any) -> list[pathlib.Path]:
-  """The files that a field of data names, alone or in a mixture."""
-  names = value if isinstance(value, str) else ''
-  if not isinstance(value, str | None):
-    return [path for one in value for path in _files(one)]
-  path = pathlib.Path(names)
-  return [path] if names and path.is_file() else []
+def _names(value: Any) -> list[str]:
+  """What a field of data names, alone or in a mixture."""
+  if isinstance(value, str | None):
+    return [value] if value else []
+  return [source.name for source in value]
+
+
+def check_shared(directory: pathlib.Path, peers: Processes) -> None:
+  """Raises a ValueError if a process does not see what the first one writes.
+
+  Args:
+    directory: The workdir, in all processes.
+    peers: The processes of the run.
+  """
+  if peers.number == 1:
+    return
+  word = peers.from_first(uuid.uuid4().hex)
+  file = bucket.arrays(directory) / f'.seen_by_all.{word}'
+  with peers.together():
+    if peers.is_first:
+      file.write_text(word)
+  with peers.together():
+    end = time.monotonic() + SHARED_SECS
+    while not file.exists():  # a network's file system may take its time
+      if time.monotonic() > end:
+        raise ValueError(
+          f'Process {peers.rank} does not see in {directory} what process 0 '
+          'writes; give a workdir that all of them share.'
+        )
+      time.sleep(0.1)
+  if peers.is_first:
+    file.unlink()
 
 
 def _is_first() -> bool:

@@ -15,6 +15,7 @@ import pytest
 
 from grpo_jax import sharding
 from grpo_jax.training import checkpoint
+from grpo_jax.training import fingerprints
 from grpo_jax.training import host_memory
 from grpo_jax.training.checkpoint import Checkpoints
 
@@ -68,28 +69,28 @@ def save_some(saves, metrics=(None, 1.0, 0.5, None)):
 
 def test_a_fingerprint_knows_every_bit_and_place_and_no_mesh():
   whole = state_of(1)
-  known = checkpoint.fingerprint(whole)
+  known = fingerprints.of(whole)
   for place in [(0, 0), (255, 511), (3, 200)]:
     for bit in (0, 22, 31):
       words = np.array(whole['params']).view(np.uint32).copy()
       words[place] ^= np.uint32(1) << bit
       changed = {**whole, 'params': jnp.asarray(words.view(np.float32))}
-      assert checkpoint.fingerprint(changed) != known
+      assert fingerprints.of(changed) != known
   swapped = np.array(whole['params'])[:, ::-1].copy()
-  assert checkpoint.fingerprint({**whole, 'params': swapped}) != known
+  assert fingerprints.of({**whole, 'params': swapped}) != known
   flags = {**whole, 'flags': jnp.array([False, True])}
-  assert checkpoint.fingerprint(flags) != known
+  assert fingerprints.of(flags) != known
   mesh = sharding.make_mesh(4, 2, 1)
   spread = jax.device_put(
     whole, jax.tree.map(lambda x: x.sharding, abstract(mesh))
   )
-  assert checkpoint.fingerprint(spread) == known
+  assert fingerprints.of(spread) == known
 
 
 def test_an_array_may_have_more_places_than_32_bits_count():
   """By its shape alone; the array itself would have 6 GiB."""
   large = jax.ShapeDtypeStruct((1, 3 * 2**31), jnp.int8)
-  (value,) = jax.eval_shape(checkpoint._fingerprints, large)
+  (value,) = jax.eval_shape(fingerprints._fingerprints, large)
   assert (value.shape, value.dtype) == ((), jnp.uint32)
 
 
@@ -146,9 +147,9 @@ def test_another_first_field_than_was_saved_is_noticed(opened, monkeypatch):
   open_again, _, _ = opened
   with open_again() as saves:
     saves.save(1, Whole(state_of(1), state_of(2)), {})
-  real = checkpoint.fingerprint
+  real = fingerprints.of
   monkeypatch.setattr(
-    checkpoint, 'fingerprint', lambda tree: [n ^ 1 for n in real(tree)]
+    fingerprints, 'of', lambda tree: [n ^ 1 for n in real(tree)]
   )
   with open_again(read_only=True) as saves:
     with pytest.raises(ValueError, match='not those that were saved'):

@@ -26,8 +26,8 @@ LATE = 40  # a call of the judge in the second rollout
 EVERYTHING = {
   **runs.WARM,
   'reward': 'tests.training.many_processes_program:judge',
-  'mesh.data': 2,
-  'mesh.fsdp': 2,
+  'mesh.fsdp': 4,
+  'checkpoint.keep_last': 2,
   'learner.method_kwargs': {'kl_coefficient': 0.1},
   'learner.batches': 2,
   'learner.epochs': 2,
@@ -95,8 +95,30 @@ def started_differently(folder, rank, stop):
   return train(folder, stop, seed=rank)
 
 
-def disk_full(folder, rank, stop):
-  """The save after the second rollout fails in process 1."""
+def unreadable(folder, rank, stop):
+  """Process 1 cannot read the newest checkpoint of what `whole` has done."""
+  if rank == 0:
+    shutil.copytree(folder.parent / 'whole', folder)
+  import orbax.checkpoint as ocp
+
+  restore, left = ocp.CheckpointManager.restore, [rank == 1]
+
+  def failing(self, *args, **kwargs):
+    if left and left.pop():
+      raise OSError(5, 'Input/output error')
+    return restore(self, *args, **kwargs)
+
+  ocp.CheckpointManager.restore = failing
+  try:
+    with processes.joined() as peers:
+      peers.exchange()  # the copy is there
+    return train(folder, stop)
+  finally:
+    ocp.CheckpointManager.restore = restore
+
+
+def disk_full(folder, rank, stop, where=1):
+  """The save after the second rollout fails in one process."""
   from orbax.checkpoint._src.serialization import serialization
 
   write, left = serialization.async_serialize_from_host, []
@@ -109,9 +131,13 @@ def disk_full(folder, rank, stop):
   serialization.async_serialize_from_host = failing
   fill = {LATE: lambda: left.extend(['', ''])}
   try:
-    return train(folder, stop, fill if rank == 1 else {})
+    return train(folder, stop, fill if rank == where else {})
   finally:
     serialization.async_serialize_from_host = write
+
+
+def disk_full_first(folder, rank, stop):
+  return disk_full(folder, rank, stop, where=0)
 
 
 def random_reward(folder, rank, stop):
@@ -160,7 +186,9 @@ CASES = {
     raises,
     goes_on_after_it,
     started_differently,
+    unreadable,
     disk_full,
+    disk_full_first,
   )
 }
 

@@ -119,7 +119,7 @@ def test_a_signal_to_one_stops_both_and_all_is_saved(folder):
 
 
 @pytest.mark.parametrize(
-  'name, mesh', [('four', {}), ('one', {'mesh.data': 1, 'mesh.fsdp': 1})]
+  'name, mesh', [('four', {}), ('one', {'mesh.fsdp': 1})]
 )
 def test_what_two_have_saved_goes_on_in_one(folder, tmp_path, name, mesh):
   shutil.move(folder / name, tmp_path / name)
@@ -143,13 +143,24 @@ def test_another_config_in_one_is_named_in_both(folder):
   assert not (folder / 'started_differently').exists()
 
 
-def test_a_disk_that_is_full_in_one_ends_nothing(folder):
-  assert [end['steps'] for end in told(folder, 'disk_full')] == [4, 4]
-  assert runs.records(folder / 'disk_full')[-1]['saves_failed'] >= 1
+def test_what_one_cannot_read_both_leave_aside(folder):
+  assert [end['steps'] for end in told(folder, 'unreadable')] == [4, 4]
   said = (folder / 'log.0').read_text()
-  assert 'A save has failed (process 1: ' in said
+  assert 'cannot be read (process 1: [Errno 5] Input/output error); 2' in said
+  assert (folder / 'unreadable' / 'checkpoints' / 'corrupt' / '4').is_dir()
+  runs.assert_equal(folder / 'whole', folder / 'unreadable')
+
+
+@pytest.mark.parametrize(
+  'name, rank', [('disk_full', 1), ('disk_full_first', 0)]
+)
+def test_a_disk_that_is_full_in_one_ends_nothing(folder, name, rank):
+  assert [end['steps'] for end in told(folder, name)] == [4, 4]
+  assert runs.records(folder / name)[-1]['saves_failed'] >= 1
+  said = (folder / 'log.0').read_text()
+  assert f'A save has failed (process {rank}: ' in said
   (_, arrays, _), (_, others, _) = (
-    runs.saved(folder / name) for name in ('whole', 'disk_full')
+    runs.saved(folder / each) for each in ('whole', name)
   )
   jax.tree.map(np.testing.assert_array_equal, arrays, others)
 

@@ -38,7 +38,7 @@ class Client:
 
   def key_value_delete(self, key):
     with self.changed:  # a folder too
-      for name in [n for n in self.values if n.startswith(f'{key}/')]:
+      for name in [n for n in self.values if f'{n}/'.startswith(f'{key}/')]:
         del self.values[name]
 
   def blocking_key_value_get_bytes(self, key, milliseconds):
@@ -150,6 +150,38 @@ def test_an_error_wins_over_a_stop():
   assert isinstance(stopped, processes.PeerError)
 
 
+def test_a_barrier_is_passed_by_all_or_left_by_all():
+  def body(peers):
+    for _ in range(3):
+      peers.barrier('a', 5000, 'a save')
+    if peers.rank == 1:
+      peers.leave('a save')
+      return 'failed'
+    peers.barrier('b', 5000, 'a save')
+
+  first, failed, last = run(body)[0]
+  assert failed == 'failed'
+  assert isinstance(first, TimeoutError) and isinstance(last, TimeoutError)
+
+
+def test_who_waits_at_another_barrier_is_not_awaited(monkeypatch):
+  monkeypatch.setattr(processes, 'ELSEWHERE_SECS', 0.2)
+
+  def body(peers):
+    peers.barrier('a', 20_000, 'a save')
+    if peers.rank == 1:  # longer than what counts as elsewhere: it is late
+      time.sleep(0.6)
+    peers.barrier('b', 20_000, 'a save')
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+      peers.barrier('c' if peers.rank else 'd', 20_000, 'a save')
+    return time.monotonic() - began
+
+  told, client = run(body)
+  assert max(told) < 5
+  assert not [key for key in client.values if '/barrier/a save/b ' in key]
+
+
 def test_who_was_started_differently_is_named():
   def body(peers):
     values = {'jax': '0.10', 'config.seed': int(peers.rank == 2)}
@@ -209,16 +241,15 @@ print(f'{rank} of {peers.number}', flush=True)
 with stop, peers:
   peers.pass_on(stop)
   peers.exchange('here')
-  if rank == 1 and case == 'dies':
-    os.kill(os.getpid(), signal.SIGKILL)
-  if rank == 1 and case == 'hangs':
-    os.kill(os.getpid(), signal.SIGSTOP)
-  if rank == 0 and case == 'first dies':
-    os.kill(os.getpid(), signal.SIGKILL)
-  if rank == 1 and case == 'raises':
-    raise ValueError('it refuses')
-  if rank == 1 and case == 'fails far off':
-    peers.fail(ValueError('nobody comes'))
+  if rank == (0 if case.startswith('first') else 1):
+    if case.endswith('dies'):
+      os.kill(os.getpid(), signal.SIGKILL)
+    if case.endswith('hangs'):
+      os.kill(os.getpid(), signal.SIGSTOP)
+    if case.endswith('raises'):
+      raise ValueError('it refuses')
+    if case.endswith('fails far off'):
+      peers.fail(ValueError('nobody comes'))
   if rank == 1 and case == 'is stopped':
     os.kill(os.getpid(), signal.SIGTERM)
   if case == 'is stopped':
@@ -248,27 +279,38 @@ def started(case):
   return both
 
 
+AGAIN, KILLED = processes.START_AGAIN, -signal.SIGKILL
+
+
 @pytest.mark.parametrize(
-  'case, waits, code, words',
+  'case, codes, speaker, words',
   [
-    ('dies', 0, processes.START_AGAIN, 'Process 1 on '),
-    ('hangs', 0, processes.START_AGAIN, 'has been silent for 4 s'),
-    ('raises', 0, 2, 'Process 1 has failed: ValueError: it refuses'),
-    ('fails far off', 0, 2, 'Process 1 has failed: ValueError: nobody comes'),
-    ('first dies', 1, None, ''),
+    ('dies', (AGAIN, KILLED), 0, 'Process 1 on '),
+    ('hangs', (AGAIN, None), 0, 'has been silent for 4 s'),
+    ('first hangs', (None, AGAIN), 1, 'Process 0 does not answer'),
+    ('raises', (2, 2), 0, 'Process 1 has failed: ValueError: it refuses'),
+    ('first raises', (2, 2), 1, 'Process 0 has failed: ValueError: it refu'),
+    ('fails far off', (2, 2), 0, 'Process 1 has failed: ValueError: nobody'),
+    ('first fails far off', (2, 2), 1, 'Process 0 has failed: ValueError: nob'),
   ],
 )
-def test_what_happens_to_one_ends_the_other(case, waits, code, words):
-  both, start = started(case), time.monotonic()
-  out, said = both[waits].communicate(timeout=60)
-  assert time.monotonic() - start < 40
-  assert out == f'{waits} of 2\n' and words in said
-  if code is None:  # by the watch, or by JAX, whose client aborts
-    assert both[waits].returncode in (processes.START_AGAIN, -signal.SIGABRT)
-  else:
-    assert both[waits].returncode == code, said
-    assert said.count('grpo-jax: ') == 1
-  both[1 - waits].kill()
+def test_what_happens_to_one_ends_the_other(case, codes, speaker, words):
+  both, said = started(case), {}
+  for rank in speaker, 1 - speaker:  # what hangs ends when it is killed
+    if codes[rank] is None:
+      both[rank].kill()
+    out, said[rank] = both[rank].communicate(timeout=40)
+    assert out == f'{rank} of 2\n'
+    assert codes[rank] in (both[rank].returncode, None), said
+  assert words in said[speaker]
+  assert said[speaker].count('grpo-jax: ') == 1
+
+
+def test_the_others_end_with_the_first():
+  """By the watch, or by JAX, whose client aborts."""
+  both = started('first dies')
+  both[1].communicate(timeout=40)
+  assert both[1].returncode in (AGAIN, -signal.SIGABRT)
 
 
 def test_a_signal_to_one_stops_both():
