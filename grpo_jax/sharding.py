@@ -17,6 +17,7 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 from jax.sharding import AxisType
 from jax.sharding import Mesh
@@ -218,6 +219,32 @@ def constrain_rows(x: jax.Array) -> jax.Array:
   if jax.sharding.get_abstract_mesh().empty:
     return x
   return jax.lax.with_sharding_constraint(x, PartitionSpec(ROW_AXES))
+
+
+def take_rows(parts: Sequence[jax.Array], index: jax.Array) -> jax.Array:
+  """Rows of several arrays, on each data shard by itself.
+
+  So nothing is sent between devices, which a compiler could not know.
+
+  Args:
+    parts: Arrays [R,...], split over the data shards.
+    index: i32[N], split in the same way: which rows of the parts, numbered
+      through all of them on this data shard.
+
+  Returns:
+    The rows [N,...].
+  """
+
+  def take(index, *parts):
+    return jnp.concatenate(parts)[index]
+
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty:
+    return take(index, *parts)
+  rows, split = PartitionSpec(ROW_AXES), set(ROW_AXES)
+  return jax.shard_map(take, in_specs=rows, out_specs=rows, axis_names=split)(
+    index, *parts
+  )
 
 
 def constrain_cache(x: jax.Array, heads: int) -> jax.Array:

@@ -179,10 +179,10 @@ class Generation:
     One call of the device does all that is due, because every call copies the
     caches.
     """
-    group = self.sampler.group
+    group, shards = self.sampler.group, self.schedule.shards
     waiting = self.waiting > 0 and self.schedule.admitted > 0
-    alive, old = self.going, len(self.going)
-    width = old // self.rows.prompt_length.shape[0]
+    alive, old = self.going, len(self.going) // shards  # rows on each shard
+    width = len(alive) // self.rows.prompt_length.shape[0]
     lanes = self.schedule.lanes(self.completion // group, alive, waiting)
     # The longest cache is a ring: its oldest entries belong to completions that
     # have ended, so it never needs to grow.
@@ -191,16 +191,17 @@ class Generation:
       return
     parts, completion, going = [self.rows], self.completion, alive
     if lanes is None:  # the caches are full, and every row stays where it is
-      lanes = np.arange(old).reshape(-1, width)
+      lanes = np.tile(np.arange(old).reshape(-1, width), (shards, 1))
     elif waiting:
       more, its_completion, its_going = self._admit(self.schedule.admitted)
       parts.append(more)
-      completion = np.concatenate([completion, its_completion])
-      going = np.concatenate([going, its_going])
-      lanes = np.concatenate([lanes, self.schedule.new_lanes(old)])
+      joined = self.schedule.joined
+      completion = joined(completion, its_completion)
+      going = joined(going, its_going)
+      lanes = joined(lanes, self.schedule.new_lanes(old))
     # The old lane that each new lane continues: any row that moves there tells.
     # Rows of the second part are numbered after those of the first, and its
-    # lanes are as wide as a group. An empty lane copies lane 0.
+    # lanes are as wide as a group. An empty lane copies lane 0 of its shard.
     of_lane = np.maximum(lanes.max(axis=1), 0)
     lane = np.where(
       of_lane < old,
@@ -214,8 +215,14 @@ class Generation:
     if self.sampler.mesh is not None:
       place = sharding.from_local(place, sharding.rows(self.sampler.mesh))
     self.rows = _sampler.regroup(self.sampler, parts, *place, self.room)
-    self.completion = np.where(row < 0, -1, completion[row])
-    self.going = np.where(row < 0, False, going[row])
+
+    def moved(x):
+      return np.take_along_axis(
+        x.reshape(shards, -1), row.reshape(shards, -1), axis=1
+      ).ravel()
+
+    self.completion = np.where(row < 0, -1, moved(completion))
+    self.going = np.where(row < 0, False, moved(going))
 
   def _advance(self, every_tokens: int | None):
     """Decodes until something is due, and collects what was drawn."""
@@ -224,7 +231,7 @@ class Generation:
       limit -= self.clock  # stop when the caches are full, to let them grow
     limit = min(limit, self.sampler.drawn_columns(self.room))
     floor = self.schedule.floor(
-      len(self.going), int(self.going.sum()), self.waiting > 0
+      len(self.going), self.schedule.fullest(self.going), self.waiting > 0
     )
     scalars = self.max_tokens, min(limit, every_tokens or limit), floor
     self.rows, drawn = _sampler.decode(

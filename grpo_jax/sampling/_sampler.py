@@ -191,7 +191,8 @@ class Sampler:
       rows: See `Rows`.
       max_tokens: i32[], length limit of a completion.
       limit: i32[], how many tokens to draw per row, at most `C`.
-      floor: i32[]; decoding stops when no more rows than this go on.
+      floor: i32[]; decoding stops when no more rows than this go on, if each
+        data shard is taken for as full as the fullest.
 
     Returns:
       The rows, and what they have drawn: C = `drawn_columns(M)` columns, filled
@@ -206,11 +207,12 @@ class Sampler:
       nothing = nothing._replace(routing=nothing.token)
 
     prompt_length = self._prompt_length(rows)
+    shards = sharding.current_row_shards()
 
     def going(carry):
       step, rows, _ = carry
-      alive = jnp.sum(~rows.ended, dtype=jnp.int32)
-      return (step < limit) & (alive > floor)
+      alive = jnp.sum(~rows.ended.reshape(shards, -1), axis=1, dtype=jnp.int32)
+      return (step < limit) & (shards * jnp.max(alive) > floor)
 
     def body(carry):
       step, rows, drawn = carry
@@ -249,8 +251,9 @@ class Sampler:
     """Moves rows into other lanes, with caches that may be longer.
 
     Args:
-      parts: The rows before. Rows and lanes are numbered through all parts. The
-        caches of the second and later parts are empty.
+      parts: The rows before. Rows and lanes are numbered through all parts, on
+        each data shard by itself. The caches of the second and later parts are
+        empty.
       lane: i32[A'], for each new lane the old lane whose prompt it continues.
       row: i32[B'], for each place of the new lanes the row that moves there; -1
         for none.
@@ -263,7 +266,7 @@ class Sampler:
     """
 
     def pick(part, index):
-      joined = jnp.concatenate(part)[index]
+      joined = sharding.take_rows(part, index)
       # Caches have four axes: rows; heads and positions; size. The others, with
       # one axis, are split over devices by their rows alone.
       place = self._placed if joined.ndim == 4 else sharding.constrain_rows

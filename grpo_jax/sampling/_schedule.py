@@ -11,6 +11,11 @@ share the prompt's keys and values. At the start each prompt has one lane for
 its whole group. After the first rearrangement lanes are narrower, because the
 rows of a group that still go on seldom fill a lane as wide as the group.
 
+With several data shards, equally many rows lie on each: the first of equal
+parts of an array [B] on the first shard, and so on. A row stays on its shard,
+so that no keys and values are sent to another device. Rows to be moved are
+therefore numbered on each shard by itself.
+
 A program is compiled for each number of rows, so only a few numbers are used.
 """
 
@@ -34,7 +39,7 @@ class Schedule:
     group: Completions per prompt.
     prompts: How many prompts are read at the start. Others wait.
     prompt_tokens: Width of the prompts' cache, tokens.
-    shards: Data shards; the number of lanes is a multiple of this.
+    shards: Data shards. Equally many lanes lie on each.
   """
 
   group: int
@@ -72,12 +77,16 @@ class Schedule:
     rows = math.ceil(self.group / self.narrow) * self.narrow
     return room // (rows * self.shards) * self.shards
 
+  def fullest(self, alive: np.ndarray) -> int:
+    """How many rows bool[B] go on, had every shard as many as the fullest."""
+    return self.shards * int(alive.reshape(self.shards, -1).sum(axis=1).max())
+
   def floor(self, rows: int, alive: int, waiting: bool) -> int:
     """How far to decode: until no more rows than this go on.
 
     Args:
       rows: The number of rows now.
-      alive: How many of them go on.
+      alive: How many of them go on; see `fullest`.
       waiting: Whether prompts wait.
 
     Returns:
@@ -106,47 +115,61 @@ class Schedule:
         `sizes`, which leaves room for the prompts.
 
     Returns:
-      i64[A',W'], for each place of the new lanes the row that moves there, -1
-      for none; or None, and nothing is moved.
+      i64[A',W'], for each place of the new lanes the row of its shard that
+      moves there, -1 for none; or None, and nothing is moved.
     """
+    of_shards = (x.reshape(self.shards, -1) for x in (prompt, alive))
+    pieces = [self._pieces(*one) for one in zip(*of_shards, strict=True)]
+    # Each shard gets as many lanes as the one that needs most.
+    needed = max(map(len, pieces)) * self.shards * self.narrow
+    waiting = waiting and self.admitted > 0
+    sizes = self.sizes[:1] if waiting else self.sizes
+    fitting = [size for size in sizes if size >= needed]
+    if not fitting or (min(fitting) >= len(alive) and not waiting):
+      return None  # too many rows go on, or it would be no fewer rows
+    number = min(fitting) // self.narrow // self.shards
+    return np.concatenate([self._filled(some, number) for some in pieces])
+
+  def _pieces(self, prompt: np.ndarray, alive: np.ndarray) -> list[list[int]]:
+    """The rows of one shard that go on, in pieces that fit into a lane each."""
     # All rows of a lane continue the same prompt, so a prompt's rows are cut
     # into pieces of a lane each; the last piece may leave places empty.
     by_prompt: dict[int, list[int]] = {}
     for row in np.flatnonzero(alive):
       by_prompt.setdefault(int(prompt[row]), []).append(int(row))
-    pieces = [
+    return [
       rows[start : start + self.narrow]
       for rows in by_prompt.values()
       for start in range(0, len(rows), self.narrow)
     ]
-    waiting = waiting and self.admitted > 0
-    sizes = self.sizes[:1] if waiting else self.sizes
-    fitting = [size for size in sizes if size >= len(pieces) * self.narrow]
-    if not fitting or (min(fitting) >= len(alive) and not waiting):
-      return None  # too many rows go on, or it would be no fewer rows
-    return self._filled(pieces, min(fitting) // self.narrow)
 
   def new_lanes(self, first: int) -> np.ndarray:
     """The lanes of prompts that were just admitted, as `lanes` returns them.
 
     Args:
-      first: The number of their first row; the others follow it.
+      first: The number of their first row on each shard; the others follow it.
 
     Returns:
       i64[A',W'].
     """
-    rows = first + np.arange(self.admitted * self.group)
-    rows = rows.reshape(self.admitted, self.group)
+    prompts = self.admitted // self.shards
+    rows = first + np.arange(prompts * self.group).reshape(prompts, self.group)
     number = math.ceil(self.group / self.narrow)
     pieces = [
       group[start : start + self.narrow]
       for group in rows
       for start in range(0, self.group, self.narrow)
     ]
-    return self._filled(pieces, self.admitted * number)
+    return np.tile(self._filled(pieces, prompts * number), (self.shards, 1))
+
+  def joined(self, *parts: np.ndarray) -> np.ndarray:
+    """Arrays of rows, or of lanes, behind each other on each shard."""
+    of_shards = [x.reshape(self.shards, -1, *x.shape[1:]) for x in parts]
+    whole = np.concatenate(of_shards, axis=1)
+    return whole.reshape(-1, *whole.shape[2:])
 
   def _filled(self, pieces, number: int) -> np.ndarray:
-    """`number` lanes: the first ones hold a piece each, the others nothing."""
+    """Lanes of a shard: the first hold a piece each, the others nothing."""
     lanes = np.full((number, self.narrow), -1, np.int64)
     for place, rows in enumerate(pieces):
       lanes[place, : len(rows)] = rows

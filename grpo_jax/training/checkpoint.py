@@ -202,7 +202,7 @@ class Checkpoints:
       return None
     if which == 'best':
       for step, problem in self._peers.from_first(self._damaged()).items():
-        self.warn(
+        self._tell(
           f'Checkpoint {step} in {self._directory} cannot be read ({problem}); '
           'it may have been the best.'
         )
@@ -300,10 +300,14 @@ class Checkpoints:
           with contextlib.suppress(OSError):
             leftover.rmtree()
       self._manager = self._together(self._open)
-      if self._peers.is_first:
-        self.warn(
-          f'{what} ({error}); training goes on, and the next step tries again.'
-        )
+      self._tell(
+        f'{what} ({error}); training goes on, and the next step tries again.'
+      )
+
+  def _tell(self, text: str) -> None:
+    """Warns, in one process, of what all know."""
+    if self._peers.is_first:
+      self.warn(text)
 
   def restore(
     self, abstract: Any, step: int | None = None, field: str | None = None
@@ -353,7 +357,7 @@ class Checkpoints:
       for bad, problem in problems.items():
         self._set_aside(bad)
         which = f'{tried}, the one before,' if bad > tried else f'{tried}'
-        self.warn(
+        self._tell(
           f'Checkpoint {bad} in {self._directory} cannot be read ({problem}); '
           f'{which} is used.'
         )

@@ -303,7 +303,7 @@ class Processes:
           self.leave(work)
       if store.read(f'left/{work}') or secs > timeout_ms / 1000:
         raise TimeoutError(WAITED)
-      time.sleep(_POLL_SECS)
+      time.sleep(min(_POLL_SECS, 0.005 + secs / 8))  # most are passed at once
 
   def leave(self, work: str) -> None:
     """Ends the waits of the others at a barrier that this one cannot reach."""
@@ -363,10 +363,11 @@ class Processes:
       usual = max(of_each, key=of_each.count)
       odd = [rank for rank, one in enumerate(of_each) if one != usual]
       if odd:
-        raise ValueError(
+        self._agreed = ValueError(
           f'Process {", ".join(map(str, odd))} has {name}={of_each[odd[0]]}, '
           f'and the others have {usual}; start all of them alike.'
         )
+        raise self._agreed
 
   def warn(self, text: str) -> None:
     """Takes a warning to the first process, which shows what all have seen."""

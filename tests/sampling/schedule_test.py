@@ -1,9 +1,12 @@
 """Who is drawn where: nobody lost, nobody twice, lanes of one prompt."""
 
+import re
+
 import numpy as np
 import pytest
 
 from grpo_jax import sampling
+from grpo_jax import sharding
 from grpo_jax.sampling import _generation
 from grpo_jax.sampling import _sampler
 from grpo_jax.sampling import _schedule
@@ -30,13 +33,15 @@ def test_every_row_that_goes_on_has_one_place(
     if lanes is None:
       continue
     used.add(lanes.size)
-    moved = lanes[lanes >= 0]
-    np.testing.assert_array_equal(np.sort(moved), np.flatnonzero(alive))
     assert lanes.shape[1] == schedule.narrow
     assert lanes.shape[0] % shards == 0
     assert lanes.size < len(prompt)
-    for lane in lanes:
-      assert len(set(prompt[lane[lane >= 0]])) <= 1
+    of_shards = (np.split(x, shards) for x in (lanes, prompt, alive))
+    for its_lanes, its_prompt, its_alive in zip(*of_shards, strict=True):
+      moved = its_lanes[its_lanes >= 0]
+      np.testing.assert_array_equal(np.sort(moved), np.flatnonzero(its_alive))
+      for lane in its_lanes:
+        assert len(set(its_prompt[lane[lane >= 0]])) <= 1
   assert used <= set(schedule.sizes)
   assert used if schedule.sizes else not used
   if waiting and used:
@@ -84,6 +89,24 @@ def test_it_shrinks_at_once_to_the_fewest_rows_and_never_to_as_many():
   assert schedule.admitted == 4
   assert schedule.lanes(prompt, most, True).shape == (16, 2)
   assert schedule.lanes(prompt, one_of_some, True).shape == (16, 2)
+
+
+def test_the_fullest_shard_decides():
+  schedule = _schedule.Schedule(group=2, prompts=8, prompt_tokens=8, shards=2)
+  assert schedule.sizes == [8] and schedule.narrow == 1
+  prompt = np.repeat(np.arange(8), 2)
+  alive = np.arange(16) >= 11  # none on the first shard, 5 on the second
+  assert schedule.fullest(alive) == 10
+  assert schedule.lanes(prompt, alive, False) is None
+  alive[12] = False
+  lanes = schedule.lanes(prompt, alive, False)
+  assert lanes.ravel().tolist() == [-1] * 4 + [3, 5, 6, 7]
+  assert schedule.admitted == 4 and schedule.new_lanes(8).ravel().tolist() == [
+    8, 9, 10, 11, 8, 9, 10, 11
+  ]  # fmt: skip
+  assert schedule.joined(np.arange(4), np.arange(9, 11)).tolist() == [
+    0, 1, 9, 2, 3, 10
+  ]  # fmt: skip
 
 
 def test_the_rest_is_for_one_prompt_or_for_none():
@@ -185,6 +208,24 @@ def test_nor_do_prompts_that_wait_or_rings_that_come_around(asked, plain):
   assert {rows for lanes, width, _ in seen for rows in [lanes * width]} >= {
     16, 8
   }  # fmt: skip
+
+
+def test_nor_do_shards_which_exchange_no_rows(asked, plain):
+  mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
+  options = {'mesh': mesh, 'completion_buckets': (8, 32), 'max_rows': 32}
+  moves, regroup = [], _sampler.regroup
+
+  def noted(*args):
+    moves.append(regroup.lower(*args).compile().as_text())
+    return regroup(*args)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(_sampler, 'regroup', noted)
+    assert_same(generate(asked, **options)[0], plain)
+  assert len(moves) > 2
+  for program in moves:
+    found = re.findall(r'all-\w+|collective-\w+|reduce-scatter', program)
+    assert not found, set(found)
 
 
 def test_nor_do_caches_that_grow(asked, plain):
