@@ -2,6 +2,7 @@
 
 import jax
 from jax.sharding import AxisType
+import numpy as np
 import pytest
 
 from grpo_jax import models
@@ -63,6 +64,65 @@ def test_devices_that_lie_in_slices_are_not_mixed():
   ]
   with pytest.raises(ValueError, match='lie in 2 slices, and the mesh has 1'):
     sharding._slices(devices, 1)
+
+
+class _OfProcess:
+  """A device as far as `process_index` goes."""
+
+  def __init__(self, process_index):
+    self.process_index = process_index
+
+
+class _Mesh:
+  """A mesh of such devices, with `tensor` as its last axis."""
+
+  def __init__(self, processes):
+    self.devices = np.vectorize(_OfProcess)(processes)
+    self.shape = dict(
+      zip(('data', 'fsdp', 'expert', 'tensor'), self.devices.shape)
+    )
+
+
+@pytest.mark.parametrize(
+  'processes, holders, own',
+  [
+    (
+      [[[[0]], [[0]]], [[[1]], [[1]]]],
+      [0, 0, 1, 1],
+      [True, True, False, False],
+    ),
+    # Two processes share each shard, and hold them by turns.
+    ([[[[0, 1]], [[0, 1]]]], [0, 1], [True, True]),
+    ([[[[1, 2]], [[3, 3]]]], [1, 3], [False, False]),
+  ],
+)
+def test_who_holds_the_rows_of_a_shard(processes, holders, own):
+  mesh = _Mesh(processes)
+  assert sharding.holders(mesh).tolist() == holders
+  assert sharding.own_shards(mesh).tolist() == own  # those of process 0
+
+
+@pytest.mark.parametrize('rows', [1, 3, 21])
+def test_gathered_rows_are_whole_on_every_device(rows):
+  mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
+  given = {
+    'a': np.arange(rows * 6.0).reshape(rows, 2, 3),
+    'b': np.arange(rows) % 2 == 0,
+    'none': None,
+  }
+  holder = np.zeros(rows, np.int64)  # the only process
+  found = sharding.gather(given, holder, mesh)
+  assert found['none'] is None
+  for name in 'ab':
+    assert found[name].is_fully_replicated and len(found[name].devices()) == 8
+    np.testing.assert_array_equal(found[name], given[name])
+
+
+def test_rows_on_the_host_are_those_of_own_devices():
+  mesh = sharding.make_mesh(data=4, tensor=2)
+  x = np.arange(24).reshape(8, 3)
+  there = jax.device_put(x, sharding.rows(mesh))
+  np.testing.assert_array_equal(sharding.rows_to_host(there), x)
 
 
 @pytest.mark.parametrize(

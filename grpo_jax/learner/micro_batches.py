@@ -81,7 +81,10 @@ def of_all(
 
 
 def of_rollout(
-  rollout: Rollout, chosen: np.ndarray, spec: LayoutSpec
+  rollout: Rollout,
+  chosen: np.ndarray,
+  spec: LayoutSpec,
+  shards: np.ndarray | None = None,
 ) -> tuple[Layout, int]:
   """The micro-batches of some prompts of a rollout.
 
@@ -89,12 +92,14 @@ def of_rollout(
     rollout: See `rollouts/types.py`.
     chosen: Numbers of the P' prompts.
     spec: How completions are laid out.
+    shards: See `models.stack.micro_batches`.
 
   Returns:
     What `models.stack.micro_batches` returns: a `Layout` [N, rows, ...], and
-    how many of the N hold anything.
+    how many of the N hold anything. Its tokens are `stack.numbered` if this
+    process does not know all of them.
   """
-  return stack.micro_batches(*_lengths(rollout, chosen), spec)
+  return stack.micro_batches(*_lengths(rollout, chosen), spec, shards)
 
 
 def decided(
@@ -106,8 +111,11 @@ def decided(
 
 def _lengths(rollout: Rollout, chosen: np.ndarray):
   """The prompts, the sampled ids and the lengths of some prompts."""
+  prompts, tokens = rollout.prompts, rollout.batch.tokens
+  if rollout.holder is not None:
+    prompts, tokens = stack.numbered(prompts, rollout.batch.mask.shape)
   return (
-    [rollout.prompts[p] for p in chosen],
-    np.asarray(rollout.batch.tokens)[chosen],
+    [prompts[p] for p in chosen],
+    np.asarray(tokens)[chosen],
     rollout.length[chosen],
   )

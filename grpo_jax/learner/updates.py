@@ -27,8 +27,10 @@ from grpo_jax.learner.types import Learner
 from grpo_jax.learner.types import TrainState
 from grpo_jax.models import Scores
 from grpo_jax.models import lora
+from grpo_jax.models import stack
 from grpo_jax.models.layout import Layout
 from grpo_jax.models.layout import LayoutSpec
+from grpo_jax.rollouts import gathering
 from grpo_jax.rollouts.types import Rollout
 
 Measured = dict[str, metrics.Metric]
@@ -143,6 +145,8 @@ class Updater:
       static_argnums=7,
       out_shardings=(place, everywhere),
     )
+    in_rows = sharding.rows(self.learner.mesh, axis=1)
+    self.fill = jax.jit(stack.filled, out_shardings=in_rows)
     self.rollout_end = jit(
       scoring(step_lib.rollout_end), out_shardings=everywhere
     )
@@ -163,6 +167,7 @@ class Updater:
     if self._ahead is not None:
       self._ahead.join()  # else the same would be compiled twice
       self._ahead = None
+    rollout = gathering.on_devices(rollout, self.learner.mesh)
     batch = self.with_policies(state, rollout, step)
     batch, loss_state, measured = self.credit(batch, state.loss_state)
     state = state._replace(loss_state=loss_state)
@@ -396,9 +401,13 @@ class Updater:
 
   def _laid_on_mesh(self, rollout: Rollout, chosen: np.ndarray):
     """As `layout`; nothing is kept, and nothing decided."""
-    layout, used = micro_batches.of_rollout(rollout, chosen, self.spec)
+    shards = sharding.own_shards(self.learner.mesh)
+    layout, used = micro_batches.of_rollout(rollout, chosen, self.spec, shards)
     place = sharding.rows(self.learner.mesh, axis=1)
-    return sharding.from_local(layout, place), used
+    layout = sharding.from_local(layout, place)
+    if rollout.holder is not None:
+      layout = self.fill(layout, rollout.batch.tokens)
+    return layout, used
 
   def shapes(self) -> dict[str, Any]:
     """What the update of the last rollout was compiled for, in words."""

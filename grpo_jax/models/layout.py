@@ -14,6 +14,7 @@ computes. The only readers of a layout are `models.attention` and
 Layouts are built on the host, in NumPy, from what the sampler returned.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
 import math
@@ -23,6 +24,10 @@ import jax
 import numpy as np
 
 Array = Any  # jax.Array or np.ndarray
+
+Wanted = Callable[[int, int], np.ndarray]
+"""From the numbers of rows and columns to bool[R]: which rows to fill. Of
+several processes each fills those that lie on its devices."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,11 +241,16 @@ def _flatten(prompts, tokens, length):
       yield p * tokens.shape[1] + g, prompt, tokens[p, g, : length[p, g]]
 
 
+def _mine(wanted: Wanted | None, rows: int, columns: int) -> np.ndarray:
+  return wanted(rows, columns) if wanted else np.ones(rows, bool)
+
+
 def padded_rows(
   prompts: Sequence[Sequence[int]],
   tokens: Array,
   length: Array,
   row_tokens: int,
+  wanted: Wanted | None = None,
 ) -> Layout:
   """One row per completion: prompt, completion, padding.
 
@@ -249,6 +259,7 @@ def padded_rows(
     tokens: i32[P,G,T], sampled ids.
     length: i32[P,G], tokens of each completion, 0 for an empty one.
     row_tokens: Width of the rows, `S`.
+    wanted: See `Wanted`; None: all.
 
   Returns:
     A `Layout` with `R = P * G` and `C = 1`.
@@ -258,8 +269,11 @@ def padded_rows(
   """
   number = tokens.shape[0] * tokens.shape[1]
   fields = _empty(number, row_tokens, 1, tokens.shape[2], number)
+  mine = _mine(wanted, number, row_tokens)
   for index, prompt, ids in _flatten(prompts, tokens, length):
     bucket(len(prompt) + len(ids), (row_tokens,), 'prompt and completion')
+    if not mine[index]:
+      continue
     _write(fields, index, 0, prompt, 0, 1)
     _write(fields, index, len(prompt), ids, len(prompt), 1)
     _score(fields, index, 0, index, ids, len(prompt) - 1, len(prompt))
@@ -273,6 +287,7 @@ def packed_rows(
   row_tokens: int,
   share: bool = True,
   row_slots: int = 0,
+  wanted: Wanted | None = None,
 ) -> Layout:
   """Several completions one after another in a row, of any prompts.
 
@@ -289,6 +304,7 @@ def packed_rows(
     share: Whether a bundle may hold several completions, which then share the
       prompt. Otherwise every completion has a copy of its prompt before it.
     row_slots: Completions in a row at most; 0: as many as fit.
+    wanted: See `Wanted`; None: all.
 
   Returns:
     A `Layout`; `C` is the largest number of completions in one row.
@@ -319,8 +335,8 @@ def packed_rows(
   rows = _first_fit(sizes, row_tokens, counts, most)
   most = max(sum(len(bundles[k]) for k in row) for row in rows)
   fields = _empty(len(rows), row_tokens, most, tokens.shape[2], len(pieces))
-  for r, row in enumerate(rows):
-    start = slot = segment = 0
+  for r in np.flatnonzero(_mine(wanted, len(rows), row_tokens)):
+    row, start, slot, segment = rows[r], 0, 0, 0
     for bundle in (bundles[k] for k in row):
       prompt = pieces[bundle[0]][1]
       segment += 1
@@ -380,6 +396,7 @@ def shared_prompt(
   tokens: Array,
   length: Array,
   prompt_tokens: int,
+  wanted: Wanted | None = None,
 ) -> Layout:
   """One row per prompt: the prompt once, then its completions as equal blocks.
 
@@ -388,6 +405,7 @@ def shared_prompt(
     tokens: i32[P,G,T], sampled ids.
     length: i32[P,G], tokens of each completion, 0 for an empty one.
     prompt_tokens: Columns for the prompt.
+    wanted: See `Wanted`; None: all.
 
   Returns:
     A `Layout` with `R = P`, `C = G`, `S = prompt_tokens + G * T`, and `blocks`.
@@ -400,10 +418,13 @@ def shared_prompt(
   # can then be computed block by block, as one array.
   columns = prompt_tokens + group * most
   fields = _empty(number, columns, group, most, number * group)
+  mine = _mine(wanted, number, columns)
   for index, prompt, ids in _flatten(prompts, tokens, length):
     row, slot = divmod(index, group)
     start = prompt_tokens + slot * most
     bucket(len(prompt), (prompt_tokens,), 'prompt')
+    if not mine[row]:
+      continue
     _write(fields, row, 0, prompt, 0, 1)
     _write(fields, row, start, ids, len(prompt), slot + 2, parent=1)
     _score(fields, row, slot, index, ids, len(prompt) - 1, start)

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import dataclasses
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.models import layout
@@ -25,6 +27,7 @@ def micro_batches(
   tokens: np.ndarray,
   length: np.ndarray,
   spec: LayoutSpec,
+  shards: np.ndarray | None = None,
 ) -> tuple[Layout, int]:
   """The layout of one optimizer batch, as a stack of micro-batches.
 
@@ -33,6 +36,7 @@ def micro_batches(
     tokens: i32[P,G,T], sampled ids.
     length: i32[P,G], tokens of each completion.
     spec: See `LayoutSpec`.
+    shards: bool[S], the data shards whose rows are filled; None: all.
 
   Returns:
     A `Layout` [N, micro_rows, ...], and how many of the N hold anything. The
@@ -40,13 +44,59 @@ def micro_batches(
   """
   spec = decided(prompts, tokens, length, spec)
   number, group, _ = tokens.shape
-  built, most_rows = _built(prompts, tokens, length, spec)
+
+  def wanted(rows: int, columns: int) -> np.ndarray:
+    if shards is None:
+      return np.ones(rows, bool)
+    # Each micro-batch is split over the shards by itself.
+    micro_rows = spec.rows_of(columns, number)
+    return shards[np.arange(rows) % micro_rows * len(shards) // micro_rows]
+
+  built, most_rows = _built(prompts, tokens, length, spec, wanted)
   slots = spec.row_slots or built.completion.shape[1]
   micro_rows = _micro_rows(built, number, spec)
   used = math.ceil(built.tokens.shape[0] / micro_rows)
   whole = math.ceil(most_rows / micro_rows)
   padded = layout.pad_to(built, whole * micro_rows, slots, number * group)
   return layout.split_rows(padded, micro_rows), used
+
+
+def numbered(
+  prompts: Sequence[Sequence[int]], shape: tuple[int, ...]
+) -> tuple[list[list[int]], np.ndarray]:
+  """Prompts and completions as numbers, for who does not know the ids.
+
+  A token of a completion is its place among all, from 1; that of a prompt is
+  -1 less its id. `filled` turns a layout of such numbers into one of ids.
+
+  Args:
+    prompts: `P` lists of ids.
+    shape: (P, G, T) of the completions.
+
+  Returns:
+    The prompts, and i32[P,G,T].
+  """
+  places = 1 + np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
+  return [[-1 - token for token in ids] for ids in prompts], places
+
+
+def filled(rows: Layout, tokens: jax.Array) -> Layout:
+  """The layout of `numbered` tokens, with the ids in their place.
+
+  Args:
+    rows: A layout, on the devices.
+    tokens: i32[P,G,T], the ids of all completions.
+  """
+  flat = tokens.reshape(-1)
+
+  def ids(number):
+    of_completion = flat[jnp.maximum(number - 1, 0)]
+    of_prompt = jnp.where(number < 0, -1 - number, 0)
+    return jnp.where(number > 0, of_completion, of_prompt)
+
+  return dataclasses.replace(
+    rows, tokens=ids(rows.tokens), target=ids(rows.target)
+  )
 
 
 def decided(
@@ -88,7 +138,9 @@ def decided(
   return spec
 
 
-def _built(prompts, tokens, length, spec: LayoutSpec) -> tuple[Layout, int]:
+def _built(
+  prompts, tokens, length, spec: LayoutSpec, wanted: layout.Wanted | None = None
+) -> tuple[Layout, int]:
   """A layout of a kind, and the most rows it has for any lengths."""
   kind, (number, group, width) = spec.kind, tokens.shape
   prompt_width = layout.bucket(
@@ -96,13 +148,13 @@ def _built(prompts, tokens, length, spec: LayoutSpec) -> tuple[Layout, int]:
   )
   row_tokens = prompt_width + width
   if kind == 'padded':
-    return layout.padded_rows(prompts, tokens, length, row_tokens), (
-      number * group
-    )
+    return layout.padded_rows(
+      prompts, tokens, length, row_tokens, wanted
+    ), number * group
   if kind == 'packed':
     row_tokens = max(row_tokens, spec.pack_tokens)
     return layout.packed_rows(
-      prompts, tokens, length, row_tokens, spec.share, spec.row_slots
+      prompts, tokens, length, row_tokens, spec.share, spec.row_slots, wanted
     ), number * group
   per_row = spec.row_completions or group
   if group % per_row:
@@ -116,6 +168,7 @@ def _built(prompts, tokens, length, spec: LayoutSpec) -> tuple[Layout, int]:
     tokens.reshape(split, per_row, width),
     length.reshape(split, per_row),
     prompt_width,
+    wanted,
   ), split
 
 

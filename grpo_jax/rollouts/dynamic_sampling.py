@@ -54,26 +54,27 @@ Drawn = tuple[Rollout, PromptState, dict[str, float]]
 
 
 def to_json(prompt_state: PromptState) -> dict[str, Any]:
-  """A `PromptState` as a dict that JSON can hold."""
+  """A `PromptState` as a dict of what JSON can hold, and of bytes."""
   surplus = prompt_state.surplus
   return {
     'position': prompt_state.position,
     'retired': sorted(prompt_state.retired),
     'prompts_without_signal': prompt_state.prompts_without_signal,
-    'surplus': surplus
-    and base64.b64encode(parquet.to_bytes(surplus, 0)).decode(),
+    'surplus': surplus and parquet.to_bytes(surplus, 0),
   }
 
 
 def from_json(values: Mapping[str, Any]) -> PromptState:
   """The `PromptState` that `to_json` was given, or an older version of it."""
   surplus = values['surplus']
+  if isinstance(surplus, str):  # in older checkpoints
+    surplus = base64.b64decode(surplus)
   # Older checkpoints call the count 'barren'.
   count = 'barren' if 'barren' in values else 'prompts_without_signal'
   return PromptState(
     values['position'],
     frozenset(values['retired']),
-    surplus and parquet.from_bytes(base64.b64decode(surplus)),
+    parquet.from_bytes(surplus) if surplus else None,
     values[count],
   )
 

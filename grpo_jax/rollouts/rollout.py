@@ -25,18 +25,19 @@ from grpo_jax.sampling import Engine
 from grpo_jax.sampling import Requests
 from grpo_jax.sampling import Sampling
 
-Judging = Callable[
-  [Callable[[slice], rewards_lib.Scores], Completions], rewards_lib.Scores
-]
-"""`(judge, completions)` -> the scores of all completions, from calls of
-`judge`, which judges those of some prompts."""
+Judge = Callable[[Sequence[int]], rewards_lib.Scores]
+"""Judges the completions of some prompts, of which it gets the numbers."""
+
+Judging = Callable[[Judge, Completions], tuple[Completions, rewards_lib.Scores]]
+"""`(judge, completions)` -> the completions, whose `length` and `finish` count
+in every process, and the scores of all, from a call of `judge`."""
 
 
 def judged_alone(
-  judge: Callable[[slice], rewards_lib.Scores], completions: Completions
-) -> rewards_lib.Scores:
+  judge: Judge, completions: Completions
+) -> tuple[Completions, rewards_lib.Scores]:
   """The `Judging` of a single process: all at once."""
-  return judge(slice(0, len(completions.length)))
+  return completions, judge(range(len(completions.length)))
 
 
 def collect(
@@ -77,16 +78,22 @@ def collect(
     Requests(prompts, index, group, rollout, sampling, purpose)
   )
   # Cut first: an engine may leave anything behind the end of a completion.
-  texts = [
-    [tokenizer.decode(ids[:n]) for ids, n in zip(*row, strict=True)]
-    for row in zip(completions.tokens, completions.length, strict=True)
-  ]
+  texts = [[''] * group for _ in records]
+  for p in completions.known:
+    texts[p] = [
+      tokenizer.decode(ids[:n])
+      for ids, n in zip(completions.tokens[p], completions.length[p])
+    ]
 
-  def judge(part: slice) -> rewards_lib.Scores:
-    some = jax.tree.map(lambda x: x[part], completions)
-    return _judge(records[part], some, texts[part], rewards)
+  def judge(chosen: Sequence[int]) -> rewards_lib.Scores:
+    return _judge(
+      [records[p] for p in chosen],
+      jax.tree.map(lambda x: x[np.array(chosen)], completions),
+      [texts[p] for p in chosen],
+      rewards,
+    )
 
-  scores = judging(judge, completions)
+  completions, scores = judging(judge, completions)
   return Rollout(
     _batch(completions, scores, completion_buckets),
     completions.length,
@@ -96,6 +103,7 @@ def collect(
     np.array(index, np.int64),
     tuple(reward.name for reward in rewards),
     [_answer_text(record.get('answer')) for record in records],
+    completions.holder,
   )
 
 

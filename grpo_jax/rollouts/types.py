@@ -24,6 +24,9 @@ class Rollout(NamedTuple):
     reward_names: Names along the last axis of `batch.reward_parts`.
     answers: P reference answers as text, None for a prompt that has none; ()
       if nobody has asked for them.
+    holder: i64[P], the process that knows a group's tokens. In the others
+      `texts` are '', and of the arrays [P,G,T] only `mask`, `keep` and
+      `version` count. None: every process knows all. See `gathering.py`.
   """
 
   batch: losses.Batch
@@ -34,6 +37,14 @@ class Rollout(NamedTuple):
   index: np.ndarray
   reward_names: tuple[str, ...] = ()
   answers: Sequence[str | None] = ()
+  holder: np.ndarray | None = None
+
+  @property
+  def known(self) -> Sequence[int]:
+    """The numbers of the groups that this process knows, ascending."""
+    if self.holder is None:
+      return range(len(self.prompts))
+    return np.flatnonzero(self.holder == jax.process_index()).tolist()
 
 
 def select(rollout: Rollout, chosen: np.ndarray) -> Rollout:
@@ -51,6 +62,7 @@ def select(rollout: Rollout, chosen: np.ndarray) -> Rollout:
     texts=[rollout.texts[p] for p in chosen],
     index=rollout.index[chosen],
     answers=[rollout.answers[p] for p in chosen] if rollout.answers else (),
+    holder=None if rollout.holder is None else rollout.holder[chosen],
   )
 
 
@@ -84,6 +96,21 @@ def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
     texts=[row for part in rollouts for row in part.texts],
     index=join(*(part.index for part in rollouts)),
     answers=_all_answers(rollouts),
+    holder=_all_holders(rollouts),
+  )
+
+
+def _all_holders(rollouts: Sequence[Rollout]) -> np.ndarray | None:
+  """The holders of all groups; of what all know, each process by turns."""
+  if all(part.holder is None for part in rollouts):
+    return None
+  return np.concatenate(
+    [
+      np.arange(len(part.prompts)) % jax.process_count()
+      if part.holder is None
+      else part.holder
+      for part in rollouts
+    ]
   )
 
 

@@ -64,6 +64,7 @@ def completions(
   version: int,
   requests: Requests,
   decode: Callable[[Any], str] | None,
+  holder: np.ndarray | None = None,
 ) -> Completions:
   """What has been drawn, in the order of the prompts.
 
@@ -73,6 +74,7 @@ def completions(
     version: Of the policy.
     requests: What was asked for.
     decode: Turns ids into text; needed for stop strings only.
+    holder: See `Completions`.
 
   Raises:
     ValueError: There are stop strings and no `decode`.
@@ -94,6 +96,7 @@ def completions(
     finish=np.where(ended, ENDED, TRUNCATED).astype(np.int32),
     entropy=np.asarray(drawn.entropy),
     routing=None if drawn.routing is None else np.asarray(drawn.routing),
+    holder=holder,
   )
   if requests.sampling.stop_strings:
     return _stop_at_strings(whole, requests.sampling.stop_strings, decode)
@@ -110,6 +113,8 @@ def _stop_at_strings(whole: Completions, stops, decode) -> Completions:
   length, finish = whole.length.copy(), whole.finish.copy()
 
   for place in np.ndindex(length.shape):
+    if place[0] not in whole.known:
+      continue
     ids = whole.tokens[place][: length[place]]
 
     # `ids` is a default, which is bound now and not when it is called.

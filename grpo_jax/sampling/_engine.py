@@ -43,6 +43,8 @@ class LocalEngine:
     decode: Turns ids into text; needed for stop strings only.
     mesh: The learner's mesh, over whose data shards the prompts are split; None
       for one device.
+    shares: With several processes, whether each returns the completions that
+      its own devices have drawn, and no others; see `Completions.holder`.
     between: Called before every call of the devices; what it raises ends the
       generation. Several processes agree there whether to stop.
   """
@@ -55,6 +57,7 @@ class LocalEngine:
   decode: Callable[[Any], str] | None = None
   mesh: jax.sharding.Mesh | None = None
   between: Callable[[], None] = lambda: None
+  shares: bool = False
 
   def __post_init__(self):
     self._params, self._version, self._prepare = None, -1, None
@@ -129,6 +132,7 @@ class LocalEngine:
       sampling.max_tokens,
       sorted(size for size in set(self.completion_buckets) if size <= buffer),
       self.between,
+      self.shares,
     )
 
   def _completions(
@@ -136,5 +140,10 @@ class LocalEngine:
   ) -> Completions:
     """What has been drawn so far, as the protocol's `Completions`."""
     return _arrays.completions(
-      so_far.drawn, so_far.length, self._version, requests, self.decode
+      so_far.drawn,
+      so_far.length,
+      self._version,
+      requests,
+      self.decode,
+      so_far.holder,
     )

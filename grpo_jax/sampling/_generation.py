@@ -31,12 +31,21 @@ class CompletionsSoFar:
   Attributes:
     drawn: Arrays [N,T]; row p * G + g holds completion g of prompt p.
     length: i32[N], tokens of each completion up to now.
+    holder: i64[P], the process that has drawn each prompt's completions; the
+      others do not know their tokens. None: every process knows all.
   """
 
   drawn: _sampler.Drawn
   length: np.ndarray
+  holder: np.ndarray | None = None
 
-  def write(self, completion: np.ndarray, drawn: Any, count: np.ndarray):
+  def write(
+    self,
+    completion: np.ndarray,
+    drawn: Any,
+    count: np.ndarray,
+    here: np.ndarray | bool = True,
+  ):
     """Appends what the rows of one call have drawn.
 
     Args:
@@ -44,9 +53,12 @@ class CompletionsSoFar:
       drawn: A `Drawn` [B,C], on the host.
       count: i32[B], how many columns, from the first on, belong to the
         completion; 0 for a row that has none.
+      here: bool[B], which rows this process holds. Of the others it learns the
+        lengths only.
     """
     # Each token goes to its completion, after the tokens already there.
-    row, column = np.nonzero(np.arange(drawn.token.shape[1]) < count[:, None])
+    known = np.where(here, count, 0)[:, None]
+    row, column = np.nonzero(np.arange(drawn.token.shape[1]) < known)
     place = completion[row], self.length[completion[row]] + column
     # Leaves, because a model without experts has no `routing`.
     parts = jax.tree.leaves(drawn)
@@ -61,7 +73,7 @@ class CompletionsSoFar:
 class Generation:
   """The completions of some prompts while they are being drawn.
 
-  The first seven attributes are given and never change; the others are the
+  The first eight attributes are given and never change; the others are the
   state of the loop.
 
   Attributes:
@@ -73,6 +85,8 @@ class Generation:
     columns: The lengths that the rows' caches may have, tokens, ascending; the
       last holds a whole completion.
     between: Called before every call of the devices; see `LocalEngine`.
+    shares: Whether each process learns the completions that its own devices
+      draw, and no others.
     so_far: What has been drawn; at the end the result.
     waiting: How many prompts wait. They are the last ones of `prompts`.
     rows: The state of the rows, on the device.
@@ -89,6 +103,7 @@ class Generation:
   max_tokens: int
   columns: Sequence[int]
   between: Callable[[], None]
+  shares: bool = False
   so_far: CompletionsSoFar = dataclasses.field(init=False)
   waiting: int = dataclasses.field(init=False)
   rows: Any = dataclasses.field(init=False, default=None)
@@ -105,7 +120,8 @@ class Generation:
     drawn = _sampler.Drawn(token, *rest)
     if self.sampler.routes:
       drawn = drawn._replace(routing=np.zeros(shape, np.int32))
-    self.so_far = CompletionsSoFar(drawn, np.zeros(shape[:1], np.int32))
+    holder = np.zeros((self.waiting,), np.int64) if self.shares else None
+    self.so_far = CompletionsSoFar(drawn, np.zeros(shape[:1], np.int32), holder)
     self.going = np.zeros((0,), bool)
 
   def run(self, every_tokens: int | None = None) -> Iterator[CompletionsSoFar]:
@@ -164,9 +180,29 @@ class Generation:
       np.int32(self.max_tokens),
       self.columns[0],
     )
-    drawn, ended = sharding.to_host((drawn, rows.ended))
-    self.so_far.write(completion, drawn, (completion >= 0).astype(np.int32))
+    if self.shares:
+      assert self.sampler.mesh is not None and self.so_far.holder is not None
+      of_shards = sharding.holders(self.sampler.mesh)
+      holder = np.repeat(of_shards, number // len(of_shards))
+      self.so_far.holder[first : first + taken] = holder[:taken]
+    drawn, ended = self._to_host(drawn, rows.ended)
+    count = (completion >= 0).astype(np.int32)
+    self.so_far.write(completion, drawn, count, self._here(len(count)))
     return rows, completion, ~ended
+
+  def _to_host(self, drawn: _sampler.Drawn, *told: jax.Array) -> Any:
+    """What was drawn, as far as this process is to know it, and the rest."""
+    if not self.shares:
+      return sharding.to_host((drawn, *told))
+    return sharding.rows_to_host(drawn), *sharding.to_host(told)
+
+  def _here(self, rows: int) -> np.ndarray | bool:
+    """Which of so many rows this process holds."""
+    if not self.shares:
+      return True
+    assert self.sampler.mesh is not None
+    of_shards = sharding.holders(self.sampler.mesh) == jax.process_index()
+    return np.repeat(of_shards, rows // len(of_shards))
 
   def _start(self):
     """Begins anew with prompts that wait, when no row goes on."""
@@ -240,12 +276,10 @@ class Generation:
       self.rows,
       *map(np.int32, scalars),
     )
-    drawn, age, ended = sharding.to_host(
-      (drawn, self.rows.age, self.rows.ended)
-    )
+    drawn, age, ended = self._to_host(drawn, self.rows.age, self.rows.ended)
     some = self.completion >= 0
     # A row that ended on the way drew fewer tokens than the others.
     count = np.where(some, age - self.so_far.length[self.completion], 0)
-    self.so_far.write(self.completion, drawn, count)
+    self.so_far.write(self.completion, drawn, count, self._here(len(count)))
     self.going = ~ended
     self.clock += int(count.max())  # some row drew a token in every step

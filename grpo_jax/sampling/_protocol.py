@@ -9,6 +9,7 @@ from typing import Any
 from typing import NamedTuple
 from typing import Protocol
 
+import jax
 import numpy as np
 
 from grpo_jax.sampling._next_token import Sampling
@@ -55,6 +56,9 @@ class Completions(NamedTuple):
     routing: i32[P,G,T], a code of the experts that the pass before each token
       chose, see `models.routing`; None if the model has no experts or the
       engine does not know them.
+    holder: i64[P], the process that knows a prompt's completions, if not all
+      processes know all. In the others the arrays [P,G,T] are 0 there, and
+      `length` and `finish` do not count.
   """
 
   tokens: np.ndarray
@@ -65,6 +69,14 @@ class Completions(NamedTuple):
   finish: np.ndarray
   entropy: np.ndarray | None = None
   routing: np.ndarray | None = None
+  holder: np.ndarray | None = None
+
+  @property
+  def known(self) -> Sequence[int]:
+    """The prompts whose completions this process knows, ascending."""
+    if self.holder is None:
+      return range(len(self.length))
+    return np.flatnonzero(self.holder == jax.process_index()).tolist()
 
 
 class Engine(Protocol):

@@ -179,7 +179,7 @@ class Sampler:
     )
     logits = jnp.repeat(logits, self.group, axis=0)
     rows, drawn = draw(rows, logits, max_tokens, self.sampling, routing)
-    return rows, jax.tree.map(lambda x: x[:, None], drawn)
+    return rows, _of_rows(jax.tree.map(lambda x: x[:, None], drawn))
 
   def decode(
     self, params, rows: Rows, max_tokens: Array, limit: Array, floor: Array
@@ -243,7 +243,7 @@ class Sampler:
     # A loop on the device: the host is asked once per call, not once per token.
     start = jnp.zeros((), jnp.int32), rows, nothing
     _, rows, drawn = lax.while_loop(going, body, start)
-    return rows, drawn
+    return rows, _of_rows(drawn)
 
   def regroup(
     self, parts: Sequence[Rows], lane: Array, row: Array, columns: int
@@ -331,6 +331,11 @@ class Sampler:
     """The length of each row's prompt, i32[B]."""
     width = rows.last.shape[0] // rows.prompt_length.shape[0]
     return jnp.repeat(rows.prompt_length, width)
+
+
+def _of_rows(drawn: Drawn) -> Drawn:
+  """What was drawn, each row where its caches are."""
+  return jax.tree.map(sharding.constrain_rows, drawn)
 
 
 def row_keys(prompts: Prompts, group: int) -> Array:

@@ -22,12 +22,14 @@ from typing import Any
 from typing import NamedTuple
 
 from etils import epath
+import numpy as np
 
 from grpo_jax.training import fingerprints
 from grpo_jax.training import host_memory
+from grpo_jax.training import orbax_barriers
 from grpo_jax.training import processes
 
-_BARRIER_SECS = 1200
+_BLOBS = 'sha256'  # where the JSON has the hashes of bytes beside it
 _NOTHING = contextlib.nullcontext()
 
 
@@ -157,7 +159,7 @@ class Checkpoints:
       ValueError: It has raised in one; the message is the same in all.
     """
     result, problem = None, ''
-    with _own_barriers(self._peers, self._barrier):
+    with orbax_barriers.replaced(self._peers, self._barrier):
       try:
         result = function(*args)
       except (
@@ -231,7 +233,7 @@ class Checkpoints:
     Args:
       step: Number of the checkpoint; one that exists is left as it is.
       state: A pytree of arrays.
-      host: What JSON can hold.
+      host: What JSON can hold; also bytes, which are kept beside the JSON.
       metric: The higher, the better; None if it was not measured.
     """
     import orbax.checkpoint as ocp
@@ -241,12 +243,20 @@ class Checkpoints:
     if step in self.steps():
       return
     arrays = {'arrays': fingerprints.of(state)}
+    blobs = {k: v for k, v in host.items() if isinstance(v, bytes)}
+    hashes = {k: hashlib.sha256(v).hexdigest() for k, v in blobs.items()}
+    host = {**host, **dict.fromkeys(blobs), _BLOBS: hashes}
     measured = None if metric is None else {'metric': float(metric)}
     host = {**host, 'metric': measured and measured['metric']}
     digest = _sha256(step, {**host, 'fingerprint': arrays})
     host['fingerprint'] = {**arrays, 'host': digest}
     items = ocp.args.Composite(
-      state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(host)
+      state=ocp.args.StandardSave(state),
+      host=ocp.args.JsonSave(host),
+      **{
+        name: ocp.args.ArraySave(np.frombuffer(blob, np.uint8))
+        for name, blob in blobs.items()
+      },
     )
     self.owed, self._begun = False, time.monotonic()
     save = functools.partial(
@@ -385,9 +395,17 @@ class Checkpoints:
         partial_restore=True,
       )
     host, arrays = self._together(self._host, step)
-    items = ocp.args.Composite(state=how)
+    hashes = {} if field else host.pop(_BLOBS, {})
+    items = ocp.args.Composite(
+      state=how, **{name: ocp.args.ArrayRestore() for name in hashes}
+    )
     restore = functools.partial(self._manager.restore, step, args=items)
-    state = self._together(restore)['state']
+    found = self._together(restore)
+    for name, digest in hashes.items():
+      host[name] = np.asarray(found[name]).tobytes()
+      if hashlib.sha256(host[name]).hexdigest() != digest:
+        raise ValueError(f'its {name} is not what was saved')
+    state = found['state']
     # What it calls on the devices needs all processes.
     state = state[field] if field else state
     found = fingerprints.of(state)
@@ -446,31 +464,6 @@ class Checkpoints:
       (self._directory / str(step)).rename(aside / str(step))
     self._peers.exchange()
     self._manager.reload()
-
-
-@contextlib.contextmanager
-def _own_barriers(peers: processes.Processes, barrier: Callable[..., None]):
-  """In it Orbax meets the other processes at our barriers, which can be left.
-
-  Its own are programs of the devices, which wait for ever for a process that
-  has failed.
-  """
-  if peers.number == 1:
-    yield
-    return
-  from orbax.checkpoint._src.multihost import multihost
-
-  def sync(name: str, *, timeout: int | None = None, **_: Any) -> None:
-    barrier(key=name, timeout_ms=1000 * (timeout or _BARRIER_SECS))
-
-  original, multihost.sync_global_processes = (
-    multihost.sync_global_processes,
-    sync,
-  )
-  try:
-    yield
-  finally:
-    multihost.sync_global_processes = original
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -1,8 +1,8 @@
 """Judging that several processes share."""
 
-from collections.abc import Callable
 import zlib
 
+import jax
 import numpy as np
 
 from grpo_jax import rewards
@@ -15,11 +15,12 @@ from grpo_jax.training import stop_signal
 def shared(
   peers: processes.Processes, stop: stop_signal.Stop
 ) -> rollout.Judging:
-  """Each process judges equally many prompts, and all get all scores.
+  """Each process judges some of the prompts, and all get all scores.
 
-  So a completion is judged once. Different answers of a judge that is no
-  function, a person or another model, would otherwise train different policies
-  in different processes. A judge that fails in one process fails in all, and a
+  Those whose completions it alone knows; or, if all know all, equally many. So
+  a completion is judged once. Different answers of a judge that is no function,
+  a person or another model, would otherwise train different policies in
+  different processes. A judge that fails in one process fails in all, and a
   signal to any process ends the waiting of all.
 
   Args:
@@ -31,19 +32,30 @@ def shared(
   """
 
   def judging(
-    judge: Callable[[slice], rewards.Scores], completions: Completions
-  ) -> rewards.Scores:
-    peers.check_equal({'the rollout': _digest(completions)})
-    prompts = len(completions.length)
-    first, last = (
-      prompts * rank // peers.number for rank in (peers.rank, peers.rank + 1)
-    )
-    own = None
+    judge: rollout.Judge, completions: Completions
+  ) -> tuple[Completions, rewards.Scores]:
+    prompts, group = completions.length.shape
+    holder = completions.holder
+    if holder is None:
+      peers.check_equal({'the rollout': _digest(completions)})
+      holder = np.arange(prompts) * peers.number // prompts
+    own, told = np.flatnonzero(holder == peers.rank), None
     with peers.together(), stop.at_once():
-      if first < last:
-        own = judge(slice(first, last))
-    parts = [part for part in peers.exchange(own) if part is not None]
-    return rewards.Scores(*map(np.concatenate, zip(*parts, strict=True)))
+      if len(own):
+        scores = judge(own.tolist())
+        told = scores, completions.length[own], completions.finish[own]
+    of_each = [told for told in peers.exchange(told) if told is not None]
+    # They lie one process behind the other.
+    place = np.argsort(np.argsort(holder, kind='stable'))
+    scores, length, finish = jax.tree.map(
+      lambda *x: np.concatenate(x), *of_each
+    )
+    scores = jax.tree.map(
+      lambda x: x.reshape(prompts, group, *x.shape[1:])[place].reshape(x.shape),
+      scores,
+    )
+    known = completions._replace(length=length[place], finish=finish[place])
+    return known, scores
 
   return judging
 

@@ -28,6 +28,7 @@ from grpo_jax.training import build
 from grpo_jax.training import marks
 from grpo_jax.training import processes
 from grpo_jax.training import replay as replay_lib
+from grpo_jax.training import reports
 from grpo_jax.training import session as session_lib
 from grpo_jax.training import speed
 from grpo_jax.training import stop_signal
@@ -185,7 +186,7 @@ def advance(
     session.update.forward_passes,
     counts.get('tokens_drawn'),
   )
-  samples = session_lib.keep_completions(session, rollout, step + 1)
+  samples = reports.keep_completions(session, rollout, step + 1)
   return Progress(
     step + 1, state, prompt_state, Unwritten(measured, samples, rollout)
   )
@@ -241,7 +242,7 @@ def conclude(session: Session, progress: Progress) -> tuple[Progress, bool]:
   if due or step % every == 0 or saves.owed or saves.is_due():
     session_lib.save(session, progress, measured)
   told = unwritten._replace(measured=measured)
-  ends = session_lib.tell(session, progress, told)
+  ends = reports.tell(session, progress, told)
   if error and step < config.steps:
     session_lib.finish(session, progress)
     raise session.peers.fail(ValueError(error))

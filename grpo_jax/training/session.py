@@ -15,16 +15,16 @@ from typing import Any
 from typing import NamedTuple
 
 import jax
-import numpy as np
 
 from grpo_jax import monitor as monitor_lib
+from grpo_jax import sampling
 from grpo_jax.config import Config
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
 from grpo_jax.monitor import Monitor
 from grpo_jax.monitor import Sample
 from grpo_jax.rollouts import dynamic_sampling
-from grpo_jax.rollouts import parquet
+from grpo_jax.rollouts import gathering
 from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.rollouts.types import Rollout
 from grpo_jax.training import bucket
@@ -101,6 +101,15 @@ class Session(NamedTuple):
     if self.peers.number > 1:
       return contextlib.nullcontext()
     return self.stop.at_once()
+
+  def whole(self, rollout: Rollout) -> Rollout:
+    """The rollout with all that other processes know of it; texts in the first.
+
+    All processes must call it.
+    """
+    run = self.run
+    decode = run.tokenizer.decode if self.peers.is_first else None
+    return gathering.whole(rollout, run.mesh, decode)
 
 
 @contextlib.contextmanager
@@ -235,6 +244,8 @@ def _joined(
       raise Stopped
 
   run.engine.between = between
+  if isinstance(run.engine, sampling.LocalEngine):
+    run.engine.shares = True
   return run._replace(judging=judging.shared(peers, stop))
 
 
@@ -306,30 +317,6 @@ def _check_restored(
     )
 
 
-def keep_completions(
-  session: Session, rollout: Rollout, step: int
-) -> list[Sample]:
-  """Writes all completions to a file if that is due; returns some to show.
-
-  If the disk is full, a warning is shown and the run goes on.
-  """
-  log = session.run.config.log
-  every = log.completions_every_steps
-  if every and step % every == 0 and session.peers.is_first:
-    path = parquet.path_of(session.workdir / 'completions', step)
-    try:
-      parquet.write(path, rollout, step)
-    except OSError as error:
-      session.monitor.warn(f'{path} could not be written ({error}).')
-  shown = zip(
-    rollout.prompt_texts, rollout.texts, rollout.batch.reward, strict=True
-  )
-  return [
-    Sample(prompt, texts[0], float(reward[0]))
-    for prompt, texts, reward in list(shown)[: log.samples]
-  ]
-
-
 def finish(session: Session, progress: Progress) -> None:
   """Saves the last checkpoint and waits for it; tries twice.
 
@@ -354,6 +341,9 @@ def save(
 ) -> None:
   """Begins to save a checkpoint, and returns while it is being written."""
   step, state, prompt_state, unwritten = progress
+  if prompt_state.surplus:
+    surplus = session.whole(prompt_state.surplus)
+    prompt_state = prompt_state._replace(surplus=surplus)
   metric = measured.get(session.run.config.checkpoint.best_metric)
   exports = session.exports.count(step)
   host = {
@@ -441,37 +431,6 @@ def check_end(session: Session, progress: Progress) -> None:
   done = progress.step >= config.steps and progress.unwritten is None
   if error and done:
     raise session.peers.fail(ValueError(error))
-
-
-def tell(
-  session: Session, progress: Progress, unwritten: Unwritten | None
-) -> bool:
-  """Calls the user's `on_rollout`, and returns whether it asks to end the run.
-
-  Of several processes the first calls it.
-
-  Args:
-    session: See `Session`.
-    progress: Saved if the function raises. At step 0 there is no rollout yet,
-      and the function is not called.
-    unwritten: The metrics and the rollout that the function gets; None if there
-      is nothing to call it with.
-  """
-  if session.on_rollout is None or unwritten is None or not progress.step:
-    return False
-  numbers = {
-    name: value
-    for name, value in unwritten.measured.items()
-    if value is not None
-  }
-  answer = None
-  with saved_if_it_fails(session, progress), session.peers.together():
-    if session.peers.is_first:
-      answer = session.on_rollout(progress.step, numbers, unwritten.rollout)
-  # Only a bool counts: a lambda that merely stores something often returns a
-  # value that is true.
-  ends = isinstance(answer, bool | np.bool_) and bool(answer)
-  return session.peers.from_first(ends)
 
 
 @contextlib.contextmanager

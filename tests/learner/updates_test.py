@@ -67,6 +67,23 @@ def test_the_ratio_is_one_in_bf16_too(kind):
   assert scalars['clipped_high'] == scalars['clipped_low'] == 0
 
 
+@pytest.mark.parametrize('kind', ['shared', 'packed', 'padded'])
+def test_rows_that_are_gathered_on_the_devices_are_the_rows_of_one_host(kind):
+  rollout, mesh = make_rollout(), (2, 2, 1)
+  batch = rollout.batch
+  rollout = rollout._replace(
+    batch=batch._replace(logp_old=None, logp_sampler=batch.logp_old)
+  )
+  learner = make_learner(losses.methods.dapo(), mesh=mesh)
+  ends = []
+  for holder in None, np.zeros(len(rollout.prompts), np.int64):
+    made = updates.Updater(learner, PARAMS, spec(kind, 4), 0, 2, 2)
+    state = made.init(jax.tree.map(jnp.copy, PARAMS))
+    state, measured = made(state, rollout._replace(holder=holder), 0)
+    ends.append((state, metrics.to_scalars(measured)))
+  jax.tree.map(np.testing.assert_array_equal, *ends)
+
+
 def test_several_batches_and_epochs_move_the_ratio():
   rollout = make_rollout(reward=np.eye(4))  # no batch without advantages
   rollout = rollout._replace(batch=rollout.batch._replace(logp_old=None))

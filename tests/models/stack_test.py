@@ -1,5 +1,6 @@
 """How an optimizer batch is cut into micro-batches, and which layout it has."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -55,3 +56,40 @@ def test_slots_are_the_most_of_a_row_up_to_a_power_of_two():
 def test_auto_counts_padding_and_keys(options, kind):
   spec = LayoutSpec('auto', row_completions=0, prompt_buckets=(8,), **options)
   assert stack.decided(*batch(), spec).kind == kind
+
+
+@pytest.mark.parametrize('kind', ['padded', 'packed', 'shared'])
+@pytest.mark.parametrize('shards', [1, 2, 4])
+def test_each_shard_has_its_part_of_every_micro_batch(kind, shards):
+  spec = LayoutSpec(kind, 4, 1 if kind == 'shared' else 0, (8,), shards=shards)
+  whole, used = stack.micro_batches(*batch(), spec)
+  parts = [
+    stack.micro_batches(*batch(), spec, np.arange(shards) == shard)
+    for shard in range(shards)
+  ]
+  assert {number for _, number in parts} == {used}
+  for name in ('tokens', 'position', 'segment', 'column', 'target'):
+    wanted = getattr(whole, name)
+    of_shards = [
+      np.split(getattr(part, name), shards, axis=1)[shard]
+      for shard, (part, _) in enumerate(parts)
+    ]
+    np.testing.assert_array_equal(np.concatenate(of_shards, axis=1), wanted)
+    # And no more: the rows of other shards cost nothing.
+    total = sum(np.abs(getattr(part, name)).sum() for part, _ in parts)
+    assert total == np.abs(wanted).sum()
+
+
+@pytest.mark.parametrize('kind', ['padded', 'packed', 'shared'])
+def test_numbers_are_filled_with_the_ids_they_stand_for(kind):
+  prompts, tokens, length = batch()
+  prompts = [[0, 5, 2, 7, 1, 3], [9, 0, 0, 4, 8, 6]]  # 0 is an id too
+  tokens = np.arange(tokens.size, dtype=np.int32).reshape(tokens.shape) % 11
+  spec = LayoutSpec(kind, 1, 0, (8,))
+  whole, _ = stack.micro_batches(prompts, tokens, length, spec)
+  numbers = stack.numbered(prompts, tokens.shape)
+  found, _ = stack.micro_batches(*numbers, length, spec)
+  assert not np.array_equal(found.tokens, whole.tokens)
+  found = stack.filled(found, jnp.asarray(tokens))
+  for name in ('tokens', 'target', 'column', 'completion'):
+    np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))

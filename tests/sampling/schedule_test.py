@@ -2,6 +2,7 @@
 
 import re
 
+import jax
 import numpy as np
 import pytest
 
@@ -221,7 +222,11 @@ def test_nor_do_shards_which_exchange_no_rows(asked, plain):
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(_sampler, 'regroup', noted)
-    assert_same(generate(asked, **options)[0], plain)
+    drawn, *_ = generate(asked, **options)
+  assert_same(drawn, plain)
+  own, *_ = generate(asked, **options, shares=True)
+  assert own.holder.tolist() == [0] * 16 and own.known == [*range(16)]
+  jax.tree.map(np.testing.assert_array_equal, own._replace(holder=None), drawn)
   assert len(moves) > 2
   for program in moves:
     found = re.findall(r'all-\w+|collective-\w+|reduce-scatter', program)

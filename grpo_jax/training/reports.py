@@ -1,0 +1,75 @@
+"""What people get of a rollout: its file, some samples, a call of their own."""
+
+import collections
+
+import numpy as np
+
+from grpo_jax.monitor import Sample
+from grpo_jax.rollouts import parquet
+from grpo_jax.rollouts.types import Rollout
+from grpo_jax.training import session as session_lib
+from grpo_jax.training.session import Progress
+from grpo_jax.training.session import Session
+from grpo_jax.training.session import Unwritten
+
+
+def keep_completions(
+  session: Session, rollout: Rollout, step: int
+) -> list[Sample]:
+  """Writes all completions to a file if that is due; returns some to show.
+
+  If the disk is full, a warning is shown and the run goes on.
+  """
+  log = session.run.config.log
+  every = log.completions_every_steps
+  if every and step % every == 0:
+    known = session.whole(rollout)
+    path = parquet.path_of(session.workdir / 'completions', step)
+    try:
+      if session.peers.is_first:
+        parquet.write(path, known, step)
+    except OSError as error:
+      session.monitor.warn(f'{path} could not be written ({error}).')
+  first = {p: rollout.texts[p][0] for p in rollout.known if p < log.samples}
+  of_all = collections.ChainMap(*session.peers.exchange(first))
+  return [
+    Sample(
+      rollout.prompt_texts[p], of_all[p], float(rollout.batch.reward[p, 0])
+    )
+    for p in sorted(of_all)
+  ]
+
+
+def tell(
+  session: Session, progress: Progress, unwritten: Unwritten | None
+) -> bool:
+  """Calls the user's `on_rollout`, and returns whether it asks to end the run.
+
+  Of several processes the first calls it.
+
+  Args:
+    session: See `Session`.
+    progress: Saved if the function raises. At step 0 there is no rollout yet,
+      and the function is not called.
+    unwritten: The metrics and the rollout that the function gets; None if there
+      is nothing to call it with.
+  """
+  if session.on_rollout is None or unwritten is None or not progress.step:
+    return False
+  numbers = {
+    name: value
+    for name, value in unwritten.measured.items()
+    if value is not None
+  }
+  answer, rollout = None, unwritten.rollout
+  rollout = session.whole(rollout) if rollout else None
+  with (
+    session_lib.saved_if_it_fails(session, progress),
+    session.peers.together(),
+  ):
+    if session.peers.is_first:
+      answer = session.on_rollout(progress.step, numbers, rollout)
+  # Only a bool counts: a lambda that merely stores something often returns a
+  # value that is true.
+  ends = isinstance(answer, bool | np.bool_) and bool(answer)
+  return session.peers.from_first(ends)
