@@ -423,8 +423,9 @@ ALONE = Processes()
 
 def are_joined() -> bool:
   """Whether `initialize` has joined several processes."""
-  import jax
-
+  jax: Any = sys.modules.get('jax')
+  if not jax:  # importing it would take a second
+    return False
   # Not by counting alone, which would begin by looking for devices.
   return jax.distributed.is_initialized() and jax.process_count() > 1
 

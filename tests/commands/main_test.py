@@ -8,6 +8,7 @@ import pytest
 
 import grpo_jax
 from grpo_jax.commands import eval_and_sample
+from grpo_jax.commands import help_text
 from grpo_jax.commands import main
 from grpo_jax.rollouts import parquet
 from tests import runs
@@ -205,7 +206,7 @@ def test_the_examples_of_a_refusal_stand_on_their_lines(given, words):
   assert_refused(done, words)
   first, *examples = done.stderr.splitlines()
   assert first.endswith('As in:')
-  assert examples == main._EXAMPLES.splitlines() and len(examples) > 3
+  assert examples == help_text.EXAMPLES.splitlines() and len(examples) > 3
 
 
 def test_the_lines_of_another_error_become_one(capsys):

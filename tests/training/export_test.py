@@ -23,6 +23,7 @@ from grpo_jax.training import build_model
 from grpo_jax.training import export
 from grpo_jax.training import loop
 from grpo_jax.training import marks
+from grpo_jax.training import processes
 from grpo_jax.training import session
 from tests import hf_folder
 from tests import runs
@@ -337,7 +338,16 @@ def test_a_kill_leaves_no_half_folder(tmp_path):
   assert not list(target.iterdir())
 
 
-def test_a_folder_is_made_with_its_parents_and_replaced(tmp_path, monkeypatch):
+class Second(processes.Processes):
+  """The second of two processes, of which the first one says nothing."""
+
+  is_first = False
+
+  def exchange(self, value=None):
+    return ['', value]
+
+
+def test_a_folder_is_made_with_its_parents_and_replaced(tmp_path):
   target = tmp_path / 'new' / 'newer' / 'out'
   for name in ('first', 'second'):
 
@@ -349,8 +359,7 @@ def test_a_folder_is_made_with_its_parents_and_replaced(tmp_path, monkeypatch):
     assert [path.name for path in target.iterdir()] == [name]
   # Where there are several processes, only the first one moves files.
   given = []
-  monkeypatch.setattr(jax, 'process_index', lambda: 1)
-  export.whole_folder(target, given.append)
+  export.whole_folder(target, given.append, Second())
   assert len(given) == 1 and given[0].parent == target.parent
   assert [path.name for path in target.iterdir()] == ['second']
 

@@ -10,6 +10,7 @@ import pytest
 
 from grpo_jax.training import build
 from grpo_jax.training import loop
+from grpo_jax.training import processes
 from grpo_jax.training import refused
 from grpo_jax.training import session as session_lib
 from tests import runs
@@ -105,7 +106,9 @@ def test_a_rollout_with_a_finite_update_starts_the_count_anew():
 def test_a_stop_in_the_last_evaluation_says_nothing_of_the_last_rollout():
   config = runs.small(steps=2)
   session: Any = types.SimpleNamespace(
-    run=types.SimpleNamespace(config=config), refused=refused.Refused(1, 'loss')
+    run=types.SimpleNamespace(config=config),
+    refused=refused.Refused(1, 'loss'),
+    peers=processes.ALONE,
   )
   nothing: Any = None
   waits = session_lib.Progress(

@@ -9,6 +9,7 @@ import types
 import pytest
 
 from grpo_jax.commands import main
+from grpo_jax.training import processes
 from grpo_jax.training import session
 from grpo_jax.training import stop_signal
 from grpo_jax.training import workdir
@@ -196,7 +197,9 @@ def test_what_is_no_second_interrupt_is_saved(
   happened, stop = [], stop_signal.Stop()
   stop.signal = signal.SIGINT if signals else None
   saves = types.SimpleNamespace(wait=lambda: happened.append('wait'))
-  open_one = types.SimpleNamespace(stop=stop, saves=saves)
+  open_one = types.SimpleNamespace(
+    stop=stop, saves=saves, peers=processes.ALONE
+  )
   monkeypatch.setattr(session, 'save', lambda *_: happened.append('save'))
   config = runs.small()
   with pytest.raises(type(error)):
