@@ -105,19 +105,28 @@ def make_mesh(
   # over sharded axes, such as quantiles.
   names, types = ('data', 'fsdp', 'expert', 'tensor'), (AxisType.Auto,) * 4
   parts = [
-    jax.make_mesh(
-      (data, fsdp, expert, tensor), names, axis_types=types, devices=part
-    ).devices
+    _placed((data, fsdp, expert, tensor), part)
     for part in _slices(devices[:wanted], slices)
   ]
   return Mesh(np.concatenate(parts), names, axis_types=types)
+
+
+def _placed(shape: tuple[int, ...], devices: list[Any]) -> np.ndarray:
+  """The devices of a slice as an array, neighbours beside each other."""
+  if devices[0].platform == 'tpu':  # only there the order is not that of JAX
+    from jax.experimental import mesh_utils
+
+    return mesh_utils.create_device_mesh(shape, devices)
+  return np.array(devices).reshape(shape)
 
 
 def _slices(devices: Sequence[Any], slices: int) -> list[list[Any]]:
   """The devices of each slice; where no slices are, groups of processes."""
   of_slice: dict[Any, list[Any]] = {}
   for device in devices:
-    index = getattr(device, 'slice_index', None)
+    # Every machine with GPUs has an index too, though a mesh may span several.
+    is_tpu = device.platform == 'tpu'
+    index = getattr(device, 'slice_index', None) if is_tpu else None
     of_slice.setdefault(index, []).append(device)
   if len(of_slice) == 1:  # equal parts of one slice, or of what has none
     devices = sorted(devices, key=lambda device: device.process_index)

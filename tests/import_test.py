@@ -30,7 +30,7 @@ ALLOWED = {
   },
   'rollouts': {
     'sampling', 'models', 'data', 'rewards', 'losses', 'random_keys',
-    'whole_files',
+    'whole_files', 'sharding',
   },
   'sampling': {'models', 'sharding', 'random_keys'},
   'models': {'sharding', 'gguf_files'},

@@ -53,6 +53,8 @@ def test_slices_are_the_outer_part_of_data():
 
 def test_devices_that_lie_in_slices_are_not_mixed():
   class Device:
+    platform = 'tpu'
+
     def __init__(self, number):
       self.number, self.slice_index = number, number % 2
 
@@ -64,6 +66,10 @@ def test_devices_that_lie_in_slices_are_not_mixed():
   ]
   with pytest.raises(ValueError, match='lie in 2 slices, and the mesh has 1'):
     sharding._slices(devices, 1)
+  for device in devices:  # each of two machines with GPUs has its own index
+    device.platform, device.process_index = 'gpu', device.number % 2
+  (all_of_them,) = sharding._slices(devices, 1)
+  assert len(all_of_them) == 8
 
 
 class _OfProcess:

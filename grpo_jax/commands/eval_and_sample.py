@@ -23,6 +23,7 @@ from grpo_jax.training import bucket
 from grpo_jax.training import build
 from grpo_jax.training import build_model
 from grpo_jax.training import fingerprints
+from grpo_jax.training import joining
 from grpo_jax.training import marks
 from grpo_jax.training import processes
 from grpo_jax.training import sources
@@ -89,6 +90,7 @@ def load(
   needed = ('tokenizer', 'model')
   marks.require(config, given, needed, 'Sampling from this run', call)
   run = build.sampler(config, given)
+  joining.check_joined(peers)
   peers.check_equal(
     workdir_lib.identity(run.config) if peers.number > 1 else {}
   )

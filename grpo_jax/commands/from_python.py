@@ -26,9 +26,9 @@ from grpo_jax.commands import saved_config
 from grpo_jax.commands.convert import convert as convert
 from grpo_jax.models import foreign
 from grpo_jax.training import given as given_lib
+from grpo_jax.training import joining
 from grpo_jax.training import judging
 from grpo_jax.training import loop
-from grpo_jax.training import processes
 from grpo_jax.training import stop_signal
 from grpo_jax.training.session import OnRollout
 
@@ -189,7 +189,7 @@ def evaluate(
     tokenizer=tokenizer,
     model=model,
   )
-  with _quiet(), processes.joined() as peers:
+  with _quiet(), joining.joined() as peers:
     policy = eval_and_sample.load(
       resolved, os.fspath(workdir), str(checkpoint), given, True, peers
     )
@@ -245,7 +245,7 @@ def sample(
     _resolved(None, workdir), tokenizer=tokenizer, model=model
   )
   done: list[dict[str, Any]] = []
-  with _quiet(), processes.joined() as peers:
+  with _quiet(), joining.joined() as peers:
     policy = eval_and_sample.load(
       resolved, os.fspath(workdir), str(checkpoint), given, peers=peers
     )

@@ -38,8 +38,8 @@ def train() -> int:
 
   config, steps = _config(), _step_range(_value('profile_steps'))
   if _value('check'):
-    with _together():
-      _check(config)
+    with _together() as peers:
+      _check(config, peers.is_first)
     return 0
   is_first = _join()
   screen = monitor.start if is_first else monitor.quiet
@@ -67,12 +67,12 @@ def _code() -> int:
 
 def _join() -> bool:
   """Joins the other processes, if there are any; whether this is the first."""
-  from grpo_jax.training import processes
+  from grpo_jax.training import joining
 
-  is_first = processes.initialize(
+  is_first = joining.initialize(
     _value('coordinator'), _value('num_processes'), _value('process_id')
   )
-  if processes.are_joined():
+  if joining.are_joined():
     refusals.keep_stdout()
   return is_first
 
@@ -84,11 +84,12 @@ def _peak_memory_gib() -> float:
   return peak / (2**30 if sys.platform == 'darwin' else 2**20)
 
 
-def _check(config: Any) -> None:
+def _check(config: Any, is_first: bool) -> None:
   """`grpo-jax train --check`."""
   from grpo_jax import monitor
 
-  with monitor.start(config, _value('workdir')) as screen:
+  start = monitor.start if is_first else monitor.quiet
+  with start(config, _value('workdir')) as screen:
     with screen.phase('loading JAX'):
       from grpo_jax.commands import dry_run
     with screen.phase('building, sampling and compiling, without training'):
@@ -100,10 +101,10 @@ def _check(config: Any) -> None:
 def _together() -> Iterator[Any]:
   """The processes that run this command; the first alone prints."""
   _join()
-  from grpo_jax.training import processes
+  from grpo_jax.training import joining
 
   with contextlib.ExitStack() as stack:
-    peers = stack.enter_context(processes.joined())
+    peers = stack.enter_context(joining.joined())
     peers.pass_on(_STOP)
     typed = [x for x in sys.argv[1:] if not x.startswith('--process_id')]
     peers.check_equal({'the command': typed})

@@ -30,7 +30,6 @@ from grpo_jax.models import lora
 from grpo_jax.models import stack
 from grpo_jax.models.layout import Layout
 from grpo_jax.models.layout import LayoutSpec
-from grpo_jax.rollouts import gathering
 from grpo_jax.rollouts.types import Rollout
 
 Measured = dict[str, metrics.Metric]
@@ -158,7 +157,8 @@ class Updater:
 
     Args:
       state: Donated; do not use it again.
-      rollout: See `rollouts/types.py`.
+      rollout: See `rollouts/types.py`. What other processes know of it has been
+        gathered on the devices.
       step: Number of the rollout.
 
     Returns:
@@ -167,7 +167,6 @@ class Updater:
     if self._ahead is not None:
       self._ahead.join()  # else the same would be compiled twice
       self._ahead = None
-    rollout = gathering.on_devices(rollout, self.learner.mesh)
     batch = self.with_policies(state, rollout, step)
     batch, loss_state, measured = self.credit(batch, state.loss_state)
     state = state._replace(loss_state=loss_state)

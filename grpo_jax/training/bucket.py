@@ -84,19 +84,22 @@ def opened(
     ValueError: Another process is running there, or the bucket cannot be read,
       or at the end the last files could not be uploaded.
   """
+  peers.check_equal({'a workdir in a bucket': is_bucket(workdir)})
   if not is_bucket(workdir):
     yield pathlib.Path(workdir).absolute()
     return
   with contextlib.ExitStack() as stack:
     with peers.together():
       if peers.is_first:
-        stack.enter_context(_claimed(_place(workdir)))
+        owns = stack.enter_context(_claimed(_place(workdir)))
         _join_parts(_place(workdir))
     with peers.together():
       local = _copied(workdir) if peers.is_first else read_only(workdir)
     if peers.is_first:
-      stack.enter_context(_uploaded(local, _place(workdir)))
+      stack.enter_context(_uploaded(local, _place(workdir), owns))
     yield local
+    with peers.together():  # the others wait for the last upload
+      stack.close()
 
 
 def push(workdir: pathlib.Path) -> None:
@@ -202,10 +205,12 @@ class _Uploads:
   def _files(self) -> list[str]:
     found = (
       path.relative_to(self._local).as_posix()
-      for path in sorted(self._local.rglob('*'))
+      for path in self._local.rglob('*')
       if path.is_file()
     )
-    return [name for name in found if not _HIDDEN.match(name)]
+    names = [name for name in found if not _HIDDEN.match(name)]
+    # The file that makes a model of a folder comes last, when it is whole.
+    return sorted(names, key=lambda name: (name.endswith('config.json'), name))
 
   def _stamp(self, name: str) -> tuple[int, int]:
     stat = (self._local / name).stat()
@@ -225,7 +230,7 @@ class _Uploads:
             continue
           self._upload(name)
           self._seen[name] = stamp  # what came meanwhile is of the next time
-          if _LEAVING.match(name):
+          if _LEAVING.match(name) and self._stamp(name) == stamp:
             (self._local / name).unlink()
       for name in [*self._seen]:
         if name not in there and not _LEAVING.match(name):
@@ -255,8 +260,13 @@ class _Uploads:
 
 
 @contextlib.contextmanager
-def _uploaded(local: pathlib.Path, place: Any) -> Iterator[None]:
-  """Uploads a directory while the body runs, and after it for the last time."""
+def _uploaded(
+  local: pathlib.Path, place: Any, owns: Callable[[], bool]
+) -> Iterator[None]:
+  """Uploads a directory while the body runs, and after it for the last time.
+
+  Nothing is uploaded any more once the claim is another process's.
+  """
   uploads, told = _Uploads(local, place), False
 
   def push():
@@ -275,7 +285,8 @@ def _uploaded(local: pathlib.Path, place: Any) -> Iterator[None]:
       yield
   finally:
     del _OPEN[local]
-    _push_at_the_end(uploads, local, place)
+    if owns():
+      _push_at_the_end(uploads, local, place)
 
 
 def _push_at_the_end(
@@ -297,33 +308,42 @@ def _push_at_the_end(
 
 
 @contextlib.contextmanager
-def _claimed(place: Any) -> Iterator[None]:
-  """Claims a workdir in a bucket for this process; see `_wait_for_owner`."""
+def _claimed(place: Any) -> Iterator[Callable[[], bool]]:
+  """Claims a workdir in a bucket for this process; see `_wait_for_owner`.
+
+  Yields:
+    A function that tells whether the claim is still this process's.
+  """
   file, mine = place / _CLAIM, uuid.uuid4().hex
   beats = 0
 
   def beat():
     nonlocal beats
     beats += 1
-    if beats > 1 and _claim(file).get('owner') != mine:
+    if beats > 1 and (_claim(file) or {}).get('owner', mine) != mine:
       # This process stood still for so long that another one took it for dead.
       _warn(f'Another process has taken {place}; this one ends.')
       os._exit(2)
     claim = {'owner': mine, 'beats': beats, 'host': socket.gethostname()}
-    file.write_text(json.dumps(claim | {'pid': os.getpid()}))
+    own = {'pid': os.getpid(), 'pids': _pids()}
+    file.write_text(json.dumps(claim | own))
+
+  def owns():
+    return (_claim(file) or {}).get('owner') == mine
 
   _wait_for_owner(file, place)
   place.mkdir(parents=True, exist_ok=True)
   beat()
   time.sleep(SETTLE_SECS)
-  if (claim := _claim(file)).get('owner') != mine:
-    raise _taken(place, claim)
+  if not owns():
+    raise _taken(place, _claim(file) or {})
   try:
     with _every(BEAT_SECS, _suppressing(beat)):
-      yield
+      yield owns
   finally:
     with contextlib.suppress(Exception):  # it is taken for dead in a minute
-      file.unlink(missing_ok=True)
+      if owns():
+        file.unlink(missing_ok=True)
 
 
 def _wait_for_owner(file: Any, place: Any) -> None:
@@ -333,7 +353,7 @@ def _wait_for_owner(file: Any, place: Any) -> None:
   process of this machine that is there no more.
   """
   first, end = _claim(file), time.monotonic() + SILENT_SECS
-  if not first or _is_dead(first):
+  if first is None or _is_dead(first):
     return
   _warn(
     f'{place} belongs to process {first.get("pid")} on {first.get("host")}; '
@@ -342,7 +362,7 @@ def _wait_for_owner(file: Any, place: Any) -> None:
   while time.monotonic() < end:
     time.sleep(BEAT_SECS / 4)
     claim = _claim(file)
-    if not claim:  # it has ended
+    if claim is None:  # it has ended
       return
     if claim != first:
       raise _taken(place, claim)
@@ -355,18 +375,29 @@ def _taken(place: Any, claim: dict[str, Any]) -> ValueError:
   )
 
 
-def _claim(file: Any) -> dict[str, Any]:
-  """What a claim says; empty if there is none, or none that can be read."""
+def _claim(file: Any) -> dict[str, Any] | None:
+  """What a claim says; None if there is none, {} if it cannot be read."""
   try:
     claim = json.loads(file.read_text())
-  except (FileNotFoundError, ValueError):
+  except FileNotFoundError:
+    return None
+  except ValueError:
     return {}
   return claim if isinstance(claim, dict) else {}
 
 
+def _pids() -> str:
+  """Where numbers of processes are unique: a start of Linux, a container."""
+  with contextlib.suppress(OSError):
+    start = pathlib.Path('/proc/sys/kernel/random/boot_id').read_text()
+    return f'{start.strip()} {os.readlink("/proc/self/ns/pid")}'
+  return ''
+
+
 def _is_dead(claim: dict[str, Any]) -> bool:
   """Whether it is of a process of this machine that is there no more."""
-  if claim.get('host') != socket.gethostname():
+  here = socket.gethostname(), _pids()
+  if (claim.get('host'), claim.get('pids')) != here:
     return False
   try:
     os.kill(int(claim['pid']), 0)

@@ -30,7 +30,6 @@ from grpo_jax.training import orbax_barriers
 from grpo_jax.training import processes
 
 _BLOBS = 'sha256'  # where the JSON has the hashes of bytes beside it
-_NOTHING = contextlib.nullcontext()
 
 
 class Restored(NamedTuple):
@@ -84,6 +83,7 @@ class Checkpoints:
     peers: processes.Processes = processes.ALONE,
   ):
     self._read_only, self._peers = read_only, peers
+    self._alone = peers.number == 1
     self._every_secs, self._begun = 60 * every_minutes, time.monotonic()
     if isinstance(directory, str | pathlib.Path):  # no path in a bucket
       directory = os.path.abspath(directory)
@@ -91,7 +91,12 @@ class Checkpoints:
     self._keep_last, self._keep_best = keep_last, keep_best
     self.warn, self.failed, self.owed = warn, 0, False
     self._failures = 0  # of what all processes do together
-    self._manager = self._together(self._open)
+    self._manager = self._opened()
+
+  def _opened(self):
+    """Orbax's manager, once all processes have one."""
+    # One process alone keeps the error of its system.
+    return self._open() if self._alone else self._together(self._open)
 
   def _open(self):
     import orbax.checkpoint as ocp
@@ -112,7 +117,6 @@ class Checkpoints:
     def metric(metrics):
       return metrics['metric']
 
-    alone = self._peers.number == 1
     keep: list[Any] = [policies.LatestN(self._keep_last)]
     if self._keep_best:
       keep.append(
@@ -130,22 +134,27 @@ class Checkpoints:
         best_fn=metric,
         preservation_policy=policies.AnyPreservationPolicy(keep),
         async_options=ocp.AsyncOptions(
-          barrier_sync_fn=None if alone else self._barrier,
+          # Under the name of now, whenever its thread gets there.
+          barrier_sync_fn=None
+          if self._alone
+          else functools.partial(self._barrier, failures=self._failures),
           # Else one whose disk is full would be waited for, for five minutes.
-          create_directories_asynchronously=alone,
+          create_directories_asynchronously=self._alone,
         ),
       ),
     )
 
-  def _barrier(self, *, key: str, timeout_ms: int) -> None:
+  def _barrier(
+    self, *, key: str, timeout_ms: int, failures: int | None = None
+  ) -> None:
     """In place of Orbax's, at which one that has failed is awaited for long."""
-    self._peers.barrier(key, timeout_ms, self._work())
+    in_main = threading.current_thread() is threading.main_thread()
+    self._peers.barrier(key, timeout_ms, self._work(in_main, failures))
 
-  def _work(self, in_main: bool | None = None) -> str:
+  def _work(self, in_main: bool, failures: int | None = None) -> str:
     """A name of what waits at barriers, other after each failure."""
-    if in_main is None:
-      in_main = threading.current_thread() is threading.main_thread()
-    return f'{self._directory.name} {self._failures} {in_main}'
+    number = self._failures if failures is None else failures
+    return f'{self._directory.name} {number} {in_main}'
 
   def _leave(self) -> None:
     """Ends the waits of other processes for this one, which has failed."""
@@ -167,8 +176,7 @@ class Checkpoints:
       ) as error:  # Orbax raises many types, some plain Exception
         problem = _first_line(_cause(error)) or type(error).__name__
         self._leave()
-      with self._peers.failing(problem) if problem else _NOTHING:
-        told = self._peers.exchange(problem)
+      told = self._peers.exchange(problem)
     if not any(told):
       return result
     self._failures += 1
@@ -299,6 +307,8 @@ class Checkpoints:
     """Calls a function that saves; if it raises anywhere, all go on without."""
     try:
       self._together(function)
+    except processes.PeerError:  # of something else
+      raise
     except ValueError as error:
       self.failed, self.owed = self.failed + 1, True
       # A manager keeps the error and raises it again, here and in every later
@@ -309,7 +319,7 @@ class Checkpoints:
         for leftover in self._directory.glob('*.orbax-checkpoint-tmp'):
           with contextlib.suppress(OSError):
             leftover.rmtree()
-      self._manager = self._together(self._open)
+      self._manager = self._opened()
       self._tell(
         f'{what} ({error}); training goes on, and the next step tries again.'
       )
@@ -350,6 +360,8 @@ class Checkpoints:
     for tried in reversed(steps if step is None else [step]):
       try:
         restored = self._read(tried, abstract, field)
+      except processes.PeerError:  # of something else
+        raise
       except ValueError as error:
         there = (self._directory / str(tried)).exists()
         if not self._peers.from_first(there):
@@ -395,7 +407,9 @@ class Checkpoints:
         partial_restore=True,
       )
     host, arrays = self._together(self._host, step)
-    hashes = {} if field else host.pop(_BLOBS, {})
+    hashes = host.pop(_BLOBS, {})
+    if field:  # nobody asks for what lies beside it
+      hashes = {}
     items = ocp.args.Composite(
       state=how, **{name: ocp.args.ArrayRestore() for name in hashes}
     )

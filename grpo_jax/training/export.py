@@ -283,12 +283,20 @@ def whole_folder(
     try:
       step()
     except OSError as error:
-      problem, cause = str(error.strerror or error), error
-    if problem := next(filter(None, peers.exchange(problem)), ''):
-      raise ValueError(
-        f'{folder} cannot be written ({problem}); make room, or give another '
-        'folder.'
-      ) from cause
+      problem, cause = (
+        (
+          f'{folder} cannot be written ({error.strerror or error}); make room, '
+          'or give another folder.'
+        ),
+        error,
+      )
+    except Exception as error:
+      problem, cause = str(error), error
+    # The others may wait for this process in a program of the devices.
+    with peers.failing(problem):
+      told = peers.exchange(problem)
+    if problem := next(filter(None, told), ''):
+      raise ValueError(problem) from cause
 
   nothing = lambda: None
   try:

@@ -40,7 +40,7 @@ def shared(
       peers.check_equal({'the rollout': _digest(completions)})
       holder = np.arange(prompts) * peers.number // prompts
     own, told = np.flatnonzero(holder == peers.rank), None
-    with peers.together(), stop.at_once():
+    with peers.together(), peers.patient(), stop.at_once():
       if len(own):
         scores = judge(own.tolist())
         told = scores, completions.length[own], completions.finish[own]

@@ -18,6 +18,7 @@ from grpo_jax.config import Config
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
 from grpo_jax.rollouts import dynamic_sampling
+from grpo_jax.rollouts import gathering
 from grpo_jax.rollouts import rollout as rollout_lib
 from grpo_jax.rollouts import rollout_metrics
 from grpo_jax.rollouts.dynamic_sampling import Drawn
@@ -25,8 +26,8 @@ from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.rollouts.types import Rollout
 from grpo_jax.training import bucket
 from grpo_jax.training import build
+from grpo_jax.training import joining
 from grpo_jax.training import marks
-from grpo_jax.training import processes
 from grpo_jax.training import replay as replay_lib
 from grpo_jax.training import reports
 from grpo_jax.training import session as session_lib
@@ -78,7 +79,7 @@ def train(
       what to do. The run is saved.
   """
   start, stop = time.monotonic(), stop or stop_signal.Stop()
-  peers = processes.joined()
+  peers = joining.joined()
   with (
     peers,
     contextlib.nullcontext(drawing(replay)) as draw,
@@ -170,7 +171,8 @@ def advance(
     (state, measured), learn_secs = timed(
       learn, session.update, state, rollout, step
     )
-  if warning := session.compilations.warning(session.update.shapes()):
+  warning = session.compilations.warning(session.update.shapes())
+  if warning and session.peers.is_first:
     session.monitor.warn(warning)
   run.engine.load(session.update.whole(state.params), version=step + 1)
   measured |= rollout_metrics.of_rollout(
@@ -219,6 +221,7 @@ def conclude(session: Session, progress: Progress) -> tuple[Progress, bool]:
         session.monitor.phase(
           'evaluating', 'compiling, then evaluating on held-out problems'
         ),
+        session.peers.together(),
       ):
         accuracy = heldout_accuracy(session.run, step)
     measured = {**measured, 'heldout_accuracy': accuracy}
@@ -295,6 +298,7 @@ def learn(update: Updater, state: TrainState, rollout: Rollout, step: int):
   JAX returns from a call before its result is computed. Reading the metrics
   waits for it, so the duration of this function is that of the updates.
   """
+  rollout = gathering.on_devices(rollout, update.learner.mesh)
   state, measured = update(state, rollout, step)
   return state, metrics.to_scalars(measured)
 

@@ -22,9 +22,9 @@ import contextlib
 import itertools
 import os
 import pickle
+import re
 import signal
 import sys
-import threading
 import time
 import traceback
 from typing import Any
@@ -37,11 +37,13 @@ from grpo_jax.training.store import Store
 START_AGAIN = watch.START_AGAIN
 WAITED = 'waited for another process'
 ELSEWHERE_SECS = 2.0  # at a barrier, while another waits at another one
-JOIN_SECS = 300.0  # until all processes have been started
 _POLL_SECS = 0.05
 
 _NOTHING = contextlib.nullcontext()
-_joins = itertools.count()  # runs of this process, one after another
+# In errors of the devices that may be another process's, or the network's.
+_NETWORK = re.compile(
+  'UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED|Gloo|NCCL|RCCL|[Cc]onnection|[Pp]eer'
+)
 
 
 class _Said(NamedTuple):
@@ -58,99 +60,16 @@ class PeerError(ValueError):
   """Another process has failed; the message has its number and its error."""
 
 
-def initialize(
-  coordinator: str = '', number: int | None = None, rank: int | None = None
-) -> bool:
-  """Joins the processes of a run, if it has several; before devices are used.
-
-  Without arguments, JAX finds out on Cloud TPU, Slurm, Kubernetes and Open MPI
-  by itself, and what it finds there is taken.
-
-  Args:
-    coordinator: `host:port` of the first process, where the port is free.
-    number: Of processes.
-    rank: The number of this process, from 0.
-
-  Returns:
-    Whether this is the first process, which writes for all.
-
-  Raises:
-    ValueError: Only some of the arguments are given, they make no sense, or the
-      others cannot be reached.
-  """
-  given = [bool(coordinator), number is not None, rank is not None]
-  if any(given) and not all(given):
-    raise ValueError(
-      '--coordinator, --num_processes and --process_id belong together; give '
-      'all three, or none where Cloud TPU, Slurm or Kubernetes tell them.'
-    )
-  if number is not None and rank is not None:
-    if number < 1 or not 0 <= rank < number:
-      raise ValueError(
-        f'--process_id={rank} with --num_processes={number}; give numbers from '
-        '0 to one less than the number of processes.'
-      )
-  elif not _in_a_cluster():
-    return True
-  import jax
-
-  # It would swallow SIGTERM, which `stop_signal` handles.
-  jax.config.update('jax_enable_preemption_service', False)
-  advice = 'start all of them, with the same --coordinator and --num_processes.'
-  # At its time limit JAX aborts, with a stack of C++ calls.
-  late = threading.Timer(
-    JOIN_SECS,
-    watch.leave,
-    (f'The others have not come within {JOIN_SECS:.0f} s; {advice}',),
-  )
-  late.daemon = True
-  late.start()
-  try:
-    jax.distributed.initialize(
-      coordinator or None,
-      number,
-      rank,
-      initialization_timeout=int(2 * JOIN_SECS),
-    )
-  except Exception as error:  # of many types, some plain Exception
-    raise ValueError(
-      f'The processes of this run could not join ({_first_line(error)}); '
-      f'{advice}'
-    ) from error
-  finally:
-    late.cancel()
-  # Called before the handler of JAX, in which one that has failed would wait
-  # for the others and then be aborted.
-  atexit.register(_leave_if_failed)
-  return jax.process_index() == 0
-
-
 def _leave_if_failed() -> None:
   """Ends a process whose error was its own, once Python has printed it."""
   if _failed_alone:
     for stream in sys.stdout, sys.stderr:
       with contextlib.suppress(Exception):
         stream.flush()
-    os._exit(2)
+    os._exit(_failed_alone[-1])
 
 
-_failed_alone: list[BaseException] = []  # errors that not all processes have
-
-
-def _in_a_cluster() -> bool:
-  """Whether JAX finds several processes in this machine's surroundings."""
-  hints = 'SLURM_JOB_ID', 'KUBERNETES_SERVICE_HOST', 'OMPI_COMM_WORLD_SIZE'
-  devices = '/dev/accel0', '/dev/vfio/0'  # of a TPU
-  if not (any(map(os.environ.get, hints)) or any(map(os.path.exists, devices))):
-    return False  # and JAX, which takes a second, is not imported yet
-  from jax._src.clusters import ClusterEnv
-
-  for cluster in ClusterEnv._cluster_types:
-    # Such as that a variable is missing in an interactive job of Slurm.
-    with contextlib.suppress(Exception):
-      if not cluster.opt_in_only_method and cluster.is_env_present():
-        return cluster.get_process_count() > 1
-  return False
+_failed_alone: list[int] = []  # exit codes, for errors that not all have
 
 
 class Processes:
@@ -233,13 +152,14 @@ class Processes:
     """
     if self._store is None or error is self._agreed:
       return error
-    if isinstance(error, KeyboardInterrupt) and not _is_stop(error):
+    if _is_interrupt(error):
       return error  # a second Ctrl-C waits for nobody
+    self._wait_if_lost(error)
     self._agreed = error
     problem, stops = _sentence(error), _is_stop(error)
     trace = '' if stops else ''.join(traceback.format_exception(error))
     said = _Said(None, problem, trace, stops, self._signal())
-    with self.failing(problem) if not stops else _NOTHING:
+    with self.failing('' if stops else problem):
       told = self._told(said)
     if stops:
       try:
@@ -249,8 +169,38 @@ class Processes:
     return error
 
   def failing(self, problem: str) -> contextlib.AbstractContextManager[None]:
-    """In it the watch ends others that do not come to where this one waits."""
-    return self._watch.failing(problem) if self._watch else _NOTHING
+    """In it the watch ends others that do not come to where this one waits.
+
+    Nothing is done without a problem.
+    """
+    return self._watch.failing(problem) if self._watch and problem else _NOTHING
+
+  @contextlib.contextmanager
+  def patient(self) -> Iterator[None]:
+    """In it others wait for this process, even if they have failed.
+
+    For code of the user's, such as a judge, which may take its time.
+    """
+    if self._store is not None:
+      self._store.write(f'patient/{self.rank}')
+    try:
+      yield
+    finally:
+      if self._store is not None:
+        self._store.delete(f'patient/{self.rank}')
+
+  def _wait_if_lost(self, error: BaseException) -> None:
+    """Ends this process if another one is gone, which the error may mean.
+
+    A program of the devices fails when a process dies. The watch ends this one
+    once it knows which one it was.
+    """
+    if not _is_of_the_runtime(error):
+      return
+    time.sleep(watch.SILENT_SECS + 5 * watch.BEAT_SECS)
+    if _NETWORK.search(str(error)):
+      traceback.print_exception(error)
+      watch.leave(f'The devices have failed ({first_line(error)}).')
 
   @contextlib.contextmanager
   def together(self) -> Iterator[None]:
@@ -325,7 +275,7 @@ class Processes:
   def _take(self, number: int) -> None:
     """As if this process had got the signal that another one has got."""
     if number and self._stop and not self._stop.signal:
-      self._stop.signal = signal.Signals(number)
+      self._stop.take(number)
 
   def _raise_error(self, told: list['_Said']) -> None:
     """Raises the first error, if there is one that is no stop."""
@@ -394,65 +344,47 @@ class Processes:
     """Has signals of `stop` passed on to the others, and theirs taken."""
     self._stop = stop
 
+  def _deliver(self, number: int) -> None:
+    """A signal that another process has got, told by the watch."""
+    if self._stop:
+      self._stop.deliver(number)
+
   def __enter__(self) -> 'Processes':
     if self._store is not None:
+      atexit.unregister(_leave_if_failed)
+      # Called before the handler of JAX, in which one that has failed would
+      # wait for the others and then be aborted.
+      atexit.register(_leave_if_failed)
       self._watch = watch.Watch(
-        self._store, self.number, self.rank, self._signal
+        self._store, self.number, self.rank, self._signal, self._deliver
       )
     return self
 
   def __exit__(self, kind, error, traceback) -> None:
     if self._watch is None:
       return
-    if error is not None and _is_of_the_runtime(error):
-      # A program of the devices fails when a process dies. Then the watch ends
-      # this process, once it knows which one it was.
-      time.sleep(watch.SILENT_SECS + 5 * watch.BEAT_SECS)
-      watch.leave(f'The devices have failed ({_first_line(error)}).')
     if error is None or self.knows(error):
       self._watch.end('')
       return
-    _failed_alone.append(error)
+    self._wait_if_lost(error)
+    interrupted = _is_interrupt(error)
+    _failed_alone.append(128 + signal.SIGINT if interrupted else 2)
     self._watch.end(_sentence(error))
-    if self.is_first:  # the store of the others ends with it
+    # The store of the others ends with the first.
+    if self.is_first and not interrupted:
       time.sleep(watch.GRACE_SECS + 5 * watch.BEAT_SECS)
 
 
 ALONE = Processes()
 
 
-def are_joined() -> bool:
-  """Whether `initialize` has joined several processes."""
-  jax: Any = sys.modules.get('jax')
-  if not jax:  # importing it would take a second
-    return False
-  # Not by counting alone, which would begin by looking for devices.
-  return jax.distributed.is_initialized() and jax.process_count() > 1
-
-
-def joined() -> Processes:
-  """The processes that `initialize` has joined.
-
-  Raises:
-    ValueError: There are several, which something else has joined.
-  """
-  import jax
-
-  if not are_joined():
-    if jax.process_count() > 1:
-      raise ValueError(
-        f'There are {jax.process_count()} processes, which were not joined by '
-        'jax.distributed.initialize(); call it before all else.'
-      )
-    return ALONE
-  from jax._src import distributed
-
-  store = Store(distributed.global_state.client, f'grpo_jax/{next(_joins)}')
-  return Processes(store, jax.process_count(), jax.process_index())
-
-
 def _is_stop(error: BaseException) -> bool:
   return isinstance(error, stop_signal.Stopped)
+
+
+def _is_interrupt(error: BaseException) -> bool:
+  """Whether it is a second Ctrl-C, and not a stop."""
+  return isinstance(error, KeyboardInterrupt) and not _is_stop(error)
 
 
 def _is_of_the_runtime(error: BaseException) -> bool:
@@ -464,8 +396,9 @@ def _is_of_the_runtime(error: BaseException) -> bool:
 
 
 def _sentence(error: BaseException) -> str:
-  return f'{type(error).__name__}: {_first_line(error)}'
+  return f'{type(error).__name__}: {first_line(error)}'
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+  """What an error says, at most 300 characters of it."""
   return (str(error).strip().splitlines() or [''])[0][:300]

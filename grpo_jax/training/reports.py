@@ -66,6 +66,7 @@ def tell(
   with (
     session_lib.saved_if_it_fails(session, progress),
     session.peers.together(),
+    session.peers.patient(),
   ):
     if session.peers.is_first:
       answer = session.on_rollout(progress.step, numbers, rollout)

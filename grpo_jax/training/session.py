@@ -34,6 +34,7 @@ from grpo_jax.training import build_updater
 from grpo_jax.training import compilations
 from grpo_jax.training import export
 from grpo_jax.training import fingerprints
+from grpo_jax.training import joining
 from grpo_jax.training import judging
 from grpo_jax.training import warm_up
 from grpo_jax.training import workdir as workdir_lib
@@ -234,6 +235,7 @@ def _joined(
   Raises:
     ValueError: The processes were started differently.
   """
+  joining.check_joined(peers)
   if peers.number == 1:
     return run
   peers.pass_on(stop)

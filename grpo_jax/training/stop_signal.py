@@ -74,7 +74,7 @@ class Stop:
   def __init__(self):
     self.signal: signal.Signals | None = None
     self._earlier = {}
-    self._raises = self._is_repeated = False
+    self._raises = self._is_repeated = self._is_taken = False
 
   def __call__(self) -> bool:
     """Whether a signal has asked to stop."""
@@ -90,6 +90,24 @@ class Stop:
       yield
     finally:
       self._raises = False
+
+  def take(self, number: int) -> None:
+    """Stops by a signal that another process has got.
+
+    A launcher may send it to all of them. So the first Ctrl-C that comes here
+    afterwards is not the second one.
+    """
+    self.signal, self._is_taken = signal.Signals(number), True
+
+  def deliver(self, number: int) -> None:
+    """As `take`, from another thread; what waits in `at_once` is ended."""
+    self._is_taken = True
+    if signal.getsignal(number) != self._receive:
+      self.take(number)  # nobody waits who could be ended
+      return
+    main = threading.main_thread().ident
+    assert main is not None  # it runs
+    signal.pthread_kill(main, number)
 
   def __enter__(self) -> 'Stop':
     self._earlier = {
@@ -122,7 +140,9 @@ class Stop:
     again, repeated = self.signal is not None, self._is_repeated
     self._is_repeated = False
     if again and number == signal.SIGINT and not repeated:
-      raise KeyboardInterrupt
+      if not self._is_taken:
+        raise KeyboardInterrupt
+      self._is_taken = False
     self.signal = signal.Signals(number)
     if not again:
       text = f'\ngrpo-jax: {self.signal.name}: saves and ends; a second Ctrl-C '

@@ -104,7 +104,8 @@ def run(
           )
         # Since the last multiple of ten, also if another start has done it.
         if any(new := last[-((step - 1) % _SHOWN_EVERY + 1) :]):
-          monitor.warn(_problem(new, scalars))
+          if peers.is_first:
+            monitor.warn(_problem(new, scalars))
       if step % parts.config.checkpoint.every_warm_up_steps == 0 or saves.owed:
         saves.save(step, state, {'refused': refused.last()})
     # A finished warm-up is not saved here: the run's first checkpoint holds its

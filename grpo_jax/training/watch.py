@@ -15,7 +15,6 @@ from collections.abc import Callable
 import contextlib
 import math
 import os
-import signal
 import socket
 import sys
 import threading
@@ -41,12 +40,19 @@ class Watch:
     number: Of processes.
     rank: The number of this process.
     asked: The signal that this process was asked to stop by; 0 if none.
+    deliver: Called with the signal that another process has got.
   """
 
   def __init__(
-    self, store: Store, number: int, rank: int, asked: Callable[[], int]
+    self,
+    store: Store,
+    number: int,
+    rank: int,
+    asked: Callable[[], int],
+    deliver: Callable[[int], None] = lambda number: None,
   ):
-    self._store, self._rank, self._asked = store, rank, asked
+    self._store, self._rank = store, rank
+    self._asked, self._deliver = asked, deliver
     watched = range(1, number) if rank == 0 else [0]
     # The last beat of each process that is watched, and when it changed. Time
     # begins with its first beat: it may have something else to do before.
@@ -132,14 +138,14 @@ class Watch:
         START_AGAIN,
       )
     if (number := told.get('stop')) and not self._asked():
-      main = threading.main_thread().ident
-      assert main is not None  # it runs
-      signal.pthread_kill(main, int(number))
+      self._deliver(int(number))
     since, self._failed = self._failed, {}
     for folder, secs in ('end', GRACE_SECS), ('failing', FAIL_SECS):
       for rank, problem in self._store.read(folder).items():
         key = folder, rank
         self._failed[key] = since.get(key, now)
+        if folder == 'failing' and self._store.read('patient'):
+          self._failed[key] = now  # they come, in their time
         if problem and now - self._failed[key] > secs:
           # Also this process itself, if nobody comes to hear of its error.
           self._leave(f'Process {rank} has failed: {problem}', 2)

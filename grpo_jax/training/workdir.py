@@ -357,17 +357,19 @@ def check_shared(directory: pathlib.Path, peers: Processes) -> None:
   with peers.together():
     if peers.is_first:
       file.write_text(word)
-  with peers.together():
-    end = time.monotonic() + SHARED_SECS
-    while not file.exists():  # a network's file system may take its time
-      if time.monotonic() > end:
-        raise ValueError(
-          f'Process {peers.rank} does not see in {directory} what process 0 '
-          'writes; give a workdir that all of them share.'
-        )
-      time.sleep(0.1)
-  if peers.is_first:
-    file.unlink()
+  try:
+    with peers.together():
+      end = time.monotonic() + SHARED_SECS
+      while not file.exists():  # a network's file system may take its time
+        if time.monotonic() > end:
+          raise ValueError(
+            f'Process {peers.rank} does not see in {directory} what process 0 '
+            'writes; give a workdir that all of them share.'
+          )
+        time.sleep(0.1)
+  finally:
+    if peers.is_first:
+      file.unlink()
 
 
 def _is_first() -> bool:

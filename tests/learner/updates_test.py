@@ -16,6 +16,7 @@ from grpo_jax.learner import step as learner_lib
 from grpo_jax.learner import updates
 from grpo_jax.models import layout
 from grpo_jax.models.layout import LayoutSpec
+from grpo_jax.rollouts import gathering
 from tests import bigram
 from tests import tiny
 from tests.compilations import compiled_programs
@@ -79,7 +80,10 @@ def test_rows_that_are_gathered_on_the_devices_are_the_rows_of_one_host(kind):
   for holder in None, np.zeros(len(rollout.prompts), np.int64):
     made = updates.Updater(learner, PARAMS, spec(kind, 4), 0, 2, 2)
     state = made.init(jax.tree.map(jnp.copy, PARAMS))
-    state, measured = made(state, rollout._replace(holder=holder), 0)
+    whole = rollout._replace(holder=holder)
+    whole = gathering.on_devices(whole, learner.mesh)
+    assert isinstance(whole.batch.tokens, jax.Array) == (holder is not None)
+    state, measured = made(state, whole, 0)
     ends.append((state, metrics.to_scalars(measured)))
   jax.tree.map(np.testing.assert_array_equal, *ends)
 

@@ -14,6 +14,7 @@ import signal
 import sys
 
 from grpo_jax.commands import eval_and_sample as policies
+from grpo_jax.training import joining
 from grpo_jax.training import judging
 from grpo_jax.training import loop
 from grpo_jax.training import processes
@@ -110,7 +111,7 @@ def unreadable(folder, rank, stop):
 
   ocp.CheckpointManager.restore = failing
   try:
-    with processes.joined() as peers:
+    with joining.joined() as peers:
       peers.exchange()  # the copy is there
     return train(folder, stop)
   finally:
@@ -159,7 +160,7 @@ def random_reward(folder, rank, stop):
 def evaluated(folder, rank, stop):
   """`eval` and `sample` of what `whole` has learned."""
   del rank
-  with processes.joined() as peers:
+  with joining.joined() as peers:
     peers.pass_on(stop)
     return answers(folder.parent / 'whole', judging.shared(peers, stop), peers)
 
@@ -194,7 +195,7 @@ CASES = {
 
 
 def main(coordinator, number, rank, folder):
-  processes.initialize(coordinator, int(number), int(rank))
+  joining.initialize(coordinator, int(number), int(rank))
   for name, case in CASES.items():
     with stop_signal.Stop() as stop:
       try:

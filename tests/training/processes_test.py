@@ -12,6 +12,7 @@ import time
 import jax
 import pytest
 
+from grpo_jax.training import joining
 from grpo_jax.training import processes
 from grpo_jax.training import stop_signal
 from grpo_jax.training.store import Store
@@ -203,12 +204,12 @@ def test_who_was_started_differently_is_named():
 )
 def test_half_of_the_flags_is_refused(given, words):
   with pytest.raises(ValueError, match=words):
-    processes.initialize(*given)
+    joining.initialize(*given)
 
 
 def test_slurm_tells_how_many_there_are(monkeypatch):
   monkeypatch.delenv('KUBERNETES_SERVICE_HOST', raising=False)
-  assert processes.initialize()  # alone
+  assert joining.initialize()  # alone
   step = {
     'SLURM_JOB_ID': '1',
     'SLURM_STEP_NODELIST': 'here',
@@ -222,21 +223,21 @@ def test_slurm_tells_how_many_there_are(monkeypatch):
   )
   for name, value in step.items():
     monkeypatch.setenv(name, value)
-  assert processes.initialize() and not joined  # an interactive job
+  assert joining.initialize() and not joined  # an interactive job
   monkeypatch.setenv('SLURM_NTASKS', '1')
-  assert processes.initialize() and not joined
+  assert joining.initialize() and not joined
   monkeypatch.setenv('SLURM_NTASKS', '2')
-  assert processes.initialize() and joined == [(None, None, None)]
+  assert joining.initialize() and joined == [(None, None, None)]
 
 
 PROGRAM = """
 import os, signal, sys, time
-from grpo_jax.training import processes, stop_signal, watch
+from grpo_jax.training import joining, processes, stop_signal, watch
 watch.SILENT_SECS, watch.BEAT_SECS = 4.0, .2
 watch.GRACE_SECS, watch.FAIL_SECS = 1.0, 2.0
 address, rank, case = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-processes.initialize(address, 2, rank)
-peers, stop = processes.joined(), stop_signal.Stop()
+joining.initialize(address, 2, rank)
+peers, stop = joining.joined(), stop_signal.Stop()
 print(f'{rank} of {peers.number}', flush=True)
 with stop, peers:
   peers.pass_on(stop)

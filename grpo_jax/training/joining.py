@@ -1,0 +1,129 @@
+"""How the processes of a run find each other."""
+
+import contextlib
+import itertools
+import os
+import sys
+import threading
+from typing import Any
+
+from grpo_jax.training import processes
+from grpo_jax.training import watch
+from grpo_jax.training.store import Store
+
+JOIN_SECS = 300.0  # until all processes have been started
+
+_joins = itertools.count()  # runs of this process, one after another
+
+
+def initialize(
+  coordinator: str = '', number: int | None = None, rank: int | None = None
+) -> bool:
+  """Joins the processes of a run, if it has several; before devices are used.
+
+  Without arguments, JAX finds out on Cloud TPU, Slurm, Kubernetes and Open MPI
+  by itself, and what it finds there is taken.
+
+  Args:
+    coordinator: `host:port` of the first process, where the port is free.
+    number: Of processes.
+    rank: The number of this process, from 0.
+
+  Returns:
+    Whether this is the first process, which writes for all.
+
+  Raises:
+    ValueError: Only some of the arguments are given, they make no sense, or the
+      others cannot be reached.
+  """
+  if number == 1:  # alone, whatever a cluster says
+    return True
+  given = [bool(coordinator), number is not None, rank is not None]
+  if any(given) and not all(given):
+    raise ValueError(
+      '--coordinator, --num_processes and --process_id belong together; give '
+      'all three, or none where Cloud TPU, Slurm or Kubernetes tell them.'
+    )
+  if number is not None and rank is not None:
+    if number < 1 or not 0 <= rank < number:
+      raise ValueError(
+        f'--process_id={rank} with --num_processes={number}; give numbers from '
+        '0 to one less than the number of processes.'
+      )
+  elif not _in_a_cluster():
+    return True
+  import jax
+
+  # It would swallow SIGTERM, which `stop_signal` handles.
+  jax.config.update('jax_enable_preemption_service', False)
+  advice = 'start all of them, with the same --coordinator and --num_processes.'
+  # At its time limit JAX aborts, with a stack of C++ calls.
+  late = threading.Timer(
+    JOIN_SECS,
+    watch.leave,
+    (f'The others have not come within {JOIN_SECS:.0f} s; {advice}',),
+  )
+  late.daemon = True
+  late.start()
+  try:
+    jax.distributed.initialize(
+      coordinator or None,
+      number,
+      rank,
+      initialization_timeout=int(2 * JOIN_SECS),
+    )
+  except Exception as error:  # of many types, some plain Exception
+    why = processes.first_line(error)
+    raise ValueError(
+      f'The processes of this run could not join ({why}); {advice}'
+    ) from error
+  finally:
+    late.cancel()
+  return jax.process_index() == 0
+
+
+def _in_a_cluster() -> bool:
+  """Whether JAX finds several processes in this machine's surroundings."""
+  hints = 'SLURM_JOB_ID', 'KUBERNETES_SERVICE_HOST', 'OMPI_COMM_WORLD_SIZE'
+  devices = '/dev/accel0', '/dev/vfio/0'  # of a TPU
+  if not (any(map(os.environ.get, hints)) or any(map(os.path.exists, devices))):
+    return False  # and JAX, which takes a second, is not imported yet
+  from jax._src.clusters import ClusterEnv
+
+  for cluster in ClusterEnv._cluster_types:
+    # Such as that a variable is missing in an interactive job of Slurm.
+    with contextlib.suppress(Exception):
+      if not cluster.opt_in_only_method and cluster.is_env_present():
+        return cluster.get_process_count() > 1
+  return False
+
+
+def are_joined() -> bool:
+  """Whether `initialize` has joined several processes."""
+  jax: Any = sys.modules.get('jax')
+  if not jax:  # importing it would take a second
+    return False
+  # Not by counting alone, which would begin by looking for devices.
+  return jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+def check_joined(peers: processes.Processes) -> None:
+  """Raises a ValueError if there are several that nothing has joined."""
+  import jax
+
+  if peers.number != jax.process_count():
+    raise ValueError(
+      f'There are {jax.process_count()} processes, which were not joined by '
+      'jax.distributed.initialize(); call it before all else.'
+    )
+
+
+def joined() -> processes.Processes:
+  """The processes that `initialize` has joined."""
+  if not are_joined():
+    return processes.ALONE
+  import jax
+  from jax._src import distributed
+
+  store = Store(distributed.global_state.client, f'grpo_jax/{next(_joins)}')
+  return processes.Processes(store, jax.process_count(), jax.process_index())
