@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import time
 
 import pytest
 
@@ -123,6 +124,24 @@ def test_who_is_gone_does_not(place, capsys):
   claim(place, host=socket.gethostname(), **none)
   with bucket.opened(URL):
     assert not capsys.readouterr().err
+
+
+def test_who_was_taken_over_touches_nothing(place, monkeypatch):
+  for name in 'UPLOAD_SECS', 'BEAT_SECS':  # it notices only at its end
+    monkeypatch.setattr(bucket, name, 100.0)
+  with bucket.opened(URL) as local:
+    (local / 'metrics.jsonl').write_text('mine')
+    claim(place)  # this process stood still for too long
+  assert not (place / 'metrics.jsonl').exists()
+  assert json.loads((place / 'claim.json').read_text())['owner'] == 'another'
+
+
+def test_a_claim_that_cannot_be_read_is_alive_until_a_minute_is_over(place):
+  place.mkdir(parents=True)
+  (place / 'claim.json').write_text('{"own')
+  begun = time.monotonic()
+  with bucket.opened(URL):
+    assert time.monotonic() - begun >= bucket.SILENT_SECS
 
 
 def test_of_two_starts_at_once_one_gets_it(place, monkeypatch):

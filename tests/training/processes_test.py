@@ -232,6 +232,7 @@ def test_slurm_tells_how_many_there_are(monkeypatch):
 
 PROGRAM = """
 import os, signal, sys, time
+import jax
 from grpo_jax.training import joining, processes, stop_signal, watch
 watch.SILENT_SECS, watch.BEAT_SECS = 4.0, .2
 watch.GRACE_SECS, watch.FAIL_SECS = 1.0, 2.0
@@ -251,6 +252,22 @@ with stop, peers:
       raise ValueError('it refuses')
     if case.endswith('fails far off'):
       peers.fail(ValueError('nobody comes'))
+    if case == 'raises before the other':
+      time.sleep(0.5)
+      raise peers.fail(ValueError('it refuses'))
+  if case == 'dies in a program':
+    if rank == 1:
+      os.kill(os.getpid(), signal.SIGKILL)
+    with peers.together():
+      raise jax.errors.JaxRuntimeError('INTERNAL: Gloo: Connection closed')
+  if case == 'raises before the other':
+    with peers.patient():
+      time.sleep(6)  # a judge that takes its time
+    try:
+      peers.exchange()
+    except processes.PeerError as error:
+      print(error, flush=True)
+      raise
   if rank == 1 and case == 'is stopped':
     os.kill(os.getpid(), signal.SIGTERM)
   if case == 'is stopped':
@@ -287,6 +304,7 @@ AGAIN, KILLED = processes.START_AGAIN, -signal.SIGKILL
   'case, codes, speaker, words',
   [
     ('dies', (AGAIN, KILLED), 0, 'Process 1 on '),
+    ('dies in a program', (AGAIN, KILLED), 0, 'Process 1 on '),
     ('hangs', (AGAIN, None), 0, 'has been silent for 4 s'),
     ('first hangs', (None, AGAIN), 1, 'Process 0 does not answer'),
     ('raises', (2, 2), 0, 'Process 1 has failed: ValueError: it refuses'),
@@ -305,6 +323,14 @@ def test_what_happens_to_one_ends_the_other(case, codes, speaker, words):
     assert codes[rank] in (both[rank].returncode, None), said
   assert words in said[speaker]
   assert said[speaker].count('grpo-jax: ') == 1
+
+
+def test_one_that_has_failed_waits_for_who_takes_its_time():
+  first, second = started('raises before the other')
+  out, said = first.communicate(timeout=40)
+  assert out.splitlines()[1:] == ['Process 1: ValueError: it refuses'], said
+  second.communicate(timeout=40)
+  assert (first.returncode, second.returncode) == (1, 1)
 
 
 def test_the_others_end_with_the_first():

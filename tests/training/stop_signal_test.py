@@ -1,6 +1,7 @@
 """Runs that are asked to end, share a workdir, or find the disk full."""
 
 import asyncio
+import os
 import resource
 import signal
 import time
@@ -209,3 +210,25 @@ def test_what_is_no_second_interrupt_is_saved(
   assert happened == (['save', 'wait'] if saved else [])
   left = (tmp_path / 'traceback.txt').exists()
   assert left == (not isinstance(error, KeyboardInterrupt))
+
+
+@pytest.mark.parametrize('how', ['take', 'deliver'])
+def test_a_signal_of_all_processes_is_not_a_second_one(how):
+  """A launcher may send Ctrl-C to every process, and each passes it on."""
+  with stop_signal.Stop() as stop:
+    getattr(stop, how)(signal.SIGINT)
+    assert stop() and stop.signal == signal.SIGINT
+    os.kill(os.getpid(), signal.SIGINT)  # the same one, which was sent here too
+    with pytest.raises(KeyboardInterrupt):
+      os.kill(os.getpid(), signal.SIGINT)
+      time.sleep(1)
+  with pytest.raises(stop_signal.Stopped), stop_signal.Stop() as stop:
+    with stop.at_once():
+      stop.deliver(signal.SIGTERM)
+      time.sleep(1)
+
+
+def test_without_handlers_a_signal_of_another_process_ends_nothing():
+  stop = stop_signal.Stop()  # as in a thread of a user's program
+  stop.deliver(signal.SIGTERM)
+  assert stop() and stop.signal == signal.SIGTERM
