@@ -23,6 +23,7 @@ values. What columns cannot say, such as shapes and dtypes, stands in the
 metadata of the schema, so that a rollout comes back bit for bit.
 """
 
+from collections.abc import Callable
 import json
 import math
 import os
@@ -39,8 +40,11 @@ from grpo_jax.rollouts.types import Rollout
 _METADATA = b'grpo_jax.transcript'  # as in files of earlier versions
 _COLUMNS = {'tokens': 'completion_ids', 'valid': 'judged'}  # of fields of Batch
 _FIELDS = {column: field for field, column in _COLUMNS.items()}
-_EXTRAS, _PARTS = 'extras/', 'reward/'
+_EXTRAS, _REWARD = 'extras/', 'reward/'
 _ANSWER = 'answer'
+# Fields [P,G,T] that every process needs of all rows.
+_KNOWN_TO_ALL = ('mask', 'keep', 'version')
+_PARTS = 64  # of a file, at most
 _NAME = re.compile(r'step_(\d+)\.parquet')
 
 
@@ -97,7 +101,9 @@ def to_bytes(rollout: Rollout, step: int) -> bytes:
     {_METADATA: json.dumps(metadata)}
   )
   sink = pa.BufferOutputStream()
-  parquet.write_table(table, sink, compression='zstd')
+  # In parts, of which a process reads those that it needs.
+  part = group * -(-number // _PARTS)
+  parquet.write_table(table, sink, row_group_size=part, compression='zstd')
   return sink.getvalue().to_pybytes()
 
 
@@ -113,7 +119,9 @@ def from_bytes(data: bytes) -> Rollout:
   Raises:
     ValueError: These bytes are not what `to_bytes` returns.
   """
-  return _read(data, 'What from_bytes got')
+  import pyarrow as pa
+
+  return _read(pa.BufferReader(data), 'What from_bytes got')
 
 
 def write(path: str | os.PathLike, rollout: Rollout, step: int) -> None:
@@ -136,13 +144,21 @@ def write(path: str | os.PathLike, rollout: Rollout, step: int) -> None:
   whole_files.write(path, data)
 
 
-def read(path: str | os.PathLike) -> Rollout:
+def read(
+  path: str | os.PathLike, share: Callable[[int], np.ndarray] | None = None
+) -> Rollout:
   """Reads a file that `write` wrote; see `from_bytes`.
+
+  Args:
+    path: The file.
+    share: From the number of prompts to i64[P], the process that is to know
+      each one's completions; see `Rollout.holder`. The others are not read.
+      None: all are.
 
   Raises:
     ValueError: The file was not written by `write`, or has been changed.
   """
-  return _read(pathlib.Path(path).read_bytes(), str(path))
+  return _read(os.fspath(path), str(path), share)
 
 
 def path_of(directory: str | os.PathLike, step: int) -> pathlib.Path:
@@ -177,7 +193,7 @@ def _arrays(rollout: Rollout) -> dict[str, np.ndarray]:
     for name, values in fields.items()
     if values is not None
   }
-  arrays |= {_PARTS + name: parts[..., k] for k, name in enumerate(names)}
+  arrays |= {_REWARD + name: parts[..., k] for k, name in enumerate(names)}
   arrays |= {_EXTRAS + name: values for name, values in extras.items()}
   return {column: np.asarray(values) for column, values in arrays.items()}
 
@@ -214,15 +230,15 @@ def _column(name: str, values: np.ndarray, counts: np.ndarray):
   )
 
 
-def _read(data: bytes, name: str) -> Rollout:
-  """The rollout in the bytes of a file, whose name is for errors."""
+def _read(source: Any, name: str, share=None) -> Rollout:
+  """The rollout in a file of Arrow, or at a path; its name is for errors."""
   import pyarrow as pa
   from pyarrow import parquet
 
   try:
-    table = parquet.ParquetFile(pa.BufferReader(data)).read()
-    metadata = json.loads((table.schema.metadata or {})[_METADATA])
-    return _rollout(table, metadata)
+    with parquet.ParquetFile(source) as file:
+      metadata = json.loads((file.schema_arrow.metadata or {})[_METADATA])
+      return _rollout(file, metadata, share)
   except (
     pa.ArrowException, OSError, KeyError, ValueError, RecursionError
   ) as error:  # fmt: skip
@@ -232,9 +248,20 @@ def _read(data: bytes, name: str) -> Rollout:
     ) from error
 
 
-def _rollout(table, metadata: dict[str, Any]) -> Rollout:
-  """The rollout of a table that has all its rows, in their order."""
+def _rollout(file, metadata: dict[str, Any], share) -> Rollout:
+  """The rollout of a file that has all its rows, in their order."""
   number, group = metadata['shape']
+  holder = share(number) if share else None
+  own = np.full(number, True) if holder is None else holder == _own_process()
+  own = np.repeat(own, group)
+  # What only the holder of a row needs of it.
+  held = [
+    column
+    for column, (_, _, cut) in metadata['arrays'].items()
+    if cut and column not in _KNOWN_TO_ALL
+  ] + ['completion']
+  names = [name for name in file.schema_arrow.names if name not in held]
+  table, of_own = file.read(names), _rows(file, held, own)
   # Somebody may have filtered or sorted the rows with a tool of their own.
   order = table['completion_number'].to_pylist()
   if order != [*range(group)] * number:
@@ -247,11 +274,13 @@ def _rollout(table, metadata: dict[str, Any]) -> Rollout:
     values = np.zeros((number * group, math.prod(tail)), dtype)
     counts = np.minimum(length, width)[:, None] if cut else values.shape[1]
     inside = np.arange(values.shape[1]) < counts
-    arrow = table[column].combine_chunks()
+    if column in held:
+      inside = inside & own[:, None]
+    arrow = (of_own if column in held else table)[column].combine_chunks()
     flat = arrow.flatten() if tail else arrow
     values[np.broadcast_to(inside, values.shape)] = _numbers(flat, dtype)
     values = values.reshape(number, group, *tail)
-    if column.startswith(_PARTS):
+    if column.startswith(_REWARD):
       parts.append(values)
     elif column.startswith(_EXTRAS):
       extras[column.removeprefix(_EXTRAS)] = values
@@ -263,17 +292,39 @@ def _rollout(table, metadata: dict[str, Any]) -> Rollout:
   prompts = table.select(['index', 'prompt', 'prompt_ids', *answer]).take(
     np.arange(0, number * group, group)
   )
-  texts = iter(table['completion'].to_pylist())
+  texts = np.full(number * group, '', object)
+  texts[own] = of_own['completion'].to_pylist()
   return Rollout(
     Batch(**fields, reward_parts=np.stack(parts, -1), extras=extras),
     length.reshape(number, group),
     prompts['prompt_ids'].to_pylist(),
     prompts['prompt'].to_pylist(),
-    [[next(texts) for _ in range(group)] for _ in range(number)],
+    texts.reshape(number, group).tolist(),
     _numbers(prompts['index'], metadata['index']),
     tuple(metadata['reward_names']),
     prompts[_ANSWER].to_pylist() if answer else (),
+    holder,
   )
+
+
+def _rows(file, columns: list[str], wanted: np.ndarray):
+  """Some columns of the rows bool[P*G] of a file; other parts are not read."""
+  parts = range(file.num_row_groups)
+  sizes = [file.metadata.row_group(part).num_rows for part in parts]
+  if sum(sizes) != len(wanted):
+    raise ValueError('Rows are missing.')
+  in_parts = np.split(wanted, np.cumsum(sizes)[:-1])
+  some = [part for part in parts if in_parts[part].any()]
+  table = file.read_row_groups(some, columns)
+  return table.take(
+    np.flatnonzero([x for part in some for x in in_parts[part]])
+  )
+
+
+def _own_process() -> int:
+  import jax
+
+  return jax.process_index()
 
 
 def _numbers(arrow, dtype: str) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import pathlib
 
+import jax
 import numpy as np
 
 from grpo_jax.rollouts import parquet
@@ -32,6 +33,11 @@ def folder(directory: str | pathlib.Path) -> pathlib.Path:
   return path
 
 
+def _shared(prompts: int) -> np.ndarray:
+  """The process that reads each prompt's completions: equally many each."""
+  return np.arange(prompts) * jax.process_count() // prompts
+
+
 def draw(
   directory: str | pathlib.Path,
   run: build.Run,
@@ -57,7 +63,7 @@ def draw(
       'a run that had log.completions_every_steps=1, and no more steps than it '
       'took.'
     )
-  rollout = parquet.read(path)
+  rollout = parquet.read(path, _shared if jax.process_count() > 1 else None)
   shape = rollout.batch.mask.shape[:2]
   if shape != (sampler.prompts, sampler.group):
     raise ValueError(

@@ -232,3 +232,45 @@ def test_answers_come_back_and_are_a_column_for_people():
   both = types.concatenate([rollout, make()])
   assert list(both.answers) == ['7', None, 'ö', None, None, None]
   assert list(types.select(both, np.array([2, 0])).answers) == ['ö', '7']
+
+
+@pytest.mark.parametrize('number', [1, 3, 150])
+def test_a_process_reads_its_own_groups(tmp_path, number):
+  """And of the others what all decide on."""
+  want, path = make(number), tmp_path / 'a.parquet'
+  parquet.write(path, want, 1)
+  own = np.arange(number) % 3 == 1
+  got = parquet.read(path, lambda prompts: np.where(own, 0, 1))
+  assert got.holder.tolist() == [0 if here else 1 for here in own]
+  assert got.known == np.flatnonzero(own).tolist()
+  for name in 'tokens', 'logp_sampler':
+    found, whole = getattr(got.batch, name), getattr(want.batch, name)
+    assert_same_bits(found[own], whole[own])
+    assert not found[~own].any()
+  for p in range(number):
+    assert got.texts[p] == (want.texts[p] if own[p] else [''] * 4)
+  known = {
+    name: getattr(want.batch, name) for name in ('tokens', 'logp_sampler')
+  }
+  texts = want.texts
+  assert_same(
+    got._replace(batch=got.batch._replace(**known), texts=texts, holder=None),
+    want,
+  )
+
+
+def test_parts_that_are_not_needed_are_not_read(tmp_path):
+  path = tmp_path / 'a.parquet'
+  parquet.write(path, make(128), 1)
+  file = pyarrow_parquet.ParquetFile(path)
+  assert file.num_row_groups == 64
+  read, reader = [], pyarrow_parquet.ParquetFile.read_row_groups
+
+  def noted(self, groups, *args):
+    read.extend(groups)
+    return reader(self, groups, *args)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(pyarrow_parquet.ParquetFile, 'read_row_groups', noted)
+    parquet.read(path, lambda prompts: np.arange(prompts) * 4 // prompts)
+  assert read == [*range(16)]
