@@ -273,4 +273,6 @@ def test_parts_that_are_not_needed_are_not_read(tmp_path):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(pyarrow_parquet.ParquetFile, 'read_row_groups', noted)
     parquet.read(path, lambda prompts: np.arange(prompts) * 4 // prompts)
-  assert read == [*range(16)]
+    assert read == [*range(16)]
+    nothing = parquet.read(path, lambda prompts: np.full(prompts, 7))
+    assert read == [*range(16)] and not nothing.batch.tokens.any()
