@@ -38,11 +38,7 @@ _MOST_MAPS = 20_000
 
 
 def pytest_collection_modifyitems(items):
-  """Marks the doctests, which have no line for it, as `quick`.
-
-  What takes longest comes first: at the end other workers would wait for it.
-  """
-  items.sort(key=lambda item: 'many_processes' not in item.nodeid)
+  """Marks the doctests, which have no line for it, as `quick`."""
   for item in items:
     if isinstance(item, pytest.DoctestItem):
       item.add_marker('quick')

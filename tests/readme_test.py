@@ -314,6 +314,7 @@ def test_every_method_of_a_paper_names_it():
   assert sorted(without) == ['importance_sampling', 'supervised']
 
 
+@pytest.mark.long
 def test_the_table_of_methods_is_the_one_computed():
   """Otherwise: `python -m tests.readmes`."""
   audits = audit_lib.every()

@@ -13,6 +13,8 @@ from tests import cli
 
 ROOT = pathlib.Path(__file__).parent.parent
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope='module')
 def installed(tmp_path_factory):

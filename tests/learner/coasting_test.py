@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from grpo_jax import losses
 from grpo_jax import monitor
@@ -65,6 +66,7 @@ def make_probe(learner):
   return probe
 
 
+@pytest.mark.long
 def test_coasting_moves_clipped_tokens_as_predicted(tmp_path):
   """From 20 states: eight steps without gradient, and scored again."""
   run, updater, params = prepared(tmp_path)

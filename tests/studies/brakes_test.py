@@ -126,6 +126,7 @@ def test_what_a_person_sees(capsys, monkeypatch):
   assert json.loads(json.dumps(answer, allow_nan=False)) == answer
 
 
+@pytest.mark.long
 def test_a_study_runs_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
   arms = (Arm('none', 2), Arm('rollback', 2))
   begun, versions, real, sampled = [], [], study.run_arm, loop.sampled

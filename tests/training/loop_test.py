@@ -49,6 +49,7 @@ def accuracies(workdir):
   return [record['accuracy'] for record in records(workdir)[1:]]
 
 
+@pytest.mark.long
 def test_the_embedded_default_learns(warmed_up, tmp_path):
   shutil.copytree(warmed_up, tmp_path / 'checkpoints')
   assert run(tmp_path, '--config.steps=40')['after'] > 0.9
@@ -59,6 +60,7 @@ def test_the_embedded_default_learns(warmed_up, tmp_path):
   assert written[-1]['nonfinite_steps'] == 0
 
 
+@pytest.mark.long
 def test_with_shuffled_rewards_it_does_not(warmed_up, tmp_path):
   """Samples: greedy answers swing between the two modes of the warm-up."""
   shutil.copytree(warmed_up, tmp_path / 'checkpoints')

@@ -141,6 +141,20 @@ def disk_full_first(folder, rank, stop):
   return disk_full(folder, rank, stop, where=0)
 
 
+def replayed(folder, rank, stop):
+  """The rollouts of `whole`, and what the user's function sees of them."""
+  del rank
+  seen = []
+
+  def note(step, metrics, rollout):
+    seen.append((step, rollout.texts, rollout.batch.tokens.tolist()))
+
+  completions = folder.parent / 'whole' / 'completions'
+  config = runs.small(**EVERYTHING)
+  ended = loop.train(config, folder, stop, completions, on_rollout=note)
+  return ended | {'seen': seen}
+
+
 def random_reward(folder, rank, stop):
   """What this process has trained on, of a judge that is no function."""
   learn, rewards = loop.learn, []
@@ -182,6 +196,7 @@ CASES = {
     whole,
     evaluated,
     random_reward,
+    replayed,
     stopped,
     goes_on,
     raises,

@@ -17,6 +17,8 @@ from tests import cli
 from tests import runs
 from tests.training import many_processes_program as program
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
@@ -109,6 +111,18 @@ def test_two_evaluate_and_sample_as_one_does(folder):
 def test_what_one_judges_at_random_both_train_on(folder):
   first, second = (end['rewards'] for end in told(folder, 'random_reward'))
   assert first == second and set(first) == {0.0, 1.0}
+
+
+def test_a_replay_learns_the_same_and_a_function_sees_all_of_it(folder):
+  first, second = (end['seen'] for end in told(folder, 'replayed'))
+  assert [step for step, *_ in first] == [1, 2, 3, 4] and not second
+  for step, texts, tokens in first:
+    whole = columns(folder / 'whole', step)
+    assert texts == whole.texts and tokens == whole.batch.tokens.tolist()
+  (_, arrays, _), (_, others, _) = (
+    runs.saved(folder / each) for each in ('whole', 'replayed')
+  )
+  jax.tree.map(np.testing.assert_array_equal, arrays, others)
 
 
 def test_a_signal_to_one_stops_both_and_all_is_saved(folder):
