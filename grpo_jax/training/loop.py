@@ -168,8 +168,9 @@ def advance(
   run.engine.unload()  # the update needs the memory, and moves the parameters
   session_lib.make_room(session)
   with session.monitor.phase('learning', 'compiling, then learning'):
+    known = gathering.on_devices(rollout, run.mesh)
     (state, measured), learn_secs = timed(
-      learn, session.update, state, rollout, step
+      learn, session.update, state, known, step
     )
   warning = session.compilations.warning(session.update.shapes())
   if warning and session.peers.is_first:
@@ -298,7 +299,6 @@ def learn(update: Updater, state: TrainState, rollout: Rollout, step: int):
   JAX returns from a call before its result is computed. Reading the metrics
   waits for it, so the duration of this function is that of the updates.
   """
-  rollout = gathering.on_devices(rollout, update.learner.mesh)
   state, measured = update(state, rollout, step)
   return state, metrics.to_scalars(measured)
 
