@@ -190,13 +190,14 @@ def to_host(tree: Any) -> Any:
 
 
 def from_local(tree: Any, place: Any) -> Any:
-  """Arrays of NumPy, of which every process has all, on the devices.
+  """Arrays of NumPy on the devices.
 
   A process puts the parts of its own devices there, and compares nothing with
   the others.
 
   Args:
-    tree: Arrays of NumPy.
+    tree: Arrays of NumPy, whole in shape; of several processes each must have
+      the parts that are to be on its devices.
     place: A `NamedSharding` for all of them.
   """
   if jax.process_count() == 1:

@@ -147,7 +147,7 @@ EQUIVALENT |= {
   ): _SHAPES,
   (
     'rollouts/dynamic_sampling.py:to_json',
-    'and base64.b64encode(parquet.to_bytes(surplus, 0)).decode(),',
+    "'surplus': surplus and parquet.to_bytes(surplus, 0),",
     '0 -> 1',
   ): 'the column `step` is for people; nobody reads that of a surplus',
   (

@@ -101,7 +101,7 @@ def assert_equal(workdir, other):
   for name in (
     'position',
     'retired',
-    'surplus',
+    'sha256',  # of the surplus
     'prompts_without_signal',
   ):
     assert host[name] == other_host[name]

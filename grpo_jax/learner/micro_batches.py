@@ -106,16 +106,19 @@ def decided(
   rollout: Rollout, chosen: np.ndarray, spec: LayoutSpec
 ) -> LayoutSpec:
   """What `models.stack.decided` returns for some prompts of a rollout."""
+  if not spec.is_open:
+    return spec
   return stack.decided(*_lengths(rollout, chosen), spec)
 
 
 def _lengths(rollout: Rollout, chosen: np.ndarray):
   """The prompts, the sampled ids and the lengths of some prompts."""
-  prompts, tokens = rollout.prompts, rollout.batch.tokens
   if rollout.holder is not None:
-    prompts, tokens = stack.numbered(prompts, rollout.batch.mask.shape)
+    shape = rollout.batch.mask.shape
+    numbers = stack.numbered(rollout.prompts, shape, chosen)
+    return *numbers, rollout.length[chosen]
   return (
-    [prompts[p] for p in chosen],
-    np.asarray(tokens)[chosen],
+    [rollout.prompts[p] for p in chosen],
+    np.asarray(rollout.batch.tokens)[chosen],
     rollout.length[chosen],
   )

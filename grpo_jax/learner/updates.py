@@ -94,7 +94,7 @@ class Updater:
   def __post_init__(self, params):
     self._compile_functions(params)
     self._ahead: threading.Thread | None = None
-    self._laid_out: Rollout | None = None
+    self._laid_out: Any = None
     self._layouts: dict[bytes, Any] = {}
     if not self.learner.with_reference:
       self.refresh_steps = 0
@@ -385,9 +385,9 @@ class Updater:
     The layouts of the last rollout are kept, because the policies that score it
     and the first epoch read the same rows.
     """
-    # By identity, because `==` of arrays gives no single answer.
-    if rollout is not self._laid_out:
-      self._laid_out, self._layouts = rollout, {}
+    # By the identity of what every rollout has of its own, on the host.
+    if rollout.batch.mask is not self._laid_out:
+      self._laid_out, self._layouts = rollout.batch.mask, {}
     key = chosen.tobytes()
     if key not in self._layouts:
       found = self._laid_on_mesh(rollout, chosen)

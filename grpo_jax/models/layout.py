@@ -128,6 +128,12 @@ class LayoutSpec:
         "'padded'; set config.learner.layout to one of them."
       )
 
+  @property
+  def is_open(self) -> bool:
+    """Whether it leaves something to be decided by the first rollout."""
+    slots = self.kind == 'packed' and not self.row_slots
+    return self.kind == 'auto' or slots
+
   def rows_of(self, row_tokens: int, rows: int) -> int:
     """Rows of a micro-batch.
 

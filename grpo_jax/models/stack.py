@@ -62,7 +62,7 @@ def micro_batches(
 
 
 def numbered(
-  prompts: Sequence[Sequence[int]], shape: tuple[int, ...]
+  prompts: Sequence[Sequence[int]], shape: tuple[int, ...], chosen: np.ndarray
 ) -> tuple[list[list[int]], np.ndarray]:
   """Prompts and completions as numbers, for who does not know the ids.
 
@@ -72,12 +72,15 @@ def numbered(
   Args:
     prompts: `P` lists of ids.
     shape: (P, G, T) of the completions.
+    chosen: i[P'], which prompts.
 
   Returns:
-    The prompts, and i32[P,G,T].
+    The chosen prompts, and i32[P',G,T].
   """
-  places = 1 + np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
-  return [[-1 - token for token in ids] for ids in prompts], places
+  size = math.prod(shape[1:])
+  within = np.arange(1, size + 1, dtype=np.int32).reshape(shape[1:])
+  first = np.asarray(chosen, np.int32)[:, None, None] * size
+  return [[-1 - token for token in prompts[p]] for p in chosen], first + within
 
 
 def filled(rows: Layout, tokens: jax.Array) -> Layout:

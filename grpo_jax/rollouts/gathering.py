@@ -13,8 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from grpo_jax import sharding
+from grpo_jax.rollouts.types import KNOWN_TO_ALL
 from grpo_jax.rollouts.types import Rollout
 
 
@@ -30,10 +32,14 @@ def on_devices(rollout: Rollout, mesh: jax.sharding.Mesh) -> Rollout:
   if rollout.holder is None:
     return rollout
   batch = rollout.batch
-  known = {
-    name: getattr(batch, name) for name in ('tokens', 'logp_sampler', 'extras')
+  held = {
+    name: value
+    for name, value in batch._asdict().items()
+    if name == 'extras'
+    or np.shape(value) == batch.mask.shape
+    and name not in KNOWN_TO_ALL
   }
-  gathered = sharding.gather(known, rollout.holder, mesh)
+  gathered = sharding.gather(held, rollout.holder, mesh)
   return rollout._replace(batch=batch._replace(**gathered))
 
 
@@ -42,22 +48,24 @@ def whole(
   mesh: jax.sharding.Mesh,
   decode: Callable[[Any], str] | None = None,
 ) -> Rollout:
-  """A rollout that every process knows.
+  """A rollout of which this process knows all.
 
   All processes must call it.
 
   Args:
     rollout: See `Rollout`.
     mesh: The mesh.
-    decode: Turns ids into text. None: only texts that were known are there,
-      which saves the time in processes that need none.
+    decode: Turns ids into text. None in a process that needs no more than it
+      knows: it gets the rollout as it was, and saves the time.
   """
   if rollout.holder is None:
     return rollout
-  texts, batch = rollout.texts, jax.device_get(on_devices(rollout, mesh).batch)
-  if decode:
-    texts = [
-      [decode(ids[:n]) for ids, n in zip(*row, strict=True)]
-      for row in zip(batch.tokens, rollout.length, strict=True)
-    ]
+  gathered = on_devices(rollout, mesh).batch
+  if decode is None:
+    return rollout
+  batch = jax.tree.map(np.array, gathered)  # arrays that may be written to
+  texts = [
+    [decode(ids[:n]) for ids, n in zip(*row, strict=True)]
+    for row in zip(batch.tokens, rollout.length, strict=True)
+  ]
   return rollout._replace(batch=batch, texts=texts, holder=None)

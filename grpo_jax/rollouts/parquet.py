@@ -35,6 +35,7 @@ import numpy as np
 
 from grpo_jax import whole_files
 from grpo_jax.losses import Batch
+from grpo_jax.rollouts.types import KNOWN_TO_ALL
 from grpo_jax.rollouts.types import Rollout
 
 _METADATA = b'grpo_jax.transcript'  # as in files of earlier versions
@@ -42,9 +43,7 @@ _COLUMNS = {'tokens': 'completion_ids', 'valid': 'judged'}  # of fields of Batch
 _FIELDS = {column: field for field, column in _COLUMNS.items()}
 _EXTRAS, _REWARD = 'extras/', 'reward/'
 _ANSWER = 'answer'
-# Fields [P,G,T] that every process needs of all rows.
-_KNOWN_TO_ALL = ('mask', 'keep', 'version')
-_PARTS = 64  # of a file, at most
+_PARTS, _PART_ROWS = 64, 1024  # of a file, at most; of a part, at least
 _NAME = re.compile(r'step_(\d+)\.parquet')
 
 
@@ -102,7 +101,7 @@ def to_bytes(rollout: Rollout, step: int) -> bytes:
   )
   sink = pa.BufferOutputStream()
   # In parts, of which a process reads those that it needs.
-  part = group * -(-number // _PARTS)
+  part = group * max(-(-number // _PARTS), -(-_PART_ROWS // group))
   parquet.write_table(table, sink, row_group_size=part, compression='zstd')
   return sink.getvalue().to_pybytes()
 
@@ -258,7 +257,7 @@ def _rollout(file, metadata: dict[str, Any], share) -> Rollout:
   held = [
     column
     for column, (_, _, cut) in metadata['arrays'].items()
-    if cut and column not in _KNOWN_TO_ALL
+    if cut and column not in KNOWN_TO_ALL
   ] + ['completion']
   names = [name for name in file.schema_arrow.names if name not in held]
   table, of_own = file.read(names), _rows(file, held, own)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import json
 from typing import Any
 
-import jax
 import numpy as np
 
 from grpo_jax import losses
@@ -85,10 +84,12 @@ def collect(
       for ids, n in zip(completions.tokens[p], completions.length[p])
     ]
 
+  of_each = list(zip(completions.length, completions.finish, strict=True))
+
   def judge(chosen: Sequence[int]) -> rewards_lib.Scores:
     return _judge(
       [records[p] for p in chosen],
-      jax.tree.map(lambda x: x[np.array(chosen)], completions),
+      [(completions.tokens[p], *of_each[p]) for p in chosen],
       [texts[p] for p in chosen],
       rewards,
     )
@@ -170,7 +171,14 @@ def blank(
 
 
 def _judge(records, completions, texts, rewards) -> rewards_lib.Scores:
-  """The scores of all completions, in the order p * G + g."""
+  """The scores of all completions, in the order p * G + g.
+
+  Args:
+    records: Of the P prompts.
+    completions: Of each prompt i32[G,T] ids, i32[G] lengths, i32[G] finishes.
+    texts: [P][G].
+    rewards: See `collect`.
+  """
   # Rewards get the whole batch as flat lists, because a reward function takes
   # many completions at once. So each completion has its own copy of the record.
   examples = [
@@ -179,16 +187,10 @@ def _judge(records, completions, texts, rewards) -> rewards_lib.Scores:
       'completion_ids': ids[:length].tolist(),
       'truncated': bool(finish == TRUNCATED),
     }
-    for record, *row in zip(
-      records,
-      completions.tokens,
-      completions.length,
-      completions.finish,
-      strict=True,
-    )
+    for record, row in zip(records, completions, strict=True)
     for ids, length, finish in zip(*row, strict=True)
   ]
-  group = completions.length.shape[1]
+  group = len(texts[0])
   asked = [
     prompt_text(record['prompt']) for record in records for _ in range(group)
   ]

@@ -8,11 +8,14 @@ import numpy as np
 
 from grpo_jax import losses
 
+KNOWN_TO_ALL = ('mask', 'keep', 'version')
+"""The fields [P,G,T] of a batch that every process knows of all groups."""
+
 
 class Rollout(NamedTuple):
   """P groups of G completions that one policy version sampled, and rewards.
 
-  Everything lies on the host.
+  Everything lies on the host, but for what `gathering.on_devices` has moved.
 
   Attributes:
     batch: What losses read: NumPy arrays [P,G,T].
@@ -25,8 +28,8 @@ class Rollout(NamedTuple):
     answers: P reference answers as text, None for a prompt that has none; ()
       if nobody has asked for them.
     holder: i64[P], the process that knows a group's tokens. In the others
-      `texts` are '', and of the arrays [P,G,T] only `mask`, `keep` and
-      `version` count. None: every process knows all. See `gathering.py`.
+      `texts` are '', and of the arrays [P,G,T] only those `KNOWN_TO_ALL`
+      count. None: every process knows all. See `gathering.py`.
   """
 
   batch: losses.Batch

@@ -285,17 +285,17 @@ def _uploaded(
       yield
   finally:
     del _OPEN[local]
-    if owns():
-      _push_at_the_end(uploads, local, place)
+    _push_at_the_end(uploads, local, place, owns)
 
 
 def _push_at_the_end(
-  uploads: _Uploads, local: pathlib.Path, place: Any
+  uploads: _Uploads, local: pathlib.Path, place: Any, owns: Callable[[], bool]
 ) -> None:
   for left in reversed(range(TRIES)):
     try:
-      uploads.push()
-      _join_parts(place)
+      if owns():
+        uploads.push()
+        _join_parts(place)
       break
     except Exception as error:  # as above
       if not left:
@@ -329,7 +329,7 @@ def _claimed(place: Any) -> Iterator[Callable[[], bool]]:
     file.write_text(json.dumps(claim | own))
 
   def owns():
-    return (_claim(file) or {}).get('owner') == mine
+    return (_claim(file) or {}).get('owner', mine) == mine
 
   _wait_for_owner(file, place)
   place.mkdir(parents=True, exist_ok=True)

@@ -413,13 +413,16 @@ class Checkpoints:
     items = ocp.args.Composite(
       state=how, **{name: ocp.args.ArrayRestore() for name in hashes}
     )
-    restore = functools.partial(self._manager.restore, step, args=items)
-    found = self._together(restore)
-    for name, digest in hashes.items():
-      host[name] = np.asarray(found[name]).tobytes()
-      if hashlib.sha256(host[name]).hexdigest() != digest:
-        raise ValueError(f'its {name} is not what was saved')
-    state = found['state']
+
+    def restore():
+      found = self._manager.restore(step, args=items)
+      for name, digest in hashes.items():
+        host[name] = np.asarray(found[name]).tobytes()
+        if hashlib.sha256(host[name]).hexdigest() != digest:
+          raise ValueError(f'its {name} is not what was saved')
+      return found['state']
+
+    state = self._together(restore)
     # What it calls on the devices needs all processes.
     state = state[field] if field else state
     found = fingerprints.of(state)

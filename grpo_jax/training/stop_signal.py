@@ -97,11 +97,12 @@ class Stop:
     A launcher may send it to all of them. So the first Ctrl-C that comes here
     afterwards is not the second one.
     """
-    self.signal, self._is_taken = signal.Signals(number), True
+    self.signal = signal.Signals(number)
+    self._is_taken = number == signal.SIGINT
 
   def deliver(self, number: int) -> None:
     """As `take`, from another thread; what waits in `at_once` is ended."""
-    self._is_taken = True
+    self._is_taken = number == signal.SIGINT
     if signal.getsignal(number) != self._receive:
       self.take(number)  # nobody waits who could be ended
       return

@@ -87,7 +87,7 @@ def test_numbers_are_filled_with_the_ids_they_stand_for(kind):
   tokens = np.arange(tokens.size, dtype=np.int32).reshape(tokens.shape) % 11
   spec = LayoutSpec(kind, 1, 0, (8,))
   whole, _ = stack.micro_batches(prompts, tokens, length, spec)
-  numbers = stack.numbered(prompts, tokens.shape)
+  numbers = stack.numbered(prompts, tokens.shape, np.arange(2))
   found, _ = stack.micro_batches(*numbers, length, spec)
   assert not np.array_equal(found.tokens, whole.tokens)
   found = stack.filled(found, jnp.asarray(tokens))

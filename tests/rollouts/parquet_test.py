@@ -261,9 +261,8 @@ def test_a_process_reads_its_own_groups(tmp_path, number):
 
 def test_parts_that_are_not_needed_are_not_read(tmp_path):
   path = tmp_path / 'a.parquet'
-  parquet.write(path, make(128), 1)
-  file = pyarrow_parquet.ParquetFile(path)
-  assert file.num_row_groups == 64
+  parquet.write(path, make(1024), 1)
+  assert pyarrow_parquet.ParquetFile(path).num_row_groups == 4
   read, reader = [], pyarrow_parquet.ParquetFile.read_row_groups
 
   def noted(self, groups, *args):
@@ -273,6 +272,6 @@ def test_parts_that_are_not_needed_are_not_read(tmp_path):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(pyarrow_parquet.ParquetFile, 'read_row_groups', noted)
     parquet.read(path, lambda prompts: np.arange(prompts) * 4 // prompts)
-    assert read == [*range(16)]
+    assert read == [0]
     nothing = parquet.read(path, lambda prompts: np.full(prompts, 7))
-    assert read == [*range(16)] and not nothing.batch.tokens.any()
+    assert read == [0] and not nothing.batch.tokens.any()

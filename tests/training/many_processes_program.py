@@ -69,6 +69,12 @@ def whole(folder, rank, stop):
   return train(folder, stop)
 
 
+def tensor_across(folder, rank, stop):
+  """All rows on all devices; one of the processes is to hold them."""
+  changes = {'mesh.fsdp': 1, 'mesh.tensor': 4, 'steps': 1}
+  return train(folder, stop, **changes)
+
+
 def stopped(folder, rank, stop):
   """A signal to process 1 in the second rollout."""
   at_call = {LATE: lambda: os.kill(os.getpid(), signal.SIGTERM)}
@@ -157,16 +163,20 @@ def replayed(folder, rank, stop):
 
 def random_reward(folder, rank, stop):
   """What this process has trained on, of a judge that is no function."""
-  learn, rewards = loop.learn, []
+  learn, rewards, unknown = loop.learn, [], []
 
   def learn_and_note(update, state, rollout, step):
     rewards.extend(rollout.batch.reward.ravel().tolist())
+    unknown.append(
+      [p for p, texts in enumerate(rollout.texts) if not any(texts)]
+    )
     return learn(update, state, rollout, step)
 
   loop.learn = learn_and_note
   name = f'{__name__}:at_random'
   try:
-    return train(folder, stop, reward=name) | {'rewards': rewards}
+    ended = train(folder, stop, reward=name)
+    return ended | {'rewards': rewards, 'unknown': unknown}
   finally:
     loop.learn = learn
 
@@ -197,6 +207,7 @@ CASES = {
     evaluated,
     random_reward,
     replayed,
+    tensor_across,
     stopped,
     goes_on,
     raises,

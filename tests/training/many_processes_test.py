@@ -113,6 +113,21 @@ def test_what_one_judges_at_random_both_train_on(folder):
   assert first == second and set(first) == {0.0, 1.0}
 
 
+def test_each_knows_the_groups_that_its_devices_have_drawn(folder):
+  for first, second in zip(
+    *(end['unknown'] for end in told(folder, 'random_reward')), strict=True
+  ):
+    assert first and second and sorted(first + second) == [*range(8)]
+
+
+def test_a_mesh_whose_rows_lie_on_both_draws_the_same(folder):
+  whole, found = (
+    columns(folder / name, 1) for name in ('whole', 'tensor_across')
+  )
+  np.testing.assert_array_equal(found.batch.tokens, whole.batch.tokens)
+  assert found.texts == whole.texts
+
+
 def test_a_replay_learns_the_same_and_a_function_sees_all_of_it(folder):
   first, second = (end['seen'] for end in told(folder, 'replayed'))
   assert [step for step, *_ in first] == [1, 2, 3, 4] and not second
