@@ -106,8 +106,6 @@ def decided(
   rollout: Rollout, chosen: np.ndarray, spec: LayoutSpec
 ) -> LayoutSpec:
   """What `models.stack.decided` returns for some prompts of a rollout."""
-  if not spec.is_open:
-    return spec
   return stack.decided(*_lengths(rollout, chosen), spec)
 
 

@@ -391,7 +391,8 @@ class Updater:
     key = chosen.tobytes()
     if key not in self._layouts:
       found = self._laid_on_mesh(rollout, chosen)
-      self.spec = micro_batches.decided(rollout, chosen, self.spec)
+      if self.spec.is_open:
+        self.spec = micro_batches.decided(rollout, chosen, self.spec)
       # A later epoch has other optimizer batches, which are used only once.
       if len(self._layouts) == self.batches:
         return found
