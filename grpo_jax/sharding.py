@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
-import functools
 import math
 from typing import Any
 
@@ -57,6 +56,7 @@ def make_mesh(
   tensor: int = 1,
   expert: int = 1,
   slices: int = 1,
+  devices: Sequence[Any] | None = None,
 ) -> Mesh:
   """A mesh over the first `slices * data * fsdp * tensor * expert` devices.
 
@@ -69,6 +69,8 @@ def make_mesh(
     slices: Groups of devices, each with copies of its own. Networks between
       slices of a pod, or between groups of machines, are slow, and only sums of
       gradients cross them. In the mesh they are the outer part of `data`.
+    devices: Such as those of a topology that is not there, to compile for it;
+      None: those of this run.
 
   Returns:
     A `Mesh` with Auto axes.
@@ -79,7 +81,46 @@ def make_mesh(
       process without devices in the mesh would have no part in the run. Or the
       devices lie in another number of slices.
   """
-  devices = jax.devices()
+  devices = list(jax.devices() if devices is None else devices)
+  processes = len({device.process_index for device in devices})
+  shape = mesh_shape(
+    len(devices), data, fsdp, tensor, expert, slices, processes
+  )
+  used = devices[: math.prod(shape.values())]
+  in_slice = shape['data'] // slices, *list(shape.values())[1:]
+  parts = [_placed(in_slice, part) for part in _slices(used, slices)]
+  # Auto must be asked for: JAX's default, Explicit, refuses some operations
+  # over sharded axes, such as quantiles.
+  types = (AxisType.Auto,) * len(shape)
+  return Mesh(np.concatenate(parts), tuple(shape), axis_types=types)
+
+
+def mesh_shape(
+  number: int,
+  data: int = 1,
+  fsdp: int = 1,
+  tensor: int = 1,
+  expert: int = 1,
+  slices: int = 1,
+  processes: int = 1,
+) -> dict[str, int]:
+  """The axes of a mesh and their sizes; see `make_mesh`.
+
+  Args:
+    number: Of devices.
+    data: See `make_mesh`.
+    fsdp: See `make_mesh`.
+    tensor: See `make_mesh`.
+    expert: See `make_mesh`.
+    slices: See `make_mesh`.
+    processes: How many processes have the devices.
+
+  Raises:
+    ValueError: See `make_mesh`.
+
+  >>> mesh_shape(16, data=-1, fsdp=4)
+  {'data': 4, 'fsdp': 4, 'expert': 1, 'tensor': 1}
+  """
   sizes = f'data={data} x fsdp={fsdp} x tensor={tensor} x expert={expert}'
   sizes = f'slices={slices} x {sizes}' if slices != 1 else sizes
   if min(fsdp, tensor, expert, slices) < 1 or data < 1 and data != -1:
@@ -88,27 +129,21 @@ def make_mesh(
       '-1, for all devices that are left).'
     )
   if data == -1:  # at least one copy of the parameters
-    data = max(1, len(devices) // (fsdp * tensor * expert * slices))
+    data = max(1, number // (fsdp * tensor * expert * slices))
   wanted = slices * data * fsdp * tensor * expert
-  if wanted > len(devices):
+  if wanted > number:
     raise ValueError(
-      f'A mesh of {sizes} needs {wanted} devices, but {len(devices)} '
-      'are present; change config.mesh.'
+      f'A mesh of {sizes} needs {wanted} devices, but {number} are present; '
+      'change config.mesh.'
     )
-  if wanted < len(devices) and jax.process_count() > 1:
+  if wanted < number and processes > 1:
     raise ValueError(
-      f'A mesh of {sizes} leaves {len(devices) - wanted} of the '
-      f'{len(devices)} devices of {jax.process_count()} processes without '
-      'work; give config.mesh.data=-1, or change config.mesh.'
+      f'A mesh of {sizes} leaves {number - wanted} of the {number} devices of '
+      f'{processes} processes without work; give config.mesh.data=-1, or '
+      'change config.mesh.'
     )
-  # Auto must be asked for: JAX's default, Explicit, refuses some operations
-  # over sharded axes, such as quantiles.
-  names, types = ('data', 'fsdp', 'expert', 'tensor'), (AxisType.Auto,) * 4
-  parts = [
-    _placed((data, fsdp, expert, tensor), part)
-    for part in _slices(devices[:wanted], slices)
-  ]
-  return Mesh(np.concatenate(parts), names, axis_types=types)
+  axes = 'data', 'fsdp', 'expert', 'tensor'
+  return dict(zip(axes, (slices * data, fsdp, expert, tensor), strict=True))
 
 
 def _placed(shape: tuple[int, ...], devices: list[Any]) -> np.ndarray:
@@ -116,7 +151,10 @@ def _placed(shape: tuple[int, ...], devices: list[Any]) -> np.ndarray:
   if devices[0].platform == 'tpu':  # only there the order is not that of JAX
     from jax.experimental import mesh_utils
 
-    return mesh_utils.create_device_mesh(shape, devices)
+    # Split, because an axis of 64 needs more than one of 16 x 16 chips.
+    return mesh_utils.create_device_mesh(
+      shape, devices, allow_split_physical_axes=True
+    )
   return np.array(devices).reshape(shape)
 
 
@@ -142,6 +180,22 @@ def _slices(devices: Sequence[Any], slices: int) -> list[list[Any]]:
   return [of_slice[index] for index in sorted(of_slice)]
 
 
+def platform(mesh: Mesh | AbstractMesh | None = None) -> str:
+  """The kind of device that programs are compiled for: cpu, gpu or tpu.
+
+  Not always `jax.default_backend()`: a program for a pod can be compiled on a
+  machine that has none.
+
+  Args:
+    mesh: A mesh; None: the one in `use`.
+  """
+  if isinstance(mesh, Mesh):
+    return mesh.devices.flat[0].platform
+  mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+  device = mesh.abstract_device  # None without a mesh
+  return device.platform if device else jax.default_backend()
+
+
 def row_shards(mesh: Mesh | AbstractMesh) -> int:
   """The number of data shards: into how many parts rows are split."""
   return math.prod(mesh.shape[axis] for axis in ROW_AXES)
@@ -155,156 +209,6 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def rows(mesh: Mesh, axis: int = 0) -> NamedSharding:
   """Rows along `axis` split over the data shards."""
   return NamedSharding(mesh, PartitionSpec(*(None,) * axis, ROW_AXES))
-
-
-def to_host(tree: Any) -> Any:
-  """Arrays of the devices as arrays of NumPy, whole in every process.
-
-  With several processes this, `rows_to_host`, `from_local` and `gather` are the
-  doors between host and devices. All processes must call it, because an array
-  that is split over the devices of several is gathered first.
-
-  Args:
-    tree: Arrays, on the devices or not.
-  """
-  if jax.process_count() == 1:
-    return jax.device_get(tree)
-  from jax.experimental import multihost_utils
-
-  def is_elsewhere(x):
-    return isinstance(x, jax.Array) and not (
-      x.is_fully_addressable or x.is_fully_replicated
-    )
-
-  leaves, treedef = jax.tree.flatten(tree)
-  gathered = iter(
-    multihost_utils.process_allgather(
-      [x for x in leaves if is_elsewhere(x)], tiled=True
-    )
-  )
-  return jax.device_get(
-    treedef.unflatten(
-      [next(gathered) if is_elsewhere(x) else x for x in leaves]
-    )
-  )
-
-
-def from_local(tree: Any, place: Any) -> Any:
-  """Arrays of NumPy on the devices.
-
-  A process puts the parts of its own devices there, and compares nothing with
-  the others.
-
-  Args:
-    tree: Arrays of NumPy, whole in shape; of several processes each must have
-      the parts that are to be on its devices.
-    place: A `NamedSharding` for all of them.
-  """
-  if jax.process_count() == 1:
-    return jax.device_put(tree, place)
-
-  def one(x):
-    x = np.asarray(x)
-    return jax.make_array_from_process_local_data(place, x, x.shape)
-
-  return jax.tree.map(one, tree)
-
-
-def holders(mesh: Mesh) -> np.ndarray:
-  """The process that holds each data shard's rows on its host, i64[S].
-
-  Where the axis `tensor` reaches over processes, several have the same rows on
-  their devices. They hold shards by turns.
-  """
-  of_shards = mesh.devices.reshape(row_shards(mesh), -1)
-  having = [
-    sorted({device.process_index for device in devices})
-    for devices in of_shards
-  ]
-  return np.array([some[s % len(some)] for s, some in enumerate(having)])
-
-
-def own_shards(mesh: Mesh) -> np.ndarray:
-  """The data shards of which this process's devices have a part, bool[S]."""
-  of_shards = mesh.devices.reshape(row_shards(mesh), -1)
-  own = jax.process_index()
-  return np.array(
-    [any(device.process_index == own for device in some) for some in of_shards]
-  )
-
-
-def rows_to_host(tree: Any) -> Any:
-  """The rows that this process's devices have, as arrays of NumPy.
-
-  Args:
-    tree: Arrays [R,...] on the devices, split over the data shards.
-
-  Returns:
-    Arrays of the same shapes; the rows of other processes are 0.
-  """
-
-  def one(x):
-    whole, parts = np.zeros(x.shape, x.dtype), {}
-    for part in x.addressable_shards:  # some of the same rows
-      parts.setdefault(part.index[0].start, part)
-    for part in parts.values():
-      whole[part.index] = part.data
-    return whole
-
-  return jax.tree.map(one, tree)
-
-
-def gather(tree: Any, holder: np.ndarray, mesh: Mesh) -> Any:
-  """Arrays of which each process holds some rows, whole on every device.
-
-  All processes must call it.
-
-  Args:
-    tree: Arrays of NumPy [R,...], of which the rows held here are read.
-    holder: i64[R], the process that holds each row; the same in all.
-    mesh: The mesh.
-
-  Returns:
-    Arrays [R,...] of JAX.
-  """
-  process = np.array([device.process_index for device in mesh.devices.flat])
-  # The rows of a process lie on its devices in parts of one size. It is a power
-  # of two, so that few programs are compiled.
-  parts = np.bincount(process)
-  most = np.max(-(-np.bincount(holder, minlength=len(parts)) // parts))
-  size = 1 << int(most - 1).bit_length()
-  place = np.zeros(len(holder), np.int32)  # of each row among all parts
-  for rank in np.unique(holder):
-    devices, rows = (
-      np.flatnonzero(process == rank),
-      np.flatnonzero(holder == rank),
-    )
-    number = np.arange(len(rows))
-    place[rows] = devices[number // size] * size + number % size
-
-  def one(x):
-    def part(index):
-      first = index[0].start or 0
-      rows = np.flatnonzero((place >= first) & (place < first + size))
-      own = np.zeros((size, *x.shape[1:]), x.dtype)
-      own[place[rows] - first] = x[rows]
-      return own
-
-    shape = len(process) * size, *x.shape[1:]
-    over_all = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    return jax.make_array_from_callback(shape, over_all, part)
-
-  return _taken(mesh)(jax.tree.map(one, tree), place)
-
-
-@functools.cache
-def _taken(mesh: Mesh) -> Callable[[Any, np.ndarray], Any]:
-  """Takes rows of arrays that are split over all devices."""
-
-  def take(tree, place):
-    return jax.tree.map(lambda x: x[place], tree)
-
-  return jax.jit(take, out_shardings=replicated(mesh))
 
 
 @contextlib.contextmanager
@@ -365,11 +269,19 @@ def constrain_cache(x: jax.Array, heads: int) -> jax.Array:
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
     return x
-  axes: list[Any] = [None] * x.ndim
+  spec = cache_spec(mesh, x.shape, heads)
+  return jax.lax.with_sharding_constraint(x, spec)
+
+
+def cache_spec(
+  mesh: Mesh | AbstractMesh, shape: Sequence[int], heads: int
+) -> PartitionSpec:
+  """Where a cache lies; see `constrain_cache`."""
+  axes: list[Any] = [None] * len(shape)
   axes[0] = ROW_AXES
-  if x.shape[heads] % mesh.shape['tensor'] == 0:
+  if shape[heads] % mesh.shape['tensor'] == 0:
     axes[heads] = 'tensor'
-  return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))
+  return PartitionSpec(*axes)
 
 
 def gather_fsdp(x: jax.Array, *names: str | None) -> jax.Array:

@@ -13,7 +13,10 @@ PACKAGE = pathlib.Path(__file__).parent.parent / 'grpo_jax'
 # What each folder, or module beside the folders, may import of ours. The order
 # is that of a rollout's way: nothing imports what stands above it.
 _LIBRARIES = {'losses', 'optim', 'data', 'rewards', 'config', 'sharding'}
-_SMALL = {'metrics', 'random_keys', 'resolve', 'gguf_files', 'whole_files'}
+_SMALL = {
+  'metrics', 'random_keys', 'resolve', 'gguf_files', 'whole_files',
+  'host_arrays',
+}  # fmt: skip
 _TRAINS = {'learner', 'rollouts', 'sampling', 'models', 'monitor'}
 _ALL = {'training', 'diagnostics', *_TRAINS, *_LIBRARIES, *_SMALL}
 ALLOWED = {
@@ -21,18 +24,19 @@ ALLOWED = {
   '__init__': {
     'commands', 'config', 'data', 'diagnostics', 'losses', 'optim', 'rewards',
   },
-  'commands': {'studies', *_ALL},
+  'commands': {'studies', 'planning', *_ALL},
   'studies': _ALL,
+  'planning': _ALL,
   'training': {*_TRAINS, *_LIBRARIES, *_SMALL},
   'learner': {
     'rollouts', 'models', 'losses', 'optim', 'diagnostics', 'metrics',
-    'sharding', 'random_keys',
+    'sharding', 'host_arrays', 'random_keys',
   },
   'rollouts': {
     'sampling', 'models', 'data', 'rewards', 'losses', 'random_keys',
-    'whole_files', 'sharding',
+    'whole_files', 'host_arrays',
   },
-  'sampling': {'models', 'sharding', 'random_keys'},
+  'sampling': {'models', 'sharding', 'host_arrays', 'random_keys'},
   'models': {'sharding', 'gguf_files'},
   'diagnostics': {'losses'},
   'monitor': {'config', 'metrics', 'whole_files'},
@@ -42,6 +46,7 @@ ALLOWED = {
   'rewards': {'resolve'},
   'config': set(),
   'sharding': set(),
+  'host_arrays': {'sharding'},
   'metrics': set(),
   'random_keys': set(),
   'resolve': set(),

@@ -5,6 +5,7 @@ from jax.sharding import AxisType
 import numpy as np
 import pytest
 
+from grpo_jax import host_arrays
 from grpo_jax import models
 from grpo_jax import sharding
 from tests import tiny
@@ -104,8 +105,8 @@ class _Mesh:
 )
 def test_who_holds_the_rows_of_a_shard(processes, holders, own):
   mesh = _Mesh(processes)
-  assert sharding.holders(mesh).tolist() == holders
-  assert sharding.own_shards(mesh).tolist() == own  # those of process 0
+  assert host_arrays.holders(mesh).tolist() == holders
+  assert host_arrays.own_shards(mesh).tolist() == own  # those of process 0
 
 
 @pytest.mark.parametrize('rows', [1, 3, 21])
@@ -117,7 +118,7 @@ def test_gathered_rows_are_whole_on_every_device(rows):
     'none': None,
   }
   holder = np.zeros(rows, np.int64)  # the only process
-  found = sharding.gather(given, holder, mesh)
+  found = host_arrays.gather(given, holder, mesh)
   assert found['none'] is None
   for name in 'ab':
     assert found[name].is_fully_replicated and len(found[name].devices()) == 8
@@ -128,7 +129,7 @@ def test_rows_on_the_host_are_those_of_own_devices():
   mesh = sharding.make_mesh(data=4, tensor=2)
   x = np.arange(24).reshape(8, 3)
   there = jax.device_put(x, sharding.rows(mesh))
-  np.testing.assert_array_equal(sharding.rows_to_host(there), x)
+  np.testing.assert_array_equal(host_arrays.rows_to_host(there), x)
 
 
 @pytest.mark.parametrize(

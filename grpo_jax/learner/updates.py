@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax import host_arrays
 from grpo_jax import losses
 from grpo_jax import metrics
 from grpo_jax import random_keys
@@ -250,6 +251,26 @@ class Updater:
 
   def _compile(self, example: Rollout, step: int) -> None:
     """Compiles the programs that `__call__` runs; jit keeps them for it."""
+    for lower in self.lowering(example, step).values():
+      lower().compile()
+
+  def lowering(
+    self, example: Rollout, step: int = 0
+  ) -> dict[str, Callable[[], Any]]:
+    """What lowers the programs that `__call__` runs.
+
+    Nothing is put on a device, so this also works for a mesh whose devices are
+    not there.
+
+    Args:
+      example: See `compile_ahead`.
+      step: See `compile_ahead`.
+
+    Returns:
+      For each program a function that lowers it: `train_step`, `credit`, and
+      what scores before the first update, the policy or the reference:
+      `score_all`, or `score_entropy` if the entropy is needed too.
+    """
     everywhere = sharding.replicated(self.learner.mesh)
 
     def arrays(tree):
@@ -260,31 +281,46 @@ class Updater:
 
     state, shape = self.abstract, example.batch.mask.shape
     chosen = next(self.optimizer_batches(example, 0))
-    layout, used = self._laid_on_mesh(example, chosen)
-    scorings = []
+    layout, used = self.abstract_layout(example, chosen)
+    scoring = {}
 
     # In place of `score`: it notes the program and returns zeros, because there
     # are no parameters yet to score with.
     def unscored(params, rollout, with_entropy=False):
-      del rollout
+      del params, rollout
       of_chosen = len(chosen), *shape[1:]
-      lowered = self.score_all.lower(
-        self.frozen, params, layout, used, of_chosen, with_entropy
-      )
-      scorings.append(lowered)
-      nothing = jnp.zeros(shape, device=everywhere)
-      return jax.tree.map(lambda _: nothing, lowered.out_info)
+      given = self.frozen, state.params, layout, used, of_chosen, with_entropy
+      name = 'score_entropy' if with_entropy else 'score_all'
+      scoring[name] = lambda: self.score_all.lower(*given)
+      nothing = jnp.zeros(shape)
+      return jax.tree.map(lambda _: nothing, self.score_all.eval_shape(*given))
 
-    batch = self.with_policies(state, example, 0, unscored)
-    credited, _, _ = jax.eval_shape(self.credit, batch, state.loss_state)
+    # What was scored is on the mesh when `credit` is called, all else is not.
+    batch = jax.tree.map(
+      lambda x: arrays(x) if isinstance(x, jax.Array) else x,
+      self.with_policies(state, example, step, unscored),
+    )
+    credited, *_ = jax.eval_shape(self.credit, batch, state.loss_state)
     start = arrays(jax.ShapeDtypeStruct((), jnp.int32))
+    given = self.frozen, state, arrays(credited), chosen, layout, used, start
     watch = self.watches(step)
-    self.train_step.lower(
-      self.frozen, state, arrays(credited), chosen, layout, used, start, watch
-    ).compile()
-    self.credit.lower(batch, state.loss_state).compile()
-    for lowered in scorings:
-      lowered.compile()
+    return {
+      'train_step': lambda: self.train_step.lower(*given, watch),
+      'credit': lambda: self.credit.lower(batch, state.loss_state),
+      **scoring,
+    }
+
+  def abstract_layout(
+    self, example: Rollout, chosen: np.ndarray
+  ) -> tuple[Layout, int]:
+    """As `layout`: shapes, dtypes and shardings, and how many are used."""
+    # Which rows are filled does not matter.
+    nowhere = np.zeros(sharding.row_shards(self.learner.mesh), bool)
+    layout, used = micro_batches.of_rollout(example, chosen, self.spec, nowhere)
+    place = sharding.rows(self.learner.mesh, axis=1)
+    return jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), layout
+    ), used
 
   @property
   def scores_old(self) -> bool:
@@ -401,10 +437,10 @@ class Updater:
 
   def _laid_on_mesh(self, rollout: Rollout, chosen: np.ndarray):
     """As `layout`; nothing is kept, and nothing decided."""
-    shards = sharding.own_shards(self.learner.mesh)
+    shards = host_arrays.own_shards(self.learner.mesh)
     layout, used = micro_batches.of_rollout(rollout, chosen, self.spec, shards)
     place = sharding.rows(self.learner.mesh, axis=1)
-    layout = sharding.from_local(layout, place)
+    layout = host_arrays.from_local(layout, place)
     if rollout.holder is not None:
       layout = self.fill(layout, rollout.batch.tokens)
     return layout, used
@@ -430,16 +466,8 @@ class Updater:
       What the compiler says: `temporary`, and `peak`, which counts arguments
       and results too.
     """
-    chosen = np.arange(len(rollout.prompts) // self.batches)
-    layout, used = self.layout(rollout, chosen)
-    method = self.learner.method
-    # What the method reads must be there; memory does not depend on its values.
-    batch = losses.with_required(method, rollout.batch)
-    batch, _, _ = self.credit(batch, method.init())
-    step = self.train_step.lower(
-      self.frozen, self.abstract, batch, chosen, layout, used, np.int32(0),
-      self.watch_steps > 0,
-    )  # fmt: skip
+    # In rollout 0 overshoot is measured, if in any.
+    step = self.lowering(rollout)['train_step']()
     needs: Any = step.compile().memory_analysis()
     # Results lie in the memory of donated arguments, which counts once.
     held = needs.argument_size_in_bytes + needs.output_size_in_bytes

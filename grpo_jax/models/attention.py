@@ -25,6 +25,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from grpo_jax import sharding
 from grpo_jax.models._attend import Partial
 from grpo_jax.models._attend import attend
 from grpo_jax.models._attend import attend_recent
@@ -209,7 +210,7 @@ def _over_blocks(
   return attention
 
 
-def cache_axis(implementation: str) -> int:
+def cache_axis(implementation: str, platform: str | None = None) -> int:
   """The axis of a cache that counts the positions.
 
   Keys and values of a cache are f[A,N,K,D] for the kernels of accelerators. For
@@ -218,18 +219,19 @@ def cache_axis(implementation: str) -> int:
 
   Args:
     implementation: See `over_layout`.
+    platform: See `sharding.platform`; None: of the mesh in `use`.
 
   Returns:
     1 or 2.
   """
-  return 2 if _chosen(implementation) == 'xla' else 1
+  return 2 if _chosen(implementation, platform) == 'xla' else 1
 
 
-def _chosen(implementation: str) -> str:
-  """`'auto'` as the implementation for the present device."""
+def _chosen(implementation: str, platform: str | None = None) -> str:
+  """`'auto'` as the implementation for a kind of device."""
   if implementation != 'auto':
     return implementation
-  return _BEST.get(jax.default_backend(), 'xla')
+  return _BEST.get(platform or sharding.platform(), 'xla')
 
 
 def over_prompts(length: Array, implementation: str = 'xla') -> Attention:

@@ -248,7 +248,7 @@ def mixture(
     f[B,Q,width]; the sum over the experts is taken in float32.
   """
   if ragged is None:
-    ragged = jax.default_backend() == 'tpu'
+    ragged = sharding.platform() == 'tpu'
   number, per_token = gate.shape[0], chosen.shape[-1]
   tokens = x.reshape(-1, x.shape[-1])
   here = chosen.reshape(-1) - first

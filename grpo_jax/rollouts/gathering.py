@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from grpo_jax import sharding
+from grpo_jax import host_arrays
 from grpo_jax.rollouts.types import KNOWN_TO_ALL
 from grpo_jax.rollouts.types import Rollout
 
@@ -39,7 +39,7 @@ def on_devices(rollout: Rollout, mesh: jax.sharding.Mesh) -> Rollout:
     or np.shape(value) == batch.mask.shape
     and name not in KNOWN_TO_ALL
   }
-  gathered = sharding.gather(held, rollout.holder, mesh)
+  gathered = host_arrays.gather(held, rollout.holder, mesh)
   return rollout._replace(batch=batch._replace(**gathered))
 
 

@@ -14,8 +14,10 @@ from grpo_jax import sharding
 from grpo_jax.models import layout
 from grpo_jax.sampling import _arrays
 from grpo_jax.sampling import _generation
+from grpo_jax.sampling import _lowered
 from grpo_jax.sampling import _sampler
 from grpo_jax.sampling import _schedule
+from grpo_jax.sampling._next_token import Sampling
 from grpo_jax.sampling._protocol import TRUNCATED
 from grpo_jax.sampling._protocol import Completions
 from grpo_jax.sampling._protocol import Requests
@@ -108,32 +110,64 @@ class LocalEngine:
       raise ValueError('LocalEngine has no parameters yet; call load first.')
     sampling, number = requests.sampling, len(requests.prompts)
     prompts = _arrays.prompts(requests, self.prompt_buckets, self.seed)
-    buffer = layout.bucket(
-      sampling.max_tokens, self.completion_buckets, 'completion'
-    )
-    shards = 1 if self.mesh is None else sharding.row_shards(self.mesh)
-    at_once = min(max(1, self.max_rows // requests.group), number)
-    at_once = math.ceil(at_once / shards) * shards  # equally many on each shard
+    sampler, columns = self._compiled_for(sampling, requests.group)
     return _generation.Generation(
-      # The sampler is a static argument, so another value in it means another
-      # compilation. The exact length limit is therefore passed as an array, and
-      # stop strings are looked for on the host, in what was drawn.
-      _sampler.Sampler(
-        self.model,
-        dataclasses.replace(sampling, max_tokens=buffer, stop_strings=()),
-        requests.group,
-        self.mesh,
-      ),
+      sampler,
       self._params,
-      _schedule.Schedule(
-        requests.group, at_once, prompts.tokens.shape[1], shards
-      ),
+      self._schedule(number, requests.group, prompts.tokens.shape[1]),
       prompts,
       sampling.max_tokens,
-      sorted(size for size in set(self.completion_buckets) if size <= buffer),
+      columns,
       self.between,
       self.shares,
     )
+
+  def _compiled_for(
+    self, sampling: Sampling, group: int
+  ) -> tuple[_sampler.Sampler, list[int]]:
+    """The static part of the programs, and the lengths of their caches."""
+    buffer = layout.bucket(
+      sampling.max_tokens, self.completion_buckets, 'completion'
+    )
+    # The sampler is a static argument, so another value in it means another
+    # compilation. The exact length limit is therefore passed as an array, and
+    # stop strings are looked for on the host, in what was drawn.
+    drawing = dataclasses.replace(sampling, max_tokens=buffer, stop_strings=())
+    sizes = {size for size in self.completion_buckets if size <= buffer}
+    sampler = _sampler.Sampler(self.model, drawing, group, self.mesh)
+    return sampler, sorted(sizes)
+
+  def _schedule(
+    self, number: int, group: int, prompt_tokens: int
+  ) -> _schedule.Schedule:
+    """The numbers of rows for so many prompts."""
+    shards = 1 if self.mesh is None else sharding.row_shards(self.mesh)
+    at_once = min(max(1, self.max_rows // group), number)
+    at_once = math.ceil(at_once / shards) * shards  # equally many on each shard
+    return _schedule.Schedule(group, at_once, prompt_tokens, shards)
+
+  def lowering(
+    self, params: Any, prompts: int, group: int, sampling: Sampling
+  ) -> dict[str, Callable[[], Any]]:
+    """What lowers the programs of the largest rollout.
+
+    Nothing is put on a device, so this also works for a mesh whose devices are
+    not there.
+
+    Args:
+      params: The learner's, as shapes, dtypes and shardings.
+      prompts: How many are asked for.
+      group: Completions of each.
+      sampling: How tokens are drawn.
+
+    Returns:
+      For each program a function that lowers it: `prepare` (weights to the
+      sampler), `prefill`, `decode` with the longest caches, and `regroup`, the
+      first time that rows are dropped, if there are enough rows for that.
+    """
+    sampler, columns = self._compiled_for(sampling, group)
+    schedule = self._schedule(prompts, group, max(self.prompt_buckets))
+    return _lowered.programs(sampler, schedule, params, columns)
 
   def _completions(
     self, so_far: _generation.CompletionsSoFar, requests: Requests

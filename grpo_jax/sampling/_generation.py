@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from grpo_jax import host_arrays
 from grpo_jax import sharding
 from grpo_jax.sampling import _sampler
 from grpo_jax.sampling import _schedule
@@ -169,7 +170,7 @@ class Generation:
       'index': part(self.prompts.index, -1),  # -1 marks padding
     }
     if self.sampler.mesh is not None:
-      host = sharding.from_local(host, sharding.rows(self.sampler.mesh))
+      host = host_arrays.from_local(host, sharding.rows(self.sampler.mesh))
     group = self.sampler.group
     completion = np.full((number * group,), -1, np.int64)
     completion[: taken * group] = first * group + np.arange(taken * group)
@@ -182,7 +183,7 @@ class Generation:
     )
     if self.shares:
       assert self.sampler.mesh is not None and self.so_far.holder is not None
-      of_shards = sharding.holders(self.sampler.mesh)
+      of_shards = host_arrays.holders(self.sampler.mesh)
       holder = np.repeat(of_shards, number // len(of_shards))
       self.so_far.holder[first : first + taken] = holder[:taken]
     drawn, ended = self._to_host(drawn, rows.ended)
@@ -193,15 +194,15 @@ class Generation:
   def _to_host(self, drawn: _sampler.Drawn, *told: jax.Array) -> Any:
     """What was drawn, as far as this process is to know it, and the rest."""
     if not self.shares:
-      return sharding.to_host((drawn, *told))
-    return sharding.rows_to_host(drawn), *sharding.to_host(told)
+      return host_arrays.to_host((drawn, *told))
+    return host_arrays.rows_to_host(drawn), *host_arrays.to_host(told)
 
   def _here(self, rows: int) -> np.ndarray | bool:
     """Which of so many rows this process holds."""
     if not self.shares:
       return True
     assert self.sampler.mesh is not None
-    of_shards = sharding.holders(self.sampler.mesh) == jax.process_index()
+    of_shards = host_arrays.holders(self.sampler.mesh) == jax.process_index()
     return np.repeat(of_shards, rows // len(of_shards))
 
   def _start(self):
@@ -249,7 +250,7 @@ class Generation:
     row = lanes.reshape(-1).astype(np.int32)
     place = lane.astype(np.int32), row
     if self.sampler.mesh is not None:
-      place = sharding.from_local(place, sharding.rows(self.sampler.mesh))
+      place = host_arrays.from_local(place, sharding.rows(self.sampler.mesh))
     self.rows = _sampler.regroup(self.sampler, parts, *place, self.room)
 
     def moved(x):

@@ -22,6 +22,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax import host_arrays
 from grpo_jax import sharding
 from grpo_jax.models import foreign
 from grpo_jax.models import layout
@@ -112,7 +113,9 @@ class PlainEngine:
     for first in range(0, number, at_once):
       self.between()
       part = self._part(prompts, first, at_once)
-      parts.append(sharding.to_host(_run(program, self._params, part, limit)))
+      parts.append(
+        host_arrays.to_host(_run(program, self._params, part, limit))
+      )
     drawn, length = jax.tree.map(lambda *x: np.concatenate(x), *parts)
     rows = number * requests.group
     return _arrays.completions(
@@ -143,7 +146,7 @@ class PlainEngine:
       'index': part(prompts.index, -1),
     }
     if self.mesh is not None:
-      host = sharding.from_local(host, sharding.rows(self.mesh))
+      host = host_arrays.from_local(host, sharding.rows(self.mesh))
     return _sampler.Prompts(**host, key=prompts.key)
 
 

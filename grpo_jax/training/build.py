@@ -7,6 +7,7 @@ given in Python; see `marks.py`.
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import difflib
 import inspect
@@ -110,7 +111,7 @@ def run(config: Config, given: Given = marks.NOTHING) -> Run:
     rewards=reward_functions(config, given),
     mesh=parts.mesh,
     model=parts.model,
-    method=_method(config, given),
+    method=method_of(config, given),
     engine=parts.engine,
     peak_flops=peak and peak * parts.mesh.size,
     sampling=parts.sampling,
@@ -164,7 +165,7 @@ def sampler(config: Config, given: Given) -> Sampler:
     model = own.model
     build_foreign.check(model, config, tokenizer.vocab_size)
     engine = sampling.PlainEngine(model, **options)
-  drawing = _sampling(config.sampler, tokenizer)
+  drawing = drawing_of(config.sampler, tokenizer.eos_ids)
   return Sampler(config, tokenizer, mesh, model, engine, drawing)
 
 
@@ -273,8 +274,8 @@ def _arguments(function) -> str:
   return str(inspect.signature(function)).split(' ->')[0]
 
 
-def _method(config: Config, given: Given) -> losses.LossTransform:
-  """The method, traced once, so that a chain in the wrong order raises now."""
+def method_of(config: Config, given: Given) -> losses.LossTransform:
+  """The method of a run, traced so that a chain in the wrong order raises."""
   facts = {  # for a method that is marked by `losses.takes_from_run`
     'reward_weights': tuple(reward.weight for reward in config.rewards),
     'updates_per_rollout': config.learner.batches * config.learner.epochs,
@@ -383,10 +384,13 @@ def tokenizer_of(
   )
 
 
-def _sampling(config: config_lib.Sampler, tokenizer) -> sampling.Sampling:
+def drawing_of(
+  config: config_lib.Sampler, eos_ids: Sequence[int]
+) -> sampling.Sampling:
+  """How a run draws tokens."""
   return sampling.Sampling(
     max_tokens=config.max_tokens,
-    eos_ids=tokenizer.eos_ids,
+    eos_ids=tuple(eos_ids),
     temperature=config.temperature,
     top_k=config.top_k,
     top_p=config.top_p,

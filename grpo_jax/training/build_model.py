@@ -56,8 +56,12 @@ class RunWeights(NamedTuple):
 Source = weights.Source | RunWeights
 
 
-def source(path: str) -> Source:
+def source(path: str, needs_weights: bool = True) -> Source:
   """Opens what `config.model.path` names; no weights are read yet.
+
+  Args:
+    path: See `weights.source`; or the workdir of another run.
+    needs_weights: See `weights.source`.
 
   Raises:
     ValueError: There is nothing that could be read; see `weights.source`.
@@ -65,11 +69,11 @@ def source(path: str) -> Source:
   described = pathlib.Path(path).expanduser() / 'config.json'
   # A folder may be written anew while this process lives.
   written = described.stat().st_mtime_ns if described.is_file() else None
-  return _opened(path, written)
+  return _opened(path, written, needs_weights)
 
 
 @functools.lru_cache(maxsize=4)  # a run opens its source several times
-def _opened(path: str, written: int | None) -> Source:
+def _opened(path: str, written: int | None, needs_weights: bool) -> Source:
   """See `source`; `written` is when the description was written."""
   del written
   workdir = pathlib.Path(path).expanduser()
@@ -79,7 +83,7 @@ def _opened(path: str, written: int | None) -> Source:
         f'There is no checkpoint in {workdir}; give the workdir of a run that '
         'has trained.'
       )
-    return weights.source(path)
+    return weights.source(path, needs_weights)
   saved = workdir_lib.config_of(workdir)
   run = config_lib.dataclass_from_dict(Config, saved, f'{workdir}/config.json')
   theirs = run.model.path
@@ -92,13 +96,16 @@ def _opened(path: str, written: int | None) -> Source:
   return RunWeights(workdir, run)
 
 
-def transformer(config: Config, vocab_size: int) -> models.Transformer:
+def transformer(
+  config: Config, vocab_size: int, needs_weights: bool = True
+) -> models.Transformer:
   """The model of a run.
 
   Args:
     config: See `grpo_jax.config.Config`.
     vocab_size: Token ids of the tokenizer. The embedding has as many rows, if
       `model.path` does not bring one.
+    needs_weights: See `source`.
 
   Raises:
     ValueError: The source cannot be read, the config contradicts it, or the
@@ -118,7 +125,7 @@ def transformer(config: Config, vocab_size: int) -> models.Transformer:
     shape = models.ModelConfig(vocab_size, **fields)
     return models.Transformer(dataclasses.replace(shape, lora=adapters))
   computed = {name: fields.pop(name) for name in _COMPUTED}
-  found = source(path)
+  found = source(path, needs_weights)
   if isinstance(found, RunWeights):
     computed['vocab_size'] = vocab_size
   shape = found.config(**computed)

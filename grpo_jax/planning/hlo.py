@@ -1,0 +1,342 @@
+"""What a compiled program computes and sends, read from its HLO text.
+
+HLO is the form in which XLA prints what it has compiled. The compiler's own
+counts have the body of each loop once; here every instruction counts as often
+as it runs.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+import functools
+import json
+import math
+import re
+
+import numpy as np
+
+KINDS = (
+  'all-gather',
+  'all-reduce',
+  'reduce-scatter',
+  'all-to-all',
+  'collective-permute',
+  'ragged-all-to-all',
+)
+_BITS = {'pred': 8, 'token': 0, 'opaque': 0}  # of others, the name has them
+_ARRAY = re.compile(r'\b([a-z]\w*)\[([\d,]*)\](?:\{[^}]*\})?')
+_LINE = re.compile(r'\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\((.*)$')
+_HEAD = re.compile(r'^(ENTRY )?%?([\w.\-]+) .*\{\s*$')
+_LOOP = re.compile(r'condition=%?([\w.\-]+), body=%?([\w.\-]+)')
+_CALLED = re.compile(
+  r'(?:calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)'
+)
+_BRANCHES = re.compile(r'branch_computations=\{([^}]*)\}')
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+  """One collective of a program.
+
+  Attributes:
+    kind: One of `KINDS`.
+    dtype: Of the largest array that results, as HLO calls it.
+    bytes: Of the result on one device, of one execution.
+    times: How often it runs.
+    group: How many devices take part in each group.
+    crosses: Whether a group has devices of several slices.
+  """
+
+  kind: str
+  dtype: str
+  bytes: int
+  times: float
+  group: int
+  crosses: bool = False
+
+  @property
+  def sent(self) -> float:
+    """Bytes that a device sends in all executions, on a ring of its group."""
+    share = (self.group - 1) / max(1, self.group)
+    of_result = {
+      'all-gather': share,
+      'all-reduce': 2 * share,
+      'reduce-scatter': self.group - 1.0,  # the operand is larger
+      'all-to-all': share,
+      'ragged-all-to-all': share,
+      'collective-permute': 1.0,
+    }
+    return self.bytes * self.times * of_result[self.kind]
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+  """One line of HLO: `name = shape opcode(rest`."""
+
+  name: str
+  shape: str
+  opcode: str
+  rest: str
+
+  @property
+  def operands(self) -> list[str]:
+    """Their names."""
+    return re.findall(r'%([\w.\-]+)', self.rest.partition(')')[0])
+
+
+def dimensions(shape: str) -> tuple[int, ...]:
+  """The axes of the first array in a shape.
+
+  >>> dimensions('bf16[8,128]{1,0:T(8,128)(2,1)}')
+  (8, 128)
+  """
+  found = _ARRAY.search(shape)
+  if found is None:
+    return ()
+  return tuple(int(n) for n in found[2].split(',') if n)
+
+
+def arrays(shape: str) -> list[tuple[str, int]]:
+  """The dtype and the bytes of each array in a shape.
+
+  >>> arrays('(f32[2,3]{1,0}, bf16[4])')
+  [('f32', 24), ('bf16', 8)]
+  """
+  found = []
+  for dtype, axes in _ARRAY.findall(shape):
+    digits = re.search(r'\d+', dtype)
+    bits = _BITS.get(dtype) or (int(digits[0]) if digits else 0)
+    number = math.prod(int(n) for n in axes.split(',') if n)
+    found.append((dtype, number * bits // 8))
+  return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """A compiled program.
+
+  Attributes:
+    text: `compiled.as_text()`.
+    trips: How often a loop runs whose number of trips is data.
+    slices: i[D], the slice of each device, in the order of the mesh; None: all
+      are in one.
+  """
+
+  text: str
+  trips: int = 1
+  slices: np.ndarray | None = None
+
+  @functools.cached_property
+  def _computations(self) -> tuple[dict[str, list[Instruction]], str]:
+    """The instructions of each computation, and the name of the first."""
+    found: dict[str, list[Instruction]] = {}
+    entry, current = '', None
+    for line in self.text.splitlines():
+      if line[:1] not in ('', ' ', '}') and (head := _HEAD.match(line)):
+        current = found.setdefault(head[2], [])
+        entry = head[2] if head[1] else entry
+      elif current is not None and (one := _LINE.match(line)):
+        current.append(Instruction(*one.groups()))
+    return found, entry
+
+  @functools.cached_property
+  def times(self) -> dict[str, float]:
+    """How often each computation runs; of a conditional, every branch."""
+    computations, entry = self._computations
+    found = dict.fromkeys(computations, 0.0)
+
+    def visit(name: str, times: float):
+      if name not in found:
+        return
+      found[name] += times
+      for one in computations[name]:
+        if one.opcode == 'while' and (loop := _LOOP.search(one.rest)):
+          visit(loop[2], times * self._trips_of(one, loop[1]))
+          continue
+        for called in _CALLED.findall(one.rest):
+          visit(called, times)
+        if branches := _BRANCHES.search(one.rest):
+          for branch in branches[1].split(','):
+            visit(branch.strip().lstrip('%'), times)
+
+    visit(entry, 1.0)
+    return found
+
+  def _trips_of(self, loop: Instruction, condition: str) -> int:
+    """How often the body of a loop runs."""
+    if known := _TRIPS.search(loop.rest):
+      return int(known[1])
+    # A counter from 0 that is compared with a constant.
+    lines = self._computations[0].get(condition, [])
+    constants = {
+      one.name: int(one.rest.partition(')')[0])
+      for one in lines
+      if one.opcode == 'constant' and one.shape.startswith(('s32[]', 'u32[]'))
+    }
+    for one in lines:
+      if one.opcode == 'compare' and 'direction=LT' in one.rest:
+        limits = [constants[x] for x in one.operands if x in constants]
+        if limits:
+          return limits[-1]
+    return self.trips
+
+  def instructions(self) -> Iterator[tuple[Instruction, float, dict[str, str]]]:
+    """Each instruction that runs, how often, and the shapes around it."""
+    for name, lines in self._computations[0].items():
+      if times := self.times[name]:
+        shapes = {one.name: one.shape for one in lines}
+        for one in lines:
+          yield one, times, shapes
+
+  def collectives(self) -> list[Collective]:
+    """All collectives that run."""
+    found = []
+    for one, times, _ in self.instructions():
+      kind = one.opcode.removesuffix('-start')
+      if kind not in KINDS:
+        continue
+      parts = arrays(one.shape)
+      if one.opcode != kind and one.shape.startswith('('):
+        # The pair of operand and result, and perhaps some counters.
+        size = max(size for _, size in parts)
+      else:
+        size = sum(size for _, size in parts)
+      dtype = max(parts, key=lambda part: part[1])[0]
+      group, crosses = self._group(one)
+      found.append(Collective(kind, dtype, size, times, group, crosses))
+    return found
+
+  def _group(self, one: Instruction) -> tuple[int, bool]:
+    """The size of a collective's groups, and whether one crosses slices."""
+    groups = replica_groups(one.rest)
+    if groups is None:
+      return 1, False
+    slices = self.slices
+    if slices is None or groups.size == 0 or groups.max() >= len(slices):
+      return groups.shape[-1], False
+    of_groups = slices[groups]
+    return groups.shape[-1], bool((of_groups != of_groups[:, :1]).any())
+
+  def flops(self) -> float:
+    """Operations of all matrix products that run, on one device.
+
+    Kernels count with what their authors tell the compiler, if they do.
+    """
+    return sum(
+      times * flops_of(one, shapes)
+      for one, times, shapes in self.instructions()
+    )
+
+  def kernels(self) -> float:
+    """How many kernels run of which the compiler knows no operations."""
+    return sum(
+      times
+      for one, times, _ in self.instructions()
+      if _is_kernel(one) and not _told_flops(one)
+    )
+
+
+def replica_groups(rest: str) -> np.ndarray | None:
+  """The groups of devices in which a collective works, i[groups, devices].
+
+  >>> replica_groups('x), replica_groups=[2,2]<=[4], dims={0}').tolist()
+  [[0, 1], [2, 3]]
+  >>> replica_groups('x), replica_groups=[2,2]<=[2,2]T(1,0), a=b').tolist()
+  [[0, 2], [1, 3]]
+  >>> replica_groups('x), replica_groups={{0,1},{2,3}}, a=b').tolist()
+  [[0, 1], [2, 3]]
+  """
+  iota = re.search(
+    r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', rest
+  )
+  if iota:
+    shape, source, order = (
+      [int(n) for n in (part or '').split(',') if n] for part in iota.groups()
+    )
+    devices = np.arange(math.prod(source)).reshape(source)
+    devices = devices.transpose(order) if order else devices
+    return devices.reshape(shape)
+  listed = re.search(r'replica_groups=\{(\{.*?\})\}', rest)
+  pairs = re.search(r'source_target_pairs=\{(\{.*?\})\}', rest)
+  found = listed or pairs
+  if found is None:
+    return None
+  return np.array(json.loads(
+    '[' + found[1].replace('{', '[').replace('}', ']') + ']'
+  ))  # fmt: skip
+
+
+def flops_of(one: Instruction, shapes: dict[str, str]) -> float:
+  """Operations of one instruction, of one execution.
+
+  Args:
+    one: The instruction.
+    shapes: Of the instructions of its computation, by name.
+  """
+  if one.opcode == 'dot':
+    left = dimensions(_shape_of(one, 0, shapes))
+    summed = re.search(r'lhs_contracting_dims=\{([\d,]*)\}', one.rest)
+    axes = [int(n) for n in summed[1].split(',') if n] if summed else []
+    return 2.0 * math.prod(dimensions(one.shape)) * math.prod(
+      left[axis] for axis in axes
+    )  # fmt: skip
+  if one.opcode == 'convolution':
+    return _convolution(one, shapes)
+  return _told_flops(one)
+
+
+def _is_kernel(one: Instruction) -> bool:
+  return one.opcode == 'custom-call' and 'tpu_custom_call' in one.rest
+
+
+def _told_flops(one: Instruction) -> float:
+  """What a kernel says of itself; 0 if it says nothing, or is none."""
+  if not _is_kernel(one):
+    return 0.0
+  told = re.search(r'"cost_estimate":\{[^}]*"flops":"?(\d+)', one.rest)
+  return float(told[1]) if told else 0.0
+
+
+def _shape_of(one: Instruction, number: int, shapes: dict[str, str]) -> str:
+  """The shape of an operand, which HLO prints beside it or where it is made."""
+  return shapes.get(one.operands[number], '')
+
+
+def _convolution(one: Instruction, shapes: dict[str, str]) -> float:
+  """Operations of a convolution, which is how a TPU computes products."""
+  labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', one.rest)
+  if labels is None:
+    return 0.0
+  left, kernel, result = (
+    dict(zip(names, dimensions(shape), strict=True))
+    for names, shape in zip(
+      labels.groups(),
+      (_shape_of(one, 0, shapes), _shape_of(one, 1, shapes), one.shape),
+      strict=True,
+    )
+  )
+  window = re.search(r'window=\{([^}]*)\}', one.rest)
+  fields = dict(re.findall(r'(\w+)=(\S+)', window[1])) if window else {}
+  pairs = 1
+  for axis, name in enumerate(sorted(set(kernel) - {'i', 'o'}, key=int)):
+    pairs *= _pairs(left[name], kernel[name], result[name], fields, axis)
+  return 2.0 * result['b'] * result['f'] * kernel['i'] * pairs
+
+
+def _pairs(
+  inputs: int, kernel: int, results: int, window: dict[str, str], axis: int
+) -> int:
+  """How many places of a result and a kernel meet an input, along an axis."""
+
+  def number(name: str, usual: int) -> int:
+    parts = window.get(name, '').split('x')
+    return int(parts[axis].partition('_')[0]) if parts[0] else usual
+
+  place = (
+    np.arange(results)[:, None] * number('stride', 1)
+    + np.arange(kernel)[None] * number('rhs_dilate', 1)
+    - number('pad', 0)
+  )
+  dilation = number('lhs_dilate', 1)
+  inside = (place >= 0) & (place <= (inputs - 1) * dilation)
+  return int(np.sum(inside & (place % dilation == 0)))

@@ -1,0 +1,63 @@
+"""The programs of a run, lowered for a topology that need not be there."""
+
+from collections.abc import Callable
+from typing import Any
+from typing import NamedTuple
+
+from grpo_jax.config import Config
+from grpo_jax.planning import topologies
+from grpo_jax.training import build_abstract
+from grpo_jax.training.build_abstract import Abstract
+
+
+class Lowered(NamedTuple):
+  """A program that is ready to be compiled."""
+
+  lowered: Any  # of JAX
+  trips: int  # how often a loop runs whose number of trips is data
+
+
+def lowered(
+  config: Config, topology: topologies.Topology, program: str
+) -> Lowered:
+  """Lowers one program.
+
+  Args:
+    config: Of the run; its mesh lies over the topology.
+    topology: See `topologies.named`.
+    program: One of `names`.
+
+  Raises:
+    ValueError: It cannot be built; the message says why.
+  """
+  mesh = topologies.mesh(topology, config.mesh)
+  return of_run(build_abstract.abstract(config, mesh))[program]()
+
+
+def of_run(parts: Abstract) -> dict[str, Callable[[], Lowered]]:
+  """For each program of a run a function that lowers it.
+
+  The loop over micro-batches and the loop over tokens run as often as the
+  largest rollout needs.
+  """
+  run, update, example = parts.run, parts.updater, parts.example
+  sampler = run.config.sampler
+  drawing = parts.engine.lowering(
+    update.whole(update.abstract.params),
+    sampler.prompts,
+    sampler.group,
+    run.sampling,
+  )
+  found: dict[str, Callable[[], Lowered]] = {
+    name: lambda lower=lower: Lowered(lower(), sampler.max_tokens)
+    for name, lower in drawing.items()
+  }
+  # Rollout 1, in which overshoot is not measured unless it always is.
+  learning = update.lowering(example, 1)
+  chosen = next(update.optimizer_batches(example, 0))
+  _, used = update.abstract_layout(example, chosen)
+  found |= {
+    name: lambda lower=lower: Lowered(lower(), used)
+    for name, lower in learning.items()
+  }
+  return found

@@ -1,0 +1,191 @@
+"""Machines by their names, such as `v5p:4x4x4`, and a mesh over them.
+
+The devices of a TPU's topology come from libtpu, which knows all topologies
+without having any. GPUs have no such library: their mesh has shapes alone.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import importlib.util
+import math
+import os
+from typing import Any
+
+import jax
+from jax.experimental import topologies as jax_topologies
+from jax.sharding import AbstractDevice
+from jax.sharding import AbstractMesh
+from jax.sharding import Mesh
+import numpy as np
+
+from grpo_jax import chips
+from grpo_jax import sharding
+from grpo_jax.chips import Chip
+from grpo_jax.config import Mesh as MeshConfig
+
+# How many sizes a shape has, what libtpu calls the chip, and what else it has
+# to be told: the two cores of a v4 are one device only if asked for.
+_TPUS: dict[str, tuple[int, str, dict[str, Any]]] = {
+  'v4': (3, 'v4', {'chip_config_name': 'megachip'}),
+  'v5e': (2, 'v5e', {}),
+  'v5p': (3, 'v5p', {}),
+  'v6e': (2, 'v6e', {}),
+  'v7x': (3, 'tpu7x', {}),
+}
+# What libtpu finds out from a TPU's machine, where there is none.
+NO_TPU_HERE = {
+  'TPU_SKIP_MDS_QUERY': '1',
+  'TPU_WORKER_HOSTNAMES': 'localhost',
+  'TPU_ACCELERATOR_TYPE': 'v5litepod-16',
+  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # by other processes at the same time
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+  """Machines to plan for.
+
+  Attributes:
+    name: As it was given.
+    chip: Of which kind they are.
+    shape: Chips along each direction; of GPUs, nodes and the GPUs of each.
+    slices: How many such groups there are, with a slower network between them.
+  """
+
+  name: str
+  chip: Chip
+  shape: tuple[int, ...]
+  slices: int = 1
+
+  @property
+  def number(self) -> int:
+    """How many devices there are for JAX, of all slices."""
+    chips = math.prod(self.shape) * self.slices
+    return chips * self.chip.devices_per_chip
+
+  @property
+  def is_tpu(self) -> bool:
+    """Whether the compiler for it is to be had."""
+    return self.chip.link == 'ICI'
+
+  @property
+  def platform(self) -> str:
+    """As `sharding.platform` calls it."""
+    return 'tpu' if self.is_tpu else 'gpu'
+
+  def slice_of_devices(self) -> np.ndarray | None:
+    """The slice of each device of a mesh, i[D]; None if there is only one.
+
+    The outer part of a mesh's first axis is the slices; see `sharding`.
+    """
+    if self.slices == 1:
+      return None
+    return np.repeat(np.arange(self.slices), self.number // self.slices)
+
+
+def named(name: str, slices: int = 1) -> Topology:
+  """The topology of a name.
+
+  Args:
+    name: A chip of `chips.CHIPS`, a colon, and how many along each direction:
+      `v5p:4x4x4`, `v5e:16x16`; of GPUs nodes and the GPUs of each,
+      `h100-sxm:2x8`, or the number alone, `h100-sxm:8`.
+    slices: How many of them.
+
+  Raises:
+    ValueError: There is no such kind, or the shape is none.
+
+  >>> named('v5e:4x4').number
+  16
+  """
+  kind, _, given = name.partition(':')
+  try:
+    chip = chips.named(kind)
+  except ValueError as error:
+    raise ValueError(
+      f'--topology={name}: {error} As in v5p:4x4x4, v5e:16x16 or h100-sxm:2x8.'
+    ) from error
+  is_tpu = chip.link == 'ICI'
+  if is_tpu and chip.name not in _TPUS:
+    raise ValueError(
+      f'--topology={name} is of a chip that libtpu no longer compiles for; '
+      f'give one of {", ".join(_TPUS)}.'
+    )
+  sizes = given.split('x')
+  number = _TPUS[chip.name][0] if is_tpu else len(sizes)
+  if (
+    not all(size.isdecimal() and int(size) for size in sizes)
+    or len(sizes) != number
+    or (not is_tpu and number > 2)
+  ):
+    shape = 'x'.join(['4'] * number) if is_tpu else '2x8'
+    raise ValueError(
+      f'--topology={name} has no shape that fits; give one such as '
+      f'{kind}:{shape}.'
+    )
+  if slices < 1:
+    raise ValueError(f'--num_slices={slices} is less than 1; give 1 or more.')
+  return Topology(name, chip, tuple(map(int, sizes)), slices)
+
+
+def mesh(topology: Topology, wanted: MeshConfig) -> Mesh | AbstractMesh:
+  """The mesh of a config over a topology.
+
+  Args:
+    topology: With a compiler, the mesh has its devices; else shapes alone.
+    wanted: The sizes.
+
+  Raises:
+    ValueError: The sizes do not fit the topology, or libtpu is not there.
+  """
+  sizes = dataclasses.asdict(wanted)
+  if topology.is_tpu:
+    return sharding.make_mesh(**sizes, devices=devices(topology))
+  return abstract_mesh(topology, wanted)
+
+
+def abstract_mesh(topology: Topology, wanted: MeshConfig) -> AbstractMesh:
+  """The mesh of a config with shapes alone, for which nothing is compiled."""
+  shape = sharding.mesh_shape(topology.number, **dataclasses.asdict(wanted))
+  kind = AbstractDevice(
+    device_kind=topology.chip.kinds[0],
+    num_cores=1 if topology.is_tpu else None,
+    platform=topology.platform,
+  )
+  return AbstractMesh(
+    tuple(shape.values()),
+    tuple(shape),
+    axis_types=(jax.sharding.AxisType.Auto,) * len(shape),
+    abstract_device=kind,
+  )
+
+
+def devices(topology: Topology) -> Sequence[Any]:
+  """The devices of a TPU's topology, which are only good to compile for.
+
+  Raises:
+    ValueError: libtpu is not installed, or knows no such topology.
+  """
+  if importlib.util.find_spec('libtpu') is None:
+    raise ValueError(
+      'Compiling for a TPU needs libtpu, which is not installed; pip install '
+      "'grpo_jax[tpu]' (no TPU is needed), or give --estimate for arithmetic "
+      'alone.'
+    )
+  for name, value in NO_TPU_HERE.items():
+    os.environ.setdefault(name, value)
+  _, known_as, more = _TPUS[topology.chip.name]
+  if topology.slices > 1:
+    more = {**more, 'num_slices': topology.slices}
+  shape = 'x'.join(map(str, topology.shape))
+  try:
+    found = jax_topologies.get_topology_desc(
+      f'{known_as}:{shape}', platform='tpu', **more
+    )
+  except Exception as error:  # of several types
+    said = str(error).partition('\n')[0]
+    raise ValueError(
+      f'libtpu knows no {topology.slices} x {topology.name} ({said}); give a '
+      'topology that exists.'
+    ) from error
+  return found.devices

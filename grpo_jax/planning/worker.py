@@ -1,0 +1,71 @@
+"""Compiles one program: `python -m grpo_jax.planning.worker`.
+
+It reads a `compiling.Request` as JSON from standard input, and prints a
+`compiling.Compiled` as JSON.
+"""
+
+import json
+import sys
+import time
+from typing import Any
+
+from grpo_jax import config as config_lib
+from grpo_jax.planning import compiling
+from grpo_jax.planning import hlo
+from grpo_jax.planning import programs
+from grpo_jax.planning import topologies
+
+
+def answer(request: compiling.Request) -> compiling.Compiled:
+  """Lowers and compiles the program of a request."""
+  config = config_lib.dataclass_from_dict(
+    config_lib.Config, request.config, 'config'
+  )
+  topology = topologies.named(request.topology, request.slices)
+  found = programs.lowered(config, topology, request.program)
+  name = compiling.key(found.lowered.as_text(), request)
+  result = compiling.kept(name)
+  if result is None:
+    result = _compiled(found.lowered, found.trips, topology)
+    compiling.keep(name, result)
+  return result
+
+
+def _compiled(
+  lowered: Any, trips: int, topology: topologies.Topology
+) -> compiling.Compiled:
+  """What the compiler says."""
+  start = time.monotonic()
+  try:
+    compiled = lowered.compile()
+  except Exception as error:  # of one type, whatever is wrong
+    said = ' '.join(str(error).split())
+    full = 'RESOURCE_EXHAUSTED' in said
+    return compiling.Compiled(
+      error=_needed(said) if full else said[:400],
+      fits=False,
+      secs=time.monotonic() - start,
+    )
+  secs = time.monotonic() - start
+  program = hlo.Program(compiled.as_text(), trips, topology.slice_of_devices())
+  memory = compiled.memory_analysis()
+  return compiling.Compiled(
+    argument_bytes=memory.argument_size_in_bytes,
+    output_bytes=memory.output_size_in_bytes,
+    alias_bytes=memory.alias_size_in_bytes,
+    temporary_bytes=memory.temp_size_in_bytes,
+    flops=program.flops(),
+    kernels=program.kernels(),
+    collectives=tuple(program.collectives()),
+    secs=secs,
+  )
+
+
+def _needed(said: str) -> str:
+  """The compiler's sentence about memory, without what follows it."""
+  start = said.find('RESOURCE_EXHAUSTED')
+  return said[start : start + 300]
+
+
+if __name__ == '__main__':
+  print(json.dumps(answer(compiling.Request(**json.load(sys.stdin))).to_json()))

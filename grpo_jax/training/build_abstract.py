@@ -1,0 +1,93 @@
+"""Builds the parts of a run without devices, data or weights: to plan it."""
+
+from typing import NamedTuple
+
+import jax
+
+from grpo_jax import sampling
+from grpo_jax.config import Config
+from grpo_jax.learner.updates import Updater
+from grpo_jax.rollouts.types import Rollout
+from grpo_jax.training import build
+from grpo_jax.training import build_foreign
+from grpo_jax.training import build_model
+from grpo_jax.training import build_updater
+from grpo_jax.training import marks
+from grpo_jax.training import sources
+
+_END = (0,)  # which ids end a completion changes nothing in a program's size
+
+
+class Abstract(NamedTuple):
+  """What a run compiles, on a mesh whose devices need not be there."""
+
+  run: build.Run  # without tokenizer, prompts and rewards
+  updater: Updater
+  engine: sampling.LocalEngine
+  example: Rollout  # of zeros, with the largest shapes
+
+
+def abstract(
+  config: Config, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
+) -> Abstract:
+  """The parts of a run on some mesh, from shapes alone.
+
+  Args:
+    config: See `grpo_jax.config.Config`. With `model.path` a folder is enough
+      that holds a `config.json` and no weights. Data is read only if the
+      config leaves the widths of prompts open.
+    mesh: `config.mesh` is not read.
+
+  Raises:
+    ValueError: A part cannot be built; the message says why.
+  """
+  path = config.model.path
+  if marks.is_mark(path) or build_foreign.is_named(path):
+    raise ValueError(
+      f'config.model.path={path!r} is a model of your own, whose programs are '
+      'not known here; try it with `grpo-jax train --check`.'
+    )
+  config = _with_widths(config)
+  vocab_size = 0 if path else build.tokenizer_of(config).vocab_size
+  model = build_model.transformer(config, vocab_size, needs_weights=False)
+  engine = sampling.LocalEngine(
+    model,
+    seed=config.seed,
+    prompt_buckets=config.data.prompt_buckets,
+    completion_buckets=config.data.completion_buckets,
+    max_rows=config.sampler.max_rows,
+    mesh=mesh,
+  )
+  run = build.Run(
+    config=config,
+    tokenizer=None,
+    prompts=None,
+    epoch=0,
+    heldout=None,
+    rewards=(None,) * len(config.rewards),
+    mesh=mesh,
+    model=model,
+    method=build.method_of(config, marks.NOTHING),
+    engine=engine,
+    peak_flops=None,
+    sampling=build.drawing_of(config.sampler, _END),
+    given=marks.NOTHING,
+  )
+  update = build_updater.updater(run)
+  return Abstract(run, update, engine, build.example(run))
+
+
+def _with_widths(config: Config) -> Config:
+  """The config with widths, which are read from the data if need be."""
+  if config.data.prompt_buckets and config.data.completion_buckets:
+    return config
+  try:
+    tokenizer = build.tokenizer_of(config)
+    return sources.with_widths(config, tokenizer, marks.NOTHING)
+  except (ValueError, OSError) as error:
+    raise ValueError(
+      f'The widths of prompts and completions follow from data that cannot be '
+      f'read here ({error}); give them, as in '
+      '--config.data.prompt_buckets="(1024,)" '
+      '--config.data.completion_buckets="(4096,)".'
+    ) from error
