@@ -37,6 +37,38 @@ FLAGS = {
   'process_id': flags.DEFINE_integer(
     'process_id', None, 'Number of this process, from 0, with --coordinator.'
   ),
+  'topology': flags.DEFINE_string(
+    'topology',
+    '',
+    'Machines to plan for, such as v5p:4x4x4, v5e:16x16 or h100-sxm:2x8.',
+  ),
+  'num_slices': flags.DEFINE_integer(
+    'num_slices', 1, 'How many such groups of machines.'
+  ),
+  'mesh': flags.DEFINE_string(
+    'mesh',
+    '',
+    'Sizes of the mesh, as in data=2,fsdp=16,tensor=4, instead of those of the '
+    'config.',
+  ),
+  'estimate': flags.DEFINE_bool(
+    'estimate',
+    False,
+    'Answer by arithmetic, within seconds, and compile nothing.',
+  ),
+  'search': flags.DEFINE_integer(
+    'search',
+    0,
+    'Try all meshes by arithmetic, and compile the best until so many fit.',
+  ),
+  'price': flags.DEFINE_float(
+    'price', None, 'Of a chip for an hour, to tell what tokens cost.'
+  ),
+  'against': flags.DEFINE_string(
+    'against',
+    '',
+    'Workdir of a run, whose times are laid beside the least possible.',
+  ),
   'check': flags.DEFINE_bool(
     'check',
     False,

@@ -222,6 +222,14 @@ def study() -> None:
     named.show(summary)
 
 
+def plan() -> None:
+  """`grpo-jax plan`."""
+  from grpo_jax.commands import plan as plans
+
+  given = {name: _value(name) for name in COMMANDS['plan'].flags[1:]}
+  plans.run(_config, given, _print_json if _value('json') else None)
+
+
 class Command(NamedTuple):
   """One command: what runs it, what it does, and the flags that it reads."""
 
@@ -275,6 +283,14 @@ COMMANDS = {
     (
       'workdir', 'config', 'checkpoint', 'prompt', 'prompts', 'number',
       'temperature', 'max_tokens', *_SEVERAL, 'json', 'verbose',
+    ),
+  ),
+  'plan': Command(
+    plan,
+    'Tells what a run would need on machines that are not there.',
+    (
+      'config', 'topology', 'num_slices', 'mesh', 'estimate', 'search', 'price',
+      'against', 'json', 'verbose',
     ),
   ),
   'study': Command(

@@ -333,6 +333,16 @@ class Updater:
     return self.anchor == 'learner' and needed
 
   @property
+  def scoring_names(self) -> list[str]:
+    """The programs that score a rollout before its first update, by name.
+
+    See `lowering`. The engine is taken to tell the entropy of every token.
+    """
+    own = 'score_entropy' if self._requires('entropy_old') else 'score_all'
+    names = [own] if self.scores_old else []
+    return names + ['score_all'] * self.learner.with_reference
+
+  @property
   def forward_passes(self) -> int:
     """How many forward passes the last rollout's scorings and updates cost.
 

@@ -23,6 +23,7 @@ from grpo_jax.models.routing import load_max
 from grpo_jax.models.routing import routes
 from grpo_jax.models.scores import Routed
 from grpo_jax.models.scores import Scores
+from grpo_jax.models.scores import chunk_positions
 from grpo_jax.models.scores import score
 from grpo_jax.models.scores import score_routed
 from grpo_jax.models.transformer import Transformer
@@ -38,6 +39,7 @@ __all__ = (
   'Transformer',
   'balance',
   'bytes_per_token',
+  'chunk_positions',
   'flops_per_token',
   'load_max',
   'routes',

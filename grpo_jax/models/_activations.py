@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from grpo_jax.models._config import ModelConfig
 
 
-def bytes_per_token(config: ModelConfig) -> int:
+def bytes_per_token(config: ModelConfig, tensor: int = 1) -> int:
   """The activations that the layers keep for their gradients, bytes a token.
 
   Counted are the arrays that products and norms read: twice the residual stream
@@ -17,6 +17,7 @@ def bytes_per_token(config: ModelConfig) -> int:
   Args:
     config: The shape of the model. Under `remat` only the input of each layer
       is kept, and all of one layer.
+    tensor: Over how many devices heads and hidden units are split.
 
   Returns:
     Bytes per token, all layers together.
@@ -27,7 +28,8 @@ def bytes_per_token(config: ModelConfig) -> int:
     hidden = max(hidden, config.experts.per_token * config.experts.width)
   itemsize = jnp.dtype(config.compute_dtype).itemsize
   stream = config.width * jnp.dtype(config.residual_dtype).itemsize
-  layer = 4 * config.width + 3 * heads * config.head_dim + 4 * hidden
+  split = 3 * heads * config.head_dim + 4 * hidden
+  layer = 4 * config.width + split // tensor
   layer = 2 * stream + layer * itemsize
   if config.remat:
     return config.num_layers * stream + layer

@@ -206,7 +206,7 @@ def _in_chunks(
 
   rows, number, width = hidden.shape
   vocab = jax.eval_shape(model.head, params, hidden).shape[-1]
-  budget = max(128, _CHUNK_FLOATS // vocab) * sharding.current_row_shards()
+  budget = chunk_positions(vocab) * sharding.current_row_shards()
   size = max(1, (chunk_tokens or budget) // rows)
   if number <= size:  # one chunk: no loop, and its logits may be kept
     return keep_products(chunk_scores)(hidden, target)
@@ -223,6 +223,11 @@ def _in_chunks(
   return jax.tree.map(
     lambda x: jnp.moveaxis(x, 0, 1).reshape(rows, -1)[:, :number], scores
   )
+
+
+def chunk_positions(vocab: int) -> int:
+  """Positions of a chunk on each data shard, for so many ids."""
+  return max(128, _CHUNK_FLOATS // vocab)
 
 
 def token_scores(logits: Array, target: Array, with_entropy: bool) -> Scores:

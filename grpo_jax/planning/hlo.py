@@ -118,12 +118,14 @@ class Program:
   Attributes:
     text: `compiled.as_text()`.
     trips: How often a loop runs whose number of trips is data.
+    devices: How many it runs on.
     slices: i[D], the slice of each device, in the order of the mesh; None: all
       are in one.
   """
 
   text: str
   trips: int = 1
+  devices: int = 1
   slices: np.ndarray | None = None
 
   @functools.cached_property
@@ -209,8 +211,8 @@ class Program:
   def _group(self, one: Instruction) -> tuple[int, bool]:
     """The size of a collective's groups, and whether one crosses slices."""
     groups = replica_groups(one.rest)
-    if groups is None:
-      return 1, False
+    if groups is None:  # all devices are one group
+      groups = np.arange(self.devices)[None]
     slices = self.slices
     if slices is None or groups.size == 0 or groups.max() >= len(slices):
       return groups.shape[-1], False
@@ -239,6 +241,12 @@ class Program:
 def replica_groups(rest: str) -> np.ndarray | None:
   """The groups of devices in which a collective works, i[groups, devices].
 
+  Args:
+    rest: What stands behind the opcode.
+
+  Returns:
+    None if all devices are one group.
+
   >>> replica_groups('x), replica_groups=[2,2]<=[4], dims={0}').tolist()
   [[0, 1], [2, 3]]
   >>> replica_groups('x), replica_groups=[2,2]<=[2,2]T(1,0), a=b').tolist()
@@ -256,6 +264,9 @@ def replica_groups(rest: str) -> np.ndarray | None:
     devices = np.arange(math.prod(source)).reshape(source)
     devices = devices.transpose(order) if order else devices
     return devices.reshape(shape)
+  named = re.search(r'replica_groups=mesh\[(.*?)\](?:.*?)\{(.*?)\}', rest)
+  if named:
+    return _groups_along(*named.groups())
   listed = re.search(r'replica_groups=\{(\{.*?\})\}', rest)
   pairs = re.search(r'source_target_pairs=\{(\{.*?\})\}', rest)
   found = listed or pairs
@@ -264,6 +275,43 @@ def replica_groups(rest: str) -> np.ndarray | None:
   return np.array(json.loads(
     '[' + found[1].replace('{', '[').replace('}', ']') + ']'
   ))  # fmt: skip
+
+
+def _groups_along(mesh: str, along: str) -> np.ndarray:
+  """The groups of devices along some axes of a mesh.
+
+  Args:
+    mesh: `'a'=4,'b'=2`, the axes and their sizes.
+    along: `'b','a':(1)2`, the axes of a group. A part of an axis is given by
+      the product of the parts before it, and its size.
+
+  >>> _groups_along("'a'=2,'b'=2", "'a'").tolist()
+  [[0, 2], [1, 3]]
+  >>> _groups_along("'a'=4", "'a':(1)2").tolist()
+  [[0, 2], [1, 3]]
+  """
+  sizes = {name: int(n) for name, n in re.findall(r"'([^']+)'=(\d+)", mesh)}
+  parts: dict[str, list[tuple[int, int]]] = {name: [] for name in sizes}
+  wanted = []
+  for name, before, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", along):
+    part = (int(before), int(size)) if size else (1, sizes[name])
+    parts[name].append(part)
+    wanted.append((name, part[0]))
+  shape, places = [], {}
+  for name, whole in sizes.items():
+    done = 1
+    for before, size in sorted(parts[name]):
+      if before > done:
+        shape.append(before // done)
+      places[name, before] = len(shape)
+      shape.append(size)
+      done = before * size
+    shape.append(whole // done)
+  devices = np.arange(math.prod(shape)).reshape(shape)
+  chosen = [places[one] for one in wanted]
+  rest = [axis for axis in range(len(shape)) if axis not in chosen]
+  number = math.prod(shape[axis] for axis in chosen)
+  return devices.transpose(*rest, *chosen).reshape(-1, number)
 
 
 def flops_of(one: Instruction, shapes: dict[str, str]) -> float:

@@ -114,7 +114,7 @@ class LocalEngine:
     return _generation.Generation(
       sampler,
       self._params,
-      self._schedule(number, requests.group, prompts.tokens.shape[1]),
+      self.schedule(number, requests.group, prompts.tokens.shape[1]),
       prompts,
       sampling.max_tokens,
       columns,
@@ -137,10 +137,10 @@ class LocalEngine:
     sampler = _sampler.Sampler(self.model, drawing, group, self.mesh)
     return sampler, sorted(sizes)
 
-  def _schedule(
+  def schedule(
     self, number: int, group: int, prompt_tokens: int
   ) -> _schedule.Schedule:
-    """The numbers of rows for so many prompts."""
+    """The numbers of rows for so many prompts of at most so many tokens."""
     shards = 1 if self.mesh is None else sharding.row_shards(self.mesh)
     at_once = min(max(1, self.max_rows // group), number)
     at_once = math.ceil(at_once / shards) * shards  # equally many on each shard
@@ -166,8 +166,20 @@ class LocalEngine:
       first time that rows are dropped, if there are enough rows for that.
     """
     sampler, columns = self._compiled_for(sampling, group)
-    schedule = self._schedule(prompts, group, max(self.prompt_buckets))
+    schedule = self.schedule(prompts, group, max(self.prompt_buckets))
     return _lowered.programs(sampler, schedule, params, columns)
+
+  def abstract_rows(
+    self, params: Any, prompts: int, group: int, sampling: Sampling
+  ) -> Any:
+    """The rows of the largest rollout, as shapes; see `lowering`."""
+    sampler, columns = self._compiled_for(sampling, group)
+    schedule = self.schedule(prompts, group, max(self.prompt_buckets))
+    return _lowered.abstract_rows(sampler, schedule, params, columns[-1])
+
+  def decoding_params(self, params: Any) -> Any:
+    """What decoding reads of the learner's parameters: shapes and shardings."""
+    return _lowered.decoding_params(self.model, params, self.mesh)
 
   def _completions(
     self, so_far: _generation.CompletionsSoFar, requests: Requests

@@ -34,44 +34,51 @@ def programs(
   """
   mesh = sampler.mesh
   assert mesh is not None
-  read = decoding_params(sampler, params)
-  split = sharding.rows(mesh)
-
-  def numbers(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=split)
-
-  scalar = jax.ShapeDtypeStruct((), jnp.int32)
-  prompts = _sampler.Prompts(
-    tokens=numbers(schedule.prompts, schedule.prompt_tokens),
-    length=numbers(schedule.prompts),
-    index=numbers(schedule.prompts),
-    key=jax.eval_shape(lambda: jax.random.key(0)),
-  )
-  rows = abstract_rows(sampler, read, prompts, columns[-1])
+  read = decoding_params(sampler.model, params, mesh)
+  prompts = _prompts(schedule, mesh)
+  rows = abstract_rows(sampler, schedule, params, columns[-1])
 
   def prepare():
     made = _sampler.prepare_params(sampler.model, params, mesh)
     return made.lower(params)
 
   def prefill():
-    given = read, prompts, scalar, columns[0]
+    given = read, prompts, _SCALAR, columns[0]
     return _sampler.prefill.lower(sampler, *given)
 
   def decode():
-    return _sampler.decode.lower(sampler, read, rows, scalar, scalar, scalar)
+    scalars = (_SCALAR,) * 3
+    return _sampler.decode.lower(sampler, read, rows, *scalars)
 
   def regroup():
-    row = numbers(schedule.sizes[0])
-    lane = numbers(schedule.sizes[0] // schedule.narrow)
+    row = _numbers(mesh, schedule.sizes[0])
+    lane = _numbers(mesh, schedule.sizes[0] // schedule.narrow)
     return _sampler.regroup.lower(sampler, [rows], lane, row, columns[-1])
 
   found = {'prepare': prepare, 'prefill': prefill, 'decode': decode}
   return {**found, 'regroup': regroup} if schedule.sizes else found
 
 
-def decoding_params(sampler: _sampler.Sampler, params: Any) -> Any:
+_SCALAR = jax.ShapeDtypeStruct((), jnp.int32)
+
+
+def _numbers(mesh: Any, *shape: int) -> jax.ShapeDtypeStruct:
+  """Numbers of rows, which lie where the rows do."""
+  return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.rows(mesh))
+
+
+def _prompts(schedule: Schedule, mesh: Any) -> _sampler.Prompts:
+  number = schedule.prompts
+  return _sampler.Prompts(
+    tokens=_numbers(mesh, number, schedule.prompt_tokens),
+    length=_numbers(mesh, number),
+    index=_numbers(mesh, number),
+    key=jax.eval_shape(lambda: jax.random.key(0)),
+  )
+
+
+def decoding_params(model: Any, params: Any, mesh: Any) -> Any:
   """What `sampler_params` makes of the learner's parameters, as shapes."""
-  model, mesh = sampler.model, sampler.mesh
   shapes = jax.eval_shape(
     lambda params: _sampler.sampler_params(model, params), params
   )
@@ -82,21 +89,25 @@ def decoding_params(sampler: _sampler.Sampler, params: Any) -> Any:
 
 
 def abstract_rows(
-  sampler: _sampler.Sampler,
-  params: Any,
-  prompts: _sampler.Prompts,
-  columns: int,
+  sampler: _sampler.Sampler, schedule: Schedule, params: Any, columns: int
 ) -> _sampler.Rows:
-  """The rows that `prefill` returns: shapes, dtypes and shardings."""
+  """The rows that `prefill` returns: shapes, dtypes and shardings.
+
+  Args:
+    sampler: See `programs`.
+    schedule: See `programs`.
+    params: See `programs`.
+    columns: The length of their caches.
+  """
   mesh = sampler.mesh
   assert mesh is not None
-  scalar = jax.ShapeDtypeStruct((), jnp.int32)
 
   def first(params, prompts, limit):
     with sharding.use(mesh):
       return sampler.prefill(params, prompts, limit, columns)[0]
 
-  rows = jax.eval_shape(first, params, prompts, scalar)
+  read = decoding_params(sampler.model, params, mesh)
+  rows = jax.eval_shape(first, read, _prompts(schedule, mesh), _SCALAR)
   heads = 3 - attention.cache_axis(
     sampler.model.config.attention, sharding.platform(mesh)
   )

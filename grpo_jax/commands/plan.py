@@ -1,0 +1,281 @@
+"""`grpo-jax plan`: what a run would need on machines that are not there."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import shutil
+import sys
+from typing import Any
+
+from grpo_jax.config import Config
+from grpo_jax.planning import advice
+from grpo_jax.planning import against
+from grpo_jax.planning import compiling
+from grpo_jax.planning import plan as plans
+from grpo_jax.planning import roofline
+from grpo_jax.planning import search
+from grpo_jax.planning import topologies
+from grpo_jax.planning.plan import GIB
+from grpo_jax.planning.plan import Plan
+
+_RESOURCES = {
+  'compute': 'computing',
+  'memory': 'reading memory',
+  'ici': 'sending inside a slice',
+  'dcn': 'sending between slices or hosts',
+}
+
+
+def run(
+  config: Callable[[], Config],
+  given: Mapping[str, Any],
+  write: Callable[[Any], None] | None,
+) -> None:
+  """`grpo-jax plan`.
+
+  Args:
+    config: What reads the config of the flags.
+    given: The values of the command's other flags, by name.
+    write: Writes the answer as JSON; None: it is printed for a person.
+
+  Raises:
+    ValueError: Flags are missing, or the run cannot be planned.
+  """
+  if given['against']:
+    found = against.of_run(given['against'])
+    write(against_json(found)) if write else show_against(found)
+    return
+  if not given['topology']:
+    raise ValueError(
+      'plan needs --topology, as in --topology=v5p:4x4x4, or --against=WORKDIR.'
+    )
+  slices, price = given['num_slices'], given['price']
+  topology = topologies.named(given['topology'], slices)
+  planned = with_mesh(config(), given['mesh'], slices)
+  if number := given['search']:
+    ranked = search.best(planned, topology, number, _tell)
+    if write:
+      write([to_json(one.plan, price) for one in ranked])
+    else:
+      show_ranked(ranked)
+      show(ranked[0].plan, price)
+    return
+  made = plans.plan(planned, topology, given['estimate'], _tell)
+  write(to_json(made, price)) if write else show(made, price)
+
+
+def with_mesh(config: Config, sizes: str, slices: int) -> Config:
+  """The config with another mesh.
+
+  Args:
+    config: Of the run.
+    sizes: `fsdp=16,tensor=4`; axes that are not named get 1. Empty: that of the
+      config.
+    slices: Of the topology.
+
+  Raises:
+    ValueError: There is no such axis, or its size is no number.
+  """
+  mesh = config.mesh
+  if sizes:
+    given = dict(one.partition('=')[::2] for one in sizes.split(','))
+    axes = 'data', 'fsdp', 'tensor', 'expert'
+    if set(given) - set(axes) or not all(
+      size.lstrip('-').isdecimal() for size in given.values()
+    ):
+      raise ValueError(
+        f'--mesh={sizes} names no mesh; give sizes of {", ".join(axes)}, as in '
+        '--mesh=data=2,fsdp=16,tensor=4.'
+      )
+    mesh = type(mesh)(**{name: int(size) for name, size in given.items()})
+  mesh = dataclasses.replace(mesh, slices=slices)
+  return dataclasses.replace(config, mesh=mesh)
+
+
+def _tell(
+  request: compiling.Request, result: compiling.Compiled | None
+) -> None:
+  if result is None:
+    said = 'compiling'
+  elif result.error:
+    said = 'does not compile'
+  else:
+    said = f'compiled in {result.secs:.0f} s'
+  print(f'{request.program}: {said}', file=sys.stderr, flush=True)
+
+
+def to_json(made: Plan, price: float | None = None) -> dict[str, Any]:
+  """A plan, with advice, for a program to read.
+
+  Args:
+    made: The plan.
+    price: Of a chip for an hour, in any currency.
+  """
+  found = {**plans.to_json(made), 'advice': advice.of(made)}
+  if price:
+    found['million_tokens_cost_at_least'] = _cost(made, price)
+  return found
+
+
+def _cost(made: Plan, price: float) -> float:
+  """What a million completion tokens cost at least."""
+  chips = made.topology.number / made.topology.chip.devices_per_chip
+  return 1e6 / made.tokens_per_sec / 3600 * chips * price
+
+
+def _console():
+  from rich import console
+
+  width = shutil.get_terminal_size((80, 24)).columns
+  return console.Console(width=width, highlight=False, markup=False)
+
+
+def show(made: Plan, price: float | None = None) -> None:
+  """Prints a plan for a person; see `to_json`."""
+  out = _console()
+  counted, chip = made.counted, made.topology.chip
+  mesh = ' x '.join(f'{k} {n}' for k, n in made.mesh.items() if n > 1) or '1'
+  slices = made.topology.slices
+  out.print(
+    f'{counted.weights.number / 1e9:.2f} billion parameters on '
+    + (f'{slices} x ' if slices > 1 else '')
+    + f'{made.topology.name} ({made.topology.number} devices, '
+    f'{chip.device_memory_gib:g} GiB each), mesh {mesh}; '
+    f'{counted.prompts} prompts x {counted.group}, '
+    f'{counted.prompt_tokens} + {counted.tokens} tokens.\n'
+  )
+  for table in (_memory(made), _work(made)):
+    out.print(table)
+  largest = made.largest
+  verdict = 'Fits' if made.fits else 'Does not fit'
+  source = 'compiled' if largest.compiled else 'estimated by arithmetic'
+  out.print(
+    f'{verdict}: {largest.name} needs {largest.bytes / GIB:.2f} of '
+    f'{made.capacity / GIB:g} GiB ({source}).'
+  )
+  for one in made.programs:
+    if one.error:
+      out.print(f'{one.name}: {one.error}')
+  out.print(
+    f'A rollout takes at least {made.bound_secs:.2f} s, which is at most '
+    f'{made.tokens_per_sec:,.0f} completion tokens per second. This is a bound '
+    'for completions of full length, not a forecast.'
+  )
+  if price:
+    out.print(
+      f'At {price:g} for a chip and hour, a million completion tokens cost '
+      f'{_cost(made, price):.3g} or more.'
+    )
+  for sentence in advice.of(made):
+    out.print(f'- {sentence}')
+
+
+def show_ranked(ranked: Sequence[search.Candidate]) -> None:
+  """Prints the meshes of a search, the best first."""
+  from rich import box
+  from rich import table
+
+  shown = table.Table(box=box.SIMPLE)
+  for name in ('data', 'fsdp', 'expert', 'tensor', 'micro_rows'):
+    shown.add_column(name, justify='right')
+  for name in ('GiB', 'fits', 'at least', 'by'):
+    shown.add_column(name)
+  for one in ranked:
+    made = one.plan
+    source = 'compiler' if made.largest.compiled else 'arithmetic'
+    shown.add_row(
+      *map(str, made.mesh.values()),
+      str(made.counted.rows.rows),
+      f'{made.largest.bytes / GIB:.2f}',
+      'yes' if made.fits else 'no',
+      f'{made.bound_secs:.2f} s',
+      source,
+    )
+  _console().print(shown)
+
+
+def against_json(found: against.Against) -> dict[str, Any]:
+  """A run beside its bound, for a program to read."""
+
+  def of(share: against.Share) -> dict[str, Any]:
+    return {**share._asdict(), 'reached': share.reached}
+
+  return {
+    'devices': found.devices,
+    'peak_flops': found.machine.flops,
+    'peak_memory_bytes_per_sec': found.machine.memory_bytes,
+    'rollouts': found.rollouts,
+    'sampling': of(found.sampling),
+    'learning': of(found.learning),
+  }
+
+
+def show_against(found: against.Against) -> None:
+  """Prints a run beside its bound."""
+  out, machine = _console(), found.machine
+  out.print(
+    f'{found.devices}: {machine.flops / 1e9:,.0f} GFLOP/s, '
+    f'{machine.memory_bytes / 1e9:,.1f} GB/s; medians of {found.rollouts} '
+    'rollouts.'
+  )
+  for name in ('sampling', 'learning'):
+    share: against.Share = getattr(found, name)
+    out.print(
+      f'{name}: {share.measured_secs:.3g} s; at least {share.bound_secs:.3g} s '
+      f'({_RESOURCES[share.bound_by]}), of which {share.reached:.0%} are '
+      'reached.'
+    )
+
+
+def _memory(made: Plan):
+  """The memory of one device by part, a column for each program."""
+  from rich import box
+  from rich import table
+
+  shown = table.Table(
+    title='GiB of one device', title_justify='left', box=box.SIMPLE
+  )
+  shown.add_column('')
+  for one in made.programs:
+    shown.add_column(one.name, justify='right')
+  parts = dict.fromkeys(part for one in made.programs for part in one.memory)
+  for part in parts:
+    cells = (one.memory.get(part) for one in made.programs)
+    shown.add_row(part, *('' if x is None else _gib(x) for x in cells))
+  shown.add_row('all', *(_gib(one.bytes) for one in made.programs))
+  return shown
+
+
+def _gib(size: float) -> str:
+  return f'{size / GIB:.2f}' if size >= 0.005 * GIB else '<.01'
+
+
+def _work(made: Plan):
+  """Work and the bound of each program."""
+  from rich import box
+  from rich import table
+
+  shown = table.Table(
+    title='One device, all calls of a rollout',
+    title_justify='left',
+    box=box.SIMPLE,
+  )
+  columns = 'calls', 'TFLOP', 'ICI GiB', 'DCN GiB', 'at least', 'bound by'
+  shown.add_column('')
+  for name in columns:
+    shown.add_column(name, justify='left' if name == 'bound by' else 'right')
+  secs = made.secs()
+  for one in made.programs:
+    work = one.work * one.calls
+    least, by = roofline.bound(secs[one.name])
+    shown.add_row(
+      one.name,
+      str(one.calls),
+      f'{work.flops / 1e12:.3g}',
+      f'{work.ici_bytes / GIB:.3g}',
+      f'{work.dcn_bytes / GIB:.3g}',
+      f'{least:.3g} s',
+      f'{_RESOURCES[by]} ({least / made.bound_secs:.0%} of all)',
+    )
+  return shown

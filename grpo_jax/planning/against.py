@@ -1,0 +1,169 @@
+"""A run's measured times beside the least that its machines allow.
+
+The bound counts what no implementation can do without: one forward pass over
+every sampled token to draw it, three for each epoch to learn from it, one for
+each scoring, and the weights read once for every token of the longest
+completion. Prompts count nothing, because metrics do not tell their lengths.
+"""
+
+import json
+import pathlib
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+
+from grpo_jax import chips
+from grpo_jax import config as config_lib
+from grpo_jax import models
+from grpo_jax import sharding
+from grpo_jax.planning import arithmetic
+from grpo_jax.planning import roofline
+from grpo_jax.planning.roofline import Machine
+from grpo_jax.planning.roofline import Work
+from grpo_jax.training import build_abstract
+from grpo_jax.training import workdir as workdir_lib
+
+_WARM_UP = 2  # rollouts in which programs are compiled
+
+
+class Share(NamedTuple):
+  """One part of a rollout."""
+
+  measured_secs: float  # the median over rollouts
+  bound_secs: float
+  bound_by: str  # one of `roofline.RESOURCES`
+
+  @property
+  def reached(self) -> float:
+    """The share of the bound's speed that the run had."""
+    return self.bound_secs / self.measured_secs
+
+
+class Against(NamedTuple):
+  """A run beside its bound."""
+
+  devices: str  # as the run has noted them
+  machine: Machine  # one device; on a CPU all of them together
+  rollouts: int  # of which the medians are
+  sampling: Share
+  learning: Share
+
+
+def of_run(directory: str) -> Against:
+  """Reads a run, and bounds its times.
+
+  Args:
+    directory: The run's workdir.
+
+  Raises:
+    ValueError: There is no run, it has too few rollouts, or its devices are not
+      in the table of chips.
+  """
+  config = config_lib.dataclass_from_dict(
+    config_lib.Config, workdir_lib.config_of(directory), directory
+  )
+  rows = _metrics(pathlib.Path(directory).expanduser() / 'metrics.jsonl')
+  devices = _devices(pathlib.Path(directory).expanduser() / 'versions.json')
+  number, _, kind = devices.partition(' x ')
+  is_cpu = kind.casefold() == 'cpu'
+  chip = chips.of(kind)
+  if chip is None and not is_cpu:
+    raise ValueError(
+      f'{directory} ran on {devices}, and {kind} is not in the table of chips, '
+      'so that its peak is not known.'
+    )
+  shape = sharding.mesh_shape(int(number), **vars(config.mesh))
+  used = int(np.prod(list(shape.values())))
+  parts = build_abstract.abstract(config, _mesh(shape, is_cpu))
+  weights = arithmetic.weights_of(parts)
+  # The virtual devices of a CPU share it.
+  share = 1 if is_cpu else used
+  read = (weights.gathered - weights.table) * (used if is_cpu else 1)
+  machine = (
+    roofline.of_this_cpu(read) if chip is None else roofline.of_chip(chip)
+  )
+  update, model = parts.updater, parts.run.model.config
+  passes = 3 * update.epochs + len(update.scoring_names)
+  found: list[tuple[float, ...]] = []
+  names: tuple[str, str] = ('', '')
+  completions = config.sampler.prompts * config.sampler.group
+  for row in rows:
+    tokens = row['learn_tokens_per_sec'] * row['learn_secs']
+    drawn = row['sample_tokens_per_sec'] * row['sample_secs']
+    learning = Work(passes * _forward(model, tokens, completions) / share, read)
+    sampling = Work(
+      _forward(model, drawn, completions) / share,
+      read * row['length_tokens_max'],
+    )
+    bounds = [
+      roofline.bound(work.secs(machine)) for work in (sampling, learning)
+    ]
+    names = bounds[0][1], bounds[1][1]
+    found.append(
+      (row['sample_secs'], bounds[0][0], row['learn_secs'], bounds[1][0])
+    )
+  sample, least_sample, learn, least_learn = np.median(found, axis=0)
+  return Against(
+    devices,
+    machine,
+    len(rows),
+    Share(float(sample), float(least_sample), names[0]),
+    Share(float(learn), float(least_learn), names[1]),
+  )
+
+
+def _mesh(shape: dict[str, int], is_cpu: bool) -> Any:
+  """Shapes alone: the devices of the run need not be here."""
+  from jax.sharding import AbstractDevice
+  from jax.sharding import AbstractMesh
+  from jax.sharding import AxisType
+
+  kind = 'cpu' if is_cpu else 'tpu'
+  return AbstractMesh(
+    tuple(shape.values()),
+    tuple(shape),
+    axis_types=(AxisType.Auto,) * len(shape),
+    abstract_device=AbstractDevice(
+      device_kind=kind, num_cores=None, platform=kind
+    ),
+  )
+
+
+def _forward(model: models.ModelConfig, tokens: float, number: int) -> float:
+  """FLOPs of a forward pass over completions, at least.
+
+  Attention grows faster than length, so equal lengths cost least.
+  """
+  length = tokens / number
+  whole = np.arange(int(length)) + 1
+  each = models.flops_per_token(model, whole).sum()
+  rest = (length - int(length)) * models.flops_per_token(model, length)
+  return float(number * (each + rest))
+
+
+def _metrics(path: pathlib.Path) -> list[dict[str, Any]]:
+  """The rollouts of a run, without those in which programs were compiled."""
+  rows = []
+  if path.exists():
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+  rows = [row for row in rows if 'learn_secs' in row][_WARM_UP:]
+  if not rows:
+    raise ValueError(
+      f'{path} has no more than {_WARM_UP} rollouts, in which programs are '
+      'compiled; let the run train on.'
+    )
+  return rows
+
+
+def _devices(path: pathlib.Path) -> str:
+  """What the newest start of a run has noted of its devices."""
+  try:
+    noted = json.loads(path.read_text())
+  except (OSError, ValueError) as error:
+    raise ValueError(
+      f'{path} cannot be read ({error}), which tells the devices of a run; '
+      'give the workdir of a run.'
+    ) from error
+  newest = noted[-1] if isinstance(noted, list) else noted
+  return newest['devices']

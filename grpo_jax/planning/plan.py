@@ -1,0 +1,284 @@
+"""What a run would need on machines that are not there.
+
+Every program of a run is either compiled for these machines (see `compiling`),
+or counted by `arithmetic`. From both come memory, operations, bytes sent, and a
+bound on time (see `roofline`).
+"""
+
+from collections.abc import Callable
+import dataclasses
+import math
+from typing import Any
+
+from grpo_jax.config import Config
+from grpo_jax.planning import compiling
+from grpo_jax.planning import roofline
+from grpo_jax.planning import topologies
+from grpo_jax.planning.arithmetic import Arithmetic
+from grpo_jax.planning.compiling import Compiled
+from grpo_jax.planning.hlo import Collective
+from grpo_jax.planning.roofline import Work
+from grpo_jax.planning.topologies import Topology
+from grpo_jax.training import build_abstract
+
+GIB = 2**30
+LEARNING = ('train_step', 'score_all', 'score_entropy')
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """One program of a run, on one device.
+
+  Attributes:
+    name: One of `compiling.PROGRAMS`.
+    calls: How often it runs in a rollout.
+    error: Why the compiler refuses it; empty if it does not, or was not asked.
+    memory: Bytes by part. The parts are arguments, what the program needs
+      besides, and what else lies in memory while it runs.
+    work: Of one call.
+    collectives: Of one call; None if it was not compiled.
+    compiled: What the compiler says; None if it was not asked.
+  """
+
+  name: str
+  calls: int
+  error: str
+  memory: dict[str, float]
+  work: Work
+  collectives: tuple[Collective, ...] | None = None
+  compiled: Compiled | None = None
+
+  @property
+  def bytes(self) -> float:
+    """All memory that must be there while the program runs."""
+    return sum(self.memory.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """What a run would need.
+
+  Attributes:
+    topology: The machines.
+    mesh: The axes and their sizes.
+    counted: The run, by arithmetic.
+    programs: In the order in which they run.
+  """
+
+  topology: Topology
+  mesh: dict[str, int]
+  counted: Arithmetic
+  programs: tuple[Program, ...]
+
+  @property
+  def capacity(self) -> float:
+    """The memory of one device, bytes."""
+    return self.topology.chip.device_memory_gib * GIB
+
+  @property
+  def largest(self) -> Program:
+    """The program that needs most memory."""
+    return max(self.programs, key=lambda one: one.bytes)
+
+  @property
+  def fits(self) -> bool:
+    """Whether all programs find room, by the compiler if it was asked."""
+    refused = any(one.error for one in self.programs)
+    return not refused and self.largest.bytes <= self.capacity
+
+  def secs(self) -> dict[str, dict[str, float]]:
+    """Seconds of a rollout for each program, by resource."""
+    machine = roofline.of_chip(self.topology.chip)
+    return {
+      one.name: (one.work * one.calls).secs(machine) for one in self.programs
+    }
+
+  @property
+  def bound_secs(self) -> float:
+    """The least time of a rollout with its updates."""
+    return sum(roofline.bound(of)[0] for of in self.secs().values())
+
+  @property
+  def tokens_per_sec(self) -> float:
+    """Completion tokens per second, of all devices, at most."""
+    counted = self.counted
+    tokens = counted.prompts * counted.group * counted.tokens
+    return tokens / self.bound_secs
+
+
+def plan(
+  config: Config,
+  topology: Topology,
+  estimate: bool = False,
+  tell: Callable[..., None] = lambda *_: None,
+) -> Plan:
+  """Plans a run.
+
+  Args:
+    config: Of the run; `mesh` lies over the topology.
+    topology: The machines.
+    estimate: Whether arithmetic is enough; without a compiler it has to be.
+    tell: See `compiling.compile_all`.
+
+  Returns:
+    The plan.
+
+  Raises:
+    ValueError: The run cannot be built on these machines, or libtpu is missing.
+  """
+  mesh = topologies.abstract_mesh(topology, config.mesh)
+  if topology.is_tpu and not estimate:
+    topologies.mesh(topology, config.mesh)  # raises before minutes are spent
+  counted = Arithmetic(build_abstract.abstract(config, mesh))
+  calls = calls_of(counted)
+  results: dict[str, Compiled] = {}
+  if topology.is_tpu and not estimate:
+    requests = [
+      compiling.Request(
+        dataclasses.asdict(config), topology.name, topology.slices, name
+      )
+      for name in calls
+    ]
+    found = compiling.compile_all(requests, tell=tell)
+    results = dict(zip(calls, found, strict=True))
+  programs = tuple(
+    of_program(counted, name, number, results.get(name))
+    for name, number in calls.items()
+  )
+  return Plan(topology, dict(mesh.shape), counted, programs)
+
+
+def calls_of(counted: Arithmetic) -> dict[str, int]:
+  """How often each program runs in a rollout, in the order of their first call.
+
+  Rows that end early are not counted, and neither are programs that take no
+  time worth mentioning.
+  """
+  update, schedule = counted.parts.updater, counted.schedule
+  starts = math.ceil(counted.prompts / schedule.prompts)
+  calls = {'prepare': 1, 'prefill': starts, 'decode': starts}
+  if schedule.sizes:
+    calls['regroup'] = starts * len(schedule.sizes)
+  for name in update.scoring_names:
+    calls[name] = calls.get(name, 0) + counted.config.learner.batches
+  return {**calls, 'train_step': counted.updates}
+
+
+def of_program(
+  counted: Arithmetic, name: str, calls: int, result: Compiled | None
+) -> Program:
+  """One program, by arithmetic and by what the compiler says."""
+  weights = counted.weights
+  state, held = float(weights.state), float(weights.gathered)
+  sampling = {'sampler weights': held, 'cache': counted.cache}
+  # What lies in memory while the program runs, its arguments included.
+  there = {
+    'parameters': float(weights.trained + weights.frozen),
+    'moments': float(weights.moments),
+    'reference': float(weights.reference),
+  }
+  if name in ('decode', 'regroup'):
+    there |= sampling
+  if name == 'prefill':
+    there['sampler weights'] = held
+  needs = counted.memory(name)
+  work = counted.work(name)
+  if result is None or result.error:
+    error = result.error if result else ''
+    return Program(name, calls, error, _shown(there, needs), work)
+  besides = result.peak_bytes - result.argument_bytes
+  arguments = {
+    'prepare': float(weights.trained + weights.frozen),
+    'prefill': held,
+    'decode': held + counted.cache,
+    'regroup': counted.cache,
+    'train_step': state,
+  }.get(name, float(weights.trained + weights.frozen))
+  needs = scaled(needs, besides)
+  # Batches, layouts and numbers, which arithmetic leaves out.
+  needs['other arguments'] = max(0.0, result.argument_bytes - arguments)
+  sent = {True: 0.0, False: 0.0}
+  for one in result.collectives:
+    sent[one.crosses] += one.sent
+  # A kernel of attention tells no operations; arithmetic knows them.
+  flops = result.flops + (counted.attention_flops(name) * bool(result.kernels))
+  work = Work(flops, work.memory_bytes, sent[False], sent[True])
+  return Program(
+    name, calls, '', _shown(there, needs), work, result.collectives, result
+  )
+
+
+def scaled(parts: dict[str, float], total: float) -> dict[str, float]:
+  """The parts of a sum that is known, from estimates of them.
+
+  What the estimates leave is a part of its own; if they are too large, all are
+  taken to be so in the same measure.
+
+  >>> scaled({'a': 1.0, 'b': 2.0}, 4.0)
+  {'a': 1.0, 'b': 2.0, 'other': 1.0}
+  """
+  guessed = sum(parts.values())
+  if guessed <= total:
+    return {**parts, 'other': total - guessed}
+  return {name: part * total / guessed for name, part in parts.items()}
+
+
+def _shown(*groups: dict[str, float]) -> dict[str, float]:
+  """Parts in one, without those of no bytes."""
+  return {
+    name: part for group in groups for name, part in group.items() if part
+  }
+
+
+def to_json(made: Plan) -> dict[str, Any]:
+  """A plan for a program to read."""
+  counted, chip = made.counted, made.topology.chip
+  secs = made.secs()
+
+  def of(one: Program) -> dict[str, Any]:
+    bound, by = roofline.bound(secs[one.name])
+    return {
+      'calls': one.calls,
+      'compiled': one.compiled is not None,
+      'error': one.error,
+      'memory_gib': {k: v / GIB for k, v in one.memory.items()},
+      'total_gib': one.bytes / GIB,
+      'flops': one.work.flops,
+      'collectives_gib': collectives(one),
+      'secs': secs[one.name],
+      'bound_secs': bound,
+      'bound_by': by,
+    }
+
+  return {
+    'topology': made.topology.name,
+    'num_slices': made.topology.slices,
+    'devices': made.topology.number,
+    'chip': chip.name,
+    'mesh': made.mesh,
+    'parameters': counted.weights.number,
+    'rollout': {
+      'prompts': counted.prompts,
+      'group': counted.group,
+      'prompt_tokens': counted.prompt_tokens,
+      'max_tokens': counted.tokens,
+      'updates': counted.updates,
+    },
+    'fits': made.fits,
+    'device_gib': made.capacity / GIB,
+    'largest': made.largest.name,
+    'programs': {one.name: of(one) for one in made.programs},
+    'bound_secs': made.bound_secs,
+    'tokens_per_sec_at_most': made.tokens_per_sec,
+  }
+
+
+def collectives(program: Program) -> dict[str, float] | None:
+  """GiB of results of a call by network and kind; None if not compiled."""
+  if program.collectives is None:
+    return None
+  found: dict[str, float] = {}
+  for one in program.collectives:
+    name = f'{"dcn" if one.crosses else "ici"} {one.kind} {one.dtype}'
+    found[name] = found.get(name, 0.0) + one.bytes * one.times / GIB
+  return dict(sorted(found.items(), key=lambda item: -item[1]))

@@ -1,0 +1,172 @@
+"""Arithmetic beside what is there: arrays, layouts, compiled programs."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from grpo_jax import config as config_lib
+from grpo_jax import sharding
+from grpo_jax.planning import arithmetic
+from grpo_jax.planning import hlo
+from grpo_jax.planning import programs
+from grpo_jax.planning import roofline
+from grpo_jax.planning import topologies
+from grpo_jax.training import build_abstract
+from grpo_jax.training import build_model
+from tests import runs
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+# Wide enough that attention is a small part of the work.
+WIDE = {
+  'model.width': 128,
+  'model.mlp_width': 512,
+  'model.num_layers': 2,
+  'data.prompt_buckets': (8,),
+  'data.completion_buckets': (8,),
+  'sampler.max_tokens': 8,
+  'learner.micro_rows': 0,
+}
+
+
+def parts(mesh=None, **changes):
+  config = runs.small(**changes)
+  mesh = mesh or sharding.make_mesh(fsdp=2, tensor=2)
+  return build_abstract.abstract(config, mesh)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {},
+    {'learner.method': 'grpo', 'learner.method_kwargs': {'kl_coefficient': 1}},
+    {'lora.rank': 2, 'lora.base_dtype': 'bfloat16'},
+    {'model.tied_embeddings': True, 'model.compute_dtype': 'bfloat16'},
+  ],
+  ids=['plain', 'reference', 'lora', 'tied'],
+)
+def test_weights_take_the_bytes_that_they_take(changes):
+  made = parts(**changes)
+  config, mesh, model = made.run.config, made.run.mesh, made.run.model
+  update = made.updater
+  update.frozen = build_model.frozen(config, model, mesh)
+  state = update.init(build_model.initial(config, model, mesh))
+  made.engine.load(update.whole(state.params), version=0)
+  found = arithmetic.weights_of(made)
+
+  def on_first(tree):
+    arrays = jax.tree.leaves(tree)
+    return sum(x.addressable_shards[0].data.nbytes for x in arrays)
+
+  assert found.trained == on_first(state.params)
+  assert found.moments == on_first(state.opt_state)
+  assert found.reference == on_first(state.reference)
+  assert found.frozen == on_first(update.frozen)
+  assert found.gathered == on_first(made.engine._params)
+  head = made.engine._params.get('head', made.engine._params['embedding'])
+  assert found.head == on_first(head)
+  assert found.state == on_first([state[:2], state.reference, update.frozen])
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {},
+    {'model.num_kv_heads': 1},  # which two devices cannot split
+    {'model.num_layers': 3, 'model.window_tokens': (4, 0)},
+    {'sampler.max_rows': 4},
+  ],
+  ids=['plain', 'one head', 'windows', 'rows'],
+)
+def test_the_cache_takes_the_bytes_of_its_arrays(changes):
+  made = parts(**WIDE | changes)
+  counted = arithmetic.Arithmetic(made)
+  rows = made.engine.abstract_rows(
+    made.updater.whole(made.updater.abstract.params),
+    counted.prompts,
+    counted.group,
+    made.run.sampling,
+  )
+  caches = rows.prompt_cache, rows.cache
+  assert counted.cache == arithmetic.on_device(caches)
+
+
+@pytest.mark.parametrize('kind', ['shared', 'padded', 'packed'])
+@pytest.mark.parametrize('per_row', [0, 2])
+def test_rows_are_those_of_the_layout(kind, per_row):
+  changes = {'learner.layout': kind}
+  if kind == 'shared':
+    changes['learner.row_completions'] = per_row
+  made = parts(**WIDE | changes)
+  counted = arithmetic.Arithmetic(made)
+  layout, used = made.updater.abstract_layout(
+    made.example, np.arange(counted.prompts)
+  )
+  _, rows, columns = layout.tokens.shape
+  found = counted.rows
+  assert (found.micro, found.rows, found.columns) == (used, rows, columns)
+
+
+@pytest.mark.parametrize('remat', [False, True])
+@pytest.mark.parametrize(
+  'program', ['train_step', 'score_all', 'decode', 'prefill']
+)
+def test_operations_are_those_of_compiled_programs(program, remat):
+  made = parts(
+    sharding.make_mesh(),
+    **WIDE | {'model.remat': remat, 'learner.epochs': 2},
+  )
+  lowered, trips = programs.of_run(made)[program]()
+  compiled = hlo.Program(lowered.compile().as_text(), trips)
+  counted = arithmetic.Arithmetic(made).work(program).flops
+  assert compiled.flops() == pytest.approx(counted, rel=0.03)
+
+
+RECORDED = json.loads(
+  (pathlib.Path(__file__).parent / 'compiled.json').read_text()
+)
+
+
+def recorded_run(row):
+  config = config_lib.default()
+  config.update_from_flattened_dict(
+    {
+      'model.path': str(ROOT / 'configs/shapes' / row['model']),
+      'model.compute_dtype': 'bfloat16',
+      'model.remat': True,
+      'data.tokenizer': '',
+      'warm_up.steps': 0,
+      'learner.layout': 'shared',
+      'learner.method_kwargs': {'kl_coefficient': 0.0},
+      'learner.method': 'grpo',
+      **row['config'],
+    }
+  )
+  config = config_lib.resolve(config)
+  topology = topologies.named(row['topology'])
+  mesh = topologies.abstract_mesh(topology, config.mesh)
+  return arithmetic.Arithmetic(build_abstract.abstract(config, mesh))
+
+
+@pytest.mark.parametrize(
+  'row',
+  RECORDED,
+  ids=lambda row: ' '.join((row['model'], row['topology'], row['program'])),
+)
+def test_memory_is_within_15_percent_of_the_compiler(row):
+  counted = recorded_run(row)
+  besides = sum(counted.memory(row['program']).values())
+  total = row['argument_bytes'] + besides
+  assert total == pytest.approx(row['peak_bytes'], rel=0.15)
+
+
+def test_a_bound_is_the_slowest_resource():
+  work = roofline.Work(flops=2e12, memory_bytes=1e9, ici_bytes=3e9)
+  machine = roofline.Machine(1e12, 1e9, 1e9)
+  secs = work.secs(machine)
+  assert secs == {'compute': 2.0, 'memory': 1.0, 'ici': 3.0}
+  assert roofline.bound(secs) == (3.0, 'ici')
+  assert (work * 2 + work).flops == 6e12

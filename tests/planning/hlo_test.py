@@ -1,0 +1,172 @@
+"""Reading compiled programs: loops multiplied out, bytes, operations."""
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from grpo_jax import sharding
+from grpo_jax.planning import hlo
+
+pytestmark = pytest.mark.quick
+
+SIZE = 64
+
+
+def compiled(function, *shapes, **options):
+  return jax.jit(function, **options).lower(*shapes).compile()
+
+
+def square(place=None):
+  return jax.ShapeDtypeStruct((SIZE, SIZE), jnp.float32, sharding=place)
+
+
+def product(x, y):
+  return jnp.dot(x, y, precision=lax.Precision.HIGHEST)
+
+
+def test_a_product_counts_two_for_each_pair():
+  program = hlo.Program(compiled(product, square(), square()).as_text())
+  assert program.flops() == 2 * SIZE**3
+
+
+@pytest.mark.parametrize('trips', [1, 3, 7])
+def test_a_loop_of_known_length_is_multiplied_out(trips):
+  def loop(x):
+    return lax.scan(lambda y, _: (product(y, x), None), x, length=trips)[0]
+
+  program = hlo.Program(compiled(loop, square()).as_text())
+  assert program.flops() == trips * 2 * SIZE**3
+
+
+def test_loops_in_loops_multiply():
+  def inner(x):
+    return lax.fori_loop(0, 3, lambda _, y: product(y, x), x)
+
+  def outer(x):
+    return lax.fori_loop(0, 5, lambda _, y: inner(y), x)
+
+  program = hlo.Program(compiled(outer, square()).as_text())
+  assert program.flops() == 15 * 2 * SIZE**3
+
+
+def test_a_loop_whose_length_is_data_runs_as_often_as_is_said():
+  def loop(x, number):
+    return lax.fori_loop(0, number, lambda _, y: product(y, x), x)
+
+  number = jax.ShapeDtypeStruct((), jnp.int32)
+  text = compiled(loop, square(), number).as_text()
+  found = [hlo.Program(text, trips).flops() for trips in (1, 11)]
+  assert found == [2 * SIZE**3, 11 * 2 * SIZE**3]
+
+
+def test_every_branch_of_a_conditional_counts():
+  def branch(x, which):
+    return lax.cond(which, lambda: product(x, x), lambda: product(x.T, x))
+
+  which = jax.ShapeDtypeStruct((), bool)
+  program = hlo.Program(compiled(branch, square(), which).as_text())
+  assert program.flops() == 2 * 2 * SIZE**3
+
+
+def test_gathered_bytes_and_groups():
+  mesh = sharding.make_mesh(data=2, fsdp=4)
+  split = NamedSharding(mesh, P('fsdp', None))
+  whole = NamedSharding(mesh, P())
+  text = compiled(lambda x: x + 1, square(split), out_shardings=whole).as_text()
+  (one,) = hlo.Program(text, devices=8).collectives()
+  assert (one.kind, one.dtype) == ('all-gather', 'f32')
+  assert (one.bytes, one.times, one.group) == (4 * SIZE**2, 1, 4)
+  assert one.sent == 4 * SIZE**2 * 3 / 4
+
+
+def test_a_sum_in_a_loop_counts_with_its_trips():
+  mesh = sharding.make_mesh(fsdp=8)
+  rows = NamedSharding(mesh, P(None, 'fsdp'))
+  whole = NamedSharding(mesh, P())
+
+  def loop(x):
+    def body(_, y):
+      summed = lax.with_sharding_constraint(product(x, x.T), whole)
+      return y + jnp.tanh(summed + y)
+
+    return lax.fori_loop(0, 6, body, jnp.zeros((SIZE, SIZE)))
+
+  text = compiled(loop, square(rows), out_shardings=whole).as_text()
+  found = hlo.Program(text, devices=8).collectives()
+  sums = [one for one in found if one.kind == 'all-reduce']
+  assert sum(one.bytes * one.times for one in sums) in (
+    4 * SIZE**2,  # what does not change may be moved out of the loop
+    6 * 4 * SIZE**2,
+  )
+  assert all(one.group == 8 for one in sums)
+  assert sum(one.sent for one in sums) == pytest.approx(
+    sum(one.bytes * one.times for one in sums) * 2 * 7 / 8
+  )
+
+
+def test_a_group_that_reaches_over_slices_is_told_from_others():
+  text = """
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  %near = f32[8]{0} all-reduce(%x), replica_groups={{0,1},{2,3}}, to_apply=%add
+  ROOT %far = f32[8]{0} all-reduce(%near), replica_groups=[2,2]<=[2,2]T(1,0)
+}
+"""
+  near, far = hlo.Program(
+    text, devices=4, slices=np.array([0, 0, 1, 1])
+  ).collectives()
+  assert (near.crosses, far.crosses) == (False, True)
+
+
+TPU = """
+HloModule jit_step, is_scheduled=true
+
+%fused_computation (p: bf16[688,128], q: bf16[128,256]) -> f32[688,256] {
+  %p = bf16[688,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %q = bf16[128,256]{1,0:T(8,128)(2,1)S(1)} parameter(1)
+  ROOT %c = f32[688,256]{1,0:T(8,128)} convolution(%p, %q), dim_labels=bf_io->bf
+}
+
+%body (t: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
+  %t = (s32[]{:T(128)}, f32[8,4]{1,0:T(8,128)}) parameter(0)
+  %g = f32[8,4]{1,0:T(8,128)} all-gather(%t), replica_groups=mesh['a'=4,'b'=2] {'a'}, dimensions={0}
+  %s = f32[8,86,2,32]{1,3,2,0:T(8,128)S(1)} convolution(%l, %r), window={size=1x2 pad=0_0x1_1 rhs_reversal=0x1}, dim_labels=0bf1_1oi0->0b1f
+  %l = f32[8,86,128,1]{2,1,3,0} parameter(1)
+  %r = f32[2,32,128,1]{2,1,3,0} parameter(2)
+}
+
+%condition (t: (s32[], f32[8,4])) -> pred[] {
+  %n = s32[]{:T(128)} constant(24)
+  %i = s32[]{:T(128)} get-tuple-element(%t), index=0
+  ROOT %less = pred[]{:T(512)} compare(%i, %n), direction=LT
+}
+
+ENTRY %main (a: bf16[688,128]) -> f32[688,256] {
+  %a = bf16[688,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %loop = (s32[]{:T(128)}, /*index=1*/f32[8,4]{1,0}) while(%t), condition=%condition, body=%body
+  %k = f32[8,128,128]{2,1,0:T(8,128)} custom-call(%a), custom_call_target="tpu_custom_call"
+  ROOT %f = f32[688,256]{1,0:T(8,128)} fusion(%a, %b), kind=kOutput, calls=%fused_computation
+}
+"""  # noqa: E501
+
+
+def test_what_a_tpu_prints_is_read():
+  program = hlo.Program(TPU, devices=8)
+  (gather,) = program.collectives()
+  assert (gather.bytes, gather.times, gather.group) == (128, 24, 4)
+  assert program.kernels() == 1
+  # The product of heads is a convolution whose window slides over two places,
+  # of which one at a time is inside.
+  heads = 2 * 8 * 86 * 2 * 32 * 128
+  assert program.flops() == 2 * 688 * 128 * 256 + 24 * heads
+
+
+def test_nothing_is_counted_that_does_not_run():
+  text = TPU.replace('while(%t)', 'while(%t), dead=1').replace(
+    'body=%body', 'body=%gone'
+  )
+  assert not hlo.Program(text, devices=8).collectives()

@@ -1,0 +1,75 @@
+"""Names of machines, and meshes over machines that are not there."""
+
+import pytest
+
+from grpo_jax import sharding
+from grpo_jax.config import Mesh
+from grpo_jax.planning import topologies
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.mark.parametrize(
+  'name, slices, number, platform',
+  [
+    ('v5p:4x4x4', 1, 64, 'tpu'),
+    ('v5e:16x16', 2, 512, 'tpu'),
+    ('v7x:2x2x1', 1, 8, 'tpu'),  # two devices in each chip
+    ('H100-SXM:2x8', 1, 16, 'gpu'),
+    ('h100-sxm:8', 1, 8, 'gpu'),
+  ],
+)
+def test_a_name_tells_the_devices(name, slices, number, platform):
+  found = topologies.named(name, slices)
+  assert (found.number, found.platform) == (number, platform)
+
+
+@pytest.mark.parametrize(
+  'name, slices, said',
+  [
+    ('v5p:4x4', 1, 'v5p:4x4x4'),
+    ('v5e:4x4x4', 1, 'v5e:4x4'),
+    ('v5e', 1, 'v5e:4x4'),
+    ('v5e:0x4', 1, 'v5e:4x4'),
+    ('v5e:axb', 1, 'v5e:4x4'),
+    ('h100-sxm:2x8x4', 1, 'h100-sxm:2x8'),
+    ('v3:4x4', 1, 'v5e'),
+    ('m1:8', 1, "no chip 'm1'"),
+    ('v5e:4x4', 0, 'num_slices'),
+  ],
+)
+def test_a_name_that_is_none_is_refused(name, slices, said):
+  with pytest.raises(ValueError, match=said):
+    topologies.named(name, slices)
+
+
+def test_a_mesh_of_shapes_knows_what_it_is_for():
+  mesh = topologies.abstract_mesh(
+    topologies.named('v5p:4x4x4'), Mesh(data=-1, fsdp=16)
+  )
+  assert dict(mesh.shape) == {'data': 4, 'fsdp': 16, 'expert': 1, 'tensor': 1}
+  assert sharding.platform(mesh) == 'tpu'
+  with sharding.use(mesh):
+    assert sharding.platform() == 'tpu'
+  assert sharding.platform() == 'cpu'
+
+
+def test_slices_are_the_outer_part_of_the_mesh():
+  found = topologies.named('v5e:4x4', 2)
+  mesh = topologies.abstract_mesh(found, Mesh(data=2, fsdp=8, slices=2))
+  assert mesh.shape['data'] == 4
+  slices = found.slice_of_devices()
+  assert slices is not None
+  assert slices.tolist() == [0] * 16 + [1] * 16
+  assert topologies.named('v5e:4x4').slice_of_devices() is None
+
+
+def test_a_mesh_that_does_not_fit_is_refused():
+  with pytest.raises(ValueError, match='needs 128 devices, but 64'):
+    topologies.abstract_mesh(topologies.named('v5p:4x4x4'), Mesh(fsdp=128))
+
+
+def test_without_libtpu_the_extra_is_named(monkeypatch):
+  monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
+  with pytest.raises(ValueError, match=r"pip install 'grpo_jax\[tpu\]'"):
+    topologies.mesh(topologies.named('v5e:4x4'), Mesh(fsdp=16))
