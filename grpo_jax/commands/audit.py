@@ -2,13 +2,13 @@
 
 import ast
 import re
-import shutil
 import sys
 from typing import Any
 
 from grpo_jax import diagnostics
 from grpo_jax import losses
 from grpo_jax import resolve
+from grpo_jax.commands import printing
 from grpo_jax.training import build
 
 # Columns that a terminal of 80 characters has room for.
@@ -81,7 +81,7 @@ def show(
     section = group
   if figure:
     grid.add_row('figure', '', figure)
-  _print(grid)
+  printing.show(grid)
 
 
 def every() -> dict[str, diagnostics.Audit]:
@@ -139,7 +139,7 @@ def show_table(rows: list[dict[str, str]], wide: bool = False) -> None:
   more = 'grpo-jax audit NAME tells all of one method'
   if not wide:
     more += '; --wide shows all columns of this table'
-  _print(made, *meanings, '', f'{more}.')
+  printing.show(made, *meanings, '', f'{more}.')
 
 
 def markdown(rows: list[dict[str, str]]) -> str:
@@ -157,22 +157,6 @@ def columns_markdown() -> str:
   return '\n'.join(
     f'- {name}: {meaning}' for name, meaning in diagnostics.COLUMNS.items()
   )
-
-
-def _print(*parts: Any) -> None:
-  """Prints parts as wide as the terminal; in a pipe, 80 columns.
-
-  rich pads every line to the full width; the spaces at the end are left out.
-  """
-  from rich import console
-
-  width = shutil.get_terminal_size((80, 24)).columns
-  out = console.Console(width=width, highlight=False, markup=False)
-  with out.capture() as captured:
-    for part in parts:
-      out.print(part)
-  for line in captured.get().splitlines():
-    print(line.rstrip())
 
 
 if __name__ == '__main__':

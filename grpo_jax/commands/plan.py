@@ -4,10 +4,10 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
-import shutil
 import sys
 from typing import Any
 
+from grpo_jax.commands import printing
 from grpo_jax.config import Config
 from grpo_jax.planning import advice
 from grpo_jax.planning import against
@@ -20,10 +20,10 @@ from grpo_jax.planning.plan import GIB
 from grpo_jax.planning.plan import Plan
 
 _RESOURCES = {
-  'compute': 'computing',
-  'memory': 'reading memory',
-  'ici': 'sending inside a slice',
-  'dcn': 'sending between slices or hosts',
+  'compute': 'compute',
+  'memory': 'memory',
+  'ici': 'ICI',
+  'dcn': 'DCN',
 }
 
 
@@ -124,51 +124,46 @@ def _cost(made: Plan, price: float) -> float:
   return 1e6 / made.tokens_per_sec / 3600 * chips * price
 
 
-def _console():
-  from rich import console
-
-  width = shutil.get_terminal_size((80, 24)).columns
-  return console.Console(width=width, highlight=False, markup=False)
-
-
 def show(made: Plan, price: float | None = None) -> None:
   """Prints a plan for a person; see `to_json`."""
-  out = _console()
-  counted, chip = made.counted, made.topology.chip
-  mesh = ' x '.join(f'{k} {n}' for k, n in made.mesh.items() if n > 1) or '1'
-  slices = made.topology.slices
-  out.print(
-    f'{counted.weights.number / 1e9:.2f} billion parameters on '
-    + (f'{slices} x ' if slices > 1 else '')
-    + f'{made.topology.name} ({made.topology.number} devices, '
-    f'{chip.device_memory_gib:g} GiB each), mesh {mesh}; '
-    f'{counted.prompts} prompts x {counted.group}, '
-    f'{counted.prompt_tokens} + {counted.tokens} tokens.\n'
+  printing.show(
+    _what(made), '', _memory(made), _work(made), *_verdict(made, price)
   )
-  for table in (_memory(made), _work(made)):
-    out.print(table)
+
+
+def _what(made: Plan) -> str:
+  """The run and the machines."""
+  counted, topology = made.counted, made.topology
+  mesh = ' x '.join(f'{k} {n}' for k, n in made.mesh.items() if n > 1) or '1'
+  slices = f'{topology.slices} x ' if topology.slices > 1 else ''
+  return (
+    f'{counted.weights.number / 1e9:.2f} billion parameters on {slices}'
+    f'{topology.name} ({topology.number} devices, '
+    f'{topology.chip.device_memory_gib:g} GiB each), mesh {mesh}; '
+    f'{counted.prompts} prompts x {counted.group}, '
+    f'{counted.prompt_tokens} + {counted.tokens} tokens.'
+  )
+
+
+def _verdict(made: Plan, price: float | None) -> list[str]:
+  """Whether it fits, how fast it can be at most, and what to change."""
   largest = made.largest
   verdict = 'Fits' if made.fits else 'Does not fit'
   source = 'compiled' if largest.compiled else 'estimated by arithmetic'
-  out.print(
+  said = [
     f'{verdict}: {largest.name} needs {largest.bytes / GIB:.2f} of '
-    f'{made.capacity / GIB:g} GiB ({source}).'
-  )
-  for one in made.programs:
-    if one.error:
-      out.print(f'{one.name}: {one.error}')
-  out.print(
+    f'{made.capacity / GIB:g} GiB ({source}).',
+    *(f'{one.name}: {one.error}' for one in made.programs if one.error),
     f'A rollout takes at least {made.bound_secs:.2f} s, which is at most '
     f'{made.tokens_per_sec:,.0f} completion tokens per second. This is a bound '
-    'for completions of full length, not a forecast.'
-  )
+    'for completions of full length, not a forecast.',
+  ]
   if price:
-    out.print(
+    said.append(
       f'At {price:g} for a chip and hour, a million completion tokens cost '
       f'{_cost(made, price):.3g} or more.'
     )
-  for sentence in advice.of(made):
-    out.print(f'- {sentence}')
+  return said + [f'- {sentence}' for sentence in advice.of(made)]
 
 
 def show_ranked(ranked: Sequence[search.Candidate]) -> None:
@@ -177,9 +172,9 @@ def show_ranked(ranked: Sequence[search.Candidate]) -> None:
   from rich import table
 
   shown = table.Table(box=box.SIMPLE)
-  for name in ('data', 'fsdp', 'expert', 'tensor', 'micro_rows'):
+  for name in ('data', 'fsdp', 'expert', 'tensor', 'rows', 'GiB', 'at least'):
     shown.add_column(name, justify='right')
-  for name in ('GiB', 'fits', 'at least', 'by'):
+  for name in ('fits', 'by'):
     shown.add_column(name)
   for one in ranked:
     made = one.plan
@@ -188,11 +183,11 @@ def show_ranked(ranked: Sequence[search.Candidate]) -> None:
       *map(str, made.mesh.values()),
       str(made.counted.rows.rows),
       f'{made.largest.bytes / GIB:.2f}',
-      'yes' if made.fits else 'no',
       f'{made.bound_secs:.2f} s',
+      'yes' if made.fits else 'no',
       source,
     )
-  _console().print(shown)
+  printing.show(shown)
 
 
 def against_json(found: against.Against) -> dict[str, Any]:
@@ -213,19 +208,22 @@ def against_json(found: against.Against) -> dict[str, Any]:
 
 def show_against(found: against.Against) -> None:
   """Prints a run beside its bound."""
-  out, machine = _console(), found.machine
-  out.print(
-    f'{found.devices}: {machine.flops / 1e9:,.0f} GFLOP/s, '
-    f'{machine.memory_bytes / 1e9:,.1f} GB/s; medians of {found.rollouts} '
-    'rollouts.'
-  )
-  for name in ('sampling', 'learning'):
-    share: against.Share = getattr(found, name)
-    out.print(
+
+  def line(name: str, share: against.Share) -> str:
+    return (
       f'{name}: {share.measured_secs:.3g} s; at least {share.bound_secs:.3g} s '
       f'({_RESOURCES[share.bound_by]}), of which {share.reached:.0%} are '
       'reached.'
     )
+
+  machine = found.machine
+  printing.show(
+    f'{found.devices}: {machine.flops / 1e9:,.0f} GFLOP/s, '
+    f'{machine.memory_bytes / 1e9:,.1f} GB/s; medians of {found.rollouts} '
+    'rollouts.',
+    line('sampling', found.sampling),
+    line('learning', found.learning),
+  )
 
 
 def _memory(made: Plan):
@@ -247,6 +245,10 @@ def _memory(made: Plan):
   return shown
 
 
+def _time(secs: float) -> str:
+  return f'{secs:.3g} s' if secs >= 0.1 else f'{1000 * secs:.3g} ms'
+
+
 def _gib(size: float) -> str:
   return f'{size / GIB:.2f}' if size >= 0.005 * GIB else '<.01'
 
@@ -261,10 +263,10 @@ def _work(made: Plan):
     title_justify='left',
     box=box.SIMPLE,
   )
-  columns = 'calls', 'TFLOP', 'ICI GiB', 'DCN GiB', 'at least', 'bound by'
+  columns = 'calls', 'TFLOP', 'ICI GiB', 'DCN GiB', 'at least', 'by', 'share'
   shown.add_column('')
   for name in columns:
-    shown.add_column(name, justify='left' if name == 'bound by' else 'right')
+    shown.add_column(name, justify='left' if name == 'by' else 'right')
   secs = made.secs()
   for one in made.programs:
     work = one.work * one.calls
@@ -275,7 +277,8 @@ def _work(made: Plan):
       f'{work.flops / 1e12:.3g}',
       f'{work.ici_bytes / GIB:.3g}',
       f'{work.dcn_bytes / GIB:.3g}',
-      f'{least:.3g} s',
-      f'{_RESOURCES[by]} ({least / made.bound_secs:.0%} of all)',
+      _time(least),
+      _RESOURCES[by],
+      f'{least / made.bound_secs:.0%}',
     )
   return shown

@@ -209,7 +209,7 @@ class Arithmetic:
       },
       'prefill': {'cache': self.cache, 'logits': logits / self.tensor},
       'decode': {'logits': logits},
-      'regroup': {'cache': self.cache / 2},
+      'regroup': {'regrouped cache': self.cache / 2},
     }[program]
 
   @property

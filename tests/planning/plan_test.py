@@ -1,0 +1,254 @@
+"""Plans of runs: verdicts, bounds, advice, searches, and what is printed."""
+
+import dataclasses
+import json
+import pathlib
+
+import pytest
+
+from grpo_jax import config as config_lib
+from grpo_jax.commands import plan as command
+from grpo_jax.planning import advice
+from grpo_jax.planning import compiling
+from grpo_jax.planning import plan as plans
+from grpo_jax.planning import search
+from grpo_jax.planning import topologies
+from grpo_jax.planning.hlo import Collective
+from tests.cli import assert_refused
+from tests.cli import command as run_command
+
+SHAPES = pathlib.Path(__file__).parent.parent.parent / 'configs' / 'shapes'
+GIB = 2**30
+
+
+def config(model='Qwen2.5-7B', **changes):
+  found = config_lib.default()
+  found.update_from_flattened_dict(
+    {
+      'model.path': str(SHAPES / model),
+      'model.compute_dtype': 'bfloat16',
+      'model.remat': True,
+      'data.tokenizer': '',
+      'data.prompt_buckets': (512,),
+      'data.completion_buckets': (1024,),
+      'sampler.max_tokens': 1024,
+      'sampler.prompts': 64,
+      'sampler.group': 8,
+      'warm_up.steps': 0,
+      'learner.layout': 'shared',
+      'learner.method': 'grpo',
+      'learner.method_kwargs': {'kl_coefficient': 0.0},
+      **changes,
+    }
+  )
+  return config_lib.resolve(found)
+
+
+def estimate(name='v5p:4x4x4', model='Qwen2.5-7B', slices=1, **changes):
+  changes.setdefault('mesh.data', -1)
+  changes['mesh.slices'] = slices
+  topology = topologies.named(name, slices)
+  return plans.plan(config(model, **changes), topology, estimate=True)
+
+
+@pytest.mark.quick
+def test_what_fits_and_what_does_not():
+  assert estimate(**{'mesh.fsdp': 64}).fits
+  assert estimate('v5e:16x16', **{'mesh.fsdp': 64, 'mesh.tensor': 4}).fits
+  small = estimate('v5e:2x4', **{'mesh.fsdp': 8})
+  assert not small.fits
+  assert small.largest.bytes > small.capacity == 16 * GIB
+
+
+@pytest.mark.parametrize(
+  'axis, falls', [('mesh.fsdp', 'parameters'), ('mesh.tensor', 'cache')]
+)
+def test_more_devices_need_less_of_each(axis, falls):
+  one, four = (
+    estimate(**{axis: size, 'mesh.data': 4}).largest for size in (1, 4)
+  )
+  if falls not in one.memory:
+    one, four = (
+      next(
+        program
+        for program in estimate(**{axis: size, 'mesh.data': 4}).programs
+        if program.name == 'decode'
+      )
+      for size in (1, 4)
+    )
+  assert four.memory[falls] == pytest.approx(one.memory[falls] / 4, rel=0.01)
+
+
+def test_slices_send_gradients_and_nothing_else():
+  alone = estimate(**{'mesh.fsdp': 64, 'mesh.data': 1})
+  two = estimate(slices=2, **{'mesh.fsdp': 64, 'mesh.data': 1})
+  assert all(one.work.dcn_bytes == 0 for one in alone.programs)
+  sent = {one.name: one.work.dcn_bytes for one in two.programs}
+  trained = two.counted.weights.trained
+  assert sent.pop('train_step') == trained  # 2 (n - 1) / n of it, n = 2
+  assert not any(sent.values())
+
+
+def test_each_scoring_and_update_is_counted():
+  made = estimate(
+    **{
+      'learner.epochs': 2,
+      'learner.batches': 4,
+      'learner.method_kwargs': {'kl_coefficient': 0.1},
+    }
+  )
+  calls = {one.name: one.calls for one in made.programs}
+  assert calls['train_step'] == 8
+  assert calls['score_all'] == 8  # the old policy and the reference, by fours
+
+
+def test_what_the_compiler_says_replaces_arithmetic():
+  counted = estimate(**{'mesh.fsdp': 64}).counted
+  result = compiling.Compiled(
+    argument_bytes=2 * GIB,
+    output_bytes=2 * GIB,
+    alias_bytes=2 * GIB,
+    temporary_bytes=20 * GIB,
+    flops=7.0,
+    collectives=(
+      Collective('all-gather', 'bf16', 4 * GIB, 10, 2),
+      Collective('all-reduce', 'f32', GIB, 1, 2, crosses=True),
+    ),
+  )
+  one = plans.of_program(counted, 'train_step', 1, result)
+  state = sum(
+    one.memory.get(name, 0) for name in ('parameters', 'moments', 'reference')
+  )
+  assert state == counted.weights.state
+  assert one.bytes == pytest.approx(22 * GIB)
+  assert one.work.flops == 7.0
+  assert one.work.ici_bytes == 20 * GIB  # half of the result, ten times
+  assert one.work.dcn_bytes == GIB
+  assert plans.collectives(one) == {
+    'ici all-gather bf16': 40.0,
+    'dcn all-reduce f32': 1.0,
+  }
+  refused = compiling.Compiled(error='RESOURCE_EXHAUSTED', fits=False)
+  full = plans.of_program(counted, 'train_step', 1, refused)
+  made = plans.Plan(topologies.named('v5p:4x4x4'), {}, counted, (full,))
+  assert not made.fits
+
+
+def test_advice_names_the_field_that_helps():
+  crowded = estimate('v5e:4x4', **{'mesh.fsdp': 16, 'model.remat': False})
+  assert not crowded.fits
+  assert any('model.remat=True' in said for said in advice.of(crowded))
+  wasted = estimate('v5p:8x8x8', **{'mesh.fsdp': 64, 'mesh.data': 8})
+  said = ' '.join(advice.of(wasted))
+  assert '12% of the rows' in said and 'row_completions' in said
+  assert not any('rows of an update' in one for one in advice.of(estimate()))
+
+
+def test_a_search_ranks_what_fits_first_and_the_fast_ones_before_others():
+  topology = topologies.named('h100-sxm:2x8')
+  found = search.best(config(), topology, 3)
+  meshes = [tuple(one.plan.mesh.values()) for one in found]
+  assert {(16, 1, 1, 1), (1, 16, 1, 1), (1, 1, 1, 16)} <= set(meshes)
+  fits = [one.plan.fits for one in found]
+  assert fits == sorted(fits, reverse=True)
+  fitting = [one.plan.bound_secs for one in found if one.plan.fits]
+  assert fitting == sorted(fitting)
+
+
+def test_a_search_compiles_in_the_order_of_its_estimates(monkeypatch):
+  asked = []
+
+  def compile_all(requests, at_once=None, tell=None):
+    asked.append(requests[0].config['mesh'])
+    room = asked[-1]['fsdp'] >= 8  # the others do not fit
+    result = compiling.Compiled(error='' if room else 'full', fits=room)
+    return [result] * len(requests)
+
+  monkeypatch.setattr(compiling, 'compile_all', compile_all)
+  monkeypatch.setattr(topologies, 'mesh', lambda *_: None)
+  found = search.best(config(), topologies.named('v5p:2x2x4'), 2)
+  assert [one.plan.fits for one in found[:2]] == [True, True]
+  assert len(asked) == len(found)
+  assert sum(mesh['fsdp'] >= 8 for mesh in asked) == 2
+
+
+def test_a_mixture_of_experts_is_planned():
+  made = estimate(
+    'v5p:8x8x8',
+    'Qwen3-30B-A3B',
+    **{'mesh.fsdp': 8, 'mesh.expert': 8, 'mesh.data': 8},
+  )
+  counted = made.counted
+  assert counted.weights.number == pytest.approx(30.5e9, rel=0.01)
+  # A token is multiplied by a tenth of them.
+  per_token = sum(counted._forward(1, False)) * made.topology.number
+  tokens = counted.prompt_tokens + counted.group * counted.tokens
+  assert 2 * 2.5e9 < per_token / tokens < 2 * 3.5e9
+
+
+def test_the_answer_is_the_same_for_a_person_and_a_program(capsys):
+  made = estimate(**{'mesh.fsdp': 64})
+  command.show(made, price=4.2)
+  said = ' '.join(capsys.readouterr().out.split())
+  found = command.to_json(made, price=4.2)
+  assert json.loads(json.dumps(found)) == found
+  assert f'Fits: {found["largest"]}' in said
+  assert f'at least {found["bound_secs"]:.2f} s' in said
+  assert f'cost {found["million_tokens_cost_at_least"]:.3g}' in said
+  for name, one in found['programs'].items():
+    assert name in said
+    assert one['total_gib'] == pytest.approx(sum(one['memory_gib'].values()))
+    assert one['bound_secs'] == max(one['secs'].values())
+
+
+def test_a_mesh_is_typed_as_the_config_has_it():
+  changed = command.with_mesh(config(), 'fsdp=16,tensor=4', 2).mesh
+  assert dataclasses.asdict(changed) == {
+    'data': 1, 'fsdp': 16, 'tensor': 4, 'expert': 1, 'slices': 2,
+  }  # fmt: skip
+  for wrong in ('fsdp', 'fsdp=x', 'rows=4', 'fsdp=4 tensor=2'):
+    with pytest.raises(ValueError, match='--mesh='):
+      command.with_mesh(config(), wrong, 1)
+
+
+@pytest.mark.parametrize(
+  'flags, said',
+  [
+    (('--topology=v9:4x4',), 'v9'),
+    ((), '--topology'),
+    (('--topology=h100-sxm:8', '--mesh=fsdp=16'), 'needs 16 devices'),
+    (('--against=nowhere',), 'no run in nowhere'),
+  ],
+)
+def test_bad_input_gets_a_sentence(flags, said, tmp_path):
+  file = tmp_path / 'planned.py'
+  file.write_text(
+    'from grpo_jax.config import default\n'
+    'def get_config():\n'
+    '  found = default()\n'
+    f'  found.model.path = {str(SHAPES / "Qwen2.5-0.5B")!r}\n'
+    "  found.data.tokenizer = ''\n"
+    '  found.data.prompt_buckets = (64,)\n'
+    '  found.warm_up.steps = 0\n'
+    '  return found\n'
+  )
+  done = run_command('plan', f'--config={file}', *flags)
+  assert_refused(done, said)
+
+
+def test_open_widths_are_asked_for():
+  with pytest.raises(ValueError, match='prompt_buckets'):
+    estimate(**{'data.prompt_buckets': (), 'data.train': 'nowhere.jsonl'})
+
+
+def test_a_folder_of_a_shape_is_not_trained():
+  from grpo_jax.training import build_model
+
+  with pytest.raises(ValueError, match='safetensors'):
+    build_model.source(str(SHAPES / 'Qwen2.5-0.5B'))
+  shape = build_model.source(str(SHAPES / 'Qwen2.5-0.5B'), needs_weights=False)
+  assert shape.config().vocab_size == 151936
+
+
+def test_parts_of_a_known_sum():
+  assert plans.scaled({'a': 3.0, 'b': 1.0}, 2.0) == {'a': 1.5, 'b': 0.5}
