@@ -206,6 +206,7 @@ def test_the_example_of_a_config_file_can_be_used():
   assert (resolved.steps, resolved.learner.method) == (100, 'dapo')
 
 
+@pytest.mark.long
 def test_a_method_of_a_users_own_trains_and_is_audited(tmp_path):
   """The README's lines, with a smaller run, and no edit to the package."""
   lines = next(

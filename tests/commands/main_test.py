@@ -164,6 +164,7 @@ def test_of_a_corrupt_checkpoint_the_one_before_is_used(copied, finished):
   runs.assert_equal(copied, finished[0])
 
 
+@pytest.mark.long
 def test_a_killed_run_ends_as_the_one_that_was_not(finished, tmp_path):
   """Once, here; `python -m tests.kills` does it at random moments."""
   given = ('train', SMALL, JUDGE, f'--workdir={tmp_path}')

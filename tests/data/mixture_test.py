@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from grpo_jax import data
 from grpo_jax.rollouts import parquet
 from tests.cli import JUDGE
@@ -18,6 +20,7 @@ QUICK = (
 )
 
 
+@pytest.mark.long
 def test_a_mixture_trains_and_goes_on_where_it_was(tmp_path):
   """By `--check`, by `train`, and by `train` again with the saved config."""
   file = tmp_path / 'own.jsonl'

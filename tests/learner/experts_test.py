@@ -120,6 +120,7 @@ def one_step(mesh=None):
   return state.params, metrics.to_scalars(measured)
 
 
+@pytest.mark.long
 @pytest.mark.quick
 def test_eight_devices_give_the_result_of_one():
   expected, measured = one_step()
@@ -248,6 +249,7 @@ def test_the_sampler_keeps_routers_in_float32():
   assert block['gate'].dtype == jnp.bfloat16
 
 
+@pytest.mark.long
 @pytest.mark.quick
 def test_decoding_on_eight_devices_draws_what_one_draws():
   alone = sampled()[2]

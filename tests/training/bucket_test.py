@@ -36,6 +36,7 @@ def claim(place, **changes):
   (place / 'claim.json').write_text(json.dumps(of_nobody | changes))
 
 
+@pytest.mark.long
 def test_a_run_in_a_bucket_is_the_run_in_a_directory(place, tmp_path):
   config = runs.small()
   loop.train(config, tmp_path / 'whole')
@@ -169,6 +170,7 @@ def test_an_unknown_kind_of_bucket_gets_a_sentence():
     loop.train(runs.small(), 'nowhere://x')
 
 
+@pytest.mark.long
 def test_killed_started_again_and_asked(place, tmp_path, monkeypatch):
   """The commands; the second start finds what the first has left."""
   given = (

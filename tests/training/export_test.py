@@ -124,6 +124,7 @@ def train_killed_once(config, workdir, monkeypatch):
   assert steps[:3] == [0, 1, 1]
 
 
+@pytest.mark.long
 def test_a_qwen3_folder_is_trained_killed_resumed_written_and_read(
   tmp_path, monkeypatch
 ):

@@ -63,6 +63,7 @@ def test_a_run_in_pieces_is_the_run_in_one(tmp_path):
   assert not (tmp_path / 'pieces' / 'warm_up').exists()
 
 
+@pytest.mark.long
 def test_more_steps_go_on_and_a_finished_run_is_left_alone(
   tmp_path, monkeypatch
 ):
@@ -96,6 +97,7 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path):
   runs.assert_equal(tmp_path / 'whole', tmp_path / 'killed')
 
 
+@pytest.mark.long
 def test_a_run_goes_on_on_another_mesh(tmp_path):
   changes = {
     'reward': 'tests.judges:even',
@@ -119,6 +121,7 @@ def test_a_run_goes_on_on_another_mesh(tmp_path):
     )
 
 
+@pytest.mark.long
 def test_a_replay_learns_what_the_run_learned(tmp_path, capsys):
   config = runs.small(
     **{'reward': 'tests.judges:even', 'log.sampler_gap_alarm': 0.0}

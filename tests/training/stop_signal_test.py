@@ -26,6 +26,7 @@ from tests.cli import wait_until
 LONG = (SMALL, JUDGE, '--config.steps=100000', '--config.data.heldout=')
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'number, code', [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
 )
