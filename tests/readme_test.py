@@ -18,8 +18,8 @@ import pytest
 from grpo_jax import config
 from grpo_jax import losses
 from grpo_jax.commands import audit as audit_lib
-from grpo_jax.commands import main as command_line
 from grpo_jax.commands import options
+from grpo_jax.commands import table as command_line
 from tests import cli
 from tests import readmes
 

@@ -12,8 +12,8 @@ import re
 
 from grpo_jax import losses
 from grpo_jax.commands import audit
-from grpo_jax.commands import main as command_line
 from grpo_jax.commands import options
+from grpo_jax.commands import table as command_line
 
 ROOT = pathlib.Path(__file__).parent.parent
 _REFERENCE = re.compile(r'`([^`<]+)<(https?://[^>]+)>`_')

@@ -1,4 +1,4 @@
-"""The flags of all commands; `main.COMMANDS` says which command reads which."""
+"""The flags of all commands; `table.COMMANDS` says who reads which."""
 
 import sys
 

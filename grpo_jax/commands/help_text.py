@@ -27,7 +27,7 @@ def text(commands: Mapping[str, Any], command: str, width: int) -> str:
   """What `grpo-jax [command] --help` prints.
 
   Args:
-    commands: `main.COMMANDS`.
+    commands: `table.COMMANDS`.
     command: A command, or '' for all of them.
     width: Columns.
   """

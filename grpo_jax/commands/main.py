@@ -1,19 +1,14 @@
 """The command line: parses the flags, checks them, and calls other modules."""
 
-from collections.abc import Callable
-from collections.abc import Iterator
 import contextlib
 from importlib import metadata
-import json
 import os
 import platform
-import resource
 import shutil
 import sys
 import threading
 import traceback
 from typing import Any
-from typing import NamedTuple
 from typing import NoReturn
 
 from absl import app
@@ -24,335 +19,16 @@ from grpo_jax import __version__
 from grpo_jax.commands import arguments
 from grpo_jax.commands import help_text
 from grpo_jax.commands import refusals
-from grpo_jax.commands.flag_definitions import CONFIG as _CONFIG
+from grpo_jax.commands import table
 from grpo_jax.commands.flag_definitions import FLAGS as _FLAGS
 from grpo_jax.training import stop_signal
-
-# One for the process: `run` installs its handlers before the flags are read.
-_STOP = stop_signal.Stop()
-
-
-def train() -> int:
-  """`grpo-jax train`; returns the exit code."""
-  from grpo_jax import monitor
-
-  config, steps = _config(), _step_range(_value('profile_steps'))
-  if _value('check'):
-    with _together() as peers:
-      _check(config, peers.is_first)
-    return 0
-  is_first = _join()
-  screen = monitor.start if is_first else monitor.quiet
-  with screen(config, _value('workdir')) as screen:
-    with screen.phase('loading JAX'):  # only now: it takes seconds
-      from grpo_jax.training import loop
-    result = loop.train(
-      config, _value('workdir'), _STOP, _value('replay'), steps, screen=screen
-    )
-  if not is_first:
-    return _code()
-  result = {**result, 'peak_memory_gib': _peak_memory_gib()}
-  _print_json(
-    {
-      name: value if value is None else round(value, 4)
-      for name, value in result.items()
-    }
-  )
-  return _code()
-
-
-def _code() -> int:
-  return 0 if _STOP.signal is None else 128 + _STOP.signal
-
-
-def _join() -> bool:
-  """Joins the other processes, if there are any; whether this is the first."""
-  from grpo_jax.training import joining
-
-  is_first = joining.initialize(
-    _value('coordinator'), _value('num_processes'), _value('process_id')
-  )
-  if joining.are_joined():
-    refusals.keep_stdout()
-  return is_first
-
-
-def _peak_memory_gib() -> float:
-  """The most memory that this process has had at once."""
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  # Linux counts it in KiB, macOS in bytes.
-  return peak / (2**30 if sys.platform == 'darwin' else 2**20)
-
-
-def _check(config: Any, is_first: bool) -> None:
-  """`grpo-jax train --check`."""
-  from grpo_jax import monitor
-
-  start = monitor.start if is_first else monitor.quiet
-  with start(config, _value('workdir')) as screen:
-    with screen.phase('loading JAX'):
-      from grpo_jax.commands import dry_run
-    with screen.phase('building, sampling and compiling, without training'):
-      report = dry_run.inspect(config, _value('workdir'))
-  (_print_json if _value('json') else dry_run.show)(report)
-
-
-@contextlib.contextmanager
-def _together() -> Iterator[Any]:
-  """The processes that run this command; the first alone prints."""
-  _join()
-  from grpo_jax.training import joining
-
-  with contextlib.ExitStack() as stack:
-    peers = stack.enter_context(joining.joined())
-    peers.pass_on(_STOP)
-    typed = [x for x in sys.argv[1:] if not x.startswith('--process_id')]
-    peers.check_equal({'the command': typed})
-    if not peers.is_first:
-      nowhere = stack.enter_context(open(os.devnull, 'w'))
-      stack.enter_context(contextlib.redirect_stdout(nowhere))
-    yield peers
-
-
-def evaluate() -> None:
-  """`grpo-jax eval`."""
-  with _together() as peers:
-    from grpo_jax.commands import eval_and_sample as policies
-    from grpo_jax.training import judging
-
-    policy = policies.load(
-      _config(),
-      _value('workdir'),
-      _value('checkpoint'),
-      to_evaluate=True,
-      peers=peers,
-    )
-    summary = policies.evaluate(
-      policy,
-      examples=_value('examples'),
-      samples=_value('samples'),
-      ks=[_whole('k', k) for k in _value('k')],
-      temperature=_value('temperature'),
-      max_tokens=_value('max_tokens'),
-      completions=_value('completions') if peers.is_first else None,
-      judging=judging.shared(peers, _STOP),
-    )
-    if _value('json'):
-      _print_json(summary)
-    else:
-      policies.show(summary)
-
-
-def sample() -> None:
-  """`grpo-jax sample`."""
-  with _together() as peers:
-    from grpo_jax.commands import eval_and_sample as policies
-
-    policy = policies.load(
-      _config(), _value('workdir'), _value('checkpoint'), peers=peers
-    )
-    prompts = policies.prompts(_value('prompt'), _value('prompts'))
-    policies.sample(
-      policy,
-      peers.all_from_first(prompts),
-      number=_value('number'),
-      temperature=_value('temperature'),
-      max_tokens=_value('max_tokens'),
-      write=_print_json if _value('json') else None,
-    )
-
-
-def convert() -> None:
-  """`grpo-jax convert`."""
-  from grpo_jax.commands import convert as converts
-
-  done = converts.convert(
-    _value('source'),
-    _value('folder'),
-    _value('checkpoint'),
-    _value('dtype'),
-    _value('shard_gb'),
-    _value('adapter'),
-  )
-  if _value('json'):
-    _print_json(done._asdict())
-  else:
-    converts.show(done)
-
-
-def methods() -> None:
-  """`grpo-jax methods`."""
-  from grpo_jax.commands import audit as audits
-
-  table = audits.table(audits.every())
-  if _value('json'):
-    _print_json(table)
-  else:
-    audits.show_table(table, _value('wide'))
-
-
-def audit() -> None:
-  """`grpo-jax audit`."""
-  from grpo_jax.commands import audit as audits
-
-  name = _value('method')
-  result = audits.of(name, _value('method_kwargs'), _value('fields'))
-  figure = audits.figure(name, result) if _value('plot') else None
-  if _value('json'):
-    _print_json(audits.to_json(name, result, figure))
-  else:
-    audits.show(name, result, figure)
-
-
-def study() -> None:
-  """`grpo-jax study`."""
-  from grpo_jax import studies
-
-  named = studies.named(_value('study'))
-  summary = named.run(
-    _config(),
-    _value('workdir'),
-    seeds=_value('seeds'),
-    steps=_value('steps'),
-    only=_value('only'),
-  )
-  if _value('json'):
-    _print_json(named.to_json(summary))
-  else:
-    named.show(summary)
-
-
-def plan() -> None:
-  """`grpo-jax plan`."""
-  from grpo_jax.commands import plan as plans
-
-  given = {name: _value(name) for name in COMMANDS['plan'].flags[1:]}
-  plans.run(_config, given, _print_json if _value('json') else None)
-
-
-class Command(NamedTuple):
-  """One command: what runs it, what it does, and the flags that it reads."""
-
-  run: Callable[[], int | None]  # returns the exit code; None is 0
-  what: str
-  flags: tuple[str, ...]
-  takes: tuple[str, ...] = ()  # flags whose values need no name
-
-
-_SEVERAL = 'coordinator', 'num_processes', 'process_id'
-COMMANDS = {
-  'train': Command(
-    train,
-    'Trains a model, or continues a run; prints one JSON line at the end.',
-    (
-      'config', 'workdir', 'check', 'replay', 'profile_steps', *_SEVERAL,
-      'json', 'verbose',
-    ),
-  ),
-  'eval': Command(
-    evaluate,
-    'Measures pass@k, majority@k and lengths on held-out problems.',
-    (
-      'workdir', 'config', 'checkpoint', 'examples', 'samples', 'k',
-      'temperature', 'max_tokens', 'completions', *_SEVERAL, 'json', 'verbose',
-    ),
-  ),
-  'convert': Command(
-    convert,
-    'Writes a model as a Hugging Face folder, or its adapter for peft.',
-    (
-      'source', 'folder', 'checkpoint', 'adapter', 'dtype', 'shard_gb', 'json',
-      'verbose',
-    ),
-    takes=('source', 'folder'),
-  ),
-  'methods': Command(
-    methods,
-    'Prints a table of all methods, measured by evaluating each of them.',
-    ('wide', 'json', 'verbose'),
-  ),
-  'audit': Command(
-    audit,
-    'Measures what a method does to gradients and to clipped tokens.',
-    ('method', 'method_kwargs', 'fields', 'plot', 'json', 'verbose'),
-    takes=('method',),
-  ),
-  'sample': Command(
-    sample,
-    'Completes given prompts, and writes tokens as they come.',
-    (
-      'workdir', 'config', 'checkpoint', 'prompt', 'prompts', 'number',
-      'temperature', 'max_tokens', *_SEVERAL, 'json', 'verbose',
-    ),
-  ),
-  'plan': Command(
-    plan,
-    'Tells what a run would need on machines that are not there.',
-    (
-      'config', 'topology', 'num_slices', 'mesh', 'estimate', 'search', 'price',
-      'against', 'json', 'verbose',
-    ),
-  ),
-  'study': Command(
-    study,
-    'Trains runs that differ in one thing, if not done yet; compares them.',
-    (
-      'study', 'workdir', 'config', 'seeds', 'steps', 'only', 'json', 'verbose',
-    ),
-    takes=('study',),
-  ),
-}  # fmt: skip
-
-
-def _value(name: str) -> Any:
-  return _FLAGS[name].value
-
-
-def _print_json(values: Any) -> None:
-  print(json.dumps(values), flush=True)
-
-
-def _config():
-  """The config of the flags, checked."""
-  from grpo_jax import config
-
-  values = _CONFIG.value
-  if not hasattr(values, 'to_dict'):
-    raise ValueError(
-      f'get_config returned {values!r:.80}, which is no ConfigDict; return '
-      'grpo_jax.config.default() with your changes.'
-    )
-  tree = values.to_dict()
-  if warning := arguments.set_fields(tree, _SET_LATER):
-    print(f'warning: {warning}', file=sys.stderr)
-  return config.dataclass_from_dict(config.Config, tree, 'config')
-
-
-def _whole(name: str, text: str) -> int:
-  try:
-    return int(text)
-  except ValueError as error:
-    raise ValueError(
-      f'--{name} has {text!r}; give whole numbers, separated by commas.'
-    ) from error
-
-
-def _step_range(given: list[str]) -> tuple[int, int]:
-  """First and last step; (0, 0) for none."""
-  steps = [_whole('profile_steps', step) for step in given] or [0, 0]
-  if len(steps) != 2 or not 0 <= steps[0] <= steps[1]:
-    raise ValueError(
-      f'--profile_steps={",".join(given)} is no range; give the first and the '
-      'last rollout, as in --profile_steps=3,5.'
-    )
-  return steps[0], steps[1]
 
 
 def main(argv: list[str]) -> None:
   """Runs the command that the first argument names."""
   try:
     with stop_signal.no_exit():
-      code = COMMANDS[argv[1]].run()
+      code = table.COMMANDS[argv[1]].run()
   except KeyboardInterrupt:
     raise SystemExit(130) from None
   except BrokenPipeError:  # an OSError, but no fault of the input; see `run`
@@ -380,20 +56,20 @@ def _parse(argv: list[str]) -> list[str]:
   asks = _HELP & {one.partition('=')[0] for one in argv[1:]}
   if asks or command == 'help' or not argv[1:]:
     columns = shutil.get_terminal_size((80, 24)).columns
-    print(help_text.text(COMMANDS, command, columns))
+    print(help_text.text(table.COMMANDS, command, columns))
     raise SystemExit(0)
   try:
-    if command not in COMMANDS:
+    if command not in table.COMMANDS:
       raise ValueError(
-        f'got {command!r}; the commands are: {", ".join(COMMANDS)} (grpo-jax '
-        '--help tells more).'
+        f'got {command!r}; the commands are: {", ".join(table.COMMANDS)} '
+        '(grpo-jax --help tells more).'
       )
     switches = {name for name in _FLAGS if flags.FLAGS[name].boolean}
-    takes = COMMANDS[command].takes
+    takes = table.COMMANDS[command].takes
     argv = arguments.prepared(argv, switches, takes)
-    arguments.refuse_unread(argv, COMMANDS[command].flags, switches)
+    arguments.refuse_unread(argv, table.COMMANDS[command].flags, switches)
     _require_flags(command, argv)
-    argv, _SET_LATER[:] = arguments.set_aside(argv)
+    argv, table.SET_LATER[:] = arguments.set_aside(argv)
     sys.argv[:] = argv  # where ml_collections looks for fields of the config
     with stop_signal.no_exit():  # a config file is code too
       return flags.FLAGS(argv)
@@ -406,8 +82,6 @@ def _parse(argv: list[str]) -> list[str]:
 
 # The last ones are absl's, whose help is of other programs' flags too.
 _HELP = {'--help', '-h', '-?', '--helpshort', '--helpfull', '--helpxml'}
-# What was typed for fields that are set after absl has read the config.
-_SET_LATER: list[str] = []
 
 
 def _require_flags(command: str, argv: list[str]) -> None:
@@ -419,12 +93,12 @@ def _require_flags(command: str, argv: list[str]) -> None:
       f'--workdir={workdir} is in a bucket, where {command} cannot write; give '
       'a directory.'
     )
-  for wanted in COMMANDS[command].takes:
+  for wanted in table.COMMANDS[command].takes:
     if not given.get(wanted):
       raise ValueError(
         f'{command} needs a {wanted}. As in:\n{help_text.EXAMPLES}'
       )
-  if 'workdir' in COMMANDS[command].flags and not workdir:
+  if 'workdir' in table.COMMANDS[command].flags and not workdir:
     raise ValueError(
       f'{command} needs --workdir, and --config for a new run. As in:\n'
       f'{help_text.EXAMPLES}'
@@ -470,7 +144,7 @@ def run() -> None:
   trains = sys.argv[1:2] == ['train']
   try:
     try:
-      with _STOP if trains else contextlib.nullcontext():
+      with table.STOP if trains else contextlib.nullcontext():
         app.run(main, flags_parser=_parse)
     except SystemExit as error:
       _end(error.code if isinstance(error.code, int) else bool(error.code))

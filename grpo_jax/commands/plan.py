@@ -79,7 +79,8 @@ def with_mesh(config: Config, sizes: str, slices: int) -> Config:
   """
   mesh = config.mesh
   if sizes:
-    given = dict(one.partition('=')[::2] for one in sizes.split(','))
+    pairs = (one.partition('=') for one in sizes.split(','))
+    given = {name: size for name, _, size in pairs}
     axes = 'data', 'fsdp', 'tensor', 'expert'
     if set(given) - set(axes) or not all(
       size.lstrip('-').isdecimal() for size in given.values()

@@ -83,7 +83,7 @@ def of_run(directory: str) -> Against:
   machine = (
     roofline.of_this_cpu(read) if chip is None else roofline.of_chip(chip)
   )
-  update, model = parts.updater, parts.run.model.config
+  update, model = parts.updater, parts.model
   passes = 3 * update.epochs + len(update.scoring_names)
   found: list[tuple[float, ...]] = []
   names: tuple[str, str] = ('', '')

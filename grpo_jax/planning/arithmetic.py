@@ -96,14 +96,14 @@ class Weights:
 def weights_of(parts: Abstract) -> Weights:
   """The parameters of a run."""
   run, state = parts.run, parts.updater.abstract
-  mesh, model = run.mesh, run.model
+  mesh, model = run.mesh, parts.model
   whole = parts.updater.whole(state.params)
   read = parts.engine.decoding_params(whole)
-  compute = jnp.dtype(model.config.compute_dtype).itemsize
-  width, vocab = model.config.width, model.config.vocab_size
+  compute = jnp.dtype(model.compute_dtype).itemsize
+  width, vocab = model.width, model.vocab_size
   split = mesh.shape['tensor'] if vocab % mesh.shape['tensor'] == 0 else 1
   table = width * vocab * compute // split
-  tied = model.config.tied_embeddings
+  tied = model.tied_embeddings
   return Weights(
     number=sum(math.prod(x.shape) for x in jax.tree.leaves(whole)),
     trained=on_device(state.params),
@@ -134,7 +134,7 @@ class Arithmetic:
   def __init__(self, parts: Abstract):
     self.parts = parts
     self.config = parts.run.config
-    self.model = parts.run.model.config
+    self.model = parts.model
     self.mesh = parts.run.mesh
     self.weights = weights_of(parts)
     sampler, learner = self.config.sampler, self.config.learner

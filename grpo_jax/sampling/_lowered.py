@@ -62,7 +62,7 @@ def programs(
 _SCALAR = jax.ShapeDtypeStruct((), jnp.int32)
 
 
-def _numbers(mesh: Any, *shape: int) -> jax.ShapeDtypeStruct:
+def _numbers(mesh: Any, *shape: int) -> Any:
   """Numbers of rows, which lie where the rows do."""
   return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.rows(mesh))
 

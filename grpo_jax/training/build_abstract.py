@@ -1,9 +1,11 @@
 """Builds the parts of a run without devices, data or weights: to plan it."""
 
+from typing import Any
 from typing import NamedTuple
 
 import jax
 
+from grpo_jax import models
 from grpo_jax import sampling
 from grpo_jax.config import Config
 from grpo_jax.learner.updates import Updater
@@ -23,6 +25,7 @@ class Abstract(NamedTuple):
 
   run: build.Run  # without tokenizer, prompts and rewards
   updater: Updater
+  model: models.ModelConfig
   engine: sampling.LocalEngine
   example: Rollout  # of zeros, with the largest shapes
 
@@ -48,6 +51,9 @@ def abstract(
       'not known here; try it with `grpo-jax train --check`.'
     )
   config = _with_widths(config)
+  # An abstract mesh has all that shapes need; nothing else is asked of it.
+  shapes: Any = mesh
+  nothing: Any = None
   vocab_size = 0 if path else build.tokenizer_of(config).vocab_size
   model = build_model.transformer(config, vocab_size, needs_weights=False)
   engine = sampling.LocalEngine(
@@ -56,16 +62,16 @@ def abstract(
     prompt_buckets=config.data.prompt_buckets,
     completion_buckets=config.data.completion_buckets,
     max_rows=config.sampler.max_rows,
-    mesh=mesh,
+    mesh=shapes,
   )
   run = build.Run(
     config=config,
-    tokenizer=None,
+    tokenizer=nothing,
     prompts=None,
     epoch=0,
     heldout=None,
-    rewards=(None,) * len(config.rewards),
-    mesh=mesh,
+    rewards=(nothing,) * len(config.rewards),
+    mesh=shapes,
     model=model,
     method=build.method_of(config, marks.NOTHING),
     engine=engine,
@@ -74,7 +80,7 @@ def abstract(
     given=marks.NOTHING,
   )
   update = build_updater.updater(run)
-  return Abstract(run, update, engine, build.example(run))
+  return Abstract(run, update, model.config, engine, build.example(run))
 
 
 def _with_widths(config: Config) -> Config:

@@ -10,8 +10,8 @@ import pytest
 from grpo_jax import config as config_lib
 from grpo_jax.commands import arguments
 from grpo_jax.commands import help_text
-from grpo_jax.commands import main
 from grpo_jax.commands import refusals
+from grpo_jax.commands import table
 from tests.cli import environment
 
 
@@ -75,7 +75,7 @@ def test_what_is_no_dict_is_refused():
 def read(*typed, command='train'):
   switches = {'json', 'check', 'verbose'}
   argv = arguments.prepared(['grpo-jax', command, *typed], switches)
-  flags_of = main.COMMANDS[command].flags
+  flags_of = table.COMMANDS[command].flags
   arguments.refuse_unread(argv, flags_of, switches)
   return argv
 
@@ -150,8 +150,8 @@ def test_an_error_of_a_config_file_is_not_taken_for_another(name):
 
 def test_the_help_has_no_words_of_absl():
   flags.FLAGS(['grpo-jax'])
-  for name in main.COMMANDS:
-    said = help_text.text(main.COMMANDS, name, 200)
+  for name in table.COMMANDS:
+    said = help_text.text(table.COMMANDS, name, 200)
     assert 'repeat this option' not in said and '<float32|' not in said
 
 

@@ -10,6 +10,7 @@ import grpo_jax
 from grpo_jax.commands import eval_and_sample
 from grpo_jax.commands import help_text
 from grpo_jax.commands import main
+from grpo_jax.commands import table
 from grpo_jax.rollouts import parquet
 from tests import runs
 from tests.cli import JUDGE
@@ -229,8 +230,8 @@ def test_without_enough_memory_it_says_what_to_lower(
   def run():
     raise error
 
-  stub = main.COMMANDS['train']._replace(run=run)
-  monkeypatch.setitem(main.COMMANDS, 'train', stub)
+  stub = table.COMMANDS['train']._replace(run=run)
+  monkeypatch.setitem(table.COMMANDS, 'train', stub)
   with pytest.raises(SystemExit) as ended:
     main.main(['grpo-jax', 'train'])
   assert ended.value.code == 2
@@ -252,9 +253,9 @@ def test_the_peak_of_memory_has_the_unit_of_its_system(
   monkeypatch, platform, unit
 ):
   usage = types.SimpleNamespace(ru_maxrss=3 * 2**29 // unit)
-  monkeypatch.setattr(main.sys, 'platform', platform)
-  monkeypatch.setattr(main.resource, 'getrusage', lambda who: usage)
-  assert main._peak_memory_gib() == 1.5
+  monkeypatch.setattr(table.sys, 'platform', platform)
+  monkeypatch.setattr(table.resource, 'getrusage', lambda who: usage)
+  assert table._peak_memory_gib() == 1.5
 
 
 def test_it_says_its_version():

@@ -10,6 +10,7 @@ import types
 import pytest
 
 from grpo_jax.commands import main
+from grpo_jax.commands import table
 from grpo_jax.training import processes
 from grpo_jax.training import session
 from grpo_jax.training import stop_signal
@@ -174,8 +175,8 @@ def test_a_command_ends_with_0_only_when_it_is_done(does, monkeypatch, capsys):
       raise does
     return does
 
-  command = main.COMMANDS['train']._replace(run=run)
-  monkeypatch.setitem(main.COMMANDS, 'train', command)
+  command = table.COMMANDS['train']._replace(run=run)
+  monkeypatch.setitem(table.COMMANDS, 'train', command)
   with pytest.raises(SystemExit) as ended:
     main.main(['grpo-jax', 'train'])
   refused = does in ENDINGS
