@@ -13,7 +13,9 @@ PACKAGE = pathlib.Path(__file__).parent.parent / 'grpo_jax'
 # What each folder, or module beside the folders, may import of ours. The order
 # is that of a rollout's way: nothing imports what stands above it.
 _LIBRARIES = {'losses', 'optim', 'data', 'rewards', 'config', 'sharding'}
-_SMALL = {'metrics', 'random_keys', 'resolve', 'gguf_files', 'whole_files'}
+_SMALL = {
+  'metrics', 'random_keys', 'resolve', 'gguf_files', 'whole_files', 'chips',
+}  # fmt: skip
 _TRAINS = {'learner', 'rollouts', 'sampling', 'models', 'monitor'}
 _ALL = {'training', 'diagnostics', *_TRAINS, *_LIBRARIES, *_SMALL}
 ALLOWED = {
@@ -21,7 +23,8 @@ ALLOWED = {
   '__init__': {
     'commands', 'config', 'data', 'diagnostics', 'losses', 'optim', 'rewards',
   },
-  'commands': {'studies', *_ALL},
+  'commands': {'planning', 'studies', *_ALL},
+  'planning': _ALL,
   'studies': _ALL,
   'training': {*_TRAINS, *_LIBRARIES, *_SMALL},
   'learner': {
@@ -47,11 +50,12 @@ ALLOWED = {
   'resolve': set(),
   'gguf_files': set(),
   'whole_files': set(),
+  'chips': set(),
 }  # fmt: skip
 # Where a folder may not import all of another.
 ONLY = {('learner', 'rollouts'): {'rollouts.types'}}
 NO_JAX = (
-  'rewards', 'data', 'config', 'resolve', 'gguf_files', 'whole_files',
+  'rewards', 'data', 'config', 'resolve', 'gguf_files', 'whole_files', 'chips',
 )  # fmt: skip
 
 # Third-party packages that take long to import, and which folders may do so at

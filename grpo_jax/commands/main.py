@@ -222,6 +222,15 @@ def study() -> None:
     named.show(summary)
 
 
+def doctor() -> int:
+  """`grpo-jax doctor`."""
+  with _together() as peers:
+    from grpo_jax.commands import doctor as doctors
+
+    given = _value('workdir'), _value('json'), _value('verbose')
+    return doctors.run(peers, *given)
+
+
 class Command(NamedTuple):
   """One command: what runs it, what it does, and the flags that it reads."""
 
@@ -284,6 +293,11 @@ COMMANDS = {
       'study', 'workdir', 'config', 'seeds', 'steps', 'only', 'json', 'verbose',
     ),
     takes=('study',),
+  ),
+  'doctor': Command(
+    doctor,
+    'Measures new machines: devices, memory, links, workdir. Run it first.',
+    ('workdir', *_SEVERAL, 'json', 'verbose'),
   ),
 }  # fmt: skip
 
@@ -374,8 +388,9 @@ def _parse(argv: list[str]) -> list[str]:
       )
     switches = {name for name in _FLAGS if flags.FLAGS[name].boolean}
     takes = COMMANDS[command].takes
-    argv = arguments.prepared(argv, switches, takes)
-    arguments.refuse_unread(argv, COMMANDS[command].flags, switches)
+    reads = COMMANDS[command].flags
+    argv = arguments.prepared(argv, switches, takes, 'config' in reads)
+    arguments.refuse_unread(argv, reads, switches)
     _require_flags(command, argv)
     argv, _SET_LATER[:] = arguments.set_aside(argv)
     sys.argv[:] = argv  # where ml_collections looks for fields of the config
@@ -398,7 +413,7 @@ def _require_flags(command: str, argv: list[str]) -> None:
   """Raises if the command lacks a flag that it needs, or has one in vain."""
   given = dict(one[2:].split('=', 1) for one in argv[2:] if '=' in one)
   workdir = given.get('workdir', '')
-  if '://' in workdir and command not in ('train', 'eval', 'sample'):
+  if '://' in workdir and command not in ('train', 'eval', 'sample', 'doctor'):
     raise ValueError(
       f'--workdir={workdir} is in a bucket, where {command} cannot write; give '
       'a directory.'
@@ -408,7 +423,7 @@ def _require_flags(command: str, argv: list[str]) -> None:
       raise ValueError(
         f'{command} needs a {wanted}. As in:\n{help_text.EXAMPLES}'
       )
-  if 'workdir' in COMMANDS[command].flags and not workdir:
+  if {'workdir', 'config'} <= {*COMMANDS[command].flags} and not workdir:
     raise ValueError(
       f'{command} needs --workdir, and --config for a new run. As in:\n'
       f'{help_text.EXAMPLES}'

@@ -1,0 +1,1 @@
+"""Before a run is paid for: whether the machines are in order."""
