@@ -288,8 +288,9 @@ def judge_collective(told: Mapping[int, Measured]) -> Judged:
   devices, kind = slowest['devices'], slowest['kind']
   sent = slowest['sent_gb_per_s']
   measured = (
-    f'sums over {devices} devices are right; {_millis(small)} for one number, '
-    f'{_millis(slowest["large_secs"])} for {slowest["mib"]:g} MiB'
+    f'sums over {devices} device{"s" * (devices > 1)} are right; '
+    f'{_millis(small)} for one number, {_millis(slowest["large_secs"])} for '
+    f'{slowest["mib"]:g} MiB'
   )
   if devices == 1:
     return Judged(measured, 'no figure for one device')

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 
+from absl import flags
 import pytest
 
 from grpo_jax.commands import doctor
@@ -119,7 +120,7 @@ def test_the_workdir_may_be_missing_empty_or_a_bucket(workdir, monkeypatch):
   monkeypatch.setattr(sys, 'argv', argv)
   assert main._parse(argv)[0] == 'grpo-jax'
   assert main._value('workdir') == (workdir.partition('=')[2] or None)
-  main._FLAGS['workdir'].unparse()
+  flags.FLAGS['workdir'].unparse()
 
 
 PROGRAM = """

@@ -24,6 +24,20 @@ ORDER = [
 ]  # fmt: skip
 
 
+@pytest.fixture(scope='module')
+def once():
+  """What the devices of this process have measured, by the name of a check."""
+  names = 'matrix_product', 'bandwidth', 'collective', 'transfer'
+  return {name: getattr(device_checks, name)(TINY) for name in names}
+
+
+@pytest.fixture
+def measured_once(once, monkeypatch):
+  for name, found in once.items():
+    replaced = lambda sizes, found=found: found
+    monkeypatch.setattr(device_checks, name, replaced)
+
+
 def examine(peers=processes.ALONE, workdir=None, sizes=TINY, give_up=None):
   told = []
   lines = doctor.examine(peers, workdir, told.append, give_up, sizes)
@@ -51,7 +65,7 @@ def test_on_a_sound_machine_nothing_fails(tmp_path):
   assert str(tmp_path) in lines['workdir'].measured
 
 
-def test_without_a_workdir_nothing_is_written():
+def test_without_a_workdir_nothing_is_written(measured_once):
   lines = examine()
   assert (
     lines['workdir'].verdict == lines['shared workdir'].verdict == 'skipped'
@@ -78,7 +92,7 @@ def fails(*_):
   ],
 )
 def test_a_check_that_raises_fails_and_the_others_go_on(
-  module, name, check, monkeypatch, tmp_path
+  module, name, check, measured_once, monkeypatch, tmp_path
 ):
   monkeypatch.setattr(module, name, fails)
   lines = examine(workdir=str(tmp_path))
@@ -185,7 +199,7 @@ def test_what_only_one_process_finds_is_judged_by_all(monkeypatch, tmp_path):
   assert clocks.verdict == 'ok' and 'apart' in clocks.measured
 
 
-def test_devices_that_differ_are_not_summed_over():
+def test_devices_that_differ_are_not_summed_over(measured_once):
   """In threads, each of which has all the devices of this process."""
 
   def body(peers):
