@@ -17,15 +17,15 @@ class Chip:
     name: As in a topology (`v5p`), or as the vendor calls it (`H100 SXM`).
     kinds: Of TPUs, each `device_kind` that JAX gives to it. Of GPUs, words that
       are all in the `device_kind`.
-    memory_gib: Memory of the chip. NVIDIA's pages say GB, and programs see up to
-      6 % less.
+    memory_gib: Memory of the chip. NVIDIA's pages say GB, and programs see up
+      to 6 % less.
     tflops: 10^12 operations per second in a dense matrix product of `dtype`.
     hbm_gb_per_s: 10^9 bytes per second from and to the memory of the chip.
     ici_gb_per_s: 10^9 bytes per second that all links to other chips together
       carry in one direction; None if not known. `link` says what they are.
-    dcn_gb_per_s: 10^9 bytes per second to other hosts in one direction: the share
-      of one chip in the network of its host; None if it depends on the host. Of
-      NVIDIA's chips it is that of NVIDIA's own hosts (DGX).
+    dcn_gb_per_s: 10^9 bytes per second to other hosts in one direction: the
+      share of one chip in the network of its host; None if it depends on the
+      host. Of NVIDIA's chips it is that of NVIDIA's own hosts (DGX).
     source: The pages that the figures are from.
     link: 'ICI', 'NVLink' or 'PCIe'.
     devices_per_chip: As many devices JAX sees in one chip.
@@ -64,10 +64,8 @@ class Chip:
 
 
 _TPU = 'https://docs.cloud.google.com/tpu/docs/'
-_V4 = f'{_TPU}v4; ICI: https://arxiv.org/abs/2304.01433, table 4 (6 links of '
-_V4 += (
-  '50 GB/s); DCN: https://jax-ml.github.io/scaling-book/tpus (25 GB/s a host)'
-)
+_V4_ICI = 'https://arxiv.org/abs/2304.01433 (6 links of 50 GB/s)'
+_V4_DCN = 'https://jax-ml.github.io/scaling-book/tpus (25 GB/s of 4 chips)'
 _GPU = 'https://www.nvidia.com/en-us/data-center/'
 
 _TPUS = (
@@ -84,7 +82,8 @@ _TPUS = (
   ),
   Chip(
     'v4', ('TPU v4',), memory_gib=32, tflops=275, hbm_gb_per_s=1200,
-    ici_gb_per_s=300, dcn_gb_per_s=6.25, chips_per_host=4, source=_V4,
+    ici_gb_per_s=300, dcn_gb_per_s=6.25, chips_per_host=4,
+    source=f'{_TPU}v4; ICI: {_V4_ICI}; DCN: {_V4_DCN}',
   ),
   # ICI 400 GB/s in both directions, two NICs of 100 Gbit/s for 8 chips.
   Chip(

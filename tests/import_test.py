@@ -14,7 +14,7 @@ PACKAGE = pathlib.Path(__file__).parent.parent / 'grpo_jax'
 # is that of a rollout's way: nothing imports what stands above it.
 _LIBRARIES = {'losses', 'optim', 'data', 'rewards', 'config', 'sharding'}
 _SMALL = {
-  'metrics', 'random_keys', 'resolve', 'gguf_files', 'whole_files',
+  'metrics', 'random_keys', 'resolve', 'gguf_files', 'whole_files', 'chips',
   'host_arrays',
 }  # fmt: skip
 _TRAINS = {'learner', 'rollouts', 'sampling', 'models', 'monitor'}
@@ -52,11 +52,12 @@ ALLOWED = {
   'resolve': set(),
   'gguf_files': set(),
   'whole_files': set(),
+  'chips': set(),
 }  # fmt: skip
 # Where a folder may not import all of another.
 ONLY = {('learner', 'rollouts'): {'rollouts.types'}}
 NO_JAX = (
-  'rewards', 'data', 'config', 'resolve', 'gguf_files', 'whole_files',
+  'rewards', 'data', 'config', 'resolve', 'gguf_files', 'whole_files', 'chips',
 )  # fmt: skip
 
 # Third-party packages that take long to import, and which folders may do so at

@@ -17,7 +17,10 @@ PACKAGE = pathlib.Path(__file__).parent.parent
 
 
 def prepared(
-  argv: list[str], switches: Collection[str], takes: Sequence[str] = ()
+  argv: list[str],
+  switches: Collection[str],
+  takes: Sequence[str] = (),
+  has_config: bool = True,
 ) -> list[str]:
   """The arguments in one form, with a `--config`.
 
@@ -30,6 +33,7 @@ def prepared(
     switches: Flags that take no value.
     takes: Flags whose values may be given without their names, in this order,
       as in `audit dapo`.
+    has_config: Whether the command reads a config.
 
   Returns:
     Program, command, and the arguments as `--name=value` or `--name`.
@@ -46,7 +50,7 @@ def prepared(
   for i, name in zip(unnamed, takes):
     arguments[i] = f'--{name}={arguments[i]}'
   given = dict(one.split('=', 1) for one in arguments if '=' in one)
-  if '--config' not in given and given.get('--workdir'):
+  if has_config and '--config' not in given and given.get('--workdir'):
     workdir.config_of(given['--workdir'])  # raises if there is no run
     saved = PACKAGE / 'commands' / 'saved_config.py'
     arguments.insert(0, f'--config={saved}:{given["--workdir"]}')

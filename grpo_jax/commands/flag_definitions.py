@@ -15,7 +15,10 @@ CONFIG = config_flags.DEFINE_config_file(
 sys.argv = _argv
 FLAGS = {
   'workdir': flags.DEFINE_string(
-    'workdir', None, 'Directory of the run. train goes on from what is in it.'
+    'workdir',
+    None,
+    'Directory of the run, or gs://... train goes on from what is in it; '
+    'doctor writes a file there, and deletes it.',
   ),
   'verbose': flags.DEFINE_bool(
     'verbose', False, 'Show the traceback of an error too.'

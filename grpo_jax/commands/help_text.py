@@ -10,6 +10,7 @@ from absl import flags
 from grpo_jax.commands import options
 
 EXAMPLES = """\
+  grpo-jax doctor --workdir=runs
   grpo-jax train --config=configs/arithmetic.py --workdir=runs/arithmetic
   grpo-jax eval --workdir=runs/arithmetic --samples=16 --k=1,4,16
   grpo-jax sample --workdir=runs/arithmetic --prompt=47+85=

@@ -66,8 +66,9 @@ def _parse(argv: list[str]) -> list[str]:
       )
     switches = {name for name in _FLAGS if flags.FLAGS[name].boolean}
     takes = table.COMMANDS[command].takes
-    argv = arguments.prepared(argv, switches, takes)
-    arguments.refuse_unread(argv, table.COMMANDS[command].flags, switches)
+    reads = table.COMMANDS[command].flags
+    argv = arguments.prepared(argv, switches, takes, 'config' in reads)
+    arguments.refuse_unread(argv, reads, switches)
     _require_flags(command, argv)
     argv, table.SET_LATER[:] = arguments.set_aside(argv)
     sys.argv[:] = argv  # where ml_collections looks for fields of the config
@@ -88,7 +89,7 @@ def _require_flags(command: str, argv: list[str]) -> None:
   """Raises if the command lacks a flag that it needs, or has one in vain."""
   given = dict(one[2:].split('=', 1) for one in argv[2:] if '=' in one)
   workdir = given.get('workdir', '')
-  if '://' in workdir and command not in ('train', 'eval', 'sample'):
+  if '://' in workdir and command not in ('train', 'eval', 'sample', 'doctor'):
     raise ValueError(
       f'--workdir={workdir} is in a bucket, where {command} cannot write; give '
       'a directory.'
@@ -98,7 +99,8 @@ def _require_flags(command: str, argv: list[str]) -> None:
       raise ValueError(
         f'{command} needs a {wanted}. As in:\n{help_text.EXAMPLES}'
       )
-  if 'workdir' in table.COMMANDS[command].flags and not workdir:
+  reads = {*table.COMMANDS[command].flags}
+  if {'workdir', 'config'} <= reads and not workdir:
     raise ValueError(
       f'{command} needs --workdir, and --config for a new run. As in:\n'
       f'{help_text.EXAMPLES}'

@@ -214,6 +214,15 @@ def study() -> None:
     named.show(summary)
 
 
+def doctor() -> int:
+  """`grpo-jax doctor`."""
+  with _together() as peers:
+    from grpo_jax.commands import doctor as doctors
+
+    given = _value('workdir'), _value('json'), _value('verbose')
+    return doctors.run(peers, *given)
+
+
 def plan() -> None:
   """`grpo-jax plan`."""
   from grpo_jax.commands import plan as plans
@@ -284,6 +293,11 @@ COMMANDS = {
       'config', 'topology', 'num_slices', 'mesh', 'estimate', 'search', 'price',
       'against', 'json', 'verbose',
     ),
+  ),
+  'doctor': Command(
+    doctor,
+    'Measures new machines: devices, memory, links, workdir. Run it first.',
+    ('workdir', *_SEVERAL, 'json', 'verbose'),
   ),
   'study': Command(
     study,

@@ -64,7 +64,7 @@ def arrays(workdir: pathlib.Path) -> Any:
     A `pathlib.Path`, or one like it.
   """
   place = workdir / _PLACE
-  return _place(place.read_text()) if place.is_file() else workdir
+  return place_of(place.read_text()) if place.is_file() else workdir
 
 
 @contextlib.contextmanager
@@ -91,12 +91,12 @@ def opened(
   with contextlib.ExitStack() as stack:
     with peers.together():
       if peers.is_first:
-        owns = stack.enter_context(_claimed(_place(workdir)))
-        _join_parts(_place(workdir))
+        owns = stack.enter_context(_claimed(place_of(workdir)))
+        _join_parts(place_of(workdir))
     with peers.together():
       local = _copied(workdir) if peers.is_first else read_only(workdir)
     if peers.is_first:
-      stack.enter_context(_uploaded(local, _place(workdir), owns))
+      stack.enter_context(_uploaded(local, place_of(workdir), owns))
     yield local
     with peers.together():  # the others wait for the last upload
       stack.close()
@@ -127,8 +127,12 @@ def read_only(workdir: str | os.PathLike[str]) -> pathlib.Path:
   return local
 
 
-def _place(workdir: str | os.PathLike[str]) -> Any:
-  """The workdir as a path of `etils`."""
+def place_of(workdir: str | os.PathLike[str]) -> Any:
+  """A workdir in a bucket as a path of `etils`.
+
+  Raises:
+    ValueError: The bucket cannot be reached.
+  """
   from etils import epath  # only now: it takes a moment, at every command
 
   text = os.fspath(workdir)
@@ -145,7 +149,7 @@ def _place(workdir: str | os.PathLike[str]) -> Any:
 
 def _copied(workdir: str | os.PathLike[str]) -> pathlib.Path:
   """A new directory with the files that lie at the top of a workdir."""
-  place = _place(workdir)
+  place = place_of(workdir)
   name = '_'.join(re.findall(r'[\w.-]+', os.fspath(workdir)))
   local = pathlib.Path(tempfile.mkdtemp(prefix='grpo_jax_')) / name
   local.mkdir()

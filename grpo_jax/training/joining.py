@@ -33,8 +33,8 @@ def initialize(
     Whether this is the first process, which writes for all.
 
   Raises:
-    ValueError: Only some of the arguments are given, they make no sense, or the
-      others cannot be reached.
+    ValueError: Only some of the arguments are given, they make no sense, the
+      others cannot be reached, or JAX finds no devices here.
   """
   if number == 1:  # alone, whatever a cluster says
     return True
@@ -79,7 +79,13 @@ def initialize(
     ) from error
   finally:
     late.cancel()
-  return jax.process_index() == 0
+  try:
+    return jax.process_index() == 0
+  except RuntimeError as error:  # now it looks for devices
+    raise ValueError(
+      f'JAX finds no devices on this host ({processes.first_line(error)}); see '
+      'whether the plugin for them is installed and nothing else uses them.'
+    ) from error
 
 
 def _in_a_cluster() -> bool:

@@ -1,46 +1,11 @@
 """Speed of a rollout and its updates, and the peak speed of a device."""
 
-import re
-
 import numpy as np
 
+from grpo_jax import chips
 from grpo_jax.models import ModelConfig
 from grpo_jax.models import flops_per_token
 from grpo_jax.rollouts.types import Rollout
-
-# 10^12 FLOP/s of one JAX device, dense, bfloat16, from the vendors' data sheets
-# (which quote NVIDIA's with sparsity: twice that). A device of TPU v2, v3 and
-# 7x is half a chip. The T4 and the V100 have no bfloat16: theirs is float16.
-_TPU_TFLOPS = {
-  'TPU v2': 23.0,
-  'TPU v3': 61.5,
-  'TPU v4': 275.0,
-  'TPU v5 lite': 197.0,
-  'TPU v5e': 197.0,
-  'TPU v5': 459.0,
-  'TPU v5p': 459.0,
-  'TPU v6 lite': 918.0,
-  'TPU v6e': 918.0,
-  'TPU7x': 1153.5,
-}
-# A device has the first entry all of whose words are in its name, so 'H200 NVL'
-# comes before 'H200'.
-_NVIDIA_TFLOPS = {
-  'GB200': 2500.0,
-  'B200': 2250.0,
-  'H200 NVL': 835.5,
-  'H200': 989.5,
-  'GH200': 989.5,
-  'H100 NVL': 835.5,
-  'H100 PCIe': 756.5,
-  'H100': 989.5,
-  'A100': 312.0,
-  'L40S': 362.0,
-  'L4': 121.0,
-  'A10': 125.0,
-  'V100': 125.0,
-  'T4': 65.0,
-}
 
 
 def of_speed(
@@ -108,7 +73,7 @@ def forward_flops(rollout: Rollout, model: ModelConfig) -> float:
 
 
 def peak_flops(device_kind: str) -> float | None:
-  """Peak FLOP/s of one device: dense bfloat16, by the vendor's data sheet.
+  """Peak FLOP/s of one device: dense, by the vendor; see `chips`.
 
   Args:
     device_kind: Of a `jax.Device`.
@@ -119,13 +84,5 @@ def peak_flops(device_kind: str) -> float | None:
   >>> peak_flops('NVIDIA H100 80GB HBM3')
   989500000000000.0
   """
-  teraflops = _TPU_TFLOPS.get(device_kind)
-  words = set(re.split('[ -]', device_kind))
-  if teraflops is None and words & {'NVIDIA', 'Tesla'} and 'MIG' not in words:
-    fitting = (
-      peak
-      for name, peak in _NVIDIA_TFLOPS.items()
-      if words >= set(name.split())
-    )
-    teraflops = next(fitting, None)
-  return None if teraflops is None else teraflops * 1e12
+  chip = chips.of(device_kind)
+  return None if chip is None else chip.device_tflops * 1e12

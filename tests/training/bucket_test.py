@@ -56,7 +56,7 @@ def test_a_run_in_a_bucket_is_the_run_in_a_directory(place, tmp_path):
 def test_what_grows_is_uploaded_in_parts(place, tmp_path):
   local = tmp_path / 'local'
   local.mkdir()
-  uploads = bucket._Uploads(local, bucket._place(URL))
+  uploads = bucket._Uploads(local, bucket.place_of(URL))
   lines = local / 'metrics.jsonl'
 
   def there():
@@ -82,7 +82,7 @@ def test_what_grows_is_uploaded_in_parts(place, tmp_path):
   uploads.push()
   parts['metrics.jsonl.parts/000000000004'] = 'two\n'
   assert there() == parts | others
-  assert bucket._whole(bucket._place(URL) / 'metrics.jsonl') == b'one\ntwo\n'
+  assert bucket._whole(bucket.place_of(URL) / 'metrics.jsonl') == b'one\ntwo\n'
   copy = bucket.read_only(URL)
   assert (copy / 'metrics.jsonl').read_text() == 'one\ntwo\n'
   lines.write_text('one\n3\n')  # cut back, and gone on
@@ -95,7 +95,7 @@ def test_what_grows_is_uploaded_in_parts(place, tmp_path):
   with lines.open('a') as file:
     file.write('4\n')
   uploads.push()
-  bucket._join_parts(bucket._place(URL))
+  bucket._join_parts(bucket.place_of(URL))
   assert there()['metrics.jsonl'] == 'one\n3\n4\n' and len(there()) == 2
 
 
@@ -104,7 +104,7 @@ def test_parts_that_are_in_the_file_already_do_not_count_twice(place):
   (place / 'metrics.jsonl').write_text('one\ntwo\n')
   for start, text in (4, 'two\n'), (8, 'three\n'), (20, 'of nothing'):
     (place / 'metrics.jsonl.parts' / f'{start:012d}').write_text(text)
-  whole = bucket._whole(bucket._place(URL) / 'metrics.jsonl')
+  whole = bucket._whole(bucket.place_of(URL) / 'metrics.jsonl')
   assert whole == b'one\ntwo\nthree\n'
 
 

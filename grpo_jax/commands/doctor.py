@@ -1,0 +1,153 @@
+"""`grpo-jax doctor`: are these machines in order?"""
+
+from collections.abc import Sequence
+import json
+import os
+import shutil
+import sys
+import textwrap
+import time
+from typing import Any
+from typing import NoReturn
+
+from grpo_jax.planning import doctor
+from grpo_jax.planning.types import FAILED
+from grpo_jax.planning.types import SLOW
+from grpo_jax.planning.types import Line
+from grpo_jax.training import processes
+
+_INDENT = 9  # where the text of a check begins
+_LEAST_COLUMNS = 40
+
+
+def run(
+  peers: processes.Processes,
+  workdir: str | None,
+  as_json: bool = False,
+  with_traces: bool = False,
+) -> int:
+  """Makes all checks and prints what they have found.
+
+  Args:
+    peers: The processes, all of which must call it. The first one is to be the
+      only one whose standard output is seen.
+    workdir: A directory or a bucket to write a file to; None for none.
+    as_json: Print one line of JSON at the end, and nothing before.
+    with_traces: Print the traceback of a check that has failed.
+
+  Returns:
+    The exit code: 2 if a check has failed, else 0.
+  """
+  lines: list[Line] = []
+
+  def tell(line: Line) -> None:
+    lines.append(line)
+    if not as_json:
+      print(text(line, _columns()), flush=True)
+    if with_traces and line.trace:
+      print(line.trace, file=sys.stderr, flush=True)
+
+  def finish() -> int:
+    code = 2 if any(line.verdict == FAILED for line in lines) else 0
+    if as_json:
+      print(json.dumps(to_json(lines, peers.number)), flush=True)
+    elif not code:
+      print(summary(lines), flush=True)
+    if code and peers.is_first:
+      print(summary(lines), file=sys.stderr, flush=True)
+    return code
+
+  def give_up(line: Line) -> NoReturn:  # in another thread
+    tell(line)
+    code = finish()
+    if not peers.is_first:
+      said = f'grpo-jax: {line.name}: {line.measured}'
+      print(said, file=sys.stderr, flush=True)
+    elif peers.number > 1:  # the others end with the first one, but worse
+      time.sleep(3)
+    os._exit(code)
+
+  doctor.examine(peers, workdir, tell, give_up)
+  return finish()
+
+
+def text(line: Line, columns: int = 80) -> str:
+  """A line of the report for a person, which takes some lines.
+
+  Args:
+    line: The line.
+    columns: Of the terminal.
+  """
+  secs = f'{line.secs:.2f} s' if line.secs else ''
+  if line.compile_secs:
+    secs += f', {line.compile_secs:.2f} s of it compiling'
+  shown = [f'{line.verdict:{_INDENT}}{line.name}{secs and f" ({secs})"}']
+  several = len(line.values) > 1
+  said = [line.measured] if line.measured else []
+  said += [
+    f'process {rank}: {why}' if several else why for rank, why in line.failures
+  ]
+  said += [f'expected: {line.expected}'] if line.expected else []
+  for one in said:
+    shown += textwrap.wrap(
+      one,
+      max(columns, _LEAST_COLUMNS),
+      initial_indent=' ' * _INDENT,
+      subsequent_indent=' ' * (_INDENT + 2),
+      break_long_words=False,
+      break_on_hyphens=False,
+    )
+  return '\n'.join(shown)
+
+
+def summary(lines: Sequence[Line]) -> str:
+  """What all checks come to, in a sentence."""
+  failed, slow = (
+    [line.name for line in lines if line.verdict == verdict]
+    for verdict in (FAILED, SLOW)
+  )
+  if failed:
+    return (
+      f'grpo-jax: {len(failed)} of {len(lines)} checks failed '
+      f'({", ".join(failed)}); correct what their lines say, and run the '
+      'doctor again.'
+    )
+  if slow:
+    return (
+      f'No check failed, but {len(slow)} of {len(lines)} found less than is to '
+      f'be expected ({", ".join(slow)}).'
+    )
+  return 'No check failed.'
+
+
+def to_json(lines: Sequence[Line], number: int) -> dict[str, Any]:
+  """The report for a program.
+
+  Args:
+    lines: Of the report.
+    number: Of processes.
+  """
+  return {
+    'failed': [line.name for line in lines if line.verdict == FAILED],
+    'slow': [line.name for line in lines if line.verdict == SLOW],
+    'processes': number,
+    'checks': [
+      {
+        'check': line.name,
+        'verdict': line.verdict,
+        'secs': round(line.secs, 4),
+        'compile_secs': round(line.compile_secs, 4),
+        'measured': line.measured,
+        'expected': line.expected,
+        'values': list(line.values),
+        'failures': [
+          {'process': rank, 'sentence': why} for rank, why in line.failures
+        ],
+      }
+      for line in lines
+    ],
+  }
+
+
+def _columns() -> int:
+  return shutil.get_terminal_size((80, 24)).columns

@@ -1,0 +1,212 @@
+"""The doctor: are these machines in order? The first thing to run on new ones.
+
+Every process measures, and tells the others what it has measured. Then each of
+them judges by the measurements of all. So all have the same report, and the
+first process prints it. A check that fails does not end the others.
+
+A process that is gone is noticed by the watch of `training/watch.py`. A check
+that does not come back, because devices cannot reach each other for example,
+ends the command after `LIMIT_SECS`.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import contextlib
+import functools
+import threading
+import time
+import traceback
+from typing import Any
+
+from grpo_jax.planning import device_checks
+from grpo_jax.planning import host_checks
+from grpo_jax.planning.types import FAILED
+from grpo_jax.planning.types import SKIPPED
+from grpo_jax.planning.types import Check
+from grpo_jax.planning.types import Line
+from grpo_jax.training import processes
+
+LIMIT_SECS = 300.0  # for one check
+
+
+def examine(
+  peers: processes.Processes,
+  workdir: str | None,
+  tell: Callable[[Line], None],
+  give_up: Callable[[Line], None],
+  sizes: device_checks.Sizes | None = None,
+) -> list[Line]:
+  """Makes all checks, one after another.
+
+  Args:
+    peers: The processes, all of which must call it.
+    workdir: Where to write a file, a directory or an address such as `gs://`;
+      None to write nowhere.
+    tell: Called with each line of the report as soon as it is known.
+    give_up: Called in another thread with a line for a check that does not come
+      back. It is to end this process.
+    sizes: Of what is measured; None chooses them by the kind of device.
+
+  Returns:
+    The lines.
+  """
+  lines: list[Line] = []
+  for check in checks(peers, workdir, sizes):
+    if why := check.left_out(lines):
+      line = Line(check.name, SKIPPED, why)
+    else:
+      line = _line(check, peers, give_up)
+    lines.append(line)
+    tell(line)
+  return lines
+
+
+def checks(
+  peers: processes.Processes,
+  workdir: str | None = None,
+  sizes: device_checks.Sizes | None = None,
+) -> list[Check]:
+  """All checks, in their order; for the arguments see `examine`."""
+  several = peers.number > 1
+
+  def no_devices(lines: Sequence[Line]) -> str:
+    devices = _line_of('devices', lines)
+    if devices and devices.failures:
+      return 'JAX has no devices'
+    return ''
+
+  def no_common_devices(lines: Sequence[Line]) -> str:
+    devices = _line_of('devices', lines)
+    if several and devices and devices.verdict == FAILED:
+      return 'the devices of the processes are not in order'
+    return no_devices(lines)
+
+  def no_workdir(lines: Sequence[Line]) -> str:
+    return '' if workdir else 'no --workdir was given, so nothing was written'
+
+  def not_shared(lines: Sequence[Line]) -> str:
+    written = _line_of('workdir', lines)
+    if written and written.verdict in (FAILED, SKIPPED):
+      return 'the workdir was not written'
+    return '' if several else 'there is one process'
+
+  def alone(lines: Sequence[Line]) -> str:
+    return '' if several else 'there is one process'
+
+  def on_devices(name: str, measure: Callable[..., Any], judge) -> Check:
+    measured = functools.partial(measure, sizes)
+    return Check(name, measured, judge, no_devices)
+
+  where, here, on = workdir or '', host_checks, device_checks
+  return [
+    Check('versions', here.versions, here.judge_versions),
+    Check('devices', here.devices, here.judge_devices),
+    Check('memory', here.memory, here.judge_memory, no_devices),
+    on_devices('matrix product', on.matrix_product, on.judge_matrix_product),
+    on_devices('memory bandwidth', on.bandwidth, on.judge_bandwidth),
+    Check(
+      'collective',
+      functools.partial(on.collective, sizes),
+      on.judge_collective,
+      no_common_devices,
+      is_joint=True,
+    ),
+    on_devices('host to device', on.transfer, on.judge_transfer),
+    Check(
+      'workdir',
+      functools.partial(here.written, where, peers.rank),
+      here.judge_written,
+      no_workdir,
+    ),
+    Check(
+      'shared workdir',
+      functools.partial(here.shared, where, peers),
+      functools.partial(here.judge_shared, peers.number),
+      not_shared,
+      is_joint=True,
+    ),
+    Check(
+      'clocks',
+      functools.partial(here.clocks, peers),
+      here.judge_clocks,
+      alone,
+      is_joint=True,
+    ),
+    Check('compiled programs', here.compiled, here.judge_compiled),
+  ]
+
+
+def _line_of(name: str, lines: Sequence[Line]) -> Line | None:
+  return next((line for line in lines if line.name == name), None)
+
+
+def _line(
+  check: Check, peers: processes.Processes, give_up: Callable[[Line], None]
+) -> Line:
+  """Makes one check, in all processes."""
+  began = time.monotonic()
+  with _limited(check.name, give_up):
+    mine, problem, trace = _tried(check.measure)
+    # In a joint check the others may wait for this process in a program of the
+    # devices. The watch then ends them.
+    with peers.failing(problem if check.is_joint else ''):
+      told = peers.exchange((mine, problem))
+  failures = tuple((rank, why) for rank, (_, why) in enumerate(told) if why)
+  known = {rank: one for rank, (one, _) in enumerate(told) if one is not None}
+  line = Line(
+    check.name,
+    FAILED,
+    secs=time.monotonic() - began,
+    compile_secs=(mine or {}).get('compile_secs', 0.0),
+    values=tuple(one for one, _ in told),
+    failures=failures,
+    trace=trace,
+  )
+  if not known:
+    return line
+  judged, problem, trace = _tried(functools.partial(check.judge, known))
+  if judged is None:
+    return line._replace(measured=problem, trace=trace)
+  verdict = FAILED if failures else judged.verdict
+  return line._replace(
+    verdict=verdict, measured=judged.measured, expected=judged.expected
+  )
+
+
+def _tried(body: Callable[[], Any]) -> tuple[Any, str, str]:
+  """What it returns, or what is wrong in a sentence, and the traceback."""
+  try:
+    return body(), '', ''
+  except processes.PeerError:  # the process that it came from tells it
+    return None, '', ''
+  except Exception as error:
+    return None, _sentence(error), traceback.format_exc()
+
+
+def _sentence(error: Exception) -> str:
+  if isinstance(error, OSError) and error.strerror:
+    named = isinstance(error.filename, str)
+    what = error.filename if named else 'What was asked of the system'
+    return f'{what} cannot be used ({error.strerror}).'
+  said = processes.first_line(error)
+  if said and isinstance(error, ValueError):
+    return said
+  return f'{type(error).__name__}: {said or "no text"}.'.replace('..', '.')
+
+
+@contextlib.contextmanager
+def _limited(name: str, give_up: Callable[[Line], None]) -> Iterator[None]:
+  """Gives up once the body has not come back within `LIMIT_SECS`."""
+  why = (
+    f'It has not come back within {LIMIT_SECS:.0f} s. A device hangs, or '
+    'devices of different hosts cannot reach each other.'
+  )
+  line = Line(name, FAILED, why, secs=LIMIT_SECS)
+  timer = threading.Timer(LIMIT_SECS, give_up, (line,))
+  timer.daemon = True
+  timer.start()
+  try:
+    yield
+  finally:
+    timer.cancel()

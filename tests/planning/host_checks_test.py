@@ -1,0 +1,329 @@
+"""Each check of the hosts fails in its way when something is broken."""
+
+import errno
+import os
+import re
+import types
+
+import jax
+import pytest
+
+from grpo_jax.planning import host_checks
+from tests import bucket as stand_in
+
+pytestmark = pytest.mark.quick
+
+JAX = {'Python': '3.12.1', 'jax': '0.10.2', 'jaxlib': '0.10.2'}
+CUDA = 'jax-cuda13-plugin'
+
+
+def of_versions(*of_each, git=('abc', 'abc')):
+  told = {
+    rank: {'versions': JAX | changed, 'git': revision}
+    for rank, (changed, revision) in enumerate(zip(of_each, git))
+  }
+  return host_checks.judge_versions(told)
+
+
+@pytest.mark.parametrize(
+  'judged, verdict, words',
+  [
+    (lambda: of_versions({}), 'ok', 'Python 3.12.1, jax 0.10.2, jaxlib'),
+    (lambda: of_versions({}, {}), 'ok', 'Python 3.12.1'),
+    (
+      lambda: of_versions({}, {'jax': '0.11'}),
+      'failed',
+      'Process 1 has jax 0.11, and the others have 0.10.2; install',
+    ),
+    (
+      lambda: of_versions({}, {'libtpu': '0.0.17'}),
+      'failed',
+      'Process 1 has libtpu 0.0.17, and the others have (not installed)',
+    ),
+    (
+      lambda: of_versions({}, {}, git=('abc', 'abc-dirty')),
+      'failed',
+      'Process 1 has git revision abc-dirty',
+    ),
+    (
+      lambda: of_versions({CUDA: '0.10.1'}),
+      'failed',
+      f'{CUDA} 0.10.1 does not go with jaxlib 0.10.2; install both',
+    ),
+    (lambda: of_versions({CUDA: '0.10.2'}), 'ok', f'{CUDA} 0.10.2'),
+  ],
+)
+def test_versions(judged, verdict, words):
+  found = judged()
+  assert found.verdict == verdict and words in found.measured
+
+
+def test_the_versions_are_those_that_are_installed():
+  found = host_checks.versions()['versions']
+  assert found['jax'] == jax.__version__
+  assert {'Python', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint'} <= {*found}
+
+
+def of_devices(*of_each, all_devices=None):
+  total = sum(map(len, of_each))
+  return host_checks.judge_devices(
+    {
+      rank: {
+        'platform': 'tpu',
+        'kinds': kinds,
+        'all_devices': all_devices or total,
+        'unused': '',
+      }
+      for rank, kinds in enumerate(of_each)
+    }
+  )
+
+
+FOUR = ['TPU v4'] * 4
+
+
+@pytest.mark.parametrize(
+  'judged, verdict, words',
+  [
+    (lambda: of_devices(FOUR), 'ok', '4 x TPU v4 (tpu) in 1 process'),
+    (lambda: of_devices(FOUR, FOUR), 'ok', '8 x TPU v4 (tpu) in 2 processes'),
+    (
+      lambda: of_devices(FOUR, FOUR, FOUR[1:]),
+      'failed',
+      'Process 2 has devices: 3 x TPU v4, and the others have 4 x TPU v4',
+    ),
+    (
+      lambda: of_devices(FOUR, ['cpu'] * 4),
+      'failed',
+      'Process 1 has devices: 4 x cpu',
+    ),
+    (
+      lambda: of_devices(['NVIDIA H100 PCIe', 'NVIDIA L4']),
+      'failed',
+      'Process 0 has devices of several kinds: NVIDIA H100 PCIe, NVIDIA L4',
+    ),
+    (
+      lambda: of_devices(FOUR, all_devices=16),
+      'failed',
+      '4 x TPU v4 (tpu) in 1 process, but JAX counts 16',
+    ),
+  ],
+)
+def test_devices(judged, verdict, words):
+  found = judged()
+  assert found.verdict == verdict and words in found.measured
+
+
+ACCELERATOR = {('/dev', 'accel[0-9]*'): ['/dev/accel0']}
+VFIO = {('/dev/vfio', '[0-9]*'): ['/dev/vfio/0']}
+GOOGLE = {('/sys/bus/pci/devices', '*/vendor'): ['vendor of google']}
+NVIDIA = {('/dev', 'nvidia[0-9]*'): ['/dev/nvidia0']}
+
+
+@pytest.mark.parametrize(
+  'paths, installed, words',
+  [
+    (ACCELERATOR, (), "/dev/accel0 is there.*no plugin.*'.\\[tpu\\]'"),
+    (VFIO | GOOGLE, (), "/dev/vfio/0 is there.*'.\\[tpu\\]'"),
+    (VFIO, (), ''),  # some other card
+    (NVIDIA, (), "/dev/nvidia0 is there.*no plugin.*'.\\[cuda\\]'"),
+    (NVIDIA, (CUDA,), f'though {CUDA} is installed.*JAX_PLATFORMS=cuda'),
+    (ACCELERATOR, ('libtpu',), 'though libtpu is installed'),
+    ({}, (), ''),
+  ],
+)
+def test_an_accelerator_that_is_not_used_is_named(
+  paths, installed, words, monkeypatch
+):
+  monkeypatch.delenv('JAX_PLATFORMS', raising=False)
+  monkeypatch.setattr(
+    host_checks, '_paths', lambda *where: paths.get(where, [])
+  )
+  monkeypatch.setattr(host_checks, '_text', lambda path: '0x1ae0')
+  monkeypatch.setattr(host_checks.shutil, 'which', lambda name: None)
+  monkeypatch.setattr(host_checks, '_is_installed', installed.__contains__)
+  said = host_checks.unused_accelerator()
+  assert re.search(words, said) if words else said == ''
+  found = host_checks.judge_devices({0: host_checks.devices()})
+  assert found.verdict == ('failed' if words else 'ok')
+  monkeypatch.setenv('JAX_PLATFORMS', 'cpu')  # then it is meant so
+  assert host_checks.unused_accelerator() == ''
+
+
+def test_nvidia_smi_alone_stands_for_a_gpu(monkeypatch):
+  monkeypatch.delenv('JAX_PLATFORMS', raising=False)
+  monkeypatch.setattr(host_checks, '_paths', lambda *where: [])
+  monkeypatch.setattr(
+    host_checks.shutil, 'which', lambda name: f'/usr/bin/{name}'
+  )
+  monkeypatch.setattr(host_checks, '_is_installed', lambda package: False)
+  said = host_checks.unused_accelerator()
+  assert said.startswith('/usr/bin/nvidia-smi is there')
+
+
+def device(kind, stats):
+  return types.SimpleNamespace(device_kind=kind, memory_stats=stats)
+
+
+def of_memory(monkeypatch, *devices):
+  monkeypatch.setattr(jax, 'local_devices', lambda: devices)
+  return host_checks.judge_memory({0: host_checks.memory()})
+
+
+def raises():
+  raise NotImplementedError
+
+
+@pytest.mark.parametrize('stats', [lambda: None, raises, dict])
+def test_devices_may_not_tell_their_memory(stats, monkeypatch):
+  found = of_memory(monkeypatch, device('cpu', stats))
+  assert found.verdict == 'ok' and found.measured.startswith('host: ')
+  assert found.expected == 'no figure: JAX does not tell the memory of cpu'
+
+
+@pytest.mark.parametrize(
+  'kind, limit_gib, used_gib, verdict, words, expected',
+  [
+    ('TPU v5 lite', 15.75, 0.1, 'ok', '15.8 GiB for JAX', '16 GiB (v5e)'),
+    ('TPU7x', 94, 0.1, 'ok', '94 GiB for JAX', '96 GiB (v7x)'),
+    ('NVIDIA L4', 16.9, 0, 'ok', '16.9 GiB', '24 GiB (L4)'),
+    ('NVIDIA L4', 9, 0, 'slow', '9 GiB', '24 GiB (L4)'),
+    ('TPU v5 lite', 15.75, 7, 'slow', '7 GiB are in use', 'nothing in use'),
+    ('TPU v9', 64, 0, 'ok', '64 GiB', 'TPU v9 is not in the table'),
+  ],
+)
+def test_memory(
+  kind, limit_gib, used_gib, verdict, words, expected, monkeypatch
+):
+  stats = {
+    'bytes_limit': limit_gib * 2**30,
+    'bytes_in_use': used_gib * 2**30,
+  }
+  found = of_memory(monkeypatch, *[device(kind, lambda: stats)] * 4)
+  assert found.verdict == verdict
+  assert words in found.measured and expected in found.expected
+
+
+def test_a_container_has_as_much_memory_as_it_may_use(monkeypatch):
+  files = {
+    '/proc/meminfo': 'MemTotal: 9 kB\nMemAvailable: 1048576 kB\nOther: x',
+    '/sys/fs/cgroup/memory.max': str(2**20),
+    '/sys/fs/cgroup/memory.current': str(2**19),
+  }
+  monkeypatch.setattr(host_checks, '_text', lambda path: files.get(path, ''))
+  assert host_checks._host_gib() == (2**-10, 2**-11)
+  files['/sys/fs/cgroup/memory.max'] = 'max'
+  total, free = host_checks._host_gib()
+  assert total > 0.1 and free == 1
+
+
+def test_a_written_file_is_read_and_deleted(tmp_path):
+  found = host_checks.written(str(tmp_path), 0)
+  assert found['where'] == str(tmp_path) and not list(tmp_path.iterdir())
+  assert min(found['write_mb_per_s'], found['read_mb_per_s']) > 0
+  assert found['free_gib'] > 0
+
+
+def full(descriptor):
+  raise OSError(errno.ENOSPC, 'No space left on device')
+
+
+@pytest.mark.parametrize(
+  'broken, words',
+  [
+    ({}, r'file cannot be written \(Not a directory\); make room'),
+    ({'fsync': full}, 'cannot be written .No space left on device.; make room'),
+  ],
+)
+def test_a_workdir_that_cannot_be_written_is_refused(
+  broken, words, tmp_path, monkeypatch
+):
+  (tmp_path / 'file').write_text('in the way')
+  place = tmp_path if broken else tmp_path / 'file' / 'run'
+  for name, function in broken.items():
+    monkeypatch.setattr(os, name, function)
+  with pytest.raises(ValueError, match=words):
+    host_checks.written(str(place), 0)
+  assert [path.name for path in tmp_path.iterdir()] == ['file']
+
+
+def test_a_file_with_other_contents_is_noticed(tmp_path, monkeypatch):
+  monkeypatch.setattr(type(tmp_path), 'read_bytes', lambda path: b'rotten')
+  with pytest.raises(ValueError, match='not hold what was written to it'):
+    host_checks.written(str(tmp_path), 0)
+
+
+def test_a_bucket_is_written_without_the_disk(tmp_path, monkeypatch):
+  monkeypatch.setenv(stand_in.ROOT_VARIABLE, str(tmp_path))
+  found = host_checks.written('stand://name/run', 1)
+  assert found['where'] == 'stand://name/run' and found['free_gib'] is None
+  assert not [path for path in tmp_path.rglob('*') if path.is_file()]
+  assert 'GiB' not in host_checks.judge_written({0: found}).measured
+  with pytest.raises(ValueError, match='cannot be reached'):
+    host_checks.written('nowhere://name/run', 0)
+
+
+@pytest.mark.parametrize(
+  'changed, verdict',
+  [
+    ({}, 'ok'),
+    ({'write_mb_per_s': 12.0}, 'slow'),
+    ({'free_gib': 0.5}, 'slow'),
+    ({'free_gib': None}, 'ok'),
+  ],
+)
+def test_a_slow_or_nearly_full_disk_is_marked(changed, verdict):
+  usual = {
+    'where': '/runs',
+    'write_mb_per_s': 300.0,
+    'read_mb_per_s': 2000.0,
+    'free_gib': 40.0,
+  }
+  found = host_checks.judge_written({0: usual, 1: usual | changed})
+  assert found.verdict == verdict
+  shown = '12 to 300' if 'write_mb_per_s' in changed else '300'
+  assert f'16 MB written to /runs with {shown} MB/s' in found.measured
+
+
+@pytest.mark.parametrize(
+  'ahead, verdict, words',
+  [
+    ([0, 0.004, -0.003], 'ok', 'at most 0.007 s apart'),
+    ([0, -90, 0.1], 'slow', 'process 2 is 90.1 s ahead of process 1'),
+  ],
+)
+def test_clocks(ahead, verdict, words):
+  told = {
+    rank: {'stamps': [1e9 + secs + 0.1 * number for number in range(5)]}
+    for rank, secs in enumerate(ahead)
+  }
+  told[1]['stamps'][2] += 30  # one of the rounds was late
+  found = host_checks.judge_clocks(told)
+  assert found.verdict == verdict and words in found.measured
+
+
+def test_the_directory_of_compiled_programs(tmp_path, monkeypatch):
+  place = tmp_path / 'programs'
+  new = host_checks._kept_in(str(place))
+  assert (new['programs'], new['is_writable']) == (0, True)
+  place.mkdir()
+  (place / 'a-cache').write_bytes(bytes(2**20))
+  (place / 'a-atime').write_bytes(b'')
+  used = host_checks._kept_in(str(place))
+  found = host_checks.judge_compiled({0: used})
+  assert found.verdict == 'ok'
+  assert found.measured.startswith(f'{place}: 1 program, 1 MiB; ')
+  monkeypatch.setattr(os, 'access', lambda path, mode: False)
+  closed = host_checks._kept_in(str(place))
+  found = host_checks.judge_compiled({0: used, 1: closed})
+  assert found.verdict == 'slow'
+  assert f'process 1: {place} cannot be written' in found.measured
+  bucket = host_checks._kept_in('gs://name/programs')
+  assert (
+    host_checks.judge_compiled({0: bucket}).measured == 'gs://name/programs'
+  )
+
+
+def test_the_programs_are_kept_where_jax_keeps_them():
+  directory = os.environ['JAX_COMPILATION_CACHE_DIR']  # of conftest.py
+  assert host_checks.compiled()['directory'] == directory
