@@ -65,10 +65,10 @@ def joint(codes: Sequence[int]) -> int:
     codes: Their exit codes.
   """
 
-  def weight(code: int) -> int:
-    if not starts_again(code):
-      return {0: 0, CTRL_C: 3}.get(code, 4)
-    return 1 if code == TERMINATED else 2
+  def weight(code: int) -> tuple[int, int]:
+    if starts_again(code):
+      return (1 if code == TERMINATED else 2), -code
+    return {0: 0, CTRL_C: 3}.get(code, 4), -code
 
   return max(codes, key=weight)
 

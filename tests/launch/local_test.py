@@ -20,7 +20,7 @@ def start(place, story, *options):
   """The launcher; the story says how many processes."""
   process = subprocess.Popen(
     [
-      sys.executable, 'launch/local.py', '--pause_secs=0', '--stop_secs=1',
+      sys.executable, 'launch/local.py', '--pause_secs=0', '--stop_secs=20',
       f'--num_processes={story.partition(";")[0].count(",") + 1}',
       f'--program={sys.executable} -S {FAKE} {place}', *options, '--', story,
     ],
@@ -70,8 +70,8 @@ def is_gone(pid):
     ('75,1', (), 1, 1),
     ('0,2', (), 2, 1),
     ('130,130', (), 130, 1),
-    ('2,waits', (), 2, 1),  # killed after a second
-    ('ignores,killed;0,0', (), 0, 2),
+    ('2,waits', ('--stop_secs=0.2',), 2, 1),
+    ('ignores,killed;0,0', ('--stop_secs=0.2',), 0, 2),
     ('75,75;75,75;0,0', ('--max_restarts=1',), 75, 2),
     ('75;75;75;0', ('--max_restarts=1', '--progress_secs=0'), 0, 4),
   ],
@@ -97,7 +97,7 @@ def test_a_signal_is_passed_on_to_all_once(tmp_path, number):
 
 
 def test_what_ignores_a_signal_is_killed_after_the_bound(tmp_path):
-  process = start(tmp_path, 'waits,ignores;0,0')
+  process = start(tmp_path, 'waits,ignores;0,0', '--stop_secs=1')
   wait_for(tmp_path, '0.0', '0.1')
   process.send_signal(signal.SIGTERM)
   code, _, said = ended(process)
