@@ -144,7 +144,7 @@ status() {
 }
 
 # The next step of watch, by what the workers say on standard input: `end CODE`,
-# setup, wait, late (some have died and others run), again or run.
+# setup, on, late (some have died and others run), again or run.
 next_step() {
   local word asked bare='' running='' died='' fresh=''
   while read -r word asked; do
@@ -167,7 +167,7 @@ next_step() {
   elif [ -n "$running" ] && [ -n "$died" ]; then
     echo late
   elif [ -n "$running" ]; then
-    echo wait
+    echo on
   elif [ -n "$died" ]; then
     echo again
   elif [ -n "$fresh" ]; then
@@ -177,15 +177,17 @@ next_step() {
   fi
 }
 
-# The next step, by what the cloud says, and then the workers.
+# look [SEEN]: the next step, by what the cloud says, and then the workers. Until
+# a run was seen, exit codes are those of an earlier one.
 look() {
-  local now told
+  local now told earlier='s/^[0-9].*/none/'
+  if [ -n "$1" ]; then earlier=''; fi
   now=$(state) || now=UNKNOWN
   case $now in
     ACTIVE)
       # Nothing is decided if a worker does not answer.
       if told=$(status) && [ -n "$told" ]; then
-        next_step <<<"$told"
+        sed "$earlier" <<<"$told" | next_step
       else
         echo wait
       fi
@@ -210,12 +212,13 @@ take_step() {
 }
 
 watch() {
-  local step restarts=0 late=0 failures=0 begun=$SECONDS
+  local step seen='' restarts=0 late=0 failures=0 begun=$SECONDS
   # After a preemption the same code goes on, whatever is committed meanwhile.
   [ -n "$dry_run" ] || options+=(--revision="$(git rev-parse "$revision")")
   while true; do
-    step=$(look)
-    [ "$step" = wait ] || echo "== $step" >&3
+    step=$(look "$seen")
+    case $step in wait | on) ;; *) echo "== $step" >&3 ;; esac
+    case $step in on | late | run | setup) seen=1 ;; esac
     if [ "$step" = late ]; then late=$((late + 1)); else late=0; fi
     # The others end by themselves within half a minute, as a rule.
     if [ $((late * poll_secs)) -gt 90 ]; then step=kill; fi

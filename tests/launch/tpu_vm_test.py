@@ -75,6 +75,7 @@ def short(line):
 
 
 START = "start train '--config=a b'"
+ON, LATE = 'ACTIVE:running|running', 'ACTIVE:75|running'
 SET_UP = ['copy', 'unpack', 'unpack', 'setup']
 
 
@@ -83,9 +84,13 @@ SET_UP = ['copy', 'unpack', 'unpack', 'setup']
   [
     (['ACTIVE:running|running', 'ACTIVE:0|running', 'ACTIVE:0|0'], [], 0),
     (['ACTIVE:none|none', 'ACTIVE:0|0'], [START], 0),
-    (['ACTIVE:75|137', 'ACTIVE:0|0'], [START], 0),
-    (['ACTIVE:143|143', 'ACTIVE:0|0'], [START], 0),
-    (['ACTIVE:75|none', 'ACTIVE:0|0'], [START], 0),
+    ([ON, 'ACTIVE:75|137', 'ACTIVE:0|0'], [START], 0),
+    ([ON, 'ACTIVE:143|143', 'ACTIVE:0|0'], [START], 0),
+    ([ON, 'ACTIVE:75|none', 'ACTIVE:0|0'], [START], 0),
+    # The codes of an earlier run do not end a new watch.
+    (['ACTIVE:2|2', ON, 'ACTIVE:0|0'], [START], 0),
+    (['ACTIVE:143 asked|143 asked', 'ACTIVE:0|0'], [START], 0),
+    (['ACTIVE:2|running', 'ACTIVE:2|running'], ['stop 90'], 2),
     (
       ['', 'WAITING_FOR_RESOURCES', 'ACTIVE:bare|bare', 'ACTIVE:0|0'],
       ['create', *SET_UP, START],
@@ -96,18 +101,14 @@ SET_UP = ['copy', 'unpack', 'unpack', 'setup']
       ['delete', 'create', *SET_UP, START],
       0,
     ),
-    (['FAILED', 'ACTIVE:0'], ['delete', 'create'], 0),
-    (['fails', 'ACTIVE:fails', 'ACTIVE:0'], [], 0),
-    (['ACTIVE:2|running|running'], ['stop 90'], 2),
-    (['ACTIVE:75|1'], ['stop 90'], 1),
-    (['ACTIVE:255|running'], ['stop 90'], 255),
-    (['ACTIVE:143 asked|143 asked'], ['stop 90'], 143),
-    (['ACTIVE:75|running'] * 2 + ['ACTIVE:75|75', 'ACTIVE:0|0'], [START], 0),
-    (
-      ['ACTIVE:75|running'] * 4 + ['ACTIVE:75|137', 'ACTIVE:0|0'],
-      ['kill', START],
-      0,
-    ),
+    ([ON, 'FAILED', 'ACTIVE:0'], ['delete', 'create'], 0),
+    ([ON, 'fails', 'ACTIVE:fails', 'ACTIVE:0'], [], 0),
+    ([ON, 'ACTIVE:2|running|running'], ['stop 90'], 2),
+    ([ON, 'ACTIVE:75|1'], ['stop 90'], 1),
+    ([ON, 'ACTIVE:255|running'], ['stop 90'], 255),
+    ([ON, 'ACTIVE:143 asked|143 asked'], ['stop 90'], 143),
+    ([ON, *2 * [LATE], 'ACTIVE:75|75', 'ACTIVE:0|0'], [START], 0),
+    ([ON, *4 * [LATE], 'ACTIVE:75|137', 'ACTIVE:0|0'], ['kill', START], 0),
   ],
 )
 def test_what_a_watch_does(tmp_path, looks, called, code):
@@ -116,14 +117,14 @@ def test_what_a_watch_does(tmp_path, looks, called, code):
 
 
 def test_new_starts_are_limited(tmp_path):
-  looks = ['ACTIVE:75|75'] * 3
+  looks = [ON, *3 * ['ACTIVE:75|75']]
   done, called = watched(tmp_path, looks, '--max_restarts=2')
   assert done.returncode == 2 and called == [START, START]
   assert 'has ended again, after 2 new starts' in done.stderr
 
 
 def test_machines_are_deleted_at_the_end_if_asked(tmp_path):
-  done, called = watched(tmp_path, ['ACTIVE:2'], '--delete_after')
+  done, called = watched(tmp_path, [ON, 'ACTIVE:2'], '--delete_after')
   assert done.returncode == 2 and called == ['stop 90', 'delete']
 
 
