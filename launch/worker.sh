@@ -53,6 +53,7 @@ hold() {
   local code=0
   wait $! || code=$?
   echo "$code" >"$place/code"
+  kill -KILL -- -$$ # what the run has left behind, which may hold the chips
 }
 
 status() {

@@ -21,12 +21,12 @@ def main(place, story, *flags):
   rank = next(f for f in flags if '--process_id=' in f).partition('=')[2]
   start = len(list(place.glob(f'[0-9]*.{rank}')))
   does = story.split(';')[start].split(',')[int(rank)]
+  received = []
 
   def receive(number, frame):
     with (place / f'signals.{rank}').open('a') as file:
       file.write(f'{number}\n')
-    if does == 'waits':
-      os._exit(128 + number)
+    received.append(number)
 
   for number in signal.SIGTERM, signal.SIGINT:
     signal.signal(number, receive)
@@ -38,8 +38,11 @@ def main(place, story, *flags):
   ready = place / f'new.{rank}'
   ready.write_text(json.dumps(told))
   ready.rename(place / f'{start}.{rank}')
-  if does in ('waits', 'ignores'):
-    time.sleep(60)
+  while does == 'ignores' or does == 'waits' and not received:
+    time.sleep(0.02)
+  if does == 'waits':  # and saves for a while
+    time.sleep(0.3)
+    sys.exit(128 + received[0])
   if does == 'killed':
     os.kill(os.getpid(), signal.SIGKILL)
   sys.exit(0 if does == 'leaves' else int(does))

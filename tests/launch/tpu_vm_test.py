@@ -141,6 +141,11 @@ trap 'exit 143' TERM
 echo "it is $*"
 case $1 in
   waits) while true; do sleep 0.02; done ;;
+  leaves)
+    sleep 20 &
+    echo $! >"$GRPO_JAX_PLACE/left"
+    setsid sleep 20 & # which no signal to the group reaches
+    ;;
   ignores)
     trap '' TERM
     while true; do sleep 0.02; done
@@ -192,6 +197,11 @@ def test_a_worker_tells_how_it_is(worker):
   for code in '0', '75', '2':
     assert worker('start', code).returncode == 0
     worker.becomes(code)
+  worker('start', 'leaves')
+  worker.becomes('0')
+  left = (worker.place / 'run' / 'left').read_text().strip()
+  state = scripts.run('ps', '-o', 'stat=', '-p', left).stdout.strip()
+  assert state[:1] in ('', 'Z')
   log = (worker.place / 'run' / 'log').read_text()
   assert 'grpo-jax 75\nit is 75\n' in log and 'it is 2' in log
 
