@@ -31,7 +31,7 @@ START_AGAIN = 75  # another process is gone
 CTRL_C = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
 LAST_SIGNAL = 31  # those after it are of applications, and end nothing
-POLL_SECS = 0.1
+POLL_SECS = 0.05
 
 _printing = threading.Lock()
 

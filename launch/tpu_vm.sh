@@ -221,7 +221,7 @@ watch() {
     case $step in on | late | run | setup) seen=1 ;; esac
     if [ "$step" = late ]; then late=$((late + 1)); else late=0; fi
     # The others end by themselves within half a minute, as a rule.
-    if [ $((late * poll_secs)) -gt 90 ]; then step=kill; fi
+    if [ $((late * poll_secs)) -gt 90 ]; then step='kill'; fi
     case $step in
       end*)
         [ "$step" = 'end 0' ] || on_all stop 90 # one has failed for good
