@@ -31,6 +31,7 @@ def get_config():
   config.rewards = ({'name': 'tests.judges:even', 'weight': 1.0},)
   config.sampler.prompts = 8
   config.sampler.group = 4
+  config.optim.warmup_steps = 0
   config.evaluation.every_steps = 0
   config.checkpoint.every_steps = config.checkpoint.keep_last = 1
   config.checkpoint.best_metric = 'reward_mean'
