@@ -144,7 +144,7 @@ status() {
 }
 
 # The next step of watch, by what the workers say on standard input: `end CODE`,
-# setup, on, late (some have died and others run), again or run.
+# late (some run and others do not any more), setup, on, again or run.
 next_step() {
   local word asked bare='' running='' died='' fresh=''
   while read -r word asked; do
@@ -162,10 +162,10 @@ next_step() {
         ;;
     esac
   done
-  if [ -n "$bare" ]; then
-    echo setup
-  elif [ -n "$running" ] && [ -n "$died" ]; then
+  if [ -n "$running" ] && [ -n "$died$bare" ]; then
     echo late
+  elif [ -n "$bare" ]; then
+    echo setup
   elif [ -n "$running" ]; then
     echo on
   elif [ -n "$died" ]; then

@@ -108,6 +108,12 @@ SET_UP = ['copy', 'unpack', 'unpack', 'setup']
     ([ON, 'ACTIVE:255|running'], ['stop 90'], 255),
     ([ON, 'ACTIVE:143 asked|143 asked'], ['stop 90'], 143),
     ([ON, *2 * [LATE], 'ACTIVE:75|75', 'ACTIVE:0|0'], [START], 0),
+    # A machine was made anew while the others ran on.
+    (
+      [ON, *4 * ['ACTIVE:running|bare'], 'ACTIVE:bare|137', 'ACTIVE:0|0'],
+      ['kill', *SET_UP, START],
+      0,
+    ),
     ([ON, *4 * [LATE], 'ACTIVE:75|137', 'ACTIVE:0|0'], ['kill', START], 0),
   ],
 )
