@@ -1,7 +1,8 @@
 """Group-based RL post-training in JAX: one surrogate equation, in parts.
 
 - `train`, `evaluate`, `sample` and `convert` are the commands of `grpo-jax`.
-- `config` has every field of a run and its default.
+- `config` has every field of a run and its default; `load_config` reads a file
+  of them.
 - `losses` has the methods and their parts, `rewards` and `data` what a run is
   given, `optim` Adam under clipping, `diagnostics` audits of a loss.
 
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
   from grpo_jax import rewards
   from grpo_jax.commands.from_python import convert
   from grpo_jax.commands.from_python import evaluate
+  from grpo_jax.commands.from_python import load_config
   from grpo_jax.commands.from_python import sample
   from grpo_jax.commands.from_python import train
 
-__version__ = '0.1.0'
+__version__ = '0.1.0'  # pyproject.toml reads it here
 
 __all__ = [
   'config',
@@ -33,6 +35,7 @@ __all__ = [
   'data',
   'diagnostics',
   'evaluate',
+  'load_config',
   'losses',
   'optim',
   'rewards',
@@ -43,7 +46,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
   """Imports a name of `__all__`, or the module that has it, on first use."""
-  if name in ('convert', 'evaluate', 'sample', 'train'):
+  if name in ('convert', 'evaluate', 'load_config', 'sample', 'train'):
     from grpo_jax.commands import from_python
 
     return getattr(from_python, name)

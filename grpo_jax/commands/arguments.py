@@ -199,8 +199,9 @@ def _read(text: str, before: Any) -> Any:
 def installed(config: str) -> str:
   """The path of a config file, perhaps with an argument after a colon.
 
-  'configs/x.py' stands for the file of the installed package, unless there is
-  such a file in the current directory.
+  'configs/x.py' stands for the file of the installed package, or of the
+  checkout that is installed, unless there is such a file in the current
+  directory.
 
   Raises:
     ValueError: There is no such file.
@@ -208,8 +209,12 @@ def installed(config: str) -> str:
   file = config.split(':')[0]
   if pathlib.Path(file).is_file():
     return config
-  if file.startswith('configs/') and (PACKAGE / file).is_file():
-    return config.replace(file, str(PACKAGE / file), 1)
+  checkout = PACKAGE.parent
+  # Beside an installed package are other packages, which may have configs too.
+  is_checkout = (checkout / 'pyproject.toml').is_file()
+  for folder in (PACKAGE, checkout) if is_checkout else (PACKAGE,):
+    if file.startswith('configs/') and (folder / file).is_file():
+      return config.replace(file, str(folder / file), 1)
   raise ValueError(
     f'There is no config file {file!r}; give the path of a Python file with '
     'get_config, such as configs/arithmetic.py.'

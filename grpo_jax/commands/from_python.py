@@ -255,6 +255,32 @@ def sample(
   return done
 
 
+def load_config(path: str | os.PathLike[str]) -> 'ConfigDict':
+  """Reads a config file, for `train` or to change fields of it before.
+
+  >>> config = load_config('configs/arithmetic.py:mu=8')
+  >>> config.optim.lr = 1e-4
+  >>> config.learner.epochs
+  8
+
+  Args:
+    path: The path of a config file, perhaps with an argument after a colon. A
+      path that begins with 'configs/' also names a file that comes with
+      grpo_jax.
+
+  Raises:
+    ValueError: There is no such file, or it has no `get_config`.
+  """
+  file, _, argument = arguments.installed(os.fspath(path)).partition(':')
+  get_config = runpy.run_path(file).get('get_config')
+  if get_config is None:
+    raise ValueError(
+      f'The config file {file} has no function get_config; write one that '
+      'returns grpo_jax.config.default() with your changes.'
+    )
+  return get_config(argument) if argument else get_config()
+
+
 @atexit.register
 def _wait_for_compiler() -> None:
   """Waits for the thread in which XLA compiles a program ahead of its use.
@@ -274,7 +300,7 @@ def _resolved(config: Any, workdir: Any) -> config_lib.Config:
   if config is None:
     config = saved_config.get_config(workdir)
   elif isinstance(config, str | os.PathLike):
-    config = _from_file(os.fspath(config))
+    config = load_config(config)
   if not hasattr(config, 'to_dict'):
     raise ValueError(
       f'config={config!r:.60} is of type {type(config).__name__}; give '
@@ -282,18 +308,6 @@ def _resolved(config: Any, workdir: Any) -> config_lib.Config:
       'file.'
     )
   return config_lib.resolve(config)
-
-
-def _from_file(path: str) -> Any:
-  """What `get_config` in a config file returns."""
-  file, _, argument = arguments.installed(path).partition(':')
-  get_config = runpy.run_path(file).get('get_config')
-  if get_config is None:
-    raise ValueError(
-      f'The config file {file} has no function get_config; write one that '
-      'returns grpo_jax.config.default() with your changes.'
-    )
-  return get_config(argument) if argument else get_config()
 
 
 @contextlib.contextmanager

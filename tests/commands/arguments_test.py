@@ -104,6 +104,20 @@ def test_what_cannot_be_read_is_said_in_our_words(given, words):
     read(*given)
 
 
+def test_a_config_of_the_checkout_is_found_and_none_of_another_package(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(arguments, 'PACKAGE', tmp_path / 'grpo_jax')
+  monkeypatch.chdir(tmp_path.parent)
+  file = tmp_path / 'configs' / 'own.py'
+  file.parent.mkdir()
+  file.touch()
+  with pytest.raises(ValueError, match="There is no config file 'configs/own"):
+    arguments.installed('configs/own.py:mu=8')
+  (tmp_path / 'pyproject.toml').touch()
+  assert arguments.installed('configs/own.py:mu=8') == f'{file}:mu=8'
+
+
 def test_what_can_be_read_passes():
   assert read(
     CONFIG, '-workdir', 'w', '--nojson', '--config.model.remat', '--check'

@@ -25,6 +25,7 @@ def typed(text, name):
   return names[name]
 
 
+FEW = {k: v for k, v in runs.SMALL.items() if k != 'steps'}
 EVEN = """
 def even(prompt, completion, example):
   return float(sum(example['completion_ids']) % 2 == 0)
@@ -256,6 +257,17 @@ def test_what_is_no_config_is_refused(config, words, tmp_path, monkeypatch):
   (tmp_path / 'configs').symlink_to(cli.ROOT / 'configs')
   with pytest.raises(ValueError, match=words):
     grpo_jax.train(config, tmp_path / 'run')
+
+
+def test_a_config_file_can_be_changed(tmp_path, monkeypatch):
+  """In a directory without configs: those of the checkout are found."""
+  monkeypatch.chdir(tmp_path)
+  config = grpo_jax.load_config('configs/arithmetic.py:mu=8')
+  assert config.learner.epochs == 8
+  config.update_from_flattened_dict({'steps': 1, **FEW})
+  assert grpo_jax.train(config, 'run')['steps'] == 1
+  with pytest.raises(ValueError, match="There is no config file 'run/none.py'"):
+    grpo_jax.load_config('run/none.py')
 
 
 def run_script(script):
