@@ -130,7 +130,7 @@ BANDWIDTH = device_checks.judge_bandwidth
       [of('TPU v9', [1.0])],
       'ok',
       '1 TFLOP/s',
-      'no figure: TPU v9 is not in the table of chips (grpo_jax/chips.py)',
+      'no figure, because grpo_jax/chips.py has no TPU v9',
     ),
     (
       BANDWIDTH,
@@ -236,7 +236,7 @@ H100 = 'NVIDIA H100 80GB HBM3'
       '2 devices',
       'no figure for the network of the hosts of a L4',
     ),
-    (sums('TPU v9'), 'ok', '8 devices', 'TPU v9 is not in the table'),
+    (sums('TPU v9'), 'ok', '8 devices', 'chips.py has no TPU v9'),
     (sums('TPU v4', devices=1), 'ok', 'over 1 device are', 'for one device'),
   ],
 )
