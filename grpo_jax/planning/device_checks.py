@@ -33,7 +33,8 @@ LEAST_TRANSFER_GB_PER_S = 1.0  # over PCIe it is 3 and more
 
 _MIB = 2**20
 _SUMS = 20, 5  # how many small and large sums are timed
-_MOST_REPEATS = 1000
+# Of one repeat the time would be that of getting memory for the result.
+_LEAST_REPEATS, _MOST_REPEATS = 4, 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -359,7 +360,9 @@ def judge_transfer(told: Mapping[int, Measured]) -> Judged:
     f'{first["mib"]:,} MiB, which are equal'
   )
   if first['kind'] == 'cpu':
-    return Judged(measured, 'no figure: a CPU has the memory of its host')
+    return Judged(
+      measured, 'no figure, because a CPU has the memory of its host'
+    )
   expected = f'{LEAST_TRANSFER_GB_PER_S:g} GB/s or more'
   is_slow = min(*there, *back) < LEAST_TRANSFER_GB_PER_S
   return Judged(measured, expected, SLOW if is_slow else OK)
@@ -385,5 +388,5 @@ def _secs_of_one(program: Any, sizes: Sizes | None, *args: Any) -> float:
     return time.perf_counter() - began
 
   wanted = (sizes or _usual()).secs / max(secs(1), 1e-9)
-  repeats = int(min(max(wanted, 1), _MOST_REPEATS))
+  repeats = int(min(max(wanted, _LEAST_REPEATS), _MOST_REPEATS))
   return min(secs(repeats) for _ in range(3)) / repeats

@@ -37,6 +37,7 @@ MOST_MEMORY_IN_USE = 0.1  # of what JAX may use, before anything runs
 MOST_CLOCK_SECS = 1.0
 
 _PLUGINS = 'libtpu', 'jax-cuda12-plugin', 'jax-cuda13-plugin'
+_CACHE = 'jax_compilation_cache_dir'  # in the config of JAX
 _CLOCK_ROUNDS = 5
 
 
@@ -242,7 +243,9 @@ def judge_memory(told: Mapping[int, Measured]) -> Judged:
   first = told[min(told)]
   if not limits:
     kind = first['kind']
-    return Judged(host, f'no figure: JAX does not tell the memory of {kind}')
+    return Judged(
+      host, f'no figure, because JAX does not tell the memory of {kind}'
+    )
   measured = f'{spread(limits)} GiB for JAX on each device; {host}'
   if any(used > MOST_MEMORY_IN_USE * gib for used, gib in zip(in_use, limits)):
     said = f'{measured}; up to {max(in_use):.3g} GiB are in use already'
@@ -259,7 +262,7 @@ def not_in_the_table(kind: str) -> str:
   """That there is nothing to compare with."""
   if kind == 'cpu':
     return 'no figure for a CPU'
-  return f'no figure: {kind} is not in the table of chips (grpo_jax/chips.py)'
+  return f'no figure, because grpo_jax/chips.py has no {kind}'
 
 
 def spread(figures: list[float]) -> str:
@@ -411,8 +414,7 @@ def compiled() -> Measured:
 
   from grpo_jax.training import compiled_programs
 
-  name = 'jax_compilation_cache_dir'
-  given = getattr(jax.config, name)
+  given = getattr(jax.config, _CACHE)
   return _kept_in(str(given or compiled_programs.default_directory()))
 
 
