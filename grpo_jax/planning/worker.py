@@ -9,6 +9,8 @@ import sys
 import time
 from typing import Any
 
+import jax
+
 from grpo_jax import config as config_lib
 from grpo_jax.planning import compiling
 from grpo_jax.planning import hlo
@@ -70,4 +72,6 @@ def _needed(said: str) -> str:
 
 
 if __name__ == '__main__':
+  # JAX's own cache keeps programs that run; these it could write, but not read.
+  jax.config.update('jax_enable_compilation_cache', False)
   print(json.dumps(answer(compiling.Request(**json.load(sys.stdin))).to_json()))

@@ -1,0 +1,141 @@
+"""Plans beside the compiler for TPUs, which needs libtpu and no TPU.
+
+`.ci/run` makes an environment with libtpu for these tests. Their portable
+counterparts are the other tests of this folder.
+"""
+
+import dataclasses
+import importlib.util
+import json
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+import pytest
+
+from grpo_jax.config import Mesh
+from grpo_jax.planning import compiling
+from grpo_jax.planning import hlo
+from grpo_jax.planning import plan as plans
+from grpo_jax.planning import programs
+from grpo_jax.planning import topologies
+from grpo_jax.planning import worker
+from tests import runs
+from tests.cli import command
+
+pytestmark = [
+  pytest.mark.libtpu,
+  pytest.mark.skipif(
+    importlib.util.find_spec('libtpu') is None,
+    reason="libtpu is not installed; pip install -e '.[dev,tpu]'",
+  ),
+]
+
+V5E = topologies.named('v5e:2x4')
+MESH = Mesh(data=2, fsdp=2, tensor=2)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+
+
+def config():
+  # Four prompts are less than a row for each of four data shards allows.
+  return dataclasses.replace(
+    runs.small(**{'learner.micro_rows': 4, 'sampler.prompts': 8}), mesh=MESH
+  )
+
+
+def test_a_plan_is_what_compiling_by_hand_finds():
+  made = plans.plan(config(), V5E)
+  assert made.fits
+  assert {one.name for one in made.programs} >= {
+    'train_step', 'prepare', 'prefill', 'decode', 'regroup',
+  }  # fmt: skip
+  for name in ('train_step', 'decode'):
+    planned = next(one for one in made.programs if one.name == name)
+    lowered, trips = programs.lowered(config(), V5E, name)
+    compiled = lowered.compile()
+    memory = compiled.memory_analysis()
+    assert planned.compiled is not None and planned.collectives is not None
+    by_hand = (
+      memory.argument_size_in_bytes
+      + memory.output_size_in_bytes
+      - memory.alias_size_in_bytes
+      + memory.temp_size_in_bytes
+    )
+    assert planned.compiled.peak_bytes == pytest.approx(by_hand, rel=0.02)
+    found = hlo.Program(compiled.as_text(), trips, V5E.number)
+    assert sum(one.bytes * one.times for one in planned.collectives) == sum(
+      one.bytes * one.times for one in found.collectives()
+    )
+    assert sum(one.sent for one in planned.collectives) > 0
+
+
+def test_what_was_compiled_is_kept(monkeypatch):
+  request = compiling.Request(
+    dataclasses.asdict(config()), V5E.name, 1, 'prepare'
+  )
+  first = worker.answer(request)
+  monkeypatch.setattr(
+    worker, '_compiled', lambda *_: pytest.fail('it was compiled again')
+  )
+  assert worker.answer(request) == first
+
+
+def test_the_command_prints_a_plan():
+  done = command(
+    'plan',
+    '--config=tests/small_config.py',
+    '--config.learner.micro_rows=4',
+    '--config.sampler.prompts=8',
+    '--topology=v5e:2x4',
+    '--mesh=data=2,fsdp=2,tensor=2',
+    '--json',
+    quick=False,
+  )
+  assert done.returncode == 0, done.stderr
+  found = json.loads(done.stdout)
+  assert found['fits']
+  assert all(one['compiled'] for one in found['programs'].values())
+  assert 'train_step: compiled in' in done.stderr
+
+
+def test_the_verdict_is_the_compilers():
+  mesh = topologies.mesh(V5E, MESH)
+  whole = NamedSharding(mesh, PartitionSpec())
+  number = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
+
+  def wide(x):  # 64 GiB on each chip, which has 16
+    rows = jnp.arange(2**17, dtype=jnp.float32)[:, None] * x
+    square = jnp.sort(jnp.sin(rows + rows.T), axis=0)
+    return jnp.sort(square, axis=1)[::7, ::5]
+
+  found = worker._compiled(jax.jit(wide).lower(number), 1, V5E)
+  assert not found.fits
+  assert 'RESOURCE_EXHAUSTED' in found.error
+
+
+def test_an_axis_may_be_longer_than_a_side_of_the_slice():
+  found = topologies.mesh(
+    topologies.named('v5e:16x16'), Mesh(fsdp=64, tensor=4)
+  )
+  assert dict(found.shape) == {
+    'data': 1, 'fsdp': 64, 'expert': 1, 'tensor': 4,
+  }  # fmt: skip
+
+
+def test_slices_have_devices_of_their_own():
+  topology = topologies.named('v5e:2x2', 2)
+  found = topologies.mesh(topology, Mesh(data=2, fsdp=2, slices=2))
+  slices = [device.slice_index for device in found.devices.flat]
+  told = topology.slice_of_devices()
+  assert told is not None
+  assert slices == told.tolist()
+
+
+def test_a_topology_that_does_not_exist_is_refused():
+  with pytest.raises(ValueError, match='knows no'):
+    topologies.mesh(topologies.named('v5e:3x7'), Mesh(fsdp=21))
