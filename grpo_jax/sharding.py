@@ -81,8 +81,10 @@ def make_mesh(
       process without devices in the mesh would have no part in the run. Or the
       devices lie in another number of slices.
   """
-  devices = list(jax.devices() if devices is None else devices)
-  processes = len({device.process_index for device in devices})
+  if devices is None:
+    devices, processes = jax.devices(), jax.process_count()
+  else:
+    processes = len({device.process_index for device in devices})
   shape = mesh_shape(
     len(devices), data, fsdp, tensor, expert, slices, processes
   )

@@ -10,6 +10,7 @@ import pytest
 
 from grpo_jax.commands import doctor
 from grpo_jax.commands import main
+from grpo_jax.commands import table
 from grpo_jax.planning import device_checks
 from grpo_jax.planning import host_checks
 from grpo_jax.planning.types import Line
@@ -119,7 +120,7 @@ def test_the_workdir_may_be_missing_empty_or_a_bucket(workdir, monkeypatch):
   argv = ['grpo-jax', 'doctor', *workdir.split()]
   monkeypatch.setattr(sys, 'argv', argv)
   assert main._parse(argv)[0] == 'grpo-jax'
-  assert main._value('workdir') == (workdir.partition('=')[2] or None)
+  assert table._value('workdir') == (workdir.partition('=')[2] or None)
   flags.FLAGS['workdir'].unparse()
 
 
@@ -129,6 +130,7 @@ from grpo_jax.training import watch
 watch.SILENT_SECS, watch.BEAT_SECS = 4.0, .2
 watch.GRACE_SECS, watch.FAIL_SECS = 1.0, 2.0
 from grpo_jax.commands import main
+from grpo_jax.commands import table
 from grpo_jax.planning import device_checks, host_checks
 device_checks.ON_CPU = device_checks.Sizes(64, 1, 1, 1, .001)
 host_checks.workdirs.SHARED_SECS = .5
