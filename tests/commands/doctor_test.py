@@ -130,7 +130,6 @@ from grpo_jax.training import watch
 watch.SILENT_SECS, watch.BEAT_SECS = 4.0, .2
 watch.GRACE_SECS, watch.FAIL_SECS = 1.0, 2.0
 from grpo_jax.commands import main
-from grpo_jax.commands import table
 from grpo_jax.planning import device_checks, host_checks
 device_checks.ON_CPU = device_checks.Sizes(64, 1, 1, 1, .001)
 host_checks.workdirs.SHARED_SECS = .5
