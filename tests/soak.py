@@ -25,9 +25,10 @@ import time
 from grpo_jax.training import processes
 from tests import runs
 
+STEPS = 60
 OPTIONS = (
   '--config=tests/small_config.py',
-  '--config.steps=60',
+  f'--config.steps={STEPS}',
   '--config.warm_up.steps=20',
   '--config.mesh.data=-1',
   '--config.sampler.prompts=8',
@@ -133,6 +134,8 @@ def through(
       flush=True,
     )
     expected = FAULTS[fault] | ({ABORTED} if rank == 0 else set())
+    if STEPS in runs.checkpoints(workdir):  # it came too late for the others
+      expected = expected | {0}
     assert set(ended) <= expected, (ended, log.with_suffix('.0'))
     assert time.monotonic() - asked < MOST_SECS
     went_on(log, saved)
