@@ -129,10 +129,13 @@ class Arithmetic:
 
   Args:
     parts: See `build_abstract`.
+    joined: How many devices are joined by fast links: those of a slice, or of
+      a host with GPUs; None: all.
   """
 
-  def __init__(self, parts: Abstract):
+  def __init__(self, parts: Abstract, joined: int | None = None):
     self.parts = parts
+    self.joined = joined or parts.run.mesh.size
     self.config = parts.run.config
     self.model = parts.model
     self.mesh = parts.run.mesh
@@ -331,45 +334,46 @@ class Arithmetic:
     """What one call of a program has to do on one device, at least.
 
     Of what is sent, only what no implementation can do without is counted:
-    weights gathered once for each pass, gradients summed once.
+    weights gathered once for each pass, gradients summed once, activations
+    summed over `tensor`.
     """
+    weights = self.weights
     if program == 'train_step':
-      reads = 3 if self.model.remat else 2
-      return Work(
+      micro, passes = self.rows.micro, 3 if self.model.remat else 2
+      gathered = self._sent('fsdp', 2.0 * micro * weights.gathered)
+      scattered = self._sent('fsdp', self.mesh.shape['fsdp'] * weights.trained)
+      summed = self._sent('data', 2.0 * weights.trained)
+      made = Work(
         self._learning_flops(program),
-        self._weight_reads(reads)
-        + 2.0 * (self.weights.trained + self.weights.moments)
+        micro * passes * self._read
+        + 2.0 * (weights.trained + weights.moments)
         + 2.0 * self.model.num_layers * self._stream * self._columns,
-        self._gathers(2) + self._gradient_sums + self._tensor_sums(3),
-        self._between_slices,
       )
+      sums = self._tensor_sums(3 * self._columns)
+      return made + gathered + scattered + summed + sums
     if program.startswith('score'):
-      return Work(
-        self._learning_flops(program),
-        self._weight_reads(1),
-        self._gathers(1) + self._tensor_sums(1),
-      )
+      micro = self.rows.micro
+      gathered = self._sent('fsdp', float(micro * weights.gathered))
+      made = Work(self._learning_flops(program), micro * self._read)
+      return made + gathered + self._tensor_sums(self._columns)
     return self._sampling(program)
 
   def _sampling(self, program: str) -> Work:
-    weights = float(self.weights.gathered - self.weights.table)
     if program == 'decode':
       flops = sum(self._forward(self.schedule.prompts)) - self._prompt_flops
-      sums = 2 * self.model.num_layers * self._rows_here * self.tokens
-      ring = 2 * (self.tensor - 1) / self.tensor
-      return Work(
-        flops,
-        self.tokens * (weights + self.cache / 2),
-        sums * self.model.width * self._compute * ring,
+      read = self.tokens * (self._read + self.cache / 2)
+      return Work(flops, read) + self._tensor_sums(
+        self._rows_here * self.tokens
       )
     if program == 'prefill':
-      return Work(self._prompt_flops, weights)
+      tokens = self.schedule.prompts // self.shards * self.prompt_tokens
+      made = Work(self._prompt_flops, self._read)
+      return made + self._tensor_sums(tokens)
     if program == 'regroup':
       return Work(memory_bytes=self.cache)
-    moved = self.weights.gathered
-    return Work(
-      memory_bytes=self.weights.trained + float(moved),
-      ici_bytes=moved * (1 - 1 / self.mesh.shape['fsdp']),
+    moved = float(self.weights.gathered)
+    return Work(memory_bytes=self.weights.trained + moved) + self._sent(
+      'fsdp', moved
     )
 
   @property
@@ -383,31 +387,32 @@ class Arithmetic:
     """Tokens of all micro-batches on one device."""
     return self.rows.micro * self._tokens_here
 
-  def _weight_reads(self, passes: int) -> float:
-    read = self.weights.gathered - self.weights.table
-    return float(self.rows.micro * passes * read)
-
-  def _gathers(self, passes: int) -> float:
-    fsdp = self.mesh.shape['fsdp']
-    gathered = self.weights.gathered * (fsdp - 1) / fsdp
-    return float(self.rows.micro * passes * gathered)
-
   @property
-  def _gradient_sums(self) -> float:
-    """Scattered over `fsdp` in float32, then summed over `data`."""
-    fsdp = self.mesh.shape['fsdp']
-    data = self.mesh.shape['data'] // self.config.mesh.slices
-    trained = self.weights.trained
-    return trained * (fsdp - 1.0) + 2.0 * trained * (data - 1) / data
+  def _read(self) -> float:
+    """Weights that every pass reads, bytes."""
+    return float(self.weights.gathered - self.weights.table)
 
-  def _tensor_sums(self, passes: int) -> float:
-    """Activations, summed over `tensor` twice in each layer and pass."""
-    ring = 2 * (self.tensor - 1) / self.tensor
-    sums = 2 * passes * self.model.num_layers * self._columns
-    return sums * self.model.width * self._compute * ring
+  def _tensor_sums(self, tokens: int) -> Work:
+    """Activations of tokens, summed over `tensor` twice in each layer."""
+    token = self.model.width * self._compute
+    return self._sent('tensor', 4.0 * self.model.num_layers * tokens * token)
 
-  @property
-  def _between_slices(self) -> float:
-    """Gradients, summed over slices in float32."""
-    slices = self.config.mesh.slices
-    return 2.0 * self.weights.trained * (slices - 1) / slices
+  def _sent(self, axis: str, size: float) -> Work:
+    """What a device sends so that all along an axis have an array.
+
+    Those that share fast links do it among themselves; between such groups each
+    sends its share of what the others lack.
+
+    Args:
+      axis: Of the mesh.
+      size: Bytes of the array; twice as many if it is summed.
+    """
+    shape = dict(self.mesh.shape)
+    number, names = shape[axis], list(shape)
+    inner = math.prod(shape[name] for name in names[names.index(axis) + 1 :])
+    inside = min(number, max(1, self.joined // inner))
+    outside = number // inside
+    return Work(
+      ici_bytes=size * (inside - 1) / inside,
+      dcn_bytes=size * (outside - 1) / outside / inside,
+    )

@@ -129,7 +129,7 @@ def plan(
   mesh = topologies.abstract_mesh(topology, config.mesh)
   if topology.is_tpu and not estimate:
     topologies.mesh(topology, config.mesh)  # raises before minutes are spent
-  counted = Arithmetic(build_abstract.abstract(config, mesh))
+  counted = Arithmetic(build_abstract.abstract(config, mesh), topology.joined)
   calls = calls_of(counted)
   results: dict[str, Compiled] = {}
   if topology.is_tpu and not estimate:

@@ -64,6 +64,13 @@ class Topology:
     return chips * self.chip.devices_per_chip
 
   @property
+  def joined(self) -> int:
+    """How many devices are joined by fast links: of a slice, or of a node."""
+    if self.is_tpu:
+      return self.number // self.slices
+    return self.shape[-1]
+
+  @property
   def is_tpu(self) -> bool:
     """Whether the compiler for it is to be had."""
     return self.chip.link == 'ICI'

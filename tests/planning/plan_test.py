@@ -89,6 +89,22 @@ def test_slices_send_gradients_and_nothing_else():
   assert not any(sent.values())
 
 
+def test_what_crosses_nodes_of_gpus_is_told_apart():
+  within = estimate('h100-sxm:2x8', **{'mesh.fsdp': 8, 'mesh.data': 2})
+  across = estimate('h100-sxm:2x8', **{'mesh.fsdp': 16, 'mesh.data': 1})
+  near, far = (
+    next(one.work for one in made.programs if one.name == 'train_step')
+    for made in (within, across)
+  )
+  trained = within.counted.weights.trained
+  # Of gradients half is summed with one other node: 2 (n - 1) / n of it.
+  assert near.dcn_bytes == trained
+  # Half of all weights lie on the other node, and eight devices fetch them.
+  gathered = 2 * across.counted.rows.micro * across.counted.weights.gathered
+  scattered = 16 * across.counted.weights.trained
+  assert far.dcn_bytes == (gathered + scattered) / 2 / 8
+
+
 def test_each_scoring_and_update_is_counted():
   made = estimate(
     **{
