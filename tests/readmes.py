@@ -14,6 +14,7 @@ from grpo_jax import losses
 from grpo_jax.commands import audit
 from grpo_jax.commands import options
 from grpo_jax.commands import table as command_line
+from tests.launch import scaling
 
 ROOT = pathlib.Path(__file__).parent.parent
 _REFERENCE = re.compile(r'`([^`<]+)<(https?://[^>]+)>`_')
@@ -70,6 +71,7 @@ PARTS = {
   'commands': ('grpo_jax/commands/README.md', commands),
   'papers': ('grpo_jax/losses/README.md', papers),
   'methods': ('grpo_jax/losses/README.md', methods),
+  'scaling': ('launch/README.md', lambda: scaling.markdown(scaling.rows())),
 }
 
 

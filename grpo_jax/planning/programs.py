@@ -40,7 +40,7 @@ def of_run(parts: Abstract) -> dict[str, Callable[[], Lowered]]:
   The loop over micro-batches and the loop over tokens run as often as the
   largest rollout needs.
   """
-  run, update, example = parts.run, parts.updater, parts.example
+  run, update, example = parts.run, parts.updater, parts.example()
   sampler = run.config.sampler
   drawing = parts.engine.lowering(
     update.whole(update.abstract.params),

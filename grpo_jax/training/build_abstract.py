@@ -27,7 +27,10 @@ class Abstract(NamedTuple):
   updater: Updater
   model: models.ModelConfig
   engine: sampling.LocalEngine
-  example: Rollout  # of zeros, with the largest shapes
+
+  def example(self) -> Rollout:
+    """A rollout of zeros with the largest shapes, which takes their memory."""
+    return build.example(self.run)
 
 
 def abstract(
@@ -80,7 +83,7 @@ def abstract(
     given=marks.NOTHING,
   )
   update = build_updater.updater(run)
-  return Abstract(run, update, model.config, engine, build.example(run))
+  return Abstract(run, update, model.config, engine)
 
 
 def _with_widths(config: Config) -> Config:

@@ -103,7 +103,7 @@ def test_rows_are_those_of_the_layout(kind, per_row):
   made = parts(**WIDE | changes)
   counted = arithmetic.Arithmetic(made)
   layout, used = made.updater.abstract_layout(
-    made.example, np.arange(counted.prompts)
+    made.example(), np.arange(counted.prompts)
   )
   _, rows, columns = layout.tokens.shape
   found = counted.rows
