@@ -51,7 +51,7 @@ class Watch:
     asked: Callable[[], int],
     deliver: Callable[[int], None] = lambda number: None,
   ):
-    self._store, self._rank = store, rank
+    self._store, self._number, self._rank = store, number, rank
     self._asked, self._deliver = asked, deliver
     watched = range(1, number) if rank == 0 else [0]
     # The last beat of each process that is watched, and when it changed. Time
@@ -73,9 +73,19 @@ class Watch:
       thread.start()
 
   def end(self, problem: str) -> None:
-    """Tells that this process ends, and why if it has failed."""
+    """Tells that this process ends, and why if it has failed.
+
+    One that has not failed waits for the others, and watches them meanwhile.
+    Then all leave JAX at the same time, which would abort those that wait there
+    for a process that is lost.
+    """
     with contextlib.suppress(Exception):  # the first process may be gone
       self._store.write(f'end/{self._rank}', problem)
+      until = time.monotonic() + SILENT_SECS + GRACE_SECS
+      while not problem and time.monotonic() < until:
+        if len(self._store.read('end')) == self._number:
+          break
+        time.sleep(BEAT_SECS / 10)
     self._over.set()
     for thread in self._threads:  # a call of the store may not come back
       thread.join(GRACE_SECS)

@@ -243,7 +243,7 @@ print(f'{rank} of {peers.number}', flush=True)
 with stop, peers:
   peers.pass_on(stop)
   peers.exchange('here')
-  if rank == (0 if case.startswith('first') else 1):
+  if rank == (0 if case.startswith('first') else 1) and 'end' not in case:
     if case.endswith('dies'):
       os.kill(os.getpid(), signal.SIGKILL)
     if case.endswith('hangs'):
@@ -273,9 +273,11 @@ with stop, peers:
   if case == 'is stopped':
     while not stop():
       time.sleep(0.01)
-  elif case != 'goes well':
+  elif case not in ('goes well', 'at its end hangs'):
     time.sleep(100)  # as in a program of the devices that waits for the other
   print(peers.exchange(stop.signal), flush=True)
+  if rank == 1 and case == 'at its end hangs':
+    os.kill(os.getpid(), signal.SIGSTOP)
 """
 
 
@@ -331,6 +333,16 @@ def test_one_that_has_failed_waits_for_who_takes_its_time():
   assert out.splitlines()[1:] == ['Process 1: ValueError: it refuses'], said
   second.communicate(timeout=40)
   assert (first.returncode, second.returncode) == (1, 1)
+
+
+def test_one_that_hangs_at_its_end_is_noticed_too():
+  """By the watch; JAX would abort the other."""
+  first, second = started('at its end hangs')
+  out, said = first.communicate(timeout=40)
+  assert out.splitlines()[1:] == ['[None, None]']
+  assert first.returncode == AGAIN, said
+  assert 'Process 1 on ' in said and 'silent for 4 s' in said
+  second.kill()
 
 
 def test_the_others_end_with_the_first():
