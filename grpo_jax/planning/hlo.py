@@ -27,10 +27,11 @@ _ARRAY = re.compile(r'\b([a-z]\w*)\[([\d,]*)\](?:\{[^}]*\})?')
 _LINE = re.compile(r'\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\((.*)$')
 _HEAD = re.compile(r'^(ENTRY )?%?([\w.\-]+) .*\{\s*$')
 _LOOP = re.compile(r'condition=%?([\w.\-]+), body=%?([\w.\-]+)')
-_CALLED = re.compile(
-  r'(?:calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)'
+_CALLED = re.compile(r'(?:calls|to_apply)=%?([\w.\-]+)')
+_BRANCHES = re.compile(
+  r'(?:branch_computations=\{([^}]*)\}|'
+  r'true_computation=%?([\w.\-]+), false_computation=%?([\w.\-]+))'
 )
-_BRANCHES = re.compile(r'branch_computations=\{([^}]*)\}')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
@@ -44,7 +45,7 @@ class Collective:
     bytes: Of the result on one device, of one execution.
     times: How often it runs.
     group: How many devices take part in each group.
-    crosses: Whether a group has devices of several slices.
+    inside: How many of a group are in one slice.
   """
 
   kind: str
@@ -52,21 +53,31 @@ class Collective:
   bytes: int
   times: float
   group: int
-  crosses: bool = False
+  inside: int = 0
 
   @property
-  def sent(self) -> float:
-    """Bytes that a device sends in all executions, on a ring of its group."""
-    share = (self.group - 1) / max(1, self.group)
-    of_result = {
-      'all-gather': share,
-      'all-reduce': 2 * share,
-      'reduce-scatter': self.group - 1.0,  # the operand is larger
-      'all-to-all': share,
-      'ragged-all-to-all': share,
-      'collective-permute': 1.0,
-    }
-    return self.bytes * self.times * of_result[self.kind]
+  def crosses(self) -> bool:
+    """Whether it sends between slices."""
+    return 0 < self.inside < self.group
+
+  @property
+  def sent(self) -> tuple[float, float]:
+    """Bytes that a device sends inside its slice, and to other slices.
+
+    Rings are taken: one inside each slice, and then one between slices, in
+    which each device of a slice has its share.
+    """
+    inside = self.inside or self.group
+    outside = max(1, self.group // inside)
+    size = self.bytes * self.times
+    if self.kind == 'collective-permute':
+      return (0.0, size) if self.crosses else (size, 0.0)
+    if self.kind == 'all-reduce':
+      size *= 2
+    if self.kind == 'reduce-scatter':
+      size *= self.group  # its operand
+    near = size * (inside - 1) / inside
+    return near, size * (outside - 1) / outside / inside
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,26 +154,45 @@ class Program:
 
   @functools.cached_property
   def times(self) -> dict[str, float]:
-    """How often each computation runs; of a conditional, every branch."""
+    """How often each computation runs; of a conditional, the lightest branch.
+
+    The others are for what is rare: more experts chosen on one device than
+    there is room for, or an update that is refused.
+    """
     computations, entry = self._computations
     found = dict.fromkeys(computations, 0.0)
 
     def visit(name: str, times: float):
-      if name not in found:
-        return
-      found[name] += times
-      for one in computations[name]:
-        if one.opcode == 'while' and (loop := _LOOP.search(one.rest)):
-          visit(loop[2], times * self._trips_of(one, loop[1]))
-          continue
-        for called in _CALLED.findall(one.rest):
-          visit(called, times)
-        if branches := _BRANCHES.search(one.rest):
-          for branch in branches[1].split(','):
-            visit(branch.strip().lstrip('%'), times)
+      if name in found:
+        found[name] += times
+        for called, number in self._called(name):
+          visit(called, times * number)
 
     visit(entry, 1.0)
     return found
+
+  def _called(self, name: str) -> Iterator[tuple[str, int]]:
+    """What a computation calls, and how often."""
+    for one in self._computations[0].get(name, ()):
+      if one.opcode == 'while' and (loop := _LOOP.search(one.rest)):
+        yield loop[2], self._trips_of(one, loop[1])
+        continue
+      for called in _CALLED.findall(one.rest):
+        yield called, 1
+      if branches := _BRANCHES.search(one.rest):
+        several, *two = branches.groups()
+        names = several.split(',') if several else two
+        yield min((x.strip().lstrip('%') for x in names), key=self._weight), 1
+
+  def _weight(self, name: str) -> tuple[float, int]:
+    """Operations of a computation, with what it calls, and its lines."""
+    lines = self._computations[0].get(name, [])
+    shapes = {one.name: one.shape for one in lines}
+    flops, number = sum(flops_of(one, shapes) for one in lines), len(lines)
+    for called, times in self._called(name):
+      inside, more = self._weight(called)
+      flops, number = flops + times * inside, number + more
+    return flops, number
 
   def _trips_of(self, loop: Instruction, condition: str) -> int:
     """How often the body of a loop runs."""
@@ -192,32 +222,51 @@ class Program:
 
   def collectives(self) -> list[Collective]:
     """All collectives that run."""
-    found = []
-    for one, times, _ in self.instructions():
-      kind = one.opcode.removesuffix('-start')
-      if kind not in KINDS:
-        continue
-      parts = arrays(one.shape)
-      if one.opcode != kind and one.shape.startswith('('):
-        # The pair of operand and result, and perhaps some counters.
-        size = max(size for _, size in parts)
-      else:
-        size = sum(size for _, size in parts)
-      dtype = max(parts, key=lambda part: part[1])[0]
-      group, crosses = self._group(one)
-      found.append(Collective(kind, dtype, size, times, group, crosses))
+    found: list[Collective] = []
+    chains: dict[tuple[str, ...], int] = {}
+    for name, lines in self._computations[0].items():
+      times = self.times[name]
+      for one in lines if times else ():
+        kind = one.opcode.removesuffix('-start')
+        if kind not in KINDS:
+          continue
+        made = self._collective(one, kind, times, name)
+        # A collective that a TPU hides behind other work is printed in every
+        # step of that work.
+        if chain := _chain(one):
+          if chain in chains:
+            place = chains[chain]
+            found[place] = max(found[place], made, key=lambda x: x.times)
+            continue
+          chains[chain] = len(found)
+        found.append(made)
     return found
 
-  def _group(self, one: Instruction) -> tuple[int, bool]:
-    """The size of a collective's groups, and whether one crosses slices."""
+  def _collective(
+    self, one: Instruction, kind: str, times: float, computation: str
+  ) -> Collective:
+    parts = arrays(one.shape)
+    if one.opcode != kind and kind != 'all-reduce':
+      # Operands, then results, and perhaps counters.
+      parts = [part for part in parts if part[1] > 4]
+      parts = parts[len(parts) // 2 :] or arrays(one.shape)
+    size = sum(size for _, size in parts)
+    dtype = max(parts, key=lambda part: part[1])[0]
+    group, inside = self._group(one)
+    if kind == 'all-reduce' and computation.startswith('all-reduce-scatter'):
+      kind, size = 'reduce-scatter', size // group
+    return Collective(kind, dtype, size, times, group, inside)
+
+  def _group(self, one: Instruction) -> tuple[int, int]:
+    """The size of a collective's groups, and of their parts in one slice."""
     groups = replica_groups(one.rest)
     if groups is None:  # all devices are one group
       groups = np.arange(self.devices)[None]
-    slices = self.slices
+    number, slices = groups.shape[-1], self.slices
     if slices is None or groups.size == 0 or groups.max() >= len(slices):
-      return groups.shape[-1], False
-    of_groups = slices[groups]
-    return groups.shape[-1], bool((of_groups != of_groups[:, :1]).any())
+      return number, number
+    first = slices[groups[0]]
+    return number, int(np.sum(first == first[0]))
 
   def flops(self) -> float:
     """Operations of all matrix products that run, on one device.
@@ -236,6 +285,13 @@ class Program:
       for one, times, _ in self.instructions()
       if _is_kernel(one) and not _told_flops(one)
     )
+
+
+def _chain(one: Instruction) -> tuple[str, ...] | None:
+  """What all lines of one hidden collective have in common."""
+  chain = re.search(r'chain_id="(\w+)"', one.rest)
+  channel = re.search(r'channel_id=(\d+)', one.rest)
+  return (chain[1], channel[1]) if chain and channel else None
 
 
 def replica_groups(rest: str) -> np.ndarray | None:

@@ -197,12 +197,11 @@ def of_program(
   needs = scaled(needs, besides)
   # Batches, layouts and numbers, which arithmetic leaves out.
   needs['other arguments'] = max(0.0, result.argument_bytes - arguments)
-  sent = {True: 0.0, False: 0.0}
-  for one in result.collectives:
-    sent[one.crosses] += one.sent
+  near = sum(one.sent[0] for one in result.collectives)
+  far = sum(one.sent[1] for one in result.collectives)
   # A kernel of attention tells no operations; arithmetic knows them.
   flops = result.flops + (counted.attention_flops(name) * bool(result.kernels))
-  work = Work(flops, work.memory_bytes, sent[False], sent[True])
+  work = Work(flops, work.memory_bytes, near, far)
   return Program(
     name, calls, '', _shown(there, needs), work, result.collectives, result
   )

@@ -63,13 +63,15 @@ def test_a_loop_whose_length_is_data_runs_as_often_as_is_said():
   assert found == [2 * SIZE**3, 11 * 2 * SIZE**3]
 
 
-def test_every_branch_of_a_conditional_counts():
+def test_of_a_conditional_the_lightest_branch_counts():
   def branch(x, which):
-    return lax.cond(which, lambda: product(x, x), lambda: product(x.T, x))
+    return lax.cond(
+      which, lambda: product(x, x), lambda: product(product(x.T, x), x)
+    )
 
   which = jax.ShapeDtypeStruct((), bool)
   program = hlo.Program(compiled(branch, square(), which).as_text())
-  assert program.flops() == 2 * 2 * SIZE**3
+  assert program.flops() == 2 * SIZE**3
 
 
 def test_gathered_bytes_and_groups():
@@ -80,7 +82,7 @@ def test_gathered_bytes_and_groups():
   (one,) = hlo.Program(text, devices=8).collectives()
   assert (one.kind, one.dtype) == ('all-gather', 'f32')
   assert (one.bytes, one.times, one.group) == (4 * SIZE**2, 1, 4)
-  assert one.sent == 4 * SIZE**2 * 3 / 4
+  assert one.sent == (4 * SIZE**2 * 3 / 4, 0)
 
 
 def test_a_sum_in_a_loop_counts_with_its_trips():
@@ -103,7 +105,7 @@ def test_a_sum_in_a_loop_counts_with_its_trips():
     6 * 4 * SIZE**2,
   )
   assert all(one.group == 8 for one in sums)
-  assert sum(one.sent for one in sums) == pytest.approx(
+  assert sum(one.sent[0] for one in sums) == pytest.approx(
     sum(one.bytes * one.times for one in sums) * 2 * 7 / 8
   )
 
@@ -120,6 +122,14 @@ ENTRY %main (x: f32[8]) -> f32[8] {
     text, devices=4, slices=np.array([0, 0, 1, 1])
   ).collectives()
   assert (near.crosses, far.crosses) == (False, True)
+  assert (near.sent, far.sent) == ((32, 0), (0, 32))
+
+
+def test_a_group_of_several_slices_sends_its_share_between_them():
+  four = hlo.Collective('all-reduce', 'f32', 1024, 3, group=8, inside=4)
+  assert four.sent == (3 * 2048 * 3 / 4, 3 * 2048 / 2 / 4)
+  scatter = hlo.Collective('reduce-scatter', 'f32', 128, 1, group=8)
+  assert scatter.sent == (128 * 7, 0)
 
 
 TPU = """
@@ -163,6 +173,42 @@ def test_what_a_tpu_prints_is_read():
   # of which one at a time is inside.
   heads = 2 * 8 * 86 * 2 * 32 * 128
   assert program.flops() == 2 * 688 * 128 * 256 + 24 * heads
+
+
+HIDDEN = """
+%start (p: bf16[4,64]) -> bf16[4,128] {
+  %p = bf16[4,64]{1,0} parameter(0)
+  ROOT %g.1 = bf16[4,128]{1,0} all-gather(%p), channel_id=8, replica_groups={{0,2},{1,3}}, dimensions={1}, frontend_attributes={chain_id="0"}
+}
+
+%done (p: bf16[4,64]) -> bf16[4,128] {
+  %p = bf16[4,64]{1,0} parameter(0)
+  ROOT %g.2 = bf16[4,128]{1,0} all-gather(%p), channel_id=8, replica_groups={{0,2},{1,3}}, dimensions={1}, frontend_attributes={chain_id="0"}
+}
+
+%all-reduce-scatter.9 (p: f32[8,8]) -> f32[4,8] {
+  %p = f32[8,8]{1,0} parameter(0)
+  %r = (f32[8,8]{1,0}, f32[8,8]{1,0}) all-reduce(%p, %p), channel_id=9, replica_groups={{0,2},{1,3}}, to_apply=%add
+  ROOT %s = f32[4,8]{1,0} dynamic-slice(%r, %i)
+}
+
+ENTRY %main (a: bf16[4,64]) -> bf16[4,128] {
+  %a = bf16[4,64]{1,0} parameter(0)
+  %f = bf16[4,128]{1,0} fusion(%a), kind=kCustom, calls=%start
+  %m = f32[4,8]{1,0} fusion(%a), kind=kCustom, calls=%all-reduce-scatter.9
+  %w = ((bf16[4,64]{1,0}, bf16[4,64]{1,0}), (bf16[8,64]{1,0}, bf16[8,64]{1,0})) all-gather-start(%a, %a), channel_id=3, replica_groups={{0,1},{2,3}}, dimensions={0}
+  ROOT %d = bf16[4,128]{1,0} fusion(%f), kind=kCustom, calls=%done
+}
+"""  # noqa: E501
+
+
+def test_what_a_tpu_hides_behind_other_work_counts_once():
+  hidden, scatter, gather = hlo.Program(HIDDEN, devices=4).collectives()
+  assert (hidden.kind, hidden.bytes, hidden.times) == ('all-gather', 1024, 1)
+  # Two arrays are summed over two devices, each of which keeps half.
+  assert (scatter.kind, scatter.bytes) == ('reduce-scatter', 256)
+  assert scatter.sent == (256, 0)
+  assert (gather.bytes, gather.group) == (2 * 1024, 2)
 
 
 def test_nothing_is_counted_that_does_not_run():

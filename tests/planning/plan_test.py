@@ -128,7 +128,7 @@ def test_what_the_compiler_says_replaces_arithmetic():
     flops=7.0,
     collectives=(
       Collective('all-gather', 'bf16', 4 * GIB, 10, 2),
-      Collective('all-reduce', 'f32', GIB, 1, 2, crosses=True),
+      Collective('all-reduce', 'f32', GIB, 1, 2, inside=1),
     ),
   )
   one = plans.of_program(counted, 'train_step', 1, result)
