@@ -54,7 +54,7 @@ def run(
   topology = topologies.named(given['topology'], slices)
   planned = with_mesh(config(), given['mesh'], slices)
   if number := given['search']:
-    ranked = search.best(planned, topology, number, _tell)
+    ranked = search.best(planned, topology, number, given['estimate'], _tell)
     if write:
       write([to_json(one.plan, price) for one in ranked])
     else:
@@ -150,7 +150,10 @@ def _verdict(made: Plan, price: float | None) -> list[str]:
   """Whether it fits, how fast it can be at most, and what to change."""
   largest = made.largest
   verdict = 'Fits' if made.fits else 'Does not fit'
-  source = 'compiled' if largest.compiled else 'estimated by arithmetic'
+  if not made.is_whole:
+    verdict = 'Not known, since not all programs could be compiled'
+  compiled = largest.collectives is not None
+  source = 'compiled' if compiled else 'estimated by arithmetic'
   said = [
     f'{verdict}: {largest.name} needs {largest.bytes / GIB:.2f} of '
     f'{made.capacity / GIB:g} GiB ({source}).',
@@ -179,7 +182,8 @@ def show_ranked(ranked: Sequence[search.Candidate]) -> None:
     shown.add_column(name)
   for one in ranked:
     made = one.plan
-    source = 'compiler' if made.largest.compiled else 'arithmetic'
+    compiled = made.largest.compiled is not None
+    source = 'compiler' if compiled else 'arithmetic'
     shown.add_row(
       *map(str, made.mesh.values()),
       str(made.counted.rows.rows),

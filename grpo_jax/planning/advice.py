@@ -66,11 +66,13 @@ def _to_be_faster(plan: Plan) -> list[str]:
   found = []
   rows, shards = counted.rows, counted.shards
   needed = counted.prompts // counted.config.learner.batches
-  if counted.parts.updater.spec.kind in ('auto', 'shared'):
+  kind = counted.parts.updater.spec.kind
+  per_row = 1
+  if kind in ('auto', 'shared'):
     per_row = counted.config.learner.row_completions or counted.group
-    needed = needed * counted.group // per_row
+  needed = needed * counted.group // per_row
   share = needed / (rows.micro * rows.rows)
-  if share < _IDLE:
+  if share < _IDLE and kind != 'packed':
     found.append(
       f'Only {share:.0%} of the rows of an update hold something: {needed} '
       f'rows lie on {shards} data shards. Use more of config.mesh.tensor, set '
@@ -85,7 +87,7 @@ def _to_be_faster(plan: Plan) -> list[str]:
     return found
   advised = {
     'memory': 'More rows at once cost nearly the same there: raise '
-    'config.sampler.prompts, or tensor.',
+    'config.sampler.prompts or config.mesh.tensor.',
     'ici': 'Give fsdp and tensor smaller sizes and data a larger one, as far '
     'as memory allows.',
     'dcn': 'Let data alone cross slices, and give each update more rows.',

@@ -21,6 +21,7 @@ from grpo_jax.planning import arithmetic
 from grpo_jax.planning import roofline
 from grpo_jax.planning.roofline import Machine
 from grpo_jax.planning.roofline import Work
+from grpo_jax.training import bucket
 from grpo_jax.training import build_abstract
 from grpo_jax.training import workdir as workdir_lib
 
@@ -63,8 +64,9 @@ def of_run(directory: str) -> Against:
   config = config_lib.dataclass_from_dict(
     config_lib.Config, workdir_lib.config_of(directory), directory
   )
-  rows = _metrics(pathlib.Path(directory).expanduser() / 'metrics.jsonl')
-  devices = _devices(pathlib.Path(directory).expanduser() / 'versions.json')
+  place = bucket.read_only(directory)
+  rows = _metrics(place / 'metrics.jsonl')
+  devices = _devices(place / 'versions.json')
   number, _, kind = devices.partition(' x ')
   is_cpu = kind.casefold() == 'cpu'
   chip = chips.of(kind)
@@ -88,13 +90,16 @@ def of_run(directory: str) -> Against:
   found: list[tuple[float, ...]] = []
   names: tuple[str, str] = ('', '')
   completions = config.sampler.prompts * config.sampler.group
+  # Dynamic sampling draws more of them, and some in earlier rollouts.
+  most = completions * (1 + config.sampler.resample_rounds)
+  steps = 'length_tokens_max' if most == completions else ''
   for row in rows:
     tokens = row['learn_tokens_per_sec'] * row['learn_secs']
     drawn = row['sample_tokens_per_sec'] * row['sample_secs']
     learning = Work(passes * _forward(model, tokens, completions) / share, read)
     sampling = Work(
-      _forward(model, drawn, completions) / share,
-      read * row['length_tokens_max'],
+      _forward(model, drawn, most) / share,
+      read * row.get(steps, 1.0),
     )
     bounds = [
       roofline.bound(work.secs(machine)) for work in (sampling, learning)

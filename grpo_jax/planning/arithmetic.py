@@ -19,6 +19,7 @@ import numpy as np
 
 from grpo_jax import models
 from grpo_jax import sharding
+from grpo_jax.models import layout
 from grpo_jax.models.layout import LayoutSpec
 from grpo_jax.planning.roofline import Work
 from grpo_jax.training.build_abstract import Abstract
@@ -143,7 +144,10 @@ class Arithmetic:
     sampler, learner = self.config.sampler, self.config.learner
     self.prompts, self.group = sampler.prompts, sampler.group
     self.prompt_tokens = max(self.config.data.prompt_buckets)
-    self.tokens = max(self.config.data.completion_buckets)
+    self.tokens = sampler.max_tokens
+    self.room = layout.bucket(
+      self.tokens, self.config.data.completion_buckets, 'completion'
+    )
     self.shards = sharding.row_shards(self.mesh)
     self.tensor = self.mesh.shape['tensor']
     self.updates = learner.batches * learner.epochs
@@ -152,7 +156,7 @@ class Arithmetic:
       self.prompts // learner.batches,
       self.group,
       self.prompt_tokens,
-      self.tokens,
+      self.room,
     )
     self.schedule = parts.engine.schedule(
       self.prompts, self.group, self.prompt_tokens
@@ -190,7 +194,7 @@ class Arithmetic:
       return sum(min(columns, window) for window in windows)
 
     lanes = self.schedule.prompts // self.shards
-    own = self._rows_here * places(self.tokens)
+    own = self._rows_here * places(self.room)
     return float(place * (own + lanes * places(self.prompt_tokens)))
 
   def memory(self, program: str) -> dict[str, float]:
@@ -411,7 +415,7 @@ class Arithmetic:
     number, names = shape[axis], list(shape)
     inner = math.prod(shape[name] for name in names[names.index(axis) + 1 :])
     inside = min(number, max(1, self.joined // inner))
-    outside = number // inside
+    outside = math.ceil(number / inside)
     return Work(
       ici_bytes=size * (inside - 1) / inside,
       dcn_bytes=size * (outside - 1) / outside / inside,

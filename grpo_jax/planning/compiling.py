@@ -22,6 +22,7 @@ from typing import Any
 from typing import NamedTuple
 
 from grpo_jax import whole_files
+from grpo_jax.planning import hlo
 from grpo_jax.planning.hlo import Collective
 
 PROGRAMS = (
@@ -42,7 +43,7 @@ class Compiled:
 
   Attributes:
     error: Why it could not be compiled; empty if it could.
-    fits: Whether the compiler found room for it in a chip's memory.
+    fits: False if the compiler found no room for it in a chip's memory.
     argument_bytes: Of the arguments on one chip.
     output_bytes: Of the results on one chip.
     alias_bytes: Of the results that lie where donated arguments did.
@@ -177,8 +178,7 @@ def _result(worker: _Worker) -> Compiled:
   fatal = [line for line in said if 'Check failed' in line] or said[-1:]
   return Compiled(
     error=f'the compiler ended with code {code}: '
-    + (fatal[0][:300] if fatal else 'it said nothing'),
-    fits=False,
+    + (fatal[0][:300] if fatal else 'it said nothing')
   )
 
 
@@ -188,15 +188,18 @@ def directory() -> pathlib.Path:
   return pathlib.Path(cache) / 'grpo_jax' / 'plans'
 
 
-def key(text: str, request: Request) -> str:
+def key(text: str, trips: int, request: Request) -> str:
   """The name under which a result is kept.
 
   Args:
     text: The program as it is given to the compiler.
+    trips: How often a loop runs whose number of trips is data.
     request: What was asked for.
   """
   versions = [f'{name} {_version(name)}' for name in ('jaxlib', 'libtpu')]
-  parts = [*versions, request.topology, str(request.slices), text]
+  reader = pathlib.Path(hlo.__file__).read_text()  # which counts
+  parts = [*versions, request.topology, str(request.slices), str(trips)]
+  parts += [reader, text]
   return hashlib.sha256('\0'.join(parts).encode()).hexdigest()[:32]
 
 

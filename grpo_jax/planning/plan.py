@@ -49,6 +49,11 @@ class Program:
   compiled: Compiled | None = None
 
   @property
+  def is_refused(self) -> bool:
+    """Whether the compiler found no room for it."""
+    return self.compiled is not None and not self.compiled.fits
+
+  @property
   def bytes(self) -> float:
     """All memory that must be there while the program runs."""
     return sum(self.memory.values())
@@ -77,14 +82,19 @@ class Plan:
 
   @property
   def largest(self) -> Program:
-    """The program that needs most memory."""
-    return max(self.programs, key=lambda one: one.bytes)
+    """The program that needs most memory, of those that were refused if any."""
+    return max(self.programs, key=lambda one: (one.is_refused, one.bytes))
 
   @property
   def fits(self) -> bool:
     """Whether all programs find room, by the compiler if it was asked."""
-    refused = any(one.error for one in self.programs)
-    return not refused and self.largest.bytes <= self.capacity
+    largest = self.largest
+    return not largest.is_refused and largest.bytes <= self.capacity
+
+  @property
+  def is_whole(self) -> bool:
+    """Whether every program could be compiled, or was found too large."""
+    return all(one.is_refused or not one.error for one in self.programs)
 
   def secs(self) -> dict[str, dict[str, float]]:
     """Seconds of a rollout for each program, by resource."""
@@ -185,7 +195,8 @@ def of_program(
   work = counted.work(name)
   if result is None or result.error:
     error = result.error if result else ''
-    return Program(name, calls, error, _shown(there, needs), work)
+    memory = _shown(there, needs)
+    return Program(name, calls, error, memory, work, compiled=result)
   besides = result.peak_bytes - result.argument_bytes
   arguments = {
     'prepare': float(weights.trained + weights.frozen),
@@ -238,7 +249,7 @@ def to_json(made: Plan) -> dict[str, Any]:
     bound, by = roofline.bound(secs[one.name])
     return {
       'calls': one.calls,
-      'compiled': one.compiled is not None,
+      'compiled': one.collectives is not None,
       'error': one.error,
       'memory_gib': {k: v / GIB for k, v in one.memory.items()},
       'total_gib': one.bytes / GIB,
@@ -263,7 +274,7 @@ def to_json(made: Plan) -> dict[str, Any]:
       'max_tokens': counted.tokens,
       'updates': counted.updates,
     },
-    'fits': made.fits,
+    'fits': made.fits if made.is_whole else None,
     'device_gib': made.capacity / GIB,
     'largest': made.largest.name,
     'programs': {one.name: of(one) for one in made.programs},

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Iterator
+import contextlib
 import dataclasses
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from grpo_jax.planning.plan import Plan
 from grpo_jax.planning.topologies import Topology
 
 _MOST_TENSOR = 16
+_HOPELESS = 1.5  # an estimate this much above the memory is not compiled
 
 
 class Candidate(NamedTuple):
@@ -25,6 +27,7 @@ def best(
   config: Config,
   topology: Topology,
   number: int,
+  estimate: bool = False,
   tell: Callable[..., None] = lambda *_: None,
 ) -> list[Candidate]:
   """The best meshes of a run.
@@ -37,6 +40,7 @@ def best(
     config: Of the run; its mesh is replaced.
     topology: The machines.
     number: How many that fit are wanted.
+    estimate: Whether arithmetic is enough.
     tell: See `compiling.compile_all`.
 
   Returns:
@@ -46,23 +50,34 @@ def best(
   Raises:
     ValueError: No mesh can be built.
   """
-  counted, problem = [], ''
+  counted: list[Candidate] = []
+  seen, problem = set(), ''
   for one in candidates(config, topology):
     try:
-      counted.append(Candidate(one, plans.plan(one, topology, estimate=True)))
+      made = plans.plan(one, topology, estimate=True)
     except ValueError as error:
       problem = str(error)
+      continue
+    # Several numbers of rows may come to the same micro-batches.
+    what = tuple(made.mesh.values()), made.counted.rows
+    if what not in seen:
+      counted.append(Candidate(one, made))
+    seen.add(what)
   if not counted:
     raise ValueError(f'No mesh on {topology.name} can be built: {problem}')
   counted.sort(key=_rank)
-  if not topology.is_tpu:
+  if estimate or not topology.is_tpu:
     return counted
   found: list[Candidate] = []
   for one in counted:
-    found.append(one._replace(plan=plans.plan(one.config, topology, tell=tell)))
+    if one.plan.largest.bytes > _HOPELESS * one.plan.capacity:
+      continue
+    with contextlib.suppress(ValueError):  # such as a mesh that cannot be laid
+      made = plans.plan(one.config, topology, tell=tell)
+      found.append(one._replace(plan=made))
     if sum(candidate.plan.fits for candidate in found) >= number:
       break
-  return sorted(found, key=_rank)
+  return sorted(found, key=_rank) or counted
 
 
 def _rank(one: Candidate) -> tuple[bool, float, float]:
@@ -78,7 +93,9 @@ def candidates(config: Config, topology: Topology) -> Iterator[Config]:
   """
   in_slice = topology.number // topology.slices
   experts = _divisors(in_slice) if config.mesh.expert > 1 else [1]
-  for tensor in _divisors(min(in_slice, _MOST_TENSOR)):
+  for tensor in _divisors(in_slice):
+    if tensor > _MOST_TENSOR:
+      break
     for expert in experts:
       for fsdp in _divisors(in_slice):
         data, rest = divmod(in_slice, tensor * expert * fsdp)

@@ -68,7 +68,7 @@ class Topology:
     """How many devices are joined by fast links: of a slice, or of a node."""
     if self.is_tpu:
       return self.number // self.slices
-    return self.shape[-1]
+    return min(self.shape[-1], self.chip.chips_per_host or self.shape[-1])
 
   @property
   def is_tpu(self) -> bool:

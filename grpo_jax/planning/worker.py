@@ -25,11 +25,12 @@ def answer(request: compiling.Request) -> compiling.Compiled:
   )
   topology = topologies.named(request.topology, request.slices)
   found = programs.lowered(config, topology, request.program)
-  name = compiling.key(found.lowered.as_text(), request)
+  name = compiling.key(found.lowered.as_text(), found.trips, request)
   result = compiling.kept(name)
   if result is None:
     result = _compiled(found.lowered, found.trips, topology)
-    compiling.keep(name, result)
+    if not result.error or not result.fits:  # else it may go well next time
+      compiling.keep(name, result)
   return result
 
 
@@ -45,7 +46,7 @@ def _compiled(
     full = 'RESOURCE_EXHAUSTED' in said
     return compiling.Compiled(
       error=_needed(said) if full else said[:400],
-      fits=False,
+      fits=not full,
       secs=time.monotonic() - start,
     )
   secs = time.monotonic() - start

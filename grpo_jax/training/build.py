@@ -86,19 +86,7 @@ def run(config: Config, given: Given = marks.NOTHING) -> Run:
   _require_to_train(config, given, *needed)
   parts = sampler(config, given)
   config = parts.config
-  # JAX refuses rows that do not split evenly over the data axis of the mesh,
-  # but only once the first batch is laid out. 0 passes: `LayoutSpec` chooses.
-  warm_up_rows = config.warm_up.micro_rows if config.warm_up.steps else 0
-  for name, number in (
-    ('learner.micro_rows', config.learner.micro_rows),
-    ('warm_up.micro_rows', warm_up_rows),
-  ):
-    if number % sharding.row_shards(parts.mesh):
-      raise ValueError(
-        f'{name}={number} does not split over '
-        f'{sharding.row_shards(parts.mesh)} data shards; give a multiple, or '
-        'change config.mesh.'
-      )
+  check_rows(config, sharding.row_shards(parts.mesh))
   answer_function(config)  # raises if there is none
   peak = speed.peak_flops(jax.devices()[0].device_kind)
   train, weights = sources.train(config, given)
@@ -117,6 +105,24 @@ def run(config: Config, given: Given = marks.NOTHING) -> Run:
     sampling=parts.sampling,
     given=given,
   )
+
+
+def check_rows(config: Config, shards: int) -> None:
+  """Raises a ValueError if micro-batches do not split over the data shards.
+
+  JAX would refuse them too, but only once the first batch is laid out.
+  """
+  # 0 passes: `LayoutSpec` chooses.
+  warm_up_rows = config.warm_up.micro_rows if config.warm_up.steps else 0
+  for name, number in (
+    ('learner.micro_rows', config.learner.micro_rows),
+    ('warm_up.micro_rows', warm_up_rows),
+  ):
+    if number % shards:
+      raise ValueError(
+        f'{name}={number} does not split over {shards} data shards; give a '
+        'multiple, or change config.mesh.'
+      )
 
 
 def _require_to_train(config: Config, given: Given, *arguments: str) -> None:

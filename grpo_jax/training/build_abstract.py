@@ -7,6 +7,7 @@ import jax
 
 from grpo_jax import models
 from grpo_jax import sampling
+from grpo_jax import sharding
 from grpo_jax.config import Config
 from grpo_jax.learner.updates import Updater
 from grpo_jax.rollouts.types import Rollout
@@ -54,10 +55,13 @@ def abstract(
       'not known here; try it with `grpo-jax train --check`.'
     )
   config = _with_widths(config)
+  build.check_rows(config, sharding.row_shards(mesh))
   # An abstract mesh has all that shapes need; nothing else is asked of it.
   shapes: Any = mesh
   nothing: Any = None
-  vocab_size = 0 if path else build.tokenizer_of(config).vocab_size
+  # The shape comes with its vocabulary, but for another run's.
+  named = path and not build_model.is_run(path)
+  vocab_size = 0 if named else build.tokenizer_of(config).vocab_size
   model = build_model.transformer(config, vocab_size, needs_weights=False)
   engine = sampling.LocalEngine(
     model,

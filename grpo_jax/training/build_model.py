@@ -96,6 +96,11 @@ def _opened(path: str, written: int | None, needs_weights: bool) -> Source:
   return RunWeights(workdir, run)
 
 
+def is_run(path: str) -> bool:
+  """Whether `config.model.path` names the workdir of another run."""
+  return isinstance(source(path, needs_weights=False), RunWeights)
+
+
 def transformer(
   config: Config, vocab_size: int, needs_weights: bool = True
 ) -> models.Transformer:
