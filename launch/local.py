@@ -8,7 +8,8 @@ line that they print begins with the number of its process. They are started
 again, all of them, after the exit codes that `starts_again` names and after no
 other.
 
-Ctrl-C and SIGTERM are passed on to all processes once; a second one kills them.
+Ctrl-C and SIGTERM are passed on to all processes once; a second Ctrl-C kills
+them.
 The launcher ends with the exit code that one process alone would have.
 """
 
@@ -71,6 +72,18 @@ def joint(codes: Sequence[int]) -> int:
     return {0: 0, CTRL_C: 3}.get(code, 4), -code
 
   return max(codes, key=weight)
+
+
+def kills(signals: Sequence[int]) -> bool:
+  """Whether a second Ctrl-C has come.
+
+  Another SIGTERM changes nothing: many who end a group of processes send it to
+  the launcher and to all.
+
+  Args:
+    signals: Those that this process has received.
+  """
+  return signal.SIGINT in signals[1:]
 
 
 class Group:
@@ -182,24 +195,26 @@ def run_once(
     commands: One for each process.
     env: Their environment.
     signals: Those that this process has received; grows meanwhile.
-    stop_secs: How long the others may go on once one has failed, and all once
-      a signal was passed on to them. Then they are killed.
+    stop_secs: How long the others may go on once one has ended, and all once a
+      signal was passed on to them. Then they are killed.
 
   Returns:
     Their exit codes; 128 + n after signal n.
   """
-  deadline, passed_on, failed = math.inf, False, False
+  deadline, passed_on, ended, failed = math.inf, False, False, False
   with Group(commands, env) as group:
     say(f'processes {", ".join(map(str, group.pids))}')
-    while None in group.codes() and len(signals) < 2:
+    while None in group.codes() and not kills(signals):
       now = time.monotonic()
       if signals and not passed_on:
         group.send(signals[0])
         passed_on, deadline = True, now + stop_secs
       for rank, code in enumerate(group.codes()):
+        if code is not None and not ended:
+          ended, deadline = True, min(deadline, now + stop_secs)
         if code and not failed:
           say(f'process {rank} has ended with exit code {as_shell(code)}')
-          failed, deadline = True, min(deadline, now + stop_secs)
+          failed = True
       if now > deadline:
         late = [n for n, code in enumerate(group.codes()) if code is None]
         say(f'kills process {late} after {stop_secs:g} s')
@@ -217,13 +232,13 @@ def run(given: argparse.Namespace, signals: list[int]) -> int:
       commands(given), environment(given), signals, given.stop_secs
     )
     code = joint(codes)
-    if len(signals) > 1:  # as of one process, after a second Ctrl-C
+    if kills(signals):  # as of one process, after a second Ctrl-C
       return 128 + signals[-1]
     if not starts_again(code, asked=bool(signals)):
       return code
     if time.monotonic() - begun > given.progress_secs:
       restarts = 0
-    if restarts == given.max_restarts:
+    if restarts >= given.max_restarts:
       say(f'exit codes {codes}: ends, after {restarts} new starts')
       return code
     restarts += 1

@@ -224,7 +224,8 @@ watch() {
     if [ $((late * poll_secs)) -gt 90 ]; then step='kill'; fi
     case $step in
       end*)
-        [ "$step" = 'end 0' ] || on_all stop 90 # one has failed for good
+        # One has failed for good. Whoever does not answer is deleted all the same.
+        [ "$step" = 'end 0' ] || on_all stop 90 || true
         [ -z "$delete_after" ] || delete
         return "${step#end }"
         ;;
@@ -236,7 +237,7 @@ watch() {
         restarts=$((restarts + 1))
         ;;
     esac
-    case $step in setup | run | again) begun=$SECONDS ;; esac
+    case $step in setup | run | again | recreate) begun=$SECONDS ;; esac
     if take_step "$step"; then
       failures=0
     else

@@ -18,7 +18,7 @@ venv=${GRPO_JAX_VENV:-$HOME/grpo_jax_venv}
 program=$venv/bin/grpo-jax
 mkdir -p "$place"
 
-is_running() { ! flock --nonblock "$place/lock" true; }
+is_running() { ! flock --shared --nonblock "$place/lock" true; }
 
 setup() {
   # The Python of these machines may be too old, so uv brings one.
@@ -30,11 +30,11 @@ setup() {
 
 start() {
   exec 9>>"$place/lock"
-  if ! flock --nonblock 9; then
+  if ! flock --wait=2 9; then # `status` takes the lock for a moment
     echo 'worker.sh: a run is going on here; stop it first.' >&2
     exit 2
   fi
-  rm -f "$place/code" "$place/asked" "$place/pid"
+  rm -f "$place/code" "$place/asked" "$place/pid" "$place/group"
   printf '== %s: grpo-jax %s\n' "$(date)" "$*" >>"$place/log"
   setsid launch/worker.sh hold "$@" >>"$place/log" 2>&1 </dev/null &
   for ((tenths = 0; tenths < 100; tenths++)); do

@@ -58,14 +58,17 @@ def run(
     return code
 
   def give_up(line: Line) -> NoReturn:  # in another thread
-    tell(line)
-    code = finish()
-    if not peers.is_first:
-      said = f'grpo-jax: {line.name}: {line.measured}'
-      print(said, file=sys.stderr, flush=True)
-    elif peers.number > 1:  # the others end with the first one, but worse
-      time.sleep(3)
-    os._exit(code)
+    code = 2
+    try:
+      tell(line)
+      code = finish()
+      if not peers.is_first:
+        said = f'grpo-jax: {line.name}: {line.measured}'
+        print(said, file=sys.stderr, flush=True)
+      elif peers.number > 1:  # the others end with the first one, but worse
+        time.sleep(3)
+    finally:  # nobody may be reading any more
+      os._exit(code)
 
   doctor.examine(peers, workdir, tell, give_up)
   return finish()

@@ -71,6 +71,7 @@ def is_gone(pid):
     ('0,2', (), 2, 1),
     ('130,130', (), 130, 1),
     ('2,waits', ('--stop_secs=0.2',), 2, 1),
+    ('0,waits;0,0', ('--stop_secs=0.2',), 0, 2),
     ('ignores,killed;0,0', ('--stop_secs=0.2',), 0, 2),
     ('75,75;75,75;0,0', ('--max_restarts=1',), 75, 2),
     ('75;75;75;0', ('--max_restarts=1', '--progress_secs=0'), 0, 4),
