@@ -249,6 +249,10 @@ def test_a_run_outlives_the_ssh_that_has_started_it(worker):
     start_new_session=True,
   )
   cli.ends_with_the_test(ssh)
+  end = time.monotonic() + 10
+  while not (worker.place / 'run' / 'pid').exists():  # then `start` returns
+    assert time.monotonic() < end
+    time.sleep(0.02)
   worker.becomes('running')
   os.killpg(ssh.pid, signal.SIGHUP)
   os.killpg(ssh.pid, signal.SIGKILL)
