@@ -140,6 +140,7 @@ class Arithmetic:
     self.config = parts.run.config
     self.model = parts.model
     self.mesh = parts.run.mesh
+    self.platform = sharding.platform(self.mesh)
     self.weights = weights_of(parts)
     sampler, learner = self.config.sampler, self.config.learner
     self.prompts, self.group = sampler.prompts, sampler.group
@@ -197,6 +198,21 @@ class Arithmetic:
     own = self._rows_here * places(self.room)
     return float(place * (own + lanes * places(self.prompt_tokens)))
 
+  def arguments(self, program: str) -> float:
+    """The weights and caches that a program is given, bytes.
+
+    Args:
+      program: One of `compiling.PROGRAMS`.
+    """
+    weights = self.weights
+    given = {
+      'prefill': weights.gathered,
+      'decode': weights.gathered + self.cache,
+      'regroup': self.cache,
+      'train_step': weights.state,
+    }
+    return float(given.get(program, weights.trained + weights.frozen))
+
   def memory(self, program: str) -> dict[str, float]:
     """What a program needs besides its arguments, bytes by part.
 
@@ -221,10 +237,14 @@ class Arithmetic:
 
   @property
   def _head(self) -> float:
-    """The output layer: its weights, and a chunk of logits with its slope."""
+    """The output layer: its weights, and a chunk of logits with its slope.
+
+    With `tensor`, the slopes of all data shards are gathered on each device.
+    """
     vocab = self.model.vocab_size
     chunk = 4.0 * models.chunk_positions(vocab) * vocab / self.tensor
-    return 3.0 * self.weights.head + 3.0 * chunk
+    chunks = 3.0 if self.tensor == 1 else 5.0 * self.shards
+    return 3.0 * self.weights.head + chunks * chunk
 
   @property
   def _layer(self) -> float:
@@ -252,6 +272,7 @@ class Arithmetic:
 
   def _learning(self) -> dict[str, float]:
     token = models.bytes_per_token(self.model, self.tensor)
+    token += self._beside_gradient
     return {
       'gradients': 2.0 * self.weights.trained,
       'activations': float(token * self._tokens_here),
@@ -259,6 +280,25 @@ class Arithmetic:
       'layer weights': 3 * self._layer,
       'token arrays': self._token_arrays,
     }
+
+  @property
+  def _beside_gradient(self) -> float:
+    """What the backward pass of one layer needs of a token, bytes.
+
+    Of the MLP, the slopes of both factors. On a TPU also what the kernel of
+    attention keeps of each head: three sums, repeated over 128 lanes, and three
+    gradients in float32 and four arrays in bfloat16, whose last axis is filled
+    up to 128 lanes.
+    """
+    hidden = self.model.mlp_width
+    if self.model.experts is not None:
+      hidden = self.model.experts.per_token * self.model.experts.width
+    needed = 2.0 * hidden * self._compute
+    if self.platform == 'tpu':
+      lanes = math.ceil(self.model.head_dim / 128) * 128
+      sums, gradients, arrays = 3 * 4 * 128, 3 * 4 * lanes, 4 * 2 * lanes
+      needed += self.model.num_heads * (sums + gradients + arrays)
+    return needed / self.tensor
 
   @property
   def _padding(self) -> float:

@@ -179,7 +179,7 @@ def of_program(
 ) -> Program:
   """One program, by arithmetic and by what the compiler says."""
   weights = counted.weights
-  state, held = float(weights.state), float(weights.gathered)
+  held = float(weights.gathered)
   sampling = {'sampler weights': held, 'cache': counted.cache}
   # What lies in memory while the program runs, its arguments included.
   there = {
@@ -198,16 +198,10 @@ def of_program(
     memory = _shown(there, needs)
     return Program(name, calls, error, memory, work, compiled=result)
   besides = result.peak_bytes - result.argument_bytes
-  arguments = {
-    'prepare': float(weights.trained + weights.frozen),
-    'prefill': held,
-    'decode': held + counted.cache,
-    'regroup': counted.cache,
-    'train_step': state,
-  }.get(name, float(weights.trained + weights.frozen))
   needs = scaled(needs, besides)
   # Batches, layouts and numbers, which arithmetic leaves out.
-  needs['other arguments'] = max(0.0, result.argument_bytes - arguments)
+  known = counted.arguments(name)
+  needs['other arguments'] = max(0.0, result.argument_bytes - known)
   near = sum(one.sent[0] for one in result.collectives)
   far = sum(one.sent[1] for one in result.collectives)
   # A kernel of attention tells no operations; arithmetic knows them.

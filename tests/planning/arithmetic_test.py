@@ -157,10 +157,10 @@ def recorded_run(row):
   ids=lambda row: ' '.join((row['model'], row['topology'], row['program'])),
 )
 def test_memory_is_within_15_percent_of_the_compiler(row):
-  counted = recorded_run(row)
-  besides = sum(counted.memory(row['program']).values())
-  total = row['argument_bytes'] + besides
-  assert total == pytest.approx(row['peak_bytes'], rel=0.15)
+  """The rows are what JAX 0.10.2 with libtpu 0.0.42.1 has compiled."""
+  counted, program = recorded_run(row), row['program']
+  needed = counted.arguments(program) + sum(counted.memory(program).values())
+  assert needed == pytest.approx(row['peak_bytes'], rel=0.15)
 
 
 def test_a_bound_is_the_slowest_resource():
