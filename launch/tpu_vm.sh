@@ -189,10 +189,10 @@ look() {
       if told=$(status) && [ -n "$told" ]; then
         sed "$earlier" <<<"$told" | next_step
       else
-        echo wait
+        echo silent
       fi
       ;;
-    '') echo create ;;
+    '') if [ -n "$1" ]; then echo gone; else echo create; fi ;;
     FAILED | SUSPENDED) echo recreate ;;
     *) echo wait ;; # on its way into the queue, or out of it
   esac
@@ -211,8 +211,18 @@ take_step() {
   esac
 }
 
+# finish CODE: what is done when a watch ends. Machines that do not answer are
+# deleted too.
+finish() {
+  [ "$1" = 0 ] || on_all stop 90 || true
+  if [ -n "$delete_after" ] && ! delete && ! delete; then
+    echo 'tpu_vm.sh: the machines could not be deleted, and cost money;' \
+      'use delete.' >&2
+  fi
+}
+
 watch() {
-  local step seen='' restarts=0 late=0 failures=0 begun=$SECONDS
+  local step seen='' went='' restarts=0 late=0 silent=0 failures=0 begun=$SECONDS
   # After a preemption the same code goes on, whatever is committed meanwhile.
   [ -n "$dry_run" ] || options+=(--revision="$(git rev-parse "$revision")")
   while true; do
@@ -220,29 +230,42 @@ watch() {
     case $step in wait | on) ;; *) echo "== $step" >&3 ;; esac
     case $step in on | late | run | setup) seen=1 ;; esac
     if [ "$step" = late ]; then late=$((late + 1)); else late=0; fi
+    if [ "$step" = silent ]; then silent=$((silent + 1)); else silent=0; fi
+    # A machine may hang though the cloud calls it well.
+    if [ $((silent * poll_secs)) -gt 600 ]; then step=recreate; fi
     # The others end by themselves within half a minute, as a rule.
     if [ $((late * poll_secs)) -gt 90 ]; then step='kill'; fi
     case $step in
       end*)
-        # One has failed for good. Whoever does not answer is deleted all the same.
-        [ "$step" = 'end 0' ] || on_all stop 90 || true
-        [ -z "$delete_after" ] || delete
+        finish "${step#end }"
         return "${step#end }"
         ;;
+      gone) refuse 'the machines were deleted, by another than this watch.' ;;
       again | recreate)
-        if [ $((SECONDS - begun)) -ge 600 ]; then restarts=0; fi
+        # Time in the queue is no run.
+        if [ -n "$went" ] && [ $((SECONDS - begun)) -ge 600 ]; then
+          restarts=0
+        fi
         if [ "$restarts" -ge "$max_restarts" ]; then
+          finish 2
           refuse "the run has ended again, after $restarts new starts."
         fi
         restarts=$((restarts + 1))
         ;;
     esac
-    case $step in setup | run | again | recreate) begun=$SECONDS ;; esac
+    case $step in
+      on) went=1 ;;
+      setup | run | again | recreate) begun=$SECONDS went='' ;;
+    esac
+    if [ "$step" = recreate ]; then seen=''; fi # of the new machines
     if take_step "$step"; then
       failures=0
     else
       failures=$((failures + 1))
-      [ $failures -lt 10 ] || refuse "$step has failed ten times."
+      if [ $failures -ge 10 ]; then
+        finish 2
+        refuse "$step has failed ten times."
+      fi
     fi
     pause
   done

@@ -101,7 +101,18 @@ SET_UP = ['copy', 'unpack', 'unpack', 'setup']
       ['delete', 'create', *SET_UP, START],
       0,
     ),
-    ([ON, 'FAILED', 'ACTIVE:0'], ['delete', 'create'], 0),
+    (
+      [ON, 'FAILED', 'ACTIVE:bare', 'ACTIVE:0'],
+      ['delete', 'create', *SET_UP, START],
+      0,
+    ),
+    # The cloud calls a machine well that does not answer any more.
+    (
+      [ON, *21 * ['ACTIVE:fails'], 'ACTIVE:bare', 'ACTIVE:0'],
+      ['delete', 'create', *SET_UP, START],
+      0,
+    ),
+    ([ON, ''], [], 2),  # somebody has deleted the machines
     ([ON, 'fails', 'ACTIVE:fails', 'ACTIVE:0'], [], 0),
     ([ON, 'ACTIVE:2|running|running'], ['stop 90'], 2),
     ([ON, 'ACTIVE:75|1'], ['stop 90'], 1),
@@ -125,13 +136,18 @@ def test_what_a_watch_does(tmp_path, looks, called, code):
 def test_new_starts_are_limited(tmp_path):
   looks = [ON, *3 * ['ACTIVE:75|75']]
   done, called = watched(tmp_path, looks, '--max_restarts=2')
-  assert done.returncode == 2 and called == [START, START]
+  assert done.returncode == 2 and called == [START, START, 'stop 90']
   assert 'has ended again, after 2 new starts' in done.stderr
 
 
 def test_machines_are_deleted_at_the_end_if_asked(tmp_path):
   done, called = watched(tmp_path, [ON, 'ACTIVE:2'], '--delete_after')
   assert done.returncode == 2 and called == ['stop 90', 'delete']
+  (place := tmp_path / 'limited').mkdir()
+  looks = [ON, *2 * ['ACTIVE:75|75']]
+  done, called = watched(place, looks, '--delete_after', '--max_restarts=1')
+  assert done.returncode == 2
+  assert called == [START, 'stop 90', 'delete']
 
 
 def test_machines_made_anew_get_the_same_commit(tmp_path):
