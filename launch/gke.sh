@@ -34,11 +34,15 @@ refuse() {
   exit 2
 }
 
-# The arguments as a list of JSON, which is YAML too.
+# The arguments as a list of JSON, which is YAML too. Kubernetes takes two dollars
+# for one, and would fill in what one begins.
 listed() {
   local word text=''
   for word in "$@"; do
     word=${word//\\/\\\\}
+    word=${word//$'\n'/\\n}
+    word=${word//$'\t'/\\t}
+    word=${word//\$/\$\$}
     text="$text, \"${word//\"/\\\"}\""
   done
   printf '[%s]' "${text#, }"

@@ -74,8 +74,12 @@ def test_a_pod_for_each_machine_of_each_slice(topology, chips, hosts):
 
 
 def test_arguments_arrive_as_they_were_typed():
-  _, job = job_of(filled(arguments=NASTY))
-  assert job['template']['spec']['containers'][0]['args'] == NASTY
+  typed = [*NASTY, 'two\nlines and\ta tab']
+  _, job = job_of(filled(arguments=typed))
+  written = job['template']['spec']['containers'][0]['args']
+  # Kubernetes takes two dollars for one.
+  assert [one.replace('$$', '$') for one in written] == typed
+  assert not [one for one in written if '$' in one.replace('$$', '')]
 
 
 def test_spot_machines_only_if_asked_for():
