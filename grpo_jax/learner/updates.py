@@ -295,10 +295,13 @@ class Updater:
       nothing = jnp.zeros(shape)
       return jax.tree.map(lambda _: nothing, self.score_all.eval_shape(*given))
 
+    # What the method reads must be there; its values do not matter.
+    batch = losses.with_required(
+      self.learner.method, self.with_policies(state, example, step, unscored)
+    )
     # What was scored is on the mesh when `credit` is called, all else is not.
     batch = jax.tree.map(
-      lambda x: arrays(x) if isinstance(x, jax.Array) else x,
-      self.with_policies(state, example, step, unscored),
+      lambda x: arrays(x) if isinstance(x, jax.Array) else x, batch
     )
     credited, *_ = jax.eval_shape(self.credit, batch, state.loss_state)
     start = arrays(jax.ShapeDtypeStruct((), jnp.int32))
@@ -334,10 +337,7 @@ class Updater:
 
   @property
   def scoring_names(self) -> list[str]:
-    """The programs that score a rollout before its first update, by name.
-
-    See `lowering`. The engine is taken to tell the entropy of every token.
-    """
+    """The programs of `lowering` that score before the first update."""
     own = 'score_entropy' if self._requires('entropy_old') else 'score_all'
     names = [own] if self.scores_old else []
     return names + ['score_all'] * self.learner.with_reference

@@ -122,4 +122,4 @@ def test_a_config_with_a_brake_is_traced_before_the_run():
   )
   config = dataclasses.replace(config_lib.Config(), learner=learner)
   with pytest.raises(ValueError, match='cannot be traced'):
-    build._method(config, marks.NOTHING)
+    build.method_of(config, marks.NOTHING)

@@ -275,7 +275,7 @@ def _patches(seen, patch):
     note(data, name)
   opened = _shape_of_files(TOKENIZER.vocab_size)
   note(opened, 'config', as_name='opened config')
-  note(build_model, 'source', lambda path: opened)
+  note(build_model, 'source', lambda path, *_: opened)
   note(
     weights,
     'load',
