@@ -13,6 +13,8 @@ import shutil
 import signal
 import sys
 
+import numpy as np
+
 from grpo_jax.commands import eval_and_sample as policies
 from grpo_jax.training import joining
 from grpo_jax.training import judging
@@ -168,9 +170,9 @@ def random_reward(folder, rank, stop):
 
   def learn_and_note(update, state, rollout, step):
     rewards.extend(rollout.batch.reward.ravel().tolist())
-    unknown.append(
-      [p for p, texts in enumerate(rollout.texts) if not any(texts)]
-    )
+    elsewhere = np.flatnonzero(rollout.holder != rank)
+    assert not any(text for p in elsewhere for text in rollout.texts[p])
+    unknown.append(elsewhere.tolist())
     return learn(update, state, rollout, step)
 
   loop.learn = learn_and_note
