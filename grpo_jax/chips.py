@@ -32,6 +32,9 @@ class Chip:
     chips_per_host: Chips that share the network of one host; None if hosts
       differ.
     dtype: The 16-bit type of `tflops`. The T4 and the V100 have no bfloat16.
+    usable_gib: What the compiler for TPUs leaves to the programs of one JAX
+      device, as it says when a program is too large (libtpu 0.0.42.1); None if
+      it no longer compiles for them, and of GPUs.
   """
 
   name: str
@@ -46,6 +49,7 @@ class Chip:
   devices_per_chip: int = 1
   chips_per_host: int | None = None
   dtype: str = 'bfloat16'
+  usable_gib: float | None = None
 
   @property
   def device_memory_gib(self) -> float:
@@ -82,32 +86,32 @@ _TPUS = (
   ),
   Chip(
     'v4', ('TPU v4',), memory_gib=32, tflops=275, hbm_gb_per_s=1200,
-    ici_gb_per_s=300, dcn_gb_per_s=6.25, chips_per_host=4,
+    ici_gb_per_s=300, dcn_gb_per_s=6.25, chips_per_host=4, usable_gib=30.75,
     source=f'{_TPU}v4; ICI: {_V4_ICI}; DCN: {_V4_DCN}',
   ),
   # ICI 400 GB/s in both directions, two NICs of 100 Gbit/s for 8 chips.
   Chip(
     'v5e', ('TPU v5 lite', 'TPU v5e'), memory_gib=16, tflops=197,
     hbm_gb_per_s=819, ici_gb_per_s=200, dcn_gb_per_s=3.125, chips_per_host=8,
-    source=f'{_TPU}v5e',
+    usable_gib=15.75, source=f'{_TPU}v5e',
   ),
   # ICI 1,200 GB/s in both directions, DCN 50 Gbit/s a chip.
   Chip(
     'v5p', ('TPU v5', 'TPU v5p'), memory_gib=95, tflops=459,
     hbm_gb_per_s=2765, ici_gb_per_s=600, dcn_gb_per_s=6.25, chips_per_host=4,
-    source=f'{_TPU}v5p',
+    usable_gib=95.74, source=f'{_TPU}v5p',
   ),
   # ICI 800 GB/s in both directions, four NICs of 200 Gbit/s for 8 chips.
   Chip(
     'v6e', ('TPU v6 lite', 'TPU v6e'), memory_gib=32, tflops=918,
     hbm_gb_per_s=1638, ici_gb_per_s=400, dcn_gb_per_s=12.5, chips_per_host=8,
-    source=f'{_TPU}v6e',
+    usable_gib=31.25, source=f'{_TPU}v6e',
   ),
   # ICI 1,200 GB/s in both directions, DCN 100 Gbit/s a chip.
   Chip(
     'v7x', ('TPU7x',), memory_gib=192, tflops=2307, hbm_gb_per_s=7380,
     ici_gb_per_s=600, dcn_gb_per_s=12.5, devices_per_chip=2, chips_per_host=4,
-    source=f'{_TPU}tpu7x',
+    usable_gib=94.75, source=f'{_TPU}tpu7x',
   ),
 )  # fmt: skip
 

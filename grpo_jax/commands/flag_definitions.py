@@ -46,7 +46,9 @@ FLAGS = {
     'Machines to plan for, such as v5p:4x4x4, v5e:16x16 or h100-sxm:2x8.',
   ),
   'num_slices': flags.DEFINE_integer(
-    'num_slices', 1, 'How many such groups of machines.'
+    'num_slices',
+    None,
+    'How many such groups of machines, instead of config.mesh.slices.',
   ),
   'mesh': flags.DEFINE_string(
     'mesh',

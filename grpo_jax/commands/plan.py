@@ -16,8 +16,8 @@ from grpo_jax.planning import plan as plans
 from grpo_jax.planning import roofline
 from grpo_jax.planning import search
 from grpo_jax.planning import topologies
-from grpo_jax.planning.plan import GIB
 from grpo_jax.planning.plan import Plan
+from grpo_jax.planning.topologies import GIB
 
 _RESOURCES = {
   'compute': 'compute',
@@ -42,6 +42,10 @@ def run(
   Raises:
     ValueError: Flags are missing, or the run cannot be planned.
   """
+  import jax
+
+  # A machine's own TPU or GPU is left to those that train.
+  jax.config.update('jax_platforms', 'cpu')
   if given['against']:
     found = against.of_run(given['against'])
     write(against_json(found)) if write else show_against(found)
@@ -50,9 +54,9 @@ def run(
     raise ValueError(
       'plan needs --topology, as in --topology=v5p:4x4x4, or --against=WORKDIR.'
     )
-  slices, price = given['num_slices'], given['price']
-  topology = topologies.named(given['topology'], slices)
-  planned = with_mesh(config(), given['mesh'], slices)
+  price = given['price']
+  planned = with_mesh(config(), given['mesh'], given['num_slices'])
+  topology = topologies.named(given['topology'], planned.mesh.slices)
   if number := given['search']:
     ranked = search.best(planned, topology, number, given['estimate'], _tell)
     if write:
@@ -65,14 +69,14 @@ def run(
   write(to_json(made, price)) if write else show(made, price)
 
 
-def with_mesh(config: Config, sizes: str, slices: int) -> Config:
+def with_mesh(config: Config, sizes: str, slices: int | None) -> Config:
   """The config with another mesh.
 
   Args:
     config: Of the run.
     sizes: `fsdp=16,tensor=4`; axes that are not named get 1. Empty: that of the
       config.
-    slices: Of the topology.
+    slices: Of the topology; None: those of the config.
 
   Raises:
     ValueError: There is no such axis, or its size is no number.
@@ -89,8 +93,10 @@ def with_mesh(config: Config, sizes: str, slices: int) -> Config:
         f'--mesh={sizes} names no mesh; give sizes of {", ".join(axes)}, as in '
         '--mesh=data=2,fsdp=16,tensor=4.'
       )
-    mesh = type(mesh)(**{name: int(size) for name, size in given.items()})
-  mesh = dataclasses.replace(mesh, slices=slices)
+    named = {name: int(size) for name, size in given.items()}
+    mesh = type(mesh)(**named, slices=mesh.slices)
+  if slices is not None:
+    mesh = dataclasses.replace(mesh, slices=slices)
   return dataclasses.replace(config, mesh=mesh)
 
 
@@ -139,8 +145,8 @@ def _what(made: Plan) -> str:
   slices = f'{topology.slices} x ' if topology.slices > 1 else ''
   return (
     f'{counted.weights.number / 1e9:.2f} billion parameters on {slices}'
-    f'{topology.name} ({topology.number} devices, '
-    f'{topology.chip.device_memory_gib:g} GiB each), mesh {mesh}; '
+    f'{topology.name} ({topology.number} devices, on each '
+    f'{made.capacity / GIB:g} GiB for programs), mesh {mesh}; '
     f'{counted.prompts} prompts x {counted.group}, '
     f'{counted.prompt_tokens} + {counted.tokens} tokens.'
   )
@@ -162,6 +168,8 @@ def _verdict(made: Plan, price: float | None) -> list[str]:
     f'{made.tokens_per_sec:,.0f} completion tokens per second. This is a bound '
     'for completions of full length, not a forecast.',
   ]
+  if made.counted.config.warm_up.steps:
+    said.append('The warm-up is not planned.')
   if price:
     said.append(
       f'At {price:g} for a chip and hour, a million completion tokens cost '

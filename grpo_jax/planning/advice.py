@@ -1,9 +1,10 @@
 """What to change in a run so that it fits, or is faster."""
 
 from grpo_jax.planning import roofline
-from grpo_jax.planning.plan import GIB
+from grpo_jax.planning import topologies
 from grpo_jax.planning.plan import LEARNING
 from grpo_jax.planning.plan import Plan
+from grpo_jax.planning.topologies import GIB
 
 _IDLE = 0.9  # below this share of data shards with rows, it is worth a word
 
@@ -20,6 +21,12 @@ def _to_fit(plan: Plan) -> list[str]:
   counted, largest = plan.counted, plan.largest
   memory = largest.memory
   found = []
+  whole = plan.topology.chip.device_memory_gib * GIB
+  if not plan.topology.is_tpu and plan.capacity < largest.bytes < 0.95 * whole:
+    found.append(
+      f'Set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95: JAX takes '
+      f"{topologies.gpu_share():.0%} of a GPU's memory now."
+    )
   if largest.name in LEARNING:
     if not counted.model.remat:
       found.append(

@@ -1,11 +1,14 @@
 """A run's measured times beside the least that its machines allow.
 
 The bound counts what no implementation can do without: one forward pass over
-every sampled token to draw it, three for each epoch to learn from it, one for
-each scoring, and the weights read once for every token of the longest
-completion. Prompts count nothing, because metrics do not tell their lengths.
+every sampled token to draw it, three for each epoch to learn from it (two if
+adapters alone are trained), one for each scoring, and the weights read once for
+every token of the longest completion. Prompts count nothing, because metrics do
+not tell their lengths. A method that was given in Python counts as one that
+scores nothing before its updates.
 """
 
+import dataclasses
 import json
 import pathlib
 from typing import Any
@@ -23,6 +26,7 @@ from grpo_jax.planning.roofline import Machine
 from grpo_jax.planning.roofline import Work
 from grpo_jax.training import bucket
 from grpo_jax.training import build_abstract
+from grpo_jax.training import marks
 from grpo_jax.training import workdir as workdir_lib
 
 _WARM_UP = 2  # rollouts in which programs are compiled
@@ -61,8 +65,10 @@ def of_run(directory: str) -> Against:
     ValueError: There is no run, it has too few rollouts, or its devices are not
       in the table of chips.
   """
-  config = config_lib.dataclass_from_dict(
-    config_lib.Config, workdir_lib.config_of(directory), directory
+  config = _planned(
+    config_lib.dataclass_from_dict(
+      config_lib.Config, workdir_lib.config_of(directory), directory
+    )
   )
   place = bucket.read_only(directory)
   rows = _metrics(place / 'metrics.jsonl')
@@ -81,12 +87,14 @@ def of_run(directory: str) -> Against:
   weights = arithmetic.weights_of(parts)
   # The virtual devices of a CPU share it.
   share = 1 if is_cpu else used
-  read = (weights.gathered - weights.table) * (used if is_cpu else 1)
+  # All tokens may choose the same experts.
+  read = weights.read(1, parts.model.experts) * (used if is_cpu else 1)
   machine = (
-    roofline.of_this_cpu(read) if chip is None else roofline.of_chip(chip)
+    roofline.of_this_cpu(int(read)) if chip is None else roofline.of_chip(chip)
   )
   update, model = parts.updater, parts.model
-  passes = 3 * update.epochs + len(update.scoring_names)
+  learning_passes = 2 if config.lora.rank else 3
+  passes = learning_passes * update.epochs + len(update.scoring_names)
   found: list[tuple[float, ...]] = []
   names: tuple[str, str] = ('', '')
   completions = config.sampler.prompts * config.sampler.group
@@ -116,6 +124,25 @@ def of_run(directory: str) -> Against:
     Share(float(sample), float(least_sample), names[0]),
     Share(float(learn), float(least_learn), names[1]),
   )
+
+
+def _planned(config: config_lib.Config) -> config_lib.Config:
+  """The config of a run without what the bound does not need.
+
+  Data is not read, and neither is an object that was given in Python.
+  """
+  widths = config.sampler.max_tokens, *config.data.completion_buckets
+  data = dataclasses.replace(
+    config.data,
+    prompt_buckets=config.data.prompt_buckets or (1,),
+    completion_buckets=(max(widths),),
+  )
+  learner = config.learner
+  if marks.is_mark(learner.method):
+    learner = dataclasses.replace(
+      learner, method='grpo', method_kwargs={'kl_coefficient': 0.0}
+    )
+  return dataclasses.replace(config, data=data, learner=learner)
 
 
 def _mesh(shape: dict[str, int], is_cpu: bool) -> Any:

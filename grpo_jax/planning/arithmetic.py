@@ -77,6 +77,7 @@ class Weights:
     gathered: In the compute dtype, gathered; so decoding reads them.
     head: Of the output layer alone, gathered, in the compute dtype.
     table: Of the embedding, which is looked up and not multiplied by.
+    experts: Of the experts of all layers, gathered, in the compute dtype.
   """
 
   number: int
@@ -87,11 +88,26 @@ class Weights:
   gathered: int
   head: int
   table: int
+  experts: int
 
   @property
   def state(self) -> int:
     """What stays in memory all the time."""
     return self.trained + self.moments + self.reference + self.frozen
+
+  def read(self, tokens: int, mixture: models.Experts | None) -> float:
+    """What a pass over some tokens reads, bytes.
+
+    Args:
+      tokens: Of a mixture, only the experts that they choose are read, each
+        expert being chosen as often as any other. One token gives the least.
+      mixture: Of the model.
+    """
+    whole = float(self.gathered - self.table)
+    if mixture is None:
+      return whole
+    idle = (1 - mixture.per_token / mixture.number) ** tokens
+    return whole - idle * self.experts
 
 
 def weights_of(parts: Abstract) -> Weights:
@@ -114,6 +130,13 @@ def weights_of(parts: Abstract) -> Weights:
     gathered=on_device(read),
     head=table,
     table=0 if tied else table,
+    experts=on_device(
+      [
+        leaf
+        for path, leaf in jax.tree.leaves_with_path(read)
+        if 'experts' in sharding.path_names(path)
+      ]
+    ),
   )
 
 
@@ -186,6 +209,35 @@ class Arithmetic:
   @property
   def cache(self) -> float:
     """Keys and values of the rows and of their prompts, bytes."""
+    prompts = self.schedule.prompts
+    return self._cache(prompts, prompts * self.group, self.room)
+
+  @property
+  def admitted_cache(self) -> float:
+    """Keys and values of prompts that are admitted while others go on, bytes.
+
+    They lie beside `cache`, until rows are regrouped.
+    """
+    if self.prompts <= self.schedule.prompts:
+      return 0.0
+    shortest = min(self.config.data.completion_buckets)
+    prompts = self.schedule.admitted
+    return self._cache(prompts, prompts * self.group, shortest)
+
+  @property
+  def regrouped_cache(self) -> float:
+    """Keys and values after rows have been regrouped the first time, bytes.
+
+    Lanes are narrower then, and each has a copy of its prompt.
+    """
+    schedule = self.schedule
+    rows = schedule.sizes[0] if schedule.sizes else 0
+    if self.admitted_cache:
+      rows += schedule.new_lanes(0).size
+    return self._cache(rows // schedule.narrow, rows, self.room)
+
+  def _cache(self, lanes: int, rows: int, columns: int) -> float:
+    """Keys and values of rows, and of the prompts of their lanes, bytes."""
     heads = self.model.num_kv_heads
     split = self.tensor if heads % self.tensor == 0 else 1
     place = 2 * heads // split * self.model.head_dim * self._compute
@@ -194,9 +246,8 @@ class Arithmetic:
       windows = (kind.window_tokens or columns for kind in self.model.kinds)
       return sum(min(columns, window) for window in windows)
 
-    lanes = self.schedule.prompts // self.shards
-    own = self._rows_here * places(self.room)
-    return float(place * (own + lanes * places(self.prompt_tokens)))
+    number = rows * places(columns) + lanes * places(self.prompt_tokens)
+    return float(place * number // self.shards)
 
   def arguments(self, program: str) -> float:
     """The weights and caches that a program is given, bytes.
@@ -208,7 +259,7 @@ class Arithmetic:
     given = {
       'prefill': weights.gathered,
       'decode': weights.gathered + self.cache,
-      'regroup': self.cache,
+      'regroup': self.cache + self.admitted_cache,
       'train_step': weights.state,
     }
     return float(given.get(program, weights.trained + weights.frozen))
@@ -232,7 +283,7 @@ class Arithmetic:
       },
       'prefill': {'cache': self.cache, 'logits': logits / self.tensor},
       'decode': {'logits': logits},
-      'regroup': {'regrouped cache': self.cache / 2},
+      'regroup': {'regrouped cache': self.regrouped_cache},
     }[program]
 
   @property
@@ -315,12 +366,18 @@ class Arithmetic:
     return self.group * self.tokens
 
   def _passes(self, program: str) -> tuple[float, int]:
-    """Forward passes that the layers and the output layer are worth."""
+    """Forward passes that the layers and the output layer are worth.
+
+    A backward pass is worth two: for what is given to a layer, and for its
+    weights, whose gradients are not needed where adapters alone are trained.
+    """
     if program != 'train_step':
       return 1, 1
+    learning = 2 if self.config.lora.rank else 3
     positions = models.chunk_positions(self.model.vocab_size) * self.shards
     in_chunks = self.rows.scored > max(1, positions // self.rows.rows)
-    return 3 + self.model.remat * self._recomputed, 3 + in_chunks
+    again = self.model.remat * self._recomputed
+    return learning + again, learning + in_chunks
 
   @property
   def _recomputed(self) -> float:
@@ -389,7 +446,7 @@ class Arithmetic:
       summed = self._sent('data', 2.0 * weights.trained)
       made = Work(
         self._learning_flops(program),
-        micro * passes * self._read
+        micro * passes * self._read(self._tokens_here)
         + 2.0 * (weights.trained + weights.moments)
         + 2.0 * self.model.num_layers * self._stream * self._columns,
       )
@@ -398,20 +455,22 @@ class Arithmetic:
     if program.startswith('score'):
       micro = self.rows.micro
       gathered = self._sent('fsdp', float(micro * weights.gathered))
-      made = Work(self._learning_flops(program), micro * self._read)
+      read = micro * self._read(self._tokens_here)
+      made = Work(self._learning_flops(program), read)
       return made + gathered + self._tensor_sums(self._columns)
     return self._sampling(program)
 
   def _sampling(self, program: str) -> Work:
     if program == 'decode':
       flops = sum(self._forward(self.schedule.prompts)) - self._prompt_flops
-      read = self.tokens * (self._read + self.cache / 2)
+      weights = self._read(self._rows_here)
+      read = self.tokens * (weights + self.cache / 2)
       return Work(flops, read) + self._tensor_sums(
         self._rows_here * self.tokens
       )
     if program == 'prefill':
       tokens = self.schedule.prompts // self.shards * self.prompt_tokens
-      made = Work(self._prompt_flops, self._read)
+      made = Work(self._prompt_flops, self._read(tokens))
       return made + self._tensor_sums(tokens)
     if program == 'regroup':
       return Work(memory_bytes=self.cache)
@@ -431,10 +490,11 @@ class Arithmetic:
     """Tokens of all micro-batches on one device."""
     return self.rows.micro * self._tokens_here
 
-  @property
-  def _read(self) -> float:
-    """Weights that every pass reads, bytes."""
-    return float(self.weights.gathered - self.weights.table)
+  def _read(self, tokens: int) -> float:
+    """Weights that a pass over so many tokens on each device reads, bytes."""
+    # Those of all shards that the experts are split over come to each expert.
+    tokens *= self.mesh.shape['expert']
+    return self.weights.read(tokens, self.model.experts)
 
   def _tensor_sums(self, tokens: int) -> Work:
     """Activations of tokens, summed over `tensor` twice in each layer."""

@@ -18,10 +18,10 @@ from grpo_jax.planning.arithmetic import Arithmetic
 from grpo_jax.planning.compiling import Compiled
 from grpo_jax.planning.hlo import Collective
 from grpo_jax.planning.roofline import Work
+from grpo_jax.planning.topologies import GIB
 from grpo_jax.planning.topologies import Topology
 from grpo_jax.training import build_abstract
 
-GIB = 2**30
 LEARNING = ('train_step', 'score_all', 'score_entropy')
 
 
@@ -77,8 +77,8 @@ class Plan:
 
   @property
   def capacity(self) -> float:
-    """The memory of one device, bytes."""
-    return self.topology.chip.device_memory_gib * GIB
+    """The memory of one device that programs may use, bytes."""
+    return self.topology.memory_bytes
 
   @property
   def largest(self) -> Program:
@@ -161,14 +161,15 @@ def plan(
 def calls_of(counted: Arithmetic) -> dict[str, int]:
   """How often each program runs in a rollout, in the order of their first call.
 
-  Rows that end early are not counted, and neither are programs that take no
-  time worth mentioning.
+  Completions have their full length, so that no rows end early and none are
+  regrouped; that program is named for its memory. Programs that take no time
+  worth mentioning are left out.
   """
   update, schedule = counted.parts.updater, counted.schedule
   starts = math.ceil(counted.prompts / schedule.prompts)
   calls = {'prepare': 1, 'prefill': starts, 'decode': starts}
   if schedule.sizes:
-    calls['regroup'] = starts * len(schedule.sizes)
+    calls['regroup'] = 0
   for name in update.scoring_names:
     calls[name] = calls.get(name, 0) + counted.config.learner.batches
   return {**calls, 'train_step': counted.updates}
@@ -191,6 +192,8 @@ def of_program(
     there |= sampling
   if name == 'prefill':
     there['sampler weights'] = held
+  if name in ('prefill', 'regroup'):
+    there['cache of admitted prompts'] = counted.admitted_cache
   needs = counted.memory(name)
   work = counted.work(name)
   if result is None or result.error:

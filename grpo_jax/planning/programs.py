@@ -38,7 +38,8 @@ def of_run(parts: Abstract) -> dict[str, Callable[[], Lowered]]:
   """For each program of a run a function that lowers it.
 
   The loop over micro-batches and the loop over tokens run as often as the
-  largest rollout needs.
+  largest rollout needs. If overshoot is measured in some rollouts, this is one
+  of them. What the warm-up runs is left out.
   """
   run, update, example = parts.run, parts.updater, parts.example()
   sampler = run.config.sampler
@@ -48,12 +49,13 @@ def of_run(parts: Abstract) -> dict[str, Callable[[], Lowered]]:
     sampler.group,
     run.sampling,
   )
+  trips = {'decode': sampler.max_tokens}  # the others have no such loop
   found: dict[str, Callable[[], Lowered]] = {
-    name: lambda lower=lower: Lowered(lower(), sampler.max_tokens)
+    name: lambda name=name, lower=lower: Lowered(lower(), trips.get(name, 1))
     for name, lower in drawing.items()
   }
-  # Rollout 1, in which overshoot is not measured unless it always is.
-  learning = update.lowering(example, 1)
+  # Rollout 0: if a run measures overshoot, it does so there.
+  learning = update.lowering(example, 0)
   chosen = next(update.optimizer_batches(example, 0))
   _, used = update.abstract_layout(example, chosen)
   found |= {

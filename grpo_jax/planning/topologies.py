@@ -26,12 +26,15 @@ from grpo_jax.config import Mesh as MeshConfig
 # How many sizes a shape has, what libtpu calls the chip, and what else it has
 # to be told: the two cores of a v4 are one device only if asked for.
 _TPUS: dict[str, tuple[int, str, dict[str, Any]]] = {
-  'v4': (3, 'v4', {'chip_config_name': 'megachip'}),
+  'v4': (3, 'v4', {'chip_config_name': 'megacore'}),
   'v5e': (2, 'v5e', {}),
   'v5p': (3, 'v5p', {}),
   'v6e': (2, 'v6e', {}),
   'v7x': (3, 'tpu7x', {}),
 }
+# The share of a GPU's memory that JAX takes unless it is told another.
+_GPU_SHARE = 'XLA_PYTHON_CLIENT_MEM_FRACTION', 0.75
+GIB = 2**30
 # What libtpu finds out from a TPU's machine, where there is none.
 NO_TPU_HERE = {
   'TPU_SKIP_MDS_QUERY': '1',
@@ -71,6 +74,26 @@ class Topology:
     return min(self.shape[-1], self.chip.chips_per_host or self.shape[-1])
 
   @property
+  def memory_bytes(self) -> float:
+    """What programs may use of the memory of one device.
+
+    Raises:
+      ValueError: XLA_PYTHON_CLIENT_MEM_FRACTION is no share.
+    """
+    chip = self.chip
+    if self.is_tpu:
+      return (chip.usable_gib or chip.device_memory_gib) * GIB
+    return gpu_share() * chip.device_memory_gib * GIB
+
+  @property
+  def hosts(self) -> int:
+    """How many machines have the devices; one, if it is not known."""
+    if not self.is_tpu and len(self.shape) == 2:
+      return self.shape[0] * self.slices
+    host = self.chip.chips_per_host or math.prod(self.shape)
+    return math.ceil(math.prod(self.shape) / host) * self.slices
+
+  @property
   def is_tpu(self) -> bool:
     """Whether the compiler for it is to be had."""
     return self.chip.link == 'ICI'
@@ -88,6 +111,26 @@ class Topology:
     if self.slices == 1:
       return None
     return np.repeat(np.arange(self.slices), self.number // self.slices)
+
+
+def gpu_share() -> float:
+  """The share of a GPU's memory that JAX takes for its programs.
+
+  Raises:
+    ValueError: The environment variable that says it holds no share.
+  """
+  name, usual = _GPU_SHARE
+  given = os.environ.get(name)
+  try:
+    share = float(given) if given else usual
+  except ValueError:
+    share = 0.0
+  if not 0 < share <= 1:
+    raise ValueError(
+      f'{name}={given} is no share of the memory; give a number up to 1, such '
+      f'as {usual}, or unset it.'
+    )
+  return share
 
 
 def named(name: str, slices: int = 1) -> Topology:
@@ -152,8 +195,14 @@ def mesh(topology: Topology, wanted: MeshConfig) -> Mesh | AbstractMesh:
 
 
 def abstract_mesh(topology: Topology, wanted: MeshConfig) -> AbstractMesh:
-  """The mesh of a config with shapes alone, for which nothing is compiled."""
-  shape = sharding.mesh_shape(topology.number, **dataclasses.asdict(wanted))
+  """The mesh of a config with shapes alone, for which nothing is compiled.
+
+  Raises:
+    ValueError: The sizes do not fit the topology.
+  """
+  shape = sharding.mesh_shape(
+    topology.number, **dataclasses.asdict(wanted), processes=topology.hosts
+  )
   kind = AbstractDevice(
     device_kind=topology.chip.kinds[0],
     num_cores=1 if topology.is_tpu else None,

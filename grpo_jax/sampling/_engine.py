@@ -163,11 +163,13 @@ class LocalEngine:
     Returns:
       For each program a function that lowers it: `prepare` (weights to the
       sampler), `prefill`, `decode` with the longest caches, and `regroup`, the
-      first time that rows are dropped, if there are enough rows for that.
+      first time that rows are dropped or make room for prompts that wait, if
+      there are enough rows for that.
     """
     sampler, columns = self._compiled_for(sampling, group)
     schedule = self.schedule(prompts, group, max(self.prompt_buckets))
-    return _lowered.programs(sampler, schedule, params, columns)
+    waits = prompts > schedule.prompts
+    return _lowered.programs(sampler, schedule, params, columns, waits)
 
   def abstract_rows(
     self, params: Any, prompts: int, group: int, sampling: Sampling

@@ -6,6 +6,7 @@ are not there.
 
 from collections.abc import Callable
 from collections.abc import Sequence
+import dataclasses
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ def programs(
   schedule: Schedule,
   params: Any,
   columns: Sequence[int],
+  waits: bool,
 ) -> dict[str, Callable[[], Any]]:
   """See `LocalEngine.lowering`.
 
@@ -31,6 +33,7 @@ def programs(
     schedule: The numbers of rows.
     params: The learner's, as shapes, dtypes and shardings.
     columns: The lengths that the rows' caches may have, tokens, ascending.
+    waits: Whether prompts wait. Then rows that have ended make room for some.
   """
   mesh = sampler.mesh
   assert mesh is not None
@@ -51,9 +54,14 @@ def programs(
     return _sampler.decode.lower(sampler, read, rows, *scalars)
 
   def regroup():
-    row = _numbers(mesh, schedule.sizes[0])
-    lane = _numbers(mesh, schedule.sizes[0] // schedule.narrow)
-    return _sampler.regroup.lower(sampler, [rows], lane, row, columns[-1])
+    parts, number = [rows], schedule.sizes[0]
+    if waits and schedule.admitted:
+      some = dataclasses.replace(schedule, prompts=schedule.admitted)
+      parts.append(abstract_rows(sampler, some, params, columns[0]))
+      number += schedule.new_lanes(0).size
+    row = _numbers(mesh, number)
+    lane = _numbers(mesh, number // schedule.narrow)
+    return _sampler.regroup.lower(sampler, parts, lane, row, columns[-1])
 
   found = {'prepare': prepare, 'prefill': prefill, 'decode': decode}
   return {**found, 'regroup': regroup} if schedule.sizes else found

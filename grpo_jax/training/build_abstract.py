@@ -48,11 +48,16 @@ def abstract(
   Raises:
     ValueError: A part cannot be built; the message says why.
   """
-  path = config.model.path
+  path, method = config.model.path, config.learner.method
   if marks.is_mark(path) or build_foreign.is_named(path):
     raise ValueError(
       f'config.model.path={path!r} is a model of your own, whose programs are '
       'not known here; try it with `grpo-jax train --check`.'
+    )
+  if marks.is_mark(method):
+    raise ValueError(
+      f'config.learner.method={method!r} is an object, whose programs are not '
+      'known here; give the name of a method that reads as much.'
     )
   config = _with_widths(config)
   build.check_rows(config, sharding.row_shards(mesh))

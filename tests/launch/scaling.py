@@ -12,8 +12,8 @@ import runpy
 from grpo_jax import config as config_lib
 from grpo_jax.planning import plan as plans
 from grpo_jax.planning import topologies
-from grpo_jax.planning.plan import GIB
 from grpo_jax.planning.plan import Plan
+from grpo_jax.planning.topologies import GIB
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 PICTURE = ROOT / 'tests' / 'pictures' / 'weak_scaling.svg'

@@ -112,13 +112,13 @@ def test_rows_are_those_of_the_layout(kind, per_row):
 
 @pytest.mark.parametrize('remat', [False, True])
 @pytest.mark.parametrize(
-  'program', ['train_step', 'score_all', 'decode', 'prefill']
+  'program', ['train_step', 'score_all', 'decode', 'prefill', 'adapters']
 )
 def test_operations_are_those_of_compiled_programs(program, remat):
-  made = parts(
-    sharding.make_mesh(),
-    **WIDE | {'model.remat': remat, 'learner.epochs': 2},
-  )
+  changes = {'model.remat': remat, 'learner.epochs': 2}
+  if program == 'adapters':
+    program, changes = 'train_step', changes | {'lora.rank': 1}
+  made = parts(sharding.make_mesh(), **WIDE | changes)
   lowered, trips = programs.of_run(made)[program]()
   compiled = hlo.Program(lowered.compile().as_text(), trips)
   counted = arithmetic.Arithmetic(made).work(program).flops
@@ -161,6 +161,25 @@ def test_memory_is_within_15_percent_of_the_compiler(row):
   counted, program = recorded_run(row), row['program']
   needed = counted.arguments(program) + sum(counted.memory(program).values())
   assert needed == pytest.approx(row['peak_bytes'], rel=0.15)
+
+
+@pytest.mark.parametrize(
+  'prompts, waits', [(4, False), (8, True)], ids=['all at once', 'some wait']
+)
+def test_what_is_regrouped_takes_the_bytes_of_its_arrays(prompts, waits):
+  changes = {'sampler.prompts': prompts, 'sampler.group': 4}
+  made = parts(
+    sharding.make_mesh(), **WIDE | changes | {'sampler.max_rows': 16}
+  )
+  counted = arithmetic.Arithmetic(made)
+  assert (counted.admitted_cache > 0) == waits
+  lowered, trips = programs.of_run(made)['regroup']()
+  memory = lowered.compile().memory_analysis()
+  assert trips == 1
+  given = counted.arguments('regroup')
+  assert given <= memory.argument_size_in_bytes < given + 2000
+  made_of = sum(counted.memory('regroup').values())
+  assert made_of <= memory.output_size_in_bytes < made_of + 2000
 
 
 def test_a_bound_is_the_slowest_resource():

@@ -74,6 +74,55 @@ def test_a_plan_is_what_compiling_by_hand_finds():
     assert sum(one.sent[0] for one in planned.collectives) > 0
 
 
+def test_collectives_are_those_that_were_written():
+  """Bytes of a program whose author knows them, in a loop and outside."""
+  mesh = topologies.mesh(V5E, Mesh(data=2, fsdp=4))
+  rows = PartitionSpec(('data', 'fsdp'))
+
+  def of_device(x):  # bf16[32,256]
+    def body(_, x):
+      whole = jax.lax.all_gather(x, 'fsdp', tiled=True)  # bf16[128,256]
+      square = jnp.dot(whole.T, whole, preferred_element_type=jnp.float32)
+      summed = jax.lax.psum(jnp.tanh(square), 'data')  # f32[256,256]
+      return jnp.tanh(x @ summed.astype(x.dtype))
+
+    return jax.lax.fori_loop(0, 5, body, x)
+
+  program = jax.jit(
+    jax.shard_map(of_device, mesh=mesh, in_specs=rows, out_specs=rows)
+  )
+  given = jax.ShapeDtypeStruct(
+    (256, 256), jnp.bfloat16, sharding=NamedSharding(mesh, rows)
+  )
+  found = hlo.Program(
+    program.lower(given).compile().as_text(), 1, V5E.number
+  ).collectives()
+  sizes = {}
+  for one in found:
+    size = sizes.setdefault((one.kind, one.group), [0, 0.0])
+    size[0] += one.bytes * one.times
+    size[1] += one.sent[0]
+  assert sizes == {
+    ('all-gather', 4): [5 * 2 * 128 * 256, 5 * 2 * 128 * 256 * 3 / 4],
+    ('all-reduce', 2): [5 * 4 * 256**2, 5 * 4 * 256**2],
+  }
+
+
+@pytest.mark.parametrize(
+  'name, chip',
+  [(f'{k}:2x2', k) for k in ('v5e', 'v6e')]
+  + [(f'{k}:2x2x1', k) for k in ('v4', 'v5p', 'v7x')],
+)
+def test_the_table_says_what_the_compiler_leaves_to_programs(name, chip):
+  topology = topologies.named(name)
+  mesh = topologies.mesh(topology, Mesh(data=topology.number))
+  place = NamedSharding(mesh, PartitionSpec('data'))
+  much = jax.ShapeDtypeStruct((2**38,), jnp.float32, sharding=place)
+  found = worker._compiled(jax.jit(jnp.sin).lower(much), 1, topology)
+  usable = topology.chip.usable_gib
+  assert not found.fits and f'({usable:.2f}G)' in found.error
+
+
 def test_what_was_compiled_is_kept(monkeypatch):
   request = compiling.Request(
     dataclasses.asdict(config()), V5E.name, 1, 'prepare'

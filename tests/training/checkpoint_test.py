@@ -131,7 +131,7 @@ def test_the_first_field_alone_comes_back_on_any_mesh(opened):
     assert len(state['params'].sharding.device_set) == 8
     of_first = saves.restore(abstract(mesh), 1, 'state')
     assert_equal(of_first.state, state_of(1))
-  # Every file of arrays: which of them holds which array differs from run to run.
+  # All files of arrays: which of them holds which array differs between runs.
   for file in (directory / '2').rglob('ocdbt.process_*/d/*'):
     file.write_bytes(file.read_bytes()[::-1])
   with open_again(read_only=True) as saves:
