@@ -58,6 +58,7 @@ def run(
   planned = with_mesh(config(), given['mesh'], given['num_slices'])
   topology = topologies.named(given['topology'], planned.mesh.slices)
   if number := given['search']:
+    print('trying all meshes by arithmetic', file=sys.stderr, flush=True)
     ranked = search.best(planned, topology, number, given['estimate'], _tell)
     if write:
       write([to_json(one.plan, price) for one in ranked])
@@ -184,7 +185,17 @@ def show_ranked(ranked: Sequence[search.Candidate]) -> None:
   from rich import table
 
   shown = table.Table(box=box.SIMPLE)
-  for name in ('data', 'fsdp', 'expert', 'tensor', 'rows', 'GiB', 'at least'):
+  columns = (
+    'data',
+    'fsdp',
+    'expert',
+    'tensor',
+    'rows',
+    'row tokens',
+    'GiB',
+    'at least',
+  )
+  for name in columns:
     shown.add_column(name, justify='right')
   for name in ('fits', 'by'):
     shown.add_column(name)
@@ -195,12 +206,24 @@ def show_ranked(ranked: Sequence[search.Candidate]) -> None:
     shown.add_row(
       *map(str, made.mesh.values()),
       str(made.counted.rows.rows),
+      f'{made.counted.rows.columns:,}',
       f'{made.largest.bytes / GIB:.2f}',
       f'{made.bound_secs:.2f} s',
       'yes' if made.fits else 'no',
       source,
     )
-  printing.show(shown)
+  printing.show(shown, f'The first with {flags_of(ranked[0].config)}')
+
+
+def flags_of(config: Config) -> str:
+  """The flags that give a run the mesh and the rows of a config."""
+  learner = config.learner
+  values = {
+    **{f'mesh.{name}': size for name, size in vars(config.mesh).items()},
+    'learner.micro_rows': learner.micro_rows,
+    'learner.row_completions': learner.row_completions,
+  }
+  return ' '.join(f'--config.{name}={n}' for name, n in values.items())
 
 
 def against_json(found: against.Against) -> dict[str, Any]:

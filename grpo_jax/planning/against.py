@@ -20,8 +20,8 @@ from grpo_jax import chips
 from grpo_jax import config as config_lib
 from grpo_jax import models
 from grpo_jax import sharding
-from grpo_jax.planning import arithmetic
 from grpo_jax.planning import roofline
+from grpo_jax.planning import sizes
 from grpo_jax.planning.roofline import Machine
 from grpo_jax.planning.roofline import Work
 from grpo_jax.training import bucket
@@ -84,7 +84,7 @@ def of_run(directory: str) -> Against:
   shape = sharding.mesh_shape(int(number), **vars(config.mesh))
   used = int(np.prod(list(shape.values())))
   parts = build_abstract.abstract(config, _mesh(shape, is_cpu))
-  weights = arithmetic.weights_of(parts)
+  weights = sizes.weights_of(parts)
   # The virtual devices of a CPU share it.
   share = 1 if is_cpu else used
   # All tokens may choose the same experts.

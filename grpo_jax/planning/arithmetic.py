@@ -11,141 +11,18 @@ still split over `tensor` and `expert`.
 
 import dataclasses
 import math
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax import models
 from grpo_jax import sharding
 from grpo_jax.models import layout
-from grpo_jax.models.layout import LayoutSpec
+from grpo_jax.planning import sizes
 from grpo_jax.planning.roofline import Work
 from grpo_jax.training.build_abstract import Abstract
 
 _TOKEN_ARRAYS = 10  # [P,G,T] of 4 bytes that an update holds on every device
-
-
-@dataclasses.dataclass(frozen=True)
-class Rows:
-  """The rows of an update.
-
-  Attributes:
-    micro: Micro-batches.
-    rows: Rows of a micro-batch, on all devices.
-    columns: Tokens of a row.
-    scored: Places of a row that are scored.
-  """
-
-  micro: int
-  rows: int
-  columns: int
-  scored: int
-
-
-def rows_of(
-  spec: LayoutSpec, prompts: int, group: int, prompt_tokens: int, tokens: int
-) -> Rows:
-  """The rows of an optimizer batch whose completions are all of full length.
-
-  Then every row is full, and `'auto'` and `'packed'` find nothing to pack.
-  """
-  per_row = 1
-  if spec.kind in ('auto', 'shared'):
-    per_row = spec.row_completions or group
-  columns = prompt_tokens + per_row * tokens
-  if spec.kind == 'packed':
-    columns = max(columns, spec.pack_tokens)
-    per_row = max(1, columns // (prompt_tokens + tokens))
-  number = math.ceil(prompts * group / per_row)
-  # As `stack` does: packed rows do not count themselves.
-  rows = spec.rows_of(columns, prompts)
-  return Rows(math.ceil(number / rows), rows, columns, per_row * tokens)
-
-
-@dataclasses.dataclass(frozen=True)
-class Weights:
-  """Bytes of the parameters, of one device.
-
-  Attributes:
-    number: Of parameters, of the whole model.
-    trained: As the learner holds them.
-    moments: Of the optimizer, with its counters.
-    reference: 0 if the method has none.
-    frozen: Of what adapters leave alone.
-    gathered: In the compute dtype, gathered; so decoding reads them.
-    head: Of the output layer alone, gathered, in the compute dtype.
-    table: Of the embedding, which is looked up and not multiplied by.
-    experts: Of the experts of all layers, gathered, in the compute dtype.
-  """
-
-  number: int
-  trained: int
-  moments: int
-  reference: int
-  frozen: int
-  gathered: int
-  head: int
-  table: int
-  experts: int
-
-  @property
-  def state(self) -> int:
-    """What stays in memory all the time."""
-    return self.trained + self.moments + self.reference + self.frozen
-
-  def read(self, tokens: int, mixture: models.Experts | None) -> float:
-    """What a pass over some tokens reads, bytes.
-
-    Args:
-      tokens: Of a mixture, only the experts that they choose are read, each
-        expert being chosen as often as any other. One token gives the least.
-      mixture: Of the model.
-    """
-    whole = float(self.gathered - self.table)
-    if mixture is None:
-      return whole
-    idle = (1 - mixture.per_token / mixture.number) ** tokens
-    return whole - idle * self.experts
-
-
-def weights_of(parts: Abstract) -> Weights:
-  """The parameters of a run."""
-  run, state = parts.run, parts.updater.abstract
-  mesh, model = run.mesh, parts.model
-  whole = parts.updater.whole(state.params)
-  read = parts.engine.decoding_params(whole)
-  compute = jnp.dtype(model.compute_dtype).itemsize
-  width, vocab = model.width, model.vocab_size
-  split = mesh.shape['tensor'] if vocab % mesh.shape['tensor'] == 0 else 1
-  table = width * vocab * compute // split
-  tied = model.tied_embeddings
-  return Weights(
-    number=sum(math.prod(x.shape) for x in jax.tree.leaves(whole)),
-    trained=on_device(state.params),
-    moments=on_device(state.opt_state),
-    reference=on_device(state.reference),
-    frozen=on_device(parts.updater.frozen),
-    gathered=on_device(read),
-    head=table,
-    table=0 if tied else table,
-    experts=on_device(
-      [
-        leaf
-        for path, leaf in jax.tree.leaves_with_path(read)
-        if 'experts' in sharding.path_names(path)
-      ]
-    ),
-  )
-
-
-def on_device(tree: Any) -> int:
-  """Bytes of arrays on one device."""
-  return sum(
-    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-    for x in jax.tree.leaves(tree)
-  )
 
 
 class Arithmetic:
@@ -164,7 +41,7 @@ class Arithmetic:
     self.model = parts.model
     self.mesh = parts.run.mesh
     self.platform = sharding.platform(self.mesh)
-    self.weights = weights_of(parts)
+    self.weights = sizes.weights_of(parts)
     sampler, learner = self.config.sampler, self.config.learner
     self.prompts, self.group = sampler.prompts, sampler.group
     self.prompt_tokens = max(self.config.data.prompt_buckets)
@@ -175,7 +52,7 @@ class Arithmetic:
     self.shards = sharding.row_shards(self.mesh)
     self.tensor = self.mesh.shape['tensor']
     self.updates = learner.batches * learner.epochs
-    self.rows = rows_of(
+    self.rows = sizes.rows_of(
       parts.updater.spec,
       self.prompts // learner.batches,
       self.group,
@@ -436,7 +313,7 @@ class Arithmetic:
 
     Of what is sent, only what no implementation can do without is counted:
     weights gathered once for each pass, gradients summed once, activations
-    summed over `tensor`.
+    summed over `tensor` and brought to their experts.
     """
     weights = self.weights
     if program == 'train_step':
@@ -450,14 +327,14 @@ class Arithmetic:
         + 2.0 * (weights.trained + weights.moments)
         + 2.0 * self.model.num_layers * self._stream * self._columns,
       )
-      sums = self._tensor_sums(3 * self._columns)
+      sums = self._activations_sent(3 * self._columns)
       return made + gathered + scattered + summed + sums
     if program.startswith('score'):
       micro = self.rows.micro
       gathered = self._sent('fsdp', float(micro * weights.gathered))
       read = micro * self._read(self._tokens_here)
       made = Work(self._learning_flops(program), read)
-      return made + gathered + self._tensor_sums(self._columns)
+      return made + gathered + self._activations_sent(self._columns)
     return self._sampling(program)
 
   def _sampling(self, program: str) -> Work:
@@ -465,13 +342,13 @@ class Arithmetic:
       flops = sum(self._forward(self.schedule.prompts)) - self._prompt_flops
       weights = self._read(self._rows_here)
       read = self.tokens * (weights + self.cache / 2)
-      return Work(flops, read) + self._tensor_sums(
+      return Work(flops, read) + self._activations_sent(
         self._rows_here * self.tokens
       )
     if program == 'prefill':
       tokens = self.schedule.prompts // self.shards * self.prompt_tokens
       made = Work(self._prompt_flops, self._read(tokens))
-      return made + self._tensor_sums(tokens)
+      return made + self._activations_sent(tokens)
     if program == 'regroup':
       return Work(memory_bytes=self.cache)
     moved = float(self.weights.gathered)
@@ -496,10 +373,19 @@ class Arithmetic:
     tokens *= self.mesh.shape['expert']
     return self.weights.read(tokens, self.model.experts)
 
-  def _tensor_sums(self, tokens: int) -> Work:
-    """Activations of tokens, summed over `tensor` twice in each layer."""
-    token = self.model.width * self._compute
-    return self._sent('tensor', 4.0 * self.model.num_layers * tokens * token)
+  def _activations_sent(self, tokens: int) -> Work:
+    """What each layer sends of tokens: summed over `tensor`, and to experts.
+
+    Over `tensor` they are summed twice. Each token goes to all shards that have
+    one of its experts, each of which is as likely as any other, and back.
+    """
+    token = self.model.num_layers * tokens * self.model.width * self._compute
+    sent = self._sent('tensor', 4.0 * token)
+    shards, mixture = self.mesh.shape['expert'], self.model.experts
+    if mixture is None:
+      return sent
+    reached = shards * (1 - (1 - 1 / shards) ** mixture.per_token)
+    return sent + self._sent('expert', 2.0 * reached * token)
 
   def _sent(self, axis: str, size: float) -> Work:
     """What a device sends so that all along an axis have an array.

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import itertools
 from typing import NamedTuple
 
 from grpo_jax.config import Config
@@ -12,12 +13,13 @@ from grpo_jax.planning import plan as plans
 from grpo_jax.planning.plan import Plan
 from grpo_jax.planning.topologies import Topology
 
-_MOST_TENSOR = 16
+_MOST_SENDING = 16  # `tensor` and `expert`: both send activations in each layer
+_ERROR = 1.15  # of an estimate of memory
 _HOPELESS = 1.5  # an estimate this much above the memory is not compiled
 
 
 class Candidate(NamedTuple):
-  """A config with another mesh and perhaps other micro-batches."""
+  """A config with another mesh and perhaps other rows and micro-batches."""
 
   config: Config
   plan: Plan
@@ -52,7 +54,13 @@ def best(
   """
   counted: list[Candidate] = []
   seen, problem = set(), ''
-  for one in candidates(config, topology):
+  # Experts are split if the model has some, which the first plan tells.
+  number_of = 1, *_divisors(_MOST_SENDING)[1:]
+  for one in itertools.chain.from_iterable(
+    candidates(config, topology, size)
+    for size in number_of
+    if size == 1 or (counted and counted[0].plan.counted.model.experts)
+  ):
     try:
       made = plans.plan(one, topology, estimate=True)
     except ValueError as error:
@@ -80,32 +88,58 @@ def best(
   return sorted(found, key=_rank) or counted
 
 
-def _rank(one: Candidate) -> tuple[bool, float, float]:
-  """Those that fit first, then the fast ones, then the small ones."""
-  return not one.plan.fits, one.plan.bound_secs, one.plan.largest.bytes
+def _rank(one: Candidate) -> tuple[bool, bool, float, float]:
+  """Those that fit first, then the fast ones, then the small ones.
+
+  Before the fast ones come those that fit with certainty. Bounds are equal if
+  they are so to two digits.
+  """
+  plan = one.plan
+  size = plan.largest.bytes
+  compiled = plan.largest.compiled is not None
+  is_close = not compiled and size * _ERROR > plan.capacity
+  return not plan.fits, is_close, float(f'{plan.bound_secs:.1e}'), size
 
 
-def candidates(config: Config, topology: Topology) -> Iterator[Config]:
-  """All configs that are tried.
+def candidates(
+  config: Config, topology: Topology, expert: int = 1
+) -> Iterator[Config]:
+  """All configs that are tried: meshes, micro-batches, completions of a row.
 
-  `expert` is tried if the config has it. `tensor` stays small, because it sums
-  activations in every layer.
+  Args:
+    config: Of the run.
+    topology: The machines.
+    expert: Over how many devices experts are split.
   """
   in_slice = topology.number // topology.slices
-  experts = _divisors(in_slice) if config.mesh.expert > 1 else [1]
-  for tensor in _divisors(in_slice):
-    if tensor > _MOST_TENSOR:
-      break
-    for expert in experts:
-      for fsdp in _divisors(in_slice):
-        data, rest = divmod(in_slice, tensor * expert * fsdp)
-        if rest or not data:
-          continue
-        mesh = Mesh(data, fsdp, tensor, expert, slices=topology.slices)
-        shards = data * fsdp * expert * topology.slices
-        for micro_rows in {config.learner.micro_rows, shards}:
-          learner = dataclasses.replace(config.learner, micro_rows=micro_rows)
-          yield dataclasses.replace(config, mesh=mesh, learner=learner)
+  tensors = [size for size in _divisors(in_slice) if size <= _MOST_SENDING]
+  for tensor, fsdp in itertools.product(tensors, _divisors(in_slice)):
+    data, rest = divmod(in_slice, tensor * expert * fsdp)
+    if rest or not data:
+      continue
+    mesh = Mesh(data, fsdp, tensor, expert, slices=topology.slices)
+    shards = data * fsdp * expert * topology.slices
+    rows = {config.learner.micro_rows, shards}
+    of_row = {config.learner.row_completions, *_of_row(config, shards)}
+    for micro_rows, per_row in itertools.product(rows, of_row):
+      learner = dataclasses.replace(
+        config.learner, micro_rows=micro_rows, row_completions=per_row
+      )
+      yield dataclasses.replace(config, mesh=mesh, learner=learner)
+
+
+def _of_row(config: Config, shards: int) -> tuple[int, ...]:
+  """How many completions a row may have.
+
+  One takes the least memory. The other is the most of which each data shard
+  gets a row.
+  """
+  learner = config.learner
+  if learner.layout not in ('auto', 'shared'):
+    return ()  # other layouts have no such choice
+  completions = config.sampler.prompts // learner.batches * config.sampler.group
+  sizes = _divisors(config.sampler.group)
+  return 1, max([1] + [size for size in sizes if completions // size >= shards])
 
 
 def _divisors(number: int) -> list[int]:

@@ -67,6 +67,7 @@ def programs(
   return {**found, 'regroup': regroup} if schedule.sizes else found
 
 
+_SAMPLER_PARAMS = jax.jit(_sampler.sampler_params, static_argnums=0)
 _SCALAR = jax.ShapeDtypeStruct((), jnp.int32)
 
 
@@ -87,9 +88,9 @@ def _prompts(schedule: Schedule, mesh: Any) -> _sampler.Prompts:
 
 def decoding_params(model: Any, params: Any, mesh: Any) -> Any:
   """What `sampler_params` makes of the learner's parameters, as shapes."""
-  shapes = jax.eval_shape(
-    lambda params: _sampler.sampler_params(model, params), params
-  )
+  # Without shardings, so that it is traced once for all meshes.
+  bare = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+  shapes = _SAMPLER_PARAMS.eval_shape(model, bare)
   place = sharding.of_params(
     mesh, shapes, model.logical_axes, sharding.DECODING_RULES
   )

@@ -52,6 +52,15 @@ def test_a_run_ends_with_one_line_of_json(finished):
   assert config['steps'] == 4
 
 
+def test_no_run_is_faster_than_its_bound(finished):
+  done = command('plan', f'--against={finished[0]}', '--json')
+  assert done.returncode == 0, done.stderr
+  found = json.loads(done.stdout)
+  assert found['devices'] == '1 x cpu' and found['rollouts'] == 2
+  for part in ('sampling', 'learning'):
+    assert 0 < found[part]['bound_secs'] <= found[part]['measured_secs']
+
+
 @pytest.mark.parametrize(
   'given, words',
   [

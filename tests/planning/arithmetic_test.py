@@ -13,6 +13,7 @@ from grpo_jax.planning import arithmetic
 from grpo_jax.planning import hlo
 from grpo_jax.planning import programs
 from grpo_jax.planning import roofline
+from grpo_jax.planning import sizes
 from grpo_jax.planning import topologies
 from grpo_jax.training import build_abstract
 from grpo_jax.training import build_model
@@ -55,7 +56,7 @@ def test_weights_take_the_bytes_that_they_take(changes):
   update.frozen = build_model.frozen(config, model, mesh)
   state = update.init(build_model.initial(config, model, mesh))
   made.engine.load(update.whole(state.params), version=0)
-  found = arithmetic.weights_of(made)
+  found = sizes.weights_of(made)
 
   def on_first(tree):
     arrays = jax.tree.leaves(tree)
@@ -91,7 +92,7 @@ def test_the_cache_takes_the_bytes_of_its_arrays(changes):
     made.run.sampling,
   )
   caches = rows.prompt_cache, rows.cache
-  assert counted.cache == arithmetic.on_device(caches)
+  assert counted.cache == sizes.on_device(caches)
 
 
 @pytest.mark.parametrize('kind', ['shared', 'padded', 'packed'])
