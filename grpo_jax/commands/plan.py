@@ -61,7 +61,12 @@ def run(
     print('trying all meshes by arithmetic', file=sys.stderr, flush=True)
     ranked = search.best(planned, topology, number, given['estimate'], _tell)
     if write:
-      write([to_json(one.plan, price) for one in ranked])
+      write(
+        [
+          {**to_json(one.plan, price), 'flags': flags_of(one.config)}
+          for one in ranked
+        ]
+      )
     else:
       show_ranked(ranked)
       show(ranked[0].plan, price)
@@ -209,7 +214,7 @@ def show_ranked(ranked: Sequence[search.Candidate]) -> None:
       f'{made.counted.rows.columns:,}',
       f'{made.largest.bytes / GIB:.2f}',
       f'{made.bound_secs:.2f} s',
-      'yes' if made.fits else 'no',
+      'yes' if made.fits and made.is_whole else 'no',
       source,
     )
   printing.show(shown, f'The first with {flags_of(ranked[0].config)}')

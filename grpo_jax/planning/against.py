@@ -139,9 +139,7 @@ def _planned(config: config_lib.Config) -> config_lib.Config:
   )
   learner = config.learner
   if marks.is_mark(learner.method):
-    learner = dataclasses.replace(
-      learner, method='grpo', method_kwargs={'kl_coefficient': 0.0}
-    )
+    learner = dataclasses.replace(learner, method='reinforce', method_kwargs={})
   return dataclasses.replace(config, data=data, learner=learner)
 
 

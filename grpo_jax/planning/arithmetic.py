@@ -22,6 +22,7 @@ from grpo_jax.planning import sizes
 from grpo_jax.planning.roofline import Work
 from grpo_jax.training.build_abstract import Abstract
 
+LEARNING_STEPS = ('train_step', 'watched_step')
 _TOKEN_ARRAYS = 10  # [P,G,T] of 4 bytes that an update holds on every device
 
 
@@ -46,22 +47,19 @@ class Arithmetic:
     self.prompts, self.group = sampler.prompts, sampler.group
     self.prompt_tokens = max(self.config.data.prompt_buckets)
     self.tokens = sampler.max_tokens
-    self.room = layout.bucket(
-      self.tokens, self.config.data.completion_buckets, 'completion'
-    )
+    buckets = self.config.data.completion_buckets
+    self.room = layout.bucket(self.tokens, buckets, 'completion')
+    # The lengths that caches may have.
+    self.rooms = sorted(size for size in {*buckets} if size <= self.room)
     self.shards = sharding.row_shards(self.mesh)
     self.tensor = self.mesh.shape['tensor']
     self.updates = learner.batches * learner.epochs
-    self.rows = sizes.rows_of(
-      parts.updater.spec,
-      self.prompts // learner.batches,
-      self.group,
-      self.prompt_tokens,
-      self.room,
-    )
+    batch = self.prompts // learner.batches
+    self.rows = sizes.rows_of(parts, batch, self.prompt_tokens, self.room)
     self.schedule = parts.engine.schedule(
       self.prompts, self.group, self.prompt_tokens
     )
+    self.starts = math.ceil(self.prompts / self.schedule.prompts)
 
   @property
   def _compute(self) -> int:
@@ -85,35 +83,46 @@ class Arithmetic:
 
   @property
   def cache(self) -> float:
-    """Keys and values of the rows and of their prompts, bytes."""
+    """The largest caches of keys and values, of rows and prompts, bytes."""
+    return max(self._first_cache(self.room), self._narrow_cache)
+
+  def _first_cache(self, columns: int) -> float:
+    """The caches of the first rows, bytes."""
     prompts = self.schedule.prompts
-    return self._cache(prompts, prompts * self.group, self.room)
+    return self._cache(prompts, prompts * self.group, columns)
+
+  @property
+  def admits(self) -> bool:
+    """Whether prompts that wait are admitted while rows go on."""
+    return self.starts > 1 and self.schedule.admitted > 0
 
   @property
   def admitted_cache(self) -> float:
-    """Keys and values of prompts that are admitted while others go on, bytes.
+    """The caches of prompts that are admitted, bytes.
 
     They lie beside `cache`, until rows are regrouped.
     """
-    if self.prompts <= self.schedule.prompts:
-      return 0.0
-    shortest = min(self.config.data.completion_buckets)
     prompts = self.schedule.admitted
-    return self._cache(prompts, prompts * self.group, shortest)
+    return self._cache(prompts, prompts * self.group, self.rooms[0])
 
   @property
-  def regrouped_cache(self) -> float:
-    """Keys and values after rows have been regrouped the first time, bytes.
+  def _narrow_cache(self) -> float:
+    """The caches when admitted prompts have joined the rows, bytes; or 0.
 
     Lanes are narrower then, and each has a copy of its prompt.
     """
+    return self._regrouped_cache if self.admits else 0.0
+
+  @property
+  def _regrouped_cache(self) -> float:
+    """What regrouping returns the first time, bytes."""
     schedule = self.schedule
-    rows = schedule.sizes[0] if schedule.sizes else 0
-    if self.admitted_cache:
+    rows = schedule.sizes[0]
+    if self.admits:
       rows += schedule.new_lanes(0).size
     return self._cache(rows // schedule.narrow, rows, self.room)
 
-  def _cache(self, lanes: int, rows: int, columns: int) -> float:
+  def _cache(self, lanes: float, rows: float, columns: int) -> float:
     """Keys and values of rows, and of the prompts of their lanes, bytes."""
     heads = self.model.num_kv_heads
     split = self.tensor if heads % self.tensor == 0 else 1
@@ -124,7 +133,24 @@ class Arithmetic:
       return sum(min(columns, window) for window in windows)
 
     number = rows * places(columns) + lanes * places(self.prompt_tokens)
-    return float(place * number // self.shards)
+    return place * number / self.shards
+
+  def held(self, program: str) -> dict[str, float]:
+    """What the sampler has in memory when a program begins, bytes by part.
+
+    Args:
+      program: One of `compiling.PROGRAMS`.
+    """
+    weights = {'sampler weights': float(self.weights.gathered)}
+    cache, admitted = {'cache': self.cache}, {}
+    if self.admits:
+      admitted = {'cache of admitted prompts': self.admitted_cache}
+    return {
+      'prefill': {**weights, **(cache if self.admits else {})},
+      'decode': weights | cache,
+      'grow': {**weights, 'cache': self._first_cache(self.rooms[-2:][0])},
+      'regroup': weights | cache | admitted,
+    }.get(program, {})
 
   def arguments(self, program: str) -> float:
     """The weights and caches that a program is given, bytes.
@@ -132,14 +158,16 @@ class Arithmetic:
     Args:
       program: One of `compiling.PROGRAMS`.
     """
-    weights = self.weights
-    given = {
-      'prefill': weights.gathered,
-      'decode': weights.gathered + self.cache,
-      'regroup': self.cache + self.admitted_cache,
-      'train_step': weights.state,
-    }
-    return float(given.get(program, weights.trained + weights.frozen))
+    weights, held = self.weights, self.held(program)
+    if program in ('grow', 'regroup'):
+      return sum(held.values()) - weights.gathered
+    if program == 'prefill':
+      return float(weights.gathered)
+    if program == 'decode':
+      return sum(held.values())
+    if program in LEARNING_STEPS:
+      return float(weights.state)
+    return float(weights.trained + weights.frozen)
 
   def memory(self, program: str) -> dict[str, float]:
     """What a program needs besides its arguments, bytes by part.
@@ -149,29 +177,34 @@ class Arithmetic:
     """
     if program.startswith('score'):
       return self._scoring()
-    if program == 'train_step':
-      return self._learning()
-    vocab = self.model.vocab_size
+    if program in LEARNING_STEPS:
+      return self._learning(program)
+    vocab, gathered = self.model.vocab_size, float(self.weights.gathered)
     logits = 4.0 * self._rows_here * vocab
-    return {
-      'prepare': {
-        'sampler weights': float(self.weights.gathered),
-        'weights on their way': float(self.weights.gathered),
-      },
-      'prefill': {'cache': self.cache, 'logits': logits / self.tensor},
-      'decode': {'logits': logits},
-      'regroup': {'regrouped cache': self.regrouped_cache},
-    }[program]
+    if program == 'prepare':
+      return {'sampler weights': gathered, 'weights on their way': gathered}
+    if program == 'prefill':
+      prompts = self.schedule.admitted if self.admits else self.schedule.prompts
+      logits *= prompts / self.schedule.prompts / self.tensor
+      made = self._cache(prompts, prompts * self.group, self.rooms[0])
+      return {'new cache': made, 'logits': logits}
+    if program == 'grow':
+      return {'longer cache': self._first_cache(self.room)}
+    if program == 'regroup':
+      return {'regrouped cache': self._regrouped_cache}
+    # A copy of the experts, laid out for their products.
+    return {'logits': logits, 'experts': float(self.weights.experts)}
 
   @property
   def _head(self) -> float:
     """The output layer: its weights, and a chunk of logits with its slope.
 
-    With `tensor`, the slopes of all data shards are gathered on each device.
+    With `tensor`, the slopes of several data shards are gathered on each
+    device; of how many was read off what the compiler needs.
     """
     vocab = self.model.vocab_size
     chunk = 4.0 * models.chunk_positions(vocab) * vocab / self.tensor
-    chunks = 3.0 if self.tensor == 1 else 5.0 * self.shards
+    chunks = 3.0 if self.tensor == 1 else 5.0 * min(self.shards, 8)
     return 3.0 * self.weights.head + chunks * chunk
 
   @property
@@ -187,27 +220,54 @@ class Arithmetic:
 
   def _scoring(self) -> dict[str, float]:
     tokens = self._tokens_here
-    shallow = dataclasses.replace(
-      self.model, num_layers=1, pattern=self.model.pattern[:1]
-    )
-    layer = models.bytes_per_token(shallow, self.tensor)
+    kept = dataclasses.replace(self.model, remat=False)
+    layer = models.bytes_per_token(kept, self.tensor) / kept.num_layers
     return {
       'activations': float(tokens * layer),
+      'experts': self._expert_arrays(2.5, 2.0),
       'head': self._head / 2,
       'layer weights': 2 * self._layer,
       'token arrays': self._token_arrays,
     }
 
-  def _learning(self) -> dict[str, float]:
+  def _learning(self, program: str) -> dict[str, float]:
     token = models.bytes_per_token(self.model, self.tensor)
     token += self._beside_gradient
+    # How overshoot moves the log-probabilities is measured along each update.
+    tangents = self.weights.trained * (program == 'watched_step')
     return {
-      'gradients': 2.0 * self.weights.trained,
+      'gradients': 2.0 * self.weights.trained + tangents,
       'activations': float(token * self._tokens_here),
+      'experts': self._expert_arrays(5.0, 4.0) + self._expert_copies,
       'head': self._head,
       'layer weights': 3 * self._layer,
       'token arrays': self._token_arrays,
     }
+
+  def _expert_arrays(self, wide: float, hidden: float) -> float:
+    """What the mixture of one layer needs at once, bytes.
+
+    There is room for each pair of a token and an expert that this device may
+    get: all of the tokens of its shards, however uneven the choices are. How
+    many arrays lie side by side was read off what the compiler needs.
+
+    Args:
+      wide: How many arrays [pairs, width] in the compute dtype.
+      hidden: How many arrays [pairs, hidden] in float32.
+    """
+    mixture = self.model.experts
+    if mixture is None:
+      return 0.0
+    here = max(1, mixture.number // self.mesh.shape['expert'])
+    tokens = self._tokens_here * self.mesh.shape['expert']
+    pairs = tokens * min(mixture.per_token, here)
+    inside = 4 * hidden * mixture.width / self.tensor
+    return pairs * (wide * self.model.width * self._compute + inside)
+
+  @property
+  def _expert_copies(self) -> float:
+    """Experts and their gradients, laid out for their products."""
+    return 1.5 * self.weights.trained * (self.model.experts is not None)
 
   @property
   def _beside_gradient(self) -> float:
@@ -228,31 +288,18 @@ class Arithmetic:
       needed += self.model.num_heads * (sums + gradients + arrays)
     return needed / self.tensor
 
-  @property
-  def _padding(self) -> float:
-    """How many tokens the rows of an update have for each that counts."""
-    rows = self.rows
-    tokens = self.prompt_tokens + self._group_tokens
-    if self.parts.updater.spec.kind == 'padded':
-      tokens = self.group * (self.prompt_tokens + self.tokens)
-    needed = self.prompts // self.config.learner.batches * tokens
-    return max(1.0, rows.micro * rows.rows * rows.columns / needed)
-
-  @property
-  def _group_tokens(self) -> int:
-    return self.group * self.tokens
-
   def _passes(self, program: str) -> tuple[float, int]:
     """Forward passes that the layers and the output layer are worth.
 
     A backward pass is worth two: for what is given to a layer, and for its
     weights, whose gradients are not needed where adapters alone are trained.
     """
-    if program != 'train_step':
+    if program not in LEARNING_STEPS:
       return 1, 1
     learning = 2 if self.config.lora.rank else 3
     positions = models.chunk_positions(self.model.vocab_size) * self.shards
-    in_chunks = self.rows.scored > max(1, positions // self.rows.rows)
+    scored = self.rows.completions * self.room  # places of a row
+    in_chunks = scored > max(1, positions // self.rows.rows)
     again = self.model.remat * self._recomputed
     return learning + again, learning + in_chunks
 
@@ -262,26 +309,37 @@ class Arithmetic:
 
     No gradient needs the output of the last product of an MLP.
     """
-    hidden = self.model.mlp_width
-    if self.model.experts is not None:
-      hidden = self.model.experts.per_token * self.model.experts.width
-    last = 2 * self.model.num_layers * self.model.width * hidden
+    mixture = self.model.experts
+    hidden = sum(
+      mixture.per_token * mixture.width
+      if kind.experts and mixture
+      else self.model.mlp_width
+      for kind in self.model.kinds
+    )
+    last = 2 * self.model.width * hidden
     return 1 - last / float(models.flops_per_token(self.model, 0, False))
 
   def _learning_flops(self, program: str) -> float:
-    """FLOPs of `train_step` or of a scoring, with the padding in rows."""
+    """FLOPs of `train_step` or of a scoring: of all places of all rows."""
     layers, head = self._passes(program)
-    prompts = self.prompts // self.config.learner.batches
-    inside, outside = self._forward(prompts)
-    return (layers * inside + head * outside) * self._padding
+    inside, outside = self._forward(*self._in_rows, attention=False)
+    return layers * inside + self.attention_flops(program) + head * outside
+
+  @property
+  def _in_rows(self) -> tuple[float, float]:
+    """Prompts and completions of full length that the rows have places for."""
+    rows = self.rows.micro * self.rows.rows
+    completions = rows * self.rows.completions * self.room / self.tokens
+    return rows * self.rows.prompts, completions
 
   def _forward(
-    self, prompts: int, attention: bool = True
+    self, prompts: float, completions: float, attention: bool = True
   ) -> tuple[float, float]:
-    """FLOPs of a forward pass over whole groups, on one device.
+    """FLOPs of a forward pass, on one device.
 
     Args:
-      prompts: How many groups.
+      prompts: How many are read.
+      completions: How many go on from a prompt.
       attention: Whether to count scores and weighted values.
 
     Returns:
@@ -293,20 +351,33 @@ class Arithmetic:
     def of(context, with_head=False):
       return models.flops_per_token(self.model, context, with_head).sum()
 
-    layers = of(of_prompt) + self.group * of(of_completion)
-    head = self.group * (of(of_completion, True) - of(of_completion))
-    share = prompts / self.mesh.size
-    return float(share * layers), float(share * head)
+    layers = prompts * of(of_prompt) + completions * of(of_completion)
+    head = completions * (of(of_completion, True) - of(of_completion))
+    return float(layers / self.mesh.size), float(head / self.mesh.size)
 
   def attention_flops(self, program: str) -> float:
-    """Of `work`, what scores and weighs keys."""
-    prompts = self.prompts // self.config.learner.batches
+    """Of `work`, what scores and weighs keys; it has no weights to freeze."""
+    passes = 1.0
     if program == 'decode':
-      prompts = self.schedule.prompts
-    elif program != 'train_step' and not program.startswith('score'):
+      counted = 0.0, self._drawn * self.group
+    elif program in LEARNING_STEPS or program.startswith('score'):
+      counted = self._in_rows
+      if program in LEARNING_STEPS:
+        passes = 3.0 + self.model.remat
+    else:
       return 0.0
-    whole, without = (self._forward(prompts, seen)[0] for seen in (True, False))
-    return self._passes(program)[0] * (whole - without)
+    whole, without = (
+      self._forward(*counted, seen)[0] for seen in (True, False)
+    )
+    return passes * (whole - without)
+
+  @property
+  def _drawn(self) -> float:
+    """Prompts of a start, on average; each shard has as many as the fullest."""
+    last = self.prompts - (self.starts - 1) * self.schedule.prompts
+    last = math.ceil(last / self.shards) * self.shards
+    whole = (self.starts - 1) * self.schedule.prompts
+    return (whole + last) / self.starts
 
   def work(self, program: str) -> Work:
     """What one call of a program has to do on one device, at least.
@@ -316,76 +387,96 @@ class Arithmetic:
     summed over `tensor` and brought to their experts.
     """
     weights = self.weights
-    if program == 'train_step':
+    if program in LEARNING_STEPS:
       micro, passes = self.rows.micro, 3 if self.model.remat else 2
-      gathered = self._sent('fsdp', 2.0 * micro * weights.gathered)
-      scattered = self._sent('fsdp', self.mesh.shape['fsdp'] * weights.trained)
-      summed = self._sent('data', 2.0 * weights.trained)
+      kept = weights.trained - weights.scattered
+      summed = self.mesh.shape['fsdp'] * weights.scattered + 2.0 * kept
       made = Work(
         self._learning_flops(program),
         micro * passes * self._read(self._tokens_here)
         + 2.0 * (weights.trained + weights.moments)
         + 2.0 * self.model.num_layers * self._stream * self._columns,
       )
-      sums = self._activations_sent(3 * self._columns)
-      return made + gathered + scattered + summed + sums
+      made += self._sent('fsdp', 2.0 * micro * weights.fetched)
+      made += self._sent('fsdp', summed)
+      made += self._sent('data', 2.0 * weights.trained)
+      return made + self._activations_sent(self._columns, learns=True)
     if program.startswith('score'):
       micro = self.rows.micro
-      gathered = self._sent('fsdp', float(micro * weights.gathered))
       read = micro * self._read(self._tokens_here)
       made = Work(self._learning_flops(program), read)
-      return made + gathered + self._activations_sent(self._columns)
+      made += self._sent('fsdp', float(micro * weights.fetched))
+      return made + self._activations_sent(self._columns)
     return self._sampling(program)
 
   def _sampling(self, program: str) -> Work:
+    prompts, here = self._drawn, self._drawn / self.shards
     if program == 'decode':
-      flops = sum(self._forward(self.schedule.prompts)) - self._prompt_flops
-      weights = self._read(self._rows_here)
-      read = self.tokens * (weights + self.cache / 2)
-      return Work(flops, read) + self._activations_sent(
-        self._rows_here * self.tokens
-      )
+      rows = prompts * self.group
+      # Of a completion half is there on average, of its prompt all.
+      seen = self._cache(prompts, 0, self.tokens)
+      seen += self._cache(0, rows, self.tokens) / 2
+      weights = self._read(here * self.group)
+      made = Work(sum(self._forward(0, rows)), self.tokens * (weights + seen))
+      return made + self._activations_sent(here * self.group * self.tokens)
     if program == 'prefill':
-      tokens = self.schedule.prompts // self.shards * self.prompt_tokens
-      made = Work(self._prompt_flops, self._read(tokens))
+      tokens = here * self.prompt_tokens
+      made = Work(self._forward(prompts, 0)[0], self._read(tokens))
       return made + self._activations_sent(tokens)
+    if program == 'grow':
+      caches = (self._first_cache(columns) for columns in self.rooms[-2:])
+      return Work(memory_bytes=sum(caches))
     if program == 'regroup':
-      return Work(memory_bytes=self.cache)
-    moved = float(self.weights.gathered)
-    return Work(memory_bytes=self.weights.trained + moved) + self._sent(
-      'fsdp', moved
+      return Work(memory_bytes=self._regrouped_cache)
+    made = Work(
+      memory_bytes=float(self.weights.trained + self.weights.gathered)
     )
-
-  @property
-  def _prompt_flops(self) -> float:
-    position = np.arange(self.prompt_tokens) + 1
-    each = models.flops_per_token(self.model, position, with_head=False)
-    return float(self.schedule.prompts * each.sum() / self.mesh.size)
+    return made + self._sent('fsdp', float(self.weights.fetched))
 
   @property
   def _columns(self) -> int:
     """Tokens of all micro-batches on one device."""
     return self.rows.micro * self._tokens_here
 
-  def _read(self, tokens: int) -> float:
+  @property
+  def _exchanging(self) -> int:
+    """Over how many devices experts are split."""
+    mixture, shards = self.model.experts, self.mesh.shape['expert']
+    return shards if mixture and mixture.number % shards == 0 else 1
+
+  def _read(self, tokens: float) -> float:
     """Weights that a pass over so many tokens on each device reads, bytes."""
     # Those of all shards that the experts are split over come to each expert.
-    tokens *= self.mesh.shape['expert']
-    return self.weights.read(tokens, self.model.experts)
+    return self.weights.read(tokens * self._exchanging, self.model.experts)
 
-  def _activations_sent(self, tokens: int) -> Work:
-    """What each layer sends of tokens: summed over `tensor`, and to experts.
+  def _activations_sent(self, tokens: float, learns: bool = False) -> Work:
+    """What all layers send of tokens: summed over `tensor`, and to experts.
 
-    Over `tensor` they are summed twice. Each token goes to all shards that have
-    one of its experts, each of which is as likely as any other, and back.
+    Over `tensor` the outputs of attention and of the MLP are summed, each if
+    its heads or hidden units are split. Each token goes to all shards that have
+    one of its experts, each of which is as likely as any other, and back. To
+    learn, all of this is done backwards too, and with `remat` attention's part
+    once more.
     """
-    token = self.model.num_layers * tokens * self.model.width * self._compute
-    sent = self._sent('tensor', 4.0 * token)
-    shards, mixture = self.mesh.shape['expert'], self.model.experts
+    model, mixture = self.model, self.model.experts
+    token = tokens * model.width * self._compute
+    passes = 2.0 if learns else 1.0
+    again = learns and model.remat
+    attention = model.num_layers * (model.num_heads % self.tensor == 0)
+    sums = attention * (passes + again)
+    mixed = 0
+    for kind in model.kinds:
+      hidden = mixture.width if kind.experts and mixture else model.mlp_width
+      sums += passes * (hidden % self.tensor == 0)
+      mixed += kind.experts
+    sent = self._sent('tensor', 2.0 * sums * token)
     if mixture is None:
       return sent
+    shards = self._exchanging
     reached = shards * (1 - (1 - 1 / shards) ** mixture.per_token)
-    return sent + self._sent('expert', 2.0 * reached * token)
+    if shards == 1:
+      return sent
+    return sent + self._sent('expert', 2.0 * passes * mixed * reached * token)
 
   def _sent(self, axis: str, size: float) -> Work:
     """What a device sends so that all along an axis have an array.

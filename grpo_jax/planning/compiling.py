@@ -27,11 +27,13 @@ from grpo_jax.planning.hlo import Collective
 
 PROGRAMS = (
   'train_step',
+  'watched_step',
   'score_all',
   'score_entropy',
   'prepare',
   'prefill',
   'decode',
+  'grow',
   'regroup',
 )
 _POLL_SECS = 0.2

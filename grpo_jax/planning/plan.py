@@ -7,13 +7,13 @@ bound on time (see `roofline`).
 
 from collections.abc import Callable
 import dataclasses
-import math
 from typing import Any
 
 from grpo_jax.config import Config
 from grpo_jax.planning import compiling
 from grpo_jax.planning import roofline
 from grpo_jax.planning import topologies
+from grpo_jax.planning.arithmetic import LEARNING_STEPS
 from grpo_jax.planning.arithmetic import Arithmetic
 from grpo_jax.planning.compiling import Compiled
 from grpo_jax.planning.hlo import Collective
@@ -22,7 +22,7 @@ from grpo_jax.planning.topologies import GIB
 from grpo_jax.planning.topologies import Topology
 from grpo_jax.training import build_abstract
 
-LEARNING = ('train_step', 'score_all', 'score_entropy')
+LEARNING = (*LEARNING_STEPS, 'score_all', 'score_entropy')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,17 +161,22 @@ def plan(
 def calls_of(counted: Arithmetic) -> dict[str, int]:
   """How often each program runs in a rollout, in the order of their first call.
 
-  Completions have their full length, so that no rows end early and none are
-  regrouped; that program is named for its memory. Programs that take no time
-  worth mentioning are left out.
+  Completions have their full length, so that no rows end early. Two programs
+  are named for their memory alone: `regroup`, and `watched_step`, the update of
+  a rollout in which overshoot is measured, if that is not every rollout.
+  Programs that take no time worth mentioning are left out.
   """
   update, schedule = counted.parts.updater, counted.schedule
-  starts = math.ceil(counted.prompts / schedule.prompts)
+  starts = counted.starts
   calls = {'prepare': 1, 'prefill': starts, 'decode': starts}
+  if len(counted.rooms) > 1:
+    calls['grow'] = starts * (len(counted.rooms) - 1)
   if schedule.sizes:
     calls['regroup'] = 0
   for name in update.scoring_names:
     calls[name] = calls.get(name, 0) + counted.config.learner.batches
+  if update.watch_steps > 1:
+    calls['watched_step'] = 0
   return {**calls, 'train_step': counted.updates}
 
 
@@ -180,20 +185,13 @@ def of_program(
 ) -> Program:
   """One program, by arithmetic and by what the compiler says."""
   weights = counted.weights
-  held = float(weights.gathered)
-  sampling = {'sampler weights': held, 'cache': counted.cache}
   # What lies in memory while the program runs, its arguments included.
   there = {
     'parameters': float(weights.trained + weights.frozen),
     'moments': float(weights.moments),
     'reference': float(weights.reference),
+    **counted.held(name),
   }
-  if name in ('decode', 'regroup'):
-    there |= sampling
-  if name == 'prefill':
-    there['sampler weights'] = held
-  if name in ('prefill', 'regroup'):
-    there['cache of admitted prompts'] = counted.admitted_cache
   needs = counted.memory(name)
   work = counted.work(name)
   if result is None or result.error:

@@ -38,8 +38,7 @@ def of_run(parts: Abstract) -> dict[str, Callable[[], Lowered]]:
   """For each program of a run a function that lowers it.
 
   The loop over micro-batches and the loop over tokens run as often as the
-  largest rollout needs. If overshoot is measured in some rollouts, this is one
-  of them. What the warm-up runs is left out.
+  largest rollout needs. What the warm-up runs is left out.
   """
   run, update, example = parts.run, parts.updater, parts.example()
   sampler = run.config.sampler
@@ -54,8 +53,11 @@ def of_run(parts: Abstract) -> dict[str, Callable[[], Lowered]]:
     name: lambda name=name, lower=lower: Lowered(lower(), trips.get(name, 1))
     for name, lower in drawing.items()
   }
-  # Rollout 0: if a run measures overshoot, it does so there.
-  learning = update.lowering(example, 0)
+  # If a run measures overshoot in some rollouts, it does so in rollout 0.
+  learning = update.lowering(example, 1)
+  if update.watch_steps > 1:
+    watched = update.lowering(example, 0)
+    learning['watched_step'] = watched['train_step']
   chosen = next(update.optimizer_batches(example, 0))
   _, used = update.abstract_layout(example, chosen)
   found |= {

@@ -39,7 +39,7 @@ def best(
   fit: a program of a large model takes minutes, so few are to be compiled.
 
   Args:
-    config: Of the run; its mesh is replaced.
+    config: Of the run; its mesh, and the rows of its updates, are replaced.
     topology: The machines.
     number: How many that fit are wanted.
     estimate: Whether arithmetic is enough.
@@ -83,7 +83,7 @@ def best(
     with contextlib.suppress(ValueError):  # such as a mesh that cannot be laid
       made = plans.plan(one.config, topology, tell=tell)
       found.append(one._replace(plan=made))
-    if sum(candidate.plan.fits for candidate in found) >= number:
+    if sum(one.plan.fits and one.plan.is_whole for one in found) >= number:
       break
   return sorted(found, key=_rank) or counted
 
@@ -91,14 +91,16 @@ def best(
 def _rank(one: Candidate) -> tuple[bool, bool, float, float]:
   """Those that fit first, then the fast ones, then the small ones.
 
-  Before the fast ones come those that fit with certainty. Bounds are equal if
+  Before the fast ones come those that fit with certainty. What could not be
+  compiled is not taken to fit. Bounds are equal if
   they are so to two digits.
   """
   plan = one.plan
   size = plan.largest.bytes
   compiled = plan.largest.compiled is not None
   is_close = not compiled and size * _ERROR > plan.capacity
-  return not plan.fits, is_close, float(f'{plan.bound_secs:.1e}'), size
+  fits = plan.fits and plan.is_whole
+  return not fits, is_close, float(f'{plan.bound_secs:.1e}'), size
 
 
 def candidates(

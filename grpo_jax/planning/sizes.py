@@ -10,10 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from grpo_jax import models
 from grpo_jax import sharding
-from grpo_jax.models.layout import LayoutSpec
 from grpo_jax.training.build_abstract import Abstract
 
 
@@ -25,33 +25,46 @@ class Rows:
     micro: Micro-batches.
     rows: Rows of a micro-batch, on all devices.
     columns: Tokens of a row.
-    scored: Places of a row that are scored.
+    completions: Of a row; packed rows have so many on average.
+    prompts: Copies of a prompt in a row, with what is left over in it.
   """
 
   micro: int
   rows: int
   columns: int
-  scored: int
+  completions: float
+  prompts: float
 
 
 def rows_of(
-  spec: LayoutSpec, prompts: int, group: int, prompt_tokens: int, tokens: int
+  parts: Abstract, prompts: int, prompt_tokens: int, tokens: int
 ) -> Rows:
   """The rows of an optimizer batch whose completions are all of full length.
 
-  Then every row is full, and `'auto'` and `'packed'` find nothing to pack.
+  Then every row is full, and `'auto'` finds nothing to pack.
+
+  Args:
+    parts: Of the run.
+    prompts: Of the batch.
+    prompt_tokens: Of each prompt.
+    tokens: Of each completion.
   """
+  spec, group = parts.updater.spec, parts.run.config.sampler.group
+  if spec.kind == 'packed':
+    layout, used = parts.updater.abstract_layout(
+      parts.example(), np.arange(prompts)
+    )
+    _, rows, columns = layout.tokens.shape
+    completions = prompts * group / (used * rows)
+    rest = columns - completions * tokens
+    return Rows(used, rows, columns, completions, rest / prompt_tokens)
   per_row = 1
   if spec.kind in ('auto', 'shared'):
     per_row = spec.row_completions or group
   columns = prompt_tokens + per_row * tokens
-  if spec.kind == 'packed':
-    columns = max(columns, spec.pack_tokens)
-    per_row = max(1, columns // (prompt_tokens + tokens))
   number = math.ceil(prompts * group / per_row)
-  # As `stack` does: packed rows do not count themselves.
   rows = spec.rows_of(columns, prompts)
-  return Rows(math.ceil(number / rows), rows, columns, per_row * tokens)
+  return Rows(math.ceil(number / rows), rows, columns, per_row, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +81,9 @@ class Weights:
     head: Of the output layer alone, gathered, in the compute dtype.
     table: Of the embedding, which is looked up and not multiplied by.
     experts: Of the experts of all layers, gathered, in the compute dtype.
+    fetched: Of `gathered`, those that come from other shards of `fsdp`. An axis
+      that its size does not divide is not split.
+    scattered: Of `trained`, those that are split over `fsdp`.
   """
 
   number: int
@@ -79,6 +95,8 @@ class Weights:
   head: int
   table: int
   experts: int
+  fetched: int
+  scattered: int
 
   @property
   def state(self) -> int:
@@ -111,6 +129,10 @@ def weights_of(parts: Abstract) -> Weights:
   split = mesh.shape['tensor'] if vocab % mesh.shape['tensor'] == 0 else 1
   table = width * vocab * compute // split
   tied = model.tied_embeddings
+
+  def split(tree):
+    return [x for x in jax.tree.leaves(tree) if 'fsdp' in _axes_of(x)]
+
   return Weights(
     number=sum(math.prod(x.shape) for x in jax.tree.leaves(whole)),
     trained=on_device(state.params),
@@ -127,7 +149,19 @@ def weights_of(parts: Abstract) -> Weights:
         if 'experts' in sharding.path_names(path)
       ]
     ),
+    fetched=mesh.shape['fsdp']
+    * compute
+    * sum(math.prod(x.sharding.shard_shape(x.shape)) for x in split(whole)),
+    scattered=on_device(split(state.params)),
   )
+
+
+def _axes_of(x: Any) -> set[str]:
+  """The axes of the mesh over which an array is split."""
+  found = set()
+  for axes in x.sharding.spec:
+    found |= {axes} if isinstance(axes, str) else set(axes or ())
+  return found
 
 
 def on_device(tree: Any) -> int:

@@ -162,9 +162,10 @@ class LocalEngine:
 
     Returns:
       For each program a function that lowers it: `prepare` (weights to the
-      sampler), `prefill`, `decode` with the longest caches, and `regroup`, the
-      first time that rows are dropped or make room for prompts that wait, if
-      there are enough rows for that.
+      sampler), `prefill`, `decode` with the largest caches, `grow` (to longer
+      caches), if they have several lengths, and `regroup`, when rows are
+      dropped or make room for prompts that wait, if there are enough rows for
+      that. If prompts wait, `prefill` reads some while other rows go on.
     """
     sampler, columns = self._compiled_for(sampling, group)
     schedule = self.schedule(prompts, group, max(self.prompt_buckets))

@@ -38,14 +38,23 @@ def programs(
   mesh = sampler.mesh
   assert mesh is not None
   read = decoding_params(sampler.model, params, mesh)
-  prompts = _prompts(schedule, mesh)
-  rows = abstract_rows(sampler, schedule, params, columns[-1])
+  admits = waits and schedule.admitted > 0
+  some = dataclasses.replace(schedule, prompts=schedule.admitted)
+  first = abstract_rows(sampler, schedule, params, columns[-1])
+  # While prompts wait, the largest rows are those that some have joined.
+  rows = first
+  if admits:
+    more = abstract_rows(sampler, some, params, columns[0])
+    joined = schedule.sizes[0] + schedule.new_lanes(0).size
+    rows = _regrouped(sampler, schedule, [first, more], joined, columns[-1])
+    rows = max(first, rows, key=_caches)
 
   def prepare():
     made = _sampler.prepare_params(sampler.model, params, mesh)
     return made.lower(params)
 
   def prefill():
+    prompts = _prompts(some if admits else schedule, mesh)
     given = read, prompts, _SCALAR, columns[0]
     return _sampler.prefill.lower(sampler, *given)
 
@@ -53,18 +62,50 @@ def programs(
     scalars = (_SCALAR,) * 3
     return _sampler.decode.lower(sampler, read, rows, *scalars)
 
+  def grow():
+    short = abstract_rows(sampler, schedule, params, columns[-2])
+    number = _numbers(mesh, schedule.prompts * schedule.group)
+    lane = _numbers(mesh, schedule.prompts)
+    return _sampler.regroup.lower(sampler, [short], lane, number, columns[-1])
+
   def regroup():
-    parts, number = [rows], schedule.sizes[0]
-    if waits and schedule.admitted:
-      some = dataclasses.replace(schedule, prompts=schedule.admitted)
-      parts.append(abstract_rows(sampler, some, params, columns[0]))
-      number += schedule.new_lanes(0).size
-    row = _numbers(mesh, number)
-    lane = _numbers(mesh, number // schedule.narrow)
-    return _sampler.regroup.lower(sampler, parts, lane, row, columns[-1])
+    parts = [rows, more] if admits else [rows]
+    number = joined if admits else schedule.sizes[0]
+    place = _places(schedule, mesh, number)
+    return _sampler.regroup.lower(sampler, parts, *place, columns[-1])
 
   found = {'prepare': prepare, 'prefill': prefill, 'decode': decode}
+  if len(columns) > 1:
+    found['grow'] = grow
   return {**found, 'regroup': regroup} if schedule.sizes else found
+
+
+def _places(schedule: Schedule, mesh: Any, number: int) -> tuple[Any, Any]:
+  """The numbers of lanes and rows that regrouping is given."""
+  return _numbers(mesh, number // schedule.narrow), _numbers(mesh, number)
+
+
+def _regrouped(
+  sampler: _sampler.Sampler,
+  schedule: Schedule,
+  parts: list[_sampler.Rows],
+  number: int,
+  columns: int,
+) -> _sampler.Rows:
+  """So many rows of some parts in narrow lanes, as shapes and shardings."""
+  mesh = sampler.mesh
+
+  def run(parts, lane, row):
+    with sharding.use(mesh):
+      return sampler.regroup(parts, lane, row, columns)
+
+  shapes = jax.eval_shape(run, parts, *_places(schedule, mesh, number))
+  return _placed(shapes, _places_of(sampler, shapes))
+
+
+def _caches(rows: _sampler.Rows) -> int:
+  """Numbers in the caches of rows."""
+  return sum(x.size for x in jax.tree.leaves((rows.prompt_cache, rows.cache)))
 
 
 _SAMPLER_PARAMS = jax.jit(_sampler.sampler_params, static_argnums=0)
@@ -117,6 +158,13 @@ def abstract_rows(
 
   read = decoding_params(sampler.model, params, mesh)
   rows = jax.eval_shape(first, read, _prompts(schedule, mesh), _SCALAR)
+  return _placed(rows, _places_of(sampler, rows))
+
+
+def _places_of(sampler: _sampler.Sampler, rows: _sampler.Rows) -> Any:
+  """The shardings of rows."""
+  mesh = sampler.mesh
+  assert mesh is not None
   heads = 3 - attention.cache_axis(
     sampler.model.config.attention, sharding.platform(mesh)
   )
@@ -127,7 +175,7 @@ def abstract_rows(
       return NamedSharding(mesh, spec)
     return sharding.rows(mesh) if x.ndim else sharding.replicated(mesh)
 
-  return _placed(rows, jax.tree.map(place, rows))
+  return jax.tree.map(place, rows)
 
 
 def _placed(shapes: Any, place: Any) -> Any:

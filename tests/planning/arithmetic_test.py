@@ -76,11 +76,12 @@ def test_weights_take_the_bytes_that_they_take(changes):
   'changes',
   [
     {},
+    {'data.completion_buckets': (4, 8)},
     {'model.num_kv_heads': 1},  # which two devices cannot split
     {'model.num_layers': 3, 'model.window_tokens': (4, 0)},
     {'sampler.max_rows': 4},
   ],
-  ids=['plain', 'one head', 'windows', 'rows'],
+  ids=['plain', 'buckets', 'one head', 'windows', 'rows'],
 )
 def test_the_cache_takes_the_bytes_of_its_arrays(changes):
   made = parts(**WIDE | changes)
@@ -95,12 +96,18 @@ def test_the_cache_takes_the_bytes_of_its_arrays(changes):
   assert counted.cache == sizes.on_device(caches)
 
 
-@pytest.mark.parametrize('kind', ['shared', 'padded', 'packed'])
-@pytest.mark.parametrize('per_row', [0, 2])
-def test_rows_are_those_of_the_layout(kind, per_row):
-  changes = {'learner.layout': kind}
-  if kind == 'shared':
-    changes['learner.row_completions'] = per_row
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {'learner.layout': 'shared'},
+    {'learner.layout': 'shared', 'learner.row_completions': 2},
+    {'learner.layout': 'padded'},
+    {'learner.layout': 'packed'},
+    {'learner.layout': 'packed', 'learner.pack_tokens': 34},
+  ],
+  ids=['shared', 'halves', 'padded', 'packed', 'packed by three'],
+)
+def test_rows_are_those_of_the_layout(changes):
   made = parts(**WIDE | changes)
   counted = arithmetic.Arithmetic(made)
   layout, used = made.updater.abstract_layout(
@@ -109,6 +116,10 @@ def test_rows_are_those_of_the_layout(kind, per_row):
   _, rows, columns = layout.tokens.shape
   found = counted.rows
   assert (found.micro, found.rows, found.columns) == (used, rows, columns)
+  whole = found.prompts * 8 + found.completions * 8
+  assert whole == pytest.approx(columns)
+  if 'learner.pack_tokens' in changes:
+    assert found.completions > 1  # behind each other in one row
 
 
 @pytest.mark.parametrize('remat', [False, True])
@@ -168,19 +179,24 @@ def test_memory_is_within_15_percent_of_the_compiler(row):
   'prompts, waits', [(4, False), (8, True)], ids=['all at once', 'some wait']
 )
 def test_what_is_regrouped_takes_the_bytes_of_its_arrays(prompts, waits):
-  changes = {'sampler.prompts': prompts, 'sampler.group': 4}
-  made = parts(
-    sharding.make_mesh(), **WIDE | changes | {'sampler.max_rows': 16}
-  )
+  changes = {
+    'sampler.prompts': prompts,
+    'sampler.group': 4,
+    'sampler.max_rows': 16,
+    'data.completion_buckets': (4, 8),
+  }
+  made = parts(sharding.make_mesh(), **WIDE | changes)
   counted = arithmetic.Arithmetic(made)
-  assert (counted.admitted_cache > 0) == waits
-  lowered, trips = programs.of_run(made)['regroup']()
-  memory = lowered.compile().memory_analysis()
-  assert trips == 1
-  given = counted.arguments('regroup')
-  assert given <= memory.argument_size_in_bytes < given + 2000
-  made_of = sum(counted.memory('regroup').values())
-  assert made_of <= memory.output_size_in_bytes < made_of + 2000
+  names = 'regroup', 'grow'
+  assert counted.admits == waits
+  for name in names:
+    lowered, trips = programs.of_run(made)[name]()
+    memory = lowered.compile().memory_analysis()
+    assert trips == 1
+    given = counted.arguments(name)
+    assert given <= memory.argument_size_in_bytes < given + 2000
+    made_of = sum(counted.memory(name).values())
+    assert made_of <= memory.output_size_in_bytes < made_of + 2000
 
 
 def test_a_bound_is_the_slowest_resource():

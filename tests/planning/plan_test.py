@@ -108,9 +108,89 @@ def test_what_crosses_nodes_of_gpus_is_told_apart():
   # Of gradients half is summed with one other node: 2 (n - 1) / n of it.
   assert near.dcn_bytes == trained
   # Half of all weights lie on the other node, and eight devices fetch them.
-  gathered = 2 * across.counted.rows.micro * across.counted.weights.gathered
-  scattered = 16 * across.counted.weights.trained
-  assert far.dcn_bytes == (gathered + scattered) / 2 / 8
+  weights = across.counted.weights
+  assert weights.fetched == pytest.approx(weights.gathered, rel=1e-4)
+  gathered = 2 * across.counted.rows.micro * weights.fetched
+  # Biases are on all devices, and summed as such.
+  kept = weights.trained - weights.scattered
+  summed = 16 * weights.scattered + 2 * kept
+  assert 0 < kept < 1e-3 * weights.trained
+  assert far.dcn_bytes == (gathered + summed) / 2 / 8
+
+
+def test_what_is_not_split_is_not_gathered():
+  """A width of 896 is not divided by 256, so every device has all weights."""
+  made = estimate('v5e:16x16', 'Qwen2.5-0.5B', **{'mesh.fsdp': 256})
+  weights = made.counted.weights
+  assert weights.fetched == weights.scattered == 0
+  assert weights.trained == pytest.approx(4 * weights.number, rel=0.001)
+  sent = {one.name: one.work.ici_bytes for one in made.programs}
+  assert sent['prepare'] == 0
+  assert sent['train_step'] == 2 * weights.trained * 255 / 256
+
+
+@pytest.mark.parametrize('remat, sums', [(False, 4), (True, 5)])
+def test_activations_are_summed_forwards_and_backwards(remat, sums):
+  """28 heads are not divided by 8, so that then the MLP alone is summed."""
+  changes = {'mesh.tensor': 4, 'mesh.data': 16, 'model.remat': remat}
+  made = estimate(**changes).counted
+  token = 3584 * 2 * 28  # bytes in bfloat16, of all layers
+  found = made._activations_sent(10, learns=True).ici_bytes
+  assert found == sums * 10 * token * 2 * 3 / 4
+  assert made._activations_sent(10).ici_bytes == 2 * 10 * token * 2 * 3 / 4
+  wide = estimate(**changes | {'mesh.tensor': 8, 'mesh.data': 8}).counted
+  found = wide._activations_sent(10, learns=True).ici_bytes
+  assert found == 2 * 10 * token * 2 * 7 / 8
+
+
+def test_a_mixture_may_begin_with_a_dense_layer(tmp_path):
+  shape = json.loads((SHAPES / 'Qwen3-30B-A3B' / 'config.json').read_text())
+  shape['mlp_only_layers'] = [0]
+  (tmp_path / 'config.json').write_text(json.dumps(shape))
+  made = estimate(
+    'v5p:4x4x4',
+    **{
+      'model.path': str(tmp_path),
+      'mesh.expert': 8,
+      'mesh.fsdp': 8,
+      'mesh.data': 1,
+      'learner.epochs': 2,
+    },
+  )
+  assert made.fits and {one.name for one in made.programs} >= {'score_all'}
+  one_less = made.counted._activations_sent(1).ici_bytes
+  assert one_less == pytest.approx(47 * 2048 * 2 * 2 * 7 * (1 - (7 / 8) ** 8))
+
+
+def test_prompts_that_fill_no_start_cost_what_they_take():
+  """65 prompts in two starts of 64 draw half as much in each."""
+  changes = {'mesh.fsdp': 1, 'mesh.tensor': 4, 'mesh.data': 1}
+  one, two = (
+    estimate(
+      'v5p:2x2x1',
+      **changes | {'sampler.prompts': prompts, 'sampler.max_rows': 512},
+    )
+    for prompts in (64, 65)
+  )
+  calls = [
+    next(one for one in made.programs if one.name == 'decode')
+    for made in (one, two)
+  ]
+  assert [one.calls for one in calls] == [1, 2]
+  assert 2 * calls[1].work.flops == pytest.approx(calls[0].work.flops * 65 / 64)
+
+
+def test_overshoot_in_some_rollouts_is_a_program_of_its_own():
+  always, some = (
+    {
+      one.name: one
+      for one in estimate(**{'optim.overshoot_every_steps': steps}).programs
+    }
+    for steps in (1, 5)
+  )
+  assert 'watched_step' not in always
+  watched, usual = some['watched_step'], some['train_step']
+  assert watched.calls == 0 and watched.bytes > usual.bytes
 
 
 def test_each_scoring_and_update_is_counted():
@@ -156,6 +236,16 @@ def test_what_the_compiler_says_replaces_arithmetic():
   full = plans.of_program(counted, 'train_step', 1, refused)
   made = plans.Plan(topologies.named('v5p:4x4x4'), {}, counted, (full,))
   assert not made.fits
+
+
+def test_what_could_not_be_compiled_is_not_taken_to_fit(monkeypatch):
+  failed = compiling.Compiled(error='Check failed: of XLA')
+  monkeypatch.setattr(
+    compiling, 'compile_all', lambda requests, **_: [failed] * len(requests)
+  )
+  monkeypatch.setattr(topologies, 'mesh', lambda *_: None)
+  found = search.best(config(), topologies.named('v5p:2x2x1'), 1)
+  assert len(found) > 1 and not any(one.plan.is_whole for one in found)
 
 
 def test_advice_names_the_field_that_helps():
@@ -231,7 +321,9 @@ def test_a_mixture_of_experts_is_planned():
   counted = made.counted
   assert counted.weights.number == pytest.approx(30.5e9, rel=0.01)
   # A token is multiplied by a tenth of them.
-  per_token = sum(counted._forward(1, False)) * made.topology.number
+  per_token = (
+    sum(counted._forward(1, counted.group, False)) * made.topology.number
+  )
   tokens = counted.prompt_tokens + counted.group * counted.tokens
   assert 2 * 2.5e9 < per_token / tokens < 2 * 3.5e9
   # A step reads the experts that its tokens choose.
