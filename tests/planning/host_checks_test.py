@@ -212,7 +212,7 @@ def test_memory(
 
 @pytest.mark.parametrize(
   'used_gib, verdict',
-  [(0.6, 'ok'), (5, 'slow'), (17, 'slow'), (19, 'failed'), (78, 'failed')],
+  [(0.6, 'ok'), (9, 'slow'), (19, 'slow'), (21, 'failed'), (78, 'failed')],
 )
 def test_a_gpu_that_another_process_uses_is_named(
   used_gib, verdict, monkeypatch
