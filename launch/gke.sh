@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A run on TPU slices in a GKE cluster, as a JobSet that starts again by itself.
+# A run on TPU slices in a GKE cluster, as a JobSet that restarts the run by itself.
 #
 #   launch/gke.sh COMMAND --name=NAME [OPTION...] [-- ARG...]
 #

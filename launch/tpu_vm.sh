@@ -10,8 +10,8 @@
 #            installs it, and checks that every worker has that commit. Refused
 #            while a run is going on
 #   once     runs `grpo-jax ARG...` on all workers and waits, as in `-- doctor`
-#   run      starts `grpo-jax ARG...` on all workers. The run does not need this
-#            machine any more
+#   run      starts `grpo-jax ARG...` on all workers, and returns. The run goes on
+#            when you log out
 #   status   says for each worker whether the run is going on, or how it has ended
 #   logs     follows the log of one worker
 #   watch    keeps a run going until it is done: creates, sets up and runs where
@@ -33,7 +33,7 @@
 #   --slice=0 --worker=0    the worker whose log is followed
 #   --max_restarts=20       how often watch starts the run again. It counts from 0
 #                           after a run of ten minutes
-#   --poll_secs=30          seconds between two looks of watch
+#   --poll_secs=30          how often watch asks the workers, in seconds
 #   --delete_after          watch deletes the machines when the run has ended
 #   --dry_run               prints every command and runs none
 set -euo pipefail

@@ -1,4 +1,4 @@
-"""`grpo-jax doctor`: are these machines in order?"""
+"""`grpo-jax doctor`: are these hosts healthy?"""
 
 from collections.abc import Sequence
 import json
@@ -116,13 +116,13 @@ def summary(lines: Sequence[Line]) -> str:
   if failed:
     return (
       f'grpo-jax: {len(failed)} of {len(lines)} checks failed '
-      f'({", ".join(failed)}); correct what their lines say, and run the '
-      'doctor again.'
+      f'({", ".join(failed)}); do what these checks say, and run the doctor '
+      'again.'
     )
   if slow:
     return (
-      f'No check failed, but {len(slow)} of {len(lines)} found less than is to '
-      f'be expected ({", ".join(slow)}).'
+      f'No check failed, but {len(slow)} of {len(lines)} found less than '
+      f'expected ({", ".join(slow)}).'
     )
   return 'No check failed.'
 

@@ -1,4 +1,4 @@
-"""The doctor: are these machines in order? The first thing to run on new ones.
+"""The doctor: are these hosts healthy? The first thing to run on new ones.
 
 Every process measures, and tells the others what it has measured. Then each of
 them judges by the measurements of all. So all have the same report, and the
@@ -94,26 +94,14 @@ def checks(
   def no_common_devices(lines: Sequence[Line]) -> str:
     devices = _line_of('devices', lines)
     if several and devices and devices.verdict == FAILED:
-      return 'the devices of the processes are not in order'
+      return 'the check of the devices has failed'
     return no_devices(lines)
-
-  def no_workdir(lines: Sequence[Line]) -> str:
-    return '' if workdir else 'no --workdir was given, so nothing was written'
-
-  def not_shared(lines: Sequence[Line]) -> str:
-    written = _line_of('workdir', lines)
-    if written and written.verdict in (FAILED, SKIPPED):
-      return 'the workdir was not written'
-    return '' if several else 'there is one process'
-
-  def alone(lines: Sequence[Line]) -> str:
-    return '' if several else 'there is one process'
 
   def on_devices(name: str, measure: Callable[..., Any], judge) -> Check:
     measured = functools.partial(measure, sizes)
     return Check(name, measured, judge, no_devices)
 
-  where, here, on = workdir or '', host_checks, device_checks
+  here, on = host_checks, device_checks
   return [
     Check('versions', here.versions, here.judge_versions, late=_LATE_FILES),
     Check(
@@ -138,6 +126,31 @@ def checks(
       is_joint=True,
     ),
     on_devices('host to device', on.transfer, on.judge_transfer),
+    *_of_several(peers, workdir),
+    Check(
+      'compiled programs', here.compiled, here.judge_compiled, late=_LATE_FILES
+    ),
+  ]
+
+
+def _of_several(peers: processes.Processes, workdir: str | None) -> list[Check]:
+  """The checks of the workdir, and of what several processes share."""
+  several = peers.number > 1
+
+  def no_workdir(lines: Sequence[Line]) -> str:
+    return '' if workdir else 'no --workdir was given, so nothing was written'
+
+  def not_shared(lines: Sequence[Line]) -> str:
+    written = _line_of('workdir', lines)
+    if written and written.verdict in (FAILED, SKIPPED):
+      return 'the workdir was not written'
+    return '' if several else 'there is one process'
+
+  def alone(lines: Sequence[Line]) -> str:
+    return '' if several else 'there is one process'
+
+  where, here = workdir or '', host_checks
+  return [
     Check(
       'workdir',
       functools.partial(here.written, where, peers.rank),
@@ -159,9 +172,6 @@ def checks(
       here.judge_clocks,
       alone,
       is_joint=True,
-    ),
-    Check(
-      'compiled programs', here.compiled, here.judge_compiled, late=_LATE_FILES
     ),
   ]
 

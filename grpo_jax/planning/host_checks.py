@@ -331,8 +331,8 @@ def judge_written(told: Mapping[int, Measured]) -> Judged:
   free = [one['free_gib'] for one in told.values()]
   free = [gib for gib in free if gib is not None]  # of a bucket
   measured = (
-    f'{FILE_MB} MB written to {first["where"]} with {spread(write)} MB/s, read '
-    f'with {spread(read)} MB/s, and equal'
+    f'{FILE_MB} MB written to {first["where"]} at {spread(write)} MB/s, and '
+    f'read back unchanged at {spread(read)} MB/s'
   )
   expected = f'{LEAST_WRITE_MB_PER_S:g} MB/s or more'
   is_slow = min(write) < LEAST_WRITE_MB_PER_S

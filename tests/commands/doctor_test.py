@@ -61,7 +61,7 @@ def test_a_failure_is_a_line_and_a_sentence_and_code_2(
   assert said.startswith(f'{tmp_path}/file cannot be written (Not a directory)')
   assert 'NotADirectoryError' in err  # the traceback
   assert err.splitlines()[-1] == (
-    'grpo-jax: 1 of 11 checks failed (workdir); correct what their lines say, '
+    'grpo-jax: 1 of 11 checks failed (workdir); do what these checks say, '
     'and run the doctor again.'
   )
   checks = [line for line in lines if line and line[0] != ' ']
@@ -74,7 +74,7 @@ def test_what_is_slow_is_no_failure(tiny, capsys, monkeypatch):
   out, err = capsys.readouterr()
   assert err == '' and '\nslow     workdir (' in out
   assert out.splitlines()[-1] == (
-    'No check failed, but 1 of 11 found less than is to be expected (workdir).'
+    'No check failed, but 1 of 11 found less than expected (workdir).'
   )
 
 

@@ -313,7 +313,7 @@ def test_a_slow_or_nearly_full_disk_is_marked(changed, verdict):
   found = host_checks.judge_written({0: usual, 1: usual | changed})
   assert found.verdict == verdict
   shown = '12 to 300' if 'write_mb_per_s' in changed else '300'
-  assert f'16 MB written to /runs with {shown} MB/s' in found.measured
+  assert f'16 MB written to /runs at {shown} MB/s' in found.measured
 
 
 @pytest.mark.parametrize(
