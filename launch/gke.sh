@@ -81,7 +81,7 @@ while [ $# -gt 0 ]; do
       shift
       break
       ;;
-    *) refuse "got $1; the options are at the head of the file." ;;
+    *) refuse "got $1; launch/gke.sh help lists the options." ;;
   esac
   shift
 done
@@ -126,5 +126,5 @@ case $command in
     ;;
   delete) go kubectl delete jobset "$name" --namespace="$namespace" ;;
   help | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p;}' launch/gke.sh ;;
-  *) refuse "got '$command'; the commands are at the head of the file." ;;
+  *) refuse "got '$command'; launch/gke.sh help lists the commands." ;;
 esac

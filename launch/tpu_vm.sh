@@ -323,7 +323,7 @@ while [ $# -gt 1 ]; do
       arguments=("$@")
       break
       ;;
-    *) refuse "got $1; the options are at the head of the file." ;;
+    *) refuse "got $1; launch/tpu_vm.sh help lists the options." ;;
   esac
   options+=("$1")
 done
@@ -341,7 +341,7 @@ case $command in
     sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p;}' launch/tpu_vm.sh
     exit
     ;;
-  *) refuse "got '$command'; the commands are at the head of the file." ;;
+  *) refuse "got '$command'; launch/tpu_vm.sh help lists the commands." ;;
 esac
 if [ -z "$name" ] || [ -z "$zone" ]; then
   refuse "$command needs --name and --zone."
