@@ -1,29 +1,33 @@
 #!/usr/bin/env bash
-# A run on TPU slices in a GKE cluster, as a JobSet that starts again by itself.
+# A run on TPU slices in a GKE cluster, as a JobSet that restarts the run by itself.
 #
 #   launch/gke.sh COMMAND --name=NAME [OPTION...] [-- ARG...]
 #
 # Commands:
-#   run      fills in gke_jobset.yaml and creates it; ARG... is what follows
-#            `grpo-jax`, as in `-- train --config=...`
-#   status   shows the JobSet, with its restarts, and its pods
-#   logs     follows what the first process prints
-#   delete   ends the run, which saves before, and removes it. The machines
-#            stay, and cost money, until their node pool is deleted
+#   run      fills in gke_jobset.yaml and creates the JobSet; ARG... is what
+#            follows `grpo-jax`, as in `-- train --config=...`
+#   status   shows the JobSet, with the number of its restarts, and its pods
+#   logs     follows the log of the first process
+#   delete   lets the run save and end, and removes the JobSet. The nodes stay,
+#            and cost money, until their node pool is deleted
 #
-# Options:
-#   --image=IMAGE             made with launch/Dockerfile
-#   --accelerator=tpu-v5-lite-podslice --topology=4x4   of a slice
-#   --chips_per_host=4        chips of one machine
-#   --slices=1                slices (set config.mesh.slices too)
-#   --spot                    only on machines that may be taken away
-#   --max_restarts=20         new starts, those after a preemption not counted
-#   --service_account=default   of Kubernetes; may write to the bucket
-#   --namespace=default
+# Options and their defaults:
+#   --image=IMAGE             the container image, made with launch/Dockerfile
+#   --accelerator=tpu-v5-lite-podslice   TPU type of a slice, as GKE names it
+#   --topology=4x4            chips of a slice
+#   --chips_per_host=4        chips of one host of a slice
+#   --slices=1                number of slices (set config.mesh.slices too)
+#   --spot                    run on spot nodes, which may be taken away at any
+#                             time
+#   --max_restarts=20         how often the JobSet is started again. Restarts
+#                             after a preemption are not counted
+#   --service_account=default   account of Kubernetes that may write to the bucket
+#   --namespace=default       namespace of Kubernetes
 #   --dry_run                 prints every command and runs none
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/dry_run.sh
+source launch/options.sh
 
 name='' image='' accelerator=tpu-v5-lite-podslice topology=4x4 chips_per_host=4
 slices=1 spot='' max_restarts=20 service_account=default namespace=default
@@ -77,11 +81,13 @@ while [ $# -gt 0 ]; do
       shift
       break
       ;;
-    *) refuse "got $1; the options are at the head of the file." ;;
+    *) refuse "got $1; launch/gke.sh help lists the options." ;;
   esac
   shift
 done
 if [ -n "$dry_run" ]; then exec 3>&1; else exec 3>&2; fi
+whole 1 slices chips_per_host
+whole 0 max_restarts
 label=jobset.sigs.k8s.io/jobset-name=$name
 
 case $command in
@@ -94,14 +100,15 @@ case $command in
     if [ -z "$image" ] || [ $# -eq 0 ]; then
       refuse 'run needs --image, and a command after --, as in -- train.'
     fi
-    case x$topology in
-      *x | *xx* | *[!0-9x]*) refuse "--topology=$topology; give such as 4x4." ;;
-    esac
-    hosts=$((${topology//x/ * } / chips_per_host))
-    if [ "$hosts" -lt 1 ]; then
-      refuse "--topology=$topology has fewer chips than one machine," \
+    if ! [[ $topology =~ ^[1-9][0-9]{0,4}(x[1-9][0-9]{0,4}){0,2}$ ]]; then
+      refuse "--topology=$topology; give such as 4x4."
+    fi
+    chips=$((${topology//x/ * }))
+    if [ $((chips % chips_per_host)) -ne 0 ]; then
+      refuse "--topology=$topology has $chips chips, which is no multiple of" \
         "--chips_per_host=$chips_per_host."
     fi
+    hosts=$((chips / chips_per_host))
     # Strict: an older JobSet that lacks a field would start again for ever.
     go kubectl create --namespace="$namespace" --validate=strict --filename=- \
       < <(manifest "$@")
@@ -119,5 +126,5 @@ case $command in
     ;;
   delete) go kubectl delete jobset "$name" --namespace="$namespace" ;;
   help | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p;}' launch/gke.sh ;;
-  *) refuse "got '$command'; the commands are at the head of the file." ;;
+  *) refuse "got '$command'; launch/gke.sh help lists the commands." ;;
 esac

@@ -2,15 +2,14 @@
 
   python launch/local.py --num_processes=4 -- train --config=... --workdir=...
 
-starts `grpo-jax train ...` four times. The processes find each other, each has
-devices of its own (of the CPU, unless JAX_PLATFORMS says otherwise), and each
-line that they print begins with the number of its process. They are started
-again, all of them, after the exit codes that `starts_again` names and after no
-other.
+starts `grpo-jax train ...` four times. The processes find each other. Each has
+its own devices: CPU devices, unless JAX_PLATFORMS says otherwise. Each line of
+output begins with the number of the process that has printed it. After the exit
+codes that start_again.sh names, and after no others, all processes are started
+again.
 
 Ctrl-C and SIGTERM are passed on to all processes once; a second Ctrl-C kills
-them.
-The launcher ends with the exit code that one process alone would have.
+them. The launcher ends with the exit code that a single process would have.
 """
 
 import argparse
@@ -288,21 +287,26 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     usage='local.py --num_processes=N [OPTION...] -- COMMAND ARG...',
   )
   for name, default, text in (
-    ('num_processes', None, 'Processes to start.'),
-    ('devices_per_process', 1, 'Devices of the CPU for each process.'),
-    ('max_restarts', 3, 'How often all may be started again.'),
-    ('pause_secs', 5.0, 'Seconds between an end and a new start.'),
+    ('num_processes', None, 'Number of processes.'),
+    ('devices_per_process', 1, 'CPU devices of each process.'),
+    ('max_restarts', 3, 'How often the processes may be started again.'),
+    ('pause_secs', 5.0, 'Seconds to wait before they are started again.'),
     (
       'progress_secs',
       600.0,
-      'After a start that ran longer, restarts count from 0.',
+      'Restarts are counted from 0 again after a run of so many seconds.',
     ),
     (
       'stop_secs',
       90.0,
-      'Seconds to end in, after a signal or a failure of one.',
+      'Seconds until the processes are killed, after a signal or once one '
+      'has ended.',
     ),
-    ('program', f'{shlex.quote(sys.executable)} -m grpo_jax', 'What to start.'),
+    (
+      'program',
+      f'{shlex.quote(sys.executable)} -m grpo_jax',
+      'Program to start.',
+    ),
   ):
     parser.add_argument(
       f'--{name}',

@@ -1,14 +1,14 @@
 # shellcheck shell=bash
-# Which exit codes of `grpo-jax` mean: give the same command again. The one
-# place for scripts. `starts_again` in local.py says the same in Python, the
-# numbers in gke_jobset.yaml say it to Kubernetes; a test compares the three.
+# After which exit codes of `grpo-jax` a launcher starts the same command again. All
+# scripts source this file. `starts_again` in local.py says the same in Python, and
+# the numbers in gke_jobset.yaml say it to Kubernetes; a test compares the three.
 #
-#   0                     done
-#   75                    another process is gone: start again
+#   0                     the run is done: no
+#   75                    another process is lost: start again
 #   129 to 159, but 130   ended by a signal (128 + its number): start again. One
-#                         is 143: stopped by SIGTERM, as when a node is taken
-#   130                   Ctrl-C, by a person: do not
-#   all others            such as 2: a new start would fail too
+#                         of them is 143, SIGTERM, as when a host is taken away
+#   130                   Ctrl-C, by a person: no
+#   all others            an error that a new start would meet again: no
 #
 # A launcher that was itself asked to stop starts nothing again.
 

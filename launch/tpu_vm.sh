@@ -3,36 +3,44 @@
 #
 #   launch/tpu_vm.sh COMMAND --name=NAME --zone=ZONE [OPTION...] [-- ARG...]
 #
-# Commands; ARG... is what follows `grpo-jax`, as in `-- train --config=...`:
-#   create   asks for the machines
-#   setup    waits for them, copies this checkout to each, and installs it
+# A worker is one machine of a slice. Commands; ARG... is what follows `grpo-jax`,
+# as in `-- train --config=...`:
+#   create   requests the machines
+#   setup    waits for the machines, copies a commit of this checkout to each,
+#            installs it, and checks that every worker has that commit. Refused
+#            while a run is going on
 #   once     runs `grpo-jax ARG...` on all workers and waits, as in `-- doctor`
-#   run      starts `grpo-jax ARG...` on all workers; it goes on without you
-#   status   says for each worker whether it runs, or how it has ended
-#   logs     follows what one worker prints
-#   watch    keeps a run going until it is done. Creates, sets up and runs where
-#            that is missing, makes the machines anew after a preemption, starts
-#            again after the exit codes of start_again.sh, and else stops all
-#   stop     asks all workers to save and to end; a watch then ends too
+#   run      starts `grpo-jax ARG...` on all workers, and returns. The run goes on
+#            when you log out
+#   status   says for each worker whether the run is going on, or how it has ended
+#   logs     follows the log of one worker
+#   watch    keeps a run going until it is done: creates, sets up and runs where
+#            that is missing, creates new machines after a preemption, starts the
+#            run again after the exit codes of start_again.sh, and stops all
+#            workers after any other exit code
+#   stop     asks all workers to save and to end, waits for that, and says how
+#            each has ended. A watch then ends too
 #   delete   gives the machines back: until then they cost money
 #
-# Options:
-#   --project=PROJECT       default: that of gcloud
+# Options and their defaults:
+#   --project=PROJECT       project of Google Cloud; the default is that of gcloud
 #   --type=v5litepod-16     accelerator type of a slice
-#   --runtime=v2-alpha-tpuv5-lite   software version of the machines
+#   --runtime=v2-alpha-tpuv5-lite   software version of the TPU VMs
 #   --slices=1              slices of that type (set config.mesh.slices too)
-#   --spot                  cheaper machines, which may be taken away
+#   --spot                  cheaper machines, which may be taken away at any time
 #   --revision=HEAD         the commit that setup copies
 #   --files=gs://BUCKET/files   models and data that setup adds to the checkout
-#   --slice=0 --worker=0    whose log to follow
-#   --max_restarts=20       limit for watch, counted anew after ten minutes' run
-#   --poll_secs=30          how often watch looks
+#   --slice=0 --worker=0    the worker whose log is followed
+#   --max_restarts=20       how often watch starts the run again. It counts from 0
+#                           after a run of ten minutes
+#   --poll_secs=30          how often watch asks the workers, in seconds
 #   --delete_after          watch deletes the machines when the run has ended
 #   --dry_run               prints every command and runs none
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/start_again.sh
 source launch/dry_run.sh
+source launch/options.sh
 
 name='' zone='' project='' type=v5litepod-16 runtime=v2-alpha-tpuv5-lite
 slices=1 spot='' revision=HEAD files='' slice=0 worker=0
@@ -110,8 +118,15 @@ state() {
     --filter="name~(^|/)$name\$" --format='value(state.state)'
 }
 
+# The commit that is copied. In a dry run git is not asked.
+commit() {
+  [ -z "$dry_run" ] || { echo "$revision" && return; }
+  git rev-parse --verify --quiet "$revision^{commit}" ||
+    refuse "--revision=$revision is no commit of this checkout."
+}
+
 setup() {
-  local now node archive=${TMPDIR:-/tmp}/grpo_jax-$name.tar.gz
+  local now told node wanted archive=${TMPDIR:-/tmp}/grpo_jax-$name.tar.gz
   now=$(state)
   while [ "$now" != ACTIVE ]; do
     case $now in
@@ -122,10 +137,15 @@ setup() {
     sleep "$poll_secs"
     now=$(state)
   done
+  told=$(status) || refuse 'a worker does not answer; try again.'
+  if grep -q ^running <<<"$told"; then
+    refuse 'a run is going on, and would lose its files; stop it first.'
+  fi
+  wanted=$(commit)
   if [ -z "$dry_run" ] && [ -n "$(git status --porcelain)" ]; then
     echo 'warning: changes that are not committed are not copied' >&2
   fi
-  go git archive --format=tar.gz --output="$archive" "$revision"
+  go git archive --format=tar.gz --output="$archive" "$wanted"
   for node in $(nodes); do
     go gcloud compute tpus tpu-vm scp "$archive" "$node:grpo_jax.tar.gz" \
       "${where[@]}" --worker=all
@@ -136,6 +156,20 @@ setup() {
     ssh_all go "$(quoted gcloud storage rsync --recursive "$files" grpo_jax)"
   fi
   on_all setup
+  verify "$wanted"
+}
+
+# verify COMMIT: compares what every worker has installed with what was asked for.
+verify() {
+  local told odd
+  told=$(ssh_all ask 'grpo_jax/launch/worker.sh revision' |
+    sed -n 's/^revision: //p') && [ -n "$told" ] ||
+    refuse 'a worker does not say what it has installed; set up again.'
+  odd=$(awk -v wanted="$1" '$2 != wanted {printf "%s has %s, ", $1, $2}' \
+    <<<"$told")
+  [ -z "$odd" ] || refuse "${odd}and not $1; set up again."
+  echo "$1 is installed on $(awk '{printf "%s%s", sep, $1; sep = ", "}' \
+    <<<"$told")"
 }
 
 status() {
@@ -224,7 +258,8 @@ finish() {
 watch() {
   local step seen='' went='' restarts=0 late=0 silent=0 failures=0 begun=$SECONDS
   # After a preemption the same code goes on, whatever is committed meanwhile.
-  [ -n "$dry_run" ] || options+=(--revision="$(git rev-parse "$revision")")
+  revision=$(commit)
+  options+=(--revision="$revision")
   while true; do
     step=$(look "$seen")
     case $step in wait | on) ;; *) echo "== $step" >&3 ;; esac
@@ -288,10 +323,15 @@ while [ $# -gt 1 ]; do
       arguments=("$@")
       break
       ;;
-    *) refuse "got $1; the options are at the head of the file." ;;
+    *) refuse "got $1; launch/tpu_vm.sh help lists the options." ;;
   esac
   options+=("$1")
 done
+whole 1 slices poll_secs
+whole 0 slice worker max_restarts
+if [ "$slice" -ge "$slices" ]; then
+  refuse "--slice=$slice with --slices=$slices; the first slice is 0."
+fi
 where=(--zone="$zone" ${project:+--project="$project"})
 if [ -n "$dry_run" ]; then exec 3>&1; else exec 3>&2; fi
 
@@ -301,7 +341,7 @@ case $command in
     sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p;}' launch/tpu_vm.sh
     exit
     ;;
-  *) refuse "got '$command'; the commands are at the head of the file." ;;
+  *) refuse "got '$command'; launch/tpu_vm.sh help lists the commands." ;;
 esac
 if [ -z "$name" ] || [ -z "$zone" ]; then
   refuse "$command needs --name and --zone."
@@ -322,6 +362,11 @@ case $command in
     story+=(ACTIVE 'status: 75' ACTIVE 'status: 0')
     ;;
   status) story=('status: running') ;;
+  setup)
+    story=(ACTIVE)
+    for node in $(nodes); do story+=('status: bare'); done
+    for node in $(nodes); do story+=("revision: $node-w-0 $revision"); done
+    ;;
   *) story=(ACTIVE) ;;
 esac
 exec 4< <(printf '%s\n' "${story[@]}" "${story[@]}")

@@ -1,4 +1,4 @@
-"""`grpo-jax doctor`: are these machines in order?"""
+"""`grpo-jax doctor`: are these hosts healthy?"""
 
 from collections.abc import Sequence
 import json
@@ -10,6 +10,7 @@ import time
 from typing import Any
 from typing import NoReturn
 
+from grpo_jax.planning import accelerators
 from grpo_jax.planning import doctor
 from grpo_jax.planning.types import FAILED
 from grpo_jax.planning.types import SLOW
@@ -25,6 +26,7 @@ def run(
   workdir: str | None,
   as_json: bool = False,
   with_traces: bool = False,
+  found: accelerators.Found | None = None,
 ) -> int:
   """Makes all checks and prints what they have found.
 
@@ -34,6 +36,8 @@ def run(
     workdir: A directory or a bucket to write a file to; None for none.
     as_json: Print one line of JSON at the end, and nothing before.
     with_traces: Print the traceback of a check that has failed.
+    found: What was found on this host before JAX has used a device; None looks
+      now.
 
   Returns:
     The exit code: 2 if a check has failed, else 0.
@@ -70,7 +74,7 @@ def run(
     finally:  # nobody may be reading any more
       os._exit(code)
 
-  doctor.examine(peers, workdir, tell, give_up)
+  doctor.examine(peers, workdir, tell, give_up, found=found)
   return finish()
 
 
@@ -112,13 +116,13 @@ def summary(lines: Sequence[Line]) -> str:
   if failed:
     return (
       f'grpo-jax: {len(failed)} of {len(lines)} checks failed '
-      f'({", ".join(failed)}); correct what their lines say, and run the '
-      'doctor again.'
+      f'({", ".join(failed)}); do what these checks say, and run the doctor '
+      'again.'
     )
   if slow:
     return (
-      f'No check failed, but {len(slow)} of {len(lines)} found less than is to '
-      f'be expected ({", ".join(slow)}).'
+      f'No check failed, but {len(slow)} of {len(lines)} found less than '
+      f'expected ({", ".join(slow)}).'
     )
   return 'No check failed.'
 

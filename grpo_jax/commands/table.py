@@ -57,12 +57,15 @@ def _code() -> int:
   return 0 if STOP.signal is None else 128 + STOP.signal
 
 
-def _join() -> bool:
+def _join(**options: Any) -> bool:
   """Joins the other processes, if there are any; whether this is the first."""
   from grpo_jax.training import joining
 
   is_first = joining.initialize(
-    _value('coordinator'), _value('num_processes'), _value('process_id')
+    _value('coordinator'),
+    _value('num_processes'),
+    _value('process_id'),
+    **options,
   )
   if joining.are_joined():
     refusals.keep_stdout()
@@ -90,9 +93,13 @@ def _check(config: Any, is_first: bool) -> None:
 
 
 @contextlib.contextmanager
-def _together() -> Iterator[Any]:
-  """The processes that run this command; the first alone prints."""
-  _join()
+def _together(**options: Any) -> Iterator[Any]:
+  """The processes that run this command; the first alone prints.
+
+  Args:
+    **options: Of `joining.initialize`.
+  """
+  _join(**options)
   from grpo_jax.training import joining
 
   with contextlib.ExitStack() as stack:
@@ -216,11 +223,15 @@ def study() -> None:
 
 def doctor() -> int:
   """`grpo-jax doctor`."""
-  with _together() as peers:
+  from grpo_jax.planning import accelerators
+
+  found = accelerators.look()  # before JAX holds the memory of the devices
+  # Where a check fails, a launcher must not start the doctor again.
+  with _together(late_code=2) as peers:
     from grpo_jax.commands import doctor as doctors
 
     given = _value('workdir'), _value('json'), _value('verbose')
-    return doctors.run(peers, *given)
+    return doctors.run(peers, *given, found)
 
 
 def plan() -> None:

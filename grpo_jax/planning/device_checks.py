@@ -25,7 +25,7 @@ from grpo_jax.planning.types import SLOW
 from grpo_jax.planning.types import Judged
 from grpo_jax.planning.types import Measured
 
-# Below these shares of the vendor's peak a device is called slow. A sound one
+# Below these shares of the vendor's peak a device is called slow. A healthy one
 # reaches 60 to 90 % of its products and of its memory bandwidth. A sum over a
 # few chips of a torus uses a third of the links of each.
 LEAST_PRODUCT, LEAST_BANDWIDTH, LEAST_NETWORK = 0.4, 0.6, 0.2
@@ -323,7 +323,7 @@ def transfer(sizes: Sizes | None = None) -> Measured:
   """How fast an array goes to each device of this process, and back.
 
   Raises:
-    ValueError: Other numbers come back.
+    ValueError: The numbers that come back have changed.
   """
   mib = (sizes or _usual()).transfer_mib
   there, back = [], []
@@ -338,7 +338,8 @@ def transfer(sizes: Sizes | None = None) -> Measured:
       secs.append((arrived - began, time.perf_counter() - arrived))
       if not np.array_equal(returned, data):
         raise ValueError(
-          f'From {device} come other numbers than went there; do not use it.'
+          f'Numbers that were copied to {device} and back have changed; do not '
+          'use it.'
         )
     for figures, of_way in zip((there, back), zip(*secs)):
       figures.append(mib * _MIB / min(of_way) / 1e9)
@@ -351,13 +352,13 @@ def transfer(sizes: Sizes | None = None) -> Measured:
 
 
 def judge_transfer(told: Mapping[int, Measured]) -> Judged:
-  """Whether an accelerator is reached at a sound speed."""
+  """Whether copies to an accelerator are fast enough."""
   there = _all(one['to_device_gb_per_s'] for one in told.values())
   back = _all(one['to_host_gb_per_s'] for one in told.values())
   first = told[min(told)]
   measured = (
     f'{spread(there)} GB/s to each device, {spread(back)} GB/s back, for '
-    f'{first["mib"]:,} MiB, which are equal'
+    f'{first["mib"]:,} MiB, which come back unchanged'
   )
   if first['kind'] == 'cpu':
     return Judged(

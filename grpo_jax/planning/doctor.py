@@ -1,4 +1,4 @@
-"""The doctor: are these machines in order? The first thing to run on new ones.
+"""The doctor: are these hosts healthy? The first thing to run on new ones.
 
 Every process measures, and tells the others what it has measured. Then each of
 them judges by the measurements of all. So all have the same report, and the
@@ -10,15 +10,14 @@ ends the command after `LIMIT_SECS`.
 """
 
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
 import functools
-import threading
 import time
 import traceback
 from typing import Any
 
+from grpo_jax.planning import accelerators
 from grpo_jax.planning import device_checks
 from grpo_jax.planning import host_checks
 from grpo_jax.planning.types import FAILED
@@ -26,8 +25,19 @@ from grpo_jax.planning.types import SKIPPED
 from grpo_jax.planning.types import Check
 from grpo_jax.planning.types import Line
 from grpo_jax.training import processes
+from grpo_jax.training import watch
 
 LIMIT_SECS = 300.0  # for one check
+
+_LATE_DEVICES = (
+  'JAX waits for a driver, or for another host of the slice; see whether all '
+  'hosts are up and whether the driver answers (nvidia-smi on GPUs); '
+  'restart the host that hangs.'
+)
+_LATE_FILES = (
+  'A file system or a bucket does not answer; see whether it can be read and '
+  'written from this host, or give another directory.'
+)
 
 
 def examine(
@@ -36,6 +46,7 @@ def examine(
   tell: Callable[[Line], None],
   give_up: Callable[[Line], None],
   sizes: device_checks.Sizes | None = None,
+  found: accelerators.Found | None = None,
 ) -> list[Line]:
   """Makes all checks, one after another.
 
@@ -47,12 +58,14 @@ def examine(
     give_up: Called in another thread with a line for a check that does not come
       back. It is to end this process.
     sizes: Of what is measured; None chooses them by the kind of device.
+    found: What was found on this host before JAX has used a device; None looks
+      now.
 
   Returns:
     The lines.
   """
   lines: list[Line] = []
-  for check in checks(peers, workdir, sizes):
+  for check in checks(peers, workdir, sizes, found):
     if why := check.left_out(lines):
       line = Line(check.name, SKIPPED, why)
     else:
@@ -66,9 +79,11 @@ def checks(
   peers: processes.Processes,
   workdir: str | None = None,
   sizes: device_checks.Sizes | None = None,
+  found: accelerators.Found | None = None,
 ) -> list[Check]:
   """All checks, in their order; for the arguments see `examine`."""
   several = peers.number > 1
+  before = found or accelerators.look()
 
   def no_devices(lines: Sequence[Line]) -> str:
     devices = _line_of('devices', lines)
@@ -79,8 +94,48 @@ def checks(
   def no_common_devices(lines: Sequence[Line]) -> str:
     devices = _line_of('devices', lines)
     if several and devices and devices.verdict == FAILED:
-      return 'the devices of the processes are not in order'
+      return 'the check of the devices has failed'
     return no_devices(lines)
+
+  def on_devices(name: str, measure: Callable[..., Any], judge) -> Check:
+    measured = functools.partial(measure, sizes)
+    return Check(name, measured, judge, no_devices)
+
+  here, on = host_checks, device_checks
+  return [
+    Check('versions', here.versions, here.judge_versions, late=_LATE_FILES),
+    Check(
+      'devices',
+      functools.partial(here.devices, before),
+      here.judge_devices,
+      late=_LATE_DEVICES,
+    ),
+    Check(
+      'memory',
+      functools.partial(here.memory, before),
+      here.judge_memory,
+      no_devices,
+    ),
+    on_devices('matrix product', on.matrix_product, on.judge_matrix_product),
+    on_devices('memory bandwidth', on.bandwidth, on.judge_bandwidth),
+    Check(
+      'collective',
+      functools.partial(on.collective, sizes),
+      on.judge_collective,
+      no_common_devices,
+      is_joint=True,
+    ),
+    on_devices('host to device', on.transfer, on.judge_transfer),
+    *_of_several(peers, workdir),
+    Check(
+      'compiled programs', here.compiled, here.judge_compiled, late=_LATE_FILES
+    ),
+  ]
+
+
+def _of_several(peers: processes.Processes, workdir: str | None) -> list[Check]:
+  """The checks of the workdir, and of what several processes share."""
+  several = peers.number > 1
 
   def no_workdir(lines: Sequence[Line]) -> str:
     return '' if workdir else 'no --workdir was given, so nothing was written'
@@ -94,30 +149,14 @@ def checks(
   def alone(lines: Sequence[Line]) -> str:
     return '' if several else 'there is one process'
 
-  def on_devices(name: str, measure: Callable[..., Any], judge) -> Check:
-    measured = functools.partial(measure, sizes)
-    return Check(name, measured, judge, no_devices)
-
-  where, here, on = workdir or '', host_checks, device_checks
+  where, here = workdir or '', host_checks
   return [
-    Check('versions', here.versions, here.judge_versions),
-    Check('devices', here.devices, here.judge_devices),
-    Check('memory', here.memory, here.judge_memory, no_devices),
-    on_devices('matrix product', on.matrix_product, on.judge_matrix_product),
-    on_devices('memory bandwidth', on.bandwidth, on.judge_bandwidth),
-    Check(
-      'collective',
-      functools.partial(on.collective, sizes),
-      on.judge_collective,
-      no_common_devices,
-      is_joint=True,
-    ),
-    on_devices('host to device', on.transfer, on.judge_transfer),
     Check(
       'workdir',
       functools.partial(here.written, where, peers.rank),
       here.judge_written,
       no_workdir,
+      late=_LATE_FILES,
     ),
     Check(
       'shared workdir',
@@ -125,6 +164,7 @@ def checks(
       functools.partial(here.judge_shared, peers.number),
       not_shared,
       is_joint=True,
+      late=_LATE_FILES,
     ),
     Check(
       'clocks',
@@ -133,7 +173,6 @@ def checks(
       alone,
       is_joint=True,
     ),
-    Check('compiled programs', here.compiled, here.judge_compiled),
   ]
 
 
@@ -146,7 +185,7 @@ def _line(
 ) -> Line:
   """Makes one check, in all processes."""
   began = time.monotonic()
-  with _limited(check.name, give_up):
+  with _limited(check, give_up):
     mine, problem, trace = _tried(check.measure)
     # In a joint check the others may wait for this process in a program of the
     # devices. The watch then ends them.
@@ -195,18 +234,12 @@ def _sentence(error: Exception) -> str:
   return f'{type(error).__name__}: {said or "no text"}.'.replace('..', '.')
 
 
-@contextlib.contextmanager
-def _limited(name: str, give_up: Callable[[Line], None]) -> Iterator[None]:
+def _limited(
+  check: Check, give_up: Callable[[Line], None]
+) -> contextlib.AbstractContextManager[None]:
   """Gives up once the body has not come back within `LIMIT_SECS`."""
-  why = (
-    f'It has not come back within {LIMIT_SECS:.0f} s. A device hangs, or '
-    'devices of different hosts cannot reach each other.'
+  why = f'It has not come back within {LIMIT_SECS:.0f} s. {check.late}'
+  line = Line(check.name, FAILED, why, secs=LIMIT_SECS)
+  return watch.limited(
+    LIMIT_SECS, lambda: give_up(line), f'{check.name}: {why}'
   )
-  line = Line(name, FAILED, why, secs=LIMIT_SECS)
-  timer = threading.Timer(LIMIT_SECS, give_up, (line,))
-  timer.daemon = True
-  timer.start()
-  try:
-    yield
-  finally:
-    timer.cancel()

@@ -18,6 +18,7 @@ from typing import Any
 import uuid
 
 from grpo_jax import chips
+from grpo_jax.planning import accelerators
 from grpo_jax.planning.types import FAILED
 from grpo_jax.planning.types import OK
 from grpo_jax.planning.types import SLOW
@@ -36,7 +37,6 @@ LEAST_MEMORY = 0.6  # of the chip's; JAX takes three quarters of a GPU's
 MOST_MEMORY_IN_USE = 0.1  # of what JAX may use, before anything runs
 MOST_CLOCK_SECS = 1.0
 
-_PLUGINS = 'libtpu', 'jax-cuda12-plugin', 'jax-cuda13-plugin'
 _CACHE = 'jax_compilation_cache_dir'  # in the config of JAX
 _CLOCK_ROUNDS = 5
 
@@ -44,7 +44,7 @@ _CLOCK_ROUNDS = 5
 def versions() -> Measured:
   """The versions of Python and of the packages that are installed."""
   found = {'Python': platform.python_version()}
-  for package in (*workdirs.PACKAGES, *_PLUGINS):
+  for package in (*workdirs.PACKAGES, *accelerators.PLUGINS):
     with contextlib.suppress(metadata.PackageNotFoundError):
       found[package] = metadata.version(package)
   return {'versions': found, 'git': workdirs.git_revision()}
@@ -66,7 +66,9 @@ def judge_versions(told: Mapping[int, Measured]) -> Judged:
     if odd := _odd(name, mine):
       said = f'{odd}; install the same everywhere.'
       return Judged(said, expected, FAILED)
-  for plugin in _PLUGINS[1:]:  # JAX does not use one of another version
+  for plugin in accelerators.PLUGINS[
+    1:
+  ]:  # JAX does not use one of another version
     if plugin in first and first[plugin] != first.get('jaxlib'):
       return Judged(
         f'{plugin} {first[plugin]} does not go with jaxlib '
@@ -90,21 +92,27 @@ def _odd(name: str, of_each: Mapping[int, Any]) -> str:
   )
 
 
-def devices() -> Measured:
-  """The devices of this process, and accelerators that JAX does not use."""
+def devices(found: accelerators.Found) -> Measured:
+  """The devices of this process, and accelerators that JAX does not use.
+
+  Args:
+    found: What was found on this host before JAX has used a device.
+  """
   import jax
 
   mine = jax.local_devices()
+  platform = mine[0].platform
   return {
-    'platform': mine[0].platform,
+    'platform': platform,
     'kinds': [device.device_kind for device in mine],
     'all_devices': jax.device_count(),
-    'unused': '' if mine[0].platform != 'cpu' else unused_accelerator(),
+    'unused': '' if platform != 'cpu' else accelerators.unused(found),
+    **accelerators.counted(found, platform),
   }
 
 
 def judge_devices(told: Mapping[int, Measured]) -> Judged:
-  """Whether all processes have as many devices of one kind, and use them."""
+  """Whether the processes use all devices, and have as many of one kind."""
   first = told[min(told)]
   kind, number = first['kinds'][0], len(first['kinds'])
   total = sum(len(one['kinds']) for one in told.values())
@@ -119,6 +127,9 @@ def judge_devices(told: Mapping[int, Measured]) -> Judged:
       kinds = ', '.join(sorted(set(one['kinds'])))
       said = f'Process {rank} has devices of several kinds: {kinds}.'
       return Judged(said, expected, FAILED)
+  missing, wanted = accelerators.missing(told)
+  if missing:
+    return Judged(missing, wanted, FAILED)
   shown = {
     r: f'{len(one["kinds"])} x {one["kinds"][0]}' for r, one in told.items()
   }
@@ -131,71 +142,12 @@ def judge_devices(told: Mapping[int, Measured]) -> Judged:
   return Judged(measured, expected)
 
 
-def unused_accelerator() -> str:
-  """A sentence about an accelerator that is here while JAX runs on the CPU.
+def memory(found: accelerators.Found) -> Measured:
+  """Memory of each device, where JAX tells it, and of the host, in GiB.
 
-  '' if there is none, or if `JAX_PLATFORMS` asks for the CPU.
+  Args:
+    found: What was found on this host before JAX has used a device.
   """
-  if os.environ.get('JAX_PLATFORMS', '').partition(',')[0] == 'cpu':
-    return ''
-  for name, extra, plugins in (
-    (_tpu(), 'tpu', _PLUGINS[:1]),
-    (_gpu(), 'cuda', _PLUGINS[1:]),
-  ):
-    if not name:
-      continue
-    begun = f'{name} is there, but JAX runs on the CPU'
-    if installed := [plugin for plugin in plugins if _is_installed(plugin)]:
-      return (
-        f'{begun}, though {installed[0]} is installed; look for its error with '
-        f"JAX_PLATFORMS={extra} python -c 'import jax; jax.devices()'."
-      )
-    return (
-      f'{begun}, because no plugin for it is installed; run pip install '
-      f"'.[{extra}]'."
-    )
-  return ''
-
-
-def _tpu() -> str:
-  """A file that stands for a TPU of this machine; '' if there is none."""
-  if accelerators := _paths('/dev', 'accel[0-9]*'):
-    return accelerators[0]
-  # Newer TPUs are there. But so may be any other card that a guest system gets.
-  if groups := _paths('/dev/vfio', '[0-9]*'):
-    vendors = _paths('/sys/bus/pci/devices', '*/vendor')
-    if any(_text(vendor) == '0x1ae0' for vendor in vendors):  # Google
-      return groups[0]
-  return ''
-
-
-def _gpu() -> str:
-  """What stands for a GPU of NVIDIA; '' if there is none."""
-  found = _paths('/dev', 'nvidia[0-9]*')
-  return found[0] if found else (shutil.which('nvidia-smi') or '')
-
-
-def _paths(folder: str, pattern: str) -> list[str]:
-  with contextlib.suppress(OSError):
-    return sorted(map(str, pathlib.Path(folder).glob(pattern)))
-  return []
-
-
-def _text(path: str) -> str:
-  with contextlib.suppress(OSError):
-    return pathlib.Path(path).read_text().strip()
-  return ''
-
-
-def _is_installed(package: str) -> bool:
-  try:
-    return bool(metadata.version(package))
-  except metadata.PackageNotFoundError:
-    return False
-
-
-def memory() -> Measured:
-  """Memory of each device, where JAX tells it, and of the host, in GiB."""
   import jax
 
   told = []
@@ -210,6 +162,8 @@ def memory() -> Measured:
     'kind': jax.local_devices()[0].device_kind,
     'limit_gib': [stats['bytes_limit'] / GIB for stats in known],
     'in_use_gib': [stats.get('bytes_in_use', 0) / GIB for stats in known],
+    'before': accelerators.used(found),
+    'host': found.host,
     'host_gib': total,
     'host_free_gib': free,
   }
@@ -220,13 +174,13 @@ def _host_gib() -> tuple[float, float]:
   total, free = 0.0, 0.0
   with contextlib.suppress(OSError, ValueError):
     total = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / GIB
-  for line in _text('/proc/meminfo').splitlines():
+  for line in accelerators.text('/proc/meminfo').splitlines():
     if line.startswith('MemAvailable:'):
       free = int(line.split()[1]) * 1024 / GIB
-  limit = _text('/sys/fs/cgroup/memory.max')  # of a container
+  limit = accelerators.text('/sys/fs/cgroup/memory.max')  # of a container
   if limit.isdigit() and int(limit) / GIB < total:
     total = int(limit) / GIB
-    used = _text('/sys/fs/cgroup/memory.current')
+    used = accelerators.text('/sys/fs/cgroup/memory.current')
     free = min(free, total - int(used) / GIB) if used.isdigit() else free
   return total, free
 
@@ -250,12 +204,44 @@ def judge_memory(told: Mapping[int, Measured]) -> Judged:
   if any(used > MOST_MEMORY_IN_USE * gib for used, gib in zip(in_use, limits)):
     said = f'{measured}; up to {max(in_use):.3g} GiB are in use already'
     return Judged(said, 'nothing in use', SLOW)
+  if taken := _taken(told, min(limits)):
+    return taken._replace(measured=f'{measured}; {taken.measured}')
   chip = chips.of(first['kind'])
   if chip is None:
     return Judged(measured, not_in_the_table(first['kind']))
   expected = f'{chip.device_memory_gib:g} GiB ({chip.name})'
   enough = min(limits) >= LEAST_MEMORY * chip.device_memory_gib
   return Judged(measured, expected, OK if enough else SLOW)
+
+
+def _taken(told: Mapping[int, Measured], limit_gib: float) -> Judged | None:
+  """What is said of a GPU that another process uses; None if there is none.
+
+  JAX says that it may use a share of all the memory, whatever others use. So
+  this is judged by what was in use before JAX began.
+
+  Args:
+    told: The measurements.
+    limit_gib: Memory that JAX may use on a GPU.
+  """
+  of_all = [
+    (gpu, one['host']) for one in told.values() for gpu in one['before']
+  ]
+  if not of_all:
+    return None
+  gpu, host = max(
+    of_all, key=lambda one: one[0]['used_gib'] / one[0]['total_gib']
+  )
+  used, total = gpu['used_gib'], gpu['total_gib']
+  if used <= MOST_MEMORY_IN_USE * total:
+    return None
+  said = (
+    f'{used:.3g} of {total:.3g} GiB of {gpu["gpu"]} on {host} were in use '
+    'before JAX began; end the process that uses them (nvidia-smi lists it), '
+    'or name the other GPUs in CUDA_VISIBLE_DEVICES'
+  )
+  expected = f'{limit_gib:.3g} GiB free for JAX, and little in use by others'
+  return Judged(said, expected, FAILED if total - used < limit_gib else SLOW)
 
 
 def not_in_the_table(kind: str) -> str:
@@ -345,8 +331,8 @@ def judge_written(told: Mapping[int, Measured]) -> Judged:
   free = [one['free_gib'] for one in told.values()]
   free = [gib for gib in free if gib is not None]  # of a bucket
   measured = (
-    f'{FILE_MB} MB written to {first["where"]} with {spread(write)} MB/s, read '
-    f'with {spread(read)} MB/s, and equal'
+    f'{FILE_MB} MB written to {first["where"]} at {spread(write)} MB/s, and '
+    f'read back unchanged at {spread(read)} MB/s'
   )
   expected = f'{LEAST_WRITE_MB_PER_S:g} MB/s or more'
   is_slow = min(write) < LEAST_WRITE_MB_PER_S
@@ -422,7 +408,9 @@ def _kept_in(directory: str) -> Measured:
   if '://' in directory:
     return {'directory': directory, 'is_writable': True, 'programs': None}
   path = pathlib.Path(directory).absolute()
-  files = [file for file in _paths(directory, '*') if os.path.isfile(file)]
+  files = [
+    file for file in accelerators.paths(directory, '*') if os.path.isfile(file)
+  ]
   above = next(one for one in (path, *path.parents) if one.exists())
   return {
     'directory': directory,

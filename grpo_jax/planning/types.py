@@ -46,6 +46,7 @@ class Check(NamedTuple):
     left_out: From the lines so far to the reason why the check is left out, ''
       if it is not; the same in all processes.
     is_joint: Whether the processes wait for each other while they measure.
+    late: What may be wrong, and what to do, if it does not come back.
   """
 
   name: str
@@ -53,3 +54,7 @@ class Check(NamedTuple):
   judge: Callable[[Mapping[int, Measured]], Judged]
   left_out: Callable[[Sequence[Line]], str] = lambda lines: ''
   is_joint: bool = False
+  late: str = (
+    'A device hangs, or devices of different hosts cannot reach each other; '
+    'restart the host of the device, or look at the network.'
+  )

@@ -3,8 +3,8 @@
 import contextlib
 import itertools
 import os
+import socket
 import sys
-import threading
 from typing import Any
 
 from grpo_jax.training import processes
@@ -12,12 +12,18 @@ from grpo_jax.training import watch
 from grpo_jax.training.store import Store
 
 JOIN_SECS = 300.0  # until all processes have been started
+# Until JAX has found the devices. Where JAX itself waits for other hosts, it
+# ends after 300 s at most, and says more.
+DEVICES_SECS = 330.0
 
 _joins = itertools.count()  # runs of this process, one after another
 
 
 def initialize(
-  coordinator: str = '', number: int | None = None, rank: int | None = None
+  coordinator: str = '',
+  number: int | None = None,
+  rank: int | None = None,
+  late_code: int = watch.START_AGAIN,
 ) -> bool:
   """Joins the processes of a run, if it has several; before devices are used.
 
@@ -28,6 +34,8 @@ def initialize(
     coordinator: `host:port` of the first process, where the port is free.
     number: Of processes.
     rank: The number of this process, from 0.
+    late_code: The exit code if the other processes, or the devices, have not
+      come within the time limit.
 
   Returns:
     Whether this is the first process, which writes for all.
@@ -57,35 +65,41 @@ def initialize(
   # It would swallow SIGTERM, which `stop_signal` handles.
   jax.config.update('jax_enable_preemption_service', False)
   advice = 'start all of them, with the same --coordinator and --num_processes.'
-  # At its time limit JAX aborts, with a stack of C++ calls.
-  late = threading.Timer(
-    JOIN_SECS,
-    watch.leave,
-    (f'The others have not come within {JOIN_SECS:.0f} s; {advice}',),
-  )
-  late.daemon = True
-  late.start()
+  text = f'The other processes have not come within {JOIN_SECS:.0f} s; {advice}'
   try:
-    jax.distributed.initialize(
-      coordinator or None,
-      number,
-      rank,
-      initialization_timeout=int(2 * JOIN_SECS),
-    )
+    # At its time limit JAX aborts, with a stack of C++ calls.
+    with _limited(JOIN_SECS, text, late_code):
+      jax.distributed.initialize(
+        coordinator or None,
+        number,
+        rank,
+        initialization_timeout=int(2 * JOIN_SECS),
+      )
   except Exception as error:  # of many types, some plain Exception
     why = processes.first_line(error)
     raise ValueError(
       f'The processes of this run could not join ({why}); {advice}'
     ) from error
-  finally:
-    late.cancel()
+  text = (
+    f'JAX has not found the devices of {socket.gethostname()} within '
+    f'{DEVICES_SECS:.0f} s; see whether all hosts of the run are up, and '
+    'whether the driver answers (nvidia-smi on GPUs); restart the host that '
+    'hangs.'
+  )
   try:
-    return jax.process_index() == 0
+    with _limited(DEVICES_SECS, text, late_code):
+      return jax.process_index() == 0
   except RuntimeError as error:  # now it looks for devices
     raise ValueError(
       f'JAX finds no devices on this host ({processes.first_line(error)}); see '
       'whether the plugin for them is installed and nothing else uses them.'
     ) from error
+
+
+def _limited(
+  secs: float, text: str, code: int
+) -> contextlib.AbstractContextManager[None]:
+  return watch.limited(secs, lambda: watch.leave(text, code), text)
 
 
 def _in_a_cluster() -> bool:

@@ -12,10 +12,13 @@ tells all, so its work grows with the number of processes, not with the square.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterator
 import contextlib
+import faulthandler
 import math
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -30,6 +33,7 @@ SILENT_SECS = 30.0  # after which a process counts as gone
 FAIL_SECS = 60.0  # after which a process that has failed ends the others
 GRACE_SECS = 10.0  # for processes that end by themselves, for the same reason
 BEAT_SECS = 1.0
+STUCK_SECS = 15.0  # after a time limit, for what a thread does there
 
 
 class Watch:
@@ -179,3 +183,43 @@ def leave(text: str, code: int = START_AGAIN) -> NoReturn:
   """Ends this process from any thread, with a sentence."""
   print(f'grpo-jax: {text}', file=sys.stderr, flush=True)
   os._exit(code)
+
+
+@contextlib.contextmanager
+def limited(
+  secs: float, late: Callable[[], object], text: str
+) -> Iterator[None]:
+  """A time limit for the body, which may be stuck in a library or a driver.
+
+  A driver that hangs may hold Python's global lock (GIL), as a CUDA driver does
+  where JAX counts its GPUs. Then no thread of Python runs, `late` neither. So
+  a thread of C ends this process `STUCK_SECS` later, with exit code 1. Such a
+  thread can write a traceback, but no sentence. It writes the traceback to
+  another process, which says the sentence in its place.
+
+  Args:
+    secs: The limit.
+    late: Called in another thread once the limit is over. It is to end this
+      process.
+    text: What is said if it cannot.
+  """
+  timer = threading.Timer(secs, late)
+  timer.daemon = True
+  speaker = subprocess.Popen(
+    ['sh', '-c', 'read -r _ && echo "$0" >&2', f'grpo-jax: {text}'],
+    stdin=subprocess.PIPE,
+    start_new_session=True,  # Ctrl-C is not meant for it
+  )
+  assert speaker.stdin
+  faulthandler.dump_traceback_later(
+    secs + STUCK_SECS, file=speaker.stdin, exit=True
+  )
+  timer.start()
+  try:
+    yield
+  finally:
+    timer.cancel()
+    faulthandler.cancel_dump_traceback_later()
+    speaker.kill()
+    speaker.wait()
+    speaker.stdin.close()

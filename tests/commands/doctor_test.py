@@ -61,7 +61,7 @@ def test_a_failure_is_a_line_and_a_sentence_and_code_2(
   assert said.startswith(f'{tmp_path}/file cannot be written (Not a directory)')
   assert 'NotADirectoryError' in err  # the traceback
   assert err.splitlines()[-1] == (
-    'grpo-jax: 1 of 11 checks failed (workdir); correct what their lines say, '
+    'grpo-jax: 1 of 11 checks failed (workdir); do what these checks say, '
     'and run the doctor again.'
   )
   checks = [line for line in lines if line and line[0] != ' ']
@@ -74,7 +74,7 @@ def test_what_is_slow_is_no_failure(tiny, capsys, monkeypatch):
   out, err = capsys.readouterr()
   assert err == '' and '\nslow     workdir (' in out
   assert out.splitlines()[-1] == (
-    'No check failed, but 1 of 11 found less than is to be expected (workdir).'
+    'No check failed, but 1 of 11 found less than expected (workdir).'
   )
 
 
@@ -139,7 +139,7 @@ def of_another_version():
   found = measured[1]()
   found['versions']['optax'] = '0.0.1'
   return found
-def without_luck():
+def without_luck(found):
   raise RuntimeError('no luck here')
 def dies(sizes):
   os.kill(os.getpid(), signal.SIGKILL)
@@ -148,6 +148,11 @@ def raises(sizes):
 if rank == '1' and case == 'fails':
   host_checks.versions, host_checks.memory = of_another_version, without_luck
   host_checks._where = lambda workdir: pathlib.Path(workdir, 'other')
+if case == 'hangs':
+  import jax, time
+  from grpo_jax.training import joining
+  joining.DEVICES_SECS = .2
+  jax.process_index = lambda: time.sleep(60)
 if rank == '1' and case in ('dies', 'raises'):
   device_checks.collective = {'dies': dies, 'raises': raises}[case]
 sys.argv = [
@@ -229,3 +234,11 @@ def test_one_that_does_not_come_to_a_sum_ends_the_other(
 ):
   (first, _), ((out, err), _) = two(case, tmp_path)
   assert first == code and words in err and out == ''
+
+
+@pytest.mark.long
+def test_devices_that_do_not_come_end_the_doctor(tmp_path):
+  codes, said = two('hangs', tmp_path)
+  assert codes == [2, 2]
+  for out, err in said:
+    assert out == '' and 'JAX has not found the devices of ' in err

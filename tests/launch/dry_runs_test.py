@@ -1,5 +1,6 @@
 """The launchers' commands, without a cloud, and what they refuse."""
 
+import json
 import os
 import pathlib
 import re
@@ -55,10 +56,31 @@ def test_what_is_printed_can_be_typed():
     ('gke.sh run --name=a -- train', 'run needs --image'),
     ('gke.sh run --name=a --image=b', 'a command after --'),
     ('gke.sh run --name=a --image=b --topology=4x -- train', '--topology=4x;'),
+    ('gke.sh run --name=a --image=b --topology=0x4 -- train', '--topology=0x4'),
     (
       'gke.sh run --name=a --image=b --topology=2 -- train',
-      'has fewer chips than',
+      'has 2 chips, which is no multiple of --chips_per_host=4',
     ),
+    (
+      'gke.sh run --name=a --image=b --chips_per_host=3 -- train',
+      'has 16 chips, which is no multiple of --chips_per_host=3',
+    ),
+    *[
+      (f'{command} --{option}={value}', f'--{option}={value}; give a whole')
+      for command, options in (
+        ('gke.sh status --name=a', ('slices', 'chips_per_host')),
+        (
+          'tpu_vm.sh status --name=a --zone=b',
+          ('slices', 'poll_secs', 'slice', 'worker', 'max_restarts'),
+        ),
+      )
+      for option in options
+      for value in ('two', '', '-1', '1.5', '08', '0x8', '1234567')
+    ],
+    ('gke.sh status --name=a --slices=0', 'give a whole number from 1'),
+    ('tpu_vm.sh status --name=a --zone=b --slices=0', 'a whole number from 1'),
+    ('tpu_vm.sh logs --name=a --zone=b --slice=1', '--slice=1 with --slices=1'),
+    ('tpu_vm.sh create --name=a --zone=b --num_slices=two', 'got --num_slices'),
     ('gke.sh delete', 'delete needs --name'),
   ],
 )
@@ -103,7 +125,7 @@ def test_shellcheck_finds_nothing():
     *sorted(scripts.LAUNCH.glob('*.sh')),
     scripts.LAUNCH / 'slurm.sbatch',
   ]
-  assert len(files) == 6
+  assert len(files) == 7
   done = scripts.run(program, '--external-sources', '--source-path=.', *files)
   assert done.returncode == 0, done.stdout
 
@@ -117,3 +139,16 @@ def test_the_image_is_made_of_what_is_there():
   assert len(names) == 5
   for name in names:
     assert (scripts.ROOT / name).exists() and f'!{name}' in kept, name
+
+
+def test_the_image_has_an_init_that_passes_signals_on():
+  """Process 1 gets no signal that it does not handle, and has to reap."""
+  dockerfile = (scripts.LAUNCH / 'Dockerfile').read_text()
+  (given,) = re.findall(r'^ENTRYPOINT (.*)$', dockerfile, re.MULTILINE)
+  init, *options, program = json.loads(given)  # a shell would keep signals
+  assert (init, program) == ('/usr/bin/tini', 'grpo-jax')
+  # With `-g` it would signal the judges too, whom a run may wait for.
+  assert options == ['--']
+  assert re.search('apt-get install .*tini', dockerfile)
+  manifest = (scripts.LAUNCH / 'gke_jobset.yaml').read_text()
+  assert 'args:' in manifest and 'command:' not in manifest  # which replaces it

@@ -7,8 +7,10 @@ import os
 import re
 import shutil
 import subprocess
+import tomllib
 import types
 
+from packaging import requirements
 import pytest
 
 import grpo_jax
@@ -60,6 +62,16 @@ def test_its_runs_are_whole_unless_the_environment_says_otherwise(monkeypatch):
 
 
 @pytest.mark.quick
+def test_the_repository_is_that_of_the_package():
+  """It has no public address yet. Once it has one, the notebook knows it."""
+  project = tomllib.loads((cli.ROOT / 'pyproject.toml').read_text())['project']
+  scope = {}
+  exec(CODE['parameters'], scope)
+  urls = {name.lower(): url for name, url in project.get('urls', {}).items()}
+  assert scope['REPOSITORY'] == urls.get('repository', '')
+
+
+@pytest.mark.quick
 def test_only_public_names_are_used():
   """What `grpo_jax` and its libraries list; no module further inside."""
   cells = [ast.parse(code) for code in CODE.values()]
@@ -92,7 +104,7 @@ def installs(tmp_path, monkeypatch):
   tree = ast.parse(CODE['install'])
   kinds = ast.Import | ast.ImportFrom | ast.FunctionDef
   tree.body = [node for node in tree.body if isinstance(node, kinds)]
-  scope = {'os': os}
+  scope = {'os': os, 'REPOSITORY': ''}
   exec(compile(tree, '<install>', 'exec'), scope)
   return types.SimpleNamespace(**scope)
 
@@ -127,14 +139,20 @@ def test_the_extra_is_that_of_the_machine(
 @pytest.mark.quick
 def test_what_lies_beside_the_notebook_is_installed(tmp_path, monkeypatch):
   cell = installs(tmp_path, monkeypatch)
-  assert cell.source() == 'grpo_jax'
+  with pytest.raises(ValueError, match='no checkout .* set REPOSITORY in the'):
+    cell.source('[tpu]')
+  scope = cell.source.__globals__
+  scope['REPOSITORY'] = address = 'https://host/name/grpo_jax'
+  named = requirements.Requirement(cell.source('[tpu]'))
+  assert (named.name, named.extras) == ('grpo_jax', {'tpu'})
+  assert named.url == f'git+{address}'
   wheel = tmp_path / 'grpo_jax-0.1.0-py3-none-any.whl'
   wheel.touch()
-  assert cell.source() == str(wheel)
+  assert cell.source('[tpu]') == f'{wheel}[tpu]'
   (tmp_path / 'grpo_jax').symlink_to(cli.ROOT)  # a clone
-  assert cell.source() == str(tmp_path / 'grpo_jax')
+  assert cell.source('') == str(tmp_path / 'grpo_jax')
   monkeypatch.chdir(PATH.parent)
-  assert cell.source() == str(cli.ROOT)
+  assert cell.source('[cuda]') == f'{cli.ROOT}[cuda]'
 
 
 @pytest.fixture(scope='module')

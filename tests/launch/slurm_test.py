@@ -125,6 +125,13 @@ def test_new_starts_are_limited(submit):
     assert told.count(AGAIN) == times
 
 
+@pytest.mark.parametrize('value', ['many', '-1', '08'])
+def test_a_limit_that_is_no_number_is_refused(submit, value):
+  done, told = submit('75', MAX_RESTARTS=value)
+  assert done.returncode == 2 and not told
+  assert f'MAX_RESTARTS={value}; give a whole number' in done.stderr
+
+
 def test_a_process_has_the_time_to_save(submit):
   replaced = {'srun': SRUN_OF_A_LIMIT, 'grpo-jax': SAVES}
   done, told = submit(programs_too=replaced)

@@ -1,6 +1,7 @@
 """launch/tpu_vm.sh with a stand-in for gcloud, and worker.sh for real."""
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -15,6 +16,11 @@ GCLOUD = """
 case $* in
   *'queued-resources list'*) file=$PLACE/states ;;
   *'worker.sh status'*) file=$PLACE/workers ;;
+  *'worker.sh revision'*)
+    echo "revision: w-0 abc123"
+    echo "revision: w-1 ${INSTALLED:-abc123}"
+    exit
+    ;;
   *)
     echo "$*" >>"$PLACE/called"
     exit
@@ -44,7 +50,7 @@ def watched(place, looks, *options):
   for look in looks:
     state, _, told = look.partition(':')
     states += [state] * (1 + told.startswith('bare'))  # setup asks too
-    workers += [told] if told else []
+    workers += [told] * (1 + told.startswith('bare')) if told else []
   (place / 'states').write_text('\n'.join([*states, '']))
   (place / 'workers').write_text('\n'.join([*workers, '']))
   programs = place / 'bin'
@@ -153,8 +159,66 @@ def test_machines_are_deleted_at_the_end_if_asked(tmp_path):
 def test_machines_made_anew_get_the_same_commit(tmp_path):
   watched(tmp_path, ['ACTIVE:bare', 'ACTIVE:0'], '--revision=v1')
   first, *_, last = (tmp_path / 'git').read_text().splitlines()
-  assert first == 'rev-parse v1'
+  assert first == 'rev-parse --verify --quiet v1^{commit}'
   assert last.startswith('archive ') and last.endswith(' abc123')
+
+
+def set_up(place, workers, *options, **variables):
+  """How `setup` ends, and what it has called, with such workers."""
+  (place / 'states').write_text('ACTIVE\n')
+  (place / 'workers').write_text(f'{workers}\n')
+  programs = place / 'bin'
+  scripts.stand_in(programs, 'gcloud', GCLOUD)
+  scripts.stand_in(programs, 'git', GIT)
+  done = scripts.run(
+    scripts.LAUNCH / 'tpu_vm.sh', 'setup', *ONE.split(), *options,
+    programs=programs, PLACE=place, **variables,
+  )  # fmt: skip
+  called = place / 'called'
+  lines = called.read_text().splitlines() if called.exists() else []
+  return done, [short(line) for line in lines]
+
+
+GIT = """
+case $1 in
+  rev-parse) [[ $* != *v9* ]] && echo abc123 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize('workers', ['running|running', 'running asked|0'])
+def test_nothing_is_installed_under_a_run(tmp_path, workers):
+  done, called = set_up(tmp_path, workers)
+  assert done.returncode == 2 and not called
+  assert done.stderr.endswith(
+    'tpu_vm.sh: a run is going on, and would lose its files; stop it first.\n'
+  )
+
+
+def test_nothing_is_installed_if_a_worker_does_not_answer(tmp_path):
+  done, called = set_up(tmp_path, 'fails')
+  assert done.returncode == 2 and not called
+  assert 'a worker does not answer' in done.stderr
+
+
+@pytest.mark.parametrize('workers', ['bare|bare', '143 asked|0', 'none|none'])
+def test_every_worker_has_the_commit_that_was_asked_for(tmp_path, workers):
+  done, called = set_up(tmp_path, workers)
+  assert done.returncode == 0 and called == SET_UP, done.stderr
+  assert done.stdout == 'abc123 is installed on w-0, w-1\n'
+
+
+def test_a_worker_with_another_commit_is_named(tmp_path):
+  done, _ = set_up(tmp_path, 'bare|bare', INSTALLED='def456')
+  assert done.returncode == 2
+  assert 'w-1 has def456, and not abc123; set up again' in done.stderr
+  assert 'w-0 has' not in done.stderr and not done.stdout
+
+
+def test_a_revision_that_is_not_there_is_refused(tmp_path):
+  done, called = set_up(tmp_path, 'bare', '--revision=v9')
+  assert done.returncode == 2 and not called
+  assert '--revision=v9 is no commit of this checkout' in done.stderr
 
 
 # worker.sh
@@ -170,6 +234,10 @@ case $1 in
     ;;
   ignores)
     trap '' TERM
+    while true; do sleep 0.02; done
+    ;;
+  saves)
+    trap 'sleep 1; echo saved; exit 143' TERM
     while true; do sleep 0.02; done
     ;;
   *) exit "$1" ;;
@@ -234,8 +302,11 @@ def test_a_worker_starts_one_run_at_a_time_and_stops_it(worker):
   assert worker.status() == 'running'
   refused = worker('start', '0')
   assert refused.returncode == 2 and 'stop it first' in refused.stderr
-  assert worker('stop').returncode == 0
+  stopped = worker('stop')
+  assert stopped.returncode == 0
+  assert 'the run has ended, with exit code 143' in stopped.stdout
   assert worker.status() == '143 asked'
+  assert 'no run is going on' in worker('stop').stdout
   assert worker('start', '0').returncode == 0  # which was not asked to stop
   worker.becomes('0')
 
@@ -245,11 +316,115 @@ def test_a_worker_kills_what_does_not_end(worker):
   worker('start', 'ignores')
   worker.becomes('running')
   time.sleep(0.2)  # until its trap is set
-  worker('stop', '1')
-  worker.becomes('137 asked')
-  worker('start', 'waits')
+  stopped = worker('stop', '1')
+  assert 'had not ended 1 s after it was asked to, and was' in stopped.stdout
+  assert worker.status() == '137 asked'  # at once: it was waited for
+  assert worker('start', 'waits').returncode == 0
   worker('kill')  # as the machine, at a reboot
   worker.becomes('137')
+
+
+def test_stop_returns_when_the_run_has_saved(worker):
+  worker.install()
+  worker('start', 'saves')
+  time.sleep(0.2)  # until its trap is set
+  stopped = worker('stop')
+  assert 'has ended, with exit code 143' in stopped.stdout
+  assert (worker.place / 'run' / 'log').read_text().endswith('saved\n')
+
+
+def test_nothing_begins_beside_a_run_that_is_ending(worker):
+  """Also if what waits for it was killed, as when memory is short."""
+  worker.install()
+  worker('start', 'ignores')
+  time.sleep(0.2)
+  run = worker.place / 'run'
+  os.kill(int((run / 'group').read_text()), signal.SIGKILL)
+  assert worker.status() == 'running'
+  for words in ('start', '0'), ('once', '0'), ('setup',):
+    refused = worker(*words)
+    assert refused.returncode == 2 and 'stop it first' in refused.stderr
+  (run / 'asked').touch()
+  assert 'has not ended yet' in worker('start', '0').stderr
+  worker('stop', '1')
+  worker.becomes('137 asked')
+  assert worker('start', '0').returncode == 0
+
+
+def test_a_process_that_has_its_number_by_now_is_not_the_run(worker):
+  worker.install()
+  worker('start', 'waits')
+  worker('kill')
+  run = worker.place / 'run'
+  (run / 'pid').write_text(f'{os.getpid()}\n')
+  assert worker.status() == '137'
+  assert 'no run is going on' in worker('stop').stdout
+
+
+UV = """
+case $1 in
+  venv)
+    mkdir -p "${@: -1}/bin"
+    printf '#!/usr/bin/env bash\\necho "$HOME/installed"' >"${@: -1}/bin/python"
+    chmod +x "${@: -1}/bin/python"
+    ;;
+  pip)
+    rm -rf "$HOME/installed"
+    cp -r grpo_jax "$HOME/installed"
+    [ -z "${OLD:-}" ] || echo 'old = 1' >"$HOME/installed/__init__.py"
+    ;;
+esac
+"""
+
+
+@pytest.fixture
+def machine(tmp_path):
+  """A home where a commit was unpacked, its hash, and a caller of worker.sh."""
+  source, home = tmp_path / 'source', tmp_path / 'home'
+  (source / 'grpo_jax').mkdir(parents=True)
+  (source / 'grpo_jax' / '__init__.py').write_text('new = 1\n')
+  shutil.copytree(scripts.LAUNCH, source / 'launch')
+  (home / 'grpo_jax').mkdir(parents=True)
+  archive = home / 'grpo_jax.tar.gz'
+  made = scripts.run(
+    'bash', '-euc',
+    'cd "$0"; git init -q; git add .; '
+    'git -c user.name=a -c user.email=b commit -qm c; git rev-parse HEAD; '
+    'git archive --format=tar.gz --output="$1" HEAD; tar -xzf "$1" -C "$2"',
+    source, archive, home / 'grpo_jax',
+  )  # fmt: skip
+  assert made.returncode == 0, made.stderr
+  programs = tmp_path / 'bin'
+  scripts.stand_in(programs, 'python3', 'exit 0')
+  (home / '.local').mkdir()
+  scripts.stand_in(home / '.local' / 'bin', 'uv', UV)
+
+  def call(word, **variables):
+    return scripts.run(
+      home / 'grpo_jax' / 'launch' / 'worker.sh', word,
+      programs=programs, HOME=home, **variables,
+    )  # fmt: skip
+
+  return made.stdout.strip(), call, archive
+
+
+def test_a_worker_says_which_commit_it_has_installed(machine):
+  commit, call, archive = machine
+  host = scripts.run('hostname').stdout.strip()
+  assert call('revision').stdout == f'revision: {host} nothing\n'
+  done = call('setup')
+  assert done.returncode == 0, done.stderr
+  assert call('revision').stdout == f'revision: {host} {commit}\n'
+  archive.unlink()
+  assert call('setup').returncode == 0
+  assert call('revision').stdout == f'revision: {host} unknown\n'
+
+
+def test_an_old_package_in_the_place_of_the_new_is_refused(machine):
+  _, call, _ = machine
+  done = call('setup', OLD=1)
+  assert done.returncode == 2 and 'differs from what was copied' in done.stderr
+  assert call('revision').stdout.endswith(' nothing\n')
 
 
 def test_a_run_outlives_the_ssh_that_has_started_it(worker):

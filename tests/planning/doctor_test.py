@@ -105,7 +105,7 @@ def test_a_check_that_raises_fails_and_the_others_go_on(
 
 
 def test_without_devices_what_needs_them_is_left_out(monkeypatch):
-  def none():
+  def none(found):
     raise RuntimeError('Unable to initialize backend\nand more')
 
   monkeypatch.setattr(host_checks, 'devices', none)
@@ -128,6 +128,28 @@ def test_a_check_that_does_not_come_back_is_given_up(monkeypatch):
   (line,) = given_up
   assert (line.name, line.verdict) == ('hangs', 'failed')
   assert 'not come back within 0 s' in line.measured
+
+
+@pytest.mark.parametrize(
+  'name, check, words',
+  [
+    ('devices', 'devices', 'and whether the driver answers'),
+    ('written', 'workdir', 'A file system or a bucket does not answer'),
+  ],
+)
+def test_what_was_waited_for_is_said(name, check, words, monkeypatch, tmp_path):
+  of_check = [
+    one for one in doctor.checks(processes.ALONE) if one.name == check
+  ]
+  monkeypatch.setattr(doctor, 'LIMIT_SECS', 0.05)
+  hangs = of_check[0]._replace(
+    measure=lambda: time.sleep(0.3) or {}, left_out=lambda lines: ''
+  )
+  monkeypatch.setattr(doctor, 'checks', lambda *_: [hangs])
+  given_up = []
+  examine(give_up=given_up.append)
+  assert [line.name for line in given_up] == [check]
+  assert words in given_up[0].measured
 
 
 def together(checks_of, monkeypatch, number=3):

@@ -2,12 +2,12 @@
 
 import errno
 import os
-import re
 import types
 
 import jax
 import pytest
 
+from grpo_jax.planning import accelerators
 from grpo_jax.planning import host_checks
 from tests import bucket as stand_in
 
@@ -73,6 +73,10 @@ def of_devices(*of_each, all_devices=None):
         'kinds': kinds,
         'all_devices': all_devices or total,
         'unused': '',
+        'host': f'host{rank}',
+        'on_host': 0,
+        'chosen': None,
+        'counted': '',
       }
       for rank, kinds in enumerate(of_each)
     }
@@ -114,60 +118,53 @@ def test_devices(judged, verdict, words):
   assert found.verdict == verdict and words in found.measured
 
 
-ACCELERATOR = {('/dev', 'accel[0-9]*'): ['/dev/accel0']}
-VFIO = {('/dev/vfio', '[0-9]*'): ['/dev/vfio/0']}
-GOOGLE = {('/sys/bus/pci/devices', '*/vendor'): ['vendor of google']}
-NVIDIA = {('/dev', 'nvidia[0-9]*'): ['/dev/nvidia0']}
-
-
-@pytest.mark.parametrize(
-  'paths, installed, words',
-  [
-    (ACCELERATOR, (), "/dev/accel0 is there.*no plugin.*'.\\[tpu\\]'"),
-    (VFIO | GOOGLE, (), "/dev/vfio/0 is there.*'.\\[tpu\\]'"),
-    (VFIO, (), ''),  # some other card
-    (NVIDIA, (), "/dev/nvidia0 is there.*no plugin.*'.\\[cuda\\]'"),
-    (NVIDIA, (CUDA,), f'though {CUDA} is installed.*JAX_PLATFORMS=cuda'),
-    (ACCELERATOR, ('libtpu',), 'though libtpu is installed'),
-    ({}, (), ''),
-  ],
-)
-def test_an_accelerator_that_is_not_used_is_named(
-  paths, installed, words, monkeypatch
-):
-  monkeypatch.delenv('JAX_PLATFORMS', raising=False)
-  monkeypatch.setattr(
-    host_checks, '_paths', lambda *where: paths.get(where, [])
+def of_gpus(there, *of_each):
+  """Of hosts with so many GPUs, where JAX sees so many."""
+  return host_checks.judge_devices(
+    {
+      rank: {
+        'platform': 'gpu',
+        'kinds': ['NVIDIA L4'] * number,
+        'all_devices': sum(of_each),
+        'unused': '',
+        'host': f'host{rank}',
+        'on_host': there,
+        'chosen': None,
+        'counted': f'nvidia-smi lists {there}',
+      }
+      for rank, number in enumerate(of_each)
+    }
   )
-  monkeypatch.setattr(host_checks, '_text', lambda path: '0x1ae0')
-  monkeypatch.setattr(host_checks.shutil, 'which', lambda name: None)
-  monkeypatch.setattr(host_checks, '_is_installed', installed.__contains__)
-  said = host_checks.unused_accelerator()
-  assert re.search(words, said) if words else said == ''
-  found = host_checks.judge_devices({0: host_checks.devices()})
-  assert found.verdict == ('failed' if words else 'ok')
-  monkeypatch.setenv('JAX_PLATFORMS', 'cpu')  # then it is meant so
-  assert host_checks.unused_accelerator() == ''
 
 
-def test_nvidia_smi_alone_stands_for_a_gpu(monkeypatch):
-  monkeypatch.delenv('JAX_PLATFORMS', raising=False)
-  monkeypatch.setattr(host_checks, '_paths', lambda *where: [])
-  monkeypatch.setattr(
-    host_checks.shutil, 'which', lambda name: f'/usr/bin/{name}'
-  )
-  monkeypatch.setattr(host_checks, '_is_installed', lambda package: False)
-  said = host_checks.unused_accelerator()
-  assert said.startswith('/usr/bin/nvidia-smi is there')
+def test_a_host_with_a_gpu_that_jax_does_not_see_fails():
+  assert of_gpus(8, 8, 8).verdict == 'ok'
+  # Also where all hosts are alike.
+  found = of_gpus(8, 7, 7)
+  assert found.verdict == 'failed' and found.expected == '8 GPUs on host0'
+  assert found.measured.startswith('JAX sees 7 of 8 GPUs on host0 (nvidia-smi')
+  assert 'JAX sees 6 of 8 GPUs on host1' in of_gpus(8, 8, 6).measured
+
+
+def test_an_accelerator_beside_a_cpu_fails(monkeypatch):
+  found = accelerators.Found('here', tpu_files=('/dev/accel0',))
+  judged = host_checks.judge_devices({0: host_checks.devices(found)})
+  assert judged.verdict == 'failed'
+  assert judged.measured.startswith('/dev/accel0 is there, but JAX runs on the')
+  judged = host_checks.judge_devices({0: host_checks.devices(NOTHING)})
+  assert judged.verdict == 'ok'
+
+
+NOTHING = accelerators.Found('here')
 
 
 def device(kind, stats):
   return types.SimpleNamespace(device_kind=kind, memory_stats=stats)
 
 
-def of_memory(monkeypatch, *devices):
+def of_memory(monkeypatch, *devices, found=NOTHING):
   monkeypatch.setattr(jax, 'local_devices', lambda: devices)
-  return host_checks.judge_memory({0: host_checks.memory()})
+  return host_checks.judge_memory({0: host_checks.memory(found)})
 
 
 def raises():
@@ -213,13 +210,38 @@ def test_memory(
   assert words in found.measured and expected in found.expected
 
 
+@pytest.mark.parametrize(
+  'used_gib, verdict',
+  [(0.6, 'ok'), (9, 'slow'), (19, 'slow'), (21, 'failed'), (78, 'failed')],
+)
+def test_a_gpu_that_another_process_uses_is_named(
+  used_gib, verdict, monkeypatch
+):
+  """JAX would use 60 of 80 GiB, and says so whatever is free."""
+  stats = {'bytes_limit': 60 * 2**30, 'bytes_in_use': 0}
+  gpus = [
+    accelerators.Gpu(f'GPU {n} (NVIDIA H100)', str(n), f'GPU-{n}', 80, used)
+    for n, used in enumerate((0.5, used_gib))
+  ]
+  judged = of_memory(
+    monkeypatch,
+    *[device('NVIDIA H100 80GB HBM3', lambda: stats)] * 2,
+    found=accelerators.Found('node7', tuple(gpus)),
+  )
+  assert judged.verdict == verdict
+  if verdict != 'ok':
+    said = f'{used_gib} of 80 GiB of GPU 1 (NVIDIA H100) on node7 were in use'
+    assert said in judged.measured and 'end the process' in judged.measured
+    assert judged.expected.startswith('60 GiB free for JAX')
+
+
 def test_a_container_has_as_much_memory_as_it_may_use(monkeypatch):
   files = {
     '/proc/meminfo': 'MemTotal: 9 kB\nMemAvailable: 1048576 kB\nOther: x',
     '/sys/fs/cgroup/memory.max': str(2**20),
     '/sys/fs/cgroup/memory.current': str(2**19),
   }
-  monkeypatch.setattr(host_checks, '_text', lambda path: files.get(path, ''))
+  monkeypatch.setattr(accelerators, 'text', lambda path: files.get(path, ''))
   assert host_checks._host_gib() == (2**-10, 2**-11)
   files['/sys/fs/cgroup/memory.max'] = 'max'
   total, free = host_checks._host_gib()
@@ -291,7 +313,7 @@ def test_a_slow_or_nearly_full_disk_is_marked(changed, verdict):
   found = host_checks.judge_written({0: usual, 1: usual | changed})
   assert found.verdict == verdict
   shown = '12 to 300' if 'write_mb_per_s' in changed else '300'
-  assert f'16 MB written to /runs with {shown} MB/s' in found.measured
+  assert f'16 MB written to /runs at {shown} MB/s' in found.measured
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from grpo_jax.training import joining
 from grpo_jax.training import processes
 from grpo_jax.training import stop_signal
+from grpo_jax.training import watch
 from grpo_jax.training.store import Store
 from tests import cli
 
@@ -279,6 +280,43 @@ with stop, peers:
   if rank == 1 and case == 'at its end hangs':
     os.kill(os.getpid(), signal.SIGSTOP)
 """
+
+
+HANGS = """
+import ctypes, sys, time
+import jax
+from grpo_jax.training import joining, watch
+joining.DEVICES_SECS, watch.STUCK_SECS = .2, .5
+jax.distributed.initialize = lambda *args, **options: None
+# `PyDLL` keeps the lock of the interpreter while a function of C runs.
+hang = {'waits': time.sleep, 'keeps the lock': ctypes.PyDLL(None).sleep}
+jax.process_index = lambda: hang[sys.argv[1]](60)
+joining.initialize('host:1', 2, 0, late_code=2)
+"""
+
+
+@pytest.mark.parametrize('case, code', [('waits', 2), ('keeps the lock', 1)])
+def test_devices_that_do_not_come_are_not_waited_for(case, code):
+  """Also where a driver hangs, and with it every thread of Python."""
+  done = subprocess.run(
+    [sys.executable, '-c', HANGS, case],
+    capture_output=True,
+    text=True,
+    timeout=40,
+    env=cli.environment() | {'JAX_PLATFORMS': 'cpu'},
+  )
+  assert done.returncode == code, done.stderr
+  assert 'JAX has not found the devices of ' in done.stderr
+  assert done.stderr.count('grpo-jax: ') == 1 == len(done.stderr.splitlines())
+
+
+def test_what_ends_in_time_is_not_disturbed():
+  late = []
+  with watch.limited(60, lambda: late.append(1), 'never said'):
+    pass
+  with pytest.raises(KeyError), watch.limited(60, lambda: None, ''):
+    raise KeyError
+  assert not late
 
 
 def started(case):
