@@ -103,7 +103,7 @@ class Weights:
     """What stays in memory all the time."""
     return self.trained + self.moments + self.reference + self.frozen
 
-  def read(self, tokens: int, mixture: models.Experts | None) -> float:
+  def read(self, tokens: float, mixture: models.Experts | None) -> float:
     """What a pass over some tokens reads, bytes.
 
     Args:
@@ -130,7 +130,7 @@ def weights_of(parts: Abstract) -> Weights:
   table = width * vocab * compute // split
   tied = model.tied_embeddings
 
-  def split(tree):
+  def over_fsdp(tree):
     return [x for x in jax.tree.leaves(tree) if 'fsdp' in _axes_of(x)]
 
   return Weights(
@@ -151,8 +151,8 @@ def weights_of(parts: Abstract) -> Weights:
     ),
     fetched=mesh.shape['fsdp']
     * compute
-    * sum(math.prod(x.sharding.shard_shape(x.shape)) for x in split(whole)),
-    scattered=on_device(split(state.params)),
+    * sum(math.prod(x.sharding.shard_shape(x.shape)) for x in over_fsdp(whole)),
+    scattered=on_device(over_fsdp(state.params)),
   )
 
 
