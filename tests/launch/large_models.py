@@ -38,9 +38,9 @@ def markdown(found: dict[str, dict]) -> str:
   """The table: GiB of a chip by program, and the least time of a rollout."""
   names = ' | '.join(f'`{name}`' for name in PROGRAMS)
   lines = [
-    f'| model | flags | {names} | GiB sent in an update | a rollout takes at '
-    'least |',
-    '| --- ' * (len(PROGRAMS) + 4) + '|',
+    f'| model | mesh | completions of a row | {names} | sent in an update '
+    '| a rollout takes at least |',
+    '| --- ' * (len(PROGRAMS) + 5) + '|',
   ]
   for model, one in found.items():
     if not one['fits']:
@@ -48,10 +48,12 @@ def markdown(found: dict[str, dict]) -> str:
     programs = one['programs']
     sizes = ' | '.join(f'{programs[n]["total_gib"]:.1f}' for n in PROGRAMS)
     sent = sum(programs['train_step']['collectives_gib'].values())
-    flags = one['flags'].replace('--config.', '').replace('=', '&nbsp;')
+    mesh = ' x '.join(f'{k} {n}' for k, n in one['mesh'].items() if n > 1)
+    flags = dict(flag.split('=') for flag in one['flags'].split())
+    per_row = flags['--config.learner.row_completions']
     lines.append(
-      f'| {model} | {flags} | {sizes} | {sent:.0f} '
-      f'| {one["bound_secs"]:.1f} s |'
+      f'| {model} | {mesh} | {per_row if int(per_row) else "all"} | {sizes} '
+      f'| {sent:.0f} | {one["bound_secs"]:.1f} s |'
     )
   return '\n'.join(lines)
 
