@@ -71,8 +71,16 @@ def of_run(directory: str) -> Against:
     )
   )
   place = bucket.read_only(directory)
-  rows = _metrics(place / 'metrics.jsonl')
-  devices = _devices(place / 'versions.json')
+  path = place / 'metrics.jsonl'
+  start = _newest_start(place / 'versions.json', _last_step(path))
+  if start.get('replays'):
+    raise ValueError(
+      f'The last start in {directory} has replayed completions of another run, '
+      'so that it tells no times of sampling; give the workdir of that run.'
+    )
+  # Earlier ones may have had other devices.
+  rows = _metrics(path, start.get('after_step', 0))
+  devices = start['devices']
   number, _, kind = devices.partition(' x ')
   is_cpu = kind.casefold() == 'cpu'
   chip = chips.of(kind)
@@ -172,22 +180,37 @@ def _forward(model: models.ModelConfig, tokens: float, number: int) -> float:
   return float(number * (each + rest))
 
 
-def _metrics(path: pathlib.Path) -> list[dict[str, Any]]:
-  """The rollouts of a run, without those in which programs were compiled."""
-  rows = []
-  if path.exists():
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-  rows = [row for row in rows if 'learn_secs' in row][_WARM_UP:]
+def _metrics(path: pathlib.Path, after_step: int) -> list[dict[str, Any]]:
+  """The rollouts of a start, without those in which programs were compiled."""
+  rows = [row for row in _rollouts(path) if row['step'] > after_step][_WARM_UP:]
   if not rows:
     raise ValueError(
-      f'{path} has no more than {_WARM_UP} rollouts, in which programs are '
-      'compiled; let the run train on.'
+      f'{path} has no more than {_WARM_UP} rollouts of the last start, in '
+      'which programs are compiled; let the run train on.'
     )
   return rows
 
 
-def _devices(path: pathlib.Path) -> str:
-  """What the newest start of a run has noted of its devices."""
+def _rollouts(path: pathlib.Path) -> list[dict[str, Any]]:
+  """The lines of a run's metrics that a rollout has written."""
+  if not path.exists():
+    return []
+  rows = [json.loads(line) for line in path.read_text().splitlines()]
+  return [row for row in rows if 'learn_secs' in row]
+
+
+def _last_step(path: pathlib.Path) -> int:
+  """The last rollout; 0 if there is none."""
+  return max((row['step'] for row in _rollouts(path)), default=0)
+
+
+def _newest_start(path: pathlib.Path, last: int) -> dict[str, Any]:
+  """What the newest start that has added rollouts has noted of itself.
+
+  Args:
+    path: Of the notes.
+    last: The last rollout. A start of a run that is done adds none.
+  """
   try:
     noted = json.loads(path.read_text())
   except (OSError, ValueError) as error:
@@ -195,5 +218,6 @@ def _devices(path: pathlib.Path) -> str:
       f'{path} cannot be read ({error}), which tells the devices of a run; '
       'give the workdir of a run.'
     ) from error
-  newest = noted[-1] if isinstance(noted, list) else noted
-  return newest['devices']
+  starts = noted if isinstance(noted, list) else [noted]
+  added = [one for one in starts if one.get('after_step', 0) < last]
+  return (added or starts)[-1]

@@ -151,12 +151,20 @@ def opened(
     if saved is not None:
       build_model.check_frozen(saved, frozen, config)
     warn = functools.partial(screen.warn, None)  # before the first rollout
-    with peers.together():
-      versions = workdir_lib.record(workdir, config, saved is None, given, warn)
     progress = _progress(saved) if saved else None
     # The last rollout with a line in metrics.jsonl; see `Unwritten`.
     written = progress and progress.step - bool(progress.unwritten)
     done = progress.step if progress else 0
+    with peers.together():
+      versions = workdir_lib.record(
+        workdir,
+        config,
+        saved is None,
+        given,
+        warn,
+        after_step=done,
+        replays=replays,
+      )
     if done < config.steps:
       # XLA compiles the update in a thread, while the warm-up and the first
       # rollout run.

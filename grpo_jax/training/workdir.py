@@ -6,7 +6,7 @@
 - `given.json` has a record of each object that the run was given in Python, if
   it was given any; see `provenance.py`.
 - `versions.json` has one entry per start: packages, Python, git revision,
-  devices.
+  devices, the rollouts that were done before, and whether it replays others.
 - `checkpoints/`, `warm_up/`, `completions/` and `exports/` are written by
   `session.py` and `warm_up.py`, `metrics.jsonl` and `tensorboard/` by
   `monitor/`.
@@ -102,6 +102,7 @@ def record(
   anew: bool,
   given: Given = NOTHING,
   warn: Callable[[str], None] = lambda text: None,
+  **more: Any,
 ) -> dict[str, Any]:
   """Records this start in `config.json`, `given.json` and `versions.json`.
 
@@ -116,6 +117,7 @@ def record(
     given: What this start was given in Python; for `given.json`.
     warn: Called with a sentence if `versions.json` cannot be read. It is then
       renamed to `versions.1.json` and begun anew, because no run depends on it.
+    **more: What else the entry of `versions.json` is to tell.
 
   Returns:
     The new entry of `versions.json`.
@@ -123,7 +125,7 @@ def record(
   Raises:
     ValueError: The config, or the record of what was given, cannot be written.
   """
-  now = versions()
+  now = {**versions(), **more}
   if not _is_first():
     return now
   # Left by a process that was killed while it wrote a file, or a folder.

@@ -22,15 +22,22 @@ ROW = {
 }
 
 
-def workdir(tmp_path, devices='4 x TPU v5 lite', rows=(ROW,) * 4, **changes):
+def workdir(
+  tmp_path,
+  devices='4 x TPU v5 lite',
+  rows=(ROW,) * 4,
+  start=None,
+  **changes,
+):
   sizes = {'mesh.data': -1, 'learner.micro_rows': 4}
   given = runs.small(**sizes | changes)
   values = dataclasses.asdict(given)
   if 'learner.method' in changes:
     values['learner']['method'] = changes['learner.method']
   (tmp_path / 'config.json').write_text(json.dumps(values))
-  (tmp_path / 'versions.json').write_text(json.dumps([{'devices': devices}]))
-  lines = [json.dumps(row) for row in rows]
+  starts = [{'devices': '1 x other'}, {'devices': devices, **(start or {})}]
+  (tmp_path / 'versions.json').write_text(json.dumps(starts))
+  lines = [json.dumps({'step': n, **row}) for n, row in enumerate(rows, 1)]
   (tmp_path / 'metrics.jsonl').write_text('\n'.join(lines))
   return str(tmp_path)
 
@@ -68,6 +75,18 @@ def test_the_bound_is_that_of_the_chips(rank, passes, tmp_path, monkeypatch):
   assert found.learning.reached == found.learning.bound_secs / 3.0
 
 
+def test_rollouts_of_earlier_starts_tell_nothing_of_these_devices(tmp_path):
+  slow = {**ROW, 'sample_secs': 99.0}
+  rows = (slow, slow, slow, slow, ROW)
+  found = against.of_run(workdir(tmp_path, rows=rows, start={'after_step': 2}))
+  assert found.rollouts == 1 and found.sampling.measured_secs == 2.0
+  # A start that finds the run done has no rollouts.
+  file = tmp_path / 'versions.json'
+  idle = {'devices': '1 x other', 'after_step': 5}
+  file.write_text(json.dumps([*json.loads(file.read_text()), idle]))
+  assert against.of_run(str(tmp_path)) == found
+
+
 def test_a_cpu_is_measured(tmp_path, monkeypatch):
   asked = []
 
@@ -93,6 +112,8 @@ def test_what_was_given_in_python_is_not_asked_for(tmp_path):
   [
     ({'devices': '8 x TPU v99'}, 'TPU v99 is not in the table of chips'),
     ({'rows': (ROW, ROW)}, 'no more than 2 rollouts'),
+    ({'start': {'after_step': 3}}, 'no more than 2 rollouts of the last'),
+    ({'start': {'replays': True}}, 'has replayed completions'),
     ({'model.path': '<model mine given in Python>'}, 'a model of your own'),
   ],
 )
