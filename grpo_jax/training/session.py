@@ -155,33 +155,16 @@ def opened(
     # The last rollout with a line in metrics.jsonl; see `Unwritten`.
     written = progress and progress.step - bool(progress.unwritten)
     done = progress.step if progress else 0
+    more = {'after_step': done, 'replays': replays}
     with peers.together():
       versions = workdir_lib.record(
-        workdir,
-        config,
-        saved is None,
-        given,
-        warn,
-        after_step=done,
-        replays=replays,
+        workdir, config, saved is None, given, warn, **more
       )
     if done < config.steps:
-      # XLA compiles the update in a thread, while the warm-up and the first
-      # rollout run.
+      # XLA compiles in a thread while the warm-up and the first rollout run.
       update.compile_ahead(build.example(run), done)
     monitor = stack.enter_context(
-      Monitor(
-        config.log,
-        workdir,
-        config.steps,
-        written,
-        dataclasses.asdict(config),
-        screen,
-        config.model,
-        replays,
-      )
-      if peers.is_first
-      else monitor_lib.Quiet(peers.warn)
+      _monitor(config, workdir, written, screen, replays, peers)
     )
     saves.warn = monitor.warn
     session = Session(
@@ -203,6 +186,29 @@ def opened(
     if saved is not None:
       _go_on(session, saved)
     yield session, progress
+
+
+def _monitor(
+  config: Config,
+  workdir: pathlib.Path,
+  written: int | None,
+  screen: monitor_lib.Screen,
+  replays: bool,
+  peers: Processes,
+) -> Monitor | monitor_lib.Quiet:
+  """What the first process shows and writes, and the others do not."""
+  if not peers.is_first:
+    return monitor_lib.Quiet(peers.warn)
+  return Monitor(
+    config.log,
+    workdir,
+    config.steps,
+    written,
+    dataclasses.asdict(config),
+    screen,
+    config.model,
+    replays,
+  )
 
 
 def _built(
