@@ -140,7 +140,12 @@ def _cost(made: Plan, price: float) -> float:
 def show(made: Plan, price: float | None = None) -> None:
   """Prints a plan for a person; see `to_json`."""
   printing.show(
-    _what(made), '', _memory(made), _work(made), *_verdict(made, price)
+    _what(made),
+    '',
+    _memory(made),
+    _work(made),
+    _sent(made),
+    *_verdict(made, price),
   )
 
 
@@ -295,7 +300,7 @@ def _gib(size: float) -> str:
 
 
 def _work(made: Plan):
-  """Work and the bound of each program."""
+  """Work and the bound of each program, and the time of each resource."""
   from rich import box
   from rich import table
 
@@ -304,22 +309,54 @@ def _work(made: Plan):
     title_justify='left',
     box=box.SIMPLE,
   )
-  columns = 'calls', 'TFLOP', 'ICI GiB', 'DCN GiB', 'at least', 'by', 'share'
-  shown.add_column('')
-  for name in columns:
-    shown.add_column(name, justify='left' if name == 'by' else 'right')
   secs = made.secs()
+  resources = [name for name in _RESOURCES if name in secs['train_step']]
+  of_each = [_RESOURCES[name] for name in resources]
+  shown.add_column('')
+  for name in ('calls', 'TFLOP', *of_each, 'at least', 'share'):
+    shown.add_column(name, justify='right')
   for one in made.programs:
-    work = one.work * one.calls
-    least, by = roofline.bound(secs[one.name])
+    least = roofline.bound(secs[one.name])[0]
     shown.add_row(
       one.name,
       str(one.calls),
-      f'{work.flops / 1e12:.3g}',
-      f'{work.ici_bytes / GIB:.3g}',
-      f'{work.dcn_bytes / GIB:.3g}',
+      f'{one.work.flops * one.calls / 1e12:.3g}',
+      *(_time(secs[one.name][name]) for name in resources),
       _time(least),
-      _RESOURCES[by],
       f'{least / made.bound_secs:.0%}',
     )
   return shown
+
+
+def _sent(made: Plan):
+  """What each program sends, by network and kind of collective."""
+  from rich import box
+  from rich import table
+
+  of_each = {
+    one.name: plans.collectives(one) or {'all': sum(_bytes(one)) / GIB}
+    for one in made.programs
+    if one.calls and any(_bytes(one))
+  }
+  if not of_each:
+    return 'Nothing is sent between devices.'
+  shown = table.Table(
+    title='GiB of one device, each call: results of collectives'
+    if made.largest.collectives is not None
+    else 'GiB of one device, each call: sent at least',
+    title_justify='left',
+    box=box.SIMPLE,
+  )
+  shown.add_column('')
+  for name in of_each:
+    shown.add_column(name, justify='right')
+  for kind in dict.fromkeys(kind for of in of_each.values() for kind in of):
+    cells = (of.get(kind) for of in of_each.values())
+    network, _, rest = kind.partition(' ')
+    name = f'{_RESOURCES.get(network, network)} {rest}'
+    shown.add_row(name, *('' if x is None else _gib(x * GIB) for x in cells))
+  return shown
+
+
+def _bytes(program: plans.Program) -> tuple[float, float]:
+  return program.work.ici_bytes, program.work.dcn_bytes
