@@ -333,17 +333,16 @@ def _sent(made: Plan):
   from rich import box
   from rich import table
 
-  of_each = {
-    one.name: plans.collectives(one) or {'all': sum(_bytes(one)) / GIB}
-    for one in made.programs
-    if one.calls and any(_bytes(one))
-  }
+  of_each = {}
+  for one in made.programs:
+    sent = one.work.ici_bytes + one.work.dcn_bytes
+    if one.calls and sent:
+      counted = {'sent at least': sent / GIB}  # by arithmetic
+      of_each[one.name] = plans.collectives(one) or counted
   if not of_each:
     return 'Nothing is sent between devices.'
   shown = table.Table(
-    title='GiB of one device, each call: results of collectives'
-    if made.largest.collectives is not None
-    else 'GiB of one device, each call: sent at least',
+    title='GiB of one device, each call: results of collectives',
     title_justify='left',
     box=box.SIMPLE,
   )
@@ -356,7 +355,3 @@ def _sent(made: Plan):
     name = f'{_RESOURCES.get(network, network)} {rest}'
     shown.add_row(name, *('' if x is None else _gib(x * GIB) for x in cells))
   return shown
-
-
-def _bytes(program: plans.Program) -> tuple[float, float]:
-  return program.work.ici_bytes, program.work.dcn_bytes

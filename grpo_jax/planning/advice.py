@@ -24,7 +24,7 @@ def _to_fit(plan: Plan) -> list[str]:
   whole = plan.topology.chip.device_memory_gib * GIB
   if not plan.topology.is_tpu and plan.capacity < largest.bytes < 0.95 * whole:
     found.append(
-      f'Set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95: JAX takes '
+      'Set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95: JAX takes '
       f"{topologies.gpu_share():.0%} of a GPU's memory now."
     )
   if largest.name in LEARNING:

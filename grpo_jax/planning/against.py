@@ -72,14 +72,23 @@ def of_run(directory: str) -> Against:
   )
   place = bucket.read_only(directory)
   path = place / 'metrics.jsonl'
-  start = _newest_start(place / 'versions.json', _last_step(path))
+  rows = _rollouts(path)
+  last = max((row['step'] for row in rows), default=0)
+  start = _newest_start(place / 'versions.json', last)
   if start.get('replays'):
     raise ValueError(
       f'The last start in {directory} has replayed completions of another run, '
       'so that it tells no times of sampling; give the workdir of that run.'
     )
-  # Earlier ones may have had other devices.
-  rows = _metrics(path, start.get('after_step', 0))
+  # Earlier ones may have had other devices. In its first rollouts programs are
+  # compiled.
+  earlier = start.get('after_step', 0)
+  rows = [row for row in rows if row['step'] > earlier][_WARM_UP:]
+  if not rows:
+    raise ValueError(
+      f'{path} has no more than {_WARM_UP} rollouts of the last start, in '
+      'which programs are compiled; let the run train on.'
+    )
   devices = start['devices']
   number, _, kind = devices.partition(' x ')
   is_cpu = kind.casefold() == 'cpu'
@@ -180,28 +189,12 @@ def _forward(model: models.ModelConfig, tokens: float, number: int) -> float:
   return float(number * (each + rest))
 
 
-def _metrics(path: pathlib.Path, after_step: int) -> list[dict[str, Any]]:
-  """The rollouts of a start, without those in which programs were compiled."""
-  rows = [row for row in _rollouts(path) if row['step'] > after_step][_WARM_UP:]
-  if not rows:
-    raise ValueError(
-      f'{path} has no more than {_WARM_UP} rollouts of the last start, in '
-      'which programs are compiled; let the run train on.'
-    )
-  return rows
-
-
 def _rollouts(path: pathlib.Path) -> list[dict[str, Any]]:
   """The lines of a run's metrics that a rollout has written."""
   if not path.exists():
     return []
   rows = [json.loads(line) for line in path.read_text().splitlines()]
   return [row for row in rows if 'learn_secs' in row]
-
-
-def _last_step(path: pathlib.Path) -> int:
-  """The last rollout; 0 if there is none."""
-  return max((row['step'] for row in _rollouts(path)), default=0)
 
 
 def _newest_start(path: pathlib.Path, last: int) -> dict[str, Any]:

@@ -66,9 +66,8 @@ def judge_versions(told: Mapping[int, Measured]) -> Judged:
     if odd := _odd(name, mine):
       said = f'{odd}; install the same everywhere.'
       return Judged(said, expected, FAILED)
-  for plugin in accelerators.PLUGINS[
-    1:
-  ]:  # JAX does not use one of another version
+  # JAX does not use one of another version.
+  for plugin in accelerators.PLUGINS[1:]:
     if plugin in first and first[plugin] != first.get('jaxlib'):
       return Judged(
         f'{plugin} {first[plugin]} does not go with jaxlib '

@@ -55,10 +55,9 @@ def best(
   counted: list[Candidate] = []
   seen, problem = set(), ''
   # Experts are split if the model has some, which the first plan tells.
-  number_of = 1, *_divisors(_MOST_SENDING)[1:]
   for one in itertools.chain.from_iterable(
     candidates(config, topology, size)
-    for size in number_of
+    for size in _divisors(_MOST_SENDING)
     if size == 1 or (counted and counted[0].plan.counted.model.experts)
   ):
     try:
@@ -89,11 +88,11 @@ def best(
 
 
 def _rank(one: Candidate) -> tuple[bool, bool, float, float]:
-  """Those that fit first, then the fast ones, then the small ones.
+  """The order: what fits, then the fast ones, then the small ones.
 
-  Before the fast ones come those that fit with certainty. What could not be
-  compiled is not taken to fit. Bounds are equal if
-  they are so to two digits.
+  Of what fits by arithmetic, those come first that have room for its error.
+  What could not be compiled is not taken to fit. Bounds count as equal if their
+  first two digits are.
   """
   plan = one.plan
   size = plan.largest.bytes

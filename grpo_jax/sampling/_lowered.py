@@ -100,7 +100,7 @@ def _regrouped(
       return sampler.regroup(parts, lane, row, columns)
 
   shapes = jax.eval_shape(run, parts, *_places(schedule, mesh, number))
-  return _placed(shapes, _places_of(sampler, shapes))
+  return _placed(shapes, _shardings(sampler, shapes))
 
 
 def _caches(rows: _sampler.Rows) -> int:
@@ -158,10 +158,10 @@ def abstract_rows(
 
   read = decoding_params(sampler.model, params, mesh)
   rows = jax.eval_shape(first, read, _prompts(schedule, mesh), _SCALAR)
-  return _placed(rows, _places_of(sampler, rows))
+  return _placed(rows, _shardings(sampler, rows))
 
 
-def _places_of(sampler: _sampler.Sampler, rows: _sampler.Rows) -> Any:
+def _shardings(sampler: _sampler.Sampler, rows: _sampler.Rows) -> Any:
   """The shardings of rows."""
   mesh = sampler.mesh
   assert mesh is not None

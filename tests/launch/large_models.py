@@ -38,8 +38,8 @@ def markdown(found: dict[str, dict]) -> str:
   """The table: GiB of a chip by program, and the least time of a rollout."""
   names = ' | '.join(f'`{name}`' for name in PROGRAMS)
   lines = [
-    f'| model | mesh | completions of a row | {names} | sent in an update '
-    '| a rollout takes at least |',
+    f'| model | mesh | completions of a row | {names} '
+    '| collectives of an update | a rollout takes at least |',
     '| --- ' * (len(PROGRAMS) + 5) + '|',
   ]
   for model, one in found.items():
