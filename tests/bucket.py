@@ -8,6 +8,7 @@ names the environment variable with the folder.
 import io
 import os
 import posixpath
+import tempfile
 
 from etils import epath
 from etils.epath import backend
@@ -27,8 +28,11 @@ class _Object(io.BytesIO):
   def close(self):
     if not self.closed:
       os.makedirs(os.path.dirname(self._path), exist_ok=True)
-      with open(self._path, 'wb') as file:
+      with tempfile.NamedTemporaryFile(
+        dir=os.environ[ROOT_VARIABLE], delete=False
+      ) as file:
         file.write(self.getvalue())
+      os.replace(file.name, self._path)
     super().close()
 
 

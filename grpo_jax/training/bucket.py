@@ -360,23 +360,29 @@ def _wait_for_owner(file: Any, place: Any) -> None:
   if first is None or _is_dead(first):
     return
   _warn(
-    f'{place} belongs to process {first.get("pid")} on {first.get("host")}; '
-    f'waiting whether it is alive, {SILENT_SECS:.0f} s at most.'
+    f'{place} belongs to {_owner(first)}; waiting whether it is alive, '
+    f'{SILENT_SECS:.0f} s at most.'
   )
   while time.monotonic() < end:
     time.sleep(BEAT_SECS / 4)
     claim = _claim(file)
     if claim is None:  # it has ended
       return
-    if claim != first:
+    if claim and claim != first:  # {}: read while it was written
       raise _taken(place, claim)
 
 
 def _taken(place: Any, claim: dict[str, Any]) -> ValueError:
   return ValueError(
-    f'Process {claim.get("pid")} on {claim.get("host")} is running in {place}; '
-    'wait for its end, or give another workdir.'
+    f'{place} belongs to {_owner(claim)}, which is running; wait for its end, '
+    'or give another workdir.'
   )
+
+
+def _owner(claim: dict[str, Any]) -> str:
+  if not claim:  # it could not be read
+    return 'another process'
+  return f'process {claim.get("pid")} on {claim.get("host")}'
 
 
 def _claim(file: Any) -> dict[str, Any] | None:

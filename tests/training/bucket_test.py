@@ -110,7 +110,7 @@ def test_parts_that_are_in_the_file_already_do_not_count_twice(place):
 
 def test_who_is_alive_keeps_a_workdir(place):
   with bucket.opened(URL):
-    with pytest.raises(ValueError, match=f'Process {os.getpid()} on .* is run'):
+    with pytest.raises(ValueError, match=f'process {os.getpid()} on .* is run'):
       with bucket.opened(URL):
         pass
   assert not (place / 'claim.json').exists()
@@ -145,9 +145,28 @@ def test_a_claim_that_cannot_be_read_is_alive_until_a_minute_is_over(place):
     assert time.monotonic() - begun >= bucket.SILENT_SECS
 
 
+def test_a_claim_read_while_it_is_written_is_read_again(place, monkeypatch):
+  claim(place)
+  waited = 0
+
+  def wait(secs):
+    nonlocal waited
+    waited += 1
+    if waited == 1:
+      (place / 'claim.json').write_text('')
+    else:
+      claim(place, beats=4)
+
+  monkeypatch.setattr(bucket.time, 'sleep', wait)
+  with pytest.raises(ValueError, match='process 1 on far away, which is run'):
+    with bucket.opened(URL):
+      pass
+  assert waited == 2
+
+
 def test_of_two_starts_at_once_one_gets_it(place, monkeypatch):
   monkeypatch.setattr(bucket.time, 'sleep', lambda secs: claim(place))
-  with pytest.raises(ValueError, match='Process 1 on far away is running in'):
+  with pytest.raises(ValueError, match='process 1 on far away, which is run'):
     with bucket.opened(URL):
       pass
 
