@@ -1,0 +1,106 @@
+"""Completions that a regular expression describes."""
+
+import functools
+import re
+from re import _parser as syntax  # the only way to see what a pattern repeats
+from typing import Any
+
+from grpo_jax.rewards.verifiers import _shared
+
+
+def regular_expression(
+  prompt: str,
+  completion: str,
+  example: dict[str, Any],
+  *,
+  regex: str,
+  full: bool = False,
+  flags: str = '',
+) -> float:
+  r"""1 if a regular expression matches the completion, else 0.
+
+  Python's matcher tries every way to divide a text. For an expression with an
+  unbounded repetition inside another one, such as (a+)+, these are exponentially
+  many, so it is refused; so is a repetition of alternatives that begin alike,
+  as far as Python can tell. An expression with many repetitions side by side,
+  such as .*a.*b.*c, still takes a time that grows with a power of the length:
+  the reward's time limit ends it. A completion of more than 100,000 characters
+  has reward 0.
+
+  >>> regular_expression('', 'It is 42.', {}, regex=r'\b\d+\.$')
+  1.0
+  >>> regular_expression('', 'It is 42.', {}, regex=r'\d+', full=True)
+  0.0
+
+  Args:
+    prompt: is not used.
+    completion: the text that was sampled.
+    example: is not used.
+    regex: the expression, in the syntax of Python's module `re`.
+    full: whether it must match the whole completion, and not just a part.
+    flags: letters of `re`: 'i' for any case, 'm' for ^ and $ at every line, 's'
+      for a point that matches line ends, 'x' for comments, 'a' for ASCII.
+
+  Returns:
+    1.0 or 0.0.
+
+  Raises:
+    ValueError: the expression is not valid, or repeats a repetition; or a flag
+      is unknown.
+  """
+  del prompt, example
+  compiled = _compiled(regex, flags)
+  if len(completion) > _shared.MOST_CHARACTERS:
+    return 0.0
+  match = compiled.fullmatch if full else compiled.search
+  return float(match(completion) is not None)
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(regex: str, flags: str) -> re.Pattern[str]:
+  unknown = sorted({*flags} - {*'imsxa'})
+  if unknown:
+    raise ValueError(
+      f'flags of the reward regular_expression are {flags!r}, but'
+      f" {', '.join(unknown)} is unknown; give letters of 'imsxa'."
+    )
+  bits = functools.reduce(
+    lambda bits, letter: bits | getattr(re, letter.upper()), flags, 0
+  )
+  try:
+    compiled = re.compile(regex, bits)
+    nested = _repeats_a_repetition(syntax.parse(regex, bits), False)
+  except (re.error, RecursionError, OverflowError) as error:
+    raise ValueError(
+      f'regex of the reward regular_expression is {regex!r:.80}, which is not'
+      f' valid: {error}; correct it.'
+    ) from error
+  if nested:
+    raise ValueError(
+      f'regex of the reward regular_expression is {regex!r:.80}, which has an'
+      ' unbounded repetition inside another one, or alternatives in one; it can'
+      ' take exponential time. Write the inner one with a bound, as in {1,9},'
+      ' or as possessive, as in a++, or the alternatives as (?>a|ab).'
+    )
+  return compiled
+
+
+def _repeats_a_repetition(item: Any, inside: bool) -> bool:
+  """Whether a parsed expression has one repetition without end in another."""
+  if isinstance(item, syntax.SubPattern):
+    return any(_repeats_a_repetition(one, inside) for one in item)
+  if not isinstance(item, tuple | list):
+    return False
+  kind = str(item[0]) if item and isinstance(item, tuple) else ''
+  if kind in ('ATOMIC_GROUP', 'POSSESSIVE_REPEAT'):
+    # What has matched is not divided anew; what is inside still may be.
+    return _repeats_a_repetition(item[1], False)
+  if kind in ('MAX_REPEAT', 'MIN_REPEAT'):
+    low, high, body = item[1]
+    endless = str(high) == 'MAXREPEAT'
+    return (endless and inside) or _repeats_a_repetition(
+      body, inside or endless
+    )
+  if kind == 'BRANCH' and inside:
+    return True
+  return any(_repeats_a_repetition(one, inside) for one in item)
