@@ -1,6 +1,10 @@
 """What several verifiers need: the reference answer, and how much is read."""
 
+from collections.abc import Iterable
 from typing import Any
+from typing import TypeVar
+
+_Item = TypeVar('_Item')
 
 # Characters of a completion that a verifier reads. 100,000 characters are about
 # 25,000 tokens of English, and take a few milliseconds.
@@ -44,6 +48,14 @@ def unusable(reward: str, required: str, given: Any) -> ValueError:
     f'{reward} requires {required} in the answer, but the example has'
     f' {given!r:.80}; give another reward, or correct the record.'
   )
+
+
+def last(items: Iterable[_Item]) -> _Item | None:
+  """The last item, or None; no more than one is kept in memory."""
+  found = None
+  for item in items:
+    found = item
+  return found
 
 
 def end_of(completion: str) -> str:

@@ -71,9 +71,7 @@ def _place(text: str) -> str:
   """The part of a completion that holds its answer."""
   if '\\boxed' in text:
     return boxed.last_box(text) or ''
-  statement = None
-  for statement in _STATEMENT.finditer(text):
-    pass
+  statement = _shared.last(_STATEMENT.finditer(text))
   if statement is not None:
     # The letter may stand on the next line, behind 'Answer:'.
     return _first_line(text[statement.end() :].lstrip(_DRESS))

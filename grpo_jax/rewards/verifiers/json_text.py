@@ -8,7 +8,8 @@ from typing import Any
 
 from grpo_jax.rewards.verifiers import _shared
 
-_FENCE = re.compile(r'^```[^\n`]*\n(.*?)^```[ \t]*$', re.DOTALL | re.MULTILINE)
+# The line that opens or closes a block; a closing line has no more than this.
+_FENCE = re.compile(r'^```[^`\n]*$', re.MULTILINE)
 
 
 def json_schema(
@@ -52,9 +53,8 @@ def json_schema(
   validator = _validator(_text_of(schema, example))
   if len(completion) > _shared.MOST_CHARACTERS:
     return 0.0
-  blocks = _FENCE.findall(completion)
   try:
-    value = _loaded(blocks[-1] if blocks else completion)
+    value = _loaded(_last_block(completion))
   except (ValueError, RecursionError):
     return 0.0
   try:
@@ -64,6 +64,17 @@ def json_schema(
   except Exception as error:
     # jsonschema checks a '$ref' or a 'pattern' not before it is used.
     raise _invalid(f'{type(error).__name__}: {error}') from error
+
+
+def _last_block(text: str) -> str:
+  """What the last closed block of a text holds; without one, the text."""
+  block, start = text, None
+  for fence in _FENCE.finditer(text):
+    if start is None:
+      start = fence.end()
+    elif fence.group().rstrip() == '```':
+      block, start = text[start : fence.start()], None
+  return block
 
 
 def _text_of(schema: Any, example: dict[str, Any]) -> str:

@@ -17,8 +17,6 @@ _RAISED = r'(?:\^|\*\*)[\s{(]*'
 # factorial.
 _HUGE = re.compile(rf'{_RAISED}-?\d[\d.,]{{5}}|\d{{5}}[\s}})]*!|!\s*!|\)\s*!')
 _TOWER = re.compile(rf'{_RAISED}(\d+)[\s}})]*{_RAISED}(\d*)')
-# An environment such as pmatrix is math already; its \\ and & stay.
-_DOLLARS = re.compile(r'^\s*\$+|\$+\s*$')
 
 
 def math_equivalence(
@@ -70,7 +68,7 @@ def math_equivalence(
   _library()  # missing it is an error of every completion, not of some
   answer = _shared.answer('math_equivalence', example)
   box = boxed.last_box(answer)
-  wanted = _DOLLARS.sub('', answer if box is None else box)
+  wanted = (answer if box is None else box).strip().strip('$')
   if not boxed.bare(wanted) or _is_too_large(wanted):
     raise _shared.unusable(
       'math_equivalence', 'an expression of at most 1,000 characters', answer
@@ -84,7 +82,7 @@ def math_equivalence(
     if _is_too_large(found):
       return 0.0
     return float(_equal(_parsed(wanted), _parsed(found, whole=False)))
-  found = _DOLLARS.sub('', found)
+  found = found.strip().strip('$')
   if boxed.bare(found) == boxed.bare(wanted):
     return 1.0
   if not found.strip() or _is_too_large(found):

@@ -178,16 +178,12 @@ def _boxed_or_whole(text: str) -> str:
 
 
 def _last(text: str) -> Fraction | None:
-  found = None
-  for found in _PLAIN.finditer(text.replace('{,}', ',')):
-    pass
+  found = _shared.last(_PLAIN.finditer(text.replace('{,}', ',')))
   return _plain(found.group()) if found else None
 
 
 def _last_rich(text: str) -> Fraction | None:
-  found = None
-  for found in _RICH.finditer(text.replace('{,}', ',')):
-    pass
+  found = _shared.last(_RICH.finditer(text.replace('{,}', ',')))
   if found is None:
     return None
   above, below, percent = found.groups()

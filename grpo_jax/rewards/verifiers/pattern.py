@@ -20,9 +20,9 @@ def regular_expression(
   r"""1 if a regular expression matches the completion, else 0.
 
   Python's matcher tries every way to divide a text. For an expression with an
-  unbounded repetition inside another one, such as (a+)+, these are exponentially
-  many, so it is refused; so is a repetition of alternatives that begin alike,
-  as far as Python can tell. An expression with many repetitions side by side,
+  unbounded repetition inside another one, such as (a+)+, these can be
+  exponentially many, so such an expression is refused, and so are alternatives
+  of several characters inside an unbounded repetition. An expression with many repetitions side by side,
   such as .*a.*b.*c, still takes a time that grows with a power of the length:
   the reward's time limit ends it. A completion of more than 100,000 characters
   has reward 0.
