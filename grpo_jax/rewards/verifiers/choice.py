@@ -56,8 +56,9 @@ def multiple_choice(
       " different capital letters are required, as in 'ABCD'."
     )
   answer = _shared.answer('multiple_choice', example)
-  if answer.isdecimal() and int(answer[:9]) < len(choices):
-    wanted = choices[int(answer[:9])]
+  index = int(answer) if re.fullmatch('[0-9]{1,2}', answer) else len(choices)
+  if index < len(choices):
+    wanted = choices[index]
   else:
     wanted = _letter(answer, choices)
   if wanted is None:

@@ -16,6 +16,8 @@ _RAISED = r'(?:\^|\*\*)[\s{(]*'
 # an exponent of 6 digits, and a factorial of a number of 5 digits or of another
 # factorial.
 _HUGE = re.compile(rf'{_RAISED}-?\d[\d.,]{{5}}|\d{{5}}[\s}})]*!|!\s*!|\)\s*!')
+# 12\\,345 is one number, which math-verify takes for two.
+_THIN_SPACE = re.compile(r'(?<=\d)\\[,;:! ](?=\d{3}(?!\d))')
 _TOWER = re.compile(rf'{_RAISED}(\d+)[\s}})]*{_RAISED}(\d*)')
 
 
@@ -68,7 +70,7 @@ def math_equivalence(
   _library()  # missing it is an error of every completion, not of some
   answer = _shared.answer('math_equivalence', example)
   box = boxed.last_box(answer)
-  wanted = (answer if box is None else box).strip().strip('$')
+  wanted = _content(answer if box is None else box)
   if not boxed.bare(wanted) or _is_too_large(wanted):
     raise _shared.unusable(
       'math_equivalence', 'an expression of at most 1,000 characters', answer
@@ -82,12 +84,18 @@ def math_equivalence(
     if _is_too_large(found):
       return 0.0
     return float(_equal(_parsed(wanted), _parsed(found, whole=False)))
-  found = found.strip().strip('$')
+  found = _content(found)
   if boxed.bare(found) == boxed.bare(wanted):
     return 1.0
   if not found.strip() or _is_too_large(found):
     return 0.0
   return float(_equal(_parsed(wanted), _parsed(found)))
+
+
+def _content(text: str) -> str:
+  """A text without what stands around it or is only another way to write it."""
+  text = text.strip().strip('$').replace('\\varnothing', '\\emptyset')
+  return _THIN_SPACE.sub('', text)
 
 
 def _is_too_large(text: str) -> bool:
