@@ -28,7 +28,6 @@ def json_schema(
   completion of more than 100,000 characters has reward 0. This needs the
   package jsonschema: `pip install 'grpo_jax[json]'`.
 
-  >>> import pytest; _ = pytest.importorskip('jsonschema')
   >>> schema = {'type': 'object', 'required': ['name']}
   >>> json_schema('', '{"name": "Ada"}', {}, schema=schema)
   1.0

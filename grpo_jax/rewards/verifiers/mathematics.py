@@ -43,7 +43,6 @@ def math_equivalence(
   since these need signals: the time limit of the reward ends such a call. This
   needs the package math-verify: `pip install 'grpo_jax[math]'`.
 
-  >>> import pytest; _ = pytest.importorskip('math_verify')
   >>> math_equivalence('', r'So \boxed{0.5}.', {'answer': r'\frac{1}{2}'})
   1.0
 

@@ -38,7 +38,9 @@ _SHORT = [
 assert sys.getrecursionlimit() < DEEP
 
 LARGE = {
-  **{f'{text!r} {MANY:,} long': text * (MANY // len(text)) for text in _REPEATED},
+  **{
+    f'{text!r} {MANY:,} long': text * (MANY // len(text)) for text in _REPEATED
+  },
   **{
     f'{start!r} {DEEP:,} deep': start * DEEP + '5' + end * DEEP
     for start, end in _NESTED
