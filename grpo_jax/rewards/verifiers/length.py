@@ -21,7 +21,8 @@ def completion_length(
   from `target` to either side. With a margin of 0 the reward is 1 where d is 0,
   and else 0. The time does not depend on the text.
 
-  >>> completion_length('', '', {'completion_ids': [7] * 15}, limit=10, margin=20)
+  >>> example = {'completion_ids': [7] * 15}
+  >>> completion_length('', '', example, limit=10, margin=20)
   0.75
 
   Args:

@@ -7,6 +7,8 @@ from typing import Any
 
 from grpo_jax.rewards.verifiers import _shared
 
+_MOST_REPEATS = 4  # 2 to this power is still few ways
+
 
 def regular_expression(
   prompt: str,
@@ -19,13 +21,13 @@ def regular_expression(
 ) -> float:
   r"""1 if a regular expression matches the completion, else 0.
 
-  Python's matcher tries every way to divide a text. For an expression with an
-  unbounded repetition inside another one, such as (a+)+, these can be
-  exponentially many, so such an expression is refused, and so are alternatives
-  of several characters inside an unbounded repetition. An expression with many repetitions side by side,
-  such as .*a.*b.*c, still takes a time that grows with a power of the length:
-  the reward's time limit ends it. A completion of more than 100,000 characters
-  has reward 0.
+  Python's matcher tries every way to divide a text. If a part that is repeated
+  may itself have several lengths, as in (a+)+, (a{1,3})* or (a|bc)*, these ways
+  can be exponentially many. So such an expression is refused, unless the inner
+  part is possessive or atomic, as in (a++)+, (a{1,3}+)* or (?>a|bc)*. An
+  expression with repetitions side by side, such as .*a.*b.*c, still takes a
+  time that grows with a power of the length: the time limit of the reward ends
+  it. A completion of more than 100,000 characters has reward 0.
 
   >>> regular_expression('', 'It is 42.', {}, regex=r'\b\d+\.$')
   1.0
@@ -45,8 +47,8 @@ def regular_expression(
     1.0 or 0.0.
 
   Raises:
-    ValueError: the expression is not valid, or repeats a repetition; or a flag
-      is unknown.
+    ValueError: the expression is not valid, or is ambiguous as above; or a flag is
+      unknown.
   """
   del prompt, example
   compiled = _compiled(regex, flags)
@@ -69,7 +71,7 @@ def _compiled(regex: str, flags: str) -> re.Pattern[str]:
   )
   try:
     compiled = re.compile(regex, bits)
-    nested = _repeats_a_repetition(syntax.parse(regex, bits), False)
+    nested = _is_ambiguous(syntax.parse(regex, bits), False)
   except (re.error, RecursionError, OverflowError) as error:
     raise ValueError(
       f'regex of the reward regular_expression is {regex!r:.80}, which is not'
@@ -77,30 +79,28 @@ def _compiled(regex: str, flags: str) -> re.Pattern[str]:
     ) from error
   if nested:
     raise ValueError(
-      f'regex of the reward regular_expression is {regex!r:.80}, which has an'
-      ' unbounded repetition inside another one, or alternatives in one; it can'
-      ' take exponential time. Write the inner one with a bound, as in {1,9},'
-      ' or as possessive, as in a++, or the alternatives as (?>a|ab).'
+      f'regex of the reward regular_expression is {regex!r:.80}, which repeats a'
+      ' part that may have several lengths; it can take exponential time. Make'
+      ' the inner part possessive or atomic, as in (a++)+ or (?>a|bc)*.'
     )
   return compiled
 
 
-def _repeats_a_repetition(item: Any, inside: bool) -> bool:
-  """Whether a parsed expression has one repetition without end in another."""
+def _is_ambiguous(item: Any, repeated: bool) -> bool:
+  """Whether a repeated part of a parsed expression may have several lengths."""
   if isinstance(item, syntax.SubPattern):
-    return any(_repeats_a_repetition(one, inside) for one in item)
+    return any(_is_ambiguous(one, repeated) for one in item)
   if not isinstance(item, tuple | list):
     return False
   kind = str(item[0]) if item and isinstance(item, tuple) else ''
   if kind in ('ATOMIC_GROUP', 'POSSESSIVE_REPEAT'):
     # What has matched is not divided anew; what is inside still may be.
-    return _repeats_a_repetition(item[1], False)
+    return _is_ambiguous(item[1], False)
   if kind in ('MAX_REPEAT', 'MIN_REPEAT'):
     low, high, body = item[1]
-    endless = str(high) == 'MAXREPEAT'
-    return (endless and inside) or _repeats_a_repetition(
-      body, inside or endless
-    )
-  if kind == 'BRANCH' and inside:
+    if repeated and low != high:
+      return True
+    return _is_ambiguous(body, repeated or int(high) > _MOST_REPEATS)
+  if kind == 'BRANCH' and repeated:
     return True
-  return any(_repeats_a_repetition(one, inside) for one in item)
+  return any(_is_ambiguous(one, repeated) for one in item)

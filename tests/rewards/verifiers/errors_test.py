@@ -85,6 +85,9 @@ def test_an_answer_that_cannot_be_parsed_is_compared_as_text():
     ('regular_expression', {'regex': '(a+)+$'}, 'exponential'),
     ('regular_expression', {'regex': '(?:a|ab)*$'}, 'exponential'),
     ('regular_expression', {'regex': r'((\w*) ?)*$'}, 'exponential'),
+    ('regular_expression', {'regex': '(a{1,9})*$'}, 'exponential'),
+    ('regular_expression', {'regex': '(a?a?){9}$'}, 'exponential'),
+    ('regular_expression', {'regex': '(a+){1,99}$'}, 'exponential'),
     ('regular_expression', {'regex': '(?=(a*)*b)'}, 'exponential'),
     ('regular_expression', {'regex': '(?>(a+)+)'}, 'exponential'),
     ('regular_expression', {'regex': '(x)?(?(1)(a*)*|b)'}, 'exponential'),
@@ -96,7 +99,19 @@ def test_wrong_parameters_are_refused(name, arguments, message):
 
 
 @pytest.mark.parametrize(
-  'regex', ['a+b+', '(a++)+', '(?>a+)*', '(ab)+', '(a{1,9})*', '[ab]*', '(a|b)']
+  'regex',
+  [
+    'a+b+',
+    '(a++)+',
+    '(?>a+)*',
+    '(ab)+',
+    '(a{1,9}+)*',
+    '(a{2})*',
+    '(a?b){2}|a',
+    '(?>a|bc)*',
+    '[ab]*',
+    '(a|b)',
+  ],
 )
 def test_other_repetitions_are_allowed(regex):
   assert rewards.regular_expression('', 'ab', {}, regex=regex) == 1
@@ -109,7 +124,7 @@ def test_other_repetitions_are_allowed(regex):
     ({'type': 'number '}, "'number ' is not valid"),
     ({'$ref': 'http://127.0.0.1:9/a.json'}, 'Unresolvable'),
     ({'$ref': '#/nothing'}, 'PointerToNowhere|Unresolvable'),
-    ({'pattern': '('}, 'error'),
+    ({'pattern': '('}, "is not a 'regex'"),
     ({'x': object()}, 'TypeError'),
   ],
 )
