@@ -85,7 +85,8 @@ def _first_line(text: str) -> str:
 
 def _letter(text: str, choices: str) -> str | None:
   """The letter at the start of a text, unless a second one follows."""
-  text = _WRAPPED.sub(r'\1', text[:1000]).strip(_DRESS)
+  text = text[:1000].replace('\\(', '').replace('\\)', '')
+  text = _WRAPPED.sub(r'\1', text).strip(_DRESS)
   # A small letter: nothing but brackets and a point around it.
   alone = re.fullmatch(r'[(\[]?\s*([A-Za-z])\s*[)\]]?[.:]?', text)
   if alone and alone.group(1).upper() in choices:

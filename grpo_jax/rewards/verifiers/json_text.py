@@ -98,7 +98,7 @@ def _plain(schema: Any) -> Any:
 @functools.lru_cache(maxsize=64)
 def _validator(text: str) -> Any:
   try:
-    import jsonschema
+    import jsonschema.validators
     import referencing
   except ImportError as error:
     raise ValueError(

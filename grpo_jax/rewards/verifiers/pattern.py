@@ -2,7 +2,9 @@
 
 import functools
 import re
-from re import _parser as syntax  # the only way to see what a pattern repeats
+
+# The only way to see what an expression repeats.
+from re import _parser as syntax  # pyright: ignore[reportAttributeAccessIssue]
 from typing import Any
 
 from grpo_jax.rewards.verifiers import _shared
@@ -47,8 +49,8 @@ def regular_expression(
     1.0 or 0.0.
 
   Raises:
-    ValueError: the expression is not valid, or is ambiguous as above; or a flag is
-      unknown.
+    ValueError: the expression is not valid, or may take exponential time; or
+      a flag is unknown.
   """
   del prompt, example
   compiled = _compiled(regex, flags)
@@ -79,9 +81,9 @@ def _compiled(regex: str, flags: str) -> re.Pattern[str]:
     ) from error
   if nested:
     raise ValueError(
-      f'regex of the reward regular_expression is {regex!r:.80}, which repeats a'
-      ' part that may have several lengths; it can take exponential time. Make'
-      ' the inner part possessive or atomic, as in (a++)+ or (?>a|bc)*.'
+      f'regex of the reward regular_expression is {regex!r:.80}, which repeats'
+      ' a part that may have several lengths; it can take exponential time.'
+      ' Make the inner part possessive or atomic, as in (a++)+ or (?>a|bc)*.'
     )
   return compiled
 
