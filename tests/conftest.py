@@ -8,6 +8,7 @@ single operations, is kept for the time of one test run and shared by workers.
 
 import atexit
 import gc
+import importlib.util
 import os
 import pathlib
 import shutil
@@ -37,11 +38,21 @@ jax.config.update('jax_numpy_rank_promotion', 'raise')
 _MOST_MAPS = 20_000
 
 
+# The packages that some doctests need, and not everyone has.
+_DOCTESTS_NEED = {
+  'math_equivalence': 'math_verify',
+  'json_schema': 'jsonschema',
+}
+
+
 def pytest_collection_modifyitems(items):
   """Marks the doctests, which have no line for it, as `quick`."""
   for item in items:
     if isinstance(item, pytest.DoctestItem):
       item.add_marker('quick')
+      package = _DOCTESTS_NEED.get(item.name.rpartition('.')[2])
+      if package and importlib.util.find_spec(package) is None:
+        item.add_marker(pytest.mark.skip(f'{package} is not installed'))
 
 
 @pytest.fixture(autouse=True, scope='module')

@@ -16,6 +16,9 @@ source, with three more fields:
 - 'completion_ids': list[int], the sampled tokens, end token included;
 - 'truncated': bool, whether the completion was cut before an end token.
 
+The functions that come with the package, called verifiers, are in the table of
+rewards/README.md; they take keyword arguments besides these three.
+
 All reward functions get the same `example`, so they must not change it. There
 is no base class and no registry: a config names a function in a file of your
 own as 'my_lab.rewards:my_reward'.
@@ -25,11 +28,19 @@ from grpo_jax.rewards._base import RewardError
 from grpo_jax.rewards._base import WeightedReward
 from grpo_jax.rewards._base import batched
 from grpo_jax.rewards._base import resolve
-from grpo_jax.rewards._functions import boxed_text
-from grpo_jax.rewards._functions import exact_match
-from grpo_jax.rewards._functions import last_number
 from grpo_jax.rewards._score import Scores
 from grpo_jax.rewards._score import score
+from grpo_jax.rewards.verifiers import boxed_text
+from grpo_jax.rewards.verifiers import completion_length
+from grpo_jax.rewards.verifiers import exact_match
+from grpo_jax.rewards.verifiers import format_tags
+from grpo_jax.rewards.verifiers import gsm8k
+from grpo_jax.rewards.verifiers import json_schema
+from grpo_jax.rewards.verifiers import last_number
+from grpo_jax.rewards.verifiers import math_equivalence
+from grpo_jax.rewards.verifiers import multiple_choice
+from grpo_jax.rewards.verifiers import number
+from grpo_jax.rewards.verifiers import regular_expression
 
 __all__ = (
   'RewardError',
@@ -37,8 +48,16 @@ __all__ = (
   'WeightedReward',
   'batched',
   'boxed_text',
+  'completion_length',
   'exact_match',
+  'format_tags',
+  'gsm8k',
+  'json_schema',
   'last_number',
+  'math_equivalence',
+  'multiple_choice',
+  'number',
+  'regular_expression',
   'resolve',
   'score',
 )

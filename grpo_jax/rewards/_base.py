@@ -7,7 +7,7 @@ from typing import Any
 from typing import TypeVar
 
 from grpo_jax import resolve as import_by_name
-from grpo_jax.rewards import _functions
+from grpo_jax.rewards import verifiers
 
 BATCHED_MARK = 'takes_lists'  # the attribute that `batched` sets
 
@@ -101,13 +101,7 @@ def resolve(name: str) -> Callable[..., Any]:
   """
   if ':' in name:
     return import_by_name.imported(name, f'The reward {name!r}')
-  # The functions that this package defines, without what it imports.
-  builtin = {
-    key: value
-    for key, value in vars(_functions).items()
-    if getattr(value, '__module__', None) == _functions.__name__
-    and not key.startswith('_')
-  }
+  builtin = {key: getattr(verifiers, key) for key in verifiers.__all__}
   if name not in builtin:
     raise ValueError(
       f'There is no reward {name!r}{import_by_name.nearest(name, builtin)}; '

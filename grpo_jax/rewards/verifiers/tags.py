@@ -1,0 +1,67 @@
+"""The form of a completion: <think>...</think><answer>...</answer>."""
+
+from collections.abc import Sequence
+import re
+from typing import Any
+
+from grpo_jax.rewards.verifiers import _shared
+
+
+def format_tags(
+  prompt: str,
+  completion: str,
+  example: dict[str, Any],
+  *,
+  tags: Sequence[str] = ('think', 'answer'),
+  allow_outside: bool = False,
+  first_is_open: bool = False,
+) -> float:
+  """1 if the completion consists of the tagged parts, in order, else 0.
+
+  Every tag is opened once and closed once, in the order given, one part behind
+  the other. No part is blank. Between the parts, before the first and behind
+  the last stands nothing but white space. Tags of other names count as text. A
+  completion of more than 100,000 characters has reward 0.
+
+  >>> format_tags('', '<think>1+1</think> <answer>2</answer>', {})
+  1.0
+  >>> format_tags('', 'Well, <think>1+1</think><answer>2</answer>', {})
+  0.0
+
+  Args:
+    prompt: is not used.
+    completion: the text that was sampled.
+    example: is not used.
+    tags: the names of the tags, without angle brackets, all different.
+    allow_outside: whether text may stand outside the parts.
+    first_is_open: whether the prompt ends with the first opening tag, as some
+      chat templates and `config.data.completion_prefix` have it. The completion
+      must then not repeat it.
+
+  Returns:
+    1.0 or 0.0.
+
+  Raises:
+    ValueError: there are no tags, two are the same, or one is no name.
+  """
+  del prompt, example
+  # A string would be taken for its letters.
+  names = [] if isinstance(tags, str) else list(tags)
+  named = all(re.fullmatch(r'[\w-]+', str(name)) for name in names)
+  if not names or not named or len({*names}) < len(names):
+    raise ValueError(
+      f'tags of the reward format_tags are {tags!r:.80}, but a list of one or'
+      " more different names is required, as in ('think', 'answer')."
+    )
+  if len(completion) > _shared.MOST_CHARACTERS:
+    return 0.0
+  if first_is_open:
+    completion = f'<{names[0]}>{completion}'
+  wanted = [tag for name in names for tag in (f'<{name}>', f'</{name}>')]
+  pieces = re.split(f'(</?(?:{"|".join(names)})>)', completion)
+  if pieces[1::2] != wanted:
+    return 0.0
+  # Texts and tags alternate, and so do texts outside and inside the parts.
+  texts = [text.strip() for text in pieces[::2]]
+  outside, inside = texts[::2], texts[1::2]
+  return float(all(inside) and (allow_outside or not any(outside)))
