@@ -140,7 +140,7 @@ def _child(spec: dict, isolated: bool, tell: int) -> None:
     if sys.platform == 'linux':
       prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if isolated:
-      if spec.get('confine'):
+      if spec.get('confine') == 'namespaces':
         import _confine
 
         _confine.new_root(spec)
@@ -149,7 +149,7 @@ def _child(spec: dict, isolated: bool, tell: int) -> None:
       program = os.fork()
       if program:
         _reap_until(program, tell)
-    os.setsid()
+    os.setsid()  # a group of its own, and no terminal
     _become(spec)
   except BaseException as error:
     _tell(tell, failure=f'refused: {type(error).__name__}: {error}')
@@ -218,8 +218,9 @@ def _watch(
   looked = select.poll()
   looked.register(control, select.POLLIN)
   looked.register(woken, select.POLLIN)
+  pause = _LOOK_SECS
   while True:
-    events = dict(looked.poll(1000 * _LOOK_SECS))
+    events = dict(looked.poll(1000 * pause))
     if control in events:
       return 'ended', None
     if woken in events:
@@ -234,9 +235,12 @@ def _watch(
           return '', status
         if not pid:
           break
+    began = time.monotonic()
     failure = _over(spec, own)
     if failure:
       return failure, None
+    # Where many processes run, a look takes long, and is taken less often.
+    pause = max(_LOOK_SECS, 50 * (time.monotonic() - began))
 
 
 def _over(spec: dict, own: int) -> str:
@@ -274,7 +278,8 @@ def _proportional(pid: int) -> int:
   return 0
 
 
-def _children(pid: int) -> list[int]:
+def _listed(pid: int) -> list[int]:
+  """The children of a process, of a kernel that lists them."""
   found = []
   try:
     for task in os.listdir(f'/proc/{pid}/task'):
@@ -285,16 +290,16 @@ def _children(pid: int) -> list[int]:
   return found
 
 
-def _children_by_scan(pid: int) -> list[int]:
-  """For kernels without /proc/PID/task/TID/children."""
-  found = []
-  for name in os.listdir('/proc'):
+def _scanned() -> dict[int, list[int]]:
+  """The children of all processes, for kernels that do not list them."""
+  found: dict[int, list[int]] = {}
+  for name in filter(str.isdigit, os.listdir('/proc')):
     try:
-      with open(f'/proc/{int(name)}/stat') as file:
-        if int(file.read().rpartition(')')[2].split()[1]) == pid:
-          found.append(int(name))
-    except (ValueError, OSError):
-      pass
+      with open(f'/proc/{name}/stat') as file:
+        parent = int(file.read().rpartition(')')[2].split()[1])
+    except OSError:
+      continue
+    found.setdefault(parent, []).append(int(name))
   return found
 
 
@@ -306,8 +311,10 @@ def descendants(most: int = 1 << 20) -> list[int]:
       return []
   except OSError:
     return []
-  listed = os.path.exists(f'/proc/{own}/task/{own}/children')
-  children = _children if listed else _children_by_scan
+  children = _listed
+  if not os.path.exists(f'/proc/{own}/task/{own}/children'):
+    scanned = _scanned()
+    children = lambda pid: scanned.get(pid, [])
   found, new = [], [own]
   while new and len(found) <= most:
     below = children(new.pop())
@@ -355,5 +362,6 @@ def _kill(pid: int, number: int) -> None:
 
 if __name__ == '__main__':
   # Behind the standard library, whose modules must not be shadowed by ours.
+  sys.modules['_guard'] = sys.modules['__main__']
   sys.path.append(os.path.dirname(os.path.abspath(__file__)))
   main(int(sys.argv[1]), int(sys.argv[2]))

@@ -68,16 +68,16 @@ class Guarded:
     streams: Mapping[str, Any] | None = None,
     more: Mapping[str, Any] | None = None,
   ):
+    self._mark = secrets.token_hex(16)
     order = {
       'argv': list(argv),
       'memory_bytes': memory_bytes,
       'processes': processes,
       'file_bytes': file_bytes,
       'pid_namespace': pid_namespace,
-      'env': None if env is None else dict(env),
+      'env': None if env is None else {**env, _MARK: self._mark},
       **(more or {}),
     }
-    self._mark = secrets.token_hex(16)
     guard_env = dict(os.environ if guard_env is None else guard_env)
     control, self._control = os.pipe()
     self.status, status = os.pipe()
