@@ -129,12 +129,14 @@ def new_root(spec: dict) -> None:
   except OSError:  # a container that hides parts of its own; Python needs none
     pass
   scratch = root + spec['scratch']
-  os.makedirs(scratch)
+  os.makedirs(scratch, exist_ok=True)
   size = f'mode=1777,size={spec["scratch_bytes"]},nr_inodes=10000'
   _guard.mount('tmpfs', scratch, 'tmpfs', plain, size)
   for name, text in spec['files'].items():
     _write(f'{scratch}/{name}', text)
     os.chmod(f'{scratch}/{name}', 0o644)
+  if not os.path.lexists(root + '/tmp'):
+    os.symlink(spec['scratch'], root + '/tmp')
   os.chdir(root)
   _syscall('pivot_root', b'.', b'.')
   if _guard.libc().umount2(b'.', _MNT_DETACH) < 0:

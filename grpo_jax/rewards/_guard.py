@@ -235,12 +235,12 @@ def _watch(
           return '', status
         if not pid:
           break
-    began = time.monotonic()
+    began = time.process_time()
     failure = _over(spec, own)
     if failure:
       return failure, None
     # Where many processes run, a look takes long, and is taken less often.
-    pause = max(_LOOK_SECS, 50 * (time.monotonic() - began))
+    pause = max(_LOOK_SECS, 50 * (time.process_time() - began))
 
 
 def _over(spec: dict, own: int) -> str:

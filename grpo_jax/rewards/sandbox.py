@@ -152,7 +152,7 @@ def run(
 def _run(code: str, stdin: str, limits: Limits, means: str) -> Ran:
   folder = tempfile.mkdtemp(prefix='grpo_jax_sandbox_')
   own_root = means == 'namespaces'
-  scratch = '/tmp' if own_root else folder
+  scratch = '/scratch' if own_root else folder
   files = {'main.py': code}
   try:
     with tempfile.TemporaryFile() as given:
