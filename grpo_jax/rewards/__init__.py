@@ -30,11 +30,15 @@ from grpo_jax.rewards._functions import exact_match
 from grpo_jax.rewards._functions import last_number
 from grpo_jax.rewards._score import Scores
 from grpo_jax.rewards._score import score
+from grpo_jax.rewards.workers import Outcome
+from grpo_jax.rewards.workers import Workers
 
 __all__ = (
+  'Outcome',
   'RewardError',
   'Scores',
   'WeightedReward',
+  'Workers',
   'batched',
   'boxed_text',
   'exact_match',

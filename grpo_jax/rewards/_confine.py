@@ -111,9 +111,7 @@ def new_root(spec: dict) -> None:
       the new root is mounted; `readable` are the paths to show; `files` are the
       names and texts of what lies in the scratch folder `scratch`.
   """
-  _guard.unshare(
-    _CLONE_NEWNS | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS
-  )
+  _guard.unshare(_CLONE_NEWNS | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS)
   root, plain = spec['folder'], _MS_NOSUID | _MS_NODEV
   _guard.mount('none', '/', '', _MS_REC | _MS_PRIVATE)
   _guard.mount('tmpfs', root, 'tmpfs', plain, 'mode=755,size=4m')

@@ -106,7 +106,7 @@ def _run(spec: dict, control: int) -> dict:
 def _new_pid_namespace(spec: dict) -> bool:
   """Whether children of this process will be in a PID namespace of theirs."""
   if spec.get('confine') == 'namespaces':
-    import _confine
+    import _confine  # pyright: ignore[reportMissingImports]
 
     _confine.new_user_namespace(_CLONE_NEWPID)
     return True
@@ -141,7 +141,7 @@ def _child(spec: dict, isolated: bool, tell: int) -> None:
       prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if isolated:
       if spec.get('confine') == 'namespaces':
-        import _confine
+        import _confine  # pyright: ignore[reportMissingImports]
 
         _confine.new_root(spec)
       else:
@@ -202,7 +202,7 @@ def _become(spec: dict) -> None:
       value = min(value, most)
     resource.setrlimit(limit, (value, value))
   if spec.get('confine'):
-    import _confine
+    import _confine  # pyright: ignore[reportMissingImports]
 
     _confine.enter(spec)
   env = spec['env']

@@ -105,7 +105,7 @@ def _tests(example: Mapping[str, Any]) -> Sequence[Any]:
   tests = example.get('tests')
   if not isinstance(tests, Sequence) or isinstance(tests, str) or not tests:
     raise ValueError(
-      f"The example with index {example.get('index')} has {tests!r:.80} as"
+      f'The example with index {example.get("index")} has {tests!r:.80} as'
       " 'tests', but a list with at least one test is required."
     )
   for test in tests:

@@ -55,8 +55,8 @@ class Call(NamedTuple):
   """One call of a judge.
 
   Attributes:
-    function: A name for `rewards.resolve`, or a function, which is sent by
-      cloudpickle.
+    function: A name for `rewards.resolve`, or a function. One that no worker
+      can import, such as a lambda, is sent by cloudpickle.
     arguments: Prompt, completion and example; or three lists, if batched.
     batched: Whether the function takes lists; see `rewards.batched`.
   """
@@ -227,6 +227,14 @@ def _sent(function: str | Callable[..., Any]) -> str | bytes:
   """A function as a worker can take it."""
   if isinstance(function, str):
     return function
+  module, name = (
+    getattr(function, key, None) for key in ('__module__', '__qualname__')
+  )
+  # Of a module that a worker can import, the name is enough. `__main__` of a
+  # worker is another one.
+  if module in sys.modules and module != '__main__':
+    if getattr(sys.modules[module], str(name), None) is function:
+      return f'{module}:{name}'
   try:
     import cloudpickle
   except ImportError as error:
@@ -372,7 +380,6 @@ class _Worker:
       self._heard(data)
 
   def _heard(self, data: bytes) -> None:
-    import json
 
     try:
       answer = json.loads(data)

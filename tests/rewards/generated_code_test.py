@@ -55,7 +55,9 @@ def test_without_a_whole_block_there_is_no_program(completion):
   assert generated_code.all_python_tests('p', completion, example) == 0
 
 
-@pytest.mark.parametrize('tests', [None, [], 'assert f()', [3], [{'stdin': ''}]])
+@pytest.mark.parametrize(
+  'tests', [None, [], 'assert f()', [3], [{'stdin': ''}]]
+)
 def test_an_example_without_tests_is_an_error(tests):
   for function in (
     generated_code.python_tests,
@@ -69,4 +71,6 @@ def test_a_loop_is_a_failed_test():
   limits = LIMITS._replace(time_secs=1.0)
   code = 'while True: pass'
   example = {'tests': PAIRS[:1]}
-  assert not generated_code.python_tests('', block(code), example, limits=limits)
+  assert not generated_code.python_tests(
+    '', block(code), example, limits=limits
+  )
