@@ -111,7 +111,9 @@ class Guarded:
       How it ended.
     """
     os.close(self._control)
-    ready, _, _ = select.select([self.status], [], [], _PATIENCE_SECS)
+    heard = select.poll()  # select(2) takes no descriptor above 1023
+    heard.register(self.status, select.POLLIN)
+    ready = heard.poll(1000 * _PATIENCE_SECS)
     word = os.read(self.status, 1 << 16) if ready else b''
     os.close(self.status)
     if not word:  # the program has ended or stopped its guard

@@ -26,6 +26,7 @@ from grpo_jax.rewards import _base
 from grpo_jax.rewards import _guard
 
 HEADER = struct.Struct('<16sQ')
+READY = bytes(16)  # the nonce of the first words, before any request
 _FIRST_FD = 400  # out of the way of a judge that closes the first hundred
 _LONGEST = 300  # characters of a message
 _FLOAT32_MAX = (2 - 2**-23) * 2.0**127
@@ -37,6 +38,7 @@ def main(requests: int, answers: int) -> None:
     _guard.prctl(_guard._PR_SET_CHILD_SUBREAPER, 1)
   requests, answers = map(_private, (requests, answers))
   functions: dict[str | bytes, Any] = {}
+  _send(answers, READY, {})
   mine, is_mine = os.getpid(), os.fstat(answers).st_ino
   while True:
     nonce, function_key, arguments, batched = _request(requests)

@@ -70,7 +70,10 @@ class Workers:
   """A pool of processes that judge.
 
   >>> with Workers(1) as workers:
-  ...   workers.judge('exact_match', ['1+1='], ['2'], [{'answer': '2'}])[0].reward
+  ...   (outcome,) = workers.judge(
+  ...     'exact_match', ['1+1='], ['2'], [{'answer': '2'}]
+  ...   )
+  >>> outcome.reward
   1.0
 
   One thread at a time may use it. Workers start when they are first needed.
@@ -115,7 +118,7 @@ class Workers:
     self._number = number
     self._time_limit_secs = time_limit_secs
     self._start_limit_secs = start_limit_secs
-    self._limits = {
+    self._limits: dict[str, Any] = {
       'memory_bytes': memory_limit_bytes,
       'processes': processes,
       'file_bytes': 1 << 30,
@@ -156,7 +159,7 @@ class Workers:
     named = resolve(function) if isinstance(function, str) else function
     rows = list(zip(prompts, completions, examples, strict=True))
     if getattr(named, BATCHED_MARK, False) and rows:
-      lists = tuple(map(list, zip(*rows, strict=True)))
+      lists = list(prompts), list(completions), list(examples)
       return self.run([Call(function, lists, batched=True)])[0]
     calls = [Call(function, row) for row in rows]
     return [outcomes[0] for outcomes in self.run(calls)]
@@ -172,6 +175,7 @@ class Workers:
 
     Raises:
       ValueError: A function or an argument cannot be sent to another process.
+      RuntimeError: A worker cannot start at all.
     """
     requests = _requests(calls)
     waiting = list(reversed(range(len(calls))))
@@ -191,6 +195,7 @@ class Workers:
           for worker in [worker for worker in busy if worker.is_finished()]:
             index = busy.pop(worker)
             worker.unregister(selector)
+            worker.check_started()
             if worker.was_lost:
               waiting.append(index)
               continue
@@ -296,6 +301,7 @@ class _Worker:
       fcntl.fcntl(self._requests, _F_SETPIPE_SZ, 1 << 20)
     self._ended = self._died = False
     self._served = 0
+    self._ready = False
     self.may_go_on = True
 
   def begin(self, request: bytes, selector: selectors.BaseSelector) -> None:
@@ -326,7 +332,7 @@ class _Worker:
     return self._finished
 
   def unregister(self, selector: selectors.BaseSelector) -> None:
-    """Takes the pipes out of the selector; ends a worker that must not go on."""
+    """Takes the pipes out of the selector; ends one that must not go on."""
     for end in (self._requests, self._answers, self._guarded.status):
       if end in selector.get_map():
         selector.unregister(end)
@@ -335,6 +341,14 @@ class _Worker:
       if self._died:
         self.failure = how.failure or 'exit 0'
     self._served += 1
+
+  def check_started(self) -> None:
+    """Raises if the process has ended before it could take a request."""
+    if not self._ready:
+      raise RuntimeError(
+        f'A worker process for rewards has not started ({self.failure});'
+        f' see whether {sys.executable} can import grpo_jax.rewards.'
+      )
 
   @property
   def was_lost(self) -> bool:
@@ -370,14 +384,17 @@ class _Worker:
     header = _worker.HEADER
     while len(self._read) >= header.size and not self._finished:
       nonce, size = header.unpack(self._read[: header.size])
-      if nonce != self._nonce or size > 1 << 28:
+      expected = self._nonce if self._ready else _worker.READY
+      if nonce != expected or size > 1 << 28:
         self._finish('wrote to the pipe of answers', retire=True)
         return
       if len(self._read) < header.size + size:
         return
       data = self._read[header.size : header.size + size]
       self._read = self._read[header.size + size :]
-      self._heard(data)
+      if self._ready:
+        self._heard(data)
+      self._ready = True
 
   def _heard(self, data: bytes) -> None:
 

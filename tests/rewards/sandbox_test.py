@@ -1,4 +1,4 @@
-"""What generated code tries, and must not succeed in, in each way that works."""
+"""What generated code tries, and what it must not succeed in."""
 
 import os
 import socket

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from grpo_jax.rewards import sandbox
 from grpo_jax.rewards import workers as workers_lib
 from tests.rewards import bad_judges
 
@@ -187,6 +188,31 @@ def test_an_idle_worker_that_was_ended_costs_no_outcome(pool):
     worker._guarded._process.kill()
     worker._guarded._process.wait()
   check_goes_on(pool)
+
+
+def test_workers_that_cannot_start_are_an_error(monkeypatch, tmp_path):
+  package = tmp_path / 'grpo_jax'
+  package.mkdir()
+  (package / '__init__.py').write_text('raise SystemExit(9)')
+  monkeypatch.syspath_prepend(str(tmp_path))
+  with workers_lib.Workers(1) as workers:
+    with pytest.raises(RuntimeError, match='not started .exit 9.; see'):
+      workers.judge(bad_judges.good, ['p'], ['1'], [{}])
+
+
+def test_generated_code_is_judged_in_workers(pool):
+  if not sandbox.available().means:
+    pytest.skip(f'no sandbox: {sandbox.available()}')
+  name = 'grpo_jax.rewards.generated_code:python_tests'
+  tests = [{'stdin': '2', 'stdout': '4'}, {'stdin': '3', 'stdout': '9'}]
+  codes = ['print(int(input())**2)', 'print(4)', 'print(', 'exit(1)']
+  outcomes = pool.judge(
+    name,
+    [''] * 4,
+    [f'```\n{code}\n```' for code in codes],
+    [{'tests': tests}] * 4,
+  )
+  assert [x.reward for x in outcomes] == [1, 0.5, 0, 0], outcomes
 
 
 @pytest.mark.parametrize('pid_namespace', [True, False])
