@@ -272,7 +272,12 @@ def _outcomes(call: Call, worker: '_Worker') -> list[Outcome]:
 class _Worker:
   """One process, and the call that it makes."""
 
-  def __init__(self, limits, time_limit_secs, start_limit_secs):
+  def __init__(
+    self,
+    limits: dict[str, Any],
+    time_limit_secs: float,
+    start_limit_secs: float,
+  ):
     self._limit_secs = time_limit_secs
     self._start_limit_secs = start_limit_secs
     request_out, self._requests = os.pipe()

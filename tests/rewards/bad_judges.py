@@ -170,10 +170,13 @@ def leaves_a_daemon(prompt, completion, example):
     '  time.sleep(0.02)\n'
   )
   subprocess.run(
-    [sys.executable, '-I', '-S', '-c', program, example['file']], env={}
+    [sys.executable, '-I', '-S', '-c', program, example['file']],
+    env={} if example.get('env', True) else None,
   )
   while not os.path.exists(example['file']):
     time.sleep(0.01)
+  if example.get('ends_parent'):
+    ends_its_parent(prompt, completion, example)
   if example['loops']:
     loop(prompt, completion, example)
   return 1.0

@@ -115,6 +115,16 @@ def test_no_daemon_outlives_its_call(pool, loops, tmp_path):
   assert 0 < file.stat().st_size == size
 
 
+def test_no_daemon_outlives_a_guard_that_was_ended(pool, tmp_path):
+  file = tmp_path / 'written'
+  example = {'file': str(file), 'ends_parent': True, 'env': None}
+  (outcome,) = judge(pool, 'leaves_a_daemon', '0', example=example)
+  assert outcome.failure in ('time limit', 'signal SIGKILL')
+  size = file.stat().st_size
+  time.sleep(0.5)
+  assert 0 < file.stat().st_size == size
+
+
 def test_a_hundred_mixed_calls_lose_none(pool):
   bad = ['segfaults', 'exits_at_once', 'raises', 'closes_all', 'eats']
   names = [bad[i // 10 % 5] if i % 10 == 3 else 'good' for i in range(100)]
