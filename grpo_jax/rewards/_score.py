@@ -70,8 +70,7 @@ def score(
   another thread runs the functions.
 
   Rewards of `where='workers'` are called last, in worker processes. One that
-  raises, or ends its worker, raises no error here: it has failed on the
-  completion, which then counts as not judged or gets the reward's `failed`.
+  raises there has failed on the completion, which gets the reward's `failed`.
 
   The weighted sum is computed in float64, in the order of the functions, and
   rounded to float32 once.
@@ -93,8 +92,8 @@ def score(
     The `Scores` of the N completions, in the order given.
 
   Raises:
-    ValueError: there are no terms, two have the same name, the lists differ in
-      length, `max_concurrency` is below 1, or workers are needed and missing.
+    ValueError: there are no terms, two have one name, the lists differ in length,
+      `max_concurrency` is below 1, or workers are needed and missing.
     RewardError: a function raised an error, or returned neither a finite number
       nor None; or a batched function did not return N of these.
   """
@@ -113,9 +112,9 @@ def score(
   ]
   remote = [call for call in calls if call.reward.where == 'workers']
   calls = [call for call in calls if call.reward.where == 'here']
-  results = []
-  # All calls are started before any coroutine is awaited: if a plain function
-  # fails, the error comes before money is spent on a judge behind an API.
+  results = []  # of those here
+  # All are started before any coroutine is awaited: an error of a plain function
+  # then comes before money is spent on a judge behind an API.
   try:
     for call in calls:
       results.append(call.start())
@@ -131,8 +130,8 @@ def score(
     for call, result in zip(calls, finished, strict=True)
   ]
   if workers is not None:
-    asked = [Call(*call.in_worker()) for call in remote]
-    outcomes += zip(remote, workers.run(asked), strict=True)
+    run = workers.run([Call(*call.in_worker()) for call in remote])
+    outcomes += zip(remote, run, strict=True)
   return _summed(rewards, len(prompts), outcomes)
 
 
