@@ -92,8 +92,8 @@ def score(
     The `Scores` of the N completions, in the order given.
 
   Raises:
-    ValueError: there are no terms, two have one name, the lists differ in length,
-      `max_concurrency` is below 1, or workers are needed and missing.
+    ValueError: there are no terms, two have one name, the lists differ in
+      length, `max_concurrency` is below 1, or needed workers are missing.
     RewardError: a function raised an error, or returned neither a finite number
       nor None; or a batched function did not return N of these.
   """
@@ -113,8 +113,7 @@ def score(
   remote = [call for call in calls if call.reward.where == 'workers']
   calls = [call for call in calls if call.reward.where == 'here']
   results = []  # of those here
-  # All are started before any coroutine is awaited: an error of a plain function
-  # then comes before money is spent on a judge behind an API.
+  # Plain functions first: their errors come before a judge's API costs money.
   try:
     for call in calls:
       results.append(call.start())
