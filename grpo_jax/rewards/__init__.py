@@ -41,11 +41,15 @@ from grpo_jax.rewards.verifiers import math_equivalence
 from grpo_jax.rewards.verifiers import multiple_choice
 from grpo_jax.rewards.verifiers import number
 from grpo_jax.rewards.verifiers import regular_expression
+from grpo_jax.rewards.workers import Outcome
+from grpo_jax.rewards.workers import Workers
 
 __all__ = (
+  'Outcome',
   'RewardError',
   'Scores',
   'WeightedReward',
+  'Workers',
   'batched',
   'boxed_text',
   'completion_length',

@@ -55,15 +55,21 @@ class WeightedReward:
     function: The reward function; see `help(grpo_jax.rewards)`.
     weight: The factor of this reward in the sum. A reward of weight 0 is
       measured and not trained on.
+    where: 'here' to call it in this process, or 'workers' to call it in the
+      worker processes that `score` is given, under their limits.
+    failed: What a completion gets on which it failed in a worker, such as by
+      being late; None makes the completion count as not judged.
 
   Raises:
-    ValueError: The name is empty, the function cannot be called, or the weight
-      is not finite.
+    ValueError: The name is empty, the function cannot be called, `where` is
+      neither, or a number is not finite.
   """
 
   name: str
   function: Callable[..., Any]
   weight: float = 1.0
+  where: str = 'here'
+  failed: float | None = None
 
   def __post_init__(self):
     if not isinstance(self.name, str) or not self.name:
@@ -80,6 +86,16 @@ class WeightedReward:
       raise ValueError(
         f'The weight of the reward {self.name!r} is {self.weight}, but a'
         ' finite number is required; pass one.'
+      )
+    if self.where not in ('here', 'workers'):
+      raise ValueError(
+        f'The reward {self.name!r} is to be called {self.where!r}, but one of'
+        " 'here' and 'workers' is required; pass one."
+      )
+    if self.failed is not None and not math.isfinite(self.failed):
+      raise ValueError(
+        f'What failing gets of the reward {self.name!r} is {self.failed}, but'
+        ' a finite number or None is required; pass one.'
       )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from collections.abc import Set
@@ -16,6 +17,9 @@ import numpy as np
 from grpo_jax.rewards._base import BATCHED_MARK
 from grpo_jax.rewards._base import RewardError
 from grpo_jax.rewards._base import WeightedReward
+from grpo_jax.rewards.workers import Call
+from grpo_jax.rewards.workers import Outcome
+from grpo_jax.rewards.workers import Workers
 
 # Annotations of lists, as they are written, without what is inside.
 _LISTS = (
@@ -36,11 +40,16 @@ class Scores(NamedTuple):
     parts: f32[N,K], what each function returned, without its weight; 0 for
       None.
     judged: bool[N], whether every function returned a number.
+    failed: bool[N,K], whether the function failed in a worker process; None
+      where nothing has been scored.
+    secs: f32[N,K], how long the call in a worker took; 0 elsewhere.
   """
 
   reward: np.ndarray
   parts: np.ndarray
   judged: np.ndarray
+  failed: np.ndarray | None = None
+  secs: np.ndarray | None = None
 
 
 def score(
@@ -49,6 +58,7 @@ def score(
   completions: Sequence[str],
   examples: Sequence[dict[str, Any]],
   max_concurrency: int = 64,
+  workers: Workers | None = None,
 ) -> Scores:
   """The rewards of a batch of completions.
 
@@ -58,6 +68,9 @@ def score(
   reward function must open its async client itself, on every call. If this
   thread already runs an event loop, as a notebook does, that loop waits while
   another thread runs the functions.
+
+  Rewards of `where='workers'` are called last, in worker processes. One that
+  raises there has failed on the completion, which gets the reward's `failed`.
 
   The weighted sum is computed in float64, in the order of the functions, and
   rounded to float32 once.
@@ -73,17 +86,18 @@ def score(
     examples: N records with 'index', 'completion_ids' and 'truncated'.
     max_concurrency: how many async calls may be under way at once. A batched
       call counts as one.
+    workers: For the rewards that are called in workers.
 
   Returns:
     The `Scores` of the N completions, in the order given.
 
   Raises:
-    ValueError: there are no terms, two have the same name, the lists differ in
-      length, or `max_concurrency` is below 1.
+    ValueError: there are no terms, two have one name, the lists differ in
+      length, `max_concurrency` is below 1, or needed workers are missing.
     RewardError: a function raised an error, or returned neither a finite number
       nor None; or a batched function did not return N of these.
   """
-  _check(rewards, prompts, completions, examples, max_concurrency)
+  _check(rewards, prompts, completions, examples, max_concurrency, workers)
   calls = [
     _Call(
       reward,
@@ -96,9 +110,10 @@ def score(
     for column, reward in enumerate(rewards)
     for first, last in _spans(reward, len(prompts))
   ]
-  results = []
-  # All calls are started before any coroutine is awaited: if a plain function
-  # fails, the error comes before money is spent on a judge behind an API.
+  remote = [call for call in calls if call.reward.where == 'workers']
+  calls = [call for call in calls if call.reward.where == 'here']
+  results = []  # of those here
+  # Plain functions first: their errors come before a judge's API costs money.
   try:
     for call in calls:
       results.append(call.start())
@@ -109,19 +124,38 @@ def score(
         # After an error some coroutines have never run. Python warns of each
         # unless it is closed.
         result.close()
+  outcomes = [
+    (call, [Outcome(value, '', 0.0) for value in call.values(result)])
+    for call, result in zip(calls, finished, strict=True)
+  ]
+  if workers is not None:
+    run = workers.run([Call(*call.in_worker()) for call in remote])
+    outcomes += zip(remote, run, strict=True)
+  return _summed(rewards, len(prompts), outcomes)
 
-  parts = np.zeros((len(prompts), len(rewards)), np.float64)
-  judged = np.ones(len(prompts), bool)
-  for call, result in zip(calls, finished, strict=True):
-    for row, value in enumerate(call.values(result), start=call.first):
+
+def _summed(
+  rewards: Sequence[WeightedReward],
+  number: int,
+  outcomes: 'Sequence[tuple[_Call, list[Outcome]]]',
+) -> Scores:
+  shape = number, len(rewards)
+  parts, failed = np.zeros(shape, np.float64), np.zeros(shape, bool)
+  judged, secs = np.ones(number, bool), np.zeros(shape, np.float32)
+  for call, of_rows in outcomes:
+    for row, outcome in enumerate(of_rows, start=call.first):
+      failed[row, call.column] = bool(outcome.failure)
+      secs[row, call.column] = outcome.secs
+      value = call.reward.failed if outcome.failure else outcome.reward
       judged[row] &= value is not None
       parts[row, call.column] = 0.0 if value is None else value
   # In a fixed order, so that the same parts always give the same sum.
-  total = np.zeros(len(prompts), np.float64)
+  total = np.zeros(number, np.float64)
   for column, reward in enumerate(rewards):
     total += reward.weight * parts[:, column]
   total = np.where(judged, total, 0.0)
-  return Scores(total.astype(np.float32), parts.astype(np.float32), judged)
+  f32 = np.float32
+  return Scores(total.astype(f32), parts.astype(f32), judged, failed, secs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +184,14 @@ class _Call:
       raise
     except BaseException as error:  # `sys.exit` raises what is no Exception
       raise self._raised(error) from error
+
+  def in_worker(self) -> tuple[Callable[..., Any], tuple[Any, ...], bool]:
+    """The fields of this call as workers make it."""
+    arguments = self.prompts, self.completions, self.examples
+    lists = _takes_lists(self.reward)
+    if not lists:
+      arguments = tuple(items[0] for items in arguments)
+    return self.reward.function, arguments, lists
 
   async def finish(self, result: Awaitable[Any]) -> Any:
     """What the coroutine of an async function returns."""
@@ -309,7 +351,7 @@ def _run(function: Any) -> Any:
     return executor.submit(lambda: asyncio.run(function())).result()
 
 
-def _check(rewards, prompts, completions, examples, max_concurrency):
+def _check(rewards, prompts, completions, examples, max_concurrency, workers):
   names = [reward.name for reward in rewards]
   if not names or len(set(names)) != len(names):
     raise ValueError(
@@ -326,4 +368,10 @@ def _check(rewards, prompts, completions, examples, max_concurrency):
     raise ValueError(
       f'max_concurrency is {max_concurrency}, but at least 1 call must be'
       ' allowed; pass a positive number.'
+    )
+  remote = [reward.name for reward in rewards if reward.where == 'workers']
+  if remote and workers is None:
+    raise ValueError(
+      f'The rewards {remote} are to be called in workers, but there are none;'
+      ' pass workers=Workers(...).'
     )

@@ -255,7 +255,9 @@ def _rewards(given: Any) -> Iterator[tuple[_Entry, float]]:
       name = name or _unused(_short_name(function), names)
       entry = _Entry(
         marks.mark(f'reward {name}'),
-        WeightedReward(name, function),
+        dataclasses.replace(item, weight=1.0)
+        if isinstance(item, WeightedReward)
+        else WeightedReward(name, function),
         provenance.of_function(function),
       )
     if (name or function) in names:

@@ -16,8 +16,11 @@ def test_every_kind_of_function_gives_the_same(function):
   np.testing.assert_array_equal(scores.reward, [0, 1, 2])
   np.testing.assert_array_equal(scores.parts, [[0], [1], [2]])
   assert scores.judged.all()
-  assert [array.dtype for array in scores] == [np.float32, np.float32, bool]
-  assert [array.shape for array in scores] == [(3,), (3, 1), (3,)]
+  f32 = np.float32
+  assert [array.dtype for array in scores] == [f32, f32, bool, bool, f32]
+  assert [array.shape for array in scores] == [(3,), (3, 1), (3,)] + [
+    (3, 1)
+  ] * 2
 
 
 def test_reward_is_the_weighted_sum_and_parts_are_not_weighted():
@@ -137,7 +140,9 @@ def test_functions_run_in_the_calling_thread():
 @pytest.mark.parametrize('function', cases.KINDS)
 def test_no_completions_give_empty_scores(function):
   scores = cases.score_rows(function, function, size=0)
-  assert [array.shape for array in scores] == [(0,), (0, 2), (0,)]
+  assert [array.shape for array in scores] == [(0,), (0, 2), (0,)] + [
+    (0, 2)
+  ] * 2
 
 
 def test_a_batched_function_is_not_called_on_nothing():

@@ -1,0 +1,219 @@
+"""What a worker process does: it answers requests until its pipe closes.
+
+`workers.Workers` starts it. A request is a pickle of `(nonce, function,
+arguments, batched)`; `function` is a name for `rewards.resolve`, or a pickle of
+a function. The first answer says that the function is there: importing it may
+take long, and is not counted as judging. The second has the values. Answers are
+JSON and no pickles, so that a judge cannot make the trainer run anything, and
+begin with the nonce, so that what a judge itself writes to the pipe is no
+answer.
+"""
+
+import asyncio
+import fcntl
+import inspect
+import json
+import math
+import os
+import pickle
+import signal
+import struct
+import sys
+import threading
+from typing import Any
+
+from grpo_jax.rewards import _base
+from grpo_jax.rewards import _guard
+
+HEADER = struct.Struct('<16sQ')
+READY = bytes(16)  # the nonce of the first words, before any request
+_FIRST_FD = 400  # out of the way of a judge that closes the first hundred
+_LONGEST = 300  # characters of a message
+_FLOAT32_MAX = (2 - 2**-23) * 2.0**127
+
+
+def main(requests: int, answers: int) -> None:
+  """Answers the requests on one pipe by answers on another."""
+  if sys.platform == 'linux':
+    _guard.prctl(_guard._PR_SET_CHILD_SUBREAPER, 1)
+  requests, answers = map(_private, (requests, answers))
+  functions: dict[str | bytes, Any] = {}
+  _send(answers, READY, {})
+  mine, is_mine = os.getpid(), os.fstat(answers).st_ino
+  while True:
+    nonce, function_key, arguments, batched = _request(requests)
+    answer: dict[str, Any] = {}
+    state = None
+    try:
+      if function_key not in functions:
+        functions[function_key] = _loaded(function_key)
+      arguments = pickle.loads(arguments)
+      _send(answers, nonce, {'called': True})
+      state = _State()
+      values = functions[function_key](*arguments)
+      if inspect.isawaitable(values):
+        values = asyncio.run(_awaited(values))
+      answer['values'] = _values(values, batched and len(arguments[0]))
+    except MemoryError:
+      answer['failure'] = 'memory'
+    except SystemExit as error:
+      answer['failure'] = f'exit {error.code}'[:_LONGEST]
+    except BaseException as error:
+      answer['failure'] = _text(error)
+    if os.getpid() != mine:  # a judge has forked, and this is its child
+      os._exit(0)
+    # After a lack of memory nothing is sure about what the judge has left.
+    answer['last'] = answer.get('failure') == 'memory' or not (
+      state is None or state.restore()
+    )
+    if os.fstat(answers).st_ino != is_mine:
+      os._exit(1)
+    _send(answers, nonce, answer)
+    if answer['last']:
+      os._exit(0)
+
+
+def _private(number: int) -> int:
+  """The same pipe under a number that no judge expects."""
+  moved = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD)
+  os.close(number)
+  return moved
+
+
+def _request(requests: int) -> tuple[bytes, str | bytes, bytes, bool]:
+  nonce, size = HEADER.unpack(_read(requests, HEADER.size))
+  return nonce, *pickle.loads(_read(requests, size))
+
+
+def _read(requests: int, size: int) -> bytes:
+  parts = []
+  while size:
+    part = os.read(requests, min(size, 1 << 20))
+    if not part:  # the trainer has closed it
+      os._exit(0)
+    parts.append(part)
+    size -= len(part)
+  return b''.join(parts)
+
+
+def _send(answers: int, nonce: bytes, answer: dict[str, Any]) -> None:
+  data = json.dumps(answer).encode()
+  data = HEADER.pack(nonce, len(data)) + data
+  while data:
+    data = data[os.write(answers, data) :]
+
+
+def _loaded(function: str | bytes) -> Any:
+  if isinstance(function, bytes):
+    return pickle.loads(function)
+  return _base.resolve(function)
+
+
+async def _awaited(value: Any) -> Any:
+  return await value
+
+
+def _text(error: BaseException) -> str:
+  """'raised ValueError: ...'; the text of the error itself may raise."""
+  try:
+    if isinstance(error, _base.RewardError):
+      return str(error)[:_LONGEST]
+    text = f'raised {type(error).__name__}: {error}'
+  except BaseException:
+    text = f'raised {type(error).__name__}'
+  return text[:_LONGEST]
+
+
+def _values(returned: Any, rows: int | bool) -> list[float | None]:
+  """What a judge returned, as one number or None per completion."""
+  if not rows:
+    return [_number(returned)]
+  if isinstance(returned, str | bytes | dict | set):
+    returned = [returned]
+  returned = list(returned)
+  if len(returned) != rows:
+    raise _base.RewardError(
+      f'returned {len(returned)} values for {rows} completions'
+    )
+  return [_number(value) for value in returned]
+
+
+def _number(value: Any) -> float | None:
+  if value is None:
+    return None
+  if getattr(value, 'ndim', None) == 0:
+    value = value.item()
+  if not isinstance(value, int | float):
+    raise _base.RewardError(
+      f'returned {value!r:.80} of type {type(value).__name__}'
+    )
+  if not -_FLOAT32_MAX <= value <= _FLOAT32_MAX or math.isnan(value):
+    raise _base.RewardError(
+      f'returned {value!r:.80}, which is no finite float32'
+    )
+  return float(value)
+
+
+class _State:
+  """What a judge may change in its process, as it was before the call."""
+
+  def __init__(self):
+    self.folder = os.getcwd()
+    self.environment = dict(os.environ)
+    self.umask = os.umask(0)
+    os.umask(self.umask)
+    self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    self.handlers = {number: signal.getsignal(number) for number in _HANDLED}
+    self.streams = sys.stdin, sys.stdout, sys.stderr
+    self.depth = sys.getrecursionlimit()
+    self.path = list(sys.path)
+    self.threads = set(threading.enumerate())
+    self.files = _standard_files()
+
+  def restore(self) -> bool:
+    """Whether all is as it was; what can be set back, is."""
+    try:
+      os.chdir(self.folder)
+      if dict(os.environ) != self.environment:
+        os.environ.clear()
+        os.environ.update(self.environment)
+      os.umask(self.umask)
+      signal.setitimer(signal.ITIMER_REAL, 0)
+      signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
+      for number, handler in self.handlers.items():
+        if signal.getsignal(number) != handler:
+          signal.signal(number, handler)
+      sys.stdin, sys.stdout, sys.stderr = self.streams
+      sys.setrecursionlimit(self.depth)
+      sys.path[:] = self.path
+      new_threads = set(threading.enumerate()) - self.threads
+      return (
+        not new_threads
+        and not _has_children()
+        and _standard_files() == self.files
+      )
+    except BaseException:  # then another process goes on
+      return False
+
+
+_HANDLED = (
+  signal.SIGINT,
+  signal.SIGTERM,
+  signal.SIGALRM,
+  signal.SIGCHLD,
+  signal.SIGPIPE,
+)
+
+
+def _standard_files() -> list[tuple[int, int]]:
+  return [(found.st_rdev, found.st_ino) for found in map(os.fstat, range(3))]
+
+
+def _has_children() -> bool:
+  """Whether a process is left over; this process inherits all orphans."""
+  try:
+    while os.waitpid(-1, os.WNOHANG)[0]:
+      pass
+    return True
+  except ChildProcessError:
+    return False

@@ -1,0 +1,76 @@
+"""Programs in completions, right and wrong, and those that cheat."""
+
+import os
+
+import pytest
+
+from grpo_jax.rewards import generated_code
+from grpo_jax.rewards import sandbox
+
+SLOWNESS = float(os.environ.get('GRPO_JAX_TEST_SLOWNESS', 1.0))
+LIMITS = sandbox.Limits(time_secs=5.0 * SLOWNESS)
+
+pytestmark = pytest.mark.skipif(
+  not sandbox.available().means, reason=f'no sandbox: {sandbox.available()}'
+)
+
+ASSERTS = ['assert add(1, 2) == 3', 'assert add(0, 0) == 0', 'assert add(2, 2)']
+PAIRS = [{'stdin': '1 2\n', 'stdout': '3\n'}, {'stdin': '4 4', 'stdout': '8'}]
+
+
+def block(code):
+  return f'I think:\n```python\nwrong(\n```\nNo:\n```python\n{code}\n```\nDone.'
+
+
+@pytest.mark.parametrize(
+  'code, tests, share',
+  [
+    ('def add(x, y): return x + y', ASSERTS, 1),
+    ('def add(x, y): return x * y', ASSERTS, 2 / 3),
+    ('def add(x, y): return 3', ASSERTS, 2 / 3),
+    ('def add(x, y): return None', ASSERTS, 0),
+    ('def add(x', ASSERTS, 0),
+    ('import sys; sys.exit(0)', ASSERTS, 0),
+    ('import os; os._exit(0)', ASSERTS, 0),
+    ('print(sum(map(int, input().split())))', PAIRS, 1),
+    ('print(sum(map(int, input().split())), "  \\n")', PAIRS, 1),
+    ('print(3)', PAIRS, 1 / 2),
+    ('print(sum(map(int, input().split()))); 1 / 0', PAIRS, 0),
+  ],
+)
+def test_the_share_of_passed_tests(code, tests, share):
+  example = {'index': 7, 'tests': tests}
+  found = generated_code.python_tests('p', block(code), example, limits=LIMITS)
+  assert found == pytest.approx(share)
+  found = generated_code.all_python_tests(
+    'p', block(code), example, limits=LIMITS
+  )
+  assert found == (share == 1)
+
+
+@pytest.mark.parametrize('completion', ['', '3', '```python\nprint(3)'])
+def test_without_a_whole_block_there_is_no_program(completion):
+  example = {'tests': [{'stdout': '3'}]}
+  assert generated_code.python_tests('p', completion, example) == 0
+  assert generated_code.all_python_tests('p', completion, example) == 0
+
+
+@pytest.mark.parametrize(
+  'tests', [None, [], 'assert f()', [3], [{'stdin': ''}]]
+)
+def test_an_example_without_tests_is_an_error(tests):
+  for function in (
+    generated_code.python_tests,
+    generated_code.all_python_tests,
+  ):
+    with pytest.raises(ValueError, match='example with index 7 has'):
+      function('p', block('1'), {'index': 7, 'tests': tests})
+
+
+def test_a_loop_is_a_failed_test():
+  limits = LIMITS._replace(time_secs=1.0)
+  code = 'while True: pass'
+  example = {'tests': PAIRS[:1]}
+  assert not generated_code.python_tests(
+    '', block(code), example, limits=limits
+  )

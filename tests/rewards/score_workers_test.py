@@ -1,0 +1,74 @@
+"""Scores of rewards that are called in worker processes."""
+
+import pytest
+
+from grpo_jax import rewards
+from tests.rewards import bad_judges
+from tests.rewards import cases
+
+
+@pytest.fixture(scope='module')
+def workers():
+  with rewards.Workers(2, time_limit_secs=20.0) as pool:
+    yield pool
+
+
+def fails_on_one(prompt, completion, example):
+  if completion == '1':
+    raise SystemExit(0)
+  return cases.value(prompt, completion, example)
+
+
+def term(function, name='remote', **fields):
+  return rewards.WeightedReward(name, function, where='workers', **fields)
+
+
+@pytest.mark.parametrize(
+  'function', [cases.value, cases.async_value, cases.batched_value]
+)
+def test_workers_give_the_scores_of_this_process(workers, function):
+  here = cases.score_rows(function, bad_judges.good)
+  there = cases.score_rows(
+    bad_judges.good, term(function), size=3, workers=workers
+  )
+  assert there.reward.tolist() == here.reward.tolist()
+  assert not there.failed.any() and not here.failed.any()
+  assert there.judged.all()
+  assert (there.secs[:, 1] > 0).all() and not there.secs[:, 0].any()
+
+
+@pytest.mark.parametrize('failed', [None, -2.0, 0.0])
+def test_a_failure_is_counted_and_gets_what_is_stated(workers, failed):
+  scores = cases.score_rows(
+    cases.value,
+    term(fails_on_one, weight=10.0, failed=failed),
+    workers=workers,
+  )
+  assert scores.failed.tolist() == [[False, False], [False, True], [False] * 2]
+  assert scores.judged.tolist() == [True, failed is not None, True]
+  middle = 0 if failed is None else 1 + 10 * failed
+  assert scores.reward.tolist() == [0, middle, 22]
+
+
+def test_a_batch_fails_as_a_whole(workers):
+  @rewards.batched
+  def exits(prompts, completions, examples):
+    raise SystemExit(1)
+
+  pytest.importorskip('cloudpickle')
+  scores = cases.score_rows(term(exits), workers=workers)
+  assert scores.failed.all() and not scores.judged.any()
+
+
+def test_workers_must_be_there():
+  with pytest.raises(
+    ValueError, match=r"\['remote'\] are to be called in work"
+  ):
+    cases.score_rows(term(cases.value))
+
+
+def test_bad_fields_are_refused():
+  with pytest.raises(ValueError, match="called 'there', but one of 'here'"):
+    rewards.WeightedReward('x', cases.value, where='there')
+  with pytest.raises(ValueError, match='is inf, but a finite number or None'):
+    term(cases.value, failed=float('inf'))

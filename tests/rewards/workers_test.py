@@ -1,0 +1,259 @@
+"""Judges in workers: whatever one does, the pool goes on and loses nothing."""
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from grpo_jax.rewards import sandbox
+from grpo_jax.rewards import workers as workers_lib
+from tests.rewards import bad_judges
+
+# Above 1 where other work has the processors: then nothing starts in time.
+SLOWNESS = float(os.environ.get('GRPO_JAX_TEST_SLOWNESS', 1.0))
+LIMIT_SECS = 2.0 * SLOWNESS
+LATE_SECS = 1.0 * SLOWNESS
+MODULE = 'tests.rewards.bad_judges:'
+
+
+@pytest.fixture(scope='module', params=[True, False], ids=['pid_ns', 'plain'])
+def pool(request):
+  """Workers in PID namespaces, and as they are where these are not offered."""
+  with workers_lib.Workers(
+    number=2,
+    time_limit_secs=LIMIT_SECS,
+    memory_limit_bytes=600 << 20,
+    processes=20,
+    pid_namespace=request.param,
+  ) as workers:
+    yield workers
+
+
+def judge(pool, name, *completions, example=None):
+  rows = len(completions)
+  function = MODULE + name if isinstance(name, str) else name
+  example = example or {'index': 0}
+  return pool.judge(function, ['p'] * rows, completions, [example] * rows)
+
+
+def check_goes_on(pool):
+  assert [x.reward for x in judge(pool, 'good', '1', '2', '3')] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+  'name, failures',
+  [
+    ('loop', ['time limit']),
+    ('deaf', ['time limit']),
+    ('prints', ['time limit']),
+    ('forks_and_loops', ['time limit']),
+    ('forks', ['processes']),
+    ('eats', ['memory']),
+    ('children_eat', ['memory']),
+    ('segfaults', ['signal SIGSEGV']),
+    ('exits', ['exit 0']),
+    ('exits_at_once', ['exit 0']),
+    ('ends_itself', ['signal SIGTERM']),
+    # In a namespace the parent cannot be ended or stopped.
+    ('ends_its_parent', ['time limit', 'signal SIGKILL']),
+    ('stops_its_parent', ['time limit']),
+    ('closes_all', ['exit 1']),
+    ('writes_everywhere', ['wrote to the pipe of answers']),
+    ('raises', ["raised KeyError: 'gold'"]),
+    ('raises_what_cannot_be_printed', ['raised Unprintable']),
+    ('returns_nan', ['returned nan, which is no finite float32']),
+    ('returns_text', ["returned '1.0' of type str"]),
+    ('not_there', ['raised ValueError']),
+  ],
+)
+def test_a_bad_judge_fails_in_time_and_the_pool_goes_on(pool, name, failures):
+  check_goes_on(pool)
+  start = time.monotonic()
+  calls = [
+    workers_lib.Call(MODULE + one, ('p', '7', {}))
+    for one in ('good', name, 'good')
+  ]
+  (first,), (bad,), (last,) = pool.run(calls)
+  assert time.monotonic() - start < LIMIT_SECS + LATE_SECS
+  assert bad.reward is None
+  assert any(bad.failure.startswith(failure) for failure in failures), bad
+  assert (first.reward, last.reward) == (7, 7)
+  assert not first.failure and not last.failure
+  check_goes_on(pool)
+
+
+def test_what_a_judge_changes_is_set_back(pool):
+  umask = os.umask(0)
+  os.umask(umask)
+  example = {'folder': os.getcwd(), 'umask': umask}
+  for name in ('moves', 'leaves_a_thread', 'closes_standard'):
+    for _ in range(2):  # so that both workers of the pool have run it
+      outcomes = judge(pool, name, '0', '0', example=example)
+      assert [x.reward for x in outcomes] == [1, 1], outcomes
+    outcomes = judge(pool, 'state', *'0000', example=example)
+    assert [x.reward for x in outcomes] == [1, 1, 1, 1], outcomes
+
+
+def test_a_fork_does_not_answer_twice(pool):
+  outcomes = judge(pool, 'forks_and_returns', *'00000')
+  assert [x.reward for x in outcomes] == [1] * 5
+  check_goes_on(pool)
+
+
+@pytest.mark.parametrize('loops', [False, True])
+def test_no_daemon_outlives_its_call(pool, loops, tmp_path):
+  file = tmp_path / 'written'
+  example = {'file': str(file), 'loops': loops}
+  (outcome,) = judge(pool, 'leaves_a_daemon', '0', example=example)
+  assert outcome.failure == ('time limit' if loops else '')
+  size = file.stat().st_size
+  time.sleep(0.5)
+  assert 0 < file.stat().st_size == size
+
+
+def test_no_daemon_outlives_a_guard_that_was_ended(pool, tmp_path):
+  file = tmp_path / 'written'
+  example = {'file': str(file), 'ends_parent': True, 'env': None}
+  (outcome,) = judge(pool, 'leaves_a_daemon', '0', example=example)
+  assert outcome.failure in ('time limit', 'signal SIGKILL')
+  size = file.stat().st_size
+  time.sleep(0.5)
+  assert 0 < file.stat().st_size == size
+
+
+def test_a_hundred_mixed_calls_lose_none(pool):
+  bad = ['segfaults', 'exits_at_once', 'raises', 'closes_all', 'eats']
+  names = [bad[i // 10 % 5] if i % 10 == 3 else 'good' for i in range(100)]
+  calls = [
+    workers_lib.Call(MODULE + name, ('p', str(i), {}))
+    for i, name in enumerate(names)
+  ]
+  for i, (outcome,) in enumerate(pool.run(calls)):
+    good = names[i] == 'good'
+    assert outcome.reward == (i if good else None), (i, outcome)
+    assert bool(outcome.failure) == (not good), (i, outcome)
+
+
+def test_all_kinds_of_judges(pool):
+  assert [x.reward for x in judge(pool, 'none', '1')] == [None]
+  assert [x.failure for x in judge(pool, 'none', '1')] == ['']
+  assert [x.reward for x in judge(pool, 'async_good', '1', '2')] == [1, 2]
+  assert [x.reward for x in judge(pool, 'batched_good', '1', '2')] == [1, 2]
+  assert judge(pool, 'batched_good') == []
+  outcomes = judge(pool, 'batched_loop', '1', '2')
+  assert [x[:2] for x in outcomes] == [(None, 'time limit')] * 2
+  check_goes_on(pool)
+
+
+def test_functions_that_are_objects(pool):
+  pytest.importorskip('cloudpickle')
+  factor = 3.0
+  functions = [
+    lambda prompt, completion, example: factor * float(completion),
+    functools.partial(bad_judges.good, 'p'),
+    bad_judges.batched_good,
+  ]
+  rewards = [6.0, None, 2.0]
+  for function, reward in zip(functions, rewards, strict=True):
+    (outcome,) = judge(pool, function, '2')
+    assert outcome.reward == reward
+  with pytest.raises(ValueError, match='cannot be sent to a worker'):
+    (lock,) = [sys._getframe()]
+    judge(pool, lambda *_: lock, '2')
+  with pytest.raises(ValueError, match='An example cannot be sent'):
+    judge(pool, 'good', '2', example={'frame': sys._getframe()})
+
+
+def test_long_texts_go_through(pool):
+  text = '1' + ' ' * (5 << 20)
+  assert [x.reward for x in judge(pool, 'good', text, text)] == [1, 1]
+
+
+def test_workers_do_not_import_jax(pool):
+  example = {'modules': ['jax', 'jaxlib']}
+  (outcome,) = judge(pool, 'imported', '0', example=example)
+  assert outcome.reward == 0
+  (outcome,) = judge(pool, 'imported', '0', example={'modules': ['numpy']})
+  assert outcome.reward == 1  # so the test could fail
+
+
+def test_an_interrupt_ends_what_judges(pool):
+  previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+  signal.setitimer(signal.ITIMER_REAL, 0.5)
+  try:
+    with pytest.raises(KeyboardInterrupt):
+      judge(pool, 'loop', '0', '0')
+  finally:
+    signal.signal(signal.SIGALRM, previous)
+  check_goes_on(pool)
+
+
+def test_an_idle_worker_that_was_ended_costs_no_outcome(pool):
+  check_goes_on(pool)
+  for worker in pool._idle:
+    worker._guarded._process.kill()
+    worker._guarded._process.wait()
+  check_goes_on(pool)
+
+
+def test_workers_that_cannot_start_are_an_error(monkeypatch, tmp_path):
+  package = tmp_path / 'grpo_jax'
+  package.mkdir()
+  (package / '__init__.py').write_text('raise SystemExit(9)')
+  monkeypatch.syspath_prepend(str(tmp_path))
+  with workers_lib.Workers(1) as workers:
+    with pytest.raises(RuntimeError, match='not started .exit 9.; see'):
+      workers.judge(bad_judges.good, ['p'], ['1'], [{}])
+
+
+def test_generated_code_is_judged_in_workers(pool):
+  if not sandbox.available().means:
+    pytest.skip(f'no sandbox: {sandbox.available()}')
+  name = 'grpo_jax.rewards.generated_code:python_tests'
+  tests = [{'stdin': '2', 'stdout': '4'}, {'stdin': '3', 'stdout': '9'}]
+  codes = ['print(int(input())**2)', 'print(4)', 'print(', 'exit(1)']
+  outcomes = pool.judge(
+    name,
+    [''] * 4,
+    [f'```\n{code}\n```' for code in codes],
+    [{'tests': tests}] * 4,
+  )
+  assert [x.reward for x in outcomes] == [1, 0.5, 0, 0], outcomes
+
+
+@pytest.mark.parametrize('pid_namespace', [True, False])
+def test_the_end_of_the_trainer_ends_its_workers(pid_namespace, tmp_path):
+  file = tmp_path / 'written'
+  program = (
+    'from grpo_jax.rewards import workers\n'
+    f'pool = workers.Workers(1, 60, pid_namespace={pid_namespace})\n'
+    f"pool.judge('{MODULE}leaves_a_daemon', ['p'], ['c'],"
+    f" [{{'file': {str(file)!r}, 'loops': True}}])\n"
+  )
+  trainer = subprocess.Popen([sys.executable, '-c', program])
+  until = time.monotonic() + 60
+  while not file.exists() and time.monotonic() < until:
+    time.sleep(0.05)
+  trainer.kill()
+  trainer.wait()
+  time.sleep(LATE_SECS)
+  size = file.stat().st_size
+  time.sleep(0.5)
+  assert 0 < file.stat().st_size == size
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    'number', 'time_limit_secs', 'memory_limit_bytes', 'start_limit_secs',
+    'processes',
+  ],
+)  # fmt: skip
+@pytest.mark.parametrize('value', [0, -1, float('nan')])
+def test_limits_must_be_positive(name, value):
+  with pytest.raises(ValueError, match=f'{name} of the workers is'):
+    workers_lib.Workers(**{name: value})
