@@ -209,7 +209,7 @@ def _checks_of_numbers(values: dict[str, Any]):
   for field, value in values.items():
     most = _MOST.get(field, _MOST_COUNT)
     for name, number in _numbers(field, value):
-      if field.endswith('_kwargs'):
+      if field.endswith('kwargs'):
         # Not by `math.isnan`: no float holds an integer of 400 digits.
         yield number == number, f'{name}={number}; give a finite number'
       elif isinstance(number, int):

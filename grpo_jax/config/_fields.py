@@ -88,6 +88,8 @@ class Source:
   name: str = 'arithmetic'
   # Share of the prompts, relative to the other weights.
   weight: float = 1.0
+  # Arguments of a source that takes some.
+  kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Data:
   train: str | tuple[Source, ...] = 'arithmetic'
   # Problems to evaluate on: 'arithmetic', 'largest', or the path of a JSONL
   # file. '': do not evaluate.
-  heldout: str = 'arithmetic'
+  heldout: str | tuple[Source, ...] = 'arithmetic'
   # Field of a JSONL record that has the prompt: a text, or a list of messages
   # with 'role' and 'content'.
   prompt_field: str = 'prompt'
@@ -144,6 +146,8 @@ class Reward:
   name: str = 'exact_match'
   # Factor of this reward in the sum; 0 measures it without training on it.
   weight: float = 1.0
+  # Arguments of the function besides prompt, completion and example.
+  kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
