@@ -14,6 +14,7 @@ import numpy as np
 from grpo_jax import random_keys
 from grpo_jax.models import layout
 from grpo_jax.sampling import _sampler
+from grpo_jax.sampling._next_token import Sampling
 from grpo_jax.sampling._protocol import ENDED
 from grpo_jax.sampling._protocol import STOPPED
 from grpo_jax.sampling._protocol import TRUNCATED
@@ -103,30 +104,57 @@ def completions(
   return whole
 
 
-def _stop_at_strings(whole: Completions, stops, decode) -> Completions:
-  """Cuts each completion after the token that completes a stop string."""
+def end_of(
+  ids: np.ndarray, sampling: Sampling, decode: Callable[[Any], str] | None
+) -> tuple[int, int]:
+  """How many tokens of a whole completion count, and its `finish`."""
+  count = _stopped_after(ids, sampling.stop_strings, decode)
+  if count:
+    return count, STOPPED
+  return len(ids), ENDED if ids[-1] in sampling.eos_ids else TRUNCATED
+
+
+def _stopped_after(
+  ids: np.ndarray, stops: Sequence[str], decode: Callable[[Any], str] | None
+) -> int:
+  """After how many tokens a completion has its first stop string; 0: never.
+
+  Args:
+    ids: i32[n], the completion.
+    stops: The stop strings.
+    decode: Turns ids into text.
+
+  Raises:
+    ValueError: There are stop strings and no `decode`.
+  """
+  if not stops:
+    return 0
   if decode is None:
     raise ValueError(
       f'Stop strings {stops} need an engine with decode=..., a function '
       'from ids to text.'
     )
+
+  def stopped(count: int) -> bool:
+    return any(stop in decode(ids[:count]) for stop in stops)
+
+  if not stopped(len(ids)):
+    return 0
+  # A prefix that holds a stop string is part of every longer prefix, so
+  # bisection finds the shortest one in a few decodings.
+  counts = range(1, len(ids) + 1)
+  return counts[bisect.bisect_left(counts, True, key=stopped)]
+
+
+def _stop_at_strings(whole: Completions, stops, decode) -> Completions:
+  """Cuts each completion after the token that completes a stop string."""
   length, finish = whole.length.copy(), whole.finish.copy()
 
   for place in np.ndindex(length.shape):
-    if place[0] not in whole.known:
-      continue
-    ids = whole.tokens[place][: length[place]]
-
-    # `ids` is a default, which is bound now and not when it is called.
-    def stopped(count, ids=ids):
-      return any(stop in decode(ids[:count]) for stop in stops)
-
-    if stopped(len(ids)):
-      # A prefix that holds a stop string is part of every longer prefix, so
-      # bisection finds the shortest one in a few decodings.
-      counts = range(1, len(ids) + 1)
-      length[place] = counts[bisect.bisect_left(counts, True, key=stopped)]
-      finish[place] = STOPPED
+    if place[0] in whole.known:
+      ids = whole.tokens[place][: length[place]]
+      if count := _stopped_after(ids, stops, decode):
+        length[place], finish[place] = count, STOPPED
   inside = np.arange(whole.tokens.shape[-1]) < length[..., None]
   cut = {
     name: np.where(inside, getattr(whole, name), 0)

@@ -84,8 +84,30 @@ class LocalEngine:
       ValueError: Nothing is loaded, a prompt is empty or too long, or stop
         strings are asked for without `decode`.
     """
-    *_, so_far = self._asked(requests).run()
-    return self._completions(so_far, requests)
+    asked = self._asked(requests)
+    told = np.zeros(len(asked.so_far.ended), bool)
+    for so_far in asked.run():
+      if requests.finished is not None:
+        self._tell(requests, so_far, told)
+    return self._completions(asked.so_far, requests)
+
+  def _tell(
+    self,
+    requests: Requests,
+    so_far: _generation.CompletionsSoFar,
+    told: np.ndarray,
+  ):
+    """Tells of what has ended; `told` bool[P*G] says of what it was told."""
+    assert requests.finished is not None
+    new = so_far.ended & ~told
+    told |= new
+    if so_far.holder is not None:
+      here = so_far.holder == jax.process_index()
+      new &= np.repeat(here, requests.group)
+    for place in np.flatnonzero(new).tolist():
+      ids = so_far.drawn.token[place, : so_far.length[place]]
+      count, finish = _arrays.end_of(ids, requests.sampling, self.decode)
+      requests.finished(*divmod(place, requests.group), ids[:count], finish)
 
   def stream(self, requests: Requests) -> Iterator[Completions]:
     """Samples like `generate`, and reports after every token.

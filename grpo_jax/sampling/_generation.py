@@ -32,12 +32,14 @@ class CompletionsSoFar:
   Attributes:
     drawn: Arrays [N,T]; row p * G + g holds completion g of prompt p.
     length: i32[N], tokens of each completion up to now.
+    ended: bool[N], which completions are whole.
     holder: i64[P], the process that has drawn each prompt's completions; the
       others do not know their tokens. None: every process knows all.
   """
 
   drawn: _sampler.Drawn
   length: np.ndarray
+  ended: np.ndarray
   holder: np.ndarray | None = None
 
   def write(
@@ -122,7 +124,8 @@ class Generation:
     if self.sampler.routes:
       drawn = drawn._replace(routing=np.zeros(shape, np.int32))
     holder = np.zeros((self.waiting,), np.int64) if self.shares else None
-    self.so_far = CompletionsSoFar(drawn, np.zeros(shape[:1], np.int32), holder)
+    length, ended = (np.zeros(shape[:1], kind) for kind in (np.int32, bool))
+    self.so_far = CompletionsSoFar(drawn, length, ended, holder)
     self.going = np.zeros((0,), bool)
 
   def run(self, every_tokens: int | None = None) -> Iterator[CompletionsSoFar]:
@@ -139,12 +142,18 @@ class Generation:
       self.between()
       if not self.going.any():
         self._start()
-        yield self.so_far
+        yield self._reported()
       else:
         self._rearrange()
       if self.going.any():  # the first token may have ended every row
         self._advance(every_tokens)
-        yield self.so_far
+        yield self._reported()
+
+  def _reported(self) -> CompletionsSoFar:
+    """What has been drawn, and what of it is whole."""
+    over = (self.completion >= 0) & ~self.going
+    self.so_far.ended[self.completion[over]] = True
+    return self.so_far
 
   def _admit(self, number: int):
     """Reads the next prompts and draws the first token of each completion.

@@ -4,6 +4,7 @@ Prompts and completions are token ids, never text, so that the ids which were
 sampled are exactly those that are trained on.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
@@ -13,6 +14,8 @@ import jax
 import numpy as np
 
 from grpo_jax.sampling._next_token import Sampling
+
+Finished = Callable[[int, int, np.ndarray, int], None]
 
 # How a completion finished: by an end token, the length limit, a stop string.
 ENDED, TRUNCATED, STOPPED = 0, 1, 2
@@ -30,6 +33,11 @@ class Requests(NamedTuple):
     sampling: How tokens are drawn.
     purpose: What the completions are for. Requests of another purpose get
       independent random numbers.
+    finished: Called with each completion that has ended while others go on:
+      the number of its prompt, its own number in the group, its ids i32[n] and
+      its `finish`; or None. An engine may call it as often as it likes, in any
+      order, but once for each completion, and with none that another process
+      holds. It must return soon: no device works meanwhile.
   """
 
   prompts: Sequence[Sequence[int]]
@@ -38,6 +46,7 @@ class Requests(NamedTuple):
   rollout: int
   sampling: Sampling
   purpose: str = 'sample'
+  finished: Finished | None = None
 
 
 class Completions(NamedTuple):

@@ -263,6 +263,34 @@ def test_stop_strings_end_after_the_token_that_completes_them():
     )
 
 
+@pytest.mark.parametrize('stops', [(), ('7', '12')], ids=['ends', 'stops'])
+def test_completions_that_have_ended_are_told_while_others_go_on(stops):
+  told, calls = {}, []
+
+  def finished(prompt, completion, ids, finish):
+    place = prompt, completion
+    assert place not in told
+    told[place] = ids.tolist(), finish, len(calls)
+
+  made = engine(
+    max_rows=8,
+    decode=lambda ids: ' '.join(str(int(i)) for i in ids),
+    between=lambda: calls.append(None),
+  )
+  asked = requests(dataclasses.replace(PLAIN, stop_strings=stops))
+  drawn = made.generate(asked._replace(finished=finished))
+  assert set(told) == set(np.ndindex(drawn.length.shape))
+  for place, (ids, finish, _) in told.items():
+    assert ids == drawn.tokens[place][: drawn.length[place]].tolist()
+    assert finish == drawn.finish[place]
+  at = [call for *_, call in told.values()]
+  assert min(at) < len(calls) and len(set(at)) > 2
+  assert bool(stops) == (sampling.STOPPED in drawn.finish)
+  calls.clear()
+  again = made.generate(asked)
+  np.testing.assert_array_equal(again.tokens, drawn.tokens)
+
+
 @pytest.mark.parametrize('stop, length', [('a', 1), ('c', 3), ('de', 5)])
 def test_a_stop_string_may_end_at_any_token_of_a_completion(stop, length):
   ids = np.array([[[1, 2, 3, 4, 5, 0]]])

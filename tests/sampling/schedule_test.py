@@ -264,6 +264,7 @@ def test_completions_so_far_append_what_each_row_drew():
   so_far = _generation.CompletionsSoFar(
     _sampler.Drawn(np.zeros((3, 4), np.int32), *np.zeros((3, 3, 4))),
     np.array([1, 0, 0], np.int32),
+    np.zeros(3, bool),
   )
   token = np.array([[5, 6, 0], [7, 8, 9], [1, 1, 1]])
   drawn = _sampler.Drawn(token, token / 2, token / 4, token / 8)
