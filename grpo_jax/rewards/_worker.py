@@ -1,8 +1,9 @@
 """What a worker process does: it answers requests until its pipe closes.
 
-`workers.Workers` starts it. A request is a pickle of `(nonce, function,
-arguments, batched)`; `function` is a name for `rewards.resolve`, or a pickle of
-a function. The first answer says that the function is there: importing it may
+`workers.Workers` starts it. A request is a pickle of `(function, arguments,
+batched)`; `function` is a name for `rewards.resolve`, or a pickle of a
+function. Without arguments it is imported, and nothing is answered. Otherwise
+the first answer says that the function is there: importing it may
 take long, and is not counted as judging. The second has the values. Answers are
 JSON and no pickles, so that a judge cannot make the trainer run anything, and
 begin with the nonce, so that what a judge itself writes to the pipe is no
@@ -10,6 +11,7 @@ answer.
 """
 
 import asyncio
+import contextlib
 import fcntl
 import inspect
 import json
@@ -44,13 +46,17 @@ def main(requests: int, answers: int) -> None:
     nonce, function_key, arguments, batched = _request(requests)
     answer: dict[str, Any] = {}
     state = None
+    if arguments is None:
+      with contextlib.suppress(BaseException):  # the first call will say it
+        functions[function_key] = _loaded(function_key)
+      continue
     try:
       if function_key not in functions:
         functions[function_key] = _loaded(function_key)
-      arguments = pickle.loads(arguments)
+      arguments, kwargs = pickle.loads(arguments)
       _send(answers, nonce, {'called': True})
       state = _State()
-      values = functions[function_key](*arguments)
+      values = functions[function_key](*arguments, **kwargs)
       if inspect.isawaitable(values):
         values = asyncio.run(_awaited(values))
       answer['values'] = _values(values, batched and len(arguments[0]))
@@ -80,7 +86,7 @@ def _private(number: int) -> int:
   return moved
 
 
-def _request(requests: int) -> tuple[bytes, str | bytes, bytes, bool]:
+def _request(requests: int) -> tuple[bytes, str | bytes, bytes | None, bool]:
   nonce, size = HEADER.unpack(_read(requests, HEADER.size))
   return nonce, *pickle.loads(_read(requests, size))
 

@@ -206,7 +206,7 @@ def test_workers_that_cannot_start_are_an_error(monkeypatch, tmp_path):
   (package / '__init__.py').write_text('raise SystemExit(9)')
   monkeypatch.syspath_prepend(str(tmp_path))
   with workers_lib.Workers(1) as workers:
-    with pytest.raises(RuntimeError, match='not started .exit 9.; see'):
+    with pytest.raises(ValueError, match='not started .exit 9.; see'):
       workers.judge(bad_judges.good, ['p'], ['1'], [{}])
 
 

@@ -1,0 +1,78 @@
+"""Marks on reward functions: attributes that a run reads.
+
+They are no wrappers, so that the name, signature and source of a function stay.
+"""
+
+from collections.abc import Callable
+from typing import Any
+from typing import TypeVar
+
+BATCHED = 'takes_lists'
+BOUNDED = 'is_bounded'
+CHECK = 'check_arguments'
+
+_Function = TypeVar('_Function', bound=Callable[..., Any])
+
+
+def batched(function: _Function) -> _Function:
+  """Marks a reward function that judges all completions in one call.
+
+  Use it for a reward that is cheaper for many completions together, such as a
+  reward model. The function takes lists of equal length and returns a list with
+  one value per completion, in the same order.
+
+  >>> @batched
+  ... def brevity(prompts, completions, examples):
+  ...   return [1.0 / (1 + len(completion)) for completion in completions]
+
+  Args:
+    function: `(prompts, completions, examples) -> sequence of float | None`,
+      plain or `async`.
+
+  Returns:
+    The same function, marked.
+  """
+  setattr(function, BATCHED, True)
+  return function
+
+
+def bounded(function: _Function) -> _Function:
+  """Marks a reward function that no completion can keep busy.
+
+  Its time and memory grow at most linearly with the text, it runs no code that
+  it is given, and what waits has a limit of its own. A run calls it in its own
+  process, without the limits of workers, unless the config says otherwise.
+
+  >>> @bounded
+  ... def polite(prompt, completion, example):
+  ...   return float('please' in completion)
+
+  Args:
+    function: A reward function.
+
+  Returns:
+    The same function, marked.
+  """
+  setattr(function, BOUNDED, True)
+  return function
+
+
+def checked(
+  check: Callable[..., str | None],
+) -> Callable[[_Function], _Function]:
+  """Marks a reward function whose arguments can be checked before any call.
+
+  Args:
+    check: Called with the keyword arguments that a config gives. It raises a
+      ValueError if the function cannot work with them, and may return a
+      sentence to warn of.
+
+  Returns:
+    A decorator, which returns the same function, marked.
+  """
+
+  def mark(function: _Function) -> _Function:
+    setattr(function, CHECK, check)
+    return function
+
+  return mark
