@@ -35,6 +35,7 @@ from grpo_jax.rewards._marks import batched
 from grpo_jax.rewards._marks import bounded
 from grpo_jax.rewards._marks import checked
 from grpo_jax.rewards._score import Scores
+from grpo_jax.rewards._score import Scoring
 from grpo_jax.rewards._score import score
 from grpo_jax.rewards.verifiers import boxed_text
 from grpo_jax.rewards.verifiers import completion_length
@@ -55,6 +56,7 @@ __all__ = (
   'Outcome',
   'RewardError',
   'Scores',
+  'Scoring',
   'WeightedReward',
   'Workers',
   'batched',

@@ -2,8 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable
-from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from collections.abc import Set
@@ -22,6 +20,7 @@ from grpo_jax.rewards._base import WeightedReward
 from grpo_jax.rewards._base import takes_lists
 from grpo_jax.rewards.workers import Call
 from grpo_jax.rewards.workers import Outcome
+from grpo_jax.rewards.workers import Stream
 from grpo_jax.rewards.workers import Workers
 
 # Annotations of lists, as they are written, without what is inside.
@@ -105,39 +104,110 @@ def score(
       nor None; or a batched function did not return N of these.
   """
   _check(rewards, prompts, completions, examples, max_concurrency, workers)
-  calls = [
-    _Call(
-      reward,
-      column,
-      first,
-      list(prompts[first:last]),
-      list(completions[first:last]),
-      list(examples[first:last]),
-    )
-    for column, reward in enumerate(rewards)
-    for first, last in _spans(reward, len(prompts))
-  ]
-  remote = [call for call in calls if call.reward.where == 'workers']
-  calls = [call for call in calls if call.reward.where == 'here']
-  with _in_workers(workers, remote, not calls) as wait:
-    outcomes = _here(calls, max_concurrency)
-    outcomes += zip(remote, wait(), strict=True)
-  return _summed(rewards, len(prompts), outcomes)
+  with Scoring(rewards, workers, max_concurrency) as scoring:
+    for row in zip(prompts, completions, examples, strict=True):
+      scoring.add(*row)
+    return scoring.scores(range(len(prompts)))
 
 
-@contextlib.contextmanager
-def _in_workers(
-  workers: Workers | None, calls: 'Sequence[_Call]', alone: bool
-) -> Iterator[Callable[[], list[list[Outcome]]]]:
-  """Makes calls in workers while the body runs; yields what waits for them."""
-  made = [call.in_worker() for call in calls]
-  if workers is None or not made:
-    yield lambda: []
-  elif alone:  # without a thread, which is easier to interrupt
-    yield lambda: workers.run(made)
-  else:
-    with workers.running(made) as wait:
-      yield wait
+class Scoring(contextlib.ExitStack):
+  """Scores of completions that come one after the other.
+
+  A context manager. Workers judge a completion from the moment that it is
+  there, but for functions that take lists; everything else is called at the
+  end, as `score` does. Leaving the context ends what is under way.
+
+  >>> brevity = WeightedReward('brevity', lambda p, c, e: -len(c))
+  >>> with Scoring([brevity]) as scoring:
+  ...   first, second = (scoring.add('1+1=', c, {}) for c in ('2', '22'))
+  ...   scoring.scores([second, first]).reward
+  array([-2., -1.], dtype=float32)
+
+  Args:
+    rewards: See `score`.
+    workers: See `score`.
+    max_concurrency: See `score`.
+  """
+
+  def __init__(
+    self,
+    rewards: Sequence[WeightedReward],
+    workers: Workers | None = None,
+    max_concurrency: int = 64,
+  ):
+    super().__init__()
+    self._rewards = rewards
+    self._workers = workers
+    self._max_concurrency = max_concurrency
+    self._rows: list[tuple[str, str, dict[str, Any]]] = []
+    self._begun: dict[tuple[int, int], int] = {}  # calls by column and row
+    self._stream: Stream | None = None
+
+  def add(self, prompt: str, completion: str, example: dict[str, Any]) -> int:
+    """Takes a completion, and has workers judge it.
+
+    Args:
+      prompt: See `score`; as the two others.
+      completion: One.
+      example: Its record.
+
+    Returns:
+      The number of the completion, from 0 on.
+
+    Raises:
+      ValueError: The function or the example cannot be sent to a worker.
+    """
+    row = len(self._rows)
+    self._rows.append((prompt, completion, example))
+    for column, reward in enumerate(self._rewards):
+      if reward.where == 'workers' and not _takes_lists(reward):
+        call = _Call(reward, column, 0, [prompt], [completion], [example])
+        self._begun[column, row] = self._begin(call)
+    return row
+
+  def scores(self, rows: Sequence[int]) -> Scores:
+    """Waits for the scores.
+
+    Args:
+      rows: Numbers of completions, in the order of the result.
+
+    Returns:
+      The `Scores` of these N completions.
+
+    Raises:
+      ValueError: See `add`; or workers cannot be started.
+      RewardError: See `score`.
+    """
+    columns = [
+      list(of_all) for of_all in zip(*(self._rows[row] for row in rows))
+    ]
+    calls = [
+      _Call(reward, column, first, *(items[first:last] for items in columns))
+      for column, reward in enumerate(self._rewards)
+      for first, last in _spans(reward, len(rows))
+    ]
+    here = [call for call in calls if call.reward.where == 'here']
+    there = [call for call in calls if call.reward.where == 'workers']
+    numbers = []
+    for call in there:
+      begun = None
+      if not _takes_lists(call.reward):
+        begun = self._begun.get((call.column, rows[call.first]))
+      numbers.append(self._begin(call) if begun is None else begun)
+    outcomes = _here(here, self._max_concurrency)
+    if self._stream is not None:
+      made = self._stream.wait()
+      outcomes += [
+        (call, made[number])
+        for call, number in zip(there, numbers, strict=True)
+      ]
+    return _summed(self._rewards, len(rows), outcomes)
+
+  def _begin(self, call: '_Call') -> int:
+    assert self._workers is not None  # `score` and the session see to it
+    if self._stream is None:
+      self._stream = self.enter_context(self._workers.stream())
+    return self._stream.add(call.in_worker())
 
 
 def _here(

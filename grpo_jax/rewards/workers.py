@@ -13,6 +13,7 @@ accelerators. What a judge prints goes nowhere.
 How a worker ends with everything that it started is told in `_guard.py`.
 """
 
+import collections
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -193,38 +194,28 @@ class Workers:
     return [outcomes[0] for outcomes in self.run(calls)]
 
   @contextlib.contextmanager
-  def running(
-    self, calls: Sequence[Call]
-  ) -> Iterator[Callable[[], list[list[Outcome]]]]:
-    """Makes calls as `run` does, in a thread, while the body does other work.
+  def stream(self) -> 'Iterator[Stream]':
+    """Makes calls as they come, in a thread, while the body does other work.
 
-    If the body raises, the calls are ended.
-
-    Args:
-      calls: See `run`.
+    Calls that are under way when the body is left are ended.
 
     Yields:
-      A function that waits for the calls, and returns and raises what `run`
-      does.
+      What takes the calls, and waits for their outcomes.
     """
-    left, leave = os.pipe()
-    try:
-      with futures.ThreadPoolExecutor(1, 'judging') as thread:
+    with futures.ThreadPoolExecutor(1, 'judging') as thread:
+      with contextlib.closing(Stream()) as stream:
+        stream.made = thread.submit(self._make, stream)
         try:
-          yield thread.submit(self.run, calls, left).result
+          yield stream
         finally:
-          os.close(leave)
-    finally:
-      os.close(left)
+          stream.leave()
+          futures.wait([stream.made])
 
-  def run(
-    self, calls: Sequence[Call], left: int | None = None
-  ) -> list[list[Outcome]]:
+  def run(self, calls: Sequence[Call]) -> list[list[Outcome]]:
     """Makes all calls, as many at a time as there are workers.
 
     Args:
       calls: In any order of functions; workers keep what they have imported.
-      left: A pipe, whose closing ends the calls.
 
     Returns:
       For each call, one outcome per completion.
@@ -232,33 +223,42 @@ class Workers:
     Raises:
       ValueError: A function or an argument cannot be sent to another process,
         or a worker cannot start at all.
-      InterruptedError: The pipe was closed.
     """
-    requests = _requests(calls)
-    waiting = list(reversed(range(len(calls))))
-    outcomes: list[Any] = [None] * len(calls)
+    # In this thread: nothing has to be ended in another one after an interrupt.
+    with contextlib.closing(Stream()) as stream:
+      for call in calls:
+        stream.add(call)
+      stream.end()
+      return self._make(stream)
+
+  def _make(self, stream: 'Stream') -> list[list[Outcome]]:
+    """Makes the calls of a stream until its end."""
+    outcomes: dict[int, list[Outcome]] = {}
     busy: dict[Process, int] = {}
     with selectors.DefaultSelector() as selector:
       try:
-        if left is not None:
-          selector.register(left, selectors.EVENT_READ, _interrupt)
-        while waiting or busy:
-          while waiting and len(busy) < self._number:
-            index = waiting.pop()
+        selector.register(stream.pipe, selectors.EVENT_READ, stream.woken)
+        while stream.goes_on() or busy:
+          while stream.waiting and len(busy) < self._number:
+            index = stream.waiting.popleft()
             worker = self._idle.pop() if self._idle else self._start()
-            worker.begin(requests[index], selector)
+            worker.begin(stream.requests[index], selector)
             busy[worker] = index
-          until = min(worker.deadline for worker in busy) - time.monotonic()
-          for key, _ in selector.select(max(0.0, until)):
+          until = None
+          if busy:
+            until = min(worker.deadline for worker in busy) - time.monotonic()
+            until = max(0.0, until)
+          for key, _ in selector.select(until):
             key.data()
           for worker in [worker for worker in busy if worker.is_finished()]:
             index = busy.pop(worker)
             worker.unregister(selector)
             worker.check_started()
             if worker.was_lost:
-              waiting.append(index)
+              stream.waiting.appendleft(index)
               continue
-            outcomes[index] = _outcomes(calls[index], worker)
+            outcomes[index] = _outcomes(stream.calls[index], worker)
+            stream.requests[index] = b''
             if worker.may_go_on:
               self._idle.append(worker)
       finally:  # after an interrupt, what still judges
@@ -266,21 +266,48 @@ class Workers:
           worker.close()
         for worker in busy:
           worker.end()
-    return outcomes
+    return [outcomes[index] for index in range(len(outcomes))]
 
   def _start(self) -> Process:
     return Process(self._limits, self._time_limit_secs, self._start_limit_secs)
 
 
-def _interrupt() -> None:
-  raise InterruptedError('Nobody waits for these calls any more.')
+class Stream:
+  """Calls for workers, of which more may come; see `Workers.stream`.
 
+  One thread adds calls, and another makes them.
 
-def _requests(calls: Sequence[Call]) -> list[bytes]:
-  functions = {id(call.function): call.function for call in calls}
-  sent = {key: _sent(function) for key, function in functions.items()}
-  requests = []
-  for call in calls:
+  Attributes:
+    calls: All that were added.
+    requests: Each call as a worker reads it; empty once it is made.
+    waiting: The numbers of the calls that nobody has begun.
+    pipe: What is written to it wakes the thread that makes calls.
+    made: All outcomes, once they are there.
+  """
+
+  made: futures.Future[list[list[Outcome]]]
+
+  def __init__(self):
+    self.calls: list[Call] = []
+    self.requests: list[bytes] = []
+    self.waiting: collections.deque[int] = collections.deque()
+    self.pipe, self._wake = os.pipe()
+    for end in (self.pipe, self._wake):
+      os.set_blocking(end, False)
+    self._sent: dict[int, str | bytes] = {}
+    self._is_ended = self._is_left = False
+
+  def add(self, call: Call) -> int:
+    """Adds a call.
+
+    Returns:
+      Its number, from 0 on.
+
+    Raises:
+      ValueError: The function or an argument cannot be sent to another process.
+    """
+    key = id(call.function)  # `calls` keeps the function alive
+    sent = self._sent.get(key) or _sent(call.function)
     try:
       arguments = pickle.dumps((call.arguments, dict(call.kwargs)))
     except Exception as error:
@@ -288,9 +315,51 @@ def _requests(calls: Sequence[Call]) -> list[bytes]:
         f'An example cannot be sent to a worker process ({error}); keep plain'
         ' values in it, or judge in the process of the trainer.'
       ) from error
-    request = (sent[id(call.function)], arguments, call.batched)
-    requests.append(pickle.dumps(request))
-  return requests
+    self._sent[key] = sent
+    self.requests.append(pickle.dumps((sent, arguments, call.batched)))
+    self.calls.append(call)
+    self.waiting.append(len(self.calls) - 1)
+    self._tell()
+    return len(self.calls) - 1
+
+  def end(self) -> None:
+    """No more calls will come."""
+    self._is_ended = True
+    self._tell()
+
+  def wait(self) -> list[list[Outcome]]:
+    """Waits for all calls; see `Workers.run` for what it returns and raises."""
+    self.end()
+    return self.made.result()
+
+  def leave(self) -> None:
+    """Nobody waits any more: what is under way is ended."""
+    self._is_left = True
+    self.end()
+
+  def goes_on(self) -> bool:
+    """Whether calls are still to be made.
+
+    Raises:
+      InterruptedError: Nobody waits for them.
+    """
+    if self._is_left:
+      raise InterruptedError('Nobody waits for these calls any more.')
+    return bool(self.waiting) or not self._is_ended
+
+  def woken(self) -> None:
+    """Empties the pipe."""
+    with contextlib.suppress(BlockingIOError):
+      os.read(self.pipe, 1 << 16)
+
+  def close(self) -> None:
+    """Closes the pipe."""
+    os.close(self.pipe)
+    os.close(self._wake)
+
+  def _tell(self) -> None:
+    with contextlib.suppress(BlockingIOError):  # full: it is told already
+      os.write(self._wake, b'x')
 
 
 def _sent(function: str | Callable[..., Any]) -> str | bytes:

@@ -1,5 +1,9 @@
 """Scores of rewards that are called in worker processes."""
 
+import pathlib
+import sys
+import time
+
 import pytest
 
 from grpo_jax import rewards
@@ -72,3 +76,57 @@ def test_bad_fields_are_refused():
     rewards.WeightedReward('x', cases.value, where='there')
   with pytest.raises(ValueError, match='is inf, but a finite number or None'):
     term(cases.value, failed=float('inf'))
+
+
+def notes_and_waits(prompt, completion, example):
+  """Writes a file when it is called; waits for ever on the completion '1'."""
+  pathlib.Path(example['folder'], completion).touch()
+  while completion == '1':
+    time.sleep(0.1)
+  return 1.0
+
+
+def wait_for(path):
+  until = time.monotonic() + 60
+  while not path.exists():
+    assert time.monotonic() < until
+    time.sleep(0.01)
+
+
+def test_workers_judge_before_anybody_asks_for_scores(workers, tmp_path):
+  called = []
+  here = rewards.WeightedReward(
+    'here', lambda p, c, e: called.append(c) or float(c)
+  )
+  terms = [here, term(notes_and_waits)]
+  with rewards.Scoring(terms, workers) as scoring:
+    rows = [scoring.add('', c, {'folder': str(tmp_path)}) for c in '023']
+    for completion in '023':
+      wait_for(tmp_path / completion)
+    assert not called
+    scores = scoring.scores(rows[::-1])
+  assert called == ['3', '2', '0'] and scores.reward.tolist() == [4, 3, 1]
+
+
+def test_who_leaves_waits_for_no_judge(workers, tmp_path):
+  begun = time.monotonic()
+  with pytest.raises(ZeroDivisionError):
+    with rewards.Scoring([term(notes_and_waits)], workers) as scoring:
+      scoring.add('', '1', {'folder': str(tmp_path)})
+      wait_for(tmp_path / '1')
+      _ = 1 / 0
+  assert time.monotonic() - begun < 20  # the limit of the pool
+  with rewards.Scoring([term(notes_and_waits)], workers) as scoring:
+    row = scoring.add('', '2', {'folder': str(tmp_path)})
+    assert scoring.scores([row]).reward.tolist() == [1]
+
+
+def test_a_worker_that_cannot_start_is_said_when_scores_are_asked_for(
+  monkeypatch,
+):
+  monkeypatch.setattr(sys, 'executable', '/bin/false')
+  with rewards.Workers(1) as pool:
+    with rewards.Scoring([term(cases.value)], pool) as scoring:
+      row = scoring.add('', '2', {})
+      with pytest.raises(ValueError, match='has not started'):
+        scoring.scores([row])
