@@ -13,6 +13,7 @@ from grpo_jax.commands import options
 from grpo_jax.config import _checks
 from grpo_jax.sampling import _next_token
 from grpo_jax.training import build
+from grpo_jax.training import build_rewards
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -248,7 +249,7 @@ def test_every_config_file_resolves_and_opens_with_its_command(path):
   assert dataclasses.is_dataclass(resolved)
   # What it names is there and takes its arguments.
   build.method(resolved.learner.method, resolved.learner.method_kwargs)
-  assert build.reward_functions(resolved, build.marks.NOTHING)
+  assert build_rewards.functions(resolved, build.marks.NOTHING)
   if path.stem == 'plan':  # which trains nothing
     assert module.__doc__.startswith('grpo-jax plan --config=configs/plan.py')
     return

@@ -39,7 +39,10 @@ def arithmetic(**changes):
   module = runpy.run_path(str(ROOT / 'configs' / 'arithmetic.py'))
   config = module['get_config']()
   if 'reward' in changes:
-    config.rewards = ({'name': changes.pop('reward'), 'weight': 1.0},)
+    reward = {'name': changes.pop('reward'), 'weight': 1.0}
+    if isinstance(reward['name'], dict):  # all that is said of it
+      reward = reward.pop('name')
+    config.rewards = ({'where': 'here', **reward},)
   config.update_from_flattened_dict(changes)
   return config_lib.resolve(config)
 
@@ -56,7 +59,11 @@ def records(workdir):
 
 def without_times(record):
   timed = ('_secs', '_per_sec')
-  return {k: v for k, v in record.items() if not k.endswith(timed)}
+  return {
+    k: v
+    for k, v in record.items()
+    if not k.endswith(timed) and '_secs_' not in k
+  }
 
 
 def checkpoints(workdir):
