@@ -103,7 +103,12 @@ def score(
     RewardError: a function raised an error, or returned neither a finite number
       nor None; or a batched function did not return N of these.
   """
-  _check(rewards, prompts, completions, examples, max_concurrency, workers)
+  if not len(prompts) == len(completions) == len(examples):
+    raise ValueError(
+      f'There are {len(prompts)} prompts, {len(completions)} completions and'
+      f' {len(examples)} examples, but every completion needs one of each;'
+      ' repeat a prompt and its example for each of its completions.'
+    )
   with Scoring(rewards, workers, max_concurrency) as scoring:
     for row in zip(prompts, completions, examples, strict=True):
       scoring.add(*row)
@@ -127,6 +132,9 @@ class Scoring(contextlib.ExitStack):
     rewards: See `score`.
     workers: See `score`.
     max_concurrency: See `score`.
+
+  Raises:
+    ValueError: See `score`.
   """
 
   def __init__(
@@ -136,6 +144,7 @@ class Scoring(contextlib.ExitStack):
     max_concurrency: int = 64,
   ):
     super().__init__()
+    _check(rewards, workers, max_concurrency)
     self._rewards = rewards
     self._workers = workers
     self._max_concurrency = max_concurrency
@@ -153,16 +162,14 @@ class Scoring(contextlib.ExitStack):
 
     Returns:
       The number of the completion, from 0 on.
-
-    Raises:
-      ValueError: The function or the example cannot be sent to a worker.
     """
     row = len(self._rows)
     self._rows.append((prompt, completion, example))
     for column, reward in enumerate(self._rewards):
       if reward.where == 'workers' and not _takes_lists(reward):
         call = _Call(reward, column, 0, [prompt], [completion], [example])
-        self._begun[column, row] = self._begin(call)
+        with contextlib.suppress(ValueError):  # `scores` raises it again
+          self._begun[column, row] = self._begin(call)
     return row
 
   def scores(self, rows: Sequence[int]) -> Scores:
@@ -175,7 +182,8 @@ class Scoring(contextlib.ExitStack):
       The `Scores` of these N completions.
 
     Raises:
-      ValueError: See `add`; or workers cannot be started.
+      ValueError: The function or an example cannot be sent to a worker, or no
+        worker can be started.
       RewardError: See `score`.
     """
     columns = [
@@ -469,18 +477,12 @@ def _run(function: Any) -> Any:
     return executor.submit(lambda: asyncio.run(function())).result()
 
 
-def _check(rewards, prompts, completions, examples, max_concurrency, workers):
+def _check(rewards, workers, max_concurrency):
   names = [reward.name for reward in rewards]
   if not names or len(set(names)) != len(names):
     raise ValueError(
       f'The rewards are named {names}, but at least one is required, and their'
       ' names must differ; add, rename or remove one.'
-    )
-  if not len(prompts) == len(completions) == len(examples):
-    raise ValueError(
-      f'There are {len(prompts)} prompts, {len(completions)} completions and'
-      f' {len(examples)} examples, but every completion needs one of each;'
-      ' repeat a prompt and its example for each of its completions.'
     )
   if max_concurrency < 1:
     raise ValueError(

@@ -7,9 +7,11 @@ trained on. Text is made of them for the rewards, and is never encoded again.
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+import itertools
 import json
 from typing import Any
 
+import jax
 import numpy as np
 
 from grpo_jax import losses
@@ -75,36 +77,23 @@ def collect(
   """
   prompts = [tokenizer.encode_prompt(record['prompt']) for record in records]
   index = [record['index'] for record in records]
-  completions = engine.generate(
-    Requests(prompts, index, group, rollout, sampling, purpose)
-  )
-  # Cut first: an engine may leave anything behind the end of a completion.
-  texts = [[''] * group for _ in records]
-  for p in completions.known:
-    texts[p] = [
-      tokenizer.decode(ids[:n])
-      for ids, n in zip(completions.tokens[p], completions.length[p])
-    ]
-
-  of_each = list(zip(completions.length, completions.finish, strict=True))
-
-  def judge(chosen: Sequence[int]) -> rewards_lib.Scores:
-    return _judge(
-      [records[p] for p in chosen],
-      [(completions.tokens[p], *of_each[p]) for p in chosen],
-      [texts[p] for p in chosen],
-      rewards,
-      workers,
+  with rewards_lib.Scoring(rewards, workers) as scoring:
+    judged = _Judged(records, group, tokenizer, scoring)
+    early = judged.add if _is_judged_early(engine, rewards) else None
+    completions = engine.generate(
+      Requests(prompts, index, group, rollout, sampling, purpose, early)
     )
-
-  completions, scores = judging(judge, completions)
+    judged.decode(completions)
+    completions, scores = judging(
+      lambda chosen: judged.scores(chosen, completions), completions
+    )
   parts = *completions.length.shape, len(rewards)
   return Rollout(
     _batch(completions, scores, completion_buckets),
     completions.length,
     prompts,
     [prompt_text(record['prompt']) for record in records],
-    texts,
+    judged.texts,
     np.array(index, np.int64),
     tuple(reward.name for reward in rewards),
     [_answer_text(record.get('answer')) for record in records],
@@ -176,33 +165,71 @@ def blank(
   )
 
 
-def _judge(records, completions, texts, rewards, workers) -> rewards_lib.Scores:
-  """The scores of all completions, in the order p * G + g.
+def _is_judged_early(
+  engine: Engine, rewards: Sequence[rewards_lib.WeightedReward]
+) -> bool:
+  """Whether completions are judged while the engine draws others.
 
-  Args:
-    records: Of the P prompts.
-    completions: Of each prompt i32[G,T] ids, i32[G] lengths, i32[G] finishes.
-    texts: [P][G].
-    rewards: See `collect`.
-    workers: See `collect`.
+  Not if no worker judges, nor if several processes all draw all completions:
+  then each judges some of them, of which `Judging` decides.
   """
-  # Rewards get the whole batch as flat lists, because a reward function takes
-  # many completions at once. So each completion has its own copy of the record.
-  examples = [
-    {
-      **record,
-      'completion_ids': ids[:length].tolist(),
+  alone = jax.process_count() == 1 or getattr(engine, 'shares', False)
+  return alone and any(reward.where == 'workers' for reward in rewards)
+
+
+class _Judged:
+  """Completions of P prompts as text, and their scores.
+
+  Attributes:
+    texts: [P][G]; '' where this process does not know the completion.
+  """
+
+  def __init__(
+    self,
+    records: Sequence[Mapping[str, Any]],
+    group: int,
+    tokenizer: Tokenizer,
+    scoring: rewards_lib.Scoring,
+  ):
+    self.texts = [[''] * group for _ in records]
+    self._records, self._group = records, group
+    self._tokenizer, self._scoring = tokenizer, scoring
+    self._rows: dict[tuple[int, int], int] = {}
+
+  def add(self, p: int, g: int, ids: np.ndarray, finish: int) -> None:
+    """Has completion g of prompt p judged; see `Requests.finished`."""
+    self.texts[p][g] = self._tokenizer.decode(ids)
+    self._judge(p, g, ids, finish)
+
+  def decode(self, completions: Completions) -> None:
+    """Makes text of what has not been added before."""
+    for p, g in itertools.product(completions.known, range(self._group)):
+      if (p, g) not in self._rows:
+        # Cut first: an engine may leave anything behind the end.
+        ids = completions.tokens[p, g, : completions.length[p, g]]
+        self.texts[p][g] = self._tokenizer.decode(ids)
+
+  def scores(
+    self, chosen: Sequence[int], completions: Completions
+  ) -> rewards_lib.Scores:
+    """The scores of some prompts' completions, in the order p * G + g."""
+    places = list(itertools.product(chosen, range(self._group)))
+    for p, g in places:
+      if (p, g) not in self._rows:
+        ids = completions.tokens[p, g, : completions.length[p, g]]
+        self._judge(p, g, ids, completions.finish[p, g])
+    return self._scoring.scores([self._rows[place] for place in places])
+
+  def _judge(self, p: int, g: int, ids: np.ndarray, finish: int) -> None:
+    # Each completion has its own copy of the record.
+    example = {
+      **self._records[p],
+      'completion_ids': ids.tolist(),
       'truncated': bool(finish == TRUNCATED),
     }
-    for record, row in zip(records, completions, strict=True)
-    for ids, length, finish in zip(*row, strict=True)
-  ]
-  group = len(texts[0])
-  asked = [
-    prompt_text(record['prompt']) for record in records for _ in range(group)
-  ]
-  flat = [text for row in texts for text in row]
-  return rewards_lib.score(rewards, asked, flat, examples, workers=workers)
+    self._rows[p, g] = self._scoring.add(
+      prompt_text(self._records[p]['prompt']), self.texts[p][g], example
+    )
 
 
 def _batch(

@@ -1,6 +1,8 @@
 """Rollouts: the sampled ids, judged, and laid out in few shapes."""
 
 import dataclasses
+import pathlib
+import time
 
 import jax
 import numpy as np
@@ -251,3 +253,45 @@ def test_demonstrations_need_an_end_token():
   endless = data.Tokenizer(TOKENIZER.backend, (), TOKENIZER.pad_id)
   with pytest.raises(ValueError, match='eos_tokens'):
     rollout.demonstrations(RECORDS, endless, (5,))
+
+
+def notes(prompt, completion, example):
+  """Writes a file when it is called."""
+  ids = len(example['completion_ids']) + 100 * example['truncated']
+  pathlib.Path(example['folder'], f'{completion} {ids}').touch()
+  return float(len(completion))
+
+
+class TellingEngine(FixedEngine):
+  """Tells of two completions, and goes on when both have been judged."""
+
+  def generate(self, requests):
+    drawn = super().generate(requests)
+    for place in (1, 1), (0, 0):
+      ids = drawn.tokens[place][: drawn.length[place]]
+      requests.finished(*place, ids, drawn.finish[place])
+    until = time.monotonic() + 60
+    folder = pathlib.Path(RECORDS[0]['folder'])
+    while {path.name for path in folder.iterdir()} != {'44 102', '231 4'}:
+      assert time.monotonic() < until
+      time.sleep(0.01)
+    return drawn
+
+
+def test_what_has_ended_is_judged_while_the_engine_goes_on(
+  monkeypatch, tmp_path
+):
+  for record in RECORDS:
+    monkeypatch.setitem(record, 'folder', str(tmp_path))
+  texts, ended = (('231', '2'), ('3', '44')), [[True, True], [True, False]]
+  term = rewards.WeightedReward('notes', notes, where='workers')
+  options = sampling.Sampling(max_tokens=8, eos_ids=TOKENIZER.eos_ids)
+  asked = TOKENIZER, [term], options, 2, 5, (4, 8)
+  with rewards.Workers(2, time_limit_secs=20.0) as pool:
+    early, late = (
+      rollout.collect(RECORDS, engine(texts, ended), *asked, workers=pool)
+      for engine in (TellingEngine, FixedEngine)
+    )
+  np.testing.assert_array_equal(early.batch.reward, [[3, 1], [1, 2]])
+  assert early.texts == late.texts
+  jax.tree.map(np.testing.assert_array_equal, early.batch, late.batch)

@@ -94,7 +94,9 @@ def test_each_failure_is_counted_with_its_reason(whole):
     assert record['reward/out'] == pytest.approx(even.mean())
     # A call ends at its limit, and not later.
     assert 0 < record['reward/out_secs_p50'] < record['reward/out_secs_max']
-    assert limit <= record['reward/out_secs_max'] < limit + 1
+    assert record['reward/out_secs_max'] < limit + 1
+    if 'loops' in does:
+      assert record['reward/out_secs_max'] >= limit
     assert record['judge_secs'] > 0 and record['judged_per_sec'] > 0
 
 
