@@ -77,11 +77,12 @@ def whole(tmp_path_factory):
 
 def test_each_failure_is_counted_with_its_reason(whole):
   limit = LIMITS['workers.time_limit_secs']
+  found = set()
   for record, rollout in zip(
     runs.records(whole)[1:], rollouts(whole), strict=True
   ):
     does = kinds(rollout)
-    assert len({*does.flat}) > 3  # so that the test says something
+    found |= {*does.flat}
     assert rollout.failures is not None
     wanted = np.vectorize(FAILURES.get, otypes=[object])(does)
     np.testing.assert_array_equal(rollout.failures[..., 0], wanted)
@@ -94,8 +95,11 @@ def test_each_failure_is_counted_with_its_reason(whole):
     assert record['reward/out'] == pytest.approx(even.mean())
     # A call ends at its limit, and not later.
     assert 0 < record['reward/out_secs_p50'] < record['reward/out_secs_max']
-    assert limit <= record['reward/out_secs_max'] < limit + 1
+    assert record['reward/out_secs_max'] < limit + 1
+    if 'loops' in does:
+      assert limit <= record['reward/out_secs_max']
     assert record['judge_secs'] > 0 and record['judged_per_sec'] > 0
+  assert found == {*FAILURES}  # so that the test says something
 
 
 def test_no_process_is_left(whole):
@@ -116,8 +120,12 @@ def test_the_transcript_says_what_became_of_each_completion(whole):
 
 
 def test_a_run_in_pieces_is_the_run_in_one(whole, tmp_path):
-  for steps in (1, 2):
-    loop.train(config(dict(name=UNRULY, label='out'), steps=steps), tmp_path)
+  for ends in (1, 2):
+    loop.train(
+      config(dict(name=UNRULY, label='out')),
+      tmp_path,
+      on_rollout=lambda step, *_, ends=ends: step == ends,
+    )
   runs.assert_equal(whole, tmp_path)
 
 
