@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import pathlib
 
 import numpy as np
 import pytest
@@ -53,18 +52,6 @@ def kinds(rollout):
   )
 
 
-def processes_with(variable):
-  """The processes that have been started with a variable of the environment."""
-  found = []
-  for path in pathlib.Path('/proc').glob('[0-9]*/environ'):
-    try:
-      if variable.encode() in path.read_bytes().split(b'\0'):
-        found.append(int(path.parent.name))
-    except OSError:  # it has ended, or is another user's
-      pass
-  return found
-
-
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory):
   """The workdir of a run whose judge fails in every way."""
@@ -103,7 +90,7 @@ def test_each_failure_is_counted_with_its_reason(whole):
 
 
 def test_no_process_is_left(whole):
-  assert not processes_with(f'JUDGES_OF={whole}')
+  assert not runs.processes_with(f'JUDGES_OF={whole}')
 
 
 def test_the_transcript_says_what_became_of_each_completion(whole):
@@ -178,4 +165,4 @@ def test_no_process_is_left_after_an_error(tmp_path, monkeypatch):
   rewards = dict(name=UNRULY), dict(name='tests.judges:nan', where='here')
   with pytest.raises(ValueError, match='returned nan'):
     loop.train(config(*rewards), tmp_path)
-  assert not processes_with(f'JUDGES_OF={tmp_path}')
+  assert not runs.processes_with(f'JUDGES_OF={tmp_path}')
