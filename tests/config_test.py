@@ -86,6 +86,31 @@ def test_prompts_come_from_one_source_or_from_several():
       r"rewards\[1\].name='exact_match', which is rewards\[0\] already",
     ),
     (
+      dict(rewards=({'label': 'x'}, {'name': 'gsm8k', 'label': 'x'})),
+      r"rewards\[1\].label='x', which is .* or different labels",
+    ),
+    (
+      dict(rewards=({'where': 'there'},)),
+      r"rewards\[0\].where='there'; give one of auto, here, workers",
+    ),
+    (
+      dict(rewards=({'on_failure': '?'},)),
+      r"rewards\[0\].on_failure='\?'; give one of invalid, reward",
+    ),
+    (
+      dict(rewards=({'failed_reward': 1.0},)),
+      r"rewards\[0\].failed_reward=1.0 with on_failure='invalid'",
+    ),
+    (
+      dict(rewards=({'kwargs': {'a': float('nan')}},)),
+      r'rewards\[0\].kwargs.a=nan; give a finite number',
+    ),
+    (dict(workers=dict(number=-1)), 'workers.number=-1; give 0 or more'),
+    (
+      dict(workers=dict(time_limit_secs=0.0)),
+      'workers.time_limit_secs=0.0; give more than 0',
+    ),
+    (
       dict(rewards=({'weight': float('inf')},)),
       r'rewards\[0\].weight=inf; give a finite number',
     ),

@@ -125,3 +125,15 @@ def assert_equal(workdir, other):
   assert [f.name for f in files] == [f.name for f in other_files]
   for file, other_file in zip(files, other_files, strict=True):
     assert file.read_bytes() == other_file.read_bytes()
+
+
+def processes_with(variable):
+  """The processes that have been started with a variable of the environment."""
+  found = []
+  for path in pathlib.Path('/proc').glob('[0-9]*/environ'):
+    try:
+      if variable.encode() in path.read_bytes().split(b'\0'):
+        found.append(int(path.parent.name))
+    except OSError:  # it has ended, or is another user's
+      pass
+  return found

@@ -358,11 +358,6 @@ def evaluated(run: build.Run, step: int) -> dict[str, float | None]:
   return {'heldout_accuracy': accuracy, **some}
 
 
-def heldout_accuracy(run: build.Run, step: int) -> float | None:
-  """The first of the metrics of `evaluated`."""
-  return evaluated(run, step)['heldout_accuracy']
-
-
 def timed(function: Callable[..., Any], *args) -> tuple[Any, float]:
   """The result of a call, and how many seconds the call took."""
   start = time.monotonic()

@@ -130,3 +130,34 @@ def test_a_worker_that_cannot_start_is_said_when_scores_are_asked_for(
       row = scoring.add('', '2', {})
       with pytest.raises(ValueError, match='has not started'):
         scoring.scores([row])
+
+
+def test_workers_judge_while_this_process_does(workers, tmp_path):
+  """The function here waits for the one there, which has begun before."""
+  file = tmp_path / 'touched'
+
+  def waits(prompt, completion, example):
+    until = time.monotonic() + 60
+    while not file.exists():
+      assert time.monotonic() < until
+      time.sleep(0.02)
+    return 2.0
+
+  there = rewards.WeightedReward(
+    'there',
+    bad_judges.touches_path,
+    where='workers',
+    kwargs={'path': str(file)},
+  )
+  scores = cases.score_rows(waits, there, workers=workers)
+  assert scores.parts.tolist() == [[2, 1]] * 3
+  assert (scores.failures == '').all()
+
+
+def test_an_error_here_ends_what_judges_there(workers):
+  begun = time.monotonic()
+  with pytest.raises(rewards.RewardError, match='returned nan'):
+    cases.score_rows(
+      lambda *_: float('nan'), term(bad_judges.loop), workers=workers
+    )
+  assert time.monotonic() - begun < 10  # the limit is 20 seconds

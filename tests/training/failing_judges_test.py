@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import pathlib
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ FAILURES = {
 }
 LIMITS = {
   'workers.number': 2,
-  'workers.time_limit_secs': 0.7
+  'workers.time_limit_secs': 2.0
   * float(os.getenv('GRPO_JAX_TEST_SLOWNESS', 1)),
   'workers.memory_limit_gib': 0.6,
   'data.heldout': '',
@@ -53,18 +52,6 @@ def kinds(rollout):
   )
 
 
-def processes_with(variable):
-  """The processes that have been started with a variable of the environment."""
-  found = []
-  for path in pathlib.Path('/proc').glob('[0-9]*/environ'):
-    try:
-      if variable.encode() in path.read_bytes().split(b'\0'):
-        found.append(int(path.parent.name))
-    except OSError:  # it has ended, or is another user's
-      pass
-  return found
-
-
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory):
   """The workdir of a run whose judge fails in every way."""
@@ -77,11 +64,12 @@ def whole(tmp_path_factory):
 
 def test_each_failure_is_counted_with_its_reason(whole):
   limit = LIMITS['workers.time_limit_secs']
+  found = set()
   for record, rollout in zip(
     runs.records(whole)[1:], rollouts(whole), strict=True
   ):
     does = kinds(rollout)
-    assert len({*does.flat}) > 3  # so that the test says something
+    found |= {*does.flat}
     assert rollout.failures is not None
     wanted = np.vectorize(FAILURES.get, otypes=[object])(does)
     np.testing.assert_array_equal(rollout.failures[..., 0], wanted)
@@ -96,12 +84,13 @@ def test_each_failure_is_counted_with_its_reason(whole):
     assert 0 < record['reward/out_secs_p50'] < record['reward/out_secs_max']
     assert record['reward/out_secs_max'] < limit + 1
     if 'loops' in does:
-      assert record['reward/out_secs_max'] >= limit
+      assert limit <= record['reward/out_secs_max']
     assert record['judge_secs'] > 0 and record['judged_per_sec'] > 0
+  assert found == {*FAILURES}  # so that the test says something
 
 
 def test_no_process_is_left(whole):
-  assert not processes_with(f'JUDGES_OF={whole}')
+  assert not runs.processes_with(f'JUDGES_OF={whole}')
 
 
 def test_the_transcript_says_what_became_of_each_completion(whole):
@@ -118,8 +107,12 @@ def test_the_transcript_says_what_became_of_each_completion(whole):
 
 
 def test_a_run_in_pieces_is_the_run_in_one(whole, tmp_path):
-  for steps in (1, 2):
-    loop.train(config(dict(name=UNRULY, label='out'), steps=steps), tmp_path)
+  for ends in (1, 2):
+    loop.train(
+      config(dict(name=UNRULY, label='out')),
+      tmp_path,
+      on_rollout=lambda step, *_, ends=ends: step == ends,
+    )
   runs.assert_equal(whole, tmp_path)
 
 
@@ -172,4 +165,4 @@ def test_no_process_is_left_after_an_error(tmp_path, monkeypatch):
   rewards = dict(name=UNRULY), dict(name='tests.judges:nan', where='here')
   with pytest.raises(ValueError, match='returned nan'):
     loop.train(config(*rewards), tmp_path)
-  assert not processes_with(f'JUDGES_OF={tmp_path}')
+  assert not runs.processes_with(f'JUDGES_OF={tmp_path}')

@@ -158,7 +158,7 @@ def _trained(run: build.Run, arm: Arm, seed: int, params: Any) -> Outcome:
     # kept apart.
     kind = 'secs_watched' if update.watches(step) else 'secs_per_update'
     records.append({**scalars, kind: secs / arm.updates})
-  accuracy = loop.heldout_accuracy(run, config.steps)
+  accuracy = loop.evaluated(run, config.steps)['heldout_accuracy']
   return _outcome(arm, seed, records, accuracy)
 
 
