@@ -26,6 +26,7 @@ from grpo_jax import rewards
 from grpo_jax import sampling
 from grpo_jax import sharding
 from grpo_jax.models import foreign
+from grpo_jax.rewards import Workers
 from grpo_jax.rollouts import rollout
 from grpo_jax.rollouts.types import Rollout
 from grpo_jax.training import build_foreign
@@ -68,7 +69,7 @@ class Run(NamedTuple):
   sampling: sampling.Sampling
   given: Given  # what the marks in the config stand for
   judging: rollout.Judging = rollout.judged_alone
-  workers: rewards.Workers | None = None  # for the rewards that need them
+  workers: Workers | None = None  # for the rewards that need them
 
 
 def run(config: Config, given: Given = marks.NOTHING) -> Run:

@@ -1,6 +1,7 @@
 """What people get of a rollout: its file, some samples, a call of their own."""
 
 import collections
+import math
 
 import numpy as np
 
@@ -34,7 +35,12 @@ def keep_completions(
   of_all = collections.ChainMap(*session.peers.exchange(first))
   return [
     Sample(
-      rollout.prompt_texts[p], of_all[p], float(rollout.batch.reward[p, 0])
+      rollout.prompt_texts[p],
+      of_all[p],
+      # Not 0, which a judge might have given.
+      float(rollout.batch.reward[p, 0])
+      if rollout.batch.valid[p, 0]
+      else math.nan,
     )
     for p in sorted(of_all)
   ]

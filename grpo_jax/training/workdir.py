@@ -274,8 +274,9 @@ def _saved_config(directory: str | pathlib.Path) -> dict[str, Any] | None:
 def _items(saved: dict[str, Any], name: str) -> list[Any]:
   """The dicts in a field of several, if it is as it should be."""
   items = saved.get(name)
-  whole = isinstance(items, list) and all(isinstance(x, dict) for x in items)
-  return items if whole else []
+  if isinstance(items, list) and all(isinstance(x, dict) for x in items):
+    return items
+  return []
 
 
 # Methods that had one argument for both bounds, and its name.
