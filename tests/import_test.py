@@ -72,6 +72,7 @@ HEAVY = {
   'gguf': set(),
   'math_verify': set(),
   'jsonschema': set(),
+  'httpx2': set(),
   'referencing': set(),
   'orbax': set(),
   'pyarrow': set(),

@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from grpo_jax.rewards._base import BATCHED_MARK
+from grpo_jax.rewards._base import Outcome
 from grpo_jax.rewards._base import RewardError
 from grpo_jax.rewards._base import WeightedReward
 from grpo_jax.rewards.workers import Call
-from grpo_jax.rewards.workers import Outcome
 from grpo_jax.rewards.workers import Workers
 
 # Annotations of lists, as they are written, without what is inside.
@@ -40,9 +40,10 @@ class Scores(NamedTuple):
     parts: f32[N,K], what each function returned, without its weight; 0 for
       None.
     judged: bool[N], whether every function returned a number.
-    failed: bool[N,K], whether the function failed in a worker process; None
-      where nothing has been scored.
-    secs: f32[N,K], how long the call in a worker took; 0 elsewhere.
+    failed: bool[N,K], whether the function failed, in a worker process or as
+      its own `Outcome` tells; None where nothing has been scored.
+    secs: f32[N,K], how long the call in a worker took, or what an `Outcome`
+      tells; 0 elsewhere.
   """
 
   reward: np.ndarray
@@ -94,8 +95,9 @@ def score(
   Raises:
     ValueError: there are no terms, two have one name, the lists differ in
       length, `max_concurrency` is below 1, or needed workers are missing.
-    RewardError: a function raised an error, or returned neither a finite number
-      nor None; or a batched function did not return N of these.
+    RewardError: a function raised an error, or returned neither a finite
+      number, nor None, nor an `Outcome` with one of them; or a batched function
+      did not return N of these.
   """
   _check(rewards, prompts, completions, examples, max_concurrency, workers)
   calls = [
@@ -125,7 +127,7 @@ def score(
         # unless it is closed.
         result.close()
   outcomes = [
-    (call, [Outcome(value, '', 0.0) for value in call.values(result)])
+    (call, call.outcomes(result))
     for call, result in zip(calls, finished, strict=True)
   ]
   if workers is not None:
@@ -204,10 +206,10 @@ class _Call:
         raise
       raise self._raised(error) from error
 
-  def values(self, result: Any) -> list[float | None]:
-    """The result as one number or None per completion."""
+  def outcomes(self, result: Any) -> list[Outcome]:
+    """The result as one outcome per completion."""
     if not _takes_lists(self.reward):
-      return [self._number(result, 0)]
+      return [self._outcome(result, 0)]
     # A dict would give its keys, and a set an order of its own.
     unordered = isinstance(result, Mapping | Set | str | bytes)
     try:
@@ -220,7 +222,14 @@ class _Call:
         f'{self._where()} returned {given} for {len(self.prompts)}'
         ' completions; return a list with a number or None for each.'
       )
-    return [self._number(value, row) for row, value in enumerate(values)]
+    return [self._outcome(value, row) for row, value in enumerate(values)]
+
+  def _outcome(self, value: Any, row: int) -> Outcome:
+    if not isinstance(value, Outcome):
+      return Outcome(self._number(value, row))
+    if value.failure:
+      return value._replace(reward=None)
+    return value._replace(reward=self._number(value.reward, row))
 
   def _number(self, value: Any, row: int) -> float | None:
     """The value of one completion, if it is a finite number or None."""

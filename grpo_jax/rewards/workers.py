@@ -29,26 +29,10 @@ from typing import NamedTuple
 from grpo_jax.rewards import _launch
 from grpo_jax.rewards import _worker
 from grpo_jax.rewards._base import BATCHED_MARK
+from grpo_jax.rewards._base import Outcome
 from grpo_jax.rewards._base import resolve
 
 _F_SETPIPE_SZ = 1031
-
-
-class Outcome(NamedTuple):
-  """What came of judging one completion.
-
-  Attributes:
-    reward: What the judge returned: a number, or None for 'not judged'. None
-      too if the judge failed.
-    failure: '' if the judge returned; otherwise why not: 'time limit',
-      'memory', 'processes', 'exit 1', 'signal SIGSEGV', 'raised ValueError:
-      ...', 'returned nan, ...' or 'start limit' (importing it took too long).
-    secs: How long the judge took.
-  """
-
-  reward: float | None
-  failure: str
-  secs: float
 
 
 class Call(NamedTuple):
@@ -263,10 +247,16 @@ def _outcomes(call: Call, worker: '_Worker') -> list[Outcome]:
   values, failure = worker.values, worker.failure
   if not failure and (not isinstance(values, list) or len(values) != rows):
     failure = 'no answer'
-  return [
-    Outcome(None if failure else values[row], failure, worker.secs)
-    for row in range(rows)
-  ]
+  if failure:
+    return [Outcome(None, failure, worker.secs)] * rows
+  return [_outcome(value, worker.secs) for value in values]
+
+
+def _outcome(value: Any, secs: float) -> Outcome:
+  """From a value of an answer: a number, None, or the reason of a failure."""
+  if isinstance(value, str):
+    return Outcome(None, value, secs)
+  return Outcome(value, '', secs)
 
 
 class _Worker:
