@@ -158,7 +158,7 @@ def evaluate(
     data.take(heldout, 0, min(examples or config.examples, len(heldout))),
     run.engine,
     run.tokenizer,
-    build.reward_functions(run.config, given),
+    build.reward_functions(run.config, given, run.mesh),
     _sampling(run, temperature, max_tokens),
     samples,
     policy.step,

@@ -189,7 +189,7 @@ class HttpJudge:
       bodies: Of each row.
       keys: Of each row.
     """
-    waiting, answers = list(reversed(asked.values())), []
+    waiting, answers = list(asked.values())[::-1], []
 
     async def ask(opened):
       while waiting:

@@ -26,6 +26,7 @@ from grpo_jax import rewards
 from grpo_jax import sampling
 from grpo_jax import sharding
 from grpo_jax.models import foreign
+from grpo_jax.rollouts import reward_model
 from grpo_jax.rollouts import rollout
 from grpo_jax.rollouts.types import Rollout
 from grpo_jax.training import build_foreign
@@ -96,7 +97,7 @@ def run(config: Config, given: Given = marks.NOTHING) -> Run:
     prompts=data.mixture(train, weights, config.seed),
     epoch=data.epoch_rows(train, weights),
     heldout=sources.heldout(config, given),
-    rewards=reward_functions(config, given),
+    rewards=reward_functions(config, given, parts.mesh),
     mesh=parts.mesh,
     model=parts.model,
     method=method_of(config, given),
@@ -190,15 +191,25 @@ def answer_function(config: Config) -> Callable[[str], str] | None:
 
 
 def reward_functions(
-  config: Config, given: Given
+  config: Config, given: Given, mesh: jax.sharding.Mesh | None = None
 ) -> tuple[rewards.WeightedReward, ...]:
-  """The reward functions of a config, each with its weight."""
+  """The reward functions of a config, each with its weight.
+
+  Args:
+    config: See `grpo_jax.config.Config`.
+    given: The functions that the marks in the config stand for.
+    mesh: Of the run, for a reward model; None: one device.
+  """
   found = []
   for name, weight in ((r.name, r.weight) for r in config.rewards):
     if name in given.objects:
       # `given.put` writes the weight into the config, which is saved and
       # compared; the object itself has the default weight.
       reward = dataclasses.replace(given.objects[name], weight=weight)
+    elif name == reward_model.NAME:
+      (kwargs,) = [r.kwargs for r in config.rewards if r.name == name]
+      judge = reward_model.of_config(kwargs, mesh)
+      reward = rewards.WeightedReward(name, judge, weight)
     else:
       reward = rewards.WeightedReward(name, rewards.resolve(name), weight)
     found.append(reward)

@@ -241,6 +241,22 @@ def test_a_pause_holds_back_all_requests(clock):
     assert sorted(begun)[-1] >= before + 80
 
 
+def test_a_pause_that_begins_while_a_request_waits_holds_it_back(clock):
+  limits, begun = _chat_client.Limits(60, 9), []
+
+  async def begin():
+    async with limits.turn():
+      begun.append(clock.now)
+      limits.pause(50)
+
+  async def both():
+    await asyncio.gather(begin(), begin())
+
+  before = clock.now
+  asyncio.run(both())
+  assert begun == [before, before + 50]
+
+
 def test_a_server_that_asks_for_too_long_a_wait_is_not_asked_again(clock):
   with serving(Reply(429, headers={'Retry-After': '900'})) as server:
     (outcome,), _ = judged(server)
