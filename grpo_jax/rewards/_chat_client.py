@@ -95,7 +95,8 @@ class Limits:
           self._next = begin + self._interval
         if begin > now:
           await _sleep(begin - now)
-        if _clock() >= self._paused_until:  # a pause may have begun meanwhile
+        # A pause may have begun meanwhile; a sleep may end a little early.
+        if _clock() > self._paused_until - 1e-3:
           break
       yield
     finally:
