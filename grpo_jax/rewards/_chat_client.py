@@ -182,14 +182,12 @@ class ChatClient:
         break
       backoff = min(self.backoff_secs * 2.0**attempt, self.longest_wait_secs)
       backoff *= _random.uniform(0.5, 1.0)
-      if wait is None:
-        await _sleep(backoff)
-      elif wait > self.longest_wait_secs:
-        raise NotAnswered(f'{reason}, to be asked again in {wait:.0f} s')
-      else:
+      if wait is not None:
+        if wait > self.longest_wait_secs:
+          raise NotAnswered(f'{reason}, to be asked again in {wait:.0f} s')
         # For everybody, because the limit that was met is everybody's.
         self.limits.pause(wait)
-        await _sleep(wait + backoff)
+      await _sleep(backoff)
     raise NotAnswered(f'{reason}, {self.retries + 1} times')
 
   async def _answered(self, opened: Any, data: bytes) -> Answer:

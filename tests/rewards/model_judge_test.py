@@ -1,6 +1,7 @@
 """Tests of http_judge against a server on loopback."""
 
 import asyncio
+import contextlib
 import datetime
 import email.utils
 import inspect
@@ -220,41 +221,49 @@ def test_retry_after_is_obeyed(clock, form):
   assert len(server.requests) == 2
 
 
-def test_a_pause_holds_back_all_requests(clock):
+def test_retry_after_holds_back_all_requests(clock):
   with serving(Reply(429, headers={'Retry-After': '30'}), SEVEN) as server:
-    judge = rewards.HttpJudge(url=server.url, model='m', cache='')
-    limits, begun = judge._client.limits, []
+    before, begun = clock.now, []
 
-    async def both():
-      async def begins():
-        async with limits.turn():
-          begun.append(clock.now)
+    def noting(judge):
+      turn = judge._client.limits.turn
 
-      await asyncio.gather(
-        judge(['?'], ['a'], [{}]), *(begins() for _ in range(3))
-      )
-      limits.pause(50)
-      await begins()
+      @contextlib.asynccontextmanager
+      async def noted():
+        async with turn():
+          begun.append(clock.now - before)
+          yield
 
-    before = clock.now
-    asyncio.run(both())
-    assert sorted(begun)[-1] >= before + 80
+      judge._client.limits.turn = noted
+
+    judge = rewards.HttpJudge(
+      url=server.url, model='m', cache='', concurrency=1, backoff_secs=0
+    )
+    noting(judge)
+    outcomes_of(judge, 'ab')
+    # Another call, before the pause is over.
+    assert begun == [0, 30, 30]
+    judge._client.limits.pause(20)
+    outcomes_of(judge, 'c')
+    assert begun == [0, 30, 30, 50]
 
 
 def test_a_pause_that_begins_while_a_request_waits_holds_it_back(clock):
   limits, begun = _chat_client.Limits(60, 9), []
 
-  async def begin():
+  async def begin(pauses):
     async with limits.turn():
       begun.append(clock.now)
-      limits.pause(50)
+      await asyncio.sleep(0)
+      if pauses:
+        limits.pause(50)
 
   async def both():
-    await asyncio.gather(begin(), begin())
+    await asyncio.gather(begin(True), begin(False))
 
   before = clock.now
-  asyncio.run(both())
-  assert begun == [before, before + 50]
+  asyncio.run(both())  # the second waits a second for its turn
+  assert begun == [before, before + 51]
 
 
 def test_a_server_that_asks_for_too_long_a_wait_is_not_asked_again(clock):
