@@ -228,7 +228,7 @@ class _Call:
     if not isinstance(value, Outcome):
       return Outcome(self._number(value, row))
     if value.failure:
-      return value._replace(reward=None)
+      return value
     return value._replace(reward=self._number(value.reward, row))
 
   def _number(self, value: Any, row: int) -> float | None:

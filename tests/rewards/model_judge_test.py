@@ -68,6 +68,8 @@ def test_the_score_becomes_the_reward():
 def test_it_is_a_reward_of_a_config_and_of_score():
   """In a notebook's running event loop too."""
   assert rewards.resolve('http_judge') is rewards.http_judge
+  with pytest.raises(ValueError, match="did you mean 'http_judge'"):
+    rewards.resolve('http_juge')
 
   async def in_a_loop(*arguments):
     return rewards.score(*arguments)
@@ -370,11 +372,25 @@ def test_what_failed_is_not_kept_and_what_is_cut_off_is_passed_over(tmp_path):
     (outcome,), _ = judged(server, cache=str(tmp_path))
     assert outcome.reward == pytest.approx(0.1)
     assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize('change', ['other key', 'removed', 'emptied'])
+def test_a_file_that_changes_while_it_is_read_costs_a_request(tmp_path, change):
+  with serving(says('Score: 1'), says('Score: 2')) as server:
+    judged(server, cache=str(tmp_path))
     judge = rewards.HttpJudge(url=server.url, model='m', cache=str(tmp_path))
-    (tmp_path / 'other.jsonl').unlink()
-    (outcome,) = outcomes_of(judge, 'a')
-    assert outcome.reward == pytest.approx(0.1)
-    assert len(server.requests) == 3
+    (path,) = tmp_path.iterdir()
+    key = json.loads(path.read_bytes())['key'].encode()
+    if change == 'other key':
+      path.write_bytes(path.read_bytes().replace(key, key[::-1]))
+    elif change == 'removed':
+      path.unlink()
+    else:
+      path.write_bytes(b'')
+    for _ in range(2):  # and is kept then
+      (outcome,) = outcomes_of(judge, 'a')
+      assert outcome.reward == pytest.approx(0.2)
+    assert len(server.requests) == 2
 
 
 def test_the_key_is_in_the_header_and_nowhere_else(monkeypatch, tmp_path):
@@ -447,6 +463,7 @@ def test_an_answer_that_is_needed_and_missing_is_an_error():
     (dict(url='x'), 'url=.*http://host'),
     (dict(url='ftp://x'), 'url='),
     (dict(url='http://me:secret@x/v1'), 'holds a user'),
+    (dict(url='http://x/v1?key=secret'), 'holds a user'),
     (dict(model=''), 'model='),
     (dict(template='{prompt}'), 'write {completion}'),
     (dict(pattern='('), 'no regular expression'),

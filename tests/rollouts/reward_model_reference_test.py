@@ -20,8 +20,8 @@ pytestmark = pytest.mark.reference
 torch = pytest.importorskip('torch', reason='needs torch')
 transformers = pytest.importorskip('transformers', reason='needs transformers')
 
-# Short, because both turn queries and keys by angles in float32: at position 200
-# each is 8e-6 away from the same model in float64.
+# Short, because both turn queries and keys by angles in float32: at position
+# 200 each is 8e-6 away from the same model in float64.
 ANSWERS = (
   'It is 3.',
   '',
