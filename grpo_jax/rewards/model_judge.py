@@ -120,6 +120,9 @@ class HttpJudge:
     ):
       object.__setattr__(self, name, value)
 
+  def __repr__(self) -> str:
+    return f'HttpJudge(url={self.url!r}, model={self.model!r}, ...)'
+
   async def __call__(
     self,
     prompts: Sequence[str],

@@ -9,6 +9,7 @@ plain text there.
 from collections.abc import Iterator
 from collections.abc import Mapping
 import re
+import secrets
 from typing import Any
 
 from grpo_jax import data
@@ -86,9 +87,7 @@ class Chats:
     if harmless:
       return tokenizer.encode(self._text(prompt, completion))
     # The answer is put in the place of a word that stands nowhere else.
-    word = 'ANSWER'
-    while word in str(prompt):
-      word += 'X'
+    word = secrets.token_hex(16)
     before, _, behind = self._text(prompt, word).rpartition(word)
     return [
       *tokenizer.encode(before),

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 
 import jax
 import numpy as np
@@ -10,7 +11,6 @@ from safetensors import numpy as safetensors
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
-from grpo_jax import models
 from grpo_jax import rewards
 from grpo_jax import sharding
 from grpo_jax.models import weights
@@ -18,7 +18,6 @@ from grpo_jax.rollouts import _reward_chats
 from grpo_jax.rollouts import reward_model
 from grpo_jax.training import build
 from grpo_jax.training import marks
-from tests import chat_templates
 from tests import compilations
 from tests import reward_folder
 
@@ -196,17 +195,20 @@ def test_special_tokens_of_a_completion_are_plain_text(folder, model):
   assert ids[-2:] == harmless[-2:]
   # What the prompt holds is the data's own.
   assert len(count(model.ids('<|eot_id|>', 'x'))) == len(count(harmless)) + 1
-  # The word that stands for the answer may stand in the prompt.
-  ids = model.ids('ANSWER ANSWERX', hostile)
-  assert (
-    tokenizer.backend.decode(ids, skip_special_tokens=False).count('ANSWER')
-    == 2
-  )
+
+
+def test_other_answers_are_encoded_with_what_stands_around_them(tmp_path):
+  """As transformers does it: a token may reach over the border."""
+  template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+  reward_folder.write(tmp_path, template=template)
+  tokenizer = data.Tokenizer.from_folder(tmp_path)
+  chats = _reward_chats.Chats(str(tmp_path), True, '', {})
+  whole = tokenizer.encode('The answer is')
+  assert whole != tokenizer.encode('The answ') + tokenizer.encode('er is')
+  assert chats.ids('The answ', 'er is') == whole
 
 
 def test_tearing_ends_and_leaves_no_special_token():
-  import re
-
   special = re.compile('<a>|<')
   for text in ('<a>' * 1000, '<<a><', 'a>', ''):
     pieces = list(_reward_chats.torn(text, special))
@@ -336,5 +338,3 @@ def test_wrong_arguments_are_refused(folder, options, words):
 def test_a_classifier_is_no_language_model(folder):
   with pytest.raises(ValueError, match='SequenceClassification'):
     weights.source(folder[0])
-  assert models.ModelConfig  # what it would have become
-  assert chat_templates.QWEN3
