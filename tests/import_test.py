@@ -34,7 +34,7 @@ ALLOWED = {
   },
   'rollouts': {
     'sampling', 'models', 'data', 'rewards', 'losses', 'random_keys',
-    'whole_files', 'host_arrays',
+    'whole_files', 'host_arrays', 'sharding',
   },
   'sampling': {'models', 'sharding', 'host_arrays', 'random_keys'},
   'models': {'sharding', 'gguf_files'},
@@ -72,6 +72,7 @@ HEAVY = {
   'gguf': set(),
   'math_verify': set(),
   'jsonschema': set(),
+  'httpx2': set(),
   'referencing': set(),
   'orbax': set(),
   'pyarrow': set(),

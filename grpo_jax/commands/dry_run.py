@@ -89,7 +89,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
       'optimizer steps per rollout': config.learner.batches
       * config.learner.epochs,
     },
-    'warnings': build_rewards.warnings(config, run.given),
+    'warnings': build_rewards.warnings(run.rewards),
     'memory_gib': {
       'parameters': _gib(state.params),
       'optimizer state': _gib(state.opt_state),

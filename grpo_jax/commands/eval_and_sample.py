@@ -155,7 +155,7 @@ def evaluate(
       'The config has no held-out problems; give --config.data.heldout.'
     )
   answer = answer or build.answer_function(run.config)
-  rewards = build_rewards.functions(run.config, given)
+  rewards = build_rewards.functions(run.config, given, run.mesh)
   with build_rewards.workers(run.config, rewards) as workers:
     rollout = rollout_lib.collect(
       data.take(heldout, 0, min(examples or config.examples, len(heldout))),

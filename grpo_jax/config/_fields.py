@@ -142,7 +142,8 @@ class Data:
 class Reward:
   """One reward function. The reward of a completion is their weighted sum."""
 
-  # A function of grpo_jax.rewards, or your own as 'module:function'.
+  # A function of grpo_jax.rewards, 'reward_model', or your own as
+  # 'module:function'.
   name: str = 'exact_match'
   # Factor of this reward in the sum; 0 measures it without training on it.
   weight: float = 1.0

@@ -19,13 +19,18 @@ source, with three more fields:
 - 'truncated': bool, whether the completion was cut before an end token.
 
 The functions that come with the package, called verifiers, are in the table of
-rewards/README.md; they take keyword arguments besides these three.
+rewards/README.md; they take keyword arguments besides these three. `http_judge`
+asks another language model.
+
+In the place of a number a function may return an `Outcome`, which says why it
+has failed: a server that gave no answer, say.
 
 All reward functions get the same `example`, so they must not change it. There
 is no base class and no registry: a config names a function in a file of your
 own as 'my_lab.rewards:my_reward'.
 """
 
+from grpo_jax.rewards._base import Outcome
 from grpo_jax.rewards._base import RewardError
 from grpo_jax.rewards._base import WeightedReward
 from grpo_jax.rewards._base import check_arguments
@@ -37,6 +42,8 @@ from grpo_jax.rewards._marks import checked
 from grpo_jax.rewards._score import Scores
 from grpo_jax.rewards._score import Scoring
 from grpo_jax.rewards._score import score
+from grpo_jax.rewards.model_judge import HttpJudge
+from grpo_jax.rewards.model_judge import http_judge
 from grpo_jax.rewards.verifiers import boxed_text
 from grpo_jax.rewards.verifiers import completion_length
 from grpo_jax.rewards.verifiers import exact_match
@@ -48,11 +55,11 @@ from grpo_jax.rewards.verifiers import math_equivalence
 from grpo_jax.rewards.verifiers import multiple_choice
 from grpo_jax.rewards.verifiers import number
 from grpo_jax.rewards.verifiers import regular_expression
-from grpo_jax.rewards.workers import Outcome
 from grpo_jax.rewards.workers import Workers
 from grpo_jax.rewards.workers import own_cores
 
 __all__ = (
+  'HttpJudge',
   'Outcome',
   'RewardError',
   'Scores',
@@ -69,6 +76,7 @@ __all__ = (
   'format_tags',
   'gsm8k',
   'is_bounded',
+  'http_judge',
   'json_schema',
   'last_number',
   'math_equivalence',

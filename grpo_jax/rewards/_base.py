@@ -6,10 +6,14 @@ import dataclasses
 import inspect
 import math
 from typing import Any
+from typing import NamedTuple
 
 from grpo_jax import resolve as import_by_name
 from grpo_jax.rewards import _marks
 from grpo_jax.rewards import verifiers
+
+# Judges of this package whose modules import this one, so not at the top.
+_JUDGES = {'http_judge': 'grpo_jax.rewards.model_judge:http_judge'}
 
 
 class RewardError(ValueError):
@@ -18,6 +22,27 @@ class RewardError(ValueError):
   The message names the function and the example. If the function raised, its
   exception is the `__cause__` of this one.
   """
+
+
+class Outcome(NamedTuple):
+  """What came of judging one completion.
+
+  A reward function may return it in the place of a number, to say why it has
+  failed.
+
+  Attributes:
+    reward: What the judge returned: a number, or None for 'not judged'. None
+      too if the judge failed.
+    failure: '' if the judge returned; otherwise why not. In a worker: 'time
+      limit', 'memory', 'processes', 'exit 1', 'signal SIGSEGV', 'raised
+      ValueError: ...', 'returned nan, ...' or 'start limit' (importing it took
+      too long).
+    secs: How long the judge took.
+  """
+
+  reward: float | None
+  failure: str = ''
+  secs: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +57,9 @@ class WeightedReward:
       measured and not trained on.
     where: 'here' to call it in this process, or 'workers' to call it in the
       worker processes that `score` is given, under their limits.
-    failed: What a completion gets on which it failed in a worker, such as by
-      being late; None makes the completion count as not judged.
+    failed: What a completion gets on which it failed, in a worker by being
+      late, say, or as an `Outcome` with a failure tells; None makes the
+      completion count as not judged.
     kwargs: Keyword arguments of the function.
     imported_as: The name for `resolve` under which a worker finds the function;
       '' sends the function itself.
@@ -97,7 +123,10 @@ def resolve(name: str) -> Callable[..., Any]:
   """
   if ':' in name:
     return import_by_name.imported(name, f'The reward {name!r}')
+  if name in _JUDGES:
+    return import_by_name.imported(_JUDGES[name], f'The reward {name!r}')
   builtin = {key: getattr(verifiers, key) for key in verifiers.__all__}
+  builtin |= _JUDGES
   if name not in builtin:
     raise ValueError(
       f'There is no reward {name!r}{import_by_name.nearest(name, builtin)}; '

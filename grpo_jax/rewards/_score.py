@@ -1,37 +1,18 @@
 """Calls reward functions on a batch of completions, and adds them up."""
 
-import asyncio
-from collections.abc import Awaitable
-from collections.abc import Mapping
 from collections.abc import Sequence
-from collections.abc import Set
-from concurrent import futures
 import contextlib
-import dataclasses
-import inspect
-import time
 from typing import Any
 from typing import NamedTuple
 
 import numpy as np
 
-from grpo_jax.rewards._base import RewardError
+from grpo_jax.rewards import _calls
+from grpo_jax.rewards._base import Outcome
 from grpo_jax.rewards._base import WeightedReward
 from grpo_jax.rewards._base import takes_lists
-from grpo_jax.rewards.workers import Call
-from grpo_jax.rewards.workers import Outcome
 from grpo_jax.rewards.workers import Stream
 from grpo_jax.rewards.workers import Workers
-
-# Annotations of lists, as they are written, without what is inside.
-_LISTS = (
-  'list',
-  "<class 'list'>",
-  'typing.list',
-  'sequence',
-  'typing.sequence',
-)
-_FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 class Scores(NamedTuple):
@@ -43,11 +24,11 @@ class Scores(NamedTuple):
       None.
     judged: bool[N], whether every function returned a number, or failed and has
       a reward for that.
-    failures: object[N,K], texts: why the function failed in a worker process,
-      '' where it did not; see `Outcome.failure`. None where nothing has been
-      scored.
-    secs: f32[N,K], how long the call took, which for a batched function is that
-      of all N; None where nothing has been scored.
+    failures: object[N,K], texts: why the function failed, in a worker process
+      or as its own `Outcome` tells; '' where it did not. None where nothing has
+      been scored.
+    secs: f32[N,K], how long the call took, or what an `Outcome` tells; for a
+      batched function that of all N. None where nothing has been scored.
   """
 
   reward: np.ndarray
@@ -100,8 +81,9 @@ def score(
   Raises:
     ValueError: there are no terms, two have one name, the lists differ in
       length, `max_concurrency` is below 1, or needed workers are missing.
-    RewardError: a function raised an error, or returned neither a finite number
-      nor None; or a batched function did not return N of these.
+    RewardError: a function raised an error, or returned neither a finite
+      number, nor None, nor an `Outcome` with one of them; or a batched function
+      did not return N of these.
   """
   if not len(prompts) == len(completions) == len(examples):
     raise ValueError(
@@ -166,8 +148,10 @@ class Scoring(contextlib.ExitStack):
     row = len(self._rows)
     self._rows.append((prompt, completion, example))
     for column, reward in enumerate(self._rewards):
-      if reward.where == 'workers' and not _takes_lists(reward):
-        call = _Call(reward, column, 0, [prompt], [completion], [example])
+      if reward.where == 'workers' and not takes_lists(reward.function):
+        call = _calls.RewardCall(
+          reward, column, 0, [prompt], [completion], [example]
+        )
         with contextlib.suppress(ValueError):  # `scores` raises it again
           self._begun[column, row] = self._begin(call)
     return row
@@ -190,7 +174,9 @@ class Scoring(contextlib.ExitStack):
       list(of_all) for of_all in zip(*(self._rows[row] for row in rows))
     ]
     calls = [
-      _Call(reward, column, first, *(items[first:last] for items in columns))
+      _calls.RewardCall(
+        reward, column, first, *(items[first:last] for items in columns)
+      )
       for column, reward in enumerate(self._rewards)
       for first, last in _spans(reward, len(rows))
     ]
@@ -199,10 +185,10 @@ class Scoring(contextlib.ExitStack):
     numbers = []
     for call in there:
       begun = None
-      if not _takes_lists(call.reward):
+      if not takes_lists(call.reward.function):
         begun = self._begun.get((call.column, rows[call.first]))
       numbers.append(self._begin(call) if begun is None else begun)
-    outcomes = _here(here, self._max_concurrency)
+    outcomes = _calls.make_here(here, self._max_concurrency)
     if self._stream is not None:
       made = self._stream.wait()
       outcomes += [
@@ -211,41 +197,17 @@ class Scoring(contextlib.ExitStack):
       ]
     return _summed(self._rewards, len(rows), outcomes)
 
-  def _begin(self, call: '_Call') -> int:
+  def _begin(self, call: _calls.RewardCall) -> int:
     assert self._workers is not None  # `score` and the session see to it
     if self._stream is None:
       self._stream = self.enter_context(self._workers.stream())
     return self._stream.add(call.in_worker())
 
 
-def _here(
-  calls: 'Sequence[_Call]', max_concurrency: int
-) -> 'list[tuple[_Call, list[Outcome]]]':
-  """The outcomes of calls in this process."""
-  results, secs = [], []
-  # Plain functions first: their errors come before a judge's API costs money.
-  try:
-    for call in calls:
-      begun = time.monotonic()
-      results.append(call.start())
-      secs.append(time.monotonic() - begun)
-    finished = _finish_all(calls, results, secs, max_concurrency)
-  finally:
-    for result in results:
-      if inspect.iscoroutine(result):
-        # After an error some coroutines have never run. Python warns of each
-        # unless it is closed.
-        result.close()
-  return [
-    (call, [Outcome(value, '', took) for value in call.values(result)])
-    for call, result, took in zip(calls, finished, secs, strict=True)
-  ]
-
-
 def _summed(
   rewards: Sequence[WeightedReward],
   number: int,
-  outcomes: 'Sequence[tuple[_Call, list[Outcome]]]',
+  outcomes: Sequence[tuple[_calls.RewardCall, list[Outcome]]],
 ) -> Scores:
   shape = number, len(rewards)
   parts, failures = np.zeros(shape, np.float64), np.full(shape, '', object)
@@ -266,215 +228,11 @@ def _summed(
   return Scores(total.astype(f32), parts.astype(f32), judged, failures, secs)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Call:
-  """One call of a reward function, on one completion or on all of them."""
-
-  reward: WeightedReward
-  column: int  # of this function in `Scores.parts`
-  first: int  # row of the first completion
-  prompts: list[str]
-  completions: list[str]
-  examples: list[dict[str, Any]]
-
-  def start(self) -> Any:
-    """The function's result, or the coroutine that an async one returns."""
-    # Copies, because a function may empty the lists that it is given.
-    arguments = [
-      list(items) for items in (self.prompts, self.completions, self.examples)
-    ]
-    # A call that takes no lists has one row; see `_spans`.
-    if not _takes_lists(self.reward):
-      arguments = [items[0] for items in arguments]
-    try:
-      return self.reward.function(*arguments, **self.reward.kwargs)
-    except KeyboardInterrupt:  # of a person, or of a signal
-      raise
-    except BaseException as error:  # `sys.exit` raises what is no Exception
-      raise self._raised(error) from error
-
-  def in_worker(self) -> Call:
-    """This call as workers make it."""
-    lists = _takes_lists(self.reward)
-    arguments: tuple[Any, Any, Any] = (
-      self.prompts,
-      self.completions,
-      self.examples,
-    )
-    if not lists:
-      arguments = self.prompts[0], self.completions[0], self.examples[0]
-    function = self.reward.imported_as or self.reward.function
-    return Call(function, arguments, lists, self.reward.kwargs)
-
-  async def finish(self, result: Awaitable[Any]) -> Any:
-    """What the coroutine of an async function returns."""
-    try:
-      return await result
-    except KeyboardInterrupt:
-      raise
-    except BaseException as error:  # as above
-      if _ended_from_outside(error):
-        raise
-      raise self._raised(error) from error
-
-  def values(self, result: Any) -> list[float | None]:
-    """The result as one number or None per completion."""
-    if not _takes_lists(self.reward):
-      return [self._number(result, 0)]
-    # A dict would give its keys, and a set an order of its own.
-    unordered = isinstance(result, Mapping | Set | str | bytes)
-    try:
-      values = None if unordered else list(result)
-    except TypeError:  # a single number, say
-      values = None
-    if values is None or len(values) != len(self.prompts):
-      given = type(result).__name__ if values is None else len(values)
-      raise RewardError(
-        f'{self._where()} returned {given} for {len(self.prompts)}'
-        ' completions; return a list with a number or None for each.'
-      )
-    return [self._number(value, row) for row, value in enumerate(values)]
-
-  def _number(self, value: Any, row: int) -> float | None:
-    """The value of one completion, if it is a finite number or None."""
-    if value is None:
-      return None
-    if getattr(value, 'ndim', None) == 0:
-      value = value.item()  # a scalar of numpy, jax or torch
-    if not isinstance(value, int | float):  # a bool is an int, and allowed
-      raise RewardError(
-        f'{self._where(row)} returned {value!r:.80} of type'
-        f' {type(value).__name__}; return a number, or None for a completion'
-        f' that cannot be judged.{self._advice(value)}'
-      )
-    if not -_FLOAT32_MAX <= value <= _FLOAT32_MAX:  # also refuses NaN
-      raise RewardError(
-        f'{self._where(row)} returned {value!r:.80}, which is no finite'
-        ' float32; return a finite number, or None for a completion that'
-        ' cannot be judged.'
-      )
-    return float(value)
-
-  def _raised(self, error: BaseException) -> RewardError:
-    return RewardError(
-      f'{self._where()} raised {type(error).__name__}: {error}; correct the'
-      ' function, or let it return None for completions that it cannot judge.'
-      f'{self._advice()}'
-    )
-
-  def _advice(self, returned: Any = None) -> str:
-    """How to judge all completions at once, if the function means to do so."""
-    if _takes_lists(self.reward):
-      return ''
-    try:
-      taken = inspect.signature(self.reward.function).parameters.values()
-    except (TypeError, ValueError):  # some functions written in C have none
-      taken = ()
-    declares = any(
-      one.name in ('prompts', 'completions', 'examples')
-      or str(one.annotation).lower().partition('[')[0] in _LISTS
-      for one in taken
-    )
-    if not declares and not isinstance(returned, list | tuple):
-      return ''
-    return (
-      ' It is called for each completion; a function that takes lists and'
-      ' returns one needs the mark @grpo_jax.rewards.batched.'
-    )
-
-  def _where(self, row: int | None = None) -> str:
-    """The subject of every message: the function, and what it was called on."""
-    function = self.reward.function
-    function_name = getattr(function, '__qualname__', repr(function))
-    batch = ''
-    if row is None and _takes_lists(self.reward):
-      batch = f'a batch of {len(self.prompts)} completions that starts with '
-    return (
-      f'The reward {self.reward.name!r} (function {function_name}), called on'
-      f' {batch}the example with index {self.examples[row or 0].get("index")}'
-      f' and the prompt {self.prompts[row or 0][:80]!r},'
-    )
-
-
-def _takes_lists(reward: WeightedReward) -> bool:
-  """Whether the function is marked by `batched`."""
-  return takes_lists(reward.function)
-
-
 def _spans(reward: WeightedReward, size: int) -> list[tuple[int, int]]:
   """For every call of a function on `size` rows: its first row, and its end."""
-  if _takes_lists(reward):
+  if takes_lists(reward.function):
     return [(0, size)] if size else []
   return [(row, row + 1) for row in range(size)]
-
-
-def _finish_all(
-  calls: Sequence[_Call],
-  results: Sequence[Any],
-  secs: list[float],
-  max_concurrency: int,
-) -> list[Any]:
-  """The results of all calls; those of async functions are awaited together.
-
-  Args:
-    calls: In this process.
-    results: What each call has returned.
-    secs: How long each took; the time of waiting is added.
-    max_concurrency: See `score`.
-  """
-
-  async def finish(semaphore, place):
-    async with semaphore:
-      begun = time.monotonic()
-      value = await calls[place].finish(results[place])
-      secs[place] += time.monotonic() - begun
-      return value
-
-  async def finish_all():
-    semaphore = asyncio.Semaphore(max_concurrency)
-    return await asyncio.gather(
-      *(finish(semaphore, place) for place in waiting)
-    )
-
-  waiting = [i for i, item in enumerate(results) if inspect.isawaitable(item)]
-  finished = list(results)
-  if waiting:
-    try:
-      values = _run(finish_all)
-    except (Exception, KeyboardInterrupt):
-      raise
-    except BaseException as error:
-      # asyncio lets a SystemExit in a task of the user's own end the loop.
-      names = sorted({calls[i].reward.name for i in waiting})
-      raise RewardError(
-        f'A task of one of the async rewards {names} raised '
-        f'{type(error).__name__}: {error}; correct the function, or let it '
-        'return None for completions that it cannot judge.'
-      ) from error
-    for i, value in zip(waiting, values, strict=True):
-      finished[i] = value
-  return finished
-
-
-def _ended_from_outside(error: BaseException) -> bool:
-  """Whether the event loop ends a coroutine, and not the coroutine itself."""
-  try:
-    task = asyncio.current_task()
-  except RuntimeError:  # no loop is running, so the coroutine is being closed
-    return True
-  cancelled = isinstance(error, asyncio.CancelledError)
-  return cancelled and task is not None and task.cancelling() > 0
-
-
-def _run(function: Any) -> Any:
-  """Runs a coroutine function to its end, even inside a running event loop."""
-  try:
-    asyncio.get_running_loop()
-  except RuntimeError:
-    return asyncio.run(function())
-  # This thread runs a loop, which cannot run a second one: use another thread.
-  with futures.ThreadPoolExecutor(max_workers=1) as executor:
-    return executor.submit(lambda: asyncio.run(function())).result()
 
 
 def _check(rewards, workers, max_concurrency):

@@ -130,10 +130,10 @@ def _text(error: BaseException) -> str:
   return text[:_LONGEST]
 
 
-def _values(returned: Any, rows: int | bool) -> list[float | None]:
-  """What a judge returned, as one number or None per completion."""
+def _values(returned: Any, rows: int | bool) -> list[float | str | None]:
+  """What a judge returned, as one number, None or failure per completion."""
   if not rows:
-    return [_number(returned)]
+    return [_value(returned)]
   if isinstance(returned, str | bytes | dict | set):
     returned = [returned]
   returned = list(returned)
@@ -141,7 +141,13 @@ def _values(returned: Any, rows: int | bool) -> list[float | None]:
     raise _base.RewardError(
       f'returned {len(returned)} values for {rows} completions'
     )
-  return [_number(value) for value in returned]
+  return [_value(value) for value in returned]
+
+
+def _value(value: Any) -> float | str | None:
+  if not isinstance(value, _base.Outcome):
+    return _number(value)
+  return str(value.failure)[:_LONGEST] or _number(value.reward)
 
 
 def _number(value: Any) -> float | None:

@@ -28,6 +28,7 @@ import time
 from typing import Any
 from typing import NamedTuple
 
+from grpo_jax.rewards._base import Outcome
 from grpo_jax.rewards._base import resolve
 from grpo_jax.rewards._base import takes_lists
 from grpo_jax.rewards._process import Process
@@ -38,23 +39,6 @@ def own_cores() -> int:
   if hasattr(os, 'sched_getaffinity'):
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
-
-
-class Outcome(NamedTuple):
-  """What came of judging one completion.
-
-  Attributes:
-    reward: What the judge returned: a number, or None for 'not judged'. None
-      too if the judge failed.
-    failure: '' if the judge returned; otherwise why not: 'time limit',
-      'memory', 'processes', 'exit 1', 'signal SIGSEGV', 'raised ValueError:
-      ...', 'returned nan, ...' or 'start limit' (importing it took too long).
-    secs: How long the judge took.
-  """
-
-  reward: float | None
-  failure: str
-  secs: float
 
 
 class Call(NamedTuple):
@@ -397,7 +381,13 @@ def _outcomes(call: Call, worker: Process) -> list[Outcome]:
   values, failure = worker.values, worker.failure
   if not failure and (not isinstance(values, list) or len(values) != rows):
     failure = 'no answer'
-  return [
-    Outcome(None if failure else values[row], failure, worker.secs)
-    for row in range(rows)
-  ]
+  if failure:
+    return [Outcome(None, failure, worker.secs)] * rows
+  return [_outcome(value, worker.secs) for value in values]
+
+
+def _outcome(value: Any, secs: float) -> Outcome:
+  """From a value of an answer: a number, None, or the reason of a failure."""
+  if isinstance(value, str):
+    return Outcome(None, value, secs)
+  return Outcome(value, '', secs)

@@ -5,9 +5,12 @@ from collections.abc import Sequence
 import contextlib
 import dataclasses
 
+import jax
+
 from grpo_jax import rewards
 from grpo_jax.config import Config
 from grpo_jax.config import Reward
+from grpo_jax.rollouts import reward_model
 from grpo_jax.training.marks import Given
 
 _MOST_WORKERS = 16  # by default, however many cores there are
@@ -15,13 +18,14 @@ _GIB = 2**30
 
 
 def functions(
-  config: Config, given: Given
+  config: Config, given: Given, mesh: jax.sharding.Mesh | None = None
 ) -> tuple[rewards.WeightedReward, ...]:
   """The reward functions of a config, as `rewards.score` takes them.
 
   Args:
     config: See `grpo_jax.config.Reward`.
     given: The `WeightedReward` of each mark in the config.
+    mesh: Of the run, for a reward model; None: one device.
 
   Returns:
     One per reward of the config, in order.
@@ -30,42 +34,46 @@ def functions(
     ValueError: There is no such function, or it does not take its arguments.
   """
   return tuple(
-    _function(reward, f'config.rewards[{place}].kwargs', given)
+    _function(reward, f'config.rewards[{place}].kwargs', given, mesh)
     for place, reward in enumerate(config.rewards)
   )
 
 
 def _function(
-  reward: Reward, where: str, given: Given
+  reward: Reward, where: str, given: Given, mesh: jax.sharding.Mesh | None
 ) -> rewards.WeightedReward:
   failed = reward.failed_reward if reward.on_failure == 'reward' else None
   if reward.name in given.objects:
     # `given.put` writes the fields into the config, which is saved and
     # compared; the object itself has the default weight.
     found = given.objects[reward.name]
-    auto, name = 'here', ''
+    auto, name, kwargs = 'here', '', reward.kwargs
+  elif reward.name == reward_model.NAME:
+    judge = reward_model.of_config(reward.kwargs, mesh)
+    found = rewards.WeightedReward(reward.name, judge)
+    auto, name, kwargs = 'here', '', {}
   else:
     function = rewards.resolve(reward.name)
     found = rewards.WeightedReward(reward.name, function)
     auto = 'here' if rewards.is_bounded(function) else 'workers'
-    name = reward.name
-  rewards.check_arguments(found.function, reward.kwargs, where)
+    name, kwargs = reward.name, reward.kwargs
+  rewards.check_arguments(found.function, kwargs, where)
   return dataclasses.replace(
     found,
     name=reward.label or found.name,
     weight=reward.weight,
     where=auto if reward.where == 'auto' else reward.where,
     failed=failed,
-    kwargs=reward.kwargs,
+    kwargs=kwargs,
     imported_as=name,
   )
 
 
-def warnings(config: Config, given: Given) -> list[str]:
+def warnings(functions: Sequence[rewards.WeightedReward]) -> list[str]:
   """What a person must know of the rewards before a run: a sentence each."""
   found = [
     rewards.check_arguments(reward.function, reward.kwargs, reward.name)
-    for reward in functions(config, given)
+    for reward in functions
   ]
   return [text for text in found if text]
 

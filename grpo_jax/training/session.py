@@ -156,7 +156,7 @@ def opened(
     if saved is not None:
       build_model.check_frozen(saved, frozen, config)
     warn = functools.partial(screen.warn, None)  # before the first rollout
-    for warning in build_rewards.warnings(config, given):
+    for warning in build_rewards.warnings(run.rewards):
       warn(warning)
     progress = _progress(saved) if saved else None
     # The last rollout with a line in metrics.jsonl; see `Unwritten`.

@@ -6,7 +6,9 @@
 - `load` puts its weights onto the devices, one tensor at a time;
 - `save` writes a model as a Hugging Face folder, its adapters added to their
   weights;
-- `save_adapter` writes adapters alone, as a folder for `peft`.
+- `save_adapter` writes adapters alone, as a folder for `peft`;
+- `classifier` opens a reward model: a model with a score for every text in the
+  place of its output layer.
 
 What one family of models has that another has not is a row of a table in
 `_families`; where a parameter is stored and how it is laid out there, a row of
@@ -27,6 +29,8 @@ Example:
 """
 
 from grpo_jax.models.weights._adapter import save_adapter
+from grpo_jax.models.weights._classifier import Classifier
+from grpo_jax.models.weights._classifier import classifier
 from grpo_jax.models.weights._config_json import config_from_huggingface
 from grpo_jax.models.weights._config_json import config_to_huggingface
 from grpo_jax.models.weights._place import load
@@ -35,7 +39,9 @@ from grpo_jax.models.weights._source import Source
 from grpo_jax.models.weights._source import source
 
 __all__ = (
+  'Classifier',
   'Source',
+  'classifier',
   'config_from_huggingface',
   'config_to_huggingface',
   'load',

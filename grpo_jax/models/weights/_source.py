@@ -116,6 +116,15 @@ def source(path: str | os.PathLike, needs_weights: bool = True) -> Source:
 
 
 def _from_folder(folder: pathlib.Path, needs_weights: bool) -> Source:
+  return of_folder(folder, described(folder), needs_weights)
+
+
+def described(folder: pathlib.Path) -> dict[str, Any]:
+  """The `config.json` of a folder.
+
+  Raises:
+    ValueError: There is none, or it holds no JSON object.
+  """
   described = folder / 'config.json'
   if not described.exists():
     raise ValueError(
@@ -133,6 +142,19 @@ def _from_folder(folder: pathlib.Path, needs_weights: bool) -> Source:
       f'{described} holds no object with fields, but {config_json!r:.40}; copy '
       'it again.'
     )
+  return config_json
+
+
+def of_folder(
+  folder: pathlib.Path, config_json: Mapping[str, Any], needs_weights: bool
+) -> Source:
+  """The model in a folder that its `config.json`, or another, describes.
+
+  Args:
+    folder: Absolute.
+    config_json: Its description.
+    needs_weights: See `source`.
+  """
   row = _config_json.family_of(config_json)
   if not needs_weights:
     return Source(folder, config_json, row.tensors, {}, None, folder)
