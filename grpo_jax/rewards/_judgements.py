@@ -100,9 +100,8 @@ class Judgements:
     with open(path, 'rb') as file:
       for line in file:
         key = line[len(_BEGIN) :].partition(b'"')[0]
-        if line.endswith(b'}\n'):
-          try:
-            self._places[bytes.fromhex(key.decode())] = file_number, first
-          except ValueError:  # no line of ours
-            pass
+        try:
+          self._places[bytes.fromhex(key.decode())] = file_number, first
+        except ValueError:  # no line of ours
+          pass
         first += len(line)

@@ -171,6 +171,15 @@ def test_what_is_no_judgement_is_not_judged(reply, settings, reason):
   assert len(server.requests) == 1
 
 
+def test_reasons_without_end_are_counted_together():
+  with serving(lambda request: Reply(400, request.text[-200:].encode())) as s:
+    template = '{completion} {completion}'
+    judge = rewards.HttpJudge(url=s.url, model='m', template=template)
+    outcomes_of(judge, [str(i) for i in range(130)])
+  assert judge.counts['other reasons'] == 30
+  assert judge.counts.total() == 130
+
+
 def test_errors_of_the_server_are_tried_again(clock):
   replies = Reply(500), Reply(503), Reply(408), Reply(closes=True), SEVEN
   with serving(*replies) as server:

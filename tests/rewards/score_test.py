@@ -56,6 +56,30 @@ def test_the_sum_is_computed_in_float64_and_rounded_once():
   np.testing.assert_allclose(scores.reward, [1 / 3] * 3, rtol=1e-6)
 
 
+def test_an_outcome_says_why_a_function_has_failed():
+  def judge(prompt, completion, example):
+    outcome = rewards.Outcome(float(completion), secs=0.5)
+    # What a failure has as its reward is not read.
+    return (
+      outcome._replace(reward='?', failure='late')
+      if completion == '1'
+      else outcome
+    )
+
+  for failed, parts in ((None, [0, 0, 2]), (-1.0, [0, -1, 2])):
+    scores = cases.score_rows(
+      rewards.WeightedReward('judge', judge, failed=failed)
+    )
+    np.testing.assert_array_equal(scores.parts[:, 0], parts)
+    np.testing.assert_array_equal(scores.failed[:, 0], [False, True, False])
+    np.testing.assert_array_equal(
+      scores.judged, [True, failed is not None, True]
+    )
+    np.testing.assert_array_equal(scores.secs[:, 0], [0.5] * 3)
+  with pytest.raises(rewards.RewardError, match='returned nan'):
+    cases.score_rows(lambda *_: rewards.Outcome(float('nan')))
+
+
 @pytest.mark.parametrize('kind', ['plain', 'async', 'batched'])
 def test_none_means_not_judged(kind):
   def plain(prompt, completion, example):
