@@ -249,7 +249,12 @@ class HttpJudge:
     return _base.Outcome(reward, '', secs)
 
 
+def _check_settings(**settings: Any) -> None:
+  _made(json.dumps(_plain(settings), sort_keys=True))
+
+
 @_marks.bounded  # it has limits of its own
+@_marks.checked(_check_settings)
 @_marks.batched
 async def http_judge(
   prompts: Sequence[str],

@@ -16,7 +16,7 @@ from grpo_jax import sharding
 from grpo_jax.models import weights
 from grpo_jax.rollouts import _reward_chats
 from grpo_jax.rollouts import reward_model
-from grpo_jax.training import build
+from grpo_jax.training import build_rewards
 from grpo_jax.training import marks
 from tests import compilations
 from tests import reward_folder
@@ -145,7 +145,7 @@ def test_it_is_a_reward_of_a_config(folder):
       config_lib.Reward('exact_match', 0.0),
     )
   )
-  terms = build.reward_functions(config, marks.NOTHING, mesh)
+  terms = build_rewards.functions(config, marks.NOTHING, mesh)
   assert terms[0].function._mesh == mesh
   asked = ['How much is 1+2?', 'Hi']
   messages = [
@@ -165,11 +165,11 @@ def test_it_is_a_reward_of_a_config(folder):
     expected = reference.score(tokenizer.encode(whole))
     np.testing.assert_allclose(scores.parts[i, 0], expected, rtol=1e-4)
     np.testing.assert_allclose(scores.reward[i], expected / 2, rtol=1e-4)
-  assert scores.judged.all() and not scores.failed.any()
+  assert scores.judged.all() and (scores.failures == '').all()
   assert (scores.secs[:, 0] > 0).all()
   wrong = config_lib.Reward('reward_model', 1.0, dict(kwargs, lenght=3))
   with pytest.raises(ValueError, match="'lenght'.*give some of path, dtype"):
-    build.reward_functions(
+    build_rewards.functions(
       config_lib.Config(rewards=(wrong,)), marks.NOTHING, mesh
     )
 

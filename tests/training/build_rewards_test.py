@@ -39,6 +39,7 @@ def where(name, **fields):
     ('format_tags', {}),
     ('completion_length', {'limit': 3}),
     ('tests.judges:even', {}),  # which is marked
+    ('http_judge', {'url': 'http://localhost/v1', 'model': 'm'}),
   ],
 )
 def test_bounded_functions_run_here(name, kwargs):
@@ -185,3 +186,23 @@ def test_no_processes_start_for_rewards_that_need_none():
     scores = rewards.score([there], ['p'], ['c'], [example], workers=pool)
     assert scores.reward.tolist() == [pytest.approx(1e30)]
   assert not pool._idle
+
+
+@pytest.mark.parametrize(
+  'kwargs, sentence',
+  [
+    ({'model': 'm'}, "missing a required argument: 'url'"),
+    ({'url': 'http://localhost', 'model': 'm', 'retry': 1}, "'retry'"),
+    ({'url': 'localhost', 'model': 'm'}, 'the base of a server is needed'),
+    (
+      {'url': 'http://localhost', 'model': 'm', 'api_key_env': 'NO_SUCH_KEY'},
+      'NO_SUCH_KEY',
+    ),
+  ],
+)
+def test_settings_of_a_judge_are_refused_before_anything_is_sampled(
+  kwargs, sentence
+):
+  pytest.importorskip('httpx2')
+  with pytest.raises(ValueError, match=sentence):
+    built({'name': 'http_judge', 'kwargs': kwargs})
