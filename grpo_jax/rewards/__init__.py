@@ -28,6 +28,7 @@ from grpo_jax.rewards._base import RewardError
 from grpo_jax.rewards._base import WeightedReward
 from grpo_jax.rewards._base import batched
 from grpo_jax.rewards._base import resolve
+from grpo_jax.rewards._marks import confined
 from grpo_jax.rewards._score import Scores
 from grpo_jax.rewards._score import score
 from grpo_jax.rewards.verifiers import boxed_text
@@ -40,6 +41,7 @@ from grpo_jax.rewards.verifiers import last_number
 from grpo_jax.rewards.verifiers import math_equivalence
 from grpo_jax.rewards.verifiers import multiple_choice
 from grpo_jax.rewards.verifiers import number
+from grpo_jax.rewards.verifiers import reasoning_gym
 from grpo_jax.rewards.verifiers import regular_expression
 from grpo_jax.rewards.workers import Outcome
 from grpo_jax.rewards.workers import Workers
@@ -53,6 +55,7 @@ __all__ = (
   'batched',
   'boxed_text',
   'completion_length',
+  'confined',
   'exact_match',
   'format_tags',
   'gsm8k',
@@ -61,6 +64,7 @@ __all__ = (
   'math_equivalence',
   'multiple_choice',
   'number',
+  'reasoning_gym',
   'regular_expression',
   'resolve',
   'score',

@@ -11,6 +11,10 @@ JAX by themselves; `JAX_PLATFORMS=cpu` keeps a judge that imports JAX off the
 accelerators. What a judge prints goes nowhere.
 
 How a worker ends with everything that it started is told in `_guard.py`.
+
+A function that is marked by `rewards.confined` is called in workers of their
+own kind, which get no environment but a few harmless variables and make each
+call in a confined process; see `_apart.py`.
 """
 
 from collections.abc import Callable
@@ -27,11 +31,14 @@ from typing import Any
 from typing import NamedTuple
 
 from grpo_jax.rewards import _launch
+from grpo_jax.rewards import _marks
 from grpo_jax.rewards import _worker
+from grpo_jax.rewards import sandbox
 from grpo_jax.rewards._base import BATCHED_MARK
 from grpo_jax.rewards._base import resolve
 
 _F_SETPIPE_SZ = 1031
+_GRACE_SECS = 0.5
 
 
 class Outcome(NamedTuple):
@@ -175,9 +182,11 @@ class Workers:
 
     Raises:
       ValueError: A function or an argument cannot be sent to another process.
-      RuntimeError: A worker cannot start at all.
+      RuntimeError: A worker cannot start at all, or the system cannot confine
+        what must be confined (`sandbox.SandboxError`).
     """
     requests = _requests(calls)
+    confined = _confined(calls)
     waiting = list(reversed(range(len(calls))))
     outcomes: list[Any] = [None] * len(calls)
     busy: dict[_Worker, int] = {}
@@ -186,7 +195,7 @@ class Workers:
         while waiting or busy:
           while waiting and len(busy) < self._number:
             index = waiting.pop()
-            worker = self._idle.pop() if self._idle else self._start()
+            worker = self._idle_one(confined[index])
             worker.begin(requests[index], selector)
             busy[worker] = index
           until = min(worker.deadline for worker in busy) - time.monotonic()
@@ -207,8 +216,34 @@ class Workers:
           worker.end()
     return outcomes
 
-  def _start(self) -> '_Worker':
-    return _Worker(self._limits, self._time_limit_secs, self._start_limit_secs)
+  def _idle_one(self, confined: bool) -> '_Worker':
+    for place, worker in reversed(list(enumerate(self._idle))):
+      if worker.confined == confined:
+        return self._idle.pop(place)
+    return _Worker(
+      self._limits, self._time_limit_secs, self._start_limit_secs, confined
+    )
+
+
+def _confined(calls: Sequence[Call]) -> list[bool]:
+  """For each call, whether its function is marked by `rewards.confined`."""
+  marked = {}
+  for call in calls:
+    function = call.function
+    if id(function) not in marked:
+      if isinstance(function, str):
+        try:
+          function = resolve(function)
+        except ValueError:  # which the worker will say
+          pass
+      marked[id(call.function)] = _marks.prepare_of(function) is not None
+  if any(marked.values()) and (reason := sandbox.refusal('landlock')):
+    raise sandbox.SandboxError(
+      'A reward that needs confined workers cannot be called, because this'
+      f' system does not offer Landlock ({reason}); use a Linux kernel of 5.13'
+      ' or newer that has it switched on.'
+    )
+  return [marked[id(call.function)] for call in calls]
 
 
 def _requests(calls: Sequence[Call]) -> list[bytes]:
@@ -277,16 +312,26 @@ class _Worker:
     limits: dict[str, Any],
     time_limit_secs: float,
     start_limit_secs: float,
+    confined: bool = False,
   ):
+    self.confined = confined
     self._limit_secs = time_limit_secs
     self._start_limit_secs = start_limit_secs
     request_out, self._requests = os.pipe()
     self._answers, answer_in = os.pipe()
     # The worker's sys.path is ours, so that it finds the same modules.
     path = [item or os.getcwd() for item in sys.path]
+    apart, env = None, None
+    if confined:
+      packages = [one for one in path if one.endswith('-packages')]
+      readable = sandbox.readable(packages)
+      apart = {'limit_secs': time_limit_secs, 'readable': readable}
+      env = {key: os.environ[key] for key in _HARMLESS if key in os.environ}
+      env.update(_ENVIRONMENT)
+      self._limit_secs += _GRACE_SECS  # the worker ends the call before that
     program = (
       f'import sys; sys.path[:] = {path!r}; from grpo_jax.rewards import'
-      f' _worker; _worker.main({request_out}, {answer_in})'
+      f' _worker; _worker.main({request_out}, {answer_in}, {apart!r})'
     )
     null = os.open(os.devnull, os.O_RDWR)
     try:
@@ -294,7 +339,8 @@ class _Worker:
         [sys.executable, '-c', program],
         fds=(request_out, answer_in),
         streams=dict(stdin=null, stdout=null, stderr=null),
-        guard_env={**os.environ, **_ENVIRONMENT},
+        env=env,
+        guard_env={**os.environ, **_ENVIRONMENT} if env is None else env,
         **limits,
       )
     finally:
@@ -429,6 +475,12 @@ class _Worker:
       self.secs = time.monotonic() - self._called_at
 
 
+# What a confined worker gets of the environment: where programs and caches lie,
+# and nothing in which a person keeps secrets.
+_HARMLESS = (
+  'PATH', 'HOME', 'LANG', 'LC_ALL', 'TZ', 'TMPDIR', 'LD_LIBRARY_PATH',
+  'MPLCONFIGDIR', 'XDG_CACHE_HOME', 'XDG_CONFIG_HOME',
+)  # fmt: skip
 _ENVIRONMENT = {
   'JAX_PLATFORMS': 'cpu',
   # Threads of these reserve address space, which is limited, and the workers
