@@ -7,6 +7,7 @@ runs what the verifiers evaluate, without a sandbox, but the texts are its own.
 """
 
 import argparse
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -24,8 +25,8 @@ import warnings
 from grpo_jax.data import _reasoning_gym as gym
 
 FILE = pathlib.Path(gym.__file__).with_name('reasoning_gym.json')
-SIZE, ITEMS, AGAIN, JUDGED = 10_000, 50, 20, 5
-TASK_SECS, PROBE_SECS = 120, 3
+SIZE, ITEMS, AGAIN, JUDGED = 1000, 50, 20, 5
+TASK_SECS, PROBE_SECS = 60, 3
 SLOW_MS = 250.0  # of an item
 LEAST_RIGHT, MOST_JUNK = 0.999, 0.3
 
@@ -149,7 +150,7 @@ def measured(name):
   start = time.process_time()
   right = [dataset.score_answer(item['answer'], item) for item in items]
   judge_ms = 1e3 * (time.process_time() - start) / ITEMS
-  more = [*range(ITEMS, 4 * ITEMS)] if item_ms < 5 else []
+  more = [*range(ITEMS, 3 * ITEMS)] if item_ms < 5 else []
   train = {item['question'] for item in items}
   train |= {gym._item(name, {}, 0, SIZE, i)['question'] for i in more}
   heldout = [
@@ -175,35 +176,47 @@ def junk(dataset, items):
   """The most that a junk text gets, and whether one raises an error."""
   most, text_of, raises = -1.0, '', ''
 
-  def judged(text):
-    return [float(dataset.score_answer(text, item)) for item in items]
+  def judged(*texts):
+    found = []
+    for text in texts:
+      try:
+        scores = [float(dataset.score_answer(text, item)) for item in items]
+        found.append(statistics.mean(scores))
+      except Exception as error:
+        found.append({'error': f'{type(error).__name__}: {error}'[:80]})
+    return found
 
-  for text in JUNK:
-    said = forked(judged, text, secs=PROBE_SECS)
-    if isinstance(said, dict):
-      raises = raises or f'{said["error"]} ({text[:20]!r})'
-    elif statistics.mean(said) > most:
-      most, text_of = statistics.mean(said), text[:20]
+  scores = forked(judged, *JUNK, secs=PROBE_SECS)
+  if isinstance(scores, dict):  # one ended it, so one by one
+    each = [forked(judged, text, secs=PROBE_SECS) for text in JUNK]
+    scores = [one if isinstance(one, dict) else one[0] for one in each]
+  for text, score in zip(JUNK, scores, strict=True):
+    if isinstance(score, dict):
+      raises = raises or f'{score["error"]} for {text[:20]!r}'
+    elif score > most:
+      most, text_of = score, text[:20]
   return {'junk': round(most, 3), 'junk_text': text_of, 'raises': raises}
 
 
 def hostile(dataset, item):
   """Whether the verifier evaluates an answer, and whether one keeps it busy."""
-  late = (text for text in HUGE if 'late' in probe(dataset, text, item))
+  late = (text for text in HUGE if 'late' in probe(dataset, item, text))
   hangs = next(late, '')
   with tempfile.TemporaryDirectory() as folder:
     file = pathlib.Path(folder, 'evaluated')
-    for form in EVALUATED:
-      probe(dataset, form.format(f'open({str(file)!r}, "w")'), item)
-      probe(dataset, form.format(f'open({str(file)!r}, chr(119))'), item)
+    opened = f'open({str(file)!r}, "w")', f'open({str(file)!r}, chr(119))'
+    texts = [form.format(one) for form in EVALUATED for one in opened]
+    probe(dataset, item, *texts)
     return {'hangs': hangs, 'evaluates': file.exists()}
 
 
-def probe(dataset, text, item):
-  """{} or what went wrong."""
+def probe(dataset, item, *texts):
+  """{} or what went wrong when these were judged."""
 
   def judged():
-    dataset.score_answer(text, item)
+    for text in texts:
+      with contextlib.suppress(Exception):
+        dataset.score_answer(text, item)
     return {}
 
   return forked(judged, secs=PROBE_SECS)
