@@ -13,6 +13,7 @@ from grpo_jax.commands import options
 from grpo_jax.config import _checks
 from grpo_jax.sampling import _next_token
 from grpo_jax.training import build
+from grpo_jax.training import build_rewards
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -83,6 +84,31 @@ def test_prompts_come_from_one_source_or_from_several():
     (
       dict(rewards=({'name': 'exact_match'}, {'name': 'exact_match'})),
       r"rewards\[1\].name='exact_match', which is rewards\[0\] already",
+    ),
+    (
+      dict(rewards=({'label': 'x'}, {'name': 'gsm8k', 'label': 'x'})),
+      r"rewards\[1\].label='x', which is .* or different labels",
+    ),
+    (
+      dict(rewards=({'where': 'there'},)),
+      r"rewards\[0\].where='there'; give one of auto, here, workers",
+    ),
+    (
+      dict(rewards=({'on_failure': '?'},)),
+      r"rewards\[0\].on_failure='\?'; give one of invalid, reward",
+    ),
+    (
+      dict(rewards=({'failed_reward': 1.0},)),
+      r"rewards\[0\].failed_reward=1.0 with on_failure='invalid'",
+    ),
+    (
+      dict(rewards=({'kwargs': {'a': float('nan')}},)),
+      r'rewards\[0\].kwargs.a=nan; give a finite number',
+    ),
+    (dict(workers=dict(number=-1)), 'workers.number=-1; give 0 or more'),
+    (
+      dict(workers=dict(time_limit_secs=0.0)),
+      'workers.time_limit_secs=0.0; give more than 0',
     ),
     (
       dict(rewards=({'weight': float('inf')},)),
@@ -248,7 +274,7 @@ def test_every_config_file_resolves_and_opens_with_its_command(path):
   assert dataclasses.is_dataclass(resolved)
   # What it names is there and takes its arguments.
   build.method(resolved.learner.method, resolved.learner.method_kwargs)
-  assert build.reward_functions(resolved, build.marks.NOTHING)
+  assert build_rewards.functions(resolved, build.marks.NOTHING)
   if path.stem == 'plan':  # which trains nothing
     assert module.__doc__.startswith('grpo-jax plan --config=configs/plan.py')
     return

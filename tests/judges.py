@@ -1,5 +1,6 @@
 """Reward functions for runs of a second: rewards that differ, and bad ones."""
 
+import ctypes
 import os
 import pathlib
 import sys
@@ -8,16 +9,19 @@ import time
 from grpo_jax import rewards
 
 
+@rewards.bounded
 def even(prompt, completion, example):
   """1 if the sampled ids have an even sum: about half of them, in any model."""
   del prompt, completion
   return float(sum(example['completion_ids']) % 2 == 0)
 
 
+@rewards.bounded
 def always(prompt, completion, example):
   return 1.0
 
 
+@rewards.bounded
 def never(prompt, completion, example):
   return 0.0
 
@@ -62,3 +66,32 @@ def slow(prompt, completion, example):
   pathlib.Path(os.environ['JUDGING']).touch()
   time.sleep(300)
   return 0.0
+
+
+def kind(ids):
+  """What `unruly` does with a completion; about half of them are judged."""
+  kinds = ('loops', 'exits', 'segfaults', 'eats', 'raises')
+  place = sum(ids) % 10
+  return kinds[place] if place < len(kinds) else ''
+
+
+def unruly(prompt, completion, example, worth=1.0):
+  """A judge that fails on some completions in each of the ways there are."""
+  does = kind(example['completion_ids'])
+  while does == 'loops':
+    pass
+  if does == 'exits':
+    os._exit(3)
+  if does == 'segfaults':
+    ctypes.string_at(0)
+  if does == 'eats':
+    held = []
+    while True:
+      held.append(bytearray(50 << 20))
+  if does == 'raises':
+    raise KeyError('gold')
+  return worth * even(prompt, completion, example)
+
+
+def raises(prompt, completion, example):
+  raise KeyError('gold')

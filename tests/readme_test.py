@@ -17,6 +17,7 @@ import pytest
 
 from grpo_jax import config
 from grpo_jax import losses
+from grpo_jax import rewards
 from grpo_jax.commands import audit as audit_lib
 from grpo_jax.commands import options
 from grpo_jax.commands import table as command_line
@@ -52,6 +53,7 @@ RUN_BELOW = {
   'grpo_jax/losses/README.md': 2,
   'grpo_jax/models/README.md': 1,
   'grpo_jax/optim/README.md': 3,
+  'grpo_jax/rewards/README.md': 2,
 }
 
 
@@ -105,6 +107,17 @@ def test_the_example_of_a_model_trains(tmp_path, monkeypatch, capsys):
 def test_the_examples_of_a_loss_run(page, number):
   gradient = run(blocks(page, 'python')[number])['gradient']
   assert gradient.shape == (2, 4, 8) and abs(gradient).max() > 0
+
+
+def test_the_examples_of_rewards_are_rewards():
+  terms, own = blocks('grpo_jax/rewards/README.md', 'python')
+  changed = run(terms, config=config.default())['config']
+  labels = [reward.label for reward in config.resolve(changed).rewards]
+  assert labels == ['', '', 'brief']
+  brief = run(own, rewards=rewards)['brief']
+  assert rewards.is_bounded(brief) and brief('', 'so', {}, limit=2) == 1
+  with pytest.raises(ValueError, match='limit=0; give 1 or more'):
+    rewards.check_arguments(brief, {'limit': 0}, '')
 
 
 def test_the_example_of_an_audit_runs(tmp_path, monkeypatch):

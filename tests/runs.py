@@ -39,7 +39,10 @@ def arithmetic(**changes):
   module = runpy.run_path(str(ROOT / 'configs' / 'arithmetic.py'))
   config = module['get_config']()
   if 'reward' in changes:
-    config.rewards = ({'name': changes.pop('reward'), 'weight': 1.0},)
+    reward = {'name': changes.pop('reward'), 'weight': 1.0}
+    if isinstance(reward['name'], dict):  # all that is said of it
+      reward = reward.pop('name')
+    config.rewards = ({'where': 'here', **reward},)
   config.update_from_flattened_dict(changes)
   return config_lib.resolve(config)
 
@@ -56,7 +59,11 @@ def records(workdir):
 
 def without_times(record):
   timed = ('_secs', '_per_sec')
-  return {k: v for k, v in record.items() if not k.endswith(timed)}
+  return {
+    k: v
+    for k, v in record.items()
+    if not k.endswith(timed) and '_secs_' not in k
+  }
 
 
 def checkpoints(workdir):
@@ -118,3 +125,15 @@ def assert_equal(workdir, other):
   assert [f.name for f in files] == [f.name for f in other_files]
   for file, other_file in zip(files, other_files, strict=True):
     assert file.read_bytes() == other_file.read_bytes()
+
+
+def processes_with(variable):
+  """The processes that have been started with a variable of the environment."""
+  found = []
+  for path in pathlib.Path('/proc').glob('[0-9]*/environ'):
+    try:
+      if variable.encode() in path.read_bytes().split(b'\0'):
+        found.append(int(path.parent.name))
+    except OSError:  # it has ended, or is another user's
+      pass
+  return found

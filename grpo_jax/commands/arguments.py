@@ -286,7 +286,7 @@ def unknown_field(arguments: list[str]) -> str | None:
     if name == given or name in known or _LATER.match(argument):
       continue
     # Of the right form; perhaps there is no such place.
-    if re.fullmatch(r'rewards\[\d+\](\.(name|weight))?', name):
+    if re.sub(r'^rewards\[\d+\]', 'rewards[]', name) in {*known, 'rewards[]'}:
       continue
     near = options.suggest(name)
     advice = f'the nearest is config.{near}' if near else 'see --help'

@@ -1,5 +1,6 @@
 """`grpo-jax train --check`: what a run would be, without training."""
 
+import collections
 import dataclasses
 import math
 import os
@@ -13,8 +14,10 @@ from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax.config import Config
 from grpo_jax.rollouts import rollout as rollout_lib
+from grpo_jax.rollouts.types import Rollout
 from grpo_jax.training import bucket
 from grpo_jax.training import build
+from grpo_jax.training import build_rewards
 from grpo_jax.training import build_updater
 from grpo_jax.training import workdir as workdir_lib
 
@@ -32,8 +35,8 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
     workdir: Must be free, or hold a run of this config.
 
   Returns:
-    `config`, `workdir` (what would happen in it), `shapes`, `memory_gib` and
-    `first_rollout`, for `show`.
+    `config`, `workdir` (what would happen in it), `shapes`, `warnings`,
+    `memory_gib` and `first_rollout`, for `show`.
 
   Raises:
     ValueError: The run could not start; the message says why.
@@ -56,16 +59,18 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
   update = build_updater.updater(run)
   update.frozen = build.frozen_params(run)
   run.engine.load(update.whole(build.initial_params(run)), version=0)
-  rollout = rollout_lib.collect(
-    data.take(run.prompts, 0, config.sampler.prompts),
-    run.engine,
-    run.tokenizer,
-    run.rewards,
-    run.sampling,
-    config.sampler.group,
-    0,
-    config.data.completion_buckets,
-  )
+  with build_rewards.workers(config, run.rewards) as workers:
+    rollout = rollout_lib.collect(
+      data.take(run.prompts, 0, config.sampler.prompts),
+      run.engine,
+      run.tokenizer,
+      run.rewards,
+      run.sampling,
+      config.sampler.group,
+      0,
+      config.data.completion_buckets,
+      workers=workers,
+    )
   chosen = np.arange(config.sampler.prompts // config.learner.batches)
   layout, used = update.layout(rollout, chosen)
   state = update.abstract
@@ -84,6 +89,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
       'optimizer steps per rollout': config.learner.batches
       * config.learner.epochs,
     },
+    'warnings': build_rewards.warnings(config, run.given),
     'memory_gib': {
       'parameters': _gib(state.params),
       'optimizer state': _gib(state.opt_state),
@@ -99,12 +105,25 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
       'completions': [texts[0] for texts in rollout.texts[:3]],
       'rewards': [float(reward[0]) for reward in batch.reward[:3]],
       'not judged': int(np.sum(~batch.valid)),
+      'failed': _failed(rollout),
       'mean reward': float(np.mean(batch.reward, where=batch.valid))
       if batch.valid.any()
       else None,
       'truncated': float(np.mean(batch.truncated)),
     },
   }
+
+
+def _failed(rollout: Rollout) -> dict[str, tuple[int, str]]:
+  """For each reward that has failed: how often, and why most often."""
+  found = {}
+  assert rollout.failures is not None  # `collect` has called them
+  for place, name in enumerate(rollout.reward_names):
+    reasons = collections.Counter(rollout.failures[..., place].flat)
+    del reasons['']
+    if reasons:
+      found[name] = (reasons.total(), reasons.most_common(1)[0][0])
+  return found
 
 
 def _count(tree: Any) -> int:
@@ -148,6 +167,10 @@ def show(report: dict[str, Any]) -> None:
     'first rollout, of the untrained model': {
       'mean reward': str(rollout['mean reward']),
       'not judged': str(rollout['not judged']),
+      **{
+        f'{name} failed': f'{number}, most often by: {reason}'
+        for name, (number, reason) in rollout['failed'].items()
+      },
       'truncated': f'{rollout["truncated"]:.1%}',
       **{
         f'sample {number}': f'{prompt!r} -> {text!r}  reward {reward:.3f}'
@@ -161,6 +184,8 @@ def show(report: dict[str, Any]) -> None:
     for name, value in lines.items():
       shown.add_row(markup.escape(name), markup.escape(value))
     out.print(shown)
+  for warning in report['warnings']:
+    out.print(f'warning: {warning}', markup=False)
   out.print(f'The workdir: {report["workdir"]}. Nothing was trained.')
 
 

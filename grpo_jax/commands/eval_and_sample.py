@@ -22,6 +22,7 @@ from grpo_jax.rollouts import rollout as rollout_lib
 from grpo_jax.training import bucket
 from grpo_jax.training import build
 from grpo_jax.training import build_model
+from grpo_jax.training import build_rewards
 from grpo_jax.training import fingerprints
 from grpo_jax.training import joining
 from grpo_jax.training import marks
@@ -154,18 +155,21 @@ def evaluate(
       'The config has no held-out problems; give --config.data.heldout.'
     )
   answer = answer or build.answer_function(run.config)
-  rollout = rollout_lib.collect(
-    data.take(heldout, 0, min(examples or config.examples, len(heldout))),
-    run.engine,
-    run.tokenizer,
-    build.reward_functions(run.config, given),
-    _sampling(run, temperature, max_tokens),
-    samples,
-    policy.step,
-    run.config.data.completion_buckets,
-    purpose='eval',  # other random numbers than those of the training
-    judging=judging,
-  )
+  rewards = build_rewards.functions(run.config, given)
+  with build_rewards.workers(run.config, rewards) as workers:
+    rollout = rollout_lib.collect(
+      data.take(heldout, 0, min(examples or config.examples, len(heldout))),
+      run.engine,
+      run.tokenizer,
+      rewards,
+      _sampling(run, temperature, max_tokens),
+      samples,
+      policy.step,
+      run.config.data.completion_buckets,
+      purpose='eval',  # other random numbers than those of the training
+      judging=judging,
+      workers=workers,
+    )
   summary = {
     'checkpoint': policy.step,
     **evaluate_lib.summarize(

@@ -73,7 +73,8 @@ def train(
     workdir: The directory of the run; made if it is not there.
     rewards: A list of functions `(prompt, completion, example) -> float`, see
       `help(grpo_jax.rewards)`. In place of a function there may be a pair
-      `(function, weight)` or a `grpo_jax.rewards.WeightedReward`.
+      `(function, weight)` or a `grpo_jax.rewards.WeightedReward`, which may
+      also have the function called in worker processes.
     prompts: A list of dicts, or any object with `__len__` and `__getitem__`
       that returns dicts. Each has a 'prompt', a text or a list of messages, and
       whatever the rewards read of `example`, such as 'answer'.

@@ -25,6 +25,7 @@ from grpo_jax.config._fields import Reward
 from grpo_jax.config._fields import Sampler
 from grpo_jax.config._fields import Source
 from grpo_jax.config._fields import WarmUp
+from grpo_jax.config._fields import Workers
 from grpo_jax.config._from_dict import dataclass_from_dict
 from grpo_jax.config._names import flat
 from grpo_jax.config._names import within
@@ -32,8 +33,8 @@ from grpo_jax.config._names import within
 __all__ = [
   'Checkpoint', 'Config', 'Data', 'Evaluation', 'FREE', 'Learner', 'Log',
   'Lora',  'Mesh', 'Model', 'Optim', 'Reference', 'Reward', 'Sampler', 'Source',
-  'WarmUp', 'dataclass_from_dict', 'default', 'flat', 'is_free', 'resolve',
-  'within',
+  'WarmUp', 'Workers', 'dataclass_from_dict', 'default', 'flat', 'is_free',
+  'resolve', 'within',
 ]  # fmt: skip
 
 
@@ -56,6 +57,7 @@ FREE = (
   'model.remat',
   'model.unroll',
   'sampler.max_rows',
+  'workers',
 )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 import dataclasses
 import math
+import re
 from typing import Any
 
 from grpo_jax.config import _names
@@ -57,6 +58,7 @@ _LEAST = {
   'optim.reward_scale': 0,
   'optim.overshoot_every_steps': 0,
   'warm_up.carry_free_share': 0,
+  'workers.number': 0,
 }
 
 # Each of these fields is more than 0. At 0 or below, something is divided by 0
@@ -67,6 +69,9 @@ _ABOVE_0 = (
   'lora.alpha',
   'optim.epsilon',
   'sampler.top_p',
+  'workers.time_limit_secs',
+  'workers.memory_limit_gib',
+  'workers.start_limit_secs',
 )
 
 # Most of each of these fields.
@@ -99,6 +104,10 @@ _KNOWN = {
   'log.display': ('auto', 'rich', 'plain', 'none'),
   'log.wandb_mode': ('online', 'offline'),
 }
+
+
+# The name of an argument, wherever it stands.
+_ARGUMENT = re.compile(r'kwargs\b')
 
 
 def checks(config: Any):
@@ -209,7 +218,7 @@ def _checks_of_numbers(values: dict[str, Any]):
   for field, value in values.items():
     most = _MOST.get(field, _MOST_COUNT)
     for name, number in _numbers(field, value):
-      if field.endswith('kwargs'):
+      if _ARGUMENT.search(name):
         # Not by `math.isnan`: no float holds an integer of 400 digits.
         yield number == number, f'{name}={number}; give a finite number'
       elif isinstance(number, int):
@@ -231,15 +240,35 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, int | float]]:
       yield from _numbers(f'{name}[{place}]', inner)
 
 
+_OF_REWARDS = {
+  'where': ('auto', 'here', 'workers'),
+  'on_failure': ('invalid', 'reward'),
+}
+
+
 def _checks_of_rewards(rewards: Any):
   """As `checks`, of the reward functions."""
   yield len(rewards) > 0, 'no rewards; give at least one'
-  names = [reward.name for reward in rewards]
-  for place, name in enumerate(names):
+  labels = [reward.label or reward.name for reward in rewards]
+  for place, reward in enumerate(rewards):
+    where, label = f'rewards[{place}]', labels[place]
+    field = 'label' if reward.label else 'name'
     yield (
-      name not in names[:place],
-      f'rewards[{place}].name={name!r}, which is rewards[{names.index(name)}] '
-      'already; give each function once, with the sum of its weights',
+      label not in labels[:place],
+      f'{where}.{field}={label!r}, which is rewards[{labels.index(label)}] '
+      'already; give each function once, with the sum of its weights, or '
+      'different labels',
+    )
+    for name, known in _OF_REWARDS.items():
+      value = getattr(reward, name)
+      yield (
+        value in known,
+        f'{where}.{name}={value!r}; give one of {", ".join(known)}',
+      )
+    yield (
+      reward.on_failure == 'reward' or not reward.failed_reward,
+      f'{where}.failed_reward={reward.failed_reward} with on_failure='
+      "'invalid', which leaves the completion out; give on_failure='reward'",
     )
 
 

@@ -148,6 +148,34 @@ class Reward:
   weight: float = 1.0
   # Arguments of the function besides prompt, completion and example.
   kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+  # What metrics and files call this reward; '' takes the name. Two rewards may
+  # have one function if their labels differ.
+  label: str = ''
+  # Where it is called: 'workers' are processes with limits, 'here' is the
+  # process of the run. 'auto': in workers, but for functions that are marked by
+  # grpo_jax.rewards.bounded or given as objects in Python.
+  where: str = 'auto'
+  # What becomes of a completion on which it fails in a worker: 'invalid' leaves
+  # it out of training, 'reward' gives it failed_reward.
+  on_failure: str = 'invalid'
+  # What this reward then is, before its weight.
+  failed_reward: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Workers:
+  """Processes of each host that call reward functions, each under limits."""
+
+  # How many; 0 takes one for each core that the run may use, at most 16.
+  number: int = 0
+  # The longest that one call of a reward function may take, seconds.
+  time_limit_secs: float = 10.0
+  # The most memory of one of them and of all that it starts, GiB. It limits
+  # address space, of which some libraries take more than they use.
+  memory_limit_gib: float = 4.0
+  # The longest that starting one and importing a reward function may take,
+  # seconds.
+  start_limit_secs: float = 120.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -409,6 +437,7 @@ class Config:
   data: Data = Data()
   # The reward functions, each with its weight.
   rewards: tuple[Reward, ...] = (Reward(),)
+  workers: Workers = Workers()
   sampler: Sampler = Sampler()
   optim: Optim = Optim()
   learner: Learner = Learner()

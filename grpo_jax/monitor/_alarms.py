@@ -133,7 +133,8 @@ def _table(log: config.Log, model: config.Model) -> list[_Alarm]:
       lambda value: value == 0,
       lambda *_: (
         'No completion was judged, so there is nothing to learn from: a reward '
-        'function returned None for every one; look at the reward functions.'
+        'function returned None for every one, or failed on it; look at the '
+        'reward functions.'
       ),
     ),
   ]

@@ -105,7 +105,8 @@ def _rollouts(config: config_lib.Config) -> str:
 
 def _reward(reward: config_lib.Reward) -> str:
   weight = '' if reward.weight == 1 else f'{reward.weight:g} x '
-  return weight + reward.name
+  given = ', '.join(f'{k}={v!r}' for k, v in reward.kwargs.items())
+  return f'{weight}{reward.name}' + (f'({given})' if given else '')
 
 
 def _heldout(config: config_lib.Config) -> str:

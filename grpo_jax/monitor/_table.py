@@ -85,11 +85,13 @@ _GROUPS: dict[str, dict[str, Row]] = {
     'sample_tokens_per_sec': Row('sampling', _SPEED),
     'learn_tokens_per_sec': Row('learning', _SPEED),
     'step_secs': Row('one rollout', 'seconds'),
+    'judge_secs': Row('of it judging', 'seconds', 2),
     'mfu_sample': Row('peak FLOP/s in sampling', '%', 1),
     'mfu_learn': Row('peak FLOP/s in learning', '%', 1),
   },
   'problems': {
     'rewards_failed': Row('completions not judged', '#', if_any=True),
+    'heldout_failed': Row('held-out not judged', '#', if_any=True),
     'idle_steps': Row('updates without signal', '#', if_any=True),
     'nonfinite_steps': Row('updates not finite', '#', if_any=True),
     'saves_failed': Row('saves failed', '#', if_any=True),
@@ -157,10 +159,17 @@ def groups(
     are not among the metrics, because `headline` has them.
   """
   table = dict(_GROUPS)
-  rewards = [n for n in scalars if n.startswith('reward/') and n[-4:] != '_std']
+  of_each = [name for name in scalars if name.startswith('reward/')]
+  rewards = [name for name in of_each if not name.endswith(_NOT_MEANS)]
   if len(rewards) > 1:  # a single reward is in the headline already
     parts = {name: Row(name.partition('/')[2][-LABEL:]) for name in rewards}
     table = {'rewards': parts, **table}
+  failed = {
+    name: Row(_label(name), '%', if_any=True)
+    for name in of_each
+    if name.endswith('_failed')
+  }
+  table['problems'] = {**table['problems'], **failed}
   shown = {}
   for heading, rows in table.items():
     lines = [
@@ -172,6 +181,16 @@ def groups(
     if lines:
       shown[heading] = lines
   return shown
+
+
+_NOT_MEANS = ('_std', '_failed', '_secs_p50', '_secs_max')
+
+
+def _label(name: str) -> str:
+  """'exact_match failed', of 'reward/exact_match_failed'."""
+  end = ' failed'
+  label = name.partition('/')[2].removesuffix('_failed')
+  return label[len(end) - LABEL :] + end
 
 
 def headline(scalars: Scalars) -> dict[str, float | None]:

@@ -5,7 +5,9 @@ A reward is a function
     def my_reward(prompt: str, completion: str, example: dict) -> float | None
 
 It may be `async`, and it may take lists if it is marked by `@batched`. None
-means 'not judged': training then ignores the completion. `prompt` is the text
+means 'not judged': training then ignores the completion. A function that a
+config names runs in worker processes with limits, unless it is marked by
+`@bounded`. `prompt` is the text
 of the prompt; if the prompt is a list of messages, it is the last one by a
 user, and `example['prompt']` has them all. `completion` is what was sampled,
 without `config.data.completion_prefix`. `example` is the record of the data
@@ -26,8 +28,12 @@ own as 'my_lab.rewards:my_reward'.
 
 from grpo_jax.rewards._base import RewardError
 from grpo_jax.rewards._base import WeightedReward
-from grpo_jax.rewards._base import batched
+from grpo_jax.rewards._base import check_arguments
+from grpo_jax.rewards._base import is_bounded
 from grpo_jax.rewards._base import resolve
+from grpo_jax.rewards._marks import batched
+from grpo_jax.rewards._marks import bounded
+from grpo_jax.rewards._marks import checked
 from grpo_jax.rewards._marks import confined
 from grpo_jax.rewards._score import Scores
 from grpo_jax.rewards._score import score
@@ -45,6 +51,7 @@ from grpo_jax.rewards.verifiers import reasoning_gym
 from grpo_jax.rewards.verifiers import regular_expression
 from grpo_jax.rewards.workers import Outcome
 from grpo_jax.rewards.workers import Workers
+from grpo_jax.rewards.workers import own_cores
 
 __all__ = (
   'Outcome',
@@ -53,17 +60,22 @@ __all__ = (
   'WeightedReward',
   'Workers',
   'batched',
+  'bounded',
   'boxed_text',
+  'check_arguments',
+  'checked',
   'completion_length',
   'confined',
   'exact_match',
   'format_tags',
   'gsm8k',
+  'is_bounded',
   'json_schema',
   'last_number',
   'math_equivalence',
   'multiple_choice',
   'number',
+  'own_cores',
   'reasoning_gym',
   'regular_expression',
   'resolve',

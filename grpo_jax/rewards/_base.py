@@ -1,17 +1,15 @@
 """The types of a reward, and the function that a config names."""
 
 from collections.abc import Callable
+from collections.abc import Mapping
 import dataclasses
+import inspect
 import math
 from typing import Any
-from typing import TypeVar
 
 from grpo_jax import resolve as import_by_name
+from grpo_jax.rewards import _marks
 from grpo_jax.rewards import verifiers
-
-BATCHED_MARK = 'takes_lists'  # the attribute that `batched` sets
-
-_Function = TypeVar('_Function', bound=Callable[..., Any])
 
 
 class RewardError(ValueError):
@@ -20,29 +18,6 @@ class RewardError(ValueError):
   The message names the function and the example. If the function raised, its
   exception is the `__cause__` of this one.
   """
-
-
-def batched(function: _Function) -> _Function:
-  """Marks a reward function that judges all completions in one call.
-
-  Use it for a reward that is cheaper for many completions together, such as a
-  reward model. The function takes lists of equal length and returns a list with
-  one value per completion, in the same order.
-
-  >>> @batched
-  ... def brevity(prompts, completions, examples):
-  ...   return [1.0 / (1 + len(completion)) for completion in completions]
-
-  Args:
-    function: `(prompts, completions, examples) -> sequence of float | None`,
-      plain or `async`.
-
-  Returns:
-    The same function, marked.
-  """
-  # An attribute and no wrapper, so that its name, signature and source stay.
-  setattr(function, BATCHED_MARK, True)
-  return function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +34,9 @@ class WeightedReward:
       worker processes that `score` is given, under their limits.
     failed: What a completion gets on which it failed in a worker, such as by
       being late; None makes the completion count as not judged.
+    kwargs: Keyword arguments of the function.
+    imported_as: The name for `resolve` under which a worker finds the function;
+      '' sends the function itself.
 
   Raises:
     ValueError: The name is empty, the function cannot be called, `where` is
@@ -70,6 +48,8 @@ class WeightedReward:
   weight: float = 1.0
   where: str = 'here'
   failed: float | None = None
+  kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  imported_as: str = ''
 
   def __post_init__(self):
     if not isinstance(self.name, str) or not self.name:
@@ -125,3 +105,56 @@ def resolve(name: str) -> Callable[..., Any]:
       'own.'
     )
   return builtin[name]
+
+
+def check_arguments(
+  function: Callable[..., Any], kwargs: Mapping[str, Any], where: str
+) -> str:
+  """Checks what a config gives a reward function besides the completion.
+
+  Args:
+    function: Called as `function(prompt, completion, example, **kwargs)`.
+    kwargs: By name.
+    where: The field of the config, for the error message.
+
+  Returns:
+    A sentence to warn of, or ''.
+
+  Raises:
+    ValueError: The function does not take these arguments, or refuses them; see
+      `checked`.
+  """
+  try:
+    signature = inspect.signature(function)
+  except (TypeError, ValueError):  # some functions written in C have none
+    signature = None
+  if signature is not None:
+    try:
+      signature.bind('prompt', 'completion', 'example', **kwargs)
+    except TypeError as error:
+      name = getattr(function, '__name__', type(function).__name__)
+      raise ValueError(
+        f'{where}={dict(kwargs)} does not fit the reward function'
+        f' {name}{str(signature).split(" ->")[0]}: {error}; give arguments'
+        ' that it has besides the first three.'
+      ) from error
+  check = getattr(function, _marks.CHECK, None)
+  try:
+    return (check(**kwargs) if check else None) or ''
+  except ValueError:  # a sentence about the arguments
+    raise
+  except Exception as error:
+    raise ValueError(
+      f'{where}={dict(kwargs)} cannot be used ({type(error).__name__}:'
+      f' {error}); give values of the kind that the function needs.'
+    ) from error
+
+
+def is_bounded(function: Callable[..., Any]) -> bool:
+  """Whether a function is marked by `bounded`."""
+  return bool(getattr(function, _marks.BOUNDED, False))
+
+
+def takes_lists(function: Callable[..., Any]) -> bool:
+  """Whether a function is marked by `batched`."""
+  return bool(getattr(function, _marks.BATCHED, False))

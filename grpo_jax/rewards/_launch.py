@@ -101,6 +101,12 @@ class Guarded:
       while line:
         line = line[os.write(self._control, line) :]
 
+  def close(self) -> None:
+    """Tells the guard to end all, and does not wait; `end` comes next."""
+    if self._control is not None:
+      os.close(self._control)
+      self._control = None
+
   def end(self, failure: str = '') -> Ended:
     """Ends the program, if it still runs, and everything that it has started.
 
@@ -110,7 +116,7 @@ class Guarded:
     Returns:
       How it ended.
     """
-    os.close(self._control)
+    self.close()
     heard = select.poll()  # select(2) takes no descriptor above 1023
     heard.register(self.status, select.POLLIN)
     ready = heard.poll(1000 * _PATIENCE_SECS)

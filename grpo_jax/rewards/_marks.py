@@ -1,14 +1,85 @@
-"""The mark of a reward function that runs in confined workers only."""
+"""Marks on reward functions: attributes that a run reads.
+
+They are no wrappers, so that the name, signature and source of a function stay.
+"""
 
 from collections.abc import Callable
 import functools
 from typing import Any
 from typing import TypeVar
 
-CONFINED_MARK = 'prepares_confined'  # the attribute that `confined` sets
+BATCHED = 'takes_lists'
+BOUNDED = 'is_bounded'
+CHECK = 'check_arguments'
+CONFINED = 'prepares_confined'
+
 is_confined = False  # whether this process is one; `_apart.py` sets it
 
 _Function = TypeVar('_Function', bound=Callable[..., Any])
+
+
+def batched(function: _Function) -> _Function:
+  """Marks a reward function that judges all completions in one call.
+
+  Use it for a reward that is cheaper for many completions together, such as a
+  reward model. The function takes lists of equal length and returns a list with
+  one value per completion, in the same order.
+
+  >>> @batched
+  ... def brevity(prompts, completions, examples):
+  ...   return [1.0 / (1 + len(completion)) for completion in completions]
+
+  Args:
+    function: `(prompts, completions, examples) -> sequence of float | None`,
+      plain or `async`.
+
+  Returns:
+    The same function, marked.
+  """
+  setattr(function, BATCHED, True)
+  return function
+
+
+def bounded(function: _Function) -> _Function:
+  """Marks a reward function that no completion can keep busy.
+
+  Its time and memory grow at most linearly with the text, it runs no code that
+  it is given, and what waits has a limit of its own. A run calls it in its own
+  process, without the limits of workers, unless the config says otherwise.
+
+  >>> @bounded
+  ... def polite(prompt, completion, example):
+  ...   return float('please' in completion)
+
+  Args:
+    function: A reward function.
+
+  Returns:
+    The same function, marked.
+  """
+  setattr(function, BOUNDED, True)
+  return function
+
+
+def checked(
+  check: Callable[..., str | None],
+) -> Callable[[_Function], _Function]:
+  """Marks a reward function whose arguments can be checked before any call.
+
+  Args:
+    check: Called with the keyword arguments that a config gives. It raises a
+      ValueError if the function cannot work with them, and may return a
+      sentence to warn of.
+
+  Returns:
+    A decorator, which returns the same function, marked.
+  """
+
+  def mark(function: _Function) -> _Function:
+    setattr(function, CHECK, check)
+    return function
+
+  return mark
 
 
 def confined(
@@ -35,7 +106,7 @@ def confined(
   """
 
   def mark(function: _Function) -> _Function:
-    setattr(function, CONFINED_MARK, prepare)
+    setattr(function, CONFINED, prepare)
     return function
 
   return mark
@@ -45,4 +116,4 @@ def prepare_of(function: Any) -> Callable[[dict[str, Any]], Any] | None:
   """What the mark of a function has; None for a function without the mark."""
   while isinstance(function, functools.partial):
     function = function.func
-  return getattr(function, CONFINED_MARK, None)
+  return getattr(function, CONFINED, None)

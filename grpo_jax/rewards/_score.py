@@ -3,20 +3,23 @@
 import asyncio
 from collections.abc import Awaitable
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from collections.abc import Set
 from concurrent import futures
+import contextlib
 import dataclasses
 import inspect
+import time
 from typing import Any
 from typing import NamedTuple
 
 import numpy as np
 
-from grpo_jax.rewards._base import BATCHED_MARK
 from grpo_jax.rewards._base import RewardError
 from grpo_jax.rewards._base import WeightedReward
+from grpo_jax.rewards._base import takes_lists
 from grpo_jax.rewards.workers import Call
 from grpo_jax.rewards.workers import Outcome
 from grpo_jax.rewards.workers import Workers
@@ -39,16 +42,19 @@ class Scores(NamedTuple):
     reward: f32[N], the weighted sum over the functions; 0 where not judged.
     parts: f32[N,K], what each function returned, without its weight; 0 for
       None.
-    judged: bool[N], whether every function returned a number.
-    failed: bool[N,K], whether the function failed in a worker process; None
-      where nothing has been scored.
-    secs: f32[N,K], how long the call in a worker took; 0 elsewhere.
+    judged: bool[N], whether every function returned a number, or failed and has
+      a reward for that.
+    failures: object[N,K], texts: why the function failed in a worker process,
+      '' where it did not; see `Outcome.failure`. None where nothing has been
+      scored.
+    secs: f32[N,K], how long the call took, which for a batched function is that
+      of all N; None where nothing has been scored.
   """
 
   reward: np.ndarray
   parts: np.ndarray
   judged: np.ndarray
-  failed: np.ndarray | None = None
+  failures: np.ndarray | None = None
   secs: np.ndarray | None = None
 
 
@@ -62,15 +68,16 @@ def score(
 ) -> Scores:
   """The rewards of a batch of completions.
 
-  Plain functions are called first, one after another in this thread. Then the
-  async functions run together, with at most `max_concurrency` calls under way
-  over all functions. They run in an event loop that ends with this call, so a
-  reward function must open its async client itself, on every call. If this
-  thread already runs an event loop, as a notebook does, that loop waits while
-  another thread runs the functions.
+  Rewards of `where='workers'` are called in worker processes, while this one
+  calls the others. One that raises there has failed on the completion, which
+  gets the reward's `failed`.
 
-  Rewards of `where='workers'` are called last, in worker processes. One that
-  raises there has failed on the completion, which gets the reward's `failed`.
+  Of those here, plain functions are called first, one after another in this
+  thread. Then the async functions run together, with at most `max_concurrency`
+  calls under way over all functions. They run in an event loop that ends with
+  this call, so a reward function must open its async client itself, on every
+  call. If this thread already runs an event loop, as a notebook does, that loop
+  waits while another thread runs the functions.
 
   The weighted sum is computed in float64, in the order of the functions, and
   rounded to float32 once.
@@ -112,26 +119,49 @@ def score(
   ]
   remote = [call for call in calls if call.reward.where == 'workers']
   calls = [call for call in calls if call.reward.where == 'here']
-  results = []  # of those here
+  with _in_workers(workers, remote, not calls) as wait:
+    outcomes = _here(calls, max_concurrency)
+    outcomes += zip(remote, wait(), strict=True)
+  return _summed(rewards, len(prompts), outcomes)
+
+
+@contextlib.contextmanager
+def _in_workers(
+  workers: Workers | None, calls: 'Sequence[_Call]', alone: bool
+) -> Iterator[Callable[[], list[list[Outcome]]]]:
+  """Makes calls in workers while the body runs; yields what waits for them."""
+  made = [call.in_worker() for call in calls]
+  if workers is None or not made:
+    yield lambda: []
+  elif alone:  # without a thread, which is easier to interrupt
+    yield lambda: workers.run(made)
+  else:
+    with workers.running(made) as wait:
+      yield wait
+
+
+def _here(
+  calls: 'Sequence[_Call]', max_concurrency: int
+) -> 'list[tuple[_Call, list[Outcome]]]':
+  """The outcomes of calls in this process."""
+  results, secs = [], []
   # Plain functions first: their errors come before a judge's API costs money.
   try:
     for call in calls:
+      begun = time.monotonic()
       results.append(call.start())
-    finished = _finish_all(calls, results, max_concurrency)
+      secs.append(time.monotonic() - begun)
+    finished = _finish_all(calls, results, secs, max_concurrency)
   finally:
     for result in results:
       if inspect.iscoroutine(result):
         # After an error some coroutines have never run. Python warns of each
         # unless it is closed.
         result.close()
-  outcomes = [
-    (call, [Outcome(value, '', 0.0) for value in call.values(result)])
-    for call, result in zip(calls, finished, strict=True)
+  return [
+    (call, [Outcome(value, '', took) for value in call.values(result)])
+    for call, result, took in zip(calls, finished, secs, strict=True)
   ]
-  if workers is not None:
-    run = workers.run([Call(*call.in_worker()) for call in remote])
-    outcomes += zip(remote, run, strict=True)
-  return _summed(rewards, len(prompts), outcomes)
 
 
 def _summed(
@@ -140,11 +170,11 @@ def _summed(
   outcomes: 'Sequence[tuple[_Call, list[Outcome]]]',
 ) -> Scores:
   shape = number, len(rewards)
-  parts, failed = np.zeros(shape, np.float64), np.zeros(shape, bool)
+  parts, failures = np.zeros(shape, np.float64), np.full(shape, '', object)
   judged, secs = np.ones(number, bool), np.zeros(shape, np.float32)
   for call, of_rows in outcomes:
     for row, outcome in enumerate(of_rows, start=call.first):
-      failed[row, call.column] = bool(outcome.failure)
+      failures[row, call.column] = outcome.failure
       secs[row, call.column] = outcome.secs
       value = call.reward.failed if outcome.failure else outcome.reward
       judged[row] &= value is not None
@@ -155,7 +185,7 @@ def _summed(
     total += reward.weight * parts[:, column]
   total = np.where(judged, total, 0.0)
   f32 = np.float32
-  return Scores(total.astype(f32), parts.astype(f32), judged, failed, secs)
+  return Scores(total.astype(f32), parts.astype(f32), judged, failures, secs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,19 +209,24 @@ class _Call:
     if not _takes_lists(self.reward):
       arguments = [items[0] for items in arguments]
     try:
-      return self.reward.function(*arguments)
+      return self.reward.function(*arguments, **self.reward.kwargs)
     except KeyboardInterrupt:  # of a person, or of a signal
       raise
     except BaseException as error:  # `sys.exit` raises what is no Exception
       raise self._raised(error) from error
 
-  def in_worker(self) -> tuple[Callable[..., Any], tuple[Any, ...], bool]:
-    """The fields of this call as workers make it."""
-    arguments = self.prompts, self.completions, self.examples
+  def in_worker(self) -> Call:
+    """This call as workers make it."""
     lists = _takes_lists(self.reward)
+    arguments: tuple[Any, Any, Any] = (
+      self.prompts,
+      self.completions,
+      self.examples,
+    )
     if not lists:
-      arguments = tuple(items[0] for items in arguments)
-    return self.reward.function, arguments, lists
+      arguments = self.prompts[0], self.completions[0], self.examples[0]
+    function = self.reward.imported_as or self.reward.function
+    return Call(function, arguments, lists, self.reward.kwargs)
 
   async def finish(self, result: Awaitable[Any]) -> Any:
     """What the coroutine of an async function returns."""
@@ -285,7 +320,7 @@ class _Call:
 
 def _takes_lists(reward: WeightedReward) -> bool:
   """Whether the function is marked by `batched`."""
-  return getattr(reward.function, BATCHED_MARK, False)
+  return takes_lists(reward.function)
 
 
 def _spans(reward: WeightedReward, size: int) -> list[tuple[int, int]]:
@@ -296,18 +331,31 @@ def _spans(reward: WeightedReward, size: int) -> list[tuple[int, int]]:
 
 
 def _finish_all(
-  calls: Sequence[_Call], results: Sequence[Any], max_concurrency: int
+  calls: Sequence[_Call],
+  results: Sequence[Any],
+  secs: list[float],
+  max_concurrency: int,
 ) -> list[Any]:
-  """The results of all calls; those of async functions are awaited together."""
+  """The results of all calls; those of async functions are awaited together.
 
-  async def finish(semaphore, call, result):
+  Args:
+    calls: In this process.
+    results: What each call has returned.
+    secs: How long each took; the time of waiting is added.
+    max_concurrency: See `score`.
+  """
+
+  async def finish(semaphore, place):
     async with semaphore:
-      return await call.finish(result)
+      begun = time.monotonic()
+      value = await calls[place].finish(results[place])
+      secs[place] += time.monotonic() - begun
+      return value
 
   async def finish_all():
     semaphore = asyncio.Semaphore(max_concurrency)
     return await asyncio.gather(
-      *(finish(semaphore, calls[i], results[i]) for i in waiting)
+      *(finish(semaphore, place) for place in waiting)
     )
 
   waiting = [i for i, item in enumerate(results) if inspect.isawaitable(item)]

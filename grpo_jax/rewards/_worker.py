@@ -1,8 +1,9 @@
 """What a worker process does: it answers requests until its pipe closes.
 
-`workers.Workers` starts it. A request is a pickle of `(nonce, function,
-arguments, batched)`; `function` is a name for `rewards.resolve`, or a pickle of
-a function. The first answer says that the function is there: importing it may
+`workers.Workers` starts it. A request is a pickle of `(function, arguments,
+batched)`; `function` is a name for `rewards.resolve`, or a pickle of a
+function. Without arguments it is imported, and nothing is answered. Otherwise
+the first answer says that the function is there: importing it may
 take long, and is not counted as judging. The second has the values. Answers are
 JSON and no pickles, so that a judge cannot make the trainer run anything, and
 begin with the nonce, so that what a judge itself writes to the pipe is no
@@ -13,6 +14,7 @@ its own, as `_apart.py` tells.
 """
 
 import asyncio
+import contextlib
 import fcntl
 import functools
 import inspect
@@ -59,21 +61,24 @@ def main(
     nonce, function_key, arguments, batched = _request(requests)
     answer: dict[str, Any] = {}
     state = None
+    if arguments is None:
+      with contextlib.suppress(BaseException):  # the first call will say it
+        functions[function_key] = _loaded(function_key)
+      continue
     try:
       if function_key not in functions:
         functions[function_key] = _loaded(function_key)
-      arguments = pickle.loads(arguments)
+      function = functions[function_key]
+      arguments, kwargs = pickle.loads(arguments)
       if apart is not None:
-        _prepare(functions[function_key], arguments, batched)
+        _prepare(function, arguments[2], batched)
       _send(answers, nonce, {'called': True})
       state = _State()
-      call = functools.partial(
-        _called, functions[function_key], arguments, batched
-      )
+      rows = batched and len(arguments[0])
+      call = functools.partial(_called, function, arguments, kwargs, rows)
       answer = call() if apart is None else apart.call(call)
       if apart is not None and 'values' in answer:
-        rows = len(arguments[0]) if batched else 1
-        answer['values'] = _values(answer['values'], rows)
+        answer['values'] = _values(answer['values'], rows or 1)
     except BaseException as error:
       answer = {'failure': _failure(error)}
     if os.getpid() != mine:  # a judge has forked, and this is its child
@@ -88,21 +93,23 @@ def main(
       os._exit(0)
 
 
-def _prepare(function: Any, arguments: Any, batched: bool) -> None:
+def _prepare(function: Any, examples: Any, batched: bool) -> None:
   """Lets a function that is marked import and read what it needs."""
   prepare = _marks.prepare_of(function)
   if prepare is not None:
-    for example in arguments[2] if batched else [arguments[2]]:
+    for example in examples if batched else [examples]:
       prepare(example)
 
 
-def _called(function: Any, arguments: Any, batched: bool) -> dict[str, Any]:
+def _called(
+  function: Any, arguments: Any, kwargs: Any, rows: int | bool
+) -> dict[str, Any]:
   """One call of a judge: its 'values', or its 'failure'."""
   try:
-    values = function(*arguments)
+    values = function(*arguments, **kwargs)
     if inspect.isawaitable(values):
       values = asyncio.run(_awaited(values))
-    return {'values': _values(values, batched and len(arguments[0]))}
+    return {'values': _values(values, rows)}
   except BaseException as error:
     return {'failure': _failure(error)}
 
@@ -114,7 +121,7 @@ def _private(number: int) -> int:
   return moved
 
 
-def _request(requests: int) -> tuple[bytes, str | bytes, bytes, bool]:
+def _request(requests: int) -> tuple[bytes, str | bytes, bytes | None, bool]:
   nonce, size = HEADER.unpack(_read(requests, HEADER.size))
   return nonce, *pickle.loads(_read(requests, size))
 

@@ -1,16 +1,20 @@
 """A reward for programs: the share of an example's tests that they pass.
 
 The program runs in a sandbox (`sandbox.run`), once per test. A config names the
-functions as 'grpo_jax.rewards.generated_code:python_tests'. Let them run in
-workers, which judge several completions at a time.
+functions as 'grpo_jax.rewards.generated_code:python_tests'. They run in worker
+processes, which judge several completions at a time. `total_secs` must lie
+below the time limit of these: then a program without end fails its tests, and
+the call goes on; a call that is late itself would leave out the completion.
 """
 
 from collections.abc import Mapping
 from collections.abc import Sequence
 import re
 import secrets
+import time
 from typing import Any
 
+from grpo_jax.rewards import _marks
 from grpo_jax.rewards import sandbox
 
 _ASSERTING = """\
@@ -36,12 +40,61 @@ def last_code_block(text: str) -> str | None:
   return blocks[-1] if blocks else None
 
 
+def _check(
+  limits: Mapping[str, Any] | sandbox.Limits | None = None,
+  total_secs: float = 8.0,
+  insist: bool = False,
+) -> str:
+  """What to warn of; raises a ValueError without a sandbox or with bad limits.
+
+  An argument of both functions below.
+  """
+  _limits(limits)
+  if not total_secs > 0:
+    raise ValueError(
+      f'total_secs of the reward for generated code is {total_secs}, but a'
+      ' positive number is required; give one.'
+    )
+  missing = sandbox.missing()
+  if not missing:
+    return ''
+  if not insist:
+    raise ValueError(
+      f'A reward would run generated code, but {missing}; allow unprivileged'
+      ' user namespaces, use a kernel with Landlock (5.13 or newer), or insist'
+      " by kwargs={'insist': True}: the code then runs with limits of time and"
+      ' memory alone, as this user.'
+    )
+  return (
+    f'Generated code runs with limits of time and memory alone, as this user,'
+    f' because {missing}.'
+  )
+
+
+def _limits(
+  given: Mapping[str, Any] | sandbox.Limits | None,
+) -> sandbox.Limits:
+  if given is None:
+    return sandbox.Limits()
+  if isinstance(given, sandbox.Limits):
+    return given
+  unknown = {*given} - {*sandbox.Limits._fields}
+  if unknown:
+    raise ValueError(
+      f'limits of the reward for generated code has {sorted(unknown)}, but its'
+      f' fields are {", ".join(sandbox.Limits._fields)}; correct them.'
+    )
+  return sandbox.Limits(**given)
+
+
+@_marks.checked(_check)
 def python_tests(
   prompt: str,
   completion: str,
   example: dict[str, Any],
   *,
-  limits: sandbox.Limits | None = None,
+  limits: Mapping[str, Any] | sandbox.Limits | None = None,
+  total_secs: float = 8.0,
   insist: bool = False,
 ) -> float:
   """The share of tests that the last code block of a completion passes.
@@ -60,7 +113,10 @@ def python_tests(
     prompt: Not used.
     completion: What was sampled.
     example: The record, with 'tests'.
-    limits: Of each test; by default 10 seconds and 1 GiB.
+    limits: Of each test, a `sandbox.Limits` or its fields by name; by default
+      10 seconds and 1 GiB.
+    total_secs: For all tests of a completion. Those that are not done by then
+      have failed.
     insist: As of `sandbox.run`.
 
   Returns:
@@ -75,16 +131,21 @@ def python_tests(
   code = last_code_block(completion)
   if code is None:
     return 0.0
-  passed = sum(_passes(code, test, limits, insist) for test in tests)
+  until = time.monotonic() + total_secs
+  passed = sum(
+    _passes(code, test, _limits(limits), until, insist) for test in tests
+  )
   return passed / len(tests)
 
 
+@_marks.checked(_check)
 def all_python_tests(
   prompt: str,
   completion: str,
   example: dict[str, Any],
   *,
-  limits: sandbox.Limits | None = None,
+  limits: Mapping[str, Any] | sandbox.Limits | None = None,
+  total_secs: float = 8.0,
   insist: bool = False,
 ) -> float:
   """1 if the last code block passes all tests, and 0 otherwise.
@@ -95,9 +156,12 @@ def all_python_tests(
   del prompt
   tests = _tests(example)
   code = last_code_block(completion)
+  until = time.monotonic() + total_secs
   return float(
     code is not None
-    and all(_passes(code, test, limits, insist) for test in tests)
+    and all(
+      _passes(code, test, _limits(limits), until, insist) for test in tests
+    )
   )
 
 
@@ -123,9 +187,14 @@ def _tests(example: Mapping[str, Any]) -> Sequence[Any]:
 def _passes(
   code: str,
   test: str | Mapping[str, str],
-  limits: sandbox.Limits | None,
+  limits: sandbox.Limits,
+  until: float,
   insist: bool,
 ) -> bool:
+  left = until - time.monotonic()
+  if left <= 0:
+    return False
+  limits = limits._replace(time_secs=min(limits.time_secs, left))
   if isinstance(test, str):
     word = secrets.token_hex(16)
     program = _ASSERTING.format(code=code, test=test)

@@ -113,6 +113,15 @@ def refusal(means: str) -> str:
   return f'{ran.failure} {ran.stderr[-300:]}'.strip()
 
 
+def missing() -> str:
+  """Half a sentence: that this system offers no sandbox, and why; or ''."""
+  found = available()
+  if found.means:
+    return ''
+  reasons = '; '.join(f'{key}: {why}' for key, why in found.reasons.items())
+  return f'this system offers no sandbox ({reasons})'
+
+
 def run(
   code: str,
   stdin: str = '',
@@ -144,15 +153,12 @@ def run(
   if means is not None and means not in MEANS:
     raise ValueError(f'means is {means!r}, but one of {MEANS} is required.')
   if means is None:
-    found = available()
-    means = found.means
+    means = available().means
     if not means and not insist:
-      reasons = '; '.join(f'{key}: {why}' for key, why in found.reasons.items())
       raise SandboxError(
-        f'Generated code is not run, because this system offers no sandbox'
-        f' ({reasons}). Allow unprivileged user namespaces or use a kernel with'
-        ' Landlock (5.13 or newer), or pass insist=True to run it with limits'
-        ' alone, as this user.'
+        f'Generated code is not run, because {missing()}. Allow unprivileged'
+        ' user namespaces or use a kernel with Landlock (5.13 or newer), or'
+        ' pass insist=True to run it with limits alone, as this user.'
       )
   return _run(code, stdin, limits or Limits(), means)
 

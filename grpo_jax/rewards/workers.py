@@ -18,27 +18,31 @@ call in a confined process; see `_apart.py`.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
-import fcntl
-import json
+from concurrent import futures
+import contextlib
 import os
 import pickle
-import secrets
 import selectors
 import sys
 import time
 from typing import Any
 from typing import NamedTuple
 
-from grpo_jax.rewards import _launch
 from grpo_jax.rewards import _marks
-from grpo_jax.rewards import _worker
 from grpo_jax.rewards import sandbox
-from grpo_jax.rewards._base import BATCHED_MARK
 from grpo_jax.rewards._base import resolve
+from grpo_jax.rewards._base import takes_lists
+from grpo_jax.rewards._process import Process
 
-_F_SETPIPE_SZ = 1031
-_GRACE_SECS = 0.5
+
+def own_cores() -> int:
+  """How many cores this process may use."""
+  if hasattr(os, 'sched_getaffinity'):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
 
 
 class Outcome(NamedTuple):
@@ -66,11 +70,13 @@ class Call(NamedTuple):
       can import, such as a lambda, is sent by cloudpickle.
     arguments: Prompt, completion and example; or three lists, if batched.
     batched: Whether the function takes lists; see `rewards.batched`.
+    kwargs: Its keyword arguments.
   """
 
   function: str | Callable[..., Any]
   arguments: tuple[Any, Any, Any]
   batched: bool = False
+  kwargs: Mapping[str, Any] = {}
 
 
 class Workers:
@@ -83,7 +89,8 @@ class Workers:
   >>> outcome.reward
   1.0
 
-  One thread at a time may use it. Workers start when they are first needed.
+  One thread at a time may use it. Workers start when they are first needed, or
+  by `start`.
 
   Args:
     number: How many processes judge at the same time.
@@ -131,7 +138,7 @@ class Workers:
       'file_bytes': 1 << 30,
       'pid_namespace': pid_namespace,
     }
-    self._idle: list[_Worker] = []
+    self._idle: list[Process] = []
 
   def __enter__(self) -> 'Workers':
     return self
@@ -139,8 +146,34 @@ class Workers:
   def __exit__(self, *_: Any) -> None:
     self.close()
 
+  def start(self, functions: Sequence[str | Callable[..., Any]] = ()) -> None:
+    """Starts the workers, and does not wait for them.
+
+    Args:
+      functions: What they import meanwhile. An error of that is left to the
+        first call.
+
+    Raises:
+      ValueError: A function cannot be sent to another process.
+      SandboxError: See `run`.
+    """
+    marks = _confined(functions)
+    for confined in sorted(set(marks)) or [False]:
+      loads = [
+        pickle.dumps((_sent(function), None, False))
+        for function, mark in zip(functions, marks, strict=True)
+        if mark == confined
+      ]
+      missing = self._number - sum(w.confined == confined for w in self._idle)
+      for _ in range(missing):
+        worker = self._start(confined)
+        self._idle.append(worker)
+        worker.load(loads)
+
   def close(self) -> None:
     """Ends all workers. The pool may be used again, with new ones."""
+    for worker in self._idle:
+      worker.close()  # so that all end at the same time
     while self._idle:
       self._idle.pop().end()
 
@@ -165,37 +198,68 @@ class Workers:
     """
     named = resolve(function) if isinstance(function, str) else function
     rows = list(zip(prompts, completions, examples, strict=True))
-    if getattr(named, BATCHED_MARK, False) and rows:
+    if takes_lists(named) and rows:
       lists = list(prompts), list(completions), list(examples)
       return self.run([Call(function, lists, batched=True)])[0]
     calls = [Call(function, row) for row in rows]
     return [outcomes[0] for outcomes in self.run(calls)]
 
-  def run(self, calls: Sequence[Call]) -> list[list[Outcome]]:
+  @contextlib.contextmanager
+  def running(
+    self, calls: Sequence[Call]
+  ) -> Iterator[Callable[[], list[list[Outcome]]]]:
+    """Makes calls as `run` does, in a thread, while the body does other work.
+
+    If the body raises, the calls are ended.
+
+    Args:
+      calls: See `run`.
+
+    Yields:
+      A function that waits for the calls, and returns and raises what `run`
+      does.
+    """
+    left, leave = os.pipe()
+    try:
+      with futures.ThreadPoolExecutor(1, 'judging') as thread:
+        try:
+          yield thread.submit(self.run, calls, left).result
+        finally:
+          os.close(leave)
+    finally:
+      os.close(left)
+
+  def run(
+    self, calls: Sequence[Call], left: int | None = None
+  ) -> list[list[Outcome]]:
     """Makes all calls, as many at a time as there are workers.
 
     Args:
       calls: In any order of functions; workers keep what they have imported.
+      left: A pipe, whose closing ends the calls.
 
     Returns:
       For each call, one outcome per completion.
 
     Raises:
-      ValueError: A function or an argument cannot be sent to another process.
-      RuntimeError: A worker cannot start at all, or the system cannot confine
-        what must be confined (`sandbox.SandboxError`).
+      ValueError: A function or an argument cannot be sent to another process,
+        or a worker cannot start at all.
+      InterruptedError: The pipe was closed.
+      SandboxError: The system cannot confine what must be confined.
     """
     requests = _requests(calls)
-    confined = _confined(calls)
+    confined = _confined([call.function for call in calls])
     waiting = list(reversed(range(len(calls))))
     outcomes: list[Any] = [None] * len(calls)
-    busy: dict[_Worker, int] = {}
+    busy: dict[Process, int] = {}
     with selectors.DefaultSelector() as selector:
       try:
+        if left is not None:
+          selector.register(left, selectors.EVENT_READ, _interrupt)
         while waiting or busy:
           while waiting and len(busy) < self._number:
             index = waiting.pop()
-            worker = self._idle_one(confined[index])
+            worker = self._idle_or_new(confined[index])
             worker.begin(requests[index], selector)
             busy[worker] = index
           until = min(worker.deadline for worker in busy) - time.monotonic()
@@ -213,37 +277,44 @@ class Workers:
               self._idle.append(worker)
       finally:  # after an interrupt, what still judges
         for worker in busy:
+          worker.close()
+        for worker in busy:
           worker.end()
     return outcomes
 
-  def _idle_one(self, confined: bool) -> '_Worker':
+  def _idle_or_new(self, confined: bool) -> Process:
     for place, worker in reversed(list(enumerate(self._idle))):
       if worker.confined == confined:
         return self._idle.pop(place)
-    return _Worker(
+    return self._start(confined)
+
+  def _start(self, confined: bool) -> Process:
+    return Process(
       self._limits, self._time_limit_secs, self._start_limit_secs, confined
     )
 
 
-def _confined(calls: Sequence[Call]) -> list[bool]:
-  """For each call, whether its function is marked by `rewards.confined`."""
+def _interrupt() -> None:
+  raise InterruptedError('Nobody waits for these calls any more.')
+
+
+def _confined(functions: Sequence[str | Callable[..., Any]]) -> list[bool]:
+  """For each function, whether it is marked by `rewards.confined`."""
   marked = {}
-  for call in calls:
-    function = call.function
+  for function in functions:
     if id(function) not in marked:
+      named = function
       if isinstance(function, str):
-        try:
-          function = resolve(function)
-        except ValueError:  # which the worker will say
-          pass
-      marked[id(call.function)] = _marks.prepare_of(function) is not None
+        with contextlib.suppress(ValueError):  # which the worker will say
+          named = resolve(function)
+      marked[id(function)] = _marks.prepare_of(named) is not None
   if any(marked.values()) and (reason := sandbox.refusal('landlock')):
     raise sandbox.SandboxError(
       'A reward that needs confined workers cannot be called, because this'
       f' system does not offer Landlock ({reason}); use a Linux kernel of 5.13'
       ' or newer that has it switched on.'
     )
-  return [marked[id(call.function)] for call in calls]
+  return [marked[id(function)] for function in functions]
 
 
 def _requests(calls: Sequence[Call]) -> list[bytes]:
@@ -252,7 +323,7 @@ def _requests(calls: Sequence[Call]) -> list[bytes]:
   requests = []
   for call in calls:
     try:
-      arguments = pickle.dumps(call.arguments)
+      arguments = pickle.dumps((call.arguments, dict(call.kwargs)))
     except Exception as error:
       raise ValueError(
         f'An example cannot be sent to a worker process ({error}); keep plain'
@@ -293,7 +364,7 @@ def _sent(function: str | Callable[..., Any]) -> str | bytes:
     ) from error
 
 
-def _outcomes(call: Call, worker: '_Worker') -> list[Outcome]:
+def _outcomes(call: Call, worker: Process) -> list[Outcome]:
   rows = len(call.arguments[0]) if call.batched else 1
   values, failure = worker.values, worker.failure
   if not failure and (not isinstance(values, list) or len(values) != rows):
@@ -302,190 +373,3 @@ def _outcomes(call: Call, worker: '_Worker') -> list[Outcome]:
     Outcome(None if failure else values[row], failure, worker.secs)
     for row in range(rows)
   ]
-
-
-class _Worker:
-  """One process, and the call that it makes."""
-
-  def __init__(
-    self,
-    limits: dict[str, Any],
-    time_limit_secs: float,
-    start_limit_secs: float,
-    confined: bool = False,
-  ):
-    self.confined = confined
-    self._limit_secs = time_limit_secs
-    self._start_limit_secs = start_limit_secs
-    request_out, self._requests = os.pipe()
-    self._answers, answer_in = os.pipe()
-    # The worker's sys.path is ours, so that it finds the same modules.
-    path = [item or os.getcwd() for item in sys.path]
-    apart, env = None, None
-    if confined:
-      packages = [one for one in path if one.endswith('-packages')]
-      readable = sandbox.readable(packages)
-      apart = {'limit_secs': time_limit_secs, 'readable': readable}
-      env = {key: os.environ[key] for key in _HARMLESS if key in os.environ}
-      env.update(_ENVIRONMENT)
-      self._limit_secs += _GRACE_SECS  # the worker ends the call before that
-    program = (
-      f'import sys; sys.path[:] = {path!r}; from grpo_jax.rewards import'
-      f' _worker; _worker.main({request_out}, {answer_in}, {apart!r})'
-    )
-    null = os.open(os.devnull, os.O_RDWR)
-    try:
-      self._guarded = _launch.Guarded(
-        [sys.executable, '-c', program],
-        fds=(request_out, answer_in),
-        streams=dict(stdin=null, stdout=null, stderr=null),
-        env=env,
-        guard_env={**os.environ, **_ENVIRONMENT} if env is None else env,
-        **limits,
-      )
-    finally:
-      for end in (request_out, answer_in, null):
-        os.close(end)
-    for end in (self._requests, self._answers):
-      os.set_blocking(end, False)
-    if sys.platform == 'linux':
-      fcntl.fcntl(self._requests, _F_SETPIPE_SZ, 1 << 20)
-    self._ended = self._died = False
-    self._served = 0
-    self._ready = False
-    self.may_go_on = True
-
-  def begin(self, request: bytes, selector: selectors.BaseSelector) -> None:
-    """Sends a request; the time of the judge starts with the first answer."""
-    self._nonce = secrets.token_bytes(16)
-    self._unsent = memoryview(
-      _worker.HEADER.pack(self._nonce, len(request)) + request
-    )
-    self._read = b''
-    self._called_at: float | None = None
-    self.values: Any = None
-    self.failure = ''
-    self.secs = 0.0
-    self._finished = False
-    self.deadline = time.monotonic() + self._start_limit_secs
-    self._selector = selector
-    selector.register(self._requests, selectors.EVENT_WRITE, self._write)
-    selector.register(self._answers, selectors.EVENT_READ, self._answer)
-    selector.register(self._guarded.status, selectors.EVENT_READ, self._gone)
-
-  def is_finished(self) -> bool:
-    """Whether there is an outcome; ends a worker that is late."""
-    if not self._finished and time.monotonic() >= self.deadline:
-      self._answer()  # it may have come in time, and waited for this thread
-      if not self._finished:
-        late = 'start limit' if self._called_at is None else 'time limit'
-        self._finish(late, retire=True)
-    return self._finished
-
-  def unregister(self, selector: selectors.BaseSelector) -> None:
-    """Takes the pipes out of the selector; ends one that must not go on."""
-    for end in (self._requests, self._answers, self._guarded.status):
-      if end in selector.get_map():
-        selector.unregister(end)
-    if not self.may_go_on:
-      how = self.end()
-      if self._died:
-        self.failure = how.failure or 'exit 0'
-    self._served += 1
-
-  def check_started(self) -> None:
-    """Raises if the process has ended before it could take a request."""
-    if not self._ready:
-      raise RuntimeError(
-        f'A worker process for rewards has not started ({self.failure});'
-        f' see whether {sys.executable} can import grpo_jax.rewards.'
-      )
-
-  @property
-  def was_lost(self) -> bool:
-    """Whether it ended between two calls, so that the judge has not begun."""
-    return self._died and self._called_at is None and self._served > 1
-
-  def end(self) -> _launch.Ended:
-    """Ends the process and all that it has started."""
-    if self._ended:
-      return self._how
-    self._ended, self.may_go_on = True, False
-    os.close(self._requests)
-    os.close(self._answers)
-    self._how = self._guarded.end()
-    return self._how
-
-  def _write(self) -> None:
-    try:
-      self._unsent = self._unsent[os.write(self._requests, self._unsent) :]
-    except BlockingIOError:
-      return
-    except BrokenPipeError:  # `_gone` says why
-      self._unsent = self._unsent[:0]
-    if not self._unsent:
-      self._selector.unregister(self._requests)
-
-  def _answer(self) -> None:
-    """Reads what the worker says; whatever is no answer fails the call."""
-    try:
-      self._read += os.read(self._answers, 1 << 20)
-    except BlockingIOError:
-      return
-    header = _worker.HEADER
-    while len(self._read) >= header.size and not self._finished:
-      nonce, size = header.unpack(self._read[: header.size])
-      expected = self._nonce if self._ready else _worker.READY
-      if nonce != expected or size > 1 << 28:
-        self._finish('wrote to the pipe of answers', retire=True)
-        return
-      if len(self._read) < header.size + size:
-        return
-      data = self._read[header.size : header.size + size]
-      self._read = self._read[header.size + size :]
-      if self._ready:
-        self._heard(data)
-      self._ready = True
-
-  def _heard(self, data: bytes) -> None:
-
-    try:
-      answer = json.loads(data)
-      if answer.get('called'):
-        self._called_at = time.monotonic()
-        self.deadline = self._called_at + self._limit_secs
-        return
-      self.values = answer.get('values')
-      self._finish(answer.get('failure') or '', retire=answer['last'])
-    except (ValueError, AttributeError, KeyError):
-      self._finish('wrote to the pipe of answers', retire=True)
-
-  def _gone(self) -> None:
-    """The process has ended before it answered."""
-    self._answer()
-    if not self._finished:
-      self._died = True
-      self._finish('', retire=True)
-
-  def _finish(self, failure: str, retire: bool) -> None:
-    self._finished = True
-    self.failure = failure
-    self.may_go_on = not retire
-    if self._called_at is not None:
-      self.secs = time.monotonic() - self._called_at
-
-
-# What a confined worker gets of the environment: where programs and caches lie,
-# and nothing in which a person keeps secrets.
-_HARMLESS = (
-  'PATH', 'HOME', 'LANG', 'LC_ALL', 'TZ', 'TMPDIR', 'LD_LIBRARY_PATH',
-  'MPLCONFIGDIR', 'XDG_CACHE_HOME', 'XDG_CONFIG_HOME',
-)  # fmt: skip
-_ENVIRONMENT = {
-  'JAX_PLATFORMS': 'cpu',
-  # Threads of these reserve address space, which is limited, and the workers
-  # share the cores anyway.
-  'OPENBLAS_NUM_THREADS': '1',
-  'OMP_NUM_THREADS': '1',
-  'MKL_NUM_THREADS': '1',
-}

@@ -25,6 +25,7 @@ import numpy as np
 from grpo_jax import data
 from grpo_jax import losses
 from grpo_jax.rollouts import parquet
+from grpo_jax.rollouts import rollout_metrics
 from grpo_jax.rollouts.types import Rollout
 from grpo_jax.rollouts.types import concatenate
 from grpo_jax.rollouts.types import select
@@ -121,8 +122,9 @@ def draw(
     - with `rounds > 0`, `prompts_drawn` and `tokens_drawn` by this call;
       `groups_surplus`, kept for the next call; `groups_short`, filled with
       groups of equal rewards; and, if any prompts were drawn, `accuracy_drawn`,
-      the share of their judged completions that is right, and `rewards_failed`,
-      the number of their completions that were not judged;
+      the share of their judged completions that is right, `rewards_failed`, the
+      number of their completions that were not judged, and
+      `reward/<name>_failed`, the share on which a reward function failed;
     - with `retire`, `prompts_retired` in all.
 
   Raises:
@@ -178,6 +180,7 @@ def draw(
       counts['rewards_failed'] = float(
         sum(int((~np.asarray(part.batch.valid)).sum()) for part in drawn)
       )
+      counts |= rollout_metrics.failed_shares(drawn)
     counts['tokens_drawn'] = float(sum(int(p.length.sum()) for p in drawn))
   if retire:
     counts['prompts_retired'] = float(len(retired))

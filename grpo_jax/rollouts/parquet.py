@@ -10,6 +10,8 @@ prompt, completion    text
 answer                text: the reference answer, if the prompts have any
 length_tokens         of the completion, end token included
 reward, reward/NAME   the sum, and each reward function's value
+failure/NAME          text: why the function failed in a worker; null if it has
+                      not
 judged, truncated     `Batch.valid`; ended by the length limit
 prompt_ids            list
 completion_ids        list, as long as the completion; `Batch.tokens`
@@ -41,7 +43,7 @@ from grpo_jax.rollouts.types import Rollout
 _METADATA = b'grpo_jax.transcript'  # as in files of earlier versions
 _COLUMNS = {'tokens': 'completion_ids', 'valid': 'judged'}  # of fields of Batch
 _FIELDS = {column: field for field, column in _COLUMNS.items()}
-_EXTRAS, _REWARD = 'extras/', 'reward/'
+_EXTRAS, _REWARD, _FAILURE = 'extras/', 'reward/', 'failure/'
 _ANSWER = 'answer'
 _PARTS, _PART_ROWS = 64, 1024  # of a file, at most; of a part, at least
 _NAME = re.compile(r'step_(\d+)\.parquet')
@@ -82,6 +84,12 @@ def to_bytes(rollout: Rollout, step: int) -> bytes:
   }
   if any(answer is not None for answer in rollout.answers):
     columns[_ANSWER] = pa.array(rollout.answers, pa.string()).take(repeat)
+  if rollout.failures is not None:
+    for k, name in enumerate(_part_names(rollout)):
+      texts = rollout.failures[..., k].reshape(-1)
+      columns[_FAILURE + name] = pa.array(
+        [x or None for x in texts], pa.string()
+      )
   described = {}
   for column, values in _arrays(rollout).items():
     tail = values.shape[2:]
@@ -183,18 +191,24 @@ def _arrays(rollout: Rollout) -> dict[str, np.ndarray]:
   """Every array of the batch, by column; each reward function has its own."""
   fields: dict[str, Any] = rollout.batch._asdict()
   parts, extras = np.asarray(fields.pop('reward_parts')), fields.pop('extras')
-  number, names = parts.shape[-1], list(rollout.reward_names)
-  # Columns need different names. A rollout that was not sampled may have none.
-  if len(set(names)) != number:
-    names = [str(part) for part in range(number)]
   arrays = {
     _COLUMNS.get(name, name): values
     for name, values in fields.items()
     if values is not None
   }
+  names = _part_names(rollout)
   arrays |= {_REWARD + name: parts[..., k] for k, name in enumerate(names)}
   arrays |= {_EXTRAS + name: values for name, values in extras.items()}
   return {column: np.asarray(values) for column, values in arrays.items()}
+
+
+def _part_names(rollout: Rollout) -> list[str]:
+  """A name for the column of each reward function."""
+  number, names = rollout.batch.reward_parts.shape[-1], rollout.reward_names
+  # Columns need different names. A rollout that was not sampled may have none.
+  if len(set(names)) != number:
+    return [str(part) for part in range(number)]
+  return list(names)
 
 
 def _column(name: str, values: np.ndarray, counts: np.ndarray):
@@ -268,7 +282,7 @@ def _rollout(file, metadata: dict[str, Any], share) -> Rollout:
   length = _numbers(table['length_tokens'], metadata['length'])
   width = metadata['arrays']['mask'][1][0]
   # Past a completion's length the file holds nothing: zeros stay there.
-  fields, extras, parts = {}, {}, []
+  fields, extras, parts, failures = {}, {}, [], []
   for column, (dtype, tail, cut) in metadata['arrays'].items():
     values = np.zeros((number * group, math.prod(tail)), dtype)
     counts = np.minimum(length, width)[:, None] if cut else values.shape[1]
@@ -281,6 +295,9 @@ def _rollout(file, metadata: dict[str, Any], share) -> Rollout:
     values = values.reshape(number, group, *tail)
     if column.startswith(_REWARD):
       parts.append(values)
+      name = _FAILURE + column.removeprefix(_REWARD)
+      if name in table.column_names:
+        failures.append([text or '' for text in table[name].to_pylist()])
     elif column.startswith(_EXTRAS):
       extras[column.removeprefix(_EXTRAS)] = values
     else:
@@ -302,8 +319,17 @@ def _rollout(file, metadata: dict[str, Any], share) -> Rollout:
     _numbers(prompts['index'], metadata['index']),
     tuple(metadata['reward_names']),
     prompts[_ANSWER].to_pylist() if answer else (),
-    holder,
+    _failures(failures, number, group),
+    holder=holder,
   )
+
+
+def _failures(of_each: list, number: int, group: int) -> np.ndarray | None:
+  """object[P,G,K] of K columns; None of files of earlier versions."""
+  if not of_each:
+    return None
+  columns = [np.array(column, object) for column in of_each]
+  return np.stack(columns, -1).reshape(number, group, -1)
 
 
 def _rows(file, columns: list[str], wanted: np.ndarray):

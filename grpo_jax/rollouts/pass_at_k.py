@@ -164,6 +164,24 @@ def bootstrap_interval(
   return float(low), float(high)
 
 
+def first_rewards(rollout: Rollout) -> tuple[np.ndarray, np.ndarray]:
+  """What an evaluation reads: the first reward, and where it counts.
+
+  An answer on which it has failed in a worker has not earned it: it counts, as
+  0. Where only another reward has failed, the first one counts as it is.
+
+  Args:
+    rollout: See `Rollout`.
+
+  Returns:
+    f64[P,n], and bool[P,n]: False for completions that were not judged.
+  """
+  failed = rollout.failed
+  reward = np.asarray(rollout.batch.reward_parts, np.float64)[..., 0]
+  counts = np.asarray(rollout.batch.valid, bool) | failed.any(-1)
+  return np.where(failed[..., 0], 0.0, reward), counts
+
+
 def summarize(
   rollout: Rollout,
   ks: Sequence[int],
@@ -173,11 +191,12 @@ def summarize(
 ) -> dict[str, Any]:
   """What `grpo-jax eval` reports of the completions of held-out prompts.
 
-  A completion that was not judged counts as neither right nor wrong. The
-  estimate for a prompt uses its judged completions only. A prompt without a
-  judged completion is left out of the means, and a prompt with fewer than `k`
-  of them is left out of pass@k and majority@k; `prompts_left_out@k` then says
-  how many were.
+  A completion that was not judged counts as neither right nor wrong; one on
+  which the first reward has failed in a worker counts as wrong. The estimate
+  for a prompt uses its judged completions only. A prompt without a judged
+  completion is left out of the means, and a prompt with fewer than `k` of them
+  is left out of pass@k and majority@k; `prompts_left_out@k` then says how many
+  were.
 
   Args:
     rollout: See `Rollout`.
@@ -195,14 +214,14 @@ def summarize(
       the 95 % interval of each as `NAME_interval`;
     - `length_tokens_mean`, `_median`, `_p95` and `_max` of all completions;
     - `length_tokens_right` and `length_tokens_wrong`, mean lengths;
-    - `truncated`, a share of all completions, and `not_judged`, a count.
+    - `truncated`, a share of all completions, and two counts: `not_judged`, and
+      `failed`, on which a reward has failed in a worker.
 
   Raises:
     ValueError: A `k` is less than 1 or more than the samples per prompt.
   """
-  judged = np.asarray(rollout.batch.valid, bool)
-  reward = np.asarray(rollout.batch.reward_parts, np.float64)[..., 0]
-  right = judged & (reward >= right_reward)
+  reward, judged = first_rewards(rollout)
+  right = judged & ~rollout.failed[..., 0] & (reward >= right_reward)
   check_ks(ks, judged.shape[1])
   some = judged.any(1)
   count = np.maximum(judged.sum(1), 1)
@@ -311,6 +330,7 @@ def _lengths(rollout, right, judged) -> dict[str, Any]:
     'length_tokens_wrong': _mean(length[judged & ~right]),
     'truncated': _mean(truncated),
     'not_judged': int((~judged).sum()),
+    'failed': int(rollout.failed.any(-1).sum()),
   }
 
 

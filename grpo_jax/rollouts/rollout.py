@@ -50,6 +50,7 @@ def collect(
   completion_buckets: Sequence[int],
   purpose: str = 'sample',
   judging: Judging = judged_alone,
+  workers: rewards_lib.Workers | None = None,
 ) -> Rollout:
   """Samples completions of some prompts, and has the rewards judge them.
 
@@ -67,6 +68,7 @@ def collect(
     purpose: See `Requests`.
     judging: How the prompts are judged: by default all at once. Several
       processes each judge some of them.
+    workers: For the rewards that are called in workers.
 
   Returns:
     A `Rollout`.
@@ -92,9 +94,11 @@ def collect(
       [(completions.tokens[p], *of_each[p]) for p in chosen],
       [texts[p] for p in chosen],
       rewards,
+      workers,
     )
 
   completions, scores = judging(judge, completions)
+  parts = *completions.length.shape, len(rewards)
   return Rollout(
     _batch(completions, scores, completion_buckets),
     completions.length,
@@ -104,6 +108,8 @@ def collect(
     np.array(index, np.int64),
     tuple(reward.name for reward in rewards),
     [_answer_text(record.get('answer')) for record in records],
+    None if scores.failures is None else scores.failures.reshape(parts),
+    None if scores.secs is None else scores.secs.reshape(parts),
     completions.holder,
   )
 
@@ -170,7 +176,7 @@ def blank(
   )
 
 
-def _judge(records, completions, texts, rewards) -> rewards_lib.Scores:
+def _judge(records, completions, texts, rewards, workers) -> rewards_lib.Scores:
   """The scores of all completions, in the order p * G + g.
 
   Args:
@@ -178,6 +184,7 @@ def _judge(records, completions, texts, rewards) -> rewards_lib.Scores:
     completions: Of each prompt i32[G,T] ids, i32[G] lengths, i32[G] finishes.
     texts: [P][G].
     rewards: See `collect`.
+    workers: See `collect`.
   """
   # Rewards get the whole batch as flat lists, because a reward function takes
   # many completions at once. So each completion has its own copy of the record.
@@ -195,7 +202,7 @@ def _judge(records, completions, texts, rewards) -> rewards_lib.Scores:
     prompt_text(record['prompt']) for record in records for _ in range(group)
   ]
   flat = [text for row in texts for text in row]
-  return rewards_lib.score(rewards, asked, flat, examples)
+  return rewards_lib.score(rewards, asked, flat, examples, workers=workers)
 
 
 def _batch(

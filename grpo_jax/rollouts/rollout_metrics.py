@@ -1,5 +1,7 @@
 """Metrics of a rollout: rewards, lengths, staleness; NumPy, on the host."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from grpo_jax.rollouts.types import Rollout
@@ -27,7 +29,10 @@ def of_rollout(
     - Over all completions: `length_tokens_max`; `judged`, the share that was
       judged; `rewards_failed`, the number that was not; `staleness_steps` and
       `staleness_steps_max`, how many versions older than `step` the policy was
-      that drew a token, as mean and maximum over tokens.
+      that drew a token, as mean and maximum over tokens; of each reward
+      function `reward/<name>_failed`, the share on which it failed in a worker
+      process, and `reward/<name>_secs_p50` and `reward/<name>_secs_max`, median
+      and maximum of how long its calls took.
   """
   batch, judged = rollout.batch, np.asarray(rollout.batch.valid)
   parts = np.asarray(batch.reward_parts)
@@ -55,4 +60,36 @@ def of_rollout(
   measured['length_tokens_max'] = rollout.length.max()
   measured['judged'] = np.mean(judged)
   measured['rewards_failed'] = np.sum(~judged)
+  measured |= failed_shares([rollout])
+  measured |= _latencies(rollout)
   return {name: float(value) for name, value in measured.items()}
+
+
+def failed_shares(rollouts: Sequence[Rollout]) -> dict[str, float]:
+  """`reward/<name>_failed`, over all completions of some rollouts.
+
+  Nothing if nobody was asked, as in the files of earlier versions.
+  """
+  asked = [rollout for rollout in rollouts if rollout.failures is not None]
+  if not asked:
+    return {}
+  failed = np.concatenate([rollout.failed for rollout in asked])
+  shares = failed.mean(axis=(0, 1), dtype=np.float64)
+  return {
+    f'reward/{name}_failed': float(share)
+    for name, share in zip(asked[0].reward_names, shares, strict=True)
+  }
+
+
+def _latencies(rollout: Rollout) -> dict[str, float]:
+  """How long the calls of each reward function took, in seconds."""
+  found = {}
+  if rollout.judge_secs is None:
+    return found
+  for k, name in enumerate(rollout.reward_names):
+    secs = rollout.judge_secs[..., k]
+    secs = secs[np.isfinite(secs)]
+    if len(secs):
+      found[f'reward/{name}_secs_p50'] = np.median(secs)
+      found[f'reward/{name}_secs_max'] = secs.max()
+  return found

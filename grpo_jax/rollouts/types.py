@@ -1,6 +1,7 @@
 """The type `Rollout`, and how rollouts are taken apart and put together."""
 
 from collections.abc import Sequence
+from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -27,6 +28,10 @@ class Rollout(NamedTuple):
     reward_names: Names along the last axis of `batch.reward_parts`.
     answers: P reference answers as text, None for a prompt that has none; ()
       if nobody has asked for them.
+    failures: object[P,G,K], texts: why a reward function failed on a completion
+      in a worker process, '' where it did not; None if none was called.
+    judge_secs: f32[P,G,K], how long the call of the function took; NaN where
+      that is not known, None if it is known nowhere.
     holder: i64[P], the process that knows a group's tokens. In the others
       `texts` are '', and of the arrays [P,G,T] only those `KNOWN_TO_ALL`
       count. None: every process knows all. See `gathering.py`.
@@ -40,7 +45,16 @@ class Rollout(NamedTuple):
   index: np.ndarray
   reward_names: tuple[str, ...] = ()
   answers: Sequence[str | None] = ()
+  failures: np.ndarray | None = None
+  judge_secs: np.ndarray | None = None
   holder: np.ndarray | None = None
+
+  @property
+  def failed(self) -> np.ndarray:
+    """bool[P,G,K]: whether a reward function failed on a completion."""
+    if self.failures is None:
+      return np.zeros(np.shape(self.batch.reward_parts), bool)
+    return self.failures != ''
 
   @property
   def known(self) -> Sequence[int]:
@@ -65,6 +79,10 @@ def select(rollout: Rollout, chosen: np.ndarray) -> Rollout:
     texts=[rollout.texts[p] for p in chosen],
     index=rollout.index[chosen],
     answers=[rollout.answers[p] for p in chosen] if rollout.answers else (),
+    failures=None if rollout.failures is None else rollout.failures[chosen],
+    judge_secs=(
+      None if rollout.judge_secs is None else rollout.judge_secs[chosen]
+    ),
     holder=None if rollout.holder is None else rollout.holder[chosen],
   )
 
@@ -99,7 +117,27 @@ def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
     texts=[row for part in rollouts for row in part.texts],
     index=join(*(part.index for part in rollouts)),
     answers=_all_answers(rollouts),
+    failures=_all_of(rollouts, 'failures', ''),
+    judge_secs=_all_of(rollouts, 'judge_secs', np.nan),
     holder=_all_holders(rollouts),
+  )
+
+
+def _all_of(
+  rollouts: Sequence[Rollout], field: str, unknown: Any
+) -> np.ndarray | None:
+  """An array [P,G,K] of several rollouts, with what a rollout lacks."""
+  parts = [getattr(part, field) for part in rollouts]
+  known = [part for part in parts if part is not None]
+  if not known:
+    return None
+  return np.concatenate(
+    [
+      np.full(rollout.batch.reward_parts.shape, unknown, known[0].dtype)
+      if part is None
+      else part
+      for part, rollout in zip(parts, rollouts, strict=True)
+    ]
   )
 
 

@@ -30,6 +30,7 @@ from grpo_jax.rollouts import rollout
 from grpo_jax.rollouts.types import Rollout
 from grpo_jax.training import build_foreign
 from grpo_jax.training import build_model
+from grpo_jax.training import build_rewards
 from grpo_jax.training import compiled_programs
 from grpo_jax.training import marks
 from grpo_jax.training import sources
@@ -67,6 +68,7 @@ class Run(NamedTuple):
   sampling: sampling.Sampling
   given: Given  # what the marks in the config stand for
   judging: rollout.Judging = rollout.judged_alone
+  workers: rewards.Workers | None = None  # for the rewards that need them
 
 
 def run(config: Config, given: Given = marks.NOTHING) -> Run:
@@ -96,7 +98,7 @@ def run(config: Config, given: Given = marks.NOTHING) -> Run:
     prompts=data.mixture(train, weights, config.seed),
     epoch=data.epoch_rows(train, weights),
     heldout=sources.heldout(config, given),
-    rewards=reward_functions(config, given),
+    rewards=build_rewards.functions(config, given),
     mesh=parts.mesh,
     model=parts.model,
     method=method_of(config, given),
@@ -187,22 +189,6 @@ def answer_function(config: Config) -> Callable[[str], str] | None:
     if name
     else None
   )
-
-
-def reward_functions(
-  config: Config, given: Given
-) -> tuple[rewards.WeightedReward, ...]:
-  """The reward functions of a config, each with its weight."""
-  found = []
-  for name, weight in ((r.name, r.weight) for r in config.rewards):
-    if name in given.objects:
-      # `given.put` writes the weight into the config, which is saved and
-      # compared; the object itself has the default weight.
-      reward = dataclasses.replace(given.objects[name], weight=weight)
-    else:
-      reward = rewards.WeightedReward(name, rewards.resolve(name), weight)
-    found.append(reward)
-  return tuple(found)
 
 
 def method(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import dataclasses
 import functools
 import inspect
+import json
 import math
 import sys
 from typing import Any
@@ -86,14 +87,15 @@ def put(
   judges = list(_rewards(rewards)) if rewards is not None else []
   if judges:
     fields['rewards'] = tuple(
-      config_lib.Reward(entry.name, weight) for entry, weight in judges
+      config_lib.Reward(entry.name, weight, **more)
+      for entry, weight, more in judges
     )
   if method is not None:
     # The config's arguments belong to the method that is replaced.
     fields['learner.method_kwargs'] = {}
   marked = [
     entry
-    for entry in (*entries.values(), *(entry for entry, _ in judges))
+    for entry in (*entries.values(), *(entry for entry, *_ in judges))
     if entry.record is not None
   ]
   return _with_fields(config, fields), Given(
@@ -221,8 +223,11 @@ def _model(given: Any) -> _Entry:
   return _Entry(mark, given, provenance.of_model(given.model))
 
 
-def _rewards(given: Any) -> Iterator[tuple[_Entry, float]]:
-  """Each reward, a `WeightedReward` if it is an object, and its weight."""
+def _rewards(given: Any) -> Iterator[tuple[_Entry, float, dict[str, Any]]]:
+  """Each reward, a `WeightedReward` if it is an object, its weight, and more.
+
+  The last are fields of `config.Reward`, where they differ from the defaults.
+  """
   if not isinstance(given, list | tuple) or not given:
     raise ValueError(
       f'rewards={given!r:.60} is no list of rewards; give one or more in a '
@@ -230,9 +235,10 @@ def _rewards(given: Any) -> Iterator[tuple[_Entry, float]]:
     )
   names = set()
   for index, item in enumerate(given):
-    function, weight, name = item, 1.0, ''
+    function, weight, name, kwargs = item, 1.0, '', {}
     if isinstance(item, WeightedReward):
       function, weight, name = item.function, item.weight, item.name
+      kwargs = item.kwargs
     elif isinstance(item, list | tuple) and len(item) == 2:
       function, weight = item
     where = f'rewards[{index}]'
@@ -245,7 +251,8 @@ def _rewards(given: Any) -> Iterator[tuple[_Entry, float]]:
         "name such as 'exact_match'."
       )
     if callable(function):
-      _check_arguments(where, function, ('prompt', 'completion', 'example'))
+      judged = ('prompt', 'completion', 'example')
+      _check_arguments(where, function, judged, kwargs)
     # Likewise by name, as a config would have it.
     if callable(function) and not name and _is_builtin(function):
       function = function.__name__
@@ -266,7 +273,7 @@ def _rewards(given: Any) -> Iterator[tuple[_Entry, float]]:
         'it another, as in WeightedReward(name, function, weight).'
       )
     names.add(name or function)
-    yield entry, float(weight)
+    yield entry, float(weight), _more(where, item)
 
 
 def _finite(weight: Any) -> bool:
@@ -282,6 +289,32 @@ def _is_builtin(function: Callable[..., Any]) -> bool:
     return rewards_lib.resolve(_short_name(function)) is function
   except ValueError:
     return False
+
+
+def _more(where: str, given: Any) -> dict[str, Any]:
+  """What a `WeightedReward` says beside its function and its weight.
+
+  Args:
+    where: How messages name it.
+    given: Any reward.
+  """
+  if not isinstance(given, WeightedReward):
+    return {}
+  more: dict[str, Any] = {}
+  if given.kwargs:
+    try:
+      more['kwargs'] = json.loads(json.dumps(dict(given.kwargs)))
+    except (TypeError, ValueError) as error:
+      raise ValueError(
+        f'{where} has kwargs={dict(given.kwargs)!r:.80}, which the config of a '
+        f'run cannot hold ({error}); give numbers, texts, lists and dicts, or '
+        'functools.partial(function, ...).'
+      ) from error
+  if given.where == 'workers':
+    more['where'] = 'workers'
+  if given.failed is not None:
+    more |= {'on_failure': 'reward', 'failed_reward': float(given.failed)}
+  return more
 
 
 def _short_name(function: Callable[..., Any]) -> str:
@@ -308,16 +341,21 @@ def _unused(name: str, names: Collection[str]) -> str:
 
 
 def _check_arguments(
-  where: str, function: Callable[..., Any], arguments: tuple[str, ...]
+  where: str,
+  function: Callable[..., Any],
+  arguments: tuple[str, ...],
+  kwargs: Mapping[str, Any] = {},
 ) -> None:
   """Raises a ValueError if a function cannot be called with the arguments."""
   try:
-    inspect.signature(function).bind(*arguments)
+    inspect.signature(function).bind(*arguments, **kwargs)
   except TypeError as error:
+    named = [f'{name}={value!r:.40}' for name, value in kwargs.items()]
+    called = ', '.join([*arguments, *named])
     raise ValueError(
       f'{where} is {_short_name(function)}{inspect.signature(function)}, but '
-      f'it will be called with ({", ".join(arguments)}); let it take these '
-      f'{len(arguments)}.'
+      f'it will be called with ({called}); let it take these '
+      f'{len(arguments) + len(named)}.'
     ) from error
   except ValueError:  # some functions written in C have no signature
     pass

@@ -19,6 +19,7 @@ from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import gathering
+from grpo_jax.rollouts import pass_at_k
 from grpo_jax.rollouts import rollout as rollout_lib
 from grpo_jax.rollouts import rollout_metrics
 from grpo_jax.rollouts.dynamic_sampling import Drawn
@@ -189,6 +190,8 @@ def advance(
     session.update.forward_passes,
     counts.get('tokens_drawn'),
   )
+  for failing in session.failures.warnings(rollout, measured):
+    session.monitor.warn(failing)
   samples = reports.keep_completions(session, rollout, step + 1)
   return Progress(
     step + 1, state, prompt_state, Unwritten(measured, samples, rollout)
@@ -224,8 +227,8 @@ def conclude(session: Session, progress: Progress) -> tuple[Progress, bool]:
         ),
         session.peers.together(),
       ):
-        accuracy = heldout_accuracy(session.run, step)
-    measured = {**measured, 'heldout_accuracy': accuracy}
+        heldout = evaluated(session.run, step)
+    measured = {**measured, **heldout}
   # Here, so that a save that failed in the background is counted in these
   # metrics and tried again below.
   session.saves.check()
@@ -261,7 +264,13 @@ def show_warnings(session: Session) -> None:
 
 def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
   """The next rollout, sampled by the current policy and judged."""
-  config = run.config.sampler
+  config, secs, number = run.config.sampler, 0.0, 0
+
+  def judging(judge, completions):
+    nonlocal secs, number
+    judged, took = timed(run.judging, judge, completions)
+    secs, number = secs + took, number + completions.length.size
+    return judged
 
   def collect(records):
     rollout = rollout_lib.collect(
@@ -273,7 +282,8 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
       config.group,
       step,
       run.config.data.completion_buckets,
-      judging=run.judging,
+      judging=judging,
+      workers=run.workers,
     )
     # Here, so that dynamic sampling chooses groups by the shuffled rewards too.
     if run.config.shuffle_rewards:
@@ -281,7 +291,7 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
       rollout = rollout_lib.shuffle_rewards(rollout, rng)
     return rollout
 
-  return dynamic_sampling.draw(
+  rollout, prompt_state, counts = dynamic_sampling.draw(
     prompt_state,
     run.prompts,
     run.epoch,
@@ -291,6 +301,9 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
     config.retire_solved,
     run.config.evaluation.right_reward,
   )
+  if number:  # a rollout may consist of what was drawn before
+    counts |= {'judge_secs': secs, 'judged_per_sec': number / secs}
+  return rollout, prompt_state, counts
 
 
 def learn(update: Updater, state: TrainState, rollout: Rollout, step: int):
@@ -309,14 +322,21 @@ def evaluates_at(config: Config, step: int) -> bool:
   return step in (0, config.steps) or bool(every) and step % every == 0
 
 
-def heldout_accuracy(run: build.Run, step: int) -> float | None:
-  """The mean of the first reward over greedy answers to held-out problems.
+def evaluated(run: build.Run, step: int) -> dict[str, float | None]:
+  """The metrics of greedy answers to held-out problems.
 
-  For a reward of 0 or 1 this is the accuracy. It is None if the run has no
-  held-out problems, or if no answer was judged.
+  Args:
+    run: Its engine has the policy.
+    step: Rollouts done.
+
+  Returns:
+    `heldout_accuracy`, the mean of the first reward, which for a reward of 0 or
+    1 is the accuracy. It is None if the run has no held-out problems, or if no
+    answer was judged; an answer on which it failed in a worker counts as 0. If
+    any reward has failed on some, `heldout_failed` is the number of these.
   """
   if run.heldout is None:
-    return None
+    return {'heldout_accuracy': None}
   number = min(run.config.evaluation.examples, len(run.heldout))
   rollout = rollout_lib.collect(
     data.take(run.heldout, 0, number),
@@ -329,9 +349,13 @@ def heldout_accuracy(run: build.Run, step: int) -> float | None:
     run.config.data.completion_buckets,
     purpose='evaluate',
     judging=run.judging,
+    workers=run.workers,
   )
-  judged = rollout.batch.reward_parts[rollout.batch.valid, 0]
-  return float(np.mean(judged)) if len(judged) else None
+  reward, counts = pass_at_k.first_rewards(rollout)
+  accuracy = float(np.mean(reward[counts])) if counts.any() else None
+  failed = float(rollout.failed.any(-1).sum())
+  some = {'heldout_failed': failed} if failed else {}
+  return {'heldout_accuracy': accuracy, **some}
 
 
 def timed(function: Callable[..., Any], *args) -> tuple[Any, float]:

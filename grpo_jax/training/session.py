@@ -30,6 +30,7 @@ from grpo_jax.rollouts.types import Rollout
 from grpo_jax.training import bucket
 from grpo_jax.training import build
 from grpo_jax.training import build_model
+from grpo_jax.training import build_rewards
 from grpo_jax.training import build_updater
 from grpo_jax.training import compilations
 from grpo_jax.training import export
@@ -86,6 +87,7 @@ class Session(NamedTuple):
   exports: export.Exports
   on_rollout: OnRollout | None
   refused: Refused
+  failures: judging.Failures
   compilations: compilations.Compilations
   peers: Processes
 
@@ -136,6 +138,9 @@ def opened(
     run, update = _built(config, given, screen)
     alike = {'--replay': replays, 'an on_rollout': on_rollout is not None}
     run, config = _joined(run, peers, stop, given, alike), run.config
+    # Early, so that they import the judges while this process compiles.
+    pool = stack.enter_context(build_rewards.workers(config, run.rewards))
+    run = run._replace(workers=pool)
     exports = export.Exports(run, workdir, peers)
     # After building, so that a config that cannot be built leaves no workdir.
     with peers.together():
@@ -151,6 +156,8 @@ def opened(
     if saved is not None:
       build_model.check_frozen(saved, frozen, config)
     warn = functools.partial(screen.warn, None)  # before the first rollout
+    for warning in build_rewards.warnings(config, given):
+      warn(warning)
     progress = _progress(saved) if saved else None
     # The last rollout with a line in metrics.jsonl; see `Unwritten`.
     written = progress and progress.step - bool(progress.unwritten)
@@ -180,6 +187,7 @@ def opened(
       exports,
       on_rollout,
       Refused(**saved.host.get('refused', {})) if saved else Refused(),
+      judging.Failures(),
       compilations.Compilations(),
       peers,
     )

@@ -34,6 +34,7 @@ import uuid
 from grpo_jax import config as config_lib
 from grpo_jax import whole_files
 from grpo_jax.config import Config
+from grpo_jax.config import Reward
 from grpo_jax.training import bucket
 from grpo_jax.training import marks
 from grpo_jax.training.marks import NOTHING
@@ -259,12 +260,22 @@ def _saved_config(directory: str | pathlib.Path) -> dict[str, Any] | None:
   if isinstance(model, dict) and 'compute_dtype' in model:
     # Layers added to a sum in the dtype that they compute in.
     model.setdefault('residual_dtype', model['compute_dtype'])
+  for place, reward in enumerate(_items(saved, 'rewards')):
+    usual = json.loads(json.dumps(dataclasses.asdict(Reward())))
+    saved['rewards'][place] = {**usual, **reward}
   if isinstance(learner, dict):
     old = _ONE_BOUND.get(str(learner.get('method')))
     kwargs = learner.get('method_kwargs')
     if isinstance(kwargs, dict) and old in kwargs:
       kwargs['low'] = kwargs['high'] = kwargs.pop(old)
   return saved
+
+
+def _items(saved: dict[str, Any], name: str) -> list[Any]:
+  """The dicts in a field of several, if it is as it should be."""
+  items = saved.get(name)
+  whole = isinstance(items, list) and all(isinstance(x, dict) for x in items)
+  return items if whole else []
 
 
 # Methods that had one argument for both bounds, and its name.

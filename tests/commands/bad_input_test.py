@@ -9,7 +9,10 @@ from tests.cli import command
 
 
 def reward(name):
-  return f'--config.rewards=({{"name":"tests.judges:{name}","weight":1.0}},)'
+  return (
+    f'--config.rewards=({{"name":"tests.judges:{name}","weight":1.0,'
+    '"where":"here"},)'
+  )
 
 
 # Quick to the first rollout: no warm-up, nothing held out.

@@ -228,3 +228,12 @@ def batched_loop(prompts, completions, examples):
 
 def imported(prompt, completion, example):
   return float(any(name in sys.modules for name in example['modules']))
+
+
+def touches(prompt, completion, path):
+  open(path, 'w').close()
+  return 1.0
+
+
+def touches_path(prompt, completion, example, path):
+  return touches(prompt, completion, path)

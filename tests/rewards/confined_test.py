@@ -189,8 +189,9 @@ def test_score_counts_what_failed(pool):
     judges, ['p'] * 3, ['1', 'x', '9**9**9**9'], [{}] * 3, workers=pool
   )
   assert scores.reward.tolist() == [1, -1, -1]
-  assert scores.failed is not None
-  assert scores.failed[:, 0].tolist() == [False, True, True]
+  assert scores.failures is not None
+  reasons = [text.partition(':')[0] for text in scores.failures[:, 0]]
+  assert reasons == ['', 'raised NameError', 'time limit']
 
 
 def test_without_landlock_nothing_is_called(monkeypatch):
@@ -199,3 +200,15 @@ def test_without_landlock_nothing_is_called(monkeypatch):
     with pytest.raises(sandbox.SandboxError, match='Landlock .too old a kern'):
       judge(workers, '1')
     assert judge(workers, '1', name='unmarked')[0].reward is not None
+
+
+@needs_landlock
+def test_workers_start_early_of_both_kinds():
+  names = [MODULE + name for name in ('evaluates', 'unmarked')]
+  with workers_lib.Workers(1, LIMIT_SECS) as workers:
+    workers.start(names)
+    assert sorted(one.confined for one in workers._idle) == [False, True]
+    pids = [one._guarded._process.pid for one in workers._idle]
+    assert judge(workers, '1')[0].reward == 1
+    assert judge(workers, '1', name='unmarked')[0].reward == 0
+    assert {one._guarded._process.pid for one in workers._idle} == {*pids}

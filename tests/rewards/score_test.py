@@ -17,7 +17,7 @@ def test_every_kind_of_function_gives_the_same(function):
   np.testing.assert_array_equal(scores.parts, [[0], [1], [2]])
   assert scores.judged.all()
   f32 = np.float32
-  assert [array.dtype for array in scores] == [f32, f32, bool, bool, f32]
+  assert [array.dtype for array in scores] == [f32, f32, bool, object, f32]
   assert [array.shape for array in scores] == [(3,), (3, 1), (3,)] + [
     (3, 1)
   ] * 2

@@ -1,5 +1,7 @@
 """Scores of rewards that are called in worker processes."""
 
+import time
+
 import pytest
 
 from grpo_jax import rewards
@@ -32,9 +34,9 @@ def test_workers_give_the_scores_of_this_process(workers, function):
     bad_judges.good, term(function), size=3, workers=workers
   )
   assert there.reward.tolist() == here.reward.tolist()
-  assert not there.failed.any() and not here.failed.any()
+  assert (there.failures == '').all() and (here.failures == '').all()
   assert there.judged.all()
-  assert (there.secs[:, 1] > 0).all() and not there.secs[:, 0].any()
+  assert (there.secs > 0).all() and (here.secs > 0).all()
 
 
 @pytest.mark.parametrize('failed', [None, -2.0, 0.0])
@@ -44,7 +46,7 @@ def test_a_failure_is_counted_and_gets_what_is_stated(workers, failed):
     term(fails_on_one, weight=10.0, failed=failed),
     workers=workers,
   )
-  assert scores.failed.tolist() == [[False, False], [False, True], [False] * 2]
+  assert scores.failures.tolist() == [['', ''], ['', 'exit 0'], ['', '']]
   assert scores.judged.tolist() == [True, failed is not None, True]
   middle = 0 if failed is None else 1 + 10 * failed
   assert scores.reward.tolist() == [0, middle, 22]
@@ -57,7 +59,7 @@ def test_a_batch_fails_as_a_whole(workers):
 
   pytest.importorskip('cloudpickle')
   scores = cases.score_rows(term(exits), workers=workers)
-  assert scores.failed.all() and not scores.judged.any()
+  assert (scores.failures == 'exit 1').all() and not scores.judged.any()
 
 
 def test_workers_must_be_there():
@@ -72,3 +74,34 @@ def test_bad_fields_are_refused():
     rewards.WeightedReward('x', cases.value, where='there')
   with pytest.raises(ValueError, match='is inf, but a finite number or None'):
     term(cases.value, failed=float('inf'))
+
+
+def test_workers_judge_while_this_process_does(workers, tmp_path):
+  """The function here waits for the one there, which has begun before."""
+  file = tmp_path / 'touched'
+
+  def waits(prompt, completion, example):
+    until = time.monotonic() + 60
+    while not file.exists():
+      assert time.monotonic() < until
+      time.sleep(0.02)
+    return 2.0
+
+  there = rewards.WeightedReward(
+    'there',
+    bad_judges.touches_path,
+    where='workers',
+    kwargs={'path': str(file)},
+  )
+  scores = cases.score_rows(waits, there, workers=workers)
+  assert scores.parts.tolist() == [[2, 1]] * 3
+  assert (scores.failures == '').all()
+
+
+def test_an_error_here_ends_what_judges_there(workers):
+  begun = time.monotonic()
+  with pytest.raises(rewards.RewardError, match='returned nan'):
+    cases.score_rows(
+      lambda *_: float('nan'), term(bad_judges.loop), workers=workers
+    )
+  assert time.monotonic() - begun < 10  # the limit is 20 seconds

@@ -200,13 +200,82 @@ def test_an_idle_worker_that_was_ended_costs_no_outcome(pool):
   check_goes_on(pool)
 
 
+def test_workers_start_before_they_are_needed(tmp_path, monkeypatch):
+  """And import what they will call, while nobody waits for them."""
+  folder = tmp_path / 'package'
+  folder.mkdir()
+  (folder / 'slow_to_import.py').write_text(
+    'import pathlib, time\n'
+    f'pathlib.Path({str(tmp_path)!r}, "imported").touch()\n'
+    'def judge(prompt, completion, example): return 1.0\n'
+  )
+  monkeypatch.syspath_prepend(str(folder))
+  # What cannot be imported is told by the first call.
+  names = ['slow_to_import:judge', 'no_such_module:judge']
+  with workers_lib.Workers(1) as workers:
+    workers.start(names)
+    (worker,) = workers._idle
+    wait_for(tmp_path / 'imported')
+    workers.start(names)  # once is enough
+    assert workers._idle == [worker]
+    calls = [workers_lib.Call(name, ('p', 'c', {})) for name in names]
+    (good,), (bad,) = workers.run(calls)
+    assert (good.reward, good.failure) == (1, '')
+    assert bad.failure.startswith('raised ValueError')
+    assert workers._idle == [worker]
+  assert workers._idle == []
+
+
+def wait_for(path):
+  until = time.monotonic() + 60
+  while not path.exists():
+    assert time.monotonic() < until
+    time.sleep(0.02)
+
+
+def test_a_function_may_have_arguments(pool):
+  example = {'index': 0, 'completion_ids': [2]}
+  name = 'tests.judges:unruly'
+  calls = [
+    workers_lib.Call('tests.judges:even', ('p', 'c', example)),
+    workers_lib.Call(name, ('p', 'c', {'completion_ids': [8]}), False, {}),
+    workers_lib.Call(
+      name, ('p', 'c', {'completion_ids': [8]}), kwargs={'worth': 0.5}
+    ),
+    workers_lib.Call(name, ('p', 'c', example), kwargs={'no': 0.5}),
+  ]
+  outcomes = [outcome for (outcome,) in pool.run(calls)]
+  assert [x.reward for x in outcomes] == [1, 1, 0.5, None]
+  assert 'unexpected keyword argument' in outcomes[-1].failure
+
+
+def test_calls_go_on_while_another_thing_is_done(pool, tmp_path):
+  file = tmp_path / 'touched'
+  calls = [
+    workers_lib.Call('tests.rewards.bad_judges:touches', ('p', '1', str(file)))
+  ]
+  with pool.running(calls) as wait:
+    wait_for(file)
+    assert [x.reward for (x,) in wait()] == [1]
+  check_goes_on(pool)
+
+
+def test_an_error_meanwhile_ends_the_calls(pool):
+  calls = [workers_lib.Call(MODULE + 'loop', ('p', '0', {}))] * 3
+  begun = time.monotonic()
+  with pytest.raises(KeyError), pool.running(calls):
+    raise KeyError
+  assert time.monotonic() - begun < LIMIT_SECS  # and not at their limit
+  check_goes_on(pool)
+
+
 def test_workers_that_cannot_start_are_an_error(monkeypatch, tmp_path):
   package = tmp_path / 'grpo_jax'
   package.mkdir()
   (package / '__init__.py').write_text('raise SystemExit(9)')
   monkeypatch.syspath_prepend(str(tmp_path))
   with workers_lib.Workers(1) as workers:
-    with pytest.raises(RuntimeError, match='not started .exit 9.; see'):
+    with pytest.raises(ValueError, match='not started .exit 9.; see'):
       workers.judge(bad_judges.good, ['p'], ['1'], [{}])
 
 

@@ -275,3 +275,27 @@ def test_parts_that_are_not_needed_are_not_read(tmp_path):
     assert read == [0]
     nothing = parquet.read(path, lambda prompts: np.full(prompts, 7))
     assert read == [0] and not nothing.batch.tokens.any()
+
+
+@pytest.mark.parametrize('names', [('exact', 'format'), ('same', 'same')])
+def test_failures_are_texts_that_come_back(names, tmp_path):
+  whole = make(names=names)
+  failures = np.full((3, 4, 2), '', object)
+  failures[1, 2, 0], failures[2, 3, 1] = 'time limit', "raised ValueError: 'ö'"
+  whole = whole._replace(failures=failures)
+  path = tmp_path / 'a.parquet'
+  parquet.write(path, whole, 1)
+  got = parquet.read(path, lambda prompts: np.full(prompts, 7))
+  np.testing.assert_array_equal(got.failures, failures)
+  np.testing.assert_array_equal(got.failed, failures != '')
+  first = 'failure/' + ('exact' if names[0] == 'exact' else '0')
+  column = pyarrow_parquet.read_table(path)[first].to_pylist()
+  assert column == [None] * 6 + ['time limit'] + [None] * 5
+  # Groups of a file of an earlier version have no record.
+  both = types.concatenate([make(), whole, make()])
+  wanted = np.full((9, 4, 2), '', object)
+  wanted[3:6] = failures
+  np.testing.assert_array_equal(both.failures, wanted)
+  chosen = types.select(both, np.array([5, 0]))
+  np.testing.assert_array_equal(chosen.failures, wanted[[5, 0]])
+  assert types.concatenate([make(), make()]).failures is None

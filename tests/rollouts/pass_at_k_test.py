@@ -275,3 +275,21 @@ def test_the_table_fits_a_terminal():
   assert ' 9.990 ' in text and ' 10.0 ' in text
   assert 'majority@4' in text and 'prompts left out@4' in text
   assert 'interval ' not in text.replace('95 % interval', '')
+
+
+def test_an_answer_on_which_a_reward_failed_is_wrong():
+  """Unless only another reward has failed; nothing is left out silently."""
+  valid = np.ones(LENGTH.shape, bool)
+  failures = np.full((*LENGTH.shape, 2), '', object)
+  # Right ones: the first reward fails, gets 1 for it, or the second fails.
+  failures[0, 0, 0], valid[0, 0] = 'time limit', False
+  failures[0, 1, 0] = 'memory'
+  failures[1, 1, 1], valid[1, 1] = 'exit 1', False
+  valid[2, 0] = False  # not judged, which is no failure
+  got = pass_at_k.summarize(
+    made(valid)._replace(failures=failures), [1], 1.0, seed=0
+  )
+  assert got['failed'] == 3 and got['not_judged'] == 1
+  np.testing.assert_allclose(got['accuracy'], (0 / 4 + 1 / 4 + 0 / 3) / 3)
+  np.testing.assert_allclose(got['pass@1'], got['accuracy'])
+  np.testing.assert_allclose(got['mean'], (0 / 4 + 1.5 / 4 + 0 / 3) / 3)

@@ -77,3 +77,26 @@ def test_what_there_is_none_of_is_left_out():
 def test_a_threshold_is_met_in_float32():
   got = rollout_metrics.of_rollout(make_rollout([[0.1, 0.7]], [[1, 1]]), 3, 0.7)
   assert got['accuracy'] == 0.5
+
+
+def test_failures_and_latencies_of_each_reward():
+  rollout = make_rollout([[1, 0], [0, 0]], [[1, 1], [1, 1]])
+  failures = np.full((2, 2, 2), '', object)
+  failures[0, 1, 0] = failures[1, 1, 0] = 'time limit'
+  failures[1, 1, 1] = 'exit 1'
+  secs = np.zeros((2, 2, 2), np.float32)
+  secs[..., 0] = [[1, 3], [2, np.nan]]
+  secs[..., 1] = np.nan
+  measured = rollout_metrics.of_rollout(
+    rollout._replace(failures=failures, judge_secs=secs), 3, 1.0
+  )
+  assert measured['reward/exact_failed'] == 0.5
+  assert measured['reward/style_failed'] == 0.25
+  assert measured['reward/exact_secs_p50'] == 2
+  assert measured['reward/exact_secs_max'] == 3
+  assert 'reward/style_secs_max' not in measured
+  # Of those that were drawn, those without a record do not count.
+  asked = rollout._replace(failures=failures)
+  fine = rollout._replace(failures=np.full((2, 2, 2), '', object))
+  shares = rollout_metrics.failed_shares([asked, fine, rollout])
+  assert shares == {'reward/exact_failed': 0.25, 'reward/style_failed': 0.125}

@@ -199,28 +199,37 @@ def test_evaluations_fall_at_the_start_every_n_and_the_end(tmp_path):
 
 @pytest.mark.quick
 @pytest.mark.parametrize(
-  'judged, mean',
-  [((True, False, True), (0.5 + 0.25) / 2), ((False,) * 3, None)],
+  'judged, failed, mean',
+  [
+    ((True, False, True), False, (0.5 + 0.25) / 2),
+    ((False,) * 3, False, None),
+    ((True, False, True), True, (0.5 + 0 + 0.25) / 3),
+  ],
 )
 def test_an_evaluation_is_the_mean_of_the_first_reward_of_greedy_answers(
-  judged, mean, monkeypatch
+  judged, failed, mean, monkeypatch
 ):
+  """An answer on which it has failed counts as 0, others that have none not."""
   parts = np.array([[[0.5, 9]], [[7, 9]], [[0.25, 9]]], np.float32)
   valid = np.array(judged)[:, None]
   batch = types.SimpleNamespace(reward_parts=parts, valid=valid)
+  failures = np.zeros(parts.shape, bool)
+  failures[1, 0, 0] = failed
+  number = {'heldout_failed': 1} if failed else {}
   asked = []
 
   def collect(records, engine, tokenizer, rewards, sampling, *group_step, **_):
     asked.append((len(records), sampling.temperature, *group_step[:2]))
-    return types.SimpleNamespace(batch=batch)
+    return types.SimpleNamespace(batch=batch, failed=failures)
 
   monkeypatch.setattr(loop.rollout_lib, 'collect', collect)
   run = build.run(small(**{'evaluation.examples': 3}))
-  assert loop.heldout_accuracy(run, 5) == mean
+  assert loop.evaluated(run, 5) == {'heldout_accuracy': mean, **number}
   few = run._replace(heldout=[{'prompt': '1+1=', 'answer': '2'}] * 2)
-  loop.heldout_accuracy(few, 5)
+  loop.evaluated(few, 5)
   assert asked == [(3, 0.0, 1, 5), (2, 0.0, 1, 5)]
-  assert loop.heldout_accuracy(run._replace(heldout=None), 5) is None
+  nothing = loop.evaluated(run._replace(heldout=None), 5)
+  assert nothing == {'heldout_accuracy': None}
 
 
 @pytest.mark.quick

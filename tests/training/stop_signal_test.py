@@ -50,13 +50,22 @@ def test_a_signal_saves_and_the_next_start_goes_on(number, code, tmp_path):
 
 
 @pytest.mark.parametrize(
-  'number, code', [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
+  'number, code, where',
+  [(signal.SIGTERM, 143, 'workers'), (signal.SIGINT, 130, 'here')],
 )
-def test_nobody_waits_for_a_slow_reward(number, code, tmp_path, monkeypatch):
+def test_nobody_waits_for_a_slow_reward(
+  number, code, where, tmp_path, monkeypatch
+):
   """The judge takes five minutes; it says by a file that it has begun."""
   monkeypatch.setenv('JUDGING', str(tmp_path / 'judging'))
-  judge = '--config.rewards=({"name":"tests.judges:slow","weight":1.0},)'
-  process = popen('train', *LONG, judge, f'--workdir={tmp_path}')
+  judge = f'{{"name":"tests.judges:slow","weight":1.0,"where":"{where}"}}'
+  process = popen(
+    'train',
+    *LONG,
+    f'--config.rewards=({judge},)',
+    '--config.workers.time_limit_secs=400',
+    f'--workdir={tmp_path}',
+  )
   wait_until((tmp_path / 'judging').exists, process)
   process.send_signal(number)
   asked = time.monotonic()
@@ -64,6 +73,7 @@ def test_nobody_waits_for_a_slow_reward(number, code, tmp_path, monkeypatch):
   assert process.returncode == code and 'Traceback' not in err
   assert time.monotonic() - asked < 10
   assert runs.saved(tmp_path)[0] == 0
+  assert not runs.processes_with(f'JUDGING={tmp_path / "judging"}')
 
 
 def test_two_ctrl_c_end_at_once(tmp_path, monkeypatch):

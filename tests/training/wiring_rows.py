@@ -85,7 +85,8 @@ def judged(run, rollout):
     [
       [
         sum(
-          r.weight * resolved(r.name)('', text, {}) for r in run.config.rewards
+          r.weight * resolved(r.name)('', text, {}, **r.kwargs)
+          for r in run.config.rewards
         )
         for text in texts
       ]
@@ -207,13 +208,20 @@ def prompt_buckets(run, value):
   return arrived + longest, wanted + [max(value)] * len(longest)
 
 
-def reward_names(run, value):
+def reward_parts(run, value):
+  """Each reward's label and numbers, by its function and its arguments."""
+  del value
+  rewards = run.config.rewards
+  labels = tuple(reward.label or reward.name for reward in rewards)
   return [r.reward_names for r in rollouts(run)] + [
     np.asarray(r.batch.reward_parts).tolist() for r in rollouts(run)
-  ], [value for _ in rollouts(run)] + [
+  ], [labels for _ in rollouts(run)] + [
     [
       [
-        [float(np.float32(resolved(name)('', text, {}))) for name in value]
+        [
+          float(np.float32(resolved(one.name)('', text, {}, **one.kwargs)))
+          for one in rewards
+        ]
         for text in texts
       ]
       for texts in r.texts
@@ -222,8 +230,22 @@ def reward_names(run, value):
   ]
 
 
-def names_of(rewards):
-  return tuple(reward.name for reward in rewards)
+def of_rewards(read, wanted=lambda value: value):
+  """What each `WeightedReward` has, wherever completions are judged."""
+
+  def row(run, value):
+    found = [
+      [read(reward) for reward in rewards]
+      for rewards in run.at('collect', 'rewards')
+    ]
+    return found, [[wanted(x) for x in value] for _ in found]
+
+  return row
+
+
+def memory_limit(run, value):
+  found = run.at('Workers', 'memory_limit_bytes')
+  return found, [value * 2**30] * len(found)
 
 
 def reward_weights(run, value):
@@ -366,9 +388,20 @@ ROWS = {
     ('blank', 'completion_buckets'),
     ('demonstrations', 'completion_buckets'),
   ),
-  'rewards': lambda run, value: reward_names(run, names_of(value)),
-  'rewards[].name': reward_names,
+  'rewards': reward_parts,
+  'rewards[].name': reward_parts,
+  'rewards[].kwargs': reward_parts,
+  'rewards[].label': reward_parts,
   'rewards[].weight': reward_weights,
+  'rewards[].where': of_rewards(lambda reward: reward.where),
+  'rewards[].on_failure': of_rewards(
+    lambda reward: reward.failed is not None, lambda value: value == 'reward'
+  ),
+  'rewards[].failed_reward': of_rewards(lambda reward: reward.failed or 0.0),
+  'workers.number': at(('Workers', 'number')),
+  'workers.time_limit_secs': at(('Workers', 'time_limit_secs')),
+  'workers.memory_limit_gib': memory_limit,
+  'workers.start_limit_secs': at(('Workers', 'start_limit_secs')),
   'sampler.prompts': prompts,
   'sampler.group': group,
   'sampler.max_tokens': both(

@@ -3,6 +3,7 @@ r"""Answers in \boxed{}, compared as text."""
 import re
 from typing import Any
 
+from grpo_jax.rewards import _marks
 from grpo_jax.rewards.verifiers import _shared
 
 _BOX = re.compile(r'\\boxed\s*\{')
@@ -10,6 +11,7 @@ _BOX = re.compile(r'\\boxed\s*\{')
 _BRACE = re.compile(r'\\.|[{}]', re.DOTALL)
 
 
+@_marks.bounded
 def boxed_text(prompt: str, completion: str, example: dict[str, Any]) -> float:
   r"""1 if the last \boxed{} of completion and answer are the same text, else 0.
 

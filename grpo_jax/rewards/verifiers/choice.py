@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+from grpo_jax.rewards import _marks
 from grpo_jax.rewards.verifiers import _shared
 from grpo_jax.rewards.verifiers import boxed
 
@@ -13,6 +14,16 @@ _DRESS = ' \t\r\n*_$#>"\'`'  # what may stand around a letter: Markdown, quotes
 _WRAPPED = re.compile(r'\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}')
 
 
+def _check_choices(choices: str = 'ABCD') -> None:
+  if not re.fullmatch('[A-Z]+', choices) or len({*choices}) < len(choices):
+    raise ValueError(
+      f'choices of the reward multiple_choice are {choices!r:.80}, but'
+      " different capital letters are required, as in 'ABCD'."
+    )
+
+
+@_marks.bounded
+@_marks.checked(_check_choices)
 def multiple_choice(
   prompt: str,
   completion: str,
@@ -50,11 +61,7 @@ def multiple_choice(
       choices; or `choices` are not different capital letters.
   """
   del prompt
-  if not re.fullmatch('[A-Z]+', choices) or len({*choices}) < len(choices):
-    raise ValueError(
-      f'choices of the reward multiple_choice are {choices!r:.80}, but'
-      " different capital letters are required, as in 'ABCD'."
-    )
+  _check_choices(choices)
   answer = _shared.answer('multiple_choice', example)
   index = int(answer) if re.fullmatch('[0-9]{1,2}', answer) else len(choices)
   if index < len(choices):

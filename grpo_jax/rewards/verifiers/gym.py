@@ -3,10 +3,12 @@
 import ast
 import functools
 import json
+import re
 import sys
 from typing import Any
 
 from grpo_jax.rewards import _marks
+from grpo_jax.rewards import sandbox
 from grpo_jax.rewards.verifiers import _shared
 
 # Their verifiers call `eval` on the answer. What they mean to read are lists
@@ -20,6 +22,23 @@ def prepare(example: dict[str, Any]) -> None:
   _task(made['task'], json.dumps(made['parameters'], sort_keys=True))
 
 
+def _check(tag: str | None = 'answer', require_tag: bool = False) -> None:
+  named = isinstance(tag, str) and re.fullmatch(r'[\w-]+', tag)
+  if not named and (tag is not None or require_tag):
+    raise ValueError(
+      f'The reward reasoning_gym has tag={tag!r} and require_tag={require_tag},'
+      " but the name of a tag is required, as in tag='answer', or tag=None"
+      ' without require_tag.'
+    )
+  if reason := sandbox.refusal('landlock'):
+    raise ValueError(
+      'The reward reasoning_gym would run what a model writes, and this system'
+      f' does not offer Landlock to confine it ({reason}); use a Linux kernel'
+      ' of 5.13 or newer that has it switched on.'
+    )
+
+
+@_marks.checked(_check)
 @_marks.confined(prepare=prepare)
 def reasoning_gym(
   prompt: str,

@@ -6,12 +6,19 @@ import json
 import re
 from typing import Any
 
+from grpo_jax.rewards import _marks
 from grpo_jax.rewards.verifiers import _shared
 
 # The line that opens or closes a block; a closing line has no more than this.
 _FENCE = re.compile(r'^```[^`\n]*$', re.MULTILINE)
 
 
+def _check(schema: Mapping[str, Any] | None = None) -> None:
+  # Without one, each example has its own; the package is needed for any.
+  _validator(_text_of({} if schema is None else schema, {}))
+
+
+@_marks.checked(_check)
 def json_schema(
   prompt: str,
   completion: str,

@@ -2,7 +2,35 @@
 
 from typing import Any
 
+from grpo_jax.rewards import _marks
 
+
+def _check(
+  limit: int | None = None,
+  target: int | None = None,
+  margin: int = 0,
+  unit: str = 'tokens',
+) -> None:
+  given = limit if target is None else target
+  if given is None or (limit is not None and target is not None):
+    raise ValueError(
+      f'completion_length has limit={limit} and target={target}, but exactly'
+      ' one of the two is required; give one.'
+    )
+  if given < 0 or margin < 0:
+    raise ValueError(
+      f'completion_length has a length of {given} and margin={margin}, but'
+      ' neither may be negative.'
+    )
+  if unit not in ('tokens', 'characters'):
+    raise ValueError(
+      f"unit of the reward completion_length is {unit!r}, but 'tokens' or"
+      " 'characters' is required."
+    )
+
+
+@_marks.bounded
+@_marks.checked(_check)
 def completion_length(
   prompt: str,
   completion: str,
@@ -45,22 +73,9 @@ def completion_length(
       tokens are counted.
   """
   del prompt
+  _check(limit, target, margin, unit)
   given = limit if target is None else target
-  if given is None or (limit is not None and target is not None):
-    raise ValueError(
-      f'completion_length has limit={limit} and target={target}, but exactly'
-      ' one of the two is required; give one.'
-    )
-  if given < 0 or margin < 0:
-    raise ValueError(
-      f'completion_length has a length of {given} and margin={margin}, but'
-      ' neither may be negative.'
-    )
-  if unit not in ('tokens', 'characters'):
-    raise ValueError(
-      f"unit of the reward completion_length is {unit!r}, but 'tokens' or"
-      " 'characters' is required."
-    )
+  assert given is not None  # just checked
   if unit == 'tokens' and 'completion_ids' not in example:
     raise ValueError(
       "completion_length requires the field 'completion_ids', but the example"

@@ -1,10 +1,12 @@
 """Mathematical answers that mean the same, by math-verify and sympy."""
 
 import functools
+import importlib.util
 import logging
 import re
 from typing import Any
 
+from grpo_jax.rewards import _marks
 from grpo_jax.rewards.verifiers import _shared
 from grpo_jax.rewards.verifiers import boxed
 
@@ -18,9 +20,25 @@ _RAISED = r'(?:\^|\*\*)[\s{(]*'
 _HUGE = re.compile(rf'{_RAISED}-?\d[\d.,]{{5}}|\d{{5}}[\s}})]*!|!\s*!|\)\s*!')
 # 12\\,345 is one number, which math-verify takes for two.
 _THIN_SPACE = re.compile(r'(?<=\d)\\[,;:! ](?=\d{3}(?!\d))')
+_MISSING = (
+  'The reward math_equivalence requires the package math-verify, which is not'
+  " installed; run pip install 'grpo_jax[math]'."
+)
 _TOWER = re.compile(rf'{_RAISED}(\d+)[\s}})]*{_RAISED}(\d*)')
 
 
+def _check(require_box: bool = True) -> None:
+  del require_box
+  # Importing it takes a second, and workers do that themselves.
+  try:
+    found = importlib.util.find_spec('math_verify')
+  except ValueError:  # somebody has made it unimportable
+    found = None
+  if found is None:
+    raise ValueError(_MISSING)
+
+
+@_marks.checked(_check)
 def math_equivalence(
   prompt: str,
   completion: str,
@@ -119,10 +137,7 @@ def _library() -> Any:
   try:
     import math_verify
   except ImportError as error:
-    raise ValueError(
-      'The reward math_equivalence requires the package math-verify, which is'
-      " not installed; run pip install 'grpo_jax[math]'."
-    ) from error
+    raise ValueError(_MISSING) from error
   # It warns that its timeouts are off, which they are on purpose.
   logging.getLogger('math_verify').setLevel(logging.ERROR)
   return math_verify

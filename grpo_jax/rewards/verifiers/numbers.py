@@ -5,6 +5,7 @@ import math
 import re
 from typing import Any
 
+from grpo_jax.rewards import _marks
 from grpo_jax.rewards.verifiers import _shared
 from grpo_jax.rewards.verifiers import boxed
 
@@ -14,7 +15,8 @@ _MINUS = r'(?:(?<![\w.)\]}%])[-\u2212])?'
 _DIGITS = r'(?:[0-9][0-9,]*(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+)'
 _PLAIN = re.compile(_MINUS + _DIGITS)
 # After the mark of GSM8K a currency sign or bold type may come first.
-_MARKED = re.compile(r'####[\s$*]*([-\u2212]?[\s$]*' + _DIGITS + ')')
+# Possessive: what is behind a mark without a number is read once.
+_MARKED = re.compile(r'####[\s$*]*+([-\u2212]?[\s$]*+' + _DIGITS + ')')
 _EXPONENT = r'(?:[eE][-+]?[0-9]+)?'
 _RICH = re.compile(
   f'({_MINUS}{_DIGITS}{_EXPONENT})(?:\\s*/\\s*({_DIGITS}{_EXPONENT}))?'
@@ -23,6 +25,7 @@ _RICH = re.compile(
 _MOST_DIGITS = 400  # of one number; no float has more in front of its point
 
 
+@_marks.bounded
 def last_number(prompt: str, completion: str, example: dict[str, Any]) -> float:
   """1 if the last number of the completion is the last of the answer, else 0.
 
@@ -49,6 +52,7 @@ def last_number(prompt: str, completion: str, example: dict[str, Any]) -> float:
   return float(_last(_shared.end_of(completion)) == wanted)
 
 
+@_marks.bounded
 def gsm8k(
   prompt: str,
   completion: str,
@@ -103,6 +107,22 @@ def gsm8k(
   return float(found == wanted)
 
 
+def _check_tolerances(
+  absolute_tolerance: float = 0.0, relative_tolerance: float = 1e-6
+) -> None:
+  for name, value in (
+    ('absolute_tolerance', absolute_tolerance),
+    ('relative_tolerance', relative_tolerance),
+  ):
+    if not (math.isfinite(value) and value >= 0):
+      raise ValueError(
+        f'{name} of the reward number is {value}, but a finite number that is'
+        ' not negative is required; give one.'
+      )
+
+
+@_marks.bounded
+@_marks.checked(_check_tolerances)
 def number(
   prompt: str,
   completion: str,
@@ -141,15 +161,7 @@ def number(
       tolerance is negative or not finite.
   """
   del prompt
-  for name, value in (
-    ('absolute_tolerance', absolute_tolerance),
-    ('relative_tolerance', relative_tolerance),
-  ):
-    if not (math.isfinite(value) and value >= 0):
-      raise ValueError(
-        f'{name} of the reward number is {value}, but a finite number that is'
-        ' not negative is required; give one.'
-      )
+  _check_tolerances(absolute_tolerance, relative_tolerance)
   answer = _shared.answer('number', example)
   wanted = _last_rich(_boxed_or_whole(answer))
   if wanted is None:

@@ -7,11 +7,18 @@ import re
 from re import _parser as syntax  # pyright: ignore[reportAttributeAccessIssue]
 from typing import Any
 
+from grpo_jax.rewards import _marks
 from grpo_jax.rewards.verifiers import _shared
 
 _MOST_REPEATS = 4  # 2 to this power is still few ways
 
 
+def _check(regex: str, full: bool = False, flags: str = '') -> None:
+  del full
+  _compiled(regex, flags)
+
+
+@_marks.checked(_check)
 def regular_expression(
   prompt: str,
   completion: str,

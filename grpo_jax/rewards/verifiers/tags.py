@@ -4,9 +4,28 @@ from collections.abc import Sequence
 import re
 from typing import Any
 
+from grpo_jax.rewards import _marks
 from grpo_jax.rewards.verifiers import _shared
 
 
+def _check(
+  tags: Sequence[str] = ('think', 'answer'),
+  allow_outside: bool = False,
+  first_is_open: bool = False,
+) -> None:
+  del allow_outside, first_is_open
+  # A string would be taken for its letters.
+  names = [] if isinstance(tags, str) else list(tags)
+  named = all(re.fullmatch(r'[\w-]+', str(name)) for name in names)
+  if not names or not named or len({*names}) < len(names):
+    raise ValueError(
+      f'tags of the reward format_tags are {tags!r:.80}, but a list of one or'
+      " more different names is required, as in ('think', 'answer')."
+    )
+
+
+@_marks.bounded
+@_marks.checked(_check)
 def format_tags(
   prompt: str,
   completion: str,
@@ -45,14 +64,8 @@ def format_tags(
     ValueError: there are no tags, two are the same, or one is no name.
   """
   del prompt, example
-  # A string would be taken for its letters.
-  names = [] if isinstance(tags, str) else list(tags)
-  named = all(re.fullmatch(r'[\w-]+', str(name)) for name in names)
-  if not names or not named or len({*names}) < len(names):
-    raise ValueError(
-      f'tags of the reward format_tags are {tags!r:.80}, but a list of one or'
-      " more different names is required, as in ('think', 'answer')."
-    )
+  _check(tags)
+  names = list(tags)
   if len(completion) > _shared.MOST_CHARACTERS:
     return 0.0
   if first_is_open:

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from grpo_jax.rewards import _marks
 from grpo_jax.rewards.verifiers import _shared
 
 
+@_marks.bounded
 def exact_match(prompt: str, completion: str, example: dict[str, Any]) -> float:
   """1 if the completion is the reference answer, else 0.
 

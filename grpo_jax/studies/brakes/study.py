@@ -31,6 +31,7 @@ from grpo_jax.studies.brakes.summary import Summary
 from grpo_jax.studies.brakes.summary import summarise
 from grpo_jax.studies.tables import without_nan
 from grpo_jax.training import build
+from grpo_jax.training import build_rewards
 from grpo_jax.training import build_updater
 from grpo_jax.training import loop
 from grpo_jax.training import workdir as workdir_lib
@@ -136,6 +137,13 @@ def run_arm(config: Config, arm: Arm, seed: int, params: Any) -> Outcome:
     An `Outcome`.
   """
   run = build.run(config_of(config, arm, seed))
+  with build_rewards.workers(run.config, run.rewards) as workers:
+    return _trained(run._replace(workers=workers), arm, seed, params)
+
+
+def _trained(run: build.Run, arm: Arm, seed: int, params: Any) -> Outcome:
+  """The outcome of a run that is built."""
+  config = run.config
   update, prompt_state, records = build_updater.updater(run), PromptState(), []
   # `init` donates its argument, and the next arm needs the parameters again.
   state = update.init(jax.tree.map(jnp.copy, params))
@@ -150,7 +158,7 @@ def run_arm(config: Config, arm: Arm, seed: int, params: Any) -> Outcome:
     # kept apart.
     kind = 'secs_watched' if update.watches(step) else 'secs_per_update'
     records.append({**scalars, kind: secs / arm.updates})
-  accuracy = loop.heldout_accuracy(run, config.steps)
+  accuracy = loop.evaluated(run, config.steps)['heldout_accuracy']
   return _outcome(arm, seed, records, accuracy)
 
 

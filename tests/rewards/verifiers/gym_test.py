@@ -165,6 +165,20 @@ def test_in_the_process_of_the_trainer_it_refuses():
     rewards.score([term], ['p'], ['1'], [example])
 
 
+@pytest.mark.parametrize(
+  'kwargs', [{'tag': '<x>'}, {'tag': 3}, {'tag': None, 'require_tag': True}]
+)
+def test_wrong_arguments_are_refused(kwargs):
+  with pytest.raises(ValueError, match='name of a tag is required'):
+    rewards.check_arguments(rewards.reasoning_gym, kwargs, 'kwargs')
+
+
+def test_without_landlock_a_run_does_not_start(monkeypatch):
+  monkeypatch.setattr(sandbox, 'refusal', lambda means: 'an old kernel')
+  with pytest.raises(ValueError, match='not offer Landlock .*.an old kernel'):
+    rewards.check_arguments(rewards.reasoning_gym, {}, 'kwargs')
+
+
 def test_a_record_of_another_source_is_refused():
   with pytest.raises(ValueError, match="requires the field 'reasoning_gym'"):
     gym.prepare({'prompt': 'p', 'answer': '1'})

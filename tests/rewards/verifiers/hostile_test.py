@@ -2,6 +2,7 @@
 
 from concurrent import futures
 import signal
+import time
 
 import pytest
 
@@ -154,3 +155,43 @@ def test_longer_completions_have_no_form(name, right, arguments):
   right = right.ljust(100_000)
   assert verifier('', right, EXAMPLE, **arguments) == 1
   assert verifier('', right + ' ', EXAMPLE, **arguments) == 0
+
+
+# Each is repeated to fill a completion, alone and behind the marks of answers.
+PIECES = (
+  ' ', '\n', '$', '*', '#### ', '-', '1', '1,', '.1', '1 ', '1/', '1 / ', '1e',
+  '%', '\\boxed{', '\\boxed', '{', '}', 'answer is ', 'answer ', 'B ', 'B or ',
+  '<think>', '</think>', '<', '\\text{', '(', '\u2212',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    name
+    for name in verifiers.__all__
+    if rewards.is_bounded(getattr(rewards, name))
+  ],
+)
+def test_bounded_verifiers_take_time_in_proportion(name):
+  """A quadratic time would be minutes: 100,000 characters squared."""
+  verifier, arguments = getattr(rewards, name), ARGUMENTS.get(name, {})
+  before, slowest = time.process_time(), 0.0
+  for front in '', '#### ', 'answer: ', '<think>', '\\boxed{', '1':
+    for piece in PIECES:
+      text = front + piece * ((99_000 - len(front)) // len(piece))
+      verifier('', text, EXAMPLE, **arguments)
+      now = time.process_time()
+      before, slowest = now, max(slowest, now - before)
+      assert slowest < 1.0, (front, piece)
+
+
+def test_what_is_bounded_is_known():
+  bounded = {
+    name
+    for name in verifiers.__all__
+    if rewards.is_bounded(getattr(rewards, name))
+  }
+  assert set(verifiers.__all__) - bounded == {
+    'json_schema', 'math_equivalence', 'regular_expression',
+  }  # fmt: skip

@@ -1,0 +1,221 @@
+"""One worker process, as the pool sees it, and the call that it makes."""
+
+from collections.abc import Sequence
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import selectors
+import sys
+import time
+from typing import Any
+
+from grpo_jax.rewards import _launch
+from grpo_jax.rewards import _worker
+from grpo_jax.rewards import sandbox
+
+_F_SETPIPE_SZ = 1031
+_GRACE_SECS = 0.5  # a confined worker ends a call before that itself
+_AT_ONCE = 4096  # bytes that an empty pipe takes whole
+
+
+class Process:
+  """A worker. It makes one call at a time, from `begin` to `is_finished`."""
+
+  def __init__(
+    self,
+    limits: dict[str, Any],
+    time_limit_secs: float,
+    start_limit_secs: float,
+    confined: bool = False,
+  ):
+    self.confined = confined
+    self._limit_secs = time_limit_secs
+    self._start_limit_secs = start_limit_secs
+    request_out, self._requests = os.pipe()
+    self._answers, answer_in = os.pipe()
+    # The worker's sys.path is ours, so that it finds the same modules.
+    path = [item or os.getcwd() for item in sys.path]
+    apart, env = None, None
+    if confined:
+      packages = [one for one in path if one.endswith('-packages')]
+      readable = sandbox.readable(packages)
+      apart = {'limit_secs': time_limit_secs, 'readable': readable}
+      env = {key: os.environ[key] for key in _HARMLESS if key in os.environ}
+      env.update(_ENVIRONMENT)
+      self._limit_secs += _GRACE_SECS
+    program = (
+      f'import sys; sys.path[:] = {path!r}; from grpo_jax.rewards import'
+      f' _worker; _worker.main({request_out}, {answer_in}, {apart!r})'
+    )
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+      self._guarded = _launch.Guarded(
+        [sys.executable, '-c', program],
+        fds=(request_out, answer_in),
+        streams=dict(stdin=null, stdout=null, stderr=null),
+        env=env,
+        guard_env={**os.environ, **_ENVIRONMENT} if env is None else env,
+        **limits,
+      )
+    finally:
+      for end in (request_out, answer_in, null):
+        os.close(end)
+    for end in (self._requests, self._answers):
+      os.set_blocking(end, False)
+    if sys.platform == 'linux':
+      fcntl.fcntl(self._requests, _F_SETPIPE_SZ, 1 << 20)
+    self._ended = self._died = False
+    self._served = 0
+    self._ready = False
+    self.may_go_on = True
+
+  def load(self, requests: Sequence[bytes]) -> None:
+    """Tells a new worker to import functions, without an answer."""
+    message = b''.join(
+      _worker.HEADER.pack(_worker.READY, len(request)) + request
+      for request in requests
+    )
+    if len(message) <= _AT_ONCE:
+      with contextlib.suppress(BrokenPipeError):
+        os.write(self._requests, message)
+
+  def begin(self, request: bytes, selector: selectors.BaseSelector) -> None:
+    """Sends a request; the time of the judge starts with the first answer."""
+    self._nonce = secrets.token_bytes(16)
+    self._unsent = memoryview(
+      _worker.HEADER.pack(self._nonce, len(request)) + request
+    )
+    self._read = b''
+    self._called_at: float | None = None
+    self.values: Any = None
+    self.failure = ''
+    self.secs = 0.0
+    self._finished = False
+    self.deadline = time.monotonic() + self._start_limit_secs
+    self._selector = selector
+    selector.register(self._requests, selectors.EVENT_WRITE, self._write)
+    selector.register(self._answers, selectors.EVENT_READ, self._answer)
+    selector.register(self._guarded.status, selectors.EVENT_READ, self._gone)
+
+  def is_finished(self) -> bool:
+    """Whether there is an outcome; ends a worker that is late."""
+    if not self._finished and time.monotonic() >= self.deadline:
+      self._answer()  # it may have come in time, and waited for this thread
+      if not self._finished:
+        late = 'start limit' if self._called_at is None else 'time limit'
+        self._finish(late, retire=True)
+    return self._finished
+
+  def unregister(self, selector: selectors.BaseSelector) -> None:
+    """Takes the pipes out of the selector; ends one that must not go on."""
+    for end in (self._requests, self._answers, self._guarded.status):
+      if end in selector.get_map():
+        selector.unregister(end)
+    if not self.may_go_on:
+      how = self.end()
+      if self._died:
+        self.failure = how.failure or 'exit 0'
+    self._served += 1
+
+  def check_started(self) -> None:
+    """Raises if the process has ended before it could take a request."""
+    if not self._ready:
+      raise ValueError(
+        f'A worker process for rewards has not started ({self.failure});'
+        f' see whether {sys.executable} can import grpo_jax.rewards.'
+      )
+
+  @property
+  def was_lost(self) -> bool:
+    """Whether it ended between two calls, so that the judge has not begun."""
+    return self._died and self._called_at is None and self._served > 1
+
+  def close(self) -> None:
+    """Tells the process to end, and does not wait for it."""
+    if not self._ended:
+      self._guarded.close()
+
+  def end(self) -> _launch.Ended:
+    """Ends the process and all that it has started."""
+    if self._ended:
+      return self._how
+    self._ended, self.may_go_on = True, False
+    os.close(self._requests)
+    os.close(self._answers)
+    self._how = self._guarded.end()
+    return self._how
+
+  def _write(self) -> None:
+    try:
+      self._unsent = self._unsent[os.write(self._requests, self._unsent) :]
+    except BlockingIOError:
+      return
+    except BrokenPipeError:  # `_gone` says why
+      self._unsent = self._unsent[:0]
+    if not self._unsent:
+      self._selector.unregister(self._requests)
+
+  def _answer(self) -> None:
+    """Reads what the worker says; whatever is no answer fails the call."""
+    try:
+      self._read += os.read(self._answers, 1 << 20)
+    except BlockingIOError:
+      return
+    header = _worker.HEADER
+    while len(self._read) >= header.size and not self._finished:
+      nonce, size = header.unpack(self._read[: header.size])
+      expected = self._nonce if self._ready else _worker.READY
+      if nonce != expected or size > 1 << 28:
+        self._finish('wrote to the pipe of answers', retire=True)
+        return
+      if len(self._read) < header.size + size:
+        return
+      data = self._read[header.size : header.size + size]
+      self._read = self._read[header.size + size :]
+      if self._ready:
+        self._heard(data)
+      self._ready = True
+
+  def _heard(self, data: bytes) -> None:
+    try:
+      answer = json.loads(data)
+      if answer.get('called'):
+        self._called_at = time.monotonic()
+        self.deadline = self._called_at + self._limit_secs
+        return
+      self.values = answer.get('values')
+      self._finish(answer.get('failure') or '', retire=answer['last'])
+    except (ValueError, AttributeError, KeyError):
+      self._finish('wrote to the pipe of answers', retire=True)
+
+  def _gone(self) -> None:
+    """The process has ended before it answered."""
+    self._answer()
+    if not self._finished:
+      self._died = True
+      self._finish('', retire=True)
+
+  def _finish(self, failure: str, retire: bool) -> None:
+    self._finished = True
+    self.failure = failure
+    self.may_go_on = not retire
+    if self._called_at is not None:
+      self.secs = time.monotonic() - self._called_at
+
+
+# What a confined worker gets of the environment: where programs and caches lie,
+# and nothing in which a person keeps secrets.
+_HARMLESS = (
+  'PATH', 'HOME', 'LANG', 'LC_ALL', 'TZ', 'TMPDIR', 'LD_LIBRARY_PATH',
+  'MPLCONFIGDIR', 'XDG_CACHE_HOME', 'XDG_CONFIG_HOME',
+)  # fmt: skip
+_ENVIRONMENT = {
+  'JAX_PLATFORMS': 'cpu',
+  # Threads of these reserve address space, which is limited, and the workers
+  # share the cores anyway.
+  'OPENBLAS_NUM_THREADS': '1',
+  'OMP_NUM_THREADS': '1',
+  'MKL_NUM_THREADS': '1',
+}

@@ -1,0 +1,100 @@
+"""The reward functions of a run, and the processes that call them."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+import contextlib
+import dataclasses
+
+from grpo_jax import rewards
+from grpo_jax.config import Config
+from grpo_jax.config import Reward
+from grpo_jax.training.marks import Given
+
+_MOST_WORKERS = 16  # by default, however many cores there are
+_GIB = 2**30
+
+
+def functions(
+  config: Config, given: Given
+) -> tuple[rewards.WeightedReward, ...]:
+  """The reward functions of a config, as `rewards.score` takes them.
+
+  Args:
+    config: See `grpo_jax.config.Reward`.
+    given: The `WeightedReward` of each mark in the config.
+
+  Returns:
+    One per reward of the config, in order.
+
+  Raises:
+    ValueError: There is no such function, or it does not take its arguments.
+  """
+  return tuple(
+    _function(reward, f'config.rewards[{place}].kwargs', given)
+    for place, reward in enumerate(config.rewards)
+  )
+
+
+def _function(
+  reward: Reward, where: str, given: Given
+) -> rewards.WeightedReward:
+  failed = reward.failed_reward if reward.on_failure == 'reward' else None
+  if reward.name in given.objects:
+    # `given.put` writes the fields into the config, which is saved and
+    # compared; the object itself has the default weight.
+    found = given.objects[reward.name]
+    auto, name = 'here', ''
+  else:
+    function = rewards.resolve(reward.name)
+    found = rewards.WeightedReward(reward.name, function)
+    auto = 'here' if rewards.is_bounded(function) else 'workers'
+    name = reward.name
+  rewards.check_arguments(found.function, reward.kwargs, where)
+  return dataclasses.replace(
+    found,
+    name=reward.label or found.name,
+    weight=reward.weight,
+    where=auto if reward.where == 'auto' else reward.where,
+    failed=failed,
+    kwargs=reward.kwargs,
+    imported_as=name,
+  )
+
+
+def warnings(config: Config, given: Given) -> list[str]:
+  """What a person must know of the rewards before a run: a sentence each."""
+  found = [
+    rewards.check_arguments(reward.function, reward.kwargs, reward.name)
+    for reward in functions(config, given)
+  ]
+  return [text for text in found if text]
+
+
+@contextlib.contextmanager
+def workers(
+  config: Config, functions: Sequence[rewards.WeightedReward]
+) -> Iterator[rewards.Workers | None]:
+  """The processes that call reward functions; they end with the context.
+
+  They start at once, and import what they call while this process goes on.
+
+  Args:
+    config: See `grpo_jax.config.Workers`.
+    functions: Of the run.
+
+  Yields:
+    A pool; None if no function needs one.
+  """
+  remote = [reward for reward in functions if reward.where == 'workers']
+  if not remote:
+    yield None
+    return
+  limits = config.workers
+  with rewards.Workers(
+    limits.number or min(rewards.own_cores(), _MOST_WORKERS),
+    limits.time_limit_secs,
+    int(limits.memory_limit_gib * _GIB),
+    limits.start_limit_secs,
+  ) as pool:
+    pool.start([reward.imported_as or reward.function for reward in remote])
+    yield pool

@@ -1,0 +1,168 @@
+"""Runs whose judges fail: each failure is counted, and the run goes on."""
+
+import dataclasses
+import os
+
+import numpy as np
+import pytest
+
+from grpo_jax import config as config_lib
+from grpo_jax.rollouts import parquet
+from grpo_jax.training import loop
+from tests import judges
+from tests import runs
+
+UNRULY = 'tests.judges:unruly'
+FAILURES = {
+  '': '',
+  'loops': 'time limit',
+  'exits': 'exit 3',
+  'segfaults': 'signal SIGSEGV',
+  'eats': 'memory',
+  'raises': "raised KeyError: 'gold'",
+}
+LIMITS = {
+  'workers.number': 2,
+  'workers.time_limit_secs': 2.0
+  * float(os.getenv('GRPO_JAX_TEST_SLOWNESS', 1)),
+  'workers.memory_limit_gib': 0.6,
+  'data.heldout': '',
+  'log.tensorboard': False,
+}
+
+
+def config(*rewards, **changes):
+  """A run of two rollouts with these rewards."""
+  made = runs.small(**{**LIMITS, 'steps': 2, **changes})
+  rewards = tuple(config_lib.Reward(**reward) for reward in rewards)
+  return dataclasses.replace(made, rewards=rewards)
+
+
+def rollouts(workdir):
+  return [parquet.read(file) for file in parquet.files(workdir / 'completions')]
+
+
+def kinds(rollout):
+  """[P,G]: what the judge was to do with each completion."""
+  return np.array(
+    [
+      [judges.kind(ids[:n].tolist()) for ids, n in zip(*row, strict=True)]
+      for row in zip(rollout.batch.tokens, rollout.length, strict=True)
+    ]
+  )
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+  """The workdir of a run whose judge fails in every way."""
+  workdir = tmp_path_factory.mktemp('whole')
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv('JUDGES_OF', str(workdir))
+    loop.train(config(dict(name=UNRULY, label='out')), workdir)
+  return workdir
+
+
+def test_each_failure_is_counted_with_its_reason(whole):
+  limit = LIMITS['workers.time_limit_secs']
+  found = set()
+  for record, rollout in zip(
+    runs.records(whole)[1:], rollouts(whole), strict=True
+  ):
+    does = kinds(rollout)
+    found |= {*does.flat}
+    assert rollout.failures is not None
+    wanted = np.vectorize(FAILURES.get, otypes=[object])(does)
+    np.testing.assert_array_equal(rollout.failures[..., 0], wanted)
+    # Those that failed are not trained on, and their reward is no 0 of a judge.
+    np.testing.assert_array_equal(rollout.batch.valid, does == '')
+    assert record['reward/out_failed'] == np.mean(does != '')
+    assert record['rewards_failed'] == np.sum(does != '')
+    assert record['judged'] == np.mean(does == '')
+    even = rollout.batch.reward[does == '']
+    assert record['reward/out'] == pytest.approx(even.mean())
+    # A call ends at its limit, and not later.
+    assert 0 < record['reward/out_secs_p50'] < record['reward/out_secs_max']
+    assert record['reward/out_secs_max'] < limit + 1
+    if 'loops' in does:
+      assert limit <= record['reward/out_secs_max']
+    assert record['judge_secs'] > 0 and record['judged_per_sec'] > 0
+  assert found == {*FAILURES}  # so that the test says something
+
+
+def test_no_process_is_left(whole):
+  assert not runs.processes_with(f'JUDGES_OF={whole}')
+
+
+def test_the_transcript_says_what_became_of_each_completion(whole):
+  pyarrow_parquet = pytest.importorskip('pyarrow.parquet')
+  table = pyarrow_parquet.read_table(parquet.files(whole / 'completions')[0])
+  for row in table.to_pylist():
+    failure = FAILURES[judges.kind(row['completion_ids'])]
+    assert row['failure/out'] == (failure or None)
+    assert row['judged'] == (not failure)
+    assert row['answer'].isdigit()
+    assert row['reward/out'] == (
+      0.0 if failure else float(sum(row['completion_ids']) % 2 == 0)
+    )
+
+
+def test_a_run_in_pieces_is_the_run_in_one(whole, tmp_path):
+  for ends in (1, 2):
+    loop.train(
+      config(dict(name=UNRULY, label='out')),
+      tmp_path,
+      on_rollout=lambda step, *_, ends=ends: step == ends,
+    )
+  runs.assert_equal(whole, tmp_path)
+
+
+def test_a_failure_may_get_a_reward_and_a_function_may_come_twice(tmp_path):
+  stated = dict(on_failure='reward', failed_reward=-2.0)
+  rewards = (
+    dict(name=UNRULY, **stated),
+    dict(
+      name=UNRULY, label='half', kwargs={'worth': 0.5}, weight=3.0, **stated
+    ),
+    dict(name='tests.judges:even'),
+  )
+  loop.train(config(*rewards, steps=1), tmp_path)
+  (rollout,) = rollouts(tmp_path)
+  assert rollout.reward_names == (UNRULY, 'half', 'tests.judges:even')
+  failed = kinds(rollout) != ''
+  assert failed.any() and rollout.batch.valid.all()
+  assert rollout.failures is not None
+  assert (rollout.failures[failed][:, :2] != '').all()
+  assert (rollout.failures[..., 2] == '').all()
+  one, half, even = np.moveaxis(rollout.batch.reward_parts, -1, 0)
+  np.testing.assert_array_equal(one, np.where(failed, -2.0, even))
+  np.testing.assert_array_equal(half, np.where(failed, -2.0, even / 2))
+  np.testing.assert_allclose(rollout.batch.reward, one + 3 * half + even)
+
+
+def test_a_judge_that_always_fails_is_told_once(tmp_path, capsys):
+  heldout = {'data.heldout': 'arithmetic', 'evaluation.examples': 4}
+  rewards = dict(name='tests.judges:raises'), dict(name='tests.judges:even')
+  loop.train(config(*rewards, **heldout), tmp_path)
+  said = capsys.readouterr().err
+  sentence = (
+    'The reward tests.judges:raises has failed on all completions of this '
+    "rollout, on 16 of 16 by: raised KeyError: 'gold'; look at"
+  )
+  assert said.count('has failed on all') == said.count(sentence) == 1, said
+  assert 'or failed on it' in said  # nothing is left to learn from
+  for record in runs.records(tmp_path):
+    if record['step']:
+      assert record['reward/tests.judges:raises_failed'] == 1
+      assert record['reward/tests.judges:even_failed'] == 0
+      assert record['rewards_failed'] == 16
+  before = runs.records(tmp_path)[0]
+  # A failure is no right answer, and is not left out as if nobody had asked.
+  assert before['heldout_accuracy'] == 0 and before['heldout_failed'] == 4
+
+
+def test_no_process_is_left_after_an_error(tmp_path, monkeypatch):
+  monkeypatch.setenv('JUDGES_OF', str(tmp_path))
+  rewards = dict(name=UNRULY), dict(name='tests.judges:nan', where='here')
+  with pytest.raises(ValueError, match='returned nan'):
+    loop.train(config(*rewards), tmp_path)
+  assert not runs.processes_with(f'JUDGES_OF={tmp_path}')
