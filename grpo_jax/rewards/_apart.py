@@ -66,6 +66,8 @@ class Apart:
         return {'failure': str(answer['failure'])[:300]}
       return {'values': list(answer['values'])}
     except (ValueError, TypeError, KeyError, RecursionError):
+      if data:
+        return {'failure': 'wrote to the pipe of answers'}
       return {'failure': _ending(status)}
 
   def _judge(self, function: Callable[[], dict[str, Any]], into: int) -> None:

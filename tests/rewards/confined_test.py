@@ -112,8 +112,11 @@ def test_no_network_can_be_reached(pool):
     ('os.system("true") or [] > 1', 'raised TypeError'),
     ('[os.fork() for _ in range(3)] and time.sleep(30)', 'time limit'),
     ('[os.fork() for _ in range(9)] and time.sleep(30)', 'processes'),
-    ('os.write(3, b"{}" + bytes([10])) and time.sleep(30)', 'signal SIGKILL'),
-    ('os.write(3, b"[" * 100_000 + bytes([10])) and time.sleep(30)', ''),
+    ('os.write(3, b"{}" + bytes([10])) and time.sleep(30)', 'wrote to'),
+    (
+      'os.write(3, b"[" * 100_000 + bytes([10])) and time.sleep(30)',
+      'wrote to',
+    ),
   ],
 )
 def test_a_bad_answer_fails_in_time_and_the_pool_goes_on(
@@ -145,7 +148,7 @@ def test_what_an_answer_sends_is_checked(pool):
   for values, failure in (
     ('[5.0, 6.0]', 'returned 2 values for 1 completions'),
     ('[NaN]', 'returned nan'),
-    ('5.0', 'exit 0'),
+    ('5.0', 'wrote to the pipe of answers'),
   ):
     data = f'{{"values": {values}}}\n'.encode()
     (outcome,) = judge(pool, f'os.write(3, {data!r}) and os._exit(0)')
@@ -210,5 +213,5 @@ def test_workers_start_early_of_both_kinds():
     assert sorted(one.confined for one in workers._idle) == [False, True]
     pids = [one._guarded._process.pid for one in workers._idle]
     assert judge(workers, '1')[0].reward == 1
-    assert judge(workers, '1', name='unmarked')[0].reward == 0
+    assert judge(workers, '1', name='unmarked')[0].failure == ''
     assert {one._guarded._process.pid for one in workers._idle} == {*pids}
