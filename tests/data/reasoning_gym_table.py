@@ -53,7 +53,7 @@ WRONG = (
 def main() -> None:
   """Measures all tasks and writes the table, or prints digests alone."""
   parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument('--digests', action='store_true')
+  parser.add_argument('--digests', help='a file to write these to')
   parser.add_argument('--only', nargs='*')
   given = parser.parse_args()
   warnings.simplefilter('ignore')
@@ -65,7 +65,8 @@ def main() -> None:
 
   names = given.only or sorted(factory.DATASETS)
   if given.digests:
-    print(json.dumps({name: forked(digest, name) for name in names}))
+    found = {name: forked(digest, name) for name in names}
+    pathlib.Path(given.digests).write_text(json.dumps(found))
     return
   again = other_digests(names)
   tasks = json.loads(FILE.read_text())['tasks']
@@ -93,13 +94,14 @@ def write(table) -> None:
 
 def other_digests(names):
   """Those of a process with another order of sets."""
-  done = subprocess.run(
-    [sys.executable, '-m', 'tests.data.reasoning_gym_table', '--digests',
-     '--only', *names],
-    env={**os.environ, 'PYTHONHASHSEED': '12345'},
-    stdout=subprocess.PIPE, check=True, text=True,
-  )  # fmt: skip
-  return json.loads(done.stdout.splitlines()[-1])
+  program = [sys.executable, '-m', 'tests.data.reasoning_gym_table']
+  with tempfile.NamedTemporaryFile() as file:
+    subprocess.run(
+      [*program, '--digests', file.name, '--only', *names],
+      env={**os.environ, 'PYTHONHASHSEED': '12345'},
+      check=True,
+    )
+    return json.loads(pathlib.Path(file.name).read_text())
 
 
 def forked(function, *arguments, secs=TASK_SECS):
@@ -238,6 +240,40 @@ def refusal(found) -> str:
       f' {found["junk_text"]!r}'
     )
   return ''
+
+
+def markdown() -> str:
+  """The tasks that are fit, and why the others are not."""
+  table = gym.fitness()
+  fit = [
+    '| task | problem, ms | prompt, characters: median, longest | answers in 50'
+    ' | held-out questions among 150 of training | junk gets | notes |',
+    '| --- | --- | --- | --- | --- | --- | --- |',
+  ]
+  unfit = ['| task | why it is refused |', '| --- | --- |']
+  for name, task in sorted(table['tasks'].items()):
+    if task['refused']:
+      unfit.append(f'| `{name}` | {task["refused"]} |')
+      continue
+    notes = [
+      *(['evaluates answers'] if task['evaluates'] else []),
+      *([f'late on `{task["hangs"]}`'] if task['hangs'] else []),
+      *(['raises on junk'] if task['raises'] else []),
+    ]
+    median, longest = task['characters']
+    fit.append(
+      f'| `{name}` | {task["item_ms"]:.2g} | {median}, {longest} |'
+      f' {task["answers"]} | {task["repeated"]:.0%} | {task["junk"]:.2g} |'
+      f' {", ".join(notes)} |'
+    )
+  for task, parameters, reason in table['refused']:
+    unfit.append(f'| `{task}` with `{parameters}` | {reason} |')
+  return (
+    f'Of reasoning-gym {table["version"]}, {len(fit) - 2} tasks are fit:\n\n'
+    + '\n'.join(fit)
+    + '\n\nThese are refused:\n\n'
+    + '\n'.join(unfit)
+  )
 
 
 if __name__ == '__main__':
