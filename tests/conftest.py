@@ -42,6 +42,7 @@ _MOST_MAPS = 20_000
 _DOCTESTS_NEED = {
   'math_equivalence': 'math_verify',
   'json_schema': 'jsonschema',
+  'ReasoningGymSource': 'reasoning_gym',
 }
 
 

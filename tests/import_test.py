@@ -71,6 +71,8 @@ HEAVY = {
   'safetensors': set(),
   'gguf': set(),
   'math_verify': set(),
+  'reasoning_gym': set(),
+  'sympy': set(),
   'jsonschema': set(),
   'httpx2': set(),
   'referencing': set(),

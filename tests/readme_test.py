@@ -53,7 +53,8 @@ RUN_BELOW = {
   'grpo_jax/losses/README.md': 2,
   'grpo_jax/models/README.md': 1,
   'grpo_jax/optim/README.md': 3,
-  'grpo_jax/rewards/README.md': 2,
+  'grpo_jax/data/README.md': 1,
+  'grpo_jax/rewards/README.md': 3,
 }
 
 
@@ -110,7 +111,7 @@ def test_the_examples_of_a_loss_run(page, number):
 
 
 def test_the_examples_of_rewards_are_rewards():
-  terms, own = blocks('grpo_jax/rewards/README.md', 'python')
+  terms, apart, own = blocks('grpo_jax/rewards/README.md', 'python')
   changed = run(terms, config=config.default())['config']
   labels = [reward.label for reward in config.resolve(changed).rewards]
   assert labels == ['', '', 'brief']
@@ -118,6 +119,16 @@ def test_the_examples_of_rewards_are_rewards():
   assert rewards.is_bounded(brief) and brief('', 'so', {}, limit=2) == 1
   with pytest.raises(ValueError, match='limit=0; give 1 or more'):
     rewards.check_arguments(brief, {'limit': 0}, '')
+  assert callable(run(apart, rewards=rewards)['evaluated'])
+
+
+def test_the_example_of_sources_resolves():
+  (code,) = blocks('grpo_jax/data/README.md', 'python')
+  changed = run(code, config=config.default())['config']
+  resolved = config.resolve(changed)
+  (source,) = resolved.data.heldout
+  assert source.kwargs['max_digits'] == 2
+  assert resolved.rewards[0].name == 'reasoning_gym'
 
 
 def test_the_example_of_an_audit_runs(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from grpo_jax import losses
 from grpo_jax.commands import audit
 from grpo_jax.commands import options
 from grpo_jax.commands import table as command_line
+from tests.data import reasoning_gym_table
 from tests.launch import scaling
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -71,6 +72,10 @@ PARTS = {
   'commands': ('grpo_jax/commands/README.md', commands),
   'papers': ('grpo_jax/losses/README.md', papers),
   'methods': ('grpo_jax/losses/README.md', methods),
+  'reasoning_gym': (
+    'grpo_jax/data/README.md',
+    reasoning_gym_table.markdown,
+  ),
   'scaling': ('launch/README.md', lambda: scaling.markdown(scaling.rows())),
 }
 

@@ -79,11 +79,12 @@ def default() -> ml_collections.ConfigDict:
     A `ConfigDict`, which refuses fields that it does not have.
   """
   values = dataclasses.asdict(Config())
-  # A ConfigDict fixes the type of a field by its first value, and this field
-  # has two: a text, or a tuple of sources.
-  values['data']['train'] = ml_collections.FieldReference(
-    values['data']['train'], field_type=object
-  )
+  # A ConfigDict fixes the type of a field by its first value, and these fields
+  # have two: a text, or a tuple of sources.
+  for name in ('train', 'heldout'):
+    values['data'][name] = ml_collections.FieldReference(
+      values['data'][name], field_type=object
+    )
   return ml_collections.ConfigDict(values)
 
 

@@ -1,8 +1,9 @@
 """Prompts and tokenizers. This package imports no jax.
 
 A *source* is a finite set of records: it has `__len__` and `__getitem__(int) ->
-dict` and keeps no state. A *stream* is an endless grain dataset over sources,
-in random order.
+dict` and keeps no state. A source with a curriculum also has `drawn(index,
+number)`; see `prompt_stream`. A *stream* is an endless grain dataset over
+sources, in random order.
 
 How far a run has read its stream is a single integer, the global prompt
 counter. `take(stream, position, count)` gives the same rows at any time and on
@@ -32,6 +33,8 @@ from grpo_jax.data._prompts import epoch_rows
 from grpo_jax.data._prompts import mixture
 from grpo_jax.data._prompts import prompt_stream
 from grpo_jax.data._prompts import take
+from grpo_jax.data._reasoning_gym import ReasoningGymSource
+from grpo_jax.data._reasoning_gym import reasoning_gym_source
 from grpo_jax.data._save import is_in_folder
 from grpo_jax.data._save import save_ends
 from grpo_jax.data._save import save_tokenizer
@@ -49,6 +52,7 @@ __all__ = (
   'LargestSource',
   'Prompt',
   'PromptFormat',
+  'ReasoningGymSource',
   'Tokenizer',
   'arithmetic_demonstrations',
   'character_tokenizer',
@@ -60,6 +64,7 @@ __all__ = (
   'prompt_problem',
   'prompt_stream',
   'prompt_text',
+  'reasoning_gym_source',
   'save_ends',
   'save_tokenizer',
   'take',

@@ -39,6 +39,7 @@ from grpo_jax.rewards._base import resolve
 from grpo_jax.rewards._marks import batched
 from grpo_jax.rewards._marks import bounded
 from grpo_jax.rewards._marks import checked
+from grpo_jax.rewards._marks import confined
 from grpo_jax.rewards._score import Scores
 from grpo_jax.rewards._score import Scoring
 from grpo_jax.rewards._score import score
@@ -54,6 +55,7 @@ from grpo_jax.rewards.verifiers import last_number
 from grpo_jax.rewards.verifiers import math_equivalence
 from grpo_jax.rewards.verifiers import multiple_choice
 from grpo_jax.rewards.verifiers import number
+from grpo_jax.rewards.verifiers import reasoning_gym
 from grpo_jax.rewards.verifiers import regular_expression
 from grpo_jax.rewards.workers import Workers
 from grpo_jax.rewards.workers import own_cores
@@ -72,6 +74,7 @@ __all__ = (
   'check_arguments',
   'checked',
   'completion_length',
+  'confined',
   'exact_match',
   'format_tags',
   'gsm8k',
@@ -83,6 +86,7 @@ __all__ = (
   'multiple_choice',
   'number',
   'own_cores',
+  'reasoning_gym',
   'regular_expression',
   'resolve',
   'score',

@@ -32,6 +32,7 @@ _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _PR_CAPBSET_DROP, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 24, 22, 38
 _USER = 1000  # inside
 _NOBODY = 65534  # outside, if root asked
+_CAPABILITY_VERSION_3 = 0x20080522
 _DEVICES = ('/dev/null', '/dev/zero', '/dev/random', '/dev/urandom')
 
 
@@ -179,22 +180,63 @@ def enter(spec: dict) -> None:
       pass
     os.setresgid(_USER, _USER, _USER)
     os.setresuid(_USER, _USER, _USER)
-  elif spec['confine'] == 'landlock' and os.geteuid() == 0:
-    for capability in range(64):
-      try:
-        _guard.prctl(_PR_CAPBSET_DROP, capability)
-      except OSError:  # beyond the last one
-        break
+  elif spec['confine'] == 'landlock':
+    _drop_bounding_set()
   os.chdir(spec['scratch'])
   _guard.prctl(_PR_SET_NO_NEW_PRIVS, 1)
   landlock = spec['confine'] == 'landlock'
   if landlock:
-    _landlock(spec['readable'], spec['scratch'])
-  _seccomp(landlock)
+    rules = _landlock(spec['readable'], spec['scratch'])
+    _syscall('landlock_restrict_self', rules, 0)
+    os.close(rules)
+  _install(_filter(landlock))
 
 
-def _landlock(readable: list[str], scratch: str) -> None:
-  """Refuses all files but these; see `man 7 landlock` for the bits."""
+def give_up_privileges() -> None:
+  """Leaves this process and all that it starts without any of root's rights.
+
+  The user stays the same. Unlike `enter`, it needs no exec to take effect.
+  """
+  _drop_bounding_set()
+  _guard.prctl(_PR_SET_NO_NEW_PRIVS, 1)
+  header = struct.pack('=Ii', _CAPABILITY_VERSION_3, 0)
+  _syscall('capset', header, bytes(24))
+
+
+class Confinement:
+  """Confines processes without an exec: those that this process forks.
+
+  Args:
+    readable: The only paths that they may read. They may write nothing but the
+      files that they have open.
+  """
+
+  def __init__(self, readable: list[str]):
+    self._rules = _landlock(readable, None)
+    self._filter = _filter(landlock=True)
+
+  def enter(self) -> None:
+    """Confines this process, for good; it must have one thread."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # files without a name
+    _syscall('landlock_restrict_self', self._rules, 0)
+    _install(self._filter)
+
+
+def _drop_bounding_set() -> None:
+  if os.geteuid() != 0:
+    return
+  for capability in range(64):
+    try:
+      _guard.prctl(_PR_CAPBSET_DROP, capability)
+    except OSError:  # beyond the last one
+      break
+
+
+def _landlock(readable: list[str], scratch: str | None) -> int:
+  """Rules that refuse all files but these; see `man 7 landlock` for the bits.
+
+  Only what lies in `scratch` may be written. Returns a file descriptor.
+  """
   version = _syscall('landlock_create_ruleset', None, ctypes.c_size_t(0), 1)
   bits = 13 + (version >= 2) + (version >= 3) + (version >= 5)
   handled = (1 << bits) - 1
@@ -207,7 +249,8 @@ def _landlock(readable: list[str], scratch: str) -> None:
   special = 1 << 6 | 1 << 9 | 1 << 11  # devices and sockets
   allowed = [(path, read_all) for path in readable]
   allowed += [(path, read_file | write) for path in _DEVICES]
-  allowed += [(scratch, handled & ~special)]
+  if scratch is not None:
+    allowed += [(scratch, handled & ~special)]
   for path, access in allowed:
     try:
       file = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -218,8 +261,7 @@ def _landlock(readable: list[str], scratch: str) -> None:
     rule = struct.pack('=Qi', access, file)
     _syscall('landlock_add_rule', rules, 1, rule, 0)
     os.close(file)
-  _syscall('landlock_restrict_self', rules, 0)
-  os.close(rules)
+  return rules
 
 
 # System calls by their numbers on x86_64 and aarch64; -1 where there is none.
@@ -227,6 +269,7 @@ _CALLED = {
   'landlock_create_ruleset': (444, 444),
   'landlock_add_rule': (445, 445),
   'landlock_restrict_self': (446, 446),
+  'capset': (126, 91),
 }
 _DENIED = {
   'socket': (41, 198), 'io_uring_setup': (425, 425), 'ptrace': (101, 117),
@@ -265,8 +308,8 @@ _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 
-def _seccomp(landlock: bool) -> None:
-  """Installs the filter of system calls: these fail with 'not permitted'."""
+def _filter(landlock: bool) -> bytes:
+  """A filter of system calls: these fail with 'not permitted'."""
   denied = {**_DENIED, **(_DENIED_BESIDE_LANDLOCK if landlock else {})}
   arch = _number((0xC000003E, 0xC00000B7))
   refuse = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
@@ -299,9 +342,12 @@ def _seccomp(landlock: bool) -> None:
       refuse,
     ]
   program.append((_RETURN, 0, 0, _ALLOW))
-  code = b''.join(struct.pack('=HBBI', *one) for one in program)
-  held = ctypes.create_string_buffer(code)
+  return b''.join(struct.pack('=HBBI', *one) for one in program)
+
+
+def _install(program: bytes) -> None:
+  held = ctypes.create_string_buffer(program)
   filter_ = ctypes.create_string_buffer(
-    struct.pack('@HP', len(program), ctypes.addressof(held))
+    struct.pack('@HP', len(program) // 8, ctypes.addressof(held))
   )
   _guard.prctl(_PR_SET_SECCOMP, 2, ctypes.addressof(filter_))

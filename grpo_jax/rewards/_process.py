@@ -13,8 +13,10 @@ from typing import Any
 
 from grpo_jax.rewards import _launch
 from grpo_jax.rewards import _worker
+from grpo_jax.rewards import sandbox
 
 _F_SETPIPE_SZ = 1031
+_GRACE_SECS = 0.5  # a confined worker ends a call before that itself
 _AT_ONCE = 4096  # bytes that an empty pipe takes whole
 
 
@@ -26,16 +28,26 @@ class Process:
     limits: dict[str, Any],
     time_limit_secs: float,
     start_limit_secs: float,
+    confined: bool = False,
   ):
+    self.confined = confined
     self._limit_secs = time_limit_secs
     self._start_limit_secs = start_limit_secs
     request_out, self._requests = os.pipe()
     self._answers, answer_in = os.pipe()
     # The worker's sys.path is ours, so that it finds the same modules.
     path = [item or os.getcwd() for item in sys.path]
+    apart, env = None, None
+    if confined:
+      packages = [one for one in path if one.endswith('-packages')]
+      readable = sandbox.readable(packages)
+      apart = {'limit_secs': time_limit_secs, 'readable': readable}
+      env = {key: os.environ[key] for key in _HARMLESS if key in os.environ}
+      env.update(_ENVIRONMENT)
+      self._limit_secs += _GRACE_SECS
     program = (
       f'import sys; sys.path[:] = {path!r}; from grpo_jax.rewards import'
-      f' _worker; _worker.main({request_out}, {answer_in})'
+      f' _worker; _worker.main({request_out}, {answer_in}, {apart!r})'
     )
     null = os.open(os.devnull, os.O_RDWR)
     try:
@@ -43,7 +55,8 @@ class Process:
         [sys.executable, '-c', program],
         fds=(request_out, answer_in),
         streams=dict(stdin=null, stdout=null, stderr=null),
-        guard_env={**os.environ, **_ENVIRONMENT},
+        env=env,
+        guard_env={**os.environ, **_ENVIRONMENT} if env is None else env,
         **limits,
       )
     finally:
@@ -192,6 +205,12 @@ class Process:
       self.secs = time.monotonic() - self._called_at
 
 
+# What a confined worker gets of the environment: where programs and caches lie,
+# and nothing in which a person keeps secrets.
+_HARMLESS = (
+  'PATH', 'HOME', 'LANG', 'LC_ALL', 'TZ', 'TMPDIR', 'LD_LIBRARY_PATH',
+  'MPLCONFIGDIR', 'XDG_CACHE_HOME', 'XDG_CONFIG_HOME',
+)  # fmt: skip
 _ENVIRONMENT = {
   'JAX_PLATFORMS': 'cpu',
   # Threads of these reserve address space, which is limited, and the workers

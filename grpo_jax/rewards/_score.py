@@ -152,7 +152,7 @@ class Scoring(contextlib.ExitStack):
         call = _calls.RewardCall(
           reward, column, 0, [prompt], [completion], [example]
         )
-        with contextlib.suppress(ValueError):  # `scores` raises it again
+        with contextlib.suppress(ValueError, RuntimeError):  # see `scores`
           self._begun[column, row] = self._begin(call)
     return row
 
@@ -168,6 +168,7 @@ class Scoring(contextlib.ExitStack):
     Raises:
       ValueError: The function or an example cannot be sent to a worker, or no
         worker can be started.
+      SandboxError: The system cannot confine what must be confined.
       RewardError: See `score`.
     """
     columns = [

@@ -8,11 +8,15 @@ take long, and is not counted as judging. The second has the values. Answers are
 JSON and no pickles, so that a judge cannot make the trainer run anything, and
 begin with the nonce, so that what a judge itself writes to the pipe is no
 answer.
+
+A worker for functions with the mark `confined` makes each call in a process of
+its own, as `_apart.py` tells.
 """
 
 import asyncio
 import contextlib
 import fcntl
+import functools
 import inspect
 import json
 import math
@@ -24,8 +28,10 @@ import sys
 import threading
 from typing import Any
 
+from grpo_jax.rewards import _apart
 from grpo_jax.rewards import _base
 from grpo_jax.rewards import _guard
+from grpo_jax.rewards import _marks
 
 HEADER = struct.Struct('<16sQ')
 READY = bytes(16)  # the nonce of the first words, before any request
@@ -34,12 +40,21 @@ _LONGEST = 300  # characters of a message
 _FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
 
-def main(requests: int, answers: int) -> None:
-  """Answers the requests on one pipe by answers on another."""
+def main(
+  requests: int, answers: int, confined: dict[str, Any] | None = None
+) -> None:
+  """Answers the requests on one pipe by answers on another.
+
+  Args:
+    requests: The end of a pipe to read from.
+    answers: The end of a pipe to write to.
+    confined: The arguments of `_apart.Apart`, to make each call apart.
+  """
   if sys.platform == 'linux':
     _guard.prctl(_guard._PR_SET_CHILD_SUBREAPER, 1)
   requests, answers = map(_private, (requests, answers))
   functions: dict[str | bytes, Any] = {}
+  apart = None if confined is None else _apart.Apart(**confined)
   _send(answers, READY, {})
   mine, is_mine = os.getpid(), os.fstat(answers).st_ino
   while True:
@@ -53,30 +68,50 @@ def main(requests: int, answers: int) -> None:
     try:
       if function_key not in functions:
         functions[function_key] = _loaded(function_key)
+      function = functions[function_key]
       arguments, kwargs = pickle.loads(arguments)
+      if apart is not None:
+        _prepare(function, arguments[2], batched)
       _send(answers, nonce, {'called': True})
       state = _State()
-      values = functions[function_key](*arguments, **kwargs)
-      if inspect.isawaitable(values):
-        values = asyncio.run(_awaited(values))
-      answer['values'] = _values(values, batched and len(arguments[0]))
-    except MemoryError:
-      answer['failure'] = 'memory'
-    except SystemExit as error:
-      answer['failure'] = f'exit {error.code}'[:_LONGEST]
+      rows = batched and len(arguments[0])
+      call = functools.partial(_called, function, arguments, kwargs, rows)
+      answer = call() if apart is None else apart.call(call)
+      if apart is not None and 'values' in answer:
+        answer['values'] = _values(answer['values'], rows or 1)
     except BaseException as error:
-      answer['failure'] = _text(error)
+      answer = {'failure': _failure(error)}
     if os.getpid() != mine:  # a judge has forked, and this is its child
       os._exit(0)
     # After a lack of memory nothing is sure about what the judge has left.
-    answer['last'] = answer.get('failure') == 'memory' or not (
-      state is None or state.restore()
-    )
+    memory = apart is None and answer.get('failure') == 'memory'
+    answer['last'] = memory or not (state is None or state.restore())
     if os.fstat(answers).st_ino != is_mine:
       os._exit(1)
     _send(answers, nonce, answer)
     if answer['last']:
       os._exit(0)
+
+
+def _prepare(function: Any, examples: Any, batched: bool) -> None:
+  """Lets a function that is marked import and read what it needs."""
+  prepare = _marks.prepare_of(function)
+  if prepare is not None:
+    for example in examples if batched else [examples]:
+      prepare(example)
+
+
+def _called(
+  function: Any, arguments: Any, kwargs: Any, rows: int | bool
+) -> dict[str, Any]:
+  """One call of a judge: its 'values', or its 'failure'."""
+  try:
+    values = function(*arguments, **kwargs)
+    if inspect.isawaitable(values):
+      values = asyncio.run(_awaited(values))
+    return {'values': _values(values, rows)}
+  except BaseException as error:
+    return {'failure': _failure(error)}
 
 
 def _private(number: int) -> int:
@@ -119,8 +154,12 @@ async def _awaited(value: Any) -> Any:
   return await value
 
 
-def _text(error: BaseException) -> str:
+def _failure(error: BaseException) -> str:
   """'raised ValueError: ...'; the text of the error itself may raise."""
+  if isinstance(error, MemoryError):
+    return 'memory'
+  if isinstance(error, SystemExit):
+    return f'exit {error.code}'[:_LONGEST]
   try:
     if isinstance(error, _base.RewardError):
       return str(error)[:_LONGEST]

@@ -95,14 +95,22 @@ def available() -> Available:
   """The first way of confining that works here; each is tried by a program."""
   reasons = {}
   for means in MEANS:
-    if sys.platform != 'linux':
-      reasons[means] = f'it is a part of Linux, and this is {sys.platform}'
-      continue
-    ran = _run("print('here')", '', Limits(time_secs=60.0), means)
-    if ran.stdout == 'here\n':
+    reason = refusal(means)
+    if not reason:
       return Available(means, reasons)
-    reasons[means] = f'{ran.failure} {ran.stderr[-300:]}'.strip()
+    reasons[means] = reason
   return Available('', reasons)
+
+
+@functools.cache
+def refusal(means: str) -> str:
+  """Why this system does not offer one of `MEANS`; '' if it does."""
+  if sys.platform != 'linux':
+    return f'it is a part of Linux, and this is {sys.platform}'
+  ran = _run("print('here')", '', Limits(time_secs=60.0), means)
+  if ran.stdout == 'here\n':
+    return ''
+  return f'{ran.failure} {ran.stderr[-300:]}'.strip()
 
 
 def missing() -> str:
@@ -204,7 +212,7 @@ def _guarded(
         'scratch': scratch,
         'scratch_bytes': limits.scratch_bytes,
         'files': files if means == 'namespaces' else {},
-        'readable': _readable(limits.readable),
+        'readable': readable(limits.readable),
       },
     )
   finally:
@@ -265,7 +273,7 @@ def _drain(texts: dict[int, bytearray], most: int) -> None:
       pass
 
 
-def _readable(more: Sequence[str]) -> list[str]:
+def readable(more: Sequence[str] = ()) -> list[str]:
   """The paths that a program may read: the system's, Python's, and `more`."""
   found = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
   link = sys.executable  # of a virtual environment, a chain of links

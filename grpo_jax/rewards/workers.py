@@ -11,6 +11,10 @@ JAX by themselves; `JAX_PLATFORMS=cpu` keeps a judge that imports JAX off the
 accelerators. What a judge prints goes nowhere.
 
 How a worker ends with everything that it started is told in `_guard.py`.
+
+A function that is marked by `rewards.confined` is called in workers of their
+own kind, which get no environment but a few harmless variables and make each
+call in a confined process; see `_apart.py`.
 """
 
 import collections
@@ -28,6 +32,8 @@ import time
 from typing import Any
 from typing import NamedTuple
 
+from grpo_jax.rewards import _marks
+from grpo_jax.rewards import sandbox
 from grpo_jax.rewards._base import Outcome
 from grpo_jax.rewards._base import resolve
 from grpo_jax.rewards._base import takes_lists
@@ -134,14 +140,20 @@ class Workers:
 
     Raises:
       ValueError: A function cannot be sent to another process.
+      SandboxError: See `run`.
     """
-    loads = [
-      pickle.dumps((_sent(function), None, False)) for function in functions
-    ]
-    while len(self._idle) < self._number:
-      worker = self._start()
-      self._idle.append(worker)
-      worker.load(loads)
+    marks = list(map(_is_confined, functions))
+    for confined in sorted(set(marks)) or [False]:
+      loads = [
+        pickle.dumps((_sent(function), None, False))
+        for function, mark in zip(functions, marks, strict=True)
+        if mark == confined
+      ]
+      missing = self._number - sum(w.confined == confined for w in self._idle)
+      for _ in range(missing):
+        worker = self._start(confined)
+        self._idle.append(worker)
+        worker.load(loads)
 
   def close(self) -> None:
     """Ends all workers. The pool may be used again, with new ones."""
@@ -207,6 +219,7 @@ class Workers:
     Raises:
       ValueError: A function or an argument cannot be sent to another process,
         or a worker cannot start at all.
+      SandboxError: The system cannot confine what must be confined.
     """
     # In this thread: nothing has to be ended in another one after an interrupt.
     with contextlib.closing(Stream()) as stream:
@@ -225,7 +238,7 @@ class Workers:
         while stream.goes_on() or busy:
           while stream.waiting and len(busy) < self._number:
             index = stream.waiting.popleft()
-            worker = self._idle.pop() if self._idle else self._start()
+            worker = self._idle_or_new(stream.confined[index])
             worker.begin(stream.requests[index], selector)
             busy[worker] = index
           until = None
@@ -252,8 +265,16 @@ class Workers:
           worker.end()
     return [outcomes[index] for index in range(len(outcomes))]
 
-  def _start(self) -> Process:
-    return Process(self._limits, self._time_limit_secs, self._start_limit_secs)
+  def _idle_or_new(self, confined: bool) -> Process:
+    for place, worker in reversed(list(enumerate(self._idle))):
+      if worker.confined == confined:
+        return self._idle.pop(place)
+    return self._start(confined)
+
+  def _start(self, confined: bool) -> Process:
+    return Process(
+      self._limits, self._time_limit_secs, self._start_limit_secs, confined
+    )
 
 
 class Stream:
@@ -264,6 +285,7 @@ class Stream:
   Attributes:
     calls: All that were added.
     requests: Each call as a worker reads it; empty once it is made.
+    confined: For each call, whether its function is marked by `confined`.
     waiting: The numbers of the calls that nobody has begun.
     pipe: What is written to it wakes the thread that makes calls.
     made: All outcomes, once they are there.
@@ -274,11 +296,12 @@ class Stream:
   def __init__(self):
     self.calls: list[Call] = []
     self.requests: list[bytes] = []
+    self.confined: list[bool] = []
     self.waiting: collections.deque[int] = collections.deque()
     self.pipe, self._wake = os.pipe()
     for end in (self.pipe, self._wake):
       os.set_blocking(end, False)
-    self._sent: dict[int, str | bytes] = {}
+    self._sent: dict[int, tuple[str | bytes, bool]] = {}
     self._is_ended = self._is_left = False
 
   def add(self, call: Call) -> int:
@@ -289,9 +312,13 @@ class Stream:
 
     Raises:
       ValueError: The function or an argument cannot be sent to another process.
+      SandboxError: The system cannot confine what must be confined.
     """
     key = id(call.function)  # `calls` keeps the function alive
-    sent = self._sent.get(key) or _sent(call.function)
+    if key in self._sent:
+      sent, confined = self._sent[key]
+    else:
+      sent, confined = _sent(call.function), _is_confined(call.function)
     try:
       arguments = pickle.dumps((call.arguments, dict(call.kwargs)))
     except Exception as error:
@@ -299,7 +326,8 @@ class Stream:
         f'An example cannot be sent to a worker process ({error}); keep plain'
         ' values in it, or judge in the process of the trainer.'
       ) from error
-    self._sent[key] = sent
+    self._sent[key] = sent, confined
+    self.confined.append(confined)
     self.requests.append(pickle.dumps((sent, arguments, call.batched)))
     self.calls.append(call)
     self.waiting.append(len(self.calls) - 1)
@@ -344,6 +372,27 @@ class Stream:
   def _tell(self) -> None:
     with contextlib.suppress(BlockingIOError):  # full: it is told already
       os.write(self._wake, b'x')
+
+
+def _is_confined(function: str | Callable[..., Any]) -> bool:
+  """Whether a function is marked by `rewards.confined`.
+
+  Raises:
+    SandboxError: It is, and the system cannot confine it.
+  """
+  named = function
+  if isinstance(function, str):
+    with contextlib.suppress(ValueError):  # which the worker will say
+      named = resolve(function)
+  if _marks.prepare_of(named) is None:
+    return False
+  if reason := sandbox.refusal('landlock'):
+    raise sandbox.SandboxError(
+      'A reward that needs confined workers cannot be called, because this'
+      f' system does not offer Landlock ({reason}); use a Linux kernel of 5.13'
+      ' or newer that has it switched on.'
+    )
+  return True
 
 
 def _sent(function: str | Callable[..., Any]) -> str | bytes:

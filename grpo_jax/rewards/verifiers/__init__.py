@@ -1,11 +1,13 @@
 """Verifiers: reward functions that compare a completion with a rule.
 
-One module per family. None raises an error on any completion, and each reads a
-bounded number of characters of it. README.md beside this folder has a table.
+One module per family. None raises an error on any completion but
+`reasoning_gym`, which runs in confined workers only; and each reads a bounded
+number of characters of it. README.md beside this folder has a table.
 """
 
 from grpo_jax.rewards.verifiers.boxed import boxed_text
 from grpo_jax.rewards.verifiers.choice import multiple_choice
+from grpo_jax.rewards.verifiers.gym import reasoning_gym
 from grpo_jax.rewards.verifiers.json_text import json_schema
 from grpo_jax.rewards.verifiers.length import completion_length
 from grpo_jax.rewards.verifiers.mathematics import math_equivalence
@@ -27,5 +29,6 @@ __all__ = (
   'math_equivalence',
   'multiple_choice',
   'number',
+  'reasoning_gym',
   'regular_expression',
 )

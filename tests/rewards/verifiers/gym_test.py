@@ -1,0 +1,191 @@
+"""reasoning-gym as a judge: in confined workers, whatever an answer is."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import sys
+import time
+
+import pytest
+
+from grpo_jax import rewards
+from grpo_jax.rewards import sandbox
+from grpo_jax.rewards import workers as workers_lib
+from grpo_jax.rewards.verifiers import gym
+
+SLOWNESS = float(os.environ.get('GRPO_JAX_TEST_SLOWNESS', 1.0))
+LIMIT_SECS = 2.0 * SLOWNESS
+LATE_SECS = 1.0 * SLOWNESS
+
+needs_package = pytest.mark.skipif(
+  importlib.util.find_spec('reasoning_gym') is None
+  or bool(sandbox.refusal('landlock')),
+  reason='reasoning-gym is not installed, or the system offers no Landlock',
+)
+# These evaluated what they were given, or never came back from it.
+HOSTILE = [
+  'binary_matrix', 'countdown', 'intermediate_integration', 'n_queens',
+  'puzzle24', 'simple_integration', 'spiral_matrix', 'string_insertion',
+]  # fmt: skip
+
+
+@pytest.fixture(scope='module')
+def pool():
+  with workers_lib.Workers(1, LIMIT_SECS) as workers:
+    yield workers
+
+
+def record(task, **parameters):
+  """As a source makes it; tasks that are not fit are judged here too."""
+  import reasoning_gym
+
+  (item,) = reasoning_gym.create_dataset(task, seed=1, size=1, **parameters)
+  made = {
+    'task': task,
+    'parameters': parameters,
+    'metadata': json.loads(json.dumps(item['metadata'], default=str)),
+  }
+  return {
+    'prompt': item['question'],
+    'answer': item['answer'],
+    'reasoning_gym': made,
+  }
+
+
+def judge(pool, example, *completions):
+  rows = len(completions)
+  return pool.judge(
+    'reasoning_gym', ['p'] * rows, completions, [example] * rows
+  )
+
+
+@needs_package
+@pytest.mark.parametrize('task', HOSTILE)
+def test_a_hostile_answer_writes_nothing_and_is_counted(pool, task, tmp_path):
+  example = record(task)
+  names = [str(pathlib.Path(one, 'evil')) for one in (tmp_path, pathlib.Path())]
+  writes = [
+    form.format(f'open({name!r}, "w")')
+    for name in names
+    for form in ('{}', '[{}]', 'x + {}')
+  ]
+  outcomes = judge(pool, example, *writes)
+  assert not any(map(os.path.exists, names))
+  assert all(one.failure or (one.reward or 0) < 0.1 for one in outcomes)
+  start = time.monotonic()
+  (outcome,) = judge(pool, example, '9**9**9**9')
+  assert time.monotonic() - start < LIMIT_SECS + LATE_SECS
+  assert outcome.failure in ('', 'time limit', 'memory')
+  if not outcome.failure:
+    assert (outcome.reward or 0) < 0.1
+  if example['answer'] is not None:
+    (outcome,) = judge(pool, example, example['answer'])
+    assert outcome.failure == ''
+
+
+@needs_package
+@pytest.mark.parametrize(
+  'task', ['binary_matrix', 'n_queens', 'spiral_matrix', 'string_insertion']
+)
+def test_an_answer_cannot_look_the_right_one_up(pool, task):
+  """The frame of the verifier has the reference; `eval` would give it."""
+  example = record(task)
+  look = (
+    'getattr(__import__("sys"), "_getframe")(1).f_locals["entry"]["answer"]'
+  )
+  forms = look, f'[{look}]', f'{look}.split()', f'list({look})'
+  for outcome in judge(pool, example, *forms):
+    assert (outcome.reward or 0) < 0.1, outcome
+
+
+@needs_package
+def test_what_the_verifiers_read_as_lists_still_counts(pool):
+  example = record('spiral_matrix')
+  listed = str([int(one) for one in example['answer'].split()])
+  (outcome,) = judge(pool, example, listed)
+  assert outcome.reward == 0.1  # what the package gives for this form
+  example = record('n_queens')
+  rows = [line.split() for line in example['answer'].splitlines()]
+  (outcome,) = judge(pool, example, str(rows))
+  assert outcome.reward == 0.5
+
+
+@needs_package
+def test_the_parameters_of_the_task_count(pool):
+  """puzzle24 asks its own settings which numbers are allowed."""
+  answer = '9 + 9 + 3 + 3'
+  for most, reward in ((8, 0.01), (10, 1.0)):
+    example = record('puzzle24', max_value=most)
+    (outcome,) = judge(pool, example, answer)
+    assert outcome.reward == reward
+
+
+@needs_package
+def test_the_answer_is_cut_out(pool):
+  example = record('chain_sum', max_terms=2, max_digits=1)
+  right = example['answer']
+  completions = {
+    right: 1,
+    f' {right}\n': 1,
+    f'<think>5</think><answer> {right} </answer> so': 1,
+    f'<answer>x</answer> <answer>{right}</answer>': 1,
+    f'<answer><answer>{right}</answer>': 1,
+    f'<answer>{right}</answer><answer>x</answer>': 0,
+    '<answer></answer>': 0,
+    '': 0,
+    ' \n': 0,
+  }
+  outcomes = judge(pool, example, *completions)
+  assert [one.reward for one in outcomes] == list(completions.values())
+
+
+@pytest.mark.parametrize(
+  'text, tag, require, answer',
+  [
+    ('a <x>b</x>', 'x', False, 'b'),
+    ('a <x>b</x>', None, True, 'a <x>b</x>'),
+    ('a <x>b</x>', 'answer', False, 'a <x>b</x>'),
+    ('a <x>b</x>', 'answer', True, ''),
+    ('</x><x>b', 'x', False, '</x><x>b'),
+    ('<x>b</x><x>c', 'x', True, 'b'),
+    ('<x>' * 50_000, 'x', True, ''),
+  ],
+)
+def test_which_text_is_the_answer(text, tag, require, answer):
+  assert gym._answer(text, tag, require) == answer
+
+
+def test_in_the_process_of_the_trainer_it_refuses():
+  example = {'answer': '1', 'reasoning_gym': {'task': 'gcd', 'parameters': {}}}
+  with pytest.raises(ValueError, match='judges in confined workers only'):
+    rewards.reasoning_gym('p', '1', example)
+  with pytest.raises(rewards.RewardError, match='judges in confined workers'):
+    term = rewards.WeightedReward('gym', rewards.reasoning_gym)
+    rewards.score([term], ['p'], ['1'], [example])
+
+
+@pytest.mark.parametrize(
+  'kwargs', [{'tag': '<x>'}, {'tag': 3}, {'tag': None, 'require_tag': True}]
+)
+def test_wrong_arguments_are_refused(kwargs):
+  with pytest.raises(ValueError, match='name of a tag is required'):
+    rewards.check_arguments(rewards.reasoning_gym, kwargs, 'kwargs')
+
+
+def test_without_landlock_a_run_does_not_start(monkeypatch):
+  monkeypatch.setattr(sandbox, 'refusal', lambda means: 'an old kernel')
+  with pytest.raises(ValueError, match='not offer Landlock .*.an old kernel'):
+    rewards.check_arguments(rewards.reasoning_gym, {}, 'kwargs')
+
+
+def test_a_record_of_another_source_is_refused():
+  with pytest.raises(ValueError, match="requires the field 'reasoning_gym'"):
+    gym.prepare({'prompt': 'p', 'answer': '1'})
+
+
+def test_a_missing_package_is_named(monkeypatch):
+  gym._task.cache_clear()
+  monkeypatch.setitem(sys.modules, 'reasoning_gym', None)
+  with pytest.raises(ValueError, match=r"pip install 'grpo_jax\[reasoning"):
+    gym.prepare({'reasoning_gym': {'task': 'gcd', 'parameters': {}}})
