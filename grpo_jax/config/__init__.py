@@ -47,6 +47,7 @@ FREE = (
   'evaluation.every_steps',
   'evaluation.examples',
   'evaluation.answer',
+  'data.too_long',  # so that a run that has met such a prompt can go on
   'learner.layout',
   'learner.micro_rows',
   'learner.row_completions',
@@ -77,11 +78,12 @@ def default() -> ml_collections.ConfigDict:
     A `ConfigDict`, which refuses fields that it does not have.
   """
   values = dataclasses.asdict(Config())
-  # A ConfigDict fixes the type of a field by its first value, and this field
-  # has two: a text, or a tuple of sources.
-  values['data']['train'] = ml_collections.FieldReference(
-    values['data']['train'], field_type=object
-  )
+  # A ConfigDict fixes the type of a field by its first value, and these fields
+  # have two: a text, or a tuple of sources.
+  for name in ('train', 'heldout'):
+    values['data'][name] = ml_collections.FieldReference(
+      values['data'][name], field_type=object
+    )
   return ml_collections.ConfigDict(values)
 
 

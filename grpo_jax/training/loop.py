@@ -34,6 +34,7 @@ from grpo_jax.training import session as session_lib
 from grpo_jax.training import speed
 from grpo_jax.training import stop_signal
 from grpo_jax.training import warm_up
+from grpo_jax.training import widths
 from grpo_jax.training.session import Progress
 from grpo_jax.training.session import Session
 from grpo_jax.training.session import Unwritten
@@ -290,6 +291,7 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
     config.resample_rounds,
     config.retire_solved,
     run.config.evaluation.right_reward,
+    widths.fits(run.config, run.tokenizer),
   )
 
 
@@ -313,13 +315,21 @@ def heldout_accuracy(run: build.Run, step: int) -> float | None:
   """The mean of the first reward over greedy answers to held-out problems.
 
   For a reward of 0 or 1 this is the accuracy. It is None if the run has no
-  held-out problems, or if no answer was judged.
+  held-out problems, if no answer was judged, or if all of them are too long and
+  dropped.
   """
   if run.heldout is None:
     return None
-  number = min(run.config.evaluation.examples, len(run.heldout))
+  records = data.take_fitting(
+    run.heldout,
+    0,
+    run.config.evaluation.examples,
+    widths.fits(run.config, run.tokenizer),
+  )
+  if not records:
+    return None
   rollout = rollout_lib.collect(
-    data.take(run.heldout, 0, number),
+    records,
     run.engine,
     run.tokenizer,
     run.rewards,
