@@ -3,6 +3,10 @@
 from collections.abc import Sequence
 import functools
 import os
+import threading
+from typing import Any
+
+import numpy as np
 
 from grpo_jax.data import _records
 
@@ -41,16 +45,57 @@ def array_record_source(
   )
 
 
-def _rows(paths: Sequence[str]):
-  """The records as bytes."""
-  from array_record.python import array_record_data_source
+class Rows:
+  """Random access to the records of ArrayRecord files, as bytes.
 
-  for path in paths:
-    open(path, 'rb').close()  # whose error says in a word what is wrong
+  `ArrayRecordDataSource` of the package does this too, but reads a record of a
+  file with a million in 8 ms (array_record 0.8), because it hands over a list
+  of places. Reading a range takes 5 us.
+
+  Args:
+    files: The path of each file, the place in it of the first record to read,
+      and how many to read; None: all.
+  """
+
+  def __init__(self, files: Sequence[tuple[str, int, int | None]]):
+    self._readers = [_opened(path) for path, _, _ in files]
+    self._first = [first for _, first, _ in files]
+    sizes = [
+      reader.num_records() if count is None else count
+      for reader, (_, _, count) in zip(self._readers, files, strict=True)
+    ]
+    self._ends = np.cumsum(sizes, dtype=np.int64)
+    self._lock = threading.Lock()
+
+  def __len__(self) -> int:
+    return int(self._ends[-1]) if len(self._ends) else 0
+
+  def __getitem__(self, place: int) -> bytes:
+    number = int(np.searchsorted(self._ends, place, 'right'))
+    before = int(self._ends[number - 1]) if number else 0
+    place += self._first[number] - before
+    with self._lock:
+      return self._readers[number].read(place, place + 1)[0]
+
+
+def _rows(paths: Sequence[str]) -> Rows:
+  return Rows([(path, 0, None) for path in paths])
+
+
+def _opened(path: str) -> Any:
+  """A reader of one file, which does not read ahead."""
+  from array_record.python import array_record_module
+
+  open(path, 'rb').close()  # whose error says in a word what is wrong
   try:
-    return array_record_data_source.ArrayRecordDataSource(list(paths))
+    reader = array_record_module.ArrayRecordReader(
+      path, options='readahead_buffer_size:0', file_reader_buffer_size=2**15
+    )
+    if not reader.ok():  # closing it raises an error that says why
+      reader.close()
+    return reader
   except (RuntimeError, ValueError) as error:
     raise ValueError(
-      f'{", ".join(map(repr, paths))} cannot be read as ArrayRecord ({error});'
-      ' give files that array_record has written.'
+      f'{path!r} cannot be read as ArrayRecord ({error}); give a file that'
+      ' array_record has written.'
     ) from error

@@ -17,7 +17,7 @@ _FORMATS = {
   'array_record': 'array_record',
   'arrayrecord': 'array_record',
 }
-_SUFFIX = re.compile(r'\.(\w+?)(-\d+-of-\d+)?$')
+_SUFFIX = re.compile(r'\.(\w+?)(-[\d*]+(-of-[\d*]+)?)?$')
 
 
 def cache_directory() -> pathlib.Path:
@@ -34,7 +34,7 @@ def format_of(name: str) -> str | None:
   >>> format_of('data/*.parquet'), format_of('arithmetic')
   ('parquet', None)
   """
-  found = _SUFFIX.search(name.replace('-*', ''))
+  found = _SUFFIX.search(name)
   return _FORMATS.get(found.group(1)) if found else None
 
 

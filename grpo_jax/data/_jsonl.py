@@ -29,10 +29,10 @@ class JsonlSource:
 
   At construction the file is read once, and only the position of each record is
   kept, 8 bytes each. Every line of a file of up to 16 MiB is checked then, and
-  10,000 lines of a larger one; each record is checked again when it is read.
-  Reading a record opens the file again, so a source can be pickled and read by
-  several threads. Iteration reads the whole file once. The file must not change
-  meanwhile. Blank lines are skipped.
+  a sample of the lines of a larger one. Each record is checked again when it is
+  read. Reading a record opens the file again, so a source can be pickled and
+  read by several threads. Iteration reads the whole file once. The file must
+  not change meanwhile. Blank lines are skipped.
 
   An item is the whole record, with two fields added: 'prompt' and 'answer',
   copies of the named fields. The record {'question': '1+1=', 'solution': 2}
@@ -79,10 +79,10 @@ class JsonlSource:
           f'The file {str(self.path)!r} holds no record, but a source of'
           ' prompts needs at least one; write one JSON object on each line.'
         )
-      most = _records.MOST_CHECKED
+      places = _records.checked_places(len(offsets))
       if os.fstat(file.fileno()).st_size <= _CHECKED_BYTES:
-        most = len(offsets)
-      for place in _records.some_places(len(offsets), most):
+        places = range(len(offsets))
+      for place in places:
         self._read(file, place)
 
   def __len__(self) -> int:

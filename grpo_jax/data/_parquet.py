@@ -1,9 +1,9 @@
 """Prompts in Parquet files.
 
 Parquet is written in row groups, each of which is decoded as a whole. So a few
-row groups are kept in memory, and a record of another one costs decoding it: a
-millisecond for a thousand rows. Some writers put a million rows into one group.
-Such a file is written out once, group by group, as an Arrow stream in a
+row groups are kept in memory. A record of another one costs decoding it, which
+takes 8 ms for a thousand rows, and some writers put a million rows into one. So
+larger files are written out once, group by group, as an Arrow stream in a
 temporary file, which then is read row by row through a memory map.
 """
 
@@ -23,7 +23,8 @@ from grpo_jax.data import _files
 from grpo_jax.data import _records
 
 _KEPT_BYTES = 2**26  # of decoded row groups, in memory
-_GROUP_BYTES = 2**22  # of a group that is decoded for one record
+_WRITTEN_BYTES = 2**33  # of a temporary file, if row groups are small
+_GROUP_BYTES = 2**22  # of a small row group
 _BATCH_ROWS = 1000  # of the temporary file
 
 
@@ -34,10 +35,11 @@ def parquet_source(
 ) -> _records.FileSource:
   """Random access to the records of Parquet files, one after the other.
 
-  At most 64 MiB of row groups are kept in memory. A file that is larger, and
-  has row groups of more than 4 MiB, is written out as a temporary file of
-  about the size of its data; write such files with `row_group_size=1000` to
-  spare that.
+  At most 64 MiB of row groups are kept in memory. Larger files are written out
+  as a temporary file of about the size of their data, in the user's cache
+  directory. Files of more than 8 GiB are not, if they were written with row
+  groups of up to 4 MiB (`row_group_size=1000`, say); then the row group of each
+  record is decoded.
 
   Args:
     paths: One file or several.
@@ -81,7 +83,8 @@ def _rows(paths: Sequence[str]) -> Any:
       group = about.row_group(number)
       groups.append((path, number, group.num_rows, group.total_byte_size))
   sizes = [size for *_, size in groups]
-  if sum(sizes) > _KEPT_BYTES and max(sizes) > _GROUP_BYTES:
+  small = sum(sizes) > _WRITTEN_BYTES and max(sizes) <= _GROUP_BYTES
+  if sum(sizes) > _KEPT_BYTES and not small:
     changed = tuple(os.stat(path).st_mtime_ns for path in paths)
     return _written_out(tuple(paths), changed)
   return _RowGroups([group[:3] for group in groups])
@@ -100,6 +103,7 @@ class _RowGroups:
     self._ends = np.cumsum(rows, dtype=np.int64)
     self._kept: collections.OrderedDict[int, Any] = collections.OrderedDict()
     self._lock = threading.Lock()
+    self._files: dict[str, Any] = {}
 
   def __len__(self) -> int:
     return int(self._ends[-1]) if len(self._ends) else 0
@@ -117,8 +121,11 @@ class _RowGroups:
       table = self._kept.pop(number, None)
       if table is None:
         path, group, _ = self._groups[number]
-        with parquet.ParquetFile(path) as file:
-          table = file.read_row_group(group, use_threads=False)
+        # Opened once: reading what a file says of a thousand row groups takes
+        # longer than reading one of them.
+        if path not in self._files:
+          self._files[path] = parquet.ParquetFile(path)
+        table = self._files[path].read_row_group(group, use_threads=False)
       self._kept[number] = table  # the last one in the order
       while (
         len(self._kept) > 1
