@@ -62,3 +62,103 @@ def test_measuring_opens_a_file_once_and_not_for_each_record(
   assert found.data.prompt_buckets == (19,)
   # For the cache's hash, to check every line, and to measure.
   assert opened == [file] * 3
+
+
+def config_of(file, **changes):
+  return runs.small(
+    **{
+      **OPEN,
+      'data.train': file,
+      'data.heldout': '',
+      'warm_up.steps': 0,
+      **changes,
+    }
+  )
+
+
+TOKENIZER = data.character_tokenizer('0123456789+=')
+
+
+def test_many_records_are_sampled_and_get_a_margin(tmp_path, monkeypatch):
+  monkeypatch.setattr(widths, 'MOST_RECORDS', 50)
+  monkeypatch.setattr(widths, '_SAMPLE', 20)
+  monkeypatch.setattr(widths, '_LEAST_SAMPLE', 5)
+  encoded = []
+
+  class Counting(data.Tokenizer):
+    def encode_prompt(self, prompt):
+      encoded.append(prompt)
+      return super().encode_prompt(prompt)
+
+  counting = Counting(
+    **{
+      field.name: getattr(TOKENIZER, field.name)
+      for field in dataclasses.fields(TOKENIZER)
+      if field.init
+    }
+  )
+  records = [{'prompt': '1' * 30, 'answer': '1'}] * 50
+  for number, width in ((50, 30), (51, 40)):  # 30 * 5 / 4, as a multiple of 8
+    encoded.clear()
+    records = records[:1] * number
+    file = written(tmp_path / f'{number}.jsonl', records)
+    found = widths.with_widths(config_of(file), counting, marks.NOTHING)
+    assert found.data.prompt_buckets == (width,)
+    assert len(encoded) == (50 if number == 50 else 20)
+
+
+def test_widths_are_cached_until_something_changes(tmp_path, cache):
+  records = [{'prompt': '11', 'answer': '1'}, {'prompt': '1', 'answer': '1'}]
+  file = written(tmp_path / 'a.jsonl', records)
+
+  def found(tokenizer=TOKENIZER, **changes):
+    config = config_of(file, **changes)
+    return widths.with_widths(config, tokenizer, marks.NOTHING).data
+
+  assert found().prompt_buckets == (2,)
+  (kept,) = cache.iterdir()
+  assert json.loads(kept.read_text()) == {'prompt': 2, 'completion': 0}
+  kept.write_text('{"prompt": 9, "completion": 0}')
+  assert found().prompt_buckets == (9,)  # so it is read
+  # max_tokens is no part of what is kept.
+  assert found(**{'sampler.max_tokens': 7}).completion_buckets == (7,)
+  for damage in ('', '[]', '{"prompt": 3}', '{"prompt": "9", "completion": 0}',
+                 '{"prompt": 0, "completion": 0}', '\0'):  # fmt: skip
+    kept.write_text(damage)
+    assert found().prompt_buckets == (2,)
+    assert json.loads(kept.read_text())['prompt'] == 2
+  kept.write_text('{"prompt": 9, "completion": 0}')
+  other = data.character_tokenizer('0123456789+=-')
+  assert found(other).prompt_buckets == (2,)
+  assert found(**{'data.answer_field': ''}).prompt_buckets == (2,)
+  written(tmp_path / 'a.jsonl', [{'prompt': '111', 'answer': '1'}])
+  assert found().prompt_buckets == (3,)
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
+  file = written(tmp_path / 'a.jsonl', [{'prompt': '11', 'answer': '1'}])
+  monkeypatch.setenv('XDG_CACHE_HOME', file)  # no folder
+  found = widths.with_widths(config_of(file), TOKENIZER, marks.NOTHING)
+  assert found.data.prompt_buckets == (2,)
+
+
+def test_what_fits(tmp_path):
+  config = runs.small(**{'data.prompt_buckets': (2, 4)})
+  assert widths.fits(config, TOKENIZER) is None
+  assert widths.shown_fits(config, TOKENIZER) is None
+  config = runs.small(
+    **{
+      'data.prompt_buckets': (2, 4),
+      'data.completion_buckets': (6,),
+      'data.too_long': 'drop',
+    }
+  )
+  fits = widths.fits(config, TOKENIZER)
+  assert [fits({'prompt': '1' * n}) for n in (3, 4, 5)] == [True, True, False]
+  shown = widths.shown_fits(config, TOKENIZER)
+  # The end token takes one.
+  assert [shown({'prompt': '1', 'answer': '1' * n}) for n in (5, 6)] == [
+    True,
+    False,
+  ]
+  assert not shown({'prompt': '11111', 'answer': '1'})
