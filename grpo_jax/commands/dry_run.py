@@ -11,14 +11,15 @@ import jax
 import numpy as np
 
 from grpo_jax import config as config_lib
-from grpo_jax import data
 from grpo_jax.config import Config
+from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import rollout as rollout_lib
 from grpo_jax.rollouts.types import Rollout
 from grpo_jax.training import bucket
 from grpo_jax.training import build
 from grpo_jax.training import build_rewards
 from grpo_jax.training import build_updater
+from grpo_jax.training import widths
 from grpo_jax.training import workdir as workdir_lib
 
 GIB = 2**30
@@ -59,9 +60,16 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
   update = build_updater.updater(run)
   update.frozen = build.frozen_params(run)
   run.engine.load(update.whole(build.initial_params(run)), version=0)
+  records, _, _ = dynamic_sampling.next_records(
+    run.prompts,
+    run.epoch,
+    0,
+    config.sampler.prompts,
+    fits=widths.fits(config, run.tokenizer),
+  )
   with build_rewards.workers(config, run.rewards) as workers:
     rollout = rollout_lib.collect(
-      data.take(run.prompts, 0, config.sampler.prompts),
+      records,
       run.engine,
       run.tokenizer,
       run.rewards,

@@ -28,6 +28,7 @@ from grpo_jax.training import joining
 from grpo_jax.training import marks
 from grpo_jax.training import processes
 from grpo_jax.training import sources
+from grpo_jax.training import widths
 from grpo_jax.training import workdir as workdir_lib
 from grpo_jax.training.checkpoint import Checkpoints
 from grpo_jax.training.marks import NOTHING
@@ -154,11 +155,22 @@ def evaluate(
     raise ValueError(
       'The config has no held-out problems; give --config.data.heldout.'
     )
+  records = data.take_fitting(
+    heldout,
+    0,
+    examples or config.examples,
+    widths.fits(run.config, run.tokenizer),
+  )
+  if not records:
+    raise ValueError(
+      'All held-out problems are longer than the largest of data.prompt_buckets'
+      " and dropped by data.too_long='drop'; give shorter ones."
+    )
   answer = answer or build.answer_function(run.config)
   rewards = build_rewards.functions(run.config, given, run.mesh)
   with build_rewards.workers(run.config, rewards) as workers:
     rollout = rollout_lib.collect(
-      data.take(heldout, 0, min(examples or config.examples, len(heldout))),
+      records,
       run.engine,
       run.tokenizer,
       rewards,

@@ -315,6 +315,18 @@ def _checks_of_windows(model: Any):
 
 def _checks_of_sources(data: Any):
   """As `checks`, of the sources of prompts."""
+  yield (
+    data.too_long in ('refuse', 'drop'),
+    f"data.too_long={data.too_long!r}; give 'refuse' or 'drop'",
+  )
+  if not isinstance(data.heldout, str):
+    yield len(data.heldout) > 0, "no source in data.heldout; give one, or ''"
+    for place, source in enumerate(data.heldout):
+      yield (
+        source.weight == 1,
+        f'data.heldout[{place}].weight={source.weight}, but held-out sources '
+        'are read one after the other and have no weights; leave it out',
+      )
   if isinstance(data.train, str):
     return
   yield len(data.train) > 0, 'no source in data.train; give one'

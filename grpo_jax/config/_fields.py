@@ -84,11 +84,15 @@ class Lora:
 class Source:
   """One of several sources of prompts; see `Data.train`."""
 
-  # 'arithmetic', 'largest', or the path of a JSONL file.
+  # As in data.train: a built-in task, files, a folder, 'tfds:NAME', or your own
+  # as 'module:function'.
   name: str = 'arithmetic'
-  # Share of the prompts, relative to the other weights.
+  # Share of the prompts, relative to the other weights. Held-out sources have
+  # none: they are read one after the other.
   weight: float = 1.0
-  # Arguments of a source that takes some.
+  # Arguments of the source. Files take prompt_field and answer_field, where
+  # they differ from those of the config; folders and 'tfds:NAME' also split,
+  # such as 'test'; 'tfds:NAME' also data_dir; a function its own.
   kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -97,17 +101,21 @@ class Data:
   """Prompts and tokenizer: the built-in arithmetic, or files of your own."""
 
   # Prompts to train on: 'arithmetic' (sums), 'largest' (the largest of four
-  # numbers), the path of a JSONL file, or several of these with weights:
-  # ({'name': 'a.jsonl', 'weight': 3.0}, {'name': 'b.jsonl', 'weight': 1.0}).
+  # numbers), files that end in .jsonl, .parquet or .array_record (* matches
+  # several), a folder that save_to_disk of Hugging Face datasets has written,
+  # 'tfds:NAME' for a prepared data set of TensorFlow Datasets, a function of
+  # your own as 'module:function' that returns an object with a length and
+  # dicts, or several of these with weights:
+  # ({'name': 'a.jsonl', 'weight': 3.0}, {'name': 'b.parquet', 'weight': 1.0}).
   train: str | tuple[Source, ...] = 'arithmetic'
-  # Problems to evaluate on: 'arithmetic', 'largest', or the path of a JSONL
-  # file. '': do not evaluate.
+  # Problems to evaluate on, named as in data.train; of several sources one
+  # after the other. '': do not evaluate.
   heldout: str | tuple[Source, ...] = 'arithmetic'
-  # Field of a JSONL record that has the prompt: a text, or a list of messages
-  # with 'role' and 'content'.
+  # Field of a record in a file that has the prompt: a text, or a list of
+  # messages with 'role' and 'content'.
   prompt_field: str = 'prompt'
-  # Field of a JSONL record that has the reference answer. '': no reward needs
-  # an answer.
+  # Field of a record in a file that has the reference answer. '': no reward
+  # needs an answer.
   answer_field: str = 'answer'
   # Tokenizer: '' for that of the model in model.path, 'arithmetic' for single
   # characters, 'package:NAME' for the GGUF file in an installed package, or the
@@ -131,11 +139,16 @@ class Data:
   completion_prefix: str = ''
   # Widths to which prompts are padded, tokens; the largest is the longest
   # prompt allowed. A program is compiled for each width that is used. (): one
-  # width, that of the longest prompt in the data.
+  # width, that of the longest prompt in the data; of more than 16,000 records,
+  # a quarter above that of the longest of 2,000.
   prompt_buckets: tuple[int, ...] = ()
   # The same for completions; the largest must hold sampler.max_tokens. (): one
   # width, sampler.max_tokens, or that of the longest demonstration.
   completion_buckets: tuple[int, ...] = ()
+  # What to do with a prompt that is longer than the largest width: 'refuse'
+  # ends the run with an error, from which it can go on; 'drop' takes the next
+  # prompt and counts the others (metric prompts_too_long).
+  too_long: str = 'refuse'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,23 +21,36 @@ from grpo_jax.data._arithmetic import ALPHABET
 from grpo_jax.data._arithmetic import ArithmeticDemonstrations
 from grpo_jax.data._arithmetic import ArithmeticSource
 from grpo_jax.data._arithmetic import arithmetic_demonstrations
+from grpo_jax.data._array_record import array_record_source
+from grpo_jax.data._arrow import arrow_source
 from grpo_jax.data._chat import ChatTemplate
 from grpo_jax.data._chat import Prompt
 from grpo_jax.data._chat import PromptFormat
 from grpo_jax.data._chat import prompt_problem
 from grpo_jax.data._chat import prompt_text
+from grpo_jax.data._files import cache_directory
+from grpo_jax.data._files import files
+from grpo_jax.data._files import fingerprint
+from grpo_jax.data._files import format_of
 from grpo_jax.data._gguf import gguf_metadata
+from grpo_jax.data._joined import Joined
 from grpo_jax.data._jsonl import JsonlSource
 from grpo_jax.data._largest import LargestSource
+from grpo_jax.data._parquet import parquet_source
 from grpo_jax.data._prompts import epoch_rows
 from grpo_jax.data._prompts import mixture
 from grpo_jax.data._prompts import prompt_stream
 from grpo_jax.data._prompts import take
+from grpo_jax.data._prompts import take_fitting
 from grpo_jax.data._reasoning_gym import ReasoningGymSource
 from grpo_jax.data._reasoning_gym import reasoning_gym_source
+from grpo_jax.data._records import MOST_CHECKED
+from grpo_jax.data._records import FileSource
+from grpo_jax.data._records import some_places
 from grpo_jax.data._save import is_in_folder
 from grpo_jax.data._save import save_ends
 from grpo_jax.data._save import save_tokenizer
+from grpo_jax.data._tfds import tfds_source
 from grpo_jax.data._tokenizer import Tokenizer
 from grpo_jax.data._tokenizer import character_tokenizer
 from grpo_jax.data._tokenizer_from import check_vocab_size
@@ -45,9 +58,12 @@ from grpo_jax.data._tokenizer_from import tokenizer_from
 
 __all__ = (
   'ALPHABET',
+  'MOST_CHECKED',
   'ArithmeticDemonstrations',
   'ArithmeticSource',
   'ChatTemplate',
+  'FileSource',
+  'Joined',
   'JsonlSource',
   'LargestSource',
   'Prompt',
@@ -55,18 +71,28 @@ __all__ = (
   'ReasoningGymSource',
   'Tokenizer',
   'arithmetic_demonstrations',
+  'array_record_source',
+  'arrow_source',
+  'cache_directory',
   'character_tokenizer',
   'check_vocab_size',
   'epoch_rows',
+  'files',
+  'fingerprint',
+  'format_of',
   'gguf_metadata',
   'is_in_folder',
   'mixture',
+  'parquet_source',
   'prompt_problem',
   'prompt_stream',
   'prompt_text',
   'reasoning_gym_source',
   'save_ends',
   'save_tokenizer',
+  'some_places',
   'take',
+  'take_fitting',
+  'tfds_source',
   'tokenizer_from',
 )

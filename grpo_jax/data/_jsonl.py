@@ -8,25 +8,31 @@ None in it. And its errors do not name the line.
 
 from collections.abc import Iterator
 import dataclasses
-import json
-import math
 import os
 from typing import Any
+from typing import BinaryIO
 
 import numpy as np
 
-from grpo_jax.data._chat import prompt_problem
+from grpo_jax.data import _records
+
+# Of a larger file some lines are checked when the source is made: checking all
+# of a million takes ten seconds, and finding where they begin half a second.
+_CHECKED_BYTES = 2**24
+_CHUNK_BYTES = 2**22  # read at once, which bounds the memory
+_BLANK = np.frombuffer(b' \t\n\r\x0b\x0c', np.uint8)
 
 
 @dataclasses.dataclass(frozen=True)
 class JsonlSource:
   """Random access to the records of a JSONL file.
 
-  At construction the file is read once and every line is checked. Only the
-  position of each record in the file is kept, 8 bytes each. Reading a record
-  opens the file again, so a source can be pickled and read by several threads.
-  Iteration reads the whole file once. The file must not change meanwhile. Blank
-  lines are skipped.
+  At construction the file is read once, and only the position of each record is
+  kept, 8 bytes each. Every line of a file of up to 16 MiB is checked then, and
+  a sample of the lines of a larger one. Each record is checked again when it is
+  read. Reading a record opens the file again, so a source can be pickled and
+  read by several threads. Iteration reads the whole file once. The file must
+  not change meanwhile. Blank lines are skipped.
 
   An item is the whole record, with two fields added: 'prompt' and 'answer',
   copies of the named fields. The record {'question': '1+1=', 'solution': 2}
@@ -54,99 +60,77 @@ class JsonlSource:
   _offsets: np.ndarray = dataclasses.field(
     init=False, repr=False, compare=False
   )
+  # The number of each line, counted from 0; None if no line is blank.
+  _lines: np.ndarray | None = dataclasses.field(
+    init=False, repr=False, compare=False
+  )
 
   def __post_init__(self):
-    offsets, offset = [], 0
     # Absolute, because a reward function may change the directory. A frozen
     # dataclass refuses plain assignment, here too.
     object.__setattr__(self, '_file', os.path.abspath(self.path))
     # As bytes: offsets into text are no positions that a file can seek.
     with open(self.path, 'rb') as file:
-      for number, line in enumerate(file, start=1):
-        if line.strip():
-          self._check(number, line)
-          offsets.append(offset)
-        offset += len(line)
-    if not offsets:
-      raise ValueError(
-        f'The file {str(self.path)!r} holds no record, but a source of prompts'
-        ' needs at least one; write one JSON object on each line.'
-      )
-    object.__setattr__(self, '_offsets', np.asarray(offsets, np.int64))
+      offsets, lines = _starts(file)
+      object.__setattr__(self, '_offsets', offsets)
+      object.__setattr__(self, '_lines', lines)
+      if not len(offsets):
+        raise ValueError(
+          f'The file {str(self.path)!r} holds no record, but a source of'
+          ' prompts needs at least one; write one JSON object on each line.'
+        )
+      places = _records.checked_places(len(offsets))
+      if os.fstat(file.fileno()).st_size <= _CHECKED_BYTES:
+        places = range(len(offsets))
+      for place in places:
+        self._read(file, place)
 
   def __len__(self) -> int:
     return len(self._offsets)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
+    place = range(len(self))[index]  # raises an IndexError past the end
     with open(self._file, 'rb') as file:
-      file.seek(self._offsets[index])
-      return self._record(file.readline())
+      return self._read(file, place)
 
   def __iter__(self) -> Iterator[dict[str, Any]]:
     with open(self._file, 'rb') as file:
-      for line in file:
-        if line.strip():
-          yield self._record(line)
+      for place in range(len(self)):
+        yield self._read(file, place)
 
-  def _record(self, line: bytes) -> dict[str, Any]:
-    """The record in a line that `_check` has passed."""
-    record = _parse(line)
-    fields = {'prompt': record[self.prompt_field]}
-    if self.answer_field is not None:
-      fields['answer'] = record[self.answer_field]
-    return record | fields
-
-  def _check(self, number: int, line: bytes):
-    """Raises a ValueError that names the line, if the line cannot be used."""
-    where = f'Line {number} of {str(self.path)!r}'
-    try:
-      record = _parse(line)
-    # Bytes that are no UTF-8 raise it too; thousands of lists, one in another,
-    # a RecursionError.
-    except (ValueError, RecursionError) as error:
-      raise ValueError(
-        f'{where} is not valid JSON in UTF-8 ({error}); write one JSON object'
-        ' on each line.'
-      ) from error
-    if not isinstance(record, dict):
-      raise ValueError(
-        f'{where} is {json.dumps(record):.40}, but a JSON object is required;'
-        f' write it as {{"{self.prompt_field}": ...}}.'
-      )
-    if problem := prompt_problem(record.get(self.prompt_field)):
-      raise ValueError(
-        f'{where} needs a text or a list of messages in the field'
-        f' {self.prompt_field!r}, but {problem}, and the fields are'
-        f' {sorted(record)}; correct the line or name another prompt_field.'
-      )
-    if self.answer_field is not None and record.get(self.answer_field) is None:
-      raise ValueError(
-        f'{where} needs a value in the field {self.answer_field!r}, but has'
-        f' the fields {sorted(record)}; correct the line, name another'
-        ' answer_field, or pass answer_field=None.'
-      )
-    # A record's own 'answer' is read too, where no other field is its answer.
-    for field in (self.prompt_field, self.answer_field or 'answer'):
-      if (unusable := _not_finite(record.get(field))) is not None:
-        raise ValueError(
-          f'{where} has the number {unusable} in the field {field!r}, but only'
-          ' finite numbers can be used there; correct or remove the line.'
-        )
+  def _read(self, file: BinaryIO, place: int) -> dict[str, Any]:
+    """The record at a place; a ValueError names its line if it is unusable."""
+    offset = int(self._offsets[place])
+    if file.tell() != offset:  # a seek would drop what has been read ahead
+      file.seek(offset)
+    number = place if self._lines is None else int(self._lines[place])
+    where = f'Line {number + 1} of {str(self.path)!r}'
+    record = _records.parsed(file.readline(), where, self.prompt_field)
+    return _records.checked(record, where, self.prompt_field, self.answer_field)
 
 
-def _parse(line: bytes) -> Any:
-  # '-sig', because some editors begin a file with a byte-order mark.
-  return json.loads(line.decode('utf-8-sig'))
+def _starts(file: BinaryIO) -> tuple[np.ndarray, np.ndarray | None]:
+  """Where the lines that are not blank begin, and their numbers from 0.
 
-
-def _not_finite(value: Any) -> float | None:
-  """A number in a JSON value that is NaN or infinite; None if it has none."""
-  # A loop, because the value may be nested as deeply as Python lets calls be.
-  waiting = [value]
-  while waiting:
-    value = waiting.pop()
-    if isinstance(value, dict | list):
-      waiting += value.values() if isinstance(value, dict) else value
-    elif isinstance(value, float) and not math.isfinite(value):
-      return value
-  return None
+  The numbers are None if no line is blank.
+  """
+  parts, first, done, begins = [], [], 0, True
+  while chunk := file.read(_CHUNK_BYTES):
+    codes = np.frombuffer(chunk, np.uint8)
+    here = np.flatnonzero(codes == ord('\n')) + 1
+    if begins:  # a line begins with the chunk
+      here = np.concatenate([[0], here])
+    begins = chunk.endswith(b'\n')
+    here = here[here < len(codes)]
+    parts.append(here + done)
+    first.append(codes[here])
+    done += len(codes)
+  starts = np.concatenate([np.zeros(0, np.int64), *parts])
+  leads = np.concatenate([np.zeros(0, np.uint8), *first])
+  blank = np.zeros(len(starts), bool)
+  for place in np.flatnonzero(np.isin(leads, _BLANK)):
+    file.seek(starts[place])
+    blank[place] = not file.readline().strip()
+  if not blank.any():
+    return starts, None
+  return starts[~blank], np.flatnonzero(~blank)

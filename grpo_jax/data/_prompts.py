@@ -1,5 +1,6 @@
 """Endless streams of prompts, and reading them by position."""
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import math
@@ -196,6 +197,41 @@ def take(dataset: Any, start: int, count: int) -> list[dict[str, Any]]:
     # pandas, for example, writes a field of this name.
     own = {'record_index': record['index']} if 'index' in record else {}
     rows.append({**own, **record, 'index': index})
+  return rows
+
+
+def take_fitting(
+  dataset: Any,
+  start: int,
+  count: int,
+  fits: Callable[[Mapping[str, Any]], bool] | None,
+  within: int | None = None,
+) -> list[dict[str, Any]]:
+  """The first `count` rows from `start` on that fit; fewer if there are fewer.
+
+  >>> take_fitting([{'prompt': 'long'}, {'prompt': 'a'}], 0, 1,
+  ...              lambda row: len(row['prompt']) < 4)
+  [{'prompt': 'a', 'index': 1}]
+
+  Args:
+    dataset: See `take`.
+    start: See `take`.
+    count: How many rows are wanted.
+    fits: Whether a row is taken; None: every row.
+    within: How many rows are looked at, at most; None: all behind `start`.
+
+  Returns:
+    See `take`.
+  """
+  left = len(dataset) - start
+  most = left if within is None else min(left, within)
+  if fits is None:
+    return take(dataset, start, min(count, most))
+  rows: list[dict[str, Any]] = []
+  for place in range(start, start + most):
+    if len(rows) == count:
+      break
+    rows += filter(fits, take(dataset, place, 1))
   return rows
 
 

@@ -177,7 +177,7 @@ def bucket(length: int, sizes: Sequence[int], what: str) -> int:
     raise ValueError(
       f'{what} needs {length} tokens, but the largest bucket is {max(sizes)}; '
       'raise the limit in config.data.prompt_buckets or completion_buckets, or '
-      'filter such examples.'
+      "drop such examples with config.data.too_long='drop'."
     )
   return min(fitting)
 

@@ -93,6 +93,7 @@ def draw(
   rounds: int = 0,
   retire: bool = False,
   right_reward: float = 1.0,
+  fits: Callable[[Mapping[str, Any]], bool] | None = None,
 ) -> Drawn:
   """Draws the groups to train on next.
 
@@ -115,6 +116,7 @@ def draw(
     retire: Whether a prompt is never drawn again once all its completions were
       right.
     right_reward: A completion is right if its first reward is at least this.
+    fits: Whether a record is drawn; others are passed over. None: all are.
 
   Returns:
     The rollout, the new `PromptState`, and counts for the metrics:
@@ -125,18 +127,22 @@ def draw(
       the share of their judged completions that is right, `rewards_failed`, the
       number of their completions that were not judged, and
       `reward/<name>_failed`, the share on which a reward function failed;
-    - with `retire`, `prompts_retired` in all.
+    - with `retire`, `prompts_retired` in all;
+    - with `fits`, `prompts_too_long`, passed over by this call.
 
   Raises:
     NothingToLearn: With `rounds > 0`, at least `epoch` prompts in a row, over
       any number of calls, gave no group of different rewards; or every prompt
-      is retired.
+      is retired or does not fit.
   """
   kept = [prompt_state.surplus] if prompt_state.surplus else []
-  uniform, drawn = [], []
+  uniform, drawn, too_long = [], [], 0
   position, retired = prompt_state.position, prompt_state.retired
   while sum(len(part.prompts) for part in kept) < number:
-    records, position = _next_records(stream, epoch, position, number, retired)
+    records, position, dropped = next_records(
+      stream, epoch, position, number, retired, fits
+    )
+    too_long += dropped
     fresh = collect(records)
     drawn.append(fresh)
     if retire:
@@ -184,6 +190,8 @@ def draw(
     counts['tokens_drawn'] = float(sum(int(p.length.sum()) for p in drawn))
   if retire:
     counts['prompts_retired'] = float(len(retired))
+  if fits is not None:
+    counts['prompts_too_long'] = float(too_long)
   return (
     select(whole, np.arange(number)),
     PromptState(position, retired, surplus, prompts_without_signal),
@@ -191,32 +199,65 @@ def draw(
   )
 
 
-def _next_records(
+def next_records(
   stream: Any,
   epoch: int,
   position: int,
   number: int,
-  retired: frozenset[int],
-):
-  """The next records that are not retired, and the position behind them."""
-  if not retired:  # the usual case, in one call
-    return data.take(stream, position, number), position + number
-  records, skipped = [], 0
+  retired: frozenset[int] = frozenset(),
+  fits: Callable[[Mapping[str, Any]], bool] | None = None,
+) -> tuple[list[dict[str, Any]], int, int]:
+  """The next records that are neither retired nor too long.
+
+  Args:
+    stream: See `draw`.
+    epoch: See `draw`.
+    position: The global prompt counter of the first record to look at.
+    number: How many records are needed.
+    retired: The prompts to pass over, by their `_identity`.
+    fits: See `draw`.
+
+  Returns:
+    The records, the position behind the last one, and how many were passed over
+    because they do not fit.
+
+  Raises:
+    NothingToLearn: No prompt is left.
+  """
+  if not retired and fits is None:  # the usual case, in one call
+    return data.take(stream, position, number), position + number, 0
+  records, dropped, skipped, too_long = [], 0, 0, 0
   while len(records) < number:
     (record,) = data.take(stream, position, 1)
     position += 1
-    if _identity(record['prompt']) not in retired:
+    solved = bool(retired) and _identity(record['prompt']) in retired
+    if not solved and (fits is None or fits(record)):
       records.append(record)
-      skipped = 0
+      skipped = too_long = 0
+      continue
+    skipped += 1
+    dropped, too_long = dropped + (not solved), too_long + (not solved)
     # Twice, because each epoch has its own order: only a stretch of two epochs
     # is sure to hold a whole one, wherever the stretch begins.
-    elif (skipped := skipped + 1) > 2 * epoch:
-      raise NothingToLearn(
-        f'Nothing is left to learn from: all {len(retired)} prompts are '
-        'retired (config.sampler.retire_solved), because all completions of '
-        'each were right; give more or harder prompts.'
-      )
-  return records, position
+    if skipped > 2 * epoch:
+      raise NothingToLearn(_none_drawn(len(retired), too_long))
+  return records, position, dropped
+
+
+def _none_drawn(retired: int, too_long: int) -> str:
+  """The sentence of `NothingToLearn` where no prompt can be drawn."""
+  if not too_long:
+    return (
+      f'Nothing is left to learn from: all {retired} prompts are '
+      'retired (config.sampler.retire_solved), because all completions of '
+      'each were right; give more or harder prompts.'
+    )
+  others = f', and the other {retired} are retired' if retired else ''
+  return (
+    'Nothing is left to learn from: prompts are longer than the largest of '
+    f"config.data.prompt_buckets, and data.too_long='drop' drops them{others}; "
+    'give larger widths, or shorter prompts.'
+  )
 
 
 def _identity(prompt: data.Prompt) -> int:

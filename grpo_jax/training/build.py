@@ -36,6 +36,7 @@ from grpo_jax.training import compiled_programs
 from grpo_jax.training import marks
 from grpo_jax.training import sources
 from grpo_jax.training import speed
+from grpo_jax.training import widths
 from grpo_jax.training.marks import Given
 
 Config = config_lib.Config
@@ -157,7 +158,7 @@ def sampler(config: Config, given: Given) -> Sampler:
   mesh = sharding.make_mesh(**dataclasses.asdict(config.mesh))
   build_model.check_device(config, mesh)
   tokenizer = tokenizer_of(config, given)
-  config = sources.with_widths(config, tokenizer, given)
+  config = widths.with_widths(config, tokenizer, given)
   own = build_foreign.found(config, given)
   options: dict[str, Any] = dict(
     seed=config.seed,

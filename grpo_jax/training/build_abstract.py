@@ -16,7 +16,7 @@ from grpo_jax.training import build_foreign
 from grpo_jax.training import build_model
 from grpo_jax.training import build_updater
 from grpo_jax.training import marks
-from grpo_jax.training import sources
+from grpo_jax.training import widths
 
 _END = (0,)  # which ids end a completion changes nothing in a program's size
 
@@ -101,7 +101,7 @@ def _with_widths(config: Config) -> Config:
     return config
   try:
     tokenizer = build.tokenizer_of(config)
-    return sources.with_widths(config, tokenizer, marks.NOTHING)
+    return widths.with_widths(config, tokenizer, marks.NOTHING)
   except (ValueError, OSError) as error:
     raise ValueError(
       f'The widths of prompts and completions follow from data that cannot be '

@@ -1,12 +1,13 @@
 """Compiled programs, kept on the disk from one start of a run to the next."""
 
 import hashlib
-import os
 import pathlib
 import platform
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
+
+from grpo_jax import data
 
 _DIRECTORY = 'jax_compilation_cache_dir'
 _LEAST_SECS = 'jax_persistent_cache_min_compile_time_secs'
@@ -48,8 +49,7 @@ def default_directory() -> pathlib.Path:
   with an illegal instruction on one without these. So machines that share a
   home do not share programs unless their processors are alike.
   """
-  cache = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
-  return pathlib.Path(cache) / 'grpo_jax' / f'compiled-{_processor()}'
+  return data.cache_directory() / f'compiled-{_processor()}'
 
 
 def _processor() -> str:

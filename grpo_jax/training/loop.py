@@ -35,6 +35,7 @@ from grpo_jax.training import session as session_lib
 from grpo_jax.training import speed
 from grpo_jax.training import stop_signal
 from grpo_jax.training import warm_up
+from grpo_jax.training import widths
 from grpo_jax.training.session import Progress
 from grpo_jax.training.session import Session
 from grpo_jax.training.session import Unwritten
@@ -300,6 +301,7 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
     config.resample_rounds,
     config.retire_solved,
     run.config.evaluation.right_reward,
+    widths.fits(run.config, run.tokenizer),
   )
   if number:  # a rollout may consist of what was drawn before
     counts |= {'judge_secs': secs, 'judged_per_sec': number / secs}
@@ -331,15 +333,24 @@ def evaluated(run: build.Run, step: int) -> dict[str, float | None]:
 
   Returns:
     `heldout_accuracy`, the mean of the first reward, which for a reward of 0 or
-    1 is the accuracy. It is None if the run has no held-out problems, or if no
-    answer was judged; an answer on which it failed in a worker counts as 0. If
-    any reward has failed on some, `heldout_failed` is the number of these.
+    1 is the accuracy. It is None if the run has no held-out problems, if no
+    answer was judged, or if all problems are too long and dropped; an answer on
+    which it failed in a worker counts as 0. If any reward has failed on some,
+    `heldout_failed` is the number of these.
   """
+  nothing: dict[str, float | None] = {'heldout_accuracy': None}
   if run.heldout is None:
-    return {'heldout_accuracy': None}
-  number = min(run.config.evaluation.examples, len(run.heldout))
+    return nothing
+  records = data.take_fitting(
+    run.heldout,
+    0,
+    run.config.evaluation.examples,
+    widths.fits(run.config, run.tokenizer),
+  )
+  if not records:
+    return nothing
   rollout = rollout_lib.collect(
-    data.take(run.heldout, 0, number),
+    records,
     run.engine,
     run.tokenizer,
     run.rewards,

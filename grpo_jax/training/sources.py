@@ -1,120 +1,273 @@
-"""The sources of prompts that a config names, and the widths that they need."""
+"""The sources of prompts that a config names."""
 
-from collections.abc import Sequence
-import dataclasses
+from collections.abc import Callable
+from collections.abc import Mapping
+import inspect
+import itertools
+import os
 from typing import Any
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
+from grpo_jax import resolve
 from grpo_jax.data import JsonlSource
+from grpo_jax.training import marks
 from grpo_jax.training.marks import Given
 
 Config = config_lib.Config
+Source = config_lib.Source
+
+# Of a user's own data, whose records may each take a while to make.
+_MOST_CHECKED = 100
 
 
 def train(config: Config, given: Given) -> tuple[list[Any], list[float]]:
   """The sources of prompts to train on, and their weights in the mixture."""
-  several = config.data.train
-  if isinstance(several, str):
-    several = (config_lib.Source(several),)
-  found = [named(config, source.name, 'train', given) for source in several]
+  several = listed(config.data.train)
+  found = [named(config, source, 'train', given) for source in several]
   return found, [source.weight for source in several]
 
 
 def heldout(config: Config, given: Given) -> Any:
-  """The source of held-out records, or None if the config names none."""
-  name = config.data.heldout
-  return named(config, name, 'heldout', given) if name else None
+  """The held-out records, source after source; None if the config has none."""
+  found = [
+    named(config, source, 'heldout', given)
+    for source in listed(config.data.heldout)
+  ]
+  if len(found) > 1:
+    return data.Joined(found)
+  return found[0] if found else None
 
 
-def named(config: Config, name: str, split: str, given: Given) -> Any:
-  """The records that a name stands for; see `grpo_jax.data`."""
+def listed(value: str | tuple[Source, ...]) -> tuple[Source, ...]:
+  """What `data.train` or `data.heldout` names, as sources; none for ''."""
+  if isinstance(value, str):
+    return (Source(value),) if value else ()
+  return value
+
+
+def named(
+  config: Config, source: Source | str, split: str, given: Given
+) -> Any:
+  """The records that a source of the config stands for; see `grpo_jax.data`.
+
+  Args:
+    config: Says which fields hold prompts and answers.
+    source: A name, or one with arguments.
+    split: 'train' or 'heldout', for sources that have several parts.
+    given: The objects that the marks in the config stand for.
+
+  Raises:
+    OSError: A file is not there.
+    ValueError: There is no such source, it does not take the arguments, or a
+      record cannot be used.
+  """
+  if isinstance(source, str):
+    source = Source(source)
+  name = source.name
+  prefix, colon, behind = name.partition(':')
   if name in given.objects:
+    _takes(source, ())
     return given.objects[name]
-  if name == 'arithmetic':
-    return data.ArithmeticSource(split)
-  if name == 'largest':
-    return data.LargestSource(split)
-  fields = config.data
-  return data.JsonlSource(
-    name, fields.prompt_field, fields.answer_field or None
-  )
+  if name in _BUILT_IN:
+    _takes(source, ())
+    return _BUILT_IN[name](split)
+  if colon and prefix in PREFIXES:
+    return PREFIXES[prefix](behind, source, split, config)
+  form = data.format_of(name)
+  if os.path.isdir(name):
+    return _folder(source, split, config)
+  if colon and form is None and not os.path.exists(name):
+    return _function(source, split)
+  fields = _fields(source, config, ())
+  if form == 'parquet':
+    return data.parquet_source(data.files(name) or name, *fields)
+  if form == 'array_record':
+    return data.array_record_source(data.files(name) or name, *fields)
+  # A name without a known end is that of a JSONL file too.
+  found = [data.JsonlSource(f, *fields) for f in data.files(name) or [name]]
+  return found[0] if len(found) == 1 else data.Joined(found)
+
+
+_BUILT_IN = {
+  'arithmetic': data.ArithmeticSource,
+  'largest': data.LargestSource,
+}
+
+
+def _tfds(name: str, source: Source, split: str, config: Config) -> Any:
+  fields = _fields(source, config, ('split', 'data_dir'))
+  part = source.kwargs.get('split', 'train' if split == 'train' else None)
+  if part is None:
+    raise ValueError(
+      f"config.data.heldout names 'tfds:{name}', but not which split of it is"
+      " held out; name one in its kwargs, as in {'split': 'test'}."
+    )
+  return data.tfds_source(name, part, source.kwargs.get('data_dir'), *fields)
+
+
+def _reasoning_gym(
+  name: str, source: Source, split: str, config: Config
+) -> Any:
+  del config  # its problems have the fields that are needed
+  return data.reasoning_gym_source(name, split, source.kwargs)
+
+
+# Names that begin with a word and a colon. The function gets what is behind the
+# colon, the source with its arguments, 'train' or 'heldout', and the config.
+PREFIXES: dict[str, Callable[[str, Source, str, Config], Any]] = {
+  'reasoning_gym': _reasoning_gym,
+  'tfds': _tfds,
+}
+
+
+def _folder(source: Source, split: str, config: Config) -> Any:
+  """A Hugging Face dataset that was saved in a folder."""
+  inside = set(os.listdir(source.name))
+  if not inside & {'dataset_dict.json', 'dataset_info.json', 'state.json'}:
+    raise ValueError(
+      f'The folder {source.name!r} holds no data set (no dataset_info.json,'
+      ' state.json or dataset_dict.json); give one that save_to_disk has'
+      " written, or files, as in 'folder/*.parquet'."
+    )
+  fields = _fields(source, config, ('split',))
+  part = source.kwargs.get('split')
+  if part is None and split == 'train' and 'dataset_dict.json' in inside:
+    part = 'train'
+  return data.arrow_source(source.name, part, *fields)
+
+
+def _fields(
+  source: Source, config: Config, others: tuple[str, ...]
+) -> tuple[str, str | None]:
+  """The fields of the prompt and of the answer in the records of a source.
+
+  Args:
+    source: Its arguments may name other fields than the config.
+    config: Of the run.
+    others: Which other arguments the source takes.
+  """
+  _takes(source, ('prompt_field', 'answer_field', *others))
+  for name, value in source.kwargs.items():
+    if not isinstance(value, str):
+      raise ValueError(
+        f'The source {source.name!r} was given {name}={value!r} in its kwargs,'
+        ' but this argument is a text; write it in quotes.'
+      )
+  kwargs = source.kwargs
+  prompt = kwargs.get('prompt_field', config.data.prompt_field)
+  return prompt, kwargs.get('answer_field', config.data.answer_field) or None
+
+
+def _takes(source: Source, names: tuple[str, ...]) -> None:
+  """Raises a ValueError if a source has arguments that it does not take."""
+  for name in source.kwargs:
+    if name not in names:
+      takes = f'takes {", ".join(names)}' if names else 'takes no arguments'
+      near = resolve.nearest(name, names)
+      raise ValueError(
+        f'The source {source.name!r} {takes}, but its kwargs have'
+        f' {name}={source.kwargs[name]!r}{near}; correct the kwargs.'
+      )
+
+
+def _function(source: Source, split: str) -> Any:
+  """What a function of the user's own returns, as 'module:function'."""
+  where = f'config.data.{split}={source.name!r}'
+  make = resolve.imported(source.name, where)
+  try:
+    inspect.signature(make).bind(**source.kwargs)
+  except TypeError as error:
+    raise ValueError(
+      f'{where} cannot be called with the kwargs {source.kwargs}: {error};'
+      ' correct the kwargs of the source.'
+    ) from error
+  except ValueError:  # some functions written in C have no signature
+    pass
+  try:
+    found = make(**source.kwargs)
+  except (ValueError, OSError):  # a sentence about the arguments, or a file
+    raise
+  except Exception as error:  # a user's function may raise anything
+    raise ValueError(
+      f'{where} raised {type(error).__name__}: {error}, when it was called with'
+      f' the kwargs {source.kwargs}; correct the function or the kwargs.'
+    ) from error
+  sized = hasattr(found, '__len__') and hasattr(found, '__getitem__')
+  if not sized or isinstance(found, Mapping | str) or not len(found):
+    raise ValueError(
+      f'{where} returned {found!r:.60}, but a source is an object with a length'
+      ' of 1 or more, and with a dict at each place; return one.'
+    )
+  for place in data.some_places(len(found), _MOST_CHECKED):
+    problem = 'it is no dict'
+    if isinstance(record := found[place], Mapping):
+      problem = data.prompt_problem(record.get('prompt'))
+    if problem:
+      raise ValueError(
+        f'Item {place} of what {where} returned is {record!r:.60}, but a dict'
+        f" with a text or a list of messages in 'prompt' is needed; {problem}."
+      )
+  return found
 
 
 def demonstrations(config: Config, given: Given) -> Any:
   """The source of demonstrations for the warm-up, with an answer in each.
 
   Raises:
-    ValueError: A record of a JSONL file has no answer. The file itself checks
-      it only if the config names a field for the answers.
+    ValueError: A record of a file has no answer. The file itself checks it only
+      if the config names a field for the answers. Of more than 10,000 records
+      a sample is checked here.
   """
   name = config.warm_up.demonstrations
   source = named(config, name, 'train', given)
   if name not in given.objects and not config.data.answer_field:
-    for number, record in enumerate(_records([source]), start=1):
+    for number, record in some(source, data.MOST_CHECKED):
       if record.get('answer') is None:
         raise ValueError(
-          f'Record {number} of warm_up.demonstrations={name!r} has the fields '
-          f"{sorted(record)}, but the warm-up needs an 'answer' in each; add "
-          'it, name the field that holds it in data.answer_field, or set '
+          f'Record {number + 1} of warm_up.demonstrations={name!r} has the '
+          f"fields {sorted(record)}, but the warm-up needs an 'answer' in each;"
+          ' add it, name the field that holds it in data.answer_field, or set '
           'warm_up.steps=0.'
         )
   return source
 
 
-def with_widths(
-  config: Config, tokenizer: data.Tokenizer, given: Given
-) -> Config:
-  """The config with a width wherever it leaves one open.
+def some(source: Any, most: int):
+  """At most so many records of a source, each with its place.
 
-  Prompts get the length of the longest one, and completions the larger of
-  `sampler.max_tokens` and the longest demonstration. Every record is read, and
-  encoded, for that. Where the config has widths, nothing is read.
-
-  Args:
-    config: Perhaps without `data.prompt_buckets` or `data.completion_buckets`.
-    tokenizer: Of the run.
-    given: The objects that the marks in the config stand for.
-
-  Returns:
-    A config with both.
+  All of a shorter source, otherwise a random sample, the same every time.
   """
-  fields, changes = config.data, {}
-  shown: list[Any] = []
-  if config.warm_up.steps and not (
-    fields.prompt_buckets and fields.completion_buckets
+  # A file is opened only once so. Of data of a user's own, no more than the
+  # length and the places need to work.
+  if isinstance(source, JsonlSource) and len(source) <= most:
+    yield from enumerate(source)
+    return
+  for place in data.some_places(len(source), most):
+    yield place, source[place]
+
+
+def files(config: Config) -> dict[str, list[str]]:
+  """The files that the prompts of a run come from, by the name of their source.
+
+  A source in no file, such as an object given in Python, has an empty list.
+  Those that are built in are left out.
+  """
+  found: dict[str, list[str]] = {}
+  shown = config.warm_up.demonstrations if config.warm_up.steps else ''
+  for source in itertools.chain(
+    *map(listed, (config.data.train, config.data.heldout, shown))
   ):
-    # The arithmetic ones are as long as right answers are.
-    shown = [demonstrations(config, given)]
-  if not fields.prompt_buckets:
-    last = heldout(config, given)
-    asked = [*train(config, given)[0], *([] if last is None else [last])]
-    lengths = (
-      len(tokenizer.encode_prompt(record['prompt']))
-      for record in _records([*asked, *shown])
-    )
-    # A source without records is refused where it is read.
-    changes['prompt_buckets'] = (max(lengths, default=1),)
-  if not fields.completion_buckets:
-    lengths = (
-      len(tokenizer.encode(str(record['answer']))) + 1  # the end token
-      for record in _records(shown)
-    )
-    longest = max(lengths, default=0)
-    changes['completion_buckets'] = (max(longest, config.sampler.max_tokens),)
-  if not changes:
-    return config
-  fields = dataclasses.replace(fields, **changes)
-  return dataclasses.replace(config, data=fields)
-
-
-def _records(sources: Sequence[Any]):
-  """The records of finite sources, one after the other."""
-  for source in sources:
-    # A file is opened only once so. Of data of a user's own, no more than the
-    # length and the places need to work.
-    if isinstance(source, JsonlSource):
-      yield from source
+    name = source.name
+    if name in _BUILT_IN:
+      continue
+    if name.startswith('tfds:'):
+      place = source.kwargs.get('data_dir', '~/tensorflow_datasets')
+      folder = name.removeprefix('tfds:').partition(':')[0]
+      inside = os.path.join(os.path.expanduser(place), folder)
+      found[name] = data.files(inside)
+    elif marks.is_mark(name):
+      found[name] = []
     else:
-      for place in range(len(source)):
-        yield source[place]
+      found[name] = data.files(name)
+  return found

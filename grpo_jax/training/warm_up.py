@@ -20,8 +20,10 @@ from grpo_jax.training import bucket
 from grpo_jax.training import build
 from grpo_jax.training import build_updater
 from grpo_jax.training import processes
+from grpo_jax.training import widths
 from grpo_jax.training.checkpoint import Checkpoints
 
+_MOST_LOOKED_AT = 100  # demonstrations for each that fits
 _SHOWN_EVERY = 10  # steps; reading a metric waits for the device
 
 
@@ -76,7 +78,7 @@ def run(
     refused = _Refused(earlier, state.nonfinite)
     compiling = monitor.phase('compiling the warm-up step')
     while step < config.steps and not stop():
-      records = data.take(examples, step * config.examples, config.examples)
+      records = _records(examples, step * config.examples, parts)
       batch = rollout.demonstrations(
         records, parts.tokenizer, parts.config.data.completion_buckets
       )
@@ -114,6 +116,29 @@ def run(
       saves.save(step, state, {'refused': refused.last()})
       return None
   return state.params
+
+
+def _records(
+  examples: Any, position: int, parts: build.Run
+) -> list[dict[str, Any]]:
+  """The demonstrations of an update.
+
+  With data.too_long='drop' the next ones that fit take the places of those that
+  do not; the next update then sees them again. So the position of an update
+  follows from its number, and the warm-up can go on from any.
+  """
+  number = parts.config.warm_up.examples
+  fits = widths.shown_fits(parts.config, parts.tokenizer)
+  records = data.take_fitting(
+    examples, position, number, fits, _MOST_LOOKED_AT * number
+  )
+  if len(records) < number:
+    raise ValueError(
+      'Nearly all demonstrations are longer than the largest of '
+      'data.prompt_buckets or data.completion_buckets, and '
+      "data.too_long='drop' drops them; give larger widths, or others."
+    )
+  return records
 
 
 class _Refused:

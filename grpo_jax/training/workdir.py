@@ -18,7 +18,6 @@ import contextlib
 import dataclasses
 import datetime
 import fcntl
-import hashlib
 from importlib import metadata
 import itertools
 import json
@@ -263,6 +262,11 @@ def _saved_config(directory: str | pathlib.Path) -> dict[str, Any] | None:
   for place, reward in enumerate(_items(saved, 'rewards')):
     usual = json.loads(json.dumps(dataclasses.asdict(Reward())))
     saved['rewards'][place] = {**usual, **reward}
+  # Sources had no arguments.
+  fields = saved.get('data')
+  for name in ('train', 'heldout') if isinstance(fields, dict) else ():
+    for source in _items(fields, name):
+      source.setdefault('kwargs', {})
   if isinstance(learner, dict):
     old = _ONE_BOUND.get(str(learner.get('method')))
     kwargs = learner.get('method_kwargs')
@@ -325,20 +329,20 @@ def identity(config: Config, given: Given = NOTHING) -> dict[str, Any]:
   """What must be the same in all processes of a run, by name.
 
   The fields of the config, what the run was given in Python, the versions of
-  packages, the git revision, a hash of each data file, and the sizes of the
-  files that a model and its tokenizer come from.
+  packages, the git revision, a hash of the files of each source of prompts, and
+  the sizes of the files that a model and its tokenizer come from.
   """
+  # Not at the top of the file, as in `_is_first`.
+  from grpo_jax import data
+  from grpo_jax.training import sources
+
   found = versions()
   same = {f'config.{name}': value for name, value in _flat(config).items()}
   same |= {f'the version of {k}': v for k, v in found['packages'].items()}
   same |= {name: found[name] for name in ('python', 'git')}
   same |= {f'what was given for {k}': v for k, v in given.records.items()}
-  named = config.data.train, config.data.heldout, config.warm_up.demonstrations
-  for path in map(pathlib.Path, itertools.chain(*map(_names, named))):
-    if path.is_file():
-      with open(path, 'rb') as file:
-        digest = hashlib.file_digest(file, 'sha256').hexdigest()
-      same[f'the SHA-256 of {path}'] = digest
+  for name, files in sources.files(config).items():
+    same[f'the SHA-256 of {name}'] = data.fingerprint(files)
   for name in config.model.path, config.data.tokenizer:
     path = pathlib.Path(name)
     if name and path.exists():
@@ -348,13 +352,6 @@ def identity(config: Config, given: Given = NOTHING) -> dict[str, Any]:
         name: size for name, size in sizes.items() if (path / name).is_file()
       } or sizes
   return same
-
-
-def _names(value: Any) -> list[str]:
-  """What a field of data names, alone or in a mixture."""
-  if isinstance(value, str | None):
-    return [value] if value else []
-  return [source.name for source in value]
 
 
 def check_shared(directory: pathlib.Path, peers: Processes) -> None:

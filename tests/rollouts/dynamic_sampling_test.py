@@ -85,6 +85,42 @@ def test_without_rounds_the_next_prompts_are_taken_as_they_are():
   assert rollout.prompt_texts == ['2m', '0s'] and state == PromptState(4)
 
 
+def short(record):
+  """Not those whose number is 1 or 2."""
+  return record['prompt'][0] not in '12'
+
+
+def test_prompts_that_are_too_long_are_passed_over_and_counted():
+  rollout, state, counts = draw('smsm', fits=short)
+  assert rollout.prompt_texts == ['0s', '3m'] and state.position == 4
+  assert counts == {'prompts_too_long': 2.0}
+  rollout, state, counts = draw('smsm', state, number=1, fits=short)
+  assert rollout.prompt_texts == ['0s'] and state.position == 5
+  assert counts == {'prompts_too_long': 0.0}
+  # From any position, so a run that is resumed draws the same.
+  again, other, _ = draw('smsm', PromptState(1), fits=short)
+  assert again.prompt_texts == ['3m', '0s'] and other.position == 5
+
+
+def test_both_rounds_and_retirement_pass_over_prompts_that_are_too_long():
+  options = dict(rounds=2, retire=True, number=1, fits=short)
+  rollout, state, counts = draw('smsm', **options)
+  assert rollout.prompt_texts == ['3m'] and state.position == 4
+  assert counts['prompts_too_long'] == 2 and counts['prompts_retired'] == 1
+  assert counts['prompts_drawn'] == 2
+  _, state, counts = draw('smsm', state, **options)
+  assert state.position == 8 and counts['prompts_too_long'] == 2
+
+
+def test_when_no_prompt_is_left_that_fits_it_ends():
+  with pytest.raises(dynamic_sampling.NothingToLearn, match="'drop' drops"):
+    draw('sms', fits=lambda record: False)
+  _, state, _ = draw('sm', number=1, retire=True)
+  words = 'drops them, and the other 1 are retired; give larger widths'
+  with pytest.raises(dynamic_sampling.NothingToLearn, match=words):
+    draw('sm', state, retire=True, fits=lambda r: r['prompt'] == '0s')
+
+
 def test_uniform_groups_are_replaced_and_the_surplus_waits_its_turn():
   letters, calls = 'msmfmmmm', []
   rollout, state, counts = draw(letters, rounds=3, number=3, calls=calls)

@@ -203,12 +203,36 @@ def answers(workdir, shared, peers=processes.ALONE):
   return {'summary': summary, 'told': told}
 
 
+def gsm8k(folder, rank, stop, steps=1):
+  """A start that ends in the middle of an epoch of 12 problems."""
+  del rank
+  kwargs = {'data_dir': str(folder.parent / 'tfds')}
+  changes = {
+    'data.train': ({'name': 'tfds:gsm8k', 'kwargs': kwargs},),
+    'data.heldout': '',
+    'data.prompt_field': 'question',
+    'reward': 'gsm8k',
+    'warm_up.steps': 0,
+    'optim.decay': 'constant',
+    'sampler.resample_rounds': 0,
+    'sampler.retire_solved': False,
+    'steps': steps,
+  }
+  return train(folder, stop, **changes)
+
+
+def gsm8k_goes_on(folder, rank, stop):
+  return gsm8k(folder.parent / 'gsm8k', rank, stop, steps=3)
+
+
 CASES = {
   case.__name__: case
   for case in (
     whole,
     evaluated,
     random_reward,
+    gsm8k,
+    gsm8k_goes_on,
     replayed,
     tensor_across,
     stopped,

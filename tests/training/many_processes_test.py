@@ -1,5 +1,6 @@
 """Two processes of two devices each do what one process of four does."""
 
+import importlib.util
 import json
 import shutil
 import socket
@@ -15,15 +16,23 @@ from grpo_jax.rollouts import rollout
 from grpo_jax.training import loop
 from tests import cli
 from tests import runs
+from tests.data import formats
 from tests.training import many_processes_program as program
 
 pytestmark = pytest.mark.long
+
+PROBLEMS = [
+  {'prompt': f'{n:02}+0{n % 7}=', 'answer': f'#### {n + n % 7}'}
+  for n in range(12)
+]
 
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
   """Where two processes have gone through all cases, one after another."""
   folder = tmp_path_factory.mktemp('many')
+  if importlib.util.find_spec('tensorflow_datasets'):
+    formats.tfds(folder / 'tfds', PROBLEMS)
   with socket.socket() as free:
     free.bind(('localhost', 0))
     address = f'localhost:{free.getsockname()[1]}'
@@ -98,6 +107,18 @@ def test_as_one_process_on_the_same_mesh(folder, tmp_path):
         np.testing.assert_allclose(
           value, theirs[name], rtol=1e-4, atol=1e-6, err_msg=name
         )
+
+
+def test_gsm8k_goes_on_in_the_middle_of_an_epoch(folder):
+  """12 problems, 8 in a rollout: three rollouts are two epochs."""
+  pytest.importorskip('tensorflow_datasets')
+  for case, steps in (('gsm8k', 1), ('gsm8k_goes_on', 3)):
+    assert [end['steps'] for end in told(folder, case)] == [steps] * 2
+  parts = [columns(folder / 'gsm8k', step) for step in (1, 2, 3)]
+  drawn = [text for part in parts for text in part.prompt_texts]
+  asked = sorted(problem['prompt'] for problem in PROBLEMS)
+  assert sorted(drawn[:12]) == sorted(drawn[12:]) == asked
+  assert [n for part in parts for n in part.index] == [*range(24)]
 
 
 def test_two_evaluate_and_sample_as_one_does(folder):

@@ -1,16 +1,15 @@
 """What a start reads of its files before it builds anything."""
 
-import builtins
-import dataclasses
 import json
 
 import pytest
 
-from grpo_jax import data
+from grpo_jax import config as config_lib
 from grpo_jax.training import build
 from grpo_jax.training import marks
 from grpo_jax.training import sources
 from tests import runs
+from tests.data import formats
 
 OPEN = {'data.prompt_buckets': (), 'data.completion_buckets': ()}
 
@@ -40,39 +39,135 @@ def test_demonstrations_without_answers_are_refused(tmp_path, widths):
     build.demonstrations(build.run(config))
 
 
-class Records(list):
-  """A user's own data; only its length and its places are known to work."""
+class Own:
+  """A source of a user's own: a length and items."""
 
-  def __iter__(self):
-    raise NotImplementedError
+  def __init__(self, count=3, first=1):
+    self.count, self.first = count, first
+
+  def __len__(self):
+    return self.count
+
+  def __getitem__(self, place):
+    return {'prompt': f'{self.first}+{place}=', 'answer': '1'}
 
 
-def test_records_of_a_users_own_are_read_by_place():
-  asked = Records([{'prompt': '11'}, {'prompt': '1'}])
-  config = runs.small(**OPEN, **{'warm_up.steps': 0, 'data.heldout': ''})
-  mark = marks.mark('Records of 2 prompts')
-  config = dataclasses.replace(
-    config, data=dataclasses.replace(config.data, train=mark)
+def own(count=3, first=1):
+  return Own(count, first)
+
+
+def fails():
+  raise KeyError('no file')
+
+
+def empty():
+  return []
+
+
+def no_prompts():
+  return [{'prompt': 'a'}, {'asked': 'b'}]
+
+
+HERE = __name__
+
+
+def opened(given, split='train', **changes):
+  """What a name, or a name with arguments, stands for."""
+  config = runs.small(**changes)
+  if isinstance(given, dict):
+    given = config_lib.Source(**given)
+  return sources.named(config, given, split, marks.NOTHING)
+
+
+@pytest.mark.parametrize(
+  'form', ['parquet', 'array_record', 'jsonl', 'json', 'arrow', 'dict']
+)
+def test_a_name_tells_the_format_and_arguments_the_fields(tmp_path, form):
+  records = [{'asked': 'a', 'said': 'b'}] * 4
+  write = {'json': formats.jsonl, 'dict': formats.arrow_dict}.get(form)
+  given, name = {'prompt_field': 'asked', 'answer_field': 'said'}, f'a.{form}'
+  if form == 'dict':
+    formats.arrow_dict(tmp_path / name, train=records, test=records[:2])
+  else:
+    (write or getattr(formats, form))(tmp_path / name, records)
+  source = {'name': str(tmp_path / name), 'kwargs': given}
+  found = opened(source)
+  assert len(found) == 4 and found[3]['prompt'] == 'a'
+  assert found[3]['answer'] == 'b'
+  fields = {'data.prompt_field': 'asked', 'data.answer_field': ''}
+  assert 'answer' not in opened(str(tmp_path / name), **fields)[0]
+  if form == 'dict':
+    given['split'] = 'test'
+    assert len(opened(source, 'heldout')) == 2
+    del given['split']
+    with pytest.raises(
+      ValueError, match=r"splits \['train', 'test'\], and None"
+    ):
+      opened(source, 'heldout')
+
+
+def test_a_pattern_names_all_its_files(tmp_path):
+  for n in range(3):
+    record = {'prompt': str(n), 'answer': n}
+    formats.jsonl(tmp_path / f'{n}.jsonl', [record])
+    formats.array_record(
+      tmp_path / f'a.array_record-0000{n}-of-00003', [record]
+    )
+  for name in ('*.jsonl', 'a.array_record', 'a.array_record-*-of-00003'):
+    found = opened(str(tmp_path / name))
+    assert [record['prompt'] for record in found] == ['0', '1', '2']
+
+
+def test_a_function_of_the_users_own():
+  found = opened({'name': f'{HERE}:own', 'kwargs': {'first': 7, 'count': 2}})
+  assert len(found) == 2 and found[1]['prompt'] == '7+1='
+  assert len(opened(f'{HERE}:own')) == 3
+
+
+@pytest.mark.parametrize(
+  'given, words',
+  [
+    ({'name': 'arithmetic', 'kwargs': {'n': 3}}, "'arithmetic' takes no argu"),
+    (
+      {'name': 'a.jsonl', 'kwargs': {'promt_field': 'q'}},
+      r"takes prompt_field, answer_field, but its kwargs have promt_field='q'"
+      r" \(did you mean 'prompt_field'\?\)",
+    ),
+    ({'name': 'a.jsonl', 'kwargs': {'prompt_field': 3}}, 'prompt_field=3 in'),
+    ({'name': 'tfds:x', 'kwargs': {'splits': 'a'}}, 'split, data_dir, but its'),
+    (
+      {'name': f'{HERE}:own', 'kwargs': {'n': 1}},
+      r"own' cannot be called with the kwargs {'n': 1}: got an unexpected",
+    ),
+    (f'{HERE}:fails', "fails' raised KeyError: 'no file', when it was called"),
+    (f'{HERE}:empty', r"empty' returned \[\], but a source is an object with"),
+    (f'{HERE}:no_prompts', 'Item 1 of what .*no_prompts.*it is None'),
+    (f'{HERE}:ow', r"has no function 'ow' \(did you mean 'own'\?\)"),
+    ('tests', "The folder 'tests' holds no data set"),
+  ],
+)
+def test_what_cannot_be_a_source_is_refused(given, words):
+  with pytest.raises(ValueError, match=words):
+    opened(given)
+
+
+def test_held_out_data_of_tfds_names_its_split():
+  with pytest.raises(ValueError, match='not which split of it is held out'):
+    opened('tfds:gsm8k', 'heldout')
+
+
+def test_held_out_sources_are_read_one_after_the_other(tmp_path):
+  own = {'name': f'{HERE}:own', 'kwargs': {'count': 2}}
+  config = runs.small(**{'data.heldout': (own, {'name': 'arithmetic'})})
+  found = sources.heldout(config, marks.NOTHING)
+  assert len(found) == 1002
+  assert [found[n]['prompt'] for n in (0, 1, 2)] == ['1+0=', '1+1=', '26+52=']
+  assert sources.heldout(runs.small(**{'data.heldout': ''}), marks.NOTHING) is (
+    None
   )
-  found = sources.with_widths(
-    config, data.character_tokenizer('1'), marks.Given({mark: asked}, {})
-  )
-  assert found.data.prompt_buckets == (2,)
-
-
-def test_measuring_opens_a_file_once_and_not_for_each_record(
-  tmp_path, monkeypatch
-):
-  records = [{'prompt': '1' * n, 'answer': '1'} for n in range(1, 20)]
-  file = written(tmp_path / 'asked.jsonl', records)
-  config = runs.small(
-    **OPEN, **{'data.train': file, 'data.heldout': '', 'warm_up.steps': 0}
-  )
-  opened, tokenizer = [], data.character_tokenizer('0123456789+=')
-  open_file = builtins.open
-  monkeypatch.setattr(
-    builtins, 'open', lambda *a: opened.append(a[0]) or open_file(*a)
-  )
-  found = sources.with_widths(config, tokenizer, marks.NOTHING)
-  assert found.data.prompt_buckets == (19,)
-  assert opened == [file, file]  # to check every line, and to measure
+  for heldout, words in (
+    ((), "no source in data.heldout; give one, or ''"),
+    (({'name': 'arithmetic', 'weight': 2.0},), r'heldout\[0\].weight=2.0, but'),
+  ):
+    with pytest.raises(ValueError, match=words):
+      runs.small(**{'data.heldout': heldout})

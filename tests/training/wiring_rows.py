@@ -8,7 +8,6 @@ does not count in this run.
 import numpy as np
 
 from grpo_jax import config as config_lib
-from grpo_jax import data
 from grpo_jax import random_keys
 from tests.training import wiring
 
@@ -159,20 +158,42 @@ def adapters(name):
   return row
 
 
-def source_name(source):
-  if isinstance(source, wiring.Source):
-    return source.path
-  return {data.ArithmeticSource('train'): 'arithmetic'}[source]
+def opened(source):
+  """What a source of the config stands for."""
+  if source.name.endswith('own_source'):
+    return wiring.own_source(**source.kwargs)
+  return wiring.Source(source.name)
+
+
+def prompts_of(source):
+  return [source[i]['prompt'] for i in range(len(source))]
 
 
 def train(run, value):
   if isinstance(value, str):
     value = [config_lib.Source(value)]
-  names = [[source_name(s) for s in x] for x in run.at('mixture', 'sources')]
-  return names + run.at('mixture', 'weights'), [
-    [source.name for source in value],
+  found = [list(map(prompts_of, x)) for x in run.at('mixture', 'sources')]
+  return found + run.at('mixture', 'weights'), [
+    [prompts_of(opened(source)) for source in value],
     [source.weight for source in value],
   ]
+
+
+def source_kwargs(split):
+  def row(run, value):
+    del value
+    several = getattr(run.config.data, split)
+    several = [] if isinstance(several, str) else several
+    wanted = [x.kwargs for x in several if x.kwargs]
+    called = [{'first': first} for first in run.at('own_source', 'first')]
+    return [kwargs for kwargs in wanted if kwargs in called], wanted
+
+  return row
+
+
+def too_long(run, value):
+  found = [fits is not None for fits in run.at('draw', 'fits')]
+  return found, [value == 'drop'] * len(found)
 
 
 def heldout(run, value):
@@ -183,12 +204,14 @@ def heldout(run, value):
   ]
   if not value:
     return found, []
-  source = wiring.Source(value)
-  if value == 'arithmetic':
-    source = data.ArithmeticSource('heldout')
+  wanted = [prompt for source in value for prompt in prompts_of(opened(source))]
   number = run.config.evaluation.examples
-  wanted = [source[i]['prompt'] for i in range(number)]
-  return found, [wanted] * max(1, len(found))
+  return found, [wanted[:number]] * max(1, len(found))
+
+
+def heldout_part(run, value):
+  del value
+  return heldout(run, run.config.data.heldout)
 
 
 def prompt_format(name):
@@ -375,7 +398,13 @@ ROWS = {
   'data.train': train,
   'data.train[].name': lambda run, value: train(run, run.config.data.train),
   'data.train[].weight': lambda run, value: train(run, run.config.data.train),
+  'data.train[].kwargs': source_kwargs('train'),
   'data.heldout': heldout,
+  'data.heldout[].name': heldout_part,
+  # Always 1, of each source: they are read one after the other.
+  'data.heldout[].weight': heldout_part,
+  'data.heldout[].kwargs': source_kwargs('heldout'),
+  'data.too_long': too_long,
   'data.prompt_field': at(('JsonlSource', 'prompt_field')),
   'data.answer_field': at(('JsonlSource', 'answer_field')),
   'data.tokenizer': at(('tokenizer_from', 'source')),

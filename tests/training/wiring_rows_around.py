@@ -11,7 +11,6 @@ from tests.training.wiring_rows import at
 from tests.training.wiring_rows import optional
 from tests.training.wiring_rows import resolved
 from tests.training.wiring_rows import rollouts
-from tests.training.wiring_rows import source_name
 
 
 def warm_up_steps(run, value):
@@ -29,7 +28,7 @@ def warm_up_examples(run, value):
 
 def shown(run, value):
   sources = [
-    source_name(x) if isinstance(x, wiring.Source) else 'arithmetic'
+    x.path if isinstance(x, wiring.Source) else 'arithmetic'
     for x in run.at('prompt_stream', 'source')
   ]
   return sources, [value]

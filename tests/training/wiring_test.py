@@ -50,10 +50,26 @@ PAIRS = {
   'lora.targets': (('mlp/*',), ('attention/*',)),
   'lora.base_dtype': ('bfloat16', 'float32'),
   'data.train': (
-    ({'name': 'a', 'weight': 3.0}, {'name': 'b', 'weight': 5.0}),
-    ({'name': 'arithmetic', 'weight': 2.0},),
+    (
+      {'name': 'a', 'weight': 3.0},
+      {'name': f'{OWN}:own_source', 'weight': 5.0, 'kwargs': {'first': 41}},
+    ),
+    (
+      {'name': f'{OWN}:own_source', 'weight': 2.0, 'kwargs': {'first': 42}},
+      {'name': 'b'},
+    ),
   ),
-  'data.heldout': ('held', 'arithmetic'),
+  'data.heldout': (
+    (
+      {'name': f'{OWN}:own_source', 'kwargs': {'first': 43}},
+      {'name': 'held'},
+    ),
+    (
+      {'name': f'{OWN}:own_source', 'kwargs': {'first': 44}},
+      {'name': 'b'},
+    ),
+  ),
+  'data.too_long': ('drop', 'refuse'),
   'data.prompt_field': ('question', 'asked'),
   'data.answer_field': ('solution', 'said'),
   'data.tokenizer': ('this', 'that'),

@@ -1,0 +1,80 @@
+"""Which files a name of data stands for, and whether they have changed."""
+
+from collections.abc import Sequence
+import glob
+import hashlib
+import os
+import pathlib
+import re
+
+_WHOLE_BYTES = 2**26  # a file up to this size is hashed as a whole
+_PARTS = 16  # of a larger one, in even distances, each of this size
+_PART_BYTES = 2**20
+_FORMATS = {
+  'jsonl': 'jsonl',
+  'json': 'jsonl',
+  'parquet': 'parquet',
+  'array_record': 'array_record',
+  'arrayrecord': 'array_record',
+}
+_SUFFIX = re.compile(r'\.(\w+?)(-[\d*]+(-of-[\d*]+)?)?$')
+
+
+def cache_directory() -> pathlib.Path:
+  """Where this user keeps what can be made again; it may not exist."""
+  cache = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
+  return pathlib.Path(cache) / 'grpo_jax'
+
+
+def format_of(name: str) -> str | None:
+  """The format that the end of a name says, None if it says none.
+
+  >>> format_of('a.jsonl'), format_of('b.array_record-00000-of-00004')
+  ('jsonl', 'array_record')
+  >>> format_of('data/*.parquet'), format_of('arithmetic')
+  ('parquet', None)
+  """
+  found = _SUFFIX.search(name)
+  return _FORMATS.get(found.group(1)) if found else None
+
+
+def files(name: str) -> list[str]:
+  """The files that a name stands for, in the order of their names.
+
+  Args:
+    name: A file; a pattern with *, ? or [...]; a file in shards without their
+      numbers, as 'a.parquet' for 'a.parquet-00000-of-00002' and its sibling; or
+      a folder, for all the files in it.
+
+  Returns:
+    Paths; none if there are no such files.
+  """
+  if os.path.isfile(name):
+    return [name]
+  if os.path.isdir(name):
+    inside = pathlib.Path(name).rglob('*')
+    return sorted(str(path) for path in inside if path.is_file())
+  if found := glob.glob(name):
+    return sorted(path for path in found if os.path.isfile(path))
+  return sorted(glob.glob(glob.escape(name) + '-[0-9]*-of-[0-9]*'))
+
+
+def fingerprint(paths: Sequence[str]) -> str:
+  """A SHA-256 of the names, the sizes and the contents of files.
+
+  Of a file of more than 64 MiB, 16 parts of 1 MiB are read, so that a large
+  data set costs no more than a small one. A change that keeps the size and lies
+  between these parts is not seen.
+  """
+  whole = hashlib.sha256()
+  for path in paths:
+    size = os.path.getsize(path)
+    whole.update(f'{os.path.basename(path)} {size}\n'.encode())
+    with open(path, 'rb') as file:
+      if size <= _WHOLE_BYTES:
+        whole.update(hashlib.file_digest(file, 'sha256').digest())
+        continue
+      for part in range(_PARTS):
+        file.seek((size - _PART_BYTES) * part // (_PARTS - 1))
+        whole.update(file.read(_PART_BYTES))
+  return whole.hexdigest()

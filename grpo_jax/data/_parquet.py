@@ -1,0 +1,175 @@
+"""Prompts in Parquet files.
+
+Parquet is written in row groups, each of which is decoded as a whole. So a few
+row groups are kept in memory. A record of another one costs decoding it, which
+takes 8 ms for a thousand rows, and some writers put a million rows into one. So
+larger files are written out once, group by group, as an Arrow stream in a
+temporary file, which then is read row by row through a memory map.
+"""
+
+import collections
+from collections.abc import Sequence
+import functools
+import os
+import pathlib
+import tempfile
+import threading
+from typing import Any
+
+import numpy as np
+
+from grpo_jax.data import _arrow
+from grpo_jax.data import _files
+from grpo_jax.data import _records
+
+_KEPT_BYTES = 2**26  # of decoded row groups, in memory
+_WRITTEN_BYTES = 2**33  # of a temporary file, if row groups are small
+_GROUP_BYTES = 2**22  # of a small row group
+_BATCH_ROWS = 1000  # of the temporary file
+
+
+def parquet_source(
+  paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+  prompt_field: str = 'prompt',
+  answer_field: str | None = 'answer',
+) -> _records.FileSource:
+  """Random access to the records of Parquet files, one after the other.
+
+  At most 64 MiB of row groups are kept in memory. Larger files are written out
+  as a temporary file of about the size of their data, in the user's cache
+  directory. Files of more than 8 GiB are not, if they were written with row
+  groups of up to 4 MiB (`row_group_size=1000`, say); then the row group of each
+  record is decoded.
+
+  Args:
+    paths: One file or several.
+    prompt_field: See `JsonlSource`.
+    answer_field: See `JsonlSource`.
+
+  Returns:
+    A `FileSource`.
+
+  Raises:
+    OSError: A file is not there.
+    ValueError: A file cannot be read, or a record cannot be used.
+  """
+  if isinstance(paths, str | os.PathLike):
+    paths = [paths]
+  whole = tuple(os.path.abspath(path) for path in paths)
+  return _records.FileSource(
+    ', '.join(repr(str(path)) for path in paths),
+    functools.partial(_rows, whole),
+    prompt_field,
+    answer_field,
+  )
+
+
+def _rows(paths: Sequence[str]) -> Any:
+  """The rows of all files, in row groups or through a temporary file."""
+  import pyarrow as pa
+  from pyarrow import parquet
+
+  groups = []
+  for path in paths:
+    open(path, 'rb').close()  # whose error says in a word what is wrong
+    try:
+      about = parquet.read_metadata(path)
+    except pa.ArrowInvalid as error:
+      raise ValueError(
+        f'{path!r} cannot be read as Parquet ({error}); give a file that a'
+        ' Parquet writer has closed.'
+      ) from error
+    for number in range(about.num_row_groups):
+      group = about.row_group(number)
+      groups.append((path, number, group.num_rows, group.total_byte_size))
+  sizes = [size for *_, size in groups]
+  small = sum(sizes) > _WRITTEN_BYTES and max(sizes) <= _GROUP_BYTES
+  if sum(sizes) > _KEPT_BYTES and not small:
+    changed = tuple(os.stat(path).st_mtime_ns for path in paths)
+    return _written_out(tuple(paths), changed)
+  return _RowGroups([group[:3] for group in groups])
+
+
+class _RowGroups:
+  """Rows by group, of which those that were read last are kept.
+
+  Args:
+    groups: The file, the number in it and the rows of each row group.
+  """
+
+  def __init__(self, groups: Sequence[tuple[str, int, int]]):
+    self._groups = [group for group in groups if group[2]]
+    rows = [group[2] for group in self._groups]
+    self._ends = np.cumsum(rows, dtype=np.int64)
+    self._kept: collections.OrderedDict[int, Any] = collections.OrderedDict()
+    self._lock = threading.Lock()
+    self._files: dict[str, Any] = {}
+
+  def __len__(self) -> int:
+    return int(self._ends[-1]) if len(self._ends) else 0
+
+  def __getitem__(self, place: int) -> dict[str, Any]:
+    number = int(np.searchsorted(self._ends, place, 'right'))
+    first = int(self._ends[number - 1]) if number else 0
+    return self._table(number).slice(place - first, 1).to_pylist()[0]
+
+  def _table(self, number: int) -> Any:
+    """A row group, decoded."""
+    from pyarrow import parquet
+
+    with self._lock:
+      table = self._kept.pop(number, None)
+      if table is None:
+        path, group, _ = self._groups[number]
+        # Opened once: reading what a file says of a thousand row groups takes
+        # longer than reading one of them.
+        if path not in self._files:
+          self._files[path] = parquet.ParquetFile(path)
+        table = self._files[path].read_row_group(group, use_threads=False)
+      self._kept[number] = table  # the last one in the order
+      while (
+        len(self._kept) > 1
+        and sum(one.nbytes for one in self._kept.values()) > _KEPT_BYTES
+      ):
+        self._kept.popitem(last=False)
+      return table
+
+
+@functools.lru_cache(maxsize=4)  # a start opens its data two or three times
+def _written_out(paths: tuple[str, ...], changed: Any) -> _arrow.Rows:
+  """The rows in temporary files, which have lost their names already.
+
+  Args:
+    paths: Of the files.
+    changed: When they were; after a change they are written out anew.
+  """
+  del changed
+  # Beside the compiled programs: a temporary folder is often in memory.
+  folder = _files.cache_directory()
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    batches = [batch for path in paths for batch in _through(path, folder)]
+  except OSError as error:
+    raise ValueError(
+      f'{", ".join(map(repr, paths))} has row groups too large to be decoded'
+      f' for each record, and no temporary file can be written to {folder}'
+      f' ({error}); make room, or write the file with row_group_size=1000.'
+    ) from error
+  return _arrow.Rows(batches)
+
+
+def _through(path: str, folder: pathlib.Path) -> list[Any]:
+  """The record batches of a file, as they lie in a copy on the disk."""
+  import pyarrow as pa
+  from pyarrow import parquet
+
+  with (
+    parquet.ParquetFile(path) as source,
+    tempfile.NamedTemporaryFile(dir=folder, suffix='.arrow') as copy,
+  ):
+    with pa.ipc.new_stream(copy, source.schema_arrow) as stream:
+      for batch in source.iter_batches(_BATCH_ROWS, use_threads=False):
+        stream.write_batch(batch)
+    copy.flush()
+    # A memory map stays readable once its file has no name any more.
+    return list(_arrow.stream_batches(copy.name))

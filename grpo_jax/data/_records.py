@@ -1,0 +1,199 @@
+"""What all sources of files have in common: fields, checks, and random access.
+
+A format needs a function that opens its files and returns their *rows*: an
+object with a length, and at each place a dict, or JSON in bytes. A `FileSource`
+opens them once in each process, checks them, and adds the prompt and the
+answer.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+import dataclasses
+import functools
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+from grpo_jax.data._chat import prompt_problem
+
+# A source with more records checks a sample of 300 when it is made. It checks
+# each record when it is read, as the others do.
+MOST_CHECKED = 10_000
+_SAMPLE = 300
+
+
+def checked(
+  record: Mapping[str, Any],
+  where: str,
+  prompt_field: str,
+  answer_field: str | None,
+) -> dict[str, Any]:
+  """A record with its prompt and its answer, or an error that names it.
+
+  Args:
+    record: As the file has it.
+    where: How the message names the record, as in "Line 3 of 'a.jsonl'".
+    prompt_field: See `JsonlSource`.
+    answer_field: See `JsonlSource`.
+
+  Returns:
+    A new dict: the record, 'prompt', and 'answer' if there is a field for it.
+
+  Raises:
+    ValueError: A field is missing, or holds what cannot be used there.
+  """
+  kind = where.partition(' ')[0].lower()  # 'line' or 'record'
+  if problem := prompt_problem(record.get(prompt_field)):
+    raise ValueError(
+      f'{where} needs a text or a list of messages in the field'
+      f' {prompt_field!r}, but {problem}, and the fields are'
+      f' {sorted(record)}; correct the {kind} or name another prompt_field.'
+    )
+  if answer_field is not None and record.get(answer_field) is None:
+    raise ValueError(
+      f'{where} needs a value in the field {answer_field!r}, but has'
+      f' the fields {sorted(record)}; correct the {kind}, name another'
+      ' answer_field, or pass answer_field=None.'
+    )
+  # A record's own 'answer' is read too, where no other field is its answer.
+  for field in (prompt_field, answer_field or 'answer'):
+    if (unusable := _not_finite(record.get(field))) is not None:
+      raise ValueError(
+        f'{where} has the number {unusable} in the field {field!r}, but only'
+        f' finite numbers can be used there; correct or remove the {kind}.'
+      )
+  fields = {'prompt': record[prompt_field]}
+  if answer_field is not None:
+    fields['answer'] = record[answer_field]
+  return {**record, **fields}
+
+
+def parsed(text: bytes, where: str, field: str) -> dict[str, Any]:
+  """The JSON object in a text.
+
+  Args:
+    text: JSON in UTF-8.
+    where: See `checked`.
+    field: One that it should have, for the message.
+
+  Raises:
+    ValueError: It is no JSON object.
+  """
+  kind = where.partition(' ')[0].lower()  # 'line' or 'record'
+  try:
+    # '-sig', because some editors begin a file with a byte-order mark.
+    record = json.loads(text.decode('utf-8-sig'))
+  # Bytes that are no UTF-8 raise it too; thousands of lists, one in another,
+  # a RecursionError.
+  except (ValueError, RecursionError) as error:
+    raise ValueError(
+      f'{where} is not valid JSON in UTF-8 ({error}); write one JSON object'
+      f' {"on" if kind == "line" else "in"} each {kind}.'
+    ) from error
+  if not isinstance(record, dict):
+    raise ValueError(
+      f'{where} is {json.dumps(record):.40}, but a JSON object is required;'
+      f' write it as {{"{field}": ...}}.'
+    )
+  return record
+
+
+def _not_finite(value: Any) -> float | None:
+  """A number in a value that is NaN or infinite; None if it has none."""
+  # A loop, because the value may be nested as deeply as Python lets calls be.
+  waiting = [value]
+  while waiting:
+    value = waiting.pop()
+    if isinstance(value, dict | list):
+      waiting += value.values() if isinstance(value, dict) else value
+    elif isinstance(value, float) and not math.isfinite(value):
+      return value
+  return None
+
+
+def some_places(length: int, most: int) -> list[int]:
+  """At most `most` places among `length`, in order: all, or a random sample.
+
+  The sample is the same every time, and holds the first and the last place.
+
+  >>> some_places(3, 5), len(some_places(10**9, 100))
+  ([0, 1, 2], 100)
+  """
+  if length <= most:
+    return list(range(length))
+  drawn = np.random.default_rng(0).choice(
+    length - 2, most - 2, replace=False, shuffle=False
+  )
+  return [0, *sorted((drawn + 1).tolist()), length - 1]
+
+
+def checked_places(length: int) -> list[int]:
+  """Where the records lie that a source checks when it is made."""
+  return some_places(length, length if length <= MOST_CHECKED else _SAMPLE)
+
+
+@dataclasses.dataclass(frozen=True)
+class FileSource:
+  """Random access to the records of files of one format.
+
+  It can be pickled and read by several threads. The files must not change
+  meanwhile. An item is the whole record, with two fields added: 'prompt' and
+  'answer', as in a `JsonlSource`. Records that cannot be used are refused: all
+  of up to 10,000 records when the source is made, and a sample of more; every
+  other record when it is read.
+
+  Args:
+    what: How messages name the source, as in "the file 'a.parquet'".
+    open_rows: Opens the files; can be pickled.
+    prompt_field: See `JsonlSource`.
+    answer_field: See `JsonlSource`.
+
+  Raises:
+    ValueError: There are no records, or one of them cannot be used; the message
+      says which, counted from 1.
+  """
+
+  what: str
+  open_rows: Callable[[], Any] = dataclasses.field(compare=False)
+  prompt_field: str = 'prompt'
+  answer_field: str | None = 'answer'
+
+  def __post_init__(self):
+    if not len(self):
+      raise ValueError(
+        f'There is no record in {self.what}, but a source of prompts needs at'
+        ' least one; give one that has some.'
+      )
+    for place in checked_places(len(self)):
+      self[place]
+
+  def __getstate__(self) -> dict[str, Any]:
+    # Open files stay in their process; the next one opens them again.
+    fields = dataclasses.fields(self)
+    return {field.name: getattr(self, field.name) for field in fields}
+
+  @functools.cached_property
+  def _rows(self) -> Any:
+    return self.open_rows()
+
+  def __len__(self) -> int:
+    return len(self._rows)
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    place = range(len(self))[index]  # raises an IndexError past the end
+    where = f'Record {place + 1} of {self.what}'
+    try:
+      record = self._rows[place]
+    except (ValueError, RecursionError, RuntimeError, OSError) as error:
+      raise ValueError(
+        f'{where} cannot be read ({error}); restore the file or write it again.'
+      ) from error
+    if isinstance(record, bytes):
+      record = parsed(record, where, self.prompt_field)
+    return checked(record, where, self.prompt_field, self.answer_field)
+
+  def __iter__(self) -> Iterator[dict[str, Any]]:
+    return (self[place] for place in range(len(self)))

@@ -1,0 +1,198 @@
+"""Tests of sources in files other than JSONL: random access, bad records."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from grpo_jax import data
+from grpo_jax.data import _parquet
+from tests.data import formats
+
+RECORDS = [
+  {'question': f'é {n}?', 'solution': str(n), 'level': [n, 2]}
+  for n in range(10)
+]
+EXPECTED = [
+  {**record, 'prompt': record['question'], 'answer': record['solution']}
+  for record in RECORDS
+]
+FIELDS = {'prompt_field': 'question', 'answer_field': 'solution'}
+WRITE = {
+  'parquet': formats.parquet,
+  'array_record': formats.array_record,
+  'arrow': formats.arrow,
+}
+OPEN = {
+  'parquet': data.parquet_source,
+  'array_record': data.array_record_source,
+  'arrow': data.arrow_source,
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+
+
+def assert_holds(source, expected):
+  order = np.random.default_rng(0).permutation(len(expected))
+  assert len(source) == len(expected)
+  assert [source[int(n)] for n in order] == [expected[n] for n in order]
+  assert source[-1] == expected[-1] and list(source) == expected
+  with pytest.raises(IndexError):
+    source[len(expected)]
+
+
+@pytest.mark.parametrize('form', WRITE)
+def test_records_by_index(tmp_path, form):
+  path = WRITE[form](tmp_path / f'a.{form}', RECORDS)
+  source = OPEN[form](path, **FIELDS)
+  assert_holds(source, EXPECTED)
+  copy = pickle.loads(pickle.dumps(source))
+  assert copy == source and copy[3] == EXPECTED[3]
+  assert 'answer' not in OPEN[form](path, prompt_field='question',
+                                    answer_field=None)[0]  # fmt: skip
+
+
+@pytest.mark.parametrize('form', ['parquet', 'array_record'])
+def test_several_files_are_one_source(tmp_path, form):
+  paths = [
+    WRITE[form](tmp_path / f'{n}.{form}', part)
+    for n, part in enumerate((RECORDS[:4], RECORDS[4:5], RECORDS[5:]))
+  ]
+  assert_holds(OPEN[form](paths, **FIELDS), EXPECTED)
+
+
+@pytest.mark.parametrize('rows', [3, 100])
+@pytest.mark.parametrize('kept', [0, 2**26])
+@pytest.mark.parametrize('written', [0, 2**33])
+def test_row_groups_of_any_size(tmp_path, monkeypatch, rows, kept, written):
+  """In memory, decoded for each record, or through a temporary file."""
+  monkeypatch.setattr(_parquet, '_KEPT_BYTES', kept)
+  monkeypatch.setattr(_parquet, '_WRITTEN_BYTES', written)
+  paths = [
+    formats.parquet(tmp_path / f'{n}.parquet', part, row_group_size=rows)
+    for n, part in enumerate((RECORDS[:7], RECORDS[7:]))
+  ]
+  source = data.parquet_source(paths, **FIELDS)
+  assert_holds(source, EXPECTED)
+  through_file = not kept and written
+  assert isinstance(source._rows, _parquet._RowGroups) != bool(through_file)
+  if not through_file:  # at least the last one is kept
+    groups = len(source._rows._groups)
+    assert len(source._rows._kept) == (groups if kept else 1)
+  assert (tmp_path / 'cache').exists() == bool(through_file)
+  assert not list(tmp_path.glob('cache/*/*'))  # it has lost its name
+
+
+@pytest.mark.parametrize('form', WRITE)
+@pytest.mark.parametrize(
+  'bad, message',
+  [
+    ({'question': '', 'solution': '1'}, "'question', but it is empty"),
+    ({'question': 'a', 'solution': None}, "a value in the field 'solution'"),
+    ({'question': 'a', 'solution': float('nan')}, 'has the number nan in'),
+    ({'asked': 'a', 'solution': '1'}, r'but it is None, and the fields are \['),
+  ],
+)
+def test_a_bad_record_is_named(tmp_path, form, bad, message):
+  good = {'question': 'a', 'solution': type(bad['solution'])() or 'x'} if (
+    isinstance(bad['solution'], str)
+  ) else {'question': 'a', 'solution': 1.0}  # fmt: skip
+  path = WRITE[form](tmp_path / f'a.{form}', [good, good, bad, good])
+  with pytest.raises(ValueError, match=f'Record 3 of .*a.{form}.*{message}'):
+    OPEN[form](path, **FIELDS)
+
+
+@pytest.mark.parametrize('text', [b'no json', b'["a"]', b'\xff'])
+def test_a_record_that_is_no_json_object_is_named(tmp_path, text):
+  good = {'question': 'a', 'solution': 1}
+  path = formats.array_record(tmp_path / 'a.array_record', [good, text])
+  with pytest.raises(ValueError, match='Record 2 of .*a.array_record.*JSON'):
+    data.array_record_source(path, **FIELDS)
+
+
+def test_a_bad_record_of_many_is_named_when_it_is_read(tmp_path):
+  """A sample is checked at construction, and every record when it is read."""
+  records = [{'prompt': 'a', 'answer': 1}] * 12_000
+  unseen = set(range(12_000)) - set(data.some_places(12_000, 300))
+  bad = max(unseen)
+  records[bad] = {'prompt': '', 'answer': 1}
+  path = formats.parquet(tmp_path / 'a.parquet', records)
+  source = data.parquet_source(path)
+  assert source[bad - 1]['prompt'] == 'a'
+  with pytest.raises(ValueError, match=f'Record {bad + 1} of .*a.parquet'):
+    source[bad]
+
+
+@pytest.mark.parametrize('form', ['parquet', 'array_record'])
+def test_files_that_cannot_be_used_are_refused(tmp_path, form):
+  path = tmp_path / f'a.{form}'
+  with pytest.raises(FileNotFoundError):
+    OPEN[form](path)
+  path.write_bytes(b'x' * 100)
+  with pytest.raises(ValueError, match=f'a.{form}.* cannot be read as'):
+    OPEN[form](path)
+
+
+@pytest.mark.parametrize('form', ['array_record'])
+def test_files_without_records_are_refused(tmp_path, form):
+  path = WRITE[form](tmp_path / f'a.{form}', [])
+  with pytest.raises(ValueError, match=f'There is no record in .*a.{form}'):
+    OPEN[form](path)
+
+
+def test_a_dataset_dict_has_splits(tmp_path):
+  folder = formats.arrow_dict(
+    tmp_path / 'dict', train=RECORDS, test=RECORDS[:3]
+  )
+  assert_holds(data.arrow_source(folder, 'test', **FIELDS), EXPECTED[:3])
+  for split in ('dev', None):
+    with pytest.raises(ValueError, match=r"splits \['train', 'test'\], and"):
+      data.arrow_source(folder, split, **FIELDS)
+  with pytest.raises(ValueError, match='a single dataset without splits'):
+    data.arrow_source(folder / 'train', 'train', **FIELDS)
+
+
+def test_a_damaged_folder_is_refused(tmp_path):
+  folder = formats.arrow(tmp_path / 'set', RECORDS)
+  file = folder / 'data-00001-of-00002.arrow'
+  whole = file.read_bytes()
+  file.write_bytes(b'x' * len(whole))
+  with pytest.raises(ValueError, match='cannot be read as an Arrow stream'):
+    data.arrow_source(folder, **FIELDS)
+  file.write_bytes(whole)
+  (folder / 'state.json').write_text('{"_indices_data_files": [1]}')
+  with pytest.raises(ValueError, match='flatten_indices'):
+    data.arrow_source(folder, **FIELDS)
+  (folder / 'state.json').write_text('no json')
+  with pytest.raises(ValueError, match=r'state.json.* is no JSON'):
+    data.arrow_source(folder, **FIELDS)
+
+
+def test_names_stand_for_files(tmp_path):
+  for name in ('b.parquet', 'a.parquet', 'c.array_record-00001-of-00002',
+               'c.array_record-00000-of-00002'):  # fmt: skip
+    (tmp_path / name).write_text('x')
+  place = str(tmp_path)
+  names = lambda name: [
+    path.removeprefix(f'{place}/') for path in data.files(f'{place}/{name}')
+  ]
+  assert names('*.parquet') == ['a.parquet', 'b.parquet']
+  assert names('b.parquet') == ['b.parquet']
+  shards = [f'c.array_record-0000{n}-of-00002' for n in range(2)]
+  assert names('c.array_record') == names('c.array_record-*') == shards
+  assert names('none') == []
+  assert data.format_of(shards[0]) == 'array_record'
+  assert data.format_of('c.array_record-*-of-00002') == 'array_record'
+  assert data.format_of('x.arrayrecord') == 'array_record'
+
+
+def test_a_fingerprint_follows_the_contents(tmp_path):
+  path = tmp_path / 'a'
+  seen = set()
+  for contents in (b'a', b'b', b'a' * 2**27, b'a' * 2**27 + b'b'):
+    path.write_bytes(contents)
+    seen.add(data.fingerprint([str(path)]))
+  assert len(seen) == 4
