@@ -18,6 +18,17 @@ _RAISED = r'(?:\^|\*\*)[\s{(]*'
 _HUGE = re.compile(rf'{_RAISED}-?\d[\d.,]{{5}}|\d{{5}}[\s}})]*!|!\s*!|\)\s*!')
 # 12\\,345 is one number, which math-verify takes for two.
 _THIN_SPACE = re.compile(r'(?<=\d)\\[,;:! ](?=\d{3}(?!\d))')
+# What makes another statement of an expression, and math-verify leaves out.
+_DENIED = re.compile(
+  r'\\(?:neq?|not|neg|lnot|notin|n(?:sim|cong|eqq|leq?|geq?|less|gtr)|n?exists'
+  r'|forall|[hv]?phantom|b?cancel|xcancel|sout)(?![a-zA-Z])'
+  '|[\u2260\u00ac\u2203\u2204\u2200]'
+)
+_ORDER = r'(?:[<>\u2264\u2265]|\\(?:l|g)(?:t|e|eq|eqslant|eqq)(?![a-zA-Z]))'
+_BOUND = re.compile(rf'\s*{_ORDER}')  # one side is missing
+_RANGE = re.compile(rf'{_ORDER}|[(\[]')
+_BASE = re.compile(r'[0-9]\s*_\s*(?!\{?\s*10\b)')
+_ABOUT = re.compile(r'\\approx(?![a-zA-Z])|\u2248')
 _TOWER = re.compile(rf'{_RAISED}(\d+)[\s}})]*{_RAISED}(\d*)')
 
 
@@ -34,7 +45,9 @@ def math_equivalence(
   has no closing brace, there is no box. What is in it equals the reference if
   both are the same text but for white space, or if math-verify finds them
   equal: 1/2, 0.5 and \frac12; sets in any order; an interval and an inequality;
-  numbers to 6 places behind the point; units and '%' do not count.
+  numbers to 6 places behind the point; units and '%' do not count. What denies
+  or bounds a number, as in '\neq 5' and '\geq 5', is not that number, and of 'a
+  \approx b' only a counts.
 
   An answer of more than 1,000 characters, with more than 20 braces and brackets
   in one another, more than 30 powers, or a power or factorial too large to
@@ -86,8 +99,9 @@ def math_equivalence(
   found = _content(found)
   if boxed.bare(found) == boxed.bare(wanted):
     return 1.0
-  if not found.strip() or _is_too_large(found):
+  if not found.strip() or _is_too_large(found) or _differ(wanted, found):
     return 0.0
+  wanted, found = _exact_side(wanted), _exact_side(found)
   return float(_equal(_parsed(wanted), _parsed(found)))
 
 
@@ -95,6 +109,31 @@ def _content(text: str) -> str:
   """A text without what stands around it or is only another way to write it."""
   text = text.strip().strip('$').replace('\\varnothing', '\\emptyset')
   return _THIN_SPACE.sub('', text)
+
+
+def _differ(wanted: str, found: str) -> bool:
+  r"""Whether one text denies or bounds what the other one states.
+
+  math-verify takes '\neq 5', '\phantom{5}', '\geq 5' and '5_6' for 5.
+  """
+  if bool(_DENIED.search(wanted)) != bool(_DENIED.search(found)):
+    return True
+  if _BASE.search(found) and not _BASE.search(wanted):
+    return True
+  return any(
+    _BOUND.match(one) and not _RANGE.search(other)
+    for one, other in ((wanted, found), (found, wanted))
+  )
+
+
+def _exact_side(text: str) -> str:
+  r"""What stands in front of '\approx', unless it is a name alone.
+
+  Of 'a \approx b' math-verify would take both, and so pay for two guesses.
+  """
+  sides = [side for side in _ABOUT.split(text) if side.strip()] or [text]
+  is_name = len(sides) > 1 and re.fullmatch(r'\s*[a-zA-Z]\s*', sides[0])
+  return sides[1 if is_name else 0]
 
 
 def _is_too_large(text: str) -> bool:
