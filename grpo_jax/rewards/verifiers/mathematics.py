@@ -28,7 +28,6 @@ _ORDER = r'(?:[<>\u2264\u2265]|\\(?:l|g)(?:t|e|eq|eqslant|eqq)(?![a-zA-Z]))'
 _BOUND = re.compile(rf'\s*{_ORDER}')  # one side is missing
 _RANGE = re.compile(rf'{_ORDER}|[(\[]')
 _BASE = re.compile(r'[0-9]\s*_\s*(?!\{?\s*10\b)')
-_ABOUT = re.compile(r'\\approx(?![a-zA-Z])|\u2248')
 _TOWER = re.compile(rf'{_RAISED}(\d+)[\s}})]*{_RAISED}(\d*)')
 
 
@@ -46,8 +45,7 @@ def math_equivalence(
   both are the same text but for white space, or if math-verify finds them
   equal: 1/2, 0.5 and \frac12; sets in any order; an interval and an inequality;
   numbers to 6 places behind the point; units and '%' do not count. What denies
-  or bounds a number, as in '\neq 5' and '\geq 5', is not that number, and of 'a
-  \approx b' only a counts.
+  or bounds a number, as in '\neq 5' and '\geq 5', is not that number.
 
   An answer of more than 1,000 characters, with more than 20 braces and brackets
   in one another, more than 30 powers, or a power or factorial too large to
@@ -101,7 +99,6 @@ def math_equivalence(
     return 1.0
   if not found.strip() or _is_too_large(found) or _differ(wanted, found):
     return 0.0
-  wanted, found = _exact_side(wanted), _exact_side(found)
   return float(_equal(_parsed(wanted), _parsed(found)))
 
 
@@ -124,16 +121,6 @@ def _differ(wanted: str, found: str) -> bool:
     _BOUND.match(one) and not _RANGE.search(other)
     for one, other in ((wanted, found), (found, wanted))
   )
-
-
-def _exact_side(text: str) -> str:
-  r"""What stands in front of '\approx', unless it is a name alone.
-
-  Of 'a \approx b' math-verify would take both, and so pay for two guesses.
-  """
-  sides = [side for side in _ABOUT.split(text) if side.strip()] or [text]
-  is_name = len(sides) > 1 and re.fullmatch(r'\s*[a-zA-Z]\s*', sides[0])
-  return sides[1 if is_name else 0]
 
 
 def _is_too_large(text: str) -> bool:

@@ -21,8 +21,8 @@ _RICH = re.compile(
   f'({_MINUS}{_DIGITS}{_EXPONENT})(?:\\s*/\\s*({_DIGITS}{_EXPONENT}))?'
   r'(\s*\\?%)?'
 )
-# In 2^5, x_5, 6/5, \frac{6}{5} and 1e5 there is no number 5, nor in 5/6, 5^2 and
-# 5e3. Around a number, ** without a digit is bold type.
+# In 2^5, x_5, 6/5, \frac{6}{5} and 1e5 there is no number 5, nor in 5/6, 5^2
+# and 5e3. Around a number, ** without a digit is bold type.
 _INSIDE = re.compile(
   r'(?:(?:[\^_/]\s*\{?|\}\s*\{)[\s$]*[-\u2212]?|[0-9][eE][-+]?|[0-9)]\*\*)$'
 )
