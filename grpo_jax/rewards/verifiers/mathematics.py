@@ -18,15 +18,7 @@ _RAISED = r'(?:\^|\*\*)[\s{(]*'
 _HUGE = re.compile(rf'{_RAISED}-?\d[\d.,]{{5}}|\d{{5}}[\s}})]*!|!\s*!|\)\s*!')
 # 12\\,345 is one number, which math-verify takes for two.
 _THIN_SPACE = re.compile(r'(?<=\d)\\[,;:! ](?=\d{3}(?!\d))')
-# What makes another statement of an expression, and math-verify leaves out.
-_DENIED = re.compile(
-  r'\\(?:neq?|not|neg|lnot|notin|n(?:sim|cong|eqq|leq?|geq?|less|gtr)|n?exists'
-  r'|forall|[hv]?phantom|b?cancel|xcancel|sout)(?![a-zA-Z])'
-  '|[\u2260\u00ac\u2203\u2204\u2200]'
-)
-_ORDER = r'(?:[<>\u2264\u2265]|\\(?:l|g)(?:t|e|eq|eqslant|eqq)(?![a-zA-Z]))'
-_BOUND = re.compile(rf'\s*{_ORDER}')  # one side is missing
-_RANGE = re.compile(rf'{_ORDER}|[(\[]')
+_RANGE = re.compile(rf'{boxed.ORDER}|[(\[]')
 _BASE = re.compile(r'[0-9]\s*_\s*(?!\{?\s*10\b)')
 _TOWER = re.compile(rf'{_RAISED}(\d+)[\s}})]*{_RAISED}(\d*)')
 
@@ -113,12 +105,12 @@ def _differ(wanted: str, found: str) -> bool:
 
   math-verify takes '\neq 5', '\phantom{5}', '\geq 5' and '5_6' for 5.
   """
-  if bool(_DENIED.search(wanted)) != bool(_DENIED.search(found)):
+  if bool(boxed.DENIED.search(wanted)) != bool(boxed.DENIED.search(found)):
     return True
   if _BASE.search(found) and not _BASE.search(wanted):
     return True
   return any(
-    _BOUND.match(one) and not _RANGE.search(other)
+    boxed.BOUND.match(one) and not _RANGE.search(other)
     for one, other in ((wanted, found), (found, wanted))
   )
 
