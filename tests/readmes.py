@@ -14,6 +14,7 @@ from grpo_jax import losses
 from grpo_jax.commands import audit
 from grpo_jax.commands import options
 from grpo_jax.commands import table as command_line
+from tests.commands import data_example
 from tests.data import reasoning_gym_table
 from tests.launch import scaling
 
@@ -70,6 +71,7 @@ PARTS = {
   'options': ('configs/README.md', options.markdown),
   'peers': ('configs/README.md', options.peers_markdown),
   'commands': ('grpo_jax/commands/README.md', commands),
+  'data': ('grpo_jax/commands/README.md', data_example.markdown),
   'papers': ('grpo_jax/losses/README.md', papers),
   'methods': ('grpo_jax/losses/README.md', methods),
   'reasoning_gym': (

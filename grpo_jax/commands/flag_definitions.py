@@ -153,6 +153,14 @@ FLAGS = {
   'number': flags.DEFINE_integer(
     'number', 1, 'Completions to sample per prompt.'
   ),
+  'show': flags.DEFINE_integer(
+    'show', 2, 'Prompts to show of each split, as text and as token ids.'
+  ),
+  'records': flags.DEFINE_integer(
+    'records',
+    20_000,
+    'Records to read of each source, chosen at random; 0 reads all.',
+  ),
   'method': flags.DEFINE_string(
     'method', None, "A method of losses.methods, or your own 'module:function'."
   ),

@@ -242,6 +242,18 @@ def plan() -> None:
   plans.run(_config, given, _print_json if _value('json') else None)
 
 
+def show_data() -> None:
+  """`grpo-jax data`."""
+  if _CONFIG.value is None:
+    raise ValueError(
+      'data needs a config, as in data --config=configs/arithmetic.py.'
+    )
+  from grpo_jax.commands import show_data as shows
+
+  write = _print_json if _value('json') else None
+  shows.run(_config(), _value('show'), _value('records'), write)
+
+
 class Command(NamedTuple):
   """One command: what runs it, what it does, and the flags that it reads."""
 
@@ -296,6 +308,11 @@ COMMANDS = {
       'workdir', 'config', 'checkpoint', 'prompt', 'prompts', 'number',
       'temperature', 'max_tokens', *_SEVERAL, 'json', 'verbose',
     ),
+  ),
+  'data': Command(
+    show_data,
+    'Shows prompts as the model reads them, their lengths, and duplicates.',
+    ('config', 'show', 'records', 'json', 'verbose'),
   ),
   'plan': Command(
     plan,

@@ -164,6 +164,8 @@ def run(
 
 
 def _run(code: str, stdin: str, limits: Limits, means: str) -> Ran:
+  # Half of a surrogate pair is in no file; with a '?' it is the code's error.
+  code = code.encode(errors='replace').decode()
   folder = tempfile.mkdtemp(prefix='grpo_jax_sandbox_')
   own_root = means == 'namespaces'
   scratch = '/scratch' if own_root else folder
@@ -174,7 +176,7 @@ def _run(code: str, stdin: str, limits: Limits, means: str) -> Ran:
       given.seek(0)
       if not own_root:
         path = pathlib.Path(folder, 'main.py')
-        path.write_text(code, errors='replace')
+        path.write_text(code, encoding='utf-8')
       return _guarded(given, limits, means, scratch, folder, files)
   finally:
     shutil.rmtree(folder, ignore_errors=True)

@@ -67,6 +67,17 @@ def test_an_example_without_tests_is_an_error(tests):
       function('p', block('1'), {'index': 7, 'tests': tests})
 
 
+def test_half_a_surrogate_pair_is_an_error_of_the_code():
+  example = {'tests': PAIRS[:1]}
+  for code in ('print(3)  # \ud800', 'print("\udfff" and 3)'):
+    found = generated_code.python_tests('', block(code), example, limits=LIMITS)
+    assert found == 1  # a '?' in a comment or in a text changes nothing
+  found = generated_code.python_tests(
+    '', block('x\ud800 = 3; print(x)'), example, limits=LIMITS
+  )
+  assert found == 0
+
+
 def test_a_loop_is_a_failed_test():
   limits = LIMITS._replace(time_secs=1.0)
   code = 'while True: pass'

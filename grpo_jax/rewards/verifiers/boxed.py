@@ -9,6 +9,15 @@ from grpo_jax.rewards.verifiers import _shared
 _BOX = re.compile(r'\\boxed\s*\{')
 # A backslash and what it escapes come first, so that \{ counts as no brace.
 _BRACE = re.compile(r'\\.|[{}]', re.DOTALL)
+# What denies an expression, or hides it. Readers of numbers pass over it.
+DENIED = re.compile(
+  r'\\(?:neq?|not|neg|lnot|notin|n(?:sim|cong|eqq|leq?|geq?|less|gtr)|n?exists'
+  r'|forall|[hv]?phantom|b?cancel|xcancel|sout)(?![a-zA-Z])'
+  r'|\\(?:text|mathrm|mbox)\s*\{\s*not\b'
+  '|[\u2260\u00ac\u2203\u2204\u2200]'
+)
+ORDER = r'(?:[<>\u2264\u2265]|\\(?:l|g)(?:t|e|eq|eqslant|eqq)(?![a-zA-Z]))'
+BOUND = re.compile(rf'\s*{ORDER}')  # one side is missing
 
 
 @_marks.bounded

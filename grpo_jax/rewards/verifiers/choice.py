@@ -1,5 +1,6 @@
 """Multiple choice: the letter that a completion settles on."""
 
+import functools
 import re
 from typing import Any
 
@@ -15,11 +16,7 @@ _WRAPPED = re.compile(r'\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}')
 
 
 def _check_choices(choices: str = 'ABCD') -> None:
-  if not re.fullmatch('[A-Z]+', choices) or len({*choices}) < len(choices):
-    raise ValueError(
-      f'choices of the reward multiple_choice are {choices!r:.80}, but'
-      " different capital letters are required, as in 'ABCD'."
-    )
+  _patterns(str(choices))
 
 
 @_marks.bounded
@@ -61,7 +58,7 @@ def multiple_choice(
       choices; or `choices` are not different capital letters.
   """
   del prompt
-  _check_choices(choices)
+  _patterns(str(choices))
   answer = _shared.answer('multiple_choice', example)
   index = int(answer) if re.fullmatch('[0-9]{1,2}', answer) else len(choices)
   if index < len(choices):
@@ -98,17 +95,29 @@ def _letter(text: str, choices: str) -> str | None:
   alone = re.fullmatch(r'[(\[]?\s*([A-Za-z])\s*[)\]]?[.:]?', text)
   if alone and alone.group(1).upper() in choices:
     return alone.group(1).upper()
-  found = re.match(
-    rf'[(\[]?([{choices}])(?=[)\]*.:,]|\s+(?:because|since|as|[-\u2013\u2014])\s)',
-    text,
-  )
+  letter, another = _patterns(choices)
+  found = letter.match(text)
   if not found:
     return None
+  second = another.match(text[found.end() :])
+  return None if second else found.group(1)
+
+
+@functools.lru_cache(maxsize=64)
+def _patterns(choices: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+  """A letter with what stands around it, and a second one behind it."""
+  if not re.fullmatch('[A-Z]+', choices) or len({*choices}) < len(choices):
+    raise ValueError(
+      f'choices of the reward multiple_choice are {choices!r:.80}, but'
+      " different capital letters are required, as in 'ABCD'."
+    )
+  letter = re.compile(
+    rf'[(\[]?([{choices}])(?=[)\]*.:,]|\s+(?:because|since|as|[-\u2013\u2014])\s)'
+  )
   # 'B, C' and '(B) or (C)' are two letters; in 'C. Both A and B' the second is
   # no more than the text of the choice.
-  second = re.match(
+  another = re.compile(
     rf'[\s)\]*.:]*(?:,|/|&|and\b|or\b)[\s(\[*]*(?:(?:and|or)\s+)?[(\[*]*'
-    rf"[{choices}](?![\w'])",
-    text[found.end() :],
+    rf"[{choices}](?![\w'])"
   )
-  return None if second else found.group(1)
+  return letter, another

@@ -1,5 +1,6 @@
 """The length of a completion, in tokens or characters."""
 
+import functools
 from typing import Any
 
 from grpo_jax.rewards import _marks
@@ -11,22 +12,7 @@ def _check(
   margin: int = 0,
   unit: str = 'tokens',
 ) -> None:
-  given = limit if target is None else target
-  if given is None or (limit is not None and target is not None):
-    raise ValueError(
-      f'completion_length has limit={limit} and target={target}, but exactly'
-      ' one of the two is required; give one.'
-    )
-  if given < 0 or margin < 0:
-    raise ValueError(
-      f'completion_length has a length of {given} and margin={margin}, but'
-      ' neither may be negative.'
-    )
-  if unit not in ('tokens', 'characters'):
-    raise ValueError(
-      f"unit of the reward completion_length is {unit!r}, but 'tokens' or"
-      " 'characters' is required."
-    )
+  _checked(limit, target, margin, unit)
 
 
 @_marks.bounded
@@ -73,9 +59,7 @@ def completion_length(
       tokens are counted.
   """
   del prompt
-  _check(limit, target, margin, unit)
-  given = limit if target is None else target
-  assert given is not None  # just checked
+  given = _checked(limit, target, margin, unit)
   if unit == 'tokens' and 'completion_ids' not in example:
     raise ValueError(
       "completion_length requires the field 'completion_ids', but the example"
@@ -87,3 +71,28 @@ def completion_length(
   if not margin:
     return float(not distance)
   return max(0.0, 1.0 - distance / margin)
+
+
+# A few config values, checked for every completion otherwise.
+@functools.lru_cache(maxsize=64)
+def _checked(
+  limit: int | None, target: int | None, margin: int, unit: str
+) -> int:
+  """The limit or the target, whichever is given."""
+  given = limit if target is None else target
+  if given is None or (limit is not None and target is not None):
+    raise ValueError(
+      f'completion_length has limit={limit} and target={target}, but exactly'
+      ' one of the two is required; give one.'
+    )
+  if not (given >= 0 and margin >= 0):  # NaN is neither
+    raise ValueError(
+      f'completion_length has a length of {given} and margin={margin}, but'
+      ' neither may be negative.'
+    )
+  if unit not in ('tokens', 'characters'):
+    raise ValueError(
+      f"unit of the reward completion_length is {unit!r}, but 'tokens' or"
+      " 'characters' is required."
+    )
+  return given

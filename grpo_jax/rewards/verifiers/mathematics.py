@@ -24,6 +24,8 @@ _MISSING = (
   'The reward math_equivalence requires the package math-verify, which is not'
   " installed; run pip install 'grpo_jax[math]'."
 )
+_RANGE = re.compile(rf'{boxed.ORDER}|[(\[]')
+_BASE = re.compile(r'[0-9]\s*_\s*(?!\{?\s*10\b)')
 _TOWER = re.compile(rf'{_RAISED}(\d+)[\s}})]*{_RAISED}(\d*)')
 
 
@@ -52,7 +54,8 @@ def math_equivalence(
   has no closing brace, there is no box. What is in it equals the reference if
   both are the same text but for white space, or if math-verify finds them
   equal: 1/2, 0.5 and \frac12; sets in any order; an interval and an inequality;
-  numbers to 6 places behind the point; units and '%' do not count.
+  numbers to 6 places behind the point; units and '%' do not count. What denies
+  or bounds a number, as in '\neq 5' and '\geq 5', is not that number.
 
   An answer of more than 1,000 characters, with more than 20 braces and brackets
   in one another, more than 30 powers, or a power or factorial too large to
@@ -104,7 +107,7 @@ def math_equivalence(
   found = _content(found)
   if boxed.bare(found) == boxed.bare(wanted):
     return 1.0
-  if not found.strip() or _is_too_large(found):
+  if not found.strip() or _is_too_large(found) or _differ(wanted, found):
     return 0.0
   return float(_equal(_parsed(wanted), _parsed(found)))
 
@@ -113,6 +116,21 @@ def _content(text: str) -> str:
   """A text without what stands around it or is only another way to write it."""
   text = text.strip().strip('$').replace('\\varnothing', '\\emptyset')
   return _THIN_SPACE.sub('', text)
+
+
+def _differ(wanted: str, found: str) -> bool:
+  r"""Whether one text denies or bounds what the other one states.
+
+  math-verify takes '\neq 5', '\phantom{5}', '\geq 5' and '5_6' for 5.
+  """
+  if bool(boxed.DENIED.search(wanted)) != bool(boxed.DENIED.search(found)):
+    return True
+  if _BASE.search(found) and not _BASE.search(wanted):
+    return True
+  return any(
+    boxed.BOUND.match(one) and not _RANGE.search(other)
+    for one, other in ((wanted, found), (found, wanted))
+  )
 
 
 def _is_too_large(text: str) -> bool:

@@ -1,6 +1,7 @@
 """Answers that are one number: GSM8K, and numbers with a tolerance."""
 
 from fractions import Fraction
+import functools
 import math
 import re
 from typing import Any
@@ -15,13 +16,24 @@ _MINUS = r'(?:(?<![\w.)\]}%])[-\u2212])?'
 _DIGITS = r'(?:[0-9][0-9,]*(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+)'
 _PLAIN = re.compile(_MINUS + _DIGITS)
 # After the mark of GSM8K a currency sign or bold type may come first.
-# Possessive: what is behind a mark without a number is read once.
+# All repetitions are possessive: '#### $ $ $ ...' took minutes without it.
 _MARKED = re.compile(r'####[\s$*]*+([-\u2212]?[\s$]*+' + _DIGITS + ')')
 _EXPONENT = r'(?:[eE][-+]?[0-9]+)?'
 _RICH = re.compile(
   f'({_MINUS}{_DIGITS}{_EXPONENT})(?:\\s*/\\s*({_DIGITS}{_EXPONENT}))?'
   r'(\s*\\?%)?'
 )
+# In 2^5, x_5, 6/5, \frac{6}{5} and 1e5 there is no number 5, nor in 5/6, 5^2
+# and 5e3. Around a number, ** without a digit is bold type.
+_INSIDE = re.compile(
+  r'(?:(?:[\^_/]\s*\{?|\}\s*\{)[\s$]*[-\u2212]?|[0-9][eE][-+]?|[0-9)]\*\*)$'
+)
+_GOES_ON = re.compile(
+  r'\s*+[/^]\s*+\{?\s*+[-\u2212]?[0-9.]|[eE][-+]?[0-9]|\*\*[0-9]'
+)
+# A factorial and an imaginary number, which only count in a box: 'It is 5!'
+_OTHER = re.compile(r'[0-9]\s*(?:!|[ij](?![a-zA-Z]))')
+_FRAC = re.compile(r'\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}')
 _MOST_DIGITS = 400  # of one number; no float has more in front of its point
 
 
@@ -30,7 +42,8 @@ def last_number(prompt: str, completion: str, example: dict[str, Any]) -> float:
   """1 if the last number of the completion is the last of the answer, else 0.
 
   The answers of GSM8K end in the number that counts, behind '####'. Commas in
-  numbers do not count, nor do zeros behind the point. The last 100,000
+  numbers do not count, nor do zeros behind the point. If the last number is an
+  exponent, an index or part of a fraction, there is none. The last 100,000
   characters are read, and a number has at most 400 characters.
 
   >>> last_number('', 'That makes $1,200.', {'answer': '12 * 100 #### 1200'})
@@ -66,8 +79,9 @@ def gsm8k(
   directly behind the last '####', the last number in the last \boxed{}, or the
   last number of the text. If there is a '####' or a box without a number, the
   reward is 0, and nothing else is looked at. Commas, currency and percent signs
-  and units do not count. The last 100,000 characters are read, and a number has
-  at most 400 characters.
+  and units do not count, but what is part of a power or of a fraction is no
+  number: 6/5 and 2^5 are not 5. The last 100,000 characters are read, and a
+  number has at most 400 characters.
 
   >>> gsm8k('', '3 * 24 = 72 eggs\n#### 72', {'answer': '#### 72'})
   1.0
@@ -97,28 +111,20 @@ def gsm8k(
   mark = text.rfind('####')
   if mark >= 0:
     marked = _MARKED.match(text, mark)
-    found = _plain(marked.group(1)) if marked else None
+    found = None
+    if marked and not _GOES_ON.match(text, marked.end()):
+      found = _plain(marked.group(1))
   elif strict:
     found = None
   else:
-    # A box that is not closed is a box without a number.
-    box = boxed.last_box(text) if '\\boxed' in text else text
-    found = _last(box or '')
+    found = _last(_boxed_or_whole(text))
   return float(found == wanted)
 
 
 def _check_tolerances(
   absolute_tolerance: float = 0.0, relative_tolerance: float = 1e-6
 ) -> None:
-  for name, value in (
-    ('absolute_tolerance', absolute_tolerance),
-    ('relative_tolerance', relative_tolerance),
-  ):
-    if not (math.isfinite(value) and value >= 0):
-      raise ValueError(
-        f'{name} of the reward number is {value}, but a finite number that is'
-        ' not negative is required; give one.'
-      )
+  _tolerances(absolute_tolerance, relative_tolerance)
 
 
 @_marks.bounded
@@ -161,7 +167,7 @@ def number(
       tolerance is negative or not finite.
   """
   del prompt
-  _check_tolerances(absolute_tolerance, relative_tolerance)
+  tolerances = _tolerances(absolute_tolerance, relative_tolerance)
   answer = _shared.answer('number', example)
   wanted = _last_rich(_boxed_or_whole(answer))
   if wanted is None:
@@ -169,10 +175,23 @@ def number(
   found = _last_rich(_boxed_or_whole(_shared.end_of(completion)))
   if found is None:
     return 0.0
-  allowed = max(
-    Fraction(absolute_tolerance), Fraction(relative_tolerance) * abs(wanted)
-  )
-  return float(abs(found - wanted) <= allowed)
+  absolute, relative = tolerances
+  return float(abs(found - wanted) <= max(absolute, relative * abs(wanted)))
+
+
+@functools.lru_cache(maxsize=64)
+def _tolerances(absolute: float, relative: float) -> tuple[Fraction, Fraction]:
+  """Both tolerances, exactly."""
+  for name, value in (
+    ('absolute_tolerance', absolute),
+    ('relative_tolerance', relative),
+  ):
+    if not (math.isfinite(value) and value >= 0):
+      raise ValueError(
+        f'{name} of the reward number is {value}, but a finite number that is'
+        ' not negative is required; give one.'
+      )
+  return Fraction(absolute), Fraction(relative)
 
 
 def _wanted(reward: str, example: dict[str, Any]) -> Fraction:
@@ -184,19 +203,35 @@ def _wanted(reward: str, example: dict[str, Any]) -> Fraction:
 
 
 def _boxed_or_whole(text: str) -> str:
+  """Where the number of a text stands; '' if its last box states none."""
   if '\\boxed' not in text:
     return text
-  return boxed.last_box(text) or ''
+  # A box that is not closed is a box without a number.
+  box = boxed.last_box(text) or ''
+  if boxed.DENIED.search(box) or boxed.BOUND.match(box) or _OTHER.search(box):
+    return ''
+  return box
 
 
 def _last(text: str) -> Fraction | None:
-  found = _shared.last(_PLAIN.finditer(text.replace('{,}', ',')))
-  return _plain(found.group()) if found else None
+  text = text.replace('{,}', ',')
+  found = _shared.last(_PLAIN.finditer(text))
+  if (
+    found is None or _is_part(text, found) or _GOES_ON.match(text, found.end())
+  ):
+    return None
+  return _plain(found.group())
+
+
+def _is_part(text: str, found: re.Match[str]) -> bool:
+  """Whether a number is an exponent, an index or a denominator."""
+  return bool(_INSIDE.search(text[max(0, found.start() - 20) : found.start()]))
 
 
 def _last_rich(text: str) -> Fraction | None:
-  found = _shared.last(_RICH.finditer(text.replace('{,}', ',')))
-  if found is None:
+  text = _FRAC.sub(r'\1/\2', text.replace('{,}', ','))
+  found = _shared.last(_RICH.finditer(text))
+  if found is None or _is_part(text, found):
     return None
   above, below, percent = found.groups()
   value = _plain(above)

@@ -1,11 +1,16 @@
 """The form of a completion: <think>...</think><answer>...</answer>."""
 
 from collections.abc import Sequence
+import functools
 import re
 from typing import Any
+import unicodedata
 
 from grpo_jax.rewards import _marks
 from grpo_jax.rewards.verifiers import _shared
+
+# Letters and signs without a shape: fillers of Hangul, and a blank of Braille.
+_EMPTY = '\u115f\u1160\u3164\uffa0\u2800'
 
 
 def _check(
@@ -14,14 +19,7 @@ def _check(
   first_is_open: bool = False,
 ) -> None:
   del allow_outside, first_is_open
-  # A string would be taken for its letters.
-  names = [] if isinstance(tags, str) else list(tags)
-  named = all(re.fullmatch(r'[\w-]+', str(name)) for name in names)
-  if not names or not named or len({*names}) < len(names):
-    raise ValueError(
-      f'tags of the reward format_tags are {tags!r:.80}, but a list of one or'
-      " more different names is required, as in ('think', 'answer')."
-    )
+  _form(_names(tags))
 
 
 @_marks.bounded
@@ -38,9 +36,10 @@ def format_tags(
   """1 if the completion consists of the tagged parts, in order, else 0.
 
   Every tag is opened once and closed once, in the order given, one part behind
-  the other. No part is blank. Between the parts, before the first and behind
-  the last stands nothing but white space. Tags of other names count as text. A
-  completion of more than 100,000 characters has reward 0.
+  the other. No part is blank, nor made of characters that nobody sees. Between
+  the parts, before the first and behind the last stands nothing but white
+  space. Tags of other names count as text. A completion of more than 100,000
+  characters has reward 0.
 
   >>> format_tags('', '<think>1+1</think> <answer>2</answer>', {})
   1.0
@@ -64,17 +63,49 @@ def format_tags(
     ValueError: there are no tags, two are the same, or one is no name.
   """
   del prompt, example
-  _check(tags)
-  names = list(tags)
+  names = _names(tags)
+  wanted, tag = _form(names)
   if len(completion) > _shared.MOST_CHARACTERS:
     return 0.0
   if first_is_open:
     completion = f'<{names[0]}>{completion}'
-  wanted = [tag for name in names for tag in (f'<{name}>', f'</{name}>')]
-  pieces = re.split(f'(</?(?:{"|".join(names)})>)', completion)
+  pieces = tag.split(completion)
   if pieces[1::2] != wanted:
     return 0.0
   # Texts and tags alternate, and so do texts outside and inside the parts.
   texts = [text.strip() for text in pieces[::2]]
   outside, inside = texts[::2], texts[1::2]
-  return float(all(inside) and (allow_outside or not any(outside)))
+  if not all(map(_is_seen, inside)):
+    return 0.0
+  return float(allow_outside or not any(outside))
+
+
+def _names(tags: Sequence[str]) -> tuple[str, ...]:
+  # A string would be taken for its letters, and so is refused as empty.
+  return () if isinstance(tags, str) else tuple(tags)
+
+
+@functools.lru_cache(maxsize=64)
+def _form(names: tuple[Any, ...]) -> tuple[list[str], re.Pattern[str]]:
+  """The tags of a completion in order, and what matches any of them."""
+  named = all(re.fullmatch(r'[\w-]+', str(name)) for name in names)
+  if not names or not named or len({*map(str, names)}) < len(names):
+    raise ValueError(
+      f'tags of the reward format_tags are {names!r:.80}, but a list of one or'
+      " more different names is required, as in ('think', 'answer')."
+    )
+  wanted = [tag for name in names for tag in (f'<{name}>', f'</{name}>')]
+  either = '|'.join(re.escape(str(name)) for name in names)
+  return wanted, re.compile(f'(</?(?:{either})>)')
+
+
+def _is_seen(text: str) -> bool:
+  """Whether a text has a letter, a digit or a sign, unlike U+200B.
+
+  >>> _is_seen('x'), _is_seen(' \\u200b\\x00')
+  (True, False)
+  """
+  return any(
+    unicodedata.category(character)[0] in 'LNPS' and character not in _EMPTY
+    for character in text
+  )

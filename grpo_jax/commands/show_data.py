@@ -1,0 +1,156 @@
+"""`grpo-jax data`: what the model will see.
+
+Neither the model nor a device is needed for it.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import sys
+import time
+from typing import Any
+
+from grpo_jax import data
+from grpo_jax.commands import data_survey
+from grpo_jax.commands import data_tables
+from grpo_jax.commands import printing
+from grpo_jax.commands.data_survey import Part
+from grpo_jax.commands.data_survey import Place
+from grpo_jax.commands.data_survey import Shown
+from grpo_jax.commands.data_survey import Survey
+from grpo_jax.config import Config
+from grpo_jax.config import Source
+
+_SILENT_SECS = 2.0  # before a line says how far the reading is
+_BEAT_SECS = 10.0  # between two such lines
+
+
+def run(
+  config: Config,
+  show: int,
+  records: int,
+  write: Callable[[Any], None] | None,
+) -> None:
+  """`grpo-jax data`.
+
+  Args:
+    config: Of the run.
+    show: Prompts to show of those to train on, and of those held out.
+    records: Most records to read of each source; 0 reads all.
+    write: Writes the answer as JSON; None: it is printed for a person.
+
+  Raises:
+    ValueError: A number is negative, or the tokenizer or a source cannot be
+      used.
+  """
+  for name, value in (('show', show), ('records', records)):
+    if value < 0:
+      raise ValueError(f'--{name}={value}; give 0 or more.')
+  found = survey(config, show, records, _Progress())
+  if write:
+    write(data_tables.to_json(found))
+  else:
+    printing.show(*data_tables.parts(found))
+
+
+def survey(
+  config: Config, show: int, records: int, tell: data_survey.Tell
+) -> Survey:
+  """Reads the data of a config; see `run`."""
+  # Only now, because it imports JAX.
+  from grpo_jax.training import build
+  from grpo_jax.training import marks
+  from grpo_jax.training import sources
+
+  tokenizer = build.tokenizer_of(config)
+  train, weights = sources.train(config, marks.NOTHING)
+  last = sources.heldout(config, marks.NOTHING)
+  shares = [weight / sum(weights) for weight in weights]
+  parts = [
+    *map(Part, _names(config.data.train), ['train'] * len(train), train, shares)
+  ]
+  held_out = list(last) if isinstance(last, list | tuple) else [last]
+  if last is not None:
+    names = _names(config.data.heldout)
+    parts += map(Part, names, ['heldout'] * len(held_out), held_out)
+  problem, widths = '', config.data.prompt_buckets
+  if not widths:
+    try:
+      given = sources.with_widths(config, tokenizer, marks.NOTHING)
+      widths = given.data.prompt_buckets
+    except ValueError as error:
+      problem = str(error)
+  widths = tuple(sorted(widths))
+  longest = widths[-1] if widths else None
+  reader = data_survey.Reader(tokenizer, longest, config.rewards)
+  shown = tuple(_shown(reader, parts, weights, config.seed, show))
+  reads = tuple(reader.read(part, records, tell) for part in parts)
+  drawn = config.steps * config.sampler.prompts
+  special = _special_tokens(tokenizer)
+  return Survey(reads, shown, widths, problem, special, drawn)
+
+
+def _names(several: str | tuple[Source, ...]) -> list[str]:
+  if isinstance(several, str):
+    return [several]
+  return [source.name for source in several]
+
+
+class _Places:
+  """A source whose records are places, so that no record is read."""
+
+  def __init__(self, part: Part):
+    self._part = part
+
+  def __len__(self) -> int:
+    return len(self._part.source)
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    return {'place': Place(self._part, int(index))}
+
+
+def _shown(
+  reader: data_survey.Reader,
+  parts: Sequence[Part],
+  weights: Sequence[float],
+  seed: int,
+  number: int,
+) -> Iterator[Shown]:
+  """The first prompts of a run, and the first that are held out."""
+  trained = [part for part in parts if part.split == 'train']
+  held_out = [part for part in parts if part.split == 'heldout']
+  # The order depends on the lengths, the weights and the seed alone.
+  stream = data.mixture([*map(_Places, trained)], weights, seed)
+  rows = data.take(stream, 0, number)
+  places = [row['place'] for row in rows]
+  for part in held_out:
+    left = number - len(places) + len(rows)
+    places += [Place(part, i) for i in range(min(left, len(part.source)))]
+  for place in places:
+    try:
+      yield Shown(place, reader.look(*place))
+    except ValueError as error:
+      yield Shown(place, None, str(error))
+
+
+def _special_tokens(tokenizer: data.Tokenizer) -> dict[int, str]:
+  known = tokenizer.backend.get_added_tokens_decoder().items()
+  special = [number for number, token in known if token.special]
+  special += [*tokenizer.eos_ids, *tokenizer.bos_ids, tokenizer.pad_id]
+  return {
+    number: tokenizer.backend.id_to_token(number) or '' for number in special
+  }
+
+
+class _Progress:
+  """Says on standard error how far the reading is, if it takes long."""
+
+  def __init__(self):
+    self._next = time.monotonic() + _SILENT_SECS
+
+  def __call__(self, name: str, done: int, total: int) -> None:
+    if time.monotonic() < self._next:
+      return
+    self._next = time.monotonic() + _BEAT_SECS
+    said = f'reading {name}: {done:,} of {total:,} records'
+    print(said, file=sys.stderr, flush=True)

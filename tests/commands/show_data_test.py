@@ -1,0 +1,420 @@
+"""`grpo-jax data`: what it counts, what it prints, what it refuses.
+
+`tests/readme_test.py` compares all of one report with the README.
+"""
+
+import io
+import json
+import os
+
+import numpy as np
+import pytest
+from rich import cells
+
+from grpo_jax.commands import data_survey
+from grpo_jax.commands import data_tables
+from grpo_jax.commands import show_data
+from grpo_jax.commands.data_survey import Part
+from grpo_jax.config import Reward
+from grpo_jax.data import ArithmeticSource
+from grpo_jax.data import character_tokenizer
+from tests import cli
+from tests import runs
+from tests.commands import data_example
+
+QUIET = lambda *_: None
+DIGITS = character_tokenizer('0123456789+= ')
+
+
+def surveyed(folder, show=2, records=0, **changes):
+  config = data_example.config(folder, **changes)
+  return show_data.survey(config, show, records, QUIET)
+
+
+@pytest.fixture(scope='module')
+def found(tmp_path_factory):
+  return surveyed(tmp_path_factory.mktemp('data'))
+
+
+def read(source, longest=None, judges=(), split='train', most=0):
+  reader = data_survey.Reader(DIGITS, longest, judges)
+  return reader.read(Part('x', split, source), most, QUIET)
+
+
+def asked(*prompts, answer='1'):
+  return [{'prompt': prompt, 'answer': answer} for prompt in prompts]
+
+
+class Records(list):
+  """A source that fails in its own ways."""
+
+  def __getitem__(self, place):
+    record = super().__getitem__(place)
+    if isinstance(record, Exception):
+      raise record
+    return record
+
+
+def test_the_command_prints_a_report_and_starts_no_device(monkeypatch):
+  # JAX would raise where it looks for its devices.
+  monkeypatch.setenv('JAX_PLATFORMS', 'nowhere')
+  done = cli.command('data', cli.CONFIG, '--show=1')
+  assert done.returncode == 0 and done.stderr == '', done.stderr
+  lines = done.stdout.splitlines()
+  assert ' training   arithmetic     9,000    all    100%    0.356' in lines
+  first = '72+01='
+  assert f'  | {first}' in lines
+  ids = ' '.join(str('0123456789+='.index(c) + 2) for c in first)
+  assert lines[lines.index(f'  | {first}') + 1] == f'  {ids}'
+  assert '-- width 6: 100% fit --' in done.stdout
+  assert lines[-1] == '0 of 10,000 records that were read cannot be used.'
+  assert max(map(len, lines)) <= 80 and '\x1b' not in done.stdout
+
+
+@pytest.mark.parametrize(
+  'given, words',
+  [
+    ([], 'data needs a config, as in data --config'),
+    ([cli.CONFIG, '--show=-1'], '--show=-1; give 0 or more'),
+    ([cli.CONFIG, '--records=-5'], '--records=-5; give 0 or more'),
+    ([cli.CONFIG, '--records=x'], "--records='x' cannot be read; give a whole"),
+    ([cli.CONFIG, '--workdir=w'], 'data got --workdir, which it does not read'),
+    ([cli.CONFIG, '--config.data.train=no.jsonl'], 'no.jsonl cannot be used'),
+    ([cli.CONFIG, '--config.data.chat=True'], 'needs a chat template, but'),
+  ],
+)
+def test_bad_input_gets_one_sentence(given, words):
+  cli.assert_refused(cli.command('data', *given), words)
+
+
+def test_the_first_prompts_are_those_of_the_run(tmp_path):
+  from grpo_jax import data
+  from grpo_jax.training import build
+  from grpo_jax.training import marks
+  from grpo_jax.training import sources
+
+  config = data_example.config(tmp_path, seed=3)
+  found = show_data.survey(config, 9, 0, QUIET)
+  tokenizer = build.tokenizer_of(config)
+  train, weights = sources.train(config, marks.NOTHING)
+  drawn = data.take(data.mixture(train, weights, config.seed), 0, 9)
+  heldout = sources.heldout(config, marks.NOTHING)
+  wanted = [*drawn, *(heldout[place] for place in range(9))]
+  assert len(found.prompts) == 18
+  for row, shown in zip(wanted, found.prompts, strict=True):
+    assert shown.looked.record['answer'] == row['answer']
+    assert shown.looked.ids == tokenizer.encode_prompt(row['prompt'])
+  names = [os.path.basename(x.place.part.name) for x in found.prompts[:9]]
+  assert {*names} == {'word_problems.jsonl', 'sums.jsonl'}
+
+
+def test_a_prompt_that_cannot_be_read_is_shown_with_the_reason(tmp_path):
+  plain = {'data.chat': False, 'data.system_prompt': ''}
+  found = surveyed(tmp_path, **plain, **{'data.tokenizer': 'arithmetic'})
+  assert all(one.looked is None for one in found.prompts)
+  words = ' '.join(data_example.printed(short_names(found)).split())
+  assert 'held out: record 1 of heldout.jsonl cannot be used: The ' in words
+
+
+def short_names(found):
+  """The survey with the names of files alone."""
+  parts = {
+    read.part.name: read.part._replace(name=os.path.basename(read.part.name))
+    for read in found.reads
+  }
+  return found._replace(
+    reads=tuple(r._replace(part=parts[r.part.name]) for r in found.reads),
+    prompts=tuple(
+      p._replace(place=p.place._replace(part=parts[p.place.part.name]))
+      for p in found.prompts
+    ),
+  )
+
+
+def test_every_reason_has_its_places():
+  source = Records(
+    [
+      {'prompt': '1+1=', 'answer': '2'},
+      {'answer': '2'},
+      {'prompt': ''},
+      'text',
+      KeyError('gone'),
+      ValueError('The line is broken.'),
+      {'prompt': 'x', 'answer': '2'},
+      {'prompt': '1' * 9, 'answer': '2'},
+      {'prompt': '1' * 8, 'answer': '2'},
+      {'prompt': '1', 'answer': 'none'},
+      {'prompt': '2'},
+      {'prompt': [{'role': 'user', 'content': '1'}], 'answer': '1'},
+    ]
+  )
+  got = read(source, longest=7, judges=[Reward('gsm8k')])
+  reasons = {why.first: why.reason for why in got.unusable}
+  words = {
+    (1,): "no field 'prompt', but ['answer']",
+    (2,): 'no usable prompt: it is empty',
+    (3,): 'of type str, no dict',
+    (4,): "cannot be read (KeyError: 'gone')",
+    (5,): 'The line is broken.',
+    (6,): 'not in the alphabet',
+    (7, 8): 'longer than the largest width, 7 tokens',
+    (9,): "gsm8k requires a number in the answer, but the example has 'none'",
+    (10,): "gsm8k requires the field 'answer'",
+    (11,): 'without a chat template a prompt must be a text',
+  }
+  assert {*reasons} == {*words}
+  for places, reason in words.items():
+    assert reason in reasons[places]
+  assert [why.records for why in got.unusable if why.first == (7, 8)] == [2]
+  assert got.tokens.tolist() == [4, -1, -1, -1, -1, -1, -1, 9, 8, 1, 1, -1]
+
+
+def test_many_reasons_are_counted_together():
+  source = Records(ValueError(f'Line {i} is broken.') for i in range(50))
+  got = read(source)
+  assert len(got.unusable) == 11
+  assert got.unusable[-1] == ('other reasons', 40, (10, 11, 12))
+  assert data_survey.duplicates([got]) == (0, 0, ())
+
+
+def test_half_a_surrogate_pair_is_a_reason():
+  got = read(asked('1', '\ud800', '\ud800'))
+  ((reason, records, first),) = got.unusable
+  assert (records, first) == (2, (1, 2)) and 'alphabet' in reason
+  assert data_survey.duplicates([got]).exact == 1
+
+
+@pytest.mark.parametrize(
+  'judge, refuses',
+  [
+    (Reward('exact_match'), False),
+    (Reward('number', kwargs={'absolute_tolerance': 0.1}), True),
+    (Reward('multiple_choice', kwargs={'choices': 'XYZ'}), True),
+    (Reward('completion_length', kwargs={'limit': 3}), False),
+    (Reward('tests.judges:even'), False),  # is not even imported
+    (Reward('tests.no_such_module:even'), False),
+    (Reward('grpo_jax.rewards.generated_code:python_tests'), True),
+  ],
+)
+def test_verifiers_are_tried_on_references(judge, refuses):
+  assert bool(read(asked('1', answer='W'), judges=[judge]).unusable) == refuses
+  good = [{'prompt': '1', 'answer': '1', 'tests': ['assert 1']}]
+  if judge.name != 'multiple_choice' or not refuses:
+    assert not read(good, judges=[judge]).unusable
+  with pytest.raises(ValueError, match="There is no reward 'exact_mach'"):
+    read(good, judges=[Reward('exact_mach')])
+
+
+def test_duplicates_are_exact_or_but_for_spaces_and_case():
+  chat = lambda *texts: [{'role': 'user', 'content': text} for text in texts]
+  train = read(
+    asked(
+      '1 + 1', '2', '1 + 1', ' 1  +\n1 ', 'A', 'a', '1 + 1', chat('A b'),
+      chat('a\tB'), chat('a', 'b'), chat('ab'),
+    )
+  )  # fmt: skip
+  found = data_survey.duplicates([train])
+  assert (found.exact, found.loose) == (2, 5)
+  places = [(one.place, other.place) for one, other in found.examples]
+  assert places == [(0, 2), (0, 6), (0, 3), (4, 5), (7, 8)]
+  held = read(asked('3', '2', 'a ', ' 2', '1 + 1'), split='heldout')
+  found = data_survey.duplicates([held], [train])
+  assert (found.exact, found.loose) == (2, 4)
+  places = [(one.place, other.place) for one, other in found.examples]
+  assert places == [(1, 1), (0, 4), (4, 2), (1, 3)]
+  assert {one.part.split for one, _ in found.examples} == {'train'}
+  assert data_survey.duplicates([held])[:2] == (0, 1)
+  assert data_survey.duplicates([], [train]) == (0, 0, ())
+
+
+def test_places_of_duplicates_are_those_of_their_own_source():
+  one = read(Records([{}, *asked('7', '8')]))
+  other = read(Records([KeyError(), *asked('9'), {}, *asked('8')]))
+  ((first, later),) = data_survey.duplicates([one, other]).examples
+  assert (first.part, first.place) == (one.part, 2)
+  assert (later.part, later.place) == (other.part, 3)
+
+
+def test_answers_that_differ_are_counted_by_prompt():
+  same = asked('1', '1', '2')
+  assert data_survey.contradictions([read(same)]) == 0
+  differ = [*same, *asked('1', '1', answer='9'), *asked('3', answer='9')]
+  assert data_survey.contradictions([read(differ)]) == 1
+  assert data_survey.contradictions([]) == 0
+
+
+def test_a_sample_is_random_and_always_the_same():
+  got = read(ArithmeticSource('train'), most=100)
+  assert (got.records, len(got.places)) == (9000, 100)
+  assert (np.diff(got.places) > 0).all()
+  assert np.array_equal(
+    got.places, read(ArithmeticSource('train'), most=100).places
+  )
+  # Of records in an order, no part is left out and no period is kept.
+  assert np.histogram(got.places, 9, (0, 9000))[0].min() >= 4
+  assert len({*np.diff(got.places).tolist()}) > 50
+
+
+class Endless:
+  """Records that cost nothing; only some are looked at."""
+
+  looked = 0
+
+  def __len__(self):
+    return 10**9
+
+  def __getitem__(self, place):
+    type(self).looked += 1
+    return {'prompt': str(place), 'answer': '1'}
+
+
+def test_a_sample_of_many_records_is_quick():
+  got = read(Endless(), most=500)
+  assert Endless.looked == 500 and got.records == 10**9
+
+
+def test_a_partial_report_says_so(tmp_path):
+  found = surveyed(tmp_path, show=0, records=50)
+  text = ' '.join(data_example.printed(found).split())
+  assert '400 50 75.0%' in text and '60 50' in text
+  assert 'Looked for in 150 of 550 records, chosen at random' in text
+  assert 'Prompts, as the model reads them' not in text
+  whole = surveyed(tmp_path, show=0)
+  assert 'chosen at random' not in data_example.printed(whole)
+
+
+def test_the_histogram_holds_every_prompt_once(found):
+  rows = data_tables.histogram(found)
+  train, heldout = (
+    np.concatenate([read.lengths for read in found.of(split)])
+    for split in ('train', 'heldout')
+  )
+  for row in rows:
+    assert row.counts == tuple(
+      int(np.sum((of >= row.first) & (of <= row.last)))
+      for of in (train, heldout)
+    )
+  assert np.sum([row.counts for row in rows], axis=0).tolist() == [490, 60]
+  assert [row.first for row in rows[1:]] == [row.last + 1 for row in rows[:-1]]
+  ends = {row.last for row in rows}
+  assert {width for width in found.widths if width < max(ends)} <= ends
+
+
+@pytest.mark.parametrize(
+  'lengths, rows',
+  [
+    ([6], 1),
+    ([1, 2], 2),
+    ([*range(1, 2000)], 12),
+    ([5] * 1000 + [90_000], 5),
+    ([30, 31, 10**9], None),
+  ],
+)
+def test_histograms_are_short(lengths, rows):
+  part = Part('x', 'train', [], 1.0)
+  empty = np.zeros(len(lengths), np.uint64)
+  one = data_survey.Read(
+    part, len(lengths), np.arange(len(lengths)), np.array(lengths, np.int32),
+    empty, empty, empty, (),
+  )  # fmt: skip
+  survey = data_survey.Survey((one,), (), (6, 100, 1000), '', {}, 1)
+  found = data_tables.histogram(survey)
+  assert found[0].first == min(lengths) and found[-1].last == max(lengths)
+  assert sum(row.counts[0] for row in found) == len(lengths)
+  assert len(found) == (rows or len(found)) <= 24
+
+
+@pytest.mark.parametrize('draws', [False, True])
+@pytest.mark.parametrize('columns', [40, 59, 80, 120, 200])
+def test_reports_fit_the_terminal(found, columns, draws):
+  text = data_example.printed(short_names(found), columns, draws)
+  assert max(map(cells.cell_len, text.splitlines())) <= columns
+  assert ('█' in text, '#####' in text) == (draws, not draws)
+  words = ' '.join(text.split())
+  for said in ('width 160: 99.0% fit', '5 of 490 (1.0%) are longer', '1.78'):
+    assert said in words
+
+
+def test_what_is_not_seen_is_marked():
+  lines = list(
+    data_tables._folded('a  \n\tb\x1b[2J\u202e\n\nlast \u00e9  ', 60)
+  )
+  assert lines == [
+    r'| a  \n', r'| \tb\x1b[2J\u202e\n', r'| \n', r'| last é\x20\x20',
+  ]  # fmt: skip
+  long = 'ab ' * 30 + '\u4e2d' * 40 + 'x' * 100
+  pieces = list(data_tables._folded(long, 40))
+  assert max(map(cells.cell_len, pieces)) <= 40
+  assert ''.join(piece[2:] for piece in pieces) == long
+
+
+def test_long_prompts_are_cut_in_print_and_whole_in_json(tmp_path):
+  (tmp_path / 'long.jsonl').write_text(
+    json.dumps({'prompt': '12=' * 3000, 'answer': 'z' * 900})
+  )
+  config = runs.arithmetic(
+    **{'data.train': str(tmp_path / 'long.jsonl'), 'data.heldout': ''}
+  )
+  found = show_data.survey(config, 1, 0, QUIET)
+  text = data_example.printed(found)
+  assert '5,000 more characters' in text and '8936 more' in text
+  assert len(text) < 9000
+  (shown,) = data_tables.to_json(found)['prompts']
+  assert shown['text'] == '12=' * 3000 and len(shown['ids']) == 9000
+
+
+def test_json_has_all_that_is_printed(found):
+  answer = data_tables.to_json(found)
+  assert json.loads(json.dumps(answer, allow_nan=False)) == answer
+  assert [one['records'] for one in answer['sources']] == [400, 90, 60]
+  assert [one['share'] for one in answer['sources']] == [0.75, 0.25, None]
+  assert answer['prompt_buckets'] == [96, 128, 160]
+  assert answer['longer_than_all_buckets'] == {'train': 5, 'heldout': 1}
+  within = answer['duplicates']['within training']
+  assert (within['exact'], answer['prompts_with_several_answers']) == (6, 1)
+  across = answer['duplicates']['held out, and in training']
+  assert (across['exact'], across['but_for_spaces_and_case']) == (0, 1)
+  ((trained, held),) = across['examples']
+  assert (trained['record'], held['record']) == (2, 7)
+  assert answer['sources'][0]['unusable'][0]['first'] == [20]
+  assert 'gsm8k' in answer['sources'][0]['unusable'][0]['reason']
+
+
+def test_open_widths_are_those_of_the_run(tmp_path):
+  found = surveyed(tmp_path, 0, **{'data.prompt_buckets': ()})
+  lengths = np.concatenate([read.lengths for read in found.reads])
+  assert found.widths == (lengths.max(),)
+  whole = surveyed(
+    tmp_path, 0, **{'data.prompt_buckets': (), 'data.heldout': ''}
+  )
+  assert not whole.of('heldout')
+  assert 'held out' not in data_example.printed(whole)
+
+
+def test_widths_that_cannot_be_known_are_no_end(tmp_path):
+  (tmp_path / 'a.jsonl').write_text('{"prompt": "1", "answer": "1"}\n' * 3)
+  (tmp_path / 'b.jsonl').write_text('{"prompt": "b", "answer": "1"}\n')
+  config = runs.arithmetic(
+    **{
+      'data.train': str(tmp_path / 'a.jsonl'),
+      'data.heldout': str(tmp_path / 'b.jsonl'),
+      'data.prompt_buckets': (),
+    }
+  )
+  text = data_example.printed(show_data.survey(config, 0, 0, QUIET))
+  words = ' '.join(text.split())
+  assert 'The widths are not known: The text ' in words
+  assert '1 of 4 records that were read cannot be used.' in words
+
+
+def test_progress_is_said_where_it_takes_long(monkeypatch):
+  now, err = [0.0], io.StringIO()
+  monkeypatch.setattr(show_data.time, 'monotonic', lambda: now[0])
+  monkeypatch.setattr(show_data.sys, 'stderr', err)
+  tell = show_data._Progress()
+  for now[0] in (1.0, 2.0, 5.0, 12.0):
+    tell('x', int(now[0]) * 1000, 20_000)
+  assert err.getvalue().splitlines() == [
+    'reading x: 2,000 of 20,000 records',
+    'reading x: 12,000 of 20,000 records',
+  ]

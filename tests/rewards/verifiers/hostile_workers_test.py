@@ -1,0 +1,238 @@
+"""The hostile corpus in workers: every completion has an outcome, in time."""
+
+import importlib.util
+import os
+import resource
+import socket
+import threading
+
+import pytest
+
+from grpo_jax.rewards import sandbox
+from grpo_jax.rewards import verifiers
+from grpo_jax.rewards import workers as workers_lib
+from tests.rewards.verifiers import golden_test
+from tests.rewards.verifiers import hostile
+from tests.rewards.verifiers import hostile_code
+
+SLOWNESS = float(os.environ.get('GRPO_JAX_TEST_SLOWNESS', 1.0))
+LIMIT_SECS = 2.0 * SLOWNESS
+CODE_LIMIT_SECS = 6.0 * SLOWNESS
+LATE_SECS = 1.0 * SLOWNESS
+EVERY = 9  # of the completions of a kind, one in so many is in the short part
+MODULE = 'tests.rewards.verifiers'
+NAMES = [
+  name
+  for name in verifiers.__all__
+  if importlib.util.find_spec(golden_test.PACKAGES.get(name, 'json'))
+]
+# The last number is what counts by the rule of the verifier, whatever stands
+# around it.
+BY_RULE = {
+  ('last_number', '#### 7319 ####'),
+  ('last_number', '\\boxed{7319}\\boxed{'),
+  ('last_number', '\\boxed{7319'),
+  ('last_number', '\\boxed{\\neq 7319}'),
+  ('last_number', '\\boxed{x \\ne 7319}'),
+  ('last_number', '\\boxed{\\phantom{7319}}'),
+  ('last_number', '\\boxed{\\geq 7319}'),
+  ('last_number', '\\boxed{<7319}'),
+  ('last_number', '\\boxed{7319!}'),
+  ('last_number', '\\boxed{7319i}'),
+  ('last_number', '</answer></think>#### 7319 #### wrong'),
+  ('last_number', '\\boxed{7319}\n\\boxed'),
+  ('number', '#### 7319 ####'),
+  ('number', '</answer></think>#### 7319 #### wrong'),
+}
+
+
+class Health:
+  """What the process holds; it must be the same after each batch."""
+
+  def __init__(self):
+    self.threads = threading.active_count()
+    self.descriptors = len(os.listdir('/proc/self/fd'))
+    self.children = len(_children())
+    self.most_bytes = _resident_bytes() + (256 << 20)
+
+  def check(self):
+    now = Health()
+    for name in ('threads', 'descriptors', 'children'):
+      assert getattr(now, name) == getattr(self, name), name
+    assert _resident_bytes() < self.most_bytes
+
+
+def _children():
+  path = f'/proc/self/task/{os.getpid()}/children'
+  with open(path) as file:
+    return file.read().split()
+
+
+def _resident_bytes():
+  with open('/proc/self/statm') as file:
+    return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def call(name, completion):
+  return workers_lib.Call(
+    f'{MODULE}.hostile:judge', ('', completion, hostile.example_of(name))
+  )
+
+
+def run_checked(pool, calls, limit_secs):
+  """Outcomes, each a number, None or a failure, within the limit."""
+  outcomes = [outcome for (outcome,) in pool.run(calls)]
+  for outcome in outcomes:
+    assert outcome.secs < limit_secs + LATE_SECS, outcome
+    assert outcome.reward is None or not outcome.failure
+  return outcomes
+
+
+def judge_all(pool, texts):
+  """All verifiers on all texts; the failures by verifier and text."""
+  failures = {}
+  # A few at a time, because the pool holds all of its calls in memory.
+  for first in range(0, len(texts), 8):
+    failures |= judge_some(pool, texts[first : first + 8])
+  return failures
+
+
+def judge_some(pool, texts):
+  """The same for a batch; then all verifiers judge right completions."""
+  rows = [(name, text) for text in texts for name in NAMES]
+  outcomes = run_checked(pool, [call(*row) for row in rows], LIMIT_SECS)
+  found = {
+    row
+    for row, outcome in zip(rows, outcomes)
+    if outcome.reward not in (0, None)
+  }
+  assert found == {row for row in BY_RULE if row in {*rows}}
+  right = pool.run(
+    [call(name, hostile.RIGHT_COMPLETIONS[name]) for name in NAMES]
+  )
+  assert [outcome.reward for (outcome,) in right] == [1.0] * len(NAMES)
+  return {row: x.failure for row, x in zip(rows, outcomes) if x.failure}
+
+
+@pytest.fixture
+def pool():
+  before = Health()
+  with workers_lib.Workers(
+    2, LIMIT_SECS, memory_limit_bytes=2 << 30
+  ) as workers:
+    pairs = [(name, hostile.RIGHT_COMPLETIONS[name]) for name in NAMES]
+    workers.run([call(*pair) for pair in pairs])
+    yield workers
+  before.check()
+
+
+def of_kinds(every):
+  return {
+    kind: list(texts.values())[::every] for kind, texts in hostile.KINDS.items()
+  }
+
+
+def check_verifiers(pool, every):
+  health = Health()
+  for kind, texts in of_kinds(every).items():
+    failures = judge_all(pool, texts)
+    health.check()
+    # Only sympy is slow, or needs more memory than there is.
+    assert {name for name, _ in failures} <= {'math_equivalence'}, kind
+    reasons = ('time limit', 'memory', 'signal', 'raised MemoryError')
+    assert all(why.startswith(reasons) for why in failures.values()), failures
+    assert kind == 'sympy' or not failures
+  return failures  # of sympy, which is the last kind
+
+
+def test_some_of_each_kind_have_outcomes(pool):
+  check_verifiers(pool, EVERY)
+
+
+@pytest.mark.long
+def test_all_have_outcomes(pool):
+  failures = check_verifiers(pool, 1)
+  assert len(failures) < len(hostile.KINDS['sympy'])
+
+
+def test_there_are_enough():
+  sizes = {kind: len(texts) for kind, texts in hostile.KINDS.items()}
+  assert min(sizes.values()) >= 12, sizes
+  assert sum(sizes.values()) >= 440 and len(hostile_code.PROGRAMS) >= 60
+  every = [text for texts in hostile.KINDS.values() for text in texts.values()]
+  assert len({*every}) == len(every)
+  assert not {*every} & {*hostile.RIGHT_COMPLETIONS.values()}
+
+
+def check_code(every, tmp_path):
+  if not sandbox.available().means:
+    pytest.skip(f'no sandbox: {sandbox.available()}')
+  before = Health()
+  mark = tmp_path / 'mark'
+  programs = list(hostile_code.PROGRAMS.items())[::every]
+  judge = f'{MODULE}.hostile_code:judge'
+  heard = []
+  with (
+    workers_lib.Workers(2, CODE_LIMIT_SECS) as workers,
+    _listening(heard) as port,
+  ):
+
+    def of(program):
+      given = hostile_code.completion(program, str(mark), port)
+      return workers_lib.Call(judge, ('', given, {}))
+
+    right = of(hostile_code.RIGHT)
+    assert [x.reward for (x,) in workers.run([right, right])] == [1.0, 1.0]
+    health = Health()
+    for first in range(0, len(programs), 16):
+      batch = dict(programs[first : first + 16])
+      calls = [of(program) for program in batch.values()]
+      outcomes = run_checked(workers, calls, CODE_LIMIT_SECS)
+      for name, outcome in zip(batch, outcomes, strict=True):
+        # Ended by the sandbox, long before the limit of the worker.
+        assert (outcome.reward, outcome.failure) == (0.0, ''), name
+        assert outcome.secs < hostile_code.LIMITS.time_secs + 3 * LATE_SECS, (
+          name
+        )
+      (outcome,) = workers.run([right])[0]
+      assert outcome.reward == 1.0
+      health.check()
+  before.check()
+  assert not heard and not mark.exists() and not os.path.lexists(mark)
+
+
+class _listening:
+  """Sockets of TCP and UDP that nobody must reach."""
+
+  def __init__(self, heard):
+    self._heard = heard
+
+  def __enter__(self):
+    self._tcp, self._udp = (
+      socket.socket(),
+      socket.socket(type=socket.SOCK_DGRAM),
+    )
+    self._tcp.bind(('127.0.0.1', 0))
+    port = self._tcp.getsockname()[1]
+    self._udp.bind(('127.0.0.1', port))
+    self._tcp.listen()
+    return port
+
+  def __exit__(self, *_):
+    for one in (self._tcp, self._udp):
+      one.setblocking(False)
+      try:
+        one.recvfrom(1) if one is self._udp else one.accept()[0].close()
+        self._heard.append(one)
+      except BlockingIOError:
+        pass
+      one.close()
+
+
+def test_some_programs_have_outcomes(tmp_path):
+  check_code(EVERY, tmp_path)
+
+
+@pytest.mark.long
+def test_all_programs_have_outcomes(tmp_path):
+  check_code(1, tmp_path)
