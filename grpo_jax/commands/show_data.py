@@ -61,22 +61,31 @@ def survey(
   from grpo_jax.training import build
   from grpo_jax.training import marks
   from grpo_jax.training import sources
+  from grpo_jax.training import widths as widths_lib
 
   tokenizer = build.tokenizer_of(config)
-  train, weights = sources.train(config, marks.NOTHING)
-  last = sources.heldout(config, marks.NOTHING)
+  asked = sources.listed(config.data.train)
+  weights = [source.weight for source in asked]
   shares = [weight / sum(weights) for weight in weights]
-  parts = [
-    *map(Part, _names(config.data.train), ['train'] * len(train), train, shares)
+  found: list[tuple[Source, str, float | None]] = [
+    (source, 'train', share)
+    for source, share in zip(asked, shares, strict=True)
   ]
-  held_out = list(last) if isinstance(last, list | tuple) else [last]
-  if last is not None:
-    names = _names(config.data.heldout)
-    parts += map(Part, names, ['heldout'] * len(held_out), held_out)
+  held_out = sources.listed(config.data.heldout)
+  found += [(source, 'heldout', None) for source in held_out]
+  parts = [
+    Part(
+      source.name,
+      split,
+      sources.named(config, source, split, marks.NOTHING),
+      share,
+    )
+    for source, split, share in found
+  ]
   problem, widths = '', config.data.prompt_buckets
   if not widths:
     try:
-      given = sources.with_widths(config, tokenizer, marks.NOTHING)
+      given = widths_lib.with_widths(config, tokenizer, marks.NOTHING)
       widths = given.data.prompt_buckets
     except ValueError as error:
       problem = str(error)
@@ -88,12 +97,6 @@ def survey(
   drawn = config.steps * config.sampler.prompts
   special = _special_tokens(tokenizer)
   return Survey(reads, shown, widths, problem, special, drawn)
-
-
-def _names(several: str | tuple[Source, ...]) -> list[str]:
-  if isinstance(several, str):
-    return [several]
-  return [source.name for source in several]
 
 
 class _Places:

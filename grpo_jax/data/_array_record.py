@@ -84,7 +84,12 @@ def _rows(paths: Sequence[str]) -> Rows:
 
 def _opened(path: str) -> Any:
   """A reader of one file, which does not read ahead."""
-  from array_record.python import array_record_module
+  import importlib
+
+  # It is built in C++, and no type checker knows it.
+  array_record_module: Any = importlib.import_module(
+    'array_record.python.array_record_module'
+  )
 
   open(path, 'rb').close()  # whose error says in a word what is wrong
   try:

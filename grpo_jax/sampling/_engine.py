@@ -105,7 +105,7 @@ class LocalEngine:
       here = so_far.holder == jax.process_index()
       new &= np.repeat(here, requests.group)
     for place in np.flatnonzero(new).tolist():
-      ids = so_far.drawn.token[place, : so_far.length[place]]
+      ids = np.asarray(so_far.drawn.token)[place, : so_far.length[place]]
       count, finish = _arrays.end_of(ids, requests.sampling, self.decode)
       requests.finished(*divmod(place, requests.group), ids[:count], finish)
 
