@@ -18,7 +18,6 @@ _RAISED = r'(?:\^|\*\*)[\s{(]*'
 _HUGE = re.compile(rf'{_RAISED}-?\d[\d.,]{{5}}|\d{{5}}[\s}})]*!|!\s*!|\)\s*!')
 # 12\\,345 is one number, which math-verify takes for two.
 _THIN_SPACE = re.compile(r'(?<=\d)\\[,;:! ](?=\d{3}(?!\d))')
-_RANGE = re.compile(rf'{boxed.ORDER}|[(\[]')
 _BASE = re.compile(r'[0-9]\s*_\s*(?!\{?\s*10\b)')
 _TOWER = re.compile(rf'{_RAISED}(\d+)[\s}})]*{_RAISED}(\d*)')
 
@@ -109,10 +108,7 @@ def _differ(wanted: str, found: str) -> bool:
     return True
   if _BASE.search(found) and not _BASE.search(wanted):
     return True
-  return any(
-    boxed.BOUND.match(one) and not _RANGE.search(other)
-    for one, other in ((wanted, found), (found, wanted))
-  )
+  return bool(boxed.BOUND.match(wanted)) != bool(boxed.BOUND.match(found))
 
 
 def _is_too_large(text: str) -> bool:

@@ -66,6 +66,7 @@ def test_an_answer_that_cannot_be_parsed_is_compared_as_text():
   'name, arguments, message',
   [
     ('number', {'absolute_tolerance': -1}, 'absolute_tolerance of.* is -1'),
+    ('number', {'absolute_tolerance': float('inf')}, 'tolerance of.* is inf'),
     ('number', {'relative_tolerance': float('nan')}, 'relative_tol.* is nan'),
     ('multiple_choice', {'choices': ''}, "choices of the reward.*''"),
     ('multiple_choice', {'choices': 'abc'}, 'different capital letters'),
@@ -89,6 +90,7 @@ def test_an_answer_that_cannot_be_parsed_is_compared_as_text():
     ('regular_expression', {'regex': '(a?a?){9}$'}, 'exponential'),
     ('regular_expression', {'regex': '(a+){1,99}$'}, 'exponential'),
     ('regular_expression', {'regex': '(?=(a*)*b)'}, 'exponential'),
+    ('regular_expression', {'regex': '((a?b){2})*$'}, 'exponential'),
     ('regular_expression', {'regex': '(?>(a+)+)'}, 'exponential'),
     ('regular_expression', {'regex': '(x)?(?(1)(a*)*|b)'}, 'exponential'),
   ],
