@@ -264,7 +264,6 @@ def _stages(
   stages, before = [], -1
   for stage in curriculum or ({'from': 0},):
     start = stage.get('from') if isinstance(stage, Mapping) else None
-    whole = isinstance(start, int) and not isinstance(start, bool)
     if (
       not isinstance(start, int)
       or isinstance(start, bool)

@@ -16,8 +16,8 @@ DENIED = re.compile(
   r'|\\(?:text|mathrm|mbox)\s*\{\s*not\b'
   '|[\u2260\u00ac\u2203\u2204\u2200]'
 )
-ORDER = r'(?:[<>\u2264\u2265]|\\(?:l|g)(?:t|e|eq|eqslant|eqq)(?![a-zA-Z]))'
-BOUND = re.compile(rf'\s*{ORDER}')  # one side is missing
+_ORDER = r'(?:[<>\u2264\u2265]|\\(?:l|g)(?:t|e|eq|eqslant|eqq)(?![a-zA-Z]))'
+BOUND = re.compile(rf'\s*{_ORDER}')  # one side is missing
 
 
 @_marks.bounded

@@ -24,7 +24,6 @@ _MISSING = (
   'The reward math_equivalence requires the package math-verify, which is not'
   " installed; run pip install 'grpo_jax[math]'."
 )
-_RANGE = re.compile(rf'{boxed.ORDER}|[(\[]')
 _BASE = re.compile(r'[0-9]\s*_\s*(?!\{?\s*10\b)')
 _TOWER = re.compile(rf'{_RAISED}(\d+)[\s}})]*{_RAISED}(\d*)')
 
@@ -127,10 +126,7 @@ def _differ(wanted: str, found: str) -> bool:
     return True
   if _BASE.search(found) and not _BASE.search(wanted):
     return True
-  return any(
-    boxed.BOUND.match(one) and not _RANGE.search(other)
-    for one, other in ((wanted, found), (found, wanted))
-  )
+  return bool(boxed.BOUND.match(wanted)) != bool(boxed.BOUND.match(found))
 
 
 def _is_too_large(text: str) -> bool:

@@ -63,12 +63,11 @@ def format_tags(
     ValueError: there are no tags, two are the same, or one is no name.
   """
   del prompt, example
-  names = _names(tags)
-  wanted, tag = _form(names)
+  wanted, tag = _form(_names(tags))
   if len(completion) > _shared.MOST_CHARACTERS:
     return 0.0
   if first_is_open:
-    completion = f'<{names[0]}>{completion}'
+    completion = wanted[0] + completion
   pieces = tag.split(completion)
   if pieces[1::2] != wanted:
     return 0.0
@@ -80,18 +79,20 @@ def format_tags(
   return float(allow_outside or not any(outside))
 
 
-def _names(tags: Sequence[str]) -> tuple[str, ...]:
-  # A string would be taken for its letters, and so is refused as empty.
-  return () if isinstance(tags, str) else tuple(tags)
+def _names(tags: Any) -> str | tuple[Any, ...]:
+  """The tags as what a cache can find."""
+  return tags if isinstance(tags, str) else tuple(tags)
 
 
 @functools.lru_cache(maxsize=64)
-def _form(names: tuple[Any, ...]) -> tuple[list[str], re.Pattern[str]]:
+def _form(tags: str | tuple[Any, ...]) -> tuple[list[str], re.Pattern[str]]:
   """The tags of a completion in order, and what matches any of them."""
+  # A string would be taken for its letters.
+  names = () if isinstance(tags, str) else tags
   named = all(re.fullmatch(r'[\w-]+', str(name)) for name in names)
   if not names or not named or len({*map(str, names)}) < len(names):
     raise ValueError(
-      f'tags of the reward format_tags are {names!r:.80}, but a list of one or'
+      f'tags of the reward format_tags are {tags!r:.80}, but a list of one or'
       " more different names is required, as in ('think', 'answer')."
     )
   wanted = [tag for name in names for tag in (f'<{name}>', f'</{name}>')]

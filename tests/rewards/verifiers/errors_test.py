@@ -6,8 +6,13 @@ import urllib.request
 import pytest
 
 from grpo_jax import rewards
+from grpo_jax.rewards.verifiers import choice
 from grpo_jax.rewards.verifiers import json_text
+from grpo_jax.rewards.verifiers import length
 from grpo_jax.rewards.verifiers import mathematics
+from grpo_jax.rewards.verifiers import numbers
+from grpo_jax.rewards.verifiers import pattern
+from grpo_jax.rewards.verifiers import tags
 from tests.rewards.verifiers import golden_test
 
 WITH_ANSWER = [
@@ -66,11 +71,13 @@ def test_an_answer_that_cannot_be_parsed_is_compared_as_text():
   'name, arguments, message',
   [
     ('number', {'absolute_tolerance': -1}, 'absolute_tolerance of.* is -1'),
+    ('number', {'absolute_tolerance': float('inf')}, 'tolerance of.* is inf'),
     ('number', {'relative_tolerance': float('nan')}, 'relative_tol.* is nan'),
+    ('multiple_choice', {'choices': ['A', 'B']}, 'different capital letters'),
     ('multiple_choice', {'choices': ''}, "choices of the reward.*''"),
     ('multiple_choice', {'choices': 'abc'}, 'different capital letters'),
     ('multiple_choice', {'choices': 'AAB'}, 'different capital letters'),
-    ('format_tags', {'tags': 'think'}, "tags of the reward.*'think'"),
+    ('format_tags', {'tags': 'think'}, "tags of the reward.* are 'think'"),
     ('format_tags', {'tags': []}, 'one or more different names'),
     ('format_tags', {'tags': ['a', 'a']}, 'one or more different names'),
     ('format_tags', {'tags': ['<a>']}, 'one or more different names'),
@@ -89,6 +96,7 @@ def test_an_answer_that_cannot_be_parsed_is_compared_as_text():
     ('regular_expression', {'regex': '(a?a?){9}$'}, 'exponential'),
     ('regular_expression', {'regex': '(a+){1,99}$'}, 'exponential'),
     ('regular_expression', {'regex': '(?=(a*)*b)'}, 'exponential'),
+    ('regular_expression', {'regex': '((a?b){2})*$'}, 'exponential'),
     ('regular_expression', {'regex': '(?>(a+)+)'}, 'exponential'),
     ('regular_expression', {'regex': '(x)?(?(1)(a*)*|b)'}, 'exponential'),
   ],
@@ -96,6 +104,30 @@ def test_an_answer_that_cannot_be_parsed_is_compared_as_text():
 def test_wrong_parameters_are_refused(name, arguments, message):
   with pytest.raises(ValueError, match=message):
     getattr(rewards, name)('', 'a', {'answer': '1'}, **arguments)
+
+
+@pytest.mark.parametrize(
+  'name, cache, arguments',
+  [
+    ('number', numbers._tolerances, {'absolute_tolerance': 0.125}),
+    ('multiple_choice', choice._patterns, {'choices': 'ABC'}),
+    ('format_tags', tags._form, {'tags': ['a', 'b']}),
+    ('completion_length', length._checked, {'limit': 17, 'unit': 'characters'}),
+    ('regular_expression', pattern._compiled, {'regex': 'a+b', 'flags': 'i'}),
+    pytest.param(
+      'json_schema',
+      json_text._validator,
+      {'schema': {'type': 'null'}},
+      marks=golden_test.needs('json_schema'),
+    ),
+  ],
+)
+def test_parameters_are_checked_once(name, cache, arguments):
+  answer = 'A' if name == 'multiple_choice' else '1'
+  cache.cache_clear()
+  for completion in ('1', 'A', '<a>1</a>'):
+    getattr(rewards, name)('', completion, {'answer': answer}, **arguments)
+  assert cache.cache_info().misses == 1 and cache.cache_info().hits >= 2
 
 
 @pytest.mark.parametrize(
