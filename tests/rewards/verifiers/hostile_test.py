@@ -200,5 +200,5 @@ def test_what_is_bounded_is_known():
     if rewards.is_bounded(getattr(rewards, name))
   }
   assert set(verifiers.__all__) - bounded == {
-    'json_schema', 'math_equivalence', 'regular_expression',
+    'json_schema', 'math_equivalence', 'reasoning_gym', 'regular_expression',
   }  # fmt: skip
