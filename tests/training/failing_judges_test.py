@@ -15,7 +15,7 @@ from tests import runs
 UNRULY = 'tests.judges:unruly'
 FAILURES = {
   '': '',
-  'loops': 'time limit',
+  'hangs': 'time limit',
   'exits': 'exit 3',
   'segfaults': 'signal SIGSEGV',
   'eats': 'memory',
@@ -83,7 +83,7 @@ def test_each_failure_is_counted_with_its_reason(whole):
     # A call ends at its limit, and not later.
     assert 0 < record['reward/out_secs_p50'] < record['reward/out_secs_max']
     assert record['reward/out_secs_max'] < limit + 1
-    if 'loops' in does:
+    if 'hangs' in does:
       assert limit <= record['reward/out_secs_max']
     assert record['judge_secs'] > 0 and record['judged_per_sec'] > 0
   assert found == {*FAILURES}  # so that the test says something
@@ -139,7 +139,10 @@ def test_a_failure_may_get_a_reward_and_a_function_may_come_twice(tmp_path):
   np.testing.assert_allclose(rollout.batch.reward, one + 3 * half + even)
 
 
-def test_a_judge_that_always_fails_is_told_once(tmp_path, capsys):
+def test_a_judge_that_always_fails_is_told_once(
+  tmp_path, capsys, monkeypatch
+):
+  monkeypatch.setenv('JUDGES_OF', str(tmp_path))
   heldout = {'data.heldout': 'arithmetic', 'evaluation.examples': 4}
   rewards = dict(name='tests.judges:raises'), dict(name='tests.judges:even')
   loop.train(config(*rewards, **heldout), tmp_path)
@@ -158,6 +161,8 @@ def test_a_judge_that_always_fails_is_told_once(tmp_path, capsys):
   before = runs.records(tmp_path)[0]
   # A failure is no right answer, and is not left out as if nobody had asked.
   assert before['heldout_accuracy'] == 0 and before['heldout_failed'] == 4
+  # Its processes have lived to the end, and not longer.
+  assert not runs.processes_with(f'JUDGES_OF={tmp_path}')
 
 
 def test_no_process_is_left_after_an_error(tmp_path, monkeypatch):
