@@ -301,7 +301,7 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
     config.retire_solved,
     run.config.evaluation.right_reward,
   )
-  if number:  # a rollout may consist of what was drawn before
+  if secs:  # a rollout may consist of what was drawn before
     counts |= {'judge_secs': secs, 'judged_per_sec': number / secs}
   return rollout, prompt_state, counts
 
