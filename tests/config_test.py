@@ -90,6 +90,10 @@ def test_prompts_come_from_one_source_or_from_several():
       r"rewards\[1\].label='x', which is .* or different labels",
     ),
     (
+      dict(rewards=({}, {'name': 'gsm8k', 'label': 'exact_match_failed'})),
+      "label='exact_match_failed', which is what a metric of another",
+    ),
+    (
       dict(rewards=({'where': 'there'},)),
       r"rewards\[0\].where='there'; give one of auto, here, workers",
     ),

@@ -191,7 +191,8 @@ def advance(
     counts.get('tokens_drawn'),
   )
   for failing in session.failures.warnings(rollout, measured):
-    session.monitor.warn(failing)
+    if session.peers.is_first:  # all know the same
+      session.monitor.warn(failing)
   samples = reports.keep_completions(session, rollout, step + 1)
   return Progress(
     step + 1, state, prompt_state, Unwritten(measured, samples, rollout)
