@@ -90,6 +90,10 @@ def test_prompts_come_from_one_source_or_from_several():
       r"rewards\[1\].label='x', which is .* or different labels",
     ),
     (
+      dict(rewards=({}, {'name': 'gsm8k', 'label': 'exact_match_failed'})),
+      "label='exact_match_failed', which is what a metric of another",
+    ),
+    (
       dict(rewards=({'where': 'there'},)),
       r"rewards\[0\].where='there'; give one of auto, here, workers",
     ),
@@ -289,3 +293,9 @@ def test_every_config_file_resolves_and_opens_with_its_command(path):
 def test_config_and_sampling_refuse_the_same_temperatures():
   """The config may not import what imports JAX."""
   assert _checks._LEAST_TEMPERATURE == _next_token.LEAST_TEMPERATURE
+
+
+def test_infinity_may_be_an_argument_of_a_reward():
+  reward = {'name': 'number', 'kwargs': {'absolute_tolerance': float('inf')}}
+  got = config.resolve(ConfigDict({'rewards': (reward,)}))
+  assert got.rewards[0].kwargs == reward['kwargs']

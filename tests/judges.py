@@ -70,7 +70,7 @@ def slow(prompt, completion, example):
 
 def kind(ids):
   """What `unruly` does with a completion; about half of them are judged."""
-  kinds = ('loops', 'exits', 'segfaults', 'eats', 'raises')
+  kinds = ('hangs', 'exits', 'segfaults', 'eats', 'raises')
   place = sum(ids) % 10
   return kinds[place] if place < len(kinds) else ''
 
@@ -78,8 +78,8 @@ def kind(ids):
 def unruly(prompt, completion, example, worth=1.0):
   """A judge that fails on some completions in each of the ways there are."""
   does = kind(example['completion_ids'])
-  while does == 'loops':
-    pass
+  while does == 'hangs':
+    time.sleep(1)
   if does == 'exits':
     os._exit(3)
   if does == 'segfaults':

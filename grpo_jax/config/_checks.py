@@ -240,6 +240,9 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, int | float]]:
       yield from _numbers(f'{name}[{place}]', inner)
 
 
+# What the names of a reward's metrics end in, beside that of its mean.
+_METRICS = ('_std', '_failed', '_secs_p50', '_secs_max')
+
 _OF_REWARDS = {
   'where': ('auto', 'here', 'workers'),
   'on_failure': ('invalid', 'reward'),
@@ -258,6 +261,11 @@ def _checks_of_rewards(rewards: Any):
       f'{where}.{field}={label!r}, which is rewards[{labels.index(label)}] '
       'already; give each function once, with the sum of its weights, or '
       'different labels',
+    )
+    yield (
+      not any(label == other + end for other in labels for end in _METRICS),
+      f'{where}.{field}={label!r}, which is what a metric of another reward is '
+      'called; give another label',
     )
     for name, known in _OF_REWARDS.items():
       value = getattr(reward, name)

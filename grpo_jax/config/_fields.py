@@ -178,9 +178,10 @@ class Reward:
 
 @dataclasses.dataclass(frozen=True)
 class Workers:
-  """Processes of each host that call reward functions, each under limits."""
+  """Processes that call reward functions, each under limits."""
 
-  # How many; 0 takes one for each core that the run may use, at most 16.
+  # How many beside each process of the run; 0: one for each core that it may
+  # use, at most 16.
   number: int = 0
   # The longest that one call of a reward function may take, seconds.
   time_limit_secs: float = 10.0

@@ -192,7 +192,8 @@ def advance(
     counts.get('tokens_drawn'),
   )
   for failing in session.failures.warnings(rollout, measured):
-    session.monitor.warn(failing)
+    if session.peers.is_first:  # all know the same
+      session.monitor.warn(failing)
   samples = reports.keep_completions(session, rollout, step + 1)
   return Progress(
     step + 1, state, prompt_state, Unwritten(measured, samples, rollout)
@@ -303,7 +304,7 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
     run.config.evaluation.right_reward,
     widths.fits(run.config, run.tokenizer),
   )
-  if number:  # a rollout may consist of what was drawn before
+  if secs:  # a rollout may consist of what was drawn before
     counts |= {'judge_secs': secs, 'judged_per_sec': number / secs}
   return rollout, prompt_state, counts
 

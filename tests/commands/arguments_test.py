@@ -162,6 +162,21 @@ def test_an_error_of_a_config_file_is_not_taken_for_another(name):
   assert said is not None and 'config.rewards has no such place' in said
 
 
+@pytest.mark.parametrize(
+  'name, is_known',
+  [
+    ('rewards[1]', True),
+    ('rewards[12].where', True),
+    ('rewards[0].failed_reward', True),
+    ('rewards[0].there', False),
+    ('workers.number', True),
+  ],
+)
+def test_fields_of_a_reward_are_known(name, is_known):
+  said = arguments.unknown_field([f'--config.{name}=1'])
+  assert (said is None) == is_known
+
+
 def test_the_help_has_no_words_of_absl():
   flags.FLAGS(['grpo-jax'])
   for name in table.COMMANDS:

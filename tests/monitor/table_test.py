@@ -116,6 +116,30 @@ def test_several_rewards_are_shown_one_by_one():
   ]  # fmt: skip
 
 
+def test_failures_of_a_reward_are_a_problem_and_no_reward():
+  scalars = {
+    'reward/exact_match': 0.5,
+    'reward/exact_match_std': 0.1,
+    'reward/exact_match_failed': 0.25,
+    'reward/exact_match_secs_p50': 0.1,
+    'reward/exact_match_secs_max': 9.0,
+    'reward/my.module:a_long_name_of_a_judge': 0.5,
+    'reward/my.module:a_long_name_of_a_judge_failed': 1.0,
+    'reward/fine': 0.5,
+    'reward/fine_failed': 0.0,
+  }
+  shown = _table.groups(scalars, {})
+  assert [row.label for row in shown['rewards']] == [
+    'exact_match', ':a_long_name_of_a_judge', 'fine',
+  ]  # fmt: skip
+  problems = {row.label: (row.value, row.unit) for row in shown['problems']}
+  assert problems == {
+    'exact_match failed': ('25', '%'),
+    'ong_name_of_a_judge failed'[-_table.LABEL :]: ('100', '%'),
+  }
+  assert 'exact_match failed' not in labels({})  # the next rollout has its own
+
+
 def test_tokens_per_second_are_of_sampling_and_learning_together():
   assert _table.headline(ROLLOUT) == {
     'reward': 0.5,

@@ -142,6 +142,26 @@ def test_uniform_groups_are_replaced_and_the_surplus_waits_its_turn():
   np.testing.assert_array_equal(rollout.index, [5, 6, 7])
 
 
+def test_failures_of_what_was_drawn_and_dropped_are_counted():
+  """A group on which a judge has always failed is not kept."""
+
+  def failing(records):
+    rollout = collect(records)
+    number = len(records)
+    failures = np.full((number, *rollout.length.shape[1:], 1), '', object)
+    failures[0] = 'time limit'
+    valid = failures[..., 0] == ''
+    batch = rollout.batch._replace(valid=valid)
+    return rollout._replace(batch=batch, failures=failures)
+
+  rollout, _, counts = dynamic_sampling.draw(
+    PromptState(), stream_of('mmmm'), 4, 2, failing, 3
+  )
+  assert rollout.prompt_texts == ['1m', '3m']
+  assert not rollout.failed.any()
+  assert counts['reward/judge_failed'] == 0.5
+
+
 def test_as_many_groups_as_are_needed_end_the_drawing():
   calls = []
   rollout, state, counts = draw('mmmm', rounds=3, calls=calls)

@@ -293,3 +293,7 @@ def test_an_answer_on_which_a_reward_failed_is_wrong():
   np.testing.assert_allclose(got['accuracy'], (0 / 4 + 1 / 4 + 0 / 3) / 3)
   np.testing.assert_allclose(got['pass@1'], got['accuracy'])
   np.testing.assert_allclose(got['mean'], (0 / 4 + 1.5 / 4 + 0 / 3) / 3)
+  lenient = pass_at_k.summarize(
+    made(valid)._replace(failures=failures), [1], 0.0, seed=0
+  )  # under which all others are right
+  np.testing.assert_allclose(lenient['accuracy'], (2 / 4 + 4 / 4 + 3 / 3) / 3)

@@ -1,6 +1,7 @@
 """Rewards as a config names them: arguments, labels, and where they run."""
 
 import dataclasses
+import time
 
 import pytest
 
@@ -162,15 +163,22 @@ def test_generated_code_needs_a_sandbox_or_that_somebody_insists(monkeypatch):
   assert warned() == warned(insist=True) == []
 
 
-def test_a_loop_of_generated_code_is_wrong_and_not_late():
+def test_a_loop_of_generated_code_is_wrong_and_not_late(monkeypatch):
   """In all tests together, so that a worker does not reach its limit."""
-  if not sandbox.available().means:
-    pytest.skip(f'no sandbox: {sandbox.available()}')
-  tests = [{'stdin': '1', 'stdout': '1'}] * 9
-  completion = '```\nif input() == "1":\n  while True: pass\n```'
-  assert 0 == generated_code.python_tests(
-    '', completion, {'tests': tests}, total_secs=0.6, limits={'time_secs': 0.4}
-  )
+  allowed = []
+
+  def run(code, stdin, limits, insist):
+    allowed.append(limits.time_secs)
+    time.sleep(limits.time_secs)
+    return sandbox.Ran(None, '', '', 'time limit')
+
+  monkeypatch.setattr(sandbox, 'run', run)
+  tests, completion = [{'stdout': '1'}] * 9, '```\nwhile True: pass\n```'
+  judge = generated_code.python_tests
+  limits = {'total_secs': 0.3, 'limits': {'time_secs': 0.2}}
+  assert judge('', completion, {'tests': tests}, **limits) == 0
+  first, second = allowed  # and none after these
+  assert first == 0.2 and 0 < second <= 0.1
 
 
 def test_no_processes_start_for_rewards_that_need_none():

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 from grpo_jax import config as config_lib
+from grpo_jax.commands import dry_run
+from grpo_jax.commands import eval_and_sample
 from grpo_jax.rollouts import parquet
+from grpo_jax.training import build_rewards
 from grpo_jax.training import loop
 from tests import judges
 from tests import runs
@@ -15,7 +18,7 @@ from tests import runs
 UNRULY = 'tests.judges:unruly'
 FAILURES = {
   '': '',
-  'loops': 'time limit',
+  'hangs': 'time limit',
   'exits': 'exit 3',
   'segfaults': 'signal SIGSEGV',
   'eats': 'memory',
@@ -83,7 +86,7 @@ def test_each_failure_is_counted_with_its_reason(whole):
     # A call ends at its limit, and not later.
     assert 0 < record['reward/out_secs_p50'] < record['reward/out_secs_max']
     assert record['reward/out_secs_max'] < limit + 1
-    if 'loops' in does:
+    if 'hangs' in does:
       assert limit <= record['reward/out_secs_max']
     assert record['judge_secs'] > 0 and record['judged_per_sec'] > 0
   assert found == {*FAILURES}  # so that the test says something
@@ -139,10 +142,13 @@ def test_a_failure_may_get_a_reward_and_a_function_may_come_twice(tmp_path):
   np.testing.assert_allclose(rollout.batch.reward, one + 3 * half + even)
 
 
-def test_a_judge_that_always_fails_is_told_once(tmp_path, capsys):
+def test_a_judge_that_always_fails_is_told_once(tmp_path, capsys, monkeypatch):
+  monkeypatch.setenv('JUDGES_OF', str(tmp_path))
+  monkeypatch.setattr(build_rewards, 'warnings', lambda *_: ['Look out.'])
   heldout = {'data.heldout': 'arithmetic', 'evaluation.examples': 4}
   rewards = dict(name='tests.judges:raises'), dict(name='tests.judges:even')
-  loop.train(config(*rewards, **heldout), tmp_path)
+  told = config(*rewards, **heldout)
+  loop.train(told, tmp_path)
   said = capsys.readouterr().err
   sentence = (
     'The reward tests.judges:raises has failed on all completions of this '
@@ -150,6 +156,7 @@ def test_a_judge_that_always_fails_is_told_once(tmp_path, capsys):
   )
   assert said.count('has failed on all') == said.count(sentence) == 1, said
   assert 'or failed on it' in said  # nothing is left to learn from
+  assert 'warning: Look out.' in said
   for record in runs.records(tmp_path):
     if record['step']:
       assert record['reward/tests.judges:raises_failed'] == 1
@@ -158,6 +165,20 @@ def test_a_judge_that_always_fails_is_told_once(tmp_path, capsys):
   before = runs.records(tmp_path)[0]
   # A failure is no right answer, and is not left out as if nobody had asked.
   assert before['heldout_accuracy'] == 0 and before['heldout_failed'] == 4
+  # The other commands judge in processes too.
+  policy = eval_and_sample.load(told, tmp_path, to_evaluate=True)
+  summary = eval_and_sample.evaluate(policy, 3, 2, [1])
+  assert summary['failed'] == 6 and summary['not_judged'] == 0
+  assert summary['accuracy'] == summary['pass@1'] == 0
+  report = dry_run.inspect(told, tmp_path)
+  failed = {'tests.judges:raises': (16, "raised KeyError: 'gold'")}
+  assert report['first_rollout']['failed'] == failed
+  dry_run.show(report)
+  shown = ' '.join(capsys.readouterr().out.split())
+  assert "16, most often by: raised KeyError: 'gold'" in shown
+  assert 'warning: Look out.' in shown
+  # The processes have lived to the end of each command, and not longer.
+  assert not runs.processes_with(f'JUDGES_OF={tmp_path}')
 
 
 def test_no_process_is_left_after_an_error(tmp_path, monkeypatch):

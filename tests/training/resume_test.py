@@ -179,7 +179,7 @@ def test_an_evaluation_that_fails_loses_nothing(failing, tmp_path, monkeypatch):
     }
   )
   loop.train(config, tmp_path / 'whole')
-  real = loop.heldout_accuracy
+  real = loop.evaluated
 
   def fail(run, step):
     if step:
@@ -189,7 +189,7 @@ def test_an_evaluation_that_fails_loses_nothing(failing, tmp_path, monkeypatch):
     return real(run, step)
 
   with monkeypatch.context() as patch:
-    patch.setattr(loop, 'heldout_accuracy', fail)
+    patch.setattr(loop, 'evaluated', fail)
     with pytest.raises(ValueError) if failing == 'raises' else nullcontext():
       loop.train(config, tmp_path / 'failed')
   assert runs.saved(tmp_path / 'failed')[0] == 3
