@@ -78,6 +78,8 @@ HEAVY = {
   'referencing': set(),
   'orbax': set(),
   'pyarrow': set(),
+  'array_record': set(),
+  'tensorflow_datasets': {'data'},  # its builders are classes of it
   'rich': set(),
   'tensorboardX': set(),
   'wandb': set(),
@@ -189,7 +191,8 @@ def test_a_circle_is_found():
 
 HEAVIER = (
   'flax', 'orbax', 'grain', 'ml_collections', 'tokenizers',
-  'tensorflow_datasets', 'transformers', 'rich', 'pyarrow', 'tensorboardX',
+  'tensorflow_datasets', 'array_record', 'transformers', 'rich', 'pyarrow',
+  'tensorboardX',
 )  # fmt: skip
 
 

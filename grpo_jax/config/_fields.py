@@ -331,8 +331,8 @@ class WarmUp:
   micro_rows: int = 0
   # Learning rate at the start; it falls linearly to 0.
   lr: float = 2e-3
-  # Where the demonstrations come from: 'arithmetic', or the path of a JSONL
-  # file with prompts and answers.
+  # Where the demonstrations come from: 'arithmetic', or files with prompts and
+  # answers, named as in data.train.
   demonstrations: str = 'arithmetic'
   # Share of the arithmetic demonstrations whose sums forget the carry, so that
   # something is left to learn.

@@ -9,14 +9,19 @@ How far a run has read its stream is a single integer, the global prompt
 counter. `take(stream, position, count)` gives the same rows at any time and on
 any process, so a run that is resumed needs this integer alone.
 
+Sources of files check their records: all of small files when the source is
+made, a sample of large ones, so that opening a million prompts takes a second
+or two. Every record is checked again when it is read.
+
 A `Tokenizer` comes from a Hugging Face folder, a GGUF file or a tokenizer.json.
 It knows how a run writes its prompts (`PromptFormat`): as plain texts, or as
 chats by the template of the model.
 
-grain, tokenizers and jinja2 are imported inside the functions that need them,
-because they are slow to import.
+grain, tokenizers, jinja2, pyarrow, array_record and tensorflow_datasets are
+imported inside the functions that need them, because they are slow to import.
 """
 
+from grpo_jax.data._ahead import ReadAhead
 from grpo_jax.data._arithmetic import ALPHABET
 from grpo_jax.data._arithmetic import ArithmeticDemonstrations
 from grpo_jax.data._arithmetic import ArithmeticSource
@@ -68,6 +73,7 @@ __all__ = (
   'LargestSource',
   'Prompt',
   'PromptFormat',
+  'ReadAhead',
   'ReasoningGymSource',
   'Tokenizer',
   'arithmetic_demonstrations',

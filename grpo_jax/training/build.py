@@ -97,7 +97,7 @@ def run(config: Config, given: Given = marks.NOTHING) -> Run:
   return Run(
     config=config,
     tokenizer=parts.tokenizer,
-    prompts=data.mixture(train, weights, config.seed),
+    prompts=_read_ahead(data.mixture(train, weights, config.seed), config),
     epoch=data.epoch_rows(train, weights),
     heldout=sources.heldout(config, given),
     rewards=build_rewards.functions(config, given, parts.mesh),
@@ -109,6 +109,17 @@ def run(config: Config, given: Given = marks.NOTHING) -> Run:
     sampling=parts.sampling,
     given=given,
   )
+
+
+def _read_ahead(prompts: Any, config: Config) -> Any:
+  """Reads the prompts of the next rollout early, if all are in files.
+
+  Objects of a user's own may not bear it to be read in another thread.
+  """
+  files = sources.files(config)
+  if not files or not all(files.values()):
+    return prompts
+  return data.ReadAhead(prompts, config.sampler.prompts)
 
 
 def check_rows(config: Config, shards: int) -> None:

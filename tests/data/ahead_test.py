@@ -1,0 +1,59 @@
+"""Tests of reading ahead: the same rows, read before they are asked for."""
+
+import threading
+
+import pytest
+
+from grpo_jax import data
+
+
+class Rows:
+  """Notes what is read, and in which thread."""
+
+  def __init__(self, length=100):
+    self.length, self.read = length, []
+    self.seen = threading.Condition()
+
+  def __len__(self):
+    return self.length
+
+  def __getitem__(self, index):
+    with self.seen:
+      here = threading.current_thread() is threading.main_thread()
+      self.read.append((index, here))
+      self.seen.notify_all()
+    if index == 13:
+      raise ValueError('row 13')
+    return {'prompt': str(index)}
+
+  def wait_for(self, number):
+    with self.seen:
+      assert self.seen.wait_for(lambda: len(self.read) >= number, 20)
+
+
+def test_the_next_rows_are_read_in_another_thread():
+  rows = Rows()
+  ahead = data.ReadAhead(rows, 4)
+  assert len(ahead) == 100 and not rows.read
+  assert ahead[0] == {'prompt': '0'}
+  rows.wait_for(5)  # nobody has asked for the other four
+  assert rows.read == [(0, True), *((n, False) for n in (1, 2, 3, 4))]
+  assert [ahead[n]['prompt'] for n in (1, 2)] == ['1', '2']
+  rows.wait_for(7)
+  assert rows.read[5:] == [(5, False), (6, False)]  # none is read twice
+
+
+def test_any_order_gives_the_same_rows():
+  rows = Rows(40)
+  ahead = data.ReadAhead(rows, 5)
+  order = [0, 1, 2, 20, 21, 3, 0, 39, 38, 38, 5, 7]
+  assert [ahead[n]['prompt'] for n in order] == list(map(str, order))
+  assert max(n for n, _ in rows.read) == 39  # and none behind the end
+
+
+def test_an_error_is_raised_when_its_row_is_asked_for():
+  ahead = data.ReadAhead(Rows(), 4)
+  assert [ahead[n]['prompt'] for n in range(10, 13)] == ['10', '11', '12']
+  with pytest.raises(ValueError, match='row 13'):
+    ahead[13]
+  assert ahead[14] == {'prompt': '14'}
