@@ -44,7 +44,9 @@ def get_config(name: str) -> ConfigDict:
     random_model(config, case)
   config.data.prompt_buckets = (case.prompt_tokens,)
   config.data.completion_buckets = (case.max_tokens,)
-  config.rewards = ({'name': 'tests.bench.rewards:low_half', 'weight': 1.0},)
+  # In this process, as the peers call theirs.
+  reward = {'name': 'tests.bench.rewards:low_half', 'where': 'here'}
+  config.rewards = ({**reward, 'weight': 1.0},)
 
   config.sampler.prompts = case.prompts
   config.sampler.group = case.group
