@@ -84,15 +84,16 @@ class Lora:
 class Source:
   """One of several sources of prompts; see `Data.train`."""
 
-  # As in data.train: a built-in task, files, a folder, 'tfds:NAME', or your own
-  # as 'module:function'.
+  # As in data.train: a built-in task, files, a folder, 'tfds:NAME',
+  # 'reasoning_gym:TASK', or your own as 'module:function'.
   name: str = 'arithmetic'
   # Share of the prompts, relative to the other weights. Held-out sources have
   # none: they are read one after the other.
   weight: float = 1.0
   # Arguments of the source. Files take prompt_field and answer_field, where
   # they differ from those of the config; folders and 'tfds:NAME' also split,
-  # such as 'test'; 'tfds:NAME' also data_dir; a function its own.
+  # such as 'test'; 'tfds:NAME' also data_dir; 'reasoning_gym:TASK' size, seed,
+  # curriculum and those of the task; a function its own.
   kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -103,9 +104,10 @@ class Data:
   # Prompts to train on: 'arithmetic' (sums), 'largest' (the largest of four
   # numbers), files that end in .jsonl, .parquet or .array_record (* matches
   # several), a folder that save_to_disk of Hugging Face datasets has written,
-  # 'tfds:NAME' for a prepared data set of TensorFlow Datasets, a function of
-  # your own as 'module:function' that returns an object with a length and
-  # dicts, or several of these with weights:
+  # 'tfds:NAME' for a prepared data set of TensorFlow Datasets,
+  # 'reasoning_gym:TASK' for made-up problems, a function of your own as
+  # 'module:function' that returns an object with a length and dicts, or several
+  # of these with weights:
   # ({'name': 'a.jsonl', 'weight': 3.0}, {'name': 'b.parquet', 'weight': 1.0}).
   train: str | tuple[Source, ...] = 'arithmetic'
   # Problems to evaluate on, named as in data.train; of several sources one
