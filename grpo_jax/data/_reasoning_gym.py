@@ -264,8 +264,12 @@ def _stages(
   stages, before = [], -1
   for stage in curriculum or ({'from': 0},):
     start = stage.get('from') if isinstance(stage, Mapping) else None
-    whole = isinstance(start, int) and not isinstance(start, bool)
-    if not whole or start <= before or (start and not stages):
+    if (
+      not isinstance(start, int)
+      or isinstance(start, bool)
+      or start <= before
+      or (start and not stages)
+    ):
       raise ValueError(
         f'The curriculum of {_name(task)} has the stage {stage!r:.80}, but each'
         " is a dict with 'from', the number of prompts drawn before it: 0 in"
