@@ -84,7 +84,7 @@ def _rows(paths: Sequence[str]) -> Rows:
 
 def _opened(path: str) -> Any:
   """A reader of one file, which does not read ahead."""
-  from array_record.python import array_record_module
+  from array_record.python import array_record_module  # pyright: ignore
 
   open(path, 'rb').close()  # whose error says in a word what is wrong
   try:
