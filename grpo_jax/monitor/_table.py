@@ -54,6 +54,7 @@ _GROUPS: dict[str, dict[str, Row]] = {
     'accuracy_drawn': Row('right of all drawn', '%', 2),
     'prompts_drawn': Row('prompts drawn', '#', 2),
     'prompts_retired': Row('prompts retired', '#', 2),
+    'prompts_too_long': Row('prompts too long', '#', 2),
   },
   'policy': {
     'entropy': Row('entropy', _NATS),

@@ -342,7 +342,8 @@ def identity(config: Config, given: Given = NOTHING) -> dict[str, Any]:
   same |= {name: found[name] for name in ('python', 'git')}
   same |= {f'what was given for {k}': v for k, v in given.records.items()}
   for name, files in sources.files(config).items():
-    same[f'the SHA-256 of {name}'] = data.fingerprint(files)
+    if files:
+      same[f'the SHA-256 of {name}'] = data.fingerprint(files)
   for name in config.model.path, config.data.tokenizer:
     path = pathlib.Path(name)
     if name and path.exists():

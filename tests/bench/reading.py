@@ -1,4 +1,4 @@
-"""How fast prompts are read: `python -m tests.bench.reading`.
+"""How fast prompts are read: `python tests/bench/reading.py`.
 
 Writes a million records in several formats to a temporary folder. Then it
 starts a process for each, which opens the data as a run does, finds the widths
@@ -120,7 +120,7 @@ def main():
       first, again = (
         json.loads(
           subprocess.run(
-            [sys.executable, '-m', __spec__.name, f'--of={folder / name}'],
+            [sys.executable, __file__, f'--of={folder / name}'],
             check=True,
             stdout=subprocess.PIPE,
             env={**os.environ, 'XDG_CACHE_HOME': str(folder)},

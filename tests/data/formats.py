@@ -31,7 +31,7 @@ def array_record(path, records):
 
 
 def arrow(folder, records, batch=3):
-  """As `Dataset.save_to_disk` of datasets 4 writes it, in two files."""
+  """As `Dataset.save_to_disk` of datasets 5.2 writes it, in two files."""
   import pyarrow as pa
 
   folder.mkdir(parents=True)

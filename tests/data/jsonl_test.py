@@ -7,6 +7,8 @@ import pickle
 import pytest
 
 from grpo_jax import data
+from grpo_jax.data import _jsonl
+from grpo_jax.data import _records
 
 
 def _write(folder, content):
@@ -135,3 +137,32 @@ def test_a_bad_line_is_named_at_construction(tmp_path, line, message):
   path = _write(tmp_path, GOOD + b'\n' + line + b'\n' + GOOD)
   with pytest.raises(ValueError, match=f'Line 3 of .*prompts.jsonl.*{message}'):
     data.JsonlSource(path)
+
+
+@pytest.mark.parametrize('size', [1, 7, 31, 32, 33, 1000])
+def test_lines_are_found_wherever_a_chunk_ends(tmp_path, monkeypatch, size):
+  monkeypatch.setattr(_jsonl, '_CHUNK_BYTES', size)
+  records = [{'prompt': 'a' * n, 'answer': n} for n in range(1, 20)]
+  lines = [json.dumps(record) for record in records]
+  for ends in ('\n', '\n\n', '\n \t \n  ', '\r\n'):
+    source = data.JsonlSource(_write(tmp_path, ends.join(lines)))
+    assert list(source) == records and source[7] == records[7]
+    source = data.JsonlSource(_write(tmp_path, ends.join(lines) + '\n'))
+    assert [source[n] for n in range(19)] == records
+
+
+def test_of_a_large_file_a_sample_is_checked_and_the_rest_when_read(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(_jsonl, '_CHECKED_BYTES', 100)
+  lines = [GOOD] * 12_000
+  unseen = max(set(range(12_000)) - set(_records.checked_places(12_000)))
+  lines[unseen] = b'{"prompt": "a"}\n'
+  source = data.JsonlSource(_write(tmp_path, b'\n' + b''.join(lines)))
+  assert source[unseen - 1] == json.loads(GOOD)
+  # One more for the blank line, and one because lines count from 1.
+  with pytest.raises(ValueError, match=f"Line {unseen + 2} of .*'answer'"):
+    source[unseen]
+  lines[-1] = b'no json\n'  # both ends are in every sample
+  with pytest.raises(ValueError, match='Line 12000 of .* is not valid JSON'):
+    data.JsonlSource(_write(tmp_path, b''.join(lines)))

@@ -58,8 +58,8 @@ def test_a_mixture_trains_and_goes_on_where_it_was(tmp_path):
 
   saved = json.loads((workdir / 'config.json').read_text())
   assert saved['data']['train'] == [
-    {'name': str(file), 'weight': 3.0},
-    {'name': 'arithmetic', 'weight': 1.0},
+    {'name': str(file), 'weight': 3.0, 'kwargs': {}},
+    {'name': 'arithmetic', 'weight': 1.0, 'kwargs': {}},
   ]
   other = command('train', *QUICK, f'--workdir={workdir}')
   assert_refused(other, "and now it is 'arithmetic'")

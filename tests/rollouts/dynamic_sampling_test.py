@@ -112,6 +112,12 @@ def test_both_rounds_and_retirement_pass_over_prompts_that_are_too_long():
   assert state.position == 8 and counts['prompts_too_long'] == 2
 
 
+def test_all_rounds_count_what_is_too_long():
+  _, state, counts = draw('ssmsms', rounds=2, number=2, fits=short)
+  # 0, 3; 4, 5; 0, 3: of the first and the last round two were too long.
+  assert state.position == 10 and counts['prompts_too_long'] == 4
+
+
 def test_when_no_prompt_is_left_that_fits_it_ends():
   with pytest.raises(dynamic_sampling.NothingToLearn, match="'drop' drops"):
     draw('sms', fits=lambda record: False)

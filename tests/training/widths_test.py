@@ -3,6 +3,7 @@
 import builtins
 import dataclasses
 import json
+import os
 
 import pytest
 
@@ -131,7 +132,11 @@ def test_widths_are_cached_until_something_changes(tmp_path, cache):
   other = data.character_tokenizer('0123456789+=-')
   assert found(other).prompt_buckets == (2,)
   assert found(**{'data.answer_field': ''}).prompt_buckets == (2,)
-  written(tmp_path / 'a.jsonl', [{'prompt': '111', 'answer': '1'}])
+  # Of the same size, and as old.
+  modified, size = os.stat(file).st_mtime_ns, os.path.getsize(file)
+  written(tmp_path / 'a.jsonl', [{'prompt': '111', 'answer': ''}, records[1]])
+  os.utime(file, ns=(modified, modified))
+  assert os.path.getsize(file) == size
   assert found().prompt_buckets == (3,)
 
 

@@ -1,5 +1,6 @@
 """The workdir: a run of an earlier version, and who may write to it."""
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -143,6 +144,49 @@ def test_what_an_earlier_version_did_is_said_in_todays_names(tmp_path):
   other = saved_config.get_config(str(tmp_path))
   other.learner.nonfinite_rollouts = 0  # which the stop of a run names
   workdir.refuse_another(tmp_path, config_lib.resolve(other))
+
+
+def test_sources_had_no_arguments(tmp_path):
+  mixed = ({'name': 'a.jsonl', 'weight': 3.0}, {'name': 'arithmetic'})
+  config = runs.small(**{'data.train': mixed})
+  values = json.loads(json.dumps(dataclasses.asdict(config)))
+  for source in values['data']['train']:
+    assert source.pop('kwargs') == {}
+  (tmp_path / 'config.json').write_text(json.dumps(values))
+  workdir.refuse_another(tmp_path, config)
+  mixed[0]['kwargs'] = {'prompt_field': 'q'}
+  with pytest.raises(ValueError, match=r"config.data.train=.*'kwargs': {}}"):
+    workdir.refuse_another(tmp_path, runs.small(**{'data.train': mixed}))
+
+
+def test_a_run_that_met_a_long_prompt_may_drop_it(tmp_path):
+  values = dataclasses.asdict(runs.small())
+  (tmp_path / 'config.json').write_text(json.dumps(values))
+  workdir.refuse_another(tmp_path, runs.small(**{'data.too_long': 'drop'}))
+
+
+def test_processes_compare_the_contents_of_their_files(tmp_path):
+  def hashes(**changes):
+    identity = workdir.identity(runs.small(**changes))
+    return {k: v for k, v in identity.items() if k.startswith('the SHA-256')}
+
+  for name in ('a.parquet', 'b.parquet', 'c.jsonl'):
+    (tmp_path / name).write_text(name)
+  changes = {
+    'data.train': ({'name': f'{tmp_path}/*.parquet'}, {'name': 'arithmetic'}),
+    'data.heldout': f'{tmp_path}/c.jsonl',
+  }
+  found = hashes(**changes)
+  assert list(found) == [
+    f'the SHA-256 of {tmp_path}/*.parquet',
+    f'the SHA-256 of {tmp_path}/c.jsonl',
+  ]
+  assert hashes(**changes) == found
+  (tmp_path / 'b.parquet').write_text('d.parquet')
+  assert [v for k, v in hashes(**changes).items() if v != found[k]] == [
+    hashes(**changes)[f'the SHA-256 of {tmp_path}/*.parquet']
+  ]
+  assert not hashes()
 
 
 def test_a_run_goes_on_with_its_widths(earlier, tmp_path):
