@@ -177,7 +177,10 @@ class Reader:
       Unusable(reason, count, tuple(first))
       for reason, (count, first) in reasons.items()
     )
-    return Read(part, number, places, tokens, *hashes, tuple(unusable))
+    exact, loose, answers = hashes
+    return Read(
+      part, number, places, tokens, exact, loose, answers, tuple(unusable)
+    )
 
   def _encoded(self, prompt: data.Prompt) -> list[int]:
     try:

@@ -69,9 +69,12 @@ def survey(
   parts = [
     *map(Part, _names(config.data.train), ['train'] * len(train), train, shares)
   ]
-  held_out = list(last) if isinstance(last, list | tuple) else [last]
   if last is not None:
-    names = _names(config.data.heldout)
+    names, held_out = _names(config.data.heldout), [last]
+    if len(names) > 1:  # one after the other, as `sources` joins them
+      held_out = getattr(last, 'sources', held_out)
+    if len(held_out) != len(names):
+      names, held_out = [' and '.join(names)], [last]
     parts += map(Part, names, ['heldout'] * len(held_out), held_out)
   problem, widths = '', config.data.prompt_buckets
   if not widths:

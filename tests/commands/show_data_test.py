@@ -3,6 +3,7 @@
 `tests/readme_test.py` compares all of one report with the README.
 """
 
+import dataclasses
 import io
 import json
 import os
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 from rich import cells
 
+from grpo_jax import config as config_lib
+from grpo_jax import data
 from grpo_jax.commands import data_survey
 from grpo_jax.commands import data_tables
 from grpo_jax.commands import show_data
@@ -18,6 +21,9 @@ from grpo_jax.commands.data_survey import Part
 from grpo_jax.config import Reward
 from grpo_jax.data import ArithmeticSource
 from grpo_jax.data import character_tokenizer
+from grpo_jax.training import build
+from grpo_jax.training import marks
+from grpo_jax.training import sources
 from tests import cli
 from tests import runs
 from tests.commands import data_example
@@ -88,11 +94,6 @@ def test_bad_input_gets_one_sentence(given, words):
 
 
 def test_the_first_prompts_are_those_of_the_run(tmp_path):
-  from grpo_jax import data
-  from grpo_jax.training import build
-  from grpo_jax.training import marks
-  from grpo_jax.training import sources
-
   config = data_example.config(tmp_path, seed=3)
   found = show_data.survey(config, 9, 0, QUIET)
   tokenizer = build.tokenizer_of(config)
@@ -378,6 +379,32 @@ def test_json_has_all_that_is_printed(found):
   assert (trained['record'], held['record']) == (2, 7)
   assert answer['sources'][0]['unusable'][0]['first'] == [20]
   assert 'gsm8k' in answer['sources'][0]['unusable'][0]['reason']
+
+
+class Joined(list):
+  """What `sources.heldout` makes of several sources."""
+
+  def __init__(self, sources):
+    super().__init__(record for source in sources for record in source)
+    self.sources = sources
+
+
+def test_several_held_out_sources_are_told_apart(tmp_path, monkeypatch):
+  config = data_example.config(tmp_path)
+  names = [config_lib.Source('first'), config_lib.Source('second')]
+  several = dataclasses.replace(config.data, heldout=tuple(names))
+  config = dataclasses.replace(config, data=several)
+  both = [asked('1', '2'), asked('3', '4', '5')]
+  heldout = lambda *_: Joined(both)
+  monkeypatch.setattr(sources, 'heldout', heldout)
+  found = show_data.survey(config, 4, 0, QUIET)
+  read = [(one.part.name, one.records) for one in found.of('heldout')]
+  assert read == [('first', 2), ('second', 3)]
+  shown = [(one.place.part.name, one.place.place) for one in found.prompts[4:]]
+  assert shown == [('first', 0), ('first', 1), ('second', 0), ('second', 1)]
+  monkeypatch.setattr(sources, 'heldout', lambda *_: [*both[0], *both[1]])
+  (one,) = show_data.survey(config, 0, 0, QUIET).of('heldout')
+  assert (one.part.name, one.records) == ('first and second', 5)
 
 
 def test_open_widths_are_those_of_the_run(tmp_path):
