@@ -149,6 +149,7 @@ def test_every_reason_has_its_places():
       {'prompt': '1', 'answer': 'none'},
       {'prompt': '2'},
       {'prompt': [{'role': 'user', 'content': '1'}], 'answer': '1'},
+      {'prompt': '1' * 7, 'answer': '2'},  # as long as the width
     ]
   )
   got = read(source, longest=7, judges=[Reward('gsm8k')])
@@ -169,7 +170,7 @@ def test_every_reason_has_its_places():
   for places, reason in words.items():
     assert reason in reasons[places]
   assert [why.records for why in got.unusable if why.first == (7, 8)] == [2]
-  assert got.tokens.tolist() == [4, -1, -1, -1, -1, -1, -1, 9, 8, 1, 1, -1]
+  assert got.tokens.tolist() == [4, -1, -1, -1, -1, -1, -1, 9, 8, 1, 1, -1, 7]
 
 
 def test_many_reasons_are_counted_together():
