@@ -83,16 +83,20 @@ def test_the_command_prints_a_report_and_starts_no_device(monkeypatch):
   'given, words',
   [
     ([], 'data needs a config, as in data --config'),
-    ([cli.CONFIG, '--show=-1'], '--show=-1; give 0 or more'),
     ([cli.CONFIG, '--records=-5'], '--records=-5; give 0 or more'),
-    ([cli.CONFIG, '--records=x'], "--records='x' cannot be read; give a whole"),
-    ([cli.CONFIG, '--workdir=w'], 'data got --workdir, which it does not read'),
     ([cli.CONFIG, '--config.data.train=no.jsonl'], 'no.jsonl cannot be used'),
     ([cli.CONFIG, '--config.data.chat=True'], 'needs a chat template, but'),
   ],
 )
 def test_bad_input_gets_one_sentence(given, words):
   cli.assert_refused(cli.command('data', *given), words)
+
+
+def test_negative_numbers_are_refused():
+  for name in ('show', 'records'):
+    given = {'show': 1, 'records': 1, name: -1}
+    with pytest.raises(ValueError, match=f'--{name}=-1; give 0 or more'):
+      show_data.run(runs.arithmetic(), **given, write=None)
 
 
 def test_the_first_prompts_are_those_of_the_run(tmp_path):
@@ -337,6 +341,24 @@ def test_reports_fit_the_terminal(found, columns, draws):
   words = ' '.join(text.split())
   for said in ('width 160: 99.0% fit', '5 of 490 (1.0%) are longer', '1.78'):
     assert said in words
+
+
+def test_what_is_too_long_has_another_colour(found):
+  lines = data_tables.parts(found, data_tables.Terminal(80, True))
+  red = [str(line) for line in lines if getattr(line, 'style', '') == 'red']
+  assert [line.split()[0] for line in red] == ['161-180', '181-200', '201-204']
+
+
+def test_answers_of_any_type_go_into_json(tmp_path):
+  answers = [np.int32(7), {1: b'x'}, None, [1.5, 'é']]
+  part = Part('x', 'train', [], 1.0)
+  looked = [data_survey.Looked([], '', {'answer': one}) for one in answers]
+  shown = [data_survey.Shown(data_survey.Place(part, 0), one) for one in looked]
+  survey = data_survey.Survey((), tuple(shown), (), '', {}, 1)
+  written = data_tables.to_json(survey)
+  json.dumps(written)
+  got = [one['answer'] for one in written['prompts']]
+  assert got == ['7', {'1': "b'x'"}, None, [1.5, 'é']]
 
 
 def test_what_is_not_seen_is_marked():
