@@ -178,7 +178,9 @@ def test_every_reason_has_its_places():
 
 
 def test_many_reasons_are_counted_together():
-  source = Records(ValueError(f'Line {i} is broken.') for i in range(50))
+  source = Records(ValueError(f"Line {i} has '{i}x'.") for i in range(50))
+  assert read(source).unusable == (("Line 0 has '0x'.", 50, (0, 1, 2)),)
+  source = Records(ValueError(f'It is {"x" * i}.') for i in range(50))
   got = read(source)
   assert len(got.unusable) == 11
   assert got.unusable[-1] == ('other reasons', 40, (10, 11, 12))
