@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import hashlib
 import random
+import re
 from typing import Any
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from grpo_jax.config import Reward
 
 _EXAMPLES = 3  # of duplicates of one kind, and of places of one reason
 _MOST_REASONS = 10
+_OWN = re.compile(r"'[^']*'|[0-9]+")  # what a reason says of one record
 
 Tell = Callable[[str, int, int], None]
 """Is called with a part's name, and how many of how many records are read."""
@@ -47,7 +49,7 @@ class Looked(NamedTuple):
 class Unusable(NamedTuple):
   """Records that cannot be used, for one reason."""
 
-  reason: str
+  reason: str  # as of the first of them
   records: int
   first: tuple[int, ...]  # the first places
 
@@ -158,7 +160,7 @@ class Reader:
     places = _places(number, most)
     tokens = np.full(len(places), -1, np.int32)
     hashes = np.zeros((3, len(places)), np.uint64)
-    reasons: dict[str, tuple[int, list[int]]] = {}
+    reasons: dict[str, tuple[str, int, list[int]]] = {}
     for row, place in enumerate(places):
       tell(part.name, row, len(places))
       try:
@@ -168,14 +170,16 @@ class Reader:
         self._check(record, int(tokens[row]))
       except ValueError as error:
         reason = str(error)
-        if reason not in reasons and len(reasons) >= _MOST_REASONS:
-          reason = 'other reasons'
-        count, first = reasons.get(reason, (0, []))
+        # Those that differ in a number or in what they quote are one.
+        kind = _OWN.sub('', reason)
+        if kind not in reasons and len(reasons) >= _MOST_REASONS:
+          kind = reason = 'other reasons'
+        reason, count, first = reasons.get(kind, (reason, 0, []))
         first = first if count >= _EXAMPLES else [*first, int(place)]
-        reasons[reason] = count + 1, first
+        reasons[kind] = reason, count + 1, first
     unusable = (
       Unusable(reason, count, tuple(first))
-      for reason, (count, first) in reasons.items()
+      for reason, count, first in reasons.values()
     )
     exact, loose, answers = hashes
     return Read(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from collections.abc import Sequence
+import json
 import shutil
 import sys
 from typing import Any
@@ -121,7 +122,7 @@ def to_json(found: Survey) -> dict[str, Any]:
         'record': one.place.place,
         'text': one.looked and one.looked.text,
         'ids': one.looked and one.looked.ids,
-        'answer': one.looked and _answer(one),
+        'answer': _plain(_answer(one)),
         'problem': one.problem,
       }
       for one in found.prompts
@@ -190,6 +191,11 @@ def _passes(found: Survey, read: Read) -> float | None:
 
 def _answer(one: Shown) -> Any:
   return one.looked.record.get('answer') if one.looked else None
+
+
+def _plain(value: Any) -> Any:
+  """A value as JSON has it; a user's own source may return any."""
+  return json.loads(json.dumps(value, default=str))
 
 
 def _sources(found: Survey, terminal: Terminal) -> Iterator[Any]:

@@ -154,7 +154,7 @@ FLAGS = {
     'number', 1, 'Completions to sample per prompt.'
   ),
   'show': flags.DEFINE_integer(
-    'show', 2, 'Prompts to show of each split, as text and as token ids.'
+    'show', 2, 'Prompts to show of the training data, and of those held out.'
   ),
   'records': flags.DEFINE_integer(
     'records',

@@ -149,9 +149,11 @@ class _Progress:
   """Says on standard error how far the reading is, if it takes long."""
 
   def __init__(self):
-    self._next = time.monotonic() + _SILENT_SECS
+    self._next: float | None = None
 
   def __call__(self, name: str, done: int, total: int) -> None:
+    if self._next is None:  # what came before is no reading
+      self._next = time.monotonic() + _SILENT_SECS
     if time.monotonic() < self._next:
       return
     self._next = time.monotonic() + _BEAT_SECS
