@@ -63,6 +63,7 @@ def test_every_block_of_python_is_run():
   assert {page: count for page, count in counts.items() if count} == RUN_BELOW
 
 
+@pytest.mark.long
 def test_the_worked_file_trains(tmp_path, monkeypatch, capsys):
   """With a smaller model, and fewer and smaller rollouts."""
   smaller = {

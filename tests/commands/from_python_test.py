@@ -99,6 +99,7 @@ def test_the_workdir_records_what_the_run_was_given(whole):
   )
 
 
+@pytest.mark.long
 def test_a_run_in_pieces_is_the_run_in_one(whole, tmp_path):
   """Ended by an exit in the callback, by its True, and by Ctrl-C in it."""
 

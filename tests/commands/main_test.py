@@ -108,6 +108,7 @@ def test_check_trains_and_writes_nothing(finished, tmp_path):
   assert contents(workdir) == before
 
 
+@pytest.mark.long
 def test_eval_gives_pass_at_k_and_leaves_the_run_alone(finished, tmp_path):
   workdir, _ = finished
   before = contents(workdir)
@@ -138,6 +139,7 @@ def test_eval_gives_pass_at_k_and_leaves_the_run_alone(finished, tmp_path):
     assert_refused(command('eval', f'--workdir={workdir}', *given), words)
 
 
+@pytest.mark.long
 def test_sample_reads_flags_files_and_standard_input(finished, tmp_path):
   workdir, _ = finished
   run = f'--workdir={workdir}'

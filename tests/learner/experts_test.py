@@ -85,6 +85,7 @@ def whole(balance):
   return jax.jit(jax.grad(loss, has_aux=True))(PARAMS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'cut',
   [spec('padded', 16), spec('padded', 3), spec('shared', 1), spec('packed', 2)],

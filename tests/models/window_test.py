@@ -75,6 +75,7 @@ def test_windows_of_a_config_are_those_of_the_reference_attention(kind):
     )
 
 
+@pytest.mark.long
 def test_a_run_with_windows_trains_and_its_config_keeps_them(tmp_path):
   config = runs.small(**WINDOWS, steps=2)
   loop.train(config, tmp_path)

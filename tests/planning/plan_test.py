@@ -278,6 +278,7 @@ def test_a_search_ranks_what_fits_first_and_the_fast_ones_before_others():
     assert fitting == sorted(fitting)
 
 
+@pytest.mark.long
 def test_a_search_finds_rows_for_all_devices(capsys):
   topology = topologies.named('v5p:8x8x8')
   found = search.best(config(), topology, 1, estimate=True)
@@ -339,6 +340,7 @@ def test_a_mixture_of_experts_is_planned():
   assert split == pytest.approx(48 * 3 * 2048 * 2 * 2 * shards)
 
 
+@pytest.mark.long
 def test_a_search_splits_the_experts_of_a_mixture_alone():
   topology = topologies.named('v5p:2x2x2')
   mixture = search.best(config('Qwen3-30B-A3B'), topology, 1, estimate=True)

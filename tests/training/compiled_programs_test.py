@@ -47,6 +47,7 @@ def test_by_default_in_the_users_cache_directory(tmp_path, monkeypatch):
   assert kept(place) > 3
 
 
+@pytest.mark.long
 def test_the_variable_wins_over_the_field_and_the_field_over_the_default(
   tmp_path,
 ):

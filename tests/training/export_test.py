@@ -180,6 +180,7 @@ def adapted(tmp_path_factory):
   return folder, config, path / 'run'
 
 
+@pytest.mark.long
 def test_adapters_are_added_to_the_weights_that_are_written(adapted, tmp_path):
   folder, config, workdir = adapted
   done = grpo_jax.convert(workdir, tmp_path / 'out')

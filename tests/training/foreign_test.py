@@ -71,6 +71,7 @@ def test_it_learns(kind, whole, tmp_path):
   assert max(record['sampler_gap'] for record in records) < 1e-4
 
 
+@pytest.mark.long
 def test_a_run_in_two_starts_is_the_run_in_one(whole, tmp_path):
   train(tmp_path, steps=3)
   train(tmp_path)
@@ -100,6 +101,7 @@ def test_another_module_is_refused(whole):
     grpo_jax.train(config(), whole, rewards=[fives])
 
 
+@pytest.mark.long
 def test_a_named_function_on_four_devices(whole, tmp_path):
   """Its first rollout is that of the same module given in Python, on one."""
   four = config(

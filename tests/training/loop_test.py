@@ -284,6 +284,7 @@ def test_compilations_end_when_the_shapes_have_been_seen(tmp_path, monkeypatch):
   assert not np.any(counts[3:]), counts
 
 
+@pytest.mark.long
 def test_a_jsonl_file_trains_too(tmp_path, monkeypatch):
   """Files by relative names, and a reward that leaves the directory."""
   (tmp_path / 'elsewhere').mkdir()

@@ -44,6 +44,7 @@ def test_adapters_learn_and_nothing_else_is_kept(trained):
   )
 
 
+@pytest.mark.long
 def test_a_run_in_two_starts_is_the_run_in_one(trained, tmp_path):
   config, workdir = trained
   loop.train(runs.small(**LORA, steps=2), tmp_path)
@@ -93,6 +94,7 @@ def test_eval_reads_the_whole_policy_and_a_run_may_begin_from_it(
   loop.train(runs.small(**{**LORA, 'model.path': str(workdir)}), tmp_path)
 
 
+@pytest.mark.long
 def test_the_weights_beside_adapters_may_be_bfloat16(tmp_path):
   config = runs.small(**LORA, **{'lora.base_dtype': 'bfloat16', 'steps': 2})
   loop.train(config, tmp_path / 'run')

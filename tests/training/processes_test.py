@@ -365,6 +365,7 @@ def test_what_happens_to_one_ends_the_other(case, codes, speaker, words):
   assert said[speaker].count('grpo-jax: ') == 1
 
 
+@pytest.mark.long
 def test_one_that_has_failed_waits_for_who_takes_its_time():
   first, second = started('raises before the other')
   out, said = first.communicate(timeout=40)
@@ -373,6 +374,7 @@ def test_one_that_has_failed_waits_for_who_takes_its_time():
   assert (first.returncode, second.returncode) == (1, 1)
 
 
+@pytest.mark.long
 def test_one_that_hangs_at_its_end_is_noticed_too():
   """By the watch; JAX would abort the other."""
   first, second = started('at its end hangs')

@@ -137,6 +137,7 @@ def test_rewards_that_are_all_none_alarm(tmp_path, capsys):
   assert runs.records(tmp_path)[-1]['judged'] == 0
 
 
+@pytest.mark.long
 def test_a_warm_up_without_a_finite_update_ends_the_run(tmp_path):
   config = runs.small(
     **QUICK

@@ -42,6 +42,7 @@ EVERYTHING = {
 }
 
 
+@pytest.mark.long
 def test_a_run_in_pieces_is_the_run_in_one(tmp_path):
   """Stopped in the warm-up, while sampling, in an evaluation, between steps."""
   config = runs.small(**EVERYTHING, **runs.WARM)

@@ -128,6 +128,7 @@ def test_a_new_model_is_written_as_the_plainest_family(tmp_path):
   golden.assert_same_trees(loaded, params)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', ['gemma3', 'qwen2_window'])
 def test_adapters_are_added_to_their_weights(name, tmp_path):
   """Stacked layers and those behind them, on the host, a device and a mesh."""
