@@ -23,7 +23,7 @@ from grpo_jax.training import sources
 from grpo_jax.training.marks import Given
 
 # Encoding a chat takes 0.1 to 0.2 ms, so this many take a few seconds.
-MOST_RECORDS = 16_000
+MOST_RECORDS = 20_000
 _SAMPLE = 2_000  # of more records
 _LEAST_SAMPLE = 100  # of each source
 
@@ -34,7 +34,7 @@ def with_widths(
   """The config with a width wherever it leaves one open.
 
   Prompts get the length of the longest one, and completions the larger of
-  `sampler.max_tokens` and the longest demonstration. Up to 16,000 records are
+  `sampler.max_tokens` and the longest demonstration. Up to 20,000 records are
   encoded for that. Of more records a sample of about 2,000 is encoded, and the
   width is a quarter larger than the longest of them; `data.too_long` says what
   becomes of records that are longer still. Where the config has widths, nothing

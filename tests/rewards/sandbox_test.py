@@ -109,7 +109,7 @@ class Servers:
   """A TCP, a UDP and two unix sockets that count what reaches them."""
 
   def __init__(self, folder):
-    self.reached = []
+    self.reached, self.kept = [], []
     abstract = f'\0grpo_jax_{os.getpid()}_{time.monotonic_ns()}'
     self.path = os.path.join(folder, 's')
     kinds = [
@@ -145,7 +145,8 @@ for name, family, kind, address in {targets!r}:
     try:
       while True:
         if kind == socket.SOCK_STREAM:
-          server.accept()
+          # Kept open: what is sent meets no closed end.
+          self.kept.append(server.accept())
         else:
           server.recv(10)
         self.reached.append(name)

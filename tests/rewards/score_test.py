@@ -71,7 +71,7 @@ def test_an_outcome_says_why_a_function_has_failed():
       rewards.WeightedReward('judge', judge, failed=failed)
     )
     np.testing.assert_array_equal(scores.parts[:, 0], parts)
-    np.testing.assert_array_equal(scores.failed[:, 0], [False, True, False])
+    np.testing.assert_array_equal(scores.failures[:, 0], ['', 'late', ''])
     np.testing.assert_array_equal(
       scores.judged, [True, failed is not None, True]
     )

@@ -254,16 +254,20 @@ def test_calls_go_on_while_another_thing_is_done(pool, tmp_path):
   calls = [
     workers_lib.Call('tests.rewards.bad_judges:touches', ('p', '1', str(file)))
   ]
-  with pool.running(calls) as wait:
-    wait_for(file)
-    assert [x.reward for (x,) in wait()] == [1]
+  with pool.stream() as stream:
+    assert [stream.add(call) for call in calls] == [0]
+    wait_for(file)  # before the calls end: more may come
+    stream.add(calls[0])
+    assert [x.reward for (x,) in stream.wait()] == [1, 1]
   check_goes_on(pool)
 
 
 def test_an_error_meanwhile_ends_the_calls(pool):
   calls = [workers_lib.Call(MODULE + 'loop', ('p', '0', {}))] * 3
   begun = time.monotonic()
-  with pytest.raises(KeyError), pool.running(calls):
+  with pytest.raises(KeyError), pool.stream() as stream:
+    for call in calls:
+      stream.add(call)
     raise KeyError
   assert time.monotonic() - begun < LIMIT_SECS  # and not at their limit
   check_goes_on(pool)

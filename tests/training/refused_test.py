@@ -52,7 +52,7 @@ def test_a_run_whose_updates_are_all_refused_ends_saved(
     raise RuntimeError(f'interrupted at {step}')
 
   with monkeypatch.context() as patch:
-    patch.setattr(loop, 'heldout_accuracy', interrupted)
+    patch.setattr(loop, 'evaluated', interrupted)
     with pytest.raises(RuntimeError, match='at 2'):
       loop.train(config, tmp_path, on_rollout=on_rollout)
   # The same command counts on, and stops again. Checkpoint 2 does not count its

@@ -177,17 +177,24 @@ class Workers:
   def start(self, functions):
     """There is nothing to start."""
 
-  def run(self, calls):
-    return [[rewards.Outcome(_called(call), '', 0.1)] for call in calls]
-
   @contextlib.contextmanager
-  def running(self, calls):
-    yield lambda: self.run(calls)
+  def stream(self):
+    yield Stream()
 
 
-def _called(call):
-  function = rewards.resolve(call.function)
-  return function(*call.arguments, **call.kwargs)
+class Stream:
+  """Makes each call when it comes."""
+
+  def __init__(self):
+    self.outcomes = []
+
+  def add(self, call):
+    reward = rewards.resolve(call.function)(*call.arguments, **call.kwargs)
+    self.outcomes.append([rewards.Outcome(reward, '', 0.1)])
+    return len(self.outcomes) - 1
+
+  def wait(self):
+    return self.outcomes
 
 
 class Updater:

@@ -401,7 +401,6 @@ ROWS = {
   'data.train[].kwargs': source_kwargs('train'),
   'data.heldout': heldout,
   'data.heldout[].name': heldout_part,
-  # Always 1, of each source: they are read one after the other.
   'data.heldout[].weight': heldout_part,
   'data.heldout[].kwargs': source_kwargs('heldout'),
   'data.too_long': too_long,
