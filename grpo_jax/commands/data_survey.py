@@ -272,6 +272,8 @@ def _verifier(name: str) -> Callable[..., float] | None:
   if ':' in name and not name.startswith('grpo_jax.'):
     return None  # a user's own, which may do anything
   function = rewards.resolve(name)
+  if function is rewards.reasoning_gym:
+    return None  # which needs a process of its own for each record
   module = str(getattr(function, '__module__', ''))
   tried = ('grpo_jax.rewards.verifiers', 'grpo_jax.rewards.generated_code')
   return function if module.startswith(tried) else None

@@ -201,6 +201,7 @@ def test_half_a_surrogate_pair_is_a_reason():
     (Reward('number', kwargs={'absolute_tolerance': 0.1}), True),
     (Reward('multiple_choice', kwargs={'choices': 'XYZ'}), True),
     (Reward('completion_length', kwargs={'limit': 3}), False),
+    (Reward('reasoning_gym'), False),  # needs a confined worker
     (Reward('tests.judges:even'), False),  # is not even imported
     (Reward('tests.no_such_module:even'), False),
     (Reward('grpo_jax.rewards.generated_code:python_tests'), True),
