@@ -409,30 +409,23 @@ def test_json_has_all_that_is_printed(found):
   assert 'gsm8k' in answer['sources'][0]['unusable'][0]['reason']
 
 
-class Joined(list):
-  """What `sources.heldout` makes of several sources."""
-
-  def __init__(self, sources):
-    super().__init__(record for source in sources for record in source)
-    self.sources = sources
-
-
 def test_several_held_out_sources_are_told_apart(tmp_path, monkeypatch):
   config = data_example.config(tmp_path)
   names = [config_lib.Source('first'), config_lib.Source('second')]
   several = dataclasses.replace(config.data, heldout=tuple(names))
   config = dataclasses.replace(config, data=several)
-  both = [asked('1', '2'), asked('3', '4', '5')]
-  heldout = lambda *_: Joined(both)
-  monkeypatch.setattr(sources, 'heldout', heldout)
+  both = {'first': asked('1', '2'), 'second': asked('3', '4', '5')}
+  named = sources.named
+
+  def opened(config, source, *others):
+    return both.get(source.name) or named(config, source, *others)
+
+  monkeypatch.setattr(sources, 'named', opened)
   found = show_data.survey(config, 4, 0, QUIET)
   read = [(one.part.name, one.records) for one in found.of('heldout')]
   assert read == [('first', 2), ('second', 3)]
   shown = [(one.place.part.name, one.place.place) for one in found.prompts[4:]]
   assert shown == [('first', 0), ('first', 1), ('second', 0), ('second', 1)]
-  monkeypatch.setattr(sources, 'heldout', lambda *_: [*both[0], *both[1]])
-  (one,) = show_data.survey(config, 0, 0, QUIET).of('heldout')
-  assert (one.part.name, one.records) == ('first and second', 5)
 
 
 def test_open_widths_are_those_of_the_run(tmp_path):

@@ -109,6 +109,7 @@ def test_the_transcript_says_what_became_of_each_completion(whole):
     )
 
 
+@pytest.mark.long
 def test_a_run_in_pieces_is_the_run_in_one(whole, tmp_path):
   for ends in (1, 2):
     loop.train(

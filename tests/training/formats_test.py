@@ -58,6 +58,7 @@ def source_of(form, place, sums):
 LONG = ('arrow', 'shards', 'jsonl parts')
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'form',
   [

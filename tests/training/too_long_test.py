@@ -41,6 +41,7 @@ def drawn(workdir):
   return found
 
 
+@pytest.mark.long
 def test_they_are_dropped_and_counted_and_the_run_goes_on_alike(tmp_path):
   loop.train(config(tmp_path), tmp_path / 'whole')
   found = drawn(tmp_path / 'whole')
