@@ -245,7 +245,7 @@ def test_a_function_may_have_arguments(pool):
     workers_lib.Call(name, ('p', 'c', example), kwargs={'no': 0.5}),
   ]
   outcomes = [outcome for (outcome,) in pool.run(calls)]
-  assert [x.reward for x in outcomes] == [1, 1, 0.5, None]
+  assert [x.reward for x in outcomes] == [1, 1, 0.5, None], outcomes
   assert 'unexpected keyword argument' in outcomes[-1].failure
 
 
