@@ -181,9 +181,9 @@ def check_arguments(
 
 def is_bounded(function: Callable[..., Any]) -> bool:
   """Whether a function is marked by `bounded`."""
-  return bool(getattr(function, _marks.BOUNDED, False))
+  return bool(_marks.of(function, _marks.BOUNDED))
 
 
 def takes_lists(function: Callable[..., Any]) -> bool:
   """Whether a function is marked by `batched`."""
-  return bool(getattr(function, _marks.BATCHED, False))
+  return bool(_marks.of(function, _marks.BATCHED))

@@ -114,6 +114,11 @@ def confined(
 
 def prepare_of(function: Any) -> Callable[[dict[str, Any]], Any] | None:
   """What the mark of a function has; None for a function without the mark."""
+  return of(function, CONFINED)
+
+
+def of(function: Any, mark: str) -> Any:
+  """The value of a mark, also of a function with some arguments given."""
   while isinstance(function, functools.partial):
     function = function.func
-  return getattr(function, CONFINED, None)
+  return getattr(function, mark, None)

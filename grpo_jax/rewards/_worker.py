@@ -22,6 +22,7 @@ import json
 import math
 import os
 import pickle
+import resource
 import signal
 import struct
 import sys
@@ -220,6 +221,7 @@ class _State:
     self.path = list(sys.path)
     self.threads = set(threading.enumerate())
     self.files = _standard_files()
+    self.limits = _resource_limits()
 
   def restore(self) -> bool:
     """Whether all is as it was; what can be set back, is."""
@@ -229,7 +231,8 @@ class _State:
         os.environ.clear()
         os.environ.update(self.environment)
       os.umask(self.umask)
-      signal.setitimer(signal.ITIMER_REAL, 0)
+      for timer in _TIMERS:
+        signal.setitimer(timer, 0)
       signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
       for number, handler in self.handlers.items():
         if signal.getsignal(number) != handler:
@@ -242,6 +245,7 @@ class _State:
         not new_threads
         and not _has_children()
         and _standard_files() == self.files
+        and _resource_limits() == self.limits
       )
     except BaseException:  # then another process goes on
       return False
@@ -254,6 +258,16 @@ _HANDLED = (
   signal.SIGCHLD,
   signal.SIGPIPE,
 )
+
+
+_TIMERS = signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
+_RESOURCES = sorted(
+  {value for name, value in vars(resource).items() if name[:7] == 'RLIMIT_'}
+)
+
+
+def _resource_limits() -> list[tuple[int, int]]:
+  return [resource.getrlimit(number) for number in _RESOURCES]
 
 
 def _standard_files() -> list[tuple[int, int]]:

@@ -4,9 +4,11 @@ The program runs in a sandbox (`sandbox.run`), once per test. A config names the
 functions as 'grpo_jax.rewards.generated_code:python_tests'. They run in worker
 processes, which judge several completions at a time. `total_secs` must lie
 below the time limit of these: then a program without end fails its tests, and
-the call goes on; a call that is late itself would leave out the completion.
+the call goes on; a call that is late itself would leave out the completion. A
+run refuses to start otherwise.
 """
 
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import re
@@ -16,6 +18,7 @@ from typing import Any
 
 from grpo_jax.rewards import _marks
 from grpo_jax.rewards import sandbox
+from grpo_jax.rewards._base import Outcome
 
 _ASSERTING = """\
 import sys
@@ -96,7 +99,7 @@ def python_tests(
   limits: Mapping[str, Any] | sandbox.Limits | None = None,
   total_secs: float = 8.0,
   insist: bool = False,
-) -> float:
+) -> float | Outcome:
   """The share of tests that the last code block of a completion passes.
 
   Each test of `example['tests']` is one of
@@ -115,12 +118,14 @@ def python_tests(
     example: The record, with 'tests'.
     limits: Of each test, a `sandbox.Limits` or its fields by name; by default
       10 seconds and 1 GiB.
-    total_secs: For all tests of a completion. Those that are not done by then
-      have failed.
+    total_secs: For all tests of a completion. If one test took half of that,
+      those that are not done by then have failed.
     insist: As of `sandbox.run`.
 
   Returns:
-    The share, between 0 and 1; 0 without a code block.
+    The share, between 0 and 1; 0 without a code block. A failure if the time is
+    over before all tests are done, and no single one took long: a right program
+    must not lose tests because there are many, or because the machine is slow.
 
   Raises:
     ValueError: The example has no tests, or one of another kind.
@@ -131,10 +136,10 @@ def python_tests(
   code = last_code_block(completion)
   if code is None:
     return 0.0
-  until = time.monotonic() + total_secs
-  passed = sum(
-    _passes(code, test, _limits(limits), until, insist) for test in tests
-  )
+  try:
+    passed = sum(_results(code, tests, _limits(limits), total_secs, insist))
+  except _TimeOver as over:
+    return Outcome(None, str(over))
   return passed / len(tests)
 
 
@@ -147,22 +152,22 @@ def all_python_tests(
   limits: Mapping[str, Any] | sandbox.Limits | None = None,
   total_secs: float = 8.0,
   insist: bool = False,
-) -> float:
+) -> float | Outcome:
   """1 if the last code block passes all tests, and 0 otherwise.
 
-  It stops at the first test that fails. Arguments and errors are those of
-  `python_tests`.
+  It stops at the first test that fails. Arguments, failures and errors are
+  those of `python_tests`.
   """
   del prompt
   tests = _tests(example)
   code = last_code_block(completion)
-  until = time.monotonic() + total_secs
-  return float(
-    code is not None
-    and all(
-      _passes(code, test, _limits(limits), until, insist) for test in tests
-    )
-  )
+  if code is None:
+    return 0.0
+  try:
+    results = _results(code, tests, _limits(limits), total_secs, insist)
+    return float(all(results))
+  except _TimeOver as over:
+    return Outcome(None, str(over))
 
 
 def _tests(example: Mapping[str, Any]) -> Sequence[Any]:
@@ -184,17 +189,40 @@ def _tests(example: Mapping[str, Any]) -> Sequence[Any]:
   return tests
 
 
+class _TimeOver(Exception):
+  """The time for all tests is over, and the program is not to blame."""
+
+
+def _results(
+  code: str,
+  tests: Sequence[Any],
+  limits: sandbox.Limits,
+  total_secs: float,
+  insist: bool,
+) -> Iterator[bool]:
+  """Whether each test passes, one after the other."""
+  start = time.monotonic()
+  left, longest = total_secs, 0.0
+  for number, test in enumerate(tests, start=1):
+    passes = False
+    if left > 0:
+      within = limits._replace(time_secs=min(limits.time_secs, left))
+      passes = _passes(code, test, within, insist)
+      now_left = start + total_secs - time.monotonic()
+      longest, left = max(longest, left - now_left), now_left
+    if not passes and left <= 0 and longest < total_secs / 2:
+      raise _TimeOver(
+        f'total_secs={total_secs} over at test {number} of {len(tests)}'
+      )
+    yield passes
+
+
 def _passes(
   code: str,
   test: str | Mapping[str, str],
   limits: sandbox.Limits,
-  until: float,
   insist: bool,
 ) -> bool:
-  left = until - time.monotonic()
-  if left <= 0:
-    return False
-  limits = limits._replace(time_secs=min(limits.time_secs, left))
   if isinstance(test, str):
     word = secrets.token_hex(16)
     program = _ASSERTING.format(code=code, test=test)

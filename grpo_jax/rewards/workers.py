@@ -198,14 +198,14 @@ class Workers:
     Yields:
       What takes the calls, and waits for their outcomes.
     """
-    with futures.ThreadPoolExecutor(1, 'judging') as thread:
-      with contextlib.closing(Stream()) as stream:
-        stream.made = thread.submit(self._make, stream)
+    with contextlib.closing(Stream()) as stream:
+      # Its end waits for the thread, before the pipe is closed under it.
+      with futures.ThreadPoolExecutor(1, 'judging') as thread:
         try:
+          stream.made = thread.submit(self._make, stream)
           yield stream
         finally:
-          stream.leave()
-          futures.wait([stream.made])
+          stream.leave()  # also where a signal stops the submission
 
   def run(self, calls: Sequence[Call]) -> list[list[Outcome]]:
     """Makes all calls, as many at a time as there are workers.
@@ -357,7 +357,9 @@ class Stream:
     """
     if self._is_left:
       raise InterruptedError('Nobody waits for these calls any more.')
-    return bool(self.waiting) or not self._is_ended
+    # In this order: another thread may add the last call in between.
+    is_ended = self._is_ended
+    return bool(self.waiting) or not is_ended
 
   def woken(self) -> None:
     """Empties the pipe."""

@@ -167,8 +167,8 @@ def bootstrap_interval(
 def first_rewards(rollout: Rollout) -> tuple[np.ndarray, np.ndarray]:
   """What an evaluation reads: the first reward, and where it counts.
 
-  An answer on which it has failed in a worker has not earned it: it counts, as
-  0. Where only another reward has failed, the first one counts as it is.
+  An answer on which it has failed has not earned it: it counts, as 0. Where
+  only another reward has failed, the first one counts as it is.
 
   Args:
     rollout: See `Rollout`.
@@ -192,7 +192,7 @@ def summarize(
   """What `grpo-jax eval` reports of the completions of held-out prompts.
 
   A completion that was not judged counts as neither right nor wrong; one on
-  which the first reward has failed in a worker counts as wrong. The estimate
+  which the first reward has failed counts as wrong. The estimate
   for a prompt uses its judged completions only. A prompt without a judged
   completion is left out of the means, and a prompt with fewer than `k` of them
   is left out of pass@k and majority@k; `prompts_left_out@k` then says how many
@@ -210,24 +210,24 @@ def summarize(
     Plain numbers by name, None where there is nothing to average:
 
     - `examples` and `samples_per_prompt`;
-    - `mean` (of the first reward), `accuracy`, `pass@k` and `majority@k`, and
-      the 95 % interval of each as `NAME_interval`;
+    - `mean` (of the first reward, where it has not failed), `accuracy`,
+      `pass@k` and `majority@k`, and the 95 % interval of each as
+      `NAME_interval`;
     - `length_tokens_mean`, `_median`, `_p95` and `_max` of all completions;
     - `length_tokens_right` and `length_tokens_wrong`, mean lengths;
     - `truncated`, a share of all completions, and two counts: `not_judged`, and
-      `failed`, on which a reward has failed in a worker.
+      `failed`, on which a reward has failed.
 
   Raises:
     ValueError: A `k` is less than 1 or more than the samples per prompt.
   """
   reward, judged = first_rewards(rollout)
-  right = judged & ~rollout.failed[..., 0] & (reward >= right_reward)
+  has_value = judged & ~rollout.failed[..., 0]
+  right = has_value & (reward >= right_reward)
   check_ks(ks, judged.shape[1])
-  some = judged.any(1)
-  count = np.maximum(judged.sum(1), 1)
   values = {
-    'mean': (np.where(judged, reward, 0).sum(1) / count)[some],
-    'accuracy': (right.sum(1) / count)[some],
+    'mean': _share(np.where(has_value, reward, 0), has_value),
+    'accuracy': _share(right, judged),
   }
   left_out = {}
   texts = rollout.texts
@@ -249,6 +249,12 @@ def summarize(
       interval = bootstrap_interval(per_prompt, rng)
       summary[f'{name}_interval'] = list(interval)
   return summary | left_out | _lengths(rollout, right, judged)
+
+
+def _share(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+  """For each prompt the mean over what counts, without prompts of nothing."""
+  some = counts.any(1)
+  return values.sum(1)[some] / counts.sum(1)[some]
 
 
 def show(summary: dict[str, Any], console) -> None:

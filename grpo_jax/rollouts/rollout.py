@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import itertools
 import json
+import math
+import time
 from typing import Any
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -26,8 +29,21 @@ from grpo_jax.sampling import Engine
 from grpo_jax.sampling import Requests
 from grpo_jax.sampling import Sampling
 
-Judge = Callable[[Sequence[int]], rewards_lib.Scores]
-"""Judges the completions of some prompts, of which it gets the numbers."""
+
+class Judge(Protocol):
+  """Judges the completions of some prompts, of which it gets the numbers.
+
+  Attributes:
+    began: When the first completion was given to a judge, as `time.monotonic`
+      counts; infinity before that.
+  """
+
+  began: float
+
+  def __call__(self, chosen: Sequence[int]) -> rewards_lib.Scores:
+    """The scores of these prompts' completions."""
+    ...
+
 
 Judging = Callable[[Judge, Completions], tuple[Completions, rewards_lib.Scores]]
 """`(judge, completions)` -> the completions, whose `length` and `finish` count
@@ -84,9 +100,7 @@ def collect(
       Requests(prompts, index, group, rollout, sampling, purpose, early)
     )
     judged.decode(completions)
-    completions, scores = judging(
-      lambda chosen: judged.scores(chosen, completions), completions
-    )
+    completions, scores = judging(judged, completions)
   parts = *completions.length.shape, len(rewards)
   return Rollout(
     _batch(completions, scores, completion_buckets),
@@ -180,8 +194,11 @@ def _is_judged_early(
 class _Judged:
   """Completions of P prompts as text, and their scores.
 
+  A `Judge`, once all are there.
+
   Attributes:
     texts: [P][G]; '' where this process does not know the completion.
+    began: See `Judge`.
   """
 
   def __init__(
@@ -192,6 +209,7 @@ class _Judged:
     scoring: rewards_lib.Scoring,
   ):
     self.texts = [[''] * group for _ in records]
+    self.began = math.inf
     self._records, self._group = records, group
     self._tokenizer, self._scoring = tokenizer, scoring
     self._rows: dict[tuple[int, int], int] = {}
@@ -202,17 +220,17 @@ class _Judged:
     self._judge(p, g, ids, finish)
 
   def decode(self, completions: Completions) -> None:
-    """Makes text of what has not been added before."""
+    """Takes all completions, and makes text of those not added before."""
+    self._completions = completions
     for p, g in itertools.product(completions.known, range(self._group)):
       if (p, g) not in self._rows:
         # Cut first: an engine may leave anything behind the end.
         ids = completions.tokens[p, g, : completions.length[p, g]]
         self.texts[p][g] = self._tokenizer.decode(ids)
 
-  def scores(
-    self, chosen: Sequence[int], completions: Completions
-  ) -> rewards_lib.Scores:
+  def __call__(self, chosen: Sequence[int]) -> rewards_lib.Scores:
     """The scores of some prompts' completions, in the order p * G + g."""
+    completions = self._completions
     places = list(itertools.product(chosen, range(self._group)))
     for p, g in places:
       if (p, g) not in self._rows:
@@ -221,6 +239,7 @@ class _Judged:
     return self._scoring.scores([self._rows[place] for place in places])
 
   def _judge(self, p: int, g: int, ids: np.ndarray, finish: int) -> None:
+    self.began = min(self.began, time.monotonic())
     # Each completion has its own copy of the record.
     example = {
       **self._records[p],

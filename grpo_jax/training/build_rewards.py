@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
 import dataclasses
+import inspect
 
 import jax
 
@@ -33,10 +34,12 @@ def functions(
   Raises:
     ValueError: There is no such function, or it does not take its arguments.
   """
-  return tuple(
-    _function(reward, f'config.rewards[{place}].kwargs', given, mesh)
-    for place, reward in enumerate(config.rewards)
-  )
+  found = []
+  for place, reward in enumerate(config.rewards):
+    where = f'config.rewards[{place}].kwargs'
+    found.append(_function(reward, where, given, mesh))
+    _check_total_secs(found[-1], where, config.workers.time_limit_secs)
+  return tuple(found)
 
 
 def _function(
@@ -67,6 +70,26 @@ def _function(
     kwargs=kwargs,
     imported_as=name,
   )
+
+
+def _check_total_secs(
+  reward: rewards.WeightedReward, where: str, limit_secs: float
+) -> None:
+  """Refuses a limit of the function's own that a worker would not reach."""
+  try:
+    parameters = inspect.signature(reward.function).parameters
+  except (TypeError, ValueError):  # some functions written in C have none
+    return
+  parameter = parameters.get('total_secs')
+  if reward.where != 'workers' or parameter is None:
+    return
+  secs = reward.kwargs.get('total_secs', parameter.default)
+  if secs >= limit_secs:
+    raise ValueError(
+      f'{where} lets a call take total_secs={secs}, but workers end it after'
+      f' config.workers.time_limit_secs={limit_secs}; give less of the one, or'
+      ' more of the other.'
+    )
 
 
 def warnings(functions: Sequence[rewards.WeightedReward]) -> list[str]:

@@ -266,12 +266,15 @@ def show_warnings(session: Session) -> None:
 
 def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
   """The next rollout, sampled by the current policy and judged."""
-  config, secs, number = run.config.sampler, 0.0, 0
+  config, waited, secs, number = run.config.sampler, 0.0, 0.0, 0
 
   def judging(judge, completions):
-    nonlocal secs, number
+    nonlocal waited, secs, number
     judged, took = timed(run.judging, judge, completions)
-    secs, number = secs + took, number + completions.length.size
+    now = time.monotonic()
+    # Workers may have begun while others were still being sampled.
+    waited, secs = waited + took, secs + now - min(judge.began, now - took)
+    number += completions.length.size
     return judged
 
   def collect(records):
@@ -305,7 +308,7 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
     widths.fits(run.config, run.tokenizer),
   )
   if secs:  # a rollout may consist of what was drawn before
-    counts |= {'judge_secs': secs, 'judged_per_sec': number / secs}
+    counts |= {'judge_secs': waited, 'judged_per_sec': number / secs}
   return rollout, prompt_state, counts
 
 
@@ -336,7 +339,7 @@ def evaluated(run: build.Run, step: int) -> dict[str, float | None]:
     `heldout_accuracy`, the mean of the first reward, which for a reward of 0 or
     1 is the accuracy. It is None if the run has no held-out problems, if no
     answer was judged, or if all problems are too long and dropped; an answer on
-    which it failed in a worker counts as 0. If any reward has failed on some,
+    which it failed counts as 0. If any reward has failed on some,
     `heldout_failed` is the number of these.
   """
   nothing: dict[str, float | None] = {'heldout_accuracy': None}

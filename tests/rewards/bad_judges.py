@@ -3,6 +3,7 @@
 import ctypes
 import fcntl
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -131,6 +132,8 @@ def state(prompt, completion, example):
     and sys.path
     and sys.stdout is not None
     and threading.active_count() == 1
+    and resource.getrlimit(resource.RLIMIT_CPU)[0] != 90
+    and signal.getitimer(signal.ITIMER_PROF) == (0, 0)
   )
   return float(bool(clean))
 
@@ -155,6 +158,13 @@ def writes_everywhere(prompt, completion, example):
 
 def leaves_a_thread(prompt, completion, example):
   threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
+  return 1.0
+
+
+def limits_itself(prompt, completion, example):
+  for number in (resource.RLIMIT_CPU, resource.RLIMIT_NOFILE):
+    resource.setrlimit(number, (90, 90))
+  signal.setitimer(signal.ITIMER_PROF, 1000)
   return 1.0
 
 

@@ -70,6 +70,7 @@ KINDS = [
   async_batched_value,
   CallableReward(),
   functools.partial(async_value),
+  functools.partial(batched_value),
   lambda *row: async_value(*row),
   lambda *row: Awaitable(async_value(*row)),
 ]

@@ -1,6 +1,7 @@
 """Programs in completions, right and wrong, and those that cheat."""
 
 import os
+import types
 
 import pytest
 
@@ -76,6 +77,36 @@ def test_half_a_surrogate_pair_is_an_error_of_the_code():
     '', block('x\ud800 = 3; print(x)'), example, limits=LIMITS
   )
   assert found == 0
+
+
+@pytest.mark.parametrize('name', ['python_tests', 'all_python_tests'])
+def test_many_tests_or_a_slow_machine_are_no_fault(name, monkeypatch):
+  took, now = [], [0.0]
+
+  def run(code, stdin, limits, insist):
+    secs = took.pop(0)
+    now[0] += min(limits.time_secs, secs)
+    return sandbox.Ran(
+      0, '1', '', 'time limit' if secs > limits.time_secs else ''
+    )
+
+  monkeypatch.setattr(sandbox, 'run', run)
+  clock = types.SimpleNamespace(monotonic=lambda: now[0])
+  monkeypatch.setattr(generated_code, 'time', clock)
+  example = {'tests': [{'stdout': '1'}] * 9}
+  judge = getattr(generated_code, name)
+
+  def judged(*secs):
+    took[:] = secs
+    return judge('', block('1'), example, total_secs=4.0)
+
+  assert judged(*[0.1] * 9) == 1
+  slow = judged(*[0.9] * 9)
+  assert slow.reward is None
+  assert slow.failure == 'total_secs=4.0 over at test 5 of 9'
+  # A program that takes half of the time for one test is too slow.
+  right = 2 / 9 if name == 'python_tests' else 0
+  assert judged(0.1, 3.0, *[2.0] * 7) == right
 
 
 def test_a_loop_is_a_failed_test():

@@ -72,7 +72,8 @@ def test_a_secret_file_cannot_be_read(means, tmp_path):
         print(pathlib.Path(path).read_text())
       except OSError as error:
         pass
-    for folder in {str(tmp_path)!r}, {os.path.dirname(__file__)!r}, "/root/.ssh":
+    folders = {str(tmp_path)!r}, {os.path.dirname(__file__)!r}, "/root/.ssh"
+    for folder in folders:
       try:
         print(os.listdir(folder))
       except OSError as error:

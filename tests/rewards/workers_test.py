@@ -1,10 +1,13 @@
 """Judges in workers: whatever one does, the pool goes on and loses nothing."""
 
+import collections
+from concurrent import futures
 import functools
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -90,7 +93,7 @@ def test_what_a_judge_changes_is_set_back(pool):
   umask = os.umask(0)
   os.umask(umask)
   example = {'folder': os.getcwd(), 'umask': umask}
-  for name in ('moves', 'leaves_a_thread', 'closes_standard'):
+  for name in ('moves', 'leaves_a_thread', 'closes_standard', 'limits_itself'):
     for _ in range(2):  # so that both workers of the pool have run it
       outcomes = judge(pool, name, '0', '0', example=example)
       assert [x.reward for x in outcomes] == [1, 1], outcomes
@@ -271,6 +274,43 @@ def test_an_error_meanwhile_ends_the_calls(pool):
     raise KeyError
   assert time.monotonic() - begun < LIMIT_SECS  # and not at their limit
   check_goes_on(pool)
+
+
+def test_a_signal_while_the_thread_starts_ends_it(pool, monkeypatch):
+  submit = futures.ThreadPoolExecutor.submit
+
+  def interrupted(*given):
+    submit(*given)
+    raise KeyboardInterrupt  # as a handler of signals does
+
+  with monkeypatch.context() as patch:
+    patch.setattr(futures.ThreadPoolExecutor, 'submit', interrupted)
+    with pytest.raises(KeyboardInterrupt), pool.stream():
+      pass
+  assert not [x for x in threading.enumerate() if 'judging' in x.name]
+  check_goes_on(pool)
+
+
+def test_a_last_call_that_comes_between_two_looks_is_made(pool):
+  class Waiting(collections.deque):
+    def __bool__(self):
+      was = len(self) > 0
+      if not was and threading.current_thread().name.startswith('judging'):
+        for action in actions:
+          action()
+        actions.clear()
+      return was
+
+  call = workers_lib.Call(MODULE + 'good', ('p', '2', {}))
+  actions = []
+  with pool.stream() as stream:
+    stream.waiting = Waiting(stream.waiting)
+    actions += [lambda: stream.add(call), stream.end]
+    stream._tell()
+    until = time.monotonic() + 60
+    while actions and time.monotonic() < until:
+      time.sleep(0.02)
+    assert [x.reward for (x,) in stream.wait()] == [2]
 
 
 def test_workers_that_cannot_start_are_an_error(monkeypatch, tmp_path):

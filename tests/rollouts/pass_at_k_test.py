@@ -297,3 +297,15 @@ def test_an_answer_on_which_a_reward_failed_is_wrong():
     made(valid)._replace(failures=failures), [1], 0.0, seed=0
   )  # under which all others are right
   np.testing.assert_allclose(lenient['accuracy'], (2 / 4 + 4 / 4 + 3 / 3) / 3)
+
+
+def test_a_failure_has_no_part_in_the_mean():
+  failures = np.full((*LENGTH.shape, 2), '', object)
+  failures[1, 0, 0] = failures[1, 3, 0] = 'late'
+  rollout = made()._replace(failures=failures)
+  got = pass_at_k.summarize(rollout, [1], 1.0, seed=0)
+  np.testing.assert_allclose(got['mean'], (2 / 4 + 1.5 / 2 + 1 / 4) / 3)
+  np.testing.assert_allclose(got['accuracy'], (2 / 4 + 1 / 4 + 1 / 4) / 3)
+  failures[...] = 'late'
+  got = pass_at_k.summarize(rollout, [1], 1.0, seed=0)
+  assert (got['mean'], got['accuracy'], got['failed']) == (None, 0, 12)

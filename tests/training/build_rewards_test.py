@@ -121,6 +121,7 @@ def test_objects_run_here_unless_they_say_otherwise():
     ('regular_expression', {'regex': '(a+)+'}, 'it can take exponential'),
     (CODE, {'limits': {'secs': 1}}, r"has \['secs'\], but its fields are"),
     (CODE, {'total_secs': 0}, 'total_secs of the reward'),
+    (CODE, {'total_secs': 10}, r'\[0\].kwargs lets .*=10, .*_secs=10.0; give'),
   ],
 )
 def test_wrong_arguments_are_refused_when_a_run_is_built(name, kwargs, words):
