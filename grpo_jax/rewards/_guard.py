@@ -215,10 +215,7 @@ def _become(spec: dict) -> None:
   if spec.get('cpu_secs'):
     limits[resource.RLIMIT_CPU] = spec['cpu_secs']
   for limit, value in limits.items():
-    _, most = resource.getrlimit(limit)
-    if most != resource.RLIM_INFINITY:
-      value = min(value, most)
-    resource.setrlimit(limit, (value, value))
+    lower(limit, value)
   if spec.get('confine'):
     import _confine  # pyright: ignore[reportMissingImports]
 
@@ -227,6 +224,14 @@ def _become(spec: dict) -> None:
   if env is None:
     env = dict(os.environ)
   os.execve(spec['argv'][0], spec['argv'], env)
+
+
+def lower(limit: int, value: int) -> None:
+  """Sets a limit of this process for good; one that is lower stays."""
+  _, most = resource.getrlimit(limit)
+  if most != resource.RLIM_INFINITY:
+    value = min(value, most)
+  resource.setrlimit(limit, (value, value))
 
 
 def _watch(
