@@ -33,6 +33,7 @@ _PR_CAPBSET_DROP, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 24, 22, 38
 _USER = 1000  # inside
 _NOBODY = 65534  # outside, if root asked
 _CAPABILITY_VERSION_3 = 0x20080522
+_MOST_FILES = 256  # open at a time: pipes hold memory that no limit counts
 _DEVICES = ('/dev/null', '/dev/zero', '/dev/random', '/dev/urandom')
 
 
@@ -109,8 +110,9 @@ def new_root(spec: dict) -> None:
 
   Args:
     spec: The order of the guard. `folder` is an empty folder outside, on which
-      the new root is mounted; `readable` are the paths to show; `files` are the
-      names and texts of what lies in the scratch folder `scratch`.
+      the new root is mounted; `readable` are the paths to show, and `links` the
+      targets of links to make; `files` are the names and texts of what lies in
+      the scratch folder `scratch`.
   """
   _guard.unshare(_CLONE_NEWNS | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS)
   root, plain = spec['folder'], _MS_NOSUID | _MS_NODEV
@@ -120,6 +122,10 @@ def new_root(spec: dict) -> None:
   for path in sorted(spec['readable']):
     if not any(path.startswith(one + '/') for one in shown):
       shown += [path] * _show(root, path, _READ_ONLY | _NO_SUID | _NO_DEV)
+  for path, target in spec['links'].items():
+    if not os.path.lexists(root + path):
+      os.makedirs(os.path.dirname(root + path), exist_ok=True)
+      os.symlink(target, root + path)
   for path in _DEVICES:
     _show(root, path, _READ_ONLY | _NO_SUID | _NO_EXEC)
   os.mkdir(root + '/proc')
@@ -172,6 +178,7 @@ def _set_attributes(path: str, attributes: int, flags: int) -> None:
 
 def enter(spec: dict) -> None:
   """Gives up, for good, what the program must not have. Just before exec."""
+  _guard.lower(resource.RLIMIT_NOFILE, _MOST_FILES)
   if spec['confine'] == 'namespaces':
     resource.setrlimit(resource.RLIMIT_NPROC, (spec['processes'],) * 2)
     try:
@@ -217,6 +224,7 @@ class Confinement:
 
   def enter(self) -> None:
     """Confines this process, for good; it must have one thread."""
+    _guard.lower(resource.RLIMIT_NOFILE, _MOST_FILES)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # files without a name
     _syscall('landlock_restrict_self', self._rules, 0)
     _install(self._filter)
@@ -283,6 +291,8 @@ _DENIED = {
   'pidfd_getfd': (438, 438), 'open_by_handle_at': (304, 265),
   'shmget': (29, 194), 'msgget': (68, 186), 'semget': (64, 190),
   'mq_open': (240, 180), 'syslog': (103, 116), 'quotactl': (179, 60),
+  # No limit of memory counts the pages of these files.
+  'memfd_create': (319, 279), 'memfd_secret': (447, 447),
 }  # fmt: skip
 # Landlock does not guard these.
 _DENIED_BESIDE_LANDLOCK = {
@@ -302,6 +312,12 @@ _DENIED_BESIDE_LANDLOCK = {
   'process_madvise': (440, 440), 'migrate_pages': (256, 238),
   'move_pages': (279, 239),
 }  # fmt: skip
+# Requests to send a signal to another process once a file is ready. Landlock
+# guards these since its version 6 only.
+_DENIED_REQUESTS = {
+  (72, 25): (8, 10, 15),  # fcntl: F_SETOWN, F_SETSIG, F_SETOWN_EX
+  (16, 29): (0x8901, 0x8902),  # ioctl: FIOSETOWN, SIOCSPGRP
+}
 _CLONE, _CLONE3, _PRLIMIT = (56, 220), (435, 435), (302, 261)
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -334,8 +350,14 @@ def _filter(landlock: bool) -> bytes:
     refuse,
     (_RETURN, 0, 0, _ALLOW),
   ]
-  if landlock:  # limits of its own process only
-    program += [
+  if landlock:
+    for numbers, requests in _DENIED_REQUESTS.items():
+      checks = [(_LOAD, 0, 0, 24)]  # the kernel reads 32 bits of it, as we do
+      for request in requests:
+        checks += [(_EQUAL, 0, 1, request), refuse]
+      checks.append((_RETURN, 0, 0, _ALLOW))
+      program += [(_EQUAL, 0, len(checks), _number(numbers)), *checks]
+    program += [  # limits of its own process only
       (_EQUAL, 0, 3, _number(_PRLIMIT)),
       (_LOAD, 0, 0, 16),
       (_EQUAL, 1, 0, 0),

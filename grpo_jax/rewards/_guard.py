@@ -117,6 +117,24 @@ def _new_pid_namespace(spec: dict) -> bool:
     return True
   except OSError:
     pass
+  # Some systems let a process make a user namespace, and refuse its map (Ubuntu
+  # 24.04 does). That process could not go on, so a child tries it first.
+  child = os.fork()
+  if child == 0:
+    try:
+      os._exit(not _new_user_namespace())
+    finally:
+      os._exit(1)
+  _, status = os.waitpid(child, 0)
+  return status == 0 and _new_user_namespace()
+
+
+def _new_user_namespace() -> bool:
+  """Moves to a user namespace and its PID namespace; False if none is made.
+
+  Raises:
+    OSError: They were made, and this process cannot be mapped into them.
+  """
   user, group = os.geteuid(), os.getegid()
   try:
     unshare(_CLONE_NEWUSER | _CLONE_NEWPID)
@@ -197,10 +215,7 @@ def _become(spec: dict) -> None:
   if spec.get('cpu_secs'):
     limits[resource.RLIMIT_CPU] = spec['cpu_secs']
   for limit, value in limits.items():
-    _, most = resource.getrlimit(limit)
-    if most != resource.RLIM_INFINITY:
-      value = min(value, most)
-    resource.setrlimit(limit, (value, value))
+    lower(limit, value)
   if spec.get('confine'):
     import _confine  # pyright: ignore[reportMissingImports]
 
@@ -209,6 +224,14 @@ def _become(spec: dict) -> None:
   if env is None:
     env = dict(os.environ)
   os.execve(spec['argv'][0], spec['argv'], env)
+
+
+def lower(limit: int, value: int) -> None:
+  """Sets a limit of this process for good; one that is lower stays."""
+  _, most = resource.getrlimit(limit)
+  if most != resource.RLIM_INFINITY:
+    value = min(value, most)
+  resource.setrlimit(limit, (value, value))
 
 
 def _watch(

@@ -80,7 +80,12 @@ class Guarded:
     }
     guard_env = dict(os.environ if guard_env is None else guard_env)
     control, self._control = os.pipe()
-    self.status, status = os.pipe()
+    try:
+      self.status, status = os.pipe()
+    except OSError:
+      os.close(control)
+      os.close(self._control)
+      raise
     try:
       self._process = subprocess.Popen(
         [sys.executable, '-I', '-S', _GUARD, str(control), str(status)],
@@ -97,9 +102,18 @@ class Guarded:
       os.close(control)
       os.close(status)
     line = json.dumps(order).encode() + b'\n'
-    with contextlib.suppress(BrokenPipeError):
+    try:
       while line:
         line = line[os.write(self._control, line) :]
+    except BrokenPipeError:  # it has ended, and `end` says how
+      pass
+    except BaseException:
+      self.end()
+      raise
+
+  def is_guarded(self) -> bool:
+    """Whether the guard still runs; without it the program is ended soon."""
+    return self._process.poll() is None
 
   def close(self) -> None:
     """Tells the guard to end all, and does not wait; `end` comes next."""

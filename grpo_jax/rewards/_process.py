@@ -33,8 +33,6 @@ class Process:
     self.confined = confined
     self._limit_secs = time_limit_secs
     self._start_limit_secs = start_limit_secs
-    request_out, self._requests = os.pipe()
-    self._answers, answer_in = os.pipe()
     # The worker's sys.path is ours, so that it finds the same modules.
     path = [item or os.getcwd() for item in sys.path]
     apart, env = None, None
@@ -45,12 +43,19 @@ class Process:
       env = {key: os.environ[key] for key in _HARMLESS if key in os.environ}
       env.update(_ENVIRONMENT)
       self._limit_secs += _GRACE_SECS
-    program = (
-      f'import sys; sys.path[:] = {path!r}; from grpo_jax.rewards import'
-      f' _worker; _worker.main({request_out}, {answer_in}, {apart!r})'
-    )
-    null = os.open(os.devnull, os.O_RDWR)
-    try:
+    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+      request_out, self._requests = os.pipe()
+      theirs.callback(os.close, request_out)
+      ours.callback(os.close, self._requests)
+      self._answers, answer_in = os.pipe()
+      theirs.callback(os.close, answer_in)
+      ours.callback(os.close, self._answers)
+      null = os.open(os.devnull, os.O_RDWR)
+      theirs.callback(os.close, null)
+      program = (
+        f'import sys; sys.path[:] = {path!r}; from grpo_jax.rewards import'
+        f' _worker; _worker.main({request_out}, {answer_in}, {apart!r})'
+      )
       self._guarded = _launch.Guarded(
         [sys.executable, '-c', program],
         fds=(request_out, answer_in),
@@ -59,13 +64,15 @@ class Process:
         guard_env={**os.environ, **_ENVIRONMENT} if env is None else env,
         **limits,
       )
-    finally:
-      for end in (request_out, answer_in, null):
-        os.close(end)
-    for end in (self._requests, self._answers):
-      os.set_blocking(end, False)
-    if sys.platform == 'linux':
-      fcntl.fcntl(self._requests, _F_SETPIPE_SZ, 1 << 20)
+      ours.callback(self._guarded.end)
+      for end in (self._requests, self._answers):
+        os.set_blocking(end, False)
+      if sys.platform == 'linux':
+        # Long texts go faster through a long pipe. A user whose pipes hold
+        # much already is refused: generated code may have made them.
+        with contextlib.suppress(OSError):
+          fcntl.fcntl(self._requests, _F_SETPIPE_SZ, 1 << 20)
+      ours.pop_all()  # nothing has failed: all stays as it is
     self._ended = self._died = False
     self._served = 0
     self._ready = False
@@ -95,6 +102,14 @@ class Process:
     self._finished = False
     self.deadline = time.monotonic() + self._start_limit_secs
     self._selector = selector
+    # Without its guard a worker is about to be ended, though it may still take
+    # the request: then it would look as if the judge had ended it.
+    self._was_unguarded = not self._guarded.is_guarded()
+    if self._was_unguarded:
+      self._answer()  # whether it has started at all
+      self._died, self.deadline = True, 0.0
+      self._finish('', retire=True)
+      return
     selector.register(self._requests, selectors.EVENT_WRITE, self._write)
     selector.register(self._answers, selectors.EVENT_READ, self._answer)
     selector.register(self._guarded.status, selectors.EVENT_READ, self._gone)
@@ -102,8 +117,10 @@ class Process:
   def is_finished(self) -> bool:
     """Whether there is an outcome; ends a worker that is late."""
     if not self._finished and time.monotonic() >= self.deadline:
-      self._answer()  # it may have come in time, and waited for this thread
-      if not self._finished:
+      # An answer may have come in time, and waited for this thread. If it says
+      # that the judge is called, that has a deadline of its own.
+      self._answer()
+      if not self._finished and time.monotonic() >= self.deadline:
         late = 'start limit' if self._called_at is None else 'time limit'
         self._finish(late, retire=True)
     return self._finished
@@ -122,15 +139,19 @@ class Process:
   def check_started(self) -> None:
     """Raises if the process has ended before it could take a request."""
     if not self._ready:
+      advice = f'see whether {sys.executable} can import grpo_jax.rewards.'
+      if self.failure.startswith('refused'):
+        advice = 'this system refuses what a worker needs to start.'
       raise ValueError(
         f'A worker process for rewards has not started ({self.failure});'
-        f' see whether {sys.executable} can import grpo_jax.rewards.'
+        f' {advice}'
       )
 
   @property
   def was_lost(self) -> bool:
     """Whether it ended between two calls, so that the judge has not begun."""
-    return self._died and self._called_at is None and self._served > 1
+    not_new = self._served > 1 or self._was_unguarded
+    return self._died and self._called_at is None and not_new
 
   def close(self) -> None:
     """Tells the process to end, and does not wait for it."""

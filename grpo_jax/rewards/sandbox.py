@@ -215,6 +215,7 @@ def _guarded(
         'scratch_bytes': limits.scratch_bytes,
         'files': files if means == 'namespaces' else {},
         'readable': readable(limits.readable),
+        'links': _interpreter_links(),
       },
     )
   finally:
@@ -278,12 +279,12 @@ def _drain(texts: dict[int, bytearray], most: int) -> None:
 def readable(more: Sequence[str] = ()) -> list[str]:
   """The paths that a program may read: the system's, Python's, and `more`."""
   found = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
-  link = sys.executable  # of a virtual environment, a chain of links
-  while True:
-    found.add(os.path.dirname(os.path.dirname(link)))
-    if not os.path.islink(link):
-      break
-    link = os.path.join(os.path.dirname(link), os.readlink(link))
+  executable = os.path.realpath(sys.executable)
+  found.add(executable)
+  above = os.path.dirname(os.path.dirname(executable))
+  name = f'python{sys.version_info.major}.{sys.version_info.minor}'
+  if os.path.exists(os.path.join(above, 'lib', name, 'os.py')):
+    found.add(above)
   found |= {os.path.realpath(path) for path in found}
   # Python directly in / or in a home folder would show all of it.
   home = os.path.realpath(os.path.expanduser('~'))
@@ -293,3 +294,23 @@ def readable(more: Sequence[str] = ()) -> list[str]:
     if os.path.commonpath([path, home]) != os.path.normpath(path)
   }
   return sorted({*_SYSTEM, *found, *map(os.path.abspath, more)})
+
+
+def _interpreter_links() -> dict[str, str]:
+  """The links from `sys.executable` to the program itself, by their paths.
+
+  The folder of such a link is not shown: `~/.local/bin` may have one, and the
+  keyrings of a person lie in `~/.local` too.
+  """
+  links: dict[str, str] = {}
+  path = os.path.abspath(sys.executable)
+  while True:
+    folder, name = os.path.split(path)
+    place = os.path.join(os.path.realpath(folder), name)
+    if path != place:  # a folder of the path is a link
+      links[path] = place
+    if not os.path.islink(place) or place in links:
+      return links
+    links[place] = os.readlink(place)
+    path = os.path.join(os.path.dirname(place), links[place])
+    path = os.path.normpath(path)

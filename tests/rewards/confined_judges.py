@@ -1,7 +1,8 @@
 """Judges that do what a completion says, for tests of confined workers."""
 
+import fcntl  # noqa: F401  a completion may name it
 import os
-import socket  # noqa: F401  a completion may name it
+import socket  # noqa: F401
 import sys  # noqa: F401
 import time
 

@@ -72,8 +72,8 @@ def test_a_secret_file_cannot_be_read(means, tmp_path):
         print(pathlib.Path(path).read_text())
       except OSError as error:
         pass
-    folders = {str(tmp_path)!r}, {os.path.dirname(__file__)!r}, "/root/.ssh"
-    for folder in folders:
+    here = {os.path.dirname(__file__)!r}
+    for folder in {str(tmp_path)!r}, here, '/root/.ssh':
       try:
         print(os.listdir(folder))
       except OSError as error:
@@ -309,6 +309,80 @@ def test_other_processes_cannot_be_signalled(means):
   assert victim.poll() is None
   run_free(code)
   assert victim.wait(10) == -15
+
+
+def test_no_signal_is_ordered_for_another_process(means):
+  """By the owner of a file, which gets a signal once the file is ready."""
+  if means != 'landlock':
+    pytest.skip('no process but its own has a number there')
+  code = """
+    import fcntl, os, socket, struct
+    file, _ = socket.socketpair()
+    own = os.getpid()
+    for name, function, order, argument in (
+      ('F_SETOWN', fcntl.fcntl, 8, own),
+      ('F_SETSIG', fcntl.fcntl, 10, 9),
+      ('F_SETOWN_EX', fcntl.fcntl, 15, struct.pack('ii', 1, own)),
+      ('FIOSETOWN', fcntl.ioctl, 0x8901, struct.pack('i', own)),
+      ('SIOCSPGRP', fcntl.ioctl, 0x8902, struct.pack('i', own)),
+      ('F_SETFD', fcntl.fcntl, 2, 1),
+      ('FIONREAD', fcntl.ioctl, 0x541b, bytes(4)),
+    ):
+      try:
+        function(file, order, argument)
+        print(name)
+      except PermissionError:
+        pass
+  """
+  assert len(run_free(code).split()) == 7
+  assert run(code, means).stdout.split() == ['F_SETFD', 'FIONREAD']
+
+
+def test_no_memory_is_held_beside_its_limit(means):
+  """The pages of such files are in no process, so no limit counts them."""
+  code = """
+    import ctypes, os
+    try:
+      print(os.write(os.memfd_create('x'), bytes(1 << 20)))
+    except PermissionError:
+      pass
+    if ctypes.CDLL(None).syscall(447, 0) >= 0:
+      print('memfd_secret')
+    files = []
+    try:
+      while len(files) < 1000:
+        files += os.pipe()
+    except OSError:
+      pass
+    print(len(files))
+  """
+  assert run_free(code).startswith(f'{1 << 20}\n')
+  (files,) = run(code, means).stdout.split()
+  assert 200 < int(files) < 256
+
+
+def test_links_to_the_interpreter_show_no_folder(means, tmp_path):
+  """As with a virtual environment of a Python in ~/.local/bin."""
+  version = f'python{sys.version_info.major}.{sys.version_info.minor}'
+  local, venv = tmp_path / 'home' / '.local', tmp_path / 'venv'
+  for folder in (local / 'bin', local / 'share', venv / 'bin'):
+    folder.mkdir(parents=True)
+  (local / 'bin' / version).symlink_to(os.path.realpath(sys.executable))
+  (venv / 'bin' / 'python').symlink_to(local / 'bin' / version)
+  (venv / 'pyvenv.cfg').write_text(f'home = {local / "bin"}\n')
+  secret = local / 'share' / 'secret'
+  secret.write_text('sesame')
+  code = f"import json; print('runs'); print(open({str(secret)!r}).read())"
+  program = (
+    f'import sys; sys.path[:] = {sys.path!r}\n'
+    'from grpo_jax.rewards import sandbox\n'
+    f'print(sandbox.run({code!r}, means={means!r}))'
+  )
+  ran = subprocess.run(
+    [venv / 'bin' / 'python', '-c', program], capture_output=True, text=True
+  )
+  assert 'runs' in ran.stdout, ran
+  assert 'sesame' not in ran.stdout and 'Error' in ran.stdout
 
 
 def test_nothing_is_run_where_nothing_is_offered(monkeypatch):

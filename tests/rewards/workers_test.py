@@ -44,7 +44,8 @@ def judge(pool, name, *completions, example=None):
 
 
 def check_goes_on(pool):
-  assert [x.reward for x in judge(pool, 'good', '1', '2', '3')] == [1, 2, 3]
+  outcomes = judge(pool, 'good', '1', '2', '3')
+  assert [x.reward for x in outcomes] == [1, 2, 3], outcomes
 
 
 @pytest.mark.parametrize(

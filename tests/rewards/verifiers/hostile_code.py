@@ -73,6 +73,11 @@ PROGRAMS = {
     '\nwhile True: pass'
   ),
   'mmap': 'import mmap\nx = [mmap.mmap(-1, 1 << 30) for _ in range(99)]',
+  'files in memory': (
+    'import os\nx = [os.memfd_create("x") for _ in range(9)]\n'
+    'for f in x * 40: os.write(f, bytes(1 << 20))'
+  ),
+  'pipes': 'import os\nx = [os.pipe() for _ in range(9999)]',
   'digits': "import sys; sys.set_int_max_str_digits(0); int('9' * 10**8)",
   'a bomb of zlib': (
     'import zlib; d = zlib.compress(bytes(10**8))\n'
