@@ -142,7 +142,7 @@ class Data:
   # Widths to which prompts are padded, tokens; the largest is the longest
   # prompt allowed. A program is compiled for each width that is used. (): one
   # width, that of the longest prompt in the data; of more than 20,000 records,
-  # a quarter above that of the longest of 2,000.
+  # or 300 that a program makes, a quarter above the longest in a sample.
   prompt_buckets: tuple[int, ...] = ()
   # The same for completions; the largest must hold sampler.max_tokens. (): one
   # width, sampler.max_tokens, or that of the longest demonstration.

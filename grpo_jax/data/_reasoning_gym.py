@@ -29,15 +29,17 @@ class ReasoningGymSource:
   """Problems of one task of reasoning-gym, each with its answer.
 
   Record i of a split depends on the task, its parameters, the seed and i alone;
-  in 'acre', which makes all its problems at once, on `size` too. No record of one split, nor of another seed, comes from a seed of the package
-  that another has. Questions can still be equal by chance, where a task has few
-  different ones.
+  in 'acre', which makes all its problems at once, on `size` too. No record of
+  one split, nor of another seed, comes from a seed of the package that another
+  has. Questions can still be equal by chance, where a task has few different
+  ones.
 
   A *curriculum* changes the parameters on the way. Each stage has 'from', how
   many records a run has drawn from this source before the stage begins, and the
   parameters that change there; the others stay. A stream
   (`data.prompt_stream`, `data.mixture`) reads by `drawn`, which knows that
-  number. Who reads by index, as an evaluation does, gets the last stage.
+  number; `data.stages` reads each stage by index. Who reads the source itself
+  by index, as an evaluation does, gets the last stage.
 
   >>> source = ReasoningGymSource('chain_sum', 'heldout', max_terms=2)
   >>> len(source), source[0]['prompt'][:15]
@@ -107,6 +109,11 @@ class ReasoningGymSource:
 
   def __len__(self) -> int:
     return self._size
+
+  @property
+  def starts(self) -> tuple[int, ...]:
+    """How many records are drawn before each stage."""
+    return tuple(self._starts)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     return self._record(index, self._stages[-1])

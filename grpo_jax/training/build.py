@@ -114,10 +114,13 @@ def run(config: Config, given: Given = marks.NOTHING) -> Run:
 def _read_ahead(prompts: Any, config: Config) -> Any:
   """Reads the prompts of the next rollout early, if all are in files.
 
-  Objects of a user's own may not bear it to be read in another thread.
+  Objects of a user's own may not bear it to be read in another thread. What is
+  held out, or shown in the warm-up, is not read in it.
   """
-  files = sources.files(config)
-  if not files or not all(files.values()):
+  files = sources.files(config)  # without those that are built in
+  names = {source.name for source in sources.listed(config.data.train)}
+  inside = [files[name] for name in names if name in files]
+  if not inside or not all(inside):
     return prompts
   return data.ReadAhead(prompts, config.sampler.prompts)
 
