@@ -149,7 +149,7 @@ class Data:
   completion_buckets: tuple[int, ...] = ()
   # What to do with a prompt that is longer than the largest width: 'refuse'
   # ends the run with an error, from which it can go on; 'drop' takes the next
-  # prompt and counts the others (metric prompts_too_long).
+  # prompt and counts the others (metrics prompts_too_long, heldout_too_long).
   too_long: str = 'refuse'
 
 

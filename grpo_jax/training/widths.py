@@ -100,6 +100,29 @@ def fits(
   return lambda record: len(tokenizer.encode_prompt(record['prompt'])) <= width
 
 
+def heldout_records(
+  config: Config, tokenizer: data.Tokenizer, heldout: Any, most: int
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+  """The first held-out records, and how many were too long.
+
+  Args:
+    config: With widths.
+    tokenizer: Of the run.
+    heldout: The source.
+    most: How many records are wanted.
+
+  Returns:
+    The records, and the metric `heldout_too_long`, if data.too_long='drop' has
+    dropped any of those up to the last of them.
+  """
+  records = data.take_fitting(heldout, 0, most, fits(config, tokenizer))
+  looked_at = len(heldout)
+  if records and len(records) == most:
+    looked_at = records[-1]['index'] + 1
+  dropped = looked_at - len(records)
+  return records, {'heldout_too_long': float(dropped)} if dropped else {}
+
+
 def shown_fits(
   config: Config, tokenizer: data.Tokenizer
 ) -> Callable[[Mapping[str, Any]], bool] | None:
