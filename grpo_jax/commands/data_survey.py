@@ -1,9 +1,9 @@
 """What `grpo-jax data` counts: lengths, duplicates, records of no use.
 
-A part is one source of a config. Up to a number of records of each part are
-read, chosen at random. Of a record no more is kept than its place, the length
-of its prompt and three hashes, 36 bytes together, so a million records are no
-burden.
+A part is one source of a config, or one stage of its curriculum. Up to a number
+of records of each part are read, chosen at random. Of a record no more is kept
+than its place, the length of its prompt and three hashes, 36 bytes together, so
+a million records are no burden.
 """
 
 from collections.abc import Callable
@@ -30,12 +30,20 @@ Tell = Callable[[str, int, int], None]
 
 
 class Part(NamedTuple):
-  """One source of a config."""
+  """One source of a config, or one stage of its curriculum."""
 
   name: str
   split: str  # 'train' or 'heldout'
   source: Any
   share: float | None = None  # of the prompts that are trained on
+  # How many prompts are drawn from the source before this stage; None if it has
+  # no stages.
+  stage: int | None = None
+
+  @property
+  def title(self) -> str:
+    """The name, and which stage it is."""
+    return self.name + ('' if self.stage is None else f' from {self.stage:,}')
 
 
 class Looked(NamedTuple):
@@ -162,7 +170,7 @@ class Reader:
     hashes = np.zeros((3, len(places)), np.uint64)
     reasons: dict[str, tuple[str, int, list[int]]] = {}
     for row, place in enumerate(places):
-      tell(part.name, row, len(places))
+      tell(part.title, row, len(places))
       try:
         record = _record(part.source, int(place))
         hashes[:, row] = _hashes(record)

@@ -105,6 +105,7 @@ def to_json(found: Survey) -> dict[str, Any]:
       {
         'split': read.part.split,
         'name': read.part.name,
+        'stage': read.part.stage,
         'records': read.records,
         'read': len(read.places),
         'share': read.part.share,
@@ -119,6 +120,7 @@ def to_json(found: Survey) -> dict[str, Any]:
       {
         'split': one.place.part.split,
         'name': one.place.part.name,
+        'stage': one.place.part.stage,
         'record': one.place.place,
         'text': one.looked and one.looked.text,
         'ids': one.looked and one.looked.ids,
@@ -212,7 +214,7 @@ def _sources(found: Survey, terminal: Terminal) -> Iterator[Any]:
     share, passes = read.part.share, _passes(found, read)
     is_whole = len(read.places) == read.records
     number = 'all' if is_whole else f'{len(read.places):,}'
-    row = [SPLITS[read.part.split], _visible(read.part.name)]
+    row = [SPLITS[read.part.split], _visible(read.part.title)]
     row += [f'{read.records:,}', number]
     row += ['' if share is None else _percent(share)]
     row += ['' if passes is None else f'{passes:.3g}']
@@ -229,6 +231,11 @@ def _sources(found: Survey, terminal: Terminal) -> Iterator[Any]:
       'Passes are how often the run goes through a source, with '
       f'{found.drawn:,} prompts.'
     )
+  if any(read.part.stage is not None for read in found.reads):
+    yield (
+      "A source 'from 100' is the stage of its curriculum that begins once 100 "
+      'prompts were drawn from it.'
+    )
 
 
 def _prompts(found: Survey, terminal: Terminal) -> Iterator[Any]:
@@ -237,7 +244,7 @@ def _prompts(found: Survey, terminal: Terminal) -> Iterator[Any]:
 
   for one in found.prompts:
     part, place = one.place
-    title = f'{SPLITS[part.split]}: record {place} of {_visible(part.name)}'
+    title = f'{SPLITS[part.split]}: record {place} of {_visible(part.title)}'
     if one.looked is None:
       yield from ('', f'{title} cannot be used: {_visible(one.problem)}')
       continue
@@ -444,7 +451,7 @@ def _repeated(found: Survey) -> Iterator[Any]:
   for one in all_of.values():
     for pair in one.examples:
       yield ' = '.join(
-        f'{_visible(place.part.name)}[{place.place}]' for place in pair
+        f'{_visible(place.part.title)}[{place.place}]' for place in pair
       )
       texts = dict.fromkeys(map(_prompt_of, pair))
       yield from (f'  {_short(repr(text))}' for text in texts)
@@ -474,7 +481,7 @@ def _unusable(found: Survey) -> Iterator[str]:
       places = ', '.join(map(str, why.first))
       more = ', ...' if why.records > len(why.first) else ''
       yield (
-        f'{_visible(one.part.name)}[{places}{more}], {why.records:,} of '
+        f'{_visible(one.part.title)}[{places}{more}], {why.records:,} of '
         f'{len(one.places):,}: {_visible(why.reason):.300}'
       )
   yield f'{number:,} of {read:,} records that were read cannot be used.'

@@ -137,8 +137,9 @@ def evaluate(
     judging: See `rollout.collect`.
 
   Returns:
-    What `pass_at_k.summarize` returns, and `checkpoint`, the number of rollouts
-    that the policy has learned from.
+    What `pass_at_k.summarize` returns; `checkpoint`, the number of rollouts
+    that the policy has learned from; and `heldout_too_long`, the number of
+    problems that are too long and dropped, if there are any.
 
   Raises:
     ValueError: There are no held-out problems, or a k above `samples`, or the
@@ -155,11 +156,8 @@ def evaluate(
     raise ValueError(
       'The config has no held-out problems; give --config.data.heldout.'
     )
-  records = data.take_fitting(
-    heldout,
-    0,
-    examples or config.examples,
-    widths.fits(run.config, run.tokenizer),
+  records, too_long = widths.heldout_records(
+    run.config, run.tokenizer, heldout, examples or config.examples
   )
   if not records:
     raise ValueError(
@@ -187,6 +185,7 @@ def evaluate(
     **evaluate_lib.summarize(
       rollout, ks, config.right_reward, run.config.seed, answer
     ),
+    **{name: int(number) for name, number in too_long.items()},
   }
   if completions:
     try:

@@ -3,9 +3,11 @@
 Neither the model nor a device is needed for it.
 """
 
+import bisect
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
+import itertools
 import sys
 import time
 from typing import Any
@@ -19,7 +21,6 @@ from grpo_jax.commands.data_survey import Place
 from grpo_jax.commands.data_survey import Shown
 from grpo_jax.commands.data_survey import Survey
 from grpo_jax.config import Config
-from grpo_jax.config import Source
 
 _SILENT_SECS = 2.0  # before a line says how far the reading is
 _BEAT_SECS = 10.0  # between two such lines
@@ -67,20 +68,22 @@ def survey(
   asked = sources.listed(config.data.train)
   weights = [source.weight for source in asked]
   shares = [weight / sum(weights) for weight in weights]
-  found: list[tuple[Source, str, float | None]] = [
-    (source, 'train', share)
-    for source, share in zip(asked, shares, strict=True)
+  drawn = config.steps * config.sampler.prompts
+  trained = [
+    sources.named(config, source, 'train', marks.NOTHING) for source in asked
   ]
-  held_out = sources.listed(config.data.heldout)
-  found += [(source, 'heldout', None) for source in held_out]
-  parts = [
+  stages = [
+    _stages(source.name, records, share, drawn)
+    for source, records, share in zip(asked, trained, shares, strict=True)
+  ]
+  parts = list(itertools.chain(*stages))
+  parts += [
     Part(
       source.name,
-      split,
-      sources.named(config, source, split, marks.NOTHING),
-      share,
+      'heldout',
+      sources.named(config, source, 'heldout', marks.NOTHING),
     )
-    for source, split, share in found
+    for source in sources.listed(config.data.heldout)
   ]
   problem, widths = '', config.data.prompt_buckets
   if not widths:
@@ -92,38 +95,74 @@ def survey(
   widths = tuple(sorted(widths))
   longest = widths[-1] if widths else None
   reader = data_survey.Reader(tokenizer, longest, config.rewards)
-  shown = tuple(_shown(reader, parts, weights, config.seed, show))
+  stream = data.mixture([*map(_Places, trained, stages)], weights, config.seed)
+  shown = tuple(_shown(reader, stream, parts, show))
   reads = tuple(reader.read(part, records, tell) for part in parts)
-  drawn = config.steps * config.sampler.prompts
   special = _special_tokens(tokenizer)
   return Survey(reads, shown, widths, problem, special, drawn)
 
 
-class _Places:
-  """A source whose records are places, so that no record is read."""
+def _stages(name: str, source: Any, share: float, drawn: int) -> list[Part]:
+  """A source to train on, in the stages of its curriculum.
 
-  def __init__(self, part: Part):
-    self._part = part
+  Args:
+    name: Of the source.
+    source: The records.
+    share: Of this source, of all prompts.
+    drawn: All prompts that the run draws.
+  """
+  stages = data.stages(source)
+  if len(stages) == 1:
+    return [Part(name, 'train', source, share)]
+  starts = [start for start, _ in stages]
+  ends = [min(start, drawn * share) for start in [*starts, drawn * share]]
+  return [
+    Part(name, 'train', records, (end - begin) / max(drawn, 1), start)
+    for (start, records), begin, end in zip(
+      stages, ends, ends[1:], strict=False
+    )
+  ]
+
+
+class _Places:
+  """A source whose records are places, so that no record is read.
+
+  Args:
+    source: The source.
+    stages: Its parts.
+  """
+
+  def __init__(self, source: Any, stages: Sequence[Part]):
+    self._source, self._stages = source, stages
 
   def __len__(self) -> int:
-    return len(self._part.source)
+    return len(self._source)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    return {'place': Place(self._part, int(index))}
+    return self.drawn(index, 0)
+
+  def drawn(self, index: int, number: int) -> dict[str, Any]:
+    """As the run draws the record."""
+    starts = [part.stage or 0 for part in self._stages]
+    part = self._stages[bisect.bisect_right(starts, number) - 1]
+    if hasattr(self._source, 'drawn'):
+      part = part._replace(source=data.Stage(self._source, number))
+    return {'place': Place(part, int(index))}
 
 
 def _shown(
-  reader: data_survey.Reader,
-  parts: Sequence[Part],
-  weights: Sequence[float],
-  seed: int,
-  number: int,
+  reader: data_survey.Reader, stream: Any, parts: Sequence[Part], number: int
 ) -> Iterator[Shown]:
-  """The first prompts of a run, and the first that are held out."""
-  trained = [part for part in parts if part.split == 'train']
+  """The first prompts of a run, and the first that are held out.
+
+  Args:
+    reader: Looks at them.
+    stream: Of places. Their order depends on the lengths of the sources, the
+      weights and the seed alone.
+    parts: Of these, the prompts that are held out are shown.
+    number: How many of each.
+  """
   held_out = [part for part in parts if part.split == 'heldout']
-  # The order depends on the lengths, the weights and the seed alone.
-  stream = data.mixture([*map(_Places, trained)], weights, seed)
   rows = data.take(stream, 0, number)
   places = [row['place'] for row in rows]
   for part in held_out:

@@ -142,14 +142,14 @@ class Data:
   # Widths to which prompts are padded, tokens; the largest is the longest
   # prompt allowed. A program is compiled for each width that is used. (): one
   # width, that of the longest prompt in the data; of more than 20,000 records,
-  # a quarter above that of the longest of 2,000.
+  # or 300 that a program makes, a quarter above the longest in a sample.
   prompt_buckets: tuple[int, ...] = ()
   # The same for completions; the largest must hold sampler.max_tokens. (): one
   # width, sampler.max_tokens, or that of the longest demonstration.
   completion_buckets: tuple[int, ...] = ()
   # What to do with a prompt that is longer than the largest width: 'refuse'
   # ends the run with an error, from which it can go on; 'drop' takes the next
-  # prompt and counts the others (metric prompts_too_long).
+  # prompt and counts the others (metrics prompts_too_long, heldout_too_long).
   too_long: str = 'refuse'
 
 

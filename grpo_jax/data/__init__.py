@@ -2,8 +2,8 @@
 
 A *source* is a finite set of records: it has `__len__` and `__getitem__(int) ->
 dict` and keeps no state. A source with a curriculum also has `drawn(index,
-number)`; see `prompt_stream`. A *stream* is an endless grain dataset over
-sources, in random order.
+number)`; see `prompt_stream` and `stages`. A *stream* is an endless grain
+dataset over sources, in random order.
 
 How far a run has read its stream is a single integer, the global prompt
 counter. `take(stream, position, count)` gives the same rows at any time and on
@@ -55,6 +55,8 @@ from grpo_jax.data._records import some_places
 from grpo_jax.data._save import is_in_folder
 from grpo_jax.data._save import save_ends
 from grpo_jax.data._save import save_tokenizer
+from grpo_jax.data._stages import Stage
+from grpo_jax.data._stages import stages
 from grpo_jax.data._tfds import tfds_source
 from grpo_jax.data._tokenizer import Tokenizer
 from grpo_jax.data._tokenizer import character_tokenizer
@@ -75,6 +77,7 @@ __all__ = (
   'PromptFormat',
   'ReadAhead',
   'ReasoningGymSource',
+  'Stage',
   'Tokenizer',
   'arithmetic_demonstrations',
   'array_record_source',
@@ -97,6 +100,7 @@ __all__ = (
   'save_ends',
   'save_tokenizer',
   'some_places',
+  'stages',
   'take',
   'take_fitting',
   'tfds_source',

@@ -22,7 +22,8 @@ def prompt_stream(source: Any, seed: int) -> 'grain.MapDataset':
 
   If the source has a method `drawn(index, row)`, it is asked for record `index`
   by that, and told that the record is row i of this stream: a curriculum. In a
-  `mixture` each source is told how often it was itself drawn from before.
+  `mixture` each source is told how often it was itself drawn from before. It
+  can say its stages in `starts`; see `data.stages`.
 
   Reading is slow for a small source: grain needs about 2**16 / n tries for a
   row, which takes 5 ms for 3 records and 0.02 ms for 9,000.

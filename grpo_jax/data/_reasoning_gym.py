@@ -28,16 +28,18 @@ _LOCK = threading.Lock()
 class ReasoningGymSource:
   """Problems of one task of reasoning-gym, each with its answer.
 
-  Record i of a split depends on the task, its parameters, the seed and i alone.
-  No record of one split, nor of another seed, comes from a seed of the package
-  that another has. Questions can still be equal by chance, where a task has few
-  different ones.
+  Record i of a split depends on the task, its parameters, the seed and i alone;
+  in 'acre', which makes all its problems at once, on `size` too. No record of
+  one split, nor of another seed, comes from a seed of the package that another
+  has. Questions can still be equal by chance, where a task has few different
+  ones.
 
   A *curriculum* changes the parameters on the way. Each stage has 'from', how
   many records a run has drawn from this source before the stage begins, and the
   parameters that change there; the others stay. A stream
   (`data.prompt_stream`, `data.mixture`) reads by `drawn`, which knows that
-  number. Who reads by index, as an evaluation does, gets the last stage.
+  number; `data.stages` reads each stage by index. Who reads the source itself
+  by index, as an evaluation does, gets the last stage.
 
   >>> source = ReasoningGymSource('chain_sum', 'heldout', max_terms=2)
   >>> len(source), source[0]['prompt'][:15]
@@ -108,6 +110,11 @@ class ReasoningGymSource:
   def __len__(self) -> int:
     return self._size
 
+  @property
+  def starts(self) -> tuple[int, ...]:
+    """How many records are drawn before each stage."""
+    return tuple(self._starts)
+
   def __getitem__(self, index: int) -> dict[str, Any]:
     return self._record(index, self._stages[-1])
 
@@ -173,7 +180,8 @@ def fitness() -> dict[str, Any]:
   Returns:
     'version', that of the package; 'tasks', by name, each with 'refused', which
     is '' for a task that is fit, and what was measured; and 'refused', lists of
-    a task, parameters that it must not have, and why.
+    a task, parameters that it must not have (null stands for any value), and
+    why.
   """
   path = pathlib.Path(__file__).with_name('reasoning_gym.json')
   return json.loads(path.read_text())
@@ -297,6 +305,8 @@ def _settled(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if 'level' in given:
       parameters = {**_of_level(task, given['level']), **parameters}
     stage = plain(parameters)
+    # Before a dataset is made, because one of codeio changes all others.
+    _check_parameters(task, stage)
     _dataset.__wrapped__(task, json.dumps(stage), 0, 1)
   # The settings of the package check themselves by `assert`.
   except (AssertionError, TypeError, ValueError) as error:
@@ -306,13 +316,21 @@ def _settled(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
       f'The source {_name(task)} was given {parameters!r:.200}, which'
       f' {PACKAGE} refuses ({error}); correct these parameters.'
     ) from error
+  return stage
+
+
+def _check_parameters(task: str, stage: Mapping[str, Any]) -> None:
+  """Raises a ValueError if a task must not have these parameters."""
   for name, refused, reason in fitness()['refused']:
-    if name == task and all(stage.get(k) == v for k, v in refused.items()):
-      raise ValueError(
-        f'The source {_name(task)} is refused with {refused!r}, because'
+    if name == task and all(
+      key in stage and value in (None, stage[key])
+      for key, value in refused.items()
+    ):
+      found = {key: stage[key] for key in refused}
+      raise _Refused(
+        f'The source {_name(task)} is refused with {found!r}, because'
         f' {reason}; change these parameters.'
       )
-  return stage
 
 
 class _Refused(ValueError):

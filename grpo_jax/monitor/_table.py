@@ -93,6 +93,7 @@ _GROUPS: dict[str, dict[str, Row]] = {
   'problems': {
     'rewards_failed': Row('completions not judged', '#', if_any=True),
     'heldout_failed': Row('held-out failed', '#', if_any=True),
+    'heldout_too_long': Row('held-out too long', '#', if_any=True),
     'idle_steps': Row('updates without signal', '#', if_any=True),
     'nonfinite_steps': Row('updates not finite', '#', if_any=True),
     'saves_failed': Row('saves failed', '#', if_any=True),

@@ -69,6 +69,7 @@ class Run(NamedTuple):
   peak_flops: float | None  # FLOP/s of the whole mesh; None if not known
   sampling: sampling.Sampling
   given: Given  # what the marks in the config stand for
+  lengths: Mapping[tuple[str, int], int]  # of sources; see `sources.lengths`
   judging: rollout.Judging = rollout.judged_alone
   workers: Workers | None = None  # for the rewards that need them
 
@@ -94,12 +95,13 @@ def run(config: Config, given: Given = marks.NOTHING) -> Run:
   answer_function(config)  # raises if there is none
   peak = speed.peak_flops(jax.devices()[0].device_kind)
   train, weights = sources.train(config, given)
+  heldout = sources.heldout(config, given)
   return Run(
     config=config,
     tokenizer=parts.tokenizer,
     prompts=_read_ahead(data.mixture(train, weights, config.seed), config),
     epoch=data.epoch_rows(train, weights),
-    heldout=sources.heldout(config, given),
+    heldout=heldout,
     rewards=build_rewards.functions(config, given, parts.mesh),
     mesh=parts.mesh,
     model=parts.model,
@@ -108,16 +110,20 @@ def run(config: Config, given: Given = marks.NOTHING) -> Run:
     peak_flops=peak and peak * parts.mesh.size,
     sampling=parts.sampling,
     given=given,
+    lengths=sources.lengths(config, train, heldout),
   )
 
 
 def _read_ahead(prompts: Any, config: Config) -> Any:
   """Reads the prompts of the next rollout early, if all are in files.
 
-  Objects of a user's own may not bear it to be read in another thread.
+  Objects of a user's own may not bear it to be read in another thread. What is
+  held out, or shown in the warm-up, is not read in it.
   """
-  files = sources.files(config)
-  if not files or not all(files.values()):
+  files = sources.files(config)  # without those that are built in
+  names = {source.name for source in sources.listed(config.data.train)}
+  inside = [files[name] for name in names if name in files]
+  if not inside or not all(inside):
     return prompts
   return data.ReadAhead(prompts, config.sampler.prompts)
 

@@ -90,6 +90,7 @@ def abstract(
     peak_flops=None,
     sampling=build.drawing_of(config.sampler, _END),
     given=marks.NOTHING,
+    lengths={},
   )
   update = build_updater.updater(run)
   return Abstract(run, update, model.config, engine)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax import data
 from grpo_jax import metrics
 from grpo_jax import monitor
 from grpo_jax import random_keys
@@ -340,19 +339,17 @@ def evaluated(run: build.Run, step: int) -> dict[str, float | None]:
     1 is the accuracy. It is None if the run has no held-out problems, if no
     answer was judged, or if all problems are too long and dropped; an answer on
     which it failed counts as 0. If any reward has failed on some,
-    `heldout_failed` is the number of these.
+    `heldout_failed` is the number of these; if any problem is too long and
+    dropped, `heldout_too_long` is the number of those.
   """
   nothing: dict[str, float | None] = {'heldout_accuracy': None}
   if run.heldout is None:
     return nothing
-  records = data.take_fitting(
-    run.heldout,
-    0,
-    run.config.evaluation.examples,
-    widths.fits(run.config, run.tokenizer),
+  records, too_long = widths.heldout_records(
+    run.config, run.tokenizer, run.heldout, run.config.evaluation.examples
   )
   if not records:
-    return nothing
+    return nothing | too_long
   rollout = rollout_lib.collect(
     records,
     run.engine,
@@ -370,7 +367,7 @@ def evaluated(run: build.Run, step: int) -> dict[str, float | None]:
   accuracy = float(np.mean(reward[counts])) if counts.any() else None
   failed = float(rollout.failed.any(-1).sum())
   some = {'heldout_failed': failed} if failed else {}
-  return {'heldout_accuracy': accuracy, **some}
+  return {'heldout_accuracy': accuracy, **some, **too_long}
 
 
 def timed(function: Callable[..., Any], *args) -> tuple[Any, float]:

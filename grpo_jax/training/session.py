@@ -164,8 +164,11 @@ def opened(
     done = progress.step if progress else 0
     more = {'after_step': done, 'replays': replays}
     with peers.together():
+      contents = {}
+      if peers.is_first:  # which writes for all
+        contents = workdir_lib.contents(config, run.lengths)
       versions = workdir_lib.record(
-        workdir, config, saved is None, given, warn, **more
+        workdir, config, saved is None, given, warn, contents, **more
       )
     if done < config.steps:
       # XLA compiles in a thread while the warm-up and the first rollout run.

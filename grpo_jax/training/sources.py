@@ -39,6 +39,26 @@ def heldout(config: Config, given: Given) -> Any:
   return found[0] if found else None
 
 
+def lengths(
+  config: Config, trained: list[Any], held_out: Any
+) -> dict[tuple[str, int], int]:
+  """How many records each source has, by its field in the config and its place.
+
+  Args:
+    config: Of the run.
+    trained: What `train` returned first.
+    held_out: What `heldout` returned.
+  """
+  several = len(listed(config.data.heldout)) > 1
+  held = held_out.sources if several else [held_out]
+  fields = {'train': trained, 'heldout': held if held_out is not None else []}
+  return {
+    (field, place): len(source)
+    for field, found in fields.items()
+    for place, source in enumerate(found)
+  }
+
+
 def listed(value: str | tuple[Source, ...]) -> tuple[Source, ...]:
   """What `data.train` or `data.heldout` names, as sources; none for ''."""
   if isinstance(value, str):

@@ -77,8 +77,10 @@ def run(
     earlier = saved.host.get('refused', []) if saved else []
     refused = _Refused(earlier, state.nonfinite)
     compiling = monitor.phase('compiling the warm-up step')
+    too_long: set[int] = set()  # places of demonstrations that were dropped
     while step < config.steps and not stop():
       records = _records(examples, step * config.examples, parts)
+      too_long |= _passed_over(records, step * config.examples)
       batch = rollout.demonstrations(
         records, parts.tokenizer, parts.config.data.completion_buckets
       )
@@ -110,6 +112,9 @@ def run(
             monitor.warn(_problem(new, scalars))
       if step % parts.config.checkpoint.every_warm_up_steps == 0 or saves.owed:
         saves.save(step, state, {'refused': refused.last()})
+    if too_long:
+      said = f'  {len(too_long):,} demonstrations were too long and dropped'
+      monitor.line(said)
     # A finished warm-up is not saved here: the run's first checkpoint holds its
     # parameters.
     if step < config.steps:
@@ -139,6 +144,12 @@ def _records(
       "data.too_long='drop' drops them; give larger widths, or others."
     )
   return records
+
+
+def _passed_over(records: Sequence[Mapping[str, Any]], start: int) -> set[int]:
+  """The places that `_records` has left out, of those from `start` on."""
+  taken = {record['index'] for record in records}
+  return {*range(start, max(taken) + 1)} - taken
 
 
 class _Refused:

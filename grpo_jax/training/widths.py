@@ -1,12 +1,15 @@
 """The widths of prompts and completions, where a config leaves them open.
 
 They follow from the data: from all of it where it is small, otherwise from a
-sample. What was measured in files is kept in the user's cache directory, so
-that the next start need not encode them again.
+sample. How large the sample is depends on the data alone, never on the time
+that it takes, so that all processes of a run find the same widths. What was
+measured in files is kept in the user's cache directory, so that the next start
+need not encode them again.
 """
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 import hashlib
@@ -26,6 +29,16 @@ from grpo_jax.training.marks import Given
 MOST_RECORDS = 20_000
 _SAMPLE = 2_000  # of more records
 _LEAST_SAMPLE = 100  # of each source
+# Of records that a program makes: reasoning-gym takes up to 170 ms for one.
+_MOST_MADE = 300
+_LEAST_MADE = 30  # of each source
+_QUICK = (
+  data.ArithmeticDemonstrations,
+  data.ArithmeticSource,
+  data.FileSource,
+  data.JsonlSource,
+  data.LargestSource,
+)
 
 
 def with_widths(
@@ -35,10 +48,12 @@ def with_widths(
 
   Prompts get the length of the longest one, and completions the larger of
   `sampler.max_tokens` and the longest demonstration. Up to 20,000 records are
-  encoded for that. Of more records a sample of about 2,000 is encoded, and the
-  width is a quarter larger than the longest of them; `data.too_long` says what
-  becomes of records that are longer still. Where the config has widths, nothing
-  is read.
+  encoded for that, of a curriculum in every stage. Of more records a sample of
+  about 2,000 is encoded, and the width is a quarter larger than the longest of
+  them; `data.too_long` says what becomes of records that are longer still. The
+  same holds of records that a program makes, as reasoning-gym and functions of
+  the user do, but of more than 300 about 300 are encoded. Where the config has
+  widths, nothing is read.
 
   Args:
     config: Perhaps without `data.prompt_buckets` or `data.completion_buckets`.
@@ -85,6 +100,29 @@ def fits(
   return lambda record: len(tokenizer.encode_prompt(record['prompt'])) <= width
 
 
+def heldout_records(
+  config: Config, tokenizer: data.Tokenizer, heldout: Any, most: int
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+  """The first held-out records, and how many were too long.
+
+  Args:
+    config: With widths.
+    tokenizer: Of the run.
+    heldout: The source.
+    most: How many records are wanted.
+
+  Returns:
+    The records, and the metric `heldout_too_long`, if data.too_long='drop' has
+    dropped any of those up to the last of them.
+  """
+  records = data.take_fitting(heldout, 0, most, fits(config, tokenizer))
+  looked_at = len(heldout)
+  if records and len(records) == most:
+    looked_at = records[-1]['index'] + 1
+  dropped = looked_at - len(records)
+  return records, {'heldout_too_long': float(dropped)} if dropped else {}
+
+
 def shown_fits(
   config: Config, tokenizer: data.Tokenizer
 ) -> Callable[[Mapping[str, Any]], bool] | None:
@@ -109,31 +147,52 @@ def _measured(
   shown: list[Any] = []
   if config.warm_up.steps:
     # The arithmetic ones are as long as right answers are.
-    shown = [sources.demonstrations(config, given)]
+    shown = _in_stages([sources.demonstrations(config, given)])
   asked: list[Any] = []
   if not config.data.prompt_buckets:
-    last = sources.heldout(config, given)
-    asked = sources.train(config, given)[0] + ([] if last is None else [last])
-  total = sum(map(len, [*asked, *shown]))
-
-  def records(source):
-    most = len(source)
-    if total > MOST_RECORDS:
-      most = max(_LEAST_SAMPLE, _SAMPLE * most // total)
-    return (record for _, record in sources.some(source, most))
-
+    asked = _in_stages(sources.train(config, given)[0])
+    last = sources.heldout(config, given)  # which is read by index
+    asked += [] if last is None else [last]
+  numbers = _numbers([*asked, *shown])
   # A source without records is refused where it is read.
-  prompt, completion = 1, 0
-  for source in asked:
-    for record in records(source):
+  prompt, completion, is_sample = 1, 0, False
+  for place, source in enumerate([*asked, *shown]):
+    is_sample |= numbers[place] < len(source)
+    for _, record in sources.some(source, numbers[place]):
       prompt = max(prompt, len(tokenizer.encode_prompt(record['prompt'])))
-  for source in shown:
-    for record in records(source):
-      prompt = max(prompt, len(tokenizer.encode_prompt(record['prompt'])))
-      completion = max(completion, _answer_tokens(tokenizer, record))
-  if total > MOST_RECORDS:
+      if place >= len(asked):
+        completion = max(completion, _answer_tokens(tokenizer, record))
+  if is_sample:
     prompt, completion = _with_margin(prompt), _with_margin(completion)
   return {'prompt': prompt, 'completion': completion}
+
+
+def _in_stages(found: Sequence[Any]) -> list[Any]:
+  return [stage for source in found for _, stage in data.stages(source)]
+
+
+def _numbers(found: Sequence[Any]) -> list[int]:
+  """How many records of each source are encoded."""
+  quick = [_is_quick(source) for source in found]
+  totals = {True: 0, False: 0}
+  for source, is_quick in zip(found, quick, strict=True):
+    totals[is_quick] += len(source)
+  numbers = []
+  for source, is_quick in zip(found, quick, strict=True):
+    number = len(source)
+    if is_quick and totals[True] > MOST_RECORDS:
+      number = max(_LEAST_SAMPLE, _SAMPLE * number // totals[True])
+    elif not is_quick and totals[False] > _MOST_MADE:
+      number = max(_LEAST_MADE, _MOST_MADE * number // totals[False])
+    numbers.append(min(number, len(source)))
+  return numbers
+
+
+def _is_quick(source: Any) -> bool:
+  """Whether the records are built in, in files or in memory."""
+  if isinstance(source, data.Joined):
+    return all(map(_is_quick, source.sources))
+  return type(source) in (list, tuple) or isinstance(source, _QUICK)
 
 
 def _with_margin(longest: int) -> int:

@@ -6,7 +6,9 @@
 - `given.json` has a record of each object that the run was given in Python, if
   it was given any; see `provenance.py`.
 - `versions.json` has one entry per start: packages, Python, git revision,
-  devices, the rollouts that were done before, and whether it replays others.
+  devices, the rollouts that were done before, whether it replays others, and
+  how many records and which hash its data had. A start over data that has
+  changed warns.
 - `checkpoints/`, `warm_up/`, `completions/` and `exports/` are written by
   `session.py` and `warm_up.py`, `metrics.jsonl` and `tensorboard/` by
   `monitor/`.
@@ -14,6 +16,7 @@
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 import contextlib
 import dataclasses
 import datetime
@@ -102,6 +105,7 @@ def record(
   anew: bool,
   given: Given = NOTHING,
   warn: Callable[[str], None] = lambda text: None,
+  contents: Mapping[str, Any] | None = None,
   **more: Any,
 ) -> dict[str, Any]:
   """Records this start in `config.json`, `given.json` and `versions.json`.
@@ -117,6 +121,8 @@ def record(
     given: What this start was given in Python; for `given.json`.
     warn: Called with a sentence if `versions.json` cannot be read. It is then
       renamed to `versions.1.json` and begun anew, because no run depends on it.
+      Also called for each source that has changed since the run began.
+    contents: What `contents` returned, for the entry of `versions.json`.
     **more: What else the entry of `versions.json` is to tell.
 
   Returns:
@@ -165,8 +171,57 @@ def record(
     except ValueError:
       aside = _put_aside(file)
       warn(f'{file} cannot be read; it is now {aside.name}, a new one begins.')
-    _write(file, [*starts, now])
+    if not anew:
+      for sentence in _changes(starts, contents or {}):
+        warn(sentence)
+    _write(file, [*starts, {**now, 'data': contents} if contents else now])
   return now
+
+
+def contents(
+  config: Config, lengths: Mapping[tuple[str, int], int]
+) -> dict[str, dict[str, Any]]:
+  """What tells the data of a run from changed data, for each source.
+
+  Args:
+    config: Of the run.
+    lengths: See `sources.lengths`.
+
+  Returns:
+    By field and name of a source the number of its records; and the SHA-256 of
+    its files, if it is in files.
+  """
+  # Not at the top of the file, as in `_is_first`.
+  from grpo_jax import data
+  from grpo_jax.training import sources
+
+  files, found = sources.files(config), {}
+  for (field, place), number in lengths.items():
+    name = sources.listed(getattr(config.data, field))[place].name
+    told: dict[str, Any] = {'records': number}
+    if paths := files.get(name):
+      with contextlib.suppress(OSError):  # it is said where the file is read
+        told['sha256'] = data.fingerprint(paths)
+    found[f'data.{field}[{place}]={name!r}'] = told
+  return found
+
+
+def _changes(
+  starts: list[Any], now: Mapping[str, Mapping[str, Any]]
+) -> Iterator[str]:
+  """A sentence for each source that has changed since the run began."""
+  starts = [start for start in starts if isinstance(start, dict)]
+  begins = [n for n, one in enumerate(starts) if not one.get('after_step')]
+  # Versions of this package that recorded no data may have begun the run.
+  since = starts[begins[-1] if begins else 0 :]
+  before = next((one['data'] for one in since if 'data' in one), {})
+  for name, told in now.items():
+    if name not in before or before[name] == told:
+      continue
+    follows = 'prompts may be repeated or lost'
+    if name.startswith('data.heldout'):
+      follows = 'accuracies before and after it do not compare'
+    yield f'{name} has changed since the run began; {follows}.'
 
 
 def _put_aside(path: pathlib.Path) -> pathlib.Path:

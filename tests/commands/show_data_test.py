@@ -428,6 +428,54 @@ def test_several_held_out_sources_are_told_apart(tmp_path, monkeypatch):
   assert shown == [('first', 0), ('first', 1), ('second', 0), ('second', 1)]
 
 
+class Counts:
+  """A curriculum that shows how much was drawn before."""
+
+  def __init__(self, *starts):
+    self.starts = starts
+
+  def __len__(self):
+    return 8
+
+  def __getitem__(self, index):
+    return self.drawn(index, 10**6)
+
+  def drawn(self, index, number):
+    return {'prompt': f'{index}+{number}=', 'answer': '1'}
+
+
+def of_curriculum(monkeypatch, source, **changes):
+  """The survey of a curriculum alone, and the first prompts of its stream."""
+  config = runs.small(
+    **{'data.train': 'counts', 'data.heldout': '', 'steps': 2, **changes}
+  )
+  monkeypatch.setattr(sources, 'named', lambda *_: source)
+  rows = data.take(data.prompt_stream(source, config.seed), 0, 4)
+  found = show_data.survey(config, 4, 0, QUIET)
+  assert all(one.looked for one in found.prompts), found.prompts
+  looked = [one.looked.record['prompt'] for one in found.prompts]
+  assert looked == [row['prompt'] for row in rows]
+  return found
+
+
+def test_every_stage_of_a_curriculum_is_read(monkeypatch):
+  source = Counts(0, 3, 100)
+  found = of_curriculum(monkeypatch, source, **{'sampler.prompts': 5})
+  assert [read.part.stage for read in found.reads] == [0, 3, 100]
+  # Of ten prompts three are drawn in the first stage.
+  assert [read.part.share for read in found.reads] == [0.3, 0.7, 0]
+  assert [read.tokens.max() for read in found.reads] == [4, 4, 6]
+  report = data_example.printed(found)
+  assert [f'counts from {n} ' in report for n in (0, 3, 100)] == [True] * 3
+  stages = [one.place.part.stage for one in found.prompts]
+  assert stages == [0, 0, 0, 3]
+
+
+def test_a_curriculum_without_stages_is_shown_as_it_is_drawn(monkeypatch):
+  found = of_curriculum(monkeypatch, Counts())
+  assert [read.part.stage for read in found.reads] == [None]
+
+
 def test_open_widths_are_those_of_the_run(tmp_path):
   found = surveyed(tmp_path, 0, **{'data.prompt_buckets': ()})
   lengths = np.concatenate([read.lengths for read in found.reads])

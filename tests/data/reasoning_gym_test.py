@@ -1,5 +1,6 @@
 """Problems of reasoning-gym: splits, curricula, and what is refused."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -241,6 +242,13 @@ def test_a_curriculum_that_cannot_be_is_refused(curriculum):
     ('chain_sum', {'seed': True}, 'seed of the source .* is True'),
     ('chain_sum', {'task': 'gcd'}, "kwargs with 'task'"),
     ('basic_arithmetic', {'allow_parentheses': False}, 'is refused with'),
+    ('codeio', {'difficulty': 3}, "refused with {'difficulty': 3}, because"),
+    ('codeio', {'level': 0}, "refused with {'difficulty': 6}, because"),
+    (
+      'codeio',
+      {'curriculum': ({'from': 0}, {'from': 5, 'difficulty': 8})},
+      "refused with {'difficulty': 8}, because",
+    ),
     (
       'chain_sum',
       {'curriculum': ({'from': 0}, {'from': 5, 'max_term': 4})},
@@ -283,6 +291,28 @@ def test_every_task_has_a_verdict():
 
   assert set(gym.fitness()['tasks']) == set(factory.DATASETS)
   assert len(FIT) > 80
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('task', FIT)
+def test_no_source_changes_the_problems_of_another(task):
+  made = source(task)
+  before = made[0]
+  source(task, 'heldout', seed=1, size=50)[0]
+  for level in (0, 1):
+    with contextlib.suppress(ValueError):  # there is no such level
+      source(task, level=level)[0]
+  assert made[0] == before
+  gym._dataset.cache_clear()
+  assert made[0] == before
+
+
+def test_a_refused_source_leaves_the_problems_of_others():
+  made = source('codeio')
+  before = made[0]
+  with pytest.raises(ValueError, match='is refused with'):
+    source('codeio', difficulty=8)
+  assert made[0] == before
 
 
 @pytest.mark.long

@@ -39,6 +39,33 @@ def test_demonstrations_without_answers_are_refused(tmp_path, widths):
     build.demonstrations(build.run(config))
 
 
+@pytest.mark.parametrize(
+  'train, others, ahead',
+  [
+    ('FILE', 'arithmetic', True),
+    ('FILE', 'tests.training.sources_test:own', True),
+    (({'name': 'FILE'}, {'name': 'arithmetic'}), '', True),
+    ('arithmetic', 'FILE', False),
+    ('tests.training.sources_test:own', 'FILE', False),
+    (
+      ({'name': 'FILE'}, {'name': 'tests.training.sources_test:own'}),
+      '',
+      False,
+    ),
+  ],
+)
+def test_prompts_to_train_on_are_read_ahead_from_files(
+  tmp_path, train, others, ahead
+):
+  file = written(tmp_path / 'a.jsonl', [{'prompt': '1+1=', 'answer': '2'}])
+  train, others = (
+    json.loads(json.dumps(one).replace('FILE', file)) for one in (train, others)
+  )
+  config = runs.small(**{'data.train': train, 'data.heldout': others})
+  stream = [{}]
+  assert (build._read_ahead(stream, config) is not stream) == ahead
+
+
 class Own:
   """A source of a user's own: a length and items."""
 

@@ -5,9 +5,12 @@ import types
 import pytest
 
 from grpo_jax import data
+from grpo_jax.commands import eval_and_sample
 from grpo_jax.rollouts import parquet
+from grpo_jax.training import build
 from grpo_jax.training import loop
 from grpo_jax.training import warm_up
+from grpo_jax.training import widths
 from tests import runs
 from tests.data import formats
 
@@ -72,6 +75,44 @@ def test_they_are_refused_and_the_run_may_go_on_without_them(tmp_path):
   assert {text for _, text in drawn(tmp_path / 'run')} <= FIT
 
 
+@pytest.mark.parametrize(
+  'wanted, places, dropped', [(4, [1, 2, 4, 5], 2), (2, [1, 2], 1), (9, 6, 3)]
+)
+def test_held_out_problems_that_are_dropped_are_counted(
+  tmp_path, wanted, places, dropped
+):
+  tokenizer = data.character_tokenizer(data.ALPHABET)
+  found, counts = widths.heldout_records(
+    config(tmp_path), tokenizer, RECORDS, wanted
+  )
+  if isinstance(places, list):
+    assert [record['index'] for record in found] == places
+  else:
+    assert len(found) == places
+  assert counts == {'heldout_too_long': dropped}
+  # Nothing is said where nothing is dropped.
+  for changes in {'data.prompt_buckets': (8,)}, {'data.too_long': 'refuse'}:
+    _, counts = widths.heldout_records(
+      config(tmp_path, **changes), tokenizer, RECORDS, wanted
+    )
+    assert counts == {}
+
+
+def test_an_evaluation_says_how_many_were_dropped(tmp_path):
+  changes = {'warm_up.steps': 0, 'steps': 1, 'evaluation.examples': 5}
+  changed = config(tmp_path, **changes)
+  loop.train(changed, tmp_path / 'run')
+  for record in runs.records(tmp_path / 'run'):
+    assert record['heldout_too_long'] == 3  # of eight
+  policy = eval_and_sample.load(changed, tmp_path / 'run', to_evaluate=True)
+  summary = eval_and_sample.evaluate(policy, 2, 1, [1])
+  assert summary['examples'] == 2 and summary['heldout_too_long'] == 1
+  nothing = loop.evaluated(
+    build.run(config(tmp_path, **{'data.prompt_buckets': (5,)})), 0
+  )
+  assert nothing == {'heldout_accuracy': None, 'heldout_too_long': 9}
+
+
 def test_a_warm_up_takes_the_next_demonstrations_that_fit(tmp_path):
   parts = types.SimpleNamespace(
     config=config(tmp_path, **{'warm_up.examples': 4}),
@@ -81,6 +122,10 @@ def test_a_warm_up_takes_the_next_demonstrations_that_fit(tmp_path):
     row['index'] for row in warm_up._records(RECORDS, position, parts)
   ]
   assert index(0) == [1, 2, 4, 5] and index(4) == [4, 5, 7, 8]
+  passed_over = lambda position: warm_up._passed_over(
+    warm_up._records(RECORDS, position, parts), position
+  )
+  assert passed_over(0) == {0, 3} and passed_over(4) == {6}
   parts.config = config(tmp_path, **{'data.too_long': 'refuse'})
   assert len(warm_up._records(RECORDS * 2, 0, parts)) == 16
   parts.config = config(tmp_path, **{'data.prompt_buckets': (5,)})

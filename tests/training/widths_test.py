@@ -108,6 +108,57 @@ def test_many_records_are_sampled_and_get_a_margin(tmp_path, monkeypatch):
     assert len(encoded) == (50 if number == 50 else 20)
 
 
+class Grows:
+  """A curriculum whose prompts get shorter, and then longest."""
+
+  starts = (0, 20, 50)
+
+  def __init__(self, number, read=None):
+    self.number, self.read = number, [] if read is None else read
+
+  def __len__(self):
+    return self.number
+
+  def __getitem__(self, index):
+    return self.drawn(index, 10**9)
+
+  def drawn(self, index, number):
+    self.read.append((index, number))
+    length = 7 if number < 20 else 2 if number < 50 else 4
+    return {'prompt': '1' * length, 'answer': '1'}
+
+
+def widths_of_objects(train, heldout):
+  config = runs.small(**OPEN, **{'warm_up.steps': 0})
+  objects = {
+    marks.mark('Prompts'): train,
+    marks.mark('Held-out prompts'): heldout,
+  }
+  names = dict(zip(('train', 'heldout'), objects, strict=True))
+  config = dataclasses.replace(
+    config, data=dataclasses.replace(config.data, **names)
+  )
+  found = widths.with_widths(config, TOKENIZER, marks.Given(objects, {}))
+  return found.data.prompt_buckets
+
+
+def test_widths_hold_every_stage_of_a_curriculum():
+  asked = [{'prompt': '1', 'answer': '1'}]
+  assert widths_of_objects(Grows(9), asked) == (7,)
+  # Held-out problems are those of the last stage.
+  assert widths_of_objects(asked, Grows(9)) == (4,)
+
+
+def test_few_records_are_read_of_those_that_a_program_makes():
+  train, heldout = Grows(10_000), Grows(1_000)
+  assert widths_of_objects(train, heldout) == (16,)  # with a margin
+  assert len(train.read) == 3 * 96 and len(heldout.read) == 30
+  assert {number for _, number in train.read} == {0, 20, 50}
+  # Records in memory are read whole, and so are few made ones.
+  asked = [{'prompt': '1' * (9 if n == 777 else 1)} for n in range(1_000)]
+  assert widths_of_objects(asked, Grows(300)) == (9,)
+
+
 def test_widths_are_cached_until_something_changes(tmp_path, cache):
   records = [{'prompt': '11', 'answer': '1'}, {'prompt': '1', 'answer': '1'}]
   file = written(tmp_path / 'a.jsonl', records)

@@ -10,6 +10,8 @@ import pytest
 
 from grpo_jax import config as config_lib
 from grpo_jax.commands import saved_config
+from grpo_jax.training import build
+from grpo_jax.training import loop
 from grpo_jax.training import workdir
 from tests import runs
 
@@ -187,6 +189,67 @@ def test_processes_compare_the_contents_of_their_files(tmp_path):
     hashes(**changes)[f'the SHA-256 of {tmp_path}/*.parquet']
   ]
   assert not hashes()
+
+
+def test_data_that_has_changed_since_the_run_began_is_told(tmp_path):
+  """At each start that goes on; a run that begins anew has its own data."""
+  names = ('a.jsonl', 'b.jsonl', 'c.jsonl')
+  files = [tmp_path / name for name in names]
+  for file in files:
+    file.write_text('{"prompt": "1+1="}\n')
+  config = runs.small(
+    **{
+      'data.train': ({'name': str(files[0])}, {'name': 'arithmetic'}),
+      'data.heldout': ({'name': str(files[1])}, {'name': str(files[2])}),
+      'data.answer_field': '',
+      'warm_up.steps': 0,
+    }
+  )
+
+  def said(after_step):
+    contents = workdir.contents(config, build.run(config).lengths)
+    warnings = []
+    workdir.record(
+      tmp_path / 'run', config, not after_step, warn=warnings.append,
+      contents=contents, after_step=after_step,
+    )  # fmt: skip
+    return warnings
+
+  (tmp_path / 'run').mkdir()
+  assert said(0) == said(2) == []
+  files[0].write_text('{"prompt": "1+1="}\n' * 2)
+  changed = (
+    f'data.train[0]={str(files[0])!r} has changed since the run began; prompts '
+    'may be repeated or lost.'
+  )
+  assert said(2) == said(4) == [changed]
+  files[2].write_text('{"prompt": "1+2="}\n')  # of the same length
+  assert said(4) == [
+    changed,
+    f'data.heldout[1]={str(files[2])!r} has changed since the run began; '
+    'accuracies before and after it do not compare.',
+  ]
+  assert said(0) == said(2) == []
+  last = json.loads((tmp_path / 'run' / 'versions.json').read_text())[-1]
+  assert list(last['data'].values())[1] == {'records': 9000}
+  # Of a run that was begun by an earlier version nothing is known.
+  old = [{'after_step': 0}, 'x', {'after_step': 2}]
+  (tmp_path / 'run' / 'versions.json').write_text(json.dumps(old))
+  assert said(4) == []
+  files[2].write_text('{"prompt": "1+3="}\n')
+  assert len(said(4)) == 1
+
+
+@pytest.mark.long
+def test_a_run_that_goes_on_warns_of_changed_data(tmp_path, capsys):
+  file = tmp_path / 'a.jsonl'
+  for number in (8, 9):
+    record = {'prompt': '01+02=', 'answer': '03'}
+    file.write_text(f'{json.dumps(record)}\n' * number)
+    changes = {'data.train': str(file), 'data.heldout': '', 'steps': number - 7}
+    loop.train(runs.small(**changes), tmp_path / 'run')
+    warned = f"data.train[0]='{file}' has changed since the run began"
+    assert (warned in capsys.readouterr().err) == (number == 9)
 
 
 def test_a_run_goes_on_with_its_widths(earlier, tmp_path):
