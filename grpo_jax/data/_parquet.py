@@ -31,6 +31,7 @@ _GROUP_BYTES = 2**22  # of a small row group
 _BATCH_ROWS = 1000  # of the temporary file
 _NUMBER_BYTES = 8  # of a decoded number, or of a text's place in a dictionary
 _DICTIONARY_BYTES = 2**20  # writers begin no larger one
+_ASKED_GROUPS = 20  # for their dictionaries
 _TEXTS = ('STRING', 'JSON', 'ENUM', 'NONE')  # what may be a dictionary
 
 
@@ -43,9 +44,10 @@ def parquet_source(
 
   At most 64 MiB of row groups are kept in memory. Larger files are written out
   as a temporary file of about the size of their data, in the user's cache
-  directory; texts that repeat take no more room there than in the file. Files of more than 8 GiB are not, if they were written with row
-  groups of up to 4 MiB (`row_group_size=1000`, say); then the row group of each
-  record is decoded.
+  directory; texts that repeat take no more room there than in the file. Files
+  of more than 8 GiB are not, if they were written with row groups of up to 4
+  MiB (`row_group_size=1000`, say); then the row group of each record is
+  decoded.
 
   Args:
     paths: One file or several.
@@ -115,6 +117,8 @@ def _dictionaries(about: Any, whole: bool) -> list[str]:
     small = chunk.total_uncompressed_size <= _DICTIONARY_BYTES + numbers
     return bool(chunk.has_dictionary_page) and (small or not whole)
 
+  # Of a thousand row groups, asking each would take longer than decoding one.
+  groups = _records.some_places(about.num_row_groups, _ASKED_GROUPS)
   found = []
   for place in range(about.num_columns):
     column = about.schema.column(place)
@@ -122,7 +126,7 @@ def _dictionaries(about: Any, whole: bool) -> list[str]:
       column.physical_type == 'BYTE_ARRAY'
       and column.logical_type.type in _TEXTS
     ):
-      asked = (is_one(n, place) for n in range(about.num_row_groups))
+      asked = (is_one(group, place) for group in groups)
       if all(asked) if whole else any(asked):
         found.append(column.path)
   return found
@@ -204,11 +208,14 @@ def _through(path: str, folder: pathlib.Path) -> list[Any]:
   import pyarrow as pa
   from pyarrow import parquet
 
+  about = parquet.read_metadata(path)
   # Each batch holds the dictionary up to there, which is one and the same only
   # if the whole column has it.
-  columns = _dictionaries(parquet.read_metadata(path), whole=True)
+  columns = _dictionaries(about, whole=True)
   with (
-    parquet.ParquetFile(path, read_dictionary=columns) as source,
+    parquet.ParquetFile(
+      path, metadata=about, read_dictionary=columns
+    ) as source,
     tempfile.NamedTemporaryFile(dir=folder, suffix='.arrow') as copy,
   ):
     with pa.ipc.new_stream(copy, source.schema_arrow) as stream:
