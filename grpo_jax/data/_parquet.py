@@ -31,6 +31,7 @@ _GROUP_BYTES = 2**22  # of a small row group
 _BATCH_ROWS = 1000  # of the temporary file
 _NUMBER_BYTES = 8  # of a decoded number, or of a text's place in a dictionary
 _DICTIONARY_BYTES = 2**20  # writers begin no larger one
+_SAVING_BYTES = 24  # for each text in the file; unlike ones take more
 _ASKED_GROUPS = 20  # for their dictionaries
 _TEXTS = ('STRING', 'JSON', 'ENUM', 'NONE')  # what may be a dictionary
 
@@ -106,15 +107,20 @@ def _dictionaries(about: Any, whole: bool) -> list[str]:
 
   Args:
     about: The metadata of the file.
-    whole: Leave out columns of which a part is written out as plain texts,
-      which a writer does once the dictionary is large. The metadata do not say
-      so, but then the column is larger than a dictionary and small numbers.
+    whole: Only those that save much, and of which no part is written out as
+      plain texts, which a writer does once the dictionary is large. The
+      metadata do not say so, but then the column is larger than a dictionary
+      and small numbers.
   """
 
   def is_one(group: int, column: int) -> bool:
     chunk = about.row_group(group).column(column)
-    numbers = chunk.num_values * 5 // 2  # 18 bits and a little
-    small = chunk.total_uncompressed_size <= _DICTIONARY_BYTES + numbers
+    number = chunk.num_values
+    most = min(
+      _DICTIONARY_BYTES + number * 5 // 2,  # 18 bits and a little
+      number * _SAVING_BYTES,
+    )
+    small = chunk.total_uncompressed_size <= most
     return bool(chunk.has_dictionary_page) and (small or not whole)
 
   # Of a thousand row groups, asking each would take longer than decoding one.
