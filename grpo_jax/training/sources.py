@@ -250,7 +250,8 @@ def some(source: Any, most: int):
 def files(config: Config) -> dict[str, list[str]]:
   """The files that the prompts of a run come from, by the name of their source.
 
-  A source in no file, such as an object given in Python, has an empty list.
+  A name of TensorFlow Datasets has its directory added where one is given. A
+  source in no file, such as an object given in Python, has an empty list.
   Those that are built in are left out.
   """
   found: dict[str, list[str]] = {}
@@ -265,7 +266,9 @@ def files(config: Config) -> dict[str, list[str]]:
       place = source.kwargs.get('data_dir', '~/tensorflow_datasets')
       folder = name.removeprefix('tfds:').partition(':')[0]
       inside = os.path.join(os.path.expanduser(place), folder)
-      found[name] = data.files(inside)
+      # The same name may be prepared in two places.
+      where = f'{name} in {place}' if 'data_dir' in source.kwargs else name
+      found[where] = data.files(inside)
     elif marks.is_mark(name):
       found[name] = []
     else:

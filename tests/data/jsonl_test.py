@@ -128,6 +128,18 @@ GOOD = b'{"prompt": "a", "answer": "b"}\n'
       b'{"prompt": "", "answer": "b"}',
       "in the field 'prompt', but it is empty",
     ),
+    (
+      rb'{"prompt": "a\ud83d", "answer": "b"}',
+      r"'prompt', but it holds half of a surrogate pair \('\\ud83d'\)",
+    ),
+    (
+      rb'{"prompt": [{"role": "user", "content": "\ude00"}], "answer": "b"}',
+      "'prompt', but it holds half of a surrogate pair",
+    ),
+    (
+      rb'{"prompt": "a", "answer": ["\ud83d"]}',
+      "half of a surrogate pair .* in the field 'answer'",
+    ),
     (b'{"prompt": 3, "answer": "b"}', "in the field 'prompt', but it is 3"),
     (b'{"prompt": "a"}', "value in the field 'answer'"),
     (b'{"prompt": "a", "answer": null}', "value in the field 'answer'"),

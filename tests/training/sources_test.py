@@ -156,6 +156,19 @@ def test_held_out_data_of_tfds_names_its_split():
     opened('tfds:gsm8k', 'heldout')
 
 
+def test_files_of_one_name_in_two_places_are_both_known(tmp_path):
+  several = []
+  for place in ('a', 'b'):
+    (tmp_path / place / 'gsm8k').mkdir(parents=True)
+    (tmp_path / place / 'gsm8k' / 'x').write_text(place)
+    kwargs = {'data_dir': str(tmp_path / place), 'split': 'test'}
+    several.append(({'name': 'tfds:gsm8k', 'kwargs': kwargs},))
+  config = runs.small(**{'data.train': several[0], 'data.heldout': several[1]})
+  assert list(sources.files(config).values()) == [
+    [str(tmp_path / place / 'gsm8k' / 'x')] for place in ('a', 'b')
+  ]
+
+
 def test_held_out_sources_are_read_one_after_the_other(tmp_path):
   own = {'name': f'{HERE}:own', 'kwargs': {'count': 2}}
   config = runs.small(**{'data.heldout': (own, {'name': 'arithmetic'})})
