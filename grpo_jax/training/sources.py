@@ -80,18 +80,26 @@ def named(
   if colon and form is None and not os.path.exists(name):
     return _function(source, split)
   fields = _fields(source, config, ())
-  if form == 'parquet':
-    return data.parquet_source(data.files(name) or name, *fields)
-  if form == 'array_record':
-    return data.array_record_source(data.files(name) or name, *fields)
+  found = data.files(name)
+  if not found and data.is_pattern(name):
+    raise ValueError(
+      f'No file matches the pattern {name!r} in {os.getcwd()}; give one that'
+      ' some file matches.'
+    )
   # A name without a known end is that of a JSONL file too.
-  found = [data.JsonlSource(f, *fields) for f in data.files(name) or [name]]
-  return found[0] if len(found) == 1 else data.Joined(found)
+  open_files = _FORMATS.get(form or '', data.jsonl_source)
+  return open_files(found or [name], *fields)
 
 
 _BUILT_IN = {
   'arithmetic': data.ArithmeticSource,
   'largest': data.LargestSource,
+}
+
+
+_FORMATS = {
+  'parquet': data.parquet_source,
+  'array_record': data.array_record_source,
 }
 
 

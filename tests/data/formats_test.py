@@ -249,6 +249,29 @@ def test_names_stand_for_files(tmp_path):
   assert data.format_of('x.arrayrecord') == 'array_record'
 
 
+@pytest.mark.parametrize(
+  'shards, words',
+  [
+    (['0-of-3', '2-of-3'], 'all its 3 shards, .*, but 1 is missing'),
+    (['0-of-4', '1-of-4'], 'all its 4 shards, .*, but 2, 3 are missing'),
+    (['0-of-2', '1-of-2', '2-of-2'], 'all its 2 shards, .* 2 is too many'),
+    (['0-of-2', '1-of-2', '0-of-1'], 'some are of 1 and others of 2'),
+  ],
+)
+def test_a_name_stands_for_all_shards_or_none(tmp_path, shards, words):
+  for shard in shards:
+    (tmp_path / f'a.jsonl-{shard}').write_text('x')
+  with pytest.raises(ValueError, match=f'a.jsonl.* {words}'):
+    data.files(f'{tmp_path}/a.jsonl')
+  assert len(data.files(f'{tmp_path}/a.jsonl-*')) == len(shards)
+
+
+def test_other_names_beside_shards_are_no_shards(tmp_path):
+  for name in ('a.jsonl-0-of-1', 'a.jsonl-0-of-1.bak', 'a.jsonl-0-of-1~'):
+    (tmp_path / name).write_text('x')
+  assert data.files(f'{tmp_path}/a.jsonl') == [f'{tmp_path}/a.jsonl-0-of-1']
+
+
 def test_a_fingerprint_follows_the_contents(tmp_path):
   path = tmp_path / 'a'
   seen = set()
