@@ -159,7 +159,12 @@ class _RowGroups:
   def __getitem__(self, place: int) -> dict[str, Any]:
     number = int(np.searchsorted(self._ends, place, 'right'))
     first = int(self._ends[number - 1]) if number else 0
-    return self._table(number).slice(place - first, 1).to_pylist()[0]
+    table = self._table(number)
+    # Of dictionaries, a slice's to_pylist takes twice as long.
+    return {
+      name: column[place - first].as_py()
+      for name, column in zip(table.column_names, table.columns, strict=True)
+    }
 
   def _table(self, number: int) -> Any:
     """A row group, decoded."""
