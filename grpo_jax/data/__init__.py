@@ -37,9 +37,11 @@ from grpo_jax.data._files import cache_directory
 from grpo_jax.data._files import files
 from grpo_jax.data._files import fingerprint
 from grpo_jax.data._files import format_of
+from grpo_jax.data._files import is_pattern
 from grpo_jax.data._gguf import gguf_metadata
 from grpo_jax.data._joined import Joined
 from grpo_jax.data._jsonl import JsonlSource
+from grpo_jax.data._jsonl import jsonl_source
 from grpo_jax.data._largest import LargestSource
 from grpo_jax.data._parquet import parquet_source
 from grpo_jax.data._prompts import epoch_rows
@@ -91,6 +93,8 @@ __all__ = (
   'format_of',
   'gguf_metadata',
   'is_in_folder',
+  'is_pattern',
+  'jsonl_source',
   'mixture',
   'parquet_source',
   'prompt_problem',

@@ -30,6 +30,8 @@ def prompt_problem(prompt: Any) -> str:
       one. A message is a dict with the texts 'role' and 'content'; other
       fields are for the chat template.
   """
+  if half := half_of_a_pair(prompt):
+    return f'it holds half of a surrogate pair ({half!r})'
   if isinstance(prompt, str):
     return '' if prompt else 'it is empty'
   if not isinstance(prompt, list | tuple) or not prompt:
@@ -40,6 +42,31 @@ def prompt_problem(prompt: Any) -> str:
     for field in ('role', 'content'):
       if not isinstance(message.get(field), str):
         return f'message {place} has no text in {field!r}, but {message!r:.80}'
+  return ''
+
+
+def half_of_a_pair(value: Any) -> str:
+  """The first half of a surrogate pair in the texts of a value; '' if none.
+
+  JSON may write a character as two escapes. One of them alone is no character:
+  it cannot be encoded as UTF-8, which tokenizers and files need.
+
+  >>> half_of_a_pair([{'content': 'a' + chr(0xD83D)}])
+  '\\ud83d'
+  """
+  # A loop, because the value may be nested as deeply as Python lets calls be.
+  waiting = [value]
+  while waiting:
+    value = waiting.pop()
+    if isinstance(value, str):
+      try:
+        value.encode()  # ten times as fast as a search
+      except UnicodeEncodeError as error:
+        return value[error.start]
+    elif isinstance(value, Mapping):
+      waiting += [*value, *value.values()]
+    elif isinstance(value, list | tuple):
+      waiting += value
   return ''
 
 

@@ -17,6 +17,7 @@ _FORMATS = {
   'array_record': 'array_record',
   'arrayrecord': 'array_record',
 }
+_SHARD = re.compile(r'-(\d+)-of-(\d+)')
 _SUFFIX = re.compile(r'\.(\w+?)(-[\d*]+(-of-[\d*]+)?)?$')
 
 
@@ -48,6 +49,9 @@ def files(name: str) -> list[str]:
 
   Returns:
     Paths; none if there are no such files.
+
+  Raises:
+    ValueError: Some of the shards are there, but not all of one set.
   """
   if os.path.isfile(name):
     return [name]
@@ -56,7 +60,37 @@ def files(name: str) -> list[str]:
     return sorted(str(path) for path in inside if path.is_file())
   if found := glob.glob(name):
     return sorted(path for path in found if os.path.isfile(path))
-  return sorted(glob.glob(glob.escape(name) + '-[0-9]*-of-[0-9]*'))
+  return _shards(name)
+
+
+def is_pattern(name: str) -> bool:
+  """Whether a name is a pattern, and not that of one file."""
+  return glob.has_magic(name) and not os.path.exists(name)
+
+
+def _shards(name: str) -> list[str]:
+  """All shards of a file, in their order; none if there is none of them."""
+  shards: dict[tuple[int, int], str] = {}
+  for path in sorted(glob.glob(glob.escape(name) + '-[0-9]*-of-[0-9]*')):
+    if found := _SHARD.fullmatch(path.removeprefix(name)):
+      shards[int(found[1]), int(found[2])] = path
+  totals = {total for _, total in shards}
+  there = {number for number, _ in shards}
+  if len(totals) > 1:
+    raise ValueError(
+      f'{name!r} stands for all its shards, but some are of {min(totals)} and'
+      f' others of {max(totals)}; remove those that are not wanted, or give a'
+      f" pattern, as in '{name}-*-of-{max(totals):05}'."
+    )
+  if shards and there != set(range(total := totals.pop())):
+    wrong = sorted(there ^ set(range(total)))
+    raise ValueError(
+      f'{name!r} stands for all its {total} shards, counted from 0, but'
+      f' {", ".join(map(str, wrong[:8]))} {"is" if len(wrong) == 1 else "are"}'
+      f' {"too many" if wrong[0] in there else "missing"}; add what is missing,'
+      f" or give a pattern, as in '{name}-*', for those that are there."
+    )
+  return [shards[place] for place in sorted(shards)]
 
 
 def fingerprint(paths: Sequence[str]) -> str:

@@ -6,7 +6,9 @@ date, a long integer becomes a float, and a field that one record lacks becomes
 None in it. And its errors do not name the line.
 """
 
+import codecs
 from collections.abc import Iterator
+from collections.abc import Sequence
 import dataclasses
 import os
 from typing import Any
@@ -14,13 +16,58 @@ from typing import BinaryIO
 
 import numpy as np
 
+from grpo_jax.data import _joined
 from grpo_jax.data import _records
 
 # Of a larger file some lines are checked when the source is made: checking all
 # of a million takes ten seconds, and finding where they begin half a second.
 _CHECKED_BYTES = 2**24
 _CHUNK_BYTES = 2**22  # read at once, which bounds the memory
+_OTHERS = {  # how files of other kinds begin
+  b'\x1f\x8b': 'is compressed with gzip; unpack it first, with gunzip',
+  b'BZh': 'is compressed with bzip2; unpack it first, with bunzip2',
+  b'\x28\xb5\x2f\xfd': 'is compressed with zstd; unpack it first, with unzstd',
+  b'\xfd7zXZ\x00': 'is compressed with xz; unpack it first, with unxz',
+  b'PK\x03\x04': 'is a zip archive; unpack it first, with unzip',
+  b'PAR1': "is a Parquet file; give it a name that ends with '.parquet'",
+}
 _BLANK = np.frombuffer(b' \t\n\r\x0b\x0c', np.uint8)
+
+
+class NoRecord(ValueError):
+  """A file holds no record."""
+
+
+def jsonl_source(
+  paths: Sequence[str | os.PathLike[str]],
+  prompt_field: str = 'prompt',
+  answer_field: str | None = 'answer',
+) -> Any:
+  """The records of JSONL files, one file after the other.
+
+  A file without records among others that have some is passed over.
+
+  Args:
+    paths: One file or several.
+    prompt_field: See `JsonlSource`.
+    answer_field: See `JsonlSource`.
+
+  Returns:
+    A `JsonlSource`, or several that are joined.
+
+  Raises:
+    OSError: A file is not there.
+    ValueError: There is no record in any file, or one cannot be used.
+  """
+  found, empty = [], None
+  for path in paths:
+    try:
+      found.append(JsonlSource(path, prompt_field, answer_field))
+    except NoRecord as error:
+      empty = error
+  if not found and empty:
+    raise empty
+  return found[0] if len(found) == 1 else _joined.Joined(found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +118,12 @@ class JsonlSource:
     object.__setattr__(self, '_file', os.path.abspath(self.path))
     # As bytes: offsets into text are no positions that a file can seek.
     with open(self.path, 'rb') as file:
+      _refuse_others(file, str(self.path))
       offsets, lines = _starts(file)
       object.__setattr__(self, '_offsets', offsets)
       object.__setattr__(self, '_lines', lines)
       if not len(offsets):
-        raise ValueError(
+        raise NoRecord(
           f'The file {str(self.path)!r} holds no record, but a source of'
           ' prompts needs at least one; write one JSON object on each line.'
         )
@@ -107,6 +155,25 @@ class JsonlSource:
     where = f'Line {number + 1} of {str(self.path)!r}'
     record = _records.parsed(file.readline(), where, self.prompt_field)
     return _records.checked(record, where, self.prompt_field, self.answer_field)
+
+
+def _refuse_others(file: BinaryIO, name: str) -> None:
+  """Raises a ValueError if a file is of a kind that is often taken for JSONL.
+
+  Args:
+    file: At its beginning, and left there.
+    name: Of the file, for the message.
+  """
+  first = file.read(64)
+  file.seek(0)
+  for begins, what in _OTHERS.items():
+    if first.startswith(begins):
+      raise ValueError(f'The file {name!r} {what}.')
+  if first.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b'['):
+    raise ValueError(
+      f'The file {name!r} is an array; write one record per line, without'
+      ' brackets around them and commas between them.'
+    )
 
 
 def _starts(file: BinaryIO) -> tuple[np.ndarray, np.ndarray | None]:

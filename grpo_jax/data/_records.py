@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo_jax.data._chat import half_of_a_pair
 from grpo_jax.data._chat import prompt_problem
 
 # A source with more records checks a sample of 300 when it is made. It checks
@@ -57,6 +58,12 @@ def checked(
       f'{where} needs a value in the field {answer_field!r}, but has'
       f' the fields {sorted(record)}; correct the {kind}, name another'
       ' answer_field, or pass answer_field=None.'
+    )
+  if half := half_of_a_pair(record.get(answer_field or 'answer')):
+    raise ValueError(
+      f'{where} holds half of a surrogate pair ({half!r}) in the field'
+      f' {answer_field or "answer"!r}, which is no character; correct or remove'
+      f' the {kind}.'
     )
   # A record's own 'answer' is read too, where no other field is its answer.
   for field in (prompt_field, answer_field or 'answer'):

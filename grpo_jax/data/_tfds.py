@@ -43,7 +43,9 @@ def tfds_source(
     ValueError: tensorflow-datasets is not installed, the data set has not been
       prepared, it has no such split, or a record cannot be used.
   """
-  where = None if data_dir is None else os.path.abspath(data_dir)
+  where = None
+  if data_dir is not None:
+    where = os.path.abspath(os.path.expanduser(data_dir))
   return _records.FileSource(
     f"'tfds:{name}' (split {split!r})",
     functools.partial(_Rows, name, split, where),

@@ -14,6 +14,7 @@ from grpo_jax.data._chat import PLAIN
 from grpo_jax.data._chat import ChatTemplate
 from grpo_jax.data._chat import Prompt
 from grpo_jax.data._chat import PromptFormat
+from grpo_jax.data._chat import half_of_a_pair
 
 if TYPE_CHECKING:
   import tokenizers
@@ -109,7 +110,8 @@ class Tokenizer:
       Ids, one per token.
 
     Raises:
-      ValueError: the text has a character outside `alphabet`.
+      ValueError: the text has a character outside `alphabet`, or half of a
+        surrogate pair.
     """
     if self.alphabet is not None:
       for character in text:
@@ -119,7 +121,15 @@ class Tokenizer:
             f' is not in the alphabet {"".join(sorted(self.alphabet))!r};'
             ' remove it or build the tokenizer with it.'
           )
-    return self.backend.encode(text, add_special_tokens=False).ids
+    try:
+      return self.backend.encode(text, add_special_tokens=False).ids
+    except TypeError as error:
+      if not (half := half_of_a_pair(text)):
+        raise
+      raise ValueError(
+        f'The text {text[:80]!r} holds half of a surrogate pair ({half!r}),'
+        ' which is no character; correct or remove it.'
+      ) from error
 
   def encode_prompt(self, prompt: Prompt) -> list[int]:
     """Token ids of what a model is to complete, by `prompt_format`.

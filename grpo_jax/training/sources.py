@@ -100,18 +100,26 @@ def named(
   if colon and form is None and not os.path.exists(name):
     return _function(source, split)
   fields = _fields(source, config, ())
-  if form == 'parquet':
-    return data.parquet_source(data.files(name) or name, *fields)
-  if form == 'array_record':
-    return data.array_record_source(data.files(name) or name, *fields)
+  found = data.files(name)
+  if not found and data.is_pattern(name):
+    raise ValueError(
+      f'No file matches the pattern {name!r} in {os.getcwd()}; give one that'
+      ' some file matches.'
+    )
   # A name without a known end is that of a JSONL file too.
-  found = [data.JsonlSource(f, *fields) for f in data.files(name) or [name]]
-  return found[0] if len(found) == 1 else data.Joined(found)
+  open_files = _FORMATS.get(form or '', data.jsonl_source)
+  return open_files(found or [name], *fields)
 
 
 _BUILT_IN = {
   'arithmetic': data.ArithmeticSource,
   'largest': data.LargestSource,
+}
+
+
+_FORMATS = {
+  'parquet': data.parquet_source,
+  'array_record': data.array_record_source,
 }
 
 
@@ -270,7 +278,8 @@ def some(source: Any, most: int):
 def files(config: Config) -> dict[str, list[str]]:
   """The files that the prompts of a run come from, by the name of their source.
 
-  A source in no file, such as an object given in Python, has an empty list.
+  A name of TensorFlow Datasets has its directory added where one is given. A
+  source in no file, such as an object given in Python, has an empty list.
   Those that are built in are left out.
   """
   found: dict[str, list[str]] = {}
@@ -285,7 +294,9 @@ def files(config: Config) -> dict[str, list[str]]:
       place = source.kwargs.get('data_dir', '~/tensorflow_datasets')
       folder = name.removeprefix('tfds:').partition(':')[0]
       inside = os.path.join(os.path.expanduser(place), folder)
-      found[name] = data.files(inside)
+      # The same name may be prepared in two places.
+      where = f'{name} in {place}' if 'data_dir' in source.kwargs else name
+      found[where] = data.files(inside)
     elif marks.is_mark(name):
       found[name] = []
     else:

@@ -1,5 +1,7 @@
 """Tests of reading ahead: the same rows, read before they are asked for."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -57,3 +59,44 @@ def test_an_error_is_raised_when_its_row_is_asked_for():
   with pytest.raises(ValueError, match='row 13'):
     ahead[13]
   assert ahead[14] == {'prompt': '14'}
+
+
+ENDS = """
+import threading
+import time
+from grpo_jax import data
+
+class Rows:
+  def __len__(self):
+    return 100
+  def __getitem__(self, index):
+    if index:
+      print(index, flush=True)
+      time.sleep(0.1)
+    return index
+
+ahead = data.ReadAhead(Rows(), 40)
+ahead[0]
+
+def late():
+  threading.main_thread().join()
+  time.sleep(0.5)
+  assert [ahead[n] for n in range(1, 5)] == [1, 2, 3, 4]
+
+if LATE:
+  threading.Thread(target=late).start()
+"""
+
+
+@pytest.mark.parametrize('late', [False, True])
+def test_a_program_that_ends_waits_for_one_row(late):
+  """All rows are read that are asked for, even by a thread that outlives it."""
+  done = subprocess.run(
+    [sys.executable, '-c', ENDS.replace('LATE', str(late))],
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+  assert not done.returncode and not done.stderr, done.stderr
+  # All 40 before; a busy machine reads some until the program has ended.
+  assert len(done.stdout.split()) < 20

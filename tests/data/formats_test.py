@@ -86,6 +86,66 @@ def test_row_groups_of_any_size(tmp_path, monkeypatch, rows, kept, written):
   assert not list(tmp_path.glob('cache/*/*'))  # it has lost its name
 
 
+@pytest.mark.parametrize('kept', [2**16, 2**26])
+def test_texts_that_repeat_take_no_room(tmp_path, monkeypatch, kept):
+  """40 MB of prompts, which the file keeps as 10 texts and their numbers."""
+  import pyarrow as pa
+  from pyarrow import parquet
+
+  numbers = pa.array(np.arange(20_000, dtype=np.int32) % 10)
+  texts = pa.array([f'{n}' * 2000 for n in range(10)])
+  prompts = pa.DictionaryArray.from_arrays(numbers, texts)
+  path = tmp_path / 'a.parquet'
+  # Without the schema of Arrow, which would say that it is a dictionary.
+  parquet.write_table(
+    pa.table({'prompt': prompts, 'answer': numbers}),
+    path,
+    row_group_size=10_000,
+    store_schema=False,
+  )
+  monkeypatch.setattr(_parquet, '_KEPT_BYTES', kept)
+  source = data.parquet_source(path)
+  assert source[12_003] == {'prompt': '3' * 2000, 'answer': 3}
+  if kept == 2**26:
+    held = [table.nbytes for table in source._rows._kept.values()]
+    assert len(held) == 2 and sum(held) < 2**20
+    return
+  # In the temporary file there is one dictionary for all batches of a group.
+  found = {
+    batch.column('prompt').dictionary.buffers()[-1].address
+    for batch in source._rows._batches
+  }
+  assert len(source._rows._batches) == 20 and len(found) <= 2
+
+
+@pytest.mark.parametrize('rows', [70, 150, 1000])
+@pytest.mark.parametrize('kept', [0, 2**26])
+@pytest.mark.parametrize('largest', [2**7, 2**20])
+def test_dictionaries_hold_the_same_texts(
+  tmp_path, monkeypatch, rows, kept, largest
+):
+  """Of columns in lists too, with null, and with dictionaries that end."""
+  monkeypatch.setattr(_parquet, '_KEPT_BYTES', kept)
+  monkeypatch.setattr(_parquet, '_BATCH_ROWS', 100)
+  records = [
+    {
+      'prompt': [{'role': 'user', 'content': f'é {n % 7}'}] * (1 + n % 3),
+      'answer': str(n),
+      'level': None if n % 2 else str(n // 50),
+    }
+    for n in range(300)
+  ]
+  path = formats.parquet(
+    tmp_path / 'a.parquet',
+    records,
+    row_group_size=rows,
+    dictionary_pagesize_limit=largest,
+    data_page_size=100,
+    write_batch_size=10,
+  )
+  assert list(data.parquet_source(path)) == records
+
+
 @pytest.mark.parametrize('form', WRITE)
 @pytest.mark.parametrize(
   'bad, message',
@@ -187,6 +247,29 @@ def test_names_stand_for_files(tmp_path):
   assert data.format_of(shards[0]) == 'array_record'
   assert data.format_of('c.array_record-*-of-00002') == 'array_record'
   assert data.format_of('x.arrayrecord') == 'array_record'
+
+
+@pytest.mark.parametrize(
+  'shards, words',
+  [
+    (['0-of-3', '2-of-3'], 'all its 3 shards, .*, but 1 is missing'),
+    (['0-of-4', '1-of-4'], 'all its 4 shards, .*, but 2, 3 are missing'),
+    (['0-of-2', '1-of-2', '2-of-2'], 'all its 2 shards, .* 2 is too many'),
+    (['0-of-2', '1-of-2', '0-of-1'], 'some are of 1 and others of 2'),
+  ],
+)
+def test_a_name_stands_for_all_shards_or_none(tmp_path, shards, words):
+  for shard in shards:
+    (tmp_path / f'a.jsonl-{shard}').write_text('x')
+  with pytest.raises(ValueError, match=f'a.jsonl.* {words}'):
+    data.files(f'{tmp_path}/a.jsonl')
+  assert len(data.files(f'{tmp_path}/a.jsonl-*')) == len(shards)
+
+
+def test_other_names_beside_shards_are_no_shards(tmp_path):
+  for name in ('a.jsonl-0-of-1', 'a.jsonl-0-of-1.bak', 'a.jsonl-0-of-1~'):
+    (tmp_path / name).write_text('x')
+  assert data.files(f'{tmp_path}/a.jsonl') == [f'{tmp_path}/a.jsonl-0-of-1']
 
 
 def test_a_fingerprint_follows_the_contents(tmp_path):

@@ -1,5 +1,6 @@
 """Tests of the JSONL source: random access, field names, bad lines."""
 
+import importlib
 import json
 import math
 import pickle
@@ -98,6 +99,28 @@ def test_a_file_without_records_is_refused(tmp_path, content):
     data.JsonlSource(_write(tmp_path, content))
 
 
+@pytest.mark.parametrize(
+  'content, message',
+  [
+    ('gzip', 'is compressed with gzip; unpack it first'),
+    ('bz2', 'is compressed with bzip2'),
+    ('lzma', 'is compressed with xz'),
+    (b'\x28\xb5\x2f\xfd', 'is compressed with zstd'),
+    (b'PK\x03\x04', 'is a zip archive'),
+    (b'PAR1\x15', "a Parquet file; give it a name that ends with '.parquet'"),
+    ('[\n{"prompt": "a"}\n]', 'is an array; write one record per line'),
+    ('\ufeff [{"prompt": "a"}]', 'is an array; write one record per line'),
+  ],
+)
+def test_a_file_of_another_kind_is_told_from_its_start(
+  tmp_path, content, message
+):
+  if content in ('gzip', 'bz2', 'lzma'):
+    content = importlib.import_module(content).compress(b'{"prompt": "a"}')
+  with pytest.raises(ValueError, match=f'prompts.jsonl.* {message}'):
+    data.JsonlSource(_write(tmp_path, content))
+
+
 GOOD = b'{"prompt": "a", "answer": "b"}\n'
 
 
@@ -127,6 +150,18 @@ GOOD = b'{"prompt": "a", "answer": "b"}\n'
     (
       b'{"prompt": "", "answer": "b"}',
       "in the field 'prompt', but it is empty",
+    ),
+    (
+      rb'{"prompt": "a\ud83d", "answer": "b"}',
+      r"'prompt', but it holds half of a surrogate pair \('\\ud83d'\)",
+    ),
+    (
+      rb'{"prompt": [{"role": "user", "content": "\ude00"}], "answer": "b"}',
+      "'prompt', but it holds half of a surrogate pair",
+    ),
+    (
+      rb'{"prompt": "a", "answer": ["\ud83d"]}',
+      "half of a surrogate pair .* in the field 'answer'",
     ),
     (b'{"prompt": 3, "answer": "b"}', "in the field 'prompt', but it is 3"),
     (b'{"prompt": "a"}', "value in the field 'answer'"),

@@ -54,6 +54,12 @@ def test_gsm8k_keeps_the_order_of_its_file(data_dir):
   assert 'tensorflow' not in sys.modules
 
 
+def test_a_home_may_be_written_short(data_dir, monkeypatch):
+  monkeypatch.setenv('HOME', str(data_dir.parent))
+  source = data.tfds_source('gsm8k', 'test', '~/data', 'question')
+  assert len(source) == 3
+
+
 def test_a_part_of_a_split(data_dir):
   source = data.tfds_source('gsm8k', 'train[3:5]', data_dir, 'question')
   assert [record['prompt'] for record in source] == ['é 3?', 'é 4?']

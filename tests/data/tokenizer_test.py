@@ -51,6 +51,16 @@ def test_character_tokenizer_round_trips(text):
   assert tokenizer.decode(ids) == text
 
 
+def test_half_of_a_surrogate_pair_is_refused(tmp_path):
+  path = _byte_level_file(tmp_path)
+  tokenizer = data.Tokenizer.from_file(path, ['<|end|>'], '<|fill|>')
+  assert tokenizer.encode('one \U0001f600')
+  with pytest.raises(ValueError, match=r"of a surrogate pair \('\\ud83d'\)"):
+    tokenizer.encode('one \ud83d')
+  with pytest.raises(TypeError):
+    tokenizer.encode(3)
+
+
 def test_decode_skips_end_and_padding():
   tokenizer = data.character_tokenizer('0123')
   assert tokenizer.decode([3, 1, 4, 0, 0]) == '12'

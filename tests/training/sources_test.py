@@ -145,6 +145,23 @@ def test_a_pattern_names_all_its_files(tmp_path):
     assert [record['prompt'] for record in found] == ['0', '1', '2']
 
 
+@pytest.mark.parametrize('form', ['jsonl', 'parquet', 'array_record'])
+def test_a_file_without_records_among_others_is_passed_over(tmp_path, form):
+  records = [{'prompt': 'a', 'answer': 'b'}]
+  for name, some in (('a', []), ('b', records), ('c', [])):
+    getattr(formats, form)(tmp_path / f'{name}.{form}', some)
+  assert opened(f'{tmp_path}/*.{form}')[0] == records[0]
+  with pytest.raises(ValueError, match='no record'):
+    opened(f'{tmp_path}/[ac].{form}')
+
+
+@pytest.mark.parametrize('name', ['*.jsonl', '?.parquet', 'a[0-9]', '*'])
+def test_a_pattern_without_files_is_refused(tmp_path, name):
+  words = r'No file matches the pattern .*; give one that'
+  with pytest.raises(ValueError, match=words):
+    opened(f'{tmp_path}/none/{name}')
+
+
 def test_a_function_of_the_users_own():
   found = opened({'name': f'{HERE}:own', 'kwargs': {'first': 7, 'count': 2}})
   assert len(found) == 2 and found[1]['prompt'] == '7+1='
@@ -181,6 +198,19 @@ def test_what_cannot_be_a_source_is_refused(given, words):
 def test_held_out_data_of_tfds_names_its_split():
   with pytest.raises(ValueError, match='not which split of it is held out'):
     opened('tfds:gsm8k', 'heldout')
+
+
+def test_files_of_one_name_in_two_places_are_both_known(tmp_path):
+  several = []
+  for place in ('a', 'b'):
+    (tmp_path / place / 'gsm8k').mkdir(parents=True)
+    (tmp_path / place / 'gsm8k' / 'x').write_text(place)
+    kwargs = {'data_dir': str(tmp_path / place), 'split': 'test'}
+    several.append(({'name': 'tfds:gsm8k', 'kwargs': kwargs},))
+  config = runs.small(**{'data.train': several[0], 'data.heldout': several[1]})
+  assert list(sources.files(config).values()) == [
+    [str(tmp_path / place / 'gsm8k' / 'x')] for place in ('a', 'b')
+  ]
 
 
 def test_held_out_sources_are_read_one_after_the_other(tmp_path):
