@@ -311,7 +311,7 @@ def _patches(seen, patch):
   mesh = sharding.make_mesh()
   note(sharding, 'make_mesh', lambda **_: mesh)
   note(data, 'tokenizer_from', lambda *_: TOKENIZER)
-  note(data, 'JsonlSource', lambda path, *_: Source(path))
+  note(data, 'jsonl_source', lambda paths, *_: Source(paths[0]))
   for name in ('mixture', 'prompt_stream', 'arithmetic_demonstrations'):
     note(data, name)
   opened = _shape_of_files(TOKENIZER.vocab_size)
