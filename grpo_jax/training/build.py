@@ -120,9 +120,8 @@ def _read_ahead(prompts: Any, config: Config) -> Any:
   Objects of a user's own may not bear it to be read in another thread. What is
   held out, or shown in the warm-up, is not read in it.
   """
-  files = sources.files(config)  # without those that are built in
-  names = {source.name for source in sources.listed(config.data.train)}
-  inside = [files[name] for name in names if name in files]
+  found = [*map(sources.files_of, sources.listed(config.data.train))]
+  inside = [paths for paths in found if paths is not None]
   if not inside or not all(inside):
     return prompts
   return data.ReadAhead(prompts, config.sampler.prompts)

@@ -287,18 +287,21 @@ def files(config: Config) -> dict[str, list[str]]:
   for source in itertools.chain(
     *map(listed, (config.data.train, config.data.heldout, shown))
   ):
-    name = source.name
-    if name in _BUILT_IN:
-      continue
-    if name.startswith('tfds:'):
-      place = source.kwargs.get('data_dir', '~/tensorflow_datasets')
-      folder = name.removeprefix('tfds:').partition(':')[0]
-      inside = os.path.join(os.path.expanduser(place), folder)
+    paths = files_of(source)
+    if paths is not None:
+      place = source.kwargs.get('data_dir', '')
       # The same name may be prepared in two places.
-      where = f'{name} in {place}' if 'data_dir' in source.kwargs else name
-      found[where] = data.files(inside)
-    elif marks.is_mark(name):
-      found[name] = []
-    else:
-      found[name] = data.files(name)
+      found[f'{source.name} in {place}' if place else source.name] = paths
   return found
+
+
+def files_of(source: Source) -> list[str] | None:
+  """The files of a source; none for one in no file, None for one built in."""
+  name = source.name
+  if name in _BUILT_IN:
+    return None
+  if name.startswith('tfds:'):
+    place = source.kwargs.get('data_dir', '~/tensorflow_datasets')
+    folder = name.removeprefix('tfds:').partition(':')[0]
+    return data.files(os.path.join(os.path.expanduser(place), folder))
+  return [] if marks.is_mark(name) else data.files(name)

@@ -195,14 +195,14 @@ def contents(
   from grpo_jax import data
   from grpo_jax.training import sources
 
-  files, found = sources.files(config), {}
+  found = {}
   for (field, place), number in lengths.items():
-    name = sources.listed(getattr(config.data, field))[place].name
+    source = sources.listed(getattr(config.data, field))[place]
     told: dict[str, Any] = {'records': number}
-    if paths := files.get(name):
+    if paths := sources.files_of(source):
       with contextlib.suppress(OSError):  # it is said where the file is read
         told['sha256'] = data.fingerprint(paths)
-    found[f'data.{field}[{place}]={name!r}'] = told
+    found[f'data.{field}[{place}]={source.name!r}'] = told
   return found
 
 

@@ -5,9 +5,11 @@ import json
 import pytest
 
 from grpo_jax import config as config_lib
+from grpo_jax import data
 from grpo_jax.training import build
 from grpo_jax.training import marks
 from grpo_jax.training import sources
+from grpo_jax.training import workdir
 from tests import runs
 from tests.data import formats
 
@@ -208,8 +210,13 @@ def test_files_of_one_name_in_two_places_are_both_known(tmp_path):
     kwargs = {'data_dir': str(tmp_path / place), 'split': 'test'}
     several.append(({'name': 'tfds:gsm8k', 'kwargs': kwargs},))
   config = runs.small(**{'data.train': several[0], 'data.heldout': several[1]})
-  assert list(sources.files(config).values()) == [
-    [str(tmp_path / place / 'gsm8k' / 'x')] for place in ('a', 'b')
+  paths = [[str(tmp_path / place / 'gsm8k' / 'x')] for place in ('a', 'b')]
+  assert list(sources.files(config).values()) == paths
+  stream = [{}]
+  assert build._read_ahead(stream, config) is not stream
+  told = workdir.contents(config, {('train', 0): 1, ('heldout', 0): 1})
+  assert [one['sha256'] for one in told.values()] == [
+    data.fingerprint(files) for files in paths
   ]
 
 
