@@ -86,7 +86,7 @@ _GROUPS: dict[str, dict[str, Row]] = {
     'sample_tokens_per_sec': Row('sampling', _SPEED),
     'learn_tokens_per_sec': Row('learning', _SPEED),
     'step_secs': Row('one rollout', 'seconds'),
-    'judge_secs': Row('of it waiting for judges', 'seconds', 2),
+    'judge_secs': Row('waiting for judges', 'seconds', 2),
     'mfu_sample': Row('peak FLOP/s in sampling', '%', 1),
     'mfu_learn': Row('peak FLOP/s in learning', '%', 1),
   },
