@@ -7,7 +7,6 @@ import pathlib
 import secrets
 import threading
 from typing import Any
-from typing import BinaryIO
 import warnings
 
 _MOST_IN_MEMORY = 50_000
@@ -36,7 +35,7 @@ class Judgements:
     self._folder = None if where in ('', 'memory') else pathlib.Path(where)
     self._paths: list[pathlib.Path] = []
     self._places: dict[bytes, tuple[int, int]] = {}  # file, and byte in it
-    self._own: BinaryIO | None = None
+    self._own: pathlib.Path | None = None
     if self._folder is not None:
       self._folder = self._folder.expanduser().absolute()
       try:
@@ -82,11 +81,12 @@ class Judgements:
       line = json.dumps({'key': key, 'value': value}).encode() + b'\n'
       try:
         if self._own is None:
-          path = self._folder / f'{secrets.token_hex(8)}.jsonl'
-          self._own = open(path, 'ab', buffering=0)
-          self._paths.append(path)
-        first = self._own.seek(0, os.SEEK_END)
-        self._own.write(line)
+          self._own = self._folder / f'{secrets.token_hex(8)}.jsonl'
+          self._paths.append(self._own)
+        # Not kept open: nobody says when the last judgement has come.
+        with open(self._own, 'ab', buffering=0) as file:
+          first = file.seek(0, os.SEEK_END)
+          file.write(line)
       except OSError as error:  # the judgement itself is not lost
         warnings.warn(
           f'http_judge cannot keep a judgement: {error}', stacklevel=2

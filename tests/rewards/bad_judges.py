@@ -121,13 +121,17 @@ def state(prompt, completion, example):
   umask = os.umask(0)
   os.umask(umask)
   time.sleep(0.3)
+  # A process that a shell has started in the background ignores it from birth.
+  interrupted = signal.default_int_handler
+  if example['ignores']:
+    interrupted = signal.SIG_IGN
   clean = (
     os.getcwd() == example['folder']
     and umask == example['umask']
     and 'MOVED' not in os.environ
     and 'PATH' in os.environ
     and not signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    and signal.getsignal(signal.SIGINT) is interrupted
     and sys.getrecursionlimit() > 100
     and sys.path
     and sys.stdout is not None

@@ -93,7 +93,8 @@ def test_a_bad_judge_fails_in_time_and_the_pool_goes_on(pool, name, failures):
 def test_what_a_judge_changes_is_set_back(pool):
   umask = os.umask(0)
   os.umask(umask)
-  example = {'folder': os.getcwd(), 'umask': umask}
+  ignores = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+  example = {'folder': os.getcwd(), 'umask': umask, 'ignores': ignores}
   for name in ('moves', 'leaves_a_thread', 'closes_standard', 'limits_itself'):
     for _ in range(2):  # so that both workers of the pool have run it
       outcomes = judge(pool, name, '0', '0', example=example)
