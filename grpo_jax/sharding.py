@@ -35,6 +35,11 @@ differently in different programs: log-probabilities of the same parameters then
 differ by 1e-2, and GSPO clips half of its tokens before anything has moved.
 """
 
+# From how many devices on sums are scattered in two stages, the second of which
+# has `_NEAR` devices. Over all chips of a slice the compiler for TPUs would sum
+# everything on every chip instead: v5e:4x4 and v5p:4x4x4 do, v5e:2x4 does not.
+_STAGED, _NEAR = {'tpu': 16}, 4
+
 RULES = {
   'vocab': 'tensor',
   'width': 'fsdp',
@@ -203,6 +208,106 @@ def row_shards(mesh: Mesh | AbstractMesh) -> int:
   return math.prod(mesh.shape[axis] for axis in ROW_AXES)
 
 
+def on_shard() -> bool:
+  """Whether what is traced here runs on each data shard, with its own rows.
+
+  See `learner/row_shards.py`. Arrays then have the shapes that one shard has.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  return not mesh.empty and set(ROW_AXES) <= set(mesh.manual_axes)
+
+
+def over_shards(
+  function: Callable[..., Any], in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+  """Calls a function on each data shard; see `on_shard`.
+
+  The axis `tensor` is left to the compiler.
+
+  Args:
+    function: What to call.
+    in_specs: A `PartitionSpec` of row axes for each array.
+    out_specs: Such a spec for each array of the result.
+  """
+  # JAX would check which arrays are equal on all shards, and sum gradients as
+  # soon as one is: in every micro-batch, and of every layer.
+  return jax.shard_map(
+    function,
+    in_specs=in_specs,
+    out_specs=out_specs,
+    axis_names=set(ROW_AXES),
+    check_vma=False,
+  )
+
+
+def sum_over_shards(tree: Any) -> Any:
+  """Sums arrays over the data shards; no effect elsewhere than `on_shard`."""
+  return jax.lax.psum(tree, ROW_AXES) if on_shard() else tree
+
+
+def gather(x: jax.Array, spec: Sequence[Any], dtype: Any = None) -> jax.Array:
+  """A parameter as a whole, `on_shard`, from the parts of the data shards.
+
+  Its gradient is summed over the shards in the dtype of `x`, and each shard
+  gets its own part of the sum.
+
+  Args:
+    x: The part of this shard.
+    spec: For each axis of `x` the axis of the mesh that splits it, or None.
+      What `tensor` splits stays split.
+    dtype: In which the parts are sent. None: that of `x`.
+
+  Returns:
+    The parameter in the dtype of `x`, with the values that `dtype` left.
+  """
+  split = [(axis, name) for axis, name in enumerate(spec) if name in ROW_AXES]
+  sent = jnp.dtype(dtype or x.dtype)
+
+  # The compiler would gather over `tensor` too before it lets shards exchange
+  # anything, so both exchange what each device has.
+  def by_device(function):
+    place = PartitionSpec(*(name if name == 'tensor' else None for name in spec))
+    return jax.shard_map(
+      function,
+      in_specs=place,
+      out_specs=place,
+      axis_names={'tensor'},
+      check_vma=False,
+    )
+
+  @by_device
+  def send(x):
+    wide, x = x.dtype, x.astype(sent)
+    for axis, name in split:
+      x = jax.lax.all_gather(x, name, axis=axis, tiled=True)
+    return x.astype(wide)
+
+  @by_device
+  def scatter(slope):
+    for axis, name in reversed(split):
+      slope = _scatter(slope, axis, name)
+    return slope
+
+  # What JAX derives would sum in the dtype in which weights are sent.
+  return jax.custom_derivatives.linear_call(
+    lambda _, x: send(x), lambda _, slope: scatter(slope), (), x
+  )
+
+
+def _scatter(x: jax.Array, axis: int, name: str) -> jax.Array:
+  """Sums over an axis of the mesh; each device keeps its part of array axis."""
+  size = jax.sharding.get_abstract_mesh().shape[name]
+  stages: list[Any] = [None]
+  if size >= _STAGED.get(platform(), size + 1) and size % _NEAR == 0:
+    number = np.arange(size).reshape(-1, _NEAR)
+    stages = [number.T.tolist(), number.tolist()]
+  for groups in stages:
+    x = jax.lax.psum_scatter(
+      x, name, scatter_dimension=axis, axis_index_groups=groups, tiled=True
+    )
+  return x
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
   """The same array on every device."""
   return NamedSharding(mesh, PartitionSpec())
@@ -225,12 +330,13 @@ def use(mesh: Mesh | None) -> Iterator[None]:
 
 
 def constrain_rows(x: jax.Array) -> jax.Array:
-  """Keeps the first axis split over the data shards; no effect without a mesh.
+  """Keeps the first axis split over the data shards.
 
   Left to itself, the compiler may split activations over the axis that shards
-  the parameters, and then moves activations instead of weights.
+  the parameters, and then moves activations instead of weights. No effect
+  without a mesh or `on_shard`, where nothing is left to the compiler.
   """
-  if jax.sharding.get_abstract_mesh().empty:
+  if jax.sharding.get_abstract_mesh().empty or on_shard():
     return x
   return jax.lax.with_sharding_constraint(x, PartitionSpec(ROW_AXES))
 
@@ -294,7 +400,7 @@ def gather_fsdp(x: jax.Array, *names: str | None) -> jax.Array:
     *names: Its logical axes.
   """
   mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty:
+  if mesh.empty or on_shard():
     return x
   spec = gathered_spec(mesh, x.shape, names)
   return jax.lax.with_sharding_constraint(x, spec)
@@ -326,10 +432,30 @@ def _spec(mesh, shape, names, rules) -> PartitionSpec:
   )
 
 
-def current_row_shards() -> int:
-  """`row_shards` of the mesh in `use`; 1 without one."""
+def shard_spec(
+  shape: Sequence[int], names: Sequence[str | None]
+) -> list[str | None]:
+  """Which axis of the mesh splits each axis of a parameter, `on_shard`.
+
+  Args:
+    shape: Of the part of a shard; it is whole over `tensor`.
+    names: The logical axes; `'width'` is taken to be split.
+  """
   mesh = jax.sharding.get_abstract_mesh()
-  return 1 if mesh.empty else row_shards(mesh)
+  axes = [RULES.get(name) if name else None for name in names]
+  return [
+    None if axis == 'tensor' and size % mesh.shape['tensor'] else axis
+    for size, axis in zip(shape, axes, strict=True)
+  ]
+
+
+def current_row_shards() -> int:
+  """Over how many data shards the rows at hand are split.
+
+  `row_shards` of the mesh in `use`; 1 without one, and `on_shard`.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  return 1 if mesh.empty or on_shard() else row_shards(mesh)
 
 
 def path_names(path: Any) -> tuple[str, ...]:
@@ -362,3 +488,17 @@ def of_params(
     return NamedSharding(mesh, _spec(mesh, leaf.shape, names, rules))
 
   return jax.tree_util.tree_map_with_path(one, params)
+
+
+def over_row_axes(place: Any) -> Any:
+  """What `over_shards` is told of arrays: their specs without `tensor`.
+
+  Args:
+    place: A tree of `NamedSharding`, as `of_params` makes it.
+  """
+
+  def one(sharding):
+    axes = (axis if axis in ROW_AXES else None for axis in sharding.spec)
+    return PartitionSpec(*axes)
+
+  return jax.tree.map(one, place)

@@ -35,7 +35,12 @@ METHODS = {
 
 
 def make_learner(
-  method, mesh=(1, 1, 1), optimizer=None, on_zero='skip', **changes
+  method,
+  mesh=(1, 1, 1),
+  optimizer=None,
+  on_zero='skip',
+  takes_shards=True,
+  **changes,
 ):
   model = tiny.model(**changes)
 
@@ -49,6 +54,7 @@ def make_learner(
     on_zero_advantage=on_zero,
     mesh=sharding.make_mesh(*mesh),
     logical_axes=model.logical_axes,
+    takes_shards=takes_shards,
   )
 
 

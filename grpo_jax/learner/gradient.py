@@ -21,8 +21,10 @@ import jax.numpy as jnp
 
 from grpo_jax import losses
 from grpo_jax import models
+from grpo_jax import sharding
 from grpo_jax.learner import clipped
 from grpo_jax.learner import micro_batches
+from grpo_jax.learner import row_shards
 from grpo_jax.learner.types import Gradient
 from grpo_jax.learner.types import Learner
 from grpo_jax.models import Scores
@@ -53,6 +55,18 @@ def score_all(
     f32[P,G,T] each; 0 for completions in no row.
   """
 
+
+  def on_shard(learner, trees, num_micro, layout):
+    return [], _score_own(
+      learner, *trees, layout, num_micro, shape, with_entropy
+    )
+
+  return row_shards.run(on_shard, learner, [params], num_micro, layout)[1]
+
+
+def _score_own(learner, params, layout, num_micro, shape, with_entropy):
+  """`score_all` of the rows at hand; 0 for completions in others."""
+
   def score(rows):
     return learner.score(params, rows, with_entropy)
 
@@ -80,17 +94,55 @@ def of_batch(
   Returns:
     The gradient, and what `step_metrics` and `overshoot` measure afterwards.
   """
+
+  def on_shard(learner, trees, given, layout):
+    return _of_own(learner, *trees, *given, layout)
+
+  (grads, *outward), sums = row_shards.run(
+    on_shard,
+    learner,
+    [params],
+    (loss_state, batch, num_micro),
+    layout,
+    number=1 + learner.with_outward,
+  )
+  (scores, slope, disagreement), statistics = sums
+  # The loss once more, of the whole batch. It costs next to nothing beside the
+  # model, and saves merging the terms of the micro-batches for the metrics.
+  loss, terms = losses.surrogate_loss(
+    learner.method, scores.logp, batch, loss_state, scores.entropy
+  )
+  routed = None
+  if statistics is not None:
+    routed = models.Routed(statistics, disagreement)
+  outward = outward[0] if outward else None
+  return Gradient(grads, outward, loss, scores, terms, slope, routed)
+
+
+def _of_own(learner, params, loss_state, batch, num_micro, layout):
+  """The gradient that the rows at hand give, and what is measured of them.
+
+  Returns:
+    Trees like the parameters: the gradient, and that of the clipped tokens'
+    outward log-ratios if the learner wants it. And ((`Scores`, d loss / d logp,
+    disagreement of routers), statistics of routers): [P,G,T], 0 for completions
+    in other rows, and sums over the tokens in these rows.
+  """
   shape = batch.mask.shape
   of_mass = None  # d loss / d the probabilities of experts
   if learner.expert_balance:
-    statistics = _statistics(learner, params, batch, layout, num_micro)
+    statistics = sharding.sum_over_shards(
+      _statistics(learner, params, batch, layout, num_micro)
+    )
     balance = lambda mass: models.balance(statistics._replace(mass=mass))
     slope = jax.grad(balance)(statistics.mass)
     of_mass = learner.expert_balance * slope
   coupled = None  # d loss / d scores of the whole batch, where rows are coupled
   if learner.method.scope == 'batch':
-    scores = score_all(
-      learner, params, layout, num_micro, shape, learner.with_entropy
+    scores = sharding.sum_over_shards(
+      _score_own(
+        learner, params, layout, num_micro, shape, learner.with_entropy
+      )
     )
     (_, terms), coupled = _loss_and_slopes(learner, scores, batch, loss_state)
     directions = clipped.outward(terms, batch)
@@ -110,13 +162,12 @@ def of_batch(
       part = micro_batches.take(batch, rows.completion)
       (_, terms), slopes = _loss_and_slopes(learner, scores, part, loss_state)
       direction = clipped.outward(terms, part)
-    grads = pull_back((slopes, of_routers))[0]
-    outward = None
+    grads = [pull_back((slopes, of_routers))[0]]
     if learner.with_outward:
       back = lambda slopes: pull_back((slopes, no_slope))
-      outward = _outward(back, slopes, direction, grads)
+      grads.append(_outward(back, slopes, direction, grads[0]))
     statistics, disagreement = routed or (None, None)
-    sums = grads, outward, statistics
+    sums = grads, statistics
     return sums, (scores, slopes.logp, disagreement), rows.completion
 
   def add(k, total):
@@ -133,17 +184,9 @@ def of_batch(
     jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), of_params),
     jax.tree.map(lambda x: jnp.zeros(shape, x.dtype), of_tokens),
   )
-  sums, (scores, slope, disagreement) = lax.fori_loop(0, num_micro, add, start)
-  grads, outward, statistics = sums
-  # The loss once more, of the whole batch. It costs next to nothing beside the
-  # model, and saves merging the terms of the micro-batches for the metrics.
-  loss, terms = losses.surrogate_loss(
-    learner.method, scores.logp, batch, loss_state, scores.entropy
-  )
-  routed = None
-  if statistics is not None:
-    routed = models.Routed(statistics, disagreement)
-  return Gradient(grads, outward, loss, scores, terms, slope, routed)
+  sums, seen = lax.fori_loop(0, num_micro, add, start)
+  grads, statistics = sums
+  return grads, (seen, statistics)
 
 
 def _scored(learner: Learner, params: Any, rows: Layout, batch: losses.Batch):
@@ -230,8 +273,10 @@ def _outward(pull_back, slopes, direction, grads):
   It takes no backward pass where no token is clipped.
   """
   outward = jax.tree.map(jnp.zeros_like, slopes)._replace(logp=direction)
+  # All shards take it, or none: it gathers weights.
+  some = jnp.any(direction != 0).astype(jnp.int32)
   return lax.cond(
-    jnp.any(direction != 0),
+    sharding.sum_over_shards(some) > 0,
     lambda: pull_back(outward)[0],
     lambda: jax.tree.map(jnp.zeros_like, grads),
   )

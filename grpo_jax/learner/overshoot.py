@@ -16,6 +16,7 @@ from grpo_jax import metrics
 from grpo_jax import optim
 from grpo_jax.learner import clipped
 from grpo_jax.learner import micro_batches
+from grpo_jax.learner import row_shards
 from grpo_jax.learner.types import Gradient
 from grpo_jax.learner.types import Learner
 from grpo_jax.learner.types import TrainState
@@ -73,26 +74,35 @@ def of_update(
 
   tangents = _tangents(learner, state, update)
 
-  # `score` may use attention with a backward pass of its own, which `jax.jvp`
-  # cannot differentiate.
-  score_forward = learner.score_forward or learner.score
+  def on_shard(learner, trees, num_micro, layout):
+    old, new, *parts = trees
+    # `score` may use attention with a backward pass of its own, which `jax.jvp`
+    # cannot differentiate.
+    score_forward = learner.score_forward or learner.score
 
-  # Forward mode gives the motion of every token in one pass. A backward pass
-  # gives the derivative of a single number.
-  def along(rows):
-    def score(p):
-      return score_forward(p, rows, False).logp
+    # Forward mode gives the motion of every token in one pass. A backward pass
+    # gives the derivative of a single number.
+    def along(rows):
+      def score(p):
+        return score_forward(p, rows, False).logp
 
-    return {
-      name: jax.jvp(score, (state.params,), (tangent,))[1]
-      for name, tangent in tangents.items()
-    }
+      return {
+        name: jax.jvp(score, (old,), (tangent,))[1]
+        for name, tangent in zip(tangents, parts, strict=True)
+      }
 
-  def after(rows):
-    return learner.score(update.params, rows, learner.with_entropy)
+    def after(rows):
+      return learner.score(new, rows, learner.with_entropy)
 
-  slopes = micro_batches.of_all(along, layout, num_micro, shape)
-  scores = micro_batches.of_all(after, layout, num_micro, shape)
+    return [], (
+      micro_batches.of_all(along, layout, num_micro, shape),
+      micro_batches.of_all(after, layout, num_micro, shape),
+    )
+
+  trees = [state.params, update.params, *tangents.values()]
+  _, (slopes, scores) = row_shards.run(
+    on_shard, learner, trees, num_micro, layout
+  )
   # Of the tokens that were clipped before the update, not of those that are
   # clipped after it.
   direction = clipped.outward(found.terms, batch)

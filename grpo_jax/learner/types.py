@@ -59,6 +59,10 @@ class Learner:
     expert_balance: What `models.balance` of the optimizer batch is multiplied
       by and added to the loss. Unless it is 0, an update takes a further
       forward pass; see `gradient.of_batch`.
+    takes_shards: Whether the model gathers what it needs of parameters that are
+      split over data shards; see `sharding.on_shard`. Otherwise it gets all of
+      them whole.
+    frozen: Parameters that `beside` is to add, split as the others are.
   """
 
   score: Callable[..., Any]
@@ -74,6 +78,8 @@ class Learner:
   expects_prefixes: bool = False
   score_routed: Callable[..., Any] | None = None
   expert_balance: float = 0.0
+  takes_shards: bool = False
+  frozen: Any = None
 
   def __post_init__(self):
     if self.on_zero_advantage not in ('skip', 'step'):
@@ -100,12 +106,15 @@ class Learner:
       return self
 
     def whole(score):
-      if score is None:
-        return None
       return lambda params, *args: score(lora.join(params, frozen), *args)
 
+    return self.with_scores(whole)
+
+  def with_scores(self, change: Callable[[Any], Any]) -> 'Learner':
+    """This learner, with all of its functions that score changed alike."""
     names = 'score', 'score_forward', 'score_routed'
-    changed = {name: whole(getattr(self, name)) for name in names}
+    found = {name: getattr(self, name) for name in names}
+    changed = {name: change(f) for name, f in found.items() if f is not None}
     return dataclasses.replace(self, **changed)
 
   @property

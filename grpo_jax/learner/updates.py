@@ -120,10 +120,11 @@ class Updater:
     # would copy a constant into every program.
     def scoring(function):
       @functools.wraps(function)
-      def beside(learner, frozen, *args):
-        return function(learner.beside(frozen), *args)
+      def with_frozen(learner, frozen, *args):
+        beside = dataclasses.replace(learner, frozen=frozen)
+        return function(beside, *args)
 
-      return beside
+      return with_frozen
 
     # Numbers of arguments below count without the learner, which `traced` adds.
     self.abstract = jax.tree.map(

@@ -32,18 +32,11 @@ from jax import lax
 import jax.numpy as jnp
 
 from grpo_jax import sharding
+from grpo_jax.models import _axes
 from grpo_jax.models import routing
 from grpo_jax.models._config import ModelConfig
 
 Array = jax.Array
-
-AXES = {
-  'router': ('width', None),
-  'gate': ('experts', 'width', 'mlp'),
-  'up': ('experts', 'width', 'mlp'),
-  'down': ('experts', 'mlp', 'width'),
-}
-"""The logical axes of each parameter, by its name."""
 
 # The rows of pairs that one expert multiplies at a time. Larger blocks waste
 # rows where an expert has few pairs; smaller ones read its weights more often.
@@ -111,13 +104,24 @@ class RoutedMLP(nnx.Module):
     experts = self.config.experts
     assert experts is not None
     probability, weight, chosen = route(
-      x, self.router[...], experts.per_token, experts.normalized
+      x, self._whole('router'), experts.per_token, experts.normalized
     )
     gate, up, down = (
-      kernel[...].astype(x.dtype) for kernel in (self.gate, self.up, self.down)
+      self._whole(name, x.dtype).astype(x.dtype)
+      for name in ('gate', 'up', 'down')
     )
-    mixed = over_devices(x, weight, chosen, gate, up, down, self.activation)
+    run = over_devices
+    if sharding.on_shard():
+      run = functools.partial(on_shard, number=experts.number)
+    mixed = run(x, weight, chosen, gate, up, down, self.activation)
     return mixed, routing.of_layer(experts, probability, chosen, counted)
+
+
+  def _whole(self, name: str, dtype=None) -> Array:
+    """A parameter, whole over `fsdp`."""
+    path = 'experts', name
+    given = getattr(self, name)[...]
+    return _axes.gathered(given, path, self.config.width, dtype)
 
 
 def route(
@@ -176,38 +180,102 @@ def over_devices(
     f[B,Q,width].
   """
   mesh = jax.sharding.get_abstract_mesh()
-  run = functools.partial(mixture, activation=activation)
   if mesh.empty or mesh.size == 1:
-    return run(x, weight, chosen, gate, up, down)
+    return mixture(x, weight, chosen, gate, up, down, activation)
   shards = sharding.row_shards(mesh)
   rows = jax.P(sharding.ROW_AXES if x.shape[0] % shards == 0 else None)
   # What is split over `fsdp` is gathered, but only of this device's experts.
   places = [
-    sharding.gathered_spec(mesh, kernel.shape, AXES[name])
+    sharding.gathered_spec(mesh, kernel.shape, _axes.names(('experts', name)))
     for name, kernel in (('gate', gate), ('up', up), ('down', down))
   ]
-  splits_experts = places[0][0] is not None
-  exchanges = splits_experts and rows[0] is not None
-
-  def of_device(*given):
-    tokens, kernels = given[:3], given[3:]
-    if exchanges:
-      gather = functools.partial(lax.all_gather, axis=0, tiled=True)
-      tokens = [gather(one, 'expert') for one in tokens]
-    first, parts = 0, 1
-    if splits_experts:
-      first = lax.axis_index('expert') * kernels[0].shape[0]
-      parts = mesh.shape['expert']
-    mixed = run(*tokens, *kernels, first=first, parts=parts)
-    if places[0][2] is not None:  # each device has summed over its hidden units
-      mixed = lax.psum(mixed, 'tensor')
-    if exchanges:
-      return lax.psum_scatter(mixed, 'expert', scatter_dimension=0, tiled=True)
-    return lax.psum(mixed, 'expert') if splits_experts else mixed
-
+  of_device = functools.partial(
+    _of_device,
+    activation=activation,
+    parts=mesh.shape['expert'] if places[0][0] is not None else 1,
+    exchanges=rows[0] is not None,
+    summed=places[0][2] is not None,
+  )
   return jax.shard_map(
     of_device, in_specs=(rows, rows, rows, *places), out_specs=rows
   )(x, weight, chosen, gate, up, down)
+
+
+def on_shard(
+  x: Array,
+  weight: Array,
+  chosen: Array,
+  gate: Array,
+  up: Array,
+  down: Array,
+  activation: Callable[[Array], Array],
+  number: int,
+) -> Array:
+  """`over_devices` where each data shard already has its own rows and experts.
+
+  See `sharding.on_shard`. Only the hidden units are left to be split.
+
+  Args:
+    x: f[B,Q,width], rows of this shard.
+    weight: f32[B,Q,k].
+    chosen: i32[B,Q,k].
+    gate: f[E',width,w], of the experts that are here.
+    up: f[E',width,w].
+    down: f[E',w,width].
+    activation: Of the gates.
+    number: Of all experts.
+
+  Returns:
+    f[B,Q,width].
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  of_device = functools.partial(
+    _of_device, activation=activation, parts=number // gate.shape[0]
+  )
+  split = gate.shape[2] % mesh.shape['tensor'] == 0
+  if mesh.shape['tensor'] == 1 or not split:
+    return of_device(x, weight, chosen, gate, up, down)
+  return jax.shard_map(
+    functools.partial(of_device, summed=True),
+    in_specs=(
+      *(jax.P(),) * 3,
+      *(jax.P(None, None, 'tensor'),) * 2,
+      jax.P(None, 'tensor'),
+    ),
+    out_specs=jax.P(),
+    axis_names={'tensor'},
+    check_vma=False,
+  )(x, weight, chosen, gate, up, down)
+
+
+def _of_device(
+  x, weight, chosen, *kernels, activation, parts, exchanges=True, summed=False
+):
+  """`mixture` with the experts of this device.
+
+  Args:
+    x: See `over_devices`.
+    weight: See `over_devices`.
+    chosen: See `over_devices`.
+    *kernels: Of the experts that are here.
+    activation: See `over_devices`.
+    parts: On how many devices the experts lie.
+    exchanges: Whether these devices have rows of their own.
+    summed: Whether the hidden units are split over `tensor`.
+  """
+  tokens, first = (x, weight, chosen), 0
+  exchanges &= parts > 1
+  if exchanges:
+    gather = functools.partial(lax.all_gather, axis=0, tiled=True)
+    tokens = [gather(one, 'expert') for one in tokens]
+  if parts > 1:
+    first = lax.axis_index('expert') * kernels[0].shape[0]
+  mixed = mixture(*tokens, *kernels, activation, first=first, parts=parts)
+  if summed:  # each device has summed over its hidden units
+    mixed = lax.psum(mixed, 'tensor')
+  if exchanges:
+    return lax.psum_scatter(mixed, 'expert', scatter_dimension=0, tiled=True)
+  return lax.psum(mixed, 'expert') if parts > 1 else mixed
 
 
 def mixture(

@@ -13,6 +13,8 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from grpo_jax import sharding
+from grpo_jax.models import _axes
 from grpo_jax.models import rope
 from grpo_jax.models._config import LayerKind
 from grpo_jax.models._config import ModelConfig
@@ -25,6 +27,11 @@ _ACTIVATIONS = {
   'silu': jax.nn.silu,
   'gelu_tanh': lambda x: jax.nn.gelu(x, approximate=True),
 }
+
+
+_KEPT = {
+  'dot_general', 'ragged_dot_general', 'all_gather', 'psum', 'reduce_scatter',
+}  # fmt: skip
 
 
 def project(x: Array, weight: Array, axes: int = 1) -> Array:
@@ -56,7 +63,16 @@ def keep_products(function: Callable[..., Any]) -> Callable[..., Any]:
   Args:
     function: Of arrays; the parameters in it may be any tracers.
   """
-  return jax.checkpoint(function, policy=jax.checkpoint_policies.dots_saveable)
+  return jax.checkpoint(function, policy=_is_kept)
+
+
+def _is_kept(primitive: Any, *_: Any, **__: Any) -> bool:
+  """Whether the result of a primitive is kept for the backward pass.
+
+  Products are, and activations that other devices have sent. Gathered weights
+  are not: `sharding.gather` hides from JAX how it gathers.
+  """
+  return primitive.name in _KEPT
 
 
 class RMSNorm(nnx.Module):
@@ -123,12 +139,17 @@ class Projections(nnx.Module):
 
   def project(self, x: Array, name: str, axes: int = 1) -> Array:
     """`x` times a weight, with its adapter; see `project`."""
-    product = project(x, getattr(self, name)[...], axes)
+
+    def weight(name):
+      given = getattr(self, name)[...]
+      return _axes.gathered(given, (name,), self.config.width, x.dtype)
+
+    product = project(x, weight(name), axes)
     if not hasattr(self, name + '_a'):
       return product
     assert self.config.lora is not None
-    narrow = project(x, getattr(self, name + '_a')[...], axes)
-    wide = project(narrow, getattr(self, name + '_b')[...])
+    narrow = project(x, weight(name + '_a'), axes)
+    wide = project(narrow, weight(name + '_b'))
     return product + self.config.lora.scale * wide
 
 
@@ -227,14 +248,17 @@ class Block(nnx.Module):
     mixed, cache = attention(
       *heads, cache, kind.window_tokens, config.attention_cap
     )
-    mixed = self.attention.mix(mixed)
+    # A shard would keep the weights that it gathers here for the backward pass.
+    gathers = sharding.on_shard() and not config.remat
+    again = keep_products if gathers else lambda function: function
+    mixed = again(self.attention.mix)(mixed)
     if config.post_norms:
       mixed = self.attention_post_norm(mixed)
     x = x + mixed
     routed = None
     if kind.experts:
       # Not computed twice, because experts may lie on other devices.
-      mixed, routed = self.experts(self.mlp_norm(x), counted)
+      mixed, routed = again(self.experts)(self.mlp_norm(x), counted)
     else:
       mixed = keep_products(self._mlp)(x)
     if config.post_norms:

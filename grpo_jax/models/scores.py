@@ -200,6 +200,9 @@ def _in_chunks(
     `Scores` of shape [R,N].
   """
 
+  # Once, and not for every chunk. A model may have nothing to gather.
+  params = getattr(model, 'head_params', lambda params: params)(params)
+
   def chunk_scores(hidden, target):
     logits = model.head(params, hidden) / temperature
     return token_scores(logits, target, with_entropy)

@@ -32,8 +32,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from grpo_jax import sharding
-from grpo_jax.models import experts
-from grpo_jax.models import lora
+from grpo_jax.models import _axes
 from grpo_jax.models import routing
 from grpo_jax.models._config import LayerKind
 from grpo_jax.models._config import ModelConfig
@@ -43,39 +42,6 @@ from grpo_jax.models.layers import RMSNorm
 
 Array = jax.Array
 Params = dict[str, Any]
-
-# The logical axes of each parameter, by its name; `sharding.RULES` says which
-# mesh axis splits each. Scales of norms are not here: every device has them.
-_AXES = {
-  'embedding': ('vocab', 'width'),
-  'head': ('width', 'vocab'),
-  'query': ('width', 'heads', None),
-  'key': ('width', 'kv_heads', None),
-  'value': ('width', 'kv_heads', None),
-  'output': ('heads', None, 'width'),
-  'query_bias': ('heads', None),
-  'key_bias': ('kv_heads', None),
-  'value_bias': ('kv_heads', None),
-  'gate': ('width', 'mlp'),
-  'up': ('width', 'mlp'),
-  'down': ('mlp', 'width'),
-}
-
-
-def _axes(path: tuple[str, ...]) -> tuple[str | None, ...]:
-  """The logical axes of a parameter, but for the one that stacks layers."""
-  name = path[-1]
-  if 'experts' in path[:-1]:
-    return experts.AXES[name]
-  if not lora.trains((name,)):
-    return _AXES.get(name, ())
-  weight = _AXES[name[:-2]]
-  inputs = 2 if name.startswith('output') else 1
-  # The rank of an adapter is small, and never split.
-  if name.endswith('_a'):
-    return (*weight[:inputs], None)
-  return (None, *weight[inputs:])
-
 
 def _stack(did: list[Any]) -> Any:
   """What routers did, over the layers that have one; None if none has."""
@@ -209,11 +175,8 @@ class Transformer:
   ) -> tuple[Array, list[Any] | None, Any]:
     """See `hidden_routed`; what the routers did is stacked over layers."""
     dtype = jnp.dtype(self.config.compute_dtype)
-    table = params['embedding'].astype(dtype)
-    # In one piece; otherwise XLA might move activations between devices instead
-    # of the table.
-    table = sharding.gather_fsdp(table, *_AXES['embedding'])
-    x = sharding.constrain_rows(jnp.take(table, tokens, axis=0))
+    x = self._embedded(params['embedding'], tokens).astype(dtype)
+    x = sharding.constrain_rows(x)
     if self.config.embedding_scale != 1:
       x = x * jnp.asarray(self.config.embedding_scale, dtype)
     x = x.astype(self.config.residual_dtype)
@@ -228,6 +191,39 @@ class Transformer:
     norm = RMSNorm(self.config.width, self.config.norm_epsilon, dtype.name)
     norm.scale = nnx.Param(params['final_norm']['scale'])
     return norm(x), cache, routed
+
+  def _embedded(self, table, tokens):
+    """The rows of the embedding, f[B,Q,width], in its dtype."""
+    if table.shape[1] == self.config.width:
+      return jnp.take(table, tokens, axis=0)
+    # A shard has some columns of the table. It looks up the tokens of all, and
+    # gives each its columns: less than the table, and than its gradient.
+    ids = lax.all_gather(tokens, 'fsdp')
+    return lax.all_to_all(
+      jnp.take(table, ids, axis=0).astype(self.config.compute_dtype),
+      'fsdp',
+      split_axis=0,
+      concat_axis=3,
+      tiled=True,
+    )[0]
+
+  def _gathered(self, params, dtype):
+    """Parameters of a layer, or of none, whole over `fsdp`."""
+
+    def one(path, x):
+      path = sharding.path_names(path)
+      return _axes.gathered(x, path, self.config.width, dtype)
+
+    return jax.tree_util.tree_map_with_path(one, params)
+
+  def head_params(self, params: Params) -> Params:
+    """What `head` reads, whole over `fsdp`; see `sharding.on_shard`.
+
+    Args:
+      params: The tree of `init` or of `unstack`.
+    """
+    name = 'embedding' if self.config.tied_embeddings else 'head'
+    return self._gathered({name: params[name]}, self.config.compute_dtype)
 
   def _layer(self, kind, params, x, positions, attention, cache, counted):
     """One layer of a kind, with these parameters."""
@@ -252,6 +248,8 @@ class Transformer:
 
     def run(kinds, x, layers):
       did = []
+      if self.config.remat:  # else each part of a layer gathers what it reads
+        layers = self._gathered(layers, self.config.compute_dtype)
       for kind, layer in zip(kinds, layers, strict=True):
         given = layer, x, positions, attention, None, counted
         x, _, routed = self._layer(kind, *given)
@@ -307,7 +305,7 @@ class Transformer:
       A name or None for each axis. The axis over which layers are stacked has
       no name.
     """
-    names = _axes(path)
+    names = _axes.names(path)
     return (None,) * (rank - len(names)) + names
 
   def decays(self, path: tuple[str, ...]) -> bool:
@@ -319,7 +317,7 @@ class Transformer:
     Returns:
       False for scales of norms and for biases.
     """
-    return bool(_axes(path)) and not path[-1].endswith('_bias')
+    return bool(_axes.names(path)) and not path[-1].endswith('_bias')
 
   def unstack(self, params: Params) -> Params:
     """The same parameters with single layers, for decoding.

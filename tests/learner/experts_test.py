@@ -61,6 +61,7 @@ def make_learner(method='grpo', balance=BALANCE, mesh=None, model=MODEL):
     score_forward=functools.partial(score, forward_mode=True),
     score_routed=score_routed,
     expert_balance=balance,
+    takes_shards=True,
   )
 
 

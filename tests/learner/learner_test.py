@@ -90,12 +90,15 @@ def one_step(learner, rollout, params=PARAMS, state=None, cut=None):
 
 
 @pytest.mark.quick
-def test_eight_devices_give_the_result_of_one():
+@pytest.mark.parametrize('takes_shards', [True, False])
+def test_eight_devices_give_the_result_of_one(takes_shards):
   """data x fsdp x tensor = 2 x 2 x 2 against 1 x 1 x 1."""
   results = []
   for mesh in ((1, 1, 1), (2, 2, 2)):
     # Plain descent: Adam's first step is a sign, which amplifies rounding.
-    learner = make_learner(METHODS['grpo'](), mesh, optax.sgd(0.1))
+    learner = make_learner(
+      METHODS['grpo'](), mesh, optax.sgd(0.1), takes_shards=takes_shards
+    )
     state, measured = one_step(learner, make_rollout(), cut=spec('shared', 4))
     results.append((jax.device_get(state.params), metrics.to_scalars(measured)))
   spread = jax.tree.leaves(state.params)

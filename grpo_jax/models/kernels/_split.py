@@ -39,8 +39,10 @@ def over_devices(
   if mesh.empty or mesh.size == 1:
     return function(*arrays)
   rows = arrays[0].shape[axes[0].index('r')]
+  splits_rows = rows % sharding.row_shards(mesh) == 0
+  splits_rows &= not sharding.on_shard()  # which has its own rows already
   places = {
-    'r': sharding.ROW_AXES if rows % sharding.row_shards(mesh) == 0 else None,
+    'r': sharding.ROW_AXES if splits_rows else None,
     'h': 'tensor' if heads % mesh.shape['tensor'] == 0 else None,
     '.': None,
   }
@@ -52,5 +54,6 @@ def over_devices(
     function,
     in_specs=tuple(map(spec, axes)),
     out_specs=jax.tree.map(spec, output_axes),
+    axis_names=set(mesh.axis_names) - set(mesh.manual_axes),
     check_vma=False,
   )(*arrays)

@@ -1,0 +1,103 @@
+"""Functions of parameters and rows, called on every data shard by itself.
+
+Each shard has some of the rows, and a part of the parameters. It gathers the
+weights of a layer when it needs them, and sends back its sum of their gradient:
+nothing else crosses from one shard to another. The compiler, left to itself,
+would reduce gradients in every chunk of tokens, and gather activations.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from grpo_jax import sharding
+from grpo_jax.learner.types import Learner
+from grpo_jax.models.layout import Layout
+
+Function = Callable[[Learner, Sequence[Any], Any, Layout], tuple[list, Any]]
+
+
+def run(
+  function: Function,
+  learner: Learner,
+  trees: Sequence[Any],
+  given: Any,
+  layout: Layout,
+  number: int = 0,
+) -> tuple[list, Any]:
+  """Calls a function on every data shard, with the rows of that shard.
+
+  Args:
+    function: `(learner, trees, given, layout) -> (like_params, sums)`.
+    learner: See `types.Learner`.
+    trees: Trees like the trained parameters. A shard gets its parts of them.
+    given: Arrays that every shard gets as they are.
+    layout: Micro-batches, [N, rows, ...], of which a shard gets its rows.
+    number: How many trees there are in `like_params`.
+
+  Returns:
+    What the function returned, each array the sum over the shards.
+    `like_params` is a list of trees like the trained parameters; of a parameter
+    that is split over shards each has its part. The function must return such a
+    part as the sum over the axes that split it, as `sharding.gather` does.
+  """
+  mesh, frozen = learner.mesh, learner.frozen
+  if sharding.row_shards(mesh) == 1:
+    return function(learner.beside(frozen), trees, given, layout)
+
+  def specs(tree):
+    place = sharding.of_params(mesh, tree, learner.logical_axes)
+    return sharding.over_row_axes(place)
+
+  of_frozen, of_params = specs(frozen), specs(trees[0])
+  everywhere, rows = PartitionSpec(), PartitionSpec(None, sharding.ROW_AXES)
+
+  def on_shard(frozen, trees, given, layout):
+    if learner.takes_shards:
+      bound = learner.beside(frozen)
+    else:
+      bound = _gathering(learner.beside(_whole(frozen, of_frozen)), of_params)
+    like_params, sums = function(bound, trees, given, layout)
+    like_params = [_summed(tree, of_params) for tree in like_params]
+    return like_params, sharding.sum_over_shards(sums)
+
+  return sharding.over_shards(
+    on_shard,
+    in_specs=(of_frozen, [of_params] * len(trees), everywhere, rows),
+    out_specs=([of_params] * number, everywhere),
+  )(frozen, list(trees), given, layout)
+
+
+def _whole(tree: Any, specs: Any) -> Any:
+  """All parameters of a tree, gathered."""
+  return jax.tree.map(sharding.gather, tree, specs)
+
+
+def _gathering(learner: Learner, specs: Any) -> Learner:
+  """A learner whose model gets whole parameters, all of them at once."""
+
+  def gathered(score):
+    return lambda params, *args: score(_whole(params, specs), *args)
+
+  return learner.with_scores(gathered)
+
+
+def _summed(tree: Any, specs: Any) -> Any:
+  """Gradients summed over the shards that have the same part of a parameter."""
+  leaves, treedef = jax.tree.flatten(tree)
+  missing = [
+    tuple(name for name in sharding.ROW_AXES if name not in spec)
+    for spec in treedef.flatten_up_to(specs)
+  ]
+  # All that is summed over the same axes at once: few large messages.
+  for axes in dict.fromkeys(missing):
+    chosen = [i for i, names in enumerate(missing) if names == axes]
+    summed = lax.psum([leaves[i] for i in chosen], axes)
+    for i, leaf in zip(chosen, summed, strict=True):
+      leaves[i] = leaf
+  return treedef.unflatten(leaves)
