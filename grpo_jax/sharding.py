@@ -35,10 +35,13 @@ differently in different programs: log-probabilities of the same parameters then
 differ by 1e-2, and GSPO clips half of its tokens before anything has moved.
 """
 
-# From how many devices on sums are scattered in two stages, the second of which
-# has `_NEAR` devices. Over all chips of a slice the compiler for TPUs would sum
-# everything on every chip instead: v5e:4x4 and v5p:4x4x4 do, v5e:2x4 does not.
-_STAGED, _NEAR = {'tpu': 16}, 4
+_NEAR = 4
+_STAGED = {'tpu': (64, 16)}
+"""From how many devices on an axis is gathered, and summed, in two stages: in
+groups of `_NEAR` neighbours, and across these groups.
+
+Over all chips of a slice the compiler for TPUs would sum whole arrays instead,
+which sends twice as much: v5p:4x4x4 for both, v5e:4x4 for sums."""
 
 RULES = {
   'vocab': 'tensor',
@@ -279,13 +282,23 @@ def gather(x: jax.Array, spec: Sequence[Any], dtype: Any = None) -> jax.Array:
   def send(x):
     wide, x = x.dtype, x.astype(sent)
     for axis, name in split:
-      x = jax.lax.all_gather(x, name, axis=axis, tiled=True)
+      for groups in reversed(_stages(name, 0)):
+        x = jax.lax.all_gather(
+          x, name, axis=axis, axis_index_groups=groups, tiled=True
+        )
     return x.astype(wide)
 
   @by_device
   def scatter(slope):
     for axis, name in reversed(split):
-      slope = _scatter(slope, axis, name)
+      for groups in _stages(name, 1):
+        slope = jax.lax.psum_scatter(
+          slope,
+          name,
+          scatter_dimension=axis,
+          axis_index_groups=groups,
+          tiled=True,
+        )
     return slope
 
   # What JAX derives would sum in the dtype in which weights are sent.
@@ -294,18 +307,23 @@ def gather(x: jax.Array, spec: Sequence[Any], dtype: Any = None) -> jax.Array:
   )
 
 
-def _scatter(x: jax.Array, axis: int, name: str) -> jax.Array:
-  """Sums over an axis of the mesh; each device keeps its part of array axis."""
+def _stages(name: str, which: int) -> list[list[list[int]] | None]:
+  """The groups of an axis of the mesh that sum one after another.
+
+  Args:
+    name: Of the axis.
+    which: Of the numbers in `_STAGED`.
+
+  Returns:
+    Groups across neighbours, then groups of neighbours; or None for one group
+    of all.
+  """
   size = jax.sharding.get_abstract_mesh().shape[name]
-  stages: list[Any] = [None]
-  if size >= _STAGED.get(platform(), size + 1) and size % _NEAR == 0:
-    number = np.arange(size).reshape(-1, _NEAR)
-    stages = [number.T.tolist(), number.tolist()]
-  for groups in stages:
-    x = jax.lax.psum_scatter(
-      x, name, scatter_dimension=axis, axis_index_groups=groups, tiled=True
-    )
-  return x
+  least = _STAGED.get(platform())
+  if least is None or size < least[which] or size % _NEAR:
+    return [None]
+  number = np.arange(size).reshape(-1, _NEAR)
+  return [number.T.tolist(), number.tolist()]
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -439,14 +457,17 @@ def shard_spec(
 
   Args:
     shape: Of the part of a shard; it is whole over `tensor`.
-    names: The logical axes; `'width'` is taken to be split.
+    names: The logical axes; `'width'` is taken to be split. Experts count as
+      parameters of their own, of which a shard needs no others.
   """
-  mesh = jax.sharding.get_abstract_mesh()
-  axes = [RULES.get(name) if name else None for name in names]
-  return [
-    None if axis == 'tensor' and size % mesh.shape['tensor'] else axis
-    for size, axis in zip(shape, axes, strict=True)
-  ]
+  tensor = jax.sharding.get_abstract_mesh().shape['tensor']
+
+  def one(size, name):
+    axis = RULES.get(name) if name else None
+    keeps = axis == 'fsdp' or axis == 'tensor' and size % tensor == 0
+    return axis if keeps else None
+
+  return [one(size, name) for size, name in zip(shape, names, strict=True)]
 
 
 def current_row_shards() -> int:

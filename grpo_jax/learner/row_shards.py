@@ -89,9 +89,14 @@ def _gathering(learner: Learner, specs: Any) -> Learner:
 
 def _summed(tree: Any, specs: Any) -> Any:
   """Gradients summed over the shards that have the same part of a parameter."""
+  sizes = jax.sharding.get_abstract_mesh().shape
   leaves, treedef = jax.tree.flatten(tree)
   missing = [
-    tuple(name for name in sharding.ROW_AXES if name not in spec)
+    tuple(
+      name
+      for name in sharding.ROW_AXES
+      if name not in spec and sizes[name] > 1
+    )
     for spec in treedef.flatten_up_to(specs)
   ]
   # All that is summed over the same axes at once: few large messages.

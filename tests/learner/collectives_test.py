@@ -1,0 +1,125 @@
+"""What an update sends between devices, read from the compiled program.
+
+Bytes are those of the results of collectives on one device, times how often
+each runs. What is needed is written out in `needed`.
+"""
+
+import math
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from grpo_jax import sharding
+from grpo_jax.learner import updates
+from grpo_jax.models import scores
+from grpo_jax.planning import hlo
+from tests import tiny
+from tests.learning import METHODS
+from tests.learning import make_learner
+from tests.learning import make_rollout
+from tests.learning import spec
+
+VOCAB = 4096  # so that the output layer is the largest part
+FLOAT = 4  # bytes
+ROWS, COLUMNS, MICRO = 8, 14, 2  # of a micro-batch; how many of these
+SIZES = {
+  'data': (4, 1, 1),
+  'fsdp': (1, 4, 1),
+  'data x fsdp': (2, 4, 1),
+  'tensor': (1, 1, 2),
+  'fsdp x tensor': (1, 4, 2),
+  'data x fsdp x tensor': (2, 2, 2),
+}
+
+
+def compiled(mesh, monkeypatch, **changes):
+  """The program of an update in two micro-batches and several chunks."""
+  monkeypatch.setattr(scores, 'chunk_positions', lambda vocab: 12)
+  changes = {'vocab_size': VOCAB, **changes}
+  learner = make_learner(METHODS['grpo'](), mesh, optax.sgd(0.1), **changes)
+  params = jax.eval_shape(tiny.model(**changes).init, jax.random.key(0))
+  made = updates.Updater(learner, params, spec('padded', ROWS))
+  example = make_rollout()
+  chosen = next(made.optimizer_batches(example, 0))
+  layout, used = made.abstract_layout(example, chosen)
+  assert layout.tokens.shape == (MICRO, ROWS, COLUMNS) and used == MICRO
+  text = made.lowering(example)['train_step']().compile().as_text()
+  return hlo.Program(text, used, math.prod(mesh)), made.abstract.params
+
+
+def found(program):
+  """Bytes by kind of collective."""
+  sizes: dict[str, float] = dict.fromkeys(hlo.KINDS, 0.0)
+  for one in program.collectives():
+    sizes[one.kind] += one.bytes * one.times
+  return sizes
+
+
+def needed(params, mesh, remat):
+  """What an update with these meshes and sizes has to send, by kind."""
+  data, fsdp, tensor = mesh
+  gathers = scatters = sums = 0.0
+  for path, leaf in jax.tree.leaves_with_path(params):
+    place = leaf.sharding.spec
+    part = FLOAT * math.prod(leaf.sharding.shard_shape(leaf.shape))
+    looked_up = sharding.path_names(path)[-1] == 'embedding'
+    if 'fsdp' in place and fsdp > 1 and not looked_up:
+      # For the forward pass and for the backward pass, of each micro-batch.
+      gathers += 2 * MICRO * part * fsdp
+      scatters += MICRO * part
+    if data > 1 or fsdp > 1 and 'fsdp' not in place:
+      sums += part  # once, over all that have the same part
+  shards = data * fsdp
+  tokens = ROWS * COLUMNS // shards
+  activations = FLOAT * tokens * tiny.CONFIG.width
+  swaps = 2 * MICRO * activations if fsdp > 1 else 0  # rows of the embedding
+  if tensor > 1:
+    # Of each layer: two sums forward, again under remat, and backward that of
+    # the queries, keys and values, and that of the gate and what it gates; and
+    # one of the embedding and one of the output layer.
+    layers = tiny.CONFIG.num_layers * (2 + remat + 5)
+    sums += MICRO * (layers + 2) * activations
+  # Log-probabilities, their slope and metrics of 16 completions of 6 tokens.
+  sums += 5 * FLOAT * 16 * 6 + 4000
+  return {
+    'all-gather': gathers + 4000,  # and ids
+    'reduce-scatter': scatters,
+    'all-reduce': sums,
+    'all-to-all': swaps,
+  }
+
+
+@pytest.mark.parametrize('remat', [False, True])
+@pytest.mark.parametrize('mesh', SIZES.values(), ids=SIZES)
+def test_an_update_sends_what_it_needs(mesh, remat, monkeypatch):
+  program, params = compiled(mesh, monkeypatch, remat=remat)
+  sent, limits = found(program), needed(params, mesh, remat)
+  for kind in hlo.KINDS:
+    limit = 1.02 * limits.get(kind, 0)
+    assert sent[kind] <= limit, (kind, sent, limits)
+  # A count that sees nothing would pass. (On a CPU the compiler gathers the
+  # output layer once for all micro-batches.)
+  assert sum(sent.values()) > 0.3 * sum(limits.values()), (sent, limits)
+
+
+def test_gradients_are_summed_in_float32_under_bfloat16(monkeypatch):
+  program, params = compiled(
+    (2, 4, 1), monkeypatch, compute_dtype='bfloat16', remat=True
+  )
+  summed = [
+    one
+    for one in program.collectives()
+    if one.kind in ('all-reduce', 'reduce-scatter') and one.bytes > 1000
+  ]
+  assert len(summed) > 5
+  assert {one.dtype for one in summed} == {'f32'}
+  assert np.isclose(  # once for all of what is replicated over data
+    sum(one.bytes * one.times for one in summed if one.kind == 'all-reduce'),
+    sum(
+      FLOAT * math.prod(x.sharding.shard_shape(x.shape))
+      for x in jax.tree.leaves(params)
+    ),
+    rtol=0.1,
+  )
