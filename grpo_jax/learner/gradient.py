@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from grpo_jax import losses
 from grpo_jax import models
-from grpo_jax import sharding
+from grpo_jax import shards
 from grpo_jax.learner import clipped
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import row_shards
@@ -54,7 +54,6 @@ def score_all(
   Returns:
     f32[P,G,T] each; 0 for completions in no row.
   """
-
 
   def on_shard(learner, trees, num_micro, layout):
     return [], _score_own(
@@ -131,7 +130,7 @@ def _of_own(learner, params, loss_state, batch, num_micro, layout):
   shape = batch.mask.shape
   of_mass = None  # d loss / d the probabilities of experts
   if learner.expert_balance:
-    statistics = sharding.sum_over_shards(
+    statistics = shards.sum_over(
       _statistics(learner, params, batch, layout, num_micro)
     )
     balance = lambda mass: models.balance(statistics._replace(mass=mass))
@@ -139,7 +138,7 @@ def _of_own(learner, params, loss_state, batch, num_micro, layout):
     of_mass = learner.expert_balance * slope
   coupled = None  # d loss / d scores of the whole batch, where rows are coupled
   if learner.method.scope == 'batch':
-    scores = sharding.sum_over_shards(
+    scores = shards.sum_over(
       _score_own(
         learner, params, layout, num_micro, shape, learner.with_entropy
       )
@@ -276,7 +275,7 @@ def _outward(pull_back, slopes, direction, grads):
   # All shards take it, or none: it gathers weights.
   some = jnp.any(direction != 0).astype(jnp.int32)
   return lax.cond(
-    sharding.sum_over_shards(some) > 0,
+    shards.sum_over(some) > 0,
     lambda: pull_back(outward)[0],
     lambda: jax.tree.map(jnp.zeros_like, grads),
   )

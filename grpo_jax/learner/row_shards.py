@@ -8,7 +8,6 @@ would reduce gradients in every chunk of tokens, and gather activations.
 
 from collections.abc import Callable
 from collections.abc import Sequence
-import dataclasses
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from grpo_jax import sharding
+from grpo_jax import shards
 from grpo_jax.learner.types import Learner
 from grpo_jax.models.layout import Layout
 
@@ -44,45 +44,46 @@ def run(
     What the function returned, each array the sum over the shards.
     `like_params` is a list of trees like the trained parameters; of a parameter
     that is split over shards each has its part. The function must return such a
-    part as the sum over the axes that split it, as `sharding.gather` does.
+    part as the sum over the axes that split it, as `shards.gather` does.
   """
   mesh, frozen = learner.mesh, learner.frozen
   if sharding.row_shards(mesh) == 1:
     return function(learner.beside(frozen), trees, given, layout)
 
-  def specs(tree):
-    place = sharding.of_params(mesh, tree, learner.logical_axes)
-    return sharding.over_row_axes(place)
+  def places(tree):
+    return sharding.of_params(mesh, tree, learner.logical_axes)
 
-  of_frozen, of_params = specs(frozen), specs(trees[0])
+  at_frozen, at_params = places(frozen), places(trees[0])
+  of_frozen, of_params = shards.specs(at_frozen), shards.specs(at_params)
   everywhere, rows = PartitionSpec(), PartitionSpec(None, sharding.ROW_AXES)
 
   def on_shard(frozen, trees, given, layout):
     if learner.takes_shards:
       bound = learner.beside(frozen)
     else:
-      bound = _gathering(learner.beside(_whole(frozen, of_frozen)), of_params)
+      bound = learner.beside(_whole(frozen, at_frozen))
+      bound = _gathering(bound, at_params)
     like_params, sums = function(bound, trees, given, layout)
     like_params = [_summed(tree, of_params) for tree in like_params]
-    return like_params, sharding.sum_over_shards(sums)
+    return like_params, shards.sum_over(sums)
 
-  return sharding.over_shards(
+  return shards.call(
     on_shard,
     in_specs=(of_frozen, [of_params] * len(trees), everywhere, rows),
     out_specs=([of_params] * number, everywhere),
   )(frozen, list(trees), given, layout)
 
 
-def _whole(tree: Any, specs: Any) -> Any:
+def _whole(tree: Any, places: Any) -> Any:
   """All parameters of a tree, gathered."""
-  return jax.tree.map(sharding.gather, tree, specs)
+  return jax.tree.map(lambda x, at: shards.gather(x, at.spec), tree, places)
 
 
-def _gathering(learner: Learner, specs: Any) -> Learner:
+def _gathering(learner: Learner, places: Any) -> Learner:
   """A learner whose model gets whole parameters, all of them at once."""
 
   def gathered(score):
-    return lambda params, *args: score(_whole(params, specs), *args)
+    return lambda params, *args: score(_whole(params, places), *args)
 
   return learner.with_scores(gathered)
 
@@ -93,9 +94,7 @@ def _summed(tree: Any, specs: Any) -> Any:
   leaves, treedef = jax.tree.flatten(tree)
   missing = [
     tuple(
-      name
-      for name in sharding.ROW_AXES
-      if name not in spec and sizes[name] > 1
+      name for name in sharding.ROW_AXES if name not in spec and sizes[name] > 1
     )
     for spec in treedef.flatten_up_to(specs)
   ]

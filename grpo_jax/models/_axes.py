@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from grpo_jax import sharding
+from grpo_jax import shards
 from grpo_jax.models import lora
 
 # Scales of norms are not here: every device has them.
@@ -72,5 +72,5 @@ def gathered(
   axes = names(path)
   if 'width' not in axes or x.shape[axes.index('width')] == width:
     return x
-  spec = sharding.shard_spec(x.shape, axes)
-  return sharding.gather(x, spec, None if path[-1] == 'router' else dtype)
+  spec = shards.spec_of(x.shape, axes)
+  return shards.gather(x, spec, None if path[-1] == 'router' else dtype)

@@ -116,7 +116,6 @@ class RoutedMLP(nnx.Module):
     mixed = run(x, weight, chosen, gate, up, down, self.activation)
     return mixed, routing.of_layer(experts, probability, chosen, counted)
 
-
   def _whole(self, name: str, dtype=None) -> Array:
     """A parameter, whole over `fsdp`."""
     path = 'experts', name

@@ -43,6 +43,7 @@ from grpo_jax.models.layers import RMSNorm
 Array = jax.Array
 Params = dict[str, Any]
 
+
 def _stack(did: list[Any]) -> Any:
   """What routers did, over the layers that have one; None if none has."""
   did = [one for one in did if one is not None]

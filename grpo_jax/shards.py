@@ -1,0 +1,171 @@
+"""What a data shard does by itself, with its own rows: gathers, sums, scatters.
+
+`sharding.on_shard` tells whether code runs there. A shard has a part of each
+parameter that is split over `fsdp` or `expert`, and works on arrays whose
+shapes are those of its part. Over `tensor` arrays are whole for it: how they
+are split there is left to the compiler.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+import numpy as np
+
+from grpo_jax.sharding import ROW_AXES
+from grpo_jax.sharding import RULES
+from grpo_jax.sharding import on_shard
+from grpo_jax.sharding import platform
+
+_NEAR = 4
+_STAGED = {'tpu': (64, 16)}
+"""From how many devices on an axis is gathered, and summed, in two stages: in
+groups of `_NEAR` neighbours, and across these groups.
+
+Over all chips of a slice the compiler for TPUs would sum whole arrays instead,
+which sends twice as much: v5p:4x4x4 for both, v5e:4x4 for sums."""
+
+
+def call(
+  function: Callable[..., Any], in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+  """Calls a function on each data shard; see `on_shard`.
+
+  The axis `tensor` is left to the compiler.
+
+  Args:
+    function: What to call.
+    in_specs: A `PartitionSpec` of row axes for each array.
+    out_specs: Such a spec for each array of the result.
+  """
+  # JAX would check which arrays are equal on all shards, and sum gradients as
+  # soon as one is: in every micro-batch, and of every layer.
+  return jax.shard_map(
+    function,
+    in_specs=in_specs,
+    out_specs=out_specs,
+    axis_names=set(ROW_AXES),
+    check_vma=False,
+  )
+
+
+def sum_over(tree: Any) -> Any:
+  """Sums arrays over the data shards; no effect if not `on_shard`."""
+  return jax.lax.psum(tree, ROW_AXES) if on_shard() else tree
+
+
+def gather(x: jax.Array, spec: Sequence[Any], dtype: Any = None) -> jax.Array:
+  """A parameter as a whole, `on_shard`, from the parts of the data shards.
+
+  Its gradient is summed over the shards in the dtype of `x`, and each shard
+  gets its own part of the sum.
+
+  Args:
+    x: The part of this shard.
+    spec: For each axis of `x` the axis of the mesh that splits it, or None.
+      What `tensor` splits stays split.
+    dtype: In which the parts are sent. None: that of `x`.
+
+  Returns:
+    The parameter in the dtype of `x`, with the values that `dtype` left.
+  """
+  split = [(axis, name) for axis, name in enumerate(spec) if name in ROW_AXES]
+  sent = jnp.dtype(dtype or x.dtype)
+
+  # The compiler would gather over `tensor` too before it lets shards exchange
+  # anything, so both exchange what each device has.
+  def by_device(function):
+    place = PartitionSpec(
+      *(name if name == 'tensor' else None for name in spec)
+    )
+    return jax.shard_map(
+      function,
+      in_specs=place,
+      out_specs=place,
+      axis_names={'tensor'},
+      check_vma=False,
+    )
+
+  @by_device
+  def send(x):
+    wide, x = x.dtype, x.astype(sent)
+    for axis, name in split:
+      for groups in reversed(_stages(name, 0)):
+        x = jax.lax.all_gather(
+          x, name, axis=axis, axis_index_groups=groups, tiled=True
+        )
+    return x.astype(wide)
+
+  @by_device
+  def scatter(slope):
+    for axis, name in reversed(split):
+      for groups in _stages(name, 1):
+        slope = jax.lax.psum_scatter(
+          slope,
+          name,
+          scatter_dimension=axis,
+          axis_index_groups=groups,
+          tiled=True,
+        )
+    return slope
+
+  # What JAX derives would sum in the dtype in which weights are sent.
+  return jax.custom_derivatives.linear_call(
+    lambda _, x: send(x), lambda _, slope: scatter(slope), (), x
+  )
+
+
+def _stages(name: str, which: int) -> list[list[list[int]] | None]:
+  """The groups of an axis of the mesh that sum one after another.
+
+  Args:
+    name: Of the axis.
+    which: Of the numbers in `_STAGED`.
+
+  Returns:
+    Groups across neighbours, then groups of neighbours; or None for one group
+    of all.
+  """
+  size = jax.sharding.get_abstract_mesh().shape[name]
+  least = _STAGED.get(platform())
+  if least is None or size < least[which] or size % _NEAR:
+    return [None]
+  number = np.arange(size).reshape(-1, _NEAR)
+  return [number.T.tolist(), number.tolist()]
+
+
+def spec_of(
+  shape: Sequence[int], names: Sequence[str | None]
+) -> list[str | None]:
+  """Which axis of the mesh splits each axis of a parameter, `on_shard`.
+
+  Args:
+    shape: Of the part of a shard; it is whole over `tensor`.
+    names: The logical axes; `'width'` is taken to be split. Experts count as
+      parameters of their own, of which a shard needs no others.
+  """
+  tensor = jax.sharding.get_abstract_mesh().shape['tensor']
+
+  def one(size, name):
+    axis = RULES.get(name) if name else None
+    keeps = axis == 'fsdp' or axis == 'tensor' and size % tensor == 0
+    return axis if keeps else None
+
+  return [one(size, name) for size, name in zip(shape, names, strict=True)]
+
+
+def specs(place: Any) -> Any:
+  """What `over_shards` is told of arrays: their specs without `tensor`.
+
+  Args:
+    place: A tree of `NamedSharding`, as `of_params` makes it.
+  """
+
+  def one(sharding):
+    axes = (axis if axis in ROW_AXES else None for axis in sharding.spec)
+    return PartitionSpec(*axes)
+
+  return jax.tree.map(one, place)
