@@ -183,7 +183,7 @@ def _of_own(learner, params, loss_state, batch, num_micro, layout):
     jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), of_params),
     jax.tree.map(lambda x: jnp.zeros(shape, x.dtype), of_tokens),
   )
-  sums, seen = lax.fori_loop(0, num_micro, add, start)
+  sums, seen = micro_batches.over(layout, num_micro, add, start)
   grads, statistics = sums
   return grads, (seen, statistics)
 
@@ -225,8 +225,8 @@ def _statistics(learner, params, batch, layout, num_micro):
   start = jax.tree.map(
     lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_micro_batch, 0)
   )
-  return lax.fori_loop(
-    0,
+  return micro_batches.over(
+    layout,
     num_micro,
     lambda k, total: jax.tree.map(jnp.add, total, of_micro_batch(k)),
     start,

@@ -32,6 +32,25 @@ def rows(stacked: Layout, k: Array) -> Layout:
   )
 
 
+def over(
+  stacked: Layout, num_micro: Array, body: Callable[[Any, Any], Any], start: Any
+) -> Any:
+  """Calls `body(k, carry)` for every micro-batch of a stack that is used.
+
+  Args:
+    stacked: Micro-batches, [N, rows, ...].
+    num_micro: i32[], how many of the N hold anything, at least 1.
+    body: From the number of a micro-batch and what is carried to what is
+      carried next.
+    start: What the first call gets.
+  """
+  if stacked.tokens.shape[0] == 1:
+    # In a loop nothing would depend on `k`, and the compiler for TPUs would
+    # compute all of it once before the loop and once more inside.
+    return body(jnp.array(0), start)
+  return lax.fori_loop(0, num_micro, body, start)
+
+
 def take(tree: Any, completion: Array) -> Any:
   """[P,G,...] -> [R,C,...]: the completions of some rows, 0 in empty slots."""
   # An empty slot has the number P * G and not -1: a negative index counts from
@@ -77,7 +96,7 @@ def of_all(
 
   part = jax.eval_shape(lambda: function(rows(stacked, jnp.array(0))))
   whole = jax.tree.map(lambda x: jnp.zeros(shape, x.dtype), part)
-  return lax.fori_loop(0, num_micro, body, whole)
+  return over(stacked, num_micro, body, whole)
 
 
 def of_rollout(
