@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import contextlib
 import math
 from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 import numpy as np
 
+MeshT = TypeVar('MeshT', Mesh, AbstractMesh)
+
 ROW_AXES = ('data', 'fsdp', 'expert')
+ALL_AXES = (*ROW_AXES, 'tensor')
 
 COMPILER_OPTIONS = {'xla_allow_excess_precision': False}
 """For every program that scores or samples.
@@ -95,6 +99,46 @@ def make_mesh(
   # over sharded axes, such as quantiles.
   types = (AxisType.Auto,) * len(shape)
   return Mesh(np.concatenate(parts), tuple(shape), axis_types=types)
+
+
+def sampling_mesh(mesh: MeshT, tensor: int, slices: int = 1) -> MeshT:
+  """The mesh of the sampler: the same devices in the same order.
+
+  Decoding reads every weight for every token. So weights are split over more of
+  `tensor` than in an update, which takes over from `fsdp`, and then from
+  `data`. Along the rows a device has the same place as in the learner's mesh.
+
+  Args:
+    mesh: The learner's.
+    tensor: Shards of heads, hidden units and vocabulary; 0: as in `mesh`.
+    slices: See `make_mesh`.
+
+  Raises:
+    ValueError: `tensor` does not divide the devices.
+
+  >>> mesh = make_mesh()
+  >>> sampling_mesh(mesh, tensor=1) is mesh
+  True
+  """
+  shape = dict(mesh.shape)
+  if tensor in (0, shape['tensor']):
+    return mesh
+  in_slice = mesh.size // slices // shape['expert']
+  if in_slice % tensor:
+    raise ValueError(
+      f'config.sampler.tensor={tensor} does not divide the {in_slice} devices '
+      'over which config.mesh can split heads, hidden units and vocabulary; '
+      f'give 0, for config.mesh.tensor, or a divisor of {in_slice}.'
+    )
+  rest = in_slice * slices // tensor
+  shape['data'] = math.gcd(shape['data'], rest)
+  shape |= {'fsdp': rest // shape['data'], 'tensor': tensor}
+  sizes, names = tuple(shape.values()), tuple(shape)
+  types = (AxisType.Auto,) * len(shape)
+  if isinstance(mesh, AbstractMesh):
+    device = mesh.abstract_device
+    return AbstractMesh(sizes, names, axis_types=types, abstract_device=device)
+  return Mesh(mesh.devices.reshape(sizes), names, axis_types=types)
 
 
 def mesh_shape(
@@ -233,19 +277,29 @@ def use(mesh: Mesh | None) -> Iterator[None]:
       yield
 
 
-def constrain_rows(x: jax.Array) -> jax.Array:
+def constrain_rows(x: jax.Array, everywhere: bool = False) -> jax.Array:
   """Keeps the first axis split over the data shards.
 
   Left to itself, the compiler may split activations over the axis that shards
   the parameters, and then moves activations instead of weights. No effect
   without a mesh or `on_shard`, where nothing is left to the compiler.
+
+  Args:
+    x: [R,...].
+    everywhere: Whether the rows of a data shard are split over `tensor` too.
   """
   if jax.sharding.get_abstract_mesh().empty or on_shard():
     return x
-  return jax.lax.with_sharding_constraint(x, PartitionSpec(ROW_AXES))
+  axes = ALL_AXES if everywhere else ROW_AXES
+  return jax.lax.with_sharding_constraint(x, PartitionSpec(axes))
 
 
-def take_rows(parts: Sequence[jax.Array], index: jax.Array) -> jax.Array:
+def take_rows(
+  parts: Sequence[jax.Array],
+  index: jax.Array,
+  pieces: int = 1,
+  everywhere: bool = False,
+) -> jax.Array:
   """Rows of several arrays, on each data shard by itself.
 
   So nothing is sent between devices, which a compiler could not know.
@@ -253,42 +307,61 @@ def take_rows(parts: Sequence[jax.Array], index: jax.Array) -> jax.Array:
   Args:
     parts: Arrays [R,...], split over the data shards.
     index: i32[N], split in the same way: which rows of the parts, numbered
-      through all of them on this data shard.
+      through all of them in this piece of the data shard.
+    pieces: Into how many equal pieces the rows of a data shard fall. No row
+      moves into another piece.
+    everywhere: Whether each device of `tensor` has a piece of its own; then
+      `pieces` is 1, because no device has several.
 
   Returns:
     The rows [N,...].
   """
+  mesh = jax.sharding.get_abstract_mesh()
 
   def take(index, *parts):
-    return jnp.concatenate(parts)[index]
+    if pieces == 1:
+      return jnp.concatenate(parts)[index]
+    parts = [x.reshape(pieces, -1, *x.shape[1:]) for x in parts]
+    whole, index = jnp.concatenate(parts, axis=1), index.reshape(pieces, -1)
+    taken = jax.vmap(lambda x, index: x[index])(whole, index)
+    return taken.reshape(-1, *taken.shape[2:])
 
-  mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
     return take(index, *parts)
-  rows, split = PartitionSpec(ROW_AXES), set(ROW_AXES)
-  return jax.shard_map(take, in_specs=rows, out_specs=rows, axis_names=split)(
-    index, *parts
-  )
+  rows = PartitionSpec(ALL_AXES if everywhere else ROW_AXES)
+  # Left alone with `tensor`, the compiler would split pieces over it.
+  alone = ALL_AXES if everywhere or pieces > 1 else ROW_AXES
+  return jax.shard_map(
+    take, in_specs=rows, out_specs=rows, axis_names=set(alone)
+  )(index, *parts)
 
 
-def constrain_cache(x: jax.Array, heads: int) -> jax.Array:
+def constrain_cache(
+  x: jax.Array, heads: int, everywhere: bool = False
+) -> jax.Array:
   """Keeps a cache f[B,...] split over rows, and over heads if they divide.
 
   Args:
     x: The cache.
     heads: Its axis of heads.
+    everywhere: Whether it is split by rows over all axes instead.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
     return x
-  spec = cache_spec(mesh, x.shape, heads)
+  spec = cache_spec(mesh, x.shape, heads, everywhere)
   return jax.lax.with_sharding_constraint(x, spec)
 
 
 def cache_spec(
-  mesh: Mesh | AbstractMesh, shape: Sequence[int], heads: int
+  mesh: Mesh | AbstractMesh,
+  shape: Sequence[int],
+  heads: int,
+  everywhere: bool = False,
 ) -> PartitionSpec:
   """Where a cache lies; see `constrain_cache`."""
+  if everywhere:
+    return PartitionSpec(ALL_AXES)
   axes: list[Any] = [None] * len(shape)
   axes[0] = ROW_AXES
   if shape[heads] % mesh.shape['tensor'] == 0:

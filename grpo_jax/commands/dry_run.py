@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from grpo_jax import config as config_lib
+from grpo_jax import sampling
 from grpo_jax.config import Config
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import rollout as rollout_lib
@@ -97,7 +98,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
       'optimizer steps per rollout': config.learner.batches
       * config.learner.epochs,
     },
-    'warnings': build_rewards.warnings(run.rewards),
+    'warnings': [*build_rewards.warnings(run.rewards), *_of_heads(run)],
     'memory_gib': {
       'parameters': _gib(state.params),
       'optimizer state': _gib(state.opt_state),
@@ -120,6 +121,31 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
       'truncated': float(np.mean(batch.truncated)),
     },
   }
+
+
+def _of_heads(run: build.Run) -> list[str]:
+  """What becomes of key-value heads that a mesh does not divide."""
+  if not isinstance(run.engine, sampling.LocalEngine):
+    return []  # nothing is known of the heads of a model of one's own
+  heads = run.model.config.num_kv_heads
+  found = []
+  own = run.engine.mesh
+  assert own is not None
+  tensor = run.mesh.shape['tensor']
+  if heads % tensor:
+    found.append(
+      f'config.mesh.tensor={tensor} does not divide the {heads} key-value '
+      'heads, so in an update every device has the weights and the keys and '
+      'values of all of them.'
+    )
+  tensor = own.shape['tensor']
+  if heads % tensor:
+    found.append(
+      f'While sampling, tensor={tensor} does not divide the {heads} key-value '
+      'heads, so every device has their weights, and caches are split by rows '
+      f'over all {own.size} devices if there are as many prompts.'
+    )
+  return found
 
 
 def _failed(rollout: Rollout) -> dict[str, tuple[int, str]]:

@@ -223,6 +223,11 @@ class Sampler:
   # Completions that are decoded at once. Lower it when sampling runs out of
   # memory; the rest waits for free rows.
   max_rows: int = 4096
+  # Devices over which heads, hidden units and vocabulary are split while
+  # sampling; they are taken from mesh.fsdp, and then from mesh.data. More split
+  # the weights that decoding reads into smaller parts. 0: as many as
+  # mesh.tensor.
+  tensor: int = 0
   # Times that a rollout may draw further prompts for groups whose completions
   # all earned the same, from which group-based methods learn nothing; 0 turns
   # it off.

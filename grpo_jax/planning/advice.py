@@ -56,7 +56,7 @@ def _to_fit(plan: Plan) -> list[str]:
   held = memory.get('sampler weights', 0)
   if held > 0.3 * plan.capacity:
     found.append(
-      f'Raise config.mesh.tensor: the weights that decoding reads are split '
+      f'Raise config.sampler.tensor: the weights that decoding reads are split '
       f'over tensor and expert alone, and take {held / GIB:.1f} GiB.'
     )
   if memory.get('cache', 0) > 0.3 * plan.capacity:

@@ -11,6 +11,7 @@ still split over `tensor` and `expert`.
 
 import dataclasses
 import math
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -40,7 +41,7 @@ class Arithmetic:
     self.joined = joined or parts.run.mesh.size
     self.config = parts.run.config
     self.model = parts.model
-    self.mesh = parts.run.mesh
+    self.mesh, self.sampling_mesh = parts.run.mesh, parts.engine.mesh
     self.platform = sharding.platform(self.mesh)
     self.weights = sizes.weights_of(parts)
     sampler, learner = self.config.sampler, self.config.learner
@@ -79,7 +80,8 @@ class Arithmetic:
   @property
   def _rows_here(self) -> int:
     """Completions that one device decodes at once."""
-    return self.schedule.prompts * self.group // self.shards
+    rows = self.schedule.prompts * self.group
+    return rows // sharding.row_shards(self.sampling_mesh)
 
   @property
   def cache(self) -> float:
@@ -125,7 +127,8 @@ class Arithmetic:
   def _cache(self, lanes: float, rows: float, columns: int) -> float:
     """Keys and values of rows, and of the prompts of their lanes, bytes."""
     heads = self.model.num_kv_heads
-    split = self.tensor if heads % self.tensor == 0 else 1
+    tensor = self.sampling_mesh.shape['tensor']
+    split = tensor if heads % tensor == 0 else 1
     place = 2 * heads // split * self.model.head_dim * self._compute
 
     def places(columns):
@@ -133,7 +136,7 @@ class Arithmetic:
       return sum(min(columns, window) for window in windows)
 
     number = rows * places(columns) + lanes * places(self.prompt_tokens)
-    return place * number / self.shards
+    return place * number / self.schedule.shards
 
   def held(self, program: str) -> dict[str, float]:
     """What the sampler has in memory when a program begins, bytes by part.
@@ -141,7 +144,7 @@ class Arithmetic:
     Args:
       program: One of `compiling.PROGRAMS`.
     """
-    weights = {'sampler weights': float(self.weights.gathered)}
+    weights = {'sampler weights': float(self.weights.sampled)}
     cache, admitted = {'cache': self.cache}, {}
     if self.admits:
       admitted = {'cache of admitted prompts': self.admitted_cache}
@@ -160,9 +163,9 @@ class Arithmetic:
     """
     weights, held = self.weights, self.held(program)
     if program in ('grow', 'regroup'):
-      return sum(held.values()) - weights.gathered
+      return sum(held.values()) - weights.sampled
     if program == 'prefill':
-      return float(weights.gathered)
+      return float(weights.sampled)
     if program == 'decode':
       return sum(held.values())
     if program in LEARNING_STEPS:
@@ -179,13 +182,15 @@ class Arithmetic:
       return self._scoring()
     if program in LEARNING_STEPS:
       return self._learning(program)
-    vocab, gathered = self.model.vocab_size, float(self.weights.gathered)
-    logits = 4.0 * self._rows_here * vocab
+    logits = 4.0 * self._rows_here * self.model.vocab_size
     if program == 'prepare':
-      return {'sampler weights': gathered, 'weights on their way': gathered}
+      one = max(self._layer, self.weights.head) * self._sampled_share
+      made = float(self.weights.sampled)
+      return {'sampler weights': made, 'weights on their way': one}
     if program == 'prefill':
       prompts = self.schedule.admitted if self.admits else self.schedule.prompts
-      logits *= prompts / self.schedule.prompts / self.tensor
+      logits *= prompts / self.schedule.prompts
+      logits /= self.sampling_mesh.shape['tensor']
       made = self._cache(prompts, prompts * self.group, self.rooms[0])
       return {'new cache': made, 'logits': logits}
     if program == 'grow':
@@ -300,24 +305,8 @@ class Arithmetic:
     positions = models.chunk_positions(self.model.vocab_size) * self.shards
     scored = self.rows.completions * self.room  # places of a row
     in_chunks = scored > max(1, positions // self.rows.rows)
-    again = self.model.remat * self._recomputed
+    again = self.model.remat * sizes.recomputed(self.model)
     return learning + again, learning + in_chunks
-
-  @property
-  def _recomputed(self) -> float:
-    """The share of the layers' products that `remat` computes again.
-
-    No gradient needs the output of the last product of an MLP.
-    """
-    mixture = self.model.experts
-    hidden = sum(
-      mixture.per_token * mixture.width
-      if kind.experts and mixture
-      else self.model.mlp_width
-      for kind in self.model.kinds
-    )
-    last = 2 * self.model.width * hidden
-    return 1 - last / float(models.flops_per_token(self.model, 0, False))
 
   def _learning_flops(self, program: str) -> float:
     """FLOPs of `train_step` or of a scoring: of all places of all rows."""
@@ -375,7 +364,7 @@ class Arithmetic:
   def _drawn(self) -> float:
     """Prompts of a start, on average; each shard has as many as the fullest."""
     last = self.prompts - (self.starts - 1) * self.schedule.prompts
-    last = math.ceil(last / self.shards) * self.shards
+    last = math.ceil(last / self.schedule.shards) * self.schedule.shards
     whole = (self.starts - 1) * self.schedule.prompts
     return (whole + last) / self.starts
 
@@ -410,28 +399,37 @@ class Arithmetic:
     return self._sampling(program)
 
   def _sampling(self, program: str) -> Work:
-    prompts, here = self._drawn, self._drawn / self.shards
+    mesh, prompts = self.sampling_mesh, self._drawn
+    here = prompts / sharding.row_shards(mesh)
     if program == 'decode':
       rows = prompts * self.group
       # Of a completion half is there on average, of its prompt all.
       seen = self._cache(prompts, 0, self.tokens)
       seen += self._cache(0, rows, self.tokens) / 2
-      weights = self._read(here * self.group)
+      weights = self._read(here * self.group) * self._sampled_share
       made = Work(sum(self._forward(0, rows)), self.tokens * (weights + seen))
-      return made + self._activations_sent(here * self.group * self.tokens)
+      tokens = here * self.group * self.tokens
+      return made + self._activations_sent(tokens, mesh=mesh)
     if program == 'prefill':
       tokens = here * self.prompt_tokens
-      made = Work(self._forward(prompts, 0)[0], self._read(tokens))
-      return made + self._activations_sent(tokens)
+      weights = self._read(tokens) * self._sampled_share
+      made = Work(self._forward(prompts, 0)[0], weights)
+      return made + self._activations_sent(tokens, mesh=mesh)
     if program == 'grow':
       caches = (self._first_cache(columns) for columns in self.rooms[-2:])
       return Work(memory_bytes=sum(caches))
     if program == 'regroup':
       return Work(memory_bytes=self._regrouped_cache)
-    made = Work(
-      memory_bytes=float(self.weights.trained + self.weights.gathered)
-    )
-    return made + self._sent('fsdp', float(self.weights.fetched))
+    weights = self.weights
+    made = Work(memory_bytes=float(weights.trained + weights.sampled))
+    if mesh == self.mesh:
+      return made + self._sent('fsdp', float(weights.fetched))
+    return made + Work(ici_bytes=float(weights.sampled))
+
+  @property
+  def _sampled_share(self) -> float:
+    """How large the sampler's weights are beside those of a pass."""
+    return self.weights.sampled / self.weights.gathered
 
   @property
   def _columns(self) -> int:
@@ -449,7 +447,9 @@ class Arithmetic:
     # Those of all shards that the experts are split over come to each expert.
     return self.weights.read(tokens * self._exchanging, self.model.experts)
 
-  def _activations_sent(self, tokens: float, learns: bool = False) -> Work:
+  def _activations_sent(
+    self, tokens: float, learns: bool = False, mesh: Any = None
+  ) -> Work:
     """What all layers send of tokens: summed over `tensor`, and to experts.
 
     Over `tensor` the outputs of attention and of the MLP are summed, each if
@@ -462,23 +462,23 @@ class Arithmetic:
     token = tokens * model.width * self._compute
     passes = 2.0 if learns else 1.0
     again = learns and model.remat
-    attention = model.num_layers * (model.num_heads % self.tensor == 0)
+    tensor = (mesh or self.mesh).shape['tensor']
+    attention = model.num_layers * (model.num_heads % tensor == 0)
     sums = attention * (passes + again)
     mixed = 0
     for kind in model.kinds:
       hidden = mixture.width if kind.experts and mixture else model.mlp_width
-      sums += passes * (hidden % self.tensor == 0)
+      sums += passes * (hidden % tensor == 0)
       mixed += kind.experts
-    sent = self._sent('tensor', 2.0 * sums * token)
-    if mixture is None:
-      return sent
+    sent = self._sent('tensor', 2.0 * sums * token, mesh)
     shards = self._exchanging
-    reached = shards * (1 - (1 - 1 / shards) ** mixture.per_token)
-    if shards == 1:
+    if mixture is None or shards == 1:
       return sent
-    return sent + self._sent('expert', 2.0 * passes * mixed * reached * token)
+    reached = shards * (1 - (1 - 1 / shards) ** mixture.per_token)
+    size = 2.0 * passes * mixed * reached * token
+    return sent + self._sent('expert', size, mesh)
 
-  def _sent(self, axis: str, size: float) -> Work:
+  def _sent(self, axis: str, size: float, mesh: Any = None) -> Work:
     """What a device sends so that all along an axis have an array.
 
     Those that share fast links do it among themselves; between such groups each
@@ -487,8 +487,9 @@ class Arithmetic:
     Args:
       axis: Of the mesh.
       size: Bytes of the array; twice as many if it is summed.
+      mesh: None: the learner's.
     """
-    shape = dict(self.mesh.shape)
+    shape = dict((mesh or self.mesh).shape)
     number, names = shape[axis], list(shape)
     inner = math.prod(shape[name] for name in names[names.index(axis) + 1 :])
     inside = min(number, max(1, self.joined // inner))

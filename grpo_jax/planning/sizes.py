@@ -77,7 +77,8 @@ class Weights:
     moments: Of the optimizer, with its counters.
     reference: 0 if the method has none.
     frozen: Of what adapters leave alone.
-    gathered: In the compute dtype, gathered; so decoding reads them.
+    gathered: In the compute dtype, gathered.
+    sampled: As decoding reads them, on the sampler's mesh.
     head: Of the output layer alone, gathered, in the compute dtype.
     table: Of the embedding, which is looked up and not multiplied by.
     experts: Of the experts of all layers, gathered, in the compute dtype.
@@ -92,6 +93,7 @@ class Weights:
   reference: int
   frozen: int
   gathered: int
+  sampled: int
   head: int
   table: int
   experts: int
@@ -124,6 +126,7 @@ def weights_of(parts: Abstract) -> Weights:
   mesh, model = run.mesh, parts.model
   whole = parts.updater.whole(state.params)
   read = parts.engine.decoding_params(whole)
+  gathered = _placed(read, mesh, parts.engine.model)
   compute = jnp.dtype(model.compute_dtype).itemsize
   width, vocab = model.width, model.vocab_size
   split = mesh.shape['tensor'] if vocab % mesh.shape['tensor'] == 0 else 1
@@ -139,13 +142,14 @@ def weights_of(parts: Abstract) -> Weights:
     moments=on_device(state.opt_state),
     reference=on_device(state.reference),
     frozen=on_device(parts.updater.frozen),
-    gathered=on_device(read),
+    gathered=on_device(gathered),
+    sampled=on_device(read),
     head=table,
     table=0 if tied else table,
     experts=on_device(
       [
         leaf
-        for path, leaf in jax.tree.leaves_with_path(read)
+        for path, leaf in jax.tree.leaves_with_path(gathered)
         if 'experts' in sharding.path_names(path)
       ]
     ),
@@ -153,6 +157,33 @@ def weights_of(parts: Abstract) -> Weights:
     * compute
     * sum(math.prod(x.sharding.shard_shape(x.shape)) for x in over_fsdp(whole)),
     scattered=on_device(over_fsdp(state.params)),
+  )
+
+
+def recomputed(model: models.ModelConfig) -> float:
+  """The share of the layers' products that `remat` computes again.
+
+  No gradient needs the output of the last product of an MLP.
+  """
+  mixture = model.experts
+  hidden = sum(
+    mixture.per_token * mixture.width
+    if kind.experts and mixture
+    else model.mlp_width
+    for kind in model.kinds
+  )
+  last = 2 * model.width * hidden
+  return 1 - last / float(models.flops_per_token(model, 0, False))
+
+
+def _placed(read: Any, mesh: Any, model: Any) -> Any:
+  """What decoding reads, on the learner's mesh."""
+  rules = sharding.DECODING_RULES
+  place = sharding.of_params(mesh, read, model.logical_axes, rules)
+  return jax.tree.map(
+    lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
+    read,
+    place,
   )
 
 

@@ -25,10 +25,15 @@ def answer(request: compiling.Request) -> compiling.Compiled:
   )
   topology = topologies.named(request.topology, request.slices)
   found = programs.lowered(config, topology, request.program)
-  name = compiling.key(found.lowered.as_text(), found.trips, request)
+  several = found.lowered
+  if not isinstance(several, list):
+    several = [(several, 1)]
+  text = '\0'.join(f'{calls} {one.as_text()}' for one, calls in several)
+  name = compiling.key(text, found.trips, request)
   result = compiling.kept(name)
   if result is None:
-    result = _compiled(found.lowered, found.trips, topology)
+    parts = [_compiled(one, found.trips, topology) for one, _ in several]
+    result = compiling.together(parts, [calls for _, calls in several])
     if not result.error or not result.fits:  # else it may go well next time
       compiling.keep(name, result)
   return result

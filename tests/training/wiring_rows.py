@@ -437,6 +437,7 @@ ROWS = {
   ),
   'sampler.temperature': temperature,
   'sampler.max_rows': at(('LocalEngine', 'max_rows')),
+  'sampler.tensor': at(('sampling_mesh', 'tensor')),
   'sampler.resample_rounds': rounds,
   'sampler.retire_solved': at(('draw', 'retire')),
   'optim.lr': at(('learning_rate', 'peak', 0)),

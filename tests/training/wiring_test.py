@@ -123,6 +123,7 @@ PAIRS = {
   'sampler.min_p': (0.05, 0.0),
   'sampler.stop_strings': (('x',), ('y', 'z')),
   'sampler.max_rows': (31, 32),
+  'sampler.tensor': (1, 0),
   'sampler.resample_rounds': (2, 0),
   'sampler.retire_solved': (False, True),
   'optim.lr': (0.011, 0.012),
