@@ -1,9 +1,10 @@
 """The mesh, which array axis lies on which mesh axis, and how to compile.
 
-The mesh has four axes. Over `data` the parameters are replicated, over `fsdp`
+The mesh has five axes. Over `data` the parameters are replicated, over `fsdp`
 they are sharded, and over `expert` the experts of a mixture lie, while all
 other parameters are replicated; these three axes split the rows of a batch.
-`tensor` splits heads, hidden units and the vocabulary. An axis that is not used
+`context` splits the columns of each row in an update, and `tensor` heads, hidden
+units and the vocabulary. An axis that is not used
 has size 1, so one device is a mesh too. All axes are `Auto`: the compiler
 places the collectives, and the functions here tell it where arrays lie.
 """
@@ -29,7 +30,7 @@ import numpy as np
 MeshT = TypeVar('MeshT', Mesh, AbstractMesh)
 
 ROW_AXES = ('data', 'fsdp', 'expert')
-ALL_AXES = (*ROW_AXES, 'tensor')
+ALL_AXES = (*ROW_AXES, 'context', 'tensor')
 
 COMPILER_OPTIONS = {'xla_allow_excess_precision': False}
 """For every program that scores or samples.
@@ -61,8 +62,9 @@ def make_mesh(
   expert: int = 1,
   slices: int = 1,
   devices: Sequence[Any] | None = None,
+  context: int = 1,
 ) -> Mesh:
-  """A mesh over the first `slices * data * fsdp * tensor * expert` devices.
+  """A mesh over the first of some devices: as many as the sizes multiply to.
 
   Args:
     data: Copies of the parameters in a slice, each with its share of the rows.
@@ -75,6 +77,8 @@ def make_mesh(
       gradients cross them. In the mesh they are the outer part of `data`.
     devices: Such as those of a topology that is not there, to compile for it;
       None: those of this run.
+    context: Parts into which the columns of each row fall in an update, so that
+      a device computes only some tokens of a long completion.
 
   Returns:
     A `Mesh` with Auto axes.
@@ -90,7 +94,7 @@ def make_mesh(
   else:
     processes = len({device.process_index for device in devices})
   shape = mesh_shape(
-    len(devices), data, fsdp, tensor, expert, slices, processes
+    len(devices), data, fsdp, tensor, expert, slices, processes, context
   )
   used = devices[: math.prod(shape.values())]
   in_slice = shape['data'] // slices, *list(shape.values())[1:]
@@ -107,6 +111,7 @@ def sampling_mesh(mesh: MeshT, tensor: int, slices: int = 1) -> MeshT:
   Decoding reads every weight for every token. So weights are split over more of
   `tensor` than in an update, which takes over from `fsdp`, and then from
   `data`. Along the rows a device has the same place as in the learner's mesh.
+  Rows are not cut into parts, so `context` gives its devices to them.
 
   Args:
     mesh: The learner's.
@@ -121,7 +126,8 @@ def sampling_mesh(mesh: MeshT, tensor: int, slices: int = 1) -> MeshT:
   True
   """
   shape = dict(mesh.shape)
-  if tensor in (0, shape['tensor']):
+  tensor = tensor or shape['tensor']
+  if tensor == shape['tensor'] and shape['context'] == 1:
     return mesh
   in_slice = mesh.size // slices // shape['expert']
   if in_slice % tensor:
@@ -131,8 +137,8 @@ def sampling_mesh(mesh: MeshT, tensor: int, slices: int = 1) -> MeshT:
       f'give 0, for config.mesh.tensor, or a divisor of {in_slice}.'
     )
   rest = in_slice * slices // tensor
-  shape['data'] = math.gcd(shape['data'], rest)
-  shape |= {'fsdp': rest // shape['data'], 'tensor': tensor}
+  data = math.gcd(shape['data'], rest)
+  shape |= {'data': data, 'fsdp': rest // data, 'context': 1, 'tensor': tensor}
   sizes, names = tuple(shape.values()), tuple(shape)
   types = (AxisType.Auto,) * len(shape)
   if isinstance(mesh, AbstractMesh):
@@ -149,6 +155,7 @@ def mesh_shape(
   expert: int = 1,
   slices: int = 1,
   processes: int = 1,
+  context: int = 1,
 ) -> dict[str, int]:
   """The axes of a mesh and their sizes; see `make_mesh`.
 
@@ -160,23 +167,25 @@ def mesh_shape(
     expert: See `make_mesh`.
     slices: See `make_mesh`.
     processes: How many processes have the devices.
+    context: See `make_mesh`.
 
   Raises:
     ValueError: See `make_mesh`.
 
   >>> mesh_shape(16, data=-1, fsdp=4)
-  {'data': 4, 'fsdp': 4, 'expert': 1, 'tensor': 1}
+  {'data': 4, 'fsdp': 4, 'expert': 1, 'context': 1, 'tensor': 1}
   """
   sizes = f'data={data} x fsdp={fsdp} x tensor={tensor} x expert={expert}'
   sizes = f'slices={slices} x {sizes}' if slices != 1 else sizes
-  if min(fsdp, tensor, expert, slices) < 1 or data < 1 and data != -1:
+  sizes = f'{sizes} x context={context}' if context != 1 else sizes
+  if min(fsdp, tensor, expert, slices, context) < 1 or data < 1 and data != -1:
     raise ValueError(
       f'A mesh cannot have {sizes}; give 1 or more for each (only data may be '
       '-1, for all devices that are left).'
     )
   if data == -1:  # at least one copy of the parameters
-    data = max(1, number // (fsdp * tensor * expert * slices))
-  wanted = slices * data * fsdp * tensor * expert
+    data = max(1, number // (fsdp * tensor * expert * slices * context))
+  wanted = slices * data * fsdp * tensor * expert * context
   if wanted > number:
     raise ValueError(
       f'A mesh of {sizes} needs {wanted} devices, but {number} are present; '
@@ -188,8 +197,13 @@ def mesh_shape(
       f'{processes} processes without work; give config.mesh.data=-1, or '
       'change config.mesh.'
     )
-  axes = 'data', 'fsdp', 'expert', 'tensor'
-  return dict(zip(axes, (slices * data, fsdp, expert, tensor), strict=True))
+  return {
+    'data': slices * data,
+    'fsdp': fsdp,
+    'expert': expert,
+    'context': context,
+    'tensor': tensor,
+  }
 
 
 def _placed(shape: tuple[int, ...], devices: list[Any]) -> np.ndarray:

@@ -91,7 +91,7 @@ def with_mesh(config: Config, sizes: str, slices: int | None) -> Config:
   if sizes:
     pairs = (one.partition('=') for one in sizes.split(','))
     given = {name: size for name, _, size in pairs}
-    axes = 'data', 'fsdp', 'tensor', 'expert'
+    axes = 'data', 'fsdp', 'tensor', 'expert', 'context'
     if set(given) - set(axes) or not all(
       size.lstrip('-').isdecimal() for size in given.values()
     ):

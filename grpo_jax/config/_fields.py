@@ -434,6 +434,10 @@ class Mesh:
   # Devices over which the experts of each layer are split, if the model has
   # experts.
   expert: int = 1
+  # Devices over which the tokens of each row are split in an update, for long
+  # completions: each computes its part of them, and attends to the keys of all.
+  # In sampling these devices draw rows of their own.
+  context: int = 1
   # Slices of a pod, or groups of machines, each with copies of its own: between
   # them only sums of gradients are sent.
   slices: int = 1

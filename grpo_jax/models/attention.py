@@ -26,6 +26,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from grpo_jax import sharding
+from grpo_jax import shards
 from grpo_jax.models._attend import Partial
 from grpo_jax.models._attend import attend
 from grpo_jax.models._attend import attend_recent
@@ -119,7 +120,8 @@ def over_layout(
   Returns:
     The function that a layer calls; it uses no cache.
   """
-  if layout.blocks is not None:
+  # Of rows that are cut, the blocks are.
+  if layout.blocks is not None and shards.parts() == 1:
     portable = _over_blocks(layout, layout.blocks, forward_mode)
   else:
     portable = _over_segments(layout, forward_mode)
@@ -132,10 +134,12 @@ def over_layout(
     if chosen == 'splash':
       run, suits = kernels.splash, kernels.splash_suits(layout, window)
       run = functools.partial(run, cap=cap)
+      suits &= shards.parts() == 1
     else:
       run, suits = kernels.cudnn, kernels.cudnn_suits(layout, query)
       suits |= implementation == 'cudnn'
       suits &= cap is None  # cuDNN's attention has none
+      suits &= shards.parts() == 1  # as many queries as keys
     if not suits:
       return portable(query, key, value, cache, window, cap)
     return run(query, key, value, layout, window, interpret), cache
@@ -146,15 +150,20 @@ def over_layout(
 def _over_segments(layout: Layout, forward_mode: bool) -> Attention:
   """Attention in rows of any segments, by a mask over the whole row."""
   segment, parent = layout.segment, layout.parent
-  same = segment[:, :, None] == segment[:, None, :]
-  continued = parent[:, :, None] == segment[:, None, :]
+  # If the rows are cut, each part attends to the keys of all.
+  of_key, key_position = map(
+    shards.gather_columns, (layout.segment, layout.position)
+  )
+  same = segment[:, :, None] == of_key[:, None, :]
+  continued = parent[:, :, None] == of_key[:, None, :]
   # The last factor hides padding, whose segment is 0: so is the parent of a
   # segment that continues none.
-  related = (same | continued) & (segment > 0)[:, None, :]
+  related = (same | continued) & (of_key > 0)[:, None, :]
 
   def attention(query, key, value, cache, window, cap=None):
-    recent = _recent(layout.position, layout.position, window)
+    recent = _recent(layout.position, key_position, window)
     visible = related & recent
+    key, value = map(shards.gather_columns, (key, value))
     output = attend(query, key, value, visible, forward_mode, cap).output
     return output, cache
 

@@ -108,6 +108,8 @@ class LayoutSpec:
       token costs; `'auto'` compares layouts by it.
     share: Whether packed completions of a group share their prompt; see
       `packed_rows`.
+    parts: Into how many parts the columns of a row are cut, over devices; a row
+      then has a multiple of this many columns.
   """
 
   kind: str
@@ -120,6 +122,7 @@ class LayoutSpec:
   shards: int = 1
   key_cost: float = 0.0
   share: bool = True
+  parts: int = 1
 
   def __post_init__(self):
     if self.kind not in ('auto', 'shared', 'packed', 'padded'):
@@ -146,8 +149,9 @@ class LayoutSpec:
     # Equal parts, rather than full ones and a rest: all micro-batches have one
     # shape, and what the last of them lacks is computed as padding.
     on_each = math.ceil(rows / self.shards)
-    parts = math.ceil(on_each * row_tokens / self.micro_tokens)
-    most = math.ceil(on_each / parts)
+    columns = math.ceil(row_tokens / self.parts)
+    number = math.ceil(on_each * columns / self.micro_tokens)
+    most = math.ceil(on_each / number)
     # Equal parts may leave some padding, and somewhat smaller ones less.
     sizes = range(most, most // 2, -1)
     return min(sizes, key=lambda rows: -on_each % rows) * self.shards
@@ -439,15 +443,20 @@ def shared_prompt(
 
 
 def pad_to(
-  layout: Layout, rows: int, completions: int, num_completions: int
+  layout: Layout,
+  rows: int,
+  completions: int,
+  num_completions: int,
+  parts: int = 1,
 ) -> Layout:
-  """Adds empty rows and empty slots, so that a compiled program fits.
+  """Adds empty rows, slots and columns, so that a compiled program fits.
 
   Args:
     layout: A layout with at most `rows` rows and `completions` slots in each.
     rows: `R` of the result.
     completions: `C` of the result.
     num_completions: `P * G`, which marks a slot as empty.
+    parts: The result has a multiple of this many columns.
 
   Returns:
     A `Layout`. The model takes the added rows for padding, and no one reads
@@ -455,16 +464,17 @@ def pad_to(
   """
   more_rows = rows - layout.tokens.shape[0]
   more_slots = completions - layout.completion.shape[1]
+  more_columns = -layout.tokens.shape[1] % parts
 
   def pad(x, *slots, value=0):
     widths = [(0, more_rows), *slots] + [(0, 0)] * (x.ndim - 1 - len(slots))
     return np.pad(x, widths, constant_values=value)
 
   return Layout(
-    tokens=pad(layout.tokens),
-    position=pad(layout.position),
-    segment=pad(layout.segment),
-    parent=pad(layout.parent),
+    tokens=pad(layout.tokens, (0, more_columns)),
+    position=pad(layout.position, (0, more_columns)),
+    segment=pad(layout.segment, (0, more_columns)),
+    parent=pad(layout.parent, (0, more_columns)),
     column=pad(layout.column, (0, more_slots)),
     target=pad(layout.target, (0, more_slots)),
     completion=pad(layout.completion, (0, more_slots), value=num_completions),

@@ -57,7 +57,9 @@ def micro_batches(
   micro_rows = _micro_rows(built, number, spec)
   used = math.ceil(built.tokens.shape[0] / micro_rows)
   whole = math.ceil(most_rows / micro_rows)
-  padded = layout.pad_to(built, whole * micro_rows, slots, number * group)
+  padded = layout.pad_to(
+    built, whole * micro_rows, slots, number * group, spec.parts
+  )
   return layout.split_rows(padded, micro_rows), used
 
 

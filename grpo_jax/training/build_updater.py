@@ -54,6 +54,7 @@ def _spec(
     prompt_buckets=run.config.data.prompt_buckets,
     micro_tokens=most_tokens,
     shards=sharding.row_shards(run.mesh),
+    parts=run.mesh.shape['context'],
   )
   if isinstance(run.model, Foreign):
     return common('padded')

@@ -496,5 +496,5 @@ ROWS |= {
 }
 ROWS |= {
   f'mesh.{name}': at(('make_mesh', name))
-  for name in ('data', 'fsdp', 'tensor', 'expert', 'slices')
+  for name in ('data', 'fsdp', 'tensor', 'expert', 'context', 'slices')
 }

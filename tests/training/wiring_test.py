@@ -183,6 +183,7 @@ PAIRS = {
   'mesh.fsdp': (3, 4),
   'mesh.tensor': (5, 6),
   'mesh.expert': (7, 8),
+  'mesh.context': (7, 8),
   'mesh.slices': (9, 10),
 }
 # What the third config has instead of the second's values.
