@@ -3,10 +3,11 @@
 The mesh has five axes. Over `data` the parameters are replicated, over `fsdp`
 they are sharded, and over `expert` the experts of a mixture lie, while all
 other parameters are replicated; these three axes split the rows of a batch.
-`context` splits the columns of each row in an update, and `tensor` heads, hidden
-units and the vocabulary. An axis that is not used
-has size 1, so one device is a mesh too. All axes are `Auto`: the compiler
-places the collectives, and the functions here tell it where arrays lie.
+`context` splits the columns of each row in an update, and `tensor` heads,
+hidden units and the vocabulary. An axis that is not used has size 1, so one
+device is a mesh too. All axes are `Auto`: the compiler places the collectives,
+and the functions here tell it where arrays lie. Where an update is computed,
+the first four are taken by hand instead; see `shards.py`.
 """
 
 from collections.abc import Callable

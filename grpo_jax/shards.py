@@ -175,7 +175,7 @@ def specs(place: Any) -> Any:
 
 
 def parts() -> int:
-  """Into how many parts the columns of the rows at hand fall; 1: they are whole."""
+  """Into how many parts the rows at hand are cut; 1: they are whole."""
   return jax.sharding.get_abstract_mesh().shape['context'] if on_shard() else 1
 
 

@@ -121,8 +121,7 @@ class Updater:
     def scoring(function):
       @functools.wraps(function)
       def with_frozen(learner, frozen, *args):
-        beside = dataclasses.replace(learner, frozen=frozen)
-        return function(beside, *args)
+        return function(dataclasses.replace(learner, frozen=frozen), *args)
 
       return with_frozen
 

@@ -4,12 +4,10 @@ import functools
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from grpo_jax import losses
-from grpo_jax import shards
 from grpo_jax import sharding
 from grpo_jax.learner import gradient
 from grpo_jax.learner import step
