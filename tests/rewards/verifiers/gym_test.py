@@ -26,8 +26,14 @@ needs_package = pytest.mark.skipif(
 # These evaluated what they were given, or never came back from it.
 HOSTILE = [
   'binary_matrix', 'countdown', 'intermediate_integration', 'n_queens',
-  'puzzle24', 'simple_integration', 'spiral_matrix', 'string_insertion',
+  'polynomial_multiplication', 'puzzle24', 'simple_integration',
+  'spiral_matrix', 'string_insertion',
 ]  # fmt: skip
+# It answers in place of the judge, whose pipe has the number 3.
+ANSWERS_ITSELF = (
+  '__import__("os").write(3, b\'{"values": [%s]}\\n\')'
+  ' and __import__("os")._exit(0)'
+)
 
 
 @pytest.fixture(scope='module')
@@ -70,6 +76,7 @@ def test_a_hostile_answer_writes_nothing_and_is_counted(pool, task, tmp_path):
     for name in names
     for form in ('{}', '[{}]', 'x + {}')
   ]
+  writes += [ANSWERS_ITSELF % value for value in ('1e30', '1.0')]
   outcomes = judge(pool, example, *writes)
   assert not any(map(os.path.exists, names))
   assert all(one.failure or (one.reward or 0) < 0.1 for one in outcomes)
@@ -97,6 +104,45 @@ def test_an_answer_cannot_look_the_right_one_up(pool, task):
   forms = look, f'[{look}]', f'{look}.split()', f'list({look})'
   for outcome in judge(pool, example, *forms):
     assert (outcome.reward or 0) < 0.1, outcome
+
+
+@needs_package
+@pytest.mark.parametrize(
+  'task, answers',
+  [
+    ('countdown', {'{right}': 1.0, '{right}  # so': 1.0, '{right} + 0': 0.05}),
+    ('countdown', {'0  # {right}': 0.05, '24.0': 0.0, '2**3': 0.0, 'x': 0.0}),
+    ('puzzle24', {'8*3*1*1': 1.0, '8*3 # 1, 1': 0.01, '4!': 0.0, '': 0.0}),
+    ('simple_integration', {'{right}': 1.0, '{right} + 3.5': 1.0}),
+    (
+      'simple_integration',
+      {
+        'Integral({integrand}, {variable})': 0.0,
+        'integrate({integrand}, {variable})': 0.0,
+        '({right}).doit()': 0.0,
+        '{right}, 1': 0.0,
+      },
+    ),
+  ],
+)
+def test_expressions_are_read_and_nothing_else_is(pool, task, answers):
+  example = record(task)
+  given = {
+    'right': example['answer'],
+    **example['reasoning_gym']['metadata'],
+  }
+  outcomes = judge(pool, example, *(one.format(**given) for one in answers))
+  assert [one.reward for one in outcomes] == list(answers.values()), outcomes
+
+
+@needs_package
+def test_an_integral_may_have_functions_in_it(pool):
+  example = record('intermediate_integration')
+  metadata = example['reasoning_gym']['metadata']
+  metadata['integrand'] = 'x*sin(2*x) + 1/x + exp(x)/pi'
+  right = 'sin(2*x)/4 - x*cos(2*x)/2 + log(x) + exp(x)/pi'
+  outcomes = judge(pool, example, right, f'{right} + C', f'{right} + x')
+  assert [one.reward for one in outcomes] == [1.0, 1.0, 0.0]
 
 
 @needs_package
