@@ -6,6 +6,7 @@ import hashlib
 import os
 import pathlib
 import re
+import stat
 
 _WHOLE_BYTES = 2**26  # a file up to this size is hashed as a whole
 _PARTS = 16  # of a larger one, in even distances, each of this size
@@ -93,6 +94,26 @@ def _shards(name: str) -> list[str]:
   return [shards[place] for place in sorted(shards)]
 
 
+def refuse_special(path: str | os.PathLike[str]) -> None:
+  """Raises an error if a path is nothing that can be read as a file.
+
+  Opening a named pipe waits until somebody writes to it, and a device such as
+  /dev/zero has no end.
+
+  Raises:
+    OSError: There is no such file, or it is a folder.
+    ValueError: It is a pipe, a device or a socket.
+  """
+  mode = os.stat(path).st_mode
+  if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+    kind = 'pipe' if stat.S_ISFIFO(mode) else 'device or a socket'
+    raise ValueError(
+      f'{str(path)!r} is a {kind} and no regular file, but records are read in'
+      ' any order; write the data to a file, and name that.'
+    )
+  open(path, 'rb').close()  # whose error says in a word what is wrong
+
+
 def fingerprint(paths: Sequence[str]) -> str:
   """A SHA-256 of the names, the sizes and the contents of files.
 
@@ -102,6 +123,7 @@ def fingerprint(paths: Sequence[str]) -> str:
   """
   whole = hashlib.sha256()
   for path in paths:
+    refuse_special(path)
     size = os.path.getsize(path)
     whole.update(f'{os.path.basename(path)} {size}\n'.encode())
     with open(path, 'rb') as file:
