@@ -13,6 +13,7 @@ from grpo_jax import rewards
 from grpo_jax.rewards import sandbox
 from grpo_jax.rewards import workers as workers_lib
 from grpo_jax.rewards.verifiers import gym
+from tests.rewards.verifiers import hostile
 
 SLOWNESS = float(os.environ.get('GRPO_JAX_TEST_SLOWNESS', 1.0))
 LIMIT_SECS = 2.0 * SLOWNESS
@@ -200,6 +201,66 @@ def test_the_answer_is_cut_out(pool):
 )
 def test_which_text_is_the_answer(text, tag, require, answer):
   assert gym._answer(text, tag, require) == answer
+
+
+# The texts that fool and break verifiers, for tasks that compare, read numbers,
+# read a grid and read an expression.
+CORPUS = 'chain_sum', 'fraction_simplification', 'mini_sudoku', 'countdown'
+MOST_REWARD = 0.3  # of a text without an answer, as the table of tasks has it
+
+
+def judge_corpus(pool, task, every):
+  """Each text of the hostile corpus has an outcome, in time."""
+  example = record(task)
+  kinds = (list(texts.values())[::every] for texts in hostile.KINDS.values())
+  texts = [text for kind in kinds for text in kind]
+  texts += [f'<answer>{text}</answer>' for text in texts[::4]]
+  outcomes = judge(pool, example, *texts)
+  for text, outcome in zip(texts, outcomes, strict=True):
+    assert outcome.secs < LIMIT_SECS + LATE_SECS, ascii(text[:80])
+    assert bool(outcome.failure) == (outcome.reward is None)
+    assert (outcome.reward or 0) <= MOST_REWARD, (ascii(text[:80]), outcome)
+  (right,) = judge(pool, example, example['answer'])
+  assert right.reward == 1
+  return len(texts)
+
+
+@needs_package
+@pytest.mark.parametrize('task', CORPUS)
+def test_some_of_the_hostile_corpus_has_outcomes(pool, task):
+  judge_corpus(pool, task, 9)
+
+
+@needs_package
+@pytest.mark.long
+@pytest.mark.parametrize('task', CORPUS)
+def test_all_of_the_hostile_corpus_has_outcomes(pool, task):
+  assert judge_corpus(pool, task, 1) > 500
+
+
+@needs_package
+def test_score_counts_the_failures_of_a_batch(pool):
+  """As a run calls it; what has failed is not judged, and is no 0."""
+  coin, sums = record('coin_flip'), record('chain_sum')
+  rows = [
+    (coin, '-1e999', 'raised OverflowError'),  # known to make it raise
+    (coin, coin['answer'], ''),
+    (sums, sums['answer'], ''),
+    (sums, '9**9**9**9', ''),
+    (sums, '\ud800', ''),
+    (record('prime_factorization'), 'I do not know.', 'raised ValueError'),
+    (record('simple_integration'), 'x**9**9**9**9', 'time limit'),
+  ]
+  examples, completions, expected = map(list, zip(*rows))
+  term = rewards.WeightedReward(
+    'gym', rewards.reasoning_gym, where='workers', failed=None
+  )
+  found = rewards.score(
+    [term], ['p'] * len(rows), completions, examples, workers=pool
+  )
+  assert [text.partition(':')[0] for text in found.failures[:, 0]] == expected
+  assert found.judged.tolist() == [not text for text in expected]
+  assert found.reward.tolist() == [0, 1, 1, 0, 0, 0, 0]
 
 
 def test_in_the_process_of_the_trainer_it_refuses():
