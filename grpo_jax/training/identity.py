@@ -14,6 +14,7 @@ from typing import Any
 from grpo_jax import data
 from grpo_jax import gguf_files
 from grpo_jax.config import Config
+from grpo_jax.rollouts import reward_model
 from grpo_jax.training import sources
 from grpo_jax.training import workdir
 from grpo_jax.training.marks import NOTHING
@@ -28,7 +29,7 @@ def of(config: Config, given: Given = NOTHING) -> dict[str, Any]:
 
   The fields of the config, what the run was given in Python, the versions of
   packages, the git revision, and hashes of files: of each source of prompts, of
-  those that a model and its tokenizer come from, and of the modules of
+  those that models and the tokenizer come from, and of the modules of
   functions that the config names.
 
   Args:
@@ -54,8 +55,12 @@ def of(config: Config, given: Given = NOTHING) -> dict[str, Any]:
 
 
 def _model_files(config: Config) -> Iterator[pathlib.Path]:
-  """The files of the model and of the tokenizer that the config names."""
-  for name in dict.fromkeys((config.model.path, config.data.tokenizer)):
+  """The files of the models and of the tokenizer that the config names."""
+  names = [config.model.path, config.data.tokenizer]
+  for reward in config.rewards:
+    if reward.name == reward_model.NAME:
+      names.append(str(reward.kwargs.get('path', '')))
+  for name in dict.fromkeys(names):
     if name.startswith(gguf_files.PACKAGE):
       yield gguf_files.find(name)
       continue

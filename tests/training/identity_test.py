@@ -26,16 +26,18 @@ def test_processes_compare_the_contents_of_their_files(tmp_path):
     'data.train': ({'name': f'{tmp_path}/*.parquet'}, {'name': 'arithmetic'}),
     'data.heldout': f'{tmp_path}/c.jsonl',
   }
-  found = hashes(runs.small(**changes))
+  config = runs.small(**changes)
+  found = hashes(config)
   assert list(found) == [
     f'the SHA-256 of {tmp_path}/*.parquet',
     f'the SHA-256 of {tmp_path}/c.jsonl',
   ]
-  assert hashes(runs.small(**changes)) == found
+  assert hashes(config) == found
   (tmp_path / 'b.parquet').write_text('d.parquet')
-  assert [
-    v for k, v in hashes(runs.small(**changes)).items() if v != found[k]
-  ] == [hashes(runs.small(**changes))[f'the SHA-256 of {tmp_path}/*.parquet']]
+  now = hashes(config)
+  assert [k for k in now if now[k] != found[k]] == [
+    f'the SHA-256 of {tmp_path}/*.parquet'
+  ]
   assert not hashes(runs.small())
 
 
@@ -76,6 +78,13 @@ def test_the_policy_of_another_run_is_told_by_its_newest_checkpoint(tmp_path):
     'checkpoints/10/host/metadata',
     'config.json',
   ]
+
+
+def test_the_files_of_a_reward_model_are_compared(tmp_path):
+  (tmp_path / 'model.safetensors').write_text('of a classifier')
+  reward = {'name': 'reward_model', 'kwargs': {'path': str(tmp_path)}}
+  config = runs.small(reward={**reward, 'weight': 1.0})
+  assert [*hashes(config)] == [f'the SHA-256 of {tmp_path}/model.safetensors']
 
 
 def test_the_source_of_a_reward_function_is_compared(tmp_path, monkeypatch):
