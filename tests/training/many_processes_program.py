@@ -46,6 +46,8 @@ EVERYTHING = {
   'optim.decay': 'cosine',
 }
 
+SHORT = {'steps': 2, 'optim.warmup_steps': 0}
+
 
 _calls, _at_call = 0, {}
 
@@ -164,11 +166,11 @@ def disk_full_first(folder, rank, stop):
 
 
 def disk_stays_full(folder, rank, stop):
-  return disk_full(folder, rank, stop, times=math.inf, steps=2)
+  return disk_full(folder, rank, stop, times=math.inf, **SHORT)
 
 
 def room_again(folder, rank, stop):
-  return train(folder.parent / 'disk_stays_full', stop, steps=2)
+  return train(folder.parent / 'disk_stays_full', stop, **SHORT)
 
 
 def replayed(folder, rank, stop):
