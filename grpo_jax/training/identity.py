@@ -69,8 +69,9 @@ def _model_files(config: Config) -> Iterator[pathlib.Path]:
       continue
     files = [path, *path.glob('*')]
     if (path / 'checkpoints').is_dir():  # another run, which may go on
-      saved = [*(path / 'checkpoints').glob('[0-9]*')]
-      newest = max(saved, key=lambda folder: int(folder.name), default=path)
+      names = (folder.name for folder in (path / 'checkpoints').iterdir())
+      steps = [int(name) for name in names if name.isdecimal()]
+      newest = path / 'checkpoints' / str(max(steps, default=''))
       # It has fingerprints of all that lies beside it.
       files = [path / 'config.json', newest / 'host' / 'metadata']
     yield from sorted(file for file in files if file.is_file())

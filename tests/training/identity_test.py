@@ -71,6 +71,7 @@ def test_the_policy_of_another_run_is_told_by_its_newest_checkpoint(tmp_path):
   for step in 9, 10:
     (tmp_path / f'checkpoints/{step}/host').mkdir(parents=True)
     (tmp_path / f'checkpoints/{step}/host/metadata').write_text(str(step))
+  (tmp_path / 'checkpoints/11.orbax-checkpoint-tmp').mkdir()
   (tmp_path / 'metrics.jsonl').write_text('it may go on')
   (tmp_path / 'config.json').write_text('{}')
   files = [*identity._model_files(of_model(tmp_path))]
