@@ -69,8 +69,8 @@ def _model_files(config: Config) -> Iterator[pathlib.Path]:
       continue
     files = [path, *path.glob('*')]
     if (path / 'checkpoints').is_dir():  # another run, which may go on
-      names = (folder.name for folder in (path / 'checkpoints').iterdir())
-      steps = [int(name) for name in names if name.isdecimal()]
+      found = (folder.name for folder in (path / 'checkpoints').iterdir())
+      steps = [int(name) for name in found if name.isdecimal()]
       newest = path / 'checkpoints' / str(max(steps, default=''))
       # It has fingerprints of all that lies beside it.
       files = [path / 'config.json', newest / 'host' / 'metadata']
