@@ -9,8 +9,8 @@ import re
 import stat
 
 _WHOLE_BYTES = 2**26  # a file up to this size is hashed as a whole
-_PARTS = 16  # of a larger one, in even distances, each of this size
-_PART_BYTES = 2**20
+_READ_BYTES = 2**24  # of a larger one, in parts at even distances
+_PARTS = 16
 _FORMATS = {
   'jsonl': 'jsonl',
   'json': 'jsonl',
@@ -114,12 +114,17 @@ def refuse_special(path: str | os.PathLike[str]) -> None:
   open(path, 'rb').close()  # whose error says in a word what is wrong
 
 
-def fingerprint(paths: Sequence[str]) -> str:
+def fingerprint(paths: Sequence[str], parts: int = _PARTS) -> str:
   """A SHA-256 of the names, the sizes and the contents of files.
 
-  Of a file of more than 64 MiB, 16 parts of 1 MiB are read, so that a large
-  data set costs no more than a small one. A change that keeps the size and lies
-  between these parts is not seen.
+  Of a file of more than 64 MiB, 16 MiB are read, so that a large data set costs
+  no more than a small one: parts of equal size, at equal distances from the
+  head to the tail. A change that keeps the size and lies between these parts is
+  not seen.
+
+  Args:
+    paths: Of the files.
+    parts: How many parts of a large file are read.
   """
   whole = hashlib.sha256()
   for path in paths:
@@ -130,7 +135,8 @@ def fingerprint(paths: Sequence[str]) -> str:
       if size <= _WHOLE_BYTES:
         whole.update(hashlib.file_digest(file, 'sha256').digest())
         continue
-      for part in range(_PARTS):
-        file.seek((size - _PART_BYTES) * part // (_PARTS - 1))
-        whole.update(file.read(_PART_BYTES))
+      length = _READ_BYTES // parts
+      for part in range(parts):
+        file.seek((size - length) * part // (parts - 1))
+        whole.update(file.read(length))
   return whole.hexdigest()
