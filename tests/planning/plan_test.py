@@ -60,6 +60,19 @@ def test_what_fits_and_what_does_not():
   assert small.largest.bytes > small.capacity == 15.75 * GIB
 
 
+@pytest.mark.parametrize(
+  'data, fsdp, tensor',
+  [(d, 8 // d // t, t) for t in (1, 2, 4) for d in (1, 2) if d * t <= 8],
+)
+def test_no_mesh_of_eight_chips_has_room_for_7b(data, fsdp, tensor):
+  """16 completions; `tests.planning.by_hand` asks the compiler."""
+  sizes = {'mesh.data': data, 'mesh.fsdp': fsdp, 'mesh.tensor': tensor}
+  few = {'sampler.prompts': 16 // 2, 'sampler.group': 2}
+  made = estimate('v5e:2x4', **sizes, **few)
+  assert made.counted.weights.number == pytest.approx(7.6e9, rel=0.01)
+  assert not made.fits
+
+
 def test_of_a_gpu_jax_takes_a_share(monkeypatch):
   name = 'XLA_PYTHON_CLIENT_MEM_FRACTION'
   monkeypatch.delenv(name, raising=False)
@@ -216,7 +229,7 @@ def test_what_the_compiler_says_replaces_arithmetic():
     flops=7.0,
     collectives=(
       Collective('all-gather', 'bf16', 4 * GIB, 10, 2),
-      Collective('all-reduce', 'f32', GIB, 1, 2, inside=1),
+      Collective('all-reduce', 'f32', GIB, 1, 2, crosses=True),
     ),
   )
   one = plans.of_program(counted, 'train_step', 1, result)
@@ -236,6 +249,30 @@ def test_what_the_compiler_says_replaces_arithmetic():
   full = plans.of_program(counted, 'train_step', 1, refused)
   made = plans.Plan(topologies.named('v5p:4x4x4'), {}, counted, (full,))
   assert not made.fits
+
+
+def test_the_verdict_on_what_was_compiled_is_the_compilers():
+  """Even if its sum is above the table; it knows all that an update holds."""
+  counted = estimate(**{'mesh.fsdp': 64}).counted
+  chip = topologies.named('v5p:4x4x4')
+  state, over = counted.weights.state, int(chip.memory_bytes) + 1
+  taken = compiling.Compiled(
+    argument_bytes=state, temporary_bytes=over - state
+  )
+
+  def verdict(name, result):
+    one = plans.of_program(counted, name, 1, result)
+    return plans.Plan(chip, {}, counted, (one,)).fits
+
+  assert verdict('train_step', taken)
+  # While completions are drawn, moments lie in memory that it knows nothing of.
+  needed = int(counted.arguments('decode'))
+  beside = counted.weights.state
+  for room, fits in ((beside, True), (beside - 2, False)):
+    drawn = compiling.Compiled(
+      argument_bytes=needed, temporary_bytes=over - 1 - needed - room
+    )
+    assert verdict('decode', drawn) == fits
 
 
 def test_what_could_not_be_compiled_is_not_taken_to_fit(monkeypatch):
