@@ -1,24 +1,28 @@
 """What `grpo-jax plan` says, beside programs that are compiled by hand.
 
-  python -m tests.planning.by_hand [CASE...]
+  python -m tests.planning.by_hand [--lowered] [CASE...]
 
-compiles programs for TPUs twice, and prints a row of the table of commands/README.md
-for each: once as a plan does, and once without what plans have in common with
-runs. Here the model's fields are written down, and the mesh and the shapes and
-shardings of all arguments are made by hand. It needs libtpu, and minutes for
-each program; without names of `CASES` all are compiled.
+compiles programs for TPUs twice, and prints a row of the table of
+grpo_jax/commands/README.md for each: once as a plan does, and once without what
+plans have in common with runs. Here the model's fields are written down, and
+the mesh and the shapes and shardings of all arguments are made by hand. It
+needs libtpu, and minutes for each program; without names of `CASES` all are
+compiled. With `--lowered` nothing is: it is said whether the compiler would be
+given the same text for the same devices, which takes seconds.
 """
 
+import argparse
 import dataclasses
 import functools
 import pathlib
-import sys
 from typing import Any
 from typing import NamedTuple
 
 import jax
 from jax.experimental import mesh_utils
 import jax.numpy as jnp
+from jax.sharding import AxisType
+from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 import numpy as np
@@ -35,6 +39,7 @@ from grpo_jax.learner.types import Learner
 from grpo_jax.models.layout import LayoutSpec
 from grpo_jax.planning import compiling
 from grpo_jax.planning import hlo
+from grpo_jax.planning import programs
 from grpo_jax.planning import topologies
 from grpo_jax.rollouts import rollout
 from grpo_jax.sampling import Sampling
@@ -84,7 +89,11 @@ class Figures(NamedTuple):
 
 
 def case(
-  model: str, topology: str, mesh: dict[str, int], *programs: str, **changes: Any
+  model: str,
+  topology: str,
+  mesh: dict[str, int],
+  *programs: str,
+  **changes: Any,
 ) -> Case:
   """A large model: 64 prompts of 512 tokens, 8 completions of 1,024 each."""
   config = config_lib.default()
@@ -112,6 +121,7 @@ def case(
 
 
 LONG = {
+  'learner.micro_rows': 64,
   'data.prompt_buckets': (1024,),
   'data.completion_buckets': (4096,),
   'sampler.max_tokens': 4096,
@@ -128,7 +138,8 @@ CASES = {
     'prepare', 'decode',
   ),
   '70B': lambda: case(
-    'Llama-3.1-70B', 'v5p:8x8x8', {'fsdp': 64, 'tensor': 8}, 'decode', **LONG
+    'Llama-3.1-70B', 'v5p:8x8x8', {'fsdp': 64, 'tensor': 8}, 'decode',
+    **LONG,
   ),
   # No mesh of eight chips has room for it.
   '7B-small': lambda: case(
@@ -151,10 +162,7 @@ def planned(given: Case, program: str) -> Figures:
 def by_hand(given: Case, program: str) -> Figures:
   """The same without a plan."""
   mesh = _mesh(given)
-  model = models.Transformer(models.ModelConfig(**given.model))
-  lowered, trips = (_learning if program == 'train_step' else _sampling)(
-    given.config, model, mesh, program
-  )
+  lowered, trips = _lowered(given, mesh, program)
   try:
     compiled = lowered.compile()
   except jax.errors.JaxRuntimeError as error:
@@ -169,20 +177,40 @@ def by_hand(given: Case, program: str) -> Figures:
   )
 
 
+def is_given_the_same(given: Case, program: str) -> bool:
+  """Whether the compiler of a plan gets what is made here."""
+  topology, mesh = topologies.named(given.topology), _mesh(given)
+  lowered, trips = _lowered(given, mesh, program)
+  other = programs.lowered(given.config, topology, program)
+  places = topologies.mesh(topology, given.config.mesh)
+  return (
+    trips == other.trips
+    and lowered.as_text() == other.lowered.as_text()
+    and [device.id for device in mesh.devices.flat]
+    == [device.id for device in places.devices.flat]
+  )
+
+
+def _lowered(given: Case, mesh, program: str) -> tuple[Any, int]:
+  model = models.Transformer(models.ModelConfig(**given.model))
+  lower = _learning if program == 'train_step' else _sampling
+  return lower(given.config, model, mesh, program)
+
+
 def _bytes(collectives: Any) -> float:
   return sum(one.bytes * one.times for one in collectives)
 
 
-def _mesh(given: Case) -> jax.sharding.Mesh:
+def _mesh(given: Case) -> Mesh:
   found = topologies.devices(topologies.named(given.topology))
   sizes = given.config.mesh
   shape = sizes.data, sizes.fsdp, sizes.expert, sizes.tensor
   placed = mesh_utils.create_device_mesh(
     shape, devices=found, allow_split_physical_axes=True
   )
-  types = (jax.sharding.AxisType.Auto,) * 4
+  types = (AxisType.Auto,) * 4
   axes = 'data', 'fsdp', 'expert', 'tensor'
-  return jax.sharding.Mesh(placed, axes, axis_types=types)
+  return Mesh(placed, axes, axis_types=types)
 
 
 def _at(tree: Any, places: Any) -> Any:
@@ -206,7 +234,9 @@ def _sampling(config: Config, model, mesh, program: str) -> tuple[Any, int]:
   if program == 'prepare':
     made = _sampler.prepare_params(model, params, mesh)
     return made.lower(trained), 1
-  read = jax.eval_shape(functools.partial(_sampler.sampler_params, model), params)
+  read = jax.eval_shape(
+    functools.partial(_sampler.sampler_params, model), params
+  )
   rules = sharding.DECODING_RULES
   read = _at(read, sharding.of_params(mesh, read, model.logical_axes, rules))
   sampler = _sampler.Sampler(
@@ -304,24 +334,37 @@ def _learning(config: Config, model, mesh, program: str) -> tuple[Any, int]:
 
 def main() -> None:
   """Prints the table."""
-  print(
-    '| model | machines | mesh | program | by hand | plan | collectives by '
-    'hand | plan |\n' + '| --- ' * 8 + '|'
-  )
-  for name in sys.argv[1:] or CASES:
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument('--lowered', action='store_true')
+  parser.add_argument('cases', nargs='*', help=', '.join(CASES))
+  asked = parser.parse_args()
+  if not asked.lowered:
+    print(
+      '| model | machines | mesh | program | GiB by hand | GiB by the plan '
+      '| MiB of collectives by hand | by the plan |\n' + '| --- ' * 8 + '|'
+    )
+  for name in asked.cases or CASES:
     given = CASES[name]()
-    sizes = dataclasses.asdict(given.config.mesh).items()
-    mesh = ' x '.join(f'{axis} {n}' for axis, n in sizes if n > 1)
-    model = pathlib.Path(given.config.model.path).name
     for program in given.programs:
-      both = by_hand(given, program), planned(given, program)
-      memory = (
-        f'{one.memory / 2**30:.3f}' if one.fits else 'does not fit'
-        for one in both
-      )
-      sent = (f'{one.collectives / 2**30:.3f}' for one in both)
-      cells = model, given.topology, mesh, f'`{program}`', *memory, *sent
-      print(f'| {" | ".join(cells)} |', flush=True)
+      if asked.lowered:
+        same = is_given_the_same(given, program)
+        print(f'{name} {program}: {"the same" if same else "other"}')
+      else:
+        print(row(given, program), flush=True)
+
+
+def row(given: Case, program: str) -> str:
+  """A line of the table."""
+  sizes = dataclasses.asdict(given.config.mesh).items()
+  mesh = ' x '.join(f'{axis} {n}' for axis, n in sizes if n > 1)
+  model = pathlib.Path(given.config.model.path).name
+  both = by_hand(given, program), planned(given, program)
+  memory = (
+    f'{one.memory / 2**30:.3f}' if one.fits else 'does not fit' for one in both
+  )
+  sent = (f'{one.collectives / 2**20:,.1f}' for one in both)
+  cells = model, given.topology, mesh, f'`{program}`', *memory, *sent
+  return f'| {" | ".join(cells)} |'
 
 
 if __name__ == '__main__':

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 
 import pytest
@@ -49,6 +50,28 @@ def estimate(name='v5p:4x4x4', model='Qwen2.5-7B', slices=1, **changes):
   changes['mesh.slices'] = slices
   topology = topologies.named(name, slices)
   return plans.plan(config(model, **changes), topology, estimate=True)
+
+
+def test_an_estimate_takes_less_than_five_seconds():
+  """Of a processor, with all that the command imports."""
+
+  def spent():
+    times = os.times()
+    return times.children_user + times.children_system
+
+  before = spent()
+  done = run_command(
+    'plan',
+    '--config=configs/plan.py:Qwen3-30B-A3B',
+    '--topology=v5p:8x8x8',
+    '--mesh=fsdp=8,expert=16,tensor=4',
+    '--config.learner.micro_rows=128',
+    '--config.learner.row_completions=1',
+    '--estimate',
+    '--json',
+  )
+  assert done.returncode == 0 and json.loads(done.stdout)['fits'], done.stderr
+  assert 0 < spent() - before < 5
 
 
 @pytest.mark.quick
@@ -256,9 +279,7 @@ def test_the_verdict_on_what_was_compiled_is_the_compilers():
   counted = estimate(**{'mesh.fsdp': 64}).counted
   chip = topologies.named('v5p:4x4x4')
   state, over = counted.weights.state, int(chip.memory_bytes) + 1
-  taken = compiling.Compiled(
-    argument_bytes=state, temporary_bytes=over - state
-  )
+  taken = compiling.Compiled(argument_bytes=state, temporary_bytes=over - state)
 
   def verdict(name, result):
     one = plans.of_program(counted, name, 1, result)
