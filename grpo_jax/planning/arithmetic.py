@@ -187,7 +187,9 @@ class Arithmetic:
       prompts = self.schedule.admitted if self.admits else self.schedule.prompts
       logits *= prompts / self.schedule.prompts / self.tensor
       made = self._cache(prompts, prompts * self.group, self.rooms[0])
-      return {'new cache': made, 'logits': logits}
+      read = prompts // self.shards * self.prompt_tokens
+      experts = self._expert_arrays(read)
+      return {'new cache': made, 'logits': logits, 'experts': experts}
     if program == 'grow':
       return {'longer cache': self._first_cache(self.room)}
     if program == 'regroup':
@@ -224,7 +226,7 @@ class Arithmetic:
     layer = models.bytes_per_token(kept, self.tensor) / kept.num_layers
     return {
       'activations': float(tokens * layer),
-      'experts': self._expert_arrays(2.5, 2.0),
+      'experts': self._expert_arrays(tokens),
       'head': self._head / 2,
       'layer weights': 2 * self._layer,
       'token arrays': self._token_arrays,
@@ -238,13 +240,13 @@ class Arithmetic:
     return {
       'gradients': 2.0 * self.weights.trained + tangents,
       'activations': float(token * self._tokens_here),
-      'experts': self._expert_arrays(5.0, 4.0) + self._expert_copies,
+      'experts': self._experts_learning,
       'head': self._head,
       'layer weights': 3 * self._layer,
       'token arrays': self._token_arrays,
     }
 
-  def _expert_arrays(self, wide: float, hidden: float) -> float:
+  def _expert_arrays(self, here: int, wide=2.5, hidden=2.0) -> float:
     """What the mixture of one layer needs at once, bytes.
 
     There is room for each pair of a token and an expert that this device may
@@ -252,22 +254,23 @@ class Arithmetic:
     many arrays lie side by side was read off what the compiler needs.
 
     Args:
+      here: Tokens on one device.
       wide: How many arrays [pairs, width] in the compute dtype.
       hidden: How many arrays [pairs, hidden] in float32.
     """
-    mixture = self.model.experts
+    mixture, shards = self.model.experts, self.mesh.shape['expert']
     if mixture is None:
       return 0.0
-    here = max(1, mixture.number // self.mesh.shape['expert'])
-    tokens = self._tokens_here * self.mesh.shape['expert']
-    pairs = tokens * min(mixture.per_token, here)
+    experts = max(1, mixture.number // shards)
+    pairs = here * shards * min(mixture.per_token, experts)
     inside = 4 * hidden * mixture.width / self.tensor
     return pairs * (wide * self.model.width * self._compute + inside)
 
   @property
-  def _expert_copies(self) -> float:
-    """Experts and their gradients, laid out for their products."""
-    return 1.5 * self.weights.trained * (self.model.experts is not None)
+  def _experts_learning(self) -> float:
+    """With experts and their gradients, laid out for their products."""
+    copies = 1.5 * self.weights.trained * (self.model.experts is not None)
+    return copies + self._expert_arrays(self._tokens_here, 5.0, 4.0)
 
   @property
   def _beside_gradient(self) -> float:
@@ -470,12 +473,10 @@ class Arithmetic:
       sums += passes * (hidden % self.tensor == 0)
       mixed += kind.experts
     sent = self._sent('tensor', 2.0 * sums * token)
-    if mixture is None:
-      return sent
     shards = self._exchanging
-    reached = shards * (1 - (1 - 1 / shards) ** mixture.per_token)
-    if shards == 1:
+    if mixture is None or shards == 1:
       return sent
+    reached = shards * (1 - (1 - 1 / shards) ** mixture.per_token)
     return sent + self._sent('expert', 2.0 * passes * mixed * reached * token)
 
   def _sent(self, axis: str, size: float) -> Work:
