@@ -192,7 +192,9 @@ class Arithmetic:
       logits *= prompts / self.schedule.prompts
       logits /= self.sampling_mesh.shape['tensor']
       made = self._cache(prompts, prompts * self.group, self.rooms[0])
-      return {'new cache': made, 'logits': logits}
+      read = prompts // self.shards * self.prompt_tokens
+      experts = self._expert_arrays(read)
+      return {'new cache': made, 'logits': logits, 'experts': experts}
     if program == 'grow':
       return {'longer cache': self._first_cache(self.room)}
     if program == 'regroup':
@@ -229,7 +231,7 @@ class Arithmetic:
     layer = models.bytes_per_token(kept, self.tensor) / kept.num_layers
     return {
       'activations': float(tokens * layer),
-      'experts': self._expert_arrays(2.5, 2.0),
+      'experts': self._expert_arrays(tokens),
       'head': self._head / 2,
       'layer weights': 2 * self._layer,
       'token arrays': self._token_arrays,
@@ -243,13 +245,13 @@ class Arithmetic:
     return {
       'gradients': 2.0 * self.weights.trained + tangents,
       'activations': float(token * self._tokens_here),
-      'experts': self._expert_arrays(5.0, 4.0) + self._expert_copies,
+      'experts': self._experts_learning,
       'head': self._head,
       'layer weights': 3 * self._layer,
       'token arrays': self._token_arrays,
     }
 
-  def _expert_arrays(self, wide: float, hidden: float) -> float:
+  def _expert_arrays(self, here: int, wide=2.5, hidden=2.0) -> float:
     """What the mixture of one layer needs at once, bytes.
 
     There is room for each pair of a token and an expert that this device may
@@ -257,22 +259,23 @@ class Arithmetic:
     many arrays lie side by side was read off what the compiler needs.
 
     Args:
+      here: Tokens on one device.
       wide: How many arrays [pairs, width] in the compute dtype.
       hidden: How many arrays [pairs, hidden] in float32.
     """
-    mixture = self.model.experts
+    mixture, shards = self.model.experts, self.mesh.shape['expert']
     if mixture is None:
       return 0.0
-    here = max(1, mixture.number // self.mesh.shape['expert'])
-    tokens = self._tokens_here * self.mesh.shape['expert']
-    pairs = tokens * min(mixture.per_token, here)
+    experts = max(1, mixture.number // shards)
+    pairs = here * shards * min(mixture.per_token, experts)
     inside = 4 * hidden * mixture.width / self.tensor
     return pairs * (wide * self.model.width * self._compute + inside)
 
   @property
-  def _expert_copies(self) -> float:
-    """Experts and their gradients, laid out for their products."""
-    return 1.5 * self.weights.trained * (self.model.experts is not None)
+  def _experts_learning(self) -> float:
+    """With experts and their gradients, laid out for their products."""
+    copies = 1.5 * self.weights.trained * (self.model.experts is not None)
+    return copies + self._expert_arrays(self._tokens_here, 5.0, 4.0)
 
   @property
   def _beside_gradient(self) -> float:

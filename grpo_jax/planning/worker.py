@@ -55,9 +55,7 @@ def _compiled(
       secs=time.monotonic() - start,
     )
   secs = time.monotonic() - start
-  program = hlo.Program(
-    compiled.as_text(), trips, topology.number, topology.slice_of_devices()
-  )
+  program = hlo.Program(compiled.as_text(), trips, topology.joined)
   memory = compiled.memory_analysis()
   return compiling.Compiled(
     argument_bytes=memory.argument_size_in_bytes,

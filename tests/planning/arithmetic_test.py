@@ -175,6 +175,29 @@ def test_memory_is_within_15_percent_of_the_compiler(row):
   assert needed == pytest.approx(row['peak_bytes'], rel=0.15)
 
 
+def test_reading_prompts_needs_what_experts_need():
+  """The compiler's 5.0 GiB are those of the table in launch/README.md."""
+  mesh = {'mesh.data': 1, 'mesh.fsdp': 8, 'mesh.expert': 16, 'mesh.tensor': 4}
+  numbers = {'sampler.max_tokens': 4096, 'learner.row_completions': 1}
+  counted = recorded_run(
+    {
+      'model': 'Qwen3-30B-A3B',
+      'topology': 'v5p:8x8x8',
+      'config': {
+        'sampler.prompts': 64,
+        'sampler.group': 8,
+        'data.prompt_buckets': [1024],
+        'data.completion_buckets': [4096],
+        **mesh,
+        **numbers,
+      },
+    }
+  )
+  needed = counted.weights.state + counted.arguments('prefill')
+  needed += sum(counted.memory('prefill').values())
+  assert needed / 2**30 == pytest.approx(5.0, rel=0.15)
+
+
 @pytest.mark.parametrize(
   'prompts, waits', [(4, False), (8, True)], ids=['all at once', 'some wait']
 )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 
 import pytest
@@ -51,6 +52,28 @@ def estimate(name='v5p:4x4x4', model='Qwen2.5-7B', slices=1, **changes):
   return plans.plan(config(model, **changes), topology, estimate=True)
 
 
+def test_an_estimate_takes_less_than_five_seconds():
+  """Of a processor, with all that the command imports."""
+
+  def spent():
+    times = os.times()
+    return times.children_user + times.children_system
+
+  before = spent()
+  done = run_command(
+    'plan',
+    '--config=configs/plan.py:Qwen3-30B-A3B',
+    '--topology=v5p:8x8x8',
+    '--mesh=fsdp=8,expert=16,tensor=4',
+    '--config.learner.micro_rows=128',
+    '--config.learner.row_completions=1',
+    '--estimate',
+    '--json',
+  )
+  assert done.returncode == 0 and json.loads(done.stdout)['fits'], done.stderr
+  assert 0 < spent() - before < 5
+
+
 @pytest.mark.quick
 def test_what_fits_and_what_does_not():
   assert estimate(**{'mesh.fsdp': 64}).fits
@@ -58,6 +81,19 @@ def test_what_fits_and_what_does_not():
   small = estimate('v5e:2x4', **{'mesh.fsdp': 8})
   assert not small.fits
   assert small.largest.bytes > small.capacity == 15.75 * GIB
+
+
+@pytest.mark.parametrize(
+  'data, fsdp, tensor',
+  [(d, 8 // d // t, t) for t in (1, 2, 4) for d in (1, 2) if d * t <= 8],
+)
+def test_no_mesh_of_eight_chips_has_room_for_7b(data, fsdp, tensor):
+  """16 completions; `tests.planning.by_hand` asks the compiler."""
+  sizes = {'mesh.data': data, 'mesh.fsdp': fsdp, 'mesh.tensor': tensor}
+  few = {'sampler.prompts': 16 // 2, 'sampler.group': 2}
+  made = estimate('v5e:2x4', **sizes, **few)
+  assert made.counted.weights.number == pytest.approx(7.6e9, rel=0.01)
+  assert not made.fits
 
 
 def test_of_a_gpu_jax_takes_a_share(monkeypatch):
@@ -216,7 +252,7 @@ def test_what_the_compiler_says_replaces_arithmetic():
     flops=7.0,
     collectives=(
       Collective('all-gather', 'bf16', 4 * GIB, 10, 2),
-      Collective('all-reduce', 'f32', GIB, 1, 2, inside=1),
+      Collective('all-reduce', 'f32', GIB, 1, 2, crosses=True),
     ),
   )
   one = plans.of_program(counted, 'train_step', 1, result)
@@ -236,6 +272,28 @@ def test_what_the_compiler_says_replaces_arithmetic():
   full = plans.of_program(counted, 'train_step', 1, refused)
   made = plans.Plan(topologies.named('v5p:4x4x4'), {}, counted, (full,))
   assert not made.fits
+
+
+def test_the_verdict_on_what_was_compiled_is_the_compilers():
+  """Even if its sum is above the table; it knows all that an update holds."""
+  counted = estimate(**{'mesh.fsdp': 64}).counted
+  chip = topologies.named('v5p:4x4x4')
+  state, over = counted.weights.state, int(chip.memory_bytes) + 1
+  taken = compiling.Compiled(argument_bytes=state, temporary_bytes=over - state)
+
+  def verdict(name, result):
+    one = plans.of_program(counted, name, 1, result)
+    return plans.Plan(chip, {}, counted, (one,)).fits
+
+  assert verdict('train_step', taken)
+  # While completions are drawn, moments lie in memory that it knows nothing of.
+  needed = int(counted.arguments('decode'))
+  beside = counted.weights.state
+  for room, fits in ((beside, True), (beside - 2, False)):
+    drawn = compiling.Compiled(
+      argument_bytes=needed, temporary_bytes=over - 1 - needed - room
+    )
+    assert verdict('decode', drawn) == fits
 
 
 def test_what_could_not_be_compiled_is_not_taken_to_fit(monkeypatch):
