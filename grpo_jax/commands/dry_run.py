@@ -127,7 +127,7 @@ def _of_heads(run: build.Run) -> list[str]:
   """What becomes of key-value heads that a mesh does not divide."""
   if not isinstance(run.engine, sampling.LocalEngine):
     return []  # nothing is known of the heads of a model of one's own
-  heads = run.model.config.num_kv_heads
+  heads = run.engine.model.config.num_kv_heads
   found = []
   own = run.engine.mesh
   assert own is not None

@@ -39,9 +39,9 @@ class Arithmetic:
   def __init__(self, parts: Abstract, joined: int | None = None):
     self.parts = parts
     self.joined = joined or parts.run.mesh.size
-    self.config = parts.run.config
-    self.model = parts.model
-    self.mesh, self.sampling_mesh = parts.run.mesh, parts.engine.mesh
+    self.config, self.model = parts.run.config, parts.model
+    self.mesh = parts.run.mesh
+    self.sampling_mesh: Any = parts.engine.mesh
     self.platform = sharding.platform(self.mesh)
     self.weights = sizes.weights_of(parts)
     sampler, learner = self.config.sampler, self.config.learner

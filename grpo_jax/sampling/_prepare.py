@@ -62,8 +62,9 @@ class Preparation:
   """
 
   def __init__(self, model, params, mesh: jax.sharding.Mesh | None = None):
-    self._model = model
-    self._whole, self._layers, self._rest, place = None, [], {}, None
+    self._whole: Any = None
+    self._layers, self._rest = [], {}
+    place: Any = None
     if mesh is not None:
       shapes = jax.eval_shape(model.unstack, params)
       place = sharding.of_params(
@@ -73,7 +74,7 @@ class Preparation:
       whole = functools.partial(sampler_params, model)
       self._whole = jax.jit(whole, out_shardings=place)
       return
-    half = sharding.of_params(mesh, shapes, model.logical_axes)
+    half: Any = sharding.of_params(mesh, shapes, model.logical_axes)
     self._rest = {
       name: _program(model, {name: x}, {name: half[name]}, {name: place[name]})
       for name, x in params.items()
