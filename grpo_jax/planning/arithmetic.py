@@ -180,12 +180,13 @@ class Arithmetic:
     if program in LEARNING_STEPS:
       return self._learning(program)
     vocab, gathered = self.model.vocab_size, float(self.weights.gathered)
-    logits = 4.0 * self._rows_here * vocab
+    split = self.tensor if vocab % self.tensor == 0 else 1
+    logits = 4.0 * self._rows_here * vocab / split
     if program == 'prepare':
       return {'sampler weights': gathered, 'weights on their way': gathered}
     if program == 'prefill':
       prompts = self.schedule.admitted if self.admits else self.schedule.prompts
-      logits *= prompts / self.schedule.prompts / self.tensor
+      logits *= prompts / self.schedule.prompts
       made = self._cache(prompts, prompts * self.group, self.rooms[0])
       return {'new cache': made, 'logits': logits}
     if program == 'grow':
