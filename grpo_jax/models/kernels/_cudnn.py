@@ -72,7 +72,7 @@ def cudnn(
   attend = functools.partial(cudnn_causal, interpret=interpret)
   if layout.blocks is not None:
     arrays, fold = _unfolded((query, key, value), layout, layout.blocks)
-    return fold(attend(*arrays, window))
+    return fold(attend(*arrays, window=window))
   if layout.column.shape[1] == 1:
     return attend(query, key, value, window)
   segment, parent, position = layout.segment, layout.parent, layout.position
@@ -89,7 +89,7 @@ def cudnn_causal(
   key: Array,
   value: Array,
   window: int | None,
-  *mask: Array,
+  mask: Array | None = None,
   interpret: bool = False,
 ) -> Array:
   """cuDNN's attention over rows of one sequence each, padded behind it.
@@ -99,7 +99,7 @@ def cudnn_causal(
     key: f[R,S,K,D].
     value: f[R,S,K,D].
     window: See `cudnn`.
-    *mask: If given, bool[R,1,S,S], which keys a query may see besides.
+    mask: bool[R,1,S,S], which of the keys before it a query sees; None: all.
     interpret: See `cudnn`.
 
   Returns:
@@ -122,7 +122,8 @@ def cudnn_causal(
   arrays = [
     jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0))) for x in (query, key, value)
   ]
-  arrays += [jnp.pad(x, ((0, 0), (0, 0), (0, more), (0, more))) for x in mask]
+  if mask is not None:
+    arrays.append(jnp.pad(mask, ((0, 0), (0, 0), (0, more), (0, more))))
   axes = (*_QKV, 'r...')[: len(arrays)]
   output = over_devices(local, tuple(arrays), axes, 'r.h.', key.shape[2])
   return output[:, :columns]
