@@ -58,8 +58,9 @@ class Model:
   # Whether layers are compiled one by one instead of as a loop. Compiling
   # takes longer; running is faster for a few layers.
   unroll: bool = False
-  # Code that computes attention in training: 'xla' on any device, 'splash' on
-  # TPUs, 'cudnn' on GPUs with bfloat16. 'auto' takes the one for the device.
+  # Code that computes attention in training and over prompts: 'xla' on any
+  # device, 'splash' on TPUs, 'cudnn' on GPUs with bfloat16. 'auto' takes the
+  # one for the device.
   attention: str = 'auto'
 
 

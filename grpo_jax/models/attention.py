@@ -18,7 +18,6 @@ size.
 """
 
 from collections.abc import Callable
-import functools
 from typing import Any
 
 import jax
@@ -131,20 +130,33 @@ def over_layout(
   from grpo_jax.models import kernels  # Pallas takes a while to import
 
   def attention(query, key, value, cache, window, cap=None):
+    arrays, blocks = (query, key, value), layout.blocks
+    if shards.parts() > 1:  # fewer queries than keys
+      return portable(*arrays, cache, window, cap)
     if chosen == 'splash':
-      run, suits = kernels.splash, kernels.splash_suits(layout, window)
-      run = functools.partial(run, cap=cap)
-      suits &= shards.parts() == 1
-    else:
-      run, suits = kernels.cudnn, kernels.cudnn_suits(layout, query)
-      suits |= implementation == 'cudnn'
-      suits &= cap is None  # cuDNN's attention has none
-      suits &= shards.parts() == 1  # as many queries as keys
-    if not suits:
-      return portable(query, key, value, cache, window, cap)
-    return run(query, key, value, layout, window, interpret), cache
+      if kernels.splash_suits(layout, window):
+        output = kernels.splash(
+          *arrays, layout.segment, window, interpret, cap, blocks
+        )
+        return output, cache
+    elif _cudnn_takes(implementation, query, cap, blocks):
+      return kernels.cudnn(*arrays, layout, window, interpret), cache
+    return portable(*arrays, cache, window, cap)
 
   return attention
+
+
+def _cudnn_takes(
+  implementation: str,
+  query: Array,
+  cap: float | None,
+  blocks: Blocks | None = None,
+) -> bool:
+  """Whether a layer's attention is left to cuDNN, where that is chosen."""
+  from grpo_jax.models import kernels
+
+  suits = kernels.cudnn_suits(query, blocks) or implementation == 'cudnn'
+  return suits and cap is None  # cuDNN's attention has none
 
 
 def _over_segments(layout: Layout, forward_mode: bool) -> Attention:
@@ -243,21 +255,26 @@ def _chosen(implementation: str, platform: str | None = None) -> str:
   return _BEST.get(platform or sharding.platform(), 'xla')
 
 
-def over_prompts(length: Array, implementation: str = 'xla') -> Attention:
+def over_prompts(
+  length: Array, implementation: str = 'xla', interpret: bool = False
+) -> Attention:
   """Attention inside right-padded prompts; fills the cache.
 
   Args:
     length: i32[P], tokens of each prompt.
-    implementation: The one that `over_cache` will get: it decides the order of
-      axes in the cache.
+    implementation: See `over_layout`. Give `over_cache` the same: it decides
+      the order of axes in the cache.
+    interpret: See `over_layout`.
 
   Returns:
-    The function that a layer calls. The cache that it returns consists of the
-    layer's keys and values, with positions on the axis `cache_axis`. Under a
-    window shorter than the prompts it is a ring of as many places as the
-    window: position p lies at p modulo the window.
+    The function that a layer calls. Its output is finite but meaningless behind
+    a prompt. The cache that it returns consists of the layer's keys and values,
+    with positions on the axis `cache_axis`. Under a window shorter than the
+    prompts it is a ring of as many places as the window: position p lies at p
+    modulo the window.
   """
   axis = cache_axis(implementation)
+  attend_prompts = _over_prompts(length, implementation, interpret)
 
   def newest(x, places):
     """The last places of each prompt, f[P,N,...] -> f[P,places,...]."""
@@ -269,13 +286,39 @@ def over_prompts(length: Array, implementation: str = 'xla') -> Attention:
 
   def attention(query, key, value, cache, window, cap=None):
     del cache  # there is none yet
-    place = jnp.arange(key.shape[1])
-    used = place[None] < length[:, None]
-    visible = _recent(place, place, window)[None] & used[:, None]
-    output = attend(query, key, value, visible, cap=cap).output
+    output = attend_prompts(query, key, value, window, cap)
     if window is not None and window < key.shape[1]:
       key, value = newest(key, window), newest(value, window)
     return output, tuple(jnp.moveaxis(x, 1, axis) for x in (key, value))
+
+  return attention
+
+
+def _over_prompts(
+  length: Array, implementation: str, interpret: bool
+) -> Callable[..., Array]:
+  """`over_prompts` without the cache: the output of a layer's attention."""
+  chosen = _chosen(implementation)
+
+  def portable(query, key, value, window, cap):
+    place = jnp.arange(key.shape[1])
+    used = place[None] < length[:, None]
+    visible = _recent(place, place, window)[None] & used[:, None]
+    return attend(query, key, value, visible, cap=cap).output
+
+  if chosen == 'xla':
+    return portable
+  from grpo_jax.models import kernels  # Pallas takes a while to import
+
+  # The causal mask hides from a prompt what comes behind it, so the kernels
+  # need not know the lengths.
+  def attention(query, key, value, window, cap):
+    arrays = query, key, value
+    if chosen == 'splash':
+      return kernels.splash(*arrays, None, window, interpret, cap)
+    if _cudnn_takes(implementation, query, cap):
+      return kernels.cudnn_causal(*arrays, window, interpret=interpret)
+    return portable(*arrays, window, cap)
 
   return attention
 

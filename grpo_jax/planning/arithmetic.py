@@ -182,7 +182,10 @@ class Arithmetic:
       return self._scoring()
     if program in LEARNING_STEPS:
       return self._learning(program)
-    logits = 4.0 * self._rows_here * self.model.vocab_size
+    vocab, split = self.model.vocab_size, self.sampling_mesh.shape['tensor']
+    logits = (
+      4.0 * self._rows_here * vocab / (split if vocab % split == 0 else 1)
+    )
     if program == 'prepare':
       one = max(self._layer, self.weights.head) * self._sampled_share
       made = float(self.weights.sampled)
@@ -190,7 +193,6 @@ class Arithmetic:
     if program == 'prefill':
       prompts = self.schedule.admitted if self.admits else self.schedule.prompts
       logits *= prompts / self.schedule.prompts
-      logits /= self.sampling_mesh.shape['tensor']
       made = self._cache(prompts, prompts * self.group, self.rooms[0])
       read = prompts // self.shards * self.prompt_tokens
       experts = self._expert_arrays(read)

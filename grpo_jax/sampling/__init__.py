@@ -9,7 +9,8 @@ Read in this order:
 - `_schedule`: the decisions of that loop: which row draws which completion;
 - `_sampler`: the compiled programs that the loop calls;
 - `_plain_engine`: `PlainEngine`, for models of which little is known;
-- `_next_token`: how one token is drawn from logits.
+- `_next_token`: how one token is drawn from logits;
+- `_vocabulary`: what it reduces over a vocabulary that may be split.
 """
 
 from grpo_jax.sampling._engine import LocalEngine

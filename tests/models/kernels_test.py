@@ -184,7 +184,7 @@ def test_auto_chooses(backend, name, window, dtype, chosen, monkeypatch):
   rows = {**ROWS, 'wide': wide}[name]
   monkeypatch.setattr(jax, 'default_backend', lambda: backend)
   for name in ('splash', 'cudnn'):
-    monkeypatch.setattr(kernels, name, lambda *_, name=name, cap=None: name)
+    monkeypatch.setattr(kernels, name, lambda *_, name=name: name)
   for name in ('_over_blocks', '_over_segments'):
     monkeypatch.setattr(attention, name, lambda *_: lambda *_: ('xla', None))
   run = attention.over_layout(rows, 'auto')
@@ -203,7 +203,7 @@ def test_cudnn_suits_rows_that_unfold_into_four_times_the_work(tokens, suited):
     ROWS['shared'], blocks=layout.Blocks(prompt, group, tokens)
   )
   query = jax.ShapeDtypeStruct((1, 1, 1, 64), jnp.bfloat16)
-  assert _cudnn.cudnn_suits(rows, query) == suited
+  assert _cudnn.cudnn_suits(query, rows.blocks) == suited
 
 
 def test_the_config_says_which(monkeypatch):

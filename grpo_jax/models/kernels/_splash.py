@@ -1,4 +1,4 @@
-"""Splash attention, JAX's Pallas kernel for TPU, over the rows of a layout.
+"""Splash attention, JAX's Pallas kernel for TPU, over rows of tokens.
 
 It agrees with the portable version in Pallas's interpret mode, and is lowered
 for TPU on a CPU. It has not run on a TPU yet, so the tile sizes are guesses.
@@ -59,7 +59,7 @@ def _splash_sizes(columns: int) -> tuple[int, int]:
 
 
 def splash_suits(layout: Layout, window: int | None) -> bool:
-  """Whether `splash` can express a layer's attention.
+  """Whether `splash` can express a layer's attention over a layout's rows.
 
   Its mask is static. In a row of blocks, the distance between a completion and
   its prompt depends on the prompt's length, so a static mask cannot express a
@@ -75,35 +75,38 @@ def splash(
   query: Array,
   key: Array,
   value: Array,
-  layout: Layout,
+  segment: Array | None,
   window: int | None,
   interpret: bool = False,
   cap: float | None = None,
+  blocks: Blocks | None = None,
 ) -> Array:
-  """Splash attention over the rows of a layout.
+  """Splash attention over rows in which no segment continues another.
 
   Args:
     query: f[R,S,H,D].
     key: f[R,S,K,D].
     value: f[R,S,K,D].
-    layout: Packed or padded rows, in which segments have no parents, or blocks.
+    segment: i32[R,S], see `Layout`; None: each row is one sequence, and what
+      pads it comes last, where the causal mask hides it.
     window: How many tokens a token sees, itself included; None means all.
     interpret: Whether Pallas interprets the kernel, on any platform.
     cap: Scores s become `cap * tanh(s / cap)`; None: as they are.
+    blocks: The equal blocks of every row, each of which continues the prompt;
+      None if it has none.
 
   Returns:
     f[R,S,H,D]; finite but meaningless in padding.
   """
   columns, tile = _splash_sizes(query.shape[1])
-  if layout.blocks is not None:
-    mask = BlocksMask(layout.blocks, columns)
-    segment = (layout.segment > 0).astype(jnp.int32)
+  if blocks is not None:
+    assert segment is not None
+    mask = BlocksMask(blocks, columns)
+    segment = (segment > 0).astype(jnp.int32)
   elif window is not None:
     mask = mask_lib.LocalMask((columns, columns), (window - 1, 0), 0)
-    segment = layout.segment
   else:
     mask = mask_lib.CausalMask((columns, columns))
-    segment = layout.segment
   sizes = ('block_q', 'block_kv', 'block_q_dkv', 'block_kv_dkv', 'block_q_dq')
   sizes = kernel_lib.BlockSizes(**dict.fromkeys((*sizes, 'block_kv_dq'), tile))
   more = columns - query.shape[1]
@@ -112,7 +115,7 @@ def splash(
     x = jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0)))
     return jnp.swapaxes(x, 1, 2)
 
-  def local(query, key, value, segment):
+  def local(query, key, value, *segments):
     kernel: Any = kernel_lib.make_splash_mha(
       mask_lib.MultiHeadMask([mask] * query.shape[2]),
       block_sizes=sizes,
@@ -121,17 +124,13 @@ def splash(
       attn_logits_soft_cap=cap,
       interpret=interpret,
     )
-    segment = jnp.pad(segment, ((0, 0), (0, more)))
-    ids = kernel_lib.SegmentIds(segment, segment)
+    ids = [jnp.pad(x, ((0, 0), (0, more))) for x in segments]
+    ids = [kernel_lib.SegmentIds(x, x) for x in ids]
     scaled = query * query.shape[-1] ** -0.5
     scaled, key, value = map(heads_first, (scaled, key, value))
-    output: Any = jax.vmap(kernel)(scaled, key, value, ids)
+    output: Any = jax.vmap(kernel)(scaled, key, value, *ids)
     return jnp.swapaxes(output, 1, 2)[:, : query.shape[1]]
 
-  return over_devices(
-    local,
-    (query, key, value, segment),
-    ('r.h.', 'r.h.', 'r.h.', 'r.'),
-    'r.h.',
-    key.shape[2],
-  )
+  arrays = query, key, value, *(() if segment is None else (segment,))
+  axes = ('r.h.', 'r.h.', 'r.h.', 'r.')[: len(arrays)]
+  return over_devices(local, arrays, axes, 'r.h.', key.shape[2])
