@@ -179,9 +179,14 @@ def parts() -> int:
   return jax.sharding.get_abstract_mesh().shape['context'] if on_shard() else 1
 
 
+def part() -> jax.Array:
+  """The number of the part that is here, i32[]."""
+  return jax.lax.axis_index('context')
+
+
 def first_column(size: int) -> jax.Array:
   """The number of the first of the `size` columns that are here, i32[]."""
-  return jax.lax.axis_index('context') * size
+  return part() * size
 
 
 def gather_columns(x: jax.Array) -> jax.Array:

@@ -131,16 +131,20 @@ def over_layout(
 
   def attention(query, key, value, cache, window, cap=None):
     arrays, blocks = (query, key, value), layout.blocks
-    if shards.parts() > 1:  # fewer queries than keys
-      return portable(*arrays, cache, window, cap)
-    if chosen == 'splash':
-      if kernels.splash_suits(layout, window):
-        output = kernels.splash(
-          *arrays, layout.segment, window, interpret, cap, blocks
-        )
-        return output, cache
-    elif _cudnn_takes(implementation, query, cap, blocks):
-      return kernels.cudnn(*arrays, layout, window, interpret), cache
+    is_whole = shards.parts() == 1
+    if chosen == 'splash' and kernels.splash_suits(layout, window):
+      cut = {}
+      if not is_whole:  # each part attends to the keys of all
+        of_key = shards.gather_columns(layout.segment)
+        cut = dict(part=shards.part(), of_key=of_key)
+        arrays = query, *map(shards.gather_columns, (key, value))
+      output = kernels.splash(
+        *arrays, layout.segment, window, interpret, cap, blocks, **cut
+      )
+      return output, cache
+    if chosen == 'cudnn' and is_whole:  # it has as many queries as keys
+      if _cudnn_takes(implementation, query, cap, blocks):
+        return kernels.cudnn(*arrays, layout, window, interpret), cache
     return portable(*arrays, cache, window, cap)
 
   return attention

@@ -108,8 +108,8 @@ class LayoutSpec:
       token costs; `'auto'` compares layouts by it.
     share: Whether packed completions of a group share their prompt; see
       `packed_rows`.
-    parts: Into how many parts the columns of a row are cut, over devices; a row
-      then has a multiple of this many columns.
+    parts: Into how many equal parts the columns of a row are cut, over devices.
+    part_columns: Of what a part, if there are several, has a multiple.
   """
 
   kind: str
@@ -123,6 +123,7 @@ class LayoutSpec:
   key_cost: float = 0.0
   share: bool = True
   parts: int = 1
+  part_columns: int = 1
 
   def __post_init__(self):
     if self.kind not in ('auto', 'shared', 'packed', 'padded'):

@@ -57,7 +57,8 @@ def micro_batches(
   micro_rows = _micro_rows(built, number, spec)
   used = math.ceil(built.tokens.shape[0] / micro_rows)
   whole = math.ceil(most_rows / micro_rows)
-  padded = pad_to(built, whole * micro_rows, slots, number * group, spec.parts)
+  cut = spec.parts * spec.part_columns if spec.parts > 1 else 1
+  padded = pad_to(built, whole * micro_rows, slots, number * group, cut)
   # One micro-batch after another, on a new first axis.
   stacked = jax.tree.map(
     lambda x: x.reshape(whole, micro_rows, *x.shape[1:]), padded
@@ -205,7 +206,7 @@ def _power_of_two(number: int) -> int:
 
 
 def pad_to(
-  rows: Layout, number: int, slots: int, num_completions: int, parts: int
+  rows: Layout, number: int, slots: int, num_completions: int, columns: int
 ) -> Layout:
   """Adds empty rows, slots and columns, so that a compiled program fits.
 
@@ -214,7 +215,7 @@ def pad_to(
     number: `R` of the result.
     slots: `C` of the result.
     num_completions: `P * G`, which marks a slot as empty.
-    parts: The result has a multiple of this many columns.
+    columns: The result has a multiple of this many.
 
   Returns:
     A `Layout`. The model takes what was added for padding, and no one reads
@@ -222,7 +223,7 @@ def pad_to(
   """
   more_rows = number - rows.tokens.shape[0]
   more_slots = 0, slots - rows.completion.shape[1]
-  more_columns = 0, -rows.tokens.shape[1] % parts
+  more_columns = 0, -rows.tokens.shape[1] % columns
 
   def pad(x, more, value=0):
     widths = [(0, more_rows), more] + [(0, 0)] * (x.ndim - 2)

@@ -55,6 +55,7 @@ def _spec(
     micro_tokens=most_tokens,
     shards=sharding.row_shards(run.mesh),
     parts=run.mesh.shape['context'],
+    part_columns=128 if platform == 'tpu' else 1,  # the tiles of its kernel
   )
   if isinstance(run.model, Foreign):
     return common('padded')

@@ -172,7 +172,7 @@ def test_padding_rows_slots_and_columns_changes_nothing():
     rows.tokens.shape[0] + 3,
     rows.completion.shape[1] + 2,
     length.size,
-    parts=7,
+    columns=7,
   )
   assert wide.tokens.shape[1] % 7 == 0 != rows.tokens.shape[1] % 7
   plain, padded = (
