@@ -176,6 +176,8 @@ def _learner(
     expects_prefixes=run.config.log.expected_prefixes,
     score_routed=score_routed if models.routes(run.model) else None,
     expert_balance=expert_balance,
+    offload_moments=config.offload,
+    offload_reference=run.config.reference.offload,
   )
 
 
