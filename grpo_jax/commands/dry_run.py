@@ -12,6 +12,7 @@ import numpy as np
 
 from grpo_jax import config as config_lib
 from grpo_jax.config import Config
+from grpo_jax.planning import sizes
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import rollout as rollout_lib
 from grpo_jax.rollouts.types import Rollout
@@ -82,6 +83,13 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
   chosen = np.arange(config.sampler.prompts // config.learner.batches)
   layout, used = update.layout(rollout, chosen)
   state = update.abstract
+  on_host = {
+    f'{name} (in the memory of the host)': sizes.on_host(tree) / GIB
+    for name, tree in (
+      ('optimizer state', state.opt_state),
+      ('reference', state.reference),
+    )
+  }
   batch = rollout.batch
   return {
     'config': dataclasses.asdict(config),
@@ -99,9 +107,10 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
     },
     'warnings': build_rewards.warnings(run.rewards),
     'memory_gib': {
-      'parameters': _gib(state.params),
-      'optimizer state': _gib(state.opt_state),
-      'reference': _gib(state.reference),
+      'parameters': sizes.on_device(state.params) / GIB,
+      'optimizer state': sizes.on_device(state.opt_state) / GIB,
+      'reference': sizes.on_device(state.reference) / GIB,
+      **{name: gib for name, gib in on_host.items() if gib},
       **{f'train step, {k}': v for k, v in update.memory_gib(rollout).items()},
     },
     'first_rollout': {
@@ -136,15 +145,6 @@ def _failed(rollout: Rollout) -> dict[str, tuple[int, str]]:
 
 def _count(tree: Any) -> int:
   return sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
-
-
-def _gib(tree: Any) -> float:
-  """GiB on each device of the arrays alone, without what programs need."""
-  sizes = [
-    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-    for x in jax.tree.leaves(tree)
-  ]
-  return sum(sizes) / GIB
 
 
 def show(report: dict[str, Any]) -> None:

@@ -56,9 +56,9 @@ def lies_on_host(x: Any) -> bool:
 def to_device(tree: Any) -> Any:
   """Traced arrays on the device; those that are there stay what they are."""
   return jax.tree.map(
-    lambda x: jax.device_put(x, jax.memory.Space.Device)
-    if lies_on_host(x)
-    else x,
+    lambda x: (
+      jax.device_put(x, jax.memory.Space.Device) if lies_on_host(x) else x
+    ),
     tree,
   )
 
@@ -66,9 +66,9 @@ def to_device(tree: Any) -> Any:
 def back(tree: Any, before: Any) -> Any:
   """Traced arrays on the device, to where those before them lie."""
   return jax.tree.map(
-    lambda x, old: jax.device_put(x, jax.memory.Space.Host)
-    if lies_on_host(old)
-    else x,
+    lambda x, old: (
+      jax.device_put(x, jax.memory.Space.Host) if lies_on_host(old) else x
+    ),
     tree,
     before,
   )

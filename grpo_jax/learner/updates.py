@@ -126,7 +126,7 @@ class Updater:
 
       return beside
 
-    # Numbers of arguments below count without the learner, which `traced` adds.
+    # Numbers of arguments below are without the learner, which `traced` adds.
     self.abstract = jax.tree.map(
       lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
       jax.eval_shape(lambda p: step_lib.init(self.learner, p), params),
@@ -284,14 +284,14 @@ class Updater:
     layout, used = self.abstract_layout(example, chosen)
     scoring = {}
 
-    # In place of `score`: notes the program; there are no parameters yet.
+    # In place of `score`: it notes the program; no parameters are there yet.
     def unscored(params, rollout, with_entropy=False):
       del rollout
       of_chosen = len(chosen), *shape[1:]
       given = self.frozen, params, layout, used, of_chosen, with_entropy
       name = 'score_entropy' if with_entropy else 'score_all'
       if params is state.reference:
-        [name] = self.learner.reference_scorings
+        (name,) = self.learner.reference_scorings
       scoring[name] = lambda: self.score_all.lower(*given)
       nothing = jnp.zeros(shape)
       return jax.tree.map(lambda _: nothing, self.score_all.eval_shape(*given))
@@ -482,11 +482,9 @@ class Updater:
     needs: Any = step.compile().memory_analysis()
     # Results lie in the memory of donated arguments, which counts once.
     held = needs.argument_size_in_bytes + needs.output_size_in_bytes
-    return {
-      'temporary': needs.temp_size_in_bytes / 2**30,
-      'peak': (held - needs.alias_size_in_bytes + needs.temp_size_in_bytes)
-      / 2**30,
-    }
+    peak = held - needs.alias_size_in_bytes + needs.temp_size_in_bytes
+    gib = 2**30
+    return {'temporary': needs.temp_size_in_bytes / gib, 'peak': peak / gib}
 
   def optimizer_batches(self, rollout: Rollout, step: int) -> Iterator[Any]:
     """Yields the prompts [P'] of each optimizer batch.
