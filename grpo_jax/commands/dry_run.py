@@ -12,6 +12,7 @@ import numpy as np
 
 from grpo_jax import config as config_lib
 from grpo_jax.config import Config
+from grpo_jax.learner.updates import Updater
 from grpo_jax.planning import sizes
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import rollout as rollout_lib
@@ -83,13 +84,6 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
   chosen = np.arange(config.sampler.prompts // config.learner.batches)
   layout, used = update.layout(rollout, chosen)
   state = update.abstract
-  on_host = {
-    f'{name} (in the memory of the host)': sizes.on_host(tree) / GIB
-    for name, tree in (
-      ('optimizer state', state.opt_state),
-      ('reference', state.reference),
-    )
-  }
   batch = rollout.batch
   return {
     'config': dataclasses.asdict(config),
@@ -106,13 +100,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
       * config.learner.epochs,
     },
     'warnings': build_rewards.warnings(run.rewards),
-    'memory_gib': {
-      'parameters': sizes.on_device(state.params) / GIB,
-      'optimizer state': sizes.on_device(state.opt_state) / GIB,
-      'reference': sizes.on_device(state.reference) / GIB,
-      **{name: gib for name, gib in on_host.items() if gib},
-      **{f'train step, {k}': v for k, v in update.memory_gib(rollout).items()},
-    },
+    'memory_gib': _memory_gib(update, rollout),
     'first_rollout': {
       # As the model reads them, so that a chat template can be looked at.
       'prompts': [
@@ -128,6 +116,26 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
       else None,
       'truncated': float(np.mean(batch.truncated)),
     },
+  }
+
+
+def _memory_gib(update: Updater, rollout: Rollout) -> dict[str, float]:
+  """GiB by part: of each device, and of its host what lies there."""
+  state = update.abstract
+  parts = {
+    'parameters': state.params,
+    'optimizer state': state.opt_state,
+    'reference': state.reference,
+  }
+  here = {name: sizes.on_device(tree) / GIB for name, tree in parts.items()}
+  away = {
+    f'{name} (in the memory of the host)': sizes.on_host(tree) / GIB
+    for name, tree in parts.items()
+  }
+  return {
+    **here,
+    **{name: gib for name, gib in away.items() if gib},
+    **{f'train step, {k}': v for k, v in update.memory_gib(rollout).items()},
   }
 
 
