@@ -29,7 +29,8 @@ def plain():
 
 def everything():
   """A brake, the scale of rewards, the record, and gathered gradients."""
-  braked = optim.reset_moments(optax.MultiSteps(plain(), 2))
+  gathered = optax.MultiSteps(plain(), 2).gradient_transformation()
+  braked = optim.reset_moments(gathered)
   return optim.record_adam_moments(optim.restore_reward_scale(braked, 0.3))
 
 
