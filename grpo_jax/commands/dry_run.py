@@ -13,6 +13,8 @@ import numpy as np
 from grpo_jax import config as config_lib
 from grpo_jax import sampling
 from grpo_jax.config import Config
+from grpo_jax.learner.updates import Updater
+from grpo_jax.planning import sizes
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import rollout as rollout_lib
 from grpo_jax.rollouts.types import Rollout
@@ -99,12 +101,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
       * config.learner.epochs,
     },
     'warnings': [*build_rewards.warnings(run.rewards), *_of_heads(run)],
-    'memory_gib': {
-      'parameters': _gib(state.params),
-      'optimizer state': _gib(state.opt_state),
-      'reference': _gib(state.reference),
-      **{f'train step, {k}': v for k, v in update.memory_gib(rollout).items()},
-    },
+    'memory_gib': _memory_gib(update, rollout),
     'first_rollout': {
       # As the model reads them, so that a chat template can be looked at.
       'prompts': [
@@ -148,6 +145,26 @@ def _of_heads(run: build.Run) -> list[str]:
   return found
 
 
+def _memory_gib(update: Updater, rollout: Rollout) -> dict[str, float]:
+  """GiB by part: of each device, and of its host what lies there."""
+  state = update.abstract
+  parts = {
+    'parameters': state.params,
+    'optimizer state': state.opt_state,
+    'reference': state.reference,
+  }
+  here = {name: sizes.on_device(tree) / GIB for name, tree in parts.items()}
+  away = {
+    f'{name} (in the memory of the host)': sizes.on_host(tree) / GIB
+    for name, tree in parts.items()
+  }
+  return {
+    **here,
+    **{name: gib for name, gib in away.items() if gib},
+    **{f'train step, {k}': v for k, v in update.memory_gib(rollout).items()},
+  }
+
+
 def _failed(rollout: Rollout) -> dict[str, tuple[int, str]]:
   """For each reward that has failed: how often, and why most often."""
   found = {}
@@ -162,15 +179,6 @@ def _failed(rollout: Rollout) -> dict[str, tuple[int, str]]:
 
 def _count(tree: Any) -> int:
   return sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
-
-
-def _gib(tree: Any) -> float:
-  """GiB on each device of the arrays alone, without what programs need."""
-  sizes = [
-    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-    for x in jax.tree.leaves(tree)
-  ]
-  return sum(sizes) / GIB
 
 
 def show(report: dict[str, Any]) -> None:

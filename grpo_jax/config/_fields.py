@@ -272,6 +272,11 @@ class Optim:
   # tokens still move; 0 turns it off. A measured update takes 2.6 times as
   # long.
   overshoot_every_steps: int = 0
+  # Whether Adam's moments, 8 bytes for each parameter, lie in the memory of the
+  # host and come to the device for the optimizer alone. Turn it on when memory
+  # runs out; results stay the same, and each update waits for the copies. It
+  # saves nothing on a CPU, whose memory is the host's.
+  offload: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -325,6 +330,9 @@ class Reference:
   # Weight of the policy in the average that becomes the new reference; 1 makes
   # a copy of the policy.
   refresh_weight: float = 1.0
+  # Whether the reference, 4 bytes for each parameter, lies in the memory of the
+  # host and comes to the device for scoring alone; see optim.offload.
+  offload: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

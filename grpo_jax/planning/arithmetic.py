@@ -139,11 +139,7 @@ class Arithmetic:
     return place * number / self.schedule.shards
 
   def held(self, program: str) -> dict[str, float]:
-    """What the sampler has in memory when a program begins, bytes by part.
-
-    Args:
-      program: One of `compiling.PROGRAMS`.
-    """
+    """What the sampler holds when a program begins, bytes by part."""
     weights = {'sampler weights': float(self.weights.sampled)}
     cache, admitted = {'cache': self.cache}, {}
     if self.admits:
@@ -156,11 +152,7 @@ class Arithmetic:
     }.get(program, {})
 
   def arguments(self, program: str) -> float:
-    """The weights and caches that a program is given, bytes.
-
-    Args:
-      program: One of `compiling.PROGRAMS`.
-    """
+    """Weights and caches that one of `compiling.PROGRAMS` is given, bytes."""
     weights, held = self.weights, self.held(program)
     if program in ('grow', 'regroup'):
       return sum(held.values()) - weights.sampled
@@ -179,7 +171,7 @@ class Arithmetic:
       program: One of `compiling.PROGRAMS`.
     """
     if program.startswith('score'):
-      return self._scoring()
+      return self._scoring(program)
     if program in LEARNING_STEPS:
       return self._learning(program)
     vocab, split = self.model.vocab_size, self.sampling_mesh.shape['tensor']
@@ -227,11 +219,13 @@ class Arithmetic:
   def _token_arrays(self) -> float:
     return 4.0 * _TOKEN_ARRAYS * self.prompts * self.group * self.tokens
 
-  def _scoring(self) -> dict[str, float]:
+  def _scoring(self, program: str) -> dict[str, float]:
     tokens = self._tokens_here
     kept = dataclasses.replace(self.model, remat=False)
     layer = models.bytes_per_token(kept, self.tensor) / kept.num_layers
+    reference = self.weights.host_reference * (program == 'score_reference')
     return {
+      'reference from the host': float(reference),
       'activations': float(tokens * layer),
       'experts': self._expert_arrays(tokens),
       'head': self._head / 2,
@@ -244,12 +238,18 @@ class Arithmetic:
     token += self._beside_gradient
     # How overshoot moves the log-probabilities is measured along each update.
     tangents = self.weights.trained * (program == 'watched_step')
-    return {
-      'gradients': 2.0 * self.weights.trained + tangents,
+    passes = {
       'activations': float(token * self._tokens_here),
       'experts': self._experts_learning,
       'head': self._head,
       'layer weights': 3 * self._layer,
+    }
+    # They come when the passes are over, and take the same memory.
+    moments = max(0.0, self.weights.host_moments - sum(passes.values()))
+    return {
+      'gradients': 2.0 * self.weights.trained + tangents,
+      'moments from the host': moments,
+      **passes,
       'token arrays': self._token_arrays,
     }
 
@@ -388,7 +388,7 @@ class Arithmetic:
       made = Work(
         self._learning_flops(program),
         micro * passes * self._read(self._tokens_here)
-        + 2.0 * (weights.trained + weights.moments)
+        + 2.0 * (weights.trained + weights.moments + weights.host_moments)
         + 2.0 * self.model.num_layers * self._stream * self._columns,
       )
       made += self._sent('fsdp', 2.0 * micro * weights.fetched)

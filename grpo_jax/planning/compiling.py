@@ -30,6 +30,7 @@ PROGRAMS = (
   'watched_step',
   'score_all',
   'score_entropy',
+  'score_reference',
   'prepare',
   'prefill',
   'decode',
@@ -50,6 +51,7 @@ class Compiled:
     output_bytes: Of the results on one chip.
     alias_bytes: Of the results that lie where donated arguments did.
     temporary_bytes: What the program needs besides.
+    host_bytes: Of the arguments of one chip that lie in the memory of the host.
     flops: Of matrix products, on one chip, loops multiplied out.
     kernels: How many kernels ran of which no operations are known.
     collectives: Each with its bytes and how often it runs.
@@ -62,6 +64,7 @@ class Compiled:
   output_bytes: int = 0
   alias_bytes: int = 0
   temporary_bytes: int = 0
+  host_bytes: int = 0
   flops: float = 0.0
   kernels: float = 0.0
   collectives: tuple[Collective, ...] = ()

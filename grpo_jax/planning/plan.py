@@ -22,7 +22,7 @@ from grpo_jax.planning.topologies import GIB
 from grpo_jax.planning.topologies import Topology
 from grpo_jax.training import build_abstract
 
-LEARNING = (*LEARNING_STEPS, 'score_all', 'score_entropy')
+LEARNING = (*LEARNING_STEPS, 'score_all', 'score_entropy', 'score_reference')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,6 +295,7 @@ def to_json(made: Plan) -> dict[str, Any]:
     },
     'fits': made.fits if made.is_whole else None,
     'device_gib': made.capacity / GIB,
+    'host_gib': counted.weights.on_host / GIB,
     'largest': made.largest.name,
     'programs': {one.name: of(one) for one in made.programs},
     'bound_secs': made.bound_secs,

@@ -14,6 +14,7 @@ import numpy as np
 
 from grpo_jax import models
 from grpo_jax import sharding
+from grpo_jax.learner import offload
 from grpo_jax.training.build_abstract import Abstract
 
 
@@ -74,8 +75,10 @@ class Weights:
   Attributes:
     number: Of parameters, of the whole model.
     trained: As the learner holds them.
-    moments: Of the optimizer, with its counters.
-    reference: 0 if the method has none.
+    moments: Of the optimizer, with its counters, unless they lie on the host.
+    reference: 0 if the method has none, or if it lies on the host.
+    host_moments: Of the optimizer, in the memory of the host.
+    host_reference: In the memory of the host.
     frozen: Of what adapters leave alone.
     gathered: In the compute dtype, gathered.
     sampled: As decoding reads them, on the sampler's mesh.
@@ -99,11 +102,18 @@ class Weights:
   experts: int
   fetched: int
   scattered: int
+  host_moments: int = 0
+  host_reference: int = 0
 
   @property
   def state(self) -> int:
-    """What stays in memory all the time."""
+    """What stays in the device's memory all the time."""
     return self.trained + self.moments + self.reference + self.frozen
+
+  @property
+  def on_host(self) -> int:
+    """What lies in the memory of the host, for one device."""
+    return self.host_moments + self.host_reference
 
   def read(self, tokens: float, mixture: models.Experts | None) -> float:
     """What a pass over some tokens reads, bytes.
@@ -157,6 +167,8 @@ def weights_of(parts: Abstract) -> Weights:
     * compute
     * sum(math.prod(x.sharding.shard_shape(x.shape)) for x in over_fsdp(whole)),
     scattered=on_device(over_fsdp(state.params)),
+    host_moments=on_host(state.opt_state),
+    host_reference=on_host(state.reference),
   )
 
 
@@ -196,8 +208,18 @@ def _axes_of(x: Any) -> set[str]:
 
 
 def on_device(tree: Any) -> int:
-  """Bytes of arrays on one device."""
+  """Bytes of arrays on one device, without those that lie on the host."""
+  return _bytes(tree, away=False)
+
+
+def on_host(tree: Any) -> int:
+  """Bytes of arrays in the memory of the host, for one device."""
+  return _bytes(tree, away=True)
+
+
+def _bytes(tree: Any, away: bool) -> int:
   return sum(
     math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
     for x in jax.tree.leaves(tree)
+    if offload.lies_on_host(x) == away
   )

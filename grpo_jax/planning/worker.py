@@ -62,6 +62,7 @@ def _compiled(
     output_bytes=memory.output_size_in_bytes,
     alias_bytes=memory.alias_size_in_bytes,
     temporary_bytes=memory.temp_size_in_bytes,
+    host_bytes=memory.host_argument_size_in_bytes,
     flops=program.flops(),
     kernels=program.kernels(),
     collectives=tuple(program.collectives()),

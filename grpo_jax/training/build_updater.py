@@ -179,6 +179,8 @@ def _learner(
     score_routed=score_routed if models.routes(run.model) else None,
     expert_balance=expert_balance,
     takes_shards=not is_foreign,
+    offload_moments=config.offload,
+    offload_reference=run.config.reference.offload,
   )
 
 

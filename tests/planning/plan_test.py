@@ -229,6 +229,43 @@ def test_overshoot_in_some_rollouts_is_a_program_of_its_own():
   assert watched.calls == 0 and watched.bytes > usual.bytes
 
 
+def test_what_lies_on_the_host_takes_no_memory_of_devices():
+  changes = {
+    'mesh.fsdp': 64,
+    'mesh.data': 1,
+    'learner.method_kwargs': {'kl_coefficient': 0.1},
+  }
+  away = {'optim.offload': True, 'reference.offload': True}
+  here, there = estimate(**changes), estimate(**changes | away)
+  parts = [
+    {one.name: one.memory for one in made.programs} for made in (here, there)
+  ]
+  weights = here.counted.weights
+  assert weights.on_host == 0
+  # But the counters of the optimizer.
+  host = there.counted.weights.host_moments, there.counted.weights.moments
+  assert sum(host) == weights.moments and host[1] < 100
+  assert there.counted.weights.host_reference == weights.reference
+  assert {'moments', 'reference'} <= parts[0]['decode'].keys()
+  assert sum(parts[1]['decode'].values()) == pytest.approx(
+    sum(parts[0]['decode'].values()) - there.counted.weights.on_host
+  )
+  found = parts[1]['score_reference']['reference from the host']
+  assert found == weights.reference
+  # Activations are larger than moments here, and gone when these come.
+  assert 'moments from the host' not in parts[1]['train_step']
+  json_of_it = plans.to_json(there)
+  assert json_of_it['host_gib'] == there.counted.weights.on_host / GIB
+
+
+def test_moments_that_are_too_large_are_advised_to_stay_on_the_host():
+  said = ' '.join(advice.of(estimate('v5e:2x4', **{'mesh.fsdp': 8})))
+  assert 'Set config.optim.offload=True: the moments (7.1 GiB)' in said
+  assert 'reference.offload' not in said
+  away = estimate('v5e:2x4', **{'mesh.fsdp': 8, 'optim.offload': True})
+  assert 'optim.offload' not in ' '.join(advice.of(away))
+
+
 def test_each_scoring_and_update_is_counted():
   made = estimate(
     **{

@@ -95,6 +95,25 @@ def test_gradients_cross_to_the_other_slice():
   assert 'dcn all-reduce f32' in (plans.collectives(update) or {})
 
 
+def test_moments_on_the_host_are_not_in_the_memory_of_chips():
+  here, there = (
+    worker._compiled(programs.lowered(made, V5E, 'train_step').lowered, 1, V5E)
+    for made in (
+      config(),
+      dataclasses.replace(
+        config(), optim=dataclasses.replace(config().optim, offload=True)
+      ),
+    )
+  )
+  assert not here.error and not there.error
+  assert here.host_bytes == 0
+  moved = here.argument_bytes - there.argument_bytes
+  # Small arrays are padded, and not by the same on both sides.
+  assert moved == pytest.approx(there.host_bytes, rel=0.1)
+  # Two numbers of float32 for each parameter, of which fsdp has one half.
+  assert there.host_bytes > 0.3 * here.argument_bytes
+
+
 def test_collectives_are_those_that_were_written():
   """Bytes of a program whose author knows them, in a loop and outside."""
   mesh = topologies.mesh(V5E, Mesh(data=2, fsdp=4))

@@ -458,6 +458,7 @@ ROWS = {
     optional('record_adam_moments'), at(('Learner', 'records', 0))
   ),
   'optim.overshoot_every_steps': at(('Updater', 'watch_steps', 0)),
+  'optim.offload': at(('Learner', 'offload_moments')),
   'learner.method': method,
   'learner.method_kwargs': method_kwargs,
   'learner.batches': updates_per_rollout('batches'),
@@ -472,6 +473,7 @@ ROWS = {
   'learner.expert_balance': at(('Learner', 'expert_balance', 0)),
   'reference.refresh_steps': at(('Updater', 'refresh_steps', 0)),
   'reference.refresh_weight': at(('Updater', 'refresh_weight', 0)),
+  'reference.offload': at(('Learner', 'offload_reference')),
 }
 ROWS |= {
   f'model.{name}': shape(name)
