@@ -56,9 +56,8 @@ def score_all(
   """
 
   def on_shard(learner, trees, num_micro, layout):
-    return [], _score_own(
-      learner, *trees, layout, num_micro, shape, with_entropy
-    )
+    given = trees[0], layout, num_micro, shape, with_entropy
+    return [], _score_own(learner, *given)
 
   return row_shards.run(on_shard, learner, [params], num_micro, layout)[1]
 
@@ -95,7 +94,8 @@ def of_batch(
   """
 
   def on_shard(learner, trees, given, layout):
-    return _of_own(learner, *trees, *given, layout)
+    loss_state, batch, num_micro = given
+    return _of_own(learner, trees[0], loss_state, batch, num_micro, layout)
 
   (grads, *outward), sums = row_shards.run(
     on_shard,

@@ -133,13 +133,19 @@ def over_layout(
     arrays, blocks = (query, key, value), layout.blocks
     is_whole = shards.parts() == 1
     if chosen == 'splash' and kernels.splash_suits(layout, window):
-      cut = {}
-      if not is_whole:  # each part attends to the keys of all
-        of_key = shards.gather_columns(layout.segment)
-        cut = dict(part=shards.part(), of_key=of_key)
-        arrays = query, *map(shards.gather_columns, (key, value))
+      # If the rows are cut, each part attends to the keys of all.
+      key, value = map(shards.gather_columns, (key, value))
       output = kernels.splash(
-        *arrays, layout.segment, window, interpret, cap, blocks, **cut
+        query,
+        key,
+        value,
+        layout.segment,
+        window,
+        interpret,
+        cap,
+        blocks,
+        part=None if is_whole else shards.part(),
+        of_key=shards.gather_columns(layout.segment),
       )
       return output, cache
     if chosen == 'cudnn' and is_whole:  # it has as many queries as keys

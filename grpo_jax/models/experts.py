@@ -248,7 +248,16 @@ def on_shard(
 
 
 def _of_device(
-  x, weight, chosen, *kernels, activation, parts, exchanges=True, summed=False
+  x,
+  weight,
+  chosen,
+  gate,
+  up,
+  down,
+  activation,
+  parts,
+  exchanges=True,
+  summed=False,
 ):
   """`mixture` with the experts of this device.
 
@@ -256,20 +265,21 @@ def _of_device(
     x: See `over_devices`.
     weight: See `over_devices`.
     chosen: See `over_devices`.
-    *kernels: Of the experts that are here.
+    gate: Of the experts that are here, as the two others.
+    up: See `over_devices`.
+    down: See `over_devices`.
     activation: See `over_devices`.
     parts: On how many devices the experts lie.
     exchanges: Whether these devices have rows of their own.
     summed: Whether the hidden units are split over `tensor`.
   """
-  tokens, first = (x, weight, chosen), 0
   exchanges &= parts > 1
   if exchanges:
     gather = functools.partial(lax.all_gather, axis=0, tiled=True)
-    tokens = [gather(one, 'expert') for one in tokens]
-  if parts > 1:
-    first = lax.axis_index('expert') * kernels[0].shape[0]
-  mixed = mixture(*tokens, *kernels, activation, first=first, parts=parts)
+    x, weight, chosen = (gather(one, 'expert') for one in (x, weight, chosen))
+  first = lax.axis_index('expert') * gate.shape[0] if parts > 1 else 0
+  given = x, weight, chosen, gate, up, down
+  mixed = mixture(*given, activation, first=first, parts=parts)
   if summed:  # each device has summed over its hidden units
     mixed = lax.psum(mixed, 'tensor')
   if exchanges:

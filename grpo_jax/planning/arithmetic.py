@@ -1,302 +1,29 @@
 """What a run needs, by arithmetic: memory, operations, bytes sent.
 
 It takes no compiler and no time, and is right to about a tenth; what the
-compiler adds (copies, buffers that live side by side) is in no formula. The
-shapes are those of the largest rollout: every prompt and every completion has
-the greatest length.
+compiler adds is in no formula. See `memory` for the rollout that is counted.
 
 All numbers are of one device. "Gathered" weights are whole over `fsdp`, and
 still split over `tensor` and `expert`.
 """
 
-import dataclasses
 import math
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax import models
 from grpo_jax import sharding
-from grpo_jax.models import layout
 from grpo_jax.planning import sizes
+from grpo_jax.planning.memory import LEARNING_STEPS
+from grpo_jax.planning.memory import Memory
 from grpo_jax.planning.roofline import Work
-from grpo_jax.training.build_abstract import Abstract
 
-LEARNING_STEPS = ('train_step', 'watched_step')
-_TOKEN_ARRAYS = 10  # [P,G,T] of 4 bytes that an update holds on every device
+__all__ = ('LEARNING_STEPS', 'Arithmetic')
 
 
-class Arithmetic:
-  """The largest rollout of a run, counted.
-
-  Args:
-    parts: See `build_abstract`.
-    joined: How many devices are joined by fast links: those of a slice, or of
-      a host with GPUs; None: all.
-  """
-
-  def __init__(self, parts: Abstract, joined: int | None = None):
-    self.parts = parts
-    self.joined = joined or parts.run.mesh.size
-    self.config, self.model = parts.run.config, parts.model
-    self.mesh = parts.run.mesh
-    self.sampling_mesh: Any = parts.engine.mesh
-    self.platform = sharding.platform(self.mesh)
-    self.weights = sizes.weights_of(parts)
-    sampler, learner = self.config.sampler, self.config.learner
-    self.prompts, self.group = sampler.prompts, sampler.group
-    self.prompt_tokens = max(self.config.data.prompt_buckets)
-    self.tokens = sampler.max_tokens
-    buckets = self.config.data.completion_buckets
-    self.room = layout.bucket(self.tokens, buckets, 'completion')
-    # The lengths that caches may have.
-    self.rooms = sorted(size for size in {*buckets} if size <= self.room)
-    self.shards = sharding.row_shards(self.mesh)
-    self.tensor = self.mesh.shape['tensor']
-    self.updates = learner.batches * learner.epochs
-    batch = self.prompts // learner.batches
-    self.rows = sizes.rows_of(parts, batch, self.prompt_tokens, self.room)
-    self.schedule = parts.engine.schedule(
-      self.prompts, self.group, self.prompt_tokens
-    )
-    self.starts = math.ceil(self.prompts / self.schedule.prompts)
-
-  @property
-  def _compute(self) -> int:
-    """Bytes of a number in the compute dtype."""
-    return jnp.dtype(self.model.compute_dtype).itemsize
-
-  @property
-  def _stream(self) -> int:
-    """Bytes of a token in the residual stream."""
-    return self.model.width * jnp.dtype(self.model.residual_dtype).itemsize
-
-  @property
-  def _tokens_here(self) -> int:
-    """Tokens of a micro-batch on one device."""
-    return self.rows.rows // self.shards * self.rows.columns
-
-  @property
-  def _rows_here(self) -> int:
-    """Completions that one device decodes at once."""
-    rows = self.schedule.prompts * self.group
-    return rows // sharding.row_shards(self.sampling_mesh)
-
-  @property
-  def cache(self) -> float:
-    """The largest caches of keys and values, of rows and prompts, bytes."""
-    return max(self._first_cache(self.room), self._narrow_cache)
-
-  def _first_cache(self, columns: int) -> float:
-    """The caches of the first rows, bytes."""
-    prompts = self.schedule.prompts
-    return self._cache(prompts, prompts * self.group, columns)
-
-  @property
-  def admits(self) -> bool:
-    """Whether prompts that wait are admitted while rows go on."""
-    return self.starts > 1 and self.schedule.admitted > 0
-
-  @property
-  def admitted_cache(self) -> float:
-    """The caches of prompts that are admitted, bytes.
-
-    They lie beside `cache`, until rows are regrouped.
-    """
-    prompts = self.schedule.admitted
-    return self._cache(prompts, prompts * self.group, self.rooms[0])
-
-  @property
-  def _narrow_cache(self) -> float:
-    """The caches when admitted prompts have joined the rows, bytes; or 0.
-
-    Lanes are narrower then, and each has a copy of its prompt.
-    """
-    return self._regrouped_cache if self.admits else 0.0
-
-  @property
-  def _regrouped_cache(self) -> float:
-    """What regrouping returns the first time, bytes."""
-    schedule = self.schedule
-    rows = schedule.sizes[0]
-    if self.admits:
-      rows += schedule.new_lanes(0).size
-    return self._cache(rows // schedule.narrow, rows, self.room)
-
-  def _cache(self, lanes: float, rows: float, columns: int) -> float:
-    """Keys and values of rows, and of the prompts of their lanes, bytes."""
-    heads = self.model.num_kv_heads
-    tensor = self.sampling_mesh.shape['tensor']
-    split = tensor if heads % tensor == 0 else 1
-    place = 2 * heads // split * self.model.head_dim * self._compute
-
-    def places(columns):
-      windows = (kind.window_tokens or columns for kind in self.model.kinds)
-      return sum(min(columns, window) for window in windows)
-
-    number = rows * places(columns) + lanes * places(self.prompt_tokens)
-    return place * number / self.schedule.shards
-
-  def held(self, program: str) -> dict[str, float]:
-    """What the sampler holds when a program begins, bytes by part."""
-    weights = {'sampler weights': float(self.weights.sampled)}
-    cache, admitted = {'cache': self.cache}, {}
-    if self.admits:
-      admitted = {'cache of admitted prompts': self.admitted_cache}
-    return {
-      'prefill': {**weights, **(cache if self.admits else {})},
-      'decode': weights | cache,
-      'grow': {**weights, 'cache': self._first_cache(self.rooms[-2:][0])},
-      'regroup': weights | cache | admitted,
-    }.get(program, {})
-
-  def arguments(self, program: str) -> float:
-    """Weights and caches that one of `compiling.PROGRAMS` is given, bytes."""
-    weights, held = self.weights, self.held(program)
-    if program in ('grow', 'regroup'):
-      return sum(held.values()) - weights.sampled
-    if program == 'prefill':
-      return float(weights.sampled)
-    if program == 'decode':
-      return sum(held.values())
-    if program in LEARNING_STEPS:
-      return float(weights.state)
-    return float(weights.trained + weights.frozen)
-
-  def memory(self, program: str) -> dict[str, float]:
-    """What a program needs besides its arguments, bytes by part.
-
-    Args:
-      program: One of `compiling.PROGRAMS`.
-    """
-    if program.startswith('score'):
-      return self._scoring(program)
-    if program in LEARNING_STEPS:
-      return self._learning(program)
-    vocab, split = self.model.vocab_size, self.sampling_mesh.shape['tensor']
-    logits = (
-      4.0 * self._rows_here * vocab / (split if vocab % split == 0 else 1)
-    )
-    if program == 'prepare':
-      one = max(self._layer, self.weights.head) * self._sampled_share
-      made = float(self.weights.sampled)
-      return {'sampler weights': made, 'weights on their way': one}
-    if program == 'prefill':
-      prompts = self.schedule.admitted if self.admits else self.schedule.prompts
-      logits *= prompts / self.schedule.prompts
-      made = self._cache(prompts, prompts * self.group, self.rooms[0])
-      read = prompts // self.shards * self.prompt_tokens
-      experts = self._expert_arrays(read)
-      return {'new cache': made, 'logits': logits, 'experts': experts}
-    if program == 'grow':
-      return {'longer cache': self._first_cache(self.room)}
-    if program == 'regroup':
-      return {'regrouped cache': self._regrouped_cache}
-    # A copy of the experts, laid out for their products.
-    return {'logits': logits, 'experts': float(self.weights.experts)}
-
-  @property
-  def _head(self) -> float:
-    """The output layer: its weights, and a chunk of logits with its slope.
-
-    With `tensor`, the slopes of several data shards are gathered on each
-    device; of how many was read off what the compiler needs.
-    """
-    vocab = self.model.vocab_size
-    chunk = 4.0 * models.chunk_positions(vocab) * vocab / self.tensor
-    chunks = 3.0 if self.tensor == 1 else 5.0 * min(self.shards, 8)
-    return 3.0 * self.weights.head + chunks * chunk
-
-  @property
-  def _layer(self) -> float:
-    """The gathered weights of one layer."""
-    weights = self.weights
-    inside = weights.gathered - weights.head - weights.table
-    return inside / self.model.num_layers
-
-  @property
-  def _token_arrays(self) -> float:
-    return 4.0 * _TOKEN_ARRAYS * self.prompts * self.group * self.tokens
-
-  def _scoring(self, program: str) -> dict[str, float]:
-    tokens = self._tokens_here
-    kept = dataclasses.replace(self.model, remat=False)
-    layer = models.bytes_per_token(kept, self.tensor) / kept.num_layers
-    reference = self.weights.host_reference * (program == 'score_reference')
-    return {
-      'reference from the host': float(reference),
-      'activations': float(tokens * layer),
-      'experts': self._expert_arrays(tokens),
-      'head': self._head / 2,
-      'layer weights': 2 * self._layer,
-      'token arrays': self._token_arrays,
-    }
-
-  def _learning(self, program: str) -> dict[str, float]:
-    token = models.bytes_per_token(self.model, self.tensor)
-    token += self._beside_gradient
-    # How overshoot moves the log-probabilities is measured along each update.
-    tangents = self.weights.trained * (program == 'watched_step')
-    passes = {
-      'activations': float(token * self._tokens_here),
-      'experts': self._experts_learning,
-      'head': self._head,
-      'layer weights': 3 * self._layer,
-    }
-    # They come when the passes are over, and take the same memory.
-    moments = max(0.0, self.weights.host_moments - sum(passes.values()))
-    return {
-      'gradients': 2.0 * self.weights.trained + tangents,
-      'moments from the host': moments,
-      **passes,
-      'token arrays': self._token_arrays,
-    }
-
-  def _expert_arrays(self, here: int, wide=2.5, hidden=2.0) -> float:
-    """What the mixture of one layer needs at once, bytes.
-
-    There is room for each pair of a token and an expert that this device may
-    get: all of the tokens of its shards, however uneven the choices are. How
-    many arrays lie side by side was read off what the compiler needs.
-
-    Args:
-      here: Tokens on one device.
-      wide: How many arrays [pairs, width] in the compute dtype.
-      hidden: How many arrays [pairs, hidden] in float32.
-    """
-    mixture, shards = self.model.experts, self.mesh.shape['expert']
-    if mixture is None:
-      return 0.0
-    experts = max(1, mixture.number // shards)
-    pairs = here * shards * min(mixture.per_token, experts)
-    inside = 4 * hidden * mixture.width / self.tensor
-    return pairs * (wide * self.model.width * self._compute + inside)
-
-  @property
-  def _experts_learning(self) -> float:
-    """With experts and their gradients, laid out for their products."""
-    copies = 1.5 * self.weights.trained * (self.model.experts is not None)
-    return copies + self._expert_arrays(self._tokens_here, 5.0, 4.0)
-
-  @property
-  def _beside_gradient(self) -> float:
-    """What the backward pass of one layer needs of a token, bytes.
-
-    Of the MLP, the slopes of both factors. On a TPU also what the kernel of
-    attention keeps of each head: three sums, repeated over 128 lanes, and three
-    gradients in float32 and four arrays in bfloat16, whose last axis is filled
-    up to 128 lanes.
-    """
-    hidden = self.model.mlp_width
-    if self.model.experts is not None:
-      hidden = self.model.experts.per_token * self.model.experts.width
-    needed = 2.0 * hidden * self._compute
-    if self.platform == 'tpu':
-      lanes = math.ceil(self.model.head_dim / 128) * 128
-      sums, gradients, arrays = 3 * 4 * 128, 3 * 4 * lanes, 4 * 2 * lanes
-      needed += self.model.num_heads * (sums + gradients + arrays)
-    return needed / self.tensor
+class Arithmetic(Memory):
+  """The largest rollout of a run, counted; see `Memory`."""
 
   def _passes(self, program: str) -> tuple[float, int]:
     """Forward passes that the layers and the output layer are worth.
@@ -391,15 +118,16 @@ class Arithmetic:
         + 2.0 * (weights.trained + weights.moments + weights.host_moments)
         + 2.0 * self.model.num_layers * self._stream * self._columns,
       )
-      made += self._sent('fsdp', 2.0 * micro * weights.fetched)
+      made += self._sent('fsdp', 2.0 * micro * self._fetched)
       made += self._sent('fsdp', summed)
       made += self._sent('data', 2.0 * weights.trained)
+      made += self._sent('context', 2.0 * weights.trained)
       return made + self._activations_sent(self._columns, learns=True)
     if program.startswith('score'):
       micro = self.rows.micro
       read = micro * self._read(self._tokens_here)
       made = Work(self._learning_flops(program), read)
-      made += self._sent('fsdp', float(micro * weights.fetched))
+      made += self._sent('fsdp', float(micro * self._fetched))
       return made + self._activations_sent(self._columns)
     return self._sampling(program)
 
@@ -432,9 +160,10 @@ class Arithmetic:
     return made + Work(ici_bytes=float(weights.sampled))
 
   @property
-  def _sampled_share(self) -> float:
-    """How large the sampler's weights are beside those of a pass."""
-    return self.weights.sampled / self.weights.gathered
+  def _fetched(self) -> int:
+    """Weights that a pass gathers: the embedding is looked up where it lies."""
+    weights = self.weights
+    return weights.fetched - weights.table * (self.mesh.shape['fsdp'] > 1)
 
   @property
   def _columns(self) -> int:
@@ -469,6 +198,10 @@ class Arithmetic:
     again = learns and model.remat
     tensor = (mesh or self.mesh).shape['tensor']
     attention = model.num_layers * (model.num_heads % tensor == 0)
+    # Keys and values go to all parts of a row, and their slopes come back.
+    heads = 2.0 * model.num_kv_heads * model.head_dim * self._compute / tensor
+    parts = (mesh or self.mesh).shape['context']
+    keys = model.num_layers * (passes + again) * heads * tokens * parts
     sums = attention * (passes + again)
     mixed = 0
     for kind in model.kinds:
@@ -476,6 +209,7 @@ class Arithmetic:
       sums += passes * (hidden % tensor == 0)
       mixed += kind.experts
     sent = self._sent('tensor', 2.0 * sums * token, mesh)
+    sent += self._sent('context', keys, mesh)
     shards = self._exchanging
     if mixture is None or shards == 1:
       return sent

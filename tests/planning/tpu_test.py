@@ -18,6 +18,7 @@ from grpo_jax.config import Mesh
 from grpo_jax.planning import compiling
 from grpo_jax.planning import hlo
 from grpo_jax.planning import plan as plans
+from grpo_jax.planning import programs
 from grpo_jax.planning import topologies
 from grpo_jax.planning import worker
 from tests import runs

@@ -163,7 +163,7 @@ def splash(
     )
 
   def local(query, key, value, *rest):
-    given = [pad(query * query.shape[-1] ** -0.5, padded)]
+    given: list[Any] = [pad(query * query.shape[-1] ** -0.5, padded)]
     given += [pad(key, columns), pad(value, columns)]
     given = [jnp.swapaxes(x, 1, 2) for x in given]
     if segment is not None:
@@ -180,7 +180,8 @@ def splash(
       output = jax.lax.switch(rest[-1], list(map(run, firsts)), *given)
     return jnp.swapaxes(output, 1, 2)[:, :queries]
 
-  arrays, axes = [query, key, value], ['r.h.', 'r.h.', 'r.h.']
+  arrays: list[Any] = [query, key, value]
+  axes = ['r.h.', 'r.h.', 'r.h.']
   if segment is not None:
     arrays, axes = arrays + [segment, of_key], axes + ['r.', 'r.']
   if part is not None:
