@@ -39,9 +39,9 @@ class Arithmetic:
     self.parts = parts
     self.joined = joined or parts.run.mesh.size
     self.config = parts.run.config
-    self.model = parts.model
     self.mesh = parts.run.mesh
     self.platform = sharding.platform(self.mesh)
+    self.model = sizes.as_computed(parts.model, self.platform)
     self.weights = sizes.weights_of(parts)
     sampler, learner = self.config.sampler, self.config.learner
     self.prompts, self.group = sampler.prompts, sampler.group
@@ -220,7 +220,7 @@ class Arithmetic:
 
   def _scoring(self) -> dict[str, float]:
     tokens = self._tokens_here
-    kept = dataclasses.replace(self.model, remat=False)
+    kept = dataclasses.replace(self.model, remat='none')
     layer = models.bytes_per_token(kept, self.tensor) / kept.num_layers
     return {
       'activations': float(tokens * layer),
@@ -300,8 +300,7 @@ class Arithmetic:
     positions = models.chunk_positions(self.model.vocab_size) * self.shards
     scored = self.rows.completions * self.room  # places of a row
     in_chunks = scored > max(1, positions // self.rows.rows)
-    again = self.model.remat * self._recomputed
-    return learning + again, learning + in_chunks
+    return learning + self._recomputed, learning + in_chunks
 
   @property
   def _recomputed(self) -> float:
@@ -309,6 +308,8 @@ class Arithmetic:
 
     No gradient needs the output of the last product of an MLP.
     """
+    if self.model.remat == 'none':
+      return 0.0
     mixture = self.model.experts
     hidden = sum(
       mixture.per_token * mixture.width
@@ -363,7 +364,7 @@ class Arithmetic:
     elif program in LEARNING_STEPS or program.startswith('score'):
       counted = self._in_rows
       if program in LEARNING_STEPS:
-        passes = 3.0 + self.model.remat
+        passes = 3.0 + (self.model.remat in ('layer', 'offload'))
     else:
       return 0.0
     whole, without = (
@@ -384,11 +385,11 @@ class Arithmetic:
 
     Of what is sent, only what no implementation can do without is counted:
     weights gathered once for each pass, gradients summed once, activations
-    summed over `tensor` and brought to their experts.
+    summed over `tensor` and brought to their experts; nothing to the host.
     """
     weights = self.weights
     if program in LEARNING_STEPS:
-      micro, passes = self.rows.micro, 3 if self.model.remat else 2
+      micro, passes = self.rows.micro, 2 + (self.model.remat != 'none')
       kept = weights.trained - weights.scattered
       summed = self.mesh.shape['fsdp'] * weights.scattered + 2.0 * kept
       made = Work(
@@ -461,7 +462,7 @@ class Arithmetic:
     model, mixture = self.model, self.model.experts
     token = tokens * model.width * self._compute
     passes = 2.0 if learns else 1.0
-    again = learns and model.remat
+    again = learns and model.remat != 'none'
     attention = model.num_layers * (model.num_heads % self.tensor == 0)
     sums = attention * (passes + again)
     mixed = 0
