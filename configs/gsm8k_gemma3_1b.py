@@ -23,7 +23,7 @@ def get_config() -> ConfigDict:
 
   config.model.path = 'models/gemma-3-1b-it'
   config.model.compute_dtype = 'bfloat16'
-  config.model.remat = True
+  config.model.remat = 'layer'
 
   config.data.train = 'data/gsm8k/train.jsonl'
   config.data.heldout = 'data/gsm8k/test.jsonl'

@@ -23,7 +23,7 @@ def get_config() -> ConfigDict:
 
   config.model.path = 'models/Qwen2.5-0.5B-Instruct'
   config.model.compute_dtype = 'bfloat16'
-  config.model.remat = True
+  config.model.remat = 'layer'
 
   config.data.train = 'data/gsm8k/train.jsonl'
   config.data.heldout = 'data/gsm8k/test.jsonl'

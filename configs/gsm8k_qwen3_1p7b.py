@@ -22,7 +22,7 @@ def get_config() -> ConfigDict:
 
   config.model.path = 'models/Qwen3-1.7B'
   config.model.compute_dtype = 'bfloat16'
-  config.model.remat = True
+  config.model.remat = 'layer'
 
   config.data.train = 'data/gsm8k/train.jsonl'
   config.data.heldout = 'data/gsm8k/test.jsonl'

@@ -24,7 +24,7 @@ def get_config() -> ConfigDict:
 
   config.model.path = 'models/Llama-3.2-3B-Instruct'
   config.model.compute_dtype = 'bfloat16'
-  config.model.remat = True
+  config.model.remat = 'layer'
 
   config.data.train = 'data/math/train.jsonl'
   config.data.heldout = 'data/math/test.jsonl'

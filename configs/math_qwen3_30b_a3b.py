@@ -26,7 +26,7 @@ def get_config() -> ConfigDict:
 
   config.model.path = 'models/Qwen3-30B-A3B'
   config.model.compute_dtype = 'bfloat16'
-  config.model.remat = True
+  config.model.remat = 'layer'
 
   config.data.train = 'data/math/train.jsonl'
   config.data.heldout = 'data/math/test.jsonl'

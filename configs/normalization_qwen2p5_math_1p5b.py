@@ -42,7 +42,7 @@ def get_config(arm: str = 'standard') -> ConfigDict:
 
   config.model.path = 'models/Qwen2.5-Math-1.5B'
   config.model.compute_dtype = 'bfloat16'
-  config.model.remat = True
+  config.model.remat = 'layer'
 
   config.data.train = 'data/gsm8k/train.jsonl'
   config.data.heldout = 'data/gsm8k/test.jsonl'

@@ -212,7 +212,7 @@ def show_ranked(ranked: Sequence[search.Candidate]) -> None:
   )
   for name in columns:
     shown.add_column(name, justify='right')
-  for name in ('fits', 'by'):
+  for name in ('remat', 'fits', 'by'):
     shown.add_column(name)
   for one in ranked:
     made = one.plan
@@ -224,6 +224,7 @@ def show_ranked(ranked: Sequence[search.Candidate]) -> None:
       f'{made.counted.rows.columns:,}',
       f'{made.largest.bytes / GIB:.2f}',
       f'{made.bound_secs:.2f} s',
+      one.config.model.remat,
       'yes' if made.fits and made.is_whole else 'no',
       source,
     )
@@ -231,10 +232,11 @@ def show_ranked(ranked: Sequence[search.Candidate]) -> None:
 
 
 def flags_of(config: Config) -> str:
-  """The flags that give a run the mesh and the rows of a config."""
+  """The flags that give a run the mesh, the rows and `remat` of a config."""
   learner = config.learner
   values = {
     **{f'mesh.{name}': size for name, size in vars(config.mesh).items()},
+    'model.remat': config.model.remat,
     'learner.micro_rows': learner.micro_rows,
     'learner.row_completions': learner.row_completions,
   }

@@ -64,6 +64,9 @@ FREE = (
 )
 
 
+_OF_TWO_TYPES = ('data', 'train'), ('data', 'heldout'), ('model', 'remat')
+
+
 def is_free(name: str, config: Config) -> bool:
   """Whether the field `name` may change when a run goes on.
 
@@ -83,10 +86,10 @@ def default() -> ml_collections.ConfigDict:
   """
   values = dataclasses.asdict(Config())
   # A ConfigDict fixes the type of a field by its first value, and these fields
-  # have two: a text, or a tuple of sources.
-  for name in ('train', 'heldout'):
-    values['data'][name] = ml_collections.FieldReference(
-      values['data'][name], field_type=object
+  # have two: a text, or a tuple of sources, or a bool of earlier configs.
+  for group, name in _OF_TWO_TYPES:
+    values[group][name] = ml_collections.FieldReference(
+      values[group][name], field_type=object
     )
   return ml_collections.ConfigDict(values)
 

@@ -97,6 +97,7 @@ _LEAST_FLOAT, _MOST_FLOAT = 1.2e-38, 3e38
 _KNOWN = {
   'lora.base_dtype': ('float32', 'bfloat16'),
   'checkpoint.export_dtype': ('float32', 'bfloat16'),
+  'model.remat': ('none', 'layer', 'attention', 'offload'),
   'learner.layout': ('auto', 'shared', 'packed', 'padded'),
   'learner.anchor': ('learner', 'sampler'),
   'learner.on_zero_advantage': ('skip', 'step'),

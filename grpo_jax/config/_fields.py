@@ -49,12 +49,17 @@ class Model:
   # faster. Parameters stay float32.
   compute_dtype: str = 'float32'
   # Dtype of the sum to which the layers add: 'float32', or 'bfloat16' if they
-  # compute in it. Then sampler and learner differ by a third more, and remat
-  # keeps half as much.
+  # compute in it. Then sampler and learner differ by a third more, and the
+  # inputs of layers take half the memory.
   residual_dtype: str = 'float32'
-  # Whether the backward pass computes layers again instead of keeping their
-  # activations: less memory, more time.
-  remat: bool = False
+  # What the backward pass computes again instead of keeping it, for less memory
+  # and more time: 'none', little of a layer; 'layer', all of it, from its input;
+  # 'attention', as 'layer', but not attention, whose output is kept too (cuDNN's
+  # is computed again); 'offload', as 'layer', with the inputs in the host's
+  # memory until they are needed. True stands for 'layer', False for 'none'.
+  remat: str = dataclasses.field(
+    default='none', metadata={'of_bool': ('none', 'layer')}
+  )
   # Whether layers are compiled one by one instead of as a loop. Compiling
   # takes longer; running is faster for a few layers.
   unroll: bool = False

@@ -13,7 +13,9 @@ def dataclass_from_dict(kind: Any, values: Any, path: str) -> Any:
 
   Args:
     kind: The dataclass. A field is annotated as a plain type, a dataclass, a
-      tuple of one of these, a dict, or as `plain type | tuple`.
+      tuple of one of these, a dict, or as `plain type | tuple`. If it once was
+      a bool, `metadata['of_bool']` has the values that stand for False and
+      True.
     values: A dict of values by field; for a dataclass inside, again a dict.
     path: What the values are called in errors.
 
@@ -46,10 +48,16 @@ def dataclass_from_dict(kind: Any, values: Any, path: str) -> Any:
       raise ValueError(f'{path}.{name} is no field of the config; {advice}.')
   return kind(
     **{
-      name: _convert(hints[name], value, f'{path}.{name}')
+      name: _convert(hints[name], _renamed(kind, name, value), f'{path}.{name}')
       for name, value in values.items()
     }
   )
+
+
+def _renamed(kind, name: str, value):
+  """The value, or what it is called today if the field was of type bool."""
+  names = kind.__dataclass_fields__[name].metadata.get('of_bool')
+  return names[value] if names and isinstance(value, bool) else value
 
 
 def _convert(hint, value, path: str):

@@ -15,8 +15,9 @@ def bytes_per_token(config: ModelConfig, tensor: int = 1) -> int:
   counted either.
 
   Args:
-    config: The shape of the model. Under `remat` only the input of each layer
-      is kept, and all of one layer.
+    config: The shape of the model. Its `remat` says what is kept of each layer;
+      under all but `'none'`, all of one layer is there too. What is offloaded
+      is not counted, but for two layers whose input is on its way.
     tensor: Over how many devices heads and hidden units are split.
 
   Returns:
@@ -31,6 +32,11 @@ def bytes_per_token(config: ModelConfig, tensor: int = 1) -> int:
   split = 3 * heads * config.head_dim + 4 * hidden
   layer = 4 * config.width + split // tensor
   layer = 2 * stream + layer * itemsize
-  if config.remat:
-    return config.num_layers * stream + layer
-  return config.num_layers * layer
+  # Output and log-sum-exp of attention, as accelerators' kernels keep them.
+  attended = config.num_heads * (config.head_dim * itemsize + 4) // tensor
+  return {
+    'none': config.num_layers * layer,
+    'layer': config.num_layers * stream + layer,
+    'attention': config.num_layers * (stream + attended) + layer,
+    'offload': 2 * stream + layer,
+  }[config.remat]

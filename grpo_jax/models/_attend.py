@@ -11,7 +11,10 @@ size; `h = H / K` query heads read the same keys.
 from typing import NamedTuple
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
+
+from grpo_jax.models import _remat
 
 Array = jax.Array
 
@@ -193,6 +196,9 @@ def _forward(cap, query, key, value, visible):
     _scores(query, key, visible, cap),
     lambda mass: _product('bkhqn,bknd->bkhqd', mass, value),
   )
+  # All that comes from these two, or none of it, is kept; see `_remat`.
+  output = checkpoint_name(output, _remat.ATTENTION)
+  log_mass = checkpoint_name(log_mass, _remat.ATTENTION)
   kept = query, key, value, visible, output, log_mass
   return (output.astype(value.dtype), log_mass[..., 0]), kept
 

@@ -4,6 +4,8 @@ import dataclasses
 import fnmatch
 from typing import ClassVar
 
+from grpo_jax.models import _remat
+
 
 # Above the classes, because a default below calls it while the file is read.
 def _require(ok: bool, problem: str):
@@ -178,9 +180,12 @@ class ModelConfig:
     residual_dtype: Dtype of the residual stream, the sum to which the layers
       add: `'float32'`, or `'bfloat16'` if they compute in it. In bfloat16 it is
       rounded in every layer, which takes sampler and learner further apart, and
-      the inputs of layers, all that `remat` keeps, are half as large.
-    remat: Whether the backward pass computes each layer again instead of
-      keeping its activations.
+      the inputs of layers, all that `remat='layer'` keeps, are half as large.
+    remat: What the backward pass computes again instead of keeping it:
+      `'none'`, what is neither a product nor needed by attention; `'layer'`,
+      each layer, from its input; `'attention'`, the same but for attention,
+      unless it is cuDNN's; `'offload'`, as `'layer'`, with the inputs in the
+      host's memory.
     unroll: Whether layers are compiled one by one instead of as one scan.
       Compiling takes longer, and running is sometimes faster.
     attention: Which implementation scores rows and reads prompts: `'xla'`,
@@ -217,7 +222,7 @@ class ModelConfig:
   pattern: tuple[LayerKind, ...] = (LayerKind(),)
   compute_dtype: str = 'float32'
   residual_dtype: str = 'float32'
-  remat: bool = False
+  remat: str = 'none'
   unroll: bool = False
   attention: str = 'auto'
   rope_scaling: RopeScaling | None = None
@@ -286,6 +291,11 @@ class ModelConfig:
       self.attention in ('auto', 'xla', 'splash', 'cudnn'),
       f"attention={self.attention!r} is none of 'auto', 'xla', 'splash' and "
       "'cudnn'; give one of them",
+    )
+    _require(
+      self.remat in _remat.POLICIES,
+      f'remat={self.remat!r} is none of {", ".join(_remat.POLICIES)}; give one '
+      'of them',
     )
     _require(
       self.attention != 'cudnn' or self.compute_dtype == 'bfloat16',

@@ -244,7 +244,7 @@ class Block(nnx.Module):
       *heads, cache, kind.window_tokens, config.attention_cap
     )
     # A shard would keep the weights that it gathers here for the backward pass.
-    gathers = sharding.on_shard() and not config.remat
+    gathers = sharding.on_shard() and config.remat == 'none'
     again = keep_products if gathers else lambda function: function
     mixed = again(self.attention.mix)(mixed)
     if config.post_norms:

@@ -33,6 +33,7 @@ import jax.numpy as jnp
 
 from grpo_jax import sharding
 from grpo_jax.models import _axes
+from grpo_jax.models import _remat
 from grpo_jax.models import routing
 from grpo_jax.models._config import LayerKind
 from grpo_jax.models._config import ModelConfig
@@ -249,7 +250,9 @@ class Transformer:
 
     def run(kinds, x, layers):
       did = []
-      if self.config.remat:  # else each part of a layer gathers what it reads
+      if (
+        self.config.remat != 'none'
+      ):  # else each part of a layer gathers what it reads
         layers = self._gathered(layers, self.config.compute_dtype)
       for kind, layer in zip(kinds, layers, strict=True):
         given = layer, x, positions, attention, None, counted
@@ -257,8 +260,7 @@ class Transformer:
         did.append(routed)
       return x, _stack(did)
 
-    if self.config.remat:  # keeps the input of each repetition, and no more
-      run = jax.checkpoint(run, static_argnums=0)
+    run = _remat.again(run, self.config.remat)
     x, repeated = lax.scan(
       lambda x, layers: run(self.config.pattern, x, layers),
       x,

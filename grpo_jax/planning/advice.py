@@ -28,18 +28,24 @@ def _to_fit(plan: Plan) -> list[str]:
       f"{topologies.gpu_share():.0%} of a GPU's memory now."
     )
   if largest.name in LEARNING:
-    if not counted.model.remat:
+    activations = memory.get('activations', 0)
+    if counted.model.remat in ('none', 'attention'):
       found.append(
-        'Set config.model.remat=True: only the input of each layer is kept '
+        "Set config.model.remat='layer': only the input of each layer is kept "
         'then.'
       )
+    elif counted.model.remat == 'layer' and activations > 0.2 * largest.bytes:
+      found.append(
+        "Set config.model.remat='offload': the inputs of layers then lie in "
+        "the host's memory."
+      )
     spare = counted.rows.rows // counted.shards
-    if memory.get('activations', 0) > 0.2 * largest.bytes and spare > 1:
+    if activations > 0.2 * largest.bytes and spare > 1:
       found.append(
         f'Set config.learner.micro_rows={counted.shards}: a micro-batch then '
         f'has one row on each data shard instead of {spare}.'
       )
-    elif memory.get('activations', 0) > 0.2 * largest.bytes:
+    elif activations > 0.2 * largest.bytes:
       found.append(
         'Set config.learner.row_completions to a divisor of the group: rows '
         'become shorter.'

@@ -37,7 +37,7 @@ class Arithmetic(Memory):
     positions = models.chunk_positions(self.model.vocab_size) * self.shards
     scored = self.rows.completions * self.room  # places of a row
     in_chunks = scored > max(1, positions // self.rows.rows)
-    again = self.model.remat * sizes.recomputed(self.model)
+    again = (self.model.remat != 'none') * sizes.recomputed(self.model)
     return learning + again, learning + in_chunks
 
   def _learning_flops(self, program: str) -> float:
@@ -84,7 +84,7 @@ class Arithmetic(Memory):
     elif program in LEARNING_STEPS or program.startswith('score'):
       counted = self._in_rows
       if program in LEARNING_STEPS:
-        passes = 3.0 + self.model.remat
+        passes = 3.0 + (self.model.remat in ('layer', 'offload'))
     else:
       return 0.0
     whole, without = (
@@ -105,11 +105,11 @@ class Arithmetic(Memory):
 
     Of what is sent, only what no implementation can do without is counted:
     weights gathered once for each pass, gradients summed once, activations
-    summed over `tensor` and brought to their experts.
+    summed over `tensor` and brought to their experts; nothing to the host.
     """
     weights = self.weights
     if program in LEARNING_STEPS:
-      micro, passes = self.rows.micro, 3 if self.model.remat else 2
+      micro, passes = self.rows.micro, 2 + (self.model.remat != 'none')
       kept = weights.trained - weights.scattered
       summed = self.mesh.shape['fsdp'] * weights.scattered + 2.0 * kept
       made = Work(
@@ -195,7 +195,7 @@ class Arithmetic(Memory):
     model, mixture = self.model, self.model.experts
     token = tokens * model.width * self._compute
     passes = 2.0 if learns else 1.0
-    again = learns and model.remat
+    again = learns and model.remat != 'none'
     tensor = (mesh or self.mesh).shape['tensor']
     attention = model.num_layers * (model.num_heads % tensor == 0)
     # Keys and values go to all parts of a row, and their slopes come back.

@@ -36,10 +36,11 @@ class Memory:
   def __init__(self, parts: Abstract, joined: int | None = None):
     self.parts = parts
     self.joined = joined or parts.run.mesh.size
-    self.config, self.model = parts.run.config, parts.model
+    self.config = parts.run.config
     self.mesh = parts.run.mesh
     self.sampling_mesh: Any = parts.engine.mesh
     self.platform = sharding.platform(self.mesh)
+    self.model = sizes.as_computed(parts.model, self.platform)
     self.weights = sizes.weights_of(parts)
     sampler, learner = self.config.sampler, self.config.learner
     self.prompts, self.group = sampler.prompts, sampler.group
@@ -223,7 +224,7 @@ class Memory:
 
   def _scoring(self, program: str) -> dict[str, float]:
     tokens = self._tokens_here
-    kept = dataclasses.replace(self.model, remat=False)
+    kept = dataclasses.replace(self.model, remat='none')
     layer = models.bytes_per_token(kept, self.tensor) / kept.num_layers
     reference = self.weights.host_reference * (program == 'score_reference')
     return {

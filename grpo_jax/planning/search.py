@@ -19,7 +19,7 @@ _HOPELESS = 1.5  # an estimate this much above the memory is not compiled
 
 
 class Candidate(NamedTuple):
-  """A config with another mesh and perhaps other rows and micro-batches."""
+  """A config with another mesh, and perhaps other rows and another `remat`."""
 
   config: Config
   plan: Plan
@@ -35,11 +35,13 @@ def best(
   """The best meshes of a run.
 
   All are counted by arithmetic, and ranked: those that fit before the others,
-  and the fast ones first. Then they are compiled in this order, until so many
+  and the fast ones first. So are the best of them under other policies of
+  `config.model.remat`. Then they are compiled in this order, until so many
   fit: a program of a large model takes minutes, so few are to be compiled.
 
   Args:
-    config: Of the run; its mesh, and the rows of its updates, are replaced.
+    config: Of the run; its mesh, its `remat`, and the rows of its updates are
+      replaced.
     topology: The machines.
     number: How many that fit are wanted.
     estimate: Whether arithmetic is enough.
@@ -72,6 +74,12 @@ def best(
     seen.add(what)
   if not counted:
     raise ValueError(f'No mesh on {topology.name} can be built: {problem}')
+  counted.sort(key=_rank)
+  counted += [
+    Candidate(other, plans.plan(other, topology, estimate=True))
+    for one in counted[:number]
+    for other in _policies(one.config)
+  ]
   counted.sort(key=_rank)
   if estimate or not topology.is_tpu:
     return counted
@@ -127,6 +135,17 @@ def candidates(
         config.learner, micro_rows=micro_rows, row_completions=per_row
       )
       yield dataclasses.replace(config, mesh=mesh, learner=learner)
+
+
+def _policies(config: Config) -> Iterator[Config]:
+  """The same config with other policies of what is computed again.
+
+  Not with `'offload'`: what that sends to the host is in no bound.
+  """
+  for remat in ('none', 'attention', 'layer'):
+    if remat != config.model.remat:
+      model = dataclasses.replace(config.model, remat=remat)
+      yield dataclasses.replace(config, model=model)
 
 
 def _of_row(config: Config, shards: int) -> tuple[int, ...]:

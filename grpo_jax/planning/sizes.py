@@ -199,6 +199,25 @@ def _placed(read: Any, mesh: Any, model: Any) -> Any:
   )
 
 
+def as_computed(model: models.ModelConfig, platform: str) -> models.ModelConfig:
+  """The model with the policy of `remat` that comes to the same there.
+
+  cuDNN keeps nothing of attention for another backward pass, and a CPU's memory
+  is the host's.
+
+  Args:
+    model: Of a run.
+    platform: See `sharding.platform`.
+  """
+  cudnn = model.attention in ('auto', 'cudnn') and (
+    platform == 'gpu' and model.compute_dtype == 'bfloat16'
+  )
+  same = {'attention': cudnn, 'offload': platform == 'cpu'}
+  if same.get(model.remat):
+    return dataclasses.replace(model, remat='layer')
+  return model
+
+
 def _axes_of(x: Any) -> set[str]:
   """The axes of the mesh over which an array is split."""
   found = set()

@@ -50,7 +50,7 @@ _QWEN = dict(
   rope_base=1e6,
   qkv_bias=True,
   tied_embeddings=True,
-  remat=True,
+  remat='layer',
 )
 SHAPES = {
   '0.5B': dict(

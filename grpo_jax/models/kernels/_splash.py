@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax import shards
+from grpo_jax.models import _remat
 from grpo_jax.models.kernels._split import over_devices
 from grpo_jax.models.layout import Blocks
 from grpo_jax.models.layout import Layout
@@ -159,6 +160,7 @@ def splash(
       head_shards=1,
       q_seq_shards=1,
       attn_logits_soft_cap=cap,
+      residual_checkpoint_name=_remat.ATTENTION,
       interpret=interpret,
     )
 
