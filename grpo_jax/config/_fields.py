@@ -53,11 +53,11 @@ class Model:
   # inputs of layers take half the memory.
   residual_dtype: str = 'float32'
   # What the backward pass computes again instead of keeping it, for less memory
-  # and more time. 'none': little of a layer. 'layer': all of it, from its input.
-  # 'attention': as 'layer', but for attention, whose output is kept too (that of
-  # cuDNN is computed again). 'offload': as 'layer', and the inputs lie in the
-  # memory of the host until they are needed. True stands for 'layer', and False
-  # for 'none'.
+  # and more time. 'none': little of a layer. 'layer': all of it, from its
+  # input. 'attention': as 'layer', but for attention, whose output is kept too
+  # (that of cuDNN is computed again). 'offload': as 'layer', and the inputs lie
+  # in the memory of the host until they are needed. True stands for 'layer',
+  # and False for 'none'.
   remat: str = dataclasses.field(
     default='none', metadata={'of_bool': ('none', 'layer')}
   )
