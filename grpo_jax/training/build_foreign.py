@@ -106,6 +106,11 @@ def check(model: foreign.Foreign, config: Config, vocab_size: int) -> None:
       f'config.lora.rank={config.lora.rank}, but {model.name} is a model of '
       'your own, which gets no adapters; set it to 0.'
     )
+  if config.mesh.context > 1:
+    raise ValueError(
+      f'config.mesh.context={config.mesh.context}, but {model.name}, a model of '
+      'your own, reads whole rows; set it to 1.'
+    )
   usual = dataclasses.asdict(config_lib.Model(path=config.model.path))
   changed = [
     f'{name}={value!r}'

@@ -1,5 +1,6 @@
 """An update is the same on every mesh: gradient, log-probabilities, metrics."""
 
+import dataclasses
 import functools
 import math
 
@@ -9,9 +10,14 @@ import pytest
 
 from grpo_jax import losses
 from grpo_jax import sharding
+from grpo_jax import shards
 from grpo_jax.learner import gradient
 from grpo_jax.learner import step
 from grpo_jax.learner import updates
+from grpo_jax.models import layout as layouts
+from grpo_jax.rollouts import rollout as rollout_lib
+from grpo_jax.training import loop
+from tests import runs
 from tests import tiny
 from tests.learning import METHODS
 from tests.learning import make_learner
@@ -19,17 +25,24 @@ from tests.learning import make_rollout
 from tests.learning import spec
 
 FANCY = {**tiny.FANCY, 'vocab_size': 64}
-MESHES = [
-  dict(data=8),
-  dict(fsdp=8),
-  dict(tensor=2),
-  dict(context=2),
-  dict(context=8),
-  dict(data=2, fsdp=2, tensor=2),
-  dict(fsdp=2, context=4),
-  dict(data=2, context=2, tensor=2),
-  dict(fsdp=4, tensor=2),
-  dict(fsdp=2, context=2, tensor=2),
+CASES = [
+  (dict(context=2), 'shared'),
+  (dict(fsdp=2, context=2, tensor=2), 'shared'),
+  (dict(data=2, context=4), 'packed'),
+]
+MORE = [
+  (mesh, layout)
+  for layout in ('shared', 'packed', 'padded', 'parts of groups')
+  for mesh in (
+    dict(data=8),
+    dict(fsdp=8),
+    dict(tensor=2),
+    dict(context=8),
+    dict(data=2, fsdp=2, tensor=2),
+    dict(fsdp=2, context=4),
+    dict(data=2, context=2, tensor=2),
+    dict(fsdp=4, tensor=2),
+  )
 ]
 LAYOUTS = {
   'shared': spec('shared', 8),
@@ -39,36 +52,40 @@ LAYOUTS = {
 }
 
 
-@functools.cache
-def found(method, layout, mesh=()):
-  """The gradient and what else `of_batch` finds, on a mesh."""
-  learner = make_learner(METHODS[method](), mesh=dict(mesh), **FANCY)
-  params = tiny.params(tiny.model(**FANCY))
-  rows = LAYOUTS[layout]
-  updater = updates.Updater(learner, params, _spec(rows, learner.mesh))
+def updater(method, layout, mesh=None):
+  """A learner on a mesh, with rows that suit it."""
+  learner = make_learner(METHODS[method](), mesh=mesh or {}, **FANCY)
+  rows = dataclasses.replace(
+    LAYOUTS[layout],
+    shards=sharding.row_shards(learner.mesh),
+    parts=learner.mesh.shape['context'],
+  )
+  return updates.Updater(learner, tiny.params(tiny.model(**FANCY)), rows)
+
+
+def found(method, layout, mesh=None):
+  """The gradient of a batch, and what else `of_batch` finds."""
+  made = updater(method, layout, mesh)
+  learner, params = made.learner, tiny.params(tiny.model(**FANCY))
   rollout = make_rollout()
   batch, state, _ = step.credit(learner, rollout.batch, learner.method.init())
   batch = losses.prepare(learner.method, batch, state)
-  laid, used = updater.layout(rollout, np.arange(4))
-  place = step.state_sharding(learner, params).params
+  rows, used = made.layout(rollout, np.arange(4))
 
-  def run(params, batch, laid):
+  def run(params, batch, rows):
     with sharding.use(learner.mesh):
-      return gradient.of_batch(learner, params, state, batch, laid, used)
+      return gradient.of_batch(learner, params, state, batch, rows, used)
 
-  params = jax.device_put(params, place)
-  result = jax.jit(run)(params, batch, laid)
+  place = step.state_sharding(learner, params).params
+  result = jax.jit(run)(jax.device_put(params, place), batch, rows)
   for leaf in jax.tree.leaves(result.grads):
-    assert len(leaf.sharding.device_set) == math.prod(dict(mesh).values())
+    assert len(leaf.sharding.device_set) == math.prod((mesh or {}).values())
   return jax.device_get(result)
 
 
-def _spec(rows, mesh):
-  import dataclasses
-
-  return dataclasses.replace(
-    rows, shards=sharding.row_shards(mesh), parts=mesh.shape['context']
-  )
+@functools.cache
+def on_one_device(method, layout):
+  return found(method, layout)
 
 
 def check(given, expected):
@@ -76,16 +93,90 @@ def check(given, expected):
   np.testing.assert_allclose(given.loss, expected.loss, rtol=1e-5, atol=1e-6)
   mask = make_rollout().batch.mask
   for name in ('logp', 'entropy'):
-    a, b = (getattr(x.scores, name) for x in (given, expected))
-    assert (a is None) == (b is None)
-    if a is not None:
-      np.testing.assert_allclose(a[mask], b[mask], atol=1e-5)
+    got, wanted = (getattr(one.scores, name) for one in (given, expected))
+    assert (got is None) == (wanted is None)
+    if got is not None:
+      np.testing.assert_allclose(got[mask], wanted[mask], atol=1e-5)
   np.testing.assert_allclose(given.slope[mask], expected.slope[mask], atol=1e-5)
 
 
-@pytest.mark.parametrize('layout', ['shared', 'packed'])
-@pytest.mark.parametrize('mesh', MESHES, ids=str)
+@pytest.mark.parametrize('mesh, layout', CASES, ids=str)
 def test_the_gradient_is_that_of_one_device(mesh, layout):
+  check(found('entropy', layout, mesh), on_one_device('entropy', layout))
 
-  given = found('entropy', layout, tuple(mesh.items()))
-  check(given, found('entropy', layout))
+
+@pytest.mark.long
+@pytest.mark.parametrize('mesh, layout', MORE, ids=str)
+def test_the_gradient_on_more_meshes_is_that_of_one_device(mesh, layout):
+  check(found('entropy', layout, mesh), on_one_device('entropy', layout))
+
+
+def test_rows_that_are_coupled_know_the_whole_batch():
+  """KL-Cov compares tokens of all rows, which lie on four shards."""
+  mesh = dict(fsdp=2, data=2, context=2)
+  check(found('kl_cov', 'shared', mesh), on_one_device('kl_cov', 'shared'))
+
+
+def test_two_stages_gather_and_sum_the_same(monkeypatch):
+  """As for whole slices of TPUs: neighbours, and across their groups."""
+  monkeypatch.setattr(shards, '_STAGED', {'cpu': (8, 8)})
+  stages = []
+  groups = shards._stages
+
+  def seen(name, which):
+    stages.append(len(groups(name, which)))
+    return groups(name, which)
+
+  monkeypatch.setattr(shards, '_stages', seen)
+  given = found('entropy', 'shared', dict(fsdp=8))
+  check(given, on_one_device('entropy', 'shared'))
+  assert set(stages) == {2}
+
+
+def temporaries(context):
+  """Bytes that the update of one long row needs on a device."""
+  learner = make_learner(
+    METHODS['grpo'](),
+    mesh=dict(context=context),
+    vocab_size=64,
+    num_layers=8,
+    remat='none',
+  )
+  model = tiny.model(vocab_size=64, num_layers=8)
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  rows = layouts.LayoutSpec('padded', 1, prompt_buckets=(64,), parts=context)
+  made = updates.Updater(learner, params, rows)
+  example = rollout_lib.blank(1, 1, 64, 960, 1, (960,))
+  lowered = made.lowering(example)['train_step']()
+  return lowered.compile().memory_analysis().temp_size_in_bytes
+
+
+def test_the_memory_of_activations_falls_with_the_parts_of_rows():
+  """At least .8 of what cutting could save."""
+  whole, halves, quarters = (temporaries(parts) for parts in (1, 2, 4))
+  assert whole / halves > 0.8 * 2, (whole, halves)
+  assert whole / quarters > 0.8 * 4, (whole, quarters)
+
+
+@pytest.mark.long
+def test_a_run_is_the_same_with_rows_that_are_cut(tmp_path):
+  """Three rollouts, with warm-up: metrics to 1e-3."""
+  results = {}
+  for name, mesh in {
+    'one': {},
+    'cut': {'mesh.context': 2, 'mesh.fsdp': 2, 'mesh.tensor': 2},
+  }.items():
+    config = runs.small(
+      **{'steps': 3, 'learner.micro_rows': 4, 'sampler.prompts': 4, **mesh}
+    )
+    loop.train(config, tmp_path / name)
+    results[name] = runs.records(tmp_path / name)
+  for one, cut in zip(*results.values(), strict=True):
+    one, cut = map(runs.without_times, (one, cut))
+    assert one.keys() == cut.keys()
+    for key, value in one.items():
+      if isinstance(value, float):
+        np.testing.assert_allclose(
+          cut[key], value, rtol=1e-3, atol=1e-4, err_msg=key
+        )
+  assert len(one) > 30

@@ -127,6 +127,10 @@ def test_a_named_function_on_four_devices(whole, tmp_path):
       "layout='packed', but Decoder, a model of y",
     ),
     (
+      {'mesh.context': 2},
+      'config.mesh.context=2, but Decoder is a model of your own, reads whole',
+    ),
+    (
       {'lora.rank': 4},
       'config.lora.rank=4, but Decoder is a model of your own',
     ),
