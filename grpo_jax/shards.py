@@ -161,7 +161,7 @@ def spec_of(
 
 
 def specs(place: Any) -> Any:
-  """What `over_shards` is told of arrays: their specs without `tensor`.
+  """What `call` is told of arrays: their specs without `tensor`.
 
   Args:
     place: A tree of `NamedSharding`, as `of_params` makes it.
