@@ -1,11 +1,13 @@
 """The mesh, which array axis lies on which mesh axis, and how to compile.
 
-The mesh has four axes. Over `data` the parameters are replicated, over `fsdp`
+The mesh has five axes. Over `data` the parameters are replicated, over `fsdp`
 they are sharded, and over `expert` the experts of a mixture lie, while all
 other parameters are replicated; these three axes split the rows of a batch.
-`tensor` splits heads, hidden units and the vocabulary. An axis that is not used
-has size 1, so one device is a mesh too. All axes are `Auto`: the compiler
-places the collectives, and the functions here tell it where arrays lie.
+`context` splits the columns of each row in an update, and `tensor` heads,
+hidden units and the vocabulary. An axis that is not used has size 1, so one
+device is a mesh too. All axes are `Auto`: the compiler places the collectives,
+and the functions here tell it where arrays lie. Where an update is computed,
+the first four are taken by hand instead; see `shards.py`.
 """
 
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from collections.abc import Sequence
 import contextlib
 import math
 from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +28,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 import numpy as np
 
+MeshT = TypeVar('MeshT', Mesh, AbstractMesh)
+
 ROW_AXES = ('data', 'fsdp', 'expert')
+ALL_AXES = (*ROW_AXES, 'context', 'tensor')
 
 COMPILER_OPTIONS = {'xla_allow_excess_precision': False}
 """For every program that scores or samples.
@@ -57,8 +63,9 @@ def make_mesh(
   expert: int = 1,
   slices: int = 1,
   devices: Sequence[Any] | None = None,
+  context: int = 1,
 ) -> Mesh:
-  """A mesh over the first `slices * data * fsdp * tensor * expert` devices.
+  """A mesh over the first of some devices: as many as the sizes multiply to.
 
   Args:
     data: Copies of the parameters in a slice, each with its share of the rows.
@@ -71,6 +78,8 @@ def make_mesh(
       gradients cross them. In the mesh they are the outer part of `data`.
     devices: Such as those of a topology that is not there, to compile for it;
       None: those of this run.
+    context: Parts into which the columns of each row fall in an update, so that
+      a device computes only some tokens of a long completion.
 
   Returns:
     A `Mesh` with Auto axes.
@@ -86,7 +95,7 @@ def make_mesh(
   else:
     processes = len({device.process_index for device in devices})
   shape = mesh_shape(
-    len(devices), data, fsdp, tensor, expert, slices, processes
+    len(devices), data, fsdp, tensor, expert, slices, processes, context
   )
   used = devices[: math.prod(shape.values())]
   in_slice = shape['data'] // slices, *list(shape.values())[1:]
@@ -97,6 +106,48 @@ def make_mesh(
   return Mesh(np.concatenate(parts), tuple(shape), axis_types=types)
 
 
+def sampling_mesh(mesh: MeshT, tensor: int, slices: int = 1) -> MeshT:
+  """The mesh of the sampler: the same devices in the same order.
+
+  Decoding reads every weight for every token. So weights are split over more of
+  `tensor` than in an update, which takes over from `fsdp`, and then from
+  `data`. Along the rows a device has the same place as in the learner's mesh.
+  Rows are not cut into parts, so `context` gives its devices to them.
+
+  Args:
+    mesh: The learner's.
+    tensor: Shards of heads, hidden units and vocabulary; 0: as in `mesh`.
+    slices: See `make_mesh`.
+
+  Raises:
+    ValueError: `tensor` does not divide the devices.
+
+  >>> mesh = make_mesh()
+  >>> sampling_mesh(mesh, tensor=1) is mesh
+  True
+  """
+  shape = dict(mesh.shape)
+  tensor = tensor or shape['tensor']
+  if tensor == shape['tensor'] and shape['context'] == 1:
+    return mesh
+  in_slice = mesh.size // slices // shape['expert']
+  if in_slice % tensor:
+    raise ValueError(
+      f'config.sampler.tensor={tensor} does not divide the {in_slice} devices '
+      'over which config.mesh can split heads, hidden units and vocabulary; '
+      f'give 0, for config.mesh.tensor, or a divisor of {in_slice}.'
+    )
+  rest = in_slice * slices // tensor
+  data = math.gcd(shape['data'], rest)
+  shape |= {'data': data, 'fsdp': rest // data, 'context': 1, 'tensor': tensor}
+  sizes, names = tuple(shape.values()), tuple(shape)
+  types = (AxisType.Auto,) * len(shape)
+  if isinstance(mesh, AbstractMesh):
+    device = mesh.abstract_device
+    return AbstractMesh(sizes, names, axis_types=types, abstract_device=device)
+  return Mesh(mesh.devices.reshape(sizes), names, axis_types=types)
+
+
 def mesh_shape(
   number: int,
   data: int = 1,
@@ -105,6 +156,7 @@ def mesh_shape(
   expert: int = 1,
   slices: int = 1,
   processes: int = 1,
+  context: int = 1,
 ) -> dict[str, int]:
   """The axes of a mesh and their sizes; see `make_mesh`.
 
@@ -116,23 +168,25 @@ def mesh_shape(
     expert: See `make_mesh`.
     slices: See `make_mesh`.
     processes: How many processes have the devices.
+    context: See `make_mesh`.
 
   Raises:
     ValueError: See `make_mesh`.
 
   >>> mesh_shape(16, data=-1, fsdp=4)
-  {'data': 4, 'fsdp': 4, 'expert': 1, 'tensor': 1}
+  {'data': 4, 'fsdp': 4, 'expert': 1, 'context': 1, 'tensor': 1}
   """
   sizes = f'data={data} x fsdp={fsdp} x tensor={tensor} x expert={expert}'
   sizes = f'slices={slices} x {sizes}' if slices != 1 else sizes
-  if min(fsdp, tensor, expert, slices) < 1 or data < 1 and data != -1:
+  sizes = f'{sizes} x context={context}' if context != 1 else sizes
+  if min(fsdp, tensor, expert, slices, context) < 1 or data < 1 and data != -1:
     raise ValueError(
       f'A mesh cannot have {sizes}; give 1 or more for each (only data may be '
       '-1, for all devices that are left).'
     )
   if data == -1:  # at least one copy of the parameters
-    data = max(1, number // (fsdp * tensor * expert * slices))
-  wanted = slices * data * fsdp * tensor * expert
+    data = max(1, number // (fsdp * tensor * expert * slices * context))
+  wanted = slices * data * fsdp * tensor * expert * context
   if wanted > number:
     raise ValueError(
       f'A mesh of {sizes} needs {wanted} devices, but {number} are present; '
@@ -144,8 +198,13 @@ def mesh_shape(
       f'{processes} processes without work; give config.mesh.data=-1, or '
       'change config.mesh.'
     )
-  axes = 'data', 'fsdp', 'expert', 'tensor'
-  return dict(zip(axes, (slices * data, fsdp, expert, tensor), strict=True))
+  return {
+    'data': slices * data,
+    'fsdp': fsdp,
+    'expert': expert,
+    'context': context,
+    'tensor': tensor,
+  }
 
 
 def _placed(shape: tuple[int, ...], devices: list[Any]) -> np.ndarray:
@@ -233,19 +292,29 @@ def use(mesh: Mesh | None) -> Iterator[None]:
       yield
 
 
-def constrain_rows(x: jax.Array) -> jax.Array:
+def constrain_rows(x: jax.Array, everywhere: bool = False) -> jax.Array:
   """Keeps the first axis split over the data shards.
 
   Left to itself, the compiler may split activations over the axis that shards
   the parameters, and then moves activations instead of weights. No effect
   without a mesh or `on_shard`, where nothing is left to the compiler.
+
+  Args:
+    x: [R,...].
+    everywhere: Whether the rows of a data shard are split over `tensor` too.
   """
   if jax.sharding.get_abstract_mesh().empty or on_shard():
     return x
-  return jax.lax.with_sharding_constraint(x, PartitionSpec(ROW_AXES))
+  axes = ALL_AXES if everywhere else ROW_AXES
+  return jax.lax.with_sharding_constraint(x, PartitionSpec(axes))
 
 
-def take_rows(parts: Sequence[jax.Array], index: jax.Array) -> jax.Array:
+def take_rows(
+  parts: Sequence[jax.Array],
+  index: jax.Array,
+  pieces: int = 1,
+  everywhere: bool = False,
+) -> jax.Array:
   """Rows of several arrays, on each data shard by itself.
 
   So nothing is sent between devices, which a compiler could not know.
@@ -253,42 +322,61 @@ def take_rows(parts: Sequence[jax.Array], index: jax.Array) -> jax.Array:
   Args:
     parts: Arrays [R,...], split over the data shards.
     index: i32[N], split in the same way: which rows of the parts, numbered
-      through all of them on this data shard.
+      through all of them in this piece of the data shard.
+    pieces: Into how many equal pieces the rows of a data shard fall. No row
+      moves into another piece.
+    everywhere: Whether each device of `tensor` has a piece of its own; then
+      `pieces` is 1, because no device has several.
 
   Returns:
     The rows [N,...].
   """
+  mesh = jax.sharding.get_abstract_mesh()
 
   def take(index, *parts):
-    return jnp.concatenate(parts)[index]
+    if pieces == 1:
+      return jnp.concatenate(parts)[index]
+    parts = [x.reshape(pieces, -1, *x.shape[1:]) for x in parts]
+    whole, index = jnp.concatenate(parts, axis=1), index.reshape(pieces, -1)
+    taken = jax.vmap(lambda x, index: x[index])(whole, index)
+    return taken.reshape(-1, *taken.shape[2:])
 
-  mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
     return take(index, *parts)
-  rows, split = PartitionSpec(ROW_AXES), set(ROW_AXES)
-  return jax.shard_map(take, in_specs=rows, out_specs=rows, axis_names=split)(
-    index, *parts
-  )
+  rows = PartitionSpec(ALL_AXES if everywhere else ROW_AXES)
+  # Left alone with `tensor`, the compiler would split pieces over it.
+  alone = ALL_AXES if everywhere or pieces > 1 else ROW_AXES
+  return jax.shard_map(
+    take, in_specs=rows, out_specs=rows, axis_names=set(alone)
+  )(index, *parts)
 
 
-def constrain_cache(x: jax.Array, heads: int) -> jax.Array:
+def constrain_cache(
+  x: jax.Array, heads: int, everywhere: bool = False
+) -> jax.Array:
   """Keeps a cache f[B,...] split over rows, and over heads if they divide.
 
   Args:
     x: The cache.
     heads: Its axis of heads.
+    everywhere: Whether it is split by rows over all axes instead.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
     return x
-  spec = cache_spec(mesh, x.shape, heads)
+  spec = cache_spec(mesh, x.shape, heads, everywhere)
   return jax.lax.with_sharding_constraint(x, spec)
 
 
 def cache_spec(
-  mesh: Mesh | AbstractMesh, shape: Sequence[int], heads: int
+  mesh: Mesh | AbstractMesh,
+  shape: Sequence[int],
+  heads: int,
+  everywhere: bool = False,
 ) -> PartitionSpec:
   """Where a cache lies; see `constrain_cache`."""
+  if everywhere:
+    return PartitionSpec(ALL_AXES)
   axes: list[Any] = [None] * len(shape)
   axes[0] = ROW_AXES
   if shape[heads] % mesh.shape['tensor'] == 0:

@@ -4,6 +4,9 @@
 parameter that is split over `fsdp` or `expert`, and works on arrays whose
 shapes are those of its part. Over `tensor` arrays are whole for it: how they
 are split there is left to the compiler.
+
+If the mesh has an axis `context`, a shard is several groups of devices, each of
+which has some columns of the rows: the functions at the end of this file.
 """
 
 from collections.abc import Callable
@@ -38,7 +41,7 @@ def call(
 
   Args:
     function: What to call.
-    in_specs: A `PartitionSpec` of row axes for each array.
+    in_specs: A `PartitionSpec` of row axes and `context` for each array.
     out_specs: Such a spec for each array of the result.
   """
   # JAX would check which arrays are equal on all shards, and sum gradients as
@@ -47,7 +50,7 @@ def call(
     function,
     in_specs=in_specs,
     out_specs=out_specs,
-    axis_names=set(ROW_AXES),
+    axis_names={*ROW_AXES, 'context'},
     check_vma=False,
   )
 
@@ -169,3 +172,60 @@ def specs(place: Any) -> Any:
     return PartitionSpec(*axes)
 
   return jax.tree.map(one, place)
+
+
+def parts() -> int:
+  """Into how many parts the rows at hand are cut; 1: they are whole."""
+  return jax.sharding.get_abstract_mesh().shape['context'] if on_shard() else 1
+
+
+def part() -> jax.Array:
+  """The number of the part that is here, i32[]."""
+  return jax.lax.axis_index('context')
+
+
+def first_column(size: int) -> jax.Array:
+  """The number of the first of the `size` columns that are here, i32[]."""
+  return part() * size
+
+
+def gather_columns(x: jax.Array) -> jax.Array:
+  """All columns of some rows, f[R,S/parts,...] -> f[R,S,...].
+
+  Its gradient is summed in float32.
+  """
+  if parts() == 1:
+    return x
+
+  def gather(_, x):
+    return jax.lax.all_gather(x, 'context', axis=1, tiled=True)
+
+  def scatter(_, slope):
+    wide = slope.astype(jnp.promote_types(slope.dtype, jnp.float32))
+    summed = jax.lax.psum_scatter(
+      wide, 'context', scatter_dimension=1, tiled=True
+    )
+    return summed.astype(slope.dtype)
+
+  if not jnp.issubdtype(x.dtype, jnp.inexact):
+    return gather(None, x)
+  return jax.custom_derivatives.linear_call(gather, scatter, (), x)
+
+
+def sum_columns(tree: Any) -> Any:
+  """Sums what the parts have found, for all of them.
+
+  All parts then compute the same with it, so each has the whole gradient of
+  the sum, and passes it on.
+  """
+  if parts() == 1:
+    return tree
+
+  def one(x):
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+      return jax.lax.psum(x, 'context')
+    return jax.custom_derivatives.linear_call(
+      lambda _, x: jax.lax.psum(x, 'context'), lambda _, slope: slope, (), x
+    )
+
+  return jax.tree.map(one, tree)

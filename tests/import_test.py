@@ -15,7 +15,7 @@ PACKAGE = pathlib.Path(__file__).parent.parent / 'grpo_jax'
 _LIBRARIES = {'losses', 'optim', 'data', 'rewards', 'config', 'sharding'}
 _SMALL = {
   'metrics', 'random_keys', 'resolve', 'gguf_files', 'whole_files', 'chips',
-  'host_arrays',
+  'host_arrays', 'shards',
 }  # fmt: skip
 _TRAINS = {'learner', 'rollouts', 'sampling', 'models', 'monitor'}
 _ALL = {'training', 'diagnostics', *_TRAINS, *_LIBRARIES, *_SMALL}
@@ -30,14 +30,14 @@ ALLOWED = {
   'training': {*_TRAINS, *_LIBRARIES, *_SMALL},
   'learner': {
     'rollouts', 'models', 'losses', 'optim', 'diagnostics', 'metrics',
-    'sharding', 'host_arrays', 'random_keys',
+    'sharding', 'shards', 'host_arrays', 'random_keys',
   },
   'rollouts': {
     'sampling', 'models', 'data', 'rewards', 'losses', 'random_keys',
     'whole_files', 'host_arrays', 'sharding',
   },
   'sampling': {'models', 'sharding', 'host_arrays', 'random_keys'},
-  'models': {'sharding', 'gguf_files'},
+  'models': {'sharding', 'shards', 'gguf_files'},
   'diagnostics': {'losses'},
   'monitor': {'config', 'metrics', 'whole_files'},
   'losses': set(),
@@ -46,6 +46,7 @@ ALLOWED = {
   'rewards': {'resolve'},
   'config': set(),
   'sharding': set(),
+  'shards': {'sharding'},
   'host_arrays': {'sharding'},
   'metrics': set(),
   'random_keys': set(),

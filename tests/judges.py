@@ -61,6 +61,15 @@ def wanders(prompt, completion, example):
   return even(prompt, completion, example)
 
 
+@rewards.bounded
+def refuses(prompt, completion, example):
+  """Raises in rollouts, in the process whose environment says so; notes it."""
+  if 'REFUSED' in os.environ and example['index'] < 10_000:
+    pathlib.Path(os.environ['REFUSED']).touch()
+    raise KeyError('no such answer')
+  return even(prompt, completion, example)
+
+
 def slow(prompt, completion, example):
   """Says that it has begun, and takes five minutes."""
   pathlib.Path(os.environ['JUDGING']).touch()

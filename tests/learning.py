@@ -52,7 +52,9 @@ def make_learner(
     method=method,
     optimizer=optimizer or optim.adamw(1e-2),
     on_zero_advantage=on_zero,
-    mesh=sharding.make_mesh(*mesh),
+    mesh=sharding.make_mesh(**mesh)
+    if isinstance(mesh, dict)
+    else sharding.make_mesh(*mesh),
     logical_axes=model.logical_axes,
     takes_shards=takes_shards,
   )

@@ -3,7 +3,8 @@
 A run on several processes is left alone once. Then it is started again and
 again in new workdirs, and until its end something happens to it at random
 moments: one process is killed, stands still or is asked to end; or all are
-killed at once. All processes must then end within their bounds and with their
+killed at once. Half of the kills wait for the next save, and come while it is
+being written. All processes must then end within their bounds and with their
 exit codes, and the same command must go on from the newest checkpoint there
 was. Every run must end with the checkpoint, the metrics and the completions of
 the one that was left alone, bit for bit.
@@ -40,14 +41,18 @@ OPTIONS = (
 )
 AGAIN, ENDED = processes.START_AGAIN, 128 + signal.SIGTERM
 KILLED, ABORTED = -signal.SIGKILL, -signal.SIGABRT  # by JAX, without process 0
+IN_A_SAVE, ALL = ' in a save', ', like all others'
 # Exit codes that the others may have after each fault of one. JAX may be faster
 # than the watch where the first process, which has the store, is gone.
 FAULTS = {
   'is killed': {AGAIN},
+  f'is killed{IN_A_SAVE}': {AGAIN},
   'stands still': {AGAIN},
   'is asked to end': {ENDED},
-  'is killed, like all others': {KILLED},
+  f'is killed{ALL}': {KILLED},
+  f'is killed{IN_A_SAVE}{ALL}': {KILLED},
 }
+SAVE_SECS = 0.2  # that a save takes, which is struck within them
 MOST_SECS = 90.0  # in which all must have ended, on a busy machine
 
 
@@ -88,67 +93,141 @@ def codes(every: Sequence[subprocess.Popen]) -> list[int]:
 def strike(
   every: Sequence[subprocess.Popen], fault: str, rank: int
 ) -> list[int]:
-  """Lets a fault happen to a process, and says how the others have ended."""
+  """Lets a fault happen to a process, and says how all have ended.
+
+  All must end by themselves, but for one that stands still: it is killed once
+  the others have ended.
+  """
   number = {
     'stands still': signal.SIGSTOP,
     'is asked to end': signal.SIGTERM,
   }.get(fault, signal.SIGKILL)
-  struck = every if fault.endswith('all others') else [every[rank]]
+  struck = every if fault.endswith(ALL) else [every[rank]]
   for one in struck:
     one.send_signal(number)
-  rest = [one for one in every if one not in struck]
-  ended = codes(rest or every)
+  stands = struck if number == signal.SIGSTOP else []
+  codes([one for one in every if one not in stands])
   for one in every:
     one.kill()
     one.wait()
-  return ended
+  return [one.returncode for one in every]
+
+
+def check_codes(
+  ended: Sequence[int], fault: str, rank: int, is_done: bool
+) -> None:
+  """Checks with which codes all have ended; `rank` was struck."""
+  own = {ENDED} if fault == 'is asked to end' else {KILLED}
+  others = set(FAULTS[fault])
+  if rank == 0 and fault != 'is asked to end':
+    others.add(ABORTED)
+  for each, code in enumerate(ended):
+    # It may have come too late for some.
+    allowed = (own if each == rank else others) | ({0} if is_done else set())
+    assert code in allowed, (each, list(ended), fault, rank)
+
+
+def half_saved(workdir: pathlib.Path) -> list[pathlib.Path]:
+  """The folders of checkpoints that are not whole yet."""
+  return [*(workdir / 'checkpoints').glob('*.orbax-checkpoint-tmp')]
+
+
+def wait_for_fault(
+  every: Sequence[subprocess.Popen],
+  workdir: pathlib.Path,
+  fault: str,
+  secs: float,
+  rng: random.Random,
+) -> bool:
+  """Waits for the moment of a fault; False if the processes end before it."""
+
+  def run_until(happened) -> bool:
+    while not happened():
+      if any(one.poll() is not None for one in every):
+        return False
+      time.sleep(0.005)
+    return True
+
+  end = time.monotonic() + secs
+  later = rng.uniform(0, SAVE_SECS)
+  if not run_until(lambda: time.monotonic() > end):
+    return False
+  if IN_A_SAVE not in fault:
+    return True
+  # Not one that an earlier start has left, nor one that is nearly done.
+  if not run_until(lambda: not half_saved(workdir)):
+    return False
+  if not run_until(lambda: half_saved(workdir)):
+    return False
+  end = time.monotonic() + later
+  return run_until(lambda: time.monotonic() > end)
 
 
 def through(
-  workdir: pathlib.Path, number: int, rng: random.Random, secs: float
-) -> int:
-  """One run to its end, under faults; how many there were.
+  workdir: pathlib.Path,
+  number: int,
+  rng: random.Random,
+  secs: float,
+  faults: Sequence[str],
+) -> tuple[int, int]:
+  """One run to its end, under faults.
 
   Args:
     workdir: Of the run; the logs of its starts lie beside it.
     number: Of processes.
     rng: Chooses faults and moments.
     secs: What a run takes that is left alone.
+    faults: What may happen.
+
+  Returns:
+    How many faults there were, and how many have left half a checkpoint.
   """
+  halves = 0
   for fault_number in range(100):
     log = workdir.with_suffix(f'.{fault_number}')
     every, wait = start(workdir, number, log), rng.uniform(0.1, 1) * secs
-    fault, rank = rng.choice(list(FAULTS)), rng.randrange(number)
+    fault, rank = rng.choice(faults), rng.randrange(number)
     saved = max(runs.checkpoints(workdir), default=None)
-    end = time.monotonic() + wait
-    while time.monotonic() < end and all(one.poll() is None for one in every):
-      time.sleep(0.1)
-    if any(one.poll() is not None for one in every):
-      assert set(codes(every)) == {0}, log.with_suffix('.0').read_text()
-      went_on(log, saved)
-      return fault_number
-    ended, asked = strike(every, fault, rank), time.monotonic()
+    if not wait_for_fault(every, workdir, fault, wait, rng):
+      ended = codes(every)
+      assert set(ended) == {0}, log.with_suffix('.0').read_text()
+      went_on(log.with_suffix('.0').read_text(), saved, STEPS, ended)
+      return fault_number, halves
+    asked, ended = time.monotonic(), strike(every, fault, rank)
+    done, half = runs.checkpoints(workdir), bool(half_saved(workdir))
+    halves += half
     print(
-      f'  after {wait:.0f} s process {rank} {fault}: exit codes {ended}, '
-      f'checkpoints {runs.checkpoints(workdir)}',
+      f'  after {wait:.0f} s process {rank} {fault}: exit codes {ended} in '
+      f'{time.monotonic() - asked:.0f} s, checkpoints {done}'
+      f'{" and half of one" if half else ""}',
       flush=True,
     )
-    expected = FAULTS[fault] | ({ABORTED} if rank == 0 else set())
-    if STEPS in runs.checkpoints(workdir):  # it came too late for the others
-      expected = expected | {0}
-    assert set(ended) <= expected, (ended, log.with_suffix('.0'))
-    assert time.monotonic() - asked < MOST_SECS
-    went_on(log, saved)
+    check_codes(ended, fault, rank, STEPS in done)
+    said = log.with_suffix('.0').read_text()
+    went_on(said, saved, max(done, default=None), ended)
   raise AssertionError('a run does not come to its end')
 
 
-def went_on(log: pathlib.Path, saved: int | None) -> None:
-  """Checks that a start went on from the newest checkpoint there was."""
-  said = log.with_suffix('.0').read_text()
-  from_steps = re.findall(r'goes on from the checkpoint of rollout (\d+)', said)
-  if from_steps:  # else it was ended before it said so, or there was none
-    assert int(from_steps[0]) == saved, said
+def went_on(
+  said: str, saved: int | None, newest: int | None, ended: Sequence[int]
+) -> None:
+  """Checks that a start went on from the newest checkpoint there was.
+
+  Args:
+    said: The log of its first process.
+    saved: The newest checkpoint when it was started.
+    newest: The newest one at its end.
+    ended: Its exit codes.
+  """
   assert 'cannot be read' not in said, said
+  told = re.findall(r'goes on from the checkpoint of rollout (\d+)', said)
+  if saved is None or told:
+    assert [*map(int, told)] == ([] if saved is None else [saved]), said
+    return
+  # It may have been lost before it said so, and then it has done nothing.
+  assert not set(ended) <= {0, ENDED}, said
+  assert newest == saved, said
+  assert not re.search(r'^(warm-up|rollout) ', said, re.MULTILINE), said
 
 
 def main() -> None:
@@ -157,8 +236,12 @@ def main() -> None:
   parser.add_argument('--minutes', type=float, default=30)
   parser.add_argument('--processes', type=int, default=4)
   parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument(
+    '--faults', default='', help='those alone whose names have this in them'
+  )
   given = parser.parse_args()
-  rng, faults, done = random.Random(given.seed), 0, 0
+  chosen = [fault for fault in FAULTS if given.faults in fault]
+  rng, faults, halves, done = random.Random(given.seed), 0, 0, 0
   with tempfile.TemporaryDirectory() as name:
     place = pathlib.Path(name)
     os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(place / 'compiled'))
@@ -171,12 +254,14 @@ def main() -> None:
     print(f'one run takes {secs:.0f} s', flush=True)
     while time.monotonic() - begun < 60 * given.minutes:
       workdir = place / f'run_{done}'
-      faults += through(workdir, given.processes, rng, secs)
+      more = through(workdir, given.processes, rng, secs, chosen)
+      faults, halves = faults + more[0], halves + more[1]
       runs.assert_equal(place / 'whole', workdir)
       done += 1
       print(f'run {done} ends with the same bits', flush=True)
   print(
-    f'{done} runs of {given.processes} processes, {faults} faults, '
+    f'{done} runs of {given.processes} processes, {faults} faults, of which '
+    f'{halves} have left half a checkpoint, '
     f'{(time.monotonic() - begun) / 60:.0f} minutes: every run ends with the '
     'bits of the one that was left alone'
   )

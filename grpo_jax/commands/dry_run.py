@@ -11,7 +11,10 @@ import jax
 import numpy as np
 
 from grpo_jax import config as config_lib
+from grpo_jax import sampling
 from grpo_jax.config import Config
+from grpo_jax.learner.updates import Updater
+from grpo_jax.planning import sizes
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import rollout as rollout_lib
 from grpo_jax.rollouts.types import Rollout
@@ -97,13 +100,8 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
       'optimizer steps per rollout': config.learner.batches
       * config.learner.epochs,
     },
-    'warnings': build_rewards.warnings(run.rewards),
-    'memory_gib': {
-      'parameters': _gib(state.params),
-      'optimizer state': _gib(state.opt_state),
-      'reference': _gib(state.reference),
-      **{f'train step, {k}': v for k, v in update.memory_gib(rollout).items()},
-    },
+    'warnings': [*build_rewards.warnings(run.rewards), *_of_heads(run)],
+    'memory_gib': _memory_gib(update, rollout),
     'first_rollout': {
       # As the model reads them, so that a chat template can be looked at.
       'prompts': [
@@ -122,6 +120,51 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
   }
 
 
+def _of_heads(run: build.Run) -> list[str]:
+  """What becomes of key-value heads that a mesh does not divide."""
+  if not isinstance(run.engine, sampling.LocalEngine):
+    return []  # nothing is known of the heads of a model of one's own
+  heads = run.engine.model.config.num_kv_heads
+  found = []
+  own = run.engine.mesh
+  assert own is not None
+  tensor = run.mesh.shape['tensor']
+  if heads % tensor:
+    found.append(
+      f'config.mesh.tensor={tensor} does not divide the {heads} key-value '
+      'heads, so in an update every device has the weights and the keys and '
+      'values of all of them.'
+    )
+  tensor = own.shape['tensor']
+  if heads % tensor:
+    found.append(
+      f'While sampling, tensor={tensor} does not divide the {heads} key-value '
+      'heads, so every device has their weights, and caches are split by rows '
+      f'over all {own.size} devices if there are as many prompts.'
+    )
+  return found
+
+
+def _memory_gib(update: Updater, rollout: Rollout) -> dict[str, float]:
+  """GiB by part: of each device, and of its host what lies there."""
+  state = update.abstract
+  parts = {
+    'parameters': state.params,
+    'optimizer state': state.opt_state,
+    'reference': state.reference,
+  }
+  here = {name: sizes.on_device(tree) / GIB for name, tree in parts.items()}
+  away = {
+    f'{name} (in the memory of the host)': sizes.on_host(tree) / GIB
+    for name, tree in parts.items()
+  }
+  return {
+    **here,
+    **{name: gib for name, gib in away.items() if gib},
+    **{f'train step, {k}': v for k, v in update.memory_gib(rollout).items()},
+  }
+
+
 def _failed(rollout: Rollout) -> dict[str, tuple[int, str]]:
   """For each reward that has failed: how often, and why most often."""
   found = {}
@@ -136,15 +179,6 @@ def _failed(rollout: Rollout) -> dict[str, tuple[int, str]]:
 
 def _count(tree: Any) -> int:
   return sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
-
-
-def _gib(tree: Any) -> float:
-  """GiB on each device of the arrays alone, without what programs need."""
-  sizes = [
-    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-    for x in jax.tree.leaves(tree)
-  ]
-  return sum(sizes) / GIB
 
 
 def show(report: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from grpo_jax.training import build
 from grpo_jax.training import build_model
 from grpo_jax.training import build_rewards
 from grpo_jax.training import fingerprints
+from grpo_jax.training import identity
 from grpo_jax.training import joining
 from grpo_jax.training import marks
 from grpo_jax.training import processes
@@ -93,9 +94,7 @@ def load(
   marks.require(config, given, needed, 'Sampling from this run', call)
   run = build.sampler(config, given)
   joining.check_joined(peers)
-  peers.check_equal(
-    workdir_lib.identity(run.config) if peers.number > 1 else {}
-  )
+  peers.check_equal(identity.of(run.config) if peers.number > 1 else {})
   wanted = build.abstract_params(run).trained
   # Read-only, because the run may be training at this moment.
   with Checkpoints(directory, read_only=True, peers=peers) as saves:

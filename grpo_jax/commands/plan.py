@@ -91,7 +91,7 @@ def with_mesh(config: Config, sizes: str, slices: int | None) -> Config:
   if sizes:
     pairs = (one.partition('=') for one in sizes.split(','))
     given = {name: size for name, _, size in pairs}
-    axes = 'data', 'fsdp', 'tensor', 'expert'
+    axes = 'data', 'fsdp', 'tensor', 'expert', 'context'
     if set(given) - set(axes) or not all(
       size.lstrip('-').isdecimal() for size in given.values()
     ):
@@ -179,6 +179,11 @@ def _verdict(made: Plan, price: float | None) -> list[str]:
     f'{made.tokens_per_sec:,.0f} completion tokens per second. This is a bound '
     'for completions of full length, not a forecast.',
   ]
+  if away := made.counted.on_host:
+    said.append(
+      f'For each device, {away / GIB:.2f} GiB of the state and of the inputs of '
+      'layers lie in the memory of its host.'
+    )
   if made.counted.config.warm_up.steps:
     said.append('The warm-up is not planned.')
   if price:

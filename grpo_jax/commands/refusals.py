@@ -10,7 +10,7 @@ from typing import Any
 # What to do without enough memory, the least loss first.
 _SMALLER = (
   'lower learner.micro_rows, warm_up.micro_rows or sampler.max_rows, or set '
-  'model.remat='layer'; else lower sampler.prompts, sampler.group, '
+  "model.remat='layer'; else lower sampler.prompts, sampler.group, "
   "sampler.max_tokens, the widths in data.prompt_buckets or the model's size."
 )
 

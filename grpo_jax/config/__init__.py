@@ -58,6 +58,8 @@ FREE = (
   'model.remat',
   'model.unroll',
   'sampler.max_rows',
+  'optim.offload',
+  'reference.offload',
   'workers',
 )
 

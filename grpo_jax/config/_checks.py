@@ -27,6 +27,7 @@ _LEAST = {
   'sampler.group': 1,
   'sampler.max_tokens': 1,
   'sampler.max_rows': 1,
+  'sampler.tensor': 0,
   'sampler.min_tokens': 0,
   'sampler.top_k': 0,
   'sampler.min_p': 0,

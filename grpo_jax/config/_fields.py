@@ -63,8 +63,9 @@ class Model:
   # Whether layers are compiled one by one instead of as a loop. Compiling
   # takes longer; running is faster for a few layers.
   unroll: bool = False
-  # Code that computes attention in training: 'xla' on any device, 'splash' on
-  # TPUs, 'cudnn' on GPUs with bfloat16. 'auto' takes the one for the device.
+  # Code that computes attention in training and over prompts: 'xla' on any
+  # device, 'splash' on TPUs, 'cudnn' on GPUs with bfloat16. 'auto' takes the
+  # one for the device.
   attention: str = 'auto'
 
 
@@ -228,6 +229,11 @@ class Sampler:
   # Completions that are decoded at once. Lower it when sampling runs out of
   # memory; the rest waits for free rows.
   max_rows: int = 4096
+  # Devices over which heads, hidden units and vocabulary are split while
+  # sampling; they are taken from mesh.fsdp, and then from mesh.data. More split
+  # the weights that decoding reads into smaller parts. 0: as many as
+  # mesh.tensor.
+  tensor: int = 0
   # Times that a rollout may draw further prompts for groups whose completions
   # all earned the same, from which group-based methods learn nothing; 0 turns
   # it off.
@@ -271,6 +277,11 @@ class Optim:
   # tokens still move; 0 turns it off. A measured update takes 2.6 times as
   # long.
   overshoot_every_steps: int = 0
+  # Whether Adam's moments, 8 bytes for each parameter, lie in the memory of the
+  # host and come to the device for the optimizer alone. Turn it on when memory
+  # runs out; results stay the same, and each update waits for the copies. It
+  # saves nothing on a CPU, whose memory is the host's.
+  offload: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,6 +335,9 @@ class Reference:
   # Weight of the policy in the average that becomes the new reference; 1 makes
   # a copy of the policy.
   refresh_weight: float = 1.0
+  # Whether the reference, 4 bytes for each parameter, lies in the memory of the
+  # host and comes to the device for scoring alone; see optim.offload.
+  offload: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -434,6 +448,10 @@ class Mesh:
   # Devices over which the experts of each layer are split, if the model has
   # experts.
   expert: int = 1
+  # Devices over which the tokens of each row are split in an update, for long
+  # completions: each computes its part of them, and attends to the keys of all.
+  # In sampling these devices draw rows of their own.
+  context: int = 1
   # Slices of a pod, or groups of machines, each with copies of its own: between
   # them only sums of gradients are sent.
   slices: int = 1

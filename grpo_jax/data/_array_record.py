@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo_jax.data import _files
 from grpo_jax.data import _records
 
 
@@ -91,7 +92,7 @@ def _opened(path: str) -> Any:
     'array_record.python.array_record_module'
   )
 
-  open(path, 'rb').close()  # whose error says in a word what is wrong
+  _files.refuse_special(path)
   try:
     reader = array_record_module.ArrayRecordReader(
       path, options='readahead_buffer_size:0', file_reader_buffer_size=2**15

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo_jax.data import _files
 from grpo_jax.data import _records
 
 
@@ -53,7 +54,7 @@ def arrow_source(
       f'The folder {name!r} holds a single dataset without splits, but split='
       f'{split!r} was asked for; leave the split out.'
     )
-  files = _files(whole, name)
+  files = _data_files(whole, name)
   opened = functools.partial(_rows, files)
   return _records.FileSource(repr(name), opened, prompt_field, answer_field)
 
@@ -83,6 +84,7 @@ def stream_batches(path: str) -> Iterable[Any]:
   """The record batches of an Arrow stream, which stay on the disk."""
   import pyarrow as pa
 
+  _files.refuse_special(path)
   try:
     with pa.memory_map(path) as file:
       yield from pa.ipc.open_stream(file)
@@ -97,7 +99,7 @@ def _rows(files: Sequence[str]) -> Rows:
   return Rows(batch for path in files for batch in stream_batches(path))
 
 
-def _files(folder: pathlib.Path, name: str) -> tuple[str, ...]:
+def _data_files(folder: pathlib.Path, name: str) -> tuple[str, ...]:
   """The data files of a dataset, in their order."""
   state = _json(folder / 'state.json')
   # Older versions could save an order of the rows beside the rows.

@@ -6,10 +6,11 @@ import hashlib
 import os
 import pathlib
 import re
+import stat
 
 _WHOLE_BYTES = 2**26  # a file up to this size is hashed as a whole
-_PARTS = 16  # of a larger one, in even distances, each of this size
-_PART_BYTES = 2**20
+_READ_BYTES = 2**24  # of a larger one, in parts at even distances
+_PARTS = 16
 _FORMATS = {
   'jsonl': 'jsonl',
   'json': 'jsonl',
@@ -93,22 +94,49 @@ def _shards(name: str) -> list[str]:
   return [shards[place] for place in sorted(shards)]
 
 
-def fingerprint(paths: Sequence[str]) -> str:
+def refuse_special(path: str | os.PathLike[str]) -> None:
+  """Raises an error if a path is nothing that can be read as a file.
+
+  Opening a named pipe waits until somebody writes to it, and a device such as
+  /dev/zero has no end.
+
+  Raises:
+    OSError: There is no such file, or it is a folder.
+    ValueError: It is a pipe, a device or a socket.
+  """
+  mode = os.stat(path).st_mode
+  if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+    kind = 'pipe' if stat.S_ISFIFO(mode) else 'device or a socket'
+    raise ValueError(
+      f'{str(path)!r} is a {kind} and no regular file, but records are read in'
+      ' any order; write the data to a file, and name that.'
+    )
+  open(path, 'rb').close()  # whose error says in a word what is wrong
+
+
+def fingerprint(paths: Sequence[str], parts: int = _PARTS) -> str:
   """A SHA-256 of the names, the sizes and the contents of files.
 
-  Of a file of more than 64 MiB, 16 parts of 1 MiB are read, so that a large
-  data set costs no more than a small one. A change that keeps the size and lies
-  between these parts is not seen.
+  Of a file of more than 64 MiB, 16 MiB are read, so that a large data set costs
+  no more than a small one: parts of equal size, at equal distances from the
+  head to the tail. A change that keeps the size and lies between these parts is
+  not seen.
+
+  Args:
+    paths: Of the files.
+    parts: How many parts of a large file are read.
   """
   whole = hashlib.sha256()
   for path in paths:
+    refuse_special(path)
     size = os.path.getsize(path)
     whole.update(f'{os.path.basename(path)} {size}\n'.encode())
     with open(path, 'rb') as file:
       if size <= _WHOLE_BYTES:
         whole.update(hashlib.file_digest(file, 'sha256').digest())
         continue
-      for part in range(_PARTS):
-        file.seek((size - _PART_BYTES) * part // (_PARTS - 1))
-        whole.update(file.read(_PART_BYTES))
+      length = _READ_BYTES // parts
+      for part in range(parts):
+        file.seek((size - length) * part // (parts - 1))
+        whole.update(file.read(length))
   return whole.hexdigest()

@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from grpo_jax.data import _files
 from grpo_jax.data import _joined
 from grpo_jax.data import _records
 
@@ -116,6 +117,7 @@ class JsonlSource:
     # Absolute, because a reward function may change the directory. A frozen
     # dataclass refuses plain assignment, here too.
     object.__setattr__(self, '_file', os.path.abspath(self.path))
+    _files.refuse_special(self.path)
     # As bytes: offsets into text are no positions that a file can seek.
     with open(self.path, 'rb') as file:
       _refuse_others(file, str(self.path))

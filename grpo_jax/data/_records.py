@@ -92,7 +92,8 @@ def parsed(text: bytes, where: str, field: str) -> dict[str, Any]:
   kind = where.partition(' ')[0].lower()  # 'line' or 'record'
   try:
     # '-sig', because some editors begin a file with a byte-order mark.
-    record = json.loads(text.decode('utf-8-sig'))
+    whole = text.decode('utf-8-sig')
+    record = json.loads(whole, object_pairs_hook=_object)
   # Bytes that are no UTF-8 raise it too; thousands of lists, one in another,
   # a RecursionError.
   except (ValueError, RecursionError) as error:
@@ -106,6 +107,16 @@ def parsed(text: bytes, where: str, field: str) -> dict[str, Any]:
       f' write it as {{"{field}": ...}}.'
     )
   return record
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  """A JSON object; Python's json keeps the last of several equal names."""
+  found = dict(pairs)
+  if len(found) < len(pairs):
+    names = [name for name, _ in pairs]
+    twice = next(name for name in names if names.count(name) > 1)
+    raise ValueError(f'an object has the name {twice!r} more than once')
+  return found
 
 
 def _not_finite(value: Any) -> float | None:

@@ -16,6 +16,7 @@ from grpo_jax import metrics
 from grpo_jax import optim
 from grpo_jax.learner import clipped
 from grpo_jax.learner import micro_batches
+from grpo_jax.learner import offload
 from grpo_jax.learner import row_shards
 from grpo_jax.learner.types import Gradient
 from grpo_jax.learner.types import Learner
@@ -128,18 +129,19 @@ def _tangents(
   learner: Learner, state: TrainState, update: Update
 ) -> dict[str, Any]:
   """Motions of the parameters, by what moves them; see `of_update`."""
+  before, after = offload.to_device((state.opt_state, update.opt_state))
   # Brakes read the extra arguments, in the split and on the coast too.
   parts = optim.split_update(
     learner.optimizer,
-    state.opt_state,
-    update.opt_state,
+    before,
+    after,
     update.updates,
     state.params,
     **update.extra,
   )
   coasted = optim.coast(
     learner.optimizer,
-    state.opt_state,
+    before,
     state.params,
     learner.coast_steps,
     **update.extra,

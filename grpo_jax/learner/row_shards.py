@@ -8,6 +8,7 @@ would reduce gradients in every chunk of tokens, and gather activations.
 
 from collections.abc import Callable
 from collections.abc import Sequence
+import dataclasses
 from typing import Any
 
 import jax
@@ -47,7 +48,7 @@ def run(
     part as the sum over the axes that split it, as `shards.gather` does.
   """
   mesh, frozen = learner.mesh, learner.frozen
-  if sharding.row_shards(mesh) == 1:
+  if sharding.row_shards(mesh) * mesh.shape['context'] == 1:
     return function(learner.beside(frozen), trees, given, layout)
 
   def places(tree):
@@ -55,7 +56,7 @@ def run(
 
   at_frozen, at_params = places(frozen), places(trees[0])
   of_frozen, of_params = shards.specs(at_frozen), shards.specs(at_params)
-  everywhere, rows = PartitionSpec(), PartitionSpec(None, sharding.ROW_AXES)
+  everywhere = PartitionSpec()
 
   def on_shard(frozen, trees, given, layout):
     if learner.takes_shards:
@@ -69,9 +70,18 @@ def run(
 
   return shards.call(
     on_shard,
-    in_specs=(of_frozen, [of_params] * len(trees), everywhere, rows),
+    in_specs=(of_frozen, [of_params] * len(trees), everywhere, _cut(layout)),
     out_specs=([of_params] * number, everywhere),
   )(frozen, list(trees), given, layout)
+
+
+def _cut(layout: Layout) -> Layout:
+  """Which part of each array of micro-batches [N, rows, ...] a shard gets."""
+  rows = PartitionSpec(None, sharding.ROW_AXES)
+  columns = PartitionSpec(None, sharding.ROW_AXES, 'context')
+  cut = dict.fromkeys(('tokens', 'position', 'segment', 'parent'), columns)
+  whole = dict.fromkeys(('column', 'target', 'completion'), rows)
+  return dataclasses.replace(layout, **cut, **whole)
 
 
 def _whole(tree: Any, places: Any) -> Any:
@@ -94,7 +104,9 @@ def _summed(tree: Any, specs: Any) -> Any:
   leaves, treedef = jax.tree.flatten(tree)
   missing = [
     tuple(
-      name for name in sharding.ROW_AXES if name not in spec and sizes[name] > 1
+      name
+      for name in (*sharding.ROW_AXES, 'context')
+      if name not in spec and sizes[name] > 1
     )
     for spec in treedef.flatten_up_to(specs)
   ]

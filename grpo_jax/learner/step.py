@@ -16,6 +16,7 @@ from grpo_jax import metrics
 from grpo_jax import sharding
 from grpo_jax.learner import clipped
 from grpo_jax.learner import gradient
+from grpo_jax.learner import offload
 from grpo_jax.learner import overshoot
 from grpo_jax.learner import step_metrics
 from grpo_jax.learner.types import Learner
@@ -52,22 +53,28 @@ def init(learner: Learner, params: Any) -> TrainState:
 
 
 def state_sharding(learner: Learner, params: Any) -> TrainState:
-  """Where each array of the state lies: moments beside their parameters."""
+  """Where each array of the state lies: moments beside their parameters.
+
+  What the learner offloads lies in the memory of the host, split in the same
+  way.
+  """
   everywhere = sharding.replicated(learner.mesh)
   of_params = sharding.of_params(learner.mesh, params, learner.logical_axes)
+  away = offload.on_host(of_params)
   abstract = jax.eval_shape(lambda p: init(learner, p), params)
   # optax tells apart the trees in its state that are like the parameters.
   of_moments = optax.tree.map_params(
     learner.optimizer,
     lambda _, place: place,
     abstract.opt_state,
-    of_params,
+    away if learner.offload_moments else of_params,
     transform_non_params=lambda _: everywhere,
   )
+  of_reference = away if learner.offload_reference else of_params
   return jax.tree.map(lambda _: everywhere, abstract)._replace(
     params=of_params,
     opt_state=of_moments,
-    reference=of_params if learner.with_reference else None,
+    reference=of_reference if learner.with_reference else None,
   )
 
 
@@ -177,18 +184,30 @@ def _optimizer_step(learner, state, found, batch, first) -> Update:
   idle = ~jnp.any(batch.keep & (batch.advantage != 0))
   idle &= learner.on_zero_advantage == 'skip'
 
+  # Moments that lie on the host are brought to the device inside the branches
+  # below. So they are there for the optimizer alone, and the compiler may let
+  # them pass one after the other; what a branch is given is there at once.
   @jax.jit  # traced once
   def taken():
+    before = offload.to_device(state.opt_state)
     # Most optax transformations refuse arguments that they do not know.
     optimizer = optax.with_extra_args_support(learner.optimizer)
     updates, opt_state = optimizer.update(
-      found.grads, state.opt_state, state.params, **extra
+      found.grads, before, state.params, **extra
     )
     params = optax.apply_updates(state.params, updates)
     made = params, opt_state, updates
     # An optimizer may compute in another dtype than it was given.
-    given = state.params, state.opt_state, state.params
+    given = state.params, before, state.params
     return jax.tree.map(lambda x, like: jnp.asarray(x, like.dtype), made, given)
+
+  def look():
+    before = offload.to_device(state.opt_state)
+    return _stays_finite(taken()[:2], (state.params, before))
+
+  def take():
+    params, opt_state, updates = taken()
+    return params, offload.back(opt_state, state.opt_state), updates
 
   def refuse():
     nothing = jax.tree.map(jnp.zeros_like, state.params)
@@ -205,11 +224,11 @@ def _optimizer_step(learner, state, found, batch, first) -> Update:
   # donated state first.
   sound['update'] = lax.cond(
     sound['loss'] & sound['gradient'] & ~idle,
-    lambda: _stays_finite(taken()[:2], (state.params, state.opt_state)),
+    look,
     lambda: jnp.array(True),
   )
   finite = functools.reduce(jnp.logical_and, sound.values())
-  params, opt_state, updates = lax.cond(finite & ~idle, taken, refuse)
+  params, opt_state, updates = lax.cond(finite & ~idle, take, refuse)
   return Update(
     params, opt_state, updates, extra, grad_norm, sound, finite, idle
   )
@@ -297,5 +316,6 @@ def refresh(learner: Learner, state: TrainState, weight: Array) -> TrainState:
     The state with `(1 - weight) * reference + weight * params`.
   """
   del learner  # `Updater` passes it to every function
-  reference = optax.incremental_update(state.params, state.reference, weight)
+  before = offload.to_device(state.reference)
+  reference = optax.incremental_update(state.params, before, weight)
   return state._replace(reference=reference)

@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 import optax
 
 from grpo_jax import losses
+from grpo_jax.learner import offload
 from grpo_jax.models import Routed
 from grpo_jax.models import Scores
 from grpo_jax.models import lora
@@ -63,6 +64,9 @@ class Learner:
       split over data shards; see `sharding.on_shard`. Otherwise it gets all of
       them whole.
     frozen: Parameters that `beside` is to add, split as the others are.
+    offload_moments: Whether the moments, and whatever else the optimizer keeps
+      for each parameter, lie in the memory of the host between updates.
+    offload_reference: Whether the reference lies there while nothing is scored.
   """
 
   score: Callable[..., Any]
@@ -80,6 +84,8 @@ class Learner:
   expert_balance: float = 0.0
   takes_shards: bool = False
   frozen: Any = None
+  offload_moments: bool = False
+  offload_reference: bool = False
 
   def __post_init__(self):
     if self.on_zero_advantage not in ('skip', 'step'):
@@ -92,6 +98,10 @@ class Learner:
         f'expert_balance={self.expert_balance} needs a model with experts, and '
         'this one has none; set config.learner.expert_balance=0.'
       )
+    if self.offload_moments:
+      offload.check(self.mesh, 'optim.offload')
+    if self.offload_reference:
+      offload.check(self.mesh, 'reference.offload')
 
   def beside(self, frozen: Any) -> 'Learner':
     """This learner, for parameters that are a part of the model's.
@@ -126,6 +136,12 @@ class Learner:
   def with_reference(self) -> bool:
     """Whether the loss reads a reference policy."""
     return 'logp_ref' in self.method.requires
+
+  @property
+  def reference_scorings(self) -> list[str]:
+    """The program of `Updater.lowering` that scores the reference, if any."""
+    name = 'score_reference' if self.offload_reference else 'score_all'
+    return [name] * self.with_reference
 
 
 class Gradient(NamedTuple):

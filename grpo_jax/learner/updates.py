@@ -23,6 +23,7 @@ from grpo_jax import random_keys
 from grpo_jax import sharding
 from grpo_jax.learner import gradient
 from grpo_jax.learner import micro_batches
+from grpo_jax.learner import offload
 from grpo_jax.learner import step as step_lib
 from grpo_jax.learner.types import Learner
 from grpo_jax.learner.types import TrainState
@@ -121,12 +122,11 @@ class Updater:
     def scoring(function):
       @functools.wraps(function)
       def with_frozen(learner, frozen, *args):
-        beside = dataclasses.replace(learner, frozen=frozen)
-        return function(beside, *args)
+        return function(dataclasses.replace(learner, frozen=frozen), *args)
 
       return with_frozen
 
-    # Numbers of arguments below count without the learner, which `traced` adds.
+    # Numbers of arguments below are without the learner, which `traced` adds.
     self.abstract = jax.tree.map(
       lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
       jax.eval_shape(lambda p: step_lib.init(self.learner, p), params),
@@ -136,7 +136,7 @@ class Updater:
     self.refresh = jit(step_lib.refresh, donate_argnums=0, out_shardings=place)
     self.credit = jit(step_lib.credit, out_shardings=everywhere)
     self.score_all = jit(
-      scoring(gradient.score_all),
+      scoring(offload.given_on_device(gradient.score_all)),
       static_argnums=(4, 5),
       out_shardings=everywhere,
     )
@@ -260,8 +260,7 @@ class Updater:
   ) -> dict[str, Callable[[], Any]]:
     """What lowers the programs that `__call__` runs.
 
-    Nothing is put on a device, so this also works for a mesh whose devices are
-    not there.
+    Nothing is put on a device; those of the mesh need not be there.
 
     Args:
       example: See `compile_ahead`.
@@ -269,8 +268,8 @@ class Updater:
 
     Returns:
       For each program a function that lowers it: `train_step`, `credit`, and
-      what scores before the first update, the policy or the reference:
-      `score_all`, or `score_entropy` if the entropy is needed too.
+      what scores before the first update: `score_all`, `score_entropy` if the
+      entropy is needed too, `score_reference` of a reference on the host.
     """
     everywhere = sharding.replicated(self.learner.mesh)
 
@@ -285,13 +284,14 @@ class Updater:
     layout, used = self.abstract_layout(example, chosen)
     scoring = {}
 
-    # In place of `score`: it notes the program and returns zeros, because there
-    # are no parameters yet to score with.
+    # In place of `score`: it notes the program; no parameters are there yet.
     def unscored(params, rollout, with_entropy=False):
-      del params, rollout
+      del rollout
       of_chosen = len(chosen), *shape[1:]
-      given = self.frozen, state.params, layout, used, of_chosen, with_entropy
+      given = self.frozen, params, layout, used, of_chosen, with_entropy
       name = 'score_entropy' if with_entropy else 'score_all'
+      if params is state.reference:
+        (name,) = self.learner.reference_scorings
       scoring[name] = lambda: self.score_all.lower(*given)
       nothing = jnp.zeros(shape)
       return jax.tree.map(lambda _: nothing, self.score_all.eval_shape(*given))
@@ -341,7 +341,7 @@ class Updater:
     """The programs of `lowering` that score before the first update."""
     own = 'score_entropy' if self._requires('entropy_old') else 'score_all'
     names = [own] if self.scores_old else []
-    return names + ['score_all'] * self.learner.with_reference
+    return names + self.learner.reference_scorings
 
   @property
   def forward_passes(self) -> int:
@@ -482,11 +482,9 @@ class Updater:
     needs: Any = step.compile().memory_analysis()
     # Results lie in the memory of donated arguments, which counts once.
     held = needs.argument_size_in_bytes + needs.output_size_in_bytes
-    return {
-      'temporary': needs.temp_size_in_bytes / 2**30,
-      'peak': (held - needs.alias_size_in_bytes + needs.temp_size_in_bytes)
-      / 2**30,
-    }
+    peak = held - needs.alias_size_in_bytes + needs.temp_size_in_bytes
+    gib = 2**30
+    return {'temporary': needs.temp_size_in_bytes / gib, 'peak': peak / gib}
 
   def optimizer_batches(self, rollout: Rollout, step: int) -> Iterator[Any]:
     """Yields the prompts [P'] of each optimizer batch.

@@ -188,9 +188,10 @@ class ModelConfig:
       host's memory.
     unroll: Whether layers are compiled one by one instead of as one scan.
       Compiling takes longer, and running is sometimes faster.
-    attention: Which implementation scores rows: `'xla'`, `'splash'` (TPU),
-      `'cudnn'` (GPU) or `'auto'`; see `attention.over_layout`. With any but
-      `'xla'`, decoding on an accelerator uses a kernel too.
+    attention: Which implementation scores rows and reads prompts: `'xla'`,
+      `'splash'` (TPU), `'cudnn'` (GPU) or `'auto'`; see
+      `attention.over_layout`. With any but `'xla'`, decoding on an accelerator
+      uses a kernel too.
     rope_scaling: Of the rotary frequencies; None: they are used as they are.
     activation: Of the MLP's gate: `'silu'`, or `'gelu_tanh'` for GELU by its
       tanh approximation.

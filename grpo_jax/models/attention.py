@@ -18,7 +18,6 @@ size.
 """
 
 from collections.abc import Callable
-import functools
 from typing import Any
 
 import jax
@@ -26,6 +25,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from grpo_jax import sharding
+from grpo_jax import shards
 from grpo_jax.models._attend import Partial
 from grpo_jax.models._attend import attend
 from grpo_jax.models._attend import attend_recent
@@ -119,7 +119,8 @@ def over_layout(
   Returns:
     The function that a layer calls; it uses no cache.
   """
-  if layout.blocks is not None:
+  # Of rows that are cut, the blocks are.
+  if layout.blocks is not None and shards.parts() == 1:
     portable = _over_blocks(layout, layout.blocks, forward_mode)
   else:
     portable = _over_segments(layout, forward_mode)
@@ -129,32 +130,56 @@ def over_layout(
   from grpo_jax.models import kernels  # Pallas takes a while to import
 
   def attention(query, key, value, cache, window, cap=None):
-    if chosen == 'splash':
-      run, suits = kernels.splash, kernels.splash_suits(layout, window)
-      run = functools.partial(run, cap=cap)
-    else:
-      run, suits = kernels.cudnn, kernels.cudnn_suits(layout, query)
-      suits |= implementation == 'cudnn'
-      suits &= cap is None  # cuDNN's attention has none
-    if not suits:
-      return portable(query, key, value, cache, window, cap)
-    return run(query, key, value, layout, window, interpret), cache
+    arrays, blocks = (query, key, value), layout.blocks
+    is_whole = shards.parts() == 1
+    if chosen == 'splash' and kernels.splash_suits(layout, window):
+      cut = {}
+      if not is_whole:  # each part attends to the keys of all
+        of_key = shards.gather_columns(layout.segment)
+        cut = dict(part=shards.part(), of_key=of_key)
+        arrays = query, *map(shards.gather_columns, (key, value))
+      output = kernels.splash(
+        *arrays, layout.segment, window, interpret, cap, blocks, **cut
+      )
+      return output, cache
+    if chosen == 'cudnn' and is_whole:  # it has as many queries as keys
+      if _cudnn_takes(implementation, query, cap, blocks):
+        return kernels.cudnn(*arrays, layout, window, interpret), cache
+    return portable(*arrays, cache, window, cap)
 
   return attention
+
+
+def _cudnn_takes(
+  implementation: str,
+  query: Array,
+  cap: float | None,
+  blocks: Blocks | None = None,
+) -> bool:
+  """Whether a layer's attention is left to cuDNN, where that is chosen."""
+  from grpo_jax.models import kernels
+
+  suits = kernels.cudnn_suits(query, blocks) or implementation == 'cudnn'
+  return suits and cap is None  # cuDNN's attention has none
 
 
 def _over_segments(layout: Layout, forward_mode: bool) -> Attention:
   """Attention in rows of any segments, by a mask over the whole row."""
   segment, parent = layout.segment, layout.parent
-  same = segment[:, :, None] == segment[:, None, :]
-  continued = parent[:, :, None] == segment[:, None, :]
+  # If the rows are cut, each part attends to the keys of all.
+  of_key, key_position = map(
+    shards.gather_columns, (layout.segment, layout.position)
+  )
+  same = segment[:, :, None] == of_key[:, None, :]
+  continued = parent[:, :, None] == of_key[:, None, :]
   # The last factor hides padding, whose segment is 0: so is the parent of a
   # segment that continues none.
-  related = (same | continued) & (segment > 0)[:, None, :]
+  related = (same | continued) & (of_key > 0)[:, None, :]
 
   def attention(query, key, value, cache, window, cap=None):
-    recent = _recent(layout.position, layout.position, window)
+    recent = _recent(layout.position, key_position, window)
     visible = related & recent
+    key, value = map(shards.gather_columns, (key, value))
     output = attend(query, key, value, visible, forward_mode, cap).output
     return output, cache
 
@@ -234,21 +259,26 @@ def _chosen(implementation: str, platform: str | None = None) -> str:
   return _BEST.get(platform or sharding.platform(), 'xla')
 
 
-def over_prompts(length: Array, implementation: str = 'xla') -> Attention:
+def over_prompts(
+  length: Array, implementation: str = 'xla', interpret: bool = False
+) -> Attention:
   """Attention inside right-padded prompts; fills the cache.
 
   Args:
     length: i32[P], tokens of each prompt.
-    implementation: The one that `over_cache` will get: it decides the order of
-      axes in the cache.
+    implementation: See `over_layout`. Give `over_cache` the same: it decides
+      the order of axes in the cache.
+    interpret: See `over_layout`.
 
   Returns:
-    The function that a layer calls. The cache that it returns consists of the
-    layer's keys and values, with positions on the axis `cache_axis`. Under a
-    window shorter than the prompts it is a ring of as many places as the
-    window: position p lies at p modulo the window.
+    The function that a layer calls. Its output is finite but meaningless behind
+    a prompt. The cache that it returns consists of the layer's keys and values,
+    with positions on the axis `cache_axis`. Under a window shorter than the
+    prompts it is a ring of as many places as the window: position p lies at p
+    modulo the window.
   """
   axis = cache_axis(implementation)
+  attend_prompts = _over_prompts(length, implementation, interpret)
 
   def newest(x, places):
     """The last places of each prompt, f[P,N,...] -> f[P,places,...]."""
@@ -260,13 +290,39 @@ def over_prompts(length: Array, implementation: str = 'xla') -> Attention:
 
   def attention(query, key, value, cache, window, cap=None):
     del cache  # there is none yet
-    place = jnp.arange(key.shape[1])
-    used = place[None] < length[:, None]
-    visible = _recent(place, place, window)[None] & used[:, None]
-    output = attend(query, key, value, visible, cap=cap).output
+    output = attend_prompts(query, key, value, window, cap)
     if window is not None and window < key.shape[1]:
       key, value = newest(key, window), newest(value, window)
     return output, tuple(jnp.moveaxis(x, 1, axis) for x in (key, value))
+
+  return attention
+
+
+def _over_prompts(
+  length: Array, implementation: str, interpret: bool
+) -> Callable[..., Array]:
+  """`over_prompts` without the cache: the output of a layer's attention."""
+  chosen = _chosen(implementation)
+
+  def portable(query, key, value, window, cap):
+    place = jnp.arange(key.shape[1])
+    used = place[None] < length[:, None]
+    visible = _recent(place, place, window)[None] & used[:, None]
+    return attend(query, key, value, visible, cap=cap).output
+
+  if chosen == 'xla':
+    return portable
+  from grpo_jax.models import kernels  # Pallas takes a while to import
+
+  # The causal mask hides from a prompt what comes behind it, so the kernels
+  # need not know the lengths.
+  def attention(query, key, value, window, cap):
+    arrays = query, key, value
+    if chosen == 'splash':
+      return kernels.splash(*arrays, None, window, interpret, cap)
+    if _cudnn_takes(implementation, query, cap):
+      return kernels.cudnn_causal(*arrays, window, interpret=interpret)
+    return portable(*arrays, window, cap)
 
   return attention
 

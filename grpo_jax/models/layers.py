@@ -29,6 +29,8 @@ _ACTIVATIONS = {
 }
 
 
+# The primitives whose results `keep_products` keeps: products, and activations
+# that other devices have sent. `shards.gather` of weights is none of them.
 _KEPT = {
   'dot_general', 'ragged_dot_general', 'all_gather', 'psum', 'reduce_scatter',
 }  # fmt: skip
@@ -63,16 +65,9 @@ def keep_products(function: Callable[..., Any]) -> Callable[..., Any]:
   Args:
     function: Of arrays; the parameters in it may be any tracers.
   """
-  return jax.checkpoint(function, policy=_is_kept)
-
-
-def _is_kept(primitive: Any, *_: Any, **__: Any) -> bool:
-  """Whether the result of a primitive is kept for the backward pass.
-
-  Products are, and activations that other devices have sent. Gathered weights
-  are not: `sharding.gather` hides from JAX how it gathers.
-  """
-  return primitive.name in _KEPT
+  return jax.checkpoint(
+    function, policy=lambda primitive, *_, **__: primitive.name in _KEPT
+  )
 
 
 class RMSNorm(nnx.Module):

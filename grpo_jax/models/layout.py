@@ -108,6 +108,8 @@ class LayoutSpec:
       token costs; `'auto'` compares layouts by it.
     share: Whether packed completions of a group share their prompt; see
       `packed_rows`.
+    parts: Into how many equal parts the columns of a row are cut, over devices.
+    part_columns: Of what a part, if there are several, has a multiple.
   """
 
   kind: str
@@ -120,6 +122,8 @@ class LayoutSpec:
   shards: int = 1
   key_cost: float = 0.0
   share: bool = True
+  parts: int = 1
+  part_columns: int = 1
 
   def __post_init__(self):
     if self.kind not in ('auto', 'shared', 'packed', 'padded'):
@@ -146,8 +150,9 @@ class LayoutSpec:
     # Equal parts, rather than full ones and a rest: all micro-batches have one
     # shape, and what the last of them lacks is computed as padding.
     on_each = math.ceil(rows / self.shards)
-    parts = math.ceil(on_each * row_tokens / self.micro_tokens)
-    most = math.ceil(on_each / parts)
+    columns = math.ceil(row_tokens / self.parts)
+    number = math.ceil(on_each * columns / self.micro_tokens)
+    most = math.ceil(on_each / number)
     # Equal parts may leave some padding, and somewhat smaller ones less.
     sizes = range(most, most // 2, -1)
     return min(sizes, key=lambda rows: -on_each % rows) * self.shards
@@ -436,62 +441,3 @@ def shared_prompt(
     _score(fields, row, slot, index, ids, len(prompt) - 1, start)
   blocks = Blocks(prompt_tokens, group, most)
   return Layout(**fields, parents=True, blocks=blocks)
-
-
-def pad_to(
-  layout: Layout, rows: int, completions: int, num_completions: int
-) -> Layout:
-  """Adds empty rows and empty slots, so that a compiled program fits.
-
-  Args:
-    layout: A layout with at most `rows` rows and `completions` slots in each.
-    rows: `R` of the result.
-    completions: `C` of the result.
-    num_completions: `P * G`, which marks a slot as empty.
-
-  Returns:
-    A `Layout`. The model takes the added rows for padding, and no one reads
-    what is scored in the added slots.
-  """
-  more_rows = rows - layout.tokens.shape[0]
-  more_slots = completions - layout.completion.shape[1]
-
-  def pad(x, *slots, value=0):
-    widths = [(0, more_rows), *slots] + [(0, 0)] * (x.ndim - 1 - len(slots))
-    return np.pad(x, widths, constant_values=value)
-
-  return Layout(
-    tokens=pad(layout.tokens),
-    position=pad(layout.position),
-    segment=pad(layout.segment),
-    parent=pad(layout.parent),
-    column=pad(layout.column, (0, more_slots)),
-    target=pad(layout.target, (0, more_slots)),
-    completion=pad(layout.completion, (0, more_slots), value=num_completions),
-    parents=layout.parents,
-    blocks=layout.blocks,
-  )
-
-
-def split_rows(layout: Layout, micro_rows: int) -> Layout:
-  """Cuts a layout into micro-batches, one after another on a new first axis.
-
-  Args:
-    layout: A layout of `R` rows.
-    micro_rows: Rows of a micro-batch; it divides `R`.
-
-  Returns:
-    A `Layout` whose arrays are [R / micro_rows, micro_rows, ...].
-
-  Raises:
-    ValueError: `micro_rows` does not divide `R`.
-  """
-  rows = layout.tokens.shape[0]
-  if rows % micro_rows:
-    raise ValueError(
-      f'{rows} rows do not split into micro-batches of {micro_rows}; pad the '
-      'layout to a multiple with pad_to.'
-    )
-  return jax.tree.map(
-    lambda x: x.reshape(rows // micro_rows, micro_rows, *x.shape[1:]), layout
-  )

@@ -8,6 +8,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from grpo_jax import sharding
+from grpo_jax import shards
 from grpo_jax.models import routing
 from grpo_jax.models.attention import over_layout
 from grpo_jax.models.layers import keep_products
@@ -118,11 +119,12 @@ def score_routed(
     The `Scores`, and what the routers did.
   """
   rows, slots, tokens = layout.column.shape
-  column = layout.column.reshape(rows, slots * tokens)
+  column, here = _places(layout)
+  column = column.reshape(rows, slots * tokens)
   # Positions that predict several tokens count for each of them.
   times = jax.vmap(
     lambda place, x: jnp.zeros(layout.tokens.shape[1]).at[place].add(x)
-  )(column, counted.reshape(rows, -1).astype(jnp.float32))
+  )(column, jnp.where(here, counted, 0).reshape(rows, -1).astype(jnp.float32))
   hidden, _, routed = model.hidden_routed(
     params,
     layout.tokens,
@@ -136,10 +138,11 @@ def score_routed(
   disagreement = None
   if sampled is not None:
     code = jnp.take_along_axis(routed.code, column, axis=1)
+    code = jnp.where(here, code.reshape(sampled.shape), 0)
     disagreement = routing.disagreement(
-      model.config, code.reshape(sampled.shape), sampled
+      model.config, shards.sum_columns(code), sampled
     )
-  return scores, Routed(routed.statistics, disagreement)
+  return scores, Routed(shards.sum_columns(routed.statistics), disagreement)
 
 
 def _of_hidden(
@@ -147,29 +150,36 @@ def _of_hidden(
 ) -> Scores:
   """The scores of a layout from the outputs of the last layer, f[R,S,width]."""
   rows, slots, tokens = layout.column.shape
-  column = layout.column.reshape(rows, slots * tokens)
-  if layout.blocks is None and layout.tokens.shape[1] < slots * tokens:
+  column, here = _places(layout)
+  column = column.reshape(rows, slots * tokens)
+  few = layout.blocks is None and layout.tokens.shape[1] < slots * tokens
+  if few or shards.parts() > 1:
     # Many short completions in a row: it has fewer columns than places for
     # completion tokens, so scoring every column is less work. A column predicts
     # the token of the next column. The exception is the first token of a
     # completion, which the end of a shared prompt predicts, for several
     # completions at once; these are scored in columns added behind the others.
-    first = layout.column[:, :, 0]
+    # Of rows that are cut, each part scores the columns that it has.
+    first = column.reshape(rows, slots, tokens)[:, :, 0]
     hidden = jnp.concatenate(
       [hidden, jnp.take_along_axis(hidden, first[:, :, None], axis=1)], axis=1
     )
     target = jnp.concatenate(
-      [jnp.roll(layout.tokens, -1, axis=1), layout.target[:, :, 0]], axis=1
+      [_following(layout.tokens), layout.target[:, :, 0]], axis=1
     )
     scores = _in_chunks(
       model, params, hidden, target, temperature, with_entropy, chunk_tokens
     )
     of_first = layout.tokens.shape[1] + jnp.arange(slots)
-    place = jnp.asarray(layout.column).at[:, :, 0].set(of_first[None])
+    place = column.reshape(rows, slots, tokens).at[:, :, 0].set(of_first[None])
     place = place.reshape(rows, slots * tokens)
     scores = jax.tree.map(
       lambda x: jnp.take_along_axis(x, place, axis=1), scores
     )
+    if shards.parts() > 1:
+      here = here.reshape(rows, -1)
+      scores = jax.tree.map(lambda x: jnp.where(here, x, 0), scores)
+      scores = shards.sum_columns(scores)
   else:
     hidden = jnp.take_along_axis(hidden, column[:, :, None], axis=1)
     target = layout.target.reshape(rows, slots * tokens)
@@ -177,6 +187,30 @@ def _of_hidden(
       model, params, hidden, target, temperature, with_entropy, chunk_tokens
     )
   return jax.tree.map(lambda x: x.reshape(rows, slots, tokens), scores)
+
+
+def _places(layout: Layout) -> tuple[Array, Array]:
+  """Among the columns at hand, the one that predicts each completion token.
+
+  Returns:
+    i32[R,C,T], and bool[R,C,T], whether that column is here: rows may be cut,
+    see `shards.parts`. Where it is not, the first number is 0.
+  """
+  column, size = jnp.asarray(layout.column), layout.tokens.shape[1]
+  if shards.parts() == 1:
+    return column, jnp.ones(column.shape, bool)
+  column -= shards.first_column(size)
+  here = (column >= 0) & (column < size)
+  return jnp.where(here, column, 0), here
+
+
+def _following(tokens: Array) -> Array:
+  """The token of the next column, for every column at hand, i32[R,S]."""
+  whole = jnp.roll(shards.gather_columns(tokens), -1, axis=1)
+  if shards.parts() == 1:
+    return whole
+  size = tokens.shape[1]
+  return lax.dynamic_slice_in_dim(whole, shards.first_column(size), size, 1)
 
 
 def _in_chunks(

@@ -57,8 +57,13 @@ def micro_batches(
   micro_rows = _micro_rows(built, number, spec)
   used = math.ceil(built.tokens.shape[0] / micro_rows)
   whole = math.ceil(most_rows / micro_rows)
-  padded = layout.pad_to(built, whole * micro_rows, slots, number * group)
-  return layout.split_rows(padded, micro_rows), used
+  cut = spec.parts * spec.part_columns if spec.parts > 1 else 1
+  padded = pad_to(built, whole * micro_rows, slots, number * group, cut)
+  # One micro-batch after another, on a new first axis.
+  stacked = jax.tree.map(
+    lambda x: x.reshape(whole, micro_rows, *x.shape[1:]), padded
+  )
+  return stacked, used
 
 
 def numbered(
@@ -198,3 +203,39 @@ def _work(rows: Layout, prompts: int, spec: LayoutSpec) -> float:
 def _power_of_two(number: int) -> int:
   """The next one, `number` included."""
   return 1 << (number - 1).bit_length()
+
+
+def pad_to(
+  rows: Layout, number: int, slots: int, num_completions: int, columns: int
+) -> Layout:
+  """Adds empty rows, slots and columns, so that a compiled program fits.
+
+  Args:
+    rows: A layout with at most `number` rows and `slots` slots in each.
+    number: `R` of the result.
+    slots: `C` of the result.
+    num_completions: `P * G`, which marks a slot as empty.
+    columns: The result has a multiple of this many.
+
+  Returns:
+    A `Layout`. The model takes what was added for padding, and no one reads
+    what is scored in the added slots.
+  """
+  more_rows = number - rows.tokens.shape[0]
+  more_slots = 0, slots - rows.completion.shape[1]
+  more_columns = 0, -rows.tokens.shape[1] % columns
+
+  def pad(x, more, value=0):
+    widths = [(0, more_rows), more] + [(0, 0)] * (x.ndim - 2)
+    return np.pad(x, widths, constant_values=value)
+
+  return dataclasses.replace(
+    rows,
+    tokens=pad(rows.tokens, more_columns),
+    position=pad(rows.position, more_columns),
+    segment=pad(rows.segment, more_columns),
+    parent=pad(rows.parent, more_columns),
+    column=pad(rows.column, more_slots),
+    target=pad(rows.target, more_slots),
+    completion=pad(rows.completion, more_slots, value=num_completions),
+  )

@@ -59,10 +59,17 @@ def _to_fit(plan: Plan) -> list[str]:
       f'of each device with fsdp={plan.mesh["fsdp"]}, tensor='
       f'{plan.mesh["tensor"]}.'
     )
+  for part, field in (('moments', 'optim'), ('reference', 'reference')):
+    if memory.get(part, 0) > 0.1 * plan.capacity:
+      found.append(
+        f'Set config.{field}.offload=True: the {part} '
+        f'({memory[part] / GIB:.1f} GiB) then stay in the memory of the host '
+        'and come to the device only where they are read.'
+      )
   held = memory.get('sampler weights', 0)
   if held > 0.3 * plan.capacity:
     found.append(
-      f'Raise config.mesh.tensor: the weights that decoding reads are split '
+      f'Raise config.sampler.tensor: the weights that decoding reads are split '
       f'over tensor and expert alone, and take {held / GIB:.1f} GiB.'
     )
   if memory.get('cache', 0) > 0.3 * plan.capacity:

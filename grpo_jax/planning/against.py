@@ -106,10 +106,12 @@ def of_run(directory: str) -> Against:
   share = 1 if is_cpu else used
   # All tokens may choose the same experts.
   read = weights.read(1, parts.model.experts) * (used if is_cpu else 1)
-  machine = (
-    roofline.of_this_cpu(int(read)) if chip is None else roofline.of_chip(chip)
-  )
   update, model = parts.updater, parts.model
+  machine = (
+    roofline.of_this_cpu(int(read), model.compute_dtype)
+    if chip is None
+    else roofline.of_chip(chip)
+  )
   learning_passes = 2 if config.lora.rank else 3
   passes = learning_passes * update.epochs + len(update.scoring_names)
   found: list[tuple[float, ...]] = []

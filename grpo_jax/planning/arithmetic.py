@@ -11,6 +11,7 @@ still split over `tensor` and `expert`.
 
 import dataclasses
 import math
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -40,6 +41,7 @@ class Arithmetic:
     self.joined = joined or parts.run.mesh.size
     self.config = parts.run.config
     self.mesh = parts.run.mesh
+    self.sampling_mesh: Any = parts.engine.mesh
     self.platform = sharding.platform(self.mesh)
     self.model = sizes.as_computed(parts.model, self.platform)
     self.weights = sizes.weights_of(parts)
@@ -79,7 +81,8 @@ class Arithmetic:
   @property
   def _rows_here(self) -> int:
     """Completions that one device decodes at once."""
-    return self.schedule.prompts * self.group // self.shards
+    rows = self.schedule.prompts * self.group
+    return rows // sharding.row_shards(self.sampling_mesh)
 
   @property
   def cache(self) -> float:
@@ -125,7 +128,8 @@ class Arithmetic:
   def _cache(self, lanes: float, rows: float, columns: int) -> float:
     """Keys and values of rows, and of the prompts of their lanes, bytes."""
     heads = self.model.num_kv_heads
-    split = self.tensor if heads % self.tensor == 0 else 1
+    tensor = self.sampling_mesh.shape['tensor']
+    split = tensor if heads % tensor == 0 else 1
     place = 2 * heads // split * self.model.head_dim * self._compute
 
     def places(columns):
@@ -133,15 +137,11 @@ class Arithmetic:
       return sum(min(columns, window) for window in windows)
 
     number = rows * places(columns) + lanes * places(self.prompt_tokens)
-    return place * number / self.shards
+    return place * number / self.schedule.shards
 
   def held(self, program: str) -> dict[str, float]:
-    """What the sampler has in memory when a program begins, bytes by part.
-
-    Args:
-      program: One of `compiling.PROGRAMS`.
-    """
-    weights = {'sampler weights': float(self.weights.gathered)}
+    """What the sampler holds when a program begins, bytes by part."""
+    weights = {'sampler weights': float(self.weights.sampled)}
     cache, admitted = {'cache': self.cache}, {}
     if self.admits:
       admitted = {'cache of admitted prompts': self.admitted_cache}
@@ -153,16 +153,12 @@ class Arithmetic:
     }.get(program, {})
 
   def arguments(self, program: str) -> float:
-    """The weights and caches that a program is given, bytes.
-
-    Args:
-      program: One of `compiling.PROGRAMS`.
-    """
+    """Weights and caches that one of `compiling.PROGRAMS` is given, bytes."""
     weights, held = self.weights, self.held(program)
     if program in ('grow', 'regroup'):
-      return sum(held.values()) - weights.gathered
+      return sum(held.values()) - weights.sampled
     if program == 'prefill':
-      return float(weights.gathered)
+      return float(weights.sampled)
     if program == 'decode':
       return sum(held.values())
     if program in LEARNING_STEPS:
@@ -176,18 +172,24 @@ class Arithmetic:
       program: One of `compiling.PROGRAMS`.
     """
     if program.startswith('score'):
-      return self._scoring()
+      return self._scoring(program)
     if program in LEARNING_STEPS:
       return self._learning(program)
-    vocab, gathered = self.model.vocab_size, float(self.weights.gathered)
-    logits = 4.0 * self._rows_here * vocab
+    vocab, split = self.model.vocab_size, self.sampling_mesh.shape['tensor']
+    logits = (
+      4.0 * self._rows_here * vocab / (split if vocab % split == 0 else 1)
+    )
     if program == 'prepare':
-      return {'sampler weights': gathered, 'weights on their way': gathered}
+      one = max(self._layer, self.weights.head) * self._sampled_share
+      made = float(self.weights.sampled)
+      return {'sampler weights': made, 'weights on their way': one}
     if program == 'prefill':
       prompts = self.schedule.admitted if self.admits else self.schedule.prompts
-      logits *= prompts / self.schedule.prompts / self.tensor
+      logits *= prompts / self.schedule.prompts
       made = self._cache(prompts, prompts * self.group, self.rooms[0])
-      return {'new cache': made, 'logits': logits}
+      read = prompts // self.shards * self.prompt_tokens
+      experts = self._expert_arrays(read)
+      return {'new cache': made, 'logits': logits, 'experts': experts}
     if program == 'grow':
       return {'longer cache': self._first_cache(self.room)}
     if program == 'regroup':
@@ -218,33 +220,46 @@ class Arithmetic:
   def _token_arrays(self) -> float:
     return 4.0 * _TOKEN_ARRAYS * self.prompts * self.group * self.tokens
 
-  def _scoring(self) -> dict[str, float]:
+  @property
+  def on_host(self) -> float:
+    """What lies in the memory of the host, bytes for one device."""
+    kept = self.model.num_layers * self._stream * self._tokens_here
+    return self.weights.on_host + kept * (self.model.remat == 'offload')
+
+  def _scoring(self, program: str) -> dict[str, float]:
     tokens = self._tokens_here
     kept = dataclasses.replace(self.model, remat='none')
     layer = models.bytes_per_token(kept, self.tensor) / kept.num_layers
+    reference = self.weights.host_reference * (program == 'score_reference')
     return {
+      'reference from the host': float(reference),
       'activations': float(tokens * layer),
-      'experts': self._expert_arrays(2.5, 2.0),
+      'experts': self._expert_arrays(tokens),
       'head': self._head / 2,
       'layer weights': 2 * self._layer,
       'token arrays': self._token_arrays,
     }
 
   def _learning(self, program: str) -> dict[str, float]:
-    token = models.bytes_per_token(self.model, self.tensor)
-    token += self._beside_gradient
+    token = sizes.activations(self.model, self.platform, self.tensor)
     # How overshoot moves the log-probabilities is measured along each update.
     tangents = self.weights.trained * (program == 'watched_step')
-    return {
-      'gradients': 2.0 * self.weights.trained + tangents,
+    passes = {
       'activations': float(token * self._tokens_here),
-      'experts': self._expert_arrays(5.0, 4.0) + self._expert_copies,
+      'experts': self._experts_learning,
       'head': self._head,
       'layer weights': 3 * self._layer,
+    }
+    # They come when the passes are over, and take the same memory.
+    moments = max(0.0, self.weights.host_moments - sum(passes.values()))
+    return {
+      'gradients': 2.0 * self.weights.trained + tangents,
+      'moments from the host': moments,
+      **passes,
       'token arrays': self._token_arrays,
     }
 
-  def _expert_arrays(self, wide: float, hidden: float) -> float:
+  def _expert_arrays(self, here: int, wide=2.5, hidden=2.0) -> float:
     """What the mixture of one layer needs at once, bytes.
 
     There is room for each pair of a token and an expert that this device may
@@ -252,41 +267,23 @@ class Arithmetic:
     many arrays lie side by side was read off what the compiler needs.
 
     Args:
+      here: Tokens on one device.
       wide: How many arrays [pairs, width] in the compute dtype.
       hidden: How many arrays [pairs, hidden] in float32.
     """
-    mixture = self.model.experts
+    mixture, shards = self.model.experts, self.mesh.shape['expert']
     if mixture is None:
       return 0.0
-    here = max(1, mixture.number // self.mesh.shape['expert'])
-    tokens = self._tokens_here * self.mesh.shape['expert']
-    pairs = tokens * min(mixture.per_token, here)
+    experts = max(1, mixture.number // shards)
+    pairs = here * shards * min(mixture.per_token, experts)
     inside = 4 * hidden * mixture.width / self.tensor
     return pairs * (wide * self.model.width * self._compute + inside)
 
   @property
-  def _expert_copies(self) -> float:
-    """Experts and their gradients, laid out for their products."""
-    return 1.5 * self.weights.trained * (self.model.experts is not None)
-
-  @property
-  def _beside_gradient(self) -> float:
-    """What the backward pass of one layer needs of a token, bytes.
-
-    Of the MLP, the slopes of both factors. On a TPU also what the kernel of
-    attention keeps of each head: three sums, repeated over 128 lanes, and three
-    gradients in float32 and four arrays in bfloat16, whose last axis is filled
-    up to 128 lanes.
-    """
-    hidden = self.model.mlp_width
-    if self.model.experts is not None:
-      hidden = self.model.experts.per_token * self.model.experts.width
-    needed = 2.0 * hidden * self._compute
-    if self.platform == 'tpu':
-      lanes = math.ceil(self.model.head_dim / 128) * 128
-      sums, gradients, arrays = 3 * 4 * 128, 3 * 4 * lanes, 4 * 2 * lanes
-      needed += self.model.num_heads * (sums + gradients + arrays)
-    return needed / self.tensor
+  def _experts_learning(self) -> float:
+    """With experts and their gradients, laid out for their products."""
+    copies = 1.5 * self.weights.trained * (self.model.experts is not None)
+    return copies + self._expert_arrays(self._tokens_here, 5.0, 4.0)
 
   def _passes(self, program: str) -> tuple[float, int]:
     """Forward passes that the layers and the output layer are worth.
@@ -300,25 +297,8 @@ class Arithmetic:
     positions = models.chunk_positions(self.model.vocab_size) * self.shards
     scored = self.rows.completions * self.room  # places of a row
     in_chunks = scored > max(1, positions // self.rows.rows)
-    return learning + self._recomputed, learning + in_chunks
-
-  @property
-  def _recomputed(self) -> float:
-    """The share of the layers' products that `remat` computes again.
-
-    No gradient needs the output of the last product of an MLP.
-    """
-    if self.model.remat == 'none':
-      return 0.0
-    mixture = self.model.experts
-    hidden = sum(
-      mixture.per_token * mixture.width
-      if kind.experts and mixture
-      else self.model.mlp_width
-      for kind in self.model.kinds
-    )
-    last = 2 * self.model.width * hidden
-    return 1 - last / float(models.flops_per_token(self.model, 0, False))
+    again = sizes.recomputed(self.model)
+    return learning + again, learning + in_chunks
 
   def _learning_flops(self, program: str) -> float:
     """FLOPs of `train_step` or of a scoring: of all places of all rows."""
@@ -376,7 +356,7 @@ class Arithmetic:
   def _drawn(self) -> float:
     """Prompts of a start, on average; each shard has as many as the fullest."""
     last = self.prompts - (self.starts - 1) * self.schedule.prompts
-    last = math.ceil(last / self.shards) * self.shards
+    last = math.ceil(last / self.schedule.shards) * self.schedule.shards
     whole = (self.starts - 1) * self.schedule.prompts
     return (whole + last) / self.starts
 
@@ -395,7 +375,7 @@ class Arithmetic:
       made = Work(
         self._learning_flops(program),
         micro * passes * self._read(self._tokens_here)
-        + 2.0 * (weights.trained + weights.moments)
+        + 2.0 * (weights.trained + weights.moments + weights.host_moments)
         + 2.0 * self.model.num_layers * self._stream * self._columns,
       )
       made += self._sent('fsdp', 2.0 * micro * weights.fetched)
@@ -411,28 +391,37 @@ class Arithmetic:
     return self._sampling(program)
 
   def _sampling(self, program: str) -> Work:
-    prompts, here = self._drawn, self._drawn / self.shards
+    mesh, prompts = self.sampling_mesh, self._drawn
+    here = prompts / sharding.row_shards(mesh)
     if program == 'decode':
       rows = prompts * self.group
       # Of a completion half is there on average, of its prompt all.
       seen = self._cache(prompts, 0, self.tokens)
       seen += self._cache(0, rows, self.tokens) / 2
-      weights = self._read(here * self.group)
+      weights = self._read(here * self.group) * self._sampled_share
       made = Work(sum(self._forward(0, rows)), self.tokens * (weights + seen))
-      return made + self._activations_sent(here * self.group * self.tokens)
+      tokens = here * self.group * self.tokens
+      return made + self._activations_sent(tokens, mesh=mesh)
     if program == 'prefill':
       tokens = here * self.prompt_tokens
-      made = Work(self._forward(prompts, 0)[0], self._read(tokens))
-      return made + self._activations_sent(tokens)
+      weights = self._read(tokens) * self._sampled_share
+      made = Work(self._forward(prompts, 0)[0], weights)
+      return made + self._activations_sent(tokens, mesh=mesh)
     if program == 'grow':
       caches = (self._first_cache(columns) for columns in self.rooms[-2:])
       return Work(memory_bytes=sum(caches))
     if program == 'regroup':
       return Work(memory_bytes=self._regrouped_cache)
-    made = Work(
-      memory_bytes=float(self.weights.trained + self.weights.gathered)
-    )
-    return made + self._sent('fsdp', float(self.weights.fetched))
+    weights = self.weights
+    made = Work(memory_bytes=float(weights.trained + weights.sampled))
+    if mesh == self.mesh:
+      return made + self._sent('fsdp', float(weights.fetched))
+    return made + Work(ici_bytes=float(weights.sampled))
+
+  @property
+  def _sampled_share(self) -> float:
+    """How large the sampler's weights are beside those of a pass."""
+    return self.weights.sampled / self.weights.gathered
 
   @property
   def _columns(self) -> int:
@@ -450,7 +439,9 @@ class Arithmetic:
     # Those of all shards that the experts are split over come to each expert.
     return self.weights.read(tokens * self._exchanging, self.model.experts)
 
-  def _activations_sent(self, tokens: float, learns: bool = False) -> Work:
+  def _activations_sent(
+    self, tokens: float, learns: bool = False, mesh: Any = None
+  ) -> Work:
     """What all layers send of tokens: summed over `tensor`, and to experts.
 
     Over `tensor` the outputs of attention and of the MLP are summed, each if
@@ -463,23 +454,23 @@ class Arithmetic:
     token = tokens * model.width * self._compute
     passes = 2.0 if learns else 1.0
     again = learns and model.remat != 'none'
-    attention = model.num_layers * (model.num_heads % self.tensor == 0)
+    tensor = (mesh or self.mesh).shape['tensor']
+    attention = model.num_layers * (model.num_heads % tensor == 0)
     sums = attention * (passes + again)
     mixed = 0
     for kind in model.kinds:
       hidden = mixture.width if kind.experts and mixture else model.mlp_width
-      sums += passes * (hidden % self.tensor == 0)
+      sums += passes * (hidden % tensor == 0)
       mixed += kind.experts
-    sent = self._sent('tensor', 2.0 * sums * token)
-    if mixture is None:
-      return sent
+    sent = self._sent('tensor', 2.0 * sums * token, mesh)
     shards = self._exchanging
-    reached = shards * (1 - (1 - 1 / shards) ** mixture.per_token)
-    if shards == 1:
+    if mixture is None or shards == 1:
       return sent
-    return sent + self._sent('expert', 2.0 * passes * mixed * reached * token)
+    reached = shards * (1 - (1 - 1 / shards) ** mixture.per_token)
+    size = 2.0 * passes * mixed * reached * token
+    return sent + self._sent('expert', size, mesh)
 
-  def _sent(self, axis: str, size: float) -> Work:
+  def _sent(self, axis: str, size: float, mesh: Any = None) -> Work:
     """What a device sends so that all along an axis have an array.
 
     Those that share fast links do it among themselves; between such groups each
@@ -488,8 +479,9 @@ class Arithmetic:
     Args:
       axis: Of the mesh.
       size: Bytes of the array; twice as many if it is summed.
+      mesh: None: the learner's.
     """
-    shape = dict(self.mesh.shape)
+    shape = dict((mesh or self.mesh).shape)
     number, names = shape[axis], list(shape)
     inner = math.prod(shape[name] for name in names[names.index(axis) + 1 :])
     inside = min(number, max(1, self.joined // inner))

@@ -30,6 +30,7 @@ PROGRAMS = (
   'watched_step',
   'score_all',
   'score_entropy',
+  'score_reference',
   'prepare',
   'prefill',
   'decode',
@@ -50,6 +51,7 @@ class Compiled:
     output_bytes: Of the results on one chip.
     alias_bytes: Of the results that lie where donated arguments did.
     temporary_bytes: What the program needs besides.
+    host_bytes: Of the arguments of one chip that lie in the memory of the host.
     flops: Of matrix products, on one chip, loops multiplied out.
     kernels: How many kernels ran of which no operations are known.
     collectives: Each with its bytes and how often it runs.
@@ -62,6 +64,7 @@ class Compiled:
   output_bytes: int = 0
   alias_bytes: int = 0
   temporary_bytes: int = 0
+  host_bytes: int = 0
   flops: float = 0.0
   kernels: float = 0.0
   collectives: tuple[Collective, ...] = ()
@@ -82,6 +85,37 @@ class Compiled:
     """From what `to_json` returned."""
     collectives = tuple(Collective(**one) for one in values['collectives'])
     return cls(**{**values, 'collectives': collectives})
+
+
+def together(parts: Sequence[Compiled], calls: Sequence[int]) -> Compiled:
+  """Several programs as one, whose results are all kept until the end.
+
+  Args:
+    parts: The programs; no two have an argument in common.
+    calls: How often each is called.
+  """
+  for one in parts:
+    if one.error:
+      return one
+
+  def total(name):
+    pairs = zip(parts, calls, strict=True)
+    return sum(getattr(one, name) * number for one, number in pairs)
+
+  return Compiled(
+    argument_bytes=sum(one.argument_bytes for one in parts),
+    output_bytes=total('output_bytes'),
+    alias_bytes=total('alias_bytes'),
+    temporary_bytes=max(one.temporary_bytes for one in parts),
+    flops=total('flops'),
+    kernels=total('kernels'),
+    collectives=tuple(
+      dataclasses.replace(found, times=found.times * number)
+      for one, number in zip(parts, calls, strict=True)
+      for found in one.collectives
+    ),
+    secs=sum(one.secs for one in parts),
+  )
 
 
 @dataclasses.dataclass(frozen=True)

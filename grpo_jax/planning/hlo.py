@@ -44,8 +44,9 @@ class Collective:
     dtype: Of the largest array that results, as HLO calls it.
     bytes: Of the result on one device, of one execution.
     times: How often it runs.
-    group: How many devices take part in each group.
-    inside: How many of a group are in one slice.
+    group: How many devices take part in each group; between slices, how many
+      slices, since each device talks to one of each.
+    crosses: Whether it sends between slices.
   """
 
   kind: str
@@ -53,31 +54,22 @@ class Collective:
   bytes: int
   times: float
   group: int
-  inside: int = 0
-
-  @property
-  def crosses(self) -> bool:
-    """Whether it sends between slices."""
-    return 0 < self.inside < self.group
+  crosses: bool = False
 
   @property
   def sent(self) -> tuple[float, float]:
     """Bytes that a device sends inside its slice, and to other slices.
 
-    Rings are taken: one inside each slice, and then one between slices, in
-    which each device of a slice has its share.
+    Its group is taken to be a ring.
     """
-    inside = self.inside or self.group
-    outside = max(1, self.group // inside)
     size = self.bytes * self.times
-    if self.kind == 'collective-permute':
-      return (0.0, size) if self.crosses else (size, 0.0)
     if self.kind == 'all-reduce':
       size *= 2
     if self.kind == 'reduce-scatter':
       size *= self.group  # its operand
-    near = size * (inside - 1) / inside
-    return near, size * (outside - 1) / outside / inside
+    if self.kind != 'collective-permute':
+      size *= (self.group - 1) / self.group
+    return (0.0, size) if self.crosses else (size, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,15 +121,13 @@ class Program:
   Attributes:
     text: `compiled.as_text()`.
     trips: How often a loop runs whose number of trips is data.
-    devices: How many it runs on.
-    slices: i[D], the slice of each device, in the order of the mesh; None: all
-      are in one.
+    devices: How many of a slice it runs on. A program for several slices names
+      the devices of one.
   """
 
   text: str
   trips: int = 1
   devices: int = 1
-  slices: np.ndarray | None = None
 
   @functools.cached_property
   def _computations(self) -> tuple[dict[str, list[Instruction]], str]:
@@ -227,6 +217,8 @@ class Program:
     for name, lines in self._computations[0].items():
       times = self.times[name]
       for one in lines if times else ():
+        if between := _between_slices(one, times):
+          found.append(between)
         kind = one.opcode.removesuffix('-start')
         if kind not in KINDS:
           continue
@@ -252,21 +244,11 @@ class Program:
       parts = parts[len(parts) // 2 :] or arrays(one.shape)
     size = sum(size for _, size in parts)
     dtype = max(parts, key=lambda part: part[1])[0]
-    group, inside = self._group(one)
+    groups = replica_groups(one.rest)  # None: all devices are one group
+    group = self.devices if groups is None else groups.shape[-1]
     if kind == 'all-reduce' and computation.startswith('all-reduce-scatter'):
       kind, size = 'reduce-scatter', size // group
-    return Collective(kind, dtype, size, times, group, inside)
-
-  def _group(self, one: Instruction) -> tuple[int, int]:
-    """The size of a collective's groups, and of their parts in one slice."""
-    groups = replica_groups(one.rest)
-    if groups is None:  # all devices are one group
-      groups = np.arange(self.devices)[None]
-    number, slices = groups.shape[-1], self.slices
-    if slices is None or groups.size == 0 or groups.max() >= len(slices):
-      return number, number
-    first = slices[groups[0]]
-    return number, int(np.sum(first == first[0]))
+    return Collective(kind, dtype, size, times, group)
 
   def flops(self) -> float:
     """Operations of all matrix products that run, on one device.
@@ -285,6 +267,29 @@ class Program:
       for one, times, _ in self.instructions()
       if _is_kernel(one) and not _told_flops(one)
     )
+
+
+def _between_slices(one: Instruction, times: float) -> Collective | None:
+  """What libtpu sends to other slices: it is a pair of `send` and `recv`.
+
+  The attributes of both tell the kind, and which slices take part; the shape of
+  `recv` is the result, beside a context and a token.
+  """
+  told = re.search(r'_xla_megascale_transfer_type="(\w+)"', one.rest)
+  if one.opcode != 'recv' or told is None:
+    return None
+  kind = told[1].lower().replace('_', '-')
+  # As in "{1,2}x{0:3}" or {{100000,200000},...}; of pairs {{1->2},...} two.
+  slices = re.search(r'_xla_megascale_target="?\{+([\d,]+)\}', one.rest)
+  *parts, _, _ = arrays(one.shape)
+  return Collective(
+    'collective-permute' if kind == 'one-to-one' else kind,
+    parts[0][0],
+    sum(size for _, size in parts),
+    times,
+    len(slices[1].split(',')) if slices else 2,
+    crosses=True,
+  )
 
 
 def _chain(one: Instruction) -> tuple[str, ...] | None:

@@ -22,7 +22,7 @@ from grpo_jax.planning.topologies import GIB
 from grpo_jax.planning.topologies import Topology
 from grpo_jax.training import build_abstract
 
-LEARNING = (*LEARNING_STEPS, 'score_all', 'score_entropy')
+LEARNING = (*LEARNING_STEPS, 'score_all', 'score_entropy', 'score_reference')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Program:
     work: Of one call.
     collectives: Of one call; None if it was not compiled.
     compiled: What the compiler says; None if it was not asked.
+    beside: Bytes of `memory` that the program is not given, such as moments
+      while completions are drawn.
   """
 
   name: str
@@ -47,6 +49,7 @@ class Program:
   work: Work
   collectives: tuple[Collective, ...] | None = None
   compiled: Compiled | None = None
+  beside: float = 0.0
 
   @property
   def is_refused(self) -> bool:
@@ -57,6 +60,18 @@ class Program:
   def bytes(self) -> float:
     """All memory that must be there while the program runs."""
     return sum(self.memory.values())
+
+  def fits(self, capacity: float) -> bool:
+    """Whether it finds room; the compiler's verdict, if it was asked.
+
+    The compiler does not know what lies beside.
+
+    Args:
+      capacity: The memory of one device that programs may use, bytes.
+    """
+    if self.collectives is not None and not self.beside:
+      return True
+    return not self.is_refused and self.bytes <= capacity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,14 +97,15 @@ class Plan:
 
   @property
   def largest(self) -> Program:
-    """The program that needs most memory, of those that were refused if any."""
-    return max(self.programs, key=lambda one: (one.is_refused, one.bytes))
+    """The program that needs most memory, of those without room if any."""
+    return max(
+      self.programs, key=lambda one: (not one.fits(self.capacity), one.bytes)
+    )
 
   @property
   def fits(self) -> bool:
     """Whether all programs find room, by the compiler if it was asked."""
-    largest = self.largest
-    return not largest.is_refused and largest.bytes <= self.capacity
+    return all(one.fits(self.capacity) for one in self.programs)
 
   @property
   def is_whole(self) -> bool:
@@ -208,8 +224,16 @@ def of_program(
   # A kernel of attention tells no operations; arithmetic knows them.
   flops = result.flops + (counted.attention_flops(name) * bool(result.kernels))
   work = Work(flops, work.memory_bytes, near, far)
+  beside = sum(there.values()) - known
   return Program(
-    name, calls, '', _shown(there, needs), work, result.collectives, result
+    name,
+    calls,
+    '',
+    _shown(there, needs),
+    work,
+    result.collectives,
+    result,
+    beside,
   )
 
 
@@ -271,6 +295,7 @@ def to_json(made: Plan) -> dict[str, Any]:
     },
     'fits': made.fits if made.is_whole else None,
     'device_gib': made.capacity / GIB,
+    'host_gib': counted.on_host / GIB,
     'largest': made.largest.name,
     'programs': {one.name: of(one) for one in made.programs},
     'bound_secs': made.bound_secs,

@@ -11,10 +11,16 @@ from grpo_jax.training.build_abstract import Abstract
 
 
 class Lowered(NamedTuple):
-  """A program that is ready to be compiled."""
+  """A program that is ready to be compiled.
 
-  lowered: Any  # of JAX
-  trips: int  # how often a loop runs whose number of trips is data
+  Attributes:
+    lowered: Of JAX; a list of pairs (lowered, calls), if what has one name here
+      is several programs, one after another.
+    trips: How often a loop runs whose number of trips is data.
+  """
+
+  lowered: Any
+  trips: int
 
 
 def lowered(

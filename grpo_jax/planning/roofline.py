@@ -8,6 +8,7 @@ of the four is to be looked at first.
 """
 
 import dataclasses
+import functools
 import math
 import time
 from typing import NamedTuple
@@ -18,7 +19,8 @@ import jax.numpy as jnp
 from grpo_jax.chips import Chip
 
 RESOURCES = ('compute', 'memory', 'ici', 'dcn')
-_REPEATS = 5
+_SIZES = 512, 1024, 2048  # of square matrices; caches differ
+_SECS = 1.0  # of repeats for each figure
 
 
 class Machine(NamedTuple):
@@ -85,21 +87,26 @@ def of_chip(chip: Chip) -> Machine:
   )
 
 
-def of_this_cpu(weight_bytes: int) -> Machine:
-  """This machine's CPU, measured now; it takes about three seconds.
+def of_this_cpu(weight_bytes: int, dtype: str = 'float32') -> Machine:
+  """This machine's CPU, measured now; it takes some seconds.
 
-  The best of several repeats counts, because a bound needs the peak. Reading is
+  The best of many repeats counts, because a bound needs the peak, and others
+  may use the machine meanwhile. Products are measured in several sizes, in the
+  dtype of the run and in float32, in which it computes some of them. Reading is
   measured on an array as large as the weights: if they fit into a cache, they
   are read from there in every step. It is summed, and as a matrix multiplied by
   a vector, and the faster way counts.
 
   Args:
     weight_bytes: Of the weights that every step reads.
+    dtype: The run's compute dtype.
   """
-  size = 2048
-  left = jnp.ones((size, size), jnp.float32)
-  product = jax.jit(jnp.dot)
-  flops = 2 * size**3 / _fastest(lambda: product(left, left))
+  product, flops = jax.jit(jnp.dot), 0.0
+  for size in _SIZES:
+    for name in {dtype, 'float32'}:
+      matrix = jnp.ones((size, size), name)
+      secs = _fastest(functools.partial(product, matrix, matrix))
+      flops = max(flops, 2 * size**3 / secs)
   weights = jnp.ones((max(1024, weight_bytes // 4),), jnp.float32)
   again = max(1, 2**28 // weights.nbytes)  # long enough to be timed
 
@@ -129,9 +136,9 @@ def of_this_cpu(weight_bytes: int) -> Machine:
 def _fastest(run) -> float:
   """Seconds of the fastest repeat; the first compiles."""
   run().block_until_ready()
-  found = []
-  for _ in range(_REPEATS):
+  fastest, until = math.inf, time.perf_counter() + _SECS
+  while time.perf_counter() < until or fastest == math.inf:
     start = time.perf_counter()
     run().block_until_ready()
-    found.append(time.perf_counter() - start)
-  return min(found)
+    fastest = min(fastest, time.perf_counter() - start)
+  return fastest

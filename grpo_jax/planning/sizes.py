@@ -14,6 +14,7 @@ import numpy as np
 
 from grpo_jax import models
 from grpo_jax import sharding
+from grpo_jax.learner import offload
 from grpo_jax.training.build_abstract import Abstract
 
 
@@ -74,10 +75,13 @@ class Weights:
   Attributes:
     number: Of parameters, of the whole model.
     trained: As the learner holds them.
-    moments: Of the optimizer, with its counters.
-    reference: 0 if the method has none.
+    moments: Of the optimizer, with its counters, unless they lie on the host.
+    reference: 0 if the method has none, or if it lies on the host.
+    host_moments: Of the optimizer, in the memory of the host.
+    host_reference: In the memory of the host.
     frozen: Of what adapters leave alone.
-    gathered: In the compute dtype, gathered; so decoding reads them.
+    gathered: In the compute dtype, gathered.
+    sampled: As decoding reads them, on the sampler's mesh.
     head: Of the output layer alone, gathered, in the compute dtype.
     table: Of the embedding, which is looked up and not multiplied by.
     experts: Of the experts of all layers, gathered, in the compute dtype.
@@ -92,16 +96,24 @@ class Weights:
   reference: int
   frozen: int
   gathered: int
+  sampled: int
   head: int
   table: int
   experts: int
   fetched: int
   scattered: int
+  host_moments: int = 0
+  host_reference: int = 0
 
   @property
   def state(self) -> int:
-    """What stays in memory all the time."""
+    """What stays in the device's memory all the time."""
     return self.trained + self.moments + self.reference + self.frozen
+
+  @property
+  def on_host(self) -> int:
+    """What lies in the memory of the host, for one device."""
+    return self.host_moments + self.host_reference
 
   def read(self, tokens: float, mixture: models.Experts | None) -> float:
     """What a pass over some tokens reads, bytes.
@@ -124,6 +136,7 @@ def weights_of(parts: Abstract) -> Weights:
   mesh, model = run.mesh, parts.model
   whole = parts.updater.whole(state.params)
   read = parts.engine.decoding_params(whole)
+  gathered = _placed(read, mesh, parts.engine.model)
   compute = jnp.dtype(model.compute_dtype).itemsize
   width, vocab = model.width, model.vocab_size
   split = mesh.shape['tensor'] if vocab % mesh.shape['tensor'] == 0 else 1
@@ -139,13 +152,14 @@ def weights_of(parts: Abstract) -> Weights:
     moments=on_device(state.opt_state),
     reference=on_device(state.reference),
     frozen=on_device(parts.updater.frozen),
-    gathered=on_device(read),
+    gathered=on_device(gathered),
+    sampled=on_device(read),
     head=table,
     table=0 if tied else table,
     experts=on_device(
       [
         leaf
-        for path, leaf in jax.tree.leaves_with_path(read)
+        for path, leaf in jax.tree.leaves_with_path(gathered)
         if 'experts' in sharding.path_names(path)
       ]
     ),
@@ -153,6 +167,37 @@ def weights_of(parts: Abstract) -> Weights:
     * compute
     * sum(math.prod(x.sharding.shard_shape(x.shape)) for x in over_fsdp(whole)),
     scattered=on_device(over_fsdp(state.params)),
+    host_moments=on_host(state.opt_state),
+    host_reference=on_host(state.reference),
+  )
+
+
+def recomputed(model: models.ModelConfig) -> float:
+  """The share of the layers' products that `remat` computes again.
+
+  No gradient needs the output of the last product of an MLP.
+  """
+  if model.remat == 'none':
+    return 0.0
+  mixture = model.experts
+  hidden = sum(
+    mixture.per_token * mixture.width
+    if kind.experts and mixture
+    else model.mlp_width
+    for kind in model.kinds
+  )
+  last = 2 * model.width * hidden
+  return 1 - last / float(models.flops_per_token(model, 0, False))
+
+
+def _placed(read: Any, mesh: Any, model: Any) -> Any:
+  """What decoding reads, on the learner's mesh."""
+  rules = sharding.DECODING_RULES
+  place = sharding.of_params(mesh, read, model.logical_axes, rules)
+  return jax.tree.map(
+    lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
+    read,
+    place,
   )
 
 
@@ -175,6 +220,34 @@ def as_computed(model: models.ModelConfig, platform: str) -> models.ModelConfig:
   return model
 
 
+def activations(
+  model: models.ModelConfig, platform: str, tensor: int
+) -> float:
+  """What a backward pass needs of a token, bytes on one device.
+
+  Beside what is kept for it, for one layer: of the MLP, the slopes of both
+  factors. On a TPU also what the kernel of attention keeps of each head: three
+  sums, repeated over 128 lanes, and three gradients in float32 and four arrays
+  in bfloat16, whose last axis is filled up to 128 lanes.
+
+  Args:
+    model: Of the run.
+    platform: See `sharding.platform`.
+    tensor: Over how many devices heads and hidden units are split.
+  """
+  hidden = model.mlp_width
+  if model.experts is not None:
+    hidden = model.experts.per_token * model.experts.width
+  needed = 2.0 * hidden * jnp.dtype(model.compute_dtype).itemsize
+  filled = 1
+  if platform == 'tpu':
+    filled = 128
+    lanes = math.ceil(model.head_dim / filled) * filled
+    sums, gradients, arrays = 3 * 4 * filled, 3 * 4 * lanes, 4 * 2 * lanes
+    needed += model.num_heads * (sums + gradients + arrays)
+  return models.bytes_per_token(model, tensor, filled) + needed / tensor
+
+
 def _axes_of(x: Any) -> set[str]:
   """The axes of the mesh over which an array is split."""
   found = set()
@@ -184,8 +257,18 @@ def _axes_of(x: Any) -> set[str]:
 
 
 def on_device(tree: Any) -> int:
-  """Bytes of arrays on one device."""
+  """Bytes of arrays on one device, without those that lie on the host."""
+  return _bytes(tree, away=False)
+
+
+def on_host(tree: Any) -> int:
+  """Bytes of arrays in the memory of the host, for one device."""
+  return _bytes(tree, away=True)
+
+
+def _bytes(tree: Any, away: bool) -> int:
   return sum(
     math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
     for x in jax.tree.leaves(tree)
+    if offload.lies_on_host(x) == away
   )

@@ -16,7 +16,6 @@ from jax.experimental import topologies as jax_topologies
 from jax.sharding import AbstractDevice
 from jax.sharding import AbstractMesh
 from jax.sharding import Mesh
-import numpy as np
 
 from grpo_jax import chips
 from grpo_jax import sharding
@@ -102,15 +101,6 @@ class Topology:
   def platform(self) -> str:
     """As `sharding.platform` calls it."""
     return 'tpu' if self.is_tpu else 'gpu'
-
-  def slice_of_devices(self) -> np.ndarray | None:
-    """The slice of each device of a mesh, i[D]; None if there is only one.
-
-    The outer part of a mesh's first axis is the slices; see `sharding`.
-    """
-    if self.slices == 1:
-      return None
-    return np.repeat(np.arange(self.slices), self.number // self.slices)
 
 
 def gpu_share() -> float:

@@ -25,10 +25,15 @@ def answer(request: compiling.Request) -> compiling.Compiled:
   )
   topology = topologies.named(request.topology, request.slices)
   found = programs.lowered(config, topology, request.program)
-  name = compiling.key(found.lowered.as_text(), found.trips, request)
+  several = found.lowered
+  if not isinstance(several, list):
+    several = [(several, 1)]
+  text = '\0'.join(f'{calls} {one.as_text()}' for one, calls in several)
+  name = compiling.key(text, found.trips, request)
   result = compiling.kept(name)
   if result is None:
-    result = _compiled(found.lowered, found.trips, topology)
+    parts = [_compiled(one, found.trips, topology) for one, _ in several]
+    result = compiling.together(parts, [calls for _, calls in several])
     if not result.error or not result.fits:  # else it may go well next time
       compiling.keep(name, result)
   return result
@@ -50,15 +55,14 @@ def _compiled(
       secs=time.monotonic() - start,
     )
   secs = time.monotonic() - start
-  program = hlo.Program(
-    compiled.as_text(), trips, topology.number, topology.slice_of_devices()
-  )
+  program = hlo.Program(compiled.as_text(), trips, topology.joined)
   memory = compiled.memory_analysis()
   return compiling.Compiled(
     argument_bytes=memory.argument_size_in_bytes,
     output_bytes=memory.output_size_in_bytes,
     alias_bytes=memory.alias_size_in_bytes,
     temporary_bytes=memory.temp_size_in_bytes,
+    host_bytes=memory.host_argument_size_in_bytes,
     flops=program.flops(),
     kernels=program.kernels(),
     collectives=tuple(program.collectives()),

@@ -5,6 +5,10 @@ A worker imports a judge once, and forks for each call. The child is confined
 whatever it does, the next call finds the worker as it was, and a call that has
 to be ended costs no new import.
 
+The answer begins with a word that is drawn for the call, so that nobody answers
+who only writes to the pipe. Code that the judge evaluates runs in the same
+process, and can find the word there if it looks for it.
+
 A worker has one thread and does not run JAX, so it may fork.
 """
 
@@ -13,6 +17,7 @@ import gc
 import json
 import os
 import resource
+import secrets
 import select
 import signal
 import sys
@@ -47,10 +52,11 @@ class Apart:
   def call(self, function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What a function returns in a child: 'values', or a 'failure'."""
     out, into = os.pipe()
+    word = secrets.token_hex(16).encode()
     gc.freeze()  # so that the child does not copy what lives here
     child = os.fork()
     if child == 0:
-      self._judge(function, into)
+      self._judge(function, into, word)
     os.close(into)
     try:
       data, failure = self._read(out)
@@ -60,8 +66,10 @@ class Apart:
       _, status = os.waitpid(child, 0)
     if failure:
       return {'failure': failure}
+    if data and not data.startswith(word):
+      return {'failure': 'wrote to the pipe of answers'}
     try:
-      answer = json.loads(data)
+      answer = json.loads(data.removeprefix(word))
       if 'failure' in answer:
         return {'failure': str(answer['failure'])[:300]}
       return {'values': list(answer['values'])}
@@ -70,7 +78,9 @@ class Apart:
         return {'failure': 'wrote to the pipe of answers'}
       return {'failure': _ending(status)}
 
-  def _judge(self, function: Callable[[], dict[str, Any]], into: int) -> None:
+  def _judge(
+    self, function: Callable[[], dict[str, Any]], into: int, word: bytes
+  ) -> None:
     """The child: it never returns."""
     try:
       os.chdir('/')
@@ -85,7 +95,7 @@ class Apart:
     except BaseException as error:
       answer = {'failure': f'refused: {type(error).__name__}: {error}'[:300]}
     try:
-      data = json.dumps(answer).encode() + b'\n'
+      data = word + json.dumps(answer).encode() + b'\n'
       while data:
         data = data[os.write(into, data) :]
     finally:

@@ -111,6 +111,11 @@ class Guarded:
       self.end()
       raise
 
+  @property
+  def pid(self) -> int:
+    """The process of the guard, from which all others descend."""
+    return self._process.pid
+
   def is_guarded(self) -> bool:
     """Whether the guard still runs; without it the program is ended soon."""
     return self._process.poll() is None

@@ -12,6 +12,7 @@ BATCHED = 'takes_lists'
 BOUNDED = 'is_bounded'
 CHECK = 'check_arguments'
 CONFINED = 'prepares_confined'
+BOUNDS = 'confined_bounds'
 
 is_confined = False  # whether this process is one; `_apart.py` sets it
 
@@ -84,6 +85,7 @@ def checked(
 
 def confined(
   prepare: Callable[[dict[str, Any]], Any],
+  bounds: tuple[float, float] | None = None,
 ) -> Callable[[_Function], _Function]:
   """Marks a reward function that must not judge in the process of the trainer.
 
@@ -100,6 +102,10 @@ def confined(
     prepare: Called with the example in the worker, before it is confined: it
       imports and reads what the function needs, and keeps it. It never sees the
       completion, and its time does not count as judging.
+    bounds: The least and the most that the function means to return; None for
+      any number. The worker checks it outside the confined process, and what
+      lies outside has failed: so a completion that talks its judge into a
+      reward gets no more than the best one.
 
   Returns:
     A decorator, which returns the same function, marked.
@@ -107,6 +113,7 @@ def confined(
 
   def mark(function: _Function) -> _Function:
     setattr(function, CONFINED, prepare)
+    setattr(function, BOUNDS, bounds)
     return function
 
   return mark

@@ -79,7 +79,9 @@ def main(
       call = functools.partial(_called, function, arguments, kwargs, rows)
       answer = call() if apart is None else apart.call(call)
       if apart is not None and 'values' in answer:
-        answer['values'] = _values(answer['values'], rows or 1)
+        values = _values(answer['values'], rows or 1)
+        bounds = _marks.of(function, _marks.BOUNDS)
+        answer['values'] = [_within(value, bounds) for value in values]
     except BaseException as error:
       answer = {'failure': _failure(error)}
     if os.getpid() != mine:  # a judge has forked, and this is its child
@@ -188,6 +190,18 @@ def _value(value: Any) -> float | str | None:
   if not isinstance(value, _base.Outcome):
     return _number(value)
   return str(value.failure)[:_LONGEST] or _number(value.reward)
+
+
+def _within(
+  value: float | str | None, bounds: tuple[float, float] | None
+) -> float | str | None:
+  """A value, or that it failed because it lies outside its bounds."""
+  if bounds is None or not isinstance(value, float):
+    return value
+  least, most = bounds
+  if least <= value <= most:
+    return value
+  return f'returned {value!r}, which is not from {least:g} to {most:g}'
 
 
 def _number(value: Any) -> float | None:

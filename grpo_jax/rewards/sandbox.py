@@ -10,6 +10,7 @@ It protects from what a policy under training writes. It is no protection from
 an attacker who knows a hole of the kernel: for that, use a virtual machine.
 """
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
@@ -24,8 +25,10 @@ from typing import Any
 from typing import NamedTuple
 
 from grpo_jax.rewards import _launch
+from grpo_jax.rewards import _scratch
 
 MEANS = ('namespaces', 'landlock')
+_LOOK_SECS = 0.1  # at a scratch folder that has no limit of its own
 
 # What a program needs of the system, beside Python itself.
 _SYSTEM = (
@@ -46,7 +49,9 @@ class Limits(NamedTuple):
     memory_bytes: Address space of each process, and memory of all of them.
     processes: Processes at a time. Under 'namespaces' threads count too.
     file_bytes: Length of a file.
-    scratch_bytes: All files of the scratch folder, under 'namespaces'.
+    scratch_bytes: All files of the scratch folder. Under 'namespaces' a write
+      beyond fails. Otherwise the folder is looked at ten times a second and at
+      the end: a program can hold more for that time, and is ended then.
     output_bytes: Length of stdout, and of stderr.
     readable: Further paths that it may read, such as a folder of data.
   """
@@ -68,8 +73,8 @@ class Ran(NamedTuple):
     stdout: What it printed, up to the limit.
     stderr: What it printed there, up to the limit.
     failure: '' if it ended by itself with exit code 0; otherwise 'exit 1',
-      'time limit', 'memory', 'processes', 'output limit', 'signal SIGSEGV' or
-      'refused: ...' (the sandbox could not be made).
+      'time limit', 'memory', 'processes', 'output limit', 'scratch limit',
+      'signal SIGSEGV' or 'refused: ...' (the sandbox could not be made).
   """
 
   exit_code: int | None
@@ -222,10 +227,16 @@ def _guarded(
     for _, end in pipes:
       os.close(end)
   outs = [out for out, _ in pipes]
+
+  def is_full() -> bool:
+    if means == 'namespaces':  # the scratch folder has a limit of its own
+      return False
+    return _scratch.is_over(folder, guarded.pid, limits.scratch_bytes)
+
   try:
     late, texts = '', {out: bytearray() for out in outs}
     try:
-      late = _collect(guarded.status, texts, limits)
+      late = _collect(guarded.status, texts, limits, is_full)
     finally:
       ended = guarded.end(late)
       _drain(texts, limits.output_bytes)
@@ -235,13 +246,21 @@ def _guarded(
   failure = ended.failure
   if failure == 'signal SIGXCPU':
     failure = 'time limit'
+  if is_full():  # it has filled the folder since the last look
+    failure = 'scratch limit'
   stdout, stderr = (texts[out].decode(errors='replace') for out in outs)
   return Ran(ended.exit_code, stdout, stderr, failure)
 
 
-def _collect(status: int, texts: dict[int, bytearray], limits: Limits) -> str:
+def _collect(
+  status: int,
+  texts: dict[int, bytearray],
+  limits: Limits,
+  is_full: Callable[[], bool],
+) -> str:
   """Reads until the end, or until a limit, which it returns."""
   until = time.monotonic() + limits.time_secs
+  look = time.monotonic() + _LOOK_SECS
   with selectors.DefaultSelector() as selector:
     selector.register(status, selectors.EVENT_READ)
     for out in texts:
@@ -251,9 +270,14 @@ def _collect(status: int, texts: dict[int, bytearray], limits: Limits) -> str:
       left = until - time.monotonic()
       if left <= 0:
         return 'time limit'
-      ready = [key.fd for key, _ in selector.select(left)]
+      wait = max(0.0, min(until, look) - time.monotonic())
+      ready = [key.fd for key, _ in selector.select(wait)]
       if status in ready:
         return ''
+      if time.monotonic() >= look:
+        if is_full():
+          return 'scratch limit'
+        look = time.monotonic() + _LOOK_SECS
       for out in ready:
         read = os.read(out, 1 << 16)
         if not read:

@@ -9,20 +9,21 @@ Read in this order:
 - `_schedule`: the decisions of that loop: which row draws which completion;
 - `_sampler`: the compiled programs that the loop calls;
 - `_plain_engine`: `PlainEngine`, for models of which little is known;
-- `_next_token`: how one token is drawn from logits.
+- `_next_token`: how one token is drawn from logits;
+- `_vocabulary`: what it reduces over a vocabulary that may be split.
 """
 
 from grpo_jax.sampling._engine import LocalEngine
 from grpo_jax.sampling._next_token import Sampling
 from grpo_jax.sampling._next_token import next_token
 from grpo_jax.sampling._plain_engine import PlainEngine
+from grpo_jax.sampling._prepare import sampler_params
 from grpo_jax.sampling._protocol import ENDED
 from grpo_jax.sampling._protocol import STOPPED
 from grpo_jax.sampling._protocol import TRUNCATED
 from grpo_jax.sampling._protocol import Completions
 from grpo_jax.sampling._protocol import Engine
 from grpo_jax.sampling._protocol import Requests
-from grpo_jax.sampling._sampler import sampler_params
 
 __all__ = (
   'Completions',

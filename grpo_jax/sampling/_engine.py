@@ -15,6 +15,7 @@ from grpo_jax.models import layout
 from grpo_jax.sampling import _arrays
 from grpo_jax.sampling import _generation
 from grpo_jax.sampling import _lowered
+from grpo_jax.sampling import _prepare
 from grpo_jax.sampling import _sampler
 from grpo_jax.sampling import _schedule
 from grpo_jax.sampling._next_token import Sampling
@@ -43,8 +44,8 @@ class LocalEngine:
       is rounded down to whole groups, at least one, and then up to equally many
       groups on each data shard.
     decode: Turns ids into text; needed for stop strings only.
-    mesh: The learner's mesh, over whose data shards the prompts are split; None
-      for one device.
+    mesh: The sampler's mesh, over whose data shards the prompts are split; see
+      `sharding.sampling_mesh`. None for one device.
     shares: With several processes, whether each returns the completions that
       its own devices have drawn, and no others; see `Completions.holder`.
     between: Called before every call of the devices; what it raises ends the
@@ -68,7 +69,7 @@ class LocalEngine:
     """Takes the learner's parameters; see `Engine`."""
     # Made from the first parameters, whose shapes all later ones share.
     if self._prepare is None:
-      self._prepare = _sampler.prepare_params(self.model, params, self.mesh)
+      self._prepare = _prepare.Preparation(self.model, params, self.mesh)
     self._params = None  # first, so that memory holds one set at a time
     self._params = self._prepare(params)
     self._version = version
@@ -132,11 +133,12 @@ class LocalEngine:
       raise ValueError('LocalEngine has no parameters yet; call load first.')
     sampling, number = requests.sampling, len(requests.prompts)
     prompts = _arrays.prompts(requests, self.prompt_buckets, self.seed)
-    sampler, columns = self._compiled_for(sampling, requests.group)
+    schedule = self.schedule(number, requests.group, prompts.tokens.shape[1])
+    sampler, columns = self._compiled_for(sampling, schedule)
     return _generation.Generation(
       sampler,
       self._params,
-      self.schedule(number, requests.group, prompts.tokens.shape[1]),
+      schedule,
       prompts,
       sampling.max_tokens,
       columns,
@@ -145,7 +147,7 @@ class LocalEngine:
     )
 
   def _compiled_for(
-    self, sampling: Sampling, group: int
+    self, sampling: Sampling, schedule: _schedule.Schedule
   ) -> tuple[_sampler.Sampler, list[int]]:
     """The static part of the programs, and the lengths of their caches."""
     buffer = layout.bucket(
@@ -156,15 +158,27 @@ class LocalEngine:
     # stop strings are looked for on the host, in what was drawn.
     drawing = dataclasses.replace(sampling, max_tokens=buffer, stop_strings=())
     sizes = {size for size in self.completion_buckets if size <= buffer}
-    sampler = _sampler.Sampler(self.model, drawing, group, self.mesh)
+    everywhere = schedule.shards > self._row_shards
+    sampler = _sampler.Sampler(
+      self.model, drawing, schedule.group, self.mesh, everywhere
+    )
     return sampler, sorted(sizes)
+
+  @property
+  def _row_shards(self) -> int:
+    return 1 if self.mesh is None else sharding.row_shards(self.mesh)
 
   def schedule(
     self, number: int, group: int, prompt_tokens: int
   ) -> _schedule.Schedule:
     """The numbers of rows for so many prompts of at most so many tokens."""
-    shards = 1 if self.mesh is None else sharding.row_shards(self.mesh)
+    shards = self._row_shards
     at_once = min(max(1, self.max_rows // group), number)
+    if self.mesh is not None and at_once >= self.mesh.size:
+      # Caches that cannot be split by heads are split by rows; where there are
+      # too few prompts for that, the devices of `tensor` have copies.
+      heads, tensor = self.model.config.num_kv_heads, self.mesh.shape['tensor']
+      shards = self.mesh.size if heads % tensor else shards
     at_once = math.ceil(at_once / shards) * shards  # equally many on each shard
     return _schedule.Schedule(group, at_once, prompt_tokens, shards)
 
@@ -183,14 +197,15 @@ class LocalEngine:
       sampling: How tokens are drawn.
 
     Returns:
-      For each program a function that lowers it: `prepare` (weights to the
-      sampler), `prefill`, `decode` with the largest caches, `grow` (to longer
-      caches), if they have several lengths, and `regroup`, when rows are
-      dropped or make room for prompts that wait, if there are enough rows for
-      that. If prompts wait, `prefill` reads some while other rows go on.
+      For each program a function that lowers it: `prefill`, `decode` with the
+      largest caches, `grow` (to longer caches), if they have several lengths,
+      and `regroup`, when rows are dropped or make room for prompts that wait,
+      if there are enough rows for that. If prompts wait, `prefill` reads some
+      while other rows go on. `prepare` (weights to the sampler) is several
+      programs; see `_prepare.Preparation.lower`.
     """
-    sampler, columns = self._compiled_for(sampling, group)
     schedule = self.schedule(prompts, group, max(self.prompt_buckets))
+    sampler, columns = self._compiled_for(sampling, schedule)
     waits = prompts > schedule.prompts
     return _lowered.programs(sampler, schedule, params, columns, waits)
 
@@ -198,8 +213,8 @@ class LocalEngine:
     self, params: Any, prompts: int, group: int, sampling: Sampling
   ) -> Any:
     """The rows of the largest rollout, as shapes; see `lowering`."""
-    sampler, columns = self._compiled_for(sampling, group)
     schedule = self.schedule(prompts, group, max(self.prompt_buckets))
+    sampler, columns = self._compiled_for(sampling, schedule)
     return _lowered.abstract_rows(sampler, schedule, params, columns[-1])
 
   def decoding_params(self, params: Any) -> Any:

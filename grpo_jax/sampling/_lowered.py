@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 
 from grpo_jax import sharding
 from grpo_jax.models import attention
+from grpo_jax.sampling import _prepare
 from grpo_jax.sampling import _sampler
 from grpo_jax.sampling._schedule import Schedule
 
@@ -50,8 +51,7 @@ def programs(
     rows = max(first, rows, key=_caches)
 
   def prepare():
-    made = _sampler.prepare_params(sampler.model, params, mesh)
-    return made.lower(params)
+    return _prepare.Preparation(sampler.model, params, mesh).lower(params)
 
   def prefill():
     prompts = _prompts(some if admits else schedule, mesh)
@@ -108,7 +108,7 @@ def _caches(rows: _sampler.Rows) -> int:
   return sum(x.size for x in jax.tree.leaves((rows.prompt_cache, rows.cache)))
 
 
-_SAMPLER_PARAMS = jax.jit(_sampler.sampler_params, static_argnums=0)
+_SAMPLER_PARAMS = jax.jit(_prepare.sampler_params, static_argnums=0)
 _SCALAR = jax.ShapeDtypeStruct((), jnp.int32)
 
 
@@ -171,7 +171,7 @@ def _shardings(sampler: _sampler.Sampler, rows: _sampler.Rows) -> Any:
 
   def place(x):
     if x.ndim == 4:
-      spec = sharding.cache_spec(mesh, x.shape, heads)
+      spec = sharding.cache_spec(mesh, x.shape, heads, sampler.everywhere)
       return NamedSharding(mesh, spec)
     return sharding.rows(mesh) if x.ndim else sharding.replicated(mesh)
 

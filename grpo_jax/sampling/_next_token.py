@@ -1,11 +1,15 @@
 """Draws the next token from logits: temperature, filters, random number."""
 
 import dataclasses
+import functools
 import math
 
 import jax
-from jax import lax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from grpo_jax import sharding
+from grpo_jax.sampling import _vocabulary
 
 Array = jax.Array
 
@@ -74,6 +78,9 @@ def next_token(
 ) -> tuple[Array, Array, Array, Array]:
   """Draws one token per row.
 
+  On a mesh whose axis `tensor` divides V, each device works on its own part of
+  the vocabulary; see `_vocabulary`.
+
   Args:
     logits: f32[B,V].
     uniform: f32[B] in [0, 1), one random number per row.
@@ -91,38 +98,67 @@ def next_token(
       `logp`, because the token is drawn with certainty;
     - `entropy`, f32: of the policy, before the filters, nats.
   """
+  mesh, axis = jax.sharding.get_abstract_mesh(), 'tensor'
+  shards = 1 if mesh.empty else mesh.shape[axis]
+  if shards == 1 or logits.shape[-1] % shards:
+    return _from_shard(logits, uniform, drawn, sampling, None)
+  divides = logits.shape[0] % sharding.row_shards(mesh) == 0
+  rows = sharding.ROW_AXES if divides else None
+  split, whole = PartitionSpec(rows, axis), PartitionSpec(rows)
+  # Left to itself, the compiler gathers the logits to sort, to pick and to sum
+  # up to a token.
+  return jax.shard_map(
+    functools.partial(_from_shard, sampling=sampling, axis=axis),
+    in_specs=(split, whole, whole),
+    out_specs=whole,
+    axis_names={*sharding.ROW_AXES, axis},
+  )(logits, uniform, drawn)
+
+
+def _from_shard(
+  logits: Array,
+  uniform: Array,
+  drawn: Array,
+  sampling: Sampling,
+  axis: _vocabulary.Axis,
+) -> tuple[Array, Array, Array, Array]:
+  """`next_token` from the part of the vocabulary that is here.
+
+  Args:
+    logits: f32[B,V'], of the ids that are here.
+    uniform: See `next_token`.
+    drawn: See `next_token`.
+    sampling: See `next_token`.
+    axis: The mesh axis over which the vocabulary is split; None: it is not.
+  """
   greedy = sampling.temperature == 0
   scaled = logits if greedy else logits / sampling.temperature
   # Relative to the largest logit, so that no exponential overflows. Then `mass`
   # serves the normaliser, the entropy and, without filters, the draw.
-  scaled -= jnp.max(scaled, axis=-1, keepdims=True)
+  scaled -= _vocabulary.largest(scaled, axis)
   mass = jnp.exp(scaled)
-  total = jnp.sum(mass, axis=-1)
+  total = _vocabulary.total(mass, axis)
   log_total = jnp.log(total)
   # A logit of -inf has no mass; 0 * -inf would be NaN.
-  surprise = jnp.sum(jnp.where(mass > 0, mass * scaled, 0), axis=-1)
-  entropy = log_total - surprise / total
-  kept = _filtered(scaled, drawn, sampling)
+  surprise = jnp.where(mass > 0, mass * scaled, 0)
+  entropy = log_total - _vocabulary.total(surprise, axis) / total
+  kept = _filtered(scaled, drawn, sampling, axis)
   if greedy:
-    token = jnp.argmax(kept, axis=-1)
-    logp = _pick(scaled, token) - log_total
+    token, logit = _vocabulary.likeliest(kept, scaled, axis)
+    logp = logit - log_total
     return token, logp, logp, entropy
   log_kept = jnp.zeros(uniform.shape, logits.dtype)
   if kept is not scaled:  # some filter is on, which is known when compiling
-    log_kept = jax.nn.logsumexp(kept, axis=-1) - log_total
-    mass = jnp.exp(kept - jnp.max(kept, axis=-1, keepdims=True))
-  token = _inverse_cdf(mass, uniform)
-  return token, _pick(scaled, token) - log_total, log_kept, entropy
+    log_kept = _vocabulary.log_sum_exp(kept, axis) - log_total
+    mass = jnp.exp(kept - _vocabulary.largest(kept, axis))
+  token, logit = _vocabulary.at_random(mass, scaled, uniform, axis)
+  return token, logit - log_total, log_kept, entropy
 
 
-def _pick(values: Array, place: Array) -> Array:
-  """For every row b, `values[b, place[b]]` or `values[b, place[b], :]`."""
-  place = place.reshape(-1, *(1,) * (values.ndim - 1))
-  return jnp.take_along_axis(values, place, axis=1)[:, 0]
-
-
-def _filtered(logits: Array, drawn: Array, sampling: Sampling) -> Array:
-  """The logits with -inf for every token that must not be drawn, f32[B,V].
+def _filtered(
+  logits: Array, drawn: Array, sampling: Sampling, axis: _vocabulary.Axis
+) -> Array:
+  """The logits with -inf for every token that must not be drawn, f32[B,V'].
 
   Removed are end tokens that would come too early; then what top-k, top-p and
   min-p drop, each from what the filter before it left. If no filter is on, the
@@ -130,62 +166,18 @@ def _filtered(logits: Array, drawn: Array, sampling: Sampling) -> Array:
   """
   kept = logits
   if sampling.min_tokens and sampling.eos_ids:
-    ends = jnp.isin(jnp.arange(kept.shape[-1]), jnp.array(sampling.eos_ids))
+    ids = _vocabulary.ids(kept, axis)
+    ends = jnp.isin(ids, jnp.array(sampling.eos_ids))
     early = (drawn < sampling.min_tokens)[:, None] & ends[None]
     kept = jnp.where(early, -jnp.inf, kept)
-  if 0 < sampling.top_k < logits.shape[-1]:
-    kth = lax.top_k(kept, sampling.top_k)[0][:, -1:]
+  if 0 < sampling.top_k < _vocabulary.size(kept, axis):
+    kth = _vocabulary.kth(kept, sampling.top_k, axis)
     kept = jnp.where(kept >= kth, kept, -jnp.inf)
   if sampling.top_p < 1:
-    order = jnp.sort(jax.nn.softmax(kept, axis=-1), axis=-1, descending=True)
-    # A token stays while those before it do not reach top_p. So the token with
-    # which they reach it stays too, and at least one token does.
-    before = jnp.cumsum(order, axis=-1) - order
-    # The smallest probability that stays is a threshold for the unsorted
-    # logits, so no token must be put back in its place.
-    least = jnp.min(
-      jnp.where(before < sampling.top_p, order, jnp.inf), axis=-1, keepdims=True
-    )
-    kept = jnp.where(jax.nn.softmax(kept, axis=-1) >= least, kept, -jnp.inf)
+    share = _vocabulary.softmax(kept, axis)
+    least = _vocabulary.least_share(share, sampling.top_p, axis)
+    kept = jnp.where(share >= least, kept, -jnp.inf)
   if sampling.min_p > 0:
-    floor = jnp.max(kept, axis=-1, keepdims=True) + jnp.log(sampling.min_p)
+    floor = _vocabulary.largest(kept, axis) + jnp.log(sampling.min_p)
     kept = jnp.where(kept >= floor, kept, -jnp.inf)
   return kept
-
-
-def _inverse_cdf(mass: Array, uniform: Array) -> Array:
-  """The first token at which the cumulative share passes `uniform`, i32[B].
-
-  This needs one random number per row, where the Gumbel trick needs V. The
-  vocabulary is cut into about sqrt(V) blocks: first the block is found, then
-  the token in it, so no running sum goes over the whole vocabulary.
-
-  Sums and random numbers are float32. A token's probability is therefore off by
-  about 2e-7, and a token that is rarer than this may never be drawn.
-
-  Args:
-    mass: f32[B,V], probabilities that need not add up to 1.
-    uniform: f32[B] in [0, 1).
-  """
-  rows, vocab = mass.shape
-  size = 1 << math.isqrt(vocab).bit_length()  # of a block
-  blocks = math.ceil(vocab / size)
-  mass = jnp.pad(mass, ((0, 0), (0, blocks * size - vocab)))
-  mass = mass.reshape(rows, blocks, size)
-  total = jnp.cumsum(jnp.sum(mass, axis=-1), axis=-1)
-  threshold = (uniform * total[:, -1])[:, None]
-  # Rounding may leave no block past the threshold. Then it is the last block
-  # that has any mass: the first at which the running sum is complete.
-  last = jnp.argmax(total >= total[:, -1:], axis=-1)
-  block = jnp.minimum(jnp.sum(total <= threshold, axis=-1), last)
-  before = jnp.where(block > 0, _pick(total, jnp.maximum(block - 1, 0)), 0)
-  inside = _pick(mass, block)
-  running = before[:, None] + jnp.cumsum(inside, axis=-1)
-  # A filtered token has no mass. Rounding must not let it be drawn.
-  some = inside > 0
-  passed = (running > threshold) & some
-  # Rounding may also leave no token of the block past the threshold. Then it is
-  # the last token of the block that has any mass.
-  end = size - 1 - jnp.argmax(jnp.flip(some, axis=-1), axis=-1)
-  token = jnp.where(jnp.any(passed, axis=-1), jnp.argmax(passed, axis=-1), end)
-  return block * size + token

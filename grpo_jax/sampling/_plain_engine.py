@@ -50,8 +50,8 @@ class PlainEngine:
     max_rows: How many completions to draw at once; it is rounded down to whole
       groups, at least one, and up to equally many on each data shard.
     decode: Turns ids into text; needed for stop strings only.
-    mesh: The learner's mesh, over whose data shards the rows are split; None
-      for one device.
+    mesh: The sampler's mesh, over whose data shards the rows are split; see
+      `sharding.sampling_mesh`. None for one device.
     between: See `LocalEngine`.
   """
 

@@ -120,12 +120,16 @@ class Sampler:
       an argument of the programs.
     group: Completions per prompt.
     mesh: The mesh over which rows are split; None for one device.
+    everywhere: Whether each device of `tensor` has the caches of some rows of
+      its data shard, with all heads; else it has some heads of all rows. The
+      weights are split by heads in any case.
   """
 
   model: Any
   sampling: Sampling
   group: int
   mesh: jax.sharding.Mesh | None = None
+  everywhere: bool = False
 
   def prefill(
     self, params, prompts: Prompts, max_tokens: Array, columns: int
@@ -148,8 +152,10 @@ class Sampler:
       params,
       prompts.tokens,
       positions,
-      attention.over_prompts(
-        jnp.asarray(prompts.length), self.model.config.attention
+      self._where_caches_are(
+        attention.over_prompts(
+          jnp.asarray(prompts.length), self.model.config.attention
+        )
       ),
     )
     # One position per prompt: logits of all would be N times as large.
@@ -192,7 +198,7 @@ class Sampler:
       max_tokens: i32[], length limit of a completion.
       limit: i32[], how many tokens to draw per row, at most `C`.
       floor: i32[]; decoding stops when no more rows than this go on, if each
-        data shard is taken for as full as the fullest.
+        shard of the caches is taken for as full as the fullest.
 
     Returns:
       The rows, and what they have drawn: C = `drawn_columns(M)` columns, filled
@@ -207,7 +213,7 @@ class Sampler:
       nothing = nothing._replace(routing=nothing.token)
 
     prompt_length = self._prompt_length(rows)
-    shards = sharding.current_row_shards()
+    shards = sharding.current_row_shards() * self.pieces
 
     def going(carry):
       step, rows, _ = carry
@@ -220,11 +226,13 @@ class Sampler:
         params,
         rows.last[:, None],
         (prompt_length + rows.age - 1)[:, None],  # where `last` stands
-        attention.over_cache(
-          rows.prompt_length,
-          rows.age,
-          rows.clock,
-          self.model.config.attention,
+        self._where_caches_are(
+          attention.over_cache(
+            rows.prompt_length,
+            rows.age,
+            rows.clock,
+            self.model.config.attention,
+          )
         ),
         list(zip(rows.prompt_cache, rows.cache, strict=True)),
       )
@@ -235,13 +243,14 @@ class Sampler:
       if routing is not None:
         routing = routing[:, 0]
       rows, new = draw(rows, logits, max_tokens, self.sampling, routing)
+      rows, new = self._on_all(rows), self._on_all(new)
       put = lambda to, x: lax.dynamic_update_slice_in_dim(
         to, x[:, None], step, axis=1
       )
       return step + 1, rows, jax.tree.map(put, drawn, new)
 
     # A loop on the device: the host is asked once per call, not once per token.
-    start = jnp.zeros((), jnp.int32), rows, nothing
+    start = jnp.zeros((), jnp.int32), self._on_all(rows), nothing
     _, rows, drawn = lax.while_loop(going, body, start)
     return rows, _of_rows(drawn)
 
@@ -252,8 +261,8 @@ class Sampler:
 
     Args:
       parts: The rows before. Rows and lanes are numbered through all parts, on
-        each data shard by itself. The caches of the second and later parts are
-        empty.
+        each shard of the caches by itself. The caches of the second and later
+        parts are empty.
       lane: i32[A'], for each new lane the old lane whose prompt it continues.
       row: i32[B'], for each place of the new lanes the row that moves there; -1
         for none.
@@ -266,11 +275,13 @@ class Sampler:
     """
 
     def pick(part, index):
-      joined = sharding.take_rows(part, index)
       # Caches have four axes: rows; heads and positions; size. The others, with
-      # one axis, are split over devices by their rows alone.
-      place = self._placed if joined.ndim == 4 else sharding.constrain_rows
-      return place(joined)
+      # one axis, lie on every device of a data shard.
+      if part[0].ndim == 4:
+        everywhere = self.everywhere
+        return self._placed(sharding.take_rows(part, index, 1, everywhere))
+      taken = sharding.take_rows(part, index, self.pieces)
+      return sharding.constrain_rows(taken)
 
     def grown(x, places):
       widths = [(0, 0)] * 4
@@ -282,7 +293,8 @@ class Sampler:
       return jax.tree.map(lambda *x: pick(x, index), *trees)
 
     # An empty place becomes a copy of row 0 that has ended.
-    some = jnp.maximum(row, 0)
+    lane, row = self._on_all((lane, row))
+    some = self._on_all(jnp.maximum(row, 0))
     first = parts[0]
     parts = [
       p._replace(cache=self._by_layer(grown, p.cache, columns)) for p in parts
@@ -308,7 +320,40 @@ class Sampler:
 
   def _placed(self, cache: Array) -> Array:
     """The cache, split over the devices by its rows and its heads."""
-    return sharding.constrain_cache(cache, heads=3 - self._axis)
+    return sharding.constrain_cache(cache, 3 - self._axis, self.everywhere)
+
+  @property
+  def pieces(self) -> int:
+    """Into how many pieces the rows of a data shard fall; see `everywhere`."""
+    if not self.everywhere or self.mesh is None:
+      return 1
+    return self.mesh.shape['tensor']
+
+  def _on_all(self, tree: Any) -> Any:
+    """Numbers of rows, on every device of a data shard.
+
+    Left to itself, the compiler splits them as the caches are split, and sends
+    them for each token.
+    """
+    if not self.everywhere:
+      return tree
+    return jax.tree.map(
+      lambda x: sharding.constrain_rows(x) if x.ndim == 1 else x, tree
+    )
+
+  def _where_caches_are(self, function: attention.Attention):
+    """Attention that brings queries to the caches, and outputs back."""
+    if not self.everywhere:
+      return function
+
+    def attend(query, key, value, *rest, **options):
+      # A token of a row is little beside its cache, and beside the weights.
+      given = [sharding.constrain_rows(x, True) for x in (query, key, value)]
+      output, cache = function(*given, *rest, **options)
+      output = sharding.constrain_rows(output, True)
+      return sharding.constrain_cache(output, heads=2), cache
+
+    return attend
 
   @property
   def routes(self) -> bool:
@@ -418,45 +463,3 @@ prefill = _compiled('prefill', static=(4,), donated=())
 decode = _compiled('decode', static=(), donated=(2,))
 # Rows that change places cannot be written into the arrays they are read from.
 regroup = _compiled('regroup', static=(4,), donated=())
-
-
-def sampler_params(model, params):
-  """Parameters as decoding reads them: single layers, in the compute dtype.
-
-  Args:
-    model: Anything with the model protocol and `unstack`.
-    params: The learner's parameters, whose layers are stacked.
-
-  Returns:
-    The tree that `Sampler` and other engines read. Vectors (the scales of
-    norms) and routers stay float32, as in training. The arrays are copies,
-    because the learner donates its own to the next update.
-  """
-  dtype = jnp.dtype(model.config.compute_dtype)
-
-  def one(path, x):
-    narrow = x.ndim > 1 and sharding.path_names(path)[-1] != 'router'
-    return jnp.copy(x.astype(dtype) if narrow else x)
-
-  return jax.tree_util.tree_map_with_path(one, model.unstack(params))
-
-
-def prepare_params(model, params, mesh: jax.sharding.Mesh | None = None):
-  """`sampler_params` as a jitted function that also reshards the parameters.
-
-  Args:
-    model: Anything with the model protocol, `unstack` and `logical_axes`.
-    params: The learner's parameters, or their shapes.
-    mesh: The mesh; None for one device. What decoding reads is not split over
-      its axis `fsdp`: every token needs every parameter, which would have to be
-      gathered for each token.
-
-  Returns:
-    A function of the learner's parameters, to be called once per rollout.
-  """
-  place = None
-  if mesh is not None:
-    shapes = jax.eval_shape(model.unstack, params)
-    rules = sharding.DECODING_RULES
-    place = sharding.of_params(mesh, shapes, model.logical_axes, rules)
-  return jax.jit(functools.partial(sampler_params, model), out_shardings=place)

@@ -39,7 +39,8 @@ class Schedule:
     group: Completions per prompt.
     prompts: How many prompts are read at the start. Others wait.
     prompt_tokens: Width of the prompts' cache, tokens.
-    shards: Data shards. Equally many lanes lie on each.
+    shards: Into how many parts the caches are split by rows: the data shards,
+      or all devices. Equally many lanes lie on each.
   """
 
   group: int

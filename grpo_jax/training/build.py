@@ -182,7 +182,9 @@ def sampler(config: Config, given: Given) -> Sampler:
     completion_buckets=config.data.completion_buckets,
     max_rows=config.sampler.max_rows,
     decode=tokenizer.decode,
-    mesh=mesh,
+    mesh=sharding.sampling_mesh(
+      mesh, config.sampler.tensor, config.mesh.slices
+    ),
   )
   if own is None:
     model = build_model.transformer(config, tokenizer.vocab_size)

@@ -74,7 +74,9 @@ def abstract(
     prompt_buckets=config.data.prompt_buckets,
     completion_buckets=config.data.completion_buckets,
     max_rows=config.sampler.max_rows,
-    mesh=shapes,
+    mesh=sharding.sampling_mesh(
+      shapes, config.sampler.tensor, config.mesh.slices
+    ),
   )
   run = build.Run(
     config=config,

@@ -54,6 +54,8 @@ def _spec(
     prompt_buckets=run.config.data.prompt_buckets,
     micro_tokens=most_tokens,
     shards=sharding.row_shards(run.mesh),
+    parts=run.mesh.shape['context'],
+    part_columns=128 if platform == 'tpu' else 1,  # the tiles of its kernel
   )
   if isinstance(run.model, Foreign):
     return common('padded')
@@ -177,6 +179,8 @@ def _learner(
     score_routed=score_routed if models.routes(run.model) else None,
     expert_balance=expert_balance,
     takes_shards=not is_foreign,
+    offload_moments=config.offload,
+    offload_reference=run.config.reference.offload,
   )
 
 

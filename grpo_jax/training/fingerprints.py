@@ -7,6 +7,8 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from grpo_jax.learner import offload
+
 Array = jax.Array
 
 
@@ -20,7 +22,7 @@ def _fingerprints(tree: Any) -> list[Array]:
 
   def of_leaf(x: Array) -> Array:
     size = jnp.dtype(x.dtype).itemsize
-    words = x
+    x = words = offload.to_device(x)
     # XLA has no bitcast of bool; `astype` below makes 0 and 1 of it.
     if x.dtype != bool:
       words = lax.bitcast_convert_type(x, f'uint{8 * size}')

@@ -157,9 +157,9 @@ class Processes:
     self._wait_if_lost(error)
     self._agreed = error
     problem, stops = _sentence(error), _is_stop(error)
-    trace = '' if stops else ''.join(traceback.format_exception(error))
+    trace = '' if stops else _trace(error)
     said = _Said(None, problem, trace, stops, self._signal())
-    with self.failing('' if stops else problem):
+    with self.failing('' if stops else problem, trace):
       told = self._told(said)
     if stops:
       try:
@@ -168,18 +168,23 @@ class Processes:
         return another
     return error
 
-  def failing(self, problem: str) -> contextlib.AbstractContextManager[None]:
+  def failing(
+    self, problem: str, trace: str = ''
+  ) -> contextlib.AbstractContextManager[None]:
     """In it the watch ends others that do not come to where this one waits.
 
     Nothing is done without a problem.
     """
-    return self._watch.failing(problem) if self._watch and problem else _NOTHING
+    if not (self._watch and problem):
+      return _NOTHING
+    return self._watch.failing(problem, trace)
 
   @contextlib.contextmanager
   def patient(self) -> Iterator[None]:
     """In it others wait for this process, even if they have failed.
 
-    For code of the user's, such as a judge, which may take its time.
+    For code of the user's, such as a judge, which may take its time: up to
+    `watch.PATIENT_SECS` after another process has failed.
     """
     if self._store is not None:
       self._store.write(f'patient/{self.rank}')
@@ -308,7 +313,8 @@ class Processes:
       values: What must be the same in all of them, by its name.
     """
     told = self.exchange({name: repr(v) for name, v in values.items()})
-    for name in values:
+    # One may lack a name that others have, such as that of a file.
+    for name in dict.fromkeys(name for one in told for name in one):
       of_each = [one.get(name) for one in told]
       usual = max(of_each, key=of_each.count)
       odd = [rank for rank, one in enumerate(of_each) if one != usual]
@@ -369,7 +375,7 @@ class Processes:
     self._wait_if_lost(error)
     interrupted = _is_interrupt(error)
     _failed_alone.append(128 + signal.SIGINT if interrupted else 2)
-    self._watch.end(_sentence(error))
+    self._watch.end(_sentence(error), _trace(error))
     # The store of the others ends with the first.
     if self.is_first and not interrupted:
       time.sleep(watch.GRACE_SECS + 5 * watch.BEAT_SECS)
@@ -397,6 +403,10 @@ def _is_of_the_runtime(error: BaseException) -> bool:
 
 def _sentence(error: BaseException) -> str:
   return f'{type(error).__name__}: {first_line(error)}'
+
+
+def _trace(error: BaseException) -> str:
+  return ''.join(traceback.format_exception(error))
 
 
 def first_line(error: BaseException) -> str:

@@ -35,6 +35,7 @@ from grpo_jax.training import build_updater
 from grpo_jax.training import compilations
 from grpo_jax.training import export
 from grpo_jax.training import fingerprints
+from grpo_jax.training import identity
 from grpo_jax.training import joining
 from grpo_jax.training import judging
 from grpo_jax.training import warm_up
@@ -264,7 +265,7 @@ def _joined(
   if peers.number == 1:
     return run
   peers.pass_on(stop)
-  peers.check_equal(workdir_lib.identity(run.config, given) | alike)
+  peers.check_equal(identity.of(run.config, given) | alike)
 
   def between():
     if peers.is_stopped():
@@ -348,7 +349,7 @@ def finish(session: Session, progress: Progress) -> None:
   """Saves the last checkpoint and waits for it; tries twice.
 
   Raises:
-    ValueError: The checkpoint cannot be saved.
+    ValueError: The checkpoint cannot be saved; in all processes.
   """
   for _ in range(2):
     save(session, progress, {})
@@ -356,11 +357,12 @@ def finish(session: Session, progress: Progress) -> None:
       session.saves.wait()
     if not session.saves.owed:
       return
-  raise ValueError(
+  error = ValueError(
     f'The checkpoint of rollout {progress.step} could not be saved; make room '
     'and give the same command again, which goes on from the checkpoint of '
     f'rollout {max(session.saves.steps(), default=None)}.'
   )
+  raise session.peers.fail(error)  # all know of it, and none has failed alone
 
 
 def save(

@@ -5,7 +5,7 @@ an exchange. So a thread in every process writes every second that it is alive.
 If one is silent for `SILENT_SECS`, or has ended with an error, the others end
 too, and say which it was: with `START_AGAIN` if it is gone, because the same
 command goes on from the newest checkpoint, and with 2 if it has failed, because
-a new start would fail too.
+a new start would fail too. The first process shows the traceback of that error.
 
 The first process watches all others, and these watch the first. What follows it
 tells all, so its work grows with the number of processes, not with the square.
@@ -15,7 +15,6 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import faulthandler
-import math
 import os
 import socket
 import subprocess
@@ -30,10 +29,13 @@ START_AGAIN = 75
 """Exit code: another process is gone, and the same command goes on."""
 
 SILENT_SECS = 30.0  # after which a process counts as gone
+FIRST_SECS = 300.0  # the same before its first beat: it may begin later
 FAIL_SECS = 60.0  # after which a process that has failed ends the others
+PATIENT_SECS = 1800.0  # the same, if a judge of another one does not return
 GRACE_SECS = 10.0  # for processes that end by themselves, for the same reason
 BEAT_SECS = 1.0
 STUCK_SECS = 15.0  # after a time limit, for what a thread does there
+_MOST_TRACE = 20_000  # characters
 
 
 class Watch:
@@ -58,12 +60,12 @@ class Watch:
     self._store, self._number, self._rank = store, number, rank
     self._asked, self._deliver = asked, deliver
     watched = range(1, number) if rank == 0 else [0]
-    # The last beat of each process that is watched, and when it changed. Time
-    # begins with its first beat: it may have something else to do before.
+    # The last beat of each process that is watched, and when it changed.
     self._seen: dict[str, tuple[str, float]] = {
-      str(rank): ('', math.inf) for rank in watched
+      str(rank): ('', time.monotonic()) for rank in watched
     }
-    self._failed: dict[tuple[str, str], float] = {}  # and since when
+    # Since when each has failed, and since when nothing excuses the others.
+    self._failed: dict[tuple[str, str], tuple[float, float]] = {}
     self._is_failing = False
     self._host, self._beats, self._passed_on = socket.gethostname(), 0, False
     self._answered = time.monotonic()  # when the store last did
@@ -76,14 +78,15 @@ class Watch:
     for thread in self._threads:
       thread.start()
 
-  def end(self, problem: str) -> None:
-    """Tells that this process ends, and why if it has failed.
+  def end(self, problem: str, trace: str = '') -> None:
+    """Tells that this process ends, and why and where if it has failed.
 
     One that has not failed waits for the others, and watches them meanwhile.
     Then all leave JAX at the same time, which would abort those that wait there
     for a process that is lost.
     """
     with contextlib.suppress(Exception):  # the first process may be gone
+      self._tell_trace(trace)
       self._store.write(f'end/{self._rank}', problem)
       until = time.monotonic() + SILENT_SECS + GRACE_SECS
       while not problem and time.monotonic() < until:
@@ -95,19 +98,25 @@ class Watch:
       thread.join(GRACE_SECS)
 
   @contextlib.contextmanager
-  def failing(self, problem: str):
+  def failing(self, problem: str, trace: str = '') -> Iterator[None]:
     """In this context this process waits for the others to hear of it.
 
     They may be far from an exchange, or wait for this process in a program of
-    the devices. If they do not come within `FAIL_SECS`, the watch ends them.
+    the devices. If they do not come within `FAIL_SECS`, the watch ends them; or
+    within `PATIENT_SECS`, while code of the user's runs in one of them.
     """
     self._is_failing = True
+    self._tell_trace(trace)
     self._store.write(f'failing/{self._rank}', problem)
     try:
       yield
     finally:
       self._is_failing = False
       self._store.delete(f'failing/{self._rank}')
+
+  def _tell_trace(self, trace: str) -> None:
+    if trace:  # its end says the most, and a message has a limit
+      self._store.write(f'trace/{self._rank}', trace[-_MOST_TRACE:])
 
   def _run(self) -> None:
     while not self._over.wait(BEAT_SECS):
@@ -138,30 +147,35 @@ class Watch:
       beat = self._store.read(f'beat/{rank}').get('now', '')
       if beat != last:
         self._seen[rank] = beat, now
-      elif beat and rank not in ended and now - since > SILENT_SECS:
-        host = beat.rpartition(' ')[0] or 'an unknown host'
-        self._store.write('told/dead', f'{rank} {host}')
+        continue
+      secs = SILENT_SECS if beat else FIRST_SECS
+      if rank not in ended and now - since > secs:
+        host, verb = beat.rpartition(' ')[0], 'has been silent for'
+        who = f'Process {rank} on {host}' if host else f'Process {rank}'
+        if not beat:
+          verb = 'has not come to the run within'
+        self._store.write('told/dead', f'{who} {verb} {secs:.0f} s')
 
   def _hear(self) -> None:
     """Does what one of the processes has told all."""
     told, now = self._store.read('told'), time.monotonic()
     if dead := told.get('dead'):
-      rank, _, host = dead.partition(' ')
-      self._leave(
-        f'Process {rank} on {host} has been silent for {SILENT_SECS:.0f} s',
-        START_AGAIN,
-      )
+      self._leave(dead, START_AGAIN)
     if (number := told.get('stop')) and not self._asked():
       self._deliver(int(number))
     since, self._failed = self._failed, {}
     for folder, secs in ('end', GRACE_SECS), ('failing', FAIL_SECS):
       for rank, problem in self._store.read(folder).items():
         key = folder, rank
-        self._failed[key] = since.get(key, now)
+        first, last = since.get(key, (now, now))
         if folder == 'failing' and self._store.read('patient'):
-          self._failed[key] = now  # they come, in their time
-        if problem and now - self._failed[key] > secs:
+          last = now  # they come, in their time
+        self._failed[key] = first, last
+        if problem and (now - last > secs or now - first > PATIENT_SECS):
           # Also this process itself, if nobody comes to hear of its error.
+          if self._rank == 0 and (trace := self._store.read('trace').get(rank)):
+            said = f'The traceback of process {rank}:\n{trace}'
+            print(said, file=sys.stderr, flush=True)
           self._leave(f'Process {rank} has failed: {problem}', 2)
 
   def _leave(self, why: str, code: int) -> None:

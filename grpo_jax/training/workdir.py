@@ -20,6 +20,7 @@ from collections.abc import Mapping
 import contextlib
 import dataclasses
 import datetime
+import errno
 import fcntl
 from importlib import metadata
 import itertools
@@ -43,6 +44,7 @@ from grpo_jax.training.marks import NOTHING
 from grpo_jax.training.marks import Given
 from grpo_jax.training.processes import Processes
 
+_TAKEN = errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES  # by another process
 SHARED_SECS = 20.0  # until a process sees what another has written
 PACKAGES = (
   'grpo_jax', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain',
@@ -64,7 +66,7 @@ def claimed(directory: str | pathlib.Path, config: Config) -> Iterator[None]:
 
   Raises:
     ValueError: The workdir holds another run, another process is running in it,
-      or nothing can be written to it.
+      or it cannot be written to or locked.
   """
   refuse_another(directory, config)
   directory = pathlib.Path(directory)
@@ -85,9 +87,14 @@ def claimed(directory: str | pathlib.Path, config: Config) -> Iterator[None]:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
+      if error.errno in _TAKEN:
+        raise ValueError(
+          f'Another process is running in {directory}; wait for its end, or '
+          'give another workdir.'
+        ) from error
       raise ValueError(
-        f'Another process is running in {directory}; wait for its end, or give '
-        'another workdir.'
+        f'{directory} cannot be locked ({error.strerror}); mount its file '
+        'system so that flock works, or give a workdir on another one.'
       ) from error
     try:
       yield
@@ -256,8 +263,8 @@ def refuse_another(
     marks.refuse_without(directory, earlier, config)
   # An earlier version may not have had a field. Its runs did what the default
   # of that field does.
-  before = {**_flat(Config()), **config_lib.flat(earlier)}
-  for name, value in _flat(config).items():
+  before = {**flat(Config()), **config_lib.flat(earlier)}
+  for name, value in flat(config).items():
     free = config_lib.is_free(name, config)
     if bound is not None:
       free = free or not config_lib.within(name, bound)
@@ -342,7 +349,7 @@ def _items(saved: dict[str, Any], name: str) -> list[Any]:
 _ONE_BOUND = {'gmpo': 'limit', 'dppo_kl': 'threshold'}
 
 
-def _flat(config: Config) -> dict[str, Any]:
+def flat(config: Config) -> dict[str, Any]:
   """Every field by its full name, with lists for tuples, as JSON has them."""
   return config_lib.flat(json.loads(json.dumps(dataclasses.asdict(config))))
 
@@ -378,36 +385,6 @@ def versions() -> dict[str, Any]:
     'devices': f'{jax.device_count()} x {jax.devices()[0].device_kind}',
     'processes': jax.process_count(),
   }
-
-
-def identity(config: Config, given: Given = NOTHING) -> dict[str, Any]:
-  """What must be the same in all processes of a run, by name.
-
-  The fields of the config, what the run was given in Python, the versions of
-  packages, the git revision, a hash of the files of each source of prompts, and
-  the sizes of the files that a model and its tokenizer come from.
-  """
-  # Not at the top of the file, as in `_is_first`.
-  from grpo_jax import data
-  from grpo_jax.training import sources
-
-  found = versions()
-  same = {f'config.{name}': value for name, value in _flat(config).items()}
-  same |= {f'the version of {k}': v for k, v in found['packages'].items()}
-  same |= {name: found[name] for name in ('python', 'git')}
-  same |= {f'what was given for {k}': v for k, v in given.records.items()}
-  for name, files in sources.files(config).items():
-    if files:
-      same[f'the SHA-256 of {name}'] = data.fingerprint(files)
-  for name in config.model.path, config.data.tokenizer:
-    path = pathlib.Path(name)
-    if name and path.exists():
-      files = [path, *sorted(path.glob('*'))]
-      sizes = {file.name: file.stat().st_size for file in files}
-      same[f'the sizes of the files in {path}'] = {
-        name: size for name, size in sizes.items() if (path / name).is_file()
-      } or sizes
-  return same
 
 
 def check_shared(directory: pathlib.Path, peers: Processes) -> None:

@@ -82,12 +82,13 @@ def measured(path):
   config.data.prompt_buckets, config.warm_up.steps = (), 0
   config = config_lib.resolve(config)
   tokenizer = data.character_tokenizer(string.printable)
-  before, start = memory(), time.perf_counter()
+  before, start, cpu = memory(), time.perf_counter(), time.process_time()
   wide = widths.with_widths(config, tokenizer, marks.NOTHING)
   found, weights = sources.train(wide, marks.NOTHING)
   stream = data.mixture(found, weights, 0)
   data.take(stream, 0, 1)
   told = {'start': time.perf_counter() - start}
+  told['start_cpu'] = time.process_time() - cpu
   start, number = time.perf_counter(), 4 * _ROLLOUT
   for row in data.take(stream, 0, number):
     tokenizer.encode_prompt(row['prompt'])

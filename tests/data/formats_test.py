@@ -1,6 +1,10 @@
 """Tests of sources in files other than JSONL: random access, bad records."""
 
+import contextlib
+import os
 import pickle
+import resource
+import signal
 
 import numpy as np
 import pytest
@@ -53,6 +57,78 @@ def test_records_by_index(tmp_path, form):
   assert copy == source and copy[3] == EXPECTED[3]
   assert 'answer' not in OPEN[form](path, prompt_field='question',
                                     answer_field=None)[0]  # fmt: skip
+
+
+OPEN_ALL = {**OPEN, 'jsonl': data.jsonl_source}
+
+
+def special(path, kind):
+  """What never ends when it is opened or read."""
+  if kind == 'pipe':
+    os.mkfifo(path)
+  else:
+    path.symlink_to('/dev/zero')
+  return path
+
+
+@pytest.mark.parametrize('kind', ['pipe', 'device'])
+@pytest.mark.parametrize('form', OPEN_ALL)
+def test_what_is_no_regular_file_is_refused(tmp_path, form, kind):
+  if form == 'arrow':
+    path = formats.arrow(tmp_path / 'a', RECORDS)
+    (path / 'data-00000-of-00002.arrow').unlink()
+    special(path / 'data-00000-of-00002.arrow', kind)
+  else:
+    path = special(tmp_path / f'a.{form}', kind)
+  paths = [path] if form == 'jsonl' else path
+  with in_time(), pytest.raises(ValueError, match=f'{kind}.* regular file'):
+    OPEN_ALL[form](paths, **FIELDS)
+
+
+@pytest.mark.parametrize('kind', ['pipe', 'device'])
+def test_no_fingerprint_is_taken_of_what_is_no_regular_file(tmp_path, kind):
+  path = special(tmp_path / 'a', kind)
+  with in_time(), pytest.raises(ValueError, match=f'{kind}.* regular file'):
+    data.fingerprint([str(path)])
+
+
+@contextlib.contextmanager
+def in_time():
+  """Raises an error instead of waiting for ever, in memory too."""
+
+  def late(*_):
+    raise AssertionError('it does not end')
+
+  before = signal.signal(signal.SIGALRM, late)
+  limits = resource.getrlimit(resource.RLIMIT_AS)
+  used = int(open('/proc/self/statm').read().split()[0]) * 4096
+  resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), limits[1]))
+  signal.alarm(5)
+  try:
+    yield
+  finally:
+    signal.alarm(0)
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize('form', ['array_record', 'jsonl'])
+@pytest.mark.parametrize(
+  'line',
+  [
+    b'{"question": "a", "solution": "1", "question": "b"}',
+    b'{"question": "a", "solution": {"question": 1, "question": 2}}',
+  ],
+)
+def test_a_name_that_comes_twice_is_refused(tmp_path, form, line):
+  path = tmp_path / f'a.{form}'
+  if form == 'jsonl':
+    path.write_bytes(line + b'\n')
+  else:
+    formats.array_record(path, [line])
+  paths = [path] if form == 'jsonl' else path
+  with pytest.raises(ValueError, match=r"(Line|Record) 1 .*'question' more"):
+    OPEN_ALL[form](paths, **FIELDS)
 
 
 @pytest.mark.parametrize('form', ['parquet', 'array_record'])

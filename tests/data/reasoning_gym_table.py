@@ -25,10 +25,11 @@ import warnings
 from grpo_jax.data import _reasoning_gym as gym
 
 FILE = pathlib.Path(gym.__file__).with_name('reasoning_gym.json')
-SIZE, ITEMS, AGAIN, JUDGED = 1000, 50, 8, 5
+SIZE, ITEMS, AGAIN, JUDGED, COMPARED = 1000, 50, 8, 5, 12
 TASK_SECS, PROBE_SECS = 30, 2
 SLOW_MS = 100.0  # of an item
-LEAST_RIGHT, MOST_JUNK = 0.999, 0.3
+LEAST_RIGHT, MOST_JUNK, MOST_CONSTANT = 0.999, 0.3, 0.9
+MORE = '{} or 7'  # a right answer, and something else
 
 JUNK = (
   'I do not know.', '?', '.', 'xyzzy', 'The answer is', 'None', 'null', 'nan',
@@ -186,6 +187,7 @@ def measured(name):
     'answers': len({item['answer'] for item in items}),
     'repeated': sum(text in train for text in heldout) / ITEMS,
     **junk(dataset, items[:JUDGED]),
+    **forked(fooled, dataset, items[:COMPARED], secs=4 * TASK_SECS),
     **hostile(dataset, items[0]),
   }
 
@@ -214,6 +216,30 @@ def junk(dataset, items):
     elif score > most:
       most, text_of = score, text[:20]
   return {'junk': round(most, 3), 'junk_text': text_of, 'raises': raises}
+
+
+def fooled(dataset, items):
+  """The best that other problems' answers get, and the right one with more.
+
+  'constant' is the most that the answer of one problem gets in the mean over
+  those that have another answer.
+  """
+
+  def score(text, item):
+    with contextlib.suppress(Exception):  # it has failed, which is no reward
+      return float(dataset.score_answer(text, item))
+    return 0.0
+
+  def elsewhere(answer):
+    others = [item for item in items if item['answer'] != answer]
+    return statistics.mean(score(answer, one) for one in others or items)
+
+  answers = {item['answer'] for item in items}
+  more = [score(MORE.format(item['answer']), item) for item in items]
+  return {
+    'constant': round(max(map(elsewhere, answers)), 3),
+    'more': round(statistics.mean(more), 3),
+  }
 
 
 def hostile(dataset, item):
@@ -253,6 +279,8 @@ def refusal(found) -> str:
       f'its verifier gives {found["junk"]} for the answer'
       f' {found["junk_text"]!r}'
     )
+  if (most := found['constant']) > MOST_CONSTANT:
+    return f'its verifier gives {most} for the answer of another problem'
   return ''
 
 
@@ -261,8 +289,9 @@ def markdown() -> str:
   table = gym.fitness()
   fit = [
     '| task | problem, ms | prompt, characters: median, longest | answers in 50'
-    ' | held-out questions among 150 of training | junk gets | notes |',
-    '| --- | --- | --- | --- | --- | --- | --- |',
+    ' | held-out questions among 150 of training | junk gets | the answer of'
+    ' another problem gets | notes |',
+    '| --- | --- | --- | --- | --- | --- | --- | --- |',
   ]
   unfit = ['| task | why it is refused |', '| --- | --- |']
   for name, task in sorted(table['tasks'].items()):
@@ -273,11 +302,13 @@ def markdown() -> str:
       *(['evaluates answers'] if task['evaluates'] else []),
       *([f'late on `{task["hangs"]}`'] if task['hangs'] else []),
       *(['raises on junk'] if task['raises'] else []),
+      *(['text behind the answer costs little'] if task['more'] > 0.7 else []),
     ]
     median, longest = task['characters']
     fit.append(
       f'| `{name}` | {task["item_ms"]:.2g} | {median}, {longest} |'
       f' {task["answers"]} | {task["repeated"]:.0%} | {task["junk"]:.2g} |'
+      f' {task["constant"]:.2g} |'
       f' {", ".join(notes)} |'
     )
   for task, parameters, reason in table['refused']:

@@ -1,10 +1,13 @@
 """Problems of reasoning-gym: splits, curricula, and what is refused."""
 
+import collections
 import contextlib
 import importlib.util
 import json
 import os
+import pathlib
 import random
+import runpy
 import subprocess
 import sys
 
@@ -261,6 +264,34 @@ def test_what_cannot_be_used_is_refused(task, kwargs, message):
     data.reasoning_gym_source(task, 'train', kwargs)
 
 
+@pytest.mark.long
+def test_what_the_best_constant_answer_of_the_config_would_get():
+  """configs/README.md and configs/reasoning_gym.py say so."""
+  from reasoning_gym import create_dataset
+
+  folder = pathlib.Path(__file__).parents[2] / 'configs'
+  module = runpy.run_path(str(folder / 'reasoning_gym.py'))
+  examples = module['get_config']().evaluation.examples
+  made = source(split='heldout', **module['TASK'])
+  judge = create_dataset('chain_sum', seed=0, size=1, **module['TASK'])
+  answers = collections.Counter(made[i]['answer'] for i in range(examples))
+
+  def mean(text):
+    scores = (
+      number * judge.score_answer(text, {'answer': answer})
+      for answer, number in answers.items()
+    )
+    return sum(scores) / examples
+
+  found = {str(n): mean(str(n)) for n in range(-999, 10_000)}
+  best = max(found, key=lambda text: found[text])
+  assert best == '110'
+  for text, score in ((best, '.073'), ('0', '.047')):
+    assert f'{found[text]:.3f}'.removeprefix('0') == score
+    assert score in (folder / 'README.md').read_text()
+  assert 'answer, 110, would get .073' in module['__doc__']
+
+
 def test_another_split_is_refused():
   with pytest.raises(ValueError, match="no split 'test'; pass one of"):
     source(split='test')
@@ -284,6 +315,16 @@ def test_another_version_is_refused(monkeypatch):
       source()
   finally:
     gym._library.cache_clear()
+
+
+def test_tasks_whose_verifier_is_fooled_are_refused():
+  """puzzle24 does not look at the numbers of the problem, for one."""
+  for task in ('puzzle24', 'game_of_life'):
+    with pytest.raises(ValueError, match='for the answer of another problem'):
+      source(task)
+  told = gym.fitness()['tasks']
+  assert told['spell_backward']['more'] > 0.7  # a note says so
+  assert all(told[task]['constant'] <= 0.9 for task in FIT)
 
 
 def test_every_task_has_a_verdict():

@@ -8,6 +8,7 @@ run is left alone. In another a process is killed with `kill -9` after the first
 checkpoint; the launcher starts all again. Both must end with the same
 parameters, moments, metrics and completions, bit for bit.
 
+`--signal=TERM` is a preemption: the process is told to end, and all save first.
 `--small` does the same in half a minute, with two processes of a tiny model.
 """
 
@@ -83,19 +84,28 @@ def finish(process: subprocess.Popen, workdir: pathlib.Path) -> str:
   return said
 
 
-def lose(process: subprocess.Popen, workdir: pathlib.Path, rank: int) -> None:
-  """Kills one process of the run, once a rollout is in a checkpoint."""
+def lose(
+  process: subprocess.Popen,
+  workdir: pathlib.Path,
+  rank: int,
+  by: signal.Signals,
+) -> None:
+  """Ends one process of the run, once a rollout is in a checkpoint."""
   end = time.monotonic() + LIMIT_SECS
   log = workdir.with_suffix('.log')
   while max(runs.checkpoints(workdir), default=0) < 1:
     assert process.poll() is None and time.monotonic() < end, log.read_text()
     time.sleep(0.02)
   (pids,) = re.findall(r'^local.py: processes (.*)$', log.read_text(), re.M)
-  os.kill(int(pids.split(', ')[rank]), signal.SIGKILL)
+  os.kill(int(pids.split(', ')[rank]), by)
 
 
 def compare(
-  place: pathlib.Path, options: tuple[str, ...], number: int, rank: int
+  place: pathlib.Path,
+  options: tuple[str, ...],
+  number: int,
+  rank: int,
+  by: signal.Signals = signal.SIGKILL,
 ) -> str:
   """Runs both, compares them, and returns what the second has printed.
 
@@ -103,12 +113,13 @@ def compare(
     place: An empty folder.
     options: Of the run.
     number: Of processes.
-    rank: Of the process that is killed.
+    rank: Of the process that is lost.
+    by: What it gets.
   """
   whole, lost = place / 'whole', place / 'lost'
   finish(start(whole, options, number), whole)
   process = start(lost, options, number)
-  lose(process, lost, rank)
+  lose(process, lost, rank, by)
   said = finish(process, lost)
   assert said.count('starts all again') == 1, said
   assert re.search(r'goes on from the checkpoint of rollout [1-9]', said), said
@@ -124,6 +135,7 @@ def main() -> None:
   parser.add_argument('--small', action='store_true')
   parser.add_argument('--processes', type=int, default=4)
   parser.add_argument('--rank', type=int, default=1, help='which one is lost')
+  parser.add_argument('--signal', choices=('KILL', 'TERM'), default='KILL')
   parser.add_argument('--place', help='where to write 10 GB')
   given, more = parser.parse_known_args()
   begun = time.monotonic()
@@ -133,7 +145,8 @@ def main() -> None:
     options, number = smollm2(place), given.processes
     if given.small:
       options, number = SMALL, 2
-    said = compare(place, (*options, *more), number, given.rank)
+    by = signal.Signals[f'SIG{given.signal}']
+    said = compare(place, (*options, *more), number, given.rank, by)
   lines = [x for x in said.splitlines() if x.startswith(('local.py', '[0]'))]
   print('\n'.join(lines))
   print(

@@ -273,7 +273,8 @@ def test_data_shards_move_weights_and_not_activations(mesh):
   moved = collectives(mesh)
   assert len(moved) > 4
   logits = [shape for shape in moved if shape[-1] == 1009]
-  assert set(logits) <= {(32, 1009)}  # the output layer itself
+  # The output layer itself, and each shard's part of its gradient.
+  assert set(logits) <= {(32, 1009), (32 // mesh[1], 1009)}
   activations = [
     shape for shape in moved if 14 in shape and math.prod(shape) >= 2 * 14 * 32
   ]

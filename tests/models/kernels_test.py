@@ -13,10 +13,12 @@ import pytest
 from grpo_jax import config
 from grpo_jax import models
 from grpo_jax import sharding
+from grpo_jax import shards
 from grpo_jax.models import attention
 from grpo_jax.models import kernels
 from grpo_jax.models import layout
 from grpo_jax.models import scores
+from grpo_jax.models import stack
 from grpo_jax.models.kernels import _cudnn
 from grpo_jax.models.kernels import _splash
 from tests import tiny
@@ -74,6 +76,43 @@ def test_rows_have_the_portable_value_and_gradient(
   tiny.assert_trees_close(got, expected, 2e-6)
 
 
+@pytest.mark.parametrize(
+  'name, window, context',
+  [('shared', None, 2), ('packed', None, 2), ('packed', 3, 4)],
+)
+def test_rows_that_are_cut_have_the_value_and_gradient_of_whole_ones(
+  name, window, context
+):
+  """Each device has the queries of one part, and a mask of its own."""
+  rows = ROWS[name]
+  columns = 128 * context  # each part is a tile
+  rows = stack.pad_to(
+    rows, *rows.completion.shape, rows.completion.size, columns
+  )
+  mesh = sharding.make_mesh(context=context, tensor=2)
+  whole, cut = jax.P(), jax.P(None, 'context')
+  of_rows = dict.fromkeys(('tokens', 'position', 'segment', 'parent'), cut)
+  others = dict.fromkeys(('column', 'target', 'completion'), whole)
+  specs = dataclasses.replace(rows, **of_rows, **others)
+  used = (rows.segment > 0)[:, :, None, None]
+
+  def of_part(rows, *arrays):
+    run = attention.over_layout(rows, 'splash', interpret=True)
+    return run(*arrays, None, window, None)[0]
+
+  def loss(*arrays):
+    with sharding.use(mesh):
+      run = shards.call(of_part, (specs, cut, cut, cut), cut)
+      output = jnp.where(used, run(rows, *arrays), 0)
+    return jnp.sum(jnp.sin(output) * jnp.cos(output.shape[1] + output)), output
+
+  given = jax.device_put(qkv(rows), sharding.replicated(mesh))
+  got = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*given)
+  masked = dataclasses.replace(rows, blocks=None)  # for columns behind blocks
+  expected = value_and_gradient(masked, 'xla', window)
+  tiny.assert_trees_close(got, expected, 2e-6)
+
+
 @pytest.mark.parametrize('name, window', [('packed', 3), ('shared', None)])
 def test_scores_under_a_cap_have_the_portable_value_and_gradient(name, window):
   got = value_and_gradient(ROWS[name], 'splash', window, cap=0.5)
@@ -107,7 +146,7 @@ def test_the_mask_of_blocks_is_that_of_the_segments():
   related |= parent[:, None] == segment[None]
   columns = segment.size
   expected = related & np.tri(columns, dtype=bool)
-  mask = _splash.BlocksMask(rows.blocks, columns)
+  mask = _splash.BlocksMask(rows.blocks, columns, columns)
   np.testing.assert_array_equal(mask[:, :], expected)
   tile = mask[3:17, 10:20]
   np.testing.assert_array_equal(tile, expected[3:17, 10:20])
@@ -184,7 +223,7 @@ def test_auto_chooses(backend, name, window, dtype, chosen, monkeypatch):
   rows = {**ROWS, 'wide': wide}[name]
   monkeypatch.setattr(jax, 'default_backend', lambda: backend)
   for name in ('splash', 'cudnn'):
-    monkeypatch.setattr(kernels, name, lambda *_, name=name, cap=None: name)
+    monkeypatch.setattr(kernels, name, lambda *_, name=name: name)
   for name in ('_over_blocks', '_over_segments'):
     monkeypatch.setattr(attention, name, lambda *_: lambda *_: ('xla', None))
   run = attention.over_layout(rows, 'auto')
@@ -203,7 +242,7 @@ def test_cudnn_suits_rows_that_unfold_into_four_times_the_work(tokens, suited):
     ROWS['shared'], blocks=layout.Blocks(prompt, group, tokens)
   )
   query = jax.ShapeDtypeStruct((1, 1, 1, 64), jnp.bfloat16)
-  assert _cudnn.cudnn_suits(rows, query) == suited
+  assert _cudnn.cudnn_suits(query, rows.blocks) == suited
 
 
 def test_the_config_says_which(monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 
 from grpo_jax import models
 from grpo_jax.models import layout
+from grpo_jax.models import stack
 from tests import tiny
 
 
@@ -161,27 +162,24 @@ def test_many_short_completions_in_a_row():
   np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
-def test_padding_rows_and_slots_change_nothing():
+def test_padding_rows_slots_and_columns_changes_nothing():
   model = tiny.model()
   params = tiny.params(model)
   prompts, tokens, length = tiny.ragged()
   rows = build('packed', prompts, tokens, length)
-  wide = layout.pad_to(
-    rows, rows.tokens.shape[0] + 3, rows.completion.shape[1] + 2, length.size
+  wide = stack.pad_to(
+    rows,
+    rows.tokens.shape[0] + 3,
+    rows.completion.shape[1] + 2,
+    length.size,
+    columns=7,
   )
+  assert wide.tokens.shape[1] % 7 == 0 != rows.tokens.shape[1] % 7
   plain, padded = (
     tiny.gather(tiny.score(model, params, x).logp, x, length)
     for x in (rows, wide)
   )
   np.testing.assert_allclose(padded, plain, atol=1e-5)
-
-
-def test_split_rows_needs_a_multiple():
-  prompts, tokens, length = tiny.ragged()
-  rows = build('padded', prompts, tokens, length)
-  assert layout.split_rows(rows, 4).tokens.shape == (3, 4, 16)
-  with pytest.raises(ValueError, match='12 rows'):
-    layout.split_rows(rows, 5)
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,16 @@
 import dataclasses
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from grpo_jax import models
+from grpo_jax.commands import plan as command
 from grpo_jax.planning import against
 from grpo_jax.planning import roofline
 from tests import runs
+from tests.cli import command as run_command
 
 pytestmark = pytest.mark.quick
 
@@ -90,13 +93,15 @@ def test_rollouts_of_earlier_starts_tell_nothing_of_these_devices(tmp_path):
 def test_a_cpu_is_measured(tmp_path, monkeypatch):
   asked = []
 
-  def of_this_cpu(weight_bytes):
-    asked.append(weight_bytes)
+  def of_this_cpu(weight_bytes, dtype):
+    asked.append((weight_bytes, dtype))
     return roofline.Machine(1e15, weight_bytes / 0.25)  # a pass: a quarter
 
   monkeypatch.setattr(roofline, 'of_this_cpu', of_this_cpu)
-  found = against.of_run(workdir(tmp_path, '1 x cpu'))
-  assert asked[0] > 4 * 32 * 32
+  changes = {'model.compute_dtype': 'bfloat16'}
+  found = against.of_run(workdir(tmp_path, '1 x cpu', **changes))
+  ((size, dtype),) = asked
+  assert size > 2 * 32 * 32 and dtype == 'bfloat16'
   assert found.sampling.bound_by == 'memory'
   assert found.sampling.bound_secs == 5 * 0.25  # as many as the longest has
 
@@ -122,6 +127,93 @@ def test_what_cannot_be_bounded_is_said(changes, said, tmp_path):
     against.of_run(workdir(tmp_path, **changes))
 
 
-def test_this_cpu_reads_and_multiplies_at_some_speed():
+def test_this_cpu_reads_and_multiplies_at_some_speed(monkeypatch):
+  monkeypatch.setattr(roofline, '_SECS', 0.05)
   found = roofline.of_this_cpu(2**20)
   assert found.flops > 1e8 and found.memory_bytes > 1e8
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_of_a_cpu_the_fastest_products_count(dtype, monkeypatch):
+  """In any size, and in the dtype of the run or in float32."""
+  # 10^9 operations per second.
+  speeds = {('float32', 1024): 3.0, ('bfloat16', 512): 7.0}
+
+  def fastest(run):
+    made = run()
+    if made.ndim < 2:
+      return 1.0
+    size = len(made)
+    return 2 * size**3 / 1e9 / speeds.get((str(made.dtype), size), 1.0)
+
+  monkeypatch.setattr(roofline, '_fastest', fastest)
+  found = roofline.of_this_cpu(2**20, dtype)
+  assert found.flops == pytest.approx({'float32': 3e9, 'bfloat16': 7e9}[dtype])
+
+
+def test_of_a_busy_machine_the_fastest_of_many_counts(monkeypatch):
+  """A repeat that nobody disturbs may come late."""
+  now, runs = [0.0], []
+
+  def run():
+    runs.append(0)
+    now[0] += 0.01 if len(runs) > 15 else 0.05
+    return jnp.zeros(())
+
+  monkeypatch.setattr(roofline.time, 'perf_counter', lambda: now[0])
+  assert roofline._fastest(run) == pytest.approx(0.01)
+
+
+def test_the_share_that_is_reached_is_printed(capsys):
+  found = against.Against(
+    '4 x TPU v5 lite',
+    roofline.Machine(2e9, 3e9),
+    7,
+    against.Share(2.0, 0.5, 'memory'),
+    against.Share(4.0, 3.0, 'compute'),
+  )
+  command.show_against(found)
+  printed = ' '.join(capsys.readouterr().out.split())
+  assert (
+    '4 x TPU v5 lite: 2 GFLOP/s, 3.0 GB/s; medians of 7 rollouts.' in printed
+  )
+  assert (
+    'sampling: 2 s; at least 0.5 s (memory), of which 25% are reached.'
+    in printed
+  )
+  assert (
+    'learning: 4 s; at least 3 s (compute), of which 75% are reached.'
+    in printed
+  )
+  told = command.against_json(found)
+  assert told['sampling']['reached'] == 0.25
+  assert told['learning'] == {
+    'measured_secs': 4.0,
+    'bound_secs': 3.0,
+    'bound_by': 'compute',
+    'reached': 0.75,
+  }
+
+
+@pytest.mark.long
+def test_a_run_is_no_faster_than_its_bound(tmp_path):
+  """The embedded default with a short warm-up, on this CPU."""
+  done = run_command(
+    'train',
+    '--config=configs/arithmetic.py',
+    f'--workdir={tmp_path}',
+    '--config.steps=6',
+    '--config.warm_up.steps=8',
+    '--config.data.heldout=',
+    '--config.checkpoint.best_metric=reward_mean',
+    quick=False,
+  )
+  assert done.returncode == 0, done.stderr
+  done = run_command('plan', f'--against={tmp_path}', '--json', quick=False)
+  assert done.returncode == 0, done.stderr
+  found = json.loads(done.stdout)
+  assert found['rollouts'] == 4
+  for part in ('sampling', 'learning'):
+    one = found[part]
+    assert 0 < one['bound_secs'] <= one['measured_secs']
+    assert one['reached'] == one['bound_secs'] / one['measured_secs']

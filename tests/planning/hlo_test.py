@@ -5,7 +5,6 @@ from jax import lax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-import numpy as np
 import pytest
 
 from grpo_jax import sharding
@@ -108,24 +107,52 @@ def test_a_sum_in_a_loop_counts_with_its_trips():
   )
 
 
-def test_a_group_that_reaches_over_slices_is_told_from_others():
-  text = """
-ENTRY %main (x: f32[8]) -> f32[8] {
-  %x = f32[8]{0} parameter(0)
-  %near = f32[8]{0} all-reduce(%x), replica_groups={{0,1},{2,3}}, to_apply=%add
-  ROOT %far = f32[8]{0} all-reduce(%near), replica_groups=[2,2]<=[2,2]T(1,0)
+# As libtpu writes them, but for what nobody reads: a sum over four slices, five
+# times; arrays gathered from two; and an exchange.
+SLICES = """
+%body (t: (s32[], f32[128,8,128])) -> (s32[], f32[128,8,128]) {
+  %t = (s32[]{:T(128)}, f32[128,8,128]{2,1,0}) parameter(0)
+  %send = (f32[128,8,128]{2,1,0:T(8,128)}, u32[], token[]) send(%t, %all), channel_id=2, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_megascale_reduce_operation="SUM",_xla_megascale_target="{1,2,3,4}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}
+  %recv = (f32[128,8,128]{2,1,0:T(8,128)}, u32[], token[]) recv(%all), channel_id=1, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_megascale_reduce_operation="SUM",_xla_megascale_target="{1,2,3,4}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}
+  %sent = token[] send-done(%send), channel_id=2, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime"}
+  %came = (f32[128,8,128]{2,1,0:T(8,128)}, token[]) recv-done(%recv), channel_id=1, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime"}
 }
-"""
-  near, far = hlo.Program(
-    text, devices=4, slices=np.array([0, 0, 1, 1])
-  ).collectives()
-  assert (near.crosses, far.crosses) == (False, True)
-  assert (near.sent, far.sent) == ((32, 0), (0, 32))
+
+%condition (t: (s32[], f32[128,8,128])) -> pred[] {
+  %n = s32[]{:T(128)} constant(5)
+  %i = s32[]{:T(128)} get-tuple-element(%t), index=0
+  ROOT %less = pred[]{:T(512)} compare(%i, %n), direction=LT
+}
+
+ENTRY %main (x: f32[512,256]) -> f32[512,256] {
+  %x = f32[512,256]{1,0:T(8,128)} parameter(0)
+  %loop = (s32[]{:T(128)}, f32[128,8,128]{2,1,0}) while(%x), condition=%condition, body=%body
+  %near = f32[512,256]{1,0} all-reduce(%x), replica_groups={{0,1,2,3}}, to_apply=%add
+  %recv.1 = (f32[1024,256]{1,0:T(8,128)}, u32[], token[]) recv(%all), channel_id=3, is_host_transfer=true, frontend_attributes={_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_GATHER"}
+  %recv.2 = (f32[512,256]{1,0:T(8,128)}, u32[], token[]) recv(%all), channel_id=5, is_host_transfer=true, frontend_attributes={_xla_megascale_target={{100000->200000},{200000->100000}},_xla_megascale_transfer_type="ONE_TO_ONE"}
+  %recv.3 = (f32[4,128,256]{2,1,0:T(8,128)}, u32[], token[]) recv(%all), channel_id=7, is_host_transfer=true, frontend_attributes={_xla_megascale_target={{100000,200000,300000,400000},{100001,200001,300001,400001}},_xla_megascale_transfer_type="ALL_TO_ALL"}
+  ROOT %recv.4 = (bf16[256]{0}, u32[], token[]) recv(%all), channel_id=9, is_host_transfer=true
+}
+"""  # noqa: E501
 
 
-def test_a_group_of_several_slices_sends_its_share_between_them():
-  four = hlo.Collective('all-reduce', 'f32', 1024, 3, group=8, inside=4)
-  assert four.sent == (3 * 2048 * 3 / 4, 3 * 2048 / 2 / 4)
+def test_what_goes_to_other_slices_is_read():
+  found = hlo.Program(SLICES, devices=4).collectives()
+  number = 4 * 512 * 256  # bytes
+  far = {one.kind: one for one in found if one.crosses}
+  assert len(far) == 4  # `recv` from a host is none
+  assert (far['all-reduce'].dtype, far['all-reduce'].times) == ('f32', 5)
+  assert {kind: one.sent for kind, one in far.items()} == {
+    'all-reduce': (0, 5 * 2 * number * 3 / 4),
+    'all-gather': (0, number),  # half of what results
+    'collective-permute': (0, number),
+    'all-to-all': (0, number * 3 / 4),
+  }
+  (near,) = (one for one in found if not one.crosses)
+  assert near.sent == (2 * number * 3 / 4, 0)
+
+
+def test_what_is_scattered_is_sent_whole():
   scatter = hlo.Collective('reduce-scatter', 'f32', 128, 1, group=8)
   assert scatter.sent == (128 * 7, 0)
 

@@ -18,11 +18,11 @@ from grpo_jax.config import Mesh
 from grpo_jax.planning import compiling
 from grpo_jax.planning import hlo
 from grpo_jax.planning import plan as plans
-from grpo_jax.planning import programs
 from grpo_jax.planning import topologies
 from grpo_jax.planning import worker
 from tests import runs
 from tests.cli import command
+from tests.planning import by_hand
 
 pytestmark = [
   pytest.mark.libtpu,
@@ -48,30 +48,70 @@ def config():
   )
 
 
+# The same model, written down once more.
+FIELDS = {
+  'vocab_size': 14,
+  'num_layers': 1,
+  'width': 32,
+  'mlp_width': 32,
+  'rope_base': 100.0,
+  'unroll': True,
+}
+PROGRAMS = 'prepare', 'prefill', 'decode', 'train_step'
+
+
 def test_a_plan_is_what_compiling_by_hand_finds():
-  made = plans.plan(config(), V5E)
-  assert made.fits
-  assert {one.name for one in made.programs} >= {
-    'train_step', 'prepare', 'prefill', 'decode', 'regroup',
-  }  # fmt: skip
-  for name in ('train_step', 'decode'):
-    planned = next(one for one in made.programs if one.name == name)
-    lowered, trips = programs.lowered(config(), V5E, name)
-    compiled = lowered.compile()
-    memory = compiled.memory_analysis()
-    assert planned.compiled is not None and planned.collectives is not None
-    by_hand = (
-      memory.argument_size_in_bytes
-      + memory.output_size_in_bytes
-      - memory.alias_size_in_bytes
-      + memory.temp_size_in_bytes
+  given = dataclasses.replace(
+    config(),
+    learner=dataclasses.replace(config().learner, layout='shared'),
+  )
+  case = by_hand.Case(FIELDS, given, V5E.name, PROGRAMS)
+  made = {one.name: one for one in plans.plan(given, V5E).programs}
+  assert made.keys() == {*PROGRAMS, 'regroup'}
+  for name in PROGRAMS:
+    expected, found = by_hand.by_hand(case, name), made[name].compiled
+    assert found is not None and found.fits and expected.fits
+    assert found.peak_bytes == pytest.approx(expected.memory, rel=0.02)
+    sent = sum(one.bytes * one.times for one in found.collectives)
+    assert sent == expected.collectives > 0
+
+
+def test_gradients_cross_to_the_other_slice():
+  topology = topologies.named('v5e:2x2', 2)
+  mesh = Mesh(data=1, fsdp=4, slices=2)
+  changes = {'learner.micro_rows': 8, 'sampler.prompts': 8}
+  two = dataclasses.replace(runs.small(**changes), mesh=mesh)
+  made = plans.plan(two, topology)
+  update = next(one for one in made.programs if one.name == 'train_step')
+  assert update.collectives is not None
+  sums = [one.bytes for one in update.collectives if one.crosses]
+  # All but the output layer in one sum, filled up to whole registers.
+  trained = made.counted.weights.trained
+  assert max(sums) == pytest.approx(trained, rel=0.05)
+  by_arithmetic = made.counted.work('train_step').dcn_bytes
+  # The gradient of the output layer has rows of 128 places for 14 tokens.
+  padded = 128 / 14 * made.counted.weights.head
+  assert by_arithmetic <= update.work.dcn_bytes < by_arithmetic + padded
+  assert 'dcn all-reduce f32' in (plans.collectives(update) or {})
+
+
+def test_moments_on_the_host_are_not_in_the_memory_of_chips():
+  here, there = (
+    worker._compiled(programs.lowered(made, V5E, 'train_step').lowered, 1, V5E)
+    for made in (
+      config(),
+      dataclasses.replace(
+        config(), optim=dataclasses.replace(config().optim, offload=True)
+      ),
     )
-    assert planned.compiled.peak_bytes == pytest.approx(by_hand, rel=0.02)
-    found = hlo.Program(compiled.as_text(), trips, V5E.number)
-    assert sum(one.bytes * one.times for one in planned.collectives) == sum(
-      one.bytes * one.times for one in found.collectives()
-    )
-    assert sum(one.sent[0] for one in planned.collectives) > 0
+  )
+  assert not here.error and not there.error
+  assert here.host_bytes == 0
+  moved = here.argument_bytes - there.argument_bytes
+  # Small arrays are padded, and not by the same on both sides.
+  assert moved == pytest.approx(there.host_bytes, rel=0.1)
+  # Two numbers of float32 for each parameter, of which fsdp has one half.
+  assert there.host_bytes > 0.3 * here.argument_bytes
 
 
 def test_collectives_are_those_that_were_written():
@@ -182,9 +222,7 @@ def test_slices_have_devices_of_their_own():
   topology = topologies.named('v5e:2x2', 2)
   found = topologies.mesh(topology, Mesh(data=2, fsdp=2, slices=2))
   slices = [device.slice_index for device in found.devices.flat]
-  told = topology.slice_of_devices()
-  assert told is not None
-  assert slices == told.tolist()
+  assert slices == [0] * 4 + [1] * 4
 
 
 def test_a_topology_that_does_not_exist_is_refused():

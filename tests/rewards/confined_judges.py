@@ -23,6 +23,11 @@ def evaluates(prompt, completion, example, unused=None):
   return eval(completion)
 
 
+@rewards.confined(prepare=prepare, bounds=(0, 1))
+def from_0_to_1(prompt, completion, example):
+  return eval(completion)
+
+
 @rewards.confined(prepare=prepare)
 @rewards.batched
 def evaluates_all(prompts, completions, examples):

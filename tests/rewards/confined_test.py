@@ -145,16 +145,42 @@ def test_an_answer_cannot_change_what_the_next_one_finds(pool):
   assert [one.reward for one in outcomes] == [1, 2, 1, 0, 1]
 
 
+# Who evaluates can look for the word with which an answer begins.
+WORD = (
+  '(lambda f: f(f, sys._getframe()))'
+  '(lambda f, x: x.f_locals.get("word") or f(f, x.f_back))'
+)
+
+
 @needs_landlock
-def test_what_an_answer_sends_is_checked(pool):
-  for values, failure in (
-    ('[5.0, 6.0]', 'returned 2 values for 1 completions'),
-    ('[NaN]', 'returned nan'),
-    ('5.0', 'wrote to the pipe of answers'),
-  ):
-    data = f'{{"values": {values}}}\n'.encode()
-    (outcome,) = judge(pool, f'os.write(3, {data!r}) and os._exit(0)')
-    assert outcome.reward is None and outcome.failure.startswith(failure)
+@pytest.mark.parametrize(
+  'values, failure, name',
+  [
+    ('[5.0, 6.0]', 'returned 2 values for 1 completions', 'evaluates'),
+    ('[NaN]', 'returned nan', 'evaluates'),
+    ('5.0', 'wrote to the pipe of answers', 'evaluates'),
+    ('[1e30]', '', 'evaluates'),
+    ('[1e30]', 'returned 1e+30, which is not from 0 to 1', 'from_0_to_1'),
+    ('[-0.1]', 'returned -0.1, which is not from 0 to 1', 'from_0_to_1'),
+    ('[0.5]', '', 'from_0_to_1'),
+  ],
+)
+def test_what_an_answer_sends_is_checked(pool, values, failure, name):
+  data = f'{{"values": {values}}}\n'.encode()
+  send = 'os.write(3, {} + {!r}) and os._exit(0)'
+  blind, found = judge(
+    pool, send.format('b""', data), send.format(WORD, data), name=name
+  )
+  assert blind == (None, 'wrote to the pipe of answers', blind.secs)
+  assert found.failure.startswith(failure)
+  assert (found.reward is None) == bool(failure)
+
+
+@needs_landlock
+def test_bounds_hold_for_what_a_function_returns(pool):
+  outcomes = judge(pool, '0', '1', '1.5', '-1', 'None', name='from_0_to_1')
+  assert [one.reward for one in outcomes] == [0, 1, None, None, None]
+  assert [bool(one.failure) for one in outcomes] == [0, 0, 1, 1, 0]
 
 
 @needs_landlock

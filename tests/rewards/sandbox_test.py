@@ -266,9 +266,52 @@ def test_limits(means, code, failure):
   if means == 'landlock' and 'os.kill' in code:
     failure = 'exit 1'  # it cannot signal even itself
   limits = SHORT if 'time' in failure else LIMITS
-  ran = run(code, means, limits)
+  # Below the limit of all files together.
+  ran = run(code, means, limits._replace(file_bytes=8 << 20))
   assert ran.failure == failure, ran
   assert len(ran.stdout) <= LIMITS.output_bytes
+
+
+FILES = """
+import os, tempfile, time
+def write(file):
+  with file:
+    for _ in range(50):
+      file.write(bytes(1 << 20))
+"""
+
+
+@pytest.mark.parametrize(
+  'code',
+  [
+    FILES + 'for n in range(4): write(open(str(n), "wb"))',
+    FILES + 'for n in range(4): write(open(str(n), "wb"))\ntime.sleep(60)',
+    FILES
+    + 'os.makedirs("a/b")\nfor n in range(4): write(open(f"a/b/{n}", "wb"))'
+    '\ntime.sleep(60)',
+    # Without names, as temporary files are.
+    FILES + 'kept = [tempfile.TemporaryFile() for _ in range(4)]\n'
+    'for one in kept: write(open(one.fileno(), "wb", closefd=False))\n'
+    'time.sleep(60)',
+    'for n in range(50_000): open(str(n), "wb")\nimport time; time.sleep(60)',
+  ],
+)
+def test_the_files_of_a_program_have_a_limit_together(
+  means, code, tmp_path, monkeypatch
+):
+  monkeypatch.setattr('tempfile.tempdir', str(tmp_path))
+  start = time.monotonic()
+  ran = run(code, means)
+  expected = 'exit 1' if means == 'namespaces' else 'scratch limit'
+  assert ran.failure == expected, ran
+  assert time.monotonic() - start < LIMITS.time_secs
+  assert not os.listdir(tmp_path)
+
+
+def test_files_within_the_limit_may_come_and_go(means):
+  code = FILES + 'for n in range(4):\n  write(open("x", "wb"))\n'
+  assert run(code + '  os.remove("x")', means).failure == ''
+  assert run(code, means, LIMITS._replace(scratch_bytes=51 << 20)).failure == ''
 
 
 def test_a_fork_bomb_is_held(means):

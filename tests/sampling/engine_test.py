@@ -116,7 +116,7 @@ def test_a_cache_is_no_longer_than_the_window_of_its_layer():
     jnp.array([0]),
     jax.random.key(0),
   )
-  params = _sampler.sampler_params(model, tiny.params(model))
+  params = sampling.sampler_params(model, tiny.params(model))
   rows, _ = jax.eval_shape(
     lambda p, given, most: sampler.prefill(p, given, most, 8),
     params,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from grpo_jax.sampling import Sampling
-from grpo_jax.sampling import _next_token
+from grpo_jax.sampling import _vocabulary
 from grpo_jax.sampling import next_token
 
 pytestmark = pytest.mark.quick
@@ -123,8 +123,9 @@ def test_at_the_end_of_the_noise_rounding_draws_nothing_without_mass():
 def test_past_the_end_of_the_noise_each_row_has_its_own_last_token():
   """Noise of 1 stands for a threshold that rounding has put at the end."""
   mass = jnp.array([[1.0, 2, 0, 4, 0, 0], [3, 0, 0, 0, 0, 0], [1] * 6])
-  token = _next_token._inverse_cdf(mass, jnp.ones(3))
+  token, logit = _vocabulary.at_random(mass, 2 * mass, jnp.ones(3), None)
   np.testing.assert_array_equal(token, [3, 0, 5])
+  np.testing.assert_array_equal(logit, [8, 6, 2])
 
 
 @pytest.mark.parametrize('vocab', [1, 7, 128, 129, 3000])

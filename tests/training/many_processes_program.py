@@ -6,6 +6,7 @@ Writes what each case has ended with to `FOLDER/CASE.RANK.json`.
 """
 
 import json
+import math
 import os
 import pathlib
 import random
@@ -25,6 +26,7 @@ from tests import judges
 from tests import runs
 
 LATE = 40  # a call of the judge in the second rollout
+LATER = 70  # in the third, before which groups are kept for it
 # The way of a rollout with everything in it that several processes decide on.
 EVERYTHING = {
   **runs.WARM,
@@ -43,6 +45,8 @@ EVERYTHING = {
   'sampler.group': 2,
   'optim.decay': 'cosine',
 }
+
+SHORT = {'steps': 2, 'optim.warmup_steps': 0}
 
 
 _calls, _at_call = 0, {}
@@ -78,9 +82,14 @@ def tensor_across(folder, rank, stop):
   return train(folder, stop, **changes)
 
 
+def slices(folder, rank, stop):
+  """The devices of each process are a slice."""
+  return train(folder, stop, **{'mesh.slices': 2, 'mesh.fsdp': 2})
+
+
 def stopped(folder, rank, stop):
-  """A signal to process 1 in the second rollout."""
-  at_call = {LATE: lambda: os.kill(os.getpid(), signal.SIGTERM)}
+  """A signal to process 1 in the third rollout."""
+  at_call = {LATER: lambda: os.kill(os.getpid(), signal.SIGTERM)}
   return train(folder, stop, at_call if rank == 1 else {})
 
 
@@ -127,27 +136,41 @@ def unreadable(folder, rank, stop):
     ocp.CheckpointManager.restore = restore
 
 
-def disk_full(folder, rank, stop, where=1):
-  """The save after the second rollout fails in one process."""
+def disk_full(folder, rank, stop, where=1, times=2, **changes):
+  """Saves from the second rollout on fail in one process, so many times."""
   from orbax.checkpoint._src.serialization import serialization
 
-  write, left = serialization.async_serialize_from_host, []
+  write, left = serialization.async_serialize_from_host, 0
 
   async def failing(*args, **kwargs):
+    nonlocal left
     if left:
-      raise OSError(28, f'No space left on device{left.pop()}')
+      left -= 1
+      raise OSError(28, 'No space left on device')
     return await write(*args, **kwargs)
 
+  def fill():
+    nonlocal left
+    left = times
+
   serialization.async_serialize_from_host = failing
-  fill = {LATE: lambda: left.extend(['', ''])}
   try:
-    return train(folder, stop, fill if rank == where else {})
+    at_call = {LATE: fill} if rank == where else {}
+    return train(folder, stop, at_call, **changes)
   finally:
     serialization.async_serialize_from_host = write
 
 
 def disk_full_first(folder, rank, stop):
   return disk_full(folder, rank, stop, where=0)
+
+
+def disk_stays_full(folder, rank, stop):
+  return disk_full(folder, rank, stop, times=math.inf, **SHORT)
+
+
+def room_again(folder, rank, stop):
+  return train(folder.parent / 'disk_stays_full', stop, **SHORT)
 
 
 def replayed(folder, rank, stop):
@@ -235,6 +258,7 @@ CASES = {
     gsm8k_goes_on,
     replayed,
     tensor_across,
+    slices,
     stopped,
     goes_on,
     raises,
@@ -243,6 +267,8 @@ CASES = {
     unreadable,
     disk_full,
     disk_full_first,
+    disk_stays_full,
+    room_again,
   )
 }
 

@@ -86,6 +86,19 @@ def assert_close(workdir, other, relative):
     np.testing.assert_array_equal(mine.index, theirs.index)
 
 
+def written(workdir):
+  """All that lies in a workdir, but for what Orbax has in an item."""
+  names = []
+  for path in workdir.rglob('*'):
+    *folders, name = path.relative_to(workdir).parts
+    if folders[:1] == ['checkpoints'] and len(folders) > 2:
+      continue
+    if name.startswith('events.'):  # the moment, the host and the process
+      name = 'events'
+    names.append('/'.join([*folders, name]))
+  return sorted(names)
+
+
 def run_here(workdir, **mesh):
   loop.train(runs.small(**{**program.EVERYTHING, **mesh}), workdir)
 
@@ -95,8 +108,7 @@ def test_as_one_process_on_the_same_mesh(folder, tmp_path):
   assert_close(folder / 'whole', tmp_path, 1e-6)
   first, second = told(folder, 'whole')
   assert first['steps'] == second['steps'] == 4
-  names = {path.name for path in (folder / 'whole').iterdir()}
-  assert names == {path.name for path in tmp_path.iterdir()}
+  assert written(folder / 'whole') == written(tmp_path)
   for mine, theirs in zip(
     runs.records(folder / 'whole'), runs.records(tmp_path), strict=True
   ):
@@ -149,6 +161,11 @@ def test_a_mesh_whose_rows_lie_on_both_draws_the_same(folder):
   assert found.texts == whole.texts
 
 
+def test_slices_of_one_process_each_learn_the_same(folder):
+  assert [end['steps'] for end in told(folder, 'slices')] == [4, 4]
+  assert_close(folder / 'whole', folder / 'slices', 1e-3)
+
+
 def test_a_replay_learns_the_same_and_a_function_sees_all_of_it(folder):
   first, second = (end['seen'] for end in told(folder, 'replayed'))
   assert [step for step, *_ in first] == [1, 2, 3, 4] and not second
@@ -163,7 +180,7 @@ def test_a_replay_learns_the_same_and_a_function_sees_all_of_it(folder):
 
 def test_a_signal_to_one_stops_both_and_all_is_saved(folder):
   for end in told(folder, 'stopped'):
-    assert end['signal'] == 'SIGTERM' and end['steps'] == 1
+    assert end['signal'] == 'SIGTERM' and end['steps'] == 2
   assert [end['steps'] for end in told(folder, 'goes_on')] == [4, 4]
   runs.assert_equal(folder / 'whole', folder / 'stopped')
 
@@ -172,7 +189,9 @@ def test_a_signal_to_one_stops_both_and_all_is_saved(folder):
   'name, mesh', [('four', {}), ('one', {'mesh.fsdp': 1})]
 )
 def test_what_two_have_saved_goes_on_in_one(folder, tmp_path, name, mesh):
+  """With groups that were drawn for the next rollout."""
   shutil.move(folder / name, tmp_path / name)
+  assert 'surplus' in runs.saved(tmp_path / name)[2]['sha256']
   run_here(tmp_path / name, **mesh)
   assert_close(folder / 'whole', tmp_path / name, 1e-3)
 
@@ -213,6 +232,15 @@ def test_a_disk_that_is_full_in_one_ends_nothing(folder, name, rank):
     runs.saved(folder / each) for each in ('whole', name)
   )
   jax.tree.map(np.testing.assert_array_equal, arrays, others)
+
+
+def test_a_disk_that_stays_full_in_one_ends_both_alike(folder):
+  for end in told(folder, 'disk_stays_full'):
+    assert end['raised'] == 'ValueError'
+    assert 'The checkpoint of rollout 2 could not be saved;' in end['text']
+    assert 'goes on from the checkpoint of rollout 0.' in end['text']
+  assert [end['steps'] for end in told(folder, 'room_again')] == [2, 2]
+  assert runs.checkpoints(folder / 'disk_stays_full')[-1] == 2
 
 
 def test_the_first_process_alone_writes_and_shows(folder):

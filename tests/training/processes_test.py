@@ -194,6 +194,32 @@ def test_who_was_started_differently_is_named():
     assert 'Process 2 has config.seed=1, and the others have 0' in str(error)
 
 
+def test_one_that_has_a_file_that_others_lack_is_named():
+  def body(peers):
+    peers.check_equal({'jax': '0.10'} | ({'a': 1} if peers.rank == 2 else {}))
+
+  for error in run(body)[0]:
+    assert isinstance(error, ValueError)
+    assert 'Process 2 has a=1, and the others have None' in str(error)
+
+
+def test_warnings_reach_the_first_process_with_who_gave_them():
+  def body(peers):
+    if not peers.is_first:
+      peers.warn('the clock is wrong')
+    if peers.rank == 2:
+      peers.warn('the disk is slow')
+    peers.exchange()
+    return peers.warnings(), peers.warnings()
+
+  first, *others = run(body)[0]
+  assert first == (
+    ['process 1, 2: the clock is wrong', 'process 2: the disk is slow'],
+    [],
+  )
+  assert others == [([], [])] * 2
+
+
 @pytest.mark.parametrize(
   'given, words',
   [
@@ -363,6 +389,8 @@ def test_what_happens_to_one_ends_the_other(case, codes, speaker, words):
     assert codes[rank] in (both[rank].returncode, None), said
   assert words in said[speaker]
   assert said[speaker].count('grpo-jax: ') == 1
+  if case in ('raises', 'fails far off'):
+    assert 'The traceback of process 1:\n' in said[0]
 
 
 @pytest.mark.long

@@ -310,6 +310,7 @@ def _patches(seen, patch):
   note(compiled_programs, 'keep', lambda place: None)
   mesh = sharding.make_mesh()
   note(sharding, 'make_mesh', lambda **_: mesh)
+  note(sharding, 'sampling_mesh')
   note(data, 'tokenizer_from', lambda *_: TOKENIZER)
   note(data, 'jsonl_source', lambda paths, *_: Source(paths[0]))
   for name in ('mixture', 'prompt_stream', 'arithmetic_demonstrations'):

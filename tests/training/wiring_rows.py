@@ -437,6 +437,7 @@ ROWS = {
   ),
   'sampler.temperature': temperature,
   'sampler.max_rows': at(('LocalEngine', 'max_rows')),
+  'sampler.tensor': at(('sampling_mesh', 'tensor')),
   'sampler.resample_rounds': rounds,
   'sampler.retire_solved': at(('draw', 'retire')),
   'optim.lr': at(('learning_rate', 'peak', 0)),
@@ -457,6 +458,7 @@ ROWS = {
     optional('record_adam_moments'), at(('Learner', 'records', 0))
   ),
   'optim.overshoot_every_steps': at(('Updater', 'watch_steps', 0)),
+  'optim.offload': at(('Learner', 'offload_moments')),
   'learner.method': method,
   'learner.method_kwargs': method_kwargs,
   'learner.batches': updates_per_rollout('batches'),
@@ -471,6 +473,7 @@ ROWS = {
   'learner.expert_balance': at(('Learner', 'expert_balance', 0)),
   'reference.refresh_steps': at(('Updater', 'refresh_steps', 0)),
   'reference.refresh_weight': at(('Updater', 'refresh_weight', 0)),
+  'reference.offload': at(('Learner', 'offload_reference')),
 }
 ROWS |= {
   f'model.{name}': shape(name)
@@ -495,5 +498,5 @@ ROWS |= {
 }
 ROWS |= {
   f'mesh.{name}': at(('make_mesh', name))
-  for name in ('data', 'fsdp', 'tensor', 'expert', 'slices')
+  for name in ('data', 'fsdp', 'tensor', 'expert', 'context', 'slices')
 }

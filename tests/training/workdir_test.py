@@ -1,8 +1,10 @@
 """The workdir: a run of an earlier version, and who may write to it."""
 
 import dataclasses
+import errno
 import functools
 import json
+import os
 import pathlib
 
 import jax
@@ -111,6 +113,21 @@ def test_the_first_process_of_several_writes_for_all(tmp_path, monkeypatch):
   assert (directory / 'versions.json').exists()
 
 
+@pytest.mark.parametrize('number', [errno.ENOLCK, errno.ENOSYS, errno.EIO])
+def test_a_file_system_without_locks_is_no_other_process(
+  number, tmp_path, monkeypatch
+):
+  def flock(file, how):
+    raise OSError(number, os.strerror(number))
+
+  monkeypatch.setattr(workdir.fcntl, 'flock', flock)
+  with pytest.raises(ValueError, match='cannot be locked') as caught:
+    with workdir.claimed(tmp_path, runs.small()):
+      pass
+  assert os.strerror(number) in str(caught.value)
+  assert 'Another process' not in str(caught.value)
+
+
 @pytest.mark.parametrize('broken', ['', '{"a": 1}', '[{}', '\0\0'])
 def test_a_broken_record_of_versions_is_put_aside(broken, earlier):
   file, said = earlier / 'versions.json', []
@@ -165,30 +182,6 @@ def test_a_run_that_met_a_long_prompt_may_drop_it(tmp_path):
   values = dataclasses.asdict(runs.small())
   (tmp_path / 'config.json').write_text(json.dumps(values))
   workdir.refuse_another(tmp_path, runs.small(**{'data.too_long': 'drop'}))
-
-
-def test_processes_compare_the_contents_of_their_files(tmp_path):
-  def hashes(**changes):
-    identity = workdir.identity(runs.small(**changes))
-    return {k: v for k, v in identity.items() if k.startswith('the SHA-256')}
-
-  for name in ('a.parquet', 'b.parquet', 'c.jsonl'):
-    (tmp_path / name).write_text(name)
-  changes = {
-    'data.train': ({'name': f'{tmp_path}/*.parquet'}, {'name': 'arithmetic'}),
-    'data.heldout': f'{tmp_path}/c.jsonl',
-  }
-  found = hashes(**changes)
-  assert list(found) == [
-    f'the SHA-256 of {tmp_path}/*.parquet',
-    f'the SHA-256 of {tmp_path}/c.jsonl',
-  ]
-  assert hashes(**changes) == found
-  (tmp_path / 'b.parquet').write_text('d.parquet')
-  assert [v for k, v in hashes(**changes).items() if v != found[k]] == [
-    hashes(**changes)[f'the SHA-256 of {tmp_path}/*.parquet']
-  ]
-  assert not hashes()
 
 
 def test_data_that_has_changed_since_the_run_began_is_told(tmp_path):

@@ -6,9 +6,17 @@ importing Pallas takes a while.
 """
 
 from grpo_jax.models.kernels._cudnn import cudnn
+from grpo_jax.models.kernels._cudnn import cudnn_causal
 from grpo_jax.models.kernels._cudnn import cudnn_suits
 from grpo_jax.models.kernels._decode import attend_recent
 from grpo_jax.models.kernels._splash import splash
 from grpo_jax.models.kernels._splash import splash_suits
 
-__all__ = ('attend_recent', 'cudnn', 'cudnn_suits', 'splash', 'splash_suits')
+__all__ = (
+  'attend_recent',
+  'cudnn',
+  'cudnn_causal',
+  'cudnn_suits',
+  'splash',
+  'splash_suits',
+)

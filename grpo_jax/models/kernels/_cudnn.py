@@ -1,4 +1,4 @@
-"""cuDNN's fused attention over the rows of a layout, for GPUs.
+"""cuDNN's fused attention over rows of tokens, for GPUs.
 
 It is called through `jax.nn.dot_product_attention`. Two things are tested on a
 CPU: JAX's XLA implementation of that function, given the same arguments, agrees
@@ -20,19 +20,22 @@ Array = jax.Array
 _QKV = ('r.h.', 'r.h.', 'r.h.')
 
 
-def cudnn_suits(layout: Layout, query: Array) -> bool:
-  """Whether `cudnn` is a good choice for a layer of this model and layout.
+def cudnn_suits(query: Array, blocks: Blocks | None = None) -> bool:
+  """Whether cuDNN is a good choice for a layer with these queries and rows.
 
   cuDNN needs bfloat16 and a head size of 8, 16, ... or 128. A row of blocks is
   unfolded for it, which repeats the prompt's attention for every completion. A
   row is suited if unfolding makes the work at most four times as much.
+
+  Args:
+    query: f[R,S,H,D].
+    blocks: The equal blocks of every row; None if it has none.
   """
   size = query.shape[-1]
   if query.dtype != jnp.bfloat16 or size % 8 or size > 128:
     return False
-  if layout.blocks is None:
+  if blocks is None:
     return True
-  blocks = layout.blocks
   prompt, tokens = blocks.prompt_tokens, blocks.completion_tokens
   own = prompt**2 + blocks.completions * tokens * (2 * prompt + tokens)
   return blocks.completions * (prompt + tokens) ** 2 <= 4 * own
@@ -66,10 +69,10 @@ def cudnn(
   Returns:
     f[R,S,H,D]; finite but meaningless in padding.
   """
-  attend = functools.partial(_cudnn_call, interpret=interpret)
+  attend = functools.partial(cudnn_causal, interpret=interpret)
   if layout.blocks is not None:
     arrays, fold = _unfolded((query, key, value), layout, layout.blocks)
-    return fold(attend(*arrays, window))
+    return fold(attend(*arrays, window=window))
   if layout.column.shape[1] == 1:
     return attend(query, key, value, window)
   segment, parent, position = layout.segment, layout.parent, layout.position
@@ -81,8 +84,27 @@ def cudnn(
   return attend(query, key, value, None, mask[:, None])
 
 
-def _cudnn_call(query, key, value, window, *mask, interpret) -> Array:
-  """Causal attention with a window or a mask, on each device's share."""
+def cudnn_causal(
+  query: Array,
+  key: Array,
+  value: Array,
+  window: int | None,
+  mask: Array | None = None,
+  interpret: bool = False,
+) -> Array:
+  """cuDNN's attention over rows of one sequence each, padded behind it.
+
+  Args:
+    query: f[R,S,H,D].
+    key: f[R,S,K,D].
+    value: f[R,S,K,D].
+    window: See `cudnn`.
+    mask: bool[R,1,S,S], which of the keys before it a query sees; None: all.
+    interpret: See `cudnn`.
+
+  Returns:
+    f[R,S,H,D]; finite but meaningless in padding.
+  """
   columns = query.shape[1]
   more = columns % 2  # cuDNN's gradient needs an even number of columns
 
@@ -100,7 +122,8 @@ def _cudnn_call(query, key, value, window, *mask, interpret) -> Array:
   arrays = [
     jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0))) for x in (query, key, value)
   ]
-  arrays += [jnp.pad(x, ((0, 0), (0, 0), (0, more), (0, more))) for x in mask]
+  if mask is not None:
+    arrays.append(jnp.pad(mask, ((0, 0), (0, 0), (0, more), (0, more))))
   axes = (*_QKV, 'r...')[: len(arrays)]
   output = over_devices(local, tuple(arrays), axes, 'r.h.', key.shape[2])
   return output[:, :columns]

@@ -72,5 +72,7 @@ def attend_recent(
 
   axes = ('r.h.', 'r.h.', 'r.h.', 'r', 'r.')
   return Partial(
-    *over_devices(compiled, arrays, axes, ('r.h.', 'r.h'), key.shape[2])
+    *over_devices(
+      compiled, arrays, axes, ('r.h.', 'r.h'), key.shape[2], everywhere=True
+    )
   )

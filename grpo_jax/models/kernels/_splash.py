@@ -1,10 +1,11 @@
-"""Splash attention, JAX's Pallas kernel for TPU, over the rows of a layout.
+"""Splash attention, JAX's Pallas kernel for TPU, over rows of tokens.
 
 It agrees with the portable version in Pallas's interpret mode, and is lowered
 for TPU on a CPU. It has not run on a TPU yet, so the tile sizes are guesses.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax import shards
 from grpo_jax.models import _remat
 from grpo_jax.models.kernels._split import over_devices
 from grpo_jax.models.layout import Blocks
@@ -31,23 +33,32 @@ class BlocksMask(mask_lib.Mask):
 
   Attributes:
     blocks: The sizes of the layout's blocks.
+    queries: How many queries there are.
     columns: The length of a row, padding included.
+    first: The column of the first query.
   """
 
   blocks: Blocks
+  queries: int
   columns: int
+  first: int = 0
 
   @property
   def shape(self) -> tuple[int, int]:
     """The number of queries and of keys."""
-    return self.columns, self.columns
+    return self.queries, self.columns
 
   def __getitem__(self, index) -> np.ndarray:
     """The tile of two slices, bool[queries, keys]."""
-    query, key = (np.arange(self.columns)[part] for part in index)
+    query = self.first + np.arange(self.queries)[index[0]]
+    key = np.arange(self.columns)[index[1]]
     edge, size = self.blocks.prompt_tokens, self.blocks.completion_tokens
     same = (query[:, None] - edge) // size == (key[None] - edge) // size
     return ((key < edge)[None] | same) & (key[None] <= query[:, None])
+
+
+LANES = 128
+"""Columns of the smallest tile."""
 
 
 def _splash_sizes(columns: int) -> tuple[int, int]:
@@ -59,14 +70,32 @@ def _splash_sizes(columns: int) -> tuple[int, int]:
   return -(-columns // tile) * tile, tile
 
 
+def _mask(
+  queries: int,
+  columns: int,
+  window: int | None,
+  blocks: Blocks | None,
+  first: int = 0,
+) -> mask_lib.Mask:
+  """Which keys each query may see, by their columns alone; see `BlocksMask`."""
+  if blocks is not None:
+    return BlocksMask(blocks, queries, columns, first)
+  if window is not None:
+    return mask_lib.LocalMask((queries, columns), (window - 1, 0), first)
+  return mask_lib.CausalMask((queries, columns), first)
+
+
 def splash_suits(layout: Layout, window: int | None) -> bool:
-  """Whether `splash` can express a layer's attention.
+  """Whether `splash` can express a layer's attention over a layout's rows.
 
   Its mask is static. In a row of blocks, the distance between a completion and
   its prompt depends on the prompt's length, so a static mask cannot express a
   window. In other rows the kernel compares segments for equality, so it cannot
-  express that one segment continues another (its parent).
+  express that one segment continues another (its parent). Parts of rows must
+  consist of whole tiles.
   """
+  if shards.parts() > 1 and layout.tokens.shape[1] % LANES:
+    return False
   if layout.blocks is None:
     return not layout.parents
   return window is None
@@ -76,46 +105,57 @@ def splash(
   query: Array,
   key: Array,
   value: Array,
-  layout: Layout,
+  segment: Array | None,
   window: int | None,
   interpret: bool = False,
   cap: float | None = None,
+  blocks: Blocks | None = None,
+  part: Array | None = None,
+  of_key: Array | None = None,
 ) -> Array:
-  """Splash attention over the rows of a layout.
+  """Splash attention over rows in which no segment continues another.
 
   Args:
-    query: f[R,S,H,D].
+    query: f[R,S,H,D]; of rows that are cut, those of one part.
     key: f[R,S,K,D].
     value: f[R,S,K,D].
-    layout: Packed or padded rows, in which segments have no parents, or blocks.
+    segment: i32[R,S], see `Layout`; None: each row is one sequence, and what
+      pads it comes last, where the causal mask hides it.
     window: How many tokens a token sees, itself included; None means all.
     interpret: Whether Pallas interprets the kernel, on any platform.
     cap: Scores s become `cap * tanh(s / cap)`; None: as they are.
+    blocks: The equal blocks of every row, each of which continues the prompt;
+      None if it has none.
+    part: i32[], the number of the part, if the rows are cut into equal parts,
+      whose columns are a multiple of 128.
+    of_key: i32[R,N], `segment` of all columns, if the rows are cut.
 
   Returns:
     f[R,S,H,D]; finite but meaningless in padding.
   """
-  columns, tile = _splash_sizes(query.shape[1])
-  if layout.blocks is not None:
-    mask = BlocksMask(layout.blocks, columns)
-    segment = (layout.segment > 0).astype(jnp.int32)
-  elif window is not None:
-    mask = mask_lib.LocalMask((columns, columns), (window - 1, 0), 0)
-    segment = layout.segment
-  else:
-    mask = mask_lib.CausalMask((columns, columns))
-    segment = layout.segment
-  sizes = ('block_q', 'block_kv', 'block_q_dkv', 'block_kv_dkv', 'block_q_dq')
-  sizes = kernel_lib.BlockSizes(**dict.fromkeys((*sizes, 'block_kv_dq'), tile))
-  more = columns - query.shape[1]
+  queries, keys = query.shape[1], key.shape[1]
+  columns, tile = _splash_sizes(keys)
+  # A part is not padded: its neighbour has the columns behind it.
+  of_query = tile if part is None else math.gcd(tile, queries)
+  padded = columns if part is None else queries
+  sizes = kernel_lib.BlockSizes(
+    **dict.fromkeys(('block_q', 'block_q_dkv', 'block_q_dq'), of_query),
+    **dict.fromkeys(('block_kv', 'block_kv_dkv', 'block_kv_dq'), tile),
+  )
+  of_key = segment if of_key is None else of_key
+  if blocks is not None:
+    assert segment is not None and of_key is not None
+    segment, of_key = ((x > 0).astype(jnp.int32) for x in (segment, of_key))
 
-  def heads_first(x):
-    x = jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0)))
-    return jnp.swapaxes(x, 1, 2)
+  def pad(x, length):
+    return jnp.pad(
+      x, [(0, 0), (0, length - x.shape[1])] + [(0, 0)] * (x.ndim - 2)
+    )
 
-  def local(query, key, value, segment):
-    kernel: Any = kernel_lib.make_splash_mha(
-      mask_lib.MultiHeadMask([mask] * query.shape[2]),
+  def kernel(heads: int, first: int) -> Any:
+    mask = _mask(padded, columns, window, blocks, first)
+    return kernel_lib.make_splash_mha(
+      mask_lib.MultiHeadMask([mask] * heads),
       block_sizes=sizes,
       head_shards=1,
       q_seq_shards=1,
@@ -123,17 +163,28 @@ def splash(
       residual_checkpoint_name=_remat.ATTENTION,
       interpret=interpret,
     )
-    segment = jnp.pad(segment, ((0, 0), (0, more)))
-    ids = kernel_lib.SegmentIds(segment, segment)
-    scaled = query * query.shape[-1] ** -0.5
-    scaled, key, value = map(heads_first, (scaled, key, value))
-    output: Any = jax.vmap(kernel)(scaled, key, value, ids)
-    return jnp.swapaxes(output, 1, 2)[:, : query.shape[1]]
 
-  return over_devices(
-    local,
-    (query, key, value, segment),
-    ('r.h.', 'r.h.', 'r.h.', 'r.'),
-    'r.h.',
-    key.shape[2],
-  )
+  def local(query, key, value, *rest):
+    given = [pad(query * query.shape[-1] ** -0.5, padded)]
+    given += [pad(key, columns), pad(value, columns)]
+    given = [jnp.swapaxes(x, 1, 2) for x in given]
+    if segment is not None:
+      own, of_key = pad(rest[0], padded), pad(rest[1], columns)
+      given.append(kernel_lib.SegmentIds(own, of_key))
+
+    def run(first):
+      return lambda *given: jax.vmap(kernel(query.shape[2], first))(*given)
+
+    if part is None:
+      output = run(0)(*given)
+    else:  # each part has a mask of its own, which is static
+      firsts = range(0, keys, queries)
+      output = jax.lax.switch(rest[-1], list(map(run, firsts)), *given)
+    return jnp.swapaxes(output, 1, 2)[:, :queries]
+
+  arrays, axes = [query, key, value], ['r.h.', 'r.h.', 'r.h.']
+  if segment is not None:
+    arrays, axes = arrays + [segment, of_key], axes + ['r.', 'r.']
+  if part is not None:
+    arrays, axes = [*arrays, part], [*axes, '']
+  return over_devices(local, tuple(arrays), tuple(axes), 'r.h.', key.shape[2])

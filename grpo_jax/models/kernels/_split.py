@@ -15,6 +15,7 @@ def over_devices(
   axes: tuple[str, ...],
   output_axes: Any,
   heads: int,
+  everywhere: bool = False,
 ) -> Any:
   """Calls a function of rows and heads on each device's share of them.
 
@@ -29,6 +30,8 @@ def over_devices(
       for heads (query or key-value), `.` for anything else.
     output_axes: Such a string for each array of the result, as a tree.
     heads: The number of key-value heads. All heads are split as these are.
+    everywhere: Whether rows are split over `tensor` too, where it does not
+      divide the heads.
 
   Returns:
     What the function returns. Without a mesh the function is called on the
@@ -41,11 +44,13 @@ def over_devices(
   rows = arrays[0].shape[axes[0].index('r')]
   splits_rows = rows % sharding.row_shards(mesh) == 0
   splits_rows &= not sharding.on_shard()  # which has its own rows already
-  places = {
+  places: dict[str, Any] = {
     'r': sharding.ROW_AXES if splits_rows else None,
     'h': 'tensor' if heads % mesh.shape['tensor'] == 0 else None,
     '.': None,
   }
+  if everywhere and places['h'] is None and rows % mesh.size == 0:
+    places['r'] = sharding.ALL_AXES
 
   def spec(letters):
     return PartitionSpec(*(places[letter] for letter in letters))

@@ -9,11 +9,21 @@ from typing import Any
 
 from grpo_jax.rewards import _marks
 from grpo_jax.rewards import sandbox
+from grpo_jax.rewards.verifiers import _expressions
 from grpo_jax.rewards.verifiers import _shared
 
 # Their verifiers call `eval` on the answer. What they mean to read are lists
 # and texts, for which `literal_eval` is enough.
 _EVALUATE = ('binary_matrix', 'n_queens', 'spiral_matrix', 'string_insertion')
+# Others hand it to sympy, which calls `eval` too. Here, whether what they mean
+# to read is algebra or only numbers with + - * /.
+_ALGEBRA = {
+  'countdown': False,
+  'intermediate_integration': True,
+  'polynomial_multiplication': True,
+  'puzzle24': False,
+  'simple_integration': True,
+}
 
 
 def prepare(example: dict[str, Any]) -> None:
@@ -39,7 +49,7 @@ def _check(tag: str | None = 'answer', require_tag: bool = False) -> None:
 
 
 @_marks.checked(_check)
-@_marks.confined(prepare=prepare)
+@_marks.confined(prepare=prepare, bounds=(0.0, 1.0))
 def reasoning_gym(
   prompt: str,
   completion: str,
@@ -48,7 +58,7 @@ def reasoning_gym(
   tag: str | None = 'answer',
   require_tag: bool = False,
 ) -> float:
-  """What the verifier of the task gives for the answer, mostly 0 to 1.
+  """What the verifier of the task gives for the answer, from 0 to 1.
 
   The answer is the text between the last <answer> and </answer>, without white
   space at both ends; if there is no such pair, it is the whole completion.
@@ -57,10 +67,13 @@ def reasoning_gym(
   Many tasks give parts of a reward, such as for an answer that has the right
   one in it: `evaluation.right_reward` says what counts as right.
 
-  Some verifiers of the package evaluate the answer as a program, and some never
-  end on one such as 9**9**9**9. So this function runs only in workers, where
-  each call has a confined process and a time limit. An answer on which the
-  verifier raises an error has failed there, as one that takes too long.
+  Some verifiers of the package evaluate the answer as a program. Here they get
+  lists, texts and arithmetic alone; an expression of another kind, such as an
+  unevaluated `Integral(...)`, is worth 0. Some never end on an answer such as
+  9**9**9**9. So this function runs only in workers, where each call has a
+  confined process and a time limit. An answer on which the verifier raises an
+  error, or gives a number outside 0 to 1, has failed there, as one that takes
+  too long.
 
   Args:
     prompt: is not used.
@@ -87,6 +100,8 @@ def reasoning_gym(
   made = _made(example)
   task = _task(made['task'], json.dumps(made['parameters'], sort_keys=True))
   answer = _answer(_shared.end_of(completion), tag, require_tag)
+  if made['task'] in _ALGEBRA:
+    answer = _expressions.rewritten(answer, _ALGEBRA[made['task']])
   if not answer:
     return 0.0
   entry = {

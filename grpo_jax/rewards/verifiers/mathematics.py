@@ -120,13 +120,25 @@ def _content(text: str) -> str:
 def _differ(wanted: str, found: str) -> bool:
   r"""Whether one text denies or bounds what the other one states.
 
-  math-verify takes '\neq 5', '\phantom{5}', '\geq 5' and '5_6' for 5.
+  math-verify takes '\neq 5', '\phantom{5}', '\geq 5' and '5_6' for 5, and the
+  point (1,2) for the set \{1,2\}.
   """
   if bool(boxed.DENIED.search(wanted)) != bool(boxed.DENIED.search(found)):
+    return True
+  if {_brackets(wanted), _brackets(found)} == {'set', 'tuple'}:
     return True
   if _BASE.search(found) and not _BASE.search(wanted):
     return True
   return bool(boxed.BOUND.match(wanted)) != bool(boxed.BOUND.match(found))
+
+
+def _brackets(text: str) -> str:
+  r"""Whether a text is a 'set' \{1,2\}, a 'tuple' (1,2), or neither: ''."""
+  text = re.sub(r'\\(left|right)(?![a-z])|\s', '', text)
+  if text.startswith('\\{') and text.endswith('\\}'):
+    # {x | 1 < x < 2} is (1,2) too.
+    return '' if re.search(r'[|:<>]|\\mid|\\[gl]', text) else 'set'
+  return 'tuple' * bool(re.fullmatch(r'\([^()]+(,[^()]+)+\)', text))
 
 
 def _is_too_large(text: str) -> bool:

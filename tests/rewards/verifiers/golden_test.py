@@ -28,7 +28,6 @@ KNOWN = {
   ('-1', '\\boxed{i^2}'): 'it takes the i of a power for a real letter',
   ('10\\text{ cm}', '\\boxed{10\\text{ m}}'): 'it drops all units',
   ('1,2', '\\boxed{(1,2)}'): 'it takes a point for a list',
-  ('\\{1,2\\}', '\\boxed{(1,2)}'): 'it takes a point for a set',
   ('10110_2', '\\boxed{22}'): 'it takes a base for an index',
   ('100', '\\boxed{1e2}'): "it takes the e for Euler's number",
   ('6', '\\boxed{\\text{six}}'): 'it takes a word for a letter',

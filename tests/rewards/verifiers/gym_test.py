@@ -13,6 +13,7 @@ from grpo_jax import rewards
 from grpo_jax.rewards import sandbox
 from grpo_jax.rewards import workers as workers_lib
 from grpo_jax.rewards.verifiers import gym
+from tests.rewards.verifiers import hostile
 
 SLOWNESS = float(os.environ.get('GRPO_JAX_TEST_SLOWNESS', 1.0))
 LIMIT_SECS = 2.0 * SLOWNESS
@@ -26,8 +27,14 @@ needs_package = pytest.mark.skipif(
 # These evaluated what they were given, or never came back from it.
 HOSTILE = [
   'binary_matrix', 'countdown', 'intermediate_integration', 'n_queens',
-  'puzzle24', 'simple_integration', 'spiral_matrix', 'string_insertion',
+  'polynomial_multiplication', 'puzzle24', 'simple_integration',
+  'spiral_matrix', 'string_insertion',
 ]  # fmt: skip
+# It answers in place of the judge, whose pipe has the number 3.
+ANSWERS_ITSELF = (
+  '__import__("os").write(3, b\'{"values": [%s]}\\n\')'
+  ' and __import__("os")._exit(0)'
+)
 
 
 @pytest.fixture(scope='module')
@@ -70,6 +77,7 @@ def test_a_hostile_answer_writes_nothing_and_is_counted(pool, task, tmp_path):
     for name in names
     for form in ('{}', '[{}]', 'x + {}')
   ]
+  writes += [ANSWERS_ITSELF % value for value in ('1e30', '1.0')]
   outcomes = judge(pool, example, *writes)
   assert not any(map(os.path.exists, names))
   assert all(one.failure or (one.reward or 0) < 0.1 for one in outcomes)
@@ -97,6 +105,45 @@ def test_an_answer_cannot_look_the_right_one_up(pool, task):
   forms = look, f'[{look}]', f'{look}.split()', f'list({look})'
   for outcome in judge(pool, example, *forms):
     assert (outcome.reward or 0) < 0.1, outcome
+
+
+@needs_package
+@pytest.mark.parametrize(
+  'task, answers',
+  [
+    ('countdown', {'{right}': 1.0, '{right}  # so': 1.0, '{right} + 0': 0.05}),
+    ('countdown', {'0  # {right}': 0.05, '24.0': 0.0, '2**3': 0.0, 'x': 0.0}),
+    ('puzzle24', {'8*3*1*1': 1.0, '8*3 # 1, 1': 0.01, '4!': 0.0, '': 0.0}),
+    ('simple_integration', {'{right}': 1.0, '{right} + 3.5': 1.0}),
+    (
+      'simple_integration',
+      {
+        'Integral({integrand}, {variable})': 0.0,
+        'integrate({integrand}, {variable})': 0.0,
+        '({right}).doit()': 0.0,
+        '{right}, 1': 0.0,
+      },
+    ),
+  ],
+)
+def test_expressions_are_read_and_nothing_else_is(pool, task, answers):
+  example = record(task)
+  given = {
+    'right': example['answer'],
+    **example['reasoning_gym']['metadata'],
+  }
+  outcomes = judge(pool, example, *(one.format(**given) for one in answers))
+  assert [one.reward for one in outcomes] == list(answers.values()), outcomes
+
+
+@needs_package
+def test_an_integral_may_have_functions_in_it(pool):
+  example = record('intermediate_integration')
+  metadata = example['reasoning_gym']['metadata']
+  metadata['integrand'] = 'x*sin(2*x) + 1/x + exp(x)/pi'
+  right = 'sin(2*x)/4 - x*cos(2*x)/2 + log(x) + exp(x)/pi'
+  outcomes = judge(pool, example, right, f'{right} + C', f'{right} + x')
+  assert [one.reward for one in outcomes] == [1.0, 1.0, 0.0]
 
 
 @needs_package
@@ -154,6 +201,66 @@ def test_the_answer_is_cut_out(pool):
 )
 def test_which_text_is_the_answer(text, tag, require, answer):
   assert gym._answer(text, tag, require) == answer
+
+
+# The texts that fool and break verifiers, for tasks that compare, read numbers,
+# read a grid and read an expression.
+CORPUS = 'chain_sum', 'fraction_simplification', 'mini_sudoku', 'countdown'
+MOST_REWARD = 0.3  # of a text without an answer, as the table of tasks has it
+
+
+def judge_corpus(pool, task, every):
+  """Each text of the hostile corpus has an outcome, in time."""
+  example = record(task)
+  kinds = (list(texts.values())[::every] for texts in hostile.KINDS.values())
+  texts = [text for kind in kinds for text in kind]
+  texts += [f'<answer>{text}</answer>' for text in texts[::4]]
+  outcomes = judge(pool, example, *texts)
+  for text, outcome in zip(texts, outcomes, strict=True):
+    assert outcome.secs < LIMIT_SECS + LATE_SECS, ascii(text[:80])
+    assert bool(outcome.failure) == (outcome.reward is None)
+    assert (outcome.reward or 0) <= MOST_REWARD, (ascii(text[:80]), outcome)
+  (right,) = judge(pool, example, example['answer'])
+  assert right.reward == 1
+  return len(texts)
+
+
+@needs_package
+@pytest.mark.parametrize('task', CORPUS)
+def test_some_of_the_hostile_corpus_has_outcomes(pool, task):
+  judge_corpus(pool, task, 9)
+
+
+@needs_package
+@pytest.mark.long
+@pytest.mark.parametrize('task', CORPUS)
+def test_all_of_the_hostile_corpus_has_outcomes(pool, task):
+  assert judge_corpus(pool, task, 1) > 500
+
+
+@needs_package
+def test_score_counts_the_failures_of_a_batch(pool):
+  """As a run calls it; what has failed is not judged, and is no 0."""
+  coin, sums = record('coin_flip'), record('chain_sum')
+  rows = [
+    (coin, '-1e999', 'raised OverflowError'),  # known to make it raise
+    (coin, coin['answer'], ''),
+    (sums, sums['answer'], ''),
+    (sums, '9**9**9**9', ''),
+    (sums, '\ud800', ''),
+    (record('prime_factorization'), 'I do not know.', 'raised ValueError'),
+    (record('simple_integration'), 'x**9**9**9**9', 'time limit'),
+  ]
+  examples, completions, expected = map(list, zip(*rows))
+  term = rewards.WeightedReward(
+    'gym', rewards.reasoning_gym, where='workers', failed=None
+  )
+  found = rewards.score(
+    [term], ['p'] * len(rows), completions, examples, workers=pool
+  )
+  assert [text.partition(':')[0] for text in found.failures[:, 0]] == expected
+  assert found.judged.tolist() == [not text for text in expected]
+  assert found.reward.tolist() == [0, 1, 1, 0, 0, 0, 0]
 
 
 def test_in_the_process_of_the_trainer_it_refuses():
