@@ -179,10 +179,10 @@ def _verdict(made: Plan, price: float | None) -> list[str]:
     f'{made.tokens_per_sec:,.0f} completion tokens per second. This is a bound '
     'for completions of full length, not a forecast.',
   ]
-  if away := made.counted.weights.on_host:
+  if away := made.counted.on_host:
     said.append(
-      f'For each device, {away / GIB:.2f} GiB of moments and reference lie in '
-      'the memory of its host.'
+      f'For each device, {away / GIB:.2f} GiB of the state and of the inputs of '
+      'layers lie in the memory of its host.'
     )
   if made.counted.config.warm_up.steps:
     said.append('The warm-up is not planned.')

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 from grpo_jax.models._config import ModelConfig
 
 
-def bytes_per_token(config: ModelConfig, tensor: int = 1) -> int:
+def bytes_per_token(
+  config: ModelConfig, tensor: int = 1, lanes: int = 1
+) -> int:
   """The activations that the layers keep for their gradients, bytes a token.
 
   Counted are the arrays that products and norms read: twice the residual stream
@@ -19,6 +21,7 @@ def bytes_per_token(config: ModelConfig, tensor: int = 1) -> int:
       under all but `'none'`, all of one layer is there too. What is offloaded
       is not counted, but for two layers whose input is on its way.
     tensor: Over how many devices heads and hidden units are split.
+    lanes: To a multiple of which an array's last axis is filled up.
 
   Returns:
     Bytes per token, all layers together.
@@ -33,7 +36,8 @@ def bytes_per_token(config: ModelConfig, tensor: int = 1) -> int:
   layer = 4 * config.width + split // tensor
   layer = 2 * stream + layer * itemsize
   # Output and log-sum-exp of attention, as accelerators' kernels keep them.
-  attended = config.num_heads * (config.head_dim * itemsize + 4) // tensor
+  filled = -(-config.head_dim // lanes) * lanes
+  attended = config.num_heads * (filled * itemsize + 4) // tensor
   return {
     'none': config.num_layers * layer,
     'layer': config.num_layers * stream + layer,

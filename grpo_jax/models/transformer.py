@@ -250,7 +250,7 @@ class Transformer:
 
     def run(kinds, x, layers):
       did = []
-      # Without a policy each part of a layer gathers what it reads.
+      # Under 'none' each part of a layer gathers what it reads.
       if self.config.remat != 'none':
         layers = self._gathered(layers, self.config.compute_dtype)
       for kind, layer in zip(kinds, layers, strict=True):

@@ -295,7 +295,7 @@ def to_json(made: Plan) -> dict[str, Any]:
     },
     'fits': made.fits if made.is_whole else None,
     'device_gib': made.capacity / GIB,
-    'host_gib': counted.weights.on_host / GIB,
+    'host_gib': counted.on_host / GIB,
     'largest': made.largest.name,
     'programs': {one.name: of(one) for one in made.programs},
     'bound_secs': made.bound_secs,

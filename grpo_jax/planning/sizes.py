@@ -177,6 +177,8 @@ def recomputed(model: models.ModelConfig) -> float:
 
   No gradient needs the output of the last product of an MLP.
   """
+  if model.remat == 'none':
+    return 0.0
   mixture = model.experts
   hidden = sum(
     mixture.per_token * mixture.width
@@ -216,6 +218,32 @@ def as_computed(model: models.ModelConfig, platform: str) -> models.ModelConfig:
   if same.get(model.remat):
     return dataclasses.replace(model, remat='layer')
   return model
+
+
+def activations(model: models.ModelConfig, platform: str, tensor: int) -> float:
+  """What a backward pass needs of a token, bytes on one device.
+
+  Beside what is kept for it, for one layer: of the MLP, the slopes of both
+  factors. On a TPU also what the kernel of attention keeps of each head: three
+  sums, repeated over 128 lanes, and three gradients in float32 and four arrays
+  in bfloat16, whose last axis is filled up to 128 lanes.
+
+  Args:
+    model: Of the run.
+    platform: See `sharding.platform`.
+    tensor: Over how many devices heads and hidden units are split.
+  """
+  hidden = model.mlp_width
+  if model.experts is not None:
+    hidden = model.experts.per_token * model.experts.width
+  needed = 2.0 * hidden * jnp.dtype(model.compute_dtype).itemsize
+  filled = 1
+  if platform == 'tpu':
+    filled = 128
+    lanes = math.ceil(model.head_dim / filled) * filled
+    sums, gradients, arrays = 3 * 4 * filled, 3 * 4 * lanes, 4 * 2 * lanes
+    needed += model.num_heads * (sums + gradients + arrays)
+  return models.bytes_per_token(model, tensor, filled) + needed / tensor
 
 
 def _axes_of(x: Any) -> set[str]:

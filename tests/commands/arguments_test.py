@@ -120,9 +120,9 @@ def test_a_config_of_the_checkout_is_found_and_none_of_another_package(
 
 def test_what_can_be_read_passes():
   assert read(
-    CONFIG, '-workdir', 'w', '--nojson', '--config.model.remat', '--check'
+    CONFIG, '-workdir', 'w', '--nojson', '--config.model.unroll', '--check'
   )[2:] == [
-    CONFIG, '--workdir=w', '--nojson', '--config.model.remat', '--check',
+    CONFIG, '--workdir=w', '--nojson', '--config.model.unroll', '--check',
   ]  # fmt: skip
 
 

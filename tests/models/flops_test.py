@@ -62,7 +62,15 @@ def test_windows_bound_the_context():
   )
 
 
-@pytest.mark.parametrize('remat, expected', [(False, 3 * 624), (True, 720)])
+@pytest.mark.parametrize(
+  'remat, expected',
+  [
+    ('none', 3 * 624),
+    ('layer', 720),
+    ('attention', 720 + 3 * 2 * (8 * 2 + 4)),
+    ('offload', 624 + 2 * 32),
+  ],
+)
 def test_activations_are_those_that_the_docstring_counts(remat, expected):
   """Of a layer 2 * 8 * 4 bytes and 2 * (4 * 8 + 3 * 4 * 8 + 4 * 38)."""
   config = models.ModelConfig(
@@ -104,5 +112,5 @@ def test_activations_are_about_what_a_backward_pass_keeps():
 
   measured = (temporary(64) - temporary(32)) / (32 * 32)
   assert measured / 2 < models.bytes_per_token(config) < 2 * measured
-  less = dataclasses.replace(config, remat=True)
+  less = dataclasses.replace(config, remat='layer')
   assert models.bytes_per_token(less) < models.bytes_per_token(config) / 4

@@ -114,7 +114,7 @@ def routed(rows, model, params, sampled=None):
 
 
 @pytest.mark.parametrize(
-  'changes', [{}, dict(remat=True), dict(unroll=True)], ids=str
+  'changes', [{}, dict(remat='layer'), dict(unroll=True)], ids=str
 )
 def test_statistics_are_of_completions_however_they_lie(changes):
   """In three of five layers."""

@@ -122,7 +122,7 @@ def test_rows_are_those_of_the_layout(changes):
     assert found.completions > 1  # behind each other in one row
 
 
-@pytest.mark.parametrize('remat', [False, True])
+@pytest.mark.parametrize('remat', ['none', 'layer', 'attention'])
 @pytest.mark.parametrize(
   'program', ['train_step', 'score_all', 'decode', 'prefill', 'adapters']
 )
@@ -148,7 +148,7 @@ def recorded_run(row):
     {
       'model.path': str(ROOT / 'configs/shapes' / row['model']),
       'model.compute_dtype': 'bfloat16',
-      'model.remat': True,
+      'model.remat': 'layer',
       'data.tokenizer': '',
       'warm_up.steps': 0,
       'learner.layout': 'shared',

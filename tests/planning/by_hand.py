@@ -100,7 +100,7 @@ def case(
   given = {
     'model.path': str(ROOT / 'configs/shapes' / model),
     'model.compute_dtype': 'bfloat16',
-    'model.remat': True,
+    'model.remat': 'layer',
     'data.tokenizer': '',
     'data.prompt_buckets': (512,),
     'data.completion_buckets': (1024,),
@@ -116,7 +116,7 @@ def case(
     **{f'mesh.{axis}': size for axis, size in mesh.items()},
   }
   config.update_from_flattened_dict({**given, **changes})
-  fields = {**MODELS[model], 'compute_dtype': 'bfloat16', 'remat': True}
+  fields = {**MODELS[model], 'compute_dtype': 'bfloat16', 'remat': 'layer'}
   return Case(fields, config_lib.resolve(config), topology, programs)
 
 

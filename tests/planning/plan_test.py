@@ -28,7 +28,7 @@ def config(model='Qwen2.5-7B', **changes):
     {
       'model.path': str(SHAPES / model),
       'model.compute_dtype': 'bfloat16',
-      'model.remat': True,
+      'model.remat': 'layer',
       'data.tokenizer': '',
       'data.prompt_buckets': (512,),
       'data.completion_buckets': (1024,),
@@ -165,7 +165,7 @@ def test_what_is_not_split_is_not_gathered():
   assert sent['train_step'] == 2 * weights.trained * 255 / 256
 
 
-@pytest.mark.parametrize('remat, sums', [(False, 4), (True, 5)])
+@pytest.mark.parametrize('remat, sums', [('none', 4), ('layer', 5)])
 def test_activations_are_summed_forwards_and_backwards(remat, sums):
   """28 heads are not divided by 8, so that then the MLP alone is summed."""
   changes = {'mesh.tensor': 4, 'mesh.data': 16, 'model.remat': remat}
@@ -344,9 +344,9 @@ def test_what_could_not_be_compiled_is_not_taken_to_fit(monkeypatch):
 
 
 def test_advice_names_the_field_that_helps():
-  crowded = estimate('v5e:4x4', **{'mesh.fsdp': 16, 'model.remat': False})
+  crowded = estimate('v5e:4x4', **{'mesh.fsdp': 16, 'model.remat': 'none'})
   assert not crowded.fits
-  assert any('model.remat=True' in said for said in advice.of(crowded))
+  assert any('model.remat='layer'' in said for said in advice.of(crowded))
   wasted = estimate('v5p:8x8x8', **{'mesh.fsdp': 64, 'mesh.data': 8})
   said = ' '.join(advice.of(wasted))
   assert '12% of the rows' in said and 'row_completions' in said

@@ -44,7 +44,7 @@ PAIRS = {
   'model.window_tokens': ((3, 0), (5,)),
   'model.compute_dtype': ('bfloat16', 'float32'),
   'model.residual_dtype': ('bfloat16', 'float32'),
-  'model.remat': (False, True),
+  'model.remat': ('attention', 'layer'),
   'model.unroll': (True, False),
   'model.attention': ('xla', 'auto'),
   'lora.rank': (7, 5),

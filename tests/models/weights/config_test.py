@@ -220,11 +220,13 @@ def test_which_layers_have_experts():
 
 
 def test_how_it_is_computed_is_ours():
-  config = weights.config_from_huggingface(LLAMA, remat=True, attention='xla')
-  assert config.remat and config.attention == 'xla'
+  config = weights.config_from_huggingface(
+    LLAMA, remat='layer', attention='xla'
+  )
+  assert config.remat == 'layer' and config.attention == 'xla'
   written = weights.config_to_huggingface(config)
   assert read(written) == dataclasses.replace(
-    config, remat=False, attention='auto'
+    config, remat='none', attention='auto'
   )
   with pytest.raises(ValueError, match='width cannot be given'):
     weights.config_from_huggingface(LLAMA, width=3)
