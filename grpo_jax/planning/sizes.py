@@ -220,9 +220,7 @@ def as_computed(model: models.ModelConfig, platform: str) -> models.ModelConfig:
   return model
 
 
-def activations(
-  model: models.ModelConfig, platform: str, tensor: int
-) -> float:
+def activations(model: models.ModelConfig, platform: str, tensor: int) -> float:
   """What a backward pass needs of a token, bytes on one device.
 
   Beside what is kept for it, for one layer: of the MLP, the slopes of both

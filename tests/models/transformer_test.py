@@ -26,9 +26,7 @@ def test_scanned_unrolled_recomputed_and_unstacked_agree(changes):
   model = tiny.model(**changes)
   expected = logp(changes)
   for option in dict(remat='layer'), dict(unroll=True):
-    np.testing.assert_allclose(
-      logp({**changes, **option}), expected, atol=1e-5
-    )
+    np.testing.assert_allclose(logp({**changes, **option}), expected, atol=1e-5)
   layers = model.unstack(tiny.params(model))
   assert len(layers['layers']) == model.config.num_layers
   assert 'blocks' not in layers and 'tail' not in layers

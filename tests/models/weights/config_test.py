@@ -220,7 +220,9 @@ def test_which_layers_have_experts():
 
 
 def test_how_it_is_computed_is_ours():
-  config = weights.config_from_huggingface(LLAMA, remat='layer', attention='xla')
+  config = weights.config_from_huggingface(
+    LLAMA, remat='layer', attention='xla'
+  )
   assert config.remat == 'layer' and config.attention == 'xla'
   written = weights.config_to_huggingface(config)
   assert read(written) == dataclasses.replace(
