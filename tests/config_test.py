@@ -3,8 +3,11 @@
 import dataclasses
 import importlib.util
 import pathlib
+import sys
 
+from absl import flags
 from ml_collections import ConfigDict
+from ml_collections import config_flags
 import pytest
 
 from grpo_jax import config
@@ -54,6 +57,30 @@ def test_prompts_come_from_one_source_or_from_several():
 
 
 @pytest.mark.parametrize(
+  'text, policy',
+  [
+    ('True', 'layer'),
+    ('true', 'layer'),
+    ('False', 'none'),
+    ('attention', 'attention'),
+    ('none', 'none'),
+  ],
+)
+def test_remat_has_names_and_may_be_the_bool_that_it_was(
+  text, policy, monkeypatch
+):
+  """As it is typed; files and saved configs hold the same values."""
+  argv = ['grpo-jax', f'--config.model.remat={text}']
+  monkeypatch.setattr(sys, 'argv', argv)  # where ml_collections looks
+  read = flags.FlagValues()
+  found = config_flags.DEFINE_config_dict(
+    'config', config.default(), flag_values=read
+  )
+  read(argv)
+  assert config.resolve(found.value).model.remat == policy
+
+
+@pytest.mark.parametrize(
   'fields, words',
   [
     (dict(sed=1), 'the nearest is config.seed'),
@@ -65,6 +92,9 @@ def test_prompts_come_from_one_source_or_from_several():
     (dict(optim=3), 'config.optim is 3'),
     (dict(data=dict(prompt_buckets=('a',))), r'prompt_buckets\[0\]'),
     (dict(steps=-1), 'steps=-1'),
+    (dict(model=dict(remat='all')), "remat='all'; give one of none, layer"),
+    (dict(model=dict(remat=1)), 'config.model.remat is 1'),
+    (dict(model=dict(unroll='layer')), "config.model.unroll is 'layer'"),
     (dict(learner=dict(batches=5)), 'learner.batches=5'),
     (dict(learner=dict(epochs=0)), 'learner.epochs=0'),
     (dict(learner=dict(anchor='ref')), "learner.anchor='ref'"),

@@ -108,8 +108,8 @@ def check(model: foreign.Foreign, config: Config, vocab_size: int) -> None:
     )
   if config.mesh.context > 1:
     raise ValueError(
-      f'config.mesh.context={config.mesh.context}, but {model.name}, a model of '
-      'your own, reads whole rows; set it to 1.'
+      f'config.mesh.context={config.mesh.context}, but {model.name}, a model '
+      'of your own, reads whole rows; set it to 1.'
     )
   usual = dataclasses.asdict(config_lib.Model(path=config.model.path))
   changed = [

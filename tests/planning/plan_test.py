@@ -346,7 +346,7 @@ def test_what_could_not_be_compiled_is_not_taken_to_fit(monkeypatch):
 def test_advice_names_the_field_that_helps():
   crowded = estimate('v5e:4x4', **{'mesh.fsdp': 16, 'model.remat': 'none'})
   assert not crowded.fits
-  assert any('model.remat='layer'' in said for said in advice.of(crowded))
+  assert any("model.remat='layer'" in said for said in advice.of(crowded))
   wasted = estimate('v5p:8x8x8', **{'mesh.fsdp': 64, 'mesh.data': 8})
   said = ' '.join(advice.of(wasted))
   assert '12% of the rows' in said and 'row_completions' in said

@@ -146,6 +146,15 @@ def test_a_field_that_the_run_lacked_counts_with_its_default(earlier):
     workdir.refuse_another(earlier, config_lib.resolve(values))
 
 
+def test_a_run_goes_on_from_before_remat_had_names(tmp_path):
+  values = json.loads(EARLIER.read_text())
+  values['model']['remat'] = True
+  (tmp_path / 'config.json').write_text(json.dumps(values))
+  config = resolved(tmp_path)
+  assert config.model.remat == 'layer'
+  workdir.refuse_another(tmp_path, config)
+
+
 def test_what_an_earlier_version_did_is_said_in_todays_names(tmp_path):
   values = json.loads(EARLIER.read_text())
   values['model']['compute_dtype'] = 'bfloat16'
@@ -156,6 +165,7 @@ def test_what_an_earlier_version_did_is_said_in_todays_names(tmp_path):
     workdir.refuse_another(tmp_path, config)
     assert config.learner.method_kwargs == {'low': 0.3, 'high': 0.3}
     assert config.model.residual_dtype == 'bfloat16'
+    assert config.model.remat == 'none'
   other = saved_config.get_config(str(tmp_path))
   other.model.residual_dtype = 'float32'
   with pytest.raises(ValueError, match="residual_dtype='bfloat16', and now it"):
