@@ -15,13 +15,31 @@ pytestmark = pytest.mark.quick
 
 def test_the_mesh_has_auto_axes_and_one_device_is_a_mesh():
   mesh = sharding.make_mesh()
-  assert mesh.shape == {'data': 1, 'fsdp': 1, 'expert': 1, 'tensor': 1}
+  assert mesh.shape == {
+    'data': 1,
+    'fsdp': 1,
+    'expert': 1,
+    'context': 1,
+    'tensor': 1,
+  }
   assert set(mesh.axis_types) == {AxisType.Auto}
   wide = sharding.make_mesh(data=-1, fsdp=2, tensor=2)
-  assert wide.shape == {'data': 2, 'fsdp': 2, 'expert': 1, 'tensor': 2}
+  assert wide.shape == {
+    'data': 2,
+    'fsdp': 2,
+    'expert': 1,
+    'context': 1,
+    'tensor': 2,
+  }
   assert sharding.row_shards(wide) == 4
   mixed = sharding.make_mesh(data=-1, expert=4)
-  assert mixed.shape == {'data': 2, 'fsdp': 1, 'expert': 4, 'tensor': 1}
+  assert mixed.shape == {
+    'data': 2,
+    'fsdp': 1,
+    'expert': 4,
+    'context': 1,
+    'tensor': 1,
+  }
   assert sharding.row_shards(mixed) == 8
 
 
@@ -45,7 +63,13 @@ def test_several_processes_leave_no_device_out(monkeypatch):
 
 def test_slices_are_the_outer_part_of_data():
   mesh = sharding.make_mesh(data=-1, fsdp=2, slices=2)
-  assert mesh.shape == {'data': 4, 'fsdp': 2, 'expert': 1, 'tensor': 1}
+  assert mesh.shape == {
+    'data': 4,
+    'fsdp': 2,
+    'expert': 1,
+    'context': 1,
+    'tensor': 1,
+  }
   half = {device.id for device in mesh.devices[:2].flat}
   assert half == {0, 1, 2, 3}  # of the first slice alone
   with pytest.raises(ValueError, match='slices=3 x data=1 .*needs 12 devices'):

@@ -204,7 +204,7 @@ class Memory:
     """
     vocab = self.model.vocab_size
     chunk = 4.0 * models.chunk_positions(vocab) * vocab / self.tensor
-    return 3.0 * self.weights.head + 3.0 * chunk
+    return 2.0 * self.weights.head + 3.0 * chunk
 
   @property
   def _layer(self) -> float:
@@ -241,6 +241,8 @@ class Memory:
     token += self._beside_gradient
     # How overshoot moves the log-probabilities is measured along each update.
     tangents = self.weights.trained * (program == 'watched_step')
+    # Sums over `tensor` that one layer makes; read off what the compiler needs.
+    token += 10.0 * self._stream * (self.tensor > 1)
     passes = {
       'activations': float(token * self._tokens_here),
       'experts': self._experts_learning,

@@ -207,7 +207,9 @@ def train(args, model, params, completions, told):
   prompts = [[1] * args.prompt_tokens] * args.prompts
   drawn = completions.tokens, completions.length
   rows = layout.shared_prompt(prompts, *drawn, args.prompt_tokens)
-  micro = layout.split_rows(rows, args.micro_rows)
+  micro = jax.tree.map(
+    lambda x: x.reshape(-1, args.micro_rows, *x.shape[1:]), rows
+  )
   micro = jax.device_put(micro, sharding.rows(learner.mesh, axis=1))
   shape = completions.tokens.shape
   batch = losses.make_batch(

@@ -223,7 +223,7 @@ def test_auto_chooses(backend, name, window, dtype, chosen, monkeypatch):
   rows = {**ROWS, 'wide': wide}[name]
   monkeypatch.setattr(jax, 'default_backend', lambda: backend)
   for name in ('splash', 'cudnn'):
-    monkeypatch.setattr(kernels, name, lambda *_, name=name: name)
+    monkeypatch.setattr(kernels, name, lambda *_, name=name, **__: name)
   for name in ('_over_blocks', '_over_segments'):
     monkeypatch.setattr(attention, name, lambda *_: lambda *_: ('xla', None))
   run = attention.over_layout(rows, 'auto')

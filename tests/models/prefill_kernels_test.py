@@ -96,7 +96,7 @@ def test_prefill_agrees_with_the_learner_whatever_computes_it(
   """The prompt's last output and caches, then scores of what was drawn."""
   used, splash = [], kernels.splash
   monkeypatch.setattr(
-    kernels, 'splash', lambda *x: used.append(x) or splash(*x)
+    kernels, 'splash', lambda *x, **y: used.append(x) or splash(*x, **y)
   )
   for module, name in ((attention, 'over_prompts'), (scores, 'over_layout')):
     interpreted = functools.partial(getattr(module, name), interpret=True)

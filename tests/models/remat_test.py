@@ -1,4 +1,4 @@
-"""Policies of what a backward pass computes again: same gradients, less kept."""
+"""Policies of what is computed again: the same gradients, less memory."""
 
 import functools
 

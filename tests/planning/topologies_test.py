@@ -47,7 +47,13 @@ def test_a_mesh_of_shapes_knows_what_it_is_for():
   mesh = topologies.abstract_mesh(
     topologies.named('v5p:4x4x4'), Mesh(data=-1, fsdp=16)
   )
-  assert dict(mesh.shape) == {'data': 4, 'fsdp': 16, 'expert': 1, 'tensor': 1}
+  assert dict(mesh.shape) == {
+    'data': 4,
+    'fsdp': 16,
+    'expert': 1,
+    'context': 1,
+    'tensor': 1,
+  }
   assert sharding.platform(mesh) == 'tpu'
   with sharding.use(mesh):
     assert sharding.platform() == 'tpu'

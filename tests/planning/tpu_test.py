@@ -215,7 +215,7 @@ def test_an_axis_may_be_longer_than_a_side_of_the_slice():
     topologies.named('v5e:16x16'), Mesh(fsdp=64, tensor=4)
   )
   assert dict(found.shape) == {
-    'data': 1, 'fsdp': 64, 'expert': 1, 'tensor': 4,
+    'data': 1, 'fsdp': 64, 'expert': 1, 'context': 1, 'tensor': 4,
   }  # fmt: skip
 
 

@@ -73,7 +73,7 @@ def test_scores_do_not_depend_on_the_mesh(folder):
     embedding.shape[1],
   )
   other = model_in(path, mesh, tensor=4)
-  assert dict(other._mesh.shape) == dict(data=2, fsdp=1, expert=1, tensor=4)
+  assert dict(other._mesh.shape) == dict(data=2, fsdp=1, expert=1, context=1, tensor=4)
   with pytest.raises(ValueError, match='tensor=3, which does not divide'):
     model_in(path, mesh, tensor=3)
 
@@ -93,7 +93,7 @@ def test_a_process_uses_its_own_devices_alone(folder):
 
   Mesh.devices = devices
   own = reward_model._own_mesh(Mesh, 0)
-  assert dict(own.shape) == dict(data=2, fsdp=1, expert=1, tensor=2)
+  assert dict(own.shape) == dict(data=2, fsdp=1, expert=1, context=1, tensor=2)
   assert own.devices.flatten().tolist() == mesh.devices[:2].flatten().tolist()
   # A mesh whose tensor axis reaches over the processes.
   Mesh.shape = dict(mesh.shape, data=1, tensor=8)

@@ -49,10 +49,10 @@ def on_one_device():
 @pytest.mark.parametrize(
   'tensor, shape, shards',
   [
-    (1, (2, 4, 1, 1), 8),
-    (2, (2, 2, 1, 2), 4),
-    (4, (2, 1, 1, 4), 8),  # two heads are not divided by 4: caches by rows
-    (8, (1, 1, 1, 8), 8),
+    (1, (2, 4, 1, 1, 1), 8),
+    (2, (2, 2, 1, 1, 2), 4),
+    (4, (2, 1, 1, 1, 4), 8),  # two heads are not divided by 4: caches by rows
+    (8, (1, 1, 1, 1, 8), 8),
   ],
 )
 def test_more_of_tensor_changes_no_token(tensor, shape, shards):
@@ -81,12 +81,12 @@ def test_few_prompts_need_no_rows_that_draw_nothing():
 @pytest.mark.parametrize(
   'sizes, tensor, slices, shape',
   [
-    ((4, 1, 2, 1), 4, 1, (2, 1, 1, 4)),
-    ((2, 2, 1, 2), 2, 1, (2, 1, 2, 2)),
-    ((1, 8, 1, 1), 4, 1, (1, 2, 1, 4)),
-    ((1, 2, 4, 1), 1, 1, (1, 8, 1, 1)),
-    ((8, 1, 1, 1), 2, 2, (4, 1, 1, 2)),
-    ((2, 2, 2, 1), 0, 1, (2, 2, 1, 2)),
+    ((4, 1, 2, 1), 4, 1, (2, 1, 1, 1, 4)),
+    ((2, 2, 1, 2), 2, 1, (2, 1, 2, 1, 2)),
+    ((1, 8, 1, 1), 4, 1, (1, 2, 1, 1, 4)),
+    ((1, 2, 4, 1), 1, 1, (1, 8, 1, 1, 1)),
+    ((8, 1, 1, 1), 2, 2, (4, 1, 1, 1, 2)),
+    ((2, 2, 2, 1), 0, 1, (2, 2, 1, 1, 2)),
   ],
 )
 def test_the_samplers_mesh_has_the_same_devices(sizes, tensor, slices, shape):
