@@ -181,7 +181,7 @@ def _verdict(made: Plan, price: float | None) -> list[str]:
   ]
   if away := made.counted.on_host:
     said.append(
-      f'For each device, {away / GIB:.2f} GiB of the state and of the inputs of '
+      f'For each device, {away / GIB:.2f} GiB of state and inputs of '
       'layers lie in the memory of its host.'
     )
   if made.counted.config.warm_up.steps:

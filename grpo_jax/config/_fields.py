@@ -53,10 +53,10 @@ class Model:
   # inputs of layers take half the memory.
   residual_dtype: str = 'float32'
   # What the backward pass computes again instead of keeping it, for less memory
-  # and more time: 'none', little of a layer; 'layer', all of it, from its input;
-  # 'attention', as 'layer', but not attention, whose output is kept too (cuDNN's
-  # is computed again); 'offload', as 'layer', with the inputs in the host's
-  # memory until they are needed. True stands for 'layer', False for 'none'.
+  # and more time: 'none', little of a layer; 'layer', all of it, from its
+  # input; 'attention', as 'layer', but not attention, whose output is kept too
+  # (cuDNN's is computed again); 'offload', as 'layer', with the inputs in the
+  # host's memory. True stands for 'layer', False for 'none'.
   remat: str = dataclasses.field(
     default='none', metadata={'of_bool': ('none', 'layer')}
   )
