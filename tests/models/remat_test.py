@@ -1,6 +1,7 @@
-"""Policies of what is computed again: the same gradients, less memory."""
+"""What a backward pass computes again: same gradients, and less is kept."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +53,7 @@ def compiled(remat, layers=DEEP.num_layers):
 
 def test_each_policy_keeps_less_than_the_one_before():
   def temporary(remat, layers):
-    memory = compiled(remat, layers).memory_analysis()
+    memory: Any = compiled(remat, layers).memory_analysis()
     return memory.temp_size_in_bytes
 
   policies = 'none', 'attention', 'layer'
@@ -70,7 +71,7 @@ def test_each_policy_keeps_less_than_the_one_before():
 
 def test_attention_is_computed_once_more_under_layer_alone():
   none, kept, layer = (
-    hlo.Program(compiled(remat).as_text()).flops()
+    hlo.Program(compiled(remat).as_text() or '').flops()
     for remat in ('none', 'attention', 'layer')
   )
   tokens = ROWS * COLUMNS * DEEP.num_layers
@@ -90,8 +91,8 @@ def test_gradients_do_not_depend_on_the_policy(changes):
     model = tiny.model(**changes, remat=remat)
 
     def loss(params, model=model):
-      scores = models.score(model, params, rows, 1.0, True)
-      return jnp.sum(scores.logp + 0.1 * scores.entropy)
+      scores = models.score(model, params, rows)
+      return jnp.sum(scores.logp)
 
     found.append(jax.jit(jax.grad(loss))(tiny.params(model)))
   for other in found[1:]:

@@ -73,7 +73,9 @@ def test_scores_do_not_depend_on_the_mesh(folder):
     embedding.shape[1],
   )
   other = model_in(path, mesh, tensor=4)
-  assert dict(other._mesh.shape) == dict(data=2, fsdp=1, expert=1, context=1, tensor=4)
+  assert dict(other._mesh.shape) == dict(
+    data=2, fsdp=1, expert=1, context=1, tensor=4
+  )
   with pytest.raises(ValueError, match='tensor=3, which does not divide'):
     model_in(path, mesh, tensor=3)
 
