@@ -37,7 +37,7 @@ class Arithmetic(Memory):
     positions = models.chunk_positions(self.model.vocab_size) * self.shards
     scored = self.rows.completions * self.room  # places of a row
     in_chunks = scored > max(1, positions // self.rows.rows)
-    again = (self.model.remat != 'none') * sizes.recomputed(self.model)
+    again = sizes.recomputed(self.model)
     return learning + again, learning + in_chunks
 
   def _learning_flops(self, program: str) -> float:

@@ -196,6 +196,12 @@ class Memory:
     return {'logits': logits, 'experts': float(self.weights.experts)}
 
   @property
+  def on_host(self) -> float:
+    """What lies in the memory of the host, bytes for one device."""
+    kept = self.model.num_layers * self._stream * self._tokens_here
+    return self.weights.on_host + kept * (self.model.remat == 'offload')
+
+  @property
   def _head(self) -> float:
     """The output layer: its weights, and a chunk of logits with its slope.
 
@@ -237,8 +243,7 @@ class Memory:
     }
 
   def _learning(self, program: str) -> dict[str, float]:
-    token = models.bytes_per_token(self.model, self.tensor)
-    token += self._beside_gradient
+    token = sizes.activations(self.model, self.platform, self.tensor)
     # How overshoot moves the log-probabilities is measured along each update.
     tangents = self.weights.trained * (program == 'watched_step')
     # Sums over `tensor` that one layer makes; read off what the compiler needs.
@@ -283,22 +288,3 @@ class Memory:
     """With experts and their gradients, laid out for their products."""
     copies = 1.5 * self.weights.trained * (self.model.experts is not None)
     return copies + self._expert_arrays(self._tokens_here, 5.0, 4.0)
-
-  @property
-  def _beside_gradient(self) -> float:
-    """What the backward pass of one layer needs of a token, bytes.
-
-    Of the MLP, the slopes of both factors. On a TPU also what the kernel of
-    attention keeps of each head: three sums, repeated over 128 lanes, and three
-    gradients in float32 and four arrays in bfloat16, whose last axis is filled
-    up to 128 lanes.
-    """
-    hidden = self.model.mlp_width
-    if self.model.experts is not None:
-      hidden = self.model.experts.per_token * self.model.experts.width
-    needed = 2.0 * hidden * self._compute
-    if self.platform == 'tpu':
-      lanes = math.ceil(self.model.head_dim / 128) * 128
-      sums, gradients, arrays = 3 * 4 * 128, 3 * 4 * lanes, 4 * 2 * lanes
-      needed += self.model.num_heads * (sums + gradients + arrays)
-    return needed / self.tensor
