@@ -25,11 +25,13 @@ from grpo_jax.sharding import platform
 
 _NEAR = 4
 _STAGED = {'tpu': (64, 16)}
-"""From how many devices on an axis is gathered, and summed, in two stages: in
-groups of `_NEAR` neighbours, and across these groups.
+"""From how many devices on an axis is gathered, and summed, in two stages, if
+nothing else splits a slice: in groups of `_NEAR` neighbours, and across these.
 
 Over all chips of a slice the compiler for TPUs would sum whole arrays instead,
 which sends twice as much: v5p:4x4x4 for both, v5e:4x4 for sums."""
+
+_MANY = 64  # of such an axis large arrays would be summed so in any mesh
 
 
 def call(
@@ -132,9 +134,12 @@ def _stages(name: str, which: int) -> list[list[list[int]] | None]:
     Groups across neighbours, then groups of neighbours; or None for one group
     of all.
   """
-  size = jax.sharding.get_abstract_mesh().shape[name]
-  least = _STAGED.get(platform())
-  if least is None or size < least[which] or size % _NEAR:
+  mesh = jax.sharding.get_abstract_mesh()
+  size, least = mesh.shape[name], _STAGED.get(platform())
+  if least is None or size % _NEAR:
+    return [None]
+  is_slice = mesh.size == size * mesh.shape['data'] and size >= least[which]
+  if not is_slice and not (which and size >= _MANY):
     return [None]
   number = np.arange(size).reshape(-1, _NEAR)
   return [number.T.tolist(), number.tolist()]
