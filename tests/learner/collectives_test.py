@@ -91,9 +91,20 @@ def needed(params, mesh, remat):
   }
 
 
+@pytest.mark.parametrize('remat', ['none', 'layer'])
+@pytest.mark.parametrize('name', ['fsdp', 'data x fsdp x tensor'])
+def test_an_update_sends_what_it_needs(name, remat, monkeypatch):
+  sends_what_it_needs(SIZES[name], remat, monkeypatch)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize('remat', ['none', 'layer', 'attention'])
 @pytest.mark.parametrize('mesh', SIZES.values(), ids=SIZES)
-def test_an_update_sends_what_it_needs(mesh, remat, monkeypatch):
+def test_an_update_sends_what_it_needs_on_every_mesh(mesh, remat, monkeypatch):
+  sends_what_it_needs(mesh, remat, monkeypatch)
+
+
+def sends_what_it_needs(mesh, remat, monkeypatch):
   program, params = compiled(mesh, monkeypatch, remat=remat)
   sent, limits = found(program), needed(params, mesh, remat)
   for kind in hlo.KINDS:

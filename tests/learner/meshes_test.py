@@ -26,11 +26,10 @@ from tests.learning import spec
 
 FANCY = {**tiny.FANCY, 'vocab_size': 64}
 CASES = [
-  (dict(context=2), 'shared'),
   (dict(fsdp=2, context=2, tensor=2), 'shared'),
-  (dict(data=2, context=4), 'packed'),
+  (dict(context=4), 'packed'),
 ]
-MORE = [
+MORE = [(dict(context=2), 'shared'), (dict(data=2, context=4), 'packed')] + [
   (mesh, layout)
   for layout in ('shared', 'packed', 'padded', 'parts of groups')
   for mesh in (
@@ -111,6 +110,7 @@ def test_the_gradient_on_more_meshes_is_that_of_one_device(mesh, layout):
   check(found('entropy', layout, mesh), on_one_device('entropy', layout))
 
 
+@pytest.mark.long
 def test_rows_that_are_coupled_know_the_whole_batch():
   """KL-Cov compares tokens of all rows, which lie on four shards."""
   mesh = dict(fsdp=2, data=2, context=2)

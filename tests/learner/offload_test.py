@@ -75,7 +75,11 @@ def kinds(tree):
 
 
 @pytest.mark.parametrize(
-  'optimizer, mesh', [(plain, (1, 1, 1)), (everything, (2, 2, 2))]
+  'optimizer, mesh',
+  [
+    (plain, (1, 1, 1)),
+    pytest.param(everything, (2, 2, 2), marks=pytest.mark.long),
+  ],
 )
 def test_nothing_changes_but_where_arrays_lie(optimizer, mesh):
   """Over several rollouts, updates and refreshes, one of them watched."""

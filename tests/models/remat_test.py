@@ -99,6 +99,7 @@ def test_gradients_do_not_depend_on_the_policy(changes):
     tiny.assert_trees_close(other, found[0], 1e-6)
 
 
+@pytest.mark.long
 def test_updates_on_eight_devices_do_not_depend_on_the_policy():
   rollout, found = make_rollout(), []
   for remat in _remat.POLICIES:

@@ -49,8 +49,8 @@ def on_one_device():
 @pytest.mark.parametrize(
   'tensor, shape, shards',
   [
-    (1, (2, 4, 1, 1, 1), 8),
-    (2, (2, 2, 1, 1, 2), 4),
+    pytest.param(1, (2, 4, 1, 1, 1), 8, marks=pytest.mark.long),
+    pytest.param(2, (2, 2, 1, 1, 2), 4, marks=pytest.mark.long),
     (4, (2, 1, 1, 1, 4), 8),  # two heads are not divided by 4: caches by rows
     (8, (1, 1, 1, 1, 8), 8),
   ],

@@ -128,7 +128,7 @@ def test_a_named_function_on_four_devices(whole, tmp_path):
     ),
     (
       {'mesh.context': 2},
-      'config.mesh.context=2, but Decoder is a model of your own, reads whole',
+      'config.mesh.context=2, but Decoder, a model of your own, reads whole',
     ),
     (
       {'lora.rank': 4},

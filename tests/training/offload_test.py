@@ -21,6 +21,7 @@ def arrays(workdir):
   return runs.saved(workdir)[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('changes', [{}, {'lora.rank': 2}])
 def test_runs_go_on_with_it_and_without_it_bit_for_bit(tmp_path, changes):
   """One run in one piece; one that gets it midway, and loses it again."""
@@ -36,6 +37,7 @@ def test_runs_go_on_with_it_and_without_it_bit_for_bit(tmp_path, changes):
     np.testing.assert_array_equal(value, pieces[name], err_msg=name)
 
 
+@pytest.mark.long
 def test_a_checkpoint_goes_to_another_mesh(tmp_path):
   usual = QUICK | AWAY | {'optim.decay': 'constant'}
   loop.train(runs.small(steps=1, **usual), tmp_path / 'one')

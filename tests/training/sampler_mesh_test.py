@@ -29,6 +29,7 @@ def drawn(folder, **changes):
   return [table['completion_ids'].to_pylist() for table in tables]
 
 
+@pytest.mark.long
 def test_the_completions_are_those_of_the_learners_mesh(tmp_path):
   plain = drawn(tmp_path / 'plain')
   assert len(plain) == 2 and plain[0] != plain[1]
