@@ -43,6 +43,7 @@ from grpo_jax.planning import programs
 from grpo_jax.planning import topologies
 from grpo_jax.rollouts import rollout
 from grpo_jax.sampling import Sampling
+from grpo_jax.sampling import _prepare
 from grpo_jax.sampling import _sampler
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -135,7 +136,7 @@ CASES = {
   ),
   '7B': lambda: case(
     'Qwen2.5-7B', 'v5p:4x4x4', {'data': 4, 'fsdp': 4, 'tensor': 4},
-    'prepare', 'decode',
+    'decode',
   ),
   '70B': lambda: case(
     'Llama-3.1-70B', 'v5p:8x8x8', {'fsdp': 64, 'tensor': 8}, 'decode',
@@ -204,12 +205,12 @@ def _bytes(collectives: Any) -> float:
 def _mesh(given: Case) -> Mesh:
   found = topologies.devices(topologies.named(given.topology))
   sizes = given.config.mesh
-  shape = sizes.data, sizes.fsdp, sizes.expert, sizes.tensor
+  shape = sizes.data, sizes.fsdp, sizes.expert, 1, sizes.tensor
   placed = mesh_utils.create_device_mesh(
     shape, devices=found, allow_split_physical_axes=True
   )
-  types = (AxisType.Auto,) * 4
-  axes = 'data', 'fsdp', 'expert', 'tensor'
+  types = (AxisType.Auto,) * 5
+  axes = 'data', 'fsdp', 'expert', 'context', 'tensor'
   return Mesh(placed, axes, axis_types=types)
 
 
@@ -230,12 +231,8 @@ def _sampling(config: Config, model, mesh, program: str) -> tuple[Any, int]:
   rows = NamedSharding(mesh, PartitionSpec(('data', 'fsdp', 'expert')))
   whole = NamedSharding(mesh, PartitionSpec())
   params = jax.eval_shape(model.init, jax.random.key(0))
-  trained = _at(params, sharding.of_params(mesh, params, model.logical_axes))
-  if program == 'prepare':
-    made = _sampler.prepare_params(model, params, mesh)
-    return made.lower(trained), 1
   read = jax.eval_shape(
-    functools.partial(_sampler.sampler_params, model), params
+    functools.partial(_prepare.sampler_params, model), params
   )
   rules = sharding.DECODING_RULES
   read = _at(read, sharding.of_params(mesh, read, model.logical_axes, rules))
@@ -290,7 +287,10 @@ def _learning(config: Config, model, mesh, program: str) -> tuple[Any, int]:
     epsilon=1e-8, weight_decay=0.01, clip_norm=1.0, decays=decays,
   )  # fmt: skip
   method = losses.methods.grpo(kl_coefficient=0.0)
-  learner = Learner(score, method, optimizer, 'skip', mesh, model.logical_axes)
+  learner = Learner(
+    score, method, optimizer, 'skip', mesh, model.logical_axes,
+    takes_shards=True,
+  )  # fmt: skip
   params = jax.eval_shape(model.init, jax.random.key(0))
   places = step.state_sharding(learner, params)
   state = jax.eval_shape(lambda p: step.init(learner, p), params)
