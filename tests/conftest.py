@@ -37,6 +37,10 @@ jax.config.update('jax_numpy_rank_promotion', 'raise')
 
 _MOST_MAPS = 20_000
 
+# Tracing makes millions of small objects, and hardly one of them in a cycle: a
+# twentieth of the time went into looking.
+gc.set_threshold(100_000, 50, 100)
+
 
 # The packages that some doctests need, and not everyone has.
 _DOCTESTS_NEED = {
