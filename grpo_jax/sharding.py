@@ -281,6 +281,19 @@ def rows(mesh: Mesh, axis: int = 0) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec(*(None,) * axis, ROW_AXES))
 
 
+def positions(mesh: Mesh | AbstractMesh, width: int) -> PartitionSpec:
+  """Where an array [P,G,T] lies: positions split over the data shards.
+
+  Args:
+    mesh: The mesh.
+    width: `T`. If the shards do not divide it, every device has all.
+  """
+  shards = row_shards(mesh)
+  if shards == 1 or width % shards:
+    return PartitionSpec()
+  return PartitionSpec(None, None, ROW_AXES)
+
+
 @contextlib.contextmanager
 def use(mesh: Mesh | None) -> Iterator[None]:
   """What is traced inside is constrained to this mesh; None: not at all."""

@@ -24,12 +24,13 @@ from grpo_jax import sharding
 from grpo_jax.learner import gradient
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import offload
+from grpo_jax.learner import row_shards
 from grpo_jax.learner import step as step_lib
+from grpo_jax.learner import token_shards
 from grpo_jax.learner.types import Learner
 from grpo_jax.learner.types import TrainState
 from grpo_jax.models import Scores
 from grpo_jax.models import lora
-from grpo_jax.models import stack
 from grpo_jax.models.layout import Layout
 from grpo_jax.models.layout import LayoutSpec
 from grpo_jax.rollouts.types import Rollout
@@ -104,8 +105,6 @@ class Updater:
   def _compile_functions(self, params: Any) -> None:
     """Jits the functions of `step` on the learner's mesh."""
     place = step_lib.state_sharding(self.learner, params)
-    # For arrays [P,G,T]: they are small, and every device can then take any
-    # optimizer batch from them.
     everywhere = sharding.replicated(self.learner.mesh)
 
     def jit(function, **options):
@@ -134,11 +133,13 @@ class Updater:
     )
     self.init = jit(step_lib.init, donate_argnums=0, out_shardings=place)
     self.refresh = jit(step_lib.refresh, donate_argnums=0, out_shardings=place)
-    self.credit = jit(step_lib.credit, out_shardings=everywhere)
+    # Arrays [P,G,T] lie where `token_shards` says; see `_placed`.
+    self.credit = jit(
+      step_lib.credit, out_shardings=(None, everywhere, everywhere)
+    )
     self.score_all = jit(
       scoring(offload.given_on_device(gradient.score_all)),
       static_argnums=(4, 5),
-      out_shardings=everywhere,
     )
     self.train_step = jit(
       scoring(step_lib.train_step),
@@ -147,7 +148,7 @@ class Updater:
       out_shardings=(place, everywhere),
     )
     in_rows = sharding.rows(self.learner.mesh, axis=1)
-    self.fill = jax.jit(stack.filled, out_shardings=in_rows)
+    self.fill = jit(row_shards.filled, out_shardings=in_rows)
     self.rollout_end = jit(
       scoring(step_lib.rollout_end), out_shardings=everywhere
     )
@@ -169,8 +170,9 @@ class Updater:
     if self._ahead is not None:
       self._ahead.join()  # else the same would be compiled twice
       self._ahead = None
-    batch = self.with_policies(state, rollout, step)
+    batch = self._placed(self.with_policies(state, rollout, step))
     batch, loss_state, measured = self.credit(batch, state.loss_state)
+    batch = self._placed(batch)  # the compiler may name places otherwise
     state = state._replace(loss_state=loss_state)
     start = jnp.copy(state.step)  # the state itself is donated
     watch, begun = self.watches(step), batch
@@ -191,6 +193,14 @@ class Updater:
       weight = jnp.asarray(self.refresh_weight, jnp.float32)
       state = self.refresh(state, weight)
     return state, measured
+
+  def _placed(self, batch: losses.Batch) -> losses.Batch:
+    """The batch on the mesh, if it has data shards, each with its positions."""
+    mesh = self.learner.mesh
+    if sharding.row_shards(mesh) == 1:
+      return batch
+    places = token_shards.places(mesh, batch)
+    return jax.tree.map(host_arrays.from_local, batch, places)
 
   def whole(self, params: Any) -> Any:
     """The trained parameters and the frozen ones, as the model takes them."""
@@ -300,13 +310,24 @@ class Updater:
     batch = losses.with_required(
       self.learner.method, self.with_policies(state, example, step, unscored)
     )
-    # What was scored is on the mesh when `credit` is called, all else is not.
-    batch = jax.tree.map(
-      lambda x: arrays(x) if isinstance(x, jax.Array) else x, batch
-    )
+    # Of one data shard only what was scored is on it when `credit` is called.
+    one_shard = sharding.row_shards(self.learner.mesh) == 1
+
+    def placed(batch, all_of_it=True):
+      return jax.tree.map(
+        lambda x, at: (
+          jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)
+          if all_of_it or isinstance(x, jax.Array)
+          else x
+        ),
+        batch,
+        token_shards.places(self.learner.mesh, batch),
+      )
+
+    batch = placed(batch, all_of_it=not one_shard)
     credited, *_ = jax.eval_shape(self.credit, batch, state.loss_state)
     start = arrays(jax.ShapeDtypeStruct((), jnp.int32))
-    given = self.frozen, state, arrays(credited), chosen, layout, used, start
+    given = self.frozen, state, placed(credited), chosen, layout, used, start
     watch = self.watches(step)
     return {
       'train_step': lambda: self.train_step.lower(*given, watch),
@@ -453,7 +474,7 @@ class Updater:
     place = sharding.rows(self.learner.mesh, axis=1)
     layout = host_arrays.from_local(layout, place)
     if rollout.holder is not None:
-      layout = self.fill(layout, rollout.batch.tokens)
+      layout = self.fill(layout, rollout.batch.tokens, chosen)
     return layout, used
 
   def shapes(self) -> dict[str, Any]:

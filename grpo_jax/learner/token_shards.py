@@ -1,0 +1,120 @@
+"""Arrays [P,G,T] on the data shards, each of which has some positions t.
+
+Losses and metrics add up over positions, so shards need no more of each other
+than sums. The model scores whole completions, those in the rows of a shard: for
+them shards exchange positions, `take` and `put`. Where the shards do not divide
+T, every one has all positions.
+
+`Layout.completion` i32[R,C] says which completion lies in each slot of a row:
+p * G + g, or P * G for an empty slot.
+"""
+
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+
+from grpo_jax import losses
+from grpo_jax import sharding
+
+Array = jax.Array
+
+_WHOLE = PartitionSpec()
+
+
+def specs(mesh: Mesh | AbstractMesh, batch: losses.Batch) -> losses.Batch:
+  """Where each array of a batch lies; see `sharding.positions`."""
+  shape = batch.mask.shape
+  of_positions = sharding.positions(mesh, shape[2])
+
+  def one(x):
+    return of_positions if x.shape[:3] == shape else _WHOLE
+
+  return jax.tree.map(one, batch)
+
+
+def places(mesh: Mesh, batch: losses.Batch) -> losses.Batch:
+  """`specs` as shardings."""
+  return jax.tree.map(
+    lambda spec: NamedSharding(mesh, spec), specs(mesh, batch)
+  )
+
+
+def constrain(batch: losses.Batch) -> losses.Batch:
+  """Keeps arrays of a batch where `specs` says; no effect without a mesh."""
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or sharding.row_shards(mesh) == 1:
+    return batch
+  return lax.with_sharding_constraint(batch, specs(mesh, batch))
+
+
+def local_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+  """What a shard has of an array [P,G,T]; its shape if not `on_shard`."""
+  if not sharding.on_shard():
+    return shape
+  mesh = jax.sharding.get_abstract_mesh()
+  whole = sharding.positions(mesh, shape[2]) == _WHOLE
+  parts = 1 if whole else sharding.row_shards(mesh)
+  return *shape[:2], shape[2] // parts, *shape[3:]
+
+
+def take(tree: Any, specs: Any, completion: Array) -> Any:
+  """[P,G,...] -> [R,C,...]: the completions of some rows, 0 in empty slots.
+
+  Args:
+    tree: Arrays; on a data shard what it has of them.
+    specs: A tree of the same structure, or a prefix of it: what `specs` returns
+      for them.
+    completion: i32[R,C], of the rows at hand.
+  """
+
+  # An empty slot has the number P * G and not -1: a negative index counts from
+  # the end in every mode, so neither 'fill' here nor 'drop' below would see it.
+  def taken(x, completion):
+    return jnp.take(
+      x.reshape(-1, *x.shape[2:]), completion, axis=0, mode='fill', fill_value=0
+    )
+
+  def one(spec, x):
+    if spec == _WHOLE or not sharding.on_shard():
+      return taken(x, completion)
+    # Its own positions of all shards' completions, for all positions of its own
+    # completions.
+    parts = taken(x, _everywhere(completion).reshape(-1))
+    found = lax.all_to_all(parts, sharding.ROW_AXES, 0, 1, tiled=True)
+    return found.reshape(*completion.shape, *found.shape[1:])
+
+  return jax.tree.map(
+    lambda spec, part: jax.tree.map(lambda x: one(spec, x), part), specs, tree
+  )
+
+
+def put(whole: Array, part: Array, completion: Array) -> Array:
+  """Writes the values [R,C,T] of some rows into [P,G,T].
+
+  Args:
+    whole: On a data shard what it has, `local_shape`.
+    part: Of the rows at hand.
+    completion: i32[R,C], of these.
+
+  Returns:
+    The array with the values of all shards' rows; those of the shard's own rows
+    if it has all positions.
+  """
+  part = part.reshape(-1, part.shape[-1]).astype(whole.dtype)
+  if part.shape[-1] != whole.shape[-1]:
+    part = lax.all_to_all(part, sharding.ROW_AXES, 1, 0, tiled=True)
+    completion = _everywhere(completion)
+  flat = whole.reshape(-1, whole.shape[-1])
+  flat = flat.at[completion.reshape(-1)].set(part, mode='drop')
+  return flat.reshape(whole.shape)
+
+
+def _everywhere(completion: Array) -> Array:
+  """The numbers of all shards' slots, i32[S*R,C]."""
+  return lax.all_gather(completion, sharding.ROW_AXES, tiled=True)
