@@ -94,7 +94,10 @@ def of_batch(
   at = token_shards.specs(learner.mesh, batch)
 
   def on_shard(learner, trees, given, layout):
-    return _of_own(learner, trees[0], *given, layout, at)
+    loss_state, batch, coupled, num_micro = given
+    return _of_own(
+      learner, trees[0], loss_state, batch, coupled, num_micro, layout, at
+    )
 
   (grads, *outward), of_tokens, statistics = row_shards.run(
     on_shard,

@@ -18,7 +18,9 @@ from jax.sharding import AbstractMesh
 from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
+import numpy as np
 
+from grpo_jax import host_arrays
 from grpo_jax import losses
 from grpo_jax import sharding
 
@@ -38,11 +40,32 @@ def specs(mesh: Mesh | AbstractMesh, batch: losses.Batch) -> losses.Batch:
   return jax.tree.map(one, batch)
 
 
-def places(mesh: Mesh, batch: losses.Batch) -> losses.Batch:
-  """`specs` as shardings."""
-  return jax.tree.map(
-    lambda spec: NamedSharding(mesh, spec), specs(mesh, batch)
-  )
+def placed(
+  mesh: Mesh, batch: losses.Batch, abstract: bool = False
+) -> losses.Batch:
+  """A batch on the mesh, if that has several data shards.
+
+  Of one shard, what is not on it is left to the programs that take it.
+
+  Args:
+    mesh: The mesh.
+    batch: Arrays of NumPy or JAX.
+    abstract: Whether shapes, dtypes and shardings will do. Nothing is put on a
+      device then.
+  """
+  one_shard = sharding.row_shards(mesh) == 1
+  if one_shard and not abstract:
+    return batch
+
+  def place(x, spec):
+    at = NamedSharding(mesh, spec)
+    if not abstract:
+      return host_arrays.from_local(x, at)
+    if one_shard and isinstance(x, np.ndarray | np.generic):
+      return x
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)
+
+  return jax.tree.map(place, batch, specs(mesh, batch))
 
 
 def constrain(batch: losses.Batch) -> losses.Batch:

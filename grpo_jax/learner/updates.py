@@ -133,7 +133,7 @@ class Updater:
     )
     self.init = jit(step_lib.init, donate_argnums=0, out_shardings=place)
     self.refresh = jit(step_lib.refresh, donate_argnums=0, out_shardings=place)
-    # Arrays [P,G,T] lie where `token_shards` says; see `_placed`.
+    # Where arrays [P,G,T] lie `token_shards` says.
     self.credit = jit(
       step_lib.credit, out_shardings=(None, everywhere, everywhere)
     )
@@ -170,9 +170,11 @@ class Updater:
     if self._ahead is not None:
       self._ahead.join()  # else the same would be compiled twice
       self._ahead = None
-    batch = self._placed(self.with_policies(state, rollout, step))
+    mesh, batch = self.learner.mesh, self.with_policies(state, rollout, step)
+    batch = token_shards.placed(mesh, batch)
     batch, loss_state, measured = self.credit(batch, state.loss_state)
-    batch = self._placed(batch)  # the compiler may name places otherwise
+    # The compiler may have another name for the same place.
+    batch = token_shards.placed(mesh, batch)
     state = state._replace(loss_state=loss_state)
     start = jnp.copy(state.step)  # the state itself is donated
     watch, begun = self.watches(step), batch
@@ -193,14 +195,6 @@ class Updater:
       weight = jnp.asarray(self.refresh_weight, jnp.float32)
       state = self.refresh(state, weight)
     return state, measured
-
-  def _placed(self, batch: losses.Batch) -> losses.Batch:
-    """The batch on the mesh, if it has data shards, each with its positions."""
-    mesh = self.learner.mesh
-    if sharding.row_shards(mesh) == 1:
-      return batch
-    places = token_shards.places(mesh, batch)
-    return jax.tree.map(host_arrays.from_local, batch, places)
 
   def whole(self, params: Any) -> Any:
     """The trained parameters and the frozen ones, as the model takes them."""
@@ -281,14 +275,6 @@ class Updater:
       what scores before the first update: `score_all`, `score_entropy` if the
       entropy is needed too, `score_reference` of a reference on the host.
     """
-    everywhere = sharding.replicated(self.learner.mesh)
-
-    def arrays(tree):
-      return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
-        tree,
-      )
-
     state, shape = self.abstract, example.batch.mask.shape
     chosen = next(self.optimizer_batches(example, 0))
     layout, used = self.abstract_layout(example, chosen)
@@ -310,24 +296,13 @@ class Updater:
     batch = losses.with_required(
       self.learner.method, self.with_policies(state, example, step, unscored)
     )
-    # Of one data shard only what was scored is on it when `credit` is called.
-    one_shard = sharding.row_shards(self.learner.mesh) == 1
-
-    def placed(batch, all_of_it=True):
-      return jax.tree.map(
-        lambda x, at: (
-          jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)
-          if all_of_it or isinstance(x, jax.Array)
-          else x
-        ),
-        batch,
-        token_shards.places(self.learner.mesh, batch),
-      )
-
-    batch = placed(batch, all_of_it=not one_shard)
+    mesh = self.learner.mesh
+    batch = token_shards.placed(mesh, batch, abstract=True)
     credited, *_ = jax.eval_shape(self.credit, batch, state.loss_state)
-    start = arrays(jax.ShapeDtypeStruct((), jnp.int32))
-    given = self.frozen, state, placed(credited), chosen, layout, used, start
+    credited = token_shards.placed(mesh, credited, abstract=True)
+    everywhere = sharding.replicated(mesh)
+    start = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
+    given = self.frozen, state, credited, chosen, layout, used, start
     watch = self.watches(step)
     return {
       'train_step': lambda: self.train_step.lower(*given, watch),

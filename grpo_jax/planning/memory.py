@@ -13,6 +13,7 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from grpo_jax import models
 from grpo_jax import sharding
@@ -21,7 +22,7 @@ from grpo_jax.planning import sizes
 from grpo_jax.training.build_abstract import Abstract
 
 LEARNING_STEPS = ('train_step', 'watched_step')
-_TOKEN_ARRAYS = 10  # [P,G,T] of 4 bytes that an update holds on every device
+_TOKEN_ARRAYS = 10  # [P,G,T] of 4 bytes that an update holds
 
 
 class Memory:
@@ -226,7 +227,9 @@ class Memory:
 
   @property
   def _token_arrays(self) -> float:
-    return 4.0 * _TOKEN_ARRAYS * self.prompts * self.group * self.tokens
+    whole = 4.0 * _TOKEN_ARRAYS * self.prompts * self.group * self.tokens
+    cut = sharding.positions(self.mesh, self.room) != PartitionSpec()
+    return whole / self.shards if cut else whole
 
   def _scoring(self, program: str) -> dict[str, float]:
     tokens = self._tokens_here
