@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
+import itertools
 import math
 from typing import Any
 from typing import TypeVar
@@ -281,17 +282,33 @@ def rows(mesh: Mesh, axis: int = 0) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec(*(None,) * axis, ROW_AXES))
 
 
-def positions(mesh: Mesh | AbstractMesh, width: int) -> PartitionSpec:
-  """Where an array [P,G,T] lies: positions split over the data shards.
+def position_axes(mesh: Mesh | AbstractMesh, width: int) -> tuple[str, ...]:
+  """The axes that split the positions of arrays [P,G,T] over data shards.
 
   Args:
     mesh: The mesh.
-    width: `T`. If the shards do not divide it, every device has all.
+    width: `T`.
+
+  Returns:
+    Those of `ROW_AXES` that make the most parts of those that divide T.
+
+  >>> mesh = AbstractMesh((6, 4, 1), ROW_AXES)
+  >>> [position_axes(mesh, width) for width in (48, 32, 5)]
+  [('data', 'fsdp'), ('fsdp',), ()]
   """
-  shards = row_shards(mesh)
-  if shards == 1 or width % shards:
-    return PartitionSpec()
-  return PartitionSpec(None, None, ROW_AXES)
+  used = [axis for axis in ROW_AXES if mesh.shape[axis] > 1]
+  every = itertools.chain.from_iterable(
+    itertools.combinations(used, number) for number in range(len(used) + 1)
+  )
+  parts = {axes: math.prod(mesh.shape[axis] for axis in axes) for axes in every}
+  fitting = [axes for axes, number in parts.items() if width % number == 0]
+  return max(fitting, key=lambda axes: parts[axes])
+
+
+def positions(mesh: Mesh | AbstractMesh, width: int) -> PartitionSpec:
+  """Where an array [P,G,T] lies; see `position_axes`."""
+  axes = position_axes(mesh, width)
+  return PartitionSpec(None, None, axes) if axes else PartitionSpec()
 
 
 @contextlib.contextmanager

@@ -68,7 +68,7 @@ def run(
 
   at_frozen, at_params = places(frozen), places(trees[0])
   of_frozen, of_params = shards.specs(at_frozen), shards.specs(at_params)
-  at_tokens = sharding.positions(mesh, layout.target.shape[-1])
+  width = layout.target.shape[-1]
 
   def on_shard(frozen, trees, given, layout):
     if learner.takes_shards:
@@ -78,16 +78,17 @@ def run(
       bound = _gathering(bound, at_params)
     like_params, of_tokens, sums = function(bound, trees, given, layout)
     like_params = [_summed(tree, of_params) for tree in like_params]
-    if at_tokens == _EVERYWHERE:  # each has those of its own rows
-      of_tokens, sums = shards.sum_over((of_tokens, sums))
-    else:
-      sums = shards.sum_over(sums)
-    return like_params, of_tokens, sums
+    of_tokens = lax.psum(of_tokens, token_shards.missing(width))
+    return like_params, of_tokens, shards.sum_over(sums)
 
   return shards.call(
     on_shard,
     in_specs=(of_frozen, [of_params] * len(trees), given_at, _cut(layout)),
-    out_specs=([of_params] * number, at_tokens, _EVERYWHERE),
+    out_specs=(
+      [of_params] * number,
+      sharding.positions(mesh, width),
+      _EVERYWHERE,
+    ),
   )(frozen, list(trees), given, layout)
 
 

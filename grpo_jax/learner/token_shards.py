@@ -2,13 +2,14 @@
 
 Losses and metrics add up over positions, so shards need no more of each other
 than sums. The model scores whole completions, those in the rows of a shard: for
-them shards exchange positions, `take` and `put`. Where the shards do not divide
-T, every one has all positions.
+them shards exchange positions, `take` and `put`. Where T is not divisible by
+all shards, some have the same positions; see `sharding.position_axes`.
 
 `Layout.completion` i32[R,C] says which completion lies in each slot of a row:
 p * G + g, or P * G for an empty slot.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -81,9 +82,18 @@ def local_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
   if not sharding.on_shard():
     return shape
   mesh = jax.sharding.get_abstract_mesh()
-  whole = sharding.positions(mesh, shape[2]) == _WHOLE
-  parts = 1 if whole else sharding.row_shards(mesh)
+  parts = math.prod(mesh.shape[axis] for axis in _axes(shape[2]))
   return *shape[:2], shape[2] // parts, *shape[3:]
+
+
+def missing(width: int) -> tuple[str, ...]:
+  """Over which axes what shards have `put` together is still to be summed."""
+  return tuple(set(sharding.ROW_AXES) - set(_axes(width)))
+
+
+def _axes(width: int) -> tuple[str, ...]:
+  """The axes of the mesh that split T positions, `on_shard`."""
+  return sharding.position_axes(jax.sharding.get_abstract_mesh(), width)
 
 
 def take(tree: Any, specs: Any, completion: Array) -> Any:
@@ -106,10 +116,10 @@ def take(tree: Any, specs: Any, completion: Array) -> Any:
   def one(spec, x):
     if spec == _WHOLE or not sharding.on_shard():
       return taken(x, completion)
-    # Its own positions of all shards' completions, for all positions of its own
-    # completions.
-    parts = taken(x, _everywhere(completion).reshape(-1))
-    found = lax.all_to_all(parts, sharding.ROW_AXES, 0, 1, tiled=True)
+    # Its own positions of other shards' completions, for the other positions of
+    # its own completions.
+    parts = taken(x, _together(completion, spec[2]).reshape(-1))
+    found = lax.all_to_all(parts, spec[2], 0, 1, tiled=True)
     return found.reshape(*completion.shape, *found.shape[1:])
 
   return jax.tree.map(
@@ -126,18 +136,19 @@ def put(whole: Array, part: Array, completion: Array) -> Array:
     completion: i32[R,C], of these.
 
   Returns:
-    The array with the values of all shards' rows; those of the shard's own rows
-    if it has all positions.
+    The array with the values of the rows of all shards that have each other's
+    positions; see `missing`.
   """
   part = part.reshape(-1, part.shape[-1]).astype(whole.dtype)
   if part.shape[-1] != whole.shape[-1]:
-    part = lax.all_to_all(part, sharding.ROW_AXES, 1, 0, tiled=True)
-    completion = _everywhere(completion)
+    axes = _axes(part.shape[-1])
+    part = lax.all_to_all(part, axes, 1, 0, tiled=True)
+    completion = _together(completion, axes)
   flat = whole.reshape(-1, whole.shape[-1])
   flat = flat.at[completion.reshape(-1)].set(part, mode='drop')
   return flat.reshape(whole.shape)
 
 
-def _everywhere(completion: Array) -> Array:
-  """The numbers of all shards' slots, i32[S*R,C]."""
-  return lax.all_gather(completion, sharding.ROW_AXES, tiled=True)
+def _together(completion: Array, axes: tuple[str, ...]) -> Array:
+  """The numbers in the slots of all shards along some axes, i32[S*R,C]."""
+  return lax.all_gather(completion, axes, tiled=True)

@@ -13,7 +13,6 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 from grpo_jax import models
 from grpo_jax import sharding
@@ -228,8 +227,8 @@ class Memory:
   @property
   def _token_arrays(self) -> float:
     whole = 4.0 * _TOKEN_ARRAYS * self.prompts * self.group * self.tokens
-    cut = sharding.positions(self.mesh, self.room) != PartitionSpec()
-    return whole / self.shards if cut else whole
+    axes = sharding.position_axes(self.mesh, self.room)
+    return whole / math.prod(self.mesh.shape[axis] for axis in axes)
 
   def _scoring(self, program: str) -> dict[str, float]:
     tokens = self._tokens_here

@@ -25,6 +25,7 @@ COMPLETION = np.array(
   [[5, 0], [6, 6], [3, 6], [1, 2], [6, 4], [6, 6], [6, 6], [6, 6]], np.int32
 )
 ROWS = PartitionSpec(sharding.ROW_AXES)
+AXES = {8: ('data', 'fsdp'), 16: ('data', 'fsdp'), 12: ('fsdp',), 5: ()}
 
 
 def on_shards(function, in_specs, out_specs, *arrays):
@@ -42,13 +43,13 @@ def expected(x):
   return np.concatenate([rows, np.zeros_like(rows[:1])])[COMPLETION]
 
 
-@pytest.mark.parametrize('width', [8, 16, 5])
+@pytest.mark.parametrize('width', [8, 16, 12, 5])
 @pytest.mark.parametrize('more', [(), (2, 3)], ids=['tokens', 'experts'])
 @pytest.mark.parametrize('dtype', [np.float32, np.int32, bool])
 def test_shards_take_the_completions_of_their_rows(width, more, dtype):
   mesh = sharding.make_mesh(data=2, fsdp=4)
   at = sharding.positions(mesh, width)
-  assert (at == PartitionSpec()) == (width == 5)
+  assert sharding.position_axes(mesh, width) == AXES[width]
   x = np.arange(np.prod((2, 3, width, *more))).reshape(2, 3, width, *more) % 5
   x = x.astype(dtype)
   found = on_shards(
@@ -60,7 +61,7 @@ def test_shards_take_the_completions_of_their_rows(width, more, dtype):
   np.testing.assert_array_equal(alone, expected(x))
 
 
-@pytest.mark.parametrize('width', [8, 16, 5])
+@pytest.mark.parametrize('width', [8, 16, 12, 5])
 def test_what_rows_found_is_put_where_it_belongs(width):
   mesh = sharding.make_mesh(data=2, fsdp=4)
   at = sharding.positions(mesh, width)
@@ -69,7 +70,7 @@ def test_what_rows_found_is_put_where_it_belongs(width):
   def put(part, rows):
     whole = jnp.zeros(token_shards.local_shape((2, 3, width)))
     whole = token_shards.put(whole, part, rows)
-    return shards.sum_over(whole) if at == PartitionSpec() else whole
+    return jax.lax.psum(whole, token_shards.missing(width))
 
   part = expected(x)
   found = on_shards(put, (ROWS, ROWS), at, part, COMPLETION)
