@@ -4,7 +4,6 @@ With several processes no array is whole on one host, and these functions are
 the only doors through which arrays pass.
 """
 
-from collections.abc import Callable
 import functools
 from typing import Any
 
@@ -56,13 +55,16 @@ def from_local(tree: Any, place: Any) -> Any:
 
   Args:
     tree: Arrays of NumPy, whole in shape; of several processes each must have
-      the parts that are to be on its devices.
+      the parts that are to be on its devices. Arrays that are on the devices
+      already are moved if they lie elsewhere.
     place: A `NamedSharding` for all of them.
   """
   if jax.process_count() == 1:
     return jax.device_put(tree, place)
 
   def one(x):
+    if isinstance(x, jax.Array):
+      return jax.device_put(x, place)
     x = np.asarray(x)
     return jax.make_array_from_process_local_data(place, x, x.shape)
 
@@ -113,8 +115,8 @@ def rows_to_host(tree: Any) -> Any:
   return jax.tree.map(one, tree)
 
 
-def gather(tree: Any, holder: np.ndarray, mesh: Mesh) -> Any:
-  """Arrays of which each process holds some rows, whole on every device.
+def gather(tree: Any, holder: np.ndarray, mesh: Mesh, specs: Any = None) -> Any:
+  """Arrays of which each process holds some rows, on the devices.
 
   All processes must call it.
 
@@ -122,6 +124,8 @@ def gather(tree: Any, holder: np.ndarray, mesh: Mesh) -> Any:
     tree: Arrays of NumPy [R,...], of which the rows held here are read.
     holder: i64[R], the process that holds each row; the same in all.
     mesh: The mesh.
+    specs: A tree of `PartitionSpec`, which do not split rows: where the arrays
+      are to lie. None: everywhere.
 
   Returns:
     Arrays [R,...] of JAX.
@@ -153,14 +157,19 @@ def gather(tree: Any, holder: np.ndarray, mesh: Mesh) -> Any:
     over_all = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     return jax.make_array_from_callback(shape, over_all, part)
 
-  return _taken(mesh)(jax.tree.map(one, tree), place)
+  if specs is None:
+    specs = jax.tree.map(lambda _: PartitionSpec(), tree)
+  leaves, treedef = jax.tree.flatten(tree)
+  places = tuple(NamedSharding(mesh, s) for s in treedef.flatten_up_to(specs))
+  found = _taken(list(map(one, leaves)), place, places)
+  return treedef.unflatten(found)
 
 
-@functools.cache
-def _taken(mesh: Mesh) -> Callable[[Any, np.ndarray], Any]:
+@functools.partial(jax.jit, static_argnums=2)
+def _taken(arrays, place, places):
   """Takes rows of arrays that are split over all devices."""
-
-  def take(tree, place):
-    return jax.tree.map(lambda x: x[place], tree)
-
-  return jax.jit(take, out_shardings=sharding.replicated(mesh))
+  # Moved first: rows of what is split along rows would be gathered.
+  keep = jax.lax.with_sharding_constraint
+  return [
+    keep(keep(x, at)[place], at) for x, at in zip(arrays, places, strict=True)
+  ]

@@ -60,14 +60,16 @@ def make_learner(
   )
 
 
-def make_rollout(seed=0, prompts=4, group=4, reward=None):
+def make_rollout(seed=0, prompts=4, group=4, reward=None, width=6):
+  """At most six tokens a completion, and the rest of the width is padding."""
   ids, tokens, length = tiny.ragged(seed, prompts, group)
+  tokens = np.pad(tokens, ((0, 0), (0, 0), (0, width - 6)))
   rng = np.random.default_rng(seed)
   mask = np.arange(tokens.shape[-1]) < length[:, :, None]
   valid = np.ones(length.shape, bool)
   valid[1, 1] = False
   reward = rng.integers(0, 2, length.shape) if reward is None else reward
-  rows = layout.padded_rows(ids, tokens, length, 16)
+  rows = layout.padded_rows(ids, tokens, length, 10 + width)
   logp = tiny.gather(tiny.score(MODEL, PARAMS, rows).logp, rows, length)
   logp = np.asarray(logp) + 0.4 * rng.standard_normal(tokens.shape)
   batch = losses.Batch(
@@ -77,7 +79,7 @@ def make_rollout(seed=0, prompts=4, group=4, reward=None):
     valid=valid,
     reward=np.asarray(reward, np.float32),
     reward_parts=np.asarray(reward, np.float32)[..., None],
-    truncated=length == tokens.shape[-1],
+    truncated=length == 6,
     version=np.zeros(tokens.shape, np.int32),
     logp_old=logp.astype(np.float32),
     logp_ref=(logp + 0.3).astype(np.float32),

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 from jax import lax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from grpo_jax import losses
 from grpo_jax import models
@@ -25,6 +26,7 @@ from grpo_jax import shards
 from grpo_jax.learner import clipped
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import row_shards
+from grpo_jax.learner import token_shards
 from grpo_jax.learner.types import Gradient
 from grpo_jax.learner.types import Learner
 from grpo_jax.models import Scores
@@ -56,19 +58,12 @@ def score_all(
   """
 
   def on_shard(learner, trees, num_micro, layout):
-    given = trees[0], layout, num_micro, shape, with_entropy
-    return [], _score_own(learner, *given)
+    def score(rows):
+      return learner.score(trees[0], rows, with_entropy)
+
+    return [], micro_batches.of_all(score, layout, num_micro, shape), ()
 
   return row_shards.run(on_shard, learner, [params], num_micro, layout)[1]
-
-
-def _score_own(learner, params, layout, num_micro, shape, with_entropy):
-  """`score_all` of the rows at hand; 0 for completions in others."""
-
-  def score(rows):
-    return learner.score(params, rows, with_entropy)
-
-  return micro_batches.of_all(score, layout, num_micro, shape)
 
 
 def of_batch(
@@ -93,19 +88,27 @@ def of_batch(
     The gradient, and what `step_metrics` and `overshoot` measure afterwards.
   """
 
-  def on_shard(learner, trees, given, layout):
-    loss_state, batch, num_micro = given
-    return _of_own(learner, trees[0], loss_state, batch, num_micro, layout)
+  coupled = None  # d loss / d scores of the whole batch, where rows are coupled
+  if learner.method.scope == 'batch':
+    coupled = _coupled(learner, params, loss_state, batch, layout, num_micro)
+  at = token_shards.specs(learner.mesh, batch)
 
-  (grads, *outward), sums = row_shards.run(
+  def on_shard(learner, trees, given, layout):
+    loss_state, batch, coupled, num_micro = given
+    return _of_own(
+      learner, trees[0], loss_state, batch, coupled, num_micro, layout, at
+    )
+
+  (grads, *outward), of_tokens, statistics = row_shards.run(
     on_shard,
     learner,
     [params],
-    (loss_state, batch, num_micro),
+    (loss_state, batch, coupled, num_micro),
     layout,
     number=1 + learner.with_outward,
+    given_at=(PartitionSpec(), at, at.mask, PartitionSpec()),
   )
-  (scores, slope, disagreement), statistics = sums
+  scores, slope, disagreement = of_tokens
   # The loss once more, of the whole batch. It costs next to nothing beside the
   # model, and saves merging the terms of the micro-batches for the metrics.
   loss, terms = losses.surrogate_loss(
@@ -118,47 +121,55 @@ def of_batch(
   return Gradient(grads, outward, loss, scores, terms, slope, routed)
 
 
-def _of_own(learner, params, loss_state, batch, num_micro, layout):
+def _coupled(learner, params, loss_state, batch, layout, num_micro):
+  """d loss / d scores, and in which direction clipped tokens leave, [P,G,T]."""
+  shape = batch.mask.shape
+  scores = score_all(
+    learner, params, layout, num_micro, shape, learner.with_entropy
+  )
+  (_, terms), slopes = _loss_and_slopes(learner, scores, batch, loss_state)
+  return slopes, clipped.outward(terms, batch)
+
+
+def _of_own(learner, params, loss_state, batch, coupled, num_micro, layout, at):
   """The gradient that the rows at hand give, and what is measured of them.
+
+  Args:
+    learner: See `types.Learner`.
+    params: Of the policy.
+    loss_state: Of the `TrainState`.
+    batch: The prepared optimizer batch: what a data shard has of it.
+    coupled: What `_coupled` returned, or None.
+    num_micro: i32[], how many micro-batches hold anything.
+    layout: Micro-batches, [N, rows, ...].
+    at: What `token_shards.specs` tells of the batch.
 
   Returns:
     Trees like the parameters: the gradient, and that of the clipped tokens'
-    outward log-ratios if the learner wants it. And ((`Scores`, d loss / d logp,
-    disagreement of routers), statistics of routers): [P,G,T], 0 for completions
-    in other rows, and sums over the tokens in these rows.
+    outward log-ratios if the learner wants it. (`Scores`, d loss / d logp,
+    disagreement of routers), [P,G,T]. Statistics of routers: sums over the
+    tokens in these rows.
   """
-  shape = batch.mask.shape
   of_mass = None  # d loss / d the probabilities of experts
   if learner.expert_balance:
     statistics = shards.sum_over(
-      _statistics(learner, params, batch, layout, num_micro)
+      _statistics(learner, params, batch, layout, num_micro, at)
     )
     balance = lambda mass: models.balance(statistics._replace(mass=mass))
     slope = jax.grad(balance)(statistics.mass)
     of_mass = learner.expert_balance * slope
-  coupled = None  # d loss / d scores of the whole batch, where rows are coupled
-  if learner.method.scope == 'batch':
-    scores = shards.sum_over(
-      _score_own(
-        learner, params, layout, num_micro, shape, learner.with_entropy
-      )
-    )
-    (_, terms), coupled = _loss_and_slopes(learner, scores, batch, loss_state)
-    directions = clipped.outward(terms, batch)
 
   def micro_batch(k):
     rows = micro_batches.rows(layout, k)
     (scores, mass), pull_back, routed = jax.vjp(
-      lambda p: _scored(learner, p, rows, batch), params, has_aux=True
+      lambda p: _scored(learner, p, rows, batch, at), params, has_aux=True
     )
     no_slope = jax.tree.map(jnp.zeros_like, mass)
     of_routers = no_slope if of_mass is None else of_mass
     if coupled is not None:
-      slopes, direction = micro_batches.take(
-        (coupled, directions), rows.completion
-      )
+      slopes, direction = token_shards.take(coupled, at.mask, rows.completion)
     else:
-      part = micro_batches.take(batch, rows.completion)
+      part = token_shards.take(batch, at, rows.completion)
       (_, terms), slopes = _loss_and_slopes(learner, scores, part, loss_state)
       direction = clipped.outward(terms, part)
     grads = [pull_back((slopes, of_routers))[0]]
@@ -171,7 +182,7 @@ def _of_own(learner, params, loss_state, batch, num_micro, layout):
 
   def add(k, total):
     summed, seen, completion = micro_batch(k)
-    put = lambda whole, part: micro_batches.put(whole, part, completion)
+    put = lambda whole, part: token_shards.put(whole, part, completion)
     return (
       jax.tree.map(jnp.add, total[0], summed),
       jax.tree.map(put, total[1], seen),
@@ -181,14 +192,20 @@ def _of_own(learner, params, loss_state, batch, num_micro, layout):
   of_params, of_tokens, _ = jax.eval_shape(micro_batch, 0)
   start = (
     jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), of_params),
-    jax.tree.map(lambda x: jnp.zeros(shape, x.dtype), of_tokens),
+    jax.tree.map(lambda x: jnp.zeros(batch.mask.shape, x.dtype), of_tokens),
   )
   sums, seen = micro_batches.over(layout, num_micro, add, start)
   grads, statistics = sums
-  return grads, (seen, statistics)
+  return grads, seen, statistics
 
 
-def _scored(learner: Learner, params: Any, rows: Layout, batch: losses.Batch):
+def _scored(
+  learner: Learner,
+  params: Any,
+  rows: Layout,
+  batch: losses.Batch,
+  at: losses.Batch,
+):
   """What the model says of some rows: what has a gradient, and what has none.
 
   Args:
@@ -196,6 +213,7 @@ def _scored(learner: Learner, params: Any, rows: Layout, batch: losses.Batch):
     params: Of the policy.
     rows: A micro-batch.
     batch: The optimizer batch, [P,G,T].
+    at: What `token_shards.specs` tells of it.
 
   Returns:
     ((`Scores`, f32[L,E]), `Routed`): [R,C,T], and the probabilities that the
@@ -204,8 +222,9 @@ def _scored(learner: Learner, params: Any, rows: Layout, batch: losses.Batch):
   """
   if learner.score_routed is None:
     return (learner.score(params, rows, learner.with_entropy), None), None
-  counted, sampled = micro_batches.take(
-    (batch.mask, batch.extras.get('routing_sampler')), rows.completion
+  counted, sampled = (
+    token_shards.take(x, at.mask, rows.completion)
+    for x in (batch.mask, batch.extras.get('routing_sampler'))
   )
   scores, routed = learner.score_routed(
     params, rows, learner.with_entropy, counted, sampled
@@ -213,12 +232,12 @@ def _scored(learner: Learner, params: Any, rows: Layout, batch: losses.Batch):
   return (scores, routed.statistics.mass), routed
 
 
-def _statistics(learner, params, batch, layout, num_micro):
+def _statistics(learner, params, batch, layout, num_micro, at):
   """The sums over all tokens of what routers did; see `routing.Statistics`."""
 
   def of_micro_batch(k):
     rows = micro_batches.rows(layout, k)
-    routed = _scored(learner, params, rows, batch)[1]
+    routed = _scored(learner, params, rows, batch, at)[1]
     assert routed is not None
     return routed.statistics
 

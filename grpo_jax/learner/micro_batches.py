@@ -3,10 +3,6 @@
 A stack of micro-batches is a `Layout` with a leading axis `N`. The first
 `num_micro` of them hold something. That number is traced, so that batches of
 different lengths run the same program.
-
-`Layout.completion` i32[R,C] says which completion lies in each slot of a row:
-p * G + g, or P * G for an empty slot. By these numbers arrays [P,G,...] are
-read and written.
 """
 
 from collections.abc import Callable
@@ -17,6 +13,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax.learner import token_shards
 from grpo_jax.models import stack
 from grpo_jax.models.layout import Layout
 from grpo_jax.models.layout import LayoutSpec
@@ -51,26 +48,6 @@ def over(
   return lax.fori_loop(0, num_micro, body, start)
 
 
-def take(tree: Any, completion: Array) -> Any:
-  """[P,G,...] -> [R,C,...]: the completions of some rows, 0 in empty slots."""
-  # An empty slot has the number P * G and not -1: a negative index counts from
-  # the end in every mode, so neither 'fill' here nor 'drop' below would see it.
-  return jax.tree.map(
-    lambda x: jnp.take(
-      x.reshape(-1, *x.shape[2:]), completion, axis=0, mode='fill', fill_value=0
-    ),
-    tree,
-  )
-
-
-def put(whole: Array, part: Array, completion: Array) -> Array:
-  """Writes the values [R,C,T] of some rows into [P,G,T]."""
-  flat = whole.reshape(-1, whole.shape[-1])
-  part = part.reshape(-1, part.shape[-1]).astype(whole.dtype)
-  flat = flat.at[completion.reshape(-1)].set(part, mode='drop')
-  return flat.reshape(whole.shape)
-
-
 def of_all(
   function: Callable[[Layout], Any],
   stacked: Layout,
@@ -86,16 +63,20 @@ def of_all(
     shape: (P, G, T).
 
   Returns:
-    The tree with [P,G,T] arrays, 0 for completions in no row.
+    The tree with [P,G,T] arrays, 0 for completions in no row. On a data shard
+    what it has of them; see `token_shards.put`.
   """
 
   def body(k, whole):
     chosen = rows(stacked, k)
     part = function(chosen)
-    return jax.tree.map(lambda w, x: put(w, x, chosen.completion), whole, part)
+    return jax.tree.map(
+      lambda w, x: token_shards.put(w, x, chosen.completion), whole, part
+    )
 
   part = jax.eval_shape(lambda: function(rows(stacked, jnp.array(0))))
-  whole = jax.tree.map(lambda x: jnp.zeros(shape, x.dtype), part)
+  own = token_shards.local_shape(shape)
+  whole = jax.tree.map(lambda x: jnp.zeros(own, x.dtype), part)
   return over(stacked, num_micro, body, whole)
 
 

@@ -95,13 +95,14 @@ def of_update(
     def after(rows):
       return learner.score(new, rows, learner.with_entropy)
 
-    return [], (
+    of_tokens = (
       micro_batches.of_all(along, layout, num_micro, shape),
       micro_batches.of_all(after, layout, num_micro, shape),
     )
+    return [], of_tokens, ()
 
   trees = [state.params, update.params, *tangents.values()]
-  _, (slopes, scores) = row_shards.run(
+  _, (slopes, scores), _ = row_shards.run(
     on_shard, learner, trees, num_micro, layout
   )
   # Of the tokens that were clipped before the update, not of those that are

@@ -17,10 +17,16 @@ from jax.sharding import PartitionSpec
 
 from grpo_jax import sharding
 from grpo_jax import shards
+from grpo_jax.learner import token_shards
 from grpo_jax.learner.types import Learner
+from grpo_jax.models import stack
 from grpo_jax.models.layout import Layout
 
-Function = Callable[[Learner, Sequence[Any], Any, Layout], tuple[list, Any]]
+Function = Callable[
+  [Learner, Sequence[Any], Any, Layout], tuple[list, Any, Any]
+]
+
+_EVERYWHERE = PartitionSpec()
 
 
 def run(
@@ -30,22 +36,28 @@ def run(
   given: Any,
   layout: Layout,
   number: int = 0,
-) -> tuple[list, Any]:
+  given_at: Any = _EVERYWHERE,
+) -> tuple[list, Any, Any]:
   """Calls a function on every data shard, with the rows of that shard.
 
   Args:
-    function: `(learner, trees, given, layout) -> (like_params, sums)`.
+    function: `(learner, trees, given, layout) -> (like_params, of_tokens,
+      sums)`.
     learner: See `types.Learner`.
     trees: Trees like the trained parameters. A shard gets its parts of them.
-    given: Arrays that every shard gets as they are.
+    given: Further arrays.
     layout: Micro-batches, [N, rows, ...], of which a shard gets its rows.
     number: How many trees there are in `like_params`.
+    given_at: What each shard gets of `given`, as `token_shards.specs` tells it
+      of a batch; of what is not named, all.
 
   Returns:
-    What the function returned, each array the sum over the shards.
-    `like_params` is a list of trees like the trained parameters; of a parameter
-    that is split over shards each has its part. The function must return such a
-    part as the sum over the axes that split it, as `shards.gather` does.
+    What the function returned. `like_params` is a list of trees like the
+    trained parameters, summed over the shards; of a parameter that is split
+    over shards each has its part. The function must return such a part as the
+    sum over the axes that split it, as `shards.gather` does. `of_tokens` are
+    arrays [P,G,T], of which the function has `put` together what the shard has.
+    `sums` are arrays that are summed.
   """
   mesh, frozen = learner.mesh, learner.frozen
   if sharding.row_shards(mesh) * mesh.shape['context'] == 1:
@@ -56,7 +68,7 @@ def run(
 
   at_frozen, at_params = places(frozen), places(trees[0])
   of_frozen, of_params = shards.specs(at_frozen), shards.specs(at_params)
-  everywhere = PartitionSpec()
+  width = layout.target.shape[-1]
 
   def on_shard(frozen, trees, given, layout):
     if learner.takes_shards:
@@ -64,15 +76,44 @@ def run(
     else:
       bound = learner.beside(_whole(frozen, at_frozen))
       bound = _gathering(bound, at_params)
-    like_params, sums = function(bound, trees, given, layout)
+    like_params, of_tokens, sums = function(bound, trees, given, layout)
     like_params = [_summed(tree, of_params) for tree in like_params]
-    return like_params, shards.sum_over(sums)
+    of_tokens = lax.psum(of_tokens, token_shards.missing(width))
+    return like_params, of_tokens, shards.sum_over(sums)
 
   return shards.call(
     on_shard,
-    in_specs=(of_frozen, [of_params] * len(trees), everywhere, _cut(layout)),
-    out_specs=([of_params] * number, everywhere),
+    in_specs=(of_frozen, [of_params] * len(trees), given_at, _cut(layout)),
+    out_specs=(
+      [of_params] * number,
+      sharding.positions(mesh, width),
+      _EVERYWHERE,
+    ),
   )(frozen, list(trees), given, layout)
+
+
+def filled(
+  learner: Learner, layout: Layout, tokens: jax.Array, prompts: jax.Array
+) -> Layout:
+  """Micro-batches of ids, from those of their numbers; see `stack.numbered`.
+
+  Args:
+    learner: See `types.Learner`.
+    layout: Micro-batches, [N, rows, ...].
+    tokens: i32[P,G,T], the ids of all completions.
+    prompts: i32[P'], the prompts in the micro-batches.
+  """
+  rows = PartitionSpec(None, sharding.ROW_AXES)
+  at_tokens = sharding.positions(learner.mesh, tokens.shape[-1])
+
+  def on_shard(tokens, layout):
+    taken = lambda completion: token_shards.take(tokens, at_tokens, completion)
+    return jax.lax.map(
+      lambda rows: stack.filled(rows, taken(rows.completion)), layout
+    )
+
+  call = shards.call(on_shard, in_specs=(at_tokens, rows), out_specs=rows)
+  return call(tokens[prompts], layout)
 
 
 def _cut(layout: Layout) -> Layout:

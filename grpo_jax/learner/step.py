@@ -19,6 +19,7 @@ from grpo_jax.learner import gradient
 from grpo_jax.learner import offload
 from grpo_jax.learner import overshoot
 from grpo_jax.learner import step_metrics
+from grpo_jax.learner import token_shards
 from grpo_jax.learner.types import Learner
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.types import Update
@@ -107,7 +108,8 @@ def credit(
     for name, value in batch.extras.items()
     if not name.startswith(losses.CREDIT_METRIC)
   }
-  return batch._replace(extras=extras), loss_state, measured
+  batch = token_shards.constrain(batch._replace(extras=extras))
+  return batch, loss_state, measured
 
 
 def train_step(

@@ -24,12 +24,13 @@ from grpo_jax import sharding
 from grpo_jax.learner import gradient
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import offload
+from grpo_jax.learner import row_shards
 from grpo_jax.learner import step as step_lib
+from grpo_jax.learner import token_shards
 from grpo_jax.learner.types import Learner
 from grpo_jax.learner.types import TrainState
 from grpo_jax.models import Scores
 from grpo_jax.models import lora
-from grpo_jax.models import stack
 from grpo_jax.models.layout import Layout
 from grpo_jax.models.layout import LayoutSpec
 from grpo_jax.rollouts.types import Rollout
@@ -104,8 +105,6 @@ class Updater:
   def _compile_functions(self, params: Any) -> None:
     """Jits the functions of `step` on the learner's mesh."""
     place = step_lib.state_sharding(self.learner, params)
-    # For arrays [P,G,T]: they are small, and every device can then take any
-    # optimizer batch from them.
     everywhere = sharding.replicated(self.learner.mesh)
 
     def jit(function, **options):
@@ -134,11 +133,13 @@ class Updater:
     )
     self.init = jit(step_lib.init, donate_argnums=0, out_shardings=place)
     self.refresh = jit(step_lib.refresh, donate_argnums=0, out_shardings=place)
-    self.credit = jit(step_lib.credit, out_shardings=everywhere)
+    # Where arrays [P,G,T] lie `token_shards` says.
+    self.credit = jit(
+      step_lib.credit, out_shardings=(None, everywhere, everywhere)
+    )
     self.score_all = jit(
       scoring(offload.given_on_device(gradient.score_all)),
       static_argnums=(4, 5),
-      out_shardings=everywhere,
     )
     self.train_step = jit(
       scoring(step_lib.train_step),
@@ -147,7 +148,7 @@ class Updater:
       out_shardings=(place, everywhere),
     )
     in_rows = sharding.rows(self.learner.mesh, axis=1)
-    self.fill = jax.jit(stack.filled, out_shardings=in_rows)
+    self.fill = jit(row_shards.filled, out_shardings=in_rows)
     self.rollout_end = jit(
       scoring(step_lib.rollout_end), out_shardings=everywhere
     )
@@ -169,8 +170,11 @@ class Updater:
     if self._ahead is not None:
       self._ahead.join()  # else the same would be compiled twice
       self._ahead = None
-    batch = self.with_policies(state, rollout, step)
+    mesh, batch = self.learner.mesh, self.with_policies(state, rollout, step)
+    batch = token_shards.placed(mesh, batch)
     batch, loss_state, measured = self.credit(batch, state.loss_state)
+    # The compiler may have another name for the same place.
+    batch = token_shards.placed(mesh, batch)
     state = state._replace(loss_state=loss_state)
     start = jnp.copy(state.step)  # the state itself is donated
     watch, begun = self.watches(step), batch
@@ -271,14 +275,6 @@ class Updater:
       what scores before the first update: `score_all`, `score_entropy` if the
       entropy is needed too, `score_reference` of a reference on the host.
     """
-    everywhere = sharding.replicated(self.learner.mesh)
-
-    def arrays(tree):
-      return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
-        tree,
-      )
-
     state, shape = self.abstract, example.batch.mask.shape
     chosen = next(self.optimizer_batches(example, 0))
     layout, used = self.abstract_layout(example, chosen)
@@ -300,13 +296,13 @@ class Updater:
     batch = losses.with_required(
       self.learner.method, self.with_policies(state, example, step, unscored)
     )
-    # What was scored is on the mesh when `credit` is called, all else is not.
-    batch = jax.tree.map(
-      lambda x: arrays(x) if isinstance(x, jax.Array) else x, batch
-    )
+    mesh = self.learner.mesh
+    batch = token_shards.placed(mesh, batch, abstract=True)
     credited, *_ = jax.eval_shape(self.credit, batch, state.loss_state)
-    start = arrays(jax.ShapeDtypeStruct((), jnp.int32))
-    given = self.frozen, state, arrays(credited), chosen, layout, used, start
+    credited = token_shards.placed(mesh, credited, abstract=True)
+    everywhere = sharding.replicated(mesh)
+    start = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
+    given = self.frozen, state, credited, chosen, layout, used, start
     watch = self.watches(step)
     return {
       'train_step': lambda: self.train_step.lower(*given, watch),
@@ -453,7 +449,7 @@ class Updater:
     place = sharding.rows(self.learner.mesh, axis=1)
     layout = host_arrays.from_local(layout, place)
     if rollout.holder is not None:
-      layout = self.fill(layout, rollout.batch.tokens)
+      layout = self.fill(layout, rollout.batch.tokens, chosen)
     return layout, used
 
   def shapes(self) -> dict[str, Any]:

@@ -71,8 +71,9 @@ def numbered(
 ) -> tuple[list[list[int]], np.ndarray]:
   """Prompts and completions as numbers, for who does not know the ids.
 
-  A token of a completion is its place among all, from 1; that of a prompt is
-  -1 less its id. `filled` turns a layout of such numbers into one of ids.
+  A token of a completion is its place among those of the chosen prompts, from
+  1; that of a prompt is -1 less its id. `filled` turns a layout of such numbers
+  into one of ids.
 
   Args:
     prompts: `P` lists of ids.
@@ -82,29 +83,30 @@ def numbered(
   Returns:
     The chosen prompts, and i32[P',G,T].
   """
-  size = math.prod(shape[1:])
-  within = np.arange(1, size + 1, dtype=np.int32).reshape(shape[1:])
-  first = np.asarray(chosen, np.int32)[:, None, None] * size
-  return [[-1 - token for token in prompts[p]] for p in chosen], first + within
+  shape = len(chosen), *shape[1:]
+  place = np.arange(1, math.prod(shape) + 1, dtype=np.int32)
+  return [[-1 - token for token in prompts[p]] for p in chosen], place.reshape(
+    shape
+  )
 
 
-def filled(rows: Layout, tokens: jax.Array) -> Layout:
+def filled(rows: Layout, ids: jax.Array) -> Layout:
   """The layout of `numbered` tokens, with the ids in their place.
 
   Args:
     rows: A layout, on the devices.
-    tokens: i32[P,G,T], the ids of all completions.
+    ids: i32[R,C,T], those of the completions in its slots.
   """
-  flat = tokens.reshape(-1)
-
-  def ids(number):
-    of_completion = flat[jnp.maximum(number - 1, 0)]
-    of_prompt = jnp.where(number < 0, -1 - number, 0)
-    return jnp.where(number > 0, of_completion, of_prompt)
-
-  return dataclasses.replace(
-    rows, tokens=ids(rows.tokens), target=ids(rows.target)
-  )
+  width = ids.shape[-1]
+  # In which slot of its row a token's completion is.
+  of_token = (rows.tokens - 1) // width  # [R,S]
+  here = rows.completion[:, None] == of_token[..., None]  # [R,S,C]
+  slot, column = jnp.argmax(here, axis=-1), (rows.tokens - 1) % width
+  row = jnp.arange(len(ids))[:, None]
+  of_prompt = jnp.where(rows.tokens < 0, -1 - rows.tokens, 0)
+  tokens = jnp.where(rows.tokens > 0, ids[row, slot, column], of_prompt)
+  target = jnp.where(rows.target > 0, ids, 0)
+  return dataclasses.replace(rows, tokens=tokens, target=target)
 
 
 def decided(

@@ -21,7 +21,7 @@ from grpo_jax.planning import sizes
 from grpo_jax.training.build_abstract import Abstract
 
 LEARNING_STEPS = ('train_step', 'watched_step')
-_TOKEN_ARRAYS = 10  # [P,G,T] of 4 bytes that an update holds on every device
+_TOKEN_ARRAYS = 10  # [P,G,T] of 4 bytes that an update holds
 
 
 class Memory:
@@ -226,7 +226,9 @@ class Memory:
 
   @property
   def _token_arrays(self) -> float:
-    return 4.0 * _TOKEN_ARRAYS * self.prompts * self.group * self.tokens
+    whole = 4.0 * _TOKEN_ARRAYS * self.prompts * self.group * self.tokens
+    axes = sharding.position_axes(self.mesh, self.room)
+    return whole / math.prod(self.mesh.shape[axis] for axis in axes)
 
   def _scoring(self, program: str) -> dict[str, float]:
     tokens = self._tokens_here

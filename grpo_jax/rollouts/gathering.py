@@ -13,22 +13,30 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.sharding import PartitionSpec
 import numpy as np
 
 from grpo_jax import host_arrays
+from grpo_jax import sharding
 from grpo_jax.rollouts.types import KNOWN_TO_ALL
 from grpo_jax.rollouts.types import Rollout
 
 
 def on_devices(rollout: Rollout, mesh: jax.sharding.Mesh) -> Rollout:
-  """A rollout whose tokens, log-probabilities and extras are on every device.
+  """A rollout whose tokens, log-probabilities and extras are on the devices.
 
   All processes must call it. Nothing is done if every process knows all.
 
   Args:
     rollout: See `Rollout`.
-    mesh: The mesh.
+    mesh: The mesh. Positions are split over it; see `sharding.positions`.
   """
+  width = rollout.batch.mask.shape[2]
+  return _gathered(rollout, mesh, sharding.positions(mesh, width))
+
+
+def _gathered(rollout, mesh, of_positions: PartitionSpec) -> Rollout:
+  """`on_devices`, with arrays [P,G,T] where they are to lie."""
   if rollout.holder is None:
     return rollout
   batch = rollout.batch
@@ -39,7 +47,13 @@ def on_devices(rollout: Rollout, mesh: jax.sharding.Mesh) -> Rollout:
     or np.shape(value) == batch.mask.shape
     and name not in KNOWN_TO_ALL
   }
-  gathered = host_arrays.gather(held, rollout.holder, mesh)
+  specs = jax.tree.map(
+    lambda x: (
+      of_positions if x.shape[:3] == batch.mask.shape else PartitionSpec()
+    ),
+    held,
+  )
+  gathered = host_arrays.gather(held, rollout.holder, mesh, specs)
   return rollout._replace(batch=batch._replace(**gathered))
 
 
@@ -60,7 +74,7 @@ def whole(
   """
   if rollout.holder is None:
     return rollout
-  gathered = on_devices(rollout, mesh).batch
+  gathered = _gathered(rollout, mesh, PartitionSpec()).batch
   if decode is None:
     return rollout
   batch = jax.tree.map(np.array, gathered)  # arrays that may be written to

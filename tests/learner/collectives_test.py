@@ -23,7 +23,8 @@ from tests.learning import spec
 
 VOCAB = 4096  # so that the output layer is the largest part
 FLOAT = 4  # bytes
-ROWS, COLUMNS, MICRO = 8, 14, 2  # of a micro-batch; how many of these
+WIDTH = 8  # positions of a completion, which data shards have between them
+ROWS, COLUMNS, MICRO = 8, 16, 2  # of a micro-batch; how many of these
 SIZES = {
   'data': (4, 1, 1),
   'fsdp': (1, 4, 1),
@@ -41,7 +42,7 @@ def compiled(mesh, monkeypatch, **changes):
   learner = make_learner(METHODS['grpo'](), mesh, optax.sgd(0.1), **changes)
   params = jax.eval_shape(tiny.model(**changes).init, jax.random.key(0))
   made = updates.Updater(learner, params, spec('padded', ROWS))
-  example = make_rollout()
+  example = make_rollout(width=WIDTH)
   chosen = next(made.optimizer_batches(example, 0))
   layout, used = made.abstract_layout(example, chosen)
   assert layout.tokens.shape == (MICRO, ROWS, COLUMNS) and used == MICRO
@@ -81,8 +82,11 @@ def needed(params, mesh, remat):
     # one of the embedding and one of the output layer.
     layers = tiny.CONFIG.num_layers * (2 + (remat != 'none') + 5)
     sums += MICRO * (layers + 2) * activations
-  # Log-probabilities, their slope and metrics of 16 completions of 6 tokens.
-  sums += 5 * FLOAT * 16 * 6 + 4000
+  sums += 4000  # metrics
+  if shards > 1:
+    # Of the completions in rows: log-probabilities of two policies, advantages,
+    # weights and two masks come, log-probabilities and their slopes go.
+    swaps += MICRO * ROWS // shards * WIDTH * (6 * FLOAT + 2)
   return {
     'all-gather': gathers + 4000,  # and ids
     'reduce-scatter': scatters,

@@ -40,6 +40,7 @@ MORE = [
   (dict(data=2, context=2, tensor=2), 'packed'),
   (dict(fsdp=4, tensor=2), 'padded'),
 ]
+WIDTH = 8  # positions, which data shards have between them
 LAYOUTS = {
   'shared': spec('shared', 8),
   'padded': spec('padded', 8),
@@ -63,7 +64,7 @@ def found(method, layout, mesh=None):
   """The gradient of a batch, and what else `of_batch` finds."""
   made = updater(method, layout, mesh)
   learner, params = made.learner, tiny.params(tiny.model(**FANCY))
-  rollout = make_rollout()
+  rollout = make_rollout(width=WIDTH)
   batch, state, _ = step.credit(learner, rollout.batch, learner.method.init())
   batch = losses.prepare(learner.method, batch, state)
   rows, used = made.layout(rollout, np.arange(4))
@@ -87,7 +88,7 @@ def on_one_device(method, layout):
 def check(given, expected):
   tiny.assert_trees_close(given.grads, expected.grads, 1e-5)
   np.testing.assert_allclose(given.loss, expected.loss, rtol=1e-5, atol=1e-6)
-  mask = make_rollout().batch.mask
+  mask = make_rollout(width=WIDTH).batch.mask
   for name in ('logp', 'entropy'):
     got, wanted = (getattr(one.scores, name) for one in (given, expected))
     assert (got is None) == (wanted is None)

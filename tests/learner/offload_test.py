@@ -120,7 +120,7 @@ def test_the_programs_ahead_are_those_that_run():
   }  # fmt: skip
   assert made.scoring_names == ['score_all', 'score_reference']
   for name, program in lowered.items():
-    moves = 'annotate_device_placement' in program().as_text()
+    moves = 'pinned_host' in program().as_text()
     assert moves == (name in ('train_step', 'score_reference')), name
 
 
@@ -128,7 +128,7 @@ def test_without_offload_no_program_moves_anything():
   lowered = updater(plain).lowering(make_rollout(), 1)
   assert set(lowered) == {'train_step', 'credit', 'score_all'}
   for program in lowered.values():
-    assert 'annotate_device_placement' not in program().as_text()
+    assert 'pinned_host' not in program().as_text()
 
 
 @pytest.mark.parametrize(

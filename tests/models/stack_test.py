@@ -1,5 +1,6 @@
 """How an optimizer batch is cut into micro-batches, and which layout it has."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -90,6 +91,8 @@ def test_numbers_are_filled_with_the_ids_they_stand_for(kind):
   numbers = stack.numbered(prompts, tokens.shape, np.arange(2))
   found, _ = stack.micro_batches(*numbers, length, spec)
   assert not np.array_equal(found.tokens, whole.tokens)
-  found = stack.filled(found, jnp.asarray(tokens))
+  # Of each slot the ids of its completion, of an empty one anything.
+  ids = tokens.reshape(-1, tokens.shape[-1])[found.completion % length.size]
+  found = jax.vmap(stack.filled)(found, jnp.asarray(ids))
   for name in ('tokens', 'target', 'column', 'completion'):
     np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))

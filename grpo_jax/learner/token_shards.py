@@ -1,0 +1,154 @@
+"""Arrays [P,G,T] on the data shards, each of which has some positions t.
+
+Losses and metrics add up over positions, so shards need no more of each other
+than sums. The model scores whole completions, those in the rows of a shard: for
+them shards exchange positions, `take` and `put`. Where T is not divisible by
+all shards, some have the same positions; see `sharding.position_axes`.
+
+`Layout.completion` i32[R,C] says which completion lies in each slot of a row:
+p * G + g, or P * G for an empty slot.
+"""
+
+import math
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+import numpy as np
+
+from grpo_jax import host_arrays
+from grpo_jax import losses
+from grpo_jax import sharding
+
+Array = jax.Array
+
+_WHOLE = PartitionSpec()
+
+
+def specs(mesh: Mesh | AbstractMesh, batch: losses.Batch) -> losses.Batch:
+  """Where each array of a batch lies; see `sharding.positions`."""
+  shape = batch.mask.shape
+  of_positions = sharding.positions(mesh, shape[2])
+
+  def one(x):
+    return of_positions if x.shape[:3] == shape else _WHOLE
+
+  return jax.tree.map(one, batch)
+
+
+def placed(
+  mesh: Mesh, batch: losses.Batch, abstract: bool = False
+) -> losses.Batch:
+  """A batch on the mesh, if that has several data shards.
+
+  Of one shard, what is not on it is left to the programs that take it.
+
+  Args:
+    mesh: The mesh.
+    batch: Arrays of NumPy or JAX.
+    abstract: Whether shapes, dtypes and shardings will do. Nothing is put on a
+      device then.
+  """
+  one_shard = sharding.row_shards(mesh) == 1
+  if one_shard and not abstract:
+    return batch
+
+  def place(x, spec):
+    at = NamedSharding(mesh, spec)
+    if not abstract:
+      return host_arrays.from_local(x, at)
+    if one_shard and isinstance(x, np.ndarray | np.generic):
+      return x
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)
+
+  return jax.tree.map(place, batch, specs(mesh, batch))
+
+
+def constrain(batch: losses.Batch) -> losses.Batch:
+  """Keeps arrays of a batch where `specs` says; no effect without a mesh."""
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or sharding.row_shards(mesh) == 1:
+    return batch
+  return lax.with_sharding_constraint(batch, specs(mesh, batch))
+
+
+def local_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+  """What a shard has of an array [P,G,T]; its shape if not `on_shard`."""
+  if not sharding.on_shard():
+    return shape
+  mesh = jax.sharding.get_abstract_mesh()
+  parts = math.prod(mesh.shape[axis] for axis in _axes(shape[2]))
+  return *shape[:2], shape[2] // parts, *shape[3:]
+
+
+def missing(width: int) -> tuple[str, ...]:
+  """Over which axes what shards have `put` together is still to be summed."""
+  return tuple(set(sharding.ROW_AXES) - set(_axes(width)))
+
+
+def _axes(width: int) -> tuple[str, ...]:
+  """The axes of the mesh that split T positions, `on_shard`."""
+  return sharding.position_axes(jax.sharding.get_abstract_mesh(), width)
+
+
+def take(tree: Any, specs: Any, completion: Array) -> Any:
+  """[P,G,...] -> [R,C,...]: the completions of some rows, 0 in empty slots.
+
+  Args:
+    tree: Arrays; on a data shard what it has of them.
+    specs: A tree of the same structure, or a prefix of it: what `specs` returns
+      for them.
+    completion: i32[R,C], of the rows at hand.
+  """
+
+  # An empty slot has the number P * G and not -1: a negative index counts from
+  # the end in every mode, so neither 'fill' here nor 'drop' below would see it.
+  def taken(x, completion):
+    return jnp.take(
+      x.reshape(-1, *x.shape[2:]), completion, axis=0, mode='fill', fill_value=0
+    )
+
+  def one(spec, x):
+    if spec == _WHOLE or not sharding.on_shard():
+      return taken(x, completion)
+    # Its own positions of other shards' completions, for the other positions of
+    # its own completions.
+    parts = taken(x, _together(completion, spec[2]).reshape(-1))
+    found = lax.all_to_all(parts, spec[2], 0, 1, tiled=True)
+    return found.reshape(*completion.shape, *found.shape[1:])
+
+  return jax.tree.map(
+    lambda spec, part: jax.tree.map(lambda x: one(spec, x), part), specs, tree
+  )
+
+
+def put(whole: Array, part: Array, completion: Array) -> Array:
+  """Writes the values [R,C,T] of some rows into [P,G,T].
+
+  Args:
+    whole: On a data shard what it has, `local_shape`.
+    part: Of the rows at hand.
+    completion: i32[R,C], of these.
+
+  Returns:
+    The array with the values of the rows of all shards that have each other's
+    positions; see `missing`.
+  """
+  part = part.reshape(-1, part.shape[-1]).astype(whole.dtype)
+  if part.shape[-1] != whole.shape[-1]:
+    axes = _axes(part.shape[-1])
+    part = lax.all_to_all(part, axes, 1, 0, tiled=True)
+    completion = _together(completion, axes)
+  flat = whole.reshape(-1, whole.shape[-1])
+  flat = flat.at[completion.reshape(-1)].set(part, mode='drop')
+  return flat.reshape(whole.shape)
+
+
+def _together(completion: Array, axes: tuple[str, ...]) -> Array:
+  """The numbers in the slots of all shards along some axes, i32[S*R,C]."""
+  return lax.all_gather(completion, axes, tiled=True)

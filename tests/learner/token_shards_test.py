@@ -1,0 +1,93 @@
+"""Arrays [P,G,T] over the data shards, and the rows that are read of them."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+import numpy as np
+import optax
+import pytest
+
+from grpo_jax import sharding
+from grpo_jax import shards
+from grpo_jax.learner import token_shards
+from grpo_jax.learner import updates
+from tests import tiny
+from tests.learning import METHODS
+from tests.learning import make_learner
+from tests.learning import make_rollout
+from tests.learning import spec
+
+# Of eight data shards with one row of two slots; 6 is nobody.
+COMPLETION = np.array(
+  [[5, 0], [6, 6], [3, 6], [1, 2], [6, 4], [6, 6], [6, 6], [6, 6]], np.int32
+)
+ROWS = PartitionSpec(sharding.ROW_AXES)
+AXES = {8: ('data', 'fsdp'), 16: ('data', 'fsdp'), 12: ('fsdp',), 5: ()}
+
+
+def on_shards(function, in_specs, out_specs, *arrays):
+  mesh = sharding.make_mesh(data=2, fsdp=4)
+  arrays = [
+    jax.device_put(x, NamedSharding(mesh, at))
+    for x, at in zip(arrays, in_specs, strict=True)
+  ]
+  with sharding.use(mesh):
+    return jax.jit(shards.call(function, in_specs, out_specs))(*arrays)
+
+
+def expected(x):
+  rows = x.reshape(-1, *x.shape[2:])
+  return np.concatenate([rows, np.zeros_like(rows[:1])])[COMPLETION]
+
+
+@pytest.mark.parametrize('width', [8, 16, 12, 5])
+@pytest.mark.parametrize('more', [(), (2, 3)], ids=['tokens', 'experts'])
+@pytest.mark.parametrize('dtype', [np.float32, np.int32, bool])
+def test_shards_take_the_completions_of_their_rows(width, more, dtype):
+  mesh = sharding.make_mesh(data=2, fsdp=4)
+  at = sharding.positions(mesh, width)
+  assert sharding.position_axes(mesh, width) == AXES[width]
+  x = np.arange(np.prod((2, 3, width, *more))).reshape(2, 3, width, *more) % 5
+  x = x.astype(dtype)
+  found = on_shards(
+    lambda x, rows: token_shards.take(x, at, rows), (at, ROWS), ROWS,
+    x, COMPLETION,
+  )  # fmt: skip
+  np.testing.assert_array_equal(found, expected(x))
+  alone = token_shards.take(x, at, COMPLETION)
+  np.testing.assert_array_equal(alone, expected(x))
+
+
+@pytest.mark.parametrize('width', [8, 16, 12, 5])
+def test_what_rows_found_is_put_where_it_belongs(width):
+  mesh = sharding.make_mesh(data=2, fsdp=4)
+  at = sharding.positions(mesh, width)
+  x = np.arange(6 * width, dtype=np.float32).reshape(2, 3, width)
+
+  def put(part, rows):
+    whole = jnp.zeros(token_shards.local_shape((2, 3, width)))
+    whole = token_shards.put(whole, part, rows)
+    return jax.lax.psum(whole, token_shards.missing(width))
+
+  part = expected(x)
+  found = on_shards(put, (ROWS, ROWS), at, part, COMPLETION)
+  np.testing.assert_array_equal(found, x)
+
+
+@pytest.mark.parametrize('method', ['grpo', 'gspo'])
+def test_no_device_has_all_positions(method):
+  mesh = dict(data=2, fsdp=4)
+  learner = make_learner(METHODS[method](), mesh, optax.adam(1e-3))
+  params = jax.eval_shape(tiny.model().init, jax.random.key(0))
+  made = updates.Updater(learner, params, spec('padded', 8), batches=2)
+  lowered = made.lowering(make_rollout(width=24))
+  assert {'train_step', 'credit', 'score_all'} <= set(lowered)
+  whole = re.compile(r'\[(4,4|2,4|16|8),24[],]')  # of a rollout, of a batch
+  for name, lower in lowered.items():
+    program = lower().compile()
+    text = program.as_text()
+    assert re.search(r'\[(4,4|2,4|16|8),3[],]', text), name
+    assert not whole.search(text), (name, whole.search(text))
