@@ -234,3 +234,27 @@ def sum_columns(tree: Any) -> Any:
     )
 
   return jax.tree.map(one, tree)
+
+
+def spread(x: jax.Array) -> jax.Array:
+  """Splits the columns of f[R,S,W] over `tensor`, `on_shard`.
+
+  So the residual stream is kept once, and not on every device of `tensor`, and
+  what is computed of each of its tokens is computed once. No effect where
+  `tensor` does not divide the columns.
+  """
+  return _over_tensor(x, PartitionSpec(None, 'tensor'))
+
+
+def whole(x: jax.Array) -> jax.Array:
+  """All columns of what `spread` has split, for all devices of `tensor`."""
+  return _over_tensor(x, PartitionSpec())
+
+
+def _over_tensor(x, spec):
+  mesh = jax.sharding.get_abstract_mesh()
+  if not on_shard() or mesh.shape['tensor'] == 1:
+    return x
+  if x.shape[1] % mesh.shape['tensor']:
+    return x
+  return jax.lax.with_sharding_constraint(x, spec)

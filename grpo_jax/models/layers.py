@@ -14,6 +14,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from grpo_jax import sharding
+from grpo_jax import shards
 from grpo_jax.models import _axes
 from grpo_jax.models import rope
 from grpo_jax.models._config import LayerKind
@@ -55,7 +56,9 @@ def project(x: Array, weight: Array, axes: int = 1) -> Array:
   return flat.reshape(*x.shape[:-axes], *weight.shape[axes:])
 
 
-def keep_products(function: Callable[..., Any]) -> Callable[..., Any]:
+def keep_products(
+  function: Callable[..., Any], whole: bool = False
+) -> Callable[..., Any]:
   """The same function, which keeps little for its backward pass.
 
   Its arguments and its matrix products are kept. Norms, rotations and
@@ -64,9 +67,12 @@ def keep_products(function: Callable[..., Any]) -> Callable[..., Any]:
 
   Args:
     function: Of arrays; the parameters in it may be any tracers.
+    whole: Whether what `shards.whole` has made is kept too, and not gathered
+      again.
   """
+  kept = _KEPT | {'sharding_constraint'} if whole else _KEPT
   return jax.checkpoint(
-    function, policy=lambda primitive, *_, **__: primitive.name in _KEPT
+    function, policy=lambda primitive, *_, **__: primitive.name in kept
   )
 
 
@@ -239,7 +245,9 @@ class Block(nnx.Module):
     Both are of the residual stream, in its dtype.
     """
     config, kind = self.config, self.kind
-    heads = keep_products(self._heads)(x, position)
+    # Under 'none' it would be kept of all layers at once.
+    once = config.remat != 'none'
+    heads = keep_products(self._heads, once)(x, position)
     mixed, cache = attention(
       *heads, cache, kind.window_tokens, config.attention_cap
     )
@@ -249,19 +257,20 @@ class Block(nnx.Module):
     mixed = again(self.attention.mix)(mixed)
     if config.post_norms:
       mixed = self.attention_post_norm(mixed)
-    x = x + mixed
+    x = shards.spread(x + mixed)
     routed = None
     if kind.experts:
       # Not computed twice, because experts may lie on other devices.
       mixed, routed = again(self.experts)(self.mlp_norm(x), counted)
     else:
-      mixed = keep_products(self._mlp)(x)
+      mixed = keep_products(self._mlp, once)(x)
     if config.post_norms:
       mixed = self.mlp_post_norm(mixed)
-    return x + mixed, cache, routed
+    return shards.spread(x + mixed), cache, routed
 
   def _heads(self, x, position):
-    return self.attention.heads(self.attention_norm(x), position, self.kind)
+    x = shards.whole(self.attention_norm(x))
+    return self.attention.heads(x, position, self.kind)
 
   def _mlp(self, x):
-    return self.mlp(self.mlp_norm(x))
+    return self.mlp(shards.whole(self.mlp_norm(x)))

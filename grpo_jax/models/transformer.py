@@ -32,6 +32,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from grpo_jax import sharding
+from grpo_jax import shards
 from grpo_jax.models import _axes
 from grpo_jax.models import _remat
 from grpo_jax.models import routing
@@ -181,7 +182,7 @@ class Transformer:
     x = sharding.constrain_rows(x)
     if self.config.embedding_scale != 1:
       x = x * jnp.asarray(self.config.embedding_scale, dtype)
-    x = x.astype(self.config.residual_dtype)
+    x = shards.spread(x.astype(self.config.residual_dtype))
     if 'layers' in params:
       caches = cache or [None] * self.config.num_layers
       x, cache, routed = self._unrolled(
@@ -192,7 +193,7 @@ class Transformer:
     # The final norm belongs to no layer: a module around its one parameter.
     norm = RMSNorm(self.config.width, self.config.norm_epsilon, dtype.name)
     norm.scale = nnx.Param(params['final_norm']['scale'])
-    return norm(x), cache, routed
+    return shards.whole(norm(x)), cache, routed
 
   def _embedded(self, table, tokens):
     """The rows of the embedding, f[B,Q,width], in its dtype."""

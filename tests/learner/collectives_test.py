@@ -82,6 +82,11 @@ def needed(params, mesh, remat):
     # one of the embedding and one of the output layer.
     layers = tiny.CONFIG.num_layers * (2 + (remat != 'none') + 5)
     sums += MICRO * (layers + 2) * activations
+    # The residual stream is split over `tensor`, so what each half of a layer
+    # reads is gathered: forward, and backward with its slope and, unless it is
+    # kept, once more. And what the output layer reads, with its slope.
+    halves = 2 * tiny.CONFIG.num_layers
+    gathers += MICRO * (halves * (3 + (remat == 'layer')) + 4) * activations
   sums += 4000  # metrics
   if shards > 1:
     # Of the completions in rows: log-probabilities of two policies, advantages,

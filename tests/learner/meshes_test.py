@@ -131,16 +131,12 @@ def test_two_stages_gather_and_sum_the_same(monkeypatch):
   assert set(stages) == {2}
 
 
-def temporaries(context):
+def temporaries(context=1, **changes):
   """Bytes that the update of one long row needs on a device."""
-  learner = make_learner(
-    METHODS['grpo'](),
-    mesh=dict(context=context),
-    vocab_size=64,
-    num_layers=8,
-    remat='none',
-  )
-  model = tiny.model(vocab_size=64, num_layers=8)
+  changes = dict(vocab_size=64, num_layers=8, remat='none') | changes
+  mesh = dict(context=context, tensor=changes.pop('tensor', 1))
+  learner = make_learner(METHODS['grpo'](), mesh=mesh, **changes)
+  model = tiny.model(**changes)
   params = jax.eval_shape(model.init, jax.random.key(0))
   rows = layouts.LayoutSpec('padded', 1, prompt_buckets=(64,), parts=context)
   made = updates.Updater(learner, params, rows)
@@ -154,6 +150,20 @@ def test_the_memory_of_activations_falls_with_the_parts_of_rows():
   whole, halves, quarters = (temporaries(parts) for parts in (1, 2, 4))
   assert whole / halves > 0.8 * 2, (whole, halves)
   assert whole / quarters > 0.8 * 4, (whole, quarters)
+
+
+def test_the_memory_of_the_residual_stream_falls_with_tensor():
+  """What of it is kept of each further layer, at least .8 of what it could."""
+
+  def of_a_layer(tensor):
+    few, many = (
+      temporaries(remat='layer', num_layers=number, tensor=tensor)
+      for number in (8, 72)
+    )
+    return (many - few) / 64
+
+  whole, halves = of_a_layer(1), of_a_layer(2)
+  assert whole / halves > 0.8 * 2, (whole, halves)
 
 
 @pytest.mark.long
