@@ -20,7 +20,8 @@ def bytes_per_token(
     config: The shape of the model. Its `remat` says what is kept of each layer;
       under all but `'none'`, all of one layer is there too. What is offloaded
       is not counted, but for two layers whose input is on its way.
-    tensor: Over how many devices heads and hidden units are split.
+    tensor: Over how many devices heads and hidden units are split, and the
+      columns of the residual stream. What a layer's halves read is whole.
     lanes: To a multiple of which an array's last axis is filled up.
 
   Returns:
@@ -32,9 +33,10 @@ def bytes_per_token(
     hidden = max(hidden, config.experts.per_token * config.experts.width)
   itemsize = jnp.dtype(config.compute_dtype).itemsize
   stream = config.width * jnp.dtype(config.residual_dtype).itemsize
-  split = 3 * heads * config.head_dim + 4 * hidden
-  layer = 4 * config.width + split // tensor
-  layer = 2 * stream + layer * itemsize
+  split = 3 * heads * config.head_dim + 4 * hidden + 4 * config.width
+  read = 2 * config.width * itemsize * (tensor > 1)
+  stream //= tensor
+  layer = 2 * stream + split // tensor * itemsize + read
   # Output and log-sum-exp of attention, as accelerators' kernels keep them.
   filled = -(-config.head_dim // lanes) * lanes
   attended = config.num_heads * (filled * itemsize + 4) // tensor
