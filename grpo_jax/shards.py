@@ -108,12 +108,18 @@ def gather(x: jax.Array, spec: Sequence[Any], dtype: Any = None) -> jax.Array:
   def scatter(slope):
     for axis, name in reversed(split):
       for groups in _stages(name, 1):
+        # The axis comes first: the compiler for TPUs sums whole arrays where
+        # the last one would be cut into parts that fill no whole lanes.
+        number = len(groups[0]) if groups else jax.lax.axis_size(name)
+        shape = slope.shape
+        slope = slope.reshape(
+          *shape[:axis], number, shape[axis] // number, *shape[axis + 1 :]
+        )
         slope = jax.lax.psum_scatter(
-          slope,
+          jnp.moveaxis(slope, axis, 0),
           name,
-          scatter_dimension=axis,
+          scatter_dimension=0,
           axis_index_groups=groups,
-          tiled=True,
         )
     return slope
 

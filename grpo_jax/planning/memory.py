@@ -198,7 +198,9 @@ class Memory:
   @property
   def on_host(self) -> float:
     """What lies in the memory of the host, bytes for one device."""
-    kept = self.model.num_layers * self._stream * self._tokens_here / self.tensor
+    kept = (
+      self.model.num_layers * self._stream * self._tokens_here / self.tensor
+    )
     return self.weights.on_host + kept * (self.model.remat == 'offload')
 
   @property
