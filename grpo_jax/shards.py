@@ -257,6 +257,15 @@ def whole(x: jax.Array) -> jax.Array:
   return _over_tensor(x, PartitionSpec())
 
 
+def summed(x: jax.Array) -> jax.Array:
+  """Sums that devices of `tensor` have parts of, `spread` like the stream.
+
+  Said in two steps: of one, the compiler for TPUs would make a loop over parts,
+  which sends what products have in common once for each of them.
+  """
+  return spread(whole(x))
+
+
 def _over_tensor(x, spec):
   mesh = jax.sharding.get_abstract_mesh()
   if not on_shard() or mesh.shape['tensor'] == 1:

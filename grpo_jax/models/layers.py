@@ -254,19 +254,20 @@ class Block(nnx.Module):
     # A shard would keep the weights that it gathers here for the backward pass.
     gathers = sharding.on_shard() and config.remat == 'none'
     again = keep_products if gathers else lambda function: function
-    mixed = again(self.attention.mix)(mixed)
+    mixed = shards.summed(again(self.attention.mix)(mixed))
     if config.post_norms:
       mixed = self.attention_post_norm(mixed)
-    x = shards.spread(x + mixed)
+    x = x + mixed
     routed = None
     if kind.experts:
       # Not computed twice, because experts may lie on other devices.
       mixed, routed = again(self.experts)(self.mlp_norm(x), counted)
     else:
       mixed = keep_products(self._mlp, once)(x)
+    mixed = shards.summed(mixed)
     if config.post_norms:
       mixed = self.mlp_post_norm(mixed)
-    return shards.spread(x + mixed), cache, routed
+    return x + mixed, cache, routed
 
   def _heads(self, x, position):
     x = shards.whole(self.attention_norm(x))
