@@ -30,6 +30,8 @@ NAMES = {
   'Parquet': 'a.parquet',
   'Parquet, groups of 1,000': 'b.parquet',
   'ArrayRecord': 'a.array_record',
+  'a folder of datasets': 'folder',
+  'TFDS': 'tfds:gsm8k',
 }
 _ROLLOUT = 512
 
@@ -39,6 +41,9 @@ def write(folder, number):
   from array_record.python import array_record_module
   import pyarrow as pa
   from pyarrow import parquet
+
+  from grpo_jax.data import tfds_builders
+  from tests.data import formats
 
   questions = [
     f'Problem {n}: ' + 'How many apples? ' * (4 + n * 7919 % 16)
@@ -58,6 +63,15 @@ def write(folder, number):
   parquet.write_table(table, folder / NAMES['Parquet'])
   small = folder / NAMES['Parquet, groups of 1,000']
   parquet.write_table(table, small, row_group_size=1000)
+  # As `datasets` does, in batches of 1,000.
+  records = table.to_pylist()
+  formats.arrow(folder / NAMES['a folder of datasets'], records, 1000)
+  # The official files of GSM8K.
+  official = folder / 'official'
+  official.mkdir()
+  (official / 'train.jsonl').symlink_to(folder / NAMES['JSONL'])
+  formats.jsonl(official / 'test.jsonl', records[:1])
+  tfds_builders.build('gsm8k', official, folder / 'tfds')
 
 
 def memory():
@@ -77,7 +91,11 @@ def measured(path):
   from grpo_jax.training import widths
 
   config = config_lib.default()
-  config.data.train, config.data.heldout = path, ''
+  folder, name = pathlib.Path(path).parent, pathlib.Path(path).name
+  source = {'name': path}
+  if name.startswith('tfds:'):
+    source = {'name': name, 'kwargs': {'data_dir': str(folder / 'tfds')}}
+  config.data.train, config.data.heldout = (source,), ''
   config.data.prompt_field = 'question'
   config.data.prompt_buckets, config.warm_up.steps = (), 0
   config = config_lib.resolve(config)
