@@ -311,7 +311,8 @@ _DENIED_BESIDE_LANDLOCK = {
   'sched_setaffinity': (203, 122), 'sched_setscheduler': (144, 119),
   'sched_setparam': (142, 118), 'sched_setattr': (314, 274),
   'process_madvise': (440, 440), 'migrate_pages': (256, 238),
-  'move_pages': (279, 239),
+  'move_pages': (279, 239), 'inotify_add_watch': (254, 27),
+  'file_setattr': (469, 469),
 }  # fmt: skip
 # Requests to send a signal to another process once a file is ready. Landlock
 # guards these since its version 6 only.

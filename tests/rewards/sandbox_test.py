@@ -230,6 +230,28 @@ def test_no_file_is_written_outside_the_scratch(means, tmp_path):
   assert run_free(free).split() == [*words, 'scratch']
 
 
+def test_no_file_outside_is_watched_or_marked(means, tmp_path):
+  """By calls that Landlock does not guard, and newer kernels have."""
+  code = f"""
+    import ctypes, os
+    libc = ctypes.CDLL(None, use_errno=True)
+    path = {str(tmp_path)!r}.encode()
+    def told(name, result):
+      print(name, 'done' if result >= 0 else os.strerror(ctypes.get_errno()))
+    told('watch', libc.inotify_add_watch(libc.inotify_init(), path, 0xFFF))
+    size = ctypes.c_size_t(24)
+    told('mark', libc.syscall(469, -100, path, bytes(24), size, 0))
+  """
+  assert 'watch done' in run_free(code)
+  ran = run(code, means)
+  assert ran.failure == '' and 'done' not in ran.stdout, ran
+
+
+def test_its_input_cannot_be_written(means):
+  ran = run("import os; print(input()); os.write(0, b'x')", means, stdin='a')
+  assert ran.stdout == 'a\n' and 'Bad file descriptor' in ran.stderr
+
+
 def test_it_is_ended_at_its_limit_with_all_it_has_started(means):
   """A daemon holds a pipe of the test open for as long as it lives."""
   code = """
