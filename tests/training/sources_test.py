@@ -156,6 +156,17 @@ def no_prompts():
   return [{'prompt': 'a'}, {'asked': 'b'}]
 
 
+class Unreadable(Own):
+  def __getitem__(self, place):
+    if place:
+      raise OSError(5, 'Input/output error')
+    return super().__getitem__(place)
+
+
+def unreadable():
+  return Unreadable()
+
+
 HERE = __name__
 
 
@@ -247,6 +258,10 @@ def test_a_function_of_the_users_own():
     (f'{HERE}:fails', "fails' raised KeyError: 'no file', when it was called"),
     (f'{HERE}:empty', r"empty' returned \[\], but a source is an object with"),
     (f'{HERE}:no_prompts', 'Item 1 of what .*no_prompts.*it is None'),
+    (
+      f'{HERE}:unreadable',
+      r"Item \d of .*unreadable' returned cannot be read \(OSError: .*/out",
+    ),
     (f'{HERE}:ow', r"has no function 'ow' \(did you mean 'own'\?\)"),
     ('tests', "The folder 'tests' holds no data set"),
   ],
