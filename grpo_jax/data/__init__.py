@@ -21,6 +21,7 @@ grain, tokenizers, jinja2, pyarrow, array_record and tensorflow_datasets are
 imported inside the functions that need them, because they are slow to import.
 """
 
+from grpo_jax.data._ahead import MakeAhead
 from grpo_jax.data._ahead import ReadAhead
 from grpo_jax.data._arithmetic import ALPHABET
 from grpo_jax.data._arithmetic import ArithmeticDemonstrations
@@ -75,6 +76,7 @@ __all__ = (
   'Joined',
   'JsonlSource',
   'LargestSource',
+  'MakeAhead',
   'Prompt',
   'PromptFormat',
   'ReadAhead',

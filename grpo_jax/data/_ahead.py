@@ -1,4 +1,4 @@
-"""Reading rows before they are needed, in a thread."""
+"""Reading rows before they are needed."""
 
 import collections
 from concurrent import futures
@@ -81,3 +81,53 @@ class ReadAhead:
       row.set_exception(error)
     with self._lock:
       self._go_on()
+
+  def fill(self) -> None:
+    """Nothing: the thread reads whenever there is something to read."""
+
+
+class MakeAhead:
+  """A dataset whose next rows are made when `fill` is called.
+
+  It is for rows that must not be made in another thread: a loop calls `fill`
+  while it has nothing to do but wait for its devices. Rows are the same as
+  without it, in any order, and an error is raised when its row is asked for.
+
+  >>> ahead = MakeAhead(['a', 'b', 'c'], rows=2)
+  >>> ahead[0]
+  'a'
+  >>> ahead.fill()  # 'b' and 'c'
+
+  Args:
+    dataset: Random access to rows.
+    rows: How many rows are made ahead.
+  """
+
+  def __init__(self, dataset: Any, rows: int):
+    self._dataset = dataset
+    self._rows = rows
+    self._made: dict[int, futures.Future[Any]] = {}
+    self._next = 0  # behind the last row that was asked for
+
+  def __len__(self) -> int:
+    return len(self._dataset)
+
+  def __getitem__(self, index: int) -> Any:
+    self._next = index + 1
+    made = self._made.pop(index, None)
+    return self._dataset[index] if made is None else made.result()
+
+  def fill(self) -> None:
+    """Makes the rows behind the last one that was asked for."""
+    places = range(self._next, min(self._next + self._rows, len(self)))
+    self._made = {
+      place: self._made.get(place) or self._row(place) for place in places
+    }
+
+  def _row(self, place: int) -> futures.Future[Any]:
+    row: futures.Future[Any] = futures.Future()
+    try:
+      row.set_result(self._dataset[place])
+    except Exception as error:  # is raised where the row is asked for
+      row.set_exception(error)
+    return row

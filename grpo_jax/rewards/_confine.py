@@ -280,7 +280,8 @@ _CALLED = {
   'capset': (126, 91),
 }
 _DENIED = {
-  'socket': (41, 198), 'io_uring_setup': (425, 425), 'ptrace': (101, 117),
+  'socket': (41, 198), 'connect': (42, 203), 'bind': (49, 200),
+  'io_uring_setup': (425, 425), 'ptrace': (101, 117),
   'mount': (165, 40), 'umount2': (166, 39), 'pivot_root': (155, 41),
   'chroot': (161, 51), 'unshare': (272, 97), 'setns': (308, 268),
   'open_tree': (428, 428), 'move_mount': (429, 429), 'fsopen': (430, 430),
@@ -310,7 +311,8 @@ _DENIED_BESIDE_LANDLOCK = {
   'sched_setaffinity': (203, 122), 'sched_setscheduler': (144, 119),
   'sched_setparam': (142, 118), 'sched_setattr': (314, 274),
   'process_madvise': (440, 440), 'migrate_pages': (256, 238),
-  'move_pages': (279, 239),
+  'move_pages': (279, 239), 'inotify_add_watch': (254, 27),
+  'file_setattr': (469, 469),
 }  # fmt: skip
 # Requests to send a signal to another process once a file is ready. Landlock
 # guards these since its version 6 only.
@@ -319,8 +321,10 @@ _DENIED_REQUESTS = {
   (16, 29): (0x8901, 0x8902),  # ioctl: FIOSETOWN, SIOCSPGRP
 }
 _CLONE, _CLONE3, _PRLIMIT = (56, 220), (435, 435), (302, 261)
+_SOCKET_PAIR, _STREAM = (53, 199), 1
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_AND = 0x54
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 
@@ -340,6 +344,16 @@ def _filter(landlock: bool) -> bytes:
   for numbers in denied.values():
     if _number(numbers) >= 0:
       program += [(_EQUAL, 0, 1, _number(numbers)), refuse]
+  # A pair of streams reaches nothing else. One of datagrams sends to any unix
+  # socket that is named with a message, where no filter can read the name.
+  program += [
+    (_EQUAL, 0, 5, _number(_SOCKET_PAIR)),
+    (_LOAD, 0, 0, 24),
+    (_AND, 0, 0, 0xF),
+    (_EQUAL, 1, 0, _STREAM),
+    refuse,
+    (_RETURN, 0, 0, _ALLOW),
+  ]
   # glibc falls back to clone(2), whose flags a filter can read.
   program += [
     (_EQUAL, 0, 1, _number(_CLONE3)),

@@ -176,9 +176,11 @@ def _run(code: str, stdin: str, limits: Limits, means: str) -> Ran:
   scratch = '/scratch' if own_root else folder
   files = {'main.py': code}
   try:
-    with tempfile.TemporaryFile() as given:
-      given.write(stdin.encode(errors='replace'))
-      given.seek(0)
+    with tempfile.NamedTemporaryFile() as written:
+      written.write(stdin.encode(errors='replace'))
+      written.flush()
+      given = open(written.name, 'rb')  # so that the program cannot write it
+    with given:
       if not own_root:
         path = pathlib.Path(folder, 'main.py')
         path.write_text(code, encoding='utf-8')

@@ -115,15 +115,17 @@ def run(config: Config, given: Given = marks.NOTHING) -> Run:
 
 
 def _read_ahead(prompts: Any, config: Config) -> Any:
-  """Reads the prompts of the next rollout early, if all are in files.
+  """Gets the prompts of the next rollout early.
 
-  Objects of a user's own may not bear it to be read in another thread. What is
-  held out, or shown in the warm-up, is not read in it.
+  Files are read in a thread. Other prompts are made while the devices learn:
+  problems that programs make, and objects of a user's own, may not bear it to
+  be read in another thread. What is held out, or shown in the warm-up, is not
+  read early.
   """
   found = [*map(sources.files_of, sources.listed(config.data.train))]
   inside = [paths for paths in found if paths is not None]
   if not inside or not all(inside):
-    return prompts
+    return data.MakeAhead(prompts, config.sampler.prompts)
   return data.ReadAhead(prompts, config.sampler.prompts)
 
 

@@ -170,8 +170,10 @@ def advance(
   session_lib.make_room(session)
   with session.monitor.phase('learning', 'compiling, then learning'):
     known = gathering.on_devices(rollout, run.mesh)
+    # Of no use where no rollout follows, or where it is read from a file.
+    last = session.replays or step + 1 == config.steps
     (state, measured), learn_secs = timed(
-      learn, session.update, state, known, step
+      learn, session.update, state, known, step, None if last else run.prompts
     )
   warning = session.compilations.warning(session.update.shapes())
   if warning and session.peers.is_first:
@@ -311,13 +313,18 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
   return rollout, prompt_state, counts
 
 
-def learn(update: Updater, state: TrainState, rollout: Rollout, step: int):
+def learn(
+  update: Updater, state: TrainState, rollout: Rollout, step: int, prompts: Any
+):
   """The new state, and the metrics as plain numbers.
 
   JAX returns from a call before its result is computed. Reading the metrics
-  waits for it, so the duration of this function is that of the updates.
+  waits for it, so the duration of this function is that of the updates. Before
+  that the prompts of the next rollout are made, unless `prompts` is None.
   """
   state, measured = update(state, rollout, step)
+  if prompts is not None:
+    prompts.fill()
   return state, metrics.to_scalars(measured)
 
 

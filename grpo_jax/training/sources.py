@@ -228,8 +228,15 @@ def _function(source: Source, split: str) -> Any:
       ' of 1 or more, and with a dict at each place; return one.'
     )
   for place in data.some_places(len(found), _MOST_CHECKED):
+    try:
+      record = found[place]
+    except Exception as error:  # a user's object may raise anything
+      raise ValueError(
+        f'Item {place} of what {where} returned cannot be read'
+        f' ({type(error).__name__}: {error}); correct the object.'
+      ) from error
     problem = 'it is no dict'
-    if isinstance(record := found[place], Mapping):
+    if isinstance(record, Mapping):
       problem = data.prompt_problem(record.get('prompt'))
     if problem:
       raise ValueError(

@@ -6,6 +6,8 @@ of prompts, and reads rollouts of 512 prompts in random order. It prints
 
 - start-up: seconds until the first prompt is there, of a first start and of
   another one, which finds the widths in the cache;
+- processor: seconds of a processor that the first start took, which depend
+  less on what else runs;
 - memory: MiB that opening and reading have added, without pages of files;
 - prompts/s: read and encoded in one thread;
 - waiting: milliseconds for a rollout's prompts, if the rollout before it took
@@ -30,6 +32,8 @@ NAMES = {
   'Parquet': 'a.parquet',
   'Parquet, groups of 1,000': 'b.parquet',
   'ArrayRecord': 'a.array_record',
+  'a folder of datasets': 'folder',
+  'TFDS': 'tfds:gsm8k',
 }
 _ROLLOUT = 512
 
@@ -39,6 +43,9 @@ def write(folder, number):
   from array_record.python import array_record_module
   import pyarrow as pa
   from pyarrow import parquet
+
+  from grpo_jax.data import tfds_builders
+  from tests.data import formats
 
   questions = [
     f'Problem {n}: ' + 'How many apples? ' * (4 + n * 7919 % 16)
@@ -58,6 +65,15 @@ def write(folder, number):
   parquet.write_table(table, folder / NAMES['Parquet'])
   small = folder / NAMES['Parquet, groups of 1,000']
   parquet.write_table(table, small, row_group_size=1000)
+  # As `datasets` does, in batches of 1,000.
+  records = table.to_pylist()
+  formats.arrow(folder / NAMES['a folder of datasets'], records, 1000)
+  # The official files of GSM8K.
+  official = folder / 'official'
+  official.mkdir()
+  (official / 'train.jsonl').symlink_to(folder / NAMES['JSONL'])
+  formats.jsonl(official / 'test.jsonl', records[:1])
+  tfds_builders.build('gsm8k', official, folder / 'tfds')
 
 
 def memory():
@@ -77,7 +93,11 @@ def measured(path):
   from grpo_jax.training import widths
 
   config = config_lib.default()
-  config.data.train, config.data.heldout = path, ''
+  folder, name = pathlib.Path(path).parent, pathlib.Path(path).name
+  source = {'name': path}
+  if name.startswith('tfds:'):
+    source = {'name': name, 'kwargs': {'data_dir': str(folder / 'tfds')}}
+  config.data.train, config.data.heldout = (source,), ''
   config.data.prompt_field = 'question'
   config.data.prompt_buckets, config.warm_up.steps = (), 0
   config = config_lib.resolve(config)
@@ -108,15 +128,21 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--records', type=int, default=1_000_000)
   parser.add_argument('--of', help='measure this file, in this process')
+  parser.add_argument('--folder', help='keep the files here, for another time')
   given = parser.parse_args()
   if given.of:
     print(json.dumps(measured(given.of)))
     return
-  print('| format | start-up, s (again) | memory, MiB | prompts/s | wait, ms |')
-  print('| --- | --- | --- | --- | --- |')
+  print(
+    '| format | start-up, s (again) | processor, s | memory, MiB | prompts/s '
+    '| wait, ms |'
+  )
+  print('| --- ' * 6 + '|')
   with tempfile.TemporaryDirectory(dir=data.cache_directory().parent) as place:
-    folder = pathlib.Path(place)
-    write(folder, given.records)
+    folder = pathlib.Path(given.folder or place)
+    if not (folder / 'tfds').exists():
+      folder.mkdir(exist_ok=True)
+      write(folder, given.records)
     for form, name in NAMES.items():
       first, again = (
         json.loads(
@@ -124,13 +150,14 @@ def main():
             [sys.executable, __file__, f'--of={folder / name}'],
             check=True,
             stdout=subprocess.PIPE,
-            env={**os.environ, 'XDG_CACHE_HOME': str(folder)},
+            env={**os.environ, 'XDG_CACHE_HOME': place},
           ).stdout
         )
         for _ in range(2)
       )
       print(
         f'| {form} | {first["start"]:.2f} ({again["start"]:.2f}) '
+        f'| {first["start_cpu"]:.2f} '
         f'| {max(first["memory"], again["memory"]):.0f} | {again["rate"]:,.0f} '
         f'| {1000 * again["wait"]:.0f} |',
         flush=True,

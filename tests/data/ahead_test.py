@@ -61,6 +61,31 @@ def test_an_error_is_raised_when_its_row_is_asked_for():
   assert ahead[14] == {'prompt': '14'}
 
 
+def test_the_next_rows_are_made_when_there_is_time():
+  rows = Rows(20)
+  ahead = data.MakeAhead(rows, 4)
+  assert len(ahead) == 20
+  assert [ahead[n]['prompt'] for n in (7, 8)] == ['7', '8']
+  assert len(rows.read) == 2
+  ahead.fill()
+  ahead.fill()  # each is made once
+  assert rows.read[2:] == [(n, True) for n in (9, 10, 11, 12)]
+  assert [ahead[n]['prompt'] for n in (9, 11, 10, 11)] == [
+    '9',
+    '11',
+    '10',
+    '11',
+  ]
+  assert rows.read[6:] == [(11, True)]
+  ahead.fill()
+  assert [n for n, _ in rows.read[7:]] == [13, 14, 15]
+  with pytest.raises(ValueError, match='row 13'):  # not before
+    ahead[13]
+  assert ahead[18] == {'prompt': '18'}
+  ahead.fill()
+  assert rows.read[-1] == (19, True)
+
+
 ENDS = """
 import threading
 import time

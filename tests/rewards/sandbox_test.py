@@ -107,7 +107,11 @@ def test_the_environment_is_empty(means, monkeypatch):
 
 
 class Servers:
-  """A TCP, a UDP and two unix sockets that count what reaches them."""
+  """TCP, UDP and unix sockets that count what reaches them.
+
+  Those of a 'pair' are reached by one of two unix sockets that a program may
+  make for its own use.
+  """
 
   def __init__(self, folder):
     self.reached, self.kept = [], []
@@ -118,7 +122,10 @@ class Servers:
       ('udp', socket.AF_INET, socket.SOCK_DGRAM, ('127.0.0.1', 0)),
       ('unix', socket.AF_UNIX, socket.SOCK_STREAM, self.path),
       ('abstract', socket.AF_UNIX, socket.SOCK_STREAM, abstract),
+      ('pair', socket.AF_UNIX, socket.SOCK_DGRAM, f'{self.path}_pair'),
+      ('pair_abstract', socket.AF_UNIX, socket.SOCK_DGRAM, f'{abstract}_pair'),
     ]
+    self.names = {name for name, *_ in kinds}
     self.sockets, targets = [], []
     for name, family, kind, address in kinds:
       server = socket.socket(family, kind)
@@ -134,9 +141,13 @@ class Servers:
 import socket
 for name, family, kind, address in {targets!r}:
   try:
-    client = socket.socket(family, kind)
-    client.connect(address)
-    client.send(b'x')
+    if 'pair' in name:
+      client, other = socket.socketpair(family, kind)
+      client.sendto(b'x', address)
+    else:
+      client = socket.socket(family, kind)
+      client.connect(address)
+      client.send(b'x')
     print(name, 'sent')
   except OSError as error:
     print(name, type(error).__name__)
@@ -164,16 +175,16 @@ def servers(tmp_path):
 
 
 def test_no_socket_reaches_anything(means, servers):
-  assert run_free(servers.code).count('sent') == 4
+  assert run_free(servers.code).count('sent') == 6
   until = time.monotonic() + 10 * SLOWNESS
-  while len(servers.reached) < 4 and time.monotonic() < until:
+  while len(servers.reached) < 6 and time.monotonic() < until:
     time.sleep(0.05)
-  assert set(servers.reached) == {'tcp', 'udp', 'unix', 'abstract'}
+  assert set(servers.reached) == servers.names
   servers.reached.clear()
   limits = LIMITS._replace(readable=(os.path.dirname(servers.path),))
   for given in (LIMITS, limits):
     ran = run(servers.code, means, given)
-    assert ran.stdout.split()[1::2] == ['PermissionError'] * 4
+    assert ran.stdout.split()[1::2] == ['PermissionError'] * 6
   time.sleep(0.2)
   assert not servers.reached
 
@@ -217,6 +228,28 @@ def test_no_file_is_written_outside_the_scratch(means, tmp_path):
   free = free.replace("'wrote')", repr(str(tmp_path / 'wrote')) + ')')
   words = ['mode', 'time', 'truncate', 'write', 'link', 'remove', 'folder']
   assert run_free(free).split() == [*words, 'scratch']
+
+
+def test_no_file_outside_is_watched_or_marked(means, tmp_path):
+  """By calls that Landlock does not guard, and newer kernels have."""
+  code = f"""
+    import ctypes, os
+    libc = ctypes.CDLL(None, use_errno=True)
+    path = {str(tmp_path)!r}.encode()
+    def told(name, result):
+      print(name, 'done' if result >= 0 else os.strerror(ctypes.get_errno()))
+    told('watch', libc.inotify_add_watch(libc.inotify_init(), path, 0xFFF))
+    size = ctypes.c_size_t(24)
+    told('mark', libc.syscall(469, -100, path, bytes(24), size, 0))
+  """
+  assert 'watch done' in run_free(code)
+  ran = run(code, means)
+  assert ran.failure == '' and 'done' not in ran.stdout, ran
+
+
+def test_its_input_cannot_be_written(means):
+  ran = run("import os; print(input()); os.write(0, b'x')", means, stdin='a')
+  assert ran.stdout == 'a\n' and 'Bad file descriptor' in ran.stderr
 
 
 def test_it_is_ended_at_its_limit_with_all_it_has_started(means):

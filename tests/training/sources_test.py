@@ -1,12 +1,16 @@
 """What a start reads of its files before it builds anything."""
 
 import json
+import threading
 
 import pytest
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
+from grpo_jax import metrics
+from grpo_jax.rollouts import parquet
 from grpo_jax.training import build
+from grpo_jax.training import loop
 from grpo_jax.training import marks
 from grpo_jax.training import sources
 from grpo_jax.training import workdir
@@ -64,8 +68,8 @@ def test_prompts_to_train_on_are_read_ahead_from_files(
     json.loads(json.dumps(one).replace('FILE', file)) for one in (train, others)
   )
   config = runs.small(**{'data.train': train, 'data.heldout': others})
-  stream = [{}]
-  assert (build._read_ahead(stream, config) is not stream) == ahead
+  found = build._read_ahead([{}], config)
+  assert isinstance(found, data.ReadAhead if ahead else data.MakeAhead)
 
 
 class Own:
@@ -85,6 +89,61 @@ def own(count=3, first=1):
   return Own(count, first)
 
 
+class Noting(Own):
+  """Notes what is asked for, and what `loop.learn` does meanwhile."""
+
+  events = []
+
+  def __getitem__(self, place):
+    self.events.append((place, threading.current_thread()))
+    return {'prompt': f'{place:02}+01=', 'answer': '1'}
+
+
+def noting():
+  return Noting(12)
+
+
+def test_the_next_problems_are_made_while_the_devices_learn(
+  tmp_path, monkeypatch
+):
+  to_scalars = metrics.to_scalars
+
+  def waits(measured):
+    Noting.events.append('waits')
+    return to_scalars(measured)
+
+  config = runs.small(
+    **{
+      'data.train': 'tests.training.sources_test:noting',
+      'data.heldout': '',
+      'reward': 'tests.judges:even',
+      'steps': 3,
+    }
+  )
+  monkeypatch.setattr(metrics, 'to_scalars', waits)
+  monkeypatch.setattr(build, '_read_ahead', noted_from(build._read_ahead))
+  loop.train(config, tmp_path)
+  events = Noting.events
+  assert [one if one == 'waits' else 'row' for one in events] == [
+    *['row'] * 8, 'waits', *['row'] * 4, 'waits', 'waits',
+  ]  # fmt: skip
+  rows = [one for one in events if one != 'waits']
+  assert {thread for _, thread in rows} == {threading.current_thread()}
+  parts = map(parquet.read, parquet.files(tmp_path / 'completions'))
+  drawn = [text for part in parts for text in part.prompt_texts]
+  assert drawn == [f'{place:02}+01=' for place, _ in rows]
+
+
+def noted_from(read_ahead):
+  """What was noted until then is forgotten: a start checks some records."""
+
+  def function(*args):
+    Noting.events.clear()
+    return read_ahead(*args)
+
+  return function
+
+
 def fails():
   raise KeyError('no file')
 
@@ -95,6 +154,17 @@ def empty():
 
 def no_prompts():
   return [{'prompt': 'a'}, {'asked': 'b'}]
+
+
+class Unreadable(Own):
+  def __getitem__(self, place):
+    if place:
+      raise OSError(5, 'Input/output error')
+    return super().__getitem__(place)
+
+
+def unreadable():
+  return Unreadable()
 
 
 HERE = __name__
@@ -188,6 +258,10 @@ def test_a_function_of_the_users_own():
     (f'{HERE}:fails', "fails' raised KeyError: 'no file', when it was called"),
     (f'{HERE}:empty', r"empty' returned \[\], but a source is an object with"),
     (f'{HERE}:no_prompts', 'Item 1 of what .*no_prompts.*it is None'),
+    (
+      f'{HERE}:unreadable',
+      r"Item \d of .*unreadable' returned cannot be read \(OSError: .*/out",
+    ),
     (f'{HERE}:ow', r"has no function 'ow' \(did you mean 'own'\?\)"),
     ('tests', "The folder 'tests' holds no data set"),
   ],
@@ -212,8 +286,7 @@ def test_files_of_one_name_in_two_places_are_both_known(tmp_path):
   config = runs.small(**{'data.train': several[0], 'data.heldout': several[1]})
   paths = [[str(tmp_path / place / 'gsm8k' / 'x')] for place in ('a', 'b')]
   assert list(sources.files(config).values()) == paths
-  stream = [{}]
-  assert build._read_ahead(stream, config) is not stream
+  assert isinstance(build._read_ahead([{}], config), data.ReadAhead)
   told = workdir.contents(config, {('train', 0): 1, ('heldout', 0): 1})
   assert [one['sha256'] for one in told.values()] == [
     data.fingerprint(files) for files in paths

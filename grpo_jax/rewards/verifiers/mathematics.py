@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from grpo_jax.rewards import _marks
+from grpo_jax.rewards.verifiers import _notation
 from grpo_jax.rewards.verifiers import _shared
 from grpo_jax.rewards.verifiers import boxed
 
@@ -53,8 +54,9 @@ def math_equivalence(
   has no closing brace, there is no box. What is in it equals the reference if
   both are the same text but for white space, or if math-verify finds them
   equal: 1/2, 0.5 and \frac12; sets in any order; an interval and an inequality;
-  numbers to 6 places behind the point; units and '%' do not count. What denies
-  or bounds a number, as in '\neq 5' and '\geq 5', is not that number.
+  numbers to 6 places behind the point; i is the imaginary unit; '%' does not
+  count, nor does a unit that only one of them has. What denies or bounds a
+  number, as in '\neq 5' and '\geq 5', is not that number.
 
   An answer of more than 1,000 characters, with more than 20 braces and brackets
   in one another, more than 30 powers, or a power or factorial too large to
@@ -108,24 +110,36 @@ def math_equivalence(
     return 1.0
   if not found.strip() or _is_too_large(found) or _differ(wanted, found):
     return 0.0
-  return float(_equal(_parsed(wanted), _parsed(found)))
+  if _equal(_parsed(wanted), _parsed(found)):
+    return 1.0
+  other = _notation.converted(wanted), _notation.converted(found)
+  if other == (wanted, found):
+    return 0.0
+  return float(_equal(*map(_parsed, other)))
 
 
 def _content(text: str) -> str:
   """A text without what stands around it or is only another way to write it."""
   text = text.strip().strip('$').replace('\\varnothing', '\\emptyset')
-  return _THIN_SPACE.sub('', text)
+  text = _THIN_SPACE.sub('', text)
+  # A longer text is refused, and would take long.
+  return text if len(text) > _MOST else _notation.readable(text)
 
 
 def _differ(wanted: str, found: str) -> bool:
   r"""Whether one text denies or bounds what the other one states.
 
-  math-verify takes '\neq 5', '\phantom{5}', '\geq 5' and '5_6' for 5, and the
-  point (1,2) for the set \{1,2\}.
+  math-verify takes '\neq 5', '\phantom{5}', '\geq 5' and '5_6' for 5, the point
+  (1,2) for the set \{1,2\} and for the solutions 1,2, and all units for one.
   """
   if bool(boxed.DENIED.search(wanted)) != bool(boxed.DENIED.search(found)):
     return True
   if {_brackets(wanted), _brackets(found)} == {'set', 'tuple'}:
+    return True
+  if _brackets(found) == 'tuple' and _is_list(wanted):
+    return True
+  units = _notation.unit(wanted), _notation.unit(found)
+  if all(units) and units[0] != units[1]:
     return True
   if _BASE.search(found) and not _BASE.search(wanted):
     return True
@@ -139,6 +153,15 @@ def _brackets(text: str) -> str:
     # {x | 1 < x < 2} is (1,2) too.
     return '' if re.search(r'[|:<>]|\\mid|\\[gl]', text) else 'set'
   return 'tuple' * bool(re.fullmatch(r'\([^()]+(,[^()]+)+\)', text))
+
+
+def _is_list(text: str) -> bool:
+  """Whether a text has several values, with commas between, in no brackets."""
+  text = re.sub(r'(?<=\d),(?=\d{3}(?!\d))', '', text)
+  before = None
+  while before != text:
+    before, text = text, re.sub(r'[({\[][^(){}\[\]]*[)}\]]', '', text)
+  return ',' in text and '=' not in text
 
 
 def _is_too_large(text: str) -> bool:
@@ -176,9 +199,19 @@ def _parsed(text: str, whole: bool = True) -> tuple[Any, ...]:
   if whole:
     text = f'${text}$'
   try:
-    return tuple(_library().parse(text, parsing_timeout=None))
+    found = _library().parse(text, parsing_timeout=None)
+    return tuple(map(_with_imaginary_unit, found))
   except (Exception, RecursionError, MemoryError):
     return ()
+
+
+def _with_imaginary_unit(parsed: Any) -> Any:
+  """What math-verify has read, where a lone i is no letter."""
+  import sympy
+
+  letters = getattr(parsed, 'free_symbols', ())
+  units = {one: sympy.I for one in letters if str(one) == 'i'}
+  return parsed.xreplace(units) if units else parsed
 
 
 def _equal(wanted: tuple[Any, ...], found: tuple[Any, ...]) -> bool:

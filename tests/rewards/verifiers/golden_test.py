@@ -19,18 +19,10 @@ FEWEST = {'math_equivalence': 150, 'gsm8k': 60}
 APART = {'reasoning_gym'}
 PACKAGES = {'math_equivalence': 'math_verify', 'json_schema': 'jsonschema'}
 
-# Where math-verify 0.9 decides otherwise than a mathematician: the answer, the
+# Where the reward decides otherwise than a mathematician: the answer, the
 # completion, and why. The golden case has what is right.
 KNOWN = {
-  ('90^\\circ', '\\boxed{\\frac{\\pi}{2}}'): 'it drops the sign of degrees',
-  ('\\sin 30^\\circ', '\\boxed{\\frac{1}{2}}'): 'it drops it inside a sine too',
-  ('i', '\\boxed{\\sqrt{-1}}'): 'it takes a lone i for a real letter',
-  ('-1', '\\boxed{i^2}'): 'it takes the i of a power for a real letter',
-  ('10\\text{ cm}', '\\boxed{10\\text{ m}}'): 'it drops all units',
-  ('1,2', '\\boxed{(1,2)}'): 'it takes a point for a list',
-  ('10110_2', '\\boxed{22}'): 'it takes a base for an index',
-  ('100', '\\boxed{1e2}'): "it takes the e for Euler's number",
-  ('6', '\\boxed{\\text{six}}'): 'it takes a word for a letter',
+  ('10\\text{ cm}', '\\boxed{0.1\\text{ m}}'): 'no value is converted',
 }
 
 
@@ -63,7 +55,7 @@ def test_golden(name, case):
   assert type(got) is float
   known = KNOWN.get((case.get('answer'), case['completion']))
   if name == 'math_equivalence' and known:
-    # So that the list shrinks when math-verify learns.
+    # So that the list shrinks with what is mended.
     assert got != case['reward'], f'{case} is judged rightly now: remove it'
   else:
     assert got == case['reward'], case

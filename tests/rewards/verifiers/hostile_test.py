@@ -95,6 +95,7 @@ def test_what_is_parsed_is_short_and_shallow(reader, require_box):
   [
     '9**9**9**9', '9^9^9', '9^{9^{9}}', '2^{999999}', '10^{10^{10^{10}}}',
     '99999!', '9!!', '(9^9)!', '2^{1,000,000}', '2^{2^{n}}', '3^ { 7 ^ 99 }',
+    '1e999999',
   ],
 )  # fmt: skip
 def test_a_number_too_large_to_write_out_is_not_parsed(reader, huge):
