@@ -189,7 +189,7 @@ def test_devices_along_the_axis_of_experts_move_no_weights_of_experts(mesh):
   if 'fsdp' in mesh or 'data' in mesh:  # gathered weights, or summed gradients
     assert of_experts
   # The output layer itself, and each shard's part of its gradient.
-  logits = [shape for shape in shapes if shape[-1] == 1009]
+  logits = [shape for shape in shapes if shape[-1:] == (1009,)]
   assert set(logits) <= {(32, 1009), (32 // mesh.get('fsdp', 1), 1009)}
 
 
