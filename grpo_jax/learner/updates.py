@@ -272,6 +272,7 @@ class Updater:
       entropy is needed too, `score_reference` of a reference on the host.
     """
     everywhere = sharding.replicated(self.learner.mesh)
+    lower = functools.partial(sharding.lower, self.learner.mesh)
 
     def arrays(tree):
       return jax.tree.map(
@@ -292,7 +293,7 @@ class Updater:
       name = 'score_entropy' if with_entropy else 'score_all'
       if params is state.reference:
         (name,) = self.learner.reference_scorings
-      scoring[name] = lambda: self.score_all.lower(*given)
+      scoring[name] = lambda: lower(self.score_all, *given)
       nothing = jnp.zeros(shape)
       return jax.tree.map(lambda _: nothing, self.score_all.eval_shape(*given))
 
@@ -309,8 +310,8 @@ class Updater:
     given = self.frozen, state, arrays(credited), chosen, layout, used, start
     watch = self.watches(step)
     return {
-      'train_step': lambda: self.train_step.lower(*given, watch),
-      'credit': lambda: self.credit.lower(batch, state.loss_state),
+      'train_step': lambda: lower(self.train_step, *given, watch),
+      'credit': lambda: lower(self.credit, batch, state.loss_state),
       **scoring,
     }
 
