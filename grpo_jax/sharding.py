@@ -258,6 +258,25 @@ def platform(mesh: Mesh | AbstractMesh | None = None) -> str:
   return device.platform if device else jax.default_backend()
 
 
+def lower(mesh: Mesh | AbstractMesh, program: Any, *args: Any) -> Any:
+  """A jitted function, lowered for the devices of a mesh.
+
+  Args:
+    mesh: Without devices, the program is lowered for the platform that the mesh
+      names, and cannot be compiled.
+    program: What `jax.jit` has returned.
+    *args: Of the program, or their shapes.
+
+  Returns:
+    A `jax.stages.Lowered`.
+  """
+  if isinstance(mesh, Mesh):
+    return program.lower(*args)
+  name = platform(mesh)
+  name = {'gpu': 'cuda'}.get(name, name)  # the one name is of two vendors
+  return program.trace(*args).lower(lowering_platforms=(name,))
+
+
 def row_shards(mesh: Mesh | AbstractMesh) -> int:
   """The number of data shards: into how many parts rows are split."""
   return math.prod(mesh.shape[axis] for axis in ROW_AXES)

@@ -110,11 +110,13 @@ def _tell(
   request: compiling.Request, result: compiling.Compiled | None
 ) -> None:
   if result is None:
-    said = 'compiling'
+    is_tpu = topologies.named(request.topology, request.slices).is_tpu
+    said = 'compiling' if is_tpu else 'lowering'
   elif result.error:
-    said = 'does not compile'
+    said = f'cannot be {"lowered" if result.only_lowered else "compiled"}'
   else:
-    said = f'compiled in {result.secs:.0f} s'
+    done = 'lowered' if result.only_lowered else 'compiled'
+    said = f'{done} in {result.secs:.0f} s'
   print(f'{request.program}: {said}', file=sys.stderr, flush=True)
 
 
@@ -167,14 +169,21 @@ def _verdict(made: Plan, price: float | None) -> list[str]:
   """Whether it fits, how fast it can be at most, and what to change."""
   largest = made.largest
   verdict = 'Fits' if made.fits else 'Does not fit'
+  lowered = [one.name for one in made.programs if one.is_lowered]
   if not made.is_whole:
-    verdict = 'Not known, since not all programs could be compiled'
+    done = 'compiled' if made.topology.is_tpu else 'lowered'
+    verdict = f'Not known, since not all programs could be {done}'
   compiled = largest.collectives is not None
   source = 'compiled' if compiled else 'estimated by arithmetic'
   said = [
     f'{verdict}: {largest.name} needs {largest.bytes / GIB:.2f} of '
     f'{made.capacity / GIB:g} GiB ({source}).',
     *(f'{one.name}: {one.error}' for one in made.programs if one.error),
+    *[
+      f'Lowered for CUDA: {", ".join(lowered)}. There is no compiler for GPUs '
+      'here, so memory, bytes and times are estimates by arithmetic.'
+    ]
+    * bool(lowered),
     f'A rollout takes at least {made.bound_secs:.2f} s, which is at most '
     f'{made.tokens_per_sec:,.0f} completion tokens per second. This is a bound '
     'for completions of full length, not a forecast.',
@@ -284,9 +293,9 @@ def _memory(made: Plan):
   from rich import box
   from rich import table
 
-  shown = table.Table(
-    title='GiB of one device', title_justify='left', box=box.SIMPLE
-  )
+  estimated = all(one.collectives is None for one in made.programs)
+  title = 'GiB of one device' + ', estimated' * estimated
+  shown = table.Table(title=title, title_justify='left', box=box.SIMPLE)
   shown.add_column('')
   for one in made.programs:
     shown.add_column(one.name, justify='right')

@@ -275,6 +275,8 @@ class Updater:
       what scores before the first update: `score_all`, `score_entropy` if the
       entropy is needed too, `score_reference` of a reference on the host.
     """
+    mesh = self.learner.mesh
+    lower = functools.partial(sharding.lower, mesh)
     state, shape = self.abstract, example.batch.mask.shape
     chosen = next(self.optimizer_batches(example, 0))
     layout, used = self.abstract_layout(example, chosen)
@@ -288,7 +290,7 @@ class Updater:
       name = 'score_entropy' if with_entropy else 'score_all'
       if params is state.reference:
         (name,) = self.learner.reference_scorings
-      scoring[name] = lambda: self.score_all.lower(*given)
+      scoring[name] = lambda: lower(self.score_all, *given)
       nothing = jnp.zeros(shape)
       return jax.tree.map(lambda _: nothing, self.score_all.eval_shape(*given))
 
@@ -296,7 +298,6 @@ class Updater:
     batch = losses.with_required(
       self.learner.method, self.with_policies(state, example, step, unscored)
     )
-    mesh = self.learner.mesh
     batch = token_shards.placed(mesh, batch, abstract=True)
     credited, *_ = jax.eval_shape(self.credit, batch, state.loss_state)
     credited = token_shards.placed(mesh, credited, abstract=True)
@@ -305,8 +306,8 @@ class Updater:
     given = self.frozen, state, credited, chosen, layout, used, start
     watch = self.watches(step)
     return {
-      'train_step': lambda: self.train_step.lower(*given, watch),
-      'credit': lambda: self.credit.lower(batch, state.loss_state),
+      'train_step': lambda: lower(self.train_step, *given, watch),
+      'credit': lambda: lower(self.credit, batch, state.loss_state),
       **scoring,
     }
 

@@ -41,6 +41,9 @@ Array = jax.Array
 # The rows of pairs that one expert multiplies at a time. Larger blocks waste
 # rows where an expert has few pairs; smaller ones read its weights more often.
 _LEAST_BLOCK, _LARGEST_BLOCK = 8, 512
+# The pairs of a token and an expert that one device computes at a time, where
+# experts lie on several devices.
+_MOST_PAIRS = 2**18
 
 
 class Pairs(NamedTuple):
@@ -327,9 +330,77 @@ def mixture(
   if ragged is None:
     ragged = sharding.platform() == 'tpu'
   number, per_token = gate.shape[0], chosen.shape[-1]
-  tokens = x.reshape(-1, x.shape[-1])
+  tokens, weight = x.reshape(-1, x.shape[-1]), weight.reshape(-1, per_token)
   here = chosen.reshape(-1) - first
   here = jnp.where((here >= 0) & (here < number), here, number)
+  of_tokens = functools.partial(
+    _of_tokens, activation=activation, parts=parts, ragged=ragged
+  )
+  cuts = pieces(len(tokens), per_token, parts)
+  if cuts == 1:
+    mixed = of_tokens(tokens, weight, here, gate, up, down)
+    return mixed.reshape(x.shape)
+  # In float32, so that the gradients of all pieces are added in float32. The
+  # values stay the same.
+  kernels = [one.astype(jnp.float32) for one in (gate, up, down)]
+
+  # What pieces keep for the backward pass would be kept for all of them.
+  @jax.checkpoint
+  def one_piece(piece):
+    return of_tokens(*piece, *(one.astype(x.dtype) for one in kernels))
+
+  given = tuple(
+    one.reshape(cuts, -1, *one.shape[1:]) for one in (tokens, weight, here)
+  )
+  return lax.map(one_piece, given).reshape(x.shape)
+
+
+def pieces(tokens: int, per_token: int, parts: int) -> int:
+  """Into how many equal pieces tokens fall, so that each has few pairs.
+
+  A device gets the tokens of all that share its experts, and has room for each
+  pair with one of its experts, however uneven the choices are: with 16 devices
+  and 8 experts per token that is 128 times its own tokens.
+
+  Args:
+    tokens: That one device computes, of all that share its experts.
+    per_token: `k`.
+    parts: On how many devices experts lie. If on one, there is one piece.
+  """
+  if parts == 1:
+    return 1
+  least = _ceil(tokens * per_token, _MOST_PAIRS)
+  return next(n for n in range(max(1, least), tokens + 1) if tokens % n == 0)
+
+
+def _of_tokens(
+  tokens: Array,
+  weight: Array,
+  here: Array,
+  gate: Array,
+  up: Array,
+  down: Array,
+  activation: Callable[[Array], Array],
+  parts: int,
+  ragged: bool,
+) -> Array:
+  """`mixture` of flat tokens, with room for any choice of experts.
+
+  Args:
+    tokens: f[N,width].
+    weight: f32[N,k].
+    here: i32[N*k], numbers among the experts that are here; E' for the others.
+    gate: See `mixture`, as all that follows.
+    up: f[E',width,w].
+    down: f[E',w,width].
+    activation: Of the gates.
+    parts: On how many devices experts lie.
+    ragged: See `mixture`.
+
+  Returns:
+    f[N,width].
+  """
+  number, per_token = gate.shape[0], weight.shape[-1]
   # A token has its experts at most once.
   most = len(tokens) * min(per_token, number)
   block = 1 if ragged else _block(most // parts, number)
@@ -339,20 +410,18 @@ def mixture(
     slots = _slots(most, number, block)
     return _mixed(pairs, activation, slots, block, ragged, *given)
 
-  given = tokens, weight.reshape(-1, per_token), gate, up, down
+  given = tokens, weight, gate, up, down
   # Room for twice an even share is enough nearly always, and saves most of the
   # work where the experts lie on many devices. Any routing fits into the rest.
   usual = 2 * _ceil(most, parts)
   if usual >= most:
-    mixed = run(most, *given)
-  else:
-    # What a branch keeps for the backward pass would be kept for both.
-    branches = [
-      jax.checkpoint(functools.partial(run, size)) for size in (usual, most)
-    ]
-    fits = pairs.end[-1] <= _slots(usual, number, block)
-    mixed = lax.cond(fits, *branches, *given)
-  return mixed.reshape(x.shape)
+    return run(most, *given)
+  # What a branch keeps for the backward pass would be kept for both.
+  branches = [
+    jax.checkpoint(functools.partial(run, size)) for size in (usual, most)
+  ]
+  fits = pairs.end[-1] <= _slots(usual, number, block)
+  return lax.cond(fits, *branches, *given)
 
 
 def _ceil(number: int, divisor: int) -> int:

@@ -2,7 +2,8 @@
 
 The compiler may need minutes, and may end its process, when a check inside XLA
 fails. So it runs apart, its results are kept on disk, and whoever waits is told
-how it goes.
+how it goes. For GPUs there is no compiler here: their programs are lowered
+only, which tells whether they can be built and what they multiply.
 """
 
 from collections.abc import Callable
@@ -55,7 +56,9 @@ class Compiled:
     flops: Of matrix products, on one chip, loops multiplied out.
     kernels: How many kernels ran of which no operations are known.
     collectives: Each with its bytes and how often it runs.
-    secs: That compiling took.
+    secs: That compiling took, or lowering.
+    only_lowered: Whether there is no compiler for the machines. Then `error`,
+      `flops`, `kernels` and `secs` are known, and nothing else.
   """
 
   error: str = ''
@@ -69,6 +72,7 @@ class Compiled:
   kernels: float = 0.0
   collectives: tuple[Collective, ...] = ()
   secs: float = 0.0
+  only_lowered: bool = False
 
   @property
   def peak_bytes(self) -> int:
@@ -115,6 +119,7 @@ def together(parts: Sequence[Compiled], calls: Sequence[int]) -> Compiled:
       for found in one.collectives
     ),
     secs=sum(one.secs for one in parts),
+    only_lowered=any(one.only_lowered for one in parts),
   )
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from grpo_jax import models
 from grpo_jax import sharding
+from grpo_jax.models import experts as experts_lib
 from grpo_jax.models import layout
 from grpo_jax.planning import sizes
 from grpo_jax.training.build_abstract import Abstract
@@ -267,28 +268,36 @@ class Memory:
       'token arrays': self._token_arrays,
     }
 
-  def _expert_arrays(self, here: int, wide=2.5, hidden=2.0) -> float:
+  def _expert_arrays(
+    self, here: int, wide=2.5, hidden=2.0, gathered=2.0
+  ) -> float:
     """What the mixture of one layer needs at once, bytes.
 
     There is room for each pair of a token and an expert that this device may
-    get: all of the tokens of its shards, however uneven the choices are. How
-    many arrays lie side by side was read off what the compiler needs.
+    get: all of the tokens of its shards, however uneven the choices are. Many
+    tokens are computed in pieces, one after another. How many arrays lie side
+    by side was read off what the compiler needs.
 
     Args:
       here: Tokens on one device.
       wide: How many arrays [pairs, width] in the compute dtype.
       hidden: How many arrays [pairs, hidden] in float32.
+      gathered: How many arrays [tokens of all shards, width] in the compute
+        dtype lie beside a piece.
     """
     mixture, shards = self.model.experts, self.mesh.shape['expert']
-    if mixture is None:
+    if mixture is None or not here:
       return 0.0
-    experts = max(1, mixture.number // shards)
-    pairs = here * shards * min(mixture.per_token, experts)
+    number = max(1, mixture.number // shards)
+    tokens, row = here * shards, self.model.width * self._compute
+    pieces = experts_lib.pieces(tokens, mixture.per_token, shards)
+    pairs = tokens // pieces * min(mixture.per_token, number)
     inside = 4 * hidden * mixture.width / self.tensor
-    return pairs * (wide * self.model.width * self._compute + inside)
+    outside = tokens * gathered * row * (pieces > 1)
+    return pairs * (wide * row + inside) + outside
 
   @property
   def _experts_learning(self) -> float:
     """With experts and their gradients, laid out for their products."""
     copies = 1.5 * self.weights.trained * (self.model.experts is not None)
-    return copies + self._expert_arrays(self._tokens_here, 5.0, 4.0)
+    return copies + self._expert_arrays(self._tokens_here, 5.0, 4.0, 4.0)

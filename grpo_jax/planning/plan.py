@@ -2,7 +2,8 @@
 
 Every program of a run is either compiled for these machines (see `compiling`),
 or counted by `arithmetic`. From both come memory, operations, bytes sent, and a
-bound on time (see `roofline`).
+bound on time (see `roofline`). Programs for GPUs are lowered and counted: that
+they can be built and what they multiply is then known, and all else estimated.
 """
 
 from collections.abc import Callable
@@ -32,12 +33,14 @@ class Program:
   Attributes:
     name: One of `compiling.PROGRAMS`.
     calls: How often it runs in a rollout.
-    error: Why the compiler refuses it; empty if it does not, or was not asked.
+    error: Why the compiler refuses it, or why it cannot be lowered; empty if
+      neither is so, or nobody was asked.
     memory: Bytes by part. The parts are arguments, what the program needs
       besides, and what else lies in memory while it runs.
     work: Of one call.
     collectives: Of one call; None if it was not compiled.
-    compiled: What the compiler says; None if it was not asked.
+    compiled: What the compiler says, or what lowering tells where there is no
+      compiler; None if neither was asked.
     beside: Bytes of `memory` that the program is not given, such as moments
       while completions are drawn.
   """
@@ -50,6 +53,12 @@ class Program:
   collectives: tuple[Collective, ...] | None = None
   compiled: Compiled | None = None
   beside: float = 0.0
+
+  @property
+  def is_lowered(self) -> bool:
+    """Whether it was lowered for machines for which there is no compiler."""
+    one = self.compiled
+    return one is not None and one.only_lowered and not one.error
 
   @property
   def is_refused(self) -> bool:
@@ -109,7 +118,7 @@ class Plan:
 
   @property
   def is_whole(self) -> bool:
-    """Whether every program could be compiled, or was found too large."""
+    """Whether every program could be compiled or lowered, or was too large."""
     return all(one.is_refused or not one.error for one in self.programs)
 
   def secs(self) -> dict[str, dict[str, float]]:
@@ -143,7 +152,8 @@ def plan(
   Args:
     config: Of the run; `mesh` lies over the topology.
     topology: The machines.
-    estimate: Whether arithmetic is enough; without a compiler it has to be.
+    estimate: Whether arithmetic is enough. Otherwise programs are compiled, or
+      for GPUs lowered.
     tell: See `compiling.compile_all`.
 
   Returns:
@@ -158,7 +168,7 @@ def plan(
   counted = Arithmetic(build_abstract.abstract(config, mesh), topology.joined)
   calls = calls_of(counted)
   results: dict[str, Compiled] = {}
-  if topology.is_tpu and not estimate:
+  if not estimate:
     requests = [
       compiling.Request(
         dataclasses.asdict(config), topology.name, topology.slices, name
@@ -210,8 +220,10 @@ def of_program(
   }
   needs = counted.memory(name)
   work = counted.work(name)
-  if result is None or result.error:
+  if result is None or result.error or result.only_lowered:
     error = result.error if result else ''
+    if result and not error:
+      work = dataclasses.replace(work, flops=_flops(counted, name, result))
     memory = _shown(there, needs)
     return Program(name, calls, error, memory, work, compiled=result)
   besides = result.peak_bytes - result.argument_bytes
@@ -221,8 +233,7 @@ def of_program(
   needs['other arguments'] = max(0.0, result.argument_bytes - known)
   near = sum(one.sent[0] for one in result.collectives)
   far = sum(one.sent[1] for one in result.collectives)
-  # A kernel of attention tells no operations; arithmetic knows them.
-  flops = result.flops + (counted.attention_flops(name) * bool(result.kernels))
+  flops = _flops(counted, name, result)
   work = Work(flops, work.memory_bytes, near, far)
   beside = sum(there.values()) - known
   return Program(
@@ -235,6 +246,12 @@ def of_program(
     result,
     beside,
   )
+
+
+def _flops(counted: Arithmetic, name: str, result: Compiled) -> float:
+  """Operations of matrix products."""
+  # A kernel of attention tells no operations; arithmetic knows them.
+  return result.flops + counted.attention_flops(name) * bool(result.kernels)
 
 
 def scaled(parts: dict[str, float], total: float) -> dict[str, float]:
@@ -269,6 +286,8 @@ def to_json(made: Plan) -> dict[str, Any]:
     return {
       'calls': one.calls,
       'compiled': one.collectives is not None,
+      'lowered': one.is_lowered,
+      'estimated': one.collectives is None,
       'error': one.error,
       'memory_gib': {k: v / GIB for k, v in one.memory.items()},
       'total_gib': one.bytes / GIB,

@@ -22,6 +22,12 @@ class Lowered(NamedTuple):
   lowered: Any
   trips: int
 
+  @property
+  def parts(self) -> list[tuple[Any, int]]:
+    """Each program of which this consists, and how often it is called."""
+    one = self.lowered
+    return one if isinstance(one, list) else [(one, 1)]
+
 
 def lowered(
   config: Config, topology: topologies.Topology, program: str

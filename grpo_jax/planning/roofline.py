@@ -21,6 +21,9 @@ from grpo_jax.chips import Chip
 RESOURCES = ('compute', 'memory', 'ici', 'dcn')
 _SIZES = 512, 1024, 2048  # of square matrices; caches differ
 _SECS = 1.0  # of repeats for each figure
+# Read in one repeat: long enough to be timed, and some milliseconds, because a
+# longer one is never undisturbed on a machine that others use.
+_READ_BYTES = 2**26
 
 
 class Machine(NamedTuple):
@@ -108,7 +111,7 @@ def of_this_cpu(weight_bytes: int, dtype: str = 'float32') -> Machine:
       secs = _fastest(functools.partial(product, matrix, matrix))
       flops = max(flops, 2 * size**3 / secs)
   weights = jnp.ones((max(1024, weight_bytes // 4),), jnp.float32)
-  again = max(1, 2**28 // weights.nbytes)  # long enough to be timed
+  again = max(1, _READ_BYTES // weights.nbytes)
 
   @jax.jit
   def read(x):

@@ -1,9 +1,10 @@
-"""Compiles one program: `python -m grpo_jax.planning.worker`.
+"""Compiles one program, or lowers it: `python -m grpo_jax.planning.worker`.
 
 It reads a `compiling.Request` as JSON from standard input, and prints a
 `compiling.Compiled` as JSON.
 """
 
+import dataclasses
 import json
 import sys
 import time
@@ -13,21 +14,23 @@ import jax
 
 from grpo_jax import config as config_lib
 from grpo_jax.planning import compiling
+from grpo_jax.planning import gpu_lowering
 from grpo_jax.planning import hlo
 from grpo_jax.planning import programs
+from grpo_jax.planning import stablehlo
 from grpo_jax.planning import topologies
 
 
 def answer(request: compiling.Request) -> compiling.Compiled:
-  """Lowers and compiles the program of a request."""
+  """Lowers and compiles the program of a request; for GPUs it only lowers."""
   config = config_lib.dataclass_from_dict(
     config_lib.Config, request.config, 'config'
   )
   topology = topologies.named(request.topology, request.slices)
+  if not topology.is_tpu:
+    return _lowered(config, topology, request.program)
   found = programs.lowered(config, topology, request.program)
-  several = found.lowered
-  if not isinstance(several, list):
-    several = [(several, 1)]
+  several = found.parts
   text = '\0'.join(f'{calls} {one.as_text()}' for one, calls in several)
   name = compiling.key(text, found.trips, request)
   result = compiling.kept(name)
@@ -68,6 +71,36 @@ def _compiled(
     collectives=tuple(program.collectives()),
     secs=secs,
   )
+
+
+def _lowered(
+  config: config_lib.Config, topology: topologies.Topology, program: str
+) -> compiling.Compiled:
+  """What the program tells before it is compiled."""
+  start = time.monotonic()
+  mesh = topologies.mesh(topology, config.mesh)
+  parts = []
+  try:
+    with gpu_lowering.without_a_gpu():
+      found = programs.lowered(config, topology, program)
+    for one, _ in found.parts:
+      module = stablehlo.Module(
+        one.compiler_ir('stablehlo'), mesh.shape, found.trips
+      )
+      parts.append(
+        compiling.Compiled(
+          flops=module.flops(), kernels=module.kernels(), only_lowered=True
+        )
+      )
+  except Exception as error:  # of many types, whatever JAX or a kernel refuses
+    said = ' '.join(f'{type(error).__name__}: {error}'.split())[:400]
+    return compiling.Compiled(
+      error=f'cannot be lowered for CUDA: {said}',
+      secs=time.monotonic() - start,
+      only_lowered=True,
+    )
+  whole = compiling.together(parts, [calls for _, calls in found.parts])
+  return dataclasses.replace(whole, secs=time.monotonic() - start)
 
 
 def _needed(said: str) -> str:

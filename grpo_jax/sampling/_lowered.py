@@ -51,28 +51,32 @@ def programs(
     rows = max(first, rows, key=_caches)
 
   def prepare():
-    return _prepare.Preparation(sampler.model, params, mesh).lower(params)
+    return _prepare.Preparation(sampler.model, params, mesh).lower(params, mesh)
 
   def prefill():
     prompts = _prompts(some if admits else schedule, mesh)
     given = read, prompts, _SCALAR, columns[0]
-    return _sampler.prefill.lower(sampler, *given)
+    return sharding.lower(mesh, _sampler.prefill, sampler, *given)
 
   def decode():
     scalars = (_SCALAR,) * 3
-    return _sampler.decode.lower(sampler, read, rows, *scalars)
+    return sharding.lower(mesh, _sampler.decode, sampler, read, rows, *scalars)
 
   def grow():
     short = abstract_rows(sampler, schedule, params, columns[-2])
     number = _numbers(mesh, schedule.prompts * schedule.group)
     lane = _numbers(mesh, schedule.prompts)
-    return _sampler.regroup.lower(sampler, [short], lane, number, columns[-1])
+    return sharding.lower(
+      mesh, _sampler.regroup, sampler, [short], lane, number, columns[-1]
+    )
 
   def regroup():
     parts = [rows, more] if admits else [rows]
     number = joined if admits else schedule.sizes[0]
     place = _places(schedule, mesh, number)
-    return _sampler.regroup.lower(sampler, parts, *place, columns[-1])
+    return sharding.lower(
+      mesh, _sampler.regroup, sampler, parts, *place, columns[-1]
+    )
 
   found = {'prepare': prepare, 'prefill': prefill, 'decode': decode}
   if len(columns) > 1:

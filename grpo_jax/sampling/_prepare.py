@@ -120,10 +120,10 @@ class Preparation:
     layers = [x for repeat in zip(*blocks, strict=True) for x in repeat]
     return {**rest, 'layers': layers + [x for (x,) in tail]}
 
-  def lower(self, params: Any) -> list[tuple[Any, int]]:
+  def lower(self, params: Any, mesh: Any) -> list[tuple[Any, int]]:
     """The programs, lowered from shapes, and how often each is called."""
     return [
-      (program.lower(*calls[0]), len(calls))
+      (sharding.lower(mesh, program, *calls[0]), len(calls))
       for program, calls in self._calls(params)
     ]
 

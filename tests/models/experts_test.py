@@ -149,8 +149,10 @@ def test_ragged_products_are_for_tpus(backend, chosen, monkeypatch):
 
 @pytest.mark.parametrize('ragged', [True, False])
 @pytest.mark.parametrize('skew, each', [(0.0, 1), (10.0, 1), (-10.0, 6)])
-def test_the_parts_of_the_devices_add_up(ragged, skew, each):
+@pytest.mark.parametrize('most', [2**18, 100], ids=['at once', 'in pieces'])
+def test_the_parts_of_the_devices_add_up(ragged, skew, each, most, monkeypatch):
   """With skew all pairs are one device's: more than the usual room."""
+  monkeypatch.setattr(experts, '_MOST_PAIRS', most)
   x, weight, chosen = tokens(skew=skew, rows=16, length=16)
   whole = weights()
   run = functools.partial(
@@ -168,6 +170,59 @@ def test_the_parts_of_the_devices_add_up(ragged, skew, each):
   )
 
 
+def test_tokens_fall_into_equal_pieces_of_few_pairs(monkeypatch):
+  monkeypatch.setattr(experts, '_MOST_PAIRS', 100)
+  found = [experts.pieces(n, 2, parts=6) for n in (1, 50, 51, 256, 53)]
+  assert found == [1, 1, 3, 8, 53]
+  assert experts.pieces(256, 2, parts=1) == 1
+
+
+def of_part(most, monkeypatch, dtype='float32', parts=6):
+  """Of one of six devices: what it adds, and the gradients, lowered."""
+  monkeypatch.setattr(experts, '_MOST_PAIRS', most)
+  x, weight, chosen = tokens(rows=16, length=16, skew=0.1)
+  given = x.astype(dtype), weight, *(w[:3].astype(dtype) for w in weights())
+
+  def scalar(x, weight, *rest):
+    mixed = experts.mixture(
+      x, weight, chosen, *rest, jax.nn.silu, parts=parts, ragged=False
+    )
+    return jnp.sum(jnp.sin(mixed.astype(jnp.float32))), mixed
+
+  run = jax.jit(jax.grad(scalar, tuple(range(5)), has_aux=True))
+  return run.lower(*given), given
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_pieces_change_no_gradient(dtype, monkeypatch):
+  whole, given = of_part(2**18, monkeypatch, dtype)
+  pieces, _ = of_part(100, monkeypatch, dtype)
+  error = 1e-5 if dtype == 'float32' else 2e-2
+  both = whole.compile()(*given), pieces.compile()(*given)
+  for one, other in zip(*map(jax.tree.leaves, both), strict=True):
+    np.testing.assert_allclose(
+      np.asarray(one, np.float32), np.asarray(other, np.float32),
+      atol=error, rtol=error,
+    )  # fmt: skip
+
+
+def test_pieces_take_less_memory(monkeypatch):
+  """A device has room for every pair of all tokens that it gets."""
+  whole, pieces = (
+    of_part(most, monkeypatch)[0].compile().memory_analysis()
+    for most in (2**18, 100)
+  )
+  whole, pieces = whole.temp_size_in_bytes, pieces.temp_size_in_bytes
+  assert pieces < 0.6 * whole
+
+
+def test_a_device_with_all_experts_takes_all_tokens_at_once(monkeypatch):
+  whole, pieces = (
+    of_part(most, monkeypatch, parts=1)[0].as_text() for most in (2**18, 100)
+  )
+  assert whole == pieces
+
+
 MESHES = [
   dict(expert=2),
   dict(expert=8),
@@ -178,14 +233,19 @@ MESHES = [
 
 
 @pytest.mark.parametrize(
-  'mesh, dtype, rows, number',
-  [(mesh, 'float32', 8, 8) for mesh in MESHES]
+  'mesh, dtype, rows, number, most',
+  [(mesh, 'float32', 8, 8, 2**18) for mesh in MESHES]
   # Three rows do not split over the devices, nor do six experts over four.
-  + [(MESHES[2], 'bfloat16', 8, 8), (MESHES[2], 'float32', 3, 8)]
-  + [(MESHES[3], 'float32', 8, 6)],
+  + [(MESHES[2], 'bfloat16', 8, 8, 2**18), (MESHES[2], 'float32', 3, 8, 2**18)]
+  + [(MESHES[3], 'float32', 8, 6, 2**18)]
+  # In several pieces.
+  + [(MESHES[2], 'float32', 8, 8, 16)],
   ids=str,
 )
-def test_eight_devices_give_the_result_of_one(mesh, dtype, rows, number):
+def test_eight_devices_give_the_result_of_one(
+  mesh, dtype, rows, number, most, monkeypatch
+):
+  monkeypatch.setattr(experts, '_MOST_PAIRS', most)
   x, weight, chosen = tokens(rows=rows, number=number)
   given = x.astype(dtype), weight, *(w.astype(dtype) for w in weights(number))
 

@@ -151,6 +151,13 @@ def test_of_a_cpu_the_fastest_products_count(dtype, monkeypatch):
   assert found.flops == pytest.approx({'float32': 3e9, 'bfloat16': 7e9}[dtype])
 
 
+@pytest.mark.parametrize('size', [2**20, 2**24])
+def test_a_repeat_is_short_enough_to_be_undisturbed(size, monkeypatch):
+  monkeypatch.setattr(roofline, '_fastest', lambda run: 1.0)
+  read = roofline.of_this_cpu(size).memory_bytes  # in one repeat of a second
+  assert size <= read <= 2**26
+
+
 def test_of_a_busy_machine_the_fastest_of_many_counts(monkeypatch):
   """A repeat that nobody disturbs may come late."""
   now, runs = [0.0], []

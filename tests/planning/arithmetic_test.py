@@ -1,16 +1,14 @@
 """Arithmetic beside what is there: arrays, layouts, compiled programs."""
 
-import json
-import pathlib
-
 import jax
 import numpy as np
 import pytest
 
-from grpo_jax import config as config_lib
 from grpo_jax import sharding
 from grpo_jax.planning import arithmetic
+from grpo_jax.planning import compiling
 from grpo_jax.planning import hlo
+from grpo_jax.planning import plan as plans
 from grpo_jax.planning import programs
 from grpo_jax.planning import roofline
 from grpo_jax.planning import sizes
@@ -18,8 +16,8 @@ from grpo_jax.planning import topologies
 from grpo_jax.training import build_abstract
 from grpo_jax.training import build_model
 from tests import runs
+from tests.planning import record
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
 # Wide enough that attention is a small part of the work.
 WIDE = {
   'model.width': 128,
@@ -137,35 +135,19 @@ def test_operations_are_those_of_compiled_programs(program, remat):
   assert compiled.flops() == pytest.approx(counted, rel=0.03)
 
 
-RECORDED = json.loads(
-  (pathlib.Path(__file__).parent / 'compiled.json').read_text()
-)
+RECORDED = record.rows()
+FITTING = [row for row in RECORDED if row['fits']]
 
 
 def recorded_run(row):
-  config = config_lib.default()
-  config.update_from_flattened_dict(
-    {
-      'model.path': str(ROOT / 'configs/shapes' / row['model']),
-      'model.compute_dtype': 'bfloat16',
-      'model.remat': 'layer',
-      'data.tokenizer': '',
-      'warm_up.steps': 0,
-      'learner.layout': 'shared',
-      'learner.method_kwargs': {'kl_coefficient': 0.0},
-      'learner.method': 'grpo',
-      **row['config'],
-    }
-  )
-  config = config_lib.resolve(config)
-  topology = topologies.named(row['topology'])
+  config, topology = record.config_of(row), topologies.named(row['topology'])
   mesh = topologies.abstract_mesh(topology, config.mesh)
   return arithmetic.Arithmetic(build_abstract.abstract(config, mesh))
 
 
 @pytest.mark.parametrize(
   'row',
-  RECORDED,
+  FITTING,
   ids=lambda row: ' '.join((row['model'], row['topology'], row['program'])),
 )
 def test_memory_is_within_15_percent_of_the_compiler(row):
@@ -173,6 +155,33 @@ def test_memory_is_within_15_percent_of_the_compiler(row):
   counted, program = recorded_run(row), row['program']
   needed = counted.arguments(program) + sum(counted.memory(program).values())
   assert needed == pytest.approx(row['peak_bytes'], rel=0.15)
+
+
+def test_what_the_compiler_refused_is_too_large_by_arithmetic():
+  """7.6 billion parameters and 16 completions, on eight chips of v5e."""
+  (row,) = (row for row in RECORDED if not row['fits'])
+  assert (row['model'], row['topology']) == ('Qwen2.5-7B', 'v5e:2x4')
+  assert row['config']['sampler.prompts'] * row['config']['sampler.group'] == 16
+  one = plans.of_program(recorded_run(row), row['program'], 1, None)
+  assert not one.fits(topologies.named('v5e:2x4').memory_bytes)
+
+
+def test_seven_billion_parameters_fit_256_small_chips():
+  """All programs, each with what lies in memory beside it."""
+  of_mesh = [row for row in FITTING if row['topology'] == 'v5e:16x16']
+  names = {row['program'] for row in of_mesh}
+  assert names == {'train_step', 'prepare', 'prefill', 'decode', 'regroup'}
+  for row in of_mesh:
+    axes = row['config']['mesh.fsdp'], row['config']['mesh.tensor']
+    assert (row['model'], axes) == ('Qwen2.5-7B', (64, 4))
+    counted, program = recorded_run(row), row['program']
+    given = int(counted.arguments(program))
+    besides = row['peak_bytes'] - given
+    said = compiling.Compiled(argument_bytes=given, temporary_bytes=besides)
+    one = plans.of_program(counted, program, 1, said)
+    assert row['peak_bytes'] <= one.bytes + 1
+    assert one.fits(topologies.named('v5e:16x16').memory_bytes)
+    assert one.bytes < 15.75 * topologies.GIB
 
 
 def test_reading_prompts_needs_what_experts_need():

@@ -138,9 +138,16 @@ CASES = {
     'Qwen2.5-7B', 'v5p:4x4x4', {'data': 4, 'fsdp': 4, 'tensor': 4},
     'decode',
   ),
+  '7B-update': lambda: case(
+    'Qwen2.5-7B', 'v5p:4x4x4', {'fsdp': 16, 'tensor': 4}, 'train_step'
+  ),
   '70B': lambda: case(
     'Llama-3.1-70B', 'v5p:8x8x8', {'fsdp': 64, 'tensor': 8}, 'decode',
     **LONG,
+  ),
+  '70B-update': lambda: case(
+    'Llama-3.1-70B', 'v5p:8x8x8', {'fsdp': 64, 'tensor': 8}, 'train_step',
+    **LONG, **{'learner.row_completions': 1},
   ),
   # No mesh of eight chips has room for it.
   '7B-small': lambda: case(

@@ -1,77 +1,17 @@
-"""Plans of runs: verdicts, bounds, advice, searches, and what is printed."""
+"""Plans of runs: verdicts, memory, work, bounds and advice."""
 
-import dataclasses
 import json
-import os
-import pathlib
 
 import pytest
 
-from grpo_jax import config as config_lib
-from grpo_jax.commands import plan as command
 from grpo_jax.planning import advice
 from grpo_jax.planning import compiling
 from grpo_jax.planning import plan as plans
-from grpo_jax.planning import search
 from grpo_jax.planning import topologies
 from grpo_jax.planning.hlo import Collective
-from tests.cli import assert_refused
-from tests.cli import command as run_command
-
-SHAPES = pathlib.Path(__file__).parent.parent.parent / 'configs' / 'shapes'
-GIB = 2**30
-
-
-def config(model='Qwen2.5-7B', **changes):
-  found = config_lib.default()
-  found.update_from_flattened_dict(
-    {
-      'model.path': str(SHAPES / model),
-      'model.compute_dtype': 'bfloat16',
-      'model.remat': 'layer',
-      'data.tokenizer': '',
-      'data.prompt_buckets': (512,),
-      'data.completion_buckets': (1024,),
-      'sampler.max_tokens': 1024,
-      'sampler.prompts': 64,
-      'sampler.group': 8,
-      'warm_up.steps': 0,
-      'learner.layout': 'shared',
-      'learner.method': 'grpo',
-      'learner.method_kwargs': {'kl_coefficient': 0.0},
-      **changes,
-    }
-  )
-  return config_lib.resolve(found)
-
-
-def estimate(name='v5p:4x4x4', model='Qwen2.5-7B', slices=1, **changes):
-  changes.setdefault('mesh.data', -1)
-  changes['mesh.slices'] = slices
-  topology = topologies.named(name, slices)
-  return plans.plan(config(model, **changes), topology, estimate=True)
-
-
-def test_an_estimate_takes_less_than_five_seconds():
-  """Of a processor, with all that the command imports."""
-
-  def spent():
-    times = os.times()
-    return times.children_user + times.children_system
-
-  before = spent()
-  done = run_command(
-    'plan',
-    '--config=configs/plan.py:Qwen3-30B-A3B',
-    '--topology=v5p:8x8x8',
-    '--mesh=fsdp=8,expert=16,tensor=4',
-    '--config.learner.micro_rows=128',
-    '--config.learner.row_completions=1',
-    '--estimate',
-    '--json',
-  )
-  assert done.returncode == 0 and json.loads(done.stdout)['fits'], done.stderr
-  assert 0 < spent() - before < 5
+from grpo_jax.planning.topologies import GIB
+from tests.planning.estimates import SHAPES
+from tests.planning.estimates import estimate
 
 
 @pytest.mark.quick
@@ -334,16 +274,6 @@ def test_the_verdict_on_what_was_compiled_is_the_compilers():
     assert verdict('decode', drawn) == fits
 
 
-def test_what_could_not_be_compiled_is_not_taken_to_fit(monkeypatch):
-  failed = compiling.Compiled(error='Check failed: of XLA')
-  monkeypatch.setattr(
-    compiling, 'compile_all', lambda requests, **_: [failed] * len(requests)
-  )
-  monkeypatch.setattr(topologies, 'mesh', lambda *_: None)
-  found = search.best(config(), topologies.named('v5p:2x2x1'), 1)
-  assert len(found) > 1 and not any(one.plan.is_whole for one in found)
-
-
 def test_advice_names_the_field_that_helps():
   crowded = estimate('v5e:4x4', **{'mesh.fsdp': 16, 'model.remat': 'none'})
   assert not crowded.fits
@@ -352,62 +282,6 @@ def test_advice_names_the_field_that_helps():
   said = ' '.join(advice.of(wasted))
   assert '12% of the rows' in said and 'row_completions' in said
   assert not any('rows of an update' in one for one in advice.of(estimate()))
-
-
-def test_a_search_ranks_what_fits_first_and_the_fast_ones_before_others():
-  topology = topologies.named('h100-sxm:2x8')
-  found = search.best(config(), topology, 3)
-  meshes = [tuple(one.plan.mesh.values()) for one in found]
-  ways = {(16, 1, 1, 1, 1), (1, 16, 1, 1, 1), (1, 1, 1, 1, 16)}
-  assert ways <= set(meshes)
-  fits = [one.plan.fits for one in found]
-  assert fits == sorted(fits, reverse=True)
-  room = found[0].plan.capacity / 1.15
-  for group in (
-    True,
-    False,
-  ):  # those that fit with certainty, and those that may
-    fitting = [
-      float(f'{one.plan.bound_secs:.1e}')
-      for one in found
-      if one.plan.fits and (one.plan.largest.bytes <= room) == group
-    ]
-    assert fitting == sorted(fitting)
-
-
-@pytest.mark.long
-def test_a_search_finds_rows_for_all_devices(capsys):
-  topology = topologies.named('v5p:8x8x8')
-  found = search.best(config(), topology, 1, estimate=True)
-  by_rows = {one.config.learner.row_completions for one in found}
-  assert by_rows >= {0, 1, 2, 4}
-  best = found[0]
-  assert (
-    best.plan.bound_secs
-    < 0.5 * estimate('v5p:8x8x8', **{'mesh.fsdp': 64}).bound_secs
-  )
-  command.show_ranked(found[:2])
-  said = ''.join(capsys.readouterr().out.split())
-  flags = command.flags_of(best.config)
-  assert f'--config.mesh.fsdp={best.plan.mesh["fsdp"]} ' in flags
-  assert flags.replace(' ', '') in said
-
-
-def test_a_search_compiles_in_the_order_of_its_estimates(monkeypatch):
-  asked = []
-
-  def compile_all(requests, at_once=None, tell=None):
-    asked.append(requests[0].config['mesh'])
-    room = asked[-1]['fsdp'] >= 8  # the others do not fit
-    result = compiling.Compiled(error='' if room else 'full', fits=room)
-    return [result] * len(requests)
-
-  monkeypatch.setattr(compiling, 'compile_all', compile_all)
-  monkeypatch.setattr(topologies, 'mesh', lambda *_: None)
-  found = search.best(config(), topologies.named('v5p:2x2x4'), 2)
-  assert [one.plan.fits for one in found[:2]] == [True, True]
-  assert len(asked) == len(found)
-  assert sum(mesh['fsdp'] >= 8 for mesh in asked) == 2
 
 
 def test_a_mixture_of_experts_is_planned():
@@ -435,76 +309,6 @@ def test_a_mixture_of_experts_is_planned():
   split = counted._activations_sent(3).ici_bytes
   shards = 7 * (1 - (7 / 8) ** 8)
   assert split == pytest.approx(48 * 3 * 2048 * 2 * 2 * shards)
-
-
-@pytest.mark.long
-def test_a_search_splits_the_experts_of_a_mixture_alone():
-  topology = topologies.named('v5p:2x2x2')
-  mixture = search.best(config('Qwen3-30B-A3B'), topology, 1, estimate=True)
-  assert {one.plan.mesh['expert'] for one in mixture} == {1, 2, 4, 8}
-  dense = search.best(config(), topology, 1, estimate=True)
-  assert {one.plan.mesh['expert'] for one in dense} == {1}
-
-
-def test_the_answer_is_the_same_for_a_person_and_a_program(capsys):
-  made = estimate(**{'mesh.fsdp': 64})
-  command.show(made, price=4.2)
-  said = ' '.join(capsys.readouterr().out.split())
-  found = command.to_json(made, price=4.2)
-  assert json.loads(json.dumps(found)) == found
-  assert f'Fits: {found["largest"]}' in said
-  assert f'at least {found["bound_secs"]:.2f} s' in said
-  assert f'cost {found["million_tokens_cost_at_least"]:.3g}' in said
-  assert 'each call: results of collectives' in said
-  assert 'sent at least' in said  # nothing was compiled
-  for name, one in found['programs'].items():
-    assert name in said
-    assert one['total_gib'] == pytest.approx(sum(one['memory_gib'].values()))
-    assert one['bound_secs'] == max(one['secs'].values())
-
-
-def test_a_mesh_is_typed_as_the_config_has_it():
-  changed = command.with_mesh(config(), 'fsdp=16,tensor=4', 2).mesh
-  assert dataclasses.asdict(changed) == {
-    'data': 1, 'fsdp': 16, 'tensor': 4, 'expert': 1, 'context': 1, 'slices': 2,
-  }  # fmt: skip
-  for wrong in ('fsdp', 'fsdp=x', 'rows=4', 'fsdp=4 tensor=2'):
-    with pytest.raises(ValueError, match='--mesh='):
-      command.with_mesh(config(), wrong, 1)
-
-
-def test_slices_are_those_of_the_config_unless_others_are_given():
-  two = config(**{'mesh.slices': 2})
-  assert command.with_mesh(two, 'fsdp=16', None).mesh.slices == 2
-  assert command.with_mesh(two, '', None) == two
-  assert command.with_mesh(two, '', 4).mesh.slices == 4
-
-
-@pytest.mark.parametrize(
-  'flags, said',
-  [
-    (('--topology=v9:4x4',), 'v9'),
-    ((), '--topology'),
-    (('--topology=v5e:16x16', '--mesh=fsdp=16'), 'leaves 240 of the 256'),
-    (('--topology=v5e:4x4', '--num_slices=0'), '--num_slices=0'),
-    (('--topology=h100-sxm:8', '--mesh=fsdp=16'), 'needs 16 devices'),
-    (('--against=nowhere',), 'no run in nowhere'),
-  ],
-)
-def test_bad_input_gets_a_sentence(flags, said, tmp_path):
-  file = tmp_path / 'planned.py'
-  file.write_text(
-    'from grpo_jax.config import default\n'
-    'def get_config():\n'
-    '  found = default()\n'
-    f'  found.model.path = {str(SHAPES / "Qwen2.5-0.5B")!r}\n'
-    "  found.data.tokenizer = ''\n"
-    '  found.data.prompt_buckets = (64,)\n'
-    '  found.warm_up.steps = 0\n'
-    '  return found\n'
-  )
-  done = run_command('plan', f'--config={file}', *flags)
-  assert_refused(done, said)
 
 
 def test_open_widths_are_asked_for():

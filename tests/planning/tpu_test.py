@@ -24,6 +24,7 @@ from grpo_jax.planning import worker
 from tests import runs
 from tests.cli import command
 from tests.planning import by_hand
+from tests.planning import record
 
 pytestmark = [
   pytest.mark.libtpu,
@@ -208,6 +209,15 @@ def test_the_verdict_is_the_compilers():
   found = worker._compiled(jax.jit(wide).lower(number), 1, V5E)
   assert not found.fits
   assert 'RESOURCE_EXHAUSTED' in found.error
+
+
+def test_seven_billion_parameters_do_not_fit_eight_small_chips():
+  """16 completions; what compiled.json has recorded, asked again."""
+  (row,) = (row for row in record.rows() if not row['fits'])
+  assert (row['model'], row['topology']) == ('Qwen2.5-7B', 'v5e:2x4')
+  answer = worker.answer(record.request(row))
+  assert not answer.fits
+  assert 'exceeds available HBM (15.75G)' in answer.error
 
 
 def test_an_axis_may_be_longer_than_a_side_of_the_slice():

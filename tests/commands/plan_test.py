@@ -1,0 +1,97 @@
+"""`grpo-jax plan`: what is printed, and how it is asked."""
+
+import dataclasses
+import json
+import os
+
+import pytest
+
+from grpo_jax.commands import plan as command
+from tests.cli import assert_refused
+from tests.cli import command as run_command
+from tests.planning.estimates import SHAPES
+from tests.planning.estimates import config
+from tests.planning.estimates import estimate
+
+
+def test_an_estimate_takes_less_than_five_seconds():
+  """Of a processor, with all that the command imports."""
+
+  def spent():
+    times = os.times()
+    return times.children_user + times.children_system
+
+  before = spent()
+  done = run_command(
+    'plan',
+    '--config=configs/plan.py:Qwen3-30B-A3B',
+    '--topology=v5p:8x8x8',
+    '--mesh=fsdp=8,expert=16,tensor=4',
+    '--config.learner.micro_rows=128',
+    '--config.learner.row_completions=1',
+    '--estimate',
+    '--json',
+  )
+  assert done.returncode == 0 and json.loads(done.stdout)['fits'], done.stderr
+  assert 0 < spent() - before < 5
+
+
+def test_the_answer_is_the_same_for_a_person_and_a_program(capsys):
+  made = estimate(**{'mesh.fsdp': 64})
+  command.show(made, price=4.2)
+  said = ' '.join(capsys.readouterr().out.split())
+  found = command.to_json(made, price=4.2)
+  assert json.loads(json.dumps(found)) == found
+  assert f'Fits: {found["largest"]}' in said
+  assert f'at least {found["bound_secs"]:.2f} s' in said
+  assert f'cost {found["million_tokens_cost_at_least"]:.3g}' in said
+  assert 'each call: results of collectives' in said
+  assert 'sent at least' in said  # nothing was compiled
+  for name, one in found['programs'].items():
+    assert name in said
+    assert one['total_gib'] == pytest.approx(sum(one['memory_gib'].values()))
+    assert one['bound_secs'] == max(one['secs'].values())
+
+
+def test_a_mesh_is_typed_as_the_config_has_it():
+  changed = command.with_mesh(config(), 'fsdp=16,tensor=4', 2).mesh
+  assert dataclasses.asdict(changed) == {
+    'data': 1, 'fsdp': 16, 'tensor': 4, 'expert': 1, 'context': 1, 'slices': 2,
+  }  # fmt: skip
+  for wrong in ('fsdp', 'fsdp=x', 'rows=4', 'fsdp=4 tensor=2'):
+    with pytest.raises(ValueError, match='--mesh='):
+      command.with_mesh(config(), wrong, 1)
+
+
+def test_slices_are_those_of_the_config_unless_others_are_given():
+  two = config(**{'mesh.slices': 2})
+  assert command.with_mesh(two, 'fsdp=16', None).mesh.slices == 2
+  assert command.with_mesh(two, '', None) == two
+  assert command.with_mesh(two, '', 4).mesh.slices == 4
+
+
+@pytest.mark.parametrize(
+  'flags, said',
+  [
+    (('--topology=v9:4x4',), 'v9'),
+    ((), '--topology'),
+    (('--topology=v5e:16x16', '--mesh=fsdp=16'), 'leaves 240 of the 256'),
+    (('--topology=v5e:4x4', '--num_slices=0'), '--num_slices=0'),
+    (('--topology=h100-sxm:8', '--mesh=fsdp=16'), 'needs 16 devices'),
+    (('--against=nowhere',), 'no run in nowhere'),
+  ],
+)
+def test_bad_input_gets_a_sentence(flags, said, tmp_path):
+  file = tmp_path / 'planned.py'
+  file.write_text(
+    'from grpo_jax.config import default\n'
+    'def get_config():\n'
+    '  found = default()\n'
+    f'  found.model.path = {str(SHAPES / "Qwen2.5-0.5B")!r}\n'
+    "  found.data.tokenizer = ''\n"
+    '  found.data.prompt_buckets = (64,)\n'
+    '  found.warm_up.steps = 0\n'
+    '  return found\n'
+  )
+  done = run_command('plan', f'--config={file}', *flags)
+  assert_refused(done, said)
