@@ -3,6 +3,7 @@
 import functools
 
 import jax
+from jax.experimental import pallas as pl
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -119,6 +120,40 @@ def test_blocks_that_nobody_sees_are_not_read(platform, monkeypatch):
   )
   for x, y in zip(got, expected, strict=True):
     np.testing.assert_allclose(x, y, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize('platform', DECODE)
+def test_every_block_lies_in_its_array(platform, monkeypatch):
+  """Interpreted, a block past the end is moved inside; on a device it is not.
+
+  The keys of a GPU are read by the kernel itself, which masks them.
+  """
+  module, kernel = DECODE[platform]
+  monkeypatch.setattr(module, '_KEYS', 16)
+  monkeypatch.setattr(module, '_QUERIES', 16)
+  arrays = ring((2, 5, 8, 2, 64, 40))
+  calls, call = [], pl.pallas_call
+
+  def watched(*args, **options):
+    run = call(*args, **options)
+    return lambda *given: calls.append((options, given)) or run(*given)
+
+  monkeypatch.setattr(pl, 'pallas_call', watched)
+  kernel(*arrays, interpret=True)
+  ((options, given),) = calls
+  grid = options.get('grid_spec')
+  first = grid.num_scalar_prefetch if grid else 0
+  part = vars(grid) if grid else options
+  specs = [*part['in_specs'], *part['out_specs']]
+  whole = [*given[first:], *options['out_shape']]
+  for spec, array in zip(specs, whole, strict=True):
+    numbers = [
+      -(-size // edge) if edge else size
+      for size, edge in zip(array.shape, spec.block_shape, strict=True)
+    ]
+    for place in np.ndindex(*part['grid']):
+      block = np.asarray(spec.index_map(*place, *given[:first]))
+      assert np.all((0 <= block) & (block < numbers)), (spec, place, block)
 
 
 def test_the_gpu_kernel_masks_what_it_reads(monkeypatch):
