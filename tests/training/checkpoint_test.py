@@ -87,6 +87,16 @@ def test_a_fingerprint_knows_every_bit_and_place_and_no_mesh():
   assert fingerprints.of(spread) == known
 
 
+def test_a_fingerprint_is_that_which_older_checkpoints_hold():
+  array = np.random.default_rng(0).standard_normal((3, 5), np.float32)
+  bits = array.view(np.uint32).reshape(-1).tolist()
+  sums = sum((2 * place + 1) * word for place, word in enumerate(bits))
+  assert fingerprints.of([array, array > 0]) == [
+    sums % 2**32,
+    sum(2 * place + 1 for place in np.flatnonzero(array > 0)),
+  ]
+
+
 def test_an_array_may_have_more_places_than_32_bits_count():
   """By its shape alone; the array itself would have 6 GiB."""
   large = jax.ShapeDtypeStruct((1, 3 * 2**31), jnp.int8)
