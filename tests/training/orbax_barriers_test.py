@@ -1,4 +1,4 @@
-"""Orbax waits at our barriers, as long as it says, and at its own afterwards."""
+"""Orbax waits at our barriers, for as long as it says, and then at its own."""
 
 import types
 
