@@ -387,6 +387,17 @@ def test_a_reader_changes_nothing(opened):
   assert (directory / '3').is_dir()
 
 
+def test_a_checkpoint_that_the_run_deletes_meanwhile_is_not_corrupt(opened):
+  open_again, said, directory = opened
+  with open_again() as saves:
+    save_some(saves)
+  with open_again(read_only=True) as saves:
+    assert 3 in saves.steps()
+    shutil.rmtree(directory / '3')
+    assert saves.restore(abstract()).step == 2
+  assert not said
+
+
 def test_what_writers_have_copied_goes_back_to_the_system(opened, monkeypatch):
   """Without this, a run grows by the size of a state with every save."""
   open_again, _, _ = opened
