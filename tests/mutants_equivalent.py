@@ -215,10 +215,25 @@ EQUIVALENT |= {
     'scaling.factor > 1 -> scaling.factor >= 1',
   ): 'the logarithm of 1 is 0',
   (
+    'models/kernels/_splash.py:splash.local.run',
+    'return lambda *given: jax.vmap(kernel(query.shape[2], first))(*given)',
+    '2 -> 3',
+  ): 'the masks of all heads are alike, and the kernel keeps one for all',
+  (
     'models/weights/_place.py:_read',
     'entries = (*place.spec, *(None,) * len(parameter.shape))[int(stacked) :]',
     '(None,) * len(parameter.shape) -> (None,)',
   ): 'it decides on which devices a part is read, not what is read',
+  (
+    'models/weights/_safetensors.py:Safetensors.read',
+    'for axis, size in zip(columns, stored.shape[1:], strict=True)',
+    'True -> False',
+  ): 'an index has a slice for each axis',
+  (
+    'models/weights/_save.py:save',
+    'if jax.process_count() > 1:',
+    '1 -> 0',
+  ): 'alone it is asked for arrays that nobody else waits for; it saves work',
   (
     'training/build.py:method_of',
     'if loss.requires <= known:',
