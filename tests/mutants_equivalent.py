@@ -215,6 +215,11 @@ EQUIVALENT |= {
     'scaling.factor > 1 -> scaling.factor >= 1',
   ): 'the logarithm of 1 is 0',
   (
+    'models/kernels/_cudnn.py:cudnn',
+    'interpret: bool = False,',
+    'False -> True',
+  ): 'every caller gives it',
+  (
     'models/kernels/_splash.py:splash.local.run',
     'return lambda *given: jax.vmap(kernel(query.shape[2], first))(*given)',
     '2 -> 3',
