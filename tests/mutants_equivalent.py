@@ -196,6 +196,60 @@ EQUIVALENT |= {
     'sum(shares.values()) > 0.999 -> sum(shares.values()) >= 0.999',
   ): _MARGIN,
 }
+EQUIVALENT |= {
+  (
+    'models/attention.py:_over_prompts.portable',
+    'used = place[None] < length[:, None]',
+    'place[None] < length[:, None] -> place[None] <= length[:, None]',
+  ): 'only what stands behind the prompt sees that key, and nobody reads it',
+  (
+    'models/experts.py:_mixed',
+    "rows = copies.at[source].get(mode='fill', fill_value=0, "
+    'unique_indices=True)',
+    '0 -> 1',
+  ): 'nobody reads a slot without a pair, forwards or backwards',
+  (
+    'models/rope.py:query_scale',
+    'factor = 0.1 * math.log(scaling.factor) + 1 if scaling.factor > 1 else '
+    '1.0',
+    'scaling.factor > 1 -> scaling.factor >= 1',
+  ): 'the logarithm of 1 is 0',
+  (
+    'models/kernels/_cudnn.py:cudnn',
+    'interpret: bool = False,',
+    'False -> True',
+  ): 'every caller gives it',
+  (
+    'models/kernels/_splash.py:splash.local.run',
+    'return lambda *given: jax.vmap(kernel(query.shape[2], first))(*given)',
+    '2 -> 3',
+  ): 'the masks of all heads are alike, and the kernel keeps one for all',
+  (
+    'models/weights/_place.py:_read',
+    'entries = (*place.spec, *(None,) * len(parameter.shape))[int(stacked) :]',
+    '(None,) * len(parameter.shape) -> (None,)',
+  ): 'it decides on which devices a part is read, not what is read',
+  (
+    'models/weights/_safetensors.py:Safetensors.read',
+    'for axis, size in zip(columns, stored.shape[1:], strict=True)',
+    'True -> False',
+  ): 'an index has a slice for each axis',
+  (
+    'models/weights/_save.py:save',
+    'if jax.process_count() > 1:',
+    '1 -> 0',
+  ): 'alone it is asked for arrays that nobody else waits for; it saves work',
+  (
+    'training/build.py:method_of',
+    'if loss.requires <= known:',
+    'loss.requires <= known -> loss.requires < known',
+  ): 'no method requires all that is known',
+  (
+    'training/processes.py:Processes._wait_if_lost',
+    'time.sleep(watch.SILENT_SECS + 5 * watch.BEAT_SECS)',
+    '5 * watch.BEAT_SECS -> 5 / watch.BEAT_SECS',
+  ): 'BEAT_SECS is 1; any wait that leaves the watch time to look does',
+}
 _EQUAL = 'return high - low <= 8 * jnp.finfo(value.dtype).eps * size'
 _POWER = 'return jnp.clip(jnp.frexp(size)[1], -126, 126)'
 _CANCELLED = 'jnp.abs(total) <= 8 * jnp.finfo(total.dtype).eps * size, 0, total'

@@ -9,7 +9,8 @@ killed goes on from there.
 Test files are asked from the nearest to the farthest (`mutants_near`), in
 processes of one, two, four and so on of them, until a test fails. Each test
 file runs once without a mutant before that. If it fails then, it is left out.
-If it does not enter the changed function, the mutant is not shown to it.
+Its tests that enter the changed function then are asked. A survivor that is
+judged again is also shown to the other tests of these files.
 """
 
 import argparse
@@ -17,9 +18,11 @@ import collections
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from concurrent import futures
 import hashlib
+import itertools
 import json
 import os
 from pathlib import Path
@@ -83,7 +86,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
   group.add_argument(
     '--again',
     action='store_true',
-    help='judge the survivors anew, as after a test was added',
+    help='judge the survivors anew, as after a test was added, and more '
+    'thoroughly: tests that do not enter the changed function themselves are '
+    'asked too',
   )
 
 
@@ -213,12 +218,20 @@ def _told(settings):
 class Judge:
   """Judges mutants: which tests are asked, and what they say."""
 
-  def __init__(self, texts: Mapping[str, str], state: State, budget: float):
+  def __init__(
+    self,
+    texts: Mapping[str, str],
+    state: State,
+    budget: float,
+    thorough: bool = True,
+  ):
     self._texts, self._state, self._budget = texts, state, budget
+    self._thorough = thorough
     self._near = Nearness(texts)
     self._locks = collections.defaultdict(threading.Lock)
     whole = ''.join(t for p, t in texts.items() if p.startswith('grpo_jax/'))
     self._package = hashlib.sha256(whole.encode())
+    self._sound = set()  # what has killed, and passes without a mutant
 
   def measured(self, test: str, copy: Copy) -> dict:
     """The fields of `Ran` for a test file without a mutant."""
@@ -234,76 +247,106 @@ class Judge:
 
   def __call__(self, mutant: Mutant, copy: Copy) -> tuple[Result, list[str]]:
     """What became of a mutant, and the test files that were asked."""
-    start, killer, asked, spent = time.perf_counter(), '', [], 0.0
-    left = collections.deque(self._near.tests(mutant.path))
-    while left and not killer and spent < self._budget:
-      batch = {}
-      while left and len(batch) <= len(asked) and spent < self._budget:
-        test = left.popleft()
-        known = self.measured(test, copy)
-        if not known['failure'] and reaches(known['entered'], mutant):
-          batch[test] = known
-          spent += known['cpu_secs']
-      if batch:
+    start, killer, asked = time.perf_counter(), '', []
+    for direct in (True, False) if self._thorough else (True,):
+      parts = self._parts(mutant, copy, direct)
+      number = 1
+      while not killer and (batch := list(itertools.islice(parts, number))):
         killer = self._failure(mutant, copy, batch)
-        asked += batch
+        asked += [file for file, _ in batch if file not in asked]
+        number *= 2
     secs = time.perf_counter() - start
     result = Result(mutant.path, mutant.lineno, mutant.key, killer, secs)
     self._state.add_result(result, asked)
     return result, asked
 
-  def _failure(
-    self, mutant: Mutant, copy: Copy, batch: Mapping[str, dict]
-  ) -> str:
+  def _parts(self, mutant, copy, direct) -> Iterator[tuple[str, list]]:
+    """Test files within the budget, and those of their tests to ask.
+
+    Args:
+      mutant: Is to be judged.
+      copy: Is where test files are measured.
+      direct: Whether to ask the tests that enter the changed function, or the
+        other ones of these files: another test may have entered it for them,
+        as when it has compiled what they call, or another Python may.
+    """
+    spent = 0.0
+    for file in self._near.tests(mutant.path):
+      if spent >= self._budget:
+        return
+      known = self.measured(file, copy)
+      numbers = enter(known, mutant)
+      others = set(range(len(known['tests']))) - set(numbers)
+      if not numbers:
+        others = set(known['started'])
+      if not known['failure'] and (numbers or others):
+        asked = [
+          known['tests'][k] for k in sorted(numbers if direct else others)
+        ]
+        spent += known['cpu_secs'] if numbers else sum(t for _, t in asked)
+        if asked:
+          yield file, asked
+
+  def _failure(self, mutant: Mutant, copy: Copy, batch: list) -> str:
     """What fails with the mutant in these tests, '' if they pass.
 
     Tests that take three times as long as without it, and a minute more, count
     as failed: it hangs. So do tests whose process dies. But the machine may
     have become slow, or its disk full, so they must pass without the mutant
-    right after, or they are asked again, with twice the time.
+    right after, or they are asked again, with twice the time. A test that has
+    never killed in this run must also pass without the mutant, after the same
+    tests as before; if it does not, the whole files are asked.
 
     Raises:
       ValueError: They do not pass without it any more.
     """
-    tests = sorted(batch, key=self._rank(mutant.path, batch))
-    limit = 3 * sum(known['secs'] for known in batch.values()) + 60
+    rank, files = self._rank(mutant.path), [file for file, _ in batch]
+    only = [name for _, some in batch for name, _ in sorted(some, key=rank)]
+    limit = 3 * sum(self._state.tests[file]['secs'] for file in files) + 60
     text, without = mutant.applied(self._texts[mutant.path]), ''
     for _ in range(6):
       with copy.changed(mutant.path, text):
-        failure = copy.run(tests, limit).failure
-      # A test that failed has its name.
-      if not failure or '::' in failure:
+        failure = copy.run(files, limit, only=only).failure
+      if not failure or failure in self._sound or failure in files:
         return failure
-      without = copy.run(tests, limit).failure
+      upto = only
+      if only and failure in only:
+        upto = only[: only.index(failure) + 1]
+      without = copy.run(files, limit, only=upto).failure
       if not without:
+        if '::' in failure:
+          self._sound.add(failure)
         return failure
+      if '::' in without:  # it needs tests that ran before it
+        only = None
       limit *= 2
     raise ValueError(
-      f'{", ".join(tests)}: these tests do not pass without a mutant any more '
+      f'{", ".join(files)}: these tests do not pass without a mutant any more '
       f'({without}); make room on the disk, or look at them.'
     )
 
-  def _rank(self, path: str, batch: Mapping[str, dict]) -> Callable:
+  def _rank(self, path: str) -> Callable:
     """Cheap tests come first, and those that have killed in this file."""
     kills = collections.Counter(
-      result.killer.split('::')[0]
+      result.killer
       for result in list(self._state.results.values())
       if result.path == path
     )
-    return lambda test: batch[test]['cpu_secs'] / (1 + kills[test])
+    return lambda test: (test[1] + 0.1) / (1 + 3 * kills[test[0]])
 
 
-def reaches(entered: Mapping[str, list[str]] | None, mutant: Mutant) -> bool:
-  """Whether tests that enter these functions may notice the mutant.
+def enter(known: Mapping, mutant: Mutant) -> Collection[int]:
+  """The numbers of the tests of a file that enter the changed function.
 
   Args:
-    entered: Path -> names of functions, `<module>` for what runs at import, and
-      None for tests that start another Python, which may enter any.
+    known: The fields of `Ran` for the file.
+    mutant: What is changed may also run at import, `<module>`.
   """
   function = mutant.key[0].split(':')[1]
   if not (function and mutant.reach):  # at import, or defaults of arguments
     function = '<module>'
-  return entered is None or function in entered.get(mutant.path, ())
+  numbers = known['entered'].get(mutant.path, {}).get(function, ())
+  return range(len(known['tests'])) if numbers is None else numbers
 
 
 def report(
@@ -383,7 +426,7 @@ def run(args: argparse.Namespace, root: Path = ROOT) -> tuple[str, bool]:
       Copy(root, names, Path(folder) / str(worker))
       for worker in range(min(args.workers, len(todo)))
     ]
-    _judge_all(todo, copies, Judge(texts, state, args.budget))
+    _judge_all(todo, copies, Judge(texts, state, args.budget, args.again))
   return report(state, there)
 
 

@@ -148,7 +148,7 @@ def test_a_second_start_has_what_the_first_found(tmp_path):
   first = state(file)
   first.add_result(result(one, ''), [])
   first.add_result(result(two), ['tests/a_test.py'])
-  ran = mutants_pytest.Ran('', 1.0, 1.0, {'a.py': ['f']})
+  ran = mutants_pytest.Ran('', 1.0, 1.0, [], {'a.py': {'f': None}}, [])
   first.add_test('tests/a_test.py', '12', ran)
   first.add_test('tests/b_test.py', '12', ran._replace(failure='x'))
   with file.open('a') as broken:
@@ -178,35 +178,54 @@ def test_a_file_of_another_sample_is_refused(tmp_path):
 
 
 class FakeCopy:
-  """Notes what is run; `killers` fail while something is changed."""
+  """Notes what is run; `killers` fail while something is changed.
 
-  def __init__(self, entered=(), killers=(), broken=(), secs=10.0):
+  Each file has the tests `one`, which takes longer, and `two`.
+  """
+
+  def __init__(self, entered=(), killers=(), broken=(), lost=(), started=()):
     self.entered, self.killers = dict(entered), killers
-    self.broken, self.secs = broken, secs
-    self.measured, self.shown, self.limits = [], [], []
+    self.broken, self.lost, self.started = broken, lost, started
+    self.measured, self.shown, self.limits, self.text = [], [], [], ''
 
+  @contextlib.contextmanager
   def changed(self, path, text):
-    return contextlib.nullcontext()
+    self.text = text
+    yield
+    self.text = ''
 
-  def run(self, tests, limit, record=False):
+  def run(self, files, limit, record=False, only=None):
+    tests = [f'{file}::{name}' for file in files for name in ('one', 'two')]
     if record:
-      self.measured += tests
-      entered = {'grpo_jax/models/_rope.py': self.entered.get(tests[0], ['f'])}
-      failure = 'x' if tests[0] in self.broken else ''
-      return mutants_pytest.Ran(failure, self.secs, self.secs, entered)
-    self.shown.append(tests)
+      self.measured += files
+      entered = self.entered.get(files[0], {'f': None})
+      entered = {'grpo_jax/models/_rope.py': entered}
+      failure = 'x' if files[0] in self.broken else ''
+      secs = list(zip(tests, (4.0, 3.0)))
+      started = [0] if files[0] in self.started else []
+      return mutants_pytest.Ran(failure, 10.0, 10.0, secs, entered, started)
+    asked = tests if only is None else only
+    self.shown.append(asked)
     self.limits.append(limit)
-    failed = (f'{test}::t' for test in tests if test in self.killers)
-    return mutants_pytest.Ran(next(failed, ''), 1.0, 0.0, {})
+    # What is `lost` fails too where `one` did not run before.
+    failed = self.killers if self.text else ()
+    if not any(test.endswith('one') for test in asked):
+      failed = [*failed, *self.lost]
+    failure = next((test for test in asked if test in failed), '')
+    return mutants_pytest.Ran(failure, 1.0, 0.0, [], {}, [])
 
 
-def judged(copy, tmp_path, budget=1000.0, times=1):
+def judged(copy, tmp_path, budget=1000.0, times=1, thorough=False):
   path = 'grpo_jax/models/_rope.py'
   texts = {**TREE, path: TEXT}
   chosen = mutants_changes.mutants(path, TEXT)[:times]  # of `f`
   kept = mutants_sample.State(tmp_path / 'state', SETTINGS, chosen)
-  judge = mutants_sample.Judge(texts, kept, budget)
+  judge = mutants_sample.Judge(texts, kept, budget, thorough)
   return [judge(mutant, copy) for mutant in chosen]
+
+
+def both(*files):
+  return [f'{file}::{name}' for file in files for name in ('two', 'one')]
 
 
 ROPE, B, A, C = (f'tests/models/{name}_test.py' for name in ('rope', *'bac'))
@@ -214,20 +233,30 @@ STEP, MAIN = 'tests/learner/step_test.py', 'tests/commands/main_test.py'
 
 
 def test_wider_tests_are_asked_until_one_fails(tmp_path):
-  copy = FakeCopy(killers=[A])
+  copy = FakeCopy(killers=[f'{A}::two'])
   [(found, asked)] = judged(copy, tmp_path)
-  assert found.killer == f'{A}::t' and asked == [ROPE, B, A]
-  assert copy.shown == [[ROPE], [B, A]] and copy.limits == [90, 120]
+  assert found.killer == f'{A}::two' and asked == [ROPE, B, A]
+  again = [*both(B), f'{A}::two']  # without the mutant
+  assert copy.shown == [both(ROPE), both(B, A), again]
+  assert copy.limits == [90, 120, 120]
   assert copy.measured == asked
 
 
 def test_tests_that_cannot_notice_it_are_not_asked(tmp_path):
-  copy = FakeCopy(entered={ROPE: ['g'], A: None, C: []}, broken=[B])
-  copy.entered[A] = ['f', 'g']
+  entered = {ROPE: {'g': None}, A: {'f': [1]}, C: {}}
+  copy = FakeCopy(entered, broken=[B], started=[C])
   [(found, asked)] = judged(copy, tmp_path)
   assert found.killer == '' and asked == [A, STEP, MAIN]
-  assert copy.shown == [[A], [STEP, MAIN]]
+  assert copy.shown == [[f'{A}::two'], both(STEP, MAIN)]
   assert copy.measured == [ROPE, B, A, C, STEP, MAIN]
+
+
+def test_thorough_judging_asks_what_does_not_enter_it_itself(tmp_path):
+  entered = {ROPE: {'g': None}, A: {'f': [1]}, C: {}}
+  copy = FakeCopy(entered, [f'{C}::one'], [B], started=[C])
+  [(found, asked)] = judged(copy, tmp_path, thorough=True)
+  assert found.killer == f'{C}::one' and asked == [A, STEP, MAIN, C]
+  assert copy.shown[2:4] == [[f'{A}::one'], [f'{C}::one']]
 
 
 def test_the_budget_ends_the_asking(tmp_path):
@@ -236,17 +265,27 @@ def test_the_budget_ends_the_asking(tmp_path):
 
 
 def test_what_has_killed_comes_first_and_nothing_is_measured_twice(tmp_path):
-  copy = FakeCopy(killers=[A])
+  copy = FakeCopy(killers=[f'{A}::one'])
   judged(copy, tmp_path, times=2)
-  assert copy.shown == [[ROPE], [B, A], [ROPE], [A, B]]
+  first = [both(ROPE), both(B, A), both(B, A)]
+  assert copy.shown == [*first, both(ROPE), [*both(B), *both(A)[::-1]]]
   assert copy.measured == [ROPE, B, A]
+
+
+def test_what_fails_for_lack_of_other_tests_is_no_kill(tmp_path):
+  entered = {ROPE: {'f': [1]}, B: {'f': [1]}}
+  copy = FakeCopy(entered, broken=[A, C, STEP, MAIN], lost=[f'{ROPE}::two'])
+  [(found, asked)] = judged(copy, tmp_path)
+  assert found.killer == '' and asked == [ROPE, B]
+  files = both(ROPE)[::-1]
+  assert copy.shown == [both(ROPE)[:1]] * 2 + [files, both(B)[:1]]
 
 
 class DeadCopy(FakeCopy):
   """No process lives for long, with a mutant or without one."""
 
-  def run(self, tests, limit, record=False):
-    ran = super().run(tests, limit, record)
+  def run(self, files, limit, record=False, only=None):
+    ran = super().run(files, limit, record, only)
     # Each time with the mutant first, then without it.
     why = 'died of SIGKILL' if len(self.shown) % 2 else 'disk full'
     return ran if record else ran._replace(failure=why)
@@ -262,16 +301,10 @@ class SlowCopy(FakeCopy):
 
   def __init__(self, hangs):
     super().__init__()
-    self.hangs, self.text = hangs, ''
+    self.hangs = hangs
 
-  @contextlib.contextmanager
-  def changed(self, path, text):
-    self.text = text
-    yield
-    self.text = ''
-
-  def run(self, tests, limit, record=False):
-    ran = super().run(tests, limit, record)
+  def run(self, files, limit, record=False, only=None):
+    ran = super().run(files, limit, record, only)
     secs = 3600 if self.text and self.hangs else 200
     late = not record and secs > limit
     return ran._replace(failure='time limit of x s' if late else '')
@@ -300,11 +333,13 @@ def test_a_slow_machine_is_no_hang(hangs, limits, tmp_path):
     ('class A:\n  a = -b', ['A'], True),
   ],
 )
-def test_which_tests_reach_a_mutant(text, entered, reached):
+def test_which_tests_enter_what_is_changed(text, entered, reached):
   mutant = made('grpo_jax/a.py', text)[0]
-  assert mutants_sample.reaches({'grpo_jax/a.py': entered}, mutant) == reached
-  assert mutants_sample.reaches(None, mutant)  # another Python: unknown
-  assert not mutants_sample.reaches({}, mutant)
+  known = {'tests': [0, 1, 2], 'entered': {}}
+  assert not mutants_sample.enter(known, mutant)
+  for numbers, expected in ([1], [1]), (None, [0, 1, 2]):
+    known['entered'] = {'grpo_jax/a.py': dict.fromkeys(entered, numbers)}
+    assert list(mutants_sample.enter(known, mutant)) == expected * reached
 
 
 # What is told.
@@ -342,7 +377,8 @@ def test_the_verdict(killed, listed, judged_of, good, tmp_path):
 
 FILES = {
   'grpo_jax/__init__.py': '',
-  'grpo_jax/a.py': 'def f(a):\n  return a > 0\n\ndef g(a):\n  return a\n',
+  'grpo_jax/a.py': 'def f(a):\n  return a > 0\n\ndef g(a):\n  return a\n\n'
+  'def h(a):\n  return a\n',
   'tests/__init__.py': '',
   'tests/a_test.py': 'from grpo_jax import a\n\n'
   'def test_f():\n  assert a.f(1) and not a.f(-1)\n',
@@ -350,6 +386,33 @@ FILES = {
   'def test_slow():\n  pathlib.Path("pid").write_text(str(os.getpid()))\n'
   '  time.sleep(60)\n',
 }
+
+
+ENTERS = """
+import functools, subprocess, sys, pytest
+from grpo_jax import a
+
+@functools.cache
+def kept():
+  return a.g(1)
+
+@pytest.fixture(scope='module')
+def made():
+  return a.f(1)
+
+def test_one(made):
+  assert a.h(2)
+
+def test_two():
+  assert kept()
+
+def test_three():
+  subprocess.run([sys.executable, '-c', ''], check=True)
+  assert kept()
+
+def test_four():
+  assert a.h(1)
+"""
 
 
 def tree(folder):
@@ -365,10 +428,12 @@ def test_a_real_mutant_in_a_copy(tmp_path):
   copy = mutants_pytest.Copy(tmp_path / 'root', names, tmp_path / 'copy')
   ran = copy.run(['tests/a_test.py'], 60, record=True)
   assert ran.failure == '' and ran.cpu_secs > 0.05
+  assert [name for name, _ in ran.tests] == ['tests/a_test.py::test_f']
   assert ran.entered == {
-    'grpo_jax/a.py': ['<module>', 'f'],
-    'grpo_jax/__init__.py': ['<module>'],
+    'grpo_jax/a.py': {'<module>': None, 'f': [0]},
+    'grpo_jax/__init__.py': {'<module>': None},
   }
+  assert ran.started == []
   path, text = 'grpo_jax/a.py', FILES['grpo_jax/a.py']
   # As long as before and of the same time, as within a second.
   file = copy.tree / path
@@ -384,6 +449,22 @@ def test_a_real_mutant_in_a_copy(tmp_path):
   copy.stop()
   with pytest.raises(mutants_pytest.Stopped):
     copy.run(['tests/slow_test.py'], 60)
+
+
+def test_who_enters_what(tmp_path):
+  names = tree(tmp_path)
+  (tmp_path / 'tests/a_test.py').write_text(ENTERS)
+  copy = mutants_pytest.Copy(tmp_path, names, tmp_path / 'copy')
+  ran = copy.run(['tests/a_test.py'], 60, record=True)
+  assert ran.failure == '' and ran.started == [2]
+  found = ran.entered['grpo_jax/a.py']
+  # What a fixture and a kept result need counts for all tests.
+  assert found == {'<module>': None, 'f': None, 'g': None, 'h': [0, 3]}
+  two, three = 'tests/a_test.py::test_two', 'tests/a_test.py::test_three'
+  ran = copy.run(['tests/a_test.py'], 60, record=True, only=[three, two])
+  assert [name for name, _ in ran.tests] == [three, two]
+  assert copy.run(['tests/a_test.py'], 60, only=['gone']).failure == ''
+  copy.stop()
 
 
 def test_a_killed_tool_leaves_no_process(tmp_path):

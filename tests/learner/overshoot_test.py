@@ -227,7 +227,7 @@ def test_the_outward_gradient_is_that_of_the_clipped_tokens(name):
   assert heard  # of the second step
 
 
-@pytest.mark.parametrize('direction', [(1, -1), (1, 0), (0, 0)])
+@pytest.mark.parametrize('direction', [(1, -1), (1, 1), (1, 0), (0, 0)])
 def test_the_outward_gradient_of_all_some_or_no_tokens(
   direction,
 ):

@@ -3,6 +3,7 @@
 import functools
 
 import jax
+from jax.experimental import pallas as pl
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -119,6 +120,58 @@ def test_blocks_that_nobody_sees_are_not_read(platform, monkeypatch):
   )
   for x, y in zip(got, expected, strict=True):
     np.testing.assert_allclose(x, y, rtol=1e-5, atol=2e-6)
+
+
+def called(kernel, arrays, monkeypatch):
+  """The options of `pallas_call`, and what the kernel then gets."""
+  calls, call = [], pl.pallas_call
+
+  def watched(*args, **options):
+    run = call(*args, **options)
+    return lambda *given: calls.append((options, given)) or run(*given)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(pl, 'pallas_call', watched)
+    kernel(*arrays, interpret=True)
+  (found,) = calls
+  return found
+
+
+@pytest.mark.parametrize('heads, size, width', [(4, 64, 128), (2, 128, 128)])
+def test_as_many_heads_as_fill_the_lanes_are_read(
+  heads, size, width, monkeypatch
+):
+  arrays = ring((2, 1, heads, heads, size, 16))
+  options, _ = called(_decode_tpu.on_tpu, arrays, monkeypatch)
+  _, query, key, value = options['grid_spec'].in_specs
+  for spec in query, key, value:
+    assert spec.block_shape[-1] == width
+
+
+@pytest.mark.parametrize('platform', DECODE)
+def test_every_block_lies_in_its_array(platform, monkeypatch):
+  """Interpreted, a block past the end is moved inside; on a device it is not.
+
+  The keys of a GPU are read by the kernel itself, which masks them.
+  """
+  module, kernel = DECODE[platform]
+  monkeypatch.setattr(module, '_KEYS', 16)
+  monkeypatch.setattr(module, '_QUERIES', 16)
+  arrays = ring((2, 5, 8, 2, 64, 40))
+  options, given = called(kernel, arrays, monkeypatch)
+  grid = options.get('grid_spec')
+  first = grid.num_scalar_prefetch if grid else 0
+  part = vars(grid) if grid else options
+  specs = [*part['in_specs'], *part['out_specs']]
+  whole = [*given[first:], *options['out_shape']]
+  for spec, array in zip(specs, whole, strict=True):
+    numbers = [
+      -(-size // edge) if edge else size
+      for size, edge in zip(array.shape, spec.block_shape, strict=True)
+    ]
+    for place in np.ndindex(*part['grid']):
+      block = np.asarray(spec.index_map(*place, *given[:first]))
+      assert np.all((0 <= block) & (block < numbers)), (spec, place, block)
 
 
 def test_the_gpu_kernel_masks_what_it_reads(monkeypatch):

@@ -85,7 +85,10 @@ def test_each_shard_has_its_part_of_every_micro_batch(kind, shards):
 def test_numbers_are_filled_with_the_ids_they_stand_for(kind):
   prompts, tokens, length = batch()
   prompts = [[0, 5, 2, 7, 1, 3], [9, 0, 0, 4, 8, 6]]  # 0 is an id too
-  tokens = np.arange(tokens.size, dtype=np.int32).reshape(tokens.shape) % 11
+  tokens = np.arange(5, 5 + tokens.size, dtype=np.int32) % 11
+  tokens = tokens.reshape(
+    length.shape + (-1,)
+  )  # the first is not 0, as padding
   spec = LayoutSpec(kind, 1, 0, (8,))
   whole, _ = stack.micro_batches(prompts, tokens, length, spec)
   numbers = stack.numbered(prompts, tokens.shape, np.arange(2))

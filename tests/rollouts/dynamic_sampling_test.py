@@ -3,6 +3,7 @@
 import base64
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -310,3 +311,13 @@ def test_widths_are_joined_and_reward_parts_are_not_widened():
   np.testing.assert_array_equal(
     joined.batch.reward_parts[2:], wide.batch.reward_parts
   )
+
+
+def test_what_all_know_is_joined_to_what_some_hold(monkeypatch):
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  records = [{'prompt': 'm', 'index': i} for i in range(3)]
+  known = collect(records)
+  held = known._replace(holder=np.array([1, 1, 0]))
+  assert concatenate([known, known]).holder is None
+  joined = concatenate([known, held])
+  assert joined.holder.tolist() == [0, 1, 0, 1, 1, 0]

@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import time
 
 import jax
 import numpy as np
@@ -127,6 +128,14 @@ def test_micro_batches_change_nothing(folder, model):
     small.scores(many), model.scores(many), rtol=1e-4, atol=1e-4
   )
   assert model.scores([]).shape == (0,)
+
+
+def test_each_of_several_texts_takes_its_part_of_the_time(model):
+  begin = time.monotonic()
+  outcomes = model(['a'] * 4, ['b'] * 4, [{}] * 4)
+  whole = time.monotonic() - begin
+  assert 0 < sum(outcome.secs for outcome in outcomes) <= whole
+  assert model([], [], []) == []
 
 
 def test_bfloat16_is_nearly_the_same(folder):

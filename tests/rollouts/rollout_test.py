@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 import time
+import types
 
 import jax
 import numpy as np
@@ -276,6 +277,25 @@ class TellingEngine(FixedEngine):
       assert time.monotonic() < until
       time.sleep(0.01)
     return drawn
+
+
+@pytest.mark.parametrize(
+  'processes, shares, where, early',
+  [
+    (1, False, 'workers', True),
+    (1, False, 'here', False),
+    (2, False, 'workers', False),
+    (2, True, 'workers', True),
+    (2, True, 'here', False),
+  ],
+)
+def test_workers_judge_early_what_is_drawn_by_one_process(
+  processes, shares, where, early, monkeypatch
+):
+  monkeypatch.setattr(jax, 'process_count', lambda: processes)
+  engine = types.SimpleNamespace(shares=shares)
+  terms = [rewards.WeightedReward('notes', notes, where=where)]
+  assert rollout._is_judged_early(engine, terms) == early
 
 
 def test_what_has_ended_is_judged_while_the_engine_goes_on(

@@ -125,6 +125,11 @@ def test_the_smallest_size_is_an_eighth_and_none_is_the_first():
   assert _schedule.Schedule(2, 8, 8, shards=16).sizes == []
 
 
+def test_lanes_are_a_quarter_of_a_group_and_a_half_for_long_prompts():
+  narrow = [_schedule.Schedule(8, 4, size).narrow for size in (8, 255, 256)]
+  assert narrow == [2, 2, 4]
+
+
 def test_new_prompts_fill_lanes_of_the_narrow_width():
   schedule = _schedule.Schedule(group=6, prompts=4, prompt_tokens=512)
   assert schedule.narrow == 3 and schedule.sizes == [12]

@@ -1,5 +1,6 @@
 """Runs in a bucket, where nothing is appended to and nothing is locked."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -9,8 +10,10 @@ import time
 import pytest
 
 import grpo_jax as api
+from grpo_jax import config as config_lib
 from grpo_jax.training import bucket
 from grpo_jax.training import loop
+from grpo_jax.training import workdir
 from tests import bucket as stand_in
 from tests import cli
 from tests import runs
@@ -210,6 +213,14 @@ def test_killed_started_again_and_asked(place, tmp_path, monkeypatch):
   runs.assert_equal(tmp_path / 'whole', place)
   (sample,) = api.sample(URL, ['47+85='])
   assert sample['prompt'] == '47+85='
+
+
+def test_the_config_of_a_run_in_a_bucket_is_read_there(place):
+  place.mkdir(parents=True)
+  saved = {'data': {'prompt_buckets': [24]}}
+  (place / 'config.json').write_text(json.dumps(saved))
+  config = dataclasses.replace(runs.small(), data=config_lib.Data())
+  assert workdir.with_widths(URL, config).data.prompt_buckets == (24,)
 
 
 def test_other_commands_refuse_a_bucket():

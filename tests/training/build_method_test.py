@@ -1,14 +1,19 @@
 """What a run tells its method, and what `build` refuses of a config."""
 
 from contextlib import nullcontext
+import types
 
 import jax.numpy as jnp
 import pytest
 
+from grpo_jax import config as config_lib
 from grpo_jax import losses
+from grpo_jax import sharding
 from grpo_jax.training import build
+from grpo_jax.training import build_updater
 from grpo_jax.training import speed
 from tests import runs
+from tests import tiny
 
 CALLS = []
 
@@ -166,3 +171,19 @@ def test_widths_that_are_left_open_come_from_the_data():
   open_ended |= {'warm_up.steps': 0, 'data.prompt_buckets': (9, 8)}
   fields = build.run(runs.arithmetic(**open_ended)).config.data
   assert fields.prompt_buckets == (9, 8) and fields.completion_buckets == (2,)
+
+
+@pytest.mark.parametrize(
+  'platform, attention, shared',
+  [('tpu', 'auto', False), ('tpu', 'xla', True), ('cpu', 'auto', True)],
+)
+def test_prompts_are_shared_where_the_attention_of_the_platform_can(
+  platform, attention, shared, monkeypatch
+):
+  monkeypatch.setattr(sharding, 'platform', lambda mesh: platform)
+  run = types.SimpleNamespace(
+    config=config_lib.Config(),
+    mesh=sharding.make_mesh(),
+    model=tiny.model(attention=attention),
+  )
+  assert build_updater._spec(run, 'packed', 0).share == shared

@@ -87,6 +87,16 @@ def test_a_fingerprint_knows_every_bit_and_place_and_no_mesh():
   assert fingerprints.of(spread) == known
 
 
+def test_a_fingerprint_is_that_which_older_checkpoints_hold():
+  array = np.random.default_rng(0).standard_normal((3, 5), np.float32)
+  bits = array.view(np.uint32).reshape(-1).tolist()
+  sums = sum((2 * place + 1) * word for place, word in enumerate(bits))
+  assert fingerprints.of([array, array > 0]) == [
+    sums % 2**32,
+    sum(2 * place + 1 for place in np.flatnonzero(array > 0)),
+  ]
+
+
 def test_an_array_may_have_more_places_than_32_bits_count():
   """By its shape alone; the array itself would have 6 GiB."""
   large = jax.ShapeDtypeStruct((1, 3 * 2**31), jnp.int8)
@@ -375,6 +385,17 @@ def test_a_reader_changes_nothing(opened):
     assert saves.restore(abstract()).step == 2
   assert len(said) == 1 and not (directory / 'corrupt').exists()
   assert (directory / '3').is_dir()
+
+
+def test_a_checkpoint_that_the_run_deletes_meanwhile_is_not_corrupt(opened):
+  open_again, said, directory = opened
+  with open_again() as saves:
+    save_some(saves)
+  with open_again(read_only=True) as saves:
+    assert 3 in saves.steps()
+    shutil.rmtree(directory / '3')
+    assert saves.restore(abstract()).step == 2
+  assert not said
 
 
 def test_what_writers_have_copied_goes_back_to_the_system(opened, monkeypatch):

@@ -114,6 +114,20 @@ def test_a_stop_of_one_is_one_of_all():
   ] * 3
 
 
+def test_the_signal_that_stops_one_is_that_of_all():
+  stops = [stop_signal.Stop() for _ in range(3)]
+  stops[1].signal = signal.SIGTERM
+
+  def body(peers):
+    peers.pass_on(stops[peers.rank])
+    with peers.together():
+      if peers.rank == 1:
+        raise stop_signal.Stopped()
+
+  run(body)
+  assert [stop.signal for stop in stops] == [signal.SIGTERM] * 3
+
+
 def test_one_that_fails_elsewhere_is_heard_at_the_next_exchange():
   def body(peers):
     try:

@@ -54,3 +54,12 @@ def test_the_rollout_after_so_many_is_read(drawn):
 def test_what_does_not_fit_is_refused(changes, words, drawn):
   with pytest.raises(ValueError, match=words):
     drawn(**changes)
+
+
+def test_a_folder_holds_completions_or_is_refused(drawn, tmp_path):
+  with pytest.raises(ValueError, match='no completions to replay in'):
+    replay.folder(tmp_path)
+  with pytest.raises(ValueError, match='--replay is empty'):
+    replay.folder('')
+  drawn()
+  assert replay.folder(str(tmp_path)) == tmp_path

@@ -95,3 +95,20 @@ def test_where_an_error_came_from_is_in_the_log_of_the_first(left, capsys):
   assert left.first()[:3] == (0, 'Process 1 has failed: KeyError: 7', 2)
   said = 'The traceback of process 1:\nTraceback of it:\n  line 12\n'
   assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  'code, advice',
+  [(watch.START_AGAIN, 'give the same command again'), (2, 'see there')],
+)
+def test_the_last_sentence_says_what_to_do(code, advice, monkeypatch, capsys):
+  codes = []
+  monkeypatch.setattr(watch.os, '_exit', codes.append)
+  monkeypatch.setattr(watch, 'BEAT_SECS', 0.01)
+  one = begun(store(), 0)
+  one._over.set()
+  one._leave('Process 1 has died', code)
+  assert codes == [code]
+  assert capsys.readouterr().err == (
+    'grpo-jax: Process 1 has died; this process, 0, ends too: ' + advice + '.\n'
+  )

@@ -6,6 +6,8 @@ import functools
 import json
 import os
 import pathlib
+import shutil
+import threading
 
 import jax
 import pytest
@@ -16,6 +18,7 @@ from grpo_jax.training import build
 from grpo_jax.training import loop
 from grpo_jax.training import workdir
 from tests import runs
+from tests.training import processes_test
 
 # Written by the first version that had a config.json. It never changes.
 EARLIER = pathlib.Path(__file__).parent / 'config_of_0.1.0.json'
@@ -111,6 +114,37 @@ def test_the_first_process_of_several_writes_for_all(tmp_path, monkeypatch):
         pass
     workdir.record(directory, config, anew=True)
   assert (directory / 'versions.json').exists()
+
+
+def test_a_workdir_that_not_all_see_is_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr(workdir, 'SHARED_SECS', 0.2)
+  for rank in range(3):
+    (tmp_path / str(rank)).mkdir()
+
+  def body(peers, shared):
+    rank = 0 if shared else peers.rank
+    workdir.check_shared(tmp_path / str(rank), peers)
+
+  def checked(shared):
+    return processes_test.run(functools.partial(body, shared=shared))[0]
+
+  assert checked(shared=True) == [None] * 3
+  assert 'Process 1 does not see in ' in str(checked(shared=False)[1])
+  assert not any(path.is_file() for path in tmp_path.rglob('*'))
+
+
+def test_a_slow_file_system_is_waited_for(tmp_path):
+  def appears():
+    for file in (tmp_path / '0').iterdir():
+      shutil.copy(file, tmp_path / '1')
+
+  def body(peers):
+    (tmp_path / str(peers.rank)).mkdir()
+    if peers.rank:
+      threading.Timer(0.2, appears).start()
+    workdir.check_shared(tmp_path / str(peers.rank), peers)
+
+  assert processes_test.run(body, 2)[0] == [None, None]
 
 
 @pytest.mark.parametrize('number', [errno.ENOLCK, errno.ENOSYS, errno.EIO])

@@ -138,9 +138,13 @@ def folder_and_file(tmp_path):
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_the_same_as_a_folder(folder_and_file, kind):
-  # Some files say that there are no experts, and others say nothing of them.
-  no_experts = lambda writer: writer.add_expert_count(0)
-  paths = folder_and_file(kind, change=no_experts)
+  # Some files say that they have no experts and the like, others say nothing.
+  def nothing(writer):
+    writer.add_expert_count(0)
+    writer.add_sliding_window(0)
+    writer.add_rope_scaling_attn_factors(1.0)
+
+  paths = folder_and_file(kind, change=nothing)
   folder, file = map(weights.source, paths)
   assert file.config() == folder.config() == KINDS[kind]
   assert file.config_json['eos_token_id'] == 2
