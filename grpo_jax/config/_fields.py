@@ -422,8 +422,8 @@ class Log:
   completions_every_steps: int = 20
   # Whether these files also tell what the updates did to each token, for
   # `grpo-jax report`: `coefficient`, its weight times its advantage, and
-  # `log_ratio_after`, how far its log-probability moved, in nats. In rollouts
-  # that are written it takes two forward passes more, or three with a reference.
+  # `log_ratio_after`, how far its log-probability moved, in nats. It takes two
+  # forward passes in each of these rollouts, or three if there is a reference.
   token_effects: bool = False
   # Whether to measure prefix_*_expected too, the weight of shared prefixes
   # before the policy has moved. It takes the loss a second time.

@@ -41,7 +41,9 @@ class TokenEffects:
       with sharding.use(learner.mesh):
         batch = jax.tree.map(lambda x: x[prompts], batch)
         ready = losses.prepare(learner.method, batch, loss_state)
-        return jnp.where(ready.keep, ready.weight * ready.advantage, 0)
+        weight, advantage = ready.weight, ready.advantage
+        assert weight is not None and advantage is not None  # `prepare` sees to
+        return jnp.where(ready.keep, weight * advantage, 0)
 
     self._coefficient = jax.jit(coefficient)
 
