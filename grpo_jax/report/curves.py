@@ -71,7 +71,7 @@ def of_runs(
   mean, half = _means(of_each)
   low, high, band = mean - half, mean + half, ''
   if len(points) > 1:
-    band = f'95 % interval of the mean of {len(points)} runs'
+    band = '95 % interval of the mean over runs'
   elif is_binned:
     low, high, band = least, most, 'least to largest value'
   return Curve(
@@ -105,12 +105,17 @@ def _means(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _ends(points: Sequence[Points]) -> Ends:
-  """The first and the last tenth; the mean over runs, with its interval."""
+  """The first and the last tenth; the mean over runs, with its interval.
+
+  A run that is behind the others does not count at their end.
+  """
+  until = max(x[-1] for x, _ in points)
   firsts, lasts, noises, size = [], [], [], 1
   for x, y in points:
     size = max(1, len(x) // _TENTH)
     firsts.append(float(np.mean(y[:size])))
-    lasts.append(float(np.mean(y[-size:])))
+    if x[-1] == until:
+      lasts.append(float(np.mean(y[-size:])))
     noises.append(max(float(np.std(y[:size])), float(np.std(y[-size:]))))
   last = intervals.of_mean(lasts)
   return Ends(

@@ -112,7 +112,10 @@ def _names(runs: Sequence[read.Run]) -> list[str]:
   short = all(len(name) <= _LONGEST * len(fields) for name in names)
   if len(fields) <= _MOST_FIELDS and short and len({*names}) == len(names):
     return names
-  by_folder = [run.name for run in runs]
-  if len({*by_folder}) == len(by_folder):
-    return by_folder
-  return [str(run.path) for run in runs]
+  # By as much of the end of their paths as tells them apart.
+  parts = [run.path.absolute().parts for run in runs]
+  for length in range(1, max(map(len, parts)) + 1):
+    names = ['/'.join(path[-length:]) for path in parts]
+    if len({*names}) == len(names):
+      break
+  return names

@@ -55,7 +55,7 @@ function ticks([low, high], count, whole, log) {
   return found;
 }
 
-// The y axis of what is seen between two x; bands may widen it to thrice.
+// The y axis of what is seen between two x, as in svg.py.
 function upAxis(data, [left, right]) {
   let lines = [];
   let bands = [];
@@ -72,9 +72,10 @@ function upAxis(data, [left, right]) {
   if (!lines.length) return data.y;
   let low = Math.min(...lines);
   let high = Math.max(...lines);
-  const room = high - low || Infinity;
+  const room = 0.4 * (high - low) || Infinity;
   if (bands.length) {
-    low = Math.min(low, Math.max(Math.min(...bands), low - room));
+    const floor = low >= 0 ? 0 : -Infinity;
+    low = Math.min(low, Math.max(Math.min(...bands), low - room, floor));
     high = Math.max(high, Math.min(Math.max(...bands), high + room));
   }
   if (data.yLog) return [Math.max(low, 1e-300) / 1.2, high * 1.2];
@@ -184,7 +185,7 @@ class Chart {
         if (bands[band]) bands[band].setAttribute('d', this.band(curve));
         band += 1;
       }
-      if (curve.x.length <= 60 && dots[dot]) {
+      if (curve.x.length <= 25 && dots[dot]) {
         dots[dot].setAttribute('d', this.dots(curve));
         dot += 1;
       }

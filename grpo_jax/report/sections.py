@@ -28,7 +28,7 @@ from grpo_jax.training import build
 _POINTS = 60, 240  # of a curve, at least and at most
 _BYTES = 3_000_000  # that all charts may take, about
 _FILES = 3  # groups of runs of which completions are shown
-_ALARMS = 40  # sentences that are shown
+_ALARMS = 8  # of one kind, whose rollouts are listed
 _AXIS = 'elapsed_secs', 'step'  # what is no metric of a chart
 _LEARNED = 'reward', 'heldout_accuracy'
 
@@ -164,8 +164,8 @@ def others(charts: Charts) -> Section:
 def alarms(groups: Sequence[Group], charts: Charts) -> Section:
   """When which alarm began, found again from the metrics."""
   rows: dict[str, list[float]] = {}
-  said: list[tuple[str, str, str]] = []
-  several = sum(len(group.runs) for group in groups) > 1
+  # Of each run and metric: the rollouts, and what was said first.
+  said: dict[tuple[str, str], tuple[list[int], str]] = {}
   last, unknown = 1, 0
   for group in groups:
     for run in group.runs:
@@ -180,8 +180,7 @@ def alarms(groups: Sequence[Group], charts: Charts) -> Section:
           name = meanings.label(metric)
           row = f'{name} · {group.name}' if len(groups) > 1 else name
           rows.setdefault(row, []).append(step)
-          said.append((f'{step:,}', run.name, sentence))
-  said.sort(key=lambda one: int(one[0].replace(',', '')))
+          said.setdefault((run.name, metric), ([], sentence))[0].append(step)
   parts: list[Part] = []
   if not said and not unknown:
     parts.append(Text('None: no metric was beyond its limit in config.log.'))
@@ -189,14 +188,19 @@ def alarms(groups: Sequence[Group], charts: Charts) -> Section:
     left = words.plural(unknown, 'run')
     parts.append(Text(f'The config of {left} cannot be read here.', 'warning'))
   if said:
-    title = f'{words.plural(len(said), "alarm")}, by rollout'
+    number = sum(len(steps) for steps, _ in said.values())
+    title = f'{words.plural(number, "alarm")}, by rollout'
     parts.append(Timeline(title, list(rows.items()), 0, last))
-    cells = [one if several else (one[0], one[2]) for one in said[:_ALARMS]]
-    head = ('rollout', 'run', 'alarm') if several else ('rollout', 'alarm')
-    title = 'What they say'
-    if len(said) > _ALARMS:
-      title = f'What the first {_ALARMS} of them say'
-    parts.append(Table(title, head, cells))
+    parts.append(
+      Table(
+        'What each said first',
+        ('run', 'rollouts', 'alarm'),
+        [
+          (name, _listed(steps), sentence)
+          for (name, _), (steps, sentence) in said.items()
+        ],
+      )
+    )
   problems = charts.of(
     [name for name in monitor.GROUPS['problems'] if name in charts.left]
   )
@@ -206,6 +210,13 @@ def alarms(groups: Sequence[Group], charts: Charts) -> Section:
     'without it.'
   )
   return Section('Alarms', [*parts, *problems, Text(note, 'note')])
+
+
+def _listed(steps: Sequence[int]) -> str:
+  """The first of some rollouts, and how many more there are."""
+  shown = ', '.join(f'{step:,}' for step in steps[:_ALARMS])
+  more = len(steps) - _ALARMS
+  return f'{shown} and {more:,} more' if more > 0 else shown
 
 
 def before_and_after(groups: Sequence[Group]) -> Section:

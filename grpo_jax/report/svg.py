@@ -19,8 +19,8 @@ from grpo_jax.report.types import Curve
 from grpo_jax.report.types import Timeline
 
 _SIZE = 1000  # units of the drawing, in both directions
-_FEW = 60  # points, which are also drawn as dots
-_BEYOND = 1.0  # how far bands may widen an axis, in lengths of that of lines
+_FEW = 25  # points, which are also drawn as dots
+_BEYOND = 0.4  # how far bands may widen an axis, in lengths of that of lines
 _COLORS = 8
 
 
@@ -232,7 +232,9 @@ def _axes(made: Chart) -> tuple[Scale, Scale]:
     bands = bands[bands > 0]
   if len(bands):
     room = _BEYOND * (high - low) or math.inf
-    low = min(low, max(float(bands.min()), low - room))
+    # An interval may leave the range of what it is about; the axis does not.
+    floor = 0.0 if low >= 0 else -math.inf
+    low = min(low, max(float(bands.min()), low - room, floor))
     high = max(high, min(float(bands.max()), high + room))
   if made.y_log:
     y = Scale(low / 1.2, high * 1.2, True)

@@ -7,6 +7,7 @@ import math
 from grpo_jax.report.types import Curve
 
 _PERCENT = '\u00a0%'  # a space that no line breaks at
+_SHORT = 16  # characters of a name that a title has room for
 _STILL = 0.03  # of its size: less than this is no change
 
 
@@ -35,6 +36,8 @@ def with_half(mean: float, half: float, unit: str = '') -> str:
   """
   if not math.isfinite(half):
     return number(mean, unit)
+  if half < 1e-9 * abs(mean):  # what rounding leaves of equal values
+    half = 0.0
   if unit == '%':
     return (
       f'{number(mean, unit)[:-2]} ± {float(f"{100 * half:.2g}"):g}{_PERCENT}'
@@ -58,10 +61,10 @@ def message(label: str, unit: str, curves: Sequence[Curve]) -> str:
     low, high = (f(end.last for end in ends) for f in (min, max))
     return f'{label} ends between {number(low, unit)} and {number(high, unit)}'
   if len(ends) > 1:
-    said = [
-      f'{number(end.last, unit)} with {curve.name}'
-      for curve, end in zip(curves, ends)
-    ]
+    said = [number(end.last, unit) for end in ends]
+    names = [curve.name for curve in curves]
+    if len(names) == len(said) and max(map(len, names)) <= _SHORT:
+      said = [f'{one} with {name}' for one, name in zip(said, names)]
     return f'{label} ends at {", ".join(said[:-1])} and {said[-1]}'
   (end,) = ends
   last = with_half(end.last, end.half, unit)

@@ -116,6 +116,12 @@ def test_a_run_that_is_behind_counts_as_far_as_it_is(three, tmp_path):
   k = curve['x'].index(30)
   assert curve['mean'][k] == pytest.approx(np.mean(both), rel=1e-4)
   assert '20 to 40 of 40: not at the end' in words(text)
+  last = [
+    [made_runs.record(step, s)['reward'] for step in range(37, 41)]
+    for s in (0, 1)
+  ]
+  ends = np.mean(last)
+  assert re.search(f'Reward rose from 0.[01]\\d* to {ends:.3g} ± ', text)
 
 
 def test_other_configs_are_compared_by_what_differs(three, tmp_path):
@@ -389,4 +395,4 @@ def test_a_study_makes_a_page_of_its_own(tmp_path):
   Tree(text)
   assert 'data-x="learning rate"' in text and 'A sentence.' in text
   assert '<td class="number">1</td>' in text
-  assert '95 % interval of the mean of 2 runs' in text
+  assert '95 % interval of the mean over runs' in text
