@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
-import functools
-import math
 
 import numpy as np
 
@@ -16,6 +14,7 @@ from grpo_jax.report import transcripts
 from grpo_jax.report import words
 from grpo_jax.report.groups import Group
 from grpo_jax.report.types import Chart
+from grpo_jax.report.types import Ends
 from grpo_jax.report.types import Facts
 from grpo_jax.report.types import Part
 from grpo_jax.report.types import Section
@@ -207,7 +206,8 @@ def alarms(groups: Sequence[Group], charts: Charts) -> Section:
   note = (
     'Found again from metrics.jsonl with the limits of each config. An alarm '
     'speaks when its condition begins, and again only after ten rollouts '
-    'without it.'
+    'without it. A value that was not finite stands there as null, and raises '
+    'none here.'
   )
   return Section('Alarms', [*parts, *problems, Text(note, 'note')])
 
@@ -321,33 +321,32 @@ def summary(groups: Sequence[Group], charts: Charts) -> Section:
     ('rollouts', *(_done(group) for group in groups)),
   ]
 
-  def ends(name, label, read):
-    cells = []
-    for group in groups:
-      curve = group.curve(name, charts.most_points)
-      cells.append(read(curve.end) if curve and curve.end else '-')
-    if any(cell != '-' for cell in cells):
+  def add(name: str, label: str, shown: Callable[[Ends], str]) -> None:
+    curves = [group.curve(name, charts.most_points) for group in groups]
+    if any(curves):
+      cells = [
+        shown(curve.end) if curve and curve.end else '-' for curve in curves
+      ]
       rows.append((label, *cells))
 
-  shown = functools.partial(words.with_half)
-  ends('reward', 'reward, last tenth', lambda e: shown(e.last, e.half))
-  ends(
-    'heldout_accuracy',
-    'held-out accuracy, first to last',
-    lambda e: f'{words.number(e.first, "%")} → {shown(e.last, e.half, "%")}',
-  )
-  ends('entropy', 'entropy, last tenth, nats', lambda e: shown(e.last, e.half))
+  def last(end: Ends) -> str:
+    return words.with_half(end.last, end.half)
+
+  def accuracy(end: Ends) -> str:
+    later = words.with_half(end.last, end.half, '%')
+    return f'{words.number(end.first, "%")} → {later}'
+
+  def alone(end: Ends) -> str:
+    return words.number(end.last)
+
+  add('reward', 'reward, last tenth', last)
+  add('heldout_accuracy', 'held-out accuracy, first to last', accuracy)
+  add('entropy', 'entropy, last tenth, nats', last)
   rows.append(('time', *(_time(group) for group in groups)))
   for name in ('sample_tokens_per_sec', 'learn_tokens_per_sec'):
-    ends(
-      name,
-      meanings.label(name) + ', tokens/s',
-      lambda e: shown(e.last, math.nan),
-    )
+    add(name, f'{meanings.label(name)}, tokens/s', alone)
   for name in ('device_peak_gib', 'host_peak_gib'):
-    ends(
-      name, meanings.label(name) + ', GiB', lambda e: shown(e.last, math.nan)
-    )
+    add(name, f'{meanings.label(name)}, GiB', alone)
   parts: list[Part] = [
     Table('', ('', *(group.name for group in groups)), rows)
     if len(groups) > 1

@@ -10,6 +10,9 @@ import pytest
 from grpo_jax import diagnostics
 from grpo_jax import intervals
 from grpo_jax import report
+from grpo_jax.report import groups
+from grpo_jax.report import read
+from grpo_jax.report import sections
 from grpo_jax.report import settings
 from tests.cli import command
 from tests.report import made_runs
@@ -177,6 +180,21 @@ def test_ten_thousand_rollouts_are_a_small_page(tmp_path):
   assert len(data_of((tmp_path / 'page').read_text())) == len(names)
 
 
+def test_many_runs_are_a_small_page_too():
+  rng, steps = np.random.default_rng(0), np.arange(400)
+  names = [f'metric_{k}' for k in range(80)]
+
+  def run():
+    values = {name: rng.normal(size=len(steps)) for name in names}
+    return read.Run('', None, {}, None, read.Metrics(steps, values, 0), [], [])
+
+  of_groups = [groups.Group(f'{k}', [run(), run(), run()]) for k in range(4)]
+  charts = sections.Charts(of_groups)
+  page = report.Page('', '', [sections.others(charts)])
+  assert len(report.as_html(page)) < 5e6
+  assert charts.most_points >= 60
+
+
 def test_what_a_run_says_is_never_read_as_html(tmp_path):
   nasty = made_runs.NASTY
   folder = made_runs.run(tmp_path / '<b>run"\'')
@@ -203,6 +221,40 @@ def test_what_a_run_says_is_never_read_as_html(tmp_path):
   # It is all there to be read, though.
   assert '<img src=x onerror="alert(1)">' in words(text)
   assert '\x1b' not in text and '\\x1b[31m' in text
+
+
+def test_no_part_of_a_page_is_read_as_html():
+  """Whoever writes the page, and wherever the text stands."""
+  bad = made_runs.NASTY
+  points = [(np.arange(3), np.arange(3.0)), (np.arange(3), np.ones(3))]
+  curves = [
+    report.curve_of_runs(bad, points),
+    report.curve_of_runs(bad, points),
+  ]
+  token = report.Token(bad, 1.0, -1.0)
+  each = [
+    report.Completion(bad, bad, 1.0, note=bad),
+    report.Completion(bad, bad, 1.0, [token], bad),
+  ]
+  parts = [
+    report.Text(bad),
+    report.Text(bad, 'heading'),
+    report.Facts([(bad, bad)]),
+    report.Table(bad, (bad, bad), [(bad, bad)]),
+    report.Table(bad, (), [(bad, bad)], True),
+    report.Chart(bad, bad, curves, bad, bad, bad, bad),
+    report.Timeline(bad, [(bad, [1.0])], 0, 2, bad),
+    report.Completions(bad, bad, each),
+  ]
+  text = report.as_html(report.Page(bad, bad, [report.Section(bad, parts)]))
+  tree = Tree(text)
+  kinds = [e[1].get('type', 'ours') for e in tree.of('script')]
+  assert kinds == ['application/json', 'ours']
+  assert not tree.of('img') and '\x1b' not in text
+  for _, attributes, _ in tree.elements:
+    assert 'onerror' not in attributes
+  (data,) = tree.of('script', type='application/json')
+  assert json.loads(data[2])['curves'][0]['name'] == bad
 
 
 MISSING = {
