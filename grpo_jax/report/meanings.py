@@ -55,10 +55,10 @@ _MEANINGS = {
     'How far an update moves clipped tokens further out: nothing pulls them '
     'there but momentum and other tokens.'
   ),
-  'overshoot_carried': 'The part of it that momentum causes (coasting).',
-  'overshoot_fresh': 'The part of it that the new gradient causes.',
+  'overshoot_carried': 'The part of overshoot that momentum causes (coasting).',
+  'overshoot_fresh': 'The part of overshoot that the new gradient causes.',
   'overshoot_predicted': 'What the law of coasting predicts without gradients.',
-  'overshoot_positive': 'The same, where tokens that move back count as 0.',
+  'overshoot_positive': 'Overshoot, where tokens that move back count as 0.',
   'ends_clipped': 'Share of the tokens that are clipped after an update.',
   'rollout_outside': (
     'Share of the tokens outside their range after the last update of a '
@@ -73,15 +73,31 @@ _MEANINGS = {
   'device_peak_gib': 'The most that a device has held since the run began.',
   'host_peak_gib': 'The most that the process has held since it began.',
 }
-_MORE = {  # metrics that the terminal does not show in a table
+_NATS = 'nats per token'
+# Metrics that the terminal does not show in a table, and those whose label
+# there is understood below its heading alone.
+_MORE = {
   'reward': monitor.Row('reward'),
   'heldout_accuracy': monitor.Row('held-out accuracy', '%'),
-  'sampler_gap': monitor.Row('gap of sampler and learner', 'nats per token'),
-  'kl_rollout': monitor.Row('KL of a whole rollout', 'nats per token'),
-  'overshoot_positive': monitor.Row('moved outward, if at all', 'nats'),
-  'ends_clipped': monitor.Row('clipped after an update', '%'),
+  'truncated': monitor.Row('share cut at the token limit', '%'),
+  'clipped_high': monitor.Row('share clipped at high ratios', '%'),
+  'clipped_low': monitor.Row('share clipped at low ratios', '%'),
+  'clipped_cap': monitor.Row('share clipped at the cap', '%'),
+  'sampler_gap': monitor.Row('gap of sampler and learner', _NATS),
+  'kl_rollout': monitor.Row('KL of a whole rollout', _NATS),
+  'overshoot': monitor.Row('overshoot', 'nats'),
+  'overshoot_positive': monitor.Row('overshoot, outward alone', 'nats'),
+  'overshoot_carried': monitor.Row('overshoot by momentum', 'nats'),
+  'overshoot_fresh': monitor.Row('overshoot by the gradient', 'nats'),
+  'overshoot_predicted': monitor.Row('overshoot without gradients', 'nats'),
+  'rollout_outside': monitor.Row('share outside at rollout end', '%'),
+  'ends_clipped': monitor.Row('share clipped after an update', '%'),
   'adam_carried_update_cosine': monitor.Row('cosine of momentum and update'),
   'adam_grad_update_cosine': monitor.Row('cosine of gradient and update'),
+  'sample_tokens_per_sec': monitor.Row('sampling speed', 'tokens per second'),
+  'learn_tokens_per_sec': monitor.Row('learning speed', 'tokens per second'),
+  'step_secs': monitor.Row('time of a rollout', 'seconds'),
+  'judge_secs': monitor.Row('time of waiting for judges', 'seconds'),
 }
 _ROWS = {
   name: row for rows in monitor.GROUPS.values() for name, row in rows.items()
