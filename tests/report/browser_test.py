@@ -150,6 +150,7 @@ def test_the_mouse_reads_and_zooms(page, tab):
     return [box.left, box.top, box.width, box.height];
   })()""")
   left, top, width, height = box
+  tab.settle()
   middle = dict(x=left + width / 2, y=top + height / 2)
   tab.mouse('mouseMoved', **middle)
   readings = tab(READINGS)

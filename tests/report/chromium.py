@@ -52,6 +52,10 @@ class Tab:
     end = time.monotonic() + _LIMIT_SECS
     while self('document.readyState') != 'complete' and time.monotonic() < end:
       time.sleep(0.05)
+    self.settle()
+
+  def settle(self):
+    """Waits until the page is drawn, and its observers have been told."""
     self('new Promise(r => requestAnimationFrame(() => setTimeout(r, 50)))')
 
   def __call__(self, expression):
