@@ -69,3 +69,21 @@ def test_each_optimizer_batch_has_weights_of_its_own():
   np.testing.assert_allclose(
     halves['coefficient'] * number, whole['coefficient'] * some.sum(), rtol=1e-5
   )
+
+
+def test_updates_are_what_they_are_without_it():
+  """Bit for bit, with a reference and several updates."""
+  rollout = make_rollout()
+  learner = make_learner(losses.methods.grpo(kl_coefficient=0.1))
+  made = updates.Updater(learner, PARAMS, spec('shared', 2), 0, 2, 2)
+  ends = []
+  for effects in None, TokenEffects(made):
+    state = made.init(jax.tree.map(jnp.copy, PARAMS))
+    before = effects and effects.before(state, rollout, 0)
+    passes = made.forward_passes
+    state, _ = made(state, rollout, 0)
+    if effects and before:
+      assert passes == made.forward_passes
+      effects.after(state, rollout, before)
+    ends.append(state)
+  jax.tree.map(np.testing.assert_array_equal, *ends)
