@@ -15,7 +15,7 @@ PACKAGE = pathlib.Path(__file__).parent.parent / 'grpo_jax'
 _LIBRARIES = {'losses', 'optim', 'data', 'rewards', 'config', 'sharding'}
 _SMALL = {
   'metrics', 'random_keys', 'resolve', 'gguf_files', 'whole_files', 'chips',
-  'host_arrays', 'shards',
+  'host_arrays', 'shards', 'intervals',
 }  # fmt: skip
 _TRAINS = {'learner', 'rollouts', 'sampling', 'models', 'monitor'}
 _ALL = {'training', 'diagnostics', *_TRAINS, *_LIBRARIES, *_SMALL}
@@ -24,8 +24,9 @@ ALLOWED = {
   '__init__': {
     'commands', 'config', 'data', 'diagnostics', 'losses', 'optim', 'rewards',
   },
-  'commands': {'studies', 'planning', *_ALL},
-  'studies': _ALL,
+  'commands': {'studies', 'report', 'planning', *_ALL},
+  'studies': {'report', *_ALL},
+  'report': _ALL,
   'planning': _ALL,
   'training': {*_TRAINS, *_LIBRARIES, *_SMALL},
   'learner': {
@@ -49,6 +50,7 @@ ALLOWED = {
   'shards': {'sharding'},
   'host_arrays': {'sharding'},
   'metrics': set(),
+  'intervals': set(),
   'random_keys': set(),
   'resolve': set(),
   'gguf_files': set(),

@@ -58,7 +58,7 @@ def records(workdir):
 
 
 def without_times(record):
-  timed = ('_secs', '_per_sec')
+  timed = ('_secs', '_per_sec', '_gib')
   return {
     k: v
     for k, v in record.items()

@@ -32,7 +32,8 @@ def prepared(
     argv: Program, command, arguments.
     switches: Flags that take no value.
     takes: Flags whose values may be given without their names, in this order,
-      as in `audit dapo`.
+      as in `audit dapo`. The last, if its name begins with a star, may be given
+      any number of times.
     has_config: Whether the command reads a config.
 
   Returns:
@@ -47,8 +48,12 @@ def prepared(
     if one.startswith('--config='):
       arguments[i] = f'--config={installed(one.removeprefix("--config="))}'
   unnamed = [i for i, one in enumerate(arguments) if not one.startswith('-')]
-  for i, name in zip(unnamed, takes):
-    arguments[i] = f'--{name}={arguments[i]}'
+  named = {one.partition('=')[0] for one in arguments}
+  free = [name for name in takes if f'--{name}' not in named]
+  if free and free[-1].startswith('*'):
+    free += [free[-1]] * len(unnamed)
+  for i, name in zip(unnamed, free):
+    arguments[i] = f'--{name.lstrip("*")}={arguments[i]}'
   given = dict(one.split('=', 1) for one in arguments if '=' in one)
   if has_config and '--config' not in given and given.get('--workdir'):
     workdir.config_of(given['--workdir'])  # raises if there is no run

@@ -18,7 +18,7 @@ FLAGS = {
     'workdir',
     None,
     'Directory of the run, or gs://... train goes on from what is in it; '
-    'doctor writes a file there, and deletes it.',
+    'doctor writes a file there, and deletes it; report only reads it.',
   ),
   'verbose': flags.DEFINE_bool(
     'verbose', False, 'Show the traceback of an error too.'
@@ -161,6 +161,10 @@ FLAGS = {
     20_000,
     'Records to read of each source, chosen at random; 0 reads all.',
   ),
+  'run': flags.DEFINE_multi_string(
+    'run', [], 'Workdir of another run. The flag may be repeated.'
+  ),
+  'out': flags.DEFINE_string('out', 'report.html', 'The page to write.'),
   'method': flags.DEFINE_string(
     'method', None, "A method of losses.methods, or your own 'module:function'."
   ),

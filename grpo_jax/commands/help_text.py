@@ -15,6 +15,7 @@ EXAMPLES = """\
   grpo-jax eval --workdir=runs/arithmetic --samples=16 --k=1,4,16
   grpo-jax sample --workdir=runs/arithmetic --prompt=47+85=
   grpo-jax convert runs/arithmetic models/arithmetic --dtype=bfloat16
+  grpo-jax report runs/arithmetic --out=report.html
   grpo-jax audit dapo --plot
   grpo-jax study brakes --config=configs/arithmetic.py --workdir=runs/brakes"""
 
@@ -60,12 +61,22 @@ def text(commands: Mapping[str, Any], command: str, width: int) -> str:
       f' ({flag.default_as_str})' if flag.value not in (None, [], False) else ''
     )
     rows.append((f'--{name}{given}', f'{meaning}{default}'))
-  typed = ' '.join([command, *(name.upper() for name in takes)])
+  typed = ' '.join([command, *map(placeholder, takes)])
   title = textwrap.wrap(f'grpo-jax {typed}: {what}', width)
   lines = [*title, '', _columns(rows, width)]
   if command == 'train':
     lines += ['', 'Fields of the config:', '', options.help_text(width)]
   return '\n'.join([*lines, '', _EXIT_CODES])
+
+
+def placeholder(name: str) -> str:
+  """What stands for the value of a flag that needs no name.
+
+  >>> placeholder('workdir'), placeholder('*run')
+  ('WORKDIR', '[RUN ...]')
+  """
+  word = name.lstrip('*').upper()
+  return f'[{word} ...]' if name.startswith('*') else word
 
 
 def _columns(rows: list[tuple[str, str]], width: int) -> str:

@@ -81,6 +81,7 @@ def _parse(argv: list[str]) -> list[str]:
     _refuse(ValueError(said) if said else error)
 
 
+_IN_BUCKETS = 'train', 'eval', 'sample', 'doctor', 'report'
 # The last ones are absl's, whose help is of other programs' flags too.
 _HELP = {'--help', '-h', '-?', '--helpshort', '--helpfull', '--helpxml'}
 
@@ -89,13 +90,13 @@ def _require_flags(command: str, argv: list[str]) -> None:
   """Raises if the command lacks a flag that it needs, or has one in vain."""
   given = dict(one[2:].split('=', 1) for one in argv[2:] if '=' in one)
   workdir = given.get('workdir', '')
-  if '://' in workdir and command not in ('train', 'eval', 'sample', 'doctor'):
+  if '://' in workdir and command not in _IN_BUCKETS:
     raise ValueError(
       f'--workdir={workdir} is in a bucket, where {command} cannot write; give '
       'a directory.'
     )
   for wanted in table.COMMANDS[command].takes:
-    if not given.get(wanted):
+    if not given.get(wanted) and not wanted.startswith('*'):
       raise ValueError(
         f'{command} needs a {wanted}. As in:\n{help_text.EXAMPLES}'
       )

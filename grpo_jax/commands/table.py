@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import contextlib
 import json
 import os
-import resource
 import sys
 from typing import Any
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from grpo_jax.commands import arguments
 from grpo_jax.commands import refusals
 from grpo_jax.commands.flag_definitions import CONFIG as _CONFIG
 from grpo_jax.commands.flag_definitions import FLAGS as _FLAGS
+from grpo_jax.training import host_memory
 from grpo_jax.training import stop_signal
 
 STOP = stop_signal.Stop()
@@ -43,7 +43,7 @@ def train() -> int:
     )
   if not is_first:
     return _code()
-  result = {**result, 'peak_memory_gib': _peak_memory_gib()}
+  result = {**result, 'peak_memory_gib': host_memory.peak_gib()}
   _print_json(
     {
       name: value if value is None else round(value, 4)
@@ -70,13 +70,6 @@ def _join(**options: Any) -> bool:
   if joining.are_joined():
     refusals.keep_stdout()
   return is_first
-
-
-def _peak_memory_gib() -> float:
-  """The most memory that this process has had at once."""
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  # Linux counts it in KiB, macOS in bytes.
-  return peak / (2**30 if sys.platform == 'darwin' else 2**20)
 
 
 def _check(config: Any, is_first: bool) -> None:
@@ -221,6 +214,18 @@ def study() -> None:
     named.show(summary)
 
 
+def report() -> None:
+  """`grpo-jax report`."""
+  from grpo_jax.commands import report as reports
+
+  given = [_value('workdir'), *_value('run')]
+  made = reports.write(given, _value('out'))
+  if _value('json'):
+    _print_json(made)
+  else:
+    reports.show(made)
+
+
 def doctor() -> int:
   """`grpo-jax doctor`."""
   from grpo_jax.planning import accelerators
@@ -260,7 +265,7 @@ class Command(NamedTuple):
   run: Callable[[], int | None]  # returns the exit code; None is 0
   what: str
   flags: tuple[str, ...]
-  takes: tuple[str, ...] = ()  # flags whose values need no name
+  takes: tuple[str, ...] = ()  # whose values need no name; see `prepared`
 
 
 _SEVERAL = 'coordinator', 'num_processes', 'process_id'
@@ -326,6 +331,12 @@ COMMANDS = {
     doctor,
     'Measures new machines: devices, memory, links, workdir. Run it first.',
     ('workdir', *_SEVERAL, 'json', 'verbose'),
+  ),
+  'report': Command(
+    report,
+    'Writes one HTML page about a run, or about several beside each other.',
+    ('workdir', 'run', 'out', 'json', 'verbose'),
+    takes=('workdir', '*run'),
   ),
   'study': Command(
     study,

@@ -140,6 +140,11 @@ def checks(config: Any):
     'than 0 and at most 1, which copies the policy',
   )
   yield (
+    config.log.completions_every_steps > 0 or not config.log.token_effects,
+    'log.token_effects=True with log.completions_every_steps=0, so that no '
+    'file is written; give how many rollouts lie between files',
+  )
+  yield (
     sampler.prompts % learner.batches == 0,
     f'learner.batches={learner.batches} with sampler.prompts='
     f'{sampler.prompts}; give a number that divides the prompts',

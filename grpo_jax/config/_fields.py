@@ -418,8 +418,13 @@ class Log:
   # 'online', or 'offline' to upload later.
   wandb_mode: str = 'online'
   # Rollouts between those whose completions are written as Parquet; 0 writes
-  # none. 1 allows `train --replay`.
+  # none, and no answers to held-out problems either. 1 allows `train --replay`.
   completions_every_steps: int = 20
+  # Whether these files also tell what the updates did to each token, for
+  # `grpo-jax report`: `coefficient`, its weight times its advantage, and
+  # `log_ratio_after`, how far its log-probability moved, in nats. It takes two
+  # forward passes in such a rollout (three with a reference): 1 to 2 % in all.
+  token_effects: bool = False
   # Whether to measure prefix_*_expected too, the weight of shared prefixes
   # before the policy has moved. It takes the loss a second time.
   expected_prefixes: bool = False

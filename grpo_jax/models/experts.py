@@ -116,7 +116,8 @@ class RoutedMLP(nnx.Module):
     run = over_devices
     if sharding.on_shard():
       run = functools.partial(on_shard, number=experts.number)
-    mixed = run(x, weight, chosen, gate, up, down, self.activation)
+    given = x, weight, chosen, gate, up, down
+    mixed = run(*given, activation=self.activation)
     return mixed, routing.of_layer(experts, probability, chosen, counted)
 
   def _whole(self, name: str, dtype=None) -> Array:
@@ -155,27 +156,14 @@ def route(
   return probability, weight, chosen
 
 
-def over_devices(
-  x: Array,
-  weight: Array,
-  chosen: Array,
-  gate: Array,
-  up: Array,
-  down: Array,
-  activation: Callable[[Array], Array],
-) -> Array:
+def over_devices(*given: Array, activation: Callable[[Array], Array]) -> Array:
   """`mixture` on the mesh in use, each device with the experts that it holds.
 
   An axis whose size the mesh does not divide is not split: then every device
   has all experts, or all rows.
 
   Args:
-    x: f[B,Q,width].
-    weight: f32[B,Q,k].
-    chosen: i32[B,Q,k].
-    gate: f[E,width,w].
-    up: f[E,width,w].
-    down: f[E,w,width].
+    *given: The arrays of `mixture`, of all experts.
     activation: Of the gates.
 
   Returns:
@@ -183,13 +171,14 @@ def over_devices(
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1:
-    return mixture(x, weight, chosen, gate, up, down, activation)
+    return mixture(*given, activation)
+  x, _, _, *kernels = given
   shards = sharding.row_shards(mesh)
   rows = jax.P(sharding.ROW_AXES if x.shape[0] % shards == 0 else None)
   # What is split over `fsdp` is gathered, but only of this device's experts.
   places = [
     sharding.gathered_spec(mesh, kernel.shape, _axes.names(('experts', name)))
-    for name, kernel in (('gate', gate), ('up', up), ('down', down))
+    for name, kernel in zip(('gate', 'up', 'down'), kernels, strict=True)
   ]
   of_device = functools.partial(
     _of_device,
@@ -200,30 +189,18 @@ def over_devices(
   )
   return jax.shard_map(
     of_device, in_specs=(rows, rows, rows, *places), out_specs=rows
-  )(x, weight, chosen, gate, up, down)
+  )(*given)
 
 
 def on_shard(
-  x: Array,
-  weight: Array,
-  chosen: Array,
-  gate: Array,
-  up: Array,
-  down: Array,
-  activation: Callable[[Array], Array],
-  number: int,
+  *given: Array, activation: Callable[[Array], Array], number: int
 ) -> Array:
   """`over_devices` where each data shard already has its own rows and experts.
 
   See `sharding.on_shard`. Only the hidden units are left to be split.
 
   Args:
-    x: f[B,Q,width], rows of this shard.
-    weight: f32[B,Q,k].
-    chosen: i32[B,Q,k].
-    gate: f[E',width,w], of the experts that are here.
-    up: f[E',width,w].
-    down: f[E',w,width].
+    *given: The arrays of `mixture`, of the rows and experts of this shard.
     activation: Of the gates.
     number: Of all experts.
 
@@ -231,12 +208,13 @@ def on_shard(
     f[B,Q,width].
   """
   mesh = jax.sharding.get_abstract_mesh()
+  gate = given[3]
   of_device = functools.partial(
     _of_device, activation=activation, parts=number // gate.shape[0]
   )
   split = gate.shape[2] % mesh.shape['tensor'] == 0
   if mesh.shape['tensor'] == 1 or not split:
-    return of_device(x, weight, chosen, gate, up, down)
+    return of_device(*given)
   return jax.shard_map(
     functools.partial(of_device, summed=True),
     in_specs=(
@@ -247,41 +225,26 @@ def on_shard(
     out_specs=jax.P(),
     axis_names={'tensor'},
     check_vma=False,
-  )(x, weight, chosen, gate, up, down)
+  )(*given)
 
 
-def _of_device(
-  x,
-  weight,
-  chosen,
-  gate,
-  up,
-  down,
-  activation,
-  parts,
-  exchanges=True,
-  summed=False,
-):
+def _of_device(*given, activation, parts, exchanges=True, summed=False):
   """`mixture` with the experts of this device.
 
   Args:
-    x: See `over_devices`.
-    weight: See `over_devices`.
-    chosen: See `over_devices`.
-    gate: Of the experts that are here, as the two others.
-    up: See `over_devices`.
-    down: See `over_devices`.
-    activation: See `over_devices`.
+    *given: The arrays of `mixture`.
+    activation: Of the gates.
     parts: On how many devices the experts lie.
     exchanges: Whether these devices have rows of their own.
     summed: Whether the hidden units are split over `tensor`.
   """
+  x, weight, chosen, *kernels = given
   exchanges &= parts > 1
   if exchanges:
     gather = functools.partial(lax.all_gather, axis=0, tiled=True)
     x, weight, chosen = (gather(one, 'expert') for one in (x, weight, chosen))
-  first = lax.axis_index('expert') * gate.shape[0] if parts > 1 else 0
-  given = x, weight, chosen, gate, up, down
+  first = lax.axis_index('expert') * kernels[0].shape[0] if parts > 1 else 0
+  given = x, weight, chosen, *kernels
   mixed = mixture(*given, activation, first=first, parts=parts)
   if summed:  # each device has summed over its hidden units
     mixed = lax.psum(mixed, 'tensor')

@@ -47,6 +47,10 @@ class Alarms:
     self._waits = [0] * len(self._alarms)
 
   def __call__(self, scalars: Mapping[str, float | None]) -> list[str]:
+    """The sentences of `begun`."""
+    return [sentence for _, sentence in self.begun(scalars)]
+
+  def begun(self, scalars: Mapping[str, float | None]) -> list[tuple[str, str]]:
     """Judges one rollout.
 
     Args:
@@ -54,9 +58,9 @@ class Alarms:
         None stays as it is.
 
     Returns:
-      A sentence for each condition that has just begun.
+      For each condition that has just begun, its metric and a sentence.
     """
-    sentences = []
+    begun = []
     for index, alarm in enumerate(self._alarms):
       value = scalars.get(alarm.metric)
       if value is None:
@@ -68,9 +72,9 @@ class Alarms:
       if not sentence:  # another alarm says why
         continue
       if not self._waits[index]:
-        sentences.append(sentence)
+        begun.append((alarm.metric, sentence))
       self._waits[index] = _REARM_STEPS
-    return sentences
+    return begun
 
 
 def _table(log: config.Log, model: config.Model) -> list[_Alarm]:

@@ -44,7 +44,8 @@ _CLIPPED = {
   'clipped_low': Row('clipped at low ratios', '%'),
   'clipped_cap': Row('clipped at the cap', '%'),
 }
-_GROUPS: dict[str, dict[str, Row]] = {
+# Every metric that is shown, by heading and name.
+GROUPS: dict[str, dict[str, Row]] = {
   'answers': {
     'accuracy': Row('right answers', '%'),
     'uniform_groups': Row('groups of equal rewards', '%'),
@@ -89,6 +90,8 @@ _GROUPS: dict[str, dict[str, Row]] = {
     'judge_secs': Row('waiting for judges', 'seconds', 2),
     'mfu_sample': Row('peak FLOP/s in sampling', '%', 1),
     'mfu_learn': Row('peak FLOP/s in learning', '%', 1),
+    'device_peak_gib': Row('device memory, peak', 'GiB', 2),
+    'host_peak_gib': Row('host memory, peak', 'GiB', 2),
   },
   'problems': {
     'rewards_failed': Row('completions not judged', '#', if_any=True),
@@ -101,7 +104,7 @@ _GROUPS: dict[str, dict[str, Row]] = {
   },
 }
 # Measured in some rollouts only; in others the terminal shows the last value.
-_NOW_AND_THEN = frozenset(_GROUPS['clipped tokens, per update'])
+_NOW_AND_THEN = frozenset(GROUPS['clipped tokens, per update'])
 _SHORT = {
   _NATS: 'nats',
   _SPEED: 'tok/s',
@@ -160,7 +163,7 @@ def groups(
     Headings with at least one metric, in order; reward and held-out accuracy
     are not among the metrics, because `headline` has them.
   """
-  table = dict(_GROUPS)
+  table = dict(GROUPS)
   of_each = [name for name in scalars if name.startswith('reward/')]
   rewards = [name for name in of_each if not name.endswith(_NOT_MEANS)]
   if len(rewards) > 1:  # a single reward is in the headline already

@@ -17,6 +17,9 @@ prompt_ids            list
 completion_ids        list, as long as the completion; `Batch.tokens`
 mask, version, ...    every other field of `Batch` that is set, by its name
 extras/NAME           every array of `Batch.extras`
+coefficient           list, if it was measured: weight times advantage
+log_ratio_after       list, likewise: how far the log-probability of each token
+                      has moved after the updates of the rollout, nats
 ===================== ======================================================
 
 A field [P,G] of the batch is a number. A field [P,G,T] is a list, cut at the
@@ -26,6 +29,7 @@ metadata of the schema, so that a rollout comes back bit for bit.
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 import json
 import math
 import os
@@ -49,12 +53,18 @@ _PARTS, _PART_ROWS = 64, 1024  # of a file, at most; of a part, at least
 _NAME = re.compile(r'step_(\d+)\.parquet')
 
 
-def to_bytes(rollout: Rollout, step: int) -> bytes:
+def to_bytes(
+  rollout: Rollout,
+  step: int,
+  effects: Mapping[str, np.ndarray] | None = None,
+) -> bytes:
   """A rollout as the bytes of a Parquet file.
 
   Args:
     rollout: See `Rollout`; its arrays may lie on a device.
     step: Number of the rollout, for the column `step`.
+    effects: f32[P,G,T] by name, what updates did to each token, for people to
+      read: a rollout that comes back from the file does not have them.
 
   Returns:
     The contents of the file.
@@ -97,6 +107,8 @@ def to_bytes(rollout: Rollout, step: int) -> bytes:
     counts = inside if cut else np.full(inside.shape, math.prod(tail))
     columns[column] = _column(column, values, counts)
     described[column] = (values.dtype.name, tail, cut)
+  for column, values in (effects or {}).items():
+    columns[column] = _column(column, values, inside)
   metadata = {
     'shape': (number, group),
     'reward_names': rollout.reward_names,
@@ -131,7 +143,12 @@ def from_bytes(data: bytes) -> Rollout:
   return _read(pa.BufferReader(data), 'What from_bytes got')
 
 
-def write(path: str | os.PathLike, rollout: Rollout, step: int) -> None:
+def write(
+  path: str | os.PathLike,
+  rollout: Rollout,
+  step: int,
+  effects: Mapping[str, np.ndarray] | None = None,
+) -> None:
   """Writes a rollout to a file, all or nothing.
 
   See `whole_files.write`: a process that is killed meanwhile leaves no half
@@ -141,12 +158,13 @@ def write(path: str | os.PathLike, rollout: Rollout, step: int) -> None:
     path: The file. Its directory is made if there is none.
     rollout: See `to_bytes`.
     step: See `to_bytes`.
+    effects: See `to_bytes`.
 
   Raises:
     ValueError: See `to_bytes`.
   """
   path = pathlib.Path(path)
-  data = to_bytes(rollout, step)
+  data = to_bytes(rollout, step, effects)
   path.parent.mkdir(parents=True, exist_ok=True)
   whole_files.write(path, data)
 

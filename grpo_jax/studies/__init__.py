@@ -2,7 +2,6 @@
 
 A study is a folder beside this file. What two studies share lies here:
 
-- `intervals`: means over seeds and their confidence intervals;
 - `runs`: the warm-up that runs of one seed share, and their compiled programs;
 - `tables`: numbers, intervals and tables as text.
 """

@@ -45,7 +45,7 @@ TRIES = 5  # of the last upload
 _PLACE = '.bucket'  # in a copy: where the workdir is
 _CLAIM = 'claim.json'
 _GROWING = re.compile(r'metrics\.jsonl|tensorboard/.*')
-_LEAVING = re.compile(r'(completions|exports|profile)/.*')
+_LEAVING = re.compile(r'(completions|evaluations|exports|profile)/.*')
 _HIDDEN = re.compile(r'(.*/)?\.|.*\.tmp$')
 
 

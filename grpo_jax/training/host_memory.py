@@ -1,7 +1,16 @@
-"""Memory of the host that a run has freed, given back to the system."""
+"""Memory of the host: how much a run has taken, and what it gives back."""
 
 import ctypes
 import functools
+import resource
+import sys
+
+
+def peak_gib() -> float:
+  """The most memory that this process has had at once."""
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  # Linux counts it in KiB, macOS in bytes.
+  return peak / (2**30 if sys.platform == 'darwin' else 2**20)
 
 
 def give_back() -> None:

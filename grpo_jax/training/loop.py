@@ -172,9 +172,12 @@ def advance(
     known = gathering.on_devices(rollout, run.mesh)
     # Of no use where no rollout follows, or where it is read from a file.
     last = session.replays or step + 1 == config.steps
+    traces = reports.effects_are_due(session, step + 1)
+    before = session.effects.before(state, known, step) if traces else None
     (state, measured), learn_secs = timed(
       learn, session.update, state, known, step, None if last else run.prompts
     )
+    effects = before and session.effects.after(state, known, before)
   warning = session.compilations.warning(session.update.shapes())
   if warning and session.peers.is_first:
     session.monitor.warn(warning)
@@ -192,10 +195,11 @@ def advance(
     session.update.forward_passes,
     counts.get('tokens_drawn'),
   )
+  measured |= speed.of_memory()
   for failing in session.failures.warnings(rollout, measured):
     if session.peers.is_first:  # all know the same
       session.monitor.warn(failing)
-  samples = reports.keep_completions(session, rollout, step + 1)
+  samples = reports.keep_completions(session, rollout, step + 1, effects)
   return Progress(
     step + 1, state, prompt_state, Unwritten(measured, samples, rollout)
   )
@@ -230,7 +234,8 @@ def conclude(session: Session, progress: Progress) -> tuple[Progress, bool]:
         ),
         session.peers.together(),
       ):
-        heldout = evaluated(session.run, step)
+        keep = functools.partial(reports.keep_answers, session)
+        heldout = evaluated(session.run, step, keep)
     measured = {**measured, **heldout}
   # Here, so that a save that failed in the background is counted in these
   # metrics and tried again below.
@@ -334,12 +339,17 @@ def evaluates_at(config: Config, step: int) -> bool:
   return step in (0, config.steps) or bool(every) and step % every == 0
 
 
-def evaluated(run: build.Run, step: int) -> dict[str, float | None]:
+def evaluated(
+  run: build.Run,
+  step: int,
+  keep: Callable[[Rollout, int], None] = lambda rollout, step: None,
+) -> dict[str, float | None]:
   """The metrics of greedy answers to held-out problems.
 
   Args:
     run: Its engine has the policy.
     step: Rollouts done.
+    keep: Called with the answers and `step`.
 
   Returns:
     `heldout_accuracy`, the mean of the first reward, which for a reward of 0 or
@@ -370,6 +380,7 @@ def evaluated(run: build.Run, step: int) -> dict[str, float | None]:
     judging=run.judging,
     workers=run.workers,
   )
+  keep(rollout, step)
   reward, counts = pass_at_k.first_rewards(rollout)
   accuracy = float(np.mean(reward[counts])) if counts.any() else None
   failed = float(rollout.failed.any(-1).sum())

@@ -1,6 +1,7 @@
 """What people get of a rollout: its file, some samples, a call of their own."""
 
 import collections
+from collections.abc import Mapping
 import math
 
 import numpy as np
@@ -14,23 +15,40 @@ from grpo_jax.training.session import Session
 from grpo_jax.training.session import Unwritten
 
 
+def effects_are_due(session: Session, step: int) -> bool:
+  """Whether what the updates do to tokens is to be written with a rollout.
+
+  Args:
+    session: See `Session`.
+    step: Rollouts done, this one included.
+  """
+  return session.run.config.log.token_effects and _due(session, step)
+
+
+def _due(session: Session, step: int) -> bool:
+  every = session.run.config.log.completions_every_steps
+  return bool(every) and step % every == 0
+
+
 def keep_completions(
-  session: Session, rollout: Rollout, step: int
+  session: Session,
+  rollout: Rollout,
+  step: int,
+  effects: Mapping[str, np.ndarray] | None = None,
 ) -> list[Sample]:
   """Writes all completions to a file if that is due; returns some to show.
 
   If the disk is full, a warning is shown and the run goes on.
+
+  Args:
+    session: See `Session`.
+    rollout: What was learned from.
+    step: Rollouts done, this one included.
+    effects: See `parquet.to_bytes`.
   """
   log = session.run.config.log
-  every = log.completions_every_steps
-  if every and step % every == 0:
-    known = session.whole(rollout)
-    path = parquet.path_of(session.workdir / 'completions', step)
-    try:
-      if session.peers.is_first:
-        parquet.write(path, known, step)
-    except OSError as error:
-      session.monitor.warn(f'{path} could not be written ({error}).')
+  if _due(session, step):
+    _write(session, rollout, step, 'completions', effects)
   first = {p: rollout.texts[p][0] for p in rollout.known if p < log.samples}
   of_all = collections.ChainMap(*session.peers.exchange(first))
   return [
@@ -44,6 +62,22 @@ def keep_completions(
     )
     for p in sorted(of_all)
   ]
+
+
+def keep_answers(session: Session, rollout: Rollout, step: int) -> None:
+  """Writes the answers to held-out problems to a file, if any are written."""
+  if session.run.config.log.completions_every_steps:
+    _write(session, rollout, step, 'evaluations')
+
+
+def _write(session, rollout, step, folder, effects=None) -> None:
+  known = session.whole(rollout)
+  path = parquet.path_of(session.workdir / folder, step)
+  try:
+    if session.peers.is_first:
+      parquet.write(path, known, step, effects)
+  except OSError as error:
+    session.monitor.warn(f'{path} could not be written ({error}).')
 
 
 def tell(

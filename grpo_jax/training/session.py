@@ -19,6 +19,7 @@ import jax
 from grpo_jax import monitor as monitor_lib
 from grpo_jax import sampling
 from grpo_jax.config import Config
+from grpo_jax.learner.effects import TokenEffects
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
 from grpo_jax.monitor import Monitor
@@ -78,6 +79,7 @@ class Session(NamedTuple):
 
   run: build.Run
   update: Updater
+  effects: TokenEffects
   workdir: pathlib.Path
   saves: Checkpoints
   monitor: Monitor
@@ -179,22 +181,11 @@ def opened(
     )
     saves.warn = monitor.warn
     session = Session(
-      run,
-      update,
-      workdir,
-      saves,
-      monitor,
-      stop,
-      replays,
-      versions,
-      frozen,
-      exports,
-      on_rollout,
+      run, update, TokenEffects(update), workdir, saves, monitor, stop, replays,
+      versions, frozen, exports, on_rollout,
       Refused(**saved.host.get('refused', {})) if saved else Refused(),
-      judging.Failures(),
-      compilations.Compilations(),
-      peers,
-    )
+      judging.Failures(), compilations.Compilations(), peers,
+    )  # fmt: skip
     if saved is not None:
       _go_on(session, saved)
     yield session, progress

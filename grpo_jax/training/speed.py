@@ -1,11 +1,13 @@
-"""Speed of a rollout and its updates, and the peak speed of a device."""
+"""Speed and memory of a rollout and its updates; the peak speed of a device."""
 
+import jax
 import numpy as np
 
 from grpo_jax import chips
 from grpo_jax.models import ModelConfig
 from grpo_jax.models import flops_per_token
 from grpo_jax.rollouts.types import Rollout
+from grpo_jax.training import host_memory
 
 
 def of_speed(
@@ -58,6 +60,19 @@ def of_speed(
     measured['mfu_sample'] = flops * (drawn / tokens) / sample_secs / peak
     measured['mfu_learn'] = learn_passes * flops / learn_secs / peak
   return measured
+
+
+def of_memory() -> dict[str, float]:
+  """The most memory that was taken at once since the process began.
+
+  Returns:
+    `host_peak_gib`, of this process, and `device_peak_gib`, of the fullest of
+    its devices if they tell it, as GPUs and TPUs do.
+  """
+  found = [device.memory_stats() or {} for device in jax.local_devices()]
+  peaks = [one.get('peak_bytes_in_use', 0) for one in found]
+  of_devices = {'device_peak_gib': max(peaks) / 2**30} if any(peaks) else {}
+  return {'host_peak_gib': host_memory.peak_gib(), **of_devices}
 
 
 def forward_flops(rollout: Rollout, model: ModelConfig) -> float:

@@ -9,9 +9,9 @@
   devices, the rollouts that were done before, whether it replays others, and
   how many records and which hash its data had. A start over data that has
   changed warns.
-- `checkpoints/`, `warm_up/`, `completions/` and `exports/` are written by
-  `session.py` and `warm_up.py`, `metrics.jsonl` and `tensorboard/` by
-  `monitor/`.
+- `checkpoints/`, `warm_up/`, `completions/`, `evaluations/` and `exports/` are
+  written by `session.py`, `warm_up.py` and `reports.py`, `metrics.jsonl` and
+  `tensorboard/` by `monitor/`.
 """
 
 from collections.abc import Callable
@@ -146,9 +146,9 @@ def record(
     leftover.unlink()
   for leftover in directory.glob('exports/.*.tmp'):
     shutil.rmtree(leftover)
-  for old in (directory / 'completions', directory / 'exports'):
-    if anew and old.exists():
-      _put_aside(old)
+  for name in ('completions', 'evaluations', 'exports'):
+    if anew and (directory / name).exists():
+      _put_aside(directory / name)
   written = {'config.json': dataclasses.asdict(config)}
   recorded = {
     # Records of earlier starts are kept, because this start may not need every

@@ -206,6 +206,25 @@ def test_the_config_comes_before_its_fields(tmp_path):
   assert said == ['grpo-jax', 'train', config, field]
 
 
+@pytest.mark.parametrize(
+  'typed',
+  [
+    ['--workdir=a', 'b', 'c', '--out=x'],
+    ['--workdir', 'a', 'b', '--out', 'x', 'c'],
+    ['a', 'b', 'c', '--out=x'],
+    ['a', '--run=b', '--out=x', '--run=c'],
+  ],
+)
+def test_a_report_takes_any_number_of_runs(typed):
+  command = table.COMMANDS['report']
+  argv = arguments.prepared(
+    ['grpo-jax', 'report', *typed], {'json'}, command.takes, False
+  )
+  arguments.refuse_unread(argv, command.flags, {'json'})
+  runs = [x for x in argv[2:] if not x.startswith('--out')]
+  assert runs == ['--workdir=a', '--run=b', '--run=c'] and '--out=x' in argv
+
+
 def test_a_file_of_flags_is_refused_whether_it_is_there_or_not():
   done = subprocess.run(
     [sys.executable, '-m', 'grpo_jax', 'methods', '--flagfile=missing'],

@@ -30,6 +30,11 @@ BAD_INPUT = {
     ['train', '--config=no/such.py', 'WORK'],
     "There is no config file 'no/such.py'; give the path",
   ),
+  'report on no run': (
+    ['report', 'TMP', '--out=TMP/page'],
+    'There is no run in TMP (no config.json); give the workdir of a run',
+  ),
+  'report on nothing': (['report'], 'report needs a workdir. As in:'),
   'flag': (['train', CONFIG, '--wrkdir=w'], 'workdir'),
   'no flag': (['train', CONFIG, 'WORK', 'resume'], 'got resume, which'),
   'flag of another command': (

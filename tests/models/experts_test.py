@@ -250,7 +250,9 @@ def test_eight_devices_give_the_result_of_one(
   given = x.astype(dtype), weight, *(w.astype(dtype) for w in weights(number))
 
   def scalar(x, weight, *rest):
-    mixed = experts.over_devices(x, weight, chosen, *rest, jax.nn.silu)
+    mixed = experts.over_devices(
+      x, weight, chosen, *rest, activation=jax.nn.silu
+    )
     return jnp.sum(jnp.sin(mixed.astype(jnp.float32))), mixed
 
   mesh = sharding.make_mesh(**mesh)

@@ -84,7 +84,7 @@ def test_what_moves_all_the_same_is_shown(name, value, label):
 
 
 def test_every_label_fits_and_is_the_only_one_of_its_group():
-  for rows in _table._GROUPS.values():
+  for rows in _table.GROUPS.values():
     names = [row.label for row in rows.values()]
     assert max(map(len, names)) <= _table.LABEL
     assert len(set(names)) == len(names)

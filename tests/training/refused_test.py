@@ -48,7 +48,7 @@ def test_a_run_whose_updates_are_all_refused_ends_saved(
     'ended': 0,
   }
 
-  def interrupted(run, step):
+  def interrupted(run, step, keep):
     raise RuntimeError(f'interrupted at {step}')
 
   with monkeypatch.context() as patch:

@@ -182,12 +182,12 @@ def test_an_evaluation_that_fails_loses_nothing(failing, tmp_path, monkeypatch):
   loop.train(config, tmp_path / 'whole')
   real = loop.evaluated
 
-  def fail(run, step):
+  def fail(run, step, *keep):
     if step:
       raise (
         ValueError('no judge') if failing == 'raises' else stop_signal.Stopped
       )
-    return real(run, step)
+    return real(run, step, *keep)
 
   with monkeypatch.context() as patch:
     patch.setattr(loop, 'evaluated', fail)

@@ -346,6 +346,10 @@ def _patches(seen, patch):
     'Updater',
     lambda *_, **__: Updater(seen, len(seen.calls['Updater']) - 1),
   )
+  effects = types.SimpleNamespace(
+    before=lambda *_: object(), after=lambda *_: {'coefficient': None}
+  )
+  note(session, 'TokenEffects', lambda *_: effects)
   for owner in (session, warm_up):
     note(owner, 'Checkpoints', lambda where, *_, **__: Saves(seen, where))
   for name in ('collect', 'demonstrations', 'blank'):

@@ -109,8 +109,25 @@ def samples(run, value):
 def completions_every(run, value):
   done = range(1, len(rollouts(run)) + 1)
   wanted = [s for s in done if value and s % value == 0]
-  steps = run.at('parquet', 'step')
-  return [len(steps), *steps], [len(wanted), *wanted]
+  steps = _written(run, 'completions', 'step')
+  answers = _written(run, 'evaluations', 'step')
+  evaluated = len(asked(run, 'evaluate')) if value else 0
+  return (
+    [len(answers), len(steps), *steps],
+    [evaluated, len(wanted), *wanted],
+  )
+
+
+def _written(run, folder, argument):
+  """An argument of all calls that write a file into a folder."""
+  calls = zip(run.at('parquet', 'path'), run.at('parquet', argument))
+  return [value for path, value in calls if path.parent.name == folder]
+
+
+def token_effects(run, value):
+  found = _written(run, 'completions', 'effects')
+  wanted = [{'coefficient': None} if value else None] * len(found)
+  return found, wanted
 
 
 def alarm(words, metric, ill):
@@ -155,6 +172,7 @@ ROWS = {
   'log.wandb_project': optional('Wandb', 'project'),
   'log.wandb_mode': at(('Wandb', 'mode')),
   'log.completions_every_steps': completions_every,
+  'log.token_effects': token_effects,
   'log.expected_prefixes': at(('Learner', 'expects_prefixes')),
   'log.kl_alarm': alarm(
     'KL from the sampling', 'kl_old_k3', lambda x, most: x > most

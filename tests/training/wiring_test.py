@@ -177,6 +177,7 @@ PAIRS = {
   'log.wandb_project': ('sums', 'more'),
   'log.wandb_mode': ('offline', 'online'),
   'log.completions_every_steps': (4, 0),
+  'log.token_effects': (True, False),
   'log.expected_prefixes': (True, False),
   'log.kl_alarm': (0.8, 0.2),
   'log.entropy_alarm': (0.2, 0.4),
@@ -198,6 +199,7 @@ THIRD = {
   'warm_up.carry_free_share': 0.63,
   'learner.nonfinite_rollouts': 3,
   'checkpoint.export_every_saves': 1,
+  'log.completions_every_steps': 2,
   'log.wandb_project': '',
 }
 

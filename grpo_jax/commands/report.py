@@ -1,0 +1,50 @@
+"""A page about runs: `grpo-jax report`."""
+
+from collections.abc import Sequence
+import os
+import time
+from typing import Any
+
+from grpo_jax import report
+
+
+def write(workdirs: Sequence[str], out: str) -> dict[str, Any]:
+  """Reads runs and writes a page about them.
+
+  Args:
+    workdirs: Of the runs, at least one.
+    out: The file to write.
+
+  Returns:
+    `out`, the absolute path of the page; `bytes`, its size; `secs`, how long it
+    took; `title`, and `warnings`, what is wrong with the runs.
+
+  Raises:
+    ValueError: A workdir holds no run, or `out` is empty.
+    OSError: The page cannot be written.
+  """
+  if not out:
+    raise ValueError('--out is empty; give a file, as in --out=report.html.')
+  start = time.monotonic()
+  page = report.of_runs(workdirs)
+  size = report.write(out, page)
+  warnings = [
+    part.text
+    for part in page.sections[0].parts
+    if isinstance(part, report.Text) and part.kind == 'warning'
+  ]
+  return {
+    'out': os.path.abspath(out),
+    'bytes': size,
+    'secs': round(time.monotonic() - start, 2),
+    'title': page.title,
+    'warnings': warnings,
+  }
+
+
+def show(made: dict[str, Any]) -> None:
+  """Prints what `write` returned, for a person."""
+  for warning in made['warnings']:
+    print(warning)
+  size = made['bytes'] / 1e6
+  print(f'{made["out"]} ({size:.1f} MB, {made["secs"]:.1f} s)')

@@ -1,0 +1,121 @@
+"""Runs with the same config but the seed, as one group; and what differs."""
+
+from collections.abc import Sequence
+import json
+from typing import Any
+from typing import NamedTuple
+
+from grpo_jax import config as config_lib
+from grpo_jax.report import curves
+from grpo_jax.report import read
+from grpo_jax.report.types import Curve
+from grpo_jax.training import workdir as workdir_lib
+
+_MOST_FIELDS = 2  # that differ, in a name
+_LONGEST = 28  # of a value in a name
+
+
+class Group(NamedTuple):
+  """Runs that differ in their seeds alone.
+
+  Attributes:
+    name: By what the group differs from others; of a single one, its run's.
+    runs: One for each seed.
+  """
+
+  name: str
+  runs: list[read.Run]
+
+  def curve(self, metric: str, most_points: int) -> Curve | None:
+    """The curve of a metric; None if no run has a number."""
+    points = [run.metrics.points(metric) for run in self.runs]
+    return curves.of_runs(self.name, points, most_points)
+
+  @property
+  def first(self) -> read.Run:
+    """The run that stands for all, where one is shown."""
+    return self.runs[0]
+
+
+def of_runs(runs: Sequence[read.Run]) -> tuple[list[Group], list[str]]:
+  """Groups in the order of their first runs.
+
+  Args:
+    runs: At least one.
+
+  Returns:
+    The groups, and sentences about runs that are left out: of two with one seed
+    and one config the longer counts, because they are not independent.
+  """
+  found: dict[str, dict[Any, read.Run]] = {}
+  said = []
+  for run in runs:
+    key = json.dumps(learned(run), sort_keys=True, default=str)
+    seeds = found.setdefault(key, {})
+    seed = run.saved.get('seed')
+    if seed in seeds:
+      pair = sorted((seeds[seed], run), key=lambda one: one.done)
+      run = pair[1]
+      said.append(
+        f'{pair[0].name} and {run.name} have the same config and the same seed '
+        f'({seed}), so only {run.name} counts.'
+      )
+    seeds[seed] = run
+  of_each = [
+    sorted(seeds.values(), key=lambda run: str(run.saved.get('seed')))
+    for seeds in found.values()
+  ]
+  names = _names([some[0] for some in of_each])
+  return [Group(*pair) for pair in zip(names, of_each)], said
+
+
+def learned(run: read.Run) -> dict[str, Any]:
+  """The fields of a run's config that change what is learned, but the seed."""
+  # With the defaults of fields that an earlier version did not have.
+  config = run.config or config_lib.Config()
+  flat = config_lib.flat(run.saved)
+  if run.config:
+    flat = workdir_lib.flat(run.config)
+  return {
+    name: value
+    for name, value in flat.items()
+    if name != 'seed' and not config_lib.is_free(name, config)
+  }
+
+
+def differing(runs: Sequence[read.Run]) -> list[str]:
+  """The fields that are not the same in all runs, those of `learned` alone."""
+  fields = [learned(run) for run in runs]
+  names = dict.fromkeys(name for one in fields for name in one)
+  return [
+    name
+    for name in names
+    if any(one.get(name) != fields[0].get(name) for one in fields)
+  ]
+
+
+def _names(runs: Sequence[read.Run]) -> list[str]:
+  """A short name for each group, by its first run."""
+  if len(runs) == 1:
+    return [runs[0].name]
+  fields = differing(runs)
+  # The arguments of a method differ with the method, which says enough.
+  if 'learner.method' in fields:
+    fields = [x for x in fields if not x.startswith('learner.method_kwargs')]
+  names = [
+    ', '.join(
+      f'{field.rpartition(".")[2]}={learned(run).get(field)}'
+      for field in fields
+    )
+    for run in runs
+  ]
+  short = all(len(name) <= _LONGEST * len(fields) for name in names)
+  if len(fields) <= _MOST_FIELDS and short and len({*names}) == len(names):
+    return names
+  # By as much of the end of their paths as tells them apart.
+  parts = [run.path.absolute().parts for run in runs]
+  for length in range(1, max(map(len, parts)) + 1):
+    names = ['/'.join(path[-length:]) for path in parts]
+    if len({*names}) == len(names):
+      break
+  return names

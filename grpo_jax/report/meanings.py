@@ -1,0 +1,134 @@
+"""What metrics mean, in a sentence each, for people who see them first."""
+
+from grpo_jax import monitor
+
+_MEANINGS = {
+  'reward': 'Mean reward of the completions of a rollout.',
+  'heldout_accuracy': (
+    'Share of held-out problems that greedy answers solve (the mean of the '
+    'first reward).'
+  ),
+  'accuracy': 'Share of the sampled completions that are right.',
+  'uniform_groups': (
+    'Share of the groups whose completions all earn the same: they teach '
+    'nothing.'
+  ),
+  'length_tokens': 'Mean length of a completion.',
+  'truncated': 'Share of the completions that were cut at the token limit.',
+  'entropy': (
+    'How undecided the policy is at a token, as the sampler sees it; near 0, '
+    'completions of a prompt hardly differ.'
+  ),
+  'kl_old_k3': 'How far the updates of a rollout move the policy that drew it.',
+  'kl_ref_k3': 'How far the policy is from the reference.',
+  'kl_rollout': (
+    'How far all updates of a rollout together have moved the policy, measured '
+    'after the last.'
+  ),
+  'clipped_high': 'Share of the tokens without a gradient: the ratio is high.',
+  'clipped_low': 'Share of the tokens without a gradient: the ratio is low.',
+  'clipped_cap': 'Share of the tokens whose ratio is cut at its cap.',
+  'ess_token': 'How much of the sample counts after weighing by the ratio.',
+  'prefix_whole_uncancelled': (
+    'Sum of the coefficients on tokens that a whole group shares, over the sum '
+    'of their sizes: 0 if they cancel.'
+  ),
+  'sampler_gap': (
+    'Mean difference of the log-probabilities of sampler and learner.'
+  ),
+  'loss': 'Value of the loss. It is no measure of progress.',
+  'grad_norm': 'Norm of the gradient before it is clipped.',
+  'update_norm': 'How far an update moves the parameters.',
+  'adam_carried_norm': 'The part of the update that earlier gradients carry.',
+  'adam_fresh_norm': 'The part of the update that this gradient gives.',
+  'adam_carried_update_cosine': (
+    'Direction of the carried part against the whole update: at 1 momentum '
+    'alone moves the parameters.'
+  ),
+  'adam_grad_update_cosine': (
+    'Direction of the gradient against the update; -1 is straight downhill.'
+  ),
+  'adam_below_epsilon': (
+    'Share of the weights whose gradients are smaller than epsilon of Adam.'
+  ),
+  'overshoot': (
+    'How far an update moves clipped tokens further out: nothing pulls them '
+    'there but momentum and other tokens.'
+  ),
+  'overshoot_carried': 'The part of overshoot that momentum causes (coasting).',
+  'overshoot_fresh': 'The part of overshoot that the new gradient causes.',
+  'overshoot_predicted': 'What the law of coasting predicts without gradients.',
+  'overshoot_positive': 'Overshoot, where tokens that move back count as 0.',
+  'ends_clipped': 'Share of the tokens that are clipped after an update.',
+  'rollout_outside': (
+    'Share of the tokens outside their range after the last update of a '
+    'rollout.'
+  ),
+  'sample_tokens_per_sec': 'Completion tokens that are drawn and judged.',
+  'learn_tokens_per_sec': 'Completion tokens that are learned from.',
+  'step_secs': 'Sampling, judging and learning of a rollout.',
+  'judge_secs': 'How long a rollout waits for its judges.',
+  'mfu_sample': 'FLOP/s that the model needs over what the devices could do.',
+  'mfu_learn': 'FLOP/s that the model needs over what the devices could do.',
+  'device_peak_gib': 'The most that a device has held since the run began.',
+  'host_peak_gib': 'The most that the process has held since it began.',
+}
+_NATS = 'nats per token'
+# Metrics that the terminal does not show in a table, and those whose label
+# there is understood below its heading alone.
+_MORE = {
+  'reward': monitor.Row('reward'),
+  'heldout_accuracy': monitor.Row('held-out accuracy', '%'),
+  'truncated': monitor.Row('share cut at the token limit', '%'),
+  'clipped_high': monitor.Row('share clipped at high ratios', '%'),
+  'clipped_low': monitor.Row('share clipped at low ratios', '%'),
+  'clipped_cap': monitor.Row('share clipped at the cap', '%'),
+  'sampler_gap': monitor.Row('gap of sampler and learner', _NATS),
+  'kl_rollout': monitor.Row('KL of a whole rollout', _NATS),
+  'overshoot': monitor.Row('overshoot', 'nats'),
+  'overshoot_positive': monitor.Row('overshoot, outward alone', 'nats'),
+  'overshoot_carried': monitor.Row('overshoot by momentum', 'nats'),
+  'overshoot_fresh': monitor.Row('overshoot by the gradient', 'nats'),
+  'overshoot_predicted': monitor.Row('overshoot without gradients', 'nats'),
+  'rollout_outside': monitor.Row('share outside at rollout end', '%'),
+  'ends_clipped': monitor.Row('share clipped after an update', '%'),
+  'adam_carried_update_cosine': monitor.Row('cosine of momentum and update'),
+  'adam_grad_update_cosine': monitor.Row('cosine of gradient and update'),
+  'sample_tokens_per_sec': monitor.Row('sampling speed', 'tokens per second'),
+  'learn_tokens_per_sec': monitor.Row('learning speed', 'tokens per second'),
+  'step_secs': monitor.Row('time of a rollout', 'seconds'),
+  'judge_secs': monitor.Row('time of waiting for judges', 'seconds'),
+}
+_ROWS = {
+  name: row for rows in monitor.GROUPS.values() for name, row in rows.items()
+} | _MORE
+
+
+def label(name: str) -> str:
+  """A metric in words.
+
+  >>> label('kl_old_k3'), label('groups_solved'), label('reward/brevity')
+  ('KL from sampling policy', 'groups solved', 'brevity')
+  """
+  if name in _ROWS:
+    return _ROWS[name].label
+  return name.partition('/')[2] or name.replace('_', ' ')
+
+
+def unit(name: str) -> str:
+  """The unit of a metric; '%' for shares, '' where there is none."""
+  found = _ROWS[name].unit if name in _ROWS else _unit_of(name)
+  return '' if found == '#' else found
+
+
+def _unit_of(name: str) -> str:
+  return 'seconds' if '_secs' in name else ''
+
+
+def measured(name: str) -> str:
+  """What is measured, with its unit."""
+  said = _MEANINGS.get(name, '')
+  of = unit(name)
+  if of and of != '%':
+    said = f'{said} In {of}.' if said else f'In {of}.'
+  return said

@@ -1,0 +1,172 @@
+"""What a run has left in its workdir, as far as it can be read.
+
+A run that is going on, or was stopped, or has left half a line, is a run too.
+Only a folder without a run is refused.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import json
+import math
+import os
+import pathlib
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+
+from grpo_jax import config as config_lib
+from grpo_jax.training import bucket
+from grpo_jax.training import workdir as workdir_lib
+
+
+class Metrics(NamedTuple):
+  """The lines of `metrics.jsonl`, one for each rollout, N of them.
+
+  Attributes:
+    steps: i64[N], ascending: rollouts done.
+    values: f64[N] by name, NaN where there is no number: it was not finite, or
+      there was nothing to measure.
+    broken: How many lines could not be read.
+  """
+
+  steps: np.ndarray
+  values: dict[str, np.ndarray]
+  broken: int
+
+  def points(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The steps at which a metric has a number, and these numbers."""
+    values = self.values.get(name, np.full(len(self.steps), np.nan))
+    known = np.isfinite(values)
+    return self.steps[known], values[known]
+
+  def records(self) -> Iterator[tuple[int, dict[str, float | None]]]:
+    """Step by step, each metric that has a number."""
+    for place, step in enumerate(self.steps.tolist()):
+      yield (
+        step,
+        {
+          name: float(values[place])
+          for name, values in self.values.items()
+          if math.isfinite(values[place])
+        },
+      )
+
+
+class Run(NamedTuple):
+  """One run.
+
+  Attributes:
+    name: Of its folder.
+    path: Its workdir, or a copy of one that is in a bucket.
+    saved: Its config, as JSON has it.
+    config: The same; None if this version of the package cannot read it.
+    metrics: See `Metrics`.
+    starts: What `versions.json` says of each start.
+    troubles: Sentences about what could not be read, or went wrong.
+  """
+
+  name: str
+  path: pathlib.Path
+  saved: dict[str, Any]
+  config: config_lib.Config | None
+  metrics: Metrics
+  starts: list[dict[str, Any]]
+  troubles: list[str]
+
+  @property
+  def done(self) -> int:
+    """Rollouts that have a line."""
+    return int(self.metrics.steps[-1]) if len(self.metrics.steps) else 0
+
+
+def run(workdir: str) -> Run:
+  """Reads a workdir.
+
+  Args:
+    workdir: A directory, or the address of one in a bucket.
+
+  Raises:
+    ValueError: It holds no run.
+  """
+  if not os.fspath(workdir):
+    raise ValueError('A workdir is empty; give the workdir of a run.')
+  path = bucket.read_only(workdir)
+  saved, troubles = workdir_lib.config_of(path), []
+  config = None
+  try:
+    config = config_lib.dataclass_from_dict(config_lib.Config, saved, 'config')
+  except ValueError as error:
+    troubles.append(
+      f'This version of grpo_jax cannot read all of its config ({error}), so '
+      'its method and its alarms are left out.'
+    )
+  found = metrics(path / 'metrics.jsonl')
+  if not len(found.steps):
+    troubles.append('It has no line in metrics.jsonl yet.')
+  if found.broken:
+    lines = 'A line' if found.broken == 1 else f'{found.broken} lines'
+    troubles.append(
+      f'{lines} of metrics.jsonl could not be read and '
+      f'{"is" if found.broken == 1 else "are"} left out.'
+    )
+  if failure := _failure(path):
+    troubles.append(f'A start ended with an error: {failure}')
+  name = pathlib.PurePath(str(workdir).rstrip('/')).name or str(path.resolve())
+  return Run(name, path, saved, config, found, _starts(path), troubles)
+
+
+def metrics(file: pathlib.Path) -> Metrics:
+  """The lines of a file; none without a file."""
+  try:
+    lines = file.read_bytes().splitlines()
+  except FileNotFoundError:
+    lines = []
+  records, broken = {}, 0
+  for line in lines:
+    record = _record(line)
+    if record is None:
+      broken += bool(line.strip())
+    else:  # a rollout that was done again has its last line
+      records[record['step']] = record
+  steps = np.array(sorted(records), np.int64)
+  values: dict[str, np.ndarray] = {}
+  for place, step in enumerate(steps.tolist()):
+    for name, value in records[step].items():
+      if name == 'step':
+        continue
+      if isinstance(value, int | float) and math.isfinite(value):
+        if name not in values:
+          values[name] = np.full(len(steps), np.nan)
+        values[name][place] = value
+  return Metrics(steps, values, broken)
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+  """The object in a line; None if the line is broken."""
+  try:
+    record = json.loads(line)
+  except (ValueError, RecursionError):
+    return None
+  whole = isinstance(record, dict) and type(record.get('step')) is int
+  return record if whole else None
+
+
+def _starts(path: pathlib.Path) -> list[dict[str, Any]]:
+  with contextlib.suppress(OSError, ValueError, RecursionError):
+    found = json.loads((path / 'versions.json').read_text())
+    if isinstance(found, list):
+      return [start for start in found if isinstance(start, dict)]
+  return []
+
+
+def _failure(path: pathlib.Path) -> str:
+  """The last line of a traceback that is newer than the last rollout; or ''."""
+  with contextlib.suppress(OSError, ValueError):
+    trace = path / 'traceback.txt'
+    lines = path / 'metrics.jsonl'
+    if lines.exists() and lines.stat().st_mtime > trace.stat().st_mtime:
+      return ''
+    said = trace.read_text().strip().splitlines()
+    return said[-1] if said else ''
+  return ''
