@@ -24,6 +24,7 @@ References:
 
 from collections.abc import Callable
 import functools
+from typing import Any
 from typing import NamedTuple
 
 from flax import nnx
@@ -156,7 +157,7 @@ def route(
   return probability, weight, chosen
 
 
-def over_devices(*given: Array, activation: Callable[[Array], Array]) -> Array:
+def over_devices(*given: Any, activation: Callable[[Array], Array]) -> Array:
   """`mixture` on the mesh in use, each device with the experts that it holds.
 
   An axis whose size the mesh does not divide is not split: then every device
@@ -171,7 +172,7 @@ def over_devices(*given: Array, activation: Callable[[Array], Array]) -> Array:
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1:
-    return mixture(*given, activation)
+    return mixture(*given, activation=activation)
   x, _, _, *kernels = given
   shards = sharding.row_shards(mesh)
   rows = jax.P(sharding.ROW_AXES if x.shape[0] % shards == 0 else None)
@@ -193,7 +194,7 @@ def over_devices(*given: Array, activation: Callable[[Array], Array]) -> Array:
 
 
 def on_shard(
-  *given: Array, activation: Callable[[Array], Array], number: int
+  *given: Any, activation: Callable[[Array], Array], number: int
 ) -> Array:
   """`over_devices` where each data shard already has its own rows and experts.
 
@@ -244,8 +245,15 @@ def _of_device(*given, activation, parts, exchanges=True, summed=False):
     gather = functools.partial(lax.all_gather, axis=0, tiled=True)
     x, weight, chosen = (gather(one, 'expert') for one in (x, weight, chosen))
   first = lax.axis_index('expert') * kernels[0].shape[0] if parts > 1 else 0
-  given = x, weight, chosen, *kernels
-  mixed = mixture(*given, activation, first=first, parts=parts)
+  mixed = mixture(
+    x,
+    weight,
+    chosen,
+    *kernels,
+    activation=activation,
+    first=first,
+    parts=parts,
+  )
   if summed:  # each device has summed over its hidden units
     mixed = lax.psum(mixed, 'tensor')
   if exchanges:
