@@ -160,19 +160,26 @@ def test_the_optimizer_hears_of_the_rollout_and_of_clipping():
   listening = optax.GradientTransformationExtraArgs(
     lambda params: optax.EmptyState(), update_fn
   )
-  learner = make_learner(
-    losses.methods.grpo(kl_coefficient=0), optimizer=listening
+  # Tokens that are not trained leave the range too, but nobody clips them.
+  method = losses.chain(
+    losses.drop_truncated(), losses.methods.grpo(kl_coefficient=0)
   )
+  learner = make_learner(method, optimizer=listening)
   made = updates.Updater(learner, PARAMS, spec('padded', 4), epochs=2)
   state = made.init(jax.tree.map(jnp.copy, PARAMS))
   rollout = make_rollout()
-  made(state, rollout, 0)[0].step.block_until_ready()
+  truncated = np.arange(rollout.length.size).reshape(rollout.length.shape) % 2
+  batch = rollout.batch._replace(truncated=truncated == 1)
+  rollout = rollout._replace(batch=batch)
+  scalars = metrics.to_scalars(made(state, rollout, 0)[1])
   jax.effects_barrier()
   # Each is computed once to look at it, and once to take it.
   assert heard[::2] == heard[1::2]
   first, clipped, scale = zip(*heard[::2], strict=True)
   assert first == (1.0, 0.0)
-  assert clipped[0] == 0.0 and 0.0 <= clipped[1] <= 1.0
+  share = scalars['clipped_high'] + scalars['clipped_low']
+  assert clipped[0] == 0.0 and 0.0 < clipped[1] <= 1.0
+  np.testing.assert_allclose(clipped[1], 2 * share, rtol=1e-5)
   batch, _ = losses.credit(learner.method, rollout.batch, learner.method.init())
   kept = np.asarray(batch.advantage)[np.asarray(batch.keep)]
   np.testing.assert_allclose(scale, np.sqrt(np.mean(kept**2)), rtol=1e-6)
