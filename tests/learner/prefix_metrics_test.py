@@ -111,6 +111,38 @@ def test_closed_forms_of_prefixes(gained, w, uncancelled, share):
     )
 
 
+def test_at_ratio_one_the_sampler_is_the_policy_too():
+  """So no token is dropped for being far from what the sampler reported."""
+  rollout = shared_rollout()
+  given = rollout.batch._replace(
+    logp_sampler=(rollout.batch.logp_old + 0.7).astype(np.float32),
+    extras={'log_kept': np.zeros((1, 4, 3), np.float32)},
+  )
+  rows, used = micro_batches.of_rollout(rollout, np.arange(1), spec('padded'))
+
+  def slopes(*more):
+    method = losses.chain(
+      losses.center_by_group(), losses.mean_over_tokens(), losses.ppo_clip()
+    )
+    learner = table_learner(losses.chain(method, *more))
+    batch, state, _ = learner_lib.credit(learner, given, learner.method.init())
+    batch = losses.prepare(learner.method, batch, state)
+
+    @jax.jit
+    def run(params):
+      found = gradient_lib.of_batch(learner, params, state, batch, rows, used)
+      unmoved = gradient_lib.slope_at_ratio_one(learner, found, batch, state)
+      return found.slope, unmoved
+
+    return run({'logp': jnp.full((4, 3), -1.0)})
+
+  plain, _ = slopes()
+  dropping, unmoved = slopes(losses.mask_off_policy_negatives(policy='sampler'))
+  wrong = np.asarray(plain) > 0
+  assert wrong.any() and not np.asarray(dropping)[wrong].any()
+  np.testing.assert_allclose(unmoved, plain, rtol=1e-6)
+
+
 def test_what_the_credit_measures_is_reported_and_leaves_the_batch():
   """Over trained tokens: the truncated completion is in no mean."""
   rollout = shared_rollout()
