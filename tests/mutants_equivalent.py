@@ -240,6 +240,11 @@ EQUIVALENT |= {
     '1 -> 0',
   ): 'alone it is asked for arrays that nobody else waits for; it saves work',
   (
+    'sampling/_generation.py:Generation._to_host',
+    'if not self.shares:',
+    'not self.shares -> self.shares',
+  ): 'rows are shared by processes alone, whose tests are `long`',
+  (
     'training/build.py:method_of',
     'if loss.requires <= known:',
     'loss.requires <= known -> loss.requires < known',

@@ -147,6 +147,13 @@ def test_rows_move_on_their_device_alone(program):
   assert sent(lowered.compile()) == {}
 
 
+def test_completions_begin_in_the_shortest_cache():
+  *_, lowered = lowering(1, 'prefill')
+  rows, _ = lowered.out_info
+  for cache in jax.tree.leaves(rows.cache):
+    assert cache.shape.count(64) == 2  # 64 rows of 64 columns, and not 128
+
+
 def test_decoding_sends_no_cache():
   """Queries go to the caches, and what they have seen comes back."""
   made, params, lowered = lowering(8, 'decode')
