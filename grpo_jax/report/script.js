@@ -75,8 +75,9 @@ function upAxis(data, [left, right]) {
   const room = 0.4 * (high - low) || Infinity;
   if (bands.length) {
     const floor = low >= 0 ? 0 : -Infinity;
+    const top = data.unit === '%' && high <= 1 ? 1 : Infinity;
     low = Math.min(low, Math.max(Math.min(...bands), low - room, floor));
-    high = Math.max(high, Math.min(Math.max(...bands), high + room));
+    high = Math.max(high, Math.min(Math.max(...bands), high + room, top));
   }
   if (data.yLog) return [Math.max(low, 1e-300) / 1.2, high * 1.2];
   if (low > 0 && low < 0.4 * high) low = 0;

@@ -234,8 +234,9 @@ def _axes(made: Chart) -> tuple[Scale, Scale]:
     room = _BEYOND * (high - low) or math.inf
     # An interval may leave the range of what it is about; the axis does not.
     floor = 0.0 if low >= 0 else -math.inf
+    top = 1.0 if made.unit == '%' and high <= 1 else math.inf
     low = min(low, max(float(bands.min()), low - room, floor))
-    high = max(high, min(float(bands.max()), high + room))
+    high = max(high, min(float(bands.max()), high + room, top))
   if made.y_log:
     y = Scale(low / 1.2, high * 1.2, True)
   else:
