@@ -423,8 +423,7 @@ class Log:
   # Whether these files also tell what the updates did to each token, for
   # `grpo-jax report`: `coefficient`, its weight times its advantage, and
   # `log_ratio_after`, how far its log-probability moved, in nats. It takes two
-  # forward passes in each of these rollouts, or three if there is a reference:
-  # with a file every 20 rollouts, 1 to 2 % of the time.
+  # forward passes in such a rollout (three with a reference): 1 to 2 % in all.
   token_effects: bool = False
   # Whether to measure prefix_*_expected too, the weight of shared prefixes
   # before the policy has moved. It takes the loss a second time.
