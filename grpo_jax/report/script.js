@@ -63,6 +63,7 @@ function upAxis(data, [left, right]) {
     curve.x.forEach((x, k) => {
       if (x < left || x > right) return;
       lines.push(curve.mean[k], ...(curve.runs || []).map(run => run[k]));
+      if (curve.low && !curve.runs) lines.push(curve.low[k], curve.high[k]);
       if (curve.low) bands.push(curve.low[k], curve.high[k]);
     });
   }
