@@ -54,7 +54,7 @@ _HOW = (
   'behind a number, is the 95 % interval of the mean over seeds, from '
   "Student's distribution; with three seeds it is wide. Titles compare the "
   'first tenth of the rollouts with the last.',
-  'Where a band leaves the drawing, it is cut; its numbers are not.',
+  'Where an interval leaves the drawing, it is cut; its numbers are not.',
 )
 
 

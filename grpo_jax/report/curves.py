@@ -107,17 +107,19 @@ def _means(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _ends(points: Sequence[Points]) -> Ends:
   """The first and the last tenth; the mean over runs, with its interval.
 
-  A run that is behind the others does not count at their end.
+  A run that begins later, or is behind, does not count where others are alone.
   """
+  since = min(x[0] for x, _ in points)
   until = max(x[-1] for x, _ in points)
-  firsts, lasts, noises, size = [], [], [], 1
+  firsts, lasts, noises = [], [], []
   for x, y in points:
     size = max(1, len(x) // _TENTH)
-    firsts.append(float(np.mean(y[:size])))
+    if x[0] == since:
+      firsts.append(float(np.mean(y[:size])))
     if x[-1] == until:
       lasts.append(float(np.mean(y[-size:])))
     noises.append(max(float(np.std(y[:size])), float(np.std(y[-size:]))))
   last = intervals.of_mean(lasts)
   return Ends(
-    float(np.mean(firsts)), last.mean, float(np.mean(noises)), last.half, size
+    float(np.mean(firsts)), last.mean, float(np.mean(noises)), last.half
   )

@@ -63,6 +63,7 @@ function upAxis(data, [left, right]) {
     curve.x.forEach((x, k) => {
       if (x < left || x > right) return;
       lines.push(curve.mean[k], ...(curve.runs || []).map(run => run[k]));
+      if (curve.low && !curve.runs) lines.push(curve.low[k], curve.high[k]);
       if (curve.low) bands.push(curve.low[k], curve.high[k]);
     });
   }
@@ -75,8 +76,9 @@ function upAxis(data, [left, right]) {
   const room = 0.4 * (high - low) || Infinity;
   if (bands.length) {
     const floor = low >= 0 ? 0 : -Infinity;
+    const top = data.unit === '%' && high <= 1 ? 1 : Infinity;
     low = Math.min(low, Math.max(Math.min(...bands), low - room, floor));
-    high = Math.max(high, Math.min(Math.max(...bands), high + room));
+    high = Math.max(high, Math.min(Math.max(...bands), high + room, top));
   }
   if (data.yLog) return [Math.max(low, 1e-300) / 1.2, high * 1.2];
   if (low > 0 && low < 0.4 * high) low = 0;

@@ -20,7 +20,9 @@ from grpo_jax.report.types import Timeline
 
 _SIZE = 1000  # units of the drawing, in both directions
 _FEW = 25  # points, which are also drawn as dots
-_BEYOND = 0.4  # how far bands may widen an axis, in lengths of that of lines
+_BEYOND = (
+  0.4  # how far intervals may widen an axis, in lengths of that of lines
+)
 _COLORS = 8
 
 
@@ -128,7 +130,7 @@ def swatch(number: int) -> str:
 
 def log_suits(curves: Sequence[Curve], unit: str) -> bool:
   """Whether the values of curves are told apart on a logarithmic axis alone."""
-  values = _finite(curve.mean for curve in curves)
+  values = _finite(part for curve in curves for part in _measured(curve))
   if unit == '%' or not len(values) or values.min() <= 0:
     return False
   return float(values.max() / np.median(values)) > 30
@@ -221,9 +223,8 @@ def _stretches(known: np.ndarray) -> list[slice]:
 
 def _axes(made: Chart) -> tuple[Scale, Scale]:
   across = _finite([*(curve.x for curve in made.curves), made.x_range])
-  lines = _finite(
-    part for curve in made.curves for part in (curve.mean, curve.runs.ravel())
-  )
+  # What was measured is all shown; an interval may be cut.
+  lines = _finite(part for curve in made.curves for part in _measured(curve))
   low, high = (float(lines.min()), float(lines.max())) if len(lines) else (0, 1)
   bands = _finite(
     part for curve in made.curves for part in (curve.low, curve.high)
@@ -234,8 +235,9 @@ def _axes(made: Chart) -> tuple[Scale, Scale]:
     room = _BEYOND * (high - low) or math.inf
     # An interval may leave the range of what it is about; the axis does not.
     floor = 0.0 if low >= 0 else -math.inf
+    top = 1.0 if made.unit == '%' and high <= 1 else math.inf
     low = min(low, max(float(bands.min()), low - room, floor))
-    high = max(high, min(float(bands.max()), high + room))
+    high = max(high, min(float(bands.max()), high + room, top))
   if made.y_log:
     y = Scale(low / 1.2, high * 1.2, True)
   else:
@@ -250,6 +252,13 @@ def _axes(made: Chart) -> tuple[Scale, Scale]:
   left, right = _widened(left, right)
   pad = 0.015 * (right - left)
   return Scale(left - pad, right + pad), y
+
+
+def _measured(curve: Curve) -> list[np.ndarray]:
+  """The mean, and each run's; of a single run the least and the largest."""
+  if len(curve.runs):
+    return [curve.mean, curve.runs]
+  return [curve.mean, curve.least, curve.most]
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:

@@ -78,13 +78,12 @@ class Curve(NamedTuple):
 
 
 class Ends(NamedTuple):
-  """The first and the last tenth of a curve: means of so many x."""
+  """The means of the first and of the last tenth of a curve."""
 
   first: float
   last: float
   noise: float  # deviation of single values within these tenths
   half: float  # of the interval of `last` over runs; NaN for a single run
-  points: int
 
 
 class Chart(NamedTuple):

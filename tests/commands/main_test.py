@@ -12,6 +12,7 @@ from grpo_jax.commands import help_text
 from grpo_jax.commands import main
 from grpo_jax.commands import table
 from grpo_jax.rollouts import parquet
+from grpo_jax.training import host_memory
 from tests import runs
 from tests.cli import JUDGE
 from tests.cli import SMALL
@@ -264,9 +265,9 @@ def test_the_peak_of_memory_has_the_unit_of_its_system(
   monkeypatch, platform, unit
 ):
   usage = types.SimpleNamespace(ru_maxrss=3 * 2**29 // unit)
-  monkeypatch.setattr(table.sys, 'platform', platform)
-  monkeypatch.setattr(table.resource, 'getrusage', lambda who: usage)
-  assert table._peak_memory_gib() == 1.5
+  monkeypatch.setattr(host_memory.sys, 'platform', platform)
+  monkeypatch.setattr(host_memory.resource, 'getrusage', lambda who: usage)
+  assert host_memory.peak_gib() == 1.5
 
 
 def test_it_says_its_version():

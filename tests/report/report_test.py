@@ -157,6 +157,8 @@ def test_bins_keep_the_least_and_the_largest(tmp_path):
     k for k, x in enumerate(curve['since']) if x <= 777 <= curve['until'][k]
   ]
   assert curve['high'][k] == 1e6 and min(curve['low']) == -5
+  low, high = data_of(text)['grad_norm']['y']
+  assert low <= -5 and high >= 1e6  # and they are to be seen
   inside = range(int(curve['since'][k]), int(curve['until'][k]) + 1)
   of_bin = [
     made_runs.record(step)['grad_norm'] for step in inside if step not in spike
