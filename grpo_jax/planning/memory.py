@@ -252,7 +252,7 @@ class Memory:
     # How overshoot moves the log-probabilities is measured along each update.
     tangents = self.weights.trained * (program == 'watched_step')
     # Sums over `tensor` that one layer makes; read off what the compiler needs.
-    token += 10.0 * self._stream * (self.tensor > 1)
+    token += 6.0 * self._stream * (self.tensor > 1)
     passes = {
       'activations': float(token * self._tokens_here),
       'experts': self._experts_learning,
