@@ -24,7 +24,7 @@ def test_a_link_stays_a_link(tmp_path):
 
 def test_what_is_no_file_is_not_replaced(tmp_path, monkeypatch):
   """A pipe here, as tests must not risk a device."""
-  monkeypatch.setattr(parquet, 'to_bytes', lambda rollout, step: b'contents')
+  monkeypatch.setattr(parquet, 'to_bytes', lambda *_: b'contents')
   pipe = tmp_path / 'pipe'
   os.mkfifo(pipe)
   read = []
