@@ -300,4 +300,4 @@ class Memory:
   def _experts_learning(self) -> float:
     """With experts and their gradients, laid out for their products."""
     copies = 1.5 * self.weights.trained * (self.model.experts is not None)
-    return copies + self._expert_arrays(self._tokens_here, 5.0, 4.0, 4.0)
+    return copies + self._expert_arrays(self._tokens_here, 5.2, 4.0, 4.0)
