@@ -174,8 +174,8 @@ def adapted(tmp_path_factory):
   """A Llama with grouped heads, and a run of it that trains adapters."""
   path = tmp_path_factory.mktemp('lora')
   folder = pretrained(path / 'llama')
-  config, monkeypatch = small(folder, **LORA), pytest.MonkeyPatch()
-  with monkeypatch.context():
+  config = small(folder, **LORA)
+  with pytest.MonkeyPatch.context() as monkeypatch:
     train_killed_once(config, path / 'run', monkeypatch)
   return folder, config, path / 'run'
 
