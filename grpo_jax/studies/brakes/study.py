@@ -151,7 +151,7 @@ def _trained(run: build.Run, arm: Arm, seed: int, params: Any) -> Outcome:
   for step in range(config.steps):
     rollout, prompt_state, _ = loop.sampled(run, prompt_state, step)
     (state, scalars), secs = loop.timed(
-      loop.learn, update, state, rollout, step
+      loop.learn, update, state, rollout, step, None
     )
     run.engine.load(update.whole(state.params), version=step + 1)
     # Measuring overshoot takes time too, so the seconds of these rollouts are
