@@ -115,7 +115,7 @@ def rows_to_host(tree: Any) -> Any:
   return jax.tree.map(one, tree)
 
 
-def gather(tree: Any, holder: np.ndarray, mesh: Mesh, specs: Any = None) -> Any:
+def gather(tree: Any, holder: np.ndarray, mesh: Mesh, specs: Any) -> Any:
   """Arrays of which each process holds some rows, on the devices.
 
   All processes must call it.
@@ -125,7 +125,7 @@ def gather(tree: Any, holder: np.ndarray, mesh: Mesh, specs: Any = None) -> Any:
     holder: i64[R], the process that holds each row; the same in all.
     mesh: The mesh.
     specs: A tree of `PartitionSpec`, which do not split rows: where the arrays
-      are to lie. None: everywhere.
+      are to lie.
 
   Returns:
     Arrays [R,...] of JAX.
@@ -157,8 +157,6 @@ def gather(tree: Any, holder: np.ndarray, mesh: Mesh, specs: Any = None) -> Any:
     over_all = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     return jax.make_array_from_callback(shape, over_all, part)
 
-  if specs is None:
-    specs = jax.tree.map(lambda _: PartitionSpec(), tree)
   leaves, treedef = jax.tree.flatten(tree)
   places = tuple(NamedSharding(mesh, s) for s in treedef.flatten_up_to(specs))
   found = _taken(list(map(one, leaves)), place, places)

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
-import itertools
 import math
 from typing import Any
 from typing import TypeVar
@@ -299,35 +298,6 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def rows(mesh: Mesh, axis: int = 0) -> NamedSharding:
   """Rows along `axis` split over the data shards."""
   return NamedSharding(mesh, PartitionSpec(*(None,) * axis, ROW_AXES))
-
-
-def position_axes(mesh: Mesh | AbstractMesh, width: int) -> tuple[str, ...]:
-  """The axes that split the positions of arrays [P,G,T] over data shards.
-
-  Args:
-    mesh: The mesh.
-    width: `T`.
-
-  Returns:
-    Those of `ROW_AXES` that make the most parts of those that divide T.
-
-  >>> mesh = AbstractMesh((6, 4, 1), ROW_AXES)
-  >>> [position_axes(mesh, width) for width in (48, 32, 5)]
-  [('data', 'fsdp'), ('fsdp',), ()]
-  """
-  used = [axis for axis in ROW_AXES if mesh.shape[axis] > 1]
-  every = itertools.chain.from_iterable(
-    itertools.combinations(used, number) for number in range(len(used) + 1)
-  )
-  parts = {axes: math.prod(mesh.shape[axis] for axis in axes) for axes in every}
-  fitting = [axes for axes, number in parts.items() if width % number == 0]
-  return max(fitting, key=lambda axes: parts[axes])
-
-
-def positions(mesh: Mesh | AbstractMesh, width: int) -> PartitionSpec:
-  """Where an array [P,G,T] lies; see `position_axes`."""
-  axes = position_axes(mesh, width)
-  return PartitionSpec(None, None, axes) if axes else PartitionSpec()
 
 
 @contextlib.contextmanager

@@ -11,10 +11,14 @@ which has some columns of the rows: the functions at the end of this file.
 
 from collections.abc import Callable
 from collections.abc import Sequence
+import itertools
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec
 import numpy as np
 
@@ -183,6 +187,52 @@ def specs(place: Any) -> Any:
     return PartitionSpec(*axes)
 
   return jax.tree.map(one, place)
+
+
+def position_axes(mesh: Mesh | AbstractMesh, width: int) -> tuple[str, ...]:
+  """The axes that split the positions of arrays [P,G,T] over data shards.
+
+  Args:
+    mesh: The mesh.
+    width: `T`.
+
+  Returns:
+    Those of `ROW_AXES` that make the most parts of those that divide T.
+
+  >>> mesh = AbstractMesh((6, 4, 1), ROW_AXES)
+  >>> [position_axes(mesh, width) for width in (48, 32, 5)]
+  [('data', 'fsdp'), ('fsdp',), ()]
+  """
+  used = [axis for axis in ROW_AXES if mesh.shape[axis] > 1]
+  every = itertools.chain.from_iterable(
+    itertools.combinations(used, number) for number in range(len(used) + 1)
+  )
+  parts = {axes: math.prod(mesh.shape[axis] for axis in axes) for axes in every}
+  fitting = [axes for axes, number in parts.items() if width % number == 0]
+  return max(fitting, key=lambda axes: parts[axes])
+
+
+def positions(mesh: Mesh | AbstractMesh, width: int) -> PartitionSpec:
+  """Where an array [P,G,T] lies; see `position_axes`."""
+  axes = position_axes(mesh, width)
+  return PartitionSpec(None, None, axes) if axes else PartitionSpec()
+
+
+def specs_of(
+  tree: Any, shape: tuple[int, ...], of_positions: PartitionSpec
+) -> Any:
+  """Where the arrays of a tree lie: those of shape [P,G,T,...] as given.
+
+  Args:
+    tree: Arrays.
+    shape: (P, G, T).
+    of_positions: Where they lie. All others lie everywhere.
+  """
+
+  def one(x):
+    return of_positions if x.shape[:3] == shape else PartitionSpec()
+
+  return jax.tree.map(one, tree)
 
 
 def parts() -> int:

@@ -15,7 +15,7 @@ PACKAGE = pathlib.Path(__file__).parent.parent / 'grpo_jax'
 _LIBRARIES = {'losses', 'optim', 'data', 'rewards', 'config', 'sharding'}
 _SMALL = {
   'metrics', 'random_keys', 'resolve', 'gguf_files', 'whole_files', 'chips',
-  'host_arrays', 'shards', 'intervals',
+  'host_arrays', 'shards',
 }  # fmt: skip
 _TRAINS = {'learner', 'rollouts', 'sampling', 'models', 'monitor'}
 _ALL = {'training', 'diagnostics', *_TRAINS, *_LIBRARIES, *_SMALL}
@@ -35,7 +35,7 @@ ALLOWED = {
   },
   'rollouts': {
     'sampling', 'models', 'data', 'rewards', 'losses', 'random_keys',
-    'whole_files', 'host_arrays', 'sharding',
+    'whole_files', 'host_arrays', 'sharding', 'shards',
   },
   'sampling': {'models', 'sharding', 'host_arrays', 'random_keys'},
   'models': {'sharding', 'shards', 'gguf_files'},
@@ -50,7 +50,6 @@ ALLOWED = {
   'shards': {'sharding'},
   'host_arrays': {'sharding'},
   'metrics': set(),
-  'intervals': set(),
   'random_keys': set(),
   'resolve': set(),
   'gguf_files': set(),

@@ -2,6 +2,8 @@
 
 import jax
 from jax.sharding import AxisType
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
 import numpy as np
 import pytest
 
@@ -134,7 +136,7 @@ def test_who_holds_the_rows_of_a_shard(processes, holders, own):
 
 
 @pytest.mark.parametrize('rows', [1, 3, 21])
-def test_gathered_rows_are_whole_on_every_device(rows):
+def test_gathered_rows_lie_where_they_are_to(rows):
   mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
   given = {
     'a': np.arange(rows * 6.0).reshape(rows, 2, 3),
@@ -142,10 +144,12 @@ def test_gathered_rows_are_whole_on_every_device(rows):
     'none': None,
   }
   holder = np.zeros(rows, np.int64)  # the only process
-  found = host_arrays.gather(given, holder, mesh)
+  specs = {'a': PartitionSpec(None, 'fsdp'), 'b': PartitionSpec(), 'none': None}
+  found = host_arrays.gather(given, holder, mesh, specs)
   assert found['none'] is None
   for name in 'ab':
-    assert found[name].is_fully_replicated and len(found[name].devices()) == 8
+    place = NamedSharding(mesh, specs[name])
+    assert found[name].sharding.is_equivalent_to(place, found[name].ndim)
     np.testing.assert_array_equal(found[name], given[name])
 
 

@@ -86,7 +86,7 @@ def run(
     in_specs=(of_frozen, [of_params] * len(trees), given_at, _cut(layout)),
     out_specs=(
       [of_params] * number,
-      sharding.positions(mesh, width),
+      shards.positions(mesh, width),
       _EVERYWHERE,
     ),
   )(frozen, list(trees), given, layout)
@@ -104,7 +104,7 @@ def filled(
     prompts: i32[P'], the prompts in the micro-batches.
   """
   rows = PartitionSpec(None, sharding.ROW_AXES)
-  at_tokens = sharding.positions(learner.mesh, tokens.shape[-1])
+  at_tokens = shards.positions(learner.mesh, tokens.shape[-1])
 
   def on_shard(tokens, layout):
     taken = lambda completion: token_shards.take(tokens, at_tokens, completion)

@@ -3,7 +3,7 @@
 Losses and metrics add up over positions, so shards need no more of each other
 than sums. The model scores whole completions, those in the rows of a shard: for
 them shards exchange positions, `take` and `put`. Where T is not divisible by
-all shards, some have the same positions; see `sharding.position_axes`.
+all shards, some have the same positions; see `shards.position_axes`.
 
 `Layout.completion` i32[R,C] says which completion lies in each slot of a row:
 p * G + g, or P * G for an empty slot.
@@ -24,6 +24,7 @@ import numpy as np
 from grpo_jax import host_arrays
 from grpo_jax import losses
 from grpo_jax import sharding
+from grpo_jax import shards
 
 Array = jax.Array
 
@@ -31,14 +32,9 @@ _WHOLE = PartitionSpec()
 
 
 def specs(mesh: Mesh | AbstractMesh, batch: losses.Batch) -> losses.Batch:
-  """Where each array of a batch lies; see `sharding.positions`."""
+  """Where each array of a batch lies; see `shards.positions`."""
   shape = batch.mask.shape
-  of_positions = sharding.positions(mesh, shape[2])
-
-  def one(x):
-    return of_positions if x.shape[:3] == shape else _WHOLE
-
-  return jax.tree.map(one, batch)
+  return shards.specs_of(batch, shape, shards.positions(mesh, shape[2]))
 
 
 def placed(
@@ -88,12 +84,14 @@ def local_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def missing(width: int) -> tuple[str, ...]:
   """Over which axes what shards have `put` together is still to be summed."""
-  return tuple(set(sharding.ROW_AXES) - set(_axes(width)))
+  # In the order of the mesh: every process must have the same program.
+  axes = _axes(width)
+  return tuple(axis for axis in sharding.ROW_AXES if axis not in axes)
 
 
 def _axes(width: int) -> tuple[str, ...]:
   """The axes of the mesh that split T positions, `on_shard`."""
-  return sharding.position_axes(jax.sharding.get_abstract_mesh(), width)
+  return shards.position_axes(jax.sharding.get_abstract_mesh(), width)
 
 
 def take(tree: Any, specs: Any, completion: Array) -> Any:

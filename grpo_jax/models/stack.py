@@ -84,10 +84,8 @@ def numbered(
     The chosen prompts, and i32[P',G,T].
   """
   shape = len(chosen), *shape[1:]
-  place = np.arange(1, math.prod(shape) + 1, dtype=np.int32)
-  return [[-1 - token for token in prompts[p]] for p in chosen], place.reshape(
-    shape
-  )
+  place = np.arange(1, math.prod(shape) + 1, dtype=np.int32).reshape(shape)
+  return [[-1 - token for token in prompts[p]] for p in chosen], place
 
 
 def filled(rows: Layout, ids: jax.Array) -> Layout:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from grpo_jax import models
 from grpo_jax import sharding
+from grpo_jax import shards
 from grpo_jax.models import experts as experts_lib
 from grpo_jax.models import layout
 from grpo_jax.planning import sizes
@@ -230,7 +231,7 @@ class Memory:
   @property
   def _token_arrays(self) -> float:
     whole = 4.0 * _TOKEN_ARRAYS * self.prompts * self.group * self.tokens
-    axes = sharding.position_axes(self.mesh, self.room)
+    axes = shards.position_axes(self.mesh, self.room)
     return whole / math.prod(self.mesh.shape[axis] for axis in axes)
 
   def _scoring(self, program: str) -> dict[str, float]:

@@ -193,8 +193,9 @@ def abstract_mesh(topology: Topology, wanted: MeshConfig) -> AbstractMesh:
   shape = sharding.mesh_shape(
     topology.number, **dataclasses.asdict(wanted), processes=topology.hosts
   )
+  maker = '' if topology.is_tpu else 'NVIDIA '
   kind = AbstractDevice(
-    device_kind=topology.chip.kinds[0],
+    device_kind=maker + topology.chip.kinds[0],
     num_cores=1 if topology.is_tpu else None,
     platform=topology.platform,
   )

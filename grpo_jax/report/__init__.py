@@ -96,7 +96,7 @@ def of_runs(workdirs: Sequence[str]) -> Page:
   names = [group.name for group in groups]
   title = names[0] if len(names) == 1 else ' · '.join(names[:4])
   if len(names) > 4:
-    title = _words.plural(len(names), 'group of run')
+    title = f'{len(names)} groups of runs'
   now = datetime.datetime.now().astimezone().strftime('%d %B %Y, %H:%M %Z')
   about = (
     f'{_words.plural(len(runs), "run")}, read on {now} by grpo_jax '

@@ -11,7 +11,7 @@ import warnings
 
 import numpy as np
 
-from grpo_jax import intervals
+from grpo_jax.report import intervals
 from grpo_jax.report.types import Curve
 from grpo_jax.report.types import Ends
 

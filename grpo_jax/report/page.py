@@ -67,7 +67,7 @@ def as_html(page: Page) -> str:
   ]
   write_part = functools.partial(_part, numbers, tokens.scales(blocks))
   sections = ''.join(
-    _section(section, f'section-{place}', write_part, place)
+    _section(section, f'section-{place}', write_part)
     for place, section in enumerate(page.sections, start=1)
   )
   links = ''.join(
@@ -94,7 +94,7 @@ def _file(name: str) -> str:
 
 
 def _section(
-  section: Section, place: str, write_part: Callable[[Part], str], number: int
+  section: Section, place: str, write_part: Callable[[Part], str]
 ) -> str:
   inner = ''.join(_parts(section.parts, write_part))
   head = words.escaped(section.title)

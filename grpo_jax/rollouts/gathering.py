@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 import numpy as np
 
 from grpo_jax import host_arrays
-from grpo_jax import sharding
+from grpo_jax import shards
 from grpo_jax.rollouts.types import KNOWN_TO_ALL
 from grpo_jax.rollouts.types import Rollout
 
@@ -29,10 +29,10 @@ def on_devices(rollout: Rollout, mesh: jax.sharding.Mesh) -> Rollout:
 
   Args:
     rollout: See `Rollout`.
-    mesh: The mesh. Positions are split over it; see `sharding.positions`.
+    mesh: The mesh. Positions are split over it; see `shards.positions`.
   """
   width = rollout.batch.mask.shape[2]
-  return _gathered(rollout, mesh, sharding.positions(mesh, width))
+  return _gathered(rollout, mesh, shards.positions(mesh, width))
 
 
 def _gathered(rollout, mesh, of_positions: PartitionSpec) -> Rollout:
@@ -47,12 +47,7 @@ def _gathered(rollout, mesh, of_positions: PartitionSpec) -> Rollout:
     or np.shape(value) == batch.mask.shape
     and name not in KNOWN_TO_ALL
   }
-  specs = jax.tree.map(
-    lambda x: (
-      of_positions if x.shape[:3] == batch.mask.shape else PartitionSpec()
-    ),
-    held,
-  )
+  specs = shards.specs_of(held, batch.mask.shape, of_positions)
   gathered = host_arrays.gather(held, rollout.holder, mesh, specs)
   return rollout._replace(batch=batch._replace(**gathered))
 

@@ -6,7 +6,7 @@ import math
 import shutil
 from typing import Any
 
-from grpo_jax.intervals import Interval
+from grpo_jax.report.intervals import Interval
 
 Lines = Sequence[Mapping[str, str]]
 

@@ -172,8 +172,7 @@ def advance(
     known = gathering.on_devices(rollout, run.mesh)
     # Of no use where no rollout follows, or where it is read from a file.
     last = session.replays or step + 1 == config.steps
-    traces = reports.effects_are_due(session, step + 1)
-    before = session.effects.before(state, known, step) if traces else None
+    before = reports.before_updates(session, state, known, step)
     (state, measured), learn_secs = timed(
       learn, session.update, state, known, step, None if last else run.prompts
     )

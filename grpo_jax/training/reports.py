@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 
+from grpo_jax.learner.effects import Before
+from grpo_jax.learner.types import TrainState
 from grpo_jax.monitor import Sample
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts.types import Rollout
@@ -15,14 +17,20 @@ from grpo_jax.training.session import Session
 from grpo_jax.training.session import Unwritten
 
 
-def effects_are_due(session: Session, step: int) -> bool:
-  """Whether what the updates do to tokens is to be written with a rollout.
+def before_updates(
+  session: Session, state: TrainState, rollout: Rollout, step: int
+) -> Before | None:
+  """What tells later what the updates did to tokens, if that is to be written.
 
   Args:
     session: See `Session`.
-    step: Rollouts done, this one included.
+    state: Before the updates of the rollout.
+    rollout: As the updater gets it.
+    step: Number of the rollout.
   """
-  return session.run.config.log.token_effects and _due(session, step)
+  if session.run.config.log.token_effects and _due(session, step + 1):
+    return session.effects.before(state, rollout, step)
+  return None
 
 
 def _due(session: Session, step: int) -> bool:

@@ -48,8 +48,8 @@ def expected(x):
 @pytest.mark.parametrize('dtype', [np.float32, np.int32, bool])
 def test_shards_take_the_completions_of_their_rows(width, more, dtype):
   mesh = sharding.make_mesh(data=2, fsdp=4)
-  at = sharding.positions(mesh, width)
-  assert sharding.position_axes(mesh, width) == AXES[width]
+  at = shards.positions(mesh, width)
+  assert shards.position_axes(mesh, width) == AXES[width]
   x = np.arange(np.prod((2, 3, width, *more))).reshape(2, 3, width, *more) % 5
   x = x.astype(dtype)
   found = on_shards(
@@ -64,7 +64,7 @@ def test_shards_take_the_completions_of_their_rows(width, more, dtype):
 @pytest.mark.parametrize('width', [8, 16, 12, 5])
 def test_what_rows_found_is_put_where_it_belongs(width):
   mesh = sharding.make_mesh(data=2, fsdp=4)
-  at = sharding.positions(mesh, width)
+  at = shards.positions(mesh, width)
   x = np.arange(6 * width, dtype=np.float32).reshape(2, 3, width)
 
   def put(part, rows):
@@ -75,6 +75,14 @@ def test_what_rows_found_is_put_where_it_belongs(width):
   part = expected(x)
   found = on_shards(put, (ROWS, ROWS), at, part, COMPLETION)
   np.testing.assert_array_equal(found, x)
+
+
+def test_sums_have_the_same_order_in_every_process():
+  """The order of a set would be another in each of them, and so the program."""
+  with sharding.use(sharding.make_mesh(data=2, fsdp=4)):
+    found = {width: token_shards.missing(width) for width in (8, 12, 5)}
+  axes = ('data', 'fsdp', 'expert')
+  assert found == {8: axes[2:], 12: (axes[0], axes[2]), 5: axes}
 
 
 @pytest.mark.parametrize('method', ['grpo', 'gspo'])

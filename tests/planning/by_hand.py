@@ -27,7 +27,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 import numpy as np
 
-from grpo_jax import config as config_lib
 from grpo_jax import losses
 from grpo_jax import models
 from grpo_jax import optim
@@ -45,8 +44,8 @@ from grpo_jax.rollouts import rollout
 from grpo_jax.sampling import Sampling
 from grpo_jax.sampling import _prepare
 from grpo_jax.sampling import _sampler
+from tests.planning import estimates
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
 _QWEN = {'rope_base': 1e6, 'qkv_bias': True}
 MODELS = {
   'Qwen2.5-0.5B': dict(
@@ -97,28 +96,14 @@ def case(
   **changes: Any,
 ) -> Case:
   """A large model: 64 prompts of 512 tokens, 8 completions of 1,024 each."""
-  config = config_lib.default()
   given = {
-    'model.path': str(ROOT / 'configs/shapes' / model),
-    'model.compute_dtype': 'bfloat16',
-    'model.remat': 'layer',
-    'data.tokenizer': '',
-    'data.prompt_buckets': (512,),
-    'data.completion_buckets': (1024,),
-    'sampler.max_tokens': 1024,
-    'sampler.prompts': 64,
-    'sampler.group': 8,
-    'learner.method': 'grpo',
-    'learner.method_kwargs': {'kl_coefficient': 0.0},
-    'learner.layout': 'shared',
     'learner.micro_rows': 16,
-    'warm_up.steps': 0,
     'mesh.data': 1,
     **{f'mesh.{axis}': size for axis, size in mesh.items()},
   }
-  config.update_from_flattened_dict({**given, **changes})
+  config = estimates.config(model, **{**given, **changes})
   fields = {**MODELS[model], 'compute_dtype': 'bfloat16', 'remat': 'layer'}
-  return Case(fields, config_lib.resolve(config), topology, programs)
+  return Case(fields, config, topology, programs)
 
 
 LONG = {

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from grpo_jax import diagnostics
-from grpo_jax import intervals
 from grpo_jax import report
 from grpo_jax.report import groups
+from grpo_jax.report import intervals
 from grpo_jax.report import read
 from grpo_jax.report import sections
 from grpo_jax.report import settings

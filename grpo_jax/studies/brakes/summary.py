@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from grpo_jax import intervals
-from grpo_jax.intervals import Interval
+from grpo_jax.report import intervals
+from grpo_jax.report.intervals import Interval
 from grpo_jax.studies.brakes.arms import Arm
 from grpo_jax.studies.tables import without_nan
 

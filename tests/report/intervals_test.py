@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from grpo_jax import intervals
+from grpo_jax.report import intervals
 
 P = 0.975
 QUANTILES = {  # by degrees of freedom, in closed form
