@@ -275,7 +275,7 @@ def _learning(config: Config, model, mesh, program: str) -> tuple[Any, int]:
     )
 
   optimizer = optim.adamw(
-    optim.learning_rate(1e-3, 0, 'constant', 100), b1=0.9, b2=0.99,
+    optim.learning_rate(3e-4, 0, 'constant', 100), b1=0.9, b2=0.99,
     epsilon=1e-8, weight_decay=0.01, clip_norm=1.0, decays=decays,
   )  # fmt: skip
   method = losses.methods.grpo(kl_coefficient=0.0)
@@ -300,6 +300,12 @@ def _learning(config: Config, model, mesh, program: str) -> tuple[Any, int]:
   chosen = np.arange(numbers.prompts)
   layout, used = micro_batches.of_rollout(blank, chosen, spec)
   batch = losses.with_required(method, blank.batch)
+  # What the learner adds: which tokens are of the policy that learns.
+  shape, extras = batch.mask.shape, batch.extras
+  batch = batch._replace(
+    entropy_old=extras['entropy_sampler'],
+    extras={**extras, 'fresh': np.ones(shape, bool)},
+  )
   batch, *_ = jax.eval_shape(
     functools.partial(step.credit, learner), batch, state.loss_state
   )
@@ -315,10 +321,16 @@ def _learning(config: Config, model, mesh, program: str) -> tuple[Any, int]:
     out_shardings=(places, whole),
     compiler_options=sharding.COMPILER_OPTIONS,
   )
+  # Of arrays [P,G,T] each data shard has some positions.
+  shards = tuple(a for a in ('data', 'fsdp', 'expert') if mesh.shape[a] > 1)
+  by_position = NamedSharding(mesh, PartitionSpec(None, None, shards))
+  batch_places = jax.tree.map(
+    lambda x: by_position if x.shape == shape else whole, batch
+  )
   rows = PartitionSpec(None, ('data', 'fsdp', 'expert'))
   start = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
   lowered = jitted.lower(
-    _at(state, places), _at(batch, whole), chosen,
+    _at(state, places), _at(batch, batch_places), chosen,
     _at(layout, NamedSharding(mesh, rows)), used, start, False,
   )  # fmt: skip
   return lowered, used
