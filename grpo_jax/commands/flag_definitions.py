@@ -179,7 +179,18 @@ FLAGS = {
   'plot': flags.DEFINE_bool(
     'plot', False, 'Draw gradient against ratio into audit-NAME.png.'
   ),
-  'study': flags.DEFINE_string('study', None, 'The study to run: brakes.'),
+  'study': flags.DEFINE_string(
+    'study',
+    None,
+    'The study to run: brakes, which trains; an experiment on the claims of two '
+    'papers, such as coasting_ratio; or all of these experiments.',
+  ),
+  'out': flags.DEFINE_string(
+    'out', None, 'Folder for the claims table, the numbers and the figures.'
+  ),
+  'full': flags.DEFINE_bool(
+    'full', False, 'Take more seeds and longer runs in an experiment.'
+  ),
   'seeds': flags.DEFINE_integer(
     'seeds', 3, 'Runs of each arm, with seeds 0, 1, ...'
   ),

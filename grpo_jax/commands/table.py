@@ -207,6 +207,16 @@ def study() -> None:
   """`grpo-jax study`."""
   from grpo_jax import studies
 
+  if studies.is_experiment(_value('study')):
+    from grpo_jax.commands import claims
+
+    given = _value('study'), _value('out'), _value('full')
+    results = claims.run(*given)
+    if _value('json'):
+      _print_json(claims.to_json(results))
+    else:
+      claims.show(results, _value('out'))
+    return
   named = studies.named(_value('study'))
   summary = named.run(
     _config(),
@@ -329,9 +339,10 @@ COMMANDS = {
   ),
   'study': Command(
     study,
-    'Trains runs that differ in one thing, if not done yet; compares them.',
+    'Compares runs that differ in one thing, or tests claims of two papers.',
     (
-      'study', 'workdir', 'config', 'seeds', 'steps', 'only', 'json', 'verbose',
+      'study', 'workdir', 'config', 'seeds', 'steps', 'only', 'out', 'full',
+      'json', 'verbose',
     ),
     takes=('study',),
   ),
