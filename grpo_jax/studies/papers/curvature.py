@@ -118,7 +118,7 @@ def draw(numbers, figure, colors) -> str:
   axes.set(xscale='log', xlim=(1e-6, 1), ylim=(0, 4.5))
   axes.set_xlabel('probability of the right answer')
   axes.set_ylabel('norm of the Hessian / (X² V)')
-  axes.legend(loc='lower left', framealpha=0)
+  axes.legend(loc=(0.72, 0.6), markerscale=5)
   return (
     f'Curvature never exceeds {measure(numbers)["tight"].mean:.3f} X² V in '
     f'{len(p):,} policies: the constant 4 is twice the best one'

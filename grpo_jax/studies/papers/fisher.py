@@ -15,8 +15,8 @@ _PROMPTS, _ANSWERS, _WIDTH, _SAMPLES = 40, 6, 32, 64
 
 CLAIMS = {
   'weighted': Claim(
-    'The Fisher information weighted with the centred reward, E[(r - p)^2 '
-    '|score|^2], follows the variance of the reward (Pearson over prompts).',
+    'The Fisher information weighted with the square of the centred reward '
+    'follows the variance of the reward (Pearson over prompts).',
     f'derived from {GE}, lemma 3.1',
     0.5,
   ),
