@@ -34,12 +34,14 @@ def show(results: Mapping[str, pages.Result], out: str) -> None:
     results: What `run` returned.
     out: Where the files are.
   """
-  shown = {
-    f'{done.experiment.label}: {done.experiment.title} ({done.seconds:.1f} s)': [
+  shown = {}
+  for done in results.values():
+    experiment = done.experiment
+    title = f'{experiment.label}: {experiment.title} ({done.seconds:.1f} s)'
+    # The verdict comes first, because the first column is never wrapped.
+    shown[title] = [
       {'verdict': row.verdict, **pages.cells(row)} for row in done.rows
     ]
-    for done in results.values()
-  }
   rows = [row for done in results.values() for row in done.rows]
   counts = [
     f'{sum(row.verdict == one for row in rows)} {one}'

@@ -182,8 +182,8 @@ FLAGS = {
   'study': flags.DEFINE_string(
     'study',
     None,
-    'The study to run: brakes, which trains; an experiment on the claims of two '
-    'papers, such as coasting_ratio; or all of these experiments.',
+    'The study to run: brakes, which trains; an experiment on the claims of '
+    'two papers, such as coasting_ratio; or all of these experiments.',
   ),
   'out': flags.DEFINE_string(
     'out', None, 'Folder for the claims table, the numbers and the figures.'

@@ -118,8 +118,7 @@ def _markdown(results: Mapping[str, Result], drawn) -> str:
       f'{shown["title"]} ({done.seconds:.1f} s)',
       '',
       '<picture>',
-      '<source media="(prefers-color-scheme: dark)" '
-      f'srcset="{shown["dark"]}">',
+      f'<source media="(prefers-color-scheme: dark)" srcset="{shown["dark"]}">',
       f'<img alt="{shown["title"]}" src="{shown["light"]}" width="720">',
       '</picture>',
     ]

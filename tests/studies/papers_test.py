@@ -165,7 +165,9 @@ def numbers_of(name):
 
 
 def rows_of(name, numbers):
-  return {row.name: row for row in claims.check(papers.experiment(name), numbers)}
+  return {
+    row.name: row for row in claims.check(papers.experiment(name), numbers)
+  }
 
 
 def test_every_claim_has_an_edit():
@@ -220,7 +222,9 @@ def test_files_of_an_experiment(tmp_path):
     row.name: row.verdict for row in results['threshold'].rows
   }
   # The verdicts follow from the numbers in the file.
-  assert [row.verdict for row in rows_of('threshold', found['numbers']).values()]
+  assert [
+    row.verdict for row in rows_of('threshold', found['numbers']).values()
+  ]
 
 
 def test_the_title_of_a_figure_is_made_from_the_numbers(tmp_path):
@@ -240,7 +244,7 @@ def test_pages_are_plain_where_a_cell_has_a_bar():
   claim = Claim('|x| is small.', 'derived', high=1.0)
   row = claims.Row('x', claim, Measured(0.5, 0.1), HOLDS)
   assert pages.cells(row)['measured'] == '0.5 ± 0.1'
-  assert pages.to_json({})== {}
+  assert pages.to_json({}) == {}
 
 
 @pytest.mark.long

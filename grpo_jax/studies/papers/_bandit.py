@@ -53,12 +53,14 @@ def _of(values, answer):
 
 
 def token_logp(bandit: Bandit, theta, answer) -> jax.Array:
-  """Log-probabilities of all tokens, f64[P,G,T]; those after the first are 0."""
+  """Log-probabilities of tokens, f64[P,G,T]; after the first they are 0."""
   first = _of(log_policy(bandit, theta), answer)[..., None]
   return jnp.pad(first, ((0, 0), (0, 0), (0, bandit.width - 1)))
 
 
-def rollout(method: losses.LossTransform, bandit: Bandit, theta, answer, scale=1.0):
+def rollout(
+  method: losses.LossTransform, bandit: Bandit, theta, answer, scale=1.0
+):
   """A rollout of the policy at theta, ready for updates.
 
   Args:

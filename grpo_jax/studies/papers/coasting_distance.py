@@ -78,7 +78,9 @@ def run(full: bool = False) -> dict[str, Any]:
         'momentum': _path(optax.sgd(0.02, momentum=0.9)),
       }
     )()
-    paths, others = jax.tree.map(lambda x: np.asarray(x).tolist(), (paths, others))
+    paths, others = jax.tree.map(
+      lambda x: np.asarray(x).tolist(), (paths, others)
+    )
   return {'betas': BETAS, 'rates': RATES, 'ratios': paths, 'others': others}
 
 
@@ -90,9 +92,7 @@ def _path(optimizer) -> jax.Array:
     losses.ppo_clip(0.2, _HIGH - 1),
   )
   one = jnp.ones((1, 1, 1))
-  batch = losses.make_batch(
-    one > 0, one[..., 0], logp_old=jnp.log(_OLD) * one
-  )
+  batch = losses.make_batch(one > 0, one[..., 0], logp_old=jnp.log(_OLD) * one)
   batch, state = losses.credit(method, batch, method.init())
   batch = losses.prepare(method, batch, state)
 
@@ -178,7 +178,9 @@ def draw(numbers, figure, colors) -> str:
     zip(numbers['betas'], ('first', 'second', 'third'), strict=True)
   ):
     some = rows[i * per : (i + 1) * per]
-    right.plot(some[:, 3], some[:, 4], 'o', color=colors[name], label=str(tuple(betas)))
+    right.plot(
+      some[:, 3], some[:, 4], 'o', color=colors[name], label=str(tuple(betas))
+    )
   most = rows[:, 3].max()
   right.plot([0, most], [0, most], color=colors['faint'], lw=1, zorder=0)
   right.set(xlabel='rate x law', title='4 rates x 3 betas, one line')

@@ -123,9 +123,7 @@ def draw(numbers, figure, colors) -> str:
   for p, exact, sampled, name in zip(
     numbers['success'], numbers['exact'], numbers['sampled'], SERIES
   ):
-    axes.plot(
-      numbers['groups'], exact, color=colors[name], label=f'p = {p:g}'
-    )
+    axes.plot(numbers['groups'], exact, color=colors[name], label=f'p = {p:g}')
     points = np.mean(sampled, axis=-1)
     axes.plot(numbers['groups'], points, 'o', color=colors[name])
   axes.axhline(1, color=colors['faint'], ls=':')

@@ -17,7 +17,7 @@ _PAPER = {'0': 50.5, '260': 72.7, '500': 66.4}
 
 CLAIMS = {
   'own_data': Claim(
-    "A4: all pairs of prompts have gradients with a product of at least 0 "
+    'A4: all pairs of prompts have gradients with a product of at least 0 '
     "(largest share of pairs in the paper's own table 3).",
     f'{GE}, assumption A4 and table 3',
     1,

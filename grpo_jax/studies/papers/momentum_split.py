@@ -5,7 +5,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from grpo_jax import losses
 from grpo_jax import optim
@@ -113,7 +112,9 @@ def _train(seed, updates):
     return jax.lax.scan(update, carry, length=updates)
 
   theta = jnp.zeros(features.shape[-1])
-  _, seen = jax.lax.scan(rollout, (theta, adam.init(theta)), jnp.arange(_ROLLOUTS))
+  _, seen = jax.lax.scan(
+    rollout, (theta, adam.init(theta)), jnp.arange(_ROLLOUTS)
+  )
   return jax.tree.map(jnp.sum, seen)
 
 

@@ -102,7 +102,10 @@ def draw(numbers, figure, colors) -> str:
   axes.axhline(1, color=colors['text'], ls=':', lw=1)
   axes.set(xscale='log', yscale='log', ylim=(1e-4, 100), xlabel='steps')
   axes.set_ylabel('left side / bound (above 1: broken)')
-  axes.legend(loc='upper left', title=f'starts {", ".join(f"{p:g}" for p in numbers["start"])}')
+  axes.legend(
+    loc='upper left',
+    title=f'starts {", ".join(f"{p:g}" for p in numbers["start"])}',
+  )
   worst = measure(numbers)['sum_form'].mean
   return (
     f'The sum form of theorem 3.2 is broken up to {worst:.0f}-fold; the form '

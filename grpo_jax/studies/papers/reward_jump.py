@@ -20,7 +20,8 @@ _STEPS = 300
 CLAIMS = {
   'formula': Claim(
     'After a jump g -> phi g the step k is (b1^k + phi (1 - b1^k)) / '
-    'sqrt(b2^k + phi^2 (1 - b2^k)) of the step before (largest relative error).',
+    'sqrt(b2^k + phi^2 (1 - b2^k)) of the step before (largest relative '
+    'error).',
     'derived',
     high=1e-12,
   ),

@@ -60,9 +60,7 @@ CLAIMS = {
     f'derived from {FONTANA}, prop. 1',
     0.75,
   ),
-  'dapo_drift': Claim(
-    'DAPO does so too, more slowly.', 'derived', 0.7
-  ),
+  'dapo_drift': Claim('DAPO does so too, more slowly.', 'derived', 0.7),
   'unbiased_drift': Claim(
     'RLOO does not: there is a random walk only.', 'derived', 0.64, 0.74
   ),
@@ -129,7 +127,9 @@ def _tables(method) -> np.ndarray:
   First with the short completion right, then with the long one right.
   """
   leaves = np.array(list(itertools.product(range(3), repeat=_GROUP)))
-  reward = [np.array(_REWARDS)[places][leaves] for places in ([0, 1, 2], [1, 0, 2])]
+  reward = [
+    np.array(_REWARDS)[places][leaves] for places in ([0, 1, 2], [1, 0, 2])
+  ]
   length = np.tile(np.array(_LENGTHS)[leaves], (2, 1))
   c, _ = _coefficients.of_groups(method, np.concatenate(reward), length)
   return c[..., 0].reshape(2, *leaves.shape)

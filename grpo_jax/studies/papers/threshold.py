@@ -97,7 +97,12 @@ def draw(numbers, figure, colors) -> str:
     'gain', [colors['page'], colors['third']]
   )
   grid = axes.pcolormesh(
-    numbers['start'], numbers['at'], gain, cmap=shades, vmin=0, shading='nearest'
+    numbers['start'],
+    numbers['at'],
+    gain,
+    cmap=shades,
+    vmin=0,
+    shading='nearest',
   )
   figure.colorbar(grid, label='log10: least gradient² of REINFORCE / of GRPO')
   line = axes.contour(
@@ -108,8 +113,8 @@ def draw(numbers, figure, colors) -> str:
   axes.grid(False)
   found = measure(numbers)
   return (
-    'The theory promises a gain only above the red line; GRPO was no worse in '
-    f'{found["conservative"].mean:.0%} of the runs below it'
+    'Inside the red line theory promises GRPO no gain; there it was no worse '
+    f'in {found["conservative"].mean:.0%} of the runs'
   )
 
 
