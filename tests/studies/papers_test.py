@@ -67,7 +67,7 @@ EDITS = {
   'coasting_distance': {
     'law': put(1.5, 'ratios', 1, 1, -1),
     'collapse': put(1.25, 'ratios', 2, 3, -1),
-    'adam': put(1.3976, 'ratios', 0, 2, 0),
+    'adam': put(1.5, 'ratios', 0, 2, -1),
     'sgd': put(1.3, 'others', 'sgd', -1),
     'rmsprop': put(1.3, 'others', 'rmsprop', -1),
     'momentum': put(1.3, 'others', 'momentum', -1),
@@ -89,19 +89,6 @@ EDITS = {
     'sometimes_clipped': put([0.0] * 6, 'change', 'sometimes_clipped'),
     'sgd': put([0.0] * 6, 'change', 'sgd'),
   },
-  'surrogate_value': {
-    'grpo_zero': put(0.1, 'grpo', 'loss', 1, 2, 3),
-    'grpo_learns': put([[[0.5] * 150] * 5] * 2, 'grpo', 'value'),
-    'lengths': put(9.0, 'dr_grpo', 'covariance', 0, 0, 0),
-    'long_right': all_by(-1.0, 'dr_grpo', 'loss'),
-    'short_right': all_by(-1.0, 'dr_grpo', 'loss'),
-  },
-  'momentum_split': {
-    'carried': all_by(-1.0, '16', 'carried'),
-    'fresh': all_by(-1.0, '16', 'fresh'),
-    'carried_4': all_by(-1.0, '4', 'carried'),
-    'outward': put([0.1] * 9, '16', 'outward'),
-  },
   'shared_prefix': {
     'identity': put(0.5, 'identity', 'measured', 3),
     'cancels': put(0.0, 'tree', 'dapo', 'first'),
@@ -113,9 +100,9 @@ EDITS = {
     'flipped': put([[0.69]] * 9, 'flipped', 'grpo'),
   },
   'normalized_rate': {
-    'reinforce': all_by(0.9999, 'start'),
+    'reinforce': put([0.9999] * 5, 'start'),
     'sum_form': put(lambda old: old[:20], 'grpo'),
-    'min_form': all_by(0.0, 'start'),
+    'min_form': put([0.9999] * 5, 'start'),
   },
   'curvature': {
     'paper': put(4.5, 'hessian', 7),

@@ -20,8 +20,8 @@ _BATCHES, _SAMPLES = 20, 2000
 
 CLAIMS = {
   'exact': Claim(
-    'The expected gradient is E[std of a group] x the direction: Monte Carlo '
-    'with `losses.methods.grpo` over the binomial sum.',
+    'The expected gradient is proportional to the mean deviation of a group: '
+    'Monte Carlo with `losses.methods.grpo` over the binomial sum.',
     'derived',
     0.99,
     1.01,
@@ -133,8 +133,8 @@ def draw(numbers, figure, colors) -> str:
   axes.legend(title='line: binomial sum\ndots: sampled groups')
   rare = measure(numbers)['rare'].mean
   return (
-    'Finite groups weigh rare success less than theory says: groups of 8 keep '
-    f'{rare:.0%} of the weight at p = 0.02'
+    f'Groups of 8 keep {rare:.0%} of the weight that theory gives a prompt '
+    'with 2% success'
   )
 
 

@@ -96,9 +96,8 @@ def draw(numbers, figure, colors) -> str:
     one.set(title=text, xlabel='variance of the reward, p (1 - p)')
   axes[0].set_ylabel('trace of the Fisher information')
   return (
-    'With the reward in it, Fisher information follows the variance of the '
-    f'reward (r = {found["weighted"].mean:.2f}); without it, r = '
-    f'{found["paper"].mean:.2f}'
+    'Fisher information follows the variance of the reward if it knows the '
+    f'reward (r = {found["weighted"].mean:.2f}; else {found["paper"].mean:.2f})'
   )
 
 

@@ -83,7 +83,9 @@ def measure(numbers) -> dict[str, Measured]:
     'always': Measured(float(c.max()), example=example if c.max() > 1 else ''),
     'needs': Measured(float(mean[c < 1].max())),
     'start': Measured(numbers['paper']),
-    'conservative': Measured(float(better[c > 1].mean())),
+    'conservative': Measured(
+      float(better[c > 1].mean()) if (c > 1).any() else float('nan')
+    ),
   }
 
 
