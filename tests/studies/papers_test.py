@@ -209,8 +209,9 @@ def test_files_of_an_experiment(tmp_path):
     row.name: row.verdict for row in results['threshold'].rows
   }
   # The verdicts follow from the numbers in the file.
-  assert [
-    row.verdict for row in rows_of('threshold', found['numbers']).values()
+  again = rows_of('threshold', found['numbers']).values()
+  assert [one['verdict'] for one in found['claims']] == [
+    row.verdict for row in again
   ]
 
 
