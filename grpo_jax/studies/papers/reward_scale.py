@@ -210,8 +210,8 @@ def draw(numbers, figure, colors) -> str:
   left.legend()
   found = measure(numbers)
   return (
-    'Adam hides the scale of rewards bit for bit without epsilon; with 1e-8 '
-    f'parameters move by up to {found["strictly"].mean:.2g}'
+    'But for its epsilon Adam hides the scale of rewards bit for bit; with '
+    f'1e-8 parameters differ by {found["strictly"].mean:.2g}'
   )
 
 
