@@ -42,6 +42,7 @@ EXPERIMENTS = (
   'reward_scale',
   'reward_jump',
   'shared_prefix',
+  'surrogate_value',
   'normalized_rate',
   'curvature',
   'rate_exponents',

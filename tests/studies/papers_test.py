@@ -89,6 +89,13 @@ EDITS = {
     'sometimes_clipped': put([0.0] * 6, 'change', 'sometimes_clipped'),
     'sgd': put([0.0] * 6, 'change', 'sgd'),
   },
+  'surrogate_value': {
+    'grpo_zero': put(0.1, 'grpo', 'loss', 1, 2, 3),
+    'grpo_learns': put([[[0.5] * 150] * 5] * 2, 'grpo', 'value'),
+    'lengths': put(9.0, 'dr_grpo', 'covariance', 0, 0, 0),
+    'long_right': all_by(-1.0, 'dr_grpo', 'loss'),
+    'short_right': all_by(-1.0, 'dr_grpo', 'loss'),
+  },
   'shared_prefix': {
     'identity': put(0.5, 'identity', 'measured', 3),
     'cancels': put(0.0, 'tree', 'dapo', 'first'),
