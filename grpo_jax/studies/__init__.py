@@ -39,6 +39,7 @@ STUDIES = ('brakes',)
 EXPERIMENTS = (
   'coasting_ratio',
   'coasting_distance',
+  'momentum_split',
   'reward_scale',
   'reward_jump',
   'shared_prefix',

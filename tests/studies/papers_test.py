@@ -26,6 +26,7 @@ from tests import cli
 # others hold.
 NOT_TRUE = {
   ('coasting_ratio', 'five_steps'): FAILS,
+  ('momentum_split', 'fresh_4'): FAILS,
   ('reward_scale', 'strictly'): FAILS,
   ('shared_prefix', 'cancels'): FAILS,
   ('normalized_rate', 'sum_form'): FAILS,
@@ -77,6 +78,13 @@ EDITS = {
     'acts': put([[[1.0] * 300] * 4] * 2, 'steps'),
     'first_step': put(3.0, 'steps', 1, 3, 0),
     'first_step_95': put(3.0, 'steps', 0, 3, 0),
+  },
+  'momentum_split': {
+    'carried': all_by(-1.0, '16', 'carried'),
+    'fresh': all_by(-1.0, '16', 'fresh'),
+    'carried_4': all_by(-1.0, '4', 'carried'),
+    'fresh_4': all_by(-1.0, '4', 'fresh'),
+    'outward': put([0.1] * 9, '16', 'outward'),
   },
   'reward_scale': {
     'powers_of_two': put(1e-16, 'change', '0', 1),

@@ -75,7 +75,7 @@ def rollout(
   """
   length = _of(bandit.length, answer)
   batch = losses.make_batch(
-    jnp.arange(bandit.width) < length[..., None],
+    jnp.arange(bandit.width)[None, None] < length[..., None],
     scale * _of(bandit.reward, answer),
     logp_old=token_logp(bandit, theta, answer),
   )
