@@ -17,6 +17,7 @@ from grpo_jax.commands import options
 from grpo_jax.commands import table as command_line
 from grpo_jax.studies import EXPERIMENTS
 from grpo_jax.studies import claims as claims_lib
+from grpo_jax.studies import pages
 from grpo_jax.studies import papers as experiments
 from tests.commands import data_example
 from tests.data import reasoning_gym_table
@@ -79,7 +80,7 @@ def claims() -> str:
     label = f'{made.label} `{name}`'
     for claim in made.claims.values():
       expected = claims_lib.expected(claim)
-      cells = label, claim.text, claim.source, expected
+      cells = label, claim.text, pages.linked(claim.source), expected
       rows.append('| ' + ' | '.join(cells) + ' |')
       label = ''
   return '\n'.join(rows)

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 import pathlib
 from typing import Any
 
-from grpo_jax.studies import claims
 from grpo_jax.studies import pages
 from grpo_jax.studies import papers
 from grpo_jax.studies import tables
@@ -42,10 +41,8 @@ def show(results: Mapping[str, pages.Result], out: str) -> None:
     shown[title] = [
       {'verdict': row.verdict, **pages.cells(row)} for row in done.rows
     ]
-  rows = [row for done in results.values() for row in done.rows]
   counts = [
-    f'{sum(row.verdict == one for row in rows)} {one}'
-    for one in (claims.HOLDS, claims.FAILS, claims.OPEN)
+    f'{number} {kind}' for kind, number in pages.counts(results).items()
   ]
-  files = f'{pathlib.Path(out) / "claims.md"}: {", ".join(counts)}.'
+  files = f'{pathlib.Path(out) / "claims.html"}: {", ".join(counts)}.'
   tables.show(shown, f'{_NOTES}\n{files}')

@@ -167,7 +167,7 @@ FLAGS = {
   'out': flags.DEFINE_string(
     'out',
     None,
-    'What to write: a page (default: report.html), or for experiments a folder.',
+    'A page to write (default: report.html), or for experiments a folder.',
   ),
   'method': flags.DEFINE_string(
     'method', None, "A method of losses.methods, or your own 'module:function'."

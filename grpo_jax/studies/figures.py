@@ -1,6 +1,7 @@
 """Figures of an experiment, each for a light and for a dark page."""
 
 import pathlib
+from typing import Any
 
 from grpo_jax.studies.claims import Experiment
 from grpo_jax.studies.claims import Numbers
@@ -16,9 +17,9 @@ LIGHT = {
   'fifth': '#b7791f',
 }
 DARK = {
-  'page': '#0d1117',
-  'text': '#e6edf3',
-  'faint': '#7d8590',
+  'page': '#161614',
+  'text': '#ecebe4',
+  'faint': '#a8a79e',
   'first': '#58a6ff',
   'second': '#ff7b6b',
   'third': '#56d364',
@@ -57,7 +58,7 @@ def save(
   return {**files, 'title': title}
 
 
-def _style(colors: dict[str, str]) -> dict[str, object]:
+def _style(colors: dict[str, str]) -> dict[Any, Any]:
   """Settings of matplotlib for a page of these colors."""
   parts = (
     'text.color', 'axes.labelcolor', 'xtick.color', 'ytick.color',

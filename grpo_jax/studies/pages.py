@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import json
 import pathlib
+import re
 from typing import Any
 from typing import NamedTuple
 
+from grpo_jax import report
 from grpo_jax.studies import claims
 from grpo_jax.studies import figures
 from grpo_jax.studies import tables
@@ -27,7 +29,7 @@ class Result(NamedTuple):
 
 
 def write(results: Mapping[str, Result], folder: pathlib.Path) -> None:
-  """Writes `claims.md`, `claims.json` and the figures.
+  """Writes `claims.html`, `claims.md`, `claims.json` and the figures.
 
   Args:
     results: By the name of the experiment.
@@ -42,6 +44,7 @@ def write(results: Mapping[str, Result], folder: pathlib.Path) -> None:
   (folder / 'claims.json').write_text(text + '\n', encoding='utf-8')
   page = _markdown(results, drawn)
   (folder / 'claims.md').write_text(page, encoding='utf-8')
+  report.write(folder / 'claims.html', _page(results, drawn, folder))
 
 
 def to_json(
@@ -100,6 +103,59 @@ def cells(row: claims.Row) -> dict[str, str]:
   )
 
 
+def linked(source: str) -> str:
+  """A source with links to the papers in it, as Markdown.
+
+  >>> linked('arXiv:2601.05002, eq. 36')
+  '[arXiv:2601.05002](https://arxiv.org/abs/2601.05002), eq. 36'
+  """
+  return re.sub(
+    r'arXiv:(\d+\.\d+)', r'[arXiv:\1](https://arxiv.org/abs/\1)', source
+  )
+
+
+def counts(results: Mapping[str, Result]) -> dict[str, int]:
+  """How many claims have each verdict."""
+  verdicts = [row.verdict for done in results.values() for row in done.rows]
+  kinds = claims.HOLDS, claims.FAILS, claims.OPEN
+  return {kind: verdicts.count(kind) for kind in kinds}
+
+
+def _page(
+  results: Mapping[str, Result],
+  drawn: Mapping[str, Mapping[str, str]],
+  folder: pathlib.Path,
+) -> report.Page:
+  """The claims table, then each experiment with its figure and its claims."""
+  # Verdicts come early, because narrow screens show no later columns.
+  rows = [
+    (done.experiment.label, row.verdict, *list(cells(row).values())[:-1])
+    for done in results.values()
+    for row in done.rows
+  ]
+  facts = [(kind, str(number)) for kind, number in counts(results).items()]
+  table = report.Table('All claims', ('', 'verdict', *COLUMNS[:-1]), rows)
+  sections = [report.Section('Verdicts', [report.Facts(facts), table])]
+  for name, done in results.items():
+    shown, experiment = drawn[name], done.experiment
+    picture = report.Picture(
+      shown['title'],
+      (folder / shown['light']).read_bytes(),
+      (folder / shown['dark']).read_bytes(),
+      f'Measured in {done.seconds:.1f} s.',
+    )
+    sections.append(
+      report.Section(f'{experiment.label}: {experiment.title}', [picture])
+    )
+  about = (
+    'Claims of two papers, arXiv:2601.05002 and arXiv:2601.23135, and what '
+    'follows from them. A claim expects a number in a range. It holds if the '
+    'whole 95 % interval of what was measured lies inside, and fails if it '
+    'lies outside. Exact numbers have no interval.'
+  )
+  return report.Page('Claims and verdicts', about, sections)
+
+
 def _markdown(results: Mapping[str, Result], drawn) -> str:
   """The claims table of all experiments, then a figure of each."""
   lines = ['# Claims and verdicts', '']
@@ -107,6 +163,7 @@ def _markdown(results: Mapping[str, Result], drawn) -> str:
   for done in results.values():
     for row in done.rows:
       line = [cell.replace('|', '&#124;') for cell in cells(row).values()]
+      line[1] = linked(line[1])
       line[-1] = f'**{line[-1]}**'
       lines.append(f'| {done.experiment.label} | ' + ' | '.join(line) + ' |')
   for name, done in results.items():

@@ -4,6 +4,7 @@ A verdict is computed from numbers. So each claim has an edit of the numbers
 here that must turn its verdict.
 """
 
+import base64
 import copy
 import functools
 import json
@@ -21,6 +22,7 @@ from grpo_jax.studies.claims import OPEN
 from grpo_jax.studies.claims import Claim
 from grpo_jax.studies.claims import Measured
 from tests import cli
+from tests.report import html_tree
 
 # The claims that are wrong, or that these experiments cannot decide. All
 # others hold.
@@ -216,10 +218,19 @@ def test_files_of_an_experiment(tmp_path):
   results = papers.run('threshold', tmp_path / 'new')
   made = {path.name for path in (tmp_path / 'new').iterdir()}
   pictures = {'threshold-light.png', 'threshold-dark.png'}
-  assert made == {'claims.md', 'claims.json', *pictures}
+  tables = {'claims.html', 'claims.md', 'claims.json'}
+  assert made == {*tables, *pictures}
   text = (tmp_path / 'new' / 'claims.json').read_text()
   found = json.loads(text)['threshold']
   assert found['figure']['title'] in (tmp_path / 'new/claims.md').read_text()
+  page = html_tree.Tree((tmp_path / 'new/claims.html').read_text())
+  ((_, light, _),), ((_, dark, _),) = page.of('img'), page.of('source')
+  assert light['alt'] == found['figure']['title']
+  for place, file in ((light['src'], 'light'), (dark['srcset'], 'dark')):
+    head, _, data = place.partition('base64,')
+    assert head == 'data:image/png;'
+    picture = tmp_path / f'new/threshold-{file}.png'
+    assert base64.b64decode(data) == picture.read_bytes()
   assert {one['name']: one['verdict'] for one in found['claims']} == {
     row.name: row.verdict for row in results['threshold'].rows
   }
@@ -239,7 +250,8 @@ def test_the_title_of_a_figure_is_made_from_the_numbers(tmp_path):
   numbers = copy.deepcopy(numbers_of('normalized_rate'))
   title = drawn.draw(numbers, Figure(), figures.LIGHT)
   assert '36-fold' in title
-  numbers['grpo'] = numbers['grpo'][:2000]
+  for name in ('grpo', 'reinforce'):
+    numbers[name] = numbers[name][:2000]
   assert '36-fold' not in drawn.draw(numbers, Figure(), figures.LIGHT)
 
 

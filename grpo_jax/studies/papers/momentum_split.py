@@ -100,12 +100,14 @@ def _train(seed, updates):
       )
       step, after = adam.update(gradient, state, theta)
       parts = optim.split_update(adam, state, after, step, theta)
-      way = jnp.sign(batch.advantage)
+      advantage, old = batch.advantage, batch.logp_old
+      assert advantage is not None and old is not None  # credit has set them
+      way = jnp.sign(advantage)
       moved = {
         name: way * jax.jvp(logp, (theta,), (part,))[1]
         for name, part in (('carried', parts.carried), ('fresh', parts.fresh))
       }
-      ratio = jnp.exp(logp(theta) - batch.logp_old)
+      ratio = jnp.exp(logp(theta) - old)
       clipped = ((way > 0) & (ratio > _HIGH)) | ((way < 0) & (ratio < _LOW))
       total = moved['carried'] + moved['fresh']
       moved['outward'] = jnp.where(total > 0, 1.0, 0.0)

@@ -139,7 +139,7 @@ def _train(factor, epsilon, beta, norm, sgd):
     gradient = gradient + jax.grad(penalty)(theta)
     clipped, _ = clip.update(gradient, clip.init(theta))
     update, state = adam.update(clipped, state)
-    update = jnp.where(sgd, 20 * clipped, update)
+    update = jnp.where(sgd, 20 * jnp.asarray(clipped), jnp.asarray(update))
     return (theta - _RATE * update, state), (update, gradient)
 
   (theta, _), (updates, gradients) = jax.lax.scan(
