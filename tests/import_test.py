@@ -87,7 +87,7 @@ HEAVY = {
   'wandb': set(),
   'scipy': set(),
   'flax': {'models'},
-  'optax': {'optim', 'learner', 'diagnostics'},
+  'optax': {'optim', 'learner', 'diagnostics', 'studies'},
   'matplotlib': set(),
 }
 

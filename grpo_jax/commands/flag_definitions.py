@@ -164,7 +164,11 @@ FLAGS = {
   'run': flags.DEFINE_multi_string(
     'run', [], 'Workdir of another run. The flag may be repeated.'
   ),
-  'out': flags.DEFINE_string('out', 'report.html', 'The page to write.'),
+  'out': flags.DEFINE_string(
+    'out',
+    None,
+    'A page to write (default: report.html), or for experiments a folder.',
+  ),
   'method': flags.DEFINE_string(
     'method', None, "A method of losses.methods, or your own 'module:function'."
   ),
@@ -183,7 +187,15 @@ FLAGS = {
   'plot': flags.DEFINE_bool(
     'plot', False, 'Draw gradient against ratio into audit-NAME.png.'
   ),
-  'study': flags.DEFINE_string('study', None, 'The study to run: brakes.'),
+  'study': flags.DEFINE_string(
+    'study',
+    None,
+    'The study to run: brakes, which trains; an experiment on the claims of '
+    'two papers, such as coasting_ratio; or all of these experiments.',
+  ),
+  'full': flags.DEFINE_bool(
+    'full', False, 'Take more seeds and longer runs in an experiment.'
+  ),
   'seeds': flags.DEFINE_integer(
     'seeds', 3, 'Runs of each arm, with seeds 0, 1, ...'
   ),

@@ -16,6 +16,7 @@ from absl import flags
 from absl import logging
 
 from grpo_jax import __version__
+from grpo_jax import studies
 from grpo_jax.commands import arguments
 from grpo_jax.commands import help_text
 from grpo_jax.commands import refusals
@@ -101,7 +102,13 @@ def _require_flags(command: str, argv: list[str]) -> None:
         f'{command} needs a {wanted}. As in:\n{help_text.EXAMPLES}'
       )
   reads = {*table.COMMANDS[command].flags}
-  if {'workdir', 'config'} <= reads and not workdir:
+  if command == 'study' and studies.is_experiment(given['study']):
+    if not given.get('out'):
+      raise ValueError(
+        f'study {given["study"]} needs --out, a folder for its tables and '
+        'figures, as in --out=claims.'
+      )
+  elif {'workdir', 'config'} <= reads and not workdir:
     raise ValueError(
       f'{command} needs --workdir, and --config for a new run. As in:\n'
       f'{help_text.EXAMPLES}'

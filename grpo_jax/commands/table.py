@@ -200,6 +200,16 @@ def study() -> None:
   """`grpo-jax study`."""
   from grpo_jax import studies
 
+  if studies.is_experiment(_value('study')):
+    from grpo_jax.commands import claims
+
+    given = _value('study'), _value('out'), _value('full')
+    results = claims.run(*given)
+    if _value('json'):
+      _print_json(claims.to_json(results))
+    else:
+      claims.show(results, _value('out'))
+    return
   named = studies.named(_value('study'))
   summary = named.run(
     _config(),
@@ -219,7 +229,8 @@ def report() -> None:
   from grpo_jax.commands import report as reports
 
   given = [_value('workdir'), *_value('run')]
-  made = reports.write(given, _value('out'))
+  out = _value('out')
+  made = reports.write(given, 'report.html' if out is None else out)
   if _value('json'):
     _print_json(made)
   else:
@@ -340,9 +351,10 @@ COMMANDS = {
   ),
   'study': Command(
     study,
-    'Trains runs that differ in one thing, if not done yet; compares them.',
+    'Compares runs that differ in one thing, or tests claims of two papers.',
     (
-      'study', 'workdir', 'config', 'seeds', 'steps', 'only', 'json', 'verbose',
+      'study', 'workdir', 'config', 'seeds', 'steps', 'only', 'out', 'full',
+      'json', 'verbose',
     ),
     takes=('study',),
   ),

@@ -30,6 +30,7 @@ from grpo_jax.report.types import Curve
 from grpo_jax.report.types import Facts
 from grpo_jax.report.types import Page
 from grpo_jax.report.types import Part
+from grpo_jax.report.types import Picture
 from grpo_jax.report.types import Section
 from grpo_jax.report.types import Table
 from grpo_jax.report.types import Text
@@ -38,8 +39,8 @@ from grpo_jax.report.types import Token
 
 __all__ = (
   'Chart', 'Completion', 'Completions', 'Curve', 'Facts', 'Page', 'Part',
-  'Section', 'Table', 'Text', 'Timeline', 'Token', 'as_html', 'curve_of_runs',
-  'of_runs', 'write',
+  'Picture', 'Section', 'Table', 'Text', 'Timeline', 'Token', 'as_html',
+  'curve_of_runs', 'of_runs', 'write',
 )  # fmt: skip
 
 _HOW = (

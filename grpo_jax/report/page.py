@@ -21,6 +21,7 @@ from grpo_jax.report.types import Completions
 from grpo_jax.report.types import Facts
 from grpo_jax.report.types import Page
 from grpo_jax.report.types import Part
+from grpo_jax.report.types import Picture
 from grpo_jax.report.types import Section
 from grpo_jax.report.types import Table
 from grpo_jax.report.types import Text
@@ -55,8 +56,8 @@ def as_html(page: Page) -> str:
   style, script = _file('style.css'), _file('script.js')
   digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
   policy = (
-    f"default-src 'none'; style-src 'unsafe-inline'; script-src "
-    f"'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+    f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
   )
   numbers = itertools.count(1)
   blocks = [
@@ -136,6 +137,8 @@ def _part(
     return svg.timeline(part)
   if isinstance(part, Table):
     return _table(part)
+  if isinstance(part, Picture):
+    return _picture(part)
   if isinstance(part, Completions):
     return tokens.block(part, of_scales)
   if part is _KEY:
@@ -152,6 +155,20 @@ def _facts(part: Facts) -> str:
     for what, value in part.rows
   )
   return f'<dl class="facts">{rows}</dl>'
+
+
+def _picture(part: Picture) -> str:
+  light, dark = (
+    f'data:image/png;base64,{base64.b64encode(file).decode()}'
+    for file in (part.light, part.dark)
+  )
+  title = words.escaped(part.title)
+  note = f'<p class="notes">{words.escaped(part.note)}</p>' if part.note else ''
+  return (
+    f'<figure class="picture"><picture><source media="(prefers-color-scheme: '
+    f'dark)" srcset="{dark}"><img alt="{title}" src="{light}"></picture>'
+    f'{note}</figure>'
+  )
 
 
 def _table(part: Table) -> str:

@@ -1,8 +1,8 @@
 """What a page is made of; `page.py` writes it as HTML.
 
 A page has sections, and a section has parts: `Text`, `Facts`, `Table`, `Chart`,
-`Timeline` and `Completions`. Charts that follow each other stand side by side.
-All texts are plain: nothing in them is read as HTML.
+`Timeline`, `Picture` and `Completions`. Charts that follow each other stand
+side by side. All texts are plain: nothing in them is read as HTML.
 """
 
 from collections.abc import Sequence
@@ -124,6 +124,22 @@ class Timeline(NamedTuple):
   x_label: str = 'rollout'
 
 
+class Picture(NamedTuple):
+  """A drawing that was made elsewhere, for light and for dark pages.
+
+  Attributes:
+    title: What is to be seen in it; also read aloud in its place.
+    light: A PNG file.
+    dark: Another, shown where dark pages are preferred.
+    note: What else must be known.
+  """
+
+  title: str
+  light: bytes
+  dark: bytes
+  note: str = ''
+
+
 class Token(NamedTuple):
   """A token of a completion, and what updates did to it."""
 
@@ -151,7 +167,7 @@ class Completions(NamedTuple):
   beside: bool = False
 
 
-Part = Text | Facts | Table | Chart | Timeline | Completions
+Part = Text | Facts | Table | Chart | Timeline | Picture | Completions
 
 
 class Section(NamedTuple):

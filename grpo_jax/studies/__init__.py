@@ -1,20 +1,26 @@
 """Studies: experiments of several runs, started by `grpo-jax study NAME`.
 
-A study is a folder beside this file. What two studies share lies here:
+Two kinds of study have a folder here:
+
+- `brakes`: trains runs, and continues them where they were;
+- `papers`: small experiments on the claims of two papers, each with a verdict.
+
+What they share lies beside them:
 
 - `runs`: the warm-up that runs of one seed share, and their compiled programs;
-- `tables`: numbers, intervals and tables as text.
+- `tables`: numbers, intervals and tables as text;
+- `claims`: a claim, what was measured of it, and the verdict;
+- `figures`, `pages`: experiments as pictures, and as files.
 """
 
 from collections.abc import Callable
+import importlib
 from typing import Any
 from typing import NamedTuple
 
-from grpo_jax.studies import brakes
-
 
 class Study(NamedTuple):
-  """What the command line needs of a study.
+  """What the command line needs of a study that trains runs.
 
   Attributes:
     run: `(config, workdir, seeds, steps, only) -> summary`. Does the runs that
@@ -28,16 +34,38 @@ class Study(NamedTuple):
   to_json: Callable[[Any], dict[str, Any]]
 
 
-STUDIES = {'brakes': Study(brakes.run, brakes.show, brakes.to_json)}
+STUDIES = ('brakes',)
+EXPERIMENTS = (
+  'coasting_ratio',
+  'coasting_distance',
+  'momentum_split',
+  'reward_scale',
+  'reward_jump',
+  'shared_prefix',
+  'surrogate_value',
+  'normalized_rate',
+  'curvature',
+  'rate_exponents',
+  'threshold',
+  'finite_group',
+  'interaction',
+  'fisher',
+)
+"""Modules of `papers`, in the order of their labels."""
 
-__all__ = ('STUDIES', 'Study', 'brakes', 'named')
+__all__ = ('EXPERIMENTS', 'STUDIES', 'Study', 'is_experiment', 'named')
+
+
+def is_experiment(name: str) -> bool:
+  """Whether a name means one or `all` of the experiments of `papers`."""
+  return name == 'all' or name in EXPERIMENTS
 
 
 def named(name: str) -> Study:
   """The study of this name.
 
   Args:
-    name: A key of `STUDIES`.
+    name: One of `STUDIES`.
 
   Returns:
     A `Study`.
@@ -49,7 +77,8 @@ def named(name: str) -> Study:
   'run'
   """
   if name not in STUDIES:
-    raise ValueError(
-      f'{name!r} is no study; the studies are: {", ".join(STUDIES)}.'
-    )
-  return STUDIES[name]
+    known = ', '.join((*STUDIES, *EXPERIMENTS, 'all'))
+    raise ValueError(f'{name!r} is no study; the studies are: {known}.')
+  # Only now: a study that trains imports all of the training.
+  study = importlib.import_module(f'grpo_jax.studies.{name}')
+  return Study(study.run, study.show, study.to_json)

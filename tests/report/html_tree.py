@@ -2,7 +2,7 @@
 
 import html.parser
 
-VOID = {'meta', 'input', 'br', 'img', 'link', 'hr'}
+VOID = {'meta', 'input', 'br', 'img', 'link', 'hr', 'source'}
 _SHAPES = {'path', 'rect'}  # of SVG, which close themselves
 
 

@@ -1,0 +1,182 @@
+"""Experiments as files: the claims table, every number, the figures.
+
+`write` is the one place that knows in which form results are handed over.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import json
+import pathlib
+import re
+from typing import Any
+from typing import NamedTuple
+
+from grpo_jax import report
+from grpo_jax.studies import claims
+from grpo_jax.studies import figures
+from grpo_jax.studies import tables
+
+COLUMNS = 'claim', 'source', 'expected', 'measured', 'verdict'
+
+
+class Result(NamedTuple):
+  """An experiment that has been done."""
+
+  experiment: claims.Experiment
+  numbers: claims.Numbers
+  rows: Sequence[claims.Row]
+  seconds: float
+
+
+def write(results: Mapping[str, Result], folder: pathlib.Path) -> None:
+  """Writes `claims.html`, `claims.md`, `claims.json` and the figures.
+
+  Args:
+    results: By the name of the experiment.
+    folder: Where to; made if it does not exist.
+  """
+  folder.mkdir(parents=True, exist_ok=True)
+  drawn = {
+    name: figures.save(name, done.experiment, done.numbers, folder)
+    for name, done in results.items()
+  }
+  text = json.dumps(to_json(results, drawn), indent=1, allow_nan=False)
+  (folder / 'claims.json').write_text(text + '\n', encoding='utf-8')
+  page = _markdown(results, drawn)
+  (folder / 'claims.md').write_text(page, encoding='utf-8')
+  report.write(folder / 'claims.html', _page(results, drawn, folder))
+
+
+def to_json(
+  results: Mapping[str, Result], drawn: Mapping[str, Mapping[str, str]] = {}
+) -> dict[str, Any]:
+  """Claims, verdicts and every number, as JSON can hold them.
+
+  Args:
+    results: By the name of the experiment.
+    drawn: What `figures.save` returned for each.
+  """
+  answer = {
+    name: {
+      'label': done.experiment.label,
+      'title': done.experiment.title,
+      'seconds': round(done.seconds, 2),
+      'claims': [_row_to_json(row) for row in done.rows],
+      'figure': dict(drawn.get(name, {})),
+      'numbers': done.numbers,
+    }
+    for name, done in results.items()
+  }
+  return tables.without_nan(answer)
+
+
+def _row_to_json(row: claims.Row) -> dict[str, Any]:
+  # JSON has no infinity either: a range without an end has None there.
+  ends = {
+    end: None if abs(at) == float('inf') else at
+    for end, at in (('low', row.claim.low), ('high', row.claim.high))
+  }
+  return {
+    'name': row.name,
+    **row.claim._asdict(),
+    **ends,
+    **row.measured._asdict(),
+    'verdict': row.verdict,
+  }
+
+
+def cells(row: claims.Row) -> dict[str, str]:
+  """A line of the claims table: the text of every cell by its column."""
+  text, example = row.claim.text, row.measured.example
+  return dict(
+    zip(
+      COLUMNS,
+      (
+        f'{text} {example}'.strip(),
+        row.claim.source,
+        claims.expected(row.claim),
+        claims.value(row.measured),
+        row.verdict,
+      ),
+      strict=True,
+    )
+  )
+
+
+def linked(source: str) -> str:
+  """A source with links to the papers in it, as Markdown.
+
+  >>> linked('arXiv:2601.05002, eq. 36')
+  '[arXiv:2601.05002](https://arxiv.org/abs/2601.05002), eq. 36'
+  """
+  return re.sub(
+    r'arXiv:(\d+\.\d+)', r'[arXiv:\1](https://arxiv.org/abs/\1)', source
+  )
+
+
+def counts(results: Mapping[str, Result]) -> dict[str, int]:
+  """How many claims have each verdict."""
+  verdicts = [row.verdict for done in results.values() for row in done.rows]
+  kinds = claims.HOLDS, claims.FAILS, claims.OPEN
+  return {kind: verdicts.count(kind) for kind in kinds}
+
+
+def _page(
+  results: Mapping[str, Result],
+  drawn: Mapping[str, Mapping[str, str]],
+  folder: pathlib.Path,
+) -> report.Page:
+  """The claims table, then each experiment with its figure and its claims."""
+  # Verdicts come early, because narrow screens show no later columns.
+  rows = [
+    (done.experiment.label, row.verdict, *list(cells(row).values())[:-1])
+    for done in results.values()
+    for row in done.rows
+  ]
+  facts = [(kind, str(number)) for kind, number in counts(results).items()]
+  table = report.Table('All claims', ('', 'verdict', *COLUMNS[:-1]), rows)
+  sections = [report.Section('Verdicts', [report.Facts(facts), table])]
+  for name, done in results.items():
+    shown, experiment = drawn[name], done.experiment
+    picture = report.Picture(
+      shown['title'],
+      (folder / shown['light']).read_bytes(),
+      (folder / shown['dark']).read_bytes(),
+      f'Measured in {done.seconds:.1f} s.',
+    )
+    sections.append(
+      report.Section(f'{experiment.label}: {experiment.title}', [picture])
+    )
+  about = (
+    'Claims of two papers, arXiv:2601.05002 and arXiv:2601.23135, and what '
+    'follows from them. A claim expects a number in a range. It holds if the '
+    'whole 95 % interval of what was measured lies inside, and fails if it '
+    'lies outside. Exact numbers have no interval.'
+  )
+  return report.Page('Claims and verdicts', about, sections)
+
+
+def _markdown(results: Mapping[str, Result], drawn) -> str:
+  """The claims table of all experiments, then a figure of each."""
+  lines = ['# Claims and verdicts', '']
+  lines += ['| | ' + ' | '.join(COLUMNS) + ' |', '| --- ' * 6 + '|']
+  for done in results.values():
+    for row in done.rows:
+      line = [cell.replace('|', '&#124;') for cell in cells(row).values()]
+      line[1] = linked(line[1])
+      line[-1] = f'**{line[-1]}**'
+      lines.append(f'| {done.experiment.label} | ' + ' | '.join(line) + ' |')
+  for name, done in results.items():
+    shown, experiment = drawn[name], done.experiment
+    lines += [
+      '',
+      f'## {experiment.label}: {experiment.title}',
+      '',
+      f'{shown["title"]} ({done.seconds:.1f} s)',
+      '',
+      '<picture>',
+      f'<source media="(prefers-color-scheme: dark)" srcset="{shown["dark"]}">',
+      f'<img alt="{shown["title"]}" src="{shown["light"]}" width="720">',
+      '</picture>',
+    ]
+  return '\n'.join(lines) + '\n'
