@@ -226,17 +226,17 @@ def next_records(
   """
   if not retired and fits is None:  # the usual case, in one call
     return data.take(stream, position, number), position + number, 0
-  records, dropped, skipped, too_long = [], 0, 0, 0
+  records, dropped, skipped, too_long = [], 0, 0, False
   while len(records) < number:
     (record,) = data.take(stream, position, 1)
     position += 1
     solved = bool(retired) and _identity(record['prompt']) in retired
     if not solved and (fits is None or fits(record)):
       records.append(record)
-      skipped = too_long = 0
+      skipped, too_long = 0, False
       continue
     skipped += 1
-    dropped, too_long = dropped + (not solved), too_long + (not solved)
+    dropped, too_long = dropped + (not solved), too_long or not solved
     # Twice, because each epoch has its own order: only a stretch of two epochs
     # is sure to hold a whole one, wherever the stretch begins.
     if skipped > 2 * epoch:
@@ -244,7 +244,7 @@ def next_records(
   return records, position, dropped
 
 
-def _none_drawn(retired: int, too_long: int) -> str:
+def _none_drawn(retired: int, too_long: bool) -> str:
   """The sentence of `NothingToLearn` where no prompt can be drawn."""
   if not too_long:
     return (

@@ -152,20 +152,25 @@ def test_enough_balance_makes_the_load_even():
   assert seen[-1] < 1 + 0.5 * (seen[0] - 1), seen
 
 
-def moved(mesh):
-  """Shapes that the compiled step moves between devices, without axes of 1."""
-  model = models.Transformer(
-    dataclasses.replace(TWO, unroll=True, vocab_size=1009)
-  )
+def update_of(model, mesh):
+  """The program of an update, lowered."""
   learner = make_learner(mesh=mesh, model=model)
   params = jax.eval_shape(model.init, jax.random.key(0))
   made = updates.Updater(learner, params, spec('padded', 8))
   rollout = make_rollout()
   rows, used = made.layout(rollout, np.arange(4))
   batch, _, _ = made.credit(rollout.batch, learner.method.init())
-  lowered = made.train_step.lower(
+  return made.train_step.lower(
     None, made.abstract, batch, np.arange(4), rows, used, np.int32(0)
   )
+
+
+def moved(mesh):
+  """Shapes that the compiled step moves between devices, without axes of 1."""
+  model = models.Transformer(
+    dataclasses.replace(TWO, unroll=True, vocab_size=1009)
+  )
+  lowered = update_of(model, mesh)
   names = 'all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute'
   return [
     tuple(size for size in map(int, shape.split(',')) if size > 1)
@@ -191,6 +196,14 @@ def test_devices_along_the_axis_of_experts_move_no_weights_of_experts(mesh):
   # The output layer itself, and each shard's part of its gradient.
   logits = [shape for shape in shapes if shape[-1:] == (1009,)]
   assert set(logits) <= {(32, 1009), (32 // mesh.get('fsdp', 1), 1009)}
+
+
+def test_shards_send_weights_in_bfloat16_and_routers_in_float32():
+  half = dataclasses.replace(TWO, compute_dtype='bfloat16', width=48)
+  text = update_of(models.Transformer(half), dict(fsdp=4)).as_text()
+  sent = re.findall(r'all_gather.*-> tensor<([\dx]+)x(\w+)>', text)
+  of = lambda size: {dtype for shape, dtype in sent if shape.endswith(size)}
+  assert of('48x8') == {'f32'} and of('8x48x20') == {'bf16'}
 
 
 def sampled(config=tiny.EXPERTS, mesh=None):

@@ -231,6 +231,10 @@ def test_greedy_equals_the_teacher_forced_argmax():
       np.testing.assert_array_equal(np.argmax(best, 0), tokens[:, 0, place])
 
 
+def test_a_group_that_is_larger_than_all_rows_is_drawn_alone():
+  assert engine(max_rows=2).schedule(3, 4, 5).prompts == 1
+
+
 def test_min_tokens_and_top_k_reach_the_engine():
   options = dataclasses.replace(PLAIN, min_tokens=6, top_k=5)
   drawn = engine().generate(requests(options))
