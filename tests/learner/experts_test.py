@@ -198,8 +198,11 @@ def test_devices_along_the_axis_of_experts_move_no_weights_of_experts(mesh):
   assert set(logits) <= {(32, 1009), (32 // mesh.get('fsdp', 1), 1009)}
 
 
-def test_shards_send_weights_in_bfloat16_and_routers_in_float32():
-  half = dataclasses.replace(TWO, compute_dtype='bfloat16', width=48)
+@pytest.mark.parametrize('remat', ['none', 'layer'])
+def test_shards_send_weights_in_bfloat16_and_routers_in_float32(remat):
+  half = dataclasses.replace(
+    TWO, compute_dtype='bfloat16', width=48, remat=remat
+  )
   text = update_of(models.Transformer(half), dict(fsdp=4)).as_text()
   sent = re.findall(r'all_gather.*-> tensor<([\dx]+)x(\w+)>', text)
   of = lambda size: {dtype for shape, dtype in sent if shape.endswith(size)}
