@@ -46,6 +46,7 @@ EXPERIMENTS = (
   'normalized_rate',
   'curvature',
   'rate_exponents',
+  'normalized_optimizer',
   'threshold',
   'finite_group',
   'interaction',

@@ -32,6 +32,8 @@ NOT_TRUE = {
   ('reward_scale', 'strictly'): FAILS,
   ('shared_prefix', 'cancels'): FAILS,
   ('normalized_rate', 'sum_form'): FAILS,
+  ('normalized_optimizer', 'sgd_best'): OPEN,
+  ('normalized_optimizer', 'adam_best'): OPEN,
   ('threshold', 'always'): FAILS,
   ('finite_group', 'weight'): FAILS,
   ('interaction', 'own_data'): FAILS,
@@ -133,6 +135,16 @@ EDITS = {
     'grpo_tail': put(0.5, 'grpo', 'failures', -1),
     'reinforce_escape': put(100, 'reinforce', 'escape', 0),
     'grpo_escape': put(10, 'grpo', 'escape', 0),
+  },
+  'normalized_optimizer': {
+    'sgd_same': put([0.9] * 10, 'failure', '0.5', 'SGD', 'divided', 0),
+    'adam_same': all_by(2.0, 'failure', '0.0', 'Adam', 'divided'),
+    'sgd_best': all_by(0.1, 'failure', '0.5', 'SGD', 'divided'),
+    'adam_best': all_by(0.1, 'failure', '0.5', 'Adam', 'divided'),
+    'large_epsilon_best': all_by(
+      10, 'failure', '0.9', 'Adam, epsilon 0.01', 'divided'
+    ),
+    'inside': all_by(0.01, 'failure', '0.5', 'SGD', 'plain', 0),
   },
   'threshold': {
     'always': all_by(0.7, 'c'),
