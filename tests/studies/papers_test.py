@@ -170,7 +170,15 @@ EDITS = {
     'other': put([0.3] * 9, 'other'),
   },
 }
-EVERY = [(name, one) for name, edits in EDITS.items() for one in edits]
+
+
+def marked(*given):
+  """A case of the tests below; those that train for long are `long`."""
+  long = given[0] == 'normalized_optimizer'
+  return pytest.param(*given, marks=[pytest.mark.long] * long)
+
+
+EVERY = [marked(name, one) for name, edits in EDITS.items() for one in edits]
 
 
 @functools.cache
@@ -192,7 +200,7 @@ def test_every_claim_has_an_edit():
     assert edits.keys() == papers.experiment(name).claims.keys()
 
 
-@pytest.mark.parametrize('name', EDITS)
+@pytest.mark.parametrize('name', map(marked, EDITS))
 def test_verdicts_on_what_was_measured(name):
   for row in rows_of(name, numbers_of(name)).values():
     wanted = NOT_TRUE.get((name, row.name), HOLDS)
