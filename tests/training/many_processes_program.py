@@ -82,6 +82,16 @@ def tensor_across(folder, rank, stop):
   return train(folder, stop, **changes)
 
 
+def sampler_tensor_2(folder, rank, stop):
+  """Weights are split within each process while completions are drawn."""
+  return train(folder, stop, **SHORT, **{'sampler.tensor': 2})
+
+
+def sampler_tensor_4(folder, rank, stop):
+  """They are split over both."""
+  return train(folder, stop, **SHORT, **{'sampler.tensor': 4})
+
+
 def slices(folder, rank, stop):
   """The devices of each process are a slice."""
   return train(folder, stop, **{'mesh.slices': 2, 'mesh.fsdp': 2})
@@ -258,6 +268,8 @@ CASES = {
     gsm8k_goes_on,
     replayed,
     tensor_across,
+    sampler_tensor_2,
+    sampler_tensor_4,
     slices,
     stopped,
     goes_on,

@@ -161,6 +161,18 @@ def test_a_mesh_whose_rows_lie_on_both_draws_the_same(folder):
   assert found.texts == whole.texts
 
 
+def test_meshes_of_the_sampler_draw_the_same(folder):
+  """Runs of two rollouts; `whole` has another learning rate after the first."""
+  names = 'sampler_tensor_2', 'sampler_tensor_4'
+  for name in names:
+    assert [end['steps'] for end in told(folder, name)] == [2, 2]
+  for step, *same in ((1, 'whole', *names), (2, *names)):
+    first, *others = (columns(folder / name, step) for name in same)
+    for found in others:
+      np.testing.assert_array_equal(found.batch.tokens, first.batch.tokens)
+      assert found.texts == first.texts
+
+
 def test_slices_of_one_process_each_learn_the_same(folder):
   assert [end['steps'] for end in told(folder, 'slices')] == [4, 4]
   assert_close(folder / 'whole', folder / 'slices', 1e-3)
