@@ -12,6 +12,7 @@ from grpo_jax.report.types import Curve
 from grpo_jax.training import workdir as workdir_lib
 
 _MOST_FIELDS = 2  # that differ, in a name
+_MOST_NAMES = 4  # of runs
 _LONGEST = 28  # of a value in a name
 
 
@@ -65,7 +66,7 @@ def of_runs(runs: Sequence[read.Run]) -> tuple[list[Group], list[str]]:
     sorted(seeds.values(), key=lambda run: str(run.saved.get('seed')))
     for seeds in found.values()
   ]
-  names = _names([some[0] for some in of_each])
+  names = _names(of_each)
   return [Group(*pair) for pair in zip(names, of_each)], said
 
 
@@ -94,10 +95,15 @@ def differing(runs: Sequence[read.Run]) -> list[str]:
   ]
 
 
-def _names(runs: Sequence[read.Run]) -> list[str]:
-  """A short name for each group, by its first run."""
-  if len(runs) == 1:
-    return [runs[0].name]
+def _names(groups: Sequence[Sequence[read.Run]]) -> list[str]:
+  """A short name for each group: what all runs of a single one are called.
+
+  Several are told apart by their first runs.
+  """
+  if len(groups) == 1:
+    more = ', ...' if len(groups[0]) > _MOST_NAMES else ''
+    return [', '.join(run.name for run in groups[0][:_MOST_NAMES]) + more]
+  runs = [group[0] for group in groups]
   fields = differing(runs)
   # The arguments of a method differ with the method, which says enough.
   if 'learner.method' in fields:
