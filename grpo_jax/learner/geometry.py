@@ -49,11 +49,18 @@ _SMALL = 0.1  # table 3 of the paper counts cosines below it
 
 
 class Geometry:
-  """Measures rollouts that an updater learns from.
+  r"""Measures rollouts that an updater learns from.
 
-  The updates themselves neither need nor change by it. It takes the time of one
-  update or more: a gradient for each prompt, whose few rows do not fill many
-  devices, and before them what `Updater` scores before its first update.
+  The updates themselves neither need nor change by it. It takes a gradient for
+  each prompt, whose few rows do not fill many devices, and once more what
+  `Updater` scores before its first update. Of 0.5M parameters on two cores, with
+  completions of 5 tokens, it took 0.39 s beside updates of 0.10 s, most of it
+  for sketching (10 ns per parameter and sketch); with completions of 64 tokens
+  about as long as the update:
+
+    grpo-jax train --config=configs/arithmetic.py --workdir=/tmp/geometry \
+      --config.steps=12 --config.log.geometry_every_steps=1
+    grep -oE '"(geometry|learn)_secs": [0-9.]*' /tmp/geometry/metrics.jsonl
 
   Args:
     updater: See `Updater`.
@@ -78,9 +85,7 @@ class Geometry:
         some = jax.tree.map(
           lambda x: x.reshape(parts, -1, *x.shape[2:])[part[None]], one
         )
-        found = gradient.of_batch(
-          learner, params, loss_state, some, rows, used
-        )
+        found = gradient.of_batch(learner, params, loss_state, some, rows, used)
         return sketch(found.grads, seed)
 
     self._sketch_of_part = jax.jit(
@@ -340,7 +345,8 @@ def _of_leaf(x: Array, first: Array, second: Array) -> Array:
 def _sides(shape: tuple[int, ...]) -> list[int]:
   """The sizes of a block: powers of two, along the two longest axes.
 
-  So that a block lies on one device: these axes are split into long parts.
+  So that a block lies on one device: these axes are split into long parts. (If
+  a part is no multiple of a block, the leaf is gathered.)
   """
   longest = sorted(range(len(shape)), key=lambda axis: (shape[axis], axis))[-2:]
   return [

@@ -182,9 +182,7 @@ def opened(
       _monitor(config, workdir, written, screen, replays, peers)
     )
     saves.warn = monitor.warn
-    geometry = Geometry(
-      update, config.seed, config.log.geometry_every_steps
-    )
+    geometry = Geometry(update, config.seed, config.log.geometry_every_steps)
     session = Session(
       run, update, TokenEffects(update), geometry, workdir, saves, monitor,
       stop, replays, versions, frozen, exports, on_rollout,
