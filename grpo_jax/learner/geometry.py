@@ -53,10 +53,10 @@ class Geometry:
 
   The updates themselves neither need nor change by it. It takes a gradient for
   each prompt, whose few rows do not fill many devices, and once more what
-  `Updater` scores before its first update. Of 0.5M parameters on two cores, with
-  completions of 5 tokens, it took 0.39 s beside updates of 0.10 s, most of it
-  for sketching (10 ns per parameter and sketch); with completions of 64 tokens
-  about as long as the update:
+  `Updater` scores before its first update. With 0.5M parameters on two cores
+  and completions of 5 tokens it took 0.39 s beside updates of 0.10 s, most of
+  it for sketching (10 ns per parameter and sketch); with completions of 64
+  tokens about as long as the update:
 
     grpo-jax train --config=configs/arithmetic.py --workdir=/tmp/geometry \
       --config.steps=12 --config.log.geometry_every_steps=1

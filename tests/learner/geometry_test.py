@@ -306,12 +306,15 @@ def test_the_metrics_of_a_rollout_are_those_of_its_gradients():
 def test_one_program_serves_all_prompts():
   """Of all lengths, in all rollouts."""
   updater, state = made()
+  updater.spec = dataclasses.replace(
+    updater.spec, prompt_buckets=tuple(range(1, 9))
+  )
   measure = Geometry(updater, 7, 1)
+  rollout = make_rollout(width=8)
+  assert len({*map(len, rollout.prompts)}) > 1
   with compiled_programs() as names:
-    for seed in range(3):
-      rollout = make_rollout(seed, width=8)
-      assert len({*map(len, rollout.prompts)}) > 1
-      measure.measured(state, rollout, seed)
+    for number in range(3):
+      measure.measured(state, rollout, number)
   assert names.count('sketch_of_part') == 1
 
 
@@ -370,7 +373,16 @@ def run(tmp_path_factory):
     loop.train(runs.small(**changes), folder / 'off')
   assert 'sketch_of_part' not in names
   changes['log.geometry_every_steps'] = 2
-  loop.train(runs.small(**changes), folder / 'on')
+  measured, updates_before = Geometry.measured, []
+
+  def noted(self, state, *args):
+    updates_before.append(int(state.step))
+    return measured(self, state, *args)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(Geometry, 'measured', noted)
+    loop.train(runs.small(**changes), folder / 'on')
+  assert updates_before == [0, 1, 2, 3]  # each before the update of its rollout
   return changes, folder
 
 
