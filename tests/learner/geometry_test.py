@@ -324,13 +324,17 @@ def test_it_is_due_every_so_many_rollouts(monkeypatch):
   monkeypatch.setattr(
     Geometry, 'sketches', lambda *_: np.ones((4, 2, 8), np.float32)
   )
-  rollout = make_rollout()
+  reward = np.array([[0, 1, 0, 1], [1, 9, 1, 1], [0] * 4, [0, 0, 4, 4]])
+  rollout = make_rollout(reward=reward)  # that of 9 is not judged
 
   def due(every):
     measure = Geometry(updater, 0, every)
     return [k for k in range(7) if measure.measured(state, rollout, k)]
 
   assert due(0) == [] and due(1) == [*range(7)] and due(3) == [0, 3, 6]
+  found = Geometry(updater, 0, 1).measured(state, rollout, 0)
+  assert found['geometry_reward_std'] == (0.5 + 0 + 0 + 2) / 4
+  assert found['geometry_reward_ratio'] == 2 / 0.5
 
 
 def test_leaves_stay_where_they_lie():
