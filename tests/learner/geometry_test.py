@@ -21,6 +21,7 @@ from grpo_jax.learner.geometry import SIZE
 from grpo_jax.learner.geometry import Geometry
 from grpo_jax.models import layout
 from grpo_jax.models import lora
+from grpo_jax.rollouts import gathering
 from grpo_jax.training import loop
 from tests import runs
 from tests import tiny
@@ -176,6 +177,18 @@ def test_a_sketch_is_that_of_the_gradient_of_one_prompt(method, kind, options):
 )
 def test_on_more_meshes_too(mesh, kind):
   check('entropy', kind, dict(mesh=mesh))
+
+
+def test_rows_that_are_gathered_on_the_devices_are_those_of_one_host():
+  updater, state = made(mesh=dict(data=2, fsdp=2))
+  rollout = make_rollout(width=8)
+  held = rollout._replace(holder=np.zeros(4, np.int64))
+  held = gathering.on_devices(held, updater.learner.mesh)
+  assert isinstance(held.batch.tokens, jax.Array)
+  found = [
+    Geometry(updater, 7, 1).sketches(state, one, 0) for one in (rollout, held)
+  ]
+  np.testing.assert_array_equal(*found)
 
 
 def test_halves_are_those_of_the_group():
