@@ -53,6 +53,7 @@ _LEAST = {
   'log.entropy_alarm': 0,
   'log.sampler_gap_alarm': 0,
   'log.completions_every_steps': 0,
+  'log.geometry_every_steps': 0,
   'evaluation.every_steps': 0,
   'evaluation.examples': 1,
   'optim.clip_norm': 0,

@@ -222,8 +222,7 @@ class Sampler:
   top_k: int = 0
   # Draw from the fewest tokens with this much probability; 1 turns it off.
   top_p: float = 1.0
-  # Draw from tokens at least this likely, relative to the likeliest; 0 turns it
-  # off.
+  # Draw from tokens at least this likely, relative to the likeliest; 0: off.
   min_p: float = 0.0
   # Texts that end a completion.
   stop_strings: tuple[str, ...] = ()
@@ -269,14 +268,12 @@ class Optim:
   # 'reset', 'reset_first', 'decay' or 'project' (optim/README.md).
   brake: str = 'none'
   # The advantages' root mean square at which an update has its full size.
-  # Updates then follow the scale of the rewards, which Adam hides; 0 turns it
-  # off.
+  # Updates then follow the scale of the rewards, which Adam hides; 0: off.
   reward_scale: float = 0.0
   # Whether to record how Adam's moments make each update (metrics adam_*).
   moments: bool = False
   # Rollouts between those in which overshoot is measured, how far clipped
-  # tokens still move; 0 turns it off. A measured update takes 2.6 times as
-  # long.
+  # tokens still move; 0: off. A measured update takes 2.6 times as long.
   overshoot_every_steps: int = 0
   # Whether Adam's moments, 8 bytes for each parameter, lie in the memory of the
   # host and come to the device for the optimizer alone. Turn it on when memory
@@ -391,8 +388,7 @@ class Checkpoint:
   every_warm_up_steps: int = 100
   # Checkpoints to keep, the newest ones.
   keep_last: int = 2
-  # Metric of which the checkpoint with the highest value is kept too; ''
-  # keeps none.
+  # Metric of which the checkpoint with the highest value is kept too; '': none.
   best_metric: str = 'heldout_accuracy'
   # Saves between those after which the model is also written into the workdir
   # as a Hugging Face folder, exports/ROLLOUT; 0 writes none. All are kept.
@@ -425,6 +421,10 @@ class Log:
   # `log_ratio_after`, how far its log-probability moved, in nats. It takes two
   # forward passes in such a rollout (three with a reference): 1 to 2 % in all.
   token_effects: bool = False
+  # Rollouts between those in which the gradients of prompts are compared, as
+  # metrics geometry_*; 0: none. It takes as long as an update, and longer where
+  # completions are short: 3.9 times in configs/arithmetic.py.
+  geometry_every_steps: int = 0
   # Whether to measure prefix_*_expected too, the weight of shared prefixes
   # before the policy has moved. It takes the loss a second time.
   expected_prefixes: bool = False
@@ -451,8 +451,7 @@ class Mesh:
   fsdp: int = 1
   # Devices over which heads, hidden units and vocabulary are split.
   tensor: int = 1
-  # Devices over which the experts of each layer are split, if the model has
-  # experts.
+  # Devices over which the experts of each layer are split, if there are any.
   expert: int = 1
   # Devices over which the tokens of each row are split in an update, for long
   # completions: each computes its part of them, and attends to the keys of all.

@@ -434,7 +434,7 @@ class Updater:
       self._laid_out, self._layouts = rollout.batch.mask, {}
     key = chosen.tobytes()
     if key not in self._layouts:
-      found = self._laid_on_mesh(rollout, chosen)
+      found = self.laid_on_mesh(rollout, chosen, self.spec)
       if self.spec.is_open:
         self.spec = micro_batches.decided(rollout, chosen, self.spec)
       # A later epoch has other optimizer batches, which are used only once.
@@ -443,10 +443,12 @@ class Updater:
       self._layouts[key] = found
     return self._layouts[key]
 
-  def _laid_on_mesh(self, rollout: Rollout, chosen: np.ndarray):
-    """As `layout`; nothing is kept, and nothing decided."""
+  def laid_on_mesh(
+    self, rollout: Rollout, chosen: np.ndarray, spec: LayoutSpec
+  ) -> tuple[Layout, int]:
+    """As `layout`, by any spec; nothing is kept, and nothing decided."""
     shards = host_arrays.own_shards(self.learner.mesh)
-    layout, used = micro_batches.of_rollout(rollout, chosen, self.spec, shards)
+    layout, used = micro_batches.of_rollout(rollout, chosen, spec, shards)
     place = sharding.rows(self.learner.mesh, axis=1)
     layout = host_arrays.from_local(layout, place)
     if rollout.holder is not None:

@@ -83,6 +83,12 @@ GROUPS: dict[str, dict[str, Row]] = {
     'overshoot_predicted': Row('if gradients stopped', 'nats', 1),
     'rollout_outside': Row('outside at rollout end', '%', 1),
   },
+  'gradients of prompts': {
+    'geometry_cosine_mean': Row('mean cosine', '', 1),
+    'geometry_cosine_std': Row('deviation of cosines', '', 1),
+    'geometry_cosine_negative': Row('pairs that disagree', '%', 1),
+    'geometry_within': Row('deviation by sampling', '', 2),
+  },
   'speed': {
     'sample_tokens_per_sec': Row('sampling', _SPEED),
     'learn_tokens_per_sec': Row('learning', _SPEED),
@@ -104,7 +110,9 @@ GROUPS: dict[str, dict[str, Row]] = {
   },
 }
 # Measured in some rollouts only; in others the terminal shows the last value.
-_NOW_AND_THEN = frozenset(GROUPS['clipped tokens, per update'])
+_NOW_AND_THEN = frozenset(
+  [*GROUPS['clipped tokens, per update'], *GROUPS['gradients of prompts']]
+)
 _SHORT = {
   _NATS: 'nats',
   _SPEED: 'tok/s',

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import datetime
 
 from grpo_jax import __version__
+from grpo_jax.report import gradients as _gradients
 from grpo_jax.report import groups as _groups
 from grpo_jax.report import read as _read
 from grpo_jax.report import sections as _sections
@@ -85,6 +86,7 @@ def of_runs(workdirs: Sequence[str]) -> Page:
     _sections.learned(charts),
     _sections.before_and_after(groups),
     *_sections.diagnostics(charts),
+    *_gradients.section(groups, charts),
     _sections.alarms(groups, charts),
     _sections.completions(groups),
     _settings.method(groups),

@@ -64,6 +64,37 @@ _MEANINGS = {
     'Share of the tokens outside their range after the last update of a '
     'rollout.'
   ),
+  'geometry_cosine_mean': (
+    'Mean cosine of the gradients of two prompts; near 0, they hardly help or '
+    'hinder each other.'
+  ),
+  'geometry_cosine_std': (
+    'How far the cosines of pairs of prompts lie apart, beyond what sketching '
+    'adds.'
+  ),
+  'geometry_cosine_noise': 'What sketching adds to the deviation of a cosine.',
+  'geometry_cosine_negative': (
+    'Share of the pairs of prompts whose gradients point against each other.'
+  ),
+  'geometry_cosine_small': 'Share of the pairs with a cosine of less than 0.1.',
+  'geometry_m': (
+    'Upper bound of M in assumption A4 that would do for half of the pairs '
+    'that agree; none does for the others.'
+  ),
+  'geometry_norm_ratio': (
+    'Largest norm of the gradient of a prompt over the smallest (R1 in A5).'
+  ),
+  'geometry_reward_std': 'Deviation of rewards in a group, mean over groups.',
+  'geometry_reward_ratio': (
+    'Largest deviation of rewards in a group over the smallest (R2 in A5).'
+  ),
+  'geometry_within': (
+    'How far the gradient of a prompt depends on which completions were drawn: '
+    'the difference of those of the halves of a group over their sum.'
+  ),
+  'geometry_zero': 'Share of the prompts whose gradient is 0.',
+  'geometry_prompts': 'Prompts whose gradients are compared.',
+  'geometry_secs': 'How long the comparison of gradients takes.',
   'sample_tokens_per_sec': 'Completion tokens that are drawn and judged.',
   'learn_tokens_per_sec': 'Completion tokens that are learned from.',
   'step_secs': 'Sampling, judging and learning of a rollout.',
@@ -92,6 +123,18 @@ _MORE = {
   'overshoot_predicted': monitor.Row('overshoot without gradients', 'nats'),
   'rollout_outside': monitor.Row('share outside at rollout end', '%'),
   'ends_clipped': monitor.Row('share clipped after an update', '%'),
+  'geometry_cosine_mean': monitor.Row('mean cosine of prompts'),
+  'geometry_cosine_noise': monitor.Row('noise of a cosine'),
+  'geometry_cosine_negative': monitor.Row('pairs that disagree', '%'),
+  'geometry_cosine_small': monitor.Row('pairs that hardly touch', '%'),
+  'geometry_m': monitor.Row('M of assumption A4'),
+  'geometry_norm_ratio': monitor.Row('ratio of gradient norms'),
+  'geometry_reward_std': monitor.Row('deviation of rewards'),
+  'geometry_reward_ratio': monitor.Row('ratio of deviations'),
+  'geometry_within': monitor.Row('deviation by sampling'),
+  'geometry_zero': monitor.Row('gradients that are 0', '%'),
+  'geometry_prompts': monitor.Row('gradients compared', '#'),
+  'geometry_secs': monitor.Row('time of comparing', 'seconds'),
   'adam_carried_update_cosine': monitor.Row('cosine of momentum and update'),
   'adam_grad_update_cosine': monitor.Row('cosine of gradient and update'),
   'sample_tokens_per_sec': monitor.Row('sampling speed', 'tokens per second'),

@@ -173,6 +173,7 @@ def advance(
     # Of no use where no rollout follows, or where it is read from a file.
     last = session.replays or step + 1 == config.steps
     before = reports.before_updates(session, state, known, step)
+    geometry = session.geometry.measured(state, known, step)
     (state, measured), learn_secs = timed(
       learn, session.update, state, known, step, None if last else run.prompts
     )
@@ -184,7 +185,7 @@ def advance(
   measured |= rollout_metrics.of_rollout(
     rollout, step, config.evaluation.right_reward
   )
-  measured |= counts
+  measured |= counts | geometry
   measured |= speed.of_speed(
     rollout,
     sample_secs,

@@ -20,6 +20,7 @@ from grpo_jax import monitor as monitor_lib
 from grpo_jax import sampling
 from grpo_jax.config import Config
 from grpo_jax.learner.effects import TokenEffects
+from grpo_jax.learner.geometry import Geometry
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
 from grpo_jax.monitor import Monitor
@@ -80,6 +81,7 @@ class Session(NamedTuple):
   run: build.Run
   update: Updater
   effects: TokenEffects
+  geometry: Geometry
   workdir: pathlib.Path
   saves: Checkpoints
   monitor: Monitor
@@ -180,9 +182,10 @@ def opened(
       _monitor(config, workdir, written, screen, replays, peers)
     )
     saves.warn = monitor.warn
+    geometry = Geometry(update, config.seed, config.log.geometry_every_steps)
     session = Session(
-      run, update, TokenEffects(update), workdir, saves, monitor, stop, replays,
-      versions, frozen, exports, on_rollout,
+      run, update, TokenEffects(update), geometry, workdir, saves, monitor,
+      stop, replays, versions, frozen, exports, on_rollout,
       Refused(**saved.host.get('refused', {})) if saved else Refused(),
       judging.Failures(), compilations.Compilations(), peers,
     )  # fmt: skip

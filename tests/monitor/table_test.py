@@ -178,3 +178,4 @@ def test_only_what_is_measured_now_and_then_is_kept():
   now = {'reward': 1.0, 'overshoot_carried': None}
   assert _table.kept(before, now) == {'overshoot': 0.25, 'reward': 1.0}
   assert _table.kept(before, {'overshoot': 0.5}) == {'overshoot': 0.5}
+  assert _table.kept({'geometry_within': 1.0}, {}) == {'geometry_within': 1.0}

@@ -350,6 +350,8 @@ def _patches(seen, patch):
     before=lambda *_: object(), after=lambda *_: {'coefficient': None}
   )
   note(session, 'TokenEffects', lambda *_: effects)
+  geometry = types.SimpleNamespace(measured=lambda *_: {})
+  note(session, 'Geometry', lambda *_: geometry)
   for owner in (session, warm_up):
     note(owner, 'Checkpoints', lambda where, *_, **__: Saves(seen, where))
   for name in ('collect', 'demonstrations', 'blank'):

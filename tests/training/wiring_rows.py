@@ -382,6 +382,7 @@ ROWS = {
     ('prompt_stream', 'seed'),
     ('arithmetic_demonstrations', 'seed'),
     ('Updater', 'seed'),
+    ('Geometry', 'seed'),
     ('random key', 'seed'),
     ('random generator', 'seed'),
     ('summarize', 'seed'),

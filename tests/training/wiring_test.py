@@ -178,6 +178,7 @@ PAIRS = {
   'log.wandb_mode': ('offline', 'online'),
   'log.completions_every_steps': (4, 0),
   'log.token_effects': (True, False),
+  'log.geometry_every_steps': (3, 0),
   'log.expected_prefixes': (True, False),
   'log.kl_alarm': (0.8, 0.2),
   'log.entropy_alarm': (0.2, 0.4),
