@@ -160,7 +160,12 @@ def check(method, kind, options):
   np.testing.assert_allclose(found.sum(1), want, atol=2e-5 * scale)
 
 
-@pytest.mark.parametrize('method, kind, options', CASES, ids=str)
+# The address of a function in a name would differ from process to process.
+@pytest.mark.parametrize(
+  'method, kind, options',
+  CASES,
+  ids=lambda value: '-'.join(value) if isinstance(value, dict) else value,
+)
 def test_a_sketch_is_that_of_the_gradient_of_one_prompt(method, kind, options):
   check(method, kind, options)
 
@@ -179,6 +184,7 @@ def test_on_more_meshes_too(mesh, kind):
   check('entropy', kind, dict(mesh=mesh))
 
 
+@pytest.mark.long
 def test_rows_that_are_gathered_on_the_devices_are_those_of_one_host():
   updater, state = made(mesh=dict(data=2, fsdp=2))
   rollout = make_rollout(width=8)
@@ -403,6 +409,7 @@ def run(tmp_path_factory):
   return changes, folder
 
 
+@pytest.mark.long
 def test_a_run_learns_what_it_would_learn_without(run):
   folder = run[1]
   on, off = (runs.records(folder / name) for name in ('on', 'off'))
@@ -419,6 +426,7 @@ def test_a_run_learns_what_it_would_learn_without(run):
     np.testing.assert_array_equal(arrays[name], array, err_msg=name)
 
 
+@pytest.mark.long
 def test_a_run_in_two_starts_measures_the_same(run, tmp_path):
   changes, folder = run
   loop.train(runs.small(**changes, steps=2), tmp_path)

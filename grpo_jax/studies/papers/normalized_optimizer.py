@@ -183,7 +183,7 @@ def _gain(numbers, share: float, name: str) -> claims.Measured:
   """log2 of failures without the division over those with it, at best rates."""
   arms = numbers['failure'][str(share)][name]
   plain, divided = (_best(arms[arm])[1] for arm in ('plain', 'divided'))
-  return claims.over_seeds(np.log2(plain / divided))
+  return claims.over_seeds(np.log2(plain / divided).tolist())
 
 
 def _gains(numbers, share: float, name: str) -> np.ndarray:
@@ -208,7 +208,7 @@ def measure(numbers) -> dict[str, Measured]:
     for at in [_best(numbers['failure'][str(share)]['Adam']['divided'])[0] - 1]
   ]
   return {
-    'sgd_same': claims.over_seeds(_gains(numbers, half, 'SGD')[0]),
+    'sgd_same': claims.over_seeds(_gains(numbers, half, 'SGD')[0].tolist()),
     'adam_same': Measured(float(max(below))),
     'sgd_best': _gain(numbers, half, 'SGD'),
     'adam_best': _gain(numbers, half, 'Adam'),
