@@ -139,7 +139,6 @@ def test_eight_devices_give_the_result_of_one():
     )
 
 
-@pytest.mark.quick
 def test_enough_balance_makes_the_load_even():
   """The coefficient has the right sign, and reaches the routers."""
   learner = make_learner(balance=10.0)
@@ -240,7 +239,6 @@ def disagreements(model, rollout, *trees):
     yield measured['router_disagreement'], measured['sampler_gap']
 
 
-@pytest.mark.quick
 def test_the_routers_of_sampler_and_learner_agree_until_one_is_changed():
   model, params, drawn, rollout = sampled(TWO)
   assert drawn.routing.dtype == np.int32

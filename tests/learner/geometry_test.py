@@ -59,7 +59,6 @@ def leaves():
   return {**found, 'all': [found]}
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize('kind', leaves())
 def test_products_of_sketches_are_unbiased_and_as_exact_as_they_say(kind):
   rng, tree = np.random.default_rng(1), leaves()[kind]
@@ -280,7 +279,6 @@ def test_without_pairs_there_are_no_metrics_of_pairs():
   assert two['geometry_cosine_std'] == two['geometry_cosine_noise'] == 0
 
 
-@pytest.mark.quick
 def test_the_noise_of_sketches_is_taken_out_of_the_deviation():
   """Of orthogonal gradients, and of gradients whose cosines differ."""
   rng = np.random.default_rng(0)
