@@ -180,6 +180,7 @@ def _spec(
     kind='shared' if shared else 'padded',
     micro_rows=min(most, spec.rows_of(prompt_width + width, rows)),
     row_completions=per_row if shared else 0,
+    row_slots=0,
     prompt_buckets=(prompt_width,),
   )
 

@@ -126,7 +126,7 @@ def _page(
   drawn: Mapping[str, Mapping[str, str]],
   folder: pathlib.Path,
 ) -> report.Page:
-  """The claims table, then each experiment with its figure and its claims."""
+  """The claims table, then the figure of each experiment."""
   # Verdicts come early, because narrow screens show no later columns.
   rows = [
     (done.experiment.label, row.verdict, *list(cells(row).values())[:-1])

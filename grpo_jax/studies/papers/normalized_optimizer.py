@@ -146,7 +146,7 @@ def run(full: bool = False) -> dict[str, Any]:
   """Trains every optimizer at every rate, with and without the division.
 
   Args:
-    full: Twenty seeds instead of five.
+    full: Forty seeds instead of ten.
 
   Returns:
     `failure[share][optimizer][arm]`: mean failure rates of a training of 200
