@@ -11,8 +11,6 @@ import pytest
 from grpo_jax import sharding
 from grpo_jax.models import experts
 
-pytestmark = pytest.mark.quick
-
 NUMBER, PER_TOKEN, WIDTH, HIDDEN = 6, 2, 8, 12
 
 

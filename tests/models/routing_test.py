@@ -12,8 +12,6 @@ from grpo_jax.models import layout
 from grpo_jax.models import routing
 from tests import tiny
 
-pytestmark = pytest.mark.quick
-
 
 def config(number=8, per_token=2, layers=4, **changes):
   return dataclasses.replace(
