@@ -139,10 +139,15 @@ CASES = [
   ('grpo', 'shared', {}),
   ('gspo', 'padded', {}),
   ('kl_cov', 'packed', {}),  # a loss that couples completions
-  ('entropy', 'shared', {}),
   ('grpo', 'shared', dict(frozen=of_attention)),
   ('grpo', 'shared', dict(mesh=dict(data=2, fsdp=2, tensor=2))),
-  ('grpo', 'padded', dict(mesh=dict(fsdp=8), takes_shards=False)),
+  *(
+    pytest.param(*case, marks=pytest.mark.long)
+    for case in (
+      ('entropy', 'shared', {}),
+      ('grpo', 'padded', dict(mesh=dict(fsdp=8), takes_shards=False)),
+    )
+  ),
 ]
 
 
