@@ -37,10 +37,7 @@ def show(results: Mapping[str, pages.Result], out: str) -> None:
   for done in results.values():
     experiment = done.experiment
     title = f'{experiment.label}: {experiment.title} ({done.seconds:.1f} s)'
-    # The verdict comes first, because the first column is never wrapped.
-    shown[title] = [
-      {'verdict': row.verdict, **pages.cells(row)} for row in done.rows
-    ]
+    shown[title] = [pages.cells(row) for row in done.rows]
   counts = [
     f'{number} {kind}' for kind, number in pages.counts(results).items()
   ]

@@ -423,7 +423,7 @@ class Log:
   token_effects: bool = False
   # Rollouts between those in which the gradients of prompts are compared, as
   # metrics geometry_*; 0: none. It takes as long as an update, and longer where
-  # completions are short: 3.9 times in configs/arithmetic.py.
+  # completions are short: 4 times in configs/arithmetic.py.
   geometry_every_steps: int = 0
   # Whether to measure prefix_*_expected too, the weight of shared prefixes
   # before the policy has moved. It takes the loss a second time.

@@ -62,6 +62,7 @@ class TokenEffects:
       the coefficient is the derivative of the objective by the log-probability.
     """
     updater = self._updater
+    updater.wait()
     batch = updater.with_policies(state, rollout, step)
     logp = batch.logp_old
     if logp is None:  # the method takes the ratio as exactly 1

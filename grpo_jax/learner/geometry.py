@@ -54,7 +54,7 @@ class Geometry:
   The updates themselves neither need nor change by it. It takes a gradient for
   each prompt, whose few rows do not fill many devices, and once more what
   `Updater` scores before its first update. With 0.5M parameters on two cores
-  and completions of 5 tokens it took 0.39 s beside updates of 0.10 s, most of
+  and completions of 5 tokens it took 0.43 s beside updates of 0.11 s, most of
   it for sketching (10 ns per parameter and sketch); with completions of 64
   tokens about as long as the update:
 
@@ -131,6 +131,7 @@ class Geometry:
     """
     updater = self._updater
     mesh = updater.learner.mesh
+    updater.wait()
     batch = updater.with_policies(state, rollout, step)
     batch = token_shards.placed(mesh, batch)
     batch, loss_state, _ = updater.credit(batch, state.loss_state)
@@ -347,7 +348,8 @@ def _sides(shape: tuple[int, ...]) -> list[int]:
   """The sizes of a block: powers of two, along the two longest axes.
 
   So that a block lies on one device: these axes are split into long parts. (If
-  a part is no multiple of a block, the leaf is gathered.)
+  a part is no multiple of a block, the leaf is gathered. An axis of odd size
+  makes small blocks: with such a vocabulary its sketch costs 32 times as much.)
   """
   longest = sorted(range(len(shape)), key=lambda axis: (shape[axis], axis))[-2:]
   return [

@@ -167,9 +167,7 @@ class Updater:
     Returns:
       The new state, and metrics of the rollout and its updates.
     """
-    if self._ahead is not None:
-      self._ahead.join()  # else the same would be compiled twice
-      self._ahead = None
+    self.wait()
     mesh, batch = self.learner.mesh, self.with_policies(state, rollout, step)
     batch = token_shards.placed(mesh, batch)
     batch, loss_state, measured = self.credit(batch, state.loss_state)
@@ -195,6 +193,12 @@ class Updater:
       weight = jnp.asarray(self.refresh_weight, jnp.float32)
       state = self.refresh(state, weight)
     return state, measured
+
+  def wait(self) -> None:
+    """Waits for `compile_ahead`; else the same would be compiled twice."""
+    ahead, self._ahead = self._ahead, None
+    if ahead:
+      ahead.join()
 
   def whole(self, params: Any) -> Any:
     """The trained parameters and the frozen ones, as the model takes them."""
@@ -227,16 +231,14 @@ class Updater:
   def compile_ahead(self, example: Rollout, step: int) -> None:
     """Compiles the programs of an update in a thread of its own.
 
-    Meanwhile the sampler is compiled and the first rollout is drawn. The first
-    update waits for the thread. If the rollout then has other shapes than the
-    example, the update is compiled once more. Nothing is compiled ahead for
-    packed rows, because their shapes depend on the lengths of completions.
+    Meanwhile the sampler is compiled and the first rollout is drawn. If that
+    has other shapes than the example, the update is compiled once more. Packed
+    rows are not compiled ahead: their shapes depend on lengths of completions.
 
     Args:
       example: A rollout of the shapes to compile for, such as the largest; the
         values in it do not matter.
-      step: Number of the first rollout to come. In some rollouts overshoot is
-        measured, which takes another program; see `watches`.
+      step: Number of the first rollout to come; see `watches`.
     """
     if self.spec.kind != 'packed' and jax.process_count() == 1:
       # A daemon, because Python would wait for any other thread before it ends,

@@ -78,8 +78,8 @@ _MEANINGS = {
   ),
   'geometry_cosine_small': 'Share of the pairs with a cosine of less than 0.1.',
   'geometry_m': (
-    'Upper bound of M in assumption A4 that would do for half of the pairs '
-    'that agree; none does for the others.'
+    'An M that is enough in assumption A4 for half of the pairs whose '
+    'gradients agree. No M is enough for pairs whose gradients disagree.'
   ),
   'geometry_norm_ratio': (
     'Largest norm of the gradient of a prompt over the smallest (R1 in A5).'
@@ -126,12 +126,12 @@ _MORE = {
   'geometry_cosine_mean': monitor.Row('mean cosine of prompts'),
   'geometry_cosine_noise': monitor.Row('noise of a cosine'),
   'geometry_cosine_negative': monitor.Row('pairs that disagree', '%'),
-  'geometry_cosine_small': monitor.Row('pairs that hardly touch', '%'),
+  'geometry_cosine_small': monitor.Row('pairs that are nearly orthogonal', '%'),
   'geometry_m': monitor.Row('M of assumption A4'),
   'geometry_norm_ratio': monitor.Row('ratio of gradient norms'),
   'geometry_reward_std': monitor.Row('deviation of rewards'),
   'geometry_reward_ratio': monitor.Row('ratio of deviations'),
-  'geometry_within': monitor.Row('deviation by sampling'),
+  'geometry_within': monitor.Row('difference of halves of a group'),
   'geometry_zero': monitor.Row('gradients that are 0', '%'),
   'geometry_prompts': monitor.Row('gradients compared', '#'),
   'geometry_secs': monitor.Row('time of comparing', 'seconds'),

@@ -16,7 +16,8 @@ from grpo_jax.studies import claims
 from grpo_jax.studies import figures
 from grpo_jax.studies import tables
 
-COLUMNS = 'claim', 'source', 'expected', 'measured', 'verdict'
+COLUMNS = 'verdict', 'claim', 'source', 'expected', 'measured'
+"""Of the claims table; the verdict first, for screens that show no more."""
 
 
 class Result(NamedTuple):
@@ -92,11 +93,11 @@ def cells(row: claims.Row) -> dict[str, str]:
     zip(
       COLUMNS,
       (
+        row.verdict,
         f'{text} {example}'.strip(),
         row.claim.source,
         claims.expected(row.claim),
         claims.value(row.measured),
-        row.verdict,
       ),
       strict=True,
     )
@@ -127,14 +128,13 @@ def _page(
   folder: pathlib.Path,
 ) -> report.Page:
   """The claims table, then the figure of each experiment."""
-  # Verdicts come early, because narrow screens show no later columns.
   rows = [
-    (done.experiment.label, row.verdict, *list(cells(row).values())[:-1])
+    (done.experiment.label, *cells(row).values())
     for done in results.values()
     for row in done.rows
   ]
   facts = [(kind, str(number)) for kind, number in counts(results).items()]
-  table = report.Table('All claims', ('', 'verdict', *COLUMNS[:-1]), rows)
+  table = report.Table('All claims', ('', *COLUMNS), rows)
   sections = [report.Section('Verdicts', [report.Facts(facts), table])]
   for name, done in results.items():
     shown, experiment = drawn[name], done.experiment
@@ -162,10 +162,12 @@ def _markdown(results: Mapping[str, Result], drawn) -> str:
   lines += ['| | ' + ' | '.join(COLUMNS) + ' |', '| --- ' * 6 + '|']
   for done in results.values():
     for row in done.rows:
-      line = [cell.replace('|', '&#124;') for cell in cells(row).values()]
-      line[1] = linked(line[1])
-      line[-1] = f'**{line[-1]}**'
-      lines.append(f'| {done.experiment.label} | ' + ' | '.join(line) + ' |')
+      line = cells(row)
+      line |= {
+        'verdict': f'**{row.verdict}**', 'source': linked(row.claim.source)
+      }  # fmt: skip
+      texts = [cell.replace('|', '&#124;') for cell in line.values()]
+      lines.append(f'| {done.experiment.label} | ' + ' | '.join(texts) + ' |')
   for name, done in results.items():
     shown, experiment = drawn[name], done.experiment
     lines += [

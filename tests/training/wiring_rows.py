@@ -485,9 +485,7 @@ ROWS |= {
 }  # fmt: skip
 ROWS['model.width'] = both(shape('width'), key_cost)
 # How the model is computed is said for the shape of files too.
-COMPUTED = (
-  'compute_dtype', 'residual_dtype', 'remat', 'unroll', 'attention',
-)  # fmt: skip
+COMPUTED = 'compute_dtype', 'residual_dtype', 'remat', 'unroll', 'attention'
 ROWS |= {f'model.{name}': at(('ModelConfig', name)) for name in COMPUTED}
 ROWS |= {
   f'data.{name}': prompt_format(name)
@@ -497,7 +495,5 @@ ROWS |= {
   f'sampler.{name}': drawing(name)
   for name in ('min_tokens', 'top_k', 'top_p', 'min_p', 'stop_strings')
 }
-ROWS |= {
-  f'mesh.{name}': at(('make_mesh', name))
-  for name in ('data', 'fsdp', 'tensor', 'expert', 'context', 'slices')
-}
+AXES = 'data', 'fsdp', 'tensor', 'expert', 'context', 'slices'
+ROWS |= {f'mesh.{name}': at(('make_mesh', name)) for name in AXES}

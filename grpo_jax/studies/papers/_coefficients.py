@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax import losses
+from grpo_jax.studies.papers import _compiling
 
 
 def of_groups(
@@ -40,8 +41,7 @@ def of_groups(
     return -slope[0], value
 
   with jax.enable_x64(True):
-    # Compiling takes most of the time, and less of it without optimizations.
-    options = {'xla_backend_optimization_level': 0}
-    compiled = jax.jit(jax.vmap(one), compiler_options=options)
-    found = compiled(mask, np.asarray(reward, np.float64), fields)
+    found = _compiling.jit(jax.vmap(one))(
+      mask, np.asarray(reward, np.float64), fields
+    )
     return np.asarray(found[0]), np.asarray(found[1])

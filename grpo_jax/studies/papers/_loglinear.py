@@ -25,11 +25,15 @@ def features(seed: int, prompts: int, answers: int, width: int, shared: float):
   return mixed / np.sqrt(width)
 
 
-def policy(x, theta):
-  """Probabilities f64[I,K]."""
-  logits = x @ theta
+def softmax(logits):
+  """Probabilities f64[...,K] of logits."""
   pi = np.exp(logits - logits.max(-1, keepdims=True))
   return pi / pi.sum(-1, keepdims=True)
+
+
+def policy(x, theta):
+  """Probabilities f64[I,K]."""
+  return softmax(x @ theta)
 
 
 def gradients(x, pi):

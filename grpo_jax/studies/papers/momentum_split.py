@@ -14,6 +14,7 @@ from grpo_jax.studies.claims import Claim
 from grpo_jax.studies.claims import Experiment
 from grpo_jax.studies.claims import Measured
 from grpo_jax.studies.papers import _bandit
+from grpo_jax.studies.papers import _compiling
 
 UPDATES = 4, 16  # per rollout
 _RATE, _ROLLOUTS, _GROUP, _LOW, _HIGH = 0.03, 60, 8, 0.8, 1.2
@@ -59,12 +60,8 @@ def run(full: bool = False) -> dict[str, Any]:
   """
   found, seeds = {}, np.arange(20 if full else 5)
   with jax.enable_x64(True):
-    options = {'xla_backend_optimization_level': 0}
     for updates in UPDATES:
-      train = jax.jit(
-        jax.vmap(lambda seed, n=updates: _train(seed, n)),
-        compiler_options=options,
-      )
+      train = _compiling.jit(jax.vmap(lambda seed, n=updates: _train(seed, n)))
       sums, count = train(seeds)
       found[str(updates)] = {
         name: np.asarray(total / count).tolist() for name, total in sums.items()
@@ -155,9 +152,9 @@ def draw(numbers, figure, colors) -> str:
   axes.legend()
   found = measure(numbers)
   return (
-    'Clipped samples are driven out by momentum: '
-    f'{found["carried"].mean:+.3f} a step carried, '
-    f'{found["fresh"].mean:+.3f} fresh'
+    'A step moves clipped samples outward by '
+    f'{found["carried"].mean:+.3f} through old momentum, and by '
+    f'{found["fresh"].mean:+.3f} through the new gradient'
   )
 
 

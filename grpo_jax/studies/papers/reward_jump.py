@@ -68,7 +68,7 @@ def _jump(b1, b2, factor):
   """Steps after the jump over the step before, f64[K]."""
   adam, one = optax.scale_by_adam(b1, b2, eps=0.0), jnp.ones(())
   # After very many gradients of 1 both moments are 1.
-  steady = optax.ScaleByAdamState(jnp.int32(10**7), one, one)  # type: ignore
+  steady = optax.ScaleByAdamState(jnp.asarray(10**7, jnp.int32), one, one)
 
   def step(state, _):
     update, state = adam.update(factor * one, state)

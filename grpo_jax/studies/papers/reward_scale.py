@@ -14,6 +14,7 @@ from grpo_jax.studies.claims import Experiment
 from grpo_jax.studies.claims import Measured
 from grpo_jax.studies.figures import SERIES
 from grpo_jax.studies.papers import _bandit
+from grpo_jax.studies.papers import _compiling
 
 FACTORS = 1.0, 2.0**10, 2.0**-10, 10.0, 1000.0, 2.0**-13
 EPSILONS = 0.0, 1e-15, 1e-8, 1e-5, 1e-3
@@ -92,9 +93,7 @@ def run(full: bool = False) -> dict[str, Any]:
   with jax.enable_x64(True):
     given = (np.array(column)[:, None] for column in zip(*rows, strict=True))
     train = jnp.vectorize(_train, signature='(),(),(),(),()->(d),(),(d),(d)')
-    options = {'xla_backend_optimization_level': 0}
-    train = jax.jit(train, compiler_options=options)
-    found = train(np.array(FACTORS)[None], *given)
+    found = _compiling.jit(train)(np.array(FACTORS)[None], *given)
     theta, value, step, root = map(np.asarray, found)
   change = np.abs(theta - theta[:, :1]).max(axis=-1)
   names = [f'{e:g}' for e in EPSILONS] + list(OTHERS)

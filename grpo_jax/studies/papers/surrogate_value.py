@@ -13,6 +13,7 @@ from grpo_jax.studies.claims import Claim
 from grpo_jax.studies.claims import Experiment
 from grpo_jax.studies.claims import Measured
 from grpo_jax.studies.papers import _bandit
+from grpo_jax.studies.papers import _compiling
 
 _STEPS, _GROUP, _RATE, _LONGEST, _SEEDS = 150, 8, 20.0, 12, 5
 _METHODS = {
@@ -61,10 +62,8 @@ def run(full: bool = False) -> dict[str, Any]:
   del full
   names = 'loss', 'value', 'covariance'
   with jax.enable_x64(True):
-    options = {'xla_backend_optimization_level': 0}
-    train = jax.jit(
-      lambda sign, seed: {name: _train(name, sign, seed) for name in _METHODS},
-      compiler_options=options,
+    train = _compiling.jit(
+      lambda sign, seed: {name: _train(name, sign, seed) for name in _METHODS}
     )
     each = jax.vmap(jax.vmap(train, (None, 0)), (0, None))
     found = each(np.array([1.0, -1.0]), np.arange(_SEEDS))
@@ -79,7 +78,6 @@ def run(full: bool = False) -> dict[str, Any]:
 
 def _train(name, sign, seed):
   """Loss, value and covariance at every step, f64[T] each."""
-
   method = _METHODS[name]()
   reward = np.random.default_rng(0).uniform(size=(8, 6))
   middle = _LONGEST / 2
