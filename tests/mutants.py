@@ -156,6 +156,9 @@ def _functions(name, wide):
           yield f'{name}::{key}[{label}]', run
 
 
+_PARAM = type(pytest.param())  # a case with marks of its own
+
+
 def _parametrizations(function):
   """(label, arguments) of each case of a test function."""
   axes = []
@@ -166,7 +169,10 @@ def _parametrizations(function):
     names, ids, axis = call['argnames'], call.get('ids'), []
     names = re.split(r',\s*', names) if isinstance(names, str) else names
     for place, value in enumerate(call['argvalues']):
-      value = (value,) if len(names) == 1 else value
+      if isinstance(value, _PARAM):
+        value = value.values
+      elif len(names) == 1:
+        value = (value,)
       simple = isinstance(value[0], str | float | int)
       label = value[0] if simple else place
       if callable(ids):
