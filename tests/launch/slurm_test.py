@@ -15,7 +15,7 @@ for does in $TASKS; do
   rank=$((rank + 1))
 done
 if [ -n "${ASKS:-}" ]; then
-  kill -TERM $PPID
+  kill -TERM "$(cat "$NOTES.script")"
   until [ -e "$NOTES.cancelled" ]; do sleep 0.02; done
 fi
 exit $highest
@@ -53,7 +53,10 @@ def submit(tmp_path):
     'grpo-jax': GRPO_JAX,
     'scontrol': 'echo "scontrol $*" >>"$NOTES"',
     'squeue': 'echo "${STATE:-RUNNING}"',
-    'scancel': 'echo "scancel $*" >>"$NOTES"; touch "$NOTES.cancelled"',
+    # It takes its time: the tasks have ended before it has.
+    'scancel': (
+      'echo "scancel $*" >>"$NOTES"; touch "$NOTES.cancelled"; sleep 0.3'
+    ),
   }
 
   def run(tasks='', programs_too=(), launch=scripts.LAUNCH, **variables):
@@ -63,7 +66,9 @@ def submit(tmp_path):
     script = tmp_path / 'slurm_script'
     script.write_text((scripts.LAUNCH / 'slurm.sbatch').read_text())
     done = scripts.run(
-      'bash', '-c', f'cd {tmp_path} && bash slurm_script train --config="a b"',
+      'bash', '-c',
+      f'cd {tmp_path} && echo $$ >notes.script && '
+      'exec bash slurm_script train --config="a b"',
       programs=programs,
       NOTES=notes,
       TASKS=tasks,

@@ -200,7 +200,7 @@ def test_every_claim_has_an_edit():
     assert edits.keys() == papers.experiment(name).claims.keys()
 
 
-@pytest.mark.parametrize('name', map(marked, EDITS))
+@pytest.mark.parametrize('name', [marked(name) for name in EDITS])
 def test_verdicts_on_what_was_measured(name):
   for row in rows_of(name, numbers_of(name)).values():
     wanted = NOT_TRUE.get((name, row.name), HOLDS)
