@@ -14,6 +14,7 @@ given the same text for the same devices, which takes seconds.
 import argparse
 import dataclasses
 import functools
+import math
 import pathlib
 from typing import Any
 from typing import NamedTuple
@@ -321,9 +322,11 @@ def _learning(config: Config, model, mesh, program: str) -> tuple[Any, int]:
     out_shardings=(places, whole),
     compiler_options=sharding.COMPILER_OPTIONS,
   )
-  # Of arrays [P,G,T] each data shard has some positions.
+  # Of arrays [P,G,T] each data shard has some positions, if all have as many.
   shards = tuple(a for a in ('data', 'fsdp', 'expert') if mesh.shape[a] > 1)
-  by_position = NamedSharding(mesh, PartitionSpec(None, None, shards))
+  parts = math.prod(mesh.shape[axis] for axis in shards)
+  each = PartitionSpec(None, None, shards if shape[2] % parts == 0 else None)
+  by_position = NamedSharding(mesh, each)
   batch_places = jax.tree.map(
     lambda x: by_position if x.shape == shape else whole, batch
   )
