@@ -197,8 +197,7 @@ class Workers:
   # The most memory of one of them and of all that it starts, GiB. It limits
   # address space, of which some libraries take more than they use.
   memory_limit_gib: float = 4.0
-  # The longest that starting one and importing a reward function may take,
-  # seconds.
+  # The longest that starting one and importing a reward may take, seconds.
   start_limit_secs: float = 120.0
 
 
@@ -313,6 +312,8 @@ class Learner:
   # What to do with an optimizer batch whose advantages are all 0: 'skip', or
   # 'step', in which momentum, weight decay and KL still move the policy.
   on_zero_advantage: str = 'skip'
+  # Whether updates also compute completions without advantage, for metrics.
+  compute_all: bool = False
   # Rollouts in a row without any update that is finite, after which the run is
   # saved and ends with an error. A run whose last rollout has no finite update
   # ends with an error too, and so does a warm-up after ten refused updates in a

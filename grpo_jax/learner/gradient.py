@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec
 
 from grpo_jax import losses
 from grpo_jax import models
+from grpo_jax import sharding
 from grpo_jax import shards
 from grpo_jax.learner import clipped
 from grpo_jax.learner import micro_batches
@@ -73,8 +74,11 @@ def of_batch(
   batch: losses.Batch,
   layout: Layout,
   num_micro: Array,
+  everything: bool = False,
 ) -> Gradient:
   """The gradient of one optimizer batch, summed over its micro-batches.
+
+  Rows in which no completion is `informative` are left out.
 
   Args:
     learner: See `types.Learner`.
@@ -83,18 +87,27 @@ def of_batch(
     batch: A prepared optimizer batch, [P,G,T].
     layout: Its micro-batches, [N, rows, ...].
     num_micro: i32[], how many of the N hold anything.
+    everything: Whether all completions are scored.
 
   Returns:
     The gradient, and what `step_metrics` and `overshoot` measure afterwards.
+    Completions that were left out have the log-probabilities of the old policy
+    and the entropy 0.
   """
-
+  used = None if everything else informative(learner, batch)
+  if used is not None:
+    num_micro = micro_batches.number_needed(
+      layout, used, sharding.row_shards(learner.mesh)
+    )
   coupled = None  # d loss / d scores of the whole batch, where rows are coupled
   if learner.method.scope == 'batch':
     coupled = _coupled(learner, params, loss_state, batch, layout, num_micro)
   at = token_shards.specs(learner.mesh, batch)
 
   def on_shard(learner, trees, given, layout):
-    loss_state, batch, coupled, num_micro = given
+    loss_state, batch, coupled, num_micro, used = given
+    if used is not None:
+      layout = micro_batches.needed_first(layout, used)
     return _of_own(
       learner, trees[0], loss_state, batch, coupled, num_micro, layout, at
     )
@@ -103,12 +116,15 @@ def of_batch(
     on_shard,
     learner,
     [params],
-    (loss_state, batch, coupled, num_micro),
+    (loss_state, batch, coupled, num_micro, used),
     layout,
     number=1 + learner.with_outward,
-    given_at=(PartitionSpec(), at, at.mask, PartitionSpec()),
+    given_at=(PartitionSpec(), at, at.mask, PartitionSpec(), PartitionSpec()),
   )
   scores, slope, disagreement = of_tokens
+  if used is not None and batch.logp_old is not None:
+    logp = jnp.where(used[..., None], scores.logp, batch.logp_old)
+    scores = scores._replace(logp=logp)
   # The loss once more, of the whole batch. It costs next to nothing beside the
   # model, and saves merging the terms of the micro-batches for the metrics.
   loss, terms = losses.surrogate_loss(
@@ -118,7 +134,25 @@ def of_batch(
   if statistics is not None:
     routed = models.Routed(statistics, disagreement)
   outward = outward[0] if outward else None
-  return Gradient(grads, outward, loss, scores, terms, slope, routed)
+  return Gradient(grads, outward, loss, scores, terms, slope, routed, num_micro)
+
+
+def informative(learner: Learner, batch: losses.Batch) -> Array | None:
+  """Which completions an update needs: those that have an advantage.
+
+  Args:
+    learner: See `types.Learner`.
+    batch: The prepared optimizer batch, [P,G,T].
+
+  Returns:
+    bool[P,G]; None if all are needed: because the method finds something in the
+    others, or the balance of experts does, or the learner computes them.
+  """
+  method = learner.method
+  is_zero = method.zero_without_advantage and method.scope == 'row'
+  if learner.compute_all or learner.expert_balance or not is_zero:
+    return None
+  return jnp.any(batch.keep & (batch.advantage != 0), axis=-1)
 
 
 def _coupled(learner, params, loss_state, batch, layout, num_micro):
@@ -190,11 +224,16 @@ def _of_own(learner, params, loss_state, batch, coupled, num_micro, layout, at):
 
   # A loop needs its first carry: shapes and dtypes, found without computing.
   of_params, of_tokens, _ = jax.eval_shape(micro_batch, 0)
-  start = (
-    jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), of_params),
-    jax.tree.map(lambda x: jnp.zeros(batch.mask.shape, x.dtype), of_tokens),
+
+  def nothing():
+    return (
+      jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), of_params),
+      jax.tree.map(lambda x: jnp.zeros(batch.mask.shape, x.dtype), of_tokens),
+    )
+
+  sums, seen = micro_batches.over(
+    layout, num_micro, add, nothing, not learner.compute_all
   )
-  sums, seen = micro_batches.over(layout, num_micro, add, start)
   grads, statistics = sums
   return grads, seen, statistics
 
@@ -241,14 +280,12 @@ def _statistics(learner, params, batch, layout, num_micro, at):
     assert routed is not None
     return routed.statistics
 
-  start = jax.tree.map(
-    lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_micro_batch, 0)
-  )
+  sums = jax.eval_shape(of_micro_batch, 0)
   return micro_batches.over(
     layout,
     num_micro,
     lambda k, total: jax.tree.map(jnp.add, total, of_micro_batch(k)),
-    start,
+    lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums),
   )
 
 

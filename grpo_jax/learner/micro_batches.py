@@ -30,22 +30,66 @@ def rows(stacked: Layout, k: Array) -> Layout:
 
 
 def over(
-  stacked: Layout, num_micro: Array, body: Callable[[Any, Any], Any], start: Any
+  stacked: Layout,
+  num_micro: Array,
+  body: Callable[[Any, Any], Any],
+  start: Callable[[], Any],
+  may_be_none: bool = False,
 ) -> Any:
   """Calls `body(k, carry)` for every micro-batch of a stack that is used.
 
   Args:
     stacked: Micro-batches, [N, rows, ...].
-    num_micro: i32[], how many of the N hold anything, at least 1.
+    num_micro: i32[], how many of the N are used.
     body: From the number of a micro-batch and what is carried to what is
       carried next.
-    start: What the first call gets.
+    start: Makes what the first call gets.
+    may_be_none: Whether `num_micro` may be 0, so that `start` is the result.
   """
   if stacked.tokens.shape[0] == 1:
     # In a loop nothing would depend on `k`, and the compiler for TPUs would
     # compute all of it once before the loop and once more inside.
-    return body(jnp.array(0), start)
-  return lax.fori_loop(0, num_micro, body, start)
+    only = lambda: body(jnp.array(0), start())
+    return lax.cond(num_micro > 0, only, start) if may_be_none else only()
+  return lax.fori_loop(0, num_micro, body, start())
+
+
+def needed_first(stacked: Layout, needed: Array) -> Layout:
+  """A stack whose first rows are those with a completion that is needed.
+
+  Args:
+    stacked: Micro-batches, [N, rows, ...]; on a data shard the rows it has.
+    needed: bool[P,G], which completions are needed.
+  """
+  order = jnp.argsort(~_with_needed(stacked, needed).reshape(-1))
+  return jax.tree.map(
+    lambda x: x.reshape(-1, *x.shape[2:])[order].reshape(x.shape), stacked
+  )
+
+
+def number_needed(stacked: Layout, needed: Array, shards: int) -> Array:
+  """How many micro-batches of `needed_first` hold a completion that is needed.
+
+  Args:
+    stacked: Micro-batches, [N, rows, ...], of all data shards.
+    needed: bool[P,G], which completions are needed.
+    shards: Data shards, each of which has as many rows of a micro-batch.
+
+  Returns:
+    i32[], of the shard that has the most.
+  """
+  rows = _with_needed(stacked, needed)
+  of_shard = rows.reshape(len(rows), shards, -1)
+  most = jnp.max(jnp.sum(of_shard, axis=(0, 2), dtype=jnp.int32))
+  return -(-most // of_shard.shape[2])
+
+
+def _with_needed(stacked: Layout, needed: Array) -> Array:
+  """bool[N, rows], whether a row has a completion that is needed."""
+  found = jnp.take(
+    needed.reshape(-1), stacked.completion, mode='fill', fill_value=False
+  )
+  return jnp.any(found, axis=-1)
 
 
 def of_all(
@@ -76,8 +120,8 @@ def of_all(
 
   part = jax.eval_shape(lambda: function(rows(stacked, jnp.array(0))))
   own = token_shards.local_shape(shape)
-  whole = jax.tree.map(lambda x: jnp.zeros(own, x.dtype), part)
-  return over(stacked, num_micro, body, whole)
+  nothing = lambda: jax.tree.map(lambda x: jnp.zeros(own, x.dtype), part)
+  return over(stacked, num_micro, body, nothing)
 
 
 def of_rollout(

@@ -144,13 +144,19 @@ def train_step(
   """
   batch = _prepared(learner, state, batch, prompts, rollout_start)
   found = gradient.of_batch(
-    learner, state.params, state.loss_state, batch, layout, num_micro
+    learner,
+    state.params,
+    state.loss_state,
+    batch,
+    layout,
+    num_micro,
+    everything=watch,  # overshoot is of all tokens
   )
   first = state.step == rollout_start
   update = _optimizer_step(learner, state, found, batch, first)
   new_state = _taken_over(state, update)
   measured = step_metrics.of_update(
-    learner, new_state, found, update, batch, first
+    learner, new_state, found, update, batch, num_micro, first
   )
   if watch:
     measured |= overshoot.of_update(

@@ -75,6 +75,7 @@ def of_update(
   found: Gradient,
   update: Update,
   batch: losses.Batch,
+  num_micro: Array,
   first: Array,
 ) -> Measured:
   """Metrics of one update, accepted or not.
@@ -85,18 +86,26 @@ def of_update(
     found: Its gradient.
     update: What the optimizer did.
     batch: The prepared optimizer batch, [P,G,T].
+    num_micro: i32[], its micro-batches.
     first: bool[], whether this is the rollout's first update.
 
   Returns:
-    What `of_terms`, `of_prefixes` and `nonfinite` return; `loss`, `grad_norm`,
-    `update_norm` (0 if the update is not accepted), `param_norm`; the counters
+    What `of_terms` returns of the completions that are `gradient.informative`;
+    what `of_prefixes` and `nonfinite` return; `left_out`, the share of
+    micro-batches that were not computed, because all others hold what is
+    informative; `loss`, `grad_norm`, `update_norm` (0 if the update is not
+    accepted), `param_norm`; the counters
     `nonfinite_steps` and `idle_steps` of the state, which only grow; what
     `optim.record_adam_moments` has recorded, if the optimizer records; and what
     `of_routers` returns, if the model has experts.
   """
-  measured = nonfinite(update.sound) | of_terms(found.terms, batch)
+  scored = batch
+  used = gradient.informative(learner, batch)
+  if used is not None:
+    scored = batch._replace(keep=batch.keep & used[..., None])
+  measured = nonfinite(update.sound) | of_terms(found.terms, scored)
   if found.routed is not None:
-    measured |= of_routers(found.routed, batch)
+    measured |= of_routers(found.routed, scored)
   for name in measured:
     if name.startswith(('sampler_gap', 'router_disagreement')):
       # From the second update on the policy has moved, and the gap is no longer
@@ -112,7 +121,9 @@ def of_update(
     for name, value in optim.moment_metrics(update.opt_state).items():
       measured[name] = metrics.masked_mean(value, update.accepted)
   one = jnp.ones((), jnp.float32)
+  total = num_micro.astype(jnp.float32)
   return measured | {
+    'left_out': metrics.Mean(total - found.computed, total),
     'loss': metrics.masked_mean(found.loss, update.sound['loss']),
     'grad_norm': metrics.masked_mean(
       update.grad_norm, update.sound['gradient']
@@ -230,7 +241,7 @@ def of_routers(routed: models.Routed, batch: losses.Batch) -> Measured:
     said which experts it chose: the share of layers, averaged over tokens, in
     which the learner chose others.
   """
-  some = jnp.any(batch.mask)
+  some = jnp.any(batch.keep)
   measured: Measured = {
     'expert_balance': metrics.masked_mean(
       models.balance(routed.statistics), some

@@ -64,6 +64,8 @@ class Learner:
       split over data shards; see `sharding.on_shard`. Otherwise it gets all of
       them whole.
     frozen: Parameters that `beside` is to add, split as the others are.
+    compute_all: Whether updates compute completions without an advantage though
+      the method finds nothing in them; see `LossTransform`.
     offload_moments: Whether the moments, and whatever else the optimizer keeps
       for each parameter, lie in the memory of the host between updates.
     offload_reference: Whether the reference lies there while nothing is scored.
@@ -84,6 +86,7 @@ class Learner:
   expert_balance: float = 0.0
   takes_shards: bool = False
   frozen: Any = None
+  compute_all: bool = True
   offload_moments: bool = False
   offload_reference: bool = False
 
@@ -153,7 +156,8 @@ class Gradient(NamedTuple):
   scores: Scores  # of the whole optimizer batch, [P,G,T]
   terms: losses.SurrogateTerms  # of the whole optimizer batch, [P,G,T]
   slope: Array  # f32[P,G,T], d loss / d logp
-  routed: Routed | None = None  # of the whole optimizer batch, [P,G,T]
+  routed: Routed | None  # of the whole optimizer batch, [P,G,T]
+  computed: Array  # i32[], micro-batches that went through the model
 
 
 class Update(NamedTuple):

@@ -342,13 +342,12 @@ class Updater:
     names = [own] if self.scores_old else []
     return names + self.learner.reference_scorings
 
-  @property
-  def forward_passes(self) -> int:
+  def forward_passes(self, left_out: float = 0) -> float:
     """How many forward passes the last rollout's scorings and updates cost.
 
-    A backward pass counts as two.
+    A backward pass counts as two. Of micro-batches a share may be `left_out`.
     """
-    return 3 * self.epochs + self.scorings
+    return 3 * self.epochs * (1 - left_out) + self.scorings
 
   def _requires(self, name: str) -> bool:
     return name in self.learner.method.requires

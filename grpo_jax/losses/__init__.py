@@ -55,6 +55,10 @@ All stage constructors share these arguments:
   couples completions, as a rank or a mean over the optimizer batch does; the
   learner then makes a forward pass of the whole batch first. Otherwise it is
   `'row'`, and the learner may split the batch anywhere.
+- `zero_without_advantage`, of the constructors that write the objective or the
+  penalty, says that the value, its derivatives and every mark of clipped tokens
+  are 0 where the advantage is 0. If it is true of the whole chain, the learner
+  leaves out completions without an advantage.
 - `**hyper` are the hyper-parameters, which the function gets by name. Each is a
   number, a schedule (a function of the rollout counter, which is 0 for the
   first rollout) or a `Controller`, which computes the number from what it

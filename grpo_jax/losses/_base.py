@@ -85,6 +85,10 @@ class LossTransform(NamedTuple):
       `'entropy'`, ...). The learner computes these and no others.
     scope: `'batch'` if `apply` couples completions of different micro-batches,
       else `'row'`.
+    zero_without_advantage: Whether what `apply` adds to the loss is 0, with its
+      derivatives, for every token whose advantage is 0, and no such token is
+      marked as clipped. Updates then need not compute completions without an
+      advantage, such as those of groups whose rewards are all equal.
   """
 
   init: Callable[[], State]
@@ -93,6 +97,7 @@ class LossTransform(NamedTuple):
   apply: Callable[[SurrogateTerms, Batch, State], SurrogateTerms]
   requires: frozenset[str] = frozenset()
   scope: str = 'row'
+  zero_without_advantage: bool = False
 
 
 def chain(*transforms: LossTransform) -> LossTransform:
@@ -119,8 +124,8 @@ def chain(*transforms: LossTransform) -> LossTransform:
 
   Returns:
     A `LossTransform`. Its state is the tuple of its transforms' states. It
-    requires what any of them requires, and its scope is the widest among
-    theirs.
+    requires what any of them requires, its scope is the widest among theirs,
+    and it is zero without an advantage if all of them are.
 
   >>> from grpo_jax import losses
   >>> method = losses.chain(losses.center_by_group(),
@@ -163,7 +168,8 @@ def chain(*transforms: LossTransform) -> LossTransform:
   requires = frozenset().union(*(t.requires for t in transforms))
   wide = any(transform.scope == 'batch' for transform in transforms)
   scope = 'batch' if wide else 'row'
-  return LossTransform(init, credit, prepare, apply, requires, scope)
+  zero = all(transform.zero_without_advantage for transform in transforms)
+  return LossTransform(init, credit, prepare, apply, requires, scope, zero)
 
 
 # Zeroed outside the mask. Not `tokens`: there it holds the ids that a tool

@@ -47,7 +47,9 @@ def gate_probability_change(low=0.2, high=0.2) -> LossTransform:
     dropped |= (batch.advantage < 0) & (-rise > low)
     return _gated(terms, dropped, 'gated')
 
-  return on_objective(objective, low=low, high=high)
+  return on_objective(
+    objective, zero_without_advantage=True, low=low, high=high
+  )
 
 
 def gate_binary_kl(low=0.05, high=0.05) -> LossTransform:
@@ -94,7 +96,9 @@ def gate_binary_kl(low=0.05, high=0.05) -> LossTransform:
     bound = jnp.where(batch.advantage > 0, high, low)
     return _gated(terms, pushed & (kl > bound), 'gated')
 
-  return on_objective(objective, low=low, high=high)
+  return on_objective(
+    objective, zero_without_advantage=True, low=low, high=high
+  )
 
 
 def mask_off_policy_negatives(threshold=0.5, policy='old') -> LossTransform:
@@ -132,7 +136,9 @@ def mask_off_policy_negatives(threshold=0.5, policy='old') -> LossTransform:
     return _gated(terms, dropped, 'off_policy')
 
   requires = ('logp_sampler',) if policy == 'sampler' else ()
-  return on_objective(objective, requires, threshold=threshold)
+  return on_objective(
+    objective, requires, zero_without_advantage=True, threshold=threshold
+  )
 
 
 def detach_covariance(

@@ -66,7 +66,9 @@ def ppo_clip(low=0.2, high=0.2, cap=None) -> LossTransform:
 
   # Without a cap there is no metric `clipped_cap` either.
   capped: dict[str, Any] = {} if cap is None else {'cap': cap}
-  return set_objective(objective, low=low, high=high, **capped)
+  return set_objective(
+    objective, zero_without_advantage=True, low=low, high=high, **capped
+  )
 
 
 def hold_outside(
@@ -101,7 +103,7 @@ def importance_weighted() -> LossTransform:
     ratio, metrics = _ops.importance_ratio(terms)
     return ratio * batch.advantage, metrics
 
-  return set_objective(objective)
+  return set_objective(objective, zero_without_advantage=True)
 
 
 def score_function() -> LossTransform:
@@ -123,7 +125,7 @@ def score_function() -> LossTransform:
   def objective(terms, batch):
     return batch.advantage * terms.logp
 
-  return set_objective(objective)
+  return set_objective(objective, zero_without_advantage=True)
 
 
 def capped_score_function(low=1.0, high=4.0) -> LossTransform:
@@ -156,7 +158,9 @@ def capped_score_function(low=1.0, high=4.0) -> LossTransform:
     metrics |= {'capped_high': ratio > 1 + high, 'capped_low': ratio < 1 - low}
     return weight * batch.advantage * terms.logp, metrics
 
-  return set_objective(objective, low=low, high=high)
+  return set_objective(
+    objective, zero_without_advantage=True, low=low, high=high
+  )
 
 
 def sigmoid_gate(positive=1.0, negative=1.05) -> LossTransform:
@@ -185,7 +189,9 @@ def sigmoid_gate(positive=1.0, negative=1.05) -> LossTransform:
     gate = 4 / tau * jax.nn.sigmoid(tau * (ratio - 1))
     return gate * batch.advantage, metrics
 
-  return set_objective(objective, positive=positive, negative=negative)
+  return set_objective(
+    objective, zero_without_advantage=True, positive=positive, negative=negative
+  )
 
 
 def gamma_weighted_score(
@@ -230,4 +236,8 @@ def gamma_weighted_score(
     weight = lax.stop_gradient(jnp.exp(log_weight))
     return weight * batch.advantage * terms.logp, metrics
 
-  return set_objective(objective, **dict(zip(names, (*positive, *negative))))
+  return set_objective(
+    objective,
+    zero_without_advantage=True,
+    **dict(zip(names, (*positive, *negative))),
+  )

@@ -149,18 +149,33 @@ def on_log_ratio(
 
 
 def set_objective(
-  function, requires: Iterable[str] = (), scope: str = 'row', **hyper
+  function,
+  requires: Iterable[str] = (),
+  scope: str = 'row',
+  zero_without_advantage: bool = False,
+  **hyper,
 ) -> LossTransform:
   """Sets the objective: `function(terms, batch, **hyper) -> f32[P,G,T]`.
 
   The function is differentiated, and what it returns is maximised. A chain has
   exactly one such transform. For the arguments see `help(grpo_jax.losses)`.
   """
-  return _stage(_PLACES['set_objective'], function, hyper, requires, scope)
+  return _stage(
+    _PLACES['set_objective'],
+    function,
+    hyper,
+    requires,
+    scope,
+    zero_without_advantage,
+  )
 
 
 def on_objective(
-  function, requires: Iterable[str] = (), scope: str = 'row', **hyper
+  function,
+  requires: Iterable[str] = (),
+  scope: str = 'row',
+  zero_without_advantage: bool = False,
+  **hyper,
 ) -> LossTransform:
   """Edits the objective: `function(terms, batch, **hyper) -> f32[P,G,T]`.
 
@@ -168,11 +183,22 @@ def on_objective(
   replaces it. Place the transform after the one that sets the objective. For
   the arguments see `help(grpo_jax.losses)`.
   """
-  return _stage(_PLACES['on_objective'], function, hyper, requires, scope)
+  return _stage(
+    _PLACES['on_objective'],
+    function,
+    hyper,
+    requires,
+    scope,
+    zero_without_advantage,
+  )
 
 
 def add_penalty(
-  function, requires: Iterable[str] = (), scope: str = 'row', **hyper
+  function,
+  requires: Iterable[str] = (),
+  scope: str = 'row',
+  zero_without_advantage: bool = False,
+  **hyper,
 ) -> LossTransform:
   """Adds to the penalty: `function(terms, batch, **hyper) -> f32[P,G,T]`.
 
@@ -180,7 +206,14 @@ def add_penalty(
   transform may stand anywhere in a chain; penalties add up. For the arguments
   see `help(grpo_jax.losses)`.
   """
-  return _stage(_PLACES['add_penalty'], function, hyper, requires, scope)
+  return _stage(
+    _PLACES['add_penalty'],
+    function,
+    hyper,
+    requires,
+    scope,
+    zero_without_advantage,
+  )
 
 
 def _stage(
@@ -189,6 +222,7 @@ def _stage(
   hyper: dict[str, Any],
   requires: Iterable[str],
   scope: str = 'row',
+  zero_without_advantage: bool = True,
 ) -> LossTransform:
   """A transform that writes one field and passes on everything else.
 
@@ -199,6 +233,8 @@ def _stage(
       schedules and controllers; `credit` updates it before a value is read.
     requires: See `LossTransform`; the fields that controllers read are added.
     scope: See `LossTransform`.
+    zero_without_advantage: See `LossTransform`. What writes the log-ratio or
+      nothing in `apply` adds nothing by itself.
   """
   component, field, edits, _, _ = place
   # The name for errors. The `__qualname__` of a closure begins with the
@@ -265,7 +301,9 @@ def _stage(
       **{field: value}, metrics=_joined(terms.metrics, metrics)
     )
 
-  return LossTransform(init, credit, prepare, apply, requires, scope)
+  return LossTransform(
+    init, credit, prepare, apply, requires, scope, zero_without_advantage
+  )
 
 
 def _check_order(name: str, place: _Place, holder) -> None:

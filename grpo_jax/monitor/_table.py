@@ -92,6 +92,7 @@ GROUPS: dict[str, dict[str, Row]] = {
   'speed': {
     'sample_tokens_per_sec': Row('sampling', _SPEED),
     'learn_tokens_per_sec': Row('learning', _SPEED),
+    'left_out': Row('micro-batches left out', '%', if_any=True),
     'step_secs': Row('one rollout', 'seconds'),
     'judge_secs': Row('waiting for judges', 'seconds', 2),
     'mfu_sample': Row('peak FLOP/s in sampling', '%', 1),

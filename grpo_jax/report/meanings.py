@@ -97,6 +97,10 @@ _MEANINGS = {
   'geometry_secs': 'How long the comparison of gradients takes.',
   'sample_tokens_per_sec': 'Completion tokens that are drawn and judged.',
   'learn_tokens_per_sec': 'Completion tokens that are learned from.',
+  'left_out': (
+    'Share of the micro-batches that updates need not compute, because no '
+    'completion in them has an advantage.'
+  ),
   'step_secs': 'Sampling, judging and learning of a rollout.',
   'judge_secs': 'How long a rollout waits for its judges.',
   'mfu_sample': 'FLOP/s that the model needs over what the devices could do.',

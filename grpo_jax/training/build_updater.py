@@ -102,6 +102,7 @@ def updater(run: build.Run) -> updates.Updater:
       config.on_zero_advantage,
       braked=True,
       expert_balance=config.expert_balance,
+      compute_all=config.compute_all,
     ),
     params.trained,
     spec,
@@ -126,6 +127,7 @@ def _learner(
   on_zero_advantage,
   braked=False,
   expert_balance=0.0,
+  compute_all=True,
 ):
   is_foreign = isinstance(run.model, Foreign)
   score_rows = foreign.score if is_foreign else models.score
@@ -179,6 +181,7 @@ def _learner(
     score_routed=score_routed if models.routes(run.model) else None,
     expert_balance=expert_balance,
     takes_shards=not is_foreign,
+    compute_all=compute_all,
     offload_moments=config.offload,
     offload_reference=run.config.reference.offload,
   )

@@ -16,7 +16,7 @@ def of_speed(
   learn_secs: float,
   model: ModelConfig | None,
   peak: float | None,
-  learn_passes: int,
+  learn_passes: float,
   tokens_drawn: float | None = None,
 ) -> dict[str, float]:
   """Seconds, completion tokens per second, and model FLOP utilisation (MFU).
@@ -35,7 +35,7 @@ def of_speed(
     peak: FLOP/s of all devices together; None if it is not known.
     learn_passes: Forward passes over the rollout that the optimizer steps are
       worth: 3 for each epoch (the backward pass is two), and 1 for each
-      scoring, by the old policy or the reference.
+      scoring, by the old policy or the reference; less what was left out.
     tokens_drawn: Completion tokens that were sampled in `sample_secs`; None:
       those of the rollout. Dynamic sampling drops some groups and keeps others
       for later, so it may sample more or fewer.

@@ -80,10 +80,10 @@ def test_updates_are_what_they_are_without_it():
   for effects in None, TokenEffects(made):
     state = made.init(jax.tree.map(jnp.copy, PARAMS))
     before = effects and effects.before(state, rollout, 0)
-    passes = made.forward_passes
+    passes = made.forward_passes()
     state, _ = made(state, rollout, 0)
     if effects and before:
-      assert passes == made.forward_passes
+      assert passes == made.forward_passes()
       effects.after(state, rollout, before)
     ends.append(state)
   jax.tree.map(np.testing.assert_array_equal, *ends)

@@ -131,7 +131,7 @@ def test_each_requirement_is_supplied(case):
     np.testing.assert_allclose(batch.logp_ref[inside], want[inside], atol=2e-6)
   assert 'noise' not in batch.extras
   assert made.scorings == case.scorings
-  assert made.forward_passes == 3 * made.epochs + case.scorings
+  assert made.forward_passes() == 3 * made.epochs + case.scorings
 
 
 def test_the_sources_differ():

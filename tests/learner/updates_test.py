@@ -35,7 +35,7 @@ def test_the_ratio_is_one_before_the_first_update():
     made = updates.Updater(
       learner, PARAMS, spec('shared', 2), 0, batches, epochs
     )
-    assert made.forward_passes == 3 * epochs and repr(made)
+    assert made.forward_passes() == 3 * epochs and repr(made)
     state = made.init(jax.tree.map(jnp.copy, PARAMS))
     state, measured = made(state, rollout, 0)
     scalars = metrics.to_scalars(measured)

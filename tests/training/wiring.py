@@ -204,7 +204,8 @@ class Updater:
     state = types.SimpleNamespace(
       params={}, opt_state=(), reference=None, nonfinite=0
     )
-    self.abstract, self.frozen, self.forward_passes = state, None, 3
+    self.abstract, self.frozen = state, None
+    self.forward_passes = lambda left_out: 3
     self.spec = LayoutSpec('shared', micro_rows=1)
     self.shapes = dict
     self.init = lambda params: types.SimpleNamespace(params=params, nonfinite=0)

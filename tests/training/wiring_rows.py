@@ -470,6 +470,7 @@ ROWS = {
   'learner.pack_tokens': at(('LayoutSpec', 'pack_tokens', 0)),
   'learner.anchor': at(('Updater', 'anchor', 0)),
   'learner.on_zero_advantage': at(('Learner', 'on_zero_advantage', 0)),
+  'learner.compute_all': at(('Learner', 'compute_all', 0)),
   'learner.nonfinite_rollouts': nonfinite_rollouts,
   'learner.expert_balance': at(('Learner', 'expert_balance', 0)),
   'reference.refresh_steps': at(('Updater', 'refresh_steps', 0)),

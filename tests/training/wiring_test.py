@@ -149,6 +149,7 @@ PAIRS = {
   'learner.pack_tokens': (23, 0),
   'learner.anchor': ('learner', 'sampler'),
   'learner.on_zero_advantage': ('step', 'skip'),
+  'learner.compute_all': (True, False),
   'learner.nonfinite_rollouts': (0, 2),
   'learner.expert_balance': (0.41, 0.0),
   'reference.refresh_steps': (3, 4),

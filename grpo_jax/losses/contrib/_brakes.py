@@ -66,7 +66,9 @@ def rollback_clip(low=0.2, high=0.2, slope=0.3) -> LossTransform:
     value = held - slope * (ratio - held)
     return value * batch.advantage, {**metrics, **clip}
 
-  return set_objective(objective, low=low, high=high, slope=slope)
+  return set_objective(
+    objective, zero_without_advantage=True, low=low, high=high, slope=slope
+  )
 
 
 def coasting_clip(
@@ -154,7 +156,11 @@ def coasting_clip(
     return value * batch.advantage, {**metrics, **clip}
 
   return set_objective(
-    objective, requires=('updates_done',), low=low, high=high
+    objective,
+    requires=('updates_done',),
+    zero_without_advantage=True,
+    low=low,
+    high=high,
   )
 
 
