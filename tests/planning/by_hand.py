@@ -282,7 +282,7 @@ def _learning(config: Config, model, mesh, program: str) -> tuple[Any, int]:
   method = losses.methods.grpo(kl_coefficient=0.0)
   learner = Learner(
     score, method, optimizer, 'skip', mesh, model.logical_axes,
-    takes_shards=True,
+    takes_shards=True, compute_all=False,
   )  # fmt: skip
   params = jax.eval_shape(model.init, jax.random.key(0))
   places = step.state_sharding(learner, params)
