@@ -93,16 +93,16 @@ def of_update(
     What `of_terms` returns of the completions that are `gradient.informative`;
     what `of_prefixes` and `nonfinite` return; `left_out`, the share of
     micro-batches that were not computed, because all others hold what is
-    informative; `loss`, `grad_norm`, `update_norm` (0 if the update is not
+    informative; `needed_tokens`, the share of tokens in informative
+    completions; `loss`, `grad_norm`, `update_norm` (0 if the update is not
     accepted), `param_norm`; the counters
     `nonfinite_steps` and `idle_steps` of the state, which only grow; what
     `optim.record_adam_moments` has recorded, if the optimizer records; and what
     `of_routers` returns, if the model has experts.
   """
-  scored = batch
   used = gradient.informative(learner, batch)
-  if used is not None:
-    scored = batch._replace(keep=batch.keep & used[..., None])
+  needed = batch.mask if used is None else batch.mask & used[..., None]
+  scored = batch._replace(keep=batch.keep & needed)
   measured = nonfinite(update.sound) | of_terms(found.terms, scored)
   if found.routed is not None:
     measured |= of_routers(found.routed, scored)
@@ -124,6 +124,7 @@ def of_update(
   total = num_micro.astype(jnp.float32)
   return measured | {
     'left_out': metrics.Mean(total - found.computed, total),
+    'needed_tokens': metrics.masked_mean(needed, batch.mask),
     'loss': metrics.masked_mean(found.loss, update.sound['loss']),
     'grad_norm': metrics.masked_mean(
       update.grad_norm, update.sound['gradient']

@@ -342,12 +342,12 @@ class Updater:
     names = [own] if self.scores_old else []
     return names + self.learner.reference_scorings
 
-  def forward_passes(self, left_out: float = 0) -> float:
-    """How many forward passes the last rollout's scorings and updates cost.
+  def forward_passes(self, needed_tokens: float = 1) -> float:
+    """How many forward passes the last rollout's scorings and updates need.
 
-    A backward pass counts as two. Of micro-batches a share may be `left_out`.
+    A backward pass counts as two. Updates may need but a share of the tokens.
     """
-    return 3 * self.epochs * (1 - left_out) + self.scorings
+    return 3 * self.epochs * needed_tokens + self.scorings
 
   def _requires(self, name: str) -> bool:
     return name in self.learner.method.requires

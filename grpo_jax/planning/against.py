@@ -1,11 +1,11 @@
 """A run's measured times beside the least that its machines allow.
 
 The bound counts what no implementation can do without: one forward pass over
-every sampled token to draw it, three for each epoch to learn from it (two if
-adapters alone are trained), one for each scoring, and the weights read once for
-every token of the longest completion. Prompts count nothing, because metrics do
-not tell their lengths. A method that was given in Python counts as one that
-scores nothing before its updates.
+every sampled token to draw it, three for each epoch to learn from it if it is
+needed (two if adapters alone are trained), one for each scoring, and the
+weights read once for every token of the longest completion. Prompts count
+nothing, because metrics do not tell their lengths. A method that was given in
+Python counts as one that scores nothing before its updates.
 """
 
 import dataclasses
@@ -112,34 +112,85 @@ def of_run(directory: str) -> Against:
     if chip is None
     else roofline.of_chip(chip)
   )
-  learning_passes = 2 if config.lora.rank else 3
-  passes = learning_passes * update.epochs + len(update.scoring_names)
-  found: list[tuple[float, ...]] = []
-  names: tuple[str, str] = ('', '')
   completions = config.sampler.prompts * config.sampler.group
-  # Dynamic sampling draws more of them, and some in earlier rollouts.
-  most = completions * (1 + config.sampler.resample_rounds)
-  steps = 'length_tokens_max' if most == completions else ''
-  for row in rows:
+  needs = _Needs(
+    model,
+    completions,
+    # Dynamic sampling draws more of them, and some in earlier rollouts.
+    completions * (1 + config.sampler.resample_rounds),
+    (2 if config.lora.rank else 3) * update.epochs,
+    len(update.scoring_names),
+    int(read),
+    share,
+  )
+  return Against(devices, machine, len(rows), *_shares(rows, needs, machine))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Needs:
+  """What the rollouts of a run need.
+
+  Attributes:
+    model: The shape of the model.
+    completions: Of a rollout.
+    most: Completions that are drawn for a rollout, at most.
+    passes: Forward passes that updates are worth, of what they need.
+    scorings: Forward passes before the updates.
+    read: Bytes of the weights that a device reads in a pass.
+    share: Devices that share the products.
+  """
+
+  model: models.ModelConfig
+  completions: int
+  most: int
+  passes: int
+  scorings: int
+  read: int
+  share: int
+
+  def of_rollout(self, row: dict[str, Any]) -> tuple[Work, Work]:
+    """Sampling and learning, from the metrics of a rollout."""
     tokens = row['learn_tokens_per_sec'] * row['learn_secs']
     drawn = row['sample_tokens_per_sec'] * row['sample_secs']
-    learning = Work(passes * _forward(model, tokens, completions) / share, read)
-    sampling = Work(
-      _forward(model, drawn, most) / share,
-      read * row.get(steps, 1.0),
+    # Updates leave out what has no advantage.
+    needed = tokens * row.get('needed_tokens', 1.0)
+    flops = self.passes * self._forward(needed, self.completions)
+    flops += self.scorings * self._forward(tokens, self.completions)
+    longest = row.get('length_tokens_max', 1.0)
+    steps = longest if self.most == self.completions else 1.0
+    return (
+      Work(self._forward(drawn, self.most) / self.share, self.read * steps),
+      Work(flops / self.share, self.read if flops else 0),
     )
+
+  def _forward(self, tokens: float, number: int) -> float:
+    """FLOPs of a forward pass over completions, at least.
+
+    Attention grows faster than length, so equal lengths cost least.
+    """
+    length = tokens / number
+    whole = np.arange(int(length)) + 1
+    each = models.flops_per_token(self.model, whole).sum()
+    rest = (length - int(length)) * models.flops_per_token(self.model, length)
+    return float(number * (each + rest))
+
+
+def _shares(
+  rows: list[dict[str, Any]], needs: _Needs, machine: Machine
+) -> tuple[Share, Share]:
+  """Sampling and learning: medians over rollouts."""
+  found: list[tuple[float, ...]] = []
+  names: tuple[str, str] = ('', '')
+  for row in rows:
     bounds = [
-      roofline.bound(work.secs(machine)) for work in (sampling, learning)
+      roofline.bound(work.secs(machine)) for work in needs.of_rollout(row)
     ]
     names = bounds[0][1], bounds[1][1]
     found.append(
       (row['sample_secs'], bounds[0][0], row['learn_secs'], bounds[1][0])
     )
   sample, least_sample, learn, least_learn = np.median(found, axis=0)
-  return Against(
-    devices,
-    machine,
-    len(rows),
+  return (
     Share(float(sample), float(least_sample), names[0]),
     Share(float(learn), float(least_learn), names[1]),
   )
@@ -177,18 +228,6 @@ def _mesh(shape: dict[str, int], is_cpu: bool) -> Any:
       device_kind=kind, num_cores=None, platform=kind
     ),
   )
-
-
-def _forward(model: models.ModelConfig, tokens: float, number: int) -> float:
-  """FLOPs of a forward pass over completions, at least.
-
-  Attention grows faster than length, so equal lengths cost least.
-  """
-  length = tokens / number
-  whole = np.arange(int(length)) + 1
-  each = models.flops_per_token(model, whole).sum()
-  rest = (length - int(length)) * models.flops_per_token(model, length)
-  return float(number * (each + rest))
 
 
 def _rollouts(path: pathlib.Path) -> list[dict[str, Any]]:

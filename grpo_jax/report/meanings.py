@@ -101,6 +101,10 @@ _MEANINGS = {
     'Share of the micro-batches that updates need not compute, because no '
     'completion in them has an advantage.'
   ),
+  'needed_tokens': (
+    'Share of the tokens in completions with an advantage, or of all if the '
+    'method finds something in the others.'
+  ),
   'step_secs': 'Sampling, judging and learning of a rollout.',
   'judge_secs': 'How long a rollout waits for its judges.',
   'mfu_sample': 'FLOP/s that the model needs over what the devices could do.',

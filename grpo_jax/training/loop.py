@@ -192,7 +192,7 @@ def advance(
     learn_secs,
     run.model.config,
     run.peak_flops,
-    session.update.forward_passes(measured.get('left_out', 0)),
+    session.update.forward_passes(measured.get('needed_tokens', 1)),
     counts.get('tokens_drawn'),
   )
   measured |= speed.of_memory()

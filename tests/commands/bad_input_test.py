@@ -174,7 +174,15 @@ LATE_INPUT = {
 }
 
 
-@pytest.mark.parametrize('name', LATE_INPUT)
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param('nan', marks=pytest.mark.long),
+    pytest.param('too few', marks=pytest.mark.long),
+    'exits',
+    'long prompt',
+  ],
+)
 def test_bad_input_of_the_first_rollout_is_said_too(name, tmp_path):
   (tmp_path / 'long.jsonl').write_text('{"prompt": "47+85+1=", "answer": 1}\n')
   given, words = LATE_INPUT[name]

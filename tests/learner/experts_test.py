@@ -123,7 +123,6 @@ def one_step(mesh=None):
 
 
 @pytest.mark.long
-@pytest.mark.quick
 def test_eight_devices_give_the_result_of_one():
   expected, measured = one_step()
   found, on_eight = one_step(dict(fsdp=2, expert=4))
@@ -179,11 +178,9 @@ def moved(mesh):
   ]
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
-  'mesh', [dict(expert=4), dict(fsdp=2, expert=2), dict(data=2, expert=4)],
-  ids=str,
-)  # fmt: skip
+  'mesh', [dict(fsdp=2, expert=2), dict(data=2, expert=4)], ids=str
+)
 def test_devices_along_the_axis_of_experts_move_no_weights_of_experts(mesh):
   """A layer has 8 experts of 3 x 32 x 20: what moves is of those held alone."""
   shapes = moved(mesh)
@@ -267,7 +264,6 @@ def test_the_sampler_keeps_routers_in_float32():
 
 
 @pytest.mark.long
-@pytest.mark.quick
 def test_decoding_on_eight_devices_draws_what_one_draws():
   alone = sampled()[2]
   mesh = sharding.make_mesh(data=2, expert=2, tensor=2)

@@ -373,6 +373,7 @@ def test_a_token_that_is_not_trained_has_no_direction():
   np.testing.assert_array_equal(direction, np.where(keep, -1.0, 0.0))
 
 
+@pytest.mark.long
 def test_the_updates_of_a_rollout_are_numbered():
   seen = []
 

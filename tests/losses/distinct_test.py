@@ -4,6 +4,7 @@ import itertools
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from grpo_jax import losses
 from grpo_jax.losses import methods
@@ -51,6 +52,7 @@ def batch():
   )
 
 
+@pytest.mark.long
 def test_every_method_has_a_gradient_of_its_own():
   """With its default arguments, all of them."""
   case, gradients = batch(), {}

@@ -14,8 +14,6 @@ from grpo_jax.planning import roofline
 from tests import runs
 from tests.cli import command as run_command
 
-pytestmark = pytest.mark.quick
-
 ROW = {
   'sample_secs': 2.0,
   'learn_secs': 3.0,
@@ -59,6 +57,7 @@ def forward(config, length):
   return 16 * models.flops_per_token(model, np.arange(length) + 1).sum()
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize('rank, passes', [(0, 3), (2, 2)])
 def test_the_bound_is_that_of_the_chips(rank, passes, tmp_path, monkeypatch):
   """Compute alone, since a fast memory costs nothing."""
@@ -76,6 +75,24 @@ def test_the_bound_is_that_of_the_chips(rank, passes, tmp_path, monkeypatch):
   ratio = found.learning.bound_secs / found.sampling.bound_secs
   assert ratio == pytest.approx(2 * passes + 1, rel=1e-6)
   assert found.learning.reached == found.learning.bound_secs / 3.0
+  # Updates that need 32 of the 80 tokens: at best 2 of each completion.
+  rows = ({**ROW, 'needed_tokens': 0.4},) * 4
+  changes = {'lora.rank': rank, 'learner.epochs': 2}
+  some = against.of_run(workdir(tmp_path, rows=rows, **changes))
+  ratio = some.learning.bound_secs / found.sampling.bound_secs
+  shorter = forward(runs.small(), 2) / once
+  assert ratio == pytest.approx(2 * passes * shorter + 1, rel=1e-3)
+
+
+@pytest.mark.parametrize('needed', [0.5, 0.0])
+def test_what_updates_left_out_costs_nothing(needed, tmp_path):
+  rows = ({**ROW, 'needed_tokens': needed},) * 4
+  with_all, found = (
+    against.of_run(workdir(tmp_path, rows=given)).learning
+    for given in ((ROW,) * 4, rows)
+  )
+  assert with_all.bound_by == 'memory'  # weights are read whatever it is
+  assert found.bound_secs == (with_all.bound_secs if needed else 0)
 
 
 def test_rollouts_of_earlier_starts_tell_nothing_of_these_devices(tmp_path):
@@ -90,6 +107,7 @@ def test_rollouts_of_earlier_starts_tell_nothing_of_these_devices(tmp_path):
   assert against.of_run(str(tmp_path)) == found
 
 
+@pytest.mark.quick
 def test_a_cpu_is_measured(tmp_path, monkeypatch):
   asked = []
 

@@ -216,6 +216,7 @@ def test_nor_do_prompts_that_wait_or_rings_that_come_around(asked, plain):
   }  # fmt: skip
 
 
+@pytest.mark.long
 def test_nor_do_shards_which_exchange_no_rows(asked, plain):
   mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
   options = {'mesh': mesh, 'completion_buckets': (8, 32), 'max_rows': 32}
@@ -247,6 +248,7 @@ def test_nor_do_caches_that_grow(asked, plain):
   assert_same(drawn, plain)
 
 
+@pytest.mark.long
 def test_nor_does_any_of_it_under_windows_or_grouped_heads(asked):
   model = tiny.model(**tiny.FANCY)
   with pytest.MonkeyPatch.context() as patch:

@@ -110,9 +110,12 @@ def assert_drawn_as_whole(logits, uniform, options, mesh):
   return got[0]
 
 
-@pytest.mark.parametrize('mesh', MESHES)
-@pytest.mark.parametrize('filters', FILTERS)
-def test_a_split_vocabulary_draws_the_tokens_of_a_whole_one(filters, mesh):
+@pytest.mark.parametrize(
+  'mesh, filters',
+  [(mesh, 'all') for mesh in MESHES]
+  + [('tensor=4,data=2', name) for name in FILTERS if name != 'all'],
+)
+def test_a_split_vocabulary_draws_the_tokens_of_a_whole_one(mesh, filters):
   options = sampling.Sampling(max_tokens=9, **FILTERS[filters])
   devices = sharding.make_mesh(**MESHES[mesh])
   for vocab in (64, 4100):  # 4100: of no whole number of blocks

@@ -201,6 +201,7 @@ def tensors_of(folder, name='model.safetensors'):
   return numpy.load_file(folder / name)
 
 
+@pytest.mark.long
 def test_an_adapter_has_the_names_and_the_product_that_peft_wants(
   adapted, tmp_path
 ):

@@ -80,12 +80,15 @@ def test_with_shuffled_rewards_it_does_not(warmed_up, tmp_path):
       'learner.batches': 2,
       'learner.layout': 'packed',
     },
-    {
-      'learner.method_kwargs': {'kl_coefficient': 0.1},
-      'learner.layout': 'padded',
-      'learner.anchor': 'sampler',
-      'sampler.temperature': 0.8,
-    },
+    pytest.param(
+      {
+        'learner.method_kwargs': {'kl_coefficient': 0.1},
+        'learner.layout': 'padded',
+        'learner.anchor': 'sampler',
+        'sampler.temperature': 0.8,
+      },
+      marks=pytest.mark.long,
+    ),
   ],
   ids=['default', 'kl_cov', 'kl'],
 )

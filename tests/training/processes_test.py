@@ -19,8 +19,6 @@ from grpo_jax.training import watch
 from grpo_jax.training.store import Store
 from tests import cli
 
-pytestmark = pytest.mark.quick
-
 
 class Client:
   """The part of the store of `jax.distributed` that is used."""
@@ -427,6 +425,7 @@ def test_one_that_hangs_at_its_end_is_noticed_too():
   second.kill()
 
 
+@pytest.mark.quick
 def test_the_others_end_with_the_first():
   """By the watch, or by JAX, whose client aborts."""
   both = started('first dies')
@@ -441,6 +440,7 @@ def test_a_signal_to_one_stops_both():
     assert out.splitlines()[1:] == [str([signal.SIGTERM] * 2)]
 
 
+@pytest.mark.quick
 def test_without_a_fault_both_end_well():
   for one in started('goes well'):
     out, said = one.communicate(timeout=60)

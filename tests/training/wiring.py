@@ -205,7 +205,7 @@ class Updater:
       params={}, opt_state=(), reference=None, nonfinite=0
     )
     self.abstract, self.frozen = state, None
-    self.forward_passes = lambda left_out: 3
+    self.forward_passes = lambda needed: 3
     self.spec = LayoutSpec('shared', micro_rows=1)
     self.shapes = dict
     self.init = lambda params: types.SimpleNamespace(params=params, nonfinite=0)
