@@ -4,8 +4,8 @@ python tests/bench/left_out.py arithmetic C S
 
 Of every case (those of `cases.py`, or `arithmetic`, the embedded default) one
 rollout is drawn. In a share of its groups rewards differ, in the others they
-are equal. An update of it is timed in turns with `learner.compute_all` and without.
-Prints medians. Nothing else should run on the machine meanwhile.
+are equal. An update of it is timed in turns with `learner.compute_all` and
+without. Prints medians. Nothing else should run on the machine meanwhile.
 """
 
 import dataclasses
