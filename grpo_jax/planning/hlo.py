@@ -144,10 +144,11 @@ class Program:
 
   @functools.cached_property
   def times(self) -> dict[str, float]:
-    """How often each computation runs; of a conditional, the lightest branch.
+    """How often each computation runs; of a conditional, the usual branch.
 
-    The others are for what is rare: more experts chosen on one device than
-    there is room for, or an update that is refused.
+    That is the lightest, because the others are for what is rare: more experts
+    chosen on one device than there is room for. But not one without products,
+    if another has some: in it nothing needs to be computed.
     """
     computations, entry = self._computations
     found = dict.fromkeys(computations, 0.0)
@@ -172,7 +173,13 @@ class Program:
       if branches := _BRANCHES.search(one.rest):
         several, *two = branches.groups()
         names = several.split(',') if several else two
-        yield min((x.strip().lstrip('%') for x in names), key=self._weight), 1
+        yield self._usual([x.strip().lstrip('%') for x in names]), 1
+
+  def _usual(self, branches: list[str]) -> str:
+    """The lightest branch; of those that multiply, if any does."""
+    weights = {name: self._weight(name) for name in branches}
+    working = [name for name in branches if weights[name][0]]
+    return min(working or branches, key=weights.__getitem__)
 
   def _weight(self, name: str) -> tuple[float, int]:
     """Operations of a computation, with what it calls, and its lines."""

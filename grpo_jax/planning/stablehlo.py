@@ -108,7 +108,8 @@ class Module:
       return times * flops, times * kernels
     if one.name in ('stablehlo.case', 'stablehlo.if'):
       # As in `hlo`: the others are for what is rare.
-      return min(self._of_region(branch, manual) for branch in one.regions)
+      found = [self._of_region(branch, manual) for branch in one.regions]
+      return min([work for work in found if any(work)] or found)
     if one.name == 'sdy.manual_computation':
       named = re.findall(r'"([^"]+)"', str(one.attributes['manual_axes']))
       return self._of_regions(one, manual | set(named))

@@ -62,11 +62,12 @@ def test_a_loop_whose_length_is_data_runs_as_often_as_is_said():
   assert found == [2 * SIZE**3, 11 * 2 * SIZE**3]
 
 
-def test_of_a_conditional_the_lightest_branch_counts():
+@pytest.mark.parametrize(
+  'other', [lambda x: product(product(x.T, x), x), lambda x: x], ids=['2', '0']
+)
+def test_of_a_conditional_the_lightest_branch_that_multiplies_counts(other):
   def branch(x, which):
-    return lax.cond(
-      which, lambda: product(x, x), lambda: product(product(x.T, x), x)
-    )
+    return lax.cond(which, lambda: product(x, x), lambda: other(x))
 
   which = jax.ShapeDtypeStruct((), bool)
   program = hlo.Program(compiled(branch, square(), which).as_text())
