@@ -2,11 +2,12 @@
 
 Two kinds of study have a folder here:
 
-- `brakes`: trains runs, and continues them where they were;
+- `brakes` and `normalization` train runs, and continue them where they were;
 - `papers`: small experiments on the claims of two papers, each with a verdict.
 
 What they share lies beside them:
 
+- `sweeps`: every arm with every seed, and on where it stopped;
 - `runs`: the warm-up that runs of one seed share, and their compiled programs;
 - `tables`: numbers, intervals and tables as text;
 - `claims`: a claim, what was measured of it, and the verdict;
@@ -34,14 +35,17 @@ class Study(NamedTuple):
   to_json: Callable[[Any], dict[str, Any]]
 
 
-STUDIES = ('brakes',)
+STUDIES = ('brakes', 'normalization', 'normalization_smollm2')
 EXPERIMENTS = (
   'coasting_ratio',
   'coasting_distance',
   'momentum_split',
   'reward_scale',
+  'transformer_scale',
   'reward_jump',
+  'transformer_jump',
   'shared_prefix',
+  'transformer_prefix',
   'surrogate_value',
   'normalized_rate',
   'curvature',

@@ -20,6 +20,11 @@ COLUMNS = 'verdict', 'claim', 'source', 'expected', 'measured'
 """Of the claims table; the verdict first, for screens that show no more."""
 
 
+_NOTES = """\
+holds, fails: the whole 95 % interval of what was measured lies inside, or
+outside, of what the claim expects. Exact numbers have no interval."""
+
+
 class Result(NamedTuple):
   """An experiment that has been done."""
 
@@ -27,6 +32,23 @@ class Result(NamedTuple):
   numbers: claims.Numbers
   rows: Sequence[claims.Row]
   seconds: float
+
+
+def show(results: Mapping[str, Result], out: str | pathlib.Path) -> None:
+  """Prints a table of claims for each experiment.
+
+  Args:
+    results: What `run` returned.
+    out: Where the files are.
+  """
+  shown = {}
+  for done in results.values():
+    experiment = done.experiment
+    title = f'{experiment.label}: {experiment.title} ({done.seconds:.1f} s)'
+    shown[title] = [cells(row) for row in done.rows]
+  found = [f'{number} {kind}' for kind, number in counts(results).items()]
+  files = f'{pathlib.Path(out) / "claims.html"}: {", ".join(found)}.'
+  tables.show(shown, f'{_NOTES}\n{files}')
 
 
 def write(results: Mapping[str, Result], folder: pathlib.Path) -> None:

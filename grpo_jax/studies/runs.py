@@ -12,7 +12,12 @@ from jax.experimental.compilation_cache import compilation_cache
 from grpo_jax import monitor
 from grpo_jax.config import Config
 from grpo_jax.config import Log
+from grpo_jax.learner.types import TrainState
+from grpo_jax.learner.updates import Updater
+from grpo_jax.rollouts.dynamic_sampling import PromptState
+from grpo_jax.rollouts.types import Rollout
 from grpo_jax.training import build
+from grpo_jax.training import loop
 from grpo_jax.training import warm_up
 
 
@@ -31,6 +36,31 @@ def warmed_up(config: Config, workdir: pathlib.Path) -> Any:
   silent = Log(display='none', tensorboard=False)
   with monitor.Monitor(silent, place, 0, None, {}) as shown:
     return warm_up.run(build.run(config), place, shown, lambda: False)
+
+
+def trained(
+  run: build.Run, update: Updater, state: TrainState
+) -> Iterator[tuple[Rollout, dict[str, Any], float]]:
+  """Trains, and yields every rollout after its updates.
+
+  Args:
+    run: Its engine samples, and has the last policy at the end.
+    update: What updates the policy.
+    state: To begin with; donated.
+
+  Yields:
+    The rollout, the metrics of its updates as plain numbers, and how long the
+    updates took, seconds.
+  """
+  prompt_state = PromptState()
+  run.engine.load(update.whole(state.params), version=0)
+  for step in range(run.config.steps):
+    rollout, prompt_state, _ = loop.sampled(run, prompt_state, step)
+    (state, scalars), secs = loop.timed(
+      loop.learn, update, state, rollout, step, None
+    )
+    run.engine.load(update.whole(state.params), version=step + 1)
+    yield rollout, scalars, secs
 
 
 @contextlib.contextmanager

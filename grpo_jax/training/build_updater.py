@@ -1,5 +1,6 @@
 """Builds what updates the policy: the learner, its optimizer, its layouts."""
 
+from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any
@@ -74,14 +75,23 @@ def _spec(
   )
 
 
-def updater(run: build.Run) -> updates.Updater:
-  """What turns rollouts into updates of the policy."""
+def updater(
+  run: build.Run, optimizer: Callable[[Any], Any] | None = None
+) -> updates.Updater:
+  """What turns rollouts into updates of the policy.
+
+  Args:
+    run: The parts of the run.
+    optimizer: Makes an optax transformation to take in place of that of
+      `config.optim`. It gets a function from the parameters to a tree of bools,
+      which says which of them decay.
+  """
   config = run.config.learner
-  optimizer = run.config.optim
+  asked = run.config.optim
   schedule = optim.learning_rate(
-    optimizer.lr,
-    optimizer.warmup_steps,
-    optimizer.decay,
+    asked.lr,
+    asked.warmup_steps,
+    asked.decay,
     # The schedule counts updates, and a rollout gets several.
     run.config.steps * config.batches * config.epochs,
   )
@@ -103,6 +113,7 @@ def updater(run: build.Run) -> updates.Updater:
       braked=True,
       expert_balance=config.expert_balance,
       compute_all=config.compute_all,
+      own_optimizer=optimizer,
     ),
     params.trained,
     spec,
@@ -112,7 +123,7 @@ def updater(run: build.Run) -> updates.Updater:
     config.anchor,
     run.config.reference.refresh_steps,
     run.config.reference.refresh_weight,
-    optimizer.overshoot_every_steps,
+    asked.overshoot_every_steps,
     # Only dynamic sampling keeps groups that an earlier policy has drawn.
     stale=run.config.sampler.resample_rounds > 0,
     frozen=params.frozen,
@@ -128,6 +139,7 @@ def _learner(
   braked=False,
   expert_balance=0.0,
   compute_all=True,
+  own_optimizer=None,
 ):
   is_foreign = isinstance(run.model, Foreign)
   score_rows = foreign.score if is_foreign else models.score
@@ -164,6 +176,8 @@ def _learner(
   )
   if braked:
     optimizer = _braked(optimizer, config)
+  if own_optimizer is not None:
+    optimizer = own_optimizer(decays)
   return Learner(
     score=score,
     method=method,

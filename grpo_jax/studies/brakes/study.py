@@ -1,18 +1,12 @@
 """Does the runs of the study, and keeps what each has measured.
 
-Every arm of a seed begins with the parameters of the same warm-up and sees the
-same prompts. A run is a few dozen rollouts with several updates each. What it
-measured is one line of `brakes.jsonl` in the workdir; a run that has its line
-is not done again, so an interrupted study goes on where it was.
+A run is a few dozen rollouts with several updates each.
 """
 
 from collections.abc import Sequence
-import dataclasses
-import json
 import math
 import pathlib
 import statistics
-import sys
 from typing import Any
 
 import jax
@@ -20,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.config import Config
-from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.studies import runs
+from grpo_jax.studies import sweeps
 from grpo_jax.studies.brakes.arms import ARMS
 from grpo_jax.studies.brakes.arms import Arm
 from grpo_jax.studies.brakes.arms import config_of
@@ -29,12 +23,10 @@ from grpo_jax.studies.brakes.summary import METRICS
 from grpo_jax.studies.brakes.summary import Outcome
 from grpo_jax.studies.brakes.summary import Summary
 from grpo_jax.studies.brakes.summary import summarise
-from grpo_jax.studies.tables import without_nan
 from grpo_jax.training import build
 from grpo_jax.training import build_rewards
 from grpo_jax.training import build_updater
 from grpo_jax.training import loop
-from grpo_jax.training import workdir as workdir_lib
 
 _COMPILING = 3  # rollouts at the start that compile; their time does not count
 
@@ -55,7 +47,7 @@ def run(
       of the learning rate (5 rollouts) and how often overshoot is measured
       (every 5th rollout).
     workdir: Directory of the study; its `brakes.jsonl` holds the outcomes.
-    seeds: How many runs of each arm; their seeds count up from `config.seed`.
+    seeds: See `sweeps.run`.
     steps: Rollouts of each run.
     only: Labels of the arms to run and to show; empty: all arms.
     arms: The arms to choose from.
@@ -64,64 +56,17 @@ def run(
     The `Summary` of these arms, seeds and steps.
 
   Raises:
-    ValueError: A label is unknown, there is less than one seed or rollout, or
-      the workdir holds a study of another config; the sentence says what to do.
+    ValueError: See `sweeps.run`.
   """
-  for name, number in (('seeds', seeds), ('steps', steps)):
-    if number < 1:
-      raise ValueError(f'--{name}={number} asks for none; give 1 or more.')
-  known = {arm.label: arm for arm in arms}
-  if unknown := [label for label in only if label not in known]:
-    raise ValueError(
-      f'--only has {", ".join(unknown)}, which is no arm; the arms are: '
-      f'{", ".join(known)}.'
-    )
-  chosen = [known[label] for label in known if not only or label in only]
-  workdir = pathlib.Path(workdir).absolute()
-  config = dataclasses.replace(config, steps=steps)
-  with workdir_lib.claimed(workdir, config), runs.compiled_once():
-    # Not anew: nothing that an earlier start has left is moved away.
-    workdir_lib.record(workdir, config, anew=False)
-    file = workdir / 'brakes.jsonl'
-    # Seed by seed, so that an interrupted study has whole seeds to compare.
-    wanted = [
-      (arm, seed)
-      for seed in range(config.seed, config.seed + seeds)
-      for arm in chosen
-    ]
-    _run_all(config, wanted, workdir, file)
-    done = _read(file, steps)
-  return summarise(done[one] for one in wanted)
+  sweep = sweeps.Sweep('brakes', arms, Arm, Outcome, run_arm, _told)
+  return summarise(sweeps.run(sweep, config, workdir, seeds, steps, only))
 
 
-def _run_all(
-  config: Config,
-  wanted: Sequence[tuple[Arm, int]],
-  workdir: pathlib.Path,
-  file: pathlib.Path,
-) -> None:
-  """Does the runs that the file lacks, and prints a line after each."""
-  done = _read(file, config.steps)
-  # Parameters of one seed alone are held, since its arms are run in a row.
-  warmed: dict[int, Any] = {}
-  for number, (arm, seed) in enumerate(wanted, start=1):
-    if (arm, seed) in done:
-      continue
-    if seed not in warmed:
-      of_seed = dataclasses.replace(config, seed=seed)
-      warmed = {seed: runs.warmed_up(of_seed, workdir)}
-    outcome, secs = loop.timed(run_arm, config, arm, seed, warmed[seed])
-    line = without_nan(dataclasses.asdict(outcome))
-    # Appended at once: an interruption loses only the run that is under way.
-    with file.open('a') as lines:
-      lines.write(json.dumps(line) + '\n')
-    print(
-      f'{number}/{len(wanted)}  {arm.label}  seed {seed}  '
-      f'reward {outcome.reward:.3f}  overshoot {outcome.overshoot:.3f}  '
-      f'kl {outcome.kl_rollout:.3f}  {secs:.0f} s',
-      file=sys.stderr,
-      flush=True,
-    )
+def _told(outcome: Outcome) -> str:
+  return (
+    f'reward {outcome.reward:.3f}  overshoot {outcome.overshoot:.3f}  '
+    f'kl {outcome.kl_rollout:.3f}'
+  )
 
 
 def run_arm(config: Config, arm: Arm, seed: int, params: Any) -> Outcome:
@@ -143,17 +88,11 @@ def run_arm(config: Config, arm: Arm, seed: int, params: Any) -> Outcome:
 
 def _trained(run: build.Run, arm: Arm, seed: int, params: Any) -> Outcome:
   """The outcome of a run that is built."""
-  config = run.config
-  update, prompt_state, records = build_updater.updater(run), PromptState(), []
+  config, update, records = run.config, build_updater.updater(run), []
   # `init` donates its argument, and the next arm needs the parameters again.
   state = update.init(jax.tree.map(jnp.copy, params))
-  run.engine.load(update.whole(state.params), version=0)
-  for step in range(config.steps):
-    rollout, prompt_state, _ = loop.sampled(run, prompt_state, step)
-    (state, scalars), secs = loop.timed(
-      loop.learn, update, state, rollout, step, None
-    )
-    run.engine.load(update.whole(state.params), version=step + 1)
+  done = runs.trained(run, update, state)
+  for step, (_, scalars, secs) in enumerate(done):
     # Measuring overshoot takes time too, so the seconds of these rollouts are
     # kept apart.
     kind = 'secs_watched' if update.watches(step) else 'secs_per_update'
@@ -183,30 +122,3 @@ def _outcome(
     'secs_per_update': statistics.median(secs) if secs else math.nan,
   }
   return Outcome(arm, seed, len(records), **measured)
-
-
-def _read(file: pathlib.Path, steps: int) -> dict[tuple[Arm, int], Outcome]:
-  """The outcomes in a file of runs with this many rollouts, by arm and seed."""
-  found = {}
-  lines = file.read_text().splitlines() if file.exists() else []
-  for number, line in enumerate(lines, start=1):
-    try:
-      outcome = _outcome_of(json.loads(line))
-    except (
-      AttributeError, KeyError, TypeError, ValueError, RecursionError
-    ) as error:  # fmt: skip
-      raise ValueError(
-        f'Line {number} of {file} is no outcome of this study ({error}); '
-        'remove the line, and its run is done again.'
-      ) from error
-    if outcome.steps == steps:
-      found[outcome.arm, outcome.seed] = outcome
-  return found
-
-
-def _outcome_of(line: Any) -> Outcome:
-  """The outcome that was written as this JSON."""
-  values: Any = {k: math.nan if v is None else v for k, v in line.items()}
-  arm = values.pop('arm')
-  arm = Arm(arm['brake'], arm['updates'], arm['lr'])
-  return Outcome(arm, **values)

@@ -173,18 +173,41 @@ def run(full: bool = False) -> dict[str, Any]:
   return {'rates': rates, 'failure': failure}
 
 
-def _best(failures) -> tuple[int, np.ndarray]:
+def best(failures) -> tuple[int, np.ndarray]:
   """The best rate, by its place, and the failure rates of its seeds."""
   failures = np.array(failures)
   at = int(np.nanargmin(failures.mean(1)))
   return at, failures[at]
 
 
-def _gain(numbers, share: float, name: str) -> claims.Measured:
-  """log2 of failures without the division over those with it, at best rates."""
-  arms = numbers['failure'][str(share)][name]
-  plain, divided = (_best(arms[arm])[1] for arm in ('plain', 'divided'))
+def gain(arms) -> Measured:
+  """log2 of failures without the division over those with it, at best rates.
+
+  Args:
+    arms: Failure rates [R,S] of 'plain' and 'divided'.
+  """
+  plain, divided = (best(arms[arm])[1] for arm in ('plain', 'divided'))
   return claims.over_seeds(np.log2(plain / divided).tolist())
+
+
+def inside(rates, *failure) -> Measured:
+  """The share of best rates that lie at no end of their grid.
+
+  Args:
+    rates: By optimizer.
+    *failure: Failure rates [R,S] by optimizer and arm.
+  """
+  found = [
+    0 < best(failures)[0] < len(rates[name]) - 1
+    for of_optimizer in failure
+    for name, arms in of_optimizer.items()
+    for failures in arms.values()
+  ]
+  return Measured(float(np.mean(found)) if found else float('nan'))
+
+
+def _gain(numbers, share: float, name: str) -> Measured:
+  return gain(numbers['failure'][str(share)][name])
 
 
 def _gains(numbers, share: float, name: str) -> np.ndarray:
@@ -196,17 +219,11 @@ def _gains(numbers, share: float, name: str) -> np.ndarray:
 def measure(numbers) -> dict[str, Measured]:
   """See `Experiment`."""
   _, half, most = SHARES
-  inside = [
-    0 < _best(failures)[0] < len(numbers['rates'][name]) - 1
-    for share in (half, most)
-    for name, arms in numbers['failure'][str(share)].items()
-    for failures in arms.values()
-  ]
   below = [
     np.abs(_gains(numbers, share, 'Adam')[:at].mean(1)).max()
     for share in SHARES
     # What is best under chance says less than the rates well below.
-    for at in [_best(numbers['failure'][str(share)]['Adam']['divided'])[0] - 1]
+    for at in [best(numbers['failure'][str(share)]['Adam']['divided'])[0] - 1]
   ]
   return {
     'sgd_same': claims.over_seeds(_gains(numbers, half, 'SGD')[0].tolist()),
@@ -214,35 +231,50 @@ def measure(numbers) -> dict[str, Measured]:
     'sgd_best': _gain(numbers, half, 'SGD'),
     'adam_best': _gain(numbers, half, 'Adam'),
     'large_epsilon_best': _gain(numbers, most, 'Adam, epsilon 0.01'),
-    'inside': Measured(float(np.mean(inside))),
+    'inside': inside(
+      numbers['rates'], *(numbers['failure'][str(s)] for s in (half, most))
+    ),
   }
+
+
+def draw_rates(axes, rates, failure, names, colors) -> None:
+  """Draws failures against the learning rate, for some optimizers."""
+  for name, color in zip(names, SERIES, strict=False):
+    for arm, style in (('divided', '-'), ('plain', '--')):
+      mean = np.array(failure[name][arm]).mean(1)
+      axes.plot(
+        rates[name], mean, style, marker='o', ms=3, color=colors[color],
+        label=f'{name}, {arm}',
+      )  # fmt: skip
+  axes.set(xscale='log', yscale='log', xlabel='learning rate')
+  axes.set(ylabel='failure rate, mean of a training')
+  if names:
+    axes.legend(fontsize=7)
+
+
+def draw_gains(axes, names, gains, color, offset=0.0, label=None) -> None:
+  """Draws the gain of each optimizer, with its interval."""
+  axes.errorbar(
+    [one.mean for one in gains], np.arange(len(gains)) + offset,
+    xerr=[one.half for one in gains], fmt='o', ms=4, color=color, label=label,
+  )  # fmt: skip
+  axes.axvline(0, color=color, ls=':', lw=1)
+  axes.set_yticks(np.arange(len(names)), list(names))
+  axes.set(xlabel='log2 of failures without dividing / with it')
 
 
 def draw(numbers, figure, colors) -> str:
   """See `Experiment`."""
   left, right = figure.subplots(1, 2)
   half = numbers['failure'][str(SHARES[1])]
-  for name, color in zip(('SGD', 'Adam'), SERIES, strict=False):
-    for arm, style in (('divided', '-'), ('plain', '--')):
-      mean = np.array(half[name][arm]).mean(1)
-      left.plot(
-        numbers['rates'][name], mean, style, marker='o', ms=3,
-        color=colors[color], label=f'{name}, {arm}',
-      )  # fmt: skip
-  left.set(xscale='log', yscale='log', xlabel='learning rate')
-  left.set(ylabel='failure rate, mean of a training')
+  draw_rates(left, numbers['rates'], half, ('SGD', 'Adam'), colors)
   left.set_title('half of the features shared')
-  left.legend()
   for k, (share, color) in enumerate(zip(SHARES, SERIES, strict=False)):
     gains = [_gain(numbers, share, name) for name in OPTIMIZERS]
-    right.errorbar(
-      [one.mean for one in gains], np.arange(len(gains)) + 0.2 * (k - 1),
-      xerr=[one.half for one in gains], fmt='o', ms=4, color=colors[color],
-      label=f'{share:.0%} shared',
+    draw_gains(
+      right, OPTIMIZERS, gains, colors[color], 0.2 * (k - 1),
+      f'{share:.0%} shared',
     )  # fmt: skip
-  right.axvline(0, color=colors['text'], ls=':', lw=1)
-  right.set_yticks(np.arange(len(OPTIMIZERS)), list(OPTIMIZERS))
-  right.set(xlabel='log2 of failures without dividing / with it')
   right.set_title('each at its best rate; 95 % intervals')
   right.legend(loc='lower right')
   found = measure(numbers)

@@ -77,13 +77,17 @@ def _jump(b1, b2, factor):
   return jax.lax.scan(step, steady, length=_STEPS)[1]
 
 
+def of_equal_gradients(b1, b2, factor, k):
+  """The step k after a jump over the step before, if gradients are equal."""
+  first = b1**k + factor * (1 - b1**k)
+  return first / np.sqrt(b2**k + factor**2 * (1 - b2**k))
+
+
 def _formula(numbers) -> np.ndarray:
   b1, b2 = np.array(numbers['betas']).T[..., None, None]
   factor = np.array(numbers['factors'])[:, None]
   k = np.arange(1, np.shape(numbers['steps'])[-1] + 1)
-  return (b1**k + factor * (1 - b1**k)) / np.sqrt(
-    b2**k + factor**2 * (1 - b2**k)
-  )
+  return of_equal_gradients(b1, b2, factor, k)
 
 
 def measure(numbers) -> dict[str, Measured]:

@@ -101,7 +101,7 @@ def _identity() -> dict[str, list[float]]:
   """W_agg of random groups, and Corr(r, 1/L) std(1/L)."""
   random = np.random.default_rng(0)
   reward = random.uniform(size=(200, 8))
-  inverse = 1 / (length := random.integers(1, 17, reward.shape))
+  length = random.integers(1, 17, reward.shape)
   method = METHODS['grpo']()
   c, _ = _coefficients.of_groups(method, reward, length)
   tokens = np.arange(c.size).reshape(c.shape)
@@ -110,9 +110,19 @@ def _identity() -> dict[str, list[float]]:
   with jax.enable_x64(True):
     shared = diagnostics.shared_prefix_weight(tokens, mask, c)
     measured = np.asarray(shared.weight)[:, 0, 0]
-  centred = reward - reward.mean(1, keepdims=True)
-  predicted = np.mean(centred * inverse, axis=1) / reward.std(axis=1)
+  predicted = pull(reward, length)
   return {'measured': measured.tolist(), 'predicted': predicted.tolist()}
+
+
+def pull(reward: np.ndarray, length: np.ndarray) -> np.ndarray:
+  """Corr(r, 1/L) std(1/L) of groups, f[N], from rewards and lengths [N,G].
+
+  A group of equal rewards has 0.
+  """
+  spread = reward.std(axis=1)
+  centred = reward - reward.mean(1, keepdims=True)
+  off = np.mean(centred / length, axis=1)
+  return np.where(spread > 0, off / np.where(spread > 0, spread, 1), 0)
 
 
 def _expected(method) -> dict[str, float]:
