@@ -21,6 +21,9 @@ from grpo_jax.studies.claims import HOLDS
 from grpo_jax.studies.claims import OPEN
 from grpo_jax.studies.claims import Claim
 from grpo_jax.studies.claims import Measured
+from grpo_jax.studies.papers import reward_jump
+from grpo_jax.studies.papers import shared_prefix
+from grpo_jax.studies.papers import transformer_jump
 from tests import cli
 from tests.report import html_tree
 
@@ -30,6 +33,10 @@ NOT_TRUE = {
   ('coasting_ratio', 'five_steps'): FAILS,
   ('momentum_split', 'fresh_4'): FAILS,
   ('reward_scale', 'strictly'): FAILS,
+  ('transformer_scale', 'usual_down'): FAILS,
+  ('transformer_scale', 'clipped'): FAILS,
+  ('transformer_jump', 'fresh'): FAILS,
+  ('transformer_prefix', 'still'): FAILS,
   ('shared_prefix', 'cancels'): FAILS,
   ('normalized_rate', 'sum_form'): FAILS,
   ('normalized_optimizer', 'sgd_best'): OPEN,
@@ -58,6 +65,11 @@ def put(value, *place):
 def all_by(factor, *place):
   """An edit that multiplies all numbers at a place."""
   return put(lambda old: (factor * np.array(old)).tolist(), *place)
+
+
+def as_if_equal(numbers):
+  """An edit after which fresh gradients act as equal ones do."""
+  numbers['fresh'] = [numbers['equal']] * 5
 
 
 EDITS = {
@@ -100,6 +112,25 @@ EDITS = {
     'always_clipped': put(0.1, 'change', 'always_clipped', 2),
     'sometimes_clipped': put([0.0] * 6, 'change', 'sometimes_clipped'),
     'sgd': put([0.0] * 6, 'change', 'sgd'),
+  },
+  'transformer_scale': {
+    'tiny': put(0.5, 'change', '1e-15', 4),
+    'usual_up': put(0.5, 'change', '1e-08', 4),
+    'usual_down': put([0.0] * 5, 'change', '1e-08'),
+    'large': put(0.9, 'way', '1e-05', 0),
+    'clipped': put([0.0] * 5, 'change', 'clipped'),
+  },
+  'transformer_jump': {
+    'equal': put(3.0, 'equal', 0),
+    'fresh': as_if_equal,
+    'independent': as_if_equal,
+    'acts': put([[1.0] * 12] * 5, 'fresh'),
+  },
+  'transformer_prefix': {
+    'identity': put(0.1, 'identity', 2),
+    'uniform': put(0.1, 'part', 'rloo', 3),
+    'grpo': put([0.0] * 8, 'part', 'grpo'),
+    'still': put([0.0] * 8, 'moved', 'dapo'),
   },
   'surrogate_value': {
     'grpo_zero': put(0.1, 'grpo', 'loss', 1, 2, 3),
@@ -172,9 +203,17 @@ EDITS = {
 }
 
 
+LONG = (
+  'normalized_optimizer',
+  'transformer_scale',
+  'transformer_jump',
+  'transformer_prefix',
+)
+
+
 def marked(*given):
   """A case of the tests below; those that train for long are `long`."""
-  long = given[0] == 'normalized_optimizer'
+  long = given[0] in LONG
   return pytest.param(*given, marks=[pytest.mark.long] * long)
 
 
@@ -232,6 +271,22 @@ def test_a_verdict_turns_with_its_numbers(name, one):
 def test_a_verdict_compares_an_interval_with_a_range(mean, half, wanted):
   claim = Claim('x', 'derived', 0, 1)
   assert claims.verdict(claim, Measured(mean, half)) == wanted
+
+
+def test_a_step_after_a_jump_follows_the_formula_for_noise():
+  """Adam itself, on gradients that are noise alone."""
+  noise = np.sign(np.random.default_rng(0).standard_normal((32, 20_000)))
+  steps = np.asarray(transformer_jump._ratios(noise, np.zeros(20_000)))
+  k = np.arange(1, len(steps) + 1)
+  law = transformer_jump.of_independent_gradients(0.9, 0.99, 10.0, k)
+  np.testing.assert_allclose(steps, law, rtol=0.02)
+  assert np.all(steps > 1.4 * reward_jump.of_equal_gradients(0.9, 0.99, 10, 1))
+
+
+def test_a_group_of_equal_rewards_pulls_nowhere():
+  reward, length = np.array([[1.0, 1.0], [1.0, 0.0]]), np.array([[1, 2]] * 2)
+  # Deviation 1/2, centred rewards +-1/2.
+  np.testing.assert_allclose(shared_prefix.pull(reward, length), [0, 0.25])
 
 
 def test_files_of_an_experiment(tmp_path):

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 import dataclasses
-import math
 from typing import NamedTuple
 
 from grpo_jax.config import Config
@@ -63,33 +62,25 @@ class Plan(NamedTuple):
     )
 
 
-def _rates(first: float, number: int) -> tuple[float, ...]:
-  """Rates from the first on, such as 0.3, 1, 3, 10, with one digit each.
-
-  >>> _rates(0.3, 4)
-  (0.3, 1.0, 3.0, 10.0)
-  """
-  start = round(2 * math.log10(first))  # in half powers of ten
-  powers = range(start, start + number)
-  return tuple(float(f'{(1, 3)[k % 2]}e{k // 2}') for k in powers)
-
-
+_OF_ADAM = 5e-5, 1e-4, 2e-4, 5e-4, 1e-3
 ARITHMETIC = Plan(
   'normalization',
   {
-    'SGD': Optimizer(False, (0.0, 0.0), _rates(3e-3, 5)),
-    'momentum': Optimizer(False, (0.9, 0.0), _rates(3e-4, 5)),
-    'Adam': Optimizer(True, (0.0, 1e-8), _rates(3e-5, 5)),
-    'AdamW': Optimizer(True, (0.1, 1e-8), _rates(3e-5, 5)),
+    'SGD': Optimizer(False, (0.0, 0.0), (5e-3, 1e-2, 2e-2, 5e-2, 0.1)),
+    'momentum': Optimizer(False, (0.9, 0.0), (1e-3, 2e-3, 5e-3, 1e-2, 2e-2)),
+    'Adam': Optimizer(True, (0.0, 1e-8), _OF_ADAM),
+    'AdamW': Optimizer(True, (0.1, 1e-8), _OF_ADAM),
     # Above nearly all entries of the gradient, so that it acts like momentum.
-    'AdamW-epsilon-0.01': Optimizer(True, (0.1, 0.01), _rates(1e-4, 5)),
+    'AdamW-epsilon-0.01': Optimizer(
+      True, (0.1, 0.01), (2e-4, 5e-4, 1e-3, 2e-3, 5e-3)
+    ),
   },
 )
 SMOLLM2 = Plan(
   'normalization_smollm2',
   {
-    'momentum': Optimizer(False, (0.9, 0.0), _rates(3e-3, 3)),
-    'Adam': Optimizer(True, (0.0, 1e-8), _rates(1e-5, 3)),
+    'momentum': Optimizer(False, (0.9, 0.0), (3e-3, 1e-2, 3e-2)),
+    'Adam': Optimizer(True, (0.0, 1e-8), (1e-5, 3e-5, 1e-4)),
   },
 )
 

@@ -90,20 +90,29 @@ def run(full: bool = False) -> dict[str, Any]:
   one = jnp.tile(found[0], (_ROLLOUTS, 1))
   mean = float(jnp.sum(found.mean(0) ** 2) / jnp.mean(jnp.sum(found**2, 1)))
   return {
-    'equal': np.asarray(ratios(one)).tolist(),
-    'fresh': [np.asarray(ratios(found[order])).tolist() for order in orders],
+    'equal': np.asarray(ratios(one, found[0])).tolist(),
+    'fresh': [
+      np.asarray(ratios(found[order], 0 * found[0])).tolist()
+      for order in orders
+    ],
     'signal': mean,
   }
 
 
-def _ratios(gradients) -> jax.Array:
-  """Norms of steps after the jump over those without, f32[K]."""
+def _ratios(gradients, first) -> jax.Array:
+  """Norms of steps after the jump over those without, f32[K].
+
+  Args:
+    gradients: Of all updates, f32[N,D].
+    first: The first moment to begin with, f32[D]; the second is that of very
+      many updates.
+  """
   # Not 0: ids that no rollout holds have no gradient.
   adam = optax.scale_by_adam(*BETAS, eps=1e-30)
-  # The moments of very many updates; without them Adam weighs new gradients
-  # more, by its bias correction.
+  # After very many updates; else Adam weighs new gradients more, by its bias
+  # correction.
   steady = optax.ScaleByAdamState(
-    jnp.asarray(10**7, jnp.int32), gradients.mean(0), (gradients**2).mean(0)
+    jnp.asarray(10**7, jnp.int32), first, (gradients**2).mean(0)
   )
 
   def norms(scales):
