@@ -17,6 +17,7 @@ from grpo_jax.commands import options
 from grpo_jax.commands import table as command_line
 from grpo_jax.studies import EXPERIMENTS
 from grpo_jax.studies import claims as claims_lib
+from grpo_jax.studies import normalization
 from grpo_jax.studies import pages
 from grpo_jax.studies import papers as experiments
 from tests.commands import data_example
@@ -75,8 +76,9 @@ def methods() -> str:
 def claims() -> str:
   """What each experiment on the papers tests, and what it expects."""
   rows = ['| study | claim | source | expected |', '| --- | --- | --- | --- |']
-  for name in EXPERIMENTS:
-    made = experiments.experiment(name)
+  found = {name: experiments.experiment(name) for name in EXPERIMENTS}
+  found['normalization'] = normalization.EXPERIMENT
+  for name, made in found.items():
     label = f'{made.label} `{name}`'
     for claim in made.claims.values():
       expected = claims_lib.expected(claim)

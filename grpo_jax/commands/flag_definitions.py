@@ -190,8 +190,9 @@ FLAGS = {
   'study': flags.DEFINE_string(
     'study',
     None,
-    'The study to run: brakes, which trains; an experiment on the claims of '
-    'two papers, such as coasting_ratio; or all of these experiments.',
+    'The study to run: brakes, brakes_updates, normalization or '
+    'normalization_smollm2, which train; an experiment on the claims of two '
+    'papers, such as coasting_ratio; or all of these experiments.',
   ),
   'full': flags.DEFINE_bool(
     'full', False, 'Take more seeds and longer runs in an experiment.'

@@ -35,7 +35,12 @@ class Study(NamedTuple):
   to_json: Callable[[Any], dict[str, Any]]
 
 
-STUDIES = ('brakes', 'normalization', 'normalization_smollm2')
+STUDIES = (
+  'brakes',
+  'brakes_updates',
+  'normalization',
+  'normalization_smollm2',
+)
 EXPERIMENTS = (
   'coasting_ratio',
   'coasting_distance',

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from grpo_jax.studies import brakes
+from grpo_jax.studies import brakes_updates
 from grpo_jax.studies.brakes import Arm
 from grpo_jax.studies.brakes import Outcome
 from grpo_jax.studies.brakes import arms as arms_lib
@@ -79,6 +80,18 @@ def test_arms_are_named_by_what_is_not_as_in_the_base():
   labels = [arm.label for arm in brakes.ARMS]
   assert labels[:2] == ['none', 'reset'] and len(set(labels)) == 20
   assert {'none-mu4', 'none-mu4-lr0.0001', 'project-lr5e-05'} <= set(labels)
+
+
+def test_every_brake_has_a_control_at_each_number_of_updates():
+  arms = brakes_updates.ARMS
+  assert len({arm.label for arm in arms}) == len(arms) == 45
+  made = [outcome(arm, 0, 0.5, kl=arm.lr * arm.updates) for arm in arms]
+  summary = brakes.summarise(made)
+  assert len(summary.best) == 15  # of three rates each
+  nearest = {m.arm: m.control for m in summary.matches if m.by == 'nearest KL'}
+  assert len(nearest) == 36  # all arms with a brake
+  for arm in (Arm('project', 16, 5e-5), Arm('decay', 4, 2e-4)):
+    assert nearest[arm].lr * nearest[arm].updates == arm.lr * arm.updates
 
 
 def test_each_brake_has_its_config():

@@ -280,6 +280,9 @@ def test_a_step_after_a_jump_follows_the_formula_for_noise():
   k = np.arange(1, len(steps) + 1)
   law = transformer_jump.of_independent_gradients(0.9, 0.99, 10.0, k)
   np.testing.assert_allclose(steps, law, rtol=0.02)
+  # A factor of 1 is no jump.
+  flat = transformer_jump.of_independent_gradients(0.9, 0.99, 1.0, k)
+  np.testing.assert_allclose(flat, 1)
   assert np.all(steps > 1.4 * reward_jump.of_equal_gradients(0.9, 0.99, 10, 1))
 
 

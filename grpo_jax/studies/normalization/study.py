@@ -95,10 +95,10 @@ def adjustable(
     settings = Settings(*(jnp.zeros(()) for _ in Settings._fields))
     return settings, inner(settings).init(params)
 
-  def update(gradient, state, params=None, **unused):
+  def update(updates, state, params=None, **unused):
     del unused
     settings, of_inner = state
-    step, of_inner = inner(settings).update(gradient, of_inner, params)
+    step, of_inner = inner(settings).update(updates, of_inner, params)
     settings = settings._replace(count=settings.count + 1)
     rate = settings.rate * jnp.minimum(1, settings.count / _RISE)
     return jax.tree.map(lambda x: -rate * x, step), (settings, of_inner)

@@ -101,8 +101,8 @@ def rollouts(
     params = build.initial_params(run)
   run.engine.load(params, version=0)
   drawn = [loop.sampled(run, PromptState(), k)[0] for k in range(number)]
-  tokens = np.stack([one.batch.tokens for one in drawn])
-  reward = np.stack([one.batch.reward for one in drawn])
+  tokens = np.stack([np.asarray(one.batch.tokens) for one in drawn])
+  reward = np.stack([np.asarray(one.batch.reward) for one in drawn])
   length = np.stack([one.length for one in drawn])
   if not warm:
     random = np.random.default_rng(0)
@@ -111,8 +111,8 @@ def rollouts(
     length = np.minimum(length, drawn_length)
   width = _PROMPT_TOKENS + _MOST_TOKENS
   layouts = [
-    layout_lib.padded_rows(one.prompts, *sampled, width)
-    for one, *sampled in zip(drawn, tokens, length, strict=True)
+    layout_lib.padded_rows(one.prompts, tokens[k], length[k], width)
+    for k, one in enumerate(drawn)
   ]
   mask = np.arange(tokens.shape[-1]) < length[..., None]
   vector, unflatten = jax.flatten_util.ravel_pytree(params)
@@ -136,7 +136,7 @@ def credited(method: losses.LossTransform, mask, reward, logp_old=None):
 
 def loss_of(method: losses.LossTransform, logp, batch, state) -> jax.Array:
   """The surrogate loss of log-probabilities, f32[]."""
-  return losses.surrogate_loss(method, logp, batch, state)[0]
+  return jnp.asarray(losses.surrogate_loss(method, logp, batch, state)[0])
 
 
 def coefficients(method: losses.LossTransform, mask, reward, logp):

@@ -9,6 +9,7 @@ of the gradient is clipped. Everything is float32, as in a run.
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -125,7 +126,7 @@ def _take(given: _arithmetic.Rollouts, factor, epsilon, norm):
   (theta, _), gradients = jax.lax.scan(
     update, (given.params, adam.init(given.params)), rollouts
   )
-  return theta - given.params, gradients[0]
+  return jnp.asarray(theta) - given.params, gradients[0]
 
 
 def measure(numbers) -> dict[str, Measured]:
