@@ -37,7 +37,7 @@ class Rollouts(NamedTuple):
 
   Attributes:
     params: Of the policy, one vector f32[D].
-      score: `(vector, layout) -> logp`, f32[P,G,T].
+    score: `(vector, layout) -> logp`, f32[P,G,T].
     layout: Rows of each rollout, arrays [N,P*G,...].
     tokens: i32[N,P,G,T], ids.
     mask: bool[N,P,G,T], whether there is a token.
