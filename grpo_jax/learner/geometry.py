@@ -324,8 +324,10 @@ def _of_leaf(x: Array, first: Array, second: Array) -> Array:
   no two of them are added up that belong to the same block. A block smaller
   than a sketch is added up several times, with other signs.
   """
+  more = [(0, _filled(size) - size, 0) for size in x.shape]
+  x = lax.pad(x.astype(jnp.float32), jnp.float32(0), more)
   sides = _sides(x.shape)
-  x = x.astype(jnp.float32) * _signs(x.shape, first)
+  x = x * _signs(x.shape, first)
   x = x.reshape([n for a, b in zip(x.shape, sides) for n in (a // b, b)])
   for axis, side in enumerate(sides):
     if side > 1:
@@ -348,14 +350,23 @@ def _sides(shape: tuple[int, ...]) -> list[int]:
   """The sizes of a block: powers of two, along the two longest axes.
 
   So that a block lies on one device: these axes are split into long parts. (If
-  a part is no multiple of a block, the leaf is gathered. An axis of odd size
-  makes small blocks: with such a vocabulary its sketch costs 32 times as much.)
+  a part is no multiple of a block, the leaf is gathered.)
   """
   longest = sorted(range(len(shape)), key=lambda axis: (shape[axis], axis))[-2:]
   return [
     math.gcd(size, _SIDE) if axis in longest else 1
     for axis, size in enumerate(shape)
   ]
+
+
+def _filled(size: int) -> int:
+  """The size of an axis, with zeros behind a long one of odd size.
+
+  With such a vocabulary blocks would be small, and the sketch cost 32 times as
+  much. An axis of odd size is not split over devices.
+  """
+  odd_and_long = size % 2 and size > 8 * _SIDE
+  return -(-size // _SIDE) * _SIDE if odd_and_long else size
 
 
 def _hadamard(size: int) -> np.ndarray:

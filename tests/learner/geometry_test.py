@@ -54,6 +54,7 @@ def leaves():
     'column': column,
     'row': row,
     'constant': np.ones((64, 96)),
+    'long and odd': rng.normal(size=(257, 8)),  # zeros are added
   }
   found = {name: [x.astype(np.float32)] for name, x in found.items()}
   return {**found, 'all': [found]}
@@ -74,6 +75,13 @@ def test_products_of_sketches_are_unbiased_and_as_exact_as_they_say(kind):
   # A deviation over 200 seeds is itself known to 5 %.
   assert abs(products.mean() - exact) < 4 * bound / math.sqrt(SEEDS) + 1e-5
   assert products.std() < 1.2 * bound
+
+
+def test_an_odd_vocabulary_has_blocks_as_large_as_an_even_one():
+  """A block of 32 x 32 is added up 4 times, one of 1 x 32 took 128."""
+  assert geometry._sides((geometry._filled(1001), 64)) == [32, 32]
+  kept = 33, 255, 1002, 1024
+  assert [geometry._filled(size) for size in kept] == [*kept]
 
 
 def made(method='grpo', kind='shared', mesh=None, frozen=None, **changes):
