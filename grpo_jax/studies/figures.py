@@ -45,17 +45,34 @@ def save(
     The files' names by 'light' and 'dark', and the title of the figure.
   """
   from matplotlib import rc_context
-  from matplotlib.figure import Figure  # no global state, no display
 
   files = {}
   for mode, colors in (('light', LIGHT), ('dark', DARK)):
+    figure, title = drawn(experiment, numbers, colors)
+    files[mode] = f'{name}-{mode}.png'
     with rc_context(_style(colors)):
-      figure = Figure(figsize=(8, 4.2), layout='constrained')
-      title = experiment.draw(numbers, figure, colors)
-      figure.suptitle(title, x=0.012, ha='left', fontsize=11.5, wrap=True)
-      files[mode] = f'{name}-{mode}.png'
       figure.savefig(folder / files[mode], dpi=144)
   return {**files, 'title': title}
+
+
+def drawn(
+  experiment: Experiment, numbers: Numbers, colors: dict[str, str]
+) -> tuple[Any, str]:
+  """The figure of matplotlib, and its title.
+
+  Args:
+    experiment: What to draw.
+    numbers: What its `run` returned.
+    colors: `LIGHT` or `DARK`.
+  """
+  from matplotlib import rc_context
+  from matplotlib.figure import Figure  # no global state, no display
+
+  with rc_context(_style(colors)):
+    figure = Figure(figsize=(8, 4.2), layout='constrained')
+    title = experiment.draw(numbers, figure, colors)
+    figure.suptitle(title, x=0.012, ha='left', fontsize=11.5, wrap=True)
+  return figure, title
 
 
 def _style(colors: dict[str, str]) -> dict[Any, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from typing import NamedTuple
 
 from grpo_jax import report
+from grpo_jax.studies import charts
 from grpo_jax.studies import claims
 from grpo_jax.studies import figures
 from grpo_jax.studies import tables
@@ -160,14 +161,19 @@ def _page(
   sections = [report.Section('Verdicts', [report.Facts(facts), table])]
   for name, done in results.items():
     shown, experiment = drawn[name], done.experiment
-    picture = report.Picture(
-      shown['title'],
-      (folder / shown['light']).read_bytes(),
-      (folder / shown['dark']).read_bytes(),
-      f'Measured in {done.seconds:.1f} s.',
-    )
+    title, measured = shown['title'], f'Measured in {done.seconds:.1f} s.'
+    parts: list[report.Part] = []
+    made, is_all = charts.of_experiment(experiment, done.numbers)
+    if is_all:
+      parts += [report.Text(title), *made, report.Text(measured, 'note')]
+    else:
+      light, dark = (folder / shown[mode] for mode in ('light', 'dark'))
+      parts += [
+        report.Picture(title, light.read_bytes(), dark.read_bytes(), measured),
+        *made,
+      ]
     sections.append(
-      report.Section(f'{experiment.label}: {experiment.title}', [picture])
+      report.Section(f'{experiment.label}: {experiment.title}', parts)
     )
   about = (
     'Claims of two papers, arXiv:2601.05002 and arXiv:2601.23135, and what '
