@@ -41,6 +41,12 @@ function ticks([low, high], count, whole, log) {
     const found = [];
     for (let power = first; power <= last; power += by) found.push(10 ** power);
     if (found.length > 1) return found;
+    const fine = [];
+    for (let power = first - 1; power <= last; power += 1) {
+      fine.push(...[1, 2, 5].map(factor => short(factor * 10 ** power, 10)));
+    }
+    const inside = fine.filter(one => one >= low && one <= high);
+    if (inside.length > 1) return inside;
   }
   const rough = (high - low) / count;
   const power = 10 ** Math.floor(Math.log10(rough));

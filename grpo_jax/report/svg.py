@@ -47,12 +47,22 @@ class Scale(NamedTuple):
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
     >>> Scale(0.01, 100, True).ticks(4)
     [0.01, 0.1, 1.0, 10.0, 100.0]
+    >>> Scale(2, 64, True).ticks(4)
+    [2.0, 5.0, 10.0, 20.0, 50.0]
     """
     if self.log:
       first = math.ceil(math.log10(self.low) - 1e-9)
       last = math.floor(math.log10(self.high) + 1e-9)
       step = max(1, round((last - first) / max(number, 1)))
       found = [10.0**power for power in range(first, last + 1, step)]
+      if len(found) > 1:
+        return found
+      found = [
+        float(f'{factor * 10.0**power:.10g}')
+        for power in range(first - 1, last + 1)
+        for factor in (1, 2, 5)
+      ]
+      found = [one for one in found if self.low <= one <= self.high]
       if len(found) > 1:
         return found
     rough = (self.high - self.low) / max(number, 1)

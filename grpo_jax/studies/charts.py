@@ -17,6 +17,7 @@ from grpo_jax.studies.claims import Numbers
 
 _MOST_CURVES = 8  # that have colors of their own
 _SCALES = {'linear', 'log'}
+_MOST_POINTS = 200  # of a line
 
 
 def of_experiment(
@@ -32,26 +33,27 @@ def of_experiment(
     A chart for each part of the figure that consists of curves from left to
     right, with texts at most. Bars, areas and clouds of points have none.
   """
-  figure, title = figures.drawn(experiment, numbers, figures.LIGHT)
-  found = [_of_axes(axes, title) for axes in figure.axes]
+  figure, _ = figures.drawn(experiment, numbers, figures.LIGHT)
+  found = [_of_axes(axes) for axes in figure.axes]
   charts = [one for one in found if one is not None]
   return charts, len(charts) == len(found)
 
 
-def _of_axes(axes: Any, title: str) -> report.Chart | None:
+def _of_axes(axes: Any) -> report.Chart | None:
   scales = axes.get_xscale(), axes.get_yscale()
   others = axes.collections, axes.patches, axes.images, axes.containers
   if any(map(len, others)) or not set(scales) <= _SCALES:
     return None
   try:
-    curves = list(_curves(axes, scales[1] == 'log'))
+    curves = list(_curves(axes, scales))
   except _NoCurve:
     return None
   if not 0 < len(curves) <= _MOST_CURVES:
     return None
+  title, measured = axes.get_title('left'), axes.get_ylabel()
   return report.Chart(
-    axes.get_title('left') or title,
-    axes.get_ylabel(),
+    title or measured,
+    measured if title else '',
     curves,
     note=' '.join(f'{text.get_text()}.' for text in axes.texts),
     x_label=axes.get_xlabel(),
@@ -64,8 +66,8 @@ class _NoCurve(Exception):
   """A line is no function of x, or nothing names it."""
 
 
-def _curves(axes: Any, positive: bool) -> Iterator[report.Curve]:
-  """The curves of axes; of values above 0 alone, if they must be `positive`."""
+def _curves(axes: Any, scales: tuple[str, str]) -> Iterator[report.Curve]:
+  """The curves of axes whose x and y have some scales."""
   groups: dict[tuple[Any, ...], list[Any]] = {}
   for line in axes.lines:
     groups.setdefault((line.get_color(), line.get_linestyle()), []).append(line)
@@ -73,6 +75,7 @@ def _curves(axes: Any, positive: bool) -> Iterator[report.Curve]:
   by_color = {key[0]: name for key, name in names.items() if name}
   for key, group in groups.items():
     name, points = names[key], [_points(line, axes) for line in group]
+    points = [_thinned(*one, scales[0] == 'log') for one in points]
     if not name and key[1] == 'None' and key[0] in by_color:
       name = f'{by_color[key[0]]}, measured'
     if not name and len(group) == 1 and len(set(points[0][1])) == 1:
@@ -81,11 +84,14 @@ def _curves(axes: Any, positive: bool) -> Iterator[report.Curve]:
       raise _NoCurve
     shown = []
     for x, y in points:
-      kept = np.isfinite(y) & ((y > 0) | (not positive))
+      kept = np.isfinite(y) & ((y > 0) | (scales[1] != 'log'))
       shown.append((x[kept], y[kept]))
     curve = report.curve_of_runs(name, shown)
     if curve is None:
       raise _NoCurve
+    if scales[1] == 'log':  # on which an interval may have no lower end
+      nothing = np.full(len(curve.x), np.nan)
+      curve = curve._replace(low=nothing, high=nothing, band='')
     yield curve
 
 
@@ -100,9 +106,28 @@ def _points(line: Any, axes: Any) -> tuple[np.ndarray, np.ndarray]:
   if line.get_transform() != axes.transData:
     if len(set(y)) > 1:
       raise _NoCurve  # a line upwards, across the axes
-    return np.array(axes.get_xlim()), y
+    # As far as the other lines go.
+    ends = [
+      np.asarray(one.get_xdata(), float)
+      for one in axes.lines
+      if one.get_transform() == axes.transData
+    ]
+    places = np.concatenate(ends or [np.array(axes.get_xlim())])
+    return np.array([places.min(), places.max()]), y
   if len(x) > 1 and x[0] > x[-1]:
     x, y = x[::-1], y[::-1]
   if not np.all(np.diff(x) > 0):
     raise _NoCurve
   return x, y
+
+
+def _thinned(
+  x: np.ndarray, y: np.ndarray, log: bool
+) -> tuple[np.ndarray, np.ndarray]:
+  """At most `_MOST_POINTS` of the points, at equal distances on the axis."""
+  if len(x) <= _MOST_POINTS:
+    return x, y
+  space = np.geomspace if log else np.linspace
+  wanted = space(x[0], x[-1], _MOST_POINTS)
+  kept = np.unique(np.minimum(np.searchsorted(x, wanted), len(x) - 1))
+  return x[kept], y[kept]

@@ -64,6 +64,7 @@ def test_lines_become_curves_with_their_names_and_numbers():
   assert slow.name == 'slow' and slow.runs.shape == (3, 3)
   np.testing.assert_allclose(slow.mean, X + 1)
   assert level.name == '4' and set(level.mean) == {4}
+  np.testing.assert_array_equal(level.x, [1, 100])
 
 
 @pytest.mark.parametrize('draw', [bars, cloud, nameless])
@@ -78,6 +79,23 @@ def test_values_that_a_logarithm_has_not_are_left_out():
 
   ((chart,), _) = charts.of_experiment(drawing(draw), {})
   np.testing.assert_array_equal(chart.curves[0].x, X[1:])
+
+
+@pytest.mark.parametrize('scale', ['linear', 'log'])
+def test_of_many_points_some_are_shown_at_equal_distances(scale):
+  many = np.arange(1, 5001.0)
+
+  def draw(axes, colors):
+    axes.plot(many, many**2, color=colors['first'], label='a')
+    axes.set(xscale=scale, ylabel='seconds')
+
+  ((chart,), _) = charts.of_experiment(drawing(draw), {})
+  assert (chart.title, chart.measured) == ('seconds', '')
+  curve = chart.curves[0]
+  assert curve.x[0] == 1 and curve.x[-1] == 5000 and len(curve.x) <= 200
+  np.testing.assert_array_equal(curve.mean, curve.x**2)
+  below = np.mean(curve.x < 71)  # the middle of a logarithmic axis
+  assert (below < 0.02) if scale == 'linear' else (0.3 < below < 0.6)
 
 
 @pytest.mark.parametrize('draws', [(lines,), (lines, bars)])
