@@ -75,17 +75,13 @@ def _curves(axes: Any, scales: tuple[str, str]) -> Iterator[report.Curve]:
   by_color = {key[0]: name for key, name in names.items() if name}
   for key, group in groups.items():
     name, points = names[key], [_points(line, axes) for line in group]
-    points = [_thinned(*one, scales[0] == 'log') for one in points]
     if not name and key[1] == 'None' and key[0] in by_color:
       name = f'{by_color[key[0]]}, measured'
     if not name and len(group) == 1 and len(set(points[0][1])) == 1:
       name = f'{points[0][1][0]:g}'  # a level
     if not name and len(groups) > 1:
       raise _NoCurve
-    shown = []
-    for x, y in points:
-      kept = np.isfinite(y) & ((y > 0) | (scales[1] != 'log'))
-      shown.append((x[kept], y[kept]))
+    shown = [_shown(x, y, scales) for x, y in points]
     curve = report.curve_of_runs(name, shown)
     if curve is None:
       raise _NoCurve
@@ -113,6 +109,8 @@ def _points(line: Any, axes: Any) -> tuple[np.ndarray, np.ndarray]:
       if one.get_transform() == axes.transData
     ]
     places = np.concatenate(ends or [np.array(axes.get_xlim())])
+    if axes.get_xscale() == 'log':
+      places = places[places > 0]
     return np.array([places.min(), places.max()]), y
   if len(x) > 1 and x[0] > x[-1]:
     x, y = x[::-1], y[::-1]
@@ -121,13 +119,20 @@ def _points(line: Any, axes: Any) -> tuple[np.ndarray, np.ndarray]:
   return x, y
 
 
-def _thinned(
-  x: np.ndarray, y: np.ndarray, log: bool
+def _shown(
+  x: np.ndarray, y: np.ndarray, scales: tuple[str, str]
 ) -> tuple[np.ndarray, np.ndarray]:
-  """At most `_MOST_POINTS` of the points, at equal distances on the axis."""
+  """Those of the points that are on the axes; not more than `_MOST_POINTS`.
+
+  Of many, some at equal distances on the axis of x.
+  """
+  kept = np.isfinite(x) & np.isfinite(y)
+  for values, scale in zip((x, y), scales, strict=True):
+    kept &= (values > 0) | (scale != 'log')
+  x, y = x[kept], y[kept]
   if len(x) <= _MOST_POINTS:
     return x, y
-  space = np.geomspace if log else np.linspace
+  space = np.geomspace if scales[0] == 'log' else np.linspace
   wanted = space(x[0], x[-1], _MOST_POINTS)
   kept = np.unique(np.minimum(np.searchsorted(x, wanted), len(x) - 1))
   return x[kept], y[kept]

@@ -74,11 +74,16 @@ def test_what_is_no_curve_has_no_chart(draw):
 
 def test_values_that_a_logarithm_has_not_are_left_out():
   def draw(axes, colors):
-    axes.plot(X, [0, 1, 2], color=colors['first'], label='a')
-    axes.set_yscale('log')
+    axes.plot([0, *X], [3, 0, 1, 2], color=colors['first'], label='a')
+    axes.axhline(1, color=colors['faint'])
+    axes.set(xscale='log', yscale='log')
 
   ((chart,), _) = charts.of_experiment(drawing(draw), {})
   np.testing.assert_array_equal(chart.curves[0].x, X[1:])
+  np.testing.assert_array_equal(chart.curves[1].x, X[[0, -1]])
+  assert report.as_html(
+    report.Page('', '', [report.Section('', [chart])])
+  )  # can be drawn
 
 
 @pytest.mark.parametrize('scale', ['linear', 'log'])
