@@ -363,7 +363,7 @@ def _filled(size: int) -> int:
   """The size of an axis, with zeros behind a long one of odd size.
 
   With such a vocabulary blocks would be small, and the sketch cost 32 times as
-  much. An axis of odd size is not split over devices.
+  much. Meshes seldom split an axis of odd size.
   """
   odd_and_long = size % 2 and size > 8 * _SIDE
   return -(-size // _SIDE) * _SIDE if odd_and_long else size

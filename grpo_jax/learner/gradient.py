@@ -94,10 +94,11 @@ def of_batch(
     Completions that were left out have the log-probabilities of the old policy
     and the entropy 0.
   """
-  used = None if everything else informative(learner, batch)
-  if used is not None:
+  needed = informative(learner, batch)
+  kept = None if everything else needed  # the others are left out
+  if kept is not None:
     num_micro = micro_batches.number_needed(
-      layout, used, sharding.row_shards(learner.mesh)
+      layout, kept, sharding.row_shards(learner.mesh)
     )
   coupled = None  # d loss / d scores of the whole batch, where rows are coupled
   if learner.method.scope == 'batch':
@@ -105,25 +106,33 @@ def of_batch(
   at = token_shards.specs(learner.mesh, batch)
 
   def on_shard(learner, trees, given, layout):
-    loss_state, batch, coupled, num_micro, used = given
-    if used is not None:
-      layout = micro_batches.needed_first(layout, used)
+    loss_state, batch, coupled, num_micro, kept = given
+    if kept is not None:
+      layout = micro_batches.needed_first(layout, kept)
     return _of_own(
-      learner, trees[0], loss_state, batch, coupled, num_micro, layout, at
+      learner,
+      trees[0],
+      loss_state,
+      batch,
+      coupled,
+      num_micro,
+      layout,
+      at,
+      may_be_none=kept is not None,
     )
 
   (grads, *outward), of_tokens, statistics = row_shards.run(
     on_shard,
     learner,
     [params],
-    (loss_state, batch, coupled, num_micro, used),
+    (loss_state, batch, coupled, num_micro, kept),
     layout,
     number=1 + learner.with_outward,
     given_at=(PartitionSpec(), at, at.mask, PartitionSpec(), PartitionSpec()),
   )
   scores, slope, disagreement = of_tokens
-  if used is not None and batch.logp_old is not None:
-    logp = jnp.where(used[..., None], scores.logp, batch.logp_old)
+  if kept is not None and batch.logp_old is not None:
+    logp = jnp.where(kept[..., None], scores.logp, batch.logp_old)
     scores = scores._replace(logp=logp)
   # The loss once more, of the whole batch. It costs next to nothing beside the
   # model, and saves merging the terms of the micro-batches for the metrics.
@@ -134,7 +143,9 @@ def of_batch(
   if statistics is not None:
     routed = models.Routed(statistics, disagreement)
   outward = outward[0] if outward else None
-  return Gradient(grads, outward, loss, scores, terms, slope, routed, num_micro)
+  return Gradient(
+    grads, outward, loss, scores, terms, slope, routed, needed, num_micro
+  )
 
 
 def informative(learner: Learner, batch: losses.Batch) -> Array | None:
@@ -165,7 +176,17 @@ def _coupled(learner, params, loss_state, batch, layout, num_micro):
   return slopes, clipped.outward(terms, batch)
 
 
-def _of_own(learner, params, loss_state, batch, coupled, num_micro, layout, at):
+def _of_own(
+  learner,
+  params,
+  loss_state,
+  batch,
+  coupled,
+  num_micro,
+  layout,
+  at,
+  may_be_none,
+):
   """The gradient that the rows at hand give, and what is measured of them.
 
   Args:
@@ -177,6 +198,7 @@ def _of_own(learner, params, loss_state, batch, coupled, num_micro, layout, at):
     num_micro: i32[], how many micro-batches hold anything.
     layout: Micro-batches, [N, rows, ...].
     at: What `token_shards.specs` tells of the batch.
+    may_be_none: Whether `num_micro` may be 0.
 
   Returns:
     Trees like the parameters: the gradient, and that of the clipped tokens'
@@ -231,9 +253,7 @@ def _of_own(learner, params, loss_state, batch, coupled, num_micro, layout, at):
       jax.tree.map(lambda x: jnp.zeros(batch.mask.shape, x.dtype), of_tokens),
     )
 
-  sums, seen = micro_batches.over(
-    layout, num_micro, add, nothing, not learner.compute_all
-  )
+  sums, seen = micro_batches.over(layout, num_micro, add, nothing, may_be_none)
   grads, statistics = sums
   return grads, seen, statistics
 

@@ -92,17 +92,17 @@ def of_update(
   Returns:
     What `of_terms` returns of the completions that are `gradient.informative`;
     what `of_prefixes` and `nonfinite` return; `left_out`, the share of
-    micro-batches that were not computed, because all others hold what is
-    informative; `needed_tokens`, the share of tokens in informative
-    completions; `loss`, `grad_norm`, `update_norm` (0 if the update is not
-    accepted), `param_norm`; the counters
-    `nonfinite_steps` and `idle_steps` of the state, which only grow; what
-    `optim.record_adam_moments` has recorded, if the optimizer records; and what
-    `of_routers` returns, if the model has experts.
+    micro-batches that were not computed because they hold no such completion;
+    `needed_tokens`, the share of tokens in such completions; `loss`,
+    `grad_norm`, `update_norm` (0 if the update is not accepted), `param_norm`;
+    the counters `nonfinite_steps` and `idle_steps` of the state, which only
+    grow; what `optim.record_adam_moments` has recorded, if the optimizer
+    records; and what `of_routers` returns, if the model has experts.
   """
-  used = gradient.informative(learner, batch)
-  needed = batch.mask if used is None else batch.mask & used[..., None]
-  scored = batch._replace(keep=batch.keep & needed)
+  needed = batch.mask
+  if found.needed is not None:
+    needed = batch.mask & found.needed[..., None]
+  scored = batch._replace(mask=needed, keep=batch.keep & needed)
   measured = nonfinite(update.sound) | of_terms(found.terms, scored)
   if found.routed is not None:
     measured |= of_routers(found.routed, scored)
@@ -242,7 +242,7 @@ def of_routers(routed: models.Routed, batch: losses.Batch) -> Measured:
     said which experts it chose: the share of layers, averaged over tokens, in
     which the learner chose others.
   """
-  some = jnp.any(batch.keep)
+  some = jnp.any(batch.mask)
   measured: Measured = {
     'expert_balance': metrics.masked_mean(
       models.balance(routed.statistics), some

@@ -157,6 +157,7 @@ class Gradient(NamedTuple):
   terms: losses.SurrogateTerms  # of the whole optimizer batch, [P,G,T]
   slope: Array  # f32[P,G,T], d loss / d logp
   routed: Routed | None  # of the whole optimizer batch, [P,G,T]
+  needed: Array | None  # bool[P,G], `gradient.informative`; None: all are
   computed: Array  # i32[], micro-batches that went through the model
 
 

@@ -174,10 +174,10 @@ def _learner(
     clip_norm=config.clip_norm or None,  # the config has 0 for None
     decays=decays,
   )
-  if braked:
-    optimizer = _braked(optimizer, config)
   if own_optimizer is not None:
     optimizer = own_optimizer(decays)
+  elif braked:
+    optimizer = _braked(optimizer, config)
   return Learner(
     score=score,
     method=method,

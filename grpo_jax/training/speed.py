@@ -35,7 +35,8 @@ def of_speed(
     peak: FLOP/s of all devices together; None if it is not known.
     learn_passes: Forward passes over the rollout that the optimizer steps are
       worth: 3 for each epoch (the backward pass is two), and 1 for each
-      scoring, by the old policy or the reference. See `needed_tokens`.
+      scoring, by the old policy or the reference; less where updates have left
+      out completions.
     tokens_drawn: Completion tokens that were sampled in `sample_secs`; None:
       those of the rollout. Dynamic sampling drops some groups and keeps others
       for later, so it may sample more or fewer.
