@@ -28,7 +28,11 @@ from tests.bench import config as bench_config  # noqa: E402
 
 def main() -> None:
   """Trains, and says how long each part of each step took."""
-  args = arguments()
+  print(run(arguments()))
+
+
+def run(args) -> str:
+  """Trains, and returns what `Clock.answer` says of it."""
   clock = clock_lib.Clock()
   if args.cache:
     jax.config.update('jax_compilation_cache_dir', args.cache)
@@ -38,11 +42,11 @@ def main() -> None:
     workdir, config = args.workdir or folder, config_of(args)
     clock.asked = time.perf_counter()
     loop.train(config, workdir, profile_steps=tuple(args.profile_steps))
-  print(clock.answer('grpo_jax', args, ('jax', 'flax', 'optax')))
+  return clock.answer('grpo_jax', args, ('jax', 'flax', 'optax'))
 
 
-def arguments():
-  """What the command line says."""
+def arguments(given=None):
+  """What the command line says, or a list like it."""
   parser = clock_lib.parser(__doc__)
   parser.add_argument('--cache', help="folder of JAX's compilation cache")
   parser.add_argument('--workdir', help='is kept; without it a temporary one')
@@ -52,7 +56,7 @@ def arguments():
   parser.add_argument(
     '--set', action='append', default=[], metavar='learner.micro_rows=2'
   )
-  return parser.parse_args()
+  return parser.parse_args(given)
 
 
 def config_of(args) -> config_lib.Config:

@@ -32,12 +32,9 @@ CASES = [
 MORE = [
   (dict(data=8), 'shared'),
   (dict(fsdp=8), 'packed'),
-  (dict(context=2), 'shared'),
   (dict(context=8), 'padded'),
-  (dict(tensor=2), 'packed'),
   (dict(data=2, fsdp=2, tensor=2), 'parts of groups'),
   (dict(fsdp=2, context=4), 'parts of groups'),
-  (dict(data=2, context=2, tensor=2), 'packed'),
   (dict(fsdp=4, tensor=2), 'padded'),
 ]
 WIDTH = 8  # positions, which data shards have between them
