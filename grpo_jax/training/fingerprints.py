@@ -1,5 +1,6 @@
 """Numbers that tell whether arrays are those that were saved, on any mesh."""
 
+import functools
 import math
 from typing import Any
 
@@ -7,12 +8,12 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from grpo_jax import sharding
 from grpo_jax.learner import offload
 
 Array = jax.Array
 
 
-@jax.jit
 def _fingerprints(tree: Any) -> list[Array]:
   """u32[] per leaf: the sum of (2 * place + 1) * bits over its elements.
 
@@ -40,6 +41,12 @@ def _fingerprints(tree: Any) -> list[Array]:
   return [of_leaf(leaf) for leaf in jax.tree.leaves(tree)]
 
 
+@functools.cache
+def _program() -> Any:
+  # Not when this module is imported, because it asks for the devices.
+  return jax.jit(_fingerprints, compiler_options=sharding.quickly())
+
+
 def of(tree: Any) -> list[int]:
   """One number per array; equal trees have equal ones on any mesh.
 
@@ -52,4 +59,4 @@ def of(tree: Any) -> list[int]:
   Returns:
     One integer per leaf, in the order of `jax.tree.leaves`.
   """
-  return [int(value) for value in jax.device_get(_fingerprints(tree))]
+  return [int(value) for value in jax.device_get(_program()(tree))]
