@@ -131,7 +131,7 @@ def of_update(
     'grad_norm': metrics.masked_mean(
       update.grad_norm, update.sound['gradient']
     ),
-    'update_norm': metrics.Mean(optax.tree.norm(update.updates), one),
+    'update_norm': metrics.Mean(update.norm, one),
     'param_norm': metrics.Mean(optax.tree.norm(state.params), one),
     # These only grow, so the maximum over a rollout's updates is the last.
     'nonfinite_steps': metrics.Max(state.nonfinite.astype(jnp.float32)),
