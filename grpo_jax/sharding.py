@@ -26,7 +26,6 @@ from jax.sharding import AxisType
 from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
-import jaxlib
 import numpy as np
 
 MeshT = TypeVar('MeshT', Mesh, AbstractMesh)
@@ -43,13 +42,9 @@ differ by 1e-2, and GSPO clips half of its tokens before anything has moved.
 """
 
 _QUICK = {
-  'xla_backend_optimization_level': 0,
+  'xla_backend_optimization_level': 1,
   'xla_llvm_disable_expensive_passes': True,
 }
-# jaxlib 0.11 and newer have one emitter of kernels, and refuse the option. Of
-# the two in older ones this takes 2 ms for a kernel, the other 8 ms.
-if tuple(map(int, jaxlib.__version__.split('.')[:2])) < (0, 11):
-  _QUICK['xla_cpu_use_fusion_emitters'] = False
 
 RULES = {
   'vocab': 'tensor',
@@ -270,10 +265,10 @@ def platform(mesh: Mesh | AbstractMesh | None = None) -> str:
 def quickly(mesh: Mesh | AbstractMesh | None = None) -> dict[str, Any]:
   """Compiler options for a program that has little to compute, or runs once.
 
-  On a CPU the compiler takes 13 ms for each of its kernels, and for most of
-  them that is longer than a run computes in them. With these options it takes a
-  quarter to an eighth of that, and the kernels are slower. Programs for other
-  devices are compiled as ever.
+  On a CPU the compiler takes 5 to 20 ms for each kernel, and for most kernels
+  that is longer than a run computes in them. With these options it takes about
+  half of that. (At level 0 it would take a third, but kernels ten times as
+  long.) Programs for other devices are compiled as ever.
 
   Args:
     mesh: See `platform`.
