@@ -79,4 +79,6 @@ def of(tree: Any) -> list[int]:
   Returns:
     One integer per leaf, in the order of `jax.tree.leaves`.
   """
+  if not jax.tree.leaves(tree):
+    return []
   return [int(value) for value in jax.device_get(_program()(tree))]
