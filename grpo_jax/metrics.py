@@ -105,7 +105,7 @@ _NOTHING = {
 
 def together(
   wanted: Mapping[str, tuple[type[Metric], ArrayLike, ArrayLike]],
-) -> dict[str, Metric]:
+) -> dict[str, Any]:
   """Several metrics at once.
 
   Arrays of one shape are read in one loop. XLA does not join reductions by

@@ -239,8 +239,10 @@ def _optimizer_step(learner, state, found, batch, first, watch) -> Update:
     lambda: jnp.array(True),
   )
   finite = functools.reduce(jnp.logical_and, sound.values())
-  made = lax.cond(finite & ~idle, take, refuse)
-  return Update(*made, extra, grad_norm, sound, finite, idle)
+  params, opt_state, updates, norm = lax.cond(finite & ~idle, take, refuse)
+  return Update(
+    params, opt_state, updates, norm, extra, grad_norm, sound, finite, idle
+  )
 
 
 def _stays_finite(new: Any, old: Any) -> Array:
