@@ -107,14 +107,13 @@ class Updater:
     place = step_lib.state_sharding(self.learner, params)
     everywhere = sharding.replicated(self.learner.mesh)
 
-    quickly = sharding.quickly(self.learner.mesh)
-
-    def jit(function, compiler_options=sharding.COMPILER_OPTIONS, **options):
+    def jit(function, **options):
       def traced(*args):
         with sharding.use(self.learner.mesh):
           return function(self.learner, *args)
 
       traced.__name__ = function.__name__  # its name in logs and profiles
+      compiler_options = sharding.COMPILER_OPTIONS
       return jax.jit(traced, compiler_options=compiler_options, **options)
 
     # What scores also gets the frozen parameters: as an argument, because XLA
@@ -132,15 +131,11 @@ class Updater:
       jax.eval_shape(lambda p: step_lib.init(self.learner, p), params),
       place,
     )
-    self.init = jit(
-      step_lib.init, quickly, donate_argnums=0, out_shardings=place
-    )
+    self.init = jit(step_lib.init, donate_argnums=0, out_shardings=place)
     self.refresh = jit(step_lib.refresh, donate_argnums=0, out_shardings=place)
     # Where arrays [P,G,T] lie `token_shards` says.
     self.credit = jit(
-      step_lib.credit,
-      quickly,
-      out_shardings=(None, everywhere, everywhere),
+      step_lib.credit, out_shardings=(None, everywhere, everywhere)
     )
     self.score_all = jit(
       scoring(offload.given_on_device(gradient.score_all)),
