@@ -3,6 +3,7 @@
 So a run that is resumed draws the numbers that it would have drawn.
 """
 
+from typing import Any
 import zlib
 
 import jax
@@ -21,8 +22,14 @@ def key(seed: int, purpose: str, step=0) -> jax.Array:
     A jax.random key.
   """
   # crc32, because Python's hash of a string differs from process to process.
-  base = jax.random.fold_in(jax.random.key(seed), zlib.crc32(purpose.encode()))
-  return jax.random.fold_in(base, step)
+  number = np.uint32(zlib.crc32(purpose.encode()))
+  return _for_purpose(jax.random.key(seed), number, step)
+
+
+# One program for all purposes, where each operation would be one of its own.
+@jax.jit
+def _for_purpose(key: jax.Array, purpose: np.uint32, step: Any) -> jax.Array:
+  return jax.random.fold_in(jax.random.fold_in(key, purpose), step)
 
 
 def generator(seed: int, purpose: str, step: int) -> np.random.Generator:

@@ -12,6 +12,8 @@ import jax
 def compiled_programs() -> Iterator[list[str]]:
   """The names of the programs compiled so far within the context, in order.
 
+  In any thread: a run compiles its update in a thread of its own.
+
   The size of a jitted function's cache does not say it: JAX drops entries once
   one process holds many thousands, as a worker of the suite does.
   """
@@ -25,8 +27,11 @@ def compiled_programs() -> Iterator[list[str]]:
 
   handler, logger = Handler(), logging.getLogger('jax')
   logger.addHandler(handler)
+  # Not `jax.log_compiles()`, which is of one thread.
+  before = jax.config.jax_log_compiles
+  jax.config.update('jax_log_compiles', True)
   try:
-    with jax.log_compiles():
-      yield names
+    yield names
   finally:
+    jax.config.update('jax_log_compiles', before)
     logger.removeHandler(handler)

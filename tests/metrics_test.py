@@ -175,3 +175,46 @@ def test_a_metric_may_count_under_a_condition_only():
     }
     expected = metrics.to_scalars(measured) if condition else {}
     assert metrics.to_scalars(kept) == expected
+
+
+def test_metrics_of_one_shape_are_measured_in_one_loop():
+  value, mask = sample()
+  kinds = {
+    'mean': metrics.Mean, 'max': metrics.Max, 'min': metrics.Min,
+  }  # fmt: skip
+
+  def all_of(number):
+    wanted = {
+      f'{name}_{k}': (kind, value * k, mask)
+      for k in range(number)
+      for name, kind in kinds.items()
+    }
+    return metrics.together(wanted)
+
+  found = all_of(3)
+  for k in range(3):
+    for name in kinds:
+      alone = KINDS[name](value * k, mask)
+      np.testing.assert_allclose(found[f'{name}_{k}'], alone, rtol=1e-6)
+  # The last axis, then the others: however many metrics there are.
+  for number in (1, 7):
+    assert (
+      str(jax.make_jaxpr(lambda n=number: all_of(n))()).count('= reduce') == 2
+    )
+
+
+def test_metrics_of_several_shapes_and_numbers_come_together():
+  value, mask = sample()
+  found = metrics.together(
+    {
+      'all': (metrics.Mean, value, mask),
+      'rows': (metrics.Max, value[:, 0], mask[:, 0]),
+      'one': (metrics.Mean, 3.0, True),
+      'none': (metrics.Min, value, mask & False),
+    }
+  )
+  np.testing.assert_allclose(
+    found['all'], (value[mask].sum(), mask.sum()), rtol=1e-6
+  )
+  assert found['rows'].value == value[:, 0].max(where=mask[:, 0], initial=-9e9)
+  assert found['one'] == (3.0, 1.0) and found['none'].value == np.inf

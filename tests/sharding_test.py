@@ -1,6 +1,9 @@
 """The mesh, and where parameters lie on it."""
 
 import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractDevice
+from jax.sharding import AbstractMesh
 from jax.sharding import AxisType
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
@@ -196,3 +199,19 @@ def test_experts_lie_on_their_own_axis():
   assert block['down'].spec == jax.P(None, 'expert', 'tensor', 'fsdp')
   assert block['router'].spec == jax.P(None, 'fsdp', None)
   assert model.decays(('blocks', '0', 'experts', 'gate'))
+
+
+def test_programs_are_compiled_with_less_optimization_on_a_cpu_alone():
+  tpu = AbstractMesh(
+    (1,),
+    ('data',),
+    (AxisType.Auto,),
+    abstract_device=AbstractDevice(
+      device_kind='TPU v5 lite', num_cores=1, platform='tpu'
+    ),
+  )
+  assert sharding.quickly(tpu) == sharding.COMPILER_OPTIONS
+  quick = sharding.quickly(sharding.make_mesh())
+  assert quick.items() > sharding.COMPILER_OPTIONS.items()
+  # A jaxlib that does not know an option refuses it here.
+  assert jax.jit(jnp.sin, compiler_options=quick)(0.0) == 0

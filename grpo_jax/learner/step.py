@@ -153,7 +153,7 @@ def train_step(
     everything=watch,  # overshoot is of all tokens
   )
   first = state.step == rollout_start
-  update = _optimizer_step(learner, state, found, batch, first)
+  update = _optimizer_step(learner, state, found, batch, first, watch)
   new_state = _taken_over(state, update)
   measured = step_metrics.of_update(
     learner, new_state, found, update, batch, num_micro, first
@@ -176,7 +176,7 @@ def _prepared(learner, state, batch, prompts, rollout_start) -> losses.Batch:
   return losses.prepare(learner.method, batch, state.loss_state)
 
 
-def _optimizer_step(learner, state, found, batch, first) -> Update:
+def _optimizer_step(learner, state, found, batch, first, watch) -> Update:
   """What the optimizer makes of a gradient; nothing, if it is refused."""
   off = clipped.clipped(found.terms) & batch.keep
   # At least 1, because an optimizer batch may have no token to train.
@@ -215,11 +215,14 @@ def _optimizer_step(learner, state, found, batch, first) -> Update:
 
   def take():
     params, opt_state, updates = taken()
-    return params, offload.back(opt_state, state.opt_state), updates
+    opt_state = offload.back(opt_state, state.opt_state)
+    norm = optax.tree.norm(updates)
+    # As large as the parameters, so they are not kept where nothing reads them.
+    return params, opt_state, updates if watch else None, norm
 
   def refuse():
-    nothing = jax.tree.map(jnp.zeros_like, state.params)
-    return state.params, state.opt_state, nothing
+    nothing = jax.tree.map(jnp.zeros_like, state.params) if watch else None
+    return state.params, state.opt_state, nothing, jnp.zeros(())
 
   # One number that is finite tells that no entry of the gradient is inf or NaN.
   grad_norm = optax.tree.norm(found.grads)
@@ -236,9 +239,9 @@ def _optimizer_step(learner, state, found, batch, first) -> Update:
     lambda: jnp.array(True),
   )
   finite = functools.reduce(jnp.logical_and, sound.values())
-  params, opt_state, updates = lax.cond(finite & ~idle, take, refuse)
+  params, opt_state, updates, norm = lax.cond(finite & ~idle, take, refuse)
   return Update(
-    params, opt_state, updates, extra, grad_norm, sound, finite, idle
+    params, opt_state, updates, norm, extra, grad_norm, sound, finite, idle
   )
 
 

@@ -24,6 +24,9 @@ from grpo_jax.learner.types import Update
 
 Array = jax.Array
 Measured = dict[str, metrics.Metric]
+# Of `metrics.together`: for each name a kind, values and a mask.
+Wanted = dict[str, tuple[type[metrics.Metric], ArrayLike, ArrayLike]]
+Mean, Max, Min = metrics.Mean, metrics.Max, metrics.Min
 
 _MAX_LOG_RATIO = 20.0  # where the losses saturate their ratios too
 
@@ -48,25 +51,24 @@ def of_credit(
   """
   assert batch.advantage is not None  # losses.credit has set it
   advantage, kept, valid = batch.advantage, batch.keep, given.valid
-  measured: Measured = {
-    'reward': metrics.masked_mean(given.reward, valid),
-    'uniform_groups': metrics.masked_mean(uniform, jnp.any(valid, axis=1)),
-    'length_tokens': metrics.masked_mean(jnp.sum(given.mask, axis=-1), valid),
-    'truncated': metrics.masked_mean(given.truncated, valid),
-    'kept_tokens': metrics.masked_mean(kept, batch.mask),
-    'advantage_abs': metrics.masked_mean(jnp.abs(advantage), kept),
-    'advantage': metrics.masked_moments(advantage, kept),
-    'advantage_max': metrics.masked_max(advantage, kept),
-    'advantage_min': metrics.masked_min(advantage, kept),
+  wanted: Wanted = {
+    'reward': (Mean, given.reward, valid),
+    'uniform_groups': (Mean, uniform, jnp.any(valid, axis=1)),
+    'length_tokens': (Mean, jnp.sum(given.mask, axis=-1), valid),
+    'truncated': (Mean, given.truncated, valid),
+    'kept_tokens': (Mean, kept, batch.mask),
+    'advantage_abs': (Mean, jnp.abs(advantage), kept),
+    'advantage_max': (Max, advantage, kept),
+    'advantage_min': (Min, advantage, kept),
   }
   for name, value in batch.extras.items():
     if name.startswith(losses.CREDIT_METRIC):
-      short = name.removeprefix(losses.CREDIT_METRIC)
-      measured[short] = metrics.masked_mean(value, kept)
+      wanted[name.removeprefix(losses.CREDIT_METRIC)] = Mean, value, kept
   entropy = given.extras.get('entropy_sampler')
   if entropy is not None:
-    measured['entropy'] = metrics.masked_mean(entropy, given.mask)
-  return measured
+    wanted['entropy'] = Mean, entropy, given.mask
+  moments = metrics.masked_moments(advantage, kept)
+  return {**metrics.together(wanted), 'advantage': moments}
 
 
 def of_update(
@@ -129,7 +131,7 @@ def of_update(
     'grad_norm': metrics.masked_mean(
       update.grad_norm, update.sound['gradient']
     ),
-    'update_norm': metrics.Mean(optax.tree.norm(update.updates), one),
+    'update_norm': metrics.Mean(update.norm, one),
     'param_norm': metrics.Mean(optax.tree.norm(state.params), one),
     # These only grow, so the maximum over a rollout's updates is the last.
     'nonfinite_steps': metrics.Max(state.nonfinite.astype(jnp.float32)),
@@ -198,34 +200,34 @@ def of_terms(terms: losses.SurrogateTerms, batch: losses.Batch) -> Measured:
   # all its tokens.
   trained = batch.valid & jnp.any(kept, axis=-1)
   ratio = jnp.exp(_saturated(terms.log_ratio))
-  measured: Measured = {
-    name: metrics.masked_mean(value, kept)
-    for name, value in terms.metrics.items()
+  wanted: Wanted = {
+    name: (Mean, value, kept) for name, value in terms.metrics.items()
   }
-  measured |= {
-    **kl_old(logp, batch),
-    'log_ratio': metrics.masked_histogram(terms.log_ratio, kept),
-    'ratio_max': metrics.masked_max(ratio, kept),
-    'ratio_min': metrics.masked_min(ratio, kept),
-    'ess_token': metrics.effective_share(gained, kept),
-    'ess_sequence': metrics.effective_share(
-      jnp.sum(jnp.where(batch.mask, gained, 0), axis=-1), trained
-    ),
+  wanted |= {
+    **_kl('kl_old', logp - old, kept),
+    'ratio_max': (Max, ratio, kept),
+    'ratio_min': (Min, ratio, kept),
   }
   if batch.logp_ref is not None:
-    measured |= _kl('kl_ref', batch.logp_ref - logp, kept)
+    wanted |= _kl('kl_ref', batch.logp_ref - logp, kept)
   if sampler is not None:
     # `logp_sampler` is of the policy after the filters, but the learner scores
     # the whole policy. Tokens that an earlier policy drew differ for another
     # reason.
     gap = jnp.abs(gained - batch.extras.get('log_kept', 0))
     fresh = kept & batch.extras.get('fresh', True)
-    measured |= {
-      'sampler_gap': metrics.masked_mean(gap, fresh),
-      'sampler_gap_max': metrics.masked_max(gap, fresh),
-      'sampler_gap_exp': metrics.masked_mean(jnp.exp(_saturated(gap)), fresh),
+    wanted |= {
+      'sampler_gap': (Mean, gap, fresh),
+      'sampler_gap_max': (Max, gap, fresh),
+      'sampler_gap_exp': (Mean, jnp.exp(_saturated(gap)), fresh),
     }
-  return measured
+  return metrics.together(wanted) | {
+    'log_ratio': metrics.masked_histogram(terms.log_ratio, kept),
+    'ess_token': metrics.effective_share(gained, kept),
+    'ess_sequence': metrics.effective_share(
+      jnp.sum(jnp.where(batch.mask, gained, 0), axis=-1), trained
+    ),
+  }
 
 
 def of_routers(routed: models.Routed, batch: losses.Batch) -> Measured:
@@ -315,17 +317,18 @@ def of_prefixes(
 def kl_old(logp: ArrayLike, batch: losses.Batch) -> Measured:
   """`kl_old_k1` and `kl_old_k3`; see `of_terms`."""
   old = logp if batch.logp_old is None else batch.logp_old
-  return _kl('kl_old', jnp.subtract(logp, old), batch.keep)
+  wanted = _kl('kl_old', jnp.subtract(logp, old), batch.keep)
+  return metrics.together(wanted)
 
 
-def _kl(name: str, log_ratio: ArrayLike, kept: ArrayLike) -> Measured:
+def _kl(name: str, log_ratio: ArrayLike, kept: ArrayLike) -> Wanted:
   """Two estimates; see `of_terms`."""
   gap = _saturated(log_ratio)
   # expm1, because exp(gap) - 1 loses most of its digits for a small gap.
   k3 = jnp.expm1(gap) - gap
   return {
-    f'{name}_k1': metrics.masked_mean(-gap, kept),
-    f'{name}_k3': metrics.masked_mean(k3, kept),
+    f'{name}_k1': (Mean, -gap, kept),
+    f'{name}_k3': (Mean, k3, kept),
   }
 
 

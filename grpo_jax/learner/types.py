@@ -166,7 +166,8 @@ class Update(NamedTuple):
 
   params: Any  # after the update
   opt_state: Any  # after the update
-  updates: Any  # the difference of the parameters; 0 if not accepted
+  updates: Any  # the difference of the parameters, or None if nothing reads it
+  norm: Array  # f32[], of this difference, which is 0 if not accepted
   extra: dict[str, Any]  # what the optimizer got besides gradient and state
   grad_norm: Array  # f32[]
   sound: dict[str, Array]  # bool[]: is the loss, gradient, update finite?

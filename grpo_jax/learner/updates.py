@@ -293,7 +293,7 @@ class Updater:
       if params is state.reference:
         (name,) = self.learner.reference_scorings
       scoring[name] = lambda: lower(self.score_all, *given)
-      nothing = jnp.zeros(shape)
+      nothing = jnp.asarray(np.zeros(shape, np.float32))
       return jax.tree.map(lambda _: nothing, self.score_all.eval_shape(*given))
 
     # What the method reads must be there; its values do not matter.

@@ -301,9 +301,8 @@ def with_required(method: LossTransform, batch: Batch) -> Batch:
     is an argument of `surrogate_loss`, not a field.
   """
   given = {**batch._asdict(), **batch.extras}
-  zeros = jnp.zeros(batch.mask.shape)
   missing = {
-    name: zeros
+    name: jnp.zeros(batch.mask.shape)
     for name in method.requires - {'entropy'}
     if given.get(name) is None
   }

@@ -39,52 +39,6 @@ Attention = Callable[..., tuple[Array, Any]]
 _BEST = {'tpu': 'splash', 'gpu': 'cudnn'}  # for 'auto'; elsewhere 'xla'
 
 
-def attend_group(
-  query: Array,
-  prompt: tuple[Array, Array],
-  own: tuple[Array, Array],
-  prompt_visible: Array,
-  own_visible: Array,
-  forward_mode: bool = False,
-  cap: float | None = None,
-) -> Array:
-  """Attention of rows that share a prompt; its keys are read once for all.
-
-  Args:
-    query: f[P,G,Q,H,D].
-    prompt: Keys and values of the prompt, f[P,N,K,D] each.
-    own: Keys and values of each row, f[P,G,M,K,D] each.
-    prompt_visible: bool[P,G,Q,N].
-    own_visible: bool[P,G,Q,M].
-    forward_mode: See `attend`.
-    cap: See `attend`.
-
-  Returns:
-    f[P,G,Q,H,D].
-  """
-  prompts, group, queries = query.shape[:3]
-
-  # To the prompt's keys, the queries of all rows of its group are one long list
-  # of queries: one product for the group instead of one for each row.
-  def join(x):
-    return x.reshape(prompts, group * queries, *x.shape[3:])
-
-  def rows(x):
-    return x.reshape(prompts * group, *x.shape[2:])
-
-  visible = join(prompt_visible)
-  shared = attend(join(query), *prompt, visible, forward_mode, cap)
-  # Back from the prompt's rows to the completions': [P,G*Q,...] -> [P*G,Q,...].
-  shared = Partial(
-    *(x.reshape(prompts * group, queries, *x.shape[2:]) for x in shared)
-  )
-  own_key, own_value = map(rows, own)
-  alone = attend(
-    rows(query), own_key, own_value, rows(own_visible), forward_mode, cap
-  )
-  return merge(shared, alone).reshape(query.shape)
-
-
 def _recent(query_position, key_position, window: int | None):
   """bool[...,Q,N]: which keys are not in the future and inside the window."""
   distance = query_position[..., :, None] - key_position[..., None, :]
@@ -201,42 +155,38 @@ def _over_blocks(
   """
   rows = layout.tokens.shape[0]
   edge = blocks.prompt_tokens
-  shape = (rows, blocks.completions, blocks.completion_tokens)
+  alone = (rows * blocks.completions, blocks.completion_tokens)
 
-  def parts(x):  # [R,S,...] -> the prompt [R,N,...] and the blocks [R,G,T,...]
-    return x[:, :edge], x[:, edge:].reshape(shape + x.shape[2:])
+  def own(x):  # [R,S,...] -> the blocks, each a row of its own [R*G,T,...]
+    return x[:, edge:].reshape(alone + x.shape[2:])
 
-  prompt_position, position = parts(layout.position)
-  prompt_used, used = parts(layout.segment > 0)
+  position, prompt_position = layout.position, layout.position[:, :edge]
+  own_position = own(position)
+  used = layout.segment > 0
+  prompt_used, own_used = used[:, None, :edge], own(used)[:, None]
 
   def attention(query, key, value, cache, window, cap=None):
-    (prompt_query, query), (prompt_key, key), (prompt_value, value) = map(
-      parts, (query, key, value)
-    )
-    visible = _recent(prompt_position, prompt_position, window)
-    prompt_output = attend(
-      prompt_query,
-      prompt_key,
-      prompt_value,
-      visible & prompt_used[:, None, :],
-      forward_mode,
-      cap,
-    ).output
-    to_prompt = _recent(
-      position, jnp.broadcast_to(prompt_position[:, None], (*shape[:2], edge)),
-      window,
-    )  # fmt: skip
-    output = attend_group(
+    # To the prompt's keys, all tokens of a row are one long list of queries:
+    # one product for the prompt and the whole group.
+    output, log_mass = attend(
       query,
-      (prompt_key, prompt_value),
-      (key, value),
-      to_prompt & prompt_used[:, None, None, :],
-      _recent(position, position, window) & used[:, :, None, :],
+      key[:, :edge],
+      value[:, :edge],
+      _recent(position, prompt_position, window) & prompt_used,
       forward_mode,
       cap,
     )
-    output = output.reshape(rows, -1, *output.shape[3:])
-    return jnp.concatenate([prompt_output, output], axis=1), cache
+    of_blocks = attend(
+      own(query),
+      own(key),
+      own(value),
+      _recent(own_position, own_position, window) & own_used,
+      forward_mode,
+      cap,
+    )
+    merged = merge(Partial(own(output), own(log_mass)), of_blocks)
+    merged = merged.reshape(rows, -1, *merged.shape[2:])
+    return jnp.concatenate([output[:, :edge], merged], axis=1), cache
 
   return attention
 

@@ -302,26 +302,30 @@ def method_of(config: Config, given: Given) -> losses.LossTransform:
   # shape cannot pass; small ones, because a group may be large.
   group = config.sampler.group
   prompts, length = [size for size in (2, 3, 4) if size != group][:2]
-  tokens = jnp.zeros((prompts, group, length))
   known = {'entropy', 'noise', 'updates_done', *losses.Batch._fields}
   if loss.requires <= known:
     # A method that requires a field of the user's own is not traced, because
     # the shape of that field is not known here.
-    batch = losses.make_batch(
-      tokens == 0,
-      tokens[..., 0],
-      tokens=tokens.astype(jnp.int32),
-      reward_parts=jnp.zeros((*tokens.shape[:2], len(config.rewards))),
-    )
-    batch = losses.with_required(loss, batch)
+    def zeros():
+      tokens = jnp.zeros((prompts, group, length), jnp.int32)
+      batch = losses.make_batch(
+        tokens == 0,
+        jnp.zeros(tokens.shape[:2]),
+        tokens=tokens,
+        reward_parts=jnp.zeros((*tokens.shape[:2], len(config.rewards))),
+      )
+      return losses.check_batch(losses.with_required(loss, batch))
 
-    def run_chain(batch):
-      batch, state = losses.credit(loss, batch, loss.init())
+    # Traced as a whole, because each operation outside of a program is a
+    # program of its own, which takes 30 ms to compile.
+    def run_chain():
+      batch, state = losses.credit(loss, zeros(), loss.init())
       batch = losses.prepare(loss, batch, state)
-      return losses.surrogate_loss(loss, tokens, batch, state, tokens)
+      logp = jnp.zeros(batch.mask.shape)
+      return losses.surrogate_loss(loss, logp, batch, state, logp)
 
     try:
-      jax.eval_shape(run_chain, losses.check_batch(batch))
+      jax.eval_shape(run_chain)
     except ValueError:
       raise
     except Exception as error:  # a transform of a user's own may raise anything
@@ -331,7 +335,7 @@ def method_of(config: Config, given: Given) -> losses.LossTransform:
         f'({type(error).__name__}: {_first_line(error)}); give numbers where '
         'it wants numbers, or correct the function.'
       ) from error
-    if group == 1 and not _credits_alone(loss, batch):
+    if group == 1 and not _credits_alone(loss, zeros()):
       raise ValueError(
         f'sampler.group=1 with the method {learner.method!r}, which compares '
         'the completions of a prompt: every advantage would be 0; give '
@@ -469,6 +473,8 @@ def initial_params(run: Run) -> Any:
 
 def _checked(params: Any, config: Config) -> Any:
   """The parameters, if all of their numbers are finite."""
+  if not config.model.path:  # drawn at random
+    return params
   finite = jax.jit(
     lambda tree: jax.tree.map(lambda x: jnp.all(jnp.isfinite(x)), tree)
   )(params)

@@ -196,7 +196,7 @@ def abstract(
     mesh: From `sharding.make_mesh`.
     base_dtype: Of frozen matrices.
   """
-  shapes = jax.eval_shape(model.init, jax.random.key(0))
+  shapes = jax.eval_shape(lambda: model.init(jax.random.key(0)))
   place = sharding.of_params(mesh, shapes, model.logical_axes)
   described = jax.tree.map(
     lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
@@ -251,9 +251,14 @@ def frozen(
 def _random(config: Config, part, model: models.Transformer, wanted: Any):
   """A part of randomly drawn parameters."""
   place = jax.tree.map(lambda x: x.sharding, wanted)
-  key = random_keys.key(config.seed, 'init')
+
+  def drawn():
+    return part(model.init(random_keys.key(config.seed, 'init')))
+
   # One program with sharded results, so that no device holds the whole model.
-  return jax.jit(lambda k: part(model.init(k)), out_shardings=place)(key)
+  return jax.jit(
+    drawn, out_shardings=place, compiler_options=sharding.quickly()
+  )()
 
 
 def _without_adapters(model: models.Transformer) -> models.Transformer:

@@ -17,6 +17,7 @@ from grpo_jax.learner import clipped as clipped_lib
 from grpo_jax.learner import gradient
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import overshoot
+from grpo_jax.learner import step_metrics
 from grpo_jax.learner import updates
 from grpo_jax.models import layout
 from tests import bigram
@@ -260,6 +261,21 @@ def test_overshoot_is_measured_every_n_rollouts():
   assert names[0] == names[2] == {'overshoot', 'kl_rollout'} and not names[1]
   never, state = make(epochs=1, watch_steps=0)
   assert not {'overshoot', 'kl_rollout'} & set(never(state, rollout, 0)[1])
+
+
+def test_the_difference_of_the_parameters_is_kept_where_it_is_read(monkeypatch):
+  kept = []
+
+  def of_update(learner, state, found, update, *rest):
+    kept.append(update.updates is not None)
+    return whole(learner, state, found, update, *rest)
+
+  whole = step_metrics.of_update
+  monkeypatch.setattr(step_metrics, 'of_update', of_update)
+  made, state = make(epochs=1, watch_steps=2)
+  for step in range(2):
+    made.lowering(bigram.rollout(), step)['train_step']()
+  assert kept == [True, False]
 
 
 @pytest.mark.parametrize('epochs', [1, 2])

@@ -98,6 +98,13 @@ def test_a_prefix_without_pull_does_not_count_as_cancelled():
   assert float(summary['whole_tokens'][0]) == pytest.approx(2)
 
 
+def test_the_sums_of_a_summary_are_taken_in_one_loop():
+  """The positions, then the rest; compiling goes by loops."""
+  shared = diagnostics.shared_prefix_weight(*sampled(False))
+  program = str(jax.make_jaxpr(diagnostics.prefix_summary)(shared))
+  assert program.count('= reduce[') == 2
+
+
 def test_nothing_as_large_as_all_pairs_is_made():
   shapes = [
     jax.ShapeDtypeStruct((P, G, T), dtype)

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from grpo_jax.models import attention
+from grpo_jax.models import layout
+from tests import tiny
 
 pytestmark = pytest.mark.quick
 
@@ -59,3 +61,26 @@ def test_gradients_stay_finite_where_nothing_is_visible():
     assert np.all(np.isfinite(gradient))
     assert not np.any(gradient[0])
     assert np.any(gradient[1]) or gradient is query
+
+
+def test_a_prompt_and_its_blocks_take_two_attentions(monkeypatch):
+  """To the prompt for all tokens of the row, and of each block to itself."""
+  shared = layout.shared_prompt(*tiny.ragged(group=3), 8)
+  rows, columns = shared.tokens.shape
+  asked = []
+
+  def attend(query, key, *rest):
+    asked.append((query.shape[:2], key.shape[:2]))
+    return whole(query, key, *rest)
+
+  whole = attention.attend
+  monkeypatch.setattr(attention, 'attend', attend)
+  given = jnp.ones((rows, columns, 2, 8))
+  attention.over_layout(shared)(given, given, given, None, None)
+  assert shared.blocks is not None
+  blocks = shared.blocks
+  edge, alone = (
+    blocks.prompt_tokens,
+    (rows * blocks.completions, blocks.completion_tokens),
+  )
+  assert asked == [((rows, columns), (rows, edge)), (alone, alone)]

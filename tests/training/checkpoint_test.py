@@ -105,6 +105,13 @@ def test_an_array_may_have_more_places_than_32_bits_count():
   assert (value.shape, value.dtype) == ((), jnp.uint32)
 
 
+def test_arrays_of_one_shape_are_read_in_one_loop():
+  """A state has several arrays of each shape; compiling goes by loops."""
+  state = [jnp.ones((2, 3)), jnp.ones(4), jnp.ones((2, 3)), jnp.ones(4)]
+  program = str(jax.make_jaxpr(fingerprints._fingerprints)(state))
+  assert program.count('= reduce') == 2
+
+
 def test_what_was_saved_comes_back_on_any_mesh(opened):
   open_again, said, _ = opened
   saves = open_again()

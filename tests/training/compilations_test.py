@@ -5,12 +5,14 @@ import jax.numpy as jnp
 import pytest
 
 from grpo_jax.models import stack
+from grpo_jax.training import build
 from grpo_jax.training import compilations
 from grpo_jax.training import loop
 from grpo_jax.training import marks
 from grpo_jax.training import session as session_lib
 from grpo_jax.training import stop_signal
 from tests import runs
+from tests.compilations import compiled_programs
 
 
 @pytest.fixture
@@ -71,3 +73,28 @@ def test_a_run_that_goes_on_keeps_the_layout_of_its_first_rollout(
   wider = spec(**{'learner.pack_tokens': 64})
   assert (wider.kind, wider.row_slots, wider.pack_tokens) == ('auto', 0, 64)
   assert spec(**{'learner.layout': 'shared'}).row_slots == 0
+
+
+def test_a_first_rollout_compiles_whole_programs_and_no_single_operations(
+  tmp_path,
+):
+  # Sizes of no other test, so that JAX has none of the programs already.
+  sizes = {'sampler.group': 5, 'sampler.prompts': 3, 'model.width': 40}
+  config = runs.small(**sizes, steps=1, **{'data.heldout': ''})
+  with compiled_programs() as names:
+    loop.train(config, tmp_path)
+  once = 'drawn', 'init', '_fingerprints', 'credit', 'train_step'
+  assert [name for name in once if names.count(name) != 1] == []
+  sampling = {'sampler_params', 'prefill', 'decode', 'regroup'}
+  keys = {'_threefry_seed', 'stage', '_for_purpose'}
+  # A zero of the optimizer, and what one call of the updater adds.
+  small = {'convert_element_type', 'copy', 'merge'}
+  assert set(names) <= {*once} | sampling | keys | small
+
+
+def test_checking_a_method_compiles_nothing():
+  # A group of no other test, whose zeros JAX has no programs for.
+  config = runs.small(**{'sampler.group': 23})
+  with compiled_programs() as names:
+    build.method_of(config, marks.NOTHING)
+  assert names == []
