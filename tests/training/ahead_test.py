@@ -35,6 +35,7 @@ AHEAD = {
   'reward': 'tests.judges:even',
   'sampler.ahead': 1,
   'learner.anchor': 'sampler',
+  'optim.warmup_steps': 0,  # else the first update would change nothing
 }
 
 
@@ -191,6 +192,7 @@ def test_a_judge_that_fails_in_the_thread_fails_as_in_turn(
   changes = {
     'reward': 'tests.judges:raises_late',
     'checkpoint.every_steps': 100,
+    'data.heldout': '',
     'evaluation.every_steps': 0,
   }
   errors = []
@@ -409,7 +411,7 @@ def test_a_plan_counts_what_lies_beside_an_update():
   found = []
   for value in (0, 1):
     config = small(**{'sampler.ahead': value})
-    made = plan.plan(config, topologies.named('h100'), True)
+    made = plan.plan(config, topologies.named('h100:1'), True)
     found.append({one.name: one.memory for one in made.programs})
   in_turn, before = found
   decoding = in_turn['decode']
