@@ -62,12 +62,14 @@ def warnings(run: build.Run) -> list[str]:
   config = run.config
   # With dynamic sampling the old policy of completions is the one that has
   # drawn them, whatever the anchor is; see `Updater.stale`.
-  is_old = config.learner.anchor == 'sampler' or config.sampler.resample_rounds
-  if not config.sampler.ahead or _corrects(run, bool(is_old)):
+  is_old = (
+    config.learner.anchor == 'sampler' or config.sampler.resample_rounds > 0
+  )
+  if not config.sampler.ahead or _corrects(run, is_old):
     return []
   advice = "give learner.anchor='sampler'"
-  if is_old:
-    advice = "give a method that has a ratio, such as 'importance_sampling'"
+  if is_old or not _corrects(run, True):
+    advice += " and a method with a ratio, such as 'importance_sampling'"
   return [
     'With config.sampler.ahead=1 completions come from a policy that is one '
     f'rollout older, and learner.anchor={config.learner.anchor!r} with the '

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from grpo_jax import data
 from grpo_jax import losses
 from grpo_jax import rewards
 from grpo_jax.config import Config
@@ -319,6 +320,21 @@ def test_a_replay_of_it_learns_what_it_learned(tmp_path):
     np.testing.assert_array_equal(array, others[name], err_msg=name)
 
 
+def test_each_rollout_is_drawn_once_and_its_prompts_are_read_in_one_thread(
+  tmp_path, monkeypatch
+):
+  sampled, drawn = loop.sampled, []
+
+  def noted(run, prompt_state, step):
+    drawn.append(step)
+    return sampled(run, prompt_state, step)
+
+  monkeypatch.setattr(loop, 'sampled', noted)
+  monkeypatch.setattr(data.MakeAhead, 'fill', None)
+  loop.train(small(), tmp_path)
+  assert drawn == [0, 1, 2, 3]
+
+
 def test_compilations_end_when_the_shapes_have_been_seen(tmp_path, monkeypatch):
   compiled, per_step = [], []
   jax.monitoring.register_event_duration_secs_listener(
@@ -357,6 +373,10 @@ def test_compilations_end_when_the_shapes_have_been_seen(tmp_path, monkeypatch):
       '',
     ),
     ({'learner.method': 'reinforce'}, "such as 'importance_sampling'"),
+    (
+      {'learner.method': 'reinforce', 'learner.anchor': 'learner'},
+      "such as 'importance_sampling'",
+    ),
     (
       {
         'learner.method': 'reinforce',
