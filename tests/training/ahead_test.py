@@ -86,12 +86,31 @@ def assert_same(one, other):
   assert one.texts == other.texts
 
 
-def test_each_rollout_is_drawn_by_the_policy_before_the_last_updates(tmp_path):
+def test_each_rollout_is_drawn_by_the_policy_before_the_last_updates(
+  tmp_path, monkeypatch
+):
   """And each evaluation by the newest; all policies are in checkpoints."""
+  sampled, give_newest = loop.sampled, ahead.Ahead.give_newest
+  evaluates = threading.Event()
+
+  def late(run, prompt_state, step):
+    if step == 2:  # the evaluation after rollout 2 has to wait for it
+      evaluates.wait()
+      time.sleep(0.3)
+    return sampled(run, prompt_state, step)
+
+  def noted(self, state, step):
+    if step == 2:
+      evaluates.set()
+    give_newest(self, state, step)
+
+  monkeypatch.setattr(loop, 'sampled', late)
+  monkeypatch.setattr(ahead.Ahead, 'give_newest', noted)
   config = small(**{
     'checkpoint.every_steps': 1, 'checkpoint.keep_last': 9, 'optim.lr': 0.01,
   })  # fmt: skip
   loop.train(config, tmp_path)
+  monkeypatch.setattr(loop, 'sampled', sampled)
   run, load = policies(config, tmp_path)
   for k, file in enumerate(parquet.files(tmp_path / 'completions')):
     version = max(k - 1, 0)
