@@ -242,9 +242,12 @@ def test_a_stop_ends_what_the_thread_draws(by_signal, tmp_path, monkeypatch):
       waits.wait()
       time.sleep(0.3)  # now the main thread waits for this one
       os.kill(os.getpid(), signal.SIGTERM)
-    while True:
-      run.engine.between()
-      time.sleep(0.01)
+    try:
+      while True:
+        run.engine.between()
+        time.sleep(0.01)
+    finally:
+      time.sleep(1.0)  # the end of the run waits for the end of the thread
 
   class Asked(stop_signal.Stop):
     def __call__(self):
