@@ -149,17 +149,16 @@ class Ahead:
   Attributes:
     run: The parts of the run.
     update: Joins parameters for the engine.
-    draw: `(run, prompt_state, step) -> Drawn`: samples and judges.
-    replays: Whether `draw` reads files, for which nobody has to wait.
+    draw: `(run, prompt_state, step) -> Drawn`: samples and judges, or reads the
+      files of a replay.
   """
 
   run: build.Run
   update: Updater
   draw: Callable[[build.Run, PromptState, int], Drawn]
-  replays: bool = False
 
   def __post_init__(self):
-    self._is_on = bool(self.run.config.sampler.ahead) and not self.replays
+    self._is_on = bool(self.run.config.sampler.ahead)
     self._thread: threading.Thread | None = None
     self._drawn: futures.Future[tuple[Drawn, float]] | None = None
     self._is_left = self._is_judging = False
@@ -223,10 +222,10 @@ class Ahead:
     """
     # The update needs the memory, and moves the parameters.
     self.run.engine.unload()
-    if not self.run.config.sampler.ahead:
+    if not self._is_on:
       return state, None
     older = _copied(state.params, state.older)
-    if self._is_on and step + 1 < self.run.config.steps:
+    if step + 1 < self.run.config.steps:
       self._load(older, step)
       self._begin(prompt_state, step + 1)
     return state._replace(older=None), older
@@ -241,9 +240,10 @@ class Ahead:
       older: From `before_updates`.
       step: Number of the next rollout.
     """
-    if not self._is_on:
-      self._load(state.params, step)
-    return state if older is None else state._replace(older=older)
+    if self._is_on:
+      return state._replace(older=older)
+    self._load(state.params, step)
+    return state
 
   def give_newest(self, state: TrainState, step: int) -> None:
     """Gives the engine the newest policy, once it has drawn the next rollout.

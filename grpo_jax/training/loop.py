@@ -98,9 +98,7 @@ def train(
       screen,
       peers,
     ) as (session, progress),
-    ahead_lib.Ahead(
-      session.run, session.update, draw, session.replays
-    ) as ahead,
+    ahead_lib.Ahead(session.run, session.update, draw) as ahead,
   ):
     progress = progress or begin(session)
     # When `Stopped` is raised, `progress` is still the one that was saved.
