@@ -141,7 +141,7 @@ def bias(steps: int, seeds: int, argument: str, lr: float) -> None:
         found[name].append([
           done['before'], done['after'], np.mean(accuracy),
           np.mean(accuracy[-5:]),
-          np.mean([record['kl_old_k3'] for record in records]),
+          np.nanmean([record.get('kl_old_k3', np.nan) for record in records]),
         ])  # fmt: skip
         print(seed, name, found[name][-1], file=sys.stderr, flush=True)
   print(f'{argument or "mu=1"}, lr {lr}, {steps} rollouts, {seeds} seeds\n')
