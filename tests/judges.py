@@ -102,3 +102,10 @@ def unruly(prompt, completion, example, worth=1.0):
 
 def raises(prompt, completion, example):
   raise KeyError('gold')
+
+
+def slow_late(prompt, completion, example):
+  """As `slow`, from the third rollout of four prompts on."""
+  if 8 <= example['index'] < 10_000:
+    return slow(prompt, completion, example)
+  return even(prompt, completion, example)

@@ -8,6 +8,7 @@ the metrics and the completions of the one that was left alone, bit for bit.
 With `--signal=TERM` it is asked to end instead, and the seconds until it has
 saved and ended are told. With `--model=folder` the run trains a random model
 that comes from a Hugging Face folder, and with `--model=lora` adapters of it.
+With `--ahead` rollouts are drawn while others are learned from.
 """
 
 import argparse
@@ -52,6 +53,7 @@ def of_folder(folder: pathlib.Path) -> tuple[str, ...]:
   )
 
 
+AHEAD = ('--config.sampler.ahead=1', '--config.learner.anchor=sampler')
 LORA = ('--config.lora.rank=2', '--config.lora.alpha=4.0')
 
 
@@ -113,6 +115,7 @@ def main() -> None:
   parser.add_argument(
     '--model', choices=('arithmetic', 'folder', 'lora'), default='arithmetic'
   )
+  parser.add_argument('--ahead', action='store_true')
   given = parser.parse_args()
   rng = random.Random(given.seed)
   with tempfile.TemporaryDirectory() as name:
@@ -124,6 +127,8 @@ def main() -> None:
       options = of_folder(export_test.pretrained(place / 'model', qk_norm=True))
     if given.model == 'lora':
       options = (*options, *LORA)
+    if given.ahead:
+      options = (*options, *AHEAD)
     finish(start(place / 'first', options))  # compiles
     began = time.monotonic()
     finish(start(place / 'whole', options))

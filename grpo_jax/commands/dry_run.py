@@ -13,11 +13,13 @@ import numpy as np
 from grpo_jax import config as config_lib
 from grpo_jax import sampling
 from grpo_jax.config import Config
+from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
 from grpo_jax.planning import sizes
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import rollout as rollout_lib
 from grpo_jax.rollouts.types import Rollout
+from grpo_jax.training import ahead
 from grpo_jax.training import bucket
 from grpo_jax.training import build
 from grpo_jax.training import build_rewards
@@ -84,7 +86,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
     )
   chosen = np.arange(config.sampler.prompts // config.learner.batches)
   layout, used = update.layout(rollout, chosen)
-  state = update.abstract
+  state = ahead.with_older(config, update.abstract, copy=lambda x: x)
   batch = rollout.batch
   return {
     'config': dataclasses.asdict(config),
@@ -100,8 +102,12 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
       'optimizer steps per rollout': config.learner.batches
       * config.learner.epochs,
     },
-    'warnings': [*build_rewards.warnings(run.rewards), *_of_heads(run)],
-    'memory_gib': _memory_gib(update, rollout),
+    'warnings': [
+      *build_rewards.warnings(run.rewards),
+      *ahead.warnings(run),
+      *_of_heads(run),
+    ],
+    'memory_gib': _memory_gib(state, update, rollout),
     'first_rollout': {
       # As the model reads them, so that a chat template can be looked at.
       'prompts': [
@@ -145,14 +151,17 @@ def _of_heads(run: build.Run) -> list[str]:
   return found
 
 
-def _memory_gib(update: Updater, rollout: Rollout) -> dict[str, float]:
+def _memory_gib(
+  state: TrainState, update: Updater, rollout: Rollout
+) -> dict[str, float]:
   """GiB by part: of each device, and of its host what lies there."""
-  state = update.abstract
   parts = {
     'parameters': state.params,
     'optimizer state': state.opt_state,
     'reference': state.reference,
   }
+  if state.older is not None:
+    parts['older parameters'] = state.older
   here = {name: sizes.on_device(tree) / GIB for name, tree in parts.items()}
   away = {
     f'{name} (in the memory of the host)': sizes.on_host(tree) / GIB

@@ -16,9 +16,7 @@ from grpo_jax.config._fields import Data
 from grpo_jax.config._fields import Evaluation
 from grpo_jax.config._fields import Learner
 from grpo_jax.config._fields import Log
-from grpo_jax.config._fields import Lora
 from grpo_jax.config._fields import Mesh
-from grpo_jax.config._fields import Model
 from grpo_jax.config._fields import Optim
 from grpo_jax.config._fields import Reference
 from grpo_jax.config._fields import Reward
@@ -27,6 +25,8 @@ from grpo_jax.config._fields import Source
 from grpo_jax.config._fields import WarmUp
 from grpo_jax.config._fields import Workers
 from grpo_jax.config._from_dict import dataclass_from_dict
+from grpo_jax.config._model_fields import Lora
+from grpo_jax.config._model_fields import Model
 from grpo_jax.config._names import flat
 from grpo_jax.config._names import within
 

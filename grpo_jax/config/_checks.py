@@ -42,6 +42,7 @@ _LEAST = {
   'warm_up.examples': 1,
   'warm_up.micro_rows': 0,
   'sampler.resample_rounds': 0,
+  'sampler.ahead': 0,
   'reference.refresh_steps': 0,
   'checkpoint.every_steps': 1,
   'checkpoint.every_minutes': 0,
@@ -81,6 +82,7 @@ _MOST = {
   'seed': 2**32 - 1,
   'sampler.top_p': 1,
   'sampler.min_p': 1,
+  'sampler.ahead': 1,
   'warm_up.carry_free_share': 1,
 }
 

@@ -7,84 +7,8 @@ import dataclasses
 from typing import Any
 
 from grpo_jax.config import _checks
-
-
-@dataclasses.dataclass(frozen=True)
-class Model:
-  """The transformer. The tokenizer says how many token ids it has."""
-
-  # Where the weights, the shape and the tokenizer come from: a Hugging Face
-  # folder, a .gguf file, 'package:NAME' for the .gguf file in an installed
-  # package, or the workdir of another run. '': random weights of the shape
-  # below. 'module:function' names a function that returns a model of your own;
-  # see grpo_jax/models/README.md.
-  path: str = ''
-  # Number of layers.
-  num_layers: int = 3
-  # Size of the residual stream.
-  width: int = 128
-  # Number of query heads.
-  num_heads: int = 4
-  # Number of key and value heads; divides num_heads.
-  num_kv_heads: int = 4
-  # Size of one head, an even number.
-  head_dim: int = 32
-  # Number of hidden units in the SwiGLU of each layer.
-  mlp_width: int = 256
-  # Base of the rotary frequencies.
-  rope_base: float = 10_000.0
-  # Added to the mean square in every RMSNorm.
-  norm_epsilon: float = 1e-6
-  # Whether query and key heads pass an RMSNorm.
-  qk_norm: bool = False
-  # Whether queries, keys and values have biases.
-  qkv_bias: bool = False
-  # Output layer = transposed embedding.
-  tied_embeddings: bool = False
-  # Sliding windows: how many tokens a layer attends to, the token itself and
-  # those just before it. One number per layer, repeated over all layers, as
-  # in (1024, 1024, 0). 0: no window.
-  window_tokens: tuple[int, ...] = (0,)
-  # Dtype of activations, 'float32' or 'bfloat16', which accelerators compute
-  # faster. Parameters stay float32.
-  compute_dtype: str = 'float32'
-  # Dtype of the sum to which the layers add: 'float32', or 'bfloat16' if they
-  # compute in it. Then sampler and learner differ by a third more, and the
-  # inputs of layers take half the memory.
-  residual_dtype: str = 'float32'
-  # What the backward pass computes again instead of keeping it, for less memory
-  # and more time. 'none': little of a layer. 'layer': all of it, from its
-  # input. 'attention': as 'layer', but for attention, whose output is kept too
-  # (that of cuDNN is computed again). 'offload': as 'layer', and the inputs lie
-  # in the memory of the host until they are needed. True stands for 'layer',
-  # and False for 'none'.
-  remat: str = dataclasses.field(
-    default='none', metadata={'of_bool': ('none', 'layer')}
-  )
-  # Whether layers are compiled one by one instead of as a loop. Compiling
-  # takes longer; running is faster for a few layers.
-  unroll: bool = False
-  # Code that computes attention in training and over prompts: 'xla' on any
-  # device, 'splash' on TPUs, 'cudnn' on GPUs with bfloat16. 'auto' takes the
-  # one for the device.
-  attention: str = 'auto'
-
-
-@dataclasses.dataclass(frozen=True)
-class Lora:
-  """Low-rank adapters: the weights of the model stay as they are."""
-
-  # Rank of the adapters; 0 trains the weights themselves.
-  rank: int = 0
-  # The adapters' product is multiplied by alpha / rank.
-  alpha: float = 32.0
-  # Which weights get an adapter, as patterns: attention/query, attention/key,
-  # attention/value, attention/output, mlp/gate, mlp/up, mlp/down. Experts get
-  # none.
-  targets: tuple[str, ...] = ('*',)
-  # Dtype of the weights beside the adapters: 'float32', or 'bfloat16' for half
-  # the memory, to which weights of more digits are rounded.
-  base_dtype: str = 'float32'
+from grpo_jax.config._model_fields import Lora
+from grpo_jax.config._model_fields import Model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,6 +163,15 @@ class Sampler:
   resample_rounds: int = 0
   # Whether a prompt that all of its completions solved is never drawn again.
   retire_solved: bool = False
+  # How many rollouts are drawn and judged before their turn. 0: each rollout is
+  # drawn by the policy that learns from it. 1: while the updates of a rollout
+  # run, the next one is drawn, by the policy before these updates. This saves
+  # time where judging is slow, on one device alone, and needs a copy of the
+  # trained parameters besides the sampler's weights. Give
+  # learner.anchor='sampler' with it, or a method that has importance weights of
+  # the sampler, such as truncate_token_importance: each corrects for the older
+  # policy, and a warning says where nothing does.
+  ahead: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,7 +240,8 @@ class Learner:
   # Least width of a packed row, tokens.
   pack_tokens: int = 0
   # Where the log-probabilities of the old policy come from: 'learner' computes
-  # them again, 'sampler' takes what the sampler said.
+  # them again, 'sampler' takes what the sampler said. With sampler.ahead=1, the
+  # ratio of 'sampler' corrects for the older policy that has drawn the rollout.
   anchor: str = 'learner'
   # What to do with an optimizer batch whose advantages are all 0: 'skip', or
   # 'step', in which momentum, weight decay and KL still move the policy.

@@ -95,6 +95,7 @@ GROUPS: dict[str, dict[str, Row]] = {
     'left_out': Row('micro-batches left out', '%', if_any=True),
     'step_secs': Row('one rollout', 'seconds'),
     'judge_secs': Row('waiting for judges', 'seconds', 2),
+    'ahead_wait_secs': Row('waiting for the rollout', 'seconds', 2),
     'mfu_sample': Row('peak FLOP/s in sampling', '%', 1),
     'mfu_learn': Row('peak FLOP/s in learning', '%', 1),
     'device_peak_gib': Row('device memory, peak', 'GiB', 2),
@@ -146,7 +147,7 @@ def still(config: config_lib.Config) -> dict[str, Still]:
   """
   learner = config.learner
   fixed = {}
-  if not config.sampler.resample_rounds:
+  if not config.sampler.resample_rounds and not config.sampler.ahead:
     fixed['staleness_steps'] = Still(0.0, 0.0)
     if learner.batches * learner.epochs == 1 and learner.anchor == 'learner':
       # In bfloat16, scoring a token twice moves its ratio by up to 0.006.

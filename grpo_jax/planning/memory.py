@@ -140,7 +140,10 @@ class Memory:
     return place * number / self.schedule.shards
 
   def held(self, program: str) -> dict[str, float]:
-    """What the sampler holds when a program begins, bytes by part."""
+    """What the sampler holds when a program begins, bytes by part.
+
+    Drawing ahead, it holds weights and caches while updates run too.
+    """
     weights = {'sampler weights': float(self.weights.sampled)}
     cache, admitted = {'cache': self.cache}, {}
     if self.admits:
@@ -150,7 +153,12 @@ class Memory:
       'decode': weights | cache,
       'grow': {**weights, 'cache': self._first_cache(self.rooms[-2:][0])},
       'regroup': weights | cache | admitted,
-    }.get(program, {})
+      'prepare': {},
+    }.get(program, weights | cache | admitted if self._is_ahead else {})
+
+  @property
+  def _is_ahead(self) -> bool:
+    return bool(self.config.sampler.ahead)
 
   def arguments(self, program: str) -> float:
     """Weights and caches that one of `compiling.PROGRAMS` is given, bytes."""

@@ -216,6 +216,7 @@ def of_program(
     'parameters': float(weights.trained + weights.frozen),
     'moments': float(weights.moments),
     'reference': float(weights.reference),
+    'older parameters': float(weights.older),
     **counted.held(name),
   }
   needs = counted.memory(name)

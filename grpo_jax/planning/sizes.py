@@ -80,6 +80,8 @@ class Weights:
     host_moments: Of the optimizer, in the memory of the host.
     host_reference: In the memory of the host.
     frozen: Of what adapters leave alone.
+    older: Of the trained parameters one version older, which draw rollouts
+      ahead; 0 if none are.
     gathered: In the compute dtype, gathered.
     sampled: As decoding reads them, on the sampler's mesh.
     head: Of the output layer alone, gathered, in the compute dtype.
@@ -104,6 +106,7 @@ class Weights:
   scattered: int
   host_moments: int = 0
   host_reference: int = 0
+  older: int = 0
 
   @property
   def state(self) -> int:
@@ -169,6 +172,7 @@ def weights_of(parts: Abstract) -> Weights:
     scattered=on_device(over_fsdp(state.params)),
     host_moments=on_host(state.opt_state),
     host_reference=on_host(state.reference),
+    older=on_device(state.params) * run.config.sampler.ahead,
   )
 
 

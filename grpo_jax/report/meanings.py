@@ -107,6 +107,7 @@ _MEANINGS = {
   ),
   'step_secs': 'Sampling, judging and learning of a rollout.',
   'judge_secs': 'How long a rollout waits for its judges.',
+  'ahead_wait_secs': 'How long updates wait for a rollout drawn ahead.',
   'mfu_sample': 'FLOP/s that the model needs over what the devices could do.',
   'mfu_learn': 'FLOP/s that the model needs over what the devices could do.',
   'device_peak_gib': 'The most that a device has held since the run began.',
@@ -149,6 +150,7 @@ _MORE = {
   'learn_tokens_per_sec': monitor.Row('learning speed', 'tokens per second'),
   'step_secs': monitor.Row('time of a rollout', 'seconds'),
   'judge_secs': monitor.Row('time of waiting for judges', 'seconds'),
+  'ahead_wait_secs': monitor.Row('time of waiting for rollouts', 'seconds'),
 }
 _ROWS = {
   name: row for rows in monitor.GROUPS.values() for name, row in rows.items()

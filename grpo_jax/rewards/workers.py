@@ -47,6 +47,9 @@ def own_cores() -> int:
   return os.cpu_count() or 1
 
 
+_BETWEEN_SECS = 0.2  # between two calls of `Workers.between`
+
+
 class Call(NamedTuple):
   """One call of a judge.
 
@@ -89,6 +92,10 @@ class Workers:
     pid_namespace: Whether workers run in PID namespaces where the system offers
       them.
 
+  Attributes:
+    between: Called several times a second while calls are made; what it raises
+      ends them, and is raised where they are waited for.
+
   Raises:
     ValueError: A limit is not positive.
   """
@@ -114,6 +121,7 @@ class Workers:
           f'{name} of the workers is {value}, but a positive number is'
           ' required; pass one.'
         )
+    self.between: Callable[[], None] = lambda: None
     self._number = number
     self._time_limit_secs = time_limit_secs
     self._start_limit_secs = start_limit_secs
@@ -241,10 +249,11 @@ class Workers:
             worker = self._idle_or_new(stream.confined[index])
             worker.begin(stream.requests[index], selector)
             busy[worker] = index
-          until = None
+          self.between()
+          until = _BETWEEN_SECS
           if busy:
-            until = min(worker.deadline for worker in busy) - time.monotonic()
-            until = max(0.0, until)
+            limit = min(worker.deadline for worker in busy) - time.monotonic()
+            until = min(until, max(0.0, limit))
           for key, _ in selector.select(until):
             key.data()
           for worker in [worker for worker in busy if worker.is_finished()]:

@@ -18,6 +18,7 @@ from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.rollouts.types import Rollout
 from grpo_jax.training import build
 from grpo_jax.training import loop
+from grpo_jax.training import speed
 from grpo_jax.training import warm_up
 
 
@@ -56,7 +57,7 @@ def trained(
   run.engine.load(update.whole(state.params), version=0)
   for step in range(run.config.steps):
     rollout, prompt_state, _ = loop.sampled(run, prompt_state, step)
-    (state, scalars), secs = loop.timed(
+    (state, scalars), secs = speed.timed(
       loop.learn, update, state, rollout, step, None
     )
     run.engine.load(update.whole(state.params), version=step + 1)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from grpo_jax.config import Config
 from grpo_jax.studies import runs
 from grpo_jax.studies.tables import without_nan
-from grpo_jax.training import loop
+from grpo_jax.training import speed
 from grpo_jax.training import workdir as workdir_lib
 
 
@@ -74,6 +74,11 @@ def run(
   for name, number in (('seeds', seeds), ('steps', steps)):
     if number < 1:
       raise ValueError(f'--{name}={number} asks for none; give 1 or more.')
+  if config.sampler.ahead:
+    raise ValueError(
+      f'sampler.ahead={config.sampler.ahead} in a study, whose runs sample and '
+      'learn in turn; give sampler.ahead=0.'
+    )
   known = {arm.label: arm for arm in sweep.arms}
   if unknown := [label for label in only if label not in known]:
     raise ValueError(
@@ -113,7 +118,7 @@ def _run_all(
     if seed not in warmed:
       of_seed = dataclasses.replace(config, seed=seed)
       warmed = {seed: runs.warmed_up(of_seed, workdir)}
-    outcome, secs = loop.timed(sweep.train, config, arm, seed, warmed[seed])
+    outcome, secs = speed.timed(sweep.train, config, arm, seed, warmed[seed])
     line = without_nan(dataclasses.asdict(outcome))
     # Appended at once: an interruption loses only the run that is under way.
     with _file(sweep, workdir).open('a') as lines:

@@ -17,6 +17,7 @@ from grpo_jax.learner.types import Learner
 from grpo_jax.models import foreign
 from grpo_jax.models.foreign import Foreign
 from grpo_jax.models.layout import LayoutSpec
+from grpo_jax.training import ahead
 from grpo_jax.training import build
 
 
@@ -85,7 +86,11 @@ def updater(
     optimizer: Makes an optax transformation to take in place of that of
       `config.optim`. It gets a function from the parameters to a tree of bools,
       which says which of them decay.
+
+  Raises:
+    ValueError: Rollouts cannot be drawn ahead; see `ahead.check`.
   """
+  ahead.check(run.config, run.mesh)
   config = run.config.learner
   asked = run.config.optim
   schedule = optim.learning_rate(

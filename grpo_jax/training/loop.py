@@ -24,6 +24,7 @@ from grpo_jax.rollouts import rollout_metrics
 from grpo_jax.rollouts.dynamic_sampling import Drawn
 from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.rollouts.types import Rollout
+from grpo_jax.training import ahead as ahead_lib
 from grpo_jax.training import bucket
 from grpo_jax.training import build
 from grpo_jax.training import joining
@@ -35,6 +36,7 @@ from grpo_jax.training import speed
 from grpo_jax.training import stop_signal
 from grpo_jax.training import warm_up
 from grpo_jax.training import widths
+from grpo_jax.training.ahead import Ahead
 from grpo_jax.training.session import Progress
 from grpo_jax.training.session import Session
 from grpo_jax.training.session import Unwritten
@@ -96,6 +98,7 @@ def train(
       screen,
       peers,
     ) as (session, progress),
+    ahead_lib.Ahead(session.run, session.update, draw) as ahead,
   ):
     progress = progress or begin(session)
     # When `Stopped` is raised, `progress` is still the one that was saved.
@@ -103,11 +106,11 @@ def train(
       while progress:
         # First of all, because a checkpoint may hold a rollout whose metrics
         # wait for its evaluation; and before the first rollout, step 0 is due.
-        progress, ends = conclude(session, progress)
+        progress, ends = conclude(session, progress, ahead)
         if ends or progress.step >= config.steps or session.is_stopped():
           break
         with session_lib.profiled(session, progress.step + 1, profile_steps):
-          progress = advance(session, progress, draw)
+          progress = advance(session, progress, ahead)
     if progress:
       session_lib.finish(session, progress)
       session_lib.check_end(session, progress)
@@ -144,14 +147,13 @@ def begin(session: Session) -> Progress | None:
     return None
   with session.monitor.phase('handing the parameters to the sampler'):
     state = session.update.init(params)
+    state = ahead_lib.with_older(session.run.config, state)
     whole = session.update.whole(state.params)
     session.run.engine.load(whole, version=0)
   return Progress(0, state, PromptState(), Unwritten({}, []))
 
 
-def advance(
-  session: Session, progress: Progress, draw: Callable[..., Any]
-) -> Progress:
+def advance(session: Session, progress: Progress, ahead: Ahead) -> Progress:
   """One rollout and its updates; `conclude` evaluates and writes metrics."""
   run, config = session.run, session.run.config
   step, state, prompt_state, _ = progress
@@ -164,24 +166,25 @@ def advance(
       ),
       session.peers.together(),  # before programs that need all of them
     ):
-      drawn, sample_secs = timed(draw, run, prompt_state, step)
+      drawn, sample_secs = ahead.take(state, prompt_state, step)
   rollout, prompt_state, counts = drawn
-  run.engine.unload()  # the update needs the memory, and moves the parameters
+  state, older = ahead.before_updates(state, prompt_state, step)
   session_lib.make_room(session)
   with session.monitor.phase('learning', 'compiling, then learning'):
     known = gathering.on_devices(rollout, run.mesh)
-    # Of no use where no rollout follows, or where it is read from a file.
-    last = session.replays or step + 1 == config.steps
+    # Of no use where no rollout follows, or where it is read from a file; drawn
+    # ahead, it has its prompts.
+    last = session.replays or step + 1 == config.steps or config.sampler.ahead
     before = reports.before_updates(session, state, known, step)
     geometry = session.geometry.measured(state, known, step)
-    (state, measured), learn_secs = timed(
+    (state, measured), learn_secs = speed.timed(
       learn, session.update, state, known, step, None if last else run.prompts
     )
     effects = before and session.effects.after(state, known, before)
   warning = session.compilations.warning(session.update.shapes())
   if warning and session.peers.is_first:
     session.monitor.warn(warning)
-  run.engine.load(session.update.whole(state.params), version=step + 1)
+  state = ahead.after_updates(state, older, step + 1)
   measured |= rollout_metrics.of_rollout(
     rollout, step, config.evaluation.right_reward
   )
@@ -194,6 +197,7 @@ def advance(
     run.peak_flops,
     session.update.forward_passes(measured.get('needed_tokens', 1)),
     counts.get('tokens_drawn'),
+    counts.get('ahead_wait_secs'),
   )
   measured |= speed.of_memory()
   for failing in session.failures.warnings(rollout, measured):
@@ -205,7 +209,9 @@ def advance(
   )
 
 
-def conclude(session: Session, progress: Progress) -> tuple[Progress, bool]:
+def conclude(
+  session: Session, progress: Progress, ahead: Ahead
+) -> tuple[Progress, bool]:
   """Evaluates if that is due, writes the metrics, saves if that is due.
 
   Returns:
@@ -234,6 +240,7 @@ def conclude(session: Session, progress: Progress) -> tuple[Progress, bool]:
         ),
         session.peers.together(),
       ):
+        ahead.give_newest(progress.state, step)
         keep = functools.partial(reports.keep_answers, session)
         heldout = evaluated(session.run, step, keep)
     measured = {**measured, **heldout}
@@ -276,7 +283,7 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
 
   def judging(judge, completions):
     nonlocal waited, secs, number
-    judged, took = timed(run.judging, judge, completions)
+    judged, took = speed.timed(run.judging, judge, completions)
     now = time.monotonic()
     # Workers may have begun while others were still being sampled.
     waited, secs = waited + took, secs + now - min(judge.began, now - took)
@@ -386,10 +393,3 @@ def evaluated(
   failed = float(rollout.failed.any(-1).sum())
   some = {'heldout_failed': failed} if failed else {}
   return {'heldout_accuracy': accuracy, **some, **too_long}
-
-
-def timed(function: Callable[..., Any], *args) -> tuple[Any, float]:
-  """The result of a call, and how many seconds the call took."""
-  start = time.monotonic()
-  result = function(*args)
-  return result, time.monotonic() - start

@@ -29,6 +29,7 @@ from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import gathering
 from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.rollouts.types import Rollout
+from grpo_jax.training import ahead
 from grpo_jax.training import bucket
 from grpo_jax.training import build
 from grpo_jax.training import build_model
@@ -161,7 +162,7 @@ def opened(
     if saved is not None:
       build_model.check_frozen(saved, frozen, config)
     warn = functools.partial(screen.warn, None)  # before the first rollout
-    for warning in build_rewards.warnings(run.rewards):
+    for warning in build_rewards.warnings(run.rewards) + ahead.warnings(run):
       warn(warning)
     progress = _progress(saved) if saved else None
     # The last rollout with a line in metrics.jsonl; see `Unwritten`.
@@ -304,7 +305,8 @@ def _restored(
         peers=peers,
       )
     )
-    saved = saves.restore(update.abstract)
+    abstract = ahead.with_older(config, update.abstract, copy=lambda x: x)
+    saved = saves.restore(abstract)
   if saved:
     update.spec = build_updater.decided(update.spec, saved.host.get('layout'))
   return saves, saved

@@ -1,5 +1,9 @@
 """Speed and memory of a rollout and its updates; the peak speed of a device."""
 
+from collections.abc import Callable
+import time
+from typing import Any
+
 import jax
 import numpy as np
 
@@ -18,6 +22,7 @@ def of_speed(
   peak: float | None,
   learn_passes: float,
   tokens_drawn: float | None = None,
+  waited_secs: float | None = None,
 ) -> dict[str, float]:
   """Seconds, completion tokens per second, and model FLOP utilisation (MFU).
 
@@ -40,18 +45,20 @@ def of_speed(
     tokens_drawn: Completion tokens that were sampled in `sample_secs`; None:
       those of the rollout. Dynamic sampling drops some groups and keeps others
       for later, so it may sample more or fewer.
+    waited_secs: How many of `sample_secs` the learner waited for; None: all.
 
   Returns:
-    `sample_secs`, `learn_secs`, their sum `step_secs`, `sample_tokens_per_sec`,
-    `learn_tokens_per_sec`; with a peak and a shape also `mfu_sample` and
-    `mfu_learn`.
+    `sample_secs`, `learn_secs`, `step_secs` (learning and waiting),
+    `sample_tokens_per_sec`, `learn_tokens_per_sec`; with a peak and a shape
+    also `mfu_sample` and `mfu_learn`.
   """
   tokens = float(rollout.length.sum())
   drawn = tokens if tokens_drawn is None else tokens_drawn
+  waited = sample_secs if waited_secs is None else waited_secs
   measured = {
     'sample_secs': sample_secs,
     'learn_secs': learn_secs,
-    'step_secs': sample_secs + learn_secs,
+    'step_secs': waited + learn_secs,
     'sample_tokens_per_sec': drawn / sample_secs,
     'learn_tokens_per_sec': tokens / learn_secs,
   }
@@ -61,6 +68,13 @@ def of_speed(
     measured['mfu_sample'] = flops * (drawn / tokens) / sample_secs / peak
     measured['mfu_learn'] = learn_passes * flops / learn_secs / peak
   return measured
+
+
+def timed(function: Callable[..., Any], *args) -> tuple[Any, float]:
+  """The result of a call, and how many seconds the call took."""
+  start = time.monotonic()
+  result = function(*args)
+  return result, time.monotonic() - start
 
 
 def of_memory() -> dict[str, float]:

@@ -278,6 +278,21 @@ def test_an_error_meanwhile_ends_the_calls(pool):
   check_goes_on(pool)
 
 
+def test_what_between_raises_ends_the_calls(pool, monkeypatch):
+  def between():
+    if time.monotonic() > begun + 0.5:
+      raise KeyError
+
+  begun = time.monotonic()
+  with monkeypatch.context() as patch:
+    patch.setattr(pool, 'between', between)
+    with pytest.raises(KeyError), pool.stream() as stream:
+      stream.add(workers_lib.Call(MODULE + 'loop', ('p', '0', {})))
+      stream.wait()
+  assert time.monotonic() - begun < LIMIT_SECS
+  check_goes_on(pool)
+
+
 def test_a_signal_while_the_thread_starts_ends_it(pool, monkeypatch):
   submit = futures.ThreadPoolExecutor.submit
 

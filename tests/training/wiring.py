@@ -31,6 +31,7 @@ from grpo_jax import sampling
 from grpo_jax import sharding
 from grpo_jax.commands import eval_and_sample
 from grpo_jax.learner import updates
+from grpo_jax.learner.types import TrainState
 from grpo_jax.models import weights
 from grpo_jax.models.layout import LayoutSpec
 from grpo_jax.monitor import _display
@@ -138,7 +139,11 @@ class Engine:
     self.generate = functools.partial(self.generate, self)
     self._drawn = 0
     # Nothing is drawn from a model.
-    self.load = seen.noted('hand to sampler', lambda params, version: None)
+    self.load = seen.noted('hand to sampler', self._load)
+    self.version = -1
+
+  def _load(self, params, version):
+    self.version = version
 
   def unload(self):
     """There is nothing to free."""
@@ -156,7 +161,7 @@ class Engine:
       length=np.full(shape[:2], shape[2], np.int32),
       logp=nothing,
       log_kept=nothing,
-      version=np.full(shape, requests.rollout, np.int32),
+      version=np.full(shape, self.version, np.int32),
       finish=np.zeros(shape[:2], np.int32),
       entropy=nothing,
     )
@@ -201,14 +206,11 @@ class Updater:
   """Learns nothing; every update of it is refused as not finite."""
 
   def __init__(self, seen, number):
-    state = types.SimpleNamespace(
-      params={}, opt_state=(), reference=None, nonfinite=0
-    )
-    self.abstract, self.frozen = state, None
+    self.abstract, self.frozen = self._state({}), None
     self.forward_passes = lambda needed: 3
     self.spec = LayoutSpec('shared', micro_rows=1)
     self.shapes = dict
-    self.init = lambda params: types.SimpleNamespace(params=params, nonfinite=0)
+    self.init = self._state
     self.whole = lambda params: params
     self.compile_ahead = seen.noted('compile_ahead', lambda example, step: None)
     self._learn = seen.noted(
@@ -216,6 +218,9 @@ class Updater:
       lambda state, rollout, step: None,
       self._measured,
     )
+
+  def _state(self, params):
+    return TrainState(params, (), (), None, step=0, nonfinite=0, idle=0)
 
   def __call__(self, state, rollout, step):
     return state, self._learn(state, rollout, step)

@@ -13,6 +13,12 @@ from tests.training.wiring_rows import resolved
 from tests.training.wiring_rows import rollouts
 
 
+def ahead(run, value):
+  """The versions that have drawn the rollouts."""
+  found = [int(np.max(rollout.batch.version)) for rollout in rollouts(run)]
+  return found, [max(step - value, 0) for step in range(len(found))]
+
+
 def warm_up_steps(run, value):
   return [len(run.calls['learn 1'])] + run.at(
     'learning_rate', 'total_steps', 1
@@ -143,6 +149,7 @@ def alarm(words, metric, ill):
 
 
 ROWS = {
+  'sampler.ahead': ahead,
   'warm_up.steps': warm_up_steps,
   'warm_up.examples': warm_up_examples,
   'warm_up.micro_rows': at(('LayoutSpec', 'micro_rows', 1)),

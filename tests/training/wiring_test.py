@@ -126,6 +126,7 @@ PAIRS = {
   'sampler.tensor': (1, 0),
   'sampler.resample_rounds': (2, 0),
   'sampler.retire_solved': (False, True),
+  'sampler.ahead': (0, 1),
   'optim.lr': (0.011, 0.012),
   'optim.warmup_steps': (4, 5),
   'optim.decay': ('cosine', 'linear'),
