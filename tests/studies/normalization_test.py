@@ -95,6 +95,12 @@ def test_an_optimizer_of_which_an_arm_is_missing_has_no_verdict():
   assert verdicts_of(numbers)['sgd'] == OPEN
 
 
+def test_of_fewer_optimizers_nothing_is_claimed_of_the_others():
+  asked = verdicts.experiment(normalization.SMOLLM2).claims
+  assert {*asked} == {'unequal', 'momentum', 'adam', 'adam_same', 'inside'}
+  assert verdicts.experiment(PLAN) == normalization.EXPERIMENT
+
+
 def test_every_arm_has_its_twin_and_its_loss():
   labels = [arm.label for arm in PLAN.arms]
   assert labels[:2] == ['SGD-0.005-divided', 'SGD-0.005-plain']

@@ -196,7 +196,7 @@ def run(
   begun = time.monotonic()
   outcomes = sweeps.run(sweep(plan), config, workdir, seeds, steps, only)
   numbers = verdicts.numbers(plan, outcomes)
-  made = verdicts.EXPERIMENT
+  made = verdicts.experiment(plan)
   done = pages.Result(
     made, numbers, claims.check(made, numbers), time.monotonic() - begun
   )

@@ -129,3 +129,10 @@ EXPERIMENT = Experiment(
   measure,
   draw,
 )
+
+
+def experiment(plan: Plan) -> Experiment:
+  """`EXPERIMENT` without the claims on optimizers that a plan does not have."""
+  left_out = {_ASKED[name] for name in _ASKED if name not in plan.optimizers}
+  kept = {name: c for name, c in CLAIMS.items() if name not in left_out}
+  return EXPERIMENT._replace(claims=kept)
