@@ -62,15 +62,16 @@ def params(transformer, seed=0):
 @functools.cache
 def _params(transformer, seed):
   shapes = jax.eval_shape(transformer.init, jax.random.key(0))
-  rng = np.random.default_rng(seed)
+  rng = np.random.default_rng((seed, 3))
+  of_kernels = (0.01 + 1 / transformer.config.width) ** 0.5  # about as `init`
 
   def leaf(path, x):
     name = jax.tree_util.keystr(path[-1:], simple=True)
     noise = rng.standard_normal(x.shape, np.float32)
     if name == 'scale':
       return 1 + noise / 10
-    # Of kernels about what `init` gives for `CONFIG.width`.
-    return noise * (0.1 if 'bias' in name or name == 'embedding' else 0.2)
+    small = 'bias' in name or name == 'embedding'
+    return noise * np.float32(0.1 if small else of_kernels)
 
   return jax.tree_util.tree_map_with_path(leaf, shapes)
 

@@ -1,5 +1,6 @@
 """Runs that cannot learn say so, and end saved."""
 
+import dataclasses
 import json
 import types
 from typing import Any
@@ -158,7 +159,9 @@ def test_a_warm_up_without_a_finite_update_ends_the_run(tmp_path):
 
 def test_weights_that_are_not_finite_are_refused(monkeypatch):
   run = build.run(runs.small())
-  params = build.initial_params(run)
+  params = build.initial_params(run)  # drawn at random, so nobody looks
+  model = dataclasses.replace(run.config.model, path='a folder')
+  run = run._replace(config=dataclasses.replace(run.config, model=model))
   spoilt = jax.tree.map(lambda x: x.at[(0,) * x.ndim].set(np.nan), params)
   monkeypatch.setattr(build.build_model, 'initial', lambda *_: spoilt)
   with pytest.raises(ValueError, match='parameter .* NaN or infinite'):
