@@ -140,10 +140,16 @@ def together(
 def _reduced(
   pieces: Sequence[tuple[Array, tuple[Any, float]]],
 ) -> list[Array]:
-  """Each array reduced to a number, by the operation beside it."""
+  """Each array reduced to a number, by the operation beside it.
+
+  On several devices each array alone: a loop over several arrays is not split,
+  and every device would gather them whole.
+  """
+  alone = jax.sharding.get_abstract_mesh().size > 1
   groups: dict[Any, list[int]] = {}
   for k, (x, _) in enumerate(pieces):
-    groups.setdefault((x.shape, jax.typeof(x).sharding), []).append(k)
+    kind = k if alone else (x.shape, jax.typeof(x).sharding)
+    groups.setdefault(kind, []).append(k)
   found = [x for x, _ in pieces]
   for chosen in groups.values():
     operations, neutral = zip(*(pieces[k][1] for k in chosen), strict=True)

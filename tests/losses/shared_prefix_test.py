@@ -98,11 +98,29 @@ def test_a_prefix_without_pull_does_not_count_as_cancelled():
   assert float(summary['whole_tokens'][0]) == pytest.approx(2)
 
 
-def test_the_sums_of_a_summary_are_taken_in_one_loop():
-  """The positions, then the rest; compiling goes by loops."""
+@pytest.mark.parametrize('devices, loops', [(1, 2), (8, 16)])
+def test_the_sums_of_a_summary_are_taken_in_one_loop(devices, loops):
+  """The positions, then the rest; compiling goes by loops.
+
+  Several devices take eight sums one by one, because XLA would gather what one
+  loop reads.
+  """
   shared = diagnostics.shared_prefix_weight(*sampled(False))
-  program = str(jax.make_jaxpr(diagnostics.prefix_summary)(shared))
-  assert program.count('= reduce[') == 2
+  with sharding.use(sharding.make_mesh(devices)):
+    program = str(jax.make_jaxpr(diagnostics.prefix_summary)(shared))
+  assert program.count('= reduce[') == loops
+
+
+def test_a_summary_gathers_nothing_where_the_mesh_is_not_known():
+  """As in a training loop that is not ours."""
+  shared = diagnostics.shared_prefix_weight(*sampled(False))
+  split = jax.tree.map(
+    lambda x: jnp.concatenate([x] * 8), shared
+  )  # whole prompts on each device
+  split = jax.device_put(split, sharding.rows(sharding.make_mesh(8)))
+  program = jax.jit(diagnostics.prefix_summary).lower(split).compile()
+  assert 'all-reduce' in program.as_text()
+  assert 'all-gather' not in program.as_text()
 
 
 def test_nothing_as_large_as_all_pairs_is_made():
