@@ -50,7 +50,7 @@ def save(
   for mode, colors in (('light', LIGHT), ('dark', DARK)):
     figure, title = drawn(experiment, numbers, colors)
     files[mode] = f'{name}-{mode}.png'
-    with rc_context(_style(colors)):
+    with rc_context(style(colors)):
       figure.savefig(folder / files[mode], dpi=144)
   return {**files, 'title': title}
 
@@ -68,14 +68,14 @@ def drawn(
   from matplotlib import rc_context
   from matplotlib.figure import Figure  # no global state, no display
 
-  with rc_context(_style(colors)):
+  with rc_context(style(colors)):
     figure = Figure(figsize=(8, 4.2), layout='constrained')
     title = experiment.draw(numbers, figure, colors)
     figure.suptitle(title, x=0.012, ha='left', fontsize=11.5, wrap=True)
   return figure, title
 
 
-def _style(colors: dict[str, str]) -> dict[Any, Any]:
+def style(colors: dict[str, str]) -> dict[Any, Any]:
   """Settings of matplotlib for a page of these colors."""
   parts = (
     'text.color', 'axes.labelcolor', 'xtick.color', 'ytick.color',

@@ -2,13 +2,17 @@
 
 import json
 
+from matplotlib.figure import Figure
+import numpy as np
 import pytest
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
 from tests.bench import cases
 from tests.bench import config as bench_config
+from tests.bench import plot
 from tests.bench import rewards
+from tests.bench import run
 from tests.bench import tables
 from tests.bench import work
 
@@ -110,3 +114,24 @@ def test_end_ids_favour_neither_half():
     '', '', {'completion_ids': case.end_ids, 'half': case.vocab // 2}
   )
   assert share == 0.5
+
+
+def test_the_plot_shows_the_median_of_the_turns_and_says_its_range(tmp_path):
+  found = plot.found(RESULTS, 'A', STEP)
+  assert found == {'trl': [2.5, 1.5]}
+  assert plot.found(RESULTS, 'B', STEP) == {}  # no turn that both finished
+  panel = Figure().subplots()
+  plot.draw(panel, {'A': found, 'B': {}}, {'': 3})
+  marks, goals = (panel.lines[k].get_xdata() for k in (1, -2))
+  np.testing.assert_allclose([*marks, *goals], [2.0, 3, 3])
+  assert 'is 2.00 to 2.00 times' in plot.title_of(RESULTS, ['A', 'B'])
+
+
+def test_what_the_benchmark_writes_can_be_drawn_again(tmp_path):
+  run.save(tmp_path / 'figures.json', RESULTS, {})
+  written = json.loads((tmp_path / 'figures.json').read_text())
+  results = plot.results_of(written)
+  assert tables.ratios(results, 'A', TRL, STEP) == [2.5, 1.5]
+  assert set(results) == set(RESULTS)
+  plot.save(results, tmp_path / 'ratios.svg')
+  assert 'times as fast' in (tmp_path / 'ratios.svg').read_text()
