@@ -190,8 +190,8 @@ FLAGS = {
   'study': flags.DEFINE_string(
     'study',
     None,
-    'The study to run: brakes, brakes_updates, normalization or '
-    'normalization_smollm2, which train; an experiment on the claims of two '
+    'The study to run: brakes, brakes_updates, brakes_smollm2, normalization '
+    'or normalization_smollm2, which train; an experiment on the claims of two '
     'papers, such as coasting_ratio; or all of these experiments.',
   ),
   'full': flags.DEFINE_bool(

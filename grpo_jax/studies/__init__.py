@@ -38,6 +38,7 @@ class Study(NamedTuple):
 STUDIES = (
   'brakes',
   'brakes_updates',
+  'brakes_smollm2',
   'normalization',
   'normalization_smollm2',
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from grpo_jax.studies import brakes
+from grpo_jax.studies import brakes_smollm2
 from grpo_jax.studies import brakes_updates
 from grpo_jax.studies.brakes import Arm
 from grpo_jax.studies.brakes import Outcome
@@ -92,6 +93,17 @@ def test_every_brake_has_a_control_at_each_number_of_updates():
   assert len(nearest) == 36  # all arms with a brake
   for arm in (Arm('project', 16, 5e-5), Arm('decay', 4, 2e-4)):
     assert nearest[arm].lr * nearest[arm].updates == arm.lr * arm.updates
+
+
+@pytest.mark.parametrize('study', [brakes_updates, brakes_smollm2])
+def test_a_brake_is_compared_at_its_own_number_of_updates(study):
+  made = [
+    outcome(arm, 0, reward=arm.updates / 100 + 0.5 * (arm.brake != 'none'))
+    for arm in study.ARMS
+  ]
+  for row in brakes.summarise(made).rows:
+    if row.arm.brake != 'none':
+      assert row.gap is not None and row.gap[0] == pytest.approx(0.5)
 
 
 def test_each_brake_has_its_config():

@@ -10,6 +10,7 @@ import numpy as np
 
 from grpo_jax.report import intervals
 from grpo_jax.report.intervals import Interval
+from grpo_jax.studies.brakes.arms import BASE_UPDATES
 from grpo_jax.studies.brakes.arms import Arm
 from grpo_jax.studies.tables import without_nan
 
@@ -70,8 +71,8 @@ REDUCED = ('overshoot', 'overshoot_positive', 'kl_rollout')
 class Row(NamedTuple):
   """One arm, over its seeds.
 
-  The base of an arm is the arm without a brake, with `BASE_UPDATES` updates and
-  the same learning rate.
+  The base of an arm with a brake is the arm without one, with as many updates
+  and the same learning rate; that of an arm without one has `BASE_UPDATES`.
 
   Attributes:
     arm: The arm.
@@ -158,8 +159,9 @@ def _row(arm: Arm, of_arm: dict[Arm, dict[int, Outcome]]) -> Row:
     name: intervals.of_mean([getattr(outcome, name) for outcome in mine])
     for name in METRICS
   }
-  # At the arm's own learning rate, so that the brake is the only difference.
-  base = Arm(lr=arm.lr)
+  # The brake, or without one the number of updates, is all that differs.
+  updates = BASE_UPDATES if arm.brake == 'none' else arm.updates
+  base = Arm(updates=updates, lr=arm.lr)
   pairs = _pairs(of_arm, base, arm)
   if base == arm or not pairs:
     return Row(arm, len(mine), means, {}, None)

@@ -10,7 +10,8 @@ from grpo_jax.studies.tables import number
 _NOTES = f"""\
 a±b: mean over the seeds, and half the width of its 95 % t-interval.
 (xk): the mean of the base is k times this mean. The base of an arm has no
-brake, {BASE_UPDATES} updates per rollout and the same learning rate.
+brake and the same learning rate and updates per rollout; that of an arm without
+a brake has {BASE_UPDATES} updates.
 overshoot, positive, carried, fresh: nats per update, over the tokens that the
 arm's own trust region clips. The brake 'narrow' clips tokens that the base
 still trains.
