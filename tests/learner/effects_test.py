@@ -14,8 +14,6 @@ from tests.learning import make_learner
 from tests.learning import make_rollout
 from tests.learning import spec
 
-pytestmark = pytest.mark.quick
-
 
 def measured(method, batches=1, epochs=1, scored=True):
   """The effects of a rollout, and the policy before and after it."""

@@ -10,8 +10,6 @@ from grpo_jax import optim
 from tests.optim.moments_test import PARAMS
 from tests.optim.moments_test import gradients
 
-pytestmark = pytest.mark.quick
-
 LR, B1, B2, EPSILON = 0.01, 0.9, 0.95, 1e-3
 
 
