@@ -34,12 +34,14 @@ def main() -> None:
 def run(args) -> str:
   """Trains, and returns what `Clock.answer` says of it."""
   clock = clock_lib.Clock()
-  if args.cache:
-    jax.config.update('jax_compilation_cache_dir', args.cache)
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
   measure(clock)
   with tempfile.TemporaryDirectory(prefix='grpo_jax_bench_') as folder:
-    workdir, config = args.workdir or folder, config_of(args)
+    # Of its own, unless one is given: what an earlier run has compiled would
+    # make the first step a warm one.
+    cache = args.cache or f'{folder}/cache'
+    jax.config.update('jax_compilation_cache_dir', cache)
+    workdir, config = args.workdir or f'{folder}/run', config_of(args)
     clock.asked = time.perf_counter()
     loop.train(config, workdir, profile_steps=tuple(args.profile_steps))
   return clock.answer('grpo_jax', args, ('jax', 'flax', 'optax'))
@@ -48,7 +50,9 @@ def run(args) -> str:
 def arguments(given=None):
   """What the command line says, or a list like it."""
   parser = clock_lib.parser(__doc__)
-  parser.add_argument('--cache', help="folder of JAX's compilation cache")
+  parser.add_argument(
+    '--cache', help="folder of JAX's compilation cache; default: a new one"
+  )
   parser.add_argument('--workdir', help='is kept; without it a temporary one')
   parser.add_argument(
     '--profile_steps', type=int, nargs=2, default=(0, 0), metavar='STEP'
