@@ -1,11 +1,12 @@
 """Draws how many times as fast grpo_jax is as its peers, case by case.
 
 python tests/bench/run.py --json=figures.json
-python tests/bench/plot.py figures.json tests/bench/ratios.svg
+python tests/bench/plot.py figures.json [MORE.json ...] tests/bench/ratios.svg
 
-A mark is the median over turns, with a line from the least to the greatest.
+Cases of several files are drawn below each other. A mark is the median over turns, with a line from the least to the greatest.
 """
 
+import argparse
 from collections.abc import Mapping
 from collections.abc import Sequence
 import json
@@ -32,17 +33,30 @@ TICKS = 0.03, 0.1, 0.3, 1, 3, 10, 30
 
 
 def main() -> None:
-  """Draws the file of the first argument into that of the second."""
-  source, target = map(pathlib.Path, sys.argv[1:])
-  save(results_of(json.loads(source.read_text())), target)
+  """Draws what the command line names."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument(
+    'figures', type=pathlib.Path, nargs='+', help='files of `run.py --json`'
+  )
+  parser.add_argument('picture', type=pathlib.Path, help='is written')
+  args = parser.parse_args()
+  runs = [
+    one
+    for source in args.figures
+    for one in json.loads(source.read_text())['runs']
+  ]
+  save(results_of(runs), args.picture)
 
 
-def results_of(written: Mapping) -> dict:
-  """What `run.py --json` has written, as `tables.Results`, of float32."""
+def results_of(runs: Sequence[Mapping]) -> tables.Results:
+  """The `runs` that `run.py --json` has written, as results."""
   results: dict = {}
-  for one in written['runs']:
-    key = one['case'], tables.Contender(one['contender'], 'float32')
-    results.setdefault(key, []).append(one)
+  for one in runs:
+    framework, _, dtype = one['contender'].partition(' ')
+    contender = tables.Contender(framework, dtype or 'float32')
+    results.setdefault((one['case'], contender), []).append(one)
   return results
 
 

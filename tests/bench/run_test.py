@@ -116,7 +116,7 @@ def test_end_ids_favour_neither_half():
   assert share == 0.5
 
 
-def test_the_plot_shows_the_median_of_the_turns_and_says_its_range(tmp_path):
+def test_the_plot_shows_the_median_of_the_turns_and_says_its_range():
   found = plot.found(RESULTS, 'A', STEP)
   assert found == {'trl': [2.5, 1.5]}
   assert plot.found(RESULTS, 'B', STEP) == {}  # no turn that both finished
@@ -130,7 +130,7 @@ def test_the_plot_shows_the_median_of_the_turns_and_says_its_range(tmp_path):
 def test_what_the_benchmark_writes_can_be_drawn_again(tmp_path):
   run.save(tmp_path / 'figures.json', RESULTS, {})
   written = json.loads((tmp_path / 'figures.json').read_text())
-  results = plot.results_of(written)
+  results = plot.results_of(written['runs'])
   assert tables.ratios(results, 'A', TRL, STEP) == [2.5, 1.5]
   assert set(results) == set(RESULTS)
   plot.save(results, tmp_path / 'ratios.svg')

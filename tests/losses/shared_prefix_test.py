@@ -99,7 +99,9 @@ def test_a_prefix_without_pull_does_not_count_as_cancelled():
 
 
 @pytest.mark.parametrize('devices, loops', [(1, 2), (8, 16)])
-def test_the_sums_of_a_summary_are_taken_in_one_loop(devices, loops):
+def test_only_one_device_takes_the_sums_of_a_summary_in_one_loop(
+  devices, loops
+):
   """The positions, then the rest; compiling goes by loops.
 
   Several devices take eight sums one by one, because XLA would gather what one
