@@ -3,7 +3,8 @@
 python tests/bench/run.py --json=figures.json
 python tests/bench/plot.py figures.json [MORE.json ...] tests/bench/ratios.svg
 
-Cases of several files are drawn below each other. A mark is the median over turns, with a line from the least to the greatest.
+Cases of several files are drawn below each other. A mark is the median over
+turns, with a line from the least to the greatest.
 """
 
 import argparse
