@@ -1,0 +1,151 @@
+"""Times decoding beside transformers' `generate` and llama.cpp, in turns.
+
+python tests/bench/decode_beside.py --cases C,S --streams 1,16,64
+python tests/bench/decode_beside.py --cases S --llama_cpp FOLDER
+
+All have the same float32 weights, prompts of 64 tokens, and draw 64. They take
+turns, each peer in a process of its own. A cell has a peer's milliseconds of a
+step, and their ratio to ours. transformers has a static cache; `compiled` is
+`torch.compile` around its model. FOLDER has `llama-quantize` and
+`llama-batched-bench` of llama.cpp; the second takes random tokens instead of
+drawing them. Nothing else should run on the machine meanwhile.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+if __name__ == '__main__':  # else the folder of this file comes first
+  sys.path[0] = str(pathlib.Path(__file__).resolve().parents[2])
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+
+from grpo_jax import gguf_files  # noqa: E402
+from tests.bench import cases  # noqa: E402
+from tests.bench import config as bench_config  # noqa: E402
+from tests.bench import decode  # noqa: E402
+from tests.bench import environments  # noqa: E402
+from tests.bench import tables  # noqa: E402
+
+HERE = pathlib.Path(__file__).resolve().parent
+PEERS = 'transformers', 'transformers compiled', 'llama.cpp'
+
+
+def main() -> None:
+  """Runs what the command line asks for, and prints it."""
+  args = arguments()
+  lines = [['case', 'streams', 'grpo_jax, ms', *PEERS], ['---'] * 6]
+  for case in args.cases:
+    for streams in args.streams:
+      lines.append([case, str(streams), *cells(args, case, streams)])
+      print(lines[-1], file=sys.stderr, flush=True)
+  print(tables.markdown(lines))
+
+
+def arguments() -> argparse.Namespace:
+  """What the command line says."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  words = lambda text: text.split(',')
+  numbers = lambda text: [int(word) for word in words(text)]
+  parser.add_argument('--cases', type=words, default=['C', 'S'])
+  parser.add_argument('--streams', type=numbers, default=[1, 16, 64])
+  parser.add_argument('--turns', type=int, default=3)
+  parser.add_argument(
+    '--envs', type=pathlib.Path, default=HERE.parents[1] / '.bench'
+  )
+  parser.add_argument('--llama_cpp', type=pathlib.Path)
+  return parser.parse_args()
+
+
+def cells(args, case: str, streams: int) -> list[str]:
+  """Of one row: our milliseconds, then each peer's with the ratio."""
+  found: dict[str, list[float]] = {'grpo_jax': []}
+  for _ in range(args.turns):
+    found['grpo_jax'].append(decode.secs_of_a_step(case, streams))
+    for peer in PEERS:
+      if peer != 'llama.cpp' or (args.llama_cpp and case == 'S'):
+        found.setdefault(peer, []).append(secs(args, peer, case, streams))
+  own = statistics.median(found['grpo_jax'])
+  row = [f'{1e3 * own:.3g}']
+  for peer in PEERS:
+    if peer not in found:
+      row.append('-')
+      continue
+    ratios = [b / a for a, b in zip(found['grpo_jax'], found[peer])]
+    row.append(
+      f'{1e3 * statistics.median(found[peer]):.3g}: '
+      f'{statistics.median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f})'
+    )
+  return row
+
+
+def secs(args, peer: str, case: str, streams: int) -> float:
+  """Of a decode step of a peer."""
+  if peer == 'llama.cpp':
+    return secs_of_llama_cpp(args.llama_cpp, streams)
+  command = [
+    environments.python_of('trl', args.envs),
+    HERE / 'peer_generate.py',
+    f'--case={case}',
+    f'--streams={streams}',
+    f'--prompt={decode.PROMPT}',
+    f'--tokens={decode.TOKENS}',
+    '--turns=1',
+  ]
+  if cases.CASES[case].pretrained:
+    command.append(f'--weights={bench_config.pretrained(cases.CASES[case])}')
+  if peer == 'transformers compiled':
+    command.append('--compiled')
+  return json.loads(last_line(command))['secs']
+
+
+def secs_of_llama_cpp(folder: pathlib.Path, streams: int) -> float:
+  """Of a decode step of `llama-batched-bench`, on SmolLM2 in float32."""
+  line = last_line(
+    [
+      folder / 'llama-batched-bench',
+      *('-m', float32_gguf(folder)),
+      *('-npp', str(decode.PROMPT)),
+      *('-ntg', str(decode.TOKENS)),
+      *('-npl', str(streams)),
+      *('-c', str(streams * (decode.PROMPT + decode.TOKENS))),
+      *('-t', str(os.cpu_count())),
+      *('--output-format', 'jsonl'),
+    ]
+  )
+  return json.loads(line)['t_tg'] / decode.TOKENS
+
+
+def float32_gguf(folder: pathlib.Path) -> pathlib.Path:
+  """The weights of case S as llama.cpp's own file, converted when missing."""
+  path = pathlib.Path(tempfile.gettempdir()) / 'grpo_jax_bench_S.float32.gguf'
+  if not path.exists():
+    source = gguf_files.find(cases.CASES['S'].pretrained)
+    last_line(
+      [folder / 'llama-quantize', '--allow-requantize', source, path, 'F32']
+    )
+  return path
+
+
+def last_line(command: list) -> str:
+  """That a program prints; its words on stderr if it fails."""
+  done = subprocess.run(
+    [str(word) for word in command],
+    capture_output=True,
+    text=True,
+    cwd=HERE.parents[1],
+  )
+  lines = [line for line in done.stdout.splitlines() if line.strip()]
+  if done.returncode or not lines:
+    sys.exit(f'{command[0]} failed: {done.stderr[-500:]}')
+  return lines[-1]
+
+
+if __name__ == '__main__':
+  main()
