@@ -1,5 +1,6 @@
 """The command line: parses the flags, checks them, and calls other modules."""
 
+from collections.abc import Sequence
 import contextlib
 from importlib import metadata
 import os
@@ -16,7 +17,6 @@ from absl import flags
 from absl import logging
 
 from grpo_jax import __version__
-from grpo_jax import studies
 from grpo_jax.commands import arguments
 from grpo_jax.commands import help_text
 from grpo_jax.commands import refusals
@@ -69,8 +69,10 @@ def _parse(argv: list[str]) -> list[str]:
     takes = table.COMMANDS[command].takes
     reads = table.COMMANDS[command].flags
     argv = arguments.prepared(argv, switches, takes, 'config' in reads)
+    if command == 'study':
+      reads = table.read_by_study(argv)
     arguments.refuse_unread(argv, reads, switches)
-    _require_flags(command, argv)
+    _require_flags(command, reads, argv)
     argv, table.SET_LATER[:] = arguments.set_aside(argv)
     sys.argv[:] = argv  # where ml_collections looks for fields of the config
     with stop_signal.no_exit():  # a config file is code too
@@ -87,7 +89,7 @@ _IN_BUCKETS = 'train', 'eval', 'sample', 'doctor', 'report'
 _HELP = {'--help', '-h', '-?', '--helpshort', '--helpfull', '--helpxml'}
 
 
-def _require_flags(command: str, argv: list[str]) -> None:
+def _require_flags(command: str, reads: Sequence[str], argv: list[str]) -> None:
   """Raises if the command lacks a flag that it needs, or has one in vain."""
   given = dict(one[2:].split('=', 1) for one in argv[2:] if '=' in one)
   workdir = given.get('workdir', '')
@@ -101,14 +103,12 @@ def _require_flags(command: str, argv: list[str]) -> None:
       raise ValueError(
         f'{command} needs a {wanted}. As in:\n{help_text.EXAMPLES}'
       )
-  reads = {*table.COMMANDS[command].flags}
-  if command == 'study' and studies.is_experiment(given['study']):
-    if not given.get('out'):
-      raise ValueError(
-        f'study {given["study"]} needs --out, a folder for its tables and '
-        'figures, as in --out=claims.'
-      )
-  elif {'workdir', 'config'} <= reads and not workdir:
+  if command == 'study' and 'out' in reads and not given.get('out'):
+    raise ValueError(
+      f'study {given["study"]} needs --out, a folder for its tables and '
+      'figures, as in --out=claims.'
+    )
+  if {'workdir', 'config'} <= {*reads} and not workdir:
     raise ValueError(
       f'{command} needs --workdir, and --config for a new run. As in:\n'
       f'{help_text.EXAMPLES}'

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 import contextlib
 import json
 import os
@@ -9,6 +10,7 @@ import sys
 from typing import Any
 from typing import NamedTuple
 
+from grpo_jax import studies
 from grpo_jax.commands import arguments
 from grpo_jax.commands import refusals
 from grpo_jax.commands.flag_definitions import CONFIG as _CONFIG
@@ -198,8 +200,6 @@ def audit() -> None:
 
 def study() -> None:
   """`grpo-jax study`."""
-  from grpo_jax import studies
-
   if studies.is_experiment(_value('study')):
     from grpo_jax.commands import claims
 
@@ -359,6 +359,27 @@ COMMANDS = {
     takes=('study',),
   ),
 }  # fmt: skip
+
+
+_OF_EXPERIMENTS = 'out', 'full'
+_OF_TRAINING = 'workdir', 'config', 'seeds', 'steps', 'only'
+
+
+def read_by_study(argv: Sequence[str]) -> tuple[str, ...]:
+  """The flags that the study of a command line reads.
+
+  Args:
+    argv: What `arguments.prepared` returned.
+
+  Raises:
+    ValueError: There is no such study.
+  """
+  every, start = COMMANDS['study'].flags, '--study='
+  name = next((x.removeprefix(start) for x in argv if x.startswith(start)), '')
+  if not name:
+    return every
+  others = _OF_TRAINING if studies.is_experiment(name) else _OF_EXPERIMENTS
+  return tuple(flag for flag in every if flag not in others)
 
 
 def _value(name: str) -> Any:

@@ -68,28 +68,28 @@ __all__ = ('EXPERIMENTS', 'STUDIES', 'Study', 'is_experiment', 'named')
 
 
 def is_experiment(name: str) -> bool:
-  """Whether a name means one or `all` of the experiments of `papers`."""
-  return name == 'all' or name in EXPERIMENTS
-
-
-def named(name: str) -> Study:
-  """The study of this name.
+  """Whether a name means one or `all` of the experiments of `papers`.
 
   Args:
-    name: One of `STUDIES`.
-
-  Returns:
-    A `Study`.
+    name: One of `STUDIES` or `EXPERIMENTS`, or 'all'.
 
   Raises:
     ValueError: There is no study of this name.
+  """
+  if name in STUDIES:
+    return False
+  if name not in (*EXPERIMENTS, 'all'):
+    known = ', '.join((*STUDIES, *EXPERIMENTS, 'all'))
+    raise ValueError(f'{name!r} is no study; the studies are: {known}.')
+  return True
+
+
+def named(name: str) -> Study:
+  """The study of this name, one of `STUDIES`.
 
   >>> named('brakes').run.__name__
   'run'
   """
-  if name not in STUDIES:
-    known = ', '.join((*STUDIES, *EXPERIMENTS, 'all'))
-    raise ValueError(f'{name!r} is no study; the studies are: {known}.')
   # Only now: a study that trains imports all of the training.
   study = importlib.import_module(f'grpo_jax.studies.{name}')
   return Study(study.run, study.show, study.to_json)

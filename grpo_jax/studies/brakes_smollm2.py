@@ -17,6 +17,6 @@ ARMS = tuple(
   for lr in (2e-5, 1e-5, 5e-6)
   for brake in ('none', 'decay', 'project')
 )
-run = functools.partial(brakes.run, arms=ARMS)
+run = functools.partial(brakes.run, arms=ARMS, name='brakes_smollm2')
 
 __all__ = ('ARMS', 'run', 'show', 'to_json')

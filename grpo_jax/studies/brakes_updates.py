@@ -14,12 +14,17 @@ from grpo_jax.studies import brakes
 from grpo_jax.studies.brakes import show
 from grpo_jax.studies.brakes import to_json
 
+_RATES = {
+  4: (5e-4, 2e-4, 1e-4),
+  8: (5e-4, 2e-4, 1e-4),
+  16: (2e-4, 1e-4, 5e-5),
+}
 ARMS = tuple(
   brakes.Arm(brake, updates, lr)
-  for updates in (4, 8, 16)
-  for lr in (2e-4, 1e-4, 5e-5)
+  for updates, rates in _RATES.items()
+  for lr in rates
   for brake in ('none', 'decay', 'project', 'narrow', 'rollback')
 )
-run = functools.partial(brakes.run, arms=ARMS)
+run = functools.partial(brakes.run, arms=ARMS, name='brakes_updates')
 
 __all__ = ('ARMS', 'run', 'show', 'to_json')

@@ -152,6 +152,12 @@ def value(measured: Measured) -> str:
 
   >>> value(Measured(0.67128)), value(Measured(2.0, 0.1))
   ('0.6713', '2 ± 0.1')
+  >>> value(over_seeds([0.5])), value(Measured(math.nan, math.nan))
+  ('0.5 (one seed)', 'not measured')
   """
+  if math.isnan(measured.mean):
+    return 'not measured'
   text = f'{measured.mean:.4g}'
+  if math.isnan(measured.half):
+    return f'{text} (one seed)'
   return text if measured.half == 0 else f'{text} ± {measured.half:.2g}'

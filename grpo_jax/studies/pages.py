@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import json
 import pathlib
 import re
+import tempfile
 from typing import Any
 from typing import NamedTuple
 
@@ -52,6 +53,13 @@ def show(results: Mapping[str, Result], out: str | pathlib.Path) -> None:
   tables.show(shown, f'{_NOTES}\n{files}')
 
 
+def prepare(folder: pathlib.Path) -> None:
+  """Makes the folder of `write`; raises OSError if it cannot be written to."""
+  folder.mkdir(parents=True, exist_ok=True)
+  with tempfile.TemporaryFile(dir=folder):
+    pass
+
+
 def write(results: Mapping[str, Result], folder: pathlib.Path) -> None:
   """Writes `claims.html`, `claims.md`, `claims.json` and the figures.
 
@@ -59,7 +67,7 @@ def write(results: Mapping[str, Result], folder: pathlib.Path) -> None:
     results: By the name of the experiment.
     folder: Where to; made if it does not exist.
   """
-  folder.mkdir(parents=True, exist_ok=True)
+  prepare(folder)
   drawn = {
     name: figures.save(name, done.experiment, done.numbers, folder)
     for name, done in results.items()

@@ -91,6 +91,7 @@ def run(
   with workdir_lib.claimed(workdir, config), runs.compiled_once():
     # Not anew: nothing that an earlier start has left is moved away.
     workdir_lib.record(workdir, config, anew=False)
+    _end_last_line(_file(sweep, workdir))
     # Seed by seed, so that an interrupted study has whole seeds to compare.
     wanted = [
       (arm, seed)
@@ -129,6 +130,24 @@ def _run_all(
       file=sys.stderr,
       flush=True,
     )
+
+
+def _end_last_line(file: pathlib.Path) -> None:
+  """Removes half a line, which an interruption has left at the end."""
+  text = file.read_text() if file.exists() else ''
+  whole, newline, rest = text.rpartition('\n')
+  if not rest:
+    return
+  try:
+    json.loads(rest)
+  except ValueError:
+    file.write_text(whole + newline)
+    print(
+      f'The last line of {file} was cut off; its run is done again.',
+      file=sys.stderr,
+    )
+  else:
+    file.write_text(f'{text}\n')
 
 
 def _file(sweep: Sweep, workdir: pathlib.Path) -> pathlib.Path:

@@ -73,9 +73,10 @@ def _table(title: str, lines: Lines):
 
 
 def without_nan(value: Any) -> Any:
-  """Nested dicts and lists with None for every NaN, which JSON cannot hold."""
+  """Nested dicts and lists with None for NaN and infinity, which JSON lacks."""
   if isinstance(value, dict):
     return {name: without_nan(inner) for name, inner in value.items()}
   if isinstance(value, list):
     return [without_nan(inner) for inner in value]
-  return None if isinstance(value, float) and math.isnan(value) else value
+  is_finite = not isinstance(value, float) or math.isfinite(value)
+  return value if is_finite else None

@@ -1,5 +1,6 @@
 """Studies: sums done by hand, and a real run of two arms that goes on."""
 
+import dataclasses
 import json
 import math
 
@@ -10,12 +11,14 @@ import pytest
 from grpo_jax.studies import brakes
 from grpo_jax.studies import brakes_smollm2
 from grpo_jax.studies import brakes_updates
+from grpo_jax.studies import claims
 from grpo_jax.studies.brakes import Arm
 from grpo_jax.studies.brakes import Outcome
 from grpo_jax.studies.brakes import arms as arms_lib
 from grpo_jax.studies.brakes import study
 from grpo_jax.studies.brakes import summary as summary_lib
 from grpo_jax.studies.brakes import table
+from grpo_jax.studies.brakes import verdicts
 from grpo_jax.training import loop
 from tests import cli
 from tests import runs
@@ -106,6 +109,73 @@ def test_a_brake_is_compared_at_its_own_number_of_updates(study):
       assert row.gap is not None and row.gap[0] == pytest.approx(0.5)
 
 
+def numbers(**gains):
+  """Made-up runs; at its best rate a brake adds what is told of it."""
+  made = []
+  for arm in brakes_updates.ARMS:
+    alike = {x.lr for x in brakes_updates.ARMS if x.updates == arm.updates}
+    rates = sorted(alike)
+    for seed in range(3):
+      reward = 0.7 + 0.001 * seed - 0.1 * (arm.lr != rates[1])
+      gain = gains.get(arm.brake, 0.0) * (1 + 0.01 * seed)
+      over = 0.001 if arm.brake == 'project' else 0.1 + 0.01 * seed
+      # The nearest in KL is the twin, and not one of other updates.
+      kl = arm.lr * arm.updates * (1 + arm.updates / 1000)
+      one = outcome(arm, seed, reward + gain, over, kl)
+      parts = {'overshoot_carried': over, 'overshoot_fresh': -0.01 * over}
+      made.append(dataclasses.replace(one, **parts))
+  return verdicts.numbers(made)
+
+
+def verdicts_of(found):
+  arms = [one.arm for one in verdicts._outcomes(found)]
+  made = verdicts.experiment(arms)
+  return {row.name: row.verdict for row in claims.check(made, found)}
+
+
+def test_verdicts_on_brakes_follow_from_the_runs():
+  found = verdicts_of(numbers(decay=0.02, rollback=-0.02))
+  assert len(found) == 5 + 24
+  for kind in ('', '_kl'):
+    for updates in (4, 8, 16):
+      assert found[f'decay_{updates}{kind}'] == claims.HOLDS
+      assert found[f'rollback_{updates}{kind}'] == claims.FAILS
+  general = [found[name] for name in verdicts._GENERAL]
+  assert general == [claims.HOLDS] * 5
+
+
+@pytest.mark.parametrize(
+  'name, edit',
+  [
+    ('carried', lambda one: one.update(overshoot_carried=-0.1)),
+    ('fresh', lambda one: one.update(overshoot_fresh=0.1)),
+    ('project', lambda one: one.update(overshoot=0.1)),
+    (
+      'gain',
+      lambda one: one.update(reward=1 - (one['arm']['brake'] == 'none')),
+    ),
+    ('inside', lambda one: one.update(reward=one['arm']['lr'])),
+  ],
+)
+def test_verdicts_on_brakes_turn_with_the_runs(name, edit):
+  found = numbers()
+  for one in found['runs']:
+    edit(one)
+  assert verdicts_of(found)[name] == claims.FAILS
+
+
+def test_what_was_not_run_or_has_one_seed_has_no_verdict():
+  found = numbers(decay=0.02)
+  runs_of = lambda kept: {'runs': [one for one in found['runs'] if kept(one)]}
+  one_seed = verdicts_of(runs_of(lambda one: one['seed'] == 0))
+  assert one_seed['decay_4'] == claims.OPEN
+  some = verdicts_of(runs_of(lambda one: one['arm']['brake'] != 'decay'))
+  assert 'decay_4' not in some and some['inside'] == claims.HOLDS
+  no_base = verdicts_of(runs_of(lambda one: one['arm']['brake'] != 'none'))
+  assert no_base['decay_4'] == no_base['decay_4_kl'] == claims.OPEN
+  assert no_base['carried'] == no_base['gain'] == claims.OPEN
+
+
 def test_each_brake_has_its_config():
   config = runs.small()
   narrow = arms_lib.config_of(config, Arm('narrow', 4, 1e-4), 7)
@@ -139,16 +209,20 @@ def test_means_are_over_the_rollouts_that_were_measured():
   assert shorter.accuracy == 0.25 and shorter.secs_per_update == 4
 
 
-def test_what_a_person_sees(capsys, monkeypatch):
+def test_what_a_person_sees(capsys, monkeypatch, tmp_path):
   monkeypatch.setenv('COLUMNS', '160')
-  summary = brakes.summarise(OUTCOMES)
-  brakes.show(summary)
+  compared = study.compared('brakes', OUTCOMES, tmp_path)
+  brakes.show(compared)
   seen = capsys.readouterr().out
   assert '0.040±0.254 (x10.0)' in seen and '+0.010±1.398' in seen
+  assert 'E3b: brakes on clipped tokens' in seen and 'claims.html' in seen
+  page = (tmp_path / 'claims' / 'claims.html').read_text()
+  assert 'no brake raises the mean reward by more than 0.05' in page
   cells = table.tables(brakes.summarise([outcome(BASE, 0, math.nan)]))
   assert cells['what is learned'][0]['reward'] == '-'
-  answer = brakes.to_json(summary)
+  answer = brakes.to_json(compared)
   assert json.loads(json.dumps(answer, allow_nan=False)) == answer
+  assert answer['claims']['brakes']['claims'][0]['name'] == 'carried'
 
 
 @pytest.mark.long
@@ -169,7 +243,7 @@ def test_a_study_runs_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(loop, 'sampled', sample)
   config = runs.small(reward='tests.judges:even')
   given = dict(config=config, workdir=tmp_path, seeds=1, steps=2, arms=arms)
-  first = brakes.run(**given)
+  first = brakes.run(**given).summary
   assert versions == [0, 1, 0, 1]  # by the policy after the last updates
   assert '2/2  rollback-mu2  seed 0' in capsys.readouterr().err
   assert [row.arm for row in first.rows] == list(arms)
@@ -184,17 +258,26 @@ def test_a_study_runs_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
   real = lambda config, arm, seed, params: outcome(
     arm, seed, 0.5, steps=config.steps
   )
-  assert len(brakes.run(**given).rows) == 2
+  assert len(brakes.run(**given).summary.rows) == 2
   assert [one[:2] for one in begun] == [(arms[0], 0), (arms[1], 0)] + [
     (arms[1], 0)
   ]
   for _, _, params in begun[1:]:
     jax.tree.map(np.testing.assert_array_equal, begun[0][2], params)
   seen = brakes.to_json(brakes.run(**given, only=['none-mu2']))
-  np.testing.assert_equal(seen['arms'], brakes.to_json(first)['arms'][:1])
+  wanted = summary_lib.to_json(first)['arms'][:1]
+  np.testing.assert_equal(seen['arms'], wanted)
   assert len(begun) == 3  # nothing was left to run
   brakes.run(**{**given, 'steps': 1})
   assert len(begun) == 5  # another length is another run
+  file.write_text(f'{lines[0]}\n{lines[1][:40]}')  # while it was written
+  capsys.readouterr()
+  assert len(brakes.run(**given).summary.rows) == 2
+  assert 'was cut off; its run is done again' in capsys.readouterr().err
+  assert [json.loads(x)['seed'] for x in file.read_text().splitlines()] == [
+    0,
+    0,
+  ]
   file.write_text(f'{lines[0]}\n{lines[1][:40]}\n')
   with pytest.raises(ValueError, match='Line 2 of .* is no outcome'):
     brakes.run(**given)
@@ -219,5 +302,19 @@ def test_the_command_refuses_an_unknown_study(tmp_path):
   done = cli.command('study', 'dance', cli.SMALL, place)
   cli.assert_refused(done, "'dance' is no study; the studies are: brakes")
   assert not (tmp_path / 'run').exists()
+  alone = cli.command('study', 'dance')
+  cli.assert_refused(alone, "'dance' is no study; the studies are: brakes")
   missing = cli.command('study', cli.SMALL, place)
   cli.assert_refused(missing, 'needs a study. As in:')
+
+
+@pytest.mark.parametrize(
+  'given, vain',
+  [
+    (['curvature', '--out=x', '--seeds=7'], '--seeds, which it does not read'),
+    (['all', '--out=x', cli.SMALL], '--config, which it does not read'),
+    (['brakes', cli.SMALL, '--workdir=x', '--full'], '--full, which it'),
+  ],
+)
+def test_a_study_refuses_what_only_others_read(given, vain):
+  cli.assert_refused(cli.command('study', *given), vain)

@@ -10,23 +10,28 @@ An arm is one way to train: a brake, a learning rate, a number of updates.
 - `arms`: the arms that are compared;
 - `study`: does the runs and keeps what they measured;
 - `summary`: compares the arms;
+- `verdicts`: the claims, and what the runs say of them;
 - `table`: shows the comparison.
 """
 
 from grpo_jax.studies.brakes.arms import ARMS
 from grpo_jax.studies.brakes.arms import Arm
+from grpo_jax.studies.brakes.study import Compared
 from grpo_jax.studies.brakes.study import run
 from grpo_jax.studies.brakes.summary import Outcome
 from grpo_jax.studies.brakes.summary import Summary
 from grpo_jax.studies.brakes.summary import summarise
-from grpo_jax.studies.brakes.summary import to_json
 from grpo_jax.studies.brakes.table import show
+from grpo_jax.studies.brakes.table import to_json
+from grpo_jax.studies.brakes.verdicts import experiment
 
 __all__ = (
   'ARMS',
   'Arm',
+  'Compared',
   'Outcome',
   'Summary',
+  'experiment',
   'run',
   'show',
   'summarise',

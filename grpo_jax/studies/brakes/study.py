@@ -7,13 +7,17 @@ from collections.abc import Sequence
 import math
 import pathlib
 import statistics
+import time
 from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.config import Config
+from grpo_jax.studies import claims
+from grpo_jax.studies import pages
 from grpo_jax.studies import runs
 from grpo_jax.studies import sweeps
 from grpo_jax.studies.brakes.arms import ARMS
@@ -23,12 +27,28 @@ from grpo_jax.studies.brakes.summary import METRICS
 from grpo_jax.studies.brakes.summary import Outcome
 from grpo_jax.studies.brakes.summary import Summary
 from grpo_jax.studies.brakes.summary import summarise
+from grpo_jax.studies.brakes.verdicts import experiment
+from grpo_jax.studies.brakes.verdicts import numbers
 from grpo_jax.training import build
 from grpo_jax.training import build_rewards
 from grpo_jax.training import build_updater
 from grpo_jax.training import loop
 
 _COMPILING = 3  # rollouts at the start that compile; their time does not count
+
+
+class Compared(NamedTuple):
+  """What a study returns.
+
+  Attributes:
+    summary: The comparison of the arms.
+    results: The verdict on each claim, by the name of the study.
+    folder: Where the page of the claims is.
+  """
+
+  summary: Summary
+  results: dict[str, pages.Result]
+  folder: pathlib.Path
 
 
 def run(
@@ -38,7 +58,8 @@ def run(
   steps: int = 30,
   only: Sequence[str] = (),
   arms: Sequence[Arm] = ARMS,
-) -> Summary:
+  name: str = 'brakes',
+) -> Compared:
   """Does the runs that are not done yet, and compares all of them.
 
   Args:
@@ -46,20 +67,45 @@ def run(
       and the learning rate; the study sets the group (8 completions), the rise
       of the learning rate (5 rollouts) and how often overshoot is measured
       (every 5th rollout).
-    workdir: Directory of the study; its `brakes.jsonl` holds the outcomes.
+    workdir: Directory of the study; its NAME.jsonl holds the outcomes, its
+      folder `claims` the table of claims and the figure.
     seeds: See `sweeps.run`.
     steps: Rollouts of each run.
     only: Labels of the arms to run and to show; empty: all arms.
     arms: The arms to choose from.
+    name: Of the study.
 
   Returns:
-    The `Summary` of these arms, seeds and steps.
+    The comparison of these arms, seeds and steps.
 
   Raises:
     ValueError: See `sweeps.run`.
   """
-  sweep = sweeps.Sweep('brakes', arms, Arm, Outcome, run_arm, _told)
-  return summarise(sweeps.run(sweep, config, workdir, seeds, steps, only))
+  begun = time.monotonic()
+  sweep = sweeps.Sweep(name, arms, Arm, Outcome, run_arm, _told)
+  outcomes = sweeps.run(sweep, config, workdir, seeds, steps, only)
+  return compared(name, outcomes, workdir, time.monotonic() - begun)
+
+
+def compared(
+  name: str,
+  outcomes: Sequence[Outcome],
+  workdir: str | pathlib.Path,
+  secs: float = 0.0,
+) -> Compared:
+  """Compares runs that are done, and writes the page of the claims.
+
+  Args:
+    name: Of the study.
+    outcomes: One per arm and seed.
+    workdir: Directory of the study.
+    secs: What the runs took.
+  """
+  made, found = experiment([one.arm for one in outcomes]), numbers(outcomes)
+  results = {name: pages.Result(made, found, claims.check(made, found), secs)}
+  folder = pathlib.Path(workdir) / 'claims'
+  pages.write(results, folder)
+  return Compared(summarise(outcomes), results, folder)
 
 
 def _told(outcome: Outcome) -> str:

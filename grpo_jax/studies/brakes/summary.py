@@ -92,15 +92,19 @@ class Row(NamedTuple):
   gap: Interval | None
 
 
+BEST, NEAREST, CALMER = 'best rates', 'nearest KL', 'no more KL'
+
+
 class Match(NamedTuple):
   """An arm with a brake beside a control: a comparable arm without one.
 
   Attributes:
     arm: The arm with a brake.
     control: The arm without a brake.
-    by: How the control was chosen. 'nearest KL' is the arm without a brake
-      whose KL is nearest by ratio; 'no more KL' is the one of the highest
-      reward among those whose KL is not above the arm's.
+    by: How the control was chosen. `NEAREST` is the arm without a brake whose
+      KL is nearest by ratio; `CALMER` is the one of the highest reward among
+      those whose KL is not above the arm's. `BEST` compares a brake at its best
+      rate with no brake at its best one, for the same number of updates.
     kl: Of the arm and of the control, nats per token.
     gap: The arm's reward minus the control's, paired by seed.
   """
@@ -149,7 +153,24 @@ def summarise(outcomes: Iterable[Outcome]) -> Summary:
     for kind in kinds.values()
     if len(kind) > 1
   ]
-  return Summary(rows, best, _matches(rows, of_arm))
+  matches = _matches(rows, of_arm) + _of_best(best, of_arm)
+  return Summary(rows, best, matches)
+
+
+def _of_best(
+  best: list[Row], of_arm: dict[Arm, dict[int, Outcome]]
+) -> list[Match]:
+  """Each brake beside no brake, both at their best rates."""
+  plain = {row.arm.updates: row for row in best if row.arm.brake == 'none'}
+  matches = []
+  for row in best:
+    control = plain.get(row.arm.updates)
+    if row.arm.brake == 'none' or control is None:
+      continue
+    if pairs := _pairs(of_arm, control.arm, row.arm):
+      kl = row.means['kl_rollout'].mean, control.means['kl_rollout'].mean
+      matches.append(Match(row.arm, control.arm, BEST, kl, _gap(pairs)))
+  return matches
 
 
 def _row(arm: Arm, of_arm: dict[Arm, dict[int, Outcome]]) -> Row:
@@ -211,12 +232,12 @@ def _matches(
       continue
     # By the ratio of the two, because KL spans orders of magnitude.
     chosen = {
-      'nearest KL': min(
+      NEAREST: min(
         controls, key=lambda other: abs(math.log(kl[other] / kl[arm]))
       )
     }
     if calm := [other for other in controls if kl[other] <= kl[arm]]:
-      chosen['no more KL'] = max(calm, key=lambda other: reward[other])
+      chosen[CALMER] = max(calm, key=lambda other: reward[other])
     for by, other in chosen.items():
       gap = _gap(_pairs(of_arm, other, arm))
       matches.append(Match(arm, other, by, (kl[arm], kl[other]), gap))

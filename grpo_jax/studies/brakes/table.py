@@ -1,9 +1,14 @@
 """The comparison of the arms as tables on the terminal."""
 
+from typing import Any
+
+from grpo_jax.studies import pages
 from grpo_jax.studies import tables as tables_lib
 from grpo_jax.studies.brakes.arms import BASE_UPDATES
+from grpo_jax.studies.brakes.study import Compared
 from grpo_jax.studies.brakes.summary import Row
 from grpo_jax.studies.brakes.summary import Summary
+from grpo_jax.studies.brakes.summary import to_json as summary_to_json
 from grpo_jax.studies.tables import mean_and_half
 from grpo_jax.studies.tables import number
 
@@ -23,13 +28,18 @@ The best learning rate is chosen by the reward that is shown, and so is the
 control of 'no more KL'. Both rewards are therefore somewhat too high."""
 
 
-def show(summary: Summary) -> None:
-  """Prints a summary for a person.
+def show(compared: Compared) -> None:
+  """Prints what `study.run` returned, for a person."""
+  tables_lib.show(tables(compared.summary), _NOTES)
+  pages.show(compared.results, compared.folder)
 
-  Args:
-    summary: From `summarise`.
-  """
-  tables_lib.show(tables(summary), _NOTES)
+
+def to_json(compared: Compared) -> dict[str, Any]:
+  """What `study.run` returned, as JSON can hold it: arms, then claims."""
+  claims = pages.to_json(compared.results)
+  for one in claims.values():
+    del one['numbers']  # the same as `arms`, run by run
+  return {**summary_to_json(compared.summary), 'claims': claims}
 
 
 def tables(summary: Summary) -> dict[str, list[dict[str, str]]]:
@@ -46,7 +56,7 @@ def tables(summary: Summary) -> dict[str, list[dict[str, str]]]:
       }
       for row in summary.best
     ],
-    'each brake beside an arm without one that moves as much': [
+    'each brake beside an arm without one': [
       {
         'arm': match.arm.label,
         'control': match.control.label,

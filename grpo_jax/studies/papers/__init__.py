@@ -39,14 +39,22 @@ def run(
     full: Take more seeds or longer runs, where an experiment has them.
 
   Returns:
-    The results by name.
+    The results by name. If an experiment fails or is interrupted, what was done
+    before it is written all the same.
+
+  Raises:
+    OSError: The folder cannot be written to; before anything is measured.
   """
+  pages.prepare(out)
   results = {}
-  for one in EXPERIMENTS if name == 'all' else (name,):
-    made, begun = experiment(one), time.monotonic()
-    numbers = made.run(full)
-    seconds = time.monotonic() - begun
-    rows = claims.check(made, numbers)
-    results[one] = pages.Result(made, numbers, rows, seconds)
-  pages.write(results, out)
+  try:
+    for one in EXPERIMENTS if name == 'all' else (name,):
+      made, begun = experiment(one), time.monotonic()
+      numbers = made.run(full)
+      seconds = time.monotonic() - begun
+      rows = claims.check(made, numbers)
+      results[one] = pages.Result(made, numbers, rows, seconds)
+  finally:
+    if results:
+      pages.write(results, out)
   return results
