@@ -15,14 +15,10 @@ from grpo_jax.commands import audit
 from grpo_jax.commands import help_text
 from grpo_jax.commands import options
 from grpo_jax.commands import table as command_line
-from grpo_jax.studies import EXPERIMENTS
-from grpo_jax.studies import claims as claims_lib
-from grpo_jax.studies import normalization
-from grpo_jax.studies import pages
-from grpo_jax.studies import papers as experiments
 from tests.commands import data_example
 from tests.data import reasoning_gym_table
 from tests.launch import scaling
+from tests.studies import measured
 
 ROOT = pathlib.Path(__file__).parent.parent
 _REFERENCE = re.compile(r'`([^`<]+)<(https?://[^>]+)>`_')
@@ -73,21 +69,6 @@ def methods() -> str:
   return f'{table}\n\n{audit.columns_markdown()}'
 
 
-def claims() -> str:
-  """What each experiment on the papers tests, and what it expects."""
-  rows = ['| study | claim | source | expected |', '| --- | --- | --- | --- |']
-  found = {name: experiments.experiment(name) for name in EXPERIMENTS}
-  found['normalization'] = normalization.EXPERIMENT
-  for name, made in found.items():
-    label = f'{made.label} `{name}`'
-    for claim in made.claims.values():
-      expected = claims_lib.expected(claim)
-      cells = label, claim.text, pages.linked(claim.source), expected
-      rows.append('| ' + ' | '.join(cells) + ' |')
-      label = ''
-  return '\n'.join(rows)
-
-
 PARTS = {
   'options': ('configs/README.md', options.markdown),
   'peers': ('configs/README.md', options.peers_markdown),
@@ -95,7 +76,7 @@ PARTS = {
   'data': ('grpo_jax/commands/README.md', data_example.markdown),
   'papers': ('grpo_jax/losses/README.md', papers),
   'methods': ('grpo_jax/losses/README.md', methods),
-  'claims': ('grpo_jax/studies/README.md', claims),
+  'claims': ('grpo_jax/studies/README.md', measured.markdown),
   'reasoning_gym': (
     'grpo_jax/data/README.md',
     reasoning_gym_table.markdown,

@@ -14,7 +14,7 @@ from grpo_jax.studies.brakes import to_json
 
 ARMS = tuple(
   brakes.Arm(brake, 4, lr)
-  for lr in (2e-5, 1e-5, 5e-6)
+  for lr in (4e-5, 2e-5, 1e-5)
   for brake in ('none', 'decay', 'project')
 )
 run = functools.partial(brakes.run, arms=ARMS, name='brakes_smollm2')

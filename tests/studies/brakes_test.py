@@ -140,7 +140,7 @@ def test_verdicts_on_brakes_follow_from_the_runs():
     for updates in (4, 8, 16):
       assert found[f'decay_{updates}{kind}'] == claims.HOLDS
       assert found[f'rollback_{updates}{kind}'] == claims.FAILS
-  general = [found[name] for name in verdicts._GENERAL]
+  general = [found[name] for name in verdicts.GENERAL]
   assert general == [claims.HOLDS] * 5
 
 

@@ -27,7 +27,7 @@ from grpo_jax.studies.tables import without_nan
 _SMALL = 0.05  # of a reward between 0 and 1
 _UNKNOWN = Measured(math.nan, math.nan)
 
-_GENERAL = {
+GENERAL = {
   'carried': Claim(
     'Without a brake, momentum moves clipped tokens outward (the carried part '
     'of an update, nats; the least of all arms).',
@@ -63,7 +63,7 @@ _GENERAL = {
 
 def experiment(arms: Sequence[Arm]) -> Experiment:
   """The claims on these arms, and how to test them."""
-  asked = dict(_GENERAL)
+  asked = dict(GENERAL)
   for brake, updates in _kinds(arms):
     asked[f'{brake}_{updates}'] = Claim(
       f'{brake}, {updates} updates per rollout: with each at its best rate, '
