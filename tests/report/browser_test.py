@@ -9,6 +9,9 @@ import pytest
 
 from grpo_jax import report
 from grpo_jax.report import settings
+from grpo_jax.studies import claims
+from grpo_jax.studies import pages
+from grpo_jax.studies import papers
 from tests.report import chromium
 from tests.report import made_runs
 
@@ -45,6 +48,19 @@ def page(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
+def claims_page(tmp_path_factory):
+  """The page of `grpo-jax study`: curves, and a picture of something else."""
+  folder = tmp_path_factory.mktemp('claims')
+  done = {}
+  for name in ('coasting_ratio', 'rate_exponents', 'interaction'):
+    made = papers.experiment(name)
+    numbers = made.run(False)
+    done[name] = pages.Result(made, numbers, claims.check(made, numbers), 1.0)
+  pages.write(done, folder)
+  return folder / 'claims.html'
+
+
+@pytest.fixture(scope='module')
 def browser():
   with chromium.started() as tab:
     yield tab
@@ -57,7 +73,7 @@ def tab(browser):
   browser.requests.clear()
   yield browser
   assert not browser.errors
-  assert all(url.startswith('file:') for url in browser.requests)
+  assert all(url.startswith(('file:', 'data:')) for url in browser.requests)
 
 
 FIGURES = """[...document.querySelectorAll('figure.chart')].map(figure => {
@@ -71,13 +87,17 @@ FIGURES = """[...document.querySelectorAll('figure.chart')].map(figure => {
 })"""
 
 
+PAGES = pytest.mark.parametrize('kind', ['page', 'claims_page'])
+
+
+@PAGES
 @pytest.mark.parametrize('width', [360, 1600])
 def test_every_figure_is_drawn_and_nothing_is_wider_than_the_page(
-  width, page, tab
+  width, kind, request, tab
 ):
-  tab.open(page, width=width)
+  tab.open(request.getfixturevalue(kind), width=width)
   figures = tab(FIGURES)
-  assert len(figures) > 5
+  assert len(figures) > (5 if kind == 'page' else 1)
   for wide, high, line, length, stroke, across, up in figures:
     assert wide > 200 and high > 100 and line > 0.5 * wide and length > 0
     assert stroke.startswith('rgb(') and across >= 2 and up >= 2
@@ -110,19 +130,38 @@ def contrast(tab, selector):
   }})()""")
 
 
+PICTURES = """[...document.querySelectorAll('img')].filter(
+  e => getComputedStyle(e).display !== 'none').map(
+  e => [e.complete, e.naturalWidth, e.getBoundingClientRect().width,
+    e.alt.length, e.currentSrc.slice(0, 14)])"""
+
+
+@pytest.mark.parametrize('width', [360, 1600])
+def test_every_picture_of_a_study_is_there(width, claims_page, tab):
+  tab.open(claims_page, width=width)
+  pictures = tab(PICTURES)
+  assert pictures
+  for complete, natural, wide, words, source in pictures:
+    assert complete and natural > 500 and words > 20
+    assert 200 < wide <= width and source == 'data:image/png'
+  assert tab("document.querySelectorAll('table tr').length") > 8
+
+
+@PAGES
 @pytest.mark.parametrize('dark', [False, True])
-def test_it_is_light_or_dark_as_the_reader_likes(dark, page, tab):
-  tab.open(page, dark=dark)
+def test_it_is_light_or_dark_as_the_reader_likes(dark, kind, request, tab):
+  tab.open(request.getfixturevalue(kind), dark=dark)
   paper = tab('getComputedStyle(document.body).backgroundColor')
   assert (sum(map(int, paper[4:-1].split(','))) < 200) == dark
+  named = ('.label',) if kind == 'page' else ()
   for selector in (
     'h1',
     '.measured',
     '.notes',
     '.x span',
     'td',
-    '.label',
     'nav a',
+    *named,
   ):
     assert contrast(tab, selector) >= 4.5, selector
 
