@@ -25,7 +25,7 @@ CLAIMS = {
   'unequal': Claim(
     'Prompts are of unequal difficulty (deviation over prompts of the mean '
     'reward of a group, first rollout).',
-    'design',
+    'wanted of a fair comparison',
     low=0.2,
   ),
   **{
@@ -46,7 +46,7 @@ CLAIMS = {
   ),
   'inside': Claim(
     'No best rate lies at an end of its grid (share of them).',
-    'design',
+    'wanted of a fair comparison',
     1.0,
     1.0,
   ),
