@@ -74,7 +74,7 @@ def of_runs(workdirs: Sequence[str]) -> Page:
   """
   if not workdirs:
     raise ValueError('There is no run to report on; give a workdir.')
-  runs = [_read.run(one) for one in dict.fromkeys(workdirs)]
+  runs = _read.runs(workdirs)
   groups, said = _groups.of_runs(runs)
   charts = _sections.Charts(groups)
   summary = _sections.summary(groups, charts)

@@ -118,10 +118,4 @@ def _names(groups: Sequence[Sequence[read.Run]]) -> list[str]:
   short = all(len(name) <= _LONGEST * len(fields) for name in names)
   if len(fields) <= _MOST_FIELDS and short and len({*names}) == len(names):
     return names
-  # By as much of the end of their paths as tells them apart.
-  parts = [run.path.absolute().parts for run in runs]
-  for length in range(1, max(map(len, parts)) + 1):
-    names = ['/'.join(path[-length:]) for path in parts]
-    if len({*names}) == len(names):
-      break
-  return names
+  return [run.name for run in runs]

@@ -4,7 +4,9 @@ A run that is going on, or was stopped, or has left half a line, is a run too.
 Only a folder without a run is refused.
 """
 
+import collections
 from collections.abc import Iterator
+from collections.abc import Sequence
 import contextlib
 import json
 import math
@@ -57,7 +59,7 @@ class Run(NamedTuple):
   """One run.
 
   Attributes:
-    name: Of its folder.
+    name: The end of its address that tells it from the runs read with it.
     path: Its workdir, or a copy of one that is in a bucket.
     saved: Its config, as JSON has it.
     config: The same; None if this version of the package cannot read it.
@@ -80,8 +82,21 @@ class Run(NamedTuple):
     return int(self.metrics.steps[-1]) if len(self.metrics.steps) else 0
 
 
+def runs(workdirs: Sequence[str]) -> list[Run]:
+  """Reads workdirs, each of them once, under names that tell them apart.
+
+  Raises:
+    ValueError: One of them holds no run.
+  """
+  addresses = {_address(workdir): workdir for workdir in workdirs}
+  return [
+    run(workdir)._replace(name=name)
+    for workdir, name in zip(addresses.values(), _names([*addresses]))
+  ]
+
+
 def run(workdir: str) -> Run:
-  """Reads a workdir.
+  """Reads a workdir. The name of the run is that of its folder.
 
   Args:
     workdir: A directory, or the address of one in a bucket.
@@ -89,8 +104,7 @@ def run(workdir: str) -> Run:
   Raises:
     ValueError: It holds no run.
   """
-  if not os.fspath(workdir):
-    raise ValueError('A workdir is empty; give the workdir of a run.')
+  (name,) = _names([_address(workdir)])
   path = bucket.read_only(workdir)
   saved, troubles = workdir_lib.config_of(path), []
   config = None
@@ -112,8 +126,34 @@ def run(workdir: str) -> Run:
     )
   if failure := _failure(path):
     troubles.append(f'A start ended with an error: {failure}')
-  name = pathlib.PurePath(str(workdir).rstrip('/')).name or str(path.resolve())
   return Run(name, path, saved, config, found, _starts(path), troubles)
+
+
+def _address(workdir: str) -> str:
+  """Where a workdir is, from the root of the disk or from a bucket."""
+  text = os.fspath(workdir)
+  if not text:
+    raise ValueError('A workdir is empty; give the workdir of a run.')
+  if bucket.is_bucket(text):
+    return text.rstrip('/')
+  return pathlib.Path(os.path.abspath(text)).as_posix()
+
+
+def _names(addresses: Sequence[str]) -> list[str]:
+  """Of each address the shortest end that no other one has.
+
+  >>> _names(['/runs/e1/seed0', '/runs/e2/seed0', '/runs/e2/seed1'])
+  ['e1/seed0', 'e2/seed0', 'seed1']
+  """
+  ends = []
+  for address in addresses:
+    parts = address.split('/')
+    ends.append(['/'.join(parts[-n:]) for n in range(1, len(parts) + 1)])
+  number = collections.Counter(end for some in ends for end in some)
+  return [
+    next((end for end in some if end and number[end] == 1), address)
+    for address, some in zip(addresses, ends)
+  ]
 
 
 def metrics(file: pathlib.Path) -> Metrics:

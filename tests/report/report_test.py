@@ -17,38 +17,12 @@ from grpo_jax.report import settings
 from tests.cli import command
 from tests.report import made_runs
 from tests.report.html_tree import Tree
+from tests.report.pages import data_of
+from tests.report.pages import page_of
+from tests.report.pages import words
 
 REAL = diagnostics.audit
-
-
-@pytest.fixture(autouse=True)
-def quick_audit(monkeypatch):
-  """An audit takes seconds, and one test is about it."""
-
-  def quick(method):
-    raise ValueError('No audit in this test.')
-
-  monkeypatch.setattr(settings.diagnostics, 'audit', quick)
-
-
-def page_of(*workdirs):
-  return report.as_html(report.of_runs([str(x) for x in workdirs]))
-
-
-def data_of(text):
-  """What the script reads, by the name of the metric."""
-  found = {}
-  for figure in re.findall(r'<figure class="chart".*?</figure>', text, re.S):
-    key = re.search(r'<code>(.*?)</code>', figure)
-    data = re.search(r'<script type="application/json">(.*?)</script>', figure)
-    found[key[1]] = json.loads(data[1])
-  return found
-
-
-def words(text):
-  """All that a person reads."""
-  hidden = {'script', 'style'}
-  return ' '.join(e[2] for e in Tree(text).elements if e[0] not in hidden)
+pytestmark = pytest.mark.usefixtures('quick_audit')
 
 
 @pytest.fixture(scope='module')
