@@ -55,7 +55,8 @@ _HOW = (
   'Runs that differ in nothing but their seeds are one curve. Its band, and ± '
   'behind a number, is the 95 % interval of the mean over seeds, from '
   "Student's distribution; with three seeds it is wide. Titles compare the "
-  'first tenth of the rollouts with the last.',
+  'first tenth of the rollouts with the last. Each run has tenths of its own, '
+  'also where one ends before the others.',
   'Where an interval leaves the drawing, it is cut; its numbers are not.',
 )
 

@@ -30,6 +30,10 @@ _FILES = 3  # groups of runs of which completions are shown
 _ALARMS = 8  # of one kind, whose rollouts are listed
 _AXIS = 'elapsed_secs', 'step'  # what is no metric of a chart
 _LEARNED = 'reward', 'heldout_accuracy'
+_OWN_TENTHS = (
+  'Runs of a group have different numbers of rollouts. Each counts with its own '
+  'first and last tenth.'
+)
 
 
 class Charts:
@@ -90,19 +94,39 @@ class Charts:
     unit = meanings.unit(name)
     runs = [run for group in self._groups for run in group.runs]
     lines = sum(len(run.metrics.steps) for run in runs)
-    known, note = len(self._values(name)), ''
+    known, notes = len(self._values(name)), []
     if known < lines - len(runs):  # step 0 has few numbers
-      note = f'Measured in {known:,} of {words.plural(lines, "rollout")}.'
+      notes.append(
+        f'Measured in {known:,} of {words.plural(lines, "rollout")}.'
+      )
+    for group in self._groups:
+      whose = f'{group.name}: ' if len(self._groups) > 1 else ''
+      notes += [whose + note for note in _uneven(group, name)]
     return Chart(
       words.message(meanings.label(name), unit, curves),
       meanings.measured(name),
       curves,
       unit,
       name,
-      note,
+      ' '.join(dict.fromkeys(notes)),
       x_range=self._range,
       y_log=svg.log_suits(curves, unit),
     )
+
+
+def _uneven(group: Group, name: str) -> list[str]:
+  """What must be known of a mean over runs that do not all go on to its end."""
+  ends = [x[-1] for run in group.runs if len(x := run.metrics.points(name)[0])]
+  missing, said = len(group.runs) - len(ends), []
+  if missing and ends:
+    left = 'has' if missing == 1 else 'have'
+    said.append(f'{missing:,} of {len(group.runs):,} runs {left} no number.')
+  if len({*ends}) > 1:
+    said.append(
+      f'Runs end at rollouts {min(ends):,} to {max(ends):,}. Beyond its end a '
+      'run is not in the mean; the title compares tenths of each run.'
+    )
+  return said
 
 
 def learned(charts: Charts) -> Section:
@@ -352,6 +376,8 @@ def summary(groups: Sequence[Group], charts: Charts) -> Section:
     if len(groups) > 1
     else Facts([(row[0], row[1]) for row in rows])
   ]
+  if any(len({run.done for run in group.runs}) > 1 for group in groups):
+    parts.append(Text(_OWN_TENTHS, 'note'))
   for group in groups:
     for run in group.runs:
       parts += [Text(f'{run.name}: {x}', 'warning') for x in run.troubles]
