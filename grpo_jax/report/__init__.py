@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import datetime
 
 from grpo_jax import __version__
+from grpo_jax.report import alarms as _alarms
 from grpo_jax.report import gradients as _gradients
 from grpo_jax.report import groups as _groups
 from grpo_jax.report import read as _read
@@ -88,7 +89,7 @@ def of_runs(workdirs: Sequence[str]) -> Page:
     _sections.before_and_after(groups),
     *_sections.diagnostics(charts),
     *_gradients.section(groups, charts),
-    _sections.alarms(groups, charts),
+    _alarms.section(groups, charts),
     _sections.completions(groups),
     _settings.method(groups),
     _sections.speed(charts),

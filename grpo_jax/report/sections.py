@@ -8,6 +8,7 @@ import numpy as np
 
 from grpo_jax import monitor
 from grpo_jax.report import meanings
+from grpo_jax.report import silence
 from grpo_jax.report import svg
 from grpo_jax.report import tokens
 from grpo_jax.report import transcripts
@@ -20,19 +21,17 @@ from grpo_jax.report.types import Part
 from grpo_jax.report.types import Section
 from grpo_jax.report.types import Table
 from grpo_jax.report.types import Text
-from grpo_jax.report.types import Timeline
 from grpo_jax.rollouts import parquet
 from grpo_jax.training import build
 
 _POINTS = 60, 240  # of a curve, at least and at most
 _BYTES = 3_000_000  # that all charts may take, about
 _FILES = 3  # groups of runs of which completions are shown
-_ALARMS = 8  # of one kind, whose rollouts are listed
 _AXIS = 'elapsed_secs', 'step'  # what is no metric of a chart
 _LEARNED = 'reward', 'heldout_accuracy'
 _OWN_TENTHS = (
-  'Runs of a group have different numbers of rollouts. Each counts with its own '
-  'first and last tenth.'
+  'Runs of a group have different numbers of rollouts. Each counts with its '
+  'own first and last tenth.'
 )
 
 
@@ -103,7 +102,8 @@ class Charts:
       whose = f'{group.name}: ' if len(self._groups) > 1 else ''
       notes += [whose + note for note in _uneven(group, name)]
     return Chart(
-      words.message(meanings.label(name), unit, curves),
+      words.message(meanings.label(name), unit, curves)
+      + silence.ending(runs, name),
       meanings.measured(name),
       curves,
       unit,
@@ -182,65 +182,6 @@ def others(charts: Charts) -> Section:
     )
     parts.append(Text(f'The same in every rollout: {said}.'))
   return Section('All other metrics', [*parts, *charts.rest()], folded=True)
-
-
-def alarms(groups: Sequence[Group], charts: Charts) -> Section:
-  """When which alarm began, found again from the metrics."""
-  rows: dict[str, list[float]] = {}
-  # Of each run and metric: the rollouts, and what was said first.
-  said: dict[tuple[str, str], tuple[list[int], str]] = {}
-  last, unknown = 1, 0
-  for group in groups:
-    for run in group.runs:
-      last = max(last, run.done)
-      if run.config is None:
-        unknown += 1
-        continue
-      replays = bool(run.starts and run.starts[-1].get('replays'))
-      judge = monitor.Alarms(run.config.log, run.config.model, replays)
-      for step, scalars in run.metrics.records():
-        for metric, sentence in judge.begun(scalars):
-          name = meanings.label(metric)
-          row = f'{name} · {group.name}' if len(groups) > 1 else name
-          rows.setdefault(row, []).append(step)
-          said.setdefault((run.name, metric), ([], sentence))[0].append(step)
-  parts: list[Part] = []
-  if not said and not unknown:
-    parts.append(Text('None: no metric was beyond its limit in config.log.'))
-  if unknown:
-    left = words.plural(unknown, 'run')
-    parts.append(Text(f'The config of {left} cannot be read here.', 'warning'))
-  if said:
-    number = sum(len(steps) for steps, _ in said.values())
-    title = f'{words.plural(number, "alarm")}, by rollout'
-    parts.append(Timeline(title, list(rows.items()), 0, last))
-    parts.append(
-      Table(
-        'What each said first',
-        ('run', 'rollouts', 'alarm'),
-        [
-          (name, _listed(steps), sentence)
-          for (name, _), (steps, sentence) in said.items()
-        ],
-      )
-    )
-  problems = charts.of(
-    [name for name in monitor.GROUPS['problems'] if name in charts.left]
-  )
-  note = (
-    'Found again from metrics.jsonl with the limits of each config. An alarm '
-    'speaks when its condition begins, and again only after ten rollouts '
-    'without it. A value that was not finite stands there as null, and raises '
-    'none here.'
-  )
-  return Section('Alarms', [*parts, *problems, Text(note, 'note')])
-
-
-def _listed(steps: Sequence[int]) -> str:
-  """The first of some rollouts, and how many more there are."""
-  shown = ', '.join(f'{step:,}' for step in steps[:_ALARMS])
-  more = len(steps) - _ALARMS
-  return f'{shown} and {more:,} more' if more > 0 else shown
 
 
 def before_and_after(groups: Sequence[Group]) -> Section:
@@ -380,7 +321,9 @@ def summary(groups: Sequence[Group], charts: Charts) -> Section:
     parts.append(Text(_OWN_TENTHS, 'note'))
   for group in groups:
     for run in group.runs:
-      parts += [Text(f'{run.name}: {x}', 'warning') for x in run.troubles]
+      silent = [silence.sentence(run, one) for one in silence.of_run(run)]
+      wrong = [*run.troubles, *silent]
+      parts += [Text(f'{run.name}: {x}', 'warning') for x in wrong]
   return Section('Summary', parts)
 
 
