@@ -223,7 +223,24 @@ def before_and_after(groups: Sequence[Group]) -> Section:
     ]
   else:
     parts = [*_written(groups), *parts]
+  parts = [*_chosen(groups), *parts]
   return Section('The same problems, before and after', parts)
+
+
+def _chosen(groups: Sequence[Group]) -> list[Part]:
+  """Of which groups and runs completions are shown, if not of all."""
+  said = []
+  if len(groups) > _FILES:
+    said.append(
+      f'Only the first {_FILES} of {len(groups)} groups are read here.'
+    )
+  firsts = [g.first.name for g in groups[:_FILES] if len(g.runs) > 1]
+  if firsts:
+    said.append(
+      'Of runs that differ in nothing but their seeds one is read here: '
+      f'{", ".join(firsts)}.'
+    )
+  return [Text(' '.join(said), 'note')] if said else []
 
 
 def _written(groups: Sequence[Group]) -> list[Part]:
@@ -254,8 +271,8 @@ def completions(groups: Sequence[Group]) -> Section:
         'says how often.'
       )
     ]
-    return Section('Completions', parts)
-  parts = [*_written(groups), *parts]
+    return Section('Completions', [*_chosen(groups), *parts])
+  parts = [*_chosen(groups), *_written(groups), *parts]
   if not any(map(tokens.are_known, parts)):
     parts.insert(
       0,
