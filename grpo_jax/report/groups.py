@@ -48,12 +48,13 @@ def of_runs(runs: Sequence[read.Run]) -> tuple[list[Group], list[str]]:
     The groups, and sentences about runs that are left out: of two with one seed
     and one config the longer counts, because they are not independent.
   """
-  found: dict[str, dict[Any, read.Run]] = {}
+  found: dict[str, dict[str, read.Run]] = {}
   said = []
   for run in runs:
     key = json.dumps(learned(run), sort_keys=True, default=str)
     seeds = found.setdefault(key, {})
-    seed = run.saved.get('seed')
+    # As text, because a config may hold anything.
+    seed = json.dumps(run.saved.get('seed'))
     if seed in seeds:
       pair = sorted((seeds[seed], run), key=lambda one: one.done)
       run = pair[1]

@@ -21,6 +21,11 @@ from grpo_jax import config as config_lib
 from grpo_jax.training import bucket
 from grpo_jax.training import workdir as workdir_lib
 
+# Larger steps are not exact as the floats that charts are drawn with.
+_MOST_STEPS = 2**53
+# No metric comes near it, and sums of squares of what is below are finite.
+_LARGEST = 1e100
+
 
 class Metrics(NamedTuple):
   """The lines of `metrics.jsonl`, one for each rollout, N of them.
@@ -102,7 +107,7 @@ def run(workdir: str) -> Run:
     workdir: A directory, or the address of one in a bucket.
 
   Raises:
-    ValueError: It holds no run.
+    ValueError: It holds no run, or its metrics cannot be read.
   """
   (name,) = _names([_address(workdir)])
   path = bucket.read_only(workdir)
@@ -157,11 +162,20 @@ def _names(addresses: Sequence[str]) -> list[str]:
 
 
 def metrics(file: pathlib.Path) -> Metrics:
-  """The lines of a file; none without a file."""
+  """The lines of a file; none without a file.
+
+  Raises:
+    ValueError: The file cannot be read.
+  """
   try:
     lines = file.read_bytes().splitlines()
   except FileNotFoundError:
     lines = []
+  except OSError as error:
+    why = error.strerror or error
+    raise ValueError(
+      f'{file} cannot be read ({why}), so there is nothing to report on.'
+    ) from error
   records, broken = {}, 0
   for line in lines:
     record = _record(line)
@@ -188,8 +202,18 @@ def _record(line: bytes) -> dict[str, Any] | None:
     record = json.loads(line)
   except (ValueError, RecursionError):
     return None
-  whole = isinstance(record, dict) and type(record.get('step')) is int
-  return record if whole else None
+  if not isinstance(record, dict) or type(record.get('step')) is not int:
+    return None
+  if not 0 <= record['step'] < _MOST_STEPS:
+    return None
+  return None if any(map(_is_beyond, record.values())) else record
+
+
+def _is_beyond(value: Any) -> bool:
+  """Whether a value is a number, but one that no run has measured."""
+  if not isinstance(value, int | float):
+    return False
+  return _LARGEST < abs(value) < math.inf  # of infinity, as of NaN: no number
 
 
 def _starts(path: pathlib.Path) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ _FEW = 25  # points, which are also drawn as dots
 _BEYOND = (
   0.4  # how far intervals may widen an axis, in lengths of that of lines
 )
+_TINY = 1e-300  # what is below has too few digits for an axis
 _COLORS = 8
 
 
@@ -141,7 +142,7 @@ def swatch(number: int) -> str:
 def log_suits(curves: Sequence[Curve], unit: str) -> bool:
   """Whether the values of curves are told apart on a logarithmic axis alone."""
   values = _finite(part for curve in curves for part in _measured(curve))
-  if unit == '%' or not len(values) or values.min() <= 0:
+  if unit == '%' or not len(values) or values.min() < _TINY:
     return False
   return float(values.max() / np.median(values)) > 30
 
@@ -273,9 +274,9 @@ def _measured(curve: Curve) -> list[np.ndarray]:
 
 def _widened(low: float, high: float) -> tuple[float, float]:
   """A range that is not empty."""
-  if high > low:
+  if high - low > _TINY:
     return low, high
-  room = 0.1 * abs(low) or 1.0
+  room = 0.1 * abs(low) if abs(low) > _TINY else 1.0
   return low - room, high + room
 
 
