@@ -25,6 +25,7 @@ _BEYOND = (
 )
 _TINY = 1e-300  # what is below has too few digits for an axis
 _COLORS = 8
+_DASHES = 4  # of each colour
 
 
 class Scale(NamedTuple):
@@ -85,9 +86,7 @@ def chart(made: Chart, number: int) -> str:
     number: A number that no other chart of the page has, for its id.
   """
   x, y = _axes(made)
-  drawn = [
-    _curve(curve, k % _COLORS, x, y) for k, curve in enumerate(made.curves)
-  ]
+  drawn = [_curve(curve, _look(k), x, y) for k, curve in enumerate(made.curves)]
   # Bands lie below all lines.
   inner = ''.join(band for band, _ in drawn) + ''.join(
     line for _, line in drawn
@@ -135,8 +134,18 @@ def swatch(number: int) -> str:
   """A short piece of the line of a curve, by its place in the chart."""
   return (
     f'<svg class="swatch" viewBox="0 0 28 6" aria-hidden="true"><path class="'
-    f'line c{number % _COLORS}" d="M0 3H28"/></svg>'
+    f'line {_look(number)}" d="M0 3H28"/></svg>'
   )
+
+
+def _look(number: int) -> str:
+  """The classes of a curve: its colour and, once all are taken, its dashes.
+
+  >>> _look(1), _look(9), _look(17)
+  ('c1', 'c1 d1', 'c1 d2')
+  """
+  dashes = number // _COLORS % _DASHES
+  return f'c{number % _COLORS}' + (f' d{dashes}' if dashes else '')
 
 
 def log_suits(curves: Sequence[Curve], unit: str) -> bool:
@@ -179,7 +188,7 @@ def _labels(scale: Scale, number: int, side: str, whole=False, unit='') -> str:
   )
 
 
-def _curve(curve: Curve, color: int, x: Scale, y: Scale) -> tuple[str, str]:
+def _curve(curve: Curve, look: str, x: Scale, y: Scale) -> tuple[str, str]:
   """The band of a curve and its lines."""
   across = _SIZE * x.at(curve.x)
 
@@ -196,11 +205,11 @@ def _curve(curve: Curve, color: int, x: Scale, y: Scale) -> tuple[str, str]:
     if len(top) > 1:
       band += f'M{_joined(top + bottom)}Z'
   lines = [
-    f'<path class="run c{color}" d="{_line(across, up(run), run)}"/>'
+    f'<path class="run {look}" d="{_line(across, up(run), run)}"/>'
     for run in curve.runs
   ]
   lines.append(
-    f'<path class="line c{color}" d="'
+    f'<path class="line {look}" d="'
     f'{_line(across, up(curve.mean), curve.mean)}"/>'
   )
   if len(curve.x) <= _FEW:
@@ -209,8 +218,8 @@ def _curve(curve: Curve, color: int, x: Scale, y: Scale) -> tuple[str, str]:
       for px, py in zip(across, up(curve.mean))
       if math.isfinite(py)
     )
-    lines.append(f'<path class="dots c{color}" d="{dots}"/>')
-  drawn = f'<path class="band c{color}" d="{band}"/>' if band else ''
+    lines.append(f'<path class="dots {look}" d="{dots}"/>')
+  drawn = f'<path class="band {look}" d="{band}"/>' if band else ''
   return drawn, ''.join(lines)
 
 
