@@ -1,6 +1,7 @@
 """Runs whose folders share a name are told apart, wherever a page names one."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -54,7 +55,11 @@ def test_a_workdir_that_is_given_twice_is_one_run(tmp_path, monkeypatch):
 def test_groups_that_nothing_short_tells_apart_have_the_names_of_runs(
   tmp_path,
 ):
-  changes = ({}, {'optim.b1': 0.5}, {'optim.b2': 0.5, 'optim.epsilon': 0.5})
+  changes: list[dict[str, Any]] = [
+    {},
+    {'optim.b1': 0.5},
+    {'optim.b2': 0.5, 'optim.epsilon': 0.5},
+  ]
   names = ('x/run', 'y/run', 'z/other')
   for name, fields in zip(names, changes):
     made_runs.run(tmp_path / name, **fields)

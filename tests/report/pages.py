@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 from grpo_jax import report
 from tests.report.html_tree import Tree
@@ -17,6 +18,7 @@ def data_of(text):
   for figure in re.findall(r'<figure class="chart".*?</figure>', text, re.S):
     key = re.search(r'<code>(.*?)</code>', figure)
     data = re.search(r'<script type="application/json">(.*?)</script>', figure)
+    assert key and data
     found[key[1]] = json.loads(data[1])
   return found
 
@@ -27,7 +29,7 @@ def words(text):
   return ' '.join(e[2] for e in Tree(text).elements if e[0] not in hidden)
 
 
-def parts_of(page, title):
+def parts_of(page, title) -> list[Any]:
   """The parts of the section with this title."""
   (found,) = [x.parts for x in page.sections if x.title == title]
   return found

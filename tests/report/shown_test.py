@@ -53,7 +53,7 @@ def test_it_is_said_where_the_first_groups_have_written_nothing(
   section, tmp_path
 ):
   workdirs = [
-    made_runs.run(tmp_path / f'{rate}', 10, **{'optim.lr': float(rate)})
+    made_runs.run(tmp_path / f'{rate}', 10, 0, None, **{'optim.lr': rate})
     for rate in range(1, 5)
   ]
   made_runs.with_completions(workdirs[3], 5)

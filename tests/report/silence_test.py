@@ -1,5 +1,7 @@
 """A metric that stops having numbers is told of; one with pauses is not."""
 
+import pathlib
+
 import numpy as np
 import pytest
 
@@ -78,7 +80,7 @@ def run_of(known, number):
   values[known] = 1.0
   steps = np.arange(number)
   measured = read.Metrics(steps, {'m': values}, 0)
-  return read.Run('a', None, {}, None, measured, [], [])
+  return read.Run('a', pathlib.Path(), {}, None, measured, [], [])
 
 
 @pytest.mark.parametrize('every', [1, 2, 4, 7, 10, 50])
