@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import datetime
 
 from grpo_jax import __version__
+from grpo_jax.report import alarms as _alarms
 from grpo_jax.report import gradients as _gradients
 from grpo_jax.report import groups as _groups
 from grpo_jax.report import read as _read
@@ -55,7 +56,8 @@ _HOW = (
   'Runs that differ in nothing but their seeds are one curve. Its band, and ± '
   'behind a number, is the 95 % interval of the mean over seeds, from '
   "Student's distribution; with three seeds it is wide. Titles compare the "
-  'first tenth of the rollouts with the last.',
+  'first tenth of the rollouts with the last. Each run has tenths of its own, '
+  'also where one ends before the others.',
   'Where an interval leaves the drawing, it is cut; its numbers are not.',
 )
 
@@ -74,7 +76,7 @@ def of_runs(workdirs: Sequence[str]) -> Page:
   """
   if not workdirs:
     raise ValueError('There is no run to report on; give a workdir.')
-  runs = [_read.run(one) for one in dict.fromkeys(workdirs)]
+  runs = _read.runs(workdirs)
   groups, said = _groups.of_runs(runs)
   charts = _sections.Charts(groups)
   summary = _sections.summary(groups, charts)
@@ -87,7 +89,7 @@ def of_runs(workdirs: Sequence[str]) -> Page:
     _sections.before_and_after(groups),
     *_sections.diagnostics(charts),
     *_gradients.section(groups, charts),
-    _sections.alarms(groups, charts),
+    _alarms.section(groups, charts),
     _sections.completions(groups),
     _settings.method(groups),
     _sections.speed(charts),

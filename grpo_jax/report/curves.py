@@ -105,20 +105,18 @@ def _means(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _ends(points: Sequence[Points]) -> Ends:
-  """The first and the last tenth; the mean over runs, with its interval.
+  """The first and the last tenth of each run; the mean over runs of them.
 
-  A run that begins later, or is behind, does not count where others are alone.
+  Runs may end at different x. Each counts with a tenth of its own, so that none
+  is left out because another goes on for longer.
   """
-  since = min(x[0] for x, _ in points)
-  until = max(x[-1] for x, _ in points)
   firsts, lasts, noises = [], [], []
-  for x, y in points:
-    size = max(1, len(x) // _TENTH)
-    if x[0] == since:
-      firsts.append(float(np.mean(y[:size])))
-    if x[-1] == until:
-      lasts.append(float(np.mean(y[-size:])))
-    noises.append(max(float(np.std(y[:size])), float(np.std(y[-size:]))))
+  for _, y in points:
+    size = max(1, len(y) // _TENTH)
+    first, last = y[:size], y[-size:]
+    firsts.append(float(np.mean(first)))
+    lasts.append(float(np.mean(last)))
+    noises.append(max(float(np.std(first)), float(np.std(last))))
   last = intervals.of_mean(lasts)
   return Ends(
     float(np.mean(firsts)), last.mean, float(np.mean(noises)), last.half

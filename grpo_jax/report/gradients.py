@@ -24,6 +24,7 @@ from grpo_jax.report.types import Text
 _PREFIX = 'geometry_'
 _LEAST = 5  # measured rollouts on each side of a step
 _ERRORS = 4  # standard errors that a step is larger than
+_MOST_ALIKE = 0.99  # autocorrelation
 _COLUMNS = (
   'reward_std', 'cosine_mean', 'cosine_std', 'cosine_small', 'cosine_negative',
 )  # fmt: skip
@@ -34,7 +35,9 @@ _RULE = (
   f'division in two levels, each of {_LEAST} measured rollouts or more. It '
   f'counts if the levels differ by {_ERRORS} standard errors and fit better '
   'than a straight line; and the variance of cosines must rise by more than '
-  'sketching adds to it.'
+  'sketching adds to it. The standard errors allow for rollouts that resemble '
+  'the one before, as far as the autocorrelation about the levels may go: of '
+  'series that only wander, at most about one in twenty has a step.'
 )
 
 
@@ -93,10 +96,32 @@ def _step(values: np.ndarray) -> int | None:
   best = min(places, key=left)
   low, high = np.split(values, [best])
   error = left(best) / (number - 2) * (1 / len(low) + 1 / len(high))
+  error *= _inflation(np.concatenate([low - low.mean(), high - high.mean()]))
   rises = high.mean() - low.mean() > _ERRORS * math.sqrt(error)
   time = np.arange(number)
   line = np.polyval(np.polyfit(time, values, 1), time)
   return best if rises and left(best) < np.sum((values - line) ** 2) else None
+
+
+def _inflation(rest: np.ndarray) -> float:
+  r"""By how much alike neighbours enlarge the variance of a mean.
+
+  .. math:: (1 + r) / (1 - r)
+
+  This is the number of values over the number of independent ones that would
+  tell as much, if each value depends on the one before alone. As r stands the
+  upper end of its interval: the levels have been fitted to the series, which
+  takes much of the autocorrelation out of a short one.
+
+  Args:
+    rest: f64[N], what two levels leave of a series.
+  """
+  squares = float(np.sum(rest**2))
+  if not squares:
+    return 1.0
+  found = float(np.sum(rest[1:] * rest[:-1])) / squares
+  most = min(max(0.0, found + 2 / math.sqrt(len(rest))), _MOST_ALIKE)
+  return (1 + most) / (1 - most)
 
 
 def section(groups: Sequence[Group], charts: Charts) -> list[Section]:

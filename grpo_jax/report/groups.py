@@ -48,12 +48,13 @@ def of_runs(runs: Sequence[read.Run]) -> tuple[list[Group], list[str]]:
     The groups, and sentences about runs that are left out: of two with one seed
     and one config the longer counts, because they are not independent.
   """
-  found: dict[str, dict[Any, read.Run]] = {}
+  found: dict[str, dict[str, read.Run]] = {}
   said = []
   for run in runs:
     key = json.dumps(learned(run), sort_keys=True, default=str)
     seeds = found.setdefault(key, {})
-    seed = run.saved.get('seed')
+    # As text, because a config may hold anything.
+    seed = json.dumps(run.saved.get('seed'))
     if seed in seeds:
       pair = sorted((seeds[seed], run), key=lambda one: one.done)
       run = pair[1]
@@ -118,10 +119,4 @@ def _names(groups: Sequence[Sequence[read.Run]]) -> list[str]:
   short = all(len(name) <= _LONGEST * len(fields) for name in names)
   if len(fields) <= _MOST_FIELDS and short and len({*names}) == len(names):
     return names
-  # By as much of the end of their paths as tells them apart.
-  parts = [run.path.absolute().parts for run in runs]
-  for length in range(1, max(map(len, parts)) + 1):
-    names = ['/'.join(path[-length:]) for path in parts]
-    if len({*names}) == len(names):
-      break
-  return names
+  return [run.name for run in runs]

@@ -2,6 +2,12 @@
 
 from grpo_jax import monitor
 
+_RATIO = (
+  'The ratio says how many times as probable a token is now as when it was '
+  'sampled.'
+)
+_PAPER = 'Ge et al. (arXiv:2601.23135)'
+_A5 = f'Assumption A5 of {_PAPER} is that prompts are of a similar scale'
 _MEANINGS = {
   'reward': 'Mean reward of the completions of a rollout.',
   'heldout_accuracy': (
@@ -25,10 +31,20 @@ _MEANINGS = {
     'How far all updates of a rollout together have moved the policy, measured '
     'after the last.'
   ),
-  'clipped_high': 'Share of the tokens without a gradient: the ratio is high.',
-  'clipped_low': 'Share of the tokens without a gradient: the ratio is low.',
-  'clipped_cap': 'Share of the tokens whose ratio is cut at its cap.',
-  'ess_token': 'How much of the sample counts after weighing by the ratio.',
+  'clipped_high': (
+    f'Share of the tokens without a gradient because their ratio is high. '
+    f'{_RATIO}'
+  ),
+  'clipped_low': (
+    f'Share of the tokens without a gradient because their ratio is low. '
+    f'{_RATIO}'
+  ),
+  'clipped_cap': f'Share of the tokens whose ratio is cut at its cap. {_RATIO}',
+  'ess_token': (
+    'How many tokens of equal weight would tell as much, over how many there '
+    'are. A token that is twice as probable now as when it was sampled weighs '
+    'twice. At 100 % all weigh the same.'
+  ),
   'prefix_whole_uncancelled': (
     'Sum of the coefficients on tokens that a whole group shares, over the sum '
     'of their sizes: 0 if they cancel.'
@@ -78,19 +94,27 @@ _MEANINGS = {
   ),
   'geometry_cosine_small': 'Share of the pairs with a cosine of less than 0.1.',
   'geometry_m': (
-    'An M that is enough in assumption A4 for half of the pairs whose '
-    'gradients agree. No M is enough for pairs whose gradients disagree.'
+    f'Assumption A4 of {_PAPER} is that an update on one prompt hinders no '
+    'other: the inner product of the gradients of two prompts, times a number '
+    'M, is at least the squared norm of one of them, as seen through the '
+    'features of the other. Here the whole norm counts, which may ask for a '
+    'larger M. This one is enough for half of the pairs whose gradients agree; '
+    'no M is enough for pairs whose gradients disagree.'
   ),
   'geometry_norm_ratio': (
-    'Largest norm of the gradient of a prompt over the smallest (R1 in A5).'
+    'Largest norm of the gradient of a prompt over the smallest. '
+    f'{_A5}; R1 is its bound on this ratio.'
   ),
   'geometry_reward_std': 'Deviation of rewards in a group, mean over groups.',
   'geometry_reward_ratio': (
-    'Largest deviation of rewards in a group over the smallest (R2 in A5).'
+    'Largest deviation of rewards in a group over the smallest. '
+    f'{_A5}; R2 is its bound on this ratio.'
   ),
   'geometry_within': (
-    'How far the gradient of a prompt depends on which completions were drawn: '
-    'the difference of those of the halves of a group over their sum.'
+    'How much the gradient of a prompt depends on which completions were '
+    'drawn. Each half of its group gives a gradient; shown is the norm of '
+    'their difference over the norm of their sum. It is 0 if the halves agree, '
+    'and 1 if they have nothing in common.'
   ),
   'geometry_zero': 'Share of the prompts whose gradient is 0.',
   'geometry_prompts': 'Prompts whose gradients are compared.',
@@ -140,7 +164,7 @@ _MORE = {
   'geometry_norm_ratio': monitor.Row('ratio of gradient norms'),
   'geometry_reward_std': monitor.Row('deviation of rewards'),
   'geometry_reward_ratio': monitor.Row('ratio of deviations'),
-  'geometry_within': monitor.Row('difference of halves of a group'),
+  'geometry_within': monitor.Row('dependence on the completions drawn'),
   'geometry_zero': monitor.Row('gradients that are 0', '%'),
   'geometry_prompts': monitor.Row('gradients compared', '#'),
   'geometry_secs': monitor.Row('time of comparing', 'seconds'),

@@ -4,7 +4,9 @@ A run that is going on, or was stopped, or has left half a line, is a run too.
 Only a folder without a run is refused.
 """
 
+import collections
 from collections.abc import Iterator
+from collections.abc import Sequence
 import contextlib
 import json
 import math
@@ -18,6 +20,11 @@ import numpy as np
 from grpo_jax import config as config_lib
 from grpo_jax.training import bucket
 from grpo_jax.training import workdir as workdir_lib
+
+# Larger steps are not exact as the floats that charts are drawn with.
+_MOST_STEPS = 2**53
+# No metric comes near it, and sums of squares of what is below are finite.
+_LARGEST = 1e100
 
 
 class Metrics(NamedTuple):
@@ -57,7 +64,7 @@ class Run(NamedTuple):
   """One run.
 
   Attributes:
-    name: Of its folder.
+    name: The end of its address that tells it from the runs read with it.
     path: Its workdir, or a copy of one that is in a bucket.
     saved: Its config, as JSON has it.
     config: The same; None if this version of the package cannot read it.
@@ -80,17 +87,29 @@ class Run(NamedTuple):
     return int(self.metrics.steps[-1]) if len(self.metrics.steps) else 0
 
 
+def runs(workdirs: Sequence[str]) -> list[Run]:
+  """Reads workdirs, each of them once, under names that tell them apart.
+
+  Raises:
+    ValueError: One of them holds no run.
+  """
+  addresses = {_address(workdir): workdir for workdir in workdirs}
+  return [
+    run(workdir)._replace(name=name)
+    for workdir, name in zip(addresses.values(), _names([*addresses]))
+  ]
+
+
 def run(workdir: str) -> Run:
-  """Reads a workdir.
+  """Reads a workdir. The name of the run is that of its folder.
 
   Args:
     workdir: A directory, or the address of one in a bucket.
 
   Raises:
-    ValueError: It holds no run.
+    ValueError: It holds no run, or its metrics cannot be read.
   """
-  if not os.fspath(workdir):
-    raise ValueError('A workdir is empty; give the workdir of a run.')
+  (name,) = _names([_address(workdir)])
   path = bucket.read_only(workdir)
   saved, troubles = workdir_lib.config_of(path), []
   config = None
@@ -112,16 +131,51 @@ def run(workdir: str) -> Run:
     )
   if failure := _failure(path):
     troubles.append(f'A start ended with an error: {failure}')
-  name = pathlib.PurePath(str(workdir).rstrip('/')).name or str(path.resolve())
   return Run(name, path, saved, config, found, _starts(path), troubles)
 
 
+def _address(workdir: str) -> str:
+  """Where a workdir is, from the root of the disk or from a bucket."""
+  text = os.fspath(workdir)
+  if not text:
+    raise ValueError('A workdir is empty; give the workdir of a run.')
+  if bucket.is_bucket(text):
+    return text.rstrip('/')
+  return pathlib.Path(os.path.abspath(text)).as_posix()
+
+
+def _names(addresses: Sequence[str]) -> list[str]:
+  """Of each address the shortest end that no other one has.
+
+  >>> _names(['/runs/e1/seed0', '/runs/e2/seed0', '/runs/e2/seed1'])
+  ['e1/seed0', 'e2/seed0', 'seed1']
+  """
+  ends = []
+  for address in addresses:
+    parts = address.split('/')
+    ends.append(['/'.join(parts[-n:]) for n in range(1, len(parts) + 1)])
+  number = collections.Counter(end for some in ends for end in some)
+  return [
+    next((end for end in some if end and number[end] == 1), address)
+    for address, some in zip(addresses, ends)
+  ]
+
+
 def metrics(file: pathlib.Path) -> Metrics:
-  """The lines of a file; none without a file."""
+  """The lines of a file; none without a file.
+
+  Raises:
+    ValueError: The file cannot be read.
+  """
   try:
     lines = file.read_bytes().splitlines()
   except FileNotFoundError:
     lines = []
+  except OSError as error:
+    why = error.strerror or error
+    raise ValueError(
+      f'{file} cannot be read ({why}), so there is nothing to report on.'
+    ) from error
   records, broken = {}, 0
   for line in lines:
     record = _record(line)
@@ -148,8 +202,18 @@ def _record(line: bytes) -> dict[str, Any] | None:
     record = json.loads(line)
   except (ValueError, RecursionError):
     return None
-  whole = isinstance(record, dict) and type(record.get('step')) is int
-  return record if whole else None
+  if not isinstance(record, dict) or type(record.get('step')) is not int:
+    return None
+  if not 0 <= record['step'] < _MOST_STEPS:
+    return None
+  return None if any(map(_is_beyond, record.values())) else record
+
+
+def _is_beyond(value: Any) -> bool:
+  """Whether a value is a number, but one that no run has measured."""
+  if not isinstance(value, int | float):
+    return False
+  return _LARGEST < abs(value) < math.inf  # of infinity, as of NaN: no number
 
 
 def _starts(path: pathlib.Path) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from grpo_jax import monitor
 from grpo_jax.report import meanings
+from grpo_jax.report import silence
 from grpo_jax.report import svg
 from grpo_jax.report import tokens
 from grpo_jax.report import transcripts
@@ -20,16 +21,18 @@ from grpo_jax.report.types import Part
 from grpo_jax.report.types import Section
 from grpo_jax.report.types import Table
 from grpo_jax.report.types import Text
-from grpo_jax.report.types import Timeline
 from grpo_jax.rollouts import parquet
 from grpo_jax.training import build
 
 _POINTS = 60, 240  # of a curve, at least and at most
 _BYTES = 3_000_000  # that all charts may take, about
 _FILES = 3  # groups of runs of which completions are shown
-_ALARMS = 8  # of one kind, whose rollouts are listed
 _AXIS = 'elapsed_secs', 'step'  # what is no metric of a chart
 _LEARNED = 'reward', 'heldout_accuracy'
+_OWN_TENTHS = (
+  'Runs of a group have different numbers of rollouts. Each counts with its '
+  'own first and last tenth.'
+)
 
 
 class Charts:
@@ -90,19 +93,40 @@ class Charts:
     unit = meanings.unit(name)
     runs = [run for group in self._groups for run in group.runs]
     lines = sum(len(run.metrics.steps) for run in runs)
-    known, note = len(self._values(name)), ''
+    known, notes = len(self._values(name)), []
     if known < lines - len(runs):  # step 0 has few numbers
-      note = f'Measured in {known:,} of {words.plural(lines, "rollout")}.'
+      notes.append(
+        f'Measured in {known:,} of {words.plural(lines, "rollout")}.'
+      )
+    for group in self._groups:
+      whose = f'{group.name}: ' if len(self._groups) > 1 else ''
+      notes += [whose + note for note in _uneven(group, name)]
     return Chart(
-      words.message(meanings.label(name), unit, curves),
+      words.message(meanings.label(name), unit, curves)
+      + silence.ending(runs, name),
       meanings.measured(name),
       curves,
       unit,
       name,
-      note,
+      ' '.join(dict.fromkeys(notes)),
       x_range=self._range,
       y_log=svg.log_suits(curves, unit),
     )
+
+
+def _uneven(group: Group, name: str) -> list[str]:
+  """What must be known of a mean over runs that do not all go on to its end."""
+  ends = [x[-1] for run in group.runs if len(x := run.metrics.points(name)[0])]
+  missing, said = len(group.runs) - len(ends), []
+  if missing and ends:
+    left = 'has' if missing == 1 else 'have'
+    said.append(f'{missing:,} of {len(group.runs):,} runs {left} no number.')
+  if len({*ends}) > 1:
+    said.append(
+      f'Runs end at rollouts {min(ends):,} to {max(ends):,}. Beyond its end a '
+      'run is not in the mean; the title compares tenths of each run.'
+    )
+  return said
 
 
 def learned(charts: Charts) -> Section:
@@ -160,65 +184,6 @@ def others(charts: Charts) -> Section:
   return Section('All other metrics', [*parts, *charts.rest()], folded=True)
 
 
-def alarms(groups: Sequence[Group], charts: Charts) -> Section:
-  """When which alarm began, found again from the metrics."""
-  rows: dict[str, list[float]] = {}
-  # Of each run and metric: the rollouts, and what was said first.
-  said: dict[tuple[str, str], tuple[list[int], str]] = {}
-  last, unknown = 1, 0
-  for group in groups:
-    for run in group.runs:
-      last = max(last, run.done)
-      if run.config is None:
-        unknown += 1
-        continue
-      replays = bool(run.starts and run.starts[-1].get('replays'))
-      judge = monitor.Alarms(run.config.log, run.config.model, replays)
-      for step, scalars in run.metrics.records():
-        for metric, sentence in judge.begun(scalars):
-          name = meanings.label(metric)
-          row = f'{name} · {group.name}' if len(groups) > 1 else name
-          rows.setdefault(row, []).append(step)
-          said.setdefault((run.name, metric), ([], sentence))[0].append(step)
-  parts: list[Part] = []
-  if not said and not unknown:
-    parts.append(Text('None: no metric was beyond its limit in config.log.'))
-  if unknown:
-    left = words.plural(unknown, 'run')
-    parts.append(Text(f'The config of {left} cannot be read here.', 'warning'))
-  if said:
-    number = sum(len(steps) for steps, _ in said.values())
-    title = f'{words.plural(number, "alarm")}, by rollout'
-    parts.append(Timeline(title, list(rows.items()), 0, last))
-    parts.append(
-      Table(
-        'What each said first',
-        ('run', 'rollouts', 'alarm'),
-        [
-          (name, _listed(steps), sentence)
-          for (name, _), (steps, sentence) in said.items()
-        ],
-      )
-    )
-  problems = charts.of(
-    [name for name in monitor.GROUPS['problems'] if name in charts.left]
-  )
-  note = (
-    'Found again from metrics.jsonl with the limits of each config. An alarm '
-    'speaks when its condition begins, and again only after ten rollouts '
-    'without it. A value that was not finite stands there as null, and raises '
-    'none here.'
-  )
-  return Section('Alarms', [*parts, *problems, Text(note, 'note')])
-
-
-def _listed(steps: Sequence[int]) -> str:
-  """The first of some rollouts, and how many more there are."""
-  shown = ', '.join(f'{step:,}' for step in steps[:_ALARMS])
-  more = len(steps) - _ALARMS
-  return f'{shown} and {more:,} more' if more > 0 else shown
-
-
 def before_and_after(groups: Sequence[Group]) -> Section:
   """Greedy answers to the same held-out problems, early and late."""
   parts: list[Part] = []
@@ -258,7 +223,24 @@ def before_and_after(groups: Sequence[Group]) -> Section:
     ]
   else:
     parts = [*_written(groups), *parts]
+  parts = [*_chosen(groups), *parts]
   return Section('The same problems, before and after', parts)
+
+
+def _chosen(groups: Sequence[Group]) -> list[Part]:
+  """Of which groups and runs completions are shown, if not of all."""
+  said = []
+  if len(groups) > _FILES:
+    said.append(
+      f'Only the first {_FILES} of {len(groups)} groups are read here.'
+    )
+  firsts = [g.first.name for g in groups[:_FILES] if len(g.runs) > 1]
+  if firsts:
+    said.append(
+      'Of runs that differ in nothing but their seeds one is read here: '
+      f'{", ".join(firsts)}.'
+    )
+  return [Text(' '.join(said), 'note')] if said else []
 
 
 def _written(groups: Sequence[Group]) -> list[Part]:
@@ -289,8 +271,8 @@ def completions(groups: Sequence[Group]) -> Section:
         'says how often.'
       )
     ]
-    return Section('Completions', parts)
-  parts = [*_written(groups), *parts]
+    return Section('Completions', [*_chosen(groups), *parts])
+  parts = [*_chosen(groups), *_written(groups), *parts]
   if not any(map(tokens.are_known, parts)):
     parts.insert(
       0,
@@ -352,9 +334,13 @@ def summary(groups: Sequence[Group], charts: Charts) -> Section:
     if len(groups) > 1
     else Facts([(row[0], row[1]) for row in rows])
   ]
+  if any(len({run.done for run in group.runs}) > 1 for group in groups):
+    parts.append(Text(_OWN_TENTHS, 'note'))
   for group in groups:
     for run in group.runs:
-      parts += [Text(f'{run.name}: {x}', 'warning') for x in run.troubles]
+      silent = [silence.sentence(run, one) for one in silence.of_run(run)]
+      wrong = [*run.troubles, *silent]
+      parts += [Text(f'{run.name}: {x}', 'warning') for x in wrong]
   return Section('Summary', parts)
 
 

@@ -23,7 +23,9 @@ _FEW = 25  # points, which are also drawn as dots
 _BEYOND = (
   0.4  # how far intervals may widen an axis, in lengths of that of lines
 )
+_TINY = 1e-300  # what is below has too few digits for an axis
 _COLORS = 8
+_DASHES = 4  # of each colour
 
 
 class Scale(NamedTuple):
@@ -84,9 +86,7 @@ def chart(made: Chart, number: int) -> str:
     number: A number that no other chart of the page has, for its id.
   """
   x, y = _axes(made)
-  drawn = [
-    _curve(curve, k % _COLORS, x, y) for k, curve in enumerate(made.curves)
-  ]
+  drawn = [_curve(curve, _look(k), x, y) for k, curve in enumerate(made.curves)]
   # Bands lie below all lines.
   inner = ''.join(band for band, _ in drawn) + ''.join(
     line for _, line in drawn
@@ -134,14 +134,24 @@ def swatch(number: int) -> str:
   """A short piece of the line of a curve, by its place in the chart."""
   return (
     f'<svg class="swatch" viewBox="0 0 28 6" aria-hidden="true"><path class="'
-    f'line c{number % _COLORS}" d="M0 3H28"/></svg>'
+    f'line {_look(number)}" d="M0 3H28"/></svg>'
   )
+
+
+def _look(number: int) -> str:
+  """The classes of a curve: its colour and, once all are taken, its dashes.
+
+  >>> _look(1), _look(9), _look(17)
+  ('c1', 'c1 d1', 'c1 d2')
+  """
+  dashes = number // _COLORS % _DASHES
+  return f'c{number % _COLORS}' + (f' d{dashes}' if dashes else '')
 
 
 def log_suits(curves: Sequence[Curve], unit: str) -> bool:
   """Whether the values of curves are told apart on a logarithmic axis alone."""
   values = _finite(part for curve in curves for part in _measured(curve))
-  if unit == '%' or not len(values) or values.min() <= 0:
+  if unit == '%' or not len(values) or values.min() < _TINY:
     return False
   return float(values.max() / np.median(values)) > 30
 
@@ -178,7 +188,7 @@ def _labels(scale: Scale, number: int, side: str, whole=False, unit='') -> str:
   )
 
 
-def _curve(curve: Curve, color: int, x: Scale, y: Scale) -> tuple[str, str]:
+def _curve(curve: Curve, look: str, x: Scale, y: Scale) -> tuple[str, str]:
   """The band of a curve and its lines."""
   across = _SIZE * x.at(curve.x)
 
@@ -195,11 +205,11 @@ def _curve(curve: Curve, color: int, x: Scale, y: Scale) -> tuple[str, str]:
     if len(top) > 1:
       band += f'M{_joined(top + bottom)}Z'
   lines = [
-    f'<path class="run c{color}" d="{_line(across, up(run), run)}"/>'
+    f'<path class="run {look}" d="{_line(across, up(run), run)}"/>'
     for run in curve.runs
   ]
   lines.append(
-    f'<path class="line c{color}" d="'
+    f'<path class="line {look}" d="'
     f'{_line(across, up(curve.mean), curve.mean)}"/>'
   )
   if len(curve.x) <= _FEW:
@@ -208,8 +218,8 @@ def _curve(curve: Curve, color: int, x: Scale, y: Scale) -> tuple[str, str]:
       for px, py in zip(across, up(curve.mean))
       if math.isfinite(py)
     )
-    lines.append(f'<path class="dots c{color}" d="{dots}"/>')
-  drawn = f'<path class="band c{color}" d="{band}"/>' if band else ''
+    lines.append(f'<path class="dots {look}" d="{dots}"/>')
+  drawn = f'<path class="band {look}" d="{band}"/>' if band else ''
   return drawn, ''.join(lines)
 
 
@@ -273,9 +283,9 @@ def _measured(curve: Curve) -> list[np.ndarray]:
 
 def _widened(low: float, high: float) -> tuple[float, float]:
   """A range that is not empty."""
-  if high > low:
+  if high - low > _TINY:
     return low, high
-  room = 0.1 * abs(low) or 1.0
+  room = 0.1 * abs(low) if abs(low) > _TINY else 1.0
   return low - room, high + room
 
 

@@ -78,7 +78,7 @@ class Curve(NamedTuple):
 
 
 class Ends(NamedTuple):
-  """The means of the first and of the last tenth of a curve."""
+  """The means of the first and of the last tenth of each run of a curve."""
 
   first: float
   last: float

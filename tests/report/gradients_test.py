@@ -38,6 +38,46 @@ def test_no_phases_are_told_of_noise():
   assert false <= 3
 
 
+def wandering(rng):
+  return np.cumsum(rng.normal(size=NUMBER))
+
+
+def resembling(rng, share=0.8):
+  """Each value has a share of the one before; the series is stationary."""
+  values = rng.normal(size=200 + NUMBER)
+  for k in range(1, len(values)):
+    values[k] += share * values[k - 1]
+  return values[-NUMBER:]
+
+
+@pytest.mark.parametrize('series', [wandering, resembling])
+def test_a_series_that_resembles_its_past_has_rarely_a_phase(series):
+  found = [
+    gradients.phases(
+      series(np.random.default_rng(seed)), np.full(NUMBER, 0.1), NOISE
+    )
+    for seed in range(200)
+  ]
+  assert sum(one.second is not None for one in found) <= 10  # 5 %
+
+
+def test_a_third_phase_is_rarely_found_in_a_series_that_wanders():
+  rewards = levels((20, 0.45), (40, 0.25))
+  found = [
+    gradients.phases(rewards, wandering(np.random.default_rng(seed)), 0 * NOISE)
+    for seed in range(200)
+  ]
+  assert all(one.second == 20 for one in found)
+  assert sum(one.third is not None for one in found) <= 10
+
+
+def test_a_step_is_found_where_neighbours_resemble_each_other_too():
+  for seed in range(20):
+    noise = 0.01 * resembling(np.random.default_rng(seed), 0.5)
+    rewards = np.repeat([0.45, 0.25], [20, 40]) + noise
+    assert gradients.phases(rewards, 0 * rewards, NOISE).second == 20
+
+
 @pytest.mark.parametrize(
   'rewards',
   [

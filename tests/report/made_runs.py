@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,9 @@ NASTY = '</script><img src=x onerror="alert(1)">&\u2028\x1b[31m'
 """What must do nothing, wherever a run says it."""
 
 
-def run(folder, rollouts=40, seed=0, metrics=None, **changes):
+def run(
+  folder, rollouts: int | None = 40, seed=0, metrics=None, **changes: Any
+):
   """A workdir with as many rollouts.
 
   Args:
