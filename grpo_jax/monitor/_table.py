@@ -87,7 +87,7 @@ GROUPS: dict[str, dict[str, Row]] = {
     'geometry_cosine_mean': Row('mean cosine', '', 1),
     'geometry_cosine_std': Row('deviation of cosines', '', 1),
     'geometry_cosine_negative': Row('pairs that disagree', '%', 1),
-    'geometry_within': Row('difference of halves', '', 2),
+    'geometry_within': Row('depends on draws', '', 2),
   },
   'speed': {
     'sample_tokens_per_sec': Row('sampling', _SPEED),
