@@ -22,6 +22,30 @@ COLUMNS = 'verdict', 'claim', 'source', 'expected', 'measured'
 """Of the claims table; the verdict first, for screens that show no more."""
 
 
+SYMBOLS = (
+  ('failures', '1 - mean reward, or the probability of a wrong answer'),
+  ('G, L', 'completions in a group; tokens of a completion'),
+  ('J_i', 'expected reward of prompt i; g its gradient'),
+  ('p', 'probability of a right answer; V = p (1 - p) is its variance'),
+  ('X', 'the largest norm of the features of a prompt'),
+  (
+    'C(T)',
+    '8/3 times the mean deviation sqrt(V) over T updates: by this factor the '
+    "bound on GRPO's gradients differs from that on REINFORCE's",
+  ),
+  ('L3.1, T3.1, T3.2', 'a lemma and two theorems of arXiv:2601.23135'),
+  (
+    'A4, M',
+    'its assumption that an update on one prompt hinders no other: the '
+    'product of the gradients of two prompts is at least 0, and M says by how '
+    'much it may be small',
+  ),
+  ('b1, b2, betas', "Adam's decays of the first and second moment"),
+  ('phi', 'a factor on all rewards'),
+)
+"""What the claims call by a letter."""
+
+
 _NOTES = """\
 holds, fails: the whole 95 % interval of what was measured lies inside, or
 outside, of what the claim expects. Exact numbers have no interval."""
@@ -183,6 +207,10 @@ def _page(
     sections.append(
       report.Section(f'{experiment.label}: {experiment.title}', parts)
     )
+  symbols = report.Table(
+    'What claims call by a letter', ('symbol', 'meaning'), list(SYMBOLS)
+  )
+  sections.append(report.Section('Symbols', [symbols]))
   about = (
     'Claims of two papers, arXiv:2601.05002 and arXiv:2601.23135, and what '
     'follows from them. A claim expects a number in a range. It holds if the '
@@ -217,4 +245,11 @@ def _markdown(results: Mapping[str, Result], drawn) -> str:
       f'<img alt="{shown["title"]}" src="{shown["light"]}" width="720">',
       '</picture>',
     ]
+  lines += ['', '## Symbols', '', *symbols_markdown()]
   return '\n'.join(lines) + '\n'
+
+
+def symbols_markdown() -> list[str]:
+  """The lines of a table of `SYMBOLS`."""
+  rows = [f'| {symbol} | {linked(text)} |' for symbol, text in SYMBOLS]
+  return ['| symbol | meaning |', '| --- | --- |', *rows]

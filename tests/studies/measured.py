@@ -80,6 +80,7 @@ def markdown() -> str:
       label = ''
   order = claims.HOLDS, claims.FAILS, claims.OPEN
   said = [f'{counted.get(one, 0)} {one}' for one in order]
+  lines += ['', *pages.symbols_markdown()]
   return f'{", ".join(said)}.\n\n' + '\n'.join(lines)
 
 
