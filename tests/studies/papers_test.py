@@ -36,7 +36,10 @@ NOT_TRUE = {
   ('transformer_scale', 'usual_down'): FAILS,
   ('transformer_scale', 'clipped'): FAILS,
   ('transformer_jump', 'fresh'): FAILS,
-  ('transformer_prefix', 'still'): FAILS,
+  ('transformer_prefix', 'grpo_AdamW'): FAILS,
+  ('transformer_prefix', 'still_AdamW'): FAILS,
+  ('transformer_prefix', 'grpo_SGD'): FAILS,
+  ('transformer_prefix', 'still_SGD'): FAILS,
   ('shared_prefix', 'cancels'): FAILS,
   ('normalized_rate', 'sum_form'): FAILS,
   ('normalized_optimizer', 'sgd_best'): OPEN,
@@ -130,7 +133,15 @@ EDITS = {
     'identity': put(0.1, 'identity', 2),
     'uniform': put(0.1, 'part', 'rloo', 3),
     'grpo': put([0.0] * 8, 'part', 'grpo'),
-    'still': put([0.0] * 8, 'moved', 'dapo'),
+    **{
+      f'{claim}_{name}': put([value] * 7, 'drift', name, arm)
+      for name in ('AdamW', 'SGD')
+      for claim, value, arm in (
+        ('own', -1.0, 'grpo'),
+        ('grpo', 0.5, 'grpo'),
+        ('still', 0.0, 'dapo'),
+      )
+    },
   },
   'surrogate_value': {
     'grpo_zero': put(0.1, 'grpo', 'loss', 1, 2, 3),
