@@ -35,6 +35,7 @@ _PASSES = 7  # over a set, after one that warms up Adam's moments
 _FALL = 0.01  # of the loss, to first order
 _SURE = 0.1  # temperature of the random policy
 _UNIFORM = 'dapo', 'dr_grpo', 'rloo'
+_METHODS = 'grpo', *_UNIFORM
 ARMS = 'grpo', 'without', 'dapo'
 OPTIMIZERS = 'AdamW', 'SGD'
 _UPDATES = _PASSES * _ROLLOUTS
@@ -148,8 +149,9 @@ class _Parts(NamedTuple):
 def _parts(given: _arithmetic.Rollouts) -> _Parts:
   """Coefficients, and the part of the gradient from shared tokens."""
   coefficients = {}
-  for name, method in shared_prefix.METHODS.items():
-    read = functools.partial(_arithmetic.coefficients, method())
+  for name in _METHODS:
+    method = shared_prefix.METHODS[name]()
+    read = functools.partial(_arithmetic.coefficients, method)
     coefficients[name] = np.asarray(
       _compiling.jit(jax.vmap(read))(
         given.mask, given.reward, jnp.zeros(given.mask.shape)
