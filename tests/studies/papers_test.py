@@ -146,7 +146,8 @@ EDITS = {
   'surrogate_value': {
     'grpo_zero': put(0.1, 'grpo', 'loss', 1, 2, 3),
     'grpo_learns': put([[[0.5] * 150] * 5] * 2, 'grpo', 'value'),
-    'lengths': put(9.0, 'dr_grpo', 'covariance', 0, 0, 0),
+    # Twice the loss has the same correlation with the covariance.
+    'lengths': all_by(2.0, 'dr_grpo', 'loss'),
     'long_right': all_by(-1.0, 'dr_grpo', 'loss'),
     'short_right': all_by(-1.0, 'dr_grpo', 'loss'),
   },
