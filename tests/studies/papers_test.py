@@ -44,6 +44,8 @@ NOT_TRUE = {
   ('normalized_rate', 'sum_form'): FAILS,
   ('normalized_optimizer', 'sgd_best'): OPEN,
   ('normalized_optimizer', 'adam_best'): OPEN,
+  ('normalized_optimizer', 'large_epsilon_best'): OPEN,
+  ('normalized_optimizer', 'adam_alike_best'): FAILS,
   ('threshold', 'always'): FAILS,
   ('finite_group', 'weight'): FAILS,
   ('interaction', 'own_data'): FAILS,
@@ -186,12 +188,19 @@ EDITS = {
     'grpo_escape': put(10, 'grpo', 'escape', 0),
   },
   'normalized_optimizer': {
-    'sgd_same': put([0.9] * 10, 'failure', '0.5', 'SGD', 'divided', 0),
+    'sgd_same': put([0.9] * 40, 'failure', '0.5', 'SGD', 'divided', 0),
     'adam_same': all_by(2.0, 'failure', '0.0', 'Adam', 'divided'),
     'sgd_best': all_by(0.1, 'failure', '0.5', 'SGD', 'divided'),
     'adam_best': all_by(0.1, 'failure', '0.5', 'Adam', 'divided'),
     'large_epsilon_best': all_by(
       10, 'failure', '0.9', 'Adam, epsilon 0.01', 'divided'
+    ),
+    'adam_alike': all_by(2.0, 'alike', 'Adam', 'divided'),
+    'sgd_alike': all_by(2.0, 'alike', 'SGD', 'divided'),
+    'adam_alike_best': lambda numbers: numbers['alike'].update(
+      Adam={
+        arm: numbers['alike']['Adam']['plain'] for arm in ('plain', 'divided')
+      }
     ),
     'inside': all_by(0.01, 'failure', '0.5', 'SGD', 'plain', 0),
   },

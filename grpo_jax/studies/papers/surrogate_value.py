@@ -149,7 +149,7 @@ def draw(numbers, figure, colors) -> str:
   found = measure(numbers)
   return (
     f"GRPO's loss is at most {found['grpo_zero'].mean:.0e} while its reward "
-    f'rises by {found["grpo_learns"].mean:.2f}; Dr. GRPO\'s correlates with the '
+    f"rises by {found['grpo_learns'].mean:.2f}; Dr. GRPO's correlates with the "
     f'reward by {found["long_right"].mean:+.2f} or '
     f'{found["short_right"].mean:+.2f}'
   )
