@@ -62,8 +62,8 @@ METHODS = {
 }
 
 _LOG2 = (
-  'log2 of the failures without dividing over those with it; failures are 1 - '
-  'mean reward, of all steps of a training'
+  'log2 of the failures without dividing over those with it, in doublings; '
+  'failures are 1 - expected reward, the mean of a training'
 )
 _LOW_RATES = (
   'at rates of at most a quarter of the best one of either way, the same rates '
@@ -340,7 +340,7 @@ def draw_rates(axes, rates, failure, names, colors) -> None:
         label=f'{name}, {arm}',
       )  # fmt: skip
   axes.set(xscale='log', yscale='log', xlabel='learning rate')
-  axes.set(ylabel='failure rate, mean of a training')
+  axes.set(ylabel='failures (1 - reward), mean of a training')
   if names:
     axes.legend(fontsize=7)
 
@@ -353,7 +353,7 @@ def draw_gains(axes, names, gains, color, offset=0.0, label=None) -> None:
   )  # fmt: skip
   axes.axvline(0, color=color, ls=':', lw=1)
   axes.set_yticks(np.arange(len(names)), list(names))
-  axes.set(xlabel='log2 of failures without dividing / with it')
+  axes.set(xlabel='log2 of failures without dividing / with it, doublings')
 
 
 def draw(numbers, figure, colors) -> str:

@@ -51,13 +51,15 @@ CLAIMS = {
     1e-9,
   ),
   'grpo_bias': Claim(
-    'For GRPO this ratio is 0.51, by exact enumeration.',
+    'For GRPO the expected gradient of the first token is 0.51 of that of the '
+    'second, by exact enumeration, where the true one is 0.',
     'derived',
     0.5,
     0.52,
   ),
   'dr_grpo': Claim(
-    'Dr. GRPO is the true gradient times (G - 1) / G = 0.75.',
+    'The expected gradient of Dr. GRPO is (G - 1) / G = 0.75 of the true one, '
+    'on the tree.',
     'derived',
     0.75 - 1e-9,
     0.75 + 1e-9,
@@ -69,56 +71,61 @@ CLAIMS = {
     0.75,
   ),
   'dapo_drift': Claim(
-    'DAPO moves it up too, though the sum on the token is 0 where all share it '
-    '(probability after 300 steps).',
+    'Trained on the tree, DAPO moves the first token up, though the sum on '
+    'the token is 0 where all share it (probability after 300 steps).',
     'derived',
     0.7,
   ),
   'gspo_drift': Claim(
-    'GSPO moves it up as GRPO does, as its coefficients are those of GRPO at '
-    'the first update of a rollout (probability after 300 steps).',
+    'Trained on the tree, GSPO moves the first token up as GRPO does, as its '
+    'coefficients are those of GRPO at the first update of a rollout '
+    '(probability after 300 steps).',
     f'derived from {FONTANA}, table 1',
     0.75,
   ),
   'cppo_drift': Claim(
-    'CPPO moves it up (probability after 300 steps).',
+    'Trained on the tree, CPPO moves the first token up (probability after '
+    '300 steps).',
     f'derived from {FONTANA}, table 1',
     0.75,
   ),
   'gtpo_drift': Claim(
-    'GTPO (Simoni et al.), by its rule for tokens that right and wrong '
-    'completions share, moves it up (probability after 300 steps).',
+    'Trained on the tree, GTPO (Simoni et al.), by its rule for tokens that '
+    'right and wrong completions share, moves the first token up (probability '
+    'after 300 steps).',
     f'derived from {FONTANA}, table 1',
     0.75,
   ),
   'unbiased_drift': Claim(
-    'RLOO does not move it: there is a random walk only (probability after 300 '
-    'steps).',
+    'Trained on the tree, RLOO does not move the first token: there is a '
+    'random walk only (probability after 300 steps).',
     'derived',
     0.64,
     0.74,
   ),
   'dr_grpo_drift': Claim(
-    'Dr. GRPO does not move it: there is a random walk only (probability after '
-    '300 steps).',
+    'Trained on the tree, Dr. GRPO does not move the first token: there is a '
+    'random walk only (probability after 300 steps).',
     'derived',
     0.64,
     0.74,
   ),
   'flipped': Claim(
-    'With the long completion right instead, GRPO moves the token down.',
+    'With the long completion right instead, GRPO moves the first token down '
+    '(probability after 300 steps, 0.69 before).',
     'derived',
     high=0.63,
   ),
   'flipped_others': Claim(
     'With the long completion right instead, GSPO, CPPO and DAPO move the '
-    'token down too (probability after 300 steps, largest of the three).',
+    'first token down too (probability after 300 steps, largest of the '
+    'three).',
     'derived',
     high=0.68,
   ),
   'flipped_gtpo': Claim(
     'With the long completion right instead, GTPO still does not move the '
-    'token down (probability after 300 steps, 0.69 before).',
+    'first token down (probability after 300 steps, 0.69 before).',
     'derived',
     0.66,
   ),

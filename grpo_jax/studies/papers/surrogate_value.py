@@ -30,7 +30,10 @@ CLAIMS = {
     high=1e-12,
   ),
   'grpo_learns': Claim(
-    'In the same training the expected reward rises (by).', 'derived', 0.1
+    'While the loss of GRPO is 0, the expected reward rises (least rise of a '
+    'training).',
+    'derived',
+    0.1,
   ),
   'lengths': Claim(
     'The loss of Dr. GRPO at the first update of every rollout is '

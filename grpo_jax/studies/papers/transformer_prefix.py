@@ -3,7 +3,7 @@
 On such a token the coefficients of a group add up. Weights that are equal in a
 group cancel there, others do not. The transformer of `configs/arithmetic.py`
 tells what that is worth: how much of the gradient comes from these tokens, and
-which way 56 updates move them.
+in which direction 56 updates move them.
 
 A sum of coefficients has a sign, so the movement is measured with a sign too:
 it counts as positive if it goes where GRPO's sum on that token pulls. Other
