@@ -236,7 +236,7 @@ def _follow(given: _arithmetic.Rollouts, layout, coefficient):
     ]
   )
   # Shortened until the loss falls by a little, as the rates differ.
-  falls = -jnp.sum(ways * gradients.mean(0), -1, keepdims=True)
+  falls = -jnp.einsum('oad,ad->oa', ways, gradients.mean(0))[..., None]
   ways = _FALL / falls * ways
 
   def change(way, rows):
