@@ -291,6 +291,7 @@ def draw(numbers, figure, colors) -> str:
   left.barh(names, np.mean(values, 1), color=colors['second'], alpha=0.6)
   for y, of_method in enumerate(values):
     left.plot(of_method, [y] * len(of_method), '.', color=colors['text'])
+  left.locator_params(axis='x', nbins=4)
   left.set_xlabel('gradient from tokens that all share / gradient')
   labels = {'grpo': 'GRPO', 'without': 'GRPO without their\ngradient'}
   labels['dapo'] = 'DAPO'
@@ -306,7 +307,8 @@ def draw(numbers, figure, colors) -> str:
   right.set_yticks(np.arange(len(ARMS)) + 0.1, [labels[arm] for arm in ARMS])
   right.axvline(0, color=colors['text'], lw=1, ls=':')
   right.set_xlabel("drift toward GRPO's pull / |change| of all tokens")
-  right.legend()
+  right.set_ylim(-0.4, len(ARMS))  # with room for the legend
+  right.legend(loc='upper right', ncols=2)
   found = measure(numbers)
   moved = ', '.join(
     f'{found[f"{key}_AdamW"].mean:+.2f} under {text}'
