@@ -13,6 +13,10 @@ from grpo_jax.studies.normalization.arms import Plan
 from grpo_jax.studies.papers import normalized_optimizer
 
 _TENTH = 0.1375  # log2 of 1.1
+_LOG2 = (
+  'log2 of those without it / with it, in doublings; failures are 1 - mean '
+  'reward of a training; rates are chosen on the same seeds'
+)
 _ASKED = {
   'SGD': 'sgd',
   'momentum': 'momentum',
@@ -30,16 +34,17 @@ CLAIMS = {
   ),
   **{
     claim: Claim(
-      f'{optimizer}, on a language model: with each at its best rate, dividing '
-      'by the deviation lowers the failures of a training (log2 of those '
-      'without it / with it).',
+      f'{optimizer}, on a language model: with each way at its best rate, '
+      f'dividing by the deviation lowers the failures ({_LOG2}).',
       f'asked by {GE}',
       low=0.0,
     )
     for optimizer, claim in _ASKED.items()
   },
   'adam_same': Claim(
-    'Adam: it changes them by less than a tenth, either way (the same number).',
+    'Adam, on a language model: with each way at its best rate, dividing by '
+    'the deviation changes the failures by less than a tenth, either way '
+    f'({_LOG2}).',
     'derived',
     -_TENTH,
     _TENTH,

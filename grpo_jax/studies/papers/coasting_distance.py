@@ -26,8 +26,9 @@ CLAIMS = {
     high=1e-6,
   ),
   'collapse': Claim(
-    'Way after the crossing / (rate x law) is the size of the last live step, '
-    'about 1 for a gradient of one sign (least over rates and betas).',
+    'The distance that the logit moves after the crossing, over (rate x law), '
+    'is the size of the last live step, about 1 for a gradient of one sign '
+    '(least over rates and betas).',
     'derived',
     0.9,
     1.1,
@@ -39,16 +40,25 @@ CLAIMS = {
     1.3985,
   ),
   'sgd': Claim(
-    'SGD stops at its first step across the bound (way after the crossing).',
+    'SGD stops at its first step across the bound (distance that the logit '
+    'moves after that step).',
     f'derived from {FONTANA}, prop. 3',
     0,
     0,
   ),
   'rmsprop': Claim(
-    'RMSProp, which has no first moment, stops there too.', 'derived', 0, 0
+    'RMSProp, which has no first moment, stops at its first step across the '
+    'bound (distance that the logit moves after that step).',
+    'derived',
+    0,
+    0,
   ),
   'momentum': Claim(
-    'SGD with momentum 0.9 coasts for 9 last steps.', 'derived', 8.99, 9.01
+    'With SGD and momentum 0.9 the coast adds up to 9 times the last step '
+    'before clipping.',
+    'derived',
+    8.99,
+    9.01,
   ),
 }
 
@@ -184,15 +194,15 @@ def draw(numbers, figure, colors) -> str:
   most = rows[:, 3].max()
   right.plot([0, most], [0, most], color=colors['faint'], lw=1, zorder=0)
   right.set(xlabel='rate x law', title='4 rates x 3 betas, one line')
-  right.set_ylabel('way of the logit after the crossing')
+  right.set_ylabel('distance of the logit after the crossing')
   right.legend()
   found = measure(numbers)
   return (
     f'Adam carries a clipped probability from 1.2 to {found["adam"].mean:.2f} '
-    f'of its old value, as the law predicts to {found["law"].mean:.0e}'
+    f'of its old value; the law is off by {found["law"].mean:.0e} at most'
   )
 
 
 EXPERIMENT = Experiment(
-  'E2', 'the way past the bound', CLAIMS, run, measure, draw
+  'E2', 'the distance past the bound', CLAIMS, run, measure, draw
 )

@@ -34,16 +34,22 @@ CLAIMS = {
     0.665,
   ),
   'five_steps_right': Claim(
-    'It is 0.6713 of the last live one.', 'derived', 0.67125, 0.67135
+    'With betas (0.9, 0.95) the step after five clipped ones is 0.6713 of the '
+    'last live one.',
+    'derived',
+    0.67125,
+    0.67135,
   ),
   'distance': Claim(
-    'With betas (0.9, 0.95) the coast is 12.05 last steps long.',
+    'With betas (0.9, 0.95) the coast adds up to 12.05 times the last step '
+    'before clipping.',
     'derived',
     12.045,
     12.055,
   ),
   'distance_999': Claim(
-    'With betas (0.9, 0.999) it is 9.05 last steps long.',
+    'With betas (0.9, 0.999) the coast adds up to 9.05 times the last step '
+    'before clipping.',
     'derived',
     9.045,
     9.055,
@@ -141,7 +147,7 @@ def draw(numbers, figure, colors) -> str:
   axes.legend(title='betas; line: law, dots: Adam')
   found = measure(numbers)
   return (
-    f'Adam coasts as the law says, to {found["formula"].mean:.0e}: after five '
+    f"Adam's coast is off the law by {found['formula'].mean:.0e}; after five "
     f'clipped steps {found["five_steps"].mean:.4f} of a step is left'
   )
 

@@ -34,14 +34,15 @@ CLAIMS = {
     1.01,
   ),
   'limit': Claim(
-    'This is the limit of large groups: the same at p = 1/2 and G = 64.',
+    'Large groups have the weight 1 / sqrt(p (1 - p)) (real weight over that, '
+    'at p = 1/2 and G = 64).',
     'derived',
     0.99,
     1.01,
   ),
   'rare': Claim(
-    'For rare success and small groups less than half of the weight is left: '
-    'the same at p = 0.02 and G = 8.',
+    'For rare success and small groups less than half of the weight 1 / '
+    'sqrt(p (1 - p)) is left (share that is left at p = 0.02 and G = 8).',
     'derived',
     high=0.5,
   ),

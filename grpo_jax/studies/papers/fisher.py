@@ -22,13 +22,15 @@ CLAIMS = {
   ),
   'paper': Claim(
     "The paper's proxy, B g_B^2 with g_B the mean score of sampled answers, "
-    'which knows no reward, follows it as in the paper (r = 0.34).',
+    'which knows no reward, follows the variance of the reward as in the '
+    'paper (Pearson over prompts, r = 0.34 there).',
     f'{GE}, table 1',
     0.2,
     0.5,
   ),
   'other': Claim(
-    'The same with the reward variance of another prompt does not.',
+    "The paper's proxy does not follow the reward variance of another prompt "
+    '(Pearson over prompts).',
     f'{GE}, table 1',
     -0.1,
     0.1,
@@ -96,8 +98,9 @@ def draw(numbers, figure, colors) -> str:
     one.set(title=text, xlabel='variance of the reward, p (1 - p)')
   axes[0].set_ylabel('trace of the Fisher information')
   return (
-    'Fisher information follows the variance of the reward if it knows the '
-    f'reward (r = {found["weighted"].mean:.2f}; else {found["paper"].mean:.2f})'
+    'Correlation of Fisher information and variance of the reward: '
+    f'{found["weighted"].mean:.2f} if weighted with the reward, '
+    f'{found["paper"].mean:.2f} if not'
   )
 
 

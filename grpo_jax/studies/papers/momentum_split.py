@@ -27,20 +27,26 @@ CLAIMS = {
     0,
   ),
   'fresh': Claim(
-    'The fresh gradient does not (its part of the same steps).',
+    'The fresh gradient does not carry clipped samples outward (mean change '
+    'of the log-ratio by the fresh part of a step, 16 updates a rollout).',
     'derived',
     high=0,
   ),
   'carried_4': Claim(
-    'The same with 4 updates a rollout: the carried part.',
+    'With 4 updates a rollout too, momentum carries clipped samples outward '
+    '(mean change of the log-ratio by the carried part of a step).',
     f'{FONTANA}, prop. 3',
     0,
   ),
   'fresh_4': Claim(
-    'The same with 4 updates a rollout: the fresh part.', 'derived', high=0
+    'With 4 updates a rollout too, the fresh gradient does not carry clipped '
+    'samples outward (mean change of the log-ratio by the fresh part of a '
+    'step).',
+    'derived',
+    high=0,
   ),
   'outward': Claim(
-    'Most clipped samples go on outward (share of them, 16 updates).',
+    'Most clipped samples go on outward (share of them, 16 updates a rollout).',
     'derived',
     0.5,
   ),

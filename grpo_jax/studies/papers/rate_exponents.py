@@ -15,22 +15,32 @@ _RATES = {'reinforce': 1.0, 'grpo': 0.5}
 
 CLAIMS = {
   'reinforce_tail': Claim(
-    'Failures of REINFORCE fall as 1 / t (slope of log against log).',
+    'The failure rate (1 - success rate) of REINFORCE falls as 1 / t (slope '
+    'of its log against log t).',
     'derived',
     -1.03,
     -0.97,
   ),
   'grpo_tail': Claim(
-    'Failures of GRPO fall as 1 / t^2.', 'derived', -2.03, -1.97
+    'The failure rate of GRPO falls as 1 / t^2 (slope of its log against log '
+    't).',
+    'derived',
+    -2.03,
+    -1.97,
   ),
   'reinforce_escape': Claim(
-    'REINFORCE leaves a small success rate p after a time ~ 1 / p.',
+    'REINFORCE leaves a small success rate p after a time ~ 1 / p (slope of '
+    'log time against log p).',
     'derived',
     -1.03,
     -0.97,
   ),
   'grpo_escape': Claim(
-    'GRPO leaves it after a time ~ 1 / sqrt(p).', 'derived', -0.53, -0.47
+    'GRPO leaves a small success rate p after a time ~ 1 / sqrt(p) (slope of '
+    'log time against log p).',
+    'derived',
+    -0.53,
+    -0.47,
   ),
 }
 
@@ -94,9 +104,8 @@ def draw(numbers, figure, colors) -> str:
   left.legend()
   right.legend()
   return (
-    'Dividing by the deviation changes the exponent: failures fall as '
-    f't^{found["grpo_tail"].mean:.2f} instead of '
-    f't^{found["reinforce_tail"].mean:.2f}'
+    f'Failures fall as t^{found["grpo_tail"].mean:.2f} with a division by the '
+    f'deviation, as t^{found["reinforce_tail"].mean:.2f} without'
   )
 
 

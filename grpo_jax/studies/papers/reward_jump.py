@@ -38,7 +38,7 @@ CLAIMS = {
     3.165,
   ),
   'first_step_95': Claim(
-    'With betas (0.9, 0.95) it is 0.447 of the step before.',
+    'A jump to infinity leaves 0.447 of the first step, betas (0.9, 0.95).',
     'derived',
     0.4465,
     0.4475,
@@ -116,8 +116,8 @@ def draw(numbers, figure, colors) -> str:
   axes[0].set_ylabel('step / step before the jump')
   axes[0].legend(title='gradient\nline: formula, dots: Adam')
   return (
-    'Adam forgets a new reward scale only slowly: after a factor of 10 the '
-    f'step changes by up to {measure(numbers)["acts"].mean:.0%} on the way'
+    "After a factor of 10 on the rewards Adam's step changes by up to "
+    f'{measure(numbers)["acts"].mean:.0%} before it is as it was'
   )
 
 

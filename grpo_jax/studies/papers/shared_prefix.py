@@ -24,8 +24,16 @@ METHODS = {
   'dapo': losses.methods.dapo,
   'dr_grpo': lambda: losses.methods.dr_grpo(max_tokens=1),
   'rloo': losses.methods.rloo,
+  'gspo': losses.methods.gspo,
+  'cppo': lambda: losses.methods.cppo(kl_coefficient=0),
+  # The rule for shared tokens alone, without what it does about entropy.
+  'gtpo': lambda: losses.methods.gtpo_conflict(0.0, float('inf')),
 }
-_ENUMERATED, _TRAINED = ('grpo', 'dapo', 'dr_grpo'), ('grpo', 'dapo', 'rloo')
+_ENUMERATED, _BIASED = ('grpo', 'dapo', 'dr_grpo'), ('gspo', 'cppo', 'dapo')
+_NAMES = {
+  'grpo': 'GRPO', 'gspo': 'GSPO', 'cppo': 'CPPO', 'gtpo': 'GTPO',
+  'dapo': 'DAPO', 'dr_grpo': 'Dr. GRPO', 'rloo': 'RLOO',
+}  # fmt: skip
 
 CLAIMS = {
   'identity': Claim(
@@ -43,13 +51,15 @@ CLAIMS = {
     1e-9,
   ),
   'grpo_bias': Claim(
-    'For GRPO this ratio is 0.51, by exact enumeration.',
+    'For GRPO the expected gradient of the first token is 0.51 of that of the '
+    'second, by exact enumeration, where the true one is 0.',
     'derived',
     0.5,
     0.52,
   ),
   'dr_grpo': Claim(
-    'Dr. GRPO is the true gradient times (G - 1) / G = 0.75.',
+    'The expected gradient of Dr. GRPO is (G - 1) / G = 0.75 of the true one, '
+    'on the tree.',
     'derived',
     0.75 - 1e-9,
     0.75 + 1e-9,
@@ -61,17 +71,63 @@ CLAIMS = {
     0.75,
   ),
   'dapo_drift': Claim(
-    'DAPO does so too, though the sum on the token is 0 where all share it.',
+    'Trained on the tree, DAPO moves the first token up, though the sum on '
+    'the token is 0 where all share it (probability after 300 steps).',
     'derived',
     0.7,
   ),
+  'gspo_drift': Claim(
+    'Trained on the tree, GSPO moves the first token up as GRPO does, as its '
+    'coefficients are those of GRPO at the first update of a rollout '
+    '(probability after 300 steps).',
+    f'derived from {FONTANA}, table 1',
+    0.75,
+  ),
+  'cppo_drift': Claim(
+    'Trained on the tree, CPPO moves the first token up (probability after '
+    '300 steps).',
+    f'derived from {FONTANA}, table 1',
+    0.75,
+  ),
+  'gtpo_drift': Claim(
+    'Trained on the tree, GTPO (Simoni et al.), by its rule for tokens that '
+    'right and wrong completions share, moves the first token up (probability '
+    'after 300 steps).',
+    f'derived from {FONTANA}, table 1',
+    0.75,
+  ),
   'unbiased_drift': Claim(
-    'RLOO does not: there is a random walk only.', 'derived', 0.64, 0.74
+    'Trained on the tree, RLOO does not move the first token: there is a '
+    'random walk only (probability after 300 steps).',
+    'derived',
+    0.64,
+    0.74,
+  ),
+  'dr_grpo_drift': Claim(
+    'Trained on the tree, Dr. GRPO does not move the first token: there is a '
+    'random walk only (probability after 300 steps).',
+    'derived',
+    0.64,
+    0.74,
   ),
   'flipped': Claim(
-    'With the long completion right instead, GRPO moves the token down.',
+    'With the long completion right instead, GRPO moves the first token down '
+    '(probability after 300 steps, 0.69 before).',
     'derived',
     high=0.63,
+  ),
+  'flipped_others': Claim(
+    'With the long completion right instead, GSPO, CPPO and DAPO move the '
+    'first token down too (probability after 300 steps, largest of the '
+    'three).',
+    'derived',
+    high=0.68,
+  ),
+  'flipped_gtpo': Claim(
+    'With the long completion right instead, GTPO still does not move the '
+    'first token down (probability after 300 steps, 0.69 before).',
+    'derived',
+    0.66,
   ),
 }
 
@@ -88,12 +144,13 @@ def run(full: bool = False) -> dict[str, Any]:
     `flipped[method][seed][t]`: the probability of the first token.
   """
   seeds = 2000 if full else 200
-  tables = {name: _tables(METHODS[name]()) for name in _TRAINED}
+  tables = {name: _tables(method()) for name, method in METHODS.items()}
+  flipped = 'grpo', *_BIASED, 'gtpo'
   return {
     'identity': _identity(),
     'tree': {name: _expected(METHODS[name]()) for name in _ENUMERATED},
     'drift': {name: _train(c, seeds) for name, (c, _) in tables.items()},
-    'flipped': {'grpo': _train(tables['grpo'][1], seeds)},
+    'flipped': {name: _train(tables[name][1], seeds) for name in flipped},
   }
 
 
@@ -145,7 +202,13 @@ def _tables(method) -> np.ndarray:
     np.array(_REWARDS)[places][leaves] for places in ([0, 1, 2], [1, 0, 2])
   ]
   length = np.tile(np.array(_LENGTHS)[leaves], (2, 1))
-  c, _ = _coefficients.of_groups(method, np.concatenate(reward), length)
+  # Ids are equal where the tree shares a token, and nowhere else.
+  ids = np.arange(3 * max(_LENGTHS)).reshape(3, -1)
+  ids[1, 0] = ids[0, 0]
+  tokens = np.tile(ids[leaves], (2, 1, 1))
+  c, _ = _coefficients.of_groups(
+    method, np.concatenate(reward), length, tokens=tokens
+  )
   return c[..., 0].reshape(2, *leaves.shape)
 
 
@@ -186,35 +249,50 @@ def measure(numbers) -> dict[str, Measured]:
     'dr_grpo': Measured(exact),
     'grpo_drift': last(numbers['drift']['grpo']),
     'dapo_drift': last(numbers['drift']['dapo']),
+    **{
+      f'{name}_drift': last(numbers['drift'][name])
+      for name in ('gspo', 'cppo', 'gtpo', 'dr_grpo')
+    },
     'unbiased_drift': last(numbers['drift']['rloo']),
     'flipped': last(numbers['flipped']['grpo']),
+    'flipped_others': max(
+      (last(numbers['flipped'][name]) for name in _BIASED),
+      key=lambda one: one.mean + one.half,
+    ),
+    'flipped_gtpo': last(numbers['flipped']['gtpo']),
   }
 
 
 def draw(numbers, figure, colors) -> str:
   """See `Experiment`."""
-  axes = figure.subplots()
+  panels = figure.subplots(1, 2, sharey=True)
   styles = {
-    'grpo': 'second', 'dapo': 'fifth', 'rloo': 'first',
+    'grpo': ('second', '-'), 'gspo': ('second', ':'), 'cppo': ('fourth', '-'),
+    'gtpo': ('third', '-'), 'dapo': ('fifth', '-'), 'rloo': ('first', '-'),
+    'dr_grpo': ('first', ':'),
   }  # fmt: skip
-  paths = {**numbers['drift'], 'flipped': numbers['flipped']['grpo']}
-  for name, color in (*styles.items(), ('flipped', 'fourth')):
-    path = np.array(paths[name])
-    mean, half = path.mean(axis=0), 1.96 * path.std(axis=0) / len(path) ** 0.5
-    t = np.arange(len(mean)) * 10
-    label = {'flipped': 'grpo, long is right'}.get(name, name)
-    axes.plot(t, mean, color=colors[color], label=label)
-    axes.fill_between(
-      t, mean - half, mean + half, color=colors[color], alpha=0.18, lw=0
-    )
-  axes.axhline(_FIRST, color=colors['faint'], ls=':')
-  axes.set(xlabel='updates', ylim=(0, 1))
-  axes.set_ylabel('probability of the first token')
-  axes.legend(ncols=2)
+  for axes, key, title in (
+    (panels[0], 'drift', 'the short completion is right'),
+    (panels[1], 'flipped', 'the long completion is right'),
+  ):
+    for name, paths in numbers[key].items():
+      color, style = styles[name]
+      path = np.array(paths)
+      mean = path.mean(axis=0)
+      half = 1.96 * path.std(axis=0) / len(path) ** 0.5
+      t = np.arange(len(mean)) * 10
+      axes.plot(t, mean, style, color=colors[color], label=_NAMES[name])
+      axes.fill_between(
+        t, mean - half, mean + half, color=colors[color], alpha=0.18, lw=0
+      )
+    axes.axhline(_FIRST, color=colors['faint'], ls=':')
+    axes.set(xlabel='updates', ylim=(0, 1), title=title)
+  panels[0].set_ylabel('probability of the first token')
+  panels[0].legend(ncols=2)
   found = measure(numbers)
   return (
-    'A first token that earns nothing: GRPO takes it from 0.69 to '
-    f'{found["grpo_drift"].mean:.2f}, RLOO leaves it at '
+    f'A first token that earns nothing: GRPO takes it from {_FIRST} to '
+    f'{found["grpo_drift"].mean:.2f}, RLOO to '
     f'{found["unbiased_drift"].mean:.2f}'
   )
 

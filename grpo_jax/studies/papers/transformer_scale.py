@@ -35,29 +35,37 @@ ARMS = {  # epsilon, largest norm
 CLAIMS = {
   'tiny': Claim(
     'On a transformer, with epsilon 1e-15, factors of 1e-4 to 1e4 on the '
-    'rewards leave the way of the parameters in 4 updates as it is (largest '
-    'change / way).',
+    'rewards do not change the distance the parameters move in 4 updates, nor '
+    'its direction (largest change / distance).',
     f'{FONTANA}, prop. 2',
     high=0.01,
   ),
   'usual_up': Claim(
-    'With epsilon 1e-8 so do factors up to 1e4.',
+    'On a transformer, with epsilon 1e-8, factors up to 1e4 on the rewards do '
+    'not change the distance the parameters move, nor its direction (largest '
+    'change / distance).',
     f'{FONTANA}, prop. 2',
     high=0.01,
   ),
   'usual_down': Claim(
-    'With epsilon 1e-8 so do factors down to 1e-4.',
+    'On a transformer, with epsilon 1e-8, factors down to 1e-4 on the rewards '
+    'do not change the distance the parameters move, nor its direction '
+    '(largest change / distance).',
     f'{FONTANA}, prop. 2',
     high=0.01,
   ),
   'large': Claim(
-    'With epsilon 1e-5 a factor of 1e-4 takes more than half of the way.',
+    'On a transformer, with epsilon 1e-5, a factor of 1e-4 on the rewards '
+    'takes more than half of the distance the parameters move (what is left / '
+    'distance).',
     'derived',
     high=0.5,
   ),
   'clipped': Claim(
-    'So do they if the norm of the gradient is clipped at 1, which acts at '
-    'some scales and not at others (epsilon 1e-15).',
+    'On a transformer, with epsilon 1e-15 and the norm of the gradient '
+    'clipped at 1, which acts at some scales only, factors of 1e-4 to 1e4 on '
+    'the rewards do not change the distance the parameters move, nor its '
+    'direction (largest change / distance).',
     f'{FONTANA}, prop. 2, which has no clipping',
     high=0.01,
   ),
@@ -71,10 +79,10 @@ def run(full: bool = False) -> dict[str, Any]:
     full: Begin with a policy that is warmed up, and with its own rewards.
 
   Returns:
-    For every arm, by factor: `change`, the norm of the difference of the ways
-    under this factor and under 1, over that of the way under 1; `way`, its own
-    norm over the same. `gradient`: quantiles of the absolute entries that are
-    not 0 of the first gradient, at factor 1.
+    For every arm, by factor: `change`, the norm of the difference between where
+    the parameters move under this factor and under 1, over the distance under
+    1; `way`, the distance over the same. `gradient`: quantiles of the absolute
+    entries that are not 0 of the first gradient, at factor 1.
   """
   given = _arithmetic.rollouts(_UPDATES, warm=full)
   take = jax.jit(lambda *arm: _take(given, *arm))
@@ -100,7 +108,7 @@ def run(full: bool = False) -> dict[str, Any]:
 
 
 def _take(given: _arithmetic.Rollouts, factor, epsilon, norm):
-  """The way in `_UPDATES` updates, f32[D], and the first gradient, f32[D]."""
+  """Where `_UPDATES` updates move, f32[D], and the first gradient, f32[D]."""
   method = contrib.grpo_without_std(kl_coefficient=0.0)
   adam = optim.adamw(
     3e-4, b2=0.99, epsilon=epsilon, weight_decay=0.01, clip_norm=norm
@@ -163,14 +171,14 @@ def draw(numbers, figure, colors) -> str:
   for axes in (left, right):
     axes.set(xscale='log', xlabel='factor on all rewards')
   left.set(yscale='log')
-  left.set_ylabel('change of the way / way (factor 1)')
-  right.set_ylabel('way / way (factor 1)')
+  left.set_ylabel('change / distance (factor 1)')
+  right.set_ylabel('distance / distance (factor 1)')
   right.legend()
   found = measure(numbers)
   return (
-    'AdamW on a transformer: rewards of 1e-4 change the way of the parameters '
-    f'by {found["usual_down"].mean:.1%} at epsilon 1e-8, and leave '
-    f'{found["large"].mean:.1%} of it at 1e-5'
+    'AdamW on a transformer: rewards of 1e-4 change where the parameters move '
+    f'by {found["usual_down"].mean:.1%} of that distance at epsilon 1e-8, and '
+    f'leave {found["large"].mean:.1%} of it at 1e-5'
   )
 
 
