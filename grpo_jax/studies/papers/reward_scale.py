@@ -44,7 +44,7 @@ CLAIMS = {
   'strictly': Claim(
     'With epsilon 1e-8 scaling rewards has strictly zero effect (largest '
     'change of a parameter).',
-    'summaries of the paper',
+    f'{FONTANA}, prop. 2, read for any epsilon',
     0,
     0,
   ),
