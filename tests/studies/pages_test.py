@@ -2,16 +2,20 @@
 
 import json
 import math
+import sys
 
 import pytest
 
 from grpo_jax import studies
+from grpo_jax.studies import claims
+from grpo_jax.studies import pages
 from grpo_jax.studies import papers
 from grpo_jax.studies import tables
 from grpo_jax.studies.claims import Claim
 from grpo_jax.studies.claims import Experiment
 from grpo_jax.studies.claims import Measured
 from tests import cli
+from tests.studies import measured
 
 
 def made(run):
@@ -75,3 +79,30 @@ def test_a_name_is_that_of_one_study():
   assert not studies.is_experiment('brakes')
   with pytest.raises(ValueError, match="'dance' is no study; .*, all"):
     studies.is_experiment('dance')
+
+
+def test_the_table_of_claims_has_what_was_measured_and_nothing_else():
+  """Otherwise: `study all`, then `python -m tests.studies.measured`."""
+  known, made = measured.values(), measured.experiments()
+  assert set(known) <= set(made)
+  for study in known:
+    assert known[study].keys() == made[study].claims.keys(), study
+  assert {*studies.EXPERIMENTS} <= set(known)
+
+
+def test_verdicts_of_the_table_follow_from_its_numbers(tmp_path, monkeypatch):
+  monkeypatch.setattr(measured, 'FILE', tmp_path / 'measured.json')
+  done = made(lambda full: {'value': 0.5})
+  monkeypatch.setattr(measured, 'experiments', lambda: {'made': done})
+  for value in (2.0, 0.5):
+    numbers = {'value': value}
+    result = pages.Result(done, numbers, claims.check(done, numbers), 1.0)
+    answer = pages.to_json({'made': result, 'other': result})
+    (tmp_path / 'claims.json').write_text(json.dumps(answer))
+    monkeypatch.setattr(sys, 'argv', ['', str(tmp_path / 'claims.json')])
+    measured.main()
+    assert list(measured.values()) == ['made']
+    text = measured.markdown()
+    assert text.startswith(f'{value >= 1:d} holds, {value < 1:d} fails, 0 not')
+    verdict = 'holds' if value >= 1 else 'fails'
+    assert f'| E0 `made` | {verdict} | It is at least 1.' in text

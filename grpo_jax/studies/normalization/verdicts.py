@@ -118,6 +118,7 @@ def draw(numbers, figure, colors) -> str:
   )
   gains = [normalized_optimizer.gain(numbers['failure'][k]) for k in names]
   normalized_optimizer.draw_gains(right, names, gains, colors['first'])
+  right.axvline(0, color=colors['faint'], lw=1)
   right.set_title('each at its best rate; 95 % intervals')
   adam = measure(numbers)['adam']
   return (

@@ -360,9 +360,8 @@ def draw_gains(axes, names, gains, color, offset=0.0, label=None) -> None:
     [one.mean for one in gains], np.arange(len(gains)) + offset,
     xerr=[one.half for one in gains], fmt='o', ms=4, color=color, label=label,
   )  # fmt: skip
-  axes.axvline(0, color=color, ls=':', lw=1)
   axes.set_yticks(np.arange(len(names)), list(names))
-  axes.set(xlabel='log2 of failures without dividing / with it, doublings')
+  axes.set(xlabel='log2 (failures, plain / divided)')
 
 
 def draw(numbers, figure, colors) -> str:
@@ -378,7 +377,9 @@ def draw(numbers, figure, colors) -> str:
       f'{share:.0%} shared',
     )  # fmt: skip
   right.set_title('each at its best rate; 95 % intervals')
-  right.legend(loc='lower right')
+  right.axvline(0, color=colors['faint'], lw=1)
+  # Beside the intervals, wherever they lie.
+  right.legend(loc='upper center', bbox_to_anchor=(0.4, -0.16), ncols=3)
   found = measure(numbers)
   sgd, adam = found['sgd_same'].mean, found['adam_same'].mean
   return (

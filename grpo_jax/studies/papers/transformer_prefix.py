@@ -306,7 +306,7 @@ def draw(numbers, figure, colors) -> str:
     )  # fmt: skip
   right.set_yticks(np.arange(len(ARMS)) + 0.1, [labels[arm] for arm in ARMS])
   right.axvline(0, color=colors['text'], lw=1, ls=':')
-  right.set_xlabel("drift toward GRPO's pull / |change| of all tokens")
+  right.set_xlabel("drift toward GRPO's pull / |change| of all")
   right.set_ylim(-0.4, len(ARMS))  # with room for the legend
   right.legend(loc='upper right', ncols=2)
   found = measure(numbers)
