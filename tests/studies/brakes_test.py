@@ -164,6 +164,17 @@ def test_verdicts_on_brakes_turn_with_the_runs(name, edit):
   assert verdicts_of(found)[name] == claims.FAILS
 
 
+def test_no_brake_gains_only_if_none_may():
+  """The largest mean is another one's than the widest interval."""
+  found = numbers(decay=0.02)
+  for one in found['runs']:
+    if one['arm']['brake'] == 'narrow':
+      one['reward'] += 0.1 * (one['seed'] - 1)
+  made = verdicts.measure(found)['gain']
+  assert 'narrow' in made.example and made.mean < 0.01 < made.half
+  assert verdicts_of(found)['gain'] == claims.OPEN
+
+
 def test_what_was_not_run_or_has_one_seed_has_no_verdict():
   found = numbers(decay=0.02)
   runs_of = lambda kept: {'runs': [one for one in found['runs'] if kept(one)]}

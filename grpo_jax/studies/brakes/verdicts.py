@@ -1,6 +1,5 @@
 """What the runs say: the claims, the numbers that they are about, a figure."""
 
-from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 import dataclasses
@@ -30,25 +29,25 @@ _UNKNOWN = Measured(math.nan, math.nan)
 GENERAL = {
   'carried': Claim(
     'Without a brake, momentum moves clipped tokens outward (the carried part '
-    'of an update, nats; the least of all arms).',
+    'of an update, nats; the arm of which this is least sure).',
     f'{FONTANA}, prop. 3',
     low=0.0,
   ),
   'fresh': Claim(
     'The fresh gradient has little part in it (size of its part / that of the '
-    'carried part; the largest of all arms).',
+    'carried part; the arm whose interval reaches highest).',
     'derived',
     high=0.2,
   ),
   'project': Claim(
     'The projection ends the overshoot (with it / without a brake, at the same '
-    'rate and number of updates; the largest).',
+    'rate and number of updates; the arm whose interval reaches highest).',
     'derived',
     high=0.1,
   ),
   'gain': Claim(
     'With each at its best rate, no brake raises the mean reward by more than '
-    f'{_SMALL} (the largest gain).',
+    f'{_SMALL} (the gain whose interval reaches highest).',
     'asked by this project',
     high=_SMALL,
   ),
@@ -139,10 +138,10 @@ def measure(numbers) -> dict[str, Measured]:
       left.setdefault(arm, []).append(one.overshoot / base.overshoot)
   at_best, at_kl = _gains(summary, BEST), _gains(summary, NEAREST)
   found = {
-    'carried': _extreme(_over_seeds(carried), lambda mean: -mean),
-    'fresh': _extreme(_over_seeds(fresh), lambda mean: mean),
-    'project': _extreme(_over_seeds(left), lambda mean: mean),
-    'gain': _extreme({m.arm: m.gap for m in at_best.values()}, float),
+    'carried': _extreme(_over_seeds(carried), -1),
+    'fresh': _extreme(_over_seeds(fresh), 1),
+    'project': _extreme(_over_seeds(left), 1),
+    'gain': _extreme({m.arm: m.gap for m in at_best.values()}, 1),
     'inside': _inside(summary),
   }
   kinds = _kinds(row.arm for row in summary.rows)
@@ -161,14 +160,20 @@ def _over_seeds(values: dict[Arm, list[float]]) -> dict[Arm, Interval]:
   return {arm: intervals.of_mean(one) for arm, one in values.items()}
 
 
-def _extreme(
-  found: dict[Arm, Interval], size: Callable[[float], float]
-) -> Measured:
-  """The largest of some intervals, and whose it is."""
-  known = {arm: size(x.mean) for arm, x in found.items() if x.mean == x.mean}
+def _extreme(found: dict[Arm, Interval], sign: int) -> Measured:
+  """The interval that reaches furthest up or, with sign -1, down.
+
+  What is claimed of all arms must hold of that one.
+  """
+
+  def reach(arm):
+    mean, half = found[arm]
+    return sign * mean + (0.0 if math.isnan(half) else half)
+
+  known = [arm for arm in found if not math.isnan(found[arm].mean)]
   if not known:
     return _UNKNOWN
-  arm = max(known, key=known.__getitem__)
+  arm = max(known, key=reach)
   return Measured(*found[arm], f'({arm.label})')
 
 
@@ -212,14 +217,18 @@ def draw(numbers, figure, colors) -> str:
       )
     axes.axvline(0, color=colors['faint'], linewidth=1)
     axes.set_yticks(range(len(names)), names)
+    axes.locator_params(axis='x', nbins=5)
     axes.set_xlabel('reward with the brake - without')
     axes.set_title(f'{title}; 95 % intervals')
   handles = panels[0].get_legend_handles_labels()
   figure.legend(*handles, loc='outside lower center', ncols=len(handles[0]))
-  found = measure(numbers)['gain']
+  gains = _gains(summary, BEST).values()
+  if not gains:
+    return 'No brake was run at several rates'
+  most = max(gains, key=lambda match: match.gap.mean)
   return (
     'The most that a brake adds to the mean reward, each at its best rate: '
-    f'{claims.value(found)} {found.example}'
+    f'{claims.value(Measured(*most.gap))} ({most.arm.label})'
   )
 
 
