@@ -10,6 +10,7 @@ interval if chance had a part in it. The verdict compares the two:
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import math
@@ -57,6 +58,10 @@ class Measured(NamedTuple):
   mean: float
   half: float = 0.0
   example: str = ''
+
+
+UNKNOWN = Measured(math.nan, math.nan)
+"""What was not measured."""
 
 
 class Experiment(NamedTuple):
@@ -133,6 +138,29 @@ def over_seeds(values: Sequence[float], example: str = '') -> Measured:
   return Measured(*intervals.of_mean(values), example)
 
 
+def furthest(found: Iterable[Measured], sign: int = 1) -> Measured:
+  """Of several, the one whose interval reaches furthest up.
+
+  What is claimed of all must hold of that one.
+
+  Args:
+    found: Those that are NaN do not count.
+    sign: -1 for the one that reaches furthest down.
+
+  Returns:
+    One of them, or `UNKNOWN`.
+
+  >>> furthest([Measured(1.0, 0.1), Measured(0.9, 0.5)]).mean
+  0.9
+  """
+
+  def reach(one):
+    return sign * one.mean + (0.0 if math.isnan(one.half) else one.half)
+
+  known = [one for one in found if not math.isnan(one.mean)]
+  return max(known, key=reach, default=UNKNOWN)
+
+
 def expected(claim: Claim) -> str:
   """The range of a claim as text.
 
@@ -152,7 +180,7 @@ def value(measured: Measured) -> str:
 
   >>> value(Measured(0.67128)), value(Measured(2.0, 0.1))
   ('0.6713', '2 ± 0.1')
-  >>> value(over_seeds([0.5])), value(Measured(math.nan, math.nan))
+  >>> value(over_seeds([0.5])), value(UNKNOWN)
   ('0.5 (one seed)', 'not measured')
   """
   if math.isnan(measured.mean):

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import dataclasses
 import json
 import math
+import os
 import pathlib
 import sys
 from typing import Any
@@ -141,13 +142,15 @@ def _end_last_line(file: pathlib.Path) -> None:
   try:
     json.loads(rest)
   except ValueError:
-    file.write_text(whole + newline)
+    # In place: a full disk must not take the lines before it.
+    os.truncate(file, len((whole + newline).encode()))
     print(
       f'The last line of {file} was cut off; its run is done again.',
       file=sys.stderr,
     )
   else:
-    file.write_text(f'{text}\n')
+    with file.open('a') as lines:
+      lines.write('\n')
 
 
 def _file(sweep: Sweep, workdir: pathlib.Path) -> pathlib.Path:
@@ -166,7 +169,7 @@ def read(
   lines = file.read_text().splitlines() if file.exists() else []
   for number, line in enumerate(lines, start=1):
     try:
-      outcome = _outcome_of(sweep, json.loads(line))
+      outcome = outcome_of(sweep.arm, sweep.outcome, json.loads(line))
     except (
       AttributeError, KeyError, TypeError, ValueError, RecursionError
     ) as error:  # fmt: skip
@@ -179,11 +182,15 @@ def read(
   return found
 
 
-def _outcome_of(sweep: Sweep, line: Mapping[str, Any]) -> Any:
-  """The outcome that was written as this JSON."""
+def outcome_of(arm_type: type, type_: type, line: Mapping[str, Any]) -> Any:
+  """The outcome that was written as this JSON.
+
+  Args:
+    arm_type: See `Sweep.arm`.
+    type_: See `Sweep.outcome`.
+    line: Its fields; None stands for NaN.
+  """
   values = {k: math.nan if v is None else v for k, v in line.items()}
   arm: Any = values.pop('arm')
-  given = [field.name for field in dataclasses.fields(sweep.arm) if field.init]
-  return sweep.outcome(
-    sweep.arm(**{name: arm[name] for name in given}), **values
-  )
+  given = [field.name for field in dataclasses.fields(arm_type) if field.init]
+  return type_(arm_type(**{name: arm[name] for name in given}), **values)

@@ -12,13 +12,12 @@ drawing them. Nothing else should run on the machine meanwhile.
 """
 
 import argparse
-import json
+import math
 import os
 import pathlib
 import statistics
 import subprocess
 import sys
-import tempfile
 
 if __name__ == '__main__':  # else the folder of this file comes first
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[2])
@@ -29,6 +28,7 @@ from tests.bench import cases  # noqa: E402
 from tests.bench import config as bench_config  # noqa: E402
 from tests.bench import decode  # noqa: E402
 from tests.bench import environments  # noqa: E402
+from tests.bench import run  # noqa: E402
 from tests.bench import tables  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -59,7 +59,10 @@ def arguments() -> argparse.Namespace:
   parser.add_argument(
     '--envs', type=pathlib.Path, default=HERE.parents[1] / '.bench'
   )
-  parser.add_argument('--llama_cpp', type=pathlib.Path)
+  parser.add_argument('--llama_cpp', type=pathlib.Path, metavar='FOLDER')
+  parser.add_argument(
+    '--limit_secs', type=float, default=300.0, help='per run of a peer'
+  )
   return parser.parse_args()
 
 
@@ -86,65 +89,65 @@ def cells(args, case: str, streams: int) -> list[str]:
 
 
 def secs(args, peer: str, case: str, streams: int) -> float:
-  """Of a decode step of a peer."""
-  if peer == 'llama.cpp':
-    return secs_of_llama_cpp(args.llama_cpp, streams)
-  command = [
-    environments.python_of('trl', args.envs),
-    HERE / 'peer_generate.py',
-    f'--case={case}',
-    f'--streams={streams}',
-    f'--prompt={decode.PROMPT}',
-    f'--tokens={decode.TOKENS}',
-    '--turns=1',
-  ]
-  if cases.CASES[case].pretrained:
-    command.append(f'--weights={bench_config.pretrained(cases.CASES[case])}')
-  if peer == 'transformers compiled':
-    command.append('--compiled')
-  return json.loads(last_line(command))['secs']
-
-
-def secs_of_llama_cpp(folder: pathlib.Path, streams: int) -> float:
-  """Of a decode step of `llama-batched-bench`, on SmolLM2 in float32."""
-  line = last_line(
-    [
-      folder / 'llama-batched-bench',
-      *('-m', float32_gguf(folder)),
-      *('-npp', str(decode.PROMPT)),
-      *('-ntg', str(decode.TOKENS)),
-      *('-npl', str(streams)),
-      *('-c', str(streams * (decode.PROMPT + decode.TOKENS))),
-      *('-t', str(os.cpu_count())),
-      *('--output-format', 'jsonl'),
+  """Of a decode step of a peer; NaN, and a word on stderr, if it fails."""
+  of_llama_cpp = peer == 'llama.cpp'
+  command = (
+    llama_cpp(args, streams)
+    if of_llama_cpp
+    else [
+      environments.python_of('trl', args.envs),
+      HERE / 'peer_generate.py',
+      f'--case={case}',
+      f'--streams={streams}',
+      f'--prompt={decode.PROMPT}',
+      f'--tokens={decode.TOKENS}',
+      '--turns=1',
+      *(['--compiled'] if peer == 'transformers compiled' else []),
+      *weights(case),
     ]
   )
-  return json.loads(line)['t_tg'] / decode.TOKENS
+  found = run.run(args, command)
+  if 'error' in found:
+    print(f'{peer}, {streams} streams: {found["error"]}', file=sys.stderr)
+    return math.nan
+  return found['t_tg'] / decode.TOKENS if of_llama_cpp else found['secs']
+
+
+def weights(case: str) -> list[str]:
+  """Where the weights of a pretrained case are, for a peer."""
+  if not cases.CASES[case].pretrained:
+    return []
+  return [f'--weights={bench_config.pretrained(cases.CASES[case])}']
+
+
+def llama_cpp(args, streams: int) -> list[str | pathlib.Path]:
+  """What times llama.cpp on SmolLM2 in float32."""
+  given = {
+    '-m': float32_gguf(args.llama_cpp),
+    '-npp': decode.PROMPT,
+    '-ntg': decode.TOKENS,
+    '-npl': streams,
+    '-c': streams * (decode.PROMPT + decode.TOKENS),
+    '-t': os.cpu_count(),
+    '--output-format': 'jsonl',
+  }
+  words = [str(word) for pair in given.items() for word in pair]
+  return [args.llama_cpp / 'llama-batched-bench', *words]
 
 
 def float32_gguf(folder: pathlib.Path) -> pathlib.Path:
   """The weights of case S as llama.cpp's own file, converted when missing."""
-  path = pathlib.Path(tempfile.gettempdir()) / 'grpo_jax_bench_S.float32.gguf'
+  case = cases.CASES['S']
+  path = bench_config.pretrained(case).with_suffix('.gguf')
   if not path.exists():
-    source = gguf_files.find(cases.CASES['S'].pretrained)
-    last_line(
-      [folder / 'llama-quantize', '--allow-requantize', source, path, 'F32']
+    part = path.with_suffix('.part')
+    source = gguf_files.find(case.pretrained)
+    quantize = [folder / 'llama-quantize', '--allow-requantize']
+    subprocess.run(
+      [*quantize, source, part, 'F32'], check=True, capture_output=True
     )
+    part.rename(path)
   return path
-
-
-def last_line(command: list) -> str:
-  """That a program prints; its words on stderr if it fails."""
-  done = subprocess.run(
-    [str(word) for word in command],
-    capture_output=True,
-    text=True,
-    cwd=HERE.parents[1],
-  )
-  lines = [line for line in done.stdout.splitlines() if line.strip()]
-  if done.returncode or not lines:
-    sys.exit(f'{command[0]} failed: {done.stderr[-500:]}')
-  return lines[-1]
 
 
 if __name__ == '__main__':

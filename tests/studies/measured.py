@@ -6,6 +6,7 @@ file that `grpo-jax study` has written, or out of several, and puts them into
 of the code, and `tests.readmes` computes the verdicts.
 """
 
+import collections
 from collections.abc import Mapping
 import functools
 import json
@@ -50,38 +51,41 @@ def values() -> dict[str, dict[str, Measured]]:
   }
 
 
-def rows() -> list[claims.Row]:
-  """Every claim with its verdict, study by study."""
-  known = values()
-  nothing = Measured(math.nan, math.nan)
-  found = []
+def rows() -> dict[str, list[claims.Row]]:
+  """Every claim with its verdict, by study."""
+  known, found = values(), {}
   for study, made in experiments().items():
-    for name, claim in made.claims.items():
-      one = known.get(study, {}).get(name, nothing)
-      found.append(claims.Row(name, claim, one, claims.verdict(claim, one)))
+    of_study = known.get(study, {})
+    found[study] = [
+      claims.Row(name, claim, one, claims.verdict(claim, one))
+      for name, claim in made.claims.items()
+      for one in [of_study.get(name, claims.UNKNOWN)]
+    ]
   return found
 
 
 def markdown() -> str:
-  """The table, and how many claims have each verdict."""
-  counted = {}
+  """The table, how many claims have each verdict, and what letters mean."""
+  counted = collections.Counter()
   lines = [
     '| study | verdict | claim | source | expected | measured |',
     '| --- | --- | --- | --- | --- | --- |',
   ]
-  left = iter(rows())
-  for study, made in experiments().items():
-    label = f'{made.label} `{study}`'
-    for row in (next(left) for _ in made.claims):
-      counted[row.verdict] = counted.get(row.verdict, 0) + 1
+  for study, of_study in rows().items():
+    label = f'{experiments()[study].label} `{study}`'
+    for row in of_study:
+      counted[row.verdict] += 1
       cells = pages.cells(row) | {'source': pages.linked(row.claim.source)}
       texts = [cell.replace('|', '&#124;') for cell in cells.values()]
       lines.append('| ' + ' | '.join([label, *texts]) + ' |')
       label = ''
   order = claims.HOLDS, claims.FAILS, claims.OPEN
-  said = [f'{counted.get(one, 0)} {one}' for one in order]
-  lines += ['', *pages.symbols_markdown()]
-  return f'{", ".join(said)}.\n\n' + '\n'.join(lines)
+  lines = [
+    ', '.join(f'{counted[one]} {one}' for one in order) + '.',
+    '',
+    *lines,
+  ]
+  return '\n'.join([*lines, '', *pages.symbols_markdown()])
 
 
 def main() -> None:

@@ -3,13 +3,11 @@
 from collections.abc import Iterable
 from collections.abc import Sequence
 import dataclasses
-import math
 from typing import Any
 
-from grpo_jax.report import intervals
-from grpo_jax.report.intervals import Interval
 from grpo_jax.studies import claims
 from grpo_jax.studies import figures
+from grpo_jax.studies import sweeps
 from grpo_jax.studies.brakes.arms import Arm
 from grpo_jax.studies.brakes.summary import BEST
 from grpo_jax.studies.brakes.summary import NEAREST
@@ -24,7 +22,6 @@ from grpo_jax.studies.claims import Measured
 from grpo_jax.studies.tables import without_nan
 
 _SMALL = 0.05  # of a reward between 0 and 1
-_UNKNOWN = Measured(math.nan, math.nan)
 
 GENERAL = {
   'carried': Claim(
@@ -99,15 +96,7 @@ def numbers(outcomes: Iterable[Outcome]) -> dict[str, Any]:
 
 def _outcomes(numbers: claims.Numbers) -> list[Outcome]:
   """The outcomes, from the numbers alone."""
-
-  def outcome(line: dict[str, Any]) -> Outcome:
-    values: dict[str, Any] = {
-      k: math.nan if v is None else v for k, v in line.items()
-    }
-    arm = {name: values['arm'][name] for name in ('brake', 'updates', 'lr')}
-    return Outcome(**{**values, 'arm': Arm(**arm)})
-
-  return [outcome(line) for line in numbers['runs']]
+  return [sweeps.outcome_of(Arm, Outcome, line) for line in numbers['runs']]
 
 
 def _gains(summary: Summary, by: str) -> dict[tuple[str, int], Match]:
@@ -138,10 +127,12 @@ def measure(numbers) -> dict[str, Measured]:
       left.setdefault(arm, []).append(one.overshoot / base.overshoot)
   at_best, at_kl = _gains(summary, BEST), _gains(summary, NEAREST)
   found = {
-    'carried': _extreme(_over_seeds(carried), -1),
-    'fresh': _extreme(_over_seeds(fresh), 1),
-    'project': _extreme(_over_seeds(left), 1),
-    'gain': _extreme({m.arm: m.gap for m in at_best.values()}, 1),
+    'carried': _of_arms(carried, -1),
+    'fresh': _of_arms(fresh),
+    'project': _of_arms(left),
+    'gain': claims.furthest(
+      Measured(*one.gap, f'({one.arm.label})') for one in at_best.values()
+    ),
     'inside': _inside(summary),
   }
   kinds = _kinds(row.arm for row in summary.rows)
@@ -149,32 +140,19 @@ def measure(numbers) -> dict[str, Measured]:
     for brake, updates in kinds:
       match = of_kind.get((brake, updates))
       found[f'{brake}_{updates}{end}'] = (
-        _UNKNOWN
+        claims.UNKNOWN
         if match is None
         else Measured(*match.gap, f'{match.arm.label}, {match.control.label}.')
       )
   return found
 
 
-def _over_seeds(values: dict[Arm, list[float]]) -> dict[Arm, Interval]:
-  return {arm: intervals.of_mean(one) for arm, one in values.items()}
-
-
-def _extreme(found: dict[Arm, Interval], sign: int) -> Measured:
-  """The interval that reaches furthest up or, with sign -1, down.
-
-  What is claimed of all arms must hold of that one.
-  """
-
-  def reach(arm):
-    mean, half = found[arm]
-    return sign * mean + (0.0 if math.isnan(half) else half)
-
-  known = [arm for arm in found if not math.isnan(found[arm].mean)]
-  if not known:
-    return _UNKNOWN
-  arm = max(known, key=reach)
-  return Measured(*found[arm], f'({arm.label})')
+def _of_arms(values: dict[Arm, list[float]], sign: int = 1) -> Measured:
+  """The mean over seeds of the arm that `claims.furthest` chooses."""
+  return claims.furthest(
+    (claims.over_seeds(one, f'({arm.label})') for arm, one in values.items()),
+    sign,
+  )
 
 
 def _inside(summary: Summary) -> Measured:
@@ -188,22 +166,21 @@ def _inside(summary: Summary) -> Measured:
     for row in summary.best
     for tried in [rates[row.arm.brake, row.arm.updates]]
   ]
-  return Measured(sum(inside) / len(inside)) if inside else _UNKNOWN
+  return Measured(sum(inside) / len(inside)) if inside else claims.UNKNOWN
 
 
 def draw(numbers, figure, colors) -> str:
   """See `Experiment`."""
   summary = summarise(_outcomes(numbers))
+  at_best, at_kl = _gains(summary, BEST), _gains(summary, NEAREST)
+  # The panels share their rows.
+  names = [*dict.fromkeys(brake for brake, _ in (*at_kl, *at_best))]
   panels = figure.subplots(1, 2, sharey=True)
-  for axes, by, title in zip(
-    panels,
-    (BEST, NEAREST),
-    ('each at its best rate', 'at the nearest KL per rollout'),
-    strict=True,
+  for axes, gains, title in (
+    (panels[0], at_best, 'each at its best rate'),
+    (panels[1], at_kl, 'at the nearest KL per rollout'),
   ):
-    gains = _gains(summary, by)
     counts = sorted({updates for _, updates in gains})
-    names = [*dict.fromkeys(brake for brake, _ in gains)]
     for color, updates in zip(figures.SERIES, counts):
       kinds = [kind for kind in gains if kind[1] == updates]
       axes.errorbar(
@@ -220,12 +197,11 @@ def draw(numbers, figure, colors) -> str:
     axes.locator_params(axis='x', nbins=5)
     axes.set_xlabel('reward with the brake - without')
     axes.set_title(f'{title}; 95 % intervals')
+  if not at_best:
+    return 'No brake was run at several rates, beside none at several rates'
   handles = panels[0].get_legend_handles_labels()
   figure.legend(*handles, loc='outside lower center', ncols=len(handles[0]))
-  gains = _gains(summary, BEST).values()
-  if not gains:
-    return 'No brake was run at several rates'
-  most = max(gains, key=lambda match: match.gap.mean)
+  most = max(at_best.values(), key=lambda match: match.gap.mean)
   return (
     'The most that a brake adds to the mean reward, each at its best rate: '
     f'{claims.value(Measured(*most.gap))} ({most.arm.label})'

@@ -99,11 +99,12 @@ def measure(numbers) -> dict[str, Measured]:
   gains = {
     name: normalized_optimizer.gain(arms) for name, arms in failure.items()
   }
-  unknown = Measured(float('nan'), float('nan'))
-  adam = gains.get('Adam', unknown)
+  adam = gains.get('Adam', claims.UNKNOWN)
   return {
     'unequal': claims.over_seeds(numbers['spread']),
-    **{claim: gains.get(name, unknown) for name, claim in _ASKED.items()},
+    **{
+      claim: gains.get(name, claims.UNKNOWN) for name, claim in _ASKED.items()
+    },
     'adam_same': adam,
     'inside': normalized_optimizer.inside(numbers['rates'], failure),
   }

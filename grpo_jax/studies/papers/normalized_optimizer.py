@@ -283,17 +283,7 @@ def _at_low_rates(*failure) -> list[Measured]:
 
 def _largest(gains: list[Measured]) -> Measured:
   """The one that may be farthest from 0, without its sign."""
-  if not gains:
-    return Measured(float('nan'), float('nan'))
-  one = max(gains, key=lambda one: abs(one.mean) + one.half)
-  return Measured(abs(one.mean), one.half)
-
-
-def _least(gains: list[Measured]) -> Measured:
-  """The one that may be the least."""
-  if not gains:
-    return Measured(float('nan'), float('nan'))
-  return min(gains, key=lambda one: one.mean - one.half)
+  return claims.furthest(Measured(abs(one.mean), one.half) for one in gains)
 
 
 def inside(rates, *failure) -> Measured:
@@ -325,13 +315,13 @@ def measure(numbers) -> dict[str, Measured]:
     for name in ('SGD', 'Adam')
   }
   return {
-    'sgd_same': _least(low['SGD']),
+    'sgd_same': claims.furthest(low['SGD'], -1),
     'adam_same': _largest(low['Adam']),
     'sgd_best': _gain(numbers, half, 'SGD'),
     'adam_best': _gain(numbers, half, 'Adam'),
     'large_epsilon_best': _gain(numbers, most, 'Adam, epsilon 0.01'),
     'adam_alike': _largest(_at_low_rates(alike['Adam'])),
-    'sgd_alike': _least(_at_low_rates(alike['SGD'])),
+    'sgd_alike': claims.furthest(_at_low_rates(alike['SGD']), -1),
     'adam_alike_best': _held_out(alike['Adam']),
     'inside': inside(
       numbers['rates'], *(numbers['failure'][str(s)] for s in (half, most))

@@ -255,9 +255,8 @@ def measure(numbers) -> dict[str, Measured]:
     },
     'unbiased_drift': last(numbers['drift']['rloo']),
     'flipped': last(numbers['flipped']['grpo']),
-    'flipped_others': max(
-      (last(numbers['flipped'][name]) for name in _BIASED),
-      key=lambda one: one.mean + one.half,
+    'flipped_others': claims.furthest(
+      last(numbers['flipped'][name]) for name in _BIASED
     ),
     'flipped_gtpo': last(numbers['flipped']['gtpo']),
   }
