@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
@@ -25,6 +26,7 @@ PROBLEMS = [
   {'prompt': f'{n:02}+0{n % 7}=', 'answer': f'#### {n + n % 7}'}
   for n in range(12)
 ]
+SILENT_SECS = 300  # a case takes 3 to 30 on two idle cores
 
 
 @pytest.fixture(scope='module')
@@ -49,12 +51,25 @@ def folder(tmp_path_factory):
       )
     both.append(one)
   try:
-    codes = [one.wait(400) for one in both]
+    wait_for(both, folder)
   finally:
     for one in both:
       one.kill()
+  codes = [one.wait() for one in both]
   assert codes == [0, 0], (folder / 'log.0').read_text()[-3000:]
   return folder
+
+
+def wait_for(both, folder):
+  """Until both have ended, or none has ended a case for `SILENT_SECS`."""
+  told, since = [], time.monotonic()
+  while any(one.poll() is None for one in both):
+    now = sorted(each.name for each in folder.glob('*.json'))
+    if now != told:
+      told, since = now, time.monotonic()
+    logs = [(folder / f'log.{rank}').read_text()[-2000:] for rank in '01']
+    assert time.monotonic() - since < SILENT_SECS, (told, *logs)
+    time.sleep(0.5)
 
 
 def told(folder, case):
