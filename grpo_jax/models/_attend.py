@@ -91,8 +91,8 @@ def attend_recent(
 
   Args:
     query: f[B,Q,H,D].
-    key: f[B,K,N,D], heads before positions. Few queries read a whole cache,
-      which must not be copied into another order first.
+    key: f[B,K,D,N]. Few queries read a whole cache, which must not be copied
+      into another order first; see `attention.cache_axes`.
     value: f[B,K,N,D].
     newest: i32[B], the place written last.
     count: i32[B,Q], how many places a query sees; 0 gives the output 0.
@@ -101,12 +101,12 @@ def attend_recent(
   Returns:
     A `Partial` over these keys.
   """
-  places = key.shape[2]
+  places = key.shape[3]
   back = (newest[:, None] - jnp.arange(places)[None]) % places
   visible = back[:, None] < count[:, :, None]
   query = jnp.moveaxis(_grouped(query, key.shape[1]), 1, 3)
   output, log_mass = _softmax(
-    _scores(query, key, visible, cap),
+    _capped(_product('bkhqd,bkdn->bkhqn', query, key), visible, cap),
     lambda mass: _product('bkhqn,bknd->bkhqd', mass, value),
   )
   output = jnp.moveaxis(output, 3, 1).astype(value.dtype)
@@ -152,7 +152,11 @@ def _product(axes: str, x: Array, y: Array) -> Array:
 
 def _scores(query, key, visible, cap) -> Array:
   """Products of queries and keys, `NEVER` where invisible, f32[B,K,h,Q,N]."""
-  scores = _product('bkhqd,bknd->bkhqn', query, key)
+  return _capped(_product('bkhqd,bknd->bkhqn', query, key), visible, cap)
+
+
+def _capped(scores, visible, cap) -> Array:
+  """Scores f32[B,K,h,Q,N] under the cap, `NEVER` where invisible."""
   if cap is not None:
     scores = cap * jnp.tanh(scores / cap)
   return jnp.where(visible[:, None, None], scores, NEVER)

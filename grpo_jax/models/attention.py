@@ -19,6 +19,7 @@ size.
 
 from collections.abc import Callable
 from typing import Any
+from typing import NamedTuple
 
 import jax
 from jax import lax
@@ -191,21 +192,33 @@ def _over_blocks(
   return attention
 
 
-def cache_axis(implementation: str, platform: str | None = None) -> int:
-  """The axis of a cache that counts the positions.
+class CacheAxes(NamedTuple):
+  """Which axes of a layer's cache are what.
+
+  Attributes:
+    positions: Of the keys and of the values.
+    heads: Of both.
+  """
+
+  positions: tuple[int, int]
+  heads: int
+
+
+def cache_axes(implementation: str, platform: str | None = None) -> CacheAxes:
+  """The order of axes in a cache.
 
   Keys and values of a cache are f[A,N,K,D] for the kernels of accelerators. For
-  XLA they are f[A,K,N,D]; in the other order XLA would copy the whole cache for
-  every token.
+  XLA, keys are f[A,K,D,N] and values f[A,K,N,D], as its products take them: of
+  other orders it copies the whole cache for every token, or sums each score by
+  itself (512 rows of SmolLM2 take twice as long on a CPU).
 
   Args:
     implementation: See `over_layout`.
     platform: See `sharding.platform`; None: of the mesh in `use`.
-
-  Returns:
-    1 or 2.
   """
-  return 2 if _chosen(implementation, platform) == 'xla' else 1
+  if _chosen(implementation, platform) == 'xla':
+    return CacheAxes(positions=(3, 2), heads=1)
+  return CacheAxes(positions=(1, 1), heads=2)
 
 
 def _chosen(implementation: str, platform: str | None = None) -> str:
@@ -229,11 +242,11 @@ def over_prompts(
   Returns:
     The function that a layer calls. Its output is finite but meaningless behind
     a prompt. The cache that it returns consists of the layer's keys and values,
-    with positions on the axis `cache_axis`. Under a window shorter than the
+    with axes in the order of `cache_axes`. Under a window shorter than the
     prompts it is a ring of as many places as the window: position p lies at p
     modulo the window.
   """
-  axis = cache_axis(implementation)
+  axes = cache_axes(implementation).positions
   attend_prompts = _over_prompts(length, implementation, interpret)
 
   def newest(x, places):
@@ -249,7 +262,7 @@ def over_prompts(
     output = attend_prompts(query, key, value, window, cap)
     if window is not None and window < key.shape[1]:
       key, value = newest(key, window), newest(value, window)
-    return output, tuple(jnp.moveaxis(x, 1, axis) for x in (key, value))
+    return output, tuple(map(jnp.moveaxis, (key, value), (1, 1), axes))
 
   return attention
 
@@ -304,10 +317,10 @@ def over_cache(
   Returns:
     The function that a layer calls. Its cache is a pair: keys and values of the
     prompts, with N positions, and keys and values of the rows, with M
-    positions; see `cache_axis`. The new token is written at `clock` modulo M.
+    positions; see `cache_axes`. The new token is written at `clock` modulo M.
     Neither need be longer than the layer's window; see `over_prompts`.
   """
-  axis = cache_axis(implementation)
+  axes = cache_axes(implementation).positions
   recent: Callable[..., Partial] = attend_recent
   if _chosen(implementation) != 'xla':
     from grpo_jax.models import kernels  # Pallas takes a while to import
@@ -316,13 +329,13 @@ def over_cache(
 
   def attention(query, key, value, cache, window, cap=None):
     prompt, own = cache
-    column = clock % own[0].shape[axis]
+    column = clock % own[0].shape[axes[0]]
 
-    def write(buffer, new):
+    def write(buffer, new, axis):
       new = jnp.moveaxis(new.astype(buffer.dtype), 1, axis)
       return lax.dynamic_update_slice_in_dim(buffer, new, column, axis=axis)
 
-    own = write(own[0], key), write(own[1], value)
+    own = tuple(map(write, own, (key, value), axes))
     lanes = prompt_length.shape[0]
     of_own = age
     of_prompt = jnp.repeat(prompt_length, age.shape[0] // lanes)
@@ -333,7 +346,7 @@ def over_cache(
       of_own = jnp.minimum(age, window)
     # The rows of a lane are one list of queries to their prompt's keys.
     by_lane = query.reshape(lanes, -1, *query.shape[2:])
-    last = (prompt_length - 1) % prompt[0].shape[axis]
+    last = (prompt_length - 1) % prompt[0].shape[axes[0]]
     shared = recent(
       by_lane, *prompt, last, of_prompt.reshape(lanes, -1), cap=cap
     )

@@ -169,9 +169,9 @@ def _shardings(sampler: _sampler.Sampler, rows: _sampler.Rows) -> Any:
   """The shardings of rows."""
   mesh = sampler.mesh
   assert mesh is not None
-  heads = 3 - attention.cache_axis(
+  heads = attention.cache_axes(
     sampler.model.config.attention, sharding.platform(mesh)
-  )
+  ).heads
 
   def place(x):
     if x.ndim == 4:

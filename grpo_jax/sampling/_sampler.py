@@ -67,7 +67,7 @@ class Rows(NamedTuple):
     clock: i32[], how many columns the rows' caches have been given.
     prompt_length: i32[A], of each lane's prompt.
     prompt_cache: For each layer the keys and values of the prompts, f[A,...]
-      with N positions; see `attention.cache_axis`. A layer with a shorter
+      with N positions; see `attention.cache_axes`. A layer with a shorter
       window has only as many as its window.
     cache: For each layer the keys and values of the rows' own tokens, f[B,...]
       with M positions, or as many as the window.
@@ -168,9 +168,9 @@ class Sampler:
     logits = self.model.head(params, last)
     count = number * self.group
 
-    def room(x, places):  # an empty cache of the rows, like that of the prompts
+    def room(x, axis, places):  # an empty cache of the rows
       shape = [count, *x.shape[1:]]
-      shape[self._axis] = places
+      shape[axis] = places
       return self._placed(jnp.zeros(shape, x.dtype))
 
     rows = Rows(
@@ -204,7 +204,8 @@ class Sampler:
       The rows, and what they have drawn: C = `drawn_columns(M)` columns, filled
       from column 0.
     """
-    columns = max(x.shape[self._axis] for x in jax.tree.leaves(rows.cache))
+    axis = self._axes.positions[0]
+    columns = max(key.shape[axis] for key, _ in rows.cache)
     shape = rows.last.shape[0], columns
     nothing = Drawn(
       jnp.zeros(shape, jnp.int32), *(jnp.zeros(shape) for _ in range(3))
@@ -283,9 +284,9 @@ class Sampler:
       taken = sharding.take_rows(part, index, self.pieces)
       return sharding.constrain_rows(taken)
 
-    def grown(x, places):
+    def grown(x, axis, places):
       widths = [(0, 0)] * 4
-      widths[self._axis] = 0, places - x.shape[self._axis]
+      widths[axis] = 0, places - x.shape[axis]
       return jnp.pad(x, widths)
 
     def joined(name, index):
@@ -312,15 +313,18 @@ class Sampler:
     return max(_places(kind, columns) for kind in self.model.config.kinds)
 
   def _by_layer(self, function, cache, columns: int):
-    """A function of (array, places) on the caches of all layers."""
+    """A function of (array, axis, places) on the caches of all layers."""
     return [
-      tuple(function(x, _places(kind, columns)) for x in layer)
+      tuple(
+        function(x, axis, _places(kind, columns))
+        for x, axis in zip(layer, self._axes.positions, strict=True)
+      )
       for kind, layer in zip(self.model.config.kinds, cache, strict=True)
     ]
 
   def _placed(self, cache: Array) -> Array:
     """The cache, split over the devices by its rows and its heads."""
-    return sharding.constrain_cache(cache, 3 - self._axis, self.everywhere)
+    return sharding.constrain_cache(cache, self._axes.heads, self.everywhere)
 
   @property
   def pieces(self) -> int:
@@ -368,9 +372,9 @@ class Sampler:
     return hidden, cache, routed.code
 
   @property
-  def _axis(self) -> int:
-    """The axis of a cache that counts positions: 1 or 2; the other is heads."""
-    return attention.cache_axis(self.model.config.attention)
+  def _axes(self) -> attention.CacheAxes:
+    """The order of axes in a cache."""
+    return attention.cache_axes(self.model.config.attention)
 
   def _prompt_length(self, rows: Rows) -> Array:
     """The length of each row's prompt, i32[B]."""

@@ -50,7 +50,7 @@ portable = jax.jit(kernels.attend_recent)  # on a CPU
 
 
 def by_xla(query, key, value, newest, count):
-  key, value = jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2)
+  key, value = jnp.moveaxis(key, 1, 3), jnp.moveaxis(value, 1, 2)
   return attention.attend_recent(query, key, value, newest, count)
 
 

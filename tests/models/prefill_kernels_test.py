@@ -40,8 +40,8 @@ def run(implementation, arrays, window, cap=None, mesh=None):
       attend = attention.over_prompts(LENGTH, implementation, interpret=True)
       output, cache = attend(*arrays, None, window, cap)
       # The caches lie in different orders.
-      axis = attention.cache_axis(implementation)
-      return output, [jnp.moveaxis(x, axis, 1) for x in cache]
+      axes = attention.cache_axes(implementation).positions
+      return output, [*map(jnp.moveaxis, cache, axes, (1, 1))]
 
   return jax.device_get(jax.jit(call)(*arrays))
 

@@ -58,7 +58,7 @@ def attend_recent(
     return on_tpu(*arrays, cap=cap, interpret=True)
 
   def portable(query, key, value, newest, count):
-    key, value = jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2)
+    key, value = jnp.moveaxis(key, 1, 3), jnp.moveaxis(value, 1, 2)
     return attend.attend_recent(query, key, value, newest, count, cap)
 
   def compiled(*arrays):
