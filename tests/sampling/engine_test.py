@@ -129,9 +129,12 @@ def test_a_cache_is_no_longer_than_the_window_of_its_layer():
     prompts,
     jnp.array(8),
   )
-  axis = sampler._axis
+  axes = sampler._axes.positions
   for caches, full in ((rows.cache, 8), (rows.prompt_cache, 6)):
-    places = [{x.shape[axis] for x in layer} for layer in caches]
+    places = [
+      {x.shape[axis] for x, axis in zip(layer, axes, strict=True)}
+      for layer in caches
+    ]
     assert places[0] == {3} and places[1] == {full}
 
 
