@@ -6,7 +6,9 @@ from grpo_jax.config import Config
 
 BASE_UPDATES = 8
 _GROUP = 8  # completions per prompt
-_RISE = 5  # rollouts over which the learning rate rises linearly from 0
+# Rollouts over which the learning rate rises linearly from 0: a third of a short
+# training, and no more than this.
+_RISE = 5
 _MEASURED_EVERY = 5  # rollouts from one measurement of overshoot to the next
 _LOSSES = {  # the brakes that are losses; the others are values of optim.brake
   'narrow': 'grpo_jax.losses.contrib:coasting_grpo',
@@ -81,7 +83,7 @@ def config_of(config: Config, arm: Arm, seed: int) -> Config:
     config.optim,
     lr=arm.lr,
     # In updates, so that the rise takes as many rollouts in every arm.
-    warmup_steps=_RISE * arm.updates,
+    warmup_steps=min(_RISE, config.steps // 3) * arm.updates,
     brake='none' if arm.brake in _LOSSES else arm.brake,
     overshoot_every_steps=_MEASURED_EVERY,
   )
