@@ -188,7 +188,7 @@ def test_what_was_not_run_or_has_one_seed_has_no_verdict():
 
 
 def test_each_brake_has_its_config():
-  config = runs.small()
+  config = runs.small(steps=30)
   narrow = arms_lib.config_of(config, Arm('narrow', 4, 1e-4), 7)
   assert narrow.learner.method_kwargs == {}  # what `build` fills
   assert narrow.learner.method.endswith(':coasting_grpo')
@@ -199,6 +199,8 @@ def test_each_brake_has_its_config():
   assert project.optim.brake == 'project'
   assert project.learner.method == config.learner.method
   assert project.optim.overshoot_every_steps == 5
+  short = arms_lib.config_of(runs.small(steps=6), PROJECT, 7)
+  assert short.optim.warmup_steps == 2 * PROJECT.updates
 
 
 def test_means_are_over_the_rollouts_that_were_measured():
