@@ -6,8 +6,8 @@ from grpo_jax.config import Config
 
 BASE_UPDATES = 8
 _GROUP = 8  # completions per prompt
-# Rollouts over which the learning rate rises linearly from 0: a third of a short
-# training, and no more than this.
+# Rollouts over which the learning rate rises linearly from 0: a third of a
+# short training, and no more than this.
 _RISE = 5
 _MEASURED_EVERY = 5  # rollouts from one measurement of overshoot to the next
 _LOSSES = {  # the brakes that are losses; the others are values of optim.brake
