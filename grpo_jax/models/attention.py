@@ -208,9 +208,9 @@ def cache_axes(implementation: str, platform: str | None = None) -> CacheAxes:
   """The order of axes in a cache.
 
   Keys and values of a cache are f[A,N,K,D] for the kernels of accelerators. For
-  XLA, keys are f[A,K,D,N] and values f[A,K,N,D], as its products take them: of
-  other orders it copies the whole cache for every token, or sums each score by
-  itself (512 rows of SmolLM2 take twice as long on a CPU).
+  XLA, keys are f[A,K,D,N] and values f[A,K,N,D], as its products take them. In
+  other orders it copies the whole cache for every token, or attention takes
+  longer: with keys f[A,K,N,D] twice as long for 512 rows of SmolLM2 on a CPU.
 
   Args:
     implementation: See `over_layout`.

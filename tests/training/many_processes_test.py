@@ -56,19 +56,23 @@ def folder(tmp_path_factory):
     for one in both:
       one.kill()
   codes = [one.wait() for one in both]
-  assert codes == [0, 0], (folder / 'log.0').read_text()[-3000:]
+  assert codes == [0, 0], [
+    (folder / f'log.{rank}').read_text()[-2000:] for rank in '01'
+  ]
   return folder
 
 
 def wait_for(both, folder):
-  """Until both have ended, or none has ended a case for `SILENT_SECS`."""
+  """Until both have ended or one has failed; a case has `SILENT_SECS`."""
   told, since = [], time.monotonic()
-  while any(one.poll() is None for one in both):
+  while None in (codes := [one.poll() for one in both]) and not any(codes):
     now = sorted(each.name for each in folder.glob('*.json'))
     if now != told:
       told, since = now, time.monotonic()
-    logs = [(folder / f'log.{rank}').read_text()[-2000:] for rank in '01']
-    assert time.monotonic() - since < SILENT_SECS, (told, *logs)
+    assert time.monotonic() - since < SILENT_SECS, (
+      told,
+      *((folder / f'log.{rank}').read_text()[-2000:] for rank in '01'),
+    )
     time.sleep(0.5)
 
 
