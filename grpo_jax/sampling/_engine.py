@@ -18,6 +18,7 @@ from grpo_jax.sampling import _lowered
 from grpo_jax.sampling import _prepare
 from grpo_jax.sampling import _sampler
 from grpo_jax.sampling import _schedule
+from grpo_jax.sampling import _side_by_side
 from grpo_jax.sampling._next_token import Sampling
 from grpo_jax.sampling._protocol import TRUNCATED
 from grpo_jax.sampling._protocol import Completions
@@ -50,6 +51,8 @@ class LocalEngine:
       its own devices have drawn, and no others; see `Completions.holder`.
     between: Called before every call of the devices; what it raises ends the
       generation. Several processes agree there whether to stop.
+    cores: Into how many pieces a rollout may be divided that are drawn at once;
+      see `_side_by_side`. More than 1 is of use on a CPU alone.
   """
 
   model: Any
@@ -61,6 +64,7 @@ class LocalEngine:
   mesh: jax.sharding.Mesh | None = None
   between: Callable[[], None] = lambda: None
   shares: bool = False
+  cores: int = 1
 
   def __post_init__(self):
     self._params, self._version, self._prepare = None, -1, None
@@ -85,12 +89,12 @@ class LocalEngine:
       ValueError: Nothing is loaded, a prompt is empty or too long, or stop
         strings are asked for without `decode`.
     """
-    asked = self._asked(requests)
-    told = np.zeros(len(asked.so_far.ended), bool)
-    for so_far in asked.run():
+    so_far, parts = self._asked(requests, self._pieces(requests))
+    told = np.zeros(len(so_far.ended), bool)
+    for _ in _side_by_side.run([part.run() for part in parts]):
       if requests.finished is not None:
         self._tell(requests, so_far, told)
-    return self._completions(asked.so_far, requests)
+    return self._completions(so_far, requests)
 
   def _tell(
     self,
@@ -120,31 +124,66 @@ class LocalEngine:
       The completions so far; the last are those that `generate` returns. The
       `finish` of a completion that still goes on is TRUNCATED.
     """
-    for drawn in self._asked(requests).run(every_tokens=1):
+    _, (asked,) = self._asked(requests)
+    for drawn in asked.run(every_tokens=1):
       so_far = self._completions(drawn, requests)
       yield so_far
       # The device knows nothing of stop strings and would go on.
       if np.all((so_far.finish != TRUNCATED) & (so_far.length > 0)):
         return
 
-  def _asked(self, requests: Requests) -> _generation.Generation:
-    """The generation that `requests` ask for, ready to run."""
+  def _pieces(self, requests: Requests) -> int:
+    """Into how many pieces to divide the prompts of a request."""
+    if self.cores == 1 or self._params is None:
+      return 1
+    config, layers = self.model.config, jax.tree.leaves(self._params['layers'])
+    head = config.vocab_size * config.width * layers[0].dtype.itemsize
+    layers = sum(x.nbytes for x in layers)
+    return _side_by_side.pieces(
+      self.cores, len(requests.prompts), requests.group, layers, head
+    )
+
+  def _asked(
+    self, requests: Requests, pieces: int = 1
+  ) -> tuple[_generation.CompletionsSoFar, list[_generation.Generation]]:
+    """What will have been drawn, and the generations that will draw it."""
     if self._params is None:
       raise ValueError('LocalEngine has no parameters yet; call load first.')
     sampling, number = requests.sampling, len(requests.prompts)
     prompts = _arrays.prompts(requests, self.prompt_buckets, self.seed)
-    schedule = self.schedule(number, requests.group, prompts.tokens.shape[1])
+    most = math.ceil(number / pieces)
+    schedule = self.schedule(most, requests.group, prompts.tokens.shape[1])
     sampler, columns = self._compiled_for(sampling, schedule)
-    return _generation.Generation(
-      sampler,
-      self._params,
-      schedule,
-      prompts,
-      sampling.max_tokens,
-      columns,
-      self.between,
-      self.shares,
+    so_far = _generation.CompletionsSoFar.nothing(
+      sampler, number, columns[-1], self.shares
     )
+
+    def part(first):
+      if pieces == 1:
+        return prompts, so_far
+      some, rows = (slice(first * n, (first + most) * n) for n in (1, group))
+      asked = prompts._replace(
+        tokens=prompts.tokens[some],
+        length=prompts.length[some],
+        index=prompts.index[some],
+      )
+      return asked, so_far.part(rows)
+
+    group = requests.group
+    return so_far, [
+      _generation.Generation(
+        sampler,
+        self._params,
+        schedule,
+        asked,
+        sampling.max_tokens,
+        columns,
+        self.between,
+        its_so_far,
+        self.shares,
+      )
+      for asked, its_so_far in map(part, range(0, number, most))
+    ]
 
   def _compiled_for(
     self, sampling: Sampling, schedule: _schedule.Schedule

@@ -42,6 +42,25 @@ class CompletionsSoFar:
   ended: np.ndarray
   holder: np.ndarray | None = None
 
+  @classmethod
+  def nothing(
+    cls, sampler: _sampler.Sampler, prompts: int, tokens: int, shares: bool
+  ) -> 'CompletionsSoFar':
+    """Before the first token of so many prompts; T = `tokens`."""
+    shape = prompts * sampler.group, tokens
+    rest = (np.zeros(shape, np.float32) for _ in range(3))
+    drawn = _sampler.Drawn(np.zeros(shape, np.int32), *rest)
+    if sampler.routes:
+      drawn = drawn._replace(routing=np.zeros(shape, np.int32))
+    length, ended = (np.zeros(shape[:1], kind) for kind in (np.int32, bool))
+    holder = np.zeros((prompts,), np.int64) if shares else None
+    return cls(drawn, length, ended, holder)
+
+  def part(self, rows: slice) -> 'CompletionsSoFar':
+    """Some completions, in the same memory; without `holder`."""
+    drawn = jax.tree.map(lambda x: x[rows], self.drawn)
+    return CompletionsSoFar(drawn, self.length[rows], self.ended[rows])
+
   def write(
     self,
     completion: np.ndarray,
@@ -76,8 +95,7 @@ class CompletionsSoFar:
 class Generation:
   """The completions of some prompts while they are being drawn.
 
-  The first eight attributes are given and never change; the others are the
-  state of the loop.
+  The first nine attributes are given; the others are the state of the loop.
 
   Attributes:
     sampler: The static part of the compiled programs.
@@ -88,9 +106,9 @@ class Generation:
     columns: The lengths that the rows' caches may have, tokens, ascending; the
       last holds a whole completion.
     between: Called before every call of the devices; see `LocalEngine`.
+    so_far: What has been drawn: nothing at first, at the end the result.
     shares: Whether each process learns the completions that its own devices
       draw, and no others.
-    so_far: What has been drawn; at the end the result.
     waiting: How many prompts wait. They are the last ones of `prompts`.
     rows: The state of the rows, on the device.
     completion: i64[B], the completion p * G + g of each row, -1 for none.
@@ -106,8 +124,8 @@ class Generation:
   max_tokens: int
   columns: Sequence[int]
   between: Callable[[], None]
+  so_far: CompletionsSoFar
   shares: bool = False
-  so_far: CompletionsSoFar = dataclasses.field(init=False)
   waiting: int = dataclasses.field(init=False)
   rows: Any = dataclasses.field(init=False, default=None)
   completion: np.ndarray = dataclasses.field(init=False)
@@ -117,15 +135,6 @@ class Generation:
 
   def __post_init__(self):
     self.waiting = len(self.prompts.length)
-    shape = self.waiting * self.sampler.group, self.columns[-1]
-    token = np.zeros(shape, np.int32)
-    rest = (np.zeros(shape, np.float32) for _ in range(3))
-    drawn = _sampler.Drawn(token, *rest)
-    if self.sampler.routes:
-      drawn = drawn._replace(routing=np.zeros(shape, np.int32))
-    holder = np.zeros((self.waiting,), np.int64) if self.shares else None
-    length, ended = (np.zeros(shape[:1], kind) for kind in (np.int32, bool))
-    self.so_far = CompletionsSoFar(drawn, length, ended, holder)
     self.going = np.zeros((0,), bool)
 
   def run(self, every_tokens: int | None = None) -> Iterator[CompletionsSoFar]:

@@ -190,7 +190,9 @@ def sampler(config: Config, given: Given) -> Sampler:
   )
   if own is None:
     model = build_model.transformer(config, tokenizer.vocab_size)
-    engine = sampling.LocalEngine(model, **options)
+    alone = mesh.size == 1 and sharding.platform(mesh) == 'cpu'
+    cores = rewards.own_cores() if alone else 1
+    engine = sampling.LocalEngine(model, **options, cores=cores)
   else:
     model = own.model
     build_foreign.check(model, config, tokenizer.vocab_size)

@@ -35,7 +35,7 @@ def requests(options=PLAIN, prompts=None, index=None, group=4, rollout=0):
 
 def decoded(made, asked):
   """The completions, and how they came about."""
-  generation = made._asked(asked)
+  _, (generation,) = made._asked(asked)
   *_, so_far = generation.run()
   return made._completions(so_far, asked), generation
 
@@ -203,7 +203,7 @@ def test_caches_stay_split_over_rows_and_heads():
   prompts = tiny.ragged(prompts=16)[0]
   options = sampling.Sampling(max_tokens=12, eos_ids=tuple(range(4)))
   made = engine(mesh=sharding.make_mesh(2, 2, 2), max_rows=32)
-  generation = made._asked(requests(options, prompts))
+  _, (generation,) = made._asked(requests(options, prompts))
   sizes = set()
   for _ in generation.run():
     rows = generation.rows

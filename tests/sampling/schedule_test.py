@@ -171,7 +171,7 @@ def generate(asked, model=None, **options):
   options = {'prompt_buckets': (8,), 'completion_buckets': (32,)} | options
   made = sampling.LocalEngine(model, seed=0, **options)
   made.load(tiny.params(model), version=0)
-  generation = made._asked(asked)
+  _, (generation,) = made._asked(asked)
   seen = []
   for _ in generation.run():
     lanes = generation.rows.prompt_length.shape[0]

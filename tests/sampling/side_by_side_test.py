@@ -1,0 +1,161 @@
+"""Pieces of a rollout, drawn at once in threads."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from grpo_jax import sampling
+from grpo_jax.sampling import _side_by_side
+from tests import compilations
+from tests import tiny
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+  'given, number',
+  [
+    # Little work: a product takes no longer than handing it over.
+    ((2, 4, 4, 2 * MIB, MIB // 4), 1),
+    ((2, 8, 8, 4 * MIB, MIB // 4), 2),
+    ((8, 4, 64, 4 * MIB, MIB // 4), 4),  # prompts are not divided
+    ((1, 8, 8, 4 * MIB, MIB // 4), 1),
+    # The output layer is the larger part.
+    ((2, 4, 8, 2 * MIB, 16 * MIB), 1),
+    # Many weights, which every piece would read, for few rows and for many.
+    ((2, 8, 8, 400 * MIB, 100 * MIB), 1),
+    ((2, 64, 8, 400 * MIB, 100 * MIB), 2),
+  ],
+)
+def test_pieces_have_enough_rows(given, number):
+  assert _side_by_side.pieces(*given) == number
+
+
+def engine(cores, **options):
+  model = tiny.model()
+  options = {'prompt_buckets': (8,), 'completion_buckets': (8, 16)} | options
+  made = sampling.LocalEngine(model, seed=0, cores=cores, **options)
+  made.load(tiny.params(model), version=3)
+  return made
+
+
+def requests(**more):
+  options = sampling.Sampling(max_tokens=12, eos_ids=(3, 7, 11))
+  prompts = tiny.ragged(prompts=5)[0]
+  return sampling.Requests(prompts, list(range(5)), 4, 0, options, **more)
+
+
+@pytest.fixture
+def divided(monkeypatch):
+  """Makes every rollout, however small, as many pieces as there are cores."""
+  monkeypatch.setattr(_side_by_side, '_LEAST_WORK', 0)
+
+
+@pytest.mark.parametrize('cores', [2, 3, 5])
+@pytest.mark.parametrize('max_rows', [4096, 8])
+def test_pieces_draw_what_the_whole_draws(cores, max_rows, divided):
+  whole = engine(1, max_rows=max_rows).generate(requests())
+  told, thread = [], []
+
+  def finished(prompt, completion, ids, finish):
+    told.append((prompt, completion, ids.tolist(), finish))
+    thread.append(threading.current_thread())
+
+  found = engine(cores, max_rows=max_rows).generate(requests(finished=finished))
+  for name in ('tokens', 'length', 'finish', 'log_kept'):
+    np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))
+  for name in ('logp', 'entropy'):
+    wanted = getattr(whole, name)
+    np.testing.assert_allclose(getattr(found, name), wanted, atol=1e-5)
+  np.testing.assert_array_equal(found.version, whole.version)
+  assert found.holder is None
+  # Each completion once, whole, in the caller's thread.
+  assert set(thread) == {threading.main_thread()} and len(told) == 5 * 4
+  for prompt, completion, ids, finish in told:
+    number = whole.length[prompt, completion]
+    assert ids == whole.tokens[prompt, completion, :number].tolist()
+    assert finish == whole.finish[prompt, completion]
+
+
+def test_pieces_share_their_programs(divided):
+  # A length that no other test has, or the programs might be there.
+  made, asked = engine(3, completion_buckets=(13,)), requests()
+  with compilations.compiled_programs() as names:
+    made.generate(asked)
+    # Of two prompts each: the third piece has one, and a row of padding.
+    assert names.count('prefill') == 1 and 'decode' in names
+    first = len(names)
+    made.generate(asked)
+    assert len(names) == first
+
+
+def test_each_piece_has_a_thread(divided):
+  seen, both = set(), threading.Barrier(2, timeout=60)
+
+  def between():
+    if threading.current_thread() not in seen:
+      seen.add(threading.current_thread())
+      both.wait()  # breaks unless the other piece comes meanwhile
+
+  made = engine(2)
+  made.between = between
+  made.generate(requests())
+  assert len(seen) == 2 and threading.main_thread() not in seen
+
+
+class Stopped(BaseException):
+  pass
+
+
+def test_what_a_piece_raises_ends_all(divided):
+  calls, ends = [], threading.Event()
+
+  def between():
+    calls.append(threading.current_thread())
+    if len(calls) > 1:
+      ends.set()
+      raise Stopped
+
+  made = engine(2)
+  made.between = between
+  with pytest.raises(Stopped):
+    made.generate(requests())
+  assert ends.is_set()
+  for thread in calls:
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_what_the_caller_raises_ends_all():
+  going = [threading.Event() for _ in range(2)]
+  threads = []
+
+  def steps(event):
+    threads.append(threading.current_thread())
+    while True:
+      yield
+      event.wait(60)
+
+  def take():
+    for _ in _side_by_side.run([steps(event) for event in going]):
+      raise Stopped
+
+  with pytest.raises(Stopped):
+    take()
+  for event in going:
+    event.set()
+  for thread in threads:
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_one_piece_needs_no_thread():
+  seen = []
+
+  def steps():
+    seen.append(threading.current_thread())
+    yield
+
+  assert list(_side_by_side.run([steps()])) == [None]
+  assert seen == [threading.main_thread()]
