@@ -53,6 +53,9 @@ class LocalEngine:
       generation. Several processes agree there whether to stop.
     cores: Into how many pieces a rollout may be divided that are drawn at once;
       see `_side_by_side`. More than 1 is of use on a CPU alone.
+    copies: Whether the engine copies all parameters that are loaded. If False,
+      some are read where the learner has them: call `unload` before they are
+      donated.
   """
 
   model: Any
@@ -65,6 +68,7 @@ class LocalEngine:
   between: Callable[[], None] = lambda: None
   shares: bool = False
   cores: int = 1
+  copies: bool = True
 
   def __post_init__(self):
     self._params, self._version, self._prepare = None, -1, None
@@ -73,7 +77,9 @@ class LocalEngine:
     """Takes the learner's parameters; see `Engine`."""
     # Made from the first parameters, whose shapes all later ones share.
     if self._prepare is None:
-      self._prepare = _prepare.Preparation(self.model, params, self.mesh)
+      self._prepare = _prepare.Preparation(
+        self.model, params, self.mesh, self.copies
+      )
     self._params = None  # first, so that memory holds one set at a time
     self._params = self._prepare(params)
     self._version = version

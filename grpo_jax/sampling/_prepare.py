@@ -5,6 +5,9 @@ over the devices than those of the learner. On several devices they go there
 layer by layer, and what is no layer array by array, each by a call of its own.
 So a device needs room for both sets and for one layer on its way. In one
 program the compiler would bring all weights there side by side.
+
+On one device, what decoding reads as the learner has it (in float32 the
+embedding and the output layer) need not be copied at all.
 """
 
 from collections.abc import Callable
@@ -39,11 +42,18 @@ def sampler_params(model, params):
 
 def _cast(model, tree):
   """Copies in the dtypes in which decoding reads them."""
-  dtype = jnp.dtype(model.config.compute_dtype)
+  return jax.tree.map(
+    lambda x, dtype: jnp.copy(x.astype(dtype)), tree, _dtypes(model, tree)
+  )
+
+
+def _dtypes(model, tree):
+  """In which dtypes decoding reads parameters."""
+  narrow = jnp.dtype(model.config.compute_dtype)
 
   def one(path, x):
-    narrow = x.ndim > 1 and sharding.path_names(path)[-1] != 'router'
-    return jnp.copy(x.astype(dtype) if narrow else x)
+    is_narrow = x.ndim > 1 and sharding.path_names(path)[-1] != 'router'
+    return narrow if is_narrow else x.dtype
 
   return jax.tree_util.tree_map_with_path(one, tree)
 
@@ -59,11 +69,20 @@ class Preparation:
     params: The learner's parameters, or their shapes. All that are given later
       have the same shapes and lie on the same devices.
     mesh: The sampler's mesh; None for one device.
+    copies: Whether no array that is returned is the learner's own. If False,
+      on one device, what is returned is of no use once these are donated.
   """
 
-  def __init__(self, model, params, mesh: jax.sharding.Mesh | None = None):
+  def __init__(
+    self,
+    model,
+    params,
+    mesh: jax.sharding.Mesh | None = None,
+    copies: bool = True,
+  ):
     self._whole: Any = None
     self._layers, self._rest = [], {}
+    self._same: list[str] = []  # what is not copied
     place: Any = None
     if mesh is not None:
       shapes = jax.eval_shape(model.unstack, params)
@@ -71,6 +90,15 @@ class Preparation:
         mesh, shapes, model.logical_axes, sharding.DECODING_RULES
       )
     if mesh is None or mesh.size == 1:
+      self._same = [
+        name
+        for name, x in params.items()
+        if not copies
+        and name not in _STACKED
+        and _is_same(model, {name: x}, place and {name: place[name]})
+      ]
+      if place is not None:
+        place = _without(place, self._same)
       whole = functools.partial(sampler_params, model)
       self._whole = jax.jit(whole, out_shardings=place)
       return
@@ -96,7 +124,7 @@ class Preparation:
   def _calls(self, params: Any) -> list[tuple[Any, list[tuple[Any, ...]]]]:
     """For each program the arguments of its calls."""
     if self._whole is not None:
-      return [(self._whole, [(params,)])]
+      return [(self._whole, [(_without(params, self._same),)])]
     blocks, tail = params['blocks'], params.get('tail', [])
     repeats = range(jax.tree.leaves(blocks)[0].shape[0])
     of_layers = [[(x, np.int32(i)) for i in repeats] for x in blocks]
@@ -112,7 +140,7 @@ class Preparation:
       for program, calls in self._calls(params)
     ]
     if self._whole is not None:
-      return made[0][0]
+      return made[0][0] | {name: params[name] for name in self._same}
     number = len(self._rest)
     rest = {name: x for (one,) in made[:number] for name, x in one.items()}
     kinds = len(params['blocks'])
@@ -126,6 +154,40 @@ class Preparation:
       (sharding.lower(mesh, program, *calls[0]), len(calls))
       for program, calls in self._calls(params)
     ]
+
+
+def _without(tree: dict[str, Any], names: list[str]) -> dict[str, Any]:
+  """The tree without some of its entries."""
+  return {name: x for name, x in tree.items() if name not in names}
+
+
+def _is_same(model, tree, place) -> bool:
+  """Whether decoding reads parameters as they are, and where they are.
+
+  Args:
+    model: See `Preparation`.
+    tree: The parameters, or their shapes.
+    place: Where they shall lie; None: anywhere.
+  """
+
+  def one(x, dtype, at):
+    here = at is None or (
+      getattr(x, 'sharding', None) is not None
+      and x.sharding.is_equivalent_to(at, x.ndim)
+    )
+    return here and x.dtype == dtype
+
+  if place is None:
+    place = jax.tree.map(lambda _: None, tree)
+  return all(
+    one(*each)
+    for each in zip(
+      jax.tree.leaves(tree),
+      jax.tree.leaves(_dtypes(model, tree)),
+      jax.tree.leaves(place, is_leaf=lambda x: x is None),
+      strict=True,
+    )
+  )
 
 
 def _program(

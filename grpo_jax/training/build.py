@@ -192,7 +192,8 @@ def sampler(config: Config, given: Given) -> Sampler:
     model = build_model.transformer(config, tokenizer.vocab_size)
     alone = mesh.size == 1 and sharding.platform(mesh) == 'cpu'
     cores = rewards.own_cores() if alone else 1
-    engine = sampling.LocalEngine(model, **options, cores=cores)
+    # The loop unloads it before the updates, which donate the parameters.
+    engine = sampling.LocalEngine(model, **options, cores=cores, copies=False)
   else:
     model = own.model
     build_foreign.check(model, config, tokenizer.vocab_size)

@@ -91,6 +91,7 @@ class Checkpoints:
     self._keep_last, self._keep_best = keep_last, keep_best
     self.warn, self.failed, self.owed = warn, 0, False
     self._failures = 0  # of what all processes do together
+    self._is_writing = False  # as far as the last `wait` knows
     self._manager = self._opened()
 
   def _opened(self):
@@ -267,6 +268,7 @@ class Checkpoints:
       },
     )
     self.owed, self._begun = False, time.monotonic()
+    self._is_writing = True
     save = functools.partial(
       self._manager.save, step, args=items, metrics=measured
     )
@@ -285,7 +287,11 @@ class Checkpoints:
 
   def wait(self) -> None:
     """Waits until the save that was begun is on the disk, or has failed."""
+    if not self._is_writing:
+      return
     self._survive('A save has failed', self._manager.wait_until_finished)
+    # Last: of a wait that was interrupted there is another.
+    self._is_writing = False
     host_memory.give_back()
 
   def close(self) -> None:

@@ -336,6 +336,43 @@ def test_loading_copies_so_that_donation_is_safe():
 
 
 @pytest.mark.parametrize(
+  'changes, same',
+  [
+    ({}, {'embedding', 'head', 'final_norm'}),
+    ({'compute_dtype': 'bfloat16'}, {'final_norm'}),
+  ],
+  ids=['float32', 'bfloat16'],
+)
+@pytest.mark.parametrize('mesh', [None, 1], ids=['no mesh', 'mesh'])
+def test_without_copies_only_what_must_change_is_made_anew(changes, same, mesh):
+  model = tiny.model(**changes)
+  assert not model.config.tied_embeddings
+  mesh = mesh and sharding.make_mesh(1, 1, 1, devices=jax.devices()[:1])
+  params = tiny.params(model)
+  made = engine(model, params, copies=False, mesh=mesh)
+  read = made._params
+  assert read.keys() == {'embedding', 'head', 'final_norm', 'layers'}
+  found = {
+    name
+    for name in read.keys() - {'layers'}
+    if all(
+      map(
+        lambda x, y: x is y,
+        jax.tree.leaves(read[name]),
+        jax.tree.leaves(params[name]),
+      )
+    )
+  }
+  assert found == same
+  drawn = made.generate(requests())
+  whole = engine(model, params, mesh=mesh).generate(requests())
+  np.testing.assert_array_equal(drawn.tokens, whole.tokens)
+  # Single layers are copies in any case.
+  made.unload()
+  jax.tree.map(lambda x: x.delete(), params)
+
+
+@pytest.mark.parametrize(
   'prompts, words', [([[1], []], 'empty'), ([[1] * 9], 'largest bucket')]
 )
 def test_impossible_prompts_are_refused(prompts, words):
