@@ -222,13 +222,16 @@ def _backward(cap, kept, cotangent):
   of_output, of_log_mass = cotangent
   scores = _scores(query, key, visible, cap)
   # Where a query sees nothing, scores and log_mass are both NEVER, and the
-  # exponential of their difference is 1.
-  mass = jnp.where(visible[:, None, None], jnp.exp(scores - log_mass), 0)
+  # exponential of their difference would be 1.
+  mass = jnp.exp(scores - jnp.where(log_mass <= NEVER, 0, log_mass))
   # A sum over D instead of one over N: the products of o_bar with all values,
   # averaged by P, are the product with the output.
   mean = jnp.sum(of_output * output, axis=-1, keepdims=True)
+  # Behind a barrier, or XLA computes it inside the product that follows, for
+  # which a CPU takes several times as long.
+  less = jax.lax.optimization_barrier(mean - of_log_mass[..., None])
   along = _product('bkhqd,bknd->bkhqn', of_output, value)
-  of_scores = mass * (along - mean + of_log_mass[..., None])
+  of_scores = mass * (along - less)
   if cap is not None:  # NEVER squared would be infinite, and 0 times that NaN
     seen = jnp.where(visible[:, None, None], scores, 0)
     of_scores *= 1 - jnp.square(seen / cap)

@@ -90,8 +90,8 @@ class Checkpoints:
     self._directory = epath.Path(directory)
     self._keep_last, self._keep_best = keep_last, keep_best
     self.warn, self.failed, self.owed = warn, 0, False
-    self._failures = 0  # of what all processes do together
-    self._is_writing = False  # as far as the last `wait` knows
+    # How often what all do together has failed; whether a save may go on.
+    self._failures, self._is_writing = 0, False
     self._manager = self._opened()
 
   def _opened(self):
@@ -267,8 +267,7 @@ class Checkpoints:
         for name, blob in blobs.items()
       },
     )
-    self.owed, self._begun = False, time.monotonic()
-    self._is_writing = True
+    self.owed, self._is_writing, self._begun = False, True, time.monotonic()
     save = functools.partial(
       self._manager.save, step, args=items, metrics=measured
     )
@@ -290,8 +289,7 @@ class Checkpoints:
     if not self._is_writing:
       return
     self._survive('A save has failed', self._manager.wait_until_finished)
-    # Last: of a wait that was interrupted there is another.
-    self._is_writing = False
+    self._is_writing = False  # last: a wait may be interrupted
     host_memory.give_back()
 
   def close(self) -> None:
