@@ -38,7 +38,6 @@ from grpo_jax.training import build_updater
 from grpo_jax.training import compilations
 from grpo_jax.training import export
 from grpo_jax.training import fingerprints
-from grpo_jax.training import host_memory
 from grpo_jax.training import identity
 from grpo_jax.training import joining
 from grpo_jax.training import judging
@@ -224,7 +223,6 @@ def _built(
 ) -> tuple[build.Run, Updater]:
   """The parts of a run; the screen says what they are."""
   with screen.phase('finding devices'):
-    host_memory.keep()  # before JAX has begun its threads
     devices = jax.devices()
   screen.fact('devices', f'{len(devices)} x {devices[0].device_kind}')
   with screen.phase('building the model and the data'):
