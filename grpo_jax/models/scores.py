@@ -17,6 +17,7 @@ from grpo_jax.models.layout import Layout
 Array = jax.Array
 
 _CHUNK_FLOATS = 2**24  # 64 MiB of logits at a time, on each data shard
+_CHUNK_FLOATS_CPU = 2**22  # which its caches hold
 
 
 class Routed(NamedTuple):
@@ -69,8 +70,8 @@ def score(
       which are finite.
     temperature: The temperature of the sampler.
     with_entropy: Whether to compute the entropy too.
-    chunk_tokens: Positions per chunk, all rows together; None: as many as give
-      64 MiB of logits on each data shard.
+    chunk_tokens: Positions per chunk, all rows together; None: as many on each
+      data shard as `chunk_positions` says.
     forward_mode: Whether `jax.jvp` will differentiate this; see
       `attention.over_layout`.
 
@@ -243,7 +244,8 @@ def _in_chunks(
 
   rows, number, width = hidden.shape
   vocab = jax.eval_shape(model.head, params, hidden).shape[-1]
-  budget = chunk_positions(vocab) * sharding.current_row_shards()
+  positions = chunk_positions(vocab, width, sharding.platform())
+  budget = positions * sharding.current_row_shards()
   size = max(1, (chunk_tokens or budget) // rows)
   if number <= size:  # one chunk: no loop, and its logits may be kept
     return keep_products(chunk_scores)(hidden, target)
@@ -262,8 +264,21 @@ def _in_chunks(
   )
 
 
-def chunk_positions(vocab: int) -> int:
-  """Positions of a chunk on each data shard, for so many ids."""
+def chunk_positions(vocab: int, width: int, platform: str) -> int:
+  """Positions of a chunk on each data shard.
+
+  Their logits take 64 MiB, on a CPU 16. There they are computed, read and
+  computed again from its caches: with 32,768 ids an update of a small model
+  takes a quarter less. But each chunk also reads the output layer, which takes
+  as many bytes as the logits of `width` positions; so it has no fewer.
+
+  Args:
+    vocab: Ids.
+    width: Of the output layer's input.
+    platform: See `sharding.platform`.
+  """
+  if platform == 'cpu':
+    return max(128, width, _CHUNK_FLOATS_CPU // vocab)
   return max(128, _CHUNK_FLOATS // vocab)
 
 

@@ -34,7 +34,7 @@ class Arithmetic(Memory):
     if program not in LEARNING_STEPS:
       return 1, 1
     learning = 2 if self.config.lora.rank else 3
-    positions = models.chunk_positions(self.model.vocab_size) * self.shards
+    positions = self._chunk_positions * self.shards
     scored = self.rows.completions * self.room  # places of a row
     in_chunks = scored > max(1, positions // self.rows.rows)
     again = sizes.recomputed(self.model)

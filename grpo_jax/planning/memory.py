@@ -214,6 +214,12 @@ class Memory:
     return self.weights.on_host + kept * (self.model.remat == 'offload')
 
   @property
+  def _chunk_positions(self) -> int:
+    """Positions of a chunk of logits on each data shard."""
+    model = self.model
+    return models.chunk_positions(model.vocab_size, model.width, self.platform)
+
+  @property
   def _head(self) -> float:
     """The output layer: its weights, and a chunk of logits with its slope.
 
@@ -221,7 +227,7 @@ class Memory:
     needs.
     """
     vocab = self.model.vocab_size
-    chunk = 4.0 * models.chunk_positions(vocab) * vocab / self.tensor
+    chunk = 4.0 * self._chunk_positions * vocab / self.tensor
     return 2.0 * self.weights.head + 3.0 * chunk
 
   @property

@@ -45,7 +45,7 @@ MORE = [  # every mesh, and with every axis the third policy
 
 def compiled(mesh, monkeypatch, **changes):
   """The program of an update in two micro-batches and several chunks."""
-  monkeypatch.setattr(scores, 'chunk_positions', lambda vocab: 12)
+  monkeypatch.setattr(scores, 'chunk_positions', lambda *_: 12)
   changes = {'vocab_size': VOCAB, **changes}
   learner = make_learner(METHODS['grpo'](), mesh, optax.sgd(0.1), **changes)
   params = jax.eval_shape(tiny.model(**changes).init, jax.random.key(0))

@@ -147,3 +147,20 @@ def test_forward_mode_is_the_transpose_of_reverse_mode(kind):
   scores, again, forward, reverse = both()
   np.testing.assert_array_equal(again, scores)
   np.testing.assert_allclose(forward, reverse, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+  'vocab, width, platform, positions',
+  [
+    (32768, 128, 'cpu', 128),  # 16 MiB of logits
+    (2048, 128, 'cpu', 2048),
+    (49152, 576, 'cpu', 576),  # the output layer's own bytes
+    (151936, 64, 'cpu', 128),
+    (32768, 4096, 'tpu', 512),  # 64 MiB
+    (151936, 4096, 'gpu', 128),
+  ],
+)
+def test_chunks_of_logits_fit_where_they_are_computed(
+  vocab, width, platform, positions
+):
+  assert models.chunk_positions(vocab, width, platform) == positions
