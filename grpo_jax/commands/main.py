@@ -24,6 +24,10 @@ from grpo_jax.commands import table
 from grpo_jax.commands.flag_definitions import FLAGS as _FLAGS
 from grpo_jax.training import stop_signal
 
+# Threads that may be inside XLA, which nothing can interrupt; see
+# `Updater.compile_ahead` and `sampling._side_by_side`.
+_IN_XLA = 'compile ahead', 'sampling'
+
 
 def main(argv: list[str]) -> None:
   """Runs the command that the first argument names."""
@@ -172,8 +176,8 @@ def _end(code: int) -> NoReturn:
     sys.stdout.flush()
   except refusals.Unwritten as error:
     _refuse(error)
-  # A normal exit would wait for the thread that compiles, or crash in it.
-  if any(thread.name == 'compile ahead' for thread in threading.enumerate()):
+  # A normal exit would wait for threads that compile or draw, or crash in them.
+  if any(thread.name in _IN_XLA for thread in threading.enumerate()):
     sys.stderr.flush()
     os._exit(code)
   raise SystemExit(code)

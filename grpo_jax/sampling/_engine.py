@@ -145,9 +145,9 @@ class LocalEngine:
     config, layers = self.model.config, jax.tree.leaves(self._params['layers'])
     head = config.vocab_size * config.width * layers[0].dtype.itemsize
     layers = sum(x.nbytes for x in layers)
-    return _side_by_side.pieces(
-      self.cores, len(requests.prompts), requests.group, layers, head
-    )
+    group = requests.group
+    at_once = min(max(1, self.max_rows // group), len(requests.prompts))
+    return _side_by_side.pieces(self.cores, at_once, group, layers, head)
 
   def _asked(
     self, requests: Requests, pieces: int = 1
@@ -158,7 +158,9 @@ class LocalEngine:
     sampling, number = requests.sampling, len(requests.prompts)
     prompts = _arrays.prompts(requests, self.prompt_buckets, self.seed)
     most = math.ceil(number / pieces)
-    schedule = self.schedule(most, requests.group, prompts.tokens.shape[1])
+    schedule = self.schedule(
+      most, requests.group, prompts.tokens.shape[1], pieces
+    )
     sampler, columns = self._compiled_for(sampling, schedule)
     so_far = _generation.CompletionsSoFar.nothing(
       sampler, number, columns[-1], self.shares
@@ -214,11 +216,15 @@ class LocalEngine:
     return 1 if self.mesh is None else sharding.row_shards(self.mesh)
 
   def schedule(
-    self, number: int, group: int, prompt_tokens: int
+    self, number: int, group: int, prompt_tokens: int, pieces: int = 1
   ) -> _schedule.Schedule:
-    """The numbers of rows for so many prompts of at most so many tokens."""
+    """The numbers of rows for so many prompts of at most so many tokens.
+
+    If they are one of several pieces that are drawn at once, it has its share
+    of `max_rows`.
+    """
     shards = self._row_shards
-    at_once = min(max(1, self.max_rows // group), number)
+    at_once = min(max(1, self.max_rows // pieces // group), number)
     if self.mesh is not None and at_once >= self.mesh.size:
       # Caches that cannot be split by heads are split by rows; where there are
       # too few prompts for that, the devices of `tensor` have copies.

@@ -23,7 +23,7 @@ def pieces(cores: int, prompts: int, group: int, layers: int, head: int) -> int:
 
   Args:
     cores: At most so many.
-    prompts: All prompts.
+    prompts: As many as are drawn at once.
     group: Completions of each.
     layers: Bytes of the weights of all layers.
     head: Bytes of the output layer's.
@@ -59,13 +59,12 @@ def run(steps: Sequence[Iterator[Any]]) -> Iterator[None]:
     except BaseException as error:
       taken.put(error)
 
-  for one in steps:
-    # A daemon, because Python would wait for any other thread before it ends.
-    threading.Thread(
-      target=take, args=(one,), name='sampling', daemon=True
-    ).start()
   going = len(steps)
   try:
+    for one in steps:
+      # No daemon: Python waits for the step before it ends, and would abort in
+      # XLA otherwise. A command need not wait; see `commands.main.run`.
+      threading.Thread(target=take, args=(one,), name='sampling').start()
     while going:
       step = taken.get()
       if isinstance(step, BaseException):

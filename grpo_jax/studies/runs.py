@@ -57,6 +57,7 @@ def trained(
   run.engine.load(update.whole(state.params), version=0)
   for step in range(run.config.steps):
     rollout, prompt_state, _ = loop.sampled(run, prompt_state, step)
+    run.engine.unload()  # the updates donate the parameters
     (state, scalars), secs = speed.timed(
       loop.learn, update, state, rollout, step, None
     )

@@ -192,7 +192,7 @@ def sampler(config: Config, given: Given) -> Sampler:
     model = build_model.transformer(config, tokenizer.vocab_size)
     alone = mesh.size == 1 and sharding.platform(mesh) == 'cpu'
     cores = rewards.own_cores() if alone else 1
-    # The loop unloads it before the updates, which donate the parameters.
+    # It is unloaded before the updates, which donate the parameters.
     engine = sampling.LocalEngine(model, **options, cores=cores, copies=False)
   else:
     model = own.model

@@ -1,5 +1,8 @@
 """Pieces of a rollout, drawn at once in threads."""
 
+import pathlib
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -88,6 +91,40 @@ def test_pieces_share_their_programs(divided):
     first = len(names)
     made.generate(asked)
     assert len(names) == first
+
+
+@pytest.mark.parametrize('cores, rows', [(1, 8), (2, 4), (3, 4), (9, 4)])
+def test_pieces_share_the_rows_that_are_allowed(cores, rows, divided):
+  made, asked = engine(cores, max_rows=9), requests()  # groups of 4
+  _, parts = made._asked(asked, made._pieces(asked))
+  assert [part.schedule.prompts * 4 for part in parts] == [rows] * (8 // rows)
+  assert sum(len(part.prompts.length) for part in parts) == 5
+
+
+LEAVES = """
+import sys
+import jax, jax.numpy as jnp
+from grpo_jax.sampling import _side_by_side
+body = lambda _, x: x @ x / 300
+slow = jax.jit(lambda x: jax.lax.fori_loop(0, 2000, body, x))
+slow = slow.lower(jnp.ones((300, 300))).compile()
+def steps(works):
+  yield works and slow(jnp.ones((300, 300))).block_until_ready()
+for _ in _side_by_side.run([steps(False), steps(True)]):
+  sys.exit(43)
+"""
+
+
+def test_a_program_may_end_while_a_piece_is_drawn():
+  done = subprocess.run(
+    [sys.executable, '-c', LEAVES],
+    cwd=pathlib.Path(__file__).parents[2],
+    capture_output=True,
+    text=True,
+    timeout=300,
+    check=False,
+  )
+  assert (done.returncode, done.stderr) == (43, '')
 
 
 def test_each_piece_has_a_thread(divided):
