@@ -316,7 +316,7 @@ def test_the_commands_have_the_flags_that_are_typed():
 
 def test_the_scripts_have_the_flags_that_are_typed():
   found = typed('bin/python')
-  assert len(found) == 17
+  assert len(found) == 19
   for script, *words in found:
     assert (ROOT / script).exists()
     wanted = {word for word in words if word.startswith('--')}
