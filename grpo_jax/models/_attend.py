@@ -227,8 +227,8 @@ def _backward(cap, kept, cotangent):
   # A sum over D instead of one over N: the products of o_bar with all values,
   # averaged by P, are the product with the output.
   mean = jnp.sum(of_output * output, axis=-1, keepdims=True)
-  # Behind a barrier, or XLA computes it inside the product that follows, for
-  # which a CPU takes several times as long.
+  # Behind a barrier, or XLA computes it inside the product that follows, which
+  # is slower on a CPU.
   less = jax.lax.optimization_barrier(mean - of_log_mass[..., None])
   along = _product('bkhqd,bknd->bkhqn', of_output, value)
   of_scores = mass * (along - less)

@@ -17,7 +17,7 @@ from grpo_jax.models.layout import Layout
 Array = jax.Array
 
 _CHUNK_FLOATS = 2**24  # 64 MiB of logits at a time, on each data shard
-_CHUNK_FLOATS_CPU = 2**22  # which its caches hold
+_CHUNK_FLOATS_CPU = 2**22  # 16 MiB, which its caches may hold
 
 
 class Routed(NamedTuple):
@@ -267,10 +267,9 @@ def _in_chunks(
 def chunk_positions(vocab: int, width: int, platform: str) -> int:
   """Positions of a chunk on each data shard.
 
-  Their logits take 64 MiB, on a CPU 16. There they are computed, read and
-  computed again from its caches: with 32,768 ids an update of a small model
-  takes a quarter less. But each chunk also reads the output layer, which takes
-  as many bytes as the logits of `width` positions; so it has no fewer.
+  Their logits take 64 MiB, on a CPU 16, which its caches may hold. But each
+  chunk also reads the output layer, which takes as many bytes as the logits of
+  `width` positions; so it has no fewer.
 
   Args:
     vocab: Ids.

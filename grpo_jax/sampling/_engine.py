@@ -95,7 +95,7 @@ class LocalEngine:
       ValueError: Nothing is loaded, a prompt is empty or too long, or stop
         strings are asked for without `decode`.
     """
-    so_far, parts = self._asked(requests, self._pieces(requests))
+    so_far, parts = self._asked(requests, self.cores)
     told = np.zeros(len(so_far.ended), bool)
     for _ in _side_by_side.run([part.run() for part in parts]):
       if requests.finished is not None:
@@ -138,59 +138,51 @@ class LocalEngine:
       if np.all((so_far.finish != TRUNCATED) & (so_far.length > 0)):
         return
 
-  def _pieces(self, requests: Requests) -> int:
+  def _pieces(self, params: Any, requests: Requests, cores: int) -> int:
     """Into how many pieces to divide the prompts of a request."""
-    if self.cores == 1 or self._params is None:
-      return 1
-    config, layers = self.model.config, jax.tree.leaves(self._params['layers'])
+    config, layers = self.model.config, jax.tree.leaves(params['layers'])
     head = config.vocab_size * config.width * layers[0].dtype.itemsize
-    layers = sum(x.nbytes for x in layers)
-    group = requests.group
+    layers, group = sum(x.nbytes for x in layers), requests.group
     at_once = min(max(1, self.max_rows // group), len(requests.prompts))
-    return _side_by_side.pieces(self.cores, at_once, group, layers, head)
+    return _side_by_side.pieces(cores, at_once, group, layers, head)
 
   def _asked(
-    self, requests: Requests, pieces: int = 1
+    self, requests: Requests, cores: int = 1
   ) -> tuple[_generation.CompletionsSoFar, list[_generation.Generation]]:
     """What will have been drawn, and the generations that will draw it."""
     if self._params is None:
       raise ValueError('LocalEngine has no parameters yet; call load first.')
     sampling, number = requests.sampling, len(requests.prompts)
     prompts = _arrays.prompts(requests, self.prompt_buckets, self.seed)
-    most = math.ceil(number / pieces)
-    schedule = self.schedule(
-      most, requests.group, prompts.tokens.shape[1], pieces
-    )
+    pieces = self._pieces(self._params, requests, cores)
+    most, group = math.ceil(number / pieces), requests.group
+    schedule = self.schedule(most, group, prompts.tokens.shape[1], pieces)
     sampler, columns = self._compiled_for(sampling, schedule)
     so_far = _generation.CompletionsSoFar.nothing(
       sampler, number, columns[-1], self.shares
     )
 
-    def part(first):
-      if pieces == 1:
-        return prompts, so_far
-      some, rows = (slice(first * n, (first + most) * n) for n in (1, group))
-      asked = prompts._replace(
-        tokens=prompts.tokens[some],
-        length=prompts.length[some],
-        index=prompts.index[some],
+    def some(first):
+      each = slice(first, first + most)
+      return prompts._replace(
+        tokens=prompts.tokens[each],
+        length=prompts.length[each],
+        index=prompts.index[each],
       )
-      return asked, so_far.part(rows)
 
-    group = requests.group
     return so_far, [
       _generation.Generation(
         sampler,
         self._params,
         schedule,
-        asked,
+        some(first),
         sampling.max_tokens,
         columns,
         self.between,
-        its_so_far,
+        so_far.part(first, first + most, group),
         self.shares,
       )
-      for asked, its_so_far in map(part, range(0, number, most))
+      for first in range(0, number, most)
     ]
 
   def _compiled_for(

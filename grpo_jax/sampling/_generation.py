@@ -56,10 +56,12 @@ class CompletionsSoFar:
     holder = np.zeros((prompts,), np.int64) if shares else None
     return cls(drawn, length, ended, holder)
 
-  def part(self, rows: slice) -> 'CompletionsSoFar':
-    """Some completions, in the same memory; without `holder`."""
+  def part(self, first: int, end: int, group: int) -> 'CompletionsSoFar':
+    """The completions of the prompts from `first` to `end`, in this memory."""
+    rows = slice(first * group, end * group)
     drawn = jax.tree.map(lambda x: x[rows], self.drawn)
-    return CompletionsSoFar(drawn, self.length[rows], self.ended[rows])
+    holder = None if self.holder is None else self.holder[first:end]
+    return CompletionsSoFar(drawn, self.length[rows], self.ended[rows], holder)
 
   def write(
     self,

@@ -166,27 +166,17 @@ def _is_same(model, tree, place) -> bool:
 
   Args:
     model: See `Preparation`.
-    tree: The parameters, or their shapes.
+    tree: The parameters.
     place: Where they shall lie; None: anywhere.
   """
 
-  def one(x, dtype, at):
-    here = at is None or (
-      getattr(x, 'sharding', None) is not None
-      and x.sharding.is_equivalent_to(at, x.ndim)
-    )
-    return here and x.dtype == dtype
-
-  if place is None:
-    place = jax.tree.map(lambda _: None, tree)
-  return all(
-    one(*each)
-    for each in zip(
-      jax.tree.leaves(tree),
-      jax.tree.leaves(_dtypes(model, tree)),
-      jax.tree.leaves(place, is_leaf=lambda x: x is None),
-      strict=True,
-    )
+  arrays = jax.tree.leaves(tree)
+  dtypes = jax.tree.leaves(_dtypes(model, tree))
+  if any(x.dtype != dtype for x, dtype in zip(arrays, dtypes, strict=True)):
+    return False
+  return place is None or all(
+    x.sharding.is_equivalent_to(at, x.ndim)
+    for x, at in zip(arrays, jax.tree.leaves(place), strict=True)
   )
 
 

@@ -355,13 +355,7 @@ def test_without_copies_only_what_must_change_is_made_anew(changes, same, mesh):
   found = {
     name
     for name in read.keys() - {'layers'}
-    if all(
-      map(
-        lambda x, y: x is y,
-        jax.tree.leaves(read[name]),
-        jax.tree.leaves(params[name]),
-      )
-    )
+    if jax.tree.all(jax.tree.map(lambda x, y: x is y, read[name], params[name]))
   }
   assert found == same
   drawn = made.generate(requests())

@@ -96,7 +96,7 @@ def test_pieces_share_their_programs(divided):
 @pytest.mark.parametrize('cores, rows', [(1, 8), (2, 4), (3, 4), (9, 4)])
 def test_pieces_share_the_rows_that_are_allowed(cores, rows, divided):
   made, asked = engine(cores, max_rows=9), requests()  # groups of 4
-  _, parts = made._asked(asked, made._pieces(asked))
+  _, parts = made._asked(asked, made.cores)
   assert [part.schedule.prompts * 4 for part in parts] == [rows] * (8 // rows)
   assert sum(len(part.prompts.length) for part in parts) == 5
 
