@@ -4,6 +4,7 @@ import ctypes
 import os
 import pathlib
 import sys
+import threading
 import time
 
 from grpo_jax import rewards
@@ -71,8 +72,13 @@ def refuses(prompt, completion, example):
 
 
 def slow(prompt, completion, example):
-  """Says that it has begun, and takes five minutes."""
-  pathlib.Path(os.environ['JUDGING']).touch()
+  """Says that it has begun, and takes five minutes.
+
+  It says so while it sleeps: of a signal that comes in the moment before,
+  Python would tell nobody until the sleep is over.
+  """
+  begun = pathlib.Path(os.environ['JUDGING'])
+  threading.Timer(0.2, begun.touch).start()
   time.sleep(300)
   return 0.0
 
