@@ -1,6 +1,21 @@
 """`python -m grpo_jax` is `grpo-jax`."""
 
-from grpo_jax.commands import main
+import sys
+
+from grpo_jax.commands import huge_pages
+
+# Those that compute for more than a moment.
+_COMPUTE = {'train', 'eval', 'sample', 'study'}
+
+
+def run() -> None:
+  """The console script."""
+  if _COMPUTE & {*sys.argv[1:2]}:
+    huge_pages.ask()  # before more is imported: the program may start anew
+  from grpo_jax.commands import main
+
+  main.run()
+
 
 if __name__ == '__main__':
-  main.run()
+  run()

@@ -1,0 +1,64 @@
+"""Memory in pages of 2 MiB, for programs that compute on the host."""
+
+from collections.abc import Mapping
+import glob
+import os
+import pathlib
+import sys
+
+# Files of accelerators: of TPUs, of NVIDIA's GPUs, of AMD's.
+_DEVICES = (
+  '/dev/accel[0-9]*',
+  '/dev/vfio/[0-9]*',
+  '/dev/nvidia[0-9]*',
+  '/dev/kfd',
+)
+_VARIABLE = 'GLIBC_TUNABLES'
+_SETTING = 'glibc.malloc.hugetlb'
+_LEAST_GLIBC = 2, 35
+_KERNEL = pathlib.Path('/sys/kernel/mm/transparent_hugepage/enabled')
+
+
+def ask() -> None:
+  """Starts this program once more, with malloc asking for pages of 2 MiB.
+
+  On a CPU the arrays of XLA come from malloc, which gives large ones back to
+  the system when they are freed. The next ones are new to the process, and the
+  kernel fills their pages with zeros when they are first written: with pages of
+  4 KiB that is 400,000 interruptions of one update of a model of 135 million
+  parameters. tests/bench/README.md says how long they take.
+
+  glibc reads the setting at the start of a process alone; see "Memory
+  Allocation Tunables" in its manual. The process keeps its number. Nothing is
+  done beside an accelerator, where glibc or the kernel cannot, or where the
+  environment has the setting: `GLIBC_TUNABLES=glibc.malloc.hugetlb=0` leaves
+  memory as it is.
+  """
+  if environment := asking(os.environ):
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
+def asking(environment: Mapping[str, str]) -> dict[str, str] | None:
+  """The environment of a program that asks for large pages; None: no need."""
+  given = environment.get(_VARIABLE, '')
+  if _SETTING in given or not _is_cpu(environment) or not _can():
+    return None
+  both = ':'.join(filter(None, [given, f'{_SETTING}=1']))
+  return {**environment, _VARIABLE: both}
+
+
+def _is_cpu(environment: Mapping[str, str]) -> bool:
+  """Whether JAX will compute on the host, as far as can be told without it."""
+  if platforms := environment.get('JAX_PLATFORMS'):
+    return platforms == 'cpu'
+  return not any(map(glob.glob, _DEVICES))
+
+
+def _can() -> bool:
+  """Whether glibc knows the setting, and the kernel leaves the choice to it."""
+  try:
+    name, version = os.confstr('CS_GNU_LIBC_VERSION').split()
+    known = tuple(map(int, version.split('.'))) >= _LEAST_GLIBC
+    return name == 'glibc' and known and '[madvise]' in _KERNEL.read_text()
+  except (OSError, ValueError, AttributeError, TypeError):
+    return False
