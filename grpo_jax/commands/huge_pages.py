@@ -57,8 +57,8 @@ def _is_cpu(environment: Mapping[str, str]) -> bool:
 def _can() -> bool:
   """Whether glibc knows the setting, and the kernel leaves the choice to it."""
   try:
-    name, version = os.confstr('CS_GNU_LIBC_VERSION').split()
+    name, version = (os.confstr('CS_GNU_LIBC_VERSION') or '').split()
     known = tuple(map(int, version.split('.'))) >= _LEAST_GLIBC
     return name == 'glibc' and known and '[madvise]' in _KERNEL.read_text()
-  except (OSError, ValueError, AttributeError, TypeError):
+  except (OSError, ValueError, AttributeError):
     return False
