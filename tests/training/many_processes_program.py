@@ -5,6 +5,7 @@
 Writes what each case has ended with to `FOLDER/CASE.RANK.json`.
 """
 
+import faulthandler
 import json
 import math
 import os
@@ -27,6 +28,7 @@ from tests import runs
 
 LATE = 40  # a call of the judge in the second rollout
 LATER = 70  # in the third, before which groups are kept for it
+LONG_SECS = 25.0  # of a case, most of which take 3 to 15
 # The way of a rollout with everything in it that several processes decide on.
 EVERYTHING = {
   **runs.WARM,
@@ -288,6 +290,8 @@ CASES = {
 def main(coordinator, number, rank, folder):
   joining.initialize(coordinator, int(number), int(rank))
   for name, case in CASES.items():
+    # Where a process is that the other waits for: Gloo gives up after 30 s.
+    faulthandler.dump_traceback_later(LONG_SECS, repeat=True)
     with stop_signal.Stop() as stop:
       try:
         told = case(pathlib.Path(folder) / name, int(rank), stop)
