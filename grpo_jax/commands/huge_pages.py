@@ -1,22 +1,16 @@
 """Memory in pages of 2 MiB, for programs that compute on the host."""
 
 from collections.abc import Mapping
-import glob
+import contextlib
 import os
-import pathlib
 import sys
 
-# Files of accelerators: of TPUs, of NVIDIA's GPUs, of AMD's.
-_DEVICES = (
-  '/dev/accel[0-9]*',
-  '/dev/vfio/[0-9]*',
-  '/dev/nvidia[0-9]*',
-  '/dev/kfd',
-)
+from grpo_jax.planning import accelerators
+
 _VARIABLE = 'GLIBC_TUNABLES'
 _SETTING = 'glibc.malloc.hugetlb'
 _LEAST_GLIBC = 2, 35
-_KERNEL = pathlib.Path('/sys/kernel/mm/transparent_hugepage/enabled')
+_KERNEL = '/sys/kernel/mm/transparent_hugepage/enabled'
 
 
 def ask() -> None:
@@ -24,18 +18,20 @@ def ask() -> None:
 
   On a CPU the arrays of XLA come from malloc, which gives large ones back to
   the system when they are freed. The next ones are new to the process, and the
-  kernel fills their pages with zeros when they are first written: with pages of
-  4 KiB that is 400,000 interruptions of one update of a model of 135 million
-  parameters. tests/bench/README.md says how long they take.
+  kernel interrupts it at the first write to each page, to fill it with zeros:
+  512 times as often with pages of 4 KiB. tests/bench/README.md has the seconds
+  of a step with both.
 
-  glibc reads the setting at the start of a process alone; see "Memory
-  Allocation Tunables" in its manual. The process keeps its number. Nothing is
-  done beside an accelerator, where glibc or the kernel cannot, or where the
-  environment has the setting: `GLIBC_TUNABLES=glibc.malloc.hugetlb=0` leaves
-  memory as it is.
+  glibc reads the setting only when a program starts; see "Memory Allocation
+  Tunables" in its manual. The process keeps its number. Nothing is done beside
+  an accelerator, where glibc, the kernel or the start of a program fails, or
+  where the environment has the setting: `GLIBC_TUNABLES=glibc.malloc.hugetlb=0`
+  leaves memory as it is.
   """
   if environment := asking(os.environ):
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+    command = [sys.executable, *sys.orig_argv[1:]]
+    with contextlib.suppress(OSError):
+      os.execve(sys.executable, command, environment)
 
 
 def asking(environment: Mapping[str, str]) -> dict[str, str] | None:
@@ -51,7 +47,7 @@ def _is_cpu(environment: Mapping[str, str]) -> bool:
   """Whether JAX will compute on the host, as far as can be told without it."""
   if platforms := environment.get('JAX_PLATFORMS'):
     return platforms == 'cpu'
-  return not any(map(glob.glob, _DEVICES))
+  return not accelerators.device_files()
 
 
 def _can() -> bool:
@@ -59,6 +55,8 @@ def _can() -> bool:
   try:
     name, version = (os.confstr('CS_GNU_LIBC_VERSION') or '').split()
     known = tuple(map(int, version.split('.'))) >= _LEAST_GLIBC
-    return name == 'glibc' and known and '[madvise]' in _KERNEL.read_text()
-  except (OSError, ValueError, AttributeError):
+    return (
+      name == 'glibc' and known and '[madvise]' in accelerators.text(_KERNEL)
+    )
+  except (ValueError, AttributeError):
     return False

@@ -74,11 +74,21 @@ def look(root: str = '/', environ: Mapping[str, str] = os.environ) -> Found:
     host=socket.gethostname(),
     gpus=gpus,
     smi_error=smi_error,
-    gpu_files=tuple(paths(top / 'dev', 'nvidia[0-9]*')),
+    gpu_files=_gpu_files(top),
     gpu_cards=len(cards),
     tpu_files=_tpu_files(top),
     variables={name: environ[name] for name in names if name in environ},
   )
+
+
+def device_files(root: str = '/') -> tuple[str, ...]:
+  """The files of GPUs and TPUs of this host, such as /dev/nvidia0."""
+  top = pathlib.Path(root)
+  return (*_gpu_files(top), *_tpu_files(top))
+
+
+def _gpu_files(top: pathlib.Path) -> tuple[str, ...]:
+  return tuple(paths(top / 'dev', 'nvidia[0-9]*'))
 
 
 def _tpu_files(top: pathlib.Path) -> tuple[str, ...]:

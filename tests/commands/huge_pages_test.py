@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from grpo_jax.commands import huge_pages
+from grpo_jax.planning import accelerators
 from tests import cli
 
 NAME, ON = 'GLIBC_TUNABLES', 'glibc.malloc.hugetlb=1'
@@ -16,7 +17,7 @@ OTHER = 'glibc.malloc.check=0'
 @pytest.fixture
 def able(monkeypatch):
   monkeypatch.setattr(huge_pages, '_can', lambda: True)
-  monkeypatch.setattr(huge_pages, '_DEVICES', ())
+  monkeypatch.setattr(accelerators, 'device_files', lambda: ())
 
 
 @pytest.mark.parametrize(
@@ -36,9 +37,9 @@ def test_the_environment_that_is_asked_for(able, given, wanted):
   assert asked == (wanted and {**given, NAME: wanted})
 
 
-def test_nothing_is_asked_beside_an_accelerator(able, monkeypatch, tmp_path):
-  (tmp_path / 'nvidia0').touch()
-  monkeypatch.setattr(huge_pages, '_DEVICES', (f'{tmp_path}/nvidia[0-9]*',))
+def test_nothing_is_asked_beside_an_accelerator(able, monkeypatch):
+  found = ('/dev/nvidia0',)
+  monkeypatch.setattr(accelerators, 'device_files', lambda: found)
   assert huge_pages.asking({}) is None
   assert huge_pages.asking({'JAX_PLATFORMS': 'cpu'}) == {
     'JAX_PLATFORMS': 'cpu',
@@ -61,7 +62,7 @@ def test_what_is_needed_for_it(library, kernel, can, monkeypatch, tmp_path):
   file = tmp_path / 'enabled'
   if kernel:
     file.write_text(f'{kernel}\n')
-  monkeypatch.setattr(huge_pages, '_KERNEL', file)
+  monkeypatch.setattr(huge_pages, '_KERNEL', str(file))
   monkeypatch.setattr(os, 'confstr', lambda name: library)
   assert huge_pages._can() is can
 

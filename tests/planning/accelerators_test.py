@@ -280,3 +280,12 @@ def test_memory_in_use_is_that_of_the_gpus_that_cuda_may_use(
 ):
   found = host.lists(EIGHT[:2]).sets(**chosen).look()
   assert ''.join(one['gpu'][4] for one in accelerators.used(found)) == names
+
+
+def test_the_files_of_devices_are_those_of_gpus_and_tpus(host):
+  assert accelerators.device_files(str(host.place)) == ()
+  host.has(*files(2), '/dev/nvidiactl', '/dev/accel0')
+  found = accelerators.device_files(str(host.place))
+  assert [name.rpartition('/')[2] for name in found] == [
+    'nvidia0', 'nvidia1', 'accel0',
+  ]  # fmt: skip
