@@ -2,7 +2,8 @@
 
   many_processes_program.py COORDINATOR NUMBER RANK FOLDER
 
-Writes what each case has ended with to `FOLDER/CASE.RANK.json`.
+Writes what each case has ended with to `FOLDER/CASE.RANK.json`, and where it is
+in one that takes long to `FOLDER/where.RANK`.
 """
 
 import faulthandler
@@ -289,9 +290,11 @@ CASES = {
 
 def main(coordinator, number, rank, folder):
   joining.initialize(coordinator, int(number), int(rank))
+  where = (pathlib.Path(folder) / f'where.{rank}').open('w')
   for name, case in CASES.items():
     # Where a process is that the other waits for: Gloo gives up after 30 s.
-    faulthandler.dump_traceback_later(LONG_SECS, repeat=True)
+    print(name, file=where, flush=True)
+    faulthandler.dump_traceback_later(LONG_SECS, repeat=True, file=where)
     with stop_signal.Stop() as stop:
       try:
         told = case(pathlib.Path(folder) / name, int(rank), stop)

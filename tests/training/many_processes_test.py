@@ -56,9 +56,7 @@ def folder(tmp_path_factory):
     for one in both:
       one.kill()
   codes = [one.wait() for one in both]
-  assert codes == [0, 0], [
-    (folder / f'log.{rank}').read_text()[-2000:] for rank in '01'
-  ]
+  assert codes == [0, 0], last_said(folder)
   return folder
 
 
@@ -69,11 +67,14 @@ def wait_for(both, folder):
     now = sorted(each.name for each in folder.glob('*.json'))
     if now != told:
       told, since = now, time.monotonic()
-    assert time.monotonic() - since < SILENT_SECS, (
-      told,
-      *((folder / f'log.{rank}').read_text()[-2000:] for rank in '01'),
-    )
+    assert time.monotonic() - since < SILENT_SECS, (told, last_said(folder))
     time.sleep(0.5)
+
+
+def last_said(folder):
+  """The ends of both logs, and where each was in a case that took long."""
+  names = [f'{kind}.{rank}' for kind in ('log', 'where') for rank in '01']
+  return {name: (folder / name).read_text()[-4000:] for name in names}
 
 
 def told(folder, case):
