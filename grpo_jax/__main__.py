@@ -2,7 +2,7 @@
 
 import sys
 
-from grpo_jax.commands import huge_pages
+from grpo_jax.commands import start
 
 # Those that compute for more than a moment.
 _COMPUTE = {'train', 'eval', 'sample', 'study'}
@@ -11,7 +11,7 @@ _COMPUTE = {'train', 'eval', 'sample', 'study'}
 def run() -> None:
   """The console script."""
   if _COMPUTE & {*sys.argv[1:2]}:
-    huge_pages.ask()  # before more is imported: the program may start anew
+    start.prepare()  # before more is imported: the program may start anew
   from grpo_jax.commands import main
 
   main.run()

@@ -14,9 +14,9 @@ import time
 if __name__ == '__main__':  # else the folder of this file comes first
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[2])
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-  from grpo_jax.commands import huge_pages
+  from grpo_jax.commands import start
 
-  huge_pages.ask()  # as the command does
+  start.prepare()  # as the command does
 
 from tests.bench import clock as clock_lib  # noqa: E402  isort: skip
 
