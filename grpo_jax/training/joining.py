@@ -15,6 +15,10 @@ JOIN_SECS = 300.0  # until all processes have been started
 # Until JAX has found the devices. Where JAX itself waits for other hosts, it
 # ends after 300 s at most, and says more.
 DEVICES_SECS = 330.0
+# Of XLA on the host. A thread waits in each sum or gather between processes,
+# and with one for each of few cores, those of several programs, which JAX
+# starts one behind another, can wait for each other for ever.
+_LEAST_THREADS = 16
 
 _joins = itertools.count()  # runs of this process, one after another
 
@@ -60,6 +64,8 @@ def initialize(
       )
   elif not _in_a_cluster():
     return True
+  if (os.cpu_count() or 1) < _LEAST_THREADS:
+    os.environ.setdefault('NPROC', str(_LEAST_THREADS))  # XLA reads it
   import jax
 
   # It would swallow SIGTERM, which `stop_signal` handles.

@@ -1,7 +1,7 @@
 """Times grpo_jax and its peers in turns, each run in a process of its own.
 
 python tests/bench/run.py --cases A,B,C,D,E,F,G --peers tunix,trl
-python tests/bench/run.py --restart
+python tests/bench/run.py --restart --cases A,B
 
 Prints Markdown: for each quantity a table of cases, and what grpo_jax uses of
 the machine's limits. The peers' environments are made when missing. Nothing
@@ -91,7 +91,7 @@ def arguments() -> argparse.Namespace:
   parser.add_argument(
     '--restart',
     action='store_true',
-    help='time a cold and a warm start of case B instead',
+    help='time a cold and a warm start of each case instead',
   )
   args = parser.parse_args()
   for given, known in (
@@ -214,21 +214,21 @@ def header(results: tables.Results, limits) -> str:
 
 
 def restart(args) -> str:
-  """First steps of case B, twice with one compilation cache."""
-  secs = []
-  with tempfile.TemporaryDirectory(prefix='grpo_jax_bench_cache_') as cache:
-    for _ in range(2):
-      result = timed(args, sys.executable, 'B', tables.OURS, f'--cache={cache}')
-      secs.append(result)
-  rows = [['start', 'first step, s from asking', 's from the process', 'error']]
+  """First steps of each case, cold, and warm with what that has compiled."""
+  keys = 'first_step_secs', 'process_to_first_step_secs'
+  rows = [['case', 'start', 'first step, s from asking', 's from the process']]
   rows.append(['---'] * 4)
-  for name, result in zip(('cold', 'warm'), secs):
-    failed = 'error' in result
-    cells = [
-      '-' if failed else tables.number(result[key])
-      for key in ('first_step_secs', 'process_to_first_step_secs')
-    ]
-    rows.append([name, *cells, result.get('error', '')])
+  for name in args.cases:
+    with tempfile.TemporaryDirectory(prefix='grpo_jax_bench_cache_') as cache:
+      for start in 'cold', 'warm':
+        result = timed(
+          args, sys.executable, name, tables.OURS, f'--cache={cache}'
+        )
+        if 'error' in result:
+          cells = [result['error'], '-']
+        else:
+          cells = [tables.number(result[key]) for key in keys]
+        rows.append([name, start, *cells])
   return tables.markdown(rows)
 
 

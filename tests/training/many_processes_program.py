@@ -7,6 +7,7 @@ in one that takes long to `FOLDER/where.RANK`.
 """
 
 import faulthandler
+import functools
 import json
 import math
 import os
@@ -16,6 +17,7 @@ import shutil
 import signal
 import sys
 
+import jax
 import numpy as np
 
 from grpo_jax.commands import eval_and_sample as policies
@@ -200,6 +202,28 @@ def replayed(folder, rank, stop):
   return ended | {'seen': seen}
 
 
+def in_flight(folder, rank, stop, programs=200, sums=24):
+  """Many programs with many sums, which nothing waits for but the last."""
+  del folder, rank, stop
+  mesh = jax.make_mesh((4,), ('x',), axis_types=(jax.sharding.AxisType.Auto,))
+
+  @jax.jit
+  @functools.partial(
+    jax.shard_map,
+    mesh=mesh,
+    in_specs=jax.P(),
+    out_specs=jax.P(),
+    check_vma=False,
+  )
+  def mean(parts):
+    return [jax.lax.all_gather(jax.lax.pmean(x, 'x'), 'x') for x in parts]
+
+  parts = [np.full(8, i, np.float32) for i in range(sums)]
+  for _ in range(programs):
+    last = mean(parts)
+  return {'means': [float(np.asarray(x).mean()) for x in last]}
+
+
 def random_reward(folder, rank, stop):
   """What this process has trained on, of a judge that is no function."""
   learn, rewards, unknown = loop.learn, [], []
@@ -264,6 +288,7 @@ def gsm8k_goes_on(folder, rank, stop):
 CASES = {
   case.__name__: case
   for case in (
+    in_flight,
     whole,
     evaluated,
     random_reward,
