@@ -8,11 +8,11 @@ import sys
 
 from grpo_jax.planning import accelerators
 
-_GARBAGE = 100_000, 10, 10  # objects, and generations; 700 by default
+_THRESHOLDS = 100_000, 10, 10  # of Python's collector of garbage
 _XLA = 'XLA_FLAGS'
 _LEVEL = '--xla_backend_optimization_level'
-_VARIABLE = 'GLIBC_TUNABLES'
-_SETTING = 'glibc.malloc.hugetlb'
+_GLIBC = 'GLIBC_TUNABLES'
+_LARGE_PAGES = 'glibc.malloc.hugetlb'
 _LEAST_GLIBC = 2, 35
 _KERNEL = '/sys/kernel/mm/transparent_hugepage/enabled'
 
@@ -20,15 +20,15 @@ _KERNEL = '/sys/kernel/mm/transparent_hugepage/enabled'
 def prepare() -> None:
   """Sets what Python, XLA and glibc read; may start this program once more.
 
-  Python looks for cycles a hundredth as often: tracing makes millions of small
-  objects, and hardly one of them is in a cycle.
+  Python looks for garbage in cycles after 100,000 new objects: tracing makes
+  millions of small ones, and hardly one of them is in a cycle.
 
   On a CPU there are two things more. tests/bench/README.md has the seconds with
   and without them.
 
-  - LLVM optimizes at level 2 in place of 3, unless `XLA_FLAGS` has a level: it
-    compiles in less time, and what it makes is as fast, and equal bit for bit
-    in the benchmark's cases A and C.
+  - LLVM optimizes at level 2 in place of 3, unless `XLA_FLAGS` has a level or
+    names a file: it compiles in less time, and what it makes is as fast, and
+    equal bit for bit in the benchmark's cases A and C.
   - malloc asks for pages of 2 MiB. The arrays of XLA come from malloc, which
     gives large ones back to the system when they are freed. The next ones are
     new to the process, and the kernel interrupts it at the first write to each
@@ -42,26 +42,27 @@ def prepare() -> None:
   """
   if _is_cpu(os.environ):
     _prepare_for_cpu()
-  gc.set_threshold(*_GARBAGE)
+  gc.set_threshold(*_THRESHOLDS)
 
 
 def _prepare_for_cpu() -> None:
   """See `prepare`."""
-  if _LEVEL not in (flags := os.environ.get(_XLA, '')):
+  flags = os.environ.get(_XLA, '').strip()
+  if _LEVEL not in flags and flags[:1] in ('', '-'):  # else XLA reads a file
     os.environ[_XLA] = f'{flags} {_LEVEL}=2'.strip()
-  if environment := with_large_pages(os.environ):
+  if environment := _with_large_pages(os.environ):
     command = [sys.executable, *sys.orig_argv[1:]]
     with contextlib.suppress(OSError):
       os.execve(sys.executable, command, environment)
 
 
-def with_large_pages(environment: Mapping[str, str]) -> dict[str, str] | None:
-  """The environment of a program that asks for large pages; None: no need."""
-  given = environment.get(_VARIABLE, '')
-  if _SETTING in given or not _can():
+def _with_large_pages(environment: Mapping[str, str]) -> dict[str, str] | None:
+  """The environment of a program that asks for them; None: not needed."""
+  given = environment.get(_GLIBC, '')
+  if _LARGE_PAGES in given or not _can_have_large_pages():
     return None
-  both = ':'.join(filter(None, [given, f'{_SETTING}=1']))
-  return {**environment, _VARIABLE: both}
+  both = ':'.join(filter(None, [given, f'{_LARGE_PAGES}=1']))
+  return {**environment, _GLIBC: both}
 
 
 def _is_cpu(environment: Mapping[str, str]) -> bool:
@@ -71,7 +72,7 @@ def _is_cpu(environment: Mapping[str, str]) -> bool:
   return not accelerators.device_files()
 
 
-def _can() -> bool:
+def _can_have_large_pages() -> bool:
   """Whether glibc knows the setting, and the kernel leaves the choice to it."""
   try:
     name, version = (os.confstr('CS_GNU_LIBC_VERSION') or '').split()

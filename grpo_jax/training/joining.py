@@ -7,6 +7,7 @@ import socket
 import sys
 from typing import Any
 
+from grpo_jax.rewards.workers import own_cores
 from grpo_jax.training import processes
 from grpo_jax.training import watch
 from grpo_jax.training.store import Store
@@ -15,10 +16,13 @@ JOIN_SECS = 300.0  # until all processes have been started
 # Until JAX has found the devices. Where JAX itself waits for other hosts, it
 # ends after 300 s at most, and says more.
 DEVICES_SECS = 330.0
-# Of XLA on the host. A thread waits in each sum or gather between processes,
-# and with one for each of few cores, those of several programs, which JAX
-# starts one behind another, can wait for each other for ever.
+# On CPUs a thread of XLA waits in each sum or gather between processes. By
+# default there is one thread for each core. JAX starts programs one behind
+# another, and on few cores the sums of one take the threads that those of
+# another process wait for: both wait for ever, or until Gloo gives up. With 16
+# they did not, in two processes of 2 and of 8 devices each.
 _LEAST_THREADS = 16
+_THREADS = 'PJRT_NPROC', 'NPROC'  # the first one that is set is taken
 
 _joins = itertools.count()  # runs of this process, one after another
 
@@ -64,8 +68,8 @@ def initialize(
       )
   elif not _in_a_cluster():
     return True
-  if (os.cpu_count() or 1) < _LEAST_THREADS:
-    os.environ.setdefault('NPROC', str(_LEAST_THREADS))  # XLA reads it
+  if not any(map(os.environ.get, _THREADS)) and own_cores() < _LEAST_THREADS:
+    os.environ[_THREADS[0]] = str(_LEAST_THREADS)
   import jax
 
   # It would swallow SIGTERM, which `stop_signal` handles.

@@ -126,7 +126,7 @@ def run_here(workdir, **mesh):
 def test_programs_do_not_wait_for_each_other(folder):
   """With a thread of XLA for each of two cores they do, after some programs."""
   for end in told(folder, 'in_flight'):
-    assert end['means'] == [float(i) for i in range(24)]
+    assert end['means'] == [3.0 * i for i in range(24)]
 
 
 def test_as_one_process_on_the_same_mesh(folder, tmp_path):

@@ -2,6 +2,7 @@
 
 from concurrent import futures
 import functools
+import os
 import signal
 import socket
 import subprocess
@@ -247,6 +248,7 @@ def test_half_of_the_flags_is_refused(given, words):
 
 
 def test_slurm_tells_how_many_there_are(monkeypatch):
+  monkeypatch.setattr(os, 'environ', {**os.environ})  # is added to
   monkeypatch.delenv('KUBERNETES_SERVICE_HOST', raising=False)
   assert joining.initialize()  # alone
   step = {
@@ -267,6 +269,25 @@ def test_slurm_tells_how_many_there_are(monkeypatch):
   assert joining.initialize() and not joined
   monkeypatch.setenv('SLURM_NTASKS', '2')
   assert joining.initialize() and joined == [(None, None, None)]
+
+
+@pytest.mark.parametrize(
+  'cores, given, threads',
+  [
+    (2, {}, {'PJRT_NPROC': '16'}),
+    (15, {}, {'PJRT_NPROC': '16'}),
+    (16, {}, {}),
+    (2, {'NPROC': '4'}, {'NPROC': '4'}),
+    (2, {'PJRT_NPROC': '4'}, {'PJRT_NPROC': '4'}),
+  ],
+)
+def test_threads_of_xla(cores, given, threads, monkeypatch):
+  monkeypatch.setattr(os, 'environ', dict(given))
+  monkeypatch.setattr(joining, 'own_cores', lambda: cores)
+  monkeypatch.setattr(jax.distributed, 'initialize', lambda *args, **_: None)
+  assert joining.initialize(number=1) and os.environ == given  # alone
+  joining.initialize('localhost:1', 2, 0)
+  assert os.environ == threads
 
 
 PROGRAM = """
