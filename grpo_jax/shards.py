@@ -119,18 +119,60 @@ def gather(x: jax.Array, spec: Sequence[Any], dtype: Any = None) -> jax.Array:
         slope = slope.reshape(
           *shape[:axis], number, shape[axis] // number, *shape[axis + 1 :]
         )
-        slope = jax.lax.psum_scatter(
-          jnp.moveaxis(slope, axis, 0),
-          name,
-          scatter_dimension=0,
-          axis_index_groups=groups,
-        )
+        slope = sum_scattered(jnp.moveaxis(slope, axis, 0), name, 0, groups)
+        slope = jnp.squeeze(slope, 0)
     return slope
 
   # What JAX derives would sum in the dtype in which weights are sent.
   return jax.custom_derivatives.linear_call(
     lambda _, x: send(x), lambda _, slope: scatter(slope), (), x
   )
+
+
+def sum_scattered(
+  x: jax.Array,
+  name: str,
+  axis: int,
+  groups: list[list[int]] | None = None,
+) -> jax.Array:
+  """Sums over an axis of the mesh; each device gets its part of the result.
+
+  Args:
+    x: Of the same shape on all devices.
+    name: Of the axis of the mesh.
+    axis: The axis of x that is cut into parts, one for each device.
+    groups: Of devices on that axis, each of which sums by itself; None: one.
+  """
+  if not _sums_whole():
+    return jax.lax.psum_scatter(
+      x, name, scatter_dimension=axis, axis_index_groups=groups, tiled=True
+    )
+  size = x.shape[axis] // jax.lax.axis_size(name)
+  first = jax.lax.axis_index(name) * size
+  return jax.lax.dynamic_slice_in_dim(jax.lax.psum(x, name), first, size, axis)
+
+
+def gathered(x: jax.Array, name: str) -> jax.Array:
+  """What all devices on an axis of the mesh have, along the first axis of x.
+
+  Its gradient is that of `sum_scattered`.
+  """
+  if not _sums_whole():
+    return jax.lax.all_gather(x, name, axis=0, tiled=True)
+  size = len(x)
+  alone = jnp.zeros((size * jax.lax.axis_size(name), *x.shape[1:]), x.dtype)
+  first = jax.lax.axis_index(name) * size
+  alone = jax.lax.dynamic_update_slice_in_dim(alone, x, first, 0)
+  return jax.lax.psum(alone, name)
+
+
+def _sums_whole() -> bool:
+  """Whether devices sum whole arrays, of which each takes its part.
+
+  Between processes on CPUs XLA lets Gloo sum parts, which at times waits for
+  ever (jax-ml/jax#40831 has its time limit) or returns wrong numbers (#40830).
+  """
+  return platform() == 'cpu' and jax.process_count() > 1
 
 
 def _stages(name: str, which: int) -> list[list[list[int]] | None]:
@@ -263,10 +305,7 @@ def gather_columns(x: jax.Array) -> jax.Array:
 
   def scatter(_, slope):
     wide = slope.astype(jnp.promote_types(slope.dtype, jnp.float32))
-    summed = jax.lax.psum_scatter(
-      wide, 'context', scatter_dimension=1, tiled=True
-    )
-    return summed.astype(slope.dtype)
+    return sum_scattered(wide, 'context', 1).astype(slope.dtype)
 
   if not jnp.issubdtype(x.dtype, jnp.inexact):
     return gather(None, x)

@@ -33,6 +33,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from grpo_jax import sharding
+from grpo_jax import shards
 from grpo_jax.models import _axes
 from grpo_jax.models import routing
 from grpo_jax.models._config import ModelConfig
@@ -242,8 +243,9 @@ def _of_device(*given, activation, parts, exchanges=True, summed=False):
   x, weight, chosen, *kernels = given
   exchanges &= parts > 1
   if exchanges:
-    gather = functools.partial(lax.all_gather, axis=0, tiled=True)
-    x, weight, chosen = (gather(one, 'expert') for one in (x, weight, chosen))
+    x, weight, chosen = (
+      shards.gathered(one, 'expert') for one in (x, weight, chosen)
+    )
   first = lax.axis_index('expert') * kernels[0].shape[0] if parts > 1 else 0
   mixed = mixture(
     x,
@@ -257,7 +259,7 @@ def _of_device(*given, activation, parts, exchanges=True, summed=False):
   if summed:  # each device has summed over its hidden units
     mixed = lax.psum(mixed, 'tensor')
   if exchanges:
-    return lax.psum_scatter(mixed, 'expert', scatter_dimension=0, tiled=True)
+    return shards.sum_scattered(mixed, 'expert', 0)
   return lax.psum(mixed, 'expert') if parts > 1 else mixed
 
 
