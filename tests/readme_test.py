@@ -317,7 +317,7 @@ def test_the_commands_have_the_flags_that_are_typed():
 
 def test_the_scripts_have_the_flags_that_are_typed():
   found = typed('bin/python')
-  assert len(found) == 20
+  assert len(found) == 21
   flags = collections.defaultdict(set)
   for script, *words in found:
     assert (ROOT / script).exists()
