@@ -143,7 +143,7 @@ def sum_scattered(
     axis: The axis of x that is cut into parts, one for each device.
     groups: Of devices on that axis, each of which sums by itself; None: one.
   """
-  if not _sums_whole():
+  if groups or not _sums_whole():
     return jax.lax.psum_scatter(
       x, name, scatter_dimension=axis, axis_index_groups=groups, tiled=True
     )
@@ -155,7 +155,7 @@ def sum_scattered(
 def gathered(x: jax.Array, name: str) -> jax.Array:
   """What all devices on an axis of the mesh have, along the first axis of x.
 
-  Its gradient is that of `sum_scattered`.
+  In the gradient each device gets its part of a sum, as by `sum_scattered`.
   """
   if not _sums_whole():
     return jax.lax.all_gather(x, name, axis=0, tiled=True)
@@ -167,10 +167,11 @@ def gathered(x: jax.Array, name: str) -> jax.Array:
 
 
 def _sums_whole() -> bool:
-  """Whether devices sum whole arrays, of which each takes its part.
+  """Whether devices sum whole arrays, and each then takes its part.
 
-  Between processes on CPUs XLA lets Gloo sum parts, which at times waits for
-  ever (jax-ml/jax#40831 has its time limit) or returns wrong numbers (#40830).
+  Between processes on CPUs XLA leaves `psum_scatter` to Gloo. There it hung
+  until Gloo's limit of 30 s, with no process late, and jax-ml/jax#40830 reports
+  wrong numbers.
   """
   return platform() == 'cpu' and jax.process_count() > 1
 

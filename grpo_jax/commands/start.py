@@ -57,7 +57,7 @@ def _prepare_for_cpu() -> None:
 
 
 def _with_large_pages(environment: Mapping[str, str]) -> dict[str, str] | None:
-  """The environment of a program that asks for them; None: not needed."""
+  """The environment with that setting; None if it is set, or has no effect."""
   given = environment.get(_GLIBC, '')
   if _LARGE_PAGES in given or not _can_have_large_pages():
     return None

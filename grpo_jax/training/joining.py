@@ -17,10 +17,11 @@ JOIN_SECS = 300.0  # until all processes have been started
 # ends after 300 s at most, and says more.
 DEVICES_SECS = 330.0
 # On CPUs a thread of XLA waits in each sum or gather between processes. By
-# default there is one thread for each core. JAX starts programs one behind
-# another, and on few cores the sums of one take the threads that those of
-# another process wait for: both wait for ever, or until Gloo gives up. With 16
-# they did not, in two processes of 2 and of 8 devices each.
+# default there is one thread for each core. JAX starts a program before the
+# last one has ended. On few cores the sums of one program can then take all
+# threads, while another process waits for a sum of another program: both wait
+# for ever, or until Gloo gives up. With 16 threads two processes of 2 devices
+# each, and of 8, did not.
 _LEAST_THREADS = 16
 _THREADS = 'PJRT_NPROC', 'NPROC'  # the first one that is set is taken
 
