@@ -18,6 +18,8 @@ import threading
 from tests import cli
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+# The tests start hundreds of processes, and each would compile what it imports.
+os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 os.environ['XLA_FLAGS'] = ' '.join(
   [
     os.environ.get('XLA_FLAGS', ''),

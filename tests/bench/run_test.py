@@ -1,5 +1,6 @@
 """The pure parts of the benchmark; nothing is timed."""
 
+import argparse
 import json
 
 from matplotlib.figure import Figure
@@ -135,3 +136,24 @@ def test_what_the_benchmark_writes_can_be_drawn_again(tmp_path):
   assert set(results) == set(RESULTS)
   plot.save(results, tmp_path / 'ratios.svg')
   assert 'times as fast' in (tmp_path / 'ratios.svg').read_text()
+
+
+def test_a_restart_has_what_the_start_before_it_has_compiled(monkeypatch):
+  caches = []
+
+  def timed(args, python, name, contender, cache):
+    caches.append(cache)
+    if name == 'B' and caches.count(cache) == 2:
+      return {'error': 'it broke'}
+    return result(9.0 / caches.count(cache))
+
+  monkeypatch.setattr(run, 'timed', timed)
+  lines = run.restart(argparse.Namespace(cases=['A', 'B'])).splitlines()
+  assert lines[2:] == [
+    '| A | cold | 9.00 | 10.0 |',
+    '| A | warm | 4.50 | 5.50 |',
+    '| B | cold | 9.00 | 10.0 |',
+    '| B | warm | it broke | - |',
+  ]
+  assert caches[0] == caches[1] != caches[2] == caches[3]
+  assert caches[0].startswith('--cache=')
