@@ -251,6 +251,18 @@ def merge(
   return {**first, **second, **joined}
 
 
+_merge_at_once = jax.jit(merge)  # one call in place of one for each array
+
+
+def merge_outside(
+  first: dict[str, Metric], second: dict[str, Metric]
+) -> dict[str, Metric]:
+  """`merge` outside of a program: nothing is called if no name is shared."""
+  if first.keys().isdisjoint(second):
+    return {**first, **second}
+  return _merge_at_once(first, second)
+
+
 def _join(a: Metric, b: Metric) -> Metric:
   assert type(a) is type(b)
   if isinstance(a, Moments) and isinstance(b, Moments):
@@ -286,11 +298,23 @@ def only_if(condition: Array, metric: Metric) -> Metric:
 def to_scalars(metrics: dict[str, Metric]) -> dict[str, float]:
   """Plain numbers for a log; empty metrics are left out."""
   scalars = {}
-  for name, metric in jax.device_get(metrics).items():
+  for name, metric in _on_host(metrics).items():
     nothing = _nothing(metric)
-    if any(np.any(x != y) for x, y in zip(metric, nothing, strict=True)):
+    if any((x != y).any() for x, y in zip(metric, nothing, strict=True)):
       scalars |= _report(name, metric)
   return {name: float(value) for name, value in scalars.items()}
+
+
+def _on_host(metrics: dict[str, Metric]) -> dict[str, Metric]:
+  """The same with arrays of NumPy.
+
+  `device_get` begins all copies before it waits for one. On a CPU there is
+  nothing to copy, and that takes ten times as long as to read: half a
+  millisecond for a hundred numbers.
+  """
+  if jax.default_backend() == 'cpu':
+    return jax.tree.map(np.asarray, metrics)
+  return jax.device_get(metrics)
 
 
 def _report(name: str, metric: Metric) -> dict[str, Any]:

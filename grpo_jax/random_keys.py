@@ -3,6 +3,7 @@
 So a run that is resumed draws the numbers that it would have drawn.
 """
 
+import functools
 from typing import Any
 import zlib
 
@@ -23,12 +24,13 @@ def key(seed: int, purpose: str, step=0) -> jax.Array:
   """
   # crc32, because Python's hash of a string differs from process to process.
   number = np.uint32(zlib.crc32(purpose.encode()))
-  return _for_purpose(jax.random.key(seed), number, step)
+  return _of_seed(seed, number, step)
 
 
 # One program for all purposes, where each operation would be one of its own.
-@jax.jit
-def _for_purpose(key: jax.Array, purpose: np.uint32, step: Any) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=0)
+def _of_seed(seed: int, purpose: np.uint32, step: Any) -> jax.Array:
+  key = jax.random.key(seed)
   return jax.random.fold_in(jax.random.fold_in(key, purpose), step)
 
 

@@ -37,8 +37,6 @@ from grpo_jax.rollouts.types import Rollout
 
 Measured = dict[str, metrics.Metric]
 
-_merge = jax.jit(metrics.merge)  # one call instead of one for each array
-
 
 @dataclasses.dataclass
 class Updater:
@@ -186,7 +184,7 @@ class Updater:
       state, more = self.train_step(
         self.frozen, state, batch, chosen, layout, used, start, watch
       )
-      measured = _merge(measured, more)
+      measured = metrics.merge_outside(measured, more)
     if watch:
       measured |= self._end(state, rollout, begun)
     if self.refresh_steps and (step + 1) % self.refresh_steps == 0:
@@ -213,7 +211,7 @@ class Updater:
   ) -> Measured:
     """`rollout_end` of all prompts, one optimizer batch at a time."""
     # The first epoch's batches, whose layouts are still there.
-    measured = None
+    measured: Measured = {}
     for chosen in np.split(np.arange(len(rollout.prompts)), self.batches):
       layout, used = self.layout(rollout, chosen)
       more = self.rollout_end(
@@ -225,8 +223,8 @@ class Updater:
         layout,
         used,
       )
-      measured = _merge(measured, more) if measured else more
-    return measured or {}
+      measured = metrics.merge_outside(measured, more)
+    return measured
 
   def compile_ahead(self, example: Rollout, step: int) -> None:
     """Compiles the programs of an update in a thread of its own.
@@ -422,6 +420,8 @@ class Updater:
         self.frozen, params, layout, used, shape, with_entropy
       )
       parts.append(scores)
+    if len(parts) == 1:
+      return parts[0]
     return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
 
   def layout(self, rollout: Rollout, chosen: np.ndarray) -> tuple[Layout, int]:

@@ -182,7 +182,8 @@ class Generation:
 
     def part(x, filler):
       widths = [(0, number - taken)] + [(0, 0)] * (x.ndim - 1)
-      return np.pad(x[first : first + taken], widths, constant_values=filler)
+      x = x[first : first + taken]
+      return np.pad(x, widths, constant_values=filler) if taken < number else x
 
     host = {
       'tokens': part(self.prompts.tokens, 0),

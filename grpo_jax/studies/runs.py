@@ -59,7 +59,7 @@ def trained(
     rollout, prompt_state, _ = loop.sampled(run, prompt_state, step)
     run.engine.unload()  # the updates donate the parameters
     (state, scalars), secs = speed.timed(
-      loop.learn, update, state, rollout, step, None
+      loop.learn, update, state, rollout, step
     )
     run.engine.load(update.whole(state.params), version=step + 1)
     yield rollout, scalars, secs

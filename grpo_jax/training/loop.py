@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import pathlib
 import time
-from typing import Any
 
 import numpy as np
 
@@ -177,17 +176,21 @@ def advance(session: Session, progress: Progress, ahead: Ahead) -> Progress:
     last = session.replays or step + 1 == config.steps or config.sampler.ahead
     before = reports.before_updates(session, state, known, step)
     geometry = session.geometry.measured(state, known, step)
+
+    def meanwhile():  # while the devices compute
+      if not last:
+        run.prompts.fill()
+      right = config.evaluation.right_reward
+      return rollout_metrics.of_rollout(rollout, step, right)
+
     (state, measured), learn_secs = speed.timed(
-      learn, session.update, state, known, step, None if last else run.prompts
+      learn, session.update, state, known, step, meanwhile
     )
     effects = before and session.effects.after(state, known, before)
   warning = session.compilations.warning(session.update.shapes())
   if warning and session.peers.is_first:
     session.monitor.warn(warning)
   state = ahead.after_updates(state, older, step + 1)
-  measured |= rollout_metrics.of_rollout(
-    rollout, step, config.evaluation.right_reward
-  )
   measured |= counts | geometry
   measured |= speed.of_speed(
     rollout,
@@ -326,18 +329,21 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
 
 
 def learn(
-  update: Updater, state: TrainState, rollout: Rollout, step: int, prompts: Any
-):
+  update: Updater,
+  state: TrainState,
+  rollout: Rollout,
+  step: int,
+  meanwhile: Callable[[], dict[str, float]] = dict,
+) -> tuple[TrainState, dict[str, float]]:
   """The new state, and the metrics as plain numbers.
 
   JAX returns from a call before its result is computed. Reading the metrics
   waits for it, so the duration of this function is that of the updates. Before
-  that the prompts of the next rollout are made, unless `prompts` is None.
+  that `meanwhile` is called, which returns metrics too.
   """
   state, measured = update(state, rollout, step)
-  if prompts is not None:
-    prompts.fill()
-  return state, metrics.to_scalars(measured)
+  more = meanwhile()
+  return state, metrics.to_scalars(measured) | more
 
 
 def evaluates_at(config: Config, step: int) -> bool:

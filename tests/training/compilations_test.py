@@ -86,10 +86,9 @@ def test_a_first_rollout_compiles_whole_programs_and_no_single_operations(
   once = 'drawn', 'init', '_fingerprints', 'credit', 'train_step'
   assert [name for name in once if names.count(name) != 1] == []
   sampling = {'sampler_params', 'prefill', 'decode', 'regroup'}
-  keys = {'_threefry_seed', 'stage', '_for_purpose'}
-  # A zero of the optimizer, and what one call of the updater adds.
-  small = {'convert_element_type', 'copy', 'merge'}
-  assert set(names) <= {*once} | sampling | keys | small
+  # A zero of the optimizer, and a copy that one call of the updater makes.
+  small = {'_of_seed', 'convert_element_type', 'copy'}
+  assert set(names) <= {*once} | sampling | small
 
 
 def test_checking_a_method_compiles_nothing():
