@@ -86,7 +86,7 @@ class Geometry:
           lambda x: x.reshape(parts, -1, *x.shape[2:])[part[None]], one
         )
         found = gradient.of_batch(learner, params, loss_state, some, rows, used)
-        return sketch(found.grads, seed)
+        return sketch(found.grads, random_keys.key(seed, 'gradient sketches'))
 
     self._sketch_of_part = jax.jit(
       sketch_of_part,
@@ -296,7 +296,7 @@ def _of_pairs(whole: np.ndarray) -> dict[str, Any]:
   return found
 
 
-def sketch(tree: Any, seed: int) -> Array:
+def sketch(tree: Any, key: Array) -> Array:
   """A random projection of all leaves, f32[SIZE]; see the module.
 
   It is linear, and the same on every mesh. Leaves stay where they lie: only
@@ -305,10 +305,9 @@ def sketch(tree: Any, seed: int) -> Array:
 
   Args:
     tree: Arrays of any shapes, as long as it is the same tree each time.
-    seed: The signs depend on it.
+    key: A jax.random key, on which the signs depend.
   """
   leaves = jax.tree.leaves(tree)
-  key = random_keys.key(seed, 'gradient sketches')
   salts = jax.random.bits(key, (len(leaves), 2), jnp.uint32)
   parts = [_of_leaf(x, *salts[k]) for k, x in enumerate(leaves)]
   return sum(parts, jnp.zeros(SIZE, jnp.float32))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import losses
+from grpo_jax import random_keys
 from grpo_jax import sharding
 from grpo_jax.learner import geometry
 from grpo_jax.learner import step
@@ -66,9 +67,10 @@ def test_products_of_sketches_are_unbiased_and_as_exact_as_they_say(kind):
   noisy = lambda x: np.float32(x + 0.5 * rng.normal(size=x.shape))
   other = jax.tree.map(noisy, tree)
   both = jax.jit(
-    lambda s: (geometry.sketch(tree, s), geometry.sketch(other, s))
+    lambda key: (geometry.sketch(tree, key), geometry.sketch(other, key))
   )
-  found = np.array([both(seed) for seed in range(SEEDS)], np.float64)
+  keys = map(jax.random.key, range(SEEDS))
+  found = np.array([both(key) for key in keys], np.float64)
   products = np.sum(found[:, 0] * found[:, 1], axis=-1)
   exact = dot(tree, other)
   bound = math.sqrt((dot(tree, tree) * dot(other, other) + exact**2) / SIZE)
@@ -164,7 +166,8 @@ def check(method, kind, options):
   measure = Geometry(updater, 7, 1)
   found = measure.sketches(state, make_rollout(width=8), 0)
   assert found.shape == (4, 1 if method == 'kl_cov' else 2, SIZE)
-  project = jax.jit(lambda tree: geometry.sketch(tree, 7))
+  key = random_keys.key(7, 'gradient sketches')
+  project = jax.jit(lambda tree: geometry.sketch(tree, key))
   whole = gradients(method, frozen=options.get('frozen'))
   want = np.array([project(tree) for tree in whole])
   scale = np.abs(want).max()
@@ -301,7 +304,9 @@ def test_the_noise_of_sketches_is_taken_out_of_the_deviation():
   for share in 0.0, 0.6:
     whole = own + np.linspace(-share, share, prompts)[:, None] * common
     whole = whole.astype(np.float32)
-    project = jax.jit(lambda x: geometry.sketch([x.reshape(100, 200)], 0))
+    project = jax.jit(
+      lambda x: geometry.sketch([x.reshape(100, 200)], jax.random.key(0))
+    )
     found = np.array([project(x) for x in whole])[:, None]
     exact = geometry.of_sketches(whole[:, None], np.zeros(prompts))
     got = geometry.of_sketches(found, np.zeros(prompts))
@@ -384,7 +389,7 @@ def test_leaves_stay_where_they_lie():
     for name, (shape, place) in tree.items()
   }
   project = jax.jit(
-    lambda tree: geometry.sketch(tree, 0),
+    lambda tree: geometry.sketch(tree, jax.random.key(0)),
     out_shardings=sharding.replicated(mesh),
   )
   with sharding.use(mesh):

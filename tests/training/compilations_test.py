@@ -87,7 +87,7 @@ def test_a_first_rollout_compiles_whole_programs_and_no_single_operations(
   assert [name for name in once if names.count(name) != 1] == []
   sampling = {'sampler_params', 'prefill', 'decode', 'regroup'}
   # A zero of the optimizer, and a copy that one call of the updater makes.
-  small = {'_of_seed', 'convert_element_type', 'copy'}
+  small = {'convert_element_type', 'copy'}
   assert set(names) <= {*once} | sampling | small
 
 
