@@ -304,9 +304,8 @@ def test_the_noise_of_sketches_is_taken_out_of_the_deviation():
   for share in 0.0, 0.6:
     whole = own + np.linspace(-share, share, prompts)[:, None] * common
     whole = whole.astype(np.float32)
-    project = jax.jit(
-      lambda x: geometry.sketch([x.reshape(100, 200)], jax.random.key(0))
-    )
+    key = random_keys.key(0, 'gradient sketches')
+    project = jax.jit(lambda x: geometry.sketch([x.reshape(100, 200)], key))
     found = np.array([project(x) for x in whole])[:, None]
     exact = geometry.of_sketches(whole[:, None], np.zeros(prompts))
     got = geometry.of_sketches(found, np.zeros(prompts))
