@@ -297,14 +297,13 @@ def test_without_pairs_there_are_no_metrics_of_pairs():
 
 def test_the_noise_of_sketches_is_taken_out_of_the_deviation():
   """Of orthogonal gradients, and of gradients whose cosines differ."""
-  rng = np.random.default_rng(0)
+  rng, key = np.random.default_rng(0), random_keys.key(0, 'gradient sketches')
   size, prompts = 20_000, 40
   common = rng.normal(size=size)
   own = rng.normal(size=(prompts, size))
   for share in 0.0, 0.6:
     whole = own + np.linspace(-share, share, prompts)[:, None] * common
     whole = whole.astype(np.float32)
-    key = random_keys.key(0, 'gradient sketches')
     project = jax.jit(lambda x: geometry.sketch([x.reshape(100, 200)], key))
     found = np.array([project(x) for x in whole])[:, None]
     exact = geometry.of_sketches(whole[:, None], np.zeros(prompts))
