@@ -19,17 +19,18 @@ def key(seed: int, purpose: str, step: int = 0) -> jax.Array:
 
   JAX would fold purpose and step into `jax.random.key(seed)` by programs of the
   device: more to compile, and to call in each rollout. This is the same key,
-  computed on the host.
+  computed on the host; its implementation is threefry2x32, whatever
+  `jax_default_prng_impl` says.
 
   Args:
-    seed: The run's seed, of which the lowest 32 bits count.
+    seed: The run's seed, in [0, 2**32).
     purpose: What it is for, such as `'sample'`.
     step: The rollout or step.
 
   Returns:
-    A jax.random key of the implementation threefry2x32.
+    A jax.random key.
   """
-  # `jnp.asarray` would be a program.
+  # Not of `jnp.asarray`, which would compile and run a program.
   data: Any = np.array(_words(seed, purpose, step), np.uint32)
   return jax.random.wrap_key_data(data, impl='threefry2x32')
 
@@ -44,7 +45,7 @@ def _words(seed: int, purpose: str, step: int) -> tuple[int, int]:
   """The two words of a key."""
   # crc32, because Python's hash of a string differs from process to process.
   number = zlib.crc32(purpose.encode())
-  return _fold_in(_fold_in((0, seed & _MASK), number), int(step) & _MASK)
+  return _fold_in(_fold_in((0, int(seed) & _MASK), number), int(step) & _MASK)
 
 
 def _fold_in(words: tuple[int, int], number: int) -> tuple[int, int]:

@@ -18,7 +18,8 @@ import threading
 from tests import cli
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-# The tests start hundreds of processes, and each would compile what it imports.
+# Otherwise each of the hundreds of processes that the tests start would compile
+# what it imports.
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 os.environ['XLA_FLAGS'] = ' '.join(
   [

@@ -160,10 +160,14 @@ def test_what_is_not_a_number_is_reported():
   assert np.isnan([scalars[name] for name in ('mean', 'max', 'share')]).all()
 
 
-def test_merge_keeps_names_of_either_side():
+@pytest.mark.parametrize('merge', [metrics.merge, metrics.merge_outside])
+def test_merge_keeps_names_of_either_side(merge):
   one = metrics.Mean(jnp.array(1.0), jnp.array(2.0))
-  merged = metrics.merge({'a': one, 'b': one}, {'b': one, 'c': one})
+  merged = merge({'a': one, 'b': one}, {'b': one, 'c': one})
   assert merged.keys() == {'a', 'b', 'c'} and merged['b'].count == 4
+  assert merged['a'].count == merged['c'].count == 2
+  assert merge({'a': one}, {'b': one}) == {'a': one, 'b': one}
+  assert merge({}, {'b': one}) == {'b': one}
 
 
 def test_a_metric_may_count_under_a_condition_only():

@@ -10,8 +10,8 @@ from grpo_jax import random_keys
 from tests.compilations import compiled_programs
 
 
-@pytest.mark.parametrize('seed', [0, 7, 2**31 - 1, 2**32 - 1, -3])
-@pytest.mark.parametrize('step', [0, 1, 2**31 - 1])
+@pytest.mark.parametrize('seed', [0, 7, 2**31 - 1, np.int32(5), 2**32 - 1])
+@pytest.mark.parametrize('step', [0, np.int64(1), 2**31 - 1])
 @pytest.mark.parametrize('purpose', ['init', 'sample'])
 def test_a_key_is_folded_as_jax_does(seed, purpose, step):
   number = np.uint32(zlib.crc32(purpose.encode()))
@@ -30,8 +30,17 @@ def test_a_key_is_folded_as_jax_does(seed, purpose, step):
   )
 
 
+def test_a_key_is_the_same_in_a_program_and_with_64_bits():
+  data = lambda: jax.random.key_data(random_keys.key(2**32 - 1, 'init', 3))
+  want = data()
+  np.testing.assert_array_equal(jax.jit(data)(), want)
+  with jax.enable_x64(True):
+    np.testing.assert_array_equal(data(), want)
+    np.testing.assert_array_equal(jax.jit(data)(), want)
+
+
 def test_nothing_is_compiled_for_a_key():
-  jax.clear_caches()
+  jax.clear_caches()  # or what another test has compiled would go unseen
   with compiled_programs() as names:
     random_keys.generator(0, 'noise', 1)
     jax.random.key_data(random_keys.key(0, 'sample', 1)).block_until_ready()

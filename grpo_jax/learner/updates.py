@@ -420,8 +420,6 @@ class Updater:
         self.frozen, params, layout, used, shape, with_entropy
       )
       parts.append(scores)
-    if len(parts) == 1:
-      return parts[0]
     return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
 
   def layout(self, rollout: Rollout, chosen: np.ndarray) -> tuple[Layout, int]:

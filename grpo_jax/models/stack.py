@@ -226,8 +226,6 @@ def pad_to(
   more_columns = 0, -rows.tokens.shape[1] % columns
 
   def pad(x, more, value=0):
-    if not more_rows and not more[1]:  # NumPy would take its time to copy
-      return x
     widths = [(0, more_rows), more] + [(0, 0)] * (x.ndim - 2)
     return np.pad(x, widths, constant_values=value)
 

@@ -182,8 +182,7 @@ class Generation:
 
     def part(x, filler):
       widths = [(0, number - taken)] + [(0, 0)] * (x.ndim - 1)
-      x = x[first : first + taken]
-      return np.pad(x, widths, constant_values=filler) if taken < number else x
+      return np.pad(x[first : first + taken], widths, constant_values=filler)
 
     host = {
       'tokens': part(self.prompts.tokens, 0),

@@ -171,11 +171,11 @@ def advance(session: Session, progress: Progress, ahead: Ahead) -> Progress:
   session_lib.make_room(session)
   with session.monitor.phase('learning', 'compiling, then learning'):
     known = gathering.on_devices(rollout, run.mesh)
-    # Of no use where no rollout follows, or where it is read from a file; drawn
-    # ahead, it has its prompts.
-    last = session.replays or step + 1 == config.steps or config.sampler.ahead
     before = reports.before_updates(session, state, known, step)
     geometry = session.geometry.measured(state, known, step)
+    # No prompts are wanted after the last rollout, nor where the next one is
+    # read from a file; where it is drawn ahead, it has its prompts already.
+    last = session.replays or step + 1 == config.steps or config.sampler.ahead
 
     def meanwhile():  # while the devices compute
       if not last:
@@ -338,8 +338,9 @@ def learn(
   """The new state, and the metrics as plain numbers.
 
   JAX returns from a call before its result is computed. Reading the metrics
-  waits for it, so the duration of this function is that of the updates. Before
-  that `meanwhile` is called, which returns metrics too.
+  waits for it, so the duration of this function is that of the updates; or that
+  of `meanwhile`, if it takes longer. It is called before that wait, and its
+  metrics replace those of the same names.
   """
   state, measured = update(state, rollout, step)
   more = meanwhile()

@@ -35,7 +35,8 @@ def of_speed(
   Args:
     rollout: What was sampled and learned from.
     sample_secs: Seconds spent sampling and judging.
-    learn_secs: Seconds spent on the optimizer steps.
+    learn_secs: Seconds spent on the optimizer steps, and on what the host does
+      in that time.
     model: The shape of the model; None for a model of the user's own.
     peak: FLOP/s of all devices together; None if it is not known.
     learn_passes: Forward passes over the rollout that the optimizer steps are

@@ -135,8 +135,8 @@ def run(args, command) -> tables.Result:
   """The JSON that a command prints last, or `{'error': why not}`.
 
   It may use the memory that is free now and no more, so that a case that is too
-  large ends there and not in another process. What Python compiles of a
-  checkout, it keeps, as an install does for the peers.
+  large ends there and not in another process. Python keeps the bytecode of the
+  checkout, as pip does for the installed peers.
   """
   free = available_bytes()
   environment = {**os.environ, 'PYTHONDONTWRITEBYTECODE': ''}
