@@ -7,6 +7,7 @@ counterparts are the other tests of this folder.
 import dataclasses
 import importlib.util
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -168,8 +169,10 @@ def test_the_table_says_what_the_compiler_leaves_to_programs(name, chip):
   place = NamedSharding(mesh, PartitionSpec('data'))
   much = jax.ShapeDtypeStruct((2**38,), jnp.float32, sharding=place)
   found = worker._compiled(jax.jit(jnp.sin).lower(much), 1, topology)
-  usable = topology.chip.usable_gib
-  assert not found.fits and f'({usable:.2f}G)' in found.error
+  assert not found.fits
+  told = re.search(r'exceeds available HBM \(([\d.]+)G\)', found.error)
+  # One release of libtpu leaves 0.01 GiB less than another.
+  assert float(told[1]) == pytest.approx(topology.chip.usable_gib, abs=0.011)
 
 
 def test_what_was_compiled_is_kept(monkeypatch):
