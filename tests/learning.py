@@ -1,7 +1,9 @@
 """Learners and rollouts that the tests of learner and update share."""
 
+import dataclasses
 import functools
 
+import jax
 import numpy as np
 
 from grpo_jax import losses
@@ -12,6 +14,7 @@ from grpo_jax.learner.types import Learner
 from grpo_jax.models import layout
 from grpo_jax.models.layout import LayoutSpec
 from grpo_jax.rollouts.types import Rollout
+from tests import bigram
 from tests import tiny
 
 MODEL = tiny.model()
@@ -60,17 +63,48 @@ def make_learner(
   )
 
 
-def make_rollout(seed=0, prompts=4, group=4, reward=None, width=6):
+def bigram_learner(method, optimizer=None, mesh=(1, 1, 1), **changes):
+  """`make_learner` with a model that is traced and compiled in half the time.
+
+  For tests of what the learner does with any scores.
+  """
+  return dataclasses.replace(
+    bigram.make_learner(method, mesh),
+    optimizer=optimizer or optim.adamw(1e-2),
+    **changes,
+  )
+
+
+def bigram_rollout(seed=0, **options):
+  """`make_rollout` for it: the same lengths, rewards and distances."""
+  return make_rollout(seed, **options, of_bigram=True)
+
+
+def _tiny_logp(rows, length):
+  return tiny.gather(tiny.score(MODEL, PARAMS, rows).logp, rows, length)
+
+
+def _bigram_logp(rows, length):
+  scores = jax.jit(bigram.score, static_argnums=2)(bigram.params(), rows, False)
+  return tiny.gather(scores.logp, rows, length)
+
+
+def make_rollout(
+  seed=0, prompts=4, group=4, reward=None, width=6, of_bigram=False
+):
   """At most six tokens a completion, and the rest of the width is padding."""
   ids, tokens, length = tiny.ragged(seed, prompts, group)
   tokens = np.pad(tokens, ((0, 0), (0, 0), (0, width - 6)))
+  if of_bigram:
+    ids = [[token % bigram.VOCAB for token in prompt] for prompt in ids]
+    tokens %= bigram.VOCAB
   rng = np.random.default_rng(seed)
   mask = np.arange(tokens.shape[-1]) < length[:, :, None]
   valid = np.ones(length.shape, bool)
   valid[1, 1] = False
   reward = rng.integers(0, 2, length.shape) if reward is None else reward
   rows = layout.padded_rows(ids, tokens, length, 10 + width)
-  logp = tiny.gather(tiny.score(MODEL, PARAMS, rows).logp, rows, length)
+  logp = (_bigram_logp if of_bigram else _tiny_logp)(rows, length)
   logp = np.asarray(logp) + 0.4 * rng.standard_normal(tokens.shape)
   batch = losses.Batch(
     tokens=tokens,

@@ -1,5 +1,7 @@
 """What updates did to tokens, against what a few lines compute of it."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,21 +11,28 @@ import pytest
 from grpo_jax import losses
 from grpo_jax.learner import updates
 from grpo_jax.learner.effects import TokenEffects
-from tests.learning import PARAMS
-from tests.learning import make_learner
-from tests.learning import make_rollout
+from tests import bigram
+from tests.learning import bigram_learner
+from tests.learning import bigram_rollout
 from tests.learning import spec
 
 
-def measured(method, batches=1, epochs=1, scored=True):
+@functools.cache
+def updater(batches, epochs):
+  method = losses.methods.dr_grpo(max_tokens=6)
+  learner = bigram_learner(method, optax.sgd(0.5))
+  rows = spec('shared', 2)
+  return updates.Updater(learner, bigram.params(), rows, 0, batches, epochs)
+
+
+def measured(batches=1, epochs=1, scored=True):
   """The effects of a rollout, and the policy before and after it."""
-  rollout = make_rollout(reward=np.eye(4))
+  rollout = bigram_rollout(reward=np.eye(4))
   if not scored:
     rollout = rollout._replace(batch=rollout.batch._replace(logp_old=None))
-  learner = make_learner(method, optimizer=optax.sgd(0.5))
-  made = updates.Updater(learner, PARAMS, spec('shared', 2), 0, batches, epochs)
+  made = updater(batches, epochs)
   effects = TokenEffects(made)
-  state = made.init(jax.tree.map(jnp.copy, PARAMS))
+  state = made.init(jax.tree.map(jnp.copy, bigram.params()))
   before = effects.before(state, rollout, 0)
   old = np.asarray(made.score(state.params, rollout).logp)
   state, _ = made(state, rollout, 0)
@@ -33,19 +42,14 @@ def measured(method, batches=1, epochs=1, scored=True):
 
 @pytest.mark.parametrize('batches, epochs', [(1, 1), (2, 2)])
 def test_the_log_ratio_is_between_the_old_policy_and_the_last(batches, epochs):
-  rollout, found, old, new = measured(
-    losses.methods.dr_grpo(max_tokens=6),
-    batches,
-    epochs,
-    scored=False,
-  )
+  rollout, found, old, new = measured(batches, epochs, scored=False)
   want = np.where(rollout.batch.mask, new - old, 0)
   np.testing.assert_allclose(found['log_ratio_after'], want, atol=1e-6)
   assert np.abs(want).max() > 1e-3
 
 
 def test_the_coefficient_is_weight_times_advantage():
-  rollout, found, *_ = measured(losses.methods.dr_grpo(max_tokens=6))
+  rollout, found, *_ = measured()
   batch = rollout.batch
   valid, reward = np.asarray(batch.valid), np.asarray(batch.reward)
   mean = np.sum(reward * valid, 1, keepdims=True) / valid.sum(1, keepdims=True)
@@ -59,8 +63,8 @@ def test_the_coefficient_is_weight_times_advantage():
 
 
 def test_each_optimizer_batch_has_weights_of_its_own():
-  rollout, whole, *_ = measured(losses.methods.dr_grpo(max_tokens=6))
-  _, halves, *_ = measured(losses.methods.dr_grpo(max_tokens=6), batches=2)
+  rollout, whole, *_ = measured()
+  _, halves, *_ = measured(batches=2, epochs=2)
   batch = rollout.batch
   some = (batch.keep & np.asarray(batch.valid)[..., None]).any(-1)
   number = np.repeat([some[:2].sum(), some[2:].sum()], 2)[:, None, None]
@@ -71,12 +75,12 @@ def test_each_optimizer_batch_has_weights_of_its_own():
 
 def test_updates_are_what_they_are_without_it():
   """Bit for bit, with a reference and several updates."""
-  rollout = make_rollout()
-  learner = make_learner(losses.methods.grpo(kl_coefficient=0.1))
-  made = updates.Updater(learner, PARAMS, spec('shared', 2), 0, 2, 2)
+  rollout, params = bigram_rollout(), bigram.params()
+  learner = bigram_learner(losses.methods.grpo(kl_coefficient=0.1))
+  made = updates.Updater(learner, params, spec('shared', 2), 0, 2, 2)
   ends = []
   for effects in None, TokenEffects(made):
-    state = made.init(jax.tree.map(jnp.copy, PARAMS))
+    state = made.init(jax.tree.map(jnp.copy, params))
     before = effects and effects.before(state, rollout, 0)
     passes = made.forward_passes()
     state, _ = made(state, rollout, 0)

@@ -23,10 +23,13 @@ from grpo_jax.learner import micro_batches
 from grpo_jax.learner import step as learner_lib
 from grpo_jax.learner import updates
 from grpo_jax.models import layout
+from tests import bigram
 from tests import tiny
 from tests.learning import METHODS
 from tests.learning import MODEL
 from tests.learning import PARAMS
+from tests.learning import bigram_learner
+from tests.learning import bigram_rollout
 from tests.learning import make_learner
 from tests.learning import make_rollout
 from tests.learning import spec
@@ -51,22 +54,37 @@ def whole(name):
   return jax.jit(jax.value_and_grad(loss))(PARAMS)
 
 
+CUTS = [
+  spec('padded', 3),  # an all-padding tail
+  spec('shared', 2, row_completions=2),  # inside groups
+  spec('packed', 2),
+]
+MORE = [
+  spec('padded', 16),
+  spec('padded', 1),
+  spec('shared', 4),
+  spec('shared', 1),
+  spec('packed', 1),
+]
+of_cut = lambda s: f'{s.kind}-{s.micro_rows}-{s.row_completions}'
+
+
+@pytest.mark.parametrize('cut', CUTS, ids=of_cut)
+def test_the_gradient_does_not_depend_on_micro_batches(cut):
+  is_that_of_the_whole('entropy', cut)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
-  'cut',
-  [
-    spec('padded', 16),
-    spec('padded', 1),
-    spec('padded', 3),  # an all-padding tail
-    spec('shared', 4),
-    spec('shared', 1),
-    spec('shared', 2, row_completions=2),  # inside groups
-    spec('packed', 1),
-    spec('packed', 2),
-  ],
-  ids=lambda s: f'{s.kind}-{s.micro_rows}-{s.row_completions}',
+  'name, cut',
+  [('entropy', cut) for cut in MORE] + [('grpo', cut) for cut in CUTS + MORE],
+  ids=lambda x: x if isinstance(x, str) else of_cut(x),
 )
-@pytest.mark.parametrize('name', ['grpo', 'entropy'])
-def test_the_gradient_does_not_depend_on_micro_batches(name, cut):
+def test_nor_does_it_in_other_rows_or_with_a_reference(name, cut):
+  is_that_of_the_whole(name, cut)
+
+
+def is_that_of_the_whole(name, cut):
   learner, rollout = make_learner(METHODS[name]()), make_rollout()
   batch, state, _ = learner_lib.credit(learner, rollout.batch, _state(learner))
   batch = losses.prepare(learner.method, batch, state)
@@ -83,14 +101,40 @@ def _state(learner):
   return learner.method.init()
 
 
-def one_step(learner, rollout, params=PARAMS, state=None, cut=None):
+def fresh(made, params):
+  """A state that may be donated."""
+  return made.init(jax.tree.map(jnp.copy, params))
+
+
+def one_step(learner, rollout, params=PARAMS, cut=None):
   made = updates.Updater(learner, params, cut or spec('padded', 8))
-  state = made.init(jax.tree.map(jnp.copy, params))
-  return made(state, rollout, 0)
+  return made(fresh(made, params), rollout, 0)
+
+
+OPTIMIZERS = {
+  'adam': optim.adamw(1e-2),
+  # 0 / 0 where a token or position is not used.
+  'epsilon': optax.adam(1e-2, eps=0.0),
+  'rate': optax.sgd(np.inf),
+  # The parameters stay finite, and a moment does not.
+  'moment': optax.chain(optax.sgd(0.0), optax.trace(np.inf)),
+}
+
+
+@functools.cache
+def of_reinforce(optimizer):
+  """What several tests call."""
+  learner = bigram_learner(losses.methods.reinforce(), OPTIMIZERS[optimizer])
+  return updates.Updater(learner, bigram.params(), spec('padded', 8))
 
 
 @pytest.mark.parametrize(
-  'takes_shards', [pytest.param(True, marks=pytest.mark.quick), False]
+  'takes_shards',
+  [
+    pytest.param(True, marks=pytest.mark.quick),
+    # What `methods_test` has on eight devices, too.
+    pytest.param(False, marks=pytest.mark.long),
+  ],
 )
 def test_eight_devices_give_the_result_of_one(takes_shards):
   """data x fsdp x tensor = 2 x 2 x 2 against 1 x 1 x 1."""
@@ -98,7 +142,7 @@ def test_eight_devices_give_the_result_of_one(takes_shards):
   for mesh in ((1, 1, 1), (2, 2, 2)):
     # Plain descent: Adam's first step is a sign, which amplifies rounding.
     learner = make_learner(
-      METHODS['grpo'](), mesh, optax.sgd(0.1), takes_shards=takes_shards
+      METHODS['entropy'](), mesh, optax.sgd(0.1), takes_shards=takes_shards
     )
     state, measured = one_step(learner, make_rollout(), cut=spec('shared', 4))
     results.append((jax.device_get(state.params), metrics.to_scalars(measured)))
@@ -126,16 +170,14 @@ def test_moments_lie_beside_their_parameters():
 
 @pytest.mark.quick
 def test_a_step_with_a_nonfinite_gradient_changes_nothing():
-  rollout = make_rollout()
+  rollout = bigram_rollout()
   poisoned = rollout._replace(
     batch=rollout.batch._replace(
       reward=np.where(rollout.batch.valid, np.inf, 0).astype(np.float32)
     )
   )
-  learner = make_learner(losses.methods.reinforce())
-  made = updates.Updater(learner, PARAMS, spec('padded', 8))
-  state = made.init(jax.tree.map(jnp.copy, PARAMS))
-  state, _ = made(state, rollout, 0)
+  made = of_reinforce('adam')
+  state, _ = made(fresh(made, bigram.params()), rollout, 0)
   before = jax.device_get(state)
   state, measured = made(state, poisoned, 1)
   after = jax.device_get(state)
@@ -153,21 +195,14 @@ def test_a_step_with_a_nonfinite_gradient_changes_nothing():
 
 @pytest.mark.parametrize(
   'optimizer',
-  [
-    # 0 / 0 where a token's embedding is not used.
-    pytest.param(optax.adam(1e-2, eps=0.0), marks=pytest.mark.quick),
-    optax.sgd(np.inf),
-    # The parameters stay finite, and a moment does not.
-    optax.chain(optax.sgd(0.0), optax.trace(np.inf)),
-  ],
-  ids=['epsilon', 'rate', 'moment'],
+  [pytest.param('epsilon', marks=pytest.mark.quick), 'rate', 'moment'],
 )
 def test_an_update_that_is_not_finite_is_not_taken(optimizer):
-  learner = make_learner(losses.methods.reinforce(), optimizer=optimizer)
-  state, measured = one_step(learner, make_rollout())
-  jax.tree.map(np.testing.assert_array_equal, state.params, PARAMS)
-  fresh = learner.optimizer.init(PARAMS)
-  jax.tree.map(np.testing.assert_array_equal, state.opt_state, fresh)
+  made, params = of_reinforce(optimizer), bigram.params()
+  state, measured = made(fresh(made, params), bigram_rollout(), 0)
+  jax.tree.map(np.testing.assert_array_equal, state.params, params)
+  begun = made.learner.optimizer.init(params)
+  jax.tree.map(np.testing.assert_array_equal, state.opt_state, begun)
   assert (state.step, state.nonfinite) == (0, 1)
   found = metrics.to_scalars(measured)
   assert (found['nonfinite_update'], found['nonfinite_gradient']) == (1, 0)
@@ -177,12 +212,9 @@ def test_an_update_that_is_not_finite_is_not_taken(optimizer):
 @pytest.mark.quick
 def test_a_skipped_batch_is_not_shown_to_the_optimizer():
   """Which might fail on a gradient of 0, as here: 0 times infinity."""
-  rollout = make_rollout()
-  nothing = rollout._replace(
-    batch=rollout.batch._replace(reward=np.zeros((4, 4), np.float32))
-  )
-  method, optimizer = losses.methods.reinforce(), optax.sgd(np.inf)
-  state, measured = one_step(make_learner(method, optimizer=optimizer), nothing)
+  nothing = bigram_rollout(reward=np.zeros((4, 4)))
+  made = of_reinforce('rate')
+  state, measured = made(fresh(made, bigram.params()), nothing, 0)
   assert (state.step, state.nonfinite, state.idle) == (0, 0, 1)
   assert metrics.to_scalars(measured)['nonfinite_update'] == 0
 
@@ -192,8 +224,8 @@ def test_an_optimizer_may_begin_with_infinity():
     lambda params: jnp.array(np.inf), lambda updates, best, _: (updates, best)
   )
   optimizer = optax.chain(best, optax.sgd(0.1))
-  learner = make_learner(losses.methods.reinforce(), optimizer=optimizer)
-  state, _ = one_step(learner, make_rollout())
+  learner = bigram_learner(losses.methods.reinforce(), optimizer)
+  state, _ = one_step(learner, bigram_rollout(), bigram.params())
   assert (state.step, state.nonfinite) == (1, 0)
 
 
@@ -208,9 +240,9 @@ def test_a_controller_does_not_follow_what_is_not_finite():
   credit = lambda value, state: learner_lib.credit(
     learner, batch._replace(entropy_old=value * entropy), state
   )[1]
-  fresh = _state(learner)
-  spoilt = credit(np.inf, fresh)
-  jax.tree.map(np.testing.assert_array_equal, spoilt, fresh)
+  begun = _state(learner)
+  spoilt = credit(np.inf, begun)
+  jax.tree.map(np.testing.assert_array_equal, spoilt, begun)
   assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(spoilt))
   followed = jax.tree.leaves(credit(2.0, spoilt))
   assert any(np.any(x == 2.0) for x in followed)
@@ -218,12 +250,13 @@ def test_a_controller_does_not_follow_what_is_not_finite():
 
 @pytest.mark.parametrize('policy', ['skip', 'step'])
 def test_a_batch_without_advantages_follows_the_policy(policy):
-  learner = make_learner(losses.methods.grpo(kl_coefficient=0), on_zero=policy)
-  made = updates.Updater(learner, PARAMS, spec('padded', 8))
-  state = made.init(jax.tree.map(jnp.copy, PARAMS))
-  state, _ = made(state, make_rollout(), 0)
+  learner = bigram_learner(
+    losses.methods.grpo(kl_coefficient=0), on_zero_advantage=policy
+  )
+  made = updates.Updater(learner, bigram.params(), spec('padded', 8))
+  state, _ = made(fresh(made, bigram.params()), bigram_rollout(), 0)
   before = jax.device_get(state)
-  state, _ = made(state, make_rollout(reward=np.full((4, 4), 0.1)), 1)
+  state, _ = made(state, bigram_rollout(reward=np.full((4, 4), 0.1)), 1)
   after = jax.device_get(state)
   equal = [
     np.array_equal(a, b)
@@ -237,12 +270,11 @@ def test_a_batch_without_advantages_follows_the_policy(policy):
   assert (after.step, after.idle) == ((1, 1) if policy == 'skip' else (2, 0))
 
 
-def collectives(mesh, vocab=1009):
+def collectives(mesh):
   """Shapes that the compiled step moves between devices, without axes of 1."""
-  learner = make_learner(
-    METHODS['grpo'](), mesh, optax.sgd(0.1), vocab_size=vocab, unroll=True
-  )
-  model = tiny.model(vocab_size=vocab, unroll=True)
+  changes = dict(vocab_size=1009, unroll=True, num_layers=1)
+  learner = make_learner(METHODS['grpo'](), mesh, optax.sgd(0.1), **changes)
+  model = tiny.model(**changes)
   params = jax.eval_shape(model.init, jax.random.key(0))
   made = updates.Updater(learner, params, spec('padded', 8))
   rollout = make_rollout()
@@ -269,7 +301,11 @@ def collectives(mesh, vocab=1009):
 
 @pytest.mark.parametrize(
   'mesh',
-  [(1, 4, 1), (4, 1, 1), pytest.param((2, 4, 1), marks=pytest.mark.quick)],
+  [
+    pytest.param((2, 4, 1), marks=pytest.mark.quick),
+    pytest.param((1, 4, 1), marks=pytest.mark.long),
+    pytest.param((4, 1, 1), marks=pytest.mark.long),
+  ],
 )
 def test_data_shards_move_weights_and_not_activations(mesh):
   """8 rows of 14 positions, width 32: none of these move, weights do."""
@@ -294,8 +330,9 @@ def test_weight_decay_spares_norms_and_biases():
     )
 
   adam = optim.adamw(0.1, weight_decay=0.5, decays=decays)
-  zero = jax.tree.map(jnp.zeros_like, params)
-  updates, _ = adam.update(zero, adam.init(params), params)
+  zero = jax.tree.map(np.zeros_like, params)
+  init_and_update = jax.jit(lambda p: adam.update(zero, adam.init(p), p))
+  updates, _ = init_and_update(params)
   for path, moved in jax.tree_util.tree_leaves_with_path(updates):
     name = sharding.path_names(path)[-1]
     matrix = name != 'scale' and 'bias' not in name
@@ -303,25 +340,10 @@ def test_weight_decay_spares_norms_and_biases():
 
 
 def test_the_given_state_is_donated():
-  learner = make_learner(losses.methods.grpo(kl_coefficient=0))
-  made = updates.Updater(learner, PARAMS, spec('padded', 8))
-  state = made.init(jax.tree.map(jnp.copy, PARAMS))
-  made(state, make_rollout(), 0)
+  made = of_reinforce('adam')
+  state = fresh(made, bigram.params())
+  made(state, bigram_rollout(), 0)
   assert all(x.is_deleted() for x in jax.tree.leaves(state.params))
-
-
-def test_master_weights_and_moments_stay_float32_under_bf16():
-  learner = make_learner(
-    losses.methods.grpo(kl_coefficient=0), compute_dtype='bfloat16'
-  )
-  state, measured = one_step(learner, make_rollout())
-  kinds = {
-    x.dtype
-    for x in jax.tree.leaves((state.params, state.opt_state))
-    if jnp.issubdtype(x.dtype, jnp.floating)
-  }
-  assert kinds == {jnp.dtype('float32')}
-  assert np.isfinite(metrics.to_scalars(measured)['grad_norm'])
 
 
 def test_an_unknown_policy_is_refused():

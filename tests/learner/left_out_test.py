@@ -18,8 +18,8 @@ from grpo_jax.learner import step
 from grpo_jax.learner import updates
 from tests import bigram
 from tests import tiny
-from tests.learning import make_learner
-from tests.learning import make_rollout
+from tests.learning import bigram_learner
+from tests.learning import bigram_rollout
 from tests.learning import spec
 
 METHODS = {
@@ -40,8 +40,17 @@ CUTS = {
   'parts': spec('shared', 2, row_completions=2),
   'packed': spec('packed', 1),
 }
+CASES = [
+  *(('dapo', cut) for cut in CUTS),
+  *(
+    pytest.param(method, cut, marks=() if cut == some else pytest.mark.long)
+    for method, some in (('gspo', 'shared'), ('recentered', 'parts'))
+    for cut in CUTS
+  ),
+]
 
 
+@functools.cache
 def learners(method, *mesh):
   """One that computes everything, and one that leaves out."""
   made = bigram.make_learner(METHODS[method](), *mesh)
@@ -53,7 +62,11 @@ def found(learner, rows, used, reward=None):
   batch = bigram.rollout().batch
   if reward is not None:
     batch = batch._replace(reward=reward)
+  return program(learner)(bigram.params(), batch, rows, used)
 
+
+@functools.cache
+def program(learner):
   @jax.jit
   def run(params, batch, rows, used):
     with sharding.use(learner.mesh):
@@ -62,7 +75,7 @@ def found(learner, rows, used, reward=None):
       got = gradient.of_batch(learner, params, state, batch, rows, used)
       return batch, got
 
-  return run(bigram.params(), batch, rows, used)
+  return run
 
 
 def laid_out(cut):
@@ -76,20 +89,26 @@ def with_advantage(batch):
   return np.append(trained, False)
 
 
-@pytest.mark.parametrize('cut', CUTS)
-@pytest.mark.parametrize('method', ['dapo', 'gspo', 'recentered'])
+@functools.cache
+def of_everything(method):
+  """The batch and its whole gradient, which is the same in any rows."""
+  rows, used = laid_out(CUTS['padded'])
+  batch, wanted = found(learners(method)[0], rows, used)
+  assert wanted.computed == used
+  return batch, wanted
+
+
+@pytest.mark.parametrize('method, cut', CASES)
 def test_the_gradient_is_that_of_everything(method, cut):
   rows, used = laid_out(CUTS[cut])
-  (batch, wanted), (_, got) = (
-    found(learner, rows, used) for learner in learners(method)
-  )
+  batch, wanted = of_everything(method)
+  got = found(learners(method)[1], rows, used)[1]
   # It is computed again from rows in another order.
   tiny.assert_trees_close(got.grads, wanted.grads, 1e-6)
   np.testing.assert_allclose(got.loss, wanted.loss, rtol=1e-5, atol=1e-7)
   needed = with_advantage(batch)[rows.completion].any(axis=-1)
   micro_rows = rows.completion.shape[1]
   assert got.computed == -(-needed.sum() // micro_rows) < used
-  assert wanted.computed == used
 
 
 @pytest.mark.parametrize('method', ['grpo', 'kl_cov'])
@@ -102,7 +121,7 @@ def test_a_method_that_reads_them_gets_all(method):
 def test_shards_leave_out_their_own_rows():
   """As many micro-batches as the shard needs that needs the most."""
   rows, used = laid_out(spec('padded', 4))
-  wanted = found(learners('dapo')[0], rows, used)[1]
+  wanted = of_everything('dapo')[1]
   learner = learners('dapo', (2, 2, 2))[1]
   split = jax.device_put(rows, sharding.rows(learner.mesh, axis=1))
   batch, got = found(learner, split, used)
@@ -140,16 +159,17 @@ def test_overshoot_is_of_everything():
   assert got.computed == used
 
 
-def updated(compute_all, rewards, **changes):
+def updated(compute_all, rewards):
   """Parameters and metrics of some rollouts, and how many programs it took."""
-  made = make_learner(METHODS['gspo'](), optimizer=optax.sgd(0.1), **changes)
-  made = dataclasses.replace(made, compute_all=compute_all)
-  params = tiny.params(tiny.model())
+  made = bigram_learner(
+    METHODS['gspo'](), optax.sgd(0.1), compute_all=compute_all
+  )
+  params = bigram.params()
   updater = updates.Updater(made, params, spec('shared', 1), batches=2)
   state = updater.init(jax.tree.map(jnp.copy, params))
   measured = []
   for number, reward in enumerate(rewards):
-    state, more = updater(state, make_rollout(reward=reward), number)
+    state, more = updater(state, bigram_rollout(reward=reward), number)
     measured.append(metrics.to_scalars(more))
   return state.params, measured, updater.train_step._cache_size()
 

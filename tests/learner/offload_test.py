@@ -1,6 +1,7 @@
 """Moments and the reference in the memory of the host: the same numbers."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +11,12 @@ import pytest
 
 from grpo_jax import losses
 from grpo_jax import metrics
-from grpo_jax import models
 from grpo_jax import optim
 from grpo_jax.learner import offload
 from grpo_jax.learner import updates
-from tests.learning import MODEL
-from tests.learning import PARAMS
-from tests.learning import make_learner
-from tests.learning import make_rollout
+from tests import bigram
+from tests.learning import bigram_learner
+from tests.learning import bigram_rollout
 from tests.learning import spec
 
 AWAY = {'offload_moments': True, 'offload_reference': True}
@@ -35,21 +34,12 @@ def everything():
 
 
 def updater(optimizer, mesh=(1, 1, 1), **offloaded):
-  learner = make_learner(
-    losses.methods.grpo(kl_coefficient=0.1), mesh, optimizer()
-  )
-
-  def score_forward(params, rows, with_entropy):
-    return models.score(
-      MODEL, params, rows, 1.0, with_entropy, forward_mode=True
-    )
-
-  learner = dataclasses.replace(
-    learner, score_forward=score_forward, **offloaded
+  learner = bigram_learner(
+    losses.methods.grpo(kl_coefficient=0.1), optimizer(), mesh, **offloaded
   )
   return updates.Updater(
     learner,
-    PARAMS,
+    bigram.params(),
     spec('shared', 4),
     batches=2,
     epochs=2,
@@ -59,13 +49,27 @@ def updater(optimizer, mesh=(1, 1, 1), **offloaded):
   )
 
 
+@functools.cache
+def away():
+  """What several tests call or lower."""
+  return updater(plain, **AWAY)
+
+
+def begun(made):
+  return made.init(jax.tree.map(jnp.copy, bigram.params()))
+
+
+def bare(seed=0, **options):
+  """A rollout of which nothing has been scored."""
+  rollout = bigram_rollout(seed, **options)
+  batch = rollout.batch._replace(logp_old=None, logp_ref=None)
+  return rollout._replace(batch=batch)
+
+
 def trained(made, rollouts=3):
-  state = made.init(jax.tree.map(jnp.copy, PARAMS))
-  measured = []
+  state, measured = begun(made), []
   for step in range(rollouts):
-    rollout = make_rollout(step)
-    batch = rollout.batch._replace(logp_old=None, logp_ref=None)
-    state, found = made(state, rollout._replace(batch=batch), step)
+    state, found = made(state, bare(step), step)
     measured.append(metrics.to_scalars(found))
   return state, measured
 
@@ -84,37 +88,32 @@ def kinds(tree):
 def test_nothing_changes_but_where_arrays_lie(optimizer, mesh):
   """Over several rollouts, updates and refreshes, one of them watched."""
   state, measured = trained(updater(optimizer, mesh))
-  away, also = trained(updater(optimizer, mesh, **AWAY))
-  jax.tree.map(np.testing.assert_array_equal, state, away)
+  used = away() if optimizer is plain else updater(optimizer, mesh, **AWAY)
+  moved, also = trained(used)
+  jax.tree.map(np.testing.assert_array_equal, state, moved)
   assert measured == also
   assert 'pinned_host' not in kinds(state)
-  assert kinds(away.params) == kinds(away.loss_state) | {'device'}
-  assert kinds(away.reference) == {'pinned_host'}
+  assert kinds(moved.params) == kinds(moved.loss_state) | {'device'}
+  assert kinds(moved.reference) == {'pinned_host'}
   # What the optimizer keeps for each parameter; its counters stay.
-  for x in jax.tree.leaves(away.opt_state):
-    shapes = {leaf.shape for leaf in jax.tree.leaves(away.params)}
+  for x in jax.tree.leaves(moved.opt_state):
+    shapes = {leaf.shape for leaf in jax.tree.leaves(moved.params)}
     kept = 'pinned_host' if x.shape in shapes else 'device'
     assert x.sharding.memory_kind == kept
 
 
 def test_a_refused_update_leaves_them_there():
-  made = updater(plain, **AWAY)
-  state = made.init(jax.tree.map(jnp.copy, PARAMS))
+  made, poisoned = away(), bare(reward=np.full((4, 4), np.nan))
+  state = begun(made)
   before = jax.device_get(state.opt_state)
-  reward = np.full((4, 4), np.nan)
-  rollout = make_rollout(reward=reward)
-  batch = rollout.batch._replace(logp_old=None, logp_ref=None)
-  state, _ = made(state, rollout._replace(batch=batch), 1)
+  state, _ = made(state, poisoned, 1)
   jax.tree.map(np.testing.assert_array_equal, before, state.opt_state)
   assert 'pinned_host' in kinds(state.opt_state)
 
 
 def test_the_programs_ahead_are_those_that_run():
-  made = updater(plain, **AWAY)
-  rollout = make_rollout()
-  batch = rollout.batch._replace(logp_old=None, logp_ref=None)
-  rollout = rollout._replace(batch=batch)
-  lowered = made.lowering(rollout, 1)
+  made = away()
+  lowered = made.lowering(bare(), 1)
   assert set(lowered) == {
     'train_step', 'credit', 'score_all', 'score_reference',
   }  # fmt: skip
@@ -125,7 +124,7 @@ def test_the_programs_ahead_are_those_that_run():
 
 
 def test_without_offload_no_program_moves_anything():
-  lowered = updater(plain).lowering(make_rollout(), 1)
+  lowered = updater(plain).lowering(bigram_rollout(), 1)
   assert set(lowered) == {'train_step', 'credit', 'score_all'}
   for program in lowered.values():
     assert 'pinned_host' not in program().as_text()
@@ -136,7 +135,7 @@ def test_without_offload_no_program_moves_anything():
   [('moments', 'optim.offload'), ('reference', 'reference.offload')],
 )
 def test_devices_that_cannot_reach_it_are_refused(name, field, monkeypatch):
-  learner = make_learner(losses.methods.grpo())
+  learner = bigram_learner(losses.methods.grpo())
   monkeypatch.setattr(offload, '_KIND', 'a_memory_of_its_own')
   with pytest.raises(ValueError, match=f'config.{field}=True .* cpu has dev'):
     dataclasses.replace(learner, **{f'offload_{name}': True})

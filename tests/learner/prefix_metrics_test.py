@@ -52,18 +52,9 @@ def shared_rollout():
   return Rollout(batch, length, [[1]], [''], [], np.arange(1))
 
 
-# Advantages of 3/4 and -1/4 over 12 tokens; `w` is what all pull at 5.
-@pytest.mark.parametrize(
-  'gained, w, uncancelled',
-  [
-    (0.0, 0, 0),  # nothing has moved: what all share is left alone
-    (0.15, 0, 0),  # inside the clip: one factor for all
-    (0.5, -3 / 4 * np.exp(0.5), 1),  # the right one is clipped, none pulls up
-    (-0.5, 3 / 4 * np.exp(-0.5), 1),  # the wrong ones are
-  ],
-)
-@pytest.mark.parametrize('share', [0, 0.2], ids=['row', 'batch'])
-def test_closed_forms_of_prefixes(gained, w, uncancelled, share):
+@functools.cache
+def program(share):
+  """What measures the prefixes of the rollout, and its rows."""
   covariance = (losses.penalize_covariance(share, 0.0),) if share else ()
   learner = table_learner(
     losses.chain(
@@ -79,8 +70,6 @@ def test_closed_forms_of_prefixes(gained, w, uncancelled, share):
   )
   batch = losses.prepare(learner.method, batch, state)
   rows, used = micro_batches.of_rollout(rollout, np.arange(1), spec('padded'))
-  logp = np.full((4, 3), -1.0, np.float32)
-  logp[:, 0] += gained  # the policy of a shared token is one
 
   @jax.jit
   def prefixes(params, *given):
@@ -88,6 +77,25 @@ def test_closed_forms_of_prefixes(gained, w, uncancelled, share):
     intended = gradient_lib.slope_at_ratio_one(learner, found, batch, state)
     return step_metrics.of_prefixes(batch, -found.slope, -intended)
 
+  return prefixes, rows, used
+
+
+# Advantages of 3/4 and -1/4 over 12 tokens; `w` is what all pull at 5.
+@pytest.mark.parametrize(
+  'gained, w, uncancelled',
+  [
+    (0.0, 0, 0),  # nothing has moved: what all share is left alone
+    (0.15, 0, 0),  # inside the clip: one factor for all
+    (0.5, -3 / 4 * np.exp(0.5), 1),  # the right one is clipped, none pulls up
+    (-0.5, 3 / 4 * np.exp(-0.5), 1),  # the wrong ones are
+  ],
+)
+@pytest.mark.parametrize('share', [0, 0.2], ids=['row', 'batch'])
+def test_closed_forms_of_prefixes(gained, w, uncancelled, share):
+  logp = np.full((4, 3), -1.0, np.float32)
+  logp[:, 0] += gained  # the policy of a shared token is one
+
+  prefixes, rows, used = program(share)
   scalars = metrics.to_scalars(
     prefixes({'logp': jnp.asarray(logp)}, rows, used)
   )

@@ -1,5 +1,7 @@
 """Arrays [P,G,T] over the data shards, and the rows that are read of them."""
 
+import dataclasses
+import itertools
 import re
 
 import jax
@@ -14,10 +16,10 @@ from grpo_jax import sharding
 from grpo_jax import shards
 from grpo_jax.learner import token_shards
 from grpo_jax.learner import updates
-from tests import tiny
+from tests import bigram
 from tests.learning import METHODS
-from tests.learning import make_learner
-from tests.learning import make_rollout
+from tests.learning import bigram_learner
+from tests.learning import bigram_rollout
 from tests.learning import spec
 
 # Of eight data shards with one row of two slots; 6 is nobody.
@@ -43,9 +45,21 @@ def expected(x):
   return np.concatenate([rows, np.zeros_like(rows[:1])])[COMPLETION]
 
 
-@pytest.mark.parametrize('width', [8, 16, 12, 5])
-@pytest.mark.parametrize('more', [(), (2, 3)], ids=['tokens', 'experts'])
-@pytest.mark.parametrize('dtype', [np.float32, np.int32, bool])
+@pytest.mark.parametrize(
+  'width, more, dtype',
+  [
+    (8, (), np.float32),
+    (16, (2, 3), np.int32),
+    (12, (), bool),
+    (5, (2, 3), np.float32),
+    *(
+      pytest.param(*row, marks=pytest.mark.long)
+      for row in itertools.product(
+        [8, 16, 12, 5], [(), (2, 3)], [np.float32, np.int32, bool]
+      )
+    ),
+  ],
+)
 def test_shards_take_the_completions_of_their_rows(width, more, dtype):
   mesh = sharding.make_mesh(data=2, fsdp=4)
   at = shards.positions(mesh, width)
@@ -85,13 +99,17 @@ def test_sums_have_the_same_order_in_every_process():
   assert found == {8: axes[2:], 12: (axes[0], axes[2]), 5: axes}
 
 
-@pytest.mark.parametrize('method', ['grpo', 'gspo'])
+@pytest.mark.parametrize(
+  'method', ['grpo', pytest.param('gspo', marks=pytest.mark.long)]
+)
 def test_no_device_has_all_positions(method):
   mesh = dict(data=2, fsdp=4)
-  learner = make_learner(METHODS[method](), mesh, optax.adam(1e-3))
-  params = jax.eval_shape(tiny.model().init, jax.random.key(0))
-  made = updates.Updater(learner, params, spec('padded', 8), batches=2)
-  lowered = made.lowering(make_rollout(width=24))
+  learner = dataclasses.replace(
+    bigram_learner(METHODS[method](), optax.adam(1e-3)),
+    mesh=sharding.make_mesh(**mesh),
+  )
+  made = updates.Updater(learner, bigram.params(), spec('padded', 8), batches=2)
+  lowered = made.lowering(bigram_rollout(width=24))
   assert {'train_step', 'credit', 'score_all'} <= set(lowered)
   whole = re.compile(r'\[(4,4|2,4|16|8),24[],]')  # of a rollout, of a batch
   for name, lower in lowered.items():

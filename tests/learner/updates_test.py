@@ -1,6 +1,7 @@
 """The steps of one rollout: ratios, orders, anchors, flags, compilations."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -22,21 +23,42 @@ from tests import tiny
 from tests.compilations import compiled_programs
 from tests.learning import MODEL
 from tests.learning import PARAMS
+from tests.learning import bigram_learner
+from tests.learning import bigram_rollout
 from tests.learning import make_learner
 from tests.learning import make_rollout
 from tests.learning import spec
 
 
+def unscored(seed=0, **options):
+  """A rollout without log-probabilities of the old policy."""
+  rollout = bigram_rollout(seed, **options)
+  return rollout._replace(batch=rollout.batch._replace(logp_old=None))
+
+
+def updater(learner, kind='shared', micro_rows=1, **options):
+  rows = spec(kind, micro_rows)
+  return updates.Updater(learner, bigram.params(), rows, **options)
+
+
+@functools.cache
+def of_grpo():
+  """Two batches and three epochs; several tests call it."""
+  learner = bigram_learner(losses.methods.grpo(kl_coefficient=0))
+  return updater(learner, micro_rows=2, batches=2, epochs=3)
+
+
+def begun(made):
+  return made.init(jax.tree.map(jnp.copy, bigram.params()))
+
+
 def test_the_ratio_is_one_before_the_first_update():
-  rollout = make_rollout()
-  rollout = rollout._replace(batch=rollout.batch._replace(logp_old=None))
-  learner = make_learner(losses.methods.gspo(), optimizer=optax.sgd(0.0))
+  rollout = unscored()
+  learner = bigram_learner(losses.methods.gspo(), optimizer=optax.sgd(0.0))
   for batches, epochs in ((1, 1), (2, 2)):
-    made = updates.Updater(
-      learner, PARAMS, spec('shared', 2), 0, batches, epochs
-    )
+    made = updater(learner, 'shared', 2, batches=batches, epochs=epochs)
     assert made.forward_passes() == 3 * epochs and repr(made)
-    state = made.init(jax.tree.map(jnp.copy, PARAMS))
+    state = begun(made)
     state, measured = made(state, rollout, 0)
     scalars = metrics.to_scalars(measured)
     assert scalars['kl_old_k1'] == scalars['kl_old_k3'] == 0
@@ -47,22 +69,35 @@ def test_the_ratio_is_one_before_the_first_update():
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize('kind', ['shared', 'packed'])
+@pytest.mark.parametrize(
+  'kind', ['shared', pytest.param('packed', marks=pytest.mark.long)]
+)
 def test_the_ratio_is_one_in_bf16_too(kind):
-  """Scoring and training are two programs; both round where the model says."""
+  """Scoring and training are two programs; both round where the model says.
+
+  Master weights and moments stay float32.
+  """
   rollout = make_rollout(reward=np.eye(4))
   rollout = rollout._replace(batch=rollout.batch._replace(logp_old=None))
   learner = make_learner(
     losses.methods.gspo(),
-    optimizer=optax.sgd(0.0),
+    optimizer=optax.adam(0.0),
     compute_dtype='bfloat16',
     unroll=True,
+    num_layers=2,
   )
-  made = updates.Updater(learner, PARAMS, spec(kind, 2), 0, 2, 2)
-  state = made.init(jax.tree.map(jnp.copy, PARAMS))
-  state, measured = made(state, rollout, 0)
+  params = tiny.params(tiny.model(num_layers=2))
+  made = updates.Updater(learner, params, spec(kind, 2), 0, 2, 2)
+  state, measured = made(made.init(params), rollout, 0)
   scalars = metrics.to_scalars(measured)
   assert state.step == 4
+  kinds = {
+    x.dtype
+    for x in jax.tree.leaves((state.params, state.opt_state))
+    if jnp.issubdtype(x.dtype, jnp.floating)
+  }
+  assert kinds == {jnp.dtype('float32')}
+  assert np.isfinite(scalars['grad_norm']) and scalars['grad_norm'] > 0
   assert scalars['ratio'] == scalars['ratio_min'] == scalars['ratio_max'] == 1
   assert scalars['kl_old_k3'] == 0
   assert scalars['clipped_high'] == scalars['clipped_low'] == 0
@@ -70,29 +105,35 @@ def test_the_ratio_is_one_in_bf16_too(kind):
 
 @pytest.mark.parametrize('kind', ['shared', 'packed', 'padded'])
 def test_rows_that_are_gathered_on_the_devices_are_the_rows_of_one_host(kind):
-  rollout, mesh = make_rollout(), (2, 2, 1)
+  rollout = unscored()
   batch = rollout.batch
-  rollout = rollout._replace(
-    batch=batch._replace(logp_old=None, logp_sampler=batch.logp_old)
-  )
-  learner = make_learner(losses.methods.dapo(), mesh=mesh)
-  ends = []
+  sampler = bigram_rollout().batch.logp_old
+  rollout = rollout._replace(batch=batch._replace(logp_sampler=sampler))
+  learner = bigram_learner(losses.methods.dapo(), mesh=(2, 2, 1))
+  made = updater(learner, kind, 4, batches=2, epochs=2)
+  fill, filled, ends = made.fill, [], []
+
+  def noted(*args):
+    filled.append(len(ends))
+    return fill(*args)
+
+  made.fill = noted
   for holder in None, np.zeros(len(rollout.prompts), np.int64):
-    made = updates.Updater(learner, PARAMS, spec(kind, 4), 0, 2, 2)
-    state = made.init(jax.tree.map(jnp.copy, PARAMS))
     whole = rollout._replace(holder=holder)
+    # Another array, or the layouts of the rollout before would be taken.
+    mask = batch.mask.copy()
+    whole = whole._replace(batch=whole.batch._replace(mask=mask))
     whole = gathering.on_devices(whole, learner.mesh)
     assert isinstance(whole.batch.tokens, jax.Array) == (holder is not None)
-    state, measured = made(state, whole, 0)
+    state, measured = made(begun(made), whole, 0)
     ends.append((state, metrics.to_scalars(measured)))
+  assert filled and {*filled} == {1}
   jax.tree.map(np.testing.assert_array_equal, *ends)
 
 
 def test_several_batches_and_epochs_move_the_ratio():
-  rollout = make_rollout(reward=np.eye(4))  # no batch without advantages
-  rollout = rollout._replace(batch=rollout.batch._replace(logp_old=None))
-  learner = make_learner(losses.methods.grpo(kl_coefficient=0))
-  made = updates.Updater(learner, PARAMS, spec('shared', 2), 0, 2, 3)
+  rollout = unscored(reward=np.eye(4))  # no batch without advantages
+  made = of_grpo()
   chosen = list(made.optimizer_batches(rollout, step=7))
   assert len(chosen) == 6
   for epoch in range(3):
@@ -105,8 +146,7 @@ def test_several_batches_and_epochs_move_the_ratio():
     for s in range(8)
   }
   assert len(orders) > 4
-  state = made.init(jax.tree.map(jnp.copy, PARAMS))
-  state, measured = made(state, rollout, 0)
+  state, measured = made(begun(made), rollout, 0)
   assert state.step == 6
   assert metrics.to_scalars(measured)['kl_old_k3'] > 1e-5
 
@@ -155,7 +195,8 @@ def test_the_optimizer_hears_of_the_rollout_and_of_clipping():
       *(extra[name] for name in names),
       ordered=True,
     )
-    return grads, state
+    far = jax.tree.map(lambda g: -50 * g, grads)  # so that some leave the range
+    return far, state
 
   listening = optax.GradientTransformationExtraArgs(
     lambda params: optax.EmptyState(), update_fn
@@ -164,10 +205,8 @@ def test_the_optimizer_hears_of_the_rollout_and_of_clipping():
   method = losses.chain(
     losses.drop_truncated(), losses.methods.grpo(kl_coefficient=0)
   )
-  learner = make_learner(method, optimizer=listening)
-  made = updates.Updater(learner, PARAMS, spec('padded', 4), epochs=2)
-  state = made.init(jax.tree.map(jnp.copy, PARAMS))
-  rollout = make_rollout()
+  made = updater(bigram_learner(method, listening), 'padded', 4, epochs=2)
+  state, rollout = begun(made), bigram_rollout()
   truncated = np.arange(rollout.length.size).reshape(rollout.length.shape) % 2
   batch = rollout.batch._replace(truncated=truncated == 1)
   rollout = rollout._replace(batch=batch)
@@ -180,7 +219,7 @@ def test_the_optimizer_hears_of_the_rollout_and_of_clipping():
   share = scalars['clipped_high'] + scalars['clipped_low']
   assert clipped[0] == 0.0 and 0.0 < clipped[1] <= 1.0
   np.testing.assert_allclose(clipped[1], 2 * share, rtol=1e-5)
-  batch, _ = losses.credit(learner.method, rollout.batch, learner.method.init())
+  batch, _ = losses.credit(method, rollout.batch, method.init())
   kept = np.asarray(batch.advantage)[np.asarray(batch.keep)]
   np.testing.assert_allclose(scale, np.sqrt(np.mean(kept**2)), rtol=1e-6)
 
@@ -199,19 +238,16 @@ def test_a_skipped_first_batch_is_not_the_first_update():
   listening = optax.GradientTransformationExtraArgs(
     lambda params: optax.EmptyState(), update_fn
   )
-  learner = make_learner(
-    losses.methods.grpo(kl_coefficient=0), optimizer=listening
-  )
+  learner = bigram_learner(losses.methods.grpo(kl_coefficient=0), listening)
   reward = np.eye(4)
   reward[:2, 0] = [1.0, 1.0]
   reward[0] = 1.0  # nothing to learn in the first of four batches
-  rollout = make_rollout(reward=reward)
+  rollout = bigram_rollout(reward=reward)
   keep = rollout.batch.keep.copy()
   keep[1] = False  # and in another one no token to learn it from
   rollout = rollout._replace(batch=rollout.batch._replace(keep=keep))
-  made = updates.Updater(learner, PARAMS, spec('padded', 4), batches=4)
-  state = made.init(jax.tree.map(jnp.copy, PARAMS))
-  state, _ = made(state, rollout, 0)
+  made = updater(learner, 'padded', 4, batches=4)
+  state, _ = made(begun(made), rollout, 0)
   assert (state.step, state.idle) == (2, 2)
   jax.effects_barrier()
   # Each twice; see above. A skipped batch is not seen at all.
@@ -227,50 +263,43 @@ def test_an_optimizer_may_compute_in_another_dtype():
   halves = optax.GradientTransformationExtraArgs(
     lambda params: jax.tree.map(jnp.zeros_like, params), update_fn
   )
-  learner = make_learner(
-    losses.methods.grpo(kl_coefficient=0), optimizer=halves
-  )
-  made = updates.Updater(learner, PARAMS, spec('padded', 4))
-  state = made.init(jax.tree.map(jnp.copy, PARAMS))
-  state, measured = made(state, make_rollout(reward=np.eye(4)), 0)
+  learner = bigram_learner(losses.methods.grpo(kl_coefficient=0), halves)
+  made = updater(learner, 'padded', 4)
+  state, measured = made(begun(made), bigram_rollout(reward=np.eye(4)), 0)
   kinds = {x.dtype for x in jax.tree.leaves((state.params, state.opt_state))}
   assert kinds == {jnp.dtype('float32')} and measured['update_norm'].total > 0
 
 
 def test_the_sampler_gap_is_neither_filter_nor_drift():
-  rollout = make_rollout(reward=np.eye(4))
-  batch = rollout.batch._replace(logp_old=None)
-  rows = layout.padded_rows(rollout.prompts, batch.tokens, rollout.length, 16)
-  exact = tiny.score(MODEL, PARAMS, rows).logp
-  exact = np.asarray(tiny.gather(exact, rows, rollout.length))
+  rollout, made = unscored(reward=np.eye(4)), of_grpo()
+  exact = np.asarray(made.score(bigram.params(), rollout).logp)
   log_kept = np.full(exact.shape, -0.7, np.float32)
-  batch = batch._replace(
+  batch = rollout.batch._replace(
     logp_sampler=exact - log_kept, extras={'log_kept': log_kept}
   )
-  learner = make_learner(losses.methods.grpo(kl_coefficient=0))
-  made = updates.Updater(learner, PARAMS, spec('shared', 2), 0, 2, 2)
-  state = made.init(jax.tree.map(jnp.copy, PARAMS))
-  _, measured = made(state, rollout._replace(batch=batch), 0)
+  _, measured = made(begun(made), rollout._replace(batch=batch), 0)
   scalars = metrics.to_scalars(measured)
   assert scalars['kl_old_k3'] > 1e-4  # the policy has moved
   assert scalars['sampler_gap_max'] < 1e-4
   assert 1 <= scalars['sampler_gap_exp'] < 1 + 1e-4
 
 
-def test_compilations_are_bounded_by_the_buckets():
+@pytest.mark.parametrize(
+  'kind', ['shared', 'packed', pytest.param('padded', marks=pytest.mark.long)]
+)
+def test_compilations_are_bounded_by_the_buckets(kind):
   """Ragged rollouts of any lengths: one program per pair of buckets."""
   learner = bigram.make_learner(losses.methods.grpo(kl_coefficient=0))
-  for kind in ('shared', 'packed', 'padded'):
-    cut = LayoutSpec(kind, 2, 0, (4, 8), 30)
-    made = updates.Updater(learner, bigram.params(), cut)
-    state = made.init(jax.tree.map(jnp.copy, bigram.params()))
-    with compiled_programs() as names:
-      for seed in range(8):
-        state, _ = made(state, make_rollout(seed), seed)
-    # Packed rows also bucket their number and the completions in one.
-    most = 2 if kind != 'packed' else 6
-    assert 1 <= names.count('train_step') <= most, (kind, names)
-    assert names.count('credit') == 1
+  cut = LayoutSpec(kind, 2, 0, (4, 8), 30)
+  made = updates.Updater(learner, bigram.params(), cut)
+  state = begun(made)
+  with compiled_programs() as names:
+    for seed in range(8):
+      state, _ = made(state, bigram_rollout(seed), seed)
+  # Packed rows also bucket their number and the completions in one.
+  most = 2 if kind != 'packed' else 6
+  assert 1 <= names.count('train_step') <= most, (kind, names)
+  assert names.count('credit') == 1
 
 
 def test_layouts_are_kept_for_one_rollout():
@@ -286,18 +315,21 @@ def test_layouts_are_kept_for_one_rollout():
     np.testing.assert_array_equal(found.target, wanted.target)
 
 
+@functools.cache
+def of_reference():
+  """One update, with a reference; several tests call it."""
+  return updater(bigram_learner(losses.methods.grpo()), refresh_steps=2)
+
+
 @pytest.mark.parametrize('weight', [1.0, 0.25])
 def test_a_reference_is_refreshed_every_n_rollouts(weight):
-  learner = make_learner(losses.methods.grpo())
-  made = updates.Updater(
-    learner, PARAMS, spec(), refresh_steps=2, refresh_weight=weight
-  )
-  state = made.init(jax.tree.map(jnp.copy, PARAMS))
-  state, _ = made(state, make_rollout(), 0)
-  assert_equal(state.reference, PARAMS)  # fixed until it is due
-  state, _ = made(state, make_rollout(1), 1)
+  made, first = of_reference(), bigram.params()
+  made.refresh_weight = weight
+  state, _ = made(begun(made), bigram_rollout(), 0)
+  assert_equal(state.reference, first)  # fixed until it is due
+  state, _ = made(state, bigram_rollout(1), 1)
   expected = jax.tree.map(
-    lambda old, new: (1 - weight) * old + weight * new, PARAMS, state.params
+    lambda old, new: (1 - weight) * old + weight * new, first, state.params
   )
   if weight == 1:
     assert_equal(state.reference, state.params)
@@ -305,7 +337,7 @@ def test_a_reference_is_refreshed_every_n_rollouts(weight):
     jax.tree.leaves(state.reference), jax.tree.leaves(expected), strict=True
   ):
     np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
-  made(state, make_rollout(2), 2)  # the copy was no alias: donation works
+  made(state, bigram_rollout(2), 2)  # the copy was no alias: donation works
 
 
 def assert_equal(a, b):
@@ -358,15 +390,15 @@ def test_groups_in_stock_are_anchored_on_what_drew_them():
 )
 def test_what_is_compiled_ahead_is_what_is_called(method, options):
   """One compilation of each program, whoever comes first."""
-  example = make_rollout()
-  made = updates.Updater(make_learner(method), PARAMS, spec(), **options)
+  example = bigram_rollout()
+  made = updater(bigram_learner(method), **options)
   with compiled_programs() as ahead:
     made._compile(example, 0)  # here an error would be seen
-  state = made.init(jax.tree.map(jnp.copy, PARAMS))
+  state = begun(made)
   with compiled_programs() as later:
     made.compile_ahead(example, 0)
     assert made._ahead is not None
-    made(state, make_rollout(1), 0)
+    made(state, bigram_rollout(1), 0)
   assert made._ahead is None
   assert {'train_step', 'credit'} <= set(ahead)
   assert ('score_all' in ahead) == (made.scorings > 0)

@@ -13,6 +13,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from grpo_jax import losses
 from grpo_jax.learner import updates
@@ -56,6 +57,7 @@ def folders_walked():
   return walked
 
 
+@pytest.mark.long
 def test_a_rollout_walks_through_few_folders_and_returns_seldom():
   walked = folders_walked()
   returns = len(walked) - len(set(walked))
