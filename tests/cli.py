@@ -1,11 +1,15 @@
 """The real command, for the tests of what it prints and how it ends."""
 
+import contextlib
 from importlib import metadata
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+from unittest import mock
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIG = '--config=configs/arithmetic.py'
@@ -68,6 +72,97 @@ def command(*arguments, given=None, **options):
   process = popen(*arguments, stdin=subprocess.PIPE, **options)
   out, err = process.communicate(given, timeout=300)
   return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
+def call(*arguments, given=None, cwd=ROOT):
+  """As `command`, but in this process, where all is imported already.
+
+  A process of its own takes seconds for its imports alone. What differs: this
+  process has eight devices, and a signal would end the tests. What the command
+  changes of the process is set back: streams, arguments, flags, environment,
+  directory, paths of modules, handlers of signals, logging, settings of JAX.
+  """
+  from absl import app
+
+  from grpo_jax.commands import main
+
+  # What `app.run` does more is done once in a process, and is for crashes.
+  def run(body, flags_parser):
+    body(flags_parser(sys.argv))
+
+  with (
+    tempfile.TemporaryFile('w+') as out,
+    tempfile.TemporaryFile('w+') as err,
+    tempfile.TemporaryFile('w+') as stdin,
+    _set_back(),
+    contextlib.chdir(cwd),
+    mock.patch.object(app, 'run', run),
+    # Threads of other tests, beside which a program would not wait.
+    mock.patch.object(main, '_IN_XLA', ()),
+    mock.patch.object(sys, 'argv', ['grpo-jax', *map(str, arguments)]),
+    mock.patch.object(sys, 'stdin', stdin),
+    contextlib.redirect_stdout(out),
+    contextlib.redirect_stderr(err),
+  ):
+    stdin.write(given or '')
+    stdin.seek(0)
+    code = 0
+    try:
+      main.run()
+    except SystemExit as error:
+      code = error.code
+    texts = []
+    for file in (out, err):
+      file.seek(0)
+      texts.append(file.read())
+  return subprocess.CompletedProcess(arguments, code, *texts)
+
+
+@contextlib.contextmanager
+def _set_back():
+  """Sets back what a command changes of the process that it runs in."""
+  from absl import flags
+  from absl import logging
+  from absl.testing import flagsaver
+  import jax
+
+  from grpo_jax.commands import table
+  from grpo_jax.training import stop_signal
+
+  path, hook = list(sys.path), sys.unraisablehook
+  verbosity, settings = logging.get_verbosity(), dict(jax.config.values)
+  handlers = {s: signal.getsignal(s) for s in stop_signal.Stop.SIGNALS}
+  were_parsed, before = flags.FLAGS.is_parsed(), flagsaver.save_flag_values()
+  if were_parsed:
+    flags.FLAGS.unparse_flags()
+  # Not `XLA_FLAGS`, which XLA has read: they name the programs that are kept.
+  setting = {'PYTHONPATH': str(ROOT), 'COLUMNS': '80'}
+  try:
+    with (
+      mock.patch.dict(os.environ, setting),
+      mock.patch.object(table, 'STOP', stop_signal.Stop()),
+    ):
+      yield
+  finally:
+    # Flags of modules that were imported meanwhile stay; fields of the config,
+    # and the file that is imported under one name, go.
+    after = {
+      name: values
+      for name, values in flagsaver.save_flag_values().items()
+      if not name.startswith('config.')
+    }
+    flagsaver.restore_flag_values({**after, **before})
+    sys.modules.pop('config_config', None)
+    mark = flags.FLAGS.mark_as_parsed
+    (mark if were_parsed else flags.FLAGS.unparse_flags)()
+    table.SET_LATER.clear()
+    sys.path[:], sys.unraisablehook = path, hook
+    logging.set_verbosity(verbosity)
+    for number, handler in handlers.items():
+      signal.signal(number, handler)
+    for name, value in settings.items():
+      if jax.config.values[name] != value:
+        jax.config.update(name, value)
 
 
 # How the lines of a log begin: facts and phases are indented.

@@ -80,7 +80,7 @@ def test_eighty_columns_hold_a_method_and_the_table_of_all(capsys, monkeypatch):
 
 
 def test_the_command(tmp_path):
-  done = cli.command('audit', 'dr_grpo', '--json', '--plot', cwd=tmp_path)
+  done = cli.call('audit', 'dr_grpo', '--json', '--plot', cwd=tmp_path)
   assert done.returncode == 0, done.stderr
   found = json.loads(done.stdout)
   assert found['method'] == 'dr_grpo'
@@ -98,4 +98,4 @@ def test_the_command(tmp_path):
   ],
 )
 def test_bad_input(given, said):
-  cli.assert_refused(cli.command('audit', *given), said)
+  cli.assert_refused(cli.call('audit', *given), said)

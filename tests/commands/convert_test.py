@@ -5,7 +5,7 @@ import json
 from grpo_jax.commands import arguments
 from grpo_jax.models import weights
 from tests.cli import assert_refused
-from tests.cli import command
+from tests.cli import call
 from tests.models.weights import golden
 
 FOLDER = golden.FOLDER / 'qwen3'
@@ -22,7 +22,7 @@ def test_values_without_names_may_stand_anywhere():
 
 
 def test_a_folder_is_written_and_told_of(tmp_path):
-  done = command(
+  done = call(
     'convert', str(FOLDER), str(tmp_path / 'out'),
     '--dtype=bfloat16', '--shard_gb=2e-5', '--json',
   )  # fmt: skip
@@ -36,12 +36,12 @@ def test_a_folder_is_written_and_told_of(tmp_path):
   assert told['architecture'] == source.architecture == 'Qwen3ForCausalLM'
   dtypes = {str(stored.dtype) for stored in source.stored.values()}
   assert dtypes == {'bfloat16'}
-  again = command('convert', str(FOLDER), str(tmp_path / 'out'))
+  again = call('convert', str(FOLDER), str(tmp_path / 'out'))
   assert_refused(again, 'out holds a model already; give another folder')
 
 
 def test_what_is_missing_is_named(tmp_path):
-  assert_refused(command('convert', str(FOLDER)), 'convert needs a folder')
+  assert_refused(call('convert', str(FOLDER)), 'convert needs a folder')
   out = str(tmp_path / 'out')
-  done = command('convert', str(FOLDER), out, '--shard_gb=0')
+  done = call('convert', str(FOLDER), out, '--shard_gb=0')
   assert_refused(done, '--shard_gb=0.0 is no size of a file')

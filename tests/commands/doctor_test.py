@@ -24,8 +24,17 @@ KEYS = {
 }  # fmt: skip
 
 
-def test_the_command_measures_this_machine(tmp_path):
-  done = cli.command('doctor', '--json', f'--workdir={tmp_path}/run')
+@pytest.fixture
+def tiny(monkeypatch):
+  monkeypatch.setattr(device_checks, 'ON_CPU', doctor_test.TINY)
+
+
+@pytest.mark.parametrize(
+  'say', [cli.call, pytest.param(cli.command, marks=pytest.mark.long)]
+)
+def test_the_command_measures_this_machine(tiny, tmp_path, say):
+  """With small sizes in this process, and with those of a CPU in its own."""
+  done = say('doctor', '--json', f'--workdir={tmp_path}/run')
   assert done.returncode == 0, done.stderr
   assert done.stderr == ''
   report = json.loads(done.stdout)
@@ -39,11 +48,6 @@ def test_the_command_measures_this_machine(tmp_path):
   assert product['values'][0]['tflops'][0] > 0
   assert 0 < product['compile_secs'] < product['secs']
   assert not list(tmp_path.iterdir())
-
-
-@pytest.fixture
-def tiny(monkeypatch):
-  monkeypatch.setattr(device_checks, 'ON_CPU', doctor_test.TINY)
 
 
 def test_a_failure_is_a_line_and_a_sentence_and_code_2(
@@ -110,7 +114,7 @@ def test_lines_fit_the_terminal():
   ],
 )
 def test_other_flags_are_refused(given, words):
-  cli.assert_refused(cli.command('doctor', *given), words)
+  cli.assert_refused(cli.call('doctor', *given), words)
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,7 @@ def test_another_start_is_refused(changes, words, whole):
 def test_a_command_that_lacks_an_object_says_what_to_call(
   command, words, whole
 ):
-  cli.assert_refused(cli.command(*command, f'--workdir={whole[0]}'), words)
+  cli.assert_refused(cli.call(*command, f'--workdir={whole[0]}'), words)
 
 
 def test_evaluate_and_sample_take_the_objects_again(whole, tmp_path):
@@ -238,7 +238,7 @@ def test_a_run_with_a_named_tokenizer_is_sampled_by_the_command(tmp_path):
     prompts=[{'prompt': '01+02='}],
     method=grpo_jax.losses.methods.grpo(kl_coefficient=0.1),
   )
-  done = cli.command('sample', f'--workdir={tmp_path}', '--prompt=01+02=')
+  done = cli.call('sample', f'--workdir={tmp_path}', '--prompt=01+02=')
   assert done.returncode == 0, done.stderr
   assert done.stdout.startswith('01+02=')
 

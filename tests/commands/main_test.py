@@ -17,6 +17,7 @@ from tests import runs
 from tests.cli import JUDGE
 from tests.cli import SMALL
 from tests.cli import assert_refused
+from tests.cli import call
 from tests.cli import command
 from tests.cli import popen
 from tests.cli import wait_for
@@ -24,7 +25,7 @@ from tests.cli import wait_for
 
 @pytest.mark.parametrize('name', ['', 'train', 'eval', 'sample', 'convert'])
 def test_help_fits_the_terminal_and_names_units(name):
-  done = command(*name.split(), '--help')
+  done = call(*name.split(), '--help')
   assert done.returncode == 0 and done.stderr == ''
   assert max(map(len, done.stdout.splitlines())) <= 80
   assert '143' in done.stdout
@@ -54,7 +55,7 @@ def test_a_run_ends_with_one_line_of_json(finished):
 
 
 def test_no_run_is_faster_than_its_bound(finished):
-  done = command('plan', f'--against={finished[0]}', '--json')
+  done = call('plan', f'--against={finished[0]}', '--json')
   assert done.returncode == 0, done.stderr
   found = json.loads(done.stdout)
   assert found['devices'] == '1 x cpu' and found['rollouts'] == 2
@@ -73,7 +74,7 @@ def test_no_run_is_faster_than_its_bound(finished):
 def test_a_workdir_of_another_config_is_refused(given, words, finished):
   workdir, _ = finished
   before = contents(workdir)
-  done = command('train', SMALL, JUDGE, *given, f'--workdir={workdir}')
+  done = call('train', SMALL, JUDGE, *given, f'--workdir={workdir}')
   assert_refused(done, words)
   assert contents(workdir) == before
 
@@ -87,7 +88,7 @@ def contents(workdir):
 
 
 def test_check_trains_and_writes_nothing(finished, tmp_path):
-  done = command(
+  done = call(
     'train', SMALL, JUDGE, f'--workdir={tmp_path}/run', '--check', '--json',
     '--config.data.completion_prefix=10', '--config.data.prompt_buckets=(8,)',
     '--config.learner.method=dapo', '--config.learner.method_kwargs.low=.1',
@@ -103,7 +104,7 @@ def test_check_trains_and_writes_nothing(finished, tmp_path):
   assert list(tmp_path.iterdir()) == []
   workdir, _ = finished
   before = contents(workdir)
-  shown = command('train', f'--workdir={workdir}', '--check')
+  shown = call('train', f'--workdir={workdir}', '--check')
   assert shown.returncode == 0 and 'goes on' in shown.stdout
   assert '[rows, positions]' in shown.stdout
   assert contents(workdir) == before
@@ -191,7 +192,7 @@ def test_a_killed_run_ends_as_the_one_that_was_not(finished, tmp_path):
 
 def test_profiled_steps_leave_a_trace(copied):
   workdir = copied
-  done = command(
+  done = call(
     'train',
     f'--workdir={workdir}',
     '--config.steps=6',
@@ -202,7 +203,7 @@ def test_profiled_steps_leave_a_trace(copied):
 
 
 def test_alone_it_says_what_it_can_do():
-  alone, asked = command(), command('--help')
+  alone, asked = command(), call('--help')
   assert alone.returncode == asked.returncode == 0
   assert alone.stdout == asked.stdout and 'Examples:' in alone.stdout
   assert alone.stderr == ''
@@ -216,7 +217,7 @@ def test_alone_it_says_what_it_can_do():
   ],
 )
 def test_the_examples_of_a_refusal_stand_on_their_lines(given, words):
-  done = command(*given)
+  done = call(*given)
   assert_refused(done, words)
   first, *examples = done.stderr.splitlines()
   assert first.endswith('As in:')

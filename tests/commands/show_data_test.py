@@ -68,7 +68,7 @@ def test_the_command_prints_a_report_and_starts_no_device(monkeypatch):
   ],
 )
 def test_bad_input_gets_one_sentence(given, words):
-  cli.assert_refused(cli.command('data', *given), words)
+  cli.assert_refused(cli.call('data', *given), words)
 
 
 def test_negative_numbers_are_refused():
