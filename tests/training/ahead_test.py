@@ -32,11 +32,14 @@ from tests.cli import popen
 from tests.cli import wait_until
 from tests.training import resume_test
 
+pytestmark = pytest.mark.usefixtures('shared_programs')
+
 AHEAD = {
   'reward': 'tests.judges:even',
   'sampler.ahead': 1,
   'learner.anchor': 'sampler',
   'optim.warmup_steps': 0,  # else the first update would change nothing
+  'optim.lr': 0.01,
 }
 
 
@@ -86,6 +89,38 @@ def assert_same(one, other):
   assert one.texts == other.texts
 
 
+@pytest.fixture(scope='module')
+def whole(shared_programs, tmp_path_factory):
+  """The run that others are compared with."""
+  workdir = tmp_path_factory.mktemp('ahead') / 'whole'
+  loop.train(small(), workdir)
+  return workdir
+
+
+def test_compilations_end_when_the_shapes_have_been_seen(
+  own_programs, tmp_path, monkeypatch
+):
+  compiled, per_step = [], []
+  jax.monitoring.register_event_duration_secs_listener(
+    lambda name, secs, **_: (
+      compiled.append(name)
+      if name.endswith('backend_compile_duration')
+      else None
+    )
+  )
+  learn = loop.learn
+
+  def counting(*args):
+    per_step.append(len(compiled))
+    return learn(*args)
+
+  monkeypatch.setattr(loop, 'learn', counting)
+  loop.train(small(steps=8), tmp_path)
+  assert per_step[0] > 0
+  counts = np.diff(per_step)
+  assert not np.any(counts[3:]), counts
+
+
 def test_each_rollout_is_drawn_by_the_policy_before_the_last_updates(
   tmp_path, monkeypatch
 ):
@@ -106,9 +141,7 @@ def test_each_rollout_is_drawn_by_the_policy_before_the_last_updates(
 
   monkeypatch.setattr(loop, 'sampled', late)
   monkeypatch.setattr(ahead.Ahead, 'give_newest', noted)
-  config = small(**{
-    'checkpoint.every_steps': 1, 'checkpoint.keep_last': 9, 'optim.lr': 0.01,
-  })  # fmt: skip
+  config = small(**{'checkpoint.every_steps': 1, 'checkpoint.keep_last': 9})
   loop.train(config, tmp_path)
   monkeypatch.setattr(loop, 'sampled', sampled)
   run, load = policies(config, tmp_path)
@@ -134,10 +167,9 @@ def test_each_rollout_is_drawn_by_the_policy_before_the_last_updates(
     assert_same(parquet.read(file), kept[step])
 
 
-def test_metrics_tell_the_age_and_what_was_waited_for(tmp_path):
-  loop.train(small(), tmp_path / 'ahead')
+def test_metrics_tell_the_age_and_what_was_waited_for(whole, tmp_path):
   loop.train(small(**{'sampler.ahead': 0}), tmp_path / 'in_turn')
-  _, *records = runs.records(tmp_path / 'ahead')
+  _, *records = runs.records(whole)
   ages = [(r['staleness_steps'], r['staleness_steps_max']) for r in records]
   assert ages == [(0, 0), (1, 1), (1, 1), (1, 1)]
   for record in records:
@@ -156,7 +188,8 @@ def test_by_default_nothing_is_drawn_in_a_thread(tmp_path, monkeypatch):
   monkeypatch.setattr(ahead.Ahead, '_begin', None)
   monkeypatch.setattr(ahead, '_copied', None)
   assert Config().sampler.ahead == 0
-  assert loop.train(runs.small(steps=2), tmp_path)['steps'] == 2
+  config = small(steps=2, **{'sampler.ahead': 0})
+  assert loop.train(config, tmp_path)['steps'] == 2
 
 
 @pytest.mark.parametrize(
@@ -176,33 +209,29 @@ def test_by_default_nothing_is_drawn_in_a_thread(tmp_path, monkeypatch):
   ],
   ids=['default', 'everything', 'lora'],
 )
-def test_a_run_repeats_itself_whole_or_in_pieces(changes, tmp_path):
+def test_a_run_repeats_itself_whole_or_in_pieces(changes, whole, tmp_path):
   """Stopped while a thread draws, and while it does not."""
   config = small(**changes)
-  loop.train(config, tmp_path / 'whole')
+  if changes:
+    loop.train(config, whole := tmp_path / 'whole')
   loop.train(config, tmp_path / 'again')
-  runs.assert_equal(tmp_path / 'whole', tmp_path / 'again')
+  runs.assert_equal(whole, tmp_path / 'again')
   ends = []
   while not ends or ends[-1]['steps'] < config.steps:
     ends.append(loop.train(config, tmp_path / 'pieces', resume_test.After(3)))
     assert len(ends) < 12 and not threads()
   assert len(ends) > 2
-  runs.assert_equal(tmp_path / 'whole', tmp_path / 'pieces')
+  runs.assert_equal(whole, tmp_path / 'pieces')
 
 
-def test_a_killed_run_goes_on_and_so_do_more_steps(tmp_path):
+def test_a_killed_run_goes_on_and_so_do_more_steps(whole, tmp_path):
   """What it has learned since a checkpoint is lost, and learned again."""
-  loop.train(small(steps=5), tmp_path / 'whole')
   loop.train(small(steps=3), tmp_path / 'killed')
   for path in (tmp_path / 'killed/checkpoints').glob('3'):
     path.rename(tmp_path / 'lost')
   assert runs.checkpoints(tmp_path / 'killed')[-1] == 2
-  loop.train(small(steps=5), tmp_path / 'killed')
-  # The evaluation after rollout 3 was the end of the first start.
-  for workdir in ('whole', 'killed'):
-    for path in (tmp_path / workdir / 'evaluations').glob('*3.parquet'):
-      path.unlink()
-  runs.assert_equal(tmp_path / 'whole', tmp_path / 'killed')
+  loop.train(small(), tmp_path / 'killed')
+  runs.assert_equal(whole, tmp_path / 'killed')
 
 
 def test_a_judge_that_fails_in_the_thread_fails_as_in_turn(
@@ -230,8 +259,9 @@ def test_a_judge_that_fails_in_the_thread_fails_as_in_turn(
 
 
 @pytest.mark.parametrize('by_signal', [False, True])
-def test_a_stop_ends_what_the_thread_draws(by_signal, tmp_path, monkeypatch):
-  loop.train(small(), tmp_path / 'whole')
+def test_a_stop_ends_what_the_thread_draws(
+  by_signal, whole, tmp_path, monkeypatch
+):
   sampled, draws, waits = loop.sampled, threading.Event(), threading.Event()
 
   def endless(run, prompt_state, step):
@@ -264,9 +294,7 @@ def test_a_stop_ends_what_the_thread_draws(by_signal, tmp_path, monkeypatch):
   assert done['steps'] == 2 and not threads()
   assert runs.saved(tmp_path / 'run')[0] == 2
   loop.train(small(), tmp_path / 'run')
-  (_, arrays, _), (_, others, _) = map(
-    runs.saved, (tmp_path / 'whole', tmp_path / 'run')
-  )
+  (_, arrays, _), (_, others, _) = map(runs.saved, (whole, tmp_path / 'run'))
   for name, array in arrays.items():
     np.testing.assert_array_equal(array, others[name], err_msg=name)
 
@@ -298,12 +326,11 @@ def test_nobody_waits_for_a_slow_reward(where, tmp_path, monkeypatch):
   assert not runs.processes_with(f'JUDGING={tmp_path / "judging"}')
 
 
-def test_a_save_that_fails_changes_nothing(tmp_path, monkeypatch):
-  loop.train(small(), tmp_path / 'whole')
+def test_a_save_that_fails_changes_nothing(whole, tmp_path, monkeypatch):
   with monkeypatch.context() as patch:
     resume_test.fail_saves(patch, [2])
     loop.train(small(), tmp_path / 'full')
-  records = [runs.records(tmp_path / name) for name in ('whole', 'full')]
+  records = [runs.records(path) for path in (whole, tmp_path / 'full')]
   for record in records[1]:
     record.pop('saves_failed', None)
   one, other = ([runs.without_times(r) for r in found] for found in records)
@@ -330,13 +357,9 @@ def test_an_error_while_learning_leaves_no_thread(tmp_path, monkeypatch):
   assert not threads()
 
 
-def test_a_replay_of_it_learns_what_it_learned(tmp_path):
-  config = small()
-  loop.train(config, tmp_path / 'run')
-  loop.train(config, tmp_path / 'again', replay=tmp_path / 'run/completions')
-  (_, arrays, _), (_, others, _) = map(
-    runs.saved, (tmp_path / 'run', tmp_path / 'again')
-  )
+def test_a_replay_of_it_learns_what_it_learned(whole, tmp_path):
+  loop.train(small(), tmp_path / 'again', replay=whole / 'completions')
+  (_, arrays, _), (_, others, _) = map(runs.saved, (whole, tmp_path / 'again'))
   assert arrays.keys() == others.keys()
   for name, array in arrays.items():
     np.testing.assert_array_equal(array, others[name], err_msg=name)
@@ -355,28 +378,6 @@ def test_each_rollout_is_drawn_once_and_its_prompts_are_read_in_one_thread(
   monkeypatch.setattr(data.MakeAhead, 'fill', None)
   loop.train(small(), tmp_path)
   assert drawn == [0, 1, 2, 3]
-
-
-def test_compilations_end_when_the_shapes_have_been_seen(tmp_path, monkeypatch):
-  compiled, per_step = [], []
-  jax.monitoring.register_event_duration_secs_listener(
-    lambda name, secs, **_: (
-      compiled.append(name)
-      if name.endswith('backend_compile_duration')
-      else None
-    )
-  )
-  learn = loop.learn
-
-  def counting(*args):
-    per_step.append(len(compiled))
-    return learn(*args)
-
-  monkeypatch.setattr(loop, 'learn', counting)
-  loop.train(small(steps=8), tmp_path)
-  assert per_step[0] > 0
-  counts = np.diff(per_step)
-  assert not np.any(counts[3:]), counts
 
 
 @pytest.mark.quick
@@ -422,7 +423,7 @@ def test_a_warning_says_where_nothing_corrects(changes, said):
 
 def test_the_warning_is_shown(tmp_path, capsys):
   loop.train(
-    small(steps=1, **{'learner.anchor': 'learner', 'data.heldout': ''}),
+    small(steps=0, **{'learner.anchor': 'learner', 'data.heldout': ''}),
     tmp_path,
   )
   assert 'which is biased; give' in ''.join(capsys.readouterr())

@@ -29,6 +29,8 @@ from tests import hf_folder
 from tests import runs
 from tests.models.weights import golden
 
+pytestmark = pytest.mark.usefixtures('shared_programs')
+
 SHAPE = dict(
   num_layers=2, width=16, num_heads=2, num_kv_heads=1, head_dim=8, mlp_width=24
 )

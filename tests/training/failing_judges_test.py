@@ -15,6 +15,8 @@ from grpo_jax.training import loop
 from tests import judges
 from tests import runs
 
+pytestmark = pytest.mark.usefixtures('shared_programs')
+
 UNRULY = 'tests.judges:unruly'
 FAILURES = {
   '': '',

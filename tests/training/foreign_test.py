@@ -12,6 +12,8 @@ from tests import cli
 from tests import own_module
 from tests import runs
 
+pytestmark = pytest.mark.usefixtures('shared_programs')
+
 NAMED = 'tests.own_module:arithmetic'
 
 

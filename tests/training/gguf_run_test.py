@@ -18,6 +18,8 @@ from tests import runs
 from tests.data import gguf_test as tokenizers
 from tests.models.weights import golden
 
+pytestmark = pytest.mark.usefixtures('shared_programs')
+
 pytest.importorskip('gguf', reason="needs `pip install '.[gguf]'`")
 
 SMOLLM2 = 'runs the real SmolLM2 for minutes; set GRPO_JAX_SMOLLM2=1'

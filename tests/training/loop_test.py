@@ -28,6 +28,8 @@ from tests.runs import saved
 from tests.runs import small
 from tests.runs import without_times
 
+pytestmark = pytest.mark.usefixtures('shared_programs')
+
 
 def run(workdir, *more):
   """The real command on the embedded default; what it says at the end."""

@@ -13,6 +13,8 @@ from grpo_jax.training import build_model
 from grpo_jax.training import loop
 from tests import runs
 
+pytestmark = pytest.mark.usefixtures('shared_programs')
+
 LORA = {
   'reward': 'tests.judges:even',
   'lora.rank': 2,

@@ -1,8 +1,12 @@
 """A run says what it is doing, from its first second to its last."""
 
+import pytest
+
 from grpo_jax.monitor import Screen
 from grpo_jax.training import loop
 from tests import runs
+
+pytestmark = pytest.mark.usefixtures('shared_programs')
 
 
 class Recorder:

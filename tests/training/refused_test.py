@@ -16,6 +16,8 @@ from grpo_jax.training import refused
 from grpo_jax.training import session as session_lib
 from tests import runs
 
+pytestmark = pytest.mark.usefixtures('shared_programs')
+
 QUICK = {
   'warm_up.steps': 0,
   'evaluation.every_steps': 0,

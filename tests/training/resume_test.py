@@ -14,6 +14,8 @@ from grpo_jax.training import stop_signal
 from grpo_jax.training.checkpoint import Checkpoints
 from tests import runs
 
+pytestmark = pytest.mark.usefixtures('shared_programs')
+
 
 class After(stop_signal.Stop):
   """Says stop from the n-th question on."""

@@ -17,6 +17,8 @@ from grpo_jax.training import workdir
 from tests import runs
 from tests.data import formats
 
+pytestmark = pytest.mark.usefixtures('shared_programs')
+
 OPEN = {'data.prompt_buckets': (), 'data.completion_buckets': ()}
 
 

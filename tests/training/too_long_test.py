@@ -14,6 +14,8 @@ from grpo_jax.training import widths
 from tests import runs
 from tests.data import formats
 
+pytestmark = pytest.mark.usefixtures('shared_programs')
+
 # Every third prompt has 8 tokens, and the widths hold 6.
 RECORDS = [
   {'prompt': f'{n}0+0{n}=' if n % 3 else f'{n}0+{n}0+0=', 'answer': f'{n}'}
