@@ -36,7 +36,6 @@ def config(**changes):
       'sampler.prompts': 8,
       'sampler.group': 8,
       'learner.micro_rows': 0,
-      'warm_up.steps': 2,
       'optim.lr': 1e-2,
       'optim.warmup_steps': 0,
       'evaluation.every_steps': 3,
@@ -53,7 +52,7 @@ def train(workdir, kind='mask', model=None, **changes):
 
 
 @pytest.fixture(scope='module')
-def whole(tmp_path_factory):
+def whole(shared_programs, tmp_path_factory):
   workdir = tmp_path_factory.mktemp('foreign') / 'run'
   train(workdir)
   return workdir
@@ -64,7 +63,7 @@ def test_it_learns(kind, whole, tmp_path):
   workdir = whole
   if kind != 'mask':
     own = own_module.made(kind)
-    train(workdir := tmp_path, kind, own, **{'warm_up.steps': 0})
+    train(workdir := tmp_path, kind, own)
     # Updates donate their parameters, but not the user's.
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(own.params))
   records = runs.records(workdir)[1:]

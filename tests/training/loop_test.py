@@ -71,6 +71,31 @@ def test_with_shuffled_rewards_it_does_not(warmed_up, tmp_path):
   assert np.mean(accuracy[-5:]) < np.mean(accuracy[:5]) + 0.05
 
 
+def test_compilations_end_when_the_shapes_have_been_seen(
+  own_programs, tmp_path, monkeypatch
+):
+  """Nothing is compiled after the first steps, whatever the lengths."""
+  compiled, per_step = [], []
+  jax.monitoring.register_event_duration_secs_listener(
+    lambda name, secs, **_: (
+      compiled.append(name)
+      if name.endswith('backend_compile_duration')
+      else None
+    )
+  )
+  sampled = loop.sampled
+
+  def counting(*args):
+    per_step.append(len(compiled))
+    return sampled(*args)
+
+  monkeypatch.setattr(loop, 'sampled', counting)
+  loop.train(small(steps=8), tmp_path)
+  assert per_step[0] > 0
+  counts = np.diff(per_step)
+  assert not np.any(counts[3:]), counts
+
+
 @pytest.mark.parametrize(
   'changes',
   [
@@ -81,6 +106,7 @@ def test_with_shuffled_rewards_it_does_not(warmed_up, tmp_path):
       'learner.epochs': 2,
       'learner.batches': 2,
       'learner.layout': 'packed',
+      'steps': 2,
     },
     pytest.param(
       {
@@ -105,11 +131,24 @@ def test_one_seed_gives_bitwise_equal_runs(changes, tmp_path):
     assert [without_times(r) for r in records(tmp_path / 'c')] != runs[0]
 
 
-def gradient_by_hand(run, rollout):
-  """The parameters' gradient of GRPO's loss where the ratio is 1.
+def gradients_by_hand(run):
+  """The gradient of GRPO's loss where the ratio is 1, by parameters, rollout.
 
   - 1/B sum_i 1/|o_i| sum_t A_i logp_it, A_i the reward's z-score in its group.
   """
+
+  @jax.jit
+  @jax.grad
+  def gradient(params, rows, weight):
+    logp = models.score(run.model, params, rows).logp
+    everything = np.full(weight.shape[:2], weight.shape[2])
+    return -jnp.sum(tiny.gather(logp, rows, everything) * weight)
+
+  return lambda params, rollout: gradient(params, *rows_of(rollout))
+
+
+def rows_of(rollout):
+  """How it is laid out, and what each log-probability counts."""
   batch, length = rollout.batch, np.asarray(rollout.length)
   reward = np.asarray(batch.reward, np.float64)
   centered = reward - reward.mean(1, keepdims=True)
@@ -117,12 +156,7 @@ def gradient_by_hand(run, rollout):
   advantage = centered / np.where(spread > 0, spread, 1)
   weight = advantage / length / length.size
   rows = layout.padded_rows(rollout.prompts, batch.tokens, length, 16)
-
-  def loss(params):
-    logp = models.score(run.model, params, rows).logp
-    return -jnp.sum(tiny.gather(logp, rows, length) * weight[..., None])
-
-  return jax.jit(jax.grad(loss))
+  return rows, np.float32(weight[..., None] * batch.mask)
 
 
 def stepped_by_hand(optim, lr, t, gradient, first, second, p, is_matrix):
@@ -163,10 +197,11 @@ def test_two_starts_take_the_steps_of_the_formulas(tmp_path):
   leaves, tree = jax.tree_util.tree_flatten_with_path(build.initial_params(run))
   names = [jax.tree_util.keystr(path) for path, _ in leaves]
   params = [np.float64(leaf) for _, leaf in leaves]
+  gradient = gradients_by_hand(run)
   moments = [(np.zeros_like(p), np.zeros_like(p)) for p in params]
   for t, file in enumerate(parquet.files(tmp_path / 'completions'), start=1):
     rollout, now = parquet.read(file), [np.float32(p) for p in params]
-    found = gradient_by_hand(run, rollout)(jax.tree.unflatten(tree, now))
+    found = gradient(jax.tree.unflatten(tree, now), rollout)
     found = [np.float64(leaf) for leaf in jax.tree.leaves(found)]
     norm = np.sqrt(sum(np.sum(x**2) for x in found))
     clip = config.optim.clip_norm / norm
@@ -264,29 +299,6 @@ def test_on_a_cpu_a_checkpoint_is_written_before_the_next_update(
     if 'learn' in names:
       # Saving waits too, for the save before.
       assert 'wait' in names[names.index('wait') + 1 : names.index('learn')]
-
-
-def test_compilations_end_when_the_shapes_have_been_seen(tmp_path, monkeypatch):
-  """Nothing is compiled after the first steps, whatever the lengths."""
-  compiled, per_step = [], []
-  jax.monitoring.register_event_duration_secs_listener(
-    lambda name, secs, **_: (
-      compiled.append(name)
-      if name.endswith('backend_compile_duration')
-      else None
-    )
-  )
-  sampled = loop.sampled
-
-  def counting(*args):
-    per_step.append(len(compiled))
-    return sampled(*args)
-
-  monkeypatch.setattr(loop, 'sampled', counting)
-  loop.train(small(steps=8), tmp_path)
-  assert per_step[0] > 0
-  counts = np.diff(per_step)
-  assert not np.any(counts[3:]), counts
 
 
 @pytest.mark.long
