@@ -34,6 +34,9 @@ SIZES = {
   'data x fsdp x tensor': (2, 2, 2),
 }
 MORE = [  # every mesh, and with every axis the third policy
+  ('fsdp', 'none'),
+  ('fsdp', 'layer'),
+  ('data x fsdp x tensor', 'none'),
   ('data x fsdp', 'layer'),
   ('tensor', 'none'),
   ('tensor', 'layer'),
@@ -113,9 +116,6 @@ def needed(params, mesh, remat):
   'name, remat',
   [
     ('data', 'none'),  # gathers no weights, so a gather of metrics is seen
-    ('fsdp', 'none'),
-    ('fsdp', 'layer'),
-    ('data x fsdp x tensor', 'none'),
     ('data x fsdp x tensor', 'layer'),
   ],
 )

@@ -33,8 +33,9 @@ from tests.learning import spec
 
 MODEL = models.Transformer(tiny.EXPERTS)
 PARAMS = tiny.params(MODEL)
-# Two layers, of which one has experts.
-TWO = dataclasses.replace(tiny.EXPERTS, num_layers=2)
+ONE = dataclasses.replace(
+  tiny.EXPERTS, num_layers=1, pattern=(models.LayerKind(experts=True),)
+)
 BALANCE = 0.5
 
 
@@ -140,10 +141,10 @@ def test_eight_devices_give_the_result_of_one():
 
 def test_enough_balance_makes_the_load_even():
   """The coefficient has the right sign, and reaches the routers."""
-  learner = make_learner(balance=10.0)
-  made = updates.Updater(learner, PARAMS, spec('padded', 16))
-  state = made.init(jax.tree.map(jnp.copy, PARAMS))
-  seen = []
+  model = models.Transformer(ONE)
+  learner, params = make_learner(balance=10.0, model=model), tiny.params(model)
+  made = updates.Updater(learner, params, spec('padded', 16))
+  state, seen = made.init(params), []
   for step in range(8):
     state, measured = made(state, make_rollout(), step)
     seen.append(metrics.to_scalars(measured)['expert_balance'])
@@ -165,9 +166,7 @@ def update_of(model, mesh):
 
 def moved(mesh):
   """Shapes that the compiled step moves between devices, without axes of 1."""
-  model = models.Transformer(
-    dataclasses.replace(TWO, unroll=True, vocab_size=1009)
-  )
+  model = models.Transformer(dataclasses.replace(ONE, vocab_size=1009))
   lowered = update_of(model, mesh)
   names = 'all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute'
   return [
@@ -179,7 +178,12 @@ def moved(mesh):
 
 
 @pytest.mark.parametrize(
-  'mesh', [dict(fsdp=2, expert=2), dict(data=2, expert=4)], ids=str
+  'mesh',
+  [
+    dict(fsdp=2, expert=2),
+    pytest.param(dict(data=2, expert=4), marks=pytest.mark.long),
+  ],
+  ids=str,
 )
 def test_devices_along_the_axis_of_experts_move_no_weights_of_experts(mesh):
   """A layer has 8 experts of 3 x 32 x 20: what moves is of those held alone."""
@@ -194,10 +198,12 @@ def test_devices_along_the_axis_of_experts_move_no_weights_of_experts(mesh):
   assert set(logits) <= {(32, 1009), (32 // mesh.get('fsdp', 1), 1009)}
 
 
-@pytest.mark.parametrize('remat', ['none', 'layer'])
+@pytest.mark.parametrize(
+  'remat', [pytest.param('none', marks=pytest.mark.long), 'layer']
+)
 def test_shards_send_weights_in_bfloat16_and_routers_in_float32(remat):
   half = dataclasses.replace(
-    TWO, compute_dtype='bfloat16', width=48, remat=remat
+    ONE, compute_dtype='bfloat16', width=48, remat=remat
   )
   text = update_of(models.Transformer(half), dict(fsdp=4)).as_text()
   sent = re.findall(r'all_gather.*-> tensor<([\dx]+)x(\w+)>', text)
@@ -205,7 +211,8 @@ def test_shards_send_weights_in_bfloat16_and_routers_in_float32(remat):
   assert of('48x8') == {'f32'} and of('8x48x20') == {'bf16'}
 
 
-def sampled(config=tiny.EXPERTS, mesh=None):
+@functools.cache
+def sampled(config, mesh=None):
   """A rollout that the engine has drawn, with random rewards."""
   model = models.Transformer(config)
   params = tiny.params(model)
@@ -237,7 +244,7 @@ def disagreements(model, rollout, *trees):
 
 
 def test_the_routers_of_sampler_and_learner_agree_until_one_is_changed():
-  model, params, drawn, rollout = sampled(TWO)
+  model, params, drawn, rollout = sampled(ONE)
   assert drawn.routing.dtype == np.int32
   assert len(np.unique(drawn.routing)) > 20
   past = np.arange(6) >= drawn.length[..., None]
@@ -252,7 +259,7 @@ def test_the_routers_of_sampler_and_learner_agree_until_one_is_changed():
 
 def test_the_sampler_keeps_routers_in_float32():
   """So that in bfloat16 few choices differ: those between equal experts."""
-  config = dataclasses.replace(TWO, compute_dtype='bfloat16')
+  config = dataclasses.replace(ONE, compute_dtype='bfloat16')
   model, params, _, rollout = sampled(config)
   ((share, gap),) = disagreements(model, rollout, params)
   assert share < 0.05 and gap < 0.05
@@ -265,9 +272,9 @@ def test_the_sampler_keeps_routers_in_float32():
 
 @pytest.mark.long
 def test_decoding_on_eight_devices_draws_what_one_draws():
-  alone = sampled()[2]
+  alone = sampled(tiny.EXPERTS)[2]
   mesh = sharding.make_mesh(data=2, expert=2, tensor=2)
-  spread = sampled(mesh=mesh)[2]
+  spread = sampled(tiny.EXPERTS, mesh)[2]
   np.testing.assert_array_equal(alone.tokens, spread.tokens)
   np.testing.assert_array_equal(alone.routing, spread.routing)
   np.testing.assert_allclose(alone.logp, spread.logp, atol=1e-5)
@@ -276,7 +283,7 @@ def test_decoding_on_eight_devices_draws_what_one_draws():
 @pytest.mark.quick
 def test_programs_are_compiled_ahead_for_what_is_sampled():
   like = functools.partial(rollout_lib.blank, 4, 4, 8, 6, 1, (6,))
-  known = sampled()[3].batch
+  known = sampled(ONE)[3].batch
   ahead = like(routed=True).batch
   assert ahead.extras.keys() == known.extras.keys()
   for name, value in known.extras.items():

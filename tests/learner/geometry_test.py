@@ -1,9 +1,11 @@
 """Gradients of prompts: sketches and their metrics, against whole gradients."""
 
+from collections.abc import Callable
 import dataclasses
 import functools
 import math
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +26,15 @@ from grpo_jax.models import layout
 from grpo_jax.models import lora
 from grpo_jax.rollouts import gathering
 from grpo_jax.training import loop
+from tests import bigram
 from tests import runs
 from tests import tiny
 from tests.compilations import compiled_programs
 from tests.learning import METHODS
 from tests.learning import MODEL
 from tests.learning import PARAMS
+from tests.learning import bigram_learner
+from tests.learning import bigram_rollout
 from tests.learning import make_learner
 from tests.learning import make_rollout
 from tests.learning import spec
@@ -44,21 +49,23 @@ def dot(one, other):
 
 
 def leaves():
-  """Leaves of every kind, each a tree of its own, and all of them as one."""
+  """Leaves of every kind, each a tree of its own, and several as one."""
   rng = np.random.default_rng(0)
-  column, row = np.zeros((256, 256)), np.zeros((100, 64))
+  column, row = np.zeros((256, 32)), np.zeros((36, 64))
   column[:, 3], row[7] = 5, 3  # all large entries in one place of their blocks
   found = {
-    'weight': rng.normal(size=(3, 64, 128)),
-    'odd': rng.normal(size=(33, 5)),
+    'weight': rng.normal(size=(3, 64, 64)),
+    'odd': rng.normal(size=(9, 5)),
     'number': np.array(2.0),
     'column': column,
     'row': row,
-    'constant': np.ones((64, 96)),
+    'constant': np.ones((64, 64)),
     'long and odd': rng.normal(size=(257, 8)),  # zeros are added
   }
   found = {name: [x.astype(np.float32)] for name, x in found.items()}
-  return {**found, 'all': [found]}
+  # Signs of their own for leaves that are alike, or their products would count.
+  names = 'constant', 'odd', 'number', 'constant'
+  return {**found, 'several': [found[name] for name in names]}
 
 
 @pytest.mark.parametrize('kind', leaves())
@@ -86,15 +93,38 @@ def test_an_odd_vocabulary_has_blocks_as_large_as_an_even_one():
   assert [geometry._filled(size) for size in kept] == [*kept]
 
 
-def made(method='grpo', kind='shared', mesh=None, frozen=None, **changes):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Model:
+  """What a test needs of a model."""
+
+  params: Any
+  score: Callable[..., Any]
+  make_learner: Callable[..., Any]
+  make_rollout: Callable[..., Any]
+
+
+BIGRAM = Model(bigram.params(), bigram.score, bigram_learner, bigram_rollout)
+TINY = Model(
+  PARAMS,
+  lambda params, rows, with_entropy: tiny.score(
+    MODEL, params, rows, with_entropy=with_entropy
+  ),
+  make_learner,
+  make_rollout,
+)
+
+
+def make(method='grpo', kind='shared', mesh=None, frozen=None, model=BIGRAM):
   """An updater that measures, and its state."""
-  learner = make_learner(METHODS[method](), mesh=mesh or {}, **changes)
+  learner = model.make_learner(
+    METHODS[method](), mesh=(1, 1, 1) if mesh is None else mesh
+  )
   rows = dataclasses.replace(
     spec(kind, 8),
     shards=sharding.row_shards(learner.mesh),
     parts=learner.mesh.shape['context'],
   )
-  params = jax.tree.map(jnp.copy, PARAMS)
+  params = jax.tree.map(jnp.copy, model.params)
   if frozen:
     params, frozen = lora.split(params, frozen)
   updater = updates.Updater(learner, params, rows, frozen=frozen)
@@ -107,35 +137,42 @@ def made(method='grpo', kind='shared', mesh=None, frozen=None, **changes):
 
 
 @functools.cache
-def gradients(method, width=8, frozen=None):
+def made(method, kind):
+  """What measures, compiled once for several tests, and the state."""
+  updater, state = make(method, kind)
+  return Geometry(updater, 7, 1), state
+
+
+@functools.cache
+def gradients(method, frozen=None, model=BIGRAM):
   """The gradient of each prompt's loss, without the learner; the credit too."""
-  rollout, chain = make_rollout(width=width), METHODS[method]()
-  learner = make_learner(chain)
+  rollout, chain = model.make_rollout(width=8), METHODS[method]()
+  learner = model.make_learner(chain)
   batch, state, _ = step.credit(learner, rollout.batch, chain.init())
   rows = layout.padded_rows(
-    rollout.prompts, rollout.batch.tokens, rollout.length, 10 + width
+    rollout.prompts, rollout.batch.tokens, rollout.length, 18
   )
-  moved = jax.tree.map(lambda x: 1.2 * x, PARAMS)
+  moved = jax.tree.map(lambda x: 1.2 * x, model.params)
   if frozen:
     moved = lora.join(
-      *(lora.split(x, frozen)[k] for k, x in enumerate((moved, PARAMS)))
+      *(lora.split(x, frozen)[k] for k, x in enumerate((moved, model.params)))
     )
-  logp_ref = tiny.score(MODEL, moved, rows).logp
+  logp_ref = model.score(moved, rows, False).logp
   batch = batch._replace(logp_ref=tiny.gather(logp_ref, rows, rollout.length))
 
-  def loss(params, p):
-    scores = tiny.score(
-      MODEL, params, rows, with_entropy='entropy' in chain.requires
-    )
+  @jax.jit
+  @jax.grad
+  def gradient(params, p):
+    scores = model.score(params, rows, 'entropy' in chain.requires)
     logp, entropy = jax.tree.map(
-      lambda x: tiny.gather(x, rows, rollout.length)[p : p + 1],
+      lambda x: tiny.gather(x, rows, rollout.length)[p][None],
       (scores.logp, scores.entropy),
     )
-    one = jax.tree.map(lambda x: x[p : p + 1], batch)
+    one = jax.tree.map(lambda x: jnp.asarray(x)[p][None], batch)
     one = losses.prepare(chain, one, state)
     return losses.surrogate_loss(chain, logp, one, state, entropy)[0]
 
-  found = [jax.grad(loss)(PARAMS, p) for p in range(4)]
+  found = [gradient(model.params, p) for p in range(4)]
   if frozen:
     found = [lora.split(tree, frozen)[0] for tree in found]
   return found
@@ -145,30 +182,39 @@ def of_attention(path):
   return 'attention' in path
 
 
+def of_positions(path):
+  return 'position' in path
+
+
 CASES = [
   ('grpo', 'shared', {}),
   ('gspo', 'padded', {}),
   ('kl_cov', 'packed', {}),  # a loss that couples completions
-  ('grpo', 'shared', dict(frozen=of_attention)),
-  ('grpo', 'shared', dict(mesh=dict(data=2, fsdp=2, tensor=2))),
+  ('grpo', 'shared', dict(frozen=of_positions)),
+  ('grpo', 'shared', dict(mesh=(2, 2, 2))),
   *(
     pytest.param(*case, marks=pytest.mark.long)
     for case in (
-      ('entropy', 'shared', {}),
-      ('grpo', 'padded', dict(mesh=dict(fsdp=8), takes_shards=False)),
+      ('entropy', 'shared', dict(model=TINY)),
+      ('grpo', 'shared', dict(frozen=of_attention, model=TINY)),
+      ('kl_cov', 'packed', dict(model=TINY)),
     )
   ),
 ]
 
 
 def check(method, kind, options):
-  updater, state = made(method, kind, **options)
-  measure = Geometry(updater, 7, 1)
-  found = measure.sketches(state, make_rollout(width=8), 0)
+  if options:
+    updater, state = make(method, kind, **options)
+    measure = Geometry(updater, 7, 1)
+  else:
+    measure, state = made(method, kind)
+  model = options.get('model', BIGRAM)
+  found = measure.sketches(state, model.make_rollout(width=8), 0)
   assert found.shape == (4, 1 if method == 'kl_cov' else 2, SIZE)
   key = random_keys.key(7, 'gradient sketches')
   project = jax.jit(lambda tree: geometry.sketch(tree, key))
-  whole = gradients(method, frozen=options.get('frozen'))
+  whole = gradients(method, options.get('frozen'), model)
   want = np.array([project(tree) for tree in whole])
   scale = np.abs(want).max()
   assert scale > 1e-3
@@ -196,12 +242,12 @@ def test_a_sketch_is_that_of_the_gradient_of_one_prompt(method, kind, options):
   ids=str,
 )
 def test_on_more_meshes_too(mesh, kind):
-  check('entropy', kind, dict(mesh=mesh))
+  check('entropy', kind, dict(mesh=mesh, model=TINY))
 
 
 @pytest.mark.long
 def test_rows_that_are_gathered_on_the_devices_are_those_of_one_host():
-  updater, state = made(mesh=dict(data=2, fsdp=2))
+  updater, state = make(mesh=dict(data=2, fsdp=2), model=TINY)
   rollout = make_rollout(width=8)
   held = rollout._replace(holder=np.zeros(4, np.int64))
   held = gathering.on_devices(held, updater.learner.mesh)
@@ -213,13 +259,11 @@ def test_rows_that_are_gathered_on_the_devices_are_those_of_one_host():
 
 
 def test_halves_are_those_of_the_group():
-  updater, state = made()
-  rollout = make_rollout(width=8)
+  measure, state = made('grpo', 'shared')
+  rollout = bigram_rollout(width=8)
   first = rollout.batch.keep & (np.arange(4) < 2)[:, None]
   alone = rollout._replace(batch=rollout.batch._replace(keep=first))
-  whole, half = (
-    Geometry(updater, 7, 1).sketches(state, one, 0) for one in (rollout, alone)
-  )
+  whole, half = (measure.sketches(state, one, 0) for one in (rollout, alone))
   assert not np.any(half[:, 1]) and np.any(whole[:, 1])
   # Without the others, weights alone have changed.
   for one, other in zip(whole[:, 0], half[:, 0], strict=True):
@@ -298,13 +342,13 @@ def test_without_pairs_there_are_no_metrics_of_pairs():
 def test_the_noise_of_sketches_is_taken_out_of_the_deviation():
   """Of orthogonal gradients, and of gradients whose cosines differ."""
   rng, key = np.random.default_rng(0), random_keys.key(0, 'gradient sketches')
-  size, prompts = 20_000, 40
+  size, prompts = 128 * 160, 40
   common = rng.normal(size=size)
   own = rng.normal(size=(prompts, size))
   for share in 0.0, 0.6:
     whole = own + np.linspace(-share, share, prompts)[:, None] * common
     whole = whole.astype(np.float32)
-    project = jax.jit(lambda x: geometry.sketch([x.reshape(100, 200)], key))
+    project = jax.jit(lambda x: geometry.sketch([x.reshape(128, 160)], key))
     found = np.array([project(x) for x in whole])[:, None]
     exact = geometry.of_sketches(whole[:, None], np.zeros(prompts))
     got = geometry.of_sketches(found, np.zeros(prompts))
@@ -314,9 +358,9 @@ def test_the_noise_of_sketches_is_taken_out_of_the_deviation():
 
 
 def test_the_metrics_of_a_rollout_are_those_of_its_gradients():
-  updater, state = made('gspo')
-  rollout = make_rollout(width=8)
-  found = Geometry(updater, 7, 1).measured(state, rollout, 0)
+  measure, state = made('gspo', 'padded')
+  rollout = bigram_rollout(width=8)
+  found = measure.measured(state, rollout, 0)
   assert found.pop('geometry_secs') > 0
   flat = [
     np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
@@ -338,12 +382,12 @@ def test_the_metrics_of_a_rollout_are_those_of_its_gradients():
 
 def test_one_program_serves_all_prompts():
   """Of all lengths, in all rollouts."""
-  updater, state = made()
+  updater, state = make()
   updater.spec = dataclasses.replace(
     updater.spec, prompt_buckets=tuple(range(1, 9))
   )
   measure = Geometry(updater, 7, 1)
-  rollout = make_rollout(width=8)
+  rollout = bigram_rollout(width=8)
   assert len({*map(len, rollout.prompts)}) > 1
   with compiled_programs() as names:
     for number in range(3):
@@ -353,12 +397,12 @@ def test_one_program_serves_all_prompts():
 
 @pytest.mark.quick
 def test_it_is_due_every_so_many_rollouts(monkeypatch):
-  updater, state = made()
+  updater, state = make()
   monkeypatch.setattr(
     Geometry, 'sketches', lambda *_: np.ones((4, 2, 8), np.float32)
   )
   reward = np.array([[0, 1, 0, 1], [1, 9, 1, 1], [0] * 4, [0, 0, 4, 4]])
-  rollout = make_rollout(reward=reward)  # that of 9 is not judged
+  rollout = bigram_rollout(reward=reward)  # that of 9 is not judged
 
   def due(every):
     measure = Geometry(updater, 0, every)

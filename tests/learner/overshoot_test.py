@@ -15,7 +15,6 @@ from grpo_jax import models
 from grpo_jax import optim
 from grpo_jax.learner import clipped as clipped_lib
 from grpo_jax.learner import gradient
-from grpo_jax.learner import micro_batches
 from grpo_jax.learner import overshoot
 from grpo_jax.learner import step_metrics
 from grpo_jax.learner import updates
@@ -41,15 +40,20 @@ def make_learner(method=None, brake=None, **changes):
   )
 
 
-def make(epochs=3, watch_steps=1, **options):
+def updater(learner):
+  return updates.Updater(learner, bigram.params(), spec('shared', 2))
+
+
+@functools.cache
+def plain():
+  """What most tests call."""
+  return updater(make_learner())
+
+
+def make(epochs=3, watch_steps=1, made=None):
   """An updater, and its state."""
-  made = updates.Updater(
-    make_learner(**options),
-    bigram.params(),
-    spec('shared', 4),
-    epochs=epochs,
-    watch_steps=watch_steps,
-  )
+  made = made or plain()
+  made.epochs, made.watch_steps = epochs, watch_steps  # no part of a program
   return made, made.init(copied())
 
 
@@ -71,30 +75,31 @@ def logp(params):
   return tiny.gather(scores.logp, rows(), bigram.rollout().length)
 
 
-def two_steps(learner):
+def two_steps(functions, watch=True):
   """States around the second of two steps, its metrics, and the batch.
 
   On a rollout that says what its old policy was, so that tokens are clipped.
   """
   rollout = bigram.rollout()
-  functions = updates.Updater(learner, bigram.params(), spec('shared', 2))
   state = functions.init(copied())
-  batch, loss_state, _ = functions.credit(rollout.batch, state.loss_state)
+  functions.epochs = 1
+  batch = functions.with_policies(state, rollout, 0)
+  batch, loss_state, _ = functions.credit(batch, state.loss_state)
   state = state._replace(loss_state=loss_state)
-  chosen = np.arange(bigram.PROMPTS)
-  stack, used = micro_batches.of_rollout(rollout, chosen, spec('shared', 2))
+  chosen, start = np.arange(bigram.PROMPTS), jnp.copy(state.step)
+  stack, used = functions.layout(rollout, chosen)
   for _ in range(2):
     before = jax.tree.map(jnp.copy, state)
     state, measured = functions.train_step(
-      None, state, batch, chosen, stack, used, np.int32(0), True
+      None, state, batch, chosen, stack, used, start, watch
     )
-  batch = losses.prepare(learner.method, batch, before.loss_state)
+  batch = losses.prepare(functions.learner.method, batch, before.loss_state)
   return before, state, metrics.to_scalars(measured), batch
 
 
 @functools.cache
 def stepped():
-  return two_steps(make_learner())
+  return two_steps(plain())
 
 
 def clipped(params, batch):
@@ -212,7 +217,8 @@ def test_the_outward_gradient_is_that_of_the_clipped_tokens(name):
   method = METHOD() if name == 'grpo' else losses.methods.clip_cov(share=0.3)
   assert method.scope == ('row' if name == 'grpo' else 'batch')
   learner = make_learner(method, listening, with_outward=True)
-  before, _, _, batch = two_steps(learner)
+  # Watched once, because the split of an update calls the optimizer too.
+  before, _, _, batch = two_steps(updater(learner), watch=name == 'grpo')
   jax.effects_barrier()
   _, terms = losses.surrogate_loss(
     method, logp(before.params), batch, before.loss_state
@@ -272,7 +278,7 @@ def test_the_difference_of_the_parameters_is_kept_where_it_is_read(monkeypatch):
 
   whole = step_metrics.of_update
   monkeypatch.setattr(step_metrics, 'of_update', of_update)
-  made, state = make(epochs=1, watch_steps=2)
+  made, state = make(1, 2, updater(make_learner()))
   for step in range(2):
     made.lowering(bigram.rollout(), step)['train_step']()
   assert kept == [True, False]
@@ -334,7 +340,7 @@ def test_a_token_with_two_marks_is_clipped_once():
     return optax.GradientTransformationExtraArgs(inner.init, update_fn)
 
   method = losses.methods.deepseek_v3_2(threshold=0.05, kl_coefficient=0.0)
-  two_steps(make_learner(method, listening))
+  two_steps(updater(make_learner(method, listening)), watch=False)
   jax.effects_barrier()
   terms, batch = terms_of(method)
   marks = [
@@ -404,7 +410,7 @@ def test_the_updates_of_a_rollout_are_numbered():
     losses.mean_over_tokens(),
     losses.set_objective(objective, requires=('updates_done',)),
   )
-  made, state = make(watch_steps=0, method=method)
+  made, state = make(3, 0, updater(make_learner(method)))
   state, _ = made(state, bigram.rollout(), 0)
   made(state, bigram.rollout(), 1)
   jax.effects_barrier()
