@@ -232,12 +232,17 @@ MESHES = [
 
 @pytest.mark.parametrize(
   'mesh, dtype, rows, number, most',
-  [(mesh, 'float32', 8, 8, 2**18) for mesh in MESHES]
   # Three rows do not split over the devices, nor do six experts over four.
-  + [(MESHES[2], 'bfloat16', 8, 8, 2**18), (MESHES[2], 'float32', 3, 8, 2**18)]
-  + [(MESHES[3], 'float32', 8, 6, 2**18)]
+  [(MESHES[2], 'float32', 3, 8, 2**18), (MESHES[3], 'float32', 8, 6, 2**18)]
   # In several pieces.
-  + [(MESHES[2], 'float32', 8, 8, 16)],
+  + [(MESHES[2], 'float32', 8, 8, 16)]
+  + [
+    pytest.param(*row, 8, 8, 2**18, marks=pytest.mark.long)
+    for row in [
+      *((mesh, 'float32') for mesh in MESHES),
+      (MESHES[2], 'bfloat16'),
+    ]
+  ],
   ids=str,
 )
 def test_eight_devices_give_the_result_of_one(

@@ -1,5 +1,6 @@
 """A model of the user's own: its record, its scores, what is refused."""
 
+import functools
 import typing
 
 from flax import nnx
@@ -32,15 +33,16 @@ def requests(group=3, options=OPTIONS):
   return sampling.Requests(prompts, [4, 5, 6, 9], group, 2, options)
 
 
-@pytest.fixture(scope='module', params=own_module.KINDS)
-def drawn(request):
-  own = own_module.made(request.param, vocab_size=12)
+@functools.cache
+def drawn(kind):
+  own = own_module.made(kind, vocab_size=12)
   with jax.default_matmul_precision('highest'):
     return own, engine(own).generate(requests())
 
 
-def test_sampler_and_learner_agree(drawn):
-  own, found = drawn
+@pytest.mark.parametrize('kind', own_module.KINDS)
+def test_sampler_and_learner_agree(kind):
+  own, found = drawn(kind)
   asked = requests()
   rows = layout.padded_rows(asked.prompts, found.tokens, found.length, 16)
   with jax.default_matmul_precision('highest'):
@@ -52,17 +54,24 @@ def test_sampler_and_learner_agree(drawn):
   assert np.all(found.version == 5)
 
 
-def test_every_kind_of_cache_draws_the_same_tokens(drawn):
-  _, found = drawn
-  own = own_module.made('no cache', vocab_size=12)
-  expected = engine(own).generate(requests())
+@pytest.mark.parametrize('kind', own_module.KINDS)
+def test_every_kind_of_cache_draws_the_same_tokens(kind):
+  found, expected = drawn(kind)[1], drawn('no cache')[1]
   for name in ('tokens', 'length', 'finish'):
     np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
   np.testing.assert_allclose(found.logp, expected.logp, atol=1e-5)
 
 
-def test_tokens_do_not_depend_on_company(drawn):
-  own, found = drawn
+@pytest.mark.parametrize(
+  'kind',
+  [
+    'mask',
+    pytest.param('causal', marks=pytest.mark.long),
+    pytest.param('no cache', marks=pytest.mark.long),
+  ],
+)
+def test_tokens_do_not_depend_on_company(kind):
+  own, found = drawn(kind)
   asked = requests()
   alone = engine(own, max_rows=3).generate(asked)  # one prompt at a time
   np.testing.assert_array_equal(alone.tokens, found.tokens)
@@ -111,7 +120,7 @@ def test_as_many_prompts_at_once_as_rows_are_allowed(
 
 def test_the_random_numbers_are_those_of_the_local_engine():
   """Our transformer as a foreign model draws what LocalEngine draws."""
-  model = tiny.model()
+  model = tiny.model(num_layers=1)
   params = tiny.params(model)
 
   class Wrapped(nnx.Module):

@@ -57,15 +57,20 @@ def value_and_gradient(rows, implementation, window, cap=None):
 @pytest.mark.parametrize(
   'name, implementation, window',
   [
-    ('packed', 'splash', None),
     ('packed', 'splash', 3),
     ('long', 'splash', None),
     ('shared', 'splash', 3),
     ('packed', 'cudnn', 3),
     ('padded', 'cudnn', None),
-    ('padded', 'cudnn', 3),
-    ('shared', 'cudnn', None),
     ('shared', 'cudnn', 3),
+    *(
+      pytest.param(*row, marks=pytest.mark.long)
+      for row in (
+        ('packed', 'splash', None),
+        ('padded', 'cudnn', 3),
+        ('shared', 'cudnn', None),
+      )
+    ),
   ],
 )
 def test_rows_have_the_portable_value_and_gradient(
@@ -78,7 +83,11 @@ def test_rows_have_the_portable_value_and_gradient(
 
 @pytest.mark.parametrize(
   'name, window, context',
-  [('shared', None, 2), ('packed', None, 2), ('packed', 3, 4)],
+  [
+    ('shared', None, 2),
+    pytest.param('packed', None, 2, marks=pytest.mark.long),
+    pytest.param('packed', 3, 4, marks=pytest.mark.long),
+  ],
 )
 def test_rows_that_are_cut_have_the_value_and_gradient_of_whole_ones(
   name, window, context

@@ -42,13 +42,13 @@ def scores_and_gradient(kind, is_fancy, group=4):
 @pytest.mark.parametrize(
   'kind, is_fancy, group',
   [
-    ('packed', False, 4),
     ('packed', True, 4),
     ('packed', False, 1),
     ('copied', True, 4),
-    ('shared', False, 4),
     ('shared', True, 4),
     ('shared', False, 1),
+    pytest.param('packed', False, 4, marks=pytest.mark.long),
+    pytest.param('shared', False, 4, marks=pytest.mark.long),
   ],
 )
 def test_layouts_agree_with_padded_rows(kind, is_fancy, group):

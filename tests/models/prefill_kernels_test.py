@@ -89,7 +89,15 @@ def test_each_device_does_its_own_prompts_and_heads():
     np.testing.assert_allclose(got[inside], expected[inside], atol=2e-6)
 
 
-@pytest.mark.parametrize('changes', [{}, tiny.FANCY], ids=['plain', 'fancy'])
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {'num_layers': 2},
+    {**tiny.FANCY, 'num_layers': 3},
+    pytest.param(tiny.FANCY, marks=pytest.mark.long),
+  ],
+  ids=['plain', 'fancy', 'deep'],
+)
 def test_prefill_agrees_with_the_learner_whatever_computes_it(
   changes, monkeypatch
 ):

@@ -83,7 +83,11 @@ def test_attention_is_computed_once_more_under_layer_alone():
   assert kept - none == 2 * tokens * 64 * (4 * heads + 2 * DEEP.mlp_width)
 
 
-@pytest.mark.parametrize('changes', [{}, tiny.FANCY], ids=['plain', 'fancy'])
+@pytest.mark.parametrize(
+  'changes',
+  [{}, pytest.param(tiny.FANCY, marks=pytest.mark.long)],
+  ids=['plain', 'fancy'],
+)
 def test_gradients_do_not_depend_on_the_policy(changes):
   rows = layout.shared_prompt(*tiny.ragged(), 8)
   found = []

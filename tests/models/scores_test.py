@@ -27,7 +27,10 @@ def test_token_scores_closed_form():
   assert scores.token_scores(logits, target, False).entropy is None
 
 
-@pytest.mark.parametrize('chunk_tokens', [1, 5, 72, 1000])
+@pytest.mark.parametrize(
+  'chunk_tokens',
+  [5, 1000, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 72))],
+)
 def test_chunks_change_nothing(chunk_tokens):
   model = tiny.model()
   params = tiny.params(model)
@@ -120,7 +123,14 @@ def test_the_fewest_positions_meet_the_vocabulary(kind, monkeypatch):
   assert seen == [expected]
 
 
-@pytest.mark.parametrize('kind', ['padded', 'shared', 'packed'])
+@pytest.mark.parametrize(
+  'kind',
+  [
+    'shared',
+    pytest.param('padded', marks=pytest.mark.long),
+    pytest.param('packed', marks=pytest.mark.long),
+  ],
+)
 def test_forward_mode_is_the_transpose_of_reverse_mode(kind):
   """<c, J v> = <J^T c, v>, and the same scores."""
   model = tiny.model()

@@ -16,7 +16,7 @@ from grpo_jax.planning import hlo
 from grpo_jax.sampling import _prepare
 from tests import tiny
 
-SHAPE = dict(num_layers=2, num_heads=8, head_dim=4)
+SHAPE = dict(num_layers=1, num_heads=8, head_dim=4)
 OPTIONS = sampling.Sampling(max_tokens=12, eos_ids=tuple(range(6)))
 
 
@@ -52,7 +52,7 @@ def on_one_device():
     pytest.param(1, (2, 4, 1, 1, 1), 8, marks=pytest.mark.long),
     pytest.param(2, (2, 2, 1, 1, 2), 4, marks=pytest.mark.long),
     (4, (2, 1, 1, 1, 4), 8),  # two heads are not divided by 4: caches by rows
-    (8, (1, 1, 1, 1, 8), 8),
+    pytest.param(8, (1, 1, 1, 1, 8), 8, marks=pytest.mark.long),
   ],
 )
 def test_more_of_tensor_changes_no_token(tensor, shape, shards):
@@ -167,7 +167,9 @@ def test_decoding_sends_no_cache():
   assert 0 < max(one.bytes for one in found) < keys
 
 
-@pytest.mark.parametrize('tensor', [1, 2, 8])
+@pytest.mark.parametrize(
+  'tensor', [pytest.param(1, marks=pytest.mark.long), 2, 8]
+)
 def test_weights_go_to_the_sampler_layer_by_layer(tensor):
   """Sent at most once, and with room for one layer on its way."""
   made, params, programs = lowering(tensor, 'prepare')

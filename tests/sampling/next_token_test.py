@@ -5,11 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from grpo_jax import sampling as sampling_lib
 from grpo_jax.sampling import Sampling
 from grpo_jax.sampling import _vocabulary
-from grpo_jax.sampling import next_token
 
 pytestmark = pytest.mark.quick
+
+# One program; each single operation would be one of its own.
+next_token = jax.jit(sampling_lib.next_token, static_argnames='sampling')
 
 PROBABILITY = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
 

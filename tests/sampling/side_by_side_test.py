@@ -36,7 +36,7 @@ def test_pieces_have_enough_rows(given, number):
 
 
 def engine(cores, **options):
-  model = tiny.model()
+  model = tiny.model(num_layers=1)
   options = {'prompt_buckets': (8,), 'completion_buckets': (8, 16)} | options
   made = sampling.LocalEngine(model, seed=0, cores=cores, **options)
   made.load(tiny.params(model), version=3)
@@ -55,8 +55,17 @@ def divided(monkeypatch):
   monkeypatch.setattr(_side_by_side, '_LEAST_WORK', 0)
 
 
-@pytest.mark.parametrize('cores', [2, 3, 5])
-@pytest.mark.parametrize('max_rows', [4096, 8])
+@pytest.mark.parametrize(
+  'cores, max_rows',
+  [
+    (3, 4096),
+    (2, 8),
+    *(
+      pytest.param(*case, marks=pytest.mark.long)
+      for case in ((2, 4096), (5, 4096), (3, 8), (5, 8))
+    ),
+  ],
+)
 def test_pieces_draw_what_the_whole_draws(cores, max_rows, divided):
   whole = engine(1, max_rows=max_rows).generate(requests())
   told, thread = [], []

@@ -4,6 +4,7 @@ The cases lie on the edges: of shards, of blocks, of the random numbers.
 """
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -110,18 +111,29 @@ def assert_drawn_as_whole(logits, uniform, options, mesh):
   return got[0]
 
 
+# Each filter has code of its own, and 4100 is no whole number of blocks.
+IN_THE_SUITE = {
+  ('tensor=4,data=2', 4100, name)
+  for name in ('none', 'greedy min_tokens', 'top_k of all', 'top_p', 'min_p')
+} | {('tensor=4,data=2', 64, 'all'), ('tensor=4,data=2', 4100, 'all')}
+
+
 @pytest.mark.parametrize(
-  'mesh, filters',
-  [(mesh, 'all') for mesh in MESHES]
-  + [('tensor=4,data=2', name) for name in FILTERS if name != 'all'],
+  'mesh, vocab, filters',
+  [
+    pytest.param(*case, marks=() if case in IN_THE_SUITE else pytest.mark.long)
+    for case in itertools.product(MESHES, (64, 4100), FILTERS)
+    if case[0] == 'tensor=4,data=2' or case[2] == 'all'
+  ],
 )
-def test_a_split_vocabulary_draws_the_tokens_of_a_whole_one(mesh, filters):
+def test_a_split_vocabulary_draws_the_tokens_of_a_whole_one(
+  mesh, vocab, filters
+):
   options = sampling.Sampling(max_tokens=9, **FILTERS[filters])
   devices = sharding.make_mesh(**MESHES[mesh])
-  for vocab in (64, 4100):  # 4100: of no whole number of blocks
-    for uniform in UNIFORM.values():
-      for logits in (random_logits(vocab), edges(vocab)):
-        assert_drawn_as_whole(logits, uniform, options, devices)
+  for uniform in UNIFORM.values():
+    for logits in (random_logits(vocab), edges(vocab)):
+      assert_drawn_as_whole(logits, uniform, options, devices)
 
 
 def test_every_shard_draws():
@@ -143,7 +155,7 @@ def test_what_a_mesh_does_not_divide_is_drawn_too(rows, vocab):
     with sharding.use(mesh):
       return sampling.next_token(*given, options)
 
-  expected = sampling.next_token(*given, options)
+  expected = jax.jit(sampling.next_token, static_argnums=3)(*given, options)
   got = jax.jit(run)(*jax.device_put(given, sharding.replicated(mesh)))
   for x, y in zip(got, expected, strict=True):
     np.testing.assert_allclose(x, y, atol=1e-5)
@@ -152,7 +164,7 @@ def test_what_a_mesh_does_not_divide_is_drawn_too(rows, vocab):
 def sent(program, options, **axes):
   """The collectives of a program of the engine, and rows on each device."""
   mesh = sharding.make_mesh(**axes)
-  model = tiny.model(vocab_size=8192)
+  model = tiny.model(vocab_size=8192, num_layers=1)
   engine = sampling.LocalEngine(model, 0, (4,), (8,), mesh=mesh)
   shapes = jax.eval_shape(model.init, jax.random.key(0))
   place = sharding.of_params(mesh, shapes, model.logical_axes)
@@ -166,9 +178,28 @@ def sent(program, options, **axes):
   return found.collectives(), 16 // sharding.row_shards(mesh)
 
 
-@pytest.mark.parametrize('program', ['decode', 'prefill'])
-@pytest.mark.parametrize('tensor', [2, 4])
-@pytest.mark.parametrize('filters', ['none', 'greedy', 'all'])
+@pytest.mark.parametrize(
+  'filters, tensor, program',
+  [
+    ('none', 4, 'decode'),
+    ('all', 2, 'decode'),
+    ('all', 4, 'prefill'),
+    *(
+      pytest.param(*case, marks=pytest.mark.long)
+      for case in (
+        ('none', 2, 'decode'),
+        ('none', 2, 'prefill'),
+        ('none', 4, 'prefill'),
+        ('greedy', 2, 'decode'),
+        ('greedy', 2, 'prefill'),
+        ('greedy', 4, 'decode'),
+        ('greedy', 4, 'prefill'),
+        ('all', 2, 'prefill'),
+        ('all', 4, 'decode'),
+      )
+    ),
+  ],
+)
 def test_no_logits_are_sent(filters, tensor, program):
   options = sampling.Sampling(max_tokens=8, **FILTERS[filters])
   found, rows = sent(program, options, data=2, tensor=tensor)

@@ -50,10 +50,10 @@ def load(folder, **options):
 @pytest.mark.parametrize(
   'name',
   [
-    'gemma3',
-    'llama',
     'qwen2',
     'qwen3_moe',
+    pytest.param('gemma3', marks=pytest.mark.long),
+    pytest.param('llama', marks=pytest.mark.long),
   ],
 )
 def test_on_a_mesh_the_arrays_are_the_same(name):

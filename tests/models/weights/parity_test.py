@@ -56,7 +56,15 @@ def test_a_group_that_shares_its_prompt_has_the_same_log_probabilities(name):
     np.testing.assert_allclose(completion, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize('name', ['gemma3', 'gemma2', 'qwen2', 'qwen3_moe'])
+@pytest.mark.parametrize(
+  'name',
+  [
+    'gemma3',
+    'qwen3_moe',
+    pytest.param('gemma2', marks=pytest.mark.long),
+    pytest.param('qwen2', marks=pytest.mark.long),
+  ],
+)
 def test_prefill_and_decode_continue_the_same(name):
   """Beyond windows, in caches of their length, and with scaled positions."""
   one = golden.golden(name)
