@@ -10,6 +10,10 @@ from grpo_jax import losses
 from grpo_jax import models
 from grpo_jax import optim
 from grpo_jax import sharding
+from grpo_jax.learner import gradient
+from grpo_jax.learner import step
+from grpo_jax.learner import token_shards
+from grpo_jax.learner import updates
 from grpo_jax.learner.types import Learner
 from grpo_jax.models import layout
 from grpo_jax.models.layout import LayoutSpec
@@ -78,6 +82,27 @@ def bigram_learner(method, optimizer=None, mesh=(1, 1, 1), **changes):
 def bigram_rollout(seed=0, **options):
   """`make_rollout` for it: the same lengths, rewards and distances."""
   return make_rollout(seed, **options, of_bigram=True)
+
+
+def lowered_gradient(learner, params, rows, example):
+  """What `gradient.of_batch` is compiled from, from shapes alone.
+
+  Half of an update's program: without the optimizer and the metrics.
+  """
+  made = updates.Updater(learner, params, rows)
+  method, chosen = learner.method, np.arange(len(example.prompts))
+
+  def run(params, batch, *of_rows):
+    with sharding.use(learner.mesh):
+      batch, state, _ = step.credit(learner, batch, method.init())
+      batch = losses.prepare(method, batch, state)
+      return gradient.of_batch(learner, params, state, batch, *of_rows)
+
+  batch = losses.with_required(method, example.batch)
+  batch = token_shards.placed(learner.mesh, batch, abstract=True)
+  of_rows = made.abstract_layout(example, chosen)
+  jitted = jax.jit(run, compiler_options=sharding.COMPILER_OPTIONS)
+  return jitted.lower(made.abstract.params, batch, *of_rows)
 
 
 def _tiny_logp(rows, length):

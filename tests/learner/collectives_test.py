@@ -4,7 +4,9 @@ Bytes are those of the results of collectives on one device, times how often
 each runs. What is needed is written out in `needed`.
 """
 
+import functools
 import math
+import re
 
 import jax
 import numpy as np
@@ -46,9 +48,9 @@ MORE = [  # every mesh, and with every axis the third policy
 ]
 
 
-def compiled(mesh, monkeypatch, **changes):
+@functools.cache
+def compiled(mesh, **changes):
   """The program of an update in two micro-batches and several chunks."""
-  monkeypatch.setattr(scores, 'chunk_positions', lambda *_: 12)
   changes = {'vocab_size': VOCAB, **changes}
   learner = make_learner(METHODS['grpo'](), mesh, optax.sgd(0.1), **changes)
   params = jax.eval_shape(tiny.model(**changes).init, jax.random.key(0))
@@ -57,8 +59,10 @@ def compiled(mesh, monkeypatch, **changes):
   chosen = next(made.optimizer_batches(example, 0))
   layout, used = made.abstract_layout(example, chosen)
   assert layout.tokens.shape == (MICRO, ROWS, COLUMNS) and used == MICRO
-  text = made.lowering(example)['train_step']().compile().as_text()
-  return hlo.Program(text, used, math.prod(mesh)), made.abstract.params
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(scores, 'chunk_positions', lambda *_: 12)
+    text = made.lowering(example)['train_step']().compile().as_text()
+  return hlo.Program(text, used, math.prod(mesh)), made.abstract.params, text
 
 
 def found(program):
@@ -119,18 +123,18 @@ def needed(params, mesh, remat):
     ('data x fsdp x tensor', 'layer'),
   ],
 )
-def test_an_update_sends_what_it_needs(name, remat, monkeypatch):
-  sends_what_it_needs(SIZES[name], remat, monkeypatch)
+def test_an_update_sends_what_it_needs(name, remat):
+  sends_what_it_needs(SIZES[name], remat)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize('name, remat', MORE, ids=str)
-def test_so_it_does_on_more_meshes(name, remat, monkeypatch):
-  sends_what_it_needs(SIZES[name], remat, monkeypatch)
+def test_so_it_does_on_more_meshes(name, remat):
+  sends_what_it_needs(SIZES[name], remat)
 
 
-def sends_what_it_needs(mesh, remat, monkeypatch):
-  program, params = compiled(mesh, monkeypatch, remat=remat)
+def sends_what_it_needs(mesh, remat):
+  program, params, _ = compiled(mesh, remat=remat)
   sent, limits = found(program), needed(params, mesh, remat)
   for kind in hlo.KINDS:
     limit = 1.02 * limits.get(kind, 0)
@@ -140,10 +144,12 @@ def sends_what_it_needs(mesh, remat, monkeypatch):
   assert sum(sent.values()) > 0.3 * sum(limits.values()), (sent, limits)
 
 
-def test_gradients_are_summed_in_float32_under_bfloat16(monkeypatch):
-  program, params = compiled(
-    (2, 4, 1), monkeypatch, compute_dtype='bfloat16', remat='layer'
-  )
+def in_bfloat16():
+  return compiled((2, 4, 1), compute_dtype='bfloat16', remat='layer')
+
+
+def test_gradients_are_summed_in_float32_under_bfloat16():
+  program, params, _ = in_bfloat16()
   summed = [
     one
     for one in program.collectives()
@@ -159,3 +165,24 @@ def test_gradients_are_summed_in_float32_under_bfloat16(monkeypatch):
     ),
     rtol=0.1,
   )
+
+
+@pytest.mark.quick
+def test_data_shards_move_weights_and_not_activations():
+  """8 rows of 16 columns, width 32: none of these move, weights do."""
+  pattern = rf' = (.*?) (?:{"|".join(hlo.KINDS)})(?:-start)?\('
+  moved = [
+    tuple(size for size in map(int, shape.split(',')) if size > 1)
+    for result in re.findall(pattern, in_bfloat16()[2])
+    for shape in re.findall(r'\w+\[([\d,]+)\]', result)
+  ]
+  assert len(moved) > 4
+  logits = [shape for shape in moved if shape[-1:] == (VOCAB,)]
+  # The output layer itself, and each shard's part of its gradient.
+  assert logits and {*logits} <= {(32, VOCAB), (32 // 4, VOCAB)}
+  activations = [
+    shape
+    for shape in moved
+    if COLUMNS in shape and math.prod(shape) >= 2 * COLUMNS * 32
+  ]
+  assert not activations, activations

@@ -128,23 +128,34 @@ def of_reinforce(optimizer):
   return updates.Updater(learner, bigram.params(), spec('padded', 8))
 
 
-@pytest.mark.parametrize(
-  'takes_shards',
-  [
-    pytest.param(True, marks=pytest.mark.quick),
-    # What `methods_test` has on eight devices, too.
-    pytest.param(False, marks=pytest.mark.long),
-  ],
-)
-def test_eight_devices_give_the_result_of_one(takes_shards):
+@pytest.mark.quick
+def test_eight_devices_give_the_result_of_one():
   """data x fsdp x tensor = 2 x 2 x 2 against 1 x 1 x 1."""
+
+  def make(mesh):
+    return bigram_learner(METHODS['grpo'](), optax.sgd(0.1), mesh)
+
+  eight_are_one(make, bigram.params(), bigram_rollout())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('takes_shards', [True, False])
+def test_so_they_do_with_a_transformer(takes_shards):
+  def make(mesh):
+    # Plain descent: Adam's first step is a sign, which amplifies rounding.
+    return make_learner(
+      METHODS['grpo'](), mesh, optax.sgd(0.1), takes_shards=takes_shards
+    )
+
+  eight_are_one(make, PARAMS, make_rollout())
+
+
+def eight_are_one(make, params, rollout):
   results = []
   for mesh in ((1, 1, 1), (2, 2, 2)):
-    # Plain descent: Adam's first step is a sign, which amplifies rounding.
-    learner = make_learner(
-      METHODS['entropy'](), mesh, optax.sgd(0.1), takes_shards=takes_shards
+    state, measured = one_step(
+      make(mesh), rollout, params, cut=spec('shared', 4)
     )
-    state, measured = one_step(learner, make_rollout(), cut=spec('shared', 4))
     results.append((jax.device_get(state.params), metrics.to_scalars(measured)))
   spread = jax.tree.leaves(state.params)
   assert any(len(x.sharding.device_set) == 8 for x in spread)
@@ -154,9 +165,7 @@ def test_eight_devices_give_the_result_of_one(takes_shards):
     np.testing.assert_allclose(
       results[1][1][metric], value, rtol=1e-4, atol=1e-5
     )
-  moved = jax.tree.map(
-    lambda a, b: np.abs(a - b).max(), *results[0][:1], PARAMS
-  )
+  moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), results[0][0], params)
   assert max(jax.tree.leaves(moved)) > 1e-4
 
 
@@ -299,14 +308,8 @@ def collectives(mesh):
   ]
 
 
-@pytest.mark.parametrize(
-  'mesh',
-  [
-    pytest.param((2, 4, 1), marks=pytest.mark.quick),
-    pytest.param((1, 4, 1), marks=pytest.mark.long),
-    pytest.param((4, 1, 1), marks=pytest.mark.long),
-  ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize('mesh', [(2, 4, 1), (1, 4, 1), (4, 1, 1)])
 def test_data_shards_move_weights_and_not_activations(mesh):
   """8 rows of 14 positions, width 32: none of these move, weights do."""
   moved = collectives(mesh)

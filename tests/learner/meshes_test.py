@@ -22,6 +22,7 @@ from tests import bigram
 from tests import runs
 from tests import tiny
 from tests.learning import METHODS
+from tests.learning import lowered_gradient
 from tests.learning import make_learner
 from tests.learning import make_rollout
 from tests.learning import spec
@@ -139,17 +140,18 @@ def test_two_stages_gather_and_sum_the_same(monkeypatch):
   assert set(stages) == {2}
 
 
-def temporaries(context=1, **changes):
-  """Bytes that the update of one long row needs on a device."""
+COLUMNS = 1024  # of the one long row
+
+
+def temporaries(context=1, tensor=1, **changes):
+  """Bytes that the gradient of one long row needs on a device."""
   changes = dict(vocab_size=64, num_layers=8, remat='none') | changes
-  mesh = dict(context=context, tensor=changes.pop('tensor', 1))
+  mesh = dict(context=context, tensor=tensor)
   learner = make_learner(METHODS['grpo'](), mesh=mesh, **changes)
-  model = tiny.model(**changes)
-  params = jax.eval_shape(model.init, jax.random.key(0))
+  params = jax.eval_shape(tiny.model(**changes).init, jax.random.key(0))
   rows = layouts.LayoutSpec('padded', 1, prompt_buckets=(64,), parts=context)
-  made = updates.Updater(learner, params, rows)
-  example = rollout_lib.blank(1, 1, 64, 960, 1, (960,))
-  lowered = made.lowering(example)['train_step']()
+  example = rollout_lib.blank(1, 1, 64, COLUMNS - 64, 1, (COLUMNS - 64,))
+  lowered = lowered_gradient(learner, params, rows, example)
   return lowered.compile().memory_analysis().temp_size_in_bytes
 
 
@@ -162,15 +164,12 @@ def test_the_memory_of_activations_falls_with_the_parts_of_rows():
 def test_the_memory_of_the_residual_stream_falls_with_tensor():
   """What of it is kept of each further layer, at least .8 of what it could."""
 
-  def of_a_layer(tensor):
-    few, many = (
-      temporaries(remat='layer', num_layers=number, tensor=tensor)
-      for number in (8, 72)
-    )
-    return (many - few) / 64
-
-  whole, halves = of_a_layer(1), of_a_layer(2)
-  print('WHOLE', whole, halves)
+  few, many = (
+    temporaries(remat='layer', num_layers=number, tensor=2)
+    for number in (8, 72)
+  )
+  halves = (many - few) / 64
+  whole = COLUMNS * tiny.CONFIG.width * 4  # float32
   assert whole / halves > 0.8 * 2, (whole, halves)
 
 

@@ -85,10 +85,10 @@ METHODS = {
   'controlled': Entry(controlled, (*clipped, 'kl_ref', 'kl_ref_k3')),
 }
 
-# Of what the learner treats differently: they need the sampler, the entropy of
-# the old policy, the whole batch at once, or everything. The tests of losses
-# compare each method with its loop, and add it up from parts.
-SOME = {'deepseek_v3_2', 'forking_tokens', 'clip_cov', 'controlled'}
+# Of what the learner treats differently: they need the sampler, the whole batch
+# at once, or everything. The tests of losses compare each method with its loop,
+# and add it up from parts.
+SOME = {'deepseek_v3_2', 'clip_cov', 'controlled'}
 
 
 def rows(names):

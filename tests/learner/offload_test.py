@@ -45,7 +45,7 @@ def updater(optimizer, mesh=(1, 1, 1), **offloaded):
     epochs=2,
     refresh_steps=2,
     refresh_weight=0.5,
-    watch_steps=2,
+    watch_steps=1,
   )
 
 
@@ -86,7 +86,7 @@ def kinds(tree):
   ],
 )
 def test_nothing_changes_but_where_arrays_lie(optimizer, mesh):
-  """Over several rollouts, updates and refreshes, one of them watched."""
+  """Over several rollouts that are watched, updates and refreshes."""
   state, measured = trained(updater(optimizer, mesh))
   used = away() if optimizer is plain else updater(optimizer, mesh, **AWAY)
   moved, also = trained(used)

@@ -195,7 +195,11 @@ def test_noise_goes_by_seed_and_step():
 
 @pytest.mark.parametrize(
   'method',
-  [controlled(), methods.clip_cov(), methods.deepseek_v3_2(policy='sampler')],
+  [
+    pytest.param(controlled(), marks=pytest.mark.long),
+    pytest.param(methods.clip_cov(), marks=pytest.mark.long),
+    methods.deepseek_v3_2(policy='sampler'),
+  ],
   ids=['controlled', 'clip_cov', 'deepseek_v3_2'],
 )
 def test_memory_can_be_asked_before_anything_is_scored(method):

@@ -36,6 +36,17 @@ def unscored(seed=0, **options):
   return rollout._replace(batch=rollout.batch._replace(logp_old=None))
 
 
+def sampled(log_kept=0.0):
+  """As a sampler gives it whose log-probabilities are those of the learner."""
+  rollout = unscored(reward=np.eye(4))  # no batch without advantages
+  exact = np.asarray(of_grpo().score(bigram.params(), rollout).logp)
+  kept = np.full(exact.shape, log_kept, np.float32)
+  batch = rollout.batch._replace(
+    logp_sampler=exact - kept, extras={'log_kept': kept}
+  )
+  return rollout._replace(batch=batch)
+
+
 def updater(learner, kind='shared', micro_rows=1, **options):
   rows = spec(kind, micro_rows)
   return updates.Updater(learner, bigram.params(), rows, **options)
@@ -103,7 +114,9 @@ def test_the_ratio_is_one_in_bf16_too(kind):
   assert scalars['clipped_high'] == scalars['clipped_low'] == 0
 
 
-@pytest.mark.parametrize('kind', ['shared', 'packed', 'padded'])
+@pytest.mark.parametrize(
+  'kind', ['shared', 'packed', pytest.param('padded', marks=pytest.mark.long)]
+)
 def test_rows_that_are_gathered_on_the_devices_are_the_rows_of_one_host(kind):
   rollout = unscored()
   batch = rollout.batch
@@ -132,8 +145,7 @@ def test_rows_that_are_gathered_on_the_devices_are_the_rows_of_one_host(kind):
 
 
 def test_several_batches_and_epochs_move_the_ratio():
-  rollout = unscored(reward=np.eye(4))  # no batch without advantages
-  made = of_grpo()
+  rollout, made = sampled(), of_grpo()
   chosen = list(made.optimizer_batches(rollout, step=7))
   assert len(chosen) == 6
   for epoch in range(3):
@@ -271,13 +283,8 @@ def test_an_optimizer_may_compute_in_another_dtype():
 
 
 def test_the_sampler_gap_is_neither_filter_nor_drift():
-  rollout, made = unscored(reward=np.eye(4)), of_grpo()
-  exact = np.asarray(made.score(bigram.params(), rollout).logp)
-  log_kept = np.full(exact.shape, -0.7, np.float32)
-  batch = rollout.batch._replace(
-    logp_sampler=exact - log_kept, extras={'log_kept': log_kept}
-  )
-  _, measured = made(begun(made), rollout._replace(batch=batch), 0)
+  made = of_grpo()
+  _, measured = made(begun(made), sampled(log_kept=-0.7), 0)
   scalars = metrics.to_scalars(measured)
   assert scalars['kl_old_k3'] > 1e-4  # the policy has moved
   assert scalars['sampler_gap_max'] < 1e-4
