@@ -1,8 +1,10 @@
 """Objects given in Python: what is refused, marked and recorded."""
 
 import ast
+import contextlib
 import dataclasses
 import functools
+import io
 import json
 import re
 import subprocess
@@ -296,23 +298,22 @@ text = 'def reward(p, c, e, known=frozenset("abcdef")): return c in {"a", "b"}'
 exec(text, names)
 print(provenance.of_function(names['reward'])['sha256'])
 print(provenance.of_method(losses.methods.dapo())['sha256'])
-print(provenance.of_records([{'tags': {'x', 'y', 'z'}}])['sha256'])
+print(provenance.of_records([{'tags': set('uvwxyz')}])['sha256'])
 """
 
 
 def test_hashes_are_the_same_in_every_process():
-  """Python orders sets of texts differently in each."""
-  printed = [
-    subprocess.run(
-      [sys.executable, '-c', HASHES],
-      env={**cli.environment(), 'PYTHONHASHSEED': seed},
-      capture_output=True,
-      check=True,
-      text=True,
-    ).stdout
-    for seed in ('1', '2', '3')
-  ]
-  assert len(printed[0].split()) == 3 and len(set(printed)) == 1
+  """Python orders sets of texts differently in each, as in this one."""
+  done = subprocess.run(
+    [sys.executable, '-c', HASHES],
+    env={**cli.environment(), 'PYTHONHASHSEED': '1'},
+    capture_output=True,
+    check=True,
+    text=True,
+  )
+  with contextlib.redirect_stdout(io.StringIO()) as printed:
+    exec(HASHES, {})
+  assert len(done.stdout.split()) == 3 and done.stdout == printed.getvalue()
 
 
 def test_a_hash_of_data_covers_its_ends():
