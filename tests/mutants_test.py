@@ -8,7 +8,7 @@ import pytest
 
 from tests import mutants
 
-ORACLE = 'tests.losses.oracle_test::test_value_and_gradient'
+ORACLE = 'tests.losses.properties_test::test_value_and_gradient'
 CHAIN = 'tests.losses.chain_test::test'
 OPS = 'tests.losses.ops_test::test'
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from grpo_jax import losses
 from grpo_jax.losses import contrib
@@ -265,10 +266,17 @@ ONCE_EACH = list({e.name.split('-')[0]: e for e in TABLE}.values())
 """Without other arguments of the same: for properties that take a compile."""
 
 
-def by_name(entries):
-  """Arguments of `pytest.mark.parametrize`."""
+def by_name(entries, long=()):
+  """Arguments of `pytest.mark.parametrize`; all of one entry run together.
+
+  The rows of the entries in `long` are marked so.
+  """
+  marked = lambda entry: pytest.param(entry, marks=pytest.mark.long)
   return dict(
-    argnames='entry', argvalues=entries, ids=[entry.name for entry in entries]
+    argnames='entry',
+    argvalues=[marked(e) if e in long else e for e in entries],
+    ids=[entry.name for entry in entries],
+    scope='module',  # tests with an entry in common are put together
   )
 
 
