@@ -137,7 +137,10 @@ def called(kernel, arrays, monkeypatch):
   return found
 
 
-@pytest.mark.parametrize('heads, size, width', [(4, 64, 128), (2, 128, 128)])
+@pytest.mark.parametrize(
+  'heads, size, width',
+  [(4, 64, 128), pytest.param(2, 128, 128, marks=pytest.mark.long)],
+)
 def test_as_many_heads_as_fill_the_lanes_are_read(
   heads, size, width, monkeypatch
 ):
@@ -207,8 +210,20 @@ deprecated_triton = pytest.mark.filterwarnings(
 
 
 @deprecated_triton
-@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize('sizes', [(3, 8, 14, 2, 64, 1536), SIZES[2]])
+@pytest.mark.parametrize(
+  'sizes, dtype',
+  [
+    ((3, 8, 14, 2, 64, 1536), jnp.bfloat16),
+    (SIZES[2], jnp.float32),
+    *(
+      pytest.param(*row, marks=pytest.mark.long)
+      for row in (
+        ((3, 8, 14, 2, 64, 1536), jnp.float32),
+        (SIZES[2], jnp.bfloat16),
+      )
+    ),
+  ],
+)
 def test_decode_is_lowered_for_each_platform(sizes, dtype):
   arrays = ring(sizes, dtype)
   run = lambda *arrays: kernels.attend_recent(*arrays)
@@ -223,9 +238,9 @@ def test_decode_is_lowered_for_each_platform(sizes, dtype):
   [
     (4, 2, '1,10,1,16'),
     # What does not split over 4 shards of rows and 2 of heads stays whole.
-    (4, 1, '1,10,1,16'),
     (4, 3, '1,10,3,16'),
     (6, 2, '6,10,1,16'),
+    pytest.param(4, 1, '1,10,1,16', marks=pytest.mark.long),
   ],
 )
 def test_each_device_does_its_own_rows_and_heads(rows, kv_heads, share):

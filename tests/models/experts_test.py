@@ -191,7 +191,9 @@ def of_part(most, monkeypatch, dtype='float32', parts=6):
   return run.lower(*given), given
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize(
+  'dtype', ['float32', pytest.param('bfloat16', marks=pytest.mark.long)]
+)
 def test_pieces_change_no_gradient(dtype, monkeypatch):
   whole, given = of_part(2**18, monkeypatch, dtype)
   pieces, _ = of_part(100, monkeypatch, dtype)

@@ -20,7 +20,11 @@ def logp(model, params):
   return jax.jit(lambda p: models.score(model, p, ROWS).logp)(params)
 
 
-@pytest.mark.parametrize('changes', [{}, tiny.FANCY], ids=['plain', 'fancy'])
+@pytest.mark.parametrize(
+  'changes',
+  [pytest.param({}, marks=pytest.mark.long), tiny.FANCY],
+  ids=['plain', 'fancy'],
+)
 def test_merged_weights_are_the_same_function(changes):
   model = tiny.model(**changes, lora=ADAPTERS)
   params = tiny.params(model)  # both factors are off 0

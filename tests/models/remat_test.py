@@ -51,6 +51,7 @@ def compiled(remat, layers=DEEP.num_layers):
   return jax.jit(jax.grad(loss)).lower(params, tokens).compile()
 
 
+@pytest.mark.long
 def test_each_policy_keeps_less_than_the_one_before():
   def temporary(remat, layers):
     memory: Any = compiled(remat, layers).memory_analysis()

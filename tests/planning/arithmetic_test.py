@@ -40,10 +40,13 @@ def parts(mesh=None, **changes):
 @pytest.mark.parametrize(
   'changes',
   [
-    {},
+    pytest.param({}, marks=pytest.mark.long),
     {'learner.method': 'grpo', 'learner.method_kwargs': {'kl_coefficient': 1}},
     {'lora.rank': 2, 'lora.base_dtype': 'bfloat16'},
-    {'model.tied_embeddings': True, 'model.compute_dtype': 'bfloat16'},
+    pytest.param(
+      {'model.tied_embeddings': True, 'model.compute_dtype': 'bfloat16'},
+      marks=pytest.mark.long,
+    ),
   ],
   ids=['plain', 'reference', 'lora', 'tied'],
 )
@@ -120,9 +123,20 @@ def test_rows_are_those_of_the_layout(changes):
     assert found.completions > 1  # behind each other in one row
 
 
-@pytest.mark.parametrize('remat', ['none', 'layer', 'attention'])
 @pytest.mark.parametrize(
-  'program', ['train_step', 'score_all', 'decode', 'prefill', 'adapters']
+  'program, remat',
+  [
+    ('train_step', 'layer'),
+    ('score_all', 'none'),
+    ('decode', 'none'),
+    ('prefill', 'none'),
+    *(
+      pytest.param(program, remat, marks=pytest.mark.long)
+      for program in ('train_step', 'adapters')
+      for remat in ('none', 'layer', 'attention')
+      if (program, remat) != ('train_step', 'layer')
+    ),
+  ],
 )
 def test_operations_are_those_of_compiled_programs(program, remat):
   changes = {'model.remat': remat, 'learner.epochs': 2}

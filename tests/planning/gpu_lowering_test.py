@@ -60,8 +60,12 @@ def lowered(parts, program):
   [
     ('prefill', {'__cudnn$fmhaSoftmax'}),
     ('decode', {'__gpu$xla.gpu.triton'}),
-    ('train_step', {'__cudnn$fmhaSoftmax', '__cudnn$fmhaSoftmaxBackward'}),
     ('regroup', set()),
+    pytest.param(
+      'train_step',
+      {'__cudnn$fmhaSoftmax', '__cudnn$fmhaSoftmaxBackward'},
+      marks=pytest.mark.long,
+    ),
   ],
 )
 def test_programs_are_lowered_with_the_kernels_of_gpus(program, kernels):
@@ -91,8 +95,22 @@ def test_afterwards_jax_asks_for_a_gpu_again():
     programs.of_run(parts)['prefill']()
 
 
-@pytest.mark.parametrize('program', ['prefill', 'decode', 'train_step'])
-@pytest.mark.parametrize('mesh', ['fsdp=4,tensor=2', 'data=2,fsdp=2,tensor=2'])
+@pytest.mark.parametrize(
+  'program, mesh',
+  [
+    ('prefill', 'fsdp=4,tensor=2'),
+    ('train_step', 'data=2,fsdp=2,tensor=2'),
+    *(
+      pytest.param(*row, marks=pytest.mark.long)
+      for row in (
+        ('prefill', 'data=2,fsdp=2,tensor=2'),
+        ('decode', 'fsdp=4,tensor=2'),
+        ('decode', 'data=2,fsdp=2,tensor=2'),
+        ('train_step', 'fsdp=4,tensor=2'),
+      )
+    ),
+  ],
+)
 def test_operations_are_those_of_arithmetic(program, mesh):
   parts = run(mesh)
   found = lowered(parts, program)

@@ -10,6 +10,7 @@ from tests.planning.estimates import config
 from tests.planning.estimates import estimate
 
 
+@pytest.mark.long
 def test_what_could_not_be_compiled_is_not_taken_to_fit(monkeypatch):
   failed = compiling.Compiled(error='Check failed: of XLA')
   monkeypatch.setattr(
@@ -59,6 +60,7 @@ def test_a_search_finds_rows_for_all_devices(capsys):
   assert flags.replace(' ', '') in said
 
 
+@pytest.mark.long
 def test_a_search_compiles_in_the_order_of_its_estimates(monkeypatch):
   asked = []
 

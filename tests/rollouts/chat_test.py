@@ -52,10 +52,11 @@ WRITTEN = ['s:be brief;u:1+2;a:=', 's:be brief;u:1+2;a:3;u:4;a:=']
 
 
 def engine():
+  model = tiny.model(num_layers=1)
   made = sampling.LocalEngine(
-    tiny.model(), 0, prompt_buckets=(32,), completion_buckets=(8,)
+    model, 0, prompt_buckets=(32,), completion_buckets=(8,)
   )
-  made.load(tiny.params(tiny.model()), version=3)
+  made.load(tiny.params(model), version=3)
   return made
 
 
@@ -176,7 +177,7 @@ def policy(form):
   return eval_and_sample.Policy(run, 3, eval_and_sample.NOTHING)
 
 
-@pytest.mark.parametrize('number', [1, 2])
+@pytest.mark.parametrize('number', [pytest.param(1, marks=pytest.mark.long), 2])
 def test_the_sample_command_shows_a_line_for_the_question(number, capsys):
   prompts = [record['prompt'] for record in RECORDS]
   done = []

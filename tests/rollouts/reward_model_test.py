@@ -49,7 +49,9 @@ def model(folder):
   return model_in(folder[0], max_tokens=400, buckets=(400,), micro_tokens=1600)
 
 
-@pytest.mark.parametrize('family', ['qwen2', 'gemma2'])
+@pytest.mark.parametrize(
+  'family', [pytest.param('qwen2', marks=pytest.mark.long), 'gemma2']
+)
 def test_scores_are_those_of_the_formulas(family, tmp_path):
   reference = reward_folder.write(tmp_path, family)
   found = model_in(tmp_path, buckets=(32,)).scores(rows())

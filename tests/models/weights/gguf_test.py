@@ -38,6 +38,7 @@ KINDS = {
   'qwen2': dataclasses.replace(CONFIG, qkv_bias=True),
   'qwen3': dataclasses.replace(CONFIG, qk_norm=True),
 }
+IN_THE_SUITE = 'llama_tied', 'qwen2', 'qwen3'
 NAMES = {
   'embed_tokens': 'token_embd',
   'norm': 'output_norm',
@@ -136,7 +137,13 @@ def folder_and_file(tmp_path):
   return make
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize(
+  'kind',
+  [
+    pytest.param(kind, marks=() if kind in IN_THE_SUITE else pytest.mark.long)
+    for kind in KINDS
+  ],
+)
 def test_the_same_as_a_folder(folder_and_file, kind):
   # Some files say that they have no experts and the like, others say nothing.
   def nothing(writer):

@@ -59,8 +59,8 @@ def test_a_group_that_shares_its_prompt_has_the_same_log_probabilities(name):
 @pytest.mark.parametrize(
   'name',
   [
-    'gemma3',
     'qwen3_moe',
+    pytest.param('gemma3', marks=pytest.mark.long),
     pytest.param('gemma2', marks=pytest.mark.long),
     pytest.param('qwen2', marks=pytest.mark.long),
   ],
