@@ -250,7 +250,15 @@ DAMAGES = {
 
 # What Orbax could not read, it reports once more where nothing catches it.
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
-@pytest.mark.parametrize('damage', DAMAGES)
+@pytest.mark.parametrize(
+  'damage',
+  [
+    # A file is missing, cannot be read as what it is, or has other contents.
+    pytest.param(damage, marks=() if fast else pytest.mark.long)
+    for damage in DAMAGES
+    for fast in [damage in ('gone', 'cut', 'bit')]
+  ],
+)
 def test_of_any_file_no_damage_goes_unnoticed(damage, opened):
   """Either nothing that is restored was in the file, or it is set aside."""
   open_again, said, directory = opened

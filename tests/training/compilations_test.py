@@ -49,16 +49,17 @@ def test_short_ones_are_not_worth_a_word():
     assert watch.warning({}) == ''
 
 
+@pytest.mark.usefixtures('shared_programs')
 def test_a_run_that_goes_on_keeps_the_layout_of_its_first_rollout(
   tmp_path, monkeypatch
 ):
   with monkeypatch.context() as patch:
     patch.setattr(stack, '_WORTHWHILE', 1e9)  # 'auto' takes packed rows
-    loop.train(runs.small(steps=1), tmp_path)
+    loop.train(runs.small(steps=1, **{'data.heldout': ''}), tmp_path)
   _, _, host = runs.saved(tmp_path)
 
   def spec(**changes):
-    config = runs.small(steps=1, **changes)
+    config = runs.small(steps=1, **{'data.heldout': ''}, **changes)
     stop = stop_signal.Stop()
     with session_lib.opened(
       config, tmp_path, stop, False, marks.NOTHING, None
@@ -78,9 +79,8 @@ def test_a_run_that_goes_on_keeps_the_layout_of_its_first_rollout(
 def test_a_first_rollout_compiles_whole_programs_and_no_single_operations(
   tmp_path,
 ):
-  # Sizes of no other test, so that JAX has none of the programs already.
-  sizes = {'sampler.group': 5, 'sampler.prompts': 3, 'model.width': 40}
-  config = runs.small(**sizes, steps=1, **{'data.heldout': ''})
+  jax.clear_caches()  # of other tests; what is read from the disk counts too
+  config = runs.small(steps=1, **{'data.heldout': ''})
   with compiled_programs() as names:
     loop.train(config, tmp_path)
   once = 'drawn', 'init', '_fingerprints', 'credit', 'train_step'

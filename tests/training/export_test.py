@@ -59,7 +59,7 @@ def pretrained(folder, **changes):
   shape = models.ModelConfig(
     backend.get_vocab_size() + 6, **{**SHAPE, **changes}
   )
-  params = models.Transformer(shape).init(jax.random.key(1))
+  params = jax.jit(models.Transformer(shape).init)(jax.random.key(1))
   # Norms and biases begin at 1 and 0, and would hide a mistake.
   leaves, tree = jax.tree.flatten(params)
   rng = np.random.default_rng(0)
@@ -172,8 +172,17 @@ LORA = {
 
 
 @pytest.fixture(scope='module')
-def adapted(tmp_path_factory):
-  """A Llama with grouped heads, and a run of it that trains adapters."""
+def begun(shared_programs, tmp_path_factory):
+  """A Llama with grouped heads, and a run that will train its adapters."""
+  path = tmp_path_factory.mktemp('begun')
+  folder = pretrained(path / 'llama')
+  loop.train(small(folder, **LORA, steps=0), path / 'run')
+  return folder, path / 'run'
+
+
+@pytest.fixture(scope='module')
+def adapted(shared_programs, tmp_path_factory):
+  """The same, trained."""
   path = tmp_path_factory.mktemp('lora')
   folder = pretrained(path / 'llama')
   config = small(folder, **LORA)
@@ -284,7 +293,7 @@ class Exporting:
       phase=lambda _: contextlib.nullcontext(), warn=self.warned.append
     )
     self.update = types.SimpleNamespace(whole=lambda params: params)
-    params = self.run.model.init(jax.random.key(0))
+    params = jax.jit(self.run.model.init)(jax.random.key(0))
     self.state = types.SimpleNamespace(params=params)
 
   def saved(self, step):
@@ -375,8 +384,8 @@ def refused(words, *args, **kwargs):
   assert '\n' not in str(error.value)
 
 
-def test_what_cannot_be_written_is_said_in_a_sentence(adapted, tmp_path):
-  folder, _, workdir = adapted
+def test_what_cannot_be_written_is_said_in_a_sentence(begun, tmp_path):
+  folder, workdir = begun
   out = tmp_path / 'out'
   refused('holds a model already', str(workdir), folder)
   refused('There is no .*/nothing', str(tmp_path / 'nothing'), out)
@@ -408,9 +417,9 @@ def test_an_adapter_needs_a_run_with_one_and_a_base(tmp_path):
 
 
 def test_adapters_of_other_weights_are_not_written(
-  adapted, tmp_path, monkeypatch
+  begun, tmp_path, monkeypatch
 ):
-  _, _, workdir = adapted
+  _, workdir = begun
   frozen = build_model.frozen
 
   def changed(*args):
@@ -430,8 +439,8 @@ def test_a_tokenizer_given_in_python_is_missed(tmp_path):
   refused('its tokenizer in Python', str(tmp_path / 'run'), tmp_path / 'out')
 
 
-def test_what_a_run_of_a_run_began_with(adapted):
-  folder, _, workdir = adapted
+def test_what_a_run_of_a_run_began_with(begun):
+  folder, workdir = begun
   origin = export.origin_of(small(workdir))
   assert origin is not None and origin.folder == folder
   assert export.origin_of(runs.small()) is None

@@ -12,6 +12,8 @@ from grpo_jax.training import loop
 from tests import runs
 from tests.training.resume_test import EVERYTHING
 
+pytestmark = pytest.mark.usefixtures('shared_programs')
+
 AWAY = {'optim.offload': True, 'reference.offload': True}
 QUICK = {**EVERYTHING, 'data.heldout': '', 'learner.micro_rows': 4}
 SPREAD = {'mesh.data': 2, 'mesh.fsdp': 2}
