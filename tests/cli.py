@@ -94,7 +94,7 @@ def call(*arguments, given=None, cwd=ROOT):
     tempfile.TemporaryFile('w+') as out,
     tempfile.TemporaryFile('w+') as err,
     tempfile.TemporaryFile('w+') as stdin,
-    _set_back(),
+    set_back(),
     contextlib.chdir(cwd),
     mock.patch.object(app, 'run', run),
     # Threads of other tests, beside which a program would not wait.
@@ -119,7 +119,7 @@ def call(*arguments, given=None, cwd=ROOT):
 
 
 @contextlib.contextmanager
-def _set_back():
+def set_back():
   """Sets back what a command changes of the process that it runs in."""
   from absl import flags
   from absl import logging

@@ -1,13 +1,17 @@
 """The READMEs: their code runs, their links lead somewhere."""
 
 import collections
+import contextlib
 import importlib
+import io
 import json
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 import types
+from unittest import mock
 
 from flax import nnx
 import jax
@@ -21,6 +25,7 @@ from grpo_jax import losses
 from grpo_jax import rewards
 from grpo_jax.commands import audit as audit_lib
 from grpo_jax.commands import options
+from grpo_jax.commands import start
 from grpo_jax.commands import table as command_line
 from tests import cli
 from tests import readmes
@@ -315,6 +320,19 @@ def test_the_commands_have_the_flags_that_are_typed():
         assert name in command_line.COMMANDS[command].flags, word
 
 
+def help_of(script):
+  """What a script says of its flags; here, where all is imported already."""
+  with (
+    cli.set_back(),
+    mock.patch.object(sys, 'argv', [script, '--help']),
+    mock.patch.object(start, 'prepare'),  # which starts a program anew
+    contextlib.redirect_stdout(io.StringIO()) as said,
+    pytest.raises(SystemExit),
+  ):
+    runpy.run_path(str(ROOT / script), run_name='__main__')
+  return said.getvalue()
+
+
 def test_the_scripts_have_the_flags_that_are_typed():
   found = typed('bin/python')
   assert len(found) == 21
@@ -324,13 +342,7 @@ def test_the_scripts_have_the_flags_that_are_typed():
     flags[script] |= {word for word in words if word.startswith('--')}
   for script, wanted in flags.items():
     if wanted:
-      help_text = subprocess.run(
-        [sys.executable, script, '--help'],
-        cwd=ROOT,
-        env=cli.environment(),
-        capture_output=True,
-        text=True,
-      ).stdout
+      help_text = help_of(script)
       assert wanted <= set(re.findall(r'--\w+', help_text)), script
 
 

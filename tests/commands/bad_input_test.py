@@ -185,7 +185,7 @@ LATE_INPUT = {
   [
     pytest.param('nan', marks=pytest.mark.long),
     pytest.param('too few', marks=pytest.mark.long),
-    'exits',
+    pytest.param('exits', marks=pytest.mark.long),
     'long prompt',
   ],
 )

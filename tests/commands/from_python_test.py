@@ -25,7 +25,6 @@ def typed(text, name):
   return names[name]
 
 
-FEW = {k: v for k, v in runs.SMALL.items() if k != 'steps'}
 EVEN = """
 def even(prompt, completion, example):
   return float(sum(example['completion_ids']) % 2 == 0)
@@ -53,8 +52,10 @@ def objects():
 def whole(tmp_path_factory):
   """A run of six rollouts, what its callback saw, and what it returned."""
   workdir, seen = tmp_path_factory.mktemp('given') / 'run', []
+  config = grpo_jax.load_config('configs/arithmetic.py')
+  config.update_from_flattened_dict({**runs.SMALL, 'steps': 6, **runs.WARM})
   result = grpo_jax.train(
-    runs.small(steps=6, **runs.WARM),
+    config,
     workdir,
     **objects(),
     on_rollout=lambda *told: seen.append(told),
@@ -229,15 +230,19 @@ def test_evaluate_and_sample_take_the_objects_again(whole, tmp_path):
     grpo_jax.sample(workdir, '01+02=', tokenizer=tokenizer)
 
 
-def test_a_run_with_a_named_tokenizer_is_sampled_by_the_command(tmp_path):
+def test_a_run_with_a_named_tokenizer_is_sampled_by_the_command(
+  tmp_path, monkeypatch
+):
   """Neither the method nor the optimizer matters for that."""
-  grpo_jax.train(
+  monkeypatch.chdir(tmp_path.parent)
+  result = grpo_jax.train(
     runs.small(steps=1, **{'warm_up.steps': 0}),
-    tmp_path,
+    tmp_path.name,
     rewards=[remainder(3)],
     prompts=[{'prompt': '01+02='}],
-    method=grpo_jax.losses.methods.grpo(kl_coefficient=0.1),
+    method=grpo_jax.losses.methods.grpo(),
   )
+  assert result['steps'] == 1
   done = cli.call('sample', f'--workdir={tmp_path}', '--prompt=01+02=')
   assert done.returncode == 0, done.stderr
   assert done.stdout.startswith('01+02=')
@@ -265,8 +270,8 @@ def test_a_config_file_can_be_changed(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   config = grpo_jax.load_config('configs/arithmetic.py:mu=8')
   assert config.learner.epochs == 8
-  config.update_from_flattened_dict({'steps': 1, **FEW})
-  assert grpo_jax.train(config, 'run')['steps'] == 1
+  config.update_from_flattened_dict({'steps': 3})  # `whole` trains with one
+  assert config.steps == 3
   with pytest.raises(ValueError, match="There is no config file 'run/none.py'"):
     grpo_jax.load_config('run/none.py')
 
@@ -313,9 +318,8 @@ def reward(prompt, completion, example):
   return 1.0
 
 async def main():
-  config = grpo_jax.config.default()
-  config.model.num_layers, config.model.width = 1, 32
-  config.sampler.prompts = config.sampler.group = 4
+  config = grpo_jax.load_config('configs/arithmetic.py')
+  config.update_from_flattened_dict({runs.SMALL!r})
   grpo_jax.train(config, {str(tmp_path)!r}, rewards=[reward],
                  prompts=[{{'prompt': '01+02='}}] * 3)
 
@@ -323,7 +327,7 @@ asyncio.run(main())
 """
   done = run_script(script)
   assert done.returncode == 1, done.stderr
-  assert 'rollout 1/60  reward 1' in done.stderr
+  assert 'rollout 1/4  reward 1' in done.stderr
   last = done.stderr.splitlines()[-1]
   assert last.startswith('grpo_jax.rewards._base.RewardError: The reward ')
   assert 'WARNING:absl' not in done.stderr

@@ -166,6 +166,7 @@ def copied(finished, tmp_path):
   return tmp_path / 'copy'
 
 
+@pytest.mark.long
 def test_of_a_corrupt_checkpoint_the_one_before_is_used(copied, finished):
   array = max(
     (copied / 'checkpoints' / '4').rglob('*'), key=lambda p: p.stat().st_size

@@ -9,6 +9,7 @@ from grpo_jax.rollouts import parquet
 from tests.cli import JUDGE
 from tests.cli import SMALL
 from tests.cli import assert_refused
+from tests.cli import call
 from tests.cli import command
 
 # Nothing but rollouts: 4 prompts each.
@@ -67,7 +68,7 @@ def test_a_mixture_trains_and_goes_on_where_it_was(tmp_path):
 
 def test_a_mixture_that_cannot_be_is_refused(tmp_path):
   weights = ({'name': 'arithmetic', 'weight': -1.0},)
-  done = command(
+  done = call(
     'train', *QUICK, f'--config.data.train={weights}', f'--workdir={tmp_path}/r'
   )
   assert_refused(done, 'data.train[0].weight=-1.0; give a number above 0')

@@ -28,9 +28,9 @@ def _text(stream, start, stop):
 
 def test_every_epoch_is_another_permutation():
   stream = data.prompt_stream(Letters('abcdefghij'), seed=0)
-  epochs = [_text(stream, 10 * k, 10 * k + 10) for k in range(50)]
+  epochs = [_text(stream, 10 * k, 10 * k + 10) for k in range(20)]
   assert all(sorted(epoch) == list('abcdefghij') for epoch in epochs)
-  assert len(set(epochs)) > 45
+  assert len(set(epochs)) > 18
 
 
 def test_rows_depend_on_seed_and_index_alone():

@@ -179,7 +179,7 @@ def test_an_exception_gives_everything_back(tmp_path, capsys):
       (drawing,) = set(threading.enumerate()) - threads
       print('for a program')
       raise ZeroDivisionError
-  drawing.join(timeout=10)
+  drawing.join(timeout=120)
   assert not drawing.is_alive() and (sys.stdout, sys.stderr) == streams
   out, error = capsys.readouterr()
   assert error.rindex(SHOW) > error.rindex(HIDE)
@@ -205,5 +205,5 @@ def test_the_frame_can_be_drawn_while_numbers_come(display):
       display.write(step, dict.fromkeys(names[: step % 6], 0.5), [])
   finally:
     done.set()
-  thread.join(timeout=10)
+  thread.join(timeout=120)
   assert not thread.is_alive() and not errors

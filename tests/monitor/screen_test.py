@@ -162,12 +162,12 @@ def test_an_error_of_the_drawing_thread_reaches_the_screen(monkeypatch, capsys):
       raise ValueError('Sign not allowed')
 
     monkeypatch.setattr(_view, 'frame', fail)
-    assert failed.wait(timeout=10)
+    assert failed.wait(timeout=120)
   monkeypatch.undo()
   screen.write(1, {'reward': 0.5}, [])
   screen.close()
   assert (sys.stdout, sys.stderr) == streams
-  drawing.join(timeout=10)
+  drawing.join(timeout=120)
   assert not drawing.is_alive()
   error = capsys.readouterr().err
   assert error.count('the display failed (ValueError: Sign not allowed)') == 1

@@ -91,8 +91,21 @@ WARM_UP = VIEW._replace(
 )
 
 
-@pytest.mark.parametrize('width', [1, 10, 20, 40, 79, 80, 81, 120, 160, 200])
-@pytest.mark.parametrize('height', [1, 2, 5, 12, 23, 24, 30, 40, 50])
+def often(values, enough):
+  """All values; those that are not enough for the suite are `long`."""
+  return [
+    pytest.param(one, marks=[pytest.mark.long] * (one not in enough))
+    for one in values
+  ]
+
+
+@pytest.mark.parametrize(
+  'width',
+  often([1, 10, 20, 40, 79, 80, 81, 120, 160, 200], {1, 20, 79, 80, 120, 200}),
+)
+@pytest.mark.parametrize(
+  'height', often([1, 2, 5, 12, 23, 24, 30, 40, 50], {1, 5, 23, 24, 50})
+)
 @pytest.mark.parametrize(
   'view',
   [
@@ -107,8 +120,16 @@ def test_nothing_wraps_and_nothing_is_too_high(view, width, height):
   draw(view, width, height)
 
 
-@pytest.mark.parametrize('first', [0, 990, 12_345])
-@pytest.mark.parametrize('number', [1, 2, 3])
+@pytest.mark.parametrize(
+  'first, number',
+  [
+    pytest.param(
+      first, number, marks=[pytest.mark.long] * (place % 3 != number - 1)
+    )
+    for place, first in enumerate([0, 990, 12_345])
+    for number in (1, 2, 3)
+  ],
+)
 def test_curves_of_a_long_run_fit_every_width(first, number):
   tiles = [
     one._replace(points=[(first, 0.25), (first + 9, 0.5)]) for one in VIEW.tiles
@@ -161,7 +182,7 @@ def test_the_height_is_used(width, height):
 
 
 @pytest.mark.parametrize('width', [80, 120, 200])
-@pytest.mark.parametrize('height', range(20, 51))
+@pytest.mark.parametrize('height', often(range(20, 51), {*range(20, 51, 3)}))
 def test_what_is_planned_is_not_cut_off(width, height):
   for view in (VIEW._replace(warnings=()), WARM_UP):
     plan = _view.plan_for(view, width, height)

@@ -7,7 +7,7 @@ import pytest
 
 from grpo_jax import report
 from grpo_jax.report import read
-from tests.cli import command
+from tests.cli import call
 from tests.report import made_runs
 from tests.report.pages import page_of
 
@@ -70,7 +70,7 @@ def test_a_folder_in_place_of_metrics_is_refused_in_a_sentence(tmp_path):
   with pytest.raises(ValueError, match='metrics.jsonl cannot be read'):
     report.of_runs([str(folder)])
   out = tmp_path / 'page.html'
-  done = command('report', f'--workdir={folder}', f'--out={out}')
+  done = call('report', f'--workdir={folder}', f'--out={out}')
   assert done.returncode and not out.exists()
   assert 'metrics.jsonl cannot be read' in done.stderr
   assert 'Traceback' not in done.stderr

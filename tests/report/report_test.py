@@ -14,7 +14,7 @@ from grpo_jax.report import intervals
 from grpo_jax.report import read
 from grpo_jax.report import sections
 from grpo_jax.report import settings
-from tests.cli import command
+from tests.cli import call
 from tests.report import made_runs
 from tests.report.html_tree import Tree
 from tests.report.pages import data_of
@@ -393,7 +393,7 @@ def test_the_command_writes_the_page_and_says_what_is_wrong(tmp_path):
   broken_line(made_runs.run(tmp_path / 'b', seed=1))
   out = tmp_path / 'page.html'
   runs = f'--workdir={tmp_path / "a"}', str(tmp_path / 'b')
-  done = command('report', *runs, f'--out={out}', '--json')
+  done = call('report', *runs, f'--out={out}', '--json')
   assert done.returncode == 0, done.stderr
   said = json.loads(done.stdout)
   assert said['out'] == str(out) and said['bytes'] == out.stat().st_size

@@ -312,12 +312,12 @@ def test_what_cannot_be_studied(given, said, tmp_path):
 
 def test_the_command_refuses_an_unknown_study(tmp_path):
   place = f'--workdir={tmp_path}/run'
-  done = cli.command('study', 'dance', cli.SMALL, place)
+  done = cli.call('study', 'dance', cli.SMALL, place)
   cli.assert_refused(done, "'dance' is no study; the studies are: brakes")
   assert not (tmp_path / 'run').exists()
-  alone = cli.command('study', 'dance')
+  alone = cli.call('study', 'dance')
   cli.assert_refused(alone, "'dance' is no study; the studies are: brakes")
-  missing = cli.command('study', cli.SMALL, place)
+  missing = cli.call('study', cli.SMALL, place)
   cli.assert_refused(missing, 'needs a study. As in:')
 
 
@@ -330,4 +330,4 @@ def test_the_command_refuses_an_unknown_study(tmp_path):
   ],
 )
 def test_a_study_refuses_what_only_others_read(given, vain):
-  cli.assert_refused(cli.command('study', *given), vain)
+  cli.assert_refused(cli.call('study', *given), vain)

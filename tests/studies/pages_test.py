@@ -62,7 +62,7 @@ def test_a_folder_that_cannot_be_is_refused_before_anything_is_measured(
   (tmp_path / 'file').write_text('')
   out = f'--out={tmp_path / "file" / "out"}'
   # It would take far longer than the test may.
-  done = cli.command('study', 'all', out)
+  done = cli.call('study', 'all', out)
   cli.assert_refused(done, 'Not a directory')
 
 

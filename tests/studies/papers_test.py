@@ -254,6 +254,13 @@ LONG = (
   'transformer_scale',
   'transformer_jump',
   'transformer_prefix',
+  # These take some seconds each, most of them to compile. `coasting_distance`,
+  # `reward_scale` and the others show the same code at work.
+  'coasting_ratio',
+  'momentum_split',
+  'shared_prefix',
+  'finite_group',
+  'surrogate_value',
 )
 
 
