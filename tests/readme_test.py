@@ -289,7 +289,7 @@ def test_the_gate_installs_and_tests_as_the_readmes_say():
     line
     for page in ('README.md', 'tests/README.md')
     for line in blocks(page, 'sh')
-    if '[dev]' in line
+    if '[test]' in line
   ]
   assert len(installs) == 2 and len(set(installs)) == 1
   for step in installs[0].replace('.venv/bin/', '').split(' && ')[1:]:
