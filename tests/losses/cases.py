@@ -1,6 +1,7 @@
 """What the loss tests share: random batches and a table of everything."""
 
 from collections.abc import Callable
+import functools
 import math
 from typing import NamedTuple
 
@@ -356,6 +357,21 @@ def prepared(method, batch):
   """Runs `credit` and `prepare` with the rollout as one optimizer batch."""
   batch, state = losses.credit(method, batch, method.init())
   return losses.prepare(method, batch, state), state
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def credited(method, batch):
+  """`credit` as one program, for shapes whose operations no other test has."""
+  return losses.credit(method, batch, method.init())[0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def terms_and_gradient(method, batch, logp):
+  """(loss, terms, batch, d loss / d logp) of a batch, as one program."""
+  batch, state = prepared(method, batch)
+  loss = lambda logp: losses.surrogate_loss(method, logp, batch, state)
+  (value, terms), slope = jax.value_and_grad(loss, has_aux=True)(logp)
+  return value, terms, batch, slope
 
 
 def loss_and_gradient(method, case, dtype=jnp.float64):

@@ -25,14 +25,13 @@ def group(reward, length=None, **fields):
 
 
 def credited(method, batch):
-  return losses.credit(method, batch, method.init())[0]
+  return cases.credited(method, batch)
 
 
 def gradient(method, batch, logp=None, dtype=jnp.float64):
-  batch, state = cases.prepared(method, batch)
   logp = jnp.zeros(batch.mask.shape, dtype) if logp is None else logp
-  loss = lambda logp: losses.surrogate_loss(method, logp, batch, state)[0]
-  return jax.value_and_grad(loss)(logp)
+  value, _, _, slope = cases.terms_and_gradient(method, batch, logp)
+  return value, slope
 
 
 def test_an_edit_of_the_reward_is_one_more_reward_function():

@@ -1,11 +1,17 @@
 """Conflict tokens: shared at either end by completions of both signs."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from grpo_jax import losses
 from tests.losses import cases
+
+
+@jax.jit
+def conflict_tokens(batch):
+  return losses.conflict_tokens(losses.check_batch(batch))
 
 
 def conflicts(tokens, reward, length=None, **fields):
@@ -17,7 +23,7 @@ def conflicts(tokens, reward, length=None, **fields):
   batch = losses.make_batch(
     mask, jnp.asarray([reward], float), tokens=jnp.asarray(tokens), **fields
   )
-  return np.asarray(losses.conflict_tokens(losses.check_batch(batch)))[0]
+  return np.asarray(conflict_tokens(batch))[0]
 
 
 def test_unbroken_runs_from_both_ends():
@@ -47,7 +53,7 @@ def test_a_token_that_the_policy_did_not_choose_ends_a_run():
   tokens = jnp.array([[[1, 5, 9, 7], [1, 5, 9, 7], [3, 5, 9, 7]]])
   mask = jnp.broadcast_to(jnp.array([True, True, False, True]), (1, 3, 4))
   batch = losses.make_batch(mask, jnp.array([[1.0, 0.0, 0.0]]), tokens=tokens)
-  found = losses.conflict_tokens(losses.check_batch(batch))
+  found = conflict_tokens(batch)
   np.testing.assert_array_equal(
     found[0], [[1, 1, 0, 1], [1, 1, 0, 1], [0, 0, 0, 1]]
   )
@@ -100,7 +106,7 @@ def test_against_a_loop(seed):
   tokens = np.random.default_rng(seed).integers(0, 2, case.tokens.shape)
   batch = losses.check_batch(cases.to_batch(case._replace(tokens=tokens)))
   expected = loop(batch)
-  np.testing.assert_array_equal(losses.conflict_tokens(batch), expected)
+  np.testing.assert_array_equal(conflict_tokens(batch), expected)
   assert expected.any() and not expected[np.asarray(batch.mask)].all()
 
 

@@ -114,23 +114,27 @@ def test_a_group_is_dropped_if_and_only_if_it_has_no_z_score(reward, equal):
 def test_rounding_errors_are_no_advantage(name):
   """Rewards that differ by one unit in the last place, and equal ones."""
   entry = next(e for e in cases.METHODS if e.name.split('-')[0] == name)
-  same, zeros = np.full((2, 4, 3), -1.0, np.float32), np.zeros((2, 4, 3))
-  equal = np.ones((2, 4), np.float32)
-  rounded = equal.copy()
-  rounded[0, 0] = rounded[1, 2] = np.nextafter(np.float32(1), np.float32(2))
-  advantages = []
-  for reward in (equal, rounded):
-    batch = losses.make_batch(
-      same < 0,
-      reward,
-      tokens=np.arange(24).reshape(2, 4, 3),
-      reward_parts=np.stack([reward, reward], axis=-1),
-      entropy_old=-same,
-      logp_old=same,
-      logp_ref=same,
-      logp_sampler=same,
-      extras={'updates_done': zeros, 'noise': zeros},
-    )
-    made, _ = cases.prepared(entry.make(), batch)
-    advantages.append(made.advantage)
-  np.testing.assert_allclose(*advantages, atol=1e-6)
+  # In the shapes of `evaluated`, whose operations are compiled anyway.
+  shape = 3, 4, 4, 6
+  same, zeros = np.full(shape, -1.0, np.float32), np.zeros(shape, np.float32)
+  reward = np.ones(shape[:3], np.float32)  # those of the first are equal
+  reward[1:, 0, 0] = np.nextafter(np.float32(1), np.float32(2))
+  reward[1:, 1, 2] = np.nextafter(np.float32(1), np.float32(2))
+  reward[2, 2, 1] = np.nextafter(np.float32(1), np.float32(0))
+  batch = losses.make_batch(
+    same < 0,
+    reward,
+    tokens=np.broadcast_to(np.arange(96).reshape(shape[1:]), shape),
+    reward_parts=np.stack([reward, reward], axis=-1),
+    entropy_old=-same,
+    logp_old=same,
+    logp_ref=same,
+    logp_sampler=same,
+    extras={'updates_done': zeros, 'noise': zeros},
+  )
+  method = entry.make()
+  advantage = jax.vmap(
+    lambda batch: cases.prepared(method, batch)[0].advantage
+  )(jax.tree.map(jnp.asarray, batch))
+  for rounded in advantage[1:]:
+    np.testing.assert_allclose(rounded, advantage[0], atol=1e-6)

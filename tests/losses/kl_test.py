@@ -32,13 +32,15 @@ def expected_loss(*links, drawn_from=None, on_policy=True):
     logp_ref=log_softmax(REF),
     logp_old=drawn if drawn_from is not None or not on_policy else None,
   )
-  batch, state = cases.prepared(method, batch)
 
-  def loss(logits):
+  @jax.jit
+  @jax.value_and_grad
+  def run(logits):
+    ready, state = cases.prepared(method, batch)
     logp = jax.nn.log_softmax(logits)[:, None, None]
-    return losses.surrogate_loss(method, logp, batch, state)[0]
+    return losses.surrogate_loss(method, logp, ready, state)[0]
 
-  return jax.value_and_grad(loss)(jnp.asarray(LOGITS))
+  return run(jnp.asarray(LOGITS))
 
 
 def penalty(estimator):
@@ -108,7 +110,7 @@ def test_kl_in_the_reward_of_two_tokens():
     gap = total - jnp.sum(logp(ref), axis=-1)
     return jnp.sum(jnp.exp(total) * gap)
 
-  exact = jax.grad(kl)(jax.tree.map(jnp.asarray, theta))
+  exact = jax.jit(jax.grad(kl))(jax.tree.map(jnp.asarray, theta))
   batch = losses.make_batch(
     jnp.ones((9, 1, 2), bool),
     jnp.zeros((9, 1)),
@@ -124,9 +126,14 @@ def test_kl_in_the_reward_of_two_tokens():
       losses.set_weight(lambda batch: jnp.broadcast_to(chance, (9, 1, 2))),
       losses.score_function(),
     )
-    ready, state = cases.prepared(method, batch)
-    loss = lambda x: losses.surrogate_loss(method, logp(x), ready, state)[0]  # noqa: B023
-    gradient = jax.grad(loss)(jax.tree.map(jnp.asarray, theta))
+
+    @jax.jit
+    @jax.grad
+    def run(theta, method=method):
+      ready, state = cases.prepared(method, batch)
+      return losses.surrogate_loss(method, logp(theta), ready, state)[0]
+
+    gradient = run(jax.tree.map(jnp.asarray, theta))
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), gradient, exact
     )
@@ -176,11 +183,8 @@ def test_the_saturation_of_ratio_and_of_reference_are_counted_apart():
     losses.score_function(),
     losses.add_kl(1.0, 'k3_weighted'),
   )
-  batch, state = cases.prepared(method, batch)
   logp = jnp.zeros((1, 1, 5), jnp.float32)
-  (loss, terms), gradient = jax.value_and_grad(
-    lambda x: losses.surrogate_loss(method, x, batch, state), has_aux=True
-  )(logp)
+  loss, terms, _, gradient = cases.terms_and_gradient(method, batch, logp)
   assert np.isfinite(loss) and np.all(np.isfinite(gradient))
   np.testing.assert_array_equal(
     terms.metrics['saturated'][0, 0], [1, 0, 0, 0, 1]
@@ -203,10 +207,8 @@ def test_far_from_the_reference_the_pull_stays():
     jnp.zeros((1, 1), jnp.float32),
     logp_ref=jnp.array([[[100.0, -100.0]]], jnp.float32),
   )
-  batch, state = cases.prepared(method, batch)
-  gradient = jax.grad(
-    lambda x: losses.surrogate_loss(method, x, batch, state)[0]
-  )(jnp.zeros((1, 1, 2), jnp.float32))
+  logp = jnp.zeros((1, 1, 2), jnp.float32)
+  *_, gradient = cases.terms_and_gradient(method, batch, logp)
   np.testing.assert_allclose(gradient[0, 0], [-np.exp(20.0), 1], rtol=1e-6)
 
 

@@ -1,6 +1,5 @@
 """One-token completions of weight 1: what a link does to each, by itself."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -23,10 +22,5 @@ def run(links, now, old, advantage, dtype=jnp.float64, **fields):
     losses.set_weight(lambda batch: jnp.ones_like(batch.logp_old)),
     *links,
   )
-  batch, state = cases.prepared(method, batch)
-
-  def loss(logp):
-    return losses.surrogate_loss(method, logp, batch, state)
-
-  (_, terms), gradient = jax.value_and_grad(loss, has_aux=True)(row(now))
+  _, terms, _, gradient = cases.terms_and_gradient(method, batch, row(now))
   return terms, np.asarray(gradient)[0, :, 0]

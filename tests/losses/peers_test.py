@@ -22,7 +22,7 @@ def advantages(links, reward, length, valid=None):
   valid = jnp.ones(reward.shape, bool) if valid is None else jnp.asarray(valid)
   batch = losses.make_batch(mask, reward, valid=valid)
   method = losses.chain(*links)
-  return np.asarray(losses.credit(method, batch, method.init())[0].advantage)
+  return np.asarray(cases.credited(method, batch).advantage)
 
 
 @pytest.mark.parametrize(

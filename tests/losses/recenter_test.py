@@ -1,7 +1,9 @@
 """Recentring by the weights, against a loop written from its definition."""
 
 import collections
+import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ GIVEN = (
   losses.on_keep(lambda keep, batch: batch.extras['given_keep']),
   losses.set_weight(lambda batch: batch.extras['given_weight']),
 )
+PLAIN = losses.chain(*GIVEN)
+MOVED = {name: losses.chain(*GIVEN, x) for name, x in cases.RECENTER.items()}
 both = pytest.mark.parametrize(**{
   'argnames': 'name', 'argvalues': list(cases.RECENTER),
 })  # fmt: skip
@@ -54,10 +58,15 @@ def batch_of(seed, dtype=jnp.float64):
   )
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def prepared(method, batch):
+  return cases.prepared(method, batch)[0]
+
+
 def before_and_after(name, batch):
   """Prepared without and with the transform, NumPy."""
-  plain, _ = cases.prepared(losses.chain(*GIVEN), batch)
-  moved, _ = cases.prepared(losses.chain(*GIVEN, cases.RECENTER[name]), batch)
+  plain = prepared(PLAIN, batch)
+  moved = prepared(MOVED[name], batch)
   np.testing.assert_array_equal(plain.weight, moved.weight)
   pick = ('tokens', 'mask', 'keep', 'weight', 'advantage')
   return [
@@ -170,7 +179,7 @@ def test_equal_advantages_leave_exactly_zero(name):
     tokens=jnp.asarray(rng.integers(0, 2, shape)),
     extras={'given_weight': jnp.asarray(weight)},
   )
-  batch, _ = cases.prepared(method, batch)
+  batch = prepared(method, batch)
   assert batch.advantage is not None and batch.advantage.dtype == jnp.float32
   assert not np.any(batch.advantage)
 

@@ -21,10 +21,15 @@ EOS = 2
 def compare(loss, method, logp, **given):
   """A method on `batch_from_rows(**given)` against `loss(logp[B,S])`."""
   batch, rows = losses.batch_from_rows(**given)
-  ready, state = cases.prepared(method, batch)
-  value, gradient = jax.value_and_grad(
-    lambda x: losses.surrogate_loss(method, rows.gather(x), ready, state)[0]
-  )(jnp.asarray(logp))
+
+  @jax.jit
+  def run(batch, logp):
+    batch, state = cases.prepared(method, batch)
+    return jax.value_and_grad(
+      lambda x: losses.surrogate_loss(method, rows.gather(x), batch, state)[0]
+    )(logp)
+
+  value, gradient = run(batch, logp)
   slope = np.zeros(logp.shape)
   for place in np.ndindex(logp.shape):
     step = np.zeros(logp.shape)

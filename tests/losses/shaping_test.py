@@ -55,7 +55,7 @@ def credited(links, reward, valid=None, length=None, tokens=2, **fields):
 
 def advantages(links, reward, **fields):
   """One number per completion."""
-  return np.asarray(credited(links, reward, **fields).advantage[:, :, 0])
+  return np.asarray(credited(links, reward, **fields).advantage)[:, :, 0]
 
 
 @pytest.mark.parametrize('name', BASELINES)

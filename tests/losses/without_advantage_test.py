@@ -8,6 +8,7 @@ import pytest
 from grpo_jax import losses
 from grpo_jax.learner import clipped
 from tests.losses import cases
+from tests.losses import evaluated
 
 
 def found(method):
@@ -31,17 +32,22 @@ def found(method):
   moves = moves + rng.standard_normal(case.logp.shape)
   moved = given + np.where(without[..., None], moves, 0)
 
-  def loss(logp, entropy):
-    return losses.surrogate_loss(method, logp, batch, state, entropy)
+  def of_policy(batch, logp, entropy):
+    def loss(logp, entropy):
+      return losses.surrogate_loss(method, logp, batch, state, entropy)
 
-  def of_policy(given):
     pull = jax.value_and_grad(loss, (0, 1), has_aux=True)
-    (_, terms), slopes = pull(*given)
-    marked = clipped.outside(terms) & batch.keep
-    return jnp.stack(slopes), marked
+    (_, terms), slopes = pull(logp, entropy)
+    return slopes, clipped.outside(terms) & batch.keep
 
-  slopes, marked = jax.vmap(of_policy)(jnp.stack([given, moved]))
-  return without, np.asarray(slopes), np.asarray(marked)
+  # As often as there are cases in `evaluated`: operations of these shapes are
+  # compiled anyway.
+  many = len(evaluated.stacks()[jnp.float64])
+  again = lambda *x: np.resize(np.stack(x), (many, *np.shape(x[0])))
+  policies = map(again, given, moved)
+  slopes, marked = jax.vmap(of_policy)(jax.tree.map(again, batch), *policies)
+  slopes = np.stack([x[:2] for x in slopes], axis=1)
+  return without, slopes, np.asarray(marked[:2])
 
 
 @pytest.mark.parametrize(**cases.by_name(cases.ONCE_EACH))

@@ -82,7 +82,14 @@ def metrics_after(transformation, grads, params=PARAMS, **options):
 
 
 @pytest.mark.parametrize(
-  'name', ['ours', 'partition', 'MultiSteps', 'apply_if_finite']
+  'name',
+  # Each compiles two programs with all of XLA's optimizations.
+  [
+    'ours',
+    pytest.param('partition', marks=pytest.mark.long),
+    'MultiSteps',
+    pytest.param('apply_if_finite', marks=pytest.mark.long),
+  ],
 )
 def test_updates_stay_what_they_were_bit_by_bit(name):
   plain = WRAPPED[name]()
@@ -320,9 +327,10 @@ def test_behind_a_brake_the_moments_are_those_that_act():
     (optim.decay_carried(optax.adam(1e-2)), {'clipped_share': 1.0}),
   ):
     recorded = optim.record_adam_moments(made)
+    update = jax.jit(functools.partial(recorded.update, **extra))
     state = recorded.init(PARAMS)
     for grad in grads:
-      _, state = recorded.update(grad, state, PARAMS, **extra)
+      _, state = update(grad, state, PARAMS)
     found = optim.moment_metrics(state)
     count = 1 if 'first_of_rollout' in extra else 3
     m_hat = 0.1 * optax.tree.norm(grads[-1]) / (1 - 0.9**count)
