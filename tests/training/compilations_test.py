@@ -14,6 +14,8 @@ from grpo_jax.training import stop_signal
 from tests import runs
 from tests.compilations import compiled_programs
 
+pytestmark = pytest.mark.usefixtures('shared_programs')
+
 
 @pytest.fixture
 def watch(monkeypatch):
@@ -49,7 +51,6 @@ def test_short_ones_are_not_worth_a_word():
     assert watch.warning({}) == ''
 
 
-@pytest.mark.usefixtures('shared_programs')
 def test_a_run_that_goes_on_keeps_the_layout_of_its_first_rollout(
   tmp_path, monkeypatch
 ):
@@ -77,7 +78,7 @@ def test_a_run_that_goes_on_keeps_the_layout_of_its_first_rollout(
 
 
 def test_a_first_rollout_compiles_whole_programs_and_no_single_operations(
-  tmp_path,
+  own_programs, tmp_path
 ):
   jax.clear_caches()  # of other tests; what is read from the disk counts too
   config = runs.small(steps=1, **{'data.heldout': ''})

@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from grpo_jax.training import compiled_programs
@@ -39,12 +40,57 @@ def kept(directory) -> int:
   return len(list(pathlib.Path(directory).glob('**/*-cache')))
 
 
-def test_by_default_in_the_users_cache_directory(tmp_path, monkeypatch):
+@pytest.fixture
+def settings(monkeypatch, tmp_path):
+  """JAX's settings as a user has them who has set nothing; and set back."""
+  before = {name: getattr(jax.config, name) for name in NAMES}
+  jax.config.update(NAMES[0], None)
+  jax.config.update(NAMES[1], 1.0)
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  reset = []
+  monkeypatch.setattr(
+    compiled_programs.compilation_cache, 'reset_cache', lambda: reset.append(1)
+  )
+  yield lambda: [*(getattr(jax.config, name) for name in NAMES), len(reset)]
+  for name, value in before.items():
+    jax.config.update(name, value)
+
+
+NAMES = (
+  'jax_compilation_cache_dir',
+  'jax_persistent_cache_min_compile_time_secs',
+)
+
+
+def test_by_default_in_the_users_cache_directory(tmp_path):
+  place = compiled_programs.default_directory()
+  start(tmp_path, '--config.data.heldout=')
+  assert kept(tmp_path / 'cache' / 'grpo_jax' / place.name) > 3
+
+
+def test_jax_is_told_where_and_what_is_worth_it(settings, tmp_path):
+  """And decides anew whether there is a cache."""
+  compiled_programs.keep('auto')
   place = compiled_programs.default_directory()
   assert place.parent == tmp_path / 'cache' / 'grpo_jax'
-  start(tmp_path)
-  assert kept(place) > 3
+  assert settings() == [str(place), 0.1, 1]
+  jax.config.update(NAMES[0], None)
+  compiled_programs.keep(str(tmp_path / 'field'))
+  assert settings() == [str(tmp_path / 'field'), 0.1, 2]
+
+
+def test_what_jax_was_given_stays(settings):
+  jax.config.update(NAMES[0], 'anywhere')
+  compiled_programs.keep('auto')
+  assert settings() == ['anywhere', 0.1, 0]
+  jax.config.update(NAMES[1], 7.0)
+  compiled_programs.keep('')
+  assert settings() == ['anywhere', 7.0, 0]
+
+
+def test_none_where_the_user_wants_none(settings):
+  compiled_programs.keep('')
+  assert settings() == [None, 1.0, 0]
 
 
 @pytest.mark.long
@@ -65,6 +111,7 @@ def test_the_variable_wins_over_the_field_and_the_field_over_the_default(
   assert kept(tmp_path / 'field') and not (tmp_path / 'cache').exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('given', [None, 7.0])
 def test_programs_of_a_tenth_of_a_second_are_kept_unless_told_otherwise(given):
   """Asked in a process of its own, because the answer is global."""
@@ -93,6 +140,7 @@ print(jax.config.jax_compilation_cache_dir)
 """
 
 
-def test_none_where_the_user_wants_none(tmp_path):
+@pytest.mark.long
+def test_a_run_keeps_none_where_the_user_wants_none(tmp_path):
   start(tmp_path, '--config.compilation_cache=')
   assert not (tmp_path / 'cache').exists()
