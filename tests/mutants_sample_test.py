@@ -492,7 +492,7 @@ def alive(pid):
 
 
 def until(condition):
-  end = time.monotonic() + 60
+  end = time.monotonic() + 120
   while not condition():
     assert time.monotonic() < end
     time.sleep(0.01)

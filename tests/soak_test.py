@@ -26,7 +26,7 @@ def started(*scripts):
 
 
 def test_one_that_was_asked_to_end_must_end_itself(monkeypatch):
-  monkeypatch.setattr(soak, 'MOST_SECS', 2.0)
+  monkeypatch.setattr(soak, 'MOST_SECS', 5.0)
   ends = 'echo ready; exit 143'
   heeds = "trap 'exit 143' TERM; echo ready; while :; do sleep 0.05; done"
   assert soak.strike(started(ends, heeds), ASKED, 1) == [143, 143]

@@ -186,7 +186,7 @@ def two(case, workdir):
     )
     cli.ends_with_the_test(one)
     both.append(one)
-  said = [one.communicate(timeout=60) for one in both]
+  said = [one.communicate(timeout=300) for one in both]
   return [one.returncode for one in both], said
 
 

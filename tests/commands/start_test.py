@@ -139,7 +139,7 @@ def test_the_command_starts_anew_as_the_same_process(value, tmp_path):
     stderr=subprocess.PIPE,
     text=True,
   )
-  _, said = process.communicate(timeout=60)
+  _, said = process.communicate(timeout=300)
   wanted = value or (ON if start._can_have_large_pages() else None)
   assert process.returncode == 2
   found = [f'{NAME}={wanted}'] if wanted else []

@@ -20,7 +20,7 @@ def start(place, story, *options):
   """The launcher; the story says how many processes."""
   process = subprocess.Popen(
     [
-      sys.executable, 'launch/local.py', '--pause_secs=0', '--stop_secs=20',
+      sys.executable, 'launch/local.py', '--pause_secs=0', '--stop_secs=600',
       f'--num_processes={story.partition(";")[0].count(",") + 1}',
       f'--program={sys.executable} -S {FAKE} {place}', *options, '--', story,
     ],
@@ -35,7 +35,7 @@ def start(place, story, *options):
 
 def ended(process):
   """The exit code, and what was printed."""
-  out, err = process.communicate(timeout=30)
+  out, err = process.communicate(timeout=120)
   return process.returncode, out, err
 
 
@@ -46,7 +46,7 @@ def starts(place):
 
 def wait_for(place, *names):
   """Until these processes are ready; what they have told."""
-  end = time.monotonic() + 20
+  end = time.monotonic() + 120
   while not all((place / name).exists() for name in names):
     assert time.monotonic() < end, names
     time.sleep(0.02)
@@ -70,8 +70,8 @@ def is_gone(pid):
     ('75,1', (), 1, 1),
     ('0,2', (), 2, 1),
     ('130,130', (), 130, 1),
-    ('2,waits', ('--stop_secs=0.2',), 2, 1),
-    ('0,waits;0,0', ('--stop_secs=0.2',), 0, 2),
+    ('2,ignores', ('--stop_secs=0.2',), 2, 1),
+    ('0,ignores;0,0', ('--stop_secs=0.2',), 0, 2),
     ('ignores,killed;0,0', ('--stop_secs=0.2',), 0, 2),
     ('75,75;75,75;0,0', ('--max_restarts=1',), 75, 2),
     ('75;75;75;0', ('--max_restarts=1', '--progress_secs=0'), 0, 4),
@@ -81,8 +81,8 @@ def test_ends_and_starts_again(tmp_path, story, options, code, times):
   begun = time.monotonic()
   found, _, said = ended(start(tmp_path, story, *options))
   assert (found, starts(tmp_path)) == (code, times), said
-  assert time.monotonic() - begun < 10
-  assert ('kills process' in said) == ('waits' in story or 'ignores' in story)
+  assert time.monotonic() - begun < 120  # not as long as it may wait
+  assert ('kills process' in said) == ('ignores' in story)
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
@@ -98,7 +98,7 @@ def test_a_signal_is_passed_on_to_all_once(tmp_path, number):
 
 
 def test_what_ignores_a_signal_is_killed_after_the_bound(tmp_path):
-  process = start(tmp_path, 'waits,ignores;0,0', '--stop_secs=1')
+  process = start(tmp_path, 'waits,ignores;0,0', '--stop_secs=5')
   wait_for(tmp_path, '0.0', '0.1')
   process.send_signal(signal.SIGTERM)
   code, _, said = ended(process)
@@ -116,7 +116,7 @@ def test_a_second_signal_kills_at_once(tmp_path):
 
 
 def wait_for_text(path):
-  end = time.monotonic() + 20
+  end = time.monotonic() + 120
   while not (path.exists() and path.read_text()):
     assert time.monotonic() < end
     time.sleep(0.02)
@@ -139,7 +139,7 @@ def test_nothing_is_left_behind(tmp_path, story, kills):
   if kills:
     process.kill()
   ended(process)
-  end = time.monotonic() + 10
+  end = time.monotonic() + 120
   while not all(map(is_gone, pids)):
     assert time.monotonic() < end, pids
     time.sleep(0.05)
@@ -192,4 +192,4 @@ def test_a_reader_that_leaves_does_not_stop_the_processes(tmp_path):
   process = start(tmp_path, '75,75;0,0')
   with contextlib.suppress(OSError):
     process.stdout.close()
-  assert process.wait(30) == 0 and starts(tmp_path) == 2
+  assert process.wait(120) == 0 and starts(tmp_path) == 2

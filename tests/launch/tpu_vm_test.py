@@ -234,10 +234,12 @@ case $1 in
     ;;
   ignores)
     trap '' TERM
+    echo ready
     while true; do sleep 0.02; done
     ;;
   saves)
     trap 'sleep 1; echo saved; exit 143' TERM
+    echo ready
     while true; do sleep 0.02; done
     ;;
   *) exit "$1" ;;
@@ -266,9 +268,16 @@ class Worker:
     return self('status').stdout.strip().removeprefix('status: ')
 
   def becomes(self, word):
-    end = time.monotonic() + 10
+    end = time.monotonic() + 120
     while self.status() != word:
       assert time.monotonic() < end, self.status()
+      time.sleep(0.02)
+
+  def is_ready(self):
+    """Once its trap is set."""
+    log, end = self.place / 'run' / 'log', time.monotonic() + 120
+    while not (log.exists() and 'ready\n' in log.read_text()):
+      assert time.monotonic() < end
       time.sleep(0.02)
 
 
@@ -315,7 +324,7 @@ def test_a_worker_kills_what_does_not_end(worker):
   worker.install()
   worker('start', 'ignores')
   worker.becomes('running')
-  time.sleep(0.2)  # until its trap is set
+  worker.is_ready()
   stopped = worker('stop', '1')
   assert 'had not ended 1 s after it was asked to, and was' in stopped.stdout
   assert worker.status() == '137 asked'  # at once: it was waited for
@@ -327,7 +336,7 @@ def test_a_worker_kills_what_does_not_end(worker):
 def test_stop_returns_when_the_run_has_saved(worker):
   worker.install()
   worker('start', 'saves')
-  time.sleep(0.2)  # until its trap is set
+  worker.is_ready()
   stopped = worker('stop')
   assert 'has ended, with exit code 143' in stopped.stdout
   assert (worker.place / 'run' / 'log').read_text().endswith('saved\n')
@@ -337,7 +346,7 @@ def test_nothing_begins_beside_a_run_that_is_ending(worker):
   """Also if what waits for it was killed, as when memory is short."""
   worker.install()
   worker('start', 'ignores')
-  time.sleep(0.2)
+  worker.is_ready()
   run = worker.place / 'run'
   os.kill(int((run / 'group').read_text()), signal.SIGKILL)
   assert worker.status() == 'running'
@@ -440,7 +449,7 @@ def test_a_run_outlives_the_ssh_that_has_started_it(worker):
     start_new_session=True,
   )
   cli.ends_with_the_test(ssh)
-  end = time.monotonic() + 10
+  end = time.monotonic() + 120
   while not (worker.place / 'run' / 'pid').exists():  # then `start` returns
     assert time.monotonic() < end
     time.sleep(0.02)

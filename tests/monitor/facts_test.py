@@ -133,7 +133,7 @@ def test_they_are_shown_before_jax_is_imported(tmp_path, more):
     env=cli.environment(),
     capture_output=True,
     text=True,
-    timeout=60,
+    timeout=300,
   )  # fmt: skip
   first, second, *_ = done.stderr.splitlines()
   assert first == f'  run       {tmp_path}/run'

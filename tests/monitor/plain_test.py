@@ -169,8 +169,9 @@ def test_what_takes_long_is_said_before_it_is_done(capsys, monkeypatch):
   shown._announcement.join()
   monkeypatch.undo()
   assert capsys.readouterr().err == ''
-  monkeypatch.setattr(_plain, '_ANNOUNCED_SECS', 0.01)
+  monkeypatch.setattr(_plain, '_ANNOUNCED_SECS', 600.0)
   shown.begin('closing', True)
   shown.close()
-  time.sleep(0.05)
+  shown._announcement.join(120)  # at once
+  assert not shown._announcement.is_alive()
   assert capsys.readouterr().err == ''

@@ -31,17 +31,17 @@ def forks(prompt, completion, example):
   for _ in range(200):
     if os.fork() == 0:
       os.setsid()
-      time.sleep(30)
+      time.sleep(1000)
       os._exit(0)
-  time.sleep(30)
+  time.sleep(1000)
 
 
 def forks_and_loops(prompt, completion, example):
   for _ in range(5):
     if os.fork() == 0:
-      time.sleep(30)
+      time.sleep(1000)
       os._exit(0)
-  time.sleep(30)
+  time.sleep(1000)
 
 
 def forks_and_returns(prompt, completion, example):
@@ -60,9 +60,9 @@ def children_eat(prompt, completion, example):
   for _ in range(4):
     if os.fork() == 0:
       held = bytearray(b'x') * (200 << 20)
-      time.sleep(30)
+      time.sleep(1000)
       os._exit(len(held) % 2)
-  time.sleep(30)
+  time.sleep(1000)
 
 
 def segfaults(prompt, completion, example):
@@ -79,17 +79,17 @@ def exits_at_once(prompt, completion, example):
 
 def ends_its_parent(prompt, completion, example):
   os.kill(os.getppid(), signal.SIGKILL)
-  time.sleep(30)
+  time.sleep(1000)
 
 
 def stops_its_parent(prompt, completion, example):
   os.kill(os.getppid(), signal.SIGSTOP)
-  time.sleep(30)
+  time.sleep(1000)
 
 
 def ends_itself(prompt, completion, example):
   os.kill(os.getpid(), signal.SIGTERM)
-  time.sleep(30)
+  time.sleep(1000)
 
 
 def closes_all(prompt, completion, example):
@@ -161,7 +161,7 @@ def writes_everywhere(prompt, completion, example):
 
 
 def leaves_a_thread(prompt, completion, example):
-  threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
+  threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
   return 1.0
 
 

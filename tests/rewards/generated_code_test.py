@@ -1,6 +1,5 @@
 """Programs in completions, right and wrong, and those that cheat."""
 
-import os
 import types
 
 import pytest
@@ -8,8 +7,7 @@ import pytest
 from grpo_jax.rewards import generated_code
 from grpo_jax.rewards import sandbox
 
-SLOWNESS = float(os.environ.get('GRPO_JAX_TEST_SLOWNESS', 1.0))
-LIMITS = sandbox.Limits(time_secs=5.0 * SLOWNESS)
+LIMITS = sandbox.Limits(time_secs=120.0)  # which only what hangs takes
 
 pytestmark = pytest.mark.skipif(
   not sandbox.available().means, reason=f'no sandbox: {sandbox.available()}'

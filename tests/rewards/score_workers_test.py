@@ -13,7 +13,7 @@ from tests.rewards import cases
 
 @pytest.fixture(scope='module')
 def workers():
-  with rewards.Workers(2, time_limit_secs=20.0) as pool:
+  with rewards.Workers(2, time_limit_secs=600.0) as pool:
     yield pool
 
 
@@ -87,7 +87,7 @@ def notes_and_waits(prompt, completion, example):
 
 
 def wait_for(path):
-  until = time.monotonic() + 60
+  until = time.monotonic() + 120
   while not path.exists():
     assert time.monotonic() < until
     time.sleep(0.01)
@@ -115,7 +115,7 @@ def test_who_leaves_waits_for_no_judge(workers, tmp_path):
       scoring.add('', '1', {'folder': str(tmp_path)})
       wait_for(tmp_path / '1')
       _ = 1 / 0
-  assert time.monotonic() - begun < 20  # the limit of the pool
+  assert time.monotonic() - begun < 120  # the limit of the pool is 600
   with rewards.Scoring([term(notes_and_waits)], workers) as scoring:
     row = scoring.add('', '2', {'folder': str(tmp_path)})
     assert scoring.scores([row]).reward.tolist() == [1]
@@ -137,7 +137,7 @@ def test_workers_judge_while_this_process_does(workers, tmp_path):
   file = tmp_path / 'touched'
 
   def waits(prompt, completion, example):
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while not file.exists():
       assert time.monotonic() < until
       time.sleep(0.02)
@@ -160,4 +160,4 @@ def test_an_error_here_ends_what_judges_there(workers):
     cases.score_rows(
       lambda *_: float('nan'), term(bad_judges.loop), workers=workers
     )
-  assert time.monotonic() - begun < 10  # the limit is 20 seconds
+  assert time.monotonic() - begun < 120  # the limit is 600 seconds

