@@ -10,17 +10,18 @@ import pytest
 from grpo_jax import diagnostics
 from grpo_jax import losses
 from grpo_jax.losses import methods
+from tests.diagnostics import named
 
 # papers.md 1.3: E[grad first], E[grad second], E[W_agg given all share].
 PUBLISHED = {
   'dr_grpo': (methods.dr_grpo(max_tokens=1), 0.0, 0.1294, 0.0),
-  'gcpo': (methods.gcpo(), 0.0, 0.3409, 0.0),
-  'grpo': (methods.grpo(), 0.0476, 0.0938, 0.1818),
-  'gspo': (methods.gspo(), 0.0476, 0.0938, 0.1818),
-  'deepseek_v3_2': (methods.deepseek_v3_2(), 0.0180, 0.0356, 0.0844),
-  'dapo': (methods.dapo(), 0.0111, 0.0379, 0.0),
-  'cispo': (methods.cispo(), 0.0111, 0.0379, 0.0),
-  'gpg': (methods.gpg(), 0.0026, 0.0139, 0.0),
+  'gcpo': (named.method('gcpo'), 0.0, 0.3409, 0.0),
+  'grpo': (named.method('grpo'), 0.0476, 0.0938, 0.1818),
+  'gspo': (named.method('gspo'), 0.0476, 0.0938, 0.1818),
+  'deepseek_v3_2': (named.method('deepseek_v3_2'), 0.0180, 0.0356, 0.0844),
+  'dapo': (named.method('dapo'), 0.0111, 0.0379, 0.0),
+  'cispo': (named.method('cispo'), 0.0111, 0.0379, 0.0),
+  'gpg': (named.method('gpg'), 0.0026, 0.0139, 0.0),
   'cppo': (methods.cppo(threshold=1.2), 0.0207, 0.0408, 0.0487),
   'gtpo_conflict': (
     methods.gtpo_conflict(0.0, math.inf), 0.0372, 0.0356, 0.1875,
@@ -28,7 +29,17 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize('name', PUBLISHED)
+# `tree_test` audits these with the same numbers.
+_ALSO_THERE = 'dr_grpo', 'gspo', 'dapo'
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param(name, marks=[pytest.mark.long] * (name in _ALSO_THERE))
+    for name in PUBLISHED
+  ],
+)
 def test_the_audit_has_the_papers_table(name):
   method, first, second, weight = PUBLISHED[name]
   tree = diagnostics.tree_bias(method)
@@ -40,7 +51,7 @@ def test_what_an_audit_says_of_grpo():
   said = {
     (section, label): text
     for section, label, text in diagnostics.describe(
-      'grpo', diagnostics.audit(methods.grpo())
+      'grpo', diagnostics.audit(named.method('grpo'))
     )
   }
   assert said['grpo', 'advantage'] == '(r - mean)/std'
@@ -51,7 +62,7 @@ def test_what_an_audit_says_of_grpo():
 
 
 def test_a_notebook_shows_a_table():
-  audit = diagnostics.audit(methods.kl_cov())
+  audit = diagnostics.audit(named.method('kl_cov'))
   head, line, *rows = audit._repr_markdown_().splitlines()
   assert head.startswith('| part |') and line == '| --- | --- | --- |'
   wanted = diagnostics.describe('method', audit)
@@ -65,10 +76,16 @@ def test_a_notebook_shows_a_table():
   assert '1 &#124;log r&#124; on' in '\n'.join(rows)
 
 
-@pytest.mark.parametrize('name', ['cppo', 'kl_cov', 'vespo'])
+@pytest.mark.parametrize(
+  'name',
+  [
+    'kl_cov',
+    *(pytest.param(x, marks=pytest.mark.long) for x in ('cppo', 'vespo')),
+  ],
+)
 def test_the_texts_fit_a_terminal_of_80_columns(name):
   """One block a method: the label in front of a text that wraps."""
-  audit = diagnostics.audit(getattr(methods, name)())
+  audit = diagnostics.audit(named.method(name))
   page = {label: text for _, label, text in diagnostics.describe(name, audit)}
   for rows in (page, diagnostics.cells(audit), diagnostics.COLUMNS):
     width = max(map(len, rows)) + 3
@@ -117,7 +134,15 @@ def test_fields_may_replace_those_of_the_batch():
   assert '(r - mean)/std' in diagnostics.surrogate_row(method, two).advantage
 
 
-@pytest.mark.parametrize('name', ['dapo', 'gspo', 'sapo', 'dual_clip_grpo'])
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param('dapo', marks=pytest.mark.long),
+    'gspo',
+    'sapo',
+    'dual_clip_grpo',
+  ],
+)
 def test_the_figure(name, tmp_path):
   """Its curve is the coefficient, with upright steps at the bounds."""
   from matplotlib.figure import Figure
@@ -129,7 +154,7 @@ def test_the_figure(name, tmp_path):
     drawn.append(figure)
     return save(figure, *args, **kwargs)
 
-  clipping = diagnostics.clipping(getattr(methods, name)())
+  clipping = diagnostics.clipping(named.method(name))
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(Figure, 'savefig', keep)
     diagnostics.plot(clipping, name, tmp_path / 'a.png')
@@ -186,7 +211,7 @@ def test_what_an_audit_says_of_a_reward_in_float32():
 
 
 def test_what_momentum_does_is_said_of_what_was_measured():
-  said, _ = said_of(methods.rloo())
+  said, _ = said_of(named.method('rloo'))
   assert said['clipping', 'momentum'].endswith('on the measured ratios')
 
   def positive(terms, batch):
@@ -208,7 +233,7 @@ def test_a_bound_that_holds_under_a_condition_is_not_told_without_it():
     'gcpo': 's>1.0466; A<0: s<0.94574 (for a completion of 4 tokens)',
   }
   for name, clip in clips.items():
-    _, cells = said_of(getattr(methods, name)())
+    _, cells = said_of(named.method(name))
     assert cells['zero gradient'] == f'A>0: {clip}'
 
 
@@ -219,7 +244,7 @@ def test_fields_that_are_no_dict_are_asked_for():
 
 def test_a_transform_that_cannot_be_hashed_is_audited_too():
   """One made by hand, whose requirements are a set that may change."""
-  method, traced = losses.methods.grpo(), []
+  method, traced = named.method('grpo'), []
 
   def prepare(batch, state):
     traced.append(batch.mask.shape)

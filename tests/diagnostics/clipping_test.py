@@ -8,7 +8,7 @@ import pytest
 
 from grpo_jax import losses
 from grpo_jax.diagnostics import _clipping
-from grpo_jax.losses import methods
+from tests.diagnostics import named
 
 INF = np.inf
 
@@ -27,7 +27,7 @@ ZEROS = {
 
 @pytest.mark.parametrize('name', ZEROS)
 def test_the_zeros_of_a_published_method(name):
-  found = _clipping.clipping(getattr(methods, name)())
+  found = _clipping.clipping(named.method(name))
   np.testing.assert_allclose(found.zeros, ZEROS[name], rtol=1e-7)
   assert found.coasts == bool(ZEROS[name])
   assert found.faded == () and found.conditions == ()
@@ -50,7 +50,7 @@ def ratio_of(terms):
 
 
 def test_the_curves_are_those_of_the_formula():
-  found = _clipping.clipping(methods.grpo())
+  found = _clipping.clipping(named.method('grpo'))
   r = found.ratio
   np.testing.assert_allclose(found.positive, np.where(r > 1.2, 0, r))
   np.testing.assert_allclose(found.negative, np.where(r < 0.8, 0, -r))
@@ -59,7 +59,7 @@ def test_the_curves_are_those_of_the_formula():
 
 
 def test_the_text_keeps_the_digits_that_a_narrow_clip_has():
-  found = _clipping.clipping(methods.gspo())
+  found = _clipping.clipping(named.method('gspo'))
   assert found.text == 'zero above 1.0004 for A > 0 and below 0.9997 for A < 0'
 
 
@@ -217,7 +217,7 @@ def test_a_bound_that_depends_on_the_size_of_the_advantage_says_for_which():
   found = measure(bound)
   assert found.text == 'zero above 1.2 for A > 0 (for |A| = 1)'
   assert found.depends_on_size
-  assert not _clipping.clipping(methods.grpo()).depends_on_size
+  assert not _clipping.clipping(named.method('grpo')).depends_on_size
 
 
 @pytest.mark.parametrize('sizes', [(0.3, 0.8), (1.5, 3)])

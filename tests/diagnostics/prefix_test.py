@@ -9,6 +9,7 @@ import pytest
 from grpo_jax import losses
 from grpo_jax.diagnostics import _prefix
 from grpo_jax.diagnostics import _probe
+from tests.diagnostics import named
 
 
 def method(*links):
@@ -29,7 +30,7 @@ def shared(method):
 
 @pytest.mark.parametrize('name', ['dr_grpo', 'rloo', 'dapo'])
 def test_a_uniform_weight_cancels_on_the_prefix_of_a_group(name):
-  bias = _prefix.prefix_bias(getattr(losses.methods, name)())
+  bias = _prefix.prefix_bias(named.method(name))
   assert bias.whole < 1e-12 and bias.uneven < 1e-12
   assert bias.part > 0.3  # a subset's advantages do not add up to 0
 
@@ -40,7 +41,7 @@ def test_the_factor_is_the_weight():
 
 def test_grpo_moves_a_group_by_the_correlation_of_reward_and_inverse_length():
   r"""W_agg = Corr(r, 1/L) std(1/L), over the group alone: B = G."""
-  sharing, probe, reading = shared(losses.methods.grpo())
+  sharing, probe, reading = shared(named.method('grpo'))
   c = reading.coefficient[:, 0, :, 0]
   whole = np.all(sharing, axis=1)
   reward = probe.batch.reward[whole, 0]
@@ -49,12 +50,12 @@ def test_grpo_moves_a_group_by_the_correlation_of_reward_and_inverse_length():
   got = np.sum(c[whole], axis=1) * 2  # the batch holds two groups
   assert len({f'{w:.6f}' for w in want}) == len(want) == 10
   np.testing.assert_allclose(got, want, atol=1e-12)
-  bias = _prefix.prefix_bias(losses.methods.grpo())
+  bias = _prefix.prefix_bias(named.method('grpo'))
   assert bias.whole > 0.1 and bias.uneven > 0.1
 
 
 def test_only_those_who_share_have_the_same_first_id():
-  sharing, probe, _ = shared(losses.methods.grpo())
+  sharing, probe, _ = shared(named.method('grpo'))
   first = np.asarray(probe.batch.tokens)[:, 0, :, 0]
   assert len(np.unique(sharing, axis=0)) == 2**8 - 8 - 1
   for ids, shares in zip(first, sharing):
@@ -98,7 +99,7 @@ def test_a_method_without_gradient_has_no_bias_and_results_are_plain():
 
 def test_a_first_token_that_is_not_trained_is_not_said_to_cancel():
   late = losses.on_keep(lambda keep, batch: keep.at[..., 0].set(False))
-  bias = _prefix.prefix_bias(losses.chain(late, losses.methods.rloo()))
+  bias = _prefix.prefix_bias(losses.chain(late, named.method('rloo')))
   assert bias == (None, None, None, None)
 
 

@@ -12,6 +12,7 @@ from grpo_jax import diagnostics
 from grpo_jax import losses
 from grpo_jax.training import build
 from grpo_jax.training import marks
+from tests.losses import cases
 
 RECENTER = {
   'none': (),
@@ -42,11 +43,10 @@ def shared(kind):
     valid=rng.random(shape[:2]) < 0.9,
   )
   method = grpo(RECENTER[kind])
-  batch, state = losses.credit(method, batch, method.init())
-  batch = losses.prepare(method, batch, state)
-  loss = lambda logp: losses.surrogate_loss(method, logp, batch, state)[0]
-  coefficient = -jax.grad(loss)(jnp.full(shape, -1.0))
-  return diagnostics.shared_prefix_weight(tokens, batch.mask, coefficient)
+  logp = jnp.full(shape, -1.0)
+  *_, batch, slope = cases.terms_and_gradient(method, batch, logp)
+  weight = jax.jit(diagnostics.shared_prefix_weight)
+  return weight(tokens, batch.mask, -slope)
 
 
 @pytest.mark.parametrize('kind', RECENTER)

@@ -8,7 +8,7 @@ from grpo_jax import diagnostics
 from grpo_jax.diagnostics import _fit
 from grpo_jax.diagnostics import _probe
 from grpo_jax.diagnostics import _words
-from grpo_jax.losses import methods
+from tests.diagnostics import named
 
 # Of each, a text would depend on the noise if ties were not recognised:
 # positive_nll by two statistics that are one here, passk by two factors at
@@ -25,7 +25,7 @@ def texts(method):
 @pytest.fixture(scope='module', params=METHODS)
 def recorded(request):
   """A method, all that was evaluated of it, and what was said of it."""
-  method, evaluated = getattr(methods, request.param)(), []
+  method, evaluated = named.method(request.param), []
   evaluate = _probe._evaluate
 
   def record(*given):
@@ -37,7 +37,10 @@ def recorded(request):
     return method, evaluated, texts(method)
 
 
-@pytest.mark.parametrize('seed', range(6))
+@pytest.mark.parametrize(
+  'seed',
+  [0, 1, *(pytest.param(n, marks=pytest.mark.long) for n in range(2, 6))],
+)
 def test_noise_in_a_loss_changes_no_text(recorded, seed, monkeypatch):
   """Noise of 1e-12, which is more than processors differ by."""
   method, evaluated, said = recorded

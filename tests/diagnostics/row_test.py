@@ -7,6 +7,7 @@ import pytest
 from grpo_jax import losses
 from grpo_jax.diagnostics import _row
 from grpo_jax.losses import methods
+from tests.diagnostics import named
 
 Z = '(r - mean)/std'
 
@@ -25,7 +26,7 @@ ROWS = {
 
 @pytest.mark.parametrize('name', ROWS)
 def test_the_row_of_a_published_method(name):
-  row = _row.surrogate_row(getattr(methods, name)())
+  row = _row.surrogate_row(named.method(name))
   weight, ratio, regulariser, advantage = ROWS[name]
   assert (row.weight, row.ratio, row.advantage) == (weight, ratio, advantage)
   assert row.regulariser.startswith(regulariser)
@@ -58,7 +59,10 @@ def test_a_deviation_and_its_epsilon_are_measured():
   assert row.advantage_facts.scale_exponent is None  # the epsilon is a scale
 
 
-@pytest.mark.parametrize('epsilon', [1e-6, 0.01, 2.0])
+@pytest.mark.parametrize(
+  'epsilon',
+  [0.01, *(pytest.param(x, marks=pytest.mark.long) for x in (1e-6, 2.0))],
+)
 def test_an_epsilon_under_the_root_is_told_from_one_beside_it(epsilon):
   row = read(advantage=losses.normalize_by_group('sample', epsilon, True))
   assert row.advantage == f'(r - mean)/sqrt(sample std^2 + {epsilon:g})'
@@ -237,7 +241,7 @@ def test_a_missing_field_is_asked_for():
   )
   with pytest.raises(ValueError, match="'trust'"):
     read(link)
-  method = losses.chain(losses.methods.rloo(), link)
+  method = losses.chain(named.method('rloo'), link)
   row = _row.surrogate_row(
     method, lambda batch: {'trust': np.full(batch.mask.shape, 0.5)}
   )
@@ -249,7 +253,7 @@ def test_a_method_without_an_advantage_on_the_probes_says_so():
   assert row.advantage == '0 on the probes'
   assert row.weight == '1/(B L_i)'
   none = losses.on_keep(lambda keep, batch: keep & False)
-  row = _row.surrogate_row(losses.chain(none, methods.rloo()))
+  row = _row.surrogate_row(losses.chain(none, named.method('rloo')))
   assert row.weight == '0 on the probes'
   assert row.ratio == 'not measured: no gradient on the probes'
 
@@ -263,7 +267,9 @@ def rounded():
   [
     (losses.center_by_group(), 'r - mean'),
     (losses.normalize_by_group(), Z),
-    (losses.leave_one_out(), 'n/(n-1) (r - mean)'),
+    pytest.param(
+      losses.leave_one_out(), 'n/(n-1) (r - mean)', marks=pytest.mark.long
+    ),
     (losses.normalize_by_group(epsilon=1e-4), '(r - mean)/(std + 0.0001)'),
   ],
 )
@@ -284,7 +290,7 @@ def test_a_tiny_epsilon_is_still_seen_in_float64():
 @pytest.mark.parametrize(
   'advantage,text',
   [
-    (losses.center_by_group(), 'r - mean'),
+    pytest.param(losses.center_by_group(), 'r - mean', marks=pytest.mark.long),
     (losses.normalize_by_group(), Z),
   ],
 )

@@ -8,6 +8,7 @@ import pytest
 
 from grpo_jax import losses
 from grpo_jax.diagnostics import _scale
+from tests.diagnostics import named
 
 FACTORS = 1e-2, 0.1, 10.0, 100.0
 
@@ -26,7 +27,7 @@ def largest(scale, name):
 
 
 def test_adam_undoes_a_linear_reward_up_to_its_epsilon():
-  scale = _scale.reward_scale(losses.methods.rloo())
+  scale = _scale.reward_scale(named.method('rloo'))
   assert not scale.deviation
   assert scale.exponent == pytest.approx(1)
   for setting in scale.settings:
@@ -44,7 +45,7 @@ def test_adam_undoes_a_linear_reward_up_to_its_epsilon():
 
 @pytest.mark.parametrize('name', ['grpo', 'gspo', 'dapo'])
 def test_a_division_by_the_deviation_leaves_nothing_to_undo(name):
-  scale = _scale.reward_scale(getattr(losses.methods, name)())
+  scale = _scale.reward_scale(named.method(name))
   assert scale.deviation
   assert scale.exponent == pytest.approx(0, abs=1e-12)
   assert largest(scale, 'step') < 1e-10
@@ -113,7 +114,7 @@ def test_a_threshold_in_the_weight_is_seen_on_the_coefficient():
 
 
 def test_the_second_setting_is_off_policy_and_the_first_is_not():
-  scale = _scale.reward_scale(losses.methods.gspo())
+  scale = _scale.reward_scale(named.method('gspo'))
   near, far = scale.settings
   assert (near.log_ratio, far.log_ratio) == (1e-5, 0.05)
   assert far.size < 0.9 * near.size  # its clip acts at 3e-4
@@ -159,7 +160,7 @@ def test_factors_that_no_power_has_are_told_and_not_fitted():
       'on policy gradient ~ phi ** 1; off policy no power law: gradient x 0.01',
     ),
   ):
-    scale = _scale.reward_scale(getattr(losses.methods, name)())
+    scale = _scale.reward_scale(named.method(name))
     assert scale.settings[-1].exponent is None
     assert _scale.cell(scale.settings[-1]) == cell
     assert scale.text.startswith(text)

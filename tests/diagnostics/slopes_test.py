@@ -167,7 +167,12 @@ def keep_only(function):
 
 
 @pytest.mark.parametrize(
-  'kept', [lambda t, n: t > 0, lambda t, n: t == n - 1, lambda t, n: t == 1]
+  'kept',
+  [
+    lambda t, n: t > 0,
+    lambda t, n: t == n - 1,
+    pytest.param(lambda t, n: t == 1, marks=pytest.mark.long),
+  ],
 )
 def test_a_ratio_is_read_off_a_token_that_is_trained(kept):
   assert clipped(keep_only(kept)) == 'token'

@@ -1,5 +1,6 @@
 """The exact bias on the tree, against the table of papers.md 1.3."""
 
+import functools
 import json
 
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import pytest
 
 from grpo_jax import diagnostics
 from grpo_jax import losses
+from tests.diagnostics import named
 
 
 def plain(*links):
@@ -73,10 +75,10 @@ def conflict_rule():
 METHODS = {
   'dr_grpo': lambda: losses.methods.dr_grpo(max_tokens=1),
   'gcpo': sequence_product,
-  'grpo': losses.methods.grpo,
-  'gspo': losses.methods.gspo,
+  'grpo': lambda: named.method('grpo'),
+  'gspo': lambda: named.method('gspo'),
   'grpo without std': plain,
-  'dapo': losses.methods.dapo,
+  'dapo': lambda: named.method('dapo'),
   'token mean': token_mean,
   'cppo': cppo,
   'gtpo': conflict_rule,
@@ -94,10 +96,15 @@ TABLE = {  # E[first], E[second], first / second, E[W_agg | all share]
 }
 
 
+@functools.cache
+def made(name):
+  return METHODS[name]()
+
+
 @pytest.mark.parametrize('name', TABLE)
 def test_the_table(name):
   first, second, ratio, shared = TABLE[name]
-  bias = diagnostics.tree_bias(METHODS[name]())
+  bias = diagnostics.tree_bias(made(name))
   assert bias.first == pytest.approx(first, abs=1e-4)
   assert bias.second == pytest.approx(second, abs=1e-4)
   assert bias.ratio == pytest.approx(ratio, abs=1e-2)
@@ -109,9 +116,7 @@ def test_the_table(name):
 def test_reversing_who_is_short_flips_the_sign_except_for_the_conflict_rule(
   name,
 ):
-  bias = diagnostics.tree_bias(
-    METHODS[name](), short_reward=0.0, long_reward=1.0
-  )
+  bias = diagnostics.tree_bias(made(name), short_reward=0.0, long_reward=1.0)
   first, second, _, shared = TABLE[name]
   if name == 'gtpo':
     assert bias.first == pytest.approx(0.0011, abs=1e-4)
@@ -123,7 +128,7 @@ def test_reversing_who_is_short_flips_the_sign_except_for_the_conflict_rule(
 
 @pytest.mark.parametrize('name', TABLE)
 def test_with_equal_lengths_only_the_conflict_rule_is_biased(name):
-  bias = diagnostics.tree_bias(METHODS[name](), short_tokens=8, long_tokens=8)
+  bias = diagnostics.tree_bias(made(name), short_tokens=8, long_tokens=8)
   want = 0.0087 if name == 'gtpo' else 0
   assert bias.first == pytest.approx(want, abs=1e-4)
 
@@ -132,8 +137,8 @@ def test_with_equal_lengths_only_the_conflict_rule_is_biased(name):
   'method,factor',
   [
     (losses.methods.dr_grpo(max_tokens=1), 0.75),
-    (losses.methods.rloo(), 1),
-    (losses.methods.reinforce(), 1),
+    (named.method('rloo'), 1),
+    (named.method('reinforce'), 1),
   ],
 )
 def test_these_are_the_true_gradient_times_a_factor(method, factor):
@@ -156,9 +161,7 @@ def test_a_tie_is_broken_by_the_order_so_all_orders_are_taken():
     return keep & (jnp.arange(keep.shape[1]) == 3)[None, :, None]
 
   one, other = (
-    diagnostics.tree_bias(
-      losses.chain(losses.on_keep(f), losses.methods.rloo())
-    )
+    diagnostics.tree_bias(losses.chain(losses.on_keep(f), named.method('rloo')))
     for f in (first_only, last_only)
   )
   assert one.second == pytest.approx(0.1725)
@@ -220,18 +223,18 @@ def test_what_fills_the_batch_is_not_valid_and_larger_trees_have_room():
 
 
 def test_the_result_is_plain_and_impossible_lengths_are_refused():
-  bias = diagnostics.tree_bias(losses.methods.rloo(), group=2)
+  bias = diagnostics.tree_bias(named.method('rloo'), group=2)
   assert json.loads(json.dumps(bias._asdict())) == bias._asdict()
   with pytest.raises(ValueError, match='at least 2 tokens'):
-    diagnostics.tree_bias(losses.methods.rloo(), short_tokens=1)
+    diagnostics.tree_bias(named.method('rloo'), short_tokens=1)
 
 
 @pytest.mark.parametrize('dropped', [slice(None), slice(1)])
 def test_what_is_not_trained_is_not_called_unbiased(dropped):
   """No token, or all but the first: there is nothing to compare."""
   keep = losses.on_keep(lambda keep, batch: keep.at[..., dropped].set(False))
-  bias = diagnostics.tree_bias(losses.chain(keep, losses.methods.rloo()))
+  bias = diagnostics.tree_bias(losses.chain(keep, named.method('rloo')))
   assert bias.first == 0 and bias.ratio is None
-  alike = diagnostics.tree_bias(losses.methods.rloo(), long_reward=1.0)
+  alike = diagnostics.tree_bias(named.method('rloo'), long_reward=1.0)
   assert alike.first > 0.1 and alike.ratio is None  # over a second of 0
-  assert diagnostics.tree_bias(losses.methods.rloo()).ratio == pytest.approx(0)
+  assert diagnostics.tree_bias(named.method('rloo')).ratio == pytest.approx(0)

@@ -5,7 +5,7 @@ import pytest
 
 from grpo_jax import losses
 from grpo_jax.diagnostics import _value
-from grpo_jax.losses import methods
+from tests.diagnostics import named
 
 SILENT = (
   'always 0 at ratio 1: says nothing of progress, and still teaches, since its '
@@ -28,7 +28,7 @@ TEXTS = {
 
 @pytest.mark.parametrize('name', TEXTS)
 def test_the_value_of_a_published_method(name):
-  value = _value.loss_value(getattr(methods, name)())
+  value = _value.loss_value(named.method(name))
   text = TEXTS[name]
   if text.startswith(SILENT):
     assert value.text == text
@@ -100,7 +100,7 @@ def test_an_entropy_bonus_shows_the_entropy():
   bonus = losses.add_penalty(
     lambda terms, batch: -0.3 * terms.entropy, requires=('entropy',)
   )
-  value = _value.loss_value(losses.chain(methods.dapo(), bonus))
+  value = _value.loss_value(losses.chain(named.method('dapo'), bonus))
   assert value.entropy > 0.3 and value.length > 0.1
   assert value.text.startswith('mixed: the ')
   assert _value.verdict(value)[0] == f'the entropy ({value.entropy:.2f})'
@@ -109,7 +109,7 @@ def test_an_entropy_bonus_shows_the_entropy():
 @pytest.mark.parametrize('square', [0.8988, 0.9, 0.9012])
 def test_a_correlation_printed_as_0_90_has_one_verdict(square):
   """On which side of 0.9 it lies is no difference that a text shows."""
-  value = _value.loss_value(methods.positive_nll())
+  value = _value.loss_value(named.method('positive_nll'))
   near = value._replace(length=square, weights=square - 1e-3)
   cell, text = _value.verdict(near)
   assert cell == 'the lengths (0.90)'
@@ -120,5 +120,5 @@ def test_a_correlation_printed_as_0_90_has_one_verdict(square):
 
 def test_a_value_of_float32_rounding_is_zero():
   cast = losses.on_reward(lambda r, batch: r.astype(jnp.float32))
-  value = _value.loss_value(losses.chain(cast, methods.grpo()))
+  value = _value.loss_value(losses.chain(cast, named.method('grpo')))
   assert value.text == SILENT + GAP
