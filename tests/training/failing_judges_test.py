@@ -176,8 +176,8 @@ def test_a_judge_that_always_fails_is_told_once(tmp_path, capsys, monkeypatch):
   assert before['heldout_accuracy'] == 0 and before['heldout_failed'] == 4
   # The other commands judge in processes too.
   policy = eval_and_sample.load(told, tmp_path, to_evaluate=True)
-  summary = eval_and_sample.evaluate(policy, 3, 2, [1])
-  assert summary['failed'] == 6 and summary['not_judged'] == 0
+  summary = eval_and_sample.evaluate(policy, 4, 1, [1])
+  assert summary['failed'] == 4 and summary['not_judged'] == 0
   assert summary['accuracy'] == summary['pass@1'] == 0
   report = dry_run.inspect(told, tmp_path)
   failed = {'tests.judges:raises': (16, "raised KeyError: 'gold'")}

@@ -103,6 +103,7 @@ def test_a_signal_while_a_reward_is_slow_and_nobody_listens_any_more(
   """
   monkeypatch.setenv('JUDGING', str(tmp_path / 'judging'))
   asked = *LONG, *slow_judge('slow', 'here'), f'--workdir={tmp_path}'
+  asked += ('--config.learner.layout=packed',)  # compiles no update ahead
   process = popen('train', *asked)
   wait_until((tmp_path / 'judging').exists, process)
   assert_refused(call('train', *asked), 'Another process is running')
