@@ -40,7 +40,7 @@ import pytest  # noqa: E402
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
-_MOST_MAPS = 8_000
+_MOST_MAPS = 20_000
 _MOST_PROGRAMS = 200  # of a context, which keeps the constants of all of them
 
 # Tracing makes millions of small objects, and hardly one of them in a cycle: a

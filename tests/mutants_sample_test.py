@@ -423,6 +423,7 @@ def tree(folder):
   return [*FILES, 'tests/mutants_pytest.py']
 
 
+@pytest.mark.long
 def test_a_real_mutant_in_a_copy(tmp_path):
   names = tree(tmp_path / 'root')
   copy = mutants_pytest.Copy(tmp_path / 'root', names, tmp_path / 'copy')
@@ -467,6 +468,7 @@ def test_who_enters_what(tmp_path):
   copy.stop()
 
 
+@pytest.mark.long
 def test_a_killed_tool_leaves_no_process(tmp_path):
   names, pid = tree(tmp_path / 'root'), tmp_path / 'copy/tree/pid'
   code = (

@@ -90,6 +90,7 @@ PICKED = [
 """The first three say which mutant (as in `EQUIVALENT`), the last who kills."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('package', mutants.PACKAGES)
 def test_the_checks_pass_without_a_mutant(package):
   names = {name for *_, name in PICKED if name.startswith(f'tests.{package}')}

@@ -30,6 +30,7 @@ def test_time_inside_an_operation_is_not_its_own():
   assert accelerator.own_micros(device) == {'fusion': 40}
 
 
+@pytest.mark.long
 def test_the_whole_benchmark_runs(capsys):
   told = accelerator.main(['--tiny', '--dtype', 'float32'])
   *table, last = capsys.readouterr().out.splitlines()

@@ -75,6 +75,7 @@ def test_the_callback_gets_numbers_and_the_rollout_after_every_rollout(whole):
   assert result['steps'] == 6 and result['after'] == numbers['heldout_accuracy']
 
 
+@pytest.mark.long
 def test_objects_train_as_their_names_do(whole, tmp_path):
   loop.train(runs.small(steps=6, **NAMED, **runs.WARM), tmp_path)
   (_, arrays, _), (_, others, _) = runs.saved(whole[0]), runs.saved(tmp_path)
@@ -230,6 +231,7 @@ def test_evaluate_and_sample_take_the_objects_again(whole, tmp_path):
     grpo_jax.sample(workdir, '01+02=', tokenizer=tokenizer)
 
 
+@pytest.mark.long
 def test_a_run_with_a_named_tokenizer_is_sampled_by_the_command(
   tmp_path, monkeypatch
 ):
@@ -304,6 +306,7 @@ threading.Thread(target=compile, name='compile ahead', daemon=True).start()
   assert done.stdout == 'compiled\n', done.stderr
 
 
+@pytest.mark.long
 def test_a_script_ends_with_the_error_of_its_reward(tmp_path):
   """In an event loop, as a notebook; standard error is no terminal."""
   script = f"""

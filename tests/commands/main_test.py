@@ -89,6 +89,7 @@ def contents(workdir):
   }
 
 
+@pytest.mark.long
 def test_check_trains_and_writes_nothing(finished, tmp_path):
   done = call(
     'train', SMALL, JUDGE, f'--workdir={tmp_path}/run', '--check', '--json',

@@ -105,7 +105,7 @@ def test_demonstrations_come_from_the_train_split_evenly():
 
 def test_a_pair_is_shown_both_ways():
   answers = {}
-  for record in _records(data.arithmetic_demonstrations(15_000, 0.5)):
+  for record in _records(data.arithmetic_demonstrations(40_000, 0.5)):
     answers.setdefault(record['prompt'], set()).add(record['answer'])
   assert np.mean([len(found) == 2 for found in answers.values()]) > 0.3
 

@@ -61,6 +61,7 @@ def test_what_an_audit_says_of_grpo():
   assert 'carry a token on' in said['clipping', 'momentum']
 
 
+@pytest.mark.long
 def test_a_notebook_shows_a_table():
   audit = diagnostics.audit(named.method('kl_cov'))
   head, line, *rows = audit._repr_markdown_().splitlines()
@@ -189,6 +190,7 @@ def test_what_an_audit_says_where_nothing_was_measured():
   assert said['shared prefix', 'bias'].startswith('not measured: no gradient')
 
 
+@pytest.mark.long
 def test_what_an_audit_says_of_a_reward_in_float32():
   """All as without the cast: nothing is more than float32's rounding."""
 
@@ -227,6 +229,7 @@ def test_what_momentum_does_is_said_of_what_was_measured():
   assert said['clipping', 'momentum'].startswith('has no bound to cross')
 
 
+@pytest.mark.long
 def test_a_bound_that_holds_under_a_condition_is_not_told_without_it():
   clips = {
     'dppo_tv': 's>1.6667; A<0: s<0.33333 (for tokens of old probability 0.3)',

@@ -60,6 +60,7 @@ def test_nothing_pulls_a_prefix_of_the_whole_group(kind):
   assert relative[several].max() > 0.3  # the branches keep their signal
 
 
+@pytest.mark.long
 def test_the_bias_of_a_common_first_token_halves_and_does_not_vanish():
   """Relative to the second token's gradient, which shrinks more, it grows."""
   got = {

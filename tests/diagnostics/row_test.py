@@ -262,6 +262,7 @@ def rounded():
   return losses.on_reward(lambda r, batch: r.astype(jnp.float32))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'advantage,text',
   [

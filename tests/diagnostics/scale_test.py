@@ -144,6 +144,7 @@ def test_the_steps_are_those_of_canonical_adam():
   np.testing.assert_allclose(got, want, rtol=1e-9)
 
 
+@pytest.mark.long
 def test_factors_that_no_power_has_are_told_and_not_fitted():
   """A best slope through them, -0.15 and 0.71 here, would be of no factor."""
   for name, cell, text in (

@@ -166,6 +166,7 @@ def keep_only(function):
   return losses.on_keep(keep)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'kept',
   [
@@ -252,6 +253,7 @@ def test_a_slope_of_log_pi_is_k1_only_if_its_value_has_the_reference():
   assert regulariser_of(k3, k1) == '0.2 k3 + 0.1 k1'
 
 
+@pytest.mark.long
 def test_a_slope_of_k2_is_k1_as_a_score_function_if_its_value_is_that_of_k1():
   k3, score = losses.add_kl(0.2, 'k3'), losses.add_kl(0.1, 'k1_score')
   assert regulariser_of(score) == '0.1 k1 (score function)'

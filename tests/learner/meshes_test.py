@@ -30,7 +30,7 @@ from tests.learning import spec
 FANCY = {**tiny.FANCY, 'vocab_size': 64, 'num_layers': 4}
 CASES = [
   (dict(fsdp=2, context=2, tensor=2), 'shared'),
-  (dict(context=4), 'packed'),
+  pytest.param(dict(context=4), 'packed', marks=pytest.mark.long),
 ]
 MORE = [
   (dict(data=8), 'shared'),

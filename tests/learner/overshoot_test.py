@@ -284,7 +284,7 @@ def test_the_difference_of_the_parameters_is_kept_where_it_is_read(monkeypatch):
   assert kept == [True, False]
 
 
-@pytest.mark.parametrize('epochs', [1, 2])
+@pytest.mark.parametrize('epochs', [pytest.param(1, marks=pytest.mark.long), 2])
 def test_measuring_changes_no_parameter(epochs):
   """With one update the ratio stays exactly 1, whoever watches."""
   results, rollout = [], bigram.rollout()

@@ -115,7 +115,12 @@ def test_the_ratio_is_one_in_bf16_too(kind):
 
 
 @pytest.mark.parametrize(
-  'kind', ['shared', 'packed', pytest.param('padded', marks=pytest.mark.long)]
+  'kind',
+  [
+    'shared',
+    pytest.param('packed', marks=pytest.mark.long),
+    pytest.param('padded', marks=pytest.mark.long),
+  ],
 )
 def test_rows_that_are_gathered_on_the_devices_are_the_rows_of_one_host(kind):
   rollout = unscored()
@@ -292,7 +297,12 @@ def test_the_sampler_gap_is_neither_filter_nor_drift():
 
 
 @pytest.mark.parametrize(
-  'kind', ['shared', 'packed', pytest.param('padded', marks=pytest.mark.long)]
+  'kind',
+  [
+    'packed',
+    pytest.param('shared', marks=pytest.mark.long),
+    pytest.param('padded', marks=pytest.mark.long),
+  ],
 )
 def test_compilations_are_bounded_by_the_buckets(kind):
   """Ragged rollouts of any lengths: one program per pair of buckets."""
@@ -412,7 +422,7 @@ def test_what_is_compiled_ahead_is_what_is_called(method, options):
   assert not set(ahead) & set(later)
 
 
-@pytest.mark.parametrize('step', [0, 1])
+@pytest.mark.parametrize('step', [pytest.param(0, marks=pytest.mark.long), 1])
 def test_the_step_at_which_a_run_goes_on_is_compiled_ahead(step):
   """A step that measures overshoot is another program than other steps."""
   learner = dataclasses.replace(

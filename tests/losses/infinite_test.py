@@ -44,7 +44,9 @@ def loss_and_slope(method, **impossible):
   return value, slope, terms, batch
 
 
-@pytest.mark.parametrize('completion', [0, 1], ids=['right', 'wrong'])
+@pytest.mark.parametrize(
+  'completion', [pytest.param(0, marks=pytest.mark.long), 1]
+)
 @pytest.mark.parametrize('field', ['logp', *FIELDS])
 @pytest.mark.parametrize('name', METHODS)
 def test_a_token_of_probability_zero(name, field, completion):

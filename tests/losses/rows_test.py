@@ -135,6 +135,7 @@ def test_rows_give_the_loss_of_the_batch_that_they_were_made_from(entry):
   assert np.any(found)
 
 
+@pytest.mark.long
 @entries(FEW)
 def test_a_larger_shape_changes_nothing(entry):
   flat = flatten(make_case(1))
@@ -368,6 +369,7 @@ def test_one_compiled_program_for_one_shape():
   assert len(traces) == 1 and len(found) == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('axis_type', [AxisType.Auto, AxisType.Explicit])
 def test_rows_that_are_sharded(axis_type):
   case, method = make_case(6), losses.methods.grpo()

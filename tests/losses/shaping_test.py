@@ -333,6 +333,7 @@ def test_a_wrong_number_of_reward_weights_is_refused():
     credited(links, [[0.0, 1.0]])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('scale', [1.0, 1e6, 1e-6])
 def test_rewards_that_cancel_leave_no_advantage(scale):
   """Z-scores of opposite rewards: rounding errors, which are of their size.

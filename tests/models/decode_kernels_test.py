@@ -73,7 +73,15 @@ def test_the_portable_version_follows_the_definition():
 
 
 @pytest.mark.parametrize('platform', DECODE)
-@pytest.mark.parametrize('sizes', SIZES)
+@pytest.mark.parametrize(
+  'sizes',
+  [
+    SIZES[0],
+    SIZES[2],
+    pytest.param(SIZES[1], marks=pytest.mark.long),
+    pytest.param(SIZES[3], marks=pytest.mark.long),
+  ],
+)
 def test_decode_kernels_are_the_portable_version(sizes, platform, monkeypatch):
   module, kernel = DECODE[platform]
   monkeypatch.setattr(module, '_KEYS', 16)

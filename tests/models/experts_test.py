@@ -1,6 +1,7 @@
 """Experts: equal to a loop over all experts, on one device and on eight."""
 
 import functools
+import itertools
 
 import jax
 from jax import lax
@@ -145,9 +146,27 @@ def test_ragged_products_are_for_tpus(backend, chosen, monkeypatch):
   assert ('ragged_dot' in program) == chosen
 
 
-@pytest.mark.parametrize('ragged', [True, False])
-@pytest.mark.parametrize('skew, each', [(0.0, 1), (10.0, 1), (-10.0, 6)])
-@pytest.mark.parametrize('most', [2**18, 100], ids=['at once', 'in pieces'])
+# Each way to multiply, one device's experts or all, at once and in pieces.
+IN_THE_SUITE = {
+  (True, 10.0, 1, 100),
+  (False, 10.0, 1, 2**18),
+  (False, -10.0, 6, 100),
+}
+
+
+@pytest.mark.parametrize(
+  'ragged, skew, each, most',
+  [
+    pytest.param(
+      *row,
+      marks=() if row in IN_THE_SUITE else pytest.mark.long,
+    )
+    for row in itertools.product(
+      (True, False), (0.0, 10.0, -10.0), (1, 6), (2**18, 100)
+    )
+    if (row[1] < 0) == (row[2] == 6)
+  ],
+)
 def test_the_parts_of_the_devices_add_up(ragged, skew, each, most, monkeypatch):
   """With skew all pairs are one device's: more than the usual room."""
   monkeypatch.setattr(experts, '_MOST_PAIRS', most)

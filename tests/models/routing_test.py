@@ -131,7 +131,7 @@ def routed(rows, model, params, sampled=None):
   'changes',
   [
     {},
-    dict(unroll=True),
+    pytest.param(dict(unroll=True), marks=pytest.mark.long),
     pytest.param(dict(remat='layer'), marks=pytest.mark.long),
   ],
   ids=str,

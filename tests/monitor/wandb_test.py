@@ -15,6 +15,7 @@ LOG = config.Log(
 )
 
 
+@pytest.mark.long
 def test_offline_runs_lie_in_the_workdir(tmp_path, monkeypatch, capfd):
   monkeypatch.setenv('WANDB_ERROR_REPORTING', 'false')
   monkeypatch.setenv('WANDB_SILENT', 'true')

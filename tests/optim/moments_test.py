@@ -344,6 +344,7 @@ def test_moments_that_lie_elsewhere_are_refused():
     made.update(gradients()[0], made.init(PARAMS), PARAMS)
 
 
+@pytest.mark.long
 def test_explicit_meshes():
   """Two sharded axes; also the coasting path and the projection."""
   kind = jax.sharding.AxisType.Explicit

@@ -21,11 +21,19 @@ def test_what_could_not_be_compiled_is_not_taken_to_fit(monkeypatch):
   assert len(found) > 1 and not any(one.plan.is_whole for one in found)
 
 
-def test_a_search_ranks_what_fits_first_and_the_fast_ones_before_others():
-  topology = topologies.named('h100-sxm:2x8')
-  found = search.best(config(), topology, 3)
+@pytest.mark.parametrize(
+  'name, size',
+  [
+    ('h100-sxm:1x4', 4),
+    pytest.param('h100-sxm:2x8', 16, marks=pytest.mark.long),
+  ],
+)
+def test_a_search_ranks_what_fits_first_and_the_fast_ones_before_others(
+  name, size
+):
+  found = search.best(config(), topologies.named(name), 3)
   meshes = [tuple(one.plan.mesh.values()) for one in found]
-  ways = {(16, 1, 1, 1, 1), (1, 16, 1, 1, 1), (1, 1, 1, 1, 16)}
+  ways = {(size, 1, 1, 1, 1), (1, size, 1, 1, 1), (1, 1, 1, 1, size)}
   assert ways <= set(meshes)
   fits = [one.plan.fits for one in found]
   assert fits == sorted(fits, reverse=True)

@@ -145,6 +145,7 @@ def test_bins_keep_the_least_and_the_largest(tmp_path):
   assert said in text
 
 
+@pytest.mark.long
 def test_ten_thousand_rollouts_are_a_small_page(tmp_path):
   folder = made_runs.run(tmp_path / 'a', None)
   names = ['reward', 'entropy', *(f'metric_{k}' for k in range(80))]

@@ -191,6 +191,7 @@ def test_padding_does_not_prolong_the_loop():
   assert drawn.length[2].max() < drawn.length.max() < 16
 
 
+@pytest.mark.long
 @pytest.mark.quick
 def test_a_mesh_changes_no_token_and_decoding_gathers_no_parameter():
   model = small_model()
@@ -346,7 +347,7 @@ def test_loading_copies_so_that_donation_is_safe():
   'dtype, mesh, same',
   [
     ('float32', 1, {'embedding', 'head', 'final_norm'}),
-    ('bfloat16', None, {'final_norm'}),
+    pytest.param('bfloat16', None, {'final_norm'}, marks=pytest.mark.long),
     pytest.param(
       'float32',
       None,

@@ -182,7 +182,6 @@ def sent(program, options, **axes):
   'filters, tensor, program',
   [
     ('none', 4, 'decode'),
-    ('all', 2, 'decode'),
     ('all', 4, 'prefill'),
     *(
       pytest.param(*case, marks=pytest.mark.long)
@@ -194,6 +193,7 @@ def sent(program, options, **axes):
         ('greedy', 2, 'prefill'),
         ('greedy', 4, 'decode'),
         ('greedy', 4, 'prefill'),
+        ('all', 2, 'decode'),
         ('all', 2, 'prefill'),
         ('all', 4, 'decode'),
       )

@@ -97,6 +97,7 @@ def whole(shared_programs, tmp_path_factory):
   return workdir
 
 
+@pytest.mark.long
 def test_compilations_end_when_the_shapes_have_been_seen(
   own_programs, tmp_path, monkeypatch
 ):

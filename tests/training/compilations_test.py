@@ -77,6 +77,7 @@ def test_a_run_that_goes_on_keeps_the_layout_of_its_first_rollout(
   assert spec(**{'learner.layout': 'shared'}).row_slots == 0
 
 
+@pytest.mark.long
 def test_a_first_rollout_compiles_whole_programs_and_no_single_operations(
   own_programs, tmp_path
 ):

@@ -62,6 +62,7 @@ NAMES = (
 )
 
 
+@pytest.mark.long
 def test_by_default_in_the_users_cache_directory(tmp_path):
   place = compiled_programs.default_directory()
   start(tmp_path, '--config.data.heldout=')

@@ -70,6 +70,7 @@ def config(file, **changes):
   )
 
 
+@pytest.mark.long
 def test_weights_tokenizer_and_template_come_from_the_file(file, tmp_path):
   asked = config(file)
   run = build.run(asked)

@@ -100,14 +100,17 @@ def test_compilations_end_when_the_shapes_have_been_seen(
   'changes',
   [
     WARM,
-    {
-      'learner.method': 'kl_cov',
-      'learner.method_kwargs': {},
-      'learner.epochs': 2,
-      'learner.batches': 2,
-      'learner.layout': 'packed',
-      'steps': 2,
-    },
+    pytest.param(
+      {
+        'learner.method': 'kl_cov',
+        'learner.method_kwargs': {},
+        'learner.epochs': 2,
+        'learner.batches': 2,
+        'learner.layout': 'packed',
+        'steps': 2,
+      },
+      marks=pytest.mark.long,
+    ),
     pytest.param(
       {
         'learner.method_kwargs': {'kl_coefficient': 0.1},

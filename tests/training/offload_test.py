@@ -57,6 +57,7 @@ def test_a_fingerprint_does_not_depend_on_the_memory():
   assert fingerprints.of([here]) == fingerprints.of([there])
 
 
+@pytest.mark.long
 def test_the_check_tells_the_memory_of_the_host_apart(tmp_path):
   changes = {'learner.method_kwargs': {'kl_coefficient': 0.1}}
   here, there = (
