@@ -101,7 +101,13 @@ def test_the_checks_pass_without_a_mutant(package):
 
 
 @pytest.mark.parametrize(
-  'where, line, change, killer', PICKED, ids=[entry[2] for entry in PICKED]
+  'where, line, change, killer',
+  [
+    pytest.param(
+      *entry, id=entry[2], marks=pytest.mark.long if number % 4 else ()
+    )
+    for number, entry in enumerate(PICKED)
+  ],
 )
 def test_a_picked_mutant_is_killed(where, line, change, killer):
   path = 'grpo_jax/' + where.split(':')[0]

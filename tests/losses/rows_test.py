@@ -19,13 +19,16 @@ CHOSEN = (
   'dapo', 'gspo', 'gtpo_conflict', 'gtpo_entropy', 'gdpo', 'prompt_mean',
   'kl_cov', 'rollback_clip', 'recenter_shared_prefix', 'recenter_branches',
 )  # fmt: skip
+LONG = 'gtpo_entropy', 'prompt_mean', 'rollback_clip', 'recenter_branches'
 FEW = 'gspo', 'gtpo_conflict', 'recenter_shared_prefix'
 
 
 def entries(names):
   """`parametrize` with the first entry of each name in the table."""
   table = {entry.name.split('-')[0]: entry for entry in cases.ONCE_EACH}
-  return pytest.mark.parametrize(**cases.by_name([table[n] for n in names]))
+  return pytest.mark.parametrize(
+    **cases.by_name([table[n] for n in names], long=[table[n] for n in LONG])
+  )
 
 
 PER_TOKEN = (

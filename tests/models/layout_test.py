@@ -43,9 +43,9 @@ def scores_and_gradient(kind, is_fancy, group=4):
   'kind, is_fancy, group',
   [
     ('packed', True, 4),
-    ('packed', False, 1),
     ('shared', True, 4),
     ('shared', False, 1),
+    pytest.param('packed', False, 1, marks=pytest.mark.long),
     pytest.param('copied', True, 4, marks=pytest.mark.long),
     pytest.param('packed', False, 4, marks=pytest.mark.long),
     pytest.param('shared', False, 4, marks=pytest.mark.long),
