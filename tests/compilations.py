@@ -4,8 +4,36 @@ from collections.abc import Iterator
 import contextlib
 import logging
 import re
+from typing import Any
+from unittest import mock
 
 import jax
+
+
+@contextlib.contextmanager
+def counted_before(owner: Any, name: str) -> Iterator[list[int]]:
+  """How many programs were compiled by the time of each call of a function.
+
+  Args:
+    owner: The module that has the function.
+    name: The function's name; within the context its calls are counted.
+  """
+  compiled, counts, function = [], [], getattr(owner, name)
+
+  def listen(event, secs, **_):
+    if event.endswith('backend_compile_duration'):
+      compiled.append(event)
+
+  def counting(*args):
+    counts.append(len(compiled))
+    return function(*args)
+
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  try:
+    with mock.patch.object(owner, name, counting):
+      yield counts
+  finally:
+    jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ from tests.cli import SMALL
 from tests.cli import command
 from tests.cli import popen
 from tests.cli import wait_until
+from tests.compilations import counted_before
 from tests.training import resume_test
 
 pytestmark = pytest.mark.usefixtures('shared_programs')
@@ -99,27 +100,13 @@ def whole(shared_programs, tmp_path_factory):
 
 @pytest.mark.long
 def test_compilations_end_when_the_shapes_have_been_seen(
-  own_programs, tmp_path, monkeypatch
+  own_programs, tmp_path
 ):
-  compiled, per_step = [], []
-  jax.monitoring.register_event_duration_secs_listener(
-    lambda name, secs, **_: (
-      compiled.append(name)
-      if name.endswith('backend_compile_duration')
-      else None
-    )
-  )
-  learn = loop.learn
-
-  def counting(*args):
-    per_step.append(len(compiled))
-    return learn(*args)
-
-  monkeypatch.setattr(loop, 'learn', counting)
-  loop.train(small(steps=8), tmp_path)
-  assert per_step[0] > 0
-  counts = np.diff(per_step)
-  assert not np.any(counts[3:]), counts
+  with counted_before(loop, 'learn') as counts:
+    loop.train(small(steps=8), tmp_path)
+  assert counts[0] > 0
+  later = np.diff(counts)[3:]
+  assert not np.any(later), later
 
 
 def test_each_rollout_is_drawn_by_the_policy_before_the_last_updates(

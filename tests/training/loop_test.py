@@ -22,6 +22,7 @@ from grpo_jax.training.checkpoint import Checkpoints
 from tests import tiny
 from tests.cli import CONFIG
 from tests.cli import command
+from tests.compilations import counted_before
 from tests.runs import WARM
 from tests.runs import records
 from tests.runs import saved
@@ -72,28 +73,14 @@ def test_with_shuffled_rewards_it_does_not(warmed_up, tmp_path):
 
 
 def test_compilations_end_when_the_shapes_have_been_seen(
-  own_programs, tmp_path, monkeypatch
+  own_programs, tmp_path
 ):
   """Nothing is compiled after the first steps, whatever the lengths."""
-  compiled, per_step = [], []
-  jax.monitoring.register_event_duration_secs_listener(
-    lambda name, secs, **_: (
-      compiled.append(name)
-      if name.endswith('backend_compile_duration')
-      else None
-    )
-  )
-  sampled = loop.sampled
-
-  def counting(*args):
-    per_step.append(len(compiled))
-    return sampled(*args)
-
-  monkeypatch.setattr(loop, 'sampled', counting)
-  loop.train(small(steps=8), tmp_path)
-  assert per_step[0] > 0
-  counts = np.diff(per_step)
-  assert not np.any(counts[3:]), counts
+  with counted_before(loop, 'sampled') as counts:
+    loop.train(small(steps=8), tmp_path)
+  assert counts[0] > 0
+  later = np.diff(counts)[3:]
+  assert not np.any(later), later
 
 
 @pytest.mark.parametrize(
