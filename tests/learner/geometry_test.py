@@ -29,6 +29,7 @@ from grpo_jax.training import loop
 from tests import bigram
 from tests import runs
 from tests import tiny
+from tests.chosen import chosen
 from tests.compilations import compiled_programs
 from tests.learning import METHODS
 from tests.learning import MODEL
@@ -68,13 +69,10 @@ def leaves():
   return {**found, 'several': [found[name] for name in names]}
 
 
-# In 'all' every kind is a leaf; the others tell which of them is wrong.
+# One odd leaf, and several of which two are alike; others tell which is wrong.
 @pytest.mark.parametrize(
   'kind',
-  [
-    pytest.param(kind, marks=() if kind in ('all', 'odd') else pytest.mark.long)
-    for kind in leaves()
-  ],
+  chosen(leaves(), ('several', 'odd')),
 )
 def test_products_of_sketches_are_unbiased_and_as_exact_as_they_say(kind):
   rng, tree = np.random.default_rng(1), leaves()[kind]

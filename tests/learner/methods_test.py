@@ -27,6 +27,7 @@ from grpo_jax.models import layout
 from tests import bigram
 from tests import oracles
 from tests import tiny
+from tests.chosen import chosen
 from tests.learning import spec
 
 
@@ -92,10 +93,7 @@ SOME = {'deepseek_v3_2', 'clip_cov', 'controlled'}
 
 
 def rows(names):
-  return [
-    pytest.param(name, marks=() if name in SOME else pytest.mark.long)
-    for name in names
-  ]
+  return chosen(names, SOME)
 
 
 # Layouts of one shape share a program, for compiling is what takes the time.

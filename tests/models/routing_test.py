@@ -12,6 +12,7 @@ from grpo_jax import models
 from grpo_jax.models import layout
 from grpo_jax.models import routing
 from tests import tiny
+from tests.chosen import chosen
 
 
 def config(number=8, per_token=2, layers=4, **changes):
@@ -73,10 +74,10 @@ IN_THE_SUITE = {
 
 @pytest.mark.parametrize(
   'number, layers, share',
-  [
-    pytest.param(*row, marks=() if row in IN_THE_SUITE else pytest.mark.long)
-    for row in itertools.product((4, 8, 128), (1, 3, 24, 32, 48), (0.1, 0.9))
-  ],
+  chosen(
+    itertools.product((4, 8, 128), (1, 3, 24, 32, 48), (0.1, 0.9)),
+    IN_THE_SUITE,
+  ),
 )
 def test_disagreement_is_right_on_average(number, layers, share):
   """Where one expert of some (token, layer) is another."""

@@ -12,6 +12,7 @@ from grpo_jax.monitor import Sample
 from grpo_jax.monitor import _table
 from grpo_jax.monitor import _view
 from grpo_jax.monitor._tiles import Tile
+from tests.chosen import chosen
 
 SCALARS = {
   'accuracy': 0.513,
@@ -91,20 +92,12 @@ WARM_UP = VIEW._replace(
 )
 
 
-def often(values, enough):
-  """All values; those that are not enough for the suite are `long`."""
-  return [
-    pytest.param(one, marks=[pytest.mark.long] * (one not in enough))
-    for one in values
-  ]
-
-
 @pytest.mark.parametrize(
   'width',
-  often([1, 10, 20, 40, 79, 80, 81, 120, 160, 200], {1, 20, 79, 80, 120, 200}),
+  chosen([1, 10, 20, 40, 79, 80, 81, 120, 160, 200], {1, 20, 79, 80, 120, 200}),
 )
 @pytest.mark.parametrize(
-  'height', often([1, 2, 5, 12, 23, 24, 30, 40, 50], {1, 5, 23, 24, 50})
+  'height', chosen([1, 2, 5, 12, 23, 24, 30, 40, 50], {1, 5, 23, 24, 50})
 )
 @pytest.mark.parametrize(
   'view',
@@ -182,7 +175,7 @@ def test_the_height_is_used(width, height):
 
 
 @pytest.mark.parametrize('width', [80, 120, 200])
-@pytest.mark.parametrize('height', often(range(20, 51), {*range(20, 51, 3)}))
+@pytest.mark.parametrize('height', chosen(range(20, 51), {*range(20, 51, 3)}))
 def test_what_is_planned_is_not_cut_off(width, height):
   for view in (VIEW._replace(warnings=()), WARM_UP):
     plan = _view.plan_for(view, width, height)

@@ -15,6 +15,7 @@ from grpo_jax import sampling
 from grpo_jax import sharding
 from grpo_jax.planning import hlo
 from tests import tiny
+from tests.chosen import chosen
 
 FILTERS = {
   'none': {},
@@ -120,11 +121,14 @@ IN_THE_SUITE = {
 
 @pytest.mark.parametrize(
   'mesh, vocab, filters',
-  [
-    pytest.param(*case, marks=() if case in IN_THE_SUITE else pytest.mark.long)
-    for case in itertools.product(MESHES, (64, 4100), FILTERS)
-    if case[0] == 'tensor=4,data=2' or case[2] == 'all'
-  ],
+  chosen(
+    [
+      case
+      for case in itertools.product(MESHES, (64, 4100), FILTERS)
+      if case[0] == 'tensor=4,data=2' or case[2] == 'all'
+    ],
+    IN_THE_SUITE,
+  ),
 )
 def test_a_split_vocabulary_draws_the_tokens_of_a_whole_one(
   mesh, vocab, filters

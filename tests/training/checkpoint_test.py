@@ -19,6 +19,7 @@ from grpo_jax.training import checkpoint
 from grpo_jax.training import fingerprints
 from grpo_jax.training import host_memory
 from grpo_jax.training.checkpoint import Checkpoints
+from tests.chosen import chosen
 
 pytestmark = pytest.mark.quick
 
@@ -252,12 +253,8 @@ DAMAGES = {
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
 @pytest.mark.parametrize(
   'damage',
-  [
-    # A file is missing, cannot be read as what it is, or has other contents.
-    pytest.param(damage, marks=() if fast else pytest.mark.long)
-    for damage in DAMAGES
-    for fast in [damage in ('gone', 'cut', 'bit')]
-  ],
+  # A file is missing, cannot be read as what it is, or has other contents.
+  chosen(DAMAGES, ('gone', 'cut', 'bit')),
 )
 def test_of_any_file_no_damage_goes_unnoticed(damage, opened):
   """Either nothing that is restored was in the file, or it is set aside."""

@@ -9,6 +9,7 @@ import pytest
 from grpo_jax import models
 from grpo_jax import sharding
 from grpo_jax.models import weights
+from tests.chosen import chosen
 from tests.models.weights import golden
 
 gguf = pytest.importorskip('gguf', reason="needs `pip install '.[gguf]'`")
@@ -139,10 +140,7 @@ def folder_and_file(tmp_path):
 
 @pytest.mark.parametrize(
   'kind',
-  [
-    pytest.param(kind, marks=() if kind in IN_THE_SUITE else pytest.mark.long)
-    for kind in KINDS
-  ],
+  chosen(KINDS, IN_THE_SUITE),
 )
 def test_the_same_as_a_folder(folder_and_file, kind):
   # Some files say that they have no experts and the like, others say nothing.

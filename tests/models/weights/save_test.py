@@ -13,6 +13,7 @@ from grpo_jax import sharding
 from grpo_jax.models import lora
 from grpo_jax.models import weights
 from tests import tiny
+from tests.chosen import chosen
 from tests.models.weights import golden
 
 # Experts and fused tensors, norms of one's own, biases: the others add nothing.
@@ -30,10 +31,7 @@ def stored(folder):
 
 @pytest.mark.parametrize(
   'name',
-  [
-    pytest.param(name, marks=() if name in IN_THE_SUITE else pytest.mark.long)
-    for name in golden.NAMES
-  ],
+  chosen(golden.NAMES, IN_THE_SUITE),
 )
 def test_saved_and_loaded_again_it_is_the_same(name, tmp_path):
   one = golden.golden(name)
