@@ -6,7 +6,6 @@ Writes what each case has ended with to `FOLDER/CASE.RANK.json`, and where it is
 in one that takes long to `FOLDER/where.RANK`.
 """
 
-import faulthandler
 import functools
 import json
 import math
@@ -16,6 +15,8 @@ import random
 import shutil
 import signal
 import sys
+import threading
+import traceback
 
 import jax
 import numpy as np
@@ -316,21 +317,35 @@ CASES = {
 }
 
 
+def tell(where):
+  """Where this process is, in a case that the other may wait for.
+
+  Gloo gives up after 30 s. (`faulthandler.dump_traceback_later` reads the frames
+  of threads that run, and has ended this process by SIGSEGV.)
+  """
+  names = {thread.ident: thread.name for thread in threading.enumerate()}
+  for number, frame in sys._current_frames().items():
+    print(names.get(number), *traceback.format_stack(frame), file=where)
+  where.flush()
+
+
 def main(coordinator, number, rank, folder):
   where = (pathlib.Path(folder) / f'where.{rank}').open('w')
   if hasattr(os, 'sched_setaffinity'):  # so few that `in_flight` can fail
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
   joining.initialize(coordinator, int(number), int(rank))
   for name, case in CASES.items():
-    # Where a process is that the other waits for: Gloo gives up after 30 s.
     print(name, file=where, flush=True)
-    faulthandler.dump_traceback_later(LONG_SECS, repeat=True, file=where)
+    timer = threading.Timer(LONG_SECS, tell, [where])
+    timer.daemon = True
+    timer.start()
     with stop_signal.Stop() as stop:
       try:
         told = case(pathlib.Path(folder) / name, int(rank), stop)
       except ValueError as error:
         told = {'raised': type(error).__name__, 'text': str(error)}
       told['signal'] = stop.signal and stop.signal.name
+    timer.cancel()
     file = pathlib.Path(folder) / f'{name}.{rank}.json'
     file.write_text(json.dumps(told))
     if name == 'stopped' and rank == '0':  # for other numbers of processes

@@ -56,7 +56,8 @@ def folder(tmp_path_factory):
     for one in both:
       one.kill()
   codes = [one.wait() for one in both]
-  assert codes == [0, 0], last_said(folder)
+  if codes != [0, 0]:
+    pytest.fail(f'exit codes {codes}; {last_said(folder)}')
   return folder
 
 
@@ -67,14 +68,16 @@ def wait_for(both, folder):
     now = sorted(each.name for each in folder.glob('*.json'))
     if now != told:
       told, since = now, time.monotonic()
-    assert time.monotonic() - since < SILENT_SECS, (told, last_said(folder))
+    if time.monotonic() - since > SILENT_SECS:
+      pytest.fail(f'silent after {told}; {last_said(folder)}')
     time.sleep(0.5)
 
 
 def last_said(folder):
   """The ends of both logs, and where each was in a case that took long."""
-  files = folder.glob('*.[01]')  # log.0, where.1
-  return {file.name: file.read_text()[-4000:] for file in files}
+  files = sorted(folder.glob('*.[01]'))  # log.0, where.1
+  ends = [f'{file.name}: {file.read_text()[-4000:]}' for file in files]
+  return '\n'.join(ends)
 
 
 def told(folder, case):
