@@ -12,6 +12,7 @@ import pytest
 from grpo_jax import rewards
 from grpo_jax.rewards import sandbox
 from grpo_jax.rewards import workers as workers_lib
+from tests import pace
 from tests.rewards import confined_judges
 
 LIMIT_SECS = 1.5  # of answers that never end by themselves
@@ -151,6 +152,16 @@ def test_a_bad_answer_fails_in_time_and_the_pool_goes_on(
   assert after.reward is not None
   if 'fork' not in attempt:  # the same worker, which imports nothing again
     assert after.reward == before.reward
+
+
+@needs_landlock
+def test_a_call_ends_at_its_limit(hasty):
+  def call():
+    (outcome,) = judge(hasty, 'time.sleep(999)')
+    assert outcome.failure == 'time limit'
+
+  judge(hasty, '1')
+  pace.assert_ends_at(LIMIT_SECS, call)
 
 
 @needs_landlock

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from grpo_jax.rewards import sandbox
+from tests import pace
 
 HANG_SECS = 120.0  # which only what hangs takes
 LIMITS = sandbox.Limits(time_secs=HANG_SECS)
@@ -252,7 +253,14 @@ def test_its_input_cannot_be_written(means):
   assert ran.stdout == 'a\n' and 'Bad file descriptor' in ran.stderr
 
 
-def test_it_is_ended_at_its_limit_with_all_it_has_started(means):
+def test_it_is_ended_at_its_limit(means):
+  def call():
+    assert run('while True: pass', means, SHORT).failure == 'time limit'
+
+  pace.assert_ends_at(SHORT.time_secs, call)
+
+
+def test_it_is_ended_with_all_it_has_started(means):
   """A daemon holds a pipe of the test open for as long as it lives."""
   code = """
     import os, subprocess, sys, time

@@ -14,6 +14,7 @@ import pytest
 
 from grpo_jax.rewards import sandbox
 from grpo_jax.rewards import workers as workers_lib
+from tests import pace
 from tests.rewards import bad_judges
 
 LIMIT_SECS = 2.0  # of judges that never end by themselves
@@ -116,6 +117,15 @@ def test_a_bad_judge_fails_in_time_and_the_pool_goes_on(
   assert (first.reward, last.reward) == (7, 7)
   assert not first.failure and not last.failure
   check_goes_on(pool)
+
+
+def test_a_call_ends_at_its_limit(hasty):
+  def call():
+    (outcome,) = judge(hasty, 'deaf', '7')
+    assert outcome.failure == 'time limit'
+
+  check_goes_on(hasty)
+  pace.assert_ends_at(LIMIT_SECS, call)
 
 
 @in_a_namespace

@@ -320,8 +320,8 @@ CASES = {
 def tell(where):
   """Where this process is, in a case that the other may wait for.
 
-  Gloo gives up after 30 s. (`faulthandler.dump_traceback_later` reads the frames
-  of threads that run, and has ended this process by SIGSEGV.)
+  Gloo gives up after 30 s. `faulthandler.dump_traceback_later` would read the
+  frames of threads that run, and end this process by SIGSEGV now and then.
   """
   names = {thread.ident: thread.name for thread in threading.enumerate()}
   for number, frame in sys._current_frames().items():
