@@ -18,6 +18,13 @@ def even(prompt, completion, example):
 
 
 @rewards.bounded
+def even_of_odd(prompt, completion, example):
+  """`even`, but all of a group get 0 where the prompt's sum is even."""
+  odd = sum(map(int, filter(str.isdecimal, prompt))) % 2
+  return odd * even(prompt, completion, example)
+
+
+@rewards.bounded
 def always(prompt, completion, example):
   return 1.0
 

@@ -180,7 +180,8 @@ class Optim:
 
   # Learning rate at the peak of the schedule.
   lr: float = 3e-4
-  # Updates over which the learning rate rises from 0 to its peak.
+  # Updates over which the learning rate rises from 0 to its peak. Counted, as
+  # for the decay, are all updates of the run, also those that are skipped.
   warmup_steps: int = 0
   # Course of the learning rate after its peak, over the whole run: 'constant',
   # 'linear' or 'cosine'.

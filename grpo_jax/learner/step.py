@@ -13,6 +13,7 @@ import optax
 
 from grpo_jax import losses
 from grpo_jax import metrics
+from grpo_jax import optim
 from grpo_jax import sharding
 from grpo_jax.learner import clipped
 from grpo_jax.learner import gradient
@@ -120,6 +121,7 @@ def train_step(
   layout: Layout,
   num_micro: Array,
   rollout_start: Array,
+  number: Array,
   watch: bool = False,
 ) -> tuple[TrainState, Measured]:
   """One update: a gradient, a step of the optimizer, and metrics of both.
@@ -133,15 +135,18 @@ def train_step(
       numbered p' * G + g within the optimizer batch.
     num_micro: i32[], how many of the N hold anything, at least 1.
     rollout_start: i32[], `state.step` before the rollout's first update.
+    number: i32[], of this update among those of the run, from 0, whether they
+      were taken or not: where the optimizer's schedules are.
     watch: Whether to measure overshoot too, see `overshoot.of_update`; static.
 
   Returns:
-    The new state and metrics. An update changes nothing but a counter if its
+    The new state and metrics. An update changes nothing but counters if its
     loss or its gradient is not finite, or if it would make an entry of the
     parameters or of the optimizer's state infinite or NaN. The same holds for
     an update whose advantages are all 0, if `on_zero_advantage` is `'skip'`;
     penalties then have no effect.
   """
+  state = state._replace(opt_state=optim.set_schedules(state.opt_state, number))
   batch = _prepared(learner, state, batch, prompts, rollout_start)
   found = gradient.of_batch(
     learner,
@@ -158,6 +163,8 @@ def train_step(
   measured = step_metrics.of_update(
     learner, new_state, found, update, batch, num_micro, first
   )
+  if learner.learning_rate is not None:
+    measured |= step_metrics.of_schedule(learner.learning_rate(number))
   if watch:
     measured |= overshoot.of_update(
       learner, state, found, update, batch, layout, num_micro

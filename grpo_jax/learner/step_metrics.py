@@ -139,6 +139,23 @@ def of_update(
   }
 
 
+def of_schedule(learning_rate: ArrayLike) -> Measured:
+  """The learning rate of an update; of a rollout its mean and both ends.
+
+  Args:
+    learning_rate: f32[], also where the update is not taken.
+
+  Returns:
+    `learning_rate`, `learning_rate_max` and `learning_rate_min`.
+  """
+  rate = jnp.asarray(learning_rate, jnp.float32)
+  return {
+    'learning_rate': metrics.Mean(rate, jnp.ones_like(rate)),
+    'learning_rate_max': metrics.Max(rate),
+    'learning_rate_min': metrics.Min(rate),
+  }
+
+
 def nonfinite(sound: dict[str, Array]) -> Measured:
   """Which part of an update is the first that is not finite.
 

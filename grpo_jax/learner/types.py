@@ -72,6 +72,8 @@ class Learner:
     offload_moments: Whether the moments, and whatever else the optimizer keeps
       for each parameter, lie in the memory of the host between updates.
     offload_reference: Whether the reference lies there while nothing is scored.
+    learning_rate: From the number of an update to the learning rate that the
+      optimizer takes then, for the metrics; None: it is not known.
   """
 
   score: Callable[..., Any]
@@ -92,6 +94,7 @@ class Learner:
   compute_all: bool = True
   offload_moments: bool = False
   offload_reference: bool = False
+  learning_rate: Callable[[Array], ArrayLike] | None = None
 
   def __post_init__(self):
     if self.on_zero_advantage not in ('skip', 'step'):

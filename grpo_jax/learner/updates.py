@@ -44,7 +44,8 @@ class Updater:
 
   Its functions `init(params)`, `refresh(state, weight)`, `credit(batch,
   loss_state)`, `score_all(params, layout, num_micro, shape, with_entropy)`,
-  `train_step(state, batch, prompts, layout, num_micro, rollout_start, watch)`
+  `train_step(state, batch, prompts, layout, num_micro, rollout_start, number,
+  watch)`
   and `rollout_end(...)` are those of `step` and `gradient`, jitted. The
   parameters given to `init` and the state given to `refresh` and `train_step`
   are donated: do not use them again.
@@ -142,7 +143,7 @@ class Updater:
     self.train_step = jit(
       scoring(step_lib.train_step),
       donate_argnums=1,
-      static_argnums=7,
+      static_argnums=8,
       out_shardings=(place, everywhere),
     )
     in_rows = sharding.rows(self.learner.mesh, axis=1)
@@ -179,10 +180,20 @@ class Updater:
     # before it, which must be scored now: the update donates its parameters.
     if watch and batch.logp_old is None:
       begun = batch._replace(logp_old=self.score(state.params, rollout).logp)
-    for chosen in self.optimizer_batches(rollout, step):
+    first = step * self.batches * self.epochs
+    every = enumerate(self.optimizer_batches(rollout, step), start=first)
+    for number, chosen in every:
       layout, used = self.layout(rollout, chosen)
       state, more = self.train_step(
-        self.frozen, state, batch, chosen, layout, used, start, watch
+        self.frozen,
+        state,
+        batch,
+        chosen,
+        layout,
+        used,
+        start,
+        np.int32(number),
+        watch,
       )
       measured = metrics.merge_outside(measured, more)
     if watch:
@@ -303,7 +314,8 @@ class Updater:
     credited = token_shards.placed(mesh, credited, abstract=True)
     everywhere = sharding.replicated(mesh)
     start = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
-    given = self.frozen, state, credited, chosen, layout, used, start
+    number = np.int32(0)
+    given = self.frozen, state, credited, chosen, layout, used, start, number
     watch = self.watches(step)
     return {
       'train_step': lambda: lower(self.train_step, *given, watch),

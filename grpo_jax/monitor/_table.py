@@ -72,6 +72,7 @@ GROUPS: dict[str, dict[str, Row]] = {
     'grad_norm': Row('gradient norm'),
     'update_norm': Row('update norm', '', 1),
     'param_norm': Row('parameter norm', '', 2),
+    'learning_rate': Row('learning rate', '', 2),
     'adam_carried_norm': Row('update by momentum', '', 2),
     'adam_fresh_norm': Row('update by gradient', '', 2),
     'adam_below_epsilon': Row('weights below epsilon', '%', 2),
@@ -145,8 +146,10 @@ def still(config: config_lib.Config) -> dict[str, Still]:
     has this value. One that moves nevertheless is shown: something is wrong, or
     the method clips by something else than the ratio.
   """
-  learner = config.learner
+  learner, optim = config.learner, config.optim
   fixed = {}
+  if optim.decay == 'constant' and not optim.warmup_steps:
+    fixed['learning_rate'] = Still(optim.lr, 1e-6 * optim.lr)  # in float32
   if not config.sampler.resample_rounds and not config.sampler.ahead:
     fixed['staleness_steps'] = Still(0.0, 0.0)
     if learner.batches * learner.epochs == 1 and learner.anchor == 'learner':

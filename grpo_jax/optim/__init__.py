@@ -8,7 +8,8 @@
 - `reset_moments`, `decay_carried` and `project_outward` are brakes: wrappers
   that keep momentum from moving clipped tokens further out.
   `restore_reward_scale` undoes what Adam does to the scale of the rewards.
-- `adamw` and `learning_rate` are what a run uses by default.
+- `adamw` and `learning_rate` are what a run uses by default; `set_schedules`
+  moves schedules to where a run is, past updates that were not taken.
 
 The package needs jax and optax alone, and works on any tree of parameters,
 under jit, on any sharding.
@@ -31,6 +32,7 @@ from grpo_jax.optim._coasting_law import warn_if_growing
 from grpo_jax.optim._moments import MomentRecord
 from grpo_jax.optim._moments import moment_metrics
 from grpo_jax.optim._moments import record_adam_moments
+from grpo_jax.optim._schedules import set_schedules
 
 __all__ = (
   'Coasted',
@@ -48,6 +50,7 @@ __all__ = (
   'record_adam_moments',
   'reset_moments',
   'restore_reward_scale',
+  'set_schedules',
   'split_update',
   'warn_if_growing',
 )

@@ -55,6 +55,7 @@ _MEANINGS = {
   'loss': 'Value of the loss. It is no measure of progress.',
   'grad_norm': 'Norm of the gradient before it is clipped.',
   'update_norm': 'How far an update moves the parameters.',
+  'learning_rate': 'That of the schedule, also for updates that are skipped.',
   'adam_carried_norm': 'The part of the update that earlier gradients carry.',
   'adam_fresh_norm': 'The part of the update that this gradient gives.',
   'adam_carried_update_cosine': (

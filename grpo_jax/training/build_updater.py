@@ -201,6 +201,7 @@ def _learner(
     expert_balance=expert_balance,
     takes_shards=not is_foreign,
     compute_all=compute_all,
+    learning_rate=schedule if own_optimizer is None else None,
     offload_moments=config.offload,
     offload_reference=run.config.reference.offload,
   )

@@ -225,7 +225,7 @@ def train(args, model, params, completions, told):
     nonlocal state
     used, start = np.int32(used), np.int32(0)
     state, _ = updater.train_step(
-      None, state, batch, number, micro, used, start
+      None, state, batch, number, micro, used, start, start
     )
     return state.step
 

@@ -96,7 +96,7 @@ def test_coasting_moves_clipped_tokens_as_predicted(tmp_path):
         errors.append(abs(predicted - real) / abs(real))
         motions.append(real)
       state, _ = updater.train_step(
-        None, state, batch, chosen, stack, used, start, False
+        None, state, batch, chosen, stack, used, start, start, False
       )
   assert len(errors) == STATES
   assert np.median(motions) > 0.1  # outward, nats: no small matter

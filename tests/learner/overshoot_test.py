@@ -91,7 +91,7 @@ def two_steps(functions, watch=True):
   for _ in range(2):
     before = jax.tree.map(jnp.copy, state)
     state, measured = functions.train_step(
-      None, state, batch, chosen, stack, used, start, watch
+      None, state, batch, chosen, stack, used, start, start, watch
     )
   batch = losses.prepare(functions.learner.method, batch, before.loss_state)
   return before, state, metrics.to_scalars(measured), batch

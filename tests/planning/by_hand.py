@@ -318,7 +318,7 @@ def _learning(config: Config, model, mesh, program: str) -> tuple[Any, int]:
   jitted = jax.jit(
     train_step,
     donate_argnums=0,
-    static_argnums=6,
+    static_argnums=7,
     out_shardings=(places, whole),
     compiler_options=sharding.COMPILER_OPTIONS,
   )
@@ -334,7 +334,7 @@ def _learning(config: Config, model, mesh, program: str) -> tuple[Any, int]:
   start = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
   lowered = jitted.lower(
     _at(state, places), _at(batch, batch_places), chosen,
-    _at(layout, NamedSharding(mesh, rows)), used, start, False,
+    _at(layout, NamedSharding(mesh, rows)), used, start, start, False,
   )  # fmt: skip
   return lowered, used
 

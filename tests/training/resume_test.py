@@ -287,3 +287,36 @@ def test_a_save_that_fails_is_tried_at_the_next_step(tmp_path, monkeypatch):
   assert sum('checkpoint 2 has failed' in text for text in said) == 1
   written = runs.records(tmp_path)
   assert [r.get('saves_failed') for r in written] == [None] * 3 + [1, 1]
+
+
+def test_a_decay_ends_with_the_run_across_rollouts_without_signal(tmp_path):
+  """Stopped before, between and after rollouts whose updates are skipped."""
+  steps, peak = 12, 0.01
+  config = runs.small(
+    **{
+      'reward': 'tests.judges:even_of_odd',
+      'steps': steps,
+      'sampler.prompts': 1,
+      'optim.lr': peak,
+      'optim.warmup_steps': 2,
+      'optim.decay': 'linear',
+      'data.heldout': '',
+      'log.completions_every_steps': 0,
+    }
+  )
+  loop.train(config, tmp_path / 'whole')
+  records = runs.records(tmp_path / 'whole')[1:]  # without the start
+  skipped = np.diff([0, *(record['idle_steps'] for record in records)])
+  assert 3 <= skipped.sum() <= steps - 3
+  np.testing.assert_allclose(
+    [record['learning_rate'] for record in records],
+    peak * np.array([0, 0.5, *np.arange(10, 0, -1) / 10]),
+    rtol=1e-6,
+  )
+  for last in (2, 5, 6, 9, None):
+    loop.train(
+      config,
+      tmp_path / 'pieces',
+      on_rollout=lambda step, *_, last=last: step == last,
+    )
+  runs.assert_equal(tmp_path / 'whole', tmp_path / 'pieces')
