@@ -44,7 +44,6 @@ def get_config() -> ConfigDict:
   config.sampler.max_tokens = 1024
 
   config.learner.method = 'dr_grpo'
-  config.learner.method_kwargs = {'max_tokens': 1024}
   config.optim.lr = 1e-6
   config.optim.warmup_steps = 10
   config.optim.weight_decay = 0.0

@@ -44,7 +44,7 @@ def get_config() -> ConfigDict:
   config.sampler.max_tokens = 1024
 
   config.learner.method = 'dapo'
-  config.learner.method_kwargs = {'soft_tokens': 256, 'max_tokens': 1024}
+  config.learner.method_kwargs = {'soft_tokens': 256}
   config.optim.lr = 1e-6
   config.optim.warmup_steps = 10
   config.optim.weight_decay = 0.0

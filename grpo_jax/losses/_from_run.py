@@ -12,7 +12,10 @@ import inspect
 from typing import Any
 from typing import TypeVar
 
-FACTS = ('adam_b1', 'adam_b2', 'reward_weights', 'updates_per_rollout')
+FACTS = (
+  'adam_b1', 'adam_b2', 'max_tokens', 'reward_weights', 'soft_tokens',
+  'updates_per_rollout',
+)  # fmt: skip
 
 _Make = TypeVar('_Make', bound=Callable[..., Any])
 
@@ -25,6 +28,8 @@ def takes_from_run(**arguments: str) -> Callable[[_Make], _Make]:
   - `reward_weights`: tuple of floats, the weight of each reward function, in
     the order of the last axis of `Batch.reward_parts`;
   - `updates_per_rollout`: int, optimizer steps on one rollout;
+  - `max_tokens`: int, the tokens that a completion may have;
+  - `soft_tokens`: int, a fifth of these (DAPO's 4096 of 20480), at least 1;
   - `adam_b1`, `adam_b2`: floats, the decays of Adam's first and second moment.
 
   The decorator does nothing but set the attribute `from_run` of the function, a
@@ -88,7 +93,8 @@ def arguments_from_run(
 
   Raises:
     ValueError: The method takes a fact that is neither in `facts` nor replaced
-      in `kwargs`.
+      in `kwargs`; or it takes both limits of tokens, and with what is given no
+      completion is long enough for it to act.
 
   >>> @takes_from_run(b1='adam_b1', b2='adam_b2')
   ... def method(b1=0.9, b2=0.999, low=0.2): ...
@@ -110,7 +116,28 @@ def arguments_from_run(
       f'run are {_listed(facts) or "none"}; add {_listed(missing)} to them, or '
       'give the arguments yourself.'
     )
-  return {**{a: facts[fact] for a, fact in taken.items()}, **kwargs}
+  filled = {**{a: facts[fact] for a, fact in taken.items()}, **kwargs}
+  _check_limits(make, facts, filled)
+  return filled
+
+
+def _check_limits(make, facts, filled) -> None:
+  """Refuses a ramp of lengths that begins where completions end."""
+  marked = {fact: a for a, fact in getattr(make, 'from_run', {}).items()}
+  if 'max_tokens' not in facts or not {'max_tokens', 'soft_tokens'} <= {
+    *marked
+  }:
+    return
+  names = [marked['max_tokens'], marked['soft_tokens']]
+  most, soft = (filled[name] for name in names)
+  numbers = all(isinstance(x, int | float) for x in (most, soft))
+  if numbers and most - soft >= facts['max_tokens']:
+    raise ValueError(
+      f'{names[0]}={most} and {names[1]}={soft} begin to act after '
+      f'{most - soft} tokens, but completions of this run have at most '
+      f'{facts["max_tokens"]} (sampler.max_tokens); leave both out, to take '
+      'them from the run, or give smaller ones.'
+    )
 
 
 def _listed(names) -> str:

@@ -298,6 +298,8 @@ def method_of(config: Config, given: Given) -> losses.LossTransform:
     'updates_per_rollout': config.learner.batches * config.learner.epochs,
     'adam_b1': config.optim.b1,
     'adam_b2': config.optim.b2,
+    'max_tokens': config.sampler.max_tokens,
+    'soft_tokens': max(1, config.sampler.max_tokens // 5),
   }
   learner = config.learner
   loss = method(learner.method, learner.method_kwargs, given=given, facts=facts)

@@ -3,6 +3,8 @@
 import functools
 import inspect
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from grpo_jax import losses
@@ -14,6 +16,8 @@ FACTS = {
   'updates_per_rollout': 6,
   'adam_b1': 0.8,
   'adam_b2': 0.95,
+  'max_tokens': 40,
+  'soft_tokens': 8,
 }
 
 
@@ -38,6 +42,12 @@ def own(share, low=0.2, steps=1):
     (contrib.coasting_grpo, {}, {'updates': 6, 'b1': 0.8, 'b2': 0.95}),
     (contrib.coasting_grpo, {'b2': 0.9}, {'updates': 6, 'b1': 0.8, 'b2': 0.9}),
     (methods.grpo, {'low': 0.1}, {'low': 0.1}),
+    (methods.dr_grpo, {}, {'max_tokens': 40}),
+    (methods.dr_grpo, {'max_tokens': 3000}, {'max_tokens': 3000}),
+    (methods.dapo, {}, {'max_tokens': 40, 'soft_tokens': 8}),
+    (methods.dapo, {'soft_tokens': 10}, {'max_tokens': 40, 'soft_tokens': 10}),
+    (methods.dapo, {'max_tokens': 20}, {'max_tokens': 20, 'soft_tokens': 8}),
+    (methods.dapo, {'max_tokens': 47}, {'max_tokens': 47, 'soft_tokens': 8}),
     (own, {}, {'share': 0.8, 'steps': 6}),
     (own, {'steps': 2, 'low': 0.1}, {'share': 0.8, 'steps': 2, 'low': 0.1}),
   ],
@@ -74,6 +84,8 @@ def test_the_methods_that_take_from_a_run():
   }
   assert marked == {
     'gdpo': {'weights': 'reward_weights'},
+    'dr_grpo': {'max_tokens': 'max_tokens'},
+    'dapo': {'soft_tokens': 'soft_tokens', 'max_tokens': 'max_tokens'},
     'coasting_grpo': {
       'updates': 'updates_per_rollout',
       'b1': 'adam_b1',
@@ -88,8 +100,8 @@ def test_the_methods_that_take_from_a_run():
     (
       {'low': 'adam_beta1', 'high': 'adam_b1'},
       "own_method takes 'adam_beta1' from the run, which knows no such fact; "
-      "take one of 'adam_b1', 'adam_b2', 'reward_weights', "
-      "'updates_per_rollout'.",
+      "take one of 'adam_b1', 'adam_b2', 'max_tokens', 'reward_weights', "
+      "'soft_tokens', 'updates_per_rollout'.",
     ),
     (
       {'lwo': 'adam_b1', 'high': 'adam_b1'},
@@ -118,3 +130,33 @@ def test_a_fact_that_the_run_does_not_say_is_missed():
   assert given == {'updates': 6, 'b1': 0.8, 'b2': 0.9}
   with pytest.raises(ValueError, match='of this run are none; add'):
     losses.arguments_from_run(methods.gdpo, {}, {})
+
+
+@pytest.mark.parametrize(
+  'given',
+  [
+    {'max_tokens': 48},
+    {'max_tokens': 20480},
+    {'max_tokens': 20480, 'soft_tokens': 4096},
+    {'max_tokens': 41, 'soft_tokens': 1},
+  ],
+)
+def test_a_penalty_that_no_completion_can_get_is_refused(given):
+  with pytest.raises(ValueError, match='begin to act after .* at most 40'):
+    losses.arguments_from_run(methods.dapo, FACTS, given)
+
+
+def test_a_run_of_eight_tokens_is_shaped_by_dapo():
+  """Its default ramp begins at 16,384 tokens: never."""
+  facts = {**FACTS, 'max_tokens': 8, 'soft_tokens': 1}
+  method = methods.dapo(**losses.arguments_from_run(methods.dapo, facts, {}))
+  # Lengths 8, 7, 6 and 2; the penalty of the first is 1, of the others 0.
+  mask = np.arange(8) < np.array([[8, 7, 6, 2]])[..., None]
+  reward = jnp.array([[1.0, 1.0, 0.0, 0.0]])
+  batch, _ = losses.credit(
+    method, losses.make_batch(mask, reward), method.init()
+  )
+  # By hand: (0, 1, 0, 0), less 1/4, over sqrt(3)/4.
+  expected = (jnp.array([0.0, 1.0, 0.0, 0.0]) - 0.25) / (3**0.5 / 4)
+  found = jnp.where(mask[0], batch.advantage[0], 0).sum(-1) / mask[0].sum(-1)
+  assert jnp.allclose(found, expected, atol=1e-6)

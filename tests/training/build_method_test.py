@@ -23,6 +23,8 @@ CALLS = []
   updates='updates_per_rollout',
   first='adam_b1',
   second='adam_b2',
+  most='max_tokens',
+  soft='soft_tokens',
 )
 def own(**kwargs):
   """A user's own method, which a config names by its module."""
@@ -30,7 +32,10 @@ def own(**kwargs):
   return losses.methods.rloo()
 
 
-FACTS = {'weights': (1.0,), 'updates': 6, 'first': 0.8, 'second': 0.95}
+FACTS = {
+  'weights': (1.0,), 'updates': 6, 'first': 0.8, 'second': 0.95, 'most': 5,
+  'soft': 1,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from grpo_jax.losses._credit import center_by_group
 from grpo_jax.losses._credit import drop_uniform_groups
 from grpo_jax.losses._credit import normalize_by_group
 from grpo_jax.losses._credit import shape_overlong_reward
+from grpo_jax.losses._from_run import takes_from_run
 from grpo_jax.losses._gate import mask_off_policy_negatives
 from grpo_jax.losses._objective import ppo_clip
 from grpo_jax.losses._penalty import maybe_kl
@@ -222,6 +223,7 @@ def lite_ppo(
   )
 
 
+@takes_from_run(max_tokens='max_tokens')
 def dr_grpo(max_tokens=3000, low=0.2, high=0.2) -> LossTransform:
   r"""GRPO done right: no division by the deviation or by the length.
 
@@ -232,8 +234,8 @@ def dr_grpo(max_tokens=3000, low=0.2, high=0.2) -> LossTransform:
 
   Args:
     max_tokens: :math:`L_{max}`, a constant number of tokens: the budget of a
-      completion. It sets the scale of the loss and nothing else. 3000 is that
-      of the released code.
+      completion. It sets the scale of the loss and nothing else. A run takes
+      its `sampler.max_tokens`; 3000 is that of the released code.
     low, high: See `help(losses.methods)`.
 
   References:
@@ -245,6 +247,7 @@ def dr_grpo(max_tokens=3000, low=0.2, high=0.2) -> LossTransform:
   )
 
 
+@takes_from_run(soft_tokens='soft_tokens', max_tokens='max_tokens')
 def dapo(
   low=0.2,
   high=0.28,
@@ -268,8 +271,10 @@ def dapo(
   Args:
     low, high, deviation, epsilon: See `help(losses.methods)`. `high` is larger
       than `low`, so that improbable tokens can rise further.
-    soft_tokens: Width of the ramp of the length penalty, in tokens.
-    max_tokens: Length at which the length penalty reaches 1, in tokens.
+    soft_tokens: Width of the ramp of the length penalty, in tokens. A run takes
+      a fifth of its `sampler.max_tokens`.
+    max_tokens: Length at which the length penalty reaches 1, in tokens. A run
+      takes its `sampler.max_tokens`.
 
   References:
     Yu et al., `DAPO <https://arxiv.org/abs/2503.14476>`_, 2025
