@@ -251,7 +251,7 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, int | float]]:
 
 
 # What the names of a reward's metrics end in, beside that of its mean.
-_METRICS = ('_std', '_failed', '_secs_p50', '_secs_max')
+_METRICS = ('_std', '_judged', '_failed', '_secs_p50', '_secs_max')
 
 _OF_REWARDS = {
   'where': ('auto', 'here', 'workers'),

@@ -107,6 +107,9 @@ class Reward:
   on_failure: str = 'invalid'
   # What this reward then is, before its weight.
   failed_reward: float = 0.0
+  # Whether a completion for which it returns None is left out of training.
+  # Otherwise the sum is over the rewards that have judged it.
+  required: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,7 +49,7 @@ class Batch(NamedTuple):
   keep: Array  # bool[P,G,T], this token is trained; edited by `on_keep`
   valid: Array  # bool[P,G], the completion exists and was judged
   reward: Array  # f32[P,G], edited by `on_reward`
-  reward_parts: Array  # f32[P,G,K], each reward function's value
+  reward_parts: Array  # f32[P,G,K], each reward function's value; NaN: none
   truncated: Array  # bool[P,G], ended by the length limit
   version: Array  # i32[P,G,T], the policy version that drew each token
   logp_old: Array | None = None  # f32[P,G,T], the policy before the update

@@ -252,7 +252,8 @@ def normalize_each_reward(
   .. math:: A_i = \sum_k w_k \frac{r_{ik} - \bar r_k}{\sigma(r_k) + \epsilon}
 
   Means and deviations are those of the group, for each reward function by
-  itself. What earlier transforms did to the reward (a penalty for length, say)
+  itself and over the completions that it has judged; the others get 0 for it.
+  What earlier transforms did to the reward (a penalty for length, say)
   counts as one more reward function, of weight 1.
 
   Args:
@@ -288,7 +289,7 @@ def normalize_each_reward(
     # Not strict: without an edit there is one part less than weights.
     how = deviation, epsilon, 1, under_root
     scores = [
-      weight * _ops.normalized(part, batch.valid, *how)
+      weight * _normalized_where_known(part, batch.valid, how)
       for weight, part in zip((*given, 1.0), parts, strict=False)
     ]
     total = jnp.sum(jnp.stack(scores), axis=0)
@@ -302,6 +303,13 @@ def normalize_each_reward(
     )
 
   return set_advantage(advantage, epsilon=epsilon)
+
+
+def _normalized_where_known(part, valid, how):
+  """The z-scores of a reward; 0 for completions that it has not judged."""
+  known = ~jnp.isnan(part)
+  part = jnp.where(known, part, 0)
+  return jnp.where(known, _ops.normalized(part, valid & known, *how), 0)
 
 
 def credit_pass_at_k(k=4, right_reward=1.0) -> LossTransform:

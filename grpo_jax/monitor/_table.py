@@ -201,7 +201,7 @@ def groups(
   return shown
 
 
-_NOT_MEANS = ('_std', '_failed', '_secs_p50', '_secs_max')
+_NOT_MEANS = ('_std', '_judged', '_failed', '_secs_p50', '_secs_max')
 
 
 def _label(name: str) -> str:

@@ -136,7 +136,9 @@ def learned(charts: Charts) -> Section:
     name
     for name in charts.left
     if name.startswith('reward/')
-    and not name.endswith(('_std', '_failed', '_secs_p50', '_secs_max'))
+    and not name.endswith(
+      ('_std', '_judged', '_failed', '_secs_p50', '_secs_max')
+    )
   ]
   if len(rewards) > 1:
     parts += charts.of(rewards)

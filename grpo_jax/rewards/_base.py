@@ -60,6 +60,8 @@ class WeightedReward:
     failed: What a completion gets on which it failed, in a worker by being
       late, say, or as an `Outcome` with a failure tells; None makes the
       completion count as not judged.
+    required: Whether a completion for which it returns None counts as not
+      judged. Otherwise the sum is over the rewards that have judged it.
     kwargs: Keyword arguments of the function.
     imported_as: The name for `resolve` under which a worker finds the function;
       '' sends the function itself.
@@ -74,6 +76,7 @@ class WeightedReward:
   weight: float = 1.0
   where: str = 'here'
   failed: float | None = None
+  required: bool = False
   kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   imported_as: str = ''
 

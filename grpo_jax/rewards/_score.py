@@ -19,11 +19,12 @@ class Scores(NamedTuple):
   """The rewards of N completions by K functions, as host arrays.
 
   Attributes:
-    reward: f32[N], the weighted sum over the functions; 0 where not judged.
-    parts: f32[N,K], what each function returned, without its weight; 0 for
-      None.
-    judged: bool[N], whether every function returned a number, or failed and has
-      a reward for that.
+    reward: f32[N], the weighted sum over the functions that have judged; 0
+      where not judged.
+    parts: f32[N,K], what each function returned, without its weight; NaN where
+      it has not judged: for None, and for a failure without a reward for that.
+    judged: bool[N], whether a function has judged, every function that is
+      `required` has, and none failed without a reward for that.
     failures: object[N,K], texts: why the function failed, in a worker process
       or as its own `Outcome` tells; '' where it did not. None where nothing has
       been scored.
@@ -60,7 +61,8 @@ def score(
   waits while another thread runs the functions.
 
   The weighted sum is computed in float64, in the order of the functions, and
-  rounded to float32 once.
+  rounded to float32 once. A function that returns None has no part in it: tasks
+  of several kinds may have a reward for each.
 
   >>> brevity = WeightedReward('brevity', lambda p, c, e: -len(c), weight=0.5)
   >>> score([brevity], ['1+1='] * 2, ['2', '22'], [{}, {}]).reward
@@ -218,12 +220,16 @@ def _summed(
       failures[row, call.column] = outcome.failure
       secs[row, call.column] = outcome.secs
       value = call.reward.failed if outcome.failure else outcome.reward
-      judged[row] &= value is not None
-      parts[row, call.column] = 0.0 if value is None else value
+      if value is None:
+        judged[row] &= not (outcome.failure or call.reward.required)
+        value = np.nan
+      parts[row, call.column] = value
+  known = ~np.isnan(parts)
+  judged &= known.any(axis=1)
   # In a fixed order, so that the same parts always give the same sum.
   total = np.zeros(number, np.float64)
   for column, reward in enumerate(rewards):
-    total += reward.weight * parts[:, column]
+    total += reward.weight * np.where(known[:, column], parts[:, column], 0.0)
   total = np.where(judged, total, 0.0)
   f32 = np.float32
   return Scores(total.astype(f32), parts.astype(f32), judged, failures, secs)

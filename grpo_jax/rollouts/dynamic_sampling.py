@@ -273,19 +273,25 @@ def _identity(prompt: data.Prompt) -> int:
 def _right(rollout: Rollout, right_reward: float) -> np.ndarray:
   """bool[P,G]: which completions were judged and are right."""
   first = np.asarray(rollout.batch.reward_parts)[..., 0]
-  return np.asarray(rollout.batch.valid) & (first >= right_reward)
+  return _judged(rollout) & (first >= right_reward)
+
+
+def _judged(rollout: Rollout) -> np.ndarray:
+  """bool[P,G]: which completions the first reward has judged."""
+  first = np.asarray(rollout.batch.reward_parts)[..., 0]
+  return np.asarray(rollout.batch.valid) & ~np.isnan(first)
 
 
 def _solved(rollout: Rollout, right_reward: float) -> np.ndarray:
   """bool[P]: which prompts have judged completions, all of them right."""
-  valid = np.asarray(rollout.batch.valid)
-  wrong = valid & ~_right(rollout, right_reward)
-  return np.logical_and(valid.any(axis=1), ~wrong.any(axis=1))
+  judged = _judged(rollout)
+  wrong = judged & ~_right(rollout, right_reward)
+  return np.logical_and(judged.any(axis=1), ~wrong.any(axis=1))
 
 
 def _accuracy(parts: Sequence[Rollout], right_reward: float) -> float:
   right = sum(int(_right(part, right_reward).sum()) for part in parts)
-  return right / max(1, sum(int(part.batch.valid.sum()) for part in parts))
+  return right / max(1, sum(int(_judged(part).sum()) for part in parts))
 
 
 def _nothing_left(

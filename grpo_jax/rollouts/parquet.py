@@ -9,7 +9,7 @@ completion_number     0 to G - 1, within the prompt
 prompt, completion    text
 answer                text: the reference answer, if the prompts have any
 length_tokens         of the completion, end token included
-reward, reward/NAME   the sum, and each reward function's value
+reward, reward/NAME   the sum, and each reward function's value; NaN: none
 failure/NAME          text: why the function failed in a worker; null if it has
                       not
 judged, truncated     `Batch.valid`; ended by the length limit

@@ -174,12 +174,15 @@ def first_rewards(rollout: Rollout) -> tuple[np.ndarray, np.ndarray]:
     rollout: See `Rollout`.
 
   Returns:
-    f64[P,n], and bool[P,n]: False for completions that were not judged.
+    f64[P,n], and bool[P,n]: False for completions that the first reward has not
+    judged. There the reward is 0.
   """
   failed = rollout.failed
   reward = np.asarray(rollout.batch.reward_parts, np.float64)[..., 0]
+  reward = np.where(failed[..., 0], 0.0, reward)
   counts = np.asarray(rollout.batch.valid, bool) | failed.any(-1)
-  return np.where(failed[..., 0], 0.0, reward), counts
+  counts &= ~np.isnan(reward)
+  return np.where(counts, reward, 0.0), counts
 
 
 def summarize(

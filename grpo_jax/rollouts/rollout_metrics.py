@@ -20,22 +20,25 @@ def of_rollout(
   Returns:
     Numbers by name. A mean over nothing is left out.
 
-    - Over judged completions: `reward/<name>` and `reward/<name>_std`, mean and
-      standard deviation of each reward function; `accuracy`, the share that is
-      right; `length_tokens_right` and `length_tokens_wrong`, mean lengths.
-    - Over groups with a judged completion: `groups_solved`, the share in which
-      all judged completions are right, and `groups_failed`, the share in which
-      none is.
+    - Over judged completions, `reward/<name>` and `reward/<name>_std`, mean and
+      standard deviation of each reward function, where it has judged.
+    - Over judged completions that the first reward has judged: `accuracy`, the
+      share that is right; `length_tokens_right` and `length_tokens_wrong`, mean
+      lengths. Over groups with one of them: `groups_solved`, the share in which
+      all are right, and `groups_failed`, the share in which none is.
     - Over all completions: `length_tokens_max`; `judged`, the share that was
-      judged; `rewards_failed`, the number that was not; `staleness_steps` and
+      judged, and `reward/<name>_judged`, by each reward function;
+      `rewards_failed`, the number that was not; `staleness_steps` and
       `staleness_steps_max`, how many versions older than `step` the policy was
       that drew a token, as mean and maximum over tokens; of each reward
       function `reward/<name>_failed`, the share on which it failed in a worker
       process, and `reward/<name>_secs_p50` and `reward/<name>_secs_max`, median
       and maximum of how long its calls took.
   """
-  batch, judged = rollout.batch, np.asarray(rollout.batch.valid)
+  batch, valid = rollout.batch, np.asarray(rollout.batch.valid)
   parts = np.asarray(batch.reward_parts)
+  by_each = ~np.isnan(parts)
+  judged = valid & by_each[..., 0]
   right = judged & (parts[..., 0] >= right_reward)
   # Per token, because one completion may be drawn by several versions.
   staleness = step - np.asarray(batch.version)[np.asarray(batch.mask)]
@@ -51,15 +54,17 @@ def of_rollout(
   measured = {
     name: np.mean(values) for name, values in over.items() if len(values)
   }
-  if judged.any():
-    for name, values in zip(rollout.reward_names, parts[judged].T):
+  for k, name in enumerate(rollout.reward_names):
+    values = parts[..., k][valid & by_each[..., k]]
+    if len(values):
       measured[f'reward/{name}'] = np.mean(values, dtype=np.float64)
       measured[f'reward/{name}_std'] = np.std(values, dtype=np.float64)
+    measured[f'reward/{name}_judged'] = np.mean(by_each[..., k])
   if len(staleness):
     measured['staleness_steps_max'] = staleness.max()
   measured['length_tokens_max'] = rollout.length.max()
-  measured['judged'] = np.mean(judged)
-  measured['rewards_failed'] = np.sum(~judged)
+  measured['judged'] = np.mean(valid)
+  measured['rewards_failed'] = np.sum(~valid)
   measured |= failed_shares([rollout])
   measured |= _latencies(rollout)
   return {name: float(value) for name, value in measured.items()}

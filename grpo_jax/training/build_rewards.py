@@ -67,6 +67,7 @@ def _function(
     weight=reward.weight,
     where=auto if reward.where == 'auto' else reward.where,
     failed=failed,
+    required=reward.required,
     kwargs=kwargs,
     imported_as=name,
   )

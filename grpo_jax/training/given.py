@@ -314,6 +314,8 @@ def _more(where: str, given: Any) -> dict[str, Any]:
     more['where'] = 'workers'
   if given.failed is not None:
     more |= {'on_failure': 'reward', 'failed_reward': float(given.failed)}
+  if given.required:
+    more['required'] = True
   return more
 
 

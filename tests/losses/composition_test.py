@@ -236,3 +236,16 @@ def test_any_callable_may_make_a_stage():
   )
   made = credited(method, group([1.0, 0.5]))
   np.testing.assert_allclose(made.advantage[0, :, 0], (6.0, 3.0))
+
+
+def test_a_reward_is_normalised_over_what_it_has_judged():
+  """Two kinds of tasks in a group, of which each reward judges its own."""
+  nan = np.nan
+  parts = np.array([[[1, nan], [0, nan], [nan, 5], [nan, 3]]], np.float32)
+  mask = np.ones((1, 4, 2), bool)
+  batch = losses.make_batch(
+    mask, np.nansum(parts, -1), reward_parts=jnp.asarray(parts)
+  )
+  made, _ = losses.credit(methods.gdpo(), batch, methods.gdpo().init())
+  # By hand: mean and deviation are those of the two that it has judged.
+  np.testing.assert_allclose(made.advantage[0, :, 0], [1, -1, 1, -1], rtol=1e-6)

@@ -66,7 +66,7 @@ def test_an_outcome_says_why_a_function_has_failed():
       else outcome
     )
 
-  for failed, parts in ((None, [0, 0, 2]), (-1.0, [0, -1, 2])):
+  for failed, parts in ((None, [0, np.nan, 2]), (-1.0, [0, -1, 2])):
     scores = cases.score_rows(
       rewards.WeightedReward('judge', judge, failed=failed)
     )
@@ -81,7 +81,7 @@ def test_an_outcome_says_why_a_function_has_failed():
 
 
 @pytest.mark.parametrize('kind', ['plain', 'async', 'batched'])
-def test_none_means_not_judged(kind):
+def test_none_has_no_part_in_the_sum(kind):
   def plain(prompt, completion, example):
     return None if completion == '1' else 5.0
 
@@ -94,9 +94,39 @@ def test_none_means_not_judged(kind):
 
   function = {'plain': plain, 'async': asynchronous, 'batched': in_batch}[kind]
   scores = cases.score_rows(cases.value, function, cases.value)
+  parts = [[0, 5, 0], [1, np.nan, 1], [2, 5, 2]]
+  np.testing.assert_array_equal(scores.parts, parts)
+  np.testing.assert_array_equal(scores.judged, [True] * 3)
+  np.testing.assert_array_equal(scores.reward, [5, 2, 9])
+  # Alone, or required, it leaves the completion without a reward.
+  required = rewards.WeightedReward('required', function, required=True)
+  for functions in ([function], [cases.value, required]):
+    scores = cases.score_rows(*functions)
+    np.testing.assert_array_equal(scores.judged, [True, False, True])
+    assert scores.reward[1] == 0
+
+
+def test_what_fails_leaves_a_completion_unjudged_whoever_else_judges():
+  def late(prompt, completion, example):
+    return rewards.Outcome(None, 'late' if completion == '1' else '')
+
+  scores = cases.score_rows(cases.value, late)
   np.testing.assert_array_equal(scores.judged, [True, False, True])
-  np.testing.assert_array_equal(scores.reward, [5, 0, 9])
-  np.testing.assert_array_equal(scores.parts, [[0, 5, 0], [1, 0, 1], [2, 5, 2]])
+  np.testing.assert_array_equal(scores.reward, [0, 0, 2])
+
+
+def test_tasks_of_several_kinds_have_a_reward_each():
+  """Half of the completions are of either; none is lost."""
+
+  def of_kind(rest, value):
+    def judge(prompt, completion, example):
+      return value if int(completion) % 2 == rest else None
+
+    return judge
+
+  scores = cases.score_rows(of_kind(0, 1.0), of_kind(1, 3.0), size=4)
+  np.testing.assert_array_equal(scores.judged, [True] * 4)
+  np.testing.assert_array_equal(scores.reward, [1, 3, 1, 3])
 
 
 @pytest.mark.parametrize(

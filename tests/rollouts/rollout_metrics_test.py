@@ -54,6 +54,8 @@ def test_answers_lengths_and_staleness():
       'staleness_steps': (6 * 2 + 18 * 1) / (6 + 18 + 7 + 21),
       'staleness_steps_max': 2,
       'judged': 7 / 12,
+      'reward/exact_judged': 1,
+      'reward/style_judged': 1,
       'rewards_failed': 5,
     }
   )
@@ -68,10 +70,26 @@ def test_what_there_is_none_of_is_left_out():
   got = rollout_metrics.of_rollout(lost, 3, 1.0)
   assert got.keys() == {
     'judged', 'length_tokens_max', 'rewards_failed', 'staleness_steps',
-    'staleness_steps_max',
+    'staleness_steps_max', 'reward/exact_judged', 'reward/style_judged',
   }  # fmt: skip
   empty = rollout_metrics.of_rollout(make_rollout([[1]], [[0]]), 3, 1.0)
   assert 'staleness_steps' not in empty and empty['length_tokens_right'] == 0
+
+
+def test_each_reward_counts_where_it_has_judged():
+  rollout = make_rollout([[1, 0], [1, 1]], [[1, 2], [3, 4]])
+  nan = np.nan
+  exact, style = [[1, 0], [nan, nan]], [[nan, 4], [2, nan]]
+  parts = np.stack([exact, style], axis=-1).astype(np.float32)
+  rollout = rollout._replace(batch=rollout.batch._replace(reward_parts=parts))
+  got = rollout_metrics.of_rollout(rollout, 3, 1.0)
+  assert (got['reward/exact'], got['reward/style']) == (0.5, 3)
+  assert (got['reward/exact_std'], got['reward/style_std']) == (0.5, 1)
+  assert got['reward/exact_judged'] == got['reward/style_judged'] == 0.5
+  assert got['judged'] == 1 and got['rewards_failed'] == 0
+  # By the first reward, which has judged the first group.
+  assert got['accuracy'] == 0.5 and got['groups_solved'] == 0
+  assert (got['length_tokens_right'], got['length_tokens_wrong']) == (1, 2)
 
 
 def test_a_threshold_is_met_in_float32():

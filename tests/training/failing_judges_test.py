@@ -1,6 +1,7 @@
 """Runs whose judges fail: each failure is counted, and the run goes on."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -110,9 +111,10 @@ def test_the_transcript_says_what_became_of_each_completion(whole):
     assert row['failure/out'] == (failure or None)
     assert row['judged'] == (not failure)
     assert row['answer'].isdigit()
-    assert row['reward/out'] == (
-      0.0 if failure else float(sum(row['completion_ids']) % 2 == 0)
-    )
+    if failure:
+      assert math.isnan(row['reward/out'])
+    else:
+      assert row['reward/out'] == float(sum(row['completion_ids']) % 2 == 0)
 
 
 @pytest.mark.long
