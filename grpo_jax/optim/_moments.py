@@ -119,7 +119,7 @@ def record_adam_moments(
 
     def recorded(old, grads, before, after, updates, params, extra_args):
       step = before, after, updates, params
-      parts = _adam.split(inner, *step, **extra_args)
+      parts = _adam.split(inner, *step, gradient=grads, **extra_args)
       moments = _adam.corrected_moments(inner, *step, **extra_args)
       return {
         group: _recorded(
