@@ -145,10 +145,26 @@ def split(
       sign of it is taken, its state holds parameters that it moves towards); or
       the gradient is needed and is not given.
   """
-  find(before, 'split_update')
+  return split_for(
+    'split_update',
+    transformation,
+    before,
+    after,
+    updates,
+    params,
+    gradient,
+    extra_args,
+  )
+
+
+def split_for(
+  who, transformation, before, after, updates, params, gradient, extra_args
+) -> Split:
+  """`split` for a function that is named in error messages."""
+  find(before, who)
   given = gradient is not None
   values = _sources.of_update(
-    'split_update',
+    who,
     transformation,
     gradient if given else jax.tree.map(jnp.zeros_like, updates),
     before,
@@ -177,10 +193,10 @@ def decay_rates(
 ) -> list[tuple[Array, Array]]:
   """(b1, b2) that each state of Adam would be decayed by now, f32[] each.
 
-  A new moment is its rate times the old one plus something else, so what moments
-  of 1 become under that factor alone is the rate. So it does not matter who set
-  the rates, or whether they change from step to step, or what is added to the
-  gradient. The compiler removes all of this run but a few scalars.
+  A new moment is its rate times the old one plus something else, so what
+  moments of 1 become under that factor alone is the rate. So it does not matter
+  who set the rates, whether they change from step to step, or what is added to
+  the gradient. The compiler removes all of this run but a few scalars.
 
   Args:
     transformation: See `split`.
@@ -232,9 +248,11 @@ def _rate(node: Any, moment: Tree, name: str) -> Array:
   """The factor of an old moment in the new one; 0 if there are no entries."""
   is_value = lambda x: isinstance(x, _parts.Value)
   values = jax.tree.leaves(moment, is_leaf=is_value)
-  if any(value.parts is None or value.parts.keys() - {name} for value in values):
+  if any(
+    value.parts is None or value.parts.keys() - {name} for value in values
+  ):
     raise ValueError(
-      f'The moments of an {type(node).__name__} are not those of Adam: the '
+      f'The moments in a {type(node).__name__} are not those of Adam: the '
       f'{"first" if name == _MU else "second"} one is no mean of '
       f'{"gradients" if name == _MU else "their squares"} (adamax, yogi and '
       "optax.contrib.adopt keep other numbers there). Use optax's adam, adamw, "
@@ -296,7 +314,7 @@ def corrected_moments(
       for path, leaf in jax.tree_util.tree_leaves_with_path(moment):
         leaf = leaf.astype(_parts.wide(leaf))
         into[path] = (leaf if moment is node.mu else leaf.real) / correction
-  # Else lookups by path would find nothing or another's, and norms be too small.
+  # Else a lookup by path would find nothing, or another's.
   shapes = {
     path: leaf.shape
     for path, leaf in jax.tree_util.tree_leaves_with_path(updates)

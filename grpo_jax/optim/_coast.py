@@ -96,6 +96,7 @@ def coast(
     raise ValueError(
       f'coast got num_steps={num_steps}; give a static int, 0 or more.'
     )
+  _sources.refuse_pairs('coast', params)
   state, params = jax.tree.map(jnp.asarray, (state, params))
   zeros = jax.tree.map(jnp.zeros_like, params)
   # Sums in float32, because bfloat16 would round small steps of a long way off.

@@ -409,9 +409,7 @@ def _cond(eqn, operands, strict, pins) -> list[Value]:
   def fitted(run):
     return lambda values: _fit(run(values), common)
 
-  return jax.lax.switch(
-    index.array, [fitted(run) for run in branches], values
-  )
+  return jax.lax.switch(index.array, [fitted(run) for run in branches], values)
 
 
 def _scan(eqn, operands, strict) -> list[Value]:

@@ -56,18 +56,13 @@ def of_update(
     ValueError: The update is no such sum, or cannot be split without the
       gradient.
   """
-  if isinstance(params, optax.LookaheadParams):
-    raise ValueError(
-      f'{who} got optax.LookaheadParams, of which an update moves one part to '
-      f'the other; {_INSIDE}.'
-    )
+  refuse_pairs(who, params)
   update = optax.with_extra_args_support(transformation).update
   jaxpr, shapes = jax.make_jaxpr(
     lambda *trees: update(*trees, **extra_args), return_shape=True
   )(gradient, state, params)
-  labels = _labels(
-    who, transformation, state, gradient if params is None else params, memory
-  )
+  of_init = gradient if params is None else params
+  labels = _labels(transformation, state, of_init, memory)
   guessed = after is not None
   values = [
     *(_value(x, FRESH, guessed=guessed) for x in jax.tree.leaves(gradient)),
@@ -92,10 +87,19 @@ def of_update(
   return found
 
 
-_INSIDE = (
-  'wrap the optimizer that is inside it, as in '
-  'optax.contrib.sam(record_adam_moments(optimizer), ...)'
-)
+def refuse_pairs(who: str, params: Tree) -> None:
+  """Raises a ValueError for the parameters of `optax.lookahead`."""
+  if isinstance(params, optax.LookaheadParams):
+    raise ValueError(
+      f'{who} got optax.LookaheadParams, two sets of parameters of which an '
+      f'update moves one towards the other; {_advice(who)}.'
+    )
+
+
+def _advice(who: str) -> str:
+  if who == 'record_adam_moments':
+    return 'record inside it instead, as in sam(record_adam_moments(adam), ...)'
+  return f'give {who} the optimizer that is inside it, and its state'
 
 
 def _refuse(who: str, value: Value) -> None:
@@ -110,7 +114,7 @@ def _refuse(who: str, value: Value) -> None:
     raise ValueError(
       f'{who} got an optimizer that keeps parameters in its state and moves '
       'towards them (as optax.contrib.schedule_free and sam), which is neither '
-      f'memory of gradients nor weight decay; {_INSIDE}.'
+      f'memory of gradients nor weight decay; {_advice(who)}.'
     )
   if value.parts_guessed:
     raise ValueError(
@@ -130,38 +134,36 @@ def _value(leaf, label, guessed=False, linear=True) -> Value:
   return Value(array, {label: part}, linear=linear, guessed=guessed)
 
 
-def _labels(who, transformation, state, params, memory):
-  """For each leaf of a state, its source and whether it is a tensor of it.
+def _labels(transformation, state, params, memory):
+  """For each leaf of a state, its source, and whether it is linear in it.
 
   What a state begins with says what it is: memory of gradients with 0, a copy
   of the parameters with the parameters, a setting with another constant. A
   single number is memory only where it is added: a factor is a setting.
   """
   begin, shape = jax.make_jaxpr(transformation.init, return_shape=True)(params)
-  same = jax.tree.structure(shape) == jax.tree.structure(state)
-  if not same and len(jax.tree.leaves(shape)) != len(jax.tree.leaves(state)):
-    raise ValueError(
-      f'{who} got a state ({type(state).__name__}) that is not of the given '
-      'transformation; give what its init or update has returned.'
-    )
   inputs = [_value(leaf, DECAYED) for leaf in jax.tree.leaves(params)]
   first = jax.eval_shape(lambda x: _parts.evaluate(begin, x), inputs)
-  leaves = jax.tree_util.tree_leaves_with_path(state)
-  found = []
-  for (path, _), value in zip(leaves, first, strict=True):
+  by_path = jax.tree_util.tree_leaves_with_path
+  begins = {
+    path: value for (path, _), value in zip(by_path(shape), first, strict=True)
+  }
+
+  def label(path, leaf):
     names = {getattr(key, 'name', None) for key in path}
-    scalar = value.array.ndim == 0
+    scalar = jnp.ndim(leaf) == 0
+    value = begins.get(path)
     if names & set(_SETTINGS):
-      label = None
-    elif _GATHERED in names:
-      label = FRESH
-    elif value.zero:
-      label = memory
-    elif value.parts == {} or (scalar and not value.linear):
-      label = None
-    elif value.parts is None and scalar:
-      label = None
-    else:
-      label = STORED
-    found.append((label, not scalar or label != memory))
-  return found
+      return None, True
+    if _GATHERED in names:
+      return FRESH, True
+    if value is None:  # as optax.monitor's: there is nothing to tell
+      return STORED, True
+    if value.zero:
+      return memory, not scalar
+    copied = value.parts is not None and value.linear
+    if value.parts == {} or (scalar and not copied):
+      return None, True
+    return STORED, True
+
+  return [label(*leaf) for leaf in by_path(state)]
