@@ -73,7 +73,7 @@ def of_update(
   """
   shape = batch.mask.shape
 
-  tangents = _tangents(learner, state, update)
+  tangents = _tangents(learner, state, found.grads, update)
 
   def on_shard(learner, trees, num_micro, layout):
     old, new, *parts = trees
@@ -127,7 +127,7 @@ def of_update(
 
 
 def _tangents(
-  learner: Learner, state: TrainState, update: Update
+  learner: Learner, state: TrainState, grads: Any, update: Update
 ) -> dict[str, Any]:
   """Motions of the parameters, by what moves them; see `of_update`."""
   before, after = offload.to_device((state.opt_state, update.opt_state))
@@ -138,6 +138,7 @@ def _tangents(
     after,
     update.updates,
     state.params,
+    gradient=grads,
     **update.extra,
   )
   coasted = optim.coast(

@@ -8,28 +8,32 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from grpo_jax.optim._coast import decay_alone
+from grpo_jax.optim import _parts
+from grpo_jax.optim import _sources
 
 Array = jax.Array
 Tree = Any
 
 # Also the states of adamw, nadam, lamb, and of Adam inside muon.
 _ADAM = optax.ScaleByAdamState | optax.ScaleByAmsgradState
+_MU, _NU = 'mu', 'nu'  # sources, while rates are read
 
 
 class Split(NamedTuple):
   """One update as a sum of three parts, trees like the parameters."""
 
-  carried: Tree  # what the moments of earlier gradients do by themselves
-  fresh: Tree  # what this gradient adds
-  decayed: Tree  # what happens without any memory: decoupled weight decay
+  carried: Tree  # of the moments of earlier gradients
+  fresh: Tree  # of this gradient
+  decayed: Tree  # of the parameters: weight decay
 
 
 class CorrectedMoments(NamedTuple):
   """Bias-corrected moments, by the paths of their parameters in the tree."""
 
   m_hat: dict[Any, Array]  # first moment, bias corrected
-  v_hat: dict[Any, Array]  # second moment, bias corrected
+  # Second moment, bias corrected, real; of AMSGrad the largest that there was,
+  # which it divides by.
+  v_hat: dict[Any, Array]
 
 
 def is_adam(node: Any) -> bool:
@@ -56,11 +60,19 @@ def nodes(state: Any, wanted: Callable[[Any], bool]) -> list[Any]:
 def dot(x: Tree, y: Tree) -> Array:
   """The inner product of two trees in float32, f32[].
 
-  A sum of products and not `jnp.vdot`, so that it works on any sharding.
+  A complex number counts as the two real ones that it has. A sum of products
+  and not `jnp.vdot`, so that it works on any sharding.
   """
-  products = jax.tree.map(
-    lambda a, b: jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32)), x, y
-  )
+  single = lambda a: a.astype(jnp.float32)
+
+  def product(a, b):
+    if jnp.iscomplexobj(a) or jnp.iscomplexobj(b):
+      return product(jnp.real(a), jnp.real(b)) + product(
+        jnp.imag(a), jnp.imag(b)
+      )
+    return jnp.sum(single(a) * single(b))
+
+  products = jax.tree.map(product, x, y)
   return sum(jax.tree.leaves(products), jnp.zeros((), jnp.float32))
 
 
@@ -90,59 +102,86 @@ def split(
   after: Any,
   updates: Tree,
   params: Tree,
+  gradient: Tree | None = None,
   **extra_args: Any,
 ) -> Split:
-  """Splits an update into what was carried, what is fresh, and weight decay.
+  r"""Splits an update into what was carried, what is fresh, and weight decay.
 
-  The carried part is what the transformation would have done with a gradient of
-  zero and the denominator that it had. So it comes from :math:`b_1 m_{t-1}`
-  and the fresh part from :math:`(1 - b_1) g_t`, each passed through whatever
-  comes after Adam (learning rate, trust ratio, masks).
+  An update is linear in the gradient, the first moment and the parameters, once
+  all that they are multiplied with is taken as it is in this update: the roots
+  of second moments, a trust ratio, the factors of clips, learning rates. The
+  parts are those three, so they are shares of the update as it is, and their
+  sum. For Adam, with :math:`k` for all that follows it, they are
 
-  The carried part is found by running the transformation on zeros, from moments
-  that lead to that denominator. So nothing needs to be known of the
-  transformation but where Adam's moments are. With `b2 = 0` no moments lead to
-  it, and the carried part is too large. Under `project_outward` the
-  carried part is what the projection leaves of it.
+  .. math:: k \frac{b_1 m_{t-1}}{(1 - b_1^t) (\sqrt{\hat v} + \epsilon)}, \quad
+            k \frac{(1 - b_1) g_t}{(1 - b_1^t) (\sqrt{\hat v} + \epsilon)}
+
+  and the decay. Weight decay in front of Adam (L2) counts as decay as far as
+  this step adds it; what the moments remember of it is carried. A coordinate
+  that is clipped shrinks all of its parts alike. Gradients that
+  `optax.MultiSteps` has accumulated, and noise, are fresh. Moments of other
+  transformations (`optax.trace`, Muon's) are carried too.
+
+  The parts are found by following the update through its computation, so
+  nothing needs to be known of the transformation. What a leaf of its state is,
+  its first value says: memory begins with 0, a copy of the parameters with
+  them, a setting with another constant.
 
   Args:
     transformation: Any with Adam's moments in its state.
     before: Its state before the update.
     after: Its state after the update.
     updates: The update itself.
-    params: The parameters before the update.
+    params: The parameters before the update; None if it was given none.
+    gradient: What the update was given. Where it is not given, the moments in
+      `after` stand for it, and what needs more is refused.
     **extra_args: What the update was given besides.
 
   Returns:
-    A `Split` whose parts add up to `updates`.
+    A `Split` whose parts add up to `updates`, in float32 or wider.
 
   Raises:
-    ValueError: There are no moments of Adam.
+    ValueError: There are no moments of Adam; or the update is no such sum (a
+      sign of it is taken, its state holds parameters that it moves towards); or
+      the gradient is needed and is not given.
   """
-  run = optax.with_extra_args_support(transformation).update
-  zeros = jax.tree.map(jnp.zeros_like, updates)
-  rates = iter(decay_rates(transformation, before, zeros, params, **extra_args))
+  return split_for(
+    'split_update',
+    transformation,
+    before,
+    after,
+    updates,
+    params,
+    gradient,
+    extra_args,
+  )
 
-  def leading_to(old, new):
-    b2 = next(rates)[1]
 
-    def back(v):  # b2 * back(v) = v
-      return jnp.where(b2 > 0, v / b2, v).astype(v.dtype)
+def split_for(
+  who, transformation, before, after, updates, params, gradient, extra_args
+) -> Split:
+  """`split` for a function that is named in error messages."""
+  find(before, who)
+  given = gradient is not None
+  values = _sources.of_update(
+    who,
+    transformation,
+    gradient if given else jax.tree.map(jnp.zeros_like, updates),
+    before,
+    params,
+    extra_args,
+    None if given else after,
+  )
 
-    # Divided by b2, because the run on zeros multiplies by b2: it then ends at
-    # the second moment of the real update.
-    old = old._replace(nu=jax.tree.map(back, new.nu))
-    if isinstance(new, optax.ScaleByAmsgradState):
-      old = old._replace(nu_max=new.nu_max)
-    return old
+  def part(label):
+    return jax.tree.unflatten(
+      jax.tree.structure(updates),
+      [_parts.part_of(value, label) for value in values],
+    )
 
-  # Gradients that `optax.MultiSteps` has accumulated count as fresh.
-  start = edit(_without_accumulated(before), leading_to, after)
-  # Weight decay needs no gradient either, so this run has it too; take it out.
-  carried, _ = run(zeros, start, params, **extra_args)
-  decayed = decay_alone(transformation, zeros, start, params, extra_args)
-  subtract = lambda x, y: jax.tree.map(jnp.subtract, x, y)
-  return Split(subtract(carried, decayed), subtract(updates, carried), decayed)
+  carried, decayed = part(_parts.CARRIED), part(_parts.DECAYED)
+  fresh = jax.tree.map(lambda u, c, d: u - c - d, updates, carried, decayed)
+  return Split(carried, fresh, decayed)
 
 
 def decay_rates(
@@ -154,10 +193,20 @@ def decay_rates(
 ) -> list[tuple[Array, Array]]:
   """(b1, b2) that each state of Adam would be decayed by now, f32[] each.
 
-  Under a gradient of 0, moments of 1 become b1 and b2. So it does not matter
-  who set the rates, or whether they change from step to step. The compiler
-  removes all of this run but a few scalars. (If the first moment is kept in
-  bfloat16, `mu_dtype`, b1 is right to three digits.)
+  A new moment is its rate times the old one plus something else, so what
+  moments of 1 become under that factor alone is the rate. So it does not matter
+  who set the rates, whether they change from step to step, or what is added to
+  the gradient. The compiler removes all of this run but a few scalars.
+
+  Args:
+    transformation: See `split`.
+    state: Its state.
+    zeros: A tree like the parameters.
+    params: The parameters.
+    **extra_args: What an update is given besides.
+
+  Raises:
+    ValueError: A moment is not a mean of gradients or of their squares.
   """
   run = optax.with_extra_args_support(transformation).update
   # Brakes inside would edit these moments too: tell them that nothing is
@@ -165,19 +214,57 @@ def decay_rates(
   released = {'first_of_rollout': jnp.array(False), 'clipped_share': 0.0}
   extra_args |= {k: v for k, v in released.items() if k in extra_args}
 
-  def ones(node):
+  def single(node):
     # In bfloat16 a b2 of 0.999 would be read as 1.
-    one = lambda x: jnp.ones_like(x, dtype=jnp.float32)
+    cast = lambda x: x.astype(_parts.wide(x))
     return node._replace(
-      mu=jax.tree.map(one, node.mu), nu=jax.tree.map(one, node.nu)
+      mu=jax.tree.map(cast, node.mu), nu=jax.tree.map(cast, node.nu)
     )
 
-  start = edit(_without_accumulated(state), ones)
-  _, decayed = run(zeros, start, params, **extra_args)
-  return [
-    (_scalar(node.mu), _scalar(node.nu))
-    for node in find(decayed, 'decay_rates')
+  def named(node):
+    of = lambda name, tree: jax.tree.map(lambda _: name, tree)
+    return node._replace(mu=of(_MU, node.mu), nu=of(_NU, node.nu))
+
+  state = edit(state, single)
+  labels = jax.tree.leaves(edit(state, named))
+  jaxpr, shapes = jax.make_jaxpr(
+    lambda state: run(zeros, state, params, **extra_args)[1], return_shape=True
+  )(state)
+  values = [
+    _parts.Value(x, {label: jnp.ones_like(x)})
+    if isinstance(label, str)
+    else _parts.Value(x)
+    for x, label in zip(jax.tree.leaves(state), labels, strict=True)
   ]
+  found = _parts.evaluate(jaxpr, values, strict=True)
+  after = jax.tree.unflatten(jax.tree.structure(shapes), found)
+  return [
+    (_rate(node, node.mu, _MU), _rate(node, node.nu, _NU))
+    for node in find(after, 'decay_rates')
+  ]
+
+
+def _rate(node: Any, moment: Tree, name: str) -> Array:
+  """The factor of an old moment in the new one; 0 if there are no entries."""
+  is_value = lambda x: isinstance(x, _parts.Value)
+  values = jax.tree.leaves(moment, is_leaf=is_value)
+  if any(
+    value.parts is None or value.parts.keys() - {name} for value in values
+  ):
+    raise ValueError(
+      f'The moments in a {type(node).__name__} are not those of Adam: the '
+      f'{"first" if name == _MU else "second"} one is no mean of '
+      f'{"gradients" if name == _MU else "their squares"} (adamax, yogi and '
+      "optax.contrib.adopt keep other numbers there). Use optax's adam, adamw, "
+      'nadam, radam, amsgrad, lamb or scale_by_adam.'
+    )
+  values = [value for value in values if value.array.size]
+  if not values:
+    return jnp.zeros(())
+  # All entries are equal, so the smallest array does.
+  smallest = min(values, key=lambda value: value.array.size)
+  rate = jnp.max(jnp.real(_parts.part_of(smallest, name)))
+  return rate.astype(jnp.float32)
 
 
 def corrected_moments(
@@ -202,7 +289,8 @@ def corrected_moments(
     A `CorrectedMoments`; keys are `jax.tree_util` paths in `params`.
 
   Raises:
-    ValueError: The moments do not lie along the parameters.
+    ValueError: The moments do not lie along the parameters, or are no means of
+      gradients and of their squares.
   """
   # optax keeps raw moments; the correction needs the rates.
   zeros = jax.tree.map(jnp.zeros_like, updates)
@@ -212,19 +300,26 @@ def corrected_moments(
     find(after, 'corrected_moments'), rates, strict=True
   ):
     count = node.count.astype(jnp.float32)
+    largest = getattr(node, 'nu_max', None)
     for moment, into, rate in (
       (node.mu, corrected.m_hat, b1),
-      (node.nu, corrected.v_hat, b2),
+      (node.nu if largest is None else largest, corrected.v_hat, b2),
     ):
       correction = 1 - rate**count
       correction = jnp.where(correction > 0, correction, 1)  # before any step
+      if moment is largest:
+        correction = 1  # before the largest was taken
       # Several states of Adam own different parameters (`optax.partition`), so
       # each writes its own paths.
       for path, leaf in jax.tree_util.tree_leaves_with_path(moment):
-        into[path] = leaf.astype(jnp.float32) / correction
-  # Else every lookup by path would find nothing, and the norms would be 0.
-  known = {path for path, _ in jax.tree_util.tree_leaves_with_path(updates)}
-  if known and not known & corrected.v_hat.keys():
+        leaf = leaf.astype(_parts.wide(leaf))
+        into[path] = (leaf if moment is node.mu else leaf.real) / correction
+  # Else a lookup by path would find nothing, or another's.
+  shapes = {
+    path: leaf.shape
+    for path, leaf in jax.tree_util.tree_leaves_with_path(updates)
+  }
+  if any(shapes.get(path) != v.shape for path, v in corrected.v_hat.items()):
     raise ValueError(
       "Adam's moments do not lie along the parameters (as behind optax.flatten)"
       '; wrap a transformation that keeps a moment for each of them.'
@@ -253,26 +348,3 @@ def stepped(before: Any, after: Any) -> Array:
   # where the count does not tell.
   counted = jnp.any(jnp.stack([old.count != new.count for old, new in pairs]))
   return jax.lax.cond(counted, lambda: jnp.array(True), moved)
-
-
-def _without_accumulated(state: Any) -> Any:
-  """The state without the gradients that `optax.MultiSteps` has gathered."""
-  gathers = lambda node: isinstance(node, optax.MultiStepsState)
-
-  def emptied(node):
-    if not gathers(node):
-      return node
-    zeros = jax.tree.map(jnp.zeros_like, node.acc_grads)
-    return node._replace(acc_grads=zeros)
-
-  return jax.tree.map(emptied, state, is_leaf=gathers)
-
-
-def _scalar(moment: Tree) -> Array:
-  """The number that all entries of a moment have; 0 if there are no entries."""
-  leaves = [leaf for leaf in jax.tree.leaves(moment) if leaf.size]
-  if not leaves:
-    return jnp.zeros(())
-  # All entries are equal, so the smallest array does.
-  smallest = min(leaves, key=lambda leaf: leaf.size)
-  return jnp.max(smallest).astype(jnp.float32)

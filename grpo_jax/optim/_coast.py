@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-# Fields of `optax.inject_hyperparams` states: settings, no memory of gradients.
-_SETTINGS = ('hyperparams', 'hyperparams_states')
+from grpo_jax.optim import _parts
+from grpo_jax.optim import _sources
+
 _MISSING = re.compile(
   r'\w*update\w*\(\) missing \d+ required '
   r'(?:keyword-only|positional) arguments?: (.*)'
@@ -54,26 +55,17 @@ def coast(
   chains, masks, `optax.inject_hyperparams` and `optax.MultiSteps` (whose
   half-full accumulator counts as memory) act as they would in training.
 
-  Decoupled weight decay needs no gradient either, so it is reported apart. At
-  every step the update is computed once more, from the same parameters and a
-  state without memory: each floating number in it is 0, but for the
-  hyper-parameters of `optax.inject_hyperparams`, and NaNs from 0/0 count as 0.
-  That update is `decayed`, and what remains of the real one is `moved`. Their
-  sum is right for every optimizer. The split is right where all floating
-  numbers of the state are moments of gradients, and the optimizer adds decay to
-  what it makes of them. It is not right
-
-  - for LAMB with weight decay: its trust ratio scales the sum of both, so decay
-    alone is scaled up to a whole step, and `moved` and `norms` are what is
-    left;
-  - for Adam with decay and an epsilon of exactly 0: decay alone is 0/0, so all
-    is in `moved`;
-  - for states that hold parameters or learning rates (schedule-free, Prodigy);
-  - for noise that the optimizer adds, which is in `decayed`.
+  Weight decay needs no gradient either, so it is reported apart. `decayed` is
+  the part of each update that comes from the parameters, `moved` all else; see
+  :func:`grpo_jax.optim.split_update`. What the update multiplies both with is
+  taken as it is, so LAMB's trust ratio scales the decay as it scales the rest.
+  Nothing of the state is left out for that, so keys of noise, learning rates
+  and scales act as they do.
 
   Decay that is added to the gradient (L2) before the moments is split in two:
-  what the moments remember of it is in `moved`, what it would do to fresh
-  moments is in `decayed`.
+  what a step adds is in `decayed`, what the moments remember of it in `moved`.
+  A state with a copy of the parameters that an update moves towards
+  (schedule-free, SAM, Mechanic, Madgrad) is refused: that is neither.
 
   Under `jax.jit`, XLA removes what is not read.
 
@@ -89,9 +81,9 @@ def coast(
     A :class:`Coasted`.
 
   Raises:
-    ValueError: `num_steps` is no static int >= 0, or the optimizer's update
+    ValueError: `num_steps` is no static int >= 0; the optimizer's update
       requires keywords that are not among `extra_args` (`optax.lbfgs`,
-      `optax.polyak_sgd`).
+      `optax.polyak_sgd`); or it is no sum of weight decay and all else.
 
   >>> sgd = optax.sgd(0.5, momentum=0.5)
   >>> params = jnp.float32(1.0)
@@ -104,6 +96,7 @@ def coast(
     raise ValueError(
       f'coast got num_steps={num_steps}; give a static int, 0 or more.'
     )
+  _sources.refuse_pairs('coast', params)
   state, params = jax.tree.map(jnp.asarray, (state, params))
   zeros = jax.tree.map(jnp.zeros_like, params)
   # Sums in float32, because bfloat16 would round small steps of a long way off.
@@ -113,7 +106,7 @@ def coast(
     params, state, moved, decayed = carry
     update, after = _update(transformation, zeros, state, params, extra_args)
     # At every step and not once, because decay depends on the parameters.
-    decay = decay_alone(transformation, zeros, state, params, extra_args)
+    decay = _decay(transformation, zeros, state, params, extra_args)
     motion = jax.tree.map(jnp.subtract, update, decay)
     moved = jax.tree.map(_plus, moved, motion)
     decayed = jax.tree.map(_plus, decayed, decay)
@@ -126,29 +119,21 @@ def coast(
   return Coasted(moved, decayed, norms, params, state)
 
 
-def decay_alone(
-  transformation: optax.GradientTransformation,
-  zeros: Any,
-  state: Any,
-  params: Any,
-  extra_args: dict[str, Any],
-) -> Any:
-  """The update of a state without memory: what weight decay does by itself.
-
-  Args:
-    transformation: See `coast`.
-    zeros: The gradient, a tree like the parameters.
-    state: Its floating numbers count as 0, and so do NaNs that this gives.
-    params: The parameters.
-    extra_args: What the update needs besides.
-
-  Returns:
-    A tree like the parameters, in float32 or wider.
-  """
-  still = _without_memory(state)
-  decay, _ = _update(transformation, zeros, still, params, extra_args)
-  return jax.tree.map(
-    lambda d: jnp.where(jnp.isnan(d), 0, d).astype(_wide(d)), decay
+def _decay(transformation, zeros, state, params, extra_args):
+  """The part of an update that comes from the parameters, a tree like them."""
+  # Memory counts as gradients do, so that only the parameters are told apart.
+  values = _sources.of_update(
+    'coast',
+    transformation,
+    zeros,
+    state,
+    params,
+    extra_args,
+    memory=_parts.FRESH,
+  )
+  return jax.tree.unflatten(
+    jax.tree.structure(params),
+    [_parts.part_of(value, _parts.DECAYED) for value in values],
   )
 
 
@@ -168,18 +153,6 @@ def _update(transformation, zeros, state, params, extra_args):
       f'also needs {missing[1]}; leave out the transformation that does, or '
       'give coast what it needs as keywords if one value serves every step.'
     ) from error
-
-
-def _without_memory(state):
-  """The state with all floating numbers 0 but for hyper-parameters."""
-
-  def erase(path, leaf):
-    # Hyper-parameters are told from moments by the name of their field alone.
-    setting = any(getattr(key, 'name', None) in _SETTINGS for key in path)
-    memory = jnp.issubdtype(leaf.dtype, jnp.inexact) and not setting
-    return jnp.zeros_like(leaf) if memory else leaf
-
-  return jax.tree_util.tree_map_with_path(erase, state)
 
 
 def _wide(x) -> jnp.dtype:

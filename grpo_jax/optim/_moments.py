@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from grpo_jax.optim import _adam
+from grpo_jax.optim import _sources
 
 Array = jax.Array
 Tree = Any
@@ -18,6 +19,7 @@ Labels = Callable[[Tree], Tree] | Tree | None
 # Edges of the histogram of log2(epsilon / sqrt(v-hat)), with open ends.
 EPSILON_EDGES = np.arange(-32, 33, 4)
 _QUANTILES = {'p01': 0.01, 'p50': 0.5, 'p99': 0.99}
+_WHO = 'record_adam_moments'
 _WHOLE = ''  # name of the one group that there is without labels
 
 
@@ -105,8 +107,9 @@ def record_adam_moments(
   inner = optax.with_extra_args_support(inner)
 
   def init(params):
+    _sources.refuse_pairs(_WHO, params)
     state = inner.init(params)
-    _adam.find(state, 'record_adam_moments')
+    _adam.find(state, _WHO)
     # `optax.tree.map_params` initialises with a tree that has no leaves, so the
     # one group that there is without labels must not come from the leaves.
     groups = sorted({_WHOLE} if labels is None else set(_names(labels, params)))
@@ -117,9 +120,10 @@ def record_adam_moments(
     updates, after = inner.update(grads, before, params, **extra_args)
     names = _names(labels, grads if params is None else params)
 
-    def recorded(old, grads, before, after, updates, params, extra_args):
+    # Extra arguments may be functions, so they are not operands below.
+    def recorded(old, grads, before, after, updates, params):
       step = before, after, updates, params
-      parts = _adam.split(inner, *step, **extra_args)
+      parts = _adam.split_for(_WHO, inner, *step, grads, extra_args)
       moments = _adam.corrected_moments(inner, *step, **extra_args)
       return {
         group: _recorded(
@@ -140,7 +144,7 @@ def record_adam_moments(
       recorded,
       lambda old, *_: old,
       state.record,
-      *(grads, before, after, updates, params, extra_args),
+      *(grads, before, after, updates, params),
     )
     return updates, RecordAdamMomentsState(after, record)
 
