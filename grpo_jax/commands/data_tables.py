@@ -110,6 +110,7 @@ def to_json(found: Survey) -> dict[str, Any]:
         'read': len(read.places),
         'share': read.part.share,
         'passes': _passes(found, read),
+        'last_turns': read.last_turns._asdict(),
         'unusable': [
           {**one._asdict(), 'first': list(one.first)} for one in read.unusable
         ],
@@ -226,6 +227,7 @@ def _sources(found: Survey, terminal: Terminal) -> Iterator[Any]:
       )
   if terminal.columns >= 60:
     yield shown
+  yield from map(_last_turns, filter(_ends_with_the_assistant, found.reads))
   if found.of('train'):
     yield (
       'Passes are how often the run goes through a source, with '
@@ -236,6 +238,25 @@ def _sources(found: Survey, terminal: Terminal) -> Iterator[Any]:
       "A source 'from 100' is the stage of its curriculum that begins once 100 "
       'prompts were drawn from it.'
     )
+
+
+def _ends_with_the_assistant(read: Read) -> bool:
+  return any(read.last_turns)
+
+
+def _last_turns(read: Read) -> str:
+  """What becomes of the last turns of a source's chats."""
+  answer, beside, prefill = read.last_turns
+  said = (
+    f'{_visible(read.part.title)}: {sum(read.last_turns):,} of '
+    f'{len(read.places):,} prompts end with the assistant; '
+  )
+  if prefill:
+    return f'{said}completions go on where they end (data.last_turn=prefill).'
+  became = [f'it is the answer of {answer:,}'] if answer else []
+  if beside:
+    became += [f'{beside:,} have an answer of their own']
+  return f'{said}this turn is taken off: {", ".join(became)}.'
 
 
 def _prompts(found: Survey, terminal: Terminal) -> Iterator[Any]:

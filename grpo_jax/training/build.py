@@ -89,7 +89,7 @@ def run(config: Config, given: Given = marks.NOTHING) -> Run:
   """
   needed = ('rewards', 'prompts', 'heldout', 'method', 'tokenizer', 'model')
   _require_to_train(config, given, *needed)
-  parts = sampler(config, given)
+  parts = sampler(config, given, trains=True)
   config = parts.config
   check_rows(config, sharding.row_shards(parts.mesh))
   answer_function(config)  # raises if there is none
@@ -157,12 +157,13 @@ def _require_to_train(config: Config, given: Given, *arguments: str) -> None:
   )
 
 
-def sampler(config: Config, given: Given) -> Sampler:
+def sampler(config: Config, given: Given, trains: bool = False) -> Sampler:
   """Builds what draws completions.
 
   Args:
     config: See `grpo_jax.config.Config`.
     given: The tokenizer and the model, if the config has marks for them.
+    trains: Whether a run will read the data, which are then checked first.
 
   Returns:
     A `Sampler`. Its engine has no parameters yet. Its config has widths, if
@@ -176,14 +177,14 @@ def sampler(config: Config, given: Given) -> Sampler:
   mesh = sharding.make_mesh(**dataclasses.asdict(config.mesh))
   build_model.check_device(config, mesh)
   tokenizer = tokenizer_of(config, given)
-  config = widths.with_widths(config, tokenizer, given)
+  config = widths.with_widths(config, tokenizer, given, checks=trains)
   own = build_foreign.found(config, given)
   options: dict[str, Any] = dict(
     seed=config.seed,
     prompt_buckets=config.data.prompt_buckets,
     completion_buckets=config.data.completion_buckets,
     max_rows=config.sampler.max_rows,
-    decode=tokenizer.decode,
+    decode=_decode_of_stops(config.sampler, tokenizer),
     mesh=sharding.sampling_mesh(
       mesh, config.sampler.tensor, config.mesh.slices
     ),
@@ -369,10 +370,20 @@ def tokenizer_of(
 ) -> data.Tokenizer:
   """The tokenizer of a run.
 
+  The end of a turn by its chat template is one of its end tokens, unless the
+  config names the end tokens.
+
   Raises:
     ValueError: It cannot be read, or its prompts cannot be written as the
       config says.
   """
+  found = _tokenizer_as_named(config, given)
+  named = tuple(config.data.eos_tokens) not in ((), data.EOS_TOKENS)
+  return found if named else found.with_turn_end()
+
+
+def _tokenizer_as_named(config: Config, given: Given) -> data.Tokenizer:
+  """`tokenizer_of`, with the end tokens that its files name."""
   fields = config.data
   prompts = data.PromptFormat(
     fields.chat,
@@ -403,6 +414,44 @@ def tokenizer_of(
     fields.pad_token,
     prompts,
   )
+
+
+def _decode_of_stops(
+  config: config_lib.Sampler, tokenizer: data.Tokenizer
+) -> Callable[[Any], str]:
+  """What makes the text that stop strings are looked for in."""
+  # Otherwise as rewards see a completion, without special tokens.
+  if any(map(tokenizer.hides, config.stop_strings)):
+    return tokenizer.decode_whole
+  return tokenizer.decode
+
+
+def turn_end_note(config: Config, tokenizer: data.Tokenizer) -> str:
+  """What the start says of the end of a turn; '' if the files name it.
+
+  Args:
+    config: Of the run.
+    tokenizer: Of `tokenizer_of`.
+  """
+  text = lambda ids: ', '.join(
+    str(tokenizer.backend.id_to_token(token_id)) for token_id in ids
+  )
+  end = tokenizer.turn_end_id()
+  if end is None:
+    words = tokenizer.turn_end_text()
+    if not words or any(stop in words for stop in config.sampler.stop_strings):
+      return ''
+    return f'turns end by the text {words!r:.60}, which is no token and no stop'
+  named = [i for i in tokenizer.eos_ids if i not in tokenizer.added_eos_ids]
+  beside = text(named) or 'no other end token'
+  if end in tokenizer.added_eos_ids:
+    return f'{text([end])} ends a turn, so it is an end token beside {beside}'
+  if end not in tokenizer.eos_ids:
+    return (
+      f'{text([end])} ends a turn, but is no end token: data.eos_tokens names '
+      f'{tuple(config.data.eos_tokens)}'
+    )
+  return ''
 
 
 def drawing_of(

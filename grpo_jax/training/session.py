@@ -234,6 +234,8 @@ def _built(
     f'{sum(leaf.size for leaf in leaves):,} parameters, vocabulary of '
     f'{run.tokenizer.vocab_size:,}',
   )
+  if note := build.turn_end_note(config, run.tokenizer):
+    screen.fact('ends', note)
   return run, update
 
 
