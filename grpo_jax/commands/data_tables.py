@@ -253,10 +253,10 @@ def _last_turns(read: Read) -> str:
   )
   if prefill:
     return f'{said}completions go on where they end (data.last_turn=prefill).'
-  became = [f'it is the answer of {answer:,}'] if answer else []
+  became = [f'as the answer of {answer:,}'] if answer else []
   if beside:
-    became += [f'{beside:,} have an answer of their own']
-  return f'{said}this turn is taken off: {", ".join(became)}.'
+    became += [f'beside the answer of {beside:,}']
+  return f'{said}this turn is taken off the prompt {" and ".join(became)}.'
 
 
 def _prompts(found: Survey, terminal: Terminal) -> Iterator[Any]:

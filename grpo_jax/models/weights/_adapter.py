@@ -48,13 +48,15 @@ def save_adapter(
       first that can express it.
 
   Raises:
-    ValueError: The model has no adapters, or no architecture can express it.
+    ValueError: The model has no adapters, no architecture can express it, or
+      `peft` would pass over some of the adapters.
   """
   if config.lora is None:
     raise ValueError(
       'The model has no adapters (config.lora.rank=0), and so nothing can be '
       'written as one; write the whole model.'
     )
+  _refuse_unread(config)
   plain = dataclasses.replace(config, lora=None)
   described = _config_json.config_to_huggingface(plain, architecture)
   row = _families.family(architecture or described['architectures'][0])
@@ -97,6 +99,24 @@ def save_adapter(
   }
   text = json.dumps(told, indent=2) + '\n'
   (folder / 'adapter_config.json').write_text(text)
+
+
+def _refuse_unread(config: ModelConfig) -> None:
+  """Raises a ValueError for a dense MLP with adapters, in a model with experts.
+
+  peft 0.21 takes each target that is named 'gate_proj', 'up_proj' or
+  'down_proj' there for the experts, and passes over the dense layers.
+  """
+  assert config.lora is not None
+  dense = any(not kind.experts for kind in config.kinds)
+  mlp = [name for name in config.lora.NAMES if name.startswith('mlp/')]
+  adapted = [name for name in mlp if config.lora.adapts(name)]
+  if config.experts is not None and dense and adapted:
+    raise ValueError(
+      f'The model has experts, and adapters of {", ".join(adapted)} in the '
+      'layers without; peft would pass over these. Write the whole model, or '
+      "train with config.lora.targets=('attention/*',)."
+    )
 
 
 def _targets(

@@ -9,6 +9,7 @@ loads what was written with transformers and peft; it needs both, and torch:
 
 import dataclasses
 import json
+import warnings
 
 import jax
 import numpy as np
@@ -26,10 +27,17 @@ NAMES = json.loads(class_names.FILE.read_text())
 BEFORE, ENDS = 'base_model.model.', ('.lora_A.weight', '.lora_B.weight')
 
 
+def low_rank(config):
+  """Adapters of all that peft adapts: in a model with experts not the MLPs."""
+  targets = ('attention/*',) if config.experts else ('*',)
+  return dataclasses.replace(config, lora=models.LowRank(2, 4.0, targets))
+
+
 def adapted(architecture):
-  """The model with adapters everywhere, and parameters off their first ones."""
-  plain = weights.config_from_huggingface(NAMES[architecture]['config'])
-  config = dataclasses.replace(plain, lora=models.LowRank(2, 4.0))
+  """The model with adapters, and parameters off their first ones."""
+  config = low_rank(
+    weights.config_from_huggingface(NAMES[architecture]['config'])
+  )
   return config, golden.random_params(config)
 
 
@@ -58,12 +66,19 @@ def test_tensors_have_the_names_of_the_class_in_config_json(
   assert sorted(found) == NAMES[named]['files']
 
 
-def of_language(modules):
-  """The linear layers that have adapters: not the router, nor the output."""
+def of_language(modules, attention_alone):
+  """The linear layers that have adapters: not those of images, nor the output.
+
+  Args:
+    modules: Shapes by name.
+    attention_alone: Whether MLPs have none.
+  """
   return {
     name: shape
     for name, shape in modules.items()
-    if '.layers.' in name and 'vision_tower' not in name
+    if '.layers.' in name
+    and 'vision_tower' not in name
+    and (attention_alone <= ('self_attn' in name))
   }
 
 
@@ -76,7 +91,7 @@ def test_adapters_have_the_names_of_modules_and_meet_all_of_them(
     tmp_path, config, params, 'base', architecture=architecture
   )
   modules = NAMES[architecture]['modules']
-  wanted = of_language(modules)
+  wanted = of_language(modules, config.experts is not None)
   found = safetensors.load_file(tmp_path / 'adapter_model.safetensors')
   expected = {BEFORE + name + end for name in wanted for end in ENDS}
   assert found.keys() == expected
@@ -94,7 +109,17 @@ def test_adapters_have_the_names_of_modules_and_meet_all_of_them(
   assert met == wanted.keys()
 
 
-def test_an_adapter_of_nothing_is_not_written(tmp_path, monkeypatch):
+def test_adapters_that_peft_would_pass_over_are_not_written(tmp_path):
+  config, _ = adapted('Qwen3MoeForCausalLM')
+  for targets in ('*',), ('mlp/up', 'attention/query'):
+    low = dataclasses.replace(config, lora=models.LowRank(2, 4.0, targets))
+    params = golden.random_params(low)
+    with pytest.raises(ValueError, match='peft would pass over these. Write'):
+      weights.save_adapter(tmp_path / 'out', low, params, 'base')
+  assert not (tmp_path / 'out').exists()
+
+
+def test_an_adapter_of_nothing_is_not_written(tmp_path):
   config, params = adapted('LlamaForCausalLM')
   beside, base = lora.split(params, lora.trains)
   assert beside['blocks']
@@ -153,7 +178,7 @@ def test_transformers_and_peft_compute_what_we_do(base, tmp_path):
   before = their_logits(model, tokens)
   assert_close(logits_of(plain, params, tokens), before)
 
-  config = dataclasses.replace(plain, lora=models.LowRank(2, 4.0))
+  config = low_rank(plain)
   drawn, _ = lora.split(golden.random_params(config), lora.trains)
   both = lora.join(jax.tree.map(lambda x: 0.3 * x, drawn), params)
   expected = logits_of(config, both, tokens)
@@ -166,7 +191,10 @@ def test_transformers_and_peft_compute_what_we_do(base, tmp_path):
   again = transformers.AutoModelForCausalLM.from_pretrained(
     told.base_model_name_or_path, dtype='float32', attn_implementation='eager'
   )
-  with_adapter = peft.PeftModel.from_pretrained(again, tmp_path / 'adapter')
+  with warnings.catch_warnings():
+    # peft warns of keys that are missing or left over.
+    warnings.filterwarnings('error', '.*adapter keys.*')
+    with_adapter = peft.PeftModel.from_pretrained(again, tmp_path / 'adapter')
   assert_close(their_logits(with_adapter.eval(), tokens), expected)
 
   weights.save(tmp_path / 'whole', config, both, source=source)
