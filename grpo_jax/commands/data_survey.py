@@ -70,6 +70,18 @@ class LastTurns(NamedTuple):
   beside_answer: int = 0  # it is off the prompt, and the record has its answer
   prefill: int = 0  # it is the end of the prompt
 
+  def said(self, read: int) -> str:
+    """A sentence, if there are such chats among so many that were read."""
+    if not any(self):
+      return ''
+    end = f'{sum(self):,} of {read:,} prompts end with the assistant; '
+    if self.prefill:
+      return f'{end}completions go on where they end (data.last_turn=prefill).'
+    became = [f'as the answer of {self.answer:,}'] if self.answer else []
+    if self.beside_answer:
+      became += [f'beside the answer of {self.beside_answer:,}']
+    return f'{end}this turn is taken off the prompt {" and ".join(became)}.'
+
 
 class Read(NamedTuple):
   """What was read of a part, by record; all arrays are [N]."""

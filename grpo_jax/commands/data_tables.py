@@ -227,7 +227,10 @@ def _sources(found: Survey, terminal: Terminal) -> Iterator[Any]:
       )
   if terminal.columns >= 60:
     yield shown
-  yield from map(_last_turns, filter(_ends_with_the_assistant, found.reads))
+  said = (read.last_turns.said(len(read.places)) for read in found.reads)
+  for read, sentence in zip(found.reads, said, strict=True):
+    if sentence:
+      yield f'{_visible(read.part.title)}: {sentence}'
   if found.of('train'):
     yield (
       'Passes are how often the run goes through a source, with '
@@ -238,25 +241,6 @@ def _sources(found: Survey, terminal: Terminal) -> Iterator[Any]:
       "A source 'from 100' is the stage of its curriculum that begins once 100 "
       'prompts were drawn from it.'
     )
-
-
-def _ends_with_the_assistant(read: Read) -> bool:
-  return any(read.last_turns)
-
-
-def _last_turns(read: Read) -> str:
-  """What becomes of the last turns of a source's chats."""
-  answer, beside, prefill = read.last_turns
-  said = (
-    f'{_visible(read.part.title)}: {sum(read.last_turns):,} of '
-    f'{len(read.places):,} prompts end with the assistant; '
-  )
-  if prefill:
-    return f'{said}completions go on where they end (data.last_turn=prefill).'
-  became = [f'as the answer of {answer:,}'] if answer else []
-  if beside:
-    became += [f'beside the answer of {beside:,}']
-  return f'{said}this turn is taken off the prompt {" and ".join(became)}.'
 
 
 def _prompts(found: Survey, terminal: Terminal) -> Iterator[Any]:

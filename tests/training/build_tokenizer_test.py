@@ -13,6 +13,7 @@ from grpo_jax import sampling
 from grpo_jax.models import weights
 from grpo_jax.sampling import _arrays
 from grpo_jax.training import build
+from grpo_jax.training import build_tokenizer
 from grpo_jax.training import given as given_lib
 from tests import hf_folder
 from tests import runs
@@ -92,12 +93,12 @@ def test_the_end_of_a_turn_becomes_an_end_token_and_is_said(base):
   assert parts.sampling.eos_ids == (document, turn)
   assert parts.tokenizer.answer_end_id() == turn
   said = '<|im_end|> ends a turn, so it is an end token beside <|endoftext|>'
-  assert build.turn_end_note(config, parts.tokenizer) == said
+  assert build_tokenizer.turn_end_note(config, parts.tokenizer) == said
   # Without chats nothing has turns, and nothing is said.
   config = runs.small(**{'data.tokenizer': str(base)})
   plain = build.tokenizer_of(config)
   assert plain.eos_ids == (document,) and plain.answer_end_id() == document
-  assert build.turn_end_note(config, plain) == ''
+  assert build_tokenizer.turn_end_note(config, plain) == ''
 
 
 def test_end_tokens_that_are_named_are_all_there_are(base, folder):
@@ -106,10 +107,10 @@ def test_end_tokens_that_are_named_are_all_there_are(base, folder):
   tokenizer = build.tokenizer_of(config)
   assert tokenizer.eos_ids == tuple(tokenizer.encode('<|endoftext|>'))
   said = "<|im_end|> ends a turn, but is no end token: data.eos_tokens names ('"
-  assert build.turn_end_note(config, tokenizer).startswith(said)
+  assert build_tokenizer.turn_end_note(config, tokenizer).startswith(said)
   # A folder that names it needs no word.
   config = runs.small(**CHAT, **{'data.tokenizer': str(folder)})
-  assert build.turn_end_note(config, build.tokenizer_of(config)) == ''
+  assert build_tokenizer.turn_end_note(config, build.tokenizer_of(config)) == ''
 
 
 def test_a_tokenizer_from_python_ends_turns_too(base):
@@ -128,12 +129,12 @@ def test_turns_that_end_by_a_text_are_said(tmp_path):
   hf_folder.write_tokenizer(tmp_path, template, eos=('</s>',))
   changes = {'data.tokenizer': str(tmp_path), 'data.chat': True}
   config = runs.small(**changes)
-  note = build.turn_end_note(config, build.tokenizer_of(config))
+  note = build_tokenizer.turn_end_note(config, build.tokenizer_of(config))
   assert (
     note == "turns end by the text '### End', which is no token and no stop"
   )
   config = runs.small(**changes, **{'sampler.stop_strings': ('###',)})
-  assert build.turn_end_note(config, build.tokenizer_of(config)) == ''
+  assert build_tokenizer.turn_end_note(config, build.tokenizer_of(config)) == ''
 
 
 @pytest.mark.parametrize(
