@@ -12,7 +12,9 @@ import pytest
 from grpo_jax import data
 from grpo_jax.commands import data_survey
 from grpo_jax.training import build
+from grpo_jax.training import given as given_lib
 from grpo_jax.training import marks
+from grpo_jax.training import sources
 from grpo_jax.training import widths
 from tests import chat_templates
 from tests import hf_folder
@@ -226,3 +228,22 @@ def test_of_made_and_of_built_in_rows_a_few_are_checked(monkeypatch):
   config, objects = given(made)
   assert checked(config, PLAIN, objects) == config
   assert len(made.read) == 30 and made.read[-1] == 10**6 - 1
+
+
+def test_a_chat_shows_its_own_answer_in_a_warm_up():
+  chat = {'prompt': [ASK, {'role': 'assistant', 'content': '3'}]}
+  config, objects = given_lib.put(
+    config_of('arithmetic'), demonstrations=[chat]
+  )
+  source = sources.demonstrations(config, objects)
+  assert source[0] == {'prompt': [ASK], 'answer': '3', 'last_turn': '3'}
+  prefill = config_of('arithmetic', **{'data.last_turn': 'prefill'})
+  with pytest.raises(ValueError, match="demonstrations.0. .*'answer' is neede"):
+    given_lib.put(prefill, demonstrations=[chat])
+  answered = {**chat, 'answer': ' 3.'}
+  config, objects = given_lib.put(prefill, prompts=[answered])
+  assert sources.train(config, objects)[0] == [[answered]]
+  with pytest.raises(ValueError, match='turns of the assistant alone'):
+    given_lib.put(
+      config_of('arithmetic'), prompts=[{'prompt': chat['prompt'][1:]}]
+    )
