@@ -6,6 +6,7 @@ than its place, the length of its prompt and three hashes, 36 bytes together, so
 a million records are no burden.
 """
 
+import collections
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -62,6 +63,26 @@ class Unusable(NamedTuple):
   first: tuple[int, ...]  # the first places
 
 
+class LastTurns(NamedTuple):
+  """How many chats end with the assistant, by what becomes of that turn."""
+
+  answer: int = 0  # it is off the prompt, and is the answer
+  beside_answer: int = 0  # it is off the prompt, and the record has its answer
+  prefill: int = 0  # it is the end of the prompt
+
+  def said(self, read: int) -> str:
+    """A sentence, if there are such chats among so many that were read."""
+    if not any(self):
+      return ''
+    end = f'{sum(self):,} of {read:,} prompts end with the assistant; '
+    if self.prefill:
+      return f'{end}completions go on where they end (data.last_turn=prefill).'
+    became = [f'as the answer of {self.answer:,}'] if self.answer else []
+    if self.beside_answer:
+      became += [f'beside the answer of {self.beside_answer:,}']
+    return f'{end}this turn is taken off the prompt {" and ".join(became)}.'
+
+
 class Read(NamedTuple):
   """What was read of a part, by record; all arrays are [N]."""
 
@@ -73,6 +94,7 @@ class Read(NamedTuple):
   loose: np.ndarray  # u64, of the prompt but for white space and case
   answers: np.ndarray  # u64, of the answer
   unusable: tuple[Unusable, ...]
+  last_turns: LastTurns = LastTurns()
 
   @property
   def lengths(self) -> np.ndarray:
@@ -129,6 +151,8 @@ class Reader:
     judges: The rewards of the run. Those of this package that compare with a
       rule are tried on an empty completion, which tells whether the reference
       of a record can be used.
+    drops: Whether the run drops prompts that are longer, and does not refuse
+      them.
   """
 
   def __init__(
@@ -136,9 +160,11 @@ class Reader:
     tokenizer: data.Tokenizer,
     longest: int | None,
     judges: Sequence[Reward] = (),
+    drops: bool = False,
   ):
     self._tokenizer = tokenizer
     self._longest = longest
+    self._drops = drops
     self._judges = []
     for judge in judges:
       function = _verifier(judge.name)
@@ -151,8 +177,8 @@ class Reader:
     Raises:
       ValueError: The record has none that can be encoded; the message says why.
     """
-    record = _record(part.source, place)
-    ids = self._encoded(record['prompt'])
+    record = data.row_at(part.source, place)
+    ids = data.prompt_ids(self._tokenizer, record)
     text = self._tokenizer.backend.decode(ids, skip_special_tokens=False)
     return Looked(ids, text, record)
 
@@ -169,12 +195,14 @@ class Reader:
     tokens = np.full(len(places), -1, np.int32)
     hashes = np.zeros((3, len(places)), np.uint64)
     reasons: dict[str, tuple[str, int, list[int]]] = {}
+    ends: collections.Counter[str] = collections.Counter()
     for row, place in enumerate(places):
       tell(part.title, row, len(places))
       try:
-        record = _record(part.source, int(place))
+        record = data.row_at(part.source, int(place))
         hashes[:, row] = _hashes(record)
-        tokens[row] = len(self._encoded(record['prompt']))
+        ends[_last_turn(record)] += 1
+        tokens[row] = len(data.prompt_ids(self._tokenizer, record))
         self._check(record, int(tokens[row]))
       except ValueError as error:
         reason = str(error)
@@ -190,25 +218,25 @@ class Reader:
       for reason, count, first in reasons.values()
     )
     exact, loose, answers = hashes
+    last_turns = LastTurns(*(ends[name] for name in LastTurns._fields))
     return Read(
-      part, number, places, tokens, exact, loose, answers, tuple(unusable)
+      part,
+      number,
+      places,
+      tokens,
+      exact,
+      loose,
+      answers,
+      tuple(unusable),
+      last_turns,
     )
-
-  def _encoded(self, prompt: data.Prompt) -> list[int]:
-    try:
-      return self._tokenizer.encode_prompt(prompt)
-    except ValueError:  # a sentence
-      raise
-    except Exception as error:  # half a surrogate pair raises a TypeError
-      raise ValueError(
-        f'The prompt {prompt!r:.60} cannot be encoded ({_named(error)}).'
-      ) from error
 
   def _check(self, record: Mapping[str, Any], tokens: int) -> None:
     """Raises a ValueError if a prompt is too long, or a reward refuses it."""
     if self._longest is not None and tokens > self._longest:
       raise ValueError(
-        f'The prompt is longer than the largest width, {self._longest} tokens.'
+        f'The prompt is longer than the largest width, {self._longest} tokens'
+        + ('; it is dropped.' if self._drops else '.')
       )
     example = {'completion_ids': [], **record}
     for function, kwargs in self._judges:
@@ -287,25 +315,17 @@ def _verifier(name: str) -> Callable[..., float] | None:
   return function if module.startswith(tried) else None
 
 
-def _record(source: Any, place: int) -> Mapping[str, Any]:
-  """A record with a prompt.
-
-  Raises:
-    ValueError: There is none; the message says why.
-  """
-  try:
-    record = source[place]
-  except ValueError:
-    raise
-  except Exception as error:  # of a user's own source, or of a damaged file
-    raise ValueError(f'The record cannot be read ({_named(error)}).') from error
-  if not isinstance(record, Mapping):
-    raise ValueError(f'The record is of type {type(record).__name__}, no dict.')
-  if 'prompt' not in record:
-    raise ValueError(f"The record has no field 'prompt', but {list(record)}.")
-  if problem := data.prompt_problem(record['prompt']):
-    raise ValueError(f'The record has no usable prompt: {problem}.')
-  return record
+def _last_turn(record: Mapping[str, Any]) -> str:
+  """Which of `LastTurns` a record counts for; '' for none."""
+  prompt = record['prompt']
+  if isinstance(prompt, str):
+    return ''
+  if data.is_by_assistant(prompt[-1]):
+    return 'prefill'
+  if 'last_turn' not in record:
+    return ''
+  own = record.get('answer') != record['last_turn']
+  return 'beside_answer' if own else 'answer'
 
 
 def _named(error: Exception) -> str:

@@ -110,6 +110,7 @@ def to_json(found: Survey) -> dict[str, Any]:
         'read': len(read.places),
         'share': read.part.share,
         'passes': _passes(found, read),
+        'last_turns': read.last_turns._asdict(),
         'unusable': [
           {**one._asdict(), 'first': list(one.first)} for one in read.unusable
         ],
@@ -226,6 +227,10 @@ def _sources(found: Survey, terminal: Terminal) -> Iterator[Any]:
       )
   if terminal.columns >= 60:
     yield shown
+  said = (read.last_turns.said(len(read.places)) for read in found.reads)
+  for read, sentence in zip(found.reads, said, strict=True):
+    if sentence:
+      yield f'{_visible(read.part.title)}: {sentence}'
   if found.of('train'):
     yield (
       'Passes are how often the run goes through a source, with '

@@ -94,7 +94,8 @@ def survey(
       problem = str(error)
   widths = tuple(sorted(widths))
   longest = widths[-1] if widths else None
-  reader = data_survey.Reader(tokenizer, longest, config.rewards)
+  drops = config.data.too_long == 'drop'
+  reader = data_survey.Reader(tokenizer, longest, config.rewards, drops)
   stream = data.mixture([*map(_Places, trained, stages)], weights, config.seed)
   shown = tuple(_shown(reader, stream, parts, show))
   reads = tuple(reader.read(part, records, tell) for part in parts)

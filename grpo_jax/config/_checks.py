@@ -307,6 +307,11 @@ def _checks_of_sampler(sampler: Any):
     f'sampler.min_tokens={sampler.min_tokens} with sampler.max_tokens='
     f'{sampler.max_tokens}, so that no completion could end; give less',
   )
+  yield (
+    all(sampler.stop_strings),
+    f'sampler.stop_strings={sampler.stop_strings!r}, but the empty text is in '
+    'every text, so that each completion would end at once; leave it out',
+  )
   tokens = sampler.prompts * sampler.group * sampler.max_tokens
   yield (
     tokens <= _MOST_COUNT,
@@ -336,6 +341,10 @@ def _checks_of_sources(data: Any):
   yield (
     data.too_long in ('refuse', 'drop'),
     f"data.too_long={data.too_long!r}; give 'refuse' or 'drop'",
+  )
+  yield (
+    data.last_turn in ('answer', 'prefill'),
+    f"data.last_turn={data.last_turn!r}; give 'answer' or 'prefill'",
   )
   if not isinstance(data.heldout, str):
     yield len(data.heldout) > 0, "no source in data.heldout; give one, or ''"

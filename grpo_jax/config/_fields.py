@@ -50,6 +50,10 @@ class Data:
   # Field of a record in a file that has the reference answer. '': no reward
   # needs an answer.
   answer_field: str = 'answer'
+  # What becomes of the last turn of a chat that ends with the assistant:
+  # 'answer' takes it off the prompt, and it is the answer of a record that has
+  # none; 'prefill' leaves it, and completions go on where it ends.
+  last_turn: str = 'answer'
   # Tokenizer: '' for that of the model in model.path, 'arithmetic' for single
   # characters, 'package:NAME' for the GGUF file in an installed package, or the
   # path of a Hugging Face folder, a .gguf file, a tokenizer.json or a workdir.
@@ -78,8 +82,9 @@ class Data:
   # The same for completions; the largest must hold sampler.max_tokens. (): one
   # width, sampler.max_tokens, or that of the longest demonstration.
   completion_buckets: tuple[int, ...] = ()
-  # What to do with a prompt that is longer than the largest width: 'refuse'
-  # ends the run with an error, from which it can go on; 'drop' takes the next
+  # What to do with a prompt that is longer than the largest width: 'refuse' is
+  # an error, at the start if the prompt is among those that are encoded there,
+  # and otherwise later, from which the run can go on; 'drop' takes the next
   # prompt and counts the others (metrics prompts_too_long, heldout_too_long).
   too_long: str = 'refuse'
 

@@ -13,6 +13,11 @@ Sources of files check their records: all of small files when the source is
 made, a sample of large ones, so that opening a million prompts takes a second
 or two. Every record is checked again when it is read.
 
+A chat may end with the assistant, as those for supervised fine-tuning do. This
+turn is taken off the prompt, so that no model reads the answer there: it is the
+answer of a record without one. Where `config.data.last_turn` is 'prefill', the
+turn stays, and a completion goes on where it ends.
+
 A `Tokenizer` comes from a Hugging Face folder, a GGUF file or a tokenizer.json.
 It knows how a run writes its prompts (`PromptFormat`): as plain texts, or as
 chats by the template of the model.
@@ -32,6 +37,7 @@ from grpo_jax.data._arrow import arrow_source
 from grpo_jax.data._chat import ChatTemplate
 from grpo_jax.data._chat import Prompt
 from grpo_jax.data._chat import PromptFormat
+from grpo_jax.data._chat import is_by_assistant
 from grpo_jax.data._chat import prompt_problem
 from grpo_jax.data._chat import prompt_text
 from grpo_jax.data._files import cache_directory
@@ -44,6 +50,8 @@ from grpo_jax.data._joined import Joined
 from grpo_jax.data._jsonl import JsonlSource
 from grpo_jax.data._jsonl import jsonl_source
 from grpo_jax.data._largest import LargestSource
+from grpo_jax.data._last_turn import WithoutLastTurns
+from grpo_jax.data._last_turn import without_last_turn
 from grpo_jax.data._parquet import parquet_source
 from grpo_jax.data._prompts import epoch_rows
 from grpo_jax.data._prompts import mixture
@@ -55,6 +63,9 @@ from grpo_jax.data._reasoning_gym import reasoning_gym_source
 from grpo_jax.data._records import MOST_CHECKED
 from grpo_jax.data._records import FileSource
 from grpo_jax.data._records import some_places
+from grpo_jax.data._rows import prompt_ids
+from grpo_jax.data._rows import row_at
+from grpo_jax.data._rows import row_name
 from grpo_jax.data._save import is_in_folder
 from grpo_jax.data._save import save_ends
 from grpo_jax.data._save import save_tokenizer
@@ -63,11 +74,13 @@ from grpo_jax.data._stages import stages
 from grpo_jax.data._tfds import tfds_source
 from grpo_jax.data._tokenizer import Tokenizer
 from grpo_jax.data._tokenizer import character_tokenizer
+from grpo_jax.data._tokenizer_from import EOS_TOKENS
 from grpo_jax.data._tokenizer_from import check_vocab_size
 from grpo_jax.data._tokenizer_from import tokenizer_from
 
 __all__ = (
   'ALPHABET',
+  'EOS_TOKENS',
   'MOST_CHECKED',
   'ArithmeticDemonstrations',
   'ArithmeticSource',
@@ -83,6 +96,7 @@ __all__ = (
   'ReasoningGymSource',
   'Stage',
   'Tokenizer',
+  'WithoutLastTurns',
   'arithmetic_demonstrations',
   'array_record_source',
   'arrow_source',
@@ -94,15 +108,19 @@ __all__ = (
   'fingerprint',
   'format_of',
   'gguf_metadata',
+  'is_by_assistant',
   'is_in_folder',
   'is_pattern',
   'jsonl_source',
   'mixture',
   'parquet_source',
+  'prompt_ids',
   'prompt_problem',
   'prompt_stream',
   'prompt_text',
   'reasoning_gym_source',
+  'row_at',
+  'row_name',
   'save_ends',
   'save_tokenizer',
   'some_places',
@@ -111,4 +129,5 @@ __all__ = (
   'take_fitting',
   'tfds_source',
   'tokenizer_from',
+  'without_last_turn',
 )

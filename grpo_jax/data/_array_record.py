@@ -16,6 +16,7 @@ def array_record_source(
   paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
   prompt_field: str = 'prompt',
   answer_field: str | None = 'answer',
+  last_turn: str = 'answer',
 ) -> _records.FileSource:
   """Random access to the records of ArrayRecord files, one after the other.
 
@@ -27,6 +28,7 @@ def array_record_source(
     paths: One file or several.
     prompt_field: See `JsonlSource`.
     answer_field: See `JsonlSource`.
+    last_turn: See `JsonlSource`.
 
   Returns:
     A `FileSource`.
@@ -43,6 +45,7 @@ def array_record_source(
     functools.partial(_rows, whole),
     prompt_field,
     answer_field,
+    last_turn,
   )
 
 

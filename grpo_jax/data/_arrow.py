@@ -23,6 +23,7 @@ def arrow_source(
   split: str | None = None,
   prompt_field: str = 'prompt',
   answer_field: str | None = 'answer',
+  last_turn: str = 'answer',
 ) -> _records.FileSource:
   """Random access to a Hugging Face dataset on disk.
 
@@ -31,6 +32,7 @@ def arrow_source(
     split: The split of a `DatasetDict`, such as 'train'; None for a `Dataset`.
     prompt_field: See `JsonlSource`.
     answer_field: See `JsonlSource`.
+    last_turn: See `JsonlSource`.
 
   Returns:
     A `FileSource`.
@@ -56,7 +58,9 @@ def arrow_source(
     )
   files = _data_files(whole, name)
   opened = functools.partial(_rows, files)
-  return _records.FileSource(repr(name), opened, prompt_field, answer_field)
+  return _records.FileSource(
+    repr(name), opened, prompt_field, answer_field, last_turn
+  )
 
 
 class Rows:

@@ -45,6 +45,19 @@ def prompt_problem(prompt: Any) -> str:
   return ''
 
 
+# As templates and data sets call the one whose turns are answers.
+_ASSISTANTS = ('assistant', 'model', 'gpt', 'bot', 'chatbot', 'ai')
+
+
+def is_by_assistant(message: Message) -> bool:
+  """Whether a message is a turn of the one that answers.
+
+  >>> is_by_assistant({'role': 'assistant', 'content': '3'})
+  True
+  """
+  return str(message.get('role')).strip().casefold() in _ASSISTANTS
+
+
 def half_of_a_pair(value: Any) -> str:
   """The first half of a surrogate pair in the texts of a value; '' if none.
 

@@ -25,10 +25,15 @@ class Joined:
     return sum(map(len, self.sources))
 
   def __getitem__(self, index: int) -> Any:
+    source, place = self.part(index)
+    return source[place]
+
+  def part(self, index: int) -> tuple[Any, int]:
+    """The source that holds a record, and the record's place in it."""
     place = range(len(self))[index]  # raises an IndexError past the end
     for source in self.sources:
       if place < len(source):
-        return source[place]
+        return source, place
       place -= len(source)
     raise AssertionError
 

@@ -43,6 +43,7 @@ def jsonl_source(
   paths: Sequence[str | os.PathLike[str]],
   prompt_field: str = 'prompt',
   answer_field: str | None = 'answer',
+  last_turn: str = 'answer',
 ) -> Any:
   """The records of JSONL files, one file after the other.
 
@@ -52,6 +53,7 @@ def jsonl_source(
     paths: One file or several.
     prompt_field: See `JsonlSource`.
     answer_field: See `JsonlSource`.
+    last_turn: See `JsonlSource`.
 
   Returns:
     A `JsonlSource`, or several that are joined.
@@ -63,7 +65,7 @@ def jsonl_source(
   found, empty = [], None
   for path in paths:
     try:
-      found.append(JsonlSource(path, prompt_field, answer_field))
+      found.append(JsonlSource(path, prompt_field, answer_field, last_turn))
     except NoRecord as error:
       empty = error
   if not found and empty:
@@ -93,6 +95,10 @@ class JsonlSource:
       or a list of messages such as {"role": "user", "content": "1+1="}.
     answer_field: the field that holds the reference answer, any JSON value but
       null; None if no reward needs an answer.
+    last_turn: what becomes of the turn of a chat that ends with the assistant:
+      'answer' takes it off the prompt, and it is the answer of a record without
+      one, see `without_last_turn`; 'prefill' leaves it, and a completion goes
+      on where it ends.
 
   Raises:
     ValueError: the file has no records; or a line is not a JSON object, or
@@ -104,6 +110,7 @@ class JsonlSource:
   path: str | os.PathLike[str]
   prompt_field: str = 'prompt'
   answer_field: str | None = 'answer'
+  last_turn: str = 'answer'
   _file: str = dataclasses.field(init=False, repr=False, compare=False)
   _offsets: np.ndarray = dataclasses.field(
     init=False, repr=False, compare=False
@@ -148,15 +155,21 @@ class JsonlSource:
       for place in range(len(self)):
         yield self._read(file, place)
 
+  def name_of(self, place: int) -> str:
+    """How messages call the record at a place, counted from 0: its line."""
+    number = place if self._lines is None else int(self._lines[place])
+    return f'Line {number + 1} of {str(self.path)!r}'
+
   def _read(self, file: BinaryIO, place: int) -> dict[str, Any]:
     """The record at a place; a ValueError names its line if it is unusable."""
     offset = int(self._offsets[place])
     if file.tell() != offset:  # a seek would drop what has been read ahead
       file.seek(offset)
-    number = place if self._lines is None else int(self._lines[place])
-    where = f'Line {number + 1} of {str(self.path)!r}'
+    where = self.name_of(place)
     record = _records.parsed(file.readline(), where, self.prompt_field)
-    return _records.checked(record, where, self.prompt_field, self.answer_field)
+    return _records.checked(
+      record, where, self.prompt_field, self.answer_field, self.last_turn
+    )
 
 
 def _refuse_others(file: BinaryIO, name: str) -> None:

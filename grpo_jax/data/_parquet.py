@@ -40,6 +40,7 @@ def parquet_source(
   paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
   prompt_field: str = 'prompt',
   answer_field: str | None = 'answer',
+  last_turn: str = 'answer',
 ) -> _records.FileSource:
   """Random access to the records of Parquet files, one after the other.
 
@@ -54,6 +55,7 @@ def parquet_source(
     paths: One file or several.
     prompt_field: See `JsonlSource`.
     answer_field: See `JsonlSource`.
+    last_turn: See `JsonlSource`.
 
   Returns:
     A `FileSource`.
@@ -70,6 +72,7 @@ def parquet_source(
     functools.partial(_rows, whole),
     prompt_field,
     answer_field,
+    last_turn,
   )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo_jax.data import _last_turn
 from grpo_jax.data._chat import half_of_a_pair
 from grpo_jax.data._chat import prompt_problem
 
@@ -31,6 +32,7 @@ def checked(
   where: str,
   prompt_field: str,
   answer_field: str | None,
+  last_turn: str = 'answer',
 ) -> dict[str, Any]:
   """A record with its prompt and its answer, or an error that names it.
 
@@ -39,9 +41,11 @@ def checked(
     where: How the message names the record, as in "Line 3 of 'a.jsonl'".
     prompt_field: See `JsonlSource`.
     answer_field: See `JsonlSource`.
+    last_turn: See `JsonlSource`.
 
   Returns:
     A new dict: the record, 'prompt', and 'answer' if there is a field for it.
+    Of a chat that ends with the assistant see `without_last_turn`.
 
   Raises:
     ValueError: A field is missing, or holds what cannot be used there.
@@ -53,13 +57,22 @@ def checked(
       f' {prompt_field!r}, but {problem}, and the fields are'
       f' {sorted(record)}; correct the {kind} or name another prompt_field.'
     )
-  if answer_field is not None and record.get(answer_field) is None:
+  own = record.get(answer_field or 'answer')
+  fields: Mapping[str, Any] = {'prompt': record[prompt_field], 'answer': own}
+  if last_turn == 'answer':
+    try:
+      fields = _last_turn.without_last_turn(fields)
+    except ValueError as error:
+      raise ValueError(f'{where} cannot be used: {error}') from error
+  # A turn is the answer of a record that says nothing else of its answer.
+  answer = fields['answer'] if answer_field in (None, 'answer') else own
+  if answer_field is not None and answer is None:
     raise ValueError(
       f'{where} needs a value in the field {answer_field!r}, but has'
       f' the fields {sorted(record)}; correct the {kind}, name another'
       ' answer_field, or pass answer_field=None.'
     )
-  if half := half_of_a_pair(record.get(answer_field or 'answer')):
+  if half := half_of_a_pair(answer):
     raise ValueError(
       f'{where} holds half of a surrogate pair ({half!r}) in the field'
       f' {answer_field or "answer"!r}, which is no character; correct or remove'
@@ -72,10 +85,11 @@ def checked(
         f'{where} has the number {unusable} in the field {field!r}, but only'
         f' finite numbers can be used there; correct or remove the {kind}.'
       )
-  fields = {'prompt': record[prompt_field]}
-  if answer_field is not None:
-    fields['answer'] = record[answer_field]
-  return {**record, **fields}
+  found = {**fields, **record, 'prompt': fields['prompt']}
+  if answer is None:
+    del found['answer']
+    return found
+  return {**found, 'answer': answer}
 
 
 def parsed(text: bytes, where: str, field: str) -> dict[str, Any]:
@@ -168,6 +182,7 @@ class FileSource:
     open_rows: Opens the files; can be pickled.
     prompt_field: See `JsonlSource`.
     answer_field: See `JsonlSource`.
+    last_turn: See `JsonlSource`.
 
   Raises:
     ValueError: There are no records, or one of them cannot be used; the message
@@ -178,6 +193,7 @@ class FileSource:
   open_rows: Callable[[], Any] = dataclasses.field(compare=False)
   prompt_field: str = 'prompt'
   answer_field: str | None = 'answer'
+  last_turn: str = 'answer'
 
   def __post_init__(self):
     if not len(self):
@@ -202,7 +218,7 @@ class FileSource:
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     place = range(len(self))[index]  # raises an IndexError past the end
-    where = f'Record {place + 1} of {self.what}'
+    where = self.name_of(place)
     try:
       record = self._rows[place]
     except (ValueError, RecursionError, RuntimeError, OSError) as error:
@@ -211,7 +227,13 @@ class FileSource:
       ) from error
     if isinstance(record, bytes):
       record = parsed(record, where, self.prompt_field)
-    return checked(record, where, self.prompt_field, self.answer_field)
+    return checked(
+      record, where, self.prompt_field, self.answer_field, self.last_turn
+    )
+
+  def name_of(self, place: int) -> str:
+    """How messages call the record at a place, which is counted from 0."""
+    return f'Record {place + 1} of {self.what}'
 
   def __iter__(self) -> Iterator[dict[str, Any]]:
     return (self[place] for place in range(len(self)))

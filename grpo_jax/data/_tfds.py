@@ -23,6 +23,7 @@ def tfds_source(
   data_dir: str | os.PathLike[str] | None = None,
   prompt_field: str = 'prompt',
   answer_field: str | None = 'answer',
+  last_turn: str = 'answer',
 ) -> _records.FileSource:
   """Random access to a prepared data set of TensorFlow Datasets.
 
@@ -35,6 +36,7 @@ def tfds_source(
     data_dir: Where the data was prepared; None for ~/tensorflow_datasets.
     prompt_field: See `JsonlSource`.
     answer_field: See `JsonlSource`.
+    last_turn: See `JsonlSource`.
 
   Returns:
     A `FileSource`.
@@ -51,6 +53,7 @@ def tfds_source(
     functools.partial(_Rows, name, split, where),
     prompt_field,
     answer_field,
+    last_turn,
   )
 
 

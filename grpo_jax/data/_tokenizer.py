@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 import dataclasses
 import os
+import re
 from typing import TYPE_CHECKING
 from typing import SupportsInt
 
@@ -15,9 +16,14 @@ from grpo_jax.data._chat import ChatTemplate
 from grpo_jax.data._chat import Prompt
 from grpo_jax.data._chat import PromptFormat
 from grpo_jax.data._chat import half_of_a_pair
+from grpo_jax.data._chat import is_by_assistant
 
 if TYPE_CHECKING:
   import tokenizers
+
+
+_ANSWER = 'Xq7'  # stands in no template
+_MARK = re.compile(r'<.+>|\[.+\]')  # as the ends of turns are written
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,6 +52,7 @@ class Tokenizer:
       (A chat template writes them itself.)
     chat_template: writes lists of messages as text; None if the model has none.
     prompt_format: how `encode_prompt` writes prompts.
+    added_eos_ids: those of `eos_ids` that no file names; see `with_turn_end`.
 
   Raises:
     ValueError: an end token is given twice, an id is not in the vocabulary, or
@@ -62,6 +69,7 @@ class Tokenizer:
     default=None, repr=False
   )
   prompt_format: PromptFormat = dataclasses.field(default=PLAIN, repr=False)
+  added_eos_ids: tuple[int, ...] = dataclasses.field(default=(), repr=False)
   vocab_size: int = dataclasses.field(init=False)
 
   def __post_init__(self):
@@ -135,7 +143,8 @@ class Tokenizer:
     """Token ids of what a model is to complete, by `prompt_format`.
 
     For a chat they equal those of `apply_chat_template(messages,
-    add_generation_prompt=True)` in transformers.
+    add_generation_prompt=True)` in transformers. If the last message is by the
+    assistant, its turn is not closed: the completion goes on where it ends.
 
     Args:
       prompt: a text, or a list of messages such as
@@ -170,10 +179,60 @@ class Tokenizer:
         ' be a text; set config.data.chat=True, or give texts.'
       )
     messages = form.messages(prompt)
+    begun = ''
     if answered:
-      messages += [{'role': 'assistant', 'content': 'x'}]
-    return self.chat_template.render(
+      messages += [{'role': 'assistant', 'content': _ANSWER}]
+    elif is_by_assistant(messages[-1]):
+      begun = messages.pop()['content']
+    text = self.chat_template.render(
       messages, add_generation_prompt=not answered, **form.chat_kwargs
+    )
+    return text + begun
+
+  def turn_end_id(self) -> int | None:
+    """The token that the chat template writes behind an answer.
+
+    In a folder of base weights it may be another than the end token: a template
+    that ends turns by `<|im_end|>` beside the end token `<|endoftext|>`.
+
+    Returns:
+      Its id; None if prompts are no chats, or no token follows an answer.
+    """
+    behind = self.turn_end_text()
+    added = self.backend.get_added_tokens_decoder()
+    for token_id in self.encode(behind):
+      if token_id in self.eos_ids:
+        return token_id
+      if token_id in added and added[token_id].content.strip():
+        return token_id
+    # A vocabulary may have the token without marking it as one of these.
+    return self.backend.token_to_id(behind) if _MARK.fullmatch(behind) else None
+
+  def turn_end_text(self) -> str:
+    """What the chat template writes behind an answer; '' if prompts are none.
+
+    White space around it is left out.
+    """
+    if not self.prompt_format.chat:
+      return ''
+    try:
+      text = self._chat_text('x', answered=True)
+    except ValueError:  # the template takes no answers
+      return ''
+    _, found, behind = text.rpartition(_ANSWER)
+    return behind.strip() if found else ''
+
+  def with_turn_end(self) -> 'Tokenizer':
+    """The tokenizer whose end tokens include the end of a turn.
+
+    Otherwise no completion of a chat would end before the length limit, except
+    where the model ends the whole document.
+    """
+    end = self.turn_end_id()
+    if end is None or end in self.eos_ids:
+      return self
+    return dataclasses.replace(
+      self, eos_ids=(*self.eos_ids, end), added_eos_ids=(end,)
     )
 
   def answer_end_id(self) -> int:
@@ -192,11 +251,15 @@ class Tokenizer:
         ' no end token; name one in config.data.eos_tokens, or set'
         ' config.warm_up.steps=0.'
       )
-    end = self.eos_ids[0]
-    if self.prompt_format.chat and len(self.eos_ids) > 1:
+    end = self.turn_end_id()
+    if end in self.eos_ids:
+      return end
+    found = self.eos_ids[0]
+    # A template may write ends, but no answer before them.
+    if self.prompt_format.chat and end is None:
       for token_id in self.encode(self._chat_text('x', answered=True)):
-        end = token_id if token_id in self.eos_ids else end
-    return end
+        found = token_id if token_id in self.eos_ids else found
+    return found
 
   def decode(self, ids: Iterable[SupportsInt]) -> str:
     """The text of token ids, without end, padding and other special tokens.
@@ -213,6 +276,21 @@ class Tokenizer:
     hidden = {*self.eos_ids, self.pad_id}
     kept = [token_id for token_id in map(int, ids) if token_id not in hidden]
     return self.backend.decode(kept, skip_special_tokens=True)
+
+  def decode_whole(self, ids: Iterable[SupportsInt]) -> str:
+    """The text of token ids, with special tokens spelled out.
+
+    Args:
+      ids: see `decode`.
+    """
+    return self.backend.decode([*map(int, ids)], skip_special_tokens=False)
+
+  def hides(self, text: str) -> bool:
+    """Whether a text holds a token that `decode` leaves out."""
+    added = self.backend.get_added_tokens_decoder()
+    hidden = {self.backend.id_to_token(i) for i in (*self.eos_ids, self.pad_id)}
+    hidden |= {token.content for token in added.values() if token.special}
+    return any(token in text for token in hidden if token)
 
   @classmethod
   def from_file(

@@ -98,9 +98,12 @@ class Chats:
   def _text(self, prompt: data.Prompt, completion: str) -> str:
     """The chat as its template writes it."""
     assert self._template is not None
+    asked = self._format.messages(prompt)
+    if data.is_by_assistant(asked[-1]):  # the completion goes on where it ends
+      completion = asked.pop()['content'] + completion
     answer = {'role': 'assistant', 'content': completion}
     return self._template.render(
-      [*self._format.messages(prompt), answer],
+      [*asked, answer],
       add_generation_prompt=False,
       **self._kwargs,
     )

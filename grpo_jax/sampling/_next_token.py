@@ -71,6 +71,13 @@ class Sampling:
         raise ValueError(
           f'Sampling got {name}={getattr(self, name)}; it must be {need}.'
         )
+    stops = self.stop_strings
+    whole = (isinstance(stop, str) and stop for stop in stops)
+    if isinstance(stops, str) or not all(whole):
+      raise ValueError(
+        f'Sampling got stop_strings={stops!r}; it must be a tuple of texts, '
+        'none of them empty, because the empty text is in every text.'
+      )
 
 
 def next_token(

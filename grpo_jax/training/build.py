@@ -32,6 +32,7 @@ from grpo_jax.rollouts.types import Rollout
 from grpo_jax.training import build_foreign
 from grpo_jax.training import build_model
 from grpo_jax.training import build_rewards
+from grpo_jax.training import build_tokenizer
 from grpo_jax.training import compiled_programs
 from grpo_jax.training import marks
 from grpo_jax.training import sources
@@ -40,6 +41,7 @@ from grpo_jax.training import widths
 from grpo_jax.training.marks import Given
 
 Config = config_lib.Config
+tokenizer_of = build_tokenizer.tokenizer_of
 
 
 class Sampler(NamedTuple):
@@ -89,7 +91,7 @@ def run(config: Config, given: Given = marks.NOTHING) -> Run:
   """
   needed = ('rewards', 'prompts', 'heldout', 'method', 'tokenizer', 'model')
   _require_to_train(config, given, *needed)
-  parts = sampler(config, given)
+  parts = sampler(config, given, trains=True)
   config = parts.config
   check_rows(config, sharding.row_shards(parts.mesh))
   answer_function(config)  # raises if there is none
@@ -157,12 +159,13 @@ def _require_to_train(config: Config, given: Given, *arguments: str) -> None:
   )
 
 
-def sampler(config: Config, given: Given) -> Sampler:
+def sampler(config: Config, given: Given, trains: bool = False) -> Sampler:
   """Builds what draws completions.
 
   Args:
     config: See `grpo_jax.config.Config`.
     given: The tokenizer and the model, if the config has marks for them.
+    trains: Whether a run will read the data, which are then checked first.
 
   Returns:
     A `Sampler`. Its engine has no parameters yet. Its config has widths, if
@@ -176,14 +179,14 @@ def sampler(config: Config, given: Given) -> Sampler:
   mesh = sharding.make_mesh(**dataclasses.asdict(config.mesh))
   build_model.check_device(config, mesh)
   tokenizer = tokenizer_of(config, given)
-  config = widths.with_widths(config, tokenizer, given)
+  config = widths.with_widths(config, tokenizer, given, checks=trains)
   own = build_foreign.found(config, given)
   options: dict[str, Any] = dict(
     seed=config.seed,
     prompt_buckets=config.data.prompt_buckets,
     completion_buckets=config.data.completion_buckets,
     max_rows=config.sampler.max_rows,
-    decode=tokenizer.decode,
+    decode=build_tokenizer.decode_of_stops(config.sampler, tokenizer),
     mesh=sharding.sampling_mesh(
       mesh, config.sampler.tensor, config.mesh.slices
     ),
@@ -364,47 +367,6 @@ def _credits_alone(loss: losses.LossTransform, batch: losses.Batch) -> bool:
     return bool(jnp.any(jnp.isfinite(advantage) & (advantage != 0)))
 
   return any(map(credits, (1.0, -1.0, 30.0, -1000.0)))
-
-
-def tokenizer_of(
-  config: Config, given: Given = marks.NOTHING
-) -> data.Tokenizer:
-  """The tokenizer of a run.
-
-  Raises:
-    ValueError: It cannot be read, or its prompts cannot be written as the
-      config says.
-  """
-  fields = config.data
-  prompts = data.PromptFormat(
-    fields.chat,
-    fields.system_prompt,
-    fields.chat_kwargs,
-    fields.completion_prefix,
-  )
-  if fields.tokenizer in given.objects:
-    tokenizer = given.objects[fields.tokenizer]
-    # A tokenizer may come with a format of its own, which a config that says
-    # nothing leaves alone.
-    if prompts == data.PromptFormat():
-      return tokenizer
-    return tokenizer.with_format(prompts)
-  path = config.model.path
-  if path in given.objects or build_foreign.is_named(path):
-    if not fields.tokenizer:
-      raise ValueError(
-        'config.data.tokenizer is empty, which means the tokenizer of the '
-        'model, but a model of your own brings none; give tokenizer=... or set '
-        'the field.'
-      )
-    path = ''
-  return data.tokenizer_from(
-    fields.tokenizer,
-    path,
-    fields.eos_tokens,
-    fields.pad_token,
-    prompts,
-  )
 
 
 def drawing_of(

@@ -130,9 +130,13 @@ def _convert_run(
   def write(to: pathlib.Path) -> None:
     if adapter:
       base = _found_from_anywhere(config.model.path)
-      weights.save_adapter(
-        to, shape, params, base, dtype, origin and origin.architecture
-      )
+      named = build_model.source(config.model.path)
+      # A run has the class that it is written as, not that of its origin.
+      is_folder = isinstance(named, weights.Source)
+      architecture = origin and weights.written_as(origin.architecture)
+      if is_folder:
+        architecture = named.architecture
+      weights.save_adapter(to, shape, params, base, dtype, architecture)
     else:
       save(to, shape, params, tokenizer, origin, dtype, shard_bytes)
 

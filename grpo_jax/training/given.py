@@ -72,7 +72,7 @@ def put(
     ('demonstrations', demonstrations),
   ):
     if value is not None:
-      entries[argument] = _data(argument, value)
+      entries[argument] = _data(argument, value, config.data.last_turn)
   if method is not None:
     entries['method'] = _method(method)
   if tokenizer is not None:
@@ -116,7 +116,7 @@ def _with_fields(config: Config, fields: Mapping[str, Any]) -> Config:
   return config
 
 
-def _data(argument: str, given: Any) -> _Entry:
+def _data(argument: str, given: Any, last_turn: str) -> _Entry:
   """Prompts, held-out prompts or demonstrations."""
   if isinstance(given, str):
     return _Entry(given)
@@ -141,25 +141,30 @@ def _data(argument: str, given: Any) -> _Entry:
   needed = ['prompt', *(['answer'] if argument == 'demonstrations' else [])]
   # Not all records of a large data set, because reading one may take a while.
   for index in provenance.ends(len(given)):
-    _check_record(f'{argument}[{index}]', given[index], needed)
+    _check_record(f'{argument}[{index}]', given[index], needed, last_turn)
   kind = type(given).__name__
   mark = marks.mark(f'{kind} of {len(given)} {_ITEMS[argument]}')
   return _Entry(mark, given, provenance.of_records(given))
 
 
-def _check_record(where: str, record: Any, needed: list[str]) -> None:
+def _check_record(
+  where: str, record: Any, needed: list[str], last_turn: str
+) -> None:
   """Raises a ValueError if a record cannot be used.
 
   Args:
     where: How messages name the record.
     record: What the data set returned.
     needed: The fields that must be there.
+    last_turn: See `config.Data`.
   """
   example = "{'prompt': '1+2=', 'answer': '3'}"
   if not isinstance(record, Mapping):
     raise ValueError(
       f'{where} is {record!r:.60}, but a dict is needed, such as {example}.'
     )
+  if last_turn == 'answer' and 'prompt' in record:
+    record = data.without_last_turn(record)
   for field in needed:
     if field not in record:
       raise ValueError(

@@ -34,6 +34,7 @@ from grpo_jax.training import bucket
 from grpo_jax.training import build
 from grpo_jax.training import build_model
 from grpo_jax.training import build_rewards
+from grpo_jax.training import build_tokenizer
 from grpo_jax.training import build_updater
 from grpo_jax.training import compilations
 from grpo_jax.training import export
@@ -234,6 +235,8 @@ def _built(
     f'{sum(leaf.size for leaf in leaves):,} parameters, vocabulary of '
     f'{run.tokenizer.vocab_size:,}',
   )
+  if note := build_tokenizer.turn_end_note(config, run.tokenizer):
+    screen.fact('ends', note)
   return run, update
 
 

@@ -88,7 +88,7 @@ def named(
   prefix, colon, behind = name.partition(':')
   if name in given.objects:
     _takes(source, ())
-    return given.objects[name]
+    return _as_asked(given.objects[name], config)
   if name in _BUILT_IN:
     _takes(source, ())
     return _BUILT_IN[name](split)
@@ -98,7 +98,7 @@ def named(
   if os.path.isdir(name):
     return _folder(source, split, config)
   if colon and form is None and not os.path.exists(name):
-    return _function(source, split)
+    return _as_asked(_function(source, split), config)
   fields = _fields(source, config, ())
   found = data.files(name)
   if not found and data.is_pattern(name):
@@ -109,6 +109,13 @@ def named(
   # A name without a known end is that of a JSONL file too.
   open_files = _FORMATS.get(form or '', data.jsonl_source)
   return open_files(found or [name], *fields)
+
+
+def _as_asked(source: Any, config: Config) -> Any:
+  """A user's own source, whose chats end where the assistant is to answer."""
+  if config.data.last_turn == 'prefill':
+    return source
+  return data.WithoutLastTurns(source)
 
 
 _BUILT_IN = {
@@ -167,8 +174,8 @@ def _folder(source: Source, split: str, config: Config) -> Any:
 
 def _fields(
   source: Source, config: Config, others: tuple[str, ...]
-) -> tuple[str, str | None]:
-  """The fields of the prompt and of the answer in the records of a source.
+) -> tuple[str, str | None, str]:
+  """The fields of prompt and answer in the records of a source, and last_turn.
 
   Args:
     source: Its arguments may name other fields than the config.
@@ -184,7 +191,8 @@ def _fields(
       )
   kwargs = source.kwargs
   prompt = kwargs.get('prompt_field', config.data.prompt_field)
-  return prompt, kwargs.get('answer_field', config.data.answer_field) or None
+  answer = kwargs.get('answer_field', config.data.answer_field) or None
+  return prompt, answer, config.data.last_turn
 
 
 def _takes(source: Source, names: tuple[str, ...]) -> None:
@@ -280,6 +288,30 @@ def some(source: Any, most: int):
     return
   for place in data.some_places(len(source), most):
     yield place, source[place]
+
+
+def some_rows(source: Any, most: int, name: str):
+  """As `some`, of records that have a usable prompt.
+
+  Args:
+    source: An object with a length and items.
+    most: See `some`.
+    name: How messages name the source, if it is in no file.
+
+  Raises:
+    ValueError: A record has none; the message names it.
+  """
+  if isinstance(source, JsonlSource) and len(source) <= most:
+    yield from enumerate(source)  # which checks and names its records itself
+    return
+  for place in data.some_places(len(source), most):
+    try:
+      yield place, data.row_at(source, place)
+    except ValueError as error:
+      named = data.row_name(source, place, name)
+      if str(error).startswith(named):  # a file names its records itself
+        raise
+      raise ValueError(f'{named} cannot be used: {error}') from error
 
 
 def files(config: Config) -> dict[str, list[str]]:

@@ -1,13 +1,15 @@
 """The widths of prompts and completions, where a config leaves them open.
 
 They follow from the data: from all of it where it is small, otherwise from a
-sample. How large the sample is depends on the data alone, never on the time
-that it takes, so that all processes of a run find the same widths. What was
-measured in files is kept in the user's cache directory, so that the next start
-need not encode them again.
+sample. The same pass over the data finds rows that no run can use, so that they
+are named at the start and not in the middle of a run. How large the sample is
+depends on the data alone, never on the time that it takes, so that all
+processes of a run find the same widths. What was measured in files is kept in
+the user's cache directory, so that the next start need not encode them again.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
@@ -17,10 +19,12 @@ import json
 import os
 import pathlib
 from typing import Any
+from typing import NamedTuple
 
 from grpo_jax import data
 from grpo_jax import whole_files
 from grpo_jax.config import Config
+from grpo_jax.training import marks
 from grpo_jax.training import provenance
 from grpo_jax.training import sources
 from grpo_jax.training.marks import Given
@@ -32,17 +36,29 @@ _LEAST_SAMPLE = 100  # of each source
 # Of records that a program makes: reasoning-gym takes up to 170 ms for one.
 _MOST_MADE = 300
 _LEAST_MADE = 30  # of each source
-_QUICK = (
+_MOST_CHECKED_MADE = 30  # of each source, where the widths are given
+_BUILT_IN = (
   data.ArithmeticDemonstrations,
   data.ArithmeticSource,
-  data.FileSource,
-  data.JsonlSource,
   data.LargestSource,
 )
+_QUICK = (*_BUILT_IN, data.FileSource, data.JsonlSource)
+
+
+class _Rows(NamedTuple):
+  """Records that are encoded."""
+
+  source: Any
+  name: str  # of the field in the config, and of the source
+  is_shown: bool  # as demonstrations, whose answers are encoded too
+  checks_alone: bool  # whether no width follows from them
 
 
 def with_widths(
-  config: Config, tokenizer: data.Tokenizer, given: Given
+  config: Config,
+  tokenizer: data.Tokenizer,
+  given: Given,
+  checks: bool = False,
 ) -> Config:
   """The config with a width wherever it leaves one open.
 
@@ -53,23 +69,31 @@ def with_widths(
   them; `data.too_long` says what becomes of records that are longer still. The
   same holds of records that a program makes, as reasoning-gym and functions of
   the user do, but of more than 300 about 300 are encoded. Where the config has
-  widths, nothing is read.
+  widths, nothing is read, unless the data are to be checked: then as many are
+  encoded, but of each source whose records a program makes at most 30.
 
   Args:
     config: Perhaps without `data.prompt_buckets` or `data.completion_buckets`.
     tokenizer: Of the run.
     given: The objects that the marks in the config stand for.
+    checks: Whether to look for rows that cannot be used, for a run that will
+      read them: those whose prompt cannot be encoded, and with
+      data.too_long='refuse' those that are longer than the config's widths.
 
   Returns:
     A config with both.
+
+  Raises:
+    ValueError: A row that was read cannot be used; the message names it.
   """
   fields = config.data
-  if fields.prompt_buckets and fields.completion_buckets:
+  if fields.prompt_buckets and fields.completion_buckets and not checks:
     return config
-  key = _key(config, tokenizer)
+  limits = _limits(config) if checks else {}
+  key = _key(config, tokenizer, checks, limits)
   longest = _read(key)
   if longest is None:
-    longest = _measured(config, tokenizer, given)
+    longest = _measured(config, tokenizer, given, checks, limits)
     _write(key, longest)
   changes = {}
   if not fields.prompt_buckets:
@@ -140,56 +164,154 @@ def _answer_tokens(tokenizer: data.Tokenizer, record: Mapping[str, Any]) -> int:
   return len(tokenizer.encode(str(record['answer']))) + 1  # the end token
 
 
+def _limits(config: Config) -> dict[str, int]:
+  """The most tokens of 'prompt' and 'completion', where more are refused."""
+  if config.data.too_long == 'drop':
+    return {}
+  buckets = {
+    'prompt': config.data.prompt_buckets,
+    'completion': config.data.completion_buckets,
+  }
+  return {name: max(widths) for name, widths in buckets.items() if widths}
+
+
 def _measured(
-  config: Config, tokenizer: data.Tokenizer, given: Given
+  config: Config,
+  tokenizer: data.Tokenizer,
+  given: Given,
+  checks: bool,
+  limits: Mapping[str, int],
 ) -> dict[str, int]:
-  """The widths that prompts and demonstrations need."""
-  shown: list[Any] = []
-  if config.warm_up.steps:
-    # The arithmetic ones are as long as right answers are.
-    shown = _in_stages([sources.demonstrations(config, given)])
-  asked: list[Any] = []
-  if not config.data.prompt_buckets:
-    asked = _in_stages(sources.train(config, given)[0])
-    last = sources.heldout(config, given)  # which is read by index
-    asked += [] if last is None else [last]
-  numbers = _numbers([*asked, *shown])
+  """The widths that prompts and demonstrations need.
+
+  Args:
+    config: See `with_widths`.
+    tokenizer: See `with_widths`.
+    given: See `with_widths`.
+    checks: Whether prompts are read though their width is given.
+    limits: Of `_limits`; a row that is longer is refused.
+  """
+  shown = _shown(config, given, checks)
+  asked: list[_Rows] = []
+  if checks or not config.data.prompt_buckets:
+    asked = _asked(config, given)
+  rows = [*asked, *shown]
+  numbers = _numbers(rows)
   # A source without records is refused where it is read.
-  prompt, completion, is_sample = 1, 0, False
-  for place, source in enumerate([*asked, *shown]):
-    is_sample |= numbers[place] < len(source)
-    for _, record in sources.some(source, numbers[place]):
-      prompt = max(prompt, len(tokenizer.encode_prompt(record['prompt'])))
-      if place >= len(asked):
-        completion = max(completion, _answer_tokens(tokenizer, record))
+  longest = {'prompt': 1, 'completion': 0}
+  is_sample = False
+  for one, number in zip(rows, numbers, strict=True):
+    is_sample |= number < len(one.source) and not one.checks_alone
+    for place, lengths in _lengths(one, number, tokenizer):
+      for kind, length in lengths.items():
+        if length > limits.get(kind, length):
+          raise ValueError(_too_long(one, place, kind, length, limits[kind]))
+        longest[kind] = max(longest[kind], length)
   if is_sample:
-    prompt, completion = _with_margin(prompt), _with_margin(completion)
-  return {'prompt': prompt, 'completion': completion}
+    longest = {kind: _with_margin(length) for kind, length in longest.items()}
+  return longest
 
 
-def _in_stages(found: Sequence[Any]) -> list[Any]:
-  return [stage for source in found for _, stage in data.stages(source)]
+def _asked(config: Config, given: Given) -> list[_Rows]:
+  """The prompts of a run, in every stage, and those that are held out."""
+  alone = bool(config.data.prompt_buckets)
+  found = [
+    _Rows(stage, f'data.train={source.name!r}', False, alone)
+    for source, records in zip(
+      sources.listed(config.data.train),
+      sources.train(config, given)[0],
+      strict=True,
+    )
+    for _, stage in data.stages(records)
+  ]
+  heldout = sources.heldout(config, given)  # which is read by index
+  if heldout is not None:
+    found.append(_Rows(heldout, 'data.heldout', False, alone))
+  return found
 
 
-def _numbers(found: Sequence[Any]) -> list[int]:
+def _shown(config: Config, given: Given, checks: bool) -> list[_Rows]:
+  """The demonstrations; none without a warm-up.
+
+  Args:
+    config: Of the run.
+    given: Objects of the user.
+    checks: Whether the rows are read to be checked. Then demonstrations may be
+      missing: a run whose warm-up is over needs none.
+  """
+  name = config.warm_up.demonstrations
+  if not config.warm_up.steps:
+    return []
+  fields = config.data
+  alone = checks and bool(fields.prompt_buckets and fields.completion_buckets)
+  if alone:
+    if marks.is_mark(name) and name not in given.objects:
+      return []
+    try:
+      source = sources.demonstrations(config, given)
+    except OSError:
+      return []
+  else:
+    # The arithmetic ones are as long as right answers are.
+    source = sources.demonstrations(config, given)
+  return [
+    _Rows(stage, f'warm_up.demonstrations={name!r}', True, alone)
+    for _, stage in data.stages(source)
+  ]
+
+
+def _lengths(
+  rows: _Rows, number: int, tokenizer: data.Tokenizer
+) -> Iterator[tuple[int, dict[str, int]]]:
+  """Tokens of the prompts, and of the answers that are shown, by place."""
+  some = sources.some_rows(rows.source, number, rows.name)
+  for place, record in some:
+    try:
+      lengths = {'prompt': len(data.prompt_ids(tokenizer, record))}
+      if rows.is_shown:
+        lengths['completion'] = _answer_tokens(tokenizer, record)
+    except ValueError as error:
+      named = data.row_name(rows.source, place, rows.name)
+      raise ValueError(f'{named} cannot be used: {error}') from error
+    yield place, lengths
+
+
+def _too_long(
+  rows: _Rows, place: int, kind: str, length: int, limit: int
+) -> str:
+  """The message about a row that is longer than the widths of the config."""
+  of = 'prompt' if kind == 'prompt' else 'answer'
+  return (
+    f'{data.row_name(rows.source, place, rows.name)} cannot be used: its {of} '
+    f'needs {length} tokens, but the largest bucket is {limit}; give a larger '
+    f"one in data.{kind}_buckets, or data.too_long='drop'."
+  )
+
+
+def _numbers(found: Sequence[_Rows]) -> list[int]:
   """How many records of each source are encoded."""
-  quick = [_is_quick(source) for source in found]
+  quick = [_is_quick(one.source) for one in found]
   totals = {True: 0, False: 0}
-  for source, is_quick in zip(found, quick, strict=True):
-    totals[is_quick] += len(source)
+  for one, is_quick in zip(found, quick, strict=True):
+    totals[is_quick] += len(one.source)
   numbers = []
-  for source, is_quick in zip(found, quick, strict=True):
-    number = len(source)
-    if is_quick and totals[True] > MOST_RECORDS:
+  for one, is_quick in zip(found, quick, strict=True):
+    number = len(one.source)
+    is_made = not is_quick or isinstance(one.source, _BUILT_IN)
+    if one.checks_alone and is_made:
+      number = _MOST_CHECKED_MADE
+    elif is_quick and totals[True] > MOST_RECORDS:
       number = max(_LEAST_SAMPLE, _SAMPLE * number // totals[True])
     elif not is_quick and totals[False] > _MOST_MADE:
       number = max(_LEAST_MADE, _MOST_MADE * number // totals[False])
-    numbers.append(min(number, len(source)))
+    numbers.append(min(number, len(one.source)))
   return numbers
 
 
 def _is_quick(source: Any) -> bool:
   """Whether the records are built in, in files or in memory."""
+  if isinstance(source, data.WithoutLastTurns):
+    source = source.source
   if isinstance(source, data.Joined):
     return all(map(_is_quick, source.sources))
   return type(source) in (list, tuple) or isinstance(source, _QUICK)
@@ -200,9 +322,15 @@ def _with_margin(longest: int) -> int:
   return -(-longest * 5 // 32) * 8
 
 
-def _key(config: Config, tokenizer: data.Tokenizer) -> pathlib.Path | None:
+def _key(
+  config: Config,
+  tokenizer: data.Tokenizer,
+  checks: bool,
+  limits: Mapping[str, int],
+) -> pathlib.Path | None:
   """The file that keeps the widths of some data; None for data in no file."""
-  reads = not config.data.prompt_buckets or config.warm_up.steps
+  asks = checks or not config.data.prompt_buckets
+  reads = asks or config.warm_up.steps
   found = sources.files(config) if reads else {}
   # Built-in sources are fast, and of others there is no telling whether they
   # have changed.
@@ -216,13 +344,18 @@ def _key(config: Config, tokenizer: data.Tokenizer) -> pathlib.Path | None:
   except OSError:  # said where the file is opened
     return None
   told = {
-    'form': 1,  # of this dict, and of how widths follow from data
+    'form': 2,  # of this dict, and of how widths follow from data
     'sources': dataclasses.asdict(fields)['train'],
     'heldout': dataclasses.asdict(fields)['heldout'],
     'demonstrations': config.warm_up.steps > 0
     and config.warm_up.demonstrations,
-    'fields': [fields.prompt_field, fields.answer_field],
-    'open': not fields.prompt_buckets,
+    'fields': [
+      fields.prompt_field,
+      fields.answer_field,
+      fields.last_turn,
+    ],
+    'open': asks,
+    'limits': dict(limits),
     'files': paths,
     'modified': modified,
     'contents': contents,

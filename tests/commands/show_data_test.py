@@ -335,7 +335,8 @@ def test_widths_that_cannot_be_known_are_no_end(tmp_path):
   )
   text = data_example.printed(show_data.survey(config, 0, 0, QUIET))
   words = ' '.join(text.split())
-  assert 'The widths are not known: The text ' in words
+  assert 'The widths are not known: Line 1 of ' in words
+  assert "b.jsonl' cannot be used: The text 'b' holds" in words
   assert '1 of 4 records that were read cannot be used.' in words
 
 
@@ -350,3 +351,48 @@ def test_progress_is_said_where_it_takes_long(monkeypatch):
     'reading x: 2,000 of 20,000 records',
     'reading x: 12,000 of 20,000 records',
   ]
+
+
+def chats(tmp_path, records, **changes):
+  """A survey of chats that end with the assistant, and what it prints."""
+  file = tmp_path / 'chats.jsonl'
+  file.write_text('\n'.join(map(json.dumps, records)))
+  chosen = {
+    'data.train': str(file),
+    'data.heldout': '',
+    'data.prompt_field': 'messages',
+    'rewards': ({'name': 'exact_match', 'weight': 1.0},),
+  }
+  found = surveyed(tmp_path, **{**chosen, **changes})
+  return found, ' '.join(data_example.printed(short_names(found)).split())
+
+
+def test_what_becomes_of_the_last_turn_is_said(tmp_path):
+  turns = lambda answer: [
+    {'role': 'user', 'content': 'How much?'},
+    {'role': 'assistant', 'content': answer},
+  ]
+  records = [{'messages': turns(f'zebra{n}')} for n in range(3)]
+  records[2]['answer'] = '7'
+  records += [{'messages': turns('')[:1], 'answer': '8'}] * 2
+  found, said = chats(tmp_path, records)
+  assert (
+    'chats.jsonl: 3 of 5 prompts end with the assistant; this turn is taken'
+    ' off the prompt as the answer of 2 and beside the answer of 1.'
+  ) in said
+  assert '0 of 5 records that were read cannot be used.' in said
+  written = data_tables.to_json(found)
+  (source,) = written['sources']
+  ends = {'answer': 2, 'beside_answer': 1, 'prefill': 0}
+  assert source['last_turns'] == ends
+  for one in written['prompts']:
+    assert 'zebra' not in one['text'] and one['text'].count('How much?') == 1
+  assert {one['answer'] for one in written['prompts']} <= {
+    'zebra0', 'zebra1', '7', '8',
+  }  # fmt: skip
+
+  kept = {'data.last_turn': 'prefill', 'data.answer_field': ''}
+  found, said = chats(tmp_path, records, **kept)
+  assert 'completions go on where they end (data.last_turn=prefill).' in said
+  (source,) = data_tables.to_json(found)['sources']
+  assert source['last_turns']['prefill'] == 3

@@ -137,6 +137,16 @@ def test_system_prompt_kwargs_and_prefix(folder):
   assert off == f'{user}<think>\n\n</think>\n\n'
 
 
+def test_a_chat_that_ends_with_the_assistant_is_gone_on_with(folder):
+  chat = [ASK, {'role': 'assistant', 'content': 'It is <b>'}]
+  asked = _text(folder, [ASK])
+  assert _text(folder, chat) == f'{asked}It is <b>'
+  assert _text(folder, chat, completion_prefix='|') == f'{asked}It is <b>|'
+  # The turn is open: nothing ends it, and no other begins.
+  assert _text(folder, chat).count('<|im_end|>') == 1
+  assert chat[1]['content'] == 'It is <b>' and len(chat) == 2
+
+
 def test_the_prefix_is_encoded_with_what_stands_before_it(tmp_path):
   hf_folder.write_tokenizer(tmp_path, '{{ messages[-1].content }}')
   form = _chat(completion_prefix='wer')
@@ -239,6 +249,65 @@ def test_a_demonstration_ends_as_the_template_ends_a_turn(
   assert plain.answer_end_id() == plain.eos_ids[0]
   chat = plain.with_format(_chat())
   assert [chat.answer_end_id()] == plain.encode(end)
+
+
+PLAIN_TURNS = (
+  '{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}'
+)
+PHI = (
+  "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ '<|im_end|>' }}"
+  "{% endfor %}{% if not add_generation_prompt %}{{ '<|endoftext|>' }}"
+  '{% endif %}'
+)
+REFUSES = "{{ raise_exception('no') if messages | length > 1 }}"
+
+
+@pytest.mark.parametrize(
+  'name, eos, added',
+  [
+    # As folders of base weights: the end of a document beside a chat template.
+    ('qwen2', ('<|endoftext|>',), '<|im_end|>'),
+    ('qwen3', ('<|endoftext|>',), '<|im_end|>'),
+    ('smollm2', ('<eos>',), '<|im_end|>'),
+    ('llama3', ('</s>',), '<|eot_id|>'),
+    ('llama3', ('<|endoftext|>', '</s>'), '<|eot_id|>'),
+    ('gemma2', ('<eos>',), '<end_of_turn>'),
+    ('gemma3', ('<eos>',), '<end_of_turn>'),
+    # The first of two that are written.
+    (PHI, ('<|endoftext|>',), '<|im_end|>'),
+    # As they should be, and where nothing can be added.
+    ('qwen3', ('<|im_end|>', '<|endoftext|>'), ''),
+    ('qwen3', ('<|endoftext|>', '<|im_end|>'), ''),
+    ('mistral', ('</s>',), ''),
+    (PLAIN_TURNS, ('</s>',), ''),
+    (REFUSES, ('</s>',), ''),
+  ],
+)
+def test_the_end_of_a_turn_is_an_end_token(name, eos, added, tmp_path):
+  template = chat_templates.ALL.get(name, name)
+  hf_folder.write_tokenizer(tmp_path, template, eos=eos, bos='<bos>')
+  plain = data.Tokenizer.from_folder(tmp_path)
+  assert plain.with_turn_end() is plain  # no chats
+  found = plain.with_format(_chat()).with_turn_end()
+  wanted = [plain.backend.token_to_id(token) for token in eos]
+  ids = plain.encode(added)
+  assert len(ids) == bool(added)
+  assert found.eos_ids == (*wanted, *ids)
+  assert found.added_eos_ids == tuple(ids)
+  assert found.decode([*plain.encode('ab'), *ids]) == 'ab'
+  if added:  # and demonstrations end with it
+    assert [found.answer_end_id()] == ids
+
+
+def test_a_turn_may_end_with_a_token_that_is_not_marked_as_special(tmp_path):
+  hf_folder.write_tokenizer(tmp_path, chat_templates.QWEN2, eos=('</s>',))
+  file = tmp_path / 'tokenizer.json'
+  values = json.loads(file.read_text())
+  for token in values['added_tokens']:
+    token['special'] = token['special'] and token['content'] != '<|im_end|>'
+  file.write_text(json.dumps(values))
+  found = data.Tokenizer.from_folder(tmp_path, prompt_format=_chat())
+  assert [found.with_turn_end().added_eos_ids[0]] == found.encode('<|im_end|>')
 
 
 def test_a_pickled_tokenizer_writes_the_same_chats(folder):

@@ -27,6 +27,7 @@ from grpo_jax.training import processes
 from grpo_jax.training import session
 from tests import hf_folder
 from tests import runs
+from tests.models.weights import class_names
 from tests.models.weights import golden
 
 pytestmark = pytest.mark.usefixtures('shared_programs')
@@ -240,6 +241,46 @@ def test_an_adapter_has_the_names_and_the_product_that_peft_wants(
     np.testing.assert_allclose(merged[name], weight + 3 * b @ a, atol=1e-6)
     changed += bool(np.any(b))
   assert not low and changed == 2 * len(modules)
+
+
+def of_images(folder):
+  """A Gemma 3 that sees images, of which the language model is there."""
+  backend = hf_folder.write_tokenizer(folder)
+  cases = json.loads(class_names.FILE.read_text())
+  described = cases['Gemma3ForConditionalGeneration']['config']
+  described['text_config']['vocab_size'] = backend.get_vocab_size()
+  shape = weights.config_from_huggingface(described)
+  weights.save(folder, shape, golden.random_params(shape))
+  numpy = pytest.importorskip('safetensors.numpy')
+  renamed = {
+    name.replace('model.', 'model.language_model.', 1): tensor
+    for name, tensor in tensors_of(folder).items()
+  }
+  numpy.save_file(renamed, folder / 'model.safetensors')
+  (folder / 'config.json').write_text(json.dumps(described))
+  return folder
+
+
+@pytest.mark.long
+def test_an_adapter_is_for_the_class_of_the_base_that_it_names(tmp_path):
+  """A base that sees images, and the same written as a language model alone."""
+  low = {**LORA, 'steps': 0}
+  loop.train(small(of_images(tmp_path / 'base'), **low), tmp_path / 'run')
+  loop.train(small(tmp_path / 'run', **low), tmp_path / 'later')
+  whole = export.convert(str(tmp_path / 'run'), tmp_path / 'whole')
+  assert whole.architecture == 'Gemma3ForCausalLM'
+  for run, base, inside in (
+    ('run', 'base', 'model.language_model.layers.'),
+    ('later', 'run', 'model.layers.'),
+  ):
+    out = tmp_path / f'adapter of {run}'
+    export.convert(str(tmp_path / run), out, adapter=True)
+    told = json.loads((out / 'adapter_config.json').read_text())
+    assert told['base_model_name_or_path'] == str((tmp_path / base).resolve())
+    names = tensors_of(out, 'adapter_model.safetensors')
+    assert names and all(
+      name.startswith(f'base_model.model.{inside}') for name in names
+    )
 
 
 def test_a_run_that_began_at_random_is_written_and_begun_from(tmp_path):

@@ -407,6 +407,7 @@ ROWS = {
   'data.too_long': too_long,
   'data.prompt_field': at(('jsonl_source', 'prompt_field')),
   'data.answer_field': at(('jsonl_source', 'answer_field')),
+  'data.last_turn': at(('jsonl_source', 'last_turn')),
   'data.tokenizer': at(('tokenizer_from', 'source')),
   'data.eos_tokens': at(('tokenizer_from', 'eos_tokens')),
   'data.pad_token': at(('tokenizer_from', 'pad_token')),

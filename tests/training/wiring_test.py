@@ -74,6 +74,7 @@ PAIRS = {
   'data.too_long': ('drop', 'refuse'),
   'data.prompt_field': ('question', 'asked'),
   'data.answer_field': ('solution', 'said'),
+  'data.last_turn': ('answer', 'prefill'),
   'data.tokenizer': ('this', 'that'),
   'data.eos_tokens': (('<a>',), ('<b>', '<c>')),
   'data.pad_token': ('<d>', '<e>'),

@@ -33,6 +33,7 @@ from grpo_jax.models.weights._classifier import Classifier
 from grpo_jax.models.weights._classifier import classifier
 from grpo_jax.models.weights._config_json import config_from_huggingface
 from grpo_jax.models.weights._config_json import config_to_huggingface
+from grpo_jax.models.weights._families import written_as
 from grpo_jax.models.weights._place import load
 from grpo_jax.models.weights._save import save
 from grpo_jax.models.weights._source import Source
@@ -48,4 +49,5 @@ __all__ = (
   'save',
   'save_adapter',
   'source',
+  'written_as',
 )

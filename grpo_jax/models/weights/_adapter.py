@@ -43,20 +43,23 @@ def save_adapter(
       too, and are not written.
     base: The folder of the model without adapters, as `peft` is to find it.
     dtype: Of the file: `'float32'` or `'bfloat16'`.
-    architecture: Of the model without adapters; None: the first that can
-      express it.
+    architecture: Of the model without adapters, as the `config.json` in `base`
+      names it: tensors have the names of the modules of this class. None: the
+      first that can express it.
 
   Raises:
-    ValueError: The model has no adapters, or no architecture can express it.
+    ValueError: The model has no adapters, no architecture can express it, or
+      `peft` would pass over some of the adapters.
   """
   if config.lora is None:
     raise ValueError(
       'The model has no adapters (config.lora.rank=0), and so nothing can be '
       'written as one; write the whole model.'
     )
+  _refuse_unread(config)
   plain = dataclasses.replace(config, lora=None)
   described = _config_json.config_to_huggingface(plain, architecture)
-  row = _families.family(described['architectures'][0])
+  row = _families.family(architecture or described['architectures'][0])
   beside, _ = lora.split(params, lora.trains)
   low = {
     sharding.path_names(path): leaf
@@ -67,10 +70,16 @@ def save_adapter(
     *inside, name = one.path
     a, b = (low.get((*inside, name + end)) for end in ('_a', '_b'))
     if a is not None:
-      modules += [names[0].removesuffix('.weight') for names in one.names]
-      for tensor, array in _pairs(one, a, b, config.lora.rank, dtype):
+      found = [row.module(names[0]) for names in one.names]
+      modules += found
+      for tensor, array in _pairs(one, found, a, b, config.lora.rank, dtype):
         tensors.append(tensor)
         arrays.append(array)
+  if not tensors:  # nothing would be adapted, and no reader would say so
+    raise ValueError(
+      f'No weight of the model has an adapter (targets={config.lora.targets}), '
+      'and so nothing can be written as one; write the whole model.'
+    )
   if jax.process_index():
     return
   folder = pathlib.Path(folder)
@@ -86,29 +95,49 @@ def save_adapter(
     'bias': 'none',
     'fan_in_fan_out': False,
     'inference_mode': True,
-    'target_modules': _targets(modules, config),
+    'target_modules': _targets(modules, config, row),
   }
   text = json.dumps(told, indent=2) + '\n'
   (folder / 'adapter_config.json').write_text(text)
 
 
-def _targets(modules: list[str], config: ModelConfig) -> list[str]:
+def _refuse_unread(config: ModelConfig) -> None:
+  """Raises a ValueError for a dense MLP with adapters, in a model with experts.
+
+  peft 0.21 takes each target that is named 'gate_proj', 'up_proj' or
+  'down_proj' there for the experts, and passes over the dense layers.
+  """
+  assert config.lora is not None
+  dense = any(not kind.experts for kind in config.kinds)
+  mlp = [name for name in config.lora.NAMES if name.startswith('mlp/')]
+  adapted = [name for name in mlp if config.lora.adapts(name)]
+  if config.experts is not None and dense and adapted:
+    raise ValueError(
+      f'The model has experts, and adapters of {", ".join(adapted)} in the '
+      'layers without; peft would pass over these. Write the whole model, or '
+      "train with config.lora.targets=('attention/*',)."
+    )
+
+
+def _targets(
+  modules: list[str], config: ModelConfig, row: _families.Family
+) -> list[str]:
   """What `peft` is to adapt.
 
   A short name such as 'q_proj' means every module with this name. In a model
-  with experts these would be among them, so there each module is named in full.
+  with experts these would be among them, and in one that sees images those of
+  its vision tower, so there each module is named in full.
   """
-  if config.experts is not None:
+  if config.experts is not None or row.modules:
     return sorted(modules)
   return sorted({name.rpartition('.')[2] for name in modules})
 
 
 def _pairs(
-  one: Parameter, a: Any, b: Any, rank: int, dtype: str
+  one: Parameter, modules: list[str], a: Any, b: Any, rank: int, dtype: str
 ) -> Iterator[tuple[tuple[str, tuple[int, ...]], np.ndarray]]:
   """A and B of each layer: the name and shape of a tensor, and its values."""
-  for i, names in enumerate(one.names):
-    module = names[0].removesuffix('.weight')
+  for i, module in enumerate(modules):
     for letter, whole, shape in (('A', a, (-1, rank)), ('B', b, (rank, -1))):
       layer = whole if one.layers is None else whole[i]
       stored = np.asarray(_gathered(layer)).reshape(shape).T.astype(dtype)

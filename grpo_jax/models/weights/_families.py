@@ -64,6 +64,9 @@ class Family:
     written_as: The architecture that is written for such a model, if another.
     prefixes: Pairs of a prefix of stored names and what it stands for.
     left_out: Prefixes of stored names that are no part of the language model.
+    modules: Pairs of a prefix in `tensors` and that of the same modules in the
+      class of this architecture, where it differs. Files may have other names,
+      which transformers changes when it reads them.
   """
 
   architecture: str
@@ -83,6 +86,19 @@ class Family:
   written_as: str | None = None
   prefixes: tuple[tuple[str, str], ...] = ()
   left_out: tuple[str, ...] = ()
+  modules: tuple[tuple[str, str], ...] = ()
+
+  def module(self, name: str) -> str:
+    """What the class of this architecture calls the module of a weight.
+
+    Args:
+      name: Of the weight in `tensors`, as 'model.layers.0.mlp.up_proj.weight'.
+    """
+    name = name.removesuffix('.weight')
+    for prefix, theirs in self.modules:
+      if name.startswith(prefix):
+        return theirs + name.removeprefix(prefix)
+    return name
 
 
 REQUIRED = (
@@ -260,6 +276,8 @@ FAMILIES = (
       'model.vision_tower.',
       'model.multi_modal_projector.',
     ),
+    # Since transformers 4.52; the language model alone has 'model.layers.'.
+    modules=(('model.', 'model.language_model.'),),
   ),
 )
 """All families, the plainest first: what several can express, it is."""
@@ -279,3 +297,12 @@ def family(architecture: Any) -> Family:
     f'config.json names the architecture {architecture!r}, which is not built '
     f'here; give a model of one of these: {known}.'
   )
+
+
+def written_as(architecture: str) -> str:
+  """The architecture that a model is written as, from the one it was read as.
+
+  Raises:
+    ValueError: The architecture is not built here.
+  """
+  return family(architecture).written_as or architecture

@@ -1,0 +1,90 @@
+"""The last turn of a chat that ends with the assistant: answer, or prefill.
+
+Files for supervised fine-tuning hold whole chats, the answer included. A model
+that reads the answer in its prompt learns nothing from its rewards, so the turn
+is taken off the prompt, unless the data are meant to begin the completion.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+from grpo_jax.data._chat import is_by_assistant
+from grpo_jax.data._chat import prompt_problem
+
+WAYS = ('answer', 'prefill')
+FIELD = 'last_turn'  # of a record: the text that was taken off its prompt
+
+
+def without_last_turn(record: Mapping[str, Any]) -> Mapping[str, Any]:
+  """A record whose prompt ends where the assistant is to answer.
+
+  >>> chat = [{'role': 'user', 'content': '1+2='},
+  ...         {'role': 'assistant', 'content': '3'}]
+  >>> without_last_turn({'prompt': chat})
+  {'prompt': [{'role': 'user', 'content': '1+2='}], 'last_turn': '3', \
+'answer': '3'}
+
+  Args:
+    record: With 'prompt', and perhaps with 'answer'.
+
+  Returns:
+    The record itself, if its prompt is no chat that ends with the assistant.
+    Otherwise a new one without the turns of the assistant at the end. The text
+    of the last of them is in 'last_turn'; and in 'answer', if the record has
+    none and the text is not blank.
+
+  Raises:
+    ValueError: All turns are by the assistant.
+  """
+  prompt = record.get('prompt')
+  if isinstance(prompt, str) or prompt_problem(prompt):
+    return record
+  asked = list(prompt or ())
+  while asked and is_by_assistant(asked[-1]):
+    asked.pop()
+  if len(asked) == len(prompt or ()):
+    return record
+  if not asked:
+    raise ValueError(
+      f'The chat {prompt!r:.80} holds turns of the assistant alone, so it asks'
+      ' nothing; add the question before them, or remove the record.'
+    )
+  text = prompt[-1]['content']
+  taken = {**record, 'prompt': asked, FIELD: text}
+  if record.get('answer') is None and text.strip():
+    taken['answer'] = text
+  return taken
+
+
+@dataclasses.dataclass(frozen=True)
+class WithoutLastTurns:
+  """The records of a user's own source, by `without_last_turn`.
+
+  Args:
+    source: An object with a length and items, and perhaps with a curriculum.
+  """
+
+  source: Any
+
+  def __len__(self) -> int:
+    return len(self.source)
+
+  def __getitem__(self, index: int) -> Any:
+    return _taken(self.source[index])
+
+  def __getattr__(self, name: str) -> Any:
+    # A source has a curriculum if it has these.
+    if name not in ('drawn', 'starts'):
+      raise AttributeError(name)
+    found = getattr(self.source, name)
+    if name == 'starts':
+      return found
+    return lambda index, number: _taken(found(index, number))
+
+
+def _taken(record: Any) -> Any:
+  """As `without_last_turn`; what is no record is refused elsewhere."""
+  if not isinstance(record, Mapping):
+    return record
+  return without_last_turn(record)

@@ -1,0 +1,119 @@
+"""The names that classes of transformers have, of tiny models of every family.
+
+  python -m tests.models.weights.class_names
+
+writes `class_names.json`, and needs torch and transformers (5.24 was used). For
+each architecture it has:
+
+- `config`: its `config.json`;
+- `modules`: the linear layers of what `AutoModelForCausalLM` makes of a folder
+  with it, by name: what `peft` can adapt, with the shapes of their weights;
+- `files`: the tensors that `save_pretrained` writes, as files have them.
+"""
+
+import json
+import pathlib
+from typing import Any
+
+FILE = pathlib.Path(__file__).with_suffix('.json')
+
+_SMALL = dict(
+  vocab_size=20,
+  hidden_size=12,
+  intermediate_size=10,
+  num_hidden_layers=2,
+  num_attention_heads=2,
+  num_key_value_heads=1,
+  head_dim=8,
+  max_position_embeddings=32,
+  pad_token_id=0,
+  bos_token_id=1,
+  eos_token_id=2,
+)
+_GEMMA = dict(_SMALL, sliding_window=4, query_pre_attn_scalar=8)
+_VISION = dict(
+  hidden_size=8,
+  intermediate_size=8,
+  num_hidden_layers=1,
+  num_attention_heads=1,
+  image_size=4,
+  patch_size=2,
+)
+CASES: dict[str, dict[str, Any]] = {
+  'LlamaForCausalLM': dict(_SMALL, model_type='llama'),
+  'MistralForCausalLM': dict(_SMALL, model_type='mistral'),
+  'Qwen2ForCausalLM': dict(_SMALL, model_type='qwen2', head_dim=6),
+  'Qwen3ForCausalLM': dict(_SMALL, model_type='qwen3'),
+  # A dense layer, whose MLP can be adapted, and one of experts.
+  'Qwen3MoeForCausalLM': dict(
+    _SMALL,
+    model_type='qwen3_moe',
+    num_experts=3,
+    num_experts_per_tok=2,
+    moe_intermediate_size=8,
+    mlp_only_layers=[0],
+  ),
+  'Gemma2ForCausalLM': dict(_GEMMA, model_type='gemma2'),
+  'Gemma3ForCausalLM': dict(_GEMMA, model_type='gemma3_text'),
+  'Gemma3ForConditionalGeneration': dict(
+    model_type='gemma3',
+    text_config=dict(_GEMMA, model_type='gemma3_text'),
+    vision_config=_VISION,
+    mm_tokens_per_image=1,
+    tie_word_embeddings=True,
+  ),
+}
+
+
+def their_model(architecture: str) -> Any:
+  """A random model of transformers."""
+  import transformers
+
+  fields = dict(CASES[architecture])
+  config = transformers.AutoConfig.for_model(**fields)
+  return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def names(architecture: str, folder: pathlib.Path) -> dict[str, Any]:
+  """What the file has for an architecture.
+
+  Args:
+    architecture: One of `CASES`.
+    folder: An empty one.
+  """
+  import safetensors
+  import torch
+
+  model = their_model(architecture)
+  model.save_pretrained(folder)
+  with safetensors.safe_open(folder / 'model.safetensors', 'pt') as file:
+    stored = sorted(file.keys())
+  config = json.loads((folder / 'config.json').read_text())
+  assert config['architectures'] == [architecture]
+  return {
+    'config': config,
+    'modules': {
+      name: list(module.weight.shape)
+      for name, module in model.named_modules()
+      if isinstance(module, torch.nn.Linear)
+    },
+    'files': stored,
+  }
+
+
+def main() -> None:
+  """Writes the file."""
+  import tempfile
+
+  found = {}
+  for architecture in CASES:
+    with tempfile.TemporaryDirectory() as folder:
+      found[architecture] = names(architecture, pathlib.Path(folder))
+  lines = ',\n'.join(
+    f'{json.dumps(name)}: {json.dumps(one)}' for name, one in found.items()
+  )
+  FILE.write_text(f'{{\n{lines}\n}}\n')
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,207 @@
+"""What is written has the names of the class that will read it.
+
+The names are those of transformers, in `class_names.json`. The second half
+loads what was written with transformers and peft; it needs both, and torch:
+
+  pip install torch transformers peft
+  pytest -m reference tests/models/weights/class_names_test.py
+"""
+
+import dataclasses
+import json
+import warnings
+
+import jax
+import numpy as np
+import pytest
+from safetensors import numpy as safetensors
+
+from grpo_jax import models
+from grpo_jax.models import lora
+from grpo_jax.models import weights
+from grpo_jax.models.weights import _families
+from tests.models.weights import class_names
+from tests.models.weights import golden
+
+NAMES = json.loads(class_names.FILE.read_text())
+BEFORE, ENDS = 'base_model.model.', ('.lora_A.weight', '.lora_B.weight')
+
+
+def low_rank(config):
+  """Adapters of all that peft adapts: in a model with experts not the MLPs."""
+  targets = ('attention/*',) if config.experts else ('*',)
+  return dataclasses.replace(config, lora=models.LowRank(2, 4.0, targets))
+
+
+def adapted(architecture):
+  """The model with adapters, and parameters off their first ones."""
+  config = low_rank(
+    weights.config_from_huggingface(NAMES[architecture]['config'])
+  )
+  return config, golden.random_params(config)
+
+
+def test_every_family_is_compared():
+  assert list(NAMES) == list(class_names.CASES)
+  assert {*NAMES} == {one.architecture for one in _families.FAMILIES}
+
+
+@pytest.mark.parametrize('architecture', NAMES)
+def test_tensors_have_the_names_of_the_class_in_config_json(
+  architecture, tmp_path
+):
+  config, params = adapted(architecture)
+  weights.save(tmp_path, config, params)
+  written = json.loads((tmp_path / 'config.json').read_text())
+  (named,) = written['architectures']
+  # Shapes that several families can express are written as the plainest one.
+  given = weights.written_as(architecture)
+  assert given in NAMES
+  described = weights.config_to_huggingface(
+    dataclasses.replace(config, lora=None), architecture
+  )
+  assert described['architectures'] == [given]
+  assert described['model_type'] == NAMES[given]['config']['model_type']
+  found = safetensors.load_file(tmp_path / 'model.safetensors')
+  assert sorted(found) == NAMES[named]['files']
+
+
+def of_language(modules, attention_alone):
+  """The linear layers that have adapters: not those of images, nor the output.
+
+  Args:
+    modules: Shapes by name.
+    attention_alone: Whether MLPs have none.
+  """
+  return {
+    name: shape
+    for name, shape in modules.items()
+    if '.layers.' in name
+    and 'vision_tower' not in name
+    and (attention_alone <= ('self_attn' in name))
+  }
+
+
+@pytest.mark.parametrize('architecture', NAMES)
+def test_adapters_have_the_names_of_modules_and_meet_all_of_them(
+  architecture, tmp_path
+):
+  config, params = adapted(architecture)
+  weights.save_adapter(
+    tmp_path, config, params, 'base', architecture=architecture
+  )
+  modules = NAMES[architecture]['modules']
+  wanted = of_language(modules, config.experts is not None)
+  found = safetensors.load_file(tmp_path / 'adapter_model.safetensors')
+  expected = {BEFORE + name + end for name in wanted for end in ENDS}
+  assert found.keys() == expected
+  for name, (out, into) in wanted.items():
+    a, b = (found[BEFORE + name + end] for end in ENDS)
+    assert (a.shape, b.shape) == ((2, into), (out, 2))
+  # As peft finds what to adapt: by the whole name, or by its end.
+  told = json.loads((tmp_path / 'adapter_config.json').read_text())
+  met = {
+    name
+    for name in modules
+    for target in told['target_modules']
+    if name == target or name.endswith(f'.{target}')
+  }
+  assert met == wanted.keys()
+
+
+def test_adapters_that_peft_would_pass_over_are_not_written(tmp_path):
+  config, _ = adapted('Qwen3MoeForCausalLM')
+  for targets in ('*',), ('mlp/up', 'attention/query'):
+    low = dataclasses.replace(config, lora=models.LowRank(2, 4.0, targets))
+    params = golden.random_params(low)
+    with pytest.raises(ValueError, match='peft would pass over these. Write'):
+      weights.save_adapter(tmp_path / 'out', low, params, 'base')
+  assert not (tmp_path / 'out').exists()
+
+
+def test_an_adapter_of_nothing_is_not_written(tmp_path):
+  config, params = adapted('LlamaForCausalLM')
+  beside, base = lora.split(params, lora.trains)
+  assert beside['blocks']
+  with pytest.raises(ValueError, match='No weight of the model has an adapt'):
+    weights.save_adapter(tmp_path / 'out', config, base, 'base')
+  assert not (tmp_path / 'out').exists()
+
+
+def logits_of(config, params, tokens):
+  """f32[S,V] of ours, of one row."""
+  from tests.models.weights import parity_test
+
+  rows = golden.padded([np.asarray(tokens, np.int32)], 'right')
+  with parity_test.EXACT():
+    model = models.Transformer(config)
+    return np.asarray(parity_test.logits(model, params, rows)[0])
+
+
+def their_logits(model, tokens):
+  torch = pytest.importorskip('torch')
+  with torch.no_grad():
+    return model(torch.tensor(tokens)[None].long()).logits[0].float().numpy()
+
+
+def assert_close(found, expected):
+  scale = np.abs(expected).max()
+  np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * scale)
+
+
+@pytest.fixture(params=NAMES)
+def base(request, tmp_path):
+  """A folder that transformers has written, and the model in it."""
+  torch = pytest.importorskip('torch', reason='needs torch')
+  torch.manual_seed(0)
+  model = class_names.their_model(request.param).float().eval()
+  for name, weight in model.named_parameters():
+    if weight.ndim > 1:
+      torch.nn.init.normal_(weight, std=1.5 * weight.shape[-1] ** -0.5)
+    elif 'norm' in name:
+      weight.data += 0.3 * torch.randn_like(weight)
+  model.save_pretrained(tmp_path / 'base')
+  return request.param, tmp_path / 'base', model
+
+
+@pytest.mark.reference
+def test_transformers_and_peft_compute_what_we_do(base, tmp_path):
+  """The same base, its adapter, and both written as one model."""
+  peft = pytest.importorskip('peft', reason='needs peft')
+  transformers = pytest.importorskip('transformers')
+  architecture, folder, model = base
+  tokens = np.arange(11) % 19
+  source = weights.source(folder)
+  assert source.architecture == architecture
+  plain = source.config()
+  params = weights.load(source, plain)
+  before = their_logits(model, tokens)
+  assert_close(logits_of(plain, params, tokens), before)
+
+  config = low_rank(plain)
+  drawn, _ = lora.split(golden.random_params(config), lora.trains)
+  both = lora.join(jax.tree.map(lambda x: 0.3 * x, drawn), params)
+  expected = logits_of(config, both, tokens)
+  assert np.abs(expected - before).max() > 1e-2
+
+  weights.save_adapter(
+    tmp_path / 'adapter', config, both, str(folder), 'float32', architecture
+  )
+  told = peft.PeftConfig.from_pretrained(str(tmp_path / 'adapter'))
+  again = transformers.AutoModelForCausalLM.from_pretrained(
+    told.base_model_name_or_path, dtype='float32', attn_implementation='eager'
+  )
+  with warnings.catch_warnings():
+    # peft warns of keys that are missing or left over.
+    warnings.filterwarnings('error', '.*adapter keys.*')
+    with_adapter = peft.PeftModel.from_pretrained(again, tmp_path / 'adapter')
+  assert_close(their_logits(with_adapter.eval(), tokens), expected)
+
+  weights.save(tmp_path / 'whole', config, both, source=source)
+  whole, info = transformers.AutoModelForCausalLM.from_pretrained(
+    tmp_path / 'whole', dtype='float32', attn_implementation='eager',
+    output_loading_info=True,
+  )  # fmt: skip
+  assert not any(map(len, info.values())), info
+  assert type(whole).__name__ == weights.written_as(architecture)
+  assert_close(their_logits(whole.eval(), tokens), expected)
