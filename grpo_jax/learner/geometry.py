@@ -304,10 +304,15 @@ def sketch(tree: Any, key: Array) -> Array:
   copies of a leaf are the only memory.
 
   Args:
-    tree: Arrays of any shapes, as long as it is the same tree each time.
+    tree: Arrays of any shapes, as long as it is the same tree each time. A
+      complex number counts as the two real ones that it has.
     key: A jax.random key, on which the signs depend.
   """
-  leaves = jax.tree.leaves(tree)
+  leaves = [
+    part
+    for x in jax.tree.leaves(tree)
+    for part in ((x.real, x.imag) if jnp.iscomplexobj(x) else (x,))
+  ]
   salts = jax.random.bits(key, (len(leaves), 2), jnp.uint32)
   parts = [_of_leaf(x, *salts[k]) for k, x in enumerate(leaves)]
   return sum(parts, jnp.zeros(SIZE, jnp.float32))

@@ -289,9 +289,19 @@ def corrected_moments(
     A `CorrectedMoments`; keys are `jax.tree_util` paths in `params`.
 
   Raises:
-    ValueError: The moments do not lie along the parameters, or are no means of
-      gradients and of their squares.
+    ValueError: The moments do not lie along the parameters, a parameter has
+      two, or they are no means of gradients and of their squares.
   """
+  paths = [
+    path
+    for node in find(after, 'corrected_moments')
+    for path, _ in jax.tree_util.tree_leaves_with_path(node.nu)
+  ]
+  if len(paths) > len(set(paths)):
+    raise ValueError(
+      'A parameter has the moments of two Adams, one behind the other; wrap '
+      'the transformation with one of them alone.'
+    )
   # optax keeps raw moments; the correction needs the rates.
   zeros = jax.tree.map(jnp.zeros_like, updates)
   rates = decay_rates(transformation, before, zeros, params, **extra_args)

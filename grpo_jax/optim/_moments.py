@@ -27,15 +27,17 @@ class MomentRecord(NamedTuple):
   """One Adam step of one group of parameters; norms are Euclidean.
 
   An update is the sum of three parts: `carried` by the moments from earlier
-  gradients, `fresh` from this gradient, `decayed` by decoupled weight decay. A
-  cosine is 0 if one of its two directions is 0. The cosine of gradient and
-  update is negative where the update descends.
+  gradients, `fresh` from this gradient, `decayed` by weight decay; see
+  `split_update`. A cosine is 0 if one of its two directions is 0. The cosine of
+  gradient and update is negative where the update descends. A complex number
+  counts as the two real ones that it has.
   """
 
   grad_norm: Array  # f32[], of the gradient as it was given
   update_norm: Array  # f32[], of the update as it is returned
   m_hat_norm: Array  # f32[], of the bias-corrected first moment
-  v_hat_norm: Array  # f32[], of the bias-corrected second moment
+  # f32[], of the bias-corrected second moment; of AMSGrad's largest ones.
+  v_hat_norm: Array
   carried_norm: Array  # f32[]
   fresh_norm: Array  # f32[]
   decayed_norm: Array  # f32[]
@@ -64,15 +66,21 @@ def record_adam_moments(
   bias-corrected moments, a step is proportional to
   :math:`\hat m / (\sqrt{\hat v} + \epsilon)`. Since
   :math:`m_t = b_1 m_{t-1} + (1 - b_1) g_t`, it has a carried part and a fresh
-  one. The carried part moves the parameters whatever the present gradient is
-  (zero, where a token is clipped). The ratio :math:`\epsilon / \sqrt{\hat v}`
-  says whether the scale of the reward matters: far below 1 the step does not
-  depend on it, far above 1 the step is proportional to it.
+  one, both multiplied with what the transformation multiplies Adam's step with
+  (LAMB's trust ratio, the factor of a clip, the learning rate); `split_update`
+  says more. The carried part moves the parameters whatever the present gradient
+  is (zero, where a token is clipped). The ratio
+  :math:`\epsilon / \sqrt{\hat v}` says whether the scale of the reward matters:
+  far below 1 the step does not depend on it, far above 1 the step is
+  proportional to it.
 
   Adam is found wherever it is: in `chain`, `named_chain`, `masked`,
   `partition`, `MultiSteps` (the record is that of the last step taken),
   `inject_hyperparams`, `apply_if_finite`. If there are several, all count.
-  Parameters without Adam count in the norms of gradients and updates.
+  Parameters without Adam count in the norms of gradients and updates. Wrappers
+  that keep parameters and move towards them (`optax.contrib.schedule_free`,
+  `sam`, `mechanize`, `optax.lookahead`) take the record inside:
+  `sam(record_adam_moments(optax.adam(...)), ...)`.
 
   The record costs a few passes over the optimizer's elements and no pass of the
   model. While it is made, old and new moments are both in memory. Where
@@ -80,8 +88,8 @@ def record_adam_moments(
 
   Args:
     inner: Any optax transformation with `optax.ScaleByAdamState` or
-      `optax.ScaleByAmsgradState` in its state, whose second moment is a mean of
-      squares. (Yogi and adamax keep other numbers in the same fields.)
+      `optax.ScaleByAmsgradState` in its state: adam, adamw, nadam, radam,
+      amsgrad, lamb. Adamax, yogi and adopt keep other numbers in these fields.
     epsilon: That of Adam, which its state does not tell.
     labels: Groups of parameters, as in `optax.partition`: a tree of names like
       the parameters, or a function from parameters to one. None: one group.
@@ -92,7 +100,8 @@ def record_adam_moments(
     `moment_metrics`.
 
   Raises:
-    ValueError: When initialised, no Adam is found.
+    ValueError: When initialised, no Adam is found. At the first update, what is
+      found is not Adam's, or the update is no sum of such parts.
 
   >>> tx = record_adam_moments(optax.adam(1e-3))
   >>> params = {'w': jnp.ones(3)}

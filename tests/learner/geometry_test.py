@@ -91,6 +91,15 @@ def test_products_of_sketches_are_unbiased_and_as_exact_as_they_say(kind):
   assert products.std() < 1.2 * bound
 
 
+def test_a_complex_number_counts_as_two():
+  parts = [jnp.full((8, 8), 3.0), jnp.full((8, 8), 4.0)]
+  key = jax.random.key(0)
+  np.testing.assert_array_equal(
+    geometry.sketch([parts[0] + 1j * parts[1]], key),
+    geometry.sketch(parts, key),
+  )
+
+
 def test_an_odd_vocabulary_has_blocks_as_large_as_an_even_one():
   """A block of 32 x 32 is added up 4 times, one of 1 x 32 took 128."""
   assert geometry._sides((geometry._filled(1001), 64)) == [32, 32]

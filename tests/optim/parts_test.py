@@ -72,7 +72,7 @@ def trusted(x, p):
   return x
 
 
-def bounded(x, most=CLIP):
+def bounded(x, most=0.2):
   total = x.sum(0)
   return x * np.clip(total, -most, most) / total
 
@@ -167,8 +167,21 @@ CHAINS = {
     lambda adam, g, p, t, m: trusted(adam(of_gradient(g)) + of_params(p), p),
   ),
   'each coordinate clipped': (
-    lambda: optax.chain(adam, decay, optax.clip(CLIP), down),
+    lambda: optax.chain(adam, decay, optax.clip(0.2), down),
     lambda adam, g, p, t, m: bounded(adam(of_gradient(g)) + of_params(p)),
+  ),
+  'times the norm of the parameters': (
+    lambda: optax.chain(
+      adam,
+      optax.stateless(
+        lambda u, p: jax.tree.map(lambda u, p: jnp.linalg.norm(p) * u, u, p)
+      ),
+      down,
+    ),
+    lambda adam, g, p, t, m: (
+      adam(of_gradient(g))
+      * np.where(A == 1, np.linalg.norm(p[:3]), np.linalg.norm(p[3:]))
+    ),
   ),
   'without memory': (
     lambda: optax.adamw(RATE, 0.0, B2, EPSILON, weight_decay=DECAY),
@@ -244,7 +257,9 @@ def recorded(made, given=None, params=PARAMS, **extra):
   return {k: float(v) for k, v in optim.moment_metrics(state).items()}
 
 
-@pytest.mark.parametrize('name', ['lamb', 'amsgrad'])
+@pytest.mark.parametrize(
+  'name', [pytest.param('lamb', marks=pytest.mark.long), 'amsgrad']
+)
 def test_the_record_has_their_norms(name):
   found = recorded(CHAINS[name][0]())
   wanted, own = by_hand(name)
@@ -287,6 +302,11 @@ def anchored(by):
 
 
 ascent = optax.chain(optax.contrib.normalize(), optax.sgd(0.05))
+
+
+def test_two_adams_of_a_parameter_are_refused():
+  with pytest.raises(ValueError, match='the moments of two Adams'):
+    recorded(optax.chain(adam, optax.adam(RATE)))
 
 
 @pytest.mark.parametrize(
@@ -350,7 +370,11 @@ def test_inside_sam_the_record_is_that_of_adam():
 @pytest.mark.parametrize(
   'where',
   # Noise takes long to compile.
-  [pytest.param('in front', marks=pytest.mark.long), 'behind', 'plateau'],
+  [
+    pytest.param('in front', marks=pytest.mark.long),
+    pytest.param('behind', marks=pytest.mark.long),
+    'plateau',
+  ],
 )
 def test_a_state_that_is_no_memory_stays(where):
   """Keys of noise and scales act as they do, and are no decay."""
@@ -458,6 +482,35 @@ def test_a_complex_number_counts_as_two(kind):
   share = found['adam_carried_norm'] / found['adam_fresh_norm']
   assert share == pytest.approx(0.9, rel=1e-4)
   assert found['adam_grad_carried_cosine'] == pytest.approx(-1)
+
+
+def test_the_way_of_a_complex_number_is_as_long_as_of_two():
+  params = {'w': jnp.array([3 + 4j])}
+  made = optax.sgd(1.0, momentum=0.5)
+  _, state = made.update(params, made.init(params), params)
+  coasted = optim.coast(made, state, params, 2)
+  np.testing.assert_allclose(coasted.norms, [2.5, 1.25])
+
+
+def test_hyper_parameters_that_begin_with_zero_are_no_memory():
+  """Here one rate for each coordinate, which is set later."""
+  made = optax.inject_hyperparams(
+    lambda rate: optax.chain(
+      adam, optax.stateless(lambda u, _: {'a': -rate * u['a']})
+    )
+  )(rate=np.zeros(3, np.float32))
+  params = {'a': PARAMS['a']}
+  gradient, state = {'a': tree(numbers()[0])['a']}, made.init(params)
+  own, rates = Adam(), np.array([0.1, 0.2, 0.3])
+  for _ in range(2):
+    state = state._replace(
+      hyperparams={'rate': jnp.asarray(rates, jnp.float32)}
+    )
+    before = state
+    updates, state = made.update(gradient, state, params)
+    wanted = -rates * own(of_gradient(numbers()[0]))[0][:3]
+  parts = optim.split_update(made, before, state, updates, params)
+  np.testing.assert_allclose(parts.carried['a'], wanted, rtol=2e-4)
 
 
 def test_first_moments_in_bfloat16_have_their_rates():
