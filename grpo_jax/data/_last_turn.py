@@ -38,12 +38,12 @@ def without_last_turn(record: Mapping[str, Any]) -> Mapping[str, Any]:
     ValueError: All turns are by the assistant.
   """
   prompt = record.get('prompt')
-  if isinstance(prompt, str) or prompt_problem(prompt):
+  if prompt is None or isinstance(prompt, str) or prompt_problem(prompt):
     return record
-  asked = list(prompt or ())
+  asked = list(prompt)
   while asked and is_by_assistant(asked[-1]):
     asked.pop()
-  if len(asked) == len(prompt or ()):
+  if len(asked) == len(prompt):
     return record
   if not asked:
     raise ValueError(

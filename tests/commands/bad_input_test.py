@@ -50,6 +50,18 @@ BAD_INPUT = {
     ['train', CONFIG, '--config.model.window_tokens=(4,0,0,0)', 'WORK'],
     'model.window_tokens=(4, 0, 0, 0) with model.num_layers=3; give at most',
   ),
+  'long prompt': (
+    ['train', *BARE, '--config.data.train=TMP/long.jsonl', 'WORK'],
+    "Line 1 of 'TMP/long.jsonl' cannot be used: its prompt needs 8 tokens, but",
+  ),
+  'unwritable prompt': (
+    ['train', *BARE, '--config.data.train=TMP/letters.jsonl', 'WORK'],
+    "Line 2 of 'TMP/letters.jsonl' cannot be used: The text 'ab' holds",
+  ),
+  'empty stop string': (
+    ['train', CONFIG, '--config.sampler.stop_strings=("",)', 'WORK'],
+    'but the empty text is in every text',
+  ),
   'rate': (
     ['train', CONFIG, '--config.optim.lr=nan', 'WORK'],
     'optim.lr=nan',
@@ -149,6 +161,10 @@ IN_A_PROCESS = 'another command', 'a config that exits', 'mesh'
 def test_bad_input_gets_one_sentence_and_exit_code_2(name, tmp_path):
   (tmp_path / 'bad.jsonl').write_text('{"prompt": "1", "answer": 1}\n{"pro\n')
   (tmp_path / 'empty.jsonl').write_text('')
+  (tmp_path / 'long.jsonl').write_text('{"prompt": "47+85+1=", "answer": 1}\n')
+  (tmp_path / 'letters.jsonl').write_text(
+    '{"prompt": "1", "answer": 1}\n{"prompt": "ab", "answer": 1}\n'
+  )
   (tmp_path / 'file').write_text('in the way')
   (tmp_path / 'syntax.py').write_text('def get_config(:')
   (tmp_path / 'empty.py').write_text('')
@@ -174,7 +190,8 @@ LATE_INPUT = {
   'nan': ([reward('nan')], 'returned nan'),
   'too few': ([reward('too_few')], 'returned 1 for 16 completions'),
   'long prompt': (
-    ['--config.data.train=TMP/long.jsonl'],
+    # Of so many rows the start looks at some, which are short.
+    ['--config.data.train=tests.training.rows_test:LongUnseen'],
     'the prompt with index 0 needs 8 tokens, but the largest bucket is 6',
   ),
 }
@@ -190,7 +207,6 @@ LATE_INPUT = {
   ],
 )
 def test_bad_input_of_the_first_rollout_is_said_too(name, tmp_path):
-  (tmp_path / 'long.jsonl').write_text('{"prompt": "47+85+1=", "answer": 1}\n')
   given, words = LATE_INPUT[name]
   arguments = (a.replace('TMP', str(tmp_path)) for a in given)
   workdir = tmp_path / 'run'

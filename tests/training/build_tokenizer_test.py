@@ -1,7 +1,9 @@
 """The tokenizer of a run: by name, with its prompts, or given in Python."""
 
+import contextlib
 import dataclasses
 import json
+import types
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from grpo_jax.sampling import _arrays
 from grpo_jax.training import build
 from grpo_jax.training import build_tokenizer
 from grpo_jax.training import given as given_lib
+from grpo_jax.training import session
 from tests import hf_folder
 from tests import runs
 from tests import tiny
@@ -99,6 +102,22 @@ def test_the_end_of_a_turn_becomes_an_end_token_and_is_said(base):
   plain = build.tokenizer_of(config)
   assert plain.eos_ids == (document,) and plain.answer_end_id() == document
   assert build_tokenizer.turn_end_note(config, plain) == ''
+
+
+def test_the_start_says_which_end_token_it_has_added(base, folder):
+  facts = {}
+  screen = types.SimpleNamespace(
+    phase=lambda _: contextlib.nullcontext(), fact=facts.__setitem__
+  )
+  for tokenizer, said in (folder, False), (base, True):
+    facts.clear()
+    changes = {'data.tokenizer': str(tokenizer), 'data.prompt_buckets': (40,)}
+    config = runs.small(**CHAT, **changes)
+    rows = [{'prompt': '1', 'answer': '1'}]
+    config, given = given_lib.put(config, prompts=rows)
+    session._built(config, given, screen)
+    assert ('ends' in facts) == said
+  assert facts['ends'].startswith('<|im_end|> ends a turn, so it is an end')
 
 
 def test_end_tokens_that_are_named_are_all_there_are(base, folder):

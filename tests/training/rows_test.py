@@ -247,3 +247,23 @@ def test_a_chat_shows_its_own_answer_in_a_warm_up():
     given_lib.put(
       config_of('arithmetic'), prompts=[{'prompt': chat['prompt'][1:]}]
     )
+
+
+class LongUnseen:
+  """So many rows that a start looks at some; all others are too long."""
+
+  def __len__(self):
+    return 10_000
+
+  def __getitem__(self, place):
+    is_seen = place in data.some_places(len(self), 30)
+    return {'prompt': '47+85=' if is_seen else '47+85+1=', 'answer': '1'}
+
+
+def test_what_the_start_has_not_looked_at_is_not_refused_there():
+  config, objects = given(LongUnseen(), **{'data.prompt_buckets': (6,)})
+  assert checked(config, PLAIN, objects) == config
+  longer = [LongUnseen()[place] for place in range(100)]
+  config, objects = given(longer, **{'data.prompt_buckets': (6,)})
+  with pytest.raises(ValueError, match='^Item 1 of data.train.* needs 8 tok'):
+    checked(config, PLAIN, objects)
