@@ -63,6 +63,7 @@ class Tokenizer:
   )
   prompt_format: PromptFormat = dataclasses.field(default=PLAIN, repr=False)
   vocab_size: int = dataclasses.field(init=False)
+  _ids: tuple[tuple[int, int], ...] = dataclasses.field(init=False, repr=False)
 
   def __post_init__(self):
     ids = set(self.backend.get_vocab().values())
@@ -87,6 +88,24 @@ class Tokenizer:
       if self.prompt_format.system_prompt:
         self._chat_text('x')  # some templates refuse system messages
     object.__setattr__(self, 'vocab_size', max(ids) + 1)
+    object.__setattr__(self, '_ids', _runs(ids))
+
+  def unused_ids(self, number: int) -> tuple[tuple[int, int], ...]:
+    """The ids that no token has, as runs `(first, end)`, the end left out.
+
+    The embedding of a model may have more rows than its tokenizer has tokens,
+    and the tokenizer may leave ids out.
+
+    >>> character_tokenizer('ab').unused_ids(8)
+    ((4, 8),)
+
+    Args:
+      number: of ids, such as the rows of an embedding.
+    """
+    ends = [0, *(end for _, end in self._ids)]
+    firsts = [*(first for first, _ in self._ids), number]
+    between = zip(ends, firsts, strict=True)
+    return tuple((a, min(b, number)) for a, b in between if a < min(b, number))
 
   def with_format(self, prompt_format: PromptFormat) -> 'Tokenizer':
     """The same tokenizer with another way to write prompts.
@@ -203,8 +222,7 @@ class Tokenizer:
 
     Args:
       ids: token ids, such as a list or an array of integers. An id that the
-        vocabulary does not have is left out: the embedding of a model may have
-        more rows than its tokenizer has tokens, and they can be sampled.
+        vocabulary does not have is left out.
 
     Returns:
       The text.
@@ -330,6 +348,17 @@ class Tokenizer:
       chat_template=loaded.chat_template,
       prompt_format=prompt_format,
     )
+
+
+def _runs(ids: Iterable[int]) -> tuple[tuple[int, int], ...]:
+  """Ids as runs `(first, end)` of neighbours, in order, the ends left out."""
+  runs: list[list[int]] = []
+  for token_id in sorted(ids):
+    if runs and token_id == runs[-1][1]:
+      runs[-1][1] += 1
+    else:
+      runs.append([token_id, token_id + 1])
+  return tuple((first, end) for first, end in runs)
 
 
 def _check_sequence(eos_tokens: Sequence[str]):

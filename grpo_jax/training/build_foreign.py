@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax import config as config_lib
+from grpo_jax import data
 from grpo_jax import resolve
 from grpo_jax import sharding
 from grpo_jax.models import foreign
@@ -80,6 +81,15 @@ def _called(path: str) -> foreign.Pretrained:
       'grpo_jax.models.foreign.from_nnx(module) returns.'
     )
   return made
+
+
+def drawing_tokens_of(
+  model: foreign.Foreign, tokenizer: data.Tokenizer
+) -> foreign.Foreign:
+  """The model as a policy that draws no id which its tokenizer lacks."""
+  unused = tokenizer.unused_ids(model.vocab_size)
+  # Programs are compiled for the very object, so it is kept if it can be.
+  return dataclasses.replace(model, unused_ids=unused) if unused else model
 
 
 def check(model: foreign.Foreign, config: Config, vocab_size: int) -> None:
