@@ -49,8 +49,9 @@ class Tokenizer:
 
   Raises:
     ValueError: an end token is given twice, an id is not in the vocabulary, or
-      the prompts are chats and there is no chat template, or none that takes
-      the system prompt and the variables of `prompt_format`.
+      the prompts are chats and there is no chat template, or none that writes
+      messages of the user, and takes the system prompt and the variables of
+      `prompt_format`.
   """
 
   backend: 'tokenizers.Tokenizer' = dataclasses.field(repr=False)
@@ -85,8 +86,7 @@ class Tokenizer:
           ' chat_template.jinja, say), or set config.data.chat=False.'
         )
       self.chat_template.check(self.prompt_format.chat_kwargs)
-      if self.prompt_format.system_prompt:
-        self._chat_text('x')  # some templates refuse system messages
+      _check_chat(self.chat_template, self.prompt_format)
     object.__setattr__(self, 'vocab_size', max(ids) + 1)
     object.__setattr__(self, '_ids', _runs(ids))
 
@@ -348,6 +348,32 @@ class Tokenizer:
       chat_template=loaded.chat_template,
       prompt_format=prompt_format,
     )
+
+
+def _check_chat(template: ChatTemplate, form: PromptFormat):
+  """Checks that a chat template writes what it is given.
+
+  Raises:
+    ValueError: it refuses a message, as some do with system messages, or leaves
+      it out.
+  """
+  asked = {'user': 'What is sevenfold?'}
+  if form.system_prompt:
+    asked = {'system': 'Answer briefly!', **asked}
+  messages = [{'role': role, 'content': text} for role, text in asked.items()]
+  written = template.render(messages, **form.chat_kwargs)
+  for role, text in asked.items():
+    if text not in written:
+      raise ValueError(
+        f'The chat template leaves out messages with the role {role!r} (it'
+        f' writes {written!r:.80}), so that the model would not read them; give'
+        ' another template'
+        + (
+          ", or config.data.system_prompt=''."
+          if role == 'system'
+          else ', or config.data.chat=False.'
+        )
+      )
 
 
 def _runs(ids: Iterable[int]) -> tuple[tuple[int, int], ...]:

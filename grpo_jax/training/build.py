@@ -93,8 +93,12 @@ def run(config: Config, given: Given = marks.NOTHING) -> Run:
   parts = sampler(config, given)
   config = parts.config
   build_limits.check_rows(config, sharding.row_shards(parts.mesh))
+  if isinstance(parts.model, models.Transformer):
+    build_limits.check_memory(config, parts.model.config, parts.mesh)
   answer_function(config)  # raises if there is none
   peak = speed.peak_flops(jax.devices()[0].device_kind)
+  judges = build_rewards.functions(config, given, parts.mesh)
+  build_limits.check_best_metric(config, [judge.name for judge in judges])
   train, weights = sources.train(config, given)
   heldout = sources.heldout(config, given)
   return Run(
@@ -103,7 +107,7 @@ def run(config: Config, given: Given = marks.NOTHING) -> Run:
     prompts=_read_ahead(data.mixture(train, weights, config.seed), config),
     epoch=data.epoch_rows(train, weights),
     heldout=heldout,
-    rewards=build_rewards.functions(config, given, parts.mesh),
+    rewards=judges,
     mesh=parts.mesh,
     model=parts.model,
     method=method_of(config, given),
@@ -175,6 +179,7 @@ def sampler(config: Config, given: Given) -> Sampler:
   if own is None:
     model = build_model.transformer(config, tokenizer.vocab_size)
     model = build_model.drawing_tokens_of(model, tokenizer)
+    build_limits.check_model(config, model.config, mesh)
     alone = mesh.size == 1 and sharding.platform(mesh) == 'cpu'
     cores = rewards.own_cores() if alone else 1
     # It is unloaded before the updates, which donate the parameters.

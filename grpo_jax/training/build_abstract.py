@@ -70,6 +70,7 @@ def abstract(
   named = path and not build_model.is_run(path)
   vocab_size = 0 if named else build.tokenizer_of(config).vocab_size
   model = build_model.transformer(config, vocab_size, needs_weights=False)
+  build_limits.check_model(config, model.config, shapes)
   engine = sampling.LocalEngine(
     model,
     seed=config.seed,

@@ -116,6 +116,12 @@ def check(model: foreign.Foreign, config: Config, vocab_size: int) -> None:
       f'config.lora.rank={config.lora.rank}, but {model.name} is a model of '
       'your own, which gets no adapters; set it to 0.'
     )
+  if config.learner.expert_balance:
+    raise ValueError(
+      f'config.learner.expert_balance={config.learner.expert_balance}, but '
+      f'nothing is known of experts in {model.name}, a model of your own; set '
+      'it to 0.'
+    )
   if config.mesh.context > 1:
     raise ValueError(
       f'config.mesh.context={config.mesh.context}, but {model.name}, a model '

@@ -32,6 +32,7 @@ from grpo_jax.rollouts.types import Rollout
 from grpo_jax.training import ahead
 from grpo_jax.training import bucket
 from grpo_jax.training import build
+from grpo_jax.training import build_limits
 from grpo_jax.training import build_model
 from grpo_jax.training import build_rewards
 from grpo_jax.training import build_updater
@@ -234,6 +235,8 @@ def _built(
     f'{sum(leaf.size for leaf in leaves):,} parameters, vocabulary of '
     f'{run.tokenizer.vocab_size:,}',
   )
+  for name, text in build_limits.facts(run, len(devices)).items():
+    screen.fact(name, text)
   return run, update
 
 

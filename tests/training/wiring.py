@@ -338,6 +338,8 @@ def _patches(seen, patch):
   note(models, 'LowRank')
   note(build_model, 'abstract')
   note(build_limits, 'check_context')
+  # Every field has a value here, also that of models with experts.
+  note(build_limits, 'check_model', lambda *_: None)
   note(sampling, 'LocalEngine', lambda *_, **__: Engine(seen))
   for name in ('key', 'generator'):
     note(random_keys, name, as_name=f'random {name}')
