@@ -258,7 +258,7 @@ DROPPING = [
   ('Hello!', {}, "'user' (it writes 'Hello!')"),
   ('{{ bos_token }}', {}, "leaves out messages with the role 'user'"),
   ("{{ messages[0]['role'] }}", {}, "leaves out messages with the role 'user'"),
-  ("{{ messages[1]['content'] }}", {}, 'leaves out messages with the role'),
+  ("{{ messages[0]['content'][:4] }}", {}, "it writes 'What'"),
   ("{% if think %}{{ messages[0]['content'] }}{% endif %}", {}, "role 'user'"),
   (USER, {'system_prompt': 'Be brief.'}, "role 'system'"),
   # A template for one message, which the system message takes.
