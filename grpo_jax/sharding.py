@@ -88,9 +88,10 @@ def make_mesh(
 
   Raises:
     ValueError: A size is less than 1 (and not `data=-1`), or the product is
-      more than the number of devices; or, with several processes, less: a
-      process without devices in the mesh would have no part in the run. Or the
-      devices lie in another number of slices.
+      more than the number of devices; or, with `data=-1` or several processes,
+      less: with -1 all devices are meant, and a process without devices in the
+      mesh would have no part in the run. Or the devices lie in another number
+      of slices.
   """
   if devices is None:
     devices, processes = jax.devices(), jax.process_count()
@@ -186,6 +187,7 @@ def mesh_shape(
       f'A mesh cannot have {sizes}; give 1 or more for each (only data may be '
       '-1, for all devices that are left).'
     )
+  data_given = data
   if data == -1:  # at least one copy of the parameters
     data = max(1, number // (fsdp * tensor * expert * slices * context))
   wanted = slices * data * fsdp * tensor * expert * context
@@ -193,6 +195,13 @@ def mesh_shape(
     raise ValueError(
       f'A mesh of {sizes} needs {wanted} devices, but {number} are present; '
       'change config.mesh.'
+    )
+  if wanted < number and data_given == -1:
+    rest = fsdp * tensor * expert * slices * context
+    raise ValueError(
+      f'A mesh of {sizes} takes all devices, but the other sizes multiply to '
+      f'{rest}, which does not divide the {number} devices; change '
+      'config.mesh, or give the number of copies instead of data=-1.'
     )
   if wanted < number and processes > 1:
     raise ValueError(

@@ -55,6 +55,7 @@ FREE = (
   'learner.pack_tokens',
   'learner.nonfinite_rollouts',
   'model.attention',
+  'model.beyond_context',
   'model.remat',
   'model.unroll',
   'sampler.max_rows',

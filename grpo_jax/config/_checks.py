@@ -83,8 +83,20 @@ _MOST = {
   'sampler.top_p': 1,
   'sampler.min_p': 1,
   'sampler.ahead': 1,
+  # Of a policy that is as good as uniform: logits hardly count.
+  'sampler.temperature': 1000,
   'warm_up.carry_free_share': 1,
+  # Each update of Adam moves a weight by about as much.
+  'optim.lr': 10,
+  'warm_up.lr': 10,
+  # Of the mean square to which it is added.
+  'model.norm_epsilon': 1,
+  'lora.alpha': 1_000_000,
+  'workers.number': 4096,
 }
+
+# Of address space: the least in which a process of Python imports a judge.
+_LEAST_GIB = 1 / 16
 
 # Below this, dividing by the temperature overflows, and rounding errors of the
 # logits become differences of whole nats.
@@ -132,6 +144,18 @@ def checks(config: Any):
   for name, value in (('optim.b1', optim.b1), ('optim.b2', optim.b2)):
     yield 0 <= value < 1, f'{name}={value}; give at least 0 and less than 1'
   yield from _checks_of_rewards(config.rewards)
+  yield from _checks_of_optim(config)
+  yield from _checks_of_warm_up(config.warm_up)
+  yield (
+    config.model.rope_base > 1,
+    f'model.rope_base={config.model.rope_base}; give more than 1, such as '
+    '10000, so that later entries of a head turn more slowly',
+  )
+  yield (
+    config.workers.memory_limit_gib >= _LEAST_GIB,
+    f'workers.memory_limit_gib={config.workers.memory_limit_gib}, in which '
+    f'Python does not start; give {_LEAST_GIB} or more',
+  )
   yield (
     not config.lora.rank or len(config.lora.targets) > 0,
     f'lora.rank={config.lora.rank} with no lora.targets, so that there is '
@@ -156,21 +180,7 @@ def checks(config: Any):
   yield from _checks_of_sources(config.data)
   yield from _checks_of_prompts(config)
   yield from _checks_of_sampler(sampler)
-  for name, value in (
-    ('prompt', config.data.prompt_buckets),
-    ('completion', config.data.completion_buckets),
-  ):
-    yield (
-      min(value, default=1) > 0,
-      f'data.{name}_buckets={value}; give widths of 1 token or more',
-    )
-  yield (
-    max(config.data.completion_buckets or (sampler.max_tokens,))
-    >= sampler.max_tokens,
-    f'sampler.max_tokens={sampler.max_tokens} above the largest of '
-    f'data.completion_buckets={config.data.completion_buckets}; add a bucket, '
-    'or give () for one that fits',
-  )
+  yield from _checks_of_widths(config)
   filtered = (
     sampler.top_k or sampler.top_p < 1 or sampler.min_p or sampler.min_tokens
   )
@@ -194,11 +204,65 @@ def checks(config: Any):
     f'learner.pack_tokens with layout={learner.layout!r}; it belongs to '
     "layout='packed' or 'auto'",
   )
+
+
+def _checks_of_widths(config: Any):
+  """As `checks`, of the widths of prompts and completions."""
+  sampler = config.sampler
+  for name, value in (
+    ('prompt', config.data.prompt_buckets),
+    ('completion', config.data.completion_buckets),
+  ):
+    yield (
+      min(value, default=1) > 0,
+      f'data.{name}_buckets={value}; give widths of 1 token or more',
+    )
+  yield (
+    max(config.data.completion_buckets or (sampler.max_tokens,))
+    >= sampler.max_tokens,
+    f'sampler.max_tokens={sampler.max_tokens} above the largest of '
+    f'data.completion_buckets={config.data.completion_buckets}; add a bucket, '
+    'or give () for one that fits',
+  )
+
+
+def _checks_of_optim(config: Any):
+  """As `checks`, of the optimizer and its schedule."""
+  optim, learner = config.optim, config.learner
   updates = config.steps * learner.batches * learner.epochs
+  yield (
+    updates <= _MOST_COUNT,
+    f'steps={config.steps}, learner.batches={learner.batches} and '
+    f'learner.epochs={learner.epochs}, whose product, {updates:,} optimizer '
+    f'steps, is above {_MOST_COUNT:,}; give less',
+  )
   yield (
     optim.decay == 'constant' or updates > optim.warmup_steps or not updates,
     f'optim.decay={optim.decay!r} over {updates} optimizer steps, of which '
     f'optim.warmup_steps={optim.warmup_steps} leave none; give fewer',
+  )
+  # A run may be short to try it out, or to go on later: that is allowed, as
+  # long as it could come to a tenth of its learning rate.
+  yield (
+    optim.warmup_steps <= 10 * updates or not updates,
+    f'optim.warmup_steps={optim.warmup_steps} for {updates} optimizer steps, '
+    'so that the learning rate never comes near its peak; give fewer, or more '
+    'steps',
+  )
+  yield (
+    optim.lr * optim.weight_decay < 1,
+    f'optim.lr={optim.lr} and optim.weight_decay={optim.weight_decay}, whose '
+    'product is what an update takes from a weight: all of it, or more; give '
+    'less',
+  )
+
+
+def _checks_of_warm_up(warm_up: Any):
+  """As `checks`, of the supervised updates."""
+  yield (
+    bool(warm_up.demonstrations) or not warm_up.steps,
+    f"warm_up.demonstrations='' with warm_up.steps={warm_up.steps}; name where "
+    'the demonstrations come from, or give warm_up.steps=0',
   )
 
 
@@ -262,9 +326,19 @@ _OF_REWARDS = {
 def _checks_of_rewards(rewards: Any):
   """As `checks`, of the reward functions."""
   yield len(rewards) > 0, 'no rewards; give at least one'
+  yield (
+    any(reward.weight for reward in rewards),
+    'weight=0 for each of its rewards, so that every completion earns 0 and '
+    'there is nothing to learn from; give one of them another weight',
+  )
   labels = [reward.label or reward.name for reward in rewards]
   for place, reward in enumerate(rewards):
     where, label = f'rewards[{place}]', labels[place]
+    yield (
+      bool(reward.name),
+      f"{where}.name=''; name a function of grpo_jax.rewards, or your own as "
+      "'module:function'",
+    )
     field = 'label' if reward.label else 'name'
     yield (
       label not in labels[:place],
@@ -312,6 +386,22 @@ def _checks_of_sampler(sampler: Any):
     f'sampler.stop_strings={sampler.stop_strings!r}, but the empty text is in '
     'every text, so that each completion would end at once; leave it out',
   )
+  for name, value, one in (
+    ('top_k', sampler.top_k, 1),
+    ('min_p', sampler.min_p, 1.0),
+  ):
+    yield (
+      value != one,
+      f'sampler.{name}={value}, which draws the likeliest token alone, so that '
+      'all completions of a prompt are the same; give 0 to turn it off, or '
+      + ('more' if name == 'top_k' else 'less'),
+    )
+  yield (
+    sampler.group > 1 or not sampler.resample_rounds,
+    f'sampler.resample_rounds={sampler.resample_rounds} with sampler.group=1, '
+    'where the completions of a group always earn the same; give 0, or a '
+    'larger group',
+  )
   tokens = sampler.prompts * sampler.group * sampler.max_tokens
   yield (
     tokens <= _MOST_COUNT,
@@ -345,6 +435,27 @@ def _checks_of_sources(data: Any):
   yield (
     data.last_turn in ('answer', 'prefill'),
     f"data.last_turn={data.last_turn!r}; give 'answer' or 'prefill'",
+  )
+  yield (
+    data.prompt_field != '',
+    "data.prompt_field=''; name the field of a record that has the prompt",
+  )
+  yield (
+    data.prompt_field != data.answer_field,
+    f'data.prompt_field and data.answer_field both {data.prompt_field!r}, so '
+    'that the model would read the answer; name two fields, or give '
+    "data.answer_field='' if no reward needs an answer",
+  )
+  for field in ('train', 'heldout'):
+    listed = getattr(data, field)
+    for place, source in enumerate(() if isinstance(listed, str) else listed):
+      yield (
+        source.name != '',
+        f"data.{field}[{place}].name=''; name where its prompts come from",
+      )
+  yield (
+    data.train != '',
+    "data.train=''; name where the prompts come from, such as 'arithmetic'",
   )
   if not isinstance(data.heldout, str):
     yield len(data.heldout) > 0, "no source in data.heldout; give one, or ''"

@@ -65,6 +65,11 @@ class Model:
   # device, 'splash' on TPUs, 'cudnn' on GPUs with bfloat16. 'auto' takes the
   # one for the device.
   attention: str = 'auto'
+  # Whether prompt and completion may together have more tokens than the model
+  # of `path` was made for: max_position_embeddings in its config.json, or what
+  # its YaRN scaling reaches. Such a run is refused otherwise, because the
+  # model gets worse there without a sign.
+  beyond_context: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,9 @@ References:
   https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
+from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
 import mmap
 import os
 import struct
@@ -37,7 +39,7 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 # Types of tokens. Those that llama.cpp looks for in a text before it splits the
 # rest into words:
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 
 # Two rules that split a text into words differ in how many digits make one.
 _WORDS = (
@@ -193,10 +195,11 @@ def load_gguf(source: str | os.PathLike[str]) -> Loaded:
         f'{name} has {key}_token_id={token_id}, but {len(tokens)} tokens; the'
         ' file is damaged, so copy or convert the model again.'
       )
+  types = field('token_type', [])
   try:
     backend = tokenizers.Tokenizer(
       tokenizers.models.BPE(
-        vocab={token: token_id for token_id, token in enumerate(tokens)},
+        vocab=_vocabulary(tokens, types, merges, special.values()),
         merges=[tuple(merge.split(' ', 1)) for merge in merges],
         # A word that is a token needs no merges that lead to it.
         ignore_merges=rule == 'llama-bpe',
@@ -209,7 +212,6 @@ def load_gguf(source: str | os.PathLike[str]) -> Loaded:
     ) from error
   backend.pre_tokenizer = _pre_tokenizer(rule)
   backend.decoder = tokenizers.decoders.ByteLevel()
-  types = field('token_type', [])
   for marked, kinds in (
     (True, (_CONTROL, _UNKNOWN)),
     (False, (_USER_DEFINED,)),
@@ -221,6 +223,26 @@ def load_gguf(source: str | os.PathLike[str]) -> Loaded:
     ]
     (backend.add_special_tokens if marked else backend.add_tokens)(added)
   return _with_special(name, backend, fields, special, tokens)
+
+
+def _vocabulary(
+  tokens: Sequence[str],
+  types: Sequence[int],
+  merges: Sequence[str],
+  special: Iterable[int | None],
+) -> dict[str, int]:
+  """The ids of tokens, without names that fill up the embedding.
+
+  A converter gives each row of the embedding that no token has a name, such as
+  '[PAD151665]', and the type "unused".
+  """
+  ids = {token: token_id for token_id, token in enumerate(tokens)}
+  filling = {token for token, kind in zip(tokens, types) if kind == _UNUSED}
+  if filling:
+    for merge in merges:
+      filling -= {*merge.split(' ', 1), merge.replace(' ', '')}
+    filling -= {tokens[i] for i in special if i is not None}
+  return {token: i for token, i in ids.items() if token not in filling}
 
 
 def _with_special(

@@ -56,8 +56,9 @@ class Tokenizer:
 
   Raises:
     ValueError: an end token is given twice, an id is not in the vocabulary, or
-      the prompts are chats and there is no chat template, or none that takes
-      the system prompt and the variables of `prompt_format`.
+      the prompts are chats and there is no chat template, or none that writes
+      messages of the user, and takes the system prompt and the variables of
+      `prompt_format`.
   """
 
   backend: 'tokenizers.Tokenizer' = dataclasses.field(repr=False)
@@ -71,6 +72,7 @@ class Tokenizer:
   prompt_format: PromptFormat = dataclasses.field(default=PLAIN, repr=False)
   added_eos_ids: tuple[int, ...] = dataclasses.field(default=(), repr=False)
   vocab_size: int = dataclasses.field(init=False)
+  _ids: tuple[tuple[int, int], ...] = dataclasses.field(init=False, repr=False)
 
   def __post_init__(self):
     ids = set(self.backend.get_vocab().values())
@@ -92,9 +94,26 @@ class Tokenizer:
           ' chat_template.jinja, say), or set config.data.chat=False.'
         )
       self.chat_template.check(self.prompt_format.chat_kwargs)
-      if self.prompt_format.system_prompt:
-        self._chat_text('x')  # some templates refuse system messages
+      _check_chat(self.chat_template, self.prompt_format)
     object.__setattr__(self, 'vocab_size', max(ids) + 1)
+    object.__setattr__(self, '_ids', _runs(ids))
+
+  def unused_ids(self, number: int) -> tuple[tuple[int, int], ...]:
+    """The ids that no token has, as runs `(first, end)`, the end left out.
+
+    The embedding of a model may have more rows than its tokenizer has tokens,
+    and the tokenizer may leave ids out.
+
+    >>> character_tokenizer('ab').unused_ids(8)
+    ((4, 8),)
+
+    Args:
+      number: of ids, such as the rows of an embedding.
+    """
+    ends = [0, *(end for _, end in self._ids)]
+    firsts = [*(first for first, _ in self._ids), number]
+    between = zip(ends, firsts, strict=True)
+    return tuple((a, min(b, number)) for a, b in between if a < min(b, number))
 
   def with_format(self, prompt_format: PromptFormat) -> 'Tokenizer':
     """The same tokenizer with another way to write prompts.
@@ -266,8 +285,7 @@ class Tokenizer:
 
     Args:
       ids: token ids, such as a list or an array of integers. An id that the
-        vocabulary does not have is left out: the embedding of a model may have
-        more rows than its tokenizer has tokens, and they can be sampled.
+        vocabulary does not have is left out.
 
     Returns:
       The text.
@@ -408,6 +426,43 @@ class Tokenizer:
       chat_template=loaded.chat_template,
       prompt_format=prompt_format,
     )
+
+
+def _check_chat(template: ChatTemplate, form: PromptFormat):
+  """Checks that a chat template writes what it is given.
+
+  Raises:
+    ValueError: it refuses a message, as some do with system messages, or leaves
+      it out.
+  """
+  asked = {'user': 'What is sevenfold?'}
+  if form.system_prompt:
+    asked = {'system': 'Answer briefly!', **asked}
+  messages = [{'role': role, 'content': text} for role, text in asked.items()]
+  written = template.render(messages, **form.chat_kwargs)
+  for role, text in asked.items():
+    if text not in written:
+      raise ValueError(
+        f'The chat template leaves out messages with the role {role!r} (it'
+        f' writes {written!r:.80}), so that the model would not read them; give'
+        ' another template'
+        + (
+          ", or config.data.system_prompt=''."
+          if role == 'system'
+          else ', or config.data.chat=False.'
+        )
+      )
+
+
+def _runs(ids: Iterable[int]) -> tuple[tuple[int, int], ...]:
+  """Ids as runs `(first, end)` of neighbours, in order, the ends left out."""
+  runs: list[list[int]] = []
+  for token_id in sorted(ids):
+    if runs and token_id == runs[-1][1]:
+      runs[-1][1] += 1
+    else:
+      runs.append([token_id, token_id + 1])
+  return tuple((first, end) for first, end in runs)
 
 
 def _check_sequence(eos_tokens: Sequence[str]):

@@ -31,6 +31,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.losses import _given
+from grpo_jax.losses import _order
+from grpo_jax.losses._given import at_least_float32
 
 Array = jax.Array | np.ndarray  # a batch may be in NumPy arrays still
 State = Any  # a pytree of arrays; `()` for a transform that keeps none
@@ -39,26 +41,47 @@ State = Any  # a pytree of arrays; `()` for a transform that keeps none
 class Batch(NamedTuple):
   """What losses read of a rollout. Build it with `make_batch`.
 
-  Once `credit` has run, every per-token field but `tokens` is zero outside
-  `mask`, and the mask of a completion that is not `valid` is empty. Transforms
-  therefore need no guards against padding.
+  `P` prompts, `G` completions of each, `T` completion positions, `K` reward
+  functions. Once `credit` has run, every per-token field but `tokens` is zero
+  outside `mask`, and the mask of a completion that is not `valid` is empty.
+  Transforms therefore need no guards against padding.
+
+  Attributes:
+    tokens: i32[P,G,T], the sampled ids; None: not known.
+    mask: bool[P,G,T], the policy chose this token; never changes.
+    keep: bool[P,G,T], this token is trained; edited by `on_keep`.
+    valid: bool[P,G], the completion exists and was judged.
+    reward: f32[P,G], edited by `on_reward`.
+    reward_parts: f32[P,G,K], each reward function's value; NaN where it has not
+      judged.
+    truncated: bool[P,G], ended by the length limit.
+    version: i32[P,G,T], the policy version that drew each token.
+    logp_old: f32[P,G,T], log-probability of each token under the policy before
+      the update, nats; None: not known.
+    logp_ref: f32[P,G,T], that of the reference policy, nats; None: not known.
+    logp_sampler: f32[P,G,T], that which the engine reported, nats; None: not
+      known.
+    entropy_old: f32[P,G,T], nats; None: not known.
+    advantage: f32[P,G,T], set by `credit`.
+    weight: f32[P,G,T], set by `prepare`.
+    extras: Arrays [P,G,...] by name, fields of a user's own.
   """
 
-  tokens: Array | None  # i32[P,G,T], the sampled ids
-  mask: Array  # bool[P,G,T], the policy chose this token; never changes
-  keep: Array  # bool[P,G,T], this token is trained; edited by `on_keep`
-  valid: Array  # bool[P,G], the completion exists and was judged
-  reward: Array  # f32[P,G], edited by `on_reward`
-  reward_parts: Array  # f32[P,G,K], each reward function's value; NaN: none
-  truncated: Array  # bool[P,G], ended by the length limit
-  version: Array  # i32[P,G,T], the policy version that drew each token
-  logp_old: Array | None = None  # f32[P,G,T], the policy before the update
-  logp_ref: Array | None = None  # f32[P,G,T], the reference policy
-  logp_sampler: Array | None = None  # f32[P,G,T], as the engine reported it
-  entropy_old: Array | None = None  # f32[P,G,T], nats
-  advantage: Array | None = None  # f32[P,G,T], set by `credit`
-  weight: Array | None = None  # f32[P,G,T], set by `prepare`
-  extras: Mapping[str, Array] = {}  # fields of a user's own, each [P,G,...]
+  tokens: Array | None
+  mask: Array
+  keep: Array
+  valid: Array
+  reward: Array
+  reward_parts: Array
+  truncated: Array
+  version: Array
+  logp_old: Array | None = None
+  logp_ref: Array | None = None
+  logp_sampler: Array | None = None
+  entropy_old: Array | None = None
+  advantage: Array | None = None
+  weight: Array | None = None
+  extras: Mapping[str, Array] = {}
 
 
 class SurrogateTerms(NamedTuple):
@@ -89,6 +112,9 @@ class LossTransform(NamedTuple):
       derivatives, for every token whose advantage is 0, and no such token is
       marked as clipped. Updates then need not compute completions without an
       advantage, such as those of groups whose rewards are all equal.
+    writes: What it writes and where it may stand, so that `credit` can refuse a
+      chain out of order; None for a transform that no stage constructor has
+      made: its place is checked only where it runs.
   """
 
   init: Callable[[], State]
@@ -98,6 +124,7 @@ class LossTransform(NamedTuple):
   requires: frozenset[str] = frozenset()
   scope: str = 'row'
   zero_without_advantage: bool = False
+  writes: _order.Writes | None = None
 
 
 def chain(*transforms: LossTransform) -> LossTransform:
@@ -115,9 +142,9 @@ def chain(*transforms: LossTransform) -> LossTransform:
   Inside a stage transforms run in the order in which they are written: to pool
   ratios and then clip is GSPO, to clip and then pool is GMPO. So an edit of the
   advantage that is written behind the weight or the objective still runs before
-  both. An order that this would contradict raises a ValueError when the chain
-  is traced, for example a transform that drops tokens and is written behind the
-  weight that counts them.
+  both. An order that this would contradict raises a ValueError in `credit`, for
+  example a transform that drops tokens and is written behind the weight that
+  counts them.
 
   Args:
     *transforms: Transforms in reading order; a chain is a transform too.
@@ -169,7 +196,12 @@ def chain(*transforms: LossTransform) -> LossTransform:
   wide = any(transform.scope == 'batch' for transform in transforms)
   scope = 'batch' if wide else 'row'
   zero = all(transform.zero_without_advantage for transform in transforms)
-  return LossTransform(init, credit, prepare, apply, requires, scope, zero)
+  writes = None
+  if all(transform.writes is not None for transform in transforms):
+    writes = tuple(one for t in transforms for one in t.writes or ())
+  return LossTransform(
+    init, credit, prepare, apply, requires, scope, zero, writes
+  )
 
 
 # Zeroed outside the mask. Not `tokens`: there it holds the ids that a tool
@@ -262,9 +294,9 @@ def check_batch(batch: Batch) -> Batch:
   for name in _PER_TOKEN:
     if fields[name] is not None:
       # Not a product with the mask, because 0 times NaN is NaN. `where` with a
-      # 0 turns the booleans of `keep` into integers, and `_wide` turns them
+      # 0 turns the booleans of `keep` into integers, and `wide` turns them
       # back: `~` and the `where=` of a reduction need booleans.
-      value = _wide(jnp.where(mask, fields[name], 0), fields[name].dtype)
+      value = _given.wide(jnp.where(mask, fields[name], 0), fields[name].dtype)
       # The logarithm of 0 would make a log-ratio infinite, and the losses that
       # saturate it NaN: infinity minus infinity.
       if name.startswith('logp_'):
@@ -311,28 +343,6 @@ def with_required(method: LossTransform, batch: Batch) -> Batch:
   return batch._replace(extras={**batch.extras, **missing}, **known)
 
 
-def _check_required(requires, given, extras) -> None:
-  """Raises if a field that a method requires is not there."""
-  for name in sorted(requires):
-    if given.get(name, extras.get(name)) is None:
-      raise ValueError(
-        f'This method reads {name!r}, which was not given; compute it and pass '
-        'it in the Batch (entropy: as an argument of surrogate_loss).'
-      )
-
-
-def _wide(x, dtype) -> Array:
-  """Casts `x` to `dtype`, but to float32 if `dtype` is a narrower float."""
-  floating = jnp.issubdtype(dtype, jnp.floating)
-  return at_least_float32(x) if floating else x.astype(dtype)
-
-
-def at_least_float32(x) -> Array:
-  """Casts to float32, or leaves a wider float as it is."""
-  x = jnp.asarray(x)
-  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
-
 def credit(
   method: LossTransform, batch: Batch, state: State
 ) -> tuple[Batch, State]:
@@ -348,12 +358,15 @@ def credit(
     method's new state.
 
   Raises:
-    ValueError: A field has the wrong shape or is missing, or no transform sets
-      the advantage.
+    ValueError: The chain is out of order in any of its stages, a field has the
+      wrong shape or is missing, or no transform sets the advantage.
   """
   _given.check_transform(method, LossTransform, 'credit')
+  if method.writes is not None:
+    _order.check(method.writes)
   batch = check_batch(batch)
-  _check_required(method.requires - {'entropy'}, batch._asdict(), batch.extras)
+  required = method.requires - {'entropy'}
+  _given.check_required(required, batch._asdict(), batch.extras)
   with _given.with_state(method, state, 'credit'):
     credited, state = _given.check_pair(method.credit(batch, state))
   written = 'advantage', 'keep'
@@ -445,7 +458,7 @@ def surrogate_loss(
   """
   _given.check_transform(method, LossTransform, 'surrogate_loss')
   given = {'entropy': entropy, **batch._asdict()}
-  _check_required(method.requires, given, batch.extras)
+  _given.check_required(method.requires, given, batch.extras)
   if batch.advantage is None or batch.weight is None:
     raise ValueError(
       'surrogate_loss got a batch without advantage or weight; run '

@@ -8,6 +8,7 @@ over its tokens.
 """
 
 from collections.abc import Callable
+import math
 
 import jax.numpy as jnp
 
@@ -93,6 +94,9 @@ def truncate_token_importance(cap=2.0, self_normalized=False) -> LossTransform:
     Yao et al., `Your Efficient RL Framework Secretly Brings You Off-Policy RL
     Training <https://fengyao.notion.site/off-policy-rl>`_, 2025
   """
+  _ops.check_number(
+    'truncate_token_importance', 'cap', cap, least=0, most=math.inf, above=True
+  )
   return _corrected(
     'truncate_token_importance',
     _truncated,
@@ -119,6 +123,14 @@ def truncate_sequence_importance(
     A `LossTransform` that edits the advantage. Its metric
     `importance_truncated` marks the tokens of completions above the cap.
   """
+  _ops.check_number(
+    'truncate_sequence_importance',
+    'cap',
+    cap,
+    least=0,
+    most=math.inf,
+    above=True,
+  )
   return _corrected(
     'truncate_sequence_importance',
     _truncated,
@@ -185,6 +197,9 @@ def mask_sequence_importance(cap=3.0, self_normalized=False) -> LossTransform:
     A `LossTransform` that edits the advantage. Its metric `importance_masked`
     marks the tokens of completions above the bound.
   """
+  _ops.check_number(
+    'mask_sequence_importance', 'cap', cap, least=0, most=math.inf, above=True
+  )
 
   def factor(log_w, cap):
     weight = _ops.saturating_exp(log_w)

@@ -30,6 +30,8 @@ def shape_overlong_reward(soft_tokens=4096, max_tokens=20480) -> LossTransform:
   References:
     Yu et al., `DAPO <https://arxiv.org/abs/2503.14476>`_, 2025, equation 13
   """
+  _ops.check_number('shape_overlong_reward', 'soft_tokens', soft_tokens)
+  _ops.check_number('shape_overlong_reward', 'max_tokens', max_tokens)
   if not 0 < soft_tokens <= max_tokens:
     raise ValueError(
       f'shape_overlong_reward got soft_tokens={soft_tokens} and max_tokens='
@@ -100,6 +102,7 @@ def normalize_by_group(
   >>> batch.advantage.ravel().tolist()
   [1.0, -1.0, -1.0, 1.0]
   """
+  _ops.check_number('normalize_by_group', 'epsilon', epsilon, least=0)
   _ops.check_deviation('normalize_by_group', deviation)
 
   def advantage(batch, epsilon):
@@ -272,6 +275,7 @@ def normalize_each_reward(
   References:
     Liu et al., `GDPO <https://arxiv.org/abs/2601.05242>`_, 2026
   """
+  _ops.check_number('normalize_each_reward', 'epsilon', epsilon, least=0)
   _ops.check_deviation('normalize_each_reward', deviation)
 
   def advantage(batch, epsilon):
@@ -340,6 +344,8 @@ def credit_pass_at_k(k=4, right_reward=1.0) -> LossTransform:
   References:
     Chen et al., `Pass@k Training <https://arxiv.org/abs/2508.10751>`_, 2025
   """
+  _ops.check_number('credit_pass_at_k', 'k', k)
+  _ops.check_number('credit_pass_at_k', 'right_reward', right_reward)
   if k < 1:
     raise ValueError(f'credit_pass_at_k got k={k}; give a k of at least 1.')
 
@@ -425,6 +431,7 @@ def constant_advantage(value=1.0) -> LossTransform:
   Returns:
     A `LossTransform` that sets the advantage.
   """
+  _ops.check_number('constant_advantage', 'value', value)
 
   def advantage(batch, value):
     return jnp.full_like(batch.reward, value)

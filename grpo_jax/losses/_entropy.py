@@ -1,5 +1,7 @@
 """Credit that looks at the entropy of the old policy (once per rollout)."""
 
+import math
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -81,6 +83,8 @@ def credit_tokens_by_entropy(
     Tan et al., `GTPO and GRPO-S <https://arxiv.org/abs/2508.04349>`_, 2025,
     equations 3 to 6. With rewards of 0 and 1 `alpha` drops out of the z-score.
   """
+  _ops.check_number('credit_tokens_by_entropy', 'alpha', alpha, least=0, most=1)
+  _ops.check_number('credit_tokens_by_entropy', 'epsilon', epsilon, least=0)
   _ops.check_deviation('credit_tokens_by_entropy', deviation)
 
   def advantage(batch, alpha, epsilon):
@@ -125,6 +129,12 @@ def credit_completions_by_entropy(
   References:
     Tan et al., `GTPO and GRPO-S <https://arxiv.org/abs/2508.04349>`_, 2025
   """
+  _ops.check_number(
+    'credit_completions_by_entropy', 'alpha', alpha, least=0, most=1
+  )
+  _ops.check_number(
+    'credit_completions_by_entropy', 'epsilon', epsilon, least=0
+  )
   _ops.check_deviation('credit_completions_by_entropy', deviation)
 
   def advantage(batch, alpha, epsilon):
@@ -155,6 +165,7 @@ def subtract_entropy(coefficient=0.1) -> LossTransform:
   References:
     Simoni et al., `GTPO <https://arxiv.org/abs/2508.03772>`_, 2025
   """
+  _ops.check_number('subtract_entropy', 'coefficient', coefficient, least=0)
 
   def advantage(advantage, batch, coefficient):
     entropy = _ops.sequence_mean(batch.entropy_old, batch)
@@ -183,6 +194,9 @@ def silence_uncertain(entropy_limit=LOG_2) -> LossTransform:
   References:
     Simoni et al., `GTPO <https://arxiv.org/abs/2508.03772>`_, 2025
   """
+  _ops.check_number(
+    'silence_uncertain', 'entropy_limit', entropy_limit, least=0, most=math.inf
+  )
 
   def advantage(advantage, batch, entropy_limit, first):
     entropy = _ops.sequence_mean(batch.entropy_old, batch)
@@ -217,6 +231,7 @@ def mask_low_entropy(share=0.2) -> LossTransform:
     Wang et al., `Beyond the 80/20 Rule <https://arxiv.org/abs/2506.01939>`_,
     2025
   """
+  _ops.check_number('mask_low_entropy', 'share', share, least=0, most=1)
 
   def advantage(advantage, batch, share):
     entropy, kept = batch.entropy_old, batch.keep

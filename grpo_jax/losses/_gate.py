@@ -1,5 +1,7 @@
 """Gates on the objective: tokens and completions that get no gradient."""
 
+import math
+
 from jax import lax
 import jax.numpy as jnp
 
@@ -121,6 +123,9 @@ def mask_off_policy_negatives(threshold=0.5, policy='old') -> LossTransform:
   References:
     DeepSeek-AI, `DeepSeek-V3.2 <https://arxiv.org/abs/2512.02556>`_, 2025
   """
+  _ops.check_number(
+    'mask_off_policy_negatives', 'threshold', threshold, least=0, most=math.inf
+  )
   if policy not in ('old', 'sampler'):
     raise ValueError(
       f"mask_off_policy_negatives got policy={policy!r}; give 'old' or "
@@ -170,6 +175,7 @@ def detach_covariance(
     out tokens that are clipped anyway, and sets the value of chosen tokens to
     0.
   """
+  _ops.check_number('detach_covariance', 'share', share, least=0, most=1)
 
   def objective(terms, batch, share, low_covariance, high_covariance):
     covariance = _ops.covariance(terms, batch)

@@ -8,6 +8,7 @@ import difflib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 
 def check_transform(value: Any, kind: type, where: str) -> None:
@@ -210,3 +211,25 @@ def with_state(method: Any, state: Any, where: str) -> Iterator[None]:
       'before the first rollout, and from then on the state that losses.credit '
       'returned for the same method.'
     ) from error
+
+
+def at_least_float32(x) -> jax.Array:
+  """Casts to float32, or leaves a wider float as it is."""
+  x = jnp.asarray(x)
+  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def wide(x, dtype) -> jax.Array:
+  """Casts `x` to `dtype`, but to float32 if `dtype` is a narrower float."""
+  floating = jnp.issubdtype(dtype, jnp.floating)
+  return at_least_float32(x) if floating else x.astype(dtype)
+
+
+def check_required(requires, given, extras) -> None:
+  """Raises if a field that a method requires is not there."""
+  for name in sorted(requires):
+    if given.get(name, extras.get(name)) is None:
+      raise ValueError(
+        f'This method reads {name!r}, which was not given; compute it and pass '
+        'it in the Batch (entropy: as an argument of surrogate_loss).'
+      )

@@ -36,8 +36,8 @@ def ppo_clip(low=0.2, high=0.2, cap=None) -> LossTransform:
     A `LossTransform` that sets the objective.
 
   Raises:
-    ValueError: A negative distance, bounds in the place of distances, or a
-      `cap` inside the clip range.
+    ValueError: A negative distance, a `low` of 1 or more, bounds in the place
+      of distances, or a `cap` inside the clip range.
 
   References:
     Schulman et al., `Proximal Policy Optimization Algorithms
@@ -45,6 +45,11 @@ def ppo_clip(low=0.2, high=0.2, cap=None) -> LossTransform:
     Control in MOBA Games <https://arxiv.org/abs/1912.09729>`_, 2020
   """
   _ops.check_range('ppo_clip', low, high)
+  if isinstance(low, int | float) and low >= 1:
+    raise ValueError(
+      f'ppo_clip got low={low}, so that the lower bound of the ratio is '
+      f'{1 - low:g}, below which no ratio lies; give a distance below 1.'
+    )
   # A schedule or a controller has no value yet that could be checked.
   if isinstance(cap, int | float) and isinstance(high, int | float):
     if cap <= 1 + high:
@@ -181,6 +186,8 @@ def sigmoid_gate(positive=1.0, negative=1.05) -> LossTransform:
     Gao et al., `Soft Adaptive Policy Optimization
     <https://arxiv.org/abs/2511.20347>`_, 2025
   """
+  _ops.check_number('sigmoid_gate', 'positive', positive, above=True, least=0)
+  _ops.check_number('sigmoid_gate', 'negative', negative, above=True, least=0)
 
   def objective(terms, batch, positive, negative):
     ratio, metrics = _ops.importance_ratio(terms)
@@ -222,6 +229,8 @@ def gamma_weighted_score(
         f'gamma_weighted_score got {name}={pair!r}; give a pair (k, lambda) of '
         'numbers or schedules.'
       )
+    for value in pair:
+      _ops.check_number('gamma_weighted_score', name, value, least=0)
   names = 'power', 'decay', 'power_negative', 'decay_negative'
 
   def objective(terms, batch, power, decay, power_negative, decay_negative):

@@ -17,6 +17,7 @@ from grpo_jax.losses._base import SurrogateTerms
 from grpo_jax.losses._base import at_least_float32
 
 MAX_LOG_RATIO = 20.0  # nats; `saturating_exp` stops here, at e^20 = 4.9e8
+_MOST_FLOAT = 3e38  # of float32
 
 
 def per_token(value: Array) -> Array:
@@ -59,6 +60,43 @@ def check_deviation(name: str, deviation: str) -> None:
 def _number(bound: Any) -> float:
   """A number as a float; NaN for a schedule, which has no value yet."""
   return float(bound) if isinstance(bound, Real) else math.nan
+
+
+def check_number(
+  name: str,
+  argument: str,
+  value: Any,
+  least: float = -_MOST_FLOAT,
+  most: float = _MOST_FLOAT,
+  above: bool = False,
+) -> None:
+  """Raises a ValueError if an argument is no number, or outside its range.
+
+  Args:
+    name: Of the function that was called.
+    argument: What it calls the argument.
+    value: What it was given. A schedule or a controller has no value yet.
+    least: The smallest number that means anything.
+    most: The largest; infinity where it stands for no limit.
+    above: Whether it must be above `least`.
+  """
+  # Not by `isinstance`: a controller is a tuple with names.
+  if value is None or type(value) in (str, bytes, list, tuple, dict, set):
+    raise ValueError(f'{name} got {argument}={value!r:.60}; give a number.')
+  # False for NaN as well.
+  if not isinstance(value, Real) or (
+    least <= value <= most and not (above and value == least)
+  ):
+    return
+  low, high = least > -_MOST_FLOAT, most < _MOST_FLOAT
+  needed = 'a finite number'
+  if above:
+    needed = f'a number above {least:g}'
+  elif low and high:
+    needed = f'a number from {least:g} to {most:g}'
+  elif low:
+    needed = f'a number that is {least:g} or more'
+  raise ValueError(f'{name} got {argument}={value}; give {needed}.')
 
 
 def check_range(name: str, low: Any, high: Any) -> None:

@@ -54,6 +54,7 @@ def add_kl(coefficient, estimator='k3') -> LossTransform:
     and Munos, `On a few pitfalls in KL divergence gradient estimation for RL
     <https://arxiv.org/abs/2506.09477>`_, 2025 (score)
   """
+  _ops.check_number('add_kl', 'coefficient', coefficient, least=0)
   if estimator == 'k1':
     raise ValueError(
       "add_kl got estimator='k1'; as a loss its expected gradient is zero, so "
@@ -125,6 +126,7 @@ def add_entropy_bonus(coefficient) -> LossTransform:
     A `LossTransform` that adds a penalty and requires `entropy`: that of the
     learner, through which the gradient goes.
   """
+  _ops.check_number('add_entropy_bonus', 'coefficient', coefficient)
 
   def penalty(terms, batch, coefficient):
     del batch
@@ -144,6 +146,7 @@ def pull_to_old(coefficient=0.05) -> LossTransform:
   Returns:
     A `LossTransform` that adds a penalty.
   """
+  _ops.check_number('pull_to_old', 'coefficient', coefficient, least=0)
 
   def penalty(terms, batch, coefficient):
     moved = terms.logp - _ops.old_logp(terms, batch)
@@ -169,6 +172,7 @@ def imitate_positives(coefficient=0.1) -> LossTransform:
   References:
     Yue et al., `VAPO <https://arxiv.org/abs/2504.05118>`_, 2025
   """
+  _ops.check_number('imitate_positives', 'coefficient', coefficient, least=0)
 
   def prepare(batch, state):
     del state
@@ -215,6 +219,8 @@ def penalize_covariance(share=2e-4, coefficient=1.0) -> LossTransform:
     policy). The released code has :math:`|\log s|`, and so has this; its
     gradient at :math:`s = 1` is 0.
   """
+  _ops.check_number('penalize_covariance', 'share', share, least=0, most=1)
+  _ops.check_number('penalize_covariance', 'coefficient', coefficient, least=0)
 
   def penalty(terms, batch, share, coefficient):
     kept = batch.keep

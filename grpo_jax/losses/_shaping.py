@@ -27,6 +27,7 @@ def subtract_kl(coefficient) -> LossTransform:
     A `LossTransform` that edits the reward and requires `logp_old` and
     `logp_ref`.
   """
+  _ops.check_number('subtract_kl', 'coefficient', coefficient, least=0)
 
   def reward(reward, batch, coefficient):
     gap = batch.logp_old - batch.logp_ref
@@ -53,6 +54,7 @@ def subtract_kl_to_go(coefficient) -> LossTransform:
   References:
     Hu et al., `REINFORCE++ <https://arxiv.org/abs/2501.03262>`_, 2025
   """
+  _ops.check_number('subtract_kl_to_go', 'coefficient', coefficient, least=0)
 
   def advantage(advantage, batch, coefficient):
     gap = batch.logp_old - batch.logp_ref
@@ -92,6 +94,7 @@ def divide_by_batch_deviation(
     <https://arxiv.org/abs/2508.08221>`_, 2025; Khatri et al., `ScaleRL
     <https://arxiv.org/abs/2510.13786>`_, 2025 (within groups)
   """
+  _ops.check_number('divide_by_batch_deviation', 'epsilon', epsilon, least=0)
   _ops.check_deviation('divide_by_batch_deviation', deviation)
 
   def advantage(advantage, batch, epsilon):
@@ -134,6 +137,7 @@ def divide_by_group_deviation(
     which released code (verl, `grpo_passk`) divides by the deviation. In AReaL
     mean and deviation are chosen apart, each of the group or of the batch.
   """
+  _ops.check_number('divide_by_group_deviation', 'epsilon', epsilon, least=0)
   _ops.check_deviation('divide_by_group_deviation', deviation)
 
   def advantage(advantage, batch, epsilon):
@@ -172,6 +176,7 @@ def normalize_over_completions(
   References:
     Liu et al., `GDPO <https://arxiv.org/abs/2601.05242>`_, 2026
   """
+  _ops.check_number('normalize_over_completions', 'epsilon', epsilon, least=0)
   _ops.check_deviation('normalize_over_completions', deviation)
 
   def advantage(advantage, batch, epsilon):
@@ -218,6 +223,7 @@ def normalize_over_tokens(
   References:
     Hu et al., `REINFORCE++ <https://arxiv.org/abs/2501.03262>`_, 2025
   """
+  _ops.check_number('normalize_over_tokens', 'epsilon', epsilon, least=0)
   _ops.check_deviation('normalize_over_tokens', deviation)
 
   def advantage(advantage, batch, epsilon):
@@ -282,6 +288,7 @@ def keep_largest_advantages(share=0.5) -> LossTransform:
   References:
     Lin et al., `CPPO <https://arxiv.org/abs/2503.22342>`_, 2025
   """
+  _ops.check_number('keep_largest_advantages', 'share', share, least=0, most=1)
 
   def keep(keep, batch, share):
     # Completions that are dropped already neither count nor compete.

@@ -9,46 +9,37 @@ errors) is explained in the docstring of the package, `help(grpo_jax.losses)`.
 from collections.abc import Callable
 from collections.abc import Iterable
 from typing import Any
-from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from grpo_jax.losses import _given
+from grpo_jax.losses import _order
 from grpo_jax.losses._base import Array
 from grpo_jax.losses._base import LossTransform
 from grpo_jax.losses._base import at_least_float32
 from grpo_jax.losses._controllers import Controller
 from grpo_jax.losses._controllers import scheduled
+from grpo_jax.losses._order import Place
 
 CREDIT_METRIC = 'metric/'  # of the keys in Batch.extras of metrics of `credit`
-
-
-class _Place(NamedTuple):
-  """What a transform writes, and where in a chain it may stand."""
-
-  component: str  # of `LossTransform`: 'credit', 'prepare' or 'apply'
-  field: str  # of `Batch`, or of `SurrogateTerms` if the component is 'apply'
-  edits: bool = False  # the function takes the old value as first argument
-  needs: str = ''  # a field that an earlier transform must have set
-  before: str = ''  # a field that no earlier transform may have set
 
 
 # In the order of a chain, from the reward to the loss. Constructors of 'apply'
 # hand all of `SurrogateTerms` to their function, so none of them `edits`.
 _PLACES = {
-  'on_reward': _Place('credit', 'reward', edits=True, before='advantage'),
-  'on_keep': _Place('credit', 'keep', edits=True),
-  'set_advantage': _Place('credit', 'advantage', before='advantage'),
-  'on_advantage': _Place('credit', 'advantage', edits=True, needs='advantage'),
-  'set_weight': _Place('prepare', 'weight', before='weight'),
-  'on_weight': _Place('prepare', 'weight', edits=True, needs='weight'),
-  'on_weighted_advantage': _Place(
+  'on_reward': Place('credit', 'reward', edits=True, before='advantage'),
+  'on_keep': Place('credit', 'keep', edits=True),
+  'set_advantage': Place('credit', 'advantage', before='advantage'),
+  'on_advantage': Place('credit', 'advantage', edits=True, needs='advantage'),
+  'set_weight': Place('prepare', 'weight', before='weight'),
+  'on_weight': Place('prepare', 'weight', edits=True, needs='weight'),
+  'on_weighted_advantage': Place(
     'prepare', 'advantage', edits=True, needs='weight'
   ),
-  'on_log_ratio': _Place('apply', 'log_ratio', before='objective'),
-  'set_objective': _Place('apply', 'objective', before='objective'),
-  'on_objective': _Place('apply', 'objective', needs='objective'),
-  'add_penalty': _Place('apply', 'penalty'),
+  'on_log_ratio': Place('apply', 'log_ratio', before='objective'),
+  'set_objective': Place('apply', 'objective', before='objective'),
+  'on_objective': Place('apply', 'objective', needs='objective'),
+  'add_penalty': Place('apply', 'penalty'),
 }
 
 
@@ -217,7 +208,7 @@ def add_penalty(
 
 
 def _stage(
-  place: _Place,
+  place: Place,
   function: Callable[..., Any],
   hyper: dict[str, Any],
   requires: Iterable[str],
@@ -281,10 +272,7 @@ def _stage(
     # through the whole chain by now. Refusing it keeps a chain readable: what
     # stands first happens first.
     if field == 'keep' and batch.weight is not None:
-      raise ValueError(
-        f'{name} drops tokens, but an earlier transform of the chain has '
-        f"already counted them in 'weight'; place {name} before it."
-      )
+      raise ValueError(_order.dropped_late(name))
     return batch
 
   def apply(terms, batch, state):
@@ -302,11 +290,12 @@ def _stage(
     )
 
   return LossTransform(
-    init, credit, prepare, apply, requires, scope, zero_without_advantage
-  )
+    init, credit, prepare, apply, requires, scope, zero_without_advantage,
+    ((name, place),),
+  )  # fmt: skip
 
 
-def _check_order(name: str, place: _Place, holder) -> None:
+def _check_order(name: str, place: Place, holder) -> None:
   """Raises a ValueError if a transform stands in the wrong place of a chain.
 
   Args:
@@ -314,20 +303,14 @@ def _check_order(name: str, place: _Place, holder) -> None:
     place: What it writes.
     holder: A `Batch` or `SurrogateTerms`, as earlier transforms have left it.
   """
-  if place.before and getattr(holder, place.before) is not None:
-    raise ValueError(
-      f'{name} writes {place.field!r}, but an earlier transform of the chain '
-      f'has already set {place.before!r}; place {name} before it, or keep one '
-      'of them.'
-    )
-  if place.needs and getattr(holder, place.needs) is None:
-    raise ValueError(
-      f'{name} edits {place.field!r}, but no earlier transform of the chain '
-      f'sets {place.needs!r}; place {name} after one that does.'
-    )
+  told = _order.problem(
+    name, place, lambda field: getattr(holder, field) is not None
+  )
+  if told:
+    raise ValueError(told)
 
 
-def _of_shape(name: str, place: _Place, value: Array, shape) -> Array:
+def _of_shape(name: str, place: Place, value: Array, shape) -> Array:
   """What a stage's function returned, in the shape of its field.
 
   Any other shape that broadcasts (one prompt of the batch, a mean over it, the

@@ -205,6 +205,8 @@ class ModelConfig:
     logit_cap: The same of the logits.
     experts: The experts of layers whose kind has them; None if no kind has.
     lora: The adapters; None: every parameter is trained itself.
+    unused_ids: Ids that no token of the tokenizer has, as runs (first, end):
+      the policy never draws them. Both sampler and learner leave them out.
   """
 
   vocab_size: int
@@ -234,6 +236,7 @@ class ModelConfig:
   logit_cap: float | None = None
   experts: Experts | None = None
   lora: LowRank | None = None
+  unused_ids: tuple[tuple[int, int], ...] = ()
 
   def __post_init__(self):
     _require(

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax import sharding
+from grpo_jax.models import _unused
 from grpo_jax.models.layout import Layout
 from grpo_jax.models.scores import Scores
 from grpo_jax.models.scores import token_scores
@@ -77,6 +78,7 @@ class Foreign:
     call: Calls the module.
     init_cache: Makes an empty cache; None if the module has none.
     shapes: The parameter tree as shapes, float32.
+    unused_ids: Ids that are never drawn; see `ModelConfig`.
   """
 
   name: str
@@ -90,6 +92,7 @@ class Foreign:
   _rest: Mapping[tuple[Any, ...], Any]  # all other variables, with values
   _decays: Callable[[Path, tuple[int, ...]], bool]
   _axes: Callable[[Path, tuple[int, ...]], tuple[str | None, ...]]
+  unused_ids: tuple[tuple[int, int], ...] = ()
 
   @property
   def config(self) -> None:
@@ -137,11 +140,13 @@ class Foreign:
         the columns of the cache, or the tokens of this call (S = Q).
 
     Returns:
-      f32[B,Q,V], and the cache with Q more columns.
+      f32[B,Q,V], with `_unused.LOGIT` at `unused_ids`, and the cache with Q
+      more columns.
     """
     module = self.module(params)
     logits, cache = self.call(module, tokens, positions, cache, mask)
-    return logits.astype(jnp.float32), cache
+    logits = logits.astype(jnp.float32)
+    return _unused.without(logits, self.unused_ids), cache
 
   def empty_cache(self, params: Params, rows: int, columns: int) -> Any:
     """A cache for `columns` tokens of each row; the module must have one."""

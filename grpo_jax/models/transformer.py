@@ -35,6 +35,7 @@ from grpo_jax import sharding
 from grpo_jax import shards
 from grpo_jax.models import _axes
 from grpo_jax.models import _remat
+from grpo_jax.models import _unused
 from grpo_jax.models import routing
 from grpo_jax.models._config import LayerKind
 from grpo_jax.models._config import ModelConfig
@@ -281,7 +282,7 @@ class Transformer:
       hidden: f[..., width], as `hidden` returns it.
 
     Returns:
-      f32[..., V].
+      f32[..., V]; of ids that no token has, `_unused.LOGIT`.
     """
     # Factors in the compute dtype, sums in float32: the softmax needs them.
     weight = params.get('head')  # absent if tied
@@ -293,6 +294,7 @@ class Transformer:
     )
     if self.config.logit_cap is not None:
       logits = self.config.logit_cap * jnp.tanh(logits / self.config.logit_cap)
+    logits = _unused.without(logits, self.config.unused_ids)
     return logits.reshape(*hidden.shape[:-1], -1)
 
   def logical_axes(

@@ -74,7 +74,8 @@ class Plain:
       return
     groups = _table.groups(self._known, self._about.still)
     words = [f'rollout {step}/{self._total}']
-    words += _pairs(_table.headline(scalars))
+    graded = bool(self._known.get('heldout_graded'))
+    words += _pairs(_table.headline(scalars, graded))
     words += [_fact(row) for row in groups.get('policy', ()) if not row.rank]
     left = self._pace.left()
     if left is not None:

@@ -99,11 +99,15 @@ class Rich:
   ) -> None:
     """Shows a rollout's numbers and samples."""
     self._scalars = _table.kept(self._scalars, scalars)
+    graded = bool(self._scalars.get('heldout_graded'))
+    graded |= _table.HELDOUT_REWARD in self._curves  # of an earlier start
+    if graded:
+      self._curves = _table.called_reward(self._curves)
     self._show(
       'rollout',
       step,
       self.about.total_steps,
-      _table.headline(scalars),
+      _table.headline(scalars, graded),
       groups=_table.groups(self._scalars, self.about.still),
       samples=tuple(samples) or self._view.samples,
     )

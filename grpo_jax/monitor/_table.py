@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import math
 from typing import NamedTuple
+from typing import TypeVar
 
 from grpo_jax import config as config_lib
 from grpo_jax.monitor import _format
 
 Scalars = Mapping[str, float | None]
+_CurveT = TypeVar('_CurveT')
 
 LABEL = 23  # characters of the longest label
 
@@ -114,7 +116,11 @@ GROUPS: dict[str, dict[str, Row]] = {
 }
 # Measured in some rollouts only; in others the terminal shows the last value.
 _NOW_AND_THEN = frozenset(
-  [*GROUPS['clipped tokens, per update'], *GROUPS['gradients of prompts']]
+  [
+    *GROUPS['clipped tokens, per update'],
+    *GROUPS['gradients of prompts'],
+    'heldout_graded',
+  ]
 )
 _SHORT = {
   _NATS: 'nats',
@@ -211,29 +217,41 @@ def _label(name: str) -> str:
   return label[len(end) - LABEL :] + end
 
 
-def headline(scalars: Scalars) -> dict[str, float | None]:
+def headline(scalars: Scalars, graded: bool = False) -> dict[str, float | None]:
   """What matters most, by label: reward, held-out accuracy, tokens per second.
 
   Args:
     scalars: The metrics of a rollout.
+    graded: Whether a held-out reward of the run was neither 0 nor 1. Then the
+      mean of these rewards is no accuracy, and is not called so.
 
   Returns:
     Values, None for what was not measured. Held-out accuracy is absent unless
     it was measured, because a run may have no held-out problems. The tokens per
     second are those of sampling and learning together.
   """
+  heldout = HELDOUT_REWARD if graded else _HELDOUT
   named = {
     'reward': scalars.get('reward'),
-    _HELDOUT: scalars.get('heldout_accuracy'),
+    heldout: scalars.get('heldout_accuracy'),
     'tokens per second': tokens_per_sec(scalars),
   }
-  if named[_HELDOUT] is None:
-    del named[_HELDOUT]
+  if named[heldout] is None:
+    del named[heldout]
   return named
 
 
 _HELDOUT = 'held-out accuracy'
-_ORDER = ('reward', _HELDOUT, 'tokens per second')
+HELDOUT_REWARD = 'held-out mean reward'
+_ORDER = ('reward', _HELDOUT, HELDOUT_REWARD, 'tokens per second')
+
+
+def called_reward(curves: Mapping[str, _CurveT]) -> dict[str, _CurveT]:
+  """Curves by label, in which no mean of held-out rewards is an accuracy."""
+  return {
+    HELDOUT_REWARD if label == _HELDOUT else label: curve
+    for label, curve in curves.items()
+  }
 
 
 def order(label: str) -> int:
@@ -248,7 +266,7 @@ def remark(label: str, best: float | None) -> str:
     label: Of the number.
     best: The highest value so far; None if there is none.
   """
-  if label != _HELDOUT or best is None:
+  if label not in (_HELDOUT, HELDOUT_REWARD) or best is None:
     return ''
   return f'best {_format.number(best)}'
 
@@ -269,8 +287,9 @@ def curves(
     for step, value in points(name):
       by_step.setdefault(step, {})[name] = value
   found: dict[str, list[tuple[float, float]]] = {}
+  graded = any(values.get('heldout_graded') for values in by_step.values())
   for step in sorted(by_step):
-    for label, value in headline(by_step[step]).items():
+    for label, value in headline(by_step[step], graded).items():
       if value is None:
         continue
       found.setdefault(label, []).append((step, value))
@@ -278,7 +297,8 @@ def curves(
 
 
 _THROUGHPUT = ('sample_tokens_per_sec', 'sample_secs', 'step_secs')
-HISTORY = ('reward', 'heldout_accuracy', *_THROUGHPUT)  # what `curves` asks for
+# What `curves` asks for.
+HISTORY = ('reward', 'heldout_accuracy', 'heldout_graded', *_THROUGHPUT)
 
 
 def tokens_per_sec(scalars: Scalars) -> float | None:

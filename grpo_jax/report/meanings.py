@@ -14,6 +14,13 @@ _MEANINGS = {
     'Share of held-out problems that greedy answers solve (the mean of the '
     'first reward).'
   ),
+  'heldout_reward': (
+    'Mean of the first reward of greedy answers to held-out problems, which is '
+    'not 0 or 1 alone.'
+  ),
+  'heldout_graded': (
+    'Share of the held-out problems whose first reward is neither 0 nor 1.'
+  ),
   'accuracy': 'Share of the sampled completions that are right.',
   'uniform_groups': (
     'Share of the groups whose completions all earn the same: they teach '
@@ -144,6 +151,8 @@ _NATS = 'nats per token'
 _MORE = {
   'reward': monitor.Row('reward'),
   'heldout_accuracy': monitor.Row('held-out accuracy', '%'),
+  'heldout_reward': monitor.Row('held-out mean reward'),
+  'heldout_graded': monitor.Row('held-out rewards between', '%'),
   'truncated': monitor.Row('share cut at the token limit', '%'),
   'clipped_high': monitor.Row('share clipped at high ratios', '%'),
   'clipped_low': monitor.Row('share clipped at low ratios', '%'),
@@ -191,6 +200,17 @@ def label(name: str) -> str:
   if name in _ROWS:
     return _ROWS[name].label
   return name.partition('/')[2] or name.replace('_', ' ')
+
+
+def called(name: str, graded: bool) -> str:
+  """The name under which a metric is looked up here.
+
+  Args:
+    name: In `metrics.jsonl`.
+    graded: Whether a held-out reward was neither 0 nor 1: then their mean is no
+      accuracy.
+  """
+  return 'heldout_reward' if graded and name == 'heldout_accuracy' else name
 
 
 def unit(name: str) -> str:

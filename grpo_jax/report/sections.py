@@ -14,6 +14,7 @@ from grpo_jax.report import tokens
 from grpo_jax.report import transcripts
 from grpo_jax.report import words
 from grpo_jax.report.groups import Group
+from grpo_jax.report.read import Run
 from grpo_jax.report.types import Chart
 from grpo_jax.report.types import Ends
 from grpo_jax.report.types import Facts
@@ -90,8 +91,9 @@ class Charts:
     curves = [curve for curve in made if curve]
     if not curves:
       return None
-    unit = meanings.unit(name)
     runs = [run for group in self._groups for run in group.runs]
+    called = meanings.called(name, _is_graded(runs))
+    unit = meanings.unit(called)
     lines = sum(len(run.metrics.steps) for run in runs)
     known, notes = len(self._values(name)), []
     if known < lines - len(runs):  # step 0 has few numbers
@@ -102,9 +104,9 @@ class Charts:
       whose = f'{group.name}: ' if len(self._groups) > 1 else ''
       notes += [whose + note for note in _uneven(group, name)]
     return Chart(
-      words.message(meanings.label(name), unit, curves)
+      words.message(meanings.label(called), unit, curves)
       + silence.ending(runs, name),
-      meanings.measured(name),
+      meanings.measured(called),
       curves,
       unit,
       name,
@@ -112,6 +114,11 @@ class Charts:
       x_range=self._range,
       y_log=svg.log_suits(curves, unit),
     )
+
+
+def _is_graded(runs: Sequence[Run]) -> bool:
+  """Whether a held-out reward of some run was neither 0 nor 1."""
+  return any(len(run.metrics.points('heldout_graded')[0]) for run in runs)
 
 
 def _uneven(group: Group, name: str) -> list[str]:
@@ -317,14 +324,17 @@ def summary(groups: Sequence[Group], charts: Charts) -> Section:
     return words.with_half(end.last, end.half)
 
   def accuracy(end: Ends) -> str:
-    later = words.with_half(end.last, end.half, '%')
-    return f'{words.number(end.first, "%")} → {later}'
+    later = words.with_half(end.last, end.half, unit)
+    return f'{words.number(end.first, unit)} → {later}'
 
   def alone(end: Ends) -> str:
     return words.number(end.last)
 
   add('reward', 'reward, last tenth', last)
-  add('heldout_accuracy', 'held-out accuracy, first to last', accuracy)
+  graded = _is_graded([run for group in groups for run in group.runs])
+  heldout = meanings.called('heldout_accuracy', graded)
+  unit = meanings.unit(heldout)
+  add('heldout_accuracy', f'{meanings.label(heldout)}, first to last', accuracy)
   add('entropy', 'entropy, last tenth, nats', last)
   rows.append(('time', *(_time(group) for group in groups)))
   for name in ('sample_tokens_per_sec', 'learn_tokens_per_sec'):

@@ -30,6 +30,7 @@ from grpo_jax.rewards import Workers
 from grpo_jax.rollouts import rollout
 from grpo_jax.rollouts.types import Rollout
 from grpo_jax.training import build_foreign
+from grpo_jax.training import build_limits
 from grpo_jax.training import build_model
 from grpo_jax.training import build_rewards
 from grpo_jax.training import build_tokenizer
@@ -93,9 +94,13 @@ def run(config: Config, given: Given = marks.NOTHING) -> Run:
   _require_to_train(config, given, *needed)
   parts = sampler(config, given, trains=True)
   config = parts.config
-  check_rows(config, sharding.row_shards(parts.mesh))
+  build_limits.check_rows(config, sharding.row_shards(parts.mesh))
+  if isinstance(parts.model, models.Transformer):
+    build_limits.check_memory(config, parts.model.config, parts.mesh)
   answer_function(config)  # raises if there is none
   peak = speed.peak_flops(jax.devices()[0].device_kind)
+  judges = build_rewards.functions(config, given, parts.mesh)
+  build_limits.check_best_metric(config, [judge.name for judge in judges])
   train, weights = sources.train(config, given)
   heldout = sources.heldout(config, given)
   return Run(
@@ -104,7 +109,7 @@ def run(config: Config, given: Given = marks.NOTHING) -> Run:
     prompts=_read_ahead(data.mixture(train, weights, config.seed), config),
     epoch=data.epoch_rows(train, weights),
     heldout=heldout,
-    rewards=build_rewards.functions(config, given, parts.mesh),
+    rewards=judges,
     mesh=parts.mesh,
     model=parts.model,
     method=method_of(config, given),
@@ -129,24 +134,6 @@ def _read_ahead(prompts: Any, config: Config) -> Any:
   if not inside or not all(inside):
     return data.MakeAhead(prompts, config.sampler.prompts)
   return data.ReadAhead(prompts, config.sampler.prompts)
-
-
-def check_rows(config: Config, shards: int) -> None:
-  """Raises a ValueError if micro-batches do not split over the data shards.
-
-  JAX would refuse them too, but only once the first batch is laid out.
-  """
-  # 0 passes: `LayoutSpec` chooses.
-  warm_up_rows = config.warm_up.micro_rows if config.warm_up.steps else 0
-  for name, number in (
-    ('learner.micro_rows', config.learner.micro_rows),
-    ('warm_up.micro_rows', warm_up_rows),
-  ):
-    if number % shards:
-      raise ValueError(
-        f'{name}={number} does not split over {shards} data shards; give a '
-        'multiple, or change config.mesh.'
-      )
 
 
 def _require_to_train(config: Config, given: Given, *arguments: str) -> None:
@@ -180,6 +167,7 @@ def sampler(config: Config, given: Given, trains: bool = False) -> Sampler:
   build_model.check_device(config, mesh)
   tokenizer = tokenizer_of(config, given)
   config = widths.with_widths(config, tokenizer, given, checks=trains)
+  build_limits.check_context(config)
   own = build_foreign.found(config, given)
   options: dict[str, Any] = dict(
     seed=config.seed,
@@ -193,12 +181,14 @@ def sampler(config: Config, given: Given, trains: bool = False) -> Sampler:
   )
   if own is None:
     model = build_model.transformer(config, tokenizer.vocab_size)
+    model = build_model.drawing_tokens_of(model, tokenizer)
+    build_limits.check_model(config, model.config, mesh)
     alone = mesh.size == 1 and sharding.platform(mesh) == 'cpu'
     cores = rewards.own_cores() if alone else 1
     # It is unloaded before the updates, which donate the parameters.
     engine = sampling.LocalEngine(model, **options, cores=cores, copies=False)
   else:
-    model = own.model
+    model = build_foreign.drawing_tokens_of(own.model, tokenizer)
     build_foreign.check(model, config, tokenizer.vocab_size)
     engine = sampling.PlainEngine(model, **options)
   drawing = drawing_of(config.sampler, tokenizer.eos_ids)

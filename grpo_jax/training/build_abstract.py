@@ -13,6 +13,7 @@ from grpo_jax.learner.updates import Updater
 from grpo_jax.rollouts.types import Rollout
 from grpo_jax.training import build
 from grpo_jax.training import build_foreign
+from grpo_jax.training import build_limits
 from grpo_jax.training import build_model
 from grpo_jax.training import build_updater
 from grpo_jax.training import marks
@@ -60,7 +61,8 @@ def abstract(
       'known here; give the name of a method that reads as much.'
     )
   config = _with_widths(config)
-  build.check_rows(config, sharding.row_shards(mesh))
+  build_limits.check_rows(config, sharding.row_shards(mesh))
+  build_limits.check_context(config)
   # An abstract mesh has all that shapes need; nothing else is asked of it.
   shapes: Any = mesh
   nothing: Any = None
@@ -68,6 +70,7 @@ def abstract(
   named = path and not build_model.is_run(path)
   vocab_size = 0 if named else build.tokenizer_of(config).vocab_size
   model = build_model.transformer(config, vocab_size, needs_weights=False)
+  build_limits.check_model(config, model.config, shapes)
   engine = sampling.LocalEngine(
     model,
     seed=config.seed,

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax import config as config_lib
+from grpo_jax import data
 from grpo_jax import resolve
 from grpo_jax import sharding
 from grpo_jax.models import foreign
@@ -82,6 +83,15 @@ def _called(path: str) -> foreign.Pretrained:
   return made
 
 
+def drawing_tokens_of(
+  model: foreign.Foreign, tokenizer: data.Tokenizer
+) -> foreign.Foreign:
+  """The model as a policy that draws no id which its tokenizer lacks."""
+  unused = tokenizer.unused_ids(model.vocab_size)
+  # Programs are compiled for the very object, so it is kept if it can be.
+  return dataclasses.replace(model, unused_ids=unused) if unused else model
+
+
 def check(model: foreign.Foreign, config: Config, vocab_size: int) -> None:
   """Raises a ValueError if a run asks for more than the model can do.
 
@@ -105,6 +115,12 @@ def check(model: foreign.Foreign, config: Config, vocab_size: int) -> None:
     raise ValueError(
       f'config.lora.rank={config.lora.rank}, but {model.name} is a model of '
       'your own, which gets no adapters; set it to 0.'
+    )
+  if config.learner.expert_balance:
+    raise ValueError(
+      f'config.learner.expert_balance={config.learner.expert_balance}, but '
+      f'nothing is known of experts in {model.name}, a model of your own; set '
+      'it to 0.'
     )
   if config.mesh.context > 1:
     raise ValueError(

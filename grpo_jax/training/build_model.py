@@ -118,6 +118,7 @@ def transformer(
   """
   fields = dataclasses.asdict(config.model)
   path = fields.pop('path')
+  del fields['beyond_context']  # no part of the shape
   # In the config, 0 stands for no window; in a `LayerKind`, None does.
   windows = fields.pop('window_tokens')
   fields['pattern'] = tuple(models.LayerKind(size or None) for size in windows)
@@ -137,6 +138,34 @@ def transformer(
   _refuse_contradiction(config, fields, shape)
   data.check_vocab_size(vocab_size, shape.vocab_size)
   return models.Transformer(dataclasses.replace(shape, lora=adapters))
+
+
+def drawing_tokens_of(
+  model: models.Transformer, tokenizer: data.Tokenizer
+) -> models.Transformer:
+  """The model as a policy that draws no id which the tokenizer does not have.
+
+  Its embedding may have more rows than there are tokens. Sampler and learner
+  both leave these ids out, so that they agree on every log-probability.
+  """
+  unused = tokenizer.unused_ids(model.config.vocab_size)
+  return models.Transformer(
+    dataclasses.replace(model.config, unused_ids=unused)
+  )
+
+
+def context_tokens(path: str) -> int | None:
+  """How many tokens the model of `model.path` was made for.
+
+  Returns:
+    None if that is not known: of random weights, or of a model of your own.
+  """
+  if not path or marks.is_mark(path) or build_foreign.is_named(path):
+    return None
+  found = source(path, False)
+  if isinstance(found, RunWeights):
+    return context_tokens(found.run.model.path)
+  return found.context_tokens
 
 
 # The kind of device, as JAX calls it, that each kernel runs on.

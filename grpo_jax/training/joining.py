@@ -50,8 +50,9 @@ def initialize(
     Whether this is the first process, which writes for all.
 
   Raises:
-    ValueError: Only some of the arguments are given, they make no sense, the
-      others cannot be reached, or JAX finds no devices here.
+    ValueError: Only some of the arguments are given, they make no sense, Slurm
+      has several tasks and this process is none of them, the others cannot be
+      reached, or JAX finds no devices here.
   """
   if number == 1:  # alone, whatever a cluster says
     return True
@@ -67,8 +68,10 @@ def initialize(
         f'--process_id={rank} with --num_processes={number}; give numbers from '
         '0 to one less than the number of processes.'
       )
-  elif not _in_a_cluster():
-    return True
+  else:
+    _check_slurm()
+    if not _in_a_cluster():
+      return True
   if not any(map(os.environ.get, _THREADS)) and own_cores() < _LEAST_THREADS:
     os.environ[_THREADS[0]] = str(_LEAST_THREADS)
   import jax
@@ -111,6 +114,40 @@ def _limited(
   secs: float, text: str, code: int
 ) -> contextlib.AbstractContextManager[None]:
   return watch.limited(secs, lambda: watch.leave(text, code), text)
+
+
+def _check_slurm() -> None:
+  """Raises a ValueError if Slurm has set only a part of what tells a task.
+
+  Each process would train alone, all in one workdir, or one of many on the
+  first node, while the others are paid for.
+  """
+  job, tasks = map(os.environ.get, ('SLURM_JOB_ID', 'SLURM_NTASKS'))
+  of_task = 'SLURM_PROCID', 'SLURM_LOCALID', 'SLURM_STEP_NODELIST'
+  missing = [name for name in of_task if name not in os.environ]
+  advice = (
+    'start it by srun in a job (launch/slurm.sbatch does), or give '
+    '--num_processes=1 to train with one process alone.'
+  )
+  if tasks is None:  # an interactive job, or none
+    return
+  if not tasks.isdecimal() or int(tasks) < 1:
+    raise ValueError(
+      f'Slurm has set SLURM_NTASKS={tasks!r}, which is no number of tasks; '
+      f'{advice}'
+    )
+  if int(tasks) == 1:
+    return
+  if not job:
+    raise ValueError(
+      f'There is no job of Slurm here (no SLURM_JOB_ID), but SLURM_NTASKS='
+      f'{tasks}; {advice} Or unset the variables of Slurm.'
+    )
+  if missing:
+    raise ValueError(
+      f'The job {job} of Slurm has {tasks} tasks, but this process is none of '
+      f'them (no {", ".join(missing)}); {advice}'
+    )
 
 
 def _in_a_cluster() -> bool:

@@ -371,7 +371,9 @@ def evaluated(
     answer was judged, or if all problems are too long and dropped; an answer on
     which it failed counts as 0. If any reward has failed on some,
     `heldout_failed` is the number of these; if any problem is too long and
-    dropped, `heldout_too_long` is the number of those.
+    dropped, `heldout_too_long` is the number of those. If any reward is neither
+    0 nor 1, `heldout_graded` is the share of those, and people are told a mean
+    reward instead of an accuracy.
   """
   nothing: dict[str, float | None] = {'heldout_accuracy': None}
   if run.heldout is None:
@@ -399,4 +401,7 @@ def evaluated(
   accuracy = float(np.mean(reward[counts])) if counts.any() else None
   failed = float(rollout.failed.any(-1).sum())
   some = {'heldout_failed': failed} if failed else {}
+  graded = (reward != 0) & (reward != 1) & counts
+  if graded.any():
+    some['heldout_graded'] = float(np.mean(graded[counts]))
   return {'heldout_accuracy': accuracy, **some, **too_long}

@@ -74,14 +74,18 @@ def draw(
   # Indexing in a compiled program clamps an id that is too large, so the model
   # would read another token without an error.
   assert rollout.batch.tokens is not None  # a file has them
-  largest = max(
-    int(np.max(rollout.batch.tokens)),
-    *(max(ids, default=0) for ids in rollout.prompts),
-  )
-  if largest >= run.tokenizer.vocab_size:
+  drawn = np.unique(np.asarray(rollout.batch.tokens)[rollout.batch.mask])
+  used = {*drawn.tolist(), *(i for ids in rollout.prompts for i in ids)}
+  largest = max(used, default=0)
+  unused = run.tokenizer.unused_ids(largest + 1)
+  strange = [i for i in sorted(used) if any(a <= i < b for a, b in unused)]
+  if strange:
+    known = run.tokenizer.vocab_size
+    why = f'the vocabulary ends at {known - 1}'
+    if strange[0] < known:
+      why = 'the tokenizer has no token of this id'
     raise ValueError(
-      f'{path} has the token {largest}, but the vocabulary ends at '
-      f'{run.tokenizer.vocab_size - 1}; replay it with the tokenizer of its '
-      'run.'
+      f'{path} has the token {strange[0]}, but {why}; replay it with the '
+      'tokenizer of its run.'
     )
   return rollout, prompt_state, {}

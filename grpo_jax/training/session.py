@@ -32,6 +32,7 @@ from grpo_jax.rollouts.types import Rollout
 from grpo_jax.training import ahead
 from grpo_jax.training import bucket
 from grpo_jax.training import build
+from grpo_jax.training import build_limits
 from grpo_jax.training import build_model
 from grpo_jax.training import build_rewards
 from grpo_jax.training import build_tokenizer
@@ -237,6 +238,8 @@ def _built(
   )
   if note := build_tokenizer.turn_end_note(config, run.tokenizer):
     screen.fact('ends', note)
+  for name, text in build_limits.facts(run, len(devices)).items():
+    screen.fact(name, text)
   return run, update
 
 

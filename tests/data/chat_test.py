@@ -1,5 +1,6 @@
 """Chats: ids against transformers, formats of prompts, what is refused."""
 
+import dataclasses
 import datetime
 import json
 import pickle
@@ -242,7 +243,10 @@ def test_people_see_the_last_question():
 def test_a_demonstration_ends_as_the_template_ends_a_turn(
   name, eos, end, tmp_path
 ):
-  own = "{% for m in messages %}{{ loop.cycle('<s>', '</s>') }}{% endfor %}"
+  own = (
+    "{% for m in messages %}{{ m['content'] }}{{ loop.cycle('<s>', '</s>') }}"
+    '{% endfor %}'
+  )
   template = chat_templates.ALL.get(name, own)
   hf_folder.write_tokenizer(tmp_path, template, eos=eos, bos='<bos>')
   plain = data.Tokenizer.from_folder(tmp_path)
@@ -314,3 +318,50 @@ def test_a_pickled_tokenizer_writes_the_same_chats(folder):
   tokenizer = data.Tokenizer.from_folder(folder, prompt_format=_chat())
   copy = pickle.loads(pickle.dumps(tokenizer))
   assert copy.encode_prompt([ASK]) == tokenizer.encode_prompt([ASK])
+
+
+USER = (
+  "{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}{% endfor %}"
+)
+DROPPING = [
+  ('Hello!', {}, "'user' (it writes 'Hello!')"),
+  ('{{ bos_token }}', {}, "leaves out messages with the role 'user'"),
+  ("{{ messages[0]['role'] }}", {}, "leaves out messages with the role 'user'"),
+  ("{{ messages[0]['content'][:4] }}", {}, "it writes 'What'"),
+  ("{% if think %}{{ messages[0]['content'] }}{% endif %}", {}, "role 'user'"),
+  (USER, {'system_prompt': 'Be brief.'}, "role 'system'"),
+  # A template for one message, which the system message takes.
+  ("{{ messages[0]['content'] }}", {'system_prompt': 'x'}, "role 'user'"),
+]
+
+
+@pytest.mark.parametrize('source, options, words', DROPPING)
+def test_a_template_that_drops_a_message_is_refused(source, options, words):
+  plain = data.character_tokenizer('ab')
+  form = data.PromptFormat(chat=True, **options)
+  template = data.ChatTemplate(source, {'bos_token': '<s>'})
+  with pytest.raises(ValueError, match='^The chat template leaves') as refused:
+    dataclasses.replace(plain, chat_template=template, prompt_format=form)
+  assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+  'source, options',
+  [
+    (USER, {}),
+    ("{{ messages[0]['content'] }}", {}),
+    (
+      "{% if think %}{{ messages[0]['content'] }}{% endif %}",
+      {'chat_kwargs': {'think': True}},
+    ),
+    (
+      "{% for m in messages %}{{ m['content'] | trim }}{% endfor %}",
+      {'system_prompt': 'Be brief.'},
+    ),
+  ],
+)
+def test_a_template_that_writes_them_is_not(source, options):
+  plain = data.character_tokenizer('ab')
+  form = data.PromptFormat(chat=True, **options)
+  template = data.ChatTemplate(source)
+  dataclasses.replace(plain, chat_template=template, prompt_format=form)

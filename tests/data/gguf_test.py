@@ -377,3 +377,21 @@ def test_chats_of_smollm2():
 
 def test_the_rules_are_the_ones_that_are_tested():
   assert set(WORDS) == set(_gguf._PRE_TOKENIZERS)
+
+
+def test_names_that_fill_up_the_embedding_are_no_tokens(tmp_path):
+  """Of the type "unused"; one that a merge makes is a token all the same."""
+  fields = vocabulary()
+  tokens = fields['tokenizer.ggml.tokens']
+  number, made = len(tokens), tokens.index('la')
+  tokens += ['[PAD0]', '[PAD1]', '[PAD2]']
+  types = fields['tokenizer.ggml.token_type'] + [5, 5, 5]
+  types[made] = 5
+  fields['tokenizer.ggml.token_type'] = types
+  fields['tokenizer.ggml.padding_token_id'] = number + 1
+  found = data.Tokenizer.from_gguf(write(tmp_path / 'a.gguf', fields))
+  assert found.vocab_size == number + 2 and found.pad_id == number + 1
+  assert found.unused_ids(number + 3) == (
+    (number, number + 1), (number + 2, number + 3),
+  )  # fmt: skip
+  assert found.encode('la') == [made]

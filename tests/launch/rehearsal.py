@@ -35,7 +35,7 @@ SMALL = (
   '--config.mesh.fsdp=2',
   '--config.learner.micro_rows=4',
   '--config.data.heldout=',
-  '--config.checkpoint.best_metric=reward_mean',
+  '--config.checkpoint.best_metric=reward',
   '--config.checkpoint.every_steps=1',
 )
 LIMIT_SECS = 3600.0  # the first start compiles four times, on two cores

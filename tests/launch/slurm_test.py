@@ -165,3 +165,14 @@ def test_slurm_is_told_what_the_run_needs():
     '--open-mode=append',
   ):
     assert f'#SBATCH {wanted}\n' in before
+
+
+@pytest.mark.parametrize('given', [{}, {'SLURM_JOB_ID': ''}])
+def test_outside_of_a_job_it_says_so(given, tmp_path):
+  scripts.stand_in(tmp_path, 'srun', SRUN)
+  done = scripts.run(
+    'bash', scripts.LAUNCH / 'slurm.sbatch', 'train', programs=tmp_path, **given
+  )
+  assert done.returncode == 2
+  assert 'this is no job of Slurm' in done.stderr
+  assert 'sbatch launch/slurm.sbatch train' in done.stderr

@@ -34,7 +34,7 @@ def get_config():
   config.optim.warmup_steps = 0
   config.evaluation.every_steps = 0
   config.checkpoint.every_steps = config.checkpoint.keep_last = 1
-  config.checkpoint.best_metric = 'reward_mean'
+  config.checkpoint.best_metric = 'reward'
   config.log.completions_every_steps = 1
   config.log.display = 'plain'
   config.mesh.fsdp = 4

@@ -1,5 +1,7 @@
 """The chain: order, requirements, scope, schedules, state, shapes."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -319,3 +321,42 @@ def test_keep_stays_a_mask():
   method = losses.methods.dapo()
   credited, _ = losses.credit(method, losses.check_batch(batch), method.init())
   assert credited.keep.dtype == bool and not credited.keep.any()
+
+
+@pytest.mark.parametrize(
+  'links, words',
+  [
+    ((CREDIT, WEIGHT, losses.drop_uniform_groups(), CLIP), 'drops tokens'),
+    ((CREDIT, WEIGHT, losses.mean_over_sequence_sums(), CLIP), "set 'weight'"),
+    ((CREDIT, losses.on_weight(lambda w, b: w), WEIGHT), "sets 'weight'"),
+    ((CREDIT, losses.recenter_branches(), WEIGHT), "sets 'weight'; place rece"),
+    ((CREDIT, WEIGHT, CLIP, losses.pool_log_ratio()), 'place pool_log_ratio'),
+    ((CREDIT, WEIGHT, CLIP, losses.score_function()), "set 'objective'"),
+    (
+      (CREDIT, losses.on_objective(lambda t, b: t.objective), CLIP),
+      "sets 'objective'",
+    ),
+    ((losses.on_advantage(lambda a, b: a), CREDIT), "sets 'advantage'"),
+    (
+      (losses.chain(CREDIT, WEIGHT), losses.chain(losses.drop_truncated())),
+      'drop_truncated drops tokens',
+    ),
+  ],
+)
+def test_credit_refuses_a_chain_out_of_order_at_once(links, words):
+  method = losses.chain(*links)
+  batch = losses.make_batch(np.ones((1, 2, 3), bool), np.ones((1, 2)))
+  with pytest.raises(ValueError, match=words):
+    losses.credit(method, batch, method.init())
+
+
+def test_credit_of_a_part_of_a_chain_is_none_out_of_order():
+  part = losses.chain(CREDIT, losses.gate_small_advantages(1.5))
+  batch = losses.make_batch(np.ones((1, 2, 3), bool), np.ones((1, 2)))
+  losses.credit(part, batch, part.init())
+
+
+def test_help_of_a_batch_tells_the_shape_of_every_field():
+  for name in losses.Batch._fields:
+    line = re.search(rf'^    {name}: (.*)$', losses.Batch.__doc__, re.M)
+    assert line and '[P,G' in line[1], name

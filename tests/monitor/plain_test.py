@@ -80,6 +80,19 @@ def test_samples_come_with_evaluations(capsys):
   assert len(capsys.readouterr().err.splitlines()) == 3
 
 
+def test_an_accuracy_is_one_of_rewards_that_are_0_or_1(capsys):
+  shown = plain(100)
+  shown.write(0, {'heldout_accuracy': 0.0}, [])
+  shown.write(3, {'heldout_accuracy': 0.42, 'heldout_graded': 0.5}, [])
+  shown.write(6, {'heldout_accuracy': 1.0}, [])  # of the same run
+  lines = capsys.readouterr().err.splitlines()
+  assert [line.partition('  left')[0] for line in lines] == [
+    'rollout 0/100  held-out accuracy 0',
+    'rollout 3/100  held-out mean reward 0.420',
+    'rollout 6/100  held-out mean reward 1.000',
+  ]
+
+
 def steps_shown(capsys, total, steps, evaluations=()):
   shown = plain(total)
   for step in steps:

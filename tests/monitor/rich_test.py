@@ -155,6 +155,24 @@ def test_the_best_of_a_long_run_is_no_mean(display):
   assert tile.more == 'best 0.900'
 
 
+def test_one_reward_between_0_and_1_makes_it_a_mean_reward(display):
+  display.write(7, {'heldout_accuracy': 0.5, 'heldout_graded': 0.1}, [])
+  display.write(8, {'heldout_accuracy': 1.0}, [])
+  tiles = {tile.label: tile for tile in display._view.tiles}
+  assert 'held-out accuracy' not in tiles
+  one = tiles['held-out mean reward']
+  assert one.points == [(0, 0.25), (7, 0.5), (8, 1.0)]
+  assert one.more == 'best 1.000'
+
+
+def test_an_earlier_start_may_have_had_such_a_reward(display):
+  history = {'heldout_accuracy': [(0, 0.5)], 'heldout_graded': [(0, 1.0)]}
+  display.remember(History(lambda: 0.0, lambda name: history.get(name, [])))
+  display.write(2, {'heldout_accuracy': 1.0}, [])
+  tiles = [tile.label for tile in display._view.tiles]
+  assert tiles == ['reward', 'held-out mean reward', 'tokens per second']
+
+
 def test_a_history_is_not_rebuilt_point_by_point(display, monkeypatch):
   """Each `added` copies the whole curve; a long history would take long."""
   monkeypatch.delattr(_tiles.Series, 'added')

@@ -156,6 +156,7 @@ def test_curves_go_by_rollout():
   history = {
     'reward': [(1, 0.5), (2, 0.75)],
     'heldout_accuracy': [(0, 0.25)],
+    'heldout_graded': [],
     'sample_tokens_per_sec': [(1, 1000.0), (2, 500.0)],
     'sample_secs': [(1, 0.25), (2, 1.0)],
     'step_secs': [(1, 1.0), (2, 2.0)],

@@ -230,7 +230,7 @@ def test_a_run_is_no_faster_than_its_bound(tmp_path):
     '--config.steps=6',
     '--config.warm_up.steps=8',
     '--config.data.heldout=',
-    '--config.checkpoint.best_metric=reward_mean',
+    '--config.checkpoint.best_metric=reward',
     quick=False,
   )
   assert done.returncode == 0, done.stderr

@@ -67,6 +67,17 @@ def test_titles_say_what_is_to_be_seen(three):
   assert re.search(r'<h3>Gradient norm stayed near (1|0.9|1.0)\d*</h3>', text)
 
 
+def test_a_mean_of_other_rewards_than_0_and_1_is_no_accuracy(tmp_path):
+  def metrics(step):
+    return {'heldout_graded': 0.5} if step == 20 else {}
+
+  graded = made_runs.run(tmp_path / 'a', metrics=metrics)
+  text = words(page_of(graded))
+  assert 'Held-out mean reward rose from 0.2 to 0.6' in text
+  assert 'held-out mean reward, first to last' in text
+  assert 'accuracy' not in text.replace('heldout_accuracy', '')
+
+
 def test_seeds_are_one_curve_with_an_interval(three):
   data = data_of(page_of(*three))['reward']
   (curve,) = data['curves']

@@ -48,7 +48,7 @@ TRAINED = {
   'sampler.max_tokens': 4,
   'optim.lr': 1e-2,
   'checkpoint.every_steps': 1,
-  'checkpoint.best_metric': 'reward_mean',
+  'checkpoint.best_metric': 'reward',
   'log.completions_every_steps': 0,
 }
 ROWS = np.array([[5, 300, 17, 42, 9, 333, 250, 8]], np.int32)

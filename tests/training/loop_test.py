@@ -229,15 +229,15 @@ def test_evaluations_fall_at_the_start_every_n_and_the_end(tmp_path):
 
 @pytest.mark.quick
 @pytest.mark.parametrize(
-  'judged, failed, mean',
+  'judged, failed, mean, graded',
   [
-    ((True, False, True), False, (0.5 + 0.25) / 2),
-    ((False,) * 3, False, None),
-    ((True, False, True), True, (0.5 + 0 + 0.25) / 3),
+    ((True, False, True), False, (0.5 + 0.25) / 2, 1.0),
+    ((False,) * 3, False, None, None),
+    ((True, False, True), True, (0.5 + 0 + 0.25) / 3, 2 / 3),
   ],
 )
 def test_an_evaluation_is_the_mean_of_the_first_reward_of_greedy_answers(
-  judged, failed, mean, monkeypatch
+  judged, failed, mean, graded, monkeypatch
 ):
   """An answer on which it has failed counts as 0, others that have none not."""
   parts = np.array([[[0.5, 9]], [[7, 9]], [[0.25, 9]]], np.float32)
@@ -246,6 +246,8 @@ def test_an_evaluation_is_the_mean_of_the_first_reward_of_greedy_answers(
   failures = np.zeros(parts.shape, bool)
   failures[1, 0, 0] = failed
   number = {'heldout_failed': 1} if failed else {}
+  if graded is not None:  # neither 0 nor 1
+    number['heldout_graded'] = graded
   asked = []
 
   def collect(records, engine, tokenizer, rewards, sampling, *group_step, **_):

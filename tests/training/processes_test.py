@@ -4,6 +4,7 @@ from concurrent import futures
 import contextlib
 import functools
 import os
+import re
 import signal
 import socket
 import threading
@@ -268,6 +269,58 @@ def test_slurm_tells_how_many_there_are(monkeypatch):
   assert joining.initialize() and not joined
   monkeypatch.setenv('SLURM_NTASKS', '2')
   assert joining.initialize() and joined == [(None, None, None)]
+
+
+SLURM = {
+  'SLURM_JOB_ID': '7',
+  'SLURM_NTASKS': '16',
+  'SLURM_STEP_NODELIST': 'here',
+  'SLURM_PROCID': '0',
+  'SLURM_LOCALID': '0',
+}
+
+
+@pytest.mark.parametrize(
+  'changes, words',
+  [
+    # In an allocation of salloc, or in a batch script, without srun.
+    (
+      dict.fromkeys(('SLURM_STEP_NODELIST', 'SLURM_PROCID', 'SLURM_LOCALID')),
+      'The job 7 of Slurm has 16 tasks, but this process is none of them (no '
+      'SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_NODELIST); start it by srun',
+    ),
+    ({'SLURM_STEP_NODELIST': None}, 'of them (no SLURM_STEP_NODELIST); start'),
+    (
+      {'SLURM_JOB_ID': None},
+      'There is no job of Slurm here (no SLURM_JOB_ID), but SLURM_NTASKS=16',
+    ),
+    ({'SLURM_NTASKS': 'x'}, "SLURM_NTASKS='x', which is no number of tasks"),
+    ({'SLURM_NTASKS': '0'}, "SLURM_NTASKS='0', which is no number of tasks"),
+    ({'SLURM_NTASKS': '-2'}, "SLURM_NTASKS='-2', which is no number"),
+  ],
+)
+def test_half_of_an_environment_of_slurm_is_refused(
+  changes, words, monkeypatch
+):
+  given = {k: v for k, v in (SLURM | changes).items() if v is not None}
+  monkeypatch.setattr(os, 'environ', given)
+  with pytest.raises(ValueError, match=re.escape(words)):
+    joining.initialize()
+  assert joining.initialize(number=1)  # alone, whatever Slurm says
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {'SLURM_NTASKS': None},
+    {'SLURM_NTASKS': '1', 'SLURM_PROCID': None},
+    dict.fromkeys(SLURM),
+  ],
+)
+def test_one_task_of_slurm_trains_alone(changes, monkeypatch):
+  given = {k: v for k, v in (SLURM | changes).items() if v is not None}
+  monkeypatch.setattr(os, 'environ', given)
+  assert joining.initialize()
 
 
 @pytest.mark.parametrize(

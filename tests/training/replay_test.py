@@ -5,6 +5,7 @@ import types
 import numpy as np
 import pytest
 
+from grpo_jax import data
 from grpo_jax.rollouts import parquet
 from grpo_jax.training import replay
 from tests.rollouts import parquet_test
@@ -27,7 +28,7 @@ def drawn(tmp_path):
       config=types.SimpleNamespace(
         sampler=types.SimpleNamespace(prompts=prompts, group=group)
       ),
-      tokenizer=types.SimpleNamespace(vocab_size=vocab_size),
+      tokenizer=data.character_tokenizer('abcdefghijk'[: vocab_size - 2]),
     )
     return rollout, replay.draw(tmp_path, run, STATE, step)
 

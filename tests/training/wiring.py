@@ -44,6 +44,7 @@ from grpo_jax.rollouts import pass_at_k
 from grpo_jax.rollouts import rollout as rollout_lib
 from grpo_jax.rollouts import rollout_metrics
 from grpo_jax.training import build
+from grpo_jax.training import build_limits
 from grpo_jax.training import build_model
 from grpo_jax.training import build_updater
 from grpo_jax.training import compiled_programs
@@ -303,7 +304,9 @@ def _shape_of_files(vocab_size):
       **{**dict(vocab_size=vocab_size, num_layers=1), **computed}
     )
 
-  return types.SimpleNamespace(config=config, architecture='', tokenizer=None)
+  return types.SimpleNamespace(
+    config=config, architecture='', tokenizer=None, context_tokens=None
+  )
 
 
 def _patches(seen, patch):
@@ -334,6 +337,9 @@ def _patches(seen, patch):
   note(models, 'ModelConfig')
   note(models, 'LowRank')
   note(build_model, 'abstract')
+  note(build_limits, 'check_context')
+  # Every field has a value here, also that of models with experts.
+  note(build_limits, 'check_model', lambda *_: None)
   note(sampling, 'LocalEngine', lambda *_, **__: Engine(seen))
   for name in ('key', 'generator'):
     note(random_keys, name, as_name=f'random {name}')

@@ -47,6 +47,7 @@ PAIRS = {
   'model.remat': ('attention', 'layer'),
   'model.unroll': (True, False),
   'model.attention': ('xla', 'auto'),
+  'model.beyond_context': (True, False),
   'lora.rank': (7, 5),
   'lora.alpha': (9.0, 15.0),
   'lora.targets': (('mlp/*',), ('attention/*',)),

@@ -14,6 +14,7 @@ from typing import Any
 from grpo_jax.models._config import Experts
 from grpo_jax.models._config import LayerKind
 from grpo_jax.models._config import ModelConfig
+from grpo_jax.models.weights import _config_checks
 from grpo_jax.models.weights import _families
 from grpo_jax.models.weights import _rope
 from grpo_jax.models.weights._families import Family
@@ -27,6 +28,7 @@ COMPUTED = (
   'unroll',
   'attention',
   'lora',
+  'unused_ids',
 )
 """Fields of `ModelConfig` that say how a model is computed, not which it is."""
 
@@ -46,7 +48,7 @@ def config_from_huggingface(config_json: Fields, **computed) -> ModelConfig:
   Args:
     config_json: Its content.
     **computed: What no `config.json` says: `compute_dtype`, `residual_dtype`,
-      `remat`, `unroll`, `attention` and `lora` of `ModelConfig`.
+      `remat`, `unroll`, `attention`, `lora` and `unused_ids` of `ModelConfig`.
 
   Returns:
     A `ModelConfig`.
@@ -102,9 +104,24 @@ def config_from_huggingface(config_json: Fields, **computed) -> ModelConfig:
   )
 
 
+def context_tokens(config_json: Fields) -> int | None:
+  """How many tokens a model was made for; None if its `config.json` is silent.
+
+  Raises:
+    ValueError: See `config_from_huggingface`.
+  """
+  return _rope.context_tokens(_fields(family_of(config_json), config_json))
+
+
 def family_of(config_json: Fields) -> Family:
   """The family that a `config.json` names, as architecture or as model type."""
-  named = config_json.get('architectures') or [
+  named = config_json.get('architectures')
+  if named is not None and not isinstance(named, list | tuple):
+    raise ValueError(
+      f'config.json has architectures={named!r:.60}; give a list of one name, '
+      'such as ["LlamaForCausalLM"].'
+    )
+  named = named or [
     row.architecture
     for row in _families.FAMILIES
     if row.model_type == config_json.get('model_type')
@@ -116,7 +133,13 @@ def _fields(row: Family, config_json: Fields) -> dict[str, Any]:
   """The fields that count, with what a `config.json` leaves out filled in."""
   given = dict(config_json)
   if row.inside:
-    given = dict(given.get(row.inside) or {})
+    inner = given.get(row.inside) or {}
+    if not isinstance(inner, Mapping):
+      raise ValueError(
+        f'config.json has {row.inside}={inner!r:.60}, which is no object with '
+        'fields; copy the file again.'
+      )
+    given = dict(inner)
     tied = config_json.get('tie_word_embeddings', True)
     given.setdefault('tie_word_embeddings', tied)
   fixed = dict(
@@ -147,6 +170,7 @@ def _fields(row: Family, config_json: Fields) -> dict[str, Any]:
         f'config.json of a {row.architecture} has no {name}; give a complete '
         'one.'
       )
+  _config_checks.check(fields)
   return fields
 
 

@@ -71,13 +71,43 @@ def _rope(given: Fields, base: float, fields: Fields) -> Rope:
       f'config.json scales rotary positions by {kind!r}, which is not built '
       f'here; give a model with one of these: default, {", ".join(_SCALED)}.'
     )
-  trained = fields.get('original_max_position_embeddings')
-  trained = trained or given.get('original_max_position_embeddings')
-  trained = trained or fields.get('max_position_embeddings') or 0
-  factor = given.get('factor')
+  trained, factor = _trained(given, fields), given.get('factor')
   if factor is None and trained:
     factor = (fields.get('max_position_embeddings') or 0) / trained
   return Rope(base, _SCALED[kind](given, float(factor or 0), trained))
+
+
+def context_tokens(fields: Fields) -> int | None:
+  """How many tokens a model was made for, prompt and completion together.
+
+  `max_position_embeddings` includes what rotary positions are scaled by, but
+  for YaRN, which is often switched on in a `config.json` that says no more than
+  the trained length: there it is the factor times that length.
+
+  Args:
+    fields: Of `config.json`.
+
+  Returns:
+    Tokens; None if the `config.json` does not say.
+  """
+  most = fields.get('max_position_embeddings')
+  both = fields.get('rope_scaling') or fields.get('rope_parameters') or {}
+  for given in (both, *both.values()):
+    if not isinstance(given, Mapping):
+      continue
+    kind = given.get('rope_type', given.get('type', 'default'))
+    factor, trained = given.get('factor'), _trained(given, fields)
+    scales = kind == 'yarn' or (most is None and kind in _SCALED)
+    if scales and trained and factor:
+      return int(trained * factor)
+  return most
+
+
+def _trained(given: Fields, fields: Fields) -> int:
+  """The tokens that a model was trained on before it was scaled; 0: unsaid."""
+  trained = fields.get('original_max_position_embeddings')
+  trained = trained or given.get('original_max_position_embeddings')
+  return trained or fields.get('max_position_embeddings') or 0
 
 
 def _linear(given: Fields, factor: float, trained: int) -> RopeScaling:

@@ -61,6 +61,11 @@ class Source:
     except ValueError as error:
       raise ValueError(f'{self.path}: {error}') from error
 
+  @property
+  def context_tokens(self) -> int | None:
+    """How many tokens the model was made for; None if nothing says so."""
+    return _config_json.context_tokens(self.config_json)
+
   def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
     """A part of a stored tensor.
 

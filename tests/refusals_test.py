@@ -1,0 +1,505 @@
+"""Values that mean nothing, one row each: of the config, config.json, methods.
+
+Every field of the config has a row, or stands among those that take any value.
+"""
+
+import dataclasses
+import math
+import re
+
+import pytest
+
+from grpo_jax import config as config_lib
+from grpo_jax import losses
+from grpo_jax import models
+from grpo_jax import sharding
+from grpo_jax.models import weights
+from grpo_jax.training import build
+from grpo_jax.training import build_limits
+from tests import cli
+
+# Fields by name, what they are given, and what the refusal says of them. Of a
+# number NaN, infinity and -7 are in config_test.py.
+CONFIG = [
+  ({'seed': 2**32}, 'seed=4294967296; give at most 4294967295'),
+  ({'steps': 2**31}, 'steps=2147483648; give at most'),
+  (
+    {'steps': 2**30, 'learner.epochs': 8},
+    'whose product, 8,589,934,592 optimizer steps',
+  ),
+  ({'model.num_layers': 0}, 'model.num_layers=0; give 1 or more'),
+  ({'model.width': 0}, 'model.width=0; give 1 or more'),
+  ({'model.num_heads': 0}, 'model.num_heads=0'),
+  ({'model.num_kv_heads': 0}, 'model.num_kv_heads=0'),
+  ({'model.head_dim': 0}, 'model.head_dim=0'),
+  ({'model.mlp_width': 0}, 'model.mlp_width=0'),
+  ({'model.rope_base': 1.0}, 'model.rope_base=1.0; give more than 1'),
+  ({'model.norm_epsilon': -1.0}, 'model.norm_epsilon=-1.0; give more than 0'),
+  ({'model.norm_epsilon': 2.0}, 'model.norm_epsilon=2.0; give at most 1'),
+  ({'model.window_tokens': (-1,)}, 'model.window_tokens=(-1,)'),
+  ({'model.remat': 'some'}, "model.remat='some'"),
+  ({'lora.rank': -1}, 'lora.rank=-1; give 0 or more'),
+  ({'lora.rank': 4, 'lora.targets': ()}, 'lora.rank=4 with no lora.targets'),
+  ({'lora.alpha': 0.0}, 'lora.alpha=0.0; give more than 0'),
+  ({'lora.alpha': 1e9}, 'lora.alpha=1000000000.0; give at most 1000000'),
+  ({'lora.base_dtype': 'int8'}, "lora.base_dtype='int8'"),
+  ({'data.train': ''}, "data.train=''; name where the prompts come from"),
+  ({'data.train': ({'name': ''},)}, "data.train[0].name=''"),
+  ({'data.train': ({'name': 'a', 'weight': -1.0},)}, 'weight=-1.0; give a num'),
+  ({'data.heldout': ({'name': ''},)}, "data.heldout[0].name=''"),
+  ({'data.heldout': ()}, 'no source in data.heldout'),
+  ({'data.prompt_field': ''}, "data.prompt_field=''; name the field"),
+  ({'data.prompt_field': 'answer'}, "both 'answer', so that the model would"),
+  ({'data.tokenizer': ''}, "data.tokenizer='', the tokenizer of the model"),
+  ({'data.system_prompt': 'x'}, "data.system_prompt='x' with data.chat=False"),
+  ({'data.chat_kwargs': {'x': 1}}, 'data.chat_kwargs='),
+  ({'data.prompt_buckets': (0,)}, 'data.prompt_buckets=(0,)'),
+  ({'data.completion_buckets': (-5,)}, 'data.completion_buckets=(-5,)'),
+  ({'data.completion_buckets': (4,)}, 'above the largest of'),
+  ({'data.too_long': 'cut'}, "data.too_long='cut'"),
+  ({'rewards': ()}, 'no rewards'),
+  ({'rewards': ({'name': ''},)}, "rewards[0].name=''; name a function"),
+  ({'rewards': ({'weight': 0.0},)}, 'weight=0 for each of its rewards'),
+  (
+    {'rewards': ({'weight': 0.0}, {'name': 'gsm8k', 'weight': -0.0})},
+    'weight=0 for each of its rewards',
+  ),
+  ({'rewards': ({'failed_reward': 1.0},)}, "on_failure='invalid'"),
+  ({'rewards': ({'where': 'x'},)}, "rewards[0].where='x'"),
+  ({'rewards': ({'on_failure': 'x'},)}, "rewards[0].on_failure='x'"),
+  ({'workers.number': 100_000}, 'workers.number=100000; give at most 4096'),
+  ({'workers.time_limit_secs': 0.0}, 'workers.time_limit_secs=0.0'),
+  ({'workers.start_limit_secs': 0.0}, 'workers.start_limit_secs=0.0'),
+  ({'workers.memory_limit_gib': 0.0}, 'workers.memory_limit_gib=0.0'),
+  ({'workers.memory_limit_gib': 0.01}, 'in which Python does not start'),
+  ({'sampler.prompts': 0}, 'sampler.prompts=0'),
+  ({'sampler.group': 0}, 'sampler.group=0'),
+  ({'sampler.group': 2**30}, 'tokens of a rollout'),
+  ({'sampler.max_tokens': 0}, 'sampler.max_tokens=0'),
+  ({'sampler.min_tokens': 5}, 'so that no completion could end'),
+  ({'sampler.temperature': 0.0}, 'under which there is nothing to learn from'),
+  ({'sampler.temperature': 1e30}, 'sampler.temperature=1e+30; give at most'),
+  ({'sampler.top_k': 1}, 'sampler.top_k=1, which draws the likeliest token'),
+  ({'sampler.top_p': 0.0}, 'sampler.top_p=0.0; give more than 0'),
+  ({'sampler.min_p': 1.0}, 'sampler.min_p=1.0, which draws the likeliest'),
+  ({'sampler.max_rows': 0}, 'sampler.max_rows=0'),
+  ({'sampler.tensor': -1}, 'sampler.tensor=-1'),
+  (
+    {'sampler.resample_rounds': 2, 'sampler.group': 1},
+    'where the completions of a group always earn the same',
+  ),
+  ({'sampler.ahead': 2}, 'sampler.ahead=2; give at most 1'),
+  ({'optim.lr': -1.0}, 'optim.lr=-1.0; give 0 or more'),
+  ({'optim.lr': 1e4}, 'optim.lr=10000.0; give at most 10'),
+  ({'optim.warmup_steps': 1000}, 'the learning rate never comes near its peak'),
+  ({'optim.warmup_steps': 60, 'optim.decay': 'linear'}, 'leave none'),
+  ({'optim.decay': 'step'}, "optim.decay='step'"),
+  ({'optim.b1': 1.0}, 'optim.b1=1.0; give at least 0 and less than 1'),
+  ({'optim.b2': -0.1}, 'optim.b2=-0.1'),
+  ({'optim.epsilon': 0.0}, 'optim.epsilon=0.0'),
+  ({'optim.weight_decay': -0.1}, 'optim.weight_decay=-0.1'),
+  ({'optim.weight_decay': 1e4}, 'all of it, or more'),
+  ({'optim.clip_norm': -1.0}, 'optim.clip_norm=-1.0'),
+  ({'optim.brake': 'hard'}, "optim.brake='hard'"),
+  ({'optim.reward_scale': -1.0}, 'optim.reward_scale=-1.0'),
+  ({'optim.overshoot_every_steps': -1}, 'optim.overshoot_every_steps=-1'),
+  ({'learner.batches': 0}, 'learner.batches=0'),
+  ({'learner.batches': 5}, 'learner.batches=5 with sampler.prompts=32'),
+  ({'learner.epochs': 0}, 'learner.epochs=0'),
+  ({'learner.layout': 'x'}, "learner.layout='x'"),
+  ({'learner.micro_rows': -1}, 'learner.micro_rows=-1'),
+  ({'learner.row_completions': 3}, 'give a divisor'),
+  ({'learner.pack_tokens': 8, 'learner.layout': 'padded'}, 'pack_tokens with'),
+  ({'learner.anchor': 'x'}, "learner.anchor='x'"),
+  ({'learner.anchor': 'sampler', 'sampler.top_k': 5}, 'ratio of every token'),
+  ({'learner.on_zero_advantage': 'x'}, "learner.on_zero_advantage='x'"),
+  ({'learner.nonfinite_rollouts': -1}, 'learner.nonfinite_rollouts=-1'),
+  ({'learner.expert_balance': -0.1}, 'learner.expert_balance=-0.1'),
+  ({'reference.refresh_steps': -1}, 'reference.refresh_steps=-1'),
+  ({'reference.refresh_weight': 0.0}, 'reference.refresh_weight=0.0'),
+  ({'reference.refresh_weight': 1.5}, 'reference.refresh_weight=1.5'),
+  ({'warm_up.steps': -1}, 'warm_up.steps=-1'),
+  ({'warm_up.examples': 0}, 'warm_up.examples=0'),
+  ({'warm_up.micro_rows': -1}, 'warm_up.micro_rows=-1'),
+  ({'warm_up.lr': 1e3}, 'warm_up.lr=1000.0; give at most 10'),
+  (
+    {'warm_up.steps': 1, 'warm_up.demonstrations': ''},
+    "warm_up.demonstrations='' with warm_up.steps=1",
+  ),
+  ({'warm_up.carry_free_share': 1.1}, 'warm_up.carry_free_share=1.1'),
+  ({'evaluation.every_steps': -1}, 'evaluation.every_steps=-1'),
+  ({'evaluation.examples': 0}, 'evaluation.examples=0'),
+  ({'evaluation.right_reward': math.nan}, 'evaluation.right_reward=nan'),
+  ({'checkpoint.every_steps': 0}, 'checkpoint.every_steps=0'),
+  ({'checkpoint.every_minutes': -1.0}, 'checkpoint.every_minutes=-1.0'),
+  ({'checkpoint.every_warm_up_steps': 0}, 'checkpoint.every_warm_up_steps=0'),
+  ({'checkpoint.keep_last': 0}, 'checkpoint.keep_last=0'),
+  ({'checkpoint.export_every_saves': -1}, 'checkpoint.export_every_saves=-1'),
+  ({'checkpoint.export_dtype': 'int8'}, "checkpoint.export_dtype='int8'"),
+  ({'log.display': 'x'}, "log.display='x'"),
+  ({'log.samples': -1}, 'log.samples=-1'),
+  ({'log.wandb_mode': 'x'}, "log.wandb_mode='x'"),
+  ({'log.completions_every_steps': -1}, 'log.completions_every_steps=-1'),
+  (
+    {'log.token_effects': True, 'log.completions_every_steps': 0},
+    'log.token_effects=True with log.completions_every_steps=0',
+  ),
+  ({'log.geometry_every_steps': -1}, 'log.geometry_every_steps=-1'),
+  ({'log.kl_alarm': -1.0}, 'log.kl_alarm=-1.0'),
+  ({'log.entropy_alarm': -1.0}, 'log.entropy_alarm=-1.0'),
+  ({'log.sampler_gap_alarm': -1.0}, 'log.sampler_gap_alarm=-1.0'),
+]
+# Names, which are resolved where they are used, and switches.
+ANY_VALUE = {
+  'shuffle_rewards', 'compilation_cache', 'model.path', 'model.qk_norm',
+  'model.qkv_bias', 'model.tied_embeddings', 'model.unroll',
+  'model.beyond_context', 'data.answer_field', 'data.eos_tokens',
+  'data.pad_token', 'data.chat', 'data.completion_prefix',
+  'sampler.stop_strings', 'sampler.retire_solved', 'optim.moments',
+  'optim.offload', 'learner.compute_all', 'reference.offload',
+  'evaluation.answer', 'log.tensorboard', 'log.wandb_project',
+  'log.expected_prefixes',
+}  # fmt: skip
+# Refused where the model, the mesh or the method is built: see below, and
+# build_method_test.py.
+BUILT = {
+  'model.compute_dtype', 'model.residual_dtype', 'model.attention',
+  'learner.method', 'learner.method_kwargs', 'checkpoint.best_metric',
+  'mesh.data', 'mesh.fsdp', 'mesh.tensor', 'mesh.expert', 'mesh.context',
+  'mesh.slices',
+}  # fmt: skip
+
+
+def with_fields(fields):
+  values = config_lib.default()
+  # A ConfigDict would take the fields of a dict one by one.
+  kwargs = {k: v for k, v in fields.items() if isinstance(v, dict)}
+  for name, value in kwargs.items():
+    group, field = name.split('.')
+    setattr(values[group], field, value)
+  rest = {k: v for k, v in fields.items() if k not in kwargs}
+  values.update_from_flattened_dict(rest)
+  return config_lib.resolve(values)
+
+
+@pytest.mark.parametrize('fields, words', CONFIG)
+def test_a_value_without_meaning_is_refused(fields, words):
+  with pytest.raises(ValueError, match='^The config has ') as refused:
+    with_fields(fields)
+  assert words in str(refused.value) and '\n' not in str(refused.value)
+  assert str(refused.value).endswith('.')
+
+
+def test_every_field_is_looked_at():
+  known = set(config_lib.flat(dataclasses.asdict(config_lib.Config())))
+  rows = {name for fields, _ in CONFIG for name in fields}
+  assert rows | ANY_VALUE | BUILT == known
+  assert not ANY_VALUE & BUILT and not rows & (ANY_VALUE | BUILT)
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {'optim.warmup_steps': 10, 'steps': 1},  # to try it out
+    {'steps': 0, 'optim.warmup_steps': 10},
+    {'optim.lr': 0.0},
+    {'sampler.group': 1},
+    {'rewards': ({'weight': 0.0}, {'name': 'gsm8k', 'weight': -1.0})},
+    {'data.answer_field': ''},
+    {'checkpoint.best_metric': ''},
+    {'workers.memory_limit_gib': 1e6},
+  ],
+)
+def test_unusual_values_that_mean_something_are_not(fields):
+  with_fields(fields)
+
+
+LLAMA = dict(
+  architectures=['LlamaForCausalLM'],
+  vocab_size=14,
+  hidden_size=16,
+  intermediate_size=24,
+  num_hidden_layers=2,
+  num_attention_heads=2,
+)
+QWEN3_MOE = dict(LLAMA, architectures=['Qwen3MoeForCausalLM'], head_dim=8)
+QWEN3_MOE.update(num_key_value_heads=2, num_experts=4, num_experts_per_tok=2)
+LINEAR = {'rope_type': 'linear', 'factor': 2.0}
+LLAMA3 = {
+  'rope_type': 'llama3',
+  'factor': 2.0,
+  'original_max_position_embeddings': 8,
+}
+WHOLE = 'but a whole number from 1 to 2147483647 is needed'
+CONFIG_JSON = [
+  (LLAMA, dict(rope_theta='x'), "rope_theta='x', but a finite number above 0"),
+  (LLAMA, dict(rope_theta=-1.0), 'rope_theta=-1.0, but'),
+  (LLAMA, dict(rope_theta=math.nan), 'rope_theta=nan, but'),
+  (LLAMA, dict(rope_theta=10**400), 'rope_theta=1000'),
+  (LLAMA, dict(rms_norm_eps=-1), 'rms_norm_eps=-1, but a finite number above'),
+  (LLAMA, dict(rms_norm_eps=0), 'rms_norm_eps=0, but'),
+  (LLAMA, dict(rms_norm_eps=2.0), 'above 0, at most 1, is needed'),
+  (LLAMA, dict(rms_norm_eps=[1e-6]), 'rms_norm_eps=[1e-06], but'),
+  (LLAMA, dict(vocab_size=0), f'vocab_size=0, {WHOLE}'),
+  (LLAMA, dict(vocab_size='14'), f"vocab_size='14', {WHOLE}"),
+  (LLAMA, dict(vocab_size=2**31), f'vocab_size=2147483648, {WHOLE}'),
+  (LLAMA, dict(hidden_size=16.5), f'hidden_size=16.5, {WHOLE}'),
+  (LLAMA, dict(hidden_size=-16), f'hidden_size=-16, {WHOLE}'),
+  (LLAMA, dict(hidden_size=17), 'hidden_size=17, which num_attention_heads=2'),
+  (LLAMA, dict(intermediate_size=True), f'intermediate_size=True, {WHOLE}'),
+  (LLAMA, dict(num_hidden_layers=0), f'num_hidden_layers=0, {WHOLE}'),
+  (LLAMA, dict(num_attention_heads=[2]), f'num_attention_heads=[2], {WHOLE}'),
+  (LLAMA, dict(num_key_value_heads=0), f'num_key_value_heads=0, {WHOLE}'),
+  (LLAMA, dict(num_key_value_heads=3), 'num_key_value_heads=3 does not divide'),
+  (LLAMA, dict(head_dim=7), 'heads of 7 entries'),
+  (LLAMA, dict(head_dim={}), f'head_dim={{}}, {WHOLE}'),
+  (LLAMA, dict(max_position_embeddings=-1), 'max_position_embeddings=-1, but'),
+  (LLAMA, dict(max_position_embeddings='8k'), "embeddings='8k', but"),
+  (LLAMA, dict(tie_word_embeddings='yes'), "tie_word_embeddings='yes', but tr"),
+  (LLAMA, dict(tie_word_embeddings=1), 'tie_word_embeddings=1, but true or'),
+  (LLAMA, dict(hidden_act=3), 'hidden_act=3, which is not built'),
+  (LLAMA, dict(layer_types='full'), "layer_types='full', but a list of texts"),
+  (LLAMA, dict(rope_scaling='linear'), "rope_scaling='linear', which is no"),
+  (LLAMA, dict(rope_scaling=LINEAR | {'factor': 0}), 'factor=0 for rotary'),
+  (LLAMA, dict(rope_scaling=LINEAR | {'factor': '2'}), "factor='2' for rotary"),
+  (LLAMA, dict(rope_scaling=LINEAR | {'factor': -2}), 'factor=-2 for rotary'),
+  (
+    LLAMA,
+    dict(rope_scaling=LLAMA3 | {'original_max_position_embeddings': -8}),
+    'original_max_position_embeddings=-8 for rotary',
+  ),
+  (
+    LLAMA,
+    dict(rope_scaling=LLAMA3 | {'low_freq_factor': 4, 'high_freq_factor': 4}),
+    'low_freq_factor=4 and high_freq_factor=4 for rotary',
+  ),
+  (
+    LLAMA,
+    dict(rope_parameters={'full_attention': LINEAR | {'factor': 'x'}}),
+    "full_attention.factor='x' for rotary",
+  ),
+  (LLAMA, dict(architectures='LlamaForCausalLM'), 'give a list of one name'),
+  (
+    LLAMA,
+    dict(architectures=['Gemma3ForConditionalGeneration'], text_config=[1]),
+    'text_config=[1], which is no object',
+  ),
+  (
+    LLAMA | dict(architectures=['MistralForCausalLM'], num_key_value_heads=2),
+    dict(sliding_window=-4),
+    'sliding_window=-4, but',
+  ),
+  (QWEN3_MOE, dict(num_experts_per_tok=5), 'num_experts_per_tok=5 of num_exp'),
+  (QWEN3_MOE, dict(num_experts=-1), 'num_experts=-1, but a whole number from'),
+  (
+    QWEN3_MOE,
+    dict(moe_intermediate_size=0),
+    f'_size=0, {WHOLE}',
+  ),
+  (QWEN3_MOE, dict(decoder_sparse_step=0), f'decoder_sparse_step=0, {WHOLE}'),
+  (QWEN3_MOE, dict(mlp_only_layers=[2]), 'mlp_only_layers with 2, and'),
+  (QWEN3_MOE, dict(mlp_only_layers=[-1]), 'mlp_only_layers=[-1], but a list'),
+  (QWEN3_MOE, dict(norm_topk_prob='x'), "norm_topk_prob='x', but true or"),
+]
+
+
+@pytest.mark.parametrize('base, changes, words', CONFIG_JSON)
+def test_a_config_json_without_meaning_is_refused(base, changes, words):
+  weights.config_from_huggingface(base)
+  with pytest.raises(ValueError, match='config.json') as refused:
+    weights.config_from_huggingface({**base, **changes})
+  assert words in str(refused.value), refused.value
+
+
+ENTROPY = 'credit_tokens_by_entropy'
+ARGUMENTS = [
+  ('add_kl', dict(coefficient=-0.1), 'coefficient=-0.1; give a number that is'),
+  ('add_kl', dict(coefficient=math.nan), 'coefficient=nan'),
+  ('add_kl', dict(coefficient=math.inf), 'coefficient=inf'),
+  ('add_kl', dict(coefficient=None), 'coefficient=None; give a number'),
+  ('add_kl', dict(coefficient='0.1'), "coefficient='0.1'; give a number"),
+  ('subtract_kl', dict(coefficient=-1), 'coefficient=-1'),
+  ('subtract_kl_to_go', dict(coefficient=-1), 'coefficient=-1'),
+  ('pull_to_old', dict(coefficient=-1), 'coefficient=-1'),
+  ('imitate_positives', dict(coefficient=-1), 'coefficient=-1'),
+  ('add_entropy_bonus', dict(coefficient=math.nan), 'coefficient=nan'),
+  ('penalize_covariance', dict(share=2), 'share=2; give a number from 0 to 1'),
+  ('penalize_covariance', dict(coefficient=-1), 'coefficient=-1'),
+  ('subtract_entropy', dict(coefficient=-1), 'coefficient=-1'),
+  ('silence_uncertain', dict(entropy_limit=-1), 'entropy_limit=-1'),
+  ('mask_low_entropy', dict(share=-0.1), 'share=-0.1; give a number from 0'),
+  ('detach_covariance', dict(share=1.1), 'share=1.1'),
+  ('keep_largest_advantages', dict(share=1.5), 'share=1.5'),
+  (ENTROPY, dict(alpha=1.5), 'alpha=1.5; give a number from 0 to 1'),
+  (ENTROPY, dict(epsilon=-1), 'epsilon=-1'),
+  ('normalize_by_group', dict(epsilon=-1e-4), 'epsilon=-0.0001'),
+  ('normalize_over_tokens', dict(epsilon=math.nan), 'epsilon=nan'),
+  ('divide_by_batch_deviation', dict(epsilon=-1), 'epsilon=-1'),
+  ('ppo_clip', dict(low=1.0), 'low=1.0, so that the lower bound of the ratio'),
+  ('ppo_clip', dict(low=3), 'is -2, below which no ratio lies'),
+  ('ppo_clip', dict(low=-0.1), 'low=-0.1'),
+  ('ppo_clip', dict(high=-0.1), 'high=-0.1'),
+  ('ppo_clip', dict(cap=1.1), 'cap=1.1 and high=0.2'),
+  ('sigmoid_gate', dict(positive=0), 'positive=0; give a number above 0'),
+  ('gamma_weighted_score', dict(positive=(-1, 2)), 'positive=-1'),
+  ('mask_off_policy_negatives', dict(threshold=-1), 'threshold=-1'),
+  ('gate_small_advantages', dict(threshold=-1), 'threshold=-1'),
+  ('weigh_conflict_tokens', dict(wrong=-1), 'wrong=-1'),
+  ('truncate_token_importance', dict(cap=0), 'cap=0; give a number above 0'),
+  ('truncate_sequence_importance', dict(cap=-2), 'cap=-2'),
+  ('mask_sequence_importance', dict(cap=math.nan), 'cap=nan'),
+  ('mean_over_sequence_sums', dict(budget_tokens='x'), "budget_tokens='x'"),
+  ('constant_advantage', dict(value=math.inf), 'value=inf'),
+  ('adaptive_kl', dict(initial=-1, target=1), 'initial=-1'),
+  ('entropy_target', dict(target=-1), 'target=-1'),
+]
+
+
+@pytest.mark.parametrize('name, kwargs, words', ARGUMENTS)
+def test_an_argument_of_a_loss_without_meaning_is_refused(name, kwargs, words):
+  with pytest.raises(ValueError, match=f'^{name} got ') as refused:
+    getattr(losses, name)(**kwargs)
+  assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+  'name, kwargs',
+  [
+    ('add_kl', dict(coefficient=lambda rollout: 0.1)),
+    ('add_kl', dict(coefficient=losses.adaptive_kl(0.1, 0.01))),
+    ('add_entropy_bonus', dict(coefficient=-0.1)),
+    ('silence_uncertain', dict(entropy_limit=math.inf)),
+    ('ppo_clip', dict(low=0.99, high=10.0)),
+    ('capped_score_function', dict(low=1.0)),
+  ],
+)
+def test_schedules_and_limits_that_are_off_are_not(name, kwargs):
+  getattr(losses, name)(**kwargs)
+
+
+def test_a_negative_kl_and_a_wide_clip_are_refused_in_a_config():
+  for kwargs, words in (
+    ({'kl_coefficient': -0.1}, 'add_kl got coefficient=-0.1'),
+    ({'low': 1.0, 'high': 1.0}, 'ppo_clip got low=1.0'),
+  ):
+    with pytest.raises(ValueError, match=words):
+      build.method('grpo', kwargs)
+
+
+SHAPE = models.ModelConfig(14, num_layers=1, width=32)
+SPARSE = dataclasses.replace(
+  SHAPE,
+  pattern=(models.LayerKind(experts=True),),
+  experts=models.Experts(4, 2, 16),
+)
+
+
+@pytest.mark.parametrize(
+  'shape, fields, words',
+  [
+    (SHAPE, {'mesh.expert': 2}, 'config.mesh.expert=2, but the model has no'),
+    (SHAPE, {'learner.expert_balance': 0.1}, 'expert_balance=0.1, but the mod'),
+    (
+      SHAPE,
+      {'lora.rank': 33},
+      'config.lora.rank=33, but the model has',
+    ),
+    (SPARSE, {'lora.rank': 33}, 'config.lora.rank=33'),
+  ],
+)
+def test_what_a_model_has_not_is_refused(shape, fields, words):
+  config = with_fields(fields)
+  mesh = sharding.make_mesh(**vars(config.mesh))
+  with pytest.raises(ValueError, match=re.escape(words)):
+    build_limits.check_model(config, shape, mesh)
+  if shape is SHAPE and 'lora.rank' not in fields:
+    build_limits.check_model(config, SPARSE, mesh)
+
+
+@pytest.mark.parametrize(
+  'shape, fields, words',
+  [
+    # (2**40 + 1280 * 2**19) parameters of 16 bytes; and 2**31 tokens, each
+    # with 2 * 4 * 32 keys and values of 4 bytes.
+    (
+      dataclasses.replace(SHAPE, vocab_size=2**20, width=2**19),
+      {},
+      r'the parameters of the model \(width=524288, .* take 16,394.0 GiB at',
+    ),
+    (
+      SHAPE,
+      {'data.prompt_buckets': (2**31 - 1,)},
+      r'a single row of 2147483647 tokens \(data.prompt_buckets\) and 5 of a '
+      r'completion takes 2,048.0 GiB at least; give smaller widths',
+    ),
+  ],
+)
+def test_more_memory_than_there_is_is_refused(shape, fields, words):
+  fields = {
+    'data.prompt_buckets': (6,), 'data.completion_buckets': (5,), **fields
+  }  # fmt: skip
+  mesh = sharding.make_mesh()
+  with pytest.raises(ValueError, match=words):
+    build_limits.check_memory(with_fields(fields), shape, mesh)
+  small = {'data.prompt_buckets': (6,), 'data.completion_buckets': (5,)}
+  build_limits.check_memory(with_fields(small), SHAPE, mesh)
+
+
+@pytest.mark.parametrize(
+  'sizes, words',
+  [
+    (dict(data=-1, fsdp=3), r'multiply to 3, which does not divide the 8 dev'),
+    (dict(data=-1, tensor=5), 'multiply to 5, which does not divide'),
+    (dict(fsdp=9), 'needs 9 devices, but 8 are present'),
+    (dict(data=0), 'give 1 or more for each'),
+    (dict(context=-1), 'give 1 or more for each'),
+  ],
+)
+def test_a_mesh_that_leaves_devices_out_unasked_is_refused(sizes, words):
+  with pytest.raises(ValueError, match=words):
+    sharding.mesh_shape(8, **sizes)
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    'heldout_acc', 'reward_mean', 'acc', 'val_loss', 'reward/gsm8k',
+    'reward/exact_match_mean', 'nonsense', 'Reward', ' reward', 'loss/total',
+  ],
+)  # fmt: skip
+def test_an_unknown_best_metric_is_refused(name):
+  config = with_fields({'checkpoint.best_metric': name})
+  with pytest.raises(ValueError, match='is no metric of this run'):
+    build_limits.check_best_metric(config, ['exact_match'])
+  own = with_fields(
+    {'checkpoint.best_metric': name, 'learner.method': 'tests.own:method'}
+  )
+  build_limits.check_best_metric(own, ['exact_match'])  # may measure anything
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    '', 'heldout_accuracy', 'reward', 'accuracy', 'reward/exact_match',
+    'reward/exact_match_std', 'kl_old_k3', 'entropy', 'adam_carried_norm',
+    'length_tokens', 'geometry_cosine_mean', 'sample_tokens_per_sec',
+    'groups_solved', 'truncated', 'loss', 'mfu_learn',
+  ],
+)  # fmt: skip
+def test_a_metric_that_a_run_may_have_is_not(name):
+  config = with_fields({'checkpoint.best_metric': name})
+  build_limits.check_best_metric(config, ['exact_match'])
+
+
+def test_they_are_refused_at_the_start_of_a_run(tmp_path):
+  for given, words in (
+    ('checkpoint.best_metric=reward_mean', "'reward_mean' is no metric"),
+    ('lora.rank=64', 'config.lora.rank=64, but the model has the width 32'),
+    ('mesh.expert=2', 'config.mesh.expert=2, but the model has no experts'),
+    ('data.prompt_buckets=(2147483647,)', 'This run needs more memory than'),
+  ):
+    done = cli.call(
+      'train', cli.SMALL, f'--config.{given}', f'--workdir={tmp_path}/run'
+    )
+    cli.assert_refused(done, words)
+    assert not (tmp_path / 'run').exists()
