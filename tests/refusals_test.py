@@ -57,6 +57,7 @@ CONFIG = [
   ({'data.completion_buckets': (-5,)}, 'data.completion_buckets=(-5,)'),
   ({'data.completion_buckets': (4,)}, 'above the largest of'),
   ({'data.too_long': 'cut'}, "data.too_long='cut'"),
+  ({'data.last_turn': 'drop'}, "data.last_turn='drop'"),
   ({'rewards': ()}, 'no rewards'),
   ({'rewards': ({'name': ''},)}, "rewards[0].name=''; name a function"),
   ({'rewards': ({'weight': 0.0},)}, 'weight=0 for each of its rewards'),

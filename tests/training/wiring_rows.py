@@ -428,6 +428,7 @@ ROWS = {
     lambda reward: reward.failed is not None, lambda value: value == 'reward'
   ),
   'rewards[].failed_reward': of_rewards(lambda reward: reward.failed or 0.0),
+  'rewards[].required': of_rewards(lambda reward: reward.required),
   'workers.number': at(('Workers', 'number')),
   'workers.time_limit_secs': at(('Workers', 'time_limit_secs')),
   'workers.memory_limit_gib': memory_limit,

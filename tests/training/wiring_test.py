@@ -95,6 +95,7 @@ PAIRS = {
         'where': 'workers',
         'on_failure': 'reward',
         'failed_reward': -0.25,
+        'required': True,
       },
       {'name': REWARDS[1], 'weight': -3.0, 'where': 'here'},
     ],
