@@ -53,29 +53,53 @@ def checked(
       f' {prompt_field!r}, but {problem}, and the fields are'
       f' {sorted(record)}; correct the {kind} or name another prompt_field.'
     )
-  if answer_field is not None and record.get(answer_field) is None:
+  answer = value_of(record, answer_field or 'answer')
+  if answer_field is not None and answer is None:
     raise ValueError(
       f'{where} needs a value in the field {answer_field!r}, but has'
       f' the fields {sorted(record)}; correct the {kind}, name another'
       ' answer_field, or pass answer_field=None.'
     )
-  if half := half_of_a_pair(record.get(answer_field or 'answer')):
+  if half := half_of_a_pair(answer):
     raise ValueError(
       f'{where} holds half of a surrogate pair ({half!r}) in the field'
       f' {answer_field or "answer"!r}, which is no character; correct or remove'
       f' the {kind}.'
     )
   # A record's own 'answer' is read too, where no other field is its answer.
-  for field in (prompt_field, answer_field or 'answer'):
-    if (unusable := _not_finite(record.get(field))) is not None:
+  for field, value in (
+    (prompt_field, record.get(prompt_field)),
+    (answer_field or 'answer', answer),
+  ):
+    if (unusable := _not_finite(value)) is not None:
       raise ValueError(
         f'{where} has the number {unusable} in the field {field!r}, but only'
         f' finite numbers can be used there; correct or remove the {kind}.'
       )
   fields = {'prompt': record[prompt_field]}
   if answer_field is not None:
-    fields['answer'] = record[answer_field]
+    fields['answer'] = answer
   return {**record, **fields}
+
+
+def value_of(record: Mapping[str, Any], field: str) -> Any:
+  """The value of a field, or of a field within it, behind a point.
+
+  >>> value_of({'reward': {'truth': 72}}, 'reward.truth')
+  72
+
+  Args:
+    record: As the file has it.
+    field: A name, or several with points between.
+
+  Returns:
+    The value; None if there is none.
+  """
+  if field in record or '.' not in field:
+    return record.get(field)
+  first, _, rest = field.partition('.')
+  inner = record.get(first)
+  return value_of(inner, rest) if isinstance(inner, Mapping) else None
 
 
 def parsed(text: bytes, where: str, field: str) -> dict[str, Any]:

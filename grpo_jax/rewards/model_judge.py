@@ -176,7 +176,8 @@ class HttpJudge:
       name = match.group(1)
       text = {'prompt': prompt, 'completion': completion}.get(name)
       if text is None:
-        text = _shared.answer('http_judge', example)
+        answers = _shared.answers('http_judge', example)
+        text = ' or '.join(one.text for one in answers)
       return f'<{name} {mark}>\n{text}\n</{name} {mark}>'
 
     # In one pass, so that no field of a completion is filled in.

@@ -15,7 +15,7 @@ _FENCE = re.compile(r'^```[^`\n]*$', re.MULTILINE)
 
 def _check(schema: Mapping[str, Any] | None = None) -> None:
   # Without one, each example has its own; the package is needed for any.
-  _validator(_text_of({} if schema is None else schema, {}))
+  _validator(_text_of({} if schema is None else schema))
 
 
 @_marks.checked(_check)
@@ -45,7 +45,7 @@ def json_schema(
     prompt: is not used.
     completion: the text that was sampled.
     example: the record of the data source; its 'answer' is the schema, as JSON
-      or as a dict, if no `schema` is given.
+      or as a dict, if no `schema` is given; or a list of them, of which any.
     schema: the JSON schema of all completions.
 
   Returns:
@@ -56,7 +56,7 @@ def json_schema(
       valid.
   """
   del prompt
-  validator = _validator(_text_of(schema, example))
+  validators = [_validator(text) for text in _texts_of(schema, example)]
   if len(completion) > _shared.MOST_CHARACTERS:
     return 0.0
   try:
@@ -64,7 +64,7 @@ def json_schema(
   except (ValueError, RecursionError):
     return 0.0
   try:
-    return float(validator.is_valid(value))
+    return float(any(one.is_valid(value) for one in validators))
   except (RecursionError, OverflowError):  # too deep, or 1e400 among integers
     return 0.0
   except Exception as error:
@@ -83,12 +83,19 @@ def _last_block(text: str) -> str:
   return block
 
 
-def _text_of(schema: Any, example: dict[str, Any]) -> str:
-  """The schema as text, which can be the key of a cache."""
-  if schema is None and isinstance(example.get('answer'), Mapping):
-    schema = example['answer']
-  if schema is None:
-    return _shared.answer('json_schema', example)
+def _texts_of(schema: Any, example: dict[str, Any]) -> list[str]:
+  """The schemas of an example, of which any must fit."""
+  if schema is not None:
+    return [_text_of(schema)]
+  given = example.get('answer')
+  items = given if isinstance(given, list | tuple) and given else [given]
+  if any(isinstance(item, Mapping) for item in items):
+    return [i if isinstance(i, str) else _text_of(i) for i in items]
+  return [one.text for one in _shared.answers('json_schema', example)]
+
+
+def _text_of(schema: Any) -> str:
+  """A schema as text, which can be the key of a cache."""
   try:
     return json.dumps(_plain(schema))
   except (TypeError, ValueError, RecursionError) as error:
