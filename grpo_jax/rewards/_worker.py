@@ -4,7 +4,8 @@
 batched)`; `function` is a name for `rewards.resolve`, or a pickle of a
 function. Without arguments it is imported, and nothing is answered. Otherwise
 the first answer says that the function is there: importing it may
-take long, and is not counted as judging. The second has the values. Answers are
+take long, and is not counted as judging, nor is what a function has marked by
+`_marks.imports`. The second has the values. Answers are
 JSON and no pickles, so that a judge cannot make the trainer run anything, and
 begin with the nonce, so that what a judge itself writes to the pipe is no
 answer.
@@ -64,16 +65,17 @@ def main(
     state = None
     if arguments is None:
       with contextlib.suppress(BaseException):  # the first call will say it
-        functions[function_key] = _loaded(function_key)
+        functions[function_key] = _imported(function_key)
       continue
     try:
       if function_key not in functions:
-        functions[function_key] = _loaded(function_key)
+        functions[function_key] = _imported(function_key)
       function = functions[function_key]
       arguments, kwargs = pickle.loads(arguments)
       if apart is not None:
         _prepare(function, arguments[2], batched)
-      _send(answers, nonce, {'called': True})
+      own = bool(_marks.of(function, _marks.LIMITS_ITSELF))
+      _send(answers, nonce, {'called': True, 'limits_itself': own})
       state = _State()
       rows = batched and len(arguments[0])
       call = functools.partial(_called, function, arguments, kwargs, rows)
@@ -145,6 +147,15 @@ def _send(answers: int, nonce: bytes, answer: dict[str, Any]) -> None:
   data = HEADER.pack(nonce, len(data)) + data
   while data:
     data = data[os.write(answers, data) :]
+
+
+def _imported(function: str | bytes) -> Any:
+  """A function, after all that it imports."""
+  found = _loaded(function)
+  first = _marks.of(found, _marks.IMPORTS)
+  if first is not None:
+    first()
+  return found
 
 
 def _loaded(function: str | bytes) -> Any:

@@ -18,6 +18,7 @@ def _check(schema: Mapping[str, Any] | None = None) -> None:
   _validator(_text_of({} if schema is None else schema))
 
 
+@_marks.imports(_check)
 @_marks.checked(_check)
 def json_schema(
   prompt: str,

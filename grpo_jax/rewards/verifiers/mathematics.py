@@ -49,6 +49,13 @@ def _check(require_box: bool = True) -> None:
     raise ValueError(_MISSING)
 
 
+def _import() -> None:
+  """Imports math-verify and sympy, and builds the tables of its parser."""
+  _library()
+  _is_equal('\\frac{1}{2}+x', '0.5+x')
+
+
+@_marks.imports(_import)
 @_marks.checked(_check)
 def math_equivalence(
   prompt: str,
