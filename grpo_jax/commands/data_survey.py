@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from grpo_jax import data
+from grpo_jax import plain_text
 from grpo_jax import rewards
 from grpo_jax.config import Reward
 
@@ -177,7 +178,7 @@ class Reader:
         tokens[row] = len(self._encoded(record['prompt']))
         self._check(record, int(tokens[row]))
       except ValueError as error:
-        reason = str(error)
+        reason = plain_text.said(error)
         # Those that differ in a number or in what they quote are one.
         kind = _OWN.sub('', reason)
         if kind not in reasons and len(reasons) >= _MOST_REASONS:
@@ -309,7 +310,7 @@ def _record(source: Any, place: int) -> Mapping[str, Any]:
 
 
 def _named(error: Exception) -> str:
-  return f'{type(error).__name__}: {error}'[:200]
+  return f'{plain_text.named(error)}'[:200]
 
 
 def _places(number: int, most: int) -> np.ndarray:

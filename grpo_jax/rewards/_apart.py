@@ -24,6 +24,7 @@ import sys
 import time
 from typing import Any
 
+from grpo_jax import plain_text
 from grpo_jax.rewards import _guard
 from grpo_jax.rewards import _marks
 
@@ -98,7 +99,7 @@ class Apart:
       _marks.is_confined = True
       answer = function()
     except BaseException as error:
-      answer = {'failure': f'refused: {type(error).__name__}: {error}'[:300]}
+      answer = {'failure': f'refused: {plain_text.named(error)}'[:300]}
     try:
       data = word + json.dumps(answer).encode() + b'\n'
       while data:

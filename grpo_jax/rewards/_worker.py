@@ -30,6 +30,7 @@ import sys
 import threading
 from typing import Any
 
+from grpo_jax import plain_text
 from grpo_jax.rewards import _apart
 from grpo_jax.rewards import _base
 from grpo_jax.rewards import _guard
@@ -173,14 +174,12 @@ def _failure(error: BaseException) -> str:
   if isinstance(error, MemoryError):
     return 'memory'
   if isinstance(error, SystemExit):
-    return f'exit {error.code}'[:_LONGEST]
-  try:
-    if isinstance(error, _base.RewardError):
-      return str(error)[:_LONGEST]
-    text = f'raised {type(error).__name__}: {error}'
-  except BaseException:
-    text = f'raised {type(error).__name__}'
-  return text[:_LONGEST]
+    code = error.code
+    is_plain = isinstance(code, str | int | None)
+    return f'exit {code if is_plain else plain_text.shown(code)}'[:_LONGEST]
+  if isinstance(error, _base.RewardError):
+    return plain_text.said(error)[:_LONGEST]
+  return f'raised {plain_text.named(error)}'[:_LONGEST]
 
 
 def _values(returned: Any, rows: int | bool) -> list[float | str | None]:
@@ -222,11 +221,11 @@ def _number(value: Any) -> float | None:
     value = value.item()
   if not isinstance(value, int | float):
     raise _base.RewardError(
-      f'returned {value!r:.80} of type {type(value).__name__}'
+      f'returned {plain_text.shown(value)} of type {plain_text.kind(value)}'
     )
   if not -_FLOAT32_MAX <= value <= _FLOAT32_MAX or math.isnan(value):
     raise _base.RewardError(
-      f'returned {value!r:.80}, which is no finite float32'
+      f'returned {plain_text.shown(value)}, which is no finite float32'
     )
   return float(value)
 

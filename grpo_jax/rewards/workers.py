@@ -32,6 +32,7 @@ import time
 from typing import Any
 from typing import NamedTuple
 
+from grpo_jax import plain_text
 from grpo_jax.rewards import _marks
 from grpo_jax.rewards import sandbox
 from grpo_jax.rewards._base import Outcome
@@ -347,7 +348,8 @@ class Stream:
       arguments = pickle.dumps((call.arguments, dict(call.kwargs)))
     except Exception as error:
       raise ValueError(
-        f'An example cannot be sent to a worker process ({error}); keep plain'
+        f'An example cannot be sent to a worker process'
+        f' ({plain_text.said(error)}); keep plain'
         ' values in it, or judge in the process of the trainer.'
       ) from error
     self._sent[key] = sent, confined
@@ -446,8 +448,8 @@ def _sent(function: str | Callable[..., Any]) -> str | bytes:
   except Exception as error:
     raise ValueError(
       f'The reward function {function!r} cannot be sent to a worker process'
-      f' ({error}); write it at the top of a module, or judge in the process of'
-      ' the trainer.'
+      f' ({plain_text.said(error)}); write it at the top of a module, or judge'
+      ' in the process of the trainer.'
     ) from error
 
 

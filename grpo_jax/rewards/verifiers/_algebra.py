@@ -6,41 +6,40 @@ here a text is read whole or not at all, and numbers are compared relative to
 their size.
 """
 
+import functools
 import importlib.util
 from types import ModuleType
 from typing import Any
 
-from latex2sympy2_extended.math_normalization import NormalizationConfig
-from latex2sympy2_extended.math_normalization import normalize_latex
-import math_verify.grader
-import math_verify.parser
-import sympy
-
 _NEAR = 5e-6  # of six digits that agree, relative
 _EXACT = 1e-10  # relative, of numbers that no decimal can write out
-_NORMAL = NormalizationConfig(
-  basic_latex=True,
-  units=False,
-  malformed_operators=True,
-  nits=True,
-  boxed='none',
-  equations=False,
-)
 
 
 class Library:
   """What a verifier needs of math-verify."""
 
   def __init__(self):
+    from latex2sympy2_extended import math_normalization as normal
+    from math_verify import parser
+
     self._grader = _own_grader()
-    read = math_verify.parser.parse_latex_cached
+    read = parser.parse_latex_cached
     self._read = getattr(read, '__wrapped__', read)  # without its cache
+    rules = normal.NormalizationConfig(
+      basic_latex=True,
+      units=False,
+      malformed_operators=True,
+      nits=True,
+      boxed='none',
+      equations=False,
+    )
+    self._normal = functools.partial(normal.normalize_latex, config=rules)
 
   def parse(self, text: str, parsing_timeout: None) -> list[Any]:
     """The expression that a text is, between dollar signs; raises if none."""
     del parsing_timeout
-    text = normalize_latex(text.removeprefix('$').removesuffix('$'), _NORMAL)
-    return [self._read(text)]
+    text = text.removeprefix('$').removesuffix('$')
+    return [self._read(self._normal(text))]
 
   def verify(
     self,
@@ -64,8 +63,10 @@ def _own_grader() -> ModuleType:
   Everything in it that compares two numbers, also within sets, intervals and
   matrices, calls one function, which is replaced in the copy alone.
   """
+  from math_verify import grader
+
   spec = importlib.util.spec_from_file_location(
-    'math_verify.grader', math_verify.grader.__file__
+    'math_verify.grader', grader.__file__
   )
   assert spec is not None and spec.loader is not None
   module = importlib.util.module_from_spec(spec)
@@ -77,12 +78,14 @@ def _own_grader() -> ModuleType:
       return not _are_apart(a, b)
     return _are_same_digits(a, b)
 
-  module.sympy_numeric_eq = near
+  vars(module)['sympy_numeric_eq'] = near
   return module
 
 
 def _are_apart(a: Any, b: Any) -> bool:
   """Whether two expressions differ by more than a share of their size."""
+  import sympy
+
   if isinstance(a, sympy.MatrixBase) or isinstance(b, sympy.MatrixBase):
     return False  # their entries have been compared
   try:
@@ -98,6 +101,8 @@ def _are_apart(a: Any, b: Any) -> bool:
 
 def _coefficients(expression: Any) -> dict[Any, Any]:
   """The size of the factor of each term; of a number, its own size."""
+  import sympy
+
   value = expression.doit()
   if not value.free_symbols:
     return {sympy.Integer(1): abs(value.evalf(30))}
@@ -111,6 +116,8 @@ def _are_same_digits(a: Any, b: Any) -> bool:
   A root or a third cannot be written out: large ones agree in their digits
   before they agree at six places behind the point.
   """
+  import sympy
+
   try:
     numbers = [one.doit() for one in (a, b)]
     if any(one.free_symbols for one in numbers) or not any(
@@ -127,6 +134,8 @@ def _are_same_digits(a: Any, b: Any) -> bool:
 
 def _goes_on(number: Any) -> bool:
   """Whether no decimal of finite length is the number."""
+  import sympy
+
   if number.has(sympy.Float):
     return False
   if not number.is_Rational:

@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+from grpo_jax import plain_text
 from grpo_jax.rewards import _marks
 from grpo_jax.rewards.verifiers import _shared
 
@@ -70,7 +71,7 @@ def json_schema(
     return 0.0
   except Exception as error:
     # jsonschema checks a '$ref' or a 'pattern' not before it is used.
-    raise _invalid(f'{type(error).__name__}: {error}') from error
+    raise _invalid(f'{plain_text.named(error)}') from error
 
 
 def _last_block(text: str) -> str:
@@ -100,7 +101,7 @@ def _text_of(schema: Any) -> str:
   try:
     return json.dumps(_plain(schema))
   except (TypeError, ValueError, RecursionError) as error:
-    raise _invalid(f'{type(error).__name__}: {error}') from error
+    raise _invalid(f'{plain_text.named(error)}') from error
 
 
 def _plain(schema: Any) -> Any:
@@ -127,7 +128,9 @@ def _validator(text: str) -> Any:
     )
     kind.check_schema(schema)
   except (ValueError, RecursionError, jsonschema.SchemaError) as error:
-    raise _invalid(getattr(error, 'message', str(error))) from error
+    raise _invalid(
+      getattr(error, 'message', None) or plain_text.said(error)
+    ) from error
   # Without a registry of its own jsonschema would fetch a '$ref' from the web.
   return kind(schema, registry=referencing.Registry())
 

@@ -138,9 +138,9 @@ def _means(wanted: str, found: str) -> bool:
     return True
   if not found.strip() or _is_too_large(found) or _differ(wanted, found):
     return False
-  times = _units.clock(wanted), _units.clock(found)
-  if times[0] and times[1] and (times[0][2] or times[1][2]):
-    return _is_same_time(*times)
+  first, second = _units.clock(wanted), _units.clock(found)
+  if first and second and (first[2] or second[2]):
+    return _is_same_time(first, second)
   if _words(wanted) and _words(wanted) == _words(found):
     return True
   wanted, found = (_units.split(text)[0] for text in (wanted, found))
