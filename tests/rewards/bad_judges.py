@@ -48,8 +48,18 @@ def burn(secs):
     pass
 
 
-@_marks.imports(lambda: burn(1.5))
+_imported = []
+
+
+def imports_once():
+  if not _imported:
+    burn(1.5)
+    _imported.append(1)
+
+
+@_marks.imports(imports_once)
 def imports_for_long(prompt, completion, example):
+  imports_once()
   return 1.0
 
 

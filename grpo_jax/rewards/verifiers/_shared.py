@@ -119,8 +119,6 @@ def _answer(reward: str, given: Any) -> Answer:
 
 def _written(given: Any, value: Fraction) -> str:
   """A number as a person writes it."""
-  if value.denominator == 1:
-    return str(value.numerator)
   if isinstance(given, numbers.Rational):
     return str(value)
   return format(decimal.Decimal(str(given)).normalize(), 'f')
