@@ -10,6 +10,8 @@ import difflib
 import importlib
 from typing import Any
 
+from grpo_jax import plain_text
+
 
 def imported(name: str, subject: str) -> Callable[..., Any]:
   """The function that `'module:function'` names.
@@ -35,7 +37,7 @@ def imported(name: str, subject: str) -> Callable[..., Any]:
   except (Exception, SystemExit) as error:  # a user's module may do anything
     raise ValueError(
       f'{subject} cannot be imported, because importing the module '
-      f'{module_name!r} failed ({type(error).__name__}: {error}); correct the '
+      f'{module_name!r} failed ({plain_text.named(error)}); correct the '
       'name or the module, or put its folder on PYTHONPATH.'
     ) from error
   found = getattr(module, function_name, None)

@@ -15,7 +15,7 @@ PACKAGE = pathlib.Path(__file__).parent.parent / 'grpo_jax'
 _LIBRARIES = {'losses', 'optim', 'data', 'rewards', 'config', 'sharding'}
 _SMALL = {
   'metrics', 'random_keys', 'resolve', 'gguf_files', 'whole_files', 'chips',
-  'host_arrays', 'shards',
+  'host_arrays', 'shards', 'plain_text',
 }  # fmt: skip
 _TRAINS = {'learner', 'rollouts', 'sampling', 'models', 'monitor'}
 _ALL = {'training', 'diagnostics', *_TRAINS, *_LIBRARIES, *_SMALL}
@@ -35,23 +35,24 @@ ALLOWED = {
   },
   'rollouts': {
     'sampling', 'models', 'data', 'rewards', 'losses', 'random_keys',
-    'whole_files', 'host_arrays', 'sharding', 'shards',
+    'whole_files', 'host_arrays', 'sharding', 'shards', 'plain_text',
   },
   'sampling': {'models', 'sharding', 'host_arrays', 'random_keys'},
-  'models': {'sharding', 'shards', 'gguf_files'},
+  'models': {'sharding', 'shards', 'gguf_files', 'plain_text'},
   'diagnostics': {'losses'},
-  'monitor': {'config', 'metrics', 'whole_files'},
+  'monitor': {'config', 'metrics', 'whole_files', 'plain_text'},
   'losses': set(),
   'optim': set(),
-  'data': {'gguf_files'},
-  'rewards': {'resolve'},
+  'data': {'gguf_files', 'plain_text'},
+  'rewards': {'resolve', 'plain_text'},
   'config': set(),
   'sharding': set(),
   'shards': {'sharding'},
   'host_arrays': {'sharding'},
   'metrics': set(),
   'random_keys': set(),
-  'resolve': set(),
+  'resolve': {'plain_text'},
+  'plain_text': set(),
   'gguf_files': set(),
   'whole_files': set(),
   'chips': set(),
@@ -60,6 +61,7 @@ ALLOWED = {
 ONLY = {('learner', 'rollouts'): {'rollouts.types'}}
 NO_JAX = (
   'rewards', 'data', 'config', 'resolve', 'gguf_files', 'whole_files', 'chips',
+  'plain_text',
 )  # fmt: skip
 
 # Third-party packages that take long to import, and which folders may do so at
@@ -220,7 +222,10 @@ HEAVIER = (
       HEAVIER,
     ),
     (
-      {'data': {'data', 'gguf_files'}, 'rewards': {'rewards', 'resolve'}},
+      {
+        'data': {'data', 'gguf_files', 'plain_text'},
+        'rewards': {'rewards', 'resolve', 'plain_text'},
+      },
       ('jax', *HEAVIER),
     ),
   ],

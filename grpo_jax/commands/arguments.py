@@ -9,6 +9,7 @@ from typing import Any
 
 from absl import flags
 
+from grpo_jax import plain_text
 from grpo_jax import resolve
 from grpo_jax.commands import options
 from grpo_jax.training import workdir
@@ -247,12 +248,13 @@ def mistyped(argv: list[str], error: Exception) -> str | None:
       'config.rewards has no such place; give all of them at once, as in '
       "--config.rewards=\"({'name': 'exact_match', 'weight': 1.0},)\"."
     )
-  if isinstance(error, AttributeError) and str(error) == _NO_FUNCTION:
+  text = plain_text.said(error)
+  if isinstance(error, AttributeError) and text == _NO_FUNCTION:
     return (
       'The config file has no get_config; define this function, and return '
       'grpo_jax.config.default() with your changes.'
     )
-  if isinstance(error, ValueError) and 'Traceback' not in str(error):
+  if isinstance(error, ValueError) and 'Traceback' not in text:
     said = None if not isinstance(error, flags.Error) else _of_value(error)
     return said or unknown_field(argv)
   return unknown_field(argv) or raised_by_config(error) or _of_value(error)
@@ -260,7 +262,9 @@ def mistyped(argv: list[str], error: Exception) -> str | None:
 
 def _of_value(error: Exception) -> str | None:
   """A sentence about a value that absl could not read."""
-  found = re.match(r'flag --([^=\s]+)=(.*?): ', str(error), re.DOTALL)
+  found = re.match(
+    r'flag --([^=\s]+)=(.*?): ', plain_text.said(error), re.DOTALL
+  )
   if found is None:
     return None
   name, text = found.groups()
@@ -305,9 +309,10 @@ def raised_by_config(error: Exception) -> str | None:
   ml_collections puts the traceback of that error, with its line breaks escaped,
   into the text of its own error. None if `error` is of another kind.
   """
-  if 'Traceback (most recent call last)' not in str(error):
+  text = plain_text.said(error)
+  if 'Traceback (most recent call last)' not in text:
     return None
-  last = str(error).replace('\\n', '\n').strip().splitlines()[-1]
+  last = text.replace('\\n', '\n').strip().rpartition('\n')[2]
   kind, _, sentence = last.partition(': ')
   if kind == 'ValueError':
     return sentence

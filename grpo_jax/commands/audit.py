@@ -7,6 +7,7 @@ from typing import Any
 
 from grpo_jax import diagnostics
 from grpo_jax import losses
+from grpo_jax import plain_text
 from grpo_jax import resolve
 from grpo_jax.commands import printing
 from grpo_jax.training import build
@@ -44,9 +45,11 @@ def of(
   try:
     return diagnostics.audit(method, make)
   except TypeError as error:
+    first = plain_text.said(error).partition('\n')[0]
     raise ValueError(
       f'{name} cannot be evaluated with --method_kwargs={method_kwargs} '
-      f'({str(error).splitlines()[0]}); give numbers where it wants numbers.'
+      f'({first}); give numbers where '
+      'it wants numbers.'
     ) from error
 
 

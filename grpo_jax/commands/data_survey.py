@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from grpo_jax import data
+from grpo_jax import plain_text
 from grpo_jax import rewards
 from grpo_jax.config import Reward
 
@@ -205,7 +206,7 @@ class Reader:
         tokens[row] = len(data.prompt_ids(self._tokenizer, record))
         self._check(record, int(tokens[row]))
       except ValueError as error:
-        reason = str(error)
+        reason = plain_text.said(error)
         # Those that differ in a number or in what they quote are one.
         kind = _OWN.sub('', reason)
         if kind not in reasons and len(reasons) >= _MOST_REASONS:
@@ -329,7 +330,7 @@ def _last_turn(record: Mapping[str, Any]) -> str:
 
 
 def _named(error: Exception) -> str:
-  return f'{type(error).__name__}: {error}'[:200]
+  return f'{plain_text.named(error)}'[:200]
 
 
 def _places(number: int, most: int) -> np.ndarray:

@@ -10,6 +10,7 @@ import time
 from typing import Any
 from typing import NoReturn
 
+from grpo_jax import plain_text
 from grpo_jax.planning import accelerators
 from grpo_jax.planning import doctor
 from grpo_jax.planning.types import FAILED
@@ -47,18 +48,20 @@ def run(
   def tell(line: Line) -> None:
     lines.append(line)
     if not as_json:
-      print(text(line, _columns()), flush=True)
+      print(plain_text.printable(text(line, _columns())), flush=True)
     if with_traces and line.trace:
-      print(line.trace, file=sys.stderr, flush=True)
+      trace = plain_text.printable(line.trace)
+      print(trace, file=sys.stderr, flush=True)
 
   def finish() -> int:
     code = 2 if any(line.verdict == FAILED for line in lines) else 0
     if as_json:
       print(json.dumps(to_json(lines, peers.number)), flush=True)
     elif not code:
-      print(summary(lines), flush=True)
+      print(plain_text.printable(summary(lines)), flush=True)
     if code and peers.is_first:
-      print(summary(lines), file=sys.stderr, flush=True)
+      said = plain_text.printable(summary(lines))
+      print(said, file=sys.stderr, flush=True)
     return code
 
   def give_up(line: Line) -> NoReturn:  # in another thread
@@ -68,6 +71,7 @@ def run(
       code = finish()
       if not peers.is_first:
         said = f'grpo-jax: {line.name}: {line.measured}'
+        said = plain_text.printable(said)
         print(said, file=sys.stderr, flush=True)
       elif peers.number > 1:  # the others end with the first one, but worse
         time.sleep(3)

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from grpo_jax import config as config_lib
+from grpo_jax import plain_text
 from grpo_jax import sampling
 from grpo_jax.config import Config
 from grpo_jax.learner.types import TrainState
@@ -229,7 +230,7 @@ def show(report: dict[str, Any]) -> None:
       },
     },
   }
-  out = console.Console(highlight=False)
+  out = plain_text.guarded(console.Console(highlight=False))
   for title, lines in rows.items():
     shown = table.Table(title=title, title_justify='left', show_header=False)
     for name, value in lines.items():

@@ -13,6 +13,7 @@ from typing import Any
 from typing import NamedTuple
 
 from grpo_jax import data
+from grpo_jax import plain_text
 from grpo_jax import sampling as sampling_lib
 from grpo_jax.config import Config
 from grpo_jax.models import lora
@@ -294,7 +295,7 @@ def sample(
     ):
       text = run.tokenizer.decode(ids[:length])
       if write is None:
-        print(shown + text, flush=True)
+        print(plain_text.printable(shown + text), flush=True)
       else:
         truncated = bool(finish == sampling_lib.TRUNCATED)
         write({'prompt': prompt, 'completion': text, 'truncated': truncated})
@@ -302,13 +303,14 @@ def sample(
 
 def _stream(run: build.Sampler, shown: str, requests: sampling_lib.Requests):
   """Writes a prompt, and one completion while it is drawn."""
-  print(shown, end='', flush=True)
+  print(plain_text.printable(shown), end='', flush=True)
   text = written = ''
   for so_far in run.engine.stream(requests):
     ids = so_far.tokens[0, 0, : so_far.length[0, 0]]
     text = run.tokenizer.decode(ids)
     # A character may need several tokens; it is written once it is whole.
     if text.startswith(written) and not text.endswith('\ufffd'):
-      print(text[len(written) :], end='', flush=True)
+      new = plain_text.printable(text[len(written) :])
+      print(new, end='', flush=True)
       written = text
-  print(text[len(written) :], flush=True)
+  print(plain_text.printable(text[len(written) :]), flush=True)

@@ -11,12 +11,14 @@ import threading
 import traceback
 from typing import Any
 from typing import NoReturn
+import warnings
 
 from absl import app
 from absl import flags
 from absl import logging
 
 from grpo_jax import __version__
+from grpo_jax import plain_text
 from grpo_jax.commands import arguments
 from grpo_jax.commands import help_text
 from grpo_jax.commands import refusals
@@ -84,7 +86,7 @@ def _parse(argv: list[str]) -> list[str]:
   except Exception as error:  # a config file may raise anything
     said = arguments.mistyped(argv, error)
     if said is None and not isinstance(error, ValueError | OSError):
-      said = f'The config cannot be used ({type(error).__name__}: {error}).'
+      said = f'The config cannot be used ({plain_text.named(error)}).'
     _refuse(ValueError(said) if said else error)
 
 
@@ -127,13 +129,27 @@ def _refuse(error: Exception) -> NoReturn:
   """
   # Not the flag, because it may be the flags that could not be parsed.
   if '--verbose' in sys.argv:
-    traceback.print_exception(error)
+    _print_trace(error)
   # Errors of ml_collections hold escaped line breaks and quotes.
-  text = refusals.sentence(error) or str(error)
+  text = refusals.sentence(error) or plain_text.said(error)
   text = text.replace('\\n', ' ').replace("\\'", "'")
   text, examples, _ = text.partition(f'\n{help_text.EXAMPLES}')
-  print(f'grpo-jax: {" ".join(text.split())}{examples}', file=sys.stderr)
+  text = plain_text.printable(' '.join(text.split()))
+  print(f'grpo-jax: {text}{examples}', file=sys.stderr)
   raise SystemExit(2) from None
+
+
+def _print_trace(error: BaseException) -> None:
+  trace = ''.join(traceback.format_exception(error))
+  print(plain_text.printable(trace), end='', file=sys.stderr)
+
+
+_usual_warning = warnings.formatwarning
+
+
+def _warning(*given: Any, **named: Any) -> str:
+  """A warning of Python, whose text may be anybody's."""
+  return plain_text.printable(_usual_warning(*given, **named))
 
 
 def _hide_orbax(unraisable: Any) -> None:
@@ -153,6 +169,9 @@ def run() -> None:
   # What matters in the long logs of jax and orbax is printed as one sentence.
   logging.set_verbosity(logging.FATAL)
   sys.unraisablehook = _hide_orbax
+  # What ends in a traceback is a fault of ours, but its text may be anybody's.
+  sys.excepthook = lambda _, error, __: _print_trace(error)
+  warnings.formatwarning = _warning
   refusals.prepare_streams()
   # Only a training run has something to save when a signal comes.
   trains = sys.argv[1:2] == ['train']

@@ -3,6 +3,8 @@
 import shutil
 from typing import Any
 
+from grpo_jax import plain_text
+
 
 def show(*parts: Any) -> None:
   """Prints parts as wide as the terminal; in a pipe, 80 columns.
@@ -12,7 +14,9 @@ def show(*parts: Any) -> None:
   from rich import console
 
   width = shutil.get_terminal_size((80, 24)).columns
-  out = console.Console(width=width, highlight=False, markup=False)
+  out = plain_text.guarded(
+    console.Console(width=width, highlight=False, markup=False)
+  )
   with out.capture() as captured:
     for part in parts:
       out.print(part)

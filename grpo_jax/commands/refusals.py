@@ -7,6 +7,8 @@ import sys
 import traceback
 from typing import Any
 
+from grpo_jax import plain_text
+
 # What to do without enough memory, the least loss first.
 _SMALLER = (
   'lower learner.micro_rows, warm_up.micro_rows or sampler.max_rows, or set '
@@ -30,7 +32,7 @@ def sentence(error: Exception) -> str | None:
   'ValueError was raised'
   >>> sentence(RuntimeError('of another kind'))
   """
-  text = str(error) or _unsaid(error)
+  text = plain_text.said(error) or _unsaid(error)
   if isinstance(error, MemoryError) or (
     # JAX has no type of its own for it.
     isinstance(error, RuntimeError) and 'ut of memory' in text
@@ -46,13 +48,13 @@ def _unsaid(error: Exception) -> str:
   """What can be said of an error without a text."""
   places = traceback.extract_tb(error.__traceback__)[-1:]
   where = [f' in line {place.lineno} of {place.filename}' for place in places]
-  return f'{type(error).__name__} was raised{"".join(where)}'
+  return f'{plain_text.kind(error)} was raised{"".join(where)}'
 
 
 def _of_system(error: OSError) -> str:
   """What the operating system said, without its number."""
   if error.strerror is None:
-    return str(error) or _unsaid(error)
+    return plain_text.said(error) or _unsaid(error)
   # A number is of a file that is open already.
   if error.filename is None or isinstance(error.filename, int):
     return f'{error.strerror}, says the operating system; correct that.'

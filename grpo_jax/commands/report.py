@@ -5,6 +5,7 @@ import os
 import time
 from typing import Any
 
+from grpo_jax import plain_text
 from grpo_jax import report
 
 
@@ -45,6 +46,6 @@ def write(workdirs: Sequence[str], out: str) -> dict[str, Any]:
 def show(made: dict[str, Any]) -> None:
   """Prints what `write` returned, for a person."""
   for warning in made['warnings']:
-    print(warning)
+    print(plain_text.printable(warning))
   size = made['bytes'] / 1e6
   print(f'{made["out"]} ({size:.1f} MB, {made["secs"]:.1f} s)')

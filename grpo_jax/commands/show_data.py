@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from grpo_jax import data
+from grpo_jax import plain_text
 from grpo_jax.commands import data_survey
 from grpo_jax.commands import data_tables
 from grpo_jax.commands import printing
@@ -91,7 +92,7 @@ def survey(
       given = widths_lib.with_widths(config, tokenizer, marks.NOTHING)
       widths = given.data.prompt_buckets
     except ValueError as error:
-      problem = str(error)
+      problem = plain_text.said(error)
   widths = tuple(sorted(widths))
   longest = widths[-1] if widths else None
   drops = config.data.too_long == 'drop'
@@ -173,7 +174,7 @@ def _shown(
     try:
       yield Shown(place, reader.look(*place))
     except ValueError as error:
-      yield Shown(place, None, str(error))
+      yield Shown(place, None, plain_text.said(error))
 
 
 def _special_tokens(tokenizer: data.Tokenizer) -> dict[int, str]:
@@ -198,4 +199,4 @@ class _Progress:
       return
     self._next = time.monotonic() + _BEAT_SECS
     said = f'reading {name}: {done:,} of {total:,} records'
-    print(said, file=sys.stderr, flush=True)
+    print(plain_text.printable(said), file=sys.stderr, flush=True)

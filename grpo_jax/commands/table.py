@@ -10,6 +10,7 @@ import sys
 from typing import Any
 from typing import NamedTuple
 
+from grpo_jax import plain_text
 from grpo_jax import studies
 from grpo_jax.commands import arguments
 from grpo_jax.commands import refusals
@@ -402,7 +403,7 @@ def _config():
     )
   tree = values.to_dict()
   if warning := arguments.set_fields(tree, SET_LATER):
-    print(f'warning: {warning}', file=sys.stderr)
+    print(f'warning: {plain_text.printable(warning)}', file=sys.stderr)
   return config.dataclass_from_dict(config.Config, tree, 'config')
 
 

@@ -62,6 +62,7 @@ _LEAST = {
   'optim.overshoot_every_steps': 0,
   'warm_up.carry_free_share': 0,
   'workers.number': 0,
+  'workers.wall_limit_secs': 0,
 }
 
 # Each of these fields is more than 0. At 0 or below, something is divided by 0

@@ -47,8 +47,9 @@ class Data:
   # Field of a record in a file that has the prompt: a text, or a list of
   # messages with 'role' and 'content'.
   prompt_field: str = 'prompt'
-  # Field of a record in a file that has the reference answer. '': no reward
-  # needs an answer.
+  # Field of a record in a file that has the reference answer: a text, a number
+  # or a list of which any is right; within a dict behind a point, as in
+  # 'reward_model.ground_truth'. '': no reward needs an answer.
   answer_field: str = 'answer'
   # What becomes of the last turn of a chat that ends with the assistant:
   # 'answer' takes it off the prompt, and it is the answer of a record that has
@@ -124,13 +125,18 @@ class Workers:
   # How many beside each process of the run; 0: one for each core that it may
   # use, at most 16.
   number: int = 0
-  # The longest that one call of a reward function may take, seconds.
+  # The most processor time of one call of a reward function and of all that it
+  # starts, seconds; starting and importing are not counted. So a busy machine
+  # fails no call. One that only waits ends at wall_limit_secs.
   time_limit_secs: float = 10.0
   # The most memory of one of them and of all that it starts, GiB. It limits
   # address space, of which some libraries take more than they use.
   memory_limit_gib: float = 4.0
   # The longest that starting one and importing a reward may take, seconds.
   start_limit_secs: float = 120.0
+  # The longest that one call may take by the clock, seconds; 0: ten times
+  # time_limit_secs.
+  wall_limit_secs: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

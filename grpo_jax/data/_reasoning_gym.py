@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from grpo_jax import plain_text
+
 PACKAGE = 'reasoning-gym'
 # The package seeds item i of seed s by s + i. So the seeds of a split begin
 # this far from those of the next, and no split may have more items.
@@ -100,7 +102,7 @@ class ReasoningGymSource:
     except Exception as error:  # whatever a program for problems may raise
       raise ValueError(
         f'The source {_name(self._task)} was given {stage!r:.200}, with which'
-        f' {PACKAGE} cannot make a problem ({type(error).__name__}: {error});'
+        f' {PACKAGE} cannot make a problem ({plain_text.named(error)});'
         ' correct these parameters.'
       ) from error
 

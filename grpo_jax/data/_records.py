@@ -57,7 +57,7 @@ def checked(
       f' {prompt_field!r}, but {problem}, and the fields are'
       f' {sorted(record)}; correct the {kind} or name another prompt_field.'
     )
-  own = record.get(answer_field or 'answer')
+  own = value_of(record, answer_field or 'answer')
   fields: Mapping[str, Any] = {'prompt': record[prompt_field], 'answer': own}
   if last_turn == 'answer':
     try:
@@ -79,8 +79,11 @@ def checked(
       f' the {kind}.'
     )
   # A record's own 'answer' is read too, where no other field is its answer.
-  for field in (prompt_field, answer_field or 'answer'):
-    if (unusable := _not_finite(record.get(field))) is not None:
+  for field, value in (
+    (prompt_field, record.get(prompt_field)),
+    (answer_field or 'answer', answer),
+  ):
+    if (unusable := _not_finite(value)) is not None:
       raise ValueError(
         f'{where} has the number {unusable} in the field {field!r}, but only'
         f' finite numbers can be used there; correct or remove the {kind}.'
@@ -90,6 +93,26 @@ def checked(
     del found['answer']
     return found
   return {**found, 'answer': answer}
+
+
+def value_of(record: Mapping[str, Any], field: str) -> Any:
+  """The value of a field, or of a field within it, behind a point.
+
+  >>> value_of({'reward': {'truth': 72}}, 'reward.truth')
+  72
+
+  Args:
+    record: As the file has it.
+    field: A name, or several with points between.
+
+  Returns:
+    The value; None if there is none.
+  """
+  if field in record or '.' not in field:
+    return record.get(field)
+  first, _, rest = field.partition('.')
+  inner = record.get(first)
+  return value_of(inner, rest) if isinstance(inner, Mapping) else None
 
 
 def parsed(text: bytes, where: str, field: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo_jax import plain_text
 from grpo_jax.data import _array_record
 from grpo_jax.data import _records
 
@@ -91,11 +92,11 @@ class _Rows:
         ' give its data_dir in the kwargs of the source.'
       ) from error
     except Exception as error:  # a builder of TFDS may raise anything
-      reason = str(error).strip().partition('\n')[0]
+      reason = plain_text.said(error).strip().partition('\n')[0]
       raise ValueError(
         f"The split {split!r} of 'tfds:{name}' in {place} cannot be read"
-        f' ({type(error).__name__}: {reason}); name a split that it has in the'
-        ' kwargs of the source, and prepare the data with file_format='
+        f' ({plain_text.kind(error)}: {reason}); name a split that it has in'
+        ' the kwargs of the source, and prepare the data with file_format='
         "'array_record'."
       ) from error
 

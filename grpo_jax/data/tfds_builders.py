@@ -24,6 +24,8 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
+from grpo_jax import plain_text
+
 _SPLITS = ('train', 'test')
 
 
@@ -217,7 +219,7 @@ def main() -> None:
   try:
     print(json.dumps(build(given.name, given.folder, given.data_dir)))
   except ValueError as error:
-    sys.exit(str(error))
+    sys.exit(plain_text.said(error))
 
 
 if __name__ == '__main__':

@@ -20,6 +20,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from grpo_jax import plain_text
 from grpo_jax import sharding
 from grpo_jax.models import _unused
 from grpo_jax.models.layout import Layout
@@ -345,9 +346,9 @@ def _traced(model: Foreign, tokens, cache, mask) -> tuple[int, Any]:
       mask,
     )
   except TypeError as error:
+    first = plain_text.said(error).partition('\n')[0]
     raise ValueError(
-      f'The call of {model.name} failed ({str(error).splitlines()[0]}), but '
-      f'{_EXPECTED}.'
+      f'The call of {model.name} failed ({first}), but {_EXPECTED}.'
     ) from error
   logits, after = found if _is_pair(found) else (None, None)
   shape = getattr(logits, 'shape', ())

@@ -9,6 +9,7 @@ from typing import Any
 from typing import NamedTuple
 
 from grpo_jax import config
+from grpo_jax import plain_text
 from grpo_jax.monitor import _alarms
 from grpo_jax.monitor import _jsonl
 from grpo_jax.monitor import _screen
@@ -196,6 +197,6 @@ class Monitor:
       if name not in self._warned:
         self._warned.add(name)
         self.warn(
-          f'{name} does not work ({type(error).__name__}: {error}); the run '
+          f'{name} does not work ({plain_text.named(error)}); the run '
           'goes on, and these metrics will be missing there.'
         )

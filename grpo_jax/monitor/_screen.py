@@ -9,6 +9,7 @@ import sys
 import time
 
 from grpo_jax import config as config_lib
+from grpo_jax import plain_text
 from grpo_jax.monitor import _facts
 from grpo_jax.monitor import _plain
 from grpo_jax.monitor import _rich
@@ -86,13 +87,15 @@ class Screen:
     self, step: int, scalars: Scalars, samples: Sequence[Sample]
   ) -> None:
     """Shows one rollout; see `Monitor.write`."""
-    self._show(lambda display: display.write(step, scalars, samples))
+    named = _escaped(scalars)
+    self._show(lambda display: display.write(step, named, samples))
 
   def progress(
     self, label: str, step: int, total: int, scalars: Scalars
   ) -> None:
     """Shows one step that is no rollout; see `Monitor.progress`."""
-    self._show(lambda display: display.progress(label, step, total, scalars))
+    named = _escaped(scalars)
+    self._show(lambda display: display.progress(label, step, total, named))
 
   def remember(self, history: History) -> None:
     """Gives the display the history of the run."""
@@ -128,13 +131,18 @@ class Screen:
     # Closed first, because standard error may go through the live display.
     with contextlib.suppress(Exception):
       failed.close()
-    said = escape(' '.join(f'{type(error).__name__}: {error}'.split()))
+    said = escape(' '.join(f'{plain_text.named(error)}'.split()))
     with contextlib.suppress(Exception):
       print(
         f'warning: the display failed ({said}); the run goes on and {then}.',
         file=sys.stderr,
         flush=True,
       )
+
+
+def _escaped(scalars: Scalars) -> Scalars:
+  """Scalars whose names, as those of rewards, tell a terminal nothing."""
+  return {escape(name): value for name, value in scalars.items()}
 
 
 def start(config: config_lib.Config, workdir: str | os.PathLike) -> Screen:

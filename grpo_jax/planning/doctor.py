@@ -17,6 +17,7 @@ import time
 import traceback
 from typing import Any
 
+from grpo_jax import plain_text
 from grpo_jax.planning import accelerators
 from grpo_jax.planning import device_checks
 from grpo_jax.planning import host_checks
@@ -231,7 +232,7 @@ def _sentence(error: Exception) -> str:
   said = processes.first_line(error)
   if said and isinstance(error, ValueError):
     return said
-  return f'{type(error).__name__}: {said or "no text"}.'.replace('..', '.')
+  return f'{plain_text.kind(error)}: {said or "no text"}.'.replace('..', '.')
 
 
 def _limited(

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 from typing import NamedTuple
 
+from grpo_jax import plain_text
 from grpo_jax.config import Config
 from grpo_jax.config import Mesh
 from grpo_jax.planning import plan as plans
@@ -65,7 +66,7 @@ def best(
     try:
       made = plans.plan(one, topology, estimate=True)
     except ValueError as error:
-      problem = str(error)
+      problem = plain_text.said(error)
       continue
     # Several numbers of rows may come to the same micro-batches.
     what = tuple(made.mesh.values()), made.counted.rows

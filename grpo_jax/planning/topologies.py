@@ -18,6 +18,7 @@ from jax.sharding import AbstractMesh
 from jax.sharding import Mesh
 
 from grpo_jax import chips
+from grpo_jax import plain_text
 from grpo_jax import sharding
 from grpo_jax.chips import Chip
 from grpo_jax.config import Mesh as MeshConfig
@@ -230,7 +231,7 @@ def devices(topology: Topology) -> Sequence[Any]:
       f'{known_as}:{shape}', platform='tpu', **more
     )
   except Exception as error:  # of several types
-    said = str(error).partition('\n')[0]
+    said = plain_text.said(error).partition('\n')[0]
     raise ValueError(
       f'libtpu knows no {topology.slices} x {topology.name} ({said}); give a '
       'topology that exists.'

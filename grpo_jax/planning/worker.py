@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from grpo_jax import config as config_lib
+from grpo_jax import plain_text
 from grpo_jax.planning import compiling
 from grpo_jax.planning import gpu_lowering
 from grpo_jax.planning import hlo
@@ -50,7 +51,7 @@ def _compiled(
   try:
     compiled = lowered.compile()
   except Exception as error:  # of one type, whatever is wrong
-    said = ' '.join(str(error).split())
+    said = ' '.join(plain_text.said(error).split())
     full = 'RESOURCE_EXHAUSTED' in said
     return compiling.Compiled(
       error=_needed(said) if full else said[:400],
@@ -93,7 +94,7 @@ def _lowered(
         )
       )
   except Exception as error:  # of many types, whatever JAX or a kernel refuses
-    said = ' '.join(f'{type(error).__name__}: {error}'.split())[:400]
+    said = ' '.join(f'{plain_text.named(error)}'.split())[:400]
     return compiling.Compiled(
       error=f'cannot be lowered for CUDA: {said}',
       secs=time.monotonic() - start,

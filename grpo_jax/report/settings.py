@@ -5,6 +5,7 @@ from typing import Any
 
 from grpo_jax import config as config_lib
 from grpo_jax import diagnostics
+from grpo_jax import plain_text
 from grpo_jax.report import groups as groups_lib
 from grpo_jax.report import read
 from grpo_jax.report.groups import Group
@@ -48,7 +49,7 @@ def _audit(name: str, config: config_lib.Config) -> Part:
     made = build.method_of(config, marks.NOTHING)
     found = diagnostics.describe('method', diagnostics.audit(made))
   except Exception as error:  # a method of the user's own may raise anything
-    said = ' '.join(str(error).split())
+    said = ' '.join(plain_text.said(error).split())
     return Text(f'{name} cannot be audited here ({said}).', 'warning')
   before, rows = '', []
   for section, label, text in found:

@@ -24,11 +24,13 @@ import sys
 import time
 from typing import Any
 
+from grpo_jax import plain_text
 from grpo_jax.rewards import _guard
 from grpo_jax.rewards import _marks
 
 _FIRST_FD = 3
 _MOST_FDS = 4096
+_LOOK_SECS = 0.1  # between two looks at the processor time
 _MOST_BYTES = 1 << 26  # of an answer
 
 
@@ -36,16 +38,20 @@ class Apart:
   """Makes calls in processes of their own.
 
   Args:
-    limit_secs: The longest that a call may take.
+    limit_secs: The most processor time of a call.
+    wall_limit_secs: The longest that it may take by the clock.
     readable: The paths that it may read.
   """
 
-  def __init__(self, limit_secs: float, readable: list[str]):
+  def __init__(
+    self, limit_secs: float, wall_limit_secs: float, readable: list[str]
+  ):
     # As in the script of the guard, where `_confine` finds it under this name.
     sys.modules.setdefault('_guard', _guard)
     from grpo_jax.rewards import _confine
 
     self._limit_secs = limit_secs
+    self._wall_limit_secs = wall_limit_secs
     _confine.give_up_privileges()
     self._confinement = _confine.Confinement(readable)
 
@@ -59,7 +65,7 @@ class Apart:
       self._judge(function, into, word)
     os.close(into)
     try:
-      data, failure = self._read(out)
+      data, failure = self._read(out, child)
     finally:
       os.close(out)
       os.kill(child, signal.SIGKILL)
@@ -93,7 +99,7 @@ class Apart:
       _marks.is_confined = True
       answer = function()
     except BaseException as error:
-      answer = {'failure': f'refused: {type(error).__name__}: {error}'[:300]}
+      answer = {'failure': f'refused: {plain_text.named(error)}'[:300]}
     try:
       data = word + json.dumps(answer).encode() + b'\n'
       while data:
@@ -101,15 +107,20 @@ class Apart:
     finally:
       os._exit(0)
 
-  def _read(self, out: int) -> tuple[bytes, str]:
+  def _read(self, out: int, child: int) -> tuple[bytes, str]:
     """The line that a child writes, or why there is none."""
-    until = time.monotonic() + self._limit_secs
+    until = time.monotonic() + self._wall_limit_secs
     poll, data = select.poll(), b''
     poll.register(out, select.POLLIN)
     while not data.endswith(b'\n'):
-      left = until - time.monotonic()
-      if left <= 0 or not poll.poll(1000 * left):
+      used = _cpu_secs(child)
+      if used is None:  # the clock then counts
+        used = self._wall_limit_secs - (until - time.monotonic())
+      left = min(until - time.monotonic(), self._limit_secs - used)
+      if left <= 0:
         return b'', 'time limit'
+      if not poll.poll(1000 * min(left, _LOOK_SECS)):
+        continue
       read = os.read(out, 1 << 16)
       if not read:
         break
@@ -119,11 +130,26 @@ class Apart:
     return data, ''
 
 
+def _cpu_secs(child: int) -> float | None:
+  """The processor time of a child and all below it; None where it is unknown.
+
+  A process that is new counts from its fork.
+  """
+  try:
+    # The clock of another process; see clock_getcpuclockid(3).
+    own = time.clock_gettime(~child << 3 | 2)
+  except OSError:
+    return None
+  return own + (_guard.cpu_secs(child) or 0.0)
+
+
 def _ending(status: int) -> str:
   """How a child ended that has given no answer."""
   code = os.waitstatus_to_exitcode(status)
   if code >= 0:
     return f'exit {code}'
+  if code == -signal.SIGXCPU:  # by the kernel, before this process looked
+    return 'time limit'
   try:
     return f'signal {signal.Signals(-code).name}'
   except ValueError:  # a real-time signal

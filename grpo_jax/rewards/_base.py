@@ -8,6 +8,7 @@ import math
 from typing import Any
 from typing import NamedTuple
 
+from grpo_jax import plain_text
 from grpo_jax import resolve as import_by_name
 from grpo_jax.rewards import _marks
 from grpo_jax.rewards import verifiers
@@ -167,8 +168,8 @@ def check_arguments(
       name = getattr(function, '__name__', type(function).__name__)
       raise ValueError(
         f'{where}={dict(kwargs)} does not fit the reward function'
-        f' {name}{str(signature).split(" ->")[0]}: {error}; give arguments'
-        ' that it has besides the first three.'
+        f' {name}{str(signature).split(" ->")[0]}: {plain_text.said(error)};'
+        ' give arguments that it has besides the first three.'
       ) from error
   check = getattr(function, _marks.CHECK, None)
   try:
@@ -177,8 +178,8 @@ def check_arguments(
     raise
   except Exception as error:
     raise ValueError(
-      f'{where}={dict(kwargs)} cannot be used ({type(error).__name__}:'
-      f' {error}); give values of the kind that the function needs.'
+      f'{where}={dict(kwargs)} cannot be used ({plain_text.named(error)});'
+      ' give values of the kind that the function needs.'
     ) from error
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo_jax import plain_text
 from grpo_jax.rewards._base import Outcome
 from grpo_jax.rewards._base import RewardError
 from grpo_jax.rewards._base import WeightedReward
@@ -92,7 +93,7 @@ class RewardCall:
     except TypeError:  # a single number, say
       values = None
     if values is None or len(values) != len(self.prompts):
-      given = type(result).__name__ if values is None else len(values)
+      given = plain_text.kind(result) if values is None else len(values)
       raise RewardError(
         f'{self._where()} returned {given} for {len(self.prompts)}'
         ' completions; return a list with a number or None for each.'
@@ -104,6 +105,8 @@ class RewardCall:
       return Outcome(self._number(value, row), '', secs)
     value = value._replace(secs=value.secs or secs)
     if value.failure:
+      if not isinstance(value.failure, str):
+        return value._replace(failure=plain_text.shown(value.failure))
       return value
     return value._replace(reward=self._number(value.reward, row))
 
@@ -115,21 +118,21 @@ class RewardCall:
       value = value.item()  # a scalar of numpy, jax or torch
     if not isinstance(value, int | float):  # a bool is an int, and allowed
       raise RewardError(
-        f'{self._where(row)} returned {value!r:.80} of type'
-        f' {type(value).__name__}; return a number, or None for a completion'
+        f'{self._where(row)} returned {plain_text.shown(value)} of type'
+        f' {plain_text.kind(value)}; return a number, or None for a completion'
         f' that cannot be judged.{self._advice(value)}'
       )
     if not -_FLOAT32_MAX <= value <= _FLOAT32_MAX:  # also refuses NaN
       raise RewardError(
-        f'{self._where(row)} returned {value!r:.80}, which is no finite'
-        ' float32; return a finite number, or None for a completion that'
+        f'{self._where(row)} returned {plain_text.shown(value)}, which is no'
+        ' finite float32; return a finite number, or None for a completion that'
         ' cannot be judged.'
       )
     return float(value)
 
   def _raised(self, error: BaseException) -> RewardError:
     return RewardError(
-      f'{self._where()} raised {type(error).__name__}: {error}; correct the'
+      f'{self._where()} raised {plain_text.named(error)}; correct the'
       ' function, or let it return None for completions that it cannot judge.'
       f'{self._advice()}'
     )
@@ -232,7 +235,7 @@ def _finish_all(
       names = sorted({calls[i].reward.name for i in waiting})
       raise RewardError(
         f'A task of one of the async rewards {names} raised '
-        f'{type(error).__name__}: {error}; correct the function, or let it '
+        f'{plain_text.named(error)}; correct the function, or let it '
         'return None for completions that it cannot judge.'
       ) from error
     for i, value in zip(waiting, values, strict=True):

@@ -19,6 +19,8 @@ import time
 from typing import Any
 from typing import NamedTuple
 
+from grpo_jax import plain_text
+
 _MOST_BYTES = 4 << 20  # of one answer; a judgement has some thousand
 _SHOWN = 200  # characters of a server's words in a message
 
@@ -209,8 +211,8 @@ class ChatClient:
     except TimeoutError as error:
       raise _TryAgain(f'no answer in {self.timeout_secs:g} s') from error
     except _httpx().RequestError as error:
-      name = type(error).__name__
-      said = _shown(str(error), key)
+      name = plain_text.kind(error)
+      said = _shown(plain_text.said(error), key)
       raise _TryAgain(f'{name}: {said}' if said else name) from error
     status = response.status_code
     if status == 200:

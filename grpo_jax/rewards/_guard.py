@@ -326,8 +326,8 @@ def _scanned() -> dict[int, list[int]]:
   return found
 
 
-def descendants(most: int = 1 << 20) -> list[int]:
-  """The processes below this one; it stops counting beyond `most`."""
+def descendants(most: int = 1 << 20, root: int | None = None) -> list[int]:
+  """The processes below this one, or below `root`; few beyond `most`."""
   own = os.getpid()
   try:
     if os.readlink('/proc/self') != str(own):  # of another PID namespace
@@ -338,12 +338,29 @@ def descendants(most: int = 1 << 20) -> list[int]:
   if not os.path.exists(f'/proc/{own}/task/{own}/children'):
     scanned = _scanned()
     children = lambda pid: scanned.get(pid, [])
-  found, new = [], [own]
+  found, new = [], [own if root is None else root]
   while new and len(found) <= most:
     below = children(new.pop())
     found += below
     new += below
   return found
+
+
+def cpu_secs(root: int) -> float | None:
+  """The processor time of all processes below one, also of those that ended.
+
+  That of `root` itself is not counted. None where the system does not tell.
+  """
+  ticks, told = 0, False
+  for pid in (root, *descendants(root=root)):
+    try:
+      with open(f'/proc/{pid}/stat') as file:
+        own = file.read().rpartition(')')[2].split()[11:15]
+    except OSError:  # it has ended, and its parent has its time
+      continue
+    told = True
+    ticks += sum(map(int, own[2 if pid == root else 0 :]))
+  return ticks / os.sysconf('SC_CLK_TCK') if told else None
 
 
 def end_all(child: int) -> None:

@@ -11,6 +11,8 @@ from typing import TypeVar
 BATCHED = 'takes_lists'
 BOUNDED = 'is_bounded'
 CHECK = 'check_arguments'
+IMPORTS = 'imports_first'
+LIMITS_ITSELF = 'limits_itself'
 CONFINED = 'prepares_confined'
 BOUNDS = 'confined_bounds'
 
@@ -81,6 +83,35 @@ def checked(
     return function
 
   return mark
+
+
+def imports(
+  first: Callable[[], Any],
+) -> Callable[[_Function], _Function]:
+  """Marks a reward function that imports what takes long when it is needed.
+
+  Args:
+    first: Called in a worker before the function, once; its time does not count
+      as judging. It imports what the function needs.
+
+  Returns:
+    A decorator, which returns the same function, marked.
+  """
+
+  def mark(function: _Function) -> _Function:
+    setattr(function, IMPORTS, first)
+    return function
+
+  return mark
+
+
+def limits_itself(function: _Function) -> _Function:
+  """Marks a reward function that ends the programs that it starts.
+
+  Their processor time is not counted in a worker, only time by the clock.
+  """
+  setattr(function, LIMITS_ITSELF, True)
+  return function
 
 
 def confined(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 import contextlib
 import fcntl
 import json
+import math
 import os
 import secrets
 import selectors
@@ -11,12 +12,15 @@ import sys
 import time
 from typing import Any
 
+from grpo_jax.rewards import _guard
 from grpo_jax.rewards import _launch
 from grpo_jax.rewards import _worker
 from grpo_jax.rewards import sandbox
 
+WALL_TIMES = 10  # by default the clock may show so much of the time limit
 _F_SETPIPE_SZ = 1031
 _GRACE_SECS = 0.5  # a confined worker ends a call before that itself
+_LOOK_SECS = 0.5  # between two looks at the processor time of a call
 _AT_ONCE = 4096  # bytes that an empty pipe takes whole
 
 
@@ -29,9 +33,12 @@ class Process:
     time_limit_secs: float,
     start_limit_secs: float,
     confined: bool = False,
+    wall_limit_secs: float | None = None,
   ):
+    if wall_limit_secs is None:
+      wall_limit_secs = WALL_TIMES * time_limit_secs
     self.confined = confined
-    self._limit_secs = time_limit_secs
+    self._limit_secs, self._wall_limit_secs = time_limit_secs, wall_limit_secs
     self._start_limit_secs = start_limit_secs
     # The worker's sys.path is ours, so that it finds the same modules.
     path = [item or os.getcwd() for item in sys.path]
@@ -39,10 +46,15 @@ class Process:
     if confined:
       packages = [one for one in path if one.endswith('-packages')]
       readable = sandbox.readable(packages)
-      apart = {'limit_secs': time_limit_secs, 'readable': readable}
+      apart = {
+        'limit_secs': time_limit_secs,
+        'wall_limit_secs': wall_limit_secs,
+        'readable': readable,
+      }
       env = {key: os.environ[key] for key in _HARMLESS if key in os.environ}
       env.update(_ENVIRONMENT)
       self._limit_secs += _GRACE_SECS
+      self._wall_limit_secs += _GRACE_SECS
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
       request_out, self._requests = os.pipe()
       theirs.callback(os.close, request_out)
@@ -96,6 +108,8 @@ class Process:
     )
     self._read = b''
     self._called_at: float | None = None
+    self._called_cpu: float | None = None
+    self._look_at = math.inf
     self.values: Any = None
     self.failure = ''
     self.secs = 0.0
@@ -116,14 +130,35 @@ class Process:
 
   def is_finished(self) -> bool:
     """Whether there is an outcome; ends a worker that is late."""
-    if not self._finished and time.monotonic() >= self.deadline:
+    if not self._finished and self._is_due():
       # An answer may have come in time, and waited for this thread. If it says
       # that the judge is called, that has a deadline of its own.
       self._answer()
-      if not self._finished and time.monotonic() >= self.deadline:
-        late = 'start limit' if self._called_at is None else 'time limit'
-        self._finish(late, retire=True)
+      if not self._finished and self._is_due():
+        if self._called_at is None:
+          self._finish('start limit', retire=True)
+        elif (left := self._left_secs()) <= 0:
+          self._finish('time limit', retire=True)
+        else:
+          self._look_at = time.monotonic() + min(left, _LOOK_SECS)
     return self._finished
+
+  def _is_due(self) -> bool:
+    """Whether a limit is over, or the processor time must be looked at."""
+    return time.monotonic() >= min(self.deadline, self._look_at)
+
+  def _left_secs(self) -> float:
+    """What is left of the limits of a call, the less of both."""
+    assert self._called_at is not None
+    took = time.monotonic() - self._called_at
+    wall = self._wall_limit_secs - took
+    if self._limits_itself:
+      return wall
+    # Where the system does not tell the processor time, it is the clock.
+    if self._called_cpu is not None:
+      now = _guard.cpu_secs(self._guarded.pid)
+      took = 0.0 if now is None else now - self._called_cpu
+    return min(wall, self._limit_secs - took)
 
   def unregister(self, selector: selectors.BaseSelector) -> None:
     """Takes the pipes out of the selector; ends one that must not go on."""
@@ -204,7 +239,10 @@ class Process:
       answer = json.loads(data)
       if answer.get('called'):
         self._called_at = time.monotonic()
-        self.deadline = self._called_at + self._limit_secs
+        self._called_cpu = _guard.cpu_secs(self._guarded.pid)
+        self._limits_itself = bool(answer.get('limits_itself'))
+        self.deadline = self._called_at + self._wall_limit_secs
+        self._look_at = self._called_at + min(self._left_secs(), _LOOK_SECS)
         return
       self.values = answer.get('values')
       self._finish(answer.get('failure') or '', retire=answer['last'])

@@ -4,7 +4,8 @@
 batched)`; `function` is a name for `rewards.resolve`, or a pickle of a
 function. Without arguments it is imported, and nothing is answered. Otherwise
 the first answer says that the function is there: importing it may
-take long, and is not counted as judging. The second has the values. Answers are
+take long, and is not counted as judging, nor is what a function has marked by
+`_marks.imports`. The second has the values. Answers are
 JSON and no pickles, so that a judge cannot make the trainer run anything, and
 begin with the nonce, so that what a judge itself writes to the pipe is no
 answer.
@@ -29,6 +30,7 @@ import sys
 import threading
 from typing import Any
 
+from grpo_jax import plain_text
 from grpo_jax.rewards import _apart
 from grpo_jax.rewards import _base
 from grpo_jax.rewards import _guard
@@ -64,16 +66,17 @@ def main(
     state = None
     if arguments is None:
       with contextlib.suppress(BaseException):  # the first call will say it
-        functions[function_key] = _loaded(function_key)
+        functions[function_key] = _imported(function_key)
       continue
     try:
       if function_key not in functions:
-        functions[function_key] = _loaded(function_key)
+        functions[function_key] = _imported(function_key)
       function = functions[function_key]
       arguments, kwargs = pickle.loads(arguments)
       if apart is not None:
         _prepare(function, arguments[2], batched)
-      _send(answers, nonce, {'called': True})
+      own = bool(_marks.of(function, _marks.LIMITS_ITSELF))
+      _send(answers, nonce, {'called': True, 'limits_itself': own})
       state = _State()
       rows = batched and len(arguments[0])
       call = functools.partial(_called, function, arguments, kwargs, rows)
@@ -147,6 +150,15 @@ def _send(answers: int, nonce: bytes, answer: dict[str, Any]) -> None:
     data = data[os.write(answers, data) :]
 
 
+def _imported(function: str | bytes) -> Any:
+  """A function, after all that it imports."""
+  found = _loaded(function)
+  first = _marks.of(found, _marks.IMPORTS)
+  if first is not None:
+    first()
+  return found
+
+
 def _loaded(function: str | bytes) -> Any:
   if isinstance(function, bytes):
     return pickle.loads(function)
@@ -162,14 +174,12 @@ def _failure(error: BaseException) -> str:
   if isinstance(error, MemoryError):
     return 'memory'
   if isinstance(error, SystemExit):
-    return f'exit {error.code}'[:_LONGEST]
-  try:
-    if isinstance(error, _base.RewardError):
-      return str(error)[:_LONGEST]
-    text = f'raised {type(error).__name__}: {error}'
-  except BaseException:
-    text = f'raised {type(error).__name__}'
-  return text[:_LONGEST]
+    code = error.code
+    is_plain = isinstance(code, str | int | None)
+    return f'exit {code if is_plain else plain_text.shown(code)}'[:_LONGEST]
+  if isinstance(error, _base.RewardError):
+    return plain_text.said(error)[:_LONGEST]
+  return f'raised {plain_text.named(error)}'[:_LONGEST]
 
 
 def _values(returned: Any, rows: int | bool) -> list[float | str | None]:
@@ -211,11 +221,11 @@ def _number(value: Any) -> float | None:
     value = value.item()
   if not isinstance(value, int | float):
     raise _base.RewardError(
-      f'returned {value!r:.80} of type {type(value).__name__}'
+      f'returned {plain_text.shown(value)} of type {plain_text.kind(value)}'
     )
   if not -_FLOAT32_MAX <= value <= _FLOAT32_MAX or math.isnan(value):
     raise _base.RewardError(
-      f'returned {value!r:.80}, which is no finite float32'
+      f'returned {plain_text.shown(value)}, which is no finite float32'
     )
   return float(value)
 

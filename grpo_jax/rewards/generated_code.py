@@ -90,6 +90,7 @@ def _limits(
   return sandbox.Limits(**given)
 
 
+@_marks.limits_itself
 @_marks.checked(_check)
 def python_tests(
   prompt: str,
@@ -143,6 +144,7 @@ def python_tests(
   return passed / len(tests)
 
 
+@_marks.limits_itself
 @_marks.checked(_check)
 def all_python_tests(
   prompt: str,

@@ -21,6 +21,7 @@ import time
 from typing import Any
 import urllib.parse
 
+from grpo_jax import plain_text
 from grpo_jax.rewards import _base
 from grpo_jax.rewards import _chat_client
 from grpo_jax.rewards import _judgements
@@ -176,7 +177,8 @@ class HttpJudge:
       name = match.group(1)
       text = {'prompt': prompt, 'completion': completion}.get(name)
       if text is None:
-        text = _shared.answer('http_judge', example)
+        answers = _shared.answers('http_judge', example)
+        text = ' or '.join(one.text for one in answers)
       return f'<{name} {mark}>\n{text}\n</{name} {mark}>'
 
     # In one pass, so that no field of a completion is filled in.
@@ -209,7 +211,7 @@ class HttpJudge:
           answer = await self._client.ask(opened, bodies[rows[0]])
           self._kept.put(keys[rows[0]], list(answer))
         except _chat_client.NotAnswered as error:
-          answer = str(error)
+          answer = plain_text.said(error)
         answers.append((rows, answer, time.monotonic() - begin))
 
     # A client of another call belongs to an event loop that has ended.

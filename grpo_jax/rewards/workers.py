@@ -32,11 +32,13 @@ import time
 from typing import Any
 from typing import NamedTuple
 
+from grpo_jax import plain_text
 from grpo_jax.rewards import _marks
 from grpo_jax.rewards import sandbox
 from grpo_jax.rewards._base import Outcome
 from grpo_jax.rewards._base import resolve
 from grpo_jax.rewards._base import takes_lists
+from grpo_jax.rewards._process import WALL_TIMES
 from grpo_jax.rewards._process import Process
 
 
@@ -82,7 +84,10 @@ class Workers:
 
   Args:
     number: How many processes judge at the same time.
-    time_limit_secs: The longest that one call of a judge may take.
+    time_limit_secs: The most processor time of one call of a judge and of all
+      processes that it starts. What is imported before the call is not counted,
+      so a busy machine fails no call. Where the system does not tell the time
+      of others, it is time by the clock.
     memory_limit_bytes: The most memory of a worker and all processes that its
       judge has started, Python itself included. For each process it is a limit
       of address space, of which some libraries take much more than they use.
@@ -91,6 +96,8 @@ class Workers:
     processes: The most processes of one worker at a time.
     pid_namespace: Whether workers run in PID namespaces where the system offers
       them.
+    wall_limit_secs: The longest that one call may take by the clock, for a
+      judge that waits or hangs; None: ten times `time_limit_secs`.
 
   Attributes:
     between: Called several times a second while calls are made; what it raises
@@ -108,13 +115,17 @@ class Workers:
     start_limit_secs: float = 120.0,
     processes: int = 64,
     pid_namespace: bool = True,
+    wall_limit_secs: float | None = None,
   ):
+    if wall_limit_secs is None:
+      wall_limit_secs = WALL_TIMES * time_limit_secs
     for name, value in (
       ('number', number),
       ('time_limit_secs', time_limit_secs),
       ('memory_limit_bytes', memory_limit_bytes),
       ('start_limit_secs', start_limit_secs),
       ('processes', processes),
+      ('wall_limit_secs', wall_limit_secs),
     ):
       if not value > 0:
         raise ValueError(
@@ -125,6 +136,7 @@ class Workers:
     self._number = number
     self._time_limit_secs = time_limit_secs
     self._start_limit_secs = start_limit_secs
+    self._wall_limit_secs = wall_limit_secs
     self._limits: dict[str, Any] = {
       'memory_bytes': memory_limit_bytes,
       'processes': processes,
@@ -282,7 +294,11 @@ class Workers:
 
   def _start(self, confined: bool) -> Process:
     return Process(
-      self._limits, self._time_limit_secs, self._start_limit_secs, confined
+      self._limits,
+      self._time_limit_secs,
+      self._start_limit_secs,
+      confined,
+      self._wall_limit_secs,
     )
 
 
@@ -332,7 +348,8 @@ class Stream:
       arguments = pickle.dumps((call.arguments, dict(call.kwargs)))
     except Exception as error:
       raise ValueError(
-        f'An example cannot be sent to a worker process ({error}); keep plain'
+        f'An example cannot be sent to a worker process'
+        f' ({plain_text.said(error)}); keep plain'
         ' values in it, or judge in the process of the trainer.'
       ) from error
     self._sent[key] = sent, confined
@@ -431,8 +448,8 @@ def _sent(function: str | Callable[..., Any]) -> str | bytes:
   except Exception as error:
     raise ValueError(
       f'The reward function {function!r} cannot be sent to a worker process'
-      f' ({error}); write it at the top of a module, or judge in the process of'
-      ' the trainer.'
+      f' ({plain_text.said(error)}); write it at the top of a module, or judge'
+      ' in the process of the trainer.'
     ) from error
 
 

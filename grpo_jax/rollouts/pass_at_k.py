@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo_jax import plain_text
 from grpo_jax import random_keys
 from grpo_jax.rollouts.types import Rollout
 
@@ -286,7 +287,7 @@ def show(summary: dict[str, Any], console) -> None:
       _text(value),
       '' if interval is None else ' to '.join(map(_text, interval)),
     )
-  console.print(table)
+  plain_text.guarded(console).print(table)
 
 
 def _text(value) -> str:

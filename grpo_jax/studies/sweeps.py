@@ -19,6 +19,7 @@ import sys
 from typing import Any
 from typing import NamedTuple
 
+from grpo_jax import plain_text
 from grpo_jax.config import Config
 from grpo_jax.studies import runs
 from grpo_jax.studies.tables import without_nan
@@ -126,8 +127,8 @@ def _run_all(
     with _file(sweep, workdir).open('a') as lines:
       lines.write(json.dumps(line) + '\n')
     print(
-      f'{number}/{len(wanted)}  {arm.label}  seed {seed}  '
-      f'{sweep.told(outcome)}  {secs:.0f} s',
+      f'{number}/{len(wanted)}  {plain_text.printable(arm.label)}  '
+      f'seed {seed}  {sweep.told(outcome)}  {secs:.0f} s',
       file=sys.stderr,
       flush=True,
     )

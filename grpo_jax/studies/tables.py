@@ -6,6 +6,7 @@ import math
 import shutil
 from typing import Any
 
+from grpo_jax import plain_text
 from grpo_jax.report.intervals import Interval
 
 Lines = Sequence[Mapping[str, str]]
@@ -50,7 +51,7 @@ def show(tables: Mapping[str, Lines], notes: str) -> None:
 
   # A pipe has no width; 160 columns are enough for the widest table.
   width = shutil.get_terminal_size((160, 24)).columns
-  out = console.Console(width=width, highlight=False)
+  out = plain_text.guarded(console.Console(width=width, highlight=False))
   for title, lines in tables.items():
     if lines:
       out.print(_table(title, lines))

@@ -34,6 +34,7 @@ import time
 from typing import Any
 import uuid
 
+from grpo_jax import plain_text
 from grpo_jax.training import processes
 
 UPLOAD_SECS = 15.0
@@ -142,7 +143,7 @@ def place_of(workdir: str | os.PathLike[str]) -> Any:
     return place
   except Exception as error:  # of `etils`, and of whatever it calls
     raise ValueError(
-      f'{text} cannot be reached ({type(error).__name__}: {error}); for gs:// '
+      f'{text} cannot be reached ({plain_text.named(error)}); for gs:// '
       'install gcsfs, log in and check the name, or give a directory.'
     ) from error
 
@@ -447,4 +448,5 @@ def _every(secs: float, function: Callable[[], None]) -> Iterator[None]:
 
 
 def _warn(text: str) -> None:
-  print(f'warning: {text}', file=sys.stderr, flush=True)
+  shown = plain_text.printable(text)
+  print(f'warning: {shown}', file=sys.stderr, flush=True)

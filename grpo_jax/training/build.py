@@ -21,6 +21,7 @@ from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax import losses
 from grpo_jax import models
+from grpo_jax import plain_text
 from grpo_jax import resolve
 from grpo_jax import rewards
 from grpo_jax import sampling
@@ -255,7 +256,8 @@ def method(
     inspect.signature(make).bind(**kwargs)
   except TypeError as error:
     raise ValueError(
-      f'{flag}_kwargs={kwargs} do not fit {name}{_arguments(make)}: {error}; '
+      f'{flag}_kwargs={kwargs} do not fit {name}{_arguments(make)}:'
+      f' {plain_text.said(error)}; '
       f'set all arguments at once with {flag}_kwargs="{{...}}".'
     ) from error
   try:
@@ -264,7 +266,7 @@ def method(
     raise
   except Exception as error:  # a user's function may raise anything
     raise ValueError(
-      f'{flag}={name!r} raised {type(error).__name__}: {error}, when it was '
+      f'{flag}={name!r} raised {plain_text.named(error)}, when it was '
       f'called with {flag}_kwargs={dict(kwargs)}; correct the function or the '
       'arguments.'
     ) from error
@@ -274,10 +276,6 @@ def method(
       'what losses.chain returns.'
     )
   return made
-
-
-def _first_line(error: Exception) -> str:
-  return str(error).partition('\n')[0]
 
 
 def _arguments(function) -> str:
@@ -330,8 +328,8 @@ def method_of(config: Config, given: Given) -> losses.LossTransform:
       raise ValueError(
         f'config.learner.method={learner.method!r} cannot be traced with '
         f'config.learner.method_kwargs={learner.method_kwargs} '
-        f'({type(error).__name__}: {_first_line(error)}); give numbers where '
-        'it wants numbers, or correct the function.'
+        f'({plain_text.kind(error)}: {plain_text.first_line(error)}); give '
+        'numbers where it wants numbers, or correct the function.'
       ) from error
     if group == 1 and not _credits_alone(loss, zeros()):
       raise ValueError(

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
+from grpo_jax import plain_text
 from grpo_jax import resolve
 from grpo_jax import sharding
 from grpo_jax.models import foreign
@@ -71,7 +72,7 @@ def _called(path: str) -> foreign.Pretrained:
     raise
   except Exception as error:  # a user's function may raise anything
     raise ValueError(
-      f'config.model.path={path!r} raised {type(error).__name__}: {error}; '
+      f'config.model.path={path!r} raised {plain_text.named(error)}; '
       'correct the function.'
     ) from error
   if not isinstance(made, foreign.Pretrained):

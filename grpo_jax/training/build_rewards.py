@@ -127,6 +127,7 @@ def workers(
     limits.time_limit_secs,
     int(limits.memory_limit_gib * _GIB),
     limits.start_limit_secs,
+    wall_limit_secs=limits.wall_limit_secs or None,
   ) as pool:
     pool.start([reward.imported_as or reward.function for reward in remote])
     yield pool

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from etils import epath
 import numpy as np
 
+from grpo_jax import plain_text
 from grpo_jax.training import fingerprints
 from grpo_jax.training import host_memory
 from grpo_jax.training import orbax_barriers
@@ -76,7 +77,7 @@ class Checkpoints:
     keep_last: int = 1,
     keep_best: bool = False,
     warn: Callable[[str], None] = lambda text: print(
-      f'warning: {text}', file=sys.stderr
+      f'warning: {plain_text.printable(text)}', file=sys.stderr
     ),
     read_only: bool = False,
     every_minutes: float = 0.0,
@@ -175,7 +176,7 @@ class Checkpoints:
       except (
         Exception
       ) as error:  # Orbax raises many types, some plain Exception
-        problem = _first_line(_cause(error)) or type(error).__name__
+        problem = _first_line(_cause(error))
         self._leave()
       told = self._peers.exchange(problem)
     if not any(told):
@@ -373,7 +374,7 @@ class Checkpoints:
           # and written a newer one.
           self._manager.reload()
           return self.restore(abstract, step, field)
-        problems[tried] = str(error)
+        problems[tried] = plain_text.said(error)
         continue
       # Only now that one could be read: if none can, the cause may be a config
       # of other shapes, and the files may be whole.
@@ -496,5 +497,4 @@ def _cause(error: BaseException) -> BaseException:
 
 def _first_line(error: BaseException) -> str:
   """The first line of an error, which may have a thousand lines."""
-  lines = str(error).strip().splitlines() or [type(error).__name__]
-  return lines[0][:200]
+  return plain_text.first_line(error)[:200] or plain_text.kind(error)

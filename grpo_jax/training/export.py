@@ -17,6 +17,7 @@ import jax
 
 from grpo_jax import data
 from grpo_jax import models
+from grpo_jax import plain_text
 from grpo_jax import sharding
 from grpo_jax.config import Config
 from grpo_jax.models import weights
@@ -295,7 +296,7 @@ def whole_folder(
         error,
       )
     except Exception as error:
-      problem, cause = str(error), error
+      problem, cause = plain_text.said(error), error
     # The others may wait for this process in a program of the devices.
     with peers.failing(problem):
       told = peers.exchange(problem)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax import losses
+from grpo_jax import plain_text
 from grpo_jax import rewards as rewards_lib
 from grpo_jax.config import Config
 from grpo_jax.models import foreign
@@ -312,7 +313,8 @@ def _more(where: str, given: Any) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
       raise ValueError(
         f'{where} has kwargs={dict(given.kwargs)!r:.80}, which the config of a '
-        f'run cannot hold ({error}); give numbers, texts, lists and dicts, or '
+        f'run cannot hold ({plain_text.said(error)}); give numbers, texts, '
+        'lists and dicts, or '
         'functools.partial(function, ...).'
       ) from error
   if given.where == 'workers':

@@ -30,6 +30,7 @@ import traceback
 from typing import Any
 from typing import NamedTuple
 
+from grpo_jax import plain_text
 from grpo_jax.training import stop_signal
 from grpo_jax.training import watch
 from grpo_jax.training.store import Store
@@ -203,7 +204,7 @@ class Processes:
     if not _is_of_the_runtime(error):
       return
     time.sleep(watch.SILENT_SECS + 5 * watch.BEAT_SECS)
-    if _NETWORK.search(str(error)):
+    if _NETWORK.search(plain_text.said(error)):
       traceback.print_exception(error)
       watch.leave(f'The devices have failed ({first_line(error)}).')
 
@@ -398,11 +399,11 @@ def _is_of_the_runtime(error: BaseException) -> bool:
   import jax
 
   runtime = isinstance(error, jax.errors.JaxRuntimeError)
-  return runtime and 'RESOURCE_EXHAUSTED' not in str(error)
+  return runtime and 'RESOURCE_EXHAUSTED' not in plain_text.said(error)
 
 
 def _sentence(error: BaseException) -> str:
-  return f'{type(error).__name__}: {first_line(error)}'
+  return f'{plain_text.kind(error)}: {first_line(error)}'
 
 
 def _trace(error: BaseException) -> str:
@@ -411,4 +412,4 @@ def _trace(error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
   """What an error says, at most 300 characters of it."""
-  return (str(error).strip().splitlines() or [''])[0][:300]
+  return plain_text.first_line(error)[:300]

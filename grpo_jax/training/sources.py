@@ -9,6 +9,7 @@ from typing import Any
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
+from grpo_jax import plain_text
 from grpo_jax import resolve
 from grpo_jax.data import JsonlSource
 from grpo_jax.training import marks
@@ -215,7 +216,8 @@ def _function(source: Source, split: str) -> Any:
     inspect.signature(make).bind(**source.kwargs)
   except TypeError as error:
     raise ValueError(
-      f'{where} cannot be called with the kwargs {source.kwargs}: {error};'
+      f'{where} cannot be called with the kwargs {source.kwargs}:'
+      f' {plain_text.said(error)};'
       ' correct the kwargs of the source.'
     ) from error
   except ValueError:  # some functions written in C have no signature
@@ -226,7 +228,7 @@ def _function(source: Source, split: str) -> Any:
     raise
   except Exception as error:  # a user's function may raise anything
     raise ValueError(
-      f'{where} raised {type(error).__name__}: {error}, when it was called with'
+      f'{where} raised {plain_text.named(error)}, when it was called with'
       f' the kwargs {source.kwargs}; correct the function or the kwargs.'
     ) from error
   sized = hasattr(found, '__len__') and hasattr(found, '__getitem__')
@@ -241,7 +243,7 @@ def _function(source: Source, split: str) -> Any:
     except Exception as error:  # a user's object may raise anything
       raise ValueError(
         f'Item {place} of what {where} returned cannot be read'
-        f' ({type(error).__name__}: {error}); correct the object.'
+        f' ({plain_text.named(error)}); correct the object.'
       ) from error
     problem = 'it is no dict'
     if isinstance(record, Mapping):

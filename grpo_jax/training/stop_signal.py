@@ -13,6 +13,8 @@ import traceback
 from types import FrameType
 from typing import Any
 
+from grpo_jax import plain_text
+
 
 class Stopped(KeyboardInterrupt):
   """Raised where a stop need not wait; see `Stop.at_once`.
@@ -43,9 +45,10 @@ def no_exit() -> Iterator[None]:
   except BaseException as error:
     line = traceback.extract_tb(error.__traceback__)[-1]
     raise ValueError(
-      f'Line {line.lineno} of {line.filename} raised {type(error).__name__}'
-      f'({error}), which would end the process before its work is done; let '
-      'that code return, or raise an error such as ValueError.'
+      f'Line {line.lineno} of {line.filename} raised {plain_text.kind(error)}'
+      f'({plain_text.said(error)}), which would end the process before its '
+      'work is done; let that code return, or raise an error such as '
+      'ValueError.'
     ) from error
 
 

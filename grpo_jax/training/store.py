@@ -8,6 +8,8 @@ wait can end.
 import time
 from typing import Any
 
+from grpo_jax import plain_text
+
 _POLL_SECS = 0.5  # a longer wait would keep signals from Python
 
 
@@ -34,9 +36,11 @@ class Store:
           f'{self._folder}/{name}', int(1000 * _POLL_SECS)
         )
       except Exception as error:  # JAX has no type for it
-        if 'UNAVAILABLE' in str(error):  # the watch decides for how long
+        if 'UNAVAILABLE' in plain_text.said(
+          error
+        ):  # the watch decides for how long
           time.sleep(_POLL_SECS)
-        elif 'DEADLINE_EXCEEDED' not in str(error):
+        elif 'DEADLINE_EXCEEDED' not in plain_text.said(error):
           raise
 
   def write(self, name: str, text: str = '') -> None:

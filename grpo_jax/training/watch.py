@@ -23,6 +23,7 @@ import threading
 import time
 from typing import NoReturn
 
+from grpo_jax import plain_text
 from grpo_jax.training.store import Store
 
 START_AGAIN = 75
@@ -174,6 +175,7 @@ class Watch:
         if problem and (now - last > secs or now - first > PATIENT_SECS):
           # Also this process itself, if nobody comes to hear of its error.
           if self._rank == 0 and (trace := self._store.read('trace').get(rank)):
+            trace = plain_text.printable(trace)
             said = f'The traceback of process {rank}:\n{trace}'
             print(said, file=sys.stderr, flush=True)
           self._leave(f'Process {rank} has failed: {problem}', 2)
@@ -188,15 +190,20 @@ class Watch:
     text = f'{why}; this process, {self._rank}, ends too: {what}.'
     if self._rank:
       leave(text, code)
-    print(f'grpo-jax: {text}', file=sys.stderr, flush=True)
+    _say(text)
     time.sleep(3 * BEAT_SECS)  # the store of the others ends with this process
     os._exit(code)
 
 
 def leave(text: str, code: int = START_AGAIN) -> NoReturn:
   """Ends this process from any thread, with a sentence."""
-  print(f'grpo-jax: {text}', file=sys.stderr, flush=True)
+  _say(text)
   os._exit(code)
+
+
+def _say(text: str) -> None:
+  shown = plain_text.printable(text)
+  print(f'grpo-jax: {shown}', file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

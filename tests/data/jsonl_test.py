@@ -201,3 +201,23 @@ def test_of_a_large_file_a_sample_is_checked_and_the_rest_when_read(
   lines[-1] = b'no json\n'  # both ends are in every sample
   with pytest.raises(ValueError, match='Line 12000 of .* is not valid JSON'):
     data.JsonlSource(_write(tmp_path, b''.join(lines)))
+
+
+def test_an_answer_within_a_dict_is_named_with_a_point(tmp_path):
+  path = tmp_path / 'verl.jsonl'
+  record = {
+    'prompt': '36*2=',
+    'reward_model': {'style': 'rule', 'ground_truth': '72'},
+    'a.b': '1',
+  }
+  path.write_text(json.dumps(record) + '\n')
+  for field, answer in (
+    ('reward_model.ground_truth', '72'),
+    ('reward_model', record['reward_model']),
+    ('a.b', '1'),  # a name with a point is a name first
+  ):
+    source = data.JsonlSource(str(path), answer_field=field)
+    assert source[0]['answer'] == answer
+  for field in 'reward_model.truth', 'prompt.x', 'reward_model.style.x':
+    with pytest.raises(ValueError, match=f"a value in the field '{field}'"):
+      data.JsonlSource(str(path), answer_field=field)

@@ -11,11 +11,56 @@ import threading
 import time
 
 from grpo_jax import rewards
+from grpo_jax.rewards import _marks
 
 
 def loop(prompt, completion, example):
   while True:
     pass
+
+
+def children_loop(prompt, completion, example):
+  """Waits for a process that never ends, as does one that outlives it."""
+  if os.fork() == 0:
+    if os.fork() == 0:
+      loop(prompt, completion, example)
+    loop(prompt, completion, example)
+  time.sleep(1000)
+
+
+def children_come_and_go(prompt, completion, example):
+  """No process of it takes long."""
+  while True:
+    if os.fork() == 0:
+      sum(range(1_000_000))
+      os._exit(0)
+    os.wait()
+
+
+def waits(prompt, completion, example):
+  time.sleep(float(completion))
+  return 1.0
+
+
+def burn(secs):
+  end = time.process_time() + secs
+  while time.process_time() < end:
+    pass
+
+
+_imported = []
+
+
+def imports_once():
+  if not _imported:
+    burn(1.5)
+    _imported.append(1)
+
+
+@_marks.imports(imports_once)
+def imports_for_long(prompt, completion, example):
+  imports_once()
+  return 1.0
 
 
 def deaf(prompt, completion, example):

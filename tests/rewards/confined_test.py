@@ -25,11 +25,15 @@ needs_landlock = pytest.mark.skipif(
 
 
 @contextlib.contextmanager
-def workers_of(secs):
+def workers_of(secs, wall_secs=None):
   os.environ['SECRET_KEY'] = 'sesame'
   try:
     with workers_lib.Workers(
-      1, secs, memory_limit_bytes=600 << 20, processes=20
+      1,
+      secs,
+      memory_limit_bytes=600 << 20,
+      processes=20,
+      wall_limit_secs=wall_secs,
     ) as workers:
       yield workers
   finally:
@@ -46,7 +50,7 @@ def pool():
 @pytest.fixture(scope='module')
 def hasty():
   """A worker for answers that end at the time limit."""
-  with workers_of(LIMIT_SECS) as workers:
+  with workers_of(LIMIT_SECS, LIMIT_SECS) as workers:
     yield workers
 
 
@@ -162,6 +166,23 @@ def test_a_call_ends_at_its_limit(hasty):
 
   judge(hasty, '1')
   pace.assert_ends_at(LIMIT_SECS, call)
+
+
+@needs_landlock
+@pytest.mark.parametrize(
+  'attempt',
+  ['[0 for _ in iter(int, 1)]', 'os.fork() + 1 and [0 for _ in iter(int, 1)]'],
+)
+def test_an_answer_that_works_ends_at_its_processor_time(attempt):
+  with workers_of(1.0, HANG_SECS) as workers:
+    waits, before, works, after = judge(
+      workers, 'time.sleep(1.7) or 1', 'os.getppid()', attempt, 'os.getppid()'
+    )
+    assert (waits.reward, waits.failure) == (1, '')
+    assert (works.reward, works.failure) == (None, 'time limit')
+    assert works.secs < HANG_SECS / 2
+    if 'fork' not in attempt:  # the worker has ended the call, and goes on
+      assert after.reward == before.reward
 
 
 @needs_landlock

@@ -28,13 +28,14 @@ def pid_namespace(request):
   return request.param
 
 
-def workers_of(pid_namespace, secs):
+def workers_of(pid_namespace, secs, wall_secs=None):
   return workers_lib.Workers(
     number=2,
     time_limit_secs=secs,
     memory_limit_bytes=600 << 20,
     processes=20,
     pid_namespace=pid_namespace,
+    wall_limit_secs=wall_secs,
   )
 
 
@@ -48,7 +49,7 @@ def pool(pid_namespace):
 @pytest.fixture(scope='module')
 def hasty(pid_namespace):
   """Workers for judges that end at the time limit."""
-  with workers_of(pid_namespace, LIMIT_SECS) as workers:
+  with workers_of(pid_namespace, LIMIT_SECS, LIMIT_SECS) as workers:
     yield workers
 
 
@@ -126,6 +127,52 @@ def test_a_call_ends_at_its_limit(hasty):
 
   check_goes_on(hasty)
   pace.assert_ends_at(LIMIT_SECS, call)
+
+
+@pytest.fixture(scope='module')
+def counting(pid_namespace):
+  """Workers that count processor time; their clock is far away."""
+  with workers_of(pid_namespace, 1.0, HANG_SECS) as workers:
+    yield workers
+
+
+@in_a_namespace
+@pytest.mark.parametrize(
+  'name', ['loop', 'children_loop', 'children_come_and_go', 'batched_loop']
+)
+def test_a_judge_that_works_ends_at_its_processor_time(counting, name):
+  start = time.monotonic()
+  outcome = judge(counting, name, '7')[0]
+  assert outcome[:2] == (None, 'time limit')
+  assert outcome.secs < time.monotonic() - start < HANG_SECS / 2
+  check_goes_on(counting)
+
+
+@in_a_namespace
+def test_a_judge_that_waits_or_imports_takes_no_processor_time(counting):
+  (outcome,) = judge(counting, 'waits', '1.7')
+  assert (outcome.reward, outcome.failure) == (1, '')
+  assert outcome.secs >= 1.7
+  for _ in range(2):
+    (outcome,) = judge(counting, 'imports_for_long', '7')
+    assert (outcome.reward, outcome.failure) == (1, '')
+    assert outcome.secs < 1.5
+
+
+def test_the_clock_is_far_above_the_processor_time():
+  pool = workers_lib.Workers(1, time_limit_secs=3.0)
+  assert pool._wall_limit_secs == 30.0
+
+
+@in_a_namespace
+def test_a_verifier_is_imported_before_the_time_counts(counting):
+  pytest.importorskip('math_verify')
+  call = workers_lib.Call(
+    'math_equivalence', ('', '\\boxed{0.5}', {'answer': '\\frac12'})
+  )
+  for ((outcome,),) in (counting.run([call]), counting.run([call])):
+    assert (outcome.reward, outcome.failure) == (1, '')
+    assert outcome.secs < 10
 
 
 @in_a_namespace
@@ -426,7 +473,7 @@ def test_the_end_of_the_trainer_ends_its_workers(pid_namespace, tmp_path):
   'name',
   [
     'number', 'time_limit_secs', 'memory_limit_bytes', 'start_limit_secs',
-    'processes',
+    'processes', 'wall_limit_secs',
   ],
 )  # fmt: skip
 @pytest.mark.parametrize('value', [0, -1, float('nan')])

@@ -30,6 +30,7 @@ LIMITS = {
   'workers.number': 2,
   # Long enough for what does not hang, on any machine.
   'workers.time_limit_secs': 5.0,
+  'workers.wall_limit_secs': 5.0,
   'workers.memory_limit_gib': 0.6,
   'data.heldout': '',
   'log.tensorboard': False,

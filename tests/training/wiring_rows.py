@@ -433,6 +433,7 @@ ROWS = {
   'workers.time_limit_secs': at(('Workers', 'time_limit_secs')),
   'workers.memory_limit_gib': memory_limit,
   'workers.start_limit_secs': at(('Workers', 'start_limit_secs')),
+  'workers.wall_limit_secs': at(('Workers', 'wall_limit_secs')),
   'sampler.prompts': prompts,
   'sampler.group': group,
   'sampler.max_tokens': both(

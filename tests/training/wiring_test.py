@@ -116,6 +116,7 @@ PAIRS = {
   'workers.time_limit_secs': (1.25, 2.25),
   'workers.memory_limit_gib': (3.5, 5.5),
   'workers.start_limit_secs': (6.5, 7.25),
+  'workers.wall_limit_secs': (44.0, 45.0),
   'sampler.prompts': (6, 10),
   'sampler.group': (4, 3),
   'sampler.max_tokens': (5, 8),

@@ -17,39 +17,64 @@ _WORDS = (
   'zero one two three four five six seven eight nine ten eleven twelve thirteen'
   ' fourteen fifteen sixteen seventeen eighteen nineteen twenty'
 ).split()
+_WRAPPED = re.compile(r'\\(?:text|mathrm|mbox)\s*\{[^{}]*\}')
 _TEXT = r'\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}'
-_UNIT = re.compile(
-  rf'(?:{_TEXT}|(?<=[\d\s}}])([a-zA-Z][a-zA-Z/ ]*))(?:\^(?:\d|\{{\d\}}))?\s*$'
+# Upright or bold letters that are no units: e and i, and vectors.
+_UPRIGHT = re.compile(r'\\(?:mathrm|operatorname|text|rm)\s*\{\s*([ei])\s*\}')
+_BOLD = re.compile(
+  r'\\(?:mathbf|boldsymbol|bm|vec|hat|mathsf)\s*\{?\s*'
+  r'(?:\\(?:mathbf|boldsymbol|bm)\s*\{\s*)?(\\imath|\\jmath|[ijk])\s*\}{0,2}(?![a-zA-Z])'
 )
-_UNITS = {
-  spelling: names[0]
-  for names in map(
-    str.split,
-    (
-      'mm millimeter millimeters millimetre millimetres',
-      'cm centimeter centimeters centimetre centimetres',
-      'm meter meters metre metres',
-      'km kilometer kilometers kilometre kilometres',
-      'in inch inches',
-      'ft foot feet',
-      'yd yard yards',
-      'mi mile miles',
-      'mg milligram milligrams',
-      'g gram grams',
-      'kg kilogram kilograms',
-      's sec second seconds',
-      'min minute minutes',
-      'h hr hour hours',
-      'day days',
-      'week weeks',
-      'month months',
-      'year years',
-      'cent cents',
-      'dollar dollars',
-    ),
-  )
-  for spelling in names
-}
+_SET_BOLD = re.compile(r'\\(?:mathbf|boldsymbol|bm)\s*\{([^{}\\a-z]*|[a-z])\}')
+_ROOT = re.compile(r'\\sqrt\s*\(([^()]*)\)')
+_PRIMES = re.compile(
+  r"([a-zA-Z)}\]])((?:'|\u2019|\u2032|\^\s*\{?\s*(?:\\prime\s*)+\}?)+)"
+)
+_SIGN_OF_TRANSPOSE = (
+  r'(?:\\top|\\intercal|\\(?:mathsf|mathrm|text|rm)\s*\{?\s*T\s*\}?|T)'
+  r'(?![a-zA-Z])'
+)
+_TRANSPOSED = re.compile(
+  r'(?<![a-zA-Z\\])([A-Za-df-z)]|\\(?:vec|mathbf|bm)\s*\{[a-zA-Z]\})\s*\^\s*'
+  rf'(?:\{{\s*{_SIGN_OF_TRANSPOSE}\s*\}}|{_SIGN_OF_TRANSPOSE})'
+)
+_TENS = {
+  'hundred': 2, 'thousand': 3, 'k': 3, 'million': 6, 'billion': 9,
+  'trillion': 12,
+}  # fmt: skip
+_WORD_OF_TEN = re.compile(
+  r'(?<=[\d}])(?:\s|\\[,;:! ]|~)*(?:\\(?:text|mathrm|mbox)\s*\{\s*'
+  r'(hundred|thousand|million|billion|trillion|k)(?![a-zA-Z])([^{}]*)\}'
+  r'|(?<=\s)(hundred|thousand|million|billion|trillion)(?![a-zA-Z]))'
+)
+_COUNTED = re.compile(
+  r'\\(?:text|mathrm|mbox)\s*\{\s*([-\d.,/]*\d)\s+([^{}]*)\}'
+)
+_RAISED = str.maketrans(
+  '\u2070\xb9\xb2\xb3\u2074\u2075\u2076\u2077\u2078\u2079\u207b\u207f',
+  '0123456789-n',
+)
+_SMALL = re.compile('[\u2070\xb9\xb2\xb3\u2074-\u2079\u207b\u207f]+')
+_SIGNS = {
+  '\u00d7': r'\times ', '\u00b7': r'\cdot ', '\u22c5': r'\cdot ',
+  '\u00f7': r'\div ', '\u221e': r'\infty ', '\u2264': r'\le ',
+  '\u2265': r'\ge ', '\u222a': r'\cup ', '\u2229': r'\cap ',
+  '\u2208': r'\in ', '\u2205': r'\emptyset ', '\u03c0': r'\pi ',
+}  # fmt: skip
+_ROOT_SIGN = re.compile(
+  '\u221a\\s*(?:\\(([^()]*)\\)|\\{([^{}]*)\\}|(\\d+|[a-zA-Z]))'
+)
+_VULGAR = {
+  '\u00bd': '12', '\u2153': '13', '\u2154': '23', '\u00bc': '14',
+  '\u00be': '34', '\u2155': '15', '\u2156': '25', '\u2157': '35',
+  '\u2158': '45', '\u2159': '16', '\u215a': '56', '\u215b': '18',
+  '\u215c': '38', '\u215d': '58', '\u215e': '78',
+}  # fmt: skip
+_QUOTIENT = re.compile(
+  r'\\[dtc]?frac\s*\{\s*(?:d|\\partial)\s*(?:\^\s*\{?\s*(\d)\s*\}?)?\s*([a-zA-Z])'
+  r'[^{}]{0,20}\}\s*\{\s*(?:d|\\partial)\s*([a-zA-Z])'
+)
+_DOTS = re.compile(r'\\(?:[ldc]?dots|vdots)(?![a-zA-Z])|\u2026|\.\.\.')
 
 
 def readable(text: str) -> str:
@@ -67,11 +92,21 @@ def readable(text: str) -> str:
   Returns:
     The text, with these replaced.
   """
+  text = _of_unicode(text)
+  if found := _COUNTED.fullmatch(text):
+    text = rf'{found[1]}\text{{ {found[2]}}}'
+  text = _WORD_OF_TEN.sub(_power_of_ten, text)
   if found := _SCIENTIFIC.fullmatch(text):
     return rf'{found[1]} \cdot 10^{{{int(found[2])}}}'
   word = re.fullmatch(rf'{_TEXT}|([a-zA-Z]+)', text)
   if word and (name := (word[1] or word[2]).strip().lower()) in _WORDS:
     return str(_WORDS.index(name))
+  text = _UPRIGHT.sub(r'\1', text)
+  text = _BOLD.sub(_vector, text)
+  text = _SET_BOLD.sub(r'\1', text)
+  text = _PRIMES.sub(lambda one: one.group(1) + "'" * _primes(one), text)
+  text = _TRANSPOSED.sub(r'\1^T', text)
+  text = _ROOT.sub(r'\\sqrt{\1}', text)
   text = _FUNCTION.sub(r'\1' + _RADIANS % r'\2', text)
   return _REPEATING.sub(_fraction, text)
 
@@ -98,25 +133,62 @@ def converted(text: str) -> str:
   return _ANGLE.sub(_RADIANS % r'\1', text)
 
 
-def unit(text: str) -> tuple[str, ...]:
-  r"""The units behind a number; () if there are none, or others than we know.
+def marks(text: str) -> tuple[tuple[str, int], ...]:
+  r"""What of a text math-verify does not see.
 
-  >>> unit(r'10\text{ meters}'), unit('10 km/h'), unit(r'10\text{ apples}')
-  (('m',), ('km', 'h'), ())
+  It takes f'(x) for f(x), A^T for A, dy/dx for 0, and 5 \ldots for 5.
+
+  >>> marks("f''(x) + g"), marks('A^T')
+  ((('f', 2),), (('A', -1),))
 
   Args:
     text: An answer.
 
   Returns:
-    One name for each part of a quotient, whatever the power.
+    Each letter that is derived, with its number of primes; that is transposed,
+    with -1; quotients of differentials with their order; and dots.
   """
-  found = _UNIT.search(text)
-  if not found:
-    return ()
-  words = re.sub(r'\b(?:square|cubic|sq)\b', '', found[1] or found[2] or '')
-  parts = re.split(r'/|\bper\b', words.replace('~', ' '))
-  names = tuple(_UNITS.get(part.strip(' .'), '') for part in parts)
-  return names if all(names) else ()
+  found = [
+    (one.group(1), _primes(one))
+    for one in _PRIMES.finditer(_WRAPPED.sub('', text))
+  ]
+  found += [(one.group(1), -1) for one in _TRANSPOSED.finditer(text)]
+  found += [
+    (f'{one.group(2)}/{one.group(3)}', int(one.group(1) or 1))
+    for one in _QUOTIENT.finditer(text.replace('\\mathrm{d}', 'd'))
+  ]
+  found += [('...', 0) for _ in _DOTS.finditer(text)]
+  return tuple(sorted(found))
+
+
+def _primes(found: re.Match[str]) -> int:
+  return len(re.findall(r"'|\u2019|\u2032|\\prime", found.group(2)))
+
+
+def _of_unicode(text: str) -> str:
+  """A text with the commands of LaTeX for signs that have some."""
+  if text.isascii():
+    return text
+  text = re.sub('^\\s*\u2013', '-', text)
+  text = _ROOT_SIGN.sub(
+    lambda one: rf'\sqrt{{{one[1] or one[2] or one[3] or ""}}}', text
+  )
+  text = _SMALL.sub(lambda one: f'^{{{one[0].translate(_RAISED)}}}', text)
+  for character, (above, below) in _VULGAR.items():
+    text = text.replace(character, rf'\frac{{{above}}}{{{below}}}')
+  for character, command in _SIGNS.items():
+    text = text.replace(character, command)
+  return text
+
+
+def _power_of_ten(found: re.Match[str]) -> str:
+  rest = rf'\text{{{found[2]}}}' if (found[2] or '').strip() else ''
+  return rf' \cdot 10^{{{_TENS[found[1] or found[3]]}}}{rest}'
+
+
+def _vector(found: re.Match[str]) -> str:
+  letter = found.group(1).replace('\\imath', 'i').replace('\\jmath', 'j')
+  return rf'\vec{{{letter}}}'
 
 
 def _fraction(found: re.Match[str]) -> str:

@@ -1,7 +1,15 @@
-"""What several verifiers need: the reference answer, and how much is read."""
+"""What several verifiers need: the reference answers, and how much is read."""
 
 from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Set
+import decimal
+from fractions import Fraction
+import math
+import numbers
+import re
 from typing import Any
+from typing import NamedTuple
 from typing import TypeVar
 
 _Item = TypeVar('_Item')
@@ -9,20 +17,42 @@ _Item = TypeVar('_Item')
 # Characters of a completion that a verifier reads. 100,000 characters are about
 # 25,000 tokens of English, and take a few milliseconds.
 MOST_CHARACTERS = 100_000
+_MOST_DIGITS = 400  # of a number as a text
+_NUMBER = re.compile(
+  r'[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?'
+)
 
 
-def answer(reward: str, example: dict[str, Any]) -> str:
-  """The reference answer.
+class Answer(NamedTuple):
+  """One answer that counts as right.
+
+  Attributes:
+    text: As a verifier compares it; a number is written without an exponent and
+      without zeros behind the point.
+    value: The number, if the record holds a number and no text.
+  """
+
+  text: str
+  value: Fraction | None = None
+
+
+def answers(reward: str, example: Mapping[str, Any]) -> tuple[Answer, ...]:
+  """The reference answers, of which any is right.
+
+  >>> [one.text for one in answers('gsm8k', {'answer': [72.0, 'seventy-two']})]
+  ['72', 'seventy-two']
 
   Args:
     reward: The name of the verifier, for the error message.
-    example: The record of the data source.
+    example: The record of the data source. Its 'answer' is a text, a number, or
+      a list of these.
 
   Returns:
-    The text of the field 'answer'.
+    One for each item of a list; else one.
 
   Raises:
-    ValueError: The record has no field 'answer'.
+    ValueError: The record has no field 'answer', or there is something else in
+      it: a dict, say, no value, or an empty list.
   """
   if 'answer' not in example:
     raise ValueError(
@@ -30,7 +60,11 @@ def answer(reward: str, example: dict[str, Any]) -> str:
       f' fields {sorted(example)}; set config.data.answer_field to the field'
       ' that holds the answer.'
     )
-  return str(example['answer'])
+  given = _plain(example['answer'])
+  items = list(given) if isinstance(given, list | tuple | Set) else [given]
+  if not items:
+    raise unusable(reward, 'at least one item', given)
+  return tuple(_answer(reward, _plain(item)) for item in items)
 
 
 def unusable(reward: str, required: str, given: Any) -> ValueError:
@@ -48,6 +82,58 @@ def unusable(reward: str, required: str, given: Any) -> ValueError:
     f'{reward} requires {required} in the answer, but the example has'
     f' {given!r:.80}; give another reward, or correct the record.'
   )
+
+
+def _plain(value: Any) -> Any:
+  """A value of NumPy and bytes as Python has them."""
+  if isinstance(value, bytes):
+    return value.decode('utf-8', 'backslashreplace')
+  if hasattr(value, 'dtype'):
+    if getattr(value, 'ndim', 0):
+      return value.tolist()
+    if value.dtype.kind == 'f':  # a float32 of 0.1 is meant to be 0.1
+      return float(str(value))
+    return _plain(value.item())
+  return value
+
+
+def _answer(reward: str, given: Any) -> Answer:
+  """One answer, as a text."""
+  if isinstance(given, str | bool):
+    return Answer(str(given))
+  if isinstance(given, Mapping):
+    fields = sorted(map(str, given))
+    raise ValueError(
+      f'{reward} requires a text, a number or a list of these in the answer,'
+      f' but the example has a dict with the fields {fields}; name the one that'
+      ' holds it in config.data.answer_field, behind the field of the dict and'
+      f" a point, as in 'answer.{fields[0] if fields else 'text'}'."
+    )
+  if isinstance(given, numbers.Real | decimal.Decimal):
+    if not math.isfinite(given):
+      raise unusable(reward, 'a finite number', given)
+    value = Fraction(str(given))  # 0.1 is a tenth, and not the nearest float
+    return Answer(_written(given, value), value)
+  raise unusable(reward, 'a text, a number or a list of these', given)
+
+
+def _written(given: Any, value: Fraction) -> str:
+  """A number as a person writes it."""
+  if isinstance(given, numbers.Rational):
+    return str(value)
+  return format(decimal.Decimal(str(given)).normalize(), 'f')
+
+
+def is_value(text: str, answer: Answer) -> bool:
+  """Whether a text is the number of a record that holds a number.
+
+  >>> is_value(' 72.0', Answer('72', Fraction(72)))
+  True
+  """
+  if answer.value is None or len(text) > _MOST_DIGITS:
+    return False
+  found = _NUMBER.fullmatch(text.strip())
+  return found is not None and Fraction(found.group()) == answer.value
 
 
 def last(items: Iterable[_Item]) -> _Item | None:

@@ -36,7 +36,8 @@ def boxed_text(prompt: str, completion: str, example: dict[str, Any]) -> float:
   Args:
     prompt: is not used.
     completion: the text that was sampled.
-    example: the record of the data source; its 'answer' is the reference.
+    example: the record of the data source; its 'answer' is the reference, or a
+      list of which any counts.
 
   Returns:
     1.0 or 0.0; 0.0 for a completion without a box.
@@ -45,13 +46,24 @@ def boxed_text(prompt: str, completion: str, example: dict[str, Any]) -> float:
     ValueError: the record has no field 'answer', or the answer is empty.
   """
   del prompt
-  answer = _shared.answer('boxed_text', example)
-  wanted = last_box(answer)
-  wanted = bare(answer if wanted is None else wanted)
+  answers = _shared.answers('boxed_text', example)
+  wanted = [one for one in answers if _wanted(one)]
   if not wanted:
-    raise _shared.unusable('boxed_text', 'a text that is not empty', answer)
-  found = last_box(_shared.end_of(completion))
-  return float(found is not None and bare(found) == wanted)
+    raise _shared.unusable(
+      'boxed_text', 'a text that is not empty', example['answer']
+    )
+  box = last_box(_shared.end_of(completion))
+  if box is None:
+    return 0.0
+  found = bare(box)
+  return float(
+    any(found == _wanted(one) or _shared.is_value(found, one) for one in wanted)
+  )
+
+
+def _wanted(answer: _shared.Answer) -> str:
+  box = last_box(answer.text)
+  return bare(answer.text if box is None else box)
 
 
 def last_box(text: str) -> str | None:

@@ -3,16 +3,50 @@
 import functools
 import re
 from typing import Any
+import unicodedata
 
 from grpo_jax.rewards import _marks
 from grpo_jax.rewards.verifiers import _shared
 from grpo_jax.rewards.verifiers import boxed
 
+_MARK = r'[(\[{*_"\'`]*+'
+_CLOSED = r'[)\]}*_"\'`]*+'
+# What says which letter is meant. The letter comes behind it, but in the last
+# alternative, where it comes first: 'B is correct'.
 _STATEMENT = re.compile(
-  r'\b(?:answer|choice|option)(?:\s+is\b|\s*:)', re.IGNORECASE
+  rf"""
+  \b(?i: (?:answer|choice|option|selection) (?:
+      \s+ (?:is|would\s+be|must\s+be|should\s+be|has\s+to\s+be|will\s+be)\b
+      (?:\s+(?:therefore|thus|then|clearly|indeed))?
+    | [*_]* \s* [:=\uff1a] ) )
+  | \b(?:I|we|I'd|I'll|we'll|I\s+would|I\s+will|let's|let\s+us) \s+
+    (?:therefore\s+|thus\s+|then\s+)?
+    (?:choose|chose|pick|select|opt\s+for|settle\s+on|(?:go|am\s+going)\s+with)\b
+  | (?: ^ | [.!?]\s | \b(?i:so|thus|therefore|hence|is|it's|be),?\s)
+    [^\S\n]*+ [*_]*+
+    (?i:choose|pick|select|option|choice|answer) \s+
+    (?={_MARK}[A-Z]{_CLOSED}\s*
+      (?:[.,;:!\-\u2013\u2014]|$|(?i:because|since|as)\b))
+  | \u7b54\u6848 \s* (?:\u662f|\u4e3a|\u70ba|[:\uff1a])
+  | \u6545?\u9009 (?=\s*[A-Z])
+  | (?P<letter> (?<![\w(\[{{*"'`]) {_MARK}[A-Z]{_CLOSED} )
+    \s++ is \s++ (?:the\s++)? (?:correct|right|best|final|answer)\b
+  """,
+  re.VERBOSE | re.MULTILINE,
 )
-_DRESS = ' \t\r\n*_$#>"\'`'  # what may stand around a letter: Markdown, quotes
-_WRAPPED = re.compile(r'\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}')
+_SEVERAL = re.compile(
+  r'(?:\b(?:n?or|and|neither|either|both|not)|[,/&])\s*[(\[*]*$'
+)
+_DRESS = ' \t\r\n*_$#>"\'`:=-\u2192'  # what may stand in front of a letter
+_WRAPPED = re.compile(
+  r'\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathsf|mathit|boxed|mbox|fbox)'
+  r'\s*\{([^{}]*)\}'
+)
+_NAMED = re.compile(
+  r'(?i:(?:the\s+)?(?:correct\s+)?(?:option|choice|answer|letter)(?:\s+is\b)?)'
+  r'[\s:*_]+(?=[(\[*_]*[A-Z](?![a-zA-Z]))'
+)
+_BOX = re.compile(r'\\boxed\s*\{')
 
 
 def _check_choices(choices: str = 'ABCD') -> None:
@@ -31,12 +65,13 @@ def multiple_choice(
   r"""1 if the completion settles on the letter of the answer, else 0.
 
   One place of the completion counts, the first of these that it has: the last
-  \boxed{}, what follows the last 'answer is', 'answer:', 'choice is', 'option
-  is' or the like, or the last line that is not empty. A letter must stand at
-  the start of that place, alone or before a point, colon, bracket or comma and
-  more text, as in 'B', '(B)', '**B.** Paris' or '\text{B}'. Two letters, as in
-  'B or C', are no answer. Small letters count only where nothing follows them,
-  because 'a' is a word. The last 100,000 characters are read.
+  \boxed{}; the last statement, as 'answer is', 'answer:', 'option B', 'I choose
+  B' or 'B is correct'; or the last line that is not empty. A letter must stand
+  at the start of that place, alone or before a point, colon, bracket or comma
+  and more text, as in 'B', '(B)', '**B.** Paris' or '\text{B}'. Two letters, as
+  in 'B or C', are no answer, nor is a list of the choices. Small letters count
+  only where nothing follows them, because 'a' is a word. The last 100,000
+  characters are read.
 
   >>> multiple_choice('', 'So the answer is (B).', {'answer': 'B'})
   1.0
@@ -47,7 +82,8 @@ def multiple_choice(
     prompt: is not used.
     completion: the text that was sampled.
     example: the record of the data source; its 'answer' is a letter, in
-      brackets or not, or the number of a choice, counted from 0.
+      brackets or not, or the number of a choice, counted from 0; or a list of
+      these, of which any counts.
     choices: the letters that may be chosen, capitals.
 
   Returns:
@@ -59,40 +95,84 @@ def multiple_choice(
   """
   del prompt
   _patterns(str(choices))
-  answer = _shared.answer('multiple_choice', example)
+  answers = _shared.answers('multiple_choice', example)
+  wanted = {_wanted(one.text, choices) for one in answers} - {None}
+  if not wanted:
+    required = f'one of the choices {", ".join(choices)}'
+    raise _shared.unusable('multiple_choice', required, example['answer'])
+  return float(_settled(_shared.end_of(completion), choices) in wanted)
+
+
+def _wanted(answer: str, choices: str) -> str | None:
+  """The letter of a reference."""
   index = int(answer) if re.fullmatch('[0-9]{1,2}', answer) else len(choices)
-  if index < len(choices):
-    wanted = choices[index]
-  else:
-    wanted = _letter(answer, choices)
-  if wanted is None:
-    raise _shared.unusable(
-      'multiple_choice', f'one of the choices {", ".join(choices)}', answer
-    )
-  return float(_letter(_place(_shared.end_of(completion)), choices) == wanted)
+  return choices[index] if index < len(choices) else _letter(answer, choices)
 
 
-def _place(text: str) -> str:
-  """The part of a completion that holds its answer."""
+def _settled(text: str, choices: str) -> str | None:
+  """The letter that a completion settles on."""
   if '\\boxed' in text:
-    return boxed.last_box(text) or ''
+    return _boxed(text, choices)
   statement = _shared.last(_STATEMENT.finditer(text))
-  if statement is not None:
-    # The letter may stand on the next line, behind 'Answer:'.
-    return _first_line(text[statement.end() :].lstrip(_DRESS))
-  return _first_line(text.rstrip().rpartition('\n')[2])
+  if statement is None:
+    lines = [
+      line for line in text.rstrip()[-4000:].splitlines() if line.strip()
+    ][-2:]
+    letters = [_letter(line, choices) for line in lines]
+    if not lines or _lists(lines[-1], choices):
+      return None
+    # Behind a line of the letter before it, a line is one of a list of all.
+    if len(lines) == 2 and None not in letters:
+      before, own = (choices.index(str(letter)) for letter in letters)
+      if own == before + 1:
+        return None
+    return letters[-1]
+  if statement['letter']:
+    several = _SEVERAL.search(
+      text[max(0, statement.start() - 20) : statement.start()]
+    )
+    return None if several else _letter(statement['letter'], choices)
+  # The letter may stand on the next line, behind 'Answer:'.
+  place = text[statement.end() :].lstrip(_DRESS + '\uff1a')
+  return _letter(place.partition('\n')[0], choices)
 
 
-def _first_line(text: str) -> str:
-  return text.partition('\n')[0]
+def _boxed(text: str, choices: str) -> str | None:
+  """The letter of the last box, unless boxes beside it have others."""
+  box = boxed.last_box(text)
+  if box is None or _lists(box, choices):
+    return None
+  letter = _letter(box, choices)
+  before = text[: text.rindex('\\boxed')]
+  start = before.rfind('\\boxed')
+  if start >= 0 and (opening := _BOX.match(before, start)):
+    inside, closed, between = before[opening.end() :].partition('}')
+    near = closed and re.fullmatch(
+      r'(?:[\s$,;/|&.)(\\]|and|or){0,20}', between[:21]
+    )
+    if near and _letter(inside, choices) not in (None, letter):
+      return None
+  return letter
+
+
+def _lists(text: str, choices: str) -> bool:
+  """Whether a text names choice after choice, as 'A. one B. two C. three'."""
+  named = re.findall(
+    rf'(?<![\w\\(\[*])[(\[*]*+([{choices}])[*]*+[.):\]]', text[:4000]
+  )
+  return len(named) > 2 and named == sorted(named) and len({*named}) > 2
 
 
 def _letter(text: str, choices: str) -> str | None:
   """The letter at the start of a text, unless a second one follows."""
   text = text[:1000].replace('\\(', '').replace('\\)', '')
-  text = _WRAPPED.sub(r'\1', text).strip(_DRESS)
+  for _ in range(2):
+    text = _WRAPPED.sub(r'\1', text)
+  text = unicodedata.normalize('NFKC', text).strip(_DRESS)
+  text = _NAMED.sub('', text, count=1) if _NAMED.match(text) else text
+  text = text.strip(_DRESS)
   # A small letter: nothing but brackets and a point around it.
-  alone = re.fullmatch(r'[(\[]?\s*([A-Za-z])\s*[)\]]?[.:]?', text)
+  alone = re.fullmatch(r'[(\[]?\s*([A-Za-z])\s*[)\]]?[.:!;,]?', text)
   if alone and alone.group(1).upper() in choices:
     return alone.group(1).upper()
   letter, another = _patterns(choices)
@@ -112,12 +192,15 @@ def _patterns(choices: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
       " different capital letters are required, as in 'ABCD'."
     )
   letter = re.compile(
-    rf'[(\[]?([{choices}])(?=[)\]*.:,]|\s+(?:because|since|as|[-\u2013\u2014])\s)'
+    rf'[(\[]?\s*([{choices}])(?=\s*[)\]}}]|[*_"\'`.:,;!]'
+    r'|\s+(?:because|since|as|which|with|where|due|given|not|[=(\-\u2013\u2014])'
+    r'[\s\w(])'
   )
-  # 'B, C' and '(B) or (C)' are two letters; in 'C. Both A and B' the second is
-  # no more than the text of the choice.
+  # 'B, C', 'B. C.' and '(B) or (C)' are two letters; in 'C. Both A and B' and
+  # 'B. A cat' the second is no more than the text of the choice.
   another = re.compile(
-    rf'[\s)\]*.:]*(?:,|/|&|and\b|or\b)[\s(\[*]*(?:(?:and|or)\s+)?[(\[*]*'
-    rf"[{choices}](?![\w'])"
+    rf'[\s)\]}}*_.:"\'`;(]*(?:(?:[,/&|+;]|and\b|or\b)[\s(\[*_]*)*'
+    rf'(?:(?:and|or)\s+)?[(\[*_{{]*[{choices}]'
+    r"(?:(?![\w'])(?!\s+[a-z])|(?=\s+(?:and|or)\b))"
   )
   return letter, another

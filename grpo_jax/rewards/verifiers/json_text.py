@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+from grpo_jax import plain_text
 from grpo_jax.rewards import _marks
 from grpo_jax.rewards.verifiers import _shared
 
@@ -15,9 +16,10 @@ _FENCE = re.compile(r'^```[^`\n]*$', re.MULTILINE)
 
 def _check(schema: Mapping[str, Any] | None = None) -> None:
   # Without one, each example has its own; the package is needed for any.
-  _validator(_text_of({} if schema is None else schema, {}))
+  _validator(_text_of({} if schema is None else schema))
 
 
+@_marks.imports(_check)
 @_marks.checked(_check)
 def json_schema(
   prompt: str,
@@ -45,7 +47,7 @@ def json_schema(
     prompt: is not used.
     completion: the text that was sampled.
     example: the record of the data source; its 'answer' is the schema, as JSON
-      or as a dict, if no `schema` is given.
+      or as a dict, if no `schema` is given; or a list of them, of which any.
     schema: the JSON schema of all completions.
 
   Returns:
@@ -56,7 +58,7 @@ def json_schema(
       valid.
   """
   del prompt
-  validator = _validator(_text_of(schema, example))
+  validators = [_validator(text) for text in _texts_of(schema, example)]
   if len(completion) > _shared.MOST_CHARACTERS:
     return 0.0
   try:
@@ -64,12 +66,12 @@ def json_schema(
   except (ValueError, RecursionError):
     return 0.0
   try:
-    return float(validator.is_valid(value))
+    return float(any(one.is_valid(value) for one in validators))
   except (RecursionError, OverflowError):  # too deep, or 1e400 among integers
     return 0.0
   except Exception as error:
     # jsonschema checks a '$ref' or a 'pattern' not before it is used.
-    raise _invalid(f'{type(error).__name__}: {error}') from error
+    raise _invalid(f'{plain_text.named(error)}') from error
 
 
 def _last_block(text: str) -> str:
@@ -83,16 +85,23 @@ def _last_block(text: str) -> str:
   return block
 
 
-def _text_of(schema: Any, example: dict[str, Any]) -> str:
-  """The schema as text, which can be the key of a cache."""
-  if schema is None and isinstance(example.get('answer'), Mapping):
-    schema = example['answer']
-  if schema is None:
-    return _shared.answer('json_schema', example)
+def _texts_of(schema: Any, example: dict[str, Any]) -> list[str]:
+  """The schemas of an example, of which any must fit."""
+  if schema is not None:
+    return [_text_of(schema)]
+  given = example.get('answer')
+  items = given if isinstance(given, list | tuple) and given else [given]
+  if any(isinstance(item, Mapping) for item in items):
+    return [i if isinstance(i, str) else _text_of(i) for i in items]
+  return [one.text for one in _shared.answers('json_schema', example)]
+
+
+def _text_of(schema: Any) -> str:
+  """A schema as text, which can be the key of a cache."""
   try:
     return json.dumps(_plain(schema))
   except (TypeError, ValueError, RecursionError) as error:
-    raise _invalid(f'{type(error).__name__}: {error}') from error
+    raise _invalid(f'{plain_text.named(error)}') from error
 
 
 def _plain(schema: Any) -> Any:
@@ -119,7 +128,9 @@ def _validator(text: str) -> Any:
     )
     kind.check_schema(schema)
   except (ValueError, RecursionError, jsonschema.SchemaError) as error:
-    raise _invalid(getattr(error, 'message', str(error))) from error
+    raise _invalid(
+      getattr(error, 'message', None) or plain_text.said(error)
+    ) from error
   # Without a registry of its own jsonschema would fetch a '$ref' from the web.
   return kind(schema, registry=referencing.Registry())
 

@@ -7,8 +7,10 @@ import re
 from typing import Any
 
 from grpo_jax.rewards import _marks
+from grpo_jax.rewards.verifiers import _final
 from grpo_jax.rewards.verifiers import _notation
 from grpo_jax.rewards.verifiers import _shared
+from grpo_jax.rewards.verifiers import _units
 from grpo_jax.rewards.verifiers import boxed
 
 _MOST = 1000  # characters of an answer; no answer of MATH has 200
@@ -25,6 +27,13 @@ _MISSING = (
   'The reward math_equivalence requires the package math-verify, which is not'
   " installed; run pip install 'grpo_jax[math]'."
 )
+_SET = re.compile(
+  r'\\(?:text|textrm|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}'
+)
+_ALL_WORDS = re.compile(r"[^\W\d_]+(?:[ \-'\u2019]+[^\W\d_]+)*")
+_PERCENT = re.compile(r'\s*\\?%\s*$')
+_ROUNDED = re.compile(r'^\s*(?:\\approx(?![a-zA-Z])|\u2248)')
+_STOP = re.compile(r'(?<=[^\s.,;\\])[.,;]$')  # but no dots
 _BASE = re.compile(r'[0-9]\s*_\s*(?!\{?\s*10\b)')
 _TOWER = re.compile(rf'{_RAISED}(\d+)[\s}})]*{_RAISED}(\d*)')
 
@@ -40,6 +49,13 @@ def _check(require_box: bool = True) -> None:
     raise ValueError(_MISSING)
 
 
+def _import() -> None:
+  """Imports math-verify and sympy, and builds the tables of its parser."""
+  _library()
+  _is_equal('\\frac{1}{2}+x', '0.5+x')
+
+
+@_marks.imports(_import)
 @_marks.checked(_check)
 def math_equivalence(
   prompt: str,
@@ -89,39 +105,83 @@ def math_equivalence(
   """
   del prompt
   _library()  # missing it is an error of every completion, not of some
-  answer = _shared.answer('math_equivalence', example)
-  box = boxed.last_box(answer)
-  wanted = _content(answer if box is None else box)
-  if not boxed.bare(wanted) or _is_too_large(wanted):
+  answers = _shared.answers('math_equivalence', example)
+  wanted = [text for one in answers if (text := _wanted(one.text))]
+  if not wanted:
     raise _shared.unusable(
-      'math_equivalence', 'an expression of at most 1,000 characters', answer
+      'math_equivalence',
+      'an expression of at most 1,000 characters',
+      example['answer'],
     )
   text = _shared.end_of(completion)
   found = boxed.last_box(text)
   if found is None:
     if require_box or '\\boxed' in text:
       return 0.0
-    found = text[-_MOST:]
-    if _is_too_large(found):
-      return 0.0
-    return float(_equal(_parsed(wanted), _parsed(found, whole=False)))
+    found = _final.answer(text)
+  if len(found) > _MOST and boxed.bare(found) not in map(boxed.bare, wanted):
+    return 0.0
   found = _content(found)
+  return float(any(_means(one, found) for one in wanted))
+
+
+def _wanted(answer: str) -> str:
+  """The expression of a reference; '' if it cannot be compared with."""
+  box = boxed.last_box(answer)
+  text = _content(answer if box is None else box)
+  return '' if not boxed.bare(text) or _is_too_large(text) else text
+
+
+def _means(wanted: str, found: str) -> bool:
+  """Whether two expressions mean the same."""
   if boxed.bare(found) == boxed.bare(wanted):
-    return 1.0
+    return True
   if not found.strip() or _is_too_large(found) or _differ(wanted, found):
-    return 0.0
-  if _equal(_parsed(wanted), _parsed(found)):
-    return 1.0
+    return False
+  first, second = _units.clock(wanted), _units.clock(found)
+  if first and second and (first[2] or second[2]):
+    return _is_same_time(first, second)
+  if _words(wanted) and _words(wanted) == _words(found):
+    return True
+  wanted, found = (_units.split(text)[0] for text in (wanted, found))
+  percent = _PERCENT.search(wanted), _PERCENT.search(found)
+  if bool(percent[0]) != bool(percent[1]):  # the sign may be left out
+    bare = (_PERCENT.sub('', text) for text in (wanted, found))
+    if _is_equal(*bare):
+      return True
+  if _is_equal(wanted, found):
+    return True
   other = _notation.converted(wanted), _notation.converted(found)
-  if other == (wanted, found):
-    return 0.0
-  return float(_equal(*map(_parsed, other)))
+  return other != (wanted, found) and _is_equal(*other)
+
+
+def _is_same_time(
+  wanted: tuple[int, int, str], found: tuple[int, int, str]
+) -> bool:
+  """Whether two times of day are one, if one half of the day may be unsaid."""
+  if wanted[2] and found[2]:
+    return wanted == found
+  said, other = (wanted, found) if wanted[2] else (found, wanted)
+  late = said[0] % 12 + 12 * (said[2] == 'p')
+  return other[1] == said[1] and other[0] in (said[0], late)
+
+
+def _words(text: str) -> str:
+  """A text of words alone, in small letters; '' if it is anything else."""
+  plain = _SET.sub(r'\1', text)
+  plain = re.sub(r'\\[,;:! ]|~|\s+', ' ', plain).strip(' .!$')
+  bracketed = re.fullmatch(r'\(\s*(\w)\s*\)', plain)
+  plain = bracketed.group(1) if bracketed else plain
+  is_set = plain != text.strip(' .!$') or ' ' in plain
+  return plain.casefold() * bool(is_set and _ALL_WORDS.fullmatch(plain))
 
 
 def _content(text: str) -> str:
   """A text without what stands around it or is only another way to write it."""
-  text = text.strip().strip('$').replace('\\varnothing', '\\emptyset')
-  text = _THIN_SPACE.sub('', text)
+  text = (
+    _STOP.sub('', text.strip()).strip('$').replace('\\varnothing', '\\emptyset')
+  )
+  text = _ROUNDED.sub('', _THIN_SPACE.sub('', text))
   # A longer text is refused, and would take long.
   return text if len(text) > _MOST else _notation.readable(text)
 
@@ -130,7 +190,8 @@ def _differ(wanted: str, found: str) -> bool:
   r"""Whether one text denies or bounds what the other one states.
 
   math-verify takes '\neq 5', '\phantom{5}', '\geq 5' and '5_6' for 5, the point
-  (1,2) for the set \{1,2\} and for the solutions 1,2, and all units for one.
+  (1,2) for the set \{1,2\} and for the solutions 1,2, all units for one, and
+  f'(x) for f(x).
   """
   if bool(boxed.DENIED.search(wanted)) != bool(boxed.DENIED.search(found)):
     return True
@@ -138,8 +199,10 @@ def _differ(wanted: str, found: str) -> bool:
     return True
   if _brackets(found) == 'tuple' and _is_list(wanted):
     return True
-  units = _notation.unit(wanted), _notation.unit(found)
-  if all(units) and units[0] != units[1]:
+  if _notation.marks(wanted) != _notation.marks(found):
+    return True
+  units = _units.split(wanted)[1], _units.split(found)[1]
+  if units[0] and units[1] and units[0] != units[1]:
     return True
   if _BASE.search(found) and not _BASE.search(wanted):
     return True
@@ -184,24 +247,47 @@ def _is_too_large(text: str) -> bool:
 @functools.cache
 def _library() -> Any:
   try:
-    import math_verify
+    import math_verify  # noqa: F401
   except ImportError as error:
     raise ValueError(_MISSING) from error
   # It warns that its timeouts are off, which they are on purpose.
   logging.getLogger('math_verify').setLevel(logging.ERROR)
-  return math_verify
+  from grpo_jax.rewards.verifiers import _algebra
+
+  return _algebra.Library()
 
 
-# The completions of a group share a reference, and often an answer.
-@functools.lru_cache(maxsize=256)
-def _parsed(text: str, whole: bool = True) -> tuple[Any, ...]:
-  """What math-verify reads: expressions, or the text itself, or nothing."""
-  if whole:
-    text = f'${text}$'
+def _is_equal(wanted: str, found: str) -> bool:
+  """Whether two texts are equal expressions.
+
+  Raises:
+    MemoryError: The reference could not be read for lack of memory, which is no
+      fault of the completion.
+  """
   try:
-    found = _library().parse(text, parsing_timeout=None)
+    return _equal(_parsed(wanted), _parsed_found(found))
+  except RecursionError:
+    return False
+
+
+def _parsed_found(text: str) -> tuple[Any, ...]:
+  try:
+    return _parsed(text)
+  except MemoryError:
+    return ()
+
+
+# The completions of a group share a reference, and often an answer. What is
+# raised is not kept: with more memory or a flatter stack it may succeed.
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str) -> tuple[Any, ...]:
+  """The expression of a text; nothing if it is none that can be read whole."""
+  try:
+    found = _library().parse(f'${text}$', parsing_timeout=None)
     return tuple(map(_with_imaginary_unit, found))
-  except (Exception, RecursionError, MemoryError):
+  except (RecursionError, MemoryError):
+    raise
+  except Exception:
     return ()
 
 

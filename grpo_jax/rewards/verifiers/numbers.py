@@ -7,33 +7,61 @@ import re
 from typing import Any
 
 from grpo_jax.rewards import _marks
+from grpo_jax.rewards.verifiers import _around
 from grpo_jax.rewards.verifiers import _shared
 from grpo_jax.rewards.verifiers import boxed
 
 # A minus belongs to the number unless something stands directly before it: in
 # '10-3' and in 'GPT-4' it does not. Digits are ASCII; \d has 600 more.
-_MINUS = r'(?:(?<![\w.)\]}%])[-\u2212])?'
+_DASHES = '-\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d'
+_COINS = '$\u20ac\u00a3\u00a5\u20b9'
+_MINUS = (
+  rf'(?:(?<![\w.)\]}}%])[{_DASHES}](?:\\?[{_COINS}])?'
+  rf'|(?<=[=\u2248])\s{{0,3}}[-\u2212]\s{{0,3}}(?:\\?[{_COINS}])?)?'
+)
 _DIGITS = r'(?:[0-9][0-9,]*(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+)'
 _PLAIN = re.compile(_MINUS + _DIGITS)
+# In a box only a sign may stand in front of the digits, with spaces around it.
+_SIGNED = rf'(?:[{_DASHES}]\s*(?:\\?[{_COINS}]\s*)?)?'
+_BOXED = re.compile(_SIGNED + _DIGITS)
 # After the mark of GSM8K a currency sign or bold type may come first.
 # All repetitions are possessive: '#### $ $ $ ...' took minutes without it.
-_MARKED = re.compile(r'####[\s$*]*+([-\u2212]?[\s$]*+' + _DIGITS + ')')
+_MARKED = re.compile(
+  rf'####(?:[\s{_COINS}*`]|\\(?=\$))*+'
+  rf'([{_DASHES}+]?(?:[\s{_COINS}]|\\(?=\$))*+{_DIGITS})'
+)
 _EXPONENT = r'(?:[eE][-+]?[0-9]+)?'
-_RICH = re.compile(
-  f'({_MINUS}{_DIGITS}{_EXPONENT})(?:\\s*/\\s*({_DIGITS}{_EXPONENT}))?'
-  r'(\s*\\?%)?'
+_TENS = (
+  r'(?:\s?(?:[x\u00d7*\u00b7\u22c5]|\\times|\\cdot)\s?10\s?(?:\^|\*\*)\s?'
+  r'(?:\{\s?(?P<raised>[-+\u2212]?\s?[0-9]+)\s?\}'
+  r'|\(\s?(?P<bracketed>[-+\u2212]?\s?[0-9]+)\s?\)|(?P<power>[-+\u2212]?[0-9]+)))?'
 )
-# In 2^5, x_5, 6/5, \frac{6}{5} and 1e5 there is no number 5, nor in 5/6, 5^2
-# and 5e3. Around a number, ** without a digit is bold type.
-_INSIDE = re.compile(
-  r'(?:(?:[\^_/]\s*\{?|\}\s*\{)[\s$]*[-\u2212]?|[0-9][eE][-+]?|[0-9)]\*\*)$'
+_PERCENT = r'(?P<percent>\s?(?:\\?%|per\s?cent(?![a-z])))?'
+# 3 1/4 is a mixed number; 3/4, with or without spaces, is a fraction.
+_VALUE = (
+  rf'(?:(?P<whole>[0-9][0-9,]{{0,11}})\s(?P<over>[0-9]{{1,9}})/(?P<under>[0-9]{{1,9}})'
+  rf'(?![0-9.,]*[0-9])'
+  rf'|(?P<above>{_DIGITS}{_EXPONENT})'
+  rf'(?:\s*/\s*(?P<below>{_DIGITS}{_EXPONENT}))?{_TENS})'
+  rf'{_PERCENT}'
 )
-_GOES_ON = re.compile(
-  r'\s*+[/^]\s*+\{?\s*+[-\u2212]?[0-9.]|[eE][-+]?[0-9]|\*\*[0-9]'
+_RICH = re.compile(f'(?P<sign>{_MINUS}){_VALUE}')
+_RICH_BOXED = re.compile(f'(?P<sign>{_SIGNED}){_VALUE}')
+_FRAC = re.compile(
+  r'([0-9]\s*)?\\[dtc]?frac\s*'
+  r'(?:\{([^{}]*)\}\s*\{([^{}]*)\}|([0-9])\s*([0-9]))'
 )
-# A factorial and an imaginary number, which only count in a box: 'It is 5!'
-_OTHER = re.compile(r'[0-9]\s*(?:!|[ij](?![a-zA-Z]))')
-_FRAC = re.compile(r'\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}')
+_ONE = re.compile(rf'[{_DASHES}]?\s?{_DIGITS}')
+_VULGAR = {
+  character: '/'.join(map(str, pair))
+  for character, pair in {
+    '\u00bd': (1, 2), '\u2153': (1, 3), '\u2154': (2, 3), '\u00bc': (1, 4),
+    '\u00be': (3, 4), '\u2155': (1, 5), '\u2156': (2, 5), '\u2157': (3, 5),
+    '\u2158': (4, 5), '\u2159': (1, 6), '\u215a': (5, 6), '\u215b': (1, 8),
+    '\u215c': (3, 8), '\u215d': (5, 8), '\u215e': (7, 8),
+  }.items()
+}  # fmt: skip
+_VULGARS = re.compile(f'([0-9])?([{"".join(_VULGAR)}])')
 _MOST_DIGITS = 400  # of one number; no float has more in front of its point
 
 
@@ -62,7 +90,7 @@ def last_number(prompt: str, completion: str, example: dict[str, Any]) -> float:
   """
   del prompt
   wanted = _wanted('last_number', example)
-  return float(_last(_shared.end_of(completion)) == wanted)
+  return float(_last(_shared.end_of(completion)) in wanted)
 
 
 @_marks.bounded
@@ -112,13 +140,13 @@ def gsm8k(
   if mark >= 0:
     marked = _MARKED.match(text, mark)
     found = None
-    if marked and not _GOES_ON.match(text, marked.end()):
+    if marked and _around.ends(text, _end(marked)):
       found = _plain(marked.group(1))
   elif strict:
     found = None
   else:
-    found = _last(_boxed_or_whole(text))
-  return float(found == wanted)
+    found = _last(text, box_counts=True)
+  return float(found in wanted)
 
 
 def _check_tolerances(
@@ -168,15 +196,21 @@ def number(
   """
   del prompt
   tolerances = _tolerances(absolute_tolerance, relative_tolerance)
-  answer = _shared.answer('number', example)
-  wanted = _last_rich(_boxed_or_whole(answer))
-  if wanted is None:
-    raise _shared.unusable('number', 'a number', answer)
-  found = _last_rich(_boxed_or_whole(_shared.end_of(completion)))
+  answers = _shared.answers('number', example)
+  wanted = [
+    value for one in answers if (value := _last_rich(one.text)) is not None
+  ]
+  if not wanted:
+    raise _shared.unusable('number', 'a number', example['answer'])
+  found = _last_rich(_shared.end_of(completion))
   if found is None:
     return 0.0
   absolute, relative = tolerances
-  return float(abs(found - wanted) <= max(absolute, relative * abs(wanted)))
+  return float(
+    any(
+      abs(found - one) <= max(absolute, relative * abs(one)) for one in wanted
+    )
+  )
 
 
 @functools.lru_cache(maxsize=64)
@@ -194,60 +228,132 @@ def _tolerances(absolute: float, relative: float) -> tuple[Fraction, Fraction]:
   return Fraction(absolute), Fraction(relative)
 
 
-def _wanted(reward: str, example: dict[str, Any]) -> Fraction:
-  answer = _shared.answer(reward, example)
-  wanted = _last(answer)
-  if wanted is None:
-    raise _shared.unusable(reward, 'a number', answer)
+def _wanted(reward: str, example: dict[str, Any]) -> set[Fraction]:
+  """The numbers that count as right; items that are none are passed over."""
+  found = (_last(one.text) for one in _shared.answers(reward, example))
+  wanted = {value for value in found if value is not None}
+  if not wanted:
+    raise _shared.unusable(reward, 'a number', example['answer'])
   return wanted
 
 
-def _boxed_or_whole(text: str) -> str:
-  """Where the number of a text stands; '' if its last box states none."""
+def _box(text: str) -> str | None:
+  """What the last box of a text holds; None if the text has no box."""
   if '\\boxed' not in text:
-    return text
+    return None
   # A box that is not closed is a box without a number.
   box = boxed.last_box(text) or ''
-  if boxed.DENIED.search(box) or boxed.BOUND.match(box) or _OTHER.search(box):
-    return ''
-  return box
+  denied = boxed.DENIED.search(box) or boxed.BOUND.match(box)
+  return '' if denied else box
 
 
-def _last(text: str) -> Fraction | None:
+def _last(text: str, box_counts: bool = False) -> Fraction | None:
+  """The number that a text ends in; in a box, the one that the box states.
+
+  Args:
+    text: any text.
+    box_counts: whether the last box counts, wherever it stands. If not, it does
+      where the last number of the text stands in it.
+  """
   text = text.replace('{,}', ',')
   found = _shared.last(_PLAIN.finditer(text))
-  if (
-    found is None or _is_part(text, found) or _GOES_ON.match(text, found.end())
+  box = _box(text)
+  if box is not None and (
+    box_counts or (found and _is_in_last_box(text, found.start()))
   ):
+    found = _around.stated(box, _BOXED)
+    return None if found is None else _plain(found.group())
+  if found is None or not _is_whole(text, found):
     return None
   return _plain(found.group())
 
 
-def _is_part(text: str, found: re.Match[str]) -> bool:
-  """Whether a number is an exponent, an index or a denominator."""
-  return bool(_INSIDE.search(text[max(0, found.start() - 20) : found.start()]))
+def _is_in_last_box(text: str, at: int) -> bool:
+  start = text.rfind('\\boxed')
+  box = boxed.last_box(text)
+  return box is not None and start < at < text.index(box, start) + len(box)
+
+
+def _end(found: re.Match[str]) -> int:
+  """The place behind the last digit; a comma behind it is none of its own."""
+  return found.end() - len(found.group()) + len(found.group().rstrip(','))
+
+
+def _is_whole(text: str, found: re.Match[str]) -> bool:
+  """Whether a number of a text is no part of a larger expression."""
+  return _around.begins(text, found.start()) and _around.ends(text, _end(found))
 
 
 def _last_rich(text: str) -> Fraction | None:
-  text = _FRAC.sub(r'\1/\2', text.replace('{,}', ','))
+  box = _box(text)
+  text = _VULGARS.sub(_of_character, text if box is None else box)
+  text = _FRAC.sub(_quotient, text.replace('{,}', ','))
+  if box is not None:
+    stated = _around.stated(text, _RICH_BOXED)
+    return None if stated is None else _rich(stated)
   found = _shared.last(_RICH.finditer(text))
-  if found is None or _is_part(text, found):
+  if found is None or not _is_whole(text, found):
     return None
-  above, below, percent = found.groups()
-  value = _plain(above)
-  divisor = Fraction(1) if below is None else _plain(below)
-  if value is None or not divisor:
+  return _rich(found)
+
+
+def _of_character(found: re.Match[str]) -> str:
+  """A fraction that is one character, behind the digits of a mixed number."""
+  digit, character = found.groups()
+  return f'{digit} {_VULGAR[character]}' if digit else _VULGAR[character]
+
+
+def _quotient(found: re.Match[str]) -> str:
+  r"""\frac{3}{4} as 3/4; as it is where a part is no number."""
+  whole, above, below, short_above, short_below = found.groups()
+  above, below = (short_above or above).strip(), (short_below or below).strip()
+  if not (_ONE.fullmatch(above) and _ONE.fullmatch(below)):
+    return found.group()
+  return f'{whole.strip()} {above}/{below}' if whole else f'{above}/{below}'
+
+
+def _rich(found: re.Match[str]) -> Fraction | None:
+  """The value of a decimal, fraction, mixed number, power of ten or percentage.
+
+  None if it is too large to write out, or not defined.
+  """
+  part = found.groupdict()
+  negative = any(dash in part['sign'] for dash in _DASHES)
+  if part['whole'] is not None:
+    above, below = map(int, (part['over'], part['under']))
+    if not 0 < above < below:  # two numbers, and the second is the last
+      value = Fraction(above, below) if below else None
+      negative = False
+    else:
+      value = int(part['whole'].replace(',', '')) + Fraction(above, below)
+  else:
+    value = _plain(part['above'])
+    if part['below'] is not None:
+      below = _plain(part['below'])
+      value = value / below if value is not None and below else None
+    raised = part['raised'] or part['bracketed'] or part['power']
+    if raised is not None and value is not None:
+      power = _power(raised)
+      value = None if power is None else value * Fraction(10) ** power
+  if value is None:
     return None
-  return value / divisor / (100 if percent else 1)
+  return (-value if negative else value) / (100 if part['percent'] else 1)
+
+
+def _power(text: str) -> int | None:
+  """An exponent of ten; None if it is too large."""
+  text = text.replace('\u2212', '-').replace(' ', '')
+  return int(text) if len(text) < 5 and abs(int(text)) <= 400 else None
 
 
 def _plain(text: str) -> Fraction | None:
   """The value of a number as it is written; None if it is too long."""
-  for ignored in (',', '$', ' ', '\n', '\t'):
-    text = text.replace(ignored, '')
-  text = text.replace('\u2212', '-')
+  text = re.sub(rf'[\s,\\{_COINS}=\u2248]', '', text)
+  text = re.sub(f'[{_DASHES}]', '-', text)
   exponent = re.split('[eE]', text)[1:]
-  if len(text) > _MOST_DIGITS or (exponent and abs(int(exponent[0])) > 400):
+  if len(text) > _MOST_DIGITS or (
+    exponent and (len(exponent[0]) > 5 or abs(int(exponent[0])) > 400)
+  ):
     return None
   try:
     return Fraction(text)

@@ -26,19 +26,12 @@ NAMES = [
   if importlib.util.find_spec(golden_test.PACKAGES.get(name, 'json'))
   and name not in golden_test.APART  # gym_test.py has what is hostile to it
 ]
-# The last number is what counts by the rule of the verifier, whatever stands
-# around it.
+# The last number is what counts by the rule of the verifier, whatever marks
+# stand around it.
 BY_RULE = {
   ('last_number', '#### 7319 ####'),
   ('last_number', '\\boxed{7319}\\boxed{'),
   ('last_number', '\\boxed{7319'),
-  ('last_number', '\\boxed{\\neq 7319}'),
-  ('last_number', '\\boxed{x \\ne 7319}'),
-  ('last_number', '\\boxed{\\phantom{7319}}'),
-  ('last_number', '\\boxed{\\geq 7319}'),
-  ('last_number', '\\boxed{<7319}'),
-  ('last_number', '\\boxed{7319!}'),
-  ('last_number', '\\boxed{7319i}'),
   ('last_number', '</answer></think>#### 7319 #### wrong'),
   ('last_number', '\\boxed{7319}\n\\boxed'),
   ('number', '#### 7319 ####'),
