@@ -239,7 +239,11 @@ class Process:
       answer = json.loads(data)
       if answer.get('called'):
         self._called_at = time.monotonic()
-        self._called_cpu = _guard.cpu_secs(self._guarded.pid)
+        used = _guard.cpu_secs(self._guarded.pid)
+        if used is not None:
+          # The kernel may leave out a process of its lists while others end.
+          used = max(used, answer.get('cpu_secs', 0.0))
+        self._called_cpu = used
         self._limits_itself = bool(answer.get('limits_itself'))
         self.deadline = self._called_at + self._wall_limit_secs
         self._look_at = self._called_at + min(self._left_secs(), _LOOK_SECS)

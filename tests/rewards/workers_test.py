@@ -152,11 +152,10 @@ def test_a_judge_that_works_ends_at_its_processor_time(counting, name):
 def test_a_judge_that_waits_or_imports_takes_no_processor_time(counting):
   (outcome,) = judge(counting, 'waits', '1.7')
   assert (outcome.reward, outcome.failure) == (1, '')
-  assert outcome.secs >= 1.7
+  assert outcome.secs > 1.0  # by the clock, beyond the limit
   for _ in range(2):
     (outcome,) = judge(counting, 'imports_for_long', '7')
-    assert (outcome.reward, outcome.failure) == (1, '')
-    assert outcome.secs < 1.5
+    assert (outcome.reward, outcome.failure) == (1, ''), outcome
 
 
 def test_the_clock_is_far_above_the_processor_time():

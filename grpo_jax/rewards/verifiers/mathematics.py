@@ -70,9 +70,11 @@ def math_equivalence(
   has no closing brace, there is no box. What is in it equals the reference if
   both are the same text but for white space, or if math-verify finds them
   equal: 1/2, 0.5 and \frac12; sets in any order; an interval and an inequality;
-  numbers to 6 places behind the point; i is the imaginary unit; '%' does not
-  count, nor does a unit that only one of them has. What denies or bounds a
-  number, as in '\neq 5' and '\geq 5', is not that number.
+  numbers of which six digits agree, whatever their size; i is the imaginary
+  unit; '%' does not count, nor does a unit that only one of them has. Two units
+  or times of day must be the same, and so must derivatives and transposes. What
+  denies or bounds a number, as in '\neq 5' and '\geq 5', is not that number. A
+  formula is read whole or not at all.
 
   An answer of more than 1,000 characters, with more than 20 braces and brackets
   in one another, more than 30 powers, or a power or factorial too large to
@@ -88,9 +90,10 @@ def math_equivalence(
     prompt: is not used.
     completion: the text that was sampled.
     example: the record of the data source; its 'answer' is the reference, alone
-      or in the last \boxed{} of a solution.
-    require_box: whether a completion without a box has reward 0. If not,
-      math-verify looks for an answer in its last 1,000 characters.
+      or in the last \boxed{} of a solution, or a list of which any counts.
+    require_box: whether a completion without a box has reward 0. If not, the
+      last answer in its last 1,000 characters counts: a statement or bold type;
+      else the last formula or number.
 
   Returns:
     1.0 or 0.0; 0.0 for a completion without an answer.
@@ -98,6 +101,7 @@ def math_equivalence(
   Raises:
     ValueError: math-verify is not installed; or the record has no field
       'answer', or the answer is empty or too long or too deep.
+    MemoryError: there is too little memory to read the answer.
 
   References:
     Hendrycks et al., `Measuring Mathematical Problem Solving With the MATH

@@ -70,9 +70,10 @@ def last_number(prompt: str, completion: str, example: dict[str, Any]) -> float:
   """1 if the last number of the completion is the last of the answer, else 0.
 
   The answers of GSM8K end in the number that counts, behind '####'. Commas in
-  numbers do not count, nor do zeros behind the point. If the last number is an
-  exponent, an index or part of a fraction, there is none. The last 100,000
-  characters are read, and a number has at most 400 characters.
+  numbers do not count, nor do zeros behind the point. If the last number is a
+  part of a larger expression, as in 72k, 72^2 or x_72, there is none; in the
+  last box, it must be stated alone or with words and units. The last
+  100,000 characters are read, and a number has at most 400 characters.
 
   >>> last_number('', 'That makes $1,200.', {'answer': '12 * 100 #### 1200'})
   1.0
@@ -80,7 +81,8 @@ def last_number(prompt: str, completion: str, example: dict[str, Any]) -> float:
   Args:
     prompt: is not used.
     completion: the text that was sampled.
-    example: the record of the data source; its 'answer' is the reference.
+    example: the record of the data source; its 'answer' is the reference, or a
+      list of which any counts.
 
   Returns:
     1.0 or 0.0; 0.0 for a completion without a number.
@@ -167,8 +169,8 @@ def number(
 ) -> float:
   r"""1 if the last number of the completion is near that of the answer, else 0.
 
-  Numbers may be decimals, fractions such as 3/4, percentages (12% is 0.12), and
-  have an exponent, as in 1.5e-3. Near means
+  Numbers may be decimals, fractions such as 3/4, mixed numbers such as 3 1/4,
+  and percentages (12% is 0.12), and have an exponent, as in 1.5e-3. Near means
 
       |found - wanted| <= max(absolute_tolerance, relative_tolerance * |wanted|)
 
