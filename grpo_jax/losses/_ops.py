@@ -84,9 +84,10 @@ def check_number(
   if value is None or type(value) in (str, bytes, list, tuple, dict, set):
     raise ValueError(f'{name} got {argument}={value!r:.60}; give a number.')
   # False for NaN as well.
-  if not isinstance(value, Real) or (
-    least <= value <= most and not (above and value == least)
-  ):
+  if not isinstance(value, Real):
+    return
+  given: Any = value  # the type of an abstract number has no order
+  if least <= given <= most and not (above and given == least):
     return
   low, high = least > -_MOST_FLOAT, most < _MOST_FLOAT
   needed = 'a finite number'

@@ -233,8 +233,8 @@ def _memory(mesh: jax.sharding.Mesh) -> float | None:
   here = [
     d for d in mesh.devices.flat if d.process_index == jax.process_index()
   ]
-  told = [(device.memory_stats() or {}).get('bytes_limit') for device in here]
-  if not told or None in told:
+  told = [(d.memory_stats() or {}).get('bytes_limit', 0) for d in here]
+  if not told or 0 in told:
     return None
   return sum(told) * mesh.size / len(told)
 

@@ -7,14 +7,16 @@ which names no field, or a model that computes nonsense.
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
-import numbers
 from typing import Any
 from typing import NamedTuple
+
+import numpy as np
 
 Fields = Mapping[str, Any]
 
 # Sizes of a model are int32.
 _MOST = 2**31 - 1
+_REAL = int | float | np.integer | np.floating
 _LEAST_FLOAT, _MOST_FLOAT = 1.2e-38, 3e38
 
 
@@ -25,7 +27,7 @@ class _Count(NamedTuple):
 
   def problem(self, value: Any) -> str:
     """What is needed, if it is another value; else ''."""
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if whole and self.least <= value <= _MOST:
       return ''
     return f'a whole number from {self.least} to {_MOST} is needed'
@@ -38,7 +40,7 @@ class _Number(NamedTuple):
 
   def problem(self, value: Any) -> str:
     """See `_Count`."""
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    real = isinstance(value, _REAL) and not isinstance(value, bool)
     if real and _LEAST_FLOAT <= value <= self.most:
       return ''
     most = '' if self.most == _MOST_FLOAT else f', at most {self.most:g},'
