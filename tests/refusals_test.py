@@ -71,6 +71,7 @@ CONFIG = [
   ({'workers.number': 100_000}, 'workers.number=100000; give at most 4096'),
   ({'workers.time_limit_secs': 0.0}, 'workers.time_limit_secs=0.0'),
   ({'workers.start_limit_secs': 0.0}, 'workers.start_limit_secs=0.0'),
+  ({'workers.wall_limit_secs': -1.0}, 'workers.wall_limit_secs=-1.0'),
   ({'workers.memory_limit_gib': 0.0}, 'workers.memory_limit_gib=0.0'),
   ({'workers.memory_limit_gib': 0.01}, 'in which Python does not start'),
   ({'sampler.prompts': 0}, 'sampler.prompts=0'),

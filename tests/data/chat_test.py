@@ -263,7 +263,10 @@ PHI = (
   "{% endfor %}{% if not add_generation_prompt %}{{ '<|endoftext|>' }}"
   '{% endif %}'
 )
-REFUSES = "{{ raise_exception('no') if messages | length > 1 }}"
+REFUSES = (
+  "{{ raise_exception('no') if messages | length > 1 }}"
+  '{{ messages[0].content }}'
+)
 
 
 @pytest.mark.parametrize(

@@ -340,9 +340,13 @@ def test_a_hash_of_a_tokenizer_covers_its_characters():
 
 def test_a_hash_of_a_tokenizer_covers_its_chats():
   plain = data.character_tokenizer('ab')
-  template = data.ChatTemplate('{{ bos_token }}', {'bos_token': '<pad>'})
+  template = data.ChatTemplate(
+    '{{ bos_token }}{{ messages[0].content }}', {'bos_token': '<pad>'}
+  )
   chat = dataclasses.replace(plain, chat_template=template)
-  other = data.ChatTemplate('{{ bos_token }}', {'bos_token': '<eos>'})
+  other = data.ChatTemplate(
+    '{{ bos_token }}{{ messages[0].content }}', {'bos_token': '<eos>'}
+  )
   tokenizers = [
     plain,
     dataclasses.replace(plain, bos_ids=(0,)),
