@@ -317,16 +317,17 @@ CASES = {
 }
 
 
-def tell(where):
+def tell(where, over):
   """Where this process is, in a case that the other may wait for.
 
   Gloo gives up after 30 s. `faulthandler.dump_traceback_later` would read the
   frames of threads that run, and end this process by SIGSEGV now and then.
   """
-  names = {thread.ident: thread.name for thread in threading.enumerate()}
-  for number, frame in sys._current_frames().items():
-    print(names.get(number), *traceback.format_stack(frame), file=where)
-  where.flush()
+  while not over.wait(LONG_SECS):
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for number, frame in sys._current_frames().items():
+      print(names.get(number), *traceback.format_stack(frame), file=where)
+    where.flush()
 
 
 def main(coordinator, number, rank, folder):
@@ -336,16 +337,15 @@ def main(coordinator, number, rank, folder):
   joining.initialize(coordinator, int(number), int(rank))
   for name, case in CASES.items():
     print(name, file=where, flush=True)
-    timer = threading.Timer(LONG_SECS, tell, [where])
-    timer.daemon = True
-    timer.start()
+    over = threading.Event()
+    threading.Thread(target=tell, args=(where, over), daemon=True).start()
     with stop_signal.Stop() as stop:
       try:
         told = case(pathlib.Path(folder) / name, int(rank), stop)
       except ValueError as error:
         told = {'raised': type(error).__name__, 'text': str(error)}
       told['signal'] = stop.signal and stop.signal.name
-    timer.cancel()
+    over.set()
     file = pathlib.Path(folder) / f'{name}.{rank}.json'
     file.write_text(json.dumps(told))
     if name == 'stopped' and rank == '0':  # for other numbers of processes

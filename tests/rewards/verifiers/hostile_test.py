@@ -62,6 +62,7 @@ LONG = dict.fromkeys(['last_number', 'number'], [pytest.mark.long])
 def test_no_completion_raises(name):
   verifier = getattr(rewards, name)
   kept = dict(EXAMPLE)
+  verifier('', '5', EXAMPLE, **ARGUMENTS.get(name, {}))  # imports what it needs
   for place, text in enumerate(hostile.ALL.values()):
     marked = f'\\boxed{{{text}}}', f'#### {text}'
     # Some of them too; all would take a quarter of a minute.
