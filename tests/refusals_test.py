@@ -93,7 +93,6 @@ CONFIG = [
   ({'sampler.ahead': 2}, 'sampler.ahead=2; give at most 1'),
   ({'optim.lr': -1.0}, 'optim.lr=-1.0; give 0 or more'),
   ({'optim.lr': 1e4}, 'optim.lr=10000.0; give at most 10'),
-  ({'optim.warmup_steps': 1000}, 'the learning rate never comes near its peak'),
   ({'optim.warmup_steps': 60, 'optim.decay': 'linear'}, 'leave none'),
   ({'optim.decay': 'step'}, "optim.decay='step'"),
   ({'optim.b1': 1.0}, 'optim.b1=1.0; give at least 0 and less than 1'),
@@ -202,7 +201,6 @@ def test_every_field_is_looked_at():
 @pytest.mark.parametrize(
   'fields',
   [
-    {'optim.warmup_steps': 10, 'steps': 1},  # to try it out
     {'steps': 0, 'optim.warmup_steps': 10},
     {'optim.lr': 0.0},
     {'sampler.group': 1},

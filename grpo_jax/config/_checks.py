@@ -242,14 +242,6 @@ def _checks_of_optim(config: Any):
     f'optim.decay={optim.decay!r} over {updates} optimizer steps, of which '
     f'optim.warmup_steps={optim.warmup_steps} leave none; give fewer',
   )
-  # A run may be short to try it out, or to go on later: that is allowed, as
-  # long as it could come to a tenth of its learning rate.
-  yield (
-    optim.warmup_steps <= 10 * updates or not updates,
-    f'optim.warmup_steps={optim.warmup_steps} for {updates} optimizer steps, '
-    'so that the learning rate never comes near its peak; give fewer, or more '
-    'steps',
-  )
   yield (
     optim.lr * optim.weight_decay < 1,
     f'optim.lr={optim.lr} and optim.weight_decay={optim.weight_decay}, whose '
@@ -316,7 +308,7 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, int | float]]:
 
 
 # What the names of a reward's metrics end in, beside that of its mean.
-_METRICS = ('_std', '_judged', '_failed', '_secs_p50', '_secs_max')
+REWARD_METRICS = ('_std', '_judged', '_failed', '_secs_p50', '_secs_max')
 
 _OF_REWARDS = {
   'where': ('auto', 'here', 'workers'),
@@ -348,7 +340,7 @@ def _checks_of_rewards(rewards: Any):
       'different labels',
     )
     yield (
-      not any(label == other + end for other in labels for end in _METRICS),
+      not any(label == other + end for other in labels for end in REWARD_METRICS),
       f'{where}.{field}={label!r}, which is what a metric of another reward is '
       'called; give another label',
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from grpo_jax import config as config_lib
 from grpo_jax import monitor
 from grpo_jax.report import meanings
 from grpo_jax.report import silence
@@ -143,9 +144,7 @@ def learned(charts: Charts) -> Section:
     name
     for name in charts.left
     if name.startswith('reward/')
-    and not name.endswith(
-      ('_std', '_judged', '_failed', '_secs_p50', '_secs_max')
-    )
+    and not name.endswith(config_lib.REWARD_METRICS)
   ]
   if len(rewards) > 1:
     parts += charts.of(rewards)

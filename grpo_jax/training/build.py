@@ -93,6 +93,7 @@ def run(config: Config, given: Given = marks.NOTHING) -> Run:
   """
   needed = ('rewards', 'prompts', 'heldout', 'method', 'tokenizer', 'model')
   _require_to_train(config, given, *needed)
+  build_limits.check_schedule(config)
   parts = sampler(config, given, trains=True)
   config = parts.config
   build_limits.check_rows(config, sharding.row_shards(parts.mesh))

@@ -61,6 +61,7 @@ def abstract(
       'known here; give the name of a method that reads as much.'
     )
   config = _with_widths(config)
+  build_limits.check_schedule(config)
   build_limits.check_rows(config, sharding.row_shards(mesh))
   build_limits.check_context(config)
   # An abstract mesh has all that shapes need; nothing else is asked of it.

@@ -14,6 +14,7 @@ import jax
 
 from grpo_jax import models
 from grpo_jax import sharding
+from grpo_jax import config as config_lib
 from grpo_jax.config import Config
 from grpo_jax.models import foreign
 from grpo_jax.training import build_model
@@ -52,6 +53,21 @@ def longest(config: Config) -> tuple[int, int]:
   if config.warm_up.steps:  # the width is that of the longest demonstration
     completion = max(completion, *config.data.completion_buckets)
   return max(config.data.prompt_buckets), completion
+
+
+def check_schedule(config: Config) -> None:
+  """Raises a ValueError if the learning rate rises for longer than the run.
+
+  Here and not where a config is read, so that workdirs of such runs are read.
+  """
+  learner, rise = config.learner, config.optim.warmup_steps
+  updates = config.steps * learner.batches * learner.epochs
+  if 0 < updates < rise:
+    raise ValueError(
+      f'config.optim.warmup_steps={rise}, but {config.steps} rollouts have '
+      f'{updates} optimizer steps, so that the learning rate never comes to its '
+      'peak; give fewer, or more config.steps.'
+    )
 
 
 def check_rows(config: Config, shards: int) -> None:
@@ -127,7 +143,6 @@ _FAMILIES = frozenset(
   'penalized positive prefix prompts pruned ratio rollout router sample '
   'sampler saturated saves staleness step update value'.split()
 )
-_OF_A_REWARD = '', '_std', '_failed', '_secs_p50', '_secs_max'
 
 
 def check_best_metric(config: Config, labels: Sequence[str]) -> None:
@@ -142,7 +157,7 @@ def check_best_metric(config: Config, labels: Sequence[str]) -> None:
   name, method = config.checkpoint.best_metric, config.learner.method
   if not name or ':' in method or marks.is_mark(method):
     return
-  ends = _OF_A_REWARD
+  ends = '', *config_lib.REWARD_METRICS
   of_rewards = [f'reward/{label}{end}' for label in labels for end in ends]
   first = re.split('[_/]', name)[0]
   if name in of_rewards or name in _NAMES.get(first, ()):

@@ -1,5 +1,6 @@
 """What a run is refused for although each of its fields may have its value."""
 
+import dataclasses
 import json
 
 import pytest
@@ -154,6 +155,26 @@ def test_longer_rows_than_the_model_was_made_for_are_refused(
 )
 def test_rows_that_fit_are_not(changes, folder):
   build_limits.check_context(config(folder, **changes))
+
+
+def test_a_learning_rate_that_rises_for_longer_than_the_run_is_refused(tmp_path):
+  folder = export_test.pretrained(tmp_path / 'base')
+  fields = {
+    'steps': 3, 'learner.batches': 2, 'learner.epochs': 2, 'sampler.prompts': 2,
+  }  # fmt: skip
+
+  def rising(steps):
+    return export_test.small(folder, **fields, **{'optim.warmup_steps': steps})
+
+  for allowed in (0, 12):
+    build_limits.check_schedule(rising(allowed))
+  made = rising(13)
+  words = 'warmup_steps=13, but 3 rollouts have 12 optimizer steps'
+  with pytest.raises(ValueError, match=words):
+    build.run(made)
+  with pytest.raises(ValueError, match=words):
+    build_abstract.abstract(made, sharding.make_mesh())
+  build_limits.check_schedule(dataclasses.replace(made, steps=0))
 
 
 def test_runs_and_plans_are_refused_then(tmp_path):
