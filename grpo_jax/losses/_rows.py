@@ -164,7 +164,7 @@ def batch_from_rows(
       given. `[B,S]`: `tokens`, `keep`, `version`, `logp_old`, `logp_ref`,
       `logp_sampler`, `entropy_old`, and `advantage` if your loop has computed
       it and the method sets none. `[B]`: `valid`, `truncated`. `[B,K]`:
-      `reward_parts`.
+      `reward_parts`, NaN where a reward has not judged a row.
 
   Returns:
     The checked batch and its `Rows`. Groups smaller than the largest are filled
@@ -371,7 +371,10 @@ def _check_values(given) -> None:
   valid = np.asarray(given['valid'], bool)
   for name in sorted({'reward', 'reward_parts'} & given.keys()):
     value = np.asarray(given[name]).reshape(valid.size, -1)
-    finite = np.all(np.isfinite(value), axis=1)
+    usable = np.isfinite(value)
+    if name == 'reward_parts':  # NaN: this reward has not judged the row
+      usable |= np.isnan(value)
+    finite = np.all(usable, axis=1)
     wrong = np.flatnonzero(valid & ~finite)
     if wrong.size:
       raise ValueError(

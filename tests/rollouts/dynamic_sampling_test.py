@@ -243,12 +243,19 @@ def test_when_all_have_retired_it_ends():
     draw('ss', state, retire=True)
 
 
-def test_an_unjudged_completion_neither_solves_nor_fails():
+@pytest.mark.parametrize('by', ['valid', 'reward_parts'])
+def test_an_unjudged_completion_neither_solves_nor_fails(by):
   def collect_unjudged(records):
     rollout = collect(records)
-    valid = rollout.batch.valid.copy()
-    valid[:, 1] = False  # of 'm' the only right one
-    return rollout._replace(batch=rollout.batch._replace(valid=valid))
+    batch = rollout.batch
+    fields = {by: getattr(batch, by).copy()}
+    # Of 'm' the only right one. Where another reward has judged it, only its
+    # part of the first one says that this has not.
+    fields[by][:, 1] = False if by == 'valid' else np.nan
+    reward = batch.reward.copy()
+    reward[:, 1] = 0
+    batch = batch._replace(reward=reward, **fields)
+    return rollout._replace(batch=batch)
 
   with pytest.raises(
     dynamic_sampling.NothingToLearn, match='0 solved, 4 failed'

@@ -221,11 +221,16 @@ def test_a_summary_of_a_rollout():
   np.testing.assert_allclose(lenient['accuracy'], 5 / 12)
 
 
-def test_what_was_not_judged_is_left_out():
+@pytest.mark.parametrize('by', ['valid', 'reward_parts'])
+def test_what_was_not_judged_is_left_out(by):
   valid = np.array([[0, 1, 1, 1], [0, 0, 0, 0], [1, 1, 0, 0]], bool)
-  spoilt = made(valid)
-  spoilt.batch.reward_parts[~valid] = (np.nan, np.nan)
-  spoilt.batch.reward_parts[0, 0] = 5
+  if by == 'valid':
+    spoilt = made(valid)
+    spoilt.batch.reward_parts[~valid] = (np.nan, np.nan)
+    spoilt.batch.reward_parts[0, 0] = 5
+  else:  # another reward has judged them
+    spoilt = made()
+    spoilt.batch.reward_parts[~valid, 0] = np.nan
   got = pass_at_k.summarize(spoilt, [1, 2, 3, 4], 1.0, seed=0)
   np.testing.assert_allclose(got['accuracy'], (1 / 3 + 1 / 2) / 2)
   np.testing.assert_allclose(got['mean'], (1 / 3 + 1 / 2) / 2)
