@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+from grpo_jax import optim
 from grpo_jax.studies import claims
 from grpo_jax.studies import normalization
 from grpo_jax.studies import sweeps
@@ -119,7 +120,7 @@ def taken(optimizer, gradients, settings=None):
   params = jnp.array([1.0, -2.0])
   state = optimizer.init(params)
   if settings:
-    state = study.Settings(*settings), state[1]
+    state = study.Settings(*settings), *state[1:]
   update = jax.jit(optimizer.update)
   for gradient in gradients:
     step, state = update(gradient, state, params)
@@ -135,10 +136,16 @@ def test_settings_in_the_state_act_as_settings_of_optax(adaptive):
   if adaptive:
     own = optax.adamw(rate, 0.9, 0.99, eps=0.3, weight_decay=0.9)
   mine = study.adjustable(adaptive, lambda params: True)
-  given = 0.1, 0.9, 0.3, 0.0
+  given = 0.1, 0.9, 0.3
   np.testing.assert_allclose(
     taken(mine, gradients, given), taken(own, gradients), rtol=1e-6
   )
+  # A run that has skipped the first updates is past the rise.
+  state = optim.set_schedules(mine.init(jnp.ones(2)), 2)
+  later, _ = mine.update(
+    jnp.ones(2), (study.Settings(*given), *state[1:]), jnp.zeros(2)
+  )
+  assert later.tolist() == pytest.approx([-0.1 / (1 + 0.3 * adaptive)] * 2)
   # As they are after `init`, settings move nothing.
   assert taken(mine, gradients[:1]).tolist() == [1, -2]
 
