@@ -12,6 +12,7 @@ import pytest
 from grpo_jax import optim
 from grpo_jax.studies import claims
 from grpo_jax.studies import normalization
+from grpo_jax.studies import runs as study_runs
 from grpo_jax.studies import sweeps
 from grpo_jax.studies.claims import FAILS
 from grpo_jax.studies.claims import HOLDS
@@ -148,6 +149,20 @@ def test_settings_in_the_state_act_as_settings_of_optax(adaptive):
   assert later.tolist() == pytest.approx([-0.1 / (1 + 0.3 * adaptive)] * 2)
   # As they are after `init`, settings move nothing.
   assert taken(mine, gradients[:1]).tolist() == [1, -2]
+
+
+def test_a_study_may_be_shorter_than_the_rise_of_its_config(
+  tmp_path, monkeypatch
+):
+  """Which is that of no run of it."""
+  monkeypatch.setattr(
+    study_runs.warm_up, 'run', lambda parts, *_: parts.config.optim
+  )
+  config = runs.small(steps=3)
+  assert config.optim.warmup_steps > 3
+  assert study_runs.warmed_up(config, tmp_path).warmup_steps == 0
+  of_arm = arms_lib.config_of(config, PLAN.arms[0], 0)
+  assert of_arm.optim.warmup_steps == 0
 
 
 def test_runs_that_are_done_are_not_done_again(tmp_path, monkeypatch):
