@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import functools
 import inspect
 import math
+import numbers
 from typing import Any
 from typing import TypeVar
 
@@ -137,7 +138,15 @@ def _marked(make) -> dict[str, str]:
   if function is make:
     return marks
   # Without those that a partial function has filled by their position.
-  left = inspect.signature(make).parameters
+  try:
+    left = inspect.signature(make).parameters
+  except ValueError as error:
+    name = getattr(function, '__qualname__', repr(function))
+    raise ValueError(
+      f'functools.partial gives {name}{inspect.signature(function)} arguments '
+      f'that it does not have: {_listed(make.args)} and {make.keywords}; '
+      'correct them.'
+    ) from error
   return {a: fact for a, fact in marks.items() if a in left}
 
 
@@ -162,7 +171,7 @@ def _check_limits(marked, facts, filled) -> None:
 
 
 def _is_number(x) -> bool:
-  return isinstance(x, int | float) and math.isfinite(x)
+  return isinstance(x, numbers.Real) and math.isfinite(x)
 
 
 def _listed(names) -> str:

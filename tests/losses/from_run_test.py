@@ -59,6 +59,11 @@ def own(share, low=0.2, steps=1):
       {'soft_tokens': 2},
     ),
     (partial(contrib.coasting_grpo, 0.1, 0.1, 3), {}, {'b1': 0.8, 'b2': 0.95}),
+    (
+      methods.dapo,
+      {'max_tokens': np.int64(20)},
+      {'max_tokens': 20, 'soft_tokens': 4},
+    ),
     (methods.passk, {'k': 2}, {'k': 2, 'right_reward': 0.5}),
     (methods.passk, {'right_reward': 0.9}, {'right_reward': 0.9}),
     (own, {}, {'share': 0.8, 'steps': 6}),
@@ -153,11 +158,17 @@ def test_a_fact_that_the_run_does_not_say_is_missed():
     {'max_tokens': 20480},
     {'max_tokens': 20480, 'soft_tokens': 4096},
     {'max_tokens': 41, 'soft_tokens': 1},
+    {'max_tokens': np.int64(50)},
   ],
 )
 def test_a_penalty_that_no_completion_can_get_is_refused(given):
   with pytest.raises(ValueError, match='begin to act after .* at most 40'):
     losses.arguments_from_run(methods.dapo, FACTS, given)
+
+
+def test_a_partial_function_with_another_argument_is_refused():
+  with pytest.raises(ValueError, match="gives dapo.*not have: .*'hihg': 0.4"):
+    losses.arguments_from_run(partial(methods.dapo, hihg=0.4), FACTS, {})
 
 
 def test_a_run_of_eight_tokens_is_shaped_by_dapo():
