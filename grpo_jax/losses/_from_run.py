@@ -111,7 +111,8 @@ def arguments_from_run(
   marked = _marked(make)
   bound = {**getattr(make, 'keywords', {}), **kwargs}
   taken = {a: fact for a, fact in marked.items() if a not in bound}
-  most = bound.get({fact: a for a, fact in marked.items()}.get('max_tokens'))
+  by_fact = {fact: a for a, fact in marked.items()}
+  most: Any = bound.get(by_fact.get('max_tokens'))
   if _is_number(most):
     facts = {**facts, 'soft_tokens': max(1, int(most // 5))}
   missing = sorted(set(taken.values()) - set(facts))

@@ -88,14 +88,14 @@ def _fields(node) -> dict[str, Any]:
   if isinstance(node, dict):
     return dict(node)
   names = getattr(node, '_fields', ())
-  if dataclasses.is_dataclass(node):
+  if dataclasses.is_dataclass(node) and not isinstance(node, type):
     names = [field.name for field in dataclasses.fields(node)]
   return {name: getattr(node, name) for name in names}
 
 
-def _replaced(node, fields):
+def _replaced(node: Any, fields: dict[str, Any]) -> Any:
   if isinstance(node, dict):
     return {**node, **fields}
-  if dataclasses.is_dataclass(node):
-    return dataclasses.replace(node, **fields)
-  return node._replace(**fields)
+  if hasattr(node, '_replace'):
+    return node._replace(**fields)
+  return dataclasses.replace(node, **fields)
