@@ -191,7 +191,7 @@ def _method(given: Any) -> _Entry:
   if not callable(given):
     raise ValueError(
       f'method={given!r:.60} is of type {type(given).__name__}; give a '
-      'LossTransform such as losses.methods.dapo(high=0.3), a function without '
+      'LossTransform such as losses.methods.grpo(high=0.3), a function without '
       "arguments that returns one, or a name such as 'dapo'."
     )
   # By name where there is one: such a run needs no object to go on.
