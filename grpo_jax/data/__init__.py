@@ -38,6 +38,7 @@ from grpo_jax.data._chat import ChatTemplate
 from grpo_jax.data._chat import Prompt
 from grpo_jax.data._chat import PromptFormat
 from grpo_jax.data._chat import is_by_assistant
+from grpo_jax.data._chat import is_by_known
 from grpo_jax.data._chat import prompt_problem
 from grpo_jax.data._chat import prompt_text
 from grpo_jax.data._files import cache_directory
@@ -109,6 +110,7 @@ __all__ = (
   'format_of',
   'gguf_metadata',
   'is_by_assistant',
+  'is_by_known',
   'is_in_folder',
   'is_pattern',
   'jsonl_source',

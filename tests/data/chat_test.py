@@ -226,6 +226,8 @@ def test_people_see_the_last_question():
   assert data.PromptFormat(completion_prefix=':').shown('1+2=') == '1+2=:'
   shown = _chat(completion_prefix='Answer:').shown([ASK])
   assert shown == 'How much is 1+2?\nAnswer:'
+  begun = [ASK, {'role': 'assistant', 'content': 'It is '}]
+  assert _chat().shown(begun) == 'How much is 1+2?\nIt is '
 
 
 @pytest.mark.parametrize(
@@ -263,6 +265,19 @@ PHI = (
   "{% endfor %}{% if not add_generation_prompt %}{{ '<|endoftext|>' }}"
   '{% endif %}'
 )
+# The token that begins the next turn ends one, as in GLM 4.
+NEXT_TURN = (
+  '{% for m in messages %}<|im_start|>\n{{ m.content }}{% endfor %}'
+  '{% if add_generation_prompt %}<|im_start|>\n{% endif %}'
+)
+LAST_IS_OPEN = (
+  '{% for m in messages %}{{ m.role }}: {{ m.content }}'
+  "{% if not loop.last %}{{ '<|im_end|>' }}\n{% endif %}{% endfor %}"
+)
+USER_IS_LAST = (
+  "{{ raise_exception('no') if messages[-1].role != 'user' }}"
+  "{% for m in messages %}{{ m.content }}{{ '<|eot_id|>' }}{% endfor %}"
+)
 REFUSES = (
   "{{ raise_exception('no') if messages | length > 1 }}"
   '{{ messages[0].content }}'
@@ -282,6 +297,10 @@ REFUSES = (
     ('gemma3', ('<eos>',), '<end_of_turn>'),
     # The first of two that are written.
     (PHI, ('<|endoftext|>',), '<|im_end|>'),
+    # Not behind the last answer, but before the next question.
+    (NEXT_TURN, ('<|endoftext|>',), '<|im_start|>'),
+    (LAST_IS_OPEN, ('</s>',), '<|im_end|>'),
+    (USER_IS_LAST, ('</s>',), '<|eot_id|>'),
     # As they should be, and where nothing can be added.
     ('qwen3', ('<|im_end|>', '<|endoftext|>'), ''),
     ('qwen3', ('<|endoftext|>', '<|im_end|>'), ''),
