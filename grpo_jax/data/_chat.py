@@ -33,8 +33,8 @@ def prompt_problem(prompt: Any) -> str:
 
   Args:
     prompt: a text that is not empty and no list of messages written out, or a
-      list or tuple of messages, at least one. A message is a dict with the texts 'role' and 'content'; other
-      fields are for the chat template.
+      list or tuple of messages, at least one. A message is a dict with the
+      texts 'role' and 'content'; other fields are for the chat template.
   """
   if half := half_of_a_pair(prompt):
     return f'it holds half of a surrogate pair ({half!r})'

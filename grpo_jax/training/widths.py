@@ -359,7 +359,7 @@ def _key(
   except OSError:  # said where the file is opened
     return None
   told = {
-    'form': 2,  # of this dict, and of how widths follow from data
+    'form': 3,  # of this dict, and of how widths follow from data
     'sources': dataclasses.asdict(fields)['train'],
     'heldout': dataclasses.asdict(fields)['heldout'],
     'demonstrations': config.warm_up.steps > 0

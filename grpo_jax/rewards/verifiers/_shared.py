@@ -111,7 +111,8 @@ def _answer(reward: str, given: Any) -> Answer:
       f'{reward} requires a text, a number or a list of these in the answer,'
       f' but the example has a dict with the fields {fields}; name the one that'
       ' holds it in config.data.answer_field, behind the field of the dict and'
-      f" a point, as in 'answer.{fields[0] if fields else 'text'}'."
+      f" a point, as in 'answer.{fields[0] if fields else 'text'}', or make its"
+      ' value the answer.'
     )
   if isinstance(given, numbers.Real | decimal.Decimal):
     if not _is_finite(given):
