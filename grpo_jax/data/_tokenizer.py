@@ -222,6 +222,8 @@ class Tokenizer:
       Its id; None if prompts are no chats, or no token follows an answer.
     """
     behind = self.turn_end_text()
+    if self.alphabet is not None and not self.alphabet.issuperset(behind):
+      return None
     added = self.backend.get_added_tokens_decoder()
     for token_id in self.encode(behind):
       if token_id in self.eos_ids:
@@ -284,8 +286,9 @@ class Tokenizer:
     if end in self.eos_ids:
       return end
     found = self.eos_ids[0]
-    # A template may write ends, but no answer before them.
-    if self.prompt_format.chat and end is None:
+    # A template may write ends, but no answer before them. (Where each token is
+    # a character, no text is an end token.)
+    if self.prompt_format.chat and end is None and self.alphabet is None:
       for token_id in self.encode(self._chat_text('x', answered=True)):
         found = token_id if token_id in self.eos_ids else found
     return found

@@ -325,6 +325,19 @@ def test_the_end_of_a_turn_is_an_end_token(name, eos, added, tmp_path):
     assert [found.answer_end_id()] == ids
 
 
+def test_a_turn_may_end_with_what_no_token_can_write():
+  plain = data.character_tokenizer('ab')
+  template = data.ChatTemplate(
+    "{% for m in messages %}{{ m['content'] }}{% if m['role'] != 'user' %}."
+    '{% endif %}{% endfor %}'
+  )
+  found = dataclasses.replace(
+    plain, chat_template=template, prompt_format=_chat()
+  )
+  assert found.encode_prompt('ab') == [2, 3]
+  assert found.with_turn_end() is found and found.answer_end_id() == 1
+
+
 def test_a_turn_may_end_with_a_token_that_is_not_marked_as_special(tmp_path):
   hf_folder.write_tokenizer(tmp_path, chat_templates.QWEN2, eos=('</s>',))
   file = tmp_path / 'tokenizer.json'

@@ -106,6 +106,7 @@ LONG = '123456789012345678901234567890.125'
 def test_numbers_of_any_length_are_exact(answer, completion):
   assert rewards.exact_match('', completion, {'answer': answer}) == 1
   assert rewards.exact_match('', completion[:-1] + '7', {'answer': answer}) == 0
+  assert rewards.answers('', {'answer': answer})[0].text == completion
 
 
 @pytest.mark.parametrize('answer', [' B ', '1 ', 1.0, b'B', [' C', 1]])
