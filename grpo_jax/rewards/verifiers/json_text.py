@@ -123,7 +123,7 @@ def _validator(text: str) -> Any:
     ) from error
   try:
     schema = _loaded(text)
-    if not isinstance(schema, dict | bool):
+    if type(schema) not in (dict, bool):
       raise ValueError('it is no object, and neither true nor false')
     kind = jsonschema.validators.validator_for(
       schema, default=jsonschema.Draft202012Validator
