@@ -332,7 +332,7 @@ def _last_turn(record: Mapping[str, Any]) -> str:
     return ''
   if data.is_by_assistant(prompt[-1]):
     return 'prefill'
-  if not data.is_by_known(prompt[-1]):
+  if not data.has_known_role(prompt[-1]):
     return 'unknown'
   if 'last_turn' not in record:
     return ''

@@ -37,8 +37,8 @@ from grpo_jax.data._arrow import arrow_source
 from grpo_jax.data._chat import ChatTemplate
 from grpo_jax.data._chat import Prompt
 from grpo_jax.data._chat import PromptFormat
+from grpo_jax.data._chat import has_known_role
 from grpo_jax.data._chat import is_by_assistant
-from grpo_jax.data._chat import is_by_known
 from grpo_jax.data._chat import prompt_problem
 from grpo_jax.data._chat import prompt_text
 from grpo_jax.data._files import cache_directory
@@ -109,8 +109,8 @@ __all__ = (
   'fingerprint',
   'format_of',
   'gguf_metadata',
+  'has_known_role',
   'is_by_assistant',
-  'is_by_known',
   'is_in_folder',
   'is_pattern',
   'jsonl_source',

@@ -79,10 +79,10 @@ def is_by_assistant(message: Message) -> bool:
   return role in _ASSISTANTS or role.startswith('gpt') or 'assistant' in role
 
 
-def is_by_known(message: Message) -> bool:
+def has_known_role(message: Message) -> bool:
   """Whether the role of a message says whether it asks or answers.
 
-  >>> is_by_known({'role': 'teacher', 'content': '1+2='})
+  >>> has_known_role({'role': 'teacher', 'content': '1+2='})
   False
   """
   return _role(message) in _ASKERS or is_by_assistant(message)

@@ -97,9 +97,9 @@ def test_who_answers_and_who_asks():
   for roles, is_answer in ((answers, True), (asks, False)):
     for role in roles.split():
       assert data.is_by_assistant({'role': role}) == is_answer, role
-      assert data.is_by_known({'role': role}), role
+      assert data.has_known_role({'role': role}), role
   for role in 'teacher', 'Alice', '', None:
-    assert not data.is_by_known({'role': role})
+    assert not data.has_known_role({'role': role})
     record = {'prompt': [ASK, turn(role, '3')]}
     assert data.without_last_turn(record) is record
 

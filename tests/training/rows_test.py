@@ -128,6 +128,10 @@ OWN = {
     "message 0 has no text in 'content'",
   ),
   'half a pair': ({'prompt': '1\ud83d'}, 'half of a surrogate pair'),
+  'half a pair in the answer': (
+    {**GOOD, 'answer': ['3', '\ud83d']},
+    "half of a surrogate pair .* in 'answer'",
+  ),
   'no dict': ('01+02=', 'of type str, no dict'),
   'a character': ({'prompt': 'a'}, "holds the character 'a'"),
   'too long': ({'prompt': '0' * 9}, 'needs 9 tokens, but the largest bucket'),
@@ -266,7 +270,8 @@ def test_a_chat_shows_its_own_answer_in_a_warm_up():
   answered = {**chat, 'answer': ' 3.'}
   config, objects = given_lib.put(prefill, prompts=[answered])
   assert sources.train(config, objects)[0] == [[answered]]
-  with pytest.raises(ValueError, match='turns of the assistant alone'):
+  words = r'^prompts\[0\] cannot be used: .* turns of the assistant alone'
+  with pytest.raises(ValueError, match=words):
     given_lib.put(
       config_of('arithmetic'), prompts=[{'prompt': chat['prompt'][1:]}]
     )
