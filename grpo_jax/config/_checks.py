@@ -340,7 +340,9 @@ def _checks_of_rewards(rewards: Any):
       'different labels',
     )
     yield (
-      not any(label == other + end for other in labels for end in REWARD_METRICS),
+      not any(
+        label == other + end for other in labels for end in REWARD_METRICS
+      ),
       f'{where}.{field}={label!r}, which is what a metric of another reward is '
       'called; give another label',
     )
