@@ -165,7 +165,10 @@ def _check_record(
       f'{where} is {record!r:.60}, but a dict is needed, such as {example}.'
     )
   if last_turn == 'answer' and 'prompt' in record:
-    record = data.without_last_turn(record)
+    try:
+      record = data.without_last_turn(record)
+    except ValueError as error:
+      raise ValueError(f'{where} cannot be used: {error}') from error
   for field in needed:
     if field not in record:
       raise ValueError(
