@@ -27,9 +27,11 @@ _BOXED = re.compile(_SIGNED + _DIGITS)
 # After the mark of GSM8K a currency sign or bold type may come first.
 # All repetitions are possessive: '#### $ $ $ ...' took minutes without it.
 _MARKED = re.compile(
-  rf'####(?:[\s{_COINS}*`]|\\(?=\$))*+'
+  rf'####:?(?:\s*+(?:[a-zA-Z]|[aA]nswer|[tT]he\s+answer\s+is)\s*+[:=]?+\s*+'
+  rf'(?=[\s\-+{_COINS}*0-9]))?+(?:[\s{_COINS}*`=(]|\\[(]|\\(?=\$))*+'
   rf'([{_DASHES}+]?(?:[\s{_COINS}]|\\(?=\$))*+{_DIGITS})'
 )
+_MARKED_BOX = re.compile(r'####[\s$*]*+\\boxed')
 _EXPONENT = r'(?:[eE][-+]?[0-9]+)?'
 _TENS = (
   r'(?:\s?(?:[x\u00d7*\u00b7\u22c5]|\\times|\\cdot)\s?10\s?(?:\^|\*\*)\s?'
@@ -39,7 +41,7 @@ _TENS = (
 _PERCENT = r'(?P<percent>\s?(?:\\?%|per\s?cent(?![a-z])))?'
 # 3 1/4 is a mixed number; 3/4, with or without spaces, is a fraction.
 _VALUE = (
-  rf'(?:(?P<whole>[0-9][0-9,]{{0,11}})\s(?P<over>[0-9]{{1,9}})/(?P<under>[0-9]{{1,9}})'
+  rf'(?:(?P<whole>[0-9]{{1,3}}(?:,[0-9]{{3}}){{0,3}}|[0-9]{{1,12}})\s(?P<over>[0-9]{{1,9}})/(?P<under>[0-9]{{1,9}})'
   rf'(?![0-9.,]*[0-9])'
   rf'|(?P<above>{_DIGITS}{_EXPONENT})'
   rf'(?:\s*/\s*(?P<below>{_DIGITS}{_EXPONENT}))?{_TENS})'
@@ -61,6 +63,15 @@ _VULGAR = {
     '\u215c': (3, 8), '\u215d': (5, 8), '\u215e': (7, 8),
   }.items()
 }  # fmt: skip
+# A power of ten alone, and small digits behind a ten.
+_RAISED = str.maketrans(
+  '\u2070\xb9\xb2\xb3\u2074\u2075\u2076\u2077\u2078\u2079\u207b', '0123456789-'
+)
+_SMALL = re.compile('(?<=10)[\u2070\xb9\xb2\xb3\u2074-\u2079\u207b]+')
+_POWER_OF_TEN = re.compile(
+  r'(?<![\w.,^\u00d7*\u00b7\u22c5/{(])(?<![\u00d7*\u00b7\u22c5x/^]\s)'
+  r'(?<!times)(?<!times\s)(?<!cdot)(?<!cdot\s)10(?=\s?(?:\^|\*\*))'
+)
 _VULGARS = re.compile(f'([0-9])?([{"".join(_VULGAR)}])')
 _MOST_DIGITS = 400  # of one number; no float has more in front of its point
 
@@ -140,8 +151,9 @@ def gsm8k(
   text = _shared.end_of(completion)
   mark = text.rfind('####')
   if mark >= 0:
-    marked = _MARKED.match(text, mark)
-    found = None
+    boxes = _MARKED_BOX.match(text, mark)
+    marked = None if boxes else _MARKED.match(text, mark)
+    found = _last(text[mark:], box_counts=True) if boxes else None
     if marked and _around.ends(text, _end(marked)):
       found = _plain(marked.group(1))
   elif strict:
@@ -257,7 +269,7 @@ def _last(text: str, box_counts: bool = False) -> Fraction | None:
     box_counts: whether the last box counts, wherever it stands. If not, it does
       where the last number of the text stands in it.
   """
-  text = text.replace('{,}', ',')
+  text = _around.without_powers(text.replace('{,}', ','))
   found = _shared.last(_PLAIN.finditer(text))
   box = _box(text)
   if box is not None and (
@@ -287,8 +299,11 @@ def _is_whole(text: str, found: re.Match[str]) -> bool:
 
 
 def _last_rich(text: str) -> Fraction | None:
+  text = _around.without_powers(text)
   box = _box(text)
   text = _VULGARS.sub(_of_character, text if box is None else box)
+  text = _SMALL.sub(lambda one: f'^{{{one[0].translate(_RAISED)}}}', text)
+  text = _POWER_OF_TEN.sub('1*10', text.replace('\u2044', '/'))
   text = _FRAC.sub(_quotient, text.replace('{,}', ','))
   if box is not None:
     stated = _around.stated(text, _RICH_BOXED)
