@@ -295,7 +295,7 @@ def stated(box: str, number: re.Pattern[str]) -> re.Match[str] | None:
     text = others[-1]
   text = text.replace('\\$', '$').replace('\\%', '%').strip()
   found = number.search(text)
-  if found is None or _LISTED.search(found.group()):
+  if found is None or _LISTED.search(found.group().rstrip(',')):
     return None
   front = text[: found.start()]
   rest = _REMARK.sub('', text[found.end() :])

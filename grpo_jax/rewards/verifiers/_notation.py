@@ -137,6 +137,7 @@ _QUOTIENT = re.compile(
   r'[^{}]{0,20}\}\s*\{\s*(?:d|\\partial)\s*([a-zA-Z])'
 )
 _VECTOR = re.compile(r'\\(?:vec|mathbf|boldsymbol|bm|hat|nabla)(?![a-zA-Z])')
+_LETTER = re.compile(r'(?<![\\^{a-zA-Z])[a-zA-Z]|(?<!\^)\{[a-zA-Z]\}')
 _NABLA = re.compile(r'\\nabla\s*(?:\\cdot|\\times)(?![a-zA-Z])')
 _DOTS = re.compile(r'\\(?:[ldc]?dots|vdots)(?![a-zA-Z])|\u2026|\.\.\.')
 
@@ -249,7 +250,8 @@ def marks(text: str) -> tuple[tuple[str, int], ...]:
   found += [('...', 0) for _ in _DOTS.finditer(text)]
   if _TRANSPOSED.search(text) or (_VECTOR.search(text) and '\\times' in text):
     # Here a product has an order.
-    found += [(one, 0) for one in re.split(r'[-+=,]', ''.join(text.split()))]
+    terms = re.split(r'[-+=,]', ''.join(text.split()))
+    found += [(one, 0) for one in terms if len(_LETTER.findall(one)) > 1]
   found += [(one.group(0), 0) for one in _NABLA.finditer(text)]
   return tuple(sorted(found))
 

@@ -27,8 +27,8 @@ _BOXED = re.compile(_SIGNED + _DIGITS)
 # After the mark of GSM8K a currency sign or bold type may come first.
 # All repetitions are possessive: '#### $ $ $ ...' took minutes without it.
 _MARKED = re.compile(
-  rf'####:?(?:\s*+(?:[a-zA-Z]|[aA]nswer|[tT]he\s+answer\s+is)\s*+[:=]?+\s*+'
-  rf'(?=[\s\-+{_COINS}*0-9]))?+(?:[\s{_COINS}*`=(]|\\[(]|\\(?=\$))*+'
+  r'####:?(?:\s*+(?:[a-zA-Z]\s*+[:=]|[aA]nswer\s*+:|[tT]he\s+answer\s+is\b:?))?+'
+  rf'(?:[\s{_COINS}*`=(]|\\[(]|\\(?=\$))*+'
   rf'([{_DASHES}+]?(?:[\s{_COINS}]|\\(?=\$))*+{_DIGITS})'
 )
 _MARKED_BOX = re.compile(r'####[\s$*]*+\\boxed')
@@ -41,7 +41,7 @@ _TENS = (
 _PERCENT = r'(?P<percent>\s?(?:\\?%|per\s?cent(?![a-z])))?'
 # 3 1/4 is a mixed number; 3/4, with or without spaces, is a fraction.
 _VALUE = (
-  rf'(?:(?P<whole>[0-9]{{1,3}}(?:,[0-9]{{3}}){{0,3}}|[0-9]{{1,12}})\s(?P<over>[0-9]{{1,9}})/(?P<under>[0-9]{{1,9}})'
+  rf'(?:(?P<whole>[0-9][0-9,]{{0,11}})\s(?P<over>[0-9]{{1,9}})/(?P<under>[0-9]{{1,9}})'
   rf'(?![0-9.,]*[0-9])'
   rf'|(?P<above>{_DIGITS}{_EXPONENT})'
   rf'(?:\s*/\s*(?P<below>{_DIGITS}{_EXPONENT}))?{_TENS})'
@@ -117,7 +117,8 @@ def gsm8k(
   r"""1 if the final number of the completion is that of the answer, else 0.
 
   One place of the completion counts, the first of these that it has: the number
-  directly behind the last '####', the last number in the last \boxed{}, or the
+  directly behind the last '####' (a name, as 'x =' or 'Answer:', or a box may
+  stand between), the last number in the last \boxed{}, or the
   last number of the text. If there is a '####' or a box without a number, the
   reward is 0, and nothing else is looked at. Commas, currency and percent signs
   and units do not count, but what is part of a power or of a fraction is no
