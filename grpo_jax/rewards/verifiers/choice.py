@@ -24,7 +24,7 @@ _STATEMENT = re.compile(
       \s+ (?:is|would\s+be|must\s+be|should\s+be|has\s+to\s+be|will\s+be
         |ist|es|est|\u00e8|\u00e9)\b
       (?:\s+(?:therefore|thus|then|clearly|indeed|la|le|die|der))?
-    | [*_]* \s* (?:[:=\uff1a]>? | [-=]> | \u2192 | [-\u2013\u2014](?=\s))
+    | [*_"']* \s* (?:[:=\uff1a]>? | [-=]> | \u2192 | [-\u2013\u2014](?=\s))
     | \s*\. (?=\s*{_MARK}[A-Z]{_CLOSED}\s*$) ) )
   | \b(?i:I|we|I'd|I'll|we'll|I\s+would|I\s+will|I\s+am|I'm|let's|let\s+us) \s+
     (?:therefore\s+|thus\s+|then\s+)?
@@ -50,8 +50,8 @@ _STATEMENT = re.compile(
 )
 # In front of a statement: it says what is not the answer.
 _NOT_MEANT = re.compile(
-  r'\b(?i:incorrect|wrong|false|least\s+\w+|second|worst|unlikely|not\s+the'
-  r'|other|untrue)\s+(?:\w+\s+)?$'
+  r'\b(?i:incorrect|wrong|false|least[^\S\n]+\w+|second|worst|unlikely|not\s+the'
+  r'|other|untrue)[^\S\n]+(?:\w+[^\S\n]+)?\Z'
 )
 _DENIED = re.compile(
   r'[\s)\]}*_"\'`]*+(?i:(?:is|are|was)\s+(?:not|never|wrong|incorrect|false'
@@ -248,7 +248,7 @@ def _patterns(choices: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
     rf'[(\[]?\s*([{choices}])(?=\s*[)\]}}]|_(?![\w{{])|[*"`.:,;!\u3002\u3040-\u30ff\uac00-\ud7af]'
     r"|'(?![a-zA-Z0-9]|\s*\Z)"
     r'|\s+(?:because|since|as|which|with|where|due|given|not|[=(\-\u2013\u2014])'
-    r'[\s\w(])'
+    r'[\s\w($\\])'
   )
   # 'B, C', 'B. C.' and '(B) or (C)' are two letters; in 'C. Both A and B' and
   # 'B. A cat' the second is no more than the text of the choice.
