@@ -77,11 +77,13 @@ def math_equivalence(
   has no closing brace, there is no box. What is in it equals the reference if
   both are the same text but for white space, or if math-verify finds them
   equal: 1/2, 0.5 and \frac12; sets in any order; an interval and an inequality;
-  numbers of which six digits agree, whatever their size; i is the imaginary
-  unit; '%' does not count, nor does a unit that only one of them has. Two units
-  or times of day must be the same, and so must derivatives and transposes. What
-  denies or bounds a number, as in '\neq 5' and '\geq 5', is not that number. A
-  formula is read whole or not at all.
+  numbers that agree at six places behind the point and in six digits; i is the
+  imaginary unit, and R is not r; '%' does not count, nor does a unit or a name,
+  as in 'f(2) = 5', that only one of them has. Two units or times of day must be
+  the same, and so must derivatives, transposes, the order of products of
+  transposes and of vectors, and words that say opposite things. What denies,
+  bounds or changes a number, as in '\neq 5', '\geq 5' and '5 or more', is not
+  that number. A formula is read whole or not at all.
 
   An answer of more than 1,000 characters, with more than 20 braces and brackets
   in one another, more than 30 powers, or a power or factorial too large to
