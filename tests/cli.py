@@ -7,8 +7,8 @@ import pathlib
 import signal
 import subprocess
 import sys
-import threading
 import tempfile
+import threading
 import time
 from unittest import mock
 
