@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from unittest import mock
 
@@ -130,6 +131,7 @@ def set_back():
   from grpo_jax.training import stop_signal
 
   path, hook = list(sys.path), sys.unraisablehook
+  of_threads = threading.excepthook
   verbosity, settings = logging.get_verbosity(), dict(jax.config.values)
   handlers = {s: signal.getsignal(s) for s in stop_signal.Stop.SIGNALS}
   were_parsed, before = flags.FLAGS.is_parsed(), flagsaver.save_flag_values()
@@ -157,6 +159,7 @@ def set_back():
     (mark if were_parsed else flags.FLAGS.unparse_flags)()
     table.SET_LATER.clear()
     sys.path[:], sys.unraisablehook = path, hook
+    threading.excepthook = of_threads
     logging.set_verbosity(verbosity)
     for number, handler in handlers.items():
       signal.signal(number, handler)

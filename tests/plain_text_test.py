@@ -1,8 +1,11 @@
 """Text of others is told in a sentence, and never reaches a terminal raw."""
 
 import io
+import logging
+import re
 import subprocess
 import sys
+import types
 import warnings
 
 import pytest
@@ -12,17 +15,21 @@ from rich import table
 from grpo_jax import monitor
 from grpo_jax import plain_text
 from grpo_jax import rewards
+from grpo_jax.commands import convert
 from grpo_jax.commands import doctor
 from grpo_jax.commands import dry_run
 from grpo_jax.commands import main
 from grpo_jax.commands import printing
 from grpo_jax.commands import refusals
+from grpo_jax.commands import report
 from grpo_jax.monitor import _display
 from grpo_jax.monitor import _plain
 from grpo_jax.monitor import _screen
 from grpo_jax.rewards import _worker
+from grpo_jax.studies import sweeps
 from grpo_jax.training import bucket
 from grpo_jax.training import checkpoint
+from grpo_jax.training import export
 from grpo_jax.training import processes
 from grpo_jax.training import watch
 from tests import cli
@@ -142,7 +149,7 @@ def told_by(capsys, function, *given):
   return out + err
 
 
-def test_no_place_prints_it_raw(capsys, monkeypatch):
+def test_no_place_prints_it_raw(capsys, monkeypatch, tmp_path):
   def left(code):
     raise SystemExit(code)
 
@@ -156,6 +163,23 @@ def test_no_place_prints_it_raw(capsys, monkeypatch):
   def refused():
     with pytest.raises(SystemExit):
       main._refuse(Loud())
+
+  error = Loud()
+  gone = types.SimpleNamespace(
+    exc_type=Loud, exc_value=error, exc_traceback=None, thread=None, object=EVIL
+  )
+  logged = logging.LogRecord('asyncio', logging.ERROR, '', 1, EVIL, (), None)
+  written = export.Written(EVIL, '', 1, None, 1)
+  page = {'warnings': [EVIL], 'bytes': 1, 'secs': 1.0, 'out': EVIL}
+  file = tmp_path / f'{EVIL}.jsonl'
+  file.write_text('{"half')
+
+  def devices_fail():
+    monkeypatch.setattr(processes, '_is_of_the_runtime', lambda _: True)
+    monkeypatch.setattr(processes.time, 'sleep', lambda _: None)
+    monkeypatch.setattr(processes, '_NETWORK', re.compile('owned'))
+    with pytest.raises(SystemExit):
+      processes.ALONE._wait_if_lost(error)
 
   def leaves():
     with pytest.raises(SystemExit):
@@ -176,6 +200,13 @@ def test_no_place_prints_it_raw(capsys, monkeypatch):
     warned,
     a_line,
     lambda: main._print_trace(Loud()),
+    lambda: main._tell_of_thread(gone),
+    lambda: main._hide_orbax(gone),
+    lambda: print(main._Plain().format(logged)),
+    lambda: convert.show(written),
+    lambda: report.show(page),
+    devices_fail,
+    lambda: sweeps._end_last_line(file),
     lambda: bucket._warn(EVIL),
     lambda: printing.show(cells, EVIL),
     lambda: screen.warn(1, EVIL),

@@ -2,6 +2,7 @@
 
 import os
 
+from grpo_jax import plain_text
 from grpo_jax.training import export
 
 
@@ -47,7 +48,8 @@ def show(done: export.Written) -> None:
   learned = ''
   if done.checkpoint is not None:
     learned = f', learned from {done.checkpoint} rollouts'
-  print(
+  said = (
     f'{done.folder}: {what}, {done.parameters:,} parameters, '
     f'{done.nbytes / 1e9:,.3g} GB{learned}'
   )
+  print(plain_text.printable(said))

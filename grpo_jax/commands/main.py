@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import contextlib
 from importlib import metadata
+import logging as logging_lib
 import os
 import platform
 import shutil
@@ -144,6 +145,15 @@ def _print_trace(error: BaseException) -> None:
   print(plain_text.printable(trace), end='', file=sys.stderr)
 
 
+def _tell_of_thread(given: Any) -> None:
+  """Prints an error that has ended a thread."""
+  if given.exc_value is not None and given.exc_type is not SystemExit:
+    name = given.thread.name if given.thread else 'unknown'
+    said = plain_text.printable(f'The thread {name} has ended with an error:')
+    print(said, file=sys.stderr)
+    _print_trace(given.exc_value)
+
+
 _usual_warning = warnings.formatwarning
 
 
@@ -158,10 +168,22 @@ def _hide_orbax(unraisable: Any) -> None:
   After a save or a restore has failed, its callbacks fail once more.
   `checkpoint.py` has reported the failure by then.
   """
+  error = unraisable.exc_value
   trace = ''.join(traceback.format_tb(unraisable.exc_traceback))
-  closed = 'Event loop is closed' in str(unraisable.exc_value)
-  if 'orbax' not in trace and not closed:
-    sys.__unraisablehook__(unraisable)
+  said = '' if error is None else plain_text.said(error)
+  if 'orbax' in trace or 'Event loop is closed' in said:
+    return
+  about = plain_text.shown(unraisable.object)
+  print(f'An error that nothing could catch, in {about}:', file=sys.stderr)
+  if error is not None:
+    _print_trace(error)
+
+
+class _Plain(logging_lib.Formatter):
+  """Lines of logs of libraries, whose text may be anybody's."""
+
+  def format(self, record: logging_lib.LogRecord) -> str:
+    return plain_text.printable(super().format(record))
 
 
 def run() -> None:
@@ -171,6 +193,9 @@ def run() -> None:
   sys.unraisablehook = _hide_orbax
   # What ends in a traceback is a fault of ours, but its text may be anybody's.
   sys.excepthook = lambda _, error, __: _print_trace(error)
+  threading.excepthook = _tell_of_thread
+  if logging_lib.lastResort is not None:  # as asyncio uses it
+    logging_lib.lastResort.setFormatter(_Plain())
   warnings.formatwarning = _warning
   refusals.prepare_streams()
   # Only a training run has something to save when a signal comes.

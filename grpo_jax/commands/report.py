@@ -48,4 +48,5 @@ def show(made: dict[str, Any]) -> None:
   for warning in made['warnings']:
     print(plain_text.printable(warning))
   size = made['bytes'] / 1e6
-  print(f'{made["out"]} ({size:.1f} MB, {made["secs"]:.1f} s)')
+  out = plain_text.printable(str(made['out']))
+  print(f'{out} ({size:.1f} MB, {made["secs"]:.1f} s)')

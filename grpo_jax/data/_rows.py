@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from grpo_jax import plain_text
 from grpo_jax.data._chat import half_of_a_pair
 from grpo_jax.data._chat import prompt_problem
 from grpo_jax.data._joined import Joined
@@ -89,4 +90,4 @@ def row_name(source: Any, place: int, name: str) -> str:
 
 
 def _named(error: Exception) -> str:
-  return f'{type(error).__name__}: {error}'[:200]
+  return plain_text.named(error)[:200]

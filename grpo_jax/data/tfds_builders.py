@@ -219,7 +219,7 @@ def main() -> None:
   try:
     print(json.dumps(build(given.name, given.folder, given.data_dir)))
   except ValueError as error:
-    sys.exit(plain_text.said(error))
+    sys.exit(plain_text.printable(plain_text.said(error)))
 
 
 if __name__ == '__main__':

@@ -40,6 +40,7 @@ from grpo_jax.rewards._marks import batched
 from grpo_jax.rewards._marks import bounded
 from grpo_jax.rewards._marks import checked
 from grpo_jax.rewards._marks import confined
+from grpo_jax.rewards._marks import imports
 from grpo_jax.rewards._score import Scores
 from grpo_jax.rewards._score import Scoring
 from grpo_jax.rewards._score import score
@@ -82,6 +83,7 @@ __all__ = (
   'gsm8k',
   'is_bounded',
   'http_judge',
+  'imports',
   'json_schema',
   'last_number',
   'math_equivalence',

@@ -146,7 +146,9 @@ def _end_last_line(file: pathlib.Path) -> None:
     # In place: a full disk must not take the lines before it.
     os.truncate(file, len((whole + newline).encode()))
     print(
-      f'The last line of {file} was cut off; its run is done again.',
+      plain_text.printable(
+        f'The last line of {file} was cut off; its run is done again.'
+      ),
       file=sys.stderr,
     )
   else:

@@ -205,7 +205,8 @@ class Processes:
       return
     time.sleep(watch.SILENT_SECS + 5 * watch.BEAT_SECS)
     if _NETWORK.search(plain_text.said(error)):
-      traceback.print_exception(error)
+      trace = ''.join(traceback.format_exception(error))
+      print(plain_text.printable(trace), end='', file=sys.stderr, flush=True)
       watch.leave(f'The devices have failed ({first_line(error)}).')
 
   @contextlib.contextmanager

@@ -11,7 +11,6 @@ import threading
 import time
 
 from grpo_jax import rewards
-from grpo_jax.rewards import _marks
 
 
 def loop(prompt, completion, example):
@@ -57,7 +56,7 @@ def imports_once():
     _imported.append(1)
 
 
-@_marks.imports(imports_once)
+@rewards.imports(imports_once)
 def imports_for_long(prompt, completion, example):
   imports_once()
   return 1.0

@@ -8,6 +8,7 @@ their size.
 
 import functools
 import importlib.util
+from types import FunctionType
 from types import ModuleType
 from typing import Any
 
@@ -23,8 +24,7 @@ class Library:
     from math_verify import parser
 
     self._grader = _own_grader()
-    read = parser.parse_latex_cached
-    self._read = getattr(read, '__wrapped__', read)  # without its cache
+    self._read = _own_reader(parser)
     rules = normal.NormalizationConfig(
       basic_latex=True,
       units=False,
@@ -57,13 +57,28 @@ class Library:
     )
 
 
+def _own_reader(parser: ModuleType) -> FunctionType:
+  """The reader of math-verify without its cache, to which R is not r."""
+  from latex2sympy2_extended import latex2sympy2
+
+  kept = latex2sympy2.ConversionConfig(lowercase_symbols=False)
+  read = parser.parse_latex_cached
+  read = getattr(read, '__wrapped__', read)
+  convert = functools.partial(latex2sympy2.latex2sympy, conversion_config=kept)
+  return FunctionType(
+    read.__code__, {**vars(parser), 'latex2sympy': convert}, 'read'
+  )
+
+
 def _own_grader() -> ModuleType:
   """The module of math-verify that compares, in a copy that is ours.
 
   Everything in it that compares two numbers, also within sets, intervals and
-  matrices, calls one function, which is replaced in the copy alone.
+  matrices, calls one function, and what compares two letters another. They are
+  replaced in the copy alone.
   """
   from math_verify import grader
+  import sympy
 
   spec = importlib.util.spec_from_file_location(
     'math_verify.grader', grader.__file__
@@ -78,7 +93,15 @@ def _own_grader() -> ModuleType:
       return not _are_apart(a, b)
     return _are_same_digits(a, b)
 
+  same = module.sympy_compare_symbols
+
+  def alike(a: Any, b: Any) -> bool:
+    if isinstance(a, sympy.Symbol) and isinstance(b, sympy.Symbol):
+      return a.name == b.name
+    return same(a, b)
+
   vars(module)['sympy_numeric_eq'] = near
+  vars(module)['sympy_compare_symbols'] = alike
   return module
 
 

@@ -15,7 +15,7 @@ _CHANGES = frozenset(
   'hundred hundreds thousand thousands million millions billion billions'
   ' trillion trillions dozen dozens score k mil mill mio mln mn bn bln mrd tn'
   ' squared cubed factorial divided multiplied mod modulo choose halves thirds'
-  ' quarters sin cos tan cot sec csc log ln lg exp sqrt pi'.split()
+  ' quarters gross sin cos tan cot sec csc log ln lg exp sqrt pi'.split()
 )
 # These do so before another number, or before a letter.
 _JOINS = frozenset('plus minus times over to x'.split())
@@ -35,10 +35,12 @@ _SHORT_UNITS = frozenset(
 _LETTERS = frozenset('aAIgmshlLNJWVCF')  # units and words, behind a space
 
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)?")
+_HYPHENED = re.compile(r'[a-zA-Z]+(?:[-\u2010\u2011][a-zA-Z]+)*')
 _OPERAND = re.compile(r'\s*[-\u2212(\\$]*\s*(?:\d|[a-zA-Z](?![a-zA-Z]))')
 _PART = re.compile(
   r'\s+(?:(?:a|an|one|two|three)\s+)?(?:half|third|quarter|fourth|fifth|tenth)'
 )
+_TO_THE = re.compile(r'\s+the\s+(?:\S+\s+){0,2}power\b')
 # A power or a quotient may stand on the next line.
 _GOES_ON = re.compile(r'\s*+(?:[/^]\s*+\{?\s*+[-\u2212]?[0-9.]|\*\*[0-9])')
 _SPACES = re.compile(
@@ -83,7 +85,9 @@ _AFTER = re.compile(
   | ["'\u201c\u2018\u300c`#&@|=\u2248\u2192\u21d2] | -> | < (?=[/|a-zA-Z])
   | [(\[{{] (?=\s*(?:[^\W\d_]{{2}} | \d | \\?[{_CURRENCY}] | \\text))
   | [-\u2013\u2014]{{1,3}} (?=\s*(?:[^\W\d_]{{2}} | [aAI]\s) | \s*\Z)
-  | [*_]{{1,3}} (?=[^\W\d_]{{2}} | \d | \s | \Z) (?![*_]*\s*\d*\s*[*])
+  | (?:[*_]{{2,3}} | _) (?=[^\W\d_]{{2}} | \d | \s | \Z) (?![*_]*\s*\d*\s*[*])
+  | \* (?=[^\W\d_]{{2}} | \s*(?:\n | \Z | [^\W\d_]{{2}}))
+  | [.,;:!?] (?=\s | \Z) | \\[)\]\\]
   | \\[(\[$] | \$ | \\(?:text|boxed|approx|to|(?:Long)?[Rr]ightarrow|implies
     |blacksquare|square|qed|checkmark|because|therefore) (?![a-zA-Z])
   | [\u2600-\u27bf\U0001f300-\U0001faff] (?!\s*\d) | [{_CJK}]
@@ -98,10 +102,16 @@ _COMMANDS = (
 # What makes a number behind it a part of something.
 _INSIDE = re.compile(
   rf"""(?:
-    (?: [\^/] \s* \{{? | (?:[^\W_]\s*|[)}}]) _\{{? | \}} \s* \{{ )
+    (?: [\^/] \s* \{{? | (?:[^\W_][^\S\n]*|[)}}]) _\{{? | \}} \s* \{{ )
       [\s$]* [-\u2212]?
     | [0-9][eE][-+]? | [0-9)]\*\* | [0-9][.:] | [^\W_a-zA-Z0-9{_CJK}]
-    | [0-9a-z)}}\]] \s* (?:[\u00d7\u00b7\u22c5\u00f7\u2217] | \*(?!\*)) \s*
+    | [0-9a-z)}}\]] [^\S\n]*
+      (?:[\u00d7\u00b7\u22c5\u00f7\u2217] | \*(?!\*)) [^\S\n]*
+    | (?:[0-9)}}\]] | (?<![a-zA-Z]) [b-hj-z]) [^\S\n]* \u00b1 [^\S\n]*
+    | (?<![a-zA-Z]) [b-hj-z] [^\S\n]* [-+\u2212] [^\S\n]*
+    | [0-9)] \( | (?i: (?<![a-zA-Z])
+      (?:minus|negative|log|ln|lg|exp|sin|cos|tan|sqrt|half\sof|twice)) \s+
+    | [\u2264\u2265\u2260] \s*
     | [0-9] \s* x \s*
     | [\u221a\u00b1\u2213] [\s({{]* | [a-zA-Z] \( \s* [-\u2212]?
     | [-\u2212] \s* [({{|]+ \s*
@@ -109,7 +119,7 @@ _INSIDE = re.compile(
       (?:[<>\u2264\u2265\u2260]|!=|[<>]=) [^\S\n]*
     | \\ (?!(?:{'|'.join(_COMMANDS)})(?![a-zA-Z])) [a-zA-Z]+ [*]?
       (?:\s*\[[^\[\]]{{0,9}}\])? \s* [({{]? \s* [-\u2212]?
-  ) \\?[{_CURRENCY}]? $""",
+  ) \\?[{_CURRENCY}]? \Z""",
   re.VERBOSE,
 )
 
@@ -131,7 +141,8 @@ def ends(text: str, at: int) -> bool:
     return False
   if sign := _SIGN.match(text, at):
     at = sign.end()
-  attached = _WORD.match(text, at)
+  is_hyphened = bool(sign and sign.group() in '-\u2010\u2011')
+  attached = (_HYPHENED if is_hyphened else _WORD).match(text, at)
   if attached and not (sign and sign.group() in '-/\u2010\u2011'):
     if not _is_attached(text, attached):
       return False
@@ -179,7 +190,7 @@ def _may_follow(text: str, at: int) -> bool:
     return False
   if said in _JOINS and _OPERAND.match(text, word.end()):
     return False
-  if said == 'to' and re.compile(r'\s+the\b').match(text, word.end()):
+  if said == 'to' and _TO_THE.match(text, word.end()):
     return False
   if said in ('and', 'a', 'one') and _PART.match(
     text, at + 3 if said == 'and' else at - 1
@@ -204,6 +215,29 @@ def begins(text: str, at: int) -> bool:
   return not _INSIDE.search(text[max(0, at - 40) : at])
 
 
+_NAMES = (
+  r'(?:[mcdk]?m|in|ft|yd|mi|s|sec|min|hr?|k?g|mol|units?|(?:centi|kilo|milli)?'
+  r'met(?:er|re)s?|feet|foot|inch(?:es)?|yards?|miles?|seconds?)'
+)
+_POWERS = re.compile(
+  r'((?<=[\s\d/{(~])'
+  + _NAMES
+  + r'\s*\}?)\s?\^\s?(?:\{\s?-?[1-4]\s?\}|-?[1-4](?!\d))'
+)
+
+
+def without_powers(text: str) -> str:
+  r"""A text without the powers of units, whose digits are no numbers.
+
+  >>> without_powers('72 cm^2'), without_powers('x^2')
+  ('72 cm', 'x^2')
+
+  Args:
+    text: any text.
+  """
+  return _POWERS.sub(r'\1', text)
+
+
 # In a box: what changes nothing, and what only says how a text is set.
 _NOTHING = re.compile(
   r'\\(?:displaystyle|left|right|big|Big|limits)(?![a-zA-Z])|\\[()]'
@@ -224,6 +258,12 @@ _SIDES = re.compile(
   r'(?<![<>!\u2264\u2265])=|\u2248|\\(?:approx|simeq|doteq)\b'
 )
 _REMARK = re.compile(r'\([^\W\d_]{2,}[^\W\d_ ]*\)')
+# Commas stand before three digits, in India before two as well: 7,2 is no 72.
+_LISTED = re.compile(r',(?!(?:\d\d,)*\d{3}(?!\d))')
+_OR_MORE = re.compile(
+  r'\b(?:or\s+(?:more|less|fewer|greater|above|below|over|under)|and\s+up'
+  r'|at\s+(?:least|most)|(?:more|less|fewer|greater)\s+than)\b'
+)
 _REST = re.compile(
   rf'[^\W\d_]|[\s.,;:?\'"*)}}\]/%\u00b0\u2019\u201d\-{_CURRENCY}\\]'
 )
@@ -246,6 +286,7 @@ def stated(box: str, number: re.Pattern[str]) -> re.Match[str] | None:
     The match; None if the box holds anything else.
   """
   text = _THIN.sub('', _NOTHING.sub('', box))
+  text = _UNIT_POWER.sub('', text)
   text = _DEGREES.sub('\u00b0', _BLANK.sub(' ', text))
   for _ in range(3):
     text = _SET.sub(r' \1 ', text)
@@ -254,7 +295,7 @@ def stated(box: str, number: re.Pattern[str]) -> re.Match[str] | None:
     text = others[-1]
   text = text.replace('\\$', '$').replace('\\%', '%').strip()
   found = number.search(text)
-  if found is None:
+  if found is None or _LISTED.search(found.group().rstrip(',')):
     return None
   front = text[: found.start()]
   rest = _REMARK.sub('', text[found.end() :])
@@ -262,6 +303,8 @@ def stated(box: str, number: re.Pattern[str]) -> re.Match[str] | None:
   if any(len(w) == 1 and w not in 'aA' or w.lower() in _DENIES for w in words):
     return None
   if _WORD.sub('', front).strip(' ({[*\'":+' + _CURRENCY):
+    return None
+  if _OR_MORE.search(rest):
     return None
   if rest and (rest[0] == '!' or _REST.sub('', rest) or '(' in rest):
     return None

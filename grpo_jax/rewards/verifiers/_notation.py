@@ -11,12 +11,73 @@ _FUNCTION = re.compile(
 )
 _RADIANS = r'{\\frac{%s\\pi}{180}}'  # to be put in by `re`
 _SCIENTIFIC = re.compile(rf'([+-]?(?:{_NUMBER}))[eE]([+-]?\d{{1,9}})')
-_REPEATING = re.compile(r'(\d*)\.(\d*)\\(?:overline|bar)\s*\{(\d+)\}')
-_IN_BASE = re.compile(r'([0-9]+)_(?:([0-9])|\{\s*([0-9]{1,2})\s*\})')
+_REPEATING = re.compile(r'(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{(\d+)\}')
+_IN_BASE = re.compile(
+  r'\(?([0-9A-Za-z]+)\)?_\s*(?:([0-9])|\{\s*\(?([0-9]{1,2})\)?\s*\}|\{?\s*([a-z]+)\s*\}?)'
+)
+_BASES = {
+  'two': 2, 'three': 3, 'four': 4, 'five': 5, 'six': 6, 'seven': 7, 'eight': 8,
+  'nine': 9, 'ten': 10, 'twelve': 12, 'sixteen': 16,
+}  # fmt: skip
 _WORDS = (
   'zero one two three four five six seven eight nine ten eleven twelve thirteen'
   ' fourteen fifteen sixteen seventeen eighteen nineteen twenty'
 ).split()
+# Ways to set a text that say nothing, and spellings of one thing.
+_SPELLINGS = tuple(
+  (re.compile(pattern), other)
+  for pattern, other in (
+    (r'\\(?:text)?color\s*\{\w+\}', ''),
+    (r'\\(?:tag|hspace|vspace)\*?\s*\{[^{}]*\}', ''),
+    (
+      r'\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|displaystyle'
+      r'|textstyle|limits|checkmark|therefore|blacksquare)(?![a-zA-Z])',
+      ' ',
+    ),
+    (r'\\[bB]igg?[lrm]?(?![a-zA-Z])', ''),
+    (r'\\left\s*\.|\\right\s*\.', ''),
+    (r'\\underline\s*\{((?:[^{}]|\{[^{}]*\})*)\}', r'\1'),
+    (
+      r'\\(?:text|textbf|textit|mathrm|mathbf|boldsymbol|bm|mbox|mathit|mathsf)'
+      r'\s*\{((?:[^{}a-zA-Z]|\\[dt]?frac|\{\d*\})*)\}',
+      r'\1',
+    ),
+    (r'\{(\\times|\\cdot|:|=)\}', r' \1 '),
+    (r'\\!', ''),
+    (r'\\colon(?![a-zA-Z])', ':'),
+    (r'(?<=\d)\s*:\s*(?=\d)', ':'),
+    (r'\\lbrace(?![a-zA-Z])', r'\\{'),
+    (r'\\rbrace(?![a-zA-Z])', r'\\}'),
+    (r'\\\{\s*\\\}', r'\\emptyset '),
+    (r'\\\\\s*\[\s*\d+\s*(?:mm|cm|pt|em|ex)\s*\]', r'\\\\'),
+    (r'\\degree(?![a-zA-Z])|\u00ba', r'^\\circ'),
+    (
+      r'\\operatorname\s*\{(arcsin|arccos|arctan|sin|cos|tan|ln|log|exp)\}',
+      r'\\\1 ',
+    ),
+    (r'\\(?:text|mathrm)\s*\{\s*pi\s*\}', r'\\pi '),
+    (r'\\(?:nice|s)frac(?![a-zA-Z])', r'\\frac'),
+    (r'\\sqrt\s*\[([^\[\]{}]+)\]\s*(\d)', r'\\sqrt[\1]{\2}'),
+    (r'(?<=\d)\((\d+)\)$', r'\\cdot \1'),
+    (r'^\((\d+)\)\((\d+)\)$', r'\1\\cdot \2'),
+    (
+      r'^\\(?:text|textbf|mathrm)\s*\{\s*(?:[Tt]he\s+)?(?:[Ff]inal\s+)?[Aa]nswer'
+      r'(?:\s+is)?\s*:?\s*\}',
+      '',
+    ),
+  )
+)
+# The words between are spaces; 1 1/2 is no eleven halves.
+_MIXED = re.compile(
+  r'(?<![\d.,/}^_])(\d{1,9})\s+(\d{1,9})\s*/\s*(\d{1,9})(?![\d.,])'
+)
+_MIXED_FRAC = re.compile(
+  r'(?<![\d.,/}^_\w])(\d{1,9})\s*\\[dt]?frac\s*(?:\{\s*(\d{1,9})\s*\}\s*'
+  r'\{\s*(\d{1,9})\s*\}|(\d)\s*(\d))(?=\s*(?:\\?%|$))'
+)
+_THOUSANDS = re.compile(
+  r'(?<![\d.,])\d{1,3}(?:(?:[ \u00a0\u202f\u2009]|\\ )\d{3})+(?![\d])'
+)
 _WRAPPED = re.compile(r'\\(?:text|mathrm|mbox)\s*\{[^{}]*\}')
 _TEXT = r'\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}'
 # Upright or bold letters that are no units: e and i, and vectors.
@@ -25,14 +86,15 @@ _BOLD = re.compile(
   r'\\(?:mathbf|boldsymbol|bm|vec|hat|mathsf)\s*\{?\s*'
   r'(?:\\(?:mathbf|boldsymbol|bm)\s*\{\s*)?(\\imath|\\jmath|[ijk])\s*\}{0,2}(?![a-zA-Z])'
 )
+_BOLD_LETTER = re.compile(r'\\(?:mathbf|boldsymbol|bm)\s*\{([a-zA-Z])\}')
 _SET_BOLD = re.compile(r'\\(?:mathbf|boldsymbol|bm)\s*\{([^{}\\a-z]*|[a-z])\}')
 _ROOT = re.compile(r'\\sqrt\s*\(([^()]*)\)')
 _PRIMES = re.compile(
-  r"([a-zA-Z)}\]])((?:'|\u2019|\u2032|\^\s*\{?\s*(?:\\prime\s*)+\}?)+)"
+  r"(\d+|[a-zA-Z)}\]])((?:'|\u2019|\u2032|\^\s*\{?\s*(?:\\prime\s*)+\}?)+)"
 )
 _SIGN_OF_TRANSPOSE = (
-  r'(?:\\top|\\intercal|\\(?:mathsf|mathrm|text|rm)\s*\{?\s*T\s*\}?|T)'
-  r'(?![a-zA-Z])'
+  r'(?:(?:\\top|\\intercal)(?![a-zA-Z])'
+  r'|\\(?:mathsf|mathrm|text|rm)\s*\{?\s*T\s*\}?|T)'
 )
 _TRANSPOSED = re.compile(
   r'(?<![a-zA-Z\\])([A-Za-df-z)]|\\(?:vec|mathbf|bm)\s*\{[a-zA-Z]\})\s*\^\s*'
@@ -71,9 +133,12 @@ _VULGAR = {
   '\u215c': '38', '\u215d': '58', '\u215e': '78',
 }  # fmt: skip
 _QUOTIENT = re.compile(
-  r'\\[dtc]?frac\s*\{\s*(?:d|\\partial)\s*(?:\^\s*\{?\s*(\d)\s*\}?)?\s*([a-zA-Z])'
+  r'\\[dtc]?frac\s*\{\s*(?:d|\\partial)\s*(?:\^\s*\{?\s*(\d)\s*\}?)?\s*([a-zA-Z]?)'
   r'[^{}]{0,20}\}\s*\{\s*(?:d|\\partial)\s*([a-zA-Z])'
 )
+_VECTOR = re.compile(r'\\(?:vec|mathbf|boldsymbol|bm|hat|nabla)(?![a-zA-Z])')
+_LETTER = re.compile(r'(?<![\\^{a-zA-Z])[a-zA-Z]|(?<!\^)\{[a-zA-Z]\}')
+_NABLA = re.compile(r'\\nabla\s*(?:\\cdot|\\times)(?![a-zA-Z])')
 _DOTS = re.compile(r'\\(?:[ldc]?dots|vdots)(?![a-zA-Z])|\u2026|\.\.\.')
 
 
@@ -93,19 +158,26 @@ def readable(text: str) -> str:
     The text, with these replaced.
   """
   text = _of_unicode(text)
+  for pattern, other in _SPELLINGS:
+    text = pattern.sub(other, text)
+  text = _THOUSANDS.sub(lambda one: re.sub(r'[^\d]', '', one[0]), text.strip())
+  text = _MIXED.sub(_improper, text)
+  text = _MIXED_FRAC.sub(_improper, text)
   if found := _COUNTED.fullmatch(text):
     text = rf'{found[1]}\text{{ {found[2]}}}'
   text = _WORD_OF_TEN.sub(_power_of_ten, text)
   if found := _SCIENTIFIC.fullmatch(text):
     return rf'{found[1]} \cdot 10^{{{int(found[2])}}}'
   word = re.fullmatch(rf'{_TEXT}|([a-zA-Z]+)', text)
-  if word and (name := (word[1] or word[2]).strip().lower()) in _WORDS:
+  if word and (name := (word[1] or word[2] or '').strip().lower()) in _WORDS:
     return str(_WORDS.index(name))
   text = _UPRIGHT.sub(r'\1', text)
   text = _BOLD.sub(_vector, text)
+  if '\\times' in text:  # a cross product, it may be
+    text = _BOLD_LETTER.sub(r'\\vec{\1}', text)
   text = _SET_BOLD.sub(r'\1', text)
   text = _PRIMES.sub(lambda one: one.group(1) + "'" * _primes(one), text)
-  text = _TRANSPOSED.sub(r'\1^T', text)
+  text = _TRANSPOSED.sub(r'\1^{T}', text)
   text = _ROOT.sub(r'\\sqrt{\1}', text)
   text = _FUNCTION.sub(r'\1' + _RADIANS % r'\2', text)
   return _REPEATING.sub(_fraction, text)
@@ -126,11 +198,29 @@ def converted(text: str) -> str:
   Returns:
     The text, with these replaced.
   """
-  if found := _IN_BASE.fullmatch(text):
-    digits, base = found[1], int(found[2] or found[3])
-    if 2 <= base <= 36 and all(int(digit) < base for digit in digits):
-      return str(int(digits, base))
+  if (value := based(text)) is not None:
+    return str(value)
   return _ANGLE.sub(_RADIANS % r'\1', text)
+
+
+def based(text: str) -> int | None:
+  r"""The value of a number with a base from 2 to 36; None for anything else.
+
+  >>> based('101_2'), based(r'1\text{A}_{16}'), based('x_2')
+  (5, 26, None)
+
+  Args:
+    text: an answer.
+  """
+  plain = re.sub(r'\\(?:text|mathrm)\s*\{([^{}]*)\}', r'\1', text)
+  found = _IN_BASE.fullmatch(''.join(plain.split()))
+  if found is None or not re.search('[0-9]', found[1]) or len(found[1]) > 100:
+    return None
+  base = int(found[2] or found[3] or _BASES.get(found[4], 0))
+  digits = found[1].lower()
+  if 2 <= base <= 36 and all(int(digit, 36) < base for digit in digits):
+    return int(digits, base)
+  return None
 
 
 def marks(text: str) -> tuple[tuple[str, int], ...]:
@@ -158,6 +248,11 @@ def marks(text: str) -> tuple[tuple[str, int], ...]:
     for one in _QUOTIENT.finditer(text.replace('\\mathrm{d}', 'd'))
   ]
   found += [('...', 0) for _ in _DOTS.finditer(text)]
+  if _TRANSPOSED.search(text) or (_VECTOR.search(text) and '\\times' in text):
+    # Here a product has an order.
+    terms = re.split(r'[-+=,]', ''.join(text.split()))
+    found += [(one, 0) for one in terms if len(_LETTER.findall(one)) > 1]
+  found += [(one.group(0), 0) for one in _NABLA.finditer(text)]
   return tuple(sorted(found))
 
 
@@ -169,7 +264,7 @@ def _of_unicode(text: str) -> str:
   """A text with the commands of LaTeX for signs that have some."""
   if text.isascii():
     return text
-  text = re.sub('^\\s*\u2013', '-', text)
+  text = re.sub('^\\s*\u2013', '-', text).replace('\u2044', '/')
   text = _ROOT_SIGN.sub(
     lambda one: rf'\sqrt{{{one[1] or one[2] or one[3] or ""}}}', text
   )
@@ -179,6 +274,15 @@ def _of_unicode(text: str) -> str:
   for character, command in _SIGNS.items():
     text = text.replace(character, command)
   return text
+
+
+def _improper(found: re.Match[str]) -> str:
+  """A mixed number as one fraction."""
+  whole, *rest = (int(part) for part in found.groups() if part is not None)
+  above, below = rest
+  if not 0 < above < below:
+    return found.group()
+  return rf'\frac{{{whole * below + above}}}{{{below}}}'
 
 
 def _power_of_ten(found: re.Match[str]) -> str:

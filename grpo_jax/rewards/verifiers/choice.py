@@ -13,29 +13,58 @@ _MARK = r'[(\[{*_"\'`]*+'
 _CLOSED = r'[)\]}*_"\'`]*+'
 # What says which letter is meant. The letter comes behind it, but in the last
 # alternative, where it comes first: 'B is correct'.
+_NOUN = (
+  r'(?:answer|ans|choice|option|selection|solution|result|response|pick|letter'
+  r'|correct(?:\s+one)?|right\s+one|Antwort|respuesta|r[ée]ponse|risposta'
+  r'|resposta|\u043e\u0442\u0432\u0435\u0442)'
+)
 _STATEMENT = re.compile(
   rf"""
-  \b(?i: (?:answer|choice|option|selection) (?:
-      \s+ (?:is|would\s+be|must\s+be|should\s+be|has\s+to\s+be|will\s+be)\b
-      (?:\s+(?:therefore|thus|then|clearly|indeed))?
-    | [*_]* \s* [:=\uff1a] ) )
-  | \b(?:I|we|I'd|I'll|we'll|I\s+would|I\s+will|let's|let\s+us) \s+
+  \b(?i: {_NOUN} (?:\s+(?:correcta|correcte|corretta|correta))? (?:
+      \s+ (?:is|would\s+be|must\s+be|should\s+be|has\s+to\s+be|will\s+be
+        |ist|es|est|\u00e8|\u00e9)\b
+      (?:\s+(?:therefore|thus|then|clearly|indeed|la|le|die|der))?
+    | [*_"']* \s* (?:[:=\uff1a]>? | [-=]> | \u2192 | [-\u2013\u2014](?=\s))
+    | \s*\. (?=\s*{_MARK}[A-Z]{_CLOSED}\s*$) ) )
+  | \b(?i:I|we|I'd|I'll|we'll|I\s+would|I\s+will|I\s+am|I'm|let's|let\s+us) \s+
     (?:therefore\s+|thus\s+|then\s+)?
-    (?:choose|chose|pick|select|opt\s+for|settle\s+on|(?:go|am\s+going)\s+with)\b
+    (?:choos(?:e|ing)|chose|pick(?:ing)?|select(?:ing)?|opt\s+for|say
+      |settle\s+on|(?:go|going|am\s+going)\s+with)\b
   | (?: ^ | [.!?]\s | \b(?i:so|thus|therefore|hence|is|it's|be),?\s)
     [^\S\n]*+ [*_]*+
     (?i:choose|pick|select|option|choice|answer) \s+
     (?={_MARK}[A-Z]{_CLOSED}\s*
       (?:[.,;:!\-\u2013\u2014]|$|(?i:because|since|as)\b))
-  | \u7b54\u6848 \s* (?:\u662f|\u4e3a|\u70ba|[:\uff1a])
-  | \u6545?\u9009 (?=\s*[A-Z])
+  | \b(?i:it\s+(?:is|must\s+be|has\s+to\s+be)|it's|that\s+leaves|so|thus|hence
+      |therefore) [,:]? \s+
+    (?={_MARK}[A-Z]{_CLOSED}[.!]?\s*$)
+  | <answer> | [\u2705\u2234\u21d2]\ufe0f? (?=\s*{_MARK}[A-Z])
+  | (?:\u7b54\u6848|\u7b54\u3048|\uc815\ub2f5) \s*
+    (?:\u662f|\u4e3a|\u70ba|\u306f|\uc740|[:\uff1a])
+  | \u6545?\u9009 \s* [:\uff1a]? (?=\s*[A-Z])
   | (?P<letter> (?<![\w(\[{{*"'`]) {_MARK}[A-Z]{_CLOSED} )
-    \s++ is \s++ (?:the\s++)? (?:correct|right|best|final|answer)\b
+    \s++ is \s++ (?:the\s++)?
+    (?:only\s++)? (?:correct|right|best|final|answer|true|option\b)
   """,
   re.VERBOSE | re.MULTILINE,
 )
+# In front of a statement: it says what is not the answer.
+_NOT_MEANT = re.compile(
+  r'\b(?i:incorrect|wrong|false|least[^\S\n]+\w+|second|worst|unlikely|not\s+the'
+  r'|other|untrue)[^\S\n]+(?:\w+[^\S\n]+)?\Z'
+)
+_DENIED = re.compile(
+  r'[\s)\]}*_"\'`]*+(?i:(?:is|are|was)\s+(?:not|never|wrong|incorrect|false'
+  r"|the\s+(?:wrong|incorrect))\b|isn['\u2019]t\b|can(?:not|['\u2019]t)\b)"
+)
+_TAGS = re.compile(r'</?[a-z]{1,12}/?>|<\|[^<>|]{0,40}\|?>')
+_SIGNS = re.compile('[\u2600-\u27bf\U0001f300-\U0001faff\u2234\ufe0f]')
+_BRACED = re.compile(r'^\s*\{\s*(\w)\s*\}\s*$')
+_SIZES = re.compile(
+  r'\\(?:rm|bf|it|sf|tt|displaystyle|large|Large|LARGE|huge|Huge)(?![a-zA-Z])'
+)
 _SEVERAL = re.compile(
-  r'(?:\b(?:n?or|and|neither|either|both|not)|[,/&])\s*[(\[*]*$'
+  r'(?:\b(?:n?or|and|neither|either|both|not)|[A-Z)*][,/&])\s*[(\[*]*$'
 )
 _DRESS = ' \t\r\n*_$#>"\'`:=-\u2192'  # what may stand in front of a letter
 _WRAPPED = re.compile(
@@ -113,28 +142,51 @@ def _settled(text: str, choices: str) -> str | None:
   """The letter that a completion settles on."""
   if '\\boxed' in text:
     return _boxed(text, choices)
-  statement = _shared.last(_STATEMENT.finditer(text))
-  if statement is None:
-    lines = [
-      line for line in text.rstrip()[-4000:].splitlines() if line.strip()
-    ][-2:]
-    letters = [_letter(line, choices) for line in lines]
-    if not lines or _lists(lines[-1], choices):
-      return None
-    # Behind a line of the letter before it, a line is one of a list of all.
-    if len(lines) == 2 and None not in letters:
-      before, own = (choices.index(str(letter)) for letter in letters)
-      if own == before + 1:
-        return None
-    return letters[-1]
+  statements = list(_STATEMENT.finditer(text))
+  if not statements:
+    return _of_last_line(text, choices)
+  statement = statements[-1]
+  if _NOT_MEANT.search(text, max(0, statement.start() - 40), statement.start()):
+    return None
   if statement['letter']:
     several = _SEVERAL.search(
       text[max(0, statement.start() - 20) : statement.start()]
     )
+    said = {_letter(one['letter'] or '', choices) for one in statements}
+    if len(said - {None}) > 2:
+      return None
     return None if several else _letter(statement['letter'], choices)
   # The letter may stand on the next line, behind 'Answer:'.
   place = text[statement.end() :].lstrip(_DRESS + '\uff1a')
-  return _letter(place.partition('\n')[0], choices)
+  line, _, rest = place.partition('\n')
+  below = rest.lstrip().partition('\n')[0]
+  letter = _letter(line, choices)
+  if letter and _is_bare(line) and _is_bare(below):
+    return None if _letter(below, choices) else letter  # a list goes on
+  return letter
+
+
+def _of_last_line(text: str, choices: str) -> str | None:
+  """The letter of the last line, unless it is one of a list."""
+  lines = [line for line in text.rstrip()[-4000:].splitlines() if line.strip()][
+    -2:
+  ]
+  if not lines or _lists(lines[-1], choices):
+    return None
+  letters = [_letter(line, choices) for line in lines]
+  if len(lines) == 2 and None not in letters and letters[0] != letters[1]:
+    # Two lines of one form are a list; behind a list a letter alone is none.
+    if _is_bare(lines[0]) == _is_bare(lines[1]):
+      return None
+    before, own = (choices.index(str(letter)) for letter in letters)
+    if own == before + 1:
+      return None
+  return letters[-1]
+
+
+def _is_bare(line: str) -> bool:
+  """Whether a line has one letter or digit."""
+  return len(re.sub(r'[\W_]', '', line)) == 1
 
 
 def _boxed(text: str, choices: str) -> str | None:
@@ -142,7 +194,7 @@ def _boxed(text: str, choices: str) -> str | None:
   box = boxed.last_box(text)
   if box is None or _lists(box, choices):
     return None
-  letter = _letter(box, choices)
+  letter = _letter(_BRACED.sub(r'\1', box), choices)
   before = text[: text.rindex('\\boxed')]
   start = before.rfind('\\boxed')
   if start >= 0 and (opening := _BOX.match(before, start)):
@@ -158,7 +210,7 @@ def _boxed(text: str, choices: str) -> str | None:
 def _lists(text: str, choices: str) -> bool:
   """Whether a text names choice after choice, as 'A. one B. two C. three'."""
   named = re.findall(
-    rf'(?<![\w\\(\[*])[(\[*]*+([{choices}])[*]*+[.):\]]', text[:4000]
+    rf'(?<![\w\\(\[*])[(\[*]*+([{choices}])[*]*+(?:[.):\]]|\s\()', text[:4000]
   )
   return len(named) > 2 and named == sorted(named) and len({*named}) > 2
 
@@ -166,6 +218,7 @@ def _lists(text: str, choices: str) -> bool:
 def _letter(text: str, choices: str) -> str | None:
   """The letter at the start of a text, unless a second one follows."""
   text = text[:1000].replace('\\(', '').replace('\\)', '')
+  text = _SIGNS.sub('', _SIZES.sub('', _TAGS.sub(' ', text)))
   for _ in range(2):
     text = _WRAPPED.sub(r'\1', text)
   text = unicodedata.normalize('NFKC', text).strip(_DRESS)
@@ -177,7 +230,7 @@ def _letter(text: str, choices: str) -> str | None:
     return alone.group(1).upper()
   letter, another = _patterns(choices)
   found = letter.match(text)
-  if not found:
+  if not found or _DENIED.match(text, found.end()):
     return None
   second = another.match(text[found.end() :])
   return None if second else found.group(1)
@@ -192,14 +245,16 @@ def _patterns(choices: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
       " different capital letters are required, as in 'ABCD'."
     )
   letter = re.compile(
-    rf'[(\[]?\s*([{choices}])(?=\s*[)\]}}]|[*_"\'`.:,;!]'
+    rf'[(\[]?\s*([{choices}])(?=\s*[)\]}}]|_(?![\w{{])|[*"`.:,;!\u3002\u3040-\u30ff\uac00-\ud7af]'
+    r"|'(?![a-zA-Z0-9]|\s*\Z)"
     r'|\s+(?:because|since|as|which|with|where|due|given|not|[=(\-\u2013\u2014])'
-    r'[\s\w(])'
+    r'[\s\w($\\])'
   )
   # 'B, C', 'B. C.' and '(B) or (C)' are two letters; in 'C. Both A and B' and
   # 'B. A cat' the second is no more than the text of the choice.
   another = re.compile(
-    rf'[\s)\]}}*_.:"\'`;(]*(?:(?:[,/&|+;]|and\b|or\b)[\s(\[*_]*)*'
+    rf'[\s)\]}}*_.:"\'`;(]*(?:(?:[,/&|+;=<>~]|and\b|or\b|also\b|maybe\b'
+    r'|perhaps\b|possibly\b|no\b|wait\b|plus\b|as\s+well\s+as\b)[\s(\[*_]*)*'
     rf'(?:(?:and|or)\s+)?[(\[*_{{]*[{choices}]'
     r"(?:(?![\w'])(?!\s+[a-z])|(?=\s+(?:and|or)\b))"
   )

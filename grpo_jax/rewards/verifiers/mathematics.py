@@ -5,12 +5,15 @@ import importlib.util
 import logging
 import re
 from typing import Any
+import unicodedata
 
 from grpo_jax.rewards import _marks
 from grpo_jax.rewards.verifiers import _final
 from grpo_jax.rewards.verifiers import _notation
+from grpo_jax.rewards.verifiers import _relations
 from grpo_jax.rewards.verifiers import _shared
 from grpo_jax.rewards.verifiers import _units
+from grpo_jax.rewards.verifiers import _words
 from grpo_jax.rewards.verifiers import boxed
 
 _MOST = 1000  # characters of an answer; no answer of MATH has 200
@@ -33,7 +36,11 @@ _SET = re.compile(
 _ALL_WORDS = re.compile(r"[^\W\d_]+(?:[ \-'\u2019]+[^\W\d_]+)*")
 _PERCENT = re.compile(r'\s*\\?%\s*$')
 _ROUNDED = re.compile(r'^\s*(?:\\approx(?![a-zA-Z])|\u2248)')
-_STOP = re.compile(r'(?<=[^\s.,;\\])[.,;]$')  # but no dots
+_STOP = re.compile(r'(?:(?<=[^\s.,;\\])|\\[,;:! ]\s*)[.,;]$')  # but no dots
+_MARKDOWN = re.compile(r'^\s*\*\*(.+?)\*\*\s*$', re.DOTALL)
+_DELIMITED = re.compile(r'^\s*\\[(\[](.*)\\[)\]]\s*$', re.DOTALL)
+_WIDE = re.compile('[\uff01-\uff5e]')
+_DATE = re.compile(r'\d{4}-\d\d?-\d\d?|\d\d?/\d\d?/\d{4}')
 _BASE = re.compile(r'[0-9]\s*_\s*(?!\{?\s*10\b)')
 _TOWER = re.compile(rf'{_RAISED}(\d+)[\s}})]*{_RAISED}(\d*)')
 
@@ -70,11 +77,13 @@ def math_equivalence(
   has no closing brace, there is no box. What is in it equals the reference if
   both are the same text but for white space, or if math-verify finds them
   equal: 1/2, 0.5 and \frac12; sets in any order; an interval and an inequality;
-  numbers of which six digits agree, whatever their size; i is the imaginary
-  unit; '%' does not count, nor does a unit that only one of them has. Two units
-  or times of day must be the same, and so must derivatives and transposes. What
-  denies or bounds a number, as in '\neq 5' and '\geq 5', is not that number. A
-  formula is read whole or not at all.
+  numbers that agree at six places behind the point and in six digits; i is the
+  imaginary unit, and R is not r; '%' does not count, nor does a unit or a name,
+  as in 'f(2) = 5', that only one of them has. Two units or times of day must be
+  the same, and so must derivatives, transposes, the order of products of
+  transposes and of vectors, and words that say opposite things. What denies,
+  bounds or changes a number, as in '\neq 5', '\geq 5' and '5 or more', is not
+  that number. A formula is read whole or not at all.
 
   An answer of more than 1,000 characters, with more than 20 braces and brackets
   in one another, more than 30 powers, or a power or factorial too large to
@@ -138,25 +147,85 @@ def _wanted(answer: str) -> str:
 
 def _means(wanted: str, found: str) -> bool:
   """Whether two expressions mean the same."""
-  if boxed.bare(found) == boxed.bare(wanted):
+  if _text(found) == _text(wanted):
     return True
   if not found.strip() or _is_too_large(found) or _differ(wanted, found):
     return False
   first, second = _units.clock(wanted), _units.clock(found)
-  if first and second and (first[2] or second[2]):
-    return _is_same_time(first, second)
-  if _words(wanted) and _words(wanted) == _words(found):
-    return True
+  if first and second:
+    if first[2] or second[2]:
+      return _is_same_time(first, second)
+    if "o'clock" in wanted + found:
+      return first == second
+  values = _notation.based(wanted), _notation.based(found)
+  if None not in values:
+    return values[0] == values[1]
+  if (said := _say_same(wanted, found)) is not None:
+    return said
+  if _is_false(found):
+    return False
+  wanted, found = _relations.unnamed(wanted, found)
+  wanted, found = _relations.in_order(wanted, found)
   wanted, found = (_units.split(text)[0] for text in (wanted, found))
   percent = _PERCENT.search(wanted), _PERCENT.search(found)
-  if bool(percent[0]) != bool(percent[1]):  # the sign may be left out
-    bare = (_PERCENT.sub('', text) for text in (wanted, found))
+  bare = tuple(_PERCENT.sub('', text) for text in (wanted, found))
+  if percent[0] or percent[1]:
     if _is_equal(*bare):
       return True
+    wanted, found = (
+      rf'\frac{{{text}}}{{100}}' if sign else text
+      for text, sign in zip(bare, percent, strict=True)
+    )
   if _is_equal(wanted, found):
     return True
-  other = _notation.converted(wanted), _notation.converted(found)
-  return other != (wanted, found) and _is_equal(*other)
+  for rewritten in _notation.converted, _relations.interval:
+    other = rewritten(wanted), rewritten(found)
+    if other != (wanted, found) and _is_equal(*other):
+      return True
+  return False
+
+
+def _text(text: str) -> str:
+  """A text without white space, but between digits: 1 1/2 is not 11/2."""
+  return boxed.bare(re.sub(r'(?<=\d)\s+(?=\d)', '|', text))
+
+
+def _say_same(wanted: str, found: str) -> bool | None:
+  """Whether words, or words and numbers, are the same; None for formulas."""
+  words = _words.phrase(wanted), _words.phrase(found)
+  if words[0] and words[0] == words[1]:
+    if _SET.search(wanted + found) or _words.is_decisive(words[0]):
+      return True
+  if all(map(_words.is_decisive, words)):
+    return False
+  said = _said(wanted), _said(found)
+  if said[0] and said[0] == said[1] and _SET.search(wanted + found):
+    return True
+  return None
+
+
+def _is_false(found: str) -> bool:
+  """Whether an answer equates two numbers that differ, or x with x + 1."""
+  *sides, last = _relations.sides(found)
+  if not sides or len(sides) > 5:
+    return False
+  letter = sides[0].strip()
+  if len(letter) == 1 and re.search(
+    rf'(?<![a-zA-Z\\]){re.escape(letter)}(?![a-zA-Z])', last
+  ):
+    return True
+  numbers = [side for side in (*sides, last) if _is_number(side)]
+  return _is_number(last) and not all(
+    _is_equal(side, last) for side in numbers[:-1]
+  )
+
+
+def _is_number(text: str) -> bool:
+  """Whether a text has digits, and no letters but those of commands."""
+  plain = re.sub(
+    r'\\(?:[dt]?frac|sqrt|cdot|times|div|pi|left|right)(?![a-z])', '', text
+  )
+  return bool(re.search(r'\d', plain)) and not re.search(r'[a-zA-Z\\,]', plain)
 
 
 def _is_same_time(
@@ -170,22 +239,29 @@ def _is_same_time(
   return other[1] == said[1] and other[0] in (said[0], late)
 
 
-def _words(text: str) -> str:
+def _said(text: str) -> str:
   """A text of words alone, in small letters; '' if it is anything else."""
   plain = _SET.sub(r'\1', text)
-  plain = re.sub(r'\\[,;:! ]|~|\s+', ' ', plain).strip(' .!$')
+  plain = re.sub(r'\\[,;:! ]|~|\s+', ' ', plain).strip(' .!$"')
   bracketed = re.fullmatch(r'\(\s*(\w)\s*\)', plain)
-  plain = bracketed.group(1) if bracketed else plain
-  is_set = plain != text.strip(' .!$') or ' ' in plain
-  return plain.casefold() * bool(is_set and _ALL_WORDS.fullmatch(plain))
+  plain = (bracketed.group(1) if bracketed else plain).casefold()
+  if not _ALL_WORDS.fullmatch(plain):
+    return ''
+  plain = re.sub(r'^there (?:is|are) ', '', plain)
+  return re.sub(r'(?<=\w)(?<!s)s$', '', plain) if ' ' in plain else plain
 
 
 def _content(text: str) -> str:
   """A text without what stands around it or is only another way to write it."""
   text = (
-    _STOP.sub('', text.strip()).strip('$').replace('\\varnothing', '\\emptyset')
+    _STOP.sub('', _DELIMITED.sub(r'\1', text.strip()))
+    .strip('$')
+    .replace('\\varnothing', '\\emptyset')
   )
   text = _ROUNDED.sub('', _THIN_SPACE.sub('', text))
+  text = _MARKDOWN.sub(
+    r'\1', unicodedata.normalize('NFKC', text) if _WIDE.search(text) else text
+  )
   # A longer text is refused, and would take long.
   return text if len(text) > _MOST else _notation.readable(text)
 
@@ -203,14 +279,30 @@ def _differ(wanted: str, found: str) -> bool:
     return True
   if _brackets(found) == 'tuple' and _is_list(wanted):
     return True
-  if _notation.marks(wanted) != _notation.marks(found):
+  if _relations.joins(wanted) != _relations.joins(found):
+    return True
+  sides = _relations.unnamed(wanted, found)
+  if _notation.marks(sides[0]) != _notation.marks(sides[1]):
     return True
   units = _units.split(wanted)[1], _units.split(found)[1]
   if units[0] and units[1] and units[0] != units[1]:
     return True
+  if _is_other_angle(wanted, units[1]) or _is_other_angle(found, units[0]):
+    return True
+  if _DATE.search(wanted) or _DATE.search(found):
+    return True  # which only the same text is
+  if _words.changes(wanted) != _words.changes(found):
+    return True
+  if _words.are_opposite(wanted, found):
+    return True
   if _BASE.search(found) and not _BASE.search(wanted):
     return True
   return bool(boxed.BOUND.match(wanted)) != bool(boxed.BOUND.match(found))
+
+
+def _is_other_angle(text: str, unit: _units.Unit | None) -> bool:
+  """Whether a text is in degrees, and a unit is something else."""
+  return bool(unit) and unit != {('degree', 1)} and _units.angle(text)
 
 
 def _brackets(text: str) -> str:
@@ -228,6 +320,9 @@ def _is_list(text: str) -> bool:
   before = None
   while before != text:
     before, text = text, re.sub(r'[({\[][^(){}\[\]]*[)}\]]', '', text)
+  names = re.findall(r'([a-zA-Z](?:_\{?\w+\}?)?)\s*=', text)
+  if '\\pm' in text or '\\mp' in text or len(names) > len({*names}):
+    return True
   return ',' in text and '=' not in text
 
 

@@ -27,9 +27,11 @@ _BOXED = re.compile(_SIGNED + _DIGITS)
 # After the mark of GSM8K a currency sign or bold type may come first.
 # All repetitions are possessive: '#### $ $ $ ...' took minutes without it.
 _MARKED = re.compile(
-  rf'####(?:[\s{_COINS}*`]|\\(?=\$))*+'
+  r'####:?(?:\s*+(?:[a-zA-Z]\s*+[:=]|[aA]nswer\s*+:|[tT]he\s+answer\s+is\b:?))?+'
+  rf'(?:[\s{_COINS}*`=(]|\\[(]|\\(?=\$))*+'
   rf'([{_DASHES}+]?(?:[\s{_COINS}]|\\(?=\$))*+{_DIGITS})'
 )
+_MARKED_BOX = re.compile(r'####[\s$*]*+\\boxed')
 _EXPONENT = r'(?:[eE][-+]?[0-9]+)?'
 _TENS = (
   r'(?:\s?(?:[x\u00d7*\u00b7\u22c5]|\\times|\\cdot)\s?10\s?(?:\^|\*\*)\s?'
@@ -61,6 +63,15 @@ _VULGAR = {
     '\u215c': (3, 8), '\u215d': (5, 8), '\u215e': (7, 8),
   }.items()
 }  # fmt: skip
+# A power of ten alone, and small digits behind a ten.
+_RAISED = str.maketrans(
+  '\u2070\xb9\xb2\xb3\u2074\u2075\u2076\u2077\u2078\u2079\u207b', '0123456789-'
+)
+_SMALL = re.compile('(?<=10)[\u2070\xb9\xb2\xb3\u2074-\u2079\u207b]+')
+_POWER_OF_TEN = re.compile(
+  r'(?<![\w.,^\u00d7*\u00b7\u22c5/{(])(?<![\u00d7*\u00b7\u22c5x/^]\s)'
+  r'(?<!times)(?<!times\s)(?<!cdot)(?<!cdot\s)10(?=\s?(?:\^|\*\*))'
+)
 _VULGARS = re.compile(f'([0-9])?([{"".join(_VULGAR)}])')
 _MOST_DIGITS = 400  # of one number; no float has more in front of its point
 
@@ -106,7 +117,8 @@ def gsm8k(
   r"""1 if the final number of the completion is that of the answer, else 0.
 
   One place of the completion counts, the first of these that it has: the number
-  directly behind the last '####', the last number in the last \boxed{}, or the
+  directly behind the last '####' (a name, as 'x =' or 'Answer:', or a box may
+  stand between), the last number in the last \boxed{}, or the
   last number of the text. If there is a '####' or a box without a number, the
   reward is 0, and nothing else is looked at. Commas, currency and percent signs
   and units do not count, but what is part of a power or of a fraction is no
@@ -140,8 +152,9 @@ def gsm8k(
   text = _shared.end_of(completion)
   mark = text.rfind('####')
   if mark >= 0:
-    marked = _MARKED.match(text, mark)
-    found = None
+    boxes = _MARKED_BOX.match(text, mark)
+    marked = None if boxes else _MARKED.match(text, mark)
+    found = _last(text[mark:], box_counts=True) if boxes else None
     if marked and _around.ends(text, _end(marked)):
       found = _plain(marked.group(1))
   elif strict:
@@ -257,7 +270,7 @@ def _last(text: str, box_counts: bool = False) -> Fraction | None:
     box_counts: whether the last box counts, wherever it stands. If not, it does
       where the last number of the text stands in it.
   """
-  text = text.replace('{,}', ',')
+  text = _around.without_powers(text.replace('{,}', ','))
   found = _shared.last(_PLAIN.finditer(text))
   box = _box(text)
   if box is not None and (
@@ -287,8 +300,11 @@ def _is_whole(text: str, found: re.Match[str]) -> bool:
 
 
 def _last_rich(text: str) -> Fraction | None:
+  text = _around.without_powers(text)
   box = _box(text)
   text = _VULGARS.sub(_of_character, text if box is None else box)
+  text = _SMALL.sub(lambda one: f'^{{{one[0].translate(_RAISED)}}}', text)
+  text = _POWER_OF_TEN.sub('1*10', text.replace('\u2044', '/'))
   text = _FRAC.sub(_quotient, text.replace('{,}', ','))
   if box is not None:
     stated = _around.stated(text, _RICH_BOXED)
