@@ -94,6 +94,8 @@ _MOST = {
   'model.norm_epsilon': 1,
   'lora.alpha': 1_000_000,
   'workers.number': 4096,
+  # Lists of this length are made; no model is near.
+  'model.num_layers': 10_000,
 }
 
 # Of address space: the least in which a process of Python imports a judge.
@@ -340,7 +342,9 @@ def _checks_of_rewards(rewards: Any):
       'different labels',
     )
     yield (
-      not any(label == other + end for other in labels for end in REWARD_METRICS),
+      not any(
+        label == other + end for other in labels for end in REWARD_METRICS
+      ),
       f'{where}.{field}={label!r}, which is what a metric of another reward is '
       'called; give another label',
     )

@@ -431,7 +431,9 @@ PLAIN = dict(mask=np.ones((3, 4)), group=np.array([0, 1, 0]), reward=np.ones(3))
     (
       r'reward_parts that is not finite in the rows \[1\]',
       # NaN is a reward that has not judged a row.
-      dict(reward_parts=[[0.0, np.nan], [0, -np.inf], [0, np.inf]], valid=[1, 1, 0]),
+      dict(
+        reward_parts=[[0.0, np.nan], [0, -np.inf], [0, np.inf]], valid=[1, 1, 0]
+      ),
     ),
     (
       r'tokens of shape \(3, 5\).* the shape \(3, 4\)',
