@@ -10,6 +10,7 @@ import dataclasses
 
 import ml_collections
 
+from grpo_jax.config._checks import REWARD_METRICS
 from grpo_jax.config._fields import Checkpoint
 from grpo_jax.config._fields import Config
 from grpo_jax.config._fields import Data
@@ -27,15 +28,14 @@ from grpo_jax.config._fields import Workers
 from grpo_jax.config._from_dict import dataclass_from_dict
 from grpo_jax.config._model_fields import Lora
 from grpo_jax.config._model_fields import Model
-from grpo_jax.config._checks import REWARD_METRICS
 from grpo_jax.config._names import flat
 from grpo_jax.config._names import within
 
 __all__ = [
   'Checkpoint', 'Config', 'Data', 'Evaluation', 'FREE', 'Learner', 'Log',
   'Lora',  'Mesh', 'Model', 'Optim', 'REWARD_METRICS', 'Reference', 'Reward',
-  'Sampler', 'Source', 'WarmUp', 'Workers', 'dataclass_from_dict', 'default', 'flat', 'is_free',
-  'resolve', 'within',
+  'Sampler', 'Source', 'WarmUp', 'Workers', 'dataclass_from_dict', 'default',
+  'flat', 'is_free', 'resolve', 'within',
 ]  # fmt: skip
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 
+from grpo_jax import config as config_lib
 from grpo_jax import models
 from grpo_jax import sharding
-from grpo_jax import config as config_lib
 from grpo_jax.config import Config
 from grpo_jax.models import foreign
 from grpo_jax.training import build_model
@@ -65,8 +65,8 @@ def check_schedule(config: Config) -> None:
   if 0 < updates < rise:
     raise ValueError(
       f'config.optim.warmup_steps={rise}, but {config.steps} rollouts have '
-      f'{updates} optimizer steps, so that the learning rate never comes to its '
-      'peak; give fewer, or more config.steps.'
+      f'{updates} optimizer steps, so that the learning rate never comes to '
+      'its peak; give fewer, or more config.steps.'
     )
 
 

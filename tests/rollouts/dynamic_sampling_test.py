@@ -244,24 +244,25 @@ def test_when_all_have_retired_it_ends():
 
 
 @pytest.mark.parametrize('by', ['valid', 'reward_parts'])
-def test_an_unjudged_completion_neither_solves_nor_fails(by):
+@pytest.mark.parametrize(
+  'letter, found', [('m', '0 solved, 4 failed'), ('s', '4 solved, 0 failed')]
+)
+def test_an_unjudged_completion_neither_solves_nor_fails(letter, found, by):
   def collect_unjudged(records):
     rollout = collect(records)
     batch = rollout.batch
     fields = {by: getattr(batch, by).copy()}
-    # Of 'm' the only right one. Where another reward has judged it, only its
-    # part of the first one says that this has not.
+    # Where another reward has judged it, only its part of the first one says
+    # that this has not. With 'm' it would be the only right one.
     fields[by][:, 1] = False if by == 'valid' else np.nan
     reward = batch.reward.copy()
-    reward[:, 1] = 0
+    reward[:, 1] = reward[:, 0]
     batch = batch._replace(reward=reward, **fields)
     return rollout._replace(batch=batch)
 
-  with pytest.raises(
-    dynamic_sampling.NothingToLearn, match='0 solved, 4 failed'
-  ):
+  with pytest.raises(dynamic_sampling.NothingToLearn, match=found):
     dynamic_sampling.draw(
-      PromptState(), stream_of('m'), 1, 2, collect_unjudged, 1
+      PromptState(), stream_of(letter), 1, 2, collect_unjudged, 1
     )
 
 

@@ -157,7 +157,9 @@ def test_rows_that_fit_are_not(changes, folder):
   build_limits.check_context(config(folder, **changes))
 
 
-def test_a_learning_rate_that_rises_for_longer_than_the_run_is_refused(tmp_path):
+def test_a_learning_rate_that_rises_for_longer_than_the_run_is_refused(
+  tmp_path,
+):
   folder = export_test.pretrained(tmp_path / 'base')
   fields = {
     'steps': 3, 'learner.batches': 2, 'learner.epochs': 2, 'sampler.prompts': 2,
