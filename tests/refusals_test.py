@@ -423,7 +423,7 @@ ARGUMENTS = [
     "weights='ab'; give one number",
   ),
   ('normalize_each_reward', dict(weights=(1, math.nan)), 'weights=nan; give'),
-  ('credit_pass_at_k', dict(k=1.5), 'k=1.5; give a whole number'),
+  ('credit_pass_at_k', dict(k=1.5), 'k=1.5; give a k of at least 1'),
   ('credit_pass_at_k', dict(k=len), 'k=<built-in function len>; give a number'),
   ('adaptive_kl', dict(initial=1, target=1, gain='x'), "gain='x'"),
   ('clip_advantage', dict(minimum=math.nan), 'minimum=nan; give a number'),

@@ -365,7 +365,7 @@ def credit_pass_at_k(k=4, right_reward=1.0) -> LossTransform:
   )
   if k < 1 or k != int(k):
     raise ValueError(
-      f'credit_pass_at_k got k={k}; give a whole number of at least 1.'
+      f'credit_pass_at_k got k={k}; give a k of at least 1, a whole number.'
     )
   k = int(k)
 

@@ -95,8 +95,8 @@ def adamw(
   """
   if not callable(schedule):
     _numbers.check('adamw', 'schedule', schedule)
-  _numbers.check('adamw', 'b1', b1)
-  _numbers.check('adamw', 'b2', b2)
+  _numbers.reals('adamw', 'b1', b1)
+  _numbers.reals('adamw', 'b2', b2)
   _numbers.check('adamw', 'epsilon', epsilon)
   _numbers.check('adamw', 'weight_decay', weight_decay)
   if clip_norm is not None:
