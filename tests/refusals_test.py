@@ -242,6 +242,7 @@ WHOLE = 'but a whole number from 1 to 2147483647 is needed'
 CONFIG_JSON = [
   (LLAMA, dict(rope_theta='x'), "rope_theta='x', but a finite number above 0"),
   (LLAMA, dict(rope_theta=-1.0), 'rope_theta=-1.0, but'),
+  (LLAMA, dict(rope_theta=1), 'rope_theta=1, but a number above 1 is needed'),
   (LLAMA, dict(rope_theta=math.nan), 'rope_theta=nan, but'),
   (LLAMA, dict(rope_theta=10**400), 'rope_theta=1000'),
   (LLAMA, dict(rms_norm_eps=-1), 'rms_norm_eps=-1, but a finite number above'),

@@ -5,6 +5,7 @@ from numbers import Real
 from typing import Any
 
 import jax
+from jax import core
 from jax import lax
 import jax.numpy as jnp
 from jax.sharding import AxisType
@@ -65,7 +66,7 @@ def has_value(value: Any) -> bool:
   """
   # A controller is a tuple with names.
   moves = callable(value) or hasattr(value, '_fields')
-  return not moves and not isinstance(value, jax.core.Tracer)
+  return not moves and not isinstance(value, core.Tracer)
 
 
 def _number(bound: Any) -> float:
@@ -93,16 +94,12 @@ def check_number(
     above: Whether it must be above `least`.
     moves: Whether it may be a schedule or a controller.
   """
-  if not has_value(value) and (moves or isinstance(value, jax.core.Tracer)):
+  if not has_value(value) and (moves or isinstance(value, core.Tracer)):
     return
   given: Any = value.item() if getattr(value, 'shape', None) == () else value
   if not isinstance(given, Real) or isinstance(given, bool):
     raise ValueError(f'{name} got {argument}={given!r:.60}; give a number.')
-  size: Any = abs(given)  # the type of an abstract number has no order
-  fits = size <= _MOST_FLOAT or size == math.inf
-  # False for NaN as well.
-  inside = fits and least <= given <= most
-  if inside and not (above and given == least):
+  if _is_inside(given, least, most, above):
     return
   low, high = least > -_MOST_FLOAT, most < _MOST_FLOAT
   needed = 'a finite number' if most < math.inf else 'a number'
@@ -113,6 +110,13 @@ def check_number(
   elif low:
     needed = f'a number that is {least:g} or more'
   raise ValueError(f'{name} got {argument}={given!r:.60}; give {needed}.')
+
+
+def _is_inside(number: Any, least: float, most: float, above: bool) -> bool:
+  size = abs(number)
+  fits = size <= _MOST_FLOAT or size == math.inf
+  # False for NaN as well.
+  return fits and least <= number <= most and not (above and number == least)
 
 
 def check_flag(name: str, argument: str, value: Any) -> None:

@@ -4,7 +4,8 @@ import math
 from numbers import Real
 from typing import Any
 
-import jax
+from jax import core
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -25,17 +26,21 @@ def check(
     above: Whether it must be more than 0.
     whole: Whether it must be a whole number.
   """
-  if isinstance(value, jax.core.Tracer):
+  if isinstance(value, core.Tracer):
     return
   given: Any = value.item() if getattr(value, 'shape', None) == () else value
   real = isinstance(given, Real) and not isinstance(given, bool)
-  # False for NaN as well.
-  fits = real and 0 <= given < math.inf and not (above and given == 0)
-  if fits and not (whole and given != int(given)):
+  if real and _fits(value, above, whole):
     return
   kind = 'whole' if whole else 'finite'
   needed = f'a {kind} number ' + ('above 0' if above else 'that is 0 or more')
   raise ValueError(f'{who} got {argument}={given!r:.60}; give {needed}.')
+
+
+def _fits(number: Any, above: bool, whole: bool) -> bool:
+  # False for NaN as well.
+  finite = 0 <= number < math.inf and not (above and number == 0)
+  return bool(finite) and not (whole and number != int(number))
 
 
 def reals(who: str, argument: str, value: Any) -> np.ndarray:
@@ -50,8 +55,7 @@ def reals(who: str, argument: str, value: Any) -> np.ndarray:
     ValueError: It is neither.
   """
   given = np.asarray(value)
-  if given.dtype.kind not in 'iuf' and not jax.dtypes.issubdtype(
-    given.dtype, np.floating
-  ):
+  kinds = jnp.integer, jnp.floating
+  if not any(jnp.issubdtype(given.dtype, kind) for kind in kinds):
     raise ValueError(f'{who} got {argument}={value!r:.60}; give numbers.')
   return given.astype(np.float64)
