@@ -74,6 +74,7 @@ def test_the_worked_file_trains(tmp_path, monkeypatch, capsys):
   """With a smaller model, and fewer and smaller rollouts."""
   smaller = {
     'steps': 2,
+    'optim.warmup_steps': 1,
     'sampler.prompts': 4,
     'sampler.group': 4,
     'evaluation.examples': 8,
@@ -249,8 +250,8 @@ def test_a_method_of_a_users_own_trains_and_is_audited(tmp_path):
   lines = lines.replace('PYTHONPATH=.', f'PYTHONPATH=.:{ROOT}')
   lines = lines.replace('configs/', f'{ROOT}/configs/').strip()
   smaller = (
-    '--config.steps=2 --config.warm_up.steps=0 --config.evaluation.examples=16 '
-    '--config.sampler.group=4 --config.sampler.temperature=0.3 '
+    '--config.steps=2 --config.optim.warmup_steps=1 --config.warm_up.steps=0 '
+    '--config.evaluation.examples=16 --config.sampler.group=4 --config.sampler.temperature=0.3 '
     f"'{cli.JUDGE}'"
   )
   done = subprocess.run(

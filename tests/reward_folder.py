@@ -76,6 +76,7 @@ def write(
     'pad_token_id': backend.token_to_id(pad or ''),
     'eos_token_id': backend.token_to_id('<|im_end|>'),
     'bos_token_id': None,
+    'max_position_embeddings': 512,
     'id2label': {str(i): f'LABEL_{i}' for i in range(labels)},
     'label2id': {f'LABEL_{i}': i for i in range(labels)},
   }

@@ -14,6 +14,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 SMALL = {
   'steps': 4,
+  'optim.warmup_steps': 1,
   'model.num_layers': 1,
   'model.width': 32,
   'model.mlp_width': 32,

@@ -73,6 +73,7 @@ def trains(installed, workdir):
     'train',
     '--config=configs/arithmetic.py',
     '--config.steps=2',
+    '--config.optim.warmup_steps=1',
     '--config.warm_up.steps=3',
     '--config.evaluation.examples=50',
     f'--workdir={workdir}',

@@ -70,12 +70,21 @@ class LastTurns(NamedTuple):
   answer: int = 0  # it is off the prompt, and is the answer
   beside_answer: int = 0  # it is off the prompt, and the record has its answer
   prefill: int = 0  # it is the end of the prompt
+  unknown: int = 0  # its role does not say whether it is an answer; it stays
 
-  def said(self, read: int) -> str:
-    """A sentence, if there are such chats among so many that were read."""
-    if not any(self):
-      return ''
-    end = f'{sum(self):,} of {read:,} prompts end with the assistant; '
+  def said(self, read: int) -> list[str]:
+    """Sentences, if there are such chats among so many that were read."""
+    found = [self._of_assistant(read)] if any(self[:3]) else []
+    if self.unknown:
+      found.append(
+        f'{self.unknown:,} of {read:,} prompts end with a role that says '
+        'neither that it asks nor that it answers; this turn stays in the '
+        "prompt. If it answers, call the role 'assistant'."
+      )
+    return found
+
+  def _of_assistant(self, read: int) -> str:
+    end = f'{sum(self[:3]):,} of {read:,} prompts end with the assistant; '
     if self.prefill:
       return f'{end}completions go on where they end (data.last_turn=prefill).'
     became = [f'as the answer of {self.answer:,}'] if self.answer else []
@@ -323,6 +332,8 @@ def _last_turn(record: Mapping[str, Any]) -> str:
     return ''
   if data.is_by_assistant(prompt[-1]):
     return 'prefill'
+  if not data.has_known_role(prompt[-1]):
+    return 'unknown'
   if 'last_turn' not in record:
     return ''
   own = record.get('answer') != record['last_turn']

@@ -227,9 +227,8 @@ def _sources(found: Survey, terminal: Terminal) -> Iterator[Any]:
       )
   if terminal.columns >= 60:
     yield shown
-  said = (read.last_turns.said(len(read.places)) for read in found.reads)
-  for read, sentence in zip(found.reads, said, strict=True):
-    if sentence:
+  for read in found.reads:
+    for sentence in read.last_turns.said(len(read.places)):
       yield f'{_visible(read.part.title)}: {sentence}'
   if found.of('train'):
     yield (

@@ -23,6 +23,7 @@ from grpo_jax.rollouts import pass_at_k as evaluate_lib
 from grpo_jax.rollouts import rollout as rollout_lib
 from grpo_jax.training import bucket
 from grpo_jax.training import build
+from grpo_jax.training import build_limits
 from grpo_jax.training import build_model
 from grpo_jax.training import build_rewards
 from grpo_jax.training import fingerprints
@@ -143,8 +144,9 @@ def evaluate(
     problems that are too long and dropped, if there are any.
 
   Raises:
-    ValueError: There are no held-out problems, or a k above `samples`, or the
-      completions cannot be written.
+    ValueError: There are no held-out problems, or a k above `samples`; or rows
+      are longer than the model was made for, or
+      the completions cannot be written.
   """
   run, given = policy.run, policy.given
   config = run.config.evaluation
@@ -166,6 +168,10 @@ def evaluate(
       'All held-out problems are longer than the largest of data.prompt_buckets'
       " and dropped by data.too_long='drop'; give shorter ones."
     )
+  sampling = _sampling(run, temperature, max_tokens)
+  prompts = [run.tokenizer.encode_prompt(x['prompt']) for x in records]
+  longest = max(map(len, prompts))
+  build_limits.check_length(run.config, longest, sampling.max_tokens)
   answer = answer or build.answer_function(run.config)
   rewards = build_rewards.functions(run.config, given, run.mesh)
   with build_rewards.workers(run.config, rewards) as workers:
@@ -174,7 +180,7 @@ def evaluate(
       run.engine,
       run.tokenizer,
       rewards,
-      _sampling(run, temperature, max_tokens),
+      sampling,
       samples,
       policy.step,
       run.config.data.completion_buckets,
@@ -287,8 +293,10 @@ def sample(
   _whole('number', number, 1)
   sampling = _sampling(run, temperature, max_tokens)
   for index, prompt in enumerate(asked):
+    ids = run.tokenizer.encode_prompt(prompt)
+    build_limits.check_length(run.config, len(ids), sampling.max_tokens)
     requests = sampling_lib.Requests(
-      [run.tokenizer.encode_prompt(prompt)], [index], number, policy.step,
+      [ids], [index], number, policy.step,
       sampling, purpose='sample command',
     )  # fmt: skip
     shown = run.tokenizer.prompt_format.shown(prompt)

@@ -83,8 +83,10 @@ def train(
       the run has none.
     demonstrations: Records with 'prompt' and 'answer' for the supervised
       warm-up, of which `config.warm_up` says how long it is.
-    method: A `LossTransform`, such as `losses.methods.dapo(high=0.3)`, or a
-      function without arguments that makes one. It replaces
+    method: A `LossTransform`, such as `losses.methods.grpo(high=0.3)`, or a
+      function without arguments that makes one, such as
+      `functools.partial(losses.methods.dapo, high=0.3)`, whose other arguments
+      may come from the run (see `losses.takes_from_run`). It replaces
       `config.learner.method_kwargs` too.
     tokenizer: Such as `grpo_jax.data.character_tokenizer('0123456789+=')` or
       `grpo_jax.data.Tokenizer.from_folder(path)`.

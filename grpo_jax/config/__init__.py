@@ -33,7 +33,7 @@ from grpo_jax.config._names import within
 
 __all__ = [
   'Checkpoint', 'Config', 'Data', 'Evaluation', 'FREE', 'Learner', 'Log',
-  'Lora',  'Mesh', 'Model', 'Optim', 'REWARD_METRICS', 'Reference', 'Reward',
+  'Lora', 'Mesh', 'Model', 'Optim', 'REWARD_METRICS', 'Reference', 'Reward',
   'Sampler', 'Source', 'WarmUp', 'Workers', 'dataclass_from_dict', 'default',
   'flat', 'is_free', 'resolve', 'within',
 ]  # fmt: skip

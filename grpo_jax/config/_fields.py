@@ -301,7 +301,8 @@ class WarmUp:
   # Learning rate at the start; it falls linearly to 0.
   lr: float = 2e-3
   # Where the demonstrations come from: 'arithmetic', or files with prompts and
-  # answers, named as in data.train.
+  # answers, named as in data.train. Of several right answers the first is
+  # shown.
   demonstrations: str = 'arithmetic'
   # Share of the arithmetic demonstrations whose sums forget the carry, so that
   # something is left to learn.

@@ -37,6 +37,7 @@ from grpo_jax.data._arrow import arrow_source
 from grpo_jax.data._chat import ChatTemplate
 from grpo_jax.data._chat import Prompt
 from grpo_jax.data._chat import PromptFormat
+from grpo_jax.data._chat import has_known_role
 from grpo_jax.data._chat import is_by_assistant
 from grpo_jax.data._chat import prompt_problem
 from grpo_jax.data._chat import prompt_text
@@ -108,6 +109,7 @@ __all__ = (
   'fingerprint',
   'format_of',
   'gguf_metadata',
+  'has_known_role',
   'is_by_assistant',
   'is_in_folder',
   'is_pattern',

@@ -4,6 +4,7 @@ Such a folder holds Arrow streams. They are read through a memory map, so a file
 may be larger than the memory. The package `datasets` is not needed.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 import functools
@@ -63,6 +64,44 @@ def arrow_source(
   )
 
 
+def as_meant(kind: Any) -> Callable[[Any], Any] | None:
+  """What makes the number that was meant of one of 16 or 32 bits.
+
+  Arrow gives the float32 that is 0.1 as 0.10000000149011612, which no answer of
+  a model is equal to.
+
+  Args:
+    kind: A `pyarrow.DataType`.
+
+  Returns:
+    A function of a value of this type; None if there is no such number in it.
+  """
+  import pyarrow as pa
+
+  if pa.types.is_float16(kind) or pa.types.is_float32(kind):
+    narrow = kind.to_pandas_dtype()
+    return lambda x: None if x is None else float(str(narrow(x)))
+  if (
+    pa.types.is_list(kind)
+    or pa.types.is_large_list(kind)
+    or pa.types.is_fixed_size_list(kind)
+  ):
+    item = as_meant(kind.value_type)
+    return item and (lambda x: None if x is None else [*map(item, x)])
+  if not pa.types.is_struct(kind):
+    return None
+  fields = {one.name: as_meant(one.type) for one in kind}
+  fields = {name: field for name, field in fields.items() if field}
+
+  def struct(x):
+    return x and {
+      **x,
+      **{name: field(x[name]) for name, field in fields.items()},
+    }
+
+  return struct if fields else None
+
+
 class Rows:
   """Random access to the rows of record batches.
 
@@ -74,6 +113,9 @@ class Rows:
     self._batches = [batch for batch in batches if batch.num_rows]
     sizes = [batch.num_rows for batch in self._batches]
     self._ends = np.cumsum(sizes, dtype=np.int64)
+    schema = self._batches[0].schema if self._batches else ()
+    meant = {field.name: as_meant(field.type) for field in schema}
+    self._meant = {name: found for name, found in meant.items() if found}
 
   def __len__(self) -> int:
     return int(self._ends[-1]) if len(self._ends) else 0
@@ -81,7 +123,8 @@ class Rows:
   def __getitem__(self, place: int) -> dict[str, Any]:
     batch = int(np.searchsorted(self._ends, place, 'right'))
     first = int(self._ends[batch - 1]) if batch else 0
-    return self._batches[batch].slice(place - first, 1).to_pylist()[0]
+    (row,) = self._batches[batch].slice(place - first, 1).to_pylist()
+    return {**row, **{name: f(row[name]) for name, f in self._meant.items()}}
 
 
 def stream_batches(path: str) -> Iterable[Any]:

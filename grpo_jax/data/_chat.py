@@ -13,10 +13,16 @@ import dataclasses
 import datetime
 import functools
 import json
+import re
 from typing import Any
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[Message]
+
+# How a list of messages begins that somebody has written as a text.
+_AS_TEXT = re.compile(
+  r"""\s*\[\s*\{\s*(["'])(?:role|content|from|value)\1\s*:"""
+)
 
 
 def prompt_problem(prompt: Any) -> str:
@@ -26,27 +32,41 @@ def prompt_problem(prompt: Any) -> str:
   "message 0 has no text in 'content', but {'role': 'user'}"
 
   Args:
-    prompt: a text that is not empty, or a list or tuple of messages, at least
-      one. A message is a dict with the texts 'role' and 'content'; other
-      fields are for the chat template.
+    prompt: a text that is not empty and no list of messages written out, or a
+      list or tuple of messages, at least one. A message is a dict with the
+      texts 'role' and 'content'; other fields are for the chat template.
   """
   if half := half_of_a_pair(prompt):
     return f'it holds half of a surrogate pair ({half!r})'
   if isinstance(prompt, str):
+    if _AS_TEXT.match(prompt):  # it may end with the answer
+      return 'it is a list of messages that is written as a text'
     return '' if prompt else 'it is empty'
   if not isinstance(prompt, list | tuple) or not prompt:
     return f'it is {prompt!r:.80}'
   for place, message in enumerate(prompt):
     if not isinstance(message, Mapping):
       return f'message {place} is {message!r:.80}, no dict'
+    if 'role' not in message and {'from', 'value'} <= message.keys():
+      return (
+        f"message {place} has 'from' and 'value', as ShareGPT writes them, in "
+        "place of 'role' (system, user or assistant) and 'content'"
+      )
     for field in ('role', 'content'):
       if not isinstance(message.get(field), str):
         return f'message {place} has no text in {field!r}, but {message!r:.80}'
   return ''
 
 
-# As templates and data sets call the one whose turns are answers.
-_ASSISTANTS = ('assistant', 'model', 'gpt', 'bot', 'chatbot', 'ai')
+# As templates and data sets call the one whose turns are answers, beside names
+# such as 'gpt-4' and 'AI assistant'.
+_ASSISTANTS = frozenset(
+  'model bot chatbot ai chatgpt llm agent answer response claude'.split()
+)
+_ASKERS = frozenset(
+  'user human prompter system developer tool function ipython environment '
+  'observation tool_response'.split()
+)
 
 
 def is_by_assistant(message: Message) -> bool:
@@ -55,7 +75,21 @@ def is_by_assistant(message: Message) -> bool:
   >>> is_by_assistant({'role': 'assistant', 'content': '3'})
   True
   """
-  return str(message.get('role')).strip().casefold() in _ASSISTANTS
+  role = _role(message)
+  return role in _ASSISTANTS or role.startswith('gpt') or 'assistant' in role
+
+
+def has_known_role(message: Message) -> bool:
+  """Whether the role of a message says whether it asks or answers.
+
+  >>> has_known_role({'role': 'teacher', 'content': '1+2='})
+  False
+  """
+  return _role(message) in _ASKERS or is_by_assistant(message)
+
+
+def _role(message: Message) -> str:
+  return str(message.get('role')).strip().casefold()
 
 
 def half_of_a_pair(value: Any) -> str:
@@ -151,6 +185,8 @@ class PromptFormat:
     the question and the answer says where one ends.
     """
     end = '\n' if self.chat else ''
+    if not isinstance(prompt, str) and is_by_assistant(prompt[-1]):
+      end += str(prompt[-1]['content'])  # where the completion goes on
     return prompt_text(prompt) + end + self.completion_prefix
 
 

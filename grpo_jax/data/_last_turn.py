@@ -12,7 +12,6 @@ from typing import Any
 from grpo_jax.data._chat import is_by_assistant
 from grpo_jax.data._chat import prompt_problem
 
-WAYS = ('answer', 'prefill')
 FIELD = 'last_turn'  # of a record: the text that was taken off its prompt
 
 

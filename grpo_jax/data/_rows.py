@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from grpo_jax.data._chat import half_of_a_pair
 from grpo_jax.data._chat import prompt_problem
 from grpo_jax.data._joined import Joined
 from grpo_jax.data._jsonl import JsonlSource
@@ -34,6 +35,11 @@ def row_at(source: Any, place: int) -> Mapping[str, Any]:
     raise ValueError(f"The record has no field 'prompt', but {list(record)}.")
   if problem := prompt_problem(record['prompt']):
     raise ValueError(f'The record has no usable prompt: {problem}.')
+  if half := half_of_a_pair(record.get('answer')):
+    raise ValueError(
+      f'The record holds half of a surrogate pair ({half!r}), which is no '
+      "character, in 'answer'."
+    )
   return record
 
 

@@ -123,6 +123,11 @@ def _plain(value: Any) -> Any:
   if isinstance(value, dict):
     return {name: _plain(item) for name, item in value.items()}
   if isinstance(value, np.ndarray | np.generic):
+    if value.dtype.kind == 'f' and value.dtype.itemsize < 8:
+      # The float32 that is 0.1 is meant, and not the double next to it.
+      return (
+        [*map(_plain, np.asarray(value))] if value.ndim else float(str(value))
+      )
     return _plain(value.tolist())
   if isinstance(value, list | tuple):
     return [_plain(item) for item in value]

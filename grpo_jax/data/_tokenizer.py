@@ -22,7 +22,7 @@ if TYPE_CHECKING:
   import tokenizers
 
 
-_ANSWER = 'Xq7'  # stands in no template
+_ANSWER, _NEXT = 'Xq7', 'Xq8'  # stand in no template
 _MARK = re.compile(r'<.+>|\[.+\]')  # as the ends of turns are written
 
 
@@ -184,12 +184,15 @@ class Tokenizer:
       return ids if ids[: len(bos)] == bos else bos + ids
     return self.encode(self._chat_text(prompt) + form.completion_prefix)
 
-  def _chat_text(self, prompt: Prompt, answered: bool = False) -> str:
+  def _chat_text(
+    self, prompt: Prompt, answered: bool = False, goes_on: bool = False
+  ) -> str:
     """A chat as text, up to where its answer begins.
 
     Args:
       prompt: see `encode_prompt`.
       answered: whether an answer and its end are written too.
+      goes_on: whether the user's next message is written behind it.
     """
     form = self.prompt_format
     if not form.chat or self.chat_template is None:
@@ -201,6 +204,7 @@ class Tokenizer:
     begun = ''
     if answered:
       messages += [{'role': 'assistant', 'content': _ANSWER}]
+      messages += [{'role': 'user', 'content': _NEXT}] if goes_on else []
     elif is_by_assistant(messages[-1]):
       begun = messages.pop()['content']
     text = self.chat_template.render(
@@ -218,6 +222,8 @@ class Tokenizer:
       Its id; None if prompts are no chats, or no token follows an answer.
     """
     behind = self.turn_end_text()
+    if self.alphabet is not None and not self.alphabet.issuperset(behind):
+      return None
     added = self.backend.get_added_tokens_decoder()
     for token_id in self.encode(behind):
       if token_id in self.eos_ids:
@@ -230,16 +236,22 @@ class Tokenizer:
   def turn_end_text(self) -> str:
     """What the chat template writes behind an answer; '' if prompts are none.
 
-    White space around it is left out.
+    Where it writes nothing behind the last answer of a chat, this is what it
+    writes before the user's next message: a turn may end with the token that
+    begins the next one, such as `<|user|>`. White space around it is left out.
     """
     if not self.prompt_format.chat:
       return ''
-    try:
-      text = self._chat_text('x', answered=True)
-    except ValueError:  # the template takes no answers
-      return ''
-    _, found, behind = text.rpartition(_ANSWER)
-    return behind.strip() if found else ''
+    for goes_on in (False, True):
+      try:
+        text = self._chat_text('x', answered=True, goes_on=goes_on)
+      except ValueError:  # the template takes no such chats
+        continue
+      _, found, behind = text.rpartition(_ANSWER)
+      end = behind.partition(_NEXT)[0].strip()
+      if found and end:
+        return end
+    return ''
 
   def with_turn_end(self) -> 'Tokenizer':
     """The tokenizer whose end tokens include the end of a turn.
@@ -274,8 +286,9 @@ class Tokenizer:
     if end in self.eos_ids:
       return end
     found = self.eos_ids[0]
-    # A template may write ends, but no answer before them.
-    if self.prompt_format.chat and end is None:
+    # A template may write ends, but no answer before them. (Where each token is
+    # a character, no text is an end token.)
+    if self.prompt_format.chat and end is None and self.alphabet is None:
       for token_id in self.encode(self._chat_text('x', answered=True)):
         found = token_id if token_id in self.eos_ids else found
     return found

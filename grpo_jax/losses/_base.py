@@ -121,6 +121,9 @@ class LossTransform(NamedTuple):
       derivatives, for every token whose advantage is 0, and no such token is
       marked as clipped. Updates then need not compute completions without an
       advantage, such as those of groups whose rewards are all equal.
+    acts_after_tokens: The length of a completion up to which a part of it (a
+      penalty for length) does nothing, tokens. A run without longer ones
+      refuses the method.
     writes: What it writes and where it may stand, so that `credit` can refuse a
       chain out of order; () for a transform that no stage constructor has made:
       its place is checked only where it runs.
@@ -134,6 +137,7 @@ class LossTransform(NamedTuple):
   scope: str = 'row'
   zero_without_advantage: bool = False
   writes: _order.Writes = ()
+  acts_after_tokens: float = 0
 
 
 def chain(*transforms: LossTransform) -> LossTransform:
@@ -206,8 +210,9 @@ def chain(*transforms: LossTransform) -> LossTransform:
   scope = 'batch' if wide else 'row'
   zero = all(transform.zero_without_advantage for transform in transforms)
   writes = tuple(one for transform in transforms for one in transform.writes)
+  after = max((t.acts_after_tokens for t in transforms), default=0)
   return LossTransform(
-    init, credit, prepare, apply, requires, scope, zero, writes
+    init, credit, prepare, apply, requires, scope, zero, writes, after
   )
 
 

@@ -49,7 +49,8 @@ def shape_overlong_reward(soft_tokens=4096, max_tokens=20480) -> LossTransform:
     ramp = (_ops.length(batch) - start) / soft_tokens
     return reward - jnp.clip(ramp, 0, 1)
 
-  return on_reward(reward)
+  start = max_tokens - soft_tokens
+  return on_reward(reward)._replace(acts_after_tokens=start)
 
 
 def drop_uniform_groups() -> LossTransform:

@@ -8,13 +8,16 @@ marks such an argument, so that a config does not have to say it twice, and
 
 from collections.abc import Callable
 from collections.abc import Mapping
+import functools
 import inspect
+import math
+import numbers
 from typing import Any
 from typing import TypeVar
 
 FACTS = (
-  'adam_b1', 'adam_b2', 'max_tokens', 'reward_weights', 'soft_tokens',
-  'updates_per_rollout',
+  'adam_b1', 'adam_b2', 'max_tokens', 'reward_weights', 'right_reward',
+  'soft_tokens', 'updates_per_rollout',
 )  # fmt: skip
 
 _Make = TypeVar('_Make', bound=Callable[..., Any])
@@ -29,7 +32,10 @@ def takes_from_run(**arguments: str) -> Callable[[_Make], _Make]:
     the order of the last axis of `Batch.reward_parts`;
   - `updates_per_rollout`: int, optimizer steps on one rollout;
   - `max_tokens`: int, the tokens that a completion may have;
-  - `soft_tokens`: int, a fifth of these (DAPO's 4096 of 20480), at least 1;
+  - `soft_tokens`: int, a fifth of these (DAPO's 4096 of 20480), at least 1, or
+    of the `max_tokens` that the user gives;
+  - `right_reward`: float, the least reward of a right completion: that of its
+    first reward function, times the weight of that;
   - `adam_b1`, `adam_b2`: floats, the decays of Adam's first and second moment.
 
   The decorator does nothing but set the attribute `from_run` of the function, a
@@ -84,7 +90,8 @@ def arguments_from_run(
   """The arguments for a method: those that are given, and those from the run.
 
   Args:
-    make: The method, marked by `takes_from_run` or not.
+    make: The method, marked by `takes_from_run` or not, or a
+      `functools.partial` of it; what that gives, the user gives.
     facts: The facts of the run, by name; the method need not take all.
     kwargs: What the user gives. It wins over what the run says.
 
@@ -101,11 +108,13 @@ def arguments_from_run(
   >>> arguments_from_run(method, {'adam_b1': 0.8, 'adam_b2': 0.99}, {'b2': 0.5})
   {'b1': 0.8, 'b2': 0.5}
   """
-  taken = {
-    argument: fact
-    for argument, fact in getattr(make, 'from_run', {}).items()
-    if argument not in kwargs
-  }
+  marked = _marked(make)
+  bound = {**getattr(make, 'keywords', {}), **kwargs}
+  taken = {a: fact for a, fact in marked.items() if a not in bound}
+  by_fact = {fact: a for a, fact in marked.items()}
+  most: Any = bound.get(by_fact.get('max_tokens'))
+  if _is_number(most):
+    facts = {**facts, 'soft_tokens': max(1, int(most // 5))}
   missing = sorted(set(taken.values()) - set(facts))
   if missing:
     # Its own default would do, but then a run would train with another number
@@ -117,27 +126,53 @@ def arguments_from_run(
       'give the arguments yourself.'
     )
   filled = {**{a: facts[fact] for a, fact in taken.items()}, **kwargs}
-  _check_limits(make, facts, filled)
+  _check_limits(marked, facts, {**bound, **filled})
   return filled
 
 
-def _check_limits(make, facts, filled) -> None:
+def _marked(make) -> dict[str, str]:
+  """The marked arguments that a caller can still give, and their facts."""
+  function = make
+  while isinstance(function, functools.partial):
+    function = function.func
+  marks = getattr(function, 'from_run', {})
+  if function is make:
+    return marks
+  # Without those that a partial function has filled by their position.
+  try:
+    left = inspect.signature(make).parameters
+  except ValueError as error:
+    name = getattr(function, '__qualname__', repr(function))
+    raise ValueError(
+      f'functools.partial gives {name}{inspect.signature(function)} arguments '
+      f'that it does not have: {_listed(make.args)} and {make.keywords}; '
+      'correct them.'
+    ) from error
+  return {a: fact for a, fact in marks.items() if a in left}
+
+
+def _check_limits(marked, facts, filled) -> None:
   """Refuses a ramp of lengths that begins where completions end."""
-  marked = {fact: a for a, fact in getattr(make, 'from_run', {}).items()}
+  by_fact = {fact: a for a, fact in marked.items()}
   if 'max_tokens' not in facts or not {'max_tokens', 'soft_tokens'} <= {
-    *marked
+    *by_fact
   }:
     return
-  names = [marked['max_tokens'], marked['soft_tokens']]
+  names = [by_fact['max_tokens'], by_fact['soft_tokens']]
   most, soft = (filled[name] for name in names)
-  numbers = all(isinstance(x, int | float) for x in (most, soft))
-  if numbers and most - soft >= facts['max_tokens']:
+  if not (_is_number(most) and _is_number(soft)):
+    return  # the method says what it wants
+  if most - soft >= facts['max_tokens']:
     raise ValueError(
       f'{names[0]}={most} and {names[1]}={soft} begin to act after '
       f'{most - soft} tokens, but completions of this run have at most '
       f'{facts["max_tokens"]} (sampler.max_tokens); leave both out, to take '
       'them from the run, or give smaller ones.'
     )
+
+
+def _is_number(x) -> bool:
+  return isinstance(x, numbers.Real) and math.isfinite(x)
 
 
 def _listed(names) -> str:

@@ -57,6 +57,7 @@ from grpo_jax.rewards.verifiers import multiple_choice
 from grpo_jax.rewards.verifiers import number
 from grpo_jax.rewards.verifiers import reasoning_gym
 from grpo_jax.rewards.verifiers import regular_expression
+from grpo_jax.rewards.verifiers._shared import answers
 from grpo_jax.rewards.workers import Workers
 from grpo_jax.rewards.workers import own_cores
 
@@ -68,6 +69,7 @@ __all__ = (
   'Scoring',
   'WeightedReward',
   'Workers',
+  'answers',
   'batched',
   'bounded',
   'boxed_text',

@@ -23,8 +23,9 @@ class Scores(NamedTuple):
       where not judged.
     parts: f32[N,K], what each function returned, without its weight; NaN where
       it has not judged: for None, and for a failure without a reward for that.
-    judged: bool[N], whether a function has judged, every function that is
-      `required` has, and none failed without a reward for that.
+    judged: bool[N], whether a function has judged whose weight is not 0 (any,
+      if all weights are 0), every function that is `required` has, and none
+      failed without a reward for that.
     failures: object[N,K], texts: why the function failed, in a worker process
       or as its own `Outcome` tells; '' where it did not. None where nothing has
       been scored.
@@ -225,7 +226,9 @@ def _summed(
         value = np.nan
       parts[row, call.column] = value
   known = ~np.isnan(parts)
-  judged &= known.any(axis=1)
+  # A sum over rewards of weight 0 alone is no reward of 0.
+  counts = [k for k, reward in enumerate(rewards) if reward.weight]
+  judged &= known[:, counts or slice(None)].any(axis=1)
   # In a fixed order, so that the same parts always give the same sum.
   total = np.zeros(number, np.float64)
   for column, reward in enumerate(rewards):

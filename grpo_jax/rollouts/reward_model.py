@@ -35,6 +35,7 @@ NAME = 'reward_model'
 """What a config calls this reward."""
 
 _LEAST_BUCKET = 128  # tokens
+_MOST_TOKENS = 4096  # of a chat, where nobody says more
 
 
 @rewards.batched
@@ -56,7 +57,8 @@ class RewardModel:
     mesh: Of the run; None: one device.
     dtype: Of weights and activations: 'bfloat16', which is half as large, or
       'float32'.
-    max_tokens: The longest chat that is scored.
+    max_tokens: The longest chat that is scored; None: 4096, or what the model
+      was made for, if that is less.
     buckets: Widths to which chats are padded, tokens. A program is compiled for
       each that is used. (): powers of two from 128, and `max_tokens`.
     micro_tokens: Columns that each data shard computes at once, all rows
@@ -81,7 +83,7 @@ class RewardModel:
     mesh: jax.sharding.Mesh | None = None,
     *,
     dtype: str = 'bfloat16',
-    max_tokens: int = 4096,
+    max_tokens: int | None = None,
     buckets: Sequence[int] = (),
     micro_tokens: int = 16_384,
     too_long: str = 'refuse',
@@ -95,12 +97,18 @@ class RewardModel:
       raise ValueError(
         f"{NAME} has too_long={too_long!r}; give 'refuse' or 'cut'."
       )
-    if min(max_tokens, micro_tokens, *buckets, 1) < 1:
+    sizes = (
+      micro_tokens,
+      *buckets,
+      *(() if max_tokens is None else (max_tokens,)),
+    )
+    if min(sizes) < 1:
       raise ValueError(
         f'{NAME} has max_tokens={max_tokens}, micro_tokens={micro_tokens} and'
         f' buckets={tuple(buckets)}; give 1 or more for each.'
       )
     found = weights.classifier(path)
+    max_tokens = _limit(max_tokens, found)
     config = found.config(compute_dtype=dtype, attention=attention)
     self._chats = _reward_chats.Chats(path, chat, system, chat_kwargs or {})
     data.check_vocab_size(self._chats.vocab_size, config.vocab_size)
@@ -282,6 +290,24 @@ def _padded(
     tokens[i, : len(row)] = row
     length[i] = len(row)
   return tokens, length
+
+
+def _limit(max_tokens: int | None, found: weights.Classifier) -> int:
+  """The longest chat that a model reads, tokens.
+
+  Raises:
+    ValueError: More are asked for than the model was made for.
+  """
+  known = found.source.context_tokens
+  if max_tokens is None:
+    return min(_MOST_TOKENS, known or _MOST_TOKENS)
+  if known and max_tokens > known:
+    raise ValueError(
+      f'{NAME} has max_tokens={max_tokens}, but the model in'
+      f' {found.source.path} was made for {known} (max_position_embeddings in'
+      ' its config.json); give no more.'
+    )
+  return max_tokens
 
 
 def _buckets(given: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:

@@ -287,6 +287,21 @@ def _batch(
   )
 
 
+def shown_answer(record: Mapping[str, Any]) -> str:
+  """The text that a demonstration shows as the answer of a record.
+
+  >>> shown_answer({'answer': [72.0, 'seventy-two']})
+  '72'
+
+  Args:
+    record: With 'answer'. Of several that are right, the first is shown.
+
+  Raises:
+    ValueError: The answer is no text, no number and no list of these.
+  """
+  return rewards_lib.answers('A demonstration', record)[0].text
+
+
 def demonstrations(
   records: Sequence[Mapping[str, Any]],
   tokenizer: Tokenizer,
@@ -298,7 +313,7 @@ def demonstrations(
   every token of it more likely.
 
   Args:
-    records: Records with `'prompt'` and `'answer'`.
+    records: Records with `'prompt'` and `'answer'`; see `shown_answer`.
     tokenizer: Encodes both, prompts by its `prompt_format`. Its `answer_end_id`
       is added to the answer.
     completion_buckets: Allowed completion widths, tokens.
@@ -308,12 +323,11 @@ def demonstrations(
     sampler.
 
   Raises:
-    ValueError: The tokenizer has no end token.
+    ValueError: The tokenizer has no end token, or see `shown_answer`.
   """
   end = tokenizer.answer_end_id()
-  answers = [
-    [*tokenizer.encode(str(record['answer'])), end] for record in records
-  ]
+  texts = [shown_answer(record) for record in records]
+  answers = [[*tokenizer.encode(text), end] for text in texts]
   length = np.array([[len(answer)] for answer in answers], np.int32)
   width = layout.bucket(int(length.max()), completion_buckets, 'completion')
   tokens = np.zeros((len(records), 1, width), np.int32)
@@ -338,7 +352,7 @@ def demonstrations(
     length,
     [tokenizer.encode_prompt(prompt) for prompt in asked],
     [prompt_text(prompt) for prompt in asked],
-    [[str(record['answer'])] for record in records],
+    [[text] for text in texts],
     np.array([record['index'] for record in records], np.int64),
   )
 

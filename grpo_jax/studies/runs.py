@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 import contextlib
+import dataclasses
 import pathlib
 import tempfile
 from typing import Any
@@ -35,8 +36,11 @@ def warmed_up(config: Config, workdir: pathlib.Path) -> Any:
   """
   place = workdir / f'seed_{config.seed}'
   silent = Log(display='none', tensorboard=False)
+  # The rate rises in the runs, each of which may have a rise of its own.
+  steady = dataclasses.replace(config.optim, warmup_steps=0)
+  parts = build.run(dataclasses.replace(config, optim=steady))
   with monitor.Monitor(silent, place, 0, None, {}) as shown:
-    return warm_up.run(build.run(config), place, shown, lambda: False)
+    return warm_up.run(parts, place, shown, lambda: False)
 
 
 def trained(

@@ -289,18 +289,40 @@ def _arguments(function) -> str:
   return str(inspect.signature(function)).split(' ->')[0]
 
 
-def method_of(config: Config, given: Given) -> losses.LossTransform:
-  """The method of a run, traced so that a chain in the wrong order raises."""
-  facts = {  # for a method that is marked by `losses.takes_from_run`
-    'reward_weights': tuple(reward.weight for reward in config.rewards),
+def _facts(config: Config) -> dict[str, Any]:
+  """What a run tells a method that is marked by `losses.takes_from_run`."""
+  weights = tuple(reward.weight for reward in config.rewards)
+  # Of the sum, in which the first reward has its weight.
+  right = config.evaluation.right_reward
+  return {
+    'reward_weights': weights,
+    'right_reward': right * weights[0] if weights[0] > 0 else right,
     'updates_per_rollout': config.learner.batches * config.learner.epochs,
     'adam_b1': config.optim.b1,
     'adam_b2': config.optim.b2,
     'max_tokens': config.sampler.max_tokens,
     'soft_tokens': max(1, config.sampler.max_tokens // 5),
   }
-  learner = config.learner
+
+
+def _check_lengths(loss: losses.LossTransform, config: Config) -> None:
+  """Refuses a penalty for length that no completion of the run can get."""
+  after, most = loss.acts_after_tokens, config.sampler.max_tokens
+  if after >= most:
+    raise ValueError(
+      f'The penalty for length in the method {config.learner.method!r} begins '
+      f'after {after:g} tokens, but completions of this run have at most '
+      f'{most} (sampler.max_tokens), so that none gets it; give it limits such '
+      f'as max_tokens={most} and soft_tokens={max(1, most // 5)}, or '
+      "method='dapo', which takes them from the run."
+    )
+
+
+def method_of(config: Config, given: Given) -> losses.LossTransform:
+  """The method of a run, traced so that a chain in the wrong order raises."""
+  learner, facts = config.learner, _facts(config)
   loss = method(learner.method, learner.method_kwargs, given=given, facts=facts)
+  _check_lengths(loss, config)
   # Sizes that differ from each other and from 1, so that a result of another
   # shape cannot pass; small ones, because a group may be large.
   group = config.sampler.group

@@ -24,22 +24,32 @@ GIB = 2**30
 
 
 def check_context(config: Config) -> None:
-  """Raises a ValueError if a row is longer than the model was made for.
+  """As `check_length`, of the longest row that a run may have.
 
   Args:
     config: With widths.
   """
+  check_length(config, *longest(config))
+
+
+def check_length(config: Config, prompt: int, completion: int) -> None:
+  """Raises a ValueError if a row is longer than the model was made for.
+
+  Args:
+    config: Of the run.
+    prompt: Its tokens.
+    completion: The most tokens of a completion.
+  """
   known = build_model.context_tokens(config.model.path)
   if known is None or config.model.beyond_context:
     return
-  prompt, completion = longest(config)
   if prompt + completion > known:
     raise ValueError(
-      f'A prompt of {prompt} tokens (data.prompt_buckets) and a completion of '
-      f'{completion} have {prompt + completion} tokens together, but the model '
-      f'in {config.model.path} was made for {known} (max_position_embeddings '
-      'in its config.json); give shorter ones, or '
-      'config.model.beyond_context=True if this is meant.'
+      f'A prompt of {prompt} tokens and a completion of {completion} have '
+      f'{prompt + completion} tokens together, but the model in '
+      f'{config.model.path} was made for {known} (max_position_embeddings in '
+      'its config.json); give shorter ones (data.prompt_buckets, max_tokens), '
+      'or config.model.beyond_context=True if this is meant.'
     )
 
 

@@ -165,7 +165,10 @@ def _check_record(
       f'{where} is {record!r:.60}, but a dict is needed, such as {example}.'
     )
   if last_turn == 'answer' and 'prompt' in record:
-    record = data.without_last_turn(record)
+    try:
+      record = data.without_last_turn(record)
+    except ValueError as error:
+      raise ValueError(f'{where} cannot be used: {error}') from error
   for field in needed:
     if field not in record:
       raise ValueError(
@@ -191,7 +194,7 @@ def _method(given: Any) -> _Entry:
   if not callable(given):
     raise ValueError(
       f'method={given!r:.60} is of type {type(given).__name__}; give a '
-      'LossTransform such as losses.methods.dapo(high=0.3), a function without '
+      'LossTransform such as losses.methods.grpo(high=0.3), a function without '
       "arguments that returns one, or a name such as 'dapo'."
     )
   # By name where there is one: such a run needs no object to go on.

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from grpo_jax import data
 from grpo_jax import whole_files
 from grpo_jax.config import Config
+from grpo_jax.rollouts import rollout
 from grpo_jax.training import marks
 from grpo_jax.training import provenance
 from grpo_jax.training import sources
@@ -36,7 +37,9 @@ _LEAST_SAMPLE = 100  # of each source
 # Of records that a program makes: reasoning-gym takes up to 170 ms for one.
 _MOST_MADE = 300
 _LEAST_MADE = 30  # of each source
-_MOST_CHECKED_MADE = 30  # of each source, where the widths are given
+# Where the widths are given, of each larger source; of problems that programs
+# of this package make, which can all be written, of any.
+_MOST_CHECKED_MADE = 30
 _BUILT_IN = (
   data.ArithmeticDemonstrations,
   data.ArithmeticSource,
@@ -70,7 +73,8 @@ def with_widths(
   same holds of records that a program makes, as reasoning-gym and functions of
   the user do, but of more than 300 about 300 are encoded. Where the config has
   widths, nothing is read, unless the data are to be checked: then as many are
-  encoded, but of each source whose records a program makes at most 30.
+  encoded, but 30 of each source whose records a program makes, unless it is the
+  user's and has no more than 300.
 
   Args:
     config: Perhaps without `data.prompt_buckets` or `data.completion_buckets`.
@@ -161,7 +165,8 @@ def shown_fits(
 
 
 def _answer_tokens(tokenizer: data.Tokenizer, record: Mapping[str, Any]) -> int:
-  return len(tokenizer.encode(str(record['answer']))) + 1  # the end token
+  # And the end token.
+  return len(tokenizer.encode(rollout.shown_answer(record))) + 1
 
 
 def _limits(config: Config) -> dict[str, int]:
@@ -298,7 +303,8 @@ def _numbers(found: Sequence[_Rows]) -> list[int]:
   for one, is_quick in zip(found, quick, strict=True):
     number = len(one.source)
     is_made = not is_quick or isinstance(one.source, _BUILT_IN)
-    if one.checks_alone and is_made:
+    few = number <= _MOST_MADE and not _takes_long(one.source)
+    if one.checks_alone and is_made and not few:
       number = _MOST_CHECKED_MADE
     elif is_quick and totals[True] > MOST_RECORDS:
       number = max(_LEAST_SAMPLE, _SAMPLE * number // totals[True])
@@ -306,6 +312,15 @@ def _numbers(found: Sequence[_Rows]) -> list[int]:
       number = max(_LEAST_MADE, _MOST_MADE * number // totals[False])
     numbers.append(min(number, len(one.source)))
   return numbers
+
+
+def _takes_long(source: Any) -> bool:
+  """Whether a program of this package makes each record."""
+  while isinstance(source, data.WithoutLastTurns | data.Stage):
+    source = source.source
+  if isinstance(source, data.Joined):
+    return any(map(_takes_long, source.sources))
+  return isinstance(source, (*_BUILT_IN, data.ReasoningGymSource))
 
 
 def _is_quick(source: Any) -> bool:
@@ -344,7 +359,7 @@ def _key(
   except OSError:  # said where the file is opened
     return None
   told = {
-    'form': 2,  # of this dict, and of how widths follow from data
+    'form': 3,  # of this dict, and of how widths follow from data
     'sources': dataclasses.asdict(fields)['train'],
     'heldout': dataclasses.asdict(fields)['heldout'],
     'demonstrations': config.warm_up.steps > 0

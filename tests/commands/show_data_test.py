@@ -383,7 +383,7 @@ def test_what_becomes_of_the_last_turn_is_said(tmp_path):
   assert '0 of 5 records that were read cannot be used.' in said
   written = data_tables.to_json(found)
   (source,) = written['sources']
-  ends = {'answer': 2, 'beside_answer': 1, 'prefill': 0}
+  ends = {'answer': 2, 'beside_answer': 1, 'prefill': 0, 'unknown': 0}
   assert source['last_turns'] == ends
   for one in written['prompts']:
     assert 'zebra' not in one['text'] and one['text'].count('How much?') == 1
@@ -391,6 +391,14 @@ def test_what_becomes_of_the_last_turn_is_said(tmp_path):
     'zebra0', 'zebra1', '7', '8',
   }  # fmt: skip
 
+  records[0]['messages'][1]['role'] = 'teacher'  # who asks, or answers
+  records[0]['answer'] = '9'
+  found, said = chats(tmp_path, records)
+  assert '2 of 5 prompts end with the assistant; this turn is taken' in said
+  assert '1 of 5 prompts end with a role that says neither that it' in said
+  assert found.reads[0].last_turns == (1, 1, 0, 1)
+
+  records[0]['messages'][1]['role'] = 'AI assistant'
   kept = {'data.last_turn': 'prefill', 'data.answer_field': ''}
   found, said = chats(tmp_path, records, **kept)
   assert 'completions go on where they end (data.last_turn=prefill).' in said

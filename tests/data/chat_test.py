@@ -226,6 +226,8 @@ def test_people_see_the_last_question():
   assert data.PromptFormat(completion_prefix=':').shown('1+2=') == '1+2=:'
   shown = _chat(completion_prefix='Answer:').shown([ASK])
   assert shown == 'How much is 1+2?\nAnswer:'
+  begun = [ASK, {'role': 'assistant', 'content': 'It is '}]
+  assert _chat().shown(begun) == 'How much is 1+2?\nIt is '
 
 
 @pytest.mark.parametrize(
@@ -263,6 +265,19 @@ PHI = (
   "{% endfor %}{% if not add_generation_prompt %}{{ '<|endoftext|>' }}"
   '{% endif %}'
 )
+# The token that begins the next turn ends one, as in GLM 4.
+NEXT_TURN = (
+  '{% for m in messages %}<|im_start|>\n{{ m.content }}{% endfor %}'
+  '{% if add_generation_prompt %}<|im_start|>\n{% endif %}'
+)
+LAST_IS_OPEN = (
+  '{% for m in messages %}{{ m.role }}: {{ m.content }}'
+  "{% if not loop.last %}{{ '<|im_end|>' }}\n{% endif %}{% endfor %}"
+)
+USER_IS_LAST = (
+  "{{ raise_exception('no') if messages[-1].role != 'user' }}"
+  "{% for m in messages %}{{ m.content }}{{ '<|eot_id|>' }}{% endfor %}"
+)
 REFUSES = (
   "{{ raise_exception('no') if messages | length > 1 }}"
   '{{ messages[0].content }}'
@@ -282,6 +297,10 @@ REFUSES = (
     ('gemma3', ('<eos>',), '<end_of_turn>'),
     # The first of two that are written.
     (PHI, ('<|endoftext|>',), '<|im_end|>'),
+    # Not behind the last answer, but before the next question.
+    (NEXT_TURN, ('<|endoftext|>',), '<|im_start|>'),
+    (LAST_IS_OPEN, ('</s>',), '<|im_end|>'),
+    (USER_IS_LAST, ('</s>',), '<|eot_id|>'),
     # As they should be, and where nothing can be added.
     ('qwen3', ('<|im_end|>', '<|endoftext|>'), ''),
     ('qwen3', ('<|endoftext|>', '<|im_end|>'), ''),
@@ -304,6 +323,19 @@ def test_the_end_of_a_turn_is_an_end_token(name, eos, added, tmp_path):
   assert found.decode([*plain.encode('ab'), *ids]) == 'ab'
   if added:  # and demonstrations end with it
     assert [found.answer_end_id()] == ids
+
+
+def test_a_turn_may_end_with_what_no_token_can_write():
+  plain = data.character_tokenizer('ab')
+  template = data.ChatTemplate(
+    "{% for m in messages %}{{ m['content'] }}{% if m['role'] != 'user' %}."
+    '{% endif %}{% endfor %}'
+  )
+  found = dataclasses.replace(
+    plain, chat_template=template, prompt_format=_chat()
+  )
+  assert found.encode_prompt('ab') == [2, 3]
+  assert found.with_turn_end() is found and found.answer_end_id() == 1
 
 
 def test_a_turn_may_end_with_a_token_that_is_not_marked_as_special(tmp_path):

@@ -10,11 +10,12 @@ def jsonl(path, records):
   return path
 
 
-def parquet(path, records, **options):
+def parquet(path, records, schema=None, **options):
   import pyarrow as pa
   from pyarrow import parquet as writer
 
-  writer.write_table(pa.Table.from_pylist(records), path, **options)
+  table = pa.Table.from_pylist(records, schema)
+  writer.write_table(table, path, **options)
   return path
 
 
@@ -30,7 +31,7 @@ def array_record(path, records):
   return path
 
 
-def arrow(folder, records, batch=3):
+def arrow(folder, records, batch=3, schema=None):
   """As `Dataset.save_to_disk` of datasets 5.2 writes it, in two files."""
   import pyarrow as pa
 
@@ -38,7 +39,7 @@ def arrow(folder, records, batch=3):
   half = len(records) // 2
   names = [f'data-0000{n}-of-00002.arrow' for n in range(2)]
   for name, part in zip(names, (records[:half], records[half:])):
-    table = pa.Table.from_pylist(part)
+    table = pa.Table.from_pylist(part, schema)
     with pa.OSFile(str(folder / name), 'wb') as file:
       with pa.ipc.new_stream(file, table.schema) as stream:
         stream.write_table(table, max_chunksize=batch)

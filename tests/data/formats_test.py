@@ -355,3 +355,31 @@ def test_a_fingerprint_follows_the_contents(tmp_path):
     path.write_bytes(contents)
     seen.add(data.fingerprint([str(path)]))
   assert len(seen) == 4
+
+
+@pytest.mark.parametrize('form', ['parquet', 'arrow'])
+def test_short_floats_are_the_numbers_that_were_meant(form, tmp_path):
+  import pyarrow as pa
+
+  wide = {'x': 0.1, 'xs': [0.7, None], 'in': {'x': 0.3, 'n': 7, 'y': 'a'}}
+  inside = pa.struct(
+    [('x', pa.float16()), ('n', pa.int8()), ('y', pa.string())]
+  )
+  schema = pa.schema(
+    [
+      ('question', pa.string()),
+      ('x', pa.float32()),
+      ('xs', pa.list_(pa.float32())),
+      ('in', inside),
+    ]
+  )
+  rows = [{'question': 'a', **wide}, {'question': 'b'}]
+  path = WRITE[form](tmp_path / f'a.{form}', rows, schema=schema)
+  first, second = OPEN[form](path, prompt_field='question', answer_field=None)
+  assert first == {'question': 'a', 'prompt': 'a', **wide}
+  assert second['x'] is second['xs'] is second['in'] is None
+  WRITE[form](tmp_path / f'b.{form}', rows[:1] * 2, schema=schema)
+  again = OPEN[form](
+    tmp_path / f'b.{form}', prompt_field='question', answer_field='in.x'
+  )
+  assert [one['answer'] for one in again] == [0.3, 0.3]

@@ -91,9 +91,37 @@ def test_the_last_turn_is_the_answer_and_not_in_the_prompt(name, tmp_path):
   assert others.items() <= found.items()
 
 
+def test_who_answers_and_who_asks():
+  answers = 'assistant ASSISTANT assistant_1 Model gpt gpt-4 ChatGPT bot AI'
+  asks = 'user Human system developer tool function observation'
+  for roles, is_answer in ((answers, True), (asks, False)):
+    for role in roles.split():
+      assert data.is_by_assistant({'role': role}) == is_answer, role
+      assert data.has_known_role({'role': role}), role
+  for role in 'teacher', 'Alice', '', None:
+    assert not data.has_known_role({'role': role})
+    record = {'prompt': [ASK, turn(role, '3')]}
+    assert data.without_last_turn(record) is record
+
+
 @pytest.mark.parametrize(
   'record, fields, words',
   [
+    (
+      {'messages': [{'from': 'human', 'value': 'a'}]},
+      MESSAGES,
+      "message 0 has 'from' and 'value', as ShareGPT writes them",
+    ),
+    (
+      {'messages': json.dumps(CHAT), 'answer': '3'},
+      MESSAGES,
+      'but it is a list of messages that is written as a text',
+    ),
+    (
+      {'messages': str(CHAT), 'answer': '3'},
+      MESSAGES,
+      'but it is a list of messages that is written as a text',
+    ),
     ({'messages': [ANSWER]}, MESSAGES, 'turns of the assistant alone'),
     ({'messages': CHAT}, NAMED, "needs a value in the field 'solution'"),
     (

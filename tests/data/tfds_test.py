@@ -5,9 +5,11 @@ import pickle
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from grpo_jax import data
+from grpo_jax.data import _tfds
 from tests.data import formats
 
 pytest.importorskip('tensorflow_datasets')
@@ -137,3 +139,10 @@ def test_the_command_writes_once(tmp_path):
   assert second.returncode == 1
   assert 'is there already; remove it' in second.stderr
   assert 'Traceback' not in second.stderr
+
+
+def test_short_floats_are_the_numbers_that_were_meant():
+  given = {'x': np.float32(0.1), 'xs': np.array([[0.7, 2.0]], np.float16)}
+  assert _tfds._plain(given) == {'x': 0.1, 'xs': [[0.7, 2.0]]}
+  assert _tfds._plain(np.array(0.1, np.float32)) == 0.1
+  assert _tfds._plain(np.float64(0.1)) == 0.1

@@ -1,6 +1,7 @@
 """Arguments that a method takes from its run."""
 
 import functools
+from functools import partial
 import inspect
 
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ FACTS = {
   'adam_b2': 0.95,
   'max_tokens': 40,
   'soft_tokens': 8,
+  'right_reward': 0.5,
 }
 
 
@@ -46,8 +48,24 @@ def own(share, low=0.2, steps=1):
     (methods.dr_grpo, {'max_tokens': 3000}, {'max_tokens': 3000}),
     (methods.dapo, {}, {'max_tokens': 40, 'soft_tokens': 8}),
     (methods.dapo, {'soft_tokens': 10}, {'max_tokens': 40, 'soft_tokens': 10}),
-    (methods.dapo, {'max_tokens': 20}, {'max_tokens': 20, 'soft_tokens': 8}),
-    (methods.dapo, {'max_tokens': 47}, {'max_tokens': 47, 'soft_tokens': 8}),
+    # The ramp is a fifth of the limit, whoever gives that.
+    (methods.dapo, {'max_tokens': 20}, {'max_tokens': 20, 'soft_tokens': 4}),
+    (methods.dapo, {'max_tokens': 4}, {'max_tokens': 4, 'soft_tokens': 1}),
+    (methods.dapo, {'max_tokens': 47}, {'max_tokens': 47, 'soft_tokens': 9}),
+    (partial(methods.dapo, high=0.4), {}, {'max_tokens': 40, 'soft_tokens': 8}),
+    (
+      partial(partial(methods.dapo, max_tokens=10), 0.1),
+      {},
+      {'soft_tokens': 2},
+    ),
+    (partial(contrib.coasting_grpo, 0.1, 0.1, 3), {}, {'b1': 0.8, 'b2': 0.95}),
+    (
+      methods.dapo,
+      {'max_tokens': np.int64(20)},
+      {'max_tokens': 20, 'soft_tokens': 4},
+    ),
+    (methods.passk, {'k': 2}, {'k': 2, 'right_reward': 0.5}),
+    (methods.passk, {'right_reward': 0.9}, {'right_reward': 0.9}),
     (own, {}, {'share': 0.8, 'steps': 6}),
     (own, {'steps': 2, 'low': 0.1}, {'share': 0.8, 'steps': 2, 'low': 0.1}),
   ],
@@ -84,6 +102,7 @@ def test_the_methods_that_take_from_a_run():
   }
   assert marked == {
     'gdpo': {'weights': 'reward_weights'},
+    'passk': {'right_reward': 'right_reward'},
     'dr_grpo': {'max_tokens': 'max_tokens'},
     'dapo': {'soft_tokens': 'soft_tokens', 'max_tokens': 'max_tokens'},
     'coasting_grpo': {
@@ -101,7 +120,7 @@ def test_the_methods_that_take_from_a_run():
       {'low': 'adam_beta1', 'high': 'adam_b1'},
       "own_method takes 'adam_beta1' from the run, which knows no such fact; "
       "take one of 'adam_b1', 'adam_b2', 'max_tokens', 'reward_weights', "
-      "'soft_tokens', 'updates_per_rollout'.",
+      "'right_reward', 'soft_tokens', 'updates_per_rollout'.",
     ),
     (
       {'lwo': 'adam_b1', 'high': 'adam_b1'},
@@ -135,15 +154,21 @@ def test_a_fact_that_the_run_does_not_say_is_missed():
 @pytest.mark.parametrize(
   'given',
   [
-    {'max_tokens': 48},
+    {'max_tokens': 50},
     {'max_tokens': 20480},
     {'max_tokens': 20480, 'soft_tokens': 4096},
     {'max_tokens': 41, 'soft_tokens': 1},
+    {'max_tokens': np.int64(50)},
   ],
 )
 def test_a_penalty_that_no_completion_can_get_is_refused(given):
   with pytest.raises(ValueError, match='begin to act after .* at most 40'):
     losses.arguments_from_run(methods.dapo, FACTS, given)
+
+
+def test_a_partial_function_with_another_argument_is_refused():
+  with pytest.raises(ValueError, match="gives dapo.*not have: .*'hihg': 0.4"):
+    losses.arguments_from_run(partial(methods.dapo, hihg=0.4), FACTS, {})
 
 
 def test_a_run_of_eight_tokens_is_shaped_by_dapo():

@@ -183,6 +183,21 @@ CHAINS = {
       * np.where(A == 1, np.linalg.norm(p[:3]), np.linalg.norm(p[3:]))
     ),
   ),
+  'one of each left out, behind a transform and its inverse': (
+    lambda: optax.chain(
+      adam,
+      decay,
+      optax.stateless(
+        lambda u, p: jax.tree.map(
+          lambda u: jnp.fft.ifft(jnp.fft.fft(u)).real.at[0].set(0.0), u
+        )
+      ),
+      down,
+    ),
+    lambda adam, g, p, t, m: (
+      np.array([0, 1, 1, 0, 1]) * (adam(of_gradient(g)) + of_params(p))
+    ),
+  ),
   'without memory': (
     lambda: optax.adamw(RATE, 0.0, B2, EPSILON, weight_decay=DECAY),
     lambda adam, g, p, t, m: adam(of_gradient(g)) + of_params(p),

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 
 from grpo_jax import optim
@@ -76,6 +77,69 @@ def test_moments_and_their_counts_stay():
   assert moved[0] == state[0] and moved[0].count == 1
   assert moved[1].count == PLACE and state[1].count == 1
   assert moved[1].count.dtype == state[1].count.dtype
+
+
+def own(state):
+  """A user's schedule, whose state is no named tuple."""
+  return optax.GradientTransformation(
+    lambda params: state, lambda updates, state, params=None: (updates, state)
+  )
+
+
+NOISE = optax.add_noise(0.1, 0.55, 0)
+DESCENT = optax.sgd(0.05)
+
+
+@pytest.mark.parametrize(
+  ('made', 'moved', 'stay'),
+  [
+    (NOISE, {'count': PLACE}, 0),
+    (own({'count': jnp.array(0)}), {'count': PLACE}, 0),
+    # Steps of what is inside are not those of the run.
+    (
+      optax.conditionally_transform(optax.adam(rate), lambda step: step < 9),
+      {'step': PLACE},
+      2,
+    ),
+    (
+      optax.conditionally_mask(optax.adam(rate), lambda step: step < 9),
+      {'step': PLACE},
+      2,
+    ),
+    (optax.contrib.sam(optax.adam(rate), DESCENT), {}, 2),
+    (
+      optax.contrib.schedule_free(optax.adam(rate), rate),
+      {'step_count': PLACE + 1, 'count': PLACE},
+      1,
+    ),
+    # It corrects its bias by the same count.
+    (optax.contrib.prodigy(rate), {}, 1),
+    (
+      optax.inject_hyperparams(optax.contrib.prodigy)(rate),
+      {'count': PLACE},
+      1,
+    ),
+  ],
+)
+def test_counts_move_with_the_run_or_stay_by_what_they_count(made, moved, stay):
+  state = optim.set_schedules(made.init(PARAMS), PLACE)
+  named = [
+    (str(getattr(path[-1], 'name', getattr(path[-1], 'key', ''))), int(leaf))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    if leaf.dtype == jnp.int32
+  ]
+  counts = [
+    pair for pair in named if pair[0] in ('count', 'step', 'step_count')
+  ]
+  assert {name: n for name, n in counts if n} == moved
+  assert sum(n == 0 for _, n in counts) == stay
+
+
+def test_a_parameter_may_be_called_count():
+  tx = optax.adam(0.1)
+  state = tx.init({'count': jnp.ones(2)})
+  moved = optim.set_schedules(state, PLACE)
+  assert jax.tree.all(jax.tree.map(jnp.array_equal, moved, state))
 
 
 def test_steps_of_several_updates_count_by_themselves():

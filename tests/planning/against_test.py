@@ -228,6 +228,7 @@ def test_a_run_is_no_faster_than_its_bound(tmp_path):
     '--config=configs/arithmetic.py',
     f'--workdir={tmp_path}',
     '--config.steps=6',
+    '--config.optim.warmup_steps=1',
     '--config.warm_up.steps=8',
     '--config.data.heldout=',
     '--config.checkpoint.best_metric=reward',

@@ -39,8 +39,13 @@ def grpo_jax(*arguments: str) -> str:
 def against(name: str, folder: pathlib.Path, steps: int) -> dict[str, Any]:
   """Trains one of `RUNS`, if that is not done yet, and reads its shares."""
   if steps:
-    workdir, number = f'--workdir={folder / name}', f'--config.steps={steps}'
-    grpo_jax('train', f'--config={RUNS[name]}', workdir, number)
+    grpo_jax(
+      'train',
+      f'--config={RUNS[name]}',
+      f'--workdir={folder / name}',
+      f'--config.steps={steps}',
+      '--config.optim.warmup_steps=0',  # so that a few steps are enough
+    )
   return json.loads(grpo_jax('plan', f'--against={folder / name}', '--json'))
 
 

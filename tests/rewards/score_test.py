@@ -106,6 +106,21 @@ def test_none_has_no_part_in_the_sum(kind):
     assert scores.reward[1] == 0
 
 
+def test_a_reward_of_weight_0_alone_judges_nothing():
+  """Else what could not be judged would be trained as worth 0."""
+
+  def some(prompt, completion, example):
+    return None if completion == '1' else 5.0
+
+  measured = rewards.WeightedReward('measured', cases.value, weight=0.0)
+  scores = cases.score_rows(some, measured)
+  np.testing.assert_array_equal(scores.judged, [True, False, True])
+  np.testing.assert_array_equal(scores.reward, [5, 0, 5])
+  np.testing.assert_array_equal(scores.parts[:, 1], [0, 1, 2])
+  # Where nothing is trained on, as in an evaluation, it is what there is.
+  assert cases.score_rows(measured).judged.all()
+
+
 def test_what_fails_leaves_a_completion_unjudged_whoever_else_judges():
   def late(prompt, completion, example):
     return rewards.Outcome(None, 'late' if completion == '1' else '')

@@ -6,6 +6,7 @@ import types
 import numpy as np
 import pytest
 
+from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax import rewards
 from grpo_jax import sampling
@@ -172,7 +173,10 @@ def policy(form):
   tokens = tokenizer(form)
   options = sampling.Sampling(max_tokens=8, eos_ids=(1,))
   run = types.SimpleNamespace(
-    tokenizer=tokens, engine=engine(), sampling=options
+    tokenizer=tokens,
+    engine=engine(),
+    sampling=options,
+    config=config_lib.Config(),
   )
   return eval_and_sample.Policy(run, 3, eval_and_sample.NOTHING)
 

@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import shutil
 import time
 
 import jax
@@ -346,6 +347,18 @@ def test_folders_without_a_reward_model_are_refused(tmp_path):
 def test_wrong_arguments_are_refused(folder, options, words):
   with pytest.raises(ValueError, match=words):
     model_in(folder[0], **options)
+
+
+def test_no_longer_chat_is_scored_than_the_model_was_made_for(folder, tmp_path):
+  shutil.copytree(folder[0], tmp_path / 'model')
+  file = tmp_path / 'model' / 'config.json'
+  fields = json.loads(file.read_text()) | {'max_position_embeddings': 20}
+  file.write_text(json.dumps(fields))
+  with pytest.raises(ValueError, match='max_tokens=32, but .* made for 20 '):
+    model_in(tmp_path / 'model')
+  found = model_in(tmp_path / 'model', max_tokens=None)
+  (failed,) = found(['1'], ['a' * 60], [{}])
+  assert failed.failure == 'a text of more than 20 tokens'
 
 
 def test_a_classifier_is_no_language_model(folder):

@@ -250,6 +250,28 @@ def test_bad_layouts_are_refused():
     micro_batches.of_rollout(got, np.arange(2), spec)
 
 
+@pytest.mark.parametrize(
+  'answer, text',
+  [
+    ('2', '2'), (2, '2'), (2.0, '2'), (np.float32(2), '2'), (['2', '3'], '2'),
+    ([2.0, '3'], '2'), (np.array([2, 3]), '2'), (b'2', '2'),
+  ],
+)  # fmt: skip
+def test_a_demonstration_shows_one_right_answer(answer, text):
+  records = [{**RECORDS[0], 'answer': answer}]
+  got = rollout.demonstrations(records, TOKENIZER, (5,))
+  assert got.texts == [[text]]
+  shown = TOKENIZER.decode(got.batch.tokens[0, 0, : got.length[0, 0]])
+  assert shown == text
+
+
+@pytest.mark.parametrize('answer', [{'truth': '2'}, None, [], [['2']]])
+def test_a_demonstration_of_no_answer_is_refused(answer):
+  records = [{**RECORDS[0], 'answer': answer}]
+  with pytest.raises(ValueError, match='^A demonstration requires '):
+    rollout.demonstrations(records, TOKENIZER, (5,))
+
+
 def test_demonstrations_need_an_end_token():
   endless = data.Tokenizer(TOKENIZER.backend, (), TOKENIZER.pad_id)
   with pytest.raises(ValueError, match='eos_tokens'):

@@ -9,8 +9,10 @@ import numpy as np
 import optax
 import pytest
 
+from grpo_jax import optim
 from grpo_jax.studies import claims
 from grpo_jax.studies import normalization
+from grpo_jax.studies import runs as study_runs
 from grpo_jax.studies import sweeps
 from grpo_jax.studies.claims import FAILS
 from grpo_jax.studies.claims import HOLDS
@@ -119,7 +121,7 @@ def taken(optimizer, gradients, settings=None):
   params = jnp.array([1.0, -2.0])
   state = optimizer.init(params)
   if settings:
-    state = study.Settings(*settings), state[1]
+    state = study.Settings(*settings), *state[1:]
   update = jax.jit(optimizer.update)
   for gradient in gradients:
     step, state = update(gradient, state, params)
@@ -135,12 +137,32 @@ def test_settings_in_the_state_act_as_settings_of_optax(adaptive):
   if adaptive:
     own = optax.adamw(rate, 0.9, 0.99, eps=0.3, weight_decay=0.9)
   mine = study.adjustable(adaptive, lambda params: True)
-  given = 0.1, 0.9, 0.3, 0.0
+  given = 0.1, 0.9, 0.3
   np.testing.assert_allclose(
     taken(mine, gradients, given), taken(own, gradients), rtol=1e-6
   )
+  # A run that has skipped the first updates is past the rise.
+  state = optim.set_schedules(mine.init(jnp.ones(2)), 2)
+  later, _ = mine.update(
+    jnp.ones(2), (study.Settings(*given), *state[1:]), jnp.zeros(2)
+  )
+  assert later.tolist() == pytest.approx([-0.1 / (1 + 0.3 * adaptive)] * 2)
   # As they are after `init`, settings move nothing.
   assert taken(mine, gradients[:1]).tolist() == [1, -2]
+
+
+def test_a_study_may_be_shorter_than_the_rise_of_its_config(
+  tmp_path, monkeypatch
+):
+  """Which is that of no run of it."""
+  monkeypatch.setattr(
+    study_runs.warm_up, 'run', lambda parts, *_: parts.config.optim
+  )
+  config = runs.small(steps=3)
+  assert config.optim.warmup_steps > 3
+  assert study_runs.warmed_up(config, tmp_path).warmup_steps == 0
+  of_arm = arms_lib.config_of(config, PLAN.arms[0], 0)
+  assert of_arm.optim.warmup_steps == 0
 
 
 def test_runs_that_are_done_are_not_done_again(tmp_path, monkeypatch):

@@ -2,11 +2,15 @@
 
 import dataclasses
 import json
+import types
 
 import pytest
 
 from grpo_jax import config as config_lib
+from grpo_jax import data
+from grpo_jax import sampling
 from grpo_jax import sharding
+from grpo_jax.commands import eval_and_sample
 from grpo_jax.models import weights
 from grpo_jax.training import build
 from grpo_jax.training import build_abstract
@@ -135,10 +139,11 @@ def test_longer_rows_than_the_model_was_made_for_are_refused(
   with pytest.raises(ValueError) as refused:
     build_limits.check_context(given)
   assert str(refused.value) == (
-    f'A prompt of {prompt} tokens (data.prompt_buckets) and a completion of '
-    f'{completion} have {both} tokens together, but the model in {folder} was '
-    'made for 32 (max_position_embeddings in its config.json); give shorter '
-    'ones, or config.model.beyond_context=True if this is meant.'
+    f'A prompt of {prompt} tokens and a completion of {completion} have {both} '
+    f'tokens together, but the model in {folder} was made for 32 '
+    '(max_position_embeddings in its config.json); give shorter ones '
+    '(data.prompt_buckets, max_tokens), or config.model.beyond_context=True if '
+    'this is meant.'
   )
   meant = config(folder, **changes, **{'model.beyond_context': True})
   build_limits.check_context(meant)
@@ -155,6 +160,35 @@ def test_longer_rows_than_the_model_was_made_for_are_refused(
 )
 def test_rows_that_fit_are_not(changes, folder):
   build_limits.check_context(config(folder, **changes))
+
+
+@pytest.mark.parametrize('scaling', ['linear', ['linear'], 2.0])
+def test_a_scaling_that_is_no_object_is_a_sentence(scaling, tmp_path):
+  fields = LLAMA | {'max_position_embeddings': 32, 'rope_scaling': scaling}
+  (tmp_path / 'config.json').write_text(json.dumps(fields))
+  build_limits.check_context(config(tmp_path))  # which comes first in a run
+  with pytest.raises(ValueError, match='rope_scaling=.* no object with fields'):
+    weights.source(tmp_path, needs_weights=False).config()
+
+
+def test_a_longer_completion_than_the_runs_own_is_refused_too(folder):
+  run = types.SimpleNamespace(
+    config=config(folder, buckets=(8, 64)),
+    tokenizer=data.character_tokenizer(data.ALPHABET),
+    sampling=sampling.Sampling(8),
+    engine=types.SimpleNamespace(generate=None),
+  )
+  policy = eval_and_sample.Policy(run, 1, marks.NOTHING)
+  words = 'prompt of 3 tokens and a completion of 30 .* made for 32'
+  with pytest.raises(ValueError, match=words):
+    eval_and_sample.sample(policy, ['1+2'], max_tokens=30)
+  with pytest.raises(TypeError, match='not callable'):  # it begins to sample
+    eval_and_sample.sample(policy, ['1+2'], 2, max_tokens=29)
+  rows = dataclasses.replace(run.config.data, heldout='arithmetic')
+  run.config = dataclasses.replace(run.config, data=rows)
+  words = 'prompt of 6 tokens and a completion of 27 .* made for 32'
+  with pytest.raises(ValueError, match=words):
+    eval_and_sample.evaluate(policy, 2, 1, [1], max_tokens=27)
 
 
 def test_a_learning_rate_that_rises_for_longer_than_the_run_is_refused(

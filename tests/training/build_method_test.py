@@ -11,6 +11,8 @@ from grpo_jax import losses
 from grpo_jax import sharding
 from grpo_jax.training import build
 from grpo_jax.training import build_updater
+from grpo_jax.training import given
+from grpo_jax.training import marks
 from grpo_jax.training import speed
 from tests import runs
 from tests import tiny
@@ -24,6 +26,7 @@ CALLS = []
   first='adam_b1',
   second='adam_b2',
   most='max_tokens',
+  right='right_reward',
   soft='soft_tokens',
 )
 def own(**kwargs):
@@ -33,8 +36,8 @@ def own(**kwargs):
 
 
 FACTS = {
-  'weights': (1.0,), 'updates': 6, 'first': 0.8, 'second': 0.95, 'most': 5,
-  'soft': 1,
+  'weights': (2.0,), 'updates': 6, 'first': 0.8, 'second': 0.95, 'most': 5,
+  'soft': 1, 'right': 1.5,
 }  # fmt: skip
 
 
@@ -49,6 +52,8 @@ def test_a_users_method_is_told_of_the_run(given):
       'learner.method_kwargs': given,
       'learner.batches': 2,
       'learner.epochs': 3,
+      'rewards': ({'name': 'exact_match', 'weight': 2.0},),
+      'evaluation.right_reward': 0.75,
       'optim.b1': 0.8,
       'optim.b2': 0.95,
     }
@@ -83,6 +88,28 @@ def test_what_cannot_be_built_is_refused(field, value, words):
   config = runs.arithmetic(**{'learner.method_kwargs': {}, field: value})
   with pytest.raises(ValueError, match=words):
     build.run(config)
+
+
+def shaped(soft):
+  penalty = losses.shape_overlong_reward(soft, 6)
+  return losses.chain(penalty, losses.methods.gspo())
+
+
+def test_a_penalty_for_length_that_nothing_gets_is_refused():
+  """Whoever has made it: its limits are not those of the run."""
+
+  def made(soft):
+    config = {'learner.method': f'{__name__}:shaped'}
+    kwargs = {'learner.method_kwargs': {'soft': soft}}
+    return build.method_of(runs.arithmetic(**config, **kwargs), marks.NOTHING)
+
+  assert made(2).acts_after_tokens == 4
+  with pytest.raises(ValueError, match='after 5 tokens, .* at most 5 .*dapo'):
+    made(1)
+  for method in (losses.methods.dapo(), lambda: losses.methods.dapo()):
+    own = given.put(runs.arithmetic(), method=method)
+    with pytest.raises(ValueError, match='after 16384 tokens, .* at most 5'):
+      build.method_of(*own)
 
 
 def compares():

@@ -140,19 +140,19 @@ def test_a_tokenizer_from_python_ends_turns_too(base):
   assert found.eos_ids == (*own.eos_ids, *own.encode('<|im_end|>'))
 
 
-def test_turns_that_end_by_a_text_are_said(tmp_path):
+@pytest.mark.parametrize('end, said', [('### End\n', '### End'), ('', 'user:')])
+def test_turns_that_end_by_a_text_are_said(end, said, tmp_path):
   template = (
-    '{% for m in messages %}{{ m.role }}: {{ m.content }}\n### End\n'
-    '{% endfor %}'
-  )
+    '{% for m in messages %}{{ m.role }}: {{ m.content }}\nEND{% endfor %}'
+  ).replace('END', end)
   hf_folder.write_tokenizer(tmp_path, template, eos=('</s>',))
   changes = {'data.tokenizer': str(tmp_path), 'data.chat': True}
   config = runs.small(**changes)
   note = build_tokenizer.turn_end_note(config, build.tokenizer_of(config))
   assert (
-    note == "turns end by the text '### End', which is no token and no stop"
+    note == f'turns end by the text {said!r}, which is no token and no stop'
   )
-  config = runs.small(**changes, **{'sampler.stop_strings': ('###',)})
+  config = runs.small(**changes, **{'sampler.stop_strings': (said[:3],)})
   assert build_tokenizer.turn_end_note(config, build.tokenizer_of(config)) == ''
 
 

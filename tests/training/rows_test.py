@@ -128,6 +128,10 @@ OWN = {
     "message 0 has no text in 'content'",
   ),
   'half a pair': ({'prompt': '1\ud83d'}, 'half of a surrogate pair'),
+  'half a pair in the answer': (
+    {**GOOD, 'answer': ['3', '\ud83d']},
+    "half of a surrogate pair .* in 'answer'",
+  ),
   'no dict': ('01+02=', 'of type str, no dict'),
   'a character': ({'prompt': 'a'}, "holds the character 'a'"),
   'too long': ({'prompt': '0' * 9}, 'needs 9 tokens, but the largest bucket'),
@@ -230,6 +234,29 @@ def test_of_made_and_of_built_in_rows_a_few_are_checked(monkeypatch):
   assert len(made.read) == 30 and made.read[-1] == 10**6 - 1
 
 
+@pytest.mark.parametrize('size', [200, 300])
+def test_every_row_of_a_small_source_of_a_users_own_is_checked(size):
+  class Own:
+    def __len__(self):
+      return size
+
+    def __getitem__(self, place):
+      return {'prompt': 'a' if place == 137 else '01+02=', 'answer': '3'}
+
+  config, objects = given(Own())
+  with pytest.raises(ValueError, match='^Item 137 .* holds the character'):
+    checked(config, PLAIN, objects)
+
+
+def test_a_demonstration_without_one_answer_is_named(tmp_path):
+  rows = twenty({**GOOD, 'answer': {'truth': '3'}})
+  file = formats.jsonl(tmp_path / 'shown.jsonl', rows)
+  warm_up = {'warm_up.steps': 2, 'warm_up.demonstrations': str(file)}
+  words = r"^Line 14 of .*: A demonstration .*dict with the fields \['truth'\]"
+  with pytest.raises(ValueError, match=words):
+    checked(config_of('arithmetic', **warm_up), PLAIN)
+
+
 def test_a_chat_shows_its_own_answer_in_a_warm_up():
   chat = {'prompt': [ASK, {'role': 'assistant', 'content': '3'}]}
   config, objects = given_lib.put(
@@ -243,7 +270,8 @@ def test_a_chat_shows_its_own_answer_in_a_warm_up():
   answered = {**chat, 'answer': ' 3.'}
   config, objects = given_lib.put(prefill, prompts=[answered])
   assert sources.train(config, objects)[0] == [[answered]]
-  with pytest.raises(ValueError, match='turns of the assistant alone'):
+  words = r'^prompts\[0\] cannot be used: .* turns of the assistant alone'
+  with pytest.raises(ValueError, match=words):
     given_lib.put(
       config_of('arithmetic'), prompts=[{'prompt': chat['prompt'][1:]}]
     )

@@ -16,6 +16,7 @@ from grpo_jax.losses._weight import mean_over_sequences
 from grpo_jax.losses._weight import weigh_conflict_tokens
 
 
+@takes_from_run(right_reward='right_reward')
 def passk(k=4, right_reward=1.0, low=0.2, high=0.2) -> LossTransform:
   r"""Pass@k training: credit for the success of any k completions.
 
@@ -30,7 +31,8 @@ def passk(k=4, right_reward=1.0, low=0.2, high=0.2) -> LossTransform:
   Args:
     k: Size of the subsets, an integer. A subset succeeds if one of its
       completions is right.
-    right_reward: The smallest reward of a right completion, a number.
+    right_reward: The smallest reward of a right completion, a number. A run
+      takes its `evaluation.right_reward` times the weight of its first reward.
     low, high: See `help(losses.methods)`.
 
   References:

@@ -88,6 +88,8 @@ def context_tokens(fields: Fields) -> int | None:
   """
   most = fields.get('max_position_embeddings')
   both = fields.get('rope_scaling') or fields.get('rope_parameters') or {}
+  if not isinstance(both, Mapping):  # `read` refuses it
+    return most
   for given in (both, *both.values()):
     if not isinstance(given, Mapping):
       continue

@@ -29,11 +29,11 @@ class Answer(NamedTuple):
   Attributes:
     text: As a verifier compares it; a number is written without an exponent and
       without zeros behind the point.
-    value: The number, if the record holds a number and no text.
+    value: The number or truth value, if the record holds one and no text.
   """
 
   text: str
-  value: Fraction | None = None
+  value: Fraction | bool | None = None
 
 
 def answers(reward: str, example: Mapping[str, Any]) -> tuple[Answer, ...]:
@@ -91,7 +91,9 @@ def _plain(value: Any) -> Any:
   if hasattr(value, 'dtype'):
     if getattr(value, 'ndim', 0):
       return value.tolist()
-    if value.dtype.kind == 'f':  # a float32 of 0.1 is meant to be 0.1
+    if (
+      getattr(value.dtype, 'kind', '') == 'f'
+    ):  # a float32 of 0.1 is meant to be 0.1
       return float(str(value))
     return _plain(value.item())
   return value
@@ -99,39 +101,54 @@ def _plain(value: Any) -> Any:
 
 def _answer(reward: str, given: Any) -> Answer:
   """One answer, as a text."""
-  if isinstance(given, str | bool):
-    return Answer(str(given))
+  if isinstance(given, bool):
+    return Answer(str(given), given)
+  if isinstance(given, str):
+    return Answer(given)
   if isinstance(given, Mapping):
     fields = sorted(map(str, given))
     raise ValueError(
       f'{reward} requires a text, a number or a list of these in the answer,'
       f' but the example has a dict with the fields {fields}; name the one that'
       ' holds it in config.data.answer_field, behind the field of the dict and'
-      f" a point, as in 'answer.{fields[0] if fields else 'text'}'."
+      f" a point, as in 'answer.{fields[0] if fields else 'text'}', or make its"
+      ' value the answer.'
     )
   if isinstance(given, numbers.Real | decimal.Decimal):
-    if not math.isfinite(given):
+    if not _is_finite(given):
       raise unusable(reward, 'a finite number', given)
     value = Fraction(str(given))  # 0.1 is a tenth, and not the nearest float
     return Answer(_written(given, value), value)
   raise unusable(reward, 'a text, a number or a list of these', given)
 
 
+def _is_finite(given: Any) -> bool:
+  """Whether a number can be written out."""
+  if isinstance(given, numbers.Rational):  # no float may be as large
+    return True
+  if isinstance(given, decimal.Decimal):
+    return given.is_finite() and abs(given.adjusted()) <= _MOST_DIGITS
+  return math.isfinite(given)
+
+
 def _written(given: Any, value: Fraction) -> str:
   """A number as a person writes it."""
   if isinstance(given, numbers.Rational):
     return str(value)
-  return format(decimal.Decimal(str(given)).normalize(), 'f')
+  exact = decimal.Context(prec=2 * _MOST_DIGITS)  # rounds no digits away
+  return format(decimal.Decimal(str(given)).normalize(exact), 'f')
 
 
 def is_value(text: str, answer: Answer) -> bool:
-  """Whether a text is the number of a record that holds a number.
+  """Whether a text is the number or truth value that a record holds as such.
 
   >>> is_value(' 72.0', Answer('72', Fraction(72)))
   True
   """
   if answer.value is None or len(text) > _MOST_DIGITS:
     return False
+  if isinstance(answer.value, bool):  # JSON writes true, and Python True
+    return text.strip().casefold() == answer.text.casefold()
   found = _NUMBER.fullmatch(text.strip())
   return found is not None and Fraction(found.group()) == answer.value
 

@@ -96,7 +96,7 @@ def multiple_choice(
   del prompt
   _patterns(str(choices))
   answers = _shared.answers('multiple_choice', example)
-  wanted = {_wanted(one.text, choices) for one in answers} - {None}
+  wanted = {_wanted(one.text.strip(), choices) for one in answers} - {None}
   if not wanted:
     required = f'one of the choices {", ".join(choices)}'
     raise _shared.unusable('multiple_choice', required, example['answer'])

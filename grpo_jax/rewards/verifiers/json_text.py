@@ -91,7 +91,7 @@ def _texts_of(schema: Any, example: dict[str, Any]) -> list[str]:
     return [_text_of(schema)]
   given = example.get('answer')
   items = given if isinstance(given, list | tuple) and given else [given]
-  if any(isinstance(item, Mapping) for item in items):
+  if any(isinstance(item, Mapping | bool) for item in items):
     return [i if isinstance(i, str) else _text_of(i) for i in items]
   return [one.text for one in _shared.answers('json_schema', example)]
 
@@ -123,6 +123,8 @@ def _validator(text: str) -> Any:
     ) from error
   try:
     schema = _loaded(text)
+    if type(schema) not in (dict, bool):
+      raise ValueError('it is no object, and neither true nor false')
     kind = jsonschema.validators.validator_for(
       schema, default=jsonschema.Draft202012Validator
     )

@@ -91,4 +91,5 @@ def config_of(config: Config, arm: Arm, seed: int) -> Config:
   The optimizer is none of the config's; see `study.adjustable`.
   """
   learner = dataclasses.replace(config.learner, method=METHODS[arm.method])
-  return dataclasses.replace(config, seed=seed, learner=learner)
+  unused = dataclasses.replace(config.optim, warmup_steps=0)
+  return dataclasses.replace(config, seed=seed, learner=learner, optim=unused)

@@ -64,7 +64,6 @@ class Settings(NamedTuple):
   rate: jax.Array
   decay: jax.Array  # of weights, or of the momentum
   epsilon: jax.Array
-  count: jax.Array  # updates taken
 
 
 def adjustable(
@@ -80,7 +79,8 @@ def adjustable(
     decays: From the parameters to a tree of bools: which of them decay.
 
   Returns:
-    A transformation with the state `(Settings, state of the optimizer)`.
+    A transformation with the state `(Settings, count of the rise, state of the
+    optimizer)`. A run moves the count; see `optim.set_schedules`.
   """
 
   def inner(settings):
@@ -93,15 +93,17 @@ def adjustable(
 
   def init(params):
     settings = Settings(*(jnp.zeros(()) for _ in Settings._fields))
-    return settings, inner(settings).init(params)
+    rise = optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
+    return settings, rise, inner(settings).init(params)
 
   def update(updates, state, params=None, **unused):
     del unused
-    settings, of_inner = state
+    settings, rise, of_inner = state
     step, of_inner = inner(settings).update(updates, of_inner, params)
-    settings = settings._replace(count=settings.count + 1)
-    rate = settings.rate * jnp.minimum(1, settings.count / _RISE)
-    return jax.tree.map(lambda x: -rate * x, step), (settings, of_inner)
+    count = rise.count + 1
+    rate = settings.rate * jnp.minimum(1, count / _RISE)
+    after = settings, rise._replace(count=count), of_inner
+    return jax.tree.map(lambda x: -rate * x, step), after
 
   return optax.GradientTransformationExtraArgs(init, update)
 
@@ -124,11 +126,11 @@ class _Trainer:
     update = self._updater(config_of(config, arm, seed), of_kind.adaptive, arm)
     # `init` donates its argument, and the next arm needs the parameters again.
     state = update.init(jax.tree.map(jnp.copy, params))
-    settings, inner = state.opt_state
-    given = Settings(arm.lr, *of_kind.settings, 0.0)  # pyright: ignore
+    settings, *rest = state.opt_state
+    given = Settings(arm.lr, *of_kind.settings)  # pyright: ignore
     # Added to what lies there, that they lie in the same place.
     settings = jax.tree.map(jnp.add, settings, given)
-    state = state._replace(opt_state=(settings, inner))
+    state = state._replace(opt_state=(settings, *rest))
     run = self._run
     with build_rewards.workers(run.config, run.rewards) as workers:
       run = run._replace(workers=workers)

@@ -83,9 +83,56 @@ def test_a_small_float_is_no_number_with_an_exponent():
     assert rewards.exact_match('', huge, {'answer': 72.0}) == 0
 
 
+@pytest.mark.parametrize('answer', [True, np.bool_(True), [True], '[x]'])
+def test_truth_values_are_written_in_two_ways(answer):
+  for name, form in ('exact_match', '{}'), ('boxed_text', '\\boxed{{{}}}'):
+    for word in 'True', 'true', 'False', '1':
+      wanted = answer != '[x]' and word.casefold() == 'true'
+      verifier = getattr(rewards, name)
+      assert verifier('', form.format(word), {'answer': answer}) == wanted
+
+
+LONG = '123456789012345678901234567890.125'
+
+
+@pytest.mark.parametrize(
+  'answer, completion',
+  [
+    (10**400, str(10**400)),  # which is no float
+    (decimal.Decimal(LONG), LONG),  # more digits than Python's decimal keeps
+    (decimal.Decimal('1E+30'), '1' + '0' * 30),
+  ],
+)
+def test_numbers_of_any_length_are_exact(answer, completion):
+  assert rewards.exact_match('', completion, {'answer': answer}) == 1
+  assert rewards.exact_match('', completion[:-1] + '7', {'answer': answer}) == 0
+  assert rewards.answers('', {'answer': answer})[0].text == completion
+
+
+@pytest.mark.parametrize('answer', [' B ', '1 ', 1.0, b'B', [' C', 1]])
+def test_a_choice_may_be_a_number_or_have_white_space_around_it(answer):
+  assert (
+    rewards.multiple_choice('', 'The answer is B.', {'answer': answer}) == 1
+  )
+  assert (
+    rewards.multiple_choice('', 'The answer is D.', {'answer': answer}) == 0
+  )
+
+
+@golden_test.needs('json_schema')
+def test_true_and_false_are_schemas():
+  assert rewards.json_schema('', '5', {'answer': True}) == 1
+  assert rewards.json_schema('', '5', {'answer': False}) == 0
+  for no_schema in 5, '[]', '"a"':
+    with pytest.raises(ValueError, match='not valid: it is no object'):
+      rewards.json_schema('', '5', {'answer': no_schema})
+
+
 @pytest.mark.parametrize(
   'answer, message',
   [
+    (decimal.Decimal('sNaN'), 'a finite number'),
+    (decimal.Decimal('1e999999999'), 'a finite number'),
     (
       {'style': 'rule', 'ground_truth': '72'},
       r"a dict with the fields \['ground_truth', 'style'\]; name the one.*in"
