@@ -6,16 +6,23 @@ Every field of the config has a row, or stands among those that take any value.
 import dataclasses
 import math
 import re
+from unittest import mock
 
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
 from grpo_jax import config as config_lib
 from grpo_jax import losses
 from grpo_jax import models
+from grpo_jax import optim
 from grpo_jax import sharding
+from grpo_jax.commands import eval_and_sample
 from grpo_jax.models import weights
 from grpo_jax.training import build
 from grpo_jax.training import build_limits
+from grpo_jax.training import marks
 from tests import cli
 
 # Fields by name, what they are given, and what the refusal says of them. Of a
@@ -28,6 +35,7 @@ CONFIG = [
     'whose product, 8,589,934,592 optimizer steps',
   ),
   ({'model.num_layers': 0}, 'model.num_layers=0; give 1 or more'),
+  ({'model.num_layers': 10**9}, 'model.num_layers=1000000000; give at most'),
   ({'model.width': 0}, 'model.width=0; give 1 or more'),
   ({'model.num_heads': 0}, 'model.num_heads=0'),
   ({'model.num_kv_heads': 0}, 'model.num_kv_heads=0'),
@@ -234,6 +242,7 @@ WHOLE = 'but a whole number from 1 to 2147483647 is needed'
 CONFIG_JSON = [
   (LLAMA, dict(rope_theta='x'), "rope_theta='x', but a finite number above 0"),
   (LLAMA, dict(rope_theta=-1.0), 'rope_theta=-1.0, but'),
+  (LLAMA, dict(rope_theta=1), 'rope_theta=1, but a number above 1 is needed'),
   (LLAMA, dict(rope_theta=math.nan), 'rope_theta=nan, but'),
   (LLAMA, dict(rope_theta=10**400), 'rope_theta=1000'),
   (LLAMA, dict(rms_norm_eps=-1), 'rms_norm_eps=-1, but a finite number above'),
@@ -247,7 +256,7 @@ CONFIG_JSON = [
   (LLAMA, dict(hidden_size=-16), f'hidden_size=-16, {WHOLE}'),
   (LLAMA, dict(hidden_size=17), 'hidden_size=17, which num_attention_heads=2'),
   (LLAMA, dict(intermediate_size=True), f'intermediate_size=True, {WHOLE}'),
-  (LLAMA, dict(num_hidden_layers=0), f'num_hidden_layers=0, {WHOLE}'),
+  (LLAMA, dict(num_hidden_layers=0), 'num_hidden_layers=0, but a whole numb'),
   (LLAMA, dict(num_attention_heads=[2]), f'num_attention_heads=[2], {WHOLE}'),
   (LLAMA, dict(num_key_value_heads=0), f'num_key_value_heads=0, {WHOLE}'),
   (LLAMA, dict(num_key_value_heads=3), 'num_key_value_heads=3 does not divide'),
@@ -279,6 +288,41 @@ CONFIG_JSON = [
     "full_attention.factor='x' for rotary",
   ),
   (LLAMA, dict(architectures='LlamaForCausalLM'), 'give a list of one name'),
+  (LLAMA, dict(rms_norm_eps=None), 'rms_norm_eps=None, but a finite number'),
+  (LLAMA, dict(tie_word_embeddings=None), 'tie_word_embeddings=None, but true'),
+  (LLAMA, dict(num_hidden_layers=2**31 - 1), 'a whole number from 1 to 10000'),
+  (
+    LLAMA,
+    dict(rope_scaling={'rope_type': [1]}),
+    'rope_type=[1] for rotary pos',
+  ),
+  (
+    LLAMA,
+    dict(rope_parameters={'full_attention': 3}),
+    'full_attention=3 for rotary positions, which is no object',
+  ),
+  (
+    LLAMA,
+    dict(rope_scaling=LLAMA3 | {'low_freq_factor': 5}),
+    'low_freq_factor=5 and high_freq_factor=4 for rotary',
+  ),
+  (QWEN3_MOE, dict(num_experts_per_tok=None), 'num_experts_per_tok=None, but'),
+  (QWEN3_MOE, dict(decoder_sparse_step=None), 'decoder_sparse_step=None, but'),
+  (
+    QWEN3_MOE,
+    dict(num_local_experts='x'),
+    "num_local_experts='x', but a whole",
+  ),
+  (
+    LLAMA | dict(architectures=['Qwen2ForCausalLM']),
+    dict(use_sliding_window=True, max_window_layers=None),
+    'use_sliding_window=True and max_window_layers=None',
+  ),
+  (
+    LLAMA | dict(architectures=['Gemma2ForCausalLM'], num_key_value_heads=2),
+    dict(query_pre_attn_scalar=None),
+    'query_pre_attn_scalar=None, but a finite number above 0',
+  ),
   (
     LLAMA,
     dict(architectures=['Gemma3ForConditionalGeneration'], text_config=[1]),
@@ -350,6 +394,41 @@ ARGUMENTS = [
   ('mask_sequence_importance', dict(cap=math.nan), 'cap=nan'),
   ('mean_over_sequence_sums', dict(budget_tokens='x'), "budget_tokens='x'"),
   ('constant_advantage', dict(value=math.inf), 'value=inf'),
+  ('ppo_clip', dict(low=math.nan), 'low=nan; give a number'),
+  ('ppo_clip', dict(high='x'), "high='x'; give a number"),
+  ('ppo_clip', dict(low=None), 'low=None; give a number'),
+  ('clip_log_ratio', dict(high=math.nan), 'high=nan'),
+  ('gate_binary_kl', dict(low=1j), 'low=1j; give a number'),
+  ('gate_probability_change', dict(low=[0.1]), 'low=[0.1]; give a number'),
+  ('mask_token_importance', dict(low=math.nan), 'low=nan'),
+  ('add_kl', dict(coefficient=True), 'coefficient=True; give a number'),
+  ('add_kl', dict(coefficient=np.array(math.nan)), 'coefficient=nan; give'),
+  ('add_kl', dict(coefficient=jnp.ones(2)), '; give a number'),
+  ('pull_to_old', dict(coefficient=10**400), 'coefficient=1000'),
+  ('ppo_clip', dict(cap=math.nan), 'cap=nan; give a number'),
+  ('capped_score_function', dict(low=3), 'is -2, below which no ratio lies'),
+  ('detach_covariance', dict(low_covariance=math.nan), 'low_covariance=nan'),
+  ('detach_covariance', dict(low_covariance=6), 'between which nothing lies'),
+  (
+    'normalize_by_group',
+    dict(under_root='false'),
+    "under_root='false'; give T",
+  ),
+  ('normalize_over_tokens', dict(under_root=1), 'under_root=1; give True or'),
+  ('divide_by_batch_deviation', dict(within_groups='no'), 'give True or False'),
+  ('mask_token_importance', dict(self_normalized=None), 'give True or False'),
+  ('gate_small_advantages', dict(spare_penalty='x'), 'give True or False'),
+  (
+    'normalize_each_reward',
+    dict(weights='ab'),
+    "weights='ab'; give one number",
+  ),
+  ('normalize_each_reward', dict(weights=(1, math.nan)), 'weights=nan; give'),
+  ('credit_pass_at_k', dict(k=1.5), 'k=1.5; give a k of at least 1'),
+  ('credit_pass_at_k', dict(k=len), 'k=<built-in function len>; give a number'),
+  ('adaptive_kl', dict(initial=1, target=1, gain='x'), "gain='x'"),
+  ('clip_advantage', dict(minimum=math.nan), 'minimum=nan; give a number'),
+  ('clip_advantage', dict(minimum=1, maximum=-1), 'minimum=1 and maximum=-1'),
   ('adaptive_kl', dict(initial=-1, target=1), 'initial=-1'),
   ('entropy_target', dict(target=-1), 'target=-1'),
 ]
@@ -379,10 +458,13 @@ def test_schedules_and_limits_that_are_off_are_not(name, kwargs):
 
 def test_a_negative_kl_and_a_wide_clip_are_refused_in_a_config():
   for kwargs, words in (
-    ({'kl_coefficient': -0.1}, 'add_kl got coefficient=-0.1'),
+    (
+      {'kl_coefficient': -0.1},
+      "method_kwargs={'kl_coefficient': -0.1} cannot be used: add_kl got coeff",
+    ),
     ({'low': 1.0, 'high': 1.0}, 'ppo_clip got low=1.0'),
   ):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=re.escape(words)):
       build.method('grpo', kwargs)
 
 
@@ -503,3 +585,91 @@ def test_they_are_refused_at_the_start_of_a_run(tmp_path):
     )
     cli.assert_refused(done, words)
     assert not (tmp_path / 'run').exists()
+
+
+ADAM = optax.adam(0.1)
+SCHEDULE = dict(peak=0.1, warmup_steps=2, decay='linear', total_steps=10)
+OPTIM = [
+  ('learning_rate', SCHEDULE | dict(peak=-1), 'peak=-1; give a finite number'),
+  ('learning_rate', SCHEDULE | dict(peak=math.nan), 'peak=nan'),
+  (
+    'learning_rate',
+    SCHEDULE | dict(warmup_steps=-1),
+    'warmup_steps=-1; give a',
+  ),
+  (
+    'learning_rate',
+    SCHEDULE | dict(warmup_steps=2.5),
+    'a whole number that is',
+  ),
+  ('learning_rate', SCHEDULE | dict(total_steps=math.inf), 'total_steps=inf'),
+  ('learning_rate', SCHEDULE | dict(total_steps='x'), "total_steps='x'"),
+  ('adamw', dict(schedule=-0.1), 'schedule=-0.1'),
+  ('adamw', dict(schedule='x'), "schedule='x'"),
+  ('adamw', dict(schedule=0.1, b1='x'), "b1='x'"),
+  ('adamw', dict(schedule=0.1, b2=math.nan), 'b2=nan'),
+  ('adamw', dict(schedule=0.1, epsilon=-1e-8), 'epsilon=-1e-08'),
+  ('adamw', dict(schedule=0.1, weight_decay=math.nan), 'weight_decay=nan'),
+  ('adamw', dict(schedule=0.1, clip_norm=0), 'clip_norm=0; give a finite num'),
+  ('project_outward', dict(inner=ADAM, epsilon=-1), 'epsilon=-1'),
+  ('record_adam_moments', dict(inner=ADAM, epsilon=math.nan), 'epsilon=nan'),
+  ('restore_reward_scale', dict(inner=ADAM, reference=0), 'reference=0; give'),
+  ('restore_reward_scale', dict(inner=ADAM, reference=math.nan), '=nan; give'),
+]
+
+
+@pytest.mark.parametrize('name, kwargs, words', OPTIM)
+def test_an_argument_of_an_optimizer_without_meaning_is_refused(
+  name, kwargs, words
+):
+  with pytest.raises(ValueError, match=f'^{name} got ') as refused:
+    getattr(optim, name)(**kwargs)
+  assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+  'name, kwargs',
+  [
+    ('learning_rate', dict(peak=0)),
+    ('learning_rate', dict(peak=np.float32(0.1), warmup_steps=np.int64(2))),
+    ('adamw', dict(schedule=lambda count: 0.1, clip_norm=None)),
+    ('adamw', dict(schedule=jnp.float32(0.1), b1=jnp.float32(0.5))),
+  ],
+)
+def test_numbers_of_any_kind_are_not(name, kwargs):
+  getattr(optim, name)(**kwargs)
+
+
+FLAGS = [
+  (('convert', 'a', 'b', '--shard_gb=inf'), '--shard_gb=inf is no size'),
+  (('plan', '--topology=h100-sxm:8', '--price=-1'), '--price=-1.0 is no price'),
+  (('plan', '--topology=h100-sxm:8', '--price=nan'), '--price=nan is no price'),
+  (('plan', '--topology=h100-sxm:8', '--search=-1'), '--search=-1; give how'),
+  (('train', '--profile_steps=0,3'), '--profile_steps=0,3 is no range'),
+  (('train', '--profile_steps=99,100'), 'begins behind the last rollout'),
+]
+
+
+@pytest.mark.parametrize('given, words', FLAGS)
+def test_a_flag_without_meaning_is_refused(given, words, tmp_path):
+  config = () if given[0] == 'convert' else (cli.SMALL,)
+  workdir = (f'--workdir={tmp_path}/run',) if given[0] == 'train' else ()
+  cli.assert_refused(cli.call(*given, *config, *workdir), words)
+  assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize(
+  'given, words',
+  [
+    (dict(samples=0), '--samples=0 asks for none'),
+    (dict(samples=2.5), '--samples=2.5; give a whole number, 1 or more'),
+    (dict(examples=-3), '--examples=-3; give a whole number, 0 or more'),
+    (dict(ks=[0]), 'k=0 with 8 samples per prompt; give a k from 1'),
+    (dict(ks=['1']), "k='1' with 8 samples"),
+  ],
+)
+def test_an_evaluation_of_nothing_is_refused(given, words):
+  policy = eval_and_sample.Policy(mock.Mock(), 3, marks.NOTHING)
+  given = dict(examples=0, samples=8, ks=[1]) | given
+  with pytest.raises(ValueError, match=re.escape(words)):
+    eval_and_sample.evaluate(policy, **given)

@@ -1,5 +1,6 @@
 """`grpo-jax convert`: a model as a Hugging Face folder."""
 
+import math
 import os
 
 from grpo_jax import plain_text
@@ -32,9 +33,9 @@ def convert(
   Raises:
     ValueError: Something that was given cannot be used.
   """
-  if not shard_gb > 0:
+  if not 0 < shard_gb < math.inf:
     raise ValueError(
-      f'--shard_gb={shard_gb} is no size of a file; give more than 0.'
+      f'--shard_gb={shard_gb} is no size of a file; give a number above 0.'
     )
   shard_bytes = int(shard_gb * 1e9)
   return export.convert(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import contextlib
 import dataclasses
 import json
+import numbers
 import os
 import pathlib
 import sys
@@ -151,7 +152,8 @@ def evaluate(
   config = run.config.evaluation
   # Absolute from here on: a reward function may change the directory.
   completions = completions and os.path.abspath(completions)
-  _at_least_one('samples', samples)
+  _whole('samples', samples, 1)
+  _whole('examples', examples, 0)
   evaluate_lib.check_ks(ks, samples)
   heldout = sources.heldout(run.config, given)
   if heldout is None:
@@ -204,9 +206,13 @@ def evaluate(
   return summary
 
 
-def _at_least_one(name: str, value: int) -> None:
-  if value < 1:
-    raise ValueError(f'--{name}={value} asks for none; give 1 or more.')
+def _whole(name: str, value: Any, least: int) -> None:
+  """Raises a ValueError unless a flag is a whole number, `least` or more."""
+  if not isinstance(value, numbers.Integral) or value < least:
+    none = ' asks for none' if value == 0 else ''
+    raise ValueError(
+      f'--{name}={value!r}{none}; give a whole number, {least} or more.'
+    )
 
 
 def show(summary: dict[str, Any]) -> None:
@@ -284,7 +290,7 @@ def sample(
       output.
   """
   run = policy.run
-  _at_least_one('number', number)
+  _whole('number', number, 1)
   sampling = _sampling(run, temperature, max_tokens)
   for index, prompt in enumerate(asked):
     ids = run.tokenizer.encode_prompt(prompt)

@@ -100,7 +100,8 @@ def train(
       rollout that an earlier start has sampled but not evaluated.
 
   Returns:
-    `before`, the held-out accuracy after the warm-up, before the first rollout;
+    `before`, the held-out accuracy after the warm-up, before the first rollout
+    (the mean of the first reward, which is an accuracy if it is 0 or 1);
     `after`, the last that was measured, and `after_step`, the rollouts done by
     then, fewer than `steps` if the run was stopped between two evaluations.
     Earlier starts are included; all three are None without held-out prompts.

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import math
 import sys
 from typing import Any
 
@@ -55,6 +56,12 @@ def run(
       'plan needs --topology, as in --topology=v5p:4x4x4, or --against=WORKDIR.'
     )
   price = given['price']
+  if price is not None and not 0 <= price < math.inf:
+    raise ValueError(f'--price={price} is no price; give 0 or more.')
+  if given['search'] < 0:
+    raise ValueError(
+      f'--search={given["search"]}; give how many meshes that fit are wanted.'
+    )
   planned = with_mesh(config(), given['mesh'], given['num_slices'])
   topology = topologies.named(given['topology'], planned.mesh.slices)
   if number := given['search']:

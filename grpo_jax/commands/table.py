@@ -31,7 +31,8 @@ def train() -> int:
   """`grpo-jax train`; returns the exit code."""
   from grpo_jax import monitor
 
-  config, steps = _config(), _step_range(_value('profile_steps'))
+  config = _config()
+  steps = _step_range(_value('profile_steps'), config.steps)
   if _value('check'):
     with _together() as peers:
       _check(config, peers.is_first)
@@ -416,12 +417,19 @@ def _whole(name: str, text: str) -> int:
     ) from error
 
 
-def _step_range(given: list[str]) -> tuple[int, int]:
-  """First and last step; (0, 0) for none."""
-  steps = [_whole('profile_steps', step) for step in given] or [0, 0]
-  if len(steps) != 2 or not 0 <= steps[0] <= steps[1]:
+def _step_range(given: list[str], last: int) -> tuple[int, int]:
+  """First and last step of a run that has `last`; (0, 0) for none."""
+  if not given:
+    return 0, 0
+  steps = [_whole('profile_steps', step) for step in given]
+  if len(steps) != 2 or not 1 <= steps[0] <= steps[1]:
     raise ValueError(
       f'--profile_steps={",".join(given)} is no range; give the first and the '
       'last rollout, as in --profile_steps=3,5.'
+    )
+  if steps[0] > last:
+    raise ValueError(
+      f'--profile_steps={",".join(given)} begins behind the last rollout '
+      f'(config.steps={last}); give earlier ones.'
     )
   return steps[0], steps[1]

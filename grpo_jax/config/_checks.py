@@ -94,6 +94,8 @@ _MOST = {
   'model.norm_epsilon': 1,
   'lora.alpha': 1_000_000,
   'workers.number': 4096,
+  # Lists of this length are made; no model is near.
+  'model.num_layers': 10_000,
 }
 
 # Of address space: the least in which a process of Python imports a judge.

@@ -63,10 +63,11 @@ def load_folder(path: str | os.PathLike[str], read_ends: bool = True) -> Loaded:
     )
   loaded = load_file(folder / 'tokenizer.json')
   # Older folders keep special tokens in a file of their own.
-  told = {
-    **read_json(folder / 'special_tokens_map.json'),
-    **read_json(folder / 'tokenizer_config.json'),
-  }
+  told = {}
+  for name in ('special_tokens_map.json', 'tokenizer_config.json'):
+    values = read_json(folder / name)
+    _check_tokens(folder / name, values)
+    told |= values
   tokens = dict(_named_tokens(told))
   model = read_json(folder / 'config.json')
   generation = folder / 'generation_config.json'
@@ -74,7 +75,7 @@ def load_folder(path: str | os.PathLike[str], read_ends: bool = True) -> Loaded:
     (generation, read_json(generation)),
     (folder / 'config.json', model),
     # A model of text and images has the fields of its text part in there.
-    (folder / 'config.json', model.get('text_config') or {}),
+    (folder / 'config.json', _text_part(folder / 'config.json', model)),
   ]
   ids = loaded.backend.get_vocab()
   return loaded._replace(
@@ -107,6 +108,54 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
   return values
 
 
+def _wrong(
+  path: pathlib.Path, field: str, value: Any, needed: str
+) -> ValueError:
+  return ValueError(
+    f'{str(path)!r} has {field}={value!r:.60}, but {needed} is needed there;'
+    ' correct the file, or copy it again from where the model came from.'
+  )
+
+
+_SPECIAL = 'bos_token', 'eos_token', 'pad_token', 'unk_token'
+
+
+def _check_tokens(path: pathlib.Path, values: Mapping[str, Any]) -> None:
+  """Raises a ValueError that names a field which holds something else."""
+  for field in _SPECIAL:
+    token = values.get(field)
+    text = token.get('content') if isinstance(token, dict) else token
+    if token is not None and not isinstance(text, str):
+      raise _wrong(path, field, token, 'a text')
+  adds = values.get('add_bos_token')
+  if adds is not None and not isinstance(adds, bool):
+    raise _wrong(path, 'add_bos_token', adds, 'true or false')
+  template = values.get('chat_template')
+  listed = template if isinstance(template, list) else []
+  whole = template is None or isinstance(template, str | list)
+  if not whole or not all(map(_is_template, listed)):
+    raise _wrong(
+      path,
+      'chat_template',
+      template,
+      "a text, or a list of objects with the texts 'name' and 'template',",
+    )
+
+
+def _is_template(entry: Any) -> bool:
+  texts = 'name', 'template'
+  return isinstance(entry, dict) and all(
+    isinstance(entry.get(field), str) for field in texts
+  )
+
+
+def _text_part(path: pathlib.Path, model: Mapping[str, Any]) -> dict[str, Any]:
+  part = model.get('text_config') or {}
+  if not isinstance(part, dict):
+    raise _wrong(path, 'text_config', part, 'an object with fields')
+  return part
+
+
 def _named_tokens(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   """Special tokens by name: ('bos_token', '<s>')."""
   for name, token in told.items():
@@ -129,6 +178,12 @@ def _eos_ids(
     if named is None:
       continue
     ends = named if isinstance(named, list) else [named]
+    if not all(type(end) is int for end in ends):
+      raise _wrong(
+        path, 'eos_token_id', named, 'a whole number, or a list of them,'
+      )
+    if not ends:  # names none
+      continue
     for end in ends:
       if end not in known:
         raise ValueError(
@@ -160,8 +215,13 @@ def _pad_id(
   # Some files have a 0 here that stands for nothing. Token 0 may be '!', which
   # would then be missing from every text that is decoded.
   special = backend.get_added_tokens_decoder()
-  named = (values.get('pad_token_id') for _, values in configs)
-  return next((token_id for token_id in named if token_id in special), None)
+  for path, values in configs:
+    named = values.get('pad_token_id')
+    if named is not None and type(named) is not int:
+      raise _wrong(path, 'pad_token_id', named, 'a whole number')
+    if named in special:
+      return named
+  return None
 
 
 def _bos_ids(
@@ -185,7 +245,13 @@ def _chat_template(
 ) -> ChatTemplate | None:
   path = folder / 'chat_template.jinja'
   if path.is_file():
-    return ChatTemplate(path.read_text(encoding='utf-8'), tokens)
+    try:
+      return ChatTemplate(path.read_text(encoding='utf-8'), tokens)
+    except UnicodeDecodeError as error:
+      raise ValueError(
+        f'The file {str(path)!r} is no text in UTF-8 ({error}); copy it again'
+        ' from where the model came from.'
+      ) from error
   source = told.get('chat_template')
   if isinstance(source, list):
     named = {entry.get('name'): entry.get('template') for entry in source}

@@ -184,11 +184,9 @@ def load_gguf(source: str | os.PathLike[str]) -> Loaded:
       f' read, with one of {", ".join(_PRE_TOKENIZERS)}; set'
       ' config.data.tokenizer to the Hugging Face folder of the model.'
     )
+  _check_fields(name, fields)
   tokens, merges = field('tokens', []), field('merges', [])
-  special = {
-    key: field(f'{key}_token_id')
-    for key in ('bos', 'eos', 'eot', 'eom', 'padding', 'unknown')
-  }
+  special = {key: field(f'{key}_token_id') for key in _IDS}
   for key, token_id in special.items():
     if token_id is not None and not 0 <= token_id < len(tokens):
       raise ValueError(
@@ -223,6 +221,43 @@ def load_gguf(source: str | os.PathLike[str]) -> Loaded:
     ]
     (backend.add_special_tokens if marked else backend.add_tokens)(added)
   return _with_special(name, backend, fields, special, tokens)
+
+
+_IDS = 'bos', 'eos', 'eot', 'eom', 'padding', 'unknown'
+
+
+def _check_fields(name: str, fields: Mapping[str, Any]) -> None:
+  """Raises a ValueError that names a field which holds something else.
+
+  All entries of a list are of one kind, so the first of them is looked at.
+  """
+  rows = [
+    ('ggml.tokens', list, str, 'a list of texts'),
+    ('ggml.merges', list, str, 'a list of texts'),
+    ('ggml.token_type', list, int, 'a list of whole numbers'),
+    ('ggml.add_bos_token', bool, None, 'true or false'),
+    ('chat_template', str, None, 'a text'),
+    *((f'ggml.{key}_token_id', int, None, 'a whole number') for key in _IDS),
+  ]
+  for key, kind, of, needed in rows:
+    value = fields.get(f'tokenizer.{key}')
+    if value is None:
+      continue
+    fits = type(value) is kind
+    if not fits or (kind is list and value and type(value[0]) is not of):
+      raise ValueError(
+        f'{name} has tokenizer.{key}={value!r:.60}, but {needed} is needed'
+        ' there; copy or convert the model again.'
+      )
+  types, tokens = (
+    fields.get(f'tokenizer.ggml.{key}') or []
+    for key in ('token_type', 'tokens')
+  )
+  if types and len(types) != len(tokens):
+    raise ValueError(
+      f'{name} has tokenizer.ggml.token_type of {len(types)} entries, but'
+      f' {len(tokens)} tokens; copy or convert the model again.'
+    )
 
 
 def _vocabulary(

@@ -64,9 +64,9 @@ All stage constructors share these arguments:
   first rollout) or a `Controller`, which computes the number from what it
   measures on each rollout. All updates of one rollout see the same values.
 
-Every constructor returns a `LossTransform`. A transform that stands in the
-wrong place raises a ValueError when the chain is traced: the field that it
-edits is not set yet, or what it writes has been read already.
+Every constructor returns a `LossTransform`. `credit` refuses a chain in which
+one stands in the wrong place, with a ValueError: the field that it edits is not
+set yet, or what it writes has been read already.
 """
 
 from grpo_jax.losses import contrib

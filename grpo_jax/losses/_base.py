@@ -85,14 +85,23 @@ class Batch(NamedTuple):
 
 
 class SurrogateTerms(NamedTuple):
-  """The differentiable quantities of a micro-batch, all `[P,G,T]`."""
+  """The differentiable quantities of a micro-batch.
 
-  logp: Array  # log-probability of each token, nats
-  log_ratio: Array  # log pi / pi_old
-  entropy: Array | None  # of the whole distribution, nats
-  objective: Array | None  # f(s, A), maximised
-  penalty: Array  # R, minimised
-  metrics: dict[str, Array]  # per token; the learner averages kept tokens
+  Attributes:
+    logp: f32[P,G,T], log-probability of each token, nats.
+    log_ratio: f32[P,G,T], log pi / pi_old, nats.
+    entropy: f32[P,G,T], of the whole distribution, nats; None: not known.
+    objective: f32[P,G,T], f(s, A), maximised; None: not set yet.
+    penalty: f32[P,G,T], R, minimised.
+    metrics: Arrays [P,G,T] by name; the learner averages kept tokens.
+  """
+
+  logp: Array
+  log_ratio: Array
+  entropy: Array | None
+  objective: Array | None
+  penalty: Array
+  metrics: dict[str, Array]
 
 
 class LossTransform(NamedTuple):
@@ -116,8 +125,8 @@ class LossTransform(NamedTuple):
       penalty for length) does nothing, tokens. A run without longer ones
       refuses the method.
     writes: What it writes and where it may stand, so that `credit` can refuse a
-      chain out of order; None for a transform that no stage constructor has
-      made: its place is checked only where it runs.
+      chain out of order; () for a transform that no stage constructor has made:
+      its place is checked only where it runs.
   """
 
   init: Callable[[], State]
@@ -127,7 +136,7 @@ class LossTransform(NamedTuple):
   requires: frozenset[str] = frozenset()
   scope: str = 'row'
   zero_without_advantage: bool = False
-  writes: _order.Writes | None = None
+  writes: _order.Writes = ()
   acts_after_tokens: float = 0
 
 
@@ -200,9 +209,7 @@ def chain(*transforms: LossTransform) -> LossTransform:
   wide = any(transform.scope == 'batch' for transform in transforms)
   scope = 'batch' if wide else 'row'
   zero = all(transform.zero_without_advantage for transform in transforms)
-  writes = None
-  if all(transform.writes is not None for transform in transforms):
-    writes = tuple(one for t in transforms for one in t.writes or ())
+  writes = tuple(one for transform in transforms for one in transform.writes)
   after = max((t.acts_after_tokens for t in transforms), default=0)
   return LossTransform(
     init, credit, prepare, apply, requires, scope, zero, writes, after
@@ -367,8 +374,7 @@ def credit(
       wrong shape or is missing, or no transform sets the advantage.
   """
   _given.check_transform(method, LossTransform, 'credit')
-  if method.writes is not None:
-    _order.check(method.writes)
+  _order.check(method.writes)
   batch = check_batch(batch)
   required = method.requires - {'entropy'}
   _given.check_required(required, batch._asdict(), batch.extras)

@@ -40,6 +40,8 @@ def _corrected(
     **hyper: Numbers, schedules or controllers.
   """
 
+  _ops.check_flag(name, 'self_normalized', self_normalized)
+
   def log_weight(batch):
     own = batch.logp_old - batch.logp_sampler
     if level == 'token':

@@ -1,6 +1,7 @@
 """Credit: shaped rewards, dropped tokens, advantages (once per rollout)."""
 
 import jax.numpy as jnp
+import numpy as np
 
 from grpo_jax.losses import _ops
 from grpo_jax.losses._base import LossTransform
@@ -30,8 +31,11 @@ def shape_overlong_reward(soft_tokens=4096, max_tokens=20480) -> LossTransform:
   References:
     Yu et al., `DAPO <https://arxiv.org/abs/2503.14476>`_, 2025, equation 13
   """
-  _ops.check_number('shape_overlong_reward', 'soft_tokens', soft_tokens)
-  _ops.check_number('shape_overlong_reward', 'max_tokens', max_tokens)
+  for name, tokens in (
+    ('soft_tokens', soft_tokens),
+    ('max_tokens', max_tokens),
+  ):
+    _ops.check_number('shape_overlong_reward', name, tokens, moves=False)
   if not 0 < soft_tokens <= max_tokens:
     raise ValueError(
       f'shape_overlong_reward got soft_tokens={soft_tokens} and max_tokens='
@@ -105,6 +109,7 @@ def normalize_by_group(
   """
   _ops.check_number('normalize_by_group', 'epsilon', epsilon, least=0)
   _ops.check_deviation('normalize_by_group', deviation)
+  _ops.check_flag('normalize_by_group', 'under_root', under_root)
 
   def advantage(batch, epsilon):
     return _ops.normalized(
@@ -278,6 +283,15 @@ def normalize_each_reward(
   """
   _ops.check_number('normalize_each_reward', 'epsilon', epsilon, least=0)
   _ops.check_deviation('normalize_each_reward', deviation)
+  _ops.check_flag('normalize_each_reward', 'under_root', under_root)
+  if weights is not None:
+    if np.ndim(weights) != 1:
+      raise ValueError(
+        f'normalize_each_reward got weights={weights!r:.60}; give one number '
+        'for each reward function, or None.'
+      )
+    for weight in weights:
+      _ops.check_number('normalize_each_reward', 'weights', weight, moves=False)
 
   def advantage(batch, epsilon):
     number = batch.reward_parts.shape[-1]
@@ -340,15 +354,21 @@ def credit_pass_at_k(k=4, right_reward=1.0) -> LossTransform:
     than k valid completions.
 
   Raises:
-    ValueError: `k` is not positive; when traced, groups of no more than k.
+    ValueError: `k` is no whole number of at least 1; when traced, groups of no
+      more than k.
 
   References:
     Chen et al., `Pass@k Training <https://arxiv.org/abs/2508.10751>`_, 2025
   """
-  _ops.check_number('credit_pass_at_k', 'k', k)
-  _ops.check_number('credit_pass_at_k', 'right_reward', right_reward)
-  if k < 1:
-    raise ValueError(f'credit_pass_at_k got k={k}; give a k of at least 1.')
+  _ops.check_number('credit_pass_at_k', 'k', k, moves=False)
+  _ops.check_number(
+    'credit_pass_at_k', 'right_reward', right_reward, moves=False
+  )
+  if k < 1 or k != int(k):
+    raise ValueError(
+      f'credit_pass_at_k got k={k}; give a k of at least 1, a whole number.'
+    )
+  k = int(k)
 
   def none_right(wrong, number, draws):
     """Probability that `draws` without replacement are all wrong."""

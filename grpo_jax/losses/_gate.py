@@ -176,6 +176,21 @@ def detach_covariance(
     0.
   """
   _ops.check_number('detach_covariance', 'share', share, least=0, most=1)
+  bounds = {
+    'low_covariance': low_covariance,
+    'high_covariance': high_covariance,
+  }
+  for argument, bound in bounds.items():
+    _ops.check_number(
+      'detach_covariance', argument, bound, least=-math.inf, most=math.inf
+    )
+  if all(map(_ops.has_value, bounds.values())):
+    if low_covariance >= high_covariance:
+      raise ValueError(
+        f'detach_covariance got low_covariance={low_covariance} and '
+        f'high_covariance={high_covariance}, between which nothing lies; give '
+        'a lower bound below the upper one.'
+      )
 
   def objective(terms, batch, share, low_covariance, high_covariance):
     covariance = _ops.covariance(terms, batch)

@@ -1,5 +1,6 @@
 """Objective: f(s, A), the trust region."""
 
+import math
 from typing import Any
 
 import jax
@@ -50,6 +51,8 @@ def ppo_clip(low=0.2, high=0.2, cap=None) -> LossTransform:
       f'ppo_clip got low={low}, so that the lower bound of the ratio is '
       f'{1 - low:g}, below which no ratio lies; give a distance below 1.'
     )
+  if cap is not None:
+    _ops.check_number('ppo_clip', 'cap', cap, least=0, most=math.inf)
   # A schedule or a controller has no value yet that could be checked.
   if isinstance(cap, int | float) and isinstance(high, int | float):
     if cap <= 1 + high:

@@ -5,6 +5,7 @@ from numbers import Real
 from typing import Any
 
 import jax
+from jax import core
 from jax import lax
 import jax.numpy as jnp
 from jax.sharding import AxisType
@@ -57,9 +58,20 @@ def check_deviation(name: str, deviation: str) -> None:
     )
 
 
+def has_value(value: Any) -> bool:
+  """Whether an argument has its value now, whatever that is.
+
+  A schedule or a controller gets one in each rollout, and what `jit` traces
+  when the program runs.
+  """
+  # A controller is a tuple with names.
+  moves = callable(value) or hasattr(value, '_fields')
+  return not moves and not isinstance(value, core.Tracer)
+
+
 def _number(bound: Any) -> float:
-  """A number as a float; NaN for a schedule, which has no value yet."""
-  return float(bound) if isinstance(bound, Real) else math.nan
+  """A number as a float; NaN for what has no value yet."""
+  return float(bound) if has_value(bound) else math.nan
 
 
 def check_number(
@@ -69,39 +81,57 @@ def check_number(
   least: float = -_MOST_FLOAT,
   most: float = _MOST_FLOAT,
   above: bool = False,
+  moves: bool = True,
 ) -> None:
   """Raises a ValueError if an argument is no number, or outside its range.
 
   Args:
     name: Of the function that was called.
     argument: What it calls the argument.
-    value: What it was given. A schedule or a controller has no value yet.
+    value: What it was given, perhaps as an array. What has no value yet passes.
     least: The smallest number that means anything.
     most: The largest; infinity where it stands for no limit.
     above: Whether it must be above `least`.
+    moves: Whether it may be a schedule or a controller.
   """
-  # Not by `isinstance`: a controller is a tuple with names.
-  if value is None or type(value) in (str, bytes, list, tuple, dict, set):
-    raise ValueError(f'{name} got {argument}={value!r:.60}; give a number.')
-  # False for NaN as well.
-  if not isinstance(value, Real):
+  if not has_value(value) and (moves or isinstance(value, core.Tracer)):
     return
-  given: Any = value  # the type of an abstract number has no order
-  if least <= given <= most and not (above and given == least):
+  given: Any = value.item() if getattr(value, 'shape', None) == () else value
+  if not isinstance(given, Real) or isinstance(given, bool):
+    raise ValueError(f'{name} got {argument}={given!r:.60}; give a number.')
+  if _is_inside(given, least, most, above):
     return
   low, high = least > -_MOST_FLOAT, most < _MOST_FLOAT
-  needed = 'a finite number'
+  needed = 'a finite number' if most < math.inf else 'a number'
   if above:
     needed = f'a number above {least:g}'
   elif low and high:
     needed = f'a number from {least:g} to {most:g}'
   elif low:
     needed = f'a number that is {least:g} or more'
-  raise ValueError(f'{name} got {argument}={value}; give {needed}.')
+  raise ValueError(f'{name} got {argument}={given!r:.60}; give {needed}.')
+
+
+def _is_inside(number: Any, least: float, most: float, above: bool) -> bool:
+  size = abs(number)
+  fits = size <= _MOST_FLOAT or size == math.inf
+  # False for NaN as well.
+  return fits and least <= number <= most and not (above and number == least)
+
+
+def check_flag(name: str, argument: str, value: Any) -> None:
+  """Raises a ValueError unless an argument is True or False."""
+  given = value.item() if getattr(value, 'shape', None) == () else value
+  if not isinstance(given, bool):
+    raise ValueError(
+      f'{name} got {argument}={given!r:.60}; give True or False.'
+    )
 
 
 def check_range(name: str, low: Any, high: Any) -> None:
   """Raises a ValueError if these are no distances of two bounds from 1."""
+  for side, bound in (('low', low), ('high', high)):
+    check_number(name, side, bound, least=-math.inf, most=math.inf)
   least, most = _number(low), _number(high)
   # As TRL's and verl's users have them in mind: 0.8 and 1.28. A large `high`
   # alone is a wide range, such as the 10 of DeepSeek-R1.
@@ -111,6 +141,11 @@ def check_range(name: str, low: Any, high: Any) -> None:
       'themselves; give their distances from 1, that is, '
       f'low={1 - least:.6g} and high={most - 1:.6g}.'
     )
+  if least > 1:
+    raise ValueError(
+      f'{name} got low={low}, so that the lower bound of the ratio is '
+      f'{1 - least:g}, below which no ratio lies; give a distance of at most 1.'
+    )
   check_distances(name, low, high, 'ratio 1')
 
 
@@ -119,6 +154,7 @@ def check_distances(
 ) -> None:
   """Raises a ValueError if a distance from `center` is not in [0, most]."""
   for side, bound in (('low', low), ('high', high)):
+    check_number(name, side, bound, least=-math.inf, most=math.inf)
     if _number(bound) < 0 or _number(bound) > most:
       wanted = 'not negative' if most == math.inf else f'from 0 to {most}'
       raise ValueError(

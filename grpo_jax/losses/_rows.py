@@ -43,13 +43,20 @@ class Rows(NamedTuple):
   Each row's span, from the first token that the policy chose to the last, is
   one completion's positions `0, 1, ...`. What lies outside the span (prompt,
   padding) is in no completion.
+
+  An index past the end of the other arrangement means: it has no such place.
+
+  Attributes:
+    token_in_rows: i32[P,G,T], the token's place in the flattened [B,S].
+    token_in_batch: i32[B,S], its place in the flattened [P,G,T].
+    row: i32[P,G], the completion's row.
+    completion: i32[B], the row's place in the flattened [P,G].
   """
 
-  # An index past the end of the other arrangement means: it has no such place.
-  token_in_rows: Array  # i32[P,G,T], the token's place in the flattened [B,S]
-  token_in_batch: Array  # i32[B,S], its place in the flattened [P,G,T]
-  row: Array  # i32[P,G], the completion's row
-  completion: Array  # i32[B], the row's place in the flattened [P,G]
+  token_in_rows: Array
+  token_in_batch: Array
+  row: Array
+  completion: Array
 
   def gather(self, values) -> Array:
     """From rows to completions: `[B,S,...]` -> `[P,G,T,...]`.

@@ -96,6 +96,8 @@ def divide_by_batch_deviation(
   """
   _ops.check_number('divide_by_batch_deviation', 'epsilon', epsilon, least=0)
   _ops.check_deviation('divide_by_batch_deviation', deviation)
+  _ops.check_flag('divide_by_batch_deviation', 'under_root', under_root)
+  _ops.check_flag('divide_by_batch_deviation', 'within_groups', within_groups)
 
   def advantage(advantage, batch, epsilon):
     reward = _ops.centered_reward(batch) if within_groups else batch.reward
@@ -139,6 +141,7 @@ def divide_by_group_deviation(
   """
   _ops.check_number('divide_by_group_deviation', 'epsilon', epsilon, least=0)
   _ops.check_deviation('divide_by_group_deviation', deviation)
+  _ops.check_flag('divide_by_group_deviation', 'under_root', under_root)
 
   def advantage(advantage, batch, epsilon):
     offset = _ops.centered_reward(batch)
@@ -178,6 +181,7 @@ def normalize_over_completions(
   """
   _ops.check_number('normalize_over_completions', 'epsilon', epsilon, least=0)
   _ops.check_deviation('normalize_over_completions', deviation)
+  _ops.check_flag('normalize_over_completions', 'under_root', under_root)
 
   def advantage(advantage, batch, epsilon):
     counted = jnp.any(batch.mask, axis=-1, keepdims=True)
@@ -225,6 +229,7 @@ def normalize_over_tokens(
   """
   _ops.check_number('normalize_over_tokens', 'epsilon', epsilon, least=0)
   _ops.check_deviation('normalize_over_tokens', deviation)
+  _ops.check_flag('normalize_over_tokens', 'under_root', under_root)
 
   def advantage(advantage, batch, epsilon):
     return _ops.normalized(
@@ -243,7 +248,19 @@ def clip_advantage(minimum=-np.inf, maximum=np.inf) -> LossTransform:
 
   Returns:
     A `LossTransform` that edits the advantage.
+
+  Raises:
+    ValueError: A bound is no number, or `minimum` is not below `maximum`.
   """
+
+  for name, bound in (('minimum', minimum), ('maximum', maximum)):
+    _ops.check_number('clip_advantage', name, bound, least=-np.inf, most=np.inf)
+  known = _ops.has_value(minimum) and _ops.has_value(maximum)
+  if known and minimum >= maximum:
+    raise ValueError(
+      f'clip_advantage got minimum={minimum} and maximum={maximum}, so that '
+      'all advantages would be the same; give a minimum below the maximum.'
+    )
 
   def advantage(advantage, batch, minimum, maximum):
     del batch

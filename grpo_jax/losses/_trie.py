@@ -65,11 +65,16 @@ class SharedPrefix(NamedTuple):
   The node of the token at `t` is the set of completions that have the same ids
   up to and including `t` and sampled the id at `t`. All arrays are 0 outside
   the mask.
+
+  Attributes:
+    sharers: i32[P,G,T], completions in the node; 1: shared with nobody.
+    weight: f[P,G,T], W_agg: sum of the node's coefficients.
+    total: f[P,G,T], sum of their absolute values.
   """
 
-  sharers: jax.Array  # i32, completions in the node; 1: shared with nobody
-  weight: jax.Array  # f, W_agg: sum of the node's coefficients
-  total: jax.Array  # f, sum of their absolute values
+  sharers: jax.Array
+  weight: jax.Array
+  total: jax.Array
 
 
 def shared_prefix_weight(

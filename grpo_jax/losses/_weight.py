@@ -112,7 +112,9 @@ def mean_over_sequence_sums(budget_tokens=1) -> LossTransform:
   >>> losses.prepare(method, batch, state).weight.tolist()
   [[[0.125, 0.0, 0.0, 0.0], [0.125, 0.125, 0.125, 0.125]]]
   """
-  _ops.check_number('mean_over_sequence_sums', 'budget_tokens', budget_tokens)
+  _ops.check_number(
+    'mean_over_sequence_sums', 'budget_tokens', budget_tokens, moves=False
+  )
   if budget_tokens <= 0:
     raise ValueError(
       f'mean_over_sequence_sums got budget_tokens={budget_tokens}; give a '
@@ -175,6 +177,7 @@ def gate_small_advantages(threshold=1.0, spare_penalty=False) -> LossTransform:
     Lin et al., `CPPO <https://arxiv.org/abs/2503.22342>`_, 2025, equation 7
   """
   _ops.check_number('gate_small_advantages', 'threshold', threshold, least=0)
+  _ops.check_flag('gate_small_advantages', 'spare_penalty', spare_penalty)
 
   def weight(weight, batch, threshold):
     # By the weight and not by `keep`: the denominators have been counted, and

@@ -20,11 +20,17 @@ _MU, _NU = 'mu', 'nu'  # sources, while rates are read
 
 
 class Split(NamedTuple):
-  """One update as a sum of three parts, trees like the parameters."""
+  """One update as a sum of three parts.
 
-  carried: Tree  # of the moments of earlier gradients
-  fresh: Tree  # of this gradient
-  decayed: Tree  # of the parameters: weight decay
+  Attributes:
+    carried: Tree like the parameters: of the moments of earlier gradients.
+    fresh: Tree like the parameters: of this gradient.
+    decayed: Tree like the parameters: of these themselves, weight decay.
+  """
+
+  carried: Tree
+  fresh: Tree
+  decayed: Tree
 
 
 class CorrectedMoments(NamedTuple):

@@ -5,6 +5,7 @@ from typing import Any
 
 import optax
 
+from grpo_jax.optim import _numbers
 from grpo_jax.optim._coasting_law import warn_if_growing
 
 
@@ -26,13 +27,17 @@ def learning_rate(
     A function from the count of optimizer steps to the learning rate.
 
   Raises:
-    ValueError: `decay` has another value, or needs steps but has none:
-      `total_steps` is not more than `warmup_steps`.
+    ValueError: A number is negative, or no number; or `decay` has another
+      value, or needs steps but has none: `total_steps` is not more than
+      `warmup_steps`.
 
   >>> schedule = learning_rate(1.0, 2, decay='linear', total_steps=4)
   >>> [float(schedule(step)) for step in range(5)]
   [0.0, 0.5, 1.0, 0.5, 0.0]
   """
+  _numbers.check('learning_rate', 'peak', peak)
+  _numbers.check('learning_rate', 'warmup_steps', warmup_steps, whole=True)
+  _numbers.check('learning_rate', 'total_steps', total_steps, whole=True)
   steps = total_steps - warmup_steps
   if decay not in ('constant', 'linear', 'cosine'):
     raise ValueError(
@@ -83,11 +88,19 @@ def adamw(
     An optax transformation that ignores extra arguments.
 
   Raises:
-    ValueError: `b1` or `b2` is outside its range.
+    ValueError: A number is outside its range.
 
   Warns:
     UserWarning: `b2 < b1 ** 2`; see `warn_if_growing`.
   """
+  if not callable(schedule):
+    _numbers.check('adamw', 'schedule', schedule)
+  _numbers.reals('adamw', 'b1', b1)
+  _numbers.reals('adamw', 'b2', b2)
+  _numbers.check('adamw', 'epsilon', epsilon)
+  _numbers.check('adamw', 'weight_decay', weight_decay)
+  if clip_norm is not None:
+    _numbers.check('adamw', 'clip_norm', clip_norm, above=True)
   if not (0 <= b1 < 1 and 0 <= b2 < 1):
     raise ValueError(
       f'adamw got b1={b1} and b2={b2}; give for each at least 0 and less than '

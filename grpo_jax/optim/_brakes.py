@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from grpo_jax.optim import _adam
+from grpo_jax.optim import _numbers
 
 Array = jax.Array
 
@@ -139,9 +140,10 @@ def project_outward(
     A transformation with the state of `inner`.
 
   Raises:
-    ValueError: When initialised, no Adam in `inner`; when updated, no
-      `outward`.
+    ValueError: A negative `epsilon`; when initialised, no Adam in `inner`; when
+      updated, no `outward`.
   """
+  _numbers.check('project_outward', 'epsilon', epsilon)
   inner = optax.with_extra_args_support(inner)
 
   def update(updates, state, params=None, **extra_args):
@@ -208,11 +210,7 @@ def restore_reward_scale(
     ValueError: A reference that is not positive; when updated, no
       `advantage_scale`.
   """
-  if reference <= 0:
-    raise ValueError(
-      f'restore_reward_scale got reference={reference}; give the root mean '
-      'square of the advantages at which the step should stay as it is.'
-    )
+  _numbers.check('restore_reward_scale', 'reference', reference, above=True)
   inner = optax.with_extra_args_support(inner)
 
   def update(updates, state, params=None, **extra_args):

@@ -15,6 +15,8 @@ import warnings
 import numpy as np
 import numpy.typing as npt
 
+from grpo_jax.optim import _numbers
+
 _CHUNK_STEPS = 1 << 13  # terms added at once: their arrays stay in cache
 
 
@@ -70,9 +72,15 @@ def coasting_ratio(
   array([1.    , 0.9234, 0.6713])
   """
   b1, b2 = _checked_betas(b1, b2)
-  n = np.asarray(clipped_steps, np.float64)
-  live = np.asarray(np.inf if live_steps is None else live_steps, np.float64)
-  eps = np.asarray(eps_ratio, np.float64)
+  steps = np.inf if live_steps is None else live_steps
+  n, live, eps = (
+    _numbers.reals('coasting_ratio', argument, value)
+    for argument, value in (
+      ('clipped_steps', clipped_steps),
+      ('live_steps', steps),
+      ('eps_ratio', eps_ratio),
+    )
+  )
   if not np.all((n >= 0) & np.isfinite(n)):
     raise ValueError(
       f'coasting_ratio got clipped_steps={clipped_steps}; give a finite number '
@@ -131,6 +139,7 @@ def coasting_steps(
   """
   _checked_betas(b1, b2)
   end = math.inf if num_steps is None else num_steps
+  _numbers.reals('coasting_steps', 'num_steps', end)
   live = math.inf if live_steps is None else live_steps
   if end != math.inf and not (end >= 0 and end == int(end)):
     raise ValueError(
@@ -225,8 +234,10 @@ def warn_if_growing(b1: npt.ArrayLike, b2: npt.ArrayLike) -> None:
 
 def _checked_betas(b1, b2) -> tuple[np.ndarray, np.ndarray]:
   """The betas in float64; a warning shows the line of the caller's caller."""
-  first = np.asarray(b1, np.float64)
-  second = np.asarray(b2, np.float64)
+  first, second = (
+    _numbers.reals('Adam', name, beta)
+    for name, beta in (('b1', b1), ('b2', b2))
+  )
   if not np.all((first >= 0) & (first < 1)):
     raise ValueError(
       f'Adam got b1={b1}; give the decay of its first moment, in [0, 1).'
@@ -247,12 +258,12 @@ def _checked_betas(b1, b2) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _check_history(name, live_steps, eps_ratio):
-  if not np.all(np.asarray(live_steps) >= 1):
+  if not np.all(_numbers.reals(name, 'live_steps', live_steps) >= 1):
     raise ValueError(
       f'{name} got live_steps={live_steps}; give the steps with a gradient, '
       '1 or more, or None for infinitely many.'
     )
-  if not np.all(np.asarray(eps_ratio) >= 0):
+  if not np.all(_numbers.reals(name, 'eps_ratio', eps_ratio) >= 0):
     raise ValueError(
       f'{name} got eps_ratio={eps_ratio}; give epsilon over the root of the '
       'second moment, 0 or more.'

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from grpo_jax.optim import _adam
+from grpo_jax.optim import _numbers
 from grpo_jax.optim import _sources
 
 Array = jax.Array
@@ -31,21 +32,35 @@ class MomentRecord(NamedTuple):
   `split_update`. A cosine is 0 if one of its two directions is 0. The cosine of
   gradient and update is negative where the update descends. A complex number
   counts as the two real ones that it has.
+
+  Attributes:
+    grad_norm: f32[], of the gradient as it was given.
+    update_norm: f32[], of the update as it is returned.
+    m_hat_norm: f32[], of the bias-corrected first moment.
+    v_hat_norm: f32[], of the bias-corrected second moment; of AMSGrad's largest
+      ones.
+    carried_norm: f32[].
+    fresh_norm: f32[].
+    decayed_norm: f32[].
+    grad_update_cosine: f32[].
+    grad_carried_cosine: f32[].
+    carried_update_cosine: f32[].
+    below_epsilon: f32[], share of coordinates with sqrt(v-hat) < epsilon.
+    epsilon_counts: f32[18], coordinates by log2(epsilon / sqrt(v-hat)).
   """
 
-  grad_norm: Array  # f32[], of the gradient as it was given
-  update_norm: Array  # f32[], of the update as it is returned
-  m_hat_norm: Array  # f32[], of the bias-corrected first moment
-  # f32[], of the bias-corrected second moment; of AMSGrad's largest ones.
+  grad_norm: Array
+  update_norm: Array
+  m_hat_norm: Array
   v_hat_norm: Array
-  carried_norm: Array  # f32[]
-  fresh_norm: Array  # f32[]
-  decayed_norm: Array  # f32[]
-  grad_update_cosine: Array  # f32[]
-  grad_carried_cosine: Array  # f32[]
-  carried_update_cosine: Array  # f32[]
-  below_epsilon: Array  # f32[], share of coordinates with sqrt(v-hat) < epsilon
-  epsilon_counts: Array  # f32[18], coordinates by log2(epsilon / sqrt(v-hat))
+  carried_norm: Array
+  fresh_norm: Array
+  decayed_norm: Array
+  grad_update_cosine: Array
+  grad_carried_cosine: Array
+  carried_update_cosine: Array
+  below_epsilon: Array
+  epsilon_counts: Array
 
 
 class RecordAdamMomentsState(NamedTuple):
@@ -100,8 +115,9 @@ def record_adam_moments(
     `moment_metrics`.
 
   Raises:
-    ValueError: When initialised, no Adam is found. At the first update, what is
-      found is not Adam's, or the update is no sum of such parts.
+    ValueError: A negative `epsilon`. When initialised, no Adam is found. At the
+      first update, what is found is not Adam's, or the update is no sum of such
+      parts.
 
   >>> tx = record_adam_moments(optax.adam(1e-3))
   >>> params = {'w': jnp.ones(3)}
@@ -113,6 +129,7 @@ def record_adam_moments(
     Fontana et al., `On the Hidden Objective Biases of Group-based Reinforcement
     Learning <https://arxiv.org/abs/2601.05002>`_, 2026, propositions 2 and 3
   """
+  _numbers.check(_WHO, 'epsilon', epsilon)
   inner = optax.with_extra_args_support(inner)
 
   def init(params):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 import itertools
 import math
+import numbers
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,9 @@ def check_ks(ks: Sequence[int], samples: int) -> None:
     ValueError: A `k` is less than 1 or more than `samples`.
   """
   for k in ks:
-    if not 1 <= k <= samples:
+    if not isinstance(k, numbers.Integral) or not 1 <= k <= samples:
       raise ValueError(
-        f'k={k} with {samples} samples per prompt; give a k from 1 to '
+        f'k={k!r} with {samples} samples per prompt; give a k from 1 to '
         f'{samples}, or draw more samples.'
       )
 

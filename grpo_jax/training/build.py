@@ -250,6 +250,7 @@ def method(
       f'{flag}={name!r} is no method; {meant} A method of your own is named '
       "'module:function'."
     )
+  asked = dict(kwargs)
   if facts is not None:
     kwargs = losses.arguments_from_run(make, facts, kwargs)
   # Before the call: a TypeError that is raised inside `make` is another error.
@@ -263,8 +264,13 @@ def method(
     ) from error
   try:
     made = make(**kwargs)
-  except ValueError:  # a sentence about the arguments
-    raise
+  except ValueError as error:
+    if not asked:
+      raise
+    # A transform of the method may call its argument by another name.
+    raise ValueError(
+      f'{flag}_kwargs={asked} cannot be used: {plain_text.said(error)}'
+    ) from error
   except Exception as error:  # a user's function may raise anything
     raise ValueError(
       f'{flag}={name!r} raised {plain_text.named(error)}, when it was '

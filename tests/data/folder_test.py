@@ -177,6 +177,61 @@ def test_broken_files_are_refused(file, content, words, tmp_path):
     data.Tokenizer.from_folder(tmp_path)
 
 
+# A field, what it holds, and what the refusal says is needed there.
+WRONG = {
+  'generation_config.json': [
+    ('eos_token_id', 'x', 'a whole number, or a list of them,'),
+    ('eos_token_id', [[1]], 'a whole number, or a list of them,'),
+    ('eos_token_id', True, 'a whole number, or a list of them,'),
+    ('eos_token_id', {'a': 1}, 'a whole number, or a list of them,'),
+    ('eos_token_id', 1.0, 'a whole number, or a list of them,'),
+    ('pad_token_id', [1], 'a whole number'),
+    ('pad_token_id', 'x', 'a whole number'),
+  ],
+  'config.json': [
+    ('text_config', 'x', 'an object with fields'),
+    ('pad_token_id', {}, 'a whole number'),
+  ],
+  'tokenizer_config.json': [
+    ('eos_token', 5, 'a text'),
+    ('pad_token', {'content': 3}, 'a text'),
+    ('bos_token', ['<s>'], 'a text'),
+    ('unk_token', False, 'a text'),
+    ('add_bos_token', 'yes', 'true or false'),
+    ('chat_template', 3, 'a text, or a list of objects'),
+    ('chat_template', [1], 'a text, or a list of objects'),
+    ('chat_template', [{'name': 'default'}], 'a text, or a list of objects'),
+    ('chat_template', {'default': 'x'}, 'a text, or a list of objects'),
+  ],
+  'special_tokens_map.json': [('eos_token', {}, 'a text')],
+}
+
+
+def test_a_value_that_cannot_be_there_names_its_field(tmp_path):
+  hf_folder.write_tokenizer(tmp_path, pad=None, template_file=False)
+  for file, rows in WRONG.items():
+    path = tmp_path / file
+    before = path.read_text() if path.exists() else None
+    for field, value, needed in rows:
+      fields = {**json.loads(before or '{}'), field: value}
+      path.write_text(json.dumps(fields))
+      with pytest.raises(ValueError, match=f'{file}. has {field}=') as refused:
+        data.Tokenizer.from_folder(tmp_path)
+      assert f'but {needed}' in str(refused.value)
+    if before is None:
+      path.unlink()
+    else:
+      path.write_text(before)
+  # An empty list names none, and others may.
+  _change(tmp_path, 'generation_config.json', eos_token_id=[])
+  assert _ends(tmp_path) == ('<|im_end|>',)
+  (tmp_path / 'chat_template.jinja').write_bytes(b'\xff{{ messages }}')
+  with pytest.raises(
+    ValueError, match='chat_template.jinja. is no text in UTF'
+  ):
+    data.Tokenizer.from_folder(tmp_path)
+
+
 def test_unknown_tokens_are_refused(tmp_path):
   hf_folder.write_tokenizer(tmp_path)
   with pytest.raises(ValueError, match=r"no token '<end>'; pass .*<\|im_end"):

@@ -212,6 +212,13 @@ def test_tokens_by_name_take_the_place_of_the_files(tmp_path):
     ({'pre': None}, 'the pre-tokenizer None'),
     ({'eos_token_id': 10_000}, 'eos_token_id=10000, but 265 tokens'),
     ({'merges': ['x y']}, 'no byte-level BPE'),
+    ({'tokens': 'abc'}, "ggml.tokens='abc', but a list of texts is needed"),
+    ({'merges': [1, 2]}, r'ggml.merges=\[1, 2\], but a list of texts'),
+    ({'token_type': ['a']}, r"ggml.token_type=\['a'\], but a list of whole"),
+    ({'token_type': [1, 1]}, 'token_type of 2 entries, but 265 tokens'),
+    ({'eos_token_id': 'x'}, "eos_token_id='x', but a whole number is needed"),
+    ({'bos_token_id': 1.5}, 'bos_token_id=1.5, but a whole number'),
+    ({'add_bos_token': 1}, 'add_bos_token=1, but true or false'),
     (
       {'eos_token_id': None, 'padding_token_id': None},
       'neither a padding nor an end token',

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import losses
+from grpo_jax import optim
 from tests.losses import cases
 
 pytestmark = pytest.mark.quick
@@ -356,7 +357,40 @@ def test_credit_of_a_part_of_a_chain_is_none_out_of_order():
   losses.credit(part, batch, part.init())
 
 
-def test_help_of_a_batch_tells_the_shape_of_every_field():
-  for name in losses.Batch._fields:
-    line = re.search(rf'^    {name}: (.*)$', losses.Batch.__doc__, re.M)
-    assert line and '[P,G' in line[1], name
+def test_a_transform_of_ones_own_does_not_hide_an_order():
+  """It has no place that is known, and may set any field."""
+  own = losses.LossTransform(CREDIT.init, *CREDIT[1:4])
+  assert own.writes == () and losses.chain(own, WEIGHT).writes == WEIGHT.writes
+  batch = losses.make_batch(np.ones((1, 2, 3), bool), np.ones((1, 2)))
+  late = losses.chain(own, WEIGHT, losses.drop_uniform_groups(), CLIP)
+  with pytest.raises(ValueError, match='drops tokens'):
+    losses.credit(late, batch, late.init())
+  edited = losses.on_advantage(lambda advantage, batch: 2 * advantage)
+  good = losses.chain(own, edited, WEIGHT, CLIP)
+  losses.credit(good, batch, good.init())
+
+
+RECORDS = {
+  losses.Batch: '[P,G',
+  losses.SurrogateTerms: '[P,G,T]',
+  losses.SharedPrefix: '[P,G,T]',
+  losses.Rows: '32[',
+  losses.Controller: '',
+  losses.LossTransform: '',
+  optim.MomentRecord: 'f32[',
+  optim.Split: 'Tree like the parameters',
+  optim.Coasted: '',
+}
+
+
+@pytest.mark.parametrize('kind', RECORDS)
+def test_help_of_a_record_tells_the_shape_of_every_field(kind):
+  for name in kind._fields:
+    line = re.search(rf'^    {name}: (.*)$', kind.__doc__, re.M)
+    assert line and RECORDS[kind] in line[1], name
+
+
+def test_no_record_of_these_packages_is_left_out():
+  public = [*vars(losses).values(), *vars(optim).values()]
+  types = (x for x in public if isinstance(x, type))
+  assert {x for x in types if hasattr(x, '_fields')} == {*RECORDS}

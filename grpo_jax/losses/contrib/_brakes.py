@@ -53,11 +53,7 @@ def rollback_clip(low=0.2, high=0.2, slope=0.3) -> LossTransform:
     <https://arxiv.org/abs/1903.07940>`_, 2019 (PPO-RB)
   """
   _ops.check_range('rollback_clip', low, high)
-  if isinstance(slope, int | float) and slope < 0:
-    raise ValueError(
-      f'rollback_clip got slope={slope}, which would push further out; give a '
-      'slope that is not negative.'
-    )
+  _ops.check_number('rollback_clip', 'slope', slope, least=0)
 
   def objective(terms, batch, low, high, slope):
     ratio, metrics = _ops.importance_ratio(terms)
@@ -121,13 +117,13 @@ def coasting_clip(
     <https://arxiv.org/abs/2601.05002>`_, 2026. The clip is this package's own.
   """
   _ops.check_range('coasting_clip', low, high)
-  # With a `low` above 1 the power below is one of a negative number: NaN.
-  if isinstance(low, int | float) and low > 1:
-    raise ValueError(
-      f'coasting_clip got low={low}; give a distance of at most 1, as no ratio '
-      'is negative.'
-    )
-  if updates < 1 or updates != int(updates):
+  for name, value, least in (
+    ('updates', updates, 1),
+    ('b1', b1, 0),
+    ('b2', b2, 0),
+  ):
+    _ops.check_number('coasting_clip', name, value, least=least, moves=False)
+  if updates != int(updates):
     raise ValueError(
       f'coasting_clip got updates={updates}; give the number of optimizer '
       'updates on one rollout, a whole number of at least 1.'

@@ -1,5 +1,6 @@
 """GRPO and the methods that keep its token-wise ratio and clip."""
 
+from grpo_jax.losses import _ops
 from grpo_jax.losses._base import LossTransform
 from grpo_jax.losses._base import chain
 from grpo_jax.losses._credit import center_by_group
@@ -115,12 +116,21 @@ def cppo(
       penalty. In the formula above they lose it.
 
   Raises:
-    ValueError: `spare_penalty` with a `pruning_rate`, by which completions are
-      not trained at all.
+    ValueError: A `pruning_rate` outside [0, 1), or one with `spare_penalty`: by
+      a rate completions are not trained at all.
 
   References:
     Lin et al., `CPPO <https://arxiv.org/abs/2503.22342>`_, 2025
   """
+  _ops.check_flag('cppo', 'spare_penalty', spare_penalty)
+  if pruning_rate is not None:
+    _ops.check_number(
+      'cppo', 'pruning_rate', pruning_rate, least=0, most=1, moves=False
+    )
+    if pruning_rate == 1:
+      raise ValueError(
+        'cppo got pruning_rate=1, which leaves nothing; give less than 1.'
+      )
   surrogate = ppo_clip(low, high), *maybe_kl(kl_coefficient)
   if pruning_rate is None:
     gate = gate_small_advantages(threshold, spare_penalty)

@@ -1,5 +1,8 @@
 """Methods with another trust region than PPO's clip."""
 
+import math
+
+from grpo_jax.losses import _ops
 from grpo_jax.losses._base import LossTransform
 from grpo_jax.losses._base import chain
 from grpo_jax.losses._credit import center_by_group
@@ -140,6 +143,7 @@ def dppo_tv(low=0.2, high=0.2, cap=20.0) -> LossTransform:
     `Rethinking the Trust Region in LLM Reinforcement Learning
     <https://arxiv.org/abs/2602.04879>`_, 2026
   """
+  _ops.check_number('dppo_tv', 'cap', cap, least=1, most=math.inf, moves=False)
   return chain(
     center_by_group(),
     mean_over_tokens(),
@@ -171,6 +175,7 @@ def dppo_kl(low=0.05, high=0.05, cap=20.0) -> LossTransform:
     `Rethinking the Trust Region in LLM Reinforcement Learning
     <https://arxiv.org/abs/2602.04879>`_, 2026
   """
+  _ops.check_number('dppo_kl', 'cap', cap, least=1, most=math.inf, moves=False)
   return chain(
     center_by_group(),
     mean_over_tokens(),

@@ -21,16 +21,17 @@ _LEAST_FLOAT, _MOST_FLOAT = 1.2e-38, 3e38
 
 
 class _Count(NamedTuple):
-  """A whole number."""
+  """A whole number, from `least` to `most`."""
 
   least: int = 1
+  most: int = _MOST
 
   def problem(self, value: Any) -> str:
     """What is needed, if it is another value; else ''."""
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if whole and self.least <= value <= _MOST:
+    if whole and self.least <= value <= self.most:
       return ''
-    return f'a whole number from {self.least} to {_MOST} is needed'
+    return f'a whole number from {self.least} to {self.most} is needed'
 
 
 class _Number(NamedTuple):
@@ -47,12 +48,31 @@ class _Number(NamedTuple):
     return f'a finite number above 0{most} is needed'
 
 
+class _Base(NamedTuple):
+  """The base of rotary frequencies."""
+
+  def problem(self, value: Any) -> str:
+    """See `_Count`."""
+    needed = (
+      'a number above 1 is needed, so that later entries turn more slowly'
+    )
+    return _Number().problem(value) or ('' if value > 1 else needed)
+
+
 class _Flag(NamedTuple):
   """True or false."""
 
   def problem(self, value: Any) -> str:
     """See `_Count`."""
     return '' if isinstance(value, bool) else 'true or false is needed'
+
+
+class _Text(NamedTuple):
+  """A text."""
+
+  def problem(self, value: Any) -> str:
+    """See `_Count`."""
+    return '' if isinstance(value, str) else 'a text is needed'
 
 
 class _Listed(NamedTuple):
@@ -73,10 +93,11 @@ def _is_count(value: Any) -> bool:
   return not _Count(0).problem(value)
 
 
+COUNT, SHARE, ABOVE_0, BASE = _Count(), _Number(1.0), _Number(), _Base()
 _KINDS = {
   **dict.fromkeys(
     (
-      'vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers',
+      'vocab_size', 'hidden_size', 'intermediate_size',
       'num_attention_heads', 'num_key_value_heads', 'head_dim',
       'max_position_embeddings', 'original_max_position_embeddings',
       'sliding_window', 'sliding_window_pattern', 'num_experts_per_tok',
@@ -84,18 +105,21 @@ _KINDS = {
     ),
     _Count(),
   ),
-  'num_experts': _Count(0),
+  # Lists of this length are made; no model is near.
+  'num_hidden_layers': _Count(most=10_000),
+  'num_experts': _Count(0, 1_000_000),
   'max_window_layers': _Count(0),
   # Of the mean square of what a norm reads: with 1 or more it would be most of
   # it.
   'rms_norm_eps': _Number(1.0),
   **dict.fromkeys(
     (
-      'rope_theta', 'rope_local_base_freq', 'query_pre_attn_scalar',
-      'attn_logit_softcapping', 'final_logit_softcapping',
+      'query_pre_attn_scalar', 'attn_logit_softcapping',
+      'final_logit_softcapping',
     ),
     _Number(),
   ),
+  **dict.fromkeys(('rope_theta', 'rope_local_base_freq'), _Base()),
   **dict.fromkeys(
     ('tie_word_embeddings', 'use_sliding_window', 'norm_topk_prob'), _Flag()
   ),
@@ -106,30 +130,48 @@ _KINDS = {
 _ROPE = {
   **dict.fromkeys(
     (
-      'rope_theta', 'factor', 'low_freq_factor', 'high_freq_factor',
+      'factor', 'low_freq_factor', 'high_freq_factor',
       'beta_fast', 'beta_slow', 'attention_factor', 'mscale', 'mscale_all_dim',
     ),
     _Number(),
   ),
+  'rope_theta': _Base(),
   'original_max_position_embeddings': _Count(),
   'truncate': _Flag(),
+  'rope_type': _Text(),
+  'type': _Text(),
 }  # fmt: skip
 
 
-def check(fields: Fields) -> None:
+# Null means something there: as many as heads, say, or no window.
+_NULL = {
+  'num_key_value_heads', 'head_dim', 'sliding_window', 'max_window_layers',
+  'max_position_embeddings', 'original_max_position_embeddings',
+  'final_logit_softcapping', 'attn_logit_softcapping', 'mlp_only_layers',
+  'layer_types', 'rope_theta', 'rope_local_base_freq',
+}  # fmt: skip
+
+
+def check(fields: Fields, called: Mapping[str, str]) -> None:
   """Raises a ValueError that names a field with a value which means nothing.
 
   Args:
-    fields: Those that are read, with defaults. None stands for one that is left
-      out.
+    fields: Those that are read, with defaults; None is null.
+    called: What a `config.json` calls a field, where it has another name.
   """
   for name, value in fields.items():
     kind = _KINDS.get(name)
-    if kind is not None and value is not None:
-      _require(not kind.problem(value), f'{name}={value!r:.60}', kind, value)
-  rope = fields.get('rope_scaling') or fields.get('rope_parameters')
-  if isinstance(rope, Mapping):
-    _check_rope(rope)
+    if kind is not None and (value is not None or name not in _NULL):
+      given = f'{called.get(name, name)}={value!r:.60}'
+      _require(not kind.problem(value), given, kind, value)
+  for name in ('rope_scaling', 'rope_parameters'):
+    rope = fields.get(name)
+    if rope and not isinstance(rope, Mapping):
+      raise ValueError(
+        f'config.json has {name}={rope!r:.60}, which is no object with fields; '
+        'give one, such as {"rope_type": "linear", "factor": 2.0}.'
+      )
+  _check_rope(fields.get('rope_scaling') or fields.get('rope_parameters') or {})
   for problem in _contradictions(fields):
     raise ValueError(f'config.json has {problem}; correct one of them.')
 
@@ -146,22 +188,28 @@ def _check_rope(rope: Fields) -> None:
   """As `check`, of the dict of rotary positions, or of one for each kind."""
   parts = {'': rope}
   for name in ('full_attention', 'sliding_attention'):
-    if isinstance(rope.get(name), Mapping):
-      parts[f'{name}.'] = rope[name]
+    part = rope.get(name)
+    if part and not isinstance(part, Mapping):
+      raise ValueError(
+        f'config.json has {name}={part!r:.60} for rotary positions, which is '
+        'no object with fields; correct it.'
+      )
+    parts[f'{name}.'] = part or {}
   for part, fields in parts.items():
     for name, kind in _ROPE.items():
       value = fields.get(name)
       given = f'{part}{name}={value!r:.60} for rotary positions'
       _require(value is None or not kind.problem(value), given, kind, value)
-    for low, high in (
-      ('low_freq_factor', 'high_freq_factor'),
-      ('beta_slow', 'beta_fast'),
+    for low, usual_low, high, usual_high in (
+      ('low_freq_factor', 1, 'high_freq_factor', 4),
+      ('beta_slow', 1, 'beta_fast', 32),
     ):
       a, b = fields.get(low), fields.get(high)
-      if a is not None and b is not None and a >= b:
+      if (a, b) != (None, None) and (a or usual_low) >= (b or usual_high):
         raise ValueError(
-          f'config.json has {part}{low}={a} and {high}={b} for rotary '
-          'positions; the first must be below the second.'
+          f'config.json has {part}{low}={a or usual_low} and {high}='
+          f'{b or usual_high} for rotary positions; the first must be below '
+          'the second.'
         )
 
 
@@ -188,6 +236,11 @@ def _contradictions(fields: Fields) -> Iterator[str]:
   number, used = fields.get('num_experts'), fields.get('num_experts_per_tok')
   if number and used > number:
     yield f'num_experts_per_tok={used} of num_experts={number}'
+  if (
+    fields.get('use_sliding_window')
+    and fields.get('max_window_layers', 0) is None
+  ):
+    yield 'use_sliding_window=True and max_window_layers=None'
   layers = fields['num_hidden_layers']
   for place in fields.get('mlp_only_layers') or ():
     if place >= layers:

@@ -157,9 +157,10 @@ def _fields(row: Family, config_json: Fields) -> dict[str, Any]:
         f'config.json of a {row.architecture} has {name}={value!r}, but {why}; '
         f'give a model with {name}={wanted}.'
       )
+  called: dict[str, str] = {}
   for name, meant in row.renamed.items():
     if name in given:
-      given[meant] = given.pop(name)
+      given[meant], called[meant] = given.pop(name), name
   # No others: transformers passes over a field that is not the family's too.
   names = {*row.defaults, *_families.REQUIRED, *_families.OF_ALL}
   known = {name: given[name] for name in names if name in given}
@@ -170,7 +171,7 @@ def _fields(row: Family, config_json: Fields) -> dict[str, Any]:
         f'config.json of a {row.architecture} has no {name}; give a complete '
         'one.'
       )
-  _config_checks.check(fields)
+  _config_checks.check(fields, called)
   return fields
 
 
@@ -257,7 +258,7 @@ def _activation(fields: Fields) -> str:
   """Ours, from the field that the family has for it."""
   name = 'hidden_activation' if 'hidden_activation' in fields else 'hidden_act'
   given = fields[name]
-  if given not in _ACTIVATIONS:
+  if not isinstance(given, str) or given not in _ACTIVATIONS:
     raise ValueError(
       f'config.json has {name}={given!r}, which is not built here; give a '
       f'model with one of these: {", ".join(_ACTIVATIONS)}.'

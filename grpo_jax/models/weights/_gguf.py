@@ -4,12 +4,14 @@ The `gguf` package reads the file and knows its quantizations; tensors are made
 float32 as they are read, a few rows at a time.
 """
 
+from collections.abc import Mapping
 import pathlib
 from typing import Any
 from typing import NamedTuple
 
 import numpy as np
 
+from grpo_jax.models.weights import _config_checks
 from grpo_jax.models.weights import _tensors
 from grpo_jax.models.weights._safetensors import Stored
 
@@ -130,6 +132,41 @@ _NEEDED = (
 )
 
 
+_KINDS = {
+  **dict.fromkeys(
+    (
+      'embedding_length', 'feed_forward_length', 'block_count',
+      'attention.head_count', 'attention.head_count_kv', 'context_length',
+      'attention.key_length', 'rope.dimension_count',
+    ),
+    _config_checks.COUNT,
+  ),
+  'attention.layer_norm_rms_epsilon': _config_checks.SHARE,
+  'rope.freq_base': _config_checks.BASE,
+}  # fmt: skip
+
+
+def _check(path: pathlib.Path, metadata: Mapping[str, Any], name: str) -> None:
+  """Raises a ValueError that names a field with a value which means nothing.
+
+  Args:
+    path: Of the file.
+    metadata: All fields.
+    name: What the fields of the model begin with.
+  """
+  kinds = dict(_KINDS)
+  if metadata.get(f'{name}.rope.scaling.type') not in (None, 'none'):
+    kinds['rope.scaling.factor'] = _config_checks.ABOVE_0
+    kinds['rope.scaling.original_context_length'] = _config_checks.COUNT
+  for key, kind in kinds.items():
+    value = metadata.get(f'{name}.{key}')
+    if value is not None and (needed := kind.problem(value)):
+      raise ValueError(
+        f'{path} has {name}.{key}={value!r:.60}, but {needed}; copy the file '
+        'again, or convert the model again.'
+      )
+
+
 def described(model: Gguf) -> tuple[dict[str, Any], _tensors.Tensors]:
   """What the metadata say, as a `config.json` of Hugging Face says it.
 
@@ -162,6 +199,7 @@ def described(model: Gguf) -> tuple[dict[str, Any], _tensors.Tensors]:
       f'{path} lacks {", ".join(missing)}; give a complete file, or the model '
       'as a Hugging Face folder.'
     )
+  _check(path, metadata, name)
   width, heads = get('embedding_length'), get('attention.head_count')
   head_dim = get('attention.key_length', get('rope.dimension_count'))
   head_dim = head_dim or width // heads

@@ -38,11 +38,6 @@ def read(row: Family, fields: Fields) -> tuple[Rope, Rope]:
   """
   base, local_base = row.rope_bases
   both = fields.get('rope_scaling') or fields.get('rope_parameters') or {}
-  if not isinstance(both, Mapping):
-    raise ValueError(
-      f'config.json has rope_scaling={both!r:.60}, which is no object with '
-      'fields; give one, such as {"rope_type": "linear", "factor": 2.0}.'
-    )
   full = both.get('full_attention') or {}
   local = both.get('sliding_attention') or {}
   if not full and not local:  # one dict for all kinds of layers
@@ -58,18 +53,19 @@ def _rope(given: Fields, base: float, fields: Fields) -> Rope:
   """One kind of layer, from the dict that is written for it."""
   base = float(given.get('rope_theta') or base)
   rotated = given.get('partial_rotary_factor', 1.0)
-  if rotated != 1.0:
+  if rotated not in (None, 1.0):
     raise ValueError(
       f'config.json has partial_rotary_factor={rotated}, but here all entries '
       'of a head are rotated; give a model with 1.'
     )
-  kind = given.get('rope_type', given.get('type', 'default'))
+  kind = given.get('rope_type') or given.get('type') or 'default'
   if kind == 'default':
     return Rope(base, None)
   if kind not in _SCALED:
     raise ValueError(
-      f'config.json scales rotary positions by {kind!r}, which is not built '
-      f'here; give a model with one of these: default, {", ".join(_SCALED)}.'
+      f'config.json scales rotary positions by rope_type={kind!r}, which is '
+      'not built here; give a model with one of these: default, '
+      f'{", ".join(_SCALED)}.'
     )
   trained, factor = _trained(given, fields), given.get('factor')
   if factor is None and trained:
@@ -97,7 +93,7 @@ def context_tokens(fields: Fields) -> int | None:
   for given in (both, *both.values()):
     if not isinstance(given, Mapping):
       continue
-    kind = given.get('rope_type', given.get('type', 'default'))
+    kind = given.get('rope_type') or given.get('type') or 'default'
     factor, trained = given.get('factor'), _trained(given, fields)
     scales = kind == 'yarn' or (most is None and kind in _SCALED)
     if scales and trained and factor:
@@ -122,8 +118,8 @@ def _llama3(given: Fields, factor: float, trained: int) -> RopeScaling:
     'llama3',
     factor,
     trained,
-    low_factor=float(given.get('low_freq_factor', 1)),
-    high_factor=float(given.get('high_freq_factor', 4)),
+    low_factor=float(given.get('low_freq_factor') or 1),
+    high_factor=float(given.get('high_freq_factor') or 4),
   )
 
 
@@ -142,7 +138,7 @@ def _yarn(given: Fields, factor: float, trained: int) -> RopeScaling:
     beta_slow=float(given.get('beta_slow') or 1),
     beta_fast=float(given.get('beta_fast') or 32),
     attention_factor=attention,
-    truncate=given.get('truncate', True),
+    truncate=given.get('truncate') is not False,
   )
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from grpo_jax import models
 from grpo_jax import sharding
 from grpo_jax.models import weights
+from grpo_jax.models.weights import _gguf
 from tests.chosen import chosen
 from tests.models.weights import golden
 
@@ -240,6 +242,48 @@ def test_files_that_cannot_be_read(folder_and_file, tmp_path):
 def test_what_a_file_says_and_is_not_read(folder_and_file, change, said):
   _, file = folder_and_file('llama', change=change)
   assert said in refusal(file)
+
+
+META = {
+  'general.architecture': 'llama',
+  'llama.embedding_length': 32,
+  'llama.feed_forward_length': 64,
+  'llama.block_count': 2,
+  'llama.attention.head_count': 4,
+  'llama.attention.layer_norm_rms_epsilon': 1e-5,
+}
+COUNTED = 'a whole number from 1 to 2147483647 is needed'
+ABOVE = 'a finite number above 0'
+WRONG = [
+  ('embedding_length', 'x', COUNTED),
+  ('embedding_length', -1, COUNTED),
+  ('feed_forward_length', 0, COUNTED),
+  ('block_count', 1.5, COUNTED),
+  ('attention.head_count', 0, COUNTED),
+  ('attention.head_count', True, COUNTED),
+  ('attention.head_count_kv', 'x', COUNTED),
+  ('attention.key_length', -8, COUNTED),
+  ('rope.dimension_count', 8.5, COUNTED),
+  ('context_length', 'long', COUNTED),
+  ('attention.layer_norm_rms_epsilon', 'x', ABOVE),
+  ('attention.layer_norm_rms_epsilon', 2.0, ABOVE),
+  ('rope.freq_base', float('nan'), ABOVE),
+  ('rope.freq_base', -1.0, ABOVE),
+  ('rope.scaling.factor', 0.0, ABOVE),
+  ('rope.scaling.original_context_length', 'x', COUNTED),
+]
+
+
+@pytest.mark.parametrize('key, value, needed', WRONG)
+def test_a_value_that_cannot_be_there_names_its_field(key, value, needed):
+  scaled = {'llama.rope.scaling.type': 'yarn'} if 'scaling' in key else {}
+  stored = {'token_embd.weight': types.SimpleNamespace(shape=(48, 32))}
+  model = types.SimpleNamespace(path='x.gguf', metadata=META, tensors=stored)
+  assert _gguf.described(model)[0]['hidden_size'] == 32
+  model.metadata = {**META, **scaled, f'llama.{key}': value}
+  with pytest.raises(ValueError, match=f'x.gguf has llama.{key}=') as refused:
+    _gguf.described(model)
+  assert f'{value!r}, but {needed}' in str(refused.value)
 
 
 def test_the_byte_order_of_another_machine(tmp_path):
