@@ -251,7 +251,8 @@ def test_a_method_of_a_users_own_trains_and_is_audited(tmp_path):
   lines = lines.replace('configs/', f'{ROOT}/configs/').strip()
   smaller = (
     '--config.steps=2 --config.optim.warmup_steps=1 --config.warm_up.steps=0 '
-    '--config.evaluation.examples=16 --config.sampler.group=4 --config.sampler.temperature=0.3 '
+    '--config.evaluation.examples=16 --config.sampler.group=4 '
+    '--config.sampler.temperature=0.3 '
     f"'{cli.JUDGE}'"
   )
   done = subprocess.run(
