@@ -334,10 +334,13 @@ def test_widths_that_cannot_be_known_are_no_end(tmp_path):
     }
   )
   text = data_example.printed(show_data.survey(config, 0, 0, QUIET))
-  words = ' '.join(text.split())
-  assert 'The widths are not known: Line 1 of ' in words
-  assert "b.jsonl' cannot be used: The text 'b' holds" in words
-  assert '1 of 4 records that were read cannot be used.' in words
+  text = ''.join(text.split())  # a long path is broken anywhere
+  for words in (
+    'The widths are not known: Line 1 of ',
+    "b.jsonl' cannot be used: The text 'b' holds",
+    '1 of 4 records that were read cannot be used.',
+  ):
+    assert ''.join(words.split()) in text
 
 
 def test_progress_is_said_where_it_takes_long(monkeypatch):
