@@ -416,7 +416,7 @@ def _cond(eqn, operands, strict, pins) -> list[Value]:
 def _scan(eqn, operands, strict) -> list[Value]:
   """A loop, whose carry has the parts that it has after any step."""
   params, jaxpr = eqn.params, eqn.params['jaxpr']
-  first = params['num_consts'], params['num_consts'] + params['num_carry']
+  first = _places(params)
   operands = [_as_array(value) for value in operands]
   consts, carry = operands[: first[0]], operands[first[0] : first[1]]
   rows = operands[first[1] :]
@@ -445,6 +445,17 @@ def _scan(eqn, operands, strict) -> list[Value]:
     reverse=params['reverse'],
   )
   return [*carry, *made]
+
+
+def _places(params) -> tuple[int, int]:
+  """Where the carry of a loop begins among its operands, and where it ends."""
+  if 'num_consts' in params:
+    consts, carry = params['num_consts'], params['num_carry']
+  else:  # of a newer JAX: trees of constants, carry and rows
+    consts, carry = (
+      len(list(tree)) for tree in [*params['ft_in'].unpack()][:2]
+    )
+  return consts, consts + carry
 
 
 def _as_array(value):

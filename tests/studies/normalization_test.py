@@ -158,8 +158,7 @@ def test_a_study_may_be_shorter_than_the_rise_of_its_config(
   monkeypatch.setattr(
     study_runs.warm_up, 'run', lambda parts, *_: parts.config.optim
   )
-  config = runs.small(steps=3)
-  assert config.optim.warmup_steps > 3
+  config = runs.small(steps=3, **{'optim.warmup_steps': 10})
   assert study_runs.warmed_up(config, tmp_path).warmup_steps == 0
   of_arm = arms_lib.config_of(config, PLAN.arms[0], 0)
   assert of_arm.optim.warmup_steps == 0

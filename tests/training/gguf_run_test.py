@@ -62,6 +62,7 @@ def config(file, **changes):
       'data.chat': True,
       'data.completion_prefix': '12',
       'data.prompt_buckets': (64,),
+      'model.beyond_context': True,  # of 64 tokens
       'warm_up.steps': 0,
       'steps': 1,
       'optim.warmup_steps': 0,  # else the first update would change nothing
@@ -100,6 +101,7 @@ def test_the_config_of_smollm2_is_as_large_as_the_real_one(file, monkeypatch):
   fields = runpy.run_path(str(path))['get_config']()
   fields.model.path = str(file)
   fields.data.prompt_buckets = (96,)  # of a tokenizer that knows no words
+  fields.model.beyond_context = True  # of 64 tokens
   run = build.run(config_lib.resolve(fields))
   assert isinstance(run.model, models.Transformer)
   record = run.heldout[0]

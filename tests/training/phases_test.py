@@ -58,6 +58,7 @@ def test_every_phase_of_a_run_is_said(tmp_path):
     'devices',
     'building the model and the data',
     'size',
+    'mesh',  # of one device
   ]
   end = ['saving a checkpoint', 'waiting for the checkpoint to be written']
   assert told(tmp_path) == [
