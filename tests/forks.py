@@ -116,6 +116,10 @@ class Fork:
       with contextlib.suppress(ProcessLookupError):
         os.kill(self._pid, signal.SIGKILL)
 
-  def communicate(self, timeout=120):
-    self.returncode = self._forks.code(self._pid, time.monotonic() + timeout)
+  def communicate(self, timeout=120, said=''):
+    """What was printed; `said` may come from a process that outlives it."""
+    end = time.monotonic() + timeout
+    self.returncode = self._forks.code(self._pid, end)
+    while said not in self._files[1].read_text() and time.monotonic() < end:
+      time.sleep(0.02)
     return [file.read_text() for file in self._files]

@@ -5,6 +5,7 @@
 STORY says what each process does in each start: `75,killed;0,0` are two starts
 of two processes. Process RANK writes its environment to `PLACE/START.RANK` when
 it is ready, and the signals that it gets to the end of `PLACE/signals.RANK`.
+Where all are to end with 0, each waits until all are ready: so none is late.
 """
 
 import json
@@ -43,6 +44,11 @@ def main(place, story, *flags):
   if does == 'waits':  # and saves for a while
     time.sleep(0.3)
     sys.exit(128 + received[0])
+  everybody = story.split(';')[start].split(',')
+  if set(everybody) == {'0'}:
+    files = [place / f'{start}.{one}' for one in range(len(everybody))]
+    while not all(file.exists() for file in files):
+      time.sleep(0.02)
   if does == 'killed':
     os.kill(os.getpid(), signal.SIGKILL)
   sys.exit(0 if does == 'leaves' else int(does))
