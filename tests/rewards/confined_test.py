@@ -171,7 +171,10 @@ def test_a_call_ends_at_its_limit(hasty):
 @needs_landlock
 @pytest.mark.parametrize(
   'attempt',
-  ['[0 for _ in iter(int, 1)]', 'os.fork() + 1 and [0 for _ in iter(int, 1)]'],
+  [
+    pytest.param('[0 for _ in iter(int, 1)]', marks=pytest.mark.long),
+    'os.fork() + 1 and [0 for _ in iter(int, 1)]',
+  ],
 )
 def test_an_answer_that_works_ends_at_its_processor_time(attempt):
   with workers_of(1.0, HANG_SECS) as workers:

@@ -138,7 +138,13 @@ def counting(pid_namespace):
 
 @in_a_namespace
 @pytest.mark.parametrize(
-  'name', ['loop', 'children_loop', 'children_come_and_go', 'batched_loop']
+  'name',
+  [
+    'loop',
+    pytest.param('children_loop', marks=pytest.mark.long),
+    'children_come_and_go',
+    pytest.param('batched_loop', marks=pytest.mark.long),
+  ],
 )
 def test_a_judge_that_works_ends_at_its_processor_time(counting, name):
   start = time.monotonic()

@@ -289,6 +289,7 @@ def test_a_save_that_fails_is_tried_at_the_next_step(tmp_path, monkeypatch):
   assert [r.get('saves_failed') for r in written] == [None] * 3 + [1, 1]
 
 
+@pytest.mark.long
 def test_a_decay_ends_with_the_run_across_rollouts_without_signal(tmp_path):
   """Stopped before, between and after rollouts whose updates are skipped."""
   steps, peak = 12, 0.01
