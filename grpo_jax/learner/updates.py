@@ -45,8 +45,7 @@ class Updater:
   Its functions `init(params)`, `refresh(state, weight)`, `credit(batch,
   loss_state)`, `score_all(params, layout, num_micro, shape, with_entropy)`,
   `train_step(state, batch, prompts, layout, num_micro, rollout_start, number,
-  watch)`
-  and `rollout_end(...)` are those of `step` and `gradient`, jitted. The
+  watch)` and `rollout_end(...)` are those of `step` and `gradient`, jitted. The
   parameters given to `init` and the state given to `refresh` and `train_step`
   are donated: do not use them again.
 

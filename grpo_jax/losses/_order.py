@@ -64,10 +64,10 @@ def check(writes: Writes) -> None:
     for name, place in writes:
       if place.component != component:
         continue
-      open_ = place.needs and place.needs not in sets
-      told = '' if open_ else problem(name, place, done.__contains__)
-      if told:
-        raise ValueError(told)
+      # What no transform of the chain sets, the batch may bring.
+      if not place.needs or place.needs in sets:
+        if sentence := problem(name, place, done.__contains__):
+          raise ValueError(sentence)
       if _sets(place):
         done.add(place.field)
   _check_drops(writes)

@@ -64,6 +64,16 @@ def bounded(function: _Function) -> _Function:
   return function
 
 
+def _marks(name: str, value: Any) -> Callable[[_Function], _Function]:
+  """A decorator that sets an attribute of a function."""
+
+  def mark(function: _Function) -> _Function:
+    setattr(function, name, value)
+    return function
+
+  return mark
+
+
 def checked(
   check: Callable[..., str | None],
 ) -> Callable[[_Function], _Function]:
@@ -78,11 +88,7 @@ def checked(
     A decorator, which returns the same function, marked.
   """
 
-  def mark(function: _Function) -> _Function:
-    setattr(function, CHECK, check)
-    return function
-
-  return mark
+  return _marks(CHECK, check)
 
 
 def imports(
@@ -98,11 +104,7 @@ def imports(
     A decorator, which returns the same function, marked.
   """
 
-  def mark(function: _Function) -> _Function:
-    setattr(function, IMPORTS, first)
-    return function
-
-  return mark
+  return _marks(IMPORTS, first)
 
 
 def limits_itself(function: _Function) -> _Function:

@@ -132,11 +132,10 @@ def _convert_run(
     if adapter:
       base = _found_from_anywhere(config.model.path)
       named = build_model.source(config.model.path)
-      # A run has the class that it is written as, not that of its origin.
-      is_folder = isinstance(named, weights.Source)
-      architecture = origin and weights.written_as(origin.architecture)
-      if is_folder:
+      if isinstance(named, weights.Source):
         architecture = named.architecture
+      else:  # a run has the class that it is written as, not its origin's
+        architecture = origin and weights.written_as(origin.architecture)
       weights.save_adapter(to, shape, params, base, dtype, architecture)
     else:
       save(to, shape, params, tokenizer, origin, dtype, shard_bytes)

@@ -317,8 +317,7 @@ def _more(where: str, given: Any) -> dict[str, Any]:
       raise ValueError(
         f'{where} has kwargs={dict(given.kwargs)!r:.80}, which the config of a '
         f'run cannot hold ({plain_text.said(error)}); give numbers, texts, '
-        'lists and dicts, or '
-        'functools.partial(function, ...).'
+        'lists and dicts, or functools.partial(function, ...).'
       ) from error
   if given.where == 'workers':
     more['where'] = 'workers'

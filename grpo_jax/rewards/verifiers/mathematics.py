@@ -386,7 +386,7 @@ def _parsed(text: str) -> tuple[Any, ...]:
     return tuple(map(_with_imaginary_unit, found))
   except (RecursionError, MemoryError):
     raise
-  except Exception:
+  except Exception:  # parser and sympy raise many types; such a text is none
     return ()
 
 
