@@ -45,11 +45,10 @@ def of(
   try:
     return diagnostics.audit(method, make)
   except TypeError as error:
-    first = plain_text.said(error).partition('\n')[0]
+    first = plain_text.first_line(error)
     raise ValueError(
       f'{name} cannot be evaluated with --method_kwargs={method_kwargs} '
-      f'({first}); give numbers where '
-      'it wants numbers.'
+      f'({first}); give numbers where it wants numbers.'
     ) from error
 
 

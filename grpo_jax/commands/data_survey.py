@@ -341,7 +341,7 @@ def _last_turn(record: Mapping[str, Any]) -> str:
 
 
 def _named(error: Exception) -> str:
-  return f'{plain_text.named(error)}'[:200]
+  return plain_text.named(error)[:200]
 
 
 def _places(number: int, most: int) -> np.ndarray:

@@ -144,9 +144,8 @@ def evaluate(
     problems that are too long and dropped, if there are any.
 
   Raises:
-    ValueError: There are no held-out problems, or a k above `samples`; or rows
-      are longer than the model was made for, or
-      the completions cannot be written.
+    ValueError: There are no held-out problems, or a k above `samples`; rows are
+      longer than the model was made for; or the completions cannot be written.
   """
   run, given = policy.run, policy.given
   config = run.config.evaluation

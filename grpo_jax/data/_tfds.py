@@ -92,7 +92,7 @@ class _Rows:
         ' give its data_dir in the kwargs of the source.'
       ) from error
     except Exception as error:  # a builder of TFDS may raise anything
-      reason = plain_text.said(error).strip().partition('\n')[0]
+      reason = plain_text.first_line(error)
       raise ValueError(
         f"The split {split!r} of 'tfds:{name}' in {place} cannot be read"
         f' ({plain_text.kind(error)}: {reason}); name a split that it has in'

@@ -346,7 +346,7 @@ def _traced(model: Foreign, tokens, cache, mask) -> tuple[int, Any]:
       mask,
     )
   except TypeError as error:
-    first = plain_text.said(error).partition('\n')[0]
+    first = plain_text.first_line(error)
     raise ValueError(
       f'The call of {model.name} failed ({first}), but {_EXPECTED}.'
     ) from error

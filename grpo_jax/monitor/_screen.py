@@ -131,7 +131,7 @@ class Screen:
     # Closed first, because standard error may go through the live display.
     with contextlib.suppress(Exception):
       failed.close()
-    said = escape(' '.join(f'{plain_text.named(error)}'.split()))
+    said = escape(' '.join(plain_text.named(error).split()))
     with contextlib.suppress(Exception):
       print(
         f'warning: the display failed ({said}); the run goes on and {then}.',

@@ -184,7 +184,9 @@ def groups(
   """
   table = dict(GROUPS)
   of_each = [name for name in scalars if name.startswith('reward/')]
-  rewards = [name for name in of_each if not name.endswith(_NOT_MEANS)]
+  rewards = [
+    name for name in of_each if not name.endswith(config_lib.REWARD_METRICS)
+  ]
   if len(rewards) > 1:  # a single reward is in the headline already
     parts = {name: Row(name.partition('/')[2][-LABEL:]) for name in rewards}
     table = {'rewards': parts, **table}
@@ -205,9 +207,6 @@ def groups(
     if lines:
       shown[heading] = lines
   return shown
-
-
-_NOT_MEANS = ('_std', '_judged', '_failed', '_secs_p50', '_secs_max')
 
 
 def _label(name: str) -> str:

@@ -231,7 +231,7 @@ def devices(topology: Topology) -> Sequence[Any]:
       f'{known_as}:{shape}', platform='tpu', **more
     )
   except Exception as error:  # of several types
-    said = plain_text.said(error).partition('\n')[0]
+    said = plain_text.first_line(error)
     raise ValueError(
       f'libtpu knows no {topology.slices} x {topology.name} ({said}); give a '
       'topology that exists.'

@@ -94,7 +94,7 @@ def _lowered(
         )
       )
   except Exception as error:  # of many types, whatever JAX or a kernel refuses
-    said = ' '.join(f'{plain_text.named(error)}'.split())[:400]
+    said = ' '.join(plain_text.named(error).split())[:400]
     return compiling.Compiled(
       error=f'cannot be lowered for CUDA: {said}',
       secs=time.monotonic() - start,

@@ -71,7 +71,7 @@ def json_schema(
     return 0.0
   except Exception as error:
     # jsonschema checks a '$ref' or a 'pattern' not before it is used.
-    raise _invalid(f'{plain_text.named(error)}') from error
+    raise _invalid(plain_text.named(error)) from error
 
 
 def _last_block(text: str) -> str:
@@ -101,7 +101,7 @@ def _text_of(schema: Any) -> str:
   try:
     return json.dumps(_plain(schema))
   except (TypeError, ValueError, RecursionError) as error:
-    raise _invalid(f'{plain_text.named(error)}') from error
+    raise _invalid(plain_text.named(error)) from error
 
 
 def _plain(schema: Any) -> Any:
