@@ -146,8 +146,8 @@ def train_step(
     an update whose advantages are all 0, if `on_zero_advantage` is `'skip'`;
     penalties then have no effect.
   """
-  state = state._replace(opt_state=optim.set_schedules(state.opt_state, number))
   batch = _prepared(learner, state, batch, prompts, rollout_start)
+  state = state._replace(opt_state=optim.set_schedules(state.opt_state, number))
   found = gradient.of_batch(
     learner,
     state.params,

@@ -297,7 +297,7 @@ def collectives(mesh):
     place,
   )
   lowered = made.train_step.lower(
-    None, state, batch, np.arange(4), rows, used, np.int32(0)
+    None, state, batch, np.arange(4), rows, used, np.int32(0), np.int32(0)
   )
   moves = 'all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute'
   return [

@@ -1,5 +1,6 @@
 """The chain: order, requirements, scope, schedules, state, shapes."""
 
+import inspect
 import re
 
 import jax
@@ -386,7 +387,7 @@ RECORDS = {
 @pytest.mark.parametrize('kind', RECORDS)
 def test_help_of_a_record_tells_the_shape_of_every_field(kind):
   for name in kind._fields:
-    line = re.search(rf'^    {name}: (.*)$', kind.__doc__, re.M)
+    line = re.search(rf'^  {name}: (.*)$', inspect.getdoc(kind), re.M)
     assert line and RECORDS[kind] in line[1], name
 
 

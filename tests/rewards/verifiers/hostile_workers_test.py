@@ -27,10 +27,10 @@ NAMES = [
   and name not in golden_test.APART  # gym_test.py has what is hostile to it
 ]
 # The last number is what counts by the rule of the verifier, whatever marks
-# stand around it.
+# stand around it; and a wide digit is a digit of a formula.
 BY_RULE = {
+  ('math_equivalence', '\\boxed{７３１９}'),
   ('last_number', '#### 7319 ####'),
-  ('last_number', '\\boxed{7319}\\boxed{'),
   ('last_number', '\\boxed{7319'),
   ('last_number', '</answer></think>#### 7319 #### wrong'),
   ('last_number', '\\boxed{7319}\n\\boxed'),
