@@ -11,11 +11,11 @@ import numpy as np
 import optax
 
 from grpo_jax import losses
-from grpo_jax import sharding
+from grpo_jax.episodes.types import Rollout
 from grpo_jax.learner.types import Learner
+from grpo_jax.mesh import sharding
 from grpo_jax.models import layout
 from grpo_jax.models import scores as scores_lib
-from grpo_jax.rollouts.types import Rollout
 from tests import tiny
 
 PROMPTS, GROUP, TOKENS, VOCAB = 5, 4, 6, 8

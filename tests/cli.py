@@ -128,7 +128,7 @@ def set_back():
   import jax
 
   from grpo_jax.commands import table
-  from grpo_jax.training import stop_signal
+  from grpo_jax.hosts import stop_signal
 
   path, hook = list(sys.path), sys.unraisablehook
   of_threads = threading.excepthook

@@ -9,15 +9,15 @@ import numpy as np
 from grpo_jax import losses
 from grpo_jax import models
 from grpo_jax import optim
-from grpo_jax import sharding
+from grpo_jax.episodes.types import Rollout
 from grpo_jax.learner import gradient
 from grpo_jax.learner import step
 from grpo_jax.learner import token_shards
 from grpo_jax.learner import updates
 from grpo_jax.learner.types import Learner
+from grpo_jax.mesh import sharding
 from grpo_jax.models import layout
 from grpo_jax.models.layout import LayoutSpec
-from grpo_jax.rollouts.types import Rollout
 from tests import bigram
 from tests import tiny
 

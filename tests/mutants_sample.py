@@ -114,7 +114,7 @@ def population(texts: Mapping[str, str], paths: Iterable[str]) -> list[Mutant]:
     if not found:
       raise ValueError(
         f'--paths: there is no Python file at or below {full}; paths are '
-        'relative to grpo_jax/, as in learner or training/loop.py'
+        'relative to grpo_jax/, as in learner or run/loop.py'
       )
     chosen |= found
   return [m for path in sorted(chosen) for m in mutants(path, texts[path])]

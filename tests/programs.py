@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from grpo_jax import models
-from grpo_jax.sampling import _prepare
-from grpo_jax.training import ahead
-from grpo_jax.training import build_model
-from grpo_jax.training import build_updater
+from grpo_jax.engines.local import prepare
+from grpo_jax.run import ahead
+from grpo_jax.run.build import build_model
+from grpo_jax.run.build import build_updater
 
 # What no function of an updater is made from; its numbers are its own.
 _NOT_READ = (
@@ -117,7 +117,7 @@ def shared_programs():
     share(build_updater, 'updater', updater)
     share(build_updater, 'warm_up_updater', updater)
     share(build_model, '_random', random)
-    share(_prepare, 'Preparation', preparation)
+    share(prepare, 'Preparation', preparation)
     share(ahead, '_corrects', corrects)
     yield
 

@@ -17,8 +17,8 @@ from grpo_jax.commands import options
 from grpo_jax.commands import table as command_line
 from tests.commands import data_example
 from tests.data import reasoning_gym_table
+from tests.lab.studies import measured
 from tests.launch import scaling
-from tests.studies import measured
 
 ROOT = pathlib.Path(__file__).parent.parent
 _REFERENCE = re.compile(r'`([^`<]+)<(https?://[^>]+)>`_')
@@ -76,7 +76,7 @@ PARTS = {
   'data': ('grpo_jax/commands/README.md', data_example.markdown),
   'papers': ('grpo_jax/losses/README.md', papers),
   'methods': ('grpo_jax/losses/README.md', methods),
-  'claims': ('grpo_jax/studies/README.md', measured.markdown),
+  'claims': ('grpo_jax/lab/studies/README.md', measured.markdown),
   'reasoning_gym': (
     'grpo_jax/data/README.md',
     reasoning_gym_table.markdown,

@@ -17,12 +17,12 @@ from grpo_jax import config as config_lib
 from grpo_jax import losses
 from grpo_jax import models
 from grpo_jax import optim
-from grpo_jax import sharding
 from grpo_jax.commands import eval_and_sample
+from grpo_jax.mesh import sharding
 from grpo_jax.models import weights
-from grpo_jax.training import build
-from grpo_jax.training import build_limits
-from grpo_jax.training import marks
+from grpo_jax.run.build import build
+from grpo_jax.run.build import build_limits
+from grpo_jax.run.build import marks
 from tests import cli
 
 # Fields by name, what they are given, and what the refusal says of them. Of a

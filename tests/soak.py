@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 
-from grpo_jax.training import processes
+from grpo_jax.hosts import processes
 from tests import runs
 
 STEPS = 60

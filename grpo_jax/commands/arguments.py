@@ -9,10 +9,10 @@ from typing import Any
 
 from absl import flags
 
-from grpo_jax import plain_text
-from grpo_jax import resolve
 from grpo_jax.commands import options
-from grpo_jax.training import workdir
+from grpo_jax.config import importing
+from grpo_jax.config import plain_text
+from grpo_jax.run.keep import workdir
 
 PACKAGE = pathlib.Path(__file__).parent.parent
 
@@ -104,7 +104,7 @@ def refuse_unread(
 
   if unread := [one for one in argv[2:] if not is_read(one)]:
     shown = [one.partition('=')[0] for one in unread]
-    near = resolve.nearest(shown[0], names)
+    near = importing.nearest(shown[0], names)
     field = options.suggest(shown[0])
     if not near and has_config and field and shown[0].startswith('--'):
       near = f' (did you mean --config.{field}?)'

@@ -7,10 +7,10 @@ from typing import Any
 
 from grpo_jax import diagnostics
 from grpo_jax import losses
-from grpo_jax import plain_text
-from grpo_jax import resolve
 from grpo_jax.commands import printing
-from grpo_jax.training import build
+from grpo_jax.config import importing
+from grpo_jax.config import plain_text
+from grpo_jax.run.build import build
 
 # Columns that a terminal of 80 characters has room for.
 _NARROW = ('ratio', 'W_agg', 'bias', 'scale')
@@ -41,7 +41,7 @@ def of(
       'in --method_kwargs="{\'high\': 0.3}".'
     ) from error
   method = build.method(name, kwargs, '--method')
-  make = resolve.imported(fields, f'--fields={fields!r}') if fields else None
+  make = importing.imported(fields, f'--fields={fields!r}') if fields else None
   try:
     return diagnostics.audit(method, make)
   except TypeError as error:

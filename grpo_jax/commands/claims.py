@@ -4,8 +4,8 @@ from collections.abc import Mapping
 import pathlib
 from typing import Any
 
-from grpo_jax.studies import pages
-from grpo_jax.studies import papers
+from grpo_jax.lab.studies import pages
+from grpo_jax.lab.studies import papers
 
 
 def run(name: str, out: str, full: bool) -> dict[str, pages.Result]:

@@ -3,8 +3,8 @@
 import math
 import os
 
-from grpo_jax import plain_text
-from grpo_jax.training import export
+from grpo_jax.config import plain_text
+from grpo_jax.run.keep import export
 
 
 def convert(

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from grpo_jax import data
-from grpo_jax import plain_text
 from grpo_jax import rewards
 from grpo_jax.config import Reward
+from grpo_jax.config import plain_text
 
 _EXAMPLES = 3  # of duplicates of one kind, and of places of one reason
 _MOST_REASONS = 10

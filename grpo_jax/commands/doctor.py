@@ -10,13 +10,13 @@ import time
 from typing import Any
 from typing import NoReturn
 
-from grpo_jax import plain_text
+from grpo_jax.config import plain_text
+from grpo_jax.hosts import processes
 from grpo_jax.planning import accelerators
 from grpo_jax.planning import doctor
 from grpo_jax.planning.types import FAILED
 from grpo_jax.planning.types import SLOW
 from grpo_jax.planning.types import Line
-from grpo_jax.training import processes
 
 _INDENT = 9  # where the text of a check begins
 _LEAST_COLUMNS = 40

@@ -11,22 +11,22 @@ import jax
 import numpy as np
 
 from grpo_jax import config as config_lib
-from grpo_jax import plain_text
-from grpo_jax import sampling
+from grpo_jax import engines
 from grpo_jax.config import Config
+from grpo_jax.config import plain_text
+from grpo_jax.episodes import rollout as rollout_lib
+from grpo_jax.episodes.types import Rollout
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
 from grpo_jax.planning import sizes
 from grpo_jax.rollouts import dynamic_sampling
-from grpo_jax.rollouts import rollout as rollout_lib
-from grpo_jax.rollouts.types import Rollout
-from grpo_jax.training import ahead
-from grpo_jax.training import bucket
-from grpo_jax.training import build
-from grpo_jax.training import build_rewards
-from grpo_jax.training import build_updater
-from grpo_jax.training import widths
-from grpo_jax.training import workdir as workdir_lib
+from grpo_jax.run import ahead
+from grpo_jax.run.build import build
+from grpo_jax.run.build import build_rewards
+from grpo_jax.run.build import build_updater
+from grpo_jax.run.build import widths
+from grpo_jax.run.keep import bucket
+from grpo_jax.run.keep import workdir as workdir_lib
 
 GIB = 2**30
 
@@ -129,7 +129,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
 
 def _of_heads(run: build.Run) -> list[str]:
   """What becomes of key-value heads that a mesh does not divide."""
-  if not isinstance(run.engine, sampling.LocalEngine):
+  if not isinstance(run.engine, engines.LocalEngine):
     return []  # nothing is known of the heads of a model of one's own
   heads = run.engine.model.config.num_kv_heads
   found = []
@@ -145,7 +145,7 @@ def _of_heads(run: build.Run) -> list[str]:
   tensor = own.shape['tensor']
   if heads % tensor:
     found.append(
-      f'While sampling, tensor={tensor} does not divide the {heads} key-value '
+      f'While engines, tensor={tensor} does not divide the {heads} key-value '
       'heads, so every device has their weights, and caches are split by rows '
       f'over all {own.size} devices if there are as many prompts.'
     )

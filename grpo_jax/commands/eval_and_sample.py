@@ -14,29 +14,29 @@ from typing import Any
 from typing import NamedTuple
 
 from grpo_jax import data
-from grpo_jax import plain_text
-from grpo_jax import sampling as sampling_lib
+from grpo_jax import engines as sampling_lib
 from grpo_jax.config import Config
+from grpo_jax.config import plain_text
+from grpo_jax.episodes import rollout as rollout_lib
+from grpo_jax.hosts import joining
+from grpo_jax.hosts import processes
 from grpo_jax.models import lora
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import pass_at_k as evaluate_lib
-from grpo_jax.rollouts import rollout as rollout_lib
-from grpo_jax.training import bucket
-from grpo_jax.training import build
-from grpo_jax.training import build_limits
-from grpo_jax.training import build_model
-from grpo_jax.training import build_rewards
-from grpo_jax.training import fingerprints
-from grpo_jax.training import identity
-from grpo_jax.training import joining
-from grpo_jax.training import marks
-from grpo_jax.training import processes
-from grpo_jax.training import sources
-from grpo_jax.training import widths
-from grpo_jax.training import workdir as workdir_lib
-from grpo_jax.training.checkpoint import Checkpoints
-from grpo_jax.training.marks import NOTHING
-from grpo_jax.training.marks import Given
+from grpo_jax.run.build import build
+from grpo_jax.run.build import build_limits
+from grpo_jax.run.build import build_model
+from grpo_jax.run.build import build_rewards
+from grpo_jax.run.build import identity
+from grpo_jax.run.build import marks
+from grpo_jax.run.build import sources
+from grpo_jax.run.build import widths
+from grpo_jax.run.build.marks import NOTHING
+from grpo_jax.run.build.marks import Given
+from grpo_jax.run.keep import bucket
+from grpo_jax.run.keep import fingerprints
+from grpo_jax.run.keep import workdir as workdir_lib
+from grpo_jax.run.keep.checkpoint import Checkpoints
 
 # The fields of the config that the parameters of a checkpoint depend on. A
 # policy is not loaded under other values, except of fields in `config.FREE`.

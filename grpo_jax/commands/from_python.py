@@ -24,13 +24,13 @@ from grpo_jax.commands import arguments
 from grpo_jax.commands import eval_and_sample
 from grpo_jax.commands import saved_config
 from grpo_jax.commands.convert import convert as convert
+from grpo_jax.hosts import joining
+from grpo_jax.hosts import stop_signal
 from grpo_jax.models import foreign
-from grpo_jax.training import given as given_lib
-from grpo_jax.training import joining
-from grpo_jax.training import judging
-from grpo_jax.training import loop
-from grpo_jax.training import stop_signal
-from grpo_jax.training.session import OnRollout
+from grpo_jax.run import judging
+from grpo_jax.run import loop
+from grpo_jax.run.build import given as given_lib
+from grpo_jax.run.session import OnRollout
 
 if TYPE_CHECKING:
   from ml_collections import ConfigDict
@@ -94,7 +94,7 @@ def train(
       NNX module of your own. It replaces all of `config.model`.
     on_rollout: Called as `on_rollout(step, metrics, rollout)` after every
       rollout: how many are done, its metrics by name, and the
-      `grpo_jax.rollouts.types.Rollout` with prompts, completions and rewards.
+      `grpo_jax.episodes.types.Rollout` with prompts, completions and rewards.
       If it returns True, the run is saved and ends. If it raises, the run is
       saved first, and `sys.exit` counts as an error. `rollout` is None for a
       rollout that an earlier start has sampled but not evaluated.

@@ -19,16 +19,16 @@ from absl import flags
 from absl import logging
 
 from grpo_jax import __version__
-from grpo_jax import plain_text
 from grpo_jax.commands import arguments
 from grpo_jax.commands import help_text
 from grpo_jax.commands import refusals
 from grpo_jax.commands import table
 from grpo_jax.commands.flag_definitions import FLAGS as _FLAGS
-from grpo_jax.training import stop_signal
+from grpo_jax.config import plain_text
+from grpo_jax.hosts import stop_signal
 
 # Threads that may be inside XLA, which nothing can interrupt; see
-# `Updater.compile_ahead` and `sampling._side_by_side`.
+# `Updater.compile_ahead` and `engines.local.side_by_side`.
 _IN_XLA = 'compile ahead', 'sampling'
 
 

@@ -3,7 +3,7 @@
 import shutil
 from typing import Any
 
-from grpo_jax import plain_text
+from grpo_jax.config import plain_text
 
 
 def show(*parts: Any) -> None:

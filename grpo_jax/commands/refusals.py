@@ -7,7 +7,7 @@ import sys
 import traceback
 from typing import Any
 
-from grpo_jax import plain_text
+from grpo_jax.config import plain_text
 
 # What to do without enough memory, the least loss first.
 _SMALLER = (

@@ -5,8 +5,8 @@ import os
 import time
 from typing import Any
 
-from grpo_jax import plain_text
-from grpo_jax import report
+from grpo_jax.config import plain_text
+from grpo_jax.lab import report
 
 
 def write(workdirs: Sequence[str], out: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from grpo_jax import config
-from grpo_jax.training import workdir
+from grpo_jax.run.keep import workdir
 
 
 def get_config(directory: str) -> ConfigDict:

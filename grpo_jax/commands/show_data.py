@@ -13,7 +13,6 @@ import time
 from typing import Any
 
 from grpo_jax import data
-from grpo_jax import plain_text
 from grpo_jax.commands import data_survey
 from grpo_jax.commands import data_tables
 from grpo_jax.commands import printing
@@ -22,6 +21,7 @@ from grpo_jax.commands.data_survey import Place
 from grpo_jax.commands.data_survey import Shown
 from grpo_jax.commands.data_survey import Survey
 from grpo_jax.config import Config
+from grpo_jax.config import plain_text
 
 _SILENT_SECS = 2.0  # before a line says how far the reading is
 _BEAT_SECS = 10.0  # between two such lines
@@ -60,10 +60,10 @@ def survey(
 ) -> Survey:
   """Reads the data of a config; see `run`."""
   # Only now, because it imports JAX.
-  from grpo_jax.training import build
-  from grpo_jax.training import marks
-  from grpo_jax.training import sources
-  from grpo_jax.training import widths as widths_lib
+  from grpo_jax.run.build import build
+  from grpo_jax.run.build import marks
+  from grpo_jax.run.build import sources
+  from grpo_jax.run.build import widths as widths_lib
 
   tokenizer = build.tokenizer_of(config)
   asked = sources.listed(config.data.train)

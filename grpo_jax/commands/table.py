@@ -10,14 +10,14 @@ import sys
 from typing import Any
 from typing import NamedTuple
 
-from grpo_jax import plain_text
-from grpo_jax import studies
 from grpo_jax.commands import arguments
 from grpo_jax.commands import refusals
 from grpo_jax.commands.flag_definitions import CONFIG as _CONFIG
 from grpo_jax.commands.flag_definitions import FLAGS as _FLAGS
-from grpo_jax.training import host_memory
-from grpo_jax.training import stop_signal
+from grpo_jax.config import plain_text
+from grpo_jax.hosts import stop_signal
+from grpo_jax.lab import studies
+from grpo_jax.run.keep import host_memory
 
 STOP = stop_signal.Stop()
 """One for the process: `main.run` installs its handlers before the flags are
@@ -41,7 +41,7 @@ def train() -> int:
   screen = monitor.start if is_first else monitor.quiet
   with screen(config, _value('workdir')) as screen:
     with screen.phase('loading JAX'):  # only now: it takes seconds
-      from grpo_jax.training import loop
+      from grpo_jax.run import loop
     result = loop.train(
       config, _value('workdir'), STOP, _value('replay'), steps, screen=screen
     )
@@ -63,7 +63,7 @@ def _code() -> int:
 
 def _join(**options: Any) -> bool:
   """Joins the other processes, if there are any; whether this is the first."""
-  from grpo_jax.training import joining
+  from grpo_jax.hosts import joining
 
   is_first = joining.initialize(
     _value('coordinator'),
@@ -97,7 +97,7 @@ def _together(**options: Any) -> Iterator[Any]:
     **options: Of `joining.initialize`.
   """
   _join(**options)
-  from grpo_jax.training import joining
+  from grpo_jax.hosts import joining
 
   with contextlib.ExitStack() as stack:
     peers = stack.enter_context(joining.joined())
@@ -114,7 +114,7 @@ def evaluate() -> None:
   """`grpo-jax eval`."""
   with _together() as peers:
     from grpo_jax.commands import eval_and_sample as policies
-    from grpo_jax.training import judging
+    from grpo_jax.run import judging
 
     policy = policies.load(
       _config(),

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax import gguf_files
+from grpo_jax.config import gguf_files
 from grpo_jax.data._backend import Loaded
 from grpo_jax.data._chat import ChatTemplate
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax import plain_text
+from grpo_jax.config import plain_text
 
 PACKAGE = 'reasoning-gym'
 # The package seeds item i of seed s by s + i. So the seeds of a split begin

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_jax import plain_text
+from grpo_jax.config import plain_text
 from grpo_jax.data._chat import half_of_a_pair
 from grpo_jax.data._chat import prompt_problem
 from grpo_jax.data._joined import Joined

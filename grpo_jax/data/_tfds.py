@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax import plain_text
+from grpo_jax.config import plain_text
 from grpo_jax.data import _array_record
 from grpo_jax.data import _records
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
-from grpo_jax import plain_text
+from grpo_jax.config import plain_text
 
 _SPLITS = ('train', 'test')
 

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 import numpy as np
 
-from grpo_jax import host_arrays
 from grpo_jax import losses
-from grpo_jax import sharding
+from grpo_jax.episodes.types import Rollout
 from grpo_jax.learner import token_shards
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
-from grpo_jax.rollouts.types import Rollout
+from grpo_jax.mesh import host_arrays
+from grpo_jax.mesh import sharding
 
 
 class Before(NamedTuple):

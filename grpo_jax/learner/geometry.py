@@ -29,17 +29,17 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax import host_arrays
 from grpo_jax import losses
 from grpo_jax import random_keys
-from grpo_jax import sharding
+from grpo_jax.episodes.types import Rollout
 from grpo_jax.learner import gradient
 from grpo_jax.learner import token_shards
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
+from grpo_jax.mesh import host_arrays
+from grpo_jax.mesh import sharding
 from grpo_jax.models import layout
 from grpo_jax.models.layout import LayoutSpec
-from grpo_jax.rollouts.types import Rollout
 
 Array = jax.Array
 

@@ -22,14 +22,14 @@ from jax.sharding import PartitionSpec
 
 from grpo_jax import losses
 from grpo_jax import models
-from grpo_jax import sharding
-from grpo_jax import shards
 from grpo_jax.learner import clipped
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import row_shards
 from grpo_jax.learner import token_shards
 from grpo_jax.learner.types import Gradient
 from grpo_jax.learner.types import Learner
+from grpo_jax.mesh import sharding
+from grpo_jax.mesh import shards
 from grpo_jax.models import Scores
 from grpo_jax.models.layout import Layout
 

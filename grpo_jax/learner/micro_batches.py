@@ -13,11 +13,11 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax.episodes.types import Rollout
 from grpo_jax.learner import token_shards
 from grpo_jax.models import stack
 from grpo_jax.models.layout import Layout
 from grpo_jax.models.layout import LayoutSpec
-from grpo_jax.rollouts.types import Rollout
 
 Array = jax.Array
 
@@ -133,7 +133,7 @@ def of_rollout(
   """The micro-batches of some prompts of a rollout.
 
   Args:
-    rollout: See `rollouts/types.py`.
+    rollout: See `episodes/types.py`.
     chosen: Numbers of the P' prompts.
     spec: How completions are laid out.
     shards: See `models.stack.micro_batches`.

@@ -15,10 +15,10 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from grpo_jax import sharding
-from grpo_jax import shards
 from grpo_jax.learner import token_shards
 from grpo_jax.learner.types import Learner
+from grpo_jax.mesh import sharding
+from grpo_jax.mesh import shards
 from grpo_jax.models import stack
 from grpo_jax.models.layout import Layout
 

@@ -14,7 +14,6 @@ import optax
 from grpo_jax import losses
 from grpo_jax import metrics
 from grpo_jax import optim
-from grpo_jax import sharding
 from grpo_jax.learner import clipped
 from grpo_jax.learner import gradient
 from grpo_jax.learner import offload
@@ -24,6 +23,7 @@ from grpo_jax.learner import token_shards
 from grpo_jax.learner.types import Learner
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.types import Update
+from grpo_jax.mesh import sharding
 from grpo_jax.models.layout import Layout
 
 Array = jax.Array

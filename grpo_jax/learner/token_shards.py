@@ -21,10 +21,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 import numpy as np
 
-from grpo_jax import host_arrays
 from grpo_jax import losses
-from grpo_jax import sharding
-from grpo_jax import shards
+from grpo_jax.mesh import host_arrays
+from grpo_jax.mesh import sharding
+from grpo_jax.mesh import shards
 
 Array = jax.Array
 

@@ -16,11 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax import host_arrays
 from grpo_jax import losses
 from grpo_jax import metrics
 from grpo_jax import random_keys
-from grpo_jax import sharding
+from grpo_jax.episodes.types import Rollout
 from grpo_jax.learner import gradient
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import offload
@@ -29,11 +28,12 @@ from grpo_jax.learner import step as step_lib
 from grpo_jax.learner import token_shards
 from grpo_jax.learner.types import Learner
 from grpo_jax.learner.types import TrainState
+from grpo_jax.mesh import host_arrays
+from grpo_jax.mesh import sharding
 from grpo_jax.models import Scores
 from grpo_jax.models import lora
 from grpo_jax.models.layout import Layout
 from grpo_jax.models.layout import LayoutSpec
-from grpo_jax.rollouts.types import Rollout
 
 Measured = dict[str, metrics.Metric]
 
@@ -158,7 +158,7 @@ class Updater:
 
     Args:
       state: Donated; do not use it again.
-      rollout: See `rollouts/types.py`. What other processes know of it has been
+      rollout: See `episodes/types.py`. What other processes know of it has been
         gathered on the devices.
       step: Number of the rollout.
 
@@ -372,7 +372,7 @@ class Updater:
 
     Args:
       state: Before the first update of the rollout.
-      rollout: See `rollouts/types.py`.
+      rollout: See `episodes/types.py`.
       step: Number of the rollout.
       score: Called instead of `self.score`.
     """

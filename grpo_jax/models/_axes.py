@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from grpo_jax import shards
+from grpo_jax.mesh import shards
 from grpo_jax.models import lora
 
 # Scales of norms are not here: every device has them.

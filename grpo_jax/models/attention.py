@@ -25,8 +25,8 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from grpo_jax import sharding
-from grpo_jax import shards
+from grpo_jax.mesh import sharding
+from grpo_jax.mesh import shards
 from grpo_jax.models._attend import Partial
 from grpo_jax.models._attend import attend
 from grpo_jax.models._attend import attend_recent

@@ -20,8 +20,8 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from grpo_jax import plain_text
-from grpo_jax import sharding
+from grpo_jax.config import plain_text
+from grpo_jax.mesh import sharding
 from grpo_jax.models import _unused
 from grpo_jax.models.layout import Layout
 from grpo_jax.models.scores import Scores

@@ -7,8 +7,8 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from grpo_jax import sharding
-from grpo_jax import shards
+from grpo_jax.mesh import sharding
+from grpo_jax.mesh import shards
 from grpo_jax.models import routing
 from grpo_jax.models.attention import over_layout
 from grpo_jax.models.layers import keep_products

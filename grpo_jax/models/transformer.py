@@ -31,8 +31,8 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from grpo_jax import sharding
-from grpo_jax import shards
+from grpo_jax.mesh import sharding
+from grpo_jax.mesh import shards
 from grpo_jax.models import _axes
 from grpo_jax.models import _remat
 from grpo_jax.models import _unused

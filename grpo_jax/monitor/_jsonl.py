@@ -18,7 +18,7 @@ import pathlib
 import time
 from typing import Any
 
-from grpo_jax import whole_files
+from grpo_jax.config import whole_files
 
 History = dict[str, list[tuple[int, float]]]  # (rollout, value) by metric
 

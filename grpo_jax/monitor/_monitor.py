@@ -9,7 +9,7 @@ from typing import Any
 from typing import NamedTuple
 
 from grpo_jax import config
-from grpo_jax import plain_text
+from grpo_jax.config import plain_text
 from grpo_jax.monitor import _alarms
 from grpo_jax.monitor import _jsonl
 from grpo_jax.monitor import _screen

@@ -9,7 +9,7 @@ import sys
 import time
 
 from grpo_jax import config as config_lib
-from grpo_jax import plain_text
+from grpo_jax.config import plain_text
 from grpo_jax.monitor import _facts
 from grpo_jax.monitor import _plain
 from grpo_jax.monitor import _rich

@@ -16,18 +16,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from grpo_jax import chips
 from grpo_jax import config as config_lib
 from grpo_jax import models
-from grpo_jax import sharding
+from grpo_jax.mesh import chips
+from grpo_jax.mesh import sharding
 from grpo_jax.planning import roofline
 from grpo_jax.planning import sizes
 from grpo_jax.planning.roofline import Machine
 from grpo_jax.planning.roofline import Work
-from grpo_jax.training import bucket
-from grpo_jax.training import build_abstract
-from grpo_jax.training import marks
-from grpo_jax.training import workdir as workdir_lib
+from grpo_jax.run.build import build_abstract
+from grpo_jax.run.build import marks
+from grpo_jax.run.keep import bucket
+from grpo_jax.run.keep import workdir as workdir_lib
 
 _WARM_UP = 2  # rollouts in which programs are compiled
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from grpo_jax import models
-from grpo_jax import sharding
+from grpo_jax.mesh import sharding
 from grpo_jax.planning import sizes
 from grpo_jax.planning.memory import LEARNING_STEPS
 from grpo_jax.planning.memory import Memory

@@ -22,7 +22,7 @@ from typing import IO
 from typing import Any
 from typing import NamedTuple
 
-from grpo_jax import whole_files
+from grpo_jax.config import whole_files
 from grpo_jax.planning import hlo
 from grpo_jax.planning.hlo import Collective
 

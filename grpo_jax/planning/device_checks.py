@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax import chips
+from grpo_jax.mesh import chips
 from grpo_jax.planning.host_checks import not_in_the_table
 from grpo_jax.planning.host_checks import spread
 from grpo_jax.planning.types import OK

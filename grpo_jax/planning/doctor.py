@@ -4,7 +4,7 @@ Every process measures, and tells the others what it has measured. Then each of
 them judges by the measurements of all. So all have the same report, and the
 first process prints it. A check that fails does not end the others.
 
-A process that is gone is noticed by the watch of `training/watch.py`. A check
+A process that is gone is noticed by the watch of `hosts/watch.py`. A check
 that does not come back, because devices cannot reach each other for example,
 ends the command after `LIMIT_SECS`.
 """
@@ -17,7 +17,9 @@ import time
 import traceback
 from typing import Any
 
-from grpo_jax import plain_text
+from grpo_jax.config import plain_text
+from grpo_jax.hosts import processes
+from grpo_jax.hosts import watch
 from grpo_jax.planning import accelerators
 from grpo_jax.planning import device_checks
 from grpo_jax.planning import host_checks
@@ -25,8 +27,6 @@ from grpo_jax.planning.types import FAILED
 from grpo_jax.planning.types import SKIPPED
 from grpo_jax.planning.types import Check
 from grpo_jax.planning.types import Line
-from grpo_jax.training import processes
-from grpo_jax.training import watch
 
 LIMIT_SECS = 300.0  # for one check
 

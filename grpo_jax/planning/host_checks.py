@@ -17,16 +17,16 @@ import time
 from typing import Any
 import uuid
 
-from grpo_jax import chips
+from grpo_jax.hosts import processes
+from grpo_jax.mesh import chips
 from grpo_jax.planning import accelerators
 from grpo_jax.planning.types import FAILED
 from grpo_jax.planning.types import OK
 from grpo_jax.planning.types import SLOW
 from grpo_jax.planning.types import Judged
 from grpo_jax.planning.types import Measured
-from grpo_jax.training import bucket
-from grpo_jax.training import processes
-from grpo_jax.training import workdir as workdirs
+from grpo_jax.run.keep import bucket
+from grpo_jax.run.keep import workdir as workdirs
 
 GIB = 2**30
 FILE_MB = 16  # of the file that is written to the workdir
@@ -247,7 +247,7 @@ def not_in_the_table(kind: str) -> str:
   """That there is nothing to compare with."""
   if kind == 'cpu':
     return 'no figure for a CPU'
-  return f'no figure, because grpo_jax/chips.py has no {kind}'
+  return f'no figure, because grpo_jax/mesh/chips.py has no {kind}'
 
 
 def spread(figures: list[float]) -> str:
@@ -397,7 +397,7 @@ def compiled() -> Measured:
   """The directory of compiled programs, and what is in it."""
   import jax
 
-  from grpo_jax.training import compiled_programs
+  from grpo_jax.run.build import compiled_programs
 
   given = getattr(jax.config, _CACHE)
   return _kept_in(str(given or compiled_programs.default_directory()))

@@ -15,12 +15,12 @@ from typing import Any
 import jax.numpy as jnp
 
 from grpo_jax import models
-from grpo_jax import sharding
-from grpo_jax import shards
+from grpo_jax.mesh import sharding
+from grpo_jax.mesh import shards
 from grpo_jax.models import experts as experts_lib
 from grpo_jax.models import layout
 from grpo_jax.planning import sizes
-from grpo_jax.training.build_abstract import Abstract
+from grpo_jax.run.build.build_abstract import Abstract
 
 LEARNING_STEPS = ('train_step', 'watched_step')
 _TOKEN_ARRAYS = 10  # [P,G,T] of 4 bytes that an update holds

@@ -21,7 +21,7 @@ from grpo_jax.planning.hlo import Collective
 from grpo_jax.planning.roofline import Work
 from grpo_jax.planning.topologies import GIB
 from grpo_jax.planning.topologies import Topology
-from grpo_jax.training import build_abstract
+from grpo_jax.run.build import build_abstract
 
 LEARNING = (*LEARNING_STEPS, 'score_all', 'score_entropy', 'score_reference')
 

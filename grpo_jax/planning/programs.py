@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from grpo_jax.config import Config
 from grpo_jax.planning import topologies
-from grpo_jax.training import build_abstract
-from grpo_jax.training.build_abstract import Abstract
+from grpo_jax.run.build import build_abstract
+from grpo_jax.run.build.build_abstract import Abstract
 
 
 class Lowered(NamedTuple):

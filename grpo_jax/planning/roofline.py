@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.chips import Chip
+from grpo_jax.mesh.chips import Chip
 
 RESOURCES = ('compute', 'memory', 'ici', 'dcn')
 _SIZES = 512, 1024, 2048  # of square matrices; caches differ

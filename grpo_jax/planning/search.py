@@ -7,9 +7,9 @@ import dataclasses
 import itertools
 from typing import NamedTuple
 
-from grpo_jax import plain_text
 from grpo_jax.config import Config
 from grpo_jax.config import Mesh
+from grpo_jax.config import plain_text
 from grpo_jax.planning import plan as plans
 from grpo_jax.planning.plan import Plan
 from grpo_jax.planning.topologies import Topology

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax import models
-from grpo_jax import sharding
 from grpo_jax.learner import offload
-from grpo_jax.training.build_abstract import Abstract
+from grpo_jax.mesh import sharding
+from grpo_jax.run.build.build_abstract import Abstract
 
 
 @dataclasses.dataclass(frozen=True)

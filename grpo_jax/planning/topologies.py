@@ -17,11 +17,11 @@ from jax.sharding import AbstractDevice
 from jax.sharding import AbstractMesh
 from jax.sharding import Mesh
 
-from grpo_jax import chips
-from grpo_jax import plain_text
-from grpo_jax import sharding
-from grpo_jax.chips import Chip
 from grpo_jax.config import Mesh as MeshConfig
+from grpo_jax.config import plain_text
+from grpo_jax.mesh import chips
+from grpo_jax.mesh import sharding
+from grpo_jax.mesh.chips import Chip
 
 # How many sizes a shape has, what libtpu calls the chip, and what else it has
 # to be told: the two cores of a v4 are one device only if asked for.

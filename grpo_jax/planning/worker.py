@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from grpo_jax import config as config_lib
-from grpo_jax import plain_text
+from grpo_jax.config import plain_text
 from grpo_jax.planning import compiling
 from grpo_jax.planning import gpu_lowering
 from grpo_jax.planning import hlo

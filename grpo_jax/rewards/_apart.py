@@ -24,7 +24,7 @@ import sys
 import time
 from typing import Any
 
-from grpo_jax import plain_text
+from grpo_jax.config import plain_text
 from grpo_jax.rewards import _guard
 from grpo_jax.rewards import _marks
 

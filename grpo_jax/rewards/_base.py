@@ -8,8 +8,8 @@ import math
 from typing import Any
 from typing import NamedTuple
 
-from grpo_jax import plain_text
-from grpo_jax import resolve as import_by_name
+from grpo_jax.config import importing as import_by_name
+from grpo_jax.config import plain_text
 from grpo_jax.rewards import _marks
 from grpo_jax.rewards import verifiers
 

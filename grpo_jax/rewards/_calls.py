@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax import plain_text
+from grpo_jax.config import plain_text
 from grpo_jax.rewards._base import Outcome
 from grpo_jax.rewards._base import RewardError
 from grpo_jax.rewards._base import WeightedReward

@@ -19,7 +19,7 @@ import time
 from typing import Any
 from typing import NamedTuple
 
-from grpo_jax import plain_text
+from grpo_jax.config import plain_text
 
 _MOST_BYTES = 4 << 20  # of one answer; a judgement has some thousand
 _SHOWN = 200  # characters of a server's words in a message

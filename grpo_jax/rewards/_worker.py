@@ -30,7 +30,7 @@ import sys
 import threading
 from typing import Any
 
-from grpo_jax import plain_text
+from grpo_jax.config import plain_text
 from grpo_jax.rewards import _apart
 from grpo_jax.rewards import _base
 from grpo_jax.rewards import _guard

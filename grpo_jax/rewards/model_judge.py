@@ -21,7 +21,7 @@ import time
 from typing import Any
 import urllib.parse
 
-from grpo_jax import plain_text
+from grpo_jax.config import plain_text
 from grpo_jax.rewards import _base
 from grpo_jax.rewards import _chat_client
 from grpo_jax.rewards import _judgements

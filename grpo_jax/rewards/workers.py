@@ -32,7 +32,7 @@ import time
 from typing import Any
 from typing import NamedTuple
 
-from grpo_jax import plain_text
+from grpo_jax.config import plain_text
 from grpo_jax.rewards import _marks
 from grpo_jax.rewards import sandbox
 from grpo_jax.rewards._base import Outcome

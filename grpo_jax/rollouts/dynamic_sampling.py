@@ -24,11 +24,11 @@ import numpy as np
 
 from grpo_jax import data
 from grpo_jax import losses
+from grpo_jax.episodes.types import Rollout
+from grpo_jax.episodes.types import concatenate
+from grpo_jax.episodes.types import select
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import rollout_metrics
-from grpo_jax.rollouts.types import Rollout
-from grpo_jax.rollouts.types import concatenate
-from grpo_jax.rollouts.types import select
 
 
 class PromptState(NamedTuple):

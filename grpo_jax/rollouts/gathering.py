@@ -16,10 +16,10 @@ import jax
 from jax.sharding import PartitionSpec
 import numpy as np
 
-from grpo_jax import host_arrays
-from grpo_jax import shards
-from grpo_jax.rollouts.types import KNOWN_TO_ALL
-from grpo_jax.rollouts.types import Rollout
+from grpo_jax.episodes.types import KNOWN_TO_ALL
+from grpo_jax.episodes.types import Rollout
+from grpo_jax.mesh import host_arrays
+from grpo_jax.mesh import shards
 
 
 def on_devices(rollout: Rollout, mesh: jax.sharding.Mesh) -> Rollout:

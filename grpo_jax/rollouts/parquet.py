@@ -39,10 +39,10 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax import whole_files
+from grpo_jax.config import whole_files
+from grpo_jax.episodes.types import KNOWN_TO_ALL
+from grpo_jax.episodes.types import Rollout
 from grpo_jax.losses import Batch
-from grpo_jax.rollouts.types import KNOWN_TO_ALL
-from grpo_jax.rollouts.types import Rollout
 
 _METADATA = b'grpo_jax.transcript'  # as in files of earlier versions
 _COLUMNS = {'tokens': 'completion_ids', 'valid': 'judged'}  # of fields of Batch

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from grpo_jax.rollouts.types import Rollout
+from grpo_jax.episodes.types import Rollout
 
 
 def of_rollout(

@@ -34,13 +34,13 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
+from grpo_jax import engines  # noqa: E402
 from grpo_jax import losses  # noqa: E402
 from grpo_jax import models  # noqa: E402
 from grpo_jax import optim  # noqa: E402
-from grpo_jax import sampling  # noqa: E402
-from grpo_jax import sharding  # noqa: E402
 from grpo_jax.learner import updates  # noqa: E402
 from grpo_jax.learner.types import Learner  # noqa: E402
+from grpo_jax.mesh import sharding  # noqa: E402
 from grpo_jax.models import layout  # noqa: E402
 from grpo_jax.models.layout import LayoutSpec  # noqa: E402
 
@@ -156,14 +156,14 @@ def sample(args, model, params, told):
   config, rng = model.config, np.random.default_rng(0)
   shape = args.prompts, args.prompt_tokens
   prompts = rng.integers(0, config.vocab_size, shape).tolist()
-  engine = sampling.LocalEngine(
+  engine = engines.LocalEngine(
     model, 0, (args.prompt_tokens,), (args.completion_tokens,)
   )
   engine.load(params, 0)
 
   def generate(tokens):
     asked = prompts, range(args.prompts), args.group, 0
-    return engine.generate(sampling.Requests(*asked, sampling.Sampling(tokens)))
+    return engine.generate(engines.Requests(*asked, engines.Sampling(tokens)))
 
   tokens = args.completion_tokens
   completions = generate(tokens)

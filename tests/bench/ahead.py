@@ -30,7 +30,7 @@ import numpy as np  # noqa: E402
 from grpo_jax import config as config_lib  # noqa: E402
 from grpo_jax import losses  # noqa: E402
 from grpo_jax import rewards  # noqa: E402
-from grpo_jax.training import loop  # noqa: E402
+from grpo_jax.run import loop  # noqa: E402
 from tests import runs  # noqa: E402
 
 FIRST = 5  # rollouts that are not timed: programs are compiled in them

@@ -25,11 +25,11 @@ import numpy as np  # noqa: E402
 
 from grpo_jax import config as config_lib  # noqa: E402
 from grpo_jax import models  # noqa: E402
+from grpo_jax.engines import Requests  # noqa: E402
+from grpo_jax.engines import Sampling  # noqa: E402
+from grpo_jax.engines.local import next_token  # noqa: E402
 from grpo_jax.planning import roofline  # noqa: E402
-from grpo_jax.sampling import Requests  # noqa: E402
-from grpo_jax.sampling import Sampling  # noqa: E402
-from grpo_jax.sampling import _next_token  # noqa: E402
-from grpo_jax.training import build  # noqa: E402
+from grpo_jax.run.build import build  # noqa: E402
 from tests.bench import config as bench_config  # noqa: E402
 from tests.bench import tables  # noqa: E402
 
@@ -136,7 +136,7 @@ def secs_of_choosing(streams: int, vocab: int) -> float:
       uniform = jax.random.uniform(key, (streams,))
       drawn = jnp.zeros((streams,), jnp.int32)
       # What was drawn moves the logits, so that nothing is computed just once.
-      found = _next_token.next_token(logits + total, uniform, drawn, sampling)
+      found = next_token.next_token(logits + total, uniform, drawn, sampling)
       return 1e-9 * found[1].mean(), found[0]
 
     return jax.lax.scan(once, jnp.float32(0), jax.random.split(key, 8))

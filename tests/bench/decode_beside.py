@@ -23,7 +23,7 @@ if __name__ == '__main__':  # else the folder of this file comes first
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[2])
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
-from grpo_jax import gguf_files  # noqa: E402
+from grpo_jax.config import gguf_files  # noqa: E402
 from tests.bench import cases  # noqa: E402
 from tests.bench import config as bench_config  # noqa: E402
 from tests.bench import decode  # noqa: E402

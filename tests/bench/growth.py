@@ -27,11 +27,11 @@ if __name__ == '__main__':  # else the folder of this file comes first
 import numpy as np  # noqa: E402
 
 from grpo_jax import config as config_lib  # noqa: E402
-from grpo_jax import sharding  # noqa: E402
+from grpo_jax.mesh import sharding  # noqa: E402
 from grpo_jax.planning import plan  # noqa: E402
 from grpo_jax.planning.arithmetic import Arithmetic  # noqa: E402
-from grpo_jax.training import build_abstract  # noqa: E402
-from grpo_jax.training import host_memory  # noqa: E402
+from grpo_jax.run.build import build_abstract  # noqa: E402
+from grpo_jax.run.keep import host_memory  # noqa: E402
 from tests.bench import cases  # noqa: E402
 from tests.bench import ours  # noqa: E402
 from tests.bench import tables  # noqa: E402

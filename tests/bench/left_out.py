@@ -24,9 +24,9 @@ import numpy as np  # noqa: E402
 
 from grpo_jax import config as config_lib  # noqa: E402
 from grpo_jax import metrics  # noqa: E402
-from grpo_jax.training import build  # noqa: E402
-from grpo_jax.training import build_updater  # noqa: E402
-from grpo_jax.training import loop  # noqa: E402
+from grpo_jax.run import loop  # noqa: E402
+from grpo_jax.run.build import build  # noqa: E402
+from grpo_jax.run.build import build_updater  # noqa: E402
 from tests.bench import config as bench_config  # noqa: E402
 
 SHARES = 1, 1 / 2, 1 / 4, 0

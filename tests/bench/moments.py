@@ -23,9 +23,9 @@ if __name__ == '__main__':  # else the folder of this file comes first
 import jax  # noqa: E402
 
 from grpo_jax import config as config_lib  # noqa: E402
-from grpo_jax.training import build  # noqa: E402
-from grpo_jax.training import build_updater  # noqa: E402
-from grpo_jax.training import loop  # noqa: E402
+from grpo_jax.run import loop  # noqa: E402
+from grpo_jax.run.build import build  # noqa: E402
+from grpo_jax.run.build import build_updater  # noqa: E402
 
 UPDATES, TURNS = 8, 25
 VARIANTS = {  # fields of config.optim

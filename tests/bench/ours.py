@@ -23,9 +23,9 @@ from tests.bench import clock as clock_lib  # noqa: E402  isort: skip
 import jax  # noqa: E402
 
 from grpo_jax import config as config_lib  # noqa: E402
+from grpo_jax.engines import LocalEngine  # noqa: E402
 from grpo_jax.monitor import Monitor  # noqa: E402
-from grpo_jax.sampling import LocalEngine  # noqa: E402
-from grpo_jax.training import loop  # noqa: E402
+from grpo_jax.run import loop  # noqa: E402
 from tests.bench import config as bench_config  # noqa: E402
 
 

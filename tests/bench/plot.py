@@ -22,7 +22,7 @@ from matplotlib import rc_context  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
-from grpo_jax.studies import figures  # noqa: E402
+from grpo_jax.lab.studies import figures  # noqa: E402
 from tests.bench import tables  # noqa: E402
 
 PEERS = {'tunix': ('Tunix', 'first', 'o'), 'trl': ('TRL', 'second', 's')}

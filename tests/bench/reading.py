@@ -88,9 +88,9 @@ def measured(path):
   import grain  # noqa: F401
   import pyarrow.parquet  # noqa: F401
 
-  from grpo_jax.training import marks
-  from grpo_jax.training import sources
-  from grpo_jax.training import widths
+  from grpo_jax.run.build import marks
+  from grpo_jax.run.build import sources
+  from grpo_jax.run.build import widths
 
   config = config_lib.default()
   folder, name = pathlib.Path(path).parent, pathlib.Path(path).name

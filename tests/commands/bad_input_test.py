@@ -191,7 +191,7 @@ LATE_INPUT = {
   'too few': ([reward('too_few')], 'returned 1 for 16 completions'),
   'long prompt': (
     # Of so many rows the start looks at some, which are short.
-    ['--config.data.train=tests.training.rows_test:LongUnseen'],
+    ['--config.data.train=tests.run.rows_test:LongUnseen'],
     'the prompt with index 0 needs 8 tokens, but the largest bucket is 6',
   ),
 }

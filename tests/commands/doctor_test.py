@@ -11,10 +11,10 @@ import pytest
 from grpo_jax.commands import doctor
 from grpo_jax.commands import main
 from grpo_jax.commands import table
+from grpo_jax.hosts import processes
 from grpo_jax.planning import device_checks
 from grpo_jax.planning import host_checks
 from grpo_jax.planning.types import Line
-from grpo_jax.training import processes
 from tests import cli
 from tests.planning import doctor_test
 
@@ -130,7 +130,7 @@ def test_the_workdir_may_be_missing_empty_or_a_bucket(workdir, monkeypatch):
 
 PROGRAM = """
 import os, pathlib, signal, sys
-from grpo_jax.training import watch
+from grpo_jax.hosts import watch
 watch.SILENT_SECS, watch.BEAT_SECS = 4.0, .2
 watch.GRACE_SECS, watch.FAIL_SECS = 1.0, 2.0
 from grpo_jax.commands import main
@@ -154,7 +154,7 @@ if rank == '1' and case == 'fails':
   host_checks._where = lambda workdir: pathlib.Path(workdir, 'other')
 if case == 'hangs':
   import jax, time
-  from grpo_jax.training import joining
+  from grpo_jax.hosts import joining
   joining.DEVICES_SECS = .2
   jax.process_index = lambda: time.sleep(60)
 if rank == '1' and case in ('dies', 'raises'):

@@ -11,7 +11,7 @@ import pytest
 
 import grpo_jax
 from grpo_jax import data
-from grpo_jax.training import loop
+from grpo_jax.run import loop
 from tests import cli
 from tests import runs
 

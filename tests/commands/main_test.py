@@ -13,7 +13,7 @@ from grpo_jax.commands import main
 from grpo_jax.commands import table
 from grpo_jax.planning import roofline
 from grpo_jax.rollouts import parquet
-from grpo_jax.training import host_memory
+from grpo_jax.run.keep import host_memory
 from tests import runs
 from tests.cli import JUDGE
 from tests.cli import SMALL

@@ -19,9 +19,9 @@ from grpo_jax.commands import data_tables
 from grpo_jax.commands import show_data
 from grpo_jax.commands.data_survey import Part
 from grpo_jax.data import character_tokenizer
-from grpo_jax.training import build
-from grpo_jax.training import marks
-from grpo_jax.training import sources
+from grpo_jax.run.build import build
+from grpo_jax.run.build import marks
+from grpo_jax.run.build import sources
 from tests import cli
 from tests import runs
 from tests.commands import data_example

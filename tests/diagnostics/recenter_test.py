@@ -10,8 +10,8 @@ import pytest
 from grpo_jax import config as config_lib
 from grpo_jax import diagnostics
 from grpo_jax import losses
-from grpo_jax.training import build
-from grpo_jax.training import marks
+from grpo_jax.run.build import build
+from grpo_jax.run.build import marks
 from tests.losses import cases
 
 RECENTER = {

@@ -11,10 +11,10 @@ from grpo_jax import optim
 from grpo_jax.learner import clipped
 from grpo_jax.learner import gradient as gradient_lib
 from grpo_jax.learner import micro_batches
-from grpo_jax.training import build
-from grpo_jax.training import build_updater
-from grpo_jax.training import loop
-from grpo_jax.training import warm_up
+from grpo_jax.run import loop
+from grpo_jax.run import warm_up
+from grpo_jax.run.build import build
+from grpo_jax.run.build import build_updater
 from tests import runs
 
 STEPS, STATES = 8, 20

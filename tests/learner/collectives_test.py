@@ -13,8 +13,8 @@ import numpy as np
 import optax
 import pytest
 
-from grpo_jax import sharding
 from grpo_jax.learner import updates
+from grpo_jax.mesh import sharding
 from grpo_jax.models import scores
 from grpo_jax.planning import hlo
 from tests import tiny

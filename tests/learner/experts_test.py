@@ -15,17 +15,17 @@ from grpo_jax import losses
 from grpo_jax import metrics
 from grpo_jax import models
 from grpo_jax import optim
-from grpo_jax import sharding
+from grpo_jax.engines import LocalEngine
+from grpo_jax.engines import Requests
+from grpo_jax.engines import Sampling
+from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.learner import gradient as gradient_lib
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import step as learner_lib
 from grpo_jax.learner import updates
 from grpo_jax.learner.types import Learner
+from grpo_jax.mesh import sharding
 from grpo_jax.models import layout
-from grpo_jax.rollouts import rollout as rollout_lib
-from grpo_jax.sampling import LocalEngine
-from grpo_jax.sampling import Requests
-from grpo_jax.sampling import Sampling
 from tests import tiny
 from tests.learning import METHODS
 from tests.learning import lowered_gradient

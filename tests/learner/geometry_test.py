@@ -16,16 +16,16 @@ import pytest
 
 from grpo_jax import losses
 from grpo_jax import random_keys
-from grpo_jax import sharding
 from grpo_jax.learner import geometry
 from grpo_jax.learner import step
 from grpo_jax.learner import updates
 from grpo_jax.learner.geometry import SIZE
 from grpo_jax.learner.geometry import Geometry
+from grpo_jax.mesh import sharding
 from grpo_jax.models import layout
 from grpo_jax.models import lora
 from grpo_jax.rollouts import gathering
-from grpo_jax.training import loop
+from grpo_jax.run import loop
 from tests import bigram
 from tests import runs
 from tests import tiny

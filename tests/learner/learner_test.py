@@ -17,11 +17,11 @@ from grpo_jax import losses
 from grpo_jax import metrics
 from grpo_jax import models
 from grpo_jax import optim
-from grpo_jax import sharding
 from grpo_jax.learner import gradient as gradient_lib
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import step as learner_lib
 from grpo_jax.learner import updates
+from grpo_jax.mesh import sharding
 from grpo_jax.models import layout
 from tests import bigram
 from tests import tiny

@@ -11,11 +11,11 @@ import pytest
 
 from grpo_jax import losses
 from grpo_jax import metrics
-from grpo_jax import sharding
 from grpo_jax.learner import gradient
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import step
 from grpo_jax.learner import updates
+from grpo_jax.mesh import sharding
 from tests import bigram
 from tests import tiny
 from tests.learning import bigram_learner

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from grpo_jax import losses
-from grpo_jax import sharding
-from grpo_jax import shards
+from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.learner import gradient
 from grpo_jax.learner import step
 from grpo_jax.learner import updates
+from grpo_jax.mesh import sharding
+from grpo_jax.mesh import shards
 from grpo_jax.models import layout as layouts
-from grpo_jax.rollouts import rollout as rollout_lib
-from grpo_jax.training import loop
+from grpo_jax.run import loop
 from tests import bigram
 from tests import runs
 from tests import tiny

@@ -11,10 +11,10 @@ import pytest
 from grpo_jax import losses
 from grpo_jax import metrics
 from grpo_jax import models
-from grpo_jax import sharding
 from grpo_jax.learner import step_metrics
 from grpo_jax.learner import updates
 from grpo_jax.learner.types import Learner
+from grpo_jax.mesh import sharding
 from grpo_jax.models.routing import Statistics
 from tests.learning import make_rollout
 from tests.learning import spec

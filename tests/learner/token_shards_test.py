@@ -12,10 +12,10 @@ import numpy as np
 import optax
 import pytest
 
-from grpo_jax import sharding
-from grpo_jax import shards
 from grpo_jax.learner import token_shards
 from grpo_jax.learner import updates
+from grpo_jax.mesh import sharding
+from grpo_jax.mesh import shards
 from tests import bigram
 from tests.learning import METHODS
 from tests.learning import bigram_learner

@@ -9,7 +9,7 @@ import pytest
 
 from grpo_jax import diagnostics
 from grpo_jax import losses
-from grpo_jax import sharding
+from grpo_jax.mesh import sharding
 
 P, G, T = 8, 5, 6
 

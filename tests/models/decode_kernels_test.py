@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import sharding
+from grpo_jax.mesh import sharding
 from grpo_jax.models import attention
 from grpo_jax.models import kernels
 from grpo_jax.models.kernels import _decode_gpu

@@ -9,28 +9,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import sampling
-from grpo_jax import sharding
+from grpo_jax import engines
+from grpo_jax.engines import plain as plain_lib
+from grpo_jax.engines.local import sampler
+from grpo_jax.mesh import sharding
 from grpo_jax.models import foreign
 from grpo_jax.models import layout
-from grpo_jax.sampling import _plain_engine
-from grpo_jax.sampling import _sampler
 from tests import own_module
 from tests import tiny
 
 EOS = (3, 7, 10)
-OPTIONS = sampling.Sampling(max_tokens=7, eos_ids=EOS, temperature=0.7)
+OPTIONS = engines.Sampling(max_tokens=7, eos_ids=EOS, temperature=0.7)
 
 
 def engine(own, **options):
-  made = sampling.PlainEngine(own.model, 0, (4, 8), (8, 16), **options)
+  made = engines.PlainEngine(own.model, 0, (4, 8), (8, 16), **options)
   made.load(own.params, version=5)
   return made
 
 
 def requests(group=3, options=OPTIONS):
   prompts = [[1, 2, 3, 4, 5], [6], [2, 9, 4], [8, 8, 1, 1]]
-  return sampling.Requests(prompts, [4, 5, 6, 9], group, 2, options)
+  return engines.Requests(prompts, [4, 5, 6, 9], group, 2, options)
 
 
 @functools.cache
@@ -109,9 +109,9 @@ def test_as_many_prompts_at_once_as_rows_are_allowed(
     seen.append(len(prompts.length))
     assert prompts.tokens.shape == (seen[-1], 8)  # the bucket of five tokens
     rows = seen[-1] * program.group
-    return _sampler.Drawn(*np.zeros((4, rows, 8))), np.ones(rows, np.int32)
+    return sampler.Drawn(*np.zeros((4, rows, 8))), np.ones(rows, np.int32)
 
-  monkeypatch.setattr(_plain_engine, '_run', run)
+  monkeypatch.setattr(plain_lib, '_run', run)
   mesh = sharding.make_mesh(data=shards) if shards > 1 else None
   made = engine(own, max_rows=max_rows, mesh=mesh)
   assert made.generate(requests()).tokens.shape == (4, 3, 8)
@@ -146,7 +146,7 @@ def test_the_random_numbers_are_those_of_the_local_engine():
       return model.head(tree, hidden), None
 
   asked = requests(group=2)
-  ours = sampling.LocalEngine(model, 0, (4, 8), (8, 16))
+  ours = engines.LocalEngine(model, 0, (4, 8), (8, 16))
   ours.load(params, version=5)
   plain = engine(foreign.from_nnx(Wrapped()))
   expected, found = ours.generate(asked), plain.generate(asked)
@@ -269,4 +269,4 @@ def test_what_is_no_module():
     foreign.from_nnx(typing.cast(typing.Any, 3))
   with pytest.raises(ValueError, match='no parameters yet; call load first'):
     own = own_module.made()
-    sampling.PlainEngine(own.model, 0, (8,), (8,)).generate(requests())
+    engines.PlainEngine(own.model, 0, (8,), (8,)).generate(requests())

@@ -12,8 +12,8 @@ import pytest
 
 from grpo_jax import config
 from grpo_jax import models
-from grpo_jax import sharding
-from grpo_jax import shards
+from grpo_jax.mesh import sharding
+from grpo_jax.mesh import shards
 from grpo_jax.models import attention
 from grpo_jax.models import kernels
 from grpo_jax.models import layout

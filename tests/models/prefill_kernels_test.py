@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import sampling
-from grpo_jax import sharding
+from grpo_jax import engines
+from grpo_jax.mesh import sharding
 from grpo_jax.models import attention
 from grpo_jax.models import kernels
 from grpo_jax.models import layout
@@ -112,10 +112,10 @@ def test_prefill_agrees_with_the_learner_whatever_computes_it(
   model = tiny.model(**changes, attention='splash')
   params = tiny.params(model)
   prompts = tiny.ragged(prompts=4)[0]
-  options = sampling.Sampling(max_tokens=8)
-  asked = sampling.Requests(prompts, [0, 1, 2, 3], 2, 0, options)
+  options = engines.Sampling(max_tokens=8)
+  asked = engines.Requests(prompts, [0, 1, 2, 3], 2, 0, options)
   with jax.default_matmul_precision('highest'):
-    engine = sampling.LocalEngine(model, 0, (4, 8), (8,))
+    engine = engines.LocalEngine(model, 0, (4, 8), (8,))
     engine.load(params, version=0)
     drawn = engine.generate(asked)
     assert used

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from grpo_jax.models import layout
-from grpo_jax.training import build
-from grpo_jax.training import loop
+from grpo_jax.run import loop
+from grpo_jax.run.build import build
 from tests import runs
 from tests import tiny
 

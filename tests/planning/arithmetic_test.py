@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from grpo_jax import sharding
+from grpo_jax.mesh import sharding
 from grpo_jax.planning import arithmetic
 from grpo_jax.planning import compiling
 from grpo_jax.planning import hlo
@@ -13,8 +13,8 @@ from grpo_jax.planning import programs
 from grpo_jax.planning import roofline
 from grpo_jax.planning import sizes
 from grpo_jax.planning import topologies
-from grpo_jax.training import build_abstract
-from grpo_jax.training import build_model
+from grpo_jax.run.build import build_abstract
+from grpo_jax.run.build import build_model
 from tests import runs
 from tests.planning import record
 

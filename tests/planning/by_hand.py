@@ -31,20 +31,20 @@ import numpy as np
 from grpo_jax import losses
 from grpo_jax import models
 from grpo_jax import optim
-from grpo_jax import sharding
 from grpo_jax.config import Config
+from grpo_jax.engines import Sampling
+from grpo_jax.engines.local import prepare
+from grpo_jax.engines.local import sampler as sampler_lib
+from grpo_jax.episodes import rollout
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import step
 from grpo_jax.learner.types import Learner
+from grpo_jax.mesh import sharding
 from grpo_jax.models.layout import LayoutSpec
 from grpo_jax.planning import compiling
 from grpo_jax.planning import hlo
 from grpo_jax.planning import programs
 from grpo_jax.planning import topologies
-from grpo_jax.rollouts import rollout
-from grpo_jax.sampling import Sampling
-from grpo_jax.sampling import _prepare
-from grpo_jax.sampling import _sampler
 from tests.planning import estimates
 
 _QWEN = {'rope_base': 1e6, 'qkv_bias': True}
@@ -225,23 +225,23 @@ def _sampling(config: Config, model, mesh, program: str) -> tuple[Any, int]:
   whole = NamedSharding(mesh, PartitionSpec())
   params = jax.eval_shape(model.init, jax.random.key(0))
   read = jax.eval_shape(
-    functools.partial(_prepare.sampler_params, model), params
+    functools.partial(prepare.sampler_params, model), params
   )
   rules = sharding.DECODING_RULES
   read = _at(read, sharding.of_params(mesh, read, model.logical_axes, rules))
-  sampler = _sampler.Sampler(
+  sampler = sampler_lib.Sampler(
     model, Sampling(max_tokens=tokens, eos_ids=(0,)), numbers.group, mesh
   )
   (width,) = config.data.prompt_buckets
   number = jax.ShapeDtypeStruct((numbers.prompts,), jnp.int32, sharding=rows)
-  prompts = _sampler.Prompts(
+  prompts = sampler_lib.Prompts(
     jax.ShapeDtypeStruct((numbers.prompts, width), jnp.int32, sharding=rows),
     number,
     number,
     jax.eval_shape(lambda: jax.random.key(0)),
   )
   scalar = jax.ShapeDtypeStruct((), jnp.int32)
-  prefill = _sampler.prefill.lower(sampler, read, prompts, scalar, tokens)
+  prefill = sampler_lib.prefill.lower(sampler, read, prompts, scalar, tokens)
   if program == 'prefill':
     return prefill, 1
 
@@ -256,7 +256,7 @@ def _sampling(config: Config, model, mesh, program: str) -> tuple[Any, int]:
 
   made = prefill.out_info[0]
   made = _at(made, jax.tree.map(place, made))
-  return _sampler.decode.lower(sampler, read, made, *(scalar,) * 3), tokens
+  return sampler_lib.decode.lower(sampler, read, made, *(scalar,) * 3), tokens
 
 
 def _learning(config: Config, model, mesh, program: str) -> tuple[Any, int]:

@@ -138,7 +138,7 @@ BANDWIDTH = device_checks.judge_bandwidth
       [of('TPU v9', [1.0])],
       'ok',
       '1 TFLOP/s',
-      'no figure, because grpo_jax/chips.py has no TPU v9',
+      'no figure, because grpo_jax/mesh/chips.py has no TPU v9',
     ),
     (
       BANDWIDTH,

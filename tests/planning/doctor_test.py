@@ -4,13 +4,13 @@ import time
 
 import pytest
 
+from grpo_jax.hosts import processes
 from grpo_jax.planning import device_checks
 from grpo_jax.planning import doctor
 from grpo_jax.planning import host_checks
 from grpo_jax.planning.types import Check
 from grpo_jax.planning.types import Judged
-from grpo_jax.training import processes
-from tests.training import processes_test
+from tests.hosts import processes_test
 
 pytestmark = pytest.mark.quick
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 import pytest
 
-from grpo_jax import sharding
 from grpo_jax.commands import plan as command
 from grpo_jax.config import Mesh
+from grpo_jax.mesh import sharding
 from grpo_jax.planning import arithmetic
 from grpo_jax.planning import compiling
 from grpo_jax.planning import gpu_lowering
@@ -21,7 +21,7 @@ from grpo_jax.planning import programs
 from grpo_jax.planning import stablehlo
 from grpo_jax.planning import topologies
 from grpo_jax.planning import worker
-from grpo_jax.training import build_abstract
+from grpo_jax.run.build import build_abstract
 from tests import runs
 from tests.cli import command as run_command
 from tests.planning.arithmetic_test import WIDE

@@ -7,7 +7,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 import pytest
 
-from grpo_jax import sharding
+from grpo_jax.mesh import sharding
 from grpo_jax.planning import hlo
 
 pytestmark = pytest.mark.quick

@@ -194,7 +194,7 @@ def test_devices_may_not_tell_their_memory(stats, monkeypatch):
       0,
       'ok',
       '64 GiB',
-      'grpo_jax/chips.py has no TPU v9',
+      'grpo_jax/mesh/chips.py has no TPU v9',
     ),
   ],
 )

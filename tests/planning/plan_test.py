@@ -317,7 +317,7 @@ def test_open_widths_are_asked_for():
 
 
 def test_a_folder_of_a_shape_is_not_trained():
-  from grpo_jax.training import build_model
+  from grpo_jax.run.build import build_model
 
   with pytest.raises(ValueError, match='safetensors'):
     build_model.source(str(SHAPES / 'Qwen2.5-0.5B'))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from grpo_jax import sharding
 from grpo_jax.config import Mesh
+from grpo_jax.mesh import sharding
 from grpo_jax.planning import topologies
 
 pytestmark = pytest.mark.quick

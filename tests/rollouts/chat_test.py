@@ -8,12 +8,12 @@ import pytest
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
+from grpo_jax import engines
 from grpo_jax import rewards
-from grpo_jax import sampling
 from grpo_jax.commands import eval_and_sample
+from grpo_jax.episodes import rollout
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import parquet
-from grpo_jax.rollouts import rollout
 from tests import tiny
 
 # 38 characters and two more tokens, as many as the tiny model has rows.
@@ -54,7 +54,7 @@ WRITTEN = ['s:be brief;u:1+2;a:=', 's:be brief;u:1+2;a:3;u:4;a:=']
 
 def engine():
   model = tiny.model(num_layers=1)
-  made = sampling.LocalEngine(
+  made = engines.LocalEngine(
     model, 0, prompt_buckets=(32,), completion_buckets=(8,)
   )
   made.load(tiny.params(model), version=3)
@@ -63,7 +63,7 @@ def engine():
 
 def collect(tokens, records=RECORDS, judge=None, group=3):
   judge = judge or (lambda prompt, completion, example: 1.0)
-  options = sampling.Sampling(max_tokens=8, eos_ids=tokens.eos_ids)
+  options = engines.Sampling(max_tokens=8, eos_ids=tokens.eos_ids)
   return rollout.collect(
     records, engine(), tokens, [rewards.WeightedReward('judge', judge)],
     options, group, 0, (8,),
@@ -171,7 +171,7 @@ def test_a_solved_chat_retires_and_not_one_with_the_same_question():
 
 def policy(form):
   tokens = tokenizer(form)
-  options = sampling.Sampling(max_tokens=8, eos_ids=(1,))
+  options = engines.Sampling(max_tokens=8, eos_ids=(1,))
   run = types.SimpleNamespace(
     tokenizer=tokens,
     engine=engine(),

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from grpo_jax import losses
+from grpo_jax.episodes.types import Rollout
+from grpo_jax.episodes.types import concatenate
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts.dynamic_sampling import PromptState
-from grpo_jax.rollouts.types import Rollout
-from grpo_jax.rollouts.types import concatenate
 
 GROUP = 3
 # What the completions of a prompt earn, by its last letter.

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from grpo_jax import losses
+from grpo_jax.episodes import types
+from grpo_jax.episodes.types import Rollout
 from grpo_jax.rollouts import parquet
-from grpo_jax.rollouts import types
-from grpo_jax.rollouts.types import Rollout
 
 pyarrow = pytest.importorskip('pyarrow')
 pyarrow_parquet = pytest.importorskip('pyarrow.parquet')

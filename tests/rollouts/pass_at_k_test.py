@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from grpo_jax import losses
+from grpo_jax.episodes.types import Rollout
 from grpo_jax.rollouts import pass_at_k
-from grpo_jax.rollouts.types import Rollout
 
 
 def rng(seed=0):

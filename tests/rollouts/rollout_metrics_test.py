@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from grpo_jax import losses
+from grpo_jax.episodes.types import Rollout
 from grpo_jax.rollouts import rollout_metrics
-from grpo_jax.rollouts.types import Rollout
 
 
 def make_rollout(

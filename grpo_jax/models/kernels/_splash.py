@@ -18,7 +18,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax import shards
+from grpo_jax.mesh import shards
 from grpo_jax.models import _remat
 from grpo_jax.models.kernels._split import over_devices
 from grpo_jax.models.layout import Blocks

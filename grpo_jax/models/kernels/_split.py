@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from grpo_jax import sharding
+from grpo_jax.mesh import sharding
 
 
 def over_devices(

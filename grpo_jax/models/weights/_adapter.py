@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from grpo_jax import sharding
+from grpo_jax.mesh import sharding
 from grpo_jax.models import lora
 from grpo_jax.models._config import ModelConfig
 from grpo_jax.models.weights import _config_json

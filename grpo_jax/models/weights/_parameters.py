@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from grpo_jax import sharding
+from grpo_jax.mesh import sharding
 from grpo_jax.models._config import ModelConfig
 from grpo_jax.models.transformer import Transformer
 from grpo_jax.models.weights._tensors import Layout

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 import numpy as np
 
-from grpo_jax import sharding
+from grpo_jax.mesh import sharding
 from grpo_jax.models import lora
 from grpo_jax.models._config import LowRank
 from grpo_jax.models._config import ModelConfig

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax import gguf_files
+from grpo_jax.config import gguf_files
 from grpo_jax.models._config import ModelConfig
 from grpo_jax.models.weights import _config_json
 from grpo_jax.models.weights import _gguf

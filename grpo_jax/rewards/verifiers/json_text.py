@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from grpo_jax import plain_text
+from grpo_jax.config import plain_text
 from grpo_jax.rewards import _marks
 from grpo_jax.rewards.verifiers import _shared
 

@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh
 import pytest
 
 from grpo_jax import models
-from grpo_jax import sharding
+from grpo_jax.mesh import sharding
 from grpo_jax.models import weights
 from tests.models.weights import golden
 from tests.models.weights import real_models

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import models
-from grpo_jax import sharding
+from grpo_jax.mesh import sharding
 from grpo_jax.models import weights
 from grpo_jax.models.weights import _gguf
 from tests.chosen import chosen

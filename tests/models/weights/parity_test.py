@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from grpo_jax import engines
 from grpo_jax import models
-from grpo_jax import sampling
 from grpo_jax.models import layout
 from grpo_jax.models.attention import over_layout
 from tests.models.weights import golden
@@ -69,14 +69,14 @@ def test_prefill_and_decode_continue_the_same(name):
   """Beyond windows, in caches of their length, and with scaled positions."""
   one = golden.golden(name)
   greedy = one.expected['greedy']
-  engine = sampling.LocalEngine(
+  engine = engines.LocalEngine(
     one.model, seed=0, prompt_buckets=(12,), completion_buckets=(4, 8)
   )
   engine.load(one.params, version=0)
-  asked = sampling.Sampling(max_tokens=8, eos_ids=(), temperature=0.0)
+  asked = engines.Sampling(max_tokens=8, eos_ids=(), temperature=0.0)
   with EXACT():
     drawn = engine.generate(
-      sampling.Requests([row.tolist() for row in one.rows], [0, 1], 1, 0, asked)
+      engines.Requests([row.tolist() for row in one.rows], [0, 1], 1, 0, asked)
     )
   np.testing.assert_array_equal(drawn.tokens[:, 0], greedy)
   expected = one.expected['greedy_logp']

@@ -9,7 +9,7 @@ import pytest
 from safetensors import numpy as safetensors
 
 from grpo_jax import models
-from grpo_jax import sharding
+from grpo_jax.mesh import sharding
 from grpo_jax.models import lora
 from grpo_jax.models import weights
 from tests import tiny

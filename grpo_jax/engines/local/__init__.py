@@ -1,0 +1,1 @@
+"""Our engine: compiled programs, and the loop that calls them."""

@@ -1,0 +1,348 @@
+"""An engine for models of which little is known: `models.foreign`.
+
+It needs a call from tokens to logits and, if there is one, a cache of which it
+knows nothing. Every completion has a row of its own, which begins with its
+prompt, and all rows are drawn in step until the last has ended.
+
+Shapes: `P` prompts of at most `N` tokens, `B = P * G` rows of `S = N + T`
+columns, completions of at most `T` tokens.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import dataclasses
+import functools
+import math
+from typing import Any
+from typing import NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax.engines.local import arrays
+from grpo_jax.engines.local import sampler
+from grpo_jax.engines.local.next_token import Sampling
+from grpo_jax.engines.protocol import Completions
+from grpo_jax.engines.protocol import Requests
+from grpo_jax.mesh import host_arrays
+from grpo_jax.mesh import sharding
+from grpo_jax.models import foreign
+from grpo_jax.models import layout
+
+Array = jax.Array
+
+
+@dataclasses.dataclass
+class PlainEngine:
+  """Samples with a model of the user's, on the learner's devices.
+
+  Its random numbers are those of `LocalEngine`. So is what it returns, but for
+  rounding.
+
+  Attributes:
+    model: From `foreign.from_nnx`.
+    seed: The run's seed.
+    prompt_buckets: Allowed prompt widths, tokens.
+    completion_buckets: Allowed completion widths, tokens.
+    max_rows: How many completions to draw at once; it is rounded down to whole
+      groups, at least one, and up to equally many on each data shard.
+    decode: Turns ids into text; needed for stop strings only.
+    mesh: The sampler's mesh, over whose data shards the rows are split; see
+      `sharding.sampling_mesh`. None for one device.
+    between: See `LocalEngine`.
+  """
+
+  model: foreign.Foreign
+  seed: int
+  prompt_buckets: Sequence[int]
+  completion_buckets: Sequence[int]
+  max_rows: int = 4096
+  decode: Callable[[Any], str] | None = None
+  mesh: jax.sharding.Mesh | None = None
+  between: Callable[[], None] = lambda: None
+
+  def __post_init__(self):
+    self._params, self._version = None, -1
+    place = None
+    if self.mesh is not None:
+      # Decoding reads every parameter for every token.
+      rules = sharding.DECODING_RULES
+      place = sharding.of_params(
+        self.mesh, self.model.shapes, self.model.logical_axes, rules
+      )
+    self._prepare = jax.jit(self.model.sampler_params, out_shardings=place)
+
+  def load(self, params: Any, version: int) -> None:
+    """Takes the learner's parameters; see `Engine`."""
+    self._params = None  # first, so that memory holds one set at a time
+    self._params, self._version = self._prepare(params), version
+
+  def unload(self) -> None:
+    """Frees the engine's own copy of the parameters; see `Engine`."""
+    self._params = None
+
+  def generate(self, requests: Requests) -> Completions:
+    """Samples `group` completions of every prompt; see `Engine`.
+
+    Raises:
+      ValueError: Nothing is loaded, a prompt is empty or too long, or stop
+        strings are asked for without `decode`.
+    """
+    if self._params is None:
+      raise ValueError('PlainEngine has no parameters yet; call load first.')
+    prompts = arrays.prompts(requests, self.prompt_buckets, self.seed)
+    number = len(requests.prompts)
+    shards = 1 if self.mesh is None else sharding.row_shards(self.mesh)
+    at_once = min(max(1, self.max_rows // requests.group), number)
+    at_once = math.ceil(at_once / shards) * shards
+    # The exact limit is data, so that only its bucket is compiled for.
+    limit = requests.sampling.max_tokens
+    buffer = layout.bucket(limit, self.completion_buckets, 'completion')
+    program = _Program(
+      self.model,
+      dataclasses.replace(
+        requests.sampling, max_tokens=buffer, stop_strings=()
+      ),
+      requests.group,
+      self.mesh,
+    )
+    parts = []
+    for first in range(0, number, at_once):
+      self.between()
+      part = self._part(prompts, first, at_once)
+      parts.append(
+        host_arrays.to_host(_run(program, self._params, part, limit))
+      )
+    drawn, length = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+    rows = number * requests.group
+    return arrays.completions(
+      jax.tree.map(lambda x: x[:rows], drawn),
+      length[:rows],
+      self._version,
+      requests,
+      self.decode,
+    )
+
+  def stream(self, requests: Requests) -> Iterator[Completions]:
+    """Samples like `generate`, and reports once, at the end."""
+    yield self.generate(requests)
+
+  def _part(
+    self, prompts: sampler.Prompts, first: int, number: int
+  ) -> sampler.Prompts:
+    """Some of the prompts, filled up by padding, which draws nothing."""
+
+    def part(x, filler):
+      x = x[first : first + number]
+      widths = [(0, number - len(x))] + [(0, 0)] * (x.ndim - 1)
+      return np.pad(x, widths, constant_values=filler)
+
+    host = {
+      'tokens': part(prompts.tokens, 0),
+      'length': part(prompts.length, 1),
+      'index': part(prompts.index, -1),
+    }
+    if self.mesh is not None:
+      host = host_arrays.from_local(host, sharding.rows(self.mesh))
+    return sampler.Prompts(**host, key=prompts.key)
+
+
+class _Rows(NamedTuple):
+  """The state of the loop; the first four are those of `sampler.Rows`.
+
+  Attributes:
+    last: i32[B], the newest token of each row.
+    age: i32[B], tokens of its completion.
+    ended: bool[B].
+    key: key[B].
+    tokens: i32[B,S], the prompt and, without a gap, its completion.
+    drawn: Arrays [B,T].
+    cache: The model's; None if it has none.
+  """
+
+  last: Array
+  age: Array
+  ended: Array
+  key: Array
+  tokens: Array
+  drawn: sampler.Drawn
+  cache: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class _Program:
+  """What is compiled: a static argument of `_run`.
+
+  Attributes:
+    model: See `PlainEngine`.
+    sampling: How tokens are drawn; its `max_tokens` is `T`.
+    group: Completions per prompt, `G`.
+    mesh: See `PlainEngine`.
+  """
+
+  model: foreign.Foreign
+  sampling: Sampling
+  group: int
+  mesh: jax.sharding.Mesh | None
+
+  def run(
+    self, params: Any, prompts: sampler.Prompts, max_tokens: Array
+  ) -> tuple[sampler.Drawn, Array]:
+    """Draws all completions of some prompts.
+
+    Args:
+      params: From `Foreign.sampler_params`.
+      prompts: See `sampler.Prompts`.
+      max_tokens: i32[], length limit of a completion.
+
+    Returns:
+      What was drawn, [B,T], 0 behind each completion; and i32[B], its lengths.
+    """
+    length = jnp.repeat(jnp.asarray(prompts.length), self.group)
+    rows = self._begin(prompts)
+    if self.model.init_cache is None:
+      step = self._whole_rows
+    else:
+      cache = self.model.empty_cache(params, *rows.tokens.shape)
+      rows = rows._replace(cache=cache)
+      step = self._next_column
+      if self.model.attention == 'mask':
+        step = self._behind_prompts
+        width = prompts.tokens.shape[1]
+        rows, logits = self._prefilled(params, rows, length, width)
+        rows = self._drawn(rows, logits, length, max_tokens)
+
+    def body(carry):
+      clock, rows = carry
+      rows, logits, waits = step(params, rows, length, clock)
+      rows = self._drawn(rows, logits, length, max_tokens, waits)
+      return clock + 1, rows
+
+    start = jnp.zeros((), jnp.int32), rows
+    _, rows = lax.while_loop(
+      lambda carry: jnp.any(~carry[1].ended), body, start
+    )
+    return rows.drawn, rows.age
+
+  def _begin(self, prompts: sampler.Prompts) -> _Rows:
+    """The rows before their first token."""
+    group, limit = self.group, self.sampling.max_tokens
+    tokens = jnp.pad(jnp.asarray(prompts.tokens), ((0, 0), (0, limit)))
+    tokens = sharding.constrain_rows(jnp.repeat(tokens, group, axis=0))
+    count = tokens.shape[0]
+    zeros = functools.partial(jnp.zeros, (count, limit))
+    return _Rows(
+      last=jnp.zeros((count,), jnp.int32),
+      age=jnp.zeros((count,), jnp.int32),
+      ended=jnp.repeat(prompts.index < 0, group),
+      key=sampler.row_keys(prompts, group),
+      tokens=tokens,
+      drawn=sampler.Drawn(zeros(jnp.int32), zeros(), zeros(), zeros()),
+      cache=None,
+    )
+
+  def _whole_rows(self, params, rows: _Rows, length: Array, clock: Array):
+    """Without a cache: every row is computed anew for its next token."""
+    del clock
+    count, columns = rows.tokens.shape
+    logits, _ = self.model.logits(
+      params,
+      rows.tokens,
+      jnp.broadcast_to(jnp.arange(columns)[None], (count, columns)),
+      None,
+      foreign.causal_mask(count, columns),
+    )
+    last = _column(logits, length + rows.age - 1)
+    return rows, last, jnp.zeros((count,), bool)
+
+  def _next_column(self, params, rows: _Rows, length: Array, clock: Array):
+    """With a cache that has no gaps: column `clock` of every row is read.
+
+    A row whose prompt goes on behind this column waits: it draws nothing.
+    """
+    count, columns = rows.tokens.shape
+    mask = jnp.arange(columns) <= clock
+    logits, cache = self.model.logits(
+      params,
+      lax.dynamic_slice_in_dim(rows.tokens, clock, 1, axis=1),
+      jnp.full((count, 1), clock),
+      rows.cache,
+      jnp.broadcast_to(mask[None, None], (count, 1, columns)),
+    )
+    return rows._replace(cache=cache), logits[:, 0], clock < length - 1
+
+  def _prefilled(self, params, rows: _Rows, length: Array, width: int):
+    """With a cache and a mask: all prompts at once, into `width` columns."""
+    count, columns = rows.tokens.shape
+    # Also for the padding behind a prompt: a row of a mask without any key
+    # might become NaN.
+    mask = foreign.causal_mask(count, columns)[:, :width]
+    logits, cache = self.model.logits(
+      params,
+      rows.tokens[:, :width],
+      jnp.broadcast_to(jnp.arange(width)[None], (count, width)),
+      rows.cache,
+      mask,
+    )
+    return rows._replace(cache=cache), _column(logits, length - 1)
+
+  def _behind_prompts(self, params, rows: _Rows, length: Array, clock: Array):
+    """With a cache and a mask: the newest token of every row is read.
+
+    All rows write the same column, the first behind the widest prompt. The mask
+    hides what lies between a prompt and that column.
+    """
+    count, columns = rows.tokens.shape
+    width = columns - self.sampling.max_tokens
+    column = jnp.arange(columns)
+    own = (column >= width) & (column <= width + clock)
+    logits, cache = self.model.logits(
+      params,
+      rows.last[:, None],
+      (length + clock)[:, None],
+      rows.cache,
+      ((column[None] < length[:, None]) | own[None])[:, None],
+    )
+    return rows._replace(cache=cache), logits[:, 0], jnp.zeros((count,), bool)
+
+  def _drawn(
+    self, rows, logits, length, max_tokens, waits: Array | bool = False
+  ) -> _Rows:
+    """The rows with one more token each, except those that wait or ended."""
+    ended = rows.ended
+    before, goes = rows.age, ~(ended | waits)
+    logits = sharding.constrain_rows(logits)
+    rows, new = sampler.draw(
+      rows._replace(ended=~goes), logits, max_tokens, self.sampling
+    )
+    row = jnp.arange(len(goes))
+
+    def put(to, x, place):
+      # One past the last column, which 'drop' leaves out.
+      place = jnp.where(goes, place, to.shape[1])
+      return to.at[row, place].set(x, mode='drop')
+
+    return rows._replace(
+      ended=jnp.where(goes, rows.ended, ended),
+      tokens=put(rows.tokens, new.token, length + before),
+      drawn=jax.tree.map(lambda to, x: put(to, x, before), rows.drawn, new),
+    )
+
+
+def _column(logits: Array, column: Array) -> Array:
+  """For every row b, `logits[b, column[b]]`, f32[B,V]."""
+  return jnp.take_along_axis(logits, column[:, None, None], axis=1)[:, 0]
+
+
+@functools.partial(
+  jax.jit,
+  static_argnums=(0,),
+  # As the learner's programs; otherwise the two would round differently.
+  compiler_options=sharding.COMPILER_OPTIONS,
+)
+def _run(program: _Program, params, prompts, max_tokens):
+  with sharding.use(program.mesh):
+    return program.run(params, prompts, max_tokens)

@@ -1,0 +1,1 @@
+"""What an engine draws for prompts, judged, as a batch."""

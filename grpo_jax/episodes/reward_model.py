@@ -1,0 +1,358 @@
+"""A reward model: a sequence classifier that scores completions on devices.
+
+It is a reward function with a model inside, so it lives here and not in
+`rewards`, which imports no jax. A config names it as 'reward_model'.
+
+With several processes each judges the completions of its own rows, and not all
+processes judge at the same time. So a process has a copy of the model on its
+own devices, and none of its programs waits for another process.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import functools
+import inspect
+import math
+import time
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax import data
+from grpo_jax import models
+from grpo_jax import rewards
+from grpo_jax.episodes import reward_chats
+from grpo_jax.mesh import host_arrays
+from grpo_jax.mesh import sharding
+from grpo_jax.models import layout
+from grpo_jax.models import weights
+from grpo_jax.models.attention import over_layout
+
+NAME = 'reward_model'
+"""What a config calls this reward."""
+
+_LEAST_BUCKET = 128  # tokens
+_MOST_TOKENS = 4096  # of a chat, where nobody says more
+
+
+@rewards.batched
+class RewardModel:
+  """The score that a reward model gives to a chat, as a reward function.
+
+  The chat is the prompt's messages and the completion as the assistant's
+  answer, written by the chat template of the reward model. The reward is the
+  logit as it is, such as -3.2 or 17; `weight` scales it. A completion that is
+  not judged has a failure that says why.
+
+  Scores are those of `AutoModelForSequenceClassification` in transformers. One
+  thing differs on purpose: a special token that a completion spells out, such
+  as '<|im_end|>', is read as plain text, so a completion cannot begin a message
+  of its own.
+
+  Args:
+    path: Its Hugging Face folder, with tokenizer and weights as safetensors.
+    mesh: Of the run; None: one device.
+    dtype: Of weights and activations: 'bfloat16', which is half as large, or
+      'float32'.
+    max_tokens: The longest chat that is scored; None: 4096, or what the model
+      was made for, if that is less.
+    buckets: Widths to which chats are padded, tokens. A program is compiled for
+      each that is used. (): powers of two from 128, and `max_tokens`.
+    micro_tokens: Columns that each data shard computes at once, all rows
+      together, at least one row. More need more memory.
+    too_long: 'refuse', so that a longer chat is not judged, or 'cut', so that
+      its first `max_tokens` count.
+    chat: Whether to use the chat template. Without it the model reads prompt
+      and completion one behind the other.
+    system: Content of a system message before chats that have none; '': none.
+    chat_kwargs: Variables for the chat template.
+    tensor: Over how many devices heads and hidden units are split; 0: as many
+      as in `mesh`.
+    attention: See `models.ModelConfig`.
+
+  Raises:
+    ValueError: The folder holds no reward model, or an argument is wrong.
+  """
+
+  def __init__(
+    self,
+    path: str,
+    mesh: jax.sharding.Mesh | None = None,
+    *,
+    dtype: str = 'bfloat16',
+    max_tokens: int | None = None,
+    buckets: Sequence[int] = (),
+    micro_tokens: int = 16_384,
+    too_long: str = 'refuse',
+    chat: bool = True,
+    system: str = '',
+    chat_kwargs: Mapping[str, Any] | None = None,
+    tensor: int = 0,
+    attention: str = 'auto',
+  ):
+    if too_long not in ('refuse', 'cut'):
+      raise ValueError(
+        f"{NAME} has too_long={too_long!r}; give 'refuse' or 'cut'."
+      )
+    sizes = (
+      micro_tokens,
+      *buckets,
+      *(() if max_tokens is None else (max_tokens,)),
+    )
+    if min(sizes) < 1:
+      raise ValueError(
+        f'{NAME} has max_tokens={max_tokens}, micro_tokens={micro_tokens} and'
+        f' buckets={tuple(buckets)}; give 1 or more for each.'
+      )
+    found = weights.classifier(path)
+    max_tokens = _limit(max_tokens, found)
+    config = found.config(compute_dtype=dtype, attention=attention)
+    self._chats = reward_chats.Chats(path, chat, system, chat_kwargs or {})
+    data.check_vocab_size(self._chats.vocab_size, config.vocab_size)
+    self._pad_id, self._too_long = found.pad_id, too_long
+    self._max_tokens, self._micro_tokens = max_tokens, micro_tokens
+    self._buckets = _buckets(tuple(buckets), max_tokens)
+    self._mesh = _own_mesh(mesh, tensor)
+    self._model = models.Transformer(config)
+    shapes = jax.eval_shape(self._model.init, jax.random.key(0))
+    # As the sampler has them: nothing is gathered for a micro-batch.
+    place = sharding.of_params(
+      self._mesh, shapes, self._model.logical_axes, sharding.DECODING_RULES
+    )
+    self._params = weights.load(
+      found.source, config, place, dtype, rounded=True
+    )
+    head = found.score_weight().astype(np.float32)
+    self._head = host_arrays.from_local(head, sharding.replicated(self._mesh))
+
+  def __call__(
+    self,
+    prompts: Sequence[str],
+    completions: Sequence[str],
+    examples: Sequence[Mapping[str, Any]],
+  ) -> list[rewards.Outcome]:
+    """One outcome per completion.
+
+    Args:
+      prompts: N prompts as texts.
+      completions: N completions.
+      examples: N records. Where 'prompt' is a list of messages, it goes before
+        the text.
+    """
+    begin = time.monotonic()
+    rows = [
+      self.ids(reward_chats.asked(example, prompt), completion)
+      for prompt, completion, example in zip(
+        prompts, completions, examples, strict=True
+      )
+    ]
+    failures = [self._failure(row) for row in rows]
+    judged = [i for i, failure in enumerate(failures) if not failure]
+    found = self.scores([rows[i][: self._max_tokens] for i in judged])
+    secs = (time.monotonic() - begin) / max(1, len(rows))
+    outcomes = [rewards.Outcome(None, failure, secs) for failure in failures]
+    for i, score in zip(judged, found.tolist(), strict=True):
+      outcomes[i] = rewards.Outcome(score, '', secs)
+      if not math.isfinite(score):
+        failure = f'the reward model gave the score {score}'
+        outcomes[i] = rewards.Outcome(None, failure, secs)
+    return outcomes
+
+  def ids(self, prompt: data.Prompt, completion: str) -> list[int]:
+    """What the model reads of a completion, without padding.
+
+    Args:
+      prompt: A text or messages.
+      completion: The answer.
+
+    Returns:
+      The ids, of which the last is the one where the score is read.
+    """
+    ids = self._chats.ids(prompt, completion)
+    # As transformers finds the end, and the same where a text of a model whose
+    # padding is its end token ends in that token.
+    while ids and ids[-1] == self._pad_id:
+      ids.pop()
+    return ids
+
+  def scores(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
+    """The scores of some texts.
+
+    Args:
+      rows: N lists of ids, none empty or longer than the largest bucket.
+
+    Returns:
+      f32[N].
+    """
+    widths = np.array([self._width(len(row)) for row in rows], np.int64)
+    scores, waiting = np.zeros(len(rows), np.float32), []
+    for width in sorted(set(widths.tolist())):
+      chosen = np.flatnonzero(widths == width)
+      size = self._rows(width)
+      for first in range(0, len(chosen), size):
+        part = chosen[first : first + size]
+        tokens, length = _padded([rows[i] for i in part], size, width)
+        place = sharding.rows(self._mesh)
+        given = host_arrays.from_local((tokens, length), place)
+        found = _scores(
+          self._model, self._mesh, self._params, self._head, *given
+        )
+        waiting.append((part, found))
+    # Read at the end, so that the devices do not wait for the host.
+    for part, found in waiting:
+      scores[part] = host_arrays.to_host(found)[: len(part)]
+    return scores
+
+  def _width(self, length: int) -> int:
+    return layout.bucket(length, self._buckets, 'a text for the reward model')
+
+  def _rows(self, width: int) -> int:
+    """Rows of a micro-batch: of a fixed number, so that it is compiled once."""
+    on_each = max(1, self._micro_tokens // width)
+    return on_each * sharding.row_shards(self._mesh)
+
+  def _failure(self, row: Sequence[int]) -> str:
+    if not row:
+      return 'a text without tokens'
+    if len(row) > self._max_tokens and self._too_long == 'refuse':
+      return f'a text of more than {self._max_tokens} tokens'
+    return ''
+
+
+def of_config(
+  kwargs: Mapping[str, Any], mesh: jax.sharding.Mesh | None
+) -> RewardModel:
+  """The reward model that a config describes.
+
+  Args:
+    kwargs: Arguments of `RewardModel`, by name.
+    mesh: Of the run.
+
+  Raises:
+    ValueError: The arguments do not fit; see `RewardModel`.
+  """
+  try:
+    inspect.signature(RewardModel).bind(mesh=mesh, **kwargs)
+  except TypeError as error:
+    known = list(inspect.signature(RewardModel).parameters)
+    known.remove('mesh')
+    raise ValueError(
+      f'The reward {NAME!r} has kwargs={dict(kwargs)}, which do not fit'
+      f' ({error}); give some of {", ".join(known)}.'
+    ) from error
+  return RewardModel(mesh=mesh, **kwargs)
+
+
+@functools.partial(
+  jax.jit,
+  static_argnames=('model', 'mesh'),
+  compiler_options=sharding.COMPILER_OPTIONS,
+)
+def _scores(model, mesh, params, head, tokens, length):
+  """The scores of padded rows, f32[R].
+
+  Args:
+    model: A `Transformer`.
+    mesh: Where it lies.
+    params: Its parameters.
+    head: f32[width].
+    tokens: i32[R,S].
+    length: i32[R], at least 1.
+  """
+  with sharding.use(mesh):
+    column = lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
+    used = (column < length[:, None]).astype(jnp.int32)
+    nothing = jnp.zeros((tokens.shape[0], 1, 1), jnp.int32)  # is predicted
+    rows = layout.Layout(
+      tokens,
+      position=column * used,
+      segment=used,
+      parent=jnp.zeros_like(tokens),
+      column=nothing,
+      target=nothing,
+      completion=nothing[:, :, 0],
+    )
+    attention = over_layout(rows, model.config.attention)
+    hidden, _ = model.hidden(params, tokens, rows.position, attention)
+    last = jnp.take_along_axis(hidden, (length - 1)[:, None, None], axis=1)
+    return jnp.sum(last[:, 0].astype(jnp.float32) * head[None], axis=-1)
+
+
+def _padded(
+  rows: Sequence[Sequence[int]], size: int, width: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Rows as i32[size,width] and their lengths; what is left over has one id."""
+  tokens, length = np.zeros((size, width), np.int32), np.ones(size, np.int32)
+  for i, row in enumerate(rows):
+    tokens[i, : len(row)] = row
+    length[i] = len(row)
+  return tokens, length
+
+
+def _limit(max_tokens: int | None, found: weights.Classifier) -> int:
+  """The longest chat that a model reads, tokens.
+
+  Raises:
+    ValueError: More are asked for than the model was made for.
+  """
+  known = found.source.context_tokens
+  if max_tokens is None:
+    return min(_MOST_TOKENS, known or _MOST_TOKENS)
+  if known and max_tokens > known:
+    raise ValueError(
+      f'{NAME} has max_tokens={max_tokens}, but the model in'
+      f' {found.source.path} was made for {known} (max_position_embeddings in'
+      ' its config.json); give no more.'
+    )
+  return max_tokens
+
+
+def _buckets(given: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
+  """The widths, of which the largest holds `max_tokens`.
+
+  >>> _buckets((), 600)
+  (128, 256, 512, 600)
+  """
+  if not given:
+    powers = (_LEAST_BUCKET << i for i in range(32))
+    return (*(size for size in powers if size < max_tokens), max_tokens)
+  if max(given) < max_tokens:
+    raise ValueError(
+      f'{NAME} has max_tokens={max_tokens}, but its largest bucket is'
+      f' {max(given)}; give a larger bucket, or fewer max_tokens.'
+    )
+  return given
+
+
+def _own_mesh(mesh: jax.sharding.Mesh | None, tensor: int) -> jax.sharding.Mesh:
+  """A mesh over the devices of a run's mesh that this process has.
+
+  Its axes are those of the run's mesh, if no other process has devices in that.
+  """
+  if mesh is None:
+    devices = jax.local_devices()[: max(1, tensor)]
+    return sharding.make_mesh(tensor=max(1, tensor), devices=devices)
+  own = jax.process_index()
+  devices = [x for x in mesh.devices.flat if x.process_index == own]
+  if len(devices) == mesh.size and tensor in (0, mesh.shape['tensor']):
+    return mesh
+  # Fewer than the run has, where a process has fewer.
+  split = tensor or math.gcd(mesh.shape['tensor'], len(devices))
+  if len(devices) % split:
+    raise ValueError(
+      f'{NAME} has tensor={tensor}, which does not divide the {len(devices)}'
+      ' devices of a process; give another.'
+    )
+  # In the order of the run's mesh, whose last axis has neighbours.
+  shape = tuple(
+    {'data': len(devices) // split, 'tensor': split}.get(name, 1)
+    for name in mesh.axis_names
+  )
+  return jax.sharding.Mesh(
+    np.array(devices).reshape(shape),
+    mesh.axis_names,
+    axis_types=(jax.sharding.AxisType.Auto,) * len(shape),
+  )

@@ -1,0 +1,1 @@
+"""What reads finished runs: reports and studies."""

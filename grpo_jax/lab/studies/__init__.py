@@ -1,0 +1,95 @@
+"""Studies: experiments of several runs, started by `grpo-jax study NAME`.
+
+Two kinds of study have a folder here:
+
+- `brakes` and `normalization` train runs, and continue them where they were;
+- `papers`: small experiments on the claims of two papers, each with a verdict.
+
+What they share lies beside them:
+
+- `sweeps`: every arm with every seed, and on where it stopped;
+- `runs`: the warm-up that runs of one seed share, and their compiled programs;
+- `tables`: numbers, intervals and tables as text;
+- `claims`: a claim, what was measured of it, and the verdict;
+- `figures`, `pages`: experiments as pictures, and as files.
+"""
+
+from collections.abc import Callable
+import importlib
+from typing import Any
+from typing import NamedTuple
+
+
+class Study(NamedTuple):
+  """What the command line needs of a study that trains runs.
+
+  Attributes:
+    run: `(config, workdir, seeds, steps, only) -> summary`. Does the runs that
+      are not done yet; see `brakes.run`.
+    show: Prints a summary for a person.
+    to_json: A summary as a dict that JSON can hold.
+  """
+
+  run: Callable[..., Any]
+  show: Callable[[Any], None]
+  to_json: Callable[[Any], dict[str, Any]]
+
+
+STUDIES = (
+  'brakes',
+  'brakes_updates',
+  'brakes_smollm2',
+  'normalization',
+  'normalization_smollm2',
+)
+EXPERIMENTS = (
+  'coasting_ratio',
+  'coasting_distance',
+  'momentum_split',
+  'reward_scale',
+  'transformer_scale',
+  'reward_jump',
+  'transformer_jump',
+  'shared_prefix',
+  'transformer_prefix',
+  'surrogate_value',
+  'normalized_rate',
+  'curvature',
+  'rate_exponents',
+  'normalized_optimizer',
+  'threshold',
+  'finite_group',
+  'interaction',
+  'fisher',
+)
+"""Modules of `papers`, in the order of their labels."""
+
+__all__ = ('EXPERIMENTS', 'STUDIES', 'Study', 'is_experiment', 'named')
+
+
+def is_experiment(name: str) -> bool:
+  """Whether a name means one or `all` of the experiments of `papers`.
+
+  Args:
+    name: One of `STUDIES` or `EXPERIMENTS`, or 'all'.
+
+  Raises:
+    ValueError: There is no study of this name.
+  """
+  if name in STUDIES:
+    return False
+  if name not in (*EXPERIMENTS, 'all'):
+    known = ', '.join((*STUDIES, *EXPERIMENTS, 'all'))
+    raise ValueError(f'{name!r} is no study; the studies are: {known}.')
+  return True
+
+
+def named(name: str) -> Study:
+  """The study of this name, one of `STUDIES`.
+
+  >>> named('brakes').run.__name__
+  'run'
+  """
+  # Only now: a study that trains imports all of the training.
+  study = importlib.import_module(f'grpo_jax.lab.studies.{name}')
+  return Study(study.run, study.show, study.to_json)

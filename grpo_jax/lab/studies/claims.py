@@ -1,0 +1,191 @@
+"""Claims, what was measured of them, and the verdict that follows.
+
+A claim expects a number in a range. An experiment measures that number, with an
+interval if chance had a part in it. The verdict compares the two:
+
+- `holds`: the whole interval lies in the range;
+- `fails`: the whole interval lies outside;
+- `not decidable here`: the interval lies across an end of the range, or there
+  is no interval, because a number that chance made was measured once.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import math
+from typing import Any
+from typing import NamedTuple
+
+from grpo_jax.lab.report import intervals
+
+HOLDS, FAILS, OPEN = 'holds', 'fails', 'not decidable here'
+
+FONTANA = 'arXiv:2601.05002'
+"""Fontana et al., On the Hidden Objective Biases of Group-based RL, 2026."""
+GE = 'arXiv:2601.23135'
+"""Ge et al., Why GRPO Needs Normalization, 2026."""
+
+Numbers = Mapping[str, Any]
+"""What an experiment measured: numbers, and nested dicts and lists of them."""
+
+
+class Claim(NamedTuple):
+  """A statement about a number.
+
+  Attributes:
+    text: The statement, in words.
+    source: The paper and the place in it; or 'derived', if no paper has it.
+    low: The least value of the number with which the statement is true.
+    high: The largest.
+  """
+
+  text: str
+  source: str
+  low: float = -math.inf
+  high: float = math.inf
+
+
+class Measured(NamedTuple):
+  """A number, and what is to be said of it.
+
+  Attributes:
+    mean: The number, or the mean over seeds.
+    half: Half the width of its 95 % interval; 0 where nothing is random.
+    example: The smallest case that shows it, in words; '' for none.
+  """
+
+  mean: float
+  half: float = 0.0
+  example: str = ''
+
+
+UNKNOWN = Measured(math.nan, math.nan)
+"""What was not measured."""
+
+
+class Experiment(NamedTuple):
+  """Claims, and how to test them.
+
+  Attributes:
+    label: 'E1' and so on: its number in the project's list of experiments.
+    title: What it is about, in a few words.
+    claims: By a short name.
+    run: `(full) -> numbers`. `full` takes more seeds or longer runs.
+    measure: From the numbers alone to what each claim is about, by the names
+      of the claims.
+    draw: `(numbers, figure, colors) -> title`: fills a matplotlib figure and
+      returns what one sees on it, in one sentence. `colors` has the names of
+      `figures.LIGHT`.
+  """
+
+  label: str
+  title: str
+  claims: Mapping[str, Claim]
+  run: Callable[[bool], dict[str, Any]]
+  measure: Callable[[Numbers], dict[str, Measured]]
+  draw: Callable[[Numbers, Any, Mapping[str, str]], str]
+
+
+class Row(NamedTuple):
+  """A claim beside what was measured."""
+
+  name: str
+  claim: Claim
+  measured: Measured
+  verdict: str
+
+
+def verdict(claim: Claim, measured: Measured) -> str:
+  """What a measurement says of a claim.
+
+  >>> small = Claim('The error is rounding.', 'derived', high=1e-12)
+  >>> verdict(small, Measured(2e-16)), verdict(small, Measured(0.1))
+  ('holds', 'fails')
+  >>> verdict(small, Measured(0.1, 0.2))
+  'not decidable here'
+  """
+  least, most = measured.mean - measured.half, measured.mean + measured.half
+  # False for NaN, which then is neither inside nor outside.
+  if least >= claim.low and most <= claim.high:
+    return HOLDS
+  return FAILS if least > claim.high or most < claim.low else OPEN
+
+
+def check(experiment: Experiment, numbers: Numbers) -> list[Row]:
+  """The verdict on every claim of an experiment.
+
+  Args:
+    experiment: Whose claims.
+    numbers: What `experiment.run` returned, or a copy from JSON.
+
+  Raises:
+    KeyError: Not every claim was measured.
+  """
+  found = experiment.measure(numbers)
+  return [
+    Row(name, claim, found[name], verdict(claim, found[name]))
+    for name, claim in experiment.claims.items()
+  ]
+
+
+def over_seeds(values: Sequence[float], example: str = '') -> Measured:
+  """The mean of one value per seed, with the interval of Student's t.
+
+  >>> over_seeds([1.0, 2.0, 3.0]).mean
+  2.0
+  """
+  return Measured(*intervals.of_mean(values), example)
+
+
+def furthest(found: Iterable[Measured], sign: int = 1) -> Measured:
+  """Of several, the one whose interval reaches furthest up.
+
+  What is claimed of all must hold of that one.
+
+  Args:
+    found: Those that are NaN do not count.
+    sign: -1 for the one that reaches furthest down.
+
+  Returns:
+    One of them, or `UNKNOWN`.
+
+  >>> furthest([Measured(1.0, 0.1), Measured(0.9, 0.5)]).mean
+  0.9
+  """
+
+  def reach(one):
+    return sign * one.mean + (0.0 if math.isnan(one.half) else one.half)
+
+  known = [one for one in found if not math.isnan(one.mean)]
+  return max(known, key=reach, default=UNKNOWN)
+
+
+def expected(claim: Claim) -> str:
+  """The range of a claim as text.
+
+  >>> expected(Claim('', '', 0.655, 0.665)), expected(Claim('', '', high=1e-12))
+  ('0.66 ± 0.005', '≤ 1e-12')
+  """
+  low, high = claim.low, claim.high
+  if math.isinf(low) or math.isinf(high):
+    return f'≤ {high:.4g}' if math.isinf(low) else f'≥ {low:.4g}'
+  if low == high:
+    return f'{low:.4g}'
+  return f'{(low + high) / 2:.4g} ± {(high - low) / 2:.2g}'
+
+
+def value(measured: Measured) -> str:
+  """A measurement as text.
+
+  >>> value(Measured(0.67128)), value(Measured(2.0, 0.1))
+  ('0.6713', '2 ± 0.1')
+  >>> value(over_seeds([0.5])), value(UNKNOWN)
+  ('0.5 (one seed)', 'not measured')
+  """
+  if math.isnan(measured.mean):
+    return 'not measured'
+  text = f'{measured.mean:.4g}'
+  if math.isnan(measured.half):
+    return f'{text} (one seed)'
+  return text if measured.half == 0 else f'{text} ± {measured.half:.2g}'

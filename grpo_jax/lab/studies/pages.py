@@ -1,0 +1,255 @@
+"""Experiments as files: the claims table, every number, the figures.
+
+`write` is the one place that knows in which form results are handed over.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import json
+import pathlib
+import re
+import tempfile
+from typing import Any
+from typing import NamedTuple
+
+from grpo_jax.lab import report
+from grpo_jax.lab.studies import charts
+from grpo_jax.lab.studies import claims
+from grpo_jax.lab.studies import figures
+from grpo_jax.lab.studies import tables
+
+COLUMNS = 'verdict', 'claim', 'source', 'expected', 'measured'
+"""Of the claims table; the verdict first, for screens that show no more."""
+
+
+SYMBOLS = (
+  ('failures', '1 - mean reward, or the probability of a wrong answer'),
+  ('G, L', 'completions in a group; tokens of a completion'),
+  ('J_i', 'expected reward of prompt i; g its gradient'),
+  ('p', 'probability of a right answer; V = p (1 - p) is its variance'),
+  ('X', 'the largest norm of the features of a prompt'),
+  (
+    'C(T)',
+    '8/3 times the mean deviation sqrt(V) over T updates: by this factor the '
+    "bound on GRPO's gradients differs from that on REINFORCE's",
+  ),
+  ('L3.1, T3.1, T3.2', 'a lemma and two theorems of arXiv:2601.23135'),
+  (
+    'A4, M',
+    'its assumption that an update on one prompt hinders no other: the '
+    'product of the gradients of two prompts is at least 0, and M says by how '
+    'much it may be small',
+  ),
+  ('b1, b2, betas', "Adam's decays of the first and second moment"),
+  ('phi', 'a factor on all rewards'),
+)
+"""What the claims call by a letter."""
+
+
+_NOTES = """\
+holds, fails: the whole 95 % interval of what was measured lies inside, or
+outside, of what the claim expects. Exact numbers have no interval."""
+
+
+class Result(NamedTuple):
+  """An experiment that has been done."""
+
+  experiment: claims.Experiment
+  numbers: claims.Numbers
+  rows: Sequence[claims.Row]
+  seconds: float
+
+
+def show(results: Mapping[str, Result], out: str | pathlib.Path) -> None:
+  """Prints a table of claims for each experiment.
+
+  Args:
+    results: What `run` returned.
+    out: Where the files are.
+  """
+  shown = {}
+  for done in results.values():
+    experiment = done.experiment
+    title = f'{experiment.label}: {experiment.title} ({done.seconds:.1f} s)'
+    shown[title] = [cells(row) for row in done.rows]
+  found = [f'{number} {kind}' for kind, number in counts(results).items()]
+  files = f'{pathlib.Path(out) / "claims.html"}: {", ".join(found)}.'
+  tables.show(shown, f'{_NOTES}\n{files}')
+
+
+def prepare(folder: pathlib.Path) -> None:
+  """Makes the folder of `write`; raises OSError if it cannot be written to."""
+  folder.mkdir(parents=True, exist_ok=True)
+  with tempfile.TemporaryFile(dir=folder):
+    pass
+
+
+def write(results: Mapping[str, Result], folder: pathlib.Path) -> None:
+  """Writes `claims.html`, `claims.md`, `claims.json` and the figures.
+
+  Args:
+    results: By the name of the experiment.
+    folder: Where to; made if it does not exist.
+  """
+  prepare(folder)
+  drawn = {
+    name: figures.save(name, done.experiment, done.numbers, folder)
+    for name, done in results.items()
+  }
+  text = json.dumps(to_json(results, drawn), indent=1, allow_nan=False)
+  (folder / 'claims.json').write_text(text + '\n', encoding='utf-8')
+  page = _markdown(results, drawn)
+  (folder / 'claims.md').write_text(page, encoding='utf-8')
+  report.write(folder / 'claims.html', _page(results, drawn, folder))
+
+
+def to_json(
+  results: Mapping[str, Result], drawn: Mapping[str, Mapping[str, str]] = {}
+) -> dict[str, Any]:
+  """Claims, verdicts and every number, as JSON can hold them.
+
+  Args:
+    results: By the name of the experiment.
+    drawn: What `figures.save` returned for each.
+  """
+  answer = {
+    name: {
+      'label': done.experiment.label,
+      'title': done.experiment.title,
+      'seconds': round(done.seconds, 2),
+      'claims': [_row_to_json(row) for row in done.rows],
+      'figure': dict(drawn.get(name, {})),
+      'numbers': done.numbers,
+    }
+    for name, done in results.items()
+  }
+  return tables.without_nan(answer)
+
+
+def _row_to_json(row: claims.Row) -> dict[str, Any]:
+  # JSON has no infinity either: a range without an end has None there.
+  ends = {
+    end: None if abs(at) == float('inf') else at
+    for end, at in (('low', row.claim.low), ('high', row.claim.high))
+  }
+  return {
+    'name': row.name,
+    **row.claim._asdict(),
+    **ends,
+    **row.measured._asdict(),
+    'verdict': row.verdict,
+  }
+
+
+def cells(row: claims.Row) -> dict[str, str]:
+  """A line of the claims table: the text of every cell by its column."""
+  text, example = row.claim.text, row.measured.example
+  return dict(
+    zip(
+      COLUMNS,
+      (
+        row.verdict,
+        f'{text} {example}'.strip(),
+        row.claim.source,
+        claims.expected(row.claim),
+        claims.value(row.measured),
+      ),
+      strict=True,
+    )
+  )
+
+
+def linked(source: str) -> str:
+  """A source with links to the papers in it, as Markdown.
+
+  >>> linked('arXiv:2601.05002, eq. 36')
+  '[arXiv:2601.05002](https://arxiv.org/abs/2601.05002), eq. 36'
+  """
+  return re.sub(
+    r'arXiv:(\d+\.\d+)', r'[arXiv:\1](https://arxiv.org/abs/\1)', source
+  )
+
+
+def counts(results: Mapping[str, Result]) -> dict[str, int]:
+  """How many claims have each verdict."""
+  verdicts = [row.verdict for done in results.values() for row in done.rows]
+  kinds = claims.HOLDS, claims.FAILS, claims.OPEN
+  return {kind: verdicts.count(kind) for kind in kinds}
+
+
+def _page(
+  results: Mapping[str, Result],
+  drawn: Mapping[str, Mapping[str, str]],
+  folder: pathlib.Path,
+) -> report.Page:
+  """The claims table, then the figure of each experiment."""
+  rows = [
+    (done.experiment.label, *cells(row).values())
+    for done in results.values()
+    for row in done.rows
+  ]
+  facts = [(kind, str(number)) for kind, number in counts(results).items()]
+  table = report.Table('All claims', ('', *COLUMNS), rows)
+  sections = [report.Section('Verdicts', [report.Facts(facts), table])]
+  for name, done in results.items():
+    shown, experiment = drawn[name], done.experiment
+    title, measured = shown['title'], f'Measured in {done.seconds:.1f} s.'
+    parts: list[report.Part] = []
+    made, is_all = charts.of_experiment(experiment, done.numbers)
+    if is_all:
+      parts += [report.Text(title), *made, report.Text(measured, 'note')]
+    else:
+      light, dark = (folder / shown[mode] for mode in ('light', 'dark'))
+      parts += [
+        report.Picture(title, light.read_bytes(), dark.read_bytes(), measured),
+        *made,
+      ]
+    sections.append(
+      report.Section(f'{experiment.label}: {experiment.title}', parts)
+    )
+  symbols = report.Table(
+    'What claims call by a letter', ('symbol', 'meaning'), list(SYMBOLS)
+  )
+  sections.append(report.Section('Symbols', [symbols]))
+  about = (
+    'Claims of two papers, arXiv:2601.05002 and arXiv:2601.23135, and what '
+    'follows from them. A claim expects a number in a range. It holds if the '
+    'whole 95 % interval of what was measured lies inside, and fails if it '
+    'lies outside. Exact numbers have no interval.'
+  )
+  return report.Page('Claims and verdicts', about, sections)
+
+
+def _markdown(results: Mapping[str, Result], drawn) -> str:
+  """The claims table of all experiments, then a figure of each."""
+  lines = ['# Claims and verdicts', '']
+  lines += ['| | ' + ' | '.join(COLUMNS) + ' |', '| --- ' * 6 + '|']
+  for done in results.values():
+    for row in done.rows:
+      line = cells(row)
+      line |= {
+        'verdict': f'**{row.verdict}**', 'source': linked(row.claim.source)
+      }  # fmt: skip
+      texts = [cell.replace('|', '&#124;') for cell in line.values()]
+      lines.append(f'| {done.experiment.label} | ' + ' | '.join(texts) + ' |')
+  for name, done in results.items():
+    shown, experiment = drawn[name], done.experiment
+    lines += [
+      '',
+      f'## {experiment.label}: {experiment.title}',
+      '',
+      f'{shown["title"]} ({done.seconds:.1f} s)',
+      '',
+      '<picture>',
+      f'<source media="(prefers-color-scheme: dark)" srcset="{shown["dark"]}">',
+      f'<img alt="{shown["title"]}" src="{shown["light"]}" width="720">',
+      '</picture>',
+    ]
+  lines += ['', '## Symbols', '', *symbols_markdown()]
+  return '\n'.join(lines) + '\n'
+
+
+def symbols_markdown() -> list[str]:
+  """The lines of a table of `SYMBOLS`."""
+  rows = [f'| {symbol} | {linked(text)} |' for symbol, text in SYMBOLS]
+  return ['| symbol | meaning |', '| --- | --- |', *rows]

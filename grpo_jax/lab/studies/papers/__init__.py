@@ -1,0 +1,60 @@
+"""Experiments on the claims of two papers: `grpo-jax study NAME|all --out=DIR`.
+
+The papers are Fontana et al. (arXiv 2601.05002) on what group-based methods
+optimise, and Ge et al. (arXiv 2601.23135) on why GRPO normalises. Every module
+here without an underscore is one experiment: its claims, a function that
+measures, one that reads from the numbers what the claims are about, and one
+that draws. The optimizers, losses and audits are those that runs use.
+"""
+
+import importlib
+import pathlib
+import time
+
+from grpo_jax.lab.studies import EXPERIMENTS
+from grpo_jax.lab.studies import claims
+from grpo_jax.lab.studies import pages
+
+__all__ = ('experiment', 'run')
+
+
+def experiment(name: str) -> claims.Experiment:
+  """The experiment of this name, one of `EXPERIMENTS`.
+
+  >>> experiment('curvature').label
+  'E8b'
+  """
+  # Only when it is asked for: some import JAX.
+  return importlib.import_module(f'{__name__}.{name}').EXPERIMENT
+
+
+def run(
+  name: str, out: pathlib.Path, full: bool = False
+) -> dict[str, pages.Result]:
+  """Does one experiment, or all, and writes their tables and figures.
+
+  Args:
+    name: One of `EXPERIMENTS`, or 'all'.
+    out: Folder to write into; see `pages.write`.
+    full: Take more seeds or longer runs, where an experiment has them.
+
+  Returns:
+    The results by name. If an experiment fails or is interrupted, what was done
+    before it is written all the same.
+
+  Raises:
+    OSError: The folder cannot be written to; before anything is measured.
+  """
+  pages.prepare(out)
+  results = {}
+  try:
+    for one in EXPERIMENTS if name == 'all' else (name,):
+      made, begun = experiment(one), time.monotonic()
+      numbers = made.run(full)
+      seconds = time.monotonic() - begun
+      rows = claims.check(made, numbers)
+      results[one] = pages.Result(made, numbers, rows, seconds)
+  finally:
+    if results:
+      pages.write(results, out)
+  return results

@@ -1,0 +1,103 @@
+"""What the runs of a study share: the warm-up and the compiled programs."""
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import pathlib
+import tempfile
+from typing import Any
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+from grpo_jax import monitor
+from grpo_jax.config import Config
+from grpo_jax.config import Log
+from grpo_jax.episodes.types import Rollout
+from grpo_jax.learner.types import TrainState
+from grpo_jax.learner.updates import Updater
+from grpo_jax.rollouts.dynamic_sampling import PromptState
+from grpo_jax.run import loop
+from grpo_jax.run import speed
+from grpo_jax.run import warm_up
+from grpo_jax.run.build import build
+
+
+def warmed_up(config: Config, workdir: pathlib.Path) -> Any:
+  """The parameters after the supervised warm-up of one seed.
+
+  Args:
+    config: What to warm up, for how long, and with which seed.
+    workdir: Of the study. The warm-up of each seed has a directory in it, from
+      which it continues if it was interrupted.
+
+  Returns:
+    Parameters that every run of this seed may begin with.
+  """
+  place = workdir / f'seed_{config.seed}'
+  silent = Log(display='none', tensorboard=False)
+  # The rate rises in the runs, each of which may have a rise of its own.
+  steady = dataclasses.replace(config.optim, warmup_steps=0)
+  parts = build.run(dataclasses.replace(config, optim=steady))
+  with monitor.Monitor(silent, place, 0, None, {}) as shown:
+    return warm_up.run(parts, place, shown, lambda: False)
+
+
+def trained(
+  run: build.Run, update: Updater, state: TrainState
+) -> Iterator[tuple[Rollout, dict[str, Any], float]]:
+  """Trains, and yields every rollout after its updates.
+
+  Args:
+    run: Its engine samples, and has the last policy at the end.
+    update: What updates the policy.
+    state: To begin with; donated.
+
+  Yields:
+    The rollout, the metrics of its updates as plain numbers, and how long the
+    updates took, seconds.
+  """
+  prompt_state = PromptState()
+  run.engine.load(update.whole(state.params), version=0)
+  for step in range(run.config.steps):
+    rollout, prompt_state, _ = loop.sampled(run, prompt_state, step)
+    run.engine.unload()  # the updates donate the parameters
+    (state, scalars), secs = speed.timed(
+      loop.learn, update, state, rollout, step
+    )
+    run.engine.load(update.whole(state.params), version=step + 1)
+    yield rollout, scalars, secs
+
+
+@contextlib.contextmanager
+def compiled_once() -> Iterator[None]:
+  """Inside this context a program is compiled once for all runs.
+
+  Every run builds its own functions, and `jax.jit` compiles each new function.
+  JAX's cache on disk compares what functions compute, so it finds equal ones.
+  It lies in a temporary directory unless JAX has been given another. Runs that
+  differ in the seed alone have the same programs; the learning rate is a
+  constant in a program, so another one means another program.
+  """
+  before = {
+    name: getattr(jax.config, name)
+    for name in (
+      'jax_compilation_cache_dir',
+      'jax_persistent_cache_min_compile_time_secs',
+    )
+  }
+  if before['jax_compilation_cache_dir']:
+    yield
+    return
+  with tempfile.TemporaryDirectory() as directory:
+    for name, value in zip(before, (directory, 0), strict=True):
+      jax.config.update(name, value)
+    # JAX looks for its cache only once, when it first compiles a program;
+    # without this, the new directory might be ignored.
+    compilation_cache.reset_cache()
+    try:
+      yield
+    finally:
+      for name, value in before.items():
+        jax.config.update(name, value)
+      compilation_cache.reset_cache()

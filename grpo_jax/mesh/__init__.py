@@ -1,0 +1,1 @@
+"""Where arrays lie: meshes, shardings, shards, chips."""

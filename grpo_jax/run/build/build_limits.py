@@ -1,0 +1,289 @@
+"""What a run cannot do although each of its fields may have its value.
+
+These checks need the model, its widths and the devices, so they come after
+those of `grpo_jax.config`.
+"""
+
+from collections.abc import Sequence
+import difflib
+import os
+import re
+from typing import Any
+
+import jax
+
+from grpo_jax import config as config_lib
+from grpo_jax import models
+from grpo_jax.mesh import sharding
+from grpo_jax.config import Config
+from grpo_jax.models import foreign
+from grpo_jax.run.build import build_model
+from grpo_jax.run.build import marks
+
+GIB = 2**30
+
+
+def check_context(config: Config) -> None:
+  """As `check_length`, of the longest row that a run may have.
+
+  Args:
+    config: With widths.
+  """
+  check_length(config, *longest(config))
+
+
+def check_length(config: Config, prompt: int, completion: int) -> None:
+  """Raises a ValueError if a row is longer than the model was made for.
+
+  Args:
+    config: Of the run.
+    prompt: Its tokens.
+    completion: The most tokens of a completion.
+  """
+  known = build_model.context_tokens(config.model.path)
+  if known is None or config.model.beyond_context:
+    return
+  if prompt + completion > known:
+    raise ValueError(
+      f'A prompt of {prompt} tokens and a completion of {completion} have '
+      f'{prompt + completion} tokens together, but the model in '
+      f'{config.model.path} was made for {known} (max_position_embeddings in '
+      'its config.json); give shorter ones (data.prompt_buckets, max_tokens), '
+      'or config.model.beyond_context=True if this is meant.'
+    )
+
+
+def longest(config: Config) -> tuple[int, int]:
+  """The most tokens of a prompt, and of a completion.
+
+  Args:
+    config: With widths.
+  """
+  completion = config.sampler.max_tokens
+  if config.warm_up.steps:  # the width is that of the longest demonstration
+    completion = max(completion, *config.data.completion_buckets)
+  return max(config.data.prompt_buckets), completion
+
+
+def check_schedule(config: Config) -> None:
+  """Raises a ValueError if the learning rate rises for longer than the run.
+
+  Here and not where a config is read, so that workdirs of such runs are read.
+  """
+  learner, rise = config.learner, config.optim.warmup_steps
+  updates = config.steps * learner.batches * learner.epochs
+  if 0 < updates < rise:
+    raise ValueError(
+      f'config.optim.warmup_steps={rise}, but {config.steps} rollouts have '
+      f'{updates} optimizer steps, so that the learning rate never comes to '
+      'its peak; give fewer, or more config.steps.'
+    )
+
+
+def check_rows(config: Config, shards: int) -> None:
+  """Raises a ValueError if micro-batches do not split over the data shards.
+
+  JAX would refuse them too, but only once the first batch is laid out.
+  """
+  # 0 passes: `LayoutSpec` chooses.
+  warm_up_rows = config.warm_up.micro_rows if config.warm_up.steps else 0
+  for name, number in (
+    ('learner.micro_rows', config.learner.micro_rows),
+    ('warm_up.micro_rows', warm_up_rows),
+  ):
+    if number % shards:
+      raise ValueError(
+        f'{name}={number} does not split over {shards} data shards; give a '
+        'multiple, or change config.mesh.'
+      )
+
+
+def check_model(
+  config: Config, shape: models.ModelConfig, mesh: jax.sharding.Mesh
+) -> None:
+  """Raises a ValueError if the config asks of the model what it has not.
+
+  Args:
+    config: Of the run.
+    shape: Of the model.
+    mesh: Of the run.
+  """
+  if config.lora.rank > shape.width:
+    raise ValueError(
+      f'config.lora.rank={config.lora.rank}, but the model has the width '
+      f'{shape.width}, so that adapters would have more parameters than what '
+      'they change; give a smaller rank, or 0 to train the weights themselves.'
+    )
+  split = mesh.shape['expert']
+  if shape.experts is None and split > 1:
+    raise ValueError(
+      f'config.mesh.expert={split}, but the model has no experts that could be '
+      'split; give 1, and more of mesh.data or mesh.fsdp.'
+    )
+  if shape.experts is None and config.learner.expert_balance:
+    raise ValueError(
+      f'config.learner.expert_balance={config.learner.expert_balance}, but the '
+      'model has no experts; give 0.'
+    )
+
+
+# Metrics of which all names are known: by the first word of a name.
+_NAMES = {
+  'accuracy': ('accuracy', 'accuracy_drawn'),
+  'groups': ('groups_solved', 'groups_failed'),
+  'heldout': (
+    'heldout_accuracy', 'heldout_failed', 'heldout_graded', 'heldout_too_long',
+  ),
+  'judged': ('judged', 'judged_per_sec'),
+  'length': (
+    'length_tokens', 'length_tokens_max', 'length_tokens_right',
+    'length_tokens_wrong',
+  ),
+  'loss': ('loss',),
+  'reward': ('reward',),
+  'rewards': ('rewards_failed',),
+  'truncated': ('truncated',),
+  'uniform': ('uniform_groups',),
+}  # fmt: skip
+# First words of the others, of which each method and option has its own.
+_FAMILIES = frozenset(
+  'adam advantage ahead capped clip clipped conflict detached device elapsed '
+  'ends entropy ess expert gated geometry grad host idle importance judge '
+  'kept kl learn left log mfu needed nonfinite off outside overshoot param '
+  'penalized positive prefix prompts pruned ratio rollout router sample '
+  'sampler saturated saves staleness step update value'.split()
+)
+
+
+def check_best_metric(config: Config, labels: Sequence[str]) -> None:
+  """Raises a ValueError if no rollout can have `checkpoint.best_metric`.
+
+  A method of the user's may have metrics of any name.
+
+  Args:
+    config: Of the run.
+    labels: What its rewards are called.
+  """
+  name, method = config.checkpoint.best_metric, config.learner.method
+  if not name or ':' in method or marks.is_mark(method):
+    return
+  ends = '', *config_lib.REWARD_METRICS
+  of_rewards = [f'reward/{label}{end}' for label in labels for end in ends]
+  first = re.split('[_/]', name)[0]
+  if name in of_rewards or name in _NAMES.get(first, ()):
+    return
+  if first in _FAMILIES and '/' not in name:
+    return
+  known = [*of_rewards, *(one for names in _NAMES.values() for one in names)]
+  near = difflib.get_close_matches(name, known, 1, 0)
+  raise ValueError(
+    f'config.checkpoint.best_metric={name!r} is no metric of this run, so that '
+    f'no checkpoint would be the best; give one of metrics.jsonl, such as '
+    f"{near[0]!r}, or '' to keep none."
+  )
+
+
+def check_memory(
+  config: Config, shape: models.ModelConfig, mesh: jax.sharding.Mesh
+) -> None:
+  """Raises a ValueError if a run needs more memory than there is in any case.
+
+  What is counted is the least: parameters, gradient and moments once for all
+  devices, and a single row of the longest prompt and completion. A run that
+  passes may still run out of memory; `grpo-jax plan` tells how much one takes.
+
+  Args:
+    config: With widths.
+    shape: Of the model.
+    mesh: Of the run.
+  """
+  found = _memory(mesh)
+  if found is None:
+    return
+  state, row = _state_bytes(config, shape), _row_bytes(config, shape)
+  if state + row <= found:
+    return
+  prompt, completion = longest(config)
+  what = (
+    f'the parameters of the model (width={shape.width}, '
+    f'layers={shape.num_layers}, vocabulary={shape.vocab_size}) with gradient '
+    f'and moments take {state / GIB:,.1f} GiB at least'
+  )
+  advice = 'give a smaller model, adapters (config.lora.rank), or more devices'
+  if row > state:
+    what = (
+      f'a single row of {prompt} tokens (data.prompt_buckets) and {completion} '
+      f'of a completion takes {row / GIB:,.1f} GiB at least'
+    )
+    advice = 'give smaller widths'
+  raise ValueError(
+    f'This run needs more memory than the {found / GIB:,.1f} GiB of its '
+    f'devices: {what}; {advice}.'
+  )
+
+
+def _state_bytes(config: Config, shape: models.ModelConfig) -> int:
+  """The least bytes of parameters, gradient and moments, on all devices."""
+  width, number = shape.width, shape.vocab_size * shape.width
+  number *= 1 if shape.tied_embeddings else 2
+  heads = 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
+  for kind in shape.kinds:
+    mlp = shape.mlp_width
+    if kind.experts and shape.experts is not None:
+      mlp = shape.experts.number * shape.experts.width
+    number += width * (heads + 3 * mlp)
+  if config.lora.rank:
+    return number * (2 if config.lora.base_dtype == 'bfloat16' else 4)
+  # float32 each: a parameter, its gradient, and two moments of it.
+  return number * (8 if config.optim.offload else 16)
+
+
+def _row_bytes(config: Config, shape: models.ModelConfig) -> int:
+  """The least bytes of one row while it is sampled: keys and values."""
+  size = 2 if shape.compute_dtype == 'bfloat16' else 4
+  layers = sum(kind.window_tokens is None for kind in shape.kinds)
+  entries = 2 * layers * shape.num_kv_heads * shape.head_dim
+  # Ids at least, where all layers have windows.
+  return sum(longest(config)) * max(4, entries * size)
+
+
+def _memory(mesh: jax.sharding.Mesh) -> float | None:
+  """Bytes of all devices of a mesh; None if JAX does not tell them."""
+  if sharding.platform(mesh) == 'cpu':
+    try:
+      host = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    except (AttributeError, OSError, ValueError):  # not on Linux
+      return None
+    return host * len({device.process_index for device in mesh.devices.flat})
+  here = [
+    d for d in mesh.devices.flat if d.process_index == jax.process_index()
+  ]
+  told = [(d.memory_stats() or {}).get('bytes_limit', 0) for d in here]
+  if not told or 0 in told:
+    return None
+  return sum(told) * mesh.size / len(told)
+
+
+def facts(run: Any, devices: int) -> dict[str, str]:
+  """What a person should know of a run that is not refused for it.
+
+  Args:
+    run: A `build.Run`.
+    devices: How many there are.
+
+  Returns:
+    Texts by name.
+  """
+  found, model = {}, run.model
+  if run.mesh.size < devices:
+    found['mesh'] = (
+      f'{run.mesh.size} of {devices} devices; config.mesh leaves the others '
+      'without work'
+    )
+  shape = model if isinstance(model, foreign.Foreign) else model.config
+  unused = sum(end - first for first, end in shape.unused_ids)
+  if unused:
+    found['never drawn'] = (
+      f'{unused:,} of {shape.vocab_size:,} ids, which no token has'
+    )
+  return found

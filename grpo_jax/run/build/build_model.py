@@ -1,0 +1,392 @@
+"""Builds the model of a run, and the parameters that it begins with.
+
+With `config.model.path`, shape and weights come from there: from a Hugging Face
+folder, a GGUF file, or the workdir of another run. Otherwise the config has the
+shape, and weights are random.
+"""
+
+import dataclasses
+import functools
+import pathlib
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax import config as config_lib
+from grpo_jax import data
+from grpo_jax import models
+from grpo_jax import random_keys
+from grpo_jax.mesh import sharding
+from grpo_jax.models import lora
+from grpo_jax.models import weights
+from grpo_jax.run.build import build_foreign
+from grpo_jax.run.keep import checkpoint
+from grpo_jax.run.keep import fingerprints
+from grpo_jax.run.build import marks
+from grpo_jax.run.keep import workdir as workdir_lib
+from grpo_jax.run.keep.checkpoint import Checkpoints
+
+Config = config_lib.Config
+
+# Fields of `config.model` that say how a model is computed. All others are its
+# shape, which `model.path` brings along.
+_COMPUTED = (
+  'compute_dtype',
+  'residual_dtype',
+  'remat',
+  'unroll',
+  'attention',
+)
+
+
+class RunWeights(NamedTuple):
+  """The policy of another run, as weights to begin with."""
+
+  workdir: pathlib.Path
+  run: Config  # of the other run
+
+  def config(self, vocab_size: int, **computed: Any) -> models.ModelConfig:
+    """The shape of the other run's model, without its adapters."""
+    shape = transformer(self.run, vocab_size).config
+    return dataclasses.replace(shape, **computed, lora=None)
+
+
+Source = weights.Source | RunWeights
+
+
+def source(path: str, needs_weights: bool = True) -> Source:
+  """Opens what `config.model.path` names; no weights are read yet.
+
+  Args:
+    path: See `weights.source`; or the workdir of another run.
+    needs_weights: See `weights.source`.
+
+  Raises:
+    ValueError: There is nothing that could be read; see `weights.source`.
+  """
+  described = pathlib.Path(path).expanduser() / 'config.json'
+  # A folder may be written anew while this process lives.
+  written = described.stat().st_mtime_ns if described.is_file() else None
+  return _opened(path, written, needs_weights)
+
+
+@functools.lru_cache(maxsize=4)  # a run opens its source several times
+def _opened(path: str, written: int | None, needs_weights: bool) -> Source:
+  """See `source`; `written` is when the description was written."""
+  del written
+  workdir = pathlib.Path(path).expanduser()
+  if not (workdir / 'checkpoints').is_dir():
+    if (workdir / 'versions.json').exists():
+      raise ValueError(
+        f'There is no checkpoint in {workdir}; give the workdir of a run that '
+        'has trained.'
+      )
+    return weights.source(path, needs_weights)
+  saved = workdir_lib.config_of(workdir)
+  run = config_lib.dataclass_from_dict(Config, saved, f'{workdir}/config.json')
+  theirs = run.model.path
+  if marks.is_mark(theirs) or build_foreign.is_named(theirs):
+    raise ValueError(
+      f'The run in {workdir} trained a model of your own ({theirs}), whose '
+      'weights fit no other; give the same model, with these parameters, in '
+      'Python.'
+    )
+  return RunWeights(workdir, run)
+
+
+def is_run(path: str) -> bool:
+  """Whether `config.model.path` names the workdir of another run."""
+  return isinstance(source(path, needs_weights=False), RunWeights)
+
+
+def transformer(
+  config: Config, vocab_size: int, needs_weights: bool = True
+) -> models.Transformer:
+  """The model of a run.
+
+  Args:
+    config: See `grpo_jax.config.Config`.
+    vocab_size: Token ids of the tokenizer. The embedding has as many rows, if
+      `model.path` does not bring one.
+    needs_weights: See `source`.
+
+  Raises:
+    ValueError: The source cannot be read, the config contradicts it, or the
+      tokenizer has more ids than the embedding has rows.
+  """
+  fields = dataclasses.asdict(config.model)
+  path = fields.pop('path')
+  del fields['beyond_context']  # no part of the shape
+  # In the config, 0 stands for no window; in a `LayerKind`, None does.
+  windows = fields.pop('window_tokens')
+  fields['pattern'] = tuple(models.LayerKind(size or None) for size in windows)
+  adapters = None
+  if config.lora.rank:
+    adapters = models.LowRank(
+      config.lora.rank, config.lora.alpha, config.lora.targets
+    )
+  if not path:
+    shape = models.ModelConfig(vocab_size, **fields)
+    return models.Transformer(dataclasses.replace(shape, lora=adapters))
+  computed = {name: fields.pop(name) for name in _COMPUTED}
+  found = source(path, needs_weights)
+  if isinstance(found, RunWeights):
+    computed['vocab_size'] = vocab_size
+  shape = found.config(**computed)
+  _refuse_contradiction(config, fields, shape)
+  data.check_vocab_size(vocab_size, shape.vocab_size)
+  return models.Transformer(dataclasses.replace(shape, lora=adapters))
+
+
+def drawing_tokens_of(
+  model: models.Transformer, tokenizer: data.Tokenizer
+) -> models.Transformer:
+  """The model as a policy that draws no id which the tokenizer does not have.
+
+  Its embedding may have more rows than there are tokens. Sampler and learner
+  both leave these ids out, so that they agree on every log-probability.
+  """
+  unused = tokenizer.unused_ids(model.config.vocab_size)
+  return models.Transformer(
+    dataclasses.replace(model.config, unused_ids=unused)
+  )
+
+
+def context_tokens(path: str) -> int | None:
+  """How many tokens the model of `model.path` was made for.
+
+  Returns:
+    None if that is not known: of random weights, or of a model of your own.
+  """
+  if not path or marks.is_mark(path) or build_foreign.is_named(path):
+    return None
+  found = source(path, False)
+  if isinstance(found, RunWeights):
+    return context_tokens(found.run.model.path)
+  return found.context_tokens
+
+
+# The kind of device, as JAX calls it, that each kernel runs on.
+_DEVICES = {'splash': 'tpu', 'cudnn': 'gpu'}
+
+
+def check_device(config: Config, mesh: jax.sharding.Mesh) -> None:
+  """Raises a ValueError if `model.attention` is for devices of another kind."""
+  attention, found = config.model.attention, mesh.devices.flat[0].platform
+  needed = _DEVICES.get(attention)
+  if needed and needed != found:
+    raise ValueError(
+      f'config.model.attention={attention!r} runs on {needed.upper()}s, but '
+      f"the devices here are of kind {found!r}; give 'auto'."
+    )
+
+
+def _refuse_contradiction(
+  config: Config, fields: dict[str, Any], shape: models.ModelConfig
+) -> None:
+  """Raises a ValueError if the config has a shape of its own as well."""
+  usual = config_lib.Model()
+  given = dataclasses.asdict(config.model)
+  for name, value in fields.items():
+    field = 'window_tokens' if name == 'pattern' else name
+    if given[field] != getattr(usual, field) and value != getattr(shape, name):
+      raise ValueError(
+        f'config.model.{field}={given[field]}, but the model in '
+        f'{config.model.path} has {getattr(shape, name)}; leave the field out, '
+        'because the shape comes with the weights.'
+      )
+
+
+class Parameters(NamedTuple):
+  """Something for each parameter: arrays, shapes or shardings."""
+
+  trained: Any
+  frozen: Any  # None if every parameter is trained
+
+
+def split(model: models.Transformer, whole: Any) -> Parameters:
+  """What is trained of a model's parameters, and what is not."""
+  if model.config.lora is None:
+    return Parameters(whole, None)
+  return Parameters(*lora.split(whole, lora.trains))
+
+
+def abstract(
+  model: models.Transformer,
+  mesh: jax.sharding.Mesh,
+  base_dtype: str = 'float32',
+) -> Parameters:
+  """Shapes, dtypes and shardings of all parameters, as training holds them.
+
+  Args:
+    model: From `transformer`.
+    mesh: From `sharding.make_mesh`.
+    base_dtype: Of frozen matrices.
+  """
+  shapes = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+  place = sharding.of_params(mesh, shapes, model.logical_axes)
+  described = jax.tree.map(
+    lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
+    shapes,
+    place,
+  )
+  trained, frozen = split(model, described)
+
+  def stored(path, x):
+    is_matrix = model.decays(sharding.path_names(path))
+    dtype = jnp.dtype(base_dtype) if is_matrix else x.dtype
+    return jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding)
+
+  return Parameters(trained, jax.tree_util.tree_map_with_path(stored, frozen))
+
+
+def initial(
+  config: Config, model: models.Transformer, mesh: jax.sharding.Mesh
+) -> Any:
+  """The trained parameters that a run begins with, on the mesh.
+
+  Adapters begin at random, and change nothing yet.
+  """
+  if config.model.path and not config.lora.rank:
+    return _read(config, model, mesh, 'float32')
+  wanted = abstract(model, mesh).trained
+  return _random(config, lambda x: split(model, x).trained, model, wanted)
+
+
+def frozen(
+  config: Config, model: models.Transformer, mesh: jax.sharding.Mesh
+) -> Any:
+  """The parameters that no update changes, on the mesh; None without adapters.
+
+  They are in no checkpoint: every start reads them again, from `model.path`, or
+  draws them from the seed.
+  """
+  if not config.lora.rank:
+    return None
+  dtype = config.lora.base_dtype
+  if config.model.path:
+    return _read(config, _without_adapters(model), mesh, dtype)
+  wanted = abstract(model, mesh, dtype).frozen
+
+  def part(params):
+    kept = split(model, params).frozen
+    return jax.tree.map(lambda x, like: x.astype(like.dtype), kept, wanted)
+
+  return _random(config, part, model, wanted)
+
+
+def _random(config: Config, part, model: models.Transformer, wanted: Any):
+  """A part of randomly drawn parameters."""
+  place = jax.tree.map(lambda x: x.sharding, wanted)
+
+  def drawn():
+    return part(model.init(random_keys.key(config.seed, 'init')))
+
+  # One program with sharded results, so that no device holds the whole model.
+  return jax.jit(
+    drawn, out_shardings=place, compiler_options=sharding.quickly()
+  )()
+
+
+def _without_adapters(model: models.Transformer) -> models.Transformer:
+  return models.Transformer(dataclasses.replace(model.config, lora=None))
+
+
+def _read(
+  config: Config, model: models.Transformer, mesh: jax.sharding.Mesh, dtype: str
+) -> Any:
+  """All parameters from `model.path`."""
+  found = source(config.model.path)
+  if isinstance(found, RunWeights):
+    return _of_run(found, model, mesh, dtype)
+  place = jax.tree.map(
+    lambda x: x.sharding, abstract(_without_adapters(model), mesh).trained
+  )
+  # Frozen weights may be rounded; a config that asks for it says so.
+  return weights.load(found, model.config, place, dtype, rounded=True)
+
+
+def _of_run(
+  found: RunWeights,
+  model: models.Transformer,
+  mesh: jax.sharding.Mesh,
+  dtype: str,
+) -> Any:
+  """The newest policy of another run, its adapters merged into its weights."""
+  if dtype != 'float32':
+    raise ValueError(
+      f"config.lora.base_dtype='{dtype}' would round the weights of the run in "
+      f'{found.workdir}, and with them most of what it has learned; give '
+      "'float32'. Or round them knowingly, with `grpo-jax convert "
+      f'{found.workdir} FOLDER --dtype={dtype}`, and give that folder.'
+    )
+  saved = policy(found, model.config.vocab_size, mesh)
+  # In float32, or merging would round the adapters away where the weights
+  # beside them are bfloat16.
+  whole = jax.tree.map(lambda x: x.astype(dtype), saved.params)
+  adapters = saved.model.config.lora
+  return whole if adapters is None else lora.merged(whole, adapters)
+
+
+class Policy(NamedTuple):
+  """What a checkpoint of a run holds of its model."""
+
+  model: models.Transformer
+  params: Any  # all of them, adapters beside their weights
+  step: int  # rollouts that the policy has learned from
+
+
+def policy(
+  found: RunWeights,
+  vocab_size: int,
+  mesh: jax.sharding.Mesh,
+  which: str = 'latest',
+) -> Policy:
+  """The policy in a checkpoint of a run.
+
+  Args:
+    found: The run.
+    vocab_size: Token ids of its tokenizer.
+    mesh: Where the parameters are to be.
+    which: See `Checkpoints.named`.
+
+  Raises:
+    ValueError: There is no such checkpoint, or it has adapters of other weights
+      than there are now.
+  """
+  model = transformer(found.run, vocab_size)
+  wanted = abstract(model, mesh, found.run.lora.base_dtype).trained
+  directory = found.workdir / 'checkpoints'
+  with Checkpoints(directory, read_only=True) as saves:
+    saved = saves.restore(wanted, saves.named(which), field='params')
+  if saved is None:
+    raise ValueError(
+      f'There is no checkpoint in {directory}; let that run train on, or give '
+      'another workdir.'
+    )
+  beside = frozen(found.run, model, mesh)
+  check_frozen(saved, fingerprints.of(beside), found.run)
+  return Policy(model, lora.join(saved.state, beside), saved.step)
+
+
+def check_frozen(
+  saved: checkpoint.Restored, found: list[int], config: Config
+) -> None:
+  """Checks the weights beside the adapters.
+
+  Args:
+    saved: A checkpoint.
+    found: Fingerprint of the weights that there are now.
+    config: Of the run.
+
+  Raises:
+    ValueError: They are not those that the run began with.
+  """
+  if saved.host.get('frozen', []) != found:
+    raise ValueError(
+      f'The weights in config.model.path={config.model.path!r} are not those '
+      'that this run began with, and its adapters belong to those; put them '
+      'back, or give another workdir.'
+    )

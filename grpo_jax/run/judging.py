@@ -1,0 +1,111 @@
+"""Judging that several processes share, and what fails in it."""
+
+import collections
+from collections.abc import Mapping
+import zlib
+
+import jax
+import numpy as np
+
+from grpo_jax import rewards
+from grpo_jax.engines import Completions
+from grpo_jax.episodes import rollout
+from grpo_jax.episodes.types import Rollout
+from grpo_jax.hosts import processes
+from grpo_jax.hosts import stop_signal
+
+
+def shared(
+  peers: processes.Processes, stop: stop_signal.Stop
+) -> rollout.Judging:
+  """Each process judges some of the prompts, and all get all scores.
+
+  Those whose completions it alone knows; or, if all know all, equally many. So
+  a completion is judged once. Different answers of a judge that is no function,
+  a person or another model, would otherwise train different policies in
+  different processes. A judge that fails in one process fails in all, and a
+  signal to any process ends the waiting of all.
+
+  Args:
+    peers: The processes.
+    stop: Asked by signals.
+
+  Returns:
+    For `collect`; it raises what `Processes.exchange` raises.
+  """
+
+  def judging(
+    judge: rollout.Judge, completions: Completions
+  ) -> tuple[Completions, rewards.Scores]:
+    prompts, group = completions.length.shape
+    holder = completions.holder
+    if holder is None:
+      peers.check_equal({'the rollout': _digest(completions)})
+      holder = np.arange(prompts) * peers.number // prompts
+    own, told = np.flatnonzero(holder == peers.rank), None
+    with peers.together(), peers.patient(), stop.at_once():
+      if len(own):
+        scores = judge(own.tolist())
+        told = scores, completions.length[own], completions.finish[own]
+    of_each = [told for told in peers.exchange(told) if told is not None]
+    # They lie one process behind the other.
+    place = np.argsort(np.argsort(holder, kind='stable'))
+    scores, length, finish = jax.tree.map(
+      lambda *x: np.concatenate(x), *of_each
+    )
+    scores = jax.tree.map(
+      lambda x: x.reshape(prompts, group, *x.shape[1:])[place].reshape(x.shape),
+      scores,
+    )
+    known = completions._replace(length=length[place], finish=finish[place])
+    return known, scores
+
+  return judging
+
+
+class Failures:
+  """Warns when a reward function fails on all completions of a rollout.
+
+  It warns again only after a rollout on some of which it has not failed.
+  """
+
+  def __init__(self):
+    self._told: set[str] = set()
+
+  def warnings(
+    self, rollout: Rollout, measured: Mapping[str, float | None]
+  ) -> list[str]:
+    """What to warn of after a rollout.
+
+    Args:
+      rollout: Trained on.
+      measured: Its metrics; `reward/<name>_failed` may count further
+        completions, which were drawn and are not trained on.
+
+    Returns:
+      A sentence for each function of which all calls have begun to fail.
+    """
+    sentences = []
+    for place, name in enumerate(rollout.reward_names):
+      if measured.get(f'reward/{name}_failed') != 1.0:
+        self._told.discard(name)
+      elif name not in self._told:
+        self._told.add(name)
+        assert rollout.failures is not None  # they were counted
+        reasons = collections.Counter(rollout.failures[..., place].flat)
+        (reason, number), *_ = reasons.most_common(1)
+        sentences.append(
+          f'The reward {name} has failed on all completions of this rollout, on'
+          f' {number} of {rollout.length.size} by: {reason}; look at the reward'
+          ' function, and at the limits in config.workers.'
+        )
+    return sentences
+
+
+def _digest(completions: Completions) -> int:
+  """A number of what was drawn, which is the same in all processes or a fault.
+
+  They would train different policies on different completions.
+  """
+  lengths = zlib.crc32(completions.length.tobytes())
+  return zlib.crc32(completions.tokens.tobytes(), lengths)

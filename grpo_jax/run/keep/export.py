@@ -1,0 +1,398 @@
+"""Models go out, as Hugging Face folders or as adapters for `peft`.
+
+A folder is written beside its place under another name, and takes its place
+when it is whole: so a folder that is there can be read.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+from typing import Any
+from typing import NamedTuple
+
+import jax
+
+from grpo_jax import data
+from grpo_jax import models
+from grpo_jax.config import Config
+from grpo_jax.config import plain_text
+from grpo_jax.hosts.processes import ALONE
+from grpo_jax.hosts.processes import Processes
+from grpo_jax.mesh import sharding
+from grpo_jax.models import weights
+from grpo_jax.run.build import build
+from grpo_jax.run.build import build_model
+from grpo_jax.run.build import marks
+from grpo_jax.run.build.build_model import RunWeights
+
+SHARD_BYTES = 5_000_000_000
+
+
+class Written(NamedTuple):
+  """What a folder got."""
+
+  folder: str
+  architecture: str  # as `transformers` calls it; '' of an adapter
+  parameters: int
+  checkpoint: int | None  # rollouts of the run; None if there was no run
+  nbytes: int  # of all files
+
+
+def convert(
+  path: str,
+  folder: str | os.PathLike,
+  checkpoint: str = 'latest',
+  dtype: str = 'float32',
+  shard_bytes: int = SHARD_BYTES,
+  adapter: bool = False,
+) -> Written:
+  """Writes a model as a Hugging Face folder.
+
+  The whole model is held once, in `dtype` if it comes from a folder or a file,
+  in float32 if it comes from a run.
+
+  Args:
+    path: The model: what `config.model.path` takes.
+    folder: Where to; it may exist if it is empty.
+    checkpoint: Of a run; see `Checkpoints.named`.
+    dtype: Of the weights in the folder, `'float32'` or `'bfloat16'`.
+    shard_bytes: Weights in one file; more go into the next.
+    adapter: Whether to write the run's adapters alone, for `peft`. Otherwise
+      they are added to the weights.
+
+  Returns:
+    What was written.
+
+  Raises:
+    ValueError: The model cannot be read, the folder holds something, the run
+      has no such checkpoint or no adapters, or no architecture of Hugging
+      Face's can express its model.
+  """
+  target = pathlib.Path(folder).expanduser()
+  _refuse_full(target)
+  found = build_model.source(path)
+  mesh = sharding.make_mesh()
+  if isinstance(found, RunWeights):
+    return _convert_run(
+      found, target, mesh, checkpoint, dtype, shard_bytes, adapter
+    )
+  for flag, given in (
+    ('--adapter', adapter),
+    (f'--checkpoint={checkpoint}', checkpoint != 'latest'),
+  ):
+    if given:
+      raise ValueError(
+        f'{flag} asks for something of a run, and {path} is a model without '
+        'one; leave it out, or give the workdir of a run.'
+      )
+  model = models.Transformer(found.config())
+  place = jax.tree.map(
+    lambda x: x.sharding, build_model.abstract(model, mesh).trained
+  )
+  params = weights.load(found, model.config, place, dtype, rounded=True)
+  tokenizer = None  # that of a folder is copied
+  if found.folder is None:
+    tokenizer = data.tokenizer_from('', path)
+
+  def write(to: pathlib.Path) -> None:
+    save(to, model.config, params, tokenizer, found, dtype, shard_bytes)
+
+  whole_folder(target, write)
+  return _written(target, params, None)
+
+
+def _convert_run(
+  found: RunWeights,
+  target: pathlib.Path,
+  mesh: jax.sharding.Mesh,
+  checkpoint: str,
+  dtype: str,
+  shard_bytes: int,
+  adapter: bool,
+) -> Written:
+  """`convert` of a run."""
+  config, where = found.run, found.workdir
+  if adapter:
+    _refuse_adapter(config, where)
+  if 'tokenizer' in marks.in_config(config):
+    raise ValueError(
+      f'The run in {where} was given its tokenizer in Python, which this '
+      'command does not have; let the run itself write its model, with '
+      'config.checkpoint.export_every_saves=1.'
+    )
+  tokenizer = build.tokenizer_of(config)
+  policy = build_model.policy(found, tokenizer.vocab_size, mesh, checkpoint)
+  shape, params = policy.model.config, policy.params
+  origin = origin_of(config)
+
+  def write(to: pathlib.Path) -> None:
+    if adapter:
+      base = _found_from_anywhere(config.model.path)
+      named = build_model.source(config.model.path)
+      if isinstance(named, weights.Source):
+        architecture = named.architecture
+      else:  # a run has the class that it is written as, not its origin's
+        architecture = origin and weights.written_as(origin.architecture)
+      weights.save_adapter(to, shape, params, base, dtype, architecture)
+    else:
+      save(to, shape, params, tokenizer, origin, dtype, shard_bytes)
+
+  whole_folder(target, write)
+  trained, frozen = build_model.split(policy.model, params)
+  counted = trained if adapter or frozen is None else frozen
+  return _written(target, counted, policy.step)
+
+
+def _refuse_full(folder: pathlib.Path) -> None:
+  """Raises a ValueError if there is something in a folder, or a file."""
+  if folder.exists() and not folder.is_dir():
+    raise ValueError(f'{folder} is a file; give a folder.')
+  inside = sorted(path.name for path in folder.glob('*'))
+  if inside:
+    holds = 'a model' if 'config.json' in inside else ', '.join(inside[:3])
+    raise ValueError(
+      f'{folder} holds {holds} already; give another folder, or remove it.'
+    )
+
+
+def _refuse_adapter(config: Config, workdir: pathlib.Path) -> None:
+  if not config.lora.rank:
+    raise ValueError(
+      f'--adapter: the run in {workdir} has no adapters (config.lora.rank=0); '
+      'leave the flag out, which writes the whole model.'
+    )
+  if not config.model.path:
+    raise ValueError(
+      f'--adapter: the run in {workdir} began with random weights, and no '
+      'folder has these for an adapter to be added to; leave the flag out, '
+      'which writes the whole model.'
+    )
+
+
+def _found_from_anywhere(path: str) -> str:
+  """A path that does not depend on the current directory."""
+  there = pathlib.Path(path).expanduser()
+  return str(there.resolve()) if there.exists() else path
+
+
+def _written(
+  folder: pathlib.Path, params: Any, checkpoint: int | None
+) -> Written:
+  described, architecture = folder / 'config.json', ''
+  if described.exists():
+    (architecture,) = json.loads(described.read_text())['architectures']
+  return Written(
+    str(folder),
+    architecture,
+    sum(leaf.size for leaf in jax.tree.leaves(params)),
+    checkpoint,
+    sum(path.stat().st_size for path in folder.iterdir()),
+  )
+
+
+def origin_of(config: Config) -> weights.Source | None:
+  """The pretrained model that a run began with, perhaps by way of other runs.
+
+  None if it all began with random weights.
+  """
+  path = config.model.path
+  while path:
+    found = build_model.source(path)
+    if isinstance(found, weights.Source):
+      return found
+    path = found.run.model.path
+  return None
+
+
+def save(
+  folder: pathlib.Path,
+  shape: models.ModelConfig,
+  params: Any,
+  tokenizer: data.Tokenizer | None,
+  origin: weights.Source | None,
+  dtype: str,
+  shard_bytes: int = SHARD_BYTES,
+) -> None:
+  """Writes a model and its tokenizer.
+
+  Every process calls this, and the first one writes.
+
+  Args:
+    folder: Where to; it may hold no model.
+    shape: The model.
+    params: Its parameters. If it has adapters, each is added to its weight.
+    tokenizer: Written unless it is that of `origin`, whose files are copied;
+      None: those are copied in any case.
+    origin: What the model began with. Its architecture is kept.
+    dtype: Of the weights in the folder.
+    shard_bytes: Weights in one file.
+  """
+  folder_of_origin = None if origin is None else origin.folder
+  copied = folder_of_origin is not None
+  if folder_of_origin is not None and tokenizer is not None:
+    copied = data.is_in_folder(tokenizer, folder_of_origin)
+  fields = {}
+  if not copied:
+    if origin is not None:
+      origin = dataclasses.replace(origin, folder=None)
+    if tokenizer is not None:
+      fields = {
+        'bos_token_id': next(iter(tokenizer.bos_ids), None),
+        'eos_token_id': list(tokenizer.eos_ids) or None,
+        'pad_token_id': tokenizer.pad_id,
+      }
+  weights.save(folder, shape, params, dtype, origin, fields, shard_bytes)
+  if tokenizer is None or jax.process_index():
+    return
+  if copied:
+    data.save_ends(tokenizer, folder)
+  else:
+    data.save_tokenizer(tokenizer, folder)
+
+
+def whole_folder(
+  folder: pathlib.Path,
+  write: Callable[[pathlib.Path], None],
+  peers: Processes = ALONE,
+) -> None:
+  """Writes a folder so that a kill leaves all of it or none.
+
+  Args:
+    folder: Where it is to be. What is there is replaced.
+    write: Writes into the folder that it is given. Every process calls it, and
+      the first one writes.
+    peers: The processes that call this.
+
+  Raises:
+    ValueError: The folder cannot be written; in all processes.
+  """
+  folder = folder.absolute()  # '.' has no name
+  beside = folder.with_name(f'.{folder.name}.tmp')
+
+  def prepare():
+    shutil.rmtree(beside, ignore_errors=True)  # of a process that was killed
+    folder.parent.mkdir(parents=True, exist_ok=True)
+
+  def put():
+    if folder.exists():
+      shutil.rmtree(folder)
+    beside.rename(folder)
+
+  def agreed(step: Callable[[], None]) -> None:
+    """Raises in all processes if a step fails in one."""
+    problem, cause = '', None
+    try:
+      step()
+    except OSError as error:
+      problem, cause = (
+        (
+          f'{folder} cannot be written ({error.strerror or error}); make room, '
+          'or give another folder.'
+        ),
+        error,
+      )
+    except Exception as error:
+      problem, cause = plain_text.said(error), error
+    # The others may wait for this process in a program of the devices.
+    with peers.failing(problem):
+      told = peers.exchange(problem)
+    if problem := next(filter(None, told), ''):
+      raise ValueError(problem) from cause
+
+  nothing = lambda: None
+  try:
+    agreed(prepare if peers.is_first else nothing)
+    agreed(lambda: write(beside))
+    agreed(put if peers.is_first else nothing)
+  finally:
+    if peers.is_first:
+      shutil.rmtree(beside, ignore_errors=True)
+
+
+def _shape(model: Any) -> models.ModelConfig:
+  """The shape of a model that can be written."""
+  if model.config is None:
+    raise ValueError(
+      'A model of your own has no form that Hugging Face knows; set '
+      'config.checkpoint.export_every_saves=0 (the checkpoints hold its '
+      'parameters).'
+    )
+  return model.config
+
+
+class Exports:
+  """Writes every n-th save of a run as a Hugging Face folder too.
+
+  This happens in the thread that trains, from the parameters on the devices,
+  and training waits for it. A thread of its own would need a copy of them,
+  because the next update moves them; and where several processes hold the
+  parameters, they must gather each tensor together, in one order with all else
+  that they compute. So the host holds one tensor above what training does, and
+  adapters are added to one weight at a time.
+
+  Attributes:
+    saves: How many checkpoints the run has saved, those of earlier starts
+      included and that before the first rollout not.
+  """
+
+  def __init__(
+    self, run: build.Run, workdir: pathlib.Path, peers: Processes = ALONE
+  ):
+    """Checks that the model can be written.
+
+    Args:
+      run: The run.
+      workdir: Folders are written into `exports` in it.
+      peers: The processes of the run.
+
+    Raises:
+      ValueError: No architecture of Hugging Face's can express the model.
+    """
+    self.saves, self._step, self._due = 0, 0, False
+    self._run, self._workdir, self._peers = run, workdir, peers
+    self._every = run.config.checkpoint.export_every_saves
+    if self._every:
+      self._shape = _shape(run.model)
+      self._origin = origin_of(run.config)
+      weights.config_to_huggingface(
+        self._shape, self._origin and self._origin.architecture
+      )
+
+  def resume(self, step: int, saves: int) -> None:
+    """Goes on counting where a checkpoint stopped."""
+    self._step, self.saves = step, saves
+
+  def count(self, step: int) -> bool:
+    """Counts the save of a checkpoint; whether it is to be written as a folder.
+
+    Args:
+      step: Number of the checkpoint; one that was counted is not counted again.
+    """
+    if step > self._step:
+      self._step, self.saves = step, self.saves + 1
+      # Until it is written: the save may fail, and the next is then taken.
+      self._due |= bool(self._every) and self.saves % self._every == 0
+    return self._due
+
+  def write(self, step: int, params: Any) -> None:
+    """Writes a folder.
+
+    Args:
+      step: Number of the checkpoint, the name of the folder.
+      params: All parameters.
+
+    Raises:
+      ValueError: It cannot be written.
+    """
+    self._due = False
+    run, dtype = self._run, self._run.config.checkpoint.export_dtype
+    whole_folder(
+      self._workdir / 'exports' / str(step),
+      lambda to: save(
+        to, self._shape, params, run.tokenizer, self._origin, dtype
+      ),
+      self._peers,
+    )

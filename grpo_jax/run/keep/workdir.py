@@ -1,0 +1,465 @@
+"""The workdir: the directory that a run writes to and goes on from.
+
+- `config.json` is the resolved config. A start with another config is refused,
+  and the message names the field that differs; `config.FREE` lists the fields
+  that may change between two starts.
+- `given.json` has a record of each object that the run was given in Python, if
+  it was given any; see `provenance.py`.
+- `versions.json` has one entry per start: packages, Python, git revision,
+  devices, the rollouts that were done before, whether it replays others, and
+  how many records and which hash its data had. A start over data that has
+  changed warns.
+- `checkpoints/`, `warm_up/`, `completions/`, `evaluations/` and `exports/` are
+  written by `session.py`, `warm_up.py` and `reports.py`, `metrics.jsonl` and
+  `tensorboard/` by `monitor/`.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+import contextlib
+import dataclasses
+import datetime
+import errno
+import fcntl
+from importlib import metadata
+import itertools
+import json
+import pathlib
+import platform
+import shutil
+import subprocess
+import time
+import traceback
+from typing import Any
+import uuid
+
+from grpo_jax import config as config_lib
+from grpo_jax.config import Config
+from grpo_jax.config import Reward
+from grpo_jax.config import whole_files
+from grpo_jax.hosts.processes import Processes
+from grpo_jax.run.build import marks
+from grpo_jax.run.build.marks import NOTHING
+from grpo_jax.run.build.marks import Given
+from grpo_jax.run.keep import bucket
+
+_TAKEN = errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES  # by another process
+SHARED_SECS = 20.0  # until a process sees what another has written
+PACKAGES = (
+  'grpo_jax', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain',
+  'numpy',
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def claimed(directory: str | pathlib.Path, config: Config) -> Iterator[None]:
+  """Locks a workdir for this process, for as long as the context lasts.
+
+  An error that ends the context leaves `traceback.txt`.
+
+  Args:
+    directory: Made if it is not there. If it holds a run already, this start
+      must be of the same run.
+    config: Of this start. It may differ from the run's in the fields of
+      `config.FREE` alone.
+
+  Raises:
+    ValueError: The workdir holds another run, another process is running in it,
+      or it cannot be written to or locked.
+  """
+  refuse_another(directory, config)
+  directory = pathlib.Path(directory)
+  if not _is_first():  # the first process writes for all
+    yield
+    return
+  try:
+    directory.mkdir(parents=True, exist_ok=True)
+    lock_file = (directory / '.lock').open('w')
+  except OSError as error:
+    raise ValueError(
+      f'{directory} cannot be written ({error.strerror}); give a workdir that '
+      'can, with --workdir.'
+    ) from error
+  with lock_file as lock:
+    # The kernel releases this lock when the process ends, even by kill -9; a
+    # file that is itself the lock would stay behind.
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+      if error.errno in _TAKEN:
+        raise ValueError(
+          f'Another process is running in {directory}; wait for its end, or '
+          'give another workdir.'
+        ) from error
+      raise ValueError(
+        f'{directory} cannot be locked ({error.strerror}); mount its file '
+        'system so that flock works, or give a workdir on another one.'
+      ) from error
+    try:
+      yield
+    except BaseException as error:
+      if isinstance(error, KeyboardInterrupt):
+        raise
+      with contextlib.suppress(OSError):
+        (directory / 'traceback.txt').write_text(traceback.format_exc())
+      raise
+
+
+def record(
+  directory: pathlib.Path,
+  config: Config,
+  anew: bool,
+  given: Given = NOTHING,
+  warn: Callable[[str], None] = lambda text: None,
+  contents: Mapping[str, Any] | None = None,
+  **more: Any,
+) -> dict[str, Any]:
+  """Records this start in `config.json`, `given.json` and `versions.json`.
+
+  The workdir must be claimed.
+
+  Args:
+    directory: The workdir.
+    config: Of this start; for `config.json`.
+    anew: Whether the run begins with this start. Folders of completions and
+      of models that an earlier run has left are then renamed to
+      `completions.1`, `completions.2` and so on.
+    given: What this start was given in Python; for `given.json`.
+    warn: Called with a sentence if `versions.json` cannot be read. It is then
+      renamed to `versions.1.json` and begun anew, because no run depends on it.
+      Also called for each source that has changed since the run began.
+    contents: What `contents` returned, for the entry of `versions.json`.
+    **more: What else the entry of `versions.json` is to tell.
+
+  Returns:
+    The new entry of `versions.json`.
+
+  Raises:
+    ValueError: The config, or the record of what was given, cannot be written.
+  """
+  now = {**versions(), **more}
+  if not _is_first():
+    return now
+  # Left by a process that was killed while it wrote a file, or a folder.
+  for leftover in (*directory.glob('*.tmp'), *directory.glob('*/.step_*')):
+    leftover.unlink()
+  for leftover in directory.glob('exports/.*.tmp'):
+    shutil.rmtree(leftover)
+  for name in ('completions', 'evaluations', 'exports'):
+    if anew and (directory / name).exists():
+      _put_aside(directory / name)
+  written = {'config.json': dataclasses.asdict(config)}
+  recorded = {
+    # Records of earlier starts are kept, because this start may not need every
+    # object: once the warm-up is over, it needs no demonstrations.
+    mark: of_object
+    for mark, of_object in (_read(directory / 'given.json') or {}).items()
+    if marks.field_of(mark, config)
+  } | dict(given.records)
+  if recorded:
+    written['given.json'] = recorded
+  for name, values in written.items():
+    # A file that is right already is not written again: the disk may be full,
+    # and that must not keep a run from going on.
+    if _read(directory / name) == json.loads(json.dumps(values)):
+      continue
+    try:
+      _write(directory / name, values)
+    except OSError as error:
+      raise ValueError(
+        f'{directory} cannot be written ({error.strerror}); make room, or give '
+        'another workdir.'
+      ) from error
+  with contextlib.suppress(OSError):  # the disk may be full here too
+    starts, file = [], directory / 'versions.json'
+    try:
+      starts = _read(file, list) or []
+    except ValueError:
+      aside = _put_aside(file)
+      warn(f'{file} cannot be read; it is now {aside.name}, a new one begins.')
+    if not anew:
+      for sentence in _changes(starts, contents or {}):
+        warn(sentence)
+    _write(file, [*starts, {**now, 'data': contents} if contents else now])
+  return now
+
+
+def contents(
+  config: Config, lengths: Mapping[tuple[str, int], int]
+) -> dict[str, dict[str, Any]]:
+  """What tells the data of a run from changed data, for each source.
+
+  Args:
+    config: Of the run.
+    lengths: See `sources.lengths`.
+
+  Returns:
+    By field and name of a source the number of its records; and the SHA-256 of
+    its files, if it is in files.
+  """
+  # Not at the top of the file, as in `_is_first`.
+  from grpo_jax import data
+  from grpo_jax.run.build import sources
+
+  found = {}
+  for (field, place), number in lengths.items():
+    source = sources.listed(getattr(config.data, field))[place]
+    told: dict[str, Any] = {'records': number}
+    if paths := sources.files_of(source):
+      with contextlib.suppress(OSError):  # it is said where the file is read
+        told['sha256'] = data.fingerprint(paths)
+    found[f'data.{field}[{place}]={source.name!r}'] = told
+  return found
+
+
+def _changes(
+  starts: list[Any], now: Mapping[str, Mapping[str, Any]]
+) -> Iterator[str]:
+  """A sentence for each source that has changed since the run began."""
+  starts = [start for start in starts if isinstance(start, dict)]
+  begins = [n for n, one in enumerate(starts) if not one.get('after_step')]
+  # Versions of this package that recorded no data may have begun the run.
+  since = starts[begins[-1] if begins else 0 :]
+  before = next((one['data'] for one in since if 'data' in one), {})
+  for name, told in now.items():
+    if name not in before or before[name] == told:
+      continue
+    follows = 'prompts may be repeated or lost'
+    if name.startswith('data.heldout'):
+      follows = 'accuracies before and after it do not compare'
+    yield f'{name} has changed since the run began; {follows}.'
+
+
+def _put_aside(path: pathlib.Path) -> pathlib.Path:
+  """Renames `versions.json` to `versions.1.json`, or the first that is free."""
+  names = (
+    path.with_name(f'{path.stem}.{n}{path.suffix}') for n in itertools.count(1)
+  )
+  return path.rename(next(name for name in names if not name.exists()))
+
+
+def refuse_another(
+  directory: str | pathlib.Path,
+  config: Config,
+  bound: tuple[str, ...] | None = None,
+  given: Given = NOTHING,
+) -> None:
+  """Raises a ValueError if the workdir holds another run than this one.
+
+  Args:
+    directory: May not exist.
+    config: Of this start.
+    bound: The fields and groups of fields that must be equal; None: all. Those
+      of `config.FREE` may differ in any case.
+    given: The objects that this start was given in Python. Those that replace a
+      bound field must be what the run was given.
+  """
+  directory = pathlib.Path(directory)
+  earlier = _saved_config(directory)
+  if earlier is None:
+    return
+  if bound is None:
+    marks.refuse_without(directory, earlier, config)
+  # An earlier version may not have had a field. Its runs did what the default
+  # of that field does.
+  before = {**flat(Config()), **config_lib.flat(earlier)}
+  for name, value in flat(config).items():
+    free = config_lib.is_free(name, config)
+    if bound is not None:
+      free = free or not config_lib.within(name, bound)
+    if before[name] != value and not free:
+      why = ''
+      if name == 'steps':
+        why = f', over which its learning rate decays ({config.optim.decay})'
+      raise ValueError(
+        f'The run in {directory} has config.{name}={before[name]!r}{why}, and '
+        f'now it is {value!r}; give the same, or another workdir.'
+      )
+  for mark, recorded in (_read(directory / 'given.json') or {}).items():
+    field = marks.field_of(mark, config)
+    if field and (bound is None or config_lib.within(field, bound)):
+      marks.refuse_changed(directory, mark, recorded, given)
+
+
+def with_widths(directory: str | pathlib.Path, config: Config) -> Config:
+  """The config with the widths of the workdir's run, where it leaves them open.
+
+  A run so goes on with the widths that it began with.
+
+  Args:
+    directory: May not exist.
+    config: Of this start.
+  """
+  earlier = (_saved_config(directory) or {}).get('data')
+  known = earlier if isinstance(earlier, dict) else {}
+  kept = {
+    name: tuple(known[name])
+    for name in ('prompt_buckets', 'completion_buckets')
+    if known.get(name) and not getattr(config.data, name)
+  }
+  fields = dataclasses.replace(config.data, **kept)
+  return dataclasses.replace(config, data=fields) if kept else config
+
+
+def _saved_config(directory: str | pathlib.Path) -> dict[str, Any] | None:
+  """The config of the run in a workdir, in the names of today.
+
+  What an earlier version did without a field is said, where that is not the
+  field's default; and arguments of methods have their new names.
+  """
+  # Of a bucket this file alone is read, for the flags of a command.
+  place: Any = pathlib.Path(directory)
+  if '://' in str(directory):
+    from etils import epath
+
+    place = epath.Path(directory)
+  saved = _read(place / 'config.json')
+  if saved is None:
+    return None
+  model, learner = saved.get('model'), saved.get('learner')
+  if isinstance(model, dict) and 'compute_dtype' in model:
+    # Layers added to a sum in the dtype that they compute in.
+    model.setdefault('residual_dtype', model['compute_dtype'])
+  for place, reward in enumerate(_items(saved, 'rewards')):
+    usual = json.loads(json.dumps(dataclasses.asdict(Reward())))
+    saved['rewards'][place] = {**usual, **reward}
+  # Sources had no arguments.
+  fields = saved.get('data')
+  for name in ('train', 'heldout') if isinstance(fields, dict) else ():
+    for source in _items(fields, name):
+      source.setdefault('kwargs', {})
+  if isinstance(learner, dict):
+    old = _ONE_BOUND.get(str(learner.get('method')))
+    kwargs = learner.get('method_kwargs')
+    if isinstance(kwargs, dict) and old in kwargs:
+      kwargs['low'] = kwargs['high'] = kwargs.pop(old)
+  return saved
+
+
+def _items(saved: dict[str, Any], name: str) -> list[Any]:
+  """The dicts in a field of several, if it is as it should be."""
+  items = saved.get(name)
+  if isinstance(items, list) and all(isinstance(x, dict) for x in items):
+    return items
+  return []
+
+
+# Methods that had one argument for both bounds, and its name.
+_ONE_BOUND = {'gmpo': 'limit', 'dppo_kl': 'threshold'}
+
+
+def flat(config: Config) -> dict[str, Any]:
+  """Every field by its full name, with lists for tuples, as JSON has them."""
+  return config_lib.flat(json.loads(json.dumps(dataclasses.asdict(config))))
+
+
+def config_of(directory: str | pathlib.Path) -> dict[str, Any]:
+  """The resolved config of the run in a workdir, as JSON has it.
+
+  Raises:
+    ValueError: The workdir holds no run.
+  """
+  config = _saved_config(directory)
+  if config is None:
+    raise ValueError(
+      f'There is no run in {directory} (no config.json); give the workdir of '
+      'a run, or --config with a config file.'
+    )
+  return config
+
+
+def versions() -> dict[str, Any]:
+  """The packages, devices and so on of this process, for `versions.json`."""
+  import jax
+
+  found = {}
+  for package in PACKAGES:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+      found[package] = metadata.version(package)
+  return {
+    'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
+    'python': platform.python_version(),
+    'packages': found,
+    'git': git_revision(),
+    'devices': f'{jax.device_count()} x {jax.devices()[0].device_kind}',
+    'processes': jax.process_count(),
+  }
+
+
+def check_shared(directory: pathlib.Path, peers: Processes) -> None:
+  """Raises a ValueError if a process does not see what the first one writes.
+
+  Args:
+    directory: The workdir, in all processes.
+    peers: The processes of the run.
+  """
+  if peers.number == 1:
+    return
+  word = peers.from_first(uuid.uuid4().hex)
+  file = bucket.arrays(directory) / f'.seen_by_all.{word}'
+  with peers.together():
+    if peers.is_first:
+      file.write_text(word)
+  try:
+    with peers.together():
+      end = time.monotonic() + SHARED_SECS
+      while not file.exists():  # a network's file system may take its time
+        if time.monotonic() > end:
+          raise ValueError(
+            f'Process {peers.rank} does not see in {directory} what process 0 '
+            'writes; give a workdir that all of them share.'
+          )
+        time.sleep(0.1)
+  finally:
+    if peers.is_first:
+      file.unlink()
+
+
+def _is_first() -> bool:
+  """Whether this is the first of the processes of a run."""
+  # Not at the top of the file: the command line reads this module before it
+  # says its first line, and importing JAX takes two seconds.
+  import jax
+
+  return jax.process_index() == 0
+
+
+def git_revision() -> str | None:
+  """The commit of the current directory, or None outside git.
+
+  It ends in '-dirty' if files differ from the commit.
+  """
+  # Excluding every tag makes `git describe` print the commit.
+  try:
+    done = subprocess.run(
+      ['git', 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*'],
+      capture_output=True,
+      text=True,
+      timeout=10,
+    )
+  except (OSError, subprocess.TimeoutExpired):
+    return None
+  return done.stdout.strip() or None
+
+
+def _read(path: pathlib.Path, kind: type = dict) -> Any:
+  """The JSON in a file; None if there is no such file."""
+  try:
+    value = json.loads(path.read_text())
+  except (FileNotFoundError, NotADirectoryError):
+    return None
+  except (ValueError, RecursionError) as error:
+    raise ValueError(
+      f'{path} is no JSON ({error}); restore it, or give another workdir.'
+    ) from error
+  if not isinstance(value, kind):
+    raise ValueError(
+      f'{path} holds {value!r:.40}, no {kind.__name__}; restore it, or give '
+      'another workdir.'
+    )
+  return value
+
+
+def _write(path: pathlib.Path, value: Any) -> None:
+  whole_files.write(path, (json.dumps(value, indent=2) + '\n').encode())

@@ -1,0 +1,124 @@
+"""What people get of a rollout: its file, some samples, a call of their own."""
+
+import collections
+from collections.abc import Mapping
+import math
+
+import numpy as np
+
+from grpo_jax.episodes.types import Rollout
+from grpo_jax.learner.effects import Before
+from grpo_jax.learner.types import TrainState
+from grpo_jax.monitor import Sample
+from grpo_jax.rollouts import parquet
+from grpo_jax.run import session as session_lib
+from grpo_jax.run.session import Progress
+from grpo_jax.run.session import Session
+from grpo_jax.run.session import Unwritten
+
+
+def before_updates(
+  session: Session, state: TrainState, rollout: Rollout, step: int
+) -> Before | None:
+  """What tells later what the updates did to tokens, if that is to be written.
+
+  Args:
+    session: See `Session`.
+    state: Before the updates of the rollout.
+    rollout: As the updater gets it.
+    step: Number of the rollout.
+  """
+  if session.run.config.log.token_effects and _due(session, step + 1):
+    return session.effects.before(state, rollout, step)
+  return None
+
+
+def _due(session: Session, step: int) -> bool:
+  every = session.run.config.log.completions_every_steps
+  return bool(every) and step % every == 0
+
+
+def keep_completions(
+  session: Session,
+  rollout: Rollout,
+  step: int,
+  effects: Mapping[str, np.ndarray] | None = None,
+) -> list[Sample]:
+  """Writes all completions to a file if that is due; returns some to show.
+
+  If the disk is full, a warning is shown and the run goes on.
+
+  Args:
+    session: See `Session`.
+    rollout: What was learned from.
+    step: Rollouts done, this one included.
+    effects: See `parquet.to_bytes`.
+  """
+  log = session.run.config.log
+  if _due(session, step):
+    _write(session, rollout, step, 'completions', effects)
+  first = {p: rollout.texts[p][0] for p in rollout.known if p < log.samples}
+  of_all = collections.ChainMap(*session.peers.exchange(first))
+  return [
+    Sample(
+      rollout.prompt_texts[p],
+      of_all[p],
+      # Not 0, which a judge might have given.
+      float(rollout.batch.reward[p, 0])
+      if rollout.batch.valid[p, 0]
+      else math.nan,
+    )
+    for p in sorted(of_all)
+  ]
+
+
+def keep_answers(session: Session, rollout: Rollout, step: int) -> None:
+  """Writes the answers to held-out problems to a file, if any are written."""
+  if session.run.config.log.completions_every_steps:
+    _write(session, rollout, step, 'evaluations')
+
+
+def _write(session, rollout, step, folder, effects=None) -> None:
+  known = session.whole(rollout)
+  path = parquet.path_of(session.workdir / folder, step)
+  try:
+    if session.peers.is_first:
+      parquet.write(path, known, step, effects)
+  except OSError as error:
+    session.monitor.warn(f'{path} could not be written ({error}).')
+
+
+def tell(
+  session: Session, progress: Progress, unwritten: Unwritten | None
+) -> bool:
+  """Calls the user's `on_rollout`, and returns whether it asks to end the run.
+
+  Of several processes the first calls it.
+
+  Args:
+    session: See `Session`.
+    progress: Saved if the function raises. At step 0 there is no rollout yet,
+      and the function is not called.
+    unwritten: The metrics and the rollout that the function gets; None if there
+      is nothing to call it with.
+  """
+  if session.on_rollout is None or unwritten is None or not progress.step:
+    return False
+  numbers = {
+    name: value
+    for name, value in unwritten.measured.items()
+    if value is not None
+  }
+  answer, rollout = None, unwritten.rollout
+  rollout = session.whole(rollout) if rollout else None
+  with (
+    session_lib.saved_if_it_fails(session, progress),
+    session.peers.together(),
+    session.peers.patient(),
+  ):
+    if session.peers.is_first:
+      answer = session.on_rollout(progress.step, numbers, rollout)
+  # Only a bool counts: a lambda that merely stores something often returns a
+  # value that is true.
+  ends = isinstance(answer, bool | np.bool_) and bool(answer)
+  return session.peers.from_first(ends)

@@ -1,0 +1,119 @@
+"""Speed and memory of a rollout and its updates; the peak speed of a device."""
+
+from collections.abc import Callable
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from grpo_jax.episodes.types import Rollout
+from grpo_jax.mesh import chips
+from grpo_jax.models import ModelConfig
+from grpo_jax.models import flops_per_token
+from grpo_jax.run.keep import host_memory
+
+
+def of_speed(
+  rollout: Rollout,
+  sample_secs: float,
+  learn_secs: float,
+  model: ModelConfig | None,
+  peak: float | None,
+  learn_passes: float,
+  tokens_drawn: float | None = None,
+  waited_secs: float | None = None,
+) -> dict[str, float]:
+  """Seconds, completion tokens per second, and model FLOP utilisation (MFU).
+
+  MFU is the number of FLOPs that the model needs, divided by the number that
+  the devices could have done in the time. The model needs each prompt token
+  once, without logits, and each completion token once, with logits; see
+  `flops_per_token`. Repeated work (rematerialisation, prompts repeated in
+  padded rows) does not count.
+
+  Args:
+    rollout: What was sampled and learned from.
+    sample_secs: Seconds spent sampling and judging.
+    learn_secs: Seconds spent on the optimizer steps, and on what the host does
+      in that time.
+    model: The shape of the model; None for a model of the user's own.
+    peak: FLOP/s of all devices together; None if it is not known.
+    learn_passes: Forward passes over the rollout that the optimizer steps are
+      worth: 3 for each epoch (the backward pass is two), and 1 for each
+      scoring, by the old policy or the reference; less where updates have left
+      out completions.
+    tokens_drawn: Completion tokens that were sampled in `sample_secs`; None:
+      those of the rollout. Dynamic sampling drops some groups and keeps others
+      for later, so it may sample more or fewer.
+    waited_secs: How many of `sample_secs` the learner waited for; None: all.
+
+  Returns:
+    `sample_secs`, `learn_secs`, `step_secs` (learning and waiting),
+    `sample_tokens_per_sec`, `learn_tokens_per_sec`; with a peak and a shape
+    also `mfu_sample` and `mfu_learn`.
+  """
+  tokens = float(rollout.length.sum())
+  drawn = tokens if tokens_drawn is None else tokens_drawn
+  waited = sample_secs if waited_secs is None else waited_secs
+  measured = {
+    'sample_secs': sample_secs,
+    'learn_secs': learn_secs,
+    'step_secs': waited + learn_secs,
+    'sample_tokens_per_sec': drawn / sample_secs,
+    'learn_tokens_per_sec': tokens / learn_secs,
+  }
+  if peak is not None and model is not None:
+    # Tokens that were drawn and dropped are taken to cost as much as others.
+    flops = forward_flops(rollout, model)
+    measured['mfu_sample'] = flops * (drawn / tokens) / sample_secs / peak
+    measured['mfu_learn'] = learn_passes * flops / learn_secs / peak
+  return measured
+
+
+def timed(function: Callable[..., Any], *args) -> tuple[Any, float]:
+  """The result of a call, and how many seconds the call took."""
+  start = time.monotonic()
+  result = function(*args)
+  return result, time.monotonic() - start
+
+
+def of_memory() -> dict[str, float]:
+  """The most memory that was taken at once since the process began.
+
+  Returns:
+    `host_peak_gib`, of this process, and `device_peak_gib`, of the fullest of
+    its devices if they tell it, as GPUs and TPUs do.
+  """
+  found = [device.memory_stats() or {} for device in jax.local_devices()]
+  peaks = [one.get('peak_bytes_in_use', 0) for one in found]
+  of_devices = {'device_peak_gib': max(peaks) / 2**30} if any(peaks) else {}
+  return {'host_peak_gib': host_memory.peak_gib(), **of_devices}
+
+
+def forward_flops(rollout: Rollout, model: ModelConfig) -> float:
+  """FLOPs of one forward pass over a rollout, each prompt computed once."""
+  prompt = np.array([len(ids) for ids in rollout.prompts])
+  in_prompts = np.concatenate([np.arange(n) + 1 for n in prompt])
+  place = np.arange(rollout.length.max())
+  in_completions = prompt[:, None, None] + 1 + place
+  drawn = place < rollout.length[:, :, None]
+  completions = np.sum(drawn * flops_per_token(model, in_completions))
+  prompts = np.sum(flops_per_token(model, in_prompts, with_head=False))
+  return float(prompts + completions)
+
+
+def peak_flops(device_kind: str) -> float | None:
+  """Peak FLOP/s of one device: dense, by the vendor; see `chips`.
+
+  Args:
+    device_kind: Of a `jax.Device`.
+
+  Returns:
+    FLOP/s; None for a kind that is not in the table, and for part of a GPU.
+
+  >>> peak_flops('NVIDIA H100 80GB HBM3')
+  989500000000000.0
+  """
+  chip = chips.of(device_kind)
+  return None if chip is None else chip.device_tflops * 1e12

@@ -1,0 +1,15 @@
+"""What tests of pages share."""
+
+import pytest
+
+from grpo_jax.lab.report import settings
+
+
+@pytest.fixture
+def quick_audit(monkeypatch):
+  """An audit takes seconds, and few tests are about it."""
+
+  def quick(method):
+    raise ValueError('No audit in this test.')
+
+  monkeypatch.setattr(settings.diagnostics, 'audit', quick)

@@ -1,0 +1,108 @@
+"""What studies have measured, kept for the table of claims in their README.
+
+`python -m tests.lab.studies.measured claims/claims.json` takes the values out of a
+file that `grpo-jax study` has written, or out of several, and puts them into
+`measured.json`. That file has numbers alone: claims and their ranges are those
+of the code, and `tests.readmes` computes the verdicts.
+"""
+
+import collections
+from collections.abc import Mapping
+import functools
+import json
+import math
+import pathlib
+import sys
+
+from grpo_jax.lab.studies import EXPERIMENTS
+from grpo_jax.lab.studies import brakes_updates
+from grpo_jax.lab.studies import claims
+from grpo_jax.lab.studies import normalization
+from grpo_jax.lab.studies import pages
+from grpo_jax.lab.studies import papers
+from grpo_jax.lab.studies.brakes import verdicts
+from grpo_jax.lab.studies.claims import Measured
+
+FILE = pathlib.Path(__file__).with_suffix('.json')
+
+
+@functools.cache
+def experiments() -> Mapping[str, claims.Experiment]:
+  """Those of the table, by the name of the study."""
+  found = {name: papers.experiment(name) for name in EXPERIMENTS}
+  brakes = verdicts.experiment(brakes_updates.ARMS)
+  general = {name: brakes.claims[name] for name in verdicts.GENERAL}
+  return found | {
+    'normalization': normalization.EXPERIMENT,
+    'brakes_updates': brakes._replace(claims=general),
+  }
+
+
+def values() -> dict[str, dict[str, Measured]]:
+  """What was measured, by study and claim."""
+
+  def measured(mean, half, example):
+    mean, half = (math.nan if x is None else x for x in (mean, half))
+    return Measured(mean, half, example)
+
+  return {
+    study: {name: measured(*one) for name, one in of_study.items()}
+    for study, of_study in json.loads(FILE.read_text()).items()
+  }
+
+
+def rows() -> dict[str, list[claims.Row]]:
+  """Every claim with its verdict, by study."""
+  known, found = values(), {}
+  for study, made in experiments().items():
+    of_study = known.get(study, {})
+    found[study] = [
+      claims.Row(name, claim, one, claims.verdict(claim, one))
+      for name, claim in made.claims.items()
+      for one in [of_study.get(name, claims.UNKNOWN)]
+    ]
+  return found
+
+
+def markdown() -> str:
+  """The table, how many claims have each verdict, and what letters mean."""
+  counted = collections.Counter()
+  lines = [
+    '| study | verdict | claim | source | expected | measured |',
+    '| --- | --- | --- | --- | --- | --- |',
+  ]
+  for study, of_study in rows().items():
+    label = f'{experiments()[study].label} `{study}`'
+    for row in of_study:
+      counted[row.verdict] += 1
+      cells = pages.cells(row) | {'source': pages.linked(row.claim.source)}
+      texts = [cell.replace('|', '&#124;') for cell in cells.values()]
+      lines.append('| ' + ' | '.join([label, *texts]) + ' |')
+      label = ''
+  order = claims.HOLDS, claims.FAILS, claims.OPEN
+  lines = [
+    ', '.join(f'{counted[one]} {one}' for one in order) + '.',
+    '',
+    *lines,
+  ]
+  return '\n'.join([*lines, '', *pages.symbols_markdown()])
+
+
+def main() -> None:
+  """Updates `measured.json`."""
+  kept = json.loads(FILE.read_text()) if FILE.exists() else {}
+  for path in sys.argv[1:]:
+    for study, one in json.loads(pathlib.Path(path).read_text()).items():
+      if study in experiments():
+        wanted = experiments()[study].claims
+        kept[study] = {
+          row['name']: [row['mean'], row['half'], row['example']]
+          for row in one['claims']
+          if row['name'] in wanted
+        }
+  ordered = {name: kept[name] for name in experiments() if name in kept}
+  FILE.write_text(json.dumps(ordered, indent=1) + '\n')
+
+
+if __name__ == '__main__':
+  main()

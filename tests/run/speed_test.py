@@ -1,0 +1,84 @@
+"""Speed by hand, and the peaks of devices."""
+
+import pytest
+
+from grpo_jax import models
+from grpo_jax.run import speed
+from tests.rollouts.rollout_metrics_test import make_rollout
+
+MODEL = models.ModelConfig(
+  vocab_size=10, num_layers=1, width=2, num_heads=1, num_kv_heads=1,
+  head_dim=2, mlp_width=3,
+)  # fmt: skip
+
+
+def test_flops_by_hand():
+  """Prompts of 2 and 3 tokens once, completions of 1, 2 and 4, 0."""
+  rollout = make_rollout([[0, 0], [0, 0]], [[1, 2], [4, 0]])
+  matrices = 2 * (2 * 2 * 4 + 2 * 3 * 3)  # four of 2 x 2, three of 2 x 3
+  head, attention = 2 * 2 * 10, 4 * 2
+  context = (1 + 2) + (1 + 2 + 3) + 3 + (3 + 4) + (4 + 5 + 6 + 7)
+  expected = 12 * matrices + 7 * head + context * attention
+  assert speed.forward_flops(rollout, MODEL) == expected
+  got = speed.of_speed(rollout, 2.0, 4.0, MODEL, 1e3, learn_passes=7)
+  assert got == pytest.approx(
+    {
+      'sample_secs': 2,
+      'learn_secs': 4,
+      'step_secs': 6,
+      'sample_tokens_per_sec': 3.5,
+      'learn_tokens_per_sec': 1.75,
+      'mfu_sample': expected / 2e3,
+      'mfu_learn': 7 * expected / 4e3,
+    }
+  )
+  # Dynamic sampling has drawn three times as many tokens as are learned from.
+  more = speed.of_speed(
+    rollout, 2.0, 4.0, MODEL, 1e3, learn_passes=7, tokens_drawn=21.0
+  )
+  sampled = ('sample_tokens_per_sec', 'mfu_sample')
+  assert more == pytest.approx(
+    {k: 3 * v if k in sampled else v for k, v in got.items()}
+  )
+  unknown = speed.of_speed(rollout, 2.0, 4.0, MODEL, None, 7)
+  assert unknown.keys() == got.keys() - {'mfu_sample', 'mfu_learn'}
+
+
+@pytest.mark.parametrize(
+  'kind, teraflops',
+  [
+    ('TPU v2', 23),
+    ('TPU v3', 61.5),
+    ('TPU v4', 275),
+    ('TPU v5 lite', 197),
+    ('TPU v5e', 197),
+    ('TPU v5', 459),
+    ('TPU v5p', 459),
+    ('TPU v6 lite', 918),
+    ('TPU v6e', 918),
+    ('TPU7x', 1153.5),
+    ('NVIDIA A100-SXM4-80GB', 312),
+    ('NVIDIA A100 80GB PCIe', 312),
+    ('NVIDIA H100 80GB HBM3', 989.5),
+    ('NVIDIA H100 PCIe', 756.5),
+    ('NVIDIA H100 NVL', 835.5),
+    ('NVIDIA H200', 989.5),
+    ('NVIDIA H200 NVL', 835.5),
+    ('NVIDIA GH200 480GB', 989.5),
+    ('NVIDIA GB200', 2500),
+    ('NVIDIA B200', 2250),
+    ('NVIDIA L4', 121),
+    ('NVIDIA L40S', 362),
+    ('NVIDIA A10', 125),
+    ('Tesla V100-SXM2-16GB', 125),
+    ('Tesla T4', 65),
+    ('NVIDIA L40', None),
+    ('NVIDIA H100 80GB HBM3 MIG 1g.10gb', None),
+    ('TPU v9', None),
+    ('Example A100', None),  # of another vendor
+    ('cpu', None),
+  ],
+)
+def test_peaks_of_known_devices(kind, teraflops):
+  peak = speed.peak_flops(kind)
+  assert peak == (teraflops and teraflops * 1e12)

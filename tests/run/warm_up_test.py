@@ -1,0 +1,178 @@
+"""What the warm-up learns from, shows and saves, and who removes that."""
+
+import contextlib
+import json
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from grpo_jax import metrics
+from grpo_jax.run import warm_up
+from grpo_jax.run.build import build
+from grpo_jax.run.build import build_updater
+from grpo_jax.run.keep import checkpoint
+from tests import runs
+from tests.run import wiring
+
+TOTAL = 23
+
+
+class Monitor:
+  """Keeps what is shown."""
+
+  def __init__(self):
+    self.shown, self.warned = [], []
+    self.warn = self.warned.append
+
+  def line(self, text):
+    del text
+
+  def phase(self, doing):
+    del doing
+    return contextlib.nullcontext()
+
+  def progress(self, *told):
+    self.shown.append(told)
+
+
+class Update:
+  """Counts in the parameters; some updates are not finite."""
+
+  abstract = None
+
+  def __init__(self, bad):
+    self.bad, self.read = bad, []
+
+  def init(self, params):
+    return types.SimpleNamespace(params=params, nonfinite=0)
+
+  def __call__(self, state, batch, step):
+    self.read += batch.index.tolist()
+    measured = {'grad_norm': metrics.Max(jnp.float32(step))}
+    if bad := step + 1 in self.bad:
+      measured['nonfinite_loss'] = metrics.Max(jnp.float32(1))
+    else:
+      measured['loss'] = metrics.Max(jnp.float32(100 - step))
+    state = types.SimpleNamespace(
+      params=state.params + 1, nonfinite=state.nonfinite + bad
+    )
+    return state, measured
+
+
+class Saves(wiring.Saves):
+  """Checkpoints in memory; the last of them is restored."""
+
+  def __init__(self, seen, directory):
+    super().__init__(seen, directory)
+    self._saved = seen.calls['save warm_up']
+
+  def restore(self, *_):
+    if not self._saved:
+      return None
+    last = self._saved[-1]
+    host = json.loads(json.dumps(last['host']))
+    return checkpoint.Restored(last['step'], last['state'], host)
+
+
+def prepared(monkeypatch, update, **changes):
+  """The parts of a run whose warm-up has fakes, and what they note."""
+  config = runs.small(
+    **{
+      'warm_up.steps': TOTAL,
+      'warm_up.examples': 2,
+      'checkpoint.every_warm_up_steps': 9,
+      **changes,
+    }
+  )
+  seen = wiring.Seen(config)
+  monkeypatch.setattr(
+    warm_up, 'Checkpoints', lambda where, *_, **__: Saves(seen, where)
+  )
+  monkeypatch.setattr(build_updater, 'warm_up_updater', lambda run: update)
+  monkeypatch.setattr(build, 'initial_params', lambda run: 0)
+  return build.run(config), seen
+
+
+def warmed_up(monkeypatch, workdir, stop=lambda: False):
+  """What comes out, what was shown, the steps saved, the places read."""
+  update = Update({20})
+  monitor: Any = Monitor()
+  parts, seen = prepared(monkeypatch, update)
+  params = warm_up.run(parts, workdir, monitor, stop)
+  return params, monitor.shown, seen.at('save warm_up', 'step'), update.read
+
+
+def test_the_loss_is_shown_every_tenth_step_and_after_the_last(
+  monkeypatch, tmp_path
+):
+  params, shown, saved, read = warmed_up(monkeypatch, tmp_path)
+  assert params == TOTAL and saved == [9, 18]
+  assert shown == [
+    ('warm-up', 10, TOTAL, {'loss': 91, 'grad_norm': 9}),
+    ('warm-up', 20, TOTAL, {'grad_norm': 19}),
+    ('warm-up', 23, TOTAL, {'loss': 78, 'grad_norm': 22}),
+  ]
+  assert read == list(range(2 * TOTAL))  # each demonstration once
+
+
+def test_a_warm_up_that_is_stopped_is_saved(monkeypatch, tmp_path):
+  answers = iter([False] * 12 + [True])
+  params, shown, saved, _ = warmed_up(
+    monkeypatch, tmp_path, lambda: next(answers)
+  )
+  assert params is None and saved == [9, 12]
+  assert [step for _, step, *_ in shown] == [10]
+
+
+@pytest.mark.parametrize(
+  'steps, bad, most, said',
+  [
+    (20, {10}, 5, ['1 of the last 10']),
+    (21, {21}, 5, ['1 of the last 1']),
+    (22, {20, 22}, 5, ['1 of the last 10', '1 of the last 2']),
+    (3, {2, 3}, 5, ['2 of the last 3']),
+    (3, {1, 2, 3}, 5, ['ends: 3 of the last 3']),
+    (3, {1, 2, 3}, 0, ['3 of the last 3']),
+    (23, range(15, 24), 5, ['6 of the last 10', '3 of the last 3']),
+    (23, range(14, 24), 5, ['7 of the last 10', 'ends: 10 of the last 10']),
+    (30, range(11, 21), 5, ['ends: 10 of the last 10']),
+  ],
+)
+def test_ten_refused_updates_in_a_row_end_it_from_wherever_it_goes_on(
+  steps, bad, most, said, monkeypatch, tmp_path
+):
+  parts, seen = prepared(
+    monkeypatch,
+    Update(bad),
+    **{'warm_up.steps': steps, 'learner.nonfinite_rollouts': most},
+  )
+  for start in {0, 1, 8, 9, 10, 16, 20, 21} & set(range(steps)):
+    seen.calls.clear()
+    monitor: Any = Monitor()
+    found = monitor.warned
+    try:
+      if start:
+        answers = iter([False] * start)
+        warm_up.run(parts, tmp_path, monitor, lambda a=answers: next(a, True))
+      warm_up.run(parts, tmp_path, monitor, lambda: False)
+    except ValueError as error:
+      found.append(f'ends: {error}')
+    assert len(found) == len(said), start
+    for sentence, words in zip(found, said, strict=True):
+      assert sentence.startswith(f'{words} updates of the warm-up'), start
+
+
+@pytest.mark.parametrize('process', [0, 1])
+def test_one_process_of_several_removes_what_was_saved(
+  process, monkeypatch, tmp_path
+):
+  (tmp_path / 'warm_up' / '4').mkdir(parents=True)
+  (tmp_path / 'checkpoints').mkdir()
+  monkeypatch.setattr(jax, 'process_index', lambda: process)
+  warm_up.forget(tmp_path)
+  left = {path.name for path in tmp_path.iterdir()}
+  assert left == {'checkpoints', *(['warm_up'] if process else [])}
+  warm_up.forget(tmp_path)  # there may be nothing

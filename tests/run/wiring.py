@@ -1,0 +1,407 @@
+"""A whole run in which all that costs time is a fake that notes its arguments.
+
+The code of `loop`, `session`, `warm_up`, `build`, `build_model` and
+`build_updater` is the real one. The engine, the updater, the checkpoints and
+the displays are fakes, so that nothing but the initial parameters is computed.
+"""
+
+import collections
+import contextlib
+import functools
+import inspect
+import pathlib
+import tempfile
+import types
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax import data
+from grpo_jax import engines
+from grpo_jax import losses
+from grpo_jax import metrics
+from grpo_jax import models
+from grpo_jax import optim
+from grpo_jax import random_keys
+from grpo_jax import rewards
+from grpo_jax.commands import eval_and_sample
+from grpo_jax.config import importing
+from grpo_jax.episodes import rollout as rollout_lib
+from grpo_jax.learner import updates
+from grpo_jax.learner.types import TrainState
+from grpo_jax.mesh import sharding
+from grpo_jax.models import weights
+from grpo_jax.models.layout import LayoutSpec
+from grpo_jax.monitor import _display
+from grpo_jax.monitor import _screen
+from grpo_jax.monitor import _tensorboard
+from grpo_jax.monitor import _wandb
+from grpo_jax.rollouts import dynamic_sampling
+from grpo_jax.rollouts import parquet
+from grpo_jax.rollouts import pass_at_k
+from grpo_jax.rollouts import rollout_metrics
+from grpo_jax.run import loop
+from grpo_jax.run import session
+from grpo_jax.run import warm_up
+from grpo_jax.run.build import build
+from grpo_jax.run.build import build_limits
+from grpo_jax.run.build import build_model
+from grpo_jax.run.build import build_updater
+from grpo_jax.run.build import compiled_programs
+from grpo_jax.run.build import marks
+from grpo_jax.run.keep import export
+from grpo_jax.run.keep.checkpoint import Checkpoints
+
+HERE = __name__
+TOKENIZER = data.tokenizer_from('arithmetic')
+
+
+def first_reward(prompt, completion, example, plus=0.0):
+  """A number of its own for every completion."""
+  del prompt, example
+  return zlib.crc32(completion.encode()) % 1009 / 7 + plus
+
+
+def second_reward(prompt, completion, example, plus=0.0):
+  """Another one."""
+  return first_reward(prompt, completion + '+', example, plus)
+
+
+@losses.takes_from_run(
+  weights='reward_weights',
+  updates='updates_per_rollout',
+  b1='adam_b1',
+  b2='adam_b2',
+)
+def own_method(**kwargs):
+  """A user's method, which a config names by its module."""
+  del kwargs
+  return losses.methods.rloo()
+
+
+def own_source(first):
+  """A user's records, which a config names by its module."""
+  return [{'prompt': f'{first:02}+0{n}=', 'answer': '7'} for n in range(5)]
+
+
+def last_digit(text):
+  """The answer in a completion."""
+  return text[-1:]
+
+
+class Seen:
+  """What a run has called, and with what.
+
+  Attributes:
+    config: Of the run.
+    calls: By the name of a function: the arguments of each of its calls by
+      name, defaults included, and under '->' what it returned.
+    error: What ended the run, or None.
+  """
+
+  def __init__(self, config):
+    self.config = config
+    self.calls = collections.defaultdict(list)
+    self.error: ValueError | None = None
+
+  def noted(self, name, real, instead=None):
+    """The function, or another in its place; calls of it are noted."""
+    signature = inspect.signature(real)
+
+    @functools.wraps(real)
+    def call(*args, **kwargs):
+      bound = signature.bind(*args, **kwargs)
+      bound.apply_defaults()
+      arguments = dict(bound.arguments)
+      self.calls[name].append(arguments)
+      arguments['->'] = (instead or real)(*args, **kwargs)
+      return arguments['->']
+
+    return call
+
+  def at(self, name, argument, *which):
+    """An argument in all calls of a function, or in some of them."""
+    calls = self.calls[name]
+    chosen = [calls[i] for i in which] if which else calls
+    return [call[argument] for call in chosen]
+
+
+class Engine:
+  """Draws completions that all differ."""
+
+  def __init__(self, seen):
+    self.generate = seen.noted(
+      'generate', engines.Engine.generate, self._generate
+    )
+    # A protocol's method has `self`, which a bound method has not.
+    self.generate = functools.partial(self.generate, self)
+    self._drawn = 0
+    # Nothing is drawn from a model.
+    self.load = seen.noted('hand to sampler', self._load)
+    self.version = -1
+
+  def _load(self, params, version):
+    self.version = version
+
+  def unload(self):
+    """There is nothing to free."""
+
+  def _generate(self, _, requests):
+    shape = len(requests.prompts), requests.group, requests.sampling.max_tokens
+    number = self._drawn + np.arange(shape[0] * shape[1])
+    self._drawn += len(number)
+    place = 10 ** np.arange(shape[2])[::-1]
+    digits = (number[:, None] // place % 10).reshape(shape)
+    ids = np.array([TOKENIZER.encode(str(d))[0] for d in range(10)], np.int32)
+    nothing = np.zeros(shape, np.float32)
+    return engines.Completions(
+      tokens=ids[digits],
+      length=np.full(shape[:2], shape[2], np.int32),
+      logp=nothing,
+      log_kept=nothing,
+      version=np.full(shape, self.version, np.int32),
+      finish=np.zeros(shape[:2], np.int32),
+      entropy=nothing,
+    )
+
+
+class Workers:
+  """Calls rewards here, as if in other processes."""
+
+  def __init__(self, *_, **__):
+    pass
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    pass
+
+  def start(self, functions):
+    """There is nothing to start."""
+
+  @contextlib.contextmanager
+  def stream(self):
+    yield Stream()
+
+
+class Stream:
+  """Makes each call when it comes."""
+
+  def __init__(self):
+    self.outcomes = []
+
+  def add(self, call):
+    reward = rewards.resolve(call.function)(*call.arguments, **call.kwargs)
+    self.outcomes.append([rewards.Outcome(reward, '', 0.1)])
+    return len(self.outcomes) - 1
+
+  def wait(self):
+    return self.outcomes
+
+
+class Updater:
+  """Learns nothing; every update of it is refused as not finite."""
+
+  def __init__(self, seen, number):
+    self.abstract, self.frozen = self._state({}), None
+    self.forward_passes = lambda needed: 3
+    self.spec = LayoutSpec('shared', micro_rows=1)
+    self.shapes = dict
+    self.init = self._state
+    self.whole = lambda params: params
+    self.compile_ahead = seen.noted('compile_ahead', lambda example, step: None)
+    self._learn = seen.noted(
+      f'learn {number}',
+      lambda state, rollout, step: None,
+      self._measured,
+    )
+
+  def _state(self, params):
+    return TrainState(params, (), (), None, step=0, nonfinite=0, idle=0)
+
+  def __call__(self, state, rollout, step):
+    return state, self._learn(state, rollout, step)
+
+  def _measured(self, state, rollout, step):
+    del state, rollout
+    values = {
+      'loss': 100.0 + step,
+      'grad_norm': 1.0,
+      'nonfinite_loss': 1.0,
+      'kl_old_k3': 0.3 * step,
+      'sampler_gap': 0.2 * step,
+      'entropy': 0.5**step,
+    }
+    return {k: metrics.Max(jnp.float32(v)) for k, v in values.items()}
+
+
+class Saves:
+  """Checkpoints that are on no disk."""
+
+  failed, owed, warn = 0, False, print
+
+  def __init__(self, seen, directory):
+    note = 'save ' + pathlib.Path(directory).name
+    self.save = functools.partial(
+      seen.noted(note, Checkpoints.save, lambda *_: None), self
+    )
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    pass
+
+  def restore(self, *_):
+    """There is none."""
+
+  def wait(self):
+    """Nothing is being written."""
+
+  def check(self):
+    """Nothing can fail."""
+
+  def is_due(self):
+    """Time does not pass."""
+    return False
+
+  def steps(self):
+    """None is there."""
+    return []
+
+
+class Source:
+  """A JSONL file that is on no disk."""
+
+  def __init__(self, path):
+    self.path = path
+
+  def __len__(self):
+    return 50
+
+  def __getitem__(self, index):
+    first = zlib.crc32(self.path.encode()) % 100
+    return {'prompt': f'{first:02}+{index:02}=', 'answer': '7'}
+
+
+class Display(_display.Nothing):
+  """Notes what is shown."""
+
+  def __init__(self, seen):
+    self.write = seen.noted('shown', lambda step, scalars, samples: None)
+    self.warn = seen.noted('warn', lambda step, text: None)
+
+
+def _shape_of_files(vocab_size):
+  """What is opened where `config.model.path` says: a model of one layer."""
+
+  def config(**computed):
+    return models.ModelConfig(
+      **{**dict(vocab_size=vocab_size, num_layers=1), **computed}
+    )
+
+  return types.SimpleNamespace(
+    config=config, architecture='', tokenizer=None, context_tokens=None
+  )
+
+
+def _patches(seen, patch):
+  """Puts the fakes in place."""
+
+  def note(owner, name, instead=None, as_name=''):
+    real = getattr(owner, name)
+    patch.setattr(owner, name, seen.noted(as_name or name, real, instead))
+
+  note(compiled_programs, 'keep', lambda place: None)
+  mesh = sharding.make_mesh()
+  note(sharding, 'make_mesh', lambda **_: mesh)
+  note(sharding, 'sampling_mesh')
+  note(data, 'tokenizer_from', lambda *_: TOKENIZER)
+  note(data, 'jsonl_source', lambda paths, *_: Source(paths[0]))
+  for name in ('mixture', 'prompt_stream', 'arithmetic_demonstrations'):
+    note(data, name)
+  opened = _shape_of_files(TOKENIZER.vocab_size)
+  note(opened, 'config', as_name='opened config')
+  note(build_model, 'source', lambda path, *_: opened)
+  note(
+    weights,
+    'load',
+    lambda found, shape, place, dtype, rounded: models.Transformer(shape).init(
+      jax.random.key(0)
+    ),
+  )
+  note(models, 'ModelConfig')
+  note(models, 'LowRank')
+  note(build_model, 'abstract')
+  note(build_limits, 'check_context')
+  # Every field has a value here, also that of models with experts.
+  note(build_limits, 'check_model', lambda *_: None)
+  note(engines, 'LocalEngine', lambda *_, **__: Engine(seen))
+  for name in ('key', 'generator'):
+    note(random_keys, name, as_name=f'random {name}')
+  for name in optim.__all__:
+    if inspect.isfunction(getattr(optim, name)):
+      note(optim, name)
+  note(losses.methods, 'grpo')
+  patch.setattr(f'{HERE}.own_method', seen.noted('own_method', own_method))
+  patch.setattr(f'{HERE}.own_source', seen.noted('own_source', own_source))
+  note(models, 'score', lambda *_, **__: None)
+  note(models, 'score_routed', lambda *_, **__: None)
+  note(build_updater, 'LayoutSpec')
+  note(build_updater, 'Learner', lambda **given: types.SimpleNamespace(**given))
+  note(
+    updates,
+    'Updater',
+    lambda *_, **__: Updater(seen, len(seen.calls['Updater']) - 1),
+  )
+  effects = types.SimpleNamespace(
+    before=lambda *_: object(), after=lambda *_: {'coefficient': None}
+  )
+  note(session, 'TokenEffects', lambda *_: effects)
+  geometry = types.SimpleNamespace(measured=lambda *_: {})
+  note(session, 'Geometry', lambda *_: geometry)
+  for owner in (session, warm_up):
+    note(owner, 'Checkpoints', lambda where, *_, **__: Saves(seen, where))
+  for name in ('collect', 'demonstrations', 'blank'):
+    note(rollout_lib, name)
+  note(dynamic_sampling, 'draw')
+  note(rollout_metrics, 'of_rollout')
+  note(parquet, 'write', lambda *_: None, as_name='parquet')
+  note(weights, 'config_to_huggingface', lambda *_: None)
+  note(export, 'origin_of', lambda config: None)
+  note(export, 'save', lambda to, *_: to.mkdir(), as_name='export')
+  note(rewards, 'Workers', Workers)
+  note(_screen, 'of_mode', lambda *_: Display(seen))
+  sink = types.SimpleNamespace(write=lambda *_: None, close=lambda *_: None)
+  note(_tensorboard, 'TensorBoard', lambda *_: sink)
+  note(_wandb, 'Wandb', lambda *_: sink)
+  note(importing, 'imported')
+  note(pass_at_k, 'summarize')
+
+
+def record(config):
+  """Runs a config, then evaluates what it would have left; a `Seen`."""
+  seen = Seen(config)
+  with (
+    pytest.MonkeyPatch.context() as patch,
+    tempfile.TemporaryDirectory() as workdir,
+  ):
+    _patches(seen, patch)
+    try:
+      loop.train(config, workdir)
+    except ValueError as error:
+      seen.error = error
+    # What a learner has in a function, and not in a field, shows in a call.
+    for learner in seen.at('Learner', '->'):
+      learner.score({}, None, False)
+      learner.score_forward({}, None, False)
+    policy = eval_and_sample.Policy(
+      build.sampler(config, marks.NOTHING), 1, marks.NOTHING
+    )
+    with contextlib.suppress(ValueError):  # there may be no held-out problems
+      eval_and_sample.evaluate(policy, 0, 2, [1])
+  return seen
