@@ -7,8 +7,7 @@ nothing reads a ConfigDict and nothing has another default.
 """
 
 import dataclasses
-
-import ml_collections
+from typing import TYPE_CHECKING
 
 from grpo_jax.config._checks import REWARD_METRICS
 from grpo_jax.config._fields import Checkpoint
@@ -30,6 +29,9 @@ from grpo_jax.config._model_fields import Lora
 from grpo_jax.config._model_fields import Model
 from grpo_jax.config._names import flat
 from grpo_jax.config._names import within
+
+if TYPE_CHECKING:
+  import ml_collections
 
 __all__ = [
   'Checkpoint', 'Config', 'Data', 'Evaluation', 'FREE', 'Learner', 'Log',
@@ -80,12 +82,14 @@ def is_free(name: str, config: Config) -> bool:
   return within(name, FREE)
 
 
-def default() -> ml_collections.ConfigDict:
+def default() -> 'ml_collections.ConfigDict':
   """Every field with its default, for a config file to change.
 
   Returns:
     A `ConfigDict`, which refuses fields that it does not have.
   """
+  import ml_collections
+
   values = dataclasses.asdict(Config())
   # A ConfigDict fixes the type of a field by its first value, and these fields
   # have two: a text, or a tuple of sources, or a bool of earlier configs.
@@ -96,7 +100,7 @@ def default() -> ml_collections.ConfigDict:
   return ml_collections.ConfigDict(values)
 
 
-def resolve(config: ml_collections.ConfigDict) -> Config:
+def resolve(config: 'ml_collections.ConfigDict') -> Config:
   """Checks a ConfigDict against the dataclasses.
 
   Args:
