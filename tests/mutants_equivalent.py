@@ -136,12 +136,12 @@ EQUIVALENT |= {
     'False -> True',
   ): 'it is not read; all models are scored by the same arguments',
   (
-    'models/weights/_save.py:save',
+    'models/weights/save.py:save',
     'shard_bytes: int = 5_000_000_000,',
     '5000000000 -> 5000000001',
   ): 'any number of about this size does; it bounds the size of a file',
   (
-    'models/weights/_parameters.py:parameters',
+    'models/weights/parameters.py:parameters',
     'tree = jax.eval_shape(Transformer(plain).init, jax.random.key(0))',
     '0 -> 1',
   ): _SHAPES,
@@ -215,27 +215,27 @@ EQUIVALENT |= {
     'scaling.factor > 1 -> scaling.factor >= 1',
   ): 'the logarithm of 1 is 0',
   (
-    'models/kernels/_cudnn.py:cudnn',
+    'models/kernels/cudnn.py:cudnn',
     'interpret: bool = False,',
     'False -> True',
   ): 'every caller gives it',
   (
-    'models/kernels/_splash.py:splash.local.run',
+    'models/kernels/splash.py:splash.local.run',
     'return lambda *given: jax.vmap(kernel(query.shape[2], first))(*given)',
     '2 -> 3',
   ): 'the masks of all heads are alike, and the kernel keeps one for all',
   (
-    'models/weights/_place.py:_read',
+    'models/weights/place.py:_read',
     'entries = (*place.spec, *(None,) * len(parameter.shape))[int(stacked) :]',
     '(None,) * len(parameter.shape) -> (None,)',
   ): 'it decides on which devices a part is read, not what is read',
   (
-    'models/weights/_safetensors.py:Safetensors.read',
+    'models/weights/safetensors.py:Safetensors.read',
     'for axis, size in zip(columns, stored.shape[1:], strict=True)',
     'True -> False',
   ): 'an index has a slice for each axis',
   (
-    'models/weights/_save.py:save',
+    'models/weights/save.py:save',
     'if jax.process_count() > 1:',
     '1 -> 0',
   ): 'alone it is asked for arrays that nobody else waits for; it saves work',

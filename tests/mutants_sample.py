@@ -51,7 +51,7 @@ from tests.mutants_report import survivors
 from tests.mutants_report import table
 
 ROOT = Path(__file__).resolve().parents[1]
-PATHS = ('learner', 'models', 'sampling', 'rollouts', 'training')
+PATHS = ('learner', 'models', 'engines', 'episodes', 'rollouts', 'run', 'hosts')
 MEASURE_SECS = 1800.0  # for one test file without a mutant
 
 Key = tuple[str, str, str]

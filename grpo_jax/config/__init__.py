@@ -9,26 +9,26 @@ nothing reads a ConfigDict and nothing has another default.
 import dataclasses
 from typing import TYPE_CHECKING
 
-from grpo_jax.config._checks import REWARD_METRICS
-from grpo_jax.config._fields import Checkpoint
-from grpo_jax.config._fields import Config
-from grpo_jax.config._fields import Data
-from grpo_jax.config._fields import Evaluation
-from grpo_jax.config._fields import Learner
-from grpo_jax.config._fields import Log
-from grpo_jax.config._fields import Mesh
-from grpo_jax.config._fields import Optim
-from grpo_jax.config._fields import Reference
-from grpo_jax.config._fields import Reward
-from grpo_jax.config._fields import Sampler
-from grpo_jax.config._fields import Source
-from grpo_jax.config._fields import WarmUp
-from grpo_jax.config._fields import Workers
-from grpo_jax.config._from_dict import dataclass_from_dict
-from grpo_jax.config._model_fields import Lora
-from grpo_jax.config._model_fields import Model
-from grpo_jax.config._names import flat
-from grpo_jax.config._names import within
+from grpo_jax.config.checks import REWARD_METRICS
+from grpo_jax.config.fields import Checkpoint
+from grpo_jax.config.fields import Config
+from grpo_jax.config.fields import Data
+from grpo_jax.config.fields import Evaluation
+from grpo_jax.config.fields import Learner
+from grpo_jax.config.fields import Log
+from grpo_jax.config.fields import Mesh
+from grpo_jax.config.fields import Optim
+from grpo_jax.config.fields import Reference
+from grpo_jax.config.fields import Reward
+from grpo_jax.config.fields import Sampler
+from grpo_jax.config.fields import Source
+from grpo_jax.config.fields import WarmUp
+from grpo_jax.config.fields import Workers
+from grpo_jax.config.from_dict import dataclass_from_dict
+from grpo_jax.config.model_fields import Lora
+from grpo_jax.config.model_fields import Model
+from grpo_jax.config.names import flat
+from grpo_jax.config.names import within
 
 if TYPE_CHECKING:
   import ml_collections

@@ -1,16 +1,16 @@
-"""Sampling completions: the engine protocol, and the engine of this package.
+"""Sampling completions: the engine protocol, and the engines of this package.
 
 Read in this order:
 
-- `_protocol`: what an engine is given and what it returns;
-- `_engine`: our engine, `LocalEngine`;
-- `_arrays`: requests as arrays, and arrays as completions;
-- `_generation`: one call of the engine, a loop on the host;
-- `_schedule`: the decisions of that loop: which row draws which completion;
-- `_sampler`: the compiled programs that the loop calls;
-- `_plain_engine`: `PlainEngine`, for models of which little is known;
-- `_next_token`: how one token is drawn from logits;
-- `_vocabulary`: what it reduces over a vocabulary that may be split.
+- `protocol`: what an engine is given and what it returns;
+- `local.engine`: our engine, `LocalEngine`;
+- `local.arrays`: requests as arrays, and arrays as completions;
+- `local.generation`: one call of the engine, a loop on the host;
+- `local.schedule`: what that loop decides: which row draws which completion;
+- `local.sampler`: the compiled programs that the loop calls;
+- `local.next_token`: how one token is drawn from logits;
+- `local.vocabulary`: what it reduces over a vocabulary that may be split;
+- `plain`: `PlainEngine`, for models of which little is known.
 """
 
 from grpo_jax.engines.local.engine import LocalEngine

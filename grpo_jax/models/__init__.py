@@ -11,13 +11,13 @@ Read in this order:
 - `weights`: pretrained models come in, and trained ones go out.
 """
 
-from grpo_jax.models._activations import bytes_per_token
-from grpo_jax.models._config import Experts
-from grpo_jax.models._config import LayerKind
-from grpo_jax.models._config import LowRank
-from grpo_jax.models._config import ModelConfig
-from grpo_jax.models._config import RopeScaling
-from grpo_jax.models._flops import flops_per_token
+from grpo_jax.models.activations import bytes_per_token
+from grpo_jax.models.config import Experts
+from grpo_jax.models.config import LayerKind
+from grpo_jax.models.config import LowRank
+from grpo_jax.models.config import ModelConfig
+from grpo_jax.models.config import RopeScaling
+from grpo_jax.models.flops import flops_per_token
 from grpo_jax.models.routing import balance
 from grpo_jax.models.routing import load_max
 from grpo_jax.models.routing import routes

@@ -34,9 +34,9 @@ import jax.numpy as jnp
 
 from grpo_jax.mesh import sharding
 from grpo_jax.mesh import shards
-from grpo_jax.models import _axes
+from grpo_jax.models import axes
 from grpo_jax.models import routing
-from grpo_jax.models._config import ModelConfig
+from grpo_jax.models.config import ModelConfig
 
 Array = jax.Array
 
@@ -126,7 +126,7 @@ class RoutedMLP(nnx.Module):
     """A parameter, whole over `fsdp`."""
     path = 'experts', name
     given = getattr(self, name)[...]
-    return _axes.gathered(given, path, self.config.width, dtype)
+    return axes.gathered(given, path, self.config.width, dtype)
 
 
 def route(
@@ -179,7 +179,7 @@ def over_devices(*given: Any, activation: Callable[[Array], Array]) -> Array:
   rows = jax.P(sharding.ROW_AXES if x.shape[0] % shards == 0 else None)
   # What is split over `fsdp` is gathered, but only of this device's experts.
   places = [
-    sharding.gathered_spec(mesh, kernel.shape, _axes.names(('experts', name)))
+    sharding.gathered_spec(mesh, kernel.shape, axes.names(('experts', name)))
     for name, kernel in zip(('gate', 'up', 'down'), kernels, strict=True)
   ]
   of_device = functools.partial(

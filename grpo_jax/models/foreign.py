@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from grpo_jax.config import plain_text
 from grpo_jax.mesh import sharding
-from grpo_jax.models import _unused
+from grpo_jax.models import unused
 from grpo_jax.models.layout import Layout
 from grpo_jax.models.scores import Scores
 from grpo_jax.models.scores import token_scores
@@ -141,13 +141,13 @@ class Foreign:
         the columns of the cache, or the tokens of this call (S = Q).
 
     Returns:
-      f32[B,Q,V], with `_unused.LOGIT` at `unused_ids`, and the cache with Q
+      f32[B,Q,V], with `unused.LOGIT` at `unused_ids`, and the cache with Q
       more columns.
     """
     module = self.module(params)
     logits, cache = self.call(module, tokens, positions, cache, mask)
     logits = logits.astype(jnp.float32)
-    return _unused.without(logits, self.unused_ids), cache
+    return unused.without(logits, self.unused_ids), cache
 
   def empty_cache(self, params: Params, rows: int, columns: int) -> Any:
     """A cache for `columns` tokens of each row; the module must have one."""

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 
 from grpo_jax.mesh import sharding
 from grpo_jax.mesh import shards
-from grpo_jax.models import _axes
+from grpo_jax.models import axes as axes_lib
 from grpo_jax.models import rope
-from grpo_jax.models._config import LayerKind
-from grpo_jax.models._config import ModelConfig
+from grpo_jax.models.config import LayerKind
+from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.experts import RoutedMLP
 from grpo_jax.models.routing import OfLayer
 
@@ -143,7 +143,7 @@ class Projections(nnx.Module):
 
     def weight(name):
       given = getattr(self, name)[...]
-      return _axes.gathered(given, (name,), self.config.width, x.dtype)
+      return axes_lib.gathered(given, (name,), self.config.width, x.dtype)
 
     product = project(x, weight(name), axes)
     if not hasattr(self, name + '_a'):

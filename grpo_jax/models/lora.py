@@ -17,7 +17,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from grpo_jax.models._config import LowRank
+from grpo_jax.models.config import LowRank
 
 
 def trains(path: tuple[str, ...]) -> bool:

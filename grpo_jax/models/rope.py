@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.models._config import LayerKind
-from grpo_jax.models._config import ModelConfig
-from grpo_jax.models._config import RopeScaling
+from grpo_jax.models.config import LayerKind
+from grpo_jax.models.config import ModelConfig
+from grpo_jax.models.config import RopeScaling
 
 Array = jax.Array
 

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.models._config import Experts
-from grpo_jax.models._config import ModelConfig
+from grpo_jax.models.config import Experts
+from grpo_jax.models.config import ModelConfig
 
 Array = jax.Array
 

@@ -33,13 +33,13 @@ import jax.numpy as jnp
 
 from grpo_jax.mesh import sharding
 from grpo_jax.mesh import shards
-from grpo_jax.models import _axes
-from grpo_jax.models import _remat
-from grpo_jax.models import _unused
+from grpo_jax.models import axes
+from grpo_jax.models import remat
 from grpo_jax.models import routing
-from grpo_jax.models._config import LayerKind
-from grpo_jax.models._config import ModelConfig
+from grpo_jax.models import unused
 from grpo_jax.models.attention import Attention as AttentionFunction
+from grpo_jax.models.config import LayerKind
+from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.layers import Block
 from grpo_jax.models.layers import RMSNorm
 
@@ -216,7 +216,7 @@ class Transformer:
 
     def one(path, x):
       path = sharding.path_names(path)
-      return _axes.gathered(x, path, self.config.width, dtype)
+      return axes.gathered(x, path, self.config.width, dtype)
 
     return jax.tree_util.tree_map_with_path(one, params)
 
@@ -261,7 +261,7 @@ class Transformer:
         did.append(routed)
       return x, _stack(did)
 
-    run = _remat.again(run, self.config.remat)
+    run = remat.again(run, self.config.remat)
     x, repeated = lax.scan(
       lambda x, layers: run(self.config.pattern, x, layers),
       x,
@@ -282,7 +282,7 @@ class Transformer:
       hidden: f[..., width], as `hidden` returns it.
 
     Returns:
-      f32[..., V]; of ids that no token has, `_unused.LOGIT`.
+      f32[..., V]; of ids that no token has, `unused.LOGIT`.
     """
     # Factors in the compute dtype, sums in float32: the softmax needs them.
     weight = params.get('head')  # absent if tied
@@ -294,7 +294,7 @@ class Transformer:
     )
     if self.config.logit_cap is not None:
       logits = self.config.logit_cap * jnp.tanh(logits / self.config.logit_cap)
-    logits = _unused.without(logits, self.config.unused_ids)
+    logits = unused.without(logits, self.config.unused_ids)
     return logits.reshape(*hidden.shape[:-1], -1)
 
   def logical_axes(
@@ -310,7 +310,7 @@ class Transformer:
       A name or None for each axis. The axis over which layers are stacked has
       no name.
     """
-    names = _axes.names(path)
+    names = axes.names(path)
     return (None,) * (rank - len(names)) + names
 
   def decays(self, path: tuple[str, ...]) -> bool:
@@ -322,7 +322,7 @@ class Transformer:
     Returns:
       False for scales of norms and for biases.
     """
-    return bool(_axes.names(path)) and not path[-1].endswith('_bias')
+    return bool(axes.names(path)) and not path[-1].endswith('_bias')
 
   def unstack(self, params: Params) -> Params:
     """The same parameters with single layers, for decoding.

@@ -9,16 +9,16 @@ look wrong. An error of the disk, the terminal or a service does not stop a run:
 what cannot be written leads to one warning, what cannot be drawn is left out.
 """
 
-from grpo_jax.monitor._alarms import Alarms
-from grpo_jax.monitor._facts import note
-from grpo_jax.monitor._monitor import Monitor
-from grpo_jax.monitor._quiet import Quiet
-from grpo_jax.monitor._quiet import quiet
-from grpo_jax.monitor._samples import Sample
-from grpo_jax.monitor._screen import Screen
-from grpo_jax.monitor._screen import start
-from grpo_jax.monitor._table import GROUPS
-from grpo_jax.monitor._table import Row
+from grpo_jax.monitor.alarms import Alarms
+from grpo_jax.monitor.facts import note
+from grpo_jax.monitor.monitor import Monitor
+from grpo_jax.monitor.quiet import Quiet
+from grpo_jax.monitor.quiet import quiet
+from grpo_jax.monitor.samples import Sample
+from grpo_jax.monitor.screen import Screen
+from grpo_jax.monitor.screen import start
+from grpo_jax.monitor.table import GROUPS
+from grpo_jax.monitor.table import Row
 
 __all__ = [
   'Alarms', 'GROUPS', 'Monitor', 'Quiet', 'Row', 'Sample', 'Screen', 'note',

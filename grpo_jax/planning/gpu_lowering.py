@@ -3,7 +3,7 @@
 JAX refuses this for two reasons, neither of which concerns what is lowered: it
 asks the installed cuDNN for its version, and it takes every program that may be
 split by a partitioner of its own to need devices. Here attention is split by
-hand before (see `models/kernels/_split.py`), so no partitioner runs.
+hand before (see `models/kernels/split.py`), so no partitioner runs.
 """
 
 from collections.abc import Iterator

@@ -11,9 +11,9 @@ import pytest
 from grpo_jax import data
 from grpo_jax import engines
 from grpo_jax.mesh import sharding
-from grpo_jax.models import _unused
 from grpo_jax.models import foreign
 from grpo_jax.models import layout
+from grpo_jax.models import unused
 from tests import own_module
 from tests import tiny
 
@@ -62,7 +62,7 @@ def test_no_sampling_draws_them(options):
   uniform[-1] = np.nextafter(np.float32(1), np.float32(0))
   made = engines.Sampling(max_tokens=9, **options)
   token, logp, log_kept, entropy = next_token(
-    _unused.without(jnp.asarray(given), UNUSED),
+    unused.without(jnp.asarray(given), UNUSED),
     uniform,
     np.zeros(len(given), np.int32),
     made,
@@ -89,7 +89,7 @@ def test_nor_where_the_vocabulary_is_split():
   def draw(on, x):
     with sharding.use(on):
       return engines.next_token(
-        _unused.without(x, UNUSED), uniform, jnp.zeros(64, jnp.int32), made
+        unused.without(x, UNUSED), uniform, jnp.zeros(64, jnp.int32), made
       )
 
   spec = jax.sharding.PartitionSpec(sharding.ROW_AXES, 'tensor')

@@ -11,15 +11,15 @@ import pytest
 from grpo_jax.mesh import sharding
 from grpo_jax.models import attention
 from grpo_jax.models import kernels
-from grpo_jax.models.kernels import _decode_gpu
-from grpo_jax.models.kernels import _decode_tpu
+from grpo_jax.models.kernels import decode_gpu
+from grpo_jax.models.kernels import decode_tpu
 from tests.models.lowering import lowered
 
 pytestmark = pytest.mark.quick
 
 DECODE = {
-  'tpu': (_decode_tpu, _decode_tpu.on_tpu),
-  'cuda': (_decode_gpu, _decode_gpu.on_gpu),
+  'tpu': (decode_tpu, decode_tpu.on_tpu),
+  'cuda': (decode_gpu, decode_gpu.on_gpu),
 }
 # B, Q, H, K, D, N: heads that share lanes, that fill them, and odd sizes.
 SIZES = [
@@ -153,7 +153,7 @@ def test_as_many_heads_as_fill_the_lanes_are_read(
   heads, size, width, monkeypatch
 ):
   arrays = ring((2, 1, heads, heads, size, 16))
-  options, _ = called(_decode_tpu.on_tpu, arrays, monkeypatch)
+  options, _ = called(decode_tpu.on_tpu, arrays, monkeypatch)
   _, query, key, value = options['grid_spec'].in_specs
   for spec in query, key, value:
     assert spec.block_shape[-1] == width
@@ -187,14 +187,14 @@ def test_every_block_lies_in_its_array(platform, monkeypatch):
 
 def test_the_gpu_kernel_masks_what_it_reads(monkeypatch):
   """Interpreted, a read past the end stays inside; on a GPU it does not."""
-  masks, load = [], _decode_gpu.plgpu.load
+  masks, load = [], decode_gpu.plgpu.load
 
   def watched(ref, mask=None, other=None):
     masks.append(mask)
     return load(ref, mask=mask, other=other)
 
-  monkeypatch.setattr(_decode_gpu.plgpu, 'load', watched)
-  jax.eval_shape(_decode_gpu.on_gpu, *ring(SIZES[0]))
+  monkeypatch.setattr(decode_gpu.plgpu, 'load', watched)
+  jax.eval_shape(decode_gpu.on_gpu, *ring(SIZES[0]))
   assert [mask.shape for mask in masks] == [(64, 64)] * 2
 
 

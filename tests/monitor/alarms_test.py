@@ -5,7 +5,7 @@ import math
 import pytest
 
 from grpo_jax import config
-from grpo_jax.monitor import _alarms
+from grpo_jax.monitor import alarms as alarms_lib
 
 LOG = config.Log(kl_alarm=0.5, entropy_alarm=0.1, sampler_gap_alarm=0.25)
 WELL = {
@@ -45,7 +45,7 @@ WELL = {
   ],
 )
 def test_one_sentence_when_it_begins(ill, words):
-  alarms = _alarms.Alarms(LOG)
+  alarms = alarms_lib.Alarms(LOG)
   assert alarms(WELL) == []
   (sentence,) = alarms({**WELL, **ill})
   for word in words:
@@ -64,7 +64,7 @@ def test_one_sentence_when_it_begins(ill, words):
 )
 def test_float32_is_advised_where_another_dtype_is_set(dtypes):
   model = config.Model(**dtypes)
-  (sentence,) = _alarms.Alarms(LOG, model)({'sampler_gap': 0.5})
+  (sentence,) = alarms_lib.Alarms(LOG, model)({'sampler_gap': 0.5})
   fields = [
     name
     for name in ('residual_dtype', 'compute_dtype')
@@ -75,13 +75,13 @@ def test_float32_is_advised_where_another_dtype_is_set(dtypes):
 
 
 def test_in_a_replay_sampler_and_learner_may_differ():
-  alarms = _alarms.Alarms(LOG, config.Model(), replays=True)
+  alarms = alarms_lib.Alarms(LOG, config.Model(), replays=True)
   (sentence,) = alarms({'sampler_gap': 9.0, 'entropy': 0.0})
   assert 'Entropy' in sentence
 
 
 def test_what_another_alarm_says_is_said_once_that_is_gone():
-  alarms = _alarms.Alarms(LOG)
+  alarms = alarms_lib.Alarms(LOG)
   equal = {'uniform_groups': 1.0, 'accuracy': 0.0}
   (unjudged,) = alarms({**equal, 'judged': 0.0})
   (uniform,) = alarms({**equal, 'judged': 1.0})
@@ -89,13 +89,13 @@ def test_what_another_alarm_says_is_said_once_that_is_gone():
 
 
 def test_two_at_once_are_two_sentences():
-  sentences = _alarms.Alarms(LOG)({'kl_old_k3': 9.0, 'entropy': 0.0})
+  sentences = alarms_lib.Alarms(LOG)({'kl_old_k3': 9.0, 'entropy': 0.0})
   assert len(sentences) == 2
 
 
 @pytest.mark.parametrize('healthy, speaks', [(9, False), (10, True)])
 def test_again_only_after_it_was_gone_for_a_while(healthy, speaks):
-  alarms = _alarms.Alarms(LOG)
+  alarms = alarms_lib.Alarms(LOG)
   assert alarms({'entropy': 0.0})
   for value in [0.2] * 9 + [0.0] + [0.2] * healthy:
     assert alarms({'entropy': value}) == []
@@ -104,7 +104,7 @@ def test_again_only_after_it_was_gone_for_a_while(healthy, speaks):
 
 @pytest.mark.parametrize('absent', [{}, {'entropy': None}])
 def test_what_was_not_measured_changes_nothing(absent):
-  alarms = _alarms.Alarms(LOG)
+  alarms = alarms_lib.Alarms(LOG)
   assert alarms(absent) == []
   assert alarms({'entropy': 0.0})
   for _ in range(30):

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from grpo_jax.monitor import _format
+from grpo_jax.monitor import formatting
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ from grpo_jax.monitor import _format
   ],
 )
 def test_number(value, shown):
-  assert _format.number(value) == shown
+  assert formatting.number(value) == shown
 
 
 def test_numbers_are_short_and_right():
@@ -39,7 +39,7 @@ def test_numbers_are_short_and_right():
   units = {'k': 1e3, 'M': 1e6, 'G': 1e9, 'T': 1e12}
   for _ in range(2000):
     value = generator.uniform(-10, 10) * 10 ** generator.uniform(-12, 16)
-    shown = _format.number(value)
+    shown = formatting.number(value)
     assert len(shown) <= 8
     unit = units.get(shown[-1], 1.0)
     assert float(shown.rstrip('kMGT')) * unit == pytest.approx(value, rel=0.051)
@@ -47,8 +47,8 @@ def test_numbers_are_short_and_right():
 
 def test_duration():
   for secs, shown in ((0, '0:00'), (59.9, '0:59'), (3600, '1:00:00')):
-    assert _format.duration(secs) == shown
-  assert _format.duration(2 * 86400 + 5) == '2d 0:00:05'
+    assert formatting.duration(secs) == shown
+  assert formatting.duration(2 * 86400 + 5) == '2d 0:00:05'
 
 
 class Clock:
@@ -61,7 +61,7 @@ class Clock:
 
 def test_the_step_that_compiles_is_left_out():
   clock = Clock()
-  pace = _format.Pace(50, clock)
+  pace = formatting.Pace(50, clock)
   for step, secs in ((0, 30.0), (1, 60.0)):
     clock.now += secs
     pace.tick(step)
@@ -78,7 +78,7 @@ def test_the_step_that_compiles_is_left_out():
 
 def test_the_average_moves():
   clock = Clock()
-  pace = _format.Pace(101, clock)
+  pace = formatting.Pace(101, clock)
   for step in range(41, 101):  # a run that goes on from step 40
     clock.now += 7.0 if step <= 80 else 3.0
     pace.tick(step)
@@ -87,7 +87,7 @@ def test_the_average_moves():
 
 def test_a_jump_counts_its_steps():
   clock = Clock()
-  pace = _format.Pace(20, clock)
+  pace = formatting.Pace(20, clock)
   pace.tick(1)
   clock.now += 8.0
   pace.tick(5)

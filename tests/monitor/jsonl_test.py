@@ -9,7 +9,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from grpo_jax.monitor import _jsonl
+from grpo_jax.monitor import jsonl
 
 HALF = b'{"step": 4, "elapsed_secs": 9.0, "rew'
 
@@ -35,7 +35,7 @@ def warnings():
 
 
 def open_lines(path, warnings, resumed_step=None):
-  return _jsonl.Lines(path, resumed_step, warnings.append, ('reward',))
+  return jsonl.Lines(path, resumed_step, warnings.append, ('reward',))
 
 
 def write(path, warnings, steps, resumed_step=None):
@@ -166,7 +166,7 @@ def test_a_kill_while_cutting_leaves_the_old_file(
     raise KeyboardInterrupt
 
   with monkeypatch.context() as patch:
-    patch.setattr(_jsonl.os, call, killed)
+    patch.setattr(jsonl.os, call, killed)
     with pytest.raises(KeyboardInterrupt):
       open_lines(path, warnings, 2)
   assert path.read_bytes() == whole
@@ -186,7 +186,7 @@ def test_a_start_on_a_full_disk_cuts_back_later(
   whole = path.read_bytes() + end
   path.write_bytes(whole)
   with monkeypatch.context() as patch:
-    patch.setattr(_jsonl.os, call, refuse)
+    patch.setattr(jsonl.os, call, refuse)
     lines = open_lines(path, warnings, 2)
     assert lines.heldout[:3] == [(0, 0), (1, 0.125), (2, 0.25)]
     assert lines.elapsed() < 60
@@ -209,7 +209,7 @@ def test_a_full_disk_has_no_room_for_another_file(path, warnings, monkeypatch):
   """The incomplete copy is removed, for it takes the last of the room."""
   write(path, warnings, range(5))
   path.write_bytes(path.read_bytes() + CUTS['replace'])
-  monkeypatch.setattr(_jsonl.os, 'fsync', refuse)
+  monkeypatch.setattr(jsonl.os, 'fsync', refuse)
   open_lines(path, warnings, 2).close()
   assert [found.name for found in path.parent.iterdir()] == ['metrics.jsonl']
   assert len(warnings) == 1
@@ -339,7 +339,7 @@ def test_a_half_line_that_cannot_be_cut_at_once_is_cut_later(
     raise OSError(errno.EIO, 'Input/output error')
 
   with monkeypatch.context() as patch:
-    patch.setattr(_jsonl.os, 'truncate', refuse)
+    patch.setattr(jsonl.os, 'truncate', refuse)
     lines.write(2, {'reward': 0.5})
   assert not path.read_bytes().endswith(b'\n')
   disk.on = False

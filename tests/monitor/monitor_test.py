@@ -9,7 +9,7 @@ import pytest
 
 from grpo_jax import config
 from grpo_jax import monitor
-from grpo_jax.monitor import _jsonl
+from grpo_jax.monitor import jsonl
 
 LOG = config.Log(display='plain', samples=2, kl_alarm=0.5)
 
@@ -132,7 +132,7 @@ def test_a_terminal_that_breaks_does_not_stop_a_run(
 def test_closing_twice_is_closing_once(tmp_path, monkeypatch):
   closed = []
   shown = make(tmp_path)
-  monkeypatch.setattr(_jsonl.Lines, 'close', lambda self: closed.append(self))
+  monkeypatch.setattr(jsonl.Lines, 'close', lambda self: closed.append(self))
   shown.close()
   shown.close()
   assert len(closed) == 1

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from grpo_jax.monitor import Sample
-from grpo_jax.monitor import _plain
-from grpo_jax.monitor import _table
-from grpo_jax.monitor._display import About
+from grpo_jax.monitor import plain as plain_lib
+from grpo_jax.monitor import table
+from grpo_jax.monitor.display import About
 from tests import runs
 
 SCALARS = {
@@ -24,7 +24,7 @@ SCALARS = {
 
 
 def plain(total, **changes):
-  return _plain.Plain(About(total, _table.still(runs.arithmetic(**changes))))
+  return plain_lib.Plain(About(total, table.still(runs.arithmetic(**changes))))
 
 
 def test_a_line_per_rollout(capsys):
@@ -58,7 +58,7 @@ def test_first_last_and_evaluations_say_everything(capsys):
     scalars = {**SCALARS, 'heldout_accuracy': 0.25} if step == 20 else SCALARS
     shown.write(step, scalars, [])
     text = capsys.readouterr().err
-    groups = _table.groups(SCALARS, {})
+    groups = table.groups(SCALARS, {})
     assert len(groups) == 4
     for heading, rows in groups.items():
       assert f'  {heading}: ' in text
@@ -164,7 +164,7 @@ def test_what_is_done_is_said_with_its_seconds(capsys):
 
 
 def test_what_takes_long_is_said_before_it_is_done(capsys, monkeypatch):
-  monkeypatch.setattr(_plain, '_ANNOUNCED_SECS', 0.01)
+  monkeypatch.setattr(plain_lib, '_ANNOUNCED_SECS', 0.01)
   shown = plain(9)
   shown.begin('compiling', True)
   deadline = time.monotonic() + 120
@@ -182,7 +182,7 @@ def test_what_takes_long_is_said_before_it_is_done(capsys, monkeypatch):
   shown._announcement.join()
   monkeypatch.undo()
   assert capsys.readouterr().err == ''
-  monkeypatch.setattr(_plain, '_ANNOUNCED_SECS', 600.0)
+  monkeypatch.setattr(plain_lib, '_ANNOUNCED_SECS', 600.0)
   shown.begin('closing', True)
   shown.close()
   shown._announcement.join(120)  # at once

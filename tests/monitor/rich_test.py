@@ -11,10 +11,10 @@ from rich.console import Console
 from grpo_jax import config
 from grpo_jax import monitor
 from grpo_jax.monitor import Sample
-from grpo_jax.monitor import _rich
-from grpo_jax.monitor import _tiles
-from grpo_jax.monitor._display import About
-from grpo_jax.monitor._display import History
+from grpo_jax.monitor import rich
+from grpo_jax.monitor import tiles as tiles_lib
+from grpo_jax.monitor.display import About
+from grpo_jax.monitor.display import History
 
 HIDE, SHOW = '\x1b[?25l', '\x1b[?25h'
 
@@ -28,7 +28,7 @@ def terminal():
 def display(terminal):
   console = Console(file=terminal, force_terminal=True, width=100, height=50)
   points = {'reward': [(1, 0.1), (2, 0.5)], 'heldout_accuracy': [(0, 0.25)]}
-  made = _rich.Rich(About(9), console)
+  made = rich.Rich(About(9), console)
   made.remember(History(lambda: 61.0, lambda name: points.get(name, [])))
   yield made
   made.close()
@@ -175,7 +175,7 @@ def test_an_earlier_start_may_have_had_such_a_reward(display):
 
 def test_a_history_is_not_rebuilt_point_by_point(display, monkeypatch):
   """Each `added` copies the whole curve; a long history would take long."""
-  monkeypatch.delattr(_tiles.Series, 'added')
+  monkeypatch.delattr(tiles_lib.Series, 'added')
   points = [(n, 0.5) for n in range(5000)]
   history = {'reward': points, 'heldout_accuracy': points}
   display.remember(History(lambda: 0.0, lambda name: history.get(name, [])))

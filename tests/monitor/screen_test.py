@@ -9,11 +9,11 @@ import pytest
 
 from grpo_jax import config as config_lib
 from grpo_jax import monitor
-from grpo_jax.monitor import _display
-from grpo_jax.monitor import _plain
-from grpo_jax.monitor import _rich
-from grpo_jax.monitor import _screen
-from grpo_jax.monitor import _view
+from grpo_jax.monitor import display as display_lib
+from grpo_jax.monitor import plain
+from grpo_jax.monitor import rich
+from grpo_jax.monitor import screen as screen_lib
+from grpo_jax.monitor import view
 from tests import runs
 
 
@@ -29,23 +29,25 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize(
   'mode, terminal, term, kind',
   [
-    ('auto', True, 'xterm-256color', _rich.Rich),
-    ('auto', True, 'dumb', _plain.Plain),
-    ('auto', False, 'xterm-256color', _plain.Plain),
-    ('rich', False, 'xterm-256color', _rich.Rich),
-    ('plain', True, 'xterm-256color', _plain.Plain),
-    ('none', True, 'xterm-256color', _display.Nothing),
+    ('auto', True, 'xterm-256color', rich.Rich),
+    ('auto', True, 'dumb', plain.Plain),
+    ('auto', False, 'xterm-256color', plain.Plain),
+    ('rich', False, 'xterm-256color', rich.Rich),
+    ('plain', True, 'xterm-256color', plain.Plain),
+    ('none', True, 'xterm-256color', display_lib.Nothing),
   ],
 )
 def test_mode(monkeypatch, mode, terminal, term, kind):
   monkeypatch.setattr(sys, 'stderr', Terminal(terminal))
   monkeypatch.setenv('TERM', term)
-  assert type(_screen.of_mode(mode, _display.About(9))) is kind
+  assert type(screen_lib.of_mode(mode, display_lib.About(9))) is kind
 
 
 def test_none_shows_nothing(tmp_path, capfd):
-  with _screen.start(runs.arithmetic(**{'log.display': 'none'}), 'x') as screen:
-    screen.remember(_display.History(lambda: 0.0, lambda name: []))
+  with screen_lib.start(
+    runs.arithmetic(**{'log.display': 'none'}), 'x'
+  ) as screen:
+    screen.remember(display_lib.History(lambda: 0.0, lambda name: []))
     with screen.phase('a'):
       screen.write(1, {'reward': 0.5}, [])
     screen.line('a')
@@ -55,7 +57,7 @@ def test_none_shows_nothing(tmp_path, capfd):
   assert capfd.readouterr() == ('', '')
 
 
-class Recorder(_display.Nothing):
+class Recorder(display_lib.Nothing):
   def __init__(self):
     self.told = []
 
@@ -68,9 +70,9 @@ class Recorder(_display.Nothing):
 
 @pytest.mark.parametrize('least', [0.0, 100.0])
 def test_the_first_time_has_a_name_and_its_seconds_stay(monkeypatch, least):
-  monkeypatch.setattr(_screen, '_WORTH_SECS', least)
+  monkeypatch.setattr(screen_lib, '_WORTH_SECS', least)
   recorder = Recorder()
-  screen = _screen.Screen(recorder)
+  screen = screen_lib.Screen(recorder)
   for _ in range(2):
     with screen.phase('sampling', 'compiling and sampling'):
       pass
@@ -91,7 +93,7 @@ def test_the_first_time_has_a_name_and_its_seconds_stay(monkeypatch, least):
 def test_what_fails_is_not_done():
   recorder = Recorder()
   with pytest.raises(ZeroDivisionError):
-    with _screen.Screen(recorder).phase('dividing'):
+    with screen_lib.Screen(recorder).phase('dividing'):
       raise ZeroDivisionError
   assert recorder.told == [('begin', 'dividing', True)]
 
@@ -113,7 +115,7 @@ class Failing:
 def use_everything(screen):
   with screen.phase('a'):
     pass
-  screen.remember(_display.History(lambda: 0.0, lambda name: []))
+  screen.remember(display_lib.History(lambda: 0.0, lambda name: []))
   screen.line('to know')
   screen.progress('warm-up', 1, 1, {})
   screen.write(1, {'reward': 0.5}, [])
@@ -126,7 +128,7 @@ def use_everything(screen):
 )
 def test_a_display_that_fails_is_reported_once_and_left(capsys, error):
   failing: Any = Failing(error)
-  use_everything(_screen.Screen(failing))
+  use_everything(screen_lib.Screen(failing))
   assert failing.called == ['begin', 'close']
   lines = capsys.readouterr().err.splitlines()
   assert len(lines) == 1
@@ -136,7 +138,9 @@ def test_a_display_that_fails_is_reported_once_and_left(capsys, error):
 
 
 def test_a_live_display_that_fails_becomes_lines(capsys):
-  screen = _screen.Screen(_rich.Rich(_display.About(9), None))  # no console
+  screen = screen_lib.Screen(
+    rich.Rich(display_lib.About(9), None)
+  )  # no console
   use_everything(screen)
   lines = capsys.readouterr().err.splitlines()
   assert lines[0].startswith('warning: the display failed (AttributeError: ')
@@ -149,8 +153,8 @@ def test_a_live_display_that_fails_becomes_lines(capsys):
 
 def test_an_error_of_the_drawing_thread_reaches_the_screen(monkeypatch, capsys):
   """That thread would end with a traceback, and the frame would stand still."""
-  screen = _screen.Screen(
-    _rich.Rich(_display.About(9), _rich.console(force=True))
+  screen = screen_lib.Screen(
+    rich.Rich(display_lib.About(9), rich.console(force=True))
   )
   streams, threads = (sys.stdout, sys.stderr), set(threading.enumerate())
   with screen.phase('a'):
@@ -161,7 +165,7 @@ def test_an_error_of_the_drawing_thread_reaches_the_screen(monkeypatch, capsys):
       failed.set()
       raise ValueError('Sign not allowed')
 
-    monkeypatch.setattr(_view, 'frame', fail)
+    monkeypatch.setattr(view, 'frame', fail)
     assert failed.wait(timeout=120)
   monkeypatch.undo()
   screen.write(1, {'reward': 0.5}, [])
@@ -177,11 +181,11 @@ def test_an_error_of_the_drawing_thread_reaches_the_screen(monkeypatch, capsys):
 
 
 def test_an_error_of_the_last_frame_is_reported_too(monkeypatch, capsys):
-  screen = _screen.Screen(
-    _rich.Rich(_display.About(9), _rich.console(force=True))
+  screen = screen_lib.Screen(
+    rich.Rich(display_lib.About(9), rich.console(force=True))
   )
   screen.write(1, {'reward': 0.5}, [])
-  monkeypatch.setattr(_view, 'frame', lambda *_: 1 / 0)
+  monkeypatch.setattr(view, 'frame', lambda *_: 1 / 0)
   screen.close()
   assert 'the display failed (ZeroDivisionError' in capsys.readouterr().err
 
@@ -191,26 +195,26 @@ def test_a_stop_passes_the_display(stop, capsys):
   for call in ('line', 'close'):
     with pytest.raises(stop):
       failing: Any = Failing(stop())
-      getattr(_screen.Screen(failing), call)(*['a'] * (call == 'line'))
+      getattr(screen_lib.Screen(failing), call)(*['a'] * (call == 'line'))
   assert capsys.readouterr().err == ''
 
 
 def test_a_broken_terminal_is_left_as_it_is(capsys):
   failing: Any = Failing(BrokenPipeError())
-  use_everything(_screen.Screen(failing))
+  use_everything(screen_lib.Screen(failing))
   assert len(failing.called) == 8 and capsys.readouterr().err == ''
 
 
 def test_an_error_inside_a_phase_is_no_error_of_the_display(capsys):
   with pytest.raises(ValueError, match='of the run'):
-    with _screen.Screen(_display.Nothing()).phase('a'):
+    with screen_lib.Screen(display_lib.Nothing()).phase('a'):
       raise ValueError('of the run')
   assert capsys.readouterr().err == ''
 
 
 def test_a_pipe_gets_the_facts_as_lines(capsys):
   config = runs.arithmetic(**{'log.display': 'plain'})
-  with _screen.start(config, 'runs/x') as screen:
+  with screen_lib.start(config, 'runs/x') as screen:
     screen.fact('devices', '1 x cpu')
   lines = capsys.readouterr().err.splitlines()
   assert lines[0] == '  run       runs/x' and lines[-1] == '  devices   1 x cpu'
@@ -219,7 +223,7 @@ def test_a_pipe_gets_the_facts_as_lines(capsys):
 
 def test_a_monitor_goes_on_with_the_screen(tmp_path, capsys):
   log = config_lib.Log(display='plain', tensorboard=False)
-  with _screen.start(runs.arithmetic(), tmp_path) as screen:
+  with screen_lib.start(runs.arithmetic(), tmp_path) as screen:
     with monitor.Monitor(log, tmp_path, 9, None, {}, screen) as shown:
       with shown.phase('sampling'):
         shown.write(3, {'reward': 0.5, 'kl_old_k3': 0.0, 'entropy': 0.5})

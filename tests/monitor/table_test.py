@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from grpo_jax.monitor import _table
+from grpo_jax.monitor import table
 from tests import runs
 
 ROLLOUT = {
@@ -37,8 +37,8 @@ MOVES = {
 
 
 def labels(scalars, **changes):
-  fixed = _table.still(runs.arithmetic(**changes))
-  groups = _table.groups(scalars, fixed)
+  fixed = table.still(runs.arithmetic(**changes))
+  groups = table.groups(scalars, fixed)
   return {row.label for rows in groups.values() for row in rows}
 
 
@@ -84,14 +84,14 @@ def test_what_moves_all_the_same_is_shown(name, value, label):
 
 
 def test_every_label_fits_and_is_the_only_one_of_its_group():
-  for rows in _table.GROUPS.values():
+  for rows in table.GROUPS.values():
     names = [row.label for row in rows.values()]
-    assert max(map(len, names)) <= _table.LABEL
+    assert max(map(len, names)) <= table.LABEL
     assert len(set(names)) == len(names)
 
 
 def row_of(name, value):
-  (rows,) = _table.groups({name: value}, {}).values()
+  (rows,) = table.groups({name: value}, {}).values()
   (row,) = rows
   return row.value, row.unit
 
@@ -108,11 +108,11 @@ def test_every_number_has_its_unit():
 
 def test_several_rewards_are_shown_one_by_one():
   one = {**ROLLOUT, 'reward/exact_match': 0.5, 'reward/exact_match_std': 0.1}
-  assert 'rewards' not in _table.groups(one, {})
+  assert 'rewards' not in table.groups(one, {})
   several = {**one, 'reward/my.module:a_function_with_a_name': 0.25}
-  rows = _table.groups(several, {})['rewards']
+  rows = table.groups(several, {})['rewards']
   assert [row.label for row in rows] == [
-    'exact_match', 'e:a_function_with_a_name'[-_table.LABEL :],
+    'exact_match', 'e:a_function_with_a_name'[-table.LABEL :],
   ]  # fmt: skip
 
 
@@ -128,24 +128,24 @@ def test_failures_of_a_reward_are_a_problem_and_no_reward():
     'reward/fine': 0.5,
     'reward/fine_failed': 0.0,
   }
-  shown = _table.groups(scalars, {})
+  shown = table.groups(scalars, {})
   assert [row.label for row in shown['rewards']] == [
     'exact_match', ':a_long_name_of_a_judge', 'fine',
   ]  # fmt: skip
   problems = {row.label: (row.value, row.unit) for row in shown['problems']}
   assert problems == {
     'exact_match failed': ('25', '%'),
-    'ong_name_of_a_judge failed'[-_table.LABEL :]: ('100', '%'),
+    'ong_name_of_a_judge failed'[-table.LABEL :]: ('100', '%'),
   }
   assert 'exact_match failed' not in labels({})  # the next rollout has its own
 
 
 def test_tokens_per_second_are_of_sampling_and_learning_together():
-  assert _table.headline(ROLLOUT) == {
+  assert table.headline(ROLLOUT) == {
     'reward': 0.5,
     'tokens per second': 250.0,
   }
-  assert _table.headline({'heldout_accuracy': 0.75}) == {
+  assert table.headline({'heldout_accuracy': 0.75}) == {
     'reward': None,
     'held-out accuracy': 0.75,
     'tokens per second': None,
@@ -161,7 +161,7 @@ def test_curves_go_by_rollout():
     'sample_secs': [(1, 0.25), (2, 1.0)],
     'step_secs': [(1, 1.0), (2, 2.0)],
   }
-  assert _table.curves(lambda name: history[name]) == {
+  assert table.curves(lambda name: history[name]) == {
     'reward': [(1, 0.5), (2, 0.75)],
     'held-out accuracy': [(0, 0.25)],
     'tokens per second': [(1, 250.0), (2, 250.0)],
@@ -169,14 +169,14 @@ def test_curves_go_by_rollout():
 
 
 def test_the_best_is_said_of_held_out_accuracy_alone():
-  assert _table.remark('held-out accuracy', 0.8125) == 'best 0.812'
-  assert _table.remark('held-out accuracy', None) == ''
-  assert _table.remark('reward', 0.8125) == ''
+  assert table.remark('held-out accuracy', 0.8125) == 'best 0.812'
+  assert table.remark('held-out accuracy', None) == ''
+  assert table.remark('reward', 0.8125) == ''
 
 
 def test_only_what_is_measured_now_and_then_is_kept():
   before = {'overshoot': 0.25, 'entropy': 0.5}
   now = {'reward': 1.0, 'overshoot_carried': None}
-  assert _table.kept(before, now) == {'overshoot': 0.25, 'reward': 1.0}
-  assert _table.kept(before, {'overshoot': 0.5}) == {'overshoot': 0.5}
-  assert _table.kept({'geometry_within': 1.0}, {}) == {'geometry_within': 1.0}
+  assert table.kept(before, now) == {'overshoot': 0.25, 'reward': 1.0}
+  assert table.kept(before, {'overshoot': 0.5}) == {'overshoot': 0.5}
+  assert table.kept({'geometry_within': 1.0}, {}) == {'geometry_within': 1.0}

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.console import Group
 
 from grpo_jax.monitor import Sample
-from grpo_jax.monitor import _table
-from grpo_jax.monitor import _view
-from grpo_jax.monitor._tiles import Tile
+from grpo_jax.monitor import table
+from grpo_jax.monitor import view as view_lib
+from grpo_jax.monitor.tiles import Tile
 from tests.chosen import chosen
 
 SCALARS = {
@@ -37,8 +37,8 @@ SCALARS = {
   'mfu_learn': 0.417,
   'step_secs': 2.51,
 }
-GROUPS = _table.groups(SCALARS, {})
-VIEW = _view.View(
+GROUPS = table.groups(SCALARS, {})
+VIEW = view_lib.View(
   label='rollout',
   step=12,
   total=100,
@@ -70,7 +70,7 @@ SIZES = [(80, 24), (120, 40), (200, 50)]
 
 def draw(view, width, height=60):
   """What a terminal of this size shows; rich may wrap nothing."""
-  frame = _view.frame(view, width, height)
+  frame = view_lib.frame(view, width, height)
   console = Console(
     record=True,
     width=width,
@@ -102,8 +102,8 @@ WARM_UP = VIEW._replace(
 @pytest.mark.parametrize(
   'view',
   [
-    _view.View(),
-    _view.View(doing='loading JAX', doing_secs=3.0),
+    view_lib.View(),
+    view_lib.View(doing='loading JAX', doing_secs=3.0),
     WARM_UP,
     VIEW,
     VIEW._replace(samples=(WIDE,) * 3, warnings=()),
@@ -178,8 +178,8 @@ def test_the_height_is_used(width, height):
 @pytest.mark.parametrize('height', chosen(range(20, 51), {*range(20, 51, 3)}))
 def test_what_is_planned_is_not_cut_off(width, height):
   for view in (VIEW._replace(warnings=()), WARM_UP):
-    plan = _view.plan_for(view, width, height)
-    assert len(_view.frame(view, width, 99, plan)) <= height
+    plan = view_lib.plan_for(view, width, height)
+    assert len(view_lib.frame(view, width, 99, plan)) <= height
 
 
 def test_curves_grow_with_the_terminal():
@@ -220,8 +220,8 @@ def test_columns_are_aligned(width, across):
 
 
 def test_what_is_absent_leaves_no_hole():
-  groups = _table.groups({'loss': 1.5, 'entropy': 0.5, 'lr': None}, {})
-  lines = draw(_view.View(groups=groups), 80)
+  groups = table.groups({'loss': 1.5, 'entropy': 0.5, 'lr': None}, {})
+  lines = draw(view_lib.View(groups=groups), 80)
   assert [line.split() for line in lines] == [
     ['policy', 'optimizer'],
     ['entropy', '0.500', 'nats', 'loss', '1.500'],
@@ -259,11 +259,11 @@ def test_the_bar_grows():
 
 
 def test_a_run_of_no_steps_is_done():
-  assert '0/0' in draw(_view.View(label='rollout'), 80)[0]
+  assert '0/0' in draw(view_lib.View(label='rollout'), 80)[0]
 
 
 def test_what_is_not_finite_is_shown():
-  groups = _table.groups({'loss': float('nan')}, {})
+  groups = table.groups({'loss': float('nan')}, {})
   tiles = (Tile('reward', float('nan')),)
-  text = '\n'.join(draw(_view.View(groups=groups, tiles=tiles), 80))
+  text = '\n'.join(draw(view_lib.View(groups=groups, tiles=tiles), 80))
   assert re.search(r'loss +nan', text) and text.count('nan') == 2

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from grpo_jax.config import _checks
+from grpo_jax.config import checks
 from grpo_jax.hosts import processes
 from grpo_jax.run import loop
 from grpo_jax.run import refused
@@ -144,7 +144,7 @@ def test_rewards_that_are_all_none_alarm(tmp_path, capsys):
 @pytest.mark.long
 def test_a_warm_up_without_a_finite_update_ends_the_run(tmp_path, monkeypatch):
   # A config refuses such a rate; here it stands for any that breaks down.
-  monkeypatch.delitem(_checks._MOST, 'warm_up.lr')
+  monkeypatch.delitem(checks._MOST, 'warm_up.lr')
   config = runs.small(
     **QUICK
     | {

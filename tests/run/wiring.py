@@ -35,10 +35,10 @@ from grpo_jax.learner.types import TrainState
 from grpo_jax.mesh import sharding
 from grpo_jax.models import weights
 from grpo_jax.models.layout import LayoutSpec
-from grpo_jax.monitor import _display
-from grpo_jax.monitor import _screen
-from grpo_jax.monitor import _tensorboard
-from grpo_jax.monitor import _wandb
+from grpo_jax.monitor import display
+from grpo_jax.monitor import screen
+from grpo_jax.monitor import tensorboard
+from grpo_jax.monitor import wandb
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import pass_at_k
@@ -288,7 +288,7 @@ class Source:
     return {'prompt': f'{first:02}+{index:02}=', 'answer': '7'}
 
 
-class Display(_display.Nothing):
+class Display(display.Nothing):
   """Notes what is shown."""
 
   def __init__(self, seen):
@@ -375,10 +375,10 @@ def _patches(seen, patch):
   note(export, 'origin_of', lambda config: None)
   note(export, 'save', lambda to, *_: to.mkdir(), as_name='export')
   note(rewards, 'Workers', Workers)
-  note(_screen, 'of_mode', lambda *_: Display(seen))
+  note(screen, 'of_mode', lambda *_: Display(seen))
   sink = types.SimpleNamespace(write=lambda *_: None, close=lambda *_: None)
-  note(_tensorboard, 'TensorBoard', lambda *_: sink)
-  note(_wandb, 'Wandb', lambda *_: sink)
+  note(tensorboard, 'TensorBoard', lambda *_: sink)
+  note(wandb, 'Wandb', lambda *_: sink)
   note(importing, 'imported')
   note(pass_at_k, 'summarize')
 

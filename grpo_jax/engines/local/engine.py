@@ -52,7 +52,7 @@ class LocalEngine:
     between: Called before every call of the devices; what it raises ends the
       generation. Several processes agree there whether to stop.
     cores: Into how many pieces a rollout may be divided that are drawn at once;
-      see `_side_by_side`. More than 1 is of use on a CPU alone.
+      see `side_by_side`. More than 1 is of use on a CPU alone.
     copies: Whether the engine copies all parameters that are loaded. If False,
       some are read where the learner has them: call `unload` before they are
       donated.

@@ -7,7 +7,7 @@ The loop repeats three steps until every completion has ended:
 2. The host reads, in one transfer, what was drawn and which rows have ended,
    and appends it to the completions so far (`CompletionsSoFar.write`).
 3. The host decides what comes next: prompts are admitted, rows are dropped, or
-   caches grow (`Generation._rearrange`, by the rules of `_schedule`).
+   caches grow (`Generation._rearrange`, by the rules of `schedule`).
 """
 
 from collections.abc import Callable

@@ -86,7 +86,7 @@ def next_token(
   """Draws one token per row.
 
   On a mesh whose axis `tensor` divides V, each device works on its own part of
-  the vocabulary; see `_vocabulary`.
+  the vocabulary; see `vocabulary`.
 
   Args:
     logits: f32[B,V].

@@ -7,7 +7,7 @@
 A lane is a prompt with `W` rows that continue it. A program is compiled for a
 number of lanes, their width and the length of the caches. Which completion a
 row draws, and when it began, is data. So between two calls of `decode` rows
-that have ended can be dropped or replaced; `_schedule` decides which.
+that have ended can be dropped or replaced; `schedule` decides which.
 
 Shapes: `P` prompts of at most `N` tokens, `A` lanes, `B = A * W` rows, `M`
 columns of the rows' caches, `C` columns drawn by one call.

@@ -1,9 +1,9 @@
 """What studies have measured, kept for the table of claims in their README.
 
-`python -m tests.lab.studies.measured claims/claims.json` takes the values out of a
-file that `grpo-jax study` has written, or out of several, and puts them into
-`measured.json`. That file has numbers alone: claims and their ranges are those
-of the code, and `tests.readmes` computes the verdicts.
+`python -m tests.lab.studies.measured claims/claims.json` takes the values out
+of a file that `grpo-jax study` has written, or out of several, and puts them
+into `measured.json`. That file has numbers alone: claims and their ranges are
+those of the code, and `tests.readmes` computes the verdicts.
 """
 
 import collections

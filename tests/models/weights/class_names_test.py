@@ -19,7 +19,7 @@ from safetensors import numpy as safetensors
 from grpo_jax import models
 from grpo_jax.models import lora
 from grpo_jax.models import weights
-from grpo_jax.models.weights import _families
+from grpo_jax.models.weights import families
 from tests.chosen import chosen
 from tests.models.weights import class_names
 from tests.models.weights import golden
@@ -46,7 +46,7 @@ def adapted(architecture):
 
 def test_every_family_is_compared():
   assert list(NAMES) == list(class_names.CASES)
-  assert {*NAMES} == {one.architecture for one in _families.FAMILIES}
+  assert {*NAMES} == {one.architecture for one in families.FAMILIES}
 
 
 @pytest.mark.parametrize('architecture', chosen([*NAMES], IN_THE_SUITE))

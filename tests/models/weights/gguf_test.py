@@ -10,7 +10,7 @@ import pytest
 from grpo_jax import models
 from grpo_jax.mesh import sharding
 from grpo_jax.models import weights
-from grpo_jax.models.weights import _gguf
+from grpo_jax.models.weights import gguf as gguf_lib
 from tests.chosen import chosen
 from tests.models.weights import golden
 
@@ -279,10 +279,10 @@ def test_a_value_that_cannot_be_there_names_its_field(key, value, needed):
   scaled = {'llama.rope.scaling.type': 'yarn'} if 'scaling' in key else {}
   stored = {'token_embd.weight': types.SimpleNamespace(shape=(48, 32))}
   model = types.SimpleNamespace(path='x.gguf', metadata=META, tensors=stored)
-  assert _gguf.described(model)[0]['hidden_size'] == 32
+  assert gguf_lib.described(model)[0]['hidden_size'] == 32
   model.metadata = {**META, **scaled, f'llama.{key}': value}
   with pytest.raises(ValueError, match=f'x.gguf has llama.{key}=') as refused:
-    _gguf.described(model)
+    gguf_lib.described(model)
   assert f'{value!r}, but {needed}' in str(refused.value)
 
 

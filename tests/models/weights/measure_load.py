@@ -16,9 +16,9 @@ import jax
 import numpy as np
 
 from grpo_jax.models import weights
-from grpo_jax.models.weights import _families
-from grpo_jax.models.weights import _parameters
-from grpo_jax.models.weights import _safetensors
+from grpo_jax.models.weights import families
+from grpo_jax.models.weights import parameters
+from grpo_jax.models.weights import safetensors
 from tests.models.weights import real_models
 
 MIB = 2**20
@@ -28,8 +28,8 @@ def make(folder: pathlib.Path) -> None:
   """Random tensors, one by one."""
   described = real_models.MODELS['Llama-3.2-1B']
   config = weights.config_from_huggingface(described)
-  tensors = _families.family(described['architectures'][0]).tensors
-  wanted, _ = _parameters.parameters(config, tensors)
+  tensors = families.family(described['architectures'][0]).tensors
+  wanted, _ = parameters.parameters(config, tensors)
   names = [(n, p.name_shape) for p in wanted for ns in p.names for n in ns]
   rng = np.random.default_rng(0)
   bfloat16 = np.dtype(jax.numpy.bfloat16)
@@ -37,7 +37,7 @@ def make(folder: pathlib.Path) -> None:
     (rng.random(shape, np.float32) - 0.5).astype(bfloat16) for _, shape in names
   )
   folder.mkdir(parents=True)
-  _safetensors.write(folder, names, arrays, bfloat16, 5_000_000_000)
+  safetensors.write(folder, names, arrays, bfloat16, 5_000_000_000)
   (folder / 'config.json').write_text(json.dumps(described))
 
 

@@ -1,0 +1,249 @@
+"""Softmax attention over some of the keys, in plain JAX.
+
+Where rows share a prompt, attention to the prompt and to the row's own tokens
+is computed apart. Each part is a `Partial`: its output and the log-sum-exp of
+its scores, by which `merge` puts two parts together exactly.
+
+Shapes: `Q` queries, `N` keys, `H` query heads, `K` key-value heads, `D` head
+size; `h = H / K` query heads read the same keys.
+"""
+
+from typing import NamedTuple
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+import jax.numpy as jnp
+
+from grpo_jax.models import remat
+
+Array = jax.Array
+
+# The score of a key that a query does not see, and the log-sum-exp of no keys.
+# Finite, because 0 * -inf and -inf - -inf would be NaN.
+NEVER = -1e30
+
+
+class Partial(NamedTuple):
+  """Attention over some of the keys, ready to be merged with the others.
+
+  Attributes:
+    output: f[B,Q,H,D], normalised over these keys alone.
+    log_mass: f32[B,Q,H], log-sum-exp of the scores; `NEVER` without keys.
+  """
+
+  output: Array
+  log_mass: Array
+
+
+def attend(
+  query: Array,
+  key: Array,
+  value: Array,
+  visible: Array,
+  forward_mode: bool = False,
+  cap: float | None = None,
+) -> Partial:
+  """Softmax attention with grouped heads; the softmax is computed in float32.
+
+  The backward pass computes the scores again, so that no array of Q times N
+  numbers is kept between the passes.
+
+  Args:
+    query: f[B,Q,H,D].
+    key: f[B,N,K,D].
+    value: f[B,N,K,D].
+    visible: bool[B,Q,N], which keys a query sees. A query that sees none gets
+      the output 0.
+    forward_mode: Whether `jax.jvp` will differentiate this. A function with a
+      backward pass of its own cannot be; then JAX derives both, and a backward
+      pass keeps the scores.
+    cap: Scores s become `cap * tanh(s / cap)`; None: as they are.
+
+  Returns:
+    A `Partial` over these keys.
+  """
+  # Heads before positions, or XLA makes transposed copies for the products.
+  run = _plain if forward_mode else _attend
+  output, log_mass = run(
+    cap,
+    jnp.moveaxis(_grouped(query, key.shape[2]), 1, 3),
+    jnp.moveaxis(key, 2, 1),
+    jnp.moveaxis(value, 2, 1),
+    visible,
+  )
+  return _partial(jnp.moveaxis(output, 3, 1), log_mass)
+
+
+def attend_recent(
+  query: Array,
+  key: Array,
+  value: Array,
+  newest: Array,
+  count: Array,
+  cap: float | None = None,
+) -> Partial:
+  """Attention of few queries to the newest places of a cache, for decoding.
+
+  A cache is a ring of N places: what is written after the last place goes to
+  the first again. Query q of row b sees the `count[b, q]` newest places, that
+  is, place j if `(newest[b] - j) mod N < count[b, q]`. A right-padded prompt is
+  such a ring too, with newest = length - 1 and count = length.
+
+  Args:
+    query: f[B,Q,H,D].
+    key: f[B,K,D,N]. Few queries read a whole cache, which must not be copied
+      into another order first; see `attention.cache_axes`.
+    value: f[B,K,N,D].
+    newest: i32[B], the place written last.
+    count: i32[B,Q], how many places a query sees; 0 gives the output 0.
+    cap: See `attend`.
+
+  Returns:
+    A `Partial` over these keys.
+  """
+  places = key.shape[3]
+  back = (newest[:, None] - jnp.arange(places)[None]) % places
+  visible = back[:, None] < count[:, :, None]
+  query = jnp.moveaxis(_grouped(query, key.shape[1]), 1, 3)
+  output, log_mass = _softmax(
+    _capped(_product('bkhqd,bkdn->bkhqn', query, key), visible, cap),
+    lambda mass: _product('bkhqn,bknd->bkhqd', mass, value),
+  )
+  output = jnp.moveaxis(output, 3, 1).astype(value.dtype)
+  return _partial(output, log_mass[..., 0])
+
+
+def merge(first: Partial, second: Partial) -> Array:
+  r"""Attention over the keys of both parts, f[B,Q,H,D].
+
+  .. math:: o = \frac{e^{m_1} o_1 + e^{m_2} o_2}{e^{m_1} + e^{m_2}}
+    = \sigma(m_1 - m_2) \, o_1 + (1 - \sigma(m_1 - m_2)) \, o_2
+
+  with m the log-sum-exp of a part and o its output.
+  """
+  share = jax.nn.sigmoid(first.log_mass - second.log_mass)[..., None]
+  share = share.astype(first.output.dtype)
+  return share * first.output + (1 - share) * second.output
+
+
+def _grouped(query: Array, kv_heads: int) -> Array:
+  """Queries over sqrt(D), grouped by the keys that they read, f[B,Q,K,h,D]."""
+  batch, queries, heads, size = query.shape
+  shape = batch, queries, kv_heads, heads // kv_heads, size
+  return query.reshape(shape) * size**-0.5
+
+
+def _partial(output: Array, log_mass: Array) -> Partial:
+  """A `Partial` from the output f[B,Q,K,h,D] and the mass f32[B,K,h,Q]."""
+  shape = *output.shape[:2], -1
+  log_mass = jnp.moveaxis(log_mass, 3, 1)
+  return Partial(
+    output.reshape(*shape, output.shape[-1]), log_mass.reshape(shape)
+  )
+
+
+def _product(axes: str, x: Array, y: Array) -> Array:
+  """A product of two arrays in the dtype of `y`, with sums in float32."""
+  dtype = y.dtype
+  return jnp.einsum(
+    axes, x.astype(dtype), y, preferred_element_type=jnp.float32
+  )
+
+
+def _scores(query, key, visible, cap) -> Array:
+  """Products of queries and keys, `NEVER` where invisible, f32[B,K,h,Q,N]."""
+  return _capped(_product('bkhqd,bknd->bkhqn', query, key), visible, cap)
+
+
+def _capped(scores, visible, cap) -> Array:
+  """Scores f32[B,K,h,Q,N] under the cap, `NEVER` where invisible."""
+  if cap is not None:
+    scores = cap * jnp.tanh(scores / cap)
+  return jnp.where(visible[:, None, None], scores, NEVER)
+
+
+def _softmax(scores, times_value):
+  """Output f32[B,K,h,Q,D] and log-sum-exp f32[B,K,h,Q,1] of scores.
+
+  Args:
+    scores: f32[B,K,h,Q,N].
+    times_value: Multiplies f32[B,K,h,Q,N] with the values.
+  """
+  top = jnp.max(scores, axis=-1, keepdims=True)
+  mass = jnp.exp(scores - top)
+  total = jnp.sum(mass, axis=-1, keepdims=True)
+  # Of a query that sees nothing all scores are equal, so without this it would
+  # get the mean of all values.
+  blind = top <= NEVER
+  output = jnp.where(blind, 0, times_value(mass) / total)
+  return output, jnp.where(blind, NEVER, jnp.log(total) + top)
+
+
+def _plain(cap, query, key, value, visible):
+  return _forward(cap, query, key, value, visible)[0]
+
+
+_attend = jax.custom_vjp(_plain, nondiff_argnums=(0,))
+
+
+def _forward(cap, query, key, value, visible):
+  """Output and log-sum-exp, and what the backward pass needs of them.
+
+  Args:
+    cap: See `attend`.
+    query: f[B,K,h,Q,D].
+    key: f[B,K,N,D].
+    value: f[B,K,N,D].
+    visible: bool[B,Q,N].
+  """
+  output, log_mass = _softmax(
+    _scores(query, key, visible, cap),
+    lambda mass: _product('bkhqn,bknd->bkhqd', mass, value),
+  )
+  # All that comes from these two, or none of it, is kept; see `remat`.
+  output = checkpoint_name(output, remat.ATTENTION)
+  log_mass = checkpoint_name(log_mass, remat.ATTENTION)
+  kept = query, key, value, visible, output, log_mass
+  return (output.astype(value.dtype), log_mass[..., 0]), kept
+
+
+def _backward(cap, kept, cotangent):
+  r"""The gradients of query, key and value.
+
+  With scores s, log-sum-exp m and output :math:`o_q = \sum_n P_{qn} v_n`, where
+  :math:`P_{qn} = e^{s_{qn} - m_q}`, and a bar for the gradient of each:
+
+  .. math:: \bar s_{qn} = P_{qn}
+    \bigl(\bar o_q \cdot v_n - \bar o_q \cdot o_q + \bar m_q\bigr)
+
+  and times :math:`1 - (s / c)^2` for scores under a cap c.
+  """
+  query, key, value, visible, output, log_mass = kept
+  of_output, of_log_mass = cotangent
+  scores = _scores(query, key, visible, cap)
+  # Where a query sees nothing, scores and log_mass are both NEVER, and the
+  # exponential of their difference would be 1.
+  mass = jnp.exp(scores - jnp.where(log_mass <= NEVER, 0, log_mass))
+  # A sum over D instead of one over N: the products of o_bar with all values,
+  # averaged by P, are the product with the output.
+  mean = jnp.sum(of_output * output, axis=-1, keepdims=True)
+  # Behind a barrier, or XLA computes it inside the product that follows, which
+  # is slower on a CPU.
+  less = jax.lax.optimization_barrier(mean - of_log_mass[..., None])
+  along = _product('bkhqd,bknd->bkhqn', of_output, value)
+  of_scores = mass * (along - less)
+  if cap is not None:  # NEVER squared would be infinite, and 0 times that NaN
+    seen = jnp.where(visible[:, None, None], scores, 0)
+    of_scores *= 1 - jnp.square(seen / cap)
+  of_query = _product('bkhqn,bknd->bkhqd', of_scores, key)
+  of_key = _product('bkhqn,bkhqd->bknd', of_scores, query)
+  of_value = _product('bkhqn,bkhqd->bknd', mass, of_output)
+  return (
+    of_query.astype(query.dtype),
+    of_key.astype(key.dtype),
+    of_value.astype(value.dtype),
+    None,  # `visible` is of bool
+  )
+
+
+_attend.defvjp(_forward, _backward)

@@ -1,0 +1,323 @@
+"""The shape of a decoder-only transformer, as one frozen value."""
+
+import dataclasses
+import fnmatch
+from typing import ClassVar
+
+from grpo_jax.models import remat
+
+
+# Above the classes, because a default below calls it while the file is read.
+def _require(ok: bool, problem: str):
+  if not ok:
+    raise ValueError(f'In the model config, {problem}.')
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+  """How rotary frequencies are changed to reach beyond the trained context.
+
+  Attributes:
+    kind: `'linear'` divides every frequency by `factor`. `'llama3'` divides the
+      low ones, keeps the high ones, and blends those between. `'yarn'` does
+      so by the number of turns over the trained context, and scales queries and
+      keys. See `rope.frequencies`.
+    factor: By how much the context grows.
+    original_tokens: The context that the model was trained on, tokens;
+      `'llama3'` and `'yarn'`.
+    low_factor: `'llama3'`: a frequency that makes fewer turns than this over
+      the trained context is divided.
+    high_factor: `'llama3'`: one that makes more turns than this is kept.
+    beta_slow: `'yarn'`: as `low_factor`.
+    beta_fast: `'yarn'`: as `high_factor`.
+    attention_factor: `'yarn'`: what queries and keys are multiplied by; None:
+      0.1 ln(factor) + 1.
+    truncate: `'yarn'`: whether the ends of the blend are whole indices.
+  """
+
+  kind: str
+  factor: float
+  original_tokens: int = 0
+  low_factor: float = 1.0
+  high_factor: float = 4.0
+  beta_slow: float = 1.0
+  beta_fast: float = 32.0
+  attention_factor: float | None = None
+  truncate: bool = True
+
+  def __post_init__(self):
+    _require(
+      self.kind in ('linear', 'llama3', 'yarn'),
+      f"RopeScaling(kind={self.kind!r}) is none of 'linear', 'llama3' and "
+      "'yarn'; give one of them",
+    )
+    _require(
+      self.factor > 0, f'RopeScaling has factor={self.factor}; give more than 0'
+    )
+    _require(
+      self.kind == 'linear' or self.original_tokens > 0,
+      f'RopeScaling(kind={self.kind!r}) needs original_tokens, the context '
+      'that the model was trained on; give 1 or more',
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts:
+  """A mixture of experts in the place of a layer's MLP.
+
+  Attributes:
+    number: How many experts a layer has, `E`.
+    per_token: How many of them compute each token, `k`.
+    width: Number of hidden units of one expert.
+    normalized: Whether the k weights of a token sum to 1.
+  """
+
+  number: int
+  per_token: int
+  width: int
+  normalized: bool = True
+
+  def __post_init__(self):
+    _require(
+      0 < self.per_token <= self.number,
+      f'Experts has per_token={self.per_token} and number={self.number}; give '
+      'at least 1 and at most the number of experts',
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class LowRank:
+  """Low-rank adapters; see `lora`.
+
+  Attributes:
+    rank: Columns of A and rows of B, `r`.
+    alpha: The product of A and B is multiplied by `alpha / rank`.
+    targets: Patterns of the weights that get an adapter, with `*` for any
+      text, among `LowRank.NAMES`.
+  """
+
+  rank: int
+  alpha: float
+  targets: tuple[str, ...] = ('*',)
+
+  NAMES: ClassVar[tuple[str, ...]] = (
+    'attention/query',
+    'attention/key',
+    'attention/value',
+    'attention/output',
+    'mlp/gate',
+    'mlp/up',
+    'mlp/down',
+  )
+
+  def __post_init__(self):
+    _require(self.rank > 0, f'LowRank has rank={self.rank}; give 1 or more')
+    for target in self.targets:
+      _require(
+        any(fnmatch.fnmatchcase(name, target) for name in self.NAMES),
+        f'the LoRA target {target!r} matches none of {", ".join(self.NAMES)}; '
+        "correct it, or give '*' for all of them",
+      )
+
+  @property
+  def scale(self) -> float:
+    """What the product of A and B is multiplied by."""
+    return self.alpha / self.rank
+
+  def adapts(self, name: str) -> bool:
+    """Whether a weight of `NAMES` gets an adapter."""
+    return any(fnmatch.fnmatchcase(name, target) for target in self.targets)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerKind:
+  """What may differ between the layers of one model.
+
+  Attributes:
+    window_tokens: How many tokens a token attends to: itself and the
+      `window_tokens - 1` before it. None: itself and everything before it.
+    rope_base: Base of the rotary frequencies; None: that of the model.
+    rope_scaled: Whether the model's `rope_scaling` applies.
+    experts: Whether the model's `experts` take the place of the MLP.
+  """
+
+  window_tokens: int | None = None
+  rope_base: float | None = None
+  rope_scaled: bool = True
+  experts: bool = False
+
+  def __post_init__(self):
+    _require(
+      self.window_tokens is None or self.window_tokens > 0,
+      f'a layer has window_tokens={self.window_tokens}; give 1 or more, or '
+      'None for a layer without a window',
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+  """The shape of a `Transformer`, and how it is computed.
+
+  Attributes:
+    vocab_size: Rows of the embedding, `V`; at least the number of token ids.
+    num_layers: Number of layers.
+    width: Size of the residual stream.
+    num_heads: Number of query heads.
+    num_kv_heads: Number of key and value heads; it divides `num_heads`.
+    head_dim: Size of one head, an even number.
+    mlp_width: Number of hidden units in the gated MLP.
+    rope_base: Base of the rotary frequencies.
+    norm_epsilon: Added to the mean square in each RMSNorm.
+    qk_norm: Whether each query and key head passes an RMSNorm before the
+      rotation.
+    qkv_bias: Whether the projections to queries, keys and values have biases.
+    tied_embeddings: Whether the output layer is the transposed embedding.
+    pattern: The kinds of the first layers; all further layers repeat them in
+      this order. Parameters are stacked over the repetitions. The last
+      repetition may be cut short.
+    compute_dtype: Dtype of activations, `'float32'` or `'bfloat16'`. Parameters
+      that are trained stay float32.
+    residual_dtype: Dtype of the residual stream, the sum to which the layers
+      add: `'float32'`, or `'bfloat16'` if they compute in it. In bfloat16 it is
+      rounded in every layer, which takes sampler and learner further apart, and
+      the inputs of layers, all that `remat='layer'` keeps, are half as large.
+    remat: What the backward pass computes again instead of keeping it:
+      `'none'`, what is neither a product nor needed by attention; `'layer'`,
+      each layer, from its input; `'attention'`, the same but for attention,
+      unless it is cuDNN's; `'offload'`, as `'layer'`, with the inputs in the
+      host's memory.
+    unroll: Whether layers are compiled one by one instead of as one scan.
+      Compiling takes longer, and running is sometimes faster.
+    attention: Which implementation scores rows and reads prompts: `'xla'`,
+      `'splash'` (TPU), `'cudnn'` (GPU) or `'auto'`; see
+      `attention.over_layout`. With any but `'xla'`, decoding on an accelerator
+      uses a kernel too.
+    rope_scaling: Of the rotary frequencies; None: they are used as they are.
+    activation: Of the MLP's gate: `'silu'`, or `'gelu_tanh'` for GELU by its
+      tanh approximation.
+    embedding_scale: Factor of the embedding before the first layer.
+    post_norms: Whether the outputs of attention and MLP pass a norm of their
+      own before they are added.
+    attention_scale: Factor of the product of query and key; None:
+      `head_dim ** -0.5`.
+    attention_cap: Scores s of attention become `cap * tanh(s / cap)`; None: as
+      they are.
+    logit_cap: The same of the logits.
+    experts: The experts of layers whose kind has them; None if no kind has.
+    lora: The adapters; None: every parameter is trained itself.
+    unused_ids: Ids that no token of the tokenizer has, as runs (first, end):
+      the policy never draws them. Both sampler and learner leave them out.
+  """
+
+  vocab_size: int
+  num_layers: int = 3
+  width: int = 128
+  num_heads: int = 4
+  num_kv_heads: int = 4
+  head_dim: int = 32
+  mlp_width: int = 256
+  rope_base: float = 10_000.0
+  norm_epsilon: float = 1e-6
+  qk_norm: bool = False
+  qkv_bias: bool = False
+  tied_embeddings: bool = False
+  pattern: tuple[LayerKind, ...] = (LayerKind(),)
+  compute_dtype: str = 'float32'
+  residual_dtype: str = 'float32'
+  remat: str = 'none'
+  unroll: bool = False
+  attention: str = 'auto'
+  rope_scaling: RopeScaling | None = None
+  activation: str = 'silu'
+  embedding_scale: float = 1.0
+  post_norms: bool = False
+  attention_scale: float | None = None
+  attention_cap: float | None = None
+  logit_cap: float | None = None
+  experts: Experts | None = None
+  lora: LowRank | None = None
+  unused_ids: tuple[tuple[int, int], ...] = ()
+
+  def __post_init__(self):
+    _require(
+      0 < len(self.pattern) <= self.num_layers,
+      f'pattern has {len(self.pattern)} layer kinds and num_layers='
+      f'{self.num_layers}; give at least one kind and as many layers',
+    )
+    _require(
+      self.activation in ('silu', 'gelu_tanh'),
+      f"activation={self.activation!r} is neither 'silu' nor 'gelu_tanh'; give "
+      'one of them',
+    )
+    _require(
+      (self.experts is not None) == any(kind.experts for kind in self.pattern),
+      'either experts are described and no layer kind has them, or a kind has '
+      'experts that are not described; give both, or neither',
+    )
+    if self.lora is not None and all(kind.experts for kind in self.pattern):
+      for target in self.lora.targets:
+        _require(
+          any(
+            fnmatch.fnmatchcase(name, target) for name in self.lora.NAMES[:4]
+          ),
+          f'the LoRA target {target!r} matches no weight of attention, but all '
+          'layers have experts, which get no adapters; give a pattern such as '
+          "'attention/*'",
+        )
+    _require(
+      self.attention != 'cudnn' or self.attention_cap is None,
+      f"attention='cudnn' comes with attention_cap={self.attention_cap}, which "
+      "cuDNN's attention cannot compute; give attention='auto'",
+    )
+    _require(
+      self.num_heads % self.num_kv_heads == 0,
+      f'num_heads={self.num_heads} is not a multiple of '
+      f'num_kv_heads={self.num_kv_heads}; change one of the two',
+    )
+    _require(
+      self.head_dim % 2 == 0,
+      f'head_dim={self.head_dim} is odd, but rotary positions turn pairs of '
+      'entries; give an even number',
+    )
+    _require(
+      self.compute_dtype in ('float32', 'bfloat16'),
+      f"compute_dtype={self.compute_dtype!r} is neither 'float32' nor "
+      "'bfloat16'; give one of them",
+    )
+    _require(
+      self.residual_dtype in ('float32', self.compute_dtype),
+      f'residual_dtype={self.residual_dtype!r} comes with '
+      f"compute_dtype={self.compute_dtype!r}; give 'float32', or 'bfloat16' in "
+      'both',
+    )
+    _require(
+      self.attention in ('auto', 'xla', 'splash', 'cudnn'),
+      f"attention={self.attention!r} is none of 'auto', 'xla', 'splash' and "
+      "'cudnn'; give one of them",
+    )
+    _require(
+      self.remat in remat.POLICIES,
+      f'remat={self.remat!r} is none of {", ".join(remat.POLICIES)}; give one '
+      'of them',
+    )
+    _require(
+      self.attention != 'cudnn' or self.compute_dtype == 'bfloat16',
+      f"attention='cudnn' comes with compute_dtype={self.compute_dtype!r}, but "
+      "cuDNN's attention needs 'bfloat16'; change one of the two, or give "
+      "attention='auto'",
+    )
+
+  @property
+  def repeats(self) -> int:
+    """How often the whole pattern repeats: the length of the stacked axis."""
+    return self.num_layers // len(self.pattern)
+
+  @property
+  def tail(self) -> tuple[LayerKind, ...]:
+    """The kinds of the layers behind the last whole repetition."""
+    return self.pattern[: self.num_layers % len(self.pattern)]
+
+  @property
+  def kinds(self) -> tuple[LayerKind, ...]:
+    """The kind of each layer, in their order."""
+    return self.pattern * self.repeats + self.tail

@@ -1,0 +1,396 @@
+"""`config.json` of a Hugging Face folder, and the `ModelConfig` that it means.
+
+Reading knows the fields from the table of families. Writing tries the families
+one after another, and takes the first whose `config.json` reads back as the
+model: so what is written is never a neighbour of the model that was meant.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import math
+from typing import Any
+
+from grpo_jax.models.config import Experts
+from grpo_jax.models.config import LayerKind
+from grpo_jax.models.config import ModelConfig
+from grpo_jax.models.weights import config_checks
+from grpo_jax.models.weights import families
+from grpo_jax.models.weights import rope as rope_lib
+from grpo_jax.models.weights.families import Family
+
+Fields = Mapping[str, Any]
+
+COMPUTED = (
+  'compute_dtype',
+  'residual_dtype',
+  'remat',
+  'unroll',
+  'attention',
+  'lora',
+  'unused_ids',
+)
+"""Fields of `ModelConfig` that say how a model is computed, not which it is."""
+
+_ACTIVATIONS = {
+  'silu': 'silu',
+  'swish': 'silu',
+  'gelu_pytorch_tanh': 'gelu_tanh',
+  'gelu_new': 'gelu_tanh',
+}
+_WRITTEN = {'silu': 'silu', 'gelu_tanh': 'gelu_pytorch_tanh'}
+_KINDS = ('full_attention', 'sliding_attention')
+
+
+def config_from_huggingface(config_json: Fields, **computed) -> ModelConfig:
+  """The model that a `config.json` describes.
+
+  Args:
+    config_json: Its content.
+    **computed: What no `config.json` says: `compute_dtype`, `residual_dtype`,
+      `remat`, `unroll`, `attention`, `lora` and `unused_ids` of `ModelConfig`.
+
+  Returns:
+    A `ModelConfig`.
+
+  Raises:
+    ValueError: The architecture is unknown, or a field has a value that cannot
+      be computed here.
+
+  >>> llama = dict(
+  ...   architectures=['LlamaForCausalLM'], vocab_size=100, hidden_size=32,
+  ...   intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+  ...   rope_theta=5e5,
+  ... )
+  >>> config_from_huggingface(llama).rope_base
+  500000.0
+  """
+  strange = set(computed) - set(COMPUTED)
+  if strange:
+    raise ValueError(
+      f'{", ".join(sorted(strange))} cannot be given beside a config.json, '
+      f'which says so itself; give some of {", ".join(COMPUTED)}.'
+    )
+  row = family_of(config_json)
+  fields = _fields(row, config_json)
+  width, heads = fields['hidden_size'], fields['num_attention_heads']
+  head_dim = fields['head_dim'] or width // heads
+  wide, local = rope_lib.read(row, fields)
+  scaling = wide.scaling or local.scaling
+  kinds = _kinds(row, fields, wide, local)
+  sparse = any(kind.experts for kind in kinds)
+  scalar = fields.get('query_pre_attn_scalar', head_dim)
+  return ModelConfig(
+    vocab_size=fields['vocab_size'],
+    num_layers=fields['num_hidden_layers'],
+    width=width,
+    num_heads=heads,
+    num_kv_heads=fields['num_key_value_heads'] or heads,
+    head_dim=head_dim,
+    mlp_width=fields['intermediate_size'],
+    rope_base=wide.base,
+    norm_epsilon=fields['rms_norm_eps'],
+    tied_embeddings=fields['tie_word_embeddings'],
+    pattern=shortest_pattern(kinds),
+    rope_scaling=scaling,
+    activation=_activation(fields),
+    embedding_scale=math.sqrt(width) if row.scaled_embedding else 1.0,
+    attention_scale=None if scalar == head_dim else scalar**-0.5,
+    attention_cap=fields.get('attn_logit_softcapping'),
+    logit_cap=fields.get('final_logit_softcapping'),
+    experts=_experts(fields) if sparse else None,
+    **row.features,
+    **computed,
+  )
+
+
+def context_tokens(config_json: Fields) -> int | None:
+  """How many tokens a model was made for; None if its `config.json` is silent.
+
+  Raises:
+    ValueError: See `config_from_huggingface`.
+  """
+  return rope_lib.context_tokens(_fields(family_of(config_json), config_json))
+
+
+def family_of(config_json: Fields) -> Family:
+  """The family that a `config.json` names, as architecture or as model type."""
+  named = config_json.get('architectures')
+  if named is not None and not isinstance(named, list | tuple):
+    raise ValueError(
+      f'config.json has architectures={named!r:.60}; give a list of one name, '
+      'such as ["LlamaForCausalLM"].'
+    )
+  named = named or [
+    row.architecture
+    for row in families.FAMILIES
+    if row.model_type == config_json.get('model_type')
+  ]
+  return families.family(named[0] if named else None)
+
+
+def _fields(row: Family, config_json: Fields) -> dict[str, Any]:
+  """The fields that count, with what a `config.json` leaves out filled in."""
+  given = dict(config_json)
+  if row.inside:
+    inner = given.get(row.inside) or {}
+    if not isinstance(inner, Mapping):
+      raise ValueError(
+        f'config.json has {row.inside}={inner!r:.60}, which is no object with '
+        'fields; copy the file again.'
+      )
+    given = dict(inner)
+    tied = config_json.get('tie_word_embeddings', True)
+    given.setdefault('tie_word_embeddings', tied)
+  fixed = dict(
+    row.fixed,
+    partial_rotary_factor=(1.0, 'all entries of a head are rotated here'),
+    quantization_config=(
+      None,
+      'quantized weights are read from GGUF files alone',
+    ),
+  )
+  for name, (wanted, why) in fixed.items():
+    value = given.get(name)
+    if value not in (None, wanted):
+      raise ValueError(
+        f'config.json of a {row.architecture} has {name}={value!r}, but {why}; '
+        f'give a model with {name}={wanted}.'
+      )
+  called: dict[str, str] = {}
+  for name, meant in row.renamed.items():
+    if name in given:
+      given[meant], called[meant] = given.pop(name), name
+  # No others: transformers passes over a field that is not the family's too.
+  names = {*row.defaults, *families.REQUIRED, *families.OF_ALL}
+  known = {name: given[name] for name in names if name in given}
+  fields = {**row.defaults, **known}
+  for name in families.REQUIRED:
+    if fields.get(name) is None:
+      raise ValueError(
+        f'config.json of a {row.architecture} has no {name}; give a complete '
+        'one.'
+      )
+  config_checks.check(fields, called)
+  return fields
+
+
+def _kinds(
+  row: Family, fields: Fields, wide: rope_lib.Rope, local: rope_lib.Rope
+) -> list[LayerKind]:
+  """The kind of each layer, in their order."""
+  windows = _windows(row, fields)
+  sparse = _sparse(fields)
+  scaling = wide.scaling or local.scaling
+  if (
+    None not in (wide.scaling, local.scaling) and wide.scaling != local.scaling
+  ):
+    raise ValueError(
+      'config.json scales the rotary positions of layers with a window by '
+      f'{local.scaling} and those of other layers by {wide.scaling}, but here '
+      'one model has one scaling; give a model with one.'
+    )
+
+  def kind(window: bool, experts: bool) -> LayerKind:
+    rope = local if window else wide
+    return LayerKind(
+      window_tokens=fields['sliding_window'] if window else None,
+      rope_base=None if rope.base == wide.base else rope.base,
+      rope_scaled=rope.scaling == scaling,
+      experts=experts,
+    )
+
+  return [kind(*of_layer) for of_layer in zip(windows, sparse, strict=True)]
+
+
+def _windows(row: Family, fields: Fields) -> list[bool]:
+  """Which layers have a window."""
+  number = fields['num_hidden_layers']
+  said = fields.get('layer_types')
+  windows = row.windows(fields)
+  if said is not None:
+    listed = [kind == 'sliding_attention' for kind in said]
+    if set(said) - set(_KINDS) or len(said) != number:
+      raise ValueError(
+        f'config.json has layer_types with {len(said)} entries of the kinds '
+        f'{", ".join(sorted(set(said)))} for {number} layers; give one of '
+        f'{" and ".join(_KINDS)} for each layer.'
+      )
+    if not row.layer_types and listed != windows:
+      raise ValueError(
+        f'config.json has layer_types, which a {row.architecture} does not '
+        'read, and they differ from its sliding_window; remove them, or name '
+        'an architecture that reads them.'
+      )
+    windows = listed
+  tokens = fields.get('sliding_window')
+  if any(windows) and not (tokens and fields.get('use_sliding_window', True)):
+    raise ValueError(
+      'config.json gives layers a sliding window, but has sliding_window='
+      f'{tokens} and use_sliding_window={fields.get("use_sliding_window")}; '
+      'correct one of them.'
+    )
+  return windows
+
+
+def _sparse(fields: Fields) -> list[bool]:
+  """Which layers have experts."""
+  number = fields['num_hidden_layers']
+  if 'num_experts' not in fields:
+    return [False] * number
+  dense, step = fields['mlp_only_layers'] or (), fields['decoder_sparse_step']
+  return [
+    fields['num_experts'] > 0 and i not in dense and (i + 1) % step == 0
+    for i in range(number)
+  ]
+
+
+def _experts(fields: Fields) -> Experts:
+  return Experts(
+    number=fields['num_experts'],
+    per_token=fields['num_experts_per_tok'],
+    width=fields['moe_intermediate_size'],
+    normalized=fields['norm_topk_prob'],
+  )
+
+
+def _activation(fields: Fields) -> str:
+  """Ours, from the field that the family has for it."""
+  name = 'hidden_activation' if 'hidden_activation' in fields else 'hidden_act'
+  given = fields[name]
+  if not isinstance(given, str) or given not in _ACTIVATIONS:
+    raise ValueError(
+      f'config.json has {name}={given!r}, which is not built here; give a '
+      f'model with one of these: {", ".join(_ACTIVATIONS)}.'
+    )
+  return _ACTIVATIONS[given]
+
+
+def shortest_pattern(kinds: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
+  """The shortest pattern whose repetitions begin with these kinds.
+
+  Args:
+    kinds: The kind of each layer.
+
+  Returns:
+    The first layers; the last repetition may be cut short.
+
+  >>> wide, local = LayerKind(), LayerKind(window_tokens=4)
+  >>> len(shortest_pattern([local, local, wide, local, local, wide, local]))
+  3
+  """
+  for length in range(1, len(kinds)):
+    if all(a == b for a, b in zip(kinds, kinds[length:])):
+      return tuple(kinds[:length])
+  return tuple(kinds)
+
+
+def config_to_huggingface(
+  config: ModelConfig, architecture: str | None = None
+) -> dict[str, Any]:
+  """The `config.json` that describes a model: the inverse of reading one.
+
+  Args:
+    config: The model. How it is computed is not written.
+    architecture: Which to write; None: the first that can express the model.
+
+  Returns:
+    The fields that describe the model. Others that a `config.json` may have,
+    such as end tokens and `max_position_embeddings`, are not known here.
+
+  Raises:
+    ValueError: No architecture can express the model, or not that which is
+      given.
+
+  >>> config_to_huggingface(ModelConfig(vocab_size=16))['architectures']
+  ['LlamaForCausalLM']
+  """
+  computed = {name: getattr(config, name) for name in COMPUTED}
+  meant = dataclasses.replace(config, pattern=shortest_pattern(config.kinds))
+  rows = families.FAMILIES
+  if architecture is not None:
+    rows = (families.family(architecture),)
+  unsaid = []
+  for row in rows:
+    if row.written_as:
+      row = families.family(row.written_as)
+    written = _written(row, meant)
+    read = config_from_huggingface(written, **computed)
+    if read == meant:
+      return written
+    unsaid.append((_differences(meant, read), row.architecture))
+  fields, nearest = min(unsaid, key=lambda one: len(one[0]))
+  raise ValueError(
+    f'The config.json of a {nearest} cannot say {", ".join(fields)}'
+    + ('' if architecture else ', and that of any other family neither')
+    + '; change the model, or give another architecture.'
+  )
+
+
+def _differences(meant: ModelConfig, read: ModelConfig) -> list[str]:
+  names = [field.name for field in dataclasses.fields(meant)]
+  return [
+    f'{name}={getattr(meant, name)!r}'
+    for name in names
+    if getattr(meant, name) != getattr(read, name)
+  ]
+
+
+def _written(row: Family, config: ModelConfig) -> dict[str, Any]:
+  """What the `config.json` of a family can say of a model."""
+  windows = [kind.window_tokens for kind in config.kinds]
+  local = [window is not None for window in windows]
+  activation = _WRITTEN[config.activation]
+  # A field that the family does not read is left out again below.
+  fields = dict(
+    vocab_size=config.vocab_size,
+    hidden_size=config.width,
+    intermediate_size=config.mlp_width,
+    num_hidden_layers=config.num_layers,
+    num_attention_heads=config.num_heads,
+    num_key_value_heads=config.num_kv_heads,
+    head_dim=config.head_dim,
+    hidden_act=activation,
+    hidden_activation=activation,
+    rms_norm_eps=config.norm_epsilon,
+    tie_word_embeddings=config.tied_embeddings,
+    query_pre_attn_scalar=_scalar(config),
+    attn_logit_softcapping=config.attention_cap,
+    final_logit_softcapping=config.logit_cap,
+    use_sliding_window=any(local),
+    sliding_window=next(filter(None, windows), None),
+    # The next two are for transformers before 4.53, without `layer_types`.
+    max_window_layers=(*local, True).index(True),
+    sliding_window_pattern=len(config.pattern),
+    **_written_experts(config),
+  )
+  read = {*families.REQUIRED, *row.defaults}
+  return {
+    'architectures': [row.architecture],
+    'model_type': row.model_type,
+    **{name: value for name, value in fields.items() if name in read},
+    **({'layer_types': [_KINDS[k] for k in local]} if row.layer_types else {}),
+    **rope_lib.write(row, config),
+  }
+
+
+def _written_experts(config: ModelConfig) -> dict[str, Any]:
+  if config.experts is None:
+    return dict(num_experts=0)
+  return dict(
+    num_experts=config.experts.number,
+    num_experts_per_tok=config.experts.per_token,
+    moe_intermediate_size=config.experts.width,
+    norm_topk_prob=config.experts.normalized,
+    decoder_sparse_step=1,
+    mlp_only_layers=[i for i, k in enumerate(config.kinds) if not k.experts],
+  )
+
+
+def _scalar(config: ModelConfig) -> float:
+  """`query_pre_attn_scalar`: a whole number wherever it was one."""
+  if config.attention_scale is None:
+    return config.head_dim
+  scalar = config.attention_scale**-2
+  whole = round(scalar)
+  return whole if whole**-0.5 == config.attention_scale else scalar

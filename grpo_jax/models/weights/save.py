@@ -1,0 +1,247 @@
+"""A model as a Hugging Face folder."""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+import functools
+import json
+import os
+import pathlib
+import shutil
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+import numpy as np
+
+from grpo_jax.mesh import sharding
+from grpo_jax.models import lora
+from grpo_jax.models.config import LowRank
+from grpo_jax.models.config import ModelConfig
+from grpo_jax.models.transformer import Transformer
+from grpo_jax.models.weights import config_json
+from grpo_jax.models.weights import families
+from grpo_jax.models.weights import safetensors
+from grpo_jax.models.weights.parameters import Parameter
+from grpo_jax.models.weights.parameters import parameters
+from grpo_jax.models.weights.source import Source
+from grpo_jax.models.weights.tensors import Layout
+
+Array = jax.Array
+
+TOKENIZER_FILES = (
+  'tokenizer.json',
+  'tokenizer_config.json',
+  'tokenizer.model',
+  'special_tokens_map.json',
+  'added_tokens.json',
+  'vocab.json',
+  'merges.txt',
+  'chat_template.jinja',
+  'chat_template.json',
+  'generation_config.json',
+)
+"""Files that are copied from one folder to the other, where there are such."""
+
+# Fields that say nothing of the shape, and that are kept.
+_KEPT = (
+  'bos_token_id',
+  'eos_token_id',
+  'pad_token_id',
+  'max_position_embeddings',
+  'initializer_range',
+)
+
+
+def save(
+  folder: str | os.PathLike,
+  config: ModelConfig,
+  params: Mapping[str, Any],
+  dtype: str = 'float32',
+  source: Source | None = None,
+  fields: Mapping[str, Any] | None = None,
+  shard_bytes: int = 5_000_000_000,
+) -> None:
+  """Writes a model as a folder that Hugging Face's libraries read.
+
+  Every process calls this, and the first one writes. Host memory holds one
+  tensor at a time, but all experts of a layer together.
+
+  Args:
+    folder: Where to; it is made if it does not exist, and may hold no model.
+    config: The model.
+    params: Its parameters, the tree of `Transformer.init`. If the model has
+      adapters, each is added to its weight as that is written.
+    dtype: Of the file: `'float32'`, or `'bfloat16'` for half the size. bfloat16
+      rounds what was trained: changes below 1/256 of a weight are lost.
+    source: Where the model came from. Its architecture, its token ids and the
+      files of its tokenizer are taken over.
+    fields: More fields of `config.json`, such as `max_position_embeddings`.
+    shard_bytes: Tensors in one file; more go into the next.
+
+  Raises:
+    ValueError: The folder holds a model already, `params` are not those of
+      `config`, or no architecture can express the model.
+
+  Warning:
+    Norms that multiply by 1 + w are stored as w = scale - 1 in float32. Read
+    back, a scale may differ by 6e-8.
+  """
+  folder = pathlib.Path(folder)
+  if dtype not in ('float32', 'bfloat16'):
+    raise ValueError(
+      f"dtype={dtype!r} of an export is neither 'float32' nor 'bfloat16'; give "
+      'one of them.'
+    )
+  writes = jax.process_index() == 0
+  old = any(folder.glob('*.safetensors*')) or (folder / 'config.json').exists()
+  if writes and old:  # others may come here when the first one writes already
+    raise ValueError(
+      f'{folder} holds a model already; give another folder, or remove it.'
+    )
+  described = _described(config, source, dtype, fields or {})
+  row = families.family(described['architectures'][0])
+  wanted, _ = parameters(config, row.tensors)
+  _check(params, jax.eval_shape(Transformer(config).init, jax.random.key(0)))
+  leaves, adapters = _parts(config, params)
+  tensors = [
+    (name, one.name_shape)
+    for one in wanted
+    for names in one.names
+    for name in names
+  ]
+  arrays = _arrays(wanted, leaves, adapters, config.lora, np.dtype(dtype))
+  try:
+    if writes:
+      folder.mkdir(parents=True, exist_ok=True)
+      safetensors.write(folder, tensors, arrays, np.dtype(dtype), shard_bytes)
+  finally:
+    if jax.process_count() > 1:
+      for _ in arrays:  # takes part in gathering each of them, also when the
+        pass  # disk of the first process is full
+  if not writes:
+    return
+  for name in TOKENIZER_FILES:
+    if source and source.folder and (source.folder / name).exists():
+      shutil.copyfile(source.folder / name, folder / name)
+  # Last, because a folder without it is no model: an export that was cut off
+  # is not taken for one.
+  text = json.dumps(described, indent=2) + '\n'
+  (folder / 'config.json').write_text(text)
+
+
+def _described(
+  config: ModelConfig,
+  source: Source | None,
+  dtype: str,
+  fields: Mapping[str, Any],
+) -> dict[str, Any]:
+  """The content of `config.json`."""
+  architecture, kept = None, {}
+  if source is not None:
+    row = config_json.family_of(source.config_json)
+    architecture = row.architecture
+    outer = source.config_json
+    inner = outer.get(row.inside) or {} if row.inside else {}
+    both = {**inner, **outer}
+    kept = {name: both[name] for name in _KEPT if name in both}
+  written = config_json.config_to_huggingface(config, architecture)
+  return {**kept, **written, 'torch_dtype': dtype, **fields}
+
+
+def _parts(
+  config: ModelConfig, params: Mapping[str, Any]
+) -> tuple[list[Array], list[tuple[Array, Array] | None]]:
+  """The parameters but for adapters, and the adapter of each that has one."""
+  beside, base = None, params
+  if config.lora is not None:
+    beside, base = lora.split(params, lora.trains)
+  low = {
+    sharding.path_names(path): leaf
+    for path, leaf in jax.tree_util.tree_leaves_with_path(beside)
+  }
+  leaves, adapters = [], []
+  for path, leaf in jax.tree_util.tree_leaves_with_path(base):
+    *folder, name = sharding.path_names(path)
+    a, b = (low.get((*folder, name + end)) for end in ('_a', '_b'))
+    leaves.append(leaf)
+    adapters.append(None if a is None or b is None else (a, b))
+  return leaves, adapters
+
+
+def _check(params: Mapping[str, Any], tree: Any) -> None:
+  """Whether the parameters are those of the model."""
+  given, wanted = (
+    {
+      jax.tree_util.keystr(path): leaf.shape
+      for path, leaf in jax.tree_util.tree_leaves_with_path(one)
+    }
+    for one in (params, tree)
+  )
+  wrong = sorted(
+    name
+    for name in given.keys() | wanted.keys()
+    if given.get(name) != wanted.get(name)
+  )
+  if wrong:
+    raise ValueError(
+      f'{len(wrong)} parameters differ from those of the config: '
+      f'{wrong[0]} has the shape {given.get(wrong[0])}, and the config says '
+      f'{wanted.get(wrong[0])}; give the config that they were made with.'
+    )
+
+
+def _arrays(
+  wanted: list[Parameter],
+  leaves: list[Any],
+  adapters: list[tuple[Array, Array] | None],
+  low_rank: LowRank | None,
+  dtype: np.dtype,
+) -> Iterator[np.ndarray]:
+  """Each stored tensor, in the order of their names."""
+  for parameter, leaf, adapter in zip(wanted, leaves, adapters, strict=True):
+    whole = None  # no sharding: an array of one device, or of the host
+    if isinstance(getattr(leaf, 'sharding', None), NamedSharding):
+      whole = NamedSharding(leaf.sharding.mesh, PartitionSpec())
+    options = dict(
+      layout=parameter.layout, dtype=dtype, place=whole, low_rank=low_rank
+    )
+    for i in range(len(parameter.names)):
+      layer, parts = None, (leaf, adapter)
+      if parameter.layers is not None and isinstance(leaf, np.ndarray):
+        # Only this layer goes to the device.
+        parts = jax.tree.map(lambda x, i=i: x[i], parts)
+      elif parameter.layers is not None:
+        layer = i
+      stored = np.asarray(_take(*parts, layer, **options))
+      yield from stored if parameter.layout.experts else (stored,)
+
+
+@functools.partial(
+  jax.jit, static_argnames=('layout', 'dtype', 'place', 'low_rank')
+)
+def _take(
+  leaf: Array,
+  adapter: tuple[Array, Array] | None,
+  layer: int | None,
+  *,
+  layout: Layout,
+  dtype: np.dtype,
+  place: NamedSharding | None,
+  low_rank: LowRank | None,
+) -> Array:
+  """What is stored of a parameter, or of one layer of a stack."""
+  if layer is not None:
+    leaf, adapter = jax.tree.map(
+      lambda x: lax.dynamic_index_in_dim(x, layer, keepdims=False),
+      (leaf, adapter),
+    )
+  if adapter is not None:
+    assert low_rank is not None
+    leaf = lora.adapted(leaf, *adapter, low_rank)
+  stored = layout.encode(leaf, jnp.dtype(dtype))
+  return (
+    stored if place is None else lax.with_sharding_constraint(stored, place)
+  )

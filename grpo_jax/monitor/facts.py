@@ -1,0 +1,123 @@
+"""What a config alone says of a run, in a few lines, before JAX is imported.
+
+Importing JAX and Flax takes seconds. Nothing here needs them, so a person sees
+within a second whether the command does what was meant.
+"""
+
+import os
+
+from grpo_jax import config as config_lib
+from grpo_jax.monitor import formatting
+
+
+def facts(config: config_lib.Config, workdir: str | os.PathLike) -> list[str]:
+  """Lines that each have a name and a fact.
+
+  Args:
+    config: Of the run.
+    workdir: Of the run, as it was typed.
+
+  Returns:
+    Lines for at least 'run', 'method', 'model', 'data', 'rollouts' and
+    'reward'.
+  """
+  rows = {
+    'run': str(workdir),
+    'method': _method(config),
+    'model': _model(config.model),
+    'data': _data(config),
+    'warm-up': _warm_up(config.warm_up),
+    'rollouts': _rollouts(config),
+    'reward': ' + '.join(map(_reward, config.rewards)),
+    'held-out': _heldout(config),
+  }
+  return [line(name, text) for name, text in rows.items() if text]
+
+
+def line(name: str, text: str) -> str:
+  """One fact, as a line of a table."""
+  return f'  {name:9} {text}'
+
+
+def note(config: config_lib.Config) -> str:
+  """What a reader of sampled completions must know of the data, or ''."""
+  if 'arithmetic' in [source.name for source in _sources(config.data)]:
+    return 'sums are written backwards'
+  return ''
+
+
+def _method(config: config_lib.Config) -> str:
+  given = config.learner.method_kwargs.items()
+  arguments = ', '.join(f'{name}={value!r}' for name, value in given)
+  brake = config.optim.brake
+  return (
+    f'{config.learner.method}({arguments}), learning rate {config.optim.lr:g}'
+    + (f', brake {brake}' if brake != 'none' else '')
+  )
+
+
+def _model(model: config_lib.Model) -> str:
+  if model.path:  # its shape is known once it has been opened
+    return model.path
+  heads = f'{model.num_heads} heads of {model.head_dim}'
+  if model.num_kv_heads != model.num_heads:
+    heads += f' ({model.num_kv_heads} for keys and values)'
+  return f'{_count(model.num_layers, "layer")}, width {model.width}, {heads}'
+
+
+def _data(config: config_lib.Config) -> str:
+  data = config.data
+  if data.train == 'arithmetic':
+    return 'built-in sums, written backwards: 47+85= is answered 231'
+  names = data.train
+  if not isinstance(names, str):
+    total = sum(source.weight for source in names)
+    names = ', '.join(
+      f'{source.name} ({formatting.percent(source.weight / total)} %)'
+      for source in names
+    )
+  chats = ' as chats' if data.chat else ''
+  return f'{names}{chats}, tokenizer {data.tokenizer or config.model.path}'
+
+
+def _sources(data: config_lib.Data) -> tuple[config_lib.Source, ...]:
+  if isinstance(data.train, str):
+    return (config_lib.Source(data.train),)
+  return data.train
+
+
+def _warm_up(warm_up: config_lib.WarmUp) -> str:
+  if not warm_up.steps:
+    return ''
+  return (
+    f'{_count(warm_up.steps, "step")} on {warm_up.examples} demonstrations each'
+  )
+
+
+def _rollouts(config: config_lib.Config) -> str:
+  sampler, learner = config.sampler, config.learner
+  updates = _count(learner.batches * learner.epochs, 'update')
+  return (
+    f'{config.steps}, each {sampler.prompts} prompts x {sampler.group} '
+    f'completions of up to {sampler.max_tokens} tokens, {updates}'
+  )
+
+
+def _reward(reward: config_lib.Reward) -> str:
+  weight = '' if reward.weight == 1 else f'{reward.weight:g} x '
+  given = ', '.join(f'{k}={v!r}' for k, v in reward.kwargs.items())
+  return f'{weight}{reward.name}' + (f'({given})' if given else '')
+
+
+def _heldout(config: config_lib.Config) -> str:
+  if not config.data.heldout:
+    return ''
+  every = config.evaluation.every_steps
+  between = f', every {_count(every, "rollout")},' if every else ''
+  examples = config.evaluation.examples
+  first = 'after the warm-up' if config.warm_up.steps else 'at the start'
+  return f'{examples} problems, {first}{between} and at the end'
+
+
+def _count(number: int, noun: str) -> str:
+  return f'{number} {noun}' + ('' if number == 1 else 's')

@@ -1,0 +1,351 @@
+"""The frame that the live display draws: lines for a width and a height."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import itertools
+import math
+import textwrap
+from typing import Any
+from typing import NamedTuple
+
+from grpo_jax.monitor import formatting
+from grpo_jax.monitor import table
+from grpo_jax.monitor import tiles as tiles_lib
+from grpo_jax.monitor.samples import Sample
+from grpo_jax.monitor.samples import shorten
+
+_INDENT = 2  # columns
+_GAP = 2  # columns between two tiles, or between two columns of metrics
+_LEAST_TILE = 19  # columns; narrower tiles stand below each other
+# Columns of a metric: label, number and unit, and the spaces between them.
+_WIDE_UNIT, _NARROW_UNIT = len('tokens per second'), len('tok/s')
+_WIDE_CELL = table.LABEL + 1 + 8 + 1 + _WIDE_UNIT
+_NARROW_CELL = 36
+_MOST_CELL = 54  # in a wider one the number is too far from its label
+_MOST_CURVE = 20  # lines
+_SHARE_ALONE = 0.45  # of the height, for a frame with curves but no metrics
+_REWARD = 8  # columns of a sample's reward
+_LAST_RANK = 2  # see `table.Row`
+
+
+class View(NamedTuple):
+  """Everything that a frame shows."""
+
+  label: str = ''  # what is counted; '' before anything is
+  step: int = 0
+  total: int = 0
+  doing: str = ''  # what is being done now
+  doing_secs: float | None = None  # for how long
+  tiles: Sequence[tiles_lib.Tile] = ()  # what matters most
+  groups: Mapping[str, Sequence[table.Shown]] = {}  # the rest, by heading
+  samples: Sequence[Sample] = ()
+  note: str = ''  # what a reader of the samples must know
+  warnings: Sequence[str] = ()  # oldest first
+  elapsed: float = 0.0  # seconds
+  left: float | None = None  # seconds
+
+
+class Plan(NamedTuple):
+  """How generous a frame is with its lines."""
+
+  cell: int = _WIDE_CELL  # least columns of a metric
+  full_warnings: bool = True
+  gaps: bool = True  # empty lines between metrics under each other
+  large: bool = True  # numbers over three lines
+  curve: int = 3  # lines
+  axis: bool = True  # the rollouts below a curve
+  samples: int = 99
+  rank: int = _LAST_RANK  # highest rank of the metrics that are shown
+
+
+# From the most generous plan to the one for the lowest terminal, in the order
+# in which parts are given up. If the last one does not fit either, the frame
+# shows as many metrics as it has room for.
+_PLANS = list(
+  itertools.accumulate(
+    [
+      {'cell': _NARROW_CELL},
+      {'full_warnings': False},
+      {'axis': False},
+      {'curve': 2},
+      {'gaps': False},
+      {'rank': 1},
+      {'samples': 2},
+      {'rank': 0},
+      {'samples': 1},
+      {'large': False},
+      {'curve': 1},
+      {'samples': 0},
+      {'curve': 0},
+    ],
+    lambda plan, changes: plan._replace(**changes),
+    initial=Plan(),
+  )
+)
+
+
+def plan_for(view: View, width: int, height: int) -> Plan:
+  """The most generous plan whose frame fits.
+
+  Rows that are left over make the curves higher. A plan does not depend on what
+  is being done, the clocks and the bar, so it can be kept while these change.
+
+  Args:
+    view: What to show.
+    width: Columns of the terminal.
+    height: Rows of the terminal.
+  """
+  if view.tiles and not view.groups:
+    # This is the warm-up. The lines printed before it stay visible above.
+    height = round(_SHARE_ALONE * height)
+  lines, plan = [], _PLANS[-1]
+  for plan in _PLANS:
+    lines = _lines(view, plan, width)
+    if len(lines) <= height:
+      break
+  room = max(0, height - len(lines))
+  return plan._replace(curve=min(_MOST_CURVE, plan.curve + room))
+
+
+def frame(
+  view: View, width: int, height: int, plan: Plan | None = None
+) -> list[Any]:
+  """The lines of a frame.
+
+  Args:
+    view: What to show.
+    width: Columns of the terminal.
+    height: Rows of the terminal.
+    plan: What `plan_for` returned; None calls it.
+
+  Returns:
+    `rich.text.Text` lines, at most `height`, none of them wider than `width`.
+    The last one is empty, so that the prompt of a shell after a kill has a line
+    of its own.
+  """
+  lines = _lines(view, plan or plan_for(view, width, height), width)
+  if len(lines) > height:
+    lines = [*lines[: max(0, height - 1)], lines[-1]]
+  for line in lines:
+    line.no_wrap, line.overflow = True, 'crop'
+    line.truncate(width)
+  return lines
+
+
+def _lines(view: View, plan: Plan, width: int) -> list[Any]:
+  """All parts of a frame, with an empty line after each."""
+  from rich.text import Text
+
+  parts = [
+    _head(view, width),
+    _headline(view.tiles, view.label if plan.axis else '', plan, width),
+    _warnings(view.warnings, plan, width),
+    _grid(view.groups, plan, width),
+    _samples(view.samples[: plan.samples], view.note, width),
+  ]
+  lines = []
+  for part in parts:
+    if part:
+      lines += [*part, Text('')]
+  return lines or [Text('')]
+
+
+def _head(view: View, width: int) -> list[Any]:
+  """Count, bar, times; below them what is being done."""
+  from rich.text import Text
+
+  lines = []
+  if view.label:
+    share = min(1.0, view.step / view.total) if view.total else 1.0
+    count = f'{view.label} {view.step}/{view.total}'
+    times = _times(view, share, width - 2 * _INDENT - len(count) - 2)
+    bar = max(0, width - 2 * _INDENT - len(count) - len(times) - 4)
+    done = math.floor(share * bar)
+    line = Text(' ' * _INDENT).append(count, 'bold').append('  ')
+    line.append('━' * done, 'green').append('─' * (bar - done), 'dim')
+    lines.append(line.append(f'  {times}' if bar else times))
+  # Once there are metrics, the line stays when nothing is being done, so that
+  # the parts below it do not jump.
+  if view.doing or view.label and view.groups:
+    secs = view.doing_secs
+    clock = '' if secs is None else f'  {formatting.seconds(secs)}'
+    room = max(9, width - _INDENT - len(clock) - 1)
+    line = Text(' ' * _INDENT).append(shorten(view.doing, room))
+    lines.append(line.append(clock if view.doing else '', 'dim'))
+  return lines
+
+
+def _times(view: View, share: float, width: int) -> str:
+  """Share, time so far and time left, as far as there is room."""
+  parts = [f'{share:4.0%}', f'elapsed {formatting.duration(view.elapsed)}']
+  if view.left is not None:
+    parts.append(f'left {formatting.duration(view.left)}')
+  while len(parts) > 1 and len('   '.join(parts)) > width:
+    del parts[-2]  # the time left is the last to go
+  return '   '.join(parts)
+
+
+def _headline(
+  tiles: Sequence[tiles_lib.Tile], axis: str, plan: Plan, width: int
+) -> list[Any]:
+  """What matters most, side by side; below each other where it is narrow."""
+  from rich.text import Text
+
+  if not tiles:
+    return []
+  room = (width - 2 * _INDENT - (len(tiles) - 1) * _GAP) // len(tiles)
+  if room < _LEAST_TILE:
+    rows = [
+      table.Shown(one.label, tiles_lib.text_of(one), '', 0, True)
+      for one in tiles
+    ]
+    cell = max(1, width - 2 * _INDENT)
+    return [Text(' ' * _INDENT).append_text(_cell(row, cell)) for row in rows]
+  drawn = any(len(one.points) > 1 for one in tiles)
+  curve = plan.curve if drawn else 0
+  return _beside(
+    [tiles_lib.tile(one, room, curve, plan.large, axis) for one in tiles],
+    room,
+    room,
+  )
+
+
+def _grid(
+  groups: Mapping[str, Sequence[table.Shown]], plan: Plan, width: int
+) -> list[Any]:
+  """The groups of metrics, in as many columns as the width has."""
+  from rich.text import Text
+
+  blocks = []
+  for heading, rows in groups.items():
+    rows = [row for row in rows if row.rank <= plan.rank]
+    if rows:
+      blocks.append((heading, rows))
+  if not blocks:
+    return []
+  room = width - 2 * _INDENT
+  # Several narrow columns are better than a single wide one.
+  wide, narrow = (
+    (room + _GAP) // (cell + _GAP) for cell in (plan.cell, _NARROW_CELL)
+  )
+  number = min(len(blocks), wide if wide > 1 else max(1, narrow))
+  pitch = (room - (number - 1) * _GAP) // number
+  cell = min(_MOST_CELL, pitch)
+  columns = []
+  for part in _split([len(rows) + 1 for _, rows in blocks], number):
+    lines = []
+    for heading, rows in blocks[part]:
+      if lines and plan.gaps:
+        lines.append(Text(''))
+      lines.append(Text(heading, style='cyan'))
+      lines += [_cell(row, cell) for row in rows]
+    columns.append(lines)
+  return _beside(columns, cell, pitch)
+
+
+def _split(sizes: Sequence[int], number: int) -> list[slice]:
+  """Splits blocks, in order, into parts whose tallest is as low as possible.
+
+  Args:
+    sizes: The lines of each block.
+    number: How many parts, at most one for each block.
+
+  Returns:
+    The blocks of each part.
+  """
+  # Every split is tried; there are fewer than ten blocks.
+  inside = range(1, len(sizes))
+  best = min(
+    itertools.combinations(inside, number - 1),
+    key=lambda cuts: max(
+      sum(sizes[a:b]) + b - a
+      for a, b in itertools.pairwise((0, *cuts, len(sizes)))
+    ),
+  )
+  ends = itertools.pairwise((0, *best, len(sizes)))
+  return [slice(start, end) for start, end in ends]
+
+
+def _beside(
+  columns: Sequence[Sequence[Any]], width: int, pitch: int
+) -> list[Any]:
+  """Lines that have the columns side by side.
+
+  Args:
+    columns: The lines of each column.
+    width: Columns of the terminal that the text of one may take.
+    pitch: Columns from the start of one to the start of the next, less `_GAP`.
+  """
+  from rich.text import Text
+
+  lines = []
+  for cells in itertools.zip_longest(*columns, fillvalue=Text('')):
+    line = Text(' ' * _INDENT)
+    for cell in cells:
+      cell = cell.copy()
+      cell.truncate(width)
+      line.append_text(cell).append(' ' * (pitch - cell.cell_len + _GAP))
+    line.rstrip()
+    lines.append(line)
+  return lines
+
+
+def _cell(row: table.Shown, width: int) -> Any:
+  """Label, number, unit; the unit is spelled out where there is room."""
+  from rich.text import Text
+
+  wide = width >= _WIDE_CELL
+  unit = row.unit if wide else table.short(row.unit)
+  last = _WIDE_UNIT if wide else _NARROW_UNIT
+  room = max(1, width - last - 1 - len(row.value))
+  line = Text(f'{row.label[: room - 1]:{room}}', style='dim')
+  line.append(row.value, 'not dim bold' if row.finite else 'not dim bold red')
+  return line.append(f' {unit}', 'dim')
+
+
+def _warnings(warnings: Sequence[str], plan: Plan, width: int) -> list[Any]:
+  """Each warning in as many lines as it needs, or cut to one."""
+  from rich.text import Text
+
+  mark = ' ' * _INDENT + '! '
+  lines = []
+  for text in warnings:
+    wrapped = textwrap.wrap(
+      text,
+      max(width - 1, 20),
+      initial_indent=mark,
+      subsequent_indent=' ' * len(mark),
+    )
+    if not plan.full_warnings and len(wrapped) > 1:
+      wrapped = [f'{mark}{text}'[: width - 1] + '…']
+    lines += [Text(line, style='yellow') for line in wrapped]
+  return lines
+
+
+def _samples(samples: Sequence[Sample], note: str, width: int) -> list[Any]:
+  """A title, then reward, prompt and completion of each, on one line."""
+  from rich.cells import cell_len
+  from rich.text import Text
+
+  if not samples:
+    return []
+  title = Text(' ' * _INDENT)
+  title.append('samples', 'cyan').append(': reward, prompt → completion', 'dim')
+  if note:
+    title.append(f' ({note})', 'dim')
+  lines = [title]
+  room = max(20, width - 2 * _INDENT - _REWARD - len('   → '))
+  prompts = [shorten(s.prompt, int(0.4 * room), cell_len) for s in samples]
+  widest = max(map(cell_len, prompts))
+  for sample, prompt in zip(samples, prompts, strict=True):
+    lines.append(
+      Text.assemble(
+        ' ' * _INDENT,
+        (f'{sample.reward:{_REWARD}.3f}', 'bold'),
+        '  ',
+        (prompt + ' ' * (widest - cell_len(prompt)), 'dim'),
+        ' → ',
+        shorten(sample.completion, room - widest, cell_len),
+      )
+    )
+  return lines
