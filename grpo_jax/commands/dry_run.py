@@ -145,7 +145,7 @@ def _of_heads(run: build.Run) -> list[str]:
   tensor = own.shape['tensor']
   if heads % tensor:
     found.append(
-      f'While engines, tensor={tensor} does not divide the {heads} key-value '
+      f'While sampling, tensor={tensor} does not divide the {heads} key-value '
       'heads, so every device has their weights, and caches are split by rows '
       f'over all {own.size} devices if there are as many prompts.'
     )
