@@ -10,11 +10,17 @@ from grpo_jax import losses
 from grpo_jax import models
 from grpo_jax import optim
 from grpo_jax.episodes.types import Rollout
+from grpo_jax.learner import compiled
 from grpo_jax.learner import gradient
+from grpo_jax.learner import layouts
+from grpo_jax.learner import policies
 from grpo_jax.learner import step
 from grpo_jax.learner import token_shards
 from grpo_jax.learner import updates
+from grpo_jax.learner.instruments import hook
+from grpo_jax.learner.instruments.rollout_end import RolloutEnd
 from grpo_jax.learner.types import Learner
+from grpo_jax.learner.types import UpdateSpec
 from grpo_jax.mesh import sharding
 from grpo_jax.models import layout
 from grpo_jax.models.layout import LayoutSpec
@@ -84,12 +90,58 @@ def bigram_rollout(seed=0, **options):
   return make_rollout(seed, **options, of_bigram=True)
 
 
+def make_updater(learner, params, rows, *args, frozen=None, **options):
+  """An updater; the options are those of `UpdateSpec`."""
+  functions = compiled.jit_functions(learner, params)
+  return updates.Updater(functions, UpdateSpec(*args, **options), rows, frozen)
+
+
+def credited(updater, state, rollout, step=0):
+  """The rollout before its first update."""
+  return updates.credit_rollout(updater, updater.layout, state, rollout, step)
+
+
+def learned(updater, state, rollout, step=0):
+  """The new state, and the metrics with those of the end of the rollout."""
+  ready = credited(updater, state, rollout, step)
+  end = RolloutEnd(updater)
+  watch = hook.watch([end] * end.is_due(step), state, ready)
+  state, measured = updates.take_updates(updater, state, ready)
+  return state, measured | watch.findings(state).metrics
+
+
+def layouts_of(updater, rollout):
+  """The layouts of a rollout."""
+  return layouts.layouts_of(
+    updater.compiled, rollout, updater.layout, updater.spec.batches
+  )
+
+
+def score(updater, params, rollout):
+  """`Scores` [P,G,T] as the learner finds them."""
+  return policies.score(layouts_of(updater, rollout), updater.frozen, params)
+
+
+def with_policies(updater, state, rollout, step=0):
+  """The batch with what its method needs, and how often it was scored."""
+  return policies.with_policies(
+    updater.compiled.learner,
+    updater.spec,
+    state,
+    rollout,
+    step,
+    functools.partial(
+      policies.score, layouts_of(updater, rollout), updater.frozen
+    ),
+  )
+
+
 def lowered_gradient(learner, params, rows, example):
   """What `gradient.of_batch` is compiled from, from shapes alone.
 
   Half of an update's program: without the optimizer and the metrics.
   """
-  made = updates.Updater(learner, params, rows)
+  made = compiled.jit_functions(learner, params)
   method, chosen = learner.method, np.arange(len(example.prompts))
 
   def run(params, batch, *of_rows):
@@ -100,7 +152,7 @@ def lowered_gradient(learner, params, rows, example):
 
   batch = losses.with_required(method, example.batch)
   batch = token_shards.placed(learner.mesh, batch, abstract=True)
-  of_rows = made.abstract_layout(example, chosen)
+  of_rows = layouts.abstract_stack(made, example, chosen, rows)
   jitted = jax.jit(run, compiler_options=sharding.COMPILER_OPTIONS)
   return jitted.lower(made.abstract.params, batch, *of_rows)
 

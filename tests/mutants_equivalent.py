@@ -126,8 +126,8 @@ EQUIVALENT |= {
     'True -> False',
   ): 'both trees have one structure',
   (
-    'learner/updates.py:Updater._compile',
-    'chosen = next(self.optimizer_batches(example, 0))',
+    'learner/lowering.py:lowering',
+    'chosen = next(updates.optimizer_batches(spec, prompts, 0))',
     '0 -> 1',
   ): 'the first epoch takes the prompts in their order, at any step',
   (
@@ -171,7 +171,7 @@ EQUIVALENT |= {
     '0 -> 1',
   ): _SHAPES,
   (
-    'run/build/build_updater.py:_spec',
+    'run/build/build_updater.py:_layout',
     'most_tokens, memory = 16384, 2**33',
     '16384 -> 16385',
   ): 'about so many tokens keep an accelerator busy; one more is as good',

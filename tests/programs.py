@@ -32,15 +32,6 @@ _NOT_READ = (
   'seed',
   'workers',
 )
-_JITTED = (
-  'init',
-  'refresh',
-  'credit',
-  'score_all',
-  'train_step',
-  'fill',
-  'rollout_end',
-)
 _kept = {}
 
 
@@ -84,8 +75,7 @@ def shared_programs():
     if not optimizer:
       key = real.__name__, *_key(run, real.__name__ == 'warm_up_updater')
       _, first = _kept.setdefault(key, (run, update))
-      for name in _JITTED:
-        setattr(update, name, getattr(first, name))
+      return dataclasses.replace(update, compiled=first.compiled)
     return update
 
   def random(real, config, part, model, wanted):

@@ -16,6 +16,9 @@ from grpo_jax.config import Config
 from grpo_jax.config import plain_text
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.episodes.types import Rollout
+from grpo_jax.learner import layouts as layouts_lib
+from grpo_jax.learner import lowering
+from grpo_jax.learner.layouts import Layouts
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
 from grpo_jax.planning import sizes
@@ -63,9 +66,9 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
   config = run.config
   if config.warm_up.steps:
     build.demonstrations(run)  # not used here, but it may raise
-  update = build_updater.updater(run)
-  update.frozen = build.frozen_params(run)
-  run.engine.load(update.whole(build.initial_params(run)), version=0)
+  updater = build_updater.updater(run)
+  updater = dataclasses.replace(updater, frozen=build.frozen_params(run))
+  run.engine.load(updater.joined(build.initial_params(run)), version=0)
   records, _, _ = dynamic_sampling.next_records(
     run.prompts,
     run.epoch,
@@ -85,9 +88,12 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
       config.data.completion_buckets,
       workers=workers,
     )
-  chosen = np.arange(config.sampler.prompts // config.learner.batches)
-  layout, used = update.layout(rollout, chosen)
-  state = ahead.with_older(config, update.abstract, copy=lambda x: x)
+  layouts = layouts_lib.layouts_of(
+    updater.compiled, rollout, updater.layout, config.learner.batches
+  )
+  rows, used = layouts.stack(layouts.first_epoch()[0])
+  abstract = updater.compiled.abstract
+  state = ahead.with_older(config, abstract, copy=lambda x: x)
   batch = rollout.batch
   return {
     'config': dataclasses.asdict(config),
@@ -99,7 +105,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
       'parameters': _count(state.params),
       'rollout [P, G, T]': list(batch.mask.shape),
       'micro-batches used': used,
-      'micro-batch [rows, positions]': list(layout.tokens.shape[1:]),
+      'micro-batch [rows, positions]': list(rows.tokens.shape[1:]),
       'optimizer steps per rollout': config.learner.batches
       * config.learner.epochs,
     },
@@ -108,7 +114,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
       *ahead.warnings(run),
       *_of_heads(run),
     ],
-    'memory_gib': _memory_gib(state, update, rollout),
+    'memory_gib': _memory_gib(state, updater, layouts),
     'first_rollout': {
       # As the model reads them, so that a chat template can be looked at.
       'prompts': [
@@ -153,7 +159,7 @@ def _of_heads(run: build.Run) -> list[str]:
 
 
 def _memory_gib(
-  state: TrainState, update: Updater, rollout: Rollout
+  state: TrainState, updater: Updater, layouts: Layouts
 ) -> dict[str, float]:
   """GiB by part: of each device, and of its host what lies there."""
   parts = {
@@ -168,10 +174,11 @@ def _memory_gib(
     f'{name} (in the memory of the host)': sizes.on_host(tree) / GIB
     for name, tree in parts.items()
   }
+  needs = lowering.memory_gib(updater, layouts.spec, layouts.rollout)
   return {
     **here,
     **{name: gib for name, gib in away.items() if gib},
-    **{f'train step, {k}': v for k, v in update.memory_gib(rollout).items()},
+    **{f'train step, {k}': v for k, v in needs.items()},
   }
 
 

@@ -1,6 +1,6 @@
 """One update, and what else changes the state of training.
 
-The functions are pure. `updates.Updater` jits them and donates the state.
+The functions are pure. `compiled` jits them and donates the state.
 """
 
 import functools
@@ -333,7 +333,7 @@ def refresh(learner: Learner, state: TrainState, weight: Array) -> TrainState:
   Returns:
     The state with `(1 - weight) * reference + weight * params`.
   """
-  del learner  # `Updater` passes it to every function
+  del learner  # `compiled.jit_functions` passes it to every function
   before = offload.to_device(state.reference)
   reference = optax.incremental_update(state.params, before, weight)
   return state._replace(reference=reference)

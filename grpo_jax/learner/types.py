@@ -34,6 +34,50 @@ class TrainState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+class UpdateSpec:
+  """How the updates of a rollout are taken.
+
+  Attributes:
+    seed: Seed of the noise, and of the order of prompts in the second epoch and
+      later.
+    batches: Optimizer batches per rollout; divides the prompts.
+    epochs: Passes over a rollout.
+    anchor: Where `logp_old` comes from. `'learner'` scores the completions
+      itself, if the rollout gets more than one update or the method needs it.
+      `'sampler'` takes the sampler's log-probabilities.
+    refresh_steps: Rollouts between refreshes of the reference, if the method
+      has one; 0 leaves the reference as it is.
+    refresh_weight: Weight of the policy in the average that becomes the new
+      reference; 1 makes a copy of the policy.
+    watch_steps: Overshoot is measured in every rollout whose number is a
+      multiple of this; 0: in none.
+    stale: Whether rollouts may hold groups that an earlier policy has drawn.
+      `logp_old` of such groups is the sampler's, because the policy that drew
+      them is gone; `logp_old` of the other groups is then always scored.
+  """
+
+  seed: int = 0
+  batches: int = 1
+  epochs: int = 1
+  anchor: str = 'learner'
+  refresh_steps: int = 0
+  refresh_weight: float = 1.0
+  watch_steps: int = 0
+  stale: bool = False
+
+  def watches(self, step: int) -> bool:
+    """Whether overshoot is measured in a rollout."""
+    return self.watch_steps > 0 and step % self.watch_steps == 0
+
+  def forward_passes(self, scorings: int, needed_tokens: float = 1) -> float:
+    """How many forward passes the scorings and updates of a rollout need.
+
+    A backward pass counts as two. Updates may need but a share of the tokens.
+    """
+    return 3 * self.epochs * needed_tokens + scorings
+
+
+@dataclasses.dataclass(frozen=True)
 class Learner:
   """What stays the same from update to update.
 
@@ -148,7 +192,7 @@ class Learner:
 
   @property
   def reference_scorings(self) -> list[str]:
-    """The program of `Updater.lowering` that scores the reference, if any."""
+    """The program of `lowering` that scores the reference, if any."""
     name = 'score_reference' if self.offload_reference else 'score_all'
     return [name] * self.with_reference
 

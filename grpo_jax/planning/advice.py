@@ -86,7 +86,7 @@ def _to_be_faster(plan: Plan) -> list[str]:
   found = []
   rows, shards = counted.rows, counted.shards
   needed = counted.prompts // counted.config.learner.batches
-  kind = counted.parts.updater.spec.kind
+  kind = counted.parts.updater.layout.kind
   per_row = 1
   if kind in ('auto', 'shared'):
     per_row = counted.config.learner.row_completions or counted.group

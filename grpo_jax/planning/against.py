@@ -18,6 +18,7 @@ import numpy as np
 
 from grpo_jax import config as config_lib
 from grpo_jax import models
+from grpo_jax.learner import lowering
 from grpo_jax.mesh import chips
 from grpo_jax.mesh import sharding
 from grpo_jax.planning import roofline
@@ -118,8 +119,8 @@ def of_run(directory: str) -> Against:
     completions,
     # Dynamic sampling draws more of them, and some in earlier rollouts.
     completions * (1 + config.sampler.resample_rounds),
-    (2 if config.lora.rank else 3) * update.epochs,
-    len(update.scoring_names),
+    (2 if config.lora.rank else 3) * update.spec.epochs,
+    len(lowering.scoring_names(update)),
     int(read),
     share,
   )

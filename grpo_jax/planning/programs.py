@@ -1,10 +1,14 @@
 """The programs of a run, lowered for a topology that need not be there."""
 
 from collections.abc import Callable
+import functools
 from typing import Any
 from typing import NamedTuple
 
 from grpo_jax.config import Config
+from grpo_jax.learner import layouts
+from grpo_jax.learner import lowering
+from grpo_jax.learner import updates
 from grpo_jax.planning import topologies
 from grpo_jax.run.build import build_abstract
 from grpo_jax.run.build.build_abstract import Abstract
@@ -55,7 +59,7 @@ def of_run(parts: Abstract) -> dict[str, Callable[[], Lowered]]:
   run, update, example = parts.run, parts.updater, parts.example()
   sampler = run.config.sampler
   drawing = parts.engine.lowering(
-    update.whole(update.abstract.params),
+    update.joined(update.compiled.abstract.params),
     sampler.prompts,
     sampler.group,
     run.sampling,
@@ -66,12 +70,15 @@ def of_run(parts: Abstract) -> dict[str, Callable[[], Lowered]]:
     for name, lower in drawing.items()
   }
   # If a run measures overshoot in some rollouts, it does so in rollout 0.
-  learning = update.lowering(example, 1)
-  if update.watch_steps > 1:
-    watched = update.lowering(example, 0)
+  lower = functools.partial(lowering.lowering, update, update.layout, example)
+  learning = lower(1)
+  if update.spec.watch_steps > 1:
+    watched = lower(0)
     learning['watched_step'] = watched['train_step']
-  chosen = next(update.optimizer_batches(example, 0))
-  _, used = update.abstract_layout(example, chosen)
+  chosen = next(updates.optimizer_batches(update.spec, sampler.prompts, 0))
+  _, used = layouts.abstract_stack(
+    update.compiled, example, chosen, update.layout
+  )
   found |= {
     name: lambda lower=lower: Lowered(lower(), used)
     for name, lower in learning.items()

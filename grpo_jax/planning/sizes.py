@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax import models
+from grpo_jax.learner import layouts
 from grpo_jax.learner import offload
 from grpo_jax.mesh import sharding
 from grpo_jax.run.build.build_abstract import Abstract
@@ -50,12 +51,12 @@ def rows_of(
     prompt_tokens: Of each prompt.
     tokens: Of each completion.
   """
-  spec, group = parts.updater.spec, parts.run.config.sampler.group
+  spec, group = parts.updater.layout, parts.run.config.sampler.group
   if spec.kind == 'packed':
-    layout, used = parts.updater.abstract_layout(
-      parts.example(), np.arange(prompts)
+    stack, used = layouts.abstract_stack(
+      parts.updater.compiled, parts.example(), np.arange(prompts), spec
     )
-    _, rows, columns = layout.tokens.shape
+    _, rows, columns = stack.tokens.shape
     completions = prompts * group / (used * rows)
     rest = columns - completions * tokens
     return Rows(used, rows, columns, completions, rest / prompt_tokens)
@@ -135,9 +136,9 @@ class Weights:
 
 def weights_of(parts: Abstract) -> Weights:
   """The parameters of a run."""
-  run, state = parts.run, parts.updater.abstract
+  run, state = parts.run, parts.updater.compiled.abstract
   mesh, model = run.mesh, parts.model
-  whole = parts.updater.whole(state.params)
+  whole = parts.updater.joined(state.params)
   read = parts.engine.decoding_params(whole)
   gathered = _placed(read, mesh, parts.engine.model)
   compute = jnp.dtype(model.compute_dtype).itemsize

@@ -61,7 +61,7 @@ def warnings(run: build.Run) -> list[str]:
   """
   config = run.config
   # With dynamic sampling the old policy of completions is the one that has
-  # drawn them, whatever the anchor is; see `Updater.stale`.
+  # drawn them, whatever the anchor is; see `UpdateSpec.stale`.
   is_old = (
     config.learner.anchor == 'sampler' or config.sampler.resample_rounds > 0
   )
@@ -148,13 +148,13 @@ class Ahead:
 
   Attributes:
     run: The parts of the run.
-    update: Joins parameters for the engine.
+    updater: Joins parameters for the engine.
     draw: `(run, prompt_state, step) -> Drawn`: samples and judges, or reads the
       files of a replay.
   """
 
   run: build.Run
-  update: Updater
+  updater: Updater
   draw: Callable[[build.Run, PromptState, int], Drawn]
 
   def __post_init__(self):
@@ -257,7 +257,7 @@ class Ahead:
       self._load(state.params, step)
 
   def _load(self, params: Any, version: int) -> None:
-    self.run.engine.load(self.update.whole(params), version=version)
+    self.run.engine.load(self.updater.joined(params), version=version)
 
   def _begin(self, prompt_state: PromptState, step: int) -> None:
     drawn: futures.Future[tuple[Drawn, float]] = futures.Future()

@@ -1,12 +1,16 @@
 """The outer loop of a run: sample, judge, learn, evaluate, save, repeat."""
 
 from collections.abc import Callable
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 import functools
 import pathlib
 import time
+from typing import Any
+from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from grpo_jax import metrics
@@ -17,8 +21,14 @@ from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.hosts import joining
 from grpo_jax.hosts import stop_signal
+from grpo_jax.learner import updates
+from grpo_jax.learner.instruments import hook
+from grpo_jax.learner.instruments.hook import Findings
+from grpo_jax.learner.instruments.hook import Instrument
+from grpo_jax.learner.layouts import Layouts
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
+from grpo_jax.models.layout import LayoutSpec
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import gathering
 from grpo_jax.rollouts import pass_at_k
@@ -98,7 +108,7 @@ def train(
       screen,
       peers,
     ) as (session, progress),
-    ahead_lib.Ahead(session.run, session.update, draw) as ahead,
+    ahead_lib.Ahead(session.run, session.updater, draw) as ahead,
   ):
     progress = progress or begin(session)
     # When `Stopped` is raised, `progress` is still the one that was saved.
@@ -140,23 +150,24 @@ def begin(session: Session) -> Progress | None:
     session.workdir,
     session.monitor,
     session.is_stopped,
-    session.update.frozen,
+    session.updater.frozen,
     session.peers,
   )
   if params is None:
     return None
   with session.monitor.phase('handing the parameters to the sampler'):
-    state = session.update.init(params)
+    state = session.updater.compiled.init(params)
     state = ahead_lib.with_older(session.run.config, state)
-    whole = session.update.whole(state.params)
-    session.run.engine.load(whole, version=0)
-  return Progress(0, state, PromptState(), Unwritten({}, []))
+    params = session.updater.joined(state.params)
+    session.run.engine.load(params, version=0)
+  layout = session.updater.layout
+  return Progress(0, state, PromptState(), Unwritten({}, []), layout)
 
 
 def advance(session: Session, progress: Progress, ahead: Ahead) -> Progress:
   """One rollout and its updates; `conclude` evaluates and writes metrics."""
   run, config = session.run, session.run.config
-  step, state, prompt_state, _ = progress
+  step, state, prompt_state, _, layout = progress
   with session_lib.saved_if_it_fails(session, progress):
     with (
       # Nothing is lost by leaving: the next start draws this rollout again.
@@ -172,8 +183,6 @@ def advance(session: Session, progress: Progress, ahead: Ahead) -> Progress:
   session_lib.make_room(session)
   with session.monitor.phase('learning', 'compiling, then learning'):
     known = gathering.on_devices(rollout, run.mesh)
-    before = reports.before_updates(session, state, known, step)
-    geometry = session.geometry.measured(state, known, step)
     # No prompts are wanted after the last rollout, nor where the next one is
     # read from a file; where it is drawn ahead, it has its prompts already.
     last = session.replays or step + 1 == config.steps or config.sampler.ahead
@@ -184,22 +193,24 @@ def advance(session: Session, progress: Progress, ahead: Ahead) -> Progress:
       right = config.evaluation.right_reward
       return rollout_metrics.of_rollout(rollout, step, right)
 
-    (state, measured), learn_secs = speed.timed(
-      learn, session.update, state, known, step, meanwhile
-    )
-    effects = before and session.effects.after(state, known, before)
-  warning = session.compilations.warning(session.update.shapes())
+    session.compiling.wait()
+    updater, instruments = session.updater, session.instruments
+    learned = learn(updater, layout, state, known, step, meanwhile, instruments)
+  warning = session.compilations.warning(learned.layouts.shapes())
   if warning and session.peers.is_first:
     session.monitor.warn(warning)
-  state = ahead.after_updates(state, older, step + 1)
-  measured |= counts | geometry
+  state = ahead.after_updates(learned.state, older, step + 1)
+  measured: dict[str, Any] = learned.measured | counts
+  measured |= learned.findings.numbers
   measured |= speed.of_speed(
     rollout,
     sample_secs,
-    learn_secs,
+    learned.secs,
     run.model.config,
     run.peak_flops,
-    session.update.forward_passes(measured.get('needed_tokens', 1)),
+    updater.spec.forward_passes(
+      learned.scorings, measured.get('needed_tokens', 1)
+    ),
     counts.get('tokens_drawn'),
     counts.get('ahead_wait_secs'),
   )
@@ -207,10 +218,12 @@ def advance(session: Session, progress: Progress, ahead: Ahead) -> Progress:
   for failing in session.failures.warnings(rollout, measured):
     if session.peers.is_first:  # all know the same
       session.monitor.warn(failing)
-  samples = reports.keep_completions(session, rollout, step + 1, effects)
-  return Progress(
-    step + 1, state, prompt_state, Unwritten(measured, samples, rollout)
+  samples = reports.keep_completions(
+    session, rollout, step + 1, learned.findings.tokens
   )
+  unwritten = Unwritten(measured, samples, rollout)
+  layout = learned.layouts.spec
+  return Progress(step + 1, state, prompt_state, unwritten, layout)
 
 
 def conclude(
@@ -329,23 +342,69 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
   return rollout, prompt_state, counts
 
 
+class Learned(NamedTuple):
+  """What a rollout and its updates have made."""
+
+  state: TrainState
+  measured: dict[str, float]
+  secs: float  # of the updates and their scorings, without instruments
+  layouts: Layouts
+  scorings: int  # forward passes over the rollout before its first update
+  findings: Findings  # of instruments
+
+
 def learn(
-  update: Updater,
+  updater: Updater,
+  layout: LayoutSpec,
   state: TrainState,
   rollout: Rollout,
   step: int,
   meanwhile: Callable[[], dict[str, float]] = dict,
-) -> tuple[TrainState, dict[str, float]]:
-  """The new state, and the metrics as plain numbers.
+  instruments: Sequence[Instrument] = (),
+) -> Learned:
+  """Takes the updates of a rollout; their metrics are plain numbers.
 
   JAX returns from a call before its result is computed. Reading the metrics
-  waits for it, so the duration of this function is that of the updates; or that
-  of `meanwhile`, if it takes longer. It is called before that wait, and its
+  waits for it, so `secs` is the duration of the updates; or that of
+  `meanwhile`, if it takes longer. It is called before that wait, and its
   metrics replace those of the same names.
+
+  Args:
+    updater: See `updates.Updater`.
+    layout: How completions are laid out, as far as it is decided.
+    state: Donated; do not use it again.
+    rollout: What to learn from.
+    step: Number of the rollout.
+    meanwhile: Called while the devices compute.
+    instruments: What else is measured, if it is due.
   """
-  state, measured = update(state, rollout, step)
-  more = meanwhile()
-  return state, metrics.to_scalars(measured) | more
+
+  def credit():
+    credited = updates.credit_rollout(updater, layout, state, rollout, step)
+    if due:  # these seconds are not those of instruments
+      jax.block_until_ready(credited.batch)
+    return credited
+
+  def take():
+    after, measured = updates.take_updates(updater, state, credited)
+    more = meanwhile()
+    return after, metrics.to_scalars(measured), more
+
+  due = [one for one in instruments if one.is_due(step)]
+  credited, credit_secs = speed.timed(credit)
+  watch = hook.watch(due, state, credited)
+  (state, measured, more), update_secs = speed.timed(take)
+  findings = watch.findings(state)
+  if findings.metrics:
+    measured |= metrics.to_scalars(findings.metrics)
+  return Learned(
+    state,
+    measured | more,
+    credit_secs + update_secs,
+    credited.layouts,
+    credited.scorings,
+    findings,
+  )
 
 
 def evaluates_at(config: Config, step: int) -> bool:

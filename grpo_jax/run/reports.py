@@ -7,35 +7,12 @@ import math
 import numpy as np
 
 from grpo_jax.episodes.types import Rollout
-from grpo_jax.learner.effects import Before
-from grpo_jax.learner.types import TrainState
 from grpo_jax.monitor import Sample
 from grpo_jax.rollouts import parquet
 from grpo_jax.run import session as session_lib
 from grpo_jax.run.session import Progress
 from grpo_jax.run.session import Session
 from grpo_jax.run.session import Unwritten
-
-
-def before_updates(
-  session: Session, state: TrainState, rollout: Rollout, step: int
-) -> Before | None:
-  """What tells later what the updates did to tokens, if that is to be written.
-
-  Args:
-    session: See `Session`.
-    state: Before the updates of the rollout.
-    rollout: As the updater gets it.
-    step: Number of the rollout.
-  """
-  if session.run.config.log.token_effects and _due(session, step + 1):
-    return session.effects.before(state, rollout, step)
-  return None
-
-
-def _due(session: Session, step: int) -> bool:
-  every = session.run.config.log.completions_every_steps
-  return bool(every) and step % every == 0
 
 
 def keep_completions(
@@ -55,7 +32,8 @@ def keep_completions(
     effects: See `parquet.to_bytes`.
   """
   log = session.run.config.log
-  if _due(session, step):
+  every = log.completions_every_steps
+  if every and step % every == 0:
     _write(session, rollout, step, 'completions', effects)
   first = {p: rollout.texts[p][0] for p in rollout.known if p < log.samples}
   of_all = collections.ChainMap(*session.peers.exchange(first))

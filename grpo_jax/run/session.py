@@ -25,10 +25,10 @@ from grpo_jax.hosts.processes import ALONE
 from grpo_jax.hosts.processes import Processes
 from grpo_jax.hosts.stop_signal import Stop
 from grpo_jax.hosts.stop_signal import Stopped
-from grpo_jax.learner.effects import TokenEffects
-from grpo_jax.learner.geometry import Geometry
+from grpo_jax.learner.instruments.hook import Instrument
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
+from grpo_jax.models.layout import LayoutSpec
 from grpo_jax.monitor import Monitor
 from grpo_jax.monitor import Sample
 from grpo_jax.rollouts import dynamic_sampling
@@ -36,6 +36,7 @@ from grpo_jax.rollouts import gathering
 from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.run import ahead
 from grpo_jax.run import compilations
+from grpo_jax.run import compile_ahead
 from grpo_jax.run import judging
 from grpo_jax.run import warm_up
 from grpo_jax.run.build import build
@@ -75,16 +76,17 @@ class Progress(NamedTuple):
   step: int  # rollouts done
   state: TrainState
   prompt_state: PromptState
-  unwritten: Unwritten | None  # None once those of the last rollout are written
+  unwritten: Unwritten | None  # None once they are written
+  layout: LayoutSpec  # as far as the first rollout has decided it
 
 
 class Session(NamedTuple):
   """One start of a run: its parts, and where it writes."""
 
   run: build.Run
-  update: Updater
-  effects: TokenEffects
-  geometry: Geometry
+  updater: Updater
+  instruments: list[Instrument]
+  compiling: compile_ahead.Compiling
   workdir: pathlib.Path
   saves: Checkpoints
   monitor: Monitor
@@ -143,7 +145,7 @@ def opened(
   with contextlib.ExitStack() as stack:
     begin = monitor_lib.start if peers.is_first else monitor_lib.quiet
     screen = stack.enter_context(screen or begin(config, workdir))
-    run, update = _built(config, given, screen)
+    run, updater = _built(config, given, screen)
     alike = {'--replay': replays, 'an on_rollout': on_rollout is not None}
     run, config = _joined(run, peers, stop, given, alike), run.config
     # Early, so that they import the judges while this process compiles.
@@ -154,19 +156,20 @@ def opened(
     with peers.together():
       stack.enter_context(workdir_lib.claimed(workdir, config))
     workdir_lib.check_shared(workdir, peers)
-    saves, saved = _restored(stack, screen, config, workdir, update, peers)
+    saves, saved = _restored(stack, screen, config, workdir, updater, peers)
     if saved is not None:
       _check_restored(saved, config, workdir, replays)
     if config.lora.rank:
       with screen.phase('reading the weights beside the adapters'):
-        update.frozen = build.frozen_params(run)
-    frozen = fingerprints.of(update.frozen)
+        weights = build.frozen_params(run)
+      updater = dataclasses.replace(updater, frozen=weights)
+    frozen = fingerprints.of(updater.frozen)
     if saved is not None:
       build_model.check_frozen(saved, frozen, config)
     warn = functools.partial(screen.warn, None)  # before the first rollout
     for warning in build_rewards.warnings(run.rewards) + ahead.warnings(run):
       warn(warning)
-    progress = _progress(saved) if saved else None
+    progress = _progress(saved, updater.layout) if saved else None
     # The last rollout with a line in metrics.jsonl; see `Unwritten`.
     written = progress and progress.step - bool(progress.unwritten)
     done = progress.step if progress else 0
@@ -178,17 +181,19 @@ def opened(
       versions = workdir_lib.record(
         workdir, config, saved is None, given, warn, contents, **more
       )
+    compiling = compile_ahead.NOTHING
     if done < config.steps:
       # XLA compiles in a thread while the warm-up and the first rollout run.
-      update.compile_ahead(build.example(run), done)
+      layout = progress.layout if progress else updater.layout
+      compiling = compile_ahead.start(updater, layout, build.example(run), done)
     monitor = stack.enter_context(
       _monitor(config, workdir, written, screen, replays, peers)
     )
     saves.warn = monitor.warn
-    geometry = Geometry(update, config.seed, config.log.geometry_every_steps)
     session = Session(
-      run, update, TokenEffects(update), geometry, workdir, saves, monitor,
-      stop, replays, versions, frozen, exports, on_rollout,
+      run, updater, build_updater.instruments(config, updater), compiling,
+      workdir, saves, monitor, stop, replays, versions, frozen, exports,
+      on_rollout,
       Refused(**saved.host.get('refused', {})) if saved else Refused(),
       judging.Failures(), compilations.Compilations(), peers,
     )  # fmt: skip
@@ -229,8 +234,8 @@ def _built(
   screen.fact('devices', f'{len(devices)} x {devices[0].device_kind}')
   with screen.phase('building the model and the data'):
     run = build.run(config, given)
-    update = build_updater.updater(run)
-  leaves = jax.tree.leaves(update.abstract.params)
+    updater = build_updater.updater(run)
+  leaves = jax.tree.leaves(updater.compiled.abstract.params)
   screen.fact(
     'size',
     f'{sum(leaf.size for leaf in leaves):,} parameters, vocabulary of '
@@ -240,7 +245,7 @@ def _built(
     screen.fact('ends', note)
   for name, text in build_limits.facts(run, len(devices)).items():
     screen.fact(name, text)
-  return run, update
+  return run, updater
 
 
 def _joined(
@@ -285,8 +290,8 @@ def _go_on(session: Session, saved: Restored) -> None:
   warm_up.forget(session.workdir)
   said = f'  goes on from the checkpoint of rollout {saved.step}'
   session.monitor.line(said)
-  whole = session.update.whole(saved.state.params)
-  session.run.engine.load(whole, version=saved.step)
+  params = session.updater.joined(saved.state.params)
+  session.run.engine.load(params, version=saved.step)
 
 
 def _restored(
@@ -294,10 +299,10 @@ def _restored(
   screen: monitor_lib.Screen,
   config: Config,
   workdir: pathlib.Path,
-  update: Updater,
+  updater: Updater,
   peers: Processes,
 ) -> tuple[Checkpoints, Restored | None]:
-  """The checkpoints, and the newest; what it has decided, the updater gets."""
+  """The checkpoints, and the newest."""
   directory = bucket.arrays(workdir) / 'checkpoints'
   goes_on = any(directory.glob('[0-9]*'))
   restoring = 'restoring the newest checkpoint'
@@ -311,21 +316,26 @@ def _restored(
         peers=peers,
       )
     )
-    abstract = ahead.with_older(config, update.abstract, copy=lambda x: x)
-    saved = saves.restore(abstract)
-  if saved:
-    update.spec = build_updater.decided(update.spec, saved.host.get('layout'))
-  return saves, saved
+    abstract = ahead.with_older(
+      config, updater.compiled.abstract, copy=lambda x: x
+    )
+    return saves, saves.restore(abstract)
 
 
-def _progress(saved: Restored) -> Progress:
-  """The progress that `save` was called with."""
+def _progress(saved: Restored, layout: LayoutSpec) -> Progress:
+  """The progress that `save` was called with.
+
+  Args:
+    saved: The newest checkpoint.
+    layout: Of this start, which may differ from that of the one before.
+  """
   unwritten = saved.host['unwritten']
   if unwritten is not None:
     samples = [Sample(*sample) for sample in unwritten['samples']]
     unwritten = Unwritten(unwritten['measured'], samples)
   prompt_state = dynamic_sampling.from_json(saved.host)
-  return Progress(saved.step, saved.state, prompt_state, unwritten)
+  layout = build_updater.decided(layout, saved.host['layout'])
+  return Progress(saved.step, saved.state, prompt_state, unwritten, layout)
 
 
 def _check_restored(
@@ -371,7 +381,7 @@ def save(
   session: Session, progress: Progress, measured: dict[str, float | None]
 ) -> None:
   """Begins to save a checkpoint, and returns while it is being written."""
-  step, state, prompt_state, unwritten = progress
+  step, state, prompt_state, unwritten, layout = progress
   if prompt_state.surplus:
     surplus = session.whole(prompt_state.surplus)
     prompt_state = prompt_state._replace(surplus=surplus)
@@ -386,7 +396,7 @@ def save(
     'versions': session.versions,
     'frozen': session.frozen,
     # What the first rollout has decided; see `models.stack.decided`.
-    'layout': build_updater.spec_json(session.update.spec),
+    'layout': build_updater.spec_json(layout),
     'saves': session.exports.saves,
     'refused': dataclasses.asdict(session.refused),
   }
@@ -423,7 +433,7 @@ def _export(session: Session, step: int, state: TrainState) -> None:
     if session.saves.owed:
       return
     try:
-      session.exports.write(step, session.update.whole(state.params))
+      session.exports.write(step, session.updater.joined(state.params))
     except ValueError as error:
       session.monitor.warn(f'{error} Training goes on.')
 

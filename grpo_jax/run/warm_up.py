@@ -4,6 +4,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
+import dataclasses
 import itertools
 import pathlib
 from typing import Any
@@ -16,6 +17,7 @@ from grpo_jax import data
 from grpo_jax import metrics
 from grpo_jax.episodes import rollout
 from grpo_jax.hosts import processes
+from grpo_jax.learner import updates
 from grpo_jax.monitor import Monitor
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_updater
@@ -62,15 +64,16 @@ def run(
     with monitor.phase(drawing):
       return build.initial_params(parts)
   examples = build.demonstrations(parts)
-  update = build_updater.warm_up_updater(parts)
-  update.frozen = frozen
+  updater = build_updater.warm_up_updater(parts)
+  updater = dataclasses.replace(updater, frozen=frozen)
   with Checkpoints(
     bucket.arrays(workdir) / 'warm_up', 1, warn=monitor.warn, peers=peers
   ) as saves:
-    saved = saves.restore(update.abstract)
+    saved = saves.restore(updater.compiled.abstract)
     if saved is None:
       with monitor.phase(drawing):
-        step, state = 0, update.init(build.initial_params(parts))
+        state = updater.compiled.init(build.initial_params(parts))
+        step = 0
     else:
       step, state = saved.step, saved.state
       monitor.line(f'  goes on from warm-up step {step}')
@@ -85,7 +88,9 @@ def run(
         records, parts.tokenizer, parts.config.data.completion_buckets
       )
       with compiling:
-        state, measured = update(state, batch, step)
+        state, measured, _ = updates.learn(
+          updater, updater.layout, state, batch, step
+        )
       compiling = contextlib.nullcontext()  # the first step has compiled
       step += 1
       refused.add(state.nonfinite)

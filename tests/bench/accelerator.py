@@ -38,11 +38,10 @@ from grpo_jax import engines  # noqa: E402
 from grpo_jax import losses  # noqa: E402
 from grpo_jax import models  # noqa: E402
 from grpo_jax import optim  # noqa: E402
-from grpo_jax.learner import updates  # noqa: E402
+from grpo_jax.learner import compiled  # noqa: E402
 from grpo_jax.learner.types import Learner  # noqa: E402
 from grpo_jax.mesh import sharding  # noqa: E402
 from grpo_jax.models import layout  # noqa: E402
-from grpo_jax.models.layout import LayoutSpec  # noqa: E402
 
 _QWEN = dict(
   vocab_size=151936,
@@ -200,10 +199,8 @@ def train(args, model, params, completions, told):
     mesh=sharding.make_mesh(),
     logical_axes=model.logical_axes,
   )
-  updater = updates.Updater(
-    learner, params, LayoutSpec('shared', args.micro_rows)
-  )
-  state = updater.init(params)
+  functions = compiled.jit_functions(learner, params)
+  state = functions.init(params)
   prompts = [[1] * args.prompt_tokens] * args.prompts
   drawn = completions.tokens, completions.length
   rows = layout.shared_prompt(prompts, *drawn, args.prompt_tokens)
@@ -217,14 +214,14 @@ def train(args, model, params, completions, told):
     np.indices(shape[:2])[1] % 2.0,  # half of a group is right
     tokens=completions.tokens,
   )
-  batch, loss_state, _ = updater.credit(batch, state.loss_state)
+  batch, loss_state, _ = functions.credit(batch, state.loss_state)
   state = state._replace(loss_state=loss_state)
   number = np.arange(args.prompts)
 
   def step(used=args.prompts // args.micro_rows):
     nonlocal state
     used, start = np.int32(used), np.int32(0)
-    state, _ = updater.train_step(
+    state, _ = functions.step(
       None, state, batch, number, micro, used, start, start
     )
     return state.step

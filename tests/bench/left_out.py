@@ -24,6 +24,7 @@ import numpy as np  # noqa: E402
 
 from grpo_jax import config as config_lib  # noqa: E402
 from grpo_jax import metrics  # noqa: E402
+from grpo_jax.learner import updates  # noqa: E402
 from grpo_jax.run import loop  # noqa: E402
 from grpo_jax.run.build import build  # noqa: E402
 from grpo_jax.run.build import build_updater  # noqa: E402
@@ -68,7 +69,7 @@ def rows(case: str):
     run = build.run(dataclasses.replace(config, learner=learner))
     made[everything] = build_updater.updater(run)
     copy = jax.tree.map(jax.numpy.copy, params)
-    states[everything] = made[everything].init(copy)
+    states[everything] = made[everything].compiled.init(copy)
   for share in SHARES:
     reward = np.zeros_like(drawn.batch.reward)
     reward[: round(share * len(reward)), ::2] = 1
@@ -78,7 +79,9 @@ def rows(case: str):
     for turn in range(TURNS + 1):
       for everything, updater in made.items():
         start = time.monotonic()
-        states[everything], found = updater(states[everything], rollout, turn)
+        states[everything], found, _ = updates.learn(
+          updater, updater.layout, states[everything], rollout, turn
+        )
         left_out = metrics.to_scalars(found)['left_out']
         jax.block_until_ready(states[everything])
         if turn:  # the first one compiles

@@ -23,6 +23,7 @@ if __name__ == '__main__':  # else the folder of this file comes first
 import jax  # noqa: E402
 
 from grpo_jax import config as config_lib  # noqa: E402
+from grpo_jax.learner import updates  # noqa: E402
 from grpo_jax.run import loop  # noqa: E402
 from grpo_jax.run.build import build  # noqa: E402
 from grpo_jax.run.build import build_updater  # noqa: E402
@@ -57,11 +58,15 @@ def main() -> None:
     optim = dataclasses.replace(config.optim, **fields)
     changed = build.run(dataclasses.replace(config, optim=optim))
     updaters[name] = build_updater.updater(changed)
-    states[name] = updaters[name].init(jax.tree.map(jax.numpy.copy, params))
+    states[name] = updaters[name].compiled.init(
+      jax.tree.map(jax.numpy.copy, params)
+    )
   for turn in range(TURNS + 2):
     for name, updater in updaters.items():
       start = time.monotonic()
-      states[name], _ = updater(states[name], rollout, turn)
+      states[name], _, _ = updates.learn(
+        updater, updater.layout, states[name], rollout, turn
+      )
       jax.block_until_ready(states[name])
       if turn > 1:  # the first ones compile
         secs[name].append((time.monotonic() - start) / UPDATES)

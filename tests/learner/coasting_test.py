@@ -11,11 +11,13 @@ from grpo_jax import optim
 from grpo_jax.learner import clipped
 from grpo_jax.learner import gradient as gradient_lib
 from grpo_jax.learner import micro_batches
+from grpo_jax.learner import updates
 from grpo_jax.run import loop
 from grpo_jax.run import warm_up
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_updater
 from tests import runs
+from tests.learning import credited
 
 STEPS, STATES = 8, 20
 
@@ -70,20 +72,21 @@ def make_probe(learner):
 def test_coasting_moves_clipped_tokens_as_predicted(tmp_path):
   """From 20 states: eight steps without gradient, and scored again."""
   run, updater, params = prepared(tmp_path)
-  probe = make_probe(updater.learner)
-  state = updater.init(params)
+  probe = make_probe(updater.compiled.learner)
+  state = updater.compiled.init(params)
   prompt_state, errors, motions = loop.PromptState(), [], []
   for step in range(6):
     if len(errors) == STATES:
       break
     run.engine.load(state.params, version=step)
     rollout, prompt_state, _ = loop.sampled(run, prompt_state, step)
-    batch = updater.with_policies(state, rollout, step)
-    batch, loss_state, _ = updater.credit(batch, state.loss_state)
-    state = state._replace(loss_state=loss_state)
+    ready = credited(updater, state, rollout, step)
+    batch = ready.batch
+    state = state._replace(loss_state=ready.loss_state)
     start = jnp.copy(state.step)
-    for chosen in updater.optimizer_batches(rollout, step):
-      stack, used = updater.layout(rollout, chosen)
+    prompts = len(rollout.prompts)
+    for chosen in updates.optimizer_batches(updater.spec, prompts, step):
+      stack, used = ready.layouts.stack(chosen)
       taken = jax.tree.map(lambda x: x[chosen], batch)  # noqa: B023
       direction, predicted, real = jax.device_get(
         probe(state, taken, stack, used)
@@ -95,7 +98,7 @@ def test_coasting_moves_clipped_tokens_as_predicted(tmp_path):
         )
         errors.append(abs(predicted - real) / abs(real))
         motions.append(real)
-      state, _ = updater.train_step(
+      state, _ = updater.compiled.step(
         None, state, batch, chosen, stack, used, start, start, False
       )
   assert len(errors) == STATES

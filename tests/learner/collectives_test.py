@@ -13,7 +13,8 @@ import numpy as np
 import optax
 import pytest
 
-from grpo_jax.learner import updates
+from grpo_jax.learner import layouts
+from grpo_jax.learner import lowering
 from grpo_jax.mesh import sharding
 from grpo_jax.models import scores
 from grpo_jax.planning import hlo
@@ -21,6 +22,7 @@ from tests import tiny
 from tests.learning import METHODS
 from tests.learning import make_learner
 from tests.learning import make_rollout
+from tests.learning import make_updater
 from tests.learning import spec
 
 VOCAB = 4096  # so that the output layer is the largest part
@@ -54,15 +56,19 @@ def compiled(mesh, **changes):
   changes = {'vocab_size': VOCAB, **changes}
   learner = make_learner(METHODS['grpo'](), mesh, optax.sgd(0.1), **changes)
   params = jax.eval_shape(tiny.model(**changes).init, jax.random.key(0))
-  made = updates.Updater(learner, params, spec('padded', ROWS))
+  made = make_updater(learner, params, spec('padded', ROWS))
   example = make_rollout(width=WIDTH)
-  chosen = next(made.optimizer_batches(example, 0))
-  layout, used = made.abstract_layout(example, chosen)
-  assert layout.tokens.shape == (MICRO, ROWS, COLUMNS) and used == MICRO
+  chosen = np.arange(len(example.prompts))
+  rows, used = layouts.abstract_stack(
+    made.compiled, example, chosen, made.layout
+  )
+  assert rows.tokens.shape == (MICRO, ROWS, COLUMNS) and used == MICRO
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(scores, 'chunk_positions', lambda *_: 12)
-    text = made.lowering(example)['train_step']().compile().as_text()
-  return hlo.Program(text, used, math.prod(mesh)), made.abstract.params, text
+    programs = lowering.lowering(made, made.layout, example)
+    text = programs['train_step']().compile().as_text()
+  params = made.compiled.abstract.params
+  return hlo.Program(text, used, math.prod(mesh)), params, text
 
 
 def found(program):

@@ -22,14 +22,15 @@ from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.learner import gradient as gradient_lib
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import step as learner_lib
-from grpo_jax.learner import updates
 from grpo_jax.learner.types import Learner
 from grpo_jax.mesh import sharding
 from grpo_jax.models import layout
 from tests import tiny
 from tests.learning import METHODS
+from tests.learning import learned
 from tests.learning import lowered_gradient
 from tests.learning import make_rollout
+from tests.learning import make_updater
 from tests.learning import spec
 
 MODEL = models.Transformer(tiny.EXPERTS)
@@ -118,9 +119,9 @@ def one_step(mesh=None):
   """Without the odd layer at the end, which takes long to compile."""
   model = models.Transformer(dataclasses.replace(tiny.EXPERTS, num_layers=4))
   learner, params = make_learner(mesh=mesh, model=model), tiny.params(model)
-  made = updates.Updater(learner, params, spec('padded', 8), watch_steps=1)
-  state = made.init(params)
-  state, measured = made(state, make_rollout(), 0)
+  made = make_updater(learner, params, spec('padded', 8), watch_steps=1)
+  state = made.compiled.init(params)
+  state, measured = learned(made, state, make_rollout(), 0)
   return state.params, metrics.to_scalars(measured)
 
 
@@ -221,15 +222,15 @@ def balancing(config):
   """An updater for what was sampled."""
   model, params, _, _ = sampled(config)
   learner = make_learner(balance=10.0, model=model)
-  return updates.Updater(learner, params, spec('shared', 4))
+  return make_updater(learner, params, spec('shared', 4))
 
 
 def disagreements(config, *trees):
   """Of the learner with each of the parameters, and the sampler's gap."""
   made, rollout = balancing(config), sampled(config)[3]
   for params in trees:
-    state = made.init(jax.tree.map(jnp.copy, params))
-    measured = metrics.to_scalars(made(state, rollout, 0)[1])
+    state = made.compiled.init(jax.tree.map(jnp.copy, params))
+    measured = metrics.to_scalars(learned(made, state, rollout, 0)[1])
     yield measured['router_disagreement'], measured['sampler_gap']
 
 
@@ -251,10 +252,10 @@ def test_enough_balance_makes_the_load_even():
   """The coefficient has the right sign, and reaches the routers."""
   _, params, _, rollout = sampled(ONE)
   made = balancing(ONE)
-  state = made.init(jax.tree.map(jnp.copy, params))
+  state = made.compiled.init(jax.tree.map(jnp.copy, params))
   seen = []
   for step in range(8):
-    state, measured = made(state, rollout, step)
+    state, measured = learned(made, state, rollout, step)
     seen.append(metrics.to_scalars(measured)['expert_balance'])
   assert seen[-1] < 1 + 0.5 * (seen[0] - 1), seen
 

@@ -20,7 +20,6 @@ from grpo_jax import optim
 from grpo_jax.learner import gradient as gradient_lib
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import step as learner_lib
-from grpo_jax.learner import updates
 from grpo_jax.mesh import sharding
 from grpo_jax.models import layout
 from tests import bigram
@@ -30,8 +29,11 @@ from tests.learning import MODEL
 from tests.learning import PARAMS
 from tests.learning import bigram_learner
 from tests.learning import bigram_rollout
+from tests.learning import layouts_of
+from tests.learning import learned
 from tests.learning import make_learner
 from tests.learning import make_rollout
+from tests.learning import make_updater
 from tests.learning import spec
 
 
@@ -103,12 +105,12 @@ def _state(learner):
 
 def fresh(made, params):
   """A state that may be donated."""
-  return made.init(jax.tree.map(jnp.copy, params))
+  return made.compiled.init(jax.tree.map(jnp.copy, params))
 
 
 def one_step(learner, rollout, params=PARAMS, cut=None):
-  made = updates.Updater(learner, params, cut or spec('padded', 8))
-  return made(fresh(made, params), rollout, 0)
+  made = make_updater(learner, params, cut or spec('padded', 8))
+  return learned(made, fresh(made, params), rollout, 0)
 
 
 OPTIMIZERS = {
@@ -125,7 +127,7 @@ OPTIMIZERS = {
 def of_reinforce(optimizer):
   """What several tests call."""
   learner = bigram_learner(losses.methods.reinforce(), OPTIMIZERS[optimizer])
-  return updates.Updater(learner, bigram.params(), spec('padded', 8))
+  return make_updater(learner, bigram.params(), spec('padded', 8))
 
 
 @pytest.mark.quick
@@ -186,9 +188,9 @@ def test_a_step_with_a_nonfinite_gradient_changes_nothing():
     )
   )
   made = of_reinforce('adam')
-  state, _ = made(fresh(made, bigram.params()), rollout, 0)
+  state, _ = learned(made, fresh(made, bigram.params()), rollout, 0)
   before = jax.device_get(state)
-  state, measured = made(state, poisoned, 1)
+  state, measured = learned(made, state, poisoned, 1)
   after = jax.device_get(state)
   jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
   jax.tree.map(np.testing.assert_array_equal, after.opt_state, before.opt_state)
@@ -198,7 +200,7 @@ def test_a_step_with_a_nonfinite_gradient_changes_nothing():
   assert found['nonfinite_steps'] == 1
   assert found['nonfinite_loss'] + found['nonfinite_gradient'] == 1
   assert found['nonfinite_update'] == 0
-  state, _ = made(state, rollout, 2)  # and training goes on
+  state, _ = learned(made, state, rollout, 2)  # and training goes on
   assert (state.step, state.nonfinite) == (2, 1)
 
 
@@ -208,9 +210,9 @@ def test_a_step_with_a_nonfinite_gradient_changes_nothing():
 )
 def test_an_update_that_is_not_finite_is_not_taken(optimizer):
   made, params = of_reinforce(optimizer), bigram.params()
-  state, measured = made(fresh(made, params), bigram_rollout(), 0)
+  state, measured = learned(made, fresh(made, params), bigram_rollout(), 0)
   jax.tree.map(np.testing.assert_array_equal, state.params, params)
-  begun = made.learner.optimizer.init(params)
+  begun = made.compiled.learner.optimizer.init(params)
   jax.tree.map(np.testing.assert_array_equal, state.opt_state, begun)
   assert (state.step, state.nonfinite) == (0, 1)
   found = metrics.to_scalars(measured)
@@ -223,7 +225,7 @@ def test_a_skipped_batch_is_not_shown_to_the_optimizer():
   """Which might fail on a gradient of 0, as here: 0 times infinity."""
   nothing = bigram_rollout(reward=np.zeros((4, 4)))
   made = of_reinforce('rate')
-  state, measured = made(fresh(made, bigram.params()), nothing, 0)
+  state, measured = learned(made, fresh(made, bigram.params()), nothing, 0)
   assert (state.step, state.nonfinite, state.idle) == (0, 0, 1)
   assert metrics.to_scalars(measured)['nonfinite_update'] == 0
 
@@ -262,10 +264,12 @@ def test_a_batch_without_advantages_follows_the_policy(policy):
   learner = bigram_learner(
     losses.methods.grpo(kl_coefficient=0), on_zero_advantage=policy
   )
-  made = updates.Updater(learner, bigram.params(), spec('padded', 8))
-  state, _ = made(fresh(made, bigram.params()), bigram_rollout(), 0)
+  made = make_updater(learner, bigram.params(), spec('padded', 8))
+  state, _ = learned(made, fresh(made, bigram.params()), bigram_rollout(), 0)
   before = jax.device_get(state)
-  state, _ = made(state, bigram_rollout(reward=np.full((4, 4), 0.1)), 1)
+  state, _ = learned(
+    made, state, bigram_rollout(reward=np.full((4, 4), 0.1)), 1
+  )
   after = jax.device_get(state)
   equal = [
     np.array_equal(a, b)
@@ -285,19 +289,20 @@ def collectives(mesh):
   learner = make_learner(METHODS['grpo'](), mesh, optax.sgd(0.1), **changes)
   model = tiny.model(**changes)
   params = jax.eval_shape(model.init, jax.random.key(0))
-  made = updates.Updater(learner, params, spec('padded', 8))
+  made = make_updater(learner, params, spec('padded', 8))
   rollout = make_rollout()
-  rows, used = made.layout(rollout, np.arange(4))
-  batch, loss_state, _ = made.credit(rollout.batch, learner.method.init())
-  state = jax.eval_shape(lambda p: learner_lib.init(learner, p), params)
-  place = learner_lib.state_sharding(learner, params)
-  state = jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-    state,
-    place,
-  )
-  lowered = made.train_step.lower(
-    None, state, batch, np.arange(4), rows, used, np.int32(0), np.int32(0)
+  rows, used = layouts_of(made, rollout).stack(np.arange(4))
+  functions, loss_state = made.compiled, learner.method.init()
+  batch, loss_state, _ = functions.credit(rollout.batch, loss_state)
+  lowered = functions.step.lower(
+    None,
+    functions.abstract,
+    batch,
+    np.arange(4),
+    rows,
+    used,
+    np.int32(0),
+    np.int32(0),
   )
   moves = 'all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute'
   return [
@@ -345,7 +350,7 @@ def test_weight_decay_spares_norms_and_biases():
 def test_the_given_state_is_donated():
   made = of_reinforce('adam')
   state = fresh(made, bigram.params())
-  made(state, bigram_rollout(), 0)
+  learned(made, state, bigram_rollout(), 0)
   assert all(x.is_deleted() for x in jax.tree.leaves(state.params))
 
 

@@ -14,12 +14,13 @@ from grpo_jax import metrics
 from grpo_jax.learner import gradient
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import step
-from grpo_jax.learner import updates
 from grpo_jax.mesh import sharding
 from tests import bigram
 from tests import tiny
 from tests.learning import bigram_learner
 from tests.learning import bigram_rollout
+from tests.learning import learned
+from tests.learning import make_updater
 from tests.learning import spec
 
 METHODS = {
@@ -165,13 +166,13 @@ def updated(compute_all, rewards):
     METHODS['gspo'](), optax.sgd(0.1), compute_all=compute_all
   )
   params = bigram.params()
-  updater = updates.Updater(made, params, spec('shared', 1), batches=2)
-  state = updater.init(jax.tree.map(jnp.copy, params))
+  updater = make_updater(made, params, spec('shared', 1), batches=2)
+  state = updater.compiled.init(jax.tree.map(jnp.copy, params))
   measured = []
   for number, reward in enumerate(rewards):
-    state, more = updater(state, bigram_rollout(reward=reward), number)
+    state, more = learned(updater, state, bigram_rollout(reward=reward), number)
     measured.append(metrics.to_scalars(more))
-  return state.params, measured, updater.train_step._cache_size()
+  return state.params, measured, updater.compiled.step._cache_size()
 
 
 def test_updates_are_the_same_and_compiled_once():

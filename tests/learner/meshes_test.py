@@ -13,7 +13,6 @@ from grpo_jax import losses
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.learner import gradient
 from grpo_jax.learner import step
-from grpo_jax.learner import updates
 from grpo_jax.mesh import sharding
 from grpo_jax.mesh import shards
 from grpo_jax.models import layout as layouts
@@ -22,9 +21,11 @@ from tests import bigram
 from tests import runs
 from tests import tiny
 from tests.learning import METHODS
+from tests.learning import layouts_of
 from tests.learning import lowered_gradient
 from tests.learning import make_learner
 from tests.learning import make_rollout
+from tests.learning import make_updater
 from tests.learning import spec
 
 FANCY = {**tiny.FANCY, 'vocab_size': 64, 'num_layers': 4}
@@ -71,11 +72,11 @@ def found(method, layout, mesh=None, make=transformer):
     shards=sharding.row_shards(learner.mesh),
     parts=learner.mesh.shape['context'],
   )
-  made = updates.Updater(learner, params, rows)
+  made = make_updater(learner, params, rows)
   rollout = make_rollout(width=WIDTH, of_bigram=make is of_bigram)
   batch, state, _ = step.credit(learner, rollout.batch, learner.method.init())
   batch = losses.prepare(learner.method, batch, state)
-  rows, used = made.layout(rollout, np.arange(4))
+  rows, used = layouts_of(made, rollout).stack(np.arange(4))
 
   def run(params, batch, rows):
     with sharding.use(learner.mesh):

@@ -12,11 +12,13 @@ import pytest
 from grpo_jax import losses
 from grpo_jax import metrics
 from grpo_jax import optim
+from grpo_jax.learner import lowering
 from grpo_jax.learner import offload
-from grpo_jax.learner import updates
 from tests import bigram
 from tests.learning import bigram_learner
 from tests.learning import bigram_rollout
+from tests.learning import learned
+from tests.learning import make_updater
 from tests.learning import spec
 
 AWAY = {'offload_moments': True, 'offload_reference': True}
@@ -37,7 +39,7 @@ def updater(optimizer, mesh=(1, 1, 1), **offloaded):
   learner = bigram_learner(
     losses.methods.grpo(kl_coefficient=0.1), optimizer(), mesh, **offloaded
   )
-  return updates.Updater(
+  return make_updater(
     learner,
     bigram.params(),
     spec('shared', 4),
@@ -56,7 +58,7 @@ def away():
 
 
 def begun(made):
-  return made.init(jax.tree.map(jnp.copy, bigram.params()))
+  return made.compiled.init(jax.tree.map(jnp.copy, bigram.params()))
 
 
 def bare(seed=0, **options):
@@ -69,7 +71,7 @@ def bare(seed=0, **options):
 def trained(made, rollouts=3):
   state, measured = begun(made), []
   for step in range(rollouts):
-    state, found = made(state, bare(step), step)
+    state, found = learned(made, state, bare(step), step)
     measured.append(metrics.to_scalars(found))
   return state, measured
 
@@ -106,25 +108,26 @@ def test_a_refused_update_leaves_them_there():
   made, poisoned = away(), bare(reward=np.full((4, 4), np.nan))
   state = begun(made)
   before = jax.device_get(state.opt_state)
-  state, _ = made(state, poisoned, 1)
+  state, _ = learned(made, state, poisoned, 1)
   jax.tree.map(np.testing.assert_array_equal, before, state.opt_state)
   assert 'pinned_host' in kinds(state.opt_state)
 
 
 def test_the_programs_ahead_are_those_that_run():
   made = away()
-  lowered = made.lowering(bare(), 1)
+  lowered = lowering.lowering(made, made.layout, bare(), 1)
   assert set(lowered) == {
     'train_step', 'credit', 'score_all', 'score_reference',
   }  # fmt: skip
-  assert made.scoring_names == ['score_all', 'score_reference']
+  assert lowering.scoring_names(made) == ['score_all', 'score_reference']
   for name, program in lowered.items():
     moves = 'pinned_host' in program().as_text()
     assert moves == (name in ('train_step', 'score_reference')), name
 
 
 def test_without_offload_no_program_moves_anything():
-  lowered = updater(plain).lowering(bigram_rollout(), 1)
+  made = updater(plain)
+  lowered = lowering.lowering(made, made.layout, bigram_rollout(), 1)
   assert set(lowered) == {'train_step', 'credit', 'score_all'}
   for program in lowered.values():
     assert 'pinned_host' not in program().as_text()

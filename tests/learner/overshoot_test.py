@@ -15,12 +15,15 @@ from grpo_jax import models
 from grpo_jax import optim
 from grpo_jax.learner import clipped as clipped_lib
 from grpo_jax.learner import gradient
+from grpo_jax.learner import lowering
 from grpo_jax.learner import overshoot
 from grpo_jax.learner import step_metrics
-from grpo_jax.learner import updates
 from grpo_jax.models import layout
 from tests import bigram
 from tests import tiny
+from tests.learning import credited
+from tests.learning import learned
+from tests.learning import make_updater
 from tests.learning import spec
 
 METHOD = functools.partial(losses.methods.grpo, kl_coefficient=0.0)
@@ -41,7 +44,7 @@ def make_learner(method=None, brake=None, **changes):
 
 
 def updater(learner):
-  return updates.Updater(learner, bigram.params(), spec('shared', 2))
+  return make_updater(learner, bigram.params(), spec('shared', 2))
 
 
 @functools.cache
@@ -53,8 +56,11 @@ def plain():
 def make(epochs=3, watch_steps=1, made=None):
   """An updater, and its state."""
   made = made or plain()
-  made.epochs, made.watch_steps = epochs, watch_steps  # no part of a program
-  return made, made.init(copied())
+  spec = dataclasses.replace(
+    made.spec, epochs=epochs, watch_steps=watch_steps
+  )  # no part of a program
+  made = dataclasses.replace(made, spec=spec)
+  return made, made.compiled.init(copied())
 
 
 def copied():
@@ -75,25 +81,25 @@ def logp(params):
   return tiny.gather(scores.logp, rows(), bigram.rollout().length)
 
 
-def two_steps(functions, watch=True):
+def two_steps(made, watch=True):
   """States around the second of two steps, its metrics, and the batch.
 
   On a rollout that says what its old policy was, so that tokens are clipped.
   """
   rollout = bigram.rollout()
-  state = functions.init(copied())
-  functions.epochs = 1
-  batch = functions.with_policies(state, rollout, 0)
-  batch, loss_state, _ = functions.credit(batch, state.loss_state)
-  state = state._replace(loss_state=loss_state)
-  chosen, start = np.arange(bigram.PROMPTS), jnp.copy(state.step)
-  stack, used = functions.layout(rollout, chosen)
+  state = made.compiled.init(copied())
+  ready = credited(made, state, rollout)
+  batch = ready.batch
+  state = state._replace(loss_state=ready.loss_state)
+  (chosen,), start = ready.layouts.first_epoch(), jnp.copy(state.step)
+  stack, used = ready.layouts.stack(chosen)
   for _ in range(2):
     before = jax.tree.map(jnp.copy, state)
-    state, measured = functions.train_step(
+    state, measured = made.compiled.step(
       None, state, batch, chosen, stack, used, start, start, watch
     )
-  batch = losses.prepare(functions.learner.method, batch, before.loss_state)
+  method = made.compiled.learner.method
+  batch = losses.prepare(method, batch, before.loss_state)
   return before, state, metrics.to_scalars(measured), batch
 
 
@@ -184,11 +190,10 @@ def test_the_prediction_is_along_the_coasting_path():
 def test_the_end_of_a_rollout_is_scored_again():
   made, state = make()
   rollout = bigram.rollout()
-  state, measured = made(state, rollout, 0)
+  state, measured = learned(made, state, rollout, 0)
   found = metrics.to_scalars(measured)
-  batch, _ = losses.credit(
-    made.learner.method, rollout.batch, made.learner.method.init()
-  )
+  method = made.compiled.learner.method
+  batch, _ = losses.credit(method, rollout.batch, method.init())
   old = logp(bigram.params())  # scored before the first update
   gap = np.asarray(logp(state.params) - old)
   kept = np.asarray(batch.keep)
@@ -261,12 +266,14 @@ def test_overshoot_is_measured_every_n_rollouts():
   rollout = bigram.rollout()
   names = []
   for step in range(3):
-    state, measured = made(state, rollout, step)
+    state, measured = learned(made, state, rollout, step)
     names.append({'overshoot', 'kl_rollout'} & set(measured))
     assert 'adam_carried_norm' in measured
   assert names[0] == names[2] == {'overshoot', 'kl_rollout'} and not names[1]
   never, state = make(epochs=1, watch_steps=0)
-  assert not {'overshoot', 'kl_rollout'} & set(never(state, rollout, 0)[1])
+  assert not {'overshoot', 'kl_rollout'} & set(
+    learned(never, state, rollout, 0)[1]
+  )
 
 
 def test_the_difference_of_the_parameters_is_kept_where_it_is_read(monkeypatch):
@@ -280,7 +287,7 @@ def test_the_difference_of_the_parameters_is_kept_where_it_is_read(monkeypatch):
   monkeypatch.setattr(step_metrics, 'of_update', of_update)
   made, state = make(1, 2, updater(make_learner()))
   for step in range(2):
-    made.lowering(bigram.rollout(), step)['train_step']()
+    lowering.lowering(made, made.layout, bigram.rollout(), step)['train_step']()
   assert kept == [True, False]
 
 
@@ -291,7 +298,7 @@ def test_measuring_changes_no_parameter(epochs):
   rollout = rollout._replace(batch=rollout.batch._replace(logp_old=None))
   for watch in (0, 1):
     made, state = make(epochs=epochs, watch_steps=watch)
-    state, measured = made(state, rollout, 0)
+    state, measured = learned(made, state, rollout, 0)
     results.append(state.params)
     found = metrics.to_scalars(measured)
     assert epochs > 1 or found['ratio_max'] == found['ratio_min'] == 1
@@ -361,7 +368,7 @@ def test_an_update_that_is_not_taken_has_no_motion():
   idle = batch._replace(reward=np.full_like(batch.reward, 0.5))
   broken = batch._replace(logp_old=np.full_like(batch.logp_old, np.nan))
   for step, drawn in enumerate((batch, idle, broken)):
-    state, measured = made(state, rollout._replace(batch=drawn), step)
+    state, measured = learned(made, state, rollout._replace(batch=drawn), step)
     assert state.step == 1
     names = metrics.to_scalars(measured)
     kinds = ('adam_', 'overshoot', 'ends_')
@@ -411,7 +418,7 @@ def test_the_updates_of_a_rollout_are_numbered():
     losses.set_objective(objective, requires=('updates_done',)),
   )
   made, state = make(3, 0, updater(make_learner(method)))
-  state, _ = made(state, bigram.rollout(), 0)
-  made(state, bigram.rollout(), 1)
+  state, _ = learned(made, state, bigram.rollout(), 0)
+  learned(made, state, bigram.rollout(), 1)
   jax.effects_barrier()
   assert sorted(set(seen)) == [0.0, 1.0, 2.0]

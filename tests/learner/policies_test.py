@@ -10,13 +10,16 @@ import pytest
 
 from grpo_jax import losses
 from grpo_jax import metrics
+from grpo_jax.learner import lowering
 from grpo_jax.learner import step as learner_lib
-from grpo_jax.learner import updates
 from grpo_jax.losses import methods
 from grpo_jax.models import layout
 from tests import bigram
 from tests import tiny
+from tests.learning import learned
+from tests.learning import make_updater
 from tests.learning import spec
+from tests.learning import with_policies
 
 SHAPE = (bigram.PROMPTS, bigram.GROUP, bigram.TOKENS)
 
@@ -58,7 +61,7 @@ def moved():
 def make(method, **options):
   """An updater, and a state whose policy has left its reference."""
   learner = bigram.make_learner(method)
-  made = updates.Updater(learner, bigram.params(), spec('shared', 4), **options)
+  made = make_updater(learner, bigram.params(), spec('shared', 4), **options)
   state = learner_lib.init(learner, bigram.params())
   return made, state._replace(params=moved())
 
@@ -76,7 +79,7 @@ def controlled():
 
 class Case(NamedTuple):
   method: losses.LossTransform
-  options: dict  # of the Updater
+  options: dict  # of the `UpdateSpec`
   known: bool  # whether the sampler gives its entropy
   logp_old: str | None  # whose it is: 'policy' or 'sampler'
   entropy_old: str | None
@@ -109,7 +112,7 @@ CASES = {
 def test_each_requirement_is_supplied(case):
   made, state = make(case.method, **case.options)
   rollout = bare(case.known)
-  batch = made.with_policies(state, rollout, 0)
+  batch, scorings = with_policies(made, state, rollout)
   given = rollout.batch
   sources = {
     ('logp_old', 'policy'): scored('policy').logp,
@@ -125,13 +128,14 @@ def test_each_requirement_is_supplied(case):
     elif source != 'any':
       want = sources[name, source]
       np.testing.assert_allclose(found[inside], want[inside], atol=2e-6)
-  assert (batch.logp_ref is None) == (not made.learner.with_reference)
+  assert (batch.logp_ref is None) == (not made.compiled.learner.with_reference)
   if batch.logp_ref is not None:
     want = scored('reference').logp
     np.testing.assert_allclose(batch.logp_ref[inside], want[inside], atol=2e-6)
   assert 'noise' not in batch.extras
-  assert made.scorings == case.scorings
-  assert made.forward_passes() == 3 * made.epochs + case.scorings
+  assert scorings == case.scorings
+  passes = made.spec.forward_passes(scorings, 0.5)
+  assert passes == 1.5 * made.spec.epochs + case.scorings
 
 
 def test_the_sources_differ():
@@ -155,7 +159,7 @@ def test_of_groups_in_stock_the_sampler_is_the_old_policy(anchor, known):
   version = np.zeros(SHAPE, np.int32)
   version[:2] = 3
   rollout = rollout._replace(batch=rollout.batch._replace(version=version))
-  batch = made.with_policies(state, rollout, 3)
+  batch, scorings = with_policies(made, state, rollout, 3)
   given, inside = rollout.batch, rollout.batch.mask
   np.testing.assert_array_equal(batch.extras['fresh'], version == 3)
   logp, entropy = scored('policy')
@@ -172,13 +176,13 @@ def test_of_groups_in_stock_the_sampler_is_the_old_policy(anchor, known):
   np.testing.assert_allclose(
     batch.entropy_old[inside], entropy[inside], atol=2e-6
   )
-  assert made.scorings == (anchor == 'learner' or not known)
+  assert scorings == (anchor == 'learner' or not known)
 
 
 def test_noise_goes_by_seed_and_step():
   def noise(seed, step, **options):
     made, state = make(methods.clip_cov(), seed=seed, **options)
-    return made.with_policies(state, bare(), step).extras['noise']
+    return with_policies(made, state, bare(), step)[0].extras['noise']
 
   first = noise(7, 2)
   assert first.shape == SHAPE and first.dtype == np.float32
@@ -188,8 +192,8 @@ def test_noise_goes_by_seed_and_step():
   for other in (noise(7, 3), noise(8, 2)):
     assert np.mean(other == first) < 0.05
   made, state = make(methods.clip_cov(), seed=7)
-  again = [made.with_policies(state, bare(), 2) for _ in range(2)]
-  for batch in again:  # nor does it depend on what was drawn before
+  again = [with_policies(made, state, bare(), 2) for _ in range(2)]
+  for batch, _ in again:  # nor does it depend on what was drawn before
     np.testing.assert_array_equal(batch.extras['noise'], first)
 
 
@@ -205,7 +209,7 @@ def test_noise_goes_by_seed_and_step():
 def test_memory_can_be_asked_before_anything_is_scored(method):
   made, _ = make(method)
   rollout = bare(sampler=False)
-  needs = made.memory_gib(rollout)
+  needs = lowering.memory_gib(made, made.layout, rollout)
   assert 0 < needs['temporary'] < needs['peak'] < 0.1
   assert rollout.batch.logp_sampler is None  # what was given stays as it was
   assert set(rollout.batch.extras) == {'log_kept'}
@@ -214,8 +218,8 @@ def test_memory_can_be_asked_before_anything_is_scored(method):
 def test_a_step_with_everything_that_can_be_required():
   method = losses.chain(controlled(), losses.penalize_covariance(0.2))
   made, _ = make(method, epochs=2)
-  state = made.init(jax.tree.map(jnp.copy, moved()))
-  state, measured = made(state, bare(), 0)
+  state = made.compiled.init(jax.tree.map(jnp.copy, moved()))
+  state, measured = learned(made, state, bare(), 0)
   scalars = metrics.to_scalars(measured)
   assert state.step == 2 and np.isfinite(list(scalars.values())).all()
   assert scalars['kl_old_k3'] > 0 and scalars['penalized'] > 0
@@ -225,4 +229,4 @@ def test_a_step_with_everything_that_can_be_required():
 def test_what_no_one_can_supply_is_named():
   made, state = make(methods.deepseek_v3_2(policy='sampler'))
   with pytest.raises(ValueError, match="'logp_sampler'"):
-    made(state, bare(sampler=False), 0)
+    learned(made, state, bare(sampler=False), 0)

@@ -8,10 +8,11 @@ import optax
 from grpo_jax import losses
 from grpo_jax import metrics
 from grpo_jax import optim
-from grpo_jax.learner import updates
 from tests import bigram
 from tests.learning import bigram_learner
 from tests.learning import bigram_rollout
+from tests.learning import learned
+from tests.learning import make_updater
 from tests.learning import spec
 
 PEAK, ROLLOUTS, BATCHES = 0.25, 6, 2
@@ -25,16 +26,16 @@ def test_a_decay_ends_with_the_run_though_updates_are_skipped():
     optax.scale_by_sign(), optax.scale_by_learning_rate(schedule)
   )
   learner = bigram_learner(losses.methods.grpo(), tx, learning_rate=schedule)
-  updater = updates.Updater(
+  updater = make_updater(
     learner, bigram.params(), spec('padded', 16), batches=BATCHES
   )
-  state = updater.init(jax.tree.map(jnp.copy, bigram.params()))
+  state = updater.compiled.init(jax.tree.map(jnp.copy, bigram.params()))
   silent = np.zeros((4, 4))
   moved, rates = [], []
   for step in range(ROLLOUTS):
     before = jax.device_get(state.params)
     rollout = bigram_rollout(step, reward=silent if step in (0, 2, 3) else None)
-    state, measured = updater(state, rollout, step)
+    state, measured = learned(updater, state, rollout, step)
     change = jax.tree.map(
       lambda x, y: np.abs(x - y).max(), before, jax.device_get(state.params)
     )
@@ -59,11 +60,11 @@ def test_adam_corrects_its_bias_by_the_updates_it_took():
   learner = bigram_learner(
     losses.methods.grpo(), optim.adamw(schedule), learning_rate=schedule
   )
-  updater = updates.Updater(learner, bigram.params(), spec('padded', 16))
-  state = updater.init(jax.tree.map(jnp.copy, bigram.params()))
+  updater = make_updater(learner, bigram.params(), spec('padded', 16))
+  state = updater.compiled.init(jax.tree.map(jnp.copy, bigram.params()))
   silent = bigram_rollout(reward=np.zeros((4, 4)))
   for step in range(3):
-    state, _ = updater(state, silent, step)
-  state, _ = updater(state, bigram_rollout(), 3)
+    state, _ = learned(updater, state, silent, step)
+  state, _ = learned(updater, state, bigram_rollout(), 3)
   adam = optax.tree.get_all_with_path(state.opt_state, 'count')
   assert sorted(int(count) for _, count in adam) == [1, 4]

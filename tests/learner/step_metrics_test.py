@@ -12,11 +12,12 @@ from grpo_jax import losses
 from grpo_jax import metrics
 from grpo_jax import models
 from grpo_jax.learner import step_metrics
-from grpo_jax.learner import updates
 from grpo_jax.learner.types import Learner
 from grpo_jax.mesh import sharding
 from grpo_jax.models.routing import Statistics
+from tests.learning import learned
 from tests.learning import make_rollout
+from tests.learning import make_updater
 from tests.learning import spec
 
 SHAPE = (3, 4, 6)
@@ -282,11 +283,11 @@ def steps(rollouts, mesh=(1, 1, 1), **options):
   """Scalars of each rollout's step, and the states."""
   learner = table_learner(losses.methods.grpo(), mesh, **options)
   params = table(rollouts[0])
-  made = updates.Updater(learner, params, spec('shared', 4))
-  state = made.init(jax.tree.map(jnp.copy, params))
+  made = make_updater(learner, params, spec('shared', 4))
+  state = made.compiled.init(jax.tree.map(jnp.copy, params))
   scalars, states = [], [jax.device_get(state)]
   for step, rollout in enumerate(rollouts):
-    state, measured = made(state, rollout, step)
+    state, measured = learned(made, state, rollout, step)
     scalars.append(metrics.to_scalars(measured))
     states.append(jax.device_get(state))
   return scalars, states

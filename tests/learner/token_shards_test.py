@@ -12,14 +12,15 @@ import numpy as np
 import optax
 import pytest
 
+from grpo_jax.learner import lowering
 from grpo_jax.learner import token_shards
-from grpo_jax.learner import updates
 from grpo_jax.mesh import sharding
 from grpo_jax.mesh import shards
 from tests import bigram
 from tests.learning import METHODS
 from tests.learning import bigram_learner
 from tests.learning import bigram_rollout
+from tests.learning import make_updater
 from tests.learning import spec
 
 # Of eight data shards with one row of two slots; 6 is nobody.
@@ -108,8 +109,8 @@ def test_no_device_has_all_positions(method):
     bigram_learner(METHODS[method](), optax.adam(1e-3)),
     mesh=sharding.make_mesh(**mesh),
   )
-  made = updates.Updater(learner, bigram.params(), spec('padded', 8), batches=2)
-  lowered = made.lowering(bigram_rollout(width=24))
+  made = make_updater(learner, bigram.params(), spec('padded', 8), batches=2)
+  lowered = lowering.lowering(made, made.layout, bigram_rollout(width=24))
   assert {'train_step', 'credit', 'score_all'} <= set(lowered)
   whole = re.compile(r'\[(4,4|2,4|16|8),24[],]')  # of a rollout, of a batch
   for name, lower in lowered.items():

@@ -12,6 +12,7 @@ import pytest
 from grpo_jax import losses
 from grpo_jax import metrics
 from grpo_jax import optim
+from grpo_jax.learner import lowering
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import step as learner_lib
 from grpo_jax.learner import updates
@@ -25,9 +26,15 @@ from tests.learning import MODEL
 from tests.learning import PARAMS
 from tests.learning import bigram_learner
 from tests.learning import bigram_rollout
+from tests.learning import credited
+from tests.learning import layouts_of
+from tests.learning import learned
 from tests.learning import make_learner
 from tests.learning import make_rollout
+from tests.learning import make_updater
+from tests.learning import score
 from tests.learning import spec
+from tests.learning import with_policies
 
 
 def unscored(seed=0, **options):
@@ -39,7 +46,7 @@ def unscored(seed=0, **options):
 def sampled(log_kept=0.0):
   """As a sampler gives it whose log-probabilities are those of the learner."""
   rollout = unscored(reward=np.eye(4))  # no batch without advantages
-  exact = np.asarray(of_grpo().score(bigram.params(), rollout).logp)
+  exact = np.asarray(score(of_grpo(), bigram.params(), rollout).logp)
   kept = np.full(exact.shape, log_kept, np.float32)
   batch = rollout.batch._replace(
     logp_sampler=exact - kept, extras={'log_kept': kept}
@@ -49,7 +56,7 @@ def sampled(log_kept=0.0):
 
 def updater(learner, kind='shared', micro_rows=1, **options):
   rows = spec(kind, micro_rows)
-  return updates.Updater(learner, bigram.params(), rows, **options)
+  return make_updater(learner, bigram.params(), rows, **options)
 
 
 @functools.cache
@@ -60,7 +67,7 @@ def of_grpo():
 
 
 def begun(made):
-  return made.init(jax.tree.map(jnp.copy, bigram.params()))
+  return made.compiled.init(jax.tree.map(jnp.copy, bigram.params()))
 
 
 def test_the_ratio_is_one_before_the_first_update():
@@ -68,9 +75,9 @@ def test_the_ratio_is_one_before_the_first_update():
   learner = bigram_learner(losses.methods.gspo(), optimizer=optax.sgd(0.0))
   for batches, epochs in ((1, 1), (2, 2)):
     made = updater(learner, 'shared', 2, batches=batches, epochs=epochs)
-    assert made.forward_passes() == 3 * epochs and repr(made)
+    assert made.spec.forward_passes(0) == 3 * epochs
     state = begun(made)
-    state, measured = made(state, rollout, 0)
+    state, measured = learned(made, state, rollout, 0)
     scalars = metrics.to_scalars(measured)
     assert scalars['kl_old_k1'] == scalars['kl_old_k3'] == 0
     assert scalars['ratio'] == scalars['ratio_p01'] == scalars['ratio_p99'] == 1
@@ -98,8 +105,8 @@ def test_the_ratio_is_one_in_bf16_too(kind):
     num_layers=2,
   )
   params = tiny.params(tiny.model(num_layers=2))
-  made = updates.Updater(learner, params, spec(kind, 2), 0, 2, 2)
-  state, measured = made(made.init(params), rollout, 0)
+  made = make_updater(learner, params, spec(kind, 2), 0, 2, 2)
+  state, measured = learned(made, made.compiled.init(params), rollout)
   scalars = metrics.to_scalars(measured)
   assert state.step == 4
   kinds = {
@@ -129,21 +136,19 @@ def test_rows_that_are_gathered_on_the_devices_are_the_rows_of_one_host(kind):
   rollout = rollout._replace(batch=batch._replace(logp_sampler=sampler))
   learner = bigram_learner(losses.methods.dapo(), mesh=(2, 2, 1))
   made = updater(learner, kind, 4, batches=2, epochs=2)
-  fill, filled, ends = made.fill, [], []
+  fill, filled, ends = made.compiled.fill, [], []
 
   def noted(*args):
     filled.append(len(ends))
     return fill(*args)
 
-  made.fill = noted
+  functions = dataclasses.replace(made.compiled, fill=noted)
+  made = dataclasses.replace(made, compiled=functions)
   for holder in None, np.zeros(len(rollout.prompts), np.int64):
     whole = rollout._replace(holder=holder)
-    # Another array, or the layouts of the rollout before would be taken.
-    mask = batch.mask.copy()
-    whole = whole._replace(batch=whole.batch._replace(mask=mask))
     whole = gathering.on_devices(whole, learner.mesh)
     assert isinstance(whole.batch.tokens, jax.Array) == (holder is not None)
-    state, measured = made(begun(made), whole, 0)
+    state, measured = learned(made, begun(made), whole, 0)
     ends.append((state, metrics.to_scalars(measured)))
   assert filled and {*filled} == {1}
   jax.tree.map(np.testing.assert_array_equal, *ends)
@@ -151,19 +156,19 @@ def test_rows_that_are_gathered_on_the_devices_are_the_rows_of_one_host(kind):
 
 def test_several_batches_and_epochs_move_the_ratio():
   rollout, made = sampled(), of_grpo()
-  chosen = list(made.optimizer_batches(rollout, step=7))
+  chosen = list(updates.optimizer_batches(made.spec, 4, step=7))
   assert len(chosen) == 6
   for epoch in range(3):
     prompts = np.concatenate(chosen[2 * epoch : 2 * epoch + 2])
     np.testing.assert_array_equal(np.sort(prompts), np.arange(4))
-  again = list(made.optimizer_batches(rollout, step=7))
+  again = list(updates.optimizer_batches(made.spec, 4, step=7))
   np.testing.assert_array_equal(np.array(chosen), np.array(again))
   orders = {
-    tuple(np.concatenate(list(made.optimizer_batches(rollout, s))))
+    tuple(np.concatenate([*updates.optimizer_batches(made.spec, 4, s)]))
     for s in range(8)
   }
   assert len(orders) > 4
-  state, measured = made(begun(made), rollout, 0)
+  state, measured = learned(made, begun(made), rollout, 0)
   assert state.step == 6
   assert metrics.to_scalars(measured)['kl_old_k3'] > 1e-5
 
@@ -175,8 +180,9 @@ def test_the_anchor_may_be_the_sampler():
     batch=rollout.batch._replace(logp_old=None, logp_sampler=sampler)
   )
   learner = make_learner(losses.methods.grpo(kl_coefficient=0))
-  made = updates.Updater(learner, PARAMS, spec('shared', 2), anchor='sampler')
-  batch = made.with_policies(learner_lib.init(learner, PARAMS), rollout, 0)
+  made = make_updater(learner, PARAMS, spec('shared', 2), anchor='sampler')
+  state = learner_lib.init(learner, PARAMS)
+  batch, _ = with_policies(made, state, rollout)
   np.testing.assert_array_equal(batch.logp_old, sampler)
 
 
@@ -185,10 +191,10 @@ def test_a_reference_is_kept_and_scored_only_if_the_method_has_one():
   assert learner_lib.init(without, PARAMS).reference is None
   learner = make_learner(losses.methods.grpo())
   rollout = make_rollout()
-  made = updates.Updater(learner, PARAMS, spec())
+  made = make_updater(learner, PARAMS, spec())
   state = learner_lib.init(learner, PARAMS)
   moved = jax.tree.map(lambda x: 1.5 * x, PARAMS)
-  batch = made.with_policies(state._replace(params=moved), rollout, 0)
+  batch, _ = with_policies(made, state._replace(params=moved), rollout)
   rows = layout.padded_rows(
     rollout.prompts, rollout.batch.tokens, rollout.length, 16
   )
@@ -227,7 +233,7 @@ def test_the_optimizer_hears_of_the_rollout_and_of_clipping():
   truncated = np.arange(rollout.length.size).reshape(rollout.length.shape) % 2
   batch = rollout.batch._replace(truncated=truncated == 1)
   rollout = rollout._replace(batch=batch)
-  scalars = metrics.to_scalars(made(state, rollout, 0)[1])
+  scalars = metrics.to_scalars(learned(made, state, rollout, 0)[1])
   jax.effects_barrier()
   # Each is computed once to look at it, and once to take it.
   assert heard[::2] == heard[1::2]
@@ -264,7 +270,7 @@ def test_a_skipped_first_batch_is_not_the_first_update():
   keep[1] = False  # and in another one no token to learn it from
   rollout = rollout._replace(batch=rollout.batch._replace(keep=keep))
   made = updater(learner, 'padded', 4, batches=4)
-  state, _ = made(begun(made), rollout, 0)
+  state, _ = learned(made, begun(made), rollout, 0)
   assert (state.step, state.idle) == (2, 2)
   jax.effects_barrier()
   # Each twice; see above. A skipped batch is not seen at all.
@@ -282,14 +288,16 @@ def test_an_optimizer_may_compute_in_another_dtype():
   )
   learner = bigram_learner(losses.methods.grpo(kl_coefficient=0), halves)
   made = updater(learner, 'padded', 4)
-  state, measured = made(begun(made), bigram_rollout(reward=np.eye(4)), 0)
+  state, measured = learned(
+    made, begun(made), bigram_rollout(reward=np.eye(4)), 0
+  )
   kinds = {x.dtype for x in jax.tree.leaves((state.params, state.opt_state))}
   assert kinds == {jnp.dtype('float32')} and measured['update_norm'].total > 0
 
 
 def test_the_sampler_gap_is_neither_filter_nor_drift():
   made = of_grpo()
-  _, measured = made(begun(made), sampled(log_kept=-0.7), 0)
+  _, measured = learned(made, begun(made), sampled(log_kept=-0.7), 0)
   scalars = metrics.to_scalars(measured)
   assert scalars['kl_old_k3'] > 1e-4  # the policy has moved
   assert scalars['sampler_gap_max'] < 1e-4
@@ -308,11 +316,12 @@ def test_compilations_are_bounded_by_the_buckets(kind):
   """Ragged rollouts of any lengths: one program per pair of buckets."""
   learner = bigram.make_learner(losses.methods.grpo(kl_coefficient=0))
   cut = LayoutSpec(kind, 2, 0, (4, 8), 30)
-  made = updates.Updater(learner, bigram.params(), cut)
-  state = begun(made)
+  made = make_updater(learner, bigram.params(), cut)
+  state, decided = begun(made), cut
   with compiled_programs() as names:
     for seed in range(8):
-      state, _ = made(state, bigram_rollout(seed), seed)
+      rollout = bigram_rollout(seed)
+      state, _, decided = updates.learn(made, decided, state, rollout, seed)
   # Packed rows also bucket their number and the completions in one.
   most = 2 if kind != 'packed' else 6
   assert 1 <= names.count('train_step') <= most, (kind, names)
@@ -321,15 +330,33 @@ def test_compilations_are_bounded_by_the_buckets(kind):
 
 def test_layouts_are_kept_for_one_rollout():
   learner = bigram.make_learner(losses.methods.grpo(kl_coefficient=0))
-  made = updates.Updater(learner, bigram.params(), spec('padded', 4))
-  first, second = make_rollout(0), make_rollout(1)
-  chosen = np.arange(4)
-  for rollout in (first, second, first):
-    found, _ = made.layout(rollout, chosen)
-    assert made.layout(rollout, chosen)[0] is found
-    wanted, _ = micro_batches.of_rollout(rollout, chosen, made.spec)
-    np.testing.assert_array_equal(found.tokens, wanted.tokens)
-    np.testing.assert_array_equal(found.target, wanted.target)
+  made = make_updater(learner, bigram.params(), spec('padded', 4), batches=2)
+  for rollout in (make_rollout(0), make_rollout(1)):
+    rows = layouts_of(made, rollout)
+    for chosen in rows.first_epoch():
+      found = rows.stack(chosen)
+      assert rows.stack(chosen) is found
+      wanted, _ = micro_batches.of_rollout(rollout, chosen, made.layout)
+      np.testing.assert_array_equal(found.rows.tokens, wanted.tokens)
+      np.testing.assert_array_equal(found.rows.target, wanted.target)
+    # What a later epoch takes is used once.
+    later = np.array([2, 0])
+    assert rows.stack(later) is not rows.stack(later)
+
+
+@pytest.mark.parametrize('kind', ['auto', 'packed'])
+def test_the_first_rollout_decides_the_layout_of_all(kind):
+  learner = bigram.make_learner(losses.methods.grpo(kl_coefficient=0))
+  made = make_updater(learner, bigram.params(), spec(kind, 4), batches=2)
+  rollout = bigram_rollout()
+  first = np.arange(2)
+  decided = micro_batches.decided(rollout, first, made.layout)
+  assert made.layout.is_open and not decided.is_open
+  state, _, kept = updates.learn(made, made.layout, begun(made), rollout, 0)
+  assert kept == decided
+  short = rollout._replace(length=np.minimum(rollout.length, 1))
+  *_, again = updates.learn(made, kept, state, short, 1)
+  assert again is kept
 
 
 @functools.cache
@@ -341,10 +368,11 @@ def of_reference():
 @pytest.mark.parametrize('weight', [1.0, 0.25])
 def test_a_reference_is_refreshed_every_n_rollouts(weight):
   made, first = of_reference(), bigram.params()
-  made.refresh_weight = weight
-  state, _ = made(begun(made), bigram_rollout(), 0)
+  spec = dataclasses.replace(made.spec, refresh_weight=weight)
+  made = dataclasses.replace(made, spec=spec)
+  state, _ = learned(made, begun(made), bigram_rollout(), 0)
   assert_equal(state.reference, first)  # fixed until it is due
-  state, _ = made(state, bigram_rollout(1), 1)
+  state, _ = learned(made, state, bigram_rollout(1), 1)
   expected = jax.tree.map(
     lambda old, new: (1 - weight) * old + weight * new, first, state.params
   )
@@ -354,7 +382,8 @@ def test_a_reference_is_refreshed_every_n_rollouts(weight):
     jax.tree.leaves(state.reference), jax.tree.leaves(expected), strict=True
   ):
     np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
-  made(state, bigram_rollout(2), 2)  # the copy was no alias: donation works
+  # The copy was no alias: donation works.
+  learned(made, state, bigram_rollout(2), 2)
 
 
 def assert_equal(a, b):
@@ -377,10 +406,10 @@ def test_groups_in_stock_are_anchored_on_what_drew_them():
       extras={'log_kept': np.full(version.shape, -0.5, np.float32)},
     )
   )
-  made = updates.Updater(learner, PARAMS, spec('shared', 2), stale=True)
+  made = make_updater(learner, PARAMS, spec('shared', 2), stale=True)
   state = learner_lib.init(learner, PARAMS)
-  batch = made.with_policies(state, rollout, 5)
-  scored = made.score(PARAMS, rollout).logp
+  batch, _ = with_policies(made, state, rollout, 5)
+  scored = score(made, PARAMS, rollout).logp
   inside = rollout.batch.mask
   np.testing.assert_array_equal(
     batch.logp_old[:2][inside[:2]], scored[:2][inside[:2]]
@@ -389,10 +418,15 @@ def test_groups_in_stock_are_anchored_on_what_drew_them():
   np.testing.assert_array_equal(batch.extras['fresh'], version == 5)
   # Without `log_kept` nothing was filtered.
   bare = rollout._replace(batch=rollout.batch._replace(extras={}))
-  batch = made.with_policies(state, bare, 5)
+  batch, _ = with_policies(made, state, bare, 5)
   np.testing.assert_array_equal(batch.logp_old[2:], -3.0)
-  plain = updates.Updater(learner, PARAMS, spec('shared', 2))
-  assert plain.with_policies(state, rollout, 5).logp_old is None
+  plain = make_updater(learner, PARAMS, spec('shared', 2))
+  assert with_policies(plain, state, rollout, 5)[0].logp_old is None
+
+
+def compile_all(made, example, step):
+  for lower in lowering.lowering(made, made.layout, example, step).values():
+    lower().compile()
 
 
 @pytest.mark.parametrize(
@@ -410,15 +444,13 @@ def test_what_is_compiled_ahead_is_what_is_called(method, options):
   example = bigram_rollout()
   made = updater(bigram_learner(method), **options)
   with compiled_programs() as ahead:
-    made._compile(example, 0)  # here an error would be seen
-  state = begun(made)
+    compile_all(made, example, 0)
+  state, rollout = begun(made), bigram_rollout(1)
   with compiled_programs() as later:
-    made.compile_ahead(example, 0)
-    assert made._ahead is not None
-    made(state, bigram_rollout(1), 0)
-  assert made._ahead is None
+    ready = credited(made, state, rollout)
+    updates.take_updates(made, state, ready)
   assert {'train_step', 'credit'} <= set(ahead)
-  assert ('score_all' in ahead) == (made.scorings > 0)
+  assert ('score_all' in ahead) == (ready.scorings > 0)
   assert not set(ahead) & set(later)
 
 
@@ -431,10 +463,10 @@ def test_the_step_at_which_a_run_goes_on_is_compiled_ahead(step):
     records=True,
     score_forward=bigram.score,
   )
-  made = updates.Updater(learner, bigram.params(), spec(), watch_steps=2)
-  state = made.init(jax.tree.map(jnp.copy, bigram.params()))
+  made = make_updater(learner, bigram.params(), spec(), watch_steps=2)
+  state = made.compiled.init(jax.tree.map(jnp.copy, bigram.params()))
   with compiled_programs() as ahead:
-    made._compile(make_rollout(), step)
+    compile_all(made, make_rollout(), step)
   with compiled_programs() as later:
-    made(state, make_rollout(1), step)
+    learned(made, state, make_rollout(1), step)
   assert 'train_step' in ahead and 'train_step' not in later

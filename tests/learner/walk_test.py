@@ -18,15 +18,14 @@ import pytest
 from grpo_jax import losses
 from grpo_jax.learner import updates
 from tests import learning
+from tests.learning import make_updater
 
 
 def folders_walked():
   """Folders in the order of the walk; one that follows itself counts once."""
   learner = learning.make_learner(losses.methods.grpo())
-  updater = updates.Updater(
-    learner, learning.PARAMS, learning.spec('shared', 2)
-  )
-  state = updater.init(jax.tree.map(jnp.copy, learning.PARAMS))
+  updater = make_updater(learner, learning.PARAMS, learning.spec('shared', 2))
+  state = updater.compiled.init(jax.tree.map(jnp.copy, learning.PARAMS))
   rollout, seen, walked = learning.make_rollout(), set(), []
 
   def enter(frame, event, argument):
@@ -51,7 +50,7 @@ def folders_walked():
 
   sys.setprofile(enter)
   try:
-    updater(state, rollout, 0)
+    updates.learn(updater, updater.layout, state, rollout, 0)
   finally:
     sys.setprofile(None)
   return walked

@@ -10,7 +10,6 @@ import optax
 import pytest
 
 from grpo_jax import models
-from grpo_jax.learner import updates
 from grpo_jax.models import attention
 from grpo_jax.models import layout
 from grpo_jax.models import remat as remat_lib
@@ -18,8 +17,10 @@ from grpo_jax.planning import hlo
 from tests import tiny
 from tests.learning import METHODS
 from tests.learning import PARAMS
+from tests.learning import learned
 from tests.learning import make_learner
 from tests.learning import make_rollout
+from tests.learning import make_updater
 from tests.learning import spec
 
 # Deep, and rows are long beside the width.
@@ -112,9 +113,9 @@ def test_updates_on_eight_devices_do_not_depend_on_the_policy():
     learner = make_learner(
       METHODS['grpo'](), (2, 2, 2), optax.sgd(1.0), remat=remat
     )
-    made = updates.Updater(learner, PARAMS, spec('shared', 4))
-    state = made.init(jax.tree.map(jnp.copy, PARAMS))
-    moved = jax.device_get(made(state, rollout, 0)[0].params)
+    made = make_updater(learner, PARAMS, spec('shared', 4))
+    state = made.compiled.init(jax.tree.map(jnp.copy, PARAMS))
+    moved = jax.device_get(learned(made, state, rollout, 0)[0].params)
     found.append(jax.tree.map(np.subtract, moved, PARAMS))
   assert max(np.abs(x).max() for x in jax.tree.leaves(found[0])) > 1e-3
   for other in found[1:]:

@@ -1,9 +1,12 @@
 """Arithmetic beside what is there: arrays, layouts, compiled programs."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
+from grpo_jax.learner import layouts
 from grpo_jax.mesh import sharding
 from grpo_jax.planning import arithmetic
 from grpo_jax.planning import compiling
@@ -55,10 +58,10 @@ def parts(mesh=None, **changes):
 def test_weights_take_the_bytes_that_they_take(changes):
   made = parts(**changes)
   config, mesh, model = made.run.config, made.run.mesh, made.run.model
-  update = made.updater
-  update.frozen = build_model.frozen(config, model, mesh)
-  state = update.init(build_model.initial(config, model, mesh))
-  made.engine.load(update.whole(state.params), version=0)
+  frozen = build_model.frozen(config, model, mesh)
+  update = dataclasses.replace(made.updater, frozen=frozen)
+  state = update.compiled.init(build_model.initial(config, model, mesh))
+  made.engine.load(update.joined(state.params), version=0)
   found = sizes.weights_of(made)
 
   def on_first(tree):
@@ -90,7 +93,7 @@ def test_the_cache_takes_the_bytes_of_its_arrays(changes):
   made = parts(**WIDE | changes)
   counted = arithmetic.Arithmetic(made)
   rows = made.engine.abstract_rows(
-    made.updater.whole(made.updater.abstract.params),
+    made.updater.joined(made.updater.compiled.abstract.params),
     counted.prompts,
     counted.group,
     made.run.sampling,
@@ -113,10 +116,13 @@ def test_the_cache_takes_the_bytes_of_its_arrays(changes):
 def test_rows_are_those_of_the_layout(changes):
   made = parts(**WIDE | changes)
   counted = arithmetic.Arithmetic(made)
-  layout, used = made.updater.abstract_layout(
-    made.example(), np.arange(counted.prompts)
+  stack, used = layouts.abstract_stack(
+    made.updater.compiled,
+    made.example(),
+    np.arange(counted.prompts),
+    made.updater.layout,
   )
-  _, rows, columns = layout.tokens.shape
+  _, rows, columns = stack.tokens.shape
   found = counted.rows
   assert (found.micro, found.rows, found.columns) == (used, rows, columns)
   whole = found.prompts * 8 + found.completions * 8

@@ -76,7 +76,7 @@ def policies(config, workdir):
   saves = Checkpoints(workdir / 'checkpoints', read_only=True)
 
   def load(version):
-    saved = saves.restore(update.abstract.params, version, 'params')
+    saved = saves.restore(update.compiled.abstract.params, version, 'params')
     run.engine.load(saved.state, version)
 
   return run, load

@@ -64,9 +64,9 @@ def test_a_run_that_goes_on_keeps_the_layout_of_its_first_rollout(
     stop = stop_signal.Stop()
     with session_lib.opened(
       config, tmp_path, stop, False, marks.NOTHING, None
-    ) as (session, _):
+    ) as (session, progress):
       assert isinstance(session.compilations, compilations.Compilations)
-      return session.update.spec
+      return progress.layout
 
   kept = spec()
   assert kept.kind == 'packed'

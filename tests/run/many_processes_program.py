@@ -232,12 +232,12 @@ def random_reward(folder, rank, stop):
   """What this process has trained on, of a judge that is no function."""
   learn, rewards, unknown = loop.learn, [], []
 
-  def learn_and_note(update, state, rollout, *others):
+  def learn_and_note(updater, layout, state, rollout, *others):
     rewards.extend(rollout.batch.reward.ravel().tolist())
     elsewhere = np.flatnonzero(rollout.holder != rank)
     assert not any(text for p in elsewhere for text in rollout.texts[p])
     unknown.append(elsewhere.tolist())
-    return learn(update, state, rollout, *others)
+    return learn(updater, layout, state, rollout, *others)
 
   loop.learn = learn_and_note
   name = f'{__name__}:at_random'

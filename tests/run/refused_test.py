@@ -116,7 +116,7 @@ def test_a_stop_in_the_last_evaluation_says_nothing_of_the_last_rollout():
   )
   nothing: Any = None
   waits = session_lib.Progress(
-    2, nothing, nothing, session_lib.Unwritten({}, [])
+    2, nothing, nothing, session_lib.Unwritten({}, []), nothing
   )
   session_lib.check_end(session, waits)
   with pytest.raises(ValueError, match='^The run is done'):

@@ -8,8 +8,8 @@ import pytest
 
 from grpo_jax import rewards
 from grpo_jax.hosts import stop_signal
-from grpo_jax.learner import updates
 from grpo_jax.rollouts import dynamic_sampling
+from grpo_jax.run import compile_ahead
 from grpo_jax.run import loop
 from grpo_jax.run.keep.checkpoint import Checkpoints
 from tests import runs
@@ -71,11 +71,12 @@ def test_more_steps_go_on_and_a_finished_run_is_left_alone(
   tmp_path, monkeypatch
 ):
   compiled = []  # for which rollout an update was compiled ahead
-  monkeypatch.setattr(
-    updates.Updater,
-    'compile_ahead',
-    lambda self, _, step: compiled.append(step),
-  )
+
+  def start(updater, layout, example, step):
+    compiled.append(step)
+    return compile_ahead.NOTHING
+
+  monkeypatch.setattr(compile_ahead, 'start', start)
   loop.train(runs.small(steps=4), tmp_path / 'whole')
   loop.train(runs.small(steps=2), tmp_path / 'parts')
   loop.train(runs.small(steps=4), tmp_path / 'parts')

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from grpo_jax import metrics
+from grpo_jax.learner import updates
 from grpo_jax.run import warm_up
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_updater
@@ -41,15 +42,20 @@ class Monitor:
 class Update:
   """Counts in the parameters; some updates are not finite."""
 
-  abstract = None
-
   def __init__(self, bad):
     self.bad, self.read = bad, []
 
   def init(self, params):
     return types.SimpleNamespace(params=params, nonfinite=0)
 
-  def __call__(self, state, batch, step):
+  def updater(self, run):
+    """Of which nothing but the state is read."""
+    nothing: Any = None
+    compiled: Any = types.SimpleNamespace(abstract=None, init=self.init)
+    return updates.Updater(compiled, nothing, nothing)
+
+  def learn(self, updater, layout, state, batch, step):
+    del updater, layout
     self.read += batch.index.tolist()
     measured = {'grad_norm': metrics.Max(jnp.float32(step))}
     if bad := step + 1 in self.bad:
@@ -59,7 +65,7 @@ class Update:
     state = types.SimpleNamespace(
       params=state.params + 1, nonfinite=state.nonfinite + bad
     )
-    return state, measured
+    return state, measured, None
 
 
 class Saves(wiring.Saves):
@@ -91,7 +97,8 @@ def prepared(monkeypatch, update, **changes):
   monkeypatch.setattr(
     warm_up, 'Checkpoints', lambda where, *_, **__: Saves(seen, where)
   )
-  monkeypatch.setattr(build_updater, 'warm_up_updater', lambda run: update)
+  monkeypatch.setattr(build_updater, 'warm_up_updater', update.updater)
+  monkeypatch.setattr(updates, 'learn', update.learn)
   monkeypatch.setattr(build, 'initial_params', lambda run: 0)
   return build.run(config), seen
 

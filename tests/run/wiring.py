@@ -30,7 +30,10 @@ from grpo_jax import rewards
 from grpo_jax.commands import eval_and_sample
 from grpo_jax.config import importing
 from grpo_jax.episodes import rollout as rollout_lib
+from grpo_jax.learner import compiled
 from grpo_jax.learner import updates
+from grpo_jax.learner.instruments import hook
+from grpo_jax.learner.instruments import token_effects
 from grpo_jax.learner.types import TrainState
 from grpo_jax.mesh import sharding
 from grpo_jax.models import weights
@@ -43,6 +46,7 @@ from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import pass_at_k
 from grpo_jax.rollouts import rollout_metrics
+from grpo_jax.run import compile_ahead
 from grpo_jax.run import loop
 from grpo_jax.run import session
 from grpo_jax.run import warm_up
@@ -203,31 +207,15 @@ class Stream:
     return self.outcomes
 
 
-class Updater:
-  """Learns nothing; every update of it is refused as not finite."""
+def _state(params):
+  return TrainState(params, (), (), None, step=0, nonfinite=0, idle=0)
 
-  def __init__(self, seen, number):
-    self.abstract, self.frozen = self._state({}), None
-    self.forward_passes = lambda needed: 3
-    self.spec = LayoutSpec('shared', micro_rows=1)
-    self.shapes = dict
-    self.init = self._state
-    self.whole = lambda params: params
-    self.compile_ahead = seen.noted('compile_ahead', lambda example, step: None)
-    self._learn = seen.noted(
-      f'learn {number}',
-      lambda state, rollout, step: None,
-      self._measured,
-    )
 
-  def _state(self, params):
-    return TrainState(params, (), (), None, step=0, nonfinite=0, idle=0)
+def _learns(seen, patch):
+  """Nothing is learned; every update is refused as not finite."""
 
-  def __call__(self, state, rollout, step):
-    return state, self._learn(state, rollout, step)
-
-  def _measured(self, state, rollout, step):
-    del state, rollout
+  def measured(updater, state, rollout, step):
+    del updater, state, rollout
     values = {
       'loss': 100.0 + step,
       'grad_norm': 1.0,
@@ -237,6 +225,61 @@ class Updater:
       'entropy': 0.5**step,
     }
     return {k: metrics.Max(jnp.float32(v)) for k, v in values.items()}
+
+  # The run's own updater is built first, then that of its warm-up.
+  learn = [
+    seen.noted(f'learn {number}', measured, measured) for number in range(2)
+  ]
+
+  def jit_functions(learner, params):
+    del params
+    return types.SimpleNamespace(
+      learner=learner, abstract=_state({}), init=_state
+    )
+
+  def credit_rollout(updater, layout, state, rollout, step):
+    del updater, layout, state
+    layouts = types.SimpleNamespace(
+      spec=LayoutSpec('shared', micro_rows=1), shapes=dict, rollout=rollout
+    )
+    return types.SimpleNamespace(
+      step=step, batch=(), layouts=layouts, rollout=rollout, scorings=0
+    )
+
+  def take_updates(updater, state, credited):
+    made = seen.at('jit_functions', '->')
+    (number,) = [k for k, x in enumerate(made) if x is updater.compiled]
+    args = updater, state, credited.rollout, credited.step
+    return state, learn[number](*args)
+
+  functions = seen.noted('jit_functions', compiled.jit_functions, jit_functions)
+  patch.setattr(compiled, 'jit_functions', functions)
+  patch.setattr(updates, 'credit_rollout', credit_rollout)
+  patch.setattr(updates, 'take_updates', take_updates)
+  start = lambda *_: compile_ahead.NOTHING
+  patch.setattr(compile_ahead, 'start', start)
+
+
+class Instrument:
+  """Measures no rollout."""
+
+  def __init__(self, *_):
+    pass
+
+  def is_due(self, step):
+    del step
+    return False
+
+
+class Effects(token_effects.TokenEffects):
+  """Finds something wherever it is due."""
+
+  def before(self, state, credited):
+    """Nothing."""
+
+  def after(self, state, credited, before):
+    del state, credited, before
+    return hook.Findings(tokens={'coefficient': np.zeros(())})
 
 
 class Saves:
@@ -353,17 +396,12 @@ def _patches(seen, patch):
   note(models, 'score_routed', lambda *_, **__: None)
   note(build_updater, 'LayoutSpec')
   note(build_updater, 'Learner', lambda **given: types.SimpleNamespace(**given))
-  note(
-    updates,
-    'Updater',
-    lambda *_, **__: Updater(seen, len(seen.calls['Updater']) - 1),
-  )
-  effects = types.SimpleNamespace(
-    before=lambda *_: object(), after=lambda *_: {'coefficient': None}
-  )
-  note(session, 'TokenEffects', lambda *_: effects)
-  geometry = types.SimpleNamespace(measured=lambda *_: {})
-  note(session, 'Geometry', lambda *_: geometry)
+  note(build_updater, 'UpdateSpec')
+  note(updates, 'Updater')
+  _learns(seen, patch)
+  note(build_updater, 'RolloutEnd', Instrument)
+  note(build_updater, 'TokenEffects', Effects)
+  note(build_updater, 'Geometry', Instrument)
   for owner in (session, warm_up):
     note(owner, 'Checkpoints', lambda where, *_, **__: Saves(seen, where))
   for name in ('collect', 'demonstrations', 'blank'):

@@ -144,7 +144,8 @@ def base_dtype(run, value):
   (updater,) = run.calls['Updater'][:1]
   if not run.config.lora.rank:
     return [], []
-  places = [updater['frozen'], updater['->'].frozen]
+  learns = run.at('learn 0', 'updater', 0)[0]
+  places = [updater['frozen'], learns.frozen]
   found = [tree['embedding'].dtype.name for tree in places]
   return found, [value] * 2
 
@@ -351,7 +352,7 @@ def told(argument):
 
 def updates_per_rollout(name):
   def row(run, value):
-    arrived = run.at('Updater', name, 0)
+    arrived = run.at('UpdateSpec', name, 0)
     coasts = run.at('Learner', 'coast_steps')
     coasts += [c['kwargs']['updates'] for c in run.calls['own_method']]
     wanted = [updates_of(run.config)] * len(coasts)
@@ -371,7 +372,7 @@ def nonfinite_rollouts(run, value):
 
 def rounds(run, value):
   return at(('draw', 'rounds'))(run, value)[0] + run.at(
-    'Updater', 'stale', 0
+    'UpdateSpec', 'stale', 0
   ), [value] * len(run.calls['draw']) + [value > 0]
 
 
@@ -381,7 +382,7 @@ ROWS = {
     ('mixture', 'seed'),
     ('prompt_stream', 'seed'),
     ('arithmetic_demonstrations', 'seed'),
-    ('Updater', 'seed'),
+    ('UpdateSpec', 'seed'),
     ('Geometry', 'seed'),
     ('random key', 'seed'),
     ('random generator', 'seed'),
@@ -461,7 +462,7 @@ ROWS = {
   'optim.moments': both(
     optional('record_adam_moments'), at(('Learner', 'records', 0))
   ),
-  'optim.overshoot_every_steps': at(('Updater', 'watch_steps', 0)),
+  'optim.overshoot_every_steps': at(('UpdateSpec', 'watch_steps', 0)),
   'optim.offload': at(('Learner', 'offload_moments')),
   'learner.method': method,
   'learner.method_kwargs': method_kwargs,
@@ -471,13 +472,13 @@ ROWS = {
   'learner.micro_rows': at(('LayoutSpec', 'micro_rows', 0)),
   'learner.row_completions': at(('LayoutSpec', 'row_completions', 0)),
   'learner.pack_tokens': at(('LayoutSpec', 'pack_tokens', 0)),
-  'learner.anchor': at(('Updater', 'anchor', 0)),
+  'learner.anchor': at(('UpdateSpec', 'anchor', 0)),
   'learner.on_zero_advantage': at(('Learner', 'on_zero_advantage', 0)),
   'learner.compute_all': at(('Learner', 'compute_all', 0)),
   'learner.nonfinite_rollouts': nonfinite_rollouts,
   'learner.expert_balance': at(('Learner', 'expert_balance', 0)),
-  'reference.refresh_steps': at(('Updater', 'refresh_steps', 0)),
-  'reference.refresh_weight': at(('Updater', 'refresh_weight', 0)),
+  'reference.refresh_steps': at(('UpdateSpec', 'refresh_steps', 0)),
+  'reference.refresh_weight': at(('UpdateSpec', 'refresh_weight', 0)),
   'reference.offload': at(('Learner', 'offload_reference')),
 }
 ROWS |= {

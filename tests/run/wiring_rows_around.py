@@ -132,8 +132,8 @@ def _written(run, folder, argument):
 
 def token_effects(run, value):
   found = _written(run, 'completions', 'effects')
-  wanted = [{'coefficient': None} if value else None] * len(found)
-  return found, wanted
+  wanted = [['coefficient'] if value else []] * len(found)
+  return [[*effects] for effects in found], wanted
 
 
 def alarm(words, metric, ill):

@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 import tempfile
 from typing import Any
+from typing import NamedTuple
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
@@ -14,11 +15,12 @@ from grpo_jax import monitor
 from grpo_jax.config import Config
 from grpo_jax.config import Log
 from grpo_jax.episodes.types import Rollout
+from grpo_jax.learner.instruments.rollout_end import RolloutEnd
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
+from grpo_jax.models.layout import LayoutSpec
 from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.run import loop
-from grpo_jax.run import speed
 from grpo_jax.run import warm_up
 from grpo_jax.run.build import build
 
@@ -43,30 +45,37 @@ def warmed_up(config: Config, workdir: pathlib.Path) -> Any:
     return warm_up.run(parts, place, shown, lambda: False)
 
 
+class Trained(NamedTuple):
+  """A rollout, and what its updates have measured."""
+
+  rollout: Rollout
+  measured: dict[str, float]
+  secs: float  # that the updates took
+  layout: LayoutSpec  # for the next rollout; it leaves nothing open
+
+
 def trained(
-  run: build.Run, update: Updater, state: TrainState
-) -> Iterator[tuple[Rollout, dict[str, Any], float]]:
+  run: build.Run, updater: Updater, state: TrainState
+) -> Iterator[Trained]:
   """Trains, and yields every rollout after its updates.
 
   Args:
     run: Its engine samples, and has the last policy at the end.
-    update: What updates the policy.
+    updater: What updates the policy.
     state: To begin with; donated.
-
-  Yields:
-    The rollout, the metrics of its updates as plain numbers, and how long the
-    updates took, seconds.
   """
-  prompt_state = PromptState()
-  run.engine.load(update.whole(state.params), version=0)
+  prompt_state, layout = PromptState(), updater.layout
+  instruments = [RolloutEnd(updater)]
+  run.engine.load(updater.joined(state.params), version=0)
   for step in range(run.config.steps):
     rollout, prompt_state, _ = loop.sampled(run, prompt_state, step)
     run.engine.unload()  # the updates donate the parameters
-    (state, scalars), secs = speed.timed(
-      loop.learn, update, state, rollout, step
+    learned = loop.learn(
+      updater, layout, state, rollout, step, instruments=instruments
     )
-    run.engine.load(update.whole(state.params), version=step + 1)
-    yield rollout, scalars, secs
+    state, layout = learned.state, learned.layouts.spec
+    run.engine.load(updater.joined(state.params), version=step + 1)
+    yield Trained(rollout, learned.measured, learned.secs, layout)
 
 
 @contextlib.contextmanager

@@ -12,8 +12,14 @@ from grpo_jax import losses
 from grpo_jax import models
 from grpo_jax import optim
 from grpo_jax.mesh import sharding
+from grpo_jax.learner import compiled
 from grpo_jax.learner import updates
+from grpo_jax.learner.instruments.geometry import Geometry
+from grpo_jax.learner.instruments.hook import Instrument
+from grpo_jax.learner.instruments.rollout_end import RolloutEnd
+from grpo_jax.learner.instruments.token_effects import TokenEffects
 from grpo_jax.learner.types import Learner
+from grpo_jax.learner.types import UpdateSpec
 from grpo_jax.models import foreign
 from grpo_jax.models.foreign import Foreign
 from grpo_jax.models.layout import LayoutSpec
@@ -28,14 +34,16 @@ def warm_up_updater(run: build.Run) -> updates.Updater:
     config.warm_up.lr, decay='linear', total_steps=config.warm_up.steps
   )
   learner = _learner(run, losses.methods.supervised(), schedule, 1.0, 'step')
-  spec = _spec(run, 'padded', config.warm_up.micro_rows)
   params = build.abstract_params(run)
   return updates.Updater(
-    learner, params.trained, spec, config.seed, frozen=params.frozen
+    compiled.jit_functions(learner, params.trained),
+    UpdateSpec(config.seed),
+    _layout(run, 'padded', config.warm_up.micro_rows),
+    params.frozen,
   )
 
 
-def _spec(
+def _layout(
   run: build.Run, kind: str, micro_rows: int, **options: Any
 ) -> LayoutSpec:
   """How to lay out rows for the model on its devices."""
@@ -101,27 +109,18 @@ def updater(
     run.config.steps * config.batches * config.epochs,
   )
   params = build.abstract_params(run)
-  spec = _spec(
+  learner = _learner(
     run,
-    config.layout,
-    config.micro_rows,
-    row_completions=config.row_completions,
-    pack_tokens=config.pack_tokens,
+    run.method,
+    schedule,
+    run.config.sampler.temperature,
+    config.on_zero_advantage,
+    braked=True,
+    expert_balance=config.expert_balance,
+    compute_all=config.compute_all,
+    own_optimizer=optimizer,
   )
-  return updates.Updater(
-    _learner(
-      run,
-      run.method,
-      schedule,
-      run.config.sampler.temperature,
-      config.on_zero_advantage,
-      braked=True,
-      expert_balance=config.expert_balance,
-      compute_all=config.compute_all,
-      own_optimizer=optimizer,
-    ),
-    params.trained,
-    spec,
+  spec = UpdateSpec(
     run.config.seed,
     config.batches,
     config.epochs,
@@ -131,8 +130,34 @@ def updater(
     asked.overshoot_every_steps,
     # Only dynamic sampling keeps groups that an earlier policy has drawn.
     stale=run.config.sampler.resample_rounds > 0,
-    frozen=params.frozen,
   )
+  layout = _layout(
+    run,
+    config.layout,
+    config.micro_rows,
+    row_completions=config.row_completions,
+    pack_tokens=config.pack_tokens,
+  )
+  functions = compiled.jit_functions(learner, params.trained)
+  return updates.Updater(functions, spec, layout, params.frozen)
+
+
+def instruments(
+  config: config_lib.Config, updater: updates.Updater
+) -> list[Instrument]:
+  """What measures the updates of a run.
+
+  Args:
+    config: Says which rollouts are measured.
+    updater: With the frozen parameters.
+  """
+  log = config.log
+  effects_every = log.completions_every_steps if log.token_effects else 0
+  return [
+    TokenEffects(updater, effects_every),
+    Geometry(updater, config.seed, log.geometry_every_steps),
+    RolloutEnd(updater),
+  ]
 
 
 def _learner(
@@ -228,7 +253,7 @@ def _braked(optimizer, config: config_lib.Optim):
   return optimizer
 
 
-def decided(spec: LayoutSpec, earlier: dict[str, Any] | None) -> LayoutSpec:
+def decided(spec: LayoutSpec, earlier: dict[str, Any]) -> LayoutSpec:
   """The spec with what an earlier start has decided, if that still fits it.
 
   It fits if all else in the spec is as it was, because the decision depends on
@@ -237,9 +262,9 @@ def decided(spec: LayoutSpec, earlier: dict[str, Any] | None) -> LayoutSpec:
 
   Args:
     spec: Of this start, nothing decided.
-    earlier: What `spec_json` returned; None in an older checkpoint.
+    earlier: What `spec_json` returned.
   """
-  if not earlier or spec.kind not in ('auto', earlier['kind']):
+  if spec.kind not in ('auto', earlier['kind']):
     return spec
   whole = dataclasses.replace(
     spec, kind=earlier['kind'], row_slots=earlier['row_slots']

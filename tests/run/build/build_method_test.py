@@ -218,4 +218,4 @@ def test_prompts_are_shared_where_the_attention_of_the_platform_can(
     mesh=sharding.make_mesh(),
     model=tiny.model(attention=attention),
   )
-  assert build_updater._spec(run, 'packed', 0).share == shared
+  assert build_updater._layout(run, 'packed', 0).share == shared

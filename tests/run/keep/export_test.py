@@ -114,11 +114,11 @@ def train_killed_once(config, workdir, monkeypatch):
   """Killed in the second rollout, then started again by the same command."""
   learn, steps = loop.learn, []
 
-  def killed(update, state, rollout, step, *others):
+  def killed(updater, layout, state, rollout, step, *others):
     steps.append(step)
     if steps == [0, 1]:
       raise Killed
-    return learn(update, state, rollout, step, *others)
+    return learn(updater, layout, state, rollout, step, *others)
 
   monkeypatch.setattr(loop, 'learn', killed)
   with pytest.raises(Killed):

@@ -134,14 +134,14 @@ def run_arm(config: Config, arm: Arm, seed: int, params: Any) -> Outcome:
 
 def _trained(run: build.Run, arm: Arm, seed: int, params: Any) -> Outcome:
   """The outcome of a run that is built."""
-  config, update, records = run.config, build_updater.updater(run), []
+  config, updater, records = run.config, build_updater.updater(run), []
   # `init` donates its argument, and the next arm needs the parameters again.
-  state = update.init(jax.tree.map(jnp.copy, params))
-  done = runs.trained(run, update, state)
-  for step, (_, scalars, secs) in enumerate(done):
+  state = updater.compiled.init(jax.tree.map(jnp.copy, params))
+  done = runs.trained(run, updater, state)
+  for step, (_, scalars, secs, _) in enumerate(done):
     # Measuring overshoot takes time too, so the seconds of these rollouts are
     # kept apart.
-    kind = 'secs_watched' if update.watches(step) else 'secs_per_update'
+    kind = 'secs_watched' if updater.spec.watches(step) else 'secs_per_update'
     records.append({**scalars, kind: secs / arm.updates})
   accuracy = loop.evaluated(run, config.steps)['heldout_accuracy']
   return _outcome(arm, seed, records, accuracy)

@@ -123,9 +123,15 @@ class _Trainer:
     if self._run is None or self._run.config.seed != seed:
       self._run = build.run(config_of(config, arm, seed))
     of_kind = self._plan.optimizers[arm.optimizer]
-    update = self._updater(config_of(config, arm, seed), of_kind.adaptive, arm)
+    key = of_kind.adaptive, arm.method
+    if key not in self._updaters:
+      self._updaters[key] = build_updater.updater(
+        build.run(config_of(config, arm, seed)),
+        lambda decays: adjustable(of_kind.adaptive, decays),
+      )
+    updater = self._updaters[key]
     # `init` donates its argument, and the next arm needs the parameters again.
-    state = update.init(jax.tree.map(jnp.copy, params))
+    state = updater.compiled.init(jax.tree.map(jnp.copy, params))
     settings, *rest = state.opt_state
     given = Settings(arm.lr, *of_kind.settings)  # pyright: ignore
     # Added to what lies there, that they lie in the same place.
@@ -134,9 +140,11 @@ class _Trainer:
     run = self._run
     with build_rewards.workers(run.config, run.rewards) as workers:
       run = run._replace(workers=workers)
-      done = list(runs.trained(run, update, state))
-    failures = [1 - rollout.batch.reward.mean() for rollout, _, _ in done]
-    first = done[0][0].batch.reward
+      done = list(runs.trained(run, updater, state))
+    # What the first of all rollouts has decided serves the other arms too.
+    self._updaters[key] = dataclasses.replace(updater, layout=done[-1].layout)
+    failures = [1 - one.rollout.batch.reward.mean() for one in done]
+    first = done[0].rollout.batch.reward
     third = -(-len(done) // 3)
     return Outcome(
       arm,
@@ -146,15 +154,6 @@ class _Trainer:
       float(np.mean(failures[-third:])),
       float(np.std(np.mean(first, axis=1))),
     )
-
-  def _updater(self, config: Config, adaptive: bool, arm: Arm) -> Updater:
-    key = adaptive, arm.method
-    if key not in self._updaters:
-      run = build.run(config)
-      self._updaters[key] = build_updater.updater(
-        run, lambda decays: adjustable(adaptive, decays)
-      )
-    return self._updaters[key]
 
 
 def sweep(plan: Plan) -> sweeps.Sweep:

@@ -16,11 +16,11 @@ import pytest
 
 from grpo_jax import losses
 from grpo_jax import random_keys
-from grpo_jax.learner import geometry
 from grpo_jax.learner import step
-from grpo_jax.learner import updates
-from grpo_jax.learner.geometry import SIZE
-from grpo_jax.learner.geometry import Geometry
+from grpo_jax.learner.instruments import geometry
+from grpo_jax.learner.instruments import hook
+from grpo_jax.learner.instruments.geometry import SIZE
+from grpo_jax.learner.instruments.geometry import Geometry
 from grpo_jax.mesh import sharding
 from grpo_jax.models import layout
 from grpo_jax.models import lora
@@ -36,8 +36,10 @@ from tests.learning import MODEL
 from tests.learning import PARAMS
 from tests.learning import bigram_learner
 from tests.learning import bigram_rollout
+from tests.learning import credited
 from tests.learning import make_learner
 from tests.learning import make_rollout
+from tests.learning import make_updater
 from tests.learning import spec
 
 SEEDS = 200
@@ -141,8 +143,8 @@ def make(method='grpo', kind='shared', mesh=None, frozen=None, model=BIGRAM):
   params = jax.tree.map(jnp.copy, model.params)
   if frozen:
     params, frozen = lora.split(params, frozen)
-  updater = updates.Updater(learner, params, rows, frozen=frozen)
-  state = updater.init(params)
+  updater = make_updater(learner, params, rows, frozen=frozen)
+  state = updater.compiled.init(params)
   if state.reference is not None:  # left behind, so that its penalty counts
     state = state._replace(
       reference=jax.tree.map(lambda x: 1.2 * x, state.reference)
@@ -154,7 +156,11 @@ def make(method='grpo', kind='shared', mesh=None, frozen=None, model=BIGRAM):
 def made(method, kind):
   """What measures, compiled once for several tests, and the state."""
   updater, state = make(method, kind)
-  return Geometry(updater, 7, 1), state
+  return updater, Geometry(updater, 7, 1), state
+
+
+def sketches(updater, measure, state, rollout):
+  return measure.sketches(state, credited(updater, state, rollout))
 
 
 @functools.cache
@@ -222,9 +228,9 @@ def check(method, kind, options):
     updater, state = make(method, kind, **options)
     measure = Geometry(updater, 7, 1)
   else:
-    measure, state = made(method, kind)
+    updater, measure, state = made(method, kind)
   model = options.get('model', BIGRAM)
-  found = measure.sketches(state, model.make_rollout(width=8), 0)
+  found = sketches(updater, measure, state, model.make_rollout(width=8))
   assert found.shape == (4, 1 if method == 'kl_cov' else 2, SIZE)
   key = random_keys.key(7, 'gradient sketches')
   project = jax.jit(lambda tree: geometry.sketch(tree, key))
@@ -264,20 +270,23 @@ def test_rows_that_are_gathered_on_the_devices_are_those_of_one_host():
   updater, state = make(mesh=dict(data=2, fsdp=2), model=TINY)
   rollout = make_rollout(width=8)
   held = rollout._replace(holder=np.zeros(4, np.int64))
-  held = gathering.on_devices(held, updater.learner.mesh)
+  held = gathering.on_devices(held, updater.compiled.learner.mesh)
   assert isinstance(held.batch.tokens, jax.Array)
   found = [
-    Geometry(updater, 7, 1).sketches(state, one, 0) for one in (rollout, held)
+    sketches(updater, Geometry(updater, 7, 1), state, one)
+    for one in (rollout, held)
   ]
   np.testing.assert_array_equal(*found)
 
 
 def test_halves_are_those_of_the_group():
-  measure, state = made('grpo', 'shared')
+  updater, measure, state = made('grpo', 'shared')
   rollout = bigram_rollout(width=8)
   first = rollout.batch.keep & (np.arange(4) < 2)[:, None]
   alone = rollout._replace(batch=rollout.batch._replace(keep=first))
-  whole, half = (measure.sketches(state, one, 0) for one in (rollout, alone))
+  whole, half = (
+    sketches(updater, measure, state, one) for one in (rollout, alone)
+  )
   assert not np.any(half[:, 1]) and np.any(whole[:, 1])
   # Without the others, weights alone have changed.
   for one, other in zip(whole[:, 0], half[:, 0], strict=True):
@@ -372,9 +381,9 @@ def test_the_noise_of_sketches_is_taken_out_of_the_deviation():
 
 
 def test_the_metrics_of_a_rollout_are_those_of_its_gradients():
-  measure, state = made('gspo', 'padded')
+  updater, measure, state = made('gspo', 'padded')
   rollout = bigram_rollout(width=8)
-  found = measure.measured(state, rollout, 0)
+  found = measure.before(state, credited(updater, state, rollout))
   assert found.pop('geometry_secs') > 0
   flat = [
     np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
@@ -397,15 +406,17 @@ def test_the_metrics_of_a_rollout_are_those_of_its_gradients():
 def test_one_program_serves_all_prompts():
   """Of all lengths, in all rollouts."""
   updater, state = make()
-  updater.spec = dataclasses.replace(
-    updater.spec, prompt_buckets=tuple(range(1, 9))
+  buckets = tuple(range(1, 9))
+  updater = dataclasses.replace(
+    updater,
+    layout=dataclasses.replace(updater.layout, prompt_buckets=buckets),
   )
   measure = Geometry(updater, 7, 1)
   rollout = bigram_rollout(width=8)
   assert len({*map(len, rollout.prompts)}) > 1
   with compiled_programs() as names:
     for number in range(3):
-      measure.measured(state, rollout, number)
+      measure.before(state, credited(updater, state, rollout, number))
   assert names.count('sketch_of_part') == 1
 
 
@@ -420,10 +431,13 @@ def test_it_is_due_every_so_many_rollouts(monkeypatch):
 
   def due(every):
     measure = Geometry(updater, 0, every)
-    return [k for k in range(7) if measure.measured(state, rollout, k)]
+    return [k for k in range(7) if measure.is_due(k)]
 
   assert due(0) == [] and due(1) == [*range(7)] and due(3) == [0, 3, 6]
-  found = Geometry(updater, 0, 1).measured(state, rollout, 0)
+  ready = credited(updater, state, rollout)
+  watch = hook.watch([Geometry(updater, 0, 1)], state, ready)
+  found = watch.findings(state).numbers
+  assert found['geometry_secs'] >= 0
   assert found['geometry_reward_std'] == (0.5 + 0 + 0 + 2) / 4
   assert found['geometry_reward_ratio'] == 2 / 0.5
 

@@ -10,10 +10,14 @@ import pytest
 
 from grpo_jax import losses
 from grpo_jax.learner import updates
-from grpo_jax.learner.effects import TokenEffects
+from grpo_jax.learner.instruments import hook
+from grpo_jax.learner.instruments.token_effects import TokenEffects
 from tests import bigram
 from tests.learning import bigram_learner
 from tests.learning import bigram_rollout
+from tests.learning import credited
+from tests.learning import make_updater
+from tests.learning import score
 from tests.learning import spec
 
 
@@ -22,7 +26,7 @@ def updater(batches, epochs):
   method = losses.methods.dr_grpo(max_tokens=6)
   learner = bigram_learner(method, optax.sgd(0.5))
   rows = spec('shared', 2)
-  return updates.Updater(learner, bigram.params(), rows, 0, batches, epochs)
+  return make_updater(learner, bigram.params(), rows, 0, batches, epochs)
 
 
 def measured(batches=1, epochs=1, scored=True):
@@ -31,13 +35,14 @@ def measured(batches=1, epochs=1, scored=True):
   if not scored:
     rollout = rollout._replace(batch=rollout.batch._replace(logp_old=None))
   made = updater(batches, epochs)
-  effects = TokenEffects(made)
-  state = made.init(jax.tree.map(jnp.copy, bigram.params()))
-  before = effects.before(state, rollout, 0)
-  old = np.asarray(made.score(state.params, rollout).logp)
-  state, _ = made(state, rollout, 0)
-  new = np.asarray(made.score(state.params, rollout).logp)
-  return rollout, effects.after(state, rollout, before), old, new
+  effects = TokenEffects(made, 1)
+  state = made.compiled.init(jax.tree.map(jnp.copy, bigram.params()))
+  ready = credited(made, state, rollout)
+  watch = hook.watch([effects], state, ready)
+  old = np.asarray(score(made, state.params, rollout).logp)
+  state, _ = updates.take_updates(made, state, ready)
+  new = np.asarray(score(made, state.params, rollout).logp)
+  return rollout, watch.findings(state).tokens, old, new
 
 
 @pytest.mark.parametrize('batches, epochs', [(1, 1), (2, 2)])
@@ -77,15 +82,21 @@ def test_updates_are_what_they_are_without_it():
   """Bit for bit, with a reference and several updates."""
   rollout, params = bigram_rollout(), bigram.params()
   learner = bigram_learner(losses.methods.grpo(kl_coefficient=0.1))
-  made = updates.Updater(learner, params, spec('shared', 2), 0, 2, 2)
+  made = make_updater(learner, params, spec('shared', 2), 0, 2, 2)
   ends = []
-  for effects in None, TokenEffects(made):
-    state = made.init(jax.tree.map(jnp.copy, params))
-    before = effects and effects.before(state, rollout, 0)
-    passes = made.forward_passes()
-    state, _ = made(state, rollout, 0)
-    if effects and before:
-      assert passes == made.forward_passes()
-      effects.after(state, rollout, before)
+  for instruments in [], [TokenEffects(made, 1)]:
+    state = made.compiled.init(jax.tree.map(jnp.copy, params))
+    ready = credited(made, state, rollout)
+    watch = hook.watch(instruments, state, ready)
+    state, _ = updates.take_updates(made, state, ready)
+    assert bool(watch.findings(state).tokens) == bool(instruments)
     ends.append(state)
   jax.tree.map(np.testing.assert_array_equal, *ends)
+
+
+def test_it_is_due_after_every_so_many_rollouts():
+  def due(every):
+    measure = TokenEffects(updater(1, 1), every)
+    return [step for step in range(7) if measure.is_due(step)]
+
+  assert due(0) == [] and due(1) == [*range(7)] and due(3) == [2, 5]

@@ -33,8 +33,10 @@ from grpo_jax import losses
 from grpo_jax import random_keys
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.learner import gradient
-from grpo_jax.learner import token_shards
+from grpo_jax.learner import layouts
+from grpo_jax.learner.instruments.hook import Findings
 from grpo_jax.learner.types import TrainState
+from grpo_jax.learner.updates import Credited
 from grpo_jax.learner.updates import Updater
 from grpo_jax.mesh import host_arrays
 from grpo_jax.mesh import sharding
@@ -49,21 +51,19 @@ _SMALL = 0.1  # table 3 of the paper counts cosines below it
 
 
 class Geometry:
-  r"""Measures rollouts that an updater learns from.
+  r"""Measures how the gradients of a rollout's prompts lie to each other.
 
-  The updates themselves neither need nor change by it. It takes a gradient for
-  each prompt, whose few rows do not fill many devices, and once more what
-  `Updater` scores before its first update. With 0.5M parameters on two cores
-  and completions of 5 tokens it took 0.43 s beside updates of 0.11 s, most of
-  it for sketching (10 ns per parameter and sketch); with completions of 64
-  tokens about as long as the update:
+  It takes a gradient for each prompt, whose few rows do not fill many devices.
+  With 0.5M parameters on two cores and completions of 5 tokens it took 0.43 s
+  beside updates of 0.11 s, most of it for sketching (10 ns per parameter and
+  sketch); with completions of 64 tokens about as long as the update:
 
     grpo-jax train --config=configs/arithmetic.py --workdir=/tmp/geometry \
       --config.steps=12 --config.log.geometry_every_steps=1
     grep -oE '"(geometry|learn)_secs": [0-9.]*' /tmp/geometry/metrics.jsonl
 
   Args:
-    updater: See `Updater`.
+    updater: What takes the updates.
     seed: Of the run; the signs of the sketches come from it.
     every_steps: Every rollout is measured whose number is a multiple of this;
       0: none is.
@@ -71,11 +71,12 @@ class Geometry:
 
   def __init__(self, updater: Updater, seed: int, every_steps: int):
     self._updater, self._every_steps = updater, every_steps
+    plain = dataclasses.replace(
+      updater.compiled.learner, with_outward=False, expert_balance=0.0
+    )
 
     def sketch_of_part(frozen, params, loss_state, batch, place, rows, used):
-      learner = dataclasses.replace(
-        updater.learner, frozen=frozen, with_outward=False, expert_balance=0.0
-      )
+      learner = dataclasses.replace(plain, frozen=frozen)
       prompt, part = place
       with sharding.use(learner.mesh):
         one = jax.tree.map(lambda x: x[prompt[None]], batch)
@@ -91,33 +92,28 @@ class Geometry:
     self._sketch_of_part = jax.jit(
       sketch_of_part,
       compiler_options=sharding.COMPILER_OPTIONS,
-      out_shardings=sharding.replicated(updater.learner.mesh),
+      out_shardings=sharding.replicated(updater.compiled.mesh),
     )
 
-  def measured(
-    self, state: TrainState, rollout: Rollout, step: int
-  ) -> dict[str, float]:
-    """To be called before the updater, which donates the state.
+  def is_due(self, step: int) -> bool:
+    """Whether a rollout is measured."""
+    return self._every_steps > 0 and step % self._every_steps == 0
 
-    Args:
-      state: See `TrainState`.
-      rollout: As the updater gets it.
-      step: Number of the rollout.
-
-    Returns:
-      The metrics of `of_sketches` and `geometry_secs`, how long all of this
-      took; nothing if the rollout is not to be measured.
-    """
-    if not self._every_steps or step % self._every_steps:
-      return {}
+  def before(self, state: TrainState, credited: Credited) -> dict[str, float]:
+    """The metrics of `of_sketches`, and `geometry_secs`, how long they took."""
     start = time.monotonic()
-    deviation = _deviations(rollout)
-    found = of_sketches(self.sketches(state, rollout, step), deviation)
+    deviation = _deviations(credited.rollout)
+    found = of_sketches(self.sketches(state, credited), deviation)
     return {**found, 'geometry_secs': time.monotonic() - start}
 
-  def sketches(
-    self, state: TrainState, rollout: Rollout, step: int
-  ) -> np.ndarray:
+  def after(
+    self, state: TrainState, credited: Credited, before: dict[str, float]
+  ) -> Findings:
+    """What `before` has measured."""
+    del state, credited
+    return Findings(numbers=before)
+
+  def sketches(self, state: TrainState, credited: Credited) -> np.ndarray:
     """The gradients of all prompts, f32[P,H,SIZE].
 
     The gradient of a prompt is the sum of H parts: those of the two halves of
@@ -125,37 +121,37 @@ class Geometry:
     on others, H is 1.
 
     Args:
-      state: See `TrainState`.
-      rollout: As the updater gets it.
-      step: Number of the rollout.
+      state: Before the first update.
+      credited: See `updates.credit_rollout`.
     """
-    updater = self._updater
-    mesh = updater.learner.mesh
-    updater.wait()
-    batch = updater.with_policies(state, rollout, step)
-    batch = token_shards.placed(mesh, batch)
-    batch, loss_state, _ = updater.credit(batch, state.loss_state)
-    batch = token_shards.placed(mesh, batch)
-    # The layout of the update, because it decides what the spec leaves open.
-    updater.layout(rollout, next(updater.optimizer_batches(rollout, step)))
+    updater, rollout = self._updater, credited.rollout
     prompts, group, width = rollout.batch.mask.shape
     parts = self._parts(group)
-    spec = _spec(updater.spec, rollout.prompts, group // parts, width)
+    decided = credited.layouts.spec
+    spec = _spec(decided, rollout.prompts, group // parts, width)
     halves = _split(rollout, parts)
     found = []
     for number in range(prompts * parts):
-      rows, used = updater.laid_on_mesh(halves, np.array([number]), spec)
+      rows, used = layouts.lay_out(
+        updater.compiled, halves, np.array([number]), spec
+      )
       place = np.array(divmod(number, parts), np.int32)
       found.append(
         self._sketch_of_part(
-          updater.frozen, state.params, loss_state, batch, place, rows, used
+          updater.frozen,
+          state.params,
+          credited.loss_state,
+          credited.batch,
+          place,
+          rows,
+          used,
         )
       )
     found = np.stack(host_arrays.to_host(found))
     return found.reshape(prompts, parts, SIZE)
 
   def _parts(self, group: int) -> int:
-    coupled = self._updater.learner.method.scope == 'batch'
+    coupled = self._updater.compiled.learner.method.scope == 'batch'
     return 1 if coupled or group % 2 else 2
 
 

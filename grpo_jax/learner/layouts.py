@@ -1,0 +1,133 @@
+"""How the optimizer batches of one rollout lie in rows, on the mesh."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from grpo_jax.episodes.types import Rollout
+from grpo_jax.learner import micro_batches
+from grpo_jax.learner.compiled import Compiled
+from grpo_jax.mesh import host_arrays
+from grpo_jax.mesh import sharding
+from grpo_jax.models.layout import Layout
+from grpo_jax.models.layout import LayoutSpec
+
+
+class Stack(NamedTuple):
+  """The micro-batches of some prompts."""
+
+  rows: Layout  # [N, rows, ...]
+  used: int  # how many of the N hold anything
+
+
+@dataclasses.dataclass(frozen=True)
+class Layouts:
+  """The stacks of one rollout, as long as it is learned from.
+
+  The policies that score it, the first epoch and the instruments read the same
+  rows. A stack is put on the mesh when it is read first.
+
+  Attributes:
+    compiled: Whose mesh it is.
+    rollout: See `episodes/types.py`.
+    spec: How completions are laid out; it leaves nothing open.
+    batches: Optimizer batches of an epoch; divides the prompts.
+  """
+
+  compiled: Compiled
+  rollout: Rollout
+  spec: LayoutSpec
+  batches: int
+  _kept: dict[bytes, Stack] = dataclasses.field(
+    default_factory=dict, init=False, repr=False
+  )
+
+  def first_epoch(self) -> list[np.ndarray]:
+    """The prompts [P'] of each optimizer batch of the first epoch."""
+    return np.split(np.arange(len(self.rollout.prompts)), self.batches)
+
+  def stack(self, chosen: np.ndarray) -> Stack:
+    """The micro-batches of some prompts.
+
+    Args:
+      chosen: i[P'], numbers of the prompts.
+    """
+    key = chosen.tobytes()
+    if key in self._kept:
+      return self._kept[key]
+    found = lay_out(self.compiled, self.rollout, chosen, self.spec)
+    # A later epoch has other optimizer batches, which are used only once.
+    if len(self._kept) < self.batches:
+      self._kept[key] = found
+    return found
+
+  def shapes(self) -> dict[str, str | int]:
+    """What the updates of the rollout were compiled for, in words."""
+    rows = self.stack(self.first_epoch()[0]).rows
+    number, micro_rows, columns = rows.tokens.shape
+    *_, slots, positions = rows.column.shape
+    return {
+      'layout': self.spec.kind,
+      'micro-batches': number,
+      'rows of a micro-batch': micro_rows,
+      'columns of a row': columns,
+      'completions in a row': slots,
+      'completion positions': positions,
+    }
+
+
+def layouts_of(
+  compiled: Compiled, rollout: Rollout, spec: LayoutSpec, batches: int
+) -> Layouts:
+  """The layouts of a rollout, nothing of them on the mesh yet.
+
+  Args:
+    compiled: Whose mesh it is.
+    rollout: See `episodes/types.py`.
+    spec: What it leaves open, the first optimizer batch decides; see
+      `models.stack.decided`.
+    batches: Optimizer batches of an epoch.
+  """
+  made = Layouts(compiled, rollout, spec, batches)
+  if not spec.is_open:
+    return made
+  decided = micro_batches.decided(rollout, made.first_epoch()[0], spec)
+  return dataclasses.replace(made, spec=decided)
+
+
+def lay_out(
+  compiled: Compiled, rollout: Rollout, chosen: np.ndarray, spec: LayoutSpec
+) -> Stack:
+  """The micro-batches of some prompts by any spec, on the mesh.
+
+  Args:
+    compiled: Whose mesh it is.
+    rollout: See `episodes/types.py`.
+    chosen: i[P'], numbers of the prompts.
+    spec: How completions are laid out.
+  """
+  mesh = compiled.mesh
+  shards = host_arrays.own_shards(mesh)
+  rows, used = micro_batches.of_rollout(rollout, chosen, spec, shards)
+  rows = host_arrays.from_local(rows, sharding.rows(mesh, axis=1))
+  if rollout.holder is not None:
+    rows = compiled.fill(rows, rollout.batch.tokens, chosen)
+  return Stack(rows, used)
+
+
+def abstract_stack(
+  compiled: Compiled, example: Rollout, chosen: np.ndarray, spec: LayoutSpec
+) -> Stack:
+  """As `lay_out`, with shapes, dtypes and shardings in place of arrays."""
+  # Which rows are filled does not matter.
+  nowhere = np.zeros(sharding.row_shards(compiled.mesh), bool)
+  rows, used = micro_batches.of_rollout(example, chosen, spec, nowhere)
+  place = sharding.rows(compiled.mesh, axis=1)
+  return Stack(
+    jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), rows
+    ),
+    used,
+  )

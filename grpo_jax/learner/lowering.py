@@ -1,0 +1,110 @@
+"""The programs of a rollout's updates, lowered before there is a rollout.
+
+Nothing is put on a device; those of the mesh need not be there.
+"""
+
+from collections.abc import Callable
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax import losses
+from grpo_jax.episodes.types import Rollout
+from grpo_jax.learner import layouts
+from grpo_jax.learner import policies
+from grpo_jax.learner import token_shards
+from grpo_jax.learner import updates
+from grpo_jax.learner.updates import Updater
+from grpo_jax.mesh import sharding
+from grpo_jax.models.layout import LayoutSpec
+
+
+def lowering(
+  updater: Updater, layout: LayoutSpec, example: Rollout, step: int = 0
+) -> dict[str, Callable[[], Any]]:
+  """What lowers the programs of `updates.learn`.
+
+  Args:
+    updater: See `updates.Updater`.
+    layout: How completions are laid out.
+    example: A rollout of the shapes to compile for, such as the largest; the
+      values in it do not matter.
+    step: Number of the rollout; see `UpdateSpec.watches`.
+
+  Returns:
+    For each program a function that lowers it: `train_step`, `credit`, and what
+    scores before the first update: `score_all`, `score_entropy` if the entropy
+    is needed too, `score_reference` of a reference on the host.
+  """
+  compiled, spec, frozen = updater.compiled, updater.spec, updater.frozen
+  mesh, learner, state = compiled.mesh, compiled.learner, compiled.abstract
+  shape, prompts = example.batch.mask.shape, len(example.prompts)
+  lower = functools.partial(sharding.lower, mesh)
+  chosen = next(updates.optimizer_batches(spec, prompts, 0))
+  rows, used = layouts.abstract_stack(compiled, example, chosen, layout)
+  scoring = {}
+
+  # It notes the program; no parameters are there yet.
+  def unscored(params, with_entropy=False):
+    part = len(chosen), *shape[1:]
+    args = frozen, params, rows, used, part, with_entropy
+    name = 'score_entropy' if with_entropy else 'score_all'
+    if params is state.reference:
+      (name,) = learner.reference_scorings
+    scoring[name] = lambda: lower(compiled.score, *args)
+    nothing = jnp.asarray(np.zeros(shape, np.float32))
+    return jax.tree.map(lambda _: nothing, compiled.score.eval_shape(*args))
+
+  # What the method reads must be there; its values do not matter.
+  batch, _ = policies.with_policies(
+    learner, spec, state, example, step, unscored
+  )
+  batch = losses.with_required(learner.method, batch)
+  batch = token_shards.placed(mesh, batch, abstract=True)
+  credited, *_ = jax.eval_shape(compiled.credit, batch, state.loss_state)
+  credited = token_shards.placed(mesh, credited, abstract=True)
+  everywhere = sharding.replicated(mesh)
+  start = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
+  number, watch = np.int32(0), spec.watches(step)
+  args = frozen, state, credited, chosen, rows, used, start, number, watch
+  return {
+    'train_step': lambda: lower(compiled.step, *args),
+    'credit': lambda: lower(compiled.credit, batch, state.loss_state),
+    **scoring,
+  }
+
+
+def scoring_names(updater: Updater) -> list[str]:
+  """The programs of `lowering` that score before the first update."""
+  learner = updater.compiled.learner
+  with_entropy = 'entropy_old' in learner.method.requires
+  own = 'score_entropy' if with_entropy else 'score_all'
+  names = [own] if policies.scores_old(learner, updater.spec) else []
+  return names + learner.reference_scorings
+
+
+def memory_gib(
+  updater: Updater, layout: LayoutSpec, example: Rollout
+) -> dict[str, float]:
+  """Memory that the compiled update needs on each device, GiB.
+
+  Args:
+    updater: See `updates.Updater`.
+    layout: How completions are laid out.
+    example: A rollout of the shapes to compile for.
+
+  Returns:
+    What the compiler says: `temporary`, and `peak`, which counts arguments and
+    results too.
+  """
+  # In rollout 0 overshoot is measured, if in any.
+  step = lowering(updater, layout, example)['train_step']()
+  needs: Any = step.compile().memory_analysis()
+  # Results lie in the memory of donated arguments, which counts once.
+  held = needs.argument_size_in_bytes + needs.output_size_in_bytes
+  peak = held - needs.alias_size_in_bytes + needs.temp_size_in_bytes
+  gib = 2**30
+  return {'temporary': needs.temp_size_in_bytes / gib, 'peak': peak / gib}

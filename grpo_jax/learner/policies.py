@@ -1,0 +1,126 @@
+"""What a method reads of policies: which, and who gives it.
+
+The old policy drew the rollout, and the reference is the one that a method
+stays close to. The sampler has given the log-probabilities of the tokens that
+it drew; the learner scores what else is needed, before the first update.
+"""
+
+from typing import Any
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax import losses
+from grpo_jax import random_keys
+from grpo_jax.episodes.types import Rollout
+from grpo_jax.learner.layouts import Layouts
+from grpo_jax.learner.types import Learner
+from grpo_jax.learner.types import TrainState
+from grpo_jax.learner.types import UpdateSpec
+from grpo_jax.models import Scores
+
+
+class Score(Protocol):
+  """Scores the completions of a rollout."""
+
+  def __call__(self, params: Any, with_entropy: bool = False) -> Scores:
+    """`Scores` f32[P,G,T] under some parameters."""
+    ...
+
+
+def scores_old(learner: Learner, spec: UpdateSpec) -> bool:
+  """Whether the learner scores `logp_old`.
+
+  Otherwise it is the sampler's, or there is none and the ratio is 1.
+  """
+  several = spec.batches * spec.epochs > 1 or spec.stale
+  needed = several or 'logp_old' in learner.method.requires
+  return spec.anchor == 'learner' and needed
+
+
+def score(
+  layouts: Layouts, frozen: Any, params: Any, with_entropy: bool = False
+) -> Scores:
+  """`Scores` f32[P,G,T] of the completions of a rollout.
+
+  Args:
+    layouts: Of the rollout.
+    frozen: The parameters that no update changes, or None.
+    params: Of the policy, or of the reference.
+    with_entropy: Whether to compute the entropy too.
+  """
+  parts = []
+  for chosen in layouts.first_epoch():
+    rows, used = layouts.stack(chosen)
+    shape = (len(chosen), *layouts.rollout.batch.mask.shape[1:])
+    parts.append(
+      layouts.compiled.score(frozen, params, rows, used, shape, with_entropy)
+    )
+  return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+
+
+def with_policies(
+  learner: Learner,
+  spec: UpdateSpec,
+  state: TrainState,
+  rollout: Rollout,
+  step: int,
+  score: Score,
+) -> tuple[losses.Batch, int]:
+  """The batch with the log-probabilities, entropy and noise that are needed.
+
+  Args:
+    learner: See `types.Learner`.
+    spec: See `types.UpdateSpec`.
+    state: Before the first update of the rollout.
+    rollout: See `episodes/types.py`.
+    step: Number of the rollout.
+    score: Scores its completions.
+
+  Returns:
+    The batch [P,G,T], and how many forward passes over it were scored.
+  """
+  requires = learner.method.requires
+  batch, shape = rollout.batch, rollout.batch.mask.shape
+  fresh = np.asarray(batch.version) >= step
+  extras = {**batch.extras, 'fresh': fresh}
+  if 'noise' in requires:
+    rng = random_keys.generator(spec.seed, 'noise', step)
+    # Positions come first, so that the noise of a token does not depend on how
+    # wide the batch is.
+    noise = rng.random((shape[2], *shape[:2]), np.float32)
+    extras['noise'] = np.moveaxis(noise, 0, -1)
+  # `credit` asks for the field already; `train_step` puts in the number.
+  if 'updates_done' in requires:
+    extras['updates_done'] = np.zeros(shape, np.float32)
+  batch = batch._replace(
+    extras=extras, entropy_old=extras.get('entropy_sampler')
+  )
+  if spec.anchor == 'sampler':
+    batch = batch._replace(logp_old=batch.logp_sampler)
+
+  # The sampler's for tokens that an earlier policy drew: it is gone.
+  def by_age(scored, sampler):
+    if not spec.stale or sampler is None:
+      return scored
+    return jnp.where(fresh, scored, sampler)
+
+  with_entropy, anchored = 'entropy_old' in requires, scores_old(learner, spec)
+  scored = anchored or (with_entropy and batch.entropy_old is None)
+  if scored:
+    old = score(state.params, with_entropy)
+    if old.entropy is not None:
+      entropy = by_age(old.entropy, batch.entropy_old)
+      batch = batch._replace(entropy_old=entropy)
+    if anchored:
+      sampler = batch.logp_sampler
+      if sampler is not None:
+        # Scored log-probabilities are of the whole policy; the sampler's are of
+        # what top-k, top-p and min-p have left.
+        sampler = sampler + extras.get('log_kept', 0)
+      batch = batch._replace(logp_old=by_age(old.logp, sampler))
+  if learner.with_reference:
+    batch = batch._replace(logp_ref=score(state.reference).logp)
+  return batch, scored + learner.with_reference
