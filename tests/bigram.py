@@ -3,6 +3,7 @@
 It stands for the transformer where a test is about what happens to any scores.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -13,6 +14,9 @@ import optax
 from grpo_jax import losses
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.learner.types import Learner
+from grpo_jax.learner.types import Optimizer
+from grpo_jax.learner.types import Placement
+from grpo_jax.learner.types import Scoring
 from grpo_jax.mesh import sharding
 from grpo_jax.models import layout
 from grpo_jax.models import scores as scores_lib
@@ -88,11 +92,21 @@ def rollout():
 
 
 def make_learner(method, mesh=(1, 1, 1)):
+  axes = lambda path, rank: ('width', 'vocab')
   return Learner(
-    score=score,
-    method=method,
-    optimizer=optax.sgd(0.1),
-    on_zero_advantage='skip',
-    mesh=sharding.make_mesh(*mesh),
-    logical_axes=lambda path, rank: ('width', 'vocab'),
+    method,
+    Scoring(score),
+    Optimizer(optax.sgd(0.1)),
+    Placement(sharding.make_mesh(*mesh), axes),
   )
+
+
+def changed(learner, **fields):
+  """A learner with other values of fields of its parts."""
+  parts = {'method': learner.method}
+  for name in 'scoring', 'optimizer', 'placement', 'measuring':
+    part = getattr(learner, name)
+    own = {x.name for x in dataclasses.fields(part)} & fields.keys()
+    values = {field: fields.pop(field) for field in own}
+    parts[name] = dataclasses.replace(part, **values)
+  return dataclasses.replace(learner, **parts, **fields)

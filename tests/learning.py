@@ -1,6 +1,5 @@
 """Learners and rollouts that the tests of learner and update share."""
 
-import dataclasses
 import functools
 
 import jax
@@ -20,6 +19,9 @@ from grpo_jax.learner import updates
 from grpo_jax.learner.instruments import hook
 from grpo_jax.learner.instruments.rollout_end import RolloutEnd
 from grpo_jax.learner.types import Learner
+from grpo_jax.learner.types import Optimizer
+from grpo_jax.learner.types import Placement
+from grpo_jax.learner.types import Scoring
 from grpo_jax.learner.types import UpdateSpec
 from grpo_jax.mesh import sharding
 from grpo_jax.models import layout
@@ -60,16 +62,13 @@ def make_learner(
   def score(params, rows, with_entropy):
     return models.score(model, params, rows, 1.0, with_entropy)
 
+  sizes = mesh if isinstance(mesh, dict) else {}
+  mesh = sharding.make_mesh(*(() if sizes else mesh), **sizes)
   return Learner(
-    score=score,
-    method=method,
-    optimizer=optimizer or optim.adamw(1e-2),
-    on_zero_advantage=on_zero,
-    mesh=sharding.make_mesh(**mesh)
-    if isinstance(mesh, dict)
-    else sharding.make_mesh(*mesh),
-    logical_axes=model.logical_axes,
-    takes_shards=takes_shards,
+    method,
+    Scoring(score, takes_shards=takes_shards),
+    Optimizer(optimizer or optim.adamw(1e-2), on_zero),
+    Placement(mesh, model.logical_axes),
   )
 
 
@@ -78,9 +77,9 @@ def bigram_learner(method, optimizer=None, mesh=(1, 1, 1), **changes):
 
   For tests of what the learner does with any scores.
   """
-  return dataclasses.replace(
+  return bigram.changed(
     bigram.make_learner(method, mesh),
-    optimizer=optimizer or optim.adamw(1e-2),
+    transform=optimizer or optim.adamw(1e-2),
     **changes,
   )
 

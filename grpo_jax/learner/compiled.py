@@ -125,6 +125,6 @@ def _beside(function: Callable[..., Any]) -> Callable[..., Any]:
 
   @functools.wraps(function)
   def with_frozen(learner, frozen, *args):
-    return function(dataclasses.replace(learner, frozen=frozen), *args)
+    return function(learner.with_frozen(frozen), *args)
 
   return with_frozen

@@ -60,7 +60,7 @@ def score_all(
 
   def on_shard(learner, trees, num_micro, layout):
     def score(rows):
-      return learner.score(trees[0], rows, with_entropy)
+      return learner.scoring.score(trees[0], rows, with_entropy)
 
     return [], micro_batches.of_all(score, layout, num_micro, shape), ()
 
@@ -127,7 +127,7 @@ def of_batch(
     [params],
     (loss_state, batch, coupled, num_micro, kept),
     layout,
-    number=1 + learner.with_outward,
+    number=1 + learner.optimizer.with_outward,
     given_at=(PartitionSpec(), at, at.mask, PartitionSpec(), PartitionSpec()),
   )
   scores, slope, disagreement = of_tokens
@@ -229,7 +229,7 @@ def _of_own(
       (_, terms), slopes = _loss_and_slopes(learner, scores, part, loss_state)
       direction = clipped.outward(terms, part)
     grads = [pull_back((slopes, of_routers))[0]]
-    if learner.with_outward:
+    if learner.optimizer.with_outward:
       back = lambda slopes: pull_back((slopes, no_slope))
       grads.append(_outward(back, slopes, direction, grads[0]))
     statistics, disagreement = routed or (None, None)
@@ -279,13 +279,14 @@ def _scored(
     routers of L layers gave to each of E experts; None for both without
     experts.
   """
-  if learner.score_routed is None:
-    return (learner.score(params, rows, learner.with_entropy), None), None
+  scoring = learner.scoring
+  if scoring.score_routed is None:
+    return (scoring.score(params, rows, learner.with_entropy), None), None
   counted, sampled = (
     token_shards.take(x, at.mask, rows.completion)
     for x in (batch.mask, batch.extras.get('routing_sampler'))
   )
-  scores, routed = learner.score_routed(
+  scores, routed = scoring.score_routed(
     params, rows, learner.with_entropy, counted, sampled
   )
   return (scores, routed.statistics.mass), routed

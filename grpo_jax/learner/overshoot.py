@@ -79,7 +79,8 @@ def of_update(
     old, new, *parts = trees
     # `score` may use attention with a backward pass of its own, which `jax.jvp`
     # cannot differentiate.
-    score_forward = learner.score_forward or learner.score
+    scoring = learner.scoring
+    score_forward = scoring.score_forward or scoring.score
 
     # Forward mode gives the motion of every token in one pass. A backward pass
     # gives the derivative of a single number.
@@ -93,7 +94,7 @@ def of_update(
       }
 
     def after(rows):
-      return learner.score(new, rows, learner.with_entropy)
+      return scoring.score(new, rows, learner.with_entropy)
 
     of_tokens = (
       micro_batches.of_all(along, layout, num_micro, shape),
@@ -133,7 +134,7 @@ def _tangents(
   before, after = offload.to_device((state.opt_state, update.opt_state))
   # Brakes read the extra arguments, in the split and on the coast too.
   parts = optim.split_update(
-    learner.optimizer,
+    learner.optimizer.transform,
     before,
     after,
     update.updates,
@@ -142,10 +143,10 @@ def _tangents(
     **update.extra,
   )
   coasted = optim.coast(
-    learner.optimizer,
+    learner.optimizer.transform,
     before,
     state.params,
-    learner.coast_steps,
+    learner.measuring.coast_steps,
     **update.extra,
   )
   return {

@@ -59,19 +59,19 @@ def run(
     arrays [P,G,T], of which the function has `put` together what the shard has.
     `sums` are arrays that are summed.
   """
-  mesh, frozen = learner.mesh, learner.frozen
+  mesh, frozen = learner.mesh, learner.scoring.frozen
   if mesh.size == 1:
     return function(learner.beside(frozen), trees, given, layout)
 
   def places(tree):
-    return sharding.of_params(mesh, tree, learner.logical_axes)
+    return sharding.of_params(mesh, tree, learner.placement.logical_axes)
 
   at_frozen, at_params = places(frozen), places(trees[0])
   of_frozen, of_params = shards.specs(at_frozen), shards.specs(at_params)
   width = layout.target.shape[-1]
 
   def on_shard(frozen, trees, given, layout):
-    if learner.takes_shards:
+    if learner.scoring.takes_shards:
       bound = learner.beside(frozen)
     else:
       bound = learner.beside(_whole(frozen, at_frozen))

@@ -44,7 +44,7 @@ def init(learner: Learner, params: Any) -> TrainState:
   zero = jnp.zeros((), jnp.int32)
   return TrainState(
     params,
-    learner.optimizer.init(params),
+    learner.optimizer.transform.init(params),
     learner.method.init(),
     # A copy, because updates donate the state, and a buffer only once.
     jax.tree.map(jnp.copy, params) if learner.with_reference else None,
@@ -61,18 +61,19 @@ def state_sharding(learner: Learner, params: Any) -> TrainState:
   way.
   """
   everywhere = sharding.replicated(learner.mesh)
-  of_params = sharding.of_params(learner.mesh, params, learner.logical_axes)
+  place = learner.placement
+  of_params = sharding.of_params(place.mesh, params, place.logical_axes)
   away = offload.on_host(of_params)
   abstract = jax.eval_shape(lambda p: init(learner, p), params)
   # optax tells apart the trees in its state that are like the parameters.
   of_moments = optax.tree.map_params(
-    learner.optimizer,
-    lambda _, place: place,
+    learner.optimizer.transform,
+    lambda _, at: at,
     abstract.opt_state,
-    away if learner.offload_moments else of_params,
+    away if place.offload_moments else of_params,
     transform_non_params=lambda _: everywhere,
   )
-  of_reference = away if learner.offload_reference else of_params
+  of_reference = away if place.offload_reference else of_params
   return jax.tree.map(lambda _: everywhere, abstract)._replace(
     params=of_params,
     opt_state=of_moments,
@@ -163,8 +164,9 @@ def train_step(
   measured = step_metrics.of_update(
     learner, new_state, found, update, batch, num_micro, first
   )
-  if learner.learning_rate is not None:
-    measured |= step_metrics.of_schedule(learner.learning_rate(number))
+  learning_rate = learner.measuring.learning_rate
+  if learning_rate is not None:
+    measured |= step_metrics.of_schedule(learning_rate(number))
   if watch:
     measured |= overshoot.of_update(
       learner, state, found, update, batch, layout, num_micro
@@ -194,10 +196,10 @@ def _optimizer_step(learner, state, found, batch, first, watch) -> Update:
     'clipped_share': jnp.sum(off, dtype=jnp.float32) / kept,
     'advantage_scale': jnp.sqrt(square / kept),
   }
-  if learner.with_outward:
+  if learner.optimizer.with_outward:
     extra['outward'] = found.outward
   idle = ~jnp.any(batch.keep & (batch.advantage != 0))
-  idle &= learner.on_zero_advantage == 'skip'
+  idle &= learner.optimizer.on_zero_advantage == 'skip'
 
   # Moments that lie on the host are brought to the device inside the branches
   # below. So they are there for the optimizer alone, and the compiler may let
@@ -206,7 +208,7 @@ def _optimizer_step(learner, state, found, batch, first, watch) -> Update:
   def taken():
     before = offload.to_device(state.opt_state)
     # Most optax transformations refuse arguments that they do not know.
-    optimizer = optax.with_extra_args_support(learner.optimizer)
+    optimizer = optax.with_extra_args_support(learner.optimizer.transform)
     updates, opt_state = optimizer.update(
       found.grads, before, state.params, **extra
     )

@@ -114,12 +114,12 @@ def of_update(
       # the sampler's own.
       measured[name] = metrics.only_if(first, measured[name])
   intended = None
-  if learner.expects_prefixes:
+  if learner.measuring.expects_prefixes:
     intended = -gradient.slope_at_ratio_one(
       learner, found, batch, state.loss_state
     )
   measured |= of_prefixes(batch, -found.slope, intended)
-  if learner.records:
+  if learner.measuring.records:
     for name, value in optim.moment_metrics(update.opt_state).items():
       measured[name] = metrics.masked_mean(value, update.accepted)
   one = jnp.ones((), jnp.float32)

@@ -78,13 +78,41 @@ class UpdateSpec:
 
 
 @dataclasses.dataclass(frozen=True)
-class Learner:
-  """What stays the same from update to update.
+class Scoring:
+  """How a model scores the rows of a layout.
 
   Attributes:
-    score: `(params, layout, with_entropy) -> Scores` of the rows of a layout.
-    method: A chain of loss transforms.
-    optimizer: An optax transformation. Its `update` also gets
+    score: `(params, layout, with_entropy) -> Scores`.
+    score_forward: Like `score`, but `jax.jvp` can differentiate it, which the
+      measurement of overshoot needs. None: `score` serves for this too.
+    score_routed: `(params, layout, with_entropy, counted, sampled) -> (Scores,
+      Routed)`, see `models.score_routed`; None for a model without experts.
+    takes_shards: Whether the model gathers what it needs of parameters that are
+      split over data shards; see `sharding.on_shard`. Otherwise it gets all of
+      them whole.
+    frozen: Parameters that `beside` is to add, split as the others are.
+  """
+
+  score: Callable[..., Any]
+  score_forward: Callable[..., Any] | None = None
+  score_routed: Callable[..., Any] | None = None
+  takes_shards: bool = False
+  frozen: Any = None
+
+  def changed(self, change: Callable[[Any], Any]) -> 'Scoring':
+    """All functions that score, changed alike."""
+    names = 'score', 'score_forward', 'score_routed'
+    found = {name: getattr(self, name) for name in names}
+    changed = {name: change(f) for name, f in found.items() if f is not None}
+    return dataclasses.replace(self, **changed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+  """What makes an update of a gradient.
+
+  Attributes:
+    transform: An optax transformation. Its `update` also gets
       `first_of_rollout` bool[]; `clipped_share` f32[]; `advantage_scale` f32[],
       the root mean square of the trained tokens' advantages; and `outward` if
       `with_outward`.
@@ -92,53 +120,13 @@ class Learner:
       all 0. `'skip'` leaves parameters and moments as they are. `'step'` takes
       an update as usual, in which momentum, weight decay and penalties still
       move the parameters.
-    mesh: From `sharding.make_mesh`.
-    logical_axes: The model's; see `sharding.of_params`.
-    with_outward: Whether the optimizer wants `outward`, the gradient of the
-      clipped tokens' outward log-ratios. It takes a second backward pass.
-    score_forward: Like `score`, but `jax.jvp` can differentiate it, which the
-      measurement of overshoot needs. None: `score` serves for this too.
-    coast_steps: For how many steps without gradient overshoot is predicted.
-    records: Whether the optimizer was made by `optim.record_adam_moments`.
-    expects_prefixes: Whether the metrics `prefix_*_expected` are measured. They
-      take a second evaluation of the loss; see `step_metrics.of_prefixes`.
-    score_routed: `(params, layout, with_entropy, counted, sampled) -> (Scores,
-      Routed)`, see `models.score_routed`; None for a model without experts.
-    expert_balance: What `models.balance` of the optimizer batch is multiplied
-      by and added to the loss. Unless it is 0, an update takes a further
-      forward pass; see `gradient.of_batch`.
-    takes_shards: Whether the model gathers what it needs of parameters that are
-      split over data shards; see `sharding.on_shard`. Otherwise it gets all of
-      them whole.
-    frozen: Parameters that `beside` is to add, split as the others are.
-    compute_all: Whether updates compute completions without an advantage though
-      the method finds nothing in them; see `LossTransform`.
-    offload_moments: Whether the moments, and whatever else the optimizer keeps
-      for each parameter, lie in the memory of the host between updates.
-    offload_reference: Whether the reference lies there while nothing is scored.
-    learning_rate: From the number of an update to the learning rate that the
-      optimizer takes then, for the metrics; None: it is not known.
+    with_outward: Whether it wants `outward`, the gradient of the clipped
+      tokens' outward log-ratios. It takes a second backward pass.
   """
 
-  score: Callable[..., Any]
-  method: losses.LossTransform
-  optimizer: optax.GradientTransformation
-  on_zero_advantage: str
-  mesh: jax.sharding.Mesh
-  logical_axes: Callable[..., Any]
+  transform: optax.GradientTransformation
+  on_zero_advantage: str = 'skip'
   with_outward: bool = False
-  score_forward: Callable[..., Any] | None = None
-  coast_steps: int = 1
-  records: bool = False
-  expects_prefixes: bool = False
-  score_routed: Callable[..., Any] | None = None
-  expert_balance: float = 0.0
-  takes_shards: bool = False
-  frozen: Any = None
-  compute_all: bool = True
-  offload_moments: bool = False
-  offload_reference: bool = False
-  learning_rate: Callable[[Array], ArrayLike] | None = None
 
   def __post_init__(self):
     if self.on_zero_advantage not in ('skip', 'step'):
@@ -146,15 +134,91 @@ class Learner:
         f'on_zero_advantage={self.on_zero_advantage!r} is neither '
         "'skip' nor 'step'; set config.learner.on_zero_advantage to one."
       )
-    if self.expert_balance and self.score_routed is None:
-      raise ValueError(
-        f'expert_balance={self.expert_balance} needs a model with experts, and '
-        'this one has none; set config.learner.expert_balance=0.'
-      )
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+  """Where arrays lie.
+
+  Attributes:
+    mesh: From `sharding.make_mesh`.
+    logical_axes: The model's; see `sharding.of_params`.
+    offload_moments: Whether the moments, and whatever else the optimizer keeps
+      for each parameter, lie in the memory of the host between updates.
+    offload_reference: Whether the reference lies there while nothing is scored.
+  """
+
+  mesh: jax.sharding.Mesh
+  logical_axes: Callable[..., Any]
+  offload_moments: bool = False
+  offload_reference: bool = False
+
+  def __post_init__(self):
     if self.offload_moments:
       offload.check(self.mesh, 'optim.offload')
     if self.offload_reference:
       offload.check(self.mesh, 'reference.offload')
+
+
+@dataclasses.dataclass(frozen=True)
+class Measuring:
+  """What is measured inside an update; no update changes by it.
+
+  Attributes:
+    coast_steps: For how many steps without gradient overshoot is predicted.
+    records: Whether the optimizer was made by `optim.record_adam_moments`.
+    expects_prefixes: Whether the metrics `prefix_*_expected` are measured. They
+      take a second evaluation of the loss; see `step_metrics.of_prefixes`.
+    learning_rate: From the number of an update to the learning rate that the
+      optimizer takes then; None: there are no metrics of it.
+  """
+
+  coast_steps: int = 1
+  records: bool = False
+  expects_prefixes: bool = False
+  learning_rate: Callable[[Array], ArrayLike] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+  """What stays the same from update to update.
+
+  Attributes:
+    method: A chain of loss transforms.
+    scoring: How the model scores rows.
+    optimizer: What makes an update of a gradient.
+    placement: Where arrays lie.
+    measuring: What is measured inside an update.
+    expert_balance: What `models.balance` of the optimizer batch is multiplied
+      by and added to the loss. Unless it is 0, an update takes a further
+      forward pass; see `gradient.of_batch`.
+    compute_all: Whether updates compute completions without an advantage though
+      the method finds nothing in them; see `LossTransform`.
+  """
+
+  method: losses.LossTransform
+  scoring: Scoring
+  optimizer: Optimizer
+  placement: Placement
+  measuring: Measuring = Measuring()
+  expert_balance: float = 0.0
+  compute_all: bool = True
+
+  def __post_init__(self):
+    if self.expert_balance and self.scoring.score_routed is None:
+      raise ValueError(
+        f'expert_balance={self.expert_balance} needs a model with experts, and '
+        'this one has none; set config.learner.expert_balance=0.'
+      )
+
+  def with_frozen(self, frozen: Any) -> 'Learner':
+    """This learner, for parameters beside frozen ones; see `Scoring`."""
+    scoring = dataclasses.replace(self.scoring, frozen=frozen)
+    return dataclasses.replace(self, scoring=scoring)
+
+  def with_scores(self, change: Callable[[Any], Any]) -> 'Learner':
+    """This learner, with all of its functions that score changed alike."""
+    return dataclasses.replace(self, scoring=self.scoring.changed(change))
 
   def beside(self, frozen: Any) -> 'Learner':
     """This learner, for parameters that are a part of the model's.
@@ -168,17 +232,15 @@ class Learner:
     if frozen is None:
       return self
 
-    def whole(score):
+    def joined(score):
       return lambda params, *args: score(lora.join(params, frozen), *args)
 
-    return self.with_scores(whole)
+    return self.with_scores(joined)
 
-  def with_scores(self, change: Callable[[Any], Any]) -> 'Learner':
-    """This learner, with all of its functions that score changed alike."""
-    names = 'score', 'score_forward', 'score_routed'
-    found = {name: getattr(self, name) for name in names}
-    changed = {name: change(f) for name, f in found.items() if f is not None}
-    return dataclasses.replace(self, **changed)
+  @property
+  def mesh(self) -> jax.sharding.Mesh:
+    """The mesh on which arrays lie."""
+    return self.placement.mesh
 
   @property
   def with_entropy(self) -> bool:
@@ -193,8 +255,8 @@ class Learner:
   @property
   def reference_scorings(self) -> list[str]:
     """The program of `lowering` that scores the reference, if any."""
-    name = 'score_reference' if self.offload_reference else 'score_all'
-    return [name] * self.with_reference
+    away = self.placement.offload_reference
+    return ['score_reference' if away else 'score_all'] * self.with_reference
 
 
 class Gradient(NamedTuple):

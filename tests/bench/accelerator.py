@@ -40,6 +40,9 @@ from grpo_jax import models  # noqa: E402
 from grpo_jax import optim  # noqa: E402
 from grpo_jax.learner import compiled  # noqa: E402
 from grpo_jax.learner.types import Learner  # noqa: E402
+from grpo_jax.learner.types import Optimizer  # noqa: E402
+from grpo_jax.learner.types import Placement  # noqa: E402
+from grpo_jax.learner.types import Scoring  # noqa: E402
 from grpo_jax.mesh import sharding  # noqa: E402
 from grpo_jax.models import layout  # noqa: E402
 
@@ -189,15 +192,15 @@ def sample(args, model, params, told):
 
 def train(args, model, params, completions, told):
   """How fast one optimizer step over all completions is."""
+
+  def score(params, rows, with_entropy):
+    return models.score(model, params, rows, 1.0, with_entropy)
+
   learner = Learner(
-    score=lambda params, rows, with_entropy: models.score(
-      model, params, rows, 1.0, with_entropy
-    ),
-    method=losses.methods.grpo(kl_coefficient=0),
-    optimizer=optim.adamw(1e-6),
-    on_zero_advantage='step',
-    mesh=sharding.make_mesh(),
-    logical_axes=model.logical_axes,
+    losses.methods.grpo(kl_coefficient=0),
+    Scoring(score),
+    Optimizer(optim.adamw(1e-6), 'step'),
+    Placement(sharding.make_mesh(), model.logical_axes),
   )
   functions = compiled.jit_functions(learner, params)
   state = functions.init(params)

@@ -52,12 +52,12 @@ def make_probe(learner):
       learner, state.params, state.loss_state, batch, stack, used
     )
     coasted = optim.coast(
-      learner.optimizer, state.opt_state, state.params, STEPS
+      learner.optimizer.transform, state.opt_state, state.params, STEPS
     )
     path = jax.tree.map(jnp.add, coasted.moved, coasted.decayed)
 
     def along(rows):
-      score = lambda p: learner.score_forward(p, rows, False).logp
+      score = lambda p: learner.scoring.score_forward(p, rows, False).logp
       return jax.jvp(score, (state.params,), (path,))[1]
 
     after = gradient_lib.score_all(learner, coasted.params, stack, used, shape)

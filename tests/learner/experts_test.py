@@ -8,7 +8,6 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from grpo_jax import losses
@@ -23,8 +22,12 @@ from grpo_jax.learner import gradient as gradient_lib
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import step as learner_lib
 from grpo_jax.learner.types import Learner
+from grpo_jax.learner.types import Optimizer
+from grpo_jax.learner.types import Placement
+from grpo_jax.learner.types import Scoring
 from grpo_jax.mesh import sharding
 from grpo_jax.models import layout
+from tests import bigram
 from tests import tiny
 from tests.learning import METHODS
 from tests.learning import learned
@@ -52,19 +55,15 @@ def make_learner(method='grpo', balance=BALANCE, mesh=None, model=MODEL):
       model, params, rows, counted, sampled, 1.0, with_entropy
     )
 
+  forward = functools.partial(score, forward_mode=True)
   return Learner(
-    score=score,
-    method=METHODS[method](),
+    METHODS[method](),
+    Scoring(score, forward, score_routed, takes_shards=True),
     # Adam's first step is a sign, which amplifies rounding, but not so with a
     # large epsilon.
-    optimizer=optim.adamw(0.1, epsilon=1.0),
-    on_zero_advantage='skip',
-    mesh=sharding.make_mesh(**(mesh or {})),
-    logical_axes=model.logical_axes,
-    score_forward=functools.partial(score, forward_mode=True),
-    score_routed=score_routed,
+    Optimizer(optim.adamw(0.1, epsilon=1.0)),
+    Placement(sharding.make_mesh(**(mesh or {})), model.logical_axes),
     expert_balance=balance,
-    takes_shards=True,
   )
 
 
@@ -303,7 +302,4 @@ def test_programs_are_compiled_ahead_for_what_is_sampled():
 @pytest.mark.quick
 def test_balance_without_experts_is_refused():
   with pytest.raises(ValueError, match='expert_balance=0.1 needs a model with'):
-    Learner(
-      *(None, METHODS['grpo'](), optax.sgd(1), 'skip', None, None),
-      expert_balance=0.1,
-    )
+    bigram.changed(bigram.make_learner(METHODS['grpo']()), expert_balance=0.1)

@@ -212,7 +212,7 @@ def test_an_update_that_is_not_finite_is_not_taken(optimizer):
   made, params = of_reinforce(optimizer), bigram.params()
   state, measured = learned(made, fresh(made, params), bigram_rollout(), 0)
   jax.tree.map(np.testing.assert_array_equal, state.params, params)
-  begun = made.compiled.learner.optimizer.init(params)
+  begun = made.compiled.learner.optimizer.transform.init(params)
   jax.tree.map(np.testing.assert_array_equal, state.opt_state, begun)
   assert (state.step, state.nonfinite) == (0, 1)
   found = metrics.to_scalars(measured)

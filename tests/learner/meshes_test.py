@@ -61,7 +61,7 @@ def of_bigram(method, mesh):
   params['position'] = jnp.pad(params['position'], ((0, 2), (0, 0)))
   learner = bigram.make_learner(method)
   mesh = sharding.make_mesh(**mesh)
-  return dataclasses.replace(learner, mesh=mesh), params
+  return bigram.changed(learner, mesh=mesh), params
 
 
 def found(method, layout, mesh=None, make=transformer):

@@ -1,6 +1,5 @@
 """Moments and the reference in the memory of the host: the same numbers."""
 
-import dataclasses
 import functools
 
 import jax
@@ -141,4 +140,4 @@ def test_devices_that_cannot_reach_it_are_refused(name, field, monkeypatch):
   learner = bigram_learner(losses.methods.grpo())
   monkeypatch.setattr(offload, '_KIND', 'a_memory_of_its_own')
   with pytest.raises(ValueError, match=f'config.{field}=True .* cpu has dev'):
-    dataclasses.replace(learner, **{f'offload_{name}': True})
+    bigram.changed(learner, **{f'offload_{name}': True})

@@ -33,9 +33,9 @@ LR, STEPS = 0.02, 3
 def make_learner(method=None, brake=None, **changes):
   optimizer = optax.adam(LR, 0.9, 0.95)
   optimizer = brake(optimizer) if brake else optimizer
-  return dataclasses.replace(
+  return bigram.changed(
     bigram.make_learner(method or METHOD()),
-    optimizer=optim.record_adam_moments(optimizer),
+    transform=optim.record_adam_moments(optimizer),
     records=True,
     score_forward=bigram.score,
     coast_steps=STEPS,

@@ -1,6 +1,5 @@
 """Shared prefixes and credit, as the learner reports them: closed forms."""
 
-import dataclasses
 import functools
 
 import jax
@@ -30,7 +29,7 @@ def table_learner(method):
       jnp.take(params['logp'], rows.completion, axis=0, **nothing), None
     )
 
-  return dataclasses.replace(bigram.make_learner(method), score=score)
+  return bigram.changed(bigram.make_learner(method), score=score)
 
 
 def shared_rollout():

@@ -5,16 +5,14 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from grpo_jax import losses
 from grpo_jax import metrics
 from grpo_jax import models
 from grpo_jax.learner import step_metrics
-from grpo_jax.learner.types import Learner
-from grpo_jax.mesh import sharding
 from grpo_jax.models.routing import Statistics
+from tests import bigram
 from tests.learning import learned
 from tests.learning import make_rollout
 from tests.learning import make_updater
@@ -248,12 +246,9 @@ def table_learner(method, mesh=(1, 1, 1), **options):
     logp = take(params['logp'], rows.completion)
     return models.Scores(logp, jnp.exp(logp) if with_entropy else None)
 
-  return Learner(
+  return bigram.changed(
+    bigram.make_learner(method, mesh),
     score=score,
-    method=method,
-    optimizer=optax.sgd(0.1),
-    on_zero_advantage='skip',
-    mesh=sharding.make_mesh(*mesh),
     logical_axes=lambda path, rank: (None,) * rank,
     **options,
   )

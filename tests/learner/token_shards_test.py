@@ -1,6 +1,5 @@
 """Arrays [P,G,T] over the data shards, and the rows that are read of them."""
 
-import dataclasses
 import itertools
 import re
 
@@ -105,7 +104,7 @@ def test_sums_have_the_same_order_in_every_process():
 )
 def test_no_device_has_all_positions(method):
   mesh = dict(data=2, fsdp=4)
-  learner = dataclasses.replace(
+  learner = bigram.changed(
     bigram_learner(METHODS[method](), optax.adam(1e-3)),
     mesh=sharding.make_mesh(**mesh),
   )

@@ -457,9 +457,9 @@ def test_what_is_compiled_ahead_is_what_is_called(method, options):
 @pytest.mark.parametrize('step', [pytest.param(0, marks=pytest.mark.long), 1])
 def test_the_step_at_which_a_run_goes_on_is_compiled_ahead(step):
   """A step that measures overshoot is another program than other steps."""
-  learner = dataclasses.replace(
+  learner = bigram.changed(
     bigram.make_learner(losses.methods.grpo()),
-    optimizer=optim.record_adam_moments(optax.adam(0.1)),
+    transform=optim.record_adam_moments(optax.adam(0.1)),
     records=True,
     score_forward=bigram.score,
   )

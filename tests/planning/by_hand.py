@@ -39,6 +39,9 @@ from grpo_jax.episodes import rollout
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import step
 from grpo_jax.learner.types import Learner
+from grpo_jax.learner.types import Optimizer
+from grpo_jax.learner.types import Placement
+from grpo_jax.learner.types import Scoring
 from grpo_jax.mesh import sharding
 from grpo_jax.models.layout import LayoutSpec
 from grpo_jax.planning import compiling
@@ -281,9 +284,12 @@ def _learning(config: Config, model, mesh, program: str) -> tuple[Any, int]:
   )  # fmt: skip
   method = losses.methods.grpo(kl_coefficient=0.0)
   learner = Learner(
-    score, method, optimizer, 'skip', mesh, model.logical_axes,
-    takes_shards=True, compute_all=False,
-  )  # fmt: skip
+    method,
+    Scoring(score, takes_shards=True),
+    Optimizer(optimizer),
+    Placement(mesh, model.logical_axes),
+    compute_all=False,
+  )
   params = jax.eval_shape(model.init, jax.random.key(0))
   places = step.state_sharding(learner, params)
   state = jax.eval_shape(lambda p: step.init(learner, p), params)

@@ -395,7 +395,8 @@ def _patches(seen, patch):
   note(models, 'score', lambda *_, **__: None)
   note(models, 'score_routed', lambda *_, **__: None)
   note(build_updater, 'LayoutSpec')
-  note(build_updater, 'Learner', lambda **given: types.SimpleNamespace(**given))
+  for name in 'Learner', 'Scoring', 'Optimizer', 'Placement', 'Measuring':
+    note(build_updater, name, lambda **fields: types.SimpleNamespace(**fields))
   note(build_updater, 'UpdateSpec')
   note(updates, 'Updater')
   _learns(seen, patch)
@@ -434,9 +435,9 @@ def record(config):
     except ValueError as error:
       seen.error = error
     # What a learner has in a function, and not in a field, shows in a call.
-    for learner in seen.at('Learner', '->'):
-      learner.score({}, None, False)
-      learner.score_forward({}, None, False)
+    for scoring in seen.at('Scoring', '->'):
+      scoring.score({}, None, False)
+      scoring.score_forward({}, None, False)
     policy = eval_and_sample.Policy(
       build.sampler(config, marks.NOTHING), 1, marks.NOTHING
     )

@@ -320,7 +320,7 @@ def optional(function, argument=None):
 def brake(run, value):
   found = run.at('reset_moments', 'which')
   found += ['project'] * len(run.calls['project_outward'])
-  found += run.at('Learner', 'with_outward')
+  found += run.at('Optimizer', 'with_outward')
   return found, {
     'project': ['project', True, False],
     'reset_first': ['first', False, False],
@@ -353,7 +353,7 @@ def told(argument):
 def updates_per_rollout(name):
   def row(run, value):
     arrived = run.at('UpdateSpec', name, 0)
-    coasts = run.at('Learner', 'coast_steps')
+    coasts = run.at('Measuring', 'coast_steps')
     coasts += [c['kwargs']['updates'] for c in run.calls['own_method']]
     wanted = [updates_of(run.config)] * len(coasts)
     return arrived + coasts, [value] + wanted
@@ -460,10 +460,10 @@ ROWS = {
   'optim.brake': brake,
   'optim.reward_scale': optional('restore_reward_scale', 'reference'),
   'optim.moments': both(
-    optional('record_adam_moments'), at(('Learner', 'records', 0))
+    optional('record_adam_moments'), at(('Measuring', 'records', 0))
   ),
   'optim.overshoot_every_steps': at(('UpdateSpec', 'watch_steps', 0)),
-  'optim.offload': at(('Learner', 'offload_moments')),
+  'optim.offload': at(('Placement', 'offload_moments')),
   'learner.method': method,
   'learner.method_kwargs': method_kwargs,
   'learner.batches': updates_per_rollout('batches'),
@@ -473,13 +473,13 @@ ROWS = {
   'learner.row_completions': at(('LayoutSpec', 'row_completions', 0)),
   'learner.pack_tokens': at(('LayoutSpec', 'pack_tokens', 0)),
   'learner.anchor': at(('UpdateSpec', 'anchor', 0)),
-  'learner.on_zero_advantage': at(('Learner', 'on_zero_advantage', 0)),
+  'learner.on_zero_advantage': at(('Optimizer', 'on_zero_advantage', 0)),
   'learner.compute_all': at(('Learner', 'compute_all', 0)),
   'learner.nonfinite_rollouts': nonfinite_rollouts,
   'learner.expert_balance': at(('Learner', 'expert_balance', 0)),
   'reference.refresh_steps': at(('UpdateSpec', 'refresh_steps', 0)),
   'reference.refresh_weight': at(('UpdateSpec', 'refresh_weight', 0)),
-  'reference.offload': at(('Learner', 'offload_reference')),
+  'reference.offload': at(('Placement', 'offload_reference')),
 }
 ROWS |= {
   f'model.{name}': shape(name)

@@ -181,7 +181,7 @@ ROWS = {
   'log.completions_every_steps': completions_every,
   'log.token_effects': token_effects,
   'log.geometry_every_steps': at(('Geometry', 'every_steps')),
-  'log.expected_prefixes': at(('Learner', 'expects_prefixes')),
+  'log.expected_prefixes': at(('Measuring', 'expects_prefixes')),
   'log.kl_alarm': alarm(
     'KL from the sampling', 'kl_old_k3', lambda x, most: x > most
   ),

@@ -71,12 +71,14 @@ class Geometry:
 
   def __init__(self, updater: Updater, seed: int, every_steps: int):
     self._updater, self._every_steps = updater, every_steps
+    learner = updater.compiled.learner
+    optimizer = dataclasses.replace(learner.optimizer, with_outward=False)
     plain = dataclasses.replace(
-      updater.compiled.learner, with_outward=False, expert_balance=0.0
+      learner, optimizer=optimizer, expert_balance=0.0
     )
 
     def sketch_of_part(frozen, params, loss_state, batch, place, rows, used):
-      learner = dataclasses.replace(plain, frozen=frozen)
+      learner = plain.with_frozen(frozen)
       prompt, part = place
       with sharding.use(learner.mesh):
         one = jax.tree.map(lambda x: x[prompt[None]], batch)

@@ -19,6 +19,10 @@ from grpo_jax.learner.instruments.hook import Instrument
 from grpo_jax.learner.instruments.rollout_end import RolloutEnd
 from grpo_jax.learner.instruments.token_effects import TokenEffects
 from grpo_jax.learner.types import Learner
+from grpo_jax.learner.types import Measuring
+from grpo_jax.learner.types import Optimizer
+from grpo_jax.learner.types import Placement
+from grpo_jax.learner.types import Scoring
 from grpo_jax.learner.types import UpdateSpec
 from grpo_jax.models import foreign
 from grpo_jax.models.foreign import Foreign
@@ -189,6 +193,42 @@ def _learner(
       run.model, params, layout, counted, sampled, temperature, with_entropy
     )
 
+  config = run.config.optim
+  return Learner(
+    method=method,
+    scoring=Scoring(
+      score=score,
+      # `jax.jvp` cannot pass through the faster code for attention.
+      score_forward=functools.partial(score, forward_mode=True),
+      score_routed=score_routed if models.routes(run.model) else None,
+      takes_shards=not is_foreign,
+    ),
+    optimizer=Optimizer(
+      transform=_transform(run, schedule, braked, own_optimizer),
+      on_zero_advantage=on_zero_advantage,
+      # A further backward pass, which only this brake needs.
+      with_outward=braked and config.brake == 'project',
+    ),
+    placement=Placement(
+      mesh=run.mesh,
+      logical_axes=run.model.logical_axes,
+      offload_moments=config.offload,
+      offload_reference=run.config.reference.offload,
+    ),
+    measuring=Measuring(
+      coast_steps=run.config.learner.batches * run.config.learner.epochs,
+      records=braked and config.moments,
+      expects_prefixes=run.config.log.expected_prefixes,
+      learning_rate=schedule if own_optimizer is None else None,
+    ),
+    expert_balance=expert_balance,
+    compute_all=compute_all,
+  )
+
+
+def _transform(run, schedule, braked, own_optimizer):
+  """The optax transformation of the config, or that of a caller."""
+
   def decays(params):
     return jax.tree_util.tree_map_with_path(
       lambda path, _: run.model.decays(sharding.path_names(path)), params
@@ -205,31 +245,8 @@ def _learner(
     decays=decays,
   )
   if own_optimizer is not None:
-    optimizer = own_optimizer(decays)
-  elif braked:
-    optimizer = _braked(optimizer, config)
-  return Learner(
-    score=score,
-    method=method,
-    optimizer=optimizer,
-    on_zero_advantage=on_zero_advantage,
-    mesh=run.mesh,
-    logical_axes=run.model.logical_axes,
-    # A further backward pass, which only this brake needs.
-    with_outward=braked and config.brake == 'project',
-    # `jax.jvp` cannot pass through the faster code for attention.
-    score_forward=functools.partial(score, forward_mode=True),
-    coast_steps=run.config.learner.batches * run.config.learner.epochs,
-    records=braked and config.moments,
-    expects_prefixes=run.config.log.expected_prefixes,
-    score_routed=score_routed if models.routes(run.model) else None,
-    expert_balance=expert_balance,
-    takes_shards=not is_foreign,
-    compute_all=compute_all,
-    learning_rate=schedule if own_optimizer is None else None,
-    offload_moments=config.offload,
-    offload_reference=run.config.reference.offload,
-  )
+    return own_optimizer(decays)
+  return _braked(optimizer, config) if braked else optimizer
 
 
 def _braked(optimizer, config: config_lib.Optim):
