@@ -1,7 +1,5 @@
 """`grpo-jax plan`: what a run would need on machines that are not there."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import math
@@ -9,6 +7,7 @@ import sys
 from typing import Any
 
 from grpo_jax.commands import printing
+from grpo_jax.commands.arguments import Arguments
 from grpo_jax.config import Config
 from grpo_jax.planning import advice
 from grpo_jax.planning import against
@@ -28,17 +27,8 @@ _RESOURCES = {
 }
 
 
-def run(
-  config: Callable[[], Config],
-  given: Mapping[str, Any],
-  write: Callable[[Any], None] | None,
-) -> None:
+def run(arguments: Arguments) -> None:
   """`grpo-jax plan`.
-
-  Args:
-    config: What reads the config of the flags.
-    given: The values of the command's other flags, by name.
-    write: Writes the answer as JSON; None: it is printed for a person.
 
   Raises:
     ValueError: Flags are missing, or the run cannot be planned.
@@ -47,39 +37,44 @@ def run(
 
   # A machine's own TPU or GPU is left to those that train.
   jax.config.update('jax_platforms', 'cpu')
-  if given['against']:
-    found = against.of_run(given['against'])
+  write = printing.show_json if arguments.json else None
+  if arguments.against:
+    found = against.of_run(arguments.against)
     write(against_json(found)) if write else show_against(found)
     return
-  if not given['topology']:
+  if not arguments.topology:
     raise ValueError(
       'plan needs --topology, as in --topology=v5p:4x4x4, or --against=WORKDIR.'
     )
-  price = given['price']
+  if arguments.config is None:
+    raise ValueError(
+      'plan needs a config, as in --config=configs/plan.py:Qwen3-30B-A3B.'
+    )
+  price, number = arguments.price, arguments.search
   if price is not None and not 0 <= price < math.inf:
     raise ValueError(f'--price={price} is no price; give 0 or more.')
-  if given['search'] < 0:
+  if number < 0:
     raise ValueError(
-      f'--search={given["search"]}; give how many meshes that fit are wanted.'
+      f'--search={number}; give how many meshes that fit are wanted.'
     )
-  planned = with_mesh(config(), given['mesh'], given['num_slices'])
-  topology = topologies.named(given['topology'], planned.mesh.slices)
-  if number := given['search']:
-    print('trying all meshes by arithmetic', file=sys.stderr, flush=True)
-    ranked = search.best(planned, topology, number, given['estimate'], _tell)
-    if write:
-      write(
-        [
-          {**to_json(one.plan, price), 'flags': flags_of(one.config)}
-          for one in ranked
-        ]
-      )
-    else:
-      show_ranked(ranked)
-      show(ranked[0].plan, price)
+  config = with_mesh(arguments.config, arguments.mesh, arguments.num_slices)
+  topology = topologies.named(arguments.topology, config.mesh.slices)
+  if not number:
+    made = plans.plan(config, topology, arguments.estimate, _tell)
+    write(to_json(made, price)) if write else show(made, price)
     return
-  made = plans.plan(planned, topology, given['estimate'], _tell)
-  write(to_json(made, price)) if write else show(made, price)
+  print('trying all meshes by arithmetic', file=sys.stderr, flush=True)
+  ranked = search.best(config, topology, number, arguments.estimate, _tell)
+  if write:
+    write(
+      [
+        {**to_json(one.plan, price), 'flags': flags_of(one.config)}
+        for one in ranked
+      ]
+    )
+  else:
+    show_ranked(ranked)
+    show(ranked[0].plan, price)
 
 
 def with_mesh(config: Config, sizes: str, slices: int | None) -> Config:
