@@ -207,24 +207,13 @@ def _verdict(made: Plan, price: float | None) -> list[str]:
 
 def show_ranked(ranked: Sequence[search.Candidate]) -> None:
   """Prints the meshes of a search, the best first."""
-  from rich import box
-  from rich import table
-
-  shown = table.Table(box=box.SIMPLE)
-  columns = (
-    'data',
-    'fsdp',
-    'expert',
-    'tensor',
-    'rows',
-    'row tokens',
-    'GiB',
-    'at least',
-  )
-  for name in columns:
-    shown.add_column(name, justify='right')
-  for name in ('remat', 'fits', 'by'):
-    shown.add_column(name)
+  names = (
+    'data', 'fsdp', 'expert', 'tensor', 'rows', 'row tokens', 'GiB',
+    'at least', 'remat', 'fits', 'by',
+  )  # fmt: skip
+  shown = printing.table(names, left=0, pad_edge=True)
+  for column in shown.columns[-3:]:
+    column.justify = 'left'
   for one in ranked:
     made = one.plan
     compiled = made.largest.compiled is not None
@@ -292,15 +281,12 @@ def show_against(found: against.Against) -> None:
 
 def _memory(made: Plan):
   """The memory of one device by part, a column for each program."""
-  from rich import box
-  from rich import table
-
   estimated = all(one.collectives is None for one in made.programs)
-  title = 'GiB of one device' + ', estimated' * estimated
-  shown = table.Table(title=title, title_justify='left', box=box.SIMPLE)
-  shown.add_column('')
-  for one in made.programs:
-    shown.add_column(one.name, justify='right')
+  shown = printing.table(
+    ['', *(one.name for one in made.programs)],
+    title='GiB of one device' + ', estimated' * estimated,
+    pad_edge=True,
+  )
   parts = dict.fromkeys(part for one in made.programs for part in one.memory)
   for part in parts:
     cells = (one.memory.get(part) for one in made.programs)
@@ -319,20 +305,14 @@ def _gib(size: float) -> str:
 
 def _work(made: Plan):
   """Work and the bound of each program, and the time of each resource."""
-  from rich import box
-  from rich import table
-
-  shown = table.Table(
-    title='One device, all calls of a rollout',
-    title_justify='left',
-    box=box.SIMPLE,
-  )
   secs = made.secs()
   resources = [name for name in _RESOURCES if name in secs['train_step']]
   of_each = [_RESOURCES[name] for name in resources]
-  shown.add_column('')
-  for name in ('calls', 'TFLOP', *of_each, 'at least', 'share'):
-    shown.add_column(name, justify='right')
+  shown = printing.table(
+    ['', 'calls', 'TFLOP', *of_each, 'at least', 'share'],
+    title='One device, all calls of a rollout',
+    pad_edge=True,
+  )
   for one in made.programs:
     least = roofline.bound(secs[one.name])[0]
     shown.add_row(
@@ -348,9 +328,6 @@ def _work(made: Plan):
 
 def _sent(made: Plan):
   """What each program sends, by network and kind of collective."""
-  from rich import box
-  from rich import table
-
   of_each = {}
   for one in made.programs:
     sent = one.work.ici_bytes + one.work.dcn_bytes
@@ -359,14 +336,11 @@ def _sent(made: Plan):
       of_each[one.name] = plans.collectives(one) or counted
   if not of_each:
     return 'Nothing is sent between devices.'
-  shown = table.Table(
+  shown = printing.table(
+    ['', *of_each],
     title='GiB of one device, each call: results of collectives',
-    title_justify='left',
-    box=box.SIMPLE,
+    pad_edge=True,
   )
-  shown.add_column('')
-  for name in of_each:
-    shown.add_column(name, justify='right')
   for kind in dict.fromkeys(kind for of in of_each.values() for kind in of):
     cells = (of.get(kind) for of in of_each.values())
     network, _, rest = kind.partition(' ')
