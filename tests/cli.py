@@ -80,16 +80,10 @@ def call(*arguments, given=None, cwd=ROOT):
 
   A process of its own takes seconds for its imports alone. What differs: this
   process has eight devices, and a signal would end the tests. What the command
-  changes of the process is set back: streams, arguments, flags, environment,
+  changes of the process is set back: streams, arguments, environment,
   directory, paths of modules, handlers of signals, logging, settings of JAX.
   """
-  from absl import app
-
   from grpo_jax.commands import main
-
-  # What `app.run` does more is done once in a process, and is for crashes.
-  def run(body, flags_parser):
-    body(flags_parser(sys.argv))
 
   with (
     tempfile.TemporaryFile('w+') as out,
@@ -97,7 +91,7 @@ def call(*arguments, given=None, cwd=ROOT):
     tempfile.TemporaryFile('w+') as stdin,
     set_back(),
     contextlib.chdir(cwd),
-    mock.patch.object(app, 'run', run),
+    mock.patch.object(main, '_prepare_process'),  # once in a process
     # Threads of other tests, beside which a program would not wait.
     mock.patch.object(main, '_IN_XLA', ()),
     mock.patch.object(sys, 'argv', ['grpo-jax', *map(str, arguments)]),
@@ -122,42 +116,25 @@ def call(*arguments, given=None, cwd=ROOT):
 @contextlib.contextmanager
 def set_back():
   """Sets back what a command changes of the process that it runs in."""
-  from absl import flags
   from absl import logging
-  from absl.testing import flagsaver
   import jax
 
-  from grpo_jax.commands import table
+  from grpo_jax.commands import together
   from grpo_jax.hosts import stop_signal
 
   path, hook = list(sys.path), sys.unraisablehook
   of_threads = threading.excepthook
   verbosity, settings = logging.get_verbosity(), dict(jax.config.values)
   handlers = {s: signal.getsignal(s) for s in stop_signal.Stop.SIGNALS}
-  were_parsed, before = flags.FLAGS.is_parsed(), flagsaver.save_flag_values()
-  if were_parsed:
-    flags.FLAGS.unparse_flags()
   # Not `XLA_FLAGS`, which XLA has read: they name the programs that are kept.
   setting = {'PYTHONPATH': str(ROOT), 'COLUMNS': '80'}
   try:
     with (
       mock.patch.dict(os.environ, setting),
-      mock.patch.object(table, 'STOP', stop_signal.Stop()),
+      mock.patch.object(together, 'STOP', stop_signal.Stop()),
     ):
       yield
   finally:
-    # Flags of modules that were imported meanwhile stay; fields of the config,
-    # and the file that is imported under one name, go.
-    after = {
-      name: values
-      for name, values in flagsaver.save_flag_values().items()
-      if not name.startswith('config.')
-    }
-    flagsaver.restore_flag_values({**after, **before})
-    sys.modules.pop('config_config', None)
-    mark = flags.FLAGS.mark_as_parsed
-    (mark if were_parsed else flags.FLAGS.unparse_flags)()
-    table.SET_LATER.clear()
     sys.path[:], sys.unraisablehook = path, hook
     threading.excepthook = of_threads
     logging.set_verbosity(verbosity)

@@ -1,205 +1,218 @@
-"""Turns what was typed into what absl reads, and explains what was mistyped."""
+"""Reads what was typed: a command, its flags, and fields of the config."""
 
 import ast
-from collections.abc import Collection
 from collections.abc import Sequence
+import dataclasses
+import os
 import pathlib
-import re
+import runpy
+import sys
+import types
+import typing
+from typing import TYPE_CHECKING
 from typing import Any
 
-from absl import flags
-
+from grpo_jax.commands import help_text
 from grpo_jax.commands import options
+from grpo_jax.commands import printing
+from grpo_jax.commands import saved_config
+from grpo_jax.commands import table
+from grpo_jax.config import Config
+from grpo_jax.config import dataclass_from_dict
 from grpo_jax.config import importing
 from grpo_jax.config import plain_text
-from grpo_jax.run.keep import workdir
+from grpo_jax.config.from_dict import converted
+
+if TYPE_CHECKING:
+  from ml_collections import ConfigDict
 
 PACKAGE = pathlib.Path(__file__).parent.parent
+_IN_BUCKETS = 'train', 'eval', 'sample', 'doctor', 'report'
+_WORDS = {'true': True, 'false': False, 'none': None}
+_WORDS |= {
+  f'{s}{x}': float(s + x) for s in ('', '+', '-') for x in ('inf', 'nan')
+}
+_BOOLS = {'true': True, 't': True, '1': True}
+_BOOLS |= {'false': False, 'f': False, '0': False}
 
 
-def prepared(
-  argv: list[str],
-  switches: Collection[str],
-  takes: Sequence[str] = (),
-  has_config: bool = True,
-) -> list[str]:
-  """The arguments in one form, with a `--config`.
+class Arguments(types.SimpleNamespace):
+  """What was typed, read: each flag of the command is an attribute.
 
-  `-name value` and the like become `--name=value`. The path of a config file
-  that comes with the package is completed. Without `--config`, the config is
-  that of the run in the workdir.
+  Besides there are `command`, its name; `words`, all that follows it, in one
+  form; and `config` is a `Config`, or None where the command was given none.
+  """
+
+
+def read(typed: Sequence[str]) -> Arguments:
+  """Reads a command line.
+
+  `-name value` and the like are `--name=value`. Without `--config`, the config
+  is that of the run in the workdir.
 
   Args:
-    argv: Program, command, arguments.
-    switches: Flags that take no value.
-    takes: Flags whose values may be given without their names, in this order,
-      as in `audit dapo`. The last, if its name begins with a star, may be given
-      any number of times.
-    has_config: Whether the command reads a config.
-
-  Returns:
-    Program, command, and the arguments as `--name=value` or `--name`.
+    typed: The command and what follows it.
 
   Raises:
-    ValueError: There is no such config file; or no config is given, and the
-      workdir holds no run.
+    ValueError: Something cannot be read, is not known to the command, or is
+      missing; or the config cannot be used.
+    OSError: A file cannot be read.
   """
-  arguments = _joined(argv[2:], switches)
-  for i, one in enumerate(arguments):
-    if one.startswith('--config='):
-      arguments[i] = f'--config={installed(one.removeprefix("--config="))}'
-  unnamed = [i for i, one in enumerate(arguments) if not one.startswith('-')]
-  named = {one.partition('=')[0] for one in arguments}
-  free = [name for name in takes if f'--{name}' not in named]
-  if free and free[-1].startswith('*'):
-    free += [free[-1]] * len(unnamed)
-  for i, name in zip(unnamed, free):
-    arguments[i] = f'--{name.lstrip("*")}={arguments[i]}'
-  given = dict(one.split('=', 1) for one in arguments if '=' in one)
-  if has_config and '--config' not in given and given.get('--workdir'):
-    workdir.config_of(given['--workdir'])  # raises if there is no run
-    saved = PACKAGE / 'commands' / 'saved_config.py'
-    arguments.insert(0, f'--config={saved}:{given["--workdir"]}')
-  # ml_collections wants the config before its fields.
-  arguments.sort(key=lambda one: not one.startswith('--config='))
-  return [*argv[:2], *arguments]
+  name = typed[0] if typed and not typed[0].startswith('-') else ''
+  if name not in table.COMMANDS:
+    raise ValueError(
+      f'got {name!r}; the commands are: {", ".join(table.COMMANDS)} '
+      '(grpo-jax --help tells more).'
+    )
+  command = table.COMMANDS[name]
+  words = _with_names(_joined(typed[1:], command.flags), command.takes)
+  flags = _flags_of_study(words) if name == 'study' else command.flags
+  _refuse_unread(name, words, flags)
+  values = {flag: table.FLAGS[flag].default for flag in command.flags}
+  fields = {}
+  for word in words:
+    flag, _, text = word.removeprefix('--').partition('=')
+    if flag.startswith('config.'):
+      fields[flag.removeprefix('config.')] = text
+    elif table.FLAGS[flag].kind == table.REPEATED:
+      values[flag] = [*values[flag], text]
+    else:
+      kind = table.FLAGS[flag].kind
+      values[flag] = converted(value_of(text, kind), kind, f'--{flag}')
+  _require(name, values, flags)
+  if 'config' in flags:
+    values['config'] = _config(values['config'], values.get('workdir'), fields)
+  return Arguments(command=name, words=words, **values)
 
 
-def _joined(arguments: list[str], switches: Collection[str]) -> list[str]:
-  """Every flag as `--name=value`."""
-  joined, rest = [], list(arguments)
+def _joined(typed: Sequence[str], flags: Sequence[str]) -> list[str]:
+  """Every flag as `--name=value`; a switch is true, and false after `no`."""
+  switches = {flag for flag in flags if table.FLAGS[flag].kind is bool}
+  truths = switches | {
+    f'config.{o.name}' for o in options.describe() if o.type == 'bool'
+  }
+  words, rest = [], list(typed)
   while rest:
-    argument = rest.pop(0)
-    if argument.startswith('-') and argument != '-':
-      argument = f'--{argument.lstrip("-")}'
-      name = argument.removeprefix('--')
-      # absl reads `--nocheck` as `--check=false`.
-      alone = '=' in name or name in switches or name.startswith('no')
+    word = rest.pop(0)
+    if word.startswith('-') and word != '-':
+      name = word.lstrip('-')
+      word = f'--{name}'
+      if name.startswith('no') and name[2:] in truths:
+        word = f'--{name[2:]}=false'
+      elif name in switches:
+        word += '=true'
       # A value may begin with one dash: a negative number, or `-` for standard
       # input.
-      if not alone and rest and not rest[0].startswith('--'):
-        argument += f'={rest.pop(0)}'
-    joined.append(argument)
-  return joined
+      elif '=' not in name and rest and not rest[0].startswith('--'):
+        word += f'={rest.pop(0)}'
+      elif name in truths:
+        word += '=true'
+    words.append(word)
+  return words
 
 
-def refuse_unread(
-  argv: list[str], read: Sequence[str], switches: Collection[str]
+def _with_names(words: list[str], takes: Sequence[str]) -> list[str]:
+  """Gives values that stand alone the names that they are taken for."""
+  named = {word.partition('=')[0] for word in words}
+  free = [name for name in takes if f'--{name}' not in named]
+  found = []
+  for word in words:
+    if not word.startswith('-') and free:
+      name = free[0] if free[0].startswith('*') else free.pop(0)
+      word = f'--{name.lstrip("*")}={word}'
+    found.append(word)
+  return found
+
+
+def _flags_of_study(words: Sequence[str]) -> tuple[str, ...]:
+  """The flags that the study of a command line reads."""
+  from grpo_jax.lab import studies
+
+  flags = table.COMMANDS['study'].flags
+  names = [x.partition('=')[2] for x in words if x.startswith('--study=')]
+  if not any(names):
+    return flags
+  is_experiment = studies.is_experiment(names[-1])
+  others = table.OF_TRAINING if is_experiment else table.OF_EXPERIMENTS
+  return tuple(flag for flag in flags if flag not in others)
+
+
+def _refuse_unread(
+  command: str, words: Sequence[str], flags: Sequence[str]
 ) -> None:
-  """Raises a ValueError about arguments that a command does not read.
-
-  Args:
-    argv: What `prepared` returned.
-    read: Flags of the command.
-    switches: Flags that take no value.
-  """
-  has_config = 'config' in read
-  names = {f'--{name}' for name in read}
-  names |= {f'--no{name}' for name in read if name in switches}
-
-  def is_read(argument):
-    name = argument.partition('=')[0]
-    of_config = name.startswith(('--config.', '--noconfig.'))
-    return name in names or (has_config and of_config)
-
-  if unread := [one for one in argv[2:] if not is_read(one)]:
-    shown = [one.partition('=')[0] for one in unread]
-    near = importing.nearest(shown[0], names)
-    field = options.suggest(shown[0])
-    if not near and has_config and field and shown[0].startswith('--'):
+  """Raises a ValueError about words that a command does not read."""
+  has_config = 'config' in flags
+  known = {f'--{name}' for name in flags}
+  shown = [word.partition('=')[0] for word in words]
+  unread = [
+    name
+    for name in shown
+    if name not in known and not (has_config and name.startswith('--config.'))
+  ]
+  if unread:
+    near = importing.nearest(unread[0], known)
+    field = options.suggest(unread[0])
+    if not near and has_config and field and unread[0].startswith('--'):
       near = f' (did you mean --config.{field}?)'
-    known = ', '.join(f'--{name}' for name in read)
+    own = ', '.join(f'--{name}' for name in flags)
     raise ValueError(
-      f'{argv[1]} got {" ".join(shown)}, which it does not read{near}; its '
-      f'flags are {known}{", --config.FIELD" if has_config else ""}.'
+      f'{command} got {" ".join(unread)}, which it does not read{near}; its '
+      f'flags are {own}{", --config.FIELD" if has_config else ""}.'
     )
-  booleans = {o.name for o in options.describe() if o.type == 'bool'}
-  for one in argv[2:]:
-    name = one.removeprefix('--').removeprefix('config.')
-    alone = name in switches or name in booleans or one.startswith('--no')
-    if '=' not in one and not alone:
-      raise ValueError(f'{one} has no value; give one, as in {one}=VALUE.')
+  for word in words:
+    if '=' not in word:
+      raise ValueError(f'{word} has no value; give one, as in {word}=VALUE.')
 
 
-# Fields that absl cannot set: dicts, whose names are not known to it, and the
-# method, with which the arguments of another one have to go.
-_LATER = re.compile(
-  r'--config\.(learner\.method|(learner\.method_kwargs|data\.chat_kwargs)'
-  r'(\.[^=]+)?)='
-)
+def _require(
+  command: str, values: dict[str, Any], flags: Sequence[str]
+) -> None:
+  """Raises if the command lacks a flag that it needs, or has one in vain."""
+  workdir = values.get('workdir') or ''
+  if '://' in workdir and command not in _IN_BUCKETS:
+    raise ValueError(
+      f'--workdir={workdir} is in a bucket, where {command} cannot write; give '
+      'a directory.'
+    )
+  examples = f'As in:\n{help_text.EXAMPLES}'
+  for wanted in table.COMMANDS[command].takes:
+    if not wanted.startswith('*') and not values[wanted]:
+      raise ValueError(f'{command} needs a {wanted}. {examples}')
+  if command == 'study' and 'out' in flags and not values['out']:
+    raise ValueError(
+      f'study {values["study"]} needs --out, a folder for its tables and '
+      'figures, as in --out=claims.'
+    )
+  if {'workdir', 'config'} <= {*flags} and not workdir:
+    raise ValueError(
+      f'{command} needs --workdir, and --config for a new run. {examples}'
+    )
 
 
-def set_aside(argv: list[str]) -> tuple[list[str], list[str]]:
-  """The arguments for absl, and those for `set_fields`.
+def load_config(path: str | os.PathLike[str]) -> 'ConfigDict':
+  """Reads a config file, for `train` or to change fields of it before.
 
-  >>> set_aside(['grpo-jax', 'train', '--config.learner.method_kwargs.low=.2'])
-  (['grpo-jax', 'train'], ['--config.learner.method_kwargs.low=.2'])
-  """
-  later = [one for one in argv if _LATER.match(one)]
-  return [one for one in argv if not _LATER.match(one)], later
-
-
-def set_fields(config: dict[str, Any], later: Sequence[str]) -> str:
-  """Sets the method, its arguments and the variables of chat templates.
-
-  Arguments that the config has for its own method are dropped if another one is
-  chosen.
+  >>> config = load_config('configs/arithmetic.py:mu=8')
+  >>> config.optim.lr = 1e-4
+  >>> config.learner.epochs
+  8
 
   Args:
-    config: Nested dicts, which are changed.
-    later: From `set_aside`.
-
-  Returns:
-    A sentence about arguments that were dropped; '' if none were.
+    path: The path of a config file, perhaps with an argument after a colon. A
+      path that begins with 'configs/' also names a file that comes with
+      grpo_jax.
 
   Raises:
-    ValueError: A value cannot be read.
+    ValueError: There is no such file, or it has no `get_config`.
   """
-  given = [one.removeprefix('--config.').partition('=') for one in later]
-  names = {name for name, _, _ in given}
-  learner, said = config.setdefault('learner', {}), ''
-  chosen = [text for name, _, text in given if name == 'learner.method'][-1:]
-  before, kwargs = learner.get('method'), learner.get('method_kwargs')
-  if chosen and before not in (None, *chosen) and kwargs:
-    learner['method_kwargs'] = {}
-    if 'learner.method_kwargs' not in names:
-      dropped = ', '.join(f'{name}={value}' for name, value in kwargs.items())
-      said = (
-        f'the config has arguments for the method {before}, which are left out '
-        f'({dropped}), because the command line chooses {chosen[0]}; give its '
-        'own with --config.learner.method_kwargs.NAME=VALUE.'
-      )
-  for name, _, text in given:
-    *groups, last = name.split('.')
-    group = config
-    for one in groups:
-      group = group.setdefault(one, {})
-      if not isinstance(group, dict):
-        raise ValueError(
-          f'config.{name} cannot be set, because {one} is {group!r:.60}; give '
-          f'all of it at once, as in --config.{".".join(groups)}="{{...}}".'
-        )
-    group[last] = _read(text, group.get(last))
-  return said
-
-
-def _read(text: str, before: Any) -> Any:
-  """A value as it was typed, of the type of the value before, if there is one.
-
-  >>> _read('.2', None), _read('low', None), _read('1', 0.5), _read('1', 'x')
-  (0.2, 'low', 1.0, '1')
-  """
-  if isinstance(before, str):
-    return text
-  named = {'true': True, 'false': False, 'none': None}
-  try:
-    value = ast.literal_eval(text)
-  except (ValueError, SyntaxError, MemoryError, RecursionError):
-    value = named.get(text.lower(), text)
-    if text.lower().lstrip('+-') in ('inf', 'nan'):
-      value = float(text)
-  is_whole = type(value) is int and isinstance(before, float)
-  return float(value) if is_whole else value
+  file, *argument = installed(os.fspath(path)).split(':', 1)
+  get_config = runpy.run_path(file).get('get_config')
+  if get_config is None:
+    raise ValueError(
+      f'The config file {file} has no function get_config; write one that '
+      'returns grpo_jax.config.default() with your changes.'
+    )
+  return get_config(*filter(None, argument))
 
 
 def installed(config: str) -> str:
@@ -227,93 +240,161 @@ def installed(config: str) -> str:
   )
 
 
-# ml_collections names the module of a config file after the flag.
-_NO_FUNCTION = "module 'config_config' has no attribute 'get_config'"
+def _config(
+  file: str | None, workdir: str | None, fields: dict[str, str]
+) -> Config | None:
+  """The config of a file, or of a run, with the fields that were typed.
 
-
-def mistyped(argv: list[str], error: Exception) -> str | None:
-  """What is wrong with what was typed, by the error of reading it.
-
-  Args:
-    argv: What `prepared` returned.
-    error: Raised by absl, by ml_collections or by a config file.
-
-  Returns:
-    A sentence, or None if `error` has one, or is of another kind.
+  None if there is neither.
   """
-  if isinstance(error, IndexError) and any(
-    argument.startswith('--config.rewards[') for argument in argv
-  ):
-    return (
-      'config.rewards has no such place; give all of them at once, as in '
-      "--config.rewards=\"({'name': 'exact_match', 'weight': 1.0},)\"."
-    )
-  text = plain_text.said(error)
-  if isinstance(error, AttributeError) and text == _NO_FUNCTION:
-    return (
-      'The config file has no get_config; define this function, and return '
+  if file is None and not workdir:
+    if fields:
+      raise ValueError(
+        f'--config.{min(fields)} changes a config, but there is none; give '
+        '--config, as in --config=configs/arithmetic.py.'
+      )
+    return None
+  try:
+    if file is None:
+      found = saved_config.get_config(str(workdir))
+    else:
+      found = load_config(file)
+  except (ValueError, OSError):
+    raise
+  except Exception as error:  # a config file may raise anything
+    raise ValueError(
+      f'The config file cannot be used ({plain_text.named(error)}); correct it.'
+    ) from error
+  if not hasattr(found, 'to_dict'):
+    raise ValueError(
+      f'get_config returned {found!r:.80}, which is no ConfigDict; return '
       'grpo_jax.config.default() with your changes.'
     )
-  if isinstance(error, ValueError) and 'Traceback' not in text:
-    said = None if not isinstance(error, flags.Error) else _of_value(error)
-    return said or unknown_field(argv)
-  return unknown_field(argv) or raised_by_config(error) or _of_value(error)
+  tree, warning = with_fields(found.to_dict(), fields)
+  if warning:
+    printing.say(f'warning: {warning}', file=sys.stderr)
+  return dataclass_from_dict(Config, tree, 'config')
 
 
-def _of_value(error: Exception) -> str | None:
-  """A sentence about a value that absl could not read."""
-  found = re.match(
-    r'flag --([^=\s]+)=(.*?): ', plain_text.said(error), re.DOTALL
-  )
-  if found is None:
-    return None
-  name, text = found.groups()
-  types = {option.name: option.type for option in options.describe()}
-  if name.startswith('config.'):
-    kind = types.get(name.removeprefix('config.'))
-    return f'{name} is {text!r}; it must be of type {kind}.' if kind else None
-  flag = flags.FLAGS[name]
-  known = getattr(flag.parser, 'enum_values', None)
-  kinds = {
-    'int': 'a whole number',
-    'float': 'a number',
-    'bool': 'true or false',
-  }
-  wanted = f'one of {", ".join(known)}' if known else kinds[flag.flag_type()]
-  return f'--{name}={text!r} cannot be read; give {wanted}.'
+def with_fields(
+  tree: dict[str, Any], fields: dict[str, str]
+) -> tuple[dict[str, Any], str]:
+  """A config with fields as they were typed.
 
+  Arguments that the config has for its own method are dropped if another one is
+  chosen.
 
-def unknown_field(arguments: list[str]) -> str | None:
-  """A message about the first `--config.NAME` that the config does not have.
+  Args:
+    tree: Nested dicts.
+    fields: Texts by name, as in `--config.NAME=TEXT`.
 
-  None if there is no such argument.
+  Returns:
+    Nested dicts, and a sentence about arguments that were dropped, or ''.
+
+  Raises:
+    ValueError: There is no such field, or no such place in one; the nearest
+      field is named.
   """
-  known = {option.name for option in options.describe()}
-  for argument in arguments:
-    given = argument.partition('=')[0]
-    name = given.removeprefix('--config.')
-    if name == given or name in known or _LATER.match(argument):
-      continue
-    # Of the right form; perhaps there is no such place.
-    if re.sub(r'^rewards\[\d+\]', 'rewards[]', name) in {*known, 'rewards[]'}:
-      continue
-    near = options.suggest(name)
-    advice = f'the nearest is config.{near}' if near else 'see --help'
-    return f'config.{name} is no field of the config; {advice}.'
-  return None
+  learner, said = tree.get('learner', {}), ''
+  before, kwargs = learner.get('method'), learner.get('method_kwargs')
+  method = fields.get('learner.method', before)
+  if kwargs and before not in (None, method):
+    tree = {**tree, 'learner': {**learner, 'method_kwargs': {}}}
+    if 'learner.method_kwargs' not in fields:
+      dropped = ', '.join(f'{name}={value}' for name, value in kwargs.items())
+      said = (
+        f'the config has arguments for the method {before}, which are left out '
+        f'({dropped}), because the command line chooses {method}; give its own '
+        'with --config.learner.method_kwargs.NAME=VALUE.'
+      )
+  for name, text in fields.items():
+    try:
+      tree = _changed(tree, Config, name.replace('[', '.[').split('.'), text)
+    except LookupError as error:
+      field, bracket, _ = name.partition('[')
+      if bracket and isinstance(error, IndexError):
+        raise ValueError(
+          f'config.{field} has no such place; give all of them at once, as in '
+          f"--config.{field}=\"({{'name': 'exact_match', 'weight': 1.0}},)\"."
+        ) from error
+      near = options.suggest(name)
+      advice = f'the nearest is config.{near}' if near else 'see --help'
+      raise ValueError(
+        f'config.{name} is no field of the config; {advice}.'
+      ) from error
+    except TypeError as error:
+      group = name.rpartition('.')[0]
+      raise ValueError(
+        f'config.{name} cannot be set, because {error}; give all of it at '
+        f'once, as in --config.{group}="{{...}}".'
+      ) from error
+  return tree, said
 
 
-def raised_by_config(error: Exception) -> str | None:
-  """The message of an error that was raised in a config file.
+def _changed(value: Any, kind: Any, path: Sequence[str], text: str) -> Any:
+  """A value of some type with what was typed at a path in it.
 
-  ml_collections puts the traceback of that error, with its line breaks escaped,
-  into the text of its own error. None if `error` is of another kind.
+  Raises:
+    KeyError: The type has no such part.
+    IndexError: The value has no such place.
+    TypeError: The value has no parts at all.
   """
-  text = plain_text.said(error)
-  if 'Traceback (most recent call last)' not in text:
-    return None
-  last = text.replace('\\n', '\n').strip().rpartition('\n')[2]
-  kind, _, sentence = last.partition(': ')
-  if kind == 'ValueError':
-    return sentence
-  return f'The config file cannot be used ({last}); correct it.'
+  if not path:
+    return value_of(text, kind, value)
+  (first, *rest), value = path, {} if value is None else value
+  if first.startswith('['):
+    several = [x for x in (kind, *typing.get_args(kind)) if _is(x, tuple)]
+    if not several or not first[1:-1].isdecimal():
+      raise KeyError(first)
+    inner, place = typing.get_args(several[0])[0], int(first[1:-1])
+    items = list(value)
+    items[place] = _changed(items[place], inner, rest, text)
+    return tuple(items)
+  if dataclasses.is_dataclass(kind):
+    inner = typing.get_type_hints(kind)[first]
+  elif kind is Any or _is(kind, dict):
+    inner = Any
+  else:
+    raise KeyError(first)
+  if not isinstance(value, dict):
+    raise TypeError(f'{value!r:.60} is no group of fields')
+  return {**value, first: _changed(value.get(first), inner, rest, text)}
+
+
+def _is(kind: Any, origin: Any) -> bool:
+  return typing.get_origin(kind) is origin
+
+
+def value_of(text: str, kind: Any, before: Any = None) -> Any:
+  """A text as a value of an annotated type, or as itself if it is none.
+
+  Args:
+    text: What was typed.
+    kind: The type.
+    before: What stood there; its type is kept where `kind` is `Any`.
+
+  >>> value_of('8', tuple[int, ...]), value_of('a,b', tuple[str, ...])
+  ((8,), ('a', 'b'))
+  >>> value_of('.2', Any), value_of('1', Any, 0.5), value_of('1', Any, 'x')
+  (0.2, 1.0, '1')
+  """
+  if kind is str or (kind is Any and isinstance(before, str)):
+    return text
+  try:
+    value = ast.literal_eval(text)
+  except (ValueError, SyntaxError, MemoryError, RecursionError):
+    words = _WORDS if kind in (Any, float) else {}
+    value = words.get(text.lower(), text)
+  if kind is bool:
+    return _BOOLS.get(text.lower(), text)
+  if _is(kind, types.UnionType):  # a text, or a tuple
+    return value if isinstance(value, list | tuple) else text
+  if _is(kind, tuple) and not isinstance(value, list | tuple):
+    if value is not text:
+      return (value,)
+    if not text.startswith(('(', '[', '{')):
+      inner = typing.get_args(kind)[0]
+      return tuple(value_of(x.strip(), inner) for x in text.split(',') if x)
+  if isinstance(before, float) and type(value) is int:
+    return float(value)
+  return value

@@ -8,6 +8,7 @@ from typing import Any
 from grpo_jax import diagnostics
 from grpo_jax import losses
 from grpo_jax.commands import printing
+from grpo_jax.commands.arguments import Arguments
 from grpo_jax.config import importing
 from grpo_jax.config import plain_text
 from grpo_jax.run.build import build
@@ -16,7 +17,27 @@ from grpo_jax.run.build import build
 _NARROW = ('ratio', 'W_agg', 'bias', 'scale')
 
 
-def of(
+def run(arguments: Arguments) -> None:
+  """`grpo-jax audit`."""
+  name = arguments.method
+  made = audit(name, arguments.method_kwargs, arguments.fields)
+  file = figure(name, made) if arguments.plot else None
+  if arguments.json:
+    printing.show_json(to_json(name, made, file))
+  else:
+    show(name, made, file)
+
+
+def run_table(arguments: Arguments) -> None:
+  """`grpo-jax methods`."""
+  rows = table(every())
+  if arguments.json:
+    printing.show_json(rows)
+  else:
+    show_table(rows, arguments.wide)
+
+
+def audit(
   name: str, method_kwargs: str = '{}', fields: str | None = None
 ) -> diagnostics.Audit:
   """Audits the method that a name stands for.
@@ -53,36 +74,30 @@ def of(
 
 
 def to_json(
-  name: str, audit: diagnostics.Audit, figure: str | None = None
+  name: str, made: diagnostics.Audit, file: str | None = None
 ) -> dict[str, Any]:
   """An audit as JSON can hold it: `method`, the parts of `Audit`, `figure`."""
-  return {
-    'method': name,
-    **diagnostics.to_json(audit),
-    'figure': figure,
-  }
+  return {'method': name, **diagnostics.to_json(made), 'figure': file}
 
 
-def figure(name: str, audit: diagnostics.Audit) -> str:
+def figure(name: str, made: diagnostics.Audit) -> str:
   """Draws the clipping into the current directory; returns the file's name."""
   path = f'audit-{re.sub("[^A-Za-z0-9_.-]+", "-", name)}.png'
-  diagnostics.plot(audit.clipping, name, path)
+  diagnostics.plot(made.clipping, name, path)
   return path
 
 
-def show(
-  name: str, audit: diagnostics.Audit, figure: str | None = None
-) -> None:
+def show(name: str, made: diagnostics.Audit, file: str | None = None) -> None:
   """Prints an audit for a person."""
   from rich import table as rich_table
 
   grid = rich_table.Table.grid(padding=(0, 2))
   section = ''
-  for group, label, text in diagnostics.describe(name, audit):
+  for group, label, text in diagnostics.describe(name, made):
     grid.add_row('' if group == section else group, label, text)
     section = group
-  if figure:
-    grid.add_row('figure', '', figure)
+  if file:
+    grid.add_row('figure', '', file)
   printing.show(grid)
 
 
@@ -128,13 +143,11 @@ def show_table(rows: list[dict[str, str]], wide: bool = False) -> None:
     rows: What `table` returned.
     wide: All columns, which need about 160 characters, instead of `_NARROW`.
   """
-  from rich import box
-  from rich import table as rich_table
-
   names = list(rows[0]) if wide else ['method', *_NARROW]
-  made = rich_table.Table(box=box.SIMPLE, pad_edge=False)
-  for name in names:
-    made.add_column(name, overflow='fold', no_wrap=name == 'method')
+  made = printing.table(names, left=len(names))
+  for column in made.columns[1:]:
+    column.overflow = 'fold'
+  made.columns[0].no_wrap = True
   for row in rows:
     made.add_row(*(row[name] for name in names))
   meanings = [f'{name}: {diagnostics.COLUMNS[name]}' for name in names[1:]]
@@ -146,12 +159,8 @@ def show_table(rows: list[dict[str, str]], wide: bool = False) -> None:
 
 def markdown(rows: list[dict[str, str]]) -> str:
   """The table of methods as losses/README.md has it."""
-  names = list(rows[0])
-  lines = [names, ['---'] * len(names), *(list(row.values()) for row in rows)]
-  return '\n'.join(
-    f'| {" | ".join(cell.replace("|", "&#124;") for cell in line)} |'
-    for line in lines
-  )
+  cells = [list(row.values()) for row in rows]
+  return printing.markdown(list(rows[0]), cells, bar='&#124;').rstrip()
 
 
 def columns_markdown() -> str:
@@ -159,7 +168,3 @@ def columns_markdown() -> str:
   return '\n'.join(
     f'- {name}: {meaning}' for name, meaning in diagnostics.COLUMNS.items()
   )
-
-
-if __name__ == '__main__':
-  print(f'{markdown(table(every()))}\n\n{columns_markdown()}')

@@ -3,8 +3,22 @@
 import math
 import os
 
-from grpo_jax.config import plain_text
+from grpo_jax.commands import printing
+from grpo_jax.commands.arguments import Arguments
 from grpo_jax.run.keep import export
+
+
+def run(arguments: Arguments) -> None:
+  """`grpo-jax convert`."""
+  done = convert(
+    arguments.source,
+    arguments.folder,
+    arguments.checkpoint,
+    arguments.dtype,
+    arguments.shard_gb,
+    arguments.adapter,
+  )
+  printing.show_json(done._asdict()) if arguments.json else show(done)
 
 
 def convert(
@@ -37,6 +51,8 @@ def convert(
     raise ValueError(
       f'--shard_gb={shard_gb} is no size of a file; give a number above 0.'
     )
+  if dtype not in ('float32', 'bfloat16'):
+    raise ValueError(f'--dtype={dtype}; give one of float32, bfloat16.')
   shard_bytes = int(shard_gb * 1e9)
   return export.convert(
     os.fspath(source), folder, checkpoint, dtype, shard_bytes, adapter
@@ -49,8 +65,7 @@ def show(done: export.Written) -> None:
   learned = ''
   if done.checkpoint is not None:
     learned = f', learned from {done.checkpoint} rollouts'
-  said = (
+  printing.say(
     f'{done.folder}: {what}, {done.parameters:,} parameters, '
     f'{done.nbytes / 1e9:,.3g} GB{learned}'
   )
-  print(plain_text.printable(said))

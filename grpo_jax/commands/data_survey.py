@@ -72,26 +72,6 @@ class LastTurns(NamedTuple):
   prefill: int = 0  # it is the end of the prompt
   unknown: int = 0  # its role does not say whether it is an answer; it stays
 
-  def said(self, read: int) -> list[str]:
-    """Sentences, if there are such chats among so many that were read."""
-    found = [self._of_assistant(read)] if any(self[:3]) else []
-    if self.unknown:
-      found.append(
-        f'{self.unknown:,} of {read:,} prompts end with a role that says '
-        'neither that it asks nor that it answers; this turn stays in the '
-        "prompt. If it answers, call the role 'assistant'."
-      )
-    return found
-
-  def _of_assistant(self, read: int) -> str:
-    end = f'{sum(self[:3]):,} of {read:,} prompts end with the assistant; '
-    if self.prefill:
-      return f'{end}completions go on where they end (data.last_turn=prefill).'
-    became = [f'as the answer of {self.answer:,}'] if self.answer else []
-    if self.beside_answer:
-      became += [f'beside the answer of {self.beside_answer:,}']
-    return f'{end}this turn is taken off the prompt {" and ".join(became)}.'
-
 
 class Read(NamedTuple):
   """What was read of a part, by record; all arrays are [N]."""
@@ -141,6 +121,30 @@ class Survey(NamedTuple):
     """The sources of 'train' or 'heldout'."""
     return tuple(read for read in self.reads if read.part.split == split)
 
+  @property
+  def lengths(self) -> dict[str, np.ndarray]:
+    """Of the prompts that can be encoded, [N], by split."""
+    return {
+      split: np.concatenate([read.lengths for read in self.of(split)])
+      for split in ('train', 'heldout')
+      if self.of(split)
+    }
+
+  @property
+  def duplicates(self) -> dict[str, 'Duplicates']:
+    """Prompts that occur more than once, by where they do."""
+    train, heldout = self.of('train'), self.of('heldout')
+    found = {'within training': duplicates(train)}
+    if heldout:
+      found['held out, and in training'] = duplicates(heldout, train)
+      found['within held out'] = duplicates(heldout)
+    return found
+
+  def passes(self, read: Read) -> float | None:
+    """How often the run goes through a source; None if it is held out."""
+    share = read.part.share
+    return None if share is None else self.drawn * share / read.records
+
 
 class Duplicates(NamedTuple):
   """Prompts that were met before."""
@@ -172,14 +176,13 @@ class Reader:
     judges: Sequence[Reward] = (),
     drops: bool = False,
   ):
-    self._tokenizer = tokenizer
-    self._longest = longest
+    self._tokenizer, self._longest = tokenizer, longest
     self._drops = drops
-    self._judges = []
-    for judge in judges:
-      function = _verifier(judge.name)
-      if function is not None:
-        self._judges.append((function, dict(judge.kwargs)))
+    self._judges = [
+      (function, dict(judge.kwargs))
+      for judge in judges
+      if (function := _verifier(judge.name)) is not None
+    ]
 
   def look(self, part: Part, place: int) -> Looked:
     """One prompt.
@@ -200,11 +203,10 @@ class Reader:
       most: How many records to read; 0 for all.
       tell: Is called before every record.
     """
-    number = len(part.source)
-    places = _places(number, most)
+    places = _places(len(part.source), most)
     tokens = np.full(len(places), -1, np.int32)
     hashes = np.zeros((3, len(places)), np.uint64)
-    reasons: dict[str, tuple[str, int, list[int]]] = {}
+    unusable: dict[str, Unusable] = {}
     ends: collections.Counter[str] = collections.Counter()
     for row, place in enumerate(places):
       tell(part.title, row, len(places))
@@ -218,26 +220,19 @@ class Reader:
         reason = plain_text.said(error)
         # Those that differ in a number or in what they quote are one.
         kind = _OWN.sub('', reason)
-        if kind not in reasons and len(reasons) >= _MOST_REASONS:
+        if kind not in unusable and len(unusable) >= _MOST_REASONS:
           kind = reason = 'other reasons'
-        reason, count, first = reasons.get(kind, (reason, 0, []))
-        first = first if count >= _EXAMPLES else [*first, int(place)]
-        reasons[kind] = reason, count + 1, first
-    unusable = (
-      Unusable(reason, count, tuple(first))
-      for reason, count, first in reasons.values()
-    )
-    exact, loose, answers = hashes
+        reason, count, first = unusable.get(kind, (reason, 0, ()))
+        first = (*first, int(place))[:_EXAMPLES]
+        unusable[kind] = Unusable(reason, count + 1, first)
     last_turns = LastTurns(*(ends[name] for name in LastTurns._fields))
     return Read(
       part,
-      number,
+      len(part.source),
       places,
       tokens,
-      exact,
-      loose,
-      answers,
-      tuple(unusable),
+      *hashes,
+      tuple(unusable.values()),
       last_turns,
     )
 
@@ -255,7 +250,8 @@ class Reader:
       except ValueError:
         raise
       except Exception as error:
-        raise ValueError(f'A reward fails ({_named(error)}).') from error
+        why = f'{plain_text.named(error)}'[:200]
+        raise ValueError(f'A reward fails ({why}).') from error
 
 
 def duplicates(
@@ -268,35 +264,27 @@ def duplicates(
     earlier: Where to look for the first of each pair; nothing for `reads`
       themselves, in which the first of each prompt is no duplicate.
   """
-  pairs: dict[str, list[tuple[int, int]]] = {}
-  counts = {}
+  counts, examples = [], []
+  exact, other = _joined(reads, 'exact'), _joined(earlier or reads, 'exact')
   for kind in ('exact', 'loose'):
     later = _joined(reads, kind)
-    if earlier:
-      first, at = np.unique(_joined(earlier, kind), return_index=True)
-      found = np.searchsorted(first, later) % max(len(first), 1)
-      is_repeated = (
-        first[found] == later if len(first) else np.zeros(len(later), bool)
-      )
-      before = at[found] if len(first) else found
-    else:
-      _, at, inverse = np.unique(later, return_index=True, return_inverse=True)
-      before = at[inverse]
-      is_repeated = before != np.arange(len(later))
-    counts[kind] = int(np.sum(is_repeated))
-    # More than are shown, because the exact ones are among the loose ones.
+    # A 0 before them, which is no hash, so that there is one in any case.
+    every = np.concatenate([[np.uint64(0)], _joined(earlier or reads, kind)])
+    hashes, firsts = np.unique(every, return_index=True)
+    found = np.searchsorted(hashes, later) % len(hashes)
+    before = firsts[found] - 1
+    is_repeated = hashes[found] == later
+    if not earlier:
+      is_repeated &= before != np.arange(len(later))
     rows = np.nonzero(is_repeated)[0]
-    if kind == 'loose':
-      exact = _joined(reads, 'exact')
-      other = _joined(earlier or reads, 'exact')
+    counts.append(len(rows))
+    if kind == 'loose':  # the exact ones are among them, and shown already
       rows = rows[exact[rows] != other[before[rows]]]
-    pairs[kind] = [(int(before[row]), int(row)) for row in rows[:_EXAMPLES]]
-  examples = tuple(
-    (_place(earlier or reads, one), _place(reads, other))
-    for kind in ('exact', 'loose')
-    for one, other in pairs[kind]
-  )
-  return Duplicates(counts['exact'], counts['loose'], examples)
+    examples += [
+      (_place(earlier or reads, before[row]), _place(reads, row))
+      for row in rows[:_EXAMPLES]
+    ]
+  return Duplicates(*counts, tuple(examples))
 
 
 def contradictions(reads: Sequence[Read]) -> int:
@@ -340,10 +328,6 @@ def _last_turn(record: Mapping[str, Any]) -> str:
   return 'beside_answer' if own else 'answer'
 
 
-def _named(error: Exception) -> str:
-  return plain_text.named(error)[:200]
-
-
 def _places(number: int, most: int) -> np.ndarray:
   """Places of the records to read, in order; always the same ones."""
   if not most or number <= most:
@@ -376,9 +360,7 @@ def _joined(reads: Sequence[Read], name: str) -> np.ndarray:
 
 def _place(reads: Sequence[Read], row: int) -> Place:
   """Where the record stands that is a row of `_joined`."""
-  for read in reads:
-    places = read.places[read.exact != 0]
-    if row < len(places):
-      return Place(read.part, int(places[row]))
-    row -= len(places)
-  raise IndexError(row)
+  places = _joined(reads, 'places')
+  ends = np.cumsum([np.count_nonzero(read.exact) for read in reads])
+  number = int(np.searchsorted(ends, row, side='right'))
+  return Place(reads[number].part, int(places[row]))

@@ -1,10 +1,9 @@
 """How `grpo-jax data` prints what it has found, and writes it as JSON."""
 
 from collections.abc import Iterator
-from collections.abc import Sequence
 import json
-import shutil
 import sys
+import textwrap
 from typing import Any
 from typing import NamedTuple
 
@@ -12,8 +11,8 @@ import numpy as np
 
 from grpo_jax import data
 from grpo_jax.commands import data_survey
-from grpo_jax.commands.data_survey import Duplicates
-from grpo_jax.commands.data_survey import Read
+from grpo_jax.commands import printing
+from grpo_jax.commands.data_survey import LastTurns
 from grpo_jax.commands.data_survey import Shown
 from grpo_jax.commands.data_survey import Survey
 
@@ -41,9 +40,9 @@ class Terminal(NamedTuple):
   @classmethod
   def of_stdout(cls) -> 'Terminal':
     """That of this process; a pipe has 80 columns."""
-    columns = shutil.get_terminal_size((80, 24)).columns
     encoding = str(getattr(sys.stdout, 'encoding', '') or '').lower()
-    return cls(max(columns, 40), sys.stdout.isatty() and 'utf' in encoding)
+    draws = sys.stdout.isatty() and 'utf' in encoding
+    return cls(max(printing.columns(), 40), draws)
 
 
 def parts(found: Survey, terminal: Terminal | None = None) -> list[Any]:
@@ -72,8 +71,8 @@ def histogram(found: Survey) -> list[Bin]:
   Rows are equally wide up to the length that 99% of the prompts have at most;
   the last row holds all that are longer.
   """
-  lengths = {split: _of(found.of(split)) for split in _splits(found)}
-  every = np.concatenate([*lengths.values(), np.zeros(0, np.int32)])
+  lengths = found.lengths.values()
+  every = np.concatenate([*lengths, np.zeros(0, np.int32)])
   if not every.size:
     return []
   least, most = int(every.min()), int(every.max())
@@ -89,9 +88,7 @@ def histogram(found: Survey) -> list[Bin]:
     Bin(
       first,
       last,
-      tuple(
-        int(np.sum((of >= first) & (of <= last))) for of in lengths.values()
-      ),
+      tuple(int(np.sum((x >= first) & (x <= last))) for x in lengths),
     )
     for first, last in zip(firsts, ends, strict=True)
   ]
@@ -99,7 +96,7 @@ def histogram(found: Survey) -> list[Bin]:
 
 def to_json(found: Survey) -> dict[str, Any]:
   """The report for a program to read."""
-  longest = found.widths[-1] if found.widths else None
+  lengths = found.lengths
   return {
     'sources': [
       {
@@ -109,7 +106,7 @@ def to_json(found: Survey) -> dict[str, Any]:
         'records': read.records,
         'read': len(read.places),
         'share': read.part.share,
-        'passes': _passes(found, read),
+        'passes': found.passes(read),
         'last_turns': read.last_turns._asdict(),
         'unusable': [
           {**one._asdict(), 'first': list(one.first)} for one in read.unusable
@@ -131,20 +128,18 @@ def to_json(found: Survey) -> dict[str, Any]:
       for one in found.prompts
     ],
     'prompt_buckets': list(found.widths),
-    'tokens': {split: _numbers(found, split) for split in _splits(found)},
+    'tokens': {split: _numbers(x) for split, x in lengths.items()},
     'histogram': [
       {
         'first': row.first,
         'last': row.last,
-        **dict(zip(_splits(found), row.counts, strict=True)),
+        **dict(zip(lengths, row.counts, strict=True)),
       }
       for row in histogram(found)
     ],
     'longer_than_all_buckets': {
-      split: None
-      if longest is None
-      else int(np.sum(_of(found.of(split)) > longest))
-      for split in _splits(found)
+      split: int(np.sum(x > found.widths[-1])) if found.widths else None
+      for split, x in lengths.items()
     },
     'duplicates': {
       name: {
@@ -155,7 +150,7 @@ def to_json(found: Survey) -> dict[str, Any]:
           for pair in one.examples
         ],
       }
-      for name, one in _all_duplicates(found).items()
+      for name, one in found.duplicates.items()
     },
     'prompts_with_several_answers': data_survey.contradictions(
       found.of('train')
@@ -163,18 +158,7 @@ def to_json(found: Survey) -> dict[str, Any]:
   }
 
 
-def _splits(found: Survey) -> list[str]:
-  return [split for split in SPLITS if found.of(split)]
-
-
-def _of(reads: Sequence[Read]) -> np.ndarray:
-  """The lengths of all prompts of some parts."""
-  lengths = [read.lengths for read in reads]
-  return np.concatenate([*lengths, np.zeros(0, np.int32)])
-
-
-def _numbers(found: Survey, split: str) -> dict[str, float] | None:
-  lengths = _of(found.of(split))
+def _numbers(lengths: np.ndarray) -> dict[str, float] | None:
   if not lengths.size:
     return None
   return {
@@ -183,13 +167,6 @@ def _numbers(found: Survey, split: str) -> dict[str, float] | None:
     'p99': float(np.percentile(lengths, 99, method='higher')),
     'longest': int(lengths.max()),
   }
-
-
-def _passes(found: Survey, read: Read) -> float | None:
-  """How often the run goes through a source."""
-  if read.part.share is None:
-    return None
-  return found.drawn * read.part.share / read.records
 
 
 def _answer(one: Shown) -> Any:
@@ -203,22 +180,22 @@ def _plain(value: Any) -> Any:
 
 def _sources(found: Survey, terminal: Terminal) -> Iterator[Any]:
   """A table; in a narrow terminal, sentences."""
-  from rich import box
-  from rich import table
-
-  shown = table.Table(box=box.SIMPLE, pad_edge=False)
-  shown.add_column('', no_wrap=True)
-  shown.add_column('source', overflow='fold')
-  for name in ('records', 'read', 'share', 'passes'):
-    shown.add_column(name, justify='right', no_wrap=True)
+  names = '', 'source', 'records', 'read', 'share', 'passes'
+  shown = printing.table(names, left=2)
+  for column in shown.columns:
+    column.no_wrap = column.header != 'source'
+  shown.columns[1].overflow = 'fold'
   for read in found.reads:
-    share, passes = read.part.share, _passes(found, read)
+    share, passes = read.part.share, found.passes(read)
     is_whole = len(read.places) == read.records
-    number = 'all' if is_whole else f'{len(read.places):,}'
-    row = [SPLITS[read.part.split], _visible(read.part.title)]
-    row += [f'{read.records:,}', number]
-    row += ['' if share is None else _percent(share)]
-    row += ['' if passes is None else f'{passes:.3g}']
+    row = [
+      SPLITS[read.part.split],
+      _visible(read.part.title),
+      f'{read.records:,}',
+      'all' if is_whole else f'{len(read.places):,}',
+      '' if share is None else _percent(share),
+      '' if passes is None else f'{passes:.3g}',
+    ]
     shown.add_row(*row)
     if terminal.columns < 60:
       yield (
@@ -228,7 +205,7 @@ def _sources(found: Survey, terminal: Terminal) -> Iterator[Any]:
   if terminal.columns >= 60:
     yield shown
   for read in found.reads:
-    for sentence in read.last_turns.said(len(read.places)):
+    for sentence in _last_turns(read.last_turns, len(read.places)):
       yield f'{_visible(read.part.title)}: {sentence}'
   if found.of('train'):
     yield (
@@ -239,6 +216,25 @@ def _sources(found: Survey, terminal: Terminal) -> Iterator[Any]:
     yield (
       "A source 'from 100' is the stage of its curriculum that begins once 100 "
       'prompts were drawn from it.'
+    )
+
+
+def _last_turns(turns: LastTurns, read: int) -> Iterator[str]:
+  """Sentences, if some of the chats that were read end with an answer."""
+  became = [f'as the answer of {turns.answer:,}'] * bool(turns.answer)
+  became += [f'beside the answer of {turns.beside_answer:,}'] * bool(
+    turns.beside_answer
+  )
+  what = f'this turn is taken off the prompt {" and ".join(became)}.'
+  if turns.prefill:
+    what = 'completions go on where they end (data.last_turn=prefill).'
+  if number := sum(turns[:3]):
+    yield f'{number:,} of {read:,} prompts end with the assistant; {what}'
+  if turns.unknown:
+    yield (
+      f'{turns.unknown:,} of {read:,} prompts end with a role that says '
+      'neither that it asks nor that it answers; this turn stays in the '
+      "prompt. If it answers, call the role 'assistant'."
     )
 
 
@@ -264,10 +260,11 @@ def _prompts(found: Survey, terminal: Terminal) -> Iterator[Any]:
       yield shown
     numbers = [f'{i}*' if i in special else str(i) for i in ids]
     if len(numbers) > _MOST_IDS:
-      left = f'... {len(numbers) - _MOST_IDS} more ...'
+      left = f'...\xa0{len(numbers) - _MOST_IDS}\xa0more\xa0...'
       half = _MOST_IDS // 2
       numbers = [*numbers[:half], left, *numbers[-half:]]
-    for line in _words(numbers, terminal.columns - 4):
+    for line in textwrap.wrap(' '.join(numbers), terminal.columns - 4):
+      line = line.replace('\xa0', ' ')
       yield text.Text(f'  {line}', style='dim')
   yield ''
   yield (
@@ -322,17 +319,6 @@ def _visible(text: str) -> str:
   )
 
 
-def _words(words: Sequence[str], columns: int) -> Iterator[str]:
-  """Words in lines."""
-  line = ''
-  for word in words:
-    if line and len(line) + 1 + len(word) > columns:
-      yield line
-      line = ''
-    line = f'{line} {word}' if line else word
-  yield line
-
-
 def _percent(share: float) -> str:
   """A share; never 0 or 100% where that is not exact.
 
@@ -350,66 +336,57 @@ def _lengths(found: Survey, terminal: Terminal) -> Iterator[Any]:
   """The histogram, a block of bars for each split."""
   from rich import text
 
-  rows, splits = histogram(found), _splits(found)
+  rows, lengths = histogram(found), found.lengths
   if not rows:
     yield 'No prompt can be encoded.'
     return
   block, rule = ('█', '─') if terminal.draws else ('#', '-')
-  of_split = [_of(found.of(split)) for split in splits]
   names = [
     f'{row.first:,}-{row.last:,}' if row.first < row.last else f'{row.last:,}'
     for row in rows
   ]
   left = max(map(len, names))
-  room = min((terminal.columns - left) // len(splits) - 2, 70)
+  room = min((terminal.columns - left) // len(lengths) - 2, 70)
   bar = room - 7  # the rest is for the share
-  heads = [f'{SPLITS[s]} ({len(n):,})' for s, n in zip(splits, of_split)]
+  heads = [f'{SPLITS[split]} ({len(x):,})' for split, x in lengths.items()]
   yield text.Text(
     (' ' * left + ''.join(f'  {head:{room}}' for head in heads)).rstrip(),
     style='italic',
   )
-  tops = [
-    max(max(row.counts[i] for row in rows), 1) for i in range(len(splits))
-  ]
+  tops = [max(*counts, 1) for counts in zip(*(row.counts for row in rows))]
   widths = list(found.widths)
-  largest = widths[-1] if widths else None
   for name, row in zip(names, rows, strict=True):
     while widths and widths[0] < row.first:
-      yield _rule(widths.pop(0), of_split, left, room, rule)
+      yield _rule(widths.pop(0), found, left, room, rule)
     line = f'{name:>{left}}'
-    for i, count in enumerate(row.counts):
+    for count, top, every in zip(row.counts, tops, lengths.values()):
       # What is there has a block at least.
-      size = max(round(bar * count / tops[i]), min(count, 1))
-      share = _percent(count / max(len(of_split[i]), 1)) if count else ''
+      size = max(round(bar * count / top), min(count, 1))
+      share = _percent(count / max(len(every), 1)) if count else ''
       line += f'  {block * size:{bar}}{share:>7}'
-    too_long = largest is not None and row.first > largest
+    too_long = found.widths and row.first > found.widths[-1]
     yield text.Text(line.rstrip(), style='red' if too_long else 'blue')
   for width in widths:
-    yield _rule(width, of_split, left, room, rule)
+    yield _rule(width, found, left, room, rule)
   yield ''
-  yield from _sentences(found, splits, of_split)
+  yield from _sentences(found)
 
 
-def _rule(
-  width: int, of_split: Sequence[np.ndarray], left: int, room: int, rule: str
-) -> Any:
+def _rule(width: int, found: Survey, left: int, room: int, rule: str) -> Any:
   """A line across the histogram where a width ends."""
   from rich import text
 
   line = ' ' * left
-  for lengths in of_split:
+  for lengths in found.lengths.values():
     fit = float(np.mean(lengths <= width)) if lengths.size else 0.0
     said = f'{rule * 2} width {width:,}: {_percent(fit)} fit '
     line += f'  {said:{rule}<{room}}'
   return text.Text(line, style='yellow')
 
 
-def _sentences(
-  found: Survey, splits: Sequence[str], of_split: Sequence[np.ndarray]
-) -> Iterator[str]:
-  largest = found.widths[-1] if found.widths else None
-  for split, lengths in zip(splits, of_split, strict=True):
-    numbers = _numbers(found, split)
+def _sentences(found: Survey) -> Iterator[str]:
+  for split, lengths in found.lengths.items():
+    numbers = _numbers(lengths)
     if numbers is None:
       continue
     said = (
@@ -417,48 +394,33 @@ def _sentences(
       f'{numbers["median"]:,.0f}, 99% have at most {numbers["p99"]:,.0f}, '
       f'longest {numbers["longest"]:,}'
     )
-    if largest is not None:
-      longer = int(np.sum(lengths > largest))
+    if found.widths:
+      longer = int(np.sum(lengths > found.widths[-1]))
       said += (
         f'; {longer:,} of {len(lengths):,} ({_percent(longer / len(lengths))}) '
-        f'are longer than the largest width, {largest:,}'
+        f'are longer than the largest width, {found.widths[-1]:,}'
       )
     yield f'{said}.'
-  if largest is None:
+  if not found.widths:
     yield f'The widths are not known: {_visible(found.widths_problem)}'
-
-
-def _all_duplicates(found: Survey) -> dict[str, Duplicates]:
-  train, heldout = found.of('train'), found.of('heldout')
-  all_of = {'within training': data_survey.duplicates(train)}
-  if heldout:
-    all_of |= {
-      'held out, and in training': data_survey.duplicates(heldout, train),
-      'within held out': data_survey.duplicates(heldout),
-    }
-  return all_of
 
 
 def _repeated(found: Survey) -> Iterator[Any]:
   """A table of duplicates, and examples."""
-  from rich import box
-  from rich import table
-
-  all_of = _all_duplicates(found)
-  shown = table.Table(box=box.SIMPLE, pad_edge=False)
-  shown.add_column('records with an earlier prompt')
-  for name in ('exactly', 'but for spaces and case'):
-    shown.add_column(name, justify='right')
-  for name, one in all_of.items():
+  repeated = found.duplicates
+  names = 'records with an earlier prompt', 'exactly', 'but for spaces and case'
+  shown = printing.table(names)
+  for name, one in repeated.items():
     shown.add_row(name, f'{one.exact:,}', f'{one.loose:,}')
   yield shown
-  for one in all_of.values():
+  for one in repeated.values():
     for pair in one.examples:
       yield ' = '.join(
         f'{_visible(place.part.title)}[{place.place}]' for place in pair
       )
-      texts = dict.fromkeys(map(_prompt_of, pair))
-      yield from (f'  {_short(repr(text))}' for text in texts)
+      records = (place.part.source[place.place] for place in pair)
+      texts = (data.prompt_text(record['prompt']) for record in records)
+      yield from (f'  {_short(repr(x))}' for x in dict.fromkeys(texts))
   if several := data_survey.contradictions(found.of('train')):
     yield f'Prompts to train on that come with different answers: {several:,}.'
   partly = [r for r in found.reads if len(r.places) < r.records]
@@ -469,10 +431,6 @@ def _repeated(found: Survey) -> Iterator[Any]:
       'records, chosen at random, so that there may be more; --records=0 reads '
       'all.'
     )
-
-
-def _prompt_of(place: data_survey.Place) -> str:
-  return data.prompt_text(place.part.source[place.place]['prompt'])
 
 
 def _unusable(found: Survey) -> Iterator[str]:

@@ -1,16 +1,16 @@
 """`grpo-jax doctor`: are these hosts healthy?"""
 
 from collections.abc import Sequence
-import json
 import os
-import shutil
 import sys
 import textwrap
 import time
 from typing import Any
 from typing import NoReturn
 
-from grpo_jax.config import plain_text
+from grpo_jax.commands import printing
+from grpo_jax.commands import together
+from grpo_jax.commands.arguments import Arguments
 from grpo_jax.hosts import processes
 from grpo_jax.planning import accelerators
 from grpo_jax.planning import doctor
@@ -22,7 +22,17 @@ _INDENT = 9  # where the text of a check begins
 _LEAST_COLUMNS = 40
 
 
-def run(
+def run(arguments: Arguments) -> int:
+  """`grpo-jax doctor`; returns the exit code, 2 if a check has failed."""
+  found = accelerators.look()  # before JAX holds the memory of the devices
+  # Where a check fails, a launcher must not start the doctor again.
+  with together.joined(arguments, late_code=2) as peers:
+    return examine(
+      peers, arguments.workdir, arguments.json, arguments.verbose, found
+    )
+
+
+def examine(
   peers: processes.Processes,
   workdir: str | None,
   as_json: bool = False,
@@ -48,20 +58,18 @@ def run(
   def tell(line: Line) -> None:
     lines.append(line)
     if not as_json:
-      print(plain_text.printable(text(line, _columns())), flush=True)
+      printing.say(text(line, printing.columns()))
     if with_traces and line.trace:
-      trace = plain_text.printable(line.trace)
-      print(trace, file=sys.stderr, flush=True)
+      printing.say(line.trace, file=sys.stderr)
 
   def finish() -> int:
     code = 2 if any(line.verdict == FAILED for line in lines) else 0
     if as_json:
-      print(json.dumps(to_json(lines, peers.number)), flush=True)
+      printing.show_json(to_json(lines, peers.number))
     elif not code:
-      print(plain_text.printable(summary(lines)), flush=True)
+      printing.say(summary(lines))
     if code and peers.is_first:
-      said = plain_text.printable(summary(lines))
-      print(said, file=sys.stderr, flush=True)
+      printing.say(summary(lines), file=sys.stderr)
     return code
 
   def give_up(line: Line) -> NoReturn:  # in another thread
@@ -71,8 +79,7 @@ def run(
       code = finish()
       if not peers.is_first:
         said = f'grpo-jax: {line.name}: {line.measured}'
-        said = plain_text.printable(said)
-        print(said, file=sys.stderr, flush=True)
+        printing.say(said, file=sys.stderr)
       elif peers.number > 1:  # the others end with the first one, but worse
         time.sleep(3)
     finally:  # nobody may be reading any more
@@ -158,7 +165,3 @@ def to_json(lines: Sequence[Line], number: int) -> dict[str, Any]:
       for line in lines
     ],
   }
-
-
-def _columns() -> int:
-  return shutil.get_terminal_size((80, 24)).columns

@@ -12,8 +12,8 @@ import numpy as np
 
 from grpo_jax import config as config_lib
 from grpo_jax import engines
+from grpo_jax.commands import printing
 from grpo_jax.config import Config
-from grpo_jax.config import plain_text
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.learner import layouts as layouts_lib
@@ -200,8 +200,6 @@ def _count(tree: Any) -> int:
 
 def show(report: dict[str, Any]) -> None:
   """Prints a report for a person."""
-  from rich import console
-  from rich import markup
   from rich import table
 
   rollout = report['first_rollout']
@@ -237,15 +235,16 @@ def show(report: dict[str, Any]) -> None:
       },
     },
   }
-  out = plain_text.guarded(console.Console(highlight=False))
+  shown = []
   for title, lines in rows.items():
-    shown = table.Table(title=title, title_justify='left', show_header=False)
+    made = table.Table(title=title, title_justify='left', show_header=False)
     for name, value in lines.items():
-      shown.add_row(markup.escape(name), markup.escape(value))
-    out.print(shown)
-  for warning in report['warnings']:
-    out.print(f'warning: {warning}', markup=False)
-  out.print(f'The workdir: {report["workdir"]}. Nothing was trained.')
+      made.add_row(name, value)
+    shown.append(made)
+  shown += [f'warning: {warning}' for warning in report['warnings']]
+  printing.show(
+    *shown, f'The workdir: {report["workdir"]}. Nothing was trained.'
+  )
 
 
 def _size(gib: float) -> str:

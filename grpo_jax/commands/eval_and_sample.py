@@ -15,6 +15,9 @@ from typing import NamedTuple
 
 from grpo_jax import data
 from grpo_jax import engines as sampling_lib
+from grpo_jax.commands import printing
+from grpo_jax.commands import together
+from grpo_jax.commands.arguments import Arguments
 from grpo_jax.config import Config
 from grpo_jax.config import plain_text
 from grpo_jax.episodes import rollout as rollout_lib
@@ -23,6 +26,7 @@ from grpo_jax.hosts import processes
 from grpo_jax.models import lora
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import pass_at_k as evaluate_lib
+from grpo_jax.run import judging
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_limits
 from grpo_jax.run.build import build_model
@@ -49,6 +53,46 @@ class Policy(NamedTuple):
   run: build.Sampler  # its engine has the parameters of the checkpoint
   step: int  # rollouts that the policy has learned from
   given: Given  # what the marks in the config stand for
+
+
+def run_eval(arguments: Arguments) -> None:
+  """`grpo-jax eval`."""
+  with together.joined(arguments) as peers:
+    policy = load(
+      arguments.config,
+      arguments.workdir,
+      arguments.checkpoint,
+      to_evaluate=True,
+      peers=peers,
+    )
+    summary = evaluate(
+      policy,
+      examples=arguments.examples,
+      samples=arguments.samples,
+      ks=list(arguments.k),
+      temperature=arguments.temperature,
+      max_tokens=arguments.max_tokens,
+      completions=arguments.completions if peers.is_first else None,
+      judging=judging.shared(peers, together.STOP),
+    )
+    printing.show_json(summary) if arguments.json else show(summary)
+
+
+def run_sample(arguments: Arguments) -> None:
+  """`grpo-jax sample`."""
+  with together.joined(arguments) as peers:
+    policy = load(
+      arguments.config, arguments.workdir, arguments.checkpoint, peers=peers
+    )
+    asked = prompts(arguments.prompt, arguments.prompts)
+    sample(
+      policy,
+      peers.all_from_first(asked),
+      number=arguments.number,
+      temperature=arguments.temperature,
+      max_tokens=arguments.max_tokens,
+      write=printing.show_json if arguments.json else None,
+    )
 
 
 def load(

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
 import os
-import runpy
 import signal
 import threading
 from typing import TYPE_CHECKING
@@ -20,9 +19,9 @@ from typing import Any
 from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax import losses
-from grpo_jax.commands import arguments
 from grpo_jax.commands import eval_and_sample
 from grpo_jax.commands import saved_config
+from grpo_jax.commands.arguments import load_config as load_config
 from grpo_jax.commands.convert import convert as convert
 from grpo_jax.hosts import joining
 from grpo_jax.hosts import stop_signal
@@ -257,32 +256,6 @@ def sample(
       policy, prompts, number, temperature, max_tokens, done.append
     )
   return done
-
-
-def load_config(path: str | os.PathLike[str]) -> 'ConfigDict':
-  """Reads a config file, for `train` or to change fields of it before.
-
-  >>> config = load_config('configs/arithmetic.py:mu=8')
-  >>> config.optim.lr = 1e-4
-  >>> config.learner.epochs
-  8
-
-  Args:
-    path: The path of a config file, perhaps with an argument after a colon. A
-      path that begins with 'configs/' also names a file that comes with
-      grpo_jax.
-
-  Raises:
-    ValueError: There is no such file, or it has no `get_config`.
-  """
-  file, _, argument = arguments.installed(os.fspath(path)).partition(':')
-  get_config = runpy.run_path(file).get('get_config')
-  if get_config is None:
-    raise ValueError(
-      f'The config file {file} has no function get_config; write one that '
-      'returns grpo_jax.config.default() with your changes.'
-    )
-  return get_config(argument) if argument else get_config()
 
 
 @atexit.register

@@ -1,13 +1,10 @@
 """What `--help` prints."""
 
-from collections.abc import Mapping
-import re
+from collections.abc import Sequence
 import textwrap
-from typing import Any
-
-from absl import flags
 
 from grpo_jax.commands import options
+from grpo_jax.commands import table
 
 EXAMPLES = """\
   grpo-jax doctor --workdir=runs
@@ -19,54 +16,69 @@ EXAMPLES = """\
   grpo-jax audit dapo --plot
   grpo-jax study brakes --config=configs/arithmetic.py --workdir=runs/brakes"""
 
+_HEAD = """\
+Post-trains language models with group-based reinforcement learning.
+
+grpo-jax COMMAND [--FLAG=VALUE ...]
+
+"""
 _EXIT_CODES = """\
 Exit codes: 0 done; 2 the input cannot be used, as one sentence says; 130 and
 143 stopped by Ctrl-C or SIGTERM (and saved: the same command goes on); 75
 another process of the run is gone (the same command goes on)."""
 
 
-def text(commands: Mapping[str, Any], command: str, width: int) -> str:
+def text(name: str, width: int) -> str:
   """What `grpo-jax [command] --help` prints.
 
   Args:
-    commands: `table.COMMANDS`.
-    command: A command, or '' for all of them.
+    name: Of a command, or '' for all of them.
     width: Columns.
   """
-  if command not in commands:
-    rows = [f'  {name:8}{known.what}' for name, known in commands.items()]
-    return '\n'.join(
-      [
-        'Post-trains language models with group-based reinforcement learning.',
-        '',
-        'grpo-jax COMMAND [--FLAG=VALUE ...]',
-        '',
-        *rows,
-        '',
-        'Examples:',
-        EXAMPLES,
-        '',
-        _EXIT_CODES,
-        'grpo-jax COMMAND --help shows the flags of a command.',
-      ]
+  if name not in table.COMMANDS:
+    rows = [f'  {name:8}{one.what}\n' for name, one in table.COMMANDS.items()]
+    return (
+      f'{_HEAD}{"".join(rows)}\nExamples:\n{EXAMPLES}\n\n{_EXIT_CODES}\n'
+      'grpo-jax COMMAND --help shows the flags of a command.'
     )
-  _, what, names, takes = commands[command]
-  rows = []
-  for name in names:
-    flag = flags.FLAGS[name]
-    # absl writes '<a|b>: ' before the help, and a line if the flag repeats.
-    meaning = re.sub(r'^<[^>]*>: |;\n.*', '', flag.help or '', flags=re.DOTALL)
-    given = '' if flag.boolean else '=...'
-    default = (
-      f' ({flag.default_as_str})' if flag.value not in (None, [], False) else ''
-    )
-    rows.append((f'--{name}{given}', f'{meaning}{default}'))
-  typed = ' '.join([command, *map(placeholder, takes)])
-  title = textwrap.wrap(f'grpo-jax {typed}: {what}', width)
-  lines = [*title, '', _columns(rows, width)]
-  if command == 'train':
-    lines += ['', 'Fields of the config:', '', options.help_text(width)]
+  command = table.COMMANDS[name]
+  typed = ' '.join([name, *map(placeholder, command.takes)])
+  lines = textwrap.wrap(f'grpo-jax {typed}: {command.what}', width) + ['']
+  for flag in command.flags:
+    lines += _row(*_flag(flag), 24, max(width, 44))
+  if name == 'train':
+    lines += ['', 'Fields of the config:', '', fields(width)]
   return '\n'.join([*lines, '', _EXIT_CODES])
+
+
+def _flag(name: str) -> tuple[str, str]:
+  """How a flag is typed, and what it means, with its default."""
+  meaning, kind, default = table.FLAGS[name]
+  if default not in (None, (), False):
+    several = isinstance(default, tuple)
+    shown = ','.join(map(str, default)) if several else str(default)
+    meaning += f' ({shown!r})'
+  return f'--{name}{"" if kind is bool else "=..."}', meaning
+
+
+def fields(width: int) -> str:
+  """All options of the config: how to type them, and what they mean.
+
+  Args:
+    width: Columns of the terminal.
+
+  Returns:
+    Lines of at most `width` columns.
+  """
+  lines = []
+  for section in options.sections():
+    heading = f'{section.name}: ' if section.name else ''
+    lines += ['', *_wrapped(heading + section.meaning, width)]
+    for option in section.options:
+      name = option.name.replace('[]', '[0]')
+      left = f'--config.{name}={option.default}'
+      lines += _row(left, option.meaning, min(44, width // 2), width)
+  return '\n'.join(lines[1:])
 
 
 def placeholder(name: str) -> str:
@@ -79,11 +91,18 @@ def placeholder(name: str) -> str:
   return f'[{word} ...]' if name.startswith('*') else word
 
 
-def _columns(rows: list[tuple[str, str]], width: int) -> str:
-  """Two columns, the second wrapped to the width of the terminal."""
-  lines = []
-  for left, right in rows:
-    for line in textwrap.wrap(right, max(width - 24, 20)):
-      lines.append(f'  {left:22}{line}')
-      left = ''
-  return '\n'.join(lines)
+def _row(left: str, right: str, column: int, width: int) -> Sequence[str]:
+  """Lines of two columns, of which the second begins at `column`."""
+  lines, left = [], f'  {left}'
+  if len(left) + 2 > column:
+    lines, left = _wrapped(left, width, '    '), ''
+  for line in _wrapped(right, width - column) or ['']:
+    lines.append(f'{left:{column}}{line}'.rstrip())
+    left = ''
+  return lines
+
+
+def _wrapped(text: str, width: int, indent: str = '') -> list[str]:
+  return textwrap.wrap(
+    text, width, subsequent_indent=indent, break_on_hyphens=False
+  )

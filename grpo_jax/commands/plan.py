@@ -1,7 +1,5 @@
 """`grpo-jax plan`: what a run would need on machines that are not there."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import math
@@ -9,6 +7,7 @@ import sys
 from typing import Any
 
 from grpo_jax.commands import printing
+from grpo_jax.commands.arguments import Arguments
 from grpo_jax.config import Config
 from grpo_jax.planning import advice
 from grpo_jax.planning import against
@@ -28,17 +27,8 @@ _RESOURCES = {
 }
 
 
-def run(
-  config: Callable[[], Config],
-  given: Mapping[str, Any],
-  write: Callable[[Any], None] | None,
-) -> None:
+def run(arguments: Arguments) -> None:
   """`grpo-jax plan`.
-
-  Args:
-    config: What reads the config of the flags.
-    given: The values of the command's other flags, by name.
-    write: Writes the answer as JSON; None: it is printed for a person.
 
   Raises:
     ValueError: Flags are missing, or the run cannot be planned.
@@ -47,39 +37,44 @@ def run(
 
   # A machine's own TPU or GPU is left to those that train.
   jax.config.update('jax_platforms', 'cpu')
-  if given['against']:
-    found = against.of_run(given['against'])
+  write = printing.show_json if arguments.json else None
+  if arguments.against:
+    found = against.of_run(arguments.against)
     write(against_json(found)) if write else show_against(found)
     return
-  if not given['topology']:
+  if not arguments.topology:
     raise ValueError(
       'plan needs --topology, as in --topology=v5p:4x4x4, or --against=WORKDIR.'
     )
-  price = given['price']
+  if arguments.config is None:
+    raise ValueError(
+      'plan needs a config, as in --config=configs/plan.py:Qwen3-30B-A3B.'
+    )
+  price, number = arguments.price, arguments.search
   if price is not None and not 0 <= price < math.inf:
     raise ValueError(f'--price={price} is no price; give 0 or more.')
-  if given['search'] < 0:
+  if number < 0:
     raise ValueError(
-      f'--search={given["search"]}; give how many meshes that fit are wanted.'
+      f'--search={number}; give how many meshes that fit are wanted.'
     )
-  planned = with_mesh(config(), given['mesh'], given['num_slices'])
-  topology = topologies.named(given['topology'], planned.mesh.slices)
-  if number := given['search']:
-    print('trying all meshes by arithmetic', file=sys.stderr, flush=True)
-    ranked = search.best(planned, topology, number, given['estimate'], _tell)
-    if write:
-      write(
-        [
-          {**to_json(one.plan, price), 'flags': flags_of(one.config)}
-          for one in ranked
-        ]
-      )
-    else:
-      show_ranked(ranked)
-      show(ranked[0].plan, price)
+  config = with_mesh(arguments.config, arguments.mesh, arguments.num_slices)
+  topology = topologies.named(arguments.topology, config.mesh.slices)
+  if not number:
+    made = plans.plan(config, topology, arguments.estimate, _tell)
+    write(to_json(made, price)) if write else show(made, price)
     return
-  made = plans.plan(planned, topology, given['estimate'], _tell)
-  write(to_json(made, price)) if write else show(made, price)
+  print('trying all meshes by arithmetic', file=sys.stderr, flush=True)
+  ranked = search.best(config, topology, number, arguments.estimate, _tell)
+  if write:
+    write(
+      [
+        {**to_json(one.plan, price), 'flags': flags_of(one.config)}
+        for one in ranked
+      ]
+    )
+  else:
+    show_ranked(ranked)
+    show(ranked[0].plan, price)
 
 
 def with_mesh(config: Config, sizes: str, slices: int | None) -> Config:
@@ -212,24 +207,13 @@ def _verdict(made: Plan, price: float | None) -> list[str]:
 
 def show_ranked(ranked: Sequence[search.Candidate]) -> None:
   """Prints the meshes of a search, the best first."""
-  from rich import box
-  from rich import table
-
-  shown = table.Table(box=box.SIMPLE)
-  columns = (
-    'data',
-    'fsdp',
-    'expert',
-    'tensor',
-    'rows',
-    'row tokens',
-    'GiB',
-    'at least',
-  )
-  for name in columns:
-    shown.add_column(name, justify='right')
-  for name in ('remat', 'fits', 'by'):
-    shown.add_column(name)
+  names = (
+    'data', 'fsdp', 'expert', 'tensor', 'rows', 'row tokens', 'GiB',
+    'at least', 'remat', 'fits', 'by',
+  )  # fmt: skip
+  shown = printing.table(names, left=0, pad_edge=True)
+  for column in shown.columns[-3:]:
+    column.justify = 'left'
   for one in ranked:
     made = one.plan
     compiled = made.largest.compiled is not None
@@ -297,15 +281,12 @@ def show_against(found: against.Against) -> None:
 
 def _memory(made: Plan):
   """The memory of one device by part, a column for each program."""
-  from rich import box
-  from rich import table
-
   estimated = all(one.collectives is None for one in made.programs)
-  title = 'GiB of one device' + ', estimated' * estimated
-  shown = table.Table(title=title, title_justify='left', box=box.SIMPLE)
-  shown.add_column('')
-  for one in made.programs:
-    shown.add_column(one.name, justify='right')
+  shown = printing.table(
+    ['', *(one.name for one in made.programs)],
+    title='GiB of one device' + ', estimated' * estimated,
+    pad_edge=True,
+  )
   parts = dict.fromkeys(part for one in made.programs for part in one.memory)
   for part in parts:
     cells = (one.memory.get(part) for one in made.programs)
@@ -324,20 +305,14 @@ def _gib(size: float) -> str:
 
 def _work(made: Plan):
   """Work and the bound of each program, and the time of each resource."""
-  from rich import box
-  from rich import table
-
-  shown = table.Table(
-    title='One device, all calls of a rollout',
-    title_justify='left',
-    box=box.SIMPLE,
-  )
   secs = made.secs()
   resources = [name for name in _RESOURCES if name in secs['train_step']]
   of_each = [_RESOURCES[name] for name in resources]
-  shown.add_column('')
-  for name in ('calls', 'TFLOP', *of_each, 'at least', 'share'):
-    shown.add_column(name, justify='right')
+  shown = printing.table(
+    ['', 'calls', 'TFLOP', *of_each, 'at least', 'share'],
+    title='One device, all calls of a rollout',
+    pad_edge=True,
+  )
   for one in made.programs:
     least = roofline.bound(secs[one.name])[0]
     shown.add_row(
@@ -353,9 +328,6 @@ def _work(made: Plan):
 
 def _sent(made: Plan):
   """What each program sends, by network and kind of collective."""
-  from rich import box
-  from rich import table
-
   of_each = {}
   for one in made.programs:
     sent = one.work.ici_bytes + one.work.dcn_bytes
@@ -364,14 +336,11 @@ def _sent(made: Plan):
       of_each[one.name] = plans.collectives(one) or counted
   if not of_each:
     return 'Nothing is sent between devices.'
-  shown = table.Table(
+  shown = printing.table(
+    ['', *of_each],
     title='GiB of one device, each call: results of collectives',
-    title_justify='left',
-    box=box.SIMPLE,
+    pad_edge=True,
   )
-  shown.add_column('')
-  for name in of_each:
-    shown.add_column(name, justify='right')
   for kind in dict.fromkeys(kind for of in of_each.values() for kind in of):
     cells = (of.get(kind) for of in of_each.values())
     network, _, rest = kind.partition(' ')

@@ -5,8 +5,16 @@ import os
 import time
 from typing import Any
 
-from grpo_jax.config import plain_text
+from grpo_jax.commands import printing
+from grpo_jax.commands.arguments import Arguments
 from grpo_jax.lab import report
+
+
+def run(arguments: Arguments) -> None:
+  """`grpo-jax report`."""
+  out = 'report.html' if arguments.out is None else arguments.out
+  made = write([arguments.workdir, *arguments.run], out)
+  printing.show_json(made) if arguments.json else show(made)
 
 
 def write(workdirs: Sequence[str], out: str) -> dict[str, Any]:
@@ -46,7 +54,6 @@ def write(workdirs: Sequence[str], out: str) -> dict[str, Any]:
 def show(made: dict[str, Any]) -> None:
   """Prints what `write` returned, for a person."""
   for warning in made['warnings']:
-    print(plain_text.printable(warning))
-  size = made['bytes'] / 1e6
-  out = plain_text.printable(str(made['out']))
-  print(f'{out} ({size:.1f} MB, {made["secs"]:.1f} s)')
+    printing.say(warning)
+  size = f'{made["bytes"] / 1e6:.1f} MB'
+  printing.say(f'{made["out"]} ({size}, {made["secs"]:.1f} s)')

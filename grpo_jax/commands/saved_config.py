@@ -1,4 +1,4 @@
-"""The config of an earlier run: --config=.../saved_config.py:WORKDIR."""
+"""The config of an earlier run."""
 
 from typing import Any
 

@@ -4,7 +4,6 @@ Neither the model nor a device is needed for it.
 """
 
 import bisect
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import itertools
@@ -16,6 +15,7 @@ from grpo_jax import data
 from grpo_jax.commands import data_survey
 from grpo_jax.commands import data_tables
 from grpo_jax.commands import printing
+from grpo_jax.commands.arguments import Arguments
 from grpo_jax.commands.data_survey import Part
 from grpo_jax.commands.data_survey import Place
 from grpo_jax.commands.data_survey import Shown
@@ -27,30 +27,25 @@ _SILENT_SECS = 2.0  # before a line says how far the reading is
 _BEAT_SECS = 10.0  # between two such lines
 
 
-def run(
-  config: Config,
-  show: int,
-  records: int,
-  write: Callable[[Any], None] | None,
-) -> None:
+def run(arguments: Arguments) -> None:
   """`grpo-jax data`.
 
-  Args:
-    config: Of the run.
-    show: Prompts to show of those to train on, and of those held out.
-    records: Most records to read of each source; 0 reads all.
-    write: Writes the answer as JSON; None: it is printed for a person.
-
   Raises:
-    ValueError: A number is negative, or the tokenizer or a source cannot be
-      used.
+    ValueError: There is no config, a number is negative, or the tokenizer or a
+      source cannot be used.
   """
-  for name, value in (('show', show), ('records', records)):
+  if arguments.config is None:
+    raise ValueError(
+      'data needs a config, as in data --config=configs/arithmetic.py.'
+    )
+  for name, value in (('show', arguments.show), ('records', arguments.records)):
     if value < 0:
       raise ValueError(f'--{name}={value}; give 0 or more.')
-  found = survey(config, show, records, _Progress())
-  if write:
-    write(data_tables.to_json(found))
+  found = survey(
+    arguments.config, arguments.show, arguments.records, _Progress()
+  )
+  if arguments.json:
+    printing.show_json(data_tables.to_json(found))
   else:
     printing.show(*data_tables.parts(found))
 

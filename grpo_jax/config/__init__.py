@@ -16,7 +16,9 @@ from grpo_jax.config.fields import Data
 from grpo_jax.config.fields import Evaluation
 from grpo_jax.config.fields import Learner
 from grpo_jax.config.fields import Log
+from grpo_jax.config.fields import Lora
 from grpo_jax.config.fields import Mesh
+from grpo_jax.config.fields import Model
 from grpo_jax.config.fields import Optim
 from grpo_jax.config.fields import Reference
 from grpo_jax.config.fields import Reward
@@ -25,8 +27,6 @@ from grpo_jax.config.fields import Source
 from grpo_jax.config.fields import WarmUp
 from grpo_jax.config.fields import Workers
 from grpo_jax.config.from_dict import dataclass_from_dict
-from grpo_jax.config.model_fields import Lora
-from grpo_jax.config.model_fields import Model
 from grpo_jax.config.names import flat
 from grpo_jax.config.names import within
 

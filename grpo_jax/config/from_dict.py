@@ -7,14 +7,16 @@ import types
 import typing
 from typing import Any
 
+from grpo_jax.config.names import type_name
+
 
 def dataclass_from_dict(kind: Any, values: Any, path: str) -> Any:
   """A dataclass from nested dicts, which may leave fields out.
 
   Args:
     kind: The dataclass. A field is annotated as a plain type, a dataclass, a
-      tuple of one of these, a dict, or as `plain type | tuple`. If it once was
-      a bool, `metadata['of_bool']` has the values that stand for False and
+      tuple of one of these, a dict, or as `plain type | tuple`. If it may also
+      be a bool, `metadata['bools']` has the values that stand for False and
       True.
     values: A dict of values by field; for a dataclass inside, again a dict.
     path: What the values are called in errors.
@@ -48,19 +50,22 @@ def dataclass_from_dict(kind: Any, values: Any, path: str) -> Any:
       raise ValueError(f'{path}.{name} is no field of the config; {advice}.')
   return kind(
     **{
-      name: _convert(hints[name], _renamed(kind, name, value), f'{path}.{name}')
+      name: converted(
+        _renamed(kind, name, value), hints[name], f'{path}.{name}'
+      )
       for name, value in values.items()
     }
   )
 
 
-def _renamed(kind, name: str, value):
-  """The value, or what it is called today if the field was of type bool."""
-  names = kind.__dataclass_fields__[name].metadata.get('of_bool')
-  return names[value] if names and isinstance(value, bool) else value
+def _renamed(kind: Any, name: str, value: Any) -> Any:
+  """The value, or what a bool stands for, which may be typed as a text."""
+  names = kind.__dataclass_fields__[name].metadata.get('bools')
+  place = {'false': 0, 'true': 1}.get(str(value).lower()) if names else None
+  return value if place is None else names[place]
 
 
-def _convert(hint, value, path: str):
+def converted(value: Any, hint: Any, path: str) -> Any:
   """A value as the annotated type.
 
   Types must agree exactly: `True` is no int, and 1.5 is not cut to 1. Only an
@@ -72,13 +77,13 @@ def _convert(hint, value, path: str):
   if origin is types.UnionType:  # a single value, or a tuple of several
     single, several = typing.get_args(hint)
     if isinstance(value, list | tuple):
-      return _convert(several, value, path)
+      return converted(value, several, path)
     if type(value) is single:
       return value
   if origin is tuple and isinstance(value, list | tuple):
     inner = typing.get_args(hint)[0]
     return tuple(
-      _convert(inner, item, f'{path}[{i}]') for i, item in enumerate(value)
+      converted(item, inner, f'{path}[{i}]') for i, item in enumerate(value)
     )
   if origin is dict and isinstance(value, dict):
     return _writable(dict(value), path)
@@ -86,8 +91,9 @@ def _convert(hint, value, path: str):
     return float(value)
   if origin is None and type(value) is hint:
     return value
-  wanted = hint.__name__ if isinstance(hint, type) else hint
-  raise ValueError(f'{path} is {value!r}; it must be of type {wanted}.')
+  raise ValueError(
+    f'{path} is {value!r}; it must be of type {type_name(hint)}.'
+  )
 
 
 def _writable(values: dict, path: str) -> dict:

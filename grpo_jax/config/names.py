@@ -1,5 +1,6 @@
-"""Names of fields, as `optim.lr`."""
+"""Names of fields, as `optim.lr`, and of their types."""
 
+import re
 from typing import Any
 
 
@@ -17,3 +18,14 @@ def flat(values: Any, name: str = '') -> dict[str, Any]:
     for key, value in values.items()
     for path, leaf in flat(value, f'{name}.{key}' if name else key).items()
   }
+
+
+def type_name(kind: Any) -> str:
+  """A type as it is annotated, without the modules of its classes.
+
+  >>> type_name(float), type_name(str | tuple[re.Pattern, ...])
+  ('float', 'str | tuple[Pattern, ...]')
+  """
+  return (
+    kind.__name__ if type(kind) is type else re.sub(r'(\w+\.)+', '', repr(kind))
+  )

@@ -4,7 +4,6 @@ import io
 import subprocess
 import sys
 
-from absl import flags
 import pytest
 
 from grpo_jax import config as config_lib
@@ -18,7 +17,8 @@ from tests.cli import environment
 def typed(*later, method='grpo', **kwargs):
   """The method that results, its arguments, and what is said of it."""
   tree = {'learner': {'method': method, 'method_kwargs': kwargs}}
-  said = arguments.set_fields(tree, [f'--config.{one}' for one in later])
+  fields = dict(one.split('=', 1) for one in later)
+  tree, said = arguments.with_fields(tree, fields)
   learner = config_lib.dataclass_from_dict(
     config_lib.Config, tree, 'config'
   ).learner
@@ -68,19 +68,16 @@ def test_the_type_of_an_argument_stays():
 def test_what_is_no_dict_is_refused():
   with pytest.raises(ValueError, match='method_kwargs is 3; it must be of ty'):
     typed('learner.method_kwargs=3')
-  with pytest.raises(ValueError, match='cannot be set, because low is 0.1'):
+  with pytest.raises(ValueError, match='low.x cannot be set, because 0.1 is no'):
     typed('learner.method_kwargs.low.x=3', low=0.1)
 
 
-def read(*typed, command='train'):
-  switches = {'json', 'check', 'verbose'}
-  argv = arguments.prepared(['grpo-jax', command, *typed], switches)
-  flags_of = table.COMMANDS[command].flags
-  arguments.refuse_unread(argv, flags_of, switches)
-  return argv
-
-
 CONFIG = '--config=configs/arithmetic.py'
+WORK = '--workdir=w'
+
+
+def read(*words):
+  return arguments.read(['train', *words])
 
 
 @pytest.mark.parametrize(
@@ -91,12 +88,44 @@ CONFIG = '--config=configs/arithmetic.py'
     ([CONFIG, '--helpme'], 'got --helpme, which it does not read; its flags'),
     ([CONFIG, '--seeds=3', 'x'], 'got --seeds x, which'),
     ([CONFIG, '--noworkdir'], 'got --noworkdir, which'),
+    ([CONFIG, '--nonumber'], 'got --nonumber, which'),
+    ([CONFIG, '--noconfig.seed', WORK], 'got --noconfig.seed, which'),
     ([CONFIG, '--workdir'], '--workdir has no value; give one'),
     ([CONFIG, '--config.seed', '--check'], '--config.seed has no value'),
     (['--config'], '--config has no value'),
-    (['--config='], "There is no config file ''"),
-    (['--config=nope.py:mu=8'], "There is no config file 'nope.py'; give"),
-    (['--config=tests'], "There is no config file 'tests'"),
+    (['--config=', WORK], "There is no config file ''"),
+    (
+      ['--config=nope.py:mu=8', WORK],
+      "There is no config file 'nope.py'; give",
+    ),
+    (['--config=tests', WORK], "There is no config file 'tests'"),
+    ([CONFIG, WORK, '-config.seed', '-3'], 'seed=-3; give 0 or more'),
+    ([CONFIG, WORK, '--config.seed=x'], "seed is 'x'; it must be of type int"),
+    ([CONFIG, WORK, '--config.optim.lr=x'], 'it must be of type float'),
+    ([CONFIG, WORK, '--config.data.chat=2'], "'2'; it must be of type bool"),
+    (
+      [CONFIG, WORK, '--config.seed=3.0'],
+      'seed is 3.0; it must be of type int',
+    ),
+    (
+      [CONFIG, WORK, '--config.data.prompt_buckets=8 16'],
+      r"prompt_buckets\[0\] is '8 16'; it must be of type int",
+    ),
+    (
+      [CONFIG, WORK, '--config.data.prompt_buckets=(8, 16'],
+      r"prompt_buckets is '\(8, 16'; it must be of type tuple\[int, ...\]",
+    ),
+    (
+      [CONFIG, WORK, '--config.rewards[7].weight=2'],
+      'config.rewards has no such place; give all of them at once, as in',
+    ),
+    ([CONFIG, WORK, '--config.data.train[0].weight=2'], 'cannot be set, becau'),
+    ([CONFIG, WORK, '--profile_steps=1,x'], r"_steps\[1\] is 'x'; it must be"),
+    (
+      [CONFIG, WORK, '--process_id=x'],
+      "--process_id is 'x'; it must be of type",
+    ),
+    ([CONFIG, WORK, '--check=x'], "--check is 'x'; it must be of type bool"),
   ],
 )
 def test_what_cannot_be_read_is_said_in_our_words(given, words):
@@ -118,48 +147,74 @@ def test_a_config_of_the_checkout_is_found_and_none_of_another_package(
   assert arguments.installed('configs/own.py:mu=8') == f'{file}:mu=8'
 
 
-def test_what_can_be_read_passes():
-  assert read(
-    CONFIG, '-workdir', 'w', '--nojson', '--config.model.unroll', '--check'
-  )[2:] == [
-    CONFIG, '--workdir=w', '--nojson', '--config.model.unroll', '--check',
-  ]  # fmt: skip
+def test_every_way_to_type_a_value_is_read():
+  found = read(
+    CONFIG, '-workdir', 'w', '--nojson', '--config.model.unroll', '--check',
+    '--config.seed', '3', '--config.optim.lr=1e-4', '--noconfig.data.chat',
+    '--config.data.prompt_buckets=8', '--config.sampler.stop_strings=("a",)',
+    '--config.model.remat=True', '--config.rewards[0].weight=2',
+    '--config.data.train=({"name": "a.jsonl"},)', '--config.data.heldout=',
+    '--profile_steps=1,2',
+  )  # fmt: skip
+  assert (found.command, found.workdir) == ('train', 'w')
+  assert (found.json, found.check, found.verbose) == (False, True, False)
+  assert found.profile_steps == (1, 2) and found.replay is None
+  config = found.config
+  assert config.model.unroll is True and config.data.chat is False
+  assert (config.seed, config.optim.lr) == (3, 1e-4)
+  assert config.data.prompt_buckets == (8,)
+  assert config.sampler.stop_strings == ('a',)
+  assert config.model.remat == 'layer' and config.data.heldout == ''
+  assert config.rewards[0].weight == 2.0
+  assert config.data.train == (config_lib.Source('a.jsonl'),)
+
+
+def test_the_last_value_of_a_flag_counts():
+  found = read(
+    CONFIG, WORK, '--config.seed=1', '--workdir=v', '--config.seed=2'
+  )
+  assert (found.workdir, found.config.seed) == ('v', 2)
 
 
 @pytest.mark.parametrize(
-  'error, words',
+  'words, said',
   [
-    ('flag --config.seed=x: bad', "config.seed is 'x'; it must be of type int"),
+    (['eval', WORK, CONFIG, '--number=x'], 'got --number, which it does not'),
     (
-      'flag --number=x: bad',
-      "--number='x' cannot be read; give a whole number",
+      ['sample', WORK, CONFIG, '--number=x'],
+      "--number is 'x'; it must be of t",
     ),
-    ('flag --dtype=x: bad', 'give one of float32, bfloat16.'),
-    (
-      AttributeError("module 'config_config' has no attribute 'get_config'"),
-      'has no get_config; define this function',
-    ),
-    (
-      ValueError('X Traceback (most recent call last)\\nKeyError: 3'),
-      'The config file cannot be used (KeyError: 3)',
-    ),
+    (['convert', 'a', 'b', '--shard_gb=x'], "is 'x'; it must be of type float"),
+    (['plan', '--config.seed=3'], '--config.seed changes a config, but there'),
+    (['study', 'all'], 'study all needs --out, a folder for its tables'),
+    (['study', 'all', '--out=x', '--seeds=3'], 'got --seeds, which it does no'),
+    (['study', 'brakes', '--full'], 'got --full, which it does not read'),
+    (['study', 'brakes', '--workdir=gs://b/x'], 'is in a bucket, where study'),
   ],
 )
-def test_errors_of_absl_become_sentences(error, words):
-  if isinstance(error, str):
-    error = flags.IllegalFlagValueError(error)
-  said = arguments.mistyped(['grpo-jax', 'train'], error)
-  assert said is not None and words in said
+def test_what_a_command_cannot_use_is_said(words, said):
+  with pytest.raises(ValueError) as error:
+    arguments.read(words)
+  assert said in str(error.value)
 
 
-@pytest.mark.parametrize('name', ['get_config', 'get_config_x'])
-def test_an_error_of_a_config_file_is_not_taken_for_another(name):
-  lacks = AttributeError(f"module 'base' has no attribute {name!r}")
-  for error in (lacks, IndexError('list index out of range')):
-    assert arguments.mistyped(['grpo-jax', 'train', CONFIG], error) is None
-  place = ['grpo-jax', 'train', CONFIG, '--config.rewards[7].weight=2']
-  said = arguments.mistyped(place, IndexError('tuple index out of range'))
-  assert said is not None and 'config.rewards has no such place' in said
+@pytest.mark.parametrize(
+  'body, words',
+  [
+    ('', 'has no function get_config; write one that'),
+    ('def get_config(): raise KeyError(3)', 'cannot be used (KeyError: 3)'),
+    ('def get_config(): return 1 + None', 'cannot be used (TypeError: unsupp'),
+    ("def get_config(): raise ValueError('Not so.')", 'Not so.'),
+    ('def get_config(): return base.get_config()', "NameError: name 'base'"),
+    ('def get_config(): return [][7]', 'IndexError: list index out of range'),
+  ],
+)
+def test_an_error_of_a_config_file_becomes_a_sentence(body, words, tmp_path):
+  file = tmp_path / 'own.py'
+  file.write_text(body)
+  with pytest.raises(ValueError) as error:
+    read(f'--config={file}', WORK, '--config.rewards[7].weight=2')
+  assert words in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -169,19 +224,38 @@ def test_an_error_of_a_config_file_is_not_taken_for_another(name):
     ('rewards[12].where', True),
     ('rewards[0].failed_reward', True),
     ('rewards[0].there', False),
+    ('rewards[].name', False),
+    ('data.train[1].weight', True),
+    ('learner.method_kwargs.low', True),
     ('workers.number', True),
+    ('workers.number.x', False),
+    ('seed[0]', False),
+    ('', False),
   ],
 )
-def test_fields_of_a_reward_are_known(name, is_known):
-  said = arguments.unknown_field([f'--config.{name}=1'])
-  assert (said is None) == is_known
+def test_fields_are_known(name, is_known):
+  tree = config_lib.default().to_dict()
+  tree['rewards'] = tree['data']['train'] = ({'name': 'x'},) * 13
+  if is_known:
+    arguments.with_fields(tree, {name: '1'})
+    return
+  with pytest.raises(ValueError, match='is no field of the config; '):
+    arguments.with_fields(tree, {name: '1'})
 
 
-def test_the_help_has_no_words_of_absl():
-  flags.FLAGS(['grpo-jax'])
-  for name in table.COMMANDS:
-    said = help_text.text(table.COMMANDS, name, 200)
-    assert 'repeat this option' not in said and '<float32|' not in said
+def test_the_help_of_a_flag_has_its_form_and_its_default():
+  said = help_text.text('convert', 200)
+  assert '  --adapter             Write only a run' in said
+  assert '  --shard_gb=...        Largest file of weights, in GB' in said
+  assert "go into the next. ('5.0')" in said
+  assert "none above --samples. ('1,8')" in help_text.text('eval', 200)
+
+
+def test_every_flag_of_a_command_is_in_the_table():
+  used = {flag for one in table.COMMANDS.values() for flag in one.flags}
+  assert used == {*table.FLAGS}
+  for one in table.COMMANDS.values():
+    assert {name.lstrip('*') for name in one.takes} <= {*one.flags}
 
 
 def test_an_output_that_is_full_gets_a_sentence():
@@ -198,14 +272,6 @@ def test_an_output_that_is_full_gets_a_sentence():
   assert done.stderr.count('\n') == 1
 
 
-def test_the_config_comes_before_its_fields(tmp_path):
-  file = tmp_path / 'my.py'
-  file.write_text('')
-  field, config = '--config.steps=3', f'--config={file}'
-  said = arguments.prepared(['grpo-jax', 'train', field, config], ())
-  assert said == ['grpo-jax', 'train', config, field]
-
-
 @pytest.mark.parametrize(
   'typed',
   [
@@ -216,13 +282,8 @@ def test_the_config_comes_before_its_fields(tmp_path):
   ],
 )
 def test_a_report_takes_any_number_of_runs(typed):
-  command = table.COMMANDS['report']
-  argv = arguments.prepared(
-    ['grpo-jax', 'report', *typed], {'json'}, command.takes, False
-  )
-  arguments.refuse_unread(argv, command.flags, {'json'})
-  runs = [x for x in argv[2:] if not x.startswith('--out')]
-  assert runs == ['--workdir=a', '--run=b', '--run=c'] and '--out=x' in argv
+  found = arguments.read(['report', *typed])
+  assert (found.workdir, found.run) == ('a', ['b', 'c']) and found.out == 'x'
 
 
 def test_a_file_of_flags_is_refused_whether_it_is_there_or_not():

@@ -13,12 +13,12 @@ GRPO = diagnostics.audit(losses.methods.grpo())
 
 
 def test_arguments_reach_the_method():
-  audit = audit_lib.of('dapo', "{'high': 0.4}")
+  audit = audit_lib.audit('dapo', "{'high': 0.4}")
   assert audit.clipping.text.startswith('zero above 1.4 for A > 0')
 
 
 def test_a_users_method_and_its_fields():
-  audit = audit_lib.of(
+  audit = audit_lib.audit(
     'tests.diagnostics.audit_test:dated',
     '{"strength": 1.0}',
     'tests.diagnostics.audit_test:late',
@@ -39,7 +39,7 @@ def test_a_users_method_and_its_fields():
 )
 def test_what_cannot_be_audited(name, kwargs, said):
   with pytest.raises(ValueError) as error:
-    audit_lib.of(name, kwargs)
+    audit_lib.audit(name, kwargs)
   assert said in str(error.value)
 
 

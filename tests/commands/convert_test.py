@@ -12,13 +12,11 @@ FOLDER = golden.FOLDER / 'qwen3'
 
 
 def test_values_without_names_may_stand_anywhere():
-  argv = ['grpo-jax', 'convert', '--adapter', 'a', '-dtype', 'bfloat16', 'b']
-  assert arguments.prepared(argv, {'adapter'}, ('source', 'folder'))[2:] == [
-    '--adapter',
-    '--source=a',
-    '--dtype=bfloat16',
-    '--folder=b',
-  ]
+  found = arguments.read(
+    ['convert', '--adapter', 'a', '-dtype', 'bfloat16', 'b']
+  )
+  assert (found.source, found.folder) == ('a', 'b')
+  assert found.adapter is True and found.dtype == 'bfloat16'
 
 
 def test_a_folder_is_written_and_told_of(tmp_path):
@@ -43,5 +41,7 @@ def test_a_folder_is_written_and_told_of(tmp_path):
 def test_what_is_missing_is_named(tmp_path):
   assert_refused(call('convert', str(FOLDER)), 'convert needs a folder')
   out = str(tmp_path / 'out')
+  done = call('convert', str(FOLDER), out, '--dtype=float16')
+  assert_refused(done, '--dtype=float16; give one of float32, bfloat16.')
   done = call('convert', str(FOLDER), out, '--shard_gb=0')
   assert_refused(done, '--shard_gb=0.0 is no size of a file')

@@ -5,12 +5,10 @@ import socket
 import subprocess
 import sys
 
-from absl import flags
 import pytest
 
+from grpo_jax.commands import arguments
 from grpo_jax.commands import doctor
-from grpo_jax.commands import main
-from grpo_jax.commands import table
 from grpo_jax.hosts import processes
 from grpo_jax.planning import device_checks
 from grpo_jax.planning import host_checks
@@ -55,7 +53,7 @@ def test_a_failure_is_a_line_and_a_sentence_and_code_2(
 ):
   monkeypatch.setenv('COLUMNS', '80')
   (tmp_path / 'file').write_text('')
-  code = doctor.run(processes.ALONE, f'{tmp_path}/file', with_traces=True)
+  code = doctor.examine(processes.ALONE, f'{tmp_path}/file', with_traces=True)
   out, err = capsys.readouterr()
   assert code == 2
   lines = out.splitlines()
@@ -74,7 +72,7 @@ def test_a_failure_is_a_line_and_a_sentence_and_code_2(
 
 def test_what_is_slow_is_no_failure(tiny, capsys, monkeypatch):
   monkeypatch.setattr(host_checks, 'LEAST_WRITE_MB_PER_S', 1e9)
-  assert doctor.run(processes.ALONE, '.') == 0
+  assert doctor.examine(processes.ALONE, '.') == 0
   out, err = capsys.readouterr()
   assert err == '' and '\nslow     workdir (' in out
   assert out.splitlines()[-1] == (
@@ -120,12 +118,9 @@ def test_other_flags_are_refused(given, words):
 @pytest.mark.parametrize(
   'workdir', ['', '--workdir=no/run', '--workdir=gs://b']
 )
-def test_the_workdir_may_be_missing_empty_or_a_bucket(workdir, monkeypatch):
-  argv = ['grpo-jax', 'doctor', *workdir.split()]
-  monkeypatch.setattr(sys, 'argv', argv)
-  assert main._parse(argv)[0] == 'grpo-jax'
-  assert table._value('workdir') == (workdir.partition('=')[2] or None)
-  flags.FLAGS['workdir'].unparse()
+def test_the_workdir_may_be_missing_empty_or_a_bucket(workdir):
+  found = arguments.read(['doctor', *workdir.split()])
+  assert found.workdir == (workdir.partition('=')[2] or None)
 
 
 PROGRAM = """

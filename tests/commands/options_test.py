@@ -3,15 +3,16 @@
 import ast
 import dataclasses
 import inspect
-import subprocess
-import sys
 
 from ml_collections import ConfigDict
 import pytest
 
 from grpo_jax import config
 from grpo_jax import losses
+from grpo_jax.commands import help_text
 from grpo_jax.commands import options
+from grpo_jax.commands import peers
+from grpo_jax.config.fields import field
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,10 +20,8 @@ class Inner:
   """What is
   inside."""
 
-  size: int = 3  # of it, in # tokens
-  names: tuple[str, ...] = (  # some
-    'a|b',
-  )  # names
+  size: int = field(3, 'of it, in # tokens')
+  names: tuple[str, ...] = field(('a|b',), 'some names')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,29 +36,23 @@ class Deep:
 class Outer:
   """All."""
 
-  # A heading, with a blank line below, is no meaning.
-
-  # The lines above a field are,
-  # all of them.
-  label: str = 'x # y'  # not the text before
+  label: str = field('x # y', 'What it is called. It is shown.')
   items: tuple[Inner, ...] = (Inner(), Inner(size=4))
   deep: Deep = Deep()
-  more: dict[str, float] = dataclasses.field(default_factory=dict)  # by name
+  more: dict[str, float] = field({}, 'by name')
+  either: str | tuple[Inner, ...] = field('', 'one or several')
   needed: int = dataclasses.field(kw_only=True)  # without a default
 
 
-def test_comments_defaults_and_types_come_from_the_source():
+def test_meanings_defaults_and_types_are_those_of_the_fields():
   got = {option.name: option[1:] for option in options.describe(Outer)}
   items = "({'size': 3, 'names': ('a|b',)}, {'size': 4, 'names': ('a|b',)})"
   names = ('tuple[str, ...]', "('a|b',)", 'some names')
   assert got == {
-    'label': (
-      'str',
-      "'x # y'",
-      'The lines above a field are, all of them. not the text before',
-    ),
+    'label': ('str', "'x # y'", 'What it is called. It is shown.'),
     'more': ('dict[str, float]', '{}', 'by name'),
-    'needed': ('int', '', 'without a default'),
+    'either': ('str | tuple[Inner, ...]', "''", 'one or several'),
+    'needed': ('int', '', ''),
     'items': ('tuple[Inner, ...]', items, 'What is inside.'),
     'items[].size': ('int', '3', 'of it, in # tokens'),
     'items[].names': names,
@@ -115,21 +108,20 @@ def test_defaults_can_be_typed_back():
   assert config.resolve(ConfigDict(values)) == config.Config()
 
 
-def test_markdown_has_a_row_for_each_option(monkeypatch):
+def test_markdown_has_a_row_for_each_option():
   text = options.markdown()
   assert text.startswith('### `config`\n\nA run.\n\n| option | type |')
   row = f'| `sampler.group` | `int` | `16` | {GROUP} |'
   assert row in text.splitlines()
   rows = [line for line in text.splitlines() if line.startswith('| `')]
   assert len(rows) == len(options.describe())
-  monkeypatch.setattr(options, 'sections', lambda: options._walk(Outer, ''))
-  text = options.markdown()
+  text = options.markdown(Outer)
   assert r"| `items[].names` | `tuple[str, ...]` | `('a\|b',)` | some" in text
 
 
 @pytest.mark.parametrize('width', [60, 80, 120])
 def test_help_fits_the_terminal(width):
-  lines = options.help_text(width).splitlines()
+  lines = help_text.fields(width).splitlines()
   assert max(map(len, lines)) <= width
   text = ' '.join(' '.join(lines).split())
   for option in options.describe():
@@ -157,25 +149,23 @@ def arguments():
 def test_peers_names_lead_to_fields_that_exist():
   known = {option.name for option in options.describe()}
   known |= {f'learner.method_kwargs.{name}' for name in arguments()}
-  peers = options.PEER_NAMES
-  assert len(peers) >= 30
-  assert {peer.ours for peer in peers} <= known
-  assert all(peer.trl or peer.verl for peer in peers)
-  trl = [peer.trl for peer in peers if peer.trl]
+  assert len(peers.PEERS) >= 30
+  assert {peer.ours for peer in peers.PEERS} <= known
+  assert all(peer.trl or peer.verl for peer in peers.PEERS)
+  trl = [peer.trl for peer in peers.PEERS if peer.trl]
   assert len(set(trl)) == len(trl)  # one answer for each
   assert all(name.isidentifier() for name in trl)
   roots = ('actor_rollout_ref', 'data', 'algorithm', 'trainer', 'reward')
-  assert all(p.verl.split('.')[0] in roots for p in peers if p.verl)
+  assert all(p.verl.split('.')[0] in roots for p in peers.PEERS if p.verl)
   assert (
-    options.Peer(
+    peers.Peer(
       'learner.method_kwargs.low',
       'epsilon',
       'actor_rollout_ref.actor.clip_ratio_low',
-      '',
     )
-    in peers
+    in peers.PEERS
   )
-  for peer in peers:
+  for peer in peers.PEERS:
     assert f'| `{peer.ours}` |' in options.peers_markdown()
 
 
@@ -211,22 +201,11 @@ def test_suggestions(name, ours):
 
 
 def test_every_name_of_a_peer_is_answered():
-  for peer in options.PEER_NAMES:
+  for peer in peers.PEERS:
     if peer.trl:
       assert options.suggest(peer.trl) == (
         peer.trl if peer.ours == peer.trl else peer.ours
       )
     if peer.verl:
-      answers = {p.ours for p in options.PEER_NAMES if p.verl == peer.verl}
+      answers = {p.ours for p in peers.PEERS if p.verl == peer.verl}
       assert options.suggest(peer.verl) in answers | {peer.verl}
-
-
-def test_the_command_prints_both_tables():
-  done = subprocess.run(
-    [sys.executable, '-m', 'grpo_jax.commands.options'],
-    capture_output=True,
-    text=True,
-    check=True,
-    timeout=120,
-  )
-  assert done.stdout == options.markdown() + '\n' + options.peers_markdown()

@@ -73,9 +73,8 @@ def test_bad_input_gets_one_sentence(given, words):
 
 def test_negative_numbers_are_refused():
   for name in ('show', 'records'):
-    given = {'show': 1, 'records': 1, name: -1}
-    with pytest.raises(ValueError, match=f'--{name}=-1; give 0 or more'):
-      show_data.run(runs.arithmetic(), **given, write=None)
+    done = cli.call('data', cli.CONFIG, f'--{name}', '-1')
+    cli.assert_refused(done, f'--{name}=-1; give 0 or more')
 
 
 def test_the_first_prompts_are_those_of_the_run(tmp_path):
