@@ -4,7 +4,6 @@ import numpy as np
 
 from grpo_jax import engines
 
-
 _NOTHING_MORE = engines.Capabilities()
 
 

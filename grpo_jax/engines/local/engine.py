@@ -136,7 +136,8 @@ class LocalEngine:
           told[place] = one.finish != GOING
           turn.append(one)
       yield turn
-      if told.all():  # the device knows nothing of stop strings
+      # The device knows nothing of stop strings and would go on.
+      if every_tokens and told.all():
         return
 
   def _sampled(

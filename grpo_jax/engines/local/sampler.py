@@ -117,7 +117,7 @@ class Sampler:
   its methods.
 
   Attributes:
-    model: Anything with the model protocol.
+    model: See `models.transformer`.
     choices: Which ways of choosing a token there are.
     group: Completions per prompt.
     mesh: The mesh over which rows are split; None for one device.
@@ -126,7 +126,7 @@ class Sampler:
       weights are split by heads in any case.
   """
 
-  model: Any
+  model: models.Transformer
   choices: Choices
   group: int
   mesh: jax.sharding.Mesh | None = None

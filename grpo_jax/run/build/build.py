@@ -100,7 +100,7 @@ def run(
   parts = sampler(config, given, trains=True, shares=shares)
   config = parts.config
   build_limits.check_rows(config, sharding.row_shards(parts.mesh))
-  if isinstance(parts.model, models.Transformer):
+  if parts.model.config is not None:
     build_limits.check_memory(config, parts.model.config, parts.mesh)
   answer_function(config)  # raises if there is none
   peak = speed.peak_flops(jax.devices()[0].device_kind)
@@ -438,7 +438,7 @@ def example(run: Run) -> Rollout:
     config.sampler.max_tokens,
     len(run.rewards),
     config.data.completion_buckets,
-    models.routes(run.model),
+    run.model.routes,
   )
 
 
