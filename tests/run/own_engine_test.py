@@ -35,7 +35,8 @@ def test_a_fake_engine_runs_a_whole_training(ahead, tmp_path, monkeypatch):
   if ahead:
     changes['learner.anchor'] = 'sampler'
   engine, written, arrays = trained(tmp_path / 'a', monkeypatch, **changes)
-  assert {*engine.versions} == {0, 1, 2, 3, 4}
+  # Ahead, the last rollout is drawn by version 2, and no other needs 3.
+  assert {*engine.versions} == {0, 1, 2, 4} | ({3} if not ahead else set())
   assert [record['step'] for record in written] == [0, 1, 2, 3, 4]
   assert all(np.isfinite(record['loss']) for record in written[1:])
   assert written[-1]['nonfinite_steps'] == 0
