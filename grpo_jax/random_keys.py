@@ -3,6 +3,7 @@
 So a run that is resumed draws the numbers that it would have drawn.
 """
 
+from collections.abc import Sequence
 from typing import Any
 import zlib
 
@@ -35,6 +36,31 @@ def key(seed: int, purpose: str, step: int = 0) -> jax.Array:
   return jax.random.wrap_key_data(data, impl='threefry2x32')
 
 
+def folded(
+  seed: int,
+  purpose: str,
+  step: int,
+  rows: Sequence[int],
+  columns: Sequence[int],
+) -> np.ndarray:
+  """The words of `fold_in(fold_in(key(...), row), column)`, on the host.
+
+  Args:
+    seed: See `key`.
+    purpose: See `key`.
+    step: See `key`.
+    rows: P numbers.
+    columns: G numbers.
+
+  Returns:
+    u32[P,G,2].
+  """
+  # 64 bits, because the rotations shift bits out of 32.
+  row, column = (np.array(x, np.uint64) & _MASK for x in (rows, columns))
+  words = _fold_in(_words(seed, purpose, step), row[:, None])
+  return np.stack(_fold_in(words, column), axis=-1).astype(np.uint32)
+
+
 def generator(seed: int, purpose: str, step: int) -> np.random.Generator:
   """A NumPy generator for the same arguments as `key`."""
   data = np.array(_words(seed, purpose, step), np.uint32)
@@ -48,8 +74,10 @@ def _words(seed: int, purpose: str, step: int) -> tuple[int, int]:
   return _fold_in(_fold_in((0, int(seed) & _MASK), number), int(step) & _MASK)
 
 
-def _fold_in(words: tuple[int, int], number: int) -> tuple[int, int]:
+def _fold_in(words: tuple[Any, Any], number: Any) -> tuple[Any, Any]:
   """`jax.random.fold_in`: threefry2x32 of (0, number), of Salmon et al., 2011.
+
+  The numbers are Python's, or arrays u64.
 
   "Parallel random numbers: as easy as 1, 2, 3", SC11, with 20 rounds.
   """

@@ -222,18 +222,20 @@ class Reader:
         kind = _OWN.sub('', reason)
         if kind not in unusable and len(unusable) >= _MOST_REASONS:
           kind = reason = 'other reasons'
-        reason, count, first = unusable.get(kind, (reason, 0, ()))
-        first = (*first, int(place))[:_EXAMPLES]
-        unusable[kind] = Unusable(reason, count + 1, first)
-    last_turns = LastTurns(*(ends[name] for name in LastTurns._fields))
+        found = unusable.get(kind, Unusable(reason, 0, ()))
+        first = (*found.first, int(place))[:_EXAMPLES]
+        unusable[kind] = Unusable(found.reason, found.records + 1, first)
+    exact, loose, answers = hashes
     return Read(
       part,
       len(part.source),
       places,
       tokens,
-      *hashes,
+      exact,
+      loose,
+      answers,
       tuple(unusable.values()),
-      last_turns,
+      LastTurns(**{name: ends[name] for name in LastTurns._fields}),
     )
 
   def _check(self, record: Mapping[str, Any], tokens: int) -> None:
@@ -281,10 +283,11 @@ def duplicates(
     if kind == 'loose':  # the exact ones are among them, and shown already
       rows = rows[exact[rows] != other[before[rows]]]
     examples += [
-      (_place(earlier or reads, before[row]), _place(reads, row))
+      (_place(earlier or reads, int(before[row])), _place(reads, int(row)))
       for row in rows[:_EXAMPLES]
     ]
-  return Duplicates(*counts, tuple(examples))
+  exactly, loosely = counts
+  return Duplicates(exactly, loosely, tuple(examples))
 
 
 def contradictions(reads: Sequence[Read]) -> int:

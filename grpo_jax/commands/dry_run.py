@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from grpo_jax import config as config_lib
-from grpo_jax import engines
 from grpo_jax.commands import printing
 from grpo_jax.config import Config
 from grpo_jax.episodes import rollout as rollout_lib
@@ -83,7 +82,9 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
       run.tokenizer,
       run.rewards,
       run.sampling,
+      config.sampler.max_tokens,
       config.sampler.group,
+      config.seed,
       0,
       config.data.completion_buckets,
       workers=workers,
@@ -135,12 +136,10 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
 
 def _of_heads(run: build.Run) -> list[str]:
   """What becomes of key-value heads that a mesh does not divide."""
-  if not isinstance(run.engine, engines.LocalEngine):
+  shape, config, found = run.model.config, run.config, []
+  if shape is None:
     return []  # nothing is known of the heads of a model of one's own
-  heads = run.engine.model.config.num_kv_heads
-  found = []
-  own = run.engine.mesh
-  assert own is not None
+  heads = shape.num_kv_heads
   tensor = run.mesh.shape['tensor']
   if heads % tensor:
     found.append(
@@ -148,12 +147,12 @@ def _of_heads(run: build.Run) -> list[str]:
       'heads, so in an update every device has the weights and the keys and '
       'values of all of them.'
     )
-  tensor = own.shape['tensor']
+  tensor = config.sampler.tensor or tensor
   if heads % tensor:
     found.append(
       f'While sampling, tensor={tensor} does not divide the {heads} key-value '
       'heads, so every device has their weights, and caches are split by rows '
-      f'over all {own.size} devices if there are as many prompts.'
+      f'over all {run.mesh.size} devices if there are as many prompts.'
     )
   return found
 

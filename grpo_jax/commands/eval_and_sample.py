@@ -14,7 +14,7 @@ from typing import Any
 from typing import NamedTuple
 
 from grpo_jax import data
-from grpo_jax import engines as sampling_lib
+from grpo_jax import engines
 from grpo_jax.commands import printing
 from grpo_jax.commands import together
 from grpo_jax.commands.arguments import Arguments
@@ -211,10 +211,10 @@ def evaluate(
       'All held-out problems are longer than the largest of data.prompt_buckets'
       " and dropped by data.too_long='drop'; give shorter ones."
     )
-  sampling = _sampling(run, temperature, max_tokens)
+  sampling, limit = _sampling(run, temperature, max_tokens)
   prompts = [run.tokenizer.encode_prompt(x['prompt']) for x in records]
   longest = max(map(len, prompts))
-  build_limits.check_length(run.config, longest, sampling.max_tokens)
+  build_limits.check_length(run.config, longest, limit)
   answer = answer or build.answer_function(run.config)
   rewards = build_rewards.functions(run.config, given, run.mesh)
   with build_rewards.workers(run.config, rewards) as workers:
@@ -224,7 +224,9 @@ def evaluate(
       run.tokenizer,
       rewards,
       sampling,
+      limit,
       samples,
+      run.config.seed,
       policy.step,
       run.config.data.completion_buckets,
       purpose='eval',  # other random numbers than those of the training
@@ -267,12 +269,14 @@ def show(summary: dict[str, Any]) -> None:
 
 def _sampling(
   run: build.Sampler, temperature: float | None, max_tokens: int | None
-) -> sampling_lib.Sampling:
-  """The config's, with what was given instead."""
-  given = {'temperature': temperature, 'max_tokens': max_tokens}
-  return dataclasses.replace(
-    run.sampling, **{k: v for k, v in given.items() if v is not None}
-  )
+) -> tuple[engines.Sampling, int]:
+  """How tokens are drawn, and the limit; where it is None, the config's."""
+  sampling = run.sampling
+  if temperature is not None:
+    sampling = dataclasses.replace(sampling, temperature=temperature)
+  limit = run.config.sampler.max_tokens if max_tokens is None else max_tokens
+  engines.check_limit(limit, sampling)
+  return sampling, limit
 
 
 def prompts(given: list[str], file: str | None) -> Iterator[str]:
@@ -334,19 +338,25 @@ def sample(
   """
   run = policy.run
   _whole('number', number, 1)
-  sampling = _sampling(run, temperature, max_tokens)
+  sampling, limit = _sampling(run, temperature, max_tokens)
   for index, prompt in enumerate(asked):
     ids = run.tokenizer.encode_prompt(prompt)
-    build_limits.check_length(run.config, len(ids), sampling.max_tokens)
-    requests = sampling_lib.Requests(
-      [ids], [index], number, policy.step,
-      sampling, purpose='sample command',
-    )  # fmt: skip
+    build_limits.check_length(run.config, len(ids), limit)
+    requests = engines.requests(
+      [ids],
+      [index],
+      number,
+      sampling,
+      limit,
+      run.config.seed,
+      policy.step,
+      purpose='sample command',
+    )
     shown = run.tokenizer.prompt_format.shown(prompt)
     if write is None and number == 1:
-      _stream(run, shown, requests)
+      _stream(run, shown, *requests)
       continue
-    done = run.engine.generate(requests)
+    done = engines.generate(run.engine, requests)
     for ids, length, finish in zip(
       done.tokens[0], done.length[0], done.finish[0], strict=True
     ):
@@ -354,20 +364,21 @@ def sample(
       if write is None:
         print(plain_text.printable(shown + text), flush=True)
       else:
-        truncated = bool(finish == sampling_lib.TRUNCATED)
+        truncated = bool(finish == engines.TRUNCATED)
         write({'prompt': prompt, 'completion': text, 'truncated': truncated})
 
 
-def _stream(run: build.Sampler, shown: str, requests: sampling_lib.Requests):
-  """Writes a prompt, and one completion while it is drawn."""
+def _stream(run: build.Sampler, shown: str, request: engines.Request):
+  """Writes a prompt, and its completion while it is drawn."""
   print(plain_text.printable(shown), end='', flush=True)
   text = written = ''
-  for so_far in run.engine.stream(requests):
-    ids = so_far.tokens[0, 0, : so_far.length[0, 0]]
-    text = run.tokenizer.decode(ids)
-    # A character may need several tokens; it is written once it is whole.
-    if text.startswith(written) and not text.endswith('\ufffd'):
-      new = plain_text.printable(text[len(written) :])
-      print(new, end='', flush=True)
-      written = text
+  run.engine.submit(request)
+  for turn in run.engine.completed(every_tokens=1):
+    for one in turn:
+      text = run.tokenizer.decode(one.ids)
+      # A character may need several tokens; it is written once it is whole.
+      if text.startswith(written) and not text.endswith('\ufffd'):
+        new = plain_text.printable(text[len(written) :])
+        print(new, end='', flush=True)
+        written = text
   print(plain_text.printable(text[len(written) :]), flush=True)

@@ -2,10 +2,11 @@
 
 Read in this order:
 
-- `protocol`: what an engine is given and what it returns;
+- `protocol`: what an engine is asked, and what it answers;
+- `batch`: completions of many prompts that are asked for at once;
 - `local.engine`: our engine, `LocalEngine`;
-- `local.arrays`: requests as arrays, and arrays as completions;
-- `local.generation`: one call of the engine, a loop on the host;
+- `local.arrays`: requests as arrays, and arrays as what was sampled;
+- `local.generation`: the completions of a batch, a loop on the host;
 - `local.schedule`: what that loop decides: which row draws which completion;
 - `local.sampler`: the compiled programs that the loop calls;
 - `local.next_token`: how one token is drawn from logits;
@@ -13,28 +14,42 @@ Read in this order:
 - `plain`: `PlainEngine`, for models of which little is known.
 """
 
+from grpo_jax.engines.batch import Completions
+from grpo_jax.engines.batch import generate
+from grpo_jax.engines.batch import requests
+from grpo_jax.engines.interruptible import Interruptible
 from grpo_jax.engines.local.engine import LocalEngine
-from grpo_jax.engines.local.next_token import Sampling
 from grpo_jax.engines.local.next_token import next_token
 from grpo_jax.engines.local.prepare import sampler_params
 from grpo_jax.engines.plain import PlainEngine
 from grpo_jax.engines.protocol import ENDED
+from grpo_jax.engines.protocol import GOING
 from grpo_jax.engines.protocol import STOPPED
 from grpo_jax.engines.protocol import TRUNCATED
-from grpo_jax.engines.protocol import Completions
+from grpo_jax.engines.protocol import Capabilities
 from grpo_jax.engines.protocol import Engine
-from grpo_jax.engines.protocol import Requests
+from grpo_jax.engines.protocol import Request
+from grpo_jax.engines.protocol import Sampled
+from grpo_jax.engines.protocol import Sampling
+from grpo_jax.engines.protocol import check_limit
 
 __all__ = (
+  'Capabilities',
   'Completions',
   'ENDED',
   'Engine',
+  'GOING',
+  'Interruptible',
   'LocalEngine',
   'PlainEngine',
-  'Requests',
+  'Request',
   'STOPPED',
+  'Sampled',
   'Sampling',
   'TRUNCATED',
+  'check_limit',
+  'generate',
   'next_token',
+  'requests',
   'sampler_params',
 )

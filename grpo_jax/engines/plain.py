@@ -9,6 +9,7 @@ columns, completions of at most `T` tokens.
 """
 
 from collections.abc import Callable
+from collections.abc import Generator
 from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
@@ -20,13 +21,14 @@ from typing import NamedTuple
 import jax
 from jax import lax
 import jax.numpy as jnp
-import numpy as np
 
 from grpo_jax.engines.local import arrays
 from grpo_jax.engines.local import sampler
-from grpo_jax.engines.local.next_token import Sampling
-from grpo_jax.engines.protocol import Completions
-from grpo_jax.engines.protocol import Requests
+from grpo_jax.engines.local.next_token import Choices
+from grpo_jax.engines.local.next_token import Numbers
+from grpo_jax.engines.protocol import Capabilities
+from grpo_jax.engines.protocol import Request
+from grpo_jax.engines.protocol import Sampled
 from grpo_jax.mesh import host_arrays
 from grpo_jax.mesh import sharding
 from grpo_jax.models import foreign
@@ -40,11 +42,10 @@ class PlainEngine:
   """Samples with a model of the user's, on the learner's devices.
 
   Its random numbers are those of `LocalEngine`. So is what it returns, but for
-  rounding.
+  rounding. What was submitted is drawn in rounds, as there.
 
   Attributes:
     model: From `foreign.from_nnx`.
-    seed: The run's seed.
     prompt_buckets: Allowed prompt widths, tokens.
     completion_buckets: Allowed completion widths, tokens.
     max_rows: How many completions to draw at once; it is rounded down to whole
@@ -52,19 +53,17 @@ class PlainEngine:
     decode: Turns ids into text; needed for stop strings only.
     mesh: The sampler's mesh, over whose data shards the rows are split; see
       `sharding.sampling_mesh`. None for one device.
-    between: See `LocalEngine`.
   """
 
   model: foreign.Foreign
-  seed: int
   prompt_buckets: Sequence[int]
   completion_buckets: Sequence[int]
   max_rows: int = 4096
   decode: Callable[[Any], str] | None = None
   mesh: jax.sharding.Mesh | None = None
-  between: Callable[[], None] = lambda: None
 
   def __post_init__(self):
+    self._submitted = arrays.Submitted()
     self._params, self._version = None, -1
     place = None
     if self.mesh is not None:
@@ -75,6 +74,11 @@ class PlainEngine:
       )
     self._prepare = jax.jit(self.model.sampler_params, out_shardings=place)
 
+  @property
+  def capabilities(self) -> Capabilities:
+    """See `Engine`."""
+    return Capabilities(entropy=True)
+
   def load(self, params: Any, version: int) -> None:
     """Takes the learner's parameters; see `Engine`."""
     self._params = None  # first, so that memory holds one set at a time
@@ -84,80 +88,68 @@ class PlainEngine:
     """Frees the engine's own copy of the parameters; see `Engine`."""
     self._params = None
 
-  def generate(self, requests: Requests) -> Completions:
-    """Samples `group` completions of every prompt; see `Engine`.
+  def submit(self, request: Request) -> int:
+    """See `Engine`."""
+    return self._submitted.add(request)
+
+  def completed(
+    self, every_tokens: int | None = None
+  ) -> Generator[list[Sampled], None, None]:
+    """See `Engine`; it reports nothing before a completion has finished.
 
     Raises:
       ValueError: Nothing is loaded, a prompt is empty or too long, or stop
         strings are asked for without `decode`.
     """
+    del every_tokens
+    try:
+      while batch := self._submitted.take():
+        yield from self._round(batch)
+    finally:
+      self._submitted.clear()
+
+  def _round(self, batch: arrays.Batch) -> Iterator[list[Sampled]]:
+    """Draws a batch; see `completed`."""
     if self._params is None:
       raise ValueError('PlainEngine has no parameters yet; call load first.')
-    prompts = arrays.prompts(requests, self.prompt_buckets, self.seed)
-    number = len(requests.prompts)
+    vocab_size, group = self.model.vocab_size, batch.group
+    prompts = arrays.prompts(batch, self.prompt_buckets, vocab_size)
+    number = len(batch.requests)
     shards = 1 if self.mesh is None else sharding.row_shards(self.mesh)
-    at_once = min(max(1, self.max_rows // requests.group), number)
+    at_once = min(max(1, self.max_rows // group), number)
     at_once = math.ceil(at_once / shards) * shards
-    # The exact limit is data, so that only its bucket is compiled for.
-    limit = requests.sampling.max_tokens
-    buffer = layout.bucket(limit, self.completion_buckets, 'completion')
     program = _Program(
       self.model,
-      dataclasses.replace(
-        requests.sampling, max_tokens=buffer, stop_strings=()
-      ),
-      requests.group,
+      batch.choices(vocab_size),
+      group,
+      # The exact limit is data, so that only its bucket is compiled for.
+      layout.bucket(batch.limit, self.completion_buckets, 'completion'),
       self.mesh,
     )
-    parts = []
     for first in range(0, number, at_once):
-      self.between()
-      part = self._part(prompts, first, at_once)
-      parts.append(
-        host_arrays.to_host(_run(program, self._params, part, limit))
-      )
-    drawn, length = jax.tree.map(lambda *x: np.concatenate(x), *parts)
-    rows = number * requests.group
-    return arrays.completions(
-      jax.tree.map(lambda x: x[:rows], drawn),
-      length[:rows],
-      self._version,
-      requests,
-      self.decode,
-    )
-
-  def stream(self, requests: Requests) -> Iterator[Completions]:
-    """Samples like `generate`, and reports once, at the end."""
-    yield self.generate(requests)
-
-  def _part(
-    self, prompts: sampler.Prompts, first: int, number: int
-  ) -> sampler.Prompts:
-    """Some of the prompts, filled up by padding, which draws nothing."""
-
-    def part(x, filler):
-      x = x[first : first + number]
-      widths = [(0, number - len(x))] + [(0, 0)] * (x.ndim - 1)
-      return np.pad(x, widths, constant_values=filler)
-
-    host = {
-      'tokens': part(prompts.tokens, 0),
-      'length': part(prompts.length, 1),
-      'index': part(prompts.index, -1),
-    }
-    if self.mesh is not None:
-      host = host_arrays.from_local(host, sharding.rows(self.mesh))
-    return sampler.Prompts(**host, key=prompts.key)
+      taken = min(at_once, number - first)
+      some = arrays.padded(prompts, first, taken, at_once)
+      if self.mesh is not None:
+        some = host_arrays.from_local(some, sharding.rows(self.mesh))
+      drawn, length = host_arrays.to_host(_run(program, self._params, some))
+      part = batch.part(first, first + taken)
+      yield [
+        arrays.sampled(
+          part, row, drawn, int(length[row]), self._version, self.decode
+        )
+        for row in range(taken * group)
+      ]
 
 
 class _Rows(NamedTuple):
-  """The state of the loop; the first four are those of `sampler.Rows`.
+  """The state of the loop; the first five are those of `sampler.Rows`.
 
   Attributes:
     last: i32[B], the newest token of each row.
     age: i32[B], tokens of its completion.
     ended: bool[B].
     key: key[B].
+    numbers: How each row is drawn, arrays [B].
     tokens: i32[B,S], the prompt and, without a gap, its completion.
     drawn: Arrays [B,T].
     cache: The model's; None if it has none.
@@ -167,6 +159,7 @@ class _Rows(NamedTuple):
   age: Array
   ended: Array
   key: Array
+  numbers: Numbers
   tokens: Array
   drawn: sampler.Drawn
   cache: Any
@@ -178,25 +171,26 @@ class _Program:
 
   Attributes:
     model: See `PlainEngine`.
-    sampling: How tokens are drawn; its `max_tokens` is `T`.
+    choices: Which ways of choosing a token there are.
     group: Completions per prompt, `G`.
+    room: Columns of a row for its completion, `T`.
     mesh: See `PlainEngine`.
   """
 
   model: foreign.Foreign
-  sampling: Sampling
+  choices: Choices
   group: int
+  room: int
   mesh: jax.sharding.Mesh | None
 
   def run(
-    self, params: Any, prompts: sampler.Prompts, max_tokens: Array
+    self, params: Any, prompts: sampler.Prompts
   ) -> tuple[sampler.Drawn, Array]:
     """Draws all completions of some prompts.
 
     Args:
       params: From `Foreign.sampler_params`.
       prompts: See `sampler.Prompts`.
-      max_tokens: i32[], length limit of a completion.
 
     Returns:
       What was drawn, [B,T], 0 behind each completion; and i32[B], its lengths.
@@ -213,12 +207,12 @@ class _Program:
         step = self._behind_prompts
         width = prompts.tokens.shape[1]
         rows, logits = self._prefilled(params, rows, length, width)
-        rows = self._drawn(rows, logits, length, max_tokens)
+        rows = self._drawn(rows, logits, length)
 
     def body(carry):
       clock, rows = carry
       rows, logits, waits = step(params, rows, length, clock)
-      rows = self._drawn(rows, logits, length, max_tokens, waits)
+      rows = self._drawn(rows, logits, length, waits)
       return clock + 1, rows
 
     start = jnp.zeros((), jnp.int32), rows
@@ -229,16 +223,11 @@ class _Program:
 
   def _begin(self, prompts: sampler.Prompts) -> _Rows:
     """The rows before their first token."""
-    group, limit = self.group, self.sampling.max_tokens
-    tokens = jnp.pad(jnp.asarray(prompts.tokens), ((0, 0), (0, limit)))
-    tokens = sharding.constrain_rows(jnp.repeat(tokens, group, axis=0))
-    count = tokens.shape[0]
-    zeros = functools.partial(jnp.zeros, (count, limit))
+    tokens = jnp.pad(jnp.asarray(prompts.tokens), ((0, 0), (0, self.room)))
+    tokens = sharding.constrain_rows(jnp.repeat(tokens, self.group, axis=0))
+    zeros = functools.partial(jnp.zeros, (tokens.shape[0], self.room))
     return _Rows(
-      last=jnp.zeros((count,), jnp.int32),
-      age=jnp.zeros((count,), jnp.int32),
-      ended=jnp.repeat(prompts.index < 0, group),
-      key=sampler.row_keys(prompts, group),
+      **sampler.no_tokens(prompts, self.group),
       tokens=tokens,
       drawn=sampler.Drawn(zeros(jnp.int32), zeros(), zeros(), zeros()),
       cache=None,
@@ -296,7 +285,7 @@ class _Program:
     hides what lies between a prompt and that column.
     """
     count, columns = rows.tokens.shape
-    width = columns - self.sampling.max_tokens
+    width = columns - self.room
     column = jnp.arange(columns)
     own = (column >= width) & (column <= width + clock)
     logits, cache = self.model.logits(
@@ -308,16 +297,12 @@ class _Program:
     )
     return rows._replace(cache=cache), logits[:, 0], jnp.zeros((count,), bool)
 
-  def _drawn(
-    self, rows, logits, length, max_tokens, waits: Array | bool = False
-  ) -> _Rows:
+  def _drawn(self, rows, logits, length, waits: Array | bool = False) -> _Rows:
     """The rows with one more token each, except those that wait or ended."""
     ended = rows.ended
     before, goes = rows.age, ~(ended | waits)
     logits = sharding.constrain_rows(logits)
-    rows, new = sampler.draw(
-      rows._replace(ended=~goes), logits, max_tokens, self.sampling
-    )
+    rows, new = sampler.draw(rows._replace(ended=~goes), logits, self.choices)
     row = jnp.arange(len(goes))
 
     def put(to, x, place):
@@ -343,6 +328,6 @@ def _column(logits: Array, column: Array) -> Array:
   # As the learner's programs; otherwise the two would round differently.
   compiler_options=sharding.COMPILER_OPTIONS,
 )
-def _run(program: _Program, params, prompts, max_tokens):
+def _run(program: _Program, params, prompts):
   with sharding.use(program.mesh):
-    return program.run(params, prompts, max_tokens)
+    return program.run(params, prompts)

@@ -1,95 +1,176 @@
-"""The engine protocol: what an engine is given, and what it returns.
+"""The engine protocol: requests go in, and what was sampled comes out.
 
 Prompts and completions are token ids, never text, so that the ids which were
 sampled are exactly those that are trained on.
 """
 
-from collections.abc import Callable
+from collections.abc import Generator
 from collections.abc import Sequence
+import dataclasses
+import math
 from typing import Any
 from typing import NamedTuple
 from typing import Protocol
 
-import jax
 import numpy as np
 
-from grpo_jax.engines.local.next_token import Sampling
+# How a completion finished: by an end token, its limit, a stop string; or it
+# has not finished.
+ENDED, TRUNCATED, STOPPED, GOING = 0, 1, 2, 3
 
-Finished = Callable[[int, int, np.ndarray, int], None]
+# Float32 cannot divide logits by less: quotients overflow, and rounding errors
+# become differences of whole nats.
+LEAST_TEMPERATURE = 1e-3
 
-# How a completion finished: by an end token, the length limit, a stop string.
-ENDED, TRUNCATED, STOPPED = 0, 1, 2
 
-
-class Requests(NamedTuple):
-  """What to sample.
+# Frozen, so that it can be hashed and compared.
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+  """How tokens are drawn, and what ends a completion before its limit.
 
   Attributes:
-    prompts: P prompts, each a list of ids.
-    index: For each of the P prompts its global counter, which says where in the
-      stream of prompts it stands.
-    group: Completions per prompt, `G`.
-    rollout: Number of the rollout. Like `index`, it decides the random numbers.
-    sampling: How tokens are drawn.
-    purpose: What the completions are for. Requests of another purpose get
-      independent random numbers.
-    finished: Called with each completion that has ended while others go on:
-      the number of its prompt, its own number in the group, its ids i32[n] and
-      its `finish`; or None. An engine may call it as often as it likes, in any
-      order, but once for each completion, and with none that another process
-      holds. It must return soon: no device works meanwhile.
+    eos_ids: Ids of the end tokens. An end token is part of its completion.
+    temperature: Divides the logits; 0 takes the likeliest token. Numbers
+      between 0 and `LEAST_TEMPERATURE` are refused.
+    top_k: Draws from the k likeliest tokens, and from any as likely as the last
+      of them; 0 draws from all.
+    top_p: Draws from the likeliest tokens that together reach this probability;
+      1 draws from all.
+    min_p: Draws from the tokens that are at least this likely relative to the
+      likeliest; 0 draws from all.
+    min_tokens: No end token is drawn before a completion has this many tokens.
+    stop_strings: Texts that end a completion. The token that completes such a
+      text is part of the completion.
   """
 
-  prompts: Sequence[Sequence[int]]
-  index: Sequence[int]
-  group: int
-  rollout: int
+  eos_ids: tuple[int, ...] = ()
+  temperature: float = 1.0
+  top_k: int = 0
+  top_p: float = 1.0
+  min_p: float = 0.0
+  min_tokens: int = 0
+  stop_strings: tuple[str, ...] = ()
+
+  def __post_init__(self):
+    for name, ok, need in (
+      (
+        'temperature',
+        self.temperature == 0
+        or LEAST_TEMPERATURE <= self.temperature < math.inf,
+        f'0, which is greedy, or a number from {LEAST_TEMPERATURE} up',
+      ),
+      ('top_k', self.top_k >= 0, 'at least 0'),
+      ('top_p', 0 < self.top_p <= 1, 'in (0, 1]'),
+      ('min_p', 0 <= self.min_p <= 1, 'in [0, 1]'),
+      ('min_tokens', self.min_tokens >= 0, 'at least 0'),
+    ):
+      if not ok:
+        raise ValueError(
+          f'Sampling got {name}={getattr(self, name)}; it must be {need}.'
+        )
+    stops = self.stop_strings
+    whole = (isinstance(stop, str) and stop for stop in stops)
+    if isinstance(stops, str) or not all(whole):
+      raise ValueError(
+        f'Sampling got stop_strings={stops!r}; it must be a tuple of texts, '
+        'none of them empty, because the empty text is in every text.'
+      )
+
+  @property
+  def filters(self) -> bool:
+    """Whether some tokens of the policy are never drawn."""
+    return bool(
+      self.top_k
+      or self.top_p < 1
+      or self.min_p
+      or (self.min_tokens and self.eos_ids)
+    )
+
+
+def check_limit(limit: int, sampling: Sampling) -> None:
+  """Raises a ValueError unless completions of a limit can end."""
+  if limit <= 0:
+    raise ValueError(f'Sampling got max_tokens={limit}; it must be positive.')
+  if sampling.min_tokens >= limit:
+    raise ValueError(
+      f'Sampling got min_tokens={sampling.min_tokens}; it must be in '
+      f'[0, max_tokens), and max_tokens={limit}.'
+    )
+
+
+class Request(NamedTuple):
+  """A prompt, and how to continue it n times; it is read and stored once.
+
+  Attributes:
+    ids: The prompt's ids, at least one.
+    keys: u32[n,2], the words of a threefry key for each completion. What a
+      completion is drawn with depends on its key and on its place, not on the
+      requests beside it.
+    limit: The most tokens of a completion, its end token included.
+    sampling: How its tokens are drawn.
+  """
+
+  ids: Sequence[int]
+  keys: np.ndarray
+  limit: int
   sampling: Sampling
-  purpose: str = 'sample'
-  finished: Finished | None = None
 
 
-class Completions(NamedTuple):
-  """What was sampled, as host arrays; zero past each completion's length.
+class Sampled(NamedTuple):
+  """A completion of t tokens, or what there is of it so far; on the host.
 
   Attributes:
-    tokens: i32[P,G,T], the ids; the last may be an end token.
-    length: i32[P,G], tokens of each completion, its end token included.
-    logp: f32[P,G,T], log-probability of each token under the policy, nats.
-    log_kept: f32[P,G,T], log of the probability mass that the filters of
-      `Sampling` left. A token was drawn with log-probability `logp - log_kept`.
-    version: i32[P,G,T], the policy version that drew each token.
-    finish: i32[P,G], ENDED, TRUNCATED or STOPPED.
-    entropy: f32[P,G,T], of the policy at each token, nats; None if the engine
-      does not know it.
-    routing: i32[P,G,T], a code of the experts that the pass before each token
-      chose, see `models.routing`; None if the model has no experts or the
-      engine does not know them.
-    holder: i64[P], the process that knows a prompt's completions, if not all
-      processes know all. In the others the arrays [P,G,T] are 0 there, and
-      `length` and `finish` do not count.
+    request: What `submit` has returned.
+    number: Which of the completions of the request, from 0.
+    ids: i32[t]; the last may be an end token.
+    logp: f32[t], log-probability of each token under the policy, nats.
+    log_kept: f32[t], log of the probability mass that the filters left. A token
+      was drawn with log-probability `logp - log_kept`.
+    version: i32[t], the policy version that drew each token.
+    finish: ENDED, TRUNCATED, STOPPED or GOING.
+    entropy: f32[t], of the policy at each token, nats; see `Capabilities`.
+    routing: i32[t], a code of the experts that the pass before each token
+      chose, see `models.routing`; see `Capabilities`.
+    holder: The process that knows the completion, if not all of them do. In the
+      others t is 0, and `finish` does not count.
   """
 
-  tokens: np.ndarray
-  length: np.ndarray
+  request: int
+  number: int
+  ids: np.ndarray
   logp: np.ndarray
   log_kept: np.ndarray
   version: np.ndarray
-  finish: np.ndarray
+  finish: int
   entropy: np.ndarray | None = None
   routing: np.ndarray | None = None
-  holder: np.ndarray | None = None
+  holder: int | None = None
 
-  @property
-  def known(self) -> Sequence[int]:
-    """The prompts whose completions this process knows, ascending."""
-    if self.holder is None:
-      return range(len(self.length))
-    return np.flatnonzero(self.holder == jax.process_index()).tolist()
+
+class Capabilities(NamedTuple):
+  """What an engine does beyond drawing tokens.
+
+  Attributes:
+    filters: Whether it knows `log_kept`, without which nothing may be filtered.
+    entropy: Whether it knows the entropy.
+    routing: Whether it knows which experts were chosen.
+    shares: Whether, of several processes, each knows the completions of some
+      requests alone; see `Sampled.holder`.
+  """
+
+  filters: bool = True
+  entropy: bool = False
+  routing: bool = False
+  shares: bool = False
 
 
 class Engine(Protocol):
-  """Anything that samples: `LocalEngine`, or an adapter to another engine."""
+  """Anything that samples."""
+
+  @property
+  def capabilities(self) -> Capabilities:
+    """What it does beyond drawing tokens."""
+    ...
 
   def load(self, params: Any, version: int) -> None:
     """Takes new parameters.
@@ -104,13 +185,25 @@ class Engine(Protocol):
     """Frees memory until the next `load`; nothing is sampled before it."""
     ...
 
-  def generate(self, requests: Requests) -> Completions:
-    """Samples completions with the parameters that were loaded last.
+  def submit(self, request: Request) -> int:
+    """Takes a request, also while others are drawn; returns its number."""
+    ...
+
+  def completed(
+    self, every_tokens: int | None = None
+  ) -> Generator[list[Sampled], None, None]:
+    """Draws with the parameters that were loaded last, until nothing waits.
+
+    The caller has its turn after every call of the devices. So it can submit
+    more, and whoever leaves the iterator gives up all that is not completed.
 
     Args:
-      requests: See `Requests`.
+      every_tokens: Reports completions that go on after so many tokens, at
+        most, if the engine can; None: only those that have finished.
 
-    Returns:
-      `group` completions of each prompt, in the order of the prompts.
+    Yields:
+      What has finished since the last time, which may be nothing; and what
+      goes on, if it was asked for. Each completion finishes once, and in every
+      process at the same turn.
     """
     ...

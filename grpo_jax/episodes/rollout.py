@@ -17,6 +17,7 @@ from typing import Protocol
 import jax
 import numpy as np
 
+from grpo_jax import engines
 from grpo_jax import losses
 from grpo_jax import rewards as rewards_lib
 from grpo_jax.data import Tokenizer
@@ -24,7 +25,6 @@ from grpo_jax.data import prompt_text
 from grpo_jax.engines import TRUNCATED
 from grpo_jax.engines import Completions
 from grpo_jax.engines import Engine
-from grpo_jax.engines import Requests
 from grpo_jax.engines import Sampling
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.models import layout
@@ -63,7 +63,9 @@ def collect(
   tokenizer: Tokenizer,
   rewards: Sequence[rewards_lib.WeightedReward],
   sampling: Sampling,
+  limit: int,
   group: int,
+  seed: int,
   rollout: int,
   completion_buckets: Sequence[int],
   purpose: str = 'sample',
@@ -79,11 +81,13 @@ def collect(
       into text.
     rewards: Reward functions with weights.
     sampling: How to draw.
+    limit: The most tokens of a completion.
     group: Completions per prompt.
+    seed: Of the run.
     rollout: Number of this rollout.
     completion_buckets: Allowed completion widths, tokens. The batch gets the
       smallest that holds its longest completion.
-    purpose: See `Requests`.
+    purpose: See `engines.requests`.
     judging: How the prompts are judged: by default all at once. Several
       processes each judge some of them.
     workers: For the rewards that are called in workers.
@@ -96,9 +100,10 @@ def collect(
   with rewards_lib.Scoring(rewards, workers) as scoring:
     judged = _Judged(records, group, tokenizer, scoring)
     early = judged.add if _is_judged_early(engine, rewards) else None
-    completions = engine.generate(
-      Requests(prompts, index, group, rollout, sampling, purpose, early)
+    asked = engines.requests(
+      prompts, index, group, sampling, limit, seed, rollout, purpose
     )
+    completions = engines.generate(engine, asked, early)
     judged.decode(completions)
     completions, scores = judging(judged, completions)
   parts = *completions.length.shape, len(rewards)
@@ -187,7 +192,7 @@ def _is_judged_early(
   Not if no worker judges, nor if several processes all draw all completions:
   then each judges some of them, of which `Judging` decides.
   """
-  alone = jax.process_count() == 1 or getattr(engine, 'shares', False)
+  alone = jax.process_count() == 1 or engine.capabilities.shares
   return alone and any(reward.where == 'workers' for reward in rewards)
 
 
@@ -215,7 +220,7 @@ class _Judged:
     self._rows: dict[tuple[int, int], int] = {}
 
   def add(self, p: int, g: int, ids: np.ndarray, finish: int) -> None:
-    """Has completion g of prompt p judged; see `Requests.finished`."""
+    """Has completion g of prompt p judged; see `engines.generate`."""
     self.texts[p][g] = self._tokenizer.decode(ids)
     self._judge(p, g, ids, finish)
 
@@ -224,7 +229,6 @@ class _Judged:
     self._completions = completions
     for p, g in itertools.product(completions.known, range(self._group)):
       if (p, g) not in self._rows:
-        # Cut first: an engine may leave anything behind the end.
         ids = completions.tokens[p, g, : completions.length[p, g]]
         self.texts[p][g] = self._tokenizer.decode(ids)
 
@@ -258,13 +262,11 @@ def _batch(
   shape = completions.length.shape
   # A bucket and not the longest length itself, because each width is compiled.
   width = layout.bucket(int(completions.length.max()), buckets, 'completion')
-  # An engine may return arrays that are narrower than any bucket.
-  width = min(width, completions.tokens.shape[-1])
   mask = np.arange(width) < completions.length[:, :, None]
 
   def drawn(x: np.ndarray) -> np.ndarray:
-    # Zero behind the completion, where another engine may have left anything.
-    return np.where(mask, x[..., :width], 0)
+    x = x[..., :width]
+    return np.pad(x, [(0, 0)] * 2 + [(0, width - x.shape[-1])])
 
   log_kept = drawn(completions.log_kept)
   extras = {'log_kept': log_kept}

@@ -101,6 +101,11 @@ class Foreign:
     return None
 
   @property
+  def routes(self) -> bool:
+    """False: whether the module has experts is not known here."""
+    return False
+
+  @property
   def bytes_per_token(self) -> int:
     """What training keeps of a token at least: logits, softmax, gradient.
 

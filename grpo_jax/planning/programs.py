@@ -63,6 +63,7 @@ def of_run(parts: Abstract) -> dict[str, Callable[[], Lowered]]:
     sampler.prompts,
     sampler.group,
     run.sampling,
+    sampler.max_tokens,
   )
   trips = {'decode': sampler.max_tokens}  # the others have no such loop
   found: dict[str, Callable[[], Lowered]] = {

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from grpo_jax import losses
 from grpo_jax.config import Config
 from grpo_jax.engines import Completions
+from grpo_jax.engines import Interruptible
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.episodes.rollout import Judge
 from grpo_jax.hosts import stop_signal
@@ -165,8 +166,10 @@ class Ahead:
 
   def __enter__(self) -> 'Ahead':
     if self._is_on:
-      self.run = self.run._replace(judging=self._judging)
-      self.run.engine.between = self._between
+      self.run = self.run._replace(
+        engine=Interruptible(self.run.engine, self._between),
+        judging=self._judging,
+      )
       if self.run.workers is not None:
         self.run.workers.between = self._between
     return self

@@ -145,7 +145,7 @@ def opened(
   with contextlib.ExitStack() as stack:
     begin = monitor_lib.start if peers.is_first else monitor_lib.quiet
     screen = stack.enter_context(screen or begin(config, workdir))
-    run, updater = _built(config, given, screen)
+    run, updater = _built(config, given, screen, peers)
     alike = {'--replay': replays, 'an on_rollout': on_rollout is not None}
     run, config = _joined(run, peers, stop, given, alike), run.config
     # Early, so that they import the judges while this process compiles.
@@ -226,14 +226,14 @@ def _monitor(
 
 
 def _built(
-  config: Config, given: Given, screen: monitor_lib.Screen
+  config: Config, given: Given, screen: monitor_lib.Screen, peers: Processes
 ) -> tuple[build.Run, Updater]:
   """The parts of a run; the screen says what they are."""
   with screen.phase('finding devices'):
     devices = jax.devices()
   screen.fact('devices', f'{len(devices)} x {devices[0].device_kind}')
   with screen.phase('building the model and the data'):
-    run = build.run(config, given)
+    run = build.run(config, given, shares=peers.number > 1)
     updater = build_updater.updater(run)
   leaves = jax.tree.leaves(updater.compiled.abstract.params)
   screen.fact(
@@ -277,10 +277,10 @@ def _joined(
     if peers.is_stopped():
       raise Stopped
 
-  run.engine.between = between
-  if isinstance(run.engine, engines.LocalEngine):
-    run.engine.shares = True
-  return run._replace(judging=judging.shared(peers, stop))
+  return run._replace(
+    engine=engines.Interruptible(run.engine, between),
+    judging=judging.shared(peers, stop),
+  )
 
 
 def _go_on(session: Session, saved: Restored) -> None:

@@ -45,6 +45,7 @@ from grpo_jax.learner.types import Placement  # noqa: E402
 from grpo_jax.learner.types import Scoring  # noqa: E402
 from grpo_jax.mesh import sharding  # noqa: E402
 from grpo_jax.models import layout  # noqa: E402
+from tests import drawing  # noqa: E402
 
 _QWEN = dict(
   vocab_size=151936,
@@ -159,13 +160,12 @@ def sample(args, model, params, told):
   shape = args.prompts, args.prompt_tokens
   prompts = rng.integers(0, config.vocab_size, shape).tolist()
   engine = engines.LocalEngine(
-    model, 0, (args.prompt_tokens,), (args.completion_tokens,)
+    model, (args.prompt_tokens,), (args.completion_tokens,)
   )
   engine.load(params, 0)
 
   def generate(tokens):
-    asked = prompts, range(args.prompts), args.group, 0
-    return engine.generate(engines.Requests(*asked, engines.Sampling(tokens)))
+    return drawing.completions(engine, prompts, limit=tokens, group=args.group)
 
   tokens = args.completion_tokens
   completions = generate(tokens)

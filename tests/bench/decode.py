@@ -24,12 +24,11 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
 from grpo_jax import config as config_lib  # noqa: E402
+from grpo_jax import engines  # noqa: E402
 from grpo_jax import models  # noqa: E402
-from grpo_jax.engines import Requests  # noqa: E402
-from grpo_jax.engines import Sampling  # noqa: E402
-from grpo_jax.engines.local import next_token  # noqa: E402
 from grpo_jax.planning import roofline  # noqa: E402
 from grpo_jax.run.build import build  # noqa: E402
+from tests import drawing  # noqa: E402
 from tests.bench import config as bench_config  # noqa: E402
 from tests.bench import tables  # noqa: E402
 
@@ -107,15 +106,11 @@ def secs_of_a_step(case: str, streams: int) -> float:
   prompts = rng.integers(1, model.vocab_size, (streams // group, PROMPT))
 
   def secs(tokens, turn):
-    requests = Requests(
-      prompts=prompts.tolist(),
-      index=range(len(prompts)),
-      group=group,
-      rollout=turn,
-      sampling=Sampling(max_tokens=tokens),
+    requests = drawing.requests(
+      prompts.tolist(), limit=tokens, group=group, rollout=turn
     )
     start = time.monotonic()
-    engine.generate(requests)
+    engines.generate(engine, requests)
     return time.monotonic() - start
 
   secs(2, 0), secs(TOKENS, 0)  # compiles
@@ -128,7 +123,7 @@ def secs_of_a_step(case: str, streams: int) -> float:
 
 def secs_of_choosing(streams: int, vocab: int) -> float:
   """Seconds of drawing one token for all rows."""
-  sampling = Sampling(max_tokens=TOKENS)
+  ways = drawing.alike(engines.Sampling(), streams, vocab)
 
   @jax.jit
   def draw(logits, key):
@@ -136,7 +131,7 @@ def secs_of_choosing(streams: int, vocab: int) -> float:
       uniform = jax.random.uniform(key, (streams,))
       drawn = jnp.zeros((streams,), jnp.int32)
       # What was drawn moves the logits, so that nothing is computed just once.
-      found = next_token.next_token(logits + total, uniform, drawn, sampling)
+      found = engines.next_token(logits + total, uniform, drawn, *ways)
       return 1e-9 * found[1].mean(), found[0]
 
     return jax.lax.scan(once, jnp.float32(0), jax.random.split(key, 8))

@@ -23,7 +23,7 @@ from tests.bench import clock as clock_lib  # noqa: E402  isort: skip
 import jax  # noqa: E402
 
 from grpo_jax import config as config_lib  # noqa: E402
-from grpo_jax.engines import LocalEngine  # noqa: E402
+from grpo_jax import engines  # noqa: E402
 from grpo_jax.monitor import Monitor  # noqa: E402
 from grpo_jax.run import loop  # noqa: E402
 from tests.bench import config as bench_config  # noqa: E402
@@ -85,7 +85,7 @@ def measure(clock: clock_lib.Clock) -> None:
   A step ends when its metrics are written, which waits for the device. What
   `learn_secs` measures is that too.
   """
-  write, generate = Monitor.write, LocalEngine.generate
+  write, generate = Monitor.write, engines.generate
 
   def write_timed(self, step, scalars, *rest):
     if step:  # 0 is what was known before the first
@@ -93,14 +93,14 @@ def measure(clock: clock_lib.Clock) -> None:
       clock.end_step()
     return write(self, step, scalars, *rest)
 
-  def generate_timed(self, requests):
+  def generate_timed(*args):
     start = time.perf_counter()
-    completions = generate(self, requests)
+    completions = generate(*args)
     clock.sample_secs.append(time.perf_counter() - start)
     clock.tokens.append(int(completions.length.sum()))
     return completions
 
-  Monitor.write, LocalEngine.generate = write_timed, generate_timed
+  Monitor.write, engines.generate = write_timed, generate_timed
 
 
 if __name__ == '__main__':

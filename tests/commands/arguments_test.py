@@ -68,7 +68,9 @@ def test_the_type_of_an_argument_stays():
 def test_what_is_no_dict_is_refused():
   with pytest.raises(ValueError, match='method_kwargs is 3; it must be of ty'):
     typed('learner.method_kwargs=3')
-  with pytest.raises(ValueError, match='low.x cannot be set, because 0.1 is no'):
+  with pytest.raises(
+    ValueError, match='low.x cannot be set, because 0.1 is no'
+  ):
     typed('learner.method_kwargs.low.x=3', low=0.1)
 
 

@@ -14,10 +14,11 @@ from grpo_jax import models
 from grpo_jax.engines.local import prepare
 from grpo_jax.mesh import sharding
 from grpo_jax.planning import hlo
+from tests import drawing
 from tests import tiny
 
 SHAPE = dict(num_layers=1, num_heads=8, head_dim=4)
-OPTIONS = engines.Sampling(max_tokens=12, eos_ids=tuple(range(6)))
+OPTIONS = engines.Sampling(eos_ids=tuple(range(6)))
 
 
 def learned(model, mesh):
@@ -28,16 +29,14 @@ def learned(model, mesh):
 
 
 def engine(model, mesh, params):
-  made = engines.LocalEngine(model, 0, (8,), (8, 16), max_rows=32, mesh=mesh)
+  made = engines.LocalEngine(model, (8,), (8, 16), max_rows=32, mesh=mesh)
   made.load(params, version=0)
   return made
 
 
 def drawn(made):
   """Half of the prompts wait until rows have ended."""
-  prompts = tiny.ragged(prompts=16)[0]
-  asked = engines.Requests(prompts, list(range(16)), 4, 0, OPTIONS)
-  return made.generate(asked)
+  return drawing.completions(made, tiny.ragged(prompts=16)[0], OPTIONS)
 
 
 @functools.cache
@@ -73,7 +72,7 @@ def test_few_prompts_need_no_rows_that_draw_nothing():
   """Their caches are copied over `tensor` instead."""
   model = tiny.model(**SHAPE)
   own = sharding.make_mesh(tensor=8)
-  made = engines.LocalEngine(model, 0, (8,), (16,), mesh=own)
+  made = engines.LocalEngine(model, (8,), (16,), mesh=own)
   assert made.schedule(3, 4, 8).prompts == 3
   assert made.schedule(11, 4, 8).prompts == 16
 
@@ -130,9 +129,9 @@ def lowering(tensor, program):
     place,
   )
   own = sharding.sampling_mesh(mesh, tensor)
-  made = engines.LocalEngine(model, 0, (128,), (64, 128), mesh=own)
-  options = engines.Sampling(max_tokens=128)
-  return made, params, made.lowering(params, 16, 4, options)[program]()
+  made = engines.LocalEngine(model, (128,), (64, 128), mesh=own)
+  programs = made.lowering(params, 16, 4, engines.Sampling(), 128)
+  return made, params, programs[program]()
 
 
 def sent(compiled):
@@ -157,8 +156,7 @@ def test_completions_begin_in_the_shortest_cache():
 def test_decoding_sends_no_cache():
   """Queries go to the caches, and what they have seen comes back."""
   made, params, lowered = lowering(8, 'decode')
-  options = engines.Sampling(max_tokens=128)
-  rows = made.abstract_rows(params, 16, 4, options)
+  rows = made.abstract_rows(params, 16, 4, engines.Sampling(), 128)
   for cache in jax.tree.leaves((rows.prompt_cache, rows.cache)):
     part = cache.sharding.shard_shape(cache.shape)
     assert part == (cache.shape[0] // 8, *cache.shape[1:])

@@ -14,10 +14,9 @@ from grpo_jax.mesh import sharding
 from grpo_jax.models import foreign
 from grpo_jax.models import layout
 from grpo_jax.models import unused
+from tests import drawing
 from tests import own_module
 from tests import tiny
-
-next_token = jax.jit(engines.next_token, static_argnames='sampling')
 
 VOCAB, UNUSED = 40, ((0, 1), (5, 9), (31, 40))
 NEVER = np.concatenate([np.arange(*run) for run in UNUSED])
@@ -60,8 +59,8 @@ def test_no_sampling_draws_them(options):
   given = logits()
   uniform = np.linspace(0, 1, len(given), endpoint=False, dtype=np.float32)
   uniform[-1] = np.nextafter(np.float32(1), np.float32(0))
-  made = engines.Sampling(max_tokens=9, **options)
-  token, logp, log_kept, entropy = next_token(
+  made = engines.Sampling(**options)
+  token, logp, log_kept, entropy = drawing.next_token(
     unused.without(jnp.asarray(given), UNUSED),
     uniform,
     np.zeros(len(given), np.int32),
@@ -82,14 +81,18 @@ def test_no_sampling_draws_them(options):
 
 def test_nor_where_the_vocabulary_is_split():
   mesh = sharding.make_mesh(data=2, tensor=4)
-  made = engines.Sampling(max_tokens=9, top_k=35)
   given = logits(64)
+  numbers, choices = drawing.alike(engines.Sampling(top_k=35), 64, VOCAB)
   uniform = np.linspace(0, 1, 64, endpoint=False, dtype=np.float32)
 
   def draw(on, x):
     with sharding.use(on):
       return engines.next_token(
-        unused.without(x, UNUSED), uniform, jnp.zeros(64, jnp.int32), made
+        unused.without(x, UNUSED),
+        uniform,
+        jnp.zeros(64, jnp.int32),
+        numbers,
+        choices,
       )
 
   spec = jax.sharding.PartitionSpec(sharding.ROW_AXES, 'tensor')
@@ -113,30 +116,29 @@ def params():
   return found
 
 
-OPTIONS = engines.Sampling(max_tokens=12, eos_ids=(3, 11), temperature=0.8)
+OPTIONS = engines.Sampling(eos_ids=(3, 11), temperature=0.8)
 PROMPTS = [[1, 2, 3], [9, 10], [4, 20, 21, 22]]
 
 
 @pytest.mark.parametrize('kind', ['transformer', 'foreign'])
 def test_sampler_and_learner_agree_without_them(kind):
-  asked = engines.Requests(PROMPTS, [0, 1, 2], 8, 0, OPTIONS)
   with jax.default_matmul_precision('highest'):
     if kind == 'foreign':
       own = own_module.made('no cache', vocab_size=VOCAB)
       own = own._replace(
         model=dataclasses.replace(own.model, unused_ids=UNUSED)
       )
-      engine = engines.PlainEngine(own.model, 0, (8,), (16,))
+      engine = engines.PlainEngine(own.model, (8,), (16,))
       engine.load(own.params, version=0)
-      drawn = engine.generate(asked)
+      drawn = drawing.completions(engine, PROMPTS, OPTIONS, group=8)
       rows = layout.padded_rows(PROMPTS, drawn.tokens, drawn.length, 16)
       of_rows = functools.partial(foreign.score, own.model)
       score = jax.jit(lambda *given: of_rows(*given, 0.8, True))
       scores = score(own.params, rows)
     else:
-      engine = engines.LocalEngine(model(), 0, (8,), (16,))
+      engine = engines.LocalEngine(model(), (8,), (16,))
       engine.load(params(), version=0)
-      drawn = engine.generate(asked)
+      drawn = drawing.completions(engine, PROMPTS, OPTIONS, group=8)
       rows = layout.shared_prompt(PROMPTS, drawn.tokens, drawn.length, 8)
       scores = tiny.score(model(), params(), rows, 0.8, True)
   here = np.arange(drawn.tokens.shape[-1]) < drawn.length[:, :, None]

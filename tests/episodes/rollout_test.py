@@ -3,7 +3,6 @@
 import dataclasses
 import pathlib
 import time
-import types
 
 import jax
 import numpy as np
@@ -11,10 +10,12 @@ import pytest
 
 from grpo_jax import data
 from grpo_jax import engines
+from grpo_jax import random_keys
 from grpo_jax import rewards
 from grpo_jax.episodes import rollout
 from grpo_jax.learner import micro_batches
 from grpo_jax.models.layout import LayoutSpec
+from tests.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.quick
 
@@ -25,37 +26,26 @@ RECORDS = [
 ]
 
 
-class FixedEngine:
-  """Answers with given ids; remembers what it was asked."""
-
-  def __init__(self, texts, ended):
-    self.texts, self.ended = texts, np.array(ended)
-
-  def load(self, params, version):
-    del params, version
-
-  def generate(self, requests):
-    self.asked = requests
-    shape = self.ended.shape
-    tokens = np.full((*shape, 8), 7, np.int32)
-    length = np.zeros(shape, np.int32)
-    for place in np.ndindex(shape):
-      ids = TOKENIZER.encode(self.texts[place[0]][place[1]])
-      ids += [TOKENIZER.eos_ids[0]] * int(self.ended[place])
-      tokens[place][: len(ids)], length[place] = ids, len(ids)
-    finish = np.where(self.ended, engines.ENDED, engines.TRUNCATED)
-    logp = np.full(tokens.shape, -1.0, np.float32)
-    return engines.Completions(
-      tokens, length, logp, logp / 4, np.full_like(tokens, 3), finish
-    )
+def fixed(made, texts, **options):
+  """An engine that answers with texts; all but the last end."""
+  answers = {}
+  for record, group in zip(RECORDS, texts, strict=True):
+    ids = [[*TOKENIZER.encode(text), *TOKENIZER.eos_ids] for text in group]
+    answers[tuple(TOKENIZER.encode(record['prompt']))] = ids
+  ids[-1].pop()
+  engine = made(lambda asked, g: answers[tuple(asked.ids)][g], **options)
+  engine.load(None, version=3)
+  return engine
 
 
-def collect(functions, texts=(('231', '2'), ('3', '44')), buckets=(4, 8)):
-  engine = FixedEngine(texts, [[True, True], [True, False]])
+def collect(
+  functions, texts=(('231', '2'), ('3', '44')), buckets=(4, 8), **options
+):
+  engine = fixed(FakeEngine, texts, **options)
   weighted = [rewards.WeightedReward(*f) for f in functions]
-  options = engines.Sampling(max_tokens=8, eos_ids=TOKENIZER.eos_ids)
+  sampling = engines.Sampling(eos_ids=TOKENIZER.eos_ids)
   return engine, rollout.collect(
-    RECORDS, engine, TOKENIZER, weighted, options, 2, 5, buckets
+    RECORDS, engine, TOKENIZER, weighted, sampling, 8, 2, 0, 5, buckets
   )
 
 
@@ -66,10 +56,10 @@ def exact(prompt, completion, example):
 def test_what_was_sampled_is_what_is_trained():
   engine, got = collect([('exact', exact)])
   batch = got.batch
-  assert engine.asked.prompts == [
-    TOKENIZER.encode(r['prompt']) for r in RECORDS
-  ]
-  assert list(engine.asked.index) == [7, 8] and engine.asked.rollout == 5
+  keys = random_keys.folded(0, 'sample', 5, [7, 8], range(2))
+  for one, record, its in zip(engine.requests, RECORDS, keys, strict=True):
+    assert one.ids == TOKENIZER.encode(record['prompt']) and one.limit == 8
+    np.testing.assert_array_equal(one.keys, its)
   np.testing.assert_array_equal(got.length, [[4, 2], [2, 2]])
   np.testing.assert_array_equal(batch.mask.sum(-1), got.length)
   eos = TOKENIZER.eos_ids[0]
@@ -78,7 +68,7 @@ def test_what_was_sampled_is_what_is_trained():
   np.testing.assert_array_equal(batch.reward, [[1, 0], [1, 0]])
   np.testing.assert_array_equal(batch.keep, batch.mask)
   assert batch.valid.all()
-  # And nothing past the end, whatever the engine has left there.
+  # And nothing past the end.
   for field, value in (
     (batch.version, 3),
     (batch.logp_sampler, -0.75),
@@ -111,16 +101,10 @@ def test_an_answer_that_is_no_text_is_shown_as_json(answer, text):
   assert rollout._answer_text(answer) == text
 
 
-def test_the_samplers_entropy_is_passed_on_if_it_is_known(monkeypatch):
+def test_the_samplers_entropy_is_passed_on_if_it_is_known():
   assert 'entropy_sampler' not in collect([('exact', exact)])[1].batch.extras
-  plain = FixedEngine.generate
-
-  def with_entropy(self, requests):
-    drawn = plain(self, requests)
-    return drawn._replace(entropy=drawn.tokens / 8)
-
-  monkeypatch.setattr(FixedEngine, 'generate', with_entropy)
-  batch = collect([('exact', exact)])[1].batch
+  can = engines.Capabilities(entropy=True)
+  batch = collect([('exact', exact)], capabilities=can)[1].batch
   np.testing.assert_array_equal(
     batch.extras['entropy_sampler'], batch.tokens / 8
   )
@@ -285,20 +269,18 @@ def notes(prompt, completion, example):
   return float(len(completion))
 
 
-class TellingEngine(FixedEngine):
-  """Tells of two completions, and goes on when both have been judged."""
+class WaitingEngine(FakeEngine):
+  """Has completed one prompt, and goes on when it has been judged."""
 
-  def generate(self, requests):
-    drawn = super().generate(requests)
-    for place in (1, 1), (0, 0):
-      ids = drawn.tokens[place][: drawn.length[place]]
-      requests.finished(*place, ids, drawn.finish[place])
+  def completed(self, every_tokens=None):
+    turns = super().completed(every_tokens)
+    yield next(turns)
     until = time.monotonic() + 60
     folder = pathlib.Path(RECORDS[0]['folder'])
-    while {path.name for path in folder.iterdir()} != {'44 102', '231 4'}:
+    while {path.name for path in folder.iterdir()} != {'44 102', '3 2'}:
       assert time.monotonic() < until
       time.sleep(0.01)
-    return drawn
+    yield from turns
 
 
 @pytest.mark.parametrize(
@@ -315,7 +297,7 @@ def test_workers_judge_early_what_is_drawn_by_one_process(
   processes, shares, where, early, monkeypatch
 ):
   monkeypatch.setattr(jax, 'process_count', lambda: processes)
-  engine = types.SimpleNamespace(shares=shares)
+  engine = FakeEngine(None, engines.Capabilities(shares=shares))
   terms = [rewards.WeightedReward('notes', notes, where=where)]
   assert rollout._is_judged_early(engine, terms) == early
 
@@ -325,14 +307,14 @@ def test_what_has_ended_is_judged_while_the_engine_goes_on(
 ):
   for record in RECORDS:
     monkeypatch.setitem(record, 'folder', str(tmp_path))
-  texts, ended = (('231', '2'), ('3', '44')), [[True, True], [True, False]]
+  texts = ('231', '2'), ('3', '44')
   term = rewards.WeightedReward('notes', notes, where='workers')
-  options = engines.Sampling(max_tokens=8, eos_ids=TOKENIZER.eos_ids)
-  asked = TOKENIZER, [term], options, 2, 5, (4, 8)
+  sampling = engines.Sampling(eos_ids=TOKENIZER.eos_ids)
+  asked = TOKENIZER, [term], sampling, 8, 2, 0, 5, (4, 8)
   with rewards.Workers(2, time_limit_secs=20.0) as pool:
     early, late = (
-      rollout.collect(RECORDS, engine(texts, ended), *asked, workers=pool)
-      for engine in (TellingEngine, FixedEngine)
+      rollout.collect(RECORDS, fixed(made, texts), *asked, workers=pool)
+      for made in (WaitingEngine, FakeEngine)
     )
   np.testing.assert_array_equal(early.batch.reward, [[3, 1], [1, 2]])
   assert early.texts == late.texts

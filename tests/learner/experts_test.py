@@ -15,7 +15,6 @@ from grpo_jax import metrics
 from grpo_jax import models
 from grpo_jax import optim
 from grpo_jax.engines import LocalEngine
-from grpo_jax.engines import Requests
 from grpo_jax.engines import Sampling
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.learner import gradient as gradient_lib
@@ -28,6 +27,7 @@ from grpo_jax.learner.types import Scoring
 from grpo_jax.mesh import sharding
 from grpo_jax.models import layout
 from tests import bigram
+from tests import drawing
 from tests import tiny
 from tests.learning import METHODS
 from tests.learning import learned
@@ -200,11 +200,9 @@ def sampled(config, mesh=None):
   model = models.Transformer(config)
   params = tiny.params(model)
   ids = tiny.ragged(prompts=4)[0]
-  engine = LocalEngine(model, 0, (8,), (3, 6), max_rows=8, mesh=mesh)
+  engine = LocalEngine(model, (8,), (3, 6), max_rows=8, mesh=mesh)
   engine.load(params, version=0)
-  drawn = engine.generate(
-    Requests(ids, range(4), 4, 0, Sampling(max_tokens=6, eos_ids=(7,)))
-  )
+  drawn = drawing.completions(engine, ids, Sampling(eos_ids=(7,)), 6)
   scores = make_rollout().batch.reward
   judged = rollout_lib.rewards_lib.Scores(
     scores.reshape(-1), scores.reshape(-1, 1), np.ones((16,), bool)
@@ -264,7 +262,7 @@ HALF = dataclasses.replace(ONE, compute_dtype='bfloat16')
 
 def test_the_sampler_keeps_routers_in_float32():
   model = models.Transformer(HALF)
-  engine = LocalEngine(model, 0, (8,), (3,))
+  engine = LocalEngine(model, (8,), (3,))
   engine.load(tiny.params(model), version=0)
   block = engine._params['layers'][0]['experts']
   assert block['router'].dtype == jnp.float32

@@ -15,36 +15,39 @@ from grpo_jax.engines.local import sampler
 from grpo_jax.mesh import sharding
 from grpo_jax.models import foreign
 from grpo_jax.models import layout
+from tests import drawing
 from tests import own_module
 from tests import tiny
 
 EOS = (3, 7, 10)
-OPTIONS = engines.Sampling(max_tokens=7, eos_ids=EOS, temperature=0.7)
+OPTIONS = engines.Sampling(eos_ids=EOS, temperature=0.7)
+PROMPTS = [[1, 2, 3, 4, 5], [6], [2, 9, 4], [8, 8, 1, 1]]
 
 
 def engine(own, **options):
-  made = engines.PlainEngine(own.model, 0, (4, 8), (8, 16), **options)
+  made = engines.PlainEngine(own.model, (4, 8), (8, 16), **options)
   made.load(own.params, version=5)
   return made
 
 
-def requests(group=3, options=OPTIONS):
-  prompts = [[1, 2, 3, 4, 5], [6], [2, 9, 4], [8, 8, 1, 1]]
-  return engines.Requests(prompts, [4, 5, 6, 9], group, 2, options)
+def generate(made, first=0, group=3):
+  index = [4, 5, 6, 9][first:]
+  return drawing.completions(
+    made, PROMPTS[first:], OPTIONS, 7, index, group=group, rollout=2
+  )
 
 
 @functools.cache
 def drawn(kind):
   own = own_module.made(kind, vocab_size=12)
   with jax.default_matmul_precision('highest'):
-    return own, engine(own).generate(requests())
+    return own, generate(engine(own))
 
 
 @pytest.mark.parametrize('kind', own_module.KINDS)
 def test_sampler_and_learner_agree(kind):
   own, found = drawn(kind)
-  asked = requests()
-  rows = layout.padded_rows(asked.prompts, found.tokens, found.length, 16)
+  rows = layout.padded_rows(PROMPTS, found.tokens, found.length, 16)
   with jax.default_matmul_precision('highest'):
     scores = foreign.score(own.model, own.params, rows, 0.7, True)
   assert len(set(found.length.ravel())) > 3  # ragged
@@ -72,15 +75,12 @@ def test_every_kind_of_cache_draws_the_same_tokens(kind):
 )
 def test_tokens_do_not_depend_on_company(kind):
   own, found = drawn(kind)
-  asked = requests()
-  alone = engine(own, max_rows=3).generate(asked)  # one prompt at a time
+  alone = generate(engine(own, max_rows=3))  # one prompt at a time
   np.testing.assert_array_equal(alone.tokens, found.tokens)
   mesh = sharding.make_mesh(2, 2, 1)
-  spread = engine(own, mesh=mesh).generate(asked)
+  spread = generate(engine(own, mesh=mesh))
   np.testing.assert_array_equal(spread.tokens, found.tokens)
-  fewer = engine(own).generate(
-    asked._replace(prompts=asked.prompts[2:], index=asked.index[2:], group=2)
-  )
+  fewer = generate(engine(own), first=2, group=2)
   same = found.tokens[2:, :2, : fewer.tokens.shape[-1]]
   np.testing.assert_array_equal(fewer.tokens, same)
 
@@ -104,8 +104,8 @@ def test_as_many_prompts_at_once_as_rows_are_allowed(
   own = own_module.made(vocab_size=12)
   seen = []
 
-  def run(program, params, prompts, max_tokens):
-    del params, max_tokens
+  def run(program, params, prompts):
+    del params
     seen.append(len(prompts.length))
     assert prompts.tokens.shape == (seen[-1], 8)  # the bucket of five tokens
     rows = seen[-1] * program.group
@@ -114,7 +114,7 @@ def test_as_many_prompts_at_once_as_rows_are_allowed(
   monkeypatch.setattr(plain_lib, '_run', run)
   mesh = sharding.make_mesh(data=shards) if shards > 1 else None
   made = engine(own, max_rows=max_rows, mesh=mesh)
-  assert made.generate(requests()).tokens.shape == (4, 3, 8)
+  assert generate(made).tokens.shape == (4, 3, 7)
   assert seen == expected
 
 
@@ -145,11 +145,10 @@ def test_the_random_numbers_are_those_of_the_local_engine():
       )
       return model.head(tree, hidden), None
 
-  asked = requests(group=2)
-  ours = engines.LocalEngine(model, 0, (4, 8), (8, 16))
+  ours = engines.LocalEngine(model, (4, 8), (8, 16))
   ours.load(params, version=5)
   plain = engine(foreign.from_nnx(Wrapped()))
-  expected, found = ours.generate(asked), plain.generate(asked)
+  expected, found = (generate(made, group=2) for made in (ours, plain))
   np.testing.assert_array_equal(found.tokens, expected.tokens)
   np.testing.assert_allclose(found.logp, expected.logp, atol=1e-5)
 
@@ -269,4 +268,4 @@ def test_what_is_no_module():
     foreign.from_nnx(typing.cast(typing.Any, 3))
   with pytest.raises(ValueError, match='no parameters yet; call load first'):
     own = own_module.made()
-    engines.PlainEngine(own.model, 0, (8,), (8,)).generate(requests())
+    generate(engines.PlainEngine(own.model, (8,), (8,)))

@@ -15,6 +15,7 @@ from grpo_jax.models import attention
 from grpo_jax.models import kernels
 from grpo_jax.models import layout
 from grpo_jax.models import scores
+from tests import drawing
 from tests import tiny
 from tests.models.lowering import lowered
 
@@ -112,12 +113,10 @@ def test_prefill_agrees_with_the_learner_whatever_computes_it(
   model = tiny.model(**changes, attention='splash')
   params = tiny.params(model)
   prompts = tiny.ragged(prompts=4)[0]
-  options = engines.Sampling(max_tokens=8)
-  asked = engines.Requests(prompts, [0, 1, 2, 3], 2, 0, options)
   with jax.default_matmul_precision('highest'):
-    engine = engines.LocalEngine(model, 0, (4, 8), (8,))
+    engine = engines.LocalEngine(model, (4, 8), (8,))
     engine.load(params, version=0)
-    drawn = engine.generate(asked)
+    drawn = drawing.completions(engine, prompts, limit=8, group=2)
     assert used
     rows = layout.padded_rows(prompts, drawn.tokens, drawn.length, 16)
     given = tiny.score(model, params, rows)

@@ -97,6 +97,7 @@ def test_the_cache_takes_the_bytes_of_its_arrays(changes):
     counted.prompts,
     counted.group,
     made.run.sampling,
+    made.run.config.sampler.max_tokens,
   )
   caches = rows.prompt_cache, rows.cache
   assert counted.cache == sizes.on_device(caches)

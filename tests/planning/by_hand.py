@@ -32,7 +32,7 @@ from grpo_jax import losses
 from grpo_jax import models
 from grpo_jax import optim
 from grpo_jax.config import Config
-from grpo_jax.engines import Sampling
+from grpo_jax.engines.local import next_token
 from grpo_jax.engines.local import prepare
 from grpo_jax.engines.local import sampler as sampler_lib
 from grpo_jax.episodes import rollout
@@ -232,19 +232,22 @@ def _sampling(config: Config, model, mesh, program: str) -> tuple[Any, int]:
   )
   rules = sharding.DECODING_RULES
   read = _at(read, sharding.of_params(mesh, read, model.logical_axes, rules))
-  sampler = sampler_lib.Sampler(
-    model, Sampling(max_tokens=tokens, eos_ids=(0,)), numbers.group, mesh
-  )
+  choices = next_token.Choices(eos_ids=(0,))
+  sampler = sampler_lib.Sampler(model, choices, numbers.group, mesh)
   (width,) = config.data.prompt_buckets
-  number = jax.ShapeDtypeStruct((numbers.prompts,), jnp.int32, sharding=rows)
+
+  def of_rows(*shape, dtype=jnp.int32):
+    shape = numbers.prompts, *shape
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=rows)
+
   prompts = sampler_lib.Prompts(
-    jax.ShapeDtypeStruct((numbers.prompts, width), jnp.int32, sharding=rows),
-    number,
-    number,
-    jax.eval_shape(lambda: jax.random.key(0)),
+    of_rows(width),
+    of_rows(),
+    of_rows(numbers.group, 2, dtype=jnp.uint32),
+    next_token.Numbers(limit=of_rows(), scale=of_rows(dtype=jnp.float32)),
   )
   scalar = jax.ShapeDtypeStruct((), jnp.int32)
-  prefill = sampler_lib.prefill.lower(sampler, read, prompts, scalar, tokens)
+  prefill = sampler_lib.prefill.lower(sampler, read, prompts, tokens)
   if program == 'prefill':
     return prefill, 1
 
@@ -259,7 +262,7 @@ def _sampling(config: Config, model, mesh, program: str) -> tuple[Any, int]:
 
   made = prefill.out_info[0]
   made = _at(made, jax.tree.map(place, made))
-  return sampler_lib.decode.lower(sampler, read, made, *(scalar,) * 3), tokens
+  return sampler_lib.decode.lower(sampler, read, made, *(scalar,) * 2), tokens
 
 
 def _learning(config: Config, model, mesh, program: str) -> tuple[Any, int]:

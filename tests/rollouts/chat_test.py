@@ -55,7 +55,7 @@ WRITTEN = ['s:be brief;u:1+2;a:=', 's:be brief;u:1+2;a:3;u:4;a:=']
 def engine():
   model = tiny.model(num_layers=1)
   made = engines.LocalEngine(
-    model, 0, prompt_buckets=(32,), completion_buckets=(8,)
+    model, prompt_buckets=(32,), completion_buckets=(8,)
   )
   made.load(tiny.params(model), version=3)
   return made
@@ -63,10 +63,10 @@ def engine():
 
 def collect(tokens, records=RECORDS, judge=None, group=3):
   judge = judge or (lambda prompt, completion, example: 1.0)
-  options = engines.Sampling(max_tokens=8, eos_ids=tokens.eos_ids)
+  options = engines.Sampling(eos_ids=tokens.eos_ids)
   return rollout.collect(
     records, engine(), tokens, [rewards.WeightedReward('judge', judge)],
-    options, group, 0, (8,),
+    options, 8, group, 0, 0, (8,),
   )  # fmt: skip
 
 
@@ -171,12 +171,13 @@ def test_a_solved_chat_retires_and_not_one_with_the_same_question():
 
 def policy(form):
   tokens = tokenizer(form)
-  options = engines.Sampling(max_tokens=8, eos_ids=(1,))
+  config = config_lib.Config()
+  sampler = dataclasses.replace(config.sampler, max_tokens=8)
   run = types.SimpleNamespace(
     tokenizer=tokens,
     engine=engine(),
-    sampling=options,
-    config=config_lib.Config(),
+    sampling=engines.Sampling(eos_ids=(1,)),
+    config=dataclasses.replace(config, sampler=sampler),
   )
   return eval_and_sample.Policy(run, 3, eval_and_sample.NOTHING)
 

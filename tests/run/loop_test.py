@@ -250,8 +250,9 @@ def test_an_evaluation_is_the_mean_of_the_first_reward_of_greedy_answers(
     number['heldout_graded'] = graded
   asked = []
 
-  def collect(records, engine, tokenizer, rewards, sampling, *group_step, **_):
-    asked.append((len(records), sampling.temperature, *group_step[:2]))
+  def collect(records, engine, tokenizer, rewards, sampling, *more, **_):
+    _, group, _, step, _ = more
+    asked.append((len(records), sampling.temperature, group, step))
     return types.SimpleNamespace(batch=batch, failed=failures)
 
   monkeypatch.setattr(loop.rollout_lib, 'collect', collect)

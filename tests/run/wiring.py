@@ -9,6 +9,7 @@ import collections
 import contextlib
 import functools
 import inspect
+import itertools
 import pathlib
 import tempfile
 import types
@@ -58,6 +59,7 @@ from grpo_jax.run.build import compiled_programs
 from grpo_jax.run.build import marks
 from grpo_jax.run.keep import export
 from grpo_jax.run.keep.checkpoint import Checkpoints
+from tests.fake_engine import FakeEngine
 
 HERE = __name__
 TOKENIZER = data.tokenizer_from('arithmetic')
@@ -133,43 +135,19 @@ class Seen:
     return [call[argument] for call in chosen]
 
 
-class Engine:
-  """Draws completions that all differ."""
+def engine(seen):
+  """Draws completions that all differ, from no model."""
+  drawn = itertools.count()
+  ids = [TOKENIZER.encode(str(digit))[0] for digit in range(10)]
 
-  def __init__(self, seen):
-    self.generate = seen.noted(
-      'generate', engines.Engine.generate, self._generate
-    )
-    # A protocol's method has `self`, which a bound method has not.
-    self.generate = functools.partial(self.generate, self)
-    self._drawn = 0
-    # Nothing is drawn from a model.
-    self.load = seen.noted('hand to sampler', self._load)
-    self.version = -1
+  def answer(request, number):
+    del number
+    digits = f'{next(drawn):0{request.limit}}'[-request.limit :]
+    return [ids[int(digit)] for digit in digits]
 
-  def _load(self, params, version):
-    self.version = version
-
-  def unload(self):
-    """There is nothing to free."""
-
-  def _generate(self, _, requests):
-    shape = len(requests.prompts), requests.group, requests.sampling.max_tokens
-    number = self._drawn + np.arange(shape[0] * shape[1])
-    self._drawn += len(number)
-    place = 10 ** np.arange(shape[2])[::-1]
-    digits = (number[:, None] // place % 10).reshape(shape)
-    ids = np.array([TOKENIZER.encode(str(d))[0] for d in range(10)], np.int32)
-    nothing = np.zeros(shape, np.float32)
-    return engines.Completions(
-      tokens=ids[digits],
-      length=np.full(shape[:2], shape[2], np.int32),
-      logp=nothing,
-      log_kept=nothing,
-      version=np.full(shape, self.version, np.int32),
-      finish=np.zeros(shape[:2], np.int32),
-      entropy=nothing,
-    )
+  made = FakeEngine(answer, engines.Capabilities(entropy=True))
+  made.load = seen.noted('hand to sampler', made.load)
+  return made
 
 
 class Workers:
@@ -383,7 +361,8 @@ def _patches(seen, patch):
   note(build_limits, 'check_context')
   # Every field has a value here, also that of models with experts.
   note(build_limits, 'check_model', lambda *_: None)
-  note(engines, 'LocalEngine', lambda *_, **__: Engine(seen))
+  note(engines, 'LocalEngine', lambda *_, **__: engine(seen))
+  note(engines, 'requests')
   for name in ('key', 'generator'):
     note(random_keys, name, as_name=f'random {name}')
   for name in optim.__all__:

@@ -5,6 +5,8 @@ two lists: what has arrived, and what should have. Both are empty if the field
 does not count in this run.
 """
 
+import types
+
 import numpy as np
 
 from grpo_jax import config as config_lib
@@ -55,7 +57,7 @@ def key_cost(run, value):
 
 def asked(run, *purposes):
   """The requests for completions that have one of the purposes."""
-  requests = run.at('generate', 'requests')
+  requests = [types.SimpleNamespace(**call) for call in run.calls['requests']]
   return [r for r in requests if r.purpose in (purposes or r.purpose)]
 
 
@@ -67,6 +69,11 @@ def drawing(name, purposes=()):
     return found, [value] * len(found)
 
   return row
+
+
+def limit(run, value):
+  found = [r.limit for r in asked(run)]
+  return found, [value] * len(found)
 
 
 def updates_of(config):
@@ -378,7 +385,7 @@ def rounds(run, value):
 
 ROWS = {
   'seed': at(
-    ('LocalEngine', 'seed'),
+    ('requests', 'seed'),
     ('mixture', 'seed'),
     ('prompt_stream', 'seed'),
     ('arithmetic_demonstrations', 'seed'),
@@ -437,9 +444,7 @@ ROWS = {
   'workers.wall_limit_secs': at(('Workers', 'wall_limit_secs')),
   'sampler.prompts': prompts,
   'sampler.group': group,
-  'sampler.max_tokens': both(
-    drawing('max_tokens'), at(('blank', 'max_tokens'))
-  ),
+  'sampler.max_tokens': both(limit, at(('blank', 'max_tokens'))),
   'sampler.temperature': temperature,
   'sampler.max_rows': at(('LocalEngine', 'max_rows')),
   'sampler.tensor': at(('sampling_mesh', 'tensor')),

@@ -1,36 +1,101 @@
-"""Requests as arrays for the device, and what was drawn as `Completions`.
+"""Requests as arrays for the device, and what was drawn as `Sampled`.
 
-Every engine of this package begins with `prompts` and ends with `completions`.
+Every engine of this package draws a `Batch` at a time: it begins with `prompts`
+and ends with `sampled`.
 """
 
 import bisect
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from grpo_jax import random_keys
+from grpo_jax.engines.local import next_token
 from grpo_jax.engines.local import sampler
-from grpo_jax.engines.local.next_token import Sampling
 from grpo_jax.engines.protocol import ENDED
+from grpo_jax.engines.protocol import GOING
 from grpo_jax.engines.protocol import STOPPED
 from grpo_jax.engines.protocol import TRUNCATED
-from grpo_jax.engines.protocol import Completions
-from grpo_jax.engines.protocol import Requests
+from grpo_jax.engines.protocol import Request
+from grpo_jax.engines.protocol import Sampled
+from grpo_jax.engines.protocol import Sampling
 from grpo_jax.models import layout
+
+Decode = Callable[[Any], str]
+
+
+class Batch(NamedTuple):
+  """Requests that are drawn together: `P` prompts with `G` completions each.
+
+  Attributes:
+    numbers: What `submit` has returned for each.
+    requests: With equally many completions and the same end tokens.
+  """
+
+  numbers: Sequence[int]
+  requests: Sequence[Request]
+
+  @property
+  def group(self) -> int:
+    """Completions per prompt, `G`."""
+    return len(self.requests[0].keys)
+
+  @property
+  def limit(self) -> int:
+    """The most tokens that a completion may have."""
+    return max(one.limit for one in self.requests)
+
+  def part(self, first: int, end: int) -> 'Batch':
+    """Some of the requests."""
+    return Batch(self.numbers[first:end], self.requests[first:end])
+
+  def choices(self, vocab_size: int) -> next_token.Choices:
+    """Which ways of choosing a token the requests need."""
+    samplings = [one.sampling for one in self.requests]
+    return next_token.choices_of(samplings, vocab_size)
+
+
+class Submitted:
+  """The requests that an engine has not begun to draw."""
+
+  def __init__(self):
+    self._count, self._waiting = 0, {}
+
+  def add(self, request: Request) -> int:
+    """Takes a request, and returns its number."""
+    self._count += 1
+    self._waiting[self._count] = request
+    return self._count
+
+  def take(self) -> Batch | None:
+    """The first request, and those that can be drawn with it; None: no more."""
+
+    def kind(request):
+      return len(request.keys), request.sampling.eos_ids
+
+    if not self._waiting:
+      return None
+    first = kind(next(iter(self._waiting.values())))
+    numbers = [n for n, one in self._waiting.items() if kind(one) == first]
+    return Batch(numbers, [self._waiting.pop(n) for n in numbers])
+
+  def clear(self) -> None:
+    """Gives all up."""
+    self._waiting.clear()
 
 
 def prompts(
-  requests: Requests, buckets: Sequence[int], seed: int
+  batch: Batch, buckets: Sequence[int], vocab_size: int
 ) -> sampler.Prompts:
-  """The prompts of a request, padded on the right to one of the buckets.
+  """The prompts of a batch, padded on the right to one of the buckets.
 
   Args:
-    requests: See `Requests`.
+    batch: See `Batch`.
     buckets: Allowed prompt widths, tokens.
-    seed: The run's seed.
+    vocab_size: Of the model.
 
   Returns:
     `Prompts` on the host.
@@ -38,84 +103,107 @@ def prompts(
   Raises:
     ValueError: A prompt is empty, or longer than the largest bucket.
   """
-  length = np.array([len(prompt) for prompt in requests.prompts])
+  ids, keys, limits, samplings = zip(*batch.requests, strict=True)
+  length = np.array([len(prompt) for prompt in ids], np.int32)
   if not length.all():
     raise ValueError(
-      f'Prompt {int(np.argmin(length))} of this request is empty; give at '
+      f'Prompt {int(np.argmin(length))} of these requests is empty; give at '
       'least one token.'
     )
   longest = int(np.argmax(length))
   width = layout.bucket(
-    length[longest], buckets, f'the prompt with index {requests.index[longest]}'
+    int(length[longest]), buckets, f'the prompt of request {longest}'
   )
   tokens = np.zeros((len(length), width), np.int32)
-  for row, prompt in enumerate(requests.prompts):
+  for row, prompt in enumerate(ids):
     tokens[row, : len(prompt)] = prompt
   return sampler.Prompts(
     tokens,
-    length.astype(np.int32),
-    np.asarray(requests.index, np.int32),
-    random_keys.key(seed, requests.purpose, requests.rollout),
+    length,
+    np.stack(keys),
+    next_token.numbers_of(samplings, limits, vocab_size),
   )
 
 
-def completions(
-  drawn: sampler.Drawn,
-  length: np.ndarray,
-  version: int,
-  requests: Requests,
-  decode: Callable[[Any], str] | None,
-  holder: np.ndarray | None = None,
-) -> Completions:
-  """What has been drawn, in the order of the prompts.
+def padded(
+  prompts: sampler.Prompts, first: int, taken: int, number: int
+) -> sampler.Prompts:
+  """Some of the prompts, filled up by padding, which draws nothing.
 
   Args:
+    prompts: On the host.
+    first: The first of them.
+    taken: How many of them.
+    number: How many there are with the padding.
+  """
+
+  def part(x):
+    widths = [(0, number - taken)] + [(0, 0)] * (x.ndim - 1)
+    return np.pad(x[first : first + taken], widths)
+
+  some = jax.tree.map(part, prompts)
+  some.length[taken:] = 1  # a prompt needs a last token
+  return some
+
+
+def sampled(
+  batch: Batch,
+  place: int,
+  drawn: sampler.Drawn,
+  length: int,
+  version: int,
+  decode: Decode | None,
+  goes_on: bool = False,
+  holder: int | None = None,
+) -> Sampled:
+  """One completion of a batch.
+
+  Args:
+    batch: What was asked for.
+    place: The completion p * G + g.
     drawn: Arrays [P*G,T] on the host, which are copied.
-    length: i32[P*G], tokens of each completion.
+    length: How many tokens it has; 0 if this process does not know it.
     version: Of the policy.
-    requests: What was asked for.
     decode: Turns ids into text; needed for stop strings only.
-    holder: See `Completions`.
+    goes_on: Whether more is drawn, unless it has come to a stop string.
+    holder: See `Sampled`.
 
   Raises:
     ValueError: There are stop strings and no `decode`.
   """
-  shape = len(requests.prompts), requests.group
-  drawn = jax.tree.map(lambda x: x.reshape(*shape, -1).copy(), drawn)
-  length = length.reshape(shape).copy()
-  last = np.take_along_axis(
-    drawn.token, np.maximum(length - 1, 0)[..., None], axis=-1
-  )[..., 0]
-  # A completion without tokens has no last one; 0 may be an end token's id.
-  ended = np.isin(last, requests.sampling.eos_ids) & (length > 0)
-  whole = Completions(
-    tokens=np.asarray(drawn.token),
-    length=length,
-    logp=np.asarray(drawn.logp),
-    log_kept=np.asarray(drawn.log_kept),
-    version=np.full(drawn.token.shape, version, np.int32),
-    finish=np.where(ended, ENDED, TRUNCATED).astype(np.int32),
-    entropy=np.asarray(drawn.entropy),
-    routing=None if drawn.routing is None else np.asarray(drawn.routing),
+  p, g = divmod(place, batch.group)
+  sampling = batch.requests[p].sampling
+  count, finish = end_of(drawn.token[place, :length], sampling, decode)
+  if goes_on and finish != STOPPED:
+    finish = GOING
+  one = jax.tree.map(lambda x: np.array(x[place, :count]), drawn)
+  return Sampled(
+    request=batch.numbers[p],
+    number=g,
+    ids=one.token,
+    logp=one.logp,
+    log_kept=one.log_kept,
+    version=np.full((count,), version, np.int32),
+    finish=finish,
+    entropy=one.entropy,
+    routing=one.routing,
     holder=holder,
   )
-  if requests.sampling.stop_strings:
-    return _stop_at_strings(whole, requests.sampling.stop_strings, decode)
-  return whole
 
 
 def end_of(
-  ids: np.ndarray, sampling: Sampling, decode: Callable[[Any], str] | None
+  ids: Any, sampling: Sampling, decode: Decode | None
 ) -> tuple[int, int]:
   """How many tokens of a whole completion count, and its `finish`."""
   count = _stopped_after(ids, sampling.stop_strings, decode)
   if count:
     return count, STOPPED
-  return len(ids), ENDED if ids[-1] in sampling.eos_ids else TRUNCATED
+  ends = len(ids) > 0 and ids[-1] in sampling.eos_ids
+  return len(ids), ENDED if ends else TRUNCATED
 
 
 def _stopped_after(
-  ids: np.ndarray, stops: Sequence[str], decode: Callable[[Any], str] | None
+  ids: Any, stops: Sequence[str], decode: Decode | None
 ) -> int:
   """After how many tokens a completion has its first stop string; 0: never.
 
@@ -138,27 +226,9 @@ def _stopped_after(
   def stopped(count: int) -> bool:
     return any(stop in decode(ids[:count]) for stop in stops)
 
-  if not stopped(len(ids)):
+  if not len(ids) or not stopped(len(ids)):
     return 0
   # A prefix that holds a stop string is part of every longer prefix, so
   # bisection finds the shortest one in a few decodings.
   counts = range(1, len(ids) + 1)
   return counts[bisect.bisect_left(counts, True, key=stopped)]
-
-
-def _stop_at_strings(whole: Completions, stops, decode) -> Completions:
-  """Cuts each completion after the token that completes a stop string."""
-  length, finish = whole.length.copy(), whole.finish.copy()
-
-  for place in np.ndindex(length.shape):
-    if place[0] in whole.known:
-      ids = whole.tokens[place][: length[place]]
-      if count := _stopped_after(ids, stops, decode):
-        length[place], finish[place] = count, STOPPED
-  inside = np.arange(whole.tokens.shape[-1]) < length[..., None]
-  cut = {
-    name: np.where(inside, getattr(whole, name), 0)
-    for name in ('tokens', 'logp', 'log_kept', 'entropy', 'routing')
-    if getattr(whole, name) is not None
-  }
-  return whole._replace(**cut, length=length, finish=finish)

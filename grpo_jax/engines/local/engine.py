@@ -1,6 +1,7 @@
 """The engine of this package: samples on the learner's own devices."""
 
 from collections.abc import Callable
+from collections.abc import Generator
 from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from grpo_jax import models
 from grpo_jax.engines.local import arrays
 from grpo_jax.engines.local import generation
 from grpo_jax.engines.local import lowered
@@ -17,10 +19,13 @@ from grpo_jax.engines.local import prepare
 from grpo_jax.engines.local import sampler as sampler_lib
 from grpo_jax.engines.local import schedule as schedule_lib
 from grpo_jax.engines.local import side_by_side
-from grpo_jax.engines.local.next_token import Sampling
-from grpo_jax.engines.protocol import TRUNCATED
-from grpo_jax.engines.protocol import Completions
-from grpo_jax.engines.protocol import Requests
+from grpo_jax.engines.local.next_token import Choices
+from grpo_jax.engines.local.next_token import choices_of
+from grpo_jax.engines.protocol import GOING
+from grpo_jax.engines.protocol import Capabilities
+from grpo_jax.engines.protocol import Request
+from grpo_jax.engines.protocol import Sampled
+from grpo_jax.engines.protocol import Sampling
 from grpo_jax.mesh import sharding
 from grpo_jax.models import layout
 
@@ -31,13 +36,13 @@ class LocalEngine:
 
   A prompt is read once for its whole group. When completions have ended, their
   rows are given to prompts that wait, or dropped. Which tokens are drawn does
-  not depend on this: the random number of a token depends on the seed, the
-  purpose, the rollout, the prompt's index, the completion and the position
-  alone.
+  not depend on this: the random number of a token depends on the completion's
+  key and the position alone.
+
+  What was submitted is drawn in rounds: all that waits at the beginning of one.
 
   Attributes:
-    model: Anything with the model protocol; see `models.transformer`.
-    seed: The run's seed.
+    model: See `models.transformer`.
     prompt_buckets: Allowed prompt widths, tokens.
     completion_buckets: Allowed lengths of the caches, tokens. A cache begins
       with the shortest and grows to the next when it is full.
@@ -48,9 +53,7 @@ class LocalEngine:
     mesh: The sampler's mesh, over whose data shards the prompts are split; see
       `sharding.sampling_mesh`. None for one device.
     shares: With several processes, whether each returns the completions that
-      its own devices have drawn, and no others; see `Completions.holder`.
-    between: Called before every call of the devices; what it raises ends the
-      generation. Several processes agree there whether to stop.
+      its own devices have drawn, and no others; see `Sampled.holder`.
     cores: Into how many pieces a rollout may be divided that are drawn at once;
       see `side_by_side`. More than 1 is of use on a CPU alone.
     copies: Whether the engine copies all parameters that are loaded. If False,
@@ -58,20 +61,26 @@ class LocalEngine:
       donated.
   """
 
-  model: Any
-  seed: int
+  model: models.Transformer
   prompt_buckets: Sequence[int]
   completion_buckets: Sequence[int]
   max_rows: int = 4096
   decode: Callable[[Any], str] | None = None
   mesh: jax.sharding.Mesh | None = None
-  between: Callable[[], None] = lambda: None
   shares: bool = False
   cores: int = 1
   copies: bool = True
 
   def __post_init__(self):
     self._params, self._version, self._prepare = None, -1, None
+    self._submitted = arrays.Submitted()
+
+  @property
+  def capabilities(self) -> Capabilities:
+    """See `Engine`."""
+    return Capabilities(
+      entropy=True, routing=self.model.routes, shares=self.shares
+    )
 
   def load(self, params: Any, version: int) -> None:
     """Takes the learner's parameters; see `Engine`."""
@@ -88,120 +97,121 @@ class LocalEngine:
     """Frees the engine's own copy of the parameters; see `Engine`."""
     self._params = None
 
-  def generate(self, requests: Requests) -> Completions:
-    """Samples `group` completions of every prompt; see `Engine`.
+  def submit(self, request: Request) -> int:
+    """See `Engine`."""
+    return self._submitted.add(request)
+
+  def completed(
+    self, every_tokens: int | None = None
+  ) -> Generator[list[Sampled], None, None]:
+    """See `Engine`.
 
     Raises:
       ValueError: Nothing is loaded, a prompt is empty or too long, or stop
         strings are asked for without `decode`.
     """
-    so_far, parts = self._asked(requests, self.cores)
+    try:
+      while batch := self._submitted.take():
+        yield from self._round(batch, every_tokens)
+    finally:
+      self._submitted.clear()
+
+  def _round(
+    self, batch: arrays.Batch, every_tokens: int | None
+  ) -> Iterator[list[Sampled]]:
+    """Draws a batch; see `completed`."""
+    # One piece, because a report would not wait for the others.
+    cores = 1 if every_tokens else self.cores
+    so_far, parts = self._begun(batch, cores)
     told = np.zeros(len(so_far.ended), bool)
-    for _ in side_by_side.run([part.run() for part in parts]):
-      if requests.finished is not None:
-        self._tell(requests, so_far, told)
-    return self._completions(so_far, requests)
-
-  def _tell(
-    self,
-    requests: Requests,
-    so_far: generation.CompletionsSoFar,
-    told: np.ndarray,
-  ):
-    """Tells of what has ended; `told` bool[P*G] says of what it was told."""
-    assert requests.finished is not None
-    new = so_far.ended & ~told
-    told |= new
-    if so_far.holder is not None:
-      here = so_far.holder == jax.process_index()
-      new &= np.repeat(here, requests.group)
-    for place in np.flatnonzero(new).tolist():
-      ids = np.asarray(so_far.drawn.token)[place, : so_far.length[place]]
-      count, finish = arrays.end_of(ids, requests.sampling, self.decode)
-      requests.finished(*divmod(place, requests.group), ids[:count], finish)
-
-  def stream(self, requests: Requests) -> Iterator[Completions]:
-    """Samples like `generate`, and reports after every token.
-
-    Args:
-      requests: See `generate`.
-
-    Yields:
-      The completions so far; the last are those that `generate` returns. The
-      `finish` of a completion that still goes on is TRUNCATED.
-    """
-    _, (asked,) = self._asked(requests)
-    for drawn in asked.run(every_tokens=1):
-      so_far = self._completions(drawn, requests)
-      yield so_far
+    for _ in side_by_side.run([part.run(every_tokens) for part in parts]):
+      over = so_far.ended & ~told
+      told |= over
+      turn = [self._sampled(batch, so_far, p) for p in np.flatnonzero(over)]
+      if every_tokens:
+        for place in np.flatnonzero(~told & (so_far.length > 0)):
+          one = self._sampled(batch, so_far, place, goes_on=True)
+          told[place] = one.finish != GOING
+          turn.append(one)
+      yield turn
       # The device knows nothing of stop strings and would go on.
-      if np.all((so_far.finish != TRUNCATED) & (so_far.length > 0)):
+      if every_tokens and told.all():
         return
 
-  def _pieces(self, params: Any, requests: Requests, cores: int) -> int:
-    """Into how many pieces to divide the prompts of a request."""
+  def _sampled(
+    self,
+    batch: arrays.Batch,
+    so_far: generation.CompletionsSoFar,
+    place: int | np.integer,
+    goes_on: bool = False,
+  ) -> Sampled:
+    """A completion of a batch, or what there is of it."""
+    length, holder = so_far.length[place], None
+    if so_far.holder is not None:
+      holder = int(so_far.holder[place // batch.group])
+      length *= holder == jax.process_index()
+    return arrays.sampled(
+      batch,
+      int(place),
+      so_far.drawn,
+      int(length),
+      self._version,
+      self.decode,
+      goes_on,
+      holder,
+    )
+
+  def _pieces(self, params: Any, batch: arrays.Batch, cores: int) -> int:
+    """Into how many pieces to divide the prompts of a batch."""
     config, layers = self.model.config, jax.tree.leaves(params['layers'])
     head = config.vocab_size * config.width * layers[0].dtype.itemsize
-    layers, group = sum(x.nbytes for x in layers), requests.group
-    at_once = min(max(1, self.max_rows // group), len(requests.prompts))
+    layers, group = sum(x.nbytes for x in layers), batch.group
+    at_once = min(max(1, self.max_rows // group), len(batch.requests))
     return side_by_side.pieces(cores, at_once, group, layers, head)
 
-  def _asked(
-    self, requests: Requests, cores: int = 1
+  def _begun(
+    self, batch: arrays.Batch, cores: int = 1
   ) -> tuple[generation.CompletionsSoFar, list[generation.Generation]]:
     """What will have been drawn, and the generations that will draw it."""
     if self._params is None:
       raise ValueError('LocalEngine has no parameters yet; call load first.')
-    sampling, number = requests.sampling, len(requests.prompts)
-    prompts = arrays.prompts(requests, self.prompt_buckets, self.seed)
-    pieces = self._pieces(self._params, requests, cores)
-    most, group = math.ceil(number / pieces), requests.group
+    number, group = len(batch.requests), batch.group
+    vocab_size = self.model.config.vocab_size
+    prompts = arrays.prompts(batch, self.prompt_buckets, vocab_size)
+    pieces = self._pieces(self._params, batch, cores)
+    most = math.ceil(number / pieces)
     schedule = self.schedule(most, group, prompts.tokens.shape[1], pieces)
-    sampler, columns = self._compiled_for(sampling, schedule)
+    sampler = self._sampler(batch.choices(vocab_size), schedule)
+    columns = self._columns(batch.limit)
     so_far = generation.CompletionsSoFar.nothing(
       sampler, number, columns[-1], self.shares
     )
-
-    def some(first):
-      each = slice(first, first + most)
-      return prompts._replace(
-        tokens=prompts.tokens[each],
-        length=prompts.length[each],
-        index=prompts.index[each],
-      )
-
     return so_far, [
       generation.Generation(
         sampler,
         self._params,
         schedule,
-        some(first),
-        sampling.max_tokens,
+        jax.tree.map(lambda x, first=first: x[first : first + most], prompts),
         columns,
-        self.between,
         so_far.part(first, first + most, group),
         self.shares,
       )
       for first in range(0, number, most)
     ]
 
-  def _compiled_for(
-    self, sampling: Sampling, schedule: schedule_lib.Schedule
-  ) -> tuple[sampler_lib.Sampler, list[int]]:
-    """The static part of the programs, and the lengths of their caches."""
-    buffer = layout.bucket(
-      sampling.max_tokens, self.completion_buckets, 'completion'
-    )
-    # The sampler is a static argument, so another value in it means another
-    # compilation. The exact length limit is therefore passed as an array, and
-    # stop strings are looked for on the host, in what was drawn.
-    drawing = dataclasses.replace(sampling, max_tokens=buffer, stop_strings=())
-    sizes = {size for size in self.completion_buckets if size <= buffer}
+  def _sampler(
+    self, choices: Choices, schedule: schedule_lib.Schedule
+  ) -> sampler_lib.Sampler:
+    """The static part of the programs: another value, another compilation."""
     everywhere = schedule.shards > self._row_shards
-    sampler = sampler_lib.Sampler(
-      self.model, drawing, schedule.group, self.mesh, everywhere
+    return sampler_lib.Sampler(
+      self.model, choices, schedule.group, self.mesh, everywhere
     )
-    return sampler, sorted(sizes)
+
+  def _columns(self, limit: int) -> list[int]:
+    """The lengths that caches have for completions of at most `limit`."""
+    longest = layout.bucket(limit, self.completion_buckets, 'completion')
+    return sorted({size for size in self.completion_buckets if size <= longest})
 
   @property
   def _row_shards(self) -> int:
@@ -226,7 +236,7 @@ class LocalEngine:
     return schedule_lib.Schedule(group, at_once, prompt_tokens, shards)
 
   def lowering(
-    self, params: Any, prompts: int, group: int, sampling: Sampling
+    self, params: Any, prompts: int, group: int, sampling: Sampling, limit: int
   ) -> dict[str, Callable[[], Any]]:
     """What lowers the programs of the largest rollout.
 
@@ -238,6 +248,7 @@ class LocalEngine:
       prompts: How many are asked for.
       group: Completions of each.
       sampling: How tokens are drawn.
+      limit: The most tokens of a completion.
 
     Returns:
       For each program a function that lowers it: `prefill`, `decode` with the
@@ -248,31 +259,27 @@ class LocalEngine:
       programs; see `prepare.Preparation.lower`.
     """
     schedule = self.schedule(prompts, group, max(self.prompt_buckets))
-    sampler, columns = self._compiled_for(sampling, schedule)
     waits = prompts > schedule.prompts
-    return lowered.programs(sampler, schedule, params, columns, waits)
+    return lowered.programs(
+      self._sampler(self._choices(sampling), schedule),
+      schedule,
+      params,
+      self._columns(limit),
+      waits,
+    )
+
+  def _choices(self, sampling: Sampling) -> Choices:
+    return choices_of([sampling], self.model.config.vocab_size)
 
   def abstract_rows(
-    self, params: Any, prompts: int, group: int, sampling: Sampling
+    self, params: Any, prompts: int, group: int, sampling: Sampling, limit: int
   ) -> Any:
     """The rows of the largest rollout, as shapes; see `lowering`."""
     schedule = self.schedule(prompts, group, max(self.prompt_buckets))
-    sampler, columns = self._compiled_for(sampling, schedule)
-    return lowered.abstract_rows(sampler, schedule, params, columns[-1])
+    sampler = self._sampler(self._choices(sampling), schedule)
+    columns = self._columns(limit)[-1]
+    return lowered.abstract_rows(sampler, schedule, params, columns)
 
   def decoding_params(self, params: Any) -> Any:
     """What decoding reads of the learner's parameters: shapes and shardings."""
     return lowered.decoding_params(self.model, params, self.mesh)
-
-  def _completions(
-    self, so_far: generation.CompletionsSoFar, requests: Requests
-  ) -> Completions:
-    """What has been drawn so far, as the protocol's `Completions`."""
-    return arrays.completions(
-      so_far.drawn,
-      so_far.length,
-      self._version,
-      requests,
-      self.decode,
-      so_far.holder,
-    )

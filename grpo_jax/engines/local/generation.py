@@ -10,7 +10,6 @@ The loop repeats three steps until every completion has ended:
    caches grow (`Generation._rearrange`, by the rules of `schedule`).
 """
 
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
@@ -19,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from grpo_jax.engines.local import arrays
 from grpo_jax.engines.local import sampler as sampler_lib
 from grpo_jax.engines.local import schedule
 from grpo_jax.mesh import host_arrays
@@ -97,17 +97,15 @@ class CompletionsSoFar:
 class Generation:
   """The completions of some prompts while they are being drawn.
 
-  The first nine attributes are given; the others are the state of the loop.
+  The first seven attributes are given; the others are the state of the loop.
 
   Attributes:
     sampler: The static part of the compiled programs.
     params: The parameters, as `sampler_params` returns them.
     schedule: Decides the numbers of rows.
     prompts: All prompts in their order, on the host.
-    max_tokens: Length limit of a completion.
     columns: The lengths that the rows' caches may have, tokens, ascending; the
       last holds a whole completion.
-    between: Called before every call of the devices; see `LocalEngine`.
     so_far: What has been drawn: nothing at first, at the end the result.
     shares: Whether each process learns the completions that its own devices
       draw, and no others.
@@ -123,9 +121,7 @@ class Generation:
   params: Any
   schedule: schedule.Schedule
   prompts: sampler_lib.Prompts
-  max_tokens: int
   columns: Sequence[int]
-  between: Callable[[], None]
   so_far: CompletionsSoFar
   shares: bool = False
   waiting: int = dataclasses.field(init=False)
@@ -150,7 +146,6 @@ class Generation:
       `so_far`, the same object each time; at the last time it is complete.
     """
     while self.waiting or self.going.any():
-      self.between()
       if not self.going.any():
         self._start()
         yield self._reported()
@@ -180,25 +175,16 @@ class Generation:
     taken = min(number, self.waiting)
     self.waiting -= taken
 
-    def part(x, filler):
-      widths = [(0, number - taken)] + [(0, 0)] * (x.ndim - 1)
-      return np.pad(x[first : first + taken], widths, constant_values=filler)
-
-    host = {
-      'tokens': part(self.prompts.tokens, 0),
-      'length': part(self.prompts.length, 1),  # a prompt needs a last token
-      'index': part(self.prompts.index, -1),  # -1 marks padding
-    }
+    some = arrays.padded(self.prompts, first, taken, number)
     if self.sampler.mesh is not None:
-      host = host_arrays.from_local(host, sharding.rows(self.sampler.mesh))
+      some = host_arrays.from_local(some, sharding.rows(self.sampler.mesh))
     group = self.sampler.group
     completion = np.full((number * group,), -1, np.int64)
     completion[: taken * group] = first * group + np.arange(taken * group)
     rows, drawn = sampler_lib.prefill(
       self.sampler,
       self.params,
-      sampler_lib.Prompts(**host, key=self.prompts.key),
-      np.int32(self.max_tokens),
+      some,
       self.columns[0],
     )
     if self.shares:
@@ -211,11 +197,11 @@ class Generation:
     self.so_far.write(completion, drawn, count, self._here(len(count)))
     return rows, completion, ~ended
 
-  def _to_host(self, drawn: sampler_lib.Drawn, *told: jax.Array) -> Any:
+  def _to_host(self, drawn: sampler_lib.Drawn, *rest: jax.Array) -> Any:
     """What was drawn, as far as this process is to know it, and the rest."""
     if not self.shares:
-      return host_arrays.to_host((drawn, *told))
-    return host_arrays.rows_to_host(drawn), *host_arrays.to_host(told)
+      return host_arrays.to_host((drawn, *rest))
+    return host_arrays.rows_to_host(drawn), *host_arrays.to_host(rest)
 
   def _here(self, rows: int) -> np.ndarray | bool:
     """Which of so many rows this process holds."""
@@ -290,7 +276,7 @@ class Generation:
     floor = self.schedule.floor(
       len(self.going), self.schedule.fullest(self.going), self.waiting > 0
     )
-    scalars = self.max_tokens, min(limit, every_tokens or limit), floor
+    scalars = min(limit, every_tokens or limit), floor
     self.rows, drawn = sampler_lib.decode(
       self.sampler,
       self.params,

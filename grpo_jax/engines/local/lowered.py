@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
+from grpo_jax.engines.local import next_token
 from grpo_jax.engines.local import prepare as prepare_lib
 from grpo_jax.engines.local import sampler as sampler_lib
 from grpo_jax.engines.local.schedule import Schedule
@@ -56,12 +57,12 @@ def programs(
     )
 
   def prefill():
-    prompts = _prompts(some if admits else schedule, mesh)
-    given = read, prompts, _SCALAR, columns[0]
+    prompts = _prompts(sampler, some if admits else schedule)
+    given = read, prompts, columns[0]
     return sharding.lower(mesh, sampler_lib.prefill, sampler, *given)
 
   def decode():
-    scalars = (_SCALAR,) * 3
+    scalars = (_SCALAR,) * 2
     return sharding.lower(
       mesh, sampler_lib.decode, sampler, read, rows, *scalars
     )
@@ -120,18 +121,23 @@ _SAMPLER_PARAMS = jax.jit(prepare_lib.sampler_params, static_argnums=0)
 _SCALAR = jax.ShapeDtypeStruct((), jnp.int32)
 
 
-def _numbers(mesh: Any, *shape: int) -> Any:
+def _numbers(mesh: Any, *shape: int, dtype: Any = jnp.int32) -> Any:
   """Numbers of rows, which lie where the rows do."""
-  return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.rows(mesh))
+  return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.rows(mesh))
 
 
-def _prompts(schedule: Schedule, mesh: Any) -> sampler_lib.Prompts:
-  number = schedule.prompts
+def _prompts(
+  sampler: sampler_lib.Sampler, schedule: Schedule
+) -> sampler_lib.Prompts:
+  mesh, number = sampler.mesh, schedule.prompts
   return sampler_lib.Prompts(
     tokens=_numbers(mesh, number, schedule.prompt_tokens),
     length=_numbers(mesh, number),
-    index=_numbers(mesh, number),
-    key=jax.eval_shape(lambda: jax.random.key(0)),
+    keys=_numbers(mesh, number, schedule.group, 2, dtype=jnp.uint32),
+    numbers=jax.tree.map(
+      lambda dtype: _numbers(mesh, number, dtype=dtype),
+      next_token.dtypes(sampler.choices),
+    ),
   )
 
 
@@ -160,12 +166,12 @@ def abstract_rows(
   mesh = sampler.mesh
   assert mesh is not None
 
-  def first(params, prompts, limit):
+  def first(params, prompts):
     with sharding.use(mesh):
-      return sampler.prefill(params, prompts, limit, columns)[0]
+      return sampler.prefill(params, prompts, columns)[0]
 
   read = decoding_params(sampler.model, params, mesh)
-  rows = jax.eval_shape(first, read, _prompts(schedule, mesh), _SCALAR)
+  rows = jax.eval_shape(first, read, _prompts(sampler, schedule))
   return _placed(rows, _shardings(sampler, rows))
 
 

@@ -15,7 +15,6 @@ columns of the rows' caches, `C` columns drawn by one call.
 
 from collections.abc import Sequence
 import dataclasses
-import functools
 from typing import Any
 from typing import NamedTuple
 from typing import TypeVar
@@ -26,7 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax import models
-from grpo_jax.engines.local.next_token import Sampling
+from grpo_jax.engines.local.next_token import Choices
+from grpo_jax.engines.local.next_token import Numbers
 from grpo_jax.engines.local.next_token import next_token
 from grpo_jax.mesh import sharding
 from grpo_jax.models import attention
@@ -37,19 +37,19 @@ RowsT = TypeVar('RowsT', bound=Any)
 
 
 class Prompts(NamedTuple):
-  """Right-padded prompts, and the key of their random numbers.
+  """Right-padded prompts, and how they are continued.
 
   Attributes:
     tokens: i32[P,N].
     length: i32[P].
-    index: i32[P], the global prompt counter; -1 for padding.
-    key: Of (seed, purpose, rollout).
+    keys: u32[P,G,2], the words of a key for each completion.
+    numbers: How each prompt is continued, arrays [P].
   """
 
   tokens: AnyArray
   length: AnyArray
-  index: AnyArray
-  key: Array
+  keys: AnyArray
+  numbers: Numbers
 
 
 class Rows(NamedTuple):
@@ -63,7 +63,8 @@ class Rows(NamedTuple):
     last: i32[B], the newest token of each row, which is not in the cache yet.
     age: i32[B], how many tokens the row's completion has.
     ended: bool[B], whether the completion has ended; nothing more is drawn.
-    key: key[B], of (seed, purpose, rollout, prompt, completion).
+    key: key[B], of the completion.
+    numbers: How each row is drawn, arrays [B].
     clock: i32[], how many columns the rows' caches have been given.
     prompt_length: i32[A], of each lane's prompt.
     prompt_cache: For each layer the keys and values of the prompts, f[A,...]
@@ -77,6 +78,7 @@ class Rows(NamedTuple):
   age: Array
   ended: Array
   key: Array
+  numbers: Numbers
   clock: Array
   prompt_length: Array
   prompt_cache: Any
@@ -115,9 +117,8 @@ class Sampler:
   its methods.
 
   Attributes:
-    model: Anything with the model protocol.
-    sampling: How tokens are drawn. Its `max_tokens` is not read; the limit is
-      an argument of the programs.
+    model: See `models.transformer`.
+    choices: Which ways of choosing a token there are.
     group: Completions per prompt.
     mesh: The mesh over which rows are split; None for one device.
     everywhere: Whether each device of `tensor` has the caches of some rows of
@@ -125,21 +126,20 @@ class Sampler:
       weights are split by heads in any case.
   """
 
-  model: Any
-  sampling: Sampling
+  model: models.Transformer
+  choices: Choices
   group: int
   mesh: jax.sharding.Mesh | None = None
   everywhere: bool = False
 
   def prefill(
-    self, params, prompts: Prompts, max_tokens: Array, columns: int
+    self, params, prompts: Prompts, columns: int
   ) -> tuple[Rows, Drawn]:
     """Reads prompts, and draws the first token of every completion.
 
     Args:
       params: What `sampler_params` returned.
       prompts: See `Prompts`.
-      max_tokens: i32[], length limit of a completion.
       columns: `M`, the length of the rows' caches, tokens.
 
     Returns:
@@ -174,28 +174,24 @@ class Sampler:
       return self._placed(jnp.zeros(shape, x.dtype))
 
     rows = Rows(
-      last=jnp.zeros((count,), jnp.int32),
-      age=jnp.zeros((count,), jnp.int32),
-      ended=jnp.repeat(prompts.index < 0, self.group),  # padding draws nothing
-      key=row_keys(prompts, self.group),
+      **no_tokens(prompts, self.group),
       clock=jnp.zeros((), jnp.int32),
       prompt_length=jnp.asarray(prompts.length),
       prompt_cache=jax.tree.map(self._placed, cache),
       cache=self._by_layer(room, cache, columns),
     )
     logits = jnp.repeat(logits, self.group, axis=0)
-    rows, drawn = draw(rows, logits, max_tokens, self.sampling, routing)
+    rows, drawn = draw(rows, logits, self.choices, routing)
     return rows, _of_rows(jax.tree.map(lambda x: x[:, None], drawn))
 
   def decode(
-    self, params, rows: Rows, max_tokens: Array, limit: Array, floor: Array
+    self, params, rows: Rows, limit: Array, floor: Array
   ) -> tuple[Rows, Drawn]:
     """Draws token after token for every row that goes on.
 
     Args:
       params: What `sampler_params` returned.
       rows: See `Rows`.
-      max_tokens: i32[], length limit of a completion.
       limit: i32[], how many tokens to draw per row, at most `C`.
       floor: i32[]; decoding stops when no more rows than this go on, if each
         shard of the caches is taken for as full as the fullest.
@@ -238,12 +234,13 @@ class Sampler:
         list(zip(rows.prompt_cache, rows.cache, strict=True)),
       )
       # Only the rows' own caches have changed, not those of the prompts.
-      own = jax.tree.map(self._placed, [own for _, own in caches])
+      own = [own for _, own in caches or ()]
+      own = jax.tree.map(self._placed, own)
       rows = rows._replace(cache=own, clock=rows.clock + 1)
       logits = self.model.head(params, hidden[:, 0])
       if routing is not None:
         routing = routing[:, 0]
-      rows, new = draw(rows, logits, max_tokens, self.sampling, routing)
+      rows, new = draw(rows, logits, self.choices, routing)
       rows, new = self._on_all(rows), self._on_all(new)
       put = lambda to, x: lax.dynamic_update_slice_in_dim(
         to, x[:, None], step, axis=1
@@ -301,7 +298,10 @@ class Sampler:
       p._replace(cache=self._by_layer(grown, p.cache, columns)) for p in parts
     ]
     return Rows(
-      **{name: joined(name, some) for name in ('last', 'age', 'key', 'cache')},
+      **{
+        name: joined(name, some)
+        for name in ('last', 'age', 'key', 'numbers', 'cache')
+      },
       ended=joined('ended', some) | (row < 0),
       clock=first.clock,
       prompt_length=joined('prompt_length', lane),
@@ -362,7 +362,7 @@ class Sampler:
   @property
   def routes(self) -> bool:
     """Whether the model says which experts it chose."""
-    return models.routes(self.model)
+    return self.model.routes
 
   def _hidden(self, *given):
     """`hidden` of the model, and the code i32[B,Q] of its experts if any."""
@@ -387,34 +387,32 @@ def _of_rows(drawn: Drawn) -> Drawn:
   return jax.tree.map(sharding.constrain_rows, drawn)
 
 
-def row_keys(prompts: Prompts, group: int) -> Array:
-  """A key for each completion, key[P*G], by prompt index and completion.
-
-  A key does not depend on the row in which the completion is drawn. So a prompt
-  gets the same completions on any mesh, whenever it is admitted and beside any
-  others.
-  """
-  fold = jax.random.fold_in
-  by_prompt = jax.vmap(functools.partial(fold, prompts.key))(prompts.index)
-  completion = jnp.arange(group)
-  rows = jax.vmap(lambda k: jax.vmap(lambda g: fold(k, g))(completion))
-  return rows(by_prompt).reshape(-1)
+def no_tokens(prompts: Prompts, group: int) -> dict[str, Any]:
+  """Fields of the rows [P*G] of some prompts before their first token."""
+  count = prompts.keys.shape[0] * group
+  words = jnp.asarray(prompts.keys).reshape(count, -1)
+  numbers = jax.tree.map(lambda x: jnp.repeat(x, group), prompts.numbers)
+  return dict(
+    last=jnp.zeros((count,), jnp.int32),
+    age=jnp.zeros((count,), jnp.int32),
+    ended=numbers.limit <= 0,
+    key=jax.random.wrap_key_data(words, impl='threefry2x32'),
+    numbers=numbers,
+  )
 
 
 def draw(
   rows: RowsT,
   logits: Array,
-  max_tokens: Array,
-  sampling: Sampling,
+  choices: Choices,
   routing: Array | None = None,
 ) -> tuple[RowsT, Drawn]:
   """Draws one more token for every row that has not ended.
 
   Args:
-    rows: `Rows`, or another tuple with its `last`, `age`, `ended` and `key`.
+    rows: `Rows`, or another tuple with the fields that `no_tokens` makes.
     logits: f32[B,V].
-    max_tokens: i32[], length limit of a completion.
-    sampling: How tokens are drawn.
+    choices: Those of `rows.numbers`.
     routing: i32[B], see `Drawn`.
 
   Returns:
@@ -424,8 +422,9 @@ def draw(
   # clock: rows begin at different times.
   at_age = jax.vmap(jax.random.fold_in)(rows.key, rows.age)
   uniform = jax.vmap(jax.random.uniform)(at_age)
-  drawn = Drawn(*next_token(logits, uniform, rows.age, sampling), routing)
-  going, end = ~rows.ended, jnp.array(sampling.eos_ids, jnp.int32)
+  chosen = next_token(logits, uniform, rows.age, rows.numbers, choices)
+  drawn = Drawn(*chosen, routing)
+  going, end = ~rows.ended, jnp.array(choices.eos_ids, jnp.int32)
   drawn = drawn._replace(token=drawn.token.astype(jnp.int32))
   drawn = jax.tree.map(lambda x: jnp.where(going, x, 0), drawn)
   is_end = jnp.any(drawn.token[:, None] == end[None], axis=-1)
@@ -433,7 +432,7 @@ def draw(
   rows = rows._replace(
     last=drawn.token,
     age=age,
-    ended=rows.ended | is_end | (age >= max_tokens),
+    ended=rows.ended | is_end | (age >= rows.numbers.limit),
   )
   return rows, drawn
 
@@ -462,7 +461,7 @@ def _compiled(name: str, static: tuple[int, ...], donated: tuple[int, ...]):
   )
 
 
-prefill = _compiled('prefill', static=(4,), donated=())
+prefill = _compiled('prefill', static=(3,), donated=())
 # Donated, so that decoding writes into its own caches and needs no second set.
 decode = _compiled('decode', static=(), donated=(2,))
 # Rows that change places cannot be written into the arrays they are read from.

@@ -24,11 +24,6 @@ def ids(x: Array, axis: Axis) -> Array:
   return here if axis is None else here + _first(x, axis)
 
 
-def size(x: Array, axis: Axis) -> int:
-  """The number of ids in all shards."""
-  return x.shape[-1] * (1 if axis is None else lax.axis_size(axis))
-
-
 def largest(x: Array, axis: Axis) -> Array:
   """The largest number of each row, f32[B,1]."""
   top = jnp.max(x, axis=-1, keepdims=True)
@@ -57,16 +52,26 @@ def softmax(x: Array, axis: Axis) -> Array:
   return mass / total(mass, axis)[:, None]
 
 
-def kth(x: Array, k: int, axis: Axis) -> Array:
-  """The k-th largest number of each row, f32[B,1]."""
+def kth(x: Array, k: Array, most: int, axis: Axis) -> Array:
+  """The k-th largest number of each row, f32[B,1]; -inf where k is 0.
+
+  Args:
+    x: f32[B,V].
+    k: i32[B], at most `most`.
+    most: No larger than the vocabulary.
+    axis: Of the shards of the vocabulary.
+  """
   if axis is not None:
-    # The k largest of all are among the k largest of each shard.
-    some = lax.top_k(x, min(k, x.shape[-1]))[0]
+    # The largest of all are among the largest of each shard.
+    some = lax.top_k(x, min(most, x.shape[-1]))[0]
     x = lax.all_gather(some, axis, axis=1, tiled=True)
-  return lax.top_k(x, k)[0][:, -1:]
+  place = jnp.maximum(k - 1, 0)
+  return jnp.where(k > 0, _pick(lax.top_k(x, most)[0], place), -jnp.inf)[
+    :, None
+  ]
 
 
-def least_share(share: Array, top_p: float, axis: Axis) -> Array:
+def least_share(share: Array, top_p: Array, axis: Axis) -> Array:
   """The smallest share that top-p keeps, f32[B,1].
 
   A token stays while those before it do not reach top_p. So the token with
@@ -76,7 +81,7 @@ def least_share(share: Array, top_p: float, axis: Axis) -> Array:
 
   Args:
     share: f32[B,V], probabilities.
-    top_p: In (0, 1].
+    top_p: f32[B,1], above 0.
     axis: Of the shards of the vocabulary.
   """
   if axis is None:
@@ -95,7 +100,7 @@ def least_share(share: Array, top_p: float, axis: Axis) -> Array:
     middle = (low + high) // 2
     at = lax.bitcast_convert_type(middle, jnp.float32)
     more = total(jnp.where(share > at[:, None], share, 0), axis)
-    short = more < top_p
+    short = more < top_p[:, 0]
     return jnp.where(short, low, middle), jnp.where(short, middle, high)
 
   none = total(share, axis).astype(jnp.int32) * 0  # as varied as the rows are

@@ -53,7 +53,7 @@ class Sampler(NamedTuple):
   tokenizer: data.Tokenizer
   mesh: jax.sharding.Mesh
   model: models.Transformer | foreign.Foreign
-  engine: engines.LocalEngine | engines.PlainEngine
+  engine: engines.Engine
   sampling: engines.Sampling
 
 
@@ -69,7 +69,7 @@ class Run(NamedTuple):
   mesh: jax.sharding.Mesh
   model: models.Transformer | foreign.Foreign
   method: losses.LossTransform
-  engine: engines.LocalEngine | engines.PlainEngine
+  engine: engines.Engine
   peak_flops: float | None  # FLOP/s of the whole mesh; None if not known
   sampling: engines.Sampling
   given: Given  # what the marks in the config stand for
@@ -78,12 +78,15 @@ class Run(NamedTuple):
   workers: Workers | None = None  # for the rewards that need them
 
 
-def run(config: Config, given: Given = marks.NOTHING) -> Run:
+def run(
+  config: Config, given: Given = marks.NOTHING, shares: bool = False
+) -> Run:
   """Builds everything that a run needs, except its state.
 
   Args:
     config: See `grpo_jax.config.Config`.
     given: The objects that the marks in the config stand for.
+    shares: See `engines.LocalEngine`.
 
   Returns:
     A `Run`.
@@ -94,10 +97,10 @@ def run(config: Config, given: Given = marks.NOTHING) -> Run:
   needed = ('rewards', 'prompts', 'heldout', 'method', 'tokenizer', 'model')
   _require_to_train(config, given, *needed)
   build_limits.check_schedule(config)
-  parts = sampler(config, given, trains=True)
+  parts = sampler(config, given, trains=True, shares=shares)
   config = parts.config
   build_limits.check_rows(config, sharding.row_shards(parts.mesh))
-  if isinstance(parts.model, models.Transformer):
+  if parts.model.config is not None:
     build_limits.check_memory(config, parts.model.config, parts.mesh)
   answer_function(config)  # raises if there is none
   peak = speed.peak_flops(jax.devices()[0].device_kind)
@@ -148,13 +151,16 @@ def _require_to_train(config: Config, given: Given, *arguments: str) -> None:
   )
 
 
-def sampler(config: Config, given: Given, trains: bool = False) -> Sampler:
+def sampler(
+  config: Config, given: Given, trains: bool = False, shares: bool = False
+) -> Sampler:
   """Builds what draws completions.
 
   Args:
     config: See `grpo_jax.config.Config`.
     given: The tokenizer and the model, if the config has marks for them.
     trains: Whether a run will read the data, which are then checked first.
+    shares: See `engines.LocalEngine`.
 
   Returns:
     A `Sampler`. Its engine has no parameters yet. Its config has widths, if
@@ -172,7 +178,6 @@ def sampler(config: Config, given: Given, trains: bool = False) -> Sampler:
   build_limits.check_context(config)
   own = build_foreign.found(config, given)
   options: dict[str, Any] = dict(
-    seed=config.seed,
     prompt_buckets=config.data.prompt_buckets,
     completion_buckets=config.data.completion_buckets,
     max_rows=config.sampler.max_rows,
@@ -188,7 +193,13 @@ def sampler(config: Config, given: Given, trains: bool = False) -> Sampler:
     alone = mesh.size == 1 and sharding.platform(mesh) == 'cpu'
     cores = rewards.own_cores() if alone else 1
     # It is unloaded before the updates, which donate the parameters.
-    engine = engines.LocalEngine(model, **options, cores=cores, copies=False)
+    engine = engines.LocalEngine(
+      model,
+      **options,
+      shares=shares,
+      cores=cores,
+      copies=False,
+    )
   else:
     model = build_foreign.drawing_tokens_of(own.model, tokenizer)
     build_foreign.check(model, config, tokenizer.vocab_size)
@@ -391,7 +402,6 @@ def drawing_of(
 ) -> engines.Sampling:
   """How a run draws tokens."""
   return engines.Sampling(
-    max_tokens=config.max_tokens,
     eos_ids=tuple(eos_ids),
     temperature=config.temperature,
     top_k=config.top_k,
@@ -428,7 +438,7 @@ def example(run: Run) -> Rollout:
     config.sampler.max_tokens,
     len(run.rewards),
     config.data.completion_buckets,
-    models.routes(run.model),
+    run.model.routes,
   )
 
 

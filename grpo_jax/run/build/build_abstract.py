@@ -74,7 +74,6 @@ def abstract(
   build_limits.check_model(config, model.config, shapes)
   engine = engines.LocalEngine(
     model,
-    seed=config.seed,
     prompt_buckets=config.data.prompt_buckets,
     completion_buckets=config.data.completion_buckets,
     max_rows=config.sampler.max_rows,

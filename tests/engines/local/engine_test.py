@@ -13,11 +13,13 @@ from grpo_jax.engines.local import arrays
 from grpo_jax.engines.local import sampler as sampler_lib
 from grpo_jax.mesh import sharding
 from grpo_jax.models import layout
+from tests import compilations
+from tests import drawing
 from tests import tiny
 
 EOS = (3, 7, 11)
-PLAIN = engines.Sampling(max_tokens=12, eos_ids=EOS)
-ENDLESS = engines.Sampling(max_tokens=16)
+PLAIN = engines.Sampling(eos_ids=EOS)
+ENDLESS = engines.Sampling()
 # Decoding compiles every layer apart, so there are few of them.
 FANCY = {**tiny.FANCY, 'num_layers': 3}
 
@@ -29,22 +31,24 @@ def small_model(**changes):
 def engine(model=None, params=None, **options):
   model = model or small_model()
   options = {'prompt_buckets': (4, 8), 'completion_buckets': (8, 16)} | options
-  made = engines.LocalEngine(model, seed=0, **options)
+  made = engines.LocalEngine(model, **options)
   made.load(tiny.params(model) if params is None else params, version=5)
   return made
 
 
-def requests(options=PLAIN, prompts=None, index=None, group=4, rollout=0):
+def generate(made, sampling=PLAIN, prompts=None, limit=12, **options):
   prompts = prompts or tiny.ragged(prompts=4)[0]
-  index = range(len(prompts)) if index is None else index
-  return engines.Requests(prompts, list(index), group, rollout, options)
+  return drawing.completions(made, prompts, sampling, limit, **options)
 
 
-def decoded(made, asked):
-  """The completions, and how they came about."""
-  _, (generation,) = made._asked(asked)
-  *_, so_far = generation.run()
-  return made._completions(so_far, asked), generation
+def generation(made, sampling=PLAIN, prompts=None, limit=12):
+  """The loop that draws completions, run to its end."""
+  prompts = prompts or tiny.ragged(prompts=4)[0]
+  asked = drawing.requests(prompts, sampling, limit)
+  _, (loop,) = made._begun(arrays.Batch(range(len(asked)), asked))
+  for _ in loop.run():
+    pass
+  return loop
 
 
 @pytest.mark.parametrize(
@@ -61,10 +65,10 @@ def test_sampler_and_learner_agree(temperature, changes):
   model = small_model(**changes)
   params = tiny.params(model)
   options = dataclasses.replace(PLAIN, temperature=temperature)
-  asked = requests(options)
+  prompts = tiny.ragged(prompts=4)[0]
   with jax.default_matmul_precision('highest'):
-    drawn = engine(model, params).generate(asked)
-    rows = layout.shared_prompt(asked.prompts, drawn.tokens, drawn.length, 8)
+    drawn = generate(engine(model, params), options)
+    rows = layout.shared_prompt(prompts, drawn.tokens, drawn.length, 8)
     scores = tiny.score(model, params, rows, temperature, True)
   entropy = tiny.gather(scores.entropy, rows, drawn.length)
   np.testing.assert_allclose(drawn.entropy, entropy, atol=1e-5)
@@ -76,8 +80,8 @@ def test_sampler_and_learner_agree(temperature, changes):
 
 
 def test_lengths_ends_and_padding():
-  drawn = engine().generate(requests())
-  past = np.arange(16) >= drawn.length[:, :, None]
+  drawn = generate(engine())
+  past = np.arange(12) >= drawn.length[:, :, None]
   for field in (drawn.tokens, drawn.logp, drawn.log_kept, drawn.entropy):
     assert not np.any(field[past])
   is_end = np.isin(drawn.tokens, EOS) & ~past
@@ -95,7 +99,7 @@ def test_no_two_steps_prompts_or_completions_share_noise():
   same = [[1, 2, 3]] * 4
   made = engine()
   drawn = [
-    made.generate(requests(ENDLESS, same, index, rollout=rollout))
+    generate(made, ENDLESS, same, 16, index=index, rollout=rollout)
     for rollout, index in ((0, range(4)), (1, range(4)), (0, range(4, 8)))
   ]
   rows = np.concatenate([d.tokens.reshape(-1, 16) for d in drawn])
@@ -107,34 +111,31 @@ def test_no_two_steps_prompts_or_completions_share_noise():
 def test_noise_does_not_depend_on_the_company():
   """Another order, another batch, turns of two prompts: the same tokens."""
   prompts = tiny.ragged(prompts=4)[0]
-  whole = engine().generate(requests(prompts=prompts))
+  whole = generate(engine())
   order = [2, 0, 3, 1]
-  shuffled = engine().generate(
-    requests(prompts=[prompts[i] for i in order], index=order)
-  )
+  some = [prompts[i] for i in order]
+  shuffled = generate(engine(), prompts=some, index=order)
   np.testing.assert_array_equal(shuffled.tokens, whole.tokens[order])
-  turns = engine(max_rows=8).generate(requests(prompts=prompts))
+  turns = generate(engine(max_rows=8))
   np.testing.assert_array_equal(turns.tokens, whole.tokens)
-  alone = engine().generate(requests(prompts=prompts[1:2], index=[1]))
+  alone = generate(engine(), prompts=prompts[1:2], index=[1])
   np.testing.assert_array_equal(alone.tokens, whole.tokens[1:2])
 
 
 def test_a_cache_is_no_longer_than_the_window_of_its_layer():
   kinds = models.LayerKind(3), models.LayerKind(None)
   model = tiny.model(pattern=kinds)
-  sampler = sampler_lib.Sampler(model, PLAIN, group=2)
+  numbers, choices = drawing.alike(PLAIN, 1, model.config.vocab_size)
+  sampler = sampler_lib.Sampler(model, choices, group=2)
   prompts = sampler_lib.Prompts(
     jnp.ones((1, 6), jnp.int32),
     jnp.array([6]),
-    jnp.array([0]),
-    jax.random.key(0),
+    jnp.zeros((1, 2, 2), jnp.uint32),
+    numbers,
   )
   params = engines.sampler_params(model, tiny.params(model))
   rows, _ = jax.eval_shape(
-    lambda p, given, most: sampler.prefill(p, given, most, 8),
-    params,
-    prompts,
-    jnp.array(8),
+    lambda p, given: sampler.prefill(p, given, 8), params, prompts
   )
   axes = sampler._axes.positions
   for caches, full in ((rows.cache, 8), (rows.prompt_cache, 6)):
@@ -160,35 +161,35 @@ def test_scales_and_routers_stay_float32_in_the_sampler():
 
 
 def test_two_engines_are_bitwise_equal():
-  first, second = (engine().generate(requests()) for _ in range(2))
+  first, second = (generate(engine()) for _ in range(2))
   for a, b in zip(first, second, strict=True):
     np.testing.assert_array_equal(a, b)
 
 
 def test_sampling_in_turns_pads_the_last_turn():
   prompts = tiny.ragged(prompts=4)[0]
-  whole = engine().generate(requests(prompts=prompts))
-  turns = engine(max_rows=8).generate(requests(prompts=prompts[:3]))
+  whole = generate(engine())
+  turns = generate(engine(max_rows=8), prompts=prompts[:3])
   np.testing.assert_array_equal(turns.tokens, whole.tokens[:3])
   assert turns.tokens.shape[0] == 3
 
 
 def test_the_loop_ends_when_all_rows_have():
   """With every token an end token nothing is decoded; so few as need be."""
-  every = engines.Sampling(max_tokens=16, eos_ids=tuple(range(40)))
-  drawn, generation = decoded(engine(), requests(every))
-  assert np.all(drawn.length == 1) and generation.clock == 0
-  drawn, generation = decoded(engine(), requests())
-  assert generation.clock == drawn.length.max() - 1 < 12
+  every = engines.Sampling(eos_ids=tuple(range(40)))
+  loop = generation(engine(), every, limit=16)
+  assert np.all(loop.so_far.length == 1) and loop.clock == 0
+  loop = generation(engine())
+  assert loop.clock == loop.so_far.length.max() - 1 < 12
 
 
 def test_padding_does_not_prolong_the_loop():
   """A row that fills the last turn has ended before it starts."""
-  few = engines.Sampling(max_tokens=16, eos_ids=tuple(range(20)))
-  asked = requests(few, prompts=tiny.ragged(prompts=3)[0])
-  drawn, generation = decoded(engine(max_rows=8), asked)
-  assert generation.clock == drawn.length[2].max() - 1
-  assert drawn.length[2].max() < drawn.length.max() < 16
+  few = engines.Sampling(eos_ids=tuple(range(20)))
+  loop = generation(engine(max_rows=8), few, tiny.ragged(prompts=3)[0], 16)
+  length = loop.so_far.length.reshape(3, 4)
+  assert loop.clock == length[2].max() - 1
+  assert length[2].max() < length.max() < 16
 
 
 @pytest.mark.long
@@ -196,9 +197,9 @@ def test_padding_does_not_prolong_the_loop():
 def test_a_mesh_changes_no_token_and_decoding_gathers_no_parameter():
   model = small_model()
   prompts = tiny.ragged(prompts=3)[0]  # does not split over 4 shards
-  plain = engine(model).generate(requests(prompts=prompts))
+  plain = generate(engine(model), prompts=prompts)
   made = engine(model, mesh=sharding.make_mesh(2, 2, 2))
-  spread = made.generate(requests(prompts=prompts))
+  spread = generate(made, prompts=prompts)
   np.testing.assert_array_equal(spread.tokens, plain.tokens)
   np.testing.assert_allclose(spread.logp, plain.logp, atol=1e-5)
   specs = {x.sharding.spec for x in jax.tree.leaves(made._params)}
@@ -209,12 +210,13 @@ def test_a_mesh_changes_no_token_and_decoding_gathers_no_parameter():
 def test_caches_stay_split_over_rows_and_heads():
   """From the prompts on, while decoding, and after rows were dropped."""
   prompts = tiny.ragged(prompts=16)[0]
-  options = engines.Sampling(max_tokens=12, eos_ids=tuple(range(4)))
+  options = engines.Sampling(eos_ids=tuple(range(4)))
   made = engine(mesh=sharding.make_mesh(2, 2, 2), max_rows=32)
-  _, (generation,) = made._asked(requests(options, prompts))
+  asked = drawing.requests(prompts, options)
+  _, (loop,) = made._begun(arrays.Batch(range(16), asked))
   sizes = set()
-  for _ in generation.run():
-    rows = generation.rows
+  for _ in loop.run():
+    rows = loop.rows
     sizes.add(rows.last.shape[0])
     for cache in jax.tree.leaves((rows.cache, rows.prompt_cache)):
       whole, part = cache.shape, cache.sharding.shard_shape(cache.shape)
@@ -225,10 +227,8 @@ def test_caches_stay_split_over_rows_and_heads():
 def test_greedy_equals_the_teacher_forced_argmax():
   model = small_model()
   params = tiny.params(model)
-  greedy = engines.Sampling(max_tokens=8, temperature=0.0)
-  asked = requests(greedy, group=1)
-  drawn = engine(model, params).generate(asked)
-  tokens = drawn.tokens
+  greedy, prompts = engines.Sampling(temperature=0.0), tiny.ragged(prompts=4)[0]
+  tokens = generate(engine(model, params), greedy, limit=8, group=1).tokens
   for place in range(8):
     rows = []
     for token in range(40):
@@ -237,9 +237,7 @@ def test_greedy_equals_the_teacher_forced_argmax():
       rows.append(changed)
     best = []
     for changed in rows:
-      lay = layout.padded_rows(
-        asked.prompts, changed[..., :8], np.full((4, 1), 8), 16
-      )
+      lay = layout.padded_rows(prompts, changed, np.full((4, 1), 8), 16)
       scores = tiny.score(model, params, lay).logp
       best.append(
         np.asarray(tiny.gather(scores, lay, np.full((4, 1), 8)))[:, 0, place]
@@ -254,20 +252,18 @@ def test_a_group_that_is_larger_than_all_rows_is_drawn_alone():
 
 def test_min_tokens_and_top_k_reach_the_engine():
   options = dataclasses.replace(PLAIN, min_tokens=6, top_k=5)
-  drawn = engine().generate(requests(options))
+  drawn = generate(engine(), options)
   assert drawn.length.min() >= 7
-  inside = np.arange(16) < drawn.length[:, :, None]
+  inside = np.arange(12) < drawn.length[:, :, None]
   assert np.all(drawn.log_kept[inside] < 0)
 
 
 def test_stop_strings_end_after_the_token_that_completes_them():
   decode = lambda ids: ' '.join(str(int(i)) for i in ids)
   made = engine(decode=decode)
-  free = made.generate(requests(ENDLESS))
+  free = generate(made, ENDLESS, limit=16)
   stop = str(int(free.tokens[0, 0, 4]))
-  cut = made.generate(
-    requests(dataclasses.replace(ENDLESS, stop_strings=(stop,)))
-  )
+  cut = generate(made, engines.Sampling(stop_strings=(stop,)), limit=16)
   assert cut.finish[0, 0] == engines.STOPPED
   length = cut.length[0, 0]
   assert 0 < length <= 5
@@ -279,60 +275,148 @@ def test_stop_strings_end_after_the_token_that_completes_them():
   for field in (cut.logp, cut.entropy):
     assert np.any(field[0, 0, :length]) and not np.any(field[0, 0, length:])
   with pytest.raises(ValueError, match='decode'):
-    engine().generate(
-      requests(dataclasses.replace(ENDLESS, stop_strings=('7',)))
-    )
+    generate(engine(), engines.Sampling(stop_strings=('7',)))
 
 
 @pytest.mark.parametrize('stops', [(), ('7', '12')], ids=['ends', 'stops'])
 def test_completions_that_have_ended_are_told_while_others_go_on(stops):
-  told, calls = {}, []
-
-  def finished(prompt, completion, ids, finish):
-    place = prompt, completion
-    assert place not in told
-    told[place] = ids.tolist(), finish, len(calls)
-
   made = engine(
-    max_rows=8,
-    decode=lambda ids: ' '.join(str(int(i)) for i in ids),
-    between=lambda: calls.append(None),
+    max_rows=8, decode=lambda ids: ' '.join(str(int(i)) for i in ids)
   )
-  asked = requests(dataclasses.replace(PLAIN, stop_strings=stops))
-  drawn = made.generate(asked._replace(finished=finished))
-  assert set(told) == set(np.ndindex(drawn.length.shape))
-  for place, (ids, finish, _) in told.items():
-    assert ids == drawn.tokens[place][: drawn.length[place]].tolist()
-    assert finish == drawn.finish[place]
-  at = [call for *_, call in told.values()]
-  assert min(at) < len(calls) and len(set(at)) > 2
+  options = dataclasses.replace(PLAIN, stop_strings=stops)
+  asked = drawing.requests(tiny.ragged(prompts=4)[0], options)
+  place = {made.submit(one): p for p, one in enumerate(asked)}
+  turns = list(made.completed())
+  told = [(place[x.request], x.number) for turn in turns for x in turn]
+  assert sorted(told) == list(np.ndindex(4, 4))
+  assert len(turns) > sum(map(bool, turns)) > 2  # the caller has its turn
+  drawn = generate(made, options)
+  for one in (one for turn in turns for one in turn):
+    at = place[one.request], one.number
+    length = drawn.length[at]
+    assert one.finish == drawn.finish[at] and len(one.ids) == length
+    for name in ('logp', 'log_kept', 'entropy', 'version'):
+      found = getattr(drawn, name)[at]
+      np.testing.assert_array_equal(getattr(one, name), found[:length])
+      assert not found[length:].any()
+    np.testing.assert_array_equal(one.ids, drawn.tokens[at][:length])
   assert bool(stops) == (engines.STOPPED in drawn.finish)
-  calls.clear()
-  again = made.generate(asked)
-  np.testing.assert_array_equal(again.tokens, drawn.tokens)
 
 
 @pytest.mark.parametrize('stop, length', [('a', 1), ('c', 3), ('de', 5)])
 def test_a_stop_string_may_end_at_any_token_of_a_completion(stop, length):
-  ids = np.array([[[1, 2, 3, 4, 5, 0]]])
-  nothing = np.zeros(ids.shape, np.float32)
-  whole = engines.Completions(
-    ids, np.array([[5]]), nothing, nothing, ids, np.array([[0]]), nothing
-  )
   decode = lambda ids: ''.join(' abcde'[i] for i in ids)
-  cut = arrays._stop_at_strings(whole, (stop,), decode)
-  assert cut.length == length and cut.finish == engines.STOPPED
-  inside = np.arange(6) < length
-  np.testing.assert_array_equal(cut.tokens, np.where(inside, ids, 0))
+  sampling = engines.Sampling(stop_strings=(stop,))
+  ends = arrays.end_of(np.array([1, 2, 3, 4, 5]), sampling, decode)
+  assert ends == (length, engines.STOPPED)
+  ends = arrays.end_of(np.array([1, 2, 3])[: length - 1], sampling, decode)
+  assert ends == (min(3, length - 1), engines.TRUNCATED)
 
 
-def test_a_stream_reports_every_token():
+@pytest.mark.parametrize('stops', [(), ('7',)], ids=['ends', 'stops'])
+def test_a_completion_that_goes_on_is_reported_token_by_token(stops):
+  made = engine(decode=lambda ids: ' '.join(str(int(i)) for i in ids))
+  options = dataclasses.replace(PLAIN, stop_strings=stops)
+  (asked,) = drawing.requests([[1, 2, 3]], options, group=3)
+  made.submit(asked)
+  so_far, finished = {}, {}
+  for turn in made.completed(every_tokens=1):
+    for one in turn:
+      assert one.number not in finished
+      before = so_far.get(one.number, [])
+      assert one.ids[: len(before)].tolist() == before
+      assert len(one.ids) == len(before) + (len(one.ids) > len(before))
+      so_far[one.number] = one.ids.tolist()
+      if one.finish != engines.GOING:
+        finished[one.number] = one
+  drawn = generate(made, options, [[1, 2, 3]], group=3)
+  assert finished.keys() == {0, 1, 2}
+  for g, one in finished.items():
+    assert one.finish == drawn.finish[0, g]
+    np.testing.assert_array_equal(one.ids, drawn.tokens[0, g, : len(one.ids)])
+    assert len(one.ids) == drawn.length[0, g]
+
+
+def test_requests_may_differ_in_all_and_come_while_others_are_drawn():
+  """Each gets what it gets alone, if as many rows are drawn."""
   made = engine()
-  *_, whole = reports = list(made.stream(requests()))
-  longest = [so_far.length.max() for so_far in reports]
-  assert longest == list(range(1, 13))
-  for streamed, drawn in zip(whole, made.generate(requests()), strict=True):
-    np.testing.assert_array_equal(streamed, drawn)
+  prompts = tiny.ragged(prompts=4)[0]
+  ways = [
+    (PLAIN, 12, 4),
+    (dataclasses.replace(PLAIN, temperature=0.0), 5, 4),
+    (dataclasses.replace(PLAIN, top_k=3, temperature=0.5), 9, 4),
+    (engines.Sampling(), 12, 2),  # other end tokens, another group
+  ]
+  asked = []
+  for index, (sampling, limit, group) in enumerate(ways):
+    (one,) = drawing.requests(
+      [prompts[index]], sampling, limit, [index], group=group
+    )
+    asked.append(one)
+  place = {made.submit(one): p for p, one in enumerate(asked[:3])}
+  found = {}
+  for turn in made.completed():
+    if len(place) == 3:
+      place[made.submit(asked[3])] = 3
+    found |= {(place[one.request], one.number): one for one in turn}
+  assert len(found) == 3 * 4 + 2
+  for p, (_, limit, group) in enumerate(ways):
+    drawn = engines.generate(made, asked[p : p + 1])
+    for g in range(group):
+      one, length = found[p, g], drawn.length[0, g]
+      assert len(one.ids) == length <= limit
+      np.testing.assert_array_equal(one.ids, drawn.tokens[0, g, :length])
+      np.testing.assert_allclose(one.logp, drawn.logp[0, g, :length], atol=1e-5)
+
+
+def test_whoever_leaves_gives_up_what_is_not_completed():
+  made = engine()
+  for one in drawing.requests(tiny.ragged(prompts=4)[0]):
+    made.submit(one)
+  turns = made.completed()
+  next(turns)
+  turns.close()
+  assert list(made.completed()) == []
+  assert generate(made).length.all()
+
+
+def test_an_interruptible_engine_asks_before_each_call():
+  calls = []
+
+  class Stopped(BaseException):
+    pass
+
+  def between():
+    calls.append(None)
+    if len(calls) == 3:
+      raise Stopped
+
+  made = engine(max_rows=8)
+  with pytest.raises(Stopped):
+    generate(engines.Interruptible(made, between))
+  assert len(calls) == 3 and list(made.completed()) == []
+  plain = generate(made)
+  whole = generate(engines.Interruptible(made, lambda: None))
+  np.testing.assert_array_equal(whole.tokens, plain.tokens)
+
+
+def test_other_numbers_of_sampling_compile_nothing():
+  """Temperatures, limits and thresholds are data of the programs."""
+  made = engine()
+
+  def draw(limit, **numbers):
+    return generate(made, engines.Sampling(eos_ids=EOS, **numbers), limit=limit)
+
+  with compilations.compiled_programs() as names:
+    first = draw(12, temperature=1.0), draw(12, top_p=0.5, top_k=4, min_p=0.1)
+    compiled = len(names)
+    assert {'prefill', 'decode'} <= set(names)
+    again = draw(9, temperature=0.6), draw(10, top_p=0.9, top_k=4, min_p=0.2)
+    draw(12, temperature=1.3, top_k=4, top_p=0.7, min_p=0.01)
+    assert len(names) == compiled
+  for one, other in zip(first, again, strict=True):
+    assert other.length.max() < one.length.max() == 12
+    assert not np.array_equal(one.tokens[..., :9], other.tokens[..., :9])
 
 
 def test_loading_copies_so_that_donation_is_safe():
@@ -340,7 +424,7 @@ def test_loading_copies_so_that_donation_is_safe():
   params = tiny.params(model)
   made = engine(model, params)
   jax.tree.map(lambda x: x.delete(), params)
-  assert made.generate(requests()).tokens.shape == (4, 4, 16)
+  assert generate(made).tokens.shape == (4, 4, 12)
 
 
 @pytest.mark.parametrize(
@@ -371,8 +455,8 @@ def test_without_copies_only_what_must_change_is_made_anew(dtype, mesh, same):
     if jax.tree.all(jax.tree.map(lambda x, y: x is y, read[name], params[name]))
   }
   assert found == same
-  drawn = made.generate(requests())
-  whole = engine(model, params, mesh=mesh).generate(requests())
+  drawn = generate(made)
+  whole = generate(engine(model, params, mesh=mesh))
   np.testing.assert_array_equal(drawn.tokens, whole.tokens)
   # Single layers are copies in any case.
   made.unload()
@@ -384,10 +468,10 @@ def test_without_copies_only_what_must_change_is_made_anew(dtype, mesh, same):
 )
 def test_impossible_prompts_are_refused(prompts, words):
   with pytest.raises(ValueError, match=words):
-    engine().generate(requests(prompts=prompts))
+    generate(engine(), prompts=prompts)
 
 
 def test_an_engine_without_parameters_says_so():
-  made = engines.LocalEngine(tiny.model(), 0, (8,), (16,))
+  made = engines.LocalEngine(tiny.model(), (8,), (16,))
   with pytest.raises(ValueError, match='call load first'):
-    made.generate(requests())
+    generate(made)

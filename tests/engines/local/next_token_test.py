@@ -5,14 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import engines as sampling_lib
+from grpo_jax import engines
 from grpo_jax.engines import Sampling
 from grpo_jax.engines.local import vocabulary
+from grpo_jax.engines.local.next_token import Choices
+from grpo_jax.engines.local.next_token import Numbers
+from grpo_jax.engines.local.next_token import choices_of
+from grpo_jax.engines.local.next_token import numbers_of
+from tests.drawing import mixed
+from tests.drawing import next_token
 
 pytestmark = pytest.mark.quick
-
-# One program; each single operation would be one of its own.
-next_token = jax.jit(sampling_lib.next_token, static_argnames='sampling')
 
 PROBABILITY = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
 
@@ -20,7 +23,7 @@ PROBABILITY = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
 def draw(number=20_000, step=0, **options):
   logits = jnp.broadcast_to(jnp.log(PROBABILITY), (number, 5))
   uniform = jax.random.uniform(jax.random.key(0), (number,))
-  sampling = Sampling(max_tokens=9, **options)
+  sampling = Sampling(**options)
   return [
     np.asarray(x)
     for x in next_token(logits, uniform, jnp.full(number, step), sampling)
@@ -59,7 +62,7 @@ def test_the_token_that_reaches_top_p_is_the_last_one():
   assert half == 0.5
   for top_p, kept in ((half, 0.5), (half + 1e-6, 0.75)):
     *_, log_kept, _ = next_token(
-      logits, jnp.zeros(1), jnp.zeros(1), Sampling(max_tokens=1, top_p=top_p)
+      logits, jnp.zeros(1), jnp.zeros(1), Sampling(top_p=top_p)
     )
     np.testing.assert_allclose(log_kept, np.log(kept), atol=1e-6)
 
@@ -104,7 +107,7 @@ def test_the_ends_of_the_noise_are_safe():
   logits = jnp.log(jnp.array([[0.0, 0.5, 0.5, 0.0]] * 2))
   uniform = jnp.array([0.0, 1 - 2**-24])
   token, _, _, entropy = next_token(
-    logits, uniform, jnp.zeros(2, int), Sampling(max_tokens=1)
+    logits, uniform, jnp.zeros(2, int), Sampling()
   )
   np.testing.assert_array_equal(token, [1, 2])
   np.testing.assert_allclose(entropy, np.log(2), atol=1e-6)  # 0 log 0 is 0
@@ -118,7 +121,7 @@ def test_at_the_end_of_the_noise_rounding_draws_nothing_without_mass():
     jnp.asarray(logits, jnp.float32),
     jnp.full(200, 1 - 2**-24),
     jnp.zeros(200, int),
-    Sampling(max_tokens=1),
+    Sampling(),
   )
   assert np.all(np.isfinite(logits[np.arange(200), token]))
 
@@ -146,7 +149,7 @@ def test_blocks_give_the_token_of_one_running_sum(vocab):
       jnp.asarray(logits, jnp.float32),
       jnp.full(4, uniform),
       jnp.zeros(4, int),
-      Sampling(max_tokens=1),
+      Sampling(),
     )
     wanted = np.argmax(total > uniform, axis=-1)
     clear = np.min(np.abs(total - uniform), axis=-1) > 1e-6
@@ -159,7 +162,6 @@ def test_blocks_give_the_token_of_one_running_sum(vocab):
 @pytest.mark.parametrize(
   'options',
   [
-    dict(max_tokens=0),
     dict(temperature=-1.0),
     dict(temperature=1e-30),
     dict(temperature=float('inf')),
@@ -167,10 +169,56 @@ def test_blocks_give_the_token_of_one_running_sum(vocab):
     dict(top_k=-1),
     dict(top_p=0.0),
     dict(min_p=1.5),
-    dict(min_tokens=9),
+    dict(min_tokens=-1),
   ],
 )
 def test_impossible_options_are_refused(options):
   name = next(iter(options))
   with pytest.raises(ValueError, match=f'{name}='):
-    Sampling(**{'max_tokens': 9, **options})
+    Sampling(**options)
+
+
+@pytest.mark.parametrize('limit, name', [(0, 'max_tokens'), (9, 'min_tokens')])
+def test_a_limit_below_which_nothing_can_end_is_refused(limit, name):
+  with pytest.raises(ValueError, match=f'{name}='):
+    engines.check_limit(limit, Sampling(min_tokens=9))
+
+
+ROWS = {
+  'plain': Sampling(),
+  'warm': Sampling(temperature=0.7),
+  'greedy': Sampling(temperature=0.0),
+  'top_k': Sampling(top_k=2),
+  'largest top_k': Sampling(top_k=4),
+  'top_p': Sampling(top_p=0.8, temperature=2.0),
+  'min_p': Sampling(min_p=0.3),
+  'top_k of all': Sampling(top_k=5),
+  'several': Sampling(top_k=3, top_p=0.9, min_p=0.1),
+}
+
+
+def test_rows_that_are_drawn_differently_share_a_program():
+  """Each gets what it gets among rows that are drawn as it is."""
+  number = len(ROWS)
+  logits = jnp.broadcast_to(jnp.log(PROBABILITY), (number, 5))
+  for uniform in (0.05, 0.45, 0.75, 0.999):
+    given = logits, jnp.full(number, uniform), jnp.zeros(number, int)
+    samplings = [*ROWS.values()]
+    numbers = numbers_of(samplings, [1] * number, 5)
+    found = mixed(*given, numbers, choices_of(samplings, 5))
+    for row, (name, sampling) in enumerate(ROWS.items()):
+      alone = next_token(*given, sampling)
+      for x, y in zip(found, alone, strict=True):
+        np.testing.assert_allclose(x[row], y[row], atol=1e-6, err_msg=name)
+
+
+def test_a_program_has_the_filters_of_its_rows_alone():
+  """And the numbers of filters are data, which compile nothing."""
+  assert choices_of([Sampling()], 5) == Choices()
+  assert choices_of([Sampling(top_k=5)], 5) == Choices()
+  warm = [Sampling(temperature=t) for t in (0.7, 1.3)]
+  assert choices_of(warm[:1], 5) == choices_of(warm[1:], 5) == Choices()
+  one, other = (Sampling(top_p=p, top_k=3, min_p=p / 9) for p in (0.5, 0.9))
+  assert choices_of([one], 5) == choices_of([other], 5)
+  numbers = numbers_of([Sampling()], [7], 5)
+  assert jax.tree.map(list, numbers) == Numbers(limit=[7], scale=[1.0])

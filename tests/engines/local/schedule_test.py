@@ -11,6 +11,7 @@ from grpo_jax.engines.local import generation as generation_lib
 from grpo_jax.engines.local import sampler
 from grpo_jax.engines.local import schedule as schedule_lib
 from grpo_jax.mesh import sharding
+from tests import drawing
 from tests import tiny
 from tests.compilations import compiled_programs
 
@@ -163,22 +164,28 @@ def test_no_more_rows_than_allowed(group, prompts, shards):
 @pytest.fixture(scope='module')
 def asked():
   prompts = tiny.ragged(prompts=16)[0]
-  options = engines.Sampling(max_tokens=30, eos_ids=EOS)
-  return engines.Requests(prompts, list(range(16)), 4, 0, options)
+  return drawing.requests(prompts, engines.Sampling(eos_ids=EOS), 30)
 
 
 def generate(asked, model=None, **options):
   """Completions, `Generation`, and the sizes that were arranged."""
   model = model or tiny.model(num_layers=2)
   options = {'prompt_buckets': (8,), 'completion_buckets': (32,)} | options
-  made = engines.LocalEngine(model, seed=0, **options)
+  made = engines.LocalEngine(model, **options)
   made.load(tiny.params(model), version=0)
-  _, (generation,) = made._asked(asked)
-  seen = []
-  for _ in generation.run():
-    lanes = generation.rows.prompt_length.shape[0]
-    seen.append((lanes, len(generation.going) // lanes, generation.room))
-  return made._completions(generation.so_far, asked), generation, seen
+  seen, loops, run = [], [], generation_lib.Generation.run
+
+  def watched(generation, every_tokens):
+    loops.append(generation)
+    for _ in run(generation, every_tokens):
+      lanes = generation.rows.prompt_length.shape[0]
+      seen.append((lanes, len(generation.going) // lanes, generation.room))
+      yield
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(generation_lib.Generation, 'run', watched)
+    drawn = engines.generate(made, asked)
+  return drawn, loops[0], seen
 
 
 @pytest.fixture(scope='module')
@@ -274,7 +281,9 @@ def test_sizes_of_programs_are_few(asked, plain):
   drawn, *_ = generate(asked, **options)  # prompts wait, and caches grow
   assert_same(drawn, plain)
   with compiled_programs() as names:
-    generate(asked._replace(rollout=1), **options)
+    prompts = [one.ids for one in asked]
+    sampling = asked[0].sampling
+    generate(drawing.requests(prompts, sampling, 30, rollout=1), **options)
   assert not {'decode', 'prefill'} & set(names)
 
 

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from grpo_jax import engines
+from grpo_jax.engines.local import arrays
+from grpo_jax.engines.local import sampler
 from grpo_jax.engines.local import side_by_side
 from tests import compilations
+from tests import drawing
 from tests import tiny
 
 MIB = 2**20
@@ -38,15 +41,14 @@ def test_pieces_have_enough_rows(given, number):
 def engine(cores, **options):
   model = tiny.model(num_layers=1)
   options = {'prompt_buckets': (8,), 'completion_buckets': (8, 16)} | options
-  made = engines.LocalEngine(model, seed=0, cores=cores, **options)
+  made = engines.LocalEngine(model, cores=cores, **options)
   made.load(tiny.params(model), version=3)
   return made
 
 
-def requests(**more):
-  options = engines.Sampling(max_tokens=12, eos_ids=(3, 7, 11))
-  prompts = tiny.ragged(prompts=5)[0]
-  return engines.Requests(prompts, list(range(5)), 4, 0, options, **more)
+def requests():
+  sampling = engines.Sampling(eos_ids=(3, 7, 11))
+  return drawing.requests(tiny.ragged(prompts=5)[0], sampling)
 
 
 @pytest.fixture
@@ -67,14 +69,15 @@ def divided(monkeypatch):
   ],
 )
 def test_pieces_draw_what_the_whole_draws(cores, max_rows, divided):
-  whole = engine(1, max_rows=max_rows).generate(requests())
+  whole = engines.generate(engine(1, max_rows=max_rows), requests())
   told, thread = [], []
 
   def finished(prompt, completion, ids, finish):
     told.append((prompt, completion, ids.tolist(), finish))
     thread.append(threading.current_thread())
 
-  found = engine(cores, max_rows=max_rows).generate(requests(finished=finished))
+  made = engine(cores, max_rows=max_rows)
+  found = engines.generate(made, requests(), finished)
   for name in ('tokens', 'length', 'finish', 'log_kept'):
     np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))
   for name in ('logp', 'entropy'):
@@ -94,18 +97,18 @@ def test_pieces_share_their_programs(divided):
   # A length that no other test has, or the programs might be there.
   made, asked = engine(3, completion_buckets=(13,)), requests()
   with compilations.compiled_programs() as names:
-    made.generate(asked)
+    engines.generate(made, asked)
     # Of two prompts each: the third piece has one, and a row of padding.
     assert names.count('prefill') == 1 and 'decode' in names
     first = len(names)
-    made.generate(asked)
+    engines.generate(made, asked)
     assert len(names) == first
 
 
 @pytest.mark.parametrize('cores, rows', [(1, 8), (2, 4), (3, 4), (9, 4)])
 def test_pieces_share_the_rows_that_are_allowed(cores, rows, divided):
   made, asked = engine(cores, max_rows=9), requests()  # groups of 4
-  _, parts = made._asked(asked, made.cores)
+  _, parts = made._begun(arrays.Batch(range(5), asked), made.cores)
   assert [part.schedule.prompts * 4 for part in parts] == [rows] * (8 // rows)
   assert sum(len(part.prompts.length) for part in parts) == 5
 
@@ -113,6 +116,8 @@ def test_pieces_share_the_rows_that_are_allowed(cores, rows, divided):
 LEAVES = """
 import sys
 import jax, jax.numpy as jnp
+from grpo_jax.engines.local import arrays
+from grpo_jax.engines.local import sampler
 from grpo_jax.engines.local import side_by_side
 body = lambda _, x: x @ x / 300
 slow = jax.jit(lambda x: jax.lax.fori_loop(0, 2000, body, x))
@@ -136,17 +141,27 @@ def test_a_program_may_end_while_a_piece_is_drawn():
   assert (done.returncode, done.stderr) == (43, '')
 
 
-def test_each_piece_has_a_thread(divided):
+def watch_calls(monkeypatch, before):
+  """Calls a function before each call of the devices, in the piece's thread."""
+  decode = sampler.decode
+
+  def watched(*args):
+    before()
+    return decode(*args)
+
+  monkeypatch.setattr(sampler, 'decode', watched)
+
+
+def test_each_piece_has_a_thread(divided, monkeypatch):
   seen, both = set(), threading.Barrier(2, timeout=60)
 
-  def between():
+  def before():
     if threading.current_thread() not in seen:
       seen.add(threading.current_thread())
       both.wait()  # breaks unless the other piece comes meanwhile
 
-  made = engine(2)
-  made.between = between
-  made.generate(requests())
+  watch_calls(monkeypatch, before)
+  engines.generate(engine(2), requests())
   assert len(seen) == 2 and threading.main_thread() not in seen
 
 
@@ -154,19 +169,18 @@ class Stopped(BaseException):
   pass
 
 
-def test_what_a_piece_raises_ends_all(divided):
+def test_what_a_piece_raises_ends_all(divided, monkeypatch):
   calls, ends = [], threading.Event()
 
-  def between():
+  def before():
     calls.append(threading.current_thread())
     if len(calls) > 1:
       ends.set()
       raise Stopped
 
-  made = engine(2)
-  made.between = between
+  watch_calls(monkeypatch, before)
   with pytest.raises(Stopped):
-    made.generate(requests())
+    engines.generate(engine(2), requests())
   assert ends.is_set()
   for thread in calls:
     thread.join(60)

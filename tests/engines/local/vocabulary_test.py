@@ -16,6 +16,8 @@ from grpo_jax.mesh import sharding
 from grpo_jax.planning import hlo
 from tests import tiny
 from tests.chosen import chosen
+from tests.drawing import alike
+from tests.drawing import next_token
 
 FILTERS = {
   'none': {},
@@ -85,12 +87,13 @@ UNIFORM = {
 
 
 @functools.cache
-def drawing(options, mesh=None):
+def drawing(options, vocab, mesh=None):
   """`next_token` compiled, the logits split as the output layer leaves them."""
+  ways = alike(options, ROWS, vocab)
 
   def run(*given):
     with sharding.use(mesh):
-      return engines.next_token(*given, options)
+      return engines.next_token(*given, *ways)
 
   if mesh is None:
     return jax.jit(run)
@@ -103,8 +106,8 @@ def drawing(options, mesh=None):
 def assert_drawn_as_whole(logits, uniform, options, mesh):
   logits = np.asarray(logits, np.float32)
   given = logits, np.asarray(uniform, np.float32), np.arange(ROWS) % 4
-  expected = jax.device_get(drawing(options)(*given))
-  got = jax.device_get(drawing(options, mesh)(*given))
+  expected = jax.device_get(drawing(options, logits.shape[1])(*given))
+  got = jax.device_get(drawing(options, logits.shape[1], mesh)(*given))
   np.testing.assert_array_equal(got[0], expected[0])
   for x, y in zip(got[1:], expected[1:], strict=True):
     np.testing.assert_allclose(x, y, atol=1e-5)
@@ -133,7 +136,7 @@ IN_THE_SUITE = {
 def test_a_split_vocabulary_draws_the_tokens_of_a_whole_one(
   mesh, vocab, filters
 ):
-  options = engines.Sampling(max_tokens=9, **FILTERS[filters])
+  options = engines.Sampling(**FILTERS[filters])
   devices = sharding.make_mesh(**MESHES[mesh])
   for uniform in UNIFORM.values():
     for logits in (random_logits(vocab), edges(vocab)):
@@ -141,7 +144,7 @@ def test_a_split_vocabulary_draws_the_tokens_of_a_whole_one(
 
 
 def test_every_shard_draws():
-  options = engines.Sampling(max_tokens=9)
+  options = engines.Sampling()
   mesh = sharding.make_mesh(tensor=4)
   equal, uniform = np.zeros((ROWS, ROWS)), np.arange(ROWS) / ROWS
   tokens = assert_drawn_as_whole(equal, uniform, options, mesh)
@@ -150,16 +153,18 @@ def test_every_shard_draws():
 
 @pytest.mark.parametrize('rows, vocab', [(6, 64), (64, 63)])
 def test_what_a_mesh_does_not_divide_is_drawn_too(rows, vocab):
-  options = engines.Sampling(max_tokens=9)
+  options = engines.Sampling()
   mesh = sharding.make_mesh(tensor=2, data=4)
   given = random_logits(vocab)[:rows], UNIFORM['random'][:rows]
   given = *map(jnp.float32, given), jnp.zeros(rows, int)
 
+  ways = alike(options, rows, vocab)
+
   def run(*given):
     with sharding.use(mesh):
-      return engines.next_token(*given, options)
+      return engines.next_token(*given, *ways)
 
-  expected = jax.jit(engines.next_token, static_argnums=3)(*given, options)
+  expected = next_token(*given, options)
   got = jax.jit(run)(*jax.device_put(given, sharding.replicated(mesh)))
   for x, y in zip(got, expected, strict=True):
     np.testing.assert_allclose(x, y, atol=1e-5)
@@ -169,7 +174,7 @@ def sent(program, options, **axes):
   """The collectives of a program of the engine, and rows on each device."""
   mesh = sharding.make_mesh(**axes)
   model = tiny.model(vocab_size=8192, num_layers=1)
-  engine = engines.LocalEngine(model, 0, (4,), (8,), mesh=mesh)
+  engine = engines.LocalEngine(model, (4,), (8,), mesh=mesh)
   shapes = jax.eval_shape(model.init, jax.random.key(0))
   place = sharding.of_params(mesh, shapes, model.logical_axes)
   params = jax.tree.map(
@@ -177,7 +182,7 @@ def sent(program, options, **axes):
     shapes,
     place,
   )
-  lowered = engine.lowering(params, 4, 4, options)[program]()
+  lowered = engine.lowering(params, 4, 4, options, 8)[program]()
   found = hlo.Program(lowered.compile().as_text(), trips=5, devices=mesh.size)
   return found.collectives(), 16 // sharding.row_shards(mesh)
 
@@ -205,7 +210,7 @@ def sent(program, options, **axes):
   ],
 )
 def test_no_logits_are_sent(filters, tensor, program):
-  options = engines.Sampling(max_tokens=8, **FILTERS[filters])
+  options = engines.Sampling(**FILTERS[filters])
   found, rows = sent(program, options, data=2, tensor=tensor)
   assert program == 'prefill' or all(one.times >= 5 for one in found)
   # A prompt has 4 positions, and as many completions.

@@ -15,6 +15,7 @@ from grpo_jax import engines
 from grpo_jax import models
 from grpo_jax.models import layout
 from grpo_jax.models.attention import over_layout
+from tests import drawing
 from tests.models.weights import golden
 
 EXACT = functools.partial(jax.default_matmul_precision, 'highest')
@@ -70,14 +71,15 @@ def test_prefill_and_decode_continue_the_same(name):
   one = golden.golden(name)
   greedy = one.expected['greedy']
   engine = engines.LocalEngine(
-    one.model, seed=0, prompt_buckets=(12,), completion_buckets=(4, 8)
+    one.model, prompt_buckets=(12,), completion_buckets=(4, 8)
   )
   engine.load(one.params, version=0)
-  asked = engines.Sampling(max_tokens=8, eos_ids=(), temperature=0.0)
+  sampling, prompts = (
+    engines.Sampling(temperature=0.0),
+    [row.tolist() for row in one.rows],
+  )
   with EXACT():
-    drawn = engine.generate(
-      engines.Requests([row.tolist() for row in one.rows], [0, 1], 1, 0, asked)
-    )
+    drawn = drawing.completions(engine, prompts, sampling, 8, group=1)
   np.testing.assert_array_equal(drawn.tokens[:, 0], greedy)
   expected = one.expected['greedy_logp']
   np.testing.assert_allclose(drawn.logp[:, 0], expected, atol=1e-4)

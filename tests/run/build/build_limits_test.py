@@ -177,14 +177,14 @@ def test_a_longer_completion_than_the_runs_own_is_refused_too(folder):
   run = types.SimpleNamespace(
     config=config(folder, buckets=(8, 64)),
     tokenizer=data.character_tokenizer(data.ALPHABET),
-    sampling=engines.Sampling(8),
-    engine=types.SimpleNamespace(generate=None),
+    sampling=engines.Sampling(),
+    engine=types.SimpleNamespace(capabilities=engines.Capabilities()),
   )
   policy = eval_and_sample.Policy(run, 1, marks.NOTHING)
   words = 'prompt of 3 tokens and a completion of 30 .* made for 32'
   with pytest.raises(ValueError, match=words):
     eval_and_sample.sample(policy, ['1+2'], max_tokens=30)
-  with pytest.raises(TypeError, match='not callable'):  # it begins to sample
+  with pytest.raises(AttributeError, match='submit'):  # it begins to sample
     eval_and_sample.sample(policy, ['1+2'], 2, max_tokens=29)
   rows = dataclasses.replace(run.config.data, heldout='arithmetic')
   run.config = dataclasses.replace(run.config, data=rows)

@@ -186,13 +186,13 @@ def test_an_empty_stop_string_is_refused(stops):
   with pytest.raises(ValueError, match='stop_strings=.*the empty text is in'):
     runs.small(**{'sampler.stop_strings': stops})
   with pytest.raises(ValueError, match='stop_strings=.*none of them empty'):
-    engines.Sampling(4, stop_strings=stops)
+    engines.Sampling(stop_strings=stops)
 
 
 @pytest.mark.parametrize('stops', ['ab', (3,), (None,)])
 def test_stop_strings_are_a_tuple_of_texts(stops):
   with pytest.raises(ValueError, match='it must be a tuple of texts'):
-    engines.Sampling(4, stop_strings=stops)
+    engines.Sampling(stop_strings=stops)
 
 
 def test_a_config_with_chats_comes_back_from_its_file(folder):

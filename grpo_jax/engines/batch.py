@@ -1,0 +1,163 @@
+"""A batch that is known whole: completions of many prompts, as arrays."""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import contextlib
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from grpo_jax import random_keys
+from grpo_jax.engines.protocol import Capabilities
+from grpo_jax.engines.protocol import Engine
+from grpo_jax.engines.protocol import Request
+from grpo_jax.engines.protocol import Sampled
+from grpo_jax.engines.protocol import Sampling
+from grpo_jax.engines.protocol import check_limit
+
+Finished = Callable[[int, int, np.ndarray, int], None]
+"""`(prompt, number in its group, ids i32[t], finish)` of a completion."""
+
+
+class Completions(NamedTuple):
+  """What was sampled, as host arrays; zero past each completion's length.
+
+  See `Sampled` for the fields that have the same names.
+
+  Attributes:
+    tokens: i32[P,G,T], the ids.
+    length: i32[P,G], tokens of each completion, its end token included.
+    logp: f32[P,G,T].
+    log_kept: f32[P,G,T].
+    version: i32[P,G,T].
+    finish: i32[P,G], ENDED, TRUNCATED or STOPPED.
+    entropy: f32[P,G,T]; None if the engine does not know it.
+    routing: i32[P,G,T]; None if the engine does not know it.
+    holder: i64[P], the process that knows a prompt's completions, if not all
+      processes know all. In the others the arrays [P,G,T] are 0 there, and
+      `length` and `finish` do not count.
+  """
+
+  tokens: np.ndarray
+  length: np.ndarray
+  logp: np.ndarray
+  log_kept: np.ndarray
+  version: np.ndarray
+  finish: np.ndarray
+  entropy: np.ndarray | None = None
+  routing: np.ndarray | None = None
+  holder: np.ndarray | None = None
+
+  @property
+  def known(self) -> Sequence[int]:
+    """The prompts whose completions this process knows, ascending."""
+    if self.holder is None:
+      return range(len(self.length))
+    return np.flatnonzero(self.holder == jax.process_index()).tolist()
+
+
+def requests(
+  prompts: Sequence[Sequence[int]],
+  index: Sequence[int],
+  group: int,
+  sampling: Sampling,
+  limit: int,
+  seed: int,
+  rollout: int,
+  purpose: str = 'sample',
+) -> list[Request]:
+  """A request for each of `P` prompts.
+
+  The random keys of a completion are those of its seed, purpose, rollout,
+  prompt and number alone.
+
+  Args:
+    prompts: Each a list of ids.
+    index: For each prompt its global counter, which says where in the stream of
+      prompts it stands.
+    group: Completions per prompt, `G`.
+    sampling: How tokens are drawn.
+    limit: The most tokens of a completion.
+    seed: Of the run.
+    rollout: Its number.
+    purpose: What the completions are for. Another purpose gets independent
+      random numbers.
+
+  Raises:
+    ValueError: No completion could end before the limit; see `check_limit`.
+  """
+  check_limit(limit, sampling)
+  keys = random_keys.folded(seed, purpose, rollout, index, range(group))
+  return [
+    Request(ids, its, limit, sampling)
+    for ids, its in zip(prompts, keys, strict=True)
+  ]
+
+
+def generate(
+  engine: Engine, asked: Sequence[Request], finished: Finished | None = None
+) -> Completions:
+  """Samples `G` completions of each of `P` prompts.
+
+  Args:
+    engine: With parameters; nothing else is submitted to it.
+    asked: See `requests`.
+    finished: Called once with each completion that this process knows, while
+      the engine draws others. It must return soon: no device works meanwhile.
+
+  Returns:
+    The completions in the order of the requests; T is the largest limit.
+
+  Raises:
+    ValueError: The engine cannot do what is asked.
+  """
+  can = engine.capabilities
+  if not can.filters and any(one.sampling.filters for one in asked):
+    raise ValueError(
+      'This engine does not know what filters leave of the policy; give '
+      'top_k=0, top_p=1, min_p=0 and min_tokens=0.'
+    )
+  whole = _nothing(asked, can)
+  place = {engine.submit(one): p for p, one in enumerate(asked)}
+  with contextlib.closing(engine.completed()) as turns:
+    for turn in turns:
+      for one in turn:
+        p, g = place[one.request], one.number
+        if _is_known(one):
+          _write(whole, p, g, one)
+          if finished is not None:
+            finished(p, g, one.ids, one.finish)
+        if whole.holder is not None:
+          whole.holder[p] = one.holder
+  return whole
+
+
+def _nothing(asked: Sequence[Request], can: Capabilities) -> Completions:
+  """The arrays before the first token."""
+  shape = len(asked), len(asked[0].keys)
+  tokens = *shape, max(one.limit for one in asked)
+  return Completions(
+    tokens=np.zeros(tokens, np.int32),
+    length=np.zeros(shape, np.int32),
+    logp=np.zeros(tokens, np.float32),
+    log_kept=np.zeros(tokens, np.float32),
+    version=np.zeros(tokens, np.int32),
+    finish=np.zeros(shape, np.int32),
+    entropy=np.zeros(tokens, np.float32) if can.entropy else None,
+    routing=np.zeros(tokens, np.int32) if can.routing else None,
+    holder=np.zeros(shape[:1], np.int64) if can.shares else None,
+  )
+
+
+def _is_known(one: Sampled) -> bool:
+  return one.holder is None or one.holder == jax.process_index()
+
+
+def _write(whole: Completions, p: int, g: int, one: Sampled) -> None:
+  number = len(one.ids)
+  whole.length[p, g], whole.finish[p, g] = number, one.finish
+  whole.tokens[p, g, :number] = one.ids
+  for name in ('logp', 'log_kept', 'version', 'entropy', 'routing'):
+    if (to := getattr(whole, name)) is not None:
+      to[p, g, :number] = getattr(one, name)
