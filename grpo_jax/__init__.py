@@ -21,11 +21,11 @@ if TYPE_CHECKING:
   from grpo_jax import losses
   from grpo_jax import optim
   from grpo_jax import rewards
-  from grpo_jax.commands.from_python import convert
-  from grpo_jax.commands.from_python import evaluate
-  from grpo_jax.commands.from_python import load_config
-  from grpo_jax.commands.from_python import sample
-  from grpo_jax.commands.from_python import train
+  from grpo_jax.run.from_python import convert
+  from grpo_jax.run.from_python import evaluate
+  from grpo_jax.run.from_python import load_config
+  from grpo_jax.run.from_python import sample
+  from grpo_jax.run.from_python import train
 
 __version__ = '0.1.0'  # pyproject.toml reads it here
 
@@ -47,7 +47,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
   """Imports a name of `__all__`, or the module that has it, on first use."""
   if name in ('convert', 'evaluate', 'load_config', 'sample', 'train'):
-    from grpo_jax.commands import from_python
+    from grpo_jax.run import from_python
 
     return getattr(from_python, name)
   if name in __all__:

@@ -17,9 +17,9 @@ from grpo_jax import config as config_lib
 from grpo_jax import losses
 from grpo_jax import models
 from grpo_jax import optim
-from grpo_jax.commands import eval_and_sample
 from grpo_jax.mesh import sharding
 from grpo_jax.models import weights
+from grpo_jax.run import policy as policies
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_limits
 from grpo_jax.run.build import marks
@@ -669,7 +669,7 @@ def test_a_flag_without_meaning_is_refused(given, words, tmp_path):
   ],
 )
 def test_an_evaluation_of_nothing_is_refused(given, words):
-  policy = eval_and_sample.Policy(mock.Mock(), 3, marks.NOTHING)
+  policy = policies.Policy(mock.Mock(), 3, marks.NOTHING)
   given = dict(examples=0, samples=8, ks=[1]) | given
   with pytest.raises(ValueError, match=re.escape(words)):
-    eval_and_sample.evaluate(policy, **given)
+    policies.evaluate(policy, **given)

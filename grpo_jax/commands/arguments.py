@@ -15,13 +15,13 @@ from typing import Any
 from grpo_jax.commands import help_text
 from grpo_jax.commands import options
 from grpo_jax.commands import printing
-from grpo_jax.commands import saved_config
 from grpo_jax.commands import table
 from grpo_jax.config import Config
 from grpo_jax.config import dataclass_from_dict
 from grpo_jax.config import importing
 from grpo_jax.config import plain_text
 from grpo_jax.config.from_dict import converted
+from grpo_jax.run.keep import saved_config
 
 if TYPE_CHECKING:
   from ml_collections import ConfigDict

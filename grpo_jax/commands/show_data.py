@@ -12,16 +12,16 @@ import time
 from typing import Any
 
 from grpo_jax import data
-from grpo_jax.commands import data_survey
-from grpo_jax.commands import data_tables
 from grpo_jax.commands import printing
 from grpo_jax.commands.arguments import Arguments
-from grpo_jax.commands.data_survey import Part
-from grpo_jax.commands.data_survey import Place
-from grpo_jax.commands.data_survey import Shown
-from grpo_jax.commands.data_survey import Survey
 from grpo_jax.config import Config
 from grpo_jax.config import plain_text
+from grpo_jax.data import survey as data_survey
+from grpo_jax.data import survey_tables as data_tables
+from grpo_jax.data.survey import Part
+from grpo_jax.data.survey import Place
+from grpo_jax.data.survey import Shown
+from grpo_jax.data.survey import Survey
 
 _SILENT_SECS = 2.0  # before a line says how far the reading is
 _BEAT_SECS = 10.0  # between two such lines

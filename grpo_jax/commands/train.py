@@ -39,7 +39,7 @@ def _check(arguments: Arguments, is_first: bool) -> None:
   start = monitor.start if is_first else monitor.quiet
   with start(arguments.config, arguments.workdir) as screen:
     with screen.phase('loading JAX'):
-      from grpo_jax.commands import dry_run
+      from grpo_jax.planning import dry_run
     with screen.phase('building, sampling and compiling, without training'):
       report = dry_run.inspect(arguments.config, arguments.workdir)
   (printing.show_json if arguments.json else dry_run.show)(report)

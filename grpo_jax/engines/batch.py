@@ -8,13 +8,13 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from grpo_jax import random_keys
 from grpo_jax.engines.protocol import Capabilities
 from grpo_jax.engines.protocol import Engine
 from grpo_jax.engines.protocol import Request
 from grpo_jax.engines.protocol import Sampled
 from grpo_jax.engines.protocol import Sampling
 from grpo_jax.engines.protocol import check_limit
+from grpo_jax.mesh import random_keys
 
 Finished = Callable[[int, int, np.ndarray, int], None]
 """`(prompt, number in its group, ids i32[t], finish)` of a completion."""

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax import losses
-from grpo_jax import metrics
 from grpo_jax import optim
 from grpo_jax.learner import clipped
+from grpo_jax.learner import metrics
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import offload
 from grpo_jax.learner import row_shards

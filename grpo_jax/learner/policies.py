@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax import losses
-from grpo_jax import random_keys
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.learner.layouts import Layouts
 from grpo_jax.learner.types import Learner
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.types import UpdateSpec
+from grpo_jax.mesh import random_keys
 from grpo_jax.models import Scores
 
 

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import optax
 
 from grpo_jax import losses
-from grpo_jax import metrics
 from grpo_jax import optim
 from grpo_jax.learner import clipped
 from grpo_jax.learner import gradient
+from grpo_jax.learner import metrics
 from grpo_jax.learner import offload
 from grpo_jax.learner import overshoot
 from grpo_jax.learner import step_metrics

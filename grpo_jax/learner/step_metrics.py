@@ -13,10 +13,10 @@ import optax
 
 from grpo_jax import diagnostics
 from grpo_jax import losses
-from grpo_jax import metrics
 from grpo_jax import models
 from grpo_jax import optim
 from grpo_jax.learner import gradient
+from grpo_jax.learner import metrics
 from grpo_jax.learner.types import Gradient
 from grpo_jax.learner.types import Learner
 from grpo_jax.learner.types import TrainState

@@ -18,16 +18,16 @@ from jax.typing import ArrayLike
 import numpy as np
 
 from grpo_jax import losses
-from grpo_jax import metrics
-from grpo_jax import random_keys
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.learner import layouts as layouts_lib
+from grpo_jax.learner import metrics
 from grpo_jax.learner import policies
 from grpo_jax.learner import token_shards
 from grpo_jax.learner.compiled import Compiled
 from grpo_jax.learner.layouts import Layouts
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.types import UpdateSpec
+from grpo_jax.mesh import random_keys
 from grpo_jax.models import lora
 from grpo_jax.models.layout import LayoutSpec
 

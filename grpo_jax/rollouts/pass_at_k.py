@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax import random_keys
 from grpo_jax.config import plain_text
 from grpo_jax.episodes.types import Rollout
+from grpo_jax.mesh import random_keys
 
 _CHUNK = 2**22  # numbers that the bootstrap draws at once, 32 MiB
 

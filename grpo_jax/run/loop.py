@@ -13,14 +13,13 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from grpo_jax import metrics
 from grpo_jax import monitor
-from grpo_jax import random_keys
 from grpo_jax.config import Config
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.hosts import joining
 from grpo_jax.hosts import stop_signal
+from grpo_jax.learner import metrics
 from grpo_jax.learner import updates
 from grpo_jax.learner.instruments import hook
 from grpo_jax.learner.instruments.hook import Findings
@@ -28,6 +27,7 @@ from grpo_jax.learner.instruments.hook import Instrument
 from grpo_jax.learner.layouts import Layouts
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
+from grpo_jax.mesh import random_keys
 from grpo_jax.models.layout import LayoutSpec
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import gathering

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax import data
-from grpo_jax import metrics
 from grpo_jax.episodes import rollout
 from grpo_jax.hosts import processes
+from grpo_jax.learner import metrics
 from grpo_jax.learner import updates
 from grpo_jax.monitor import Monitor
 from grpo_jax.run.build import build

@@ -23,7 +23,7 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
 from grpo_jax import config as config_lib  # noqa: E402
-from grpo_jax import metrics  # noqa: E402
+from grpo_jax.learner import metrics  # noqa: E402
 from grpo_jax.learner import updates  # noqa: E402
 from grpo_jax.run import loop  # noqa: E402
 from grpo_jax.run.build import build  # noqa: E402

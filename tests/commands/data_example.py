@@ -15,8 +15,8 @@ import tempfile
 from rich import console
 
 from grpo_jax import config as config_lib
-from grpo_jax.commands import data_tables
 from grpo_jax.commands import show_data
+from grpo_jax.data import survey_tables as data_tables
 from tests.golden import chat as golden
 
 _NAMES = ['Ada', 'Ben', 'Eve', 'Kim', 'Lea', 'Max', 'Tom', 'Zoe']

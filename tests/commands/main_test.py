@@ -7,12 +7,12 @@ import types
 import pytest
 
 import grpo_jax
-from grpo_jax.commands import eval_and_sample
 from grpo_jax.commands import help_text
 from grpo_jax.commands import main
 from grpo_jax.commands import report
 from grpo_jax.planning import roofline
 from grpo_jax.rollouts import parquet
+from grpo_jax.run import policy as policies
 from grpo_jax.run.keep import host_memory
 from tests import runs
 from tests.cli import JUDGE
@@ -254,11 +254,11 @@ def test_without_enough_memory_it_says_what_to_lower(
 
 
 def test_without_standard_input_prompts_are_asked_for(monkeypatch):
-  monkeypatch.setattr(eval_and_sample.sys, 'stdin', None)
-  assert list(eval_and_sample.prompts(['a'], None)) == ['a']
+  monkeypatch.setattr(policies.sys, 'stdin', None)
+  assert list(policies.prompts(['a'], None)) == ['a']
   for file in (None, '-'):
     with pytest.raises(ValueError, match='standard input is closed; give'):
-      list(eval_and_sample.prompts([], file))
+      list(policies.prompts([], file))
 
 
 @pytest.mark.parametrize('platform, unit', [('linux', 2**10), ('darwin', 1)])

@@ -14,11 +14,11 @@ from rich import cells
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
-from grpo_jax.commands import data_survey
-from grpo_jax.commands import data_tables
 from grpo_jax.commands import show_data
-from grpo_jax.commands.data_survey import Part
 from grpo_jax.data import character_tokenizer
+from grpo_jax.data import survey as data_survey
+from grpo_jax.data import survey_tables as data_tables
+from grpo_jax.data.survey import Part
 from grpo_jax.run.build import build
 from grpo_jax.run.build import marks
 from grpo_jax.run.build import sources

@@ -16,7 +16,6 @@ from grpo_jax import monitor
 from grpo_jax import rewards
 from grpo_jax.commands import convert
 from grpo_jax.commands import doctor
-from grpo_jax.commands import dry_run
 from grpo_jax.commands import main
 from grpo_jax.commands import printing
 from grpo_jax.commands import refusals
@@ -28,6 +27,7 @@ from grpo_jax.lab.studies import sweeps
 from grpo_jax.monitor import display
 from grpo_jax.monitor import plain
 from grpo_jax.monitor import screen as screen_lib
+from grpo_jax.planning import dry_run
 from grpo_jax.rewards import _worker
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import checkpoint

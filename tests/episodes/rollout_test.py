@@ -10,10 +10,10 @@ import pytest
 
 from grpo_jax import data
 from grpo_jax import engines
-from grpo_jax import random_keys
 from grpo_jax import rewards
 from grpo_jax.episodes import rollout
 from grpo_jax.learner import micro_batches
+from grpo_jax.mesh import random_keys
 from grpo_jax.models.layout import LayoutSpec
 from tests.fake_engine import FakeEngine
 

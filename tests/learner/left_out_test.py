@@ -10,8 +10,8 @@ import optax
 import pytest
 
 from grpo_jax import losses
-from grpo_jax import metrics
 from grpo_jax.learner import gradient
+from grpo_jax.learner import metrics
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import step
 from grpo_jax.mesh import sharding

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from grpo_jax import losses
-from grpo_jax import metrics
 from grpo_jax.learner import gradient as gradient_lib
+from grpo_jax.learner import metrics
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import step as learner_lib
 from grpo_jax.learner import step_metrics

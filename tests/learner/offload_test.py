@@ -9,9 +9,9 @@ import optax
 import pytest
 
 from grpo_jax import losses
-from grpo_jax import metrics
 from grpo_jax import optim
 from grpo_jax.learner import lowering
+from grpo_jax.learner import metrics
 from grpo_jax.learner import offload
 from tests import bigram
 from tests.learning import bigram_learner

@@ -10,12 +10,12 @@ import optax
 import pytest
 
 from grpo_jax import losses
-from grpo_jax import metrics
 from grpo_jax import models
 from grpo_jax import optim
 from grpo_jax.learner import clipped as clipped_lib
 from grpo_jax.learner import gradient
 from grpo_jax.learner import lowering
+from grpo_jax.learner import metrics
 from grpo_jax.learner import overshoot
 from grpo_jax.learner import step_metrics
 from grpo_jax.models import layout

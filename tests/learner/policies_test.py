@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from grpo_jax import losses
-from grpo_jax import metrics
 from grpo_jax.learner import lowering
+from grpo_jax.learner import metrics
 from grpo_jax.learner import step as learner_lib
 from grpo_jax.losses import methods
 from grpo_jax.models import layout

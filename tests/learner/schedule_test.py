@@ -6,8 +6,8 @@ import numpy as np
 import optax
 
 from grpo_jax import losses
-from grpo_jax import metrics
 from grpo_jax import optim
+from grpo_jax.learner import metrics
 from tests import bigram
 from tests.learning import bigram_learner
 from tests.learning import bigram_rollout

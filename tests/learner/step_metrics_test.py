@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from grpo_jax import losses
-from grpo_jax import metrics
 from grpo_jax import models
+from grpo_jax.learner import metrics
 from grpo_jax.learner import step_metrics
 from grpo_jax.models.routing import Statistics
 from tests import bigram

@@ -10,9 +10,9 @@ import optax
 import pytest
 
 from grpo_jax import losses
-from grpo_jax import metrics
 from grpo_jax import optim
 from grpo_jax.learner import lowering
+from grpo_jax.learner import metrics
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import step as learner_lib
 from grpo_jax.learner import updates

@@ -10,10 +10,10 @@ from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax import engines
 from grpo_jax import rewards
-from grpo_jax.commands import eval_and_sample
 from grpo_jax.episodes import rollout
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import parquet
+from grpo_jax.run import policy as policies
 from tests import tiny
 
 # 38 characters and two more tokens, as many as the tiny model has rows.
@@ -179,7 +179,7 @@ def policy(form):
     sampling=engines.Sampling(eos_ids=(1,)),
     config=dataclasses.replace(config, sampler=sampler),
   )
-  return eval_and_sample.Policy(run, 3, eval_and_sample.NOTHING)
+  return policies.Policy(run, 3, policies.NOTHING)
 
 
 @pytest.mark.parametrize('number', [pytest.param(1, marks=pytest.mark.long), 2])
@@ -187,11 +187,11 @@ def test_the_sample_command_shows_a_line_for_the_question(number, capsys):
   prompts = [record['prompt'] for record in RECORDS]
   done = []
   sampler = policy(CHAT)
-  eval_and_sample.sample(sampler, prompts, number, write=done.append)
+  policies.sample(sampler, prompts, number, write=done.append)
   assert [one['prompt'] for one in done] == [
     p for p in prompts for _ in range(number)
   ]
-  eval_and_sample.sample(sampler, prompts, number)
+  policies.sample(sampler, prompts, number)
   lines = capsys.readouterr().out
   expected = [
     f'{question}\n={one["completion"]}\n'
@@ -199,8 +199,8 @@ def test_the_sample_command_shows_a_line_for_the_question(number, capsys):
   ]
   assert lines == ''.join(expected)
   plain = policy(dataclasses.replace(CHAT, chat=False, system_prompt=''))
-  eval_and_sample.sample(plain, ['1+2'], number, write=done.append)
-  eval_and_sample.sample(plain, ['1+2'], number)
+  policies.sample(plain, ['1+2'], number, write=done.append)
+  policies.sample(plain, ['1+2'], number)
   assert capsys.readouterr().out.startswith(
     f'1+2={done[-number]["completion"]}'
   )
@@ -208,4 +208,4 @@ def test_the_sample_command_shows_a_line_for_the_question(number, capsys):
 
 def test_the_sample_command_refuses_what_is_no_prompt():
   with pytest.raises(ValueError, match='A prompt must be a text or a list'):
-    eval_and_sample.sample(policy(CHAT), [user('1')])
+    policies.sample(policy(CHAT), [user('1')])

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from grpo_jax import config as config_lib
-from grpo_jax.commands import dry_run
-from grpo_jax.commands import eval_and_sample
+from grpo_jax.planning import dry_run
 from grpo_jax.rollouts import parquet
 from grpo_jax.run import loop
+from grpo_jax.run import policy as policies
 from grpo_jax.run.build import build_rewards
 from tests import judges
 from tests import runs
@@ -176,8 +176,8 @@ def test_a_judge_that_always_fails_is_told_once(tmp_path, capsys, monkeypatch):
   # A failure is no right answer, and is not left out as if nobody had asked.
   assert before['heldout_accuracy'] == 0 and before['heldout_failed'] == 4
   # The other commands judge in processes too.
-  policy = eval_and_sample.load(told, tmp_path, to_evaluate=True)
-  summary = eval_and_sample.evaluate(policy, 4, 1, [1])
+  policy = policies.load(told, tmp_path, to_evaluate=True)
+  summary = policies.evaluate(policy, 4, 1, [1])
   assert summary['failed'] == 4 and summary['not_judged'] == 0
   assert summary['accuracy'] == summary['pass@1'] == 0
   report = dry_run.inspect(told, tmp_path)

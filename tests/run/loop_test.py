@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from grpo_jax import models
-from grpo_jax.commands import eval_and_sample
 from grpo_jax.models import layout
 from grpo_jax.rollouts import parquet
 from grpo_jax.run import loop
+from grpo_jax.run import policy as policies
 from grpo_jax.run.build import build
 from grpo_jax.run.keep.checkpoint import Checkpoints
 from tests import tiny
@@ -323,7 +323,7 @@ def test_a_jsonl_file_trains_too(tmp_path, monkeypatch):
   again = loop.train(config, 'again', replay='run/completions')
   assert again['steps'] == 1
   monkeypatch.chdir(tmp_path)
-  policy = eval_and_sample.load(config, 'run', to_evaluate=True)
-  eval_and_sample.evaluate(policy, 2, 2, [1], completions='all.parquet')
+  policy = policies.load(config, 'run', to_evaluate=True)
+  policies.evaluate(policy, 2, 2, [1], completions='all.parquet')
   assert (tmp_path / 'all.parquet').exists()
   assert not os.listdir(tmp_path / 'elsewhere')

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax.commands import eval_and_sample
 from grpo_jax.mesh import sharding
 from grpo_jax.models import lora
 from grpo_jax.run import loop
+from grpo_jax.run import policy as policies
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_model
 from tests import runs
@@ -74,15 +74,15 @@ def test_other_weights_beside_the_adapters_are_refused(
   with pytest.raises(ValueError, match='not those that this run began with'):
     loop.train(config, tmp_path)
   with pytest.raises(ValueError, match='not those that this run began with'):
-    eval_and_sample.load(config, tmp_path)
+    policies.load(config, tmp_path)
 
 
 def test_eval_reads_the_whole_policy_and_a_run_may_begin_from_it(
   trained, tmp_path
 ):
   config, workdir = trained
-  policy = eval_and_sample.load(config, workdir, to_evaluate=True)
-  found = eval_and_sample.evaluate(policy, 20, 1, [1], temperature=0.0)
+  policy = policies.load(config, workdir, to_evaluate=True)
+  found = policies.evaluate(policy, 20, 1, [1], temperature=0.0)
   assert found['mean'] == pytest.approx(
     runs.records(workdir)[-1]['heldout_accuracy']
   )

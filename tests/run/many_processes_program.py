@@ -21,12 +21,12 @@ import traceback
 import jax
 import numpy as np
 
-from grpo_jax.commands import eval_and_sample as policies
 from grpo_jax.hosts import joining
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import stop_signal
 from grpo_jax.run import judging
 from grpo_jax.run import loop
+from grpo_jax.run import policy as policies
 from tests import judges
 from tests import runs
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from grpo_jax.commands import dry_run
+from grpo_jax.planning import dry_run
 from grpo_jax.run import loop
 from grpo_jax.run.keep import fingerprints
 from tests import runs

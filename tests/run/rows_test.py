@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import data
-from grpo_jax.commands import data_survey
+from grpo_jax.data import survey as data_survey
 from grpo_jax.run.build import build
 from grpo_jax.run.build import given as given_lib
 from grpo_jax.run.build import marks

@@ -3,7 +3,7 @@
 import pyarrow.parquet
 import pytest
 
-from grpo_jax.commands import dry_run
+from grpo_jax.planning import dry_run
 from grpo_jax.rollouts import parquet
 from grpo_jax.run import loop
 from grpo_jax.run.build import build

@@ -5,9 +5,9 @@ import types
 import pytest
 
 from grpo_jax import data
-from grpo_jax.commands import eval_and_sample
 from grpo_jax.rollouts import parquet
 from grpo_jax.run import loop
+from grpo_jax.run import policy as policies
 from grpo_jax.run import warm_up
 from grpo_jax.run.build import build
 from grpo_jax.run.build import widths
@@ -106,8 +106,8 @@ def test_an_evaluation_says_how_many_were_dropped(tmp_path):
   loop.train(changed, tmp_path / 'run')
   for record in runs.records(tmp_path / 'run'):
     assert record['heldout_too_long'] == 3  # of eight
-  policy = eval_and_sample.load(changed, tmp_path / 'run', to_evaluate=True)
-  summary = eval_and_sample.evaluate(policy, 2, 1, [1])
+  policy = policies.load(changed, tmp_path / 'run', to_evaluate=True)
+  summary = policies.evaluate(policy, 2, 1, [1])
   assert summary['examples'] == 2 and summary['heldout_too_long'] == 1
   nothing = loop.evaluated(
     build.run(config(tmp_path, **{'data.prompt_buckets': (5,)})), 0

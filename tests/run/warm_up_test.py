@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from grpo_jax import metrics
+from grpo_jax.learner import metrics
 from grpo_jax.learner import updates
 from grpo_jax.run import warm_up
 from grpo_jax.run.build import build

@@ -23,19 +23,18 @@ import pytest
 from grpo_jax import data
 from grpo_jax import engines
 from grpo_jax import losses
-from grpo_jax import metrics
 from grpo_jax import models
 from grpo_jax import optim
-from grpo_jax import random_keys
 from grpo_jax import rewards
-from grpo_jax.commands import eval_and_sample
 from grpo_jax.config import importing
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.learner import compiled
+from grpo_jax.learner import metrics
 from grpo_jax.learner import updates
 from grpo_jax.learner.instruments import hook
 from grpo_jax.learner.instruments import token_effects
 from grpo_jax.learner.types import TrainState
+from grpo_jax.mesh import random_keys
 from grpo_jax.mesh import sharding
 from grpo_jax.models import weights
 from grpo_jax.models.layout import LayoutSpec
@@ -49,6 +48,7 @@ from grpo_jax.rollouts import pass_at_k
 from grpo_jax.rollouts import rollout_metrics
 from grpo_jax.run import compile_ahead
 from grpo_jax.run import loop
+from grpo_jax.run import policy as policies
 from grpo_jax.run import session
 from grpo_jax.run import warm_up
 from grpo_jax.run.build import build
@@ -417,9 +417,9 @@ def record(config):
     for scoring in seen.at('Scoring', '->'):
       scoring.score({}, None, False)
       scoring.score_forward({}, None, False)
-    policy = eval_and_sample.Policy(
+    policy = policies.Policy(
       build.sampler(config, marks.NOTHING), 1, marks.NOTHING
     )
     with contextlib.suppress(ValueError):  # there may be no held-out problems
-      eval_and_sample.evaluate(policy, 0, 2, [1])
+      policies.evaluate(policy, 0, 2, [1])
   return seen

@@ -10,7 +10,7 @@ import types
 import numpy as np
 
 from grpo_jax import config as config_lib
-from grpo_jax import random_keys
+from grpo_jax.mesh import random_keys
 from tests.run import wiring
 
 

@@ -30,7 +30,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax import losses
-from grpo_jax import random_keys
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.learner import gradient
 from grpo_jax.learner import layouts
@@ -39,6 +38,7 @@ from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Credited
 from grpo_jax.learner.updates import Updater
 from grpo_jax.mesh import host_arrays
+from grpo_jax.mesh import random_keys
 from grpo_jax.mesh import sharding
 from grpo_jax.models import layout
 from grpo_jax.models.layout import LayoutSpec

@@ -3,7 +3,7 @@
 import dataclasses
 
 from grpo_jax import losses
-from grpo_jax import metrics
+from grpo_jax.learner import metrics
 from grpo_jax.learner import updates
 from grpo_jax.learner.instruments.hook import Findings
 from grpo_jax.learner.types import TrainState

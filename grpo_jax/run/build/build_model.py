@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax import models
-from grpo_jax import random_keys
+from grpo_jax.mesh import random_keys
 from grpo_jax.mesh import sharding
 from grpo_jax.models import lora
 from grpo_jax.models import weights

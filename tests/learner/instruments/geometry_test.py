@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from grpo_jax import losses
-from grpo_jax import random_keys
 from grpo_jax.learner import step
 from grpo_jax.learner.instruments import geometry
 from grpo_jax.learner.instruments import hook
 from grpo_jax.learner.instruments.geometry import SIZE
 from grpo_jax.learner.instruments.geometry import Geometry
+from grpo_jax.mesh import random_keys
 from grpo_jax.mesh import sharding
 from grpo_jax.models import layout
 from grpo_jax.models import lora

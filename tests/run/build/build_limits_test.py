@@ -10,7 +10,7 @@ from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax import engines
 from grpo_jax.mesh import sharding
-from grpo_jax.commands import eval_and_sample
+from grpo_jax.run import policy as policies
 from grpo_jax.models import weights
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_abstract
@@ -180,17 +180,17 @@ def test_a_longer_completion_than_the_runs_own_is_refused_too(folder):
     sampling=engines.Sampling(),
     engine=types.SimpleNamespace(capabilities=engines.Capabilities()),
   )
-  policy = eval_and_sample.Policy(run, 1, marks.NOTHING)
+  policy = policies.Policy(run, 1, marks.NOTHING)
   words = 'prompt of 3 tokens and a completion of 30 .* made for 32'
   with pytest.raises(ValueError, match=words):
-    eval_and_sample.sample(policy, ['1+2'], max_tokens=30)
+    policies.sample(policy, ['1+2'], max_tokens=30)
   with pytest.raises(AttributeError, match='submit'):  # it begins to sample
-    eval_and_sample.sample(policy, ['1+2'], 2, max_tokens=29)
+    policies.sample(policy, ['1+2'], 2, max_tokens=29)
   rows = dataclasses.replace(run.config.data, heldout='arithmetic')
   run.config = dataclasses.replace(run.config, data=rows)
   words = 'prompt of 6 tokens and a completion of 27 .* made for 32'
   with pytest.raises(ValueError, match=words):
-    eval_and_sample.evaluate(policy, 2, 1, [1], max_tokens=27)
+    policies.evaluate(policy, 2, 1, [1], max_tokens=27)
 
 
 def test_a_learning_rate_that_rises_for_longer_than_the_run_is_refused(

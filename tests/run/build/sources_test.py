@@ -7,7 +7,7 @@ import pytest
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
-from grpo_jax import metrics
+from grpo_jax.learner import metrics
 from grpo_jax.rollouts import parquet
 from grpo_jax.run.build import build
 from grpo_jax.run import loop

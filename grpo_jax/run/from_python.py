@@ -19,8 +19,6 @@ from typing import Any
 from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax import losses
-from grpo_jax.commands import eval_and_sample
-from grpo_jax.commands import saved_config
 from grpo_jax.commands.arguments import load_config as load_config
 from grpo_jax.commands.convert import convert as convert
 from grpo_jax.hosts import joining
@@ -28,7 +26,9 @@ from grpo_jax.hosts import stop_signal
 from grpo_jax.models import foreign
 from grpo_jax.run import judging
 from grpo_jax.run import loop
+from grpo_jax.run import policy as policies
 from grpo_jax.run.build import given as given_lib
+from grpo_jax.run.keep import saved_config
 from grpo_jax.run.session import OnRollout
 
 if TYPE_CHECKING:
@@ -193,10 +193,10 @@ def evaluate(
     model=model,
   )
   with _quiet(), joining.joined() as peers:
-    policy = eval_and_sample.load(
+    policy = policies.load(
       resolved, os.fspath(workdir), str(checkpoint), given, True, peers
     )
-    return eval_and_sample.evaluate(
+    return policies.evaluate(
       policy,
       examples,
       samples,
@@ -249,10 +249,10 @@ def sample(
   )
   done: list[dict[str, Any]] = []
   with _quiet(), joining.joined() as peers:
-    policy = eval_and_sample.load(
+    policy = policies.load(
       resolved, os.fspath(workdir), str(checkpoint), given, peers=peers
     )
-    eval_and_sample.sample(
+    policies.sample(
       policy, prompts, number, temperature, max_tokens, done.append
     )
   return done

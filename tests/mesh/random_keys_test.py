@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from grpo_jax import random_keys
+from grpo_jax.mesh import random_keys
 from tests.compilations import compiled_programs
 
 

@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
-from grpo_jax.commands import data_survey
-from grpo_jax.commands.data_survey import Part
 from grpo_jax.config import Reward
 from grpo_jax.data import ArithmeticSource
 from grpo_jax.data import character_tokenizer
+from grpo_jax.data import survey
+from grpo_jax.data.survey import Part
 
 QUIET = lambda *_: None
 DIGITS = character_tokenizer('0123456789+= ')
 
 
 def read(source, longest=None, judges=(), split='train', most=0):
-  reader = data_survey.Reader(DIGITS, longest, judges)
+  reader = survey.Reader(DIGITS, longest, judges)
   return reader.read(Part('x', split, source), most, QUIET)
 
 
@@ -78,14 +78,14 @@ def test_many_reasons_are_counted_together():
   got = read(source)
   assert len(got.unusable) == 11
   assert got.unusable[-1] == ('other reasons', 40, (10, 11, 12))
-  assert data_survey.duplicates([got]) == (0, 0, ())
+  assert survey.duplicates([got]) == (0, 0, ())
 
 
 def test_half_a_surrogate_pair_is_a_reason():
   got = read(asked('1', '\ud800', '\ud800'))
   ((reason, records, first),) = got.unusable
   assert (records, first) == (2, (1, 2)) and 'surrogate pair' in reason
-  assert data_survey.duplicates([got]).exact == 0  # they were not read
+  assert survey.duplicates([got]).exact == 0  # they were not read
 
 
 @pytest.mark.parametrize(
@@ -118,34 +118,34 @@ def test_duplicates_are_exact_or_but_for_spaces_and_case():
       chat('a\tB'), chat('a', 'b'), chat('ab'),
     )
   )  # fmt: skip
-  found = data_survey.duplicates([train])
+  found = survey.duplicates([train])
   assert (found.exact, found.loose) == (2, 5)
   places = [(one.place, other.place) for one, other in found.examples]
   assert places == [(0, 2), (0, 6), (0, 3), (4, 5), (7, 8)]
   held = read(asked('3', '2', 'a ', ' 2', '1 + 1'), split='heldout')
-  found = data_survey.duplicates([held], [train])
+  found = survey.duplicates([held], [train])
   assert (found.exact, found.loose) == (2, 4)
   places = [(one.place, other.place) for one, other in found.examples]
   assert places == [(1, 1), (0, 4), (4, 2), (1, 3)]
   assert {one.part.split for one, _ in found.examples} == {'train'}
-  assert data_survey.duplicates([held])[:2] == (0, 1)
-  assert data_survey.duplicates([], [train]) == (0, 0, ())
+  assert survey.duplicates([held])[:2] == (0, 1)
+  assert survey.duplicates([], [train]) == (0, 0, ())
 
 
 def test_places_of_duplicates_are_those_of_their_own_source():
   one = read(Records([{}, *asked('7', '8')]))
   other = read(Records([KeyError(), *asked('9'), {}, *asked('8')]))
-  ((first, later),) = data_survey.duplicates([one, other]).examples
+  ((first, later),) = survey.duplicates([one, other]).examples
   assert (first.part, first.place) == (one.part, 2)
   assert (later.part, later.place) == (other.part, 3)
 
 
 def test_answers_that_differ_are_counted_by_prompt():
   same = asked('1', '1', '2')
-  assert data_survey.contradictions([read(same)]) == 0
+  assert survey.contradictions([read(same)]) == 0
   differ = [*same, *asked('1', '1', answer='9'), *asked('3', answer='9')]
-  assert data_survey.contradictions([read(differ)]) == 1
-  assert data_survey.contradictions([]) == 0
+  assert survey.contradictions([read(differ)]) == 1
+  assert survey.contradictions([]) == 0
 
 
 def test_a_sample_is_random_and_always_the_same():

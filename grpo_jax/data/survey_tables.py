@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from grpo_jax import data
-from grpo_jax.commands import data_survey
 from grpo_jax.commands import printing
-from grpo_jax.commands.data_survey import LastTurns
-from grpo_jax.commands.data_survey import Shown
-from grpo_jax.commands.data_survey import Survey
+from grpo_jax.data import survey as data_survey
+from grpo_jax.data.survey import LastTurns
+from grpo_jax.data.survey import Shown
+from grpo_jax.data.survey import Survey
 
 SPLITS = {'train': 'training', 'heldout': 'held out'}
 _MOST_ROWS = 16  # of a histogram, about

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import metrics
+from grpo_jax.learner import metrics
 
 pytestmark = pytest.mark.quick
 
