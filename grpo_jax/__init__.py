@@ -7,51 +7,26 @@
   given, `optim` Adam under clipping, `diagnostics` audits of a loss.
 
 `import grpo_jax` alone imports nothing. Each of these names is imported when it
-is first used, so `grpo_jax.losses` needs jax and nothing else.
+is first used, so `grpo_jax.losses` needs jax and nothing else. Type checkers
+read `__init__.pyi`.
 """
 
 import importlib
-from typing import TYPE_CHECKING
 from typing import Any
-
-if TYPE_CHECKING:
-  from grpo_jax import config
-  from grpo_jax import data
-  from grpo_jax import diagnostics
-  from grpo_jax import losses
-  from grpo_jax import optim
-  from grpo_jax import rewards
-  from grpo_jax.run.from_python import convert
-  from grpo_jax.run.from_python import evaluate
-  from grpo_jax.run.from_python import load_config
-  from grpo_jax.run.from_python import sample
-  from grpo_jax.run.from_python import train
 
 __version__ = '0.1.0'  # pyproject.toml reads it here
 
-__all__ = [
-  'config',
-  'convert',
-  'data',
-  'diagnostics',
-  'evaluate',
-  'load_config',
-  'losses',
-  'optim',
-  'rewards',
-  'sample',
-  'train',
-]
+_FUNCTIONS = 'convert', 'evaluate', 'load_config', 'sample', 'train'
+_FOLDERS = 'config', 'data', 'diagnostics', 'losses', 'optim', 'rewards'
+__all__ = [*_FOLDERS, *_FUNCTIONS]
 
 
 def __getattr__(name: str) -> Any:
   """Imports a name of `__all__`, or the module that has it, on first use."""
-  if name in ('convert', 'evaluate', 'load_config', 'sample', 'train'):
-    from grpo_jax.run import from_python
-
-    return getattr(from_python, name)
-  if name in __all__:
+  if name in _FOLDERS:
     return importlib.import_module(f'grpo_jax.{name}')
+  if name in _FUNCTIONS:
+    return getattr(importlib.import_module('grpo_jax.run.from_python'), name)
   raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
 
 

@@ -7,14 +7,18 @@ A part stands between two comments, `<!-- NAME: made by python -m tests.readmes
 -->` and `<!-- NAME: end -->`.
 """
 
+from collections.abc import Sequence
 import pathlib
 import re
 
+from grpo_jax import diagnostics
 from grpo_jax import losses
-from grpo_jax.commands import audit
 from grpo_jax.commands import help_text
 from grpo_jax.commands import options
+from grpo_jax.commands import peers
 from grpo_jax.commands import table as command_line
+from grpo_jax.config import Config
+from grpo_jax.lab import audits
 from tests.commands import data_example
 from tests.data import reasoning_gym_table
 from tests.lab.studies import measured
@@ -63,15 +67,53 @@ def commands() -> str:
   return '\n'.join(rows)
 
 
-def methods() -> str:
+def table(
+  head: Sequence[str], rows: Sequence[Sequence[str]], bar: str = r'\|'
+) -> str:
+  """A table in Markdown, in whose cells `bar` stands for a vertical bar."""
+  lines = [head, ['---'] * len(head), *rows]
+  return ''.join(
+    f'| {" | ".join(cell.replace("|", bar) for cell in line)} |\n'
+    for line in lines
+  )
+
+
+def config_options(config_class: type = Config) -> str:
+  """All options of the config, a table for each section."""
+  parts = []
+  for section in options.sections(config_class):
+    rows = [
+      (*(f'`{cell}`' for cell in option[:3]), option.meaning)
+      for option in section.options
+    ]
+    parts.append(
+      f'### `{section.name or "config"}`\n\n{section.meaning}\n\n'
+      + table(('option', 'type', 'default', 'meaning'), rows)
+    )
+  return '\n'.join(parts)
+
+
+def other_names() -> str:
+  """What TRL and verl call the options."""
+  rows = [
+    (*(f'`{name}`' if name else '' for name in peer[:3]), peer.note)
+    for peer in peers.PEERS
+  ]
+  return table(('ours', 'TRL', 'verl', 'where they differ'), rows)
+
+
+def methods(rows: Sequence[dict[str, str]] = ()) -> str:
   """What an audit finds of each method, and what the columns mean."""
-  table = audit.markdown(audit.table(audit.every()))
-  return f'{table}\n\n{audit.columns_markdown()}'
+  rows = rows or audits.table(audits.every())
+  cells = [list(row.values()) for row in rows]
+  found = table(list(rows[0]), cells, bar='&#124;')
+  meanings = [f'- {x}: {meaning}' for x, meaning in diagnostics.COLUMNS.items()]
+  return '\n'.join([found, *meanings])
 
 
 PARTS = {
-  'options': ('configs/README.md', options.markdown),
-  'peers': ('configs/README.md', options.peers_markdown),
+  'options': ('configs/README.md', config_options),
+  'peers': ('configs/README.md', other_names),
   'commands': ('grpo_jax/commands/README.md', commands),
   'data': ('grpo_jax/commands/README.md', data_example.markdown),
   'papers': ('grpo_jax/losses/README.md', papers),

@@ -1,17 +1,14 @@
-"""Audits of methods by name, for the terminal and for programs."""
+"""`grpo-jax audit` and `grpo-jax methods`."""
 
-import ast
+from collections.abc import Iterable
 import re
 import sys
 from typing import Any
 
 from grpo_jax import diagnostics
-from grpo_jax import losses
 from grpo_jax.commands import printing
 from grpo_jax.commands.arguments import Arguments
-from grpo_jax.config import importing
-from grpo_jax.config import plain_text
-from grpo_jax.run.build import build
+from grpo_jax.lab import audits
 
 # Columns that a terminal of 80 characters has room for.
 _NARROW = ('ratio', 'W_agg', 'bias', 'scale')
@@ -20,7 +17,7 @@ _NARROW = ('ratio', 'W_agg', 'bias', 'scale')
 def run(arguments: Arguments) -> None:
   """`grpo-jax audit`."""
   name = arguments.method
-  made = audit(name, arguments.method_kwargs, arguments.fields)
+  made = audits.audit(name, arguments.method_kwargs, arguments.fields)
   file = figure(name, made) if arguments.plot else None
   if arguments.json:
     printing.show_json(to_json(name, made, file))
@@ -30,47 +27,25 @@ def run(arguments: Arguments) -> None:
 
 def run_table(arguments: Arguments) -> None:
   """`grpo-jax methods`."""
-  rows = table(every())
+  rows = audits.table(audits.every(_track))
   if arguments.json:
     printing.show_json(rows)
   else:
     show_table(rows, arguments.wide)
 
 
-def audit(
-  name: str, method_kwargs: str = '{}', fields: str | None = None
-) -> diagnostics.Audit:
-  """Audits the method that a name stands for.
+def _track(names: Iterable[str]) -> Iterable[str]:
+  """Shows a progress bar on a terminal: all audits take half a minute."""
+  from rich import console
+  from rich import progress
 
-  Args:
-    name: Of `losses.methods`, or `'module:function'`.
-    method_kwargs: Its arguments, the text of a Python dict.
-    fields: `'module:function'`; see `diagnostics.audit`.
-
-  Returns:
-    An `Audit`.
-
-  Raises:
-    ValueError: No such method, wrong arguments, or a field that is missing.
-  """
-  try:
-    kwargs = ast.literal_eval(method_kwargs)
-    dict(**kwargs)  # a TypeError unless it is a dict with texts as keys
-  except (ValueError, SyntaxError, TypeError) as error:
-    raise ValueError(
-      f'--method_kwargs={method_kwargs} is no dict of arguments; give one, as '
-      'in --method_kwargs="{\'high\': 0.3}".'
-    ) from error
-  method = build.method(name, kwargs, '--method')
-  make = importing.imported(fields, f'--fields={fields!r}') if fields else None
-  try:
-    return diagnostics.audit(method, make)
-  except TypeError as error:
-    first = plain_text.first_line(error)
-    raise ValueError(
-      f'{name} cannot be evaluated with --method_kwargs={method_kwargs} '
-      f'({first}); give numbers where it wants numbers.'
-    ) from error
+  return progress.track(
+    names,
+    'auditing',
+    console=console.Console(stderr=True),  # stdout is for the table
+    transient=True,
+    disable=not sys.stderr.isatty(),
+  )
 
 
 def to_json(
@@ -101,46 +76,11 @@ def show(name: str, made: diagnostics.Audit, file: str | None = None) -> None:
   printing.show(grid)
 
 
-def every() -> dict[str, diagnostics.Audit]:
-  """Audits of all named methods, with their default arguments.
-
-  This takes half a minute, so a progress bar is shown on a terminal.
-  """
-  from rich import console
-  from rich import progress
-
-  names = progress.track(
-    losses.methods.__all__,
-    'auditing',
-    console=console.Console(stderr=True),  # stdout is for the table
-    transient=True,
-    disable=not sys.stderr.isatty(),
-  )
-  return {
-    name: diagnostics.audit(getattr(losses.methods, name)()) for name in names
-  }
-
-
-def table(audits: dict[str, diagnostics.Audit]) -> list[dict[str, str]]:
-  """The table of methods.
-
-  Args:
-    audits: By name.
-
-  Returns:
-    For each, `method` and the columns of `diagnostics.COLUMNS`.
-  """
-  return [
-    {'method': name, **diagnostics.cells(audit)}
-    for name, audit in audits.items()
-  ]
-
-
 def show_table(rows: list[dict[str, str]], wide: bool = False) -> None:
   """Prints the table of methods for a person.
 
   Args:
-    rows: What `table` returned.
+    rows: What `audits.table` returned.
     wide: All columns, which need about 160 characters, instead of `_NARROW`.
   """
   names = list(rows[0]) if wide else ['method', *_NARROW]
@@ -155,16 +95,3 @@ def show_table(rows: list[dict[str, str]], wide: bool = False) -> None:
   if not wide:
     more += '; --wide shows all columns of this table'
   printing.show(made, *meanings, '', f'{more}.')
-
-
-def markdown(rows: list[dict[str, str]]) -> str:
-  """The table of methods as losses/README.md has it."""
-  cells = [list(row.values()) for row in rows]
-  return printing.markdown(list(rows[0]), cells, bar='&#124;').rstrip()
-
-
-def columns_markdown() -> str:
-  """What the columns mean, as a list in losses/README.md."""
-  return '\n'.join(
-    f'- {name}: {meaning}' for name, meaning in diagnostics.COLUMNS.items()
-  )

@@ -10,7 +10,6 @@ import inspect
 import typing
 from typing import NamedTuple
 
-from grpo_jax.commands import printing
 from grpo_jax.commands.peers import PEERS
 from grpo_jax.config import Config
 from grpo_jax.config import names
@@ -83,31 +82,6 @@ def _default(field: dataclasses.Field) -> str:
       vars(item) if dataclasses.is_dataclass(item) else item for item in value
     )
   return '' if value is dataclasses.MISSING else repr(value)
-
-
-def markdown(config_class: type = Config) -> str:
-  """All options as Markdown tables, one for each section."""
-  parts = []
-  for section in sections(config_class):
-    rows = [
-      (f'`{option.name}`', f'`{option.type}`', f'`{option.default}`')
-      + (option.meaning,)
-      for option in section.options
-    ]
-    parts.append(
-      f'### `{section.name or "config"}`\n\n{section.meaning}\n\n'
-      + printing.markdown(('option', 'type', 'default', 'meaning'), rows)
-    )
-  return '\n'.join(parts)
-
-
-def peers_markdown() -> str:
-  """`peers.PEERS` as one Markdown table."""
-  rows = [
-    (*(f'`{name}`' if name else '' for name in peer[:3]), peer.note)
-    for peer in PEERS
-  ]
-  return printing.markdown(('ours', 'TRL', 'verl', 'where they differ'), rows)
 
 
 def suggest(name: str) -> str | None:

@@ -56,14 +56,3 @@ def table(names: Sequence[str], left: int = 1, **options: Any) -> Any:
   for place, name in enumerate(names):
     made.add_column(name, justify='left' if place < left else 'right')
   return made
-
-
-def markdown(
-  head: Sequence[str], rows: Sequence[Sequence[str]], bar: str = r'\|'
-) -> str:
-  """A table in Markdown, in whose cells `bar` stands for a vertical bar."""
-  lines = [head, ['---'] * len(head), *rows]
-  return ''.join(
-    f'| {" | ".join(cell.replace("|", bar) for cell in line)} |\n'
-    for line in lines
-  )

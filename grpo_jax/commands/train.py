@@ -1,5 +1,9 @@
 """`grpo-jax train`."""
 
+import dataclasses
+from typing import Any
+
+from grpo_jax import config as config_lib
 from grpo_jax import monitor
 from grpo_jax.commands import printing
 from grpo_jax.commands import together
@@ -42,7 +46,61 @@ def _check(arguments: Arguments, is_first: bool) -> None:
       from grpo_jax.planning import dry_run
     with screen.phase('building, sampling and compiling, without training'):
       report = dry_run.inspect(arguments.config, arguments.workdir)
-  (printing.show_json if arguments.json else dry_run.show)(report)
+  (printing.show_json if arguments.json else show_check)(report)
+
+
+def show_check(report: dict[str, Any]) -> None:
+  """Prints what `dry_run.inspect` returned."""
+  from rich import table
+
+  rollout = report['first_rollout']
+  samples = zip(
+    rollout['prompts'],
+    rollout['completions'],
+    rollout['rewards'],
+    strict=True,
+  )
+  now, usual = (
+    config_lib.flat(values)
+    for values in (report['config'], dataclasses.asdict(config_lib.Config()))
+  )
+  rows = {
+    'config, where it differs from the defaults': {
+      name: repr(value) for name, value in now.items() if value != usual[name]
+    },
+    'shapes': {name: str(value) for name, value in report['shapes'].items()},
+    'memory of each device': {
+      name: _size(gib) for name, gib in report['memory_gib'].items()
+    },
+    'first rollout, of the untrained model': {
+      'mean reward': str(rollout['mean reward']),
+      'not judged': str(rollout['not judged']),
+      **{
+        f'{name} failed': f'{number}, most often by: {reason}'
+        for name, (number, reason) in rollout['failed'].items()
+      },
+      'truncated': f'{rollout["truncated"]:.1%}',
+      **{
+        f'sample {number}': f'{prompt!r} -> {text!r}  reward {reward:.3f}'
+        for number, (prompt, text, reward) in enumerate(samples, start=1)
+      },
+    },
+  }
+  shown = []
+  for title, lines in rows.items():
+    made = table.Table(title=title, title_justify='left', show_header=False)
+    for name, value in lines.items():
+      made.add_row(name, value)
+    shown.append(made)
+  shown += [f'warning: {warning}' for warning in report['warnings']]
+  printing.show(
+    *shown, f'The workdir: {report["workdir"]}. Nothing was trained.'
+  )
+
+
+def _size(gib: float) -> str:
+  """In GiB from 0.1 GiB on, and in MiB below."""
+  return f'{gib:.2f} GiB' if gib >= 0.1 else f'{gib * 1024:.2f} MiB'
 
 
 def _step_range(steps: tuple[int, ...], last: int) -> tuple[int, int]:

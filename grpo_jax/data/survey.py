@@ -1,4 +1,4 @@
-"""What `grpo-jax data` counts: lengths, duplicates, records of no use.
+"""What there is to say of the data of a run: lengths, duplicates, faults.
 
 A part is one source of a config, or one stage of its curriculum. Up to a number
 of records of each part are read, chosen at random. Of a record no more is kept
@@ -6,11 +6,14 @@ than its place, the length of its prompt and three hashes, 36 bytes together, so
 a million records are no burden.
 """
 
+import bisect
 import collections
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+import dataclasses
 import hashlib
+import itertools
 import random
 import re
 from typing import Any
@@ -19,13 +22,20 @@ from typing import NamedTuple
 import numpy as np
 
 from grpo_jax import data
-from grpo_jax import rewards
-from grpo_jax.config import Reward
 from grpo_jax.config import plain_text
 
+LAST_TURNS = 'answer', 'beside_answer', 'prefill', 'unknown'
+"""What becomes of the last turn of a chat that ends with the assistant.
+
+It is off the prompt, and is the answer; it is off the prompt, and the record
+has its answer; it is the end of the prompt; or its role does not say whether it
+is an answer, and it stays.
+"""
 _EXAMPLES = 3  # of duplicates of one kind, and of places of one reason
 _MOST_REASONS = 10
+_MOST_ROWS = 16  # of a histogram, about
 _OWN = re.compile(r"'[^']*'|[0-9]+")  # what a reason says of one record
+_EXACT, _LOOSE, _ANSWER = range(3)  # columns of `Read.hashes`
 
 Tell = Callable[[str, int, int], None]
 """Is called with a part's name, and how many of how many records are read."""
@@ -48,12 +58,11 @@ class Part(NamedTuple):
     return self.name + ('' if self.stage is None else f' from {self.stage:,}')
 
 
-class Looked(NamedTuple):
-  """A prompt as the model reads it."""
+class Place(NamedTuple):
+  """Where a record stands."""
 
-  ids: list[int]
-  text: str  # of the ids, special tokens spelled out
-  record: Mapping[str, Any]
+  part: Part
+  place: int
 
 
 class Unusable(NamedTuple):
@@ -64,27 +73,18 @@ class Unusable(NamedTuple):
   first: tuple[int, ...]  # the first places
 
 
-class LastTurns(NamedTuple):
-  """How many chats end with the assistant, by what becomes of that turn."""
-
-  answer: int = 0  # it is off the prompt, and is the answer
-  beside_answer: int = 0  # it is off the prompt, and the record has its answer
-  prefill: int = 0  # it is the end of the prompt
-  unknown: int = 0  # its role does not say whether it is an answer; it stays
-
-
 class Read(NamedTuple):
-  """What was read of a part, by record; all arrays are [N]."""
+  """What was read of a part, by record."""
 
   part: Part
   records: int  # in the part, read or not
-  places: np.ndarray  # i64
-  tokens: np.ndarray  # i32, of the prompt; -1 where it cannot be encoded
-  exact: np.ndarray  # u64, a hash of the prompt
-  loose: np.ndarray  # u64, of the prompt but for white space and case
-  answers: np.ndarray  # u64, of the answer
-  unusable: tuple[Unusable, ...]
-  last_turns: LastTurns = LastTurns()
+  places: np.ndarray  # i64[N]
+  tokens: np.ndarray  # i32[N], of the prompt; -1 where it cannot be encoded
+  # u64[N,3]: of the prompt; of the prompt but for white space and case; of the
+  # answer. All are 0 for a record without a prompt.
+  hashes: np.ndarray
+  unusable: tuple[Unusable, ...] = ()
+  last_turns: Mapping[str, int] = {}  # how many chats, by `LAST_TURNS`
 
   @property
   def lengths(self) -> np.ndarray:
@@ -92,19 +92,32 @@ class Read(NamedTuple):
     return self.tokens[self.tokens >= 0]
 
 
-class Place(NamedTuple):
-  """Where a record stands."""
-
-  part: Part
-  place: int
-
-
 class Shown(NamedTuple):
   """A prompt as the model reads it, or why it reads none."""
 
   place: Place
-  looked: Looked | None
+  record: Mapping[str, Any] = {}
+  ids: list[int] | None = None
+  text: str | None = None  # of the ids, special tokens spelled out
   problem: str = ''
+
+
+class Duplicates(NamedTuple):
+  """Prompts that were met before."""
+
+  exact: int  # records whose prompt is the same as an earlier one
+  loose: int  # those, and those that differ in white space and case alone
+  # Pairs of an earlier record and a later one; those that are exactly the same
+  # come first.
+  examples: tuple[tuple[Place, Place], ...]
+
+
+class Bin(NamedTuple):
+  """A row of a histogram."""
+
+  first: int  # tokens of the shortest prompt in it
+  last: int  # of the longest
+  counts: tuple[int, ...]  # of each split
 
 
 class Survey(NamedTuple):
@@ -113,9 +126,9 @@ class Survey(NamedTuple):
   reads: tuple[Read, ...]  # those to train on come first
   prompts: tuple[Shown, ...]
   widths: tuple[int, ...]  # tokens, ascending; () if not known
-  widths_problem: str  # why they are not known
   special_tokens: Mapping[int, str]  # by id
   drawn: int  # prompts that the run draws
+  widths_problem: str = ''  # why they are not known
 
   def of(self, split: str) -> tuple[Read, ...]:
     """The sources of 'train' or 'heldout'."""
@@ -131,7 +144,7 @@ class Survey(NamedTuple):
     }
 
   @property
-  def duplicates(self) -> dict[str, 'Duplicates']:
+  def duplicates(self) -> dict[str, Duplicates]:
     """Prompts that occur more than once, by where they do."""
     train, heldout = self.of('train'), self.of('heldout')
     found = {'within training': duplicates(train)}
@@ -145,55 +158,62 @@ class Survey(NamedTuple):
     share = read.part.share
     return None if share is None else self.drawn * share / read.records
 
+  def histogram(self) -> list[Bin]:
+    """The lengths of prompts. No row goes over a width of the config.
 
-class Duplicates(NamedTuple):
-  """Prompts that were met before."""
+    Rows are equally wide up to the length that 99% of the prompts have at most;
+    the last row holds all that are longer.
+    """
+    lengths = self.lengths.values()
+    every = np.concatenate([*lengths, np.zeros(0, np.int32)])
+    if not every.size:
+      return []
+    least, most = int(every.min()), int(every.max())
+    usual = int(np.percentile(every, 99, method='higher'))
+    steps = (m * 10**k for k in range(9) for m in (1, 2, 5))
+    step = next(s for s in steps if usual // s - least // s < _MOST_ROWS)
+    # A row ends with each of these lengths.
+    ends = {most, *(width for width in self.widths if least <= width < most)}
+    ends |= set(range(-(-least // step) * step, usual + step, step)) - {0}
+    ends = sorted(end for end in ends if end <= most)
+    firsts = [least, *(end + 1 for end in ends[:-1])]
+    return [
+      Bin(
+        first,
+        last,
+        tuple(int(np.sum((x >= first) & (x <= last))) for x in lengths),
+      )
+      for first, last in zip(firsts, ends, strict=True)
+    ]
 
-  exact: int  # records whose prompt is the same as an earlier one
-  loose: int  # those, and those that differ in white space and case alone
-  # Pairs of an earlier record and a later one; those that are exactly the same
-  # come first.
-  examples: tuple[tuple[Place, Place], ...]
 
-
+@dataclasses.dataclass(frozen=True)
 class Reader:
   """Looks at records as a run would.
 
-  Args:
+  Attributes:
     tokenizer: Of the run, with its prompt format.
-    longest: Tokens of the longest prompt that fits; None if not known.
-    judges: The rewards of the run. Those of this package that compare with a
-      rule are tried on an empty completion, which tells whether the reference
-      of a record can be used.
-    drops: Whether the run drops prompts that are longer, and does not refuse
-      them.
+    widths: Of prompts, in tokens, ascending; () if not known.
+    judges: Verifiers and their arguments. They are tried on an empty
+      completion, which tells whether the reference of a record can be used.
+    drops: Whether the run drops prompts that are longer than all widths, and
+      does not refuse them.
   """
 
-  def __init__(
-    self,
-    tokenizer: data.Tokenizer,
-    longest: int | None,
-    judges: Sequence[Reward] = (),
-    drops: bool = False,
-  ):
-    self._tokenizer, self._longest = tokenizer, longest
-    self._drops = drops
-    self._judges = [
-      (function, dict(judge.kwargs))
-      for judge in judges
-      if (function := _verifier(judge.name)) is not None
-    ]
+  tokenizer: data.Tokenizer
+  widths: tuple[int, ...] = ()
+  judges: Sequence[tuple[Callable[..., float], Mapping[str, Any]]] = ()
+  drops: bool = False
 
-  def look(self, part: Part, place: int) -> Looked:
-    """One prompt.
-
-    Raises:
-      ValueError: The record has none that can be encoded; the message says why.
-    """
-    record = data.row_at(part.source, place)
-    ids = data.prompt_ids(self._tokenizer, record)
-    text = self._tokenizer.backend.decode(ids, skip_special_tokens=False)
-    return Looked(ids, text, record)
+  def look(self, place: Place) -> Shown:
+    """One prompt."""
+    try:
+      record = data.row_at(place.part.source, place.place)
+      ids = data.prompt_ids(self.tokenizer, record)
+      text = self.tokenizer.backend.decode(ids, skip_special_tokens=False)
+    except ValueError as error:
+      return Shown(place, problem=plain_text.said(error))
+    return Shown(place, record, ids, text)
 
   def read(self, part: Part, most: int, tell: Tell) -> Read:
     """Reads a part.
@@ -205,16 +225,16 @@ class Reader:
     """
     places = _places(len(part.source), most)
     tokens = np.full(len(places), -1, np.int32)
-    hashes = np.zeros((3, len(places)), np.uint64)
+    hashes = np.zeros((len(places), 3), np.uint64)
     unusable: dict[str, Unusable] = {}
     ends: collections.Counter[str] = collections.Counter()
     for row, place in enumerate(places):
       tell(part.title, row, len(places))
       try:
         record = data.row_at(part.source, int(place))
-        hashes[:, row] = _hashes(record)
+        hashes[row] = _hashes(record)
         ends[_last_turn(record)] += 1
-        tokens[row] = len(data.prompt_ids(self._tokenizer, record))
+        tokens[row] = len(data.prompt_ids(self.tokenizer, record))
         self._check(record, int(tokens[row]))
       except ValueError as error:
         reason = plain_text.said(error)
@@ -225,28 +245,25 @@ class Reader:
         found = unusable.get(kind, Unusable(reason, 0, ()))
         first = (*found.first, int(place))[:_EXAMPLES]
         unusable[kind] = Unusable(found.reason, found.records + 1, first)
-    exact, loose, answers = hashes
     return Read(
       part,
       len(part.source),
       places,
       tokens,
-      exact,
-      loose,
-      answers,
+      hashes,
       tuple(unusable.values()),
-      LastTurns(**{name: ends[name] for name in LastTurns._fields}),
+      {name: ends[name] for name in LAST_TURNS},
     )
 
   def _check(self, record: Mapping[str, Any], tokens: int) -> None:
     """Raises a ValueError if a prompt is too long, or a reward refuses it."""
-    if self._longest is not None and tokens > self._longest:
+    if self.widths and tokens > self.widths[-1]:
       raise ValueError(
-        f'The prompt is longer than the largest width, {self._longest} tokens'
-        + ('; it is dropped.' if self._drops else '.')
+        f'The prompt is longer than the largest width, {self.widths[-1]} tokens'
+        + ('; it is dropped.' if self.drops else '.')
       )
     example = {'completion_ids': [], **record}
-    for function, kwargs in self._judges:
+    for function, kwargs in self.judges:
       try:
         function(data.prompt_text(record['prompt']), '', example, **kwargs)
       except ValueError:
@@ -254,6 +271,101 @@ class Reader:
       except Exception as error:
         why = f'{plain_text.named(error)}'[:200]
         raise ValueError(f'A reward fails ({why}).') from error
+
+
+def survey(
+  reader: Reader,
+  trained: Sequence[tuple[str, Any, float]],
+  heldout: Sequence[tuple[str, Any]],
+  drawn: int,
+  seed: int,
+  show: int,
+  most: int,
+  tell: Tell,
+) -> Survey:
+  """Reads the data of a run.
+
+  Args:
+    reader: Looks at records as the run does.
+    trained: Name, records and weight of each source to train on.
+    heldout: Name and records of each source that is held out.
+    drawn: Prompts that the run draws.
+    seed: Of the run.
+    show: How many prompts to show of each split.
+    most: How many records to read of each part; 0 for all.
+    tell: Is called before every record.
+  """
+  weights = [weight for *_, weight in trained]
+  stages = [
+    _stages(name, source, weight / sum(weights), drawn)
+    for name, source, weight in trained
+  ]
+  held_out = [Part(name, 'heldout', source) for name, source in heldout]
+  places = [
+    _Places(source, parts)
+    for (_, source, _), parts in zip(trained, stages, strict=True)
+  ]
+  stream = data.mixture([*places], weights, seed)
+  first = [row['place'] for row in data.take(stream, 0, show)]
+  others = (Place(x, k) for x in held_out for k in range(len(x.source)))
+  return Survey(
+    tuple(
+      reader.read(part, most, tell)
+      for part in itertools.chain(*stages, held_out)
+    ),
+    tuple(map(reader.look, [*first, *itertools.islice(others, show)])),
+    reader.widths,
+    _special_tokens(reader.tokenizer),
+    drawn,
+  )
+
+
+def _stages(name: str, source: Any, share: float, drawn: int) -> list[Part]:
+  """A source to train on, in the stages of its curriculum.
+
+  Args:
+    name: Of the source.
+    source: The records.
+    share: Of this source, of all prompts.
+    drawn: All prompts that the run draws.
+  """
+  stages = data.stages(source)
+  if len(stages) == 1:
+    return [Part(name, 'train', source, share)]
+  starts = [start for start, _ in stages]
+  ends = [min(start, drawn * share) for start in [*starts, drawn * share]]
+  return [
+    Part(name, 'train', records, (end - begin) / max(drawn, 1), start)
+    for (start, records), begin, end in zip(
+      stages, ends, ends[1:], strict=False
+    )
+  ]
+
+
+class _Places:
+  """A source whose records are places, so that no record is read.
+
+  Args:
+    source: The source.
+    stages: Its parts.
+  """
+
+  def __init__(self, source: Any, stages: Sequence[Part]):
+    self._source, self._stages = source, stages
+
+  def __len__(self) -> int:
+    return len(self._source)
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    return self.drawn(index, 0)
+
+  def drawn(self, index: int, number: int) -> dict[str, Any]:
+    """As the run draws the record."""
+    starts = [part.stage or 0 for part in self._stages]
+    part = self._stages[bisect.bisect_right(starts, number) - 1]
+    if hasattr(self._source, 'drawn'):
+      part = part._replace(source=data.Stage(self._source, number))
+    return {'place': Place(part, int(index))}
 
 
 def duplicates(
@@ -266,58 +378,62 @@ def duplicates(
     earlier: Where to look for the first of each pair; nothing for `reads`
       themselves, in which the first of each prompt is no duplicate.
   """
+  later, places = _with_prompts(reads)
+  before, places_before = _with_prompts(earlier or reads)
   counts, examples = [], []
-  exact, other = _joined(reads, 'exact'), _joined(earlier or reads, 'exact')
-  for kind in ('exact', 'loose'):
-    later = _joined(reads, kind)
+  for kind in (_EXACT, _LOOSE):
     # A 0 before them, which is no hash, so that there is one in any case.
-    every = np.concatenate([[np.uint64(0)], _joined(earlier or reads, kind)])
+    every = np.concatenate([[np.uint64(0)], before[:, kind]])
     hashes, firsts = np.unique(every, return_index=True)
-    found = np.searchsorted(hashes, later) % len(hashes)
-    before = firsts[found] - 1
-    is_repeated = hashes[found] == later
+    found = np.searchsorted(hashes, later[:, kind]) % len(hashes)
+    first = firsts[found] - 1
+    is_repeated = hashes[found] == later[:, kind]
     if not earlier:
-      is_repeated &= before != np.arange(len(later))
+      is_repeated &= first != np.arange(len(later))
     rows = np.nonzero(is_repeated)[0]
     counts.append(len(rows))
-    if kind == 'loose':  # the exact ones are among them, and shown already
-      rows = rows[exact[rows] != other[before[rows]]]
+    if kind == _LOOSE:  # the exact ones are among them, and shown already
+      rows = rows[later[rows, _EXACT] != before[first[rows], _EXACT]]
     examples += [
-      (_place(earlier or reads, int(before[row])), _place(reads, int(row)))
+      (
+        _place(earlier or reads, places_before[first[row]]),
+        _place(reads, places[row]),
+      )
       for row in rows[:_EXAMPLES]
     ]
-  exactly, loosely = counts
-  return Duplicates(exactly, loosely, tuple(examples))
+  exact, loose = counts
+  return Duplicates(exact, loose, tuple(examples))
 
 
 def contradictions(reads: Sequence[Read]) -> int:
   """How many prompts come with answers that differ from one another."""
-  exact, answers = _joined(reads, 'exact'), _joined(reads, 'answers')
+  hashes, _ = _with_prompts(reads)
+  exact = hashes[:, _EXACT]
   # A prompt and an answer in one number; odd, so that no bits are lost.
-  both = exact + answers * np.uint64(0x9E3779B97F4A7C15)
+  both = exact + hashes[:, _ANSWER] * np.uint64(0x9E3779B97F4A7C15)
   _, at = np.unique(both, return_index=True)
   _, counts = np.unique(exact[at], return_counts=True)
   return int(np.sum(counts > 1))
 
 
-def _verifier(name: str) -> Callable[..., float] | None:
-  """A reward that can be tried on an empty completion at no cost.
+def _with_prompts(reads: Sequence[Read]) -> tuple[np.ndarray, np.ndarray]:
+  """Of all records with a prompt: u64[N,3], and i64[N,2] for `_place`."""
+  hashes, places = [np.zeros((0, 3), np.uint64)], [np.zeros((0, 2), np.int64)]
+  for number, read in enumerate(reads):
+    rows = np.flatnonzero(read.hashes[:, _EXACT])
+    hashes.append(read.hashes[rows])
+    numbers = np.full_like(rows, number)
+    places.append(np.stack([numbers, read.places[rows]], axis=1))
+  return np.concatenate(hashes), np.concatenate(places)
 
-  Raises:
-    ValueError: This package has no such reward.
-  """
-  if ':' in name and not name.startswith('grpo_jax.'):
-    return None  # a user's own, which may do anything
-  function = rewards.resolve(name)
-  if function is rewards.reasoning_gym:
-    return None  # which needs a process of its own for each record
-  module = str(getattr(function, '__module__', ''))
-  tried = ('grpo_jax.rewards.verifiers', 'grpo_jax.rewards.generated_code')
-  return function if module.startswith(tried) else None
+
+def _place(reads: Sequence[Read], row: np.ndarray) -> Place:
+  number, place = map(int, row)
+  return Place(reads[number].part, place)
 
 
 def _last_turn(record: Mapping[str, Any]) -> str:
-  """Which of `LastTurns` a record counts for; '' for none."""
+  """Which of `LAST_TURNS` a record counts for; '' for none."""
   prompt = record['prompt']
   if isinstance(prompt, str):
     return ''
@@ -355,15 +471,10 @@ def _hash(text: str) -> int:
   return int.from_bytes(digest.digest(), 'little') or 1
 
 
-def _joined(reads: Sequence[Read], name: str) -> np.ndarray:
-  """The hashes of all records that have a prompt."""
-  parts = [getattr(read, name)[read.exact != 0] for read in reads]
-  return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
-
-
-def _place(reads: Sequence[Read], row: int) -> Place:
-  """Where the record stands that is a row of `_joined`."""
-  places = _joined(reads, 'places')
-  ends = np.cumsum([np.count_nonzero(read.exact) for read in reads])
-  number = int(np.searchsorted(ends, row, side='right'))
-  return Place(reads[number].part, int(places[row]))
+def _special_tokens(tokenizer: data.Tokenizer) -> dict[int, str]:
+  known = tokenizer.backend.get_added_tokens_decoder().items()
+  special = [number for number, token in known if token.special]
+  special += [*tokenizer.eos_ids, *tokenizer.bos_ids, tokenizer.pad_id]
+  return {
+    number: tokenizer.backend.id_to_token(number) or '' for number in special
+  }

@@ -1,8 +1,9 @@
-"""How `grpo-jax data` prints what it has found, and writes it as JSON."""
+"""A survey as tables and sentences for a person, and as JSON."""
 
 from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 import json
-import sys
 import textwrap
 from typing import Any
 from typing import NamedTuple
@@ -10,25 +11,14 @@ from typing import NamedTuple
 import numpy as np
 
 from grpo_jax import data
-from grpo_jax.commands import printing
-from grpo_jax.data import survey as data_survey
-from grpo_jax.data.survey import LastTurns
-from grpo_jax.data.survey import Shown
+from grpo_jax.data import survey
+from grpo_jax.data.survey import LAST_TURNS
 from grpo_jax.data.survey import Survey
 
 SPLITS = {'train': 'training', 'heldout': 'held out'}
-_MOST_ROWS = 16  # of a histogram, about
 _MOST_IDS = 64  # that are printed; JSON has all
 _MOST_TEXT = 4000  # characters of a prompt that are printed
 _MOST_SHORT = 200  # characters of an answer, or of an example
-
-
-class Bin(NamedTuple):
-  """A row of the histogram."""
-
-  first: int  # tokens of the shortest prompt in it
-  last: int  # of the longest
-  counts: tuple[int, ...]  # of each split
 
 
 class Terminal(NamedTuple):
@@ -37,19 +27,11 @@ class Terminal(NamedTuple):
   columns: int
   draws: bool  # whether it is a terminal, with colours and blocks
 
-  @classmethod
-  def of_stdout(cls) -> 'Terminal':
-    """That of this process; a pipe has 80 columns."""
-    encoding = str(getattr(sys.stdout, 'encoding', '') or '').lower()
-    draws = sys.stdout.isatty() and 'utf' in encoding
-    return cls(max(printing.columns(), 40), draws)
 
-
-def parts(found: Survey, terminal: Terminal | None = None) -> list[Any]:
-  """The report for a person, as `printing.show` takes it."""
+def parts(found: Survey, terminal: Terminal) -> list[Any]:
+  """The report for a person: texts and tables of rich."""
   from rich import text
 
-  terminal = terminal or Terminal.of_stdout()
   sections = {
     'Sources': list(_sources(found, terminal)),
     'Prompts, as the model reads them': list(_prompts(found, terminal)),
@@ -65,35 +47,6 @@ def parts(found: Survey, terminal: Terminal | None = None) -> list[Any]:
   return shown[1:]
 
 
-def histogram(found: Survey) -> list[Bin]:
-  """The lengths of prompts. No row goes over a width of the config.
-
-  Rows are equally wide up to the length that 99% of the prompts have at most;
-  the last row holds all that are longer.
-  """
-  lengths = found.lengths.values()
-  every = np.concatenate([*lengths, np.zeros(0, np.int32)])
-  if not every.size:
-    return []
-  least, most = int(every.min()), int(every.max())
-  usual = int(np.percentile(every, 99, method='higher'))
-  steps = (m * 10**k for k in range(9) for m in (1, 2, 5))
-  step = next(s for s in steps if usual // s - least // s < _MOST_ROWS)
-  # A row ends with each of these lengths.
-  ends = {most, *(width for width in found.widths if least <= width < most)}
-  ends |= set(range(-(-least // step) * step, usual + step, step)) - {0}
-  ends = sorted(end for end in ends if end <= most)
-  firsts = [least, *(end + 1 for end in ends[:-1])]
-  return [
-    Bin(
-      first,
-      last,
-      tuple(int(np.sum((x >= first) & (x <= last))) for x in lengths),
-    )
-    for first, last in zip(firsts, ends, strict=True)
-  ]
-
-
 def to_json(found: Survey) -> dict[str, Any]:
   """The report for a program to read."""
   lengths = found.lengths
@@ -107,7 +60,7 @@ def to_json(found: Survey) -> dict[str, Any]:
         'read': len(read.places),
         'share': read.part.share,
         'passes': found.passes(read),
-        'last_turns': read.last_turns._asdict(),
+        'last_turns': read.last_turns,
         'unusable': [
           {**one._asdict(), 'first': list(one.first)} for one in read.unusable
         ],
@@ -120,9 +73,10 @@ def to_json(found: Survey) -> dict[str, Any]:
         'name': one.place.part.name,
         'stage': one.place.part.stage,
         'record': one.place.place,
-        'text': one.looked and one.looked.text,
-        'ids': one.looked and one.looked.ids,
-        'answer': _plain(_answer(one)),
+        'text': one.text,
+        'ids': one.ids,
+        # A user's own source may return values of any type.
+        'answer': json.loads(json.dumps(one.record.get('answer'), default=str)),
         'problem': one.problem,
       }
       for one in found.prompts
@@ -135,7 +89,7 @@ def to_json(found: Survey) -> dict[str, Any]:
         'last': row.last,
         **dict(zip(lengths, row.counts, strict=True)),
       }
-      for row in histogram(found)
+      for row in found.histogram()
     ],
     'longer_than_all_buckets': {
       split: int(np.sum(x > found.widths[-1])) if found.widths else None
@@ -152,9 +106,7 @@ def to_json(found: Survey) -> dict[str, Any]:
       }
       for name, one in found.duplicates.items()
     },
-    'prompts_with_several_answers': data_survey.contradictions(
-      found.of('train')
-    ),
+    'prompts_with_several_answers': survey.contradictions(found.of('train')),
   }
 
 
@@ -169,19 +121,21 @@ def _numbers(lengths: np.ndarray) -> dict[str, float] | None:
   }
 
 
-def _answer(one: Shown) -> Any:
-  return one.looked.record.get('answer') if one.looked else None
+def _table(names: Sequence[str], left: int = 1) -> Any:
+  """A table of rich whose first columns hold texts, and the others numbers."""
+  from rich import box
+  from rich import table
 
-
-def _plain(value: Any) -> Any:
-  """A value as JSON has it; a user's own source may return any."""
-  return json.loads(json.dumps(value, default=str))
+  made = table.Table(box=box.SIMPLE, pad_edge=False)
+  for place, name in enumerate(names):
+    made.add_column(name, justify='left' if place < left else 'right')
+  return made
 
 
 def _sources(found: Survey, terminal: Terminal) -> Iterator[Any]:
   """A table; in a narrow terminal, sentences."""
   names = '', 'source', 'records', 'read', 'share', 'passes'
-  shown = printing.table(names, left=2)
+  shown = _table(names, left=2)
   for column in shown.columns:
     column.no_wrap = column.header != 'source'
   shown.columns[1].overflow = 'fold'
@@ -219,20 +173,19 @@ def _sources(found: Survey, terminal: Terminal) -> Iterator[Any]:
     )
 
 
-def _last_turns(turns: LastTurns, read: int) -> Iterator[str]:
+def _last_turns(turns: Mapping[str, int], read: int) -> Iterator[str]:
   """Sentences, if some of the chats that were read end with an answer."""
-  became = [f'as the answer of {turns.answer:,}'] * bool(turns.answer)
-  became += [f'beside the answer of {turns.beside_answer:,}'] * bool(
-    turns.beside_answer
-  )
+  answer, beside, prefill, unknown = (turns.get(x, 0) for x in LAST_TURNS)
+  became = [f'as the answer of {answer:,}'] * bool(answer)
+  became += [f'beside the answer of {beside:,}'] * bool(beside)
   what = f'this turn is taken off the prompt {" and ".join(became)}.'
-  if turns.prefill:
+  if prefill:
     what = 'completions go on where they end (data.last_turn=prefill).'
-  if number := sum(turns[:3]):
+  if number := answer + beside + prefill:
     yield f'{number:,} of {read:,} prompts end with the assistant; {what}'
-  if turns.unknown:
+  if unknown:
     yield (
-      f'{turns.unknown:,} of {read:,} prompts end with a role that says '
+      f'{unknown:,} of {read:,} prompts end with a role that says '
       'neither that it asks nor that it answers; this turn stays in the '
       "prompt. If it answers, call the role 'assistant'."
     )
@@ -245,16 +198,14 @@ def _prompts(found: Survey, terminal: Terminal) -> Iterator[Any]:
   for one in found.prompts:
     part, place = one.place
     title = f'{SPLITS[part.split]}: record {place} of {_visible(part.title)}'
-    if one.looked is None:
+    if one.ids is None or one.text is None:
       yield from ('', f'{title} cannot be used: {_visible(one.problem)}')
       continue
-    ids = one.looked.ids
-    answer = _short(repr(_answer(one)))
-    yield ''
-    yield f'{title}, {len(ids)} tokens, answer {answer}'
+    ids, answer = one.ids, _short(repr(one.record.get('answer')))
+    yield from ('', f'{title}, {len(ids)} tokens, answer {answer}')
     special = found.special_tokens
     marks = [special[i] for i in ids if i in special]
-    for line in _folded(_cut(one.looked.text), terminal.columns - 4):
+    for line in _folded(_cut(one.text), terminal.columns - 4):
       shown = text.Text(f'  {line}', style='green')
       shown.highlight_words(marks, 'bold magenta')
       yield shown
@@ -336,7 +287,7 @@ def _lengths(found: Survey, terminal: Terminal) -> Iterator[Any]:
   """The histogram, a block of bars for each split."""
   from rich import text
 
-  rows, lengths = histogram(found), found.lengths
+  rows, lengths = found.histogram(), found.lengths
   if not rows:
     yield 'No prompt can be encoded.'
     return
@@ -409,7 +360,7 @@ def _repeated(found: Survey) -> Iterator[Any]:
   """A table of duplicates, and examples."""
   repeated = found.duplicates
   names = 'records with an earlier prompt', 'exactly', 'but for spaces and case'
-  shown = printing.table(names)
+  shown = _table(names)
   for name, one in repeated.items():
     shown.add_row(name, f'{one.exact:,}', f'{one.loose:,}')
   yield shown
@@ -421,7 +372,7 @@ def _repeated(found: Survey) -> Iterator[Any]:
       records = (place.part.source[place.place] for place in pair)
       texts = (data.prompt_text(record['prompt']) for record in records)
       yield from (f'  {_short(repr(x))}' for x in dict.fromkeys(texts))
-  if several := data_survey.contradictions(found.of('train')):
+  if several := survey.contradictions(found.of('train')):
     yield f'Prompts to train on that come with different answers: {several:,}.'
   partly = [r for r in found.reads if len(r.places) < r.records]
   if partly:

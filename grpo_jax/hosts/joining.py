@@ -10,7 +10,6 @@ from typing import Any
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import watch
 from grpo_jax.hosts.store import Store
-from grpo_jax.rewards.workers import own_cores
 
 JOIN_SECS = 300.0  # until all processes have been started
 # Until JAX has found the devices. Where JAX itself waits for other hosts, it
@@ -26,6 +25,13 @@ _LEAST_THREADS = 16
 _THREADS = 'PJRT_NPROC', 'NPROC'  # the first one that is set is taken
 
 _joins = itertools.count()  # runs of this process, one after another
+
+
+def own_cores() -> int:
+  """How many cores this process may use."""
+  if hasattr(os, 'sched_getaffinity'):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
 
 
 def initialize(

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 import optax
 
-from grpo_jax import diagnostics
 from grpo_jax import losses
 from grpo_jax import models
 from grpo_jax import optim
@@ -316,8 +315,8 @@ def of_prefixes(
   assert tokens is not None  # a rollout has them
 
   def summary(of_one):
-    return diagnostics.prefix_summary(
-      diagnostics.shared_prefix_weight(tokens, batch.mask, of_one)
+    return losses.prefix_summary(
+      losses.shared_prefix_weight(tokens, batch.mask, of_one)
     )
 
   # Counts of nodes do not depend on coefficients, so they are reported once.

@@ -1,6 +1,7 @@
 """`grpo-jax train --check`: what a run would be, without training."""
 
 import collections
+from collections.abc import Sequence
 import dataclasses
 import math
 import os
@@ -10,23 +11,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from grpo_jax import config as config_lib
-from grpo_jax.commands import printing
 from grpo_jax.config import Config
-from grpo_jax.episodes import rollout as rollout_lib
-from grpo_jax.episodes.types import Rollout
 from grpo_jax.learner import layouts as layouts_lib
 from grpo_jax.learner import lowering
 from grpo_jax.learner.layouts import Layouts
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
 from grpo_jax.planning import sizes
-from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.run import ahead
+from grpo_jax.run import policy
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_rewards
 from grpo_jax.run.build import build_updater
-from grpo_jax.run.build import widths
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import workdir as workdir_lib
 
@@ -68,27 +64,8 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
   updater = build_updater.updater(run)
   updater = dataclasses.replace(updater, frozen=build.frozen_params(run))
   run.engine.load(updater.joined(build.initial_params(run)), version=0)
-  records, _, _ = dynamic_sampling.next_records(
-    run.prompts,
-    run.epoch,
-    0,
-    config.sampler.prompts,
-    fits=widths.fits(config, run.tokenizer),
-  )
-  with build_rewards.workers(config, run.rewards) as workers:
-    rollout = rollout_lib.collect(
-      records,
-      run.engine,
-      run.tokenizer,
-      run.rewards,
-      run.sampling,
-      config.sampler.max_tokens,
-      config.sampler.group,
-      config.seed,
-      0,
-      config.data.completion_buckets,
-      workers=workers,
-    )
+  rollout = policy.first_rollout(run)
+  assert rollout.failures is not None  # its rewards were called
   layouts = layouts_lib.layouts_of(
     updater.compiled, rollout, updater.layout, config.learner.batches
   )
@@ -125,7 +102,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
       'completions': [texts[0] for texts in rollout.texts[:3]],
       'rewards': [float(reward[0]) for reward in batch.reward[:3]],
       'not judged': int(np.sum(~batch.valid)),
-      'failed': _failed(rollout),
+      'failed': _failed(rollout.reward_names, rollout.failures),
       'mean reward': float(np.mean(batch.reward, where=batch.valid))
       if batch.valid.any()
       else None,
@@ -181,12 +158,13 @@ def _memory_gib(
   }
 
 
-def _failed(rollout: Rollout) -> dict[str, tuple[int, str]]:
+def _failed(
+  names: Sequence[str], failures: np.ndarray
+) -> dict[str, tuple[int, str]]:
   """For each reward that has failed: how often, and why most often."""
   found = {}
-  assert rollout.failures is not None  # `collect` has called them
-  for place, name in enumerate(rollout.reward_names):
-    reasons = collections.Counter(rollout.failures[..., place].flat)
+  for place, name in enumerate(names):
+    reasons = collections.Counter(failures[..., place].flat)
     del reasons['']
     if reasons:
       found[name] = (reasons.total(), reasons.most_common(1)[0][0])
@@ -195,57 +173,3 @@ def _failed(rollout: Rollout) -> dict[str, tuple[int, str]]:
 
 def _count(tree: Any) -> int:
   return sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
-
-
-def show(report: dict[str, Any]) -> None:
-  """Prints a report for a person."""
-  from rich import table
-
-  rollout = report['first_rollout']
-  samples = zip(
-    rollout['prompts'],
-    rollout['completions'],
-    rollout['rewards'],
-    strict=True,
-  )
-  now, usual = (
-    config_lib.flat(values)
-    for values in (report['config'], dataclasses.asdict(Config()))
-  )
-  rows = {
-    'config, where it differs from the defaults': {
-      name: repr(value) for name, value in now.items() if value != usual[name]
-    },
-    'shapes': {name: str(value) for name, value in report['shapes'].items()},
-    'memory of each device': {
-      name: _size(gib) for name, gib in report['memory_gib'].items()
-    },
-    'first rollout, of the untrained model': {
-      'mean reward': str(rollout['mean reward']),
-      'not judged': str(rollout['not judged']),
-      **{
-        f'{name} failed': f'{number}, most often by: {reason}'
-        for name, (number, reason) in rollout['failed'].items()
-      },
-      'truncated': f'{rollout["truncated"]:.1%}',
-      **{
-        f'sample {number}': f'{prompt!r} -> {text!r}  reward {reward:.3f}'
-        for number, (prompt, text, reward) in enumerate(samples, start=1)
-      },
-    },
-  }
-  shown = []
-  for title, lines in rows.items():
-    made = table.Table(title=title, title_justify='left', show_header=False)
-    for name, value in lines.items():
-      made.add_row(name, value)
-    shown.append(made)
-  shown += [f'warning: {warning}' for warning in report['warnings']]
-  printing.show(
-    *shown, f'The workdir: {report["workdir"]}. Nothing was trained.'
-  )
-
-
-def _size(gib: float) -> str:
-  """In GiB from 0.1 GiB on, and in MiB below."""
-  return f'{gib:.2f} GiB' if gib >= 0.1 else f'{gib * 1024:.2f} MiB'

@@ -60,7 +60,6 @@ from grpo_jax.rewards.verifiers import reasoning_gym
 from grpo_jax.rewards.verifiers import regular_expression
 from grpo_jax.rewards.verifiers._shared import answers
 from grpo_jax.rewards.workers import Workers
-from grpo_jax.rewards.workers import own_cores
 
 __all__ = (
   'HttpJudge',
@@ -89,7 +88,6 @@ __all__ = (
   'math_equivalence',
   'multiple_choice',
   'number',
-  'own_cores',
   'reasoning_gym',
   'regular_expression',
   'resolve',

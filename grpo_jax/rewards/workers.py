@@ -41,14 +41,6 @@ from grpo_jax.rewards._base import takes_lists
 from grpo_jax.rewards._process import WALL_TIMES
 from grpo_jax.rewards._process import Process
 
-
-def own_cores() -> int:
-  """How many cores this process may use."""
-  if hasattr(os, 'sched_getaffinity'):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1
-
-
 _BETWEEN_SECS = 0.2  # between two calls of `Workers.between`
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax.config import plain_text
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.mesh import random_keys
 
@@ -260,43 +259,6 @@ def _share(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
   """For each prompt the mean over what counts, without prompts of nothing."""
   some = counts.any(1)
   return values.sum(1)[some] / counts.sum(1)[some]
-
-
-def show(summary: dict[str, Any], console) -> None:
-  """Prints what `summarize` returned as a table of at most 60 columns.
-
-  Args:
-    summary: See `summarize`.
-    console: A `rich.console.Console`.
-  """
-  from rich.table import Table
-
-  table = Table(
-    title=f'{summary["examples"]:,} prompts, '
-    f'{summary["samples_per_prompt"]:,} completions each'
-  )
-  table.add_column('')
-  table.add_column('value', justify='right')
-  table.add_column('95 % interval', justify='right')
-  skipped = ('examples', 'samples_per_prompt')
-  for name, value in summary.items():
-    if name in skipped or name.endswith('_interval'):
-      continue
-    interval = summary.get(f'{name}_interval')
-    table.add_row(
-      'mean first reward' if name == 'mean' else name.replace('_', ' '),
-      _text(value),
-      '' if interval is None else ' to '.join(map(_text, interval)),
-    )
-  plain_text.guarded(console).print(table)
-
-
-def _text(value) -> str:
-  if value is None:
-    return '-'
-  if isinstance(value, int):
-    return f'{value:,}'
-  return f'{value:.3f}' if abs(value) < 10 else f'{value:,.1f}'
 
 
 def _subsets(samples: int, k: int, most: int, rng) -> np.ndarray:

@@ -19,8 +19,7 @@ from typing import Any
 from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax import losses
-from grpo_jax.commands.arguments import load_config as load_config
-from grpo_jax.commands.convert import convert as convert
+from grpo_jax.config.load import load_config as load_config
 from grpo_jax.hosts import joining
 from grpo_jax.hosts import stop_signal
 from grpo_jax.models import foreign
@@ -29,6 +28,7 @@ from grpo_jax.run import loop
 from grpo_jax.run import policy as policies
 from grpo_jax.run.build import given as given_lib
 from grpo_jax.run.keep import saved_config
+from grpo_jax.run.keep.export import convert as convert
 from grpo_jax.run.session import OnRollout
 
 if TYPE_CHECKING:
@@ -247,15 +247,11 @@ def sample(
   resolved, given = given_lib.put(
     _resolved(None, workdir), tokenizer=tokenizer, model=model
   )
-  done: list[dict[str, Any]] = []
   with _quiet(), joining.joined() as peers:
     policy = policies.load(
       resolved, os.fspath(workdir), str(checkpoint), given, peers=peers
     )
-    policies.sample(
-      policy, prompts, number, temperature, max_tokens, done.append
-    )
-  return done
+    return [*policies.sample(policy, prompts, number, temperature, max_tokens)]
 
 
 @atexit.register

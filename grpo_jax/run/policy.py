@@ -1,32 +1,28 @@
-"""A trained policy, evaluated or sampled: `grpo-jax eval` and `sample`."""
+"""The policy in a checkpoint: evaluated, and sampled from."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
-import contextlib
 import dataclasses
+import itertools
 import json
 import numbers
 import os
 import pathlib
-import sys
 from typing import Any
 from typing import NamedTuple
 
 from grpo_jax import data
 from grpo_jax import engines
-from grpo_jax.commands import printing
-from grpo_jax.commands import together
-from grpo_jax.commands.arguments import Arguments
 from grpo_jax.config import Config
-from grpo_jax.config import plain_text
 from grpo_jax.episodes import rollout as rollout_lib
+from grpo_jax.episodes.types import Rollout
 from grpo_jax.hosts import joining
 from grpo_jax.hosts import processes
 from grpo_jax.models import lora
+from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import parquet
-from grpo_jax.rollouts import pass_at_k as evaluate_lib
-from grpo_jax.run import judging
+from grpo_jax.rollouts import pass_at_k
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_limits
 from grpo_jax.run.build import build_model
@@ -53,46 +49,6 @@ class Policy(NamedTuple):
   run: build.Sampler  # its engine has the parameters of the checkpoint
   step: int  # rollouts that the policy has learned from
   given: Given  # what the marks in the config stand for
-
-
-def run_eval(arguments: Arguments) -> None:
-  """`grpo-jax eval`."""
-  with together.joined(arguments) as peers:
-    policy = load(
-      arguments.config,
-      arguments.workdir,
-      arguments.checkpoint,
-      to_evaluate=True,
-      peers=peers,
-    )
-    summary = evaluate(
-      policy,
-      examples=arguments.examples,
-      samples=arguments.samples,
-      ks=list(arguments.k),
-      temperature=arguments.temperature,
-      max_tokens=arguments.max_tokens,
-      completions=arguments.completions if peers.is_first else None,
-      judging=judging.shared(peers, together.STOP),
-    )
-    printing.show_json(summary) if arguments.json else show(summary)
-
-
-def run_sample(arguments: Arguments) -> None:
-  """`grpo-jax sample`."""
-  with together.joined(arguments) as peers:
-    policy = load(
-      arguments.config, arguments.workdir, arguments.checkpoint, peers=peers
-    )
-    asked = prompts(arguments.prompt, arguments.prompts)
-    sample(
-      policy,
-      peers.all_from_first(asked),
-      number=arguments.number,
-      temperature=arguments.temperature,
-      max_tokens=arguments.max_tokens,
-      write=printing.show_json if arguments.json else None,
-    )
 
 
 def load(
@@ -197,7 +153,7 @@ def evaluate(
   completions = completions and os.path.abspath(completions)
   _whole('samples', samples, 1)
   _whole('examples', examples, 0)
-  evaluate_lib.check_ks(ks, samples)
+  pass_at_k.check_ks(ks, samples)
   heldout = sources.heldout(run.config, given)
   if heldout is None:
     raise ValueError(
@@ -235,7 +191,7 @@ def evaluate(
     )
   summary = {
     'checkpoint': policy.step,
-    **evaluate_lib.summarize(
+    **pass_at_k.summarize(
       rollout, ks, config.right_reward, run.config.seed, answer
     ),
     **{name: int(number) for name, number in too_long.items()},
@@ -260,13 +216,6 @@ def _whole(name: str, value: Any, least: int) -> None:
     )
 
 
-def show(summary: dict[str, Any]) -> None:
-  """Prints a summary as a table."""
-  from rich import console
-
-  evaluate_lib.show(summary, console.Console())
-
-
 def _sampling(
   run: build.Sampler, temperature: float | None, max_tokens: int | None
 ) -> tuple[engines.Sampling, int]:
@@ -279,106 +228,117 @@ def _sampling(
   return sampling, limit
 
 
-def prompts(given: list[str], file: str | None) -> Iterator[str]:
-  """Prompts from flags, then from the lines of a file.
-
-  Args:
-    given: Prompts.
-    file: A path; `'-'` is standard input, as is None if `given` is empty.
-
-  Yields:
-    Prompts, without the end of the line; empty lines are left out.
-  """
-  yield from given
-  if file is None and given:
-    return
-  named = None if file == '-' else file
-  if named is None and sys.stdin is None:  # as after `<&-` in a shell
-    raise ValueError(
-      'There are no prompts, because standard input is closed; give --prompt, '
-      'or --prompts=FILE.'
-    )
-  opened = (
-    contextlib.nullcontext(sys.stdin)
-    if named is None
-    else open(named, encoding='utf-8')
-  )
-  with opened as lines:
-    try:
-      yield from _lines(lines)
-    except UnicodeDecodeError as error:
-      where = 'Standard input' if named is None else f'The file {named!r}'
-      raise ValueError(
-        f'{where} is not UTF-8 ({error}); save it as UTF-8.'
-      ) from error
-
-
-def _lines(lines: Iterable[str]) -> Iterator[str]:
-  return (line.rstrip('\n') for line in lines if line.strip())
-
-
 def sample(
   policy: Policy,
-  asked: Iterable[data.Prompt],
+  prompts: Iterable[data.Prompt],
   number: int = 1,
   temperature: float | None = None,
   max_tokens: int | None = None,
-  write: Callable[[dict[str, Any]], None] | None = None,
-) -> None:
+) -> Iterator[dict[str, Any]]:
   """Completes prompts one after the other, as they come.
 
   Args:
     policy: From `load`.
-    asked: Texts or lists of messages; the next is read when the last is done.
-    number: Completions of each; one is written token by token.
+    prompts: Texts or lists of messages; the next is read when the last is done.
+    number: Completions of each.
     temperature: None: the config's.
     max_tokens: None: the config's.
-    write: Is given a record per completion; None writes text to standard
-      output.
+
+  Yields:
+    A dict for each completion: 'prompt', 'completion', and 'truncated', whether
+    the completion was cut at its longest length.
   """
-  run = policy.run
-  _whole('number', number, 1)
-  sampling, limit = _sampling(run, temperature, max_tokens)
-  for index, prompt in enumerate(asked):
-    ids = run.tokenizer.encode_prompt(prompt)
-    build_limits.check_length(run.config, len(ids), limit)
-    requests = engines.requests(
-      [ids],
-      [index],
-      number,
-      sampling,
-      limit,
-      run.config.seed,
-      policy.step,
-      purpose='sample command',
-    )
-    shown = run.tokenizer.prompt_format.shown(prompt)
-    if write is None and number == 1:
-      _stream(run, shown, *requests)
-      continue
-    done = engines.generate(run.engine, requests)
+  tokenizer = policy.run.tokenizer
+  for prompt, asked in _requests(
+    policy, prompts, number, temperature, max_tokens
+  ):
+    done = engines.generate(policy.run.engine, asked)
     for ids, length, finish in zip(
       done.tokens[0], done.length[0], done.finish[0], strict=True
     ):
-      text = run.tokenizer.decode(ids[:length])
-      if write is None:
-        print(plain_text.printable(shown + text), flush=True)
-      else:
-        truncated = bool(finish == engines.TRUNCATED)
-        write({'prompt': prompt, 'completion': text, 'truncated': truncated})
+      yield {
+        'prompt': prompt,
+        'completion': tokenizer.decode(ids[:length]),
+        'truncated': bool(finish == engines.TRUNCATED),
+      }
 
 
-def _stream(run: build.Sampler, shown: str, request: engines.Request):
-  """Writes a prompt, and its completion while it is drawn."""
-  print(plain_text.printable(shown), end='', flush=True)
-  text = written = ''
-  run.engine.submit(request)
-  for turn in run.engine.completed(every_tokens=1):
-    for one in turn:
-      text = run.tokenizer.decode(one.ids)
+def stream(
+  policy: Policy,
+  prompts: Iterable[data.Prompt],
+  temperature: float | None = None,
+  max_tokens: int | None = None,
+) -> Iterator[str]:
+  """One completion of each prompt, as it is drawn; see `sample`.
+
+  Yields:
+    Pieces of a text: each prompt as a person reads it, its completion, and the
+    end of the line.
+  """
+  tokenizer, engine = policy.run.tokenizer, policy.run.engine
+  for prompt, asked in _requests(policy, prompts, 1, temperature, max_tokens):
+    yield tokenizer.prompt_format.shown(prompt)
+    text = written = ''
+    engine.submit(*asked)
+    for one in itertools.chain.from_iterable(engine.completed(every_tokens=1)):
+      text = tokenizer.decode(one.ids)
       # A character may need several tokens; it is written once it is whole.
       if text.startswith(written) and not text.endswith('\ufffd'):
-        new = plain_text.printable(text[len(written) :])
-        print(new, end='', flush=True)
+        yield text[len(written) :]
         written = text
-  print(plain_text.printable(text[len(written) :]), flush=True)
+    yield text[len(written) :] + '\n'
+
+
+def _requests(
+  policy: Policy,
+  prompts: Iterable[data.Prompt],
+  number: int,
+  temperature: float | None,
+  max_tokens: int | None,
+) -> Iterator[tuple[data.Prompt, list[engines.Request]]]:
+  """Each prompt, and what an engine is asked about it."""
+  run = policy.run
+  _whole('number', number, 1)
+  sampling, limit = _sampling(run, temperature, max_tokens)
+  for index, prompt in enumerate(prompts):
+    ids = run.tokenizer.encode_prompt(prompt)
+    build_limits.check_length(run.config, len(ids), limit)
+    yield (
+      prompt,
+      engines.requests(
+        [ids],
+        [index],
+        number,
+        sampling,
+        limit,
+        run.config.seed,
+        policy.step,
+        purpose='sample command',
+      ),
+    )
+
+
+def first_rollout(run: build.Run) -> Rollout:
+  """What the model of a run samples first, before it has learned."""
+  config = run.config
+  records, _, _ = dynamic_sampling.next_records(
+    run.prompts,
+    run.epoch,
+    0,
+    config.sampler.prompts,
+    fits=widths.fits(config, run.tokenizer),
+  )
+  with build_rewards.workers(config, run.rewards) as workers:
+    return rollout_lib.collect(
+      records,
+      run.engine,
+      run.tokenizer,
+      run.rewards,
+      run.sampling,
+      config.sampler.max_tokens,
+      config.sampler.group,
+      config.seed,
+      0,
+      config.data.completion_buckets,
+      workers=workers,
+    )

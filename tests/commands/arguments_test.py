@@ -11,6 +11,7 @@ from grpo_jax.commands import arguments
 from grpo_jax.commands import help_text
 from grpo_jax.commands import refusals
 from grpo_jax.commands import table
+from grpo_jax.config import load
 from tests.cli import environment
 
 
@@ -138,15 +139,15 @@ def test_what_cannot_be_read_is_said_in_our_words(given, words):
 def test_a_config_of_the_checkout_is_found_and_none_of_another_package(
   tmp_path, monkeypatch
 ):
-  monkeypatch.setattr(arguments, 'PACKAGE', tmp_path / 'grpo_jax')
+  monkeypatch.setattr(load, 'PACKAGE', tmp_path / 'grpo_jax')
   monkeypatch.chdir(tmp_path.parent)
   file = tmp_path / 'configs' / 'own.py'
   file.parent.mkdir()
   file.touch()
   with pytest.raises(ValueError, match="There is no config file 'configs/own"):
-    arguments.installed('configs/own.py:mu=8')
+    load.installed('configs/own.py:mu=8')
   (tmp_path / 'pyproject.toml').touch()
-  assert arguments.installed('configs/own.py:mu=8') == f'{file}:mu=8'
+  assert load.installed('configs/own.py:mu=8') == f'{file}:mu=8'
 
 
 def test_every_way_to_type_a_value_is_read():

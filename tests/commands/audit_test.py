@@ -7,18 +7,20 @@ import pytest
 from grpo_jax import diagnostics
 from grpo_jax import losses
 from grpo_jax.commands import audit as audit_lib
+from grpo_jax.lab import audits
 from tests import cli
+from tests import readmes
 
 GRPO = diagnostics.audit(losses.methods.grpo())
 
 
 def test_arguments_reach_the_method():
-  audit = audit_lib.audit('dapo', "{'high': 0.4}")
+  audit = audits.audit('dapo', "{'high': 0.4}")
   assert audit.clipping.text.startswith('zero above 1.4 for A > 0')
 
 
 def test_a_users_method_and_its_fields():
-  audit = audit_lib.audit(
+  audit = audits.audit(
     'tests.diagnostics.audit_test:dated',
     '{"strength": 1.0}',
     'tests.diagnostics.audit_test:late',
@@ -39,7 +41,7 @@ def test_a_users_method_and_its_fields():
 )
 def test_what_cannot_be_audited(name, kwargs, said):
   with pytest.raises(ValueError) as error:
-    audit_lib.audit(name, kwargs)
+    audits.audit(name, kwargs)
   assert said in str(error.value)
 
 
@@ -59,10 +61,10 @@ def test_the_table_as_a_person_and_as_a_readme_sees_it(capsys, monkeypatch):
   seen = capsys.readouterr().out
   assert '(r - mean)/std' in seen and 'W_agg: sum of the' in seen
   assert all(name in seen for name in diagnostics.COLUMNS)
-  head, line, row = audit_lib.markdown(rows).splitlines()
+  head, line, row, *_ = readmes.methods(rows).splitlines()
   assert head.count('|') == line.count('|') == row.count('|') == 11
   rows[0]['ratio'] = '|s|'
-  assert '&#124;s&#124;' in audit_lib.markdown(rows)
+  assert '&#124;s&#124;' in readmes.methods(rows)
 
 
 def test_eighty_columns_hold_a_method_and_the_table_of_all(capsys, monkeypatch):

@@ -15,8 +15,8 @@ import tempfile
 from rich import console
 
 from grpo_jax import config as config_lib
-from grpo_jax.commands import show_data
-from grpo_jax.data import survey_tables as data_tables
+from grpo_jax.data import survey_tables
+from grpo_jax.run.build import data_survey
 from tests.golden import chat as golden
 
 _NAMES = ['Ada', 'Ben', 'Eve', 'Kim', 'Lea', 'Max', 'Tom', 'Zoe']
@@ -100,7 +100,9 @@ def printed(found, columns=80, draws=False):
   screen = console.Console(
     file=out, width=columns, highlight=False, markup=False
   )
-  for part in data_tables.parts(found, data_tables.Terminal(columns, draws)):
+  for part in survey_tables.parts(
+    found, survey_tables.Terminal(columns, draws)
+  ):
     screen.print(part)
   return '\n'.join(line.rstrip() for line in out.getvalue().splitlines())
 
@@ -112,5 +114,5 @@ def markdown():
     os.chdir(folder)
     with contextlib.ExitStack() as stack:
       stack.callback(os.chdir, before)
-      found = show_data.survey(config(''), 1, 0, lambda *_: None)
+      found = data_survey.survey(config(''), 1, 0, lambda *_: None)
       return f'```\n{printed(found)}\n```'

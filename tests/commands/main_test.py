@@ -12,7 +12,6 @@ from grpo_jax.commands import main
 from grpo_jax.commands import report
 from grpo_jax.planning import roofline
 from grpo_jax.rollouts import parquet
-from grpo_jax.run import policy as policies
 from grpo_jax.run.keep import host_memory
 from tests import runs
 from tests.cli import JUDGE
@@ -251,14 +250,6 @@ def test_without_enough_memory_it_says_what_to_lower(
   said = capsys.readouterr().err
   assert 'not enough memory' in said and 'lower learner.micro_rows' in said
   assert said.count('\n') == 1
-
-
-def test_without_standard_input_prompts_are_asked_for(monkeypatch):
-  monkeypatch.setattr(policies.sys, 'stdin', None)
-  assert list(policies.prompts(['a'], None)) == ['a']
-  for file in (None, '-'):
-    with pytest.raises(ValueError, match='standard input is closed; give'):
-      list(policies.prompts([], file))
 
 
 @pytest.mark.parametrize('platform, unit', [('linux', 2**10), ('darwin', 1)])

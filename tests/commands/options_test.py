@@ -13,6 +13,7 @@ from grpo_jax.commands import help_text
 from grpo_jax.commands import options
 from grpo_jax.commands import peers
 from grpo_jax.config.fields import field
+from tests import readmes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,13 +110,13 @@ def test_defaults_can_be_typed_back():
 
 
 def test_markdown_has_a_row_for_each_option():
-  text = options.markdown()
+  text = readmes.config_options()
   assert text.startswith('### `config`\n\nA run.\n\n| option | type |')
   row = f'| `sampler.group` | `int` | `16` | {GROUP} |'
   assert row in text.splitlines()
   rows = [line for line in text.splitlines() if line.startswith('| `')]
   assert len(rows) == len(options.describe())
-  text = options.markdown(Outer)
+  text = readmes.config_options(Outer)
   assert r"| `items[].names` | `tuple[str, ...]` | `('a\|b',)` | some" in text
 
 
@@ -166,7 +167,7 @@ def test_peers_names_lead_to_fields_that_exist():
     in peers.PEERS
   )
   for peer in peers.PEERS:
-    assert f'| `{peer.ours}` |' in options.peers_markdown()
+    assert f'| `{peer.ours}` |' in readmes.other_names()
 
 
 @pytest.mark.parametrize(

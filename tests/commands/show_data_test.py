@@ -16,10 +16,11 @@ from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax.commands import show_data
 from grpo_jax.data import character_tokenizer
-from grpo_jax.data import survey as data_survey
-from grpo_jax.data import survey_tables as data_tables
+from grpo_jax.data import survey
+from grpo_jax.data import survey_tables
 from grpo_jax.data.survey import Part
 from grpo_jax.run.build import build
+from grpo_jax.run.build import data_survey
 from grpo_jax.run.build import marks
 from grpo_jax.run.build import sources
 from tests import cli
@@ -32,7 +33,7 @@ DIGITS = character_tokenizer('0123456789+= ')
 
 def surveyed(folder, show=2, records=0, **changes):
   config = data_example.config(folder, **changes)
-  return show_data.survey(config, show, records, QUIET)
+  return data_survey.survey(config, show, records, QUIET)
 
 
 @pytest.fixture(scope='module')
@@ -79,7 +80,7 @@ def test_negative_numbers_are_refused():
 
 def test_the_first_prompts_are_those_of_the_run(tmp_path):
   config = data_example.config(tmp_path, seed=3)
-  found = show_data.survey(config, 9, 0, QUIET)
+  found = data_survey.survey(config, 9, 0, QUIET)
   tokenizer = build.tokenizer_of(config)
   train, weights = sources.train(config, marks.NOTHING)
   drawn = data.take(data.mixture(train, weights, config.seed), 0, 9)
@@ -87,8 +88,8 @@ def test_the_first_prompts_are_those_of_the_run(tmp_path):
   wanted = [*drawn, *(heldout[place] for place in range(9))]
   assert len(found.prompts) == 18
   for row, shown in zip(wanted, found.prompts, strict=True):
-    assert shown.looked.record['answer'] == row['answer']
-    assert shown.looked.ids == tokenizer.encode_prompt(row['prompt'])
+    assert shown.record['answer'] == row['answer']
+    assert shown.ids == tokenizer.encode_prompt(row['prompt'])
   names = [os.path.basename(x.place.part.name) for x in found.prompts[:9]]
   assert {*names} == {'word_problems.jsonl', 'sums.jsonl'}
 
@@ -96,7 +97,7 @@ def test_the_first_prompts_are_those_of_the_run(tmp_path):
 def test_a_prompt_that_cannot_be_read_is_shown_with_the_reason(tmp_path):
   plain = {'data.chat': False, 'data.system_prompt': ''}
   found = surveyed(tmp_path, **plain, **{'data.tokenizer': 'arithmetic'})
-  assert all(one.looked is None for one in found.prompts)
+  assert all(one.ids is None for one in found.prompts)
   words = ' '.join(data_example.printed(short_names(found)).split())
   assert 'held out: record 1 of heldout.jsonl cannot be used: The ' in words
 
@@ -127,7 +128,7 @@ def test_a_partial_report_says_so(tmp_path):
 
 
 def test_the_histogram_holds_every_prompt_once(found):
-  rows = data_tables.histogram(found)
+  rows = found.histogram()
   train, heldout = (
     np.concatenate([read.lengths for read in found.of(split)])
     for split in ('train', 'heldout')
@@ -155,13 +156,12 @@ def test_the_histogram_holds_every_prompt_once(found):
 )
 def test_histograms_are_short(lengths, rows):
   part = Part('x', 'train', [], 1.0)
-  empty = np.zeros(len(lengths), np.uint64)
-  one = data_survey.Read(
+  one = survey.Read(
     part, len(lengths), np.arange(len(lengths)), np.array(lengths, np.int32),
-    empty, empty, empty, (),
+    np.zeros((len(lengths), 3), np.uint64),
   )  # fmt: skip
-  survey = data_survey.Survey((one,), (), (6, 100, 1000), '', {}, 1)
-  found = data_tables.histogram(survey)
+  surveyed = survey.Survey((one,), (), (6, 100, 1000), {}, 1)
+  found = surveyed.histogram()
   assert found[0].first == min(lengths) and found[-1].last == max(lengths)
   assert sum(row.counts[0] for row in found) == len(lengths)
   assert len(found) == (rows or len(found)) <= 24
@@ -179,7 +179,7 @@ def test_reports_fit_the_terminal(found, columns, draws):
 
 
 def test_what_is_too_long_has_another_colour(found):
-  lines = data_tables.parts(found, data_tables.Terminal(80, True))
+  lines = survey_tables.parts(found, survey_tables.Terminal(80, True))
   red = [str(line) for line in lines if getattr(line, 'style', '') == 'red']
   assert [line.split()[0] for line in red] == ['161-180', '181-200', '201-204']
 
@@ -187,10 +187,9 @@ def test_what_is_too_long_has_another_colour(found):
 def test_answers_of_any_type_go_into_json(tmp_path):
   answers = [np.int32(7), {1: b'x'}, None, [1.5, 'é']]
   part = Part('x', 'train', [], 1.0)
-  looked = [data_survey.Looked([], '', {'answer': one}) for one in answers]
-  shown = [data_survey.Shown(data_survey.Place(part, 0), one) for one in looked]
-  survey = data_survey.Survey((), tuple(shown), (), '', {}, 1)
-  written = data_tables.to_json(survey)
+  place = survey.Place(part, 0)
+  shown = [survey.Shown(place, {'answer': one}, [], '') for one in answers]
+  written = survey_tables.to_json(survey.Survey((), tuple(shown), (), {}, 1))
   json.dumps(written)
   got = [one['answer'] for one in written['prompts']]
   assert got == ['7', {'1': "b'x'"}, None, [1.5, 'é']]
@@ -198,13 +197,13 @@ def test_answers_of_any_type_go_into_json(tmp_path):
 
 def test_what_is_not_seen_is_marked():
   lines = list(
-    data_tables._folded('a  \n\tb\x1b[2J\u202e\n\nlast \u00e9  ', 60)
+    survey_tables._folded('a  \n\tb\x1b[2J\u202e\n\nlast \u00e9  ', 60)
   )
   assert lines == [
     r'| a  \n', r'| \tb\x1b[2J\u202e\n', r'| \n', r'| last é\x20\x20',
   ]  # fmt: skip
   long = 'ab ' * 30 + '\u4e2d' * 40 + 'x' * 100
-  pieces = list(data_tables._folded(long, 40))
+  pieces = list(survey_tables._folded(long, 40))
   assert max(map(cells.cell_len, pieces)) <= 40
   assert ''.join(piece[2:] for piece in pieces) == long
 
@@ -216,16 +215,16 @@ def test_long_prompts_are_cut_in_print_and_whole_in_json(tmp_path):
   config = runs.arithmetic(
     **{'data.train': str(tmp_path / 'long.jsonl'), 'data.heldout': ''}
   )
-  found = show_data.survey(config, 1, 0, QUIET)
+  found = data_survey.survey(config, 1, 0, QUIET)
   text = data_example.printed(found)
   assert '5,000 more characters' in text and '8936 more' in text
   assert len(text) < 9000
-  (shown,) = data_tables.to_json(found)['prompts']
+  (shown,) = survey_tables.to_json(found)['prompts']
   assert shown['text'] == '12=' * 3000 and len(shown['ids']) == 9000
 
 
 def test_json_has_all_that_is_printed(found):
-  answer = data_tables.to_json(found)
+  answer = survey_tables.to_json(found)
   assert json.loads(json.dumps(answer, allow_nan=False)) == answer
   assert [one['records'] for one in answer['sources']] == [400, 90, 60]
   assert [one['share'] for one in answer['sources']] == [0.75, 0.25, None]
@@ -256,7 +255,7 @@ def test_several_held_out_sources_are_told_apart(tmp_path, monkeypatch):
     return both.get(source.name) or named(config, source, *others)
 
   monkeypatch.setattr(sources, 'named', opened)
-  found = show_data.survey(config, 4, 0, QUIET)
+  found = data_survey.survey(config, 4, 0, QUIET)
   read = [(one.part.name, one.records) for one in found.of('heldout')]
   assert read == [('first', 2), ('second', 3)]
   shown = [(one.place.part.name, one.place.place) for one in found.prompts[4:]]
@@ -286,9 +285,9 @@ def of_curriculum(monkeypatch, source, **changes):
   )
   monkeypatch.setattr(sources, 'named', lambda *_: source)
   rows = data.take(data.prompt_stream(source, config.seed), 0, 4)
-  found = show_data.survey(config, 4, 0, QUIET)
-  assert all(one.looked for one in found.prompts), found.prompts
-  looked = [one.looked.record['prompt'] for one in found.prompts]
+  found = data_survey.survey(config, 4, 0, QUIET)
+  assert all(one.ids for one in found.prompts), found.prompts
+  looked = [one.record['prompt'] for one in found.prompts]
   assert looked == [row['prompt'] for row in rows]
   return found
 
@@ -332,7 +331,7 @@ def test_widths_that_cannot_be_known_are_no_end(tmp_path):
       'data.prompt_buckets': (),
     }
   )
-  text = data_example.printed(show_data.survey(config, 0, 0, QUIET))
+  text = data_example.printed(data_survey.survey(config, 0, 0, QUIET))
   text = ''.join(text.split())  # a long path is broken anywhere
   for words in (
     'The widths are not known: Line 1 of ',
@@ -383,7 +382,7 @@ def test_what_becomes_of_the_last_turn_is_said(tmp_path):
     ' off the prompt as the answer of 2 and beside the answer of 1.'
   ) in said
   assert '0 of 5 records that were read cannot be used.' in said
-  written = data_tables.to_json(found)
+  written = survey_tables.to_json(found)
   (source,) = written['sources']
   ends = {'answer': 2, 'beside_answer': 1, 'prefill': 0, 'unknown': 0}
   assert source['last_turns'] == ends
@@ -398,11 +397,11 @@ def test_what_becomes_of_the_last_turn_is_said(tmp_path):
   found, said = chats(tmp_path, records)
   assert '2 of 5 prompts end with the assistant; this turn is taken' in said
   assert '1 of 5 prompts end with a role that says neither that it' in said
-  assert found.reads[0].last_turns == (1, 1, 0, 1)
+  assert [*found.reads[0].last_turns.values()] == [1, 1, 0, 1]
 
   records[0]['messages'][1]['role'] = 'AI assistant'
   kept = {'data.last_turn': 'prefill', 'data.answer_field': ''}
   found, said = chats(tmp_path, records, **kept)
   assert 'completions go on where they end (data.last_turn=prefill).' in said
-  (source,) = data_tables.to_json(found)['sources']
+  (source,) = survey_tables.to_json(found)['sources']
   assert source['last_turns']['prefill'] == 3

@@ -20,6 +20,7 @@ from grpo_jax.commands import main
 from grpo_jax.commands import printing
 from grpo_jax.commands import refusals
 from grpo_jax.commands import report
+from grpo_jax.commands import train
 from grpo_jax.config import plain_text
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import watch
@@ -27,7 +28,6 @@ from grpo_jax.lab.studies import sweeps
 from grpo_jax.monitor import display
 from grpo_jax.monitor import plain
 from grpo_jax.monitor import screen as screen_lib
-from grpo_jax.planning import dry_run
 from grpo_jax.rewards import _worker
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import checkpoint
@@ -245,7 +245,7 @@ def test_the_first_rollout_is_shown_escaped(capsys):
       'truncated': 0.0,
     },
   }
-  told_by(capsys, dry_run.show, report)
+  told_by(capsys, train.show_check, report)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What `grpo-jax data` counts: reasons, duplicates, samples."""
+"""What a survey counts: reasons, duplicates, samples."""
 
 import numpy as np
 import pytest
@@ -8,13 +8,15 @@ from grpo_jax.data import ArithmeticSource
 from grpo_jax.data import character_tokenizer
 from grpo_jax.data import survey
 from grpo_jax.data.survey import Part
+from grpo_jax.run.build import data_survey
 
 QUIET = lambda *_: None
 DIGITS = character_tokenizer('0123456789+= ')
 
 
 def read(source, longest=None, judges=(), split='train', most=0):
-  reader = survey.Reader(DIGITS, longest, judges)
+  widths = () if longest is None else (longest,)
+  reader = survey.Reader(DIGITS, widths, data_survey.verifiers(judges))
   return reader.read(Part('x', split, source), most, QUIET)
 
 

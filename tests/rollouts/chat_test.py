@@ -10,6 +10,7 @@ from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax import engines
 from grpo_jax import rewards
+from grpo_jax.commands import eval_and_sample
 from grpo_jax.episodes import rollout
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import parquet
@@ -187,11 +188,11 @@ def test_the_sample_command_shows_a_line_for_the_question(number, capsys):
   prompts = [record['prompt'] for record in RECORDS]
   done = []
   sampler = policy(CHAT)
-  policies.sample(sampler, prompts, number, write=done.append)
+  done += policies.sample(sampler, prompts, number)
   assert [one['prompt'] for one in done] == [
     p for p in prompts for _ in range(number)
   ]
-  policies.sample(sampler, prompts, number)
+  eval_and_sample.write(sampler, prompts, number)
   lines = capsys.readouterr().out
   expected = [
     f'{question}\n={one["completion"]}\n'
@@ -199,8 +200,8 @@ def test_the_sample_command_shows_a_line_for_the_question(number, capsys):
   ]
   assert lines == ''.join(expected)
   plain = policy(dataclasses.replace(CHAT, chat=False, system_prompt=''))
-  policies.sample(plain, ['1+2'], number, write=done.append)
-  policies.sample(plain, ['1+2'], number)
+  done += policies.sample(plain, ['1+2'], number)
+  eval_and_sample.write(plain, ['1+2'], number)
   assert capsys.readouterr().out.startswith(
     f'1+2={done[-number]["completion"]}'
   )
@@ -208,4 +209,4 @@ def test_the_sample_command_shows_a_line_for_the_question(number, capsys):
 
 def test_the_sample_command_refuses_what_is_no_prompt():
   with pytest.raises(ValueError, match='A prompt must be a text or a list'):
-    policies.sample(policy(CHAT), [user('1')])
+    list(policies.sample(policy(CHAT), [user('1')]))

@@ -1,7 +1,6 @@
 """Estimates against enumeration, and intervals against theory."""
 
 import collections
-import io
 import itertools
 import json
 import math
@@ -263,23 +262,6 @@ def test_a_seed_fixes_what_is_drawn():
   assert one == again
   assert one['majority@6'] != other['majority@6']  # 8008 subsets
   assert one['pass@6'] == other['pass@6']
-
-
-def test_the_table_fits_a_terminal():
-  console_lib = pytest.importorskip('rich.console')
-  valid = np.array([[1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 0, 0]], bool)
-  summary = pass_at_k.summarize(made(valid), [1, 4], 1.0, seed=0)
-  summary |= {'tokens_mean': 9.99, 'tokens_p90': 10.0}
-  console = console_lib.Console(width=80, record=True, file=io.StringIO())
-  pass_at_k.show(summary, console)
-  text = console.export_text()
-  assert max(map(len, text.splitlines())) <= 60
-  assert '3 prompts, 4 completions each' in text
-  row = next(line for line in text.splitlines() if 'pass@1' in line)
-  assert '0.583' in row and '0.500 to 0.667' in row
-  assert ' 9.990 ' in text and ' 10.0 ' in text
-  assert 'majority@4' in text and 'prompts left out@4' in text
-  assert 'interval ' not in text.replace('95 % interval', '')
 
 
 def test_an_answer_on_which_a_reward_failed_is_wrong():

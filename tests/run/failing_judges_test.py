@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import config as config_lib
+from grpo_jax.commands import train
 from grpo_jax.planning import dry_run
 from grpo_jax.rollouts import parquet
 from grpo_jax.run import loop
@@ -183,7 +184,7 @@ def test_a_judge_that_always_fails_is_told_once(tmp_path, capsys, monkeypatch):
   report = dry_run.inspect(told, tmp_path)
   failed = {'tests.judges:raises': (16, "raised KeyError: 'gold'")}
   assert report['first_rollout']['failed'] == failed
-  dry_run.show(report)
+  train.show_check(report)
   shown = ' '.join(capsys.readouterr().out.split())
   assert "16, most often by: raised KeyError: 'gold'" in shown
   assert 'warning: Look out.' in shown

@@ -261,8 +261,7 @@ def answers(workdir, shared, peers=processes.ALONE):
   policy = policies.load(
     runs.small(**EVERYTHING), workdir, to_evaluate=True, peers=peers
   )
-  told = []
-  policies.sample(policy, ['47+85='], number=2, write=told.append)
+  told = [*policies.sample(policy, ['47+85='], number=2)]
   summary = policies.evaluate(policy, 9, 4, [1, 4], judging=shared)
   return {'summary': summary, 'told': told}
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import data
-from grpo_jax.data import survey as data_survey
+from grpo_jax.data import survey
 from grpo_jax.run.build import build
 from grpo_jax.run.build import given as given_lib
 from grpo_jax.run.build import marks
@@ -90,8 +90,8 @@ def test_a_row_of_a_file_is_named(kind, form, tmp_path):
 
 def unusable(source):
   """How many rows `grpo-jax data` says cannot be used, and which."""
-  part = data_survey.Part('x', 'train', source, 1.0)
-  read = data_survey.Reader(PLAIN, 8).read(part, 0, lambda *_: None)
+  part = survey.Part('x', 'train', source, 1.0)
+  read = survey.Reader(PLAIN, (8,)).read(part, 0, lambda *_: None)
   (found,) = read.unusable
   return found.records, found.first
 

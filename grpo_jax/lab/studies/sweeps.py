@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from grpo_jax.config import Config
 from grpo_jax.config import plain_text
-from grpo_jax.lab.studies import runs
 from grpo_jax.lab.studies.tables import without_nan
+from grpo_jax.run import bare
 from grpo_jax.run import speed
 from grpo_jax.run.keep import workdir as workdir_lib
 
@@ -90,7 +90,7 @@ def run(
   chosen = [known[label] for label in known if not only or label in only]
   workdir = pathlib.Path(workdir).absolute()
   config = dataclasses.replace(config, steps=steps)
-  with workdir_lib.claimed(workdir, config), runs.compiled_once():
+  with workdir_lib.claimed(workdir, config), bare.compiled_once():
     # Not anew: nothing that an earlier start has left is moved away.
     workdir_lib.record(workdir, config, anew=False)
     _end_last_line(_file(sweep, workdir))
@@ -120,7 +120,7 @@ def _run_all(
       continue
     if seed not in warmed:
       of_seed = dataclasses.replace(config, seed=seed)
-      warmed = {seed: runs.warmed_up(of_seed, workdir)}
+      warmed = {seed: bare.warmed_up(of_seed, workdir)}
     outcome, secs = speed.timed(sweep.train, config, arm, seed, warmed[seed])
     line = without_nan(dataclasses.asdict(outcome))
     # Appended at once: an interruption loses only the run that is under way.

@@ -191,7 +191,7 @@ def sampler(
     model = build_model.drawing_tokens_of(model, tokenizer)
     build_limits.check_model(config, model.config, mesh)
     alone = mesh.size == 1 and sharding.platform(mesh) == 'cpu'
-    cores = rewards.own_cores() if alone else 1
+    cores = joining.own_cores() if alone else 1
     # It is unloaded before the updates, which donate the parameters.
     engine = engines.LocalEngine(
       model,

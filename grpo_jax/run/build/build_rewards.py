@@ -12,6 +12,7 @@ from grpo_jax import rewards
 from grpo_jax.config import Config
 from grpo_jax.config import Reward
 from grpo_jax.episodes import reward_model
+from grpo_jax.hosts import joining
 from grpo_jax.run.build.marks import Given
 
 _MOST_WORKERS = 16  # by default, however many cores there are
@@ -123,7 +124,7 @@ def workers(
     return
   limits = config.workers
   with rewards.Workers(
-    limits.number or min(rewards.own_cores(), _MOST_WORKERS),
+    limits.number or min(joining.own_cores(), _MOST_WORKERS),
     limits.time_limit_secs,
     int(limits.memory_limit_gib * _GIB),
     limits.start_limit_secs,

@@ -7,6 +7,7 @@ when it is whole: so a folder that is there can be read.
 from collections.abc import Callable
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -28,8 +29,6 @@ from grpo_jax.run.build import build_model
 from grpo_jax.run.build import marks
 from grpo_jax.run.build.build_model import RunWeights
 
-SHARD_BYTES = 5_000_000_000
-
 
 class Written(NamedTuple):
   """What a folder got."""
@@ -42,35 +41,44 @@ class Written(NamedTuple):
 
 
 def convert(
-  path: str,
+  source: str | os.PathLike,
   folder: str | os.PathLike,
-  checkpoint: str = 'latest',
+  checkpoint: int | str = 'latest',
   dtype: str = 'float32',
-  shard_bytes: int = SHARD_BYTES,
+  shard_gb: float = 5.0,
   adapter: bool = False,
 ) -> Written:
-  """Writes a model as a Hugging Face folder.
+  """Writes a model, or the adapter of a run, as a Hugging Face folder.
 
   The whole model is held once, in `dtype` if it comes from a folder or a file,
   in float32 if it comes from a run.
 
   Args:
-    path: The model: what `config.model.path` takes.
+    source: What `config.model.path` takes: the workdir of a run, a Hugging Face
+      folder, a GGUF file or `'package:NAME'`.
     folder: Where to; it may exist if it is empty.
-    checkpoint: Of a run; see `Checkpoints.named`.
+    checkpoint: Of a run: `'latest'`, `'best'` or a number of rollouts.
     dtype: Of the weights in the folder, `'float32'` or `'bfloat16'`.
-    shard_bytes: Weights in one file; more go into the next.
+    shard_gb: Largest file of weights, in GB (10^9 bytes).
     adapter: Whether to write the run's adapters alone, for `peft`. Otherwise
       they are added to the weights.
 
   Returns:
-    What was written.
+    What was written: the folder, the architecture, parameters and bytes.
 
   Raises:
-    ValueError: The model cannot be read, the folder holds something, the run
-      has no such checkpoint or no adapters, or no architecture of Hugging
-      Face's can express its model.
+    ValueError: `dtype` or `shard_gb` is none, the model cannot be read, the
+      folder holds something, the run has no such checkpoint or no adapters, or
+      no architecture of Hugging Face's can express its model.
   """
+  if not 0 < shard_gb < math.inf:
+    raise ValueError(
+      f'--shard_gb={shard_gb} is no size of a file; give a number above 0.'
+    )
+  if dtype not in ('float32', 'bfloat16'):
+    raise ValueError(f'--dtype={dtype}; give one of float32, bfloat16.')
+  path, checkpoint = os.fspath(source), str(checkpoint)
+  shard_bytes = int(shard_gb * 1e9)
   target = pathlib.Path(folder).expanduser()
   _refuse_full(target)
   found = build_model.source(path)
@@ -214,7 +222,7 @@ def save(
   tokenizer: data.Tokenizer | None,
   origin: weights.Source | None,
   dtype: str,
-  shard_bytes: int = SHARD_BYTES,
+  shard_bytes: int = 5_000_000_000,
 ) -> None:
   """Writes a model and its tokenizer.
 

@@ -1,14 +1,16 @@
 """The config of an earlier run."""
 
+from typing import TYPE_CHECKING
 from typing import Any
-
-from ml_collections import ConfigDict
 
 from grpo_jax import config
 from grpo_jax.run.keep import workdir
 
+if TYPE_CHECKING:
+  from ml_collections import ConfigDict
 
-def get_config(directory: str) -> ConfigDict:
+
+def get_config(directory: str) -> 'ConfigDict':
   """The resolved config in a workdir, to be overridden like any other."""
   saved = config.default()
   # method_kwargs may hold names that its default, an empty dict, does not have.

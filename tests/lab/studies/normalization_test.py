@@ -12,7 +12,6 @@ import pytest
 from grpo_jax import optim
 from grpo_jax.lab.studies import claims
 from grpo_jax.lab.studies import normalization
-from grpo_jax.lab.studies import runs as study_runs
 from grpo_jax.lab.studies import sweeps
 from grpo_jax.lab.studies.claims import FAILS
 from grpo_jax.lab.studies.claims import HOLDS
@@ -21,6 +20,7 @@ from grpo_jax.lab.studies.normalization import arms as arms_lib
 from grpo_jax.lab.studies.normalization import study
 from grpo_jax.lab.studies.normalization import verdicts
 from grpo_jax.lab.studies.papers.normalized_optimizer import Optimizer
+from grpo_jax.run import bare
 from tests import runs
 
 Arm = normalization.Arm
@@ -155,11 +155,9 @@ def test_a_study_may_be_shorter_than_the_rise_of_its_config(
   tmp_path, monkeypatch
 ):
   """Which is that of no run of it."""
-  monkeypatch.setattr(
-    study_runs.warm_up, 'run', lambda parts, *_: parts.config.optim
-  )
+  monkeypatch.setattr(bare.warm_up, 'run', lambda parts, *_: parts.config.optim)
   config = runs.small(steps=3, **{'optim.warmup_steps': 10})
-  assert study_runs.warmed_up(config, tmp_path).warmup_steps == 0
+  assert bare.warmed_up(config, tmp_path).warmup_steps == 0
   of_arm = arms_lib.config_of(config, PLAN.arms[0], 0)
   assert of_arm.optim.warmup_steps == 0
 

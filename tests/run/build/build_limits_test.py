@@ -183,9 +183,9 @@ def test_a_longer_completion_than_the_runs_own_is_refused_too(folder):
   policy = policies.Policy(run, 1, marks.NOTHING)
   words = 'prompt of 3 tokens and a completion of 30 .* made for 32'
   with pytest.raises(ValueError, match=words):
-    policies.sample(policy, ['1+2'], max_tokens=30)
+    list(policies.sample(policy, ['1+2'], max_tokens=30))
   with pytest.raises(AttributeError, match='submit'):  # it begins to sample
-    policies.sample(policy, ['1+2'], 2, max_tokens=29)
+    list(policies.sample(policy, ['1+2'], 2, max_tokens=29))
   rows = dataclasses.replace(run.config.data, heldout='arithmetic')
   run.config = dataclasses.replace(run.config, data=rows)
   words = 'prompt of 6 tokens and a completion of 27 .* made for 32'

@@ -138,7 +138,7 @@ def test_a_qwen3_folder_is_trained_killed_resumed_written_and_read(
   # The first start has saved once; the count goes on in the second.
   assert [path.name for path in (workdir / 'exports').iterdir()] == ['2']
   out = tmp_path / 'out'
-  done = export.convert(str(workdir), out, shard_bytes=20_000)
+  done = export.convert(str(workdir), out, shard_gb=2e-5)
   assert (done.architecture, done.checkpoint) == ('Qwen3ForCausalLM', 2)
   index = json.loads((out / 'model.safetensors.index.json').read_text())
   assert len(set(index['weight_map'].values())) > 1

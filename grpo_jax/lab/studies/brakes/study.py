@@ -18,7 +18,6 @@ import numpy as np
 from grpo_jax.config import Config
 from grpo_jax.lab.studies import claims
 from grpo_jax.lab.studies import pages
-from grpo_jax.lab.studies import runs
 from grpo_jax.lab.studies import sweeps
 from grpo_jax.lab.studies.brakes.arms import ARMS
 from grpo_jax.lab.studies.brakes.arms import Arm
@@ -29,6 +28,7 @@ from grpo_jax.lab.studies.brakes.summary import Summary
 from grpo_jax.lab.studies.brakes.summary import summarise
 from grpo_jax.lab.studies.brakes.verdicts import experiment
 from grpo_jax.lab.studies.brakes.verdicts import numbers
+from grpo_jax.run import bare
 from grpo_jax.run import loop
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_rewards
@@ -137,7 +137,7 @@ def _trained(run: build.Run, arm: Arm, seed: int, params: Any) -> Outcome:
   config, updater, records = run.config, build_updater.updater(run), []
   # `init` donates its argument, and the next arm needs the parameters again.
   state = updater.compiled.init(jax.tree.map(jnp.copy, params))
-  done = runs.trained(run, updater, state)
+  done = bare.trained(run, updater, state)
   for step, (_, scalars, secs, _) in enumerate(done):
     # Measuring overshoot takes time too, so the seconds of these rollouts are
     # kept apart.

@@ -21,14 +21,13 @@ import optax
 from grpo_jax.config import Config
 from grpo_jax.lab.studies import claims
 from grpo_jax.lab.studies import pages
-from grpo_jax.lab.studies import runs
 from grpo_jax.lab.studies import sweeps
 from grpo_jax.lab.studies.normalization import verdicts
 from grpo_jax.lab.studies.normalization.arms import ARITHMETIC
 from grpo_jax.lab.studies.normalization.arms import Arm
 from grpo_jax.lab.studies.normalization.arms import Plan
 from grpo_jax.lab.studies.normalization.arms import config_of
-from grpo_jax.learner.updates import Updater
+from grpo_jax.run import bare
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_rewards
 from grpo_jax.run.build import build_updater
@@ -113,7 +112,7 @@ class _Trainer:
 
   def __init__(self, plan: Plan):
     self._plan = plan
-    self._updaters: dict[tuple[bool, str], Updater] = {}
+    self._updaters: dict[tuple[bool, str], Any] = {}
     self._run: build.Run | None = None
 
   def __call__(
@@ -140,7 +139,7 @@ class _Trainer:
     run = self._run
     with build_rewards.workers(run.config, run.rewards) as workers:
       run = run._replace(workers=workers)
-      done = list(runs.trained(run, updater, state))
+      done = list(bare.trained(run, updater, state))
     # What the first of all rollouts has decided serves the other arms too.
     self._updaters[key] = dataclasses.replace(updater, layout=done[-1].layout)
     failures = [1 - one.rollout.batch.reward.mean() for one in done]

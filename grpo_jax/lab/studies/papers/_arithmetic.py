@@ -22,9 +22,9 @@ import numpy as np
 from grpo_jax import config as config_lib
 from grpo_jax import losses
 from grpo_jax import models
-from grpo_jax.lab.studies import runs
 from grpo_jax.models import layout as layout_lib
 from grpo_jax.rollouts.dynamic_sampling import PromptState
+from grpo_jax.run import bare
 from grpo_jax.run import loop
 from grpo_jax.run.build import build
 
@@ -96,7 +96,7 @@ def rollouts(
   run = build.run(config(temperature, warm))
   if warm:
     with tempfile.TemporaryDirectory() as folder:
-      params = runs.warmed_up(run.config, pathlib.Path(folder))
+      params = bare.warmed_up(run.config, pathlib.Path(folder))
   else:
     params = build.initial_params(run)
   run.engine.load(params, version=0)

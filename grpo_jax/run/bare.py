@@ -1,4 +1,7 @@
-"""What the runs of a study share: the warm-up and the compiled programs."""
+"""Bare runs: a warm-up, rollouts and their updates, and nothing is kept.
+
+They need neither a workdir nor a screen; studies do many of them.
+"""
 
 from collections.abc import Iterator
 import contextlib
