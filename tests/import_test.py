@@ -20,8 +20,7 @@ ALLOWED = {
   '__main__': {'commands'},
   '__init__': set(),  # it imports what is asked for, by its name
   'commands': {
-    'config', 'data', 'diagnostics', 'hosts', 'lab', 'monitor', 'planning',
-    'run',
+    'config', 'data', 'hosts', 'lab', 'monitor', 'planning', 'run',
   },
   'lab': {
     'config', 'diagnostics', 'losses', 'models', 'monitor', 'optim', 'rollouts',

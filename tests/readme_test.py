@@ -23,7 +23,6 @@ import pytest
 from grpo_jax import config
 from grpo_jax import losses
 from grpo_jax import rewards
-from grpo_jax.commands import audit as audit_lib
 from grpo_jax.commands import options
 from grpo_jax.commands import start
 from grpo_jax.commands import table as command_line
@@ -369,7 +368,7 @@ def test_the_table_of_methods_is_the_one_computed():
   assert {row['method'] for row in rows} == set(losses.methods.__all__)
   assert all(cell for row in rows for cell in row.values())
   for name, audit in found.items():
-    answer = audit_lib.to_json(name, audit)
+    answer = audits.to_json(name, audit)
     assert json.loads(json.dumps(answer, allow_nan=False)) == answer
   assert readmes.methods(rows).strip() == readmes.written('methods')
 

@@ -1,11 +1,8 @@
 """`grpo-jax audit` and `grpo-jax methods`."""
 
 from collections.abc import Iterable
-import re
 import sys
-from typing import Any
 
-from grpo_jax import diagnostics
 from grpo_jax.commands import printing
 from grpo_jax.commands.arguments import Arguments
 from grpo_jax.lab import audits
@@ -18,9 +15,9 @@ def run(arguments: Arguments) -> None:
   """`grpo-jax audit`."""
   name = arguments.method
   made = audits.audit(name, arguments.method_kwargs, arguments.fields)
-  file = figure(name, made) if arguments.plot else None
+  file = audits.draw(name, made) if arguments.plot else None
   if arguments.json:
-    printing.show_json(to_json(name, made, file))
+    printing.show_json(audits.to_json(name, made, file))
   else:
     show(name, made, file)
 
@@ -48,29 +45,13 @@ def _track(names: Iterable[str]) -> Iterable[str]:
   )
 
 
-def to_json(
-  name: str, made: diagnostics.Audit, file: str | None = None
-) -> dict[str, Any]:
-  """An audit as JSON can hold it: `method`, the parts of `Audit`, `figure`."""
-  return {'method': name, **diagnostics.to_json(made), 'figure': file}
-
-
-def figure(name: str, made: diagnostics.Audit) -> str:
-  """Draws the clipping into the current directory; returns the file's name."""
-  path = f'audit-{re.sub("[^A-Za-z0-9_.-]+", "-", name)}.png'
-  diagnostics.plot(made.clipping, name, path)
-  return path
-
-
-def show(name: str, made: diagnostics.Audit, file: str | None = None) -> None:
+def show(name: str, made: audits.Audit, file: str | None = None) -> None:
   """Prints an audit for a person."""
-  from rich import table as rich_table
+  from rich import table
 
-  grid = rich_table.Table.grid(padding=(0, 2))
-  section = ''
-  for group, label, text in diagnostics.describe(name, made):
-    grid.add_row('' if group == section else group, label, text)
-    section = group
+  grid = table.Table.grid(padding=(0, 2))
+  for line in audits.lines(name, made):
+    grid.add_row(*line)
   if file:
     grid.add_row('figure', '', file)
   printing.show(grid)
@@ -90,7 +71,7 @@ def show_table(rows: list[dict[str, str]], wide: bool = False) -> None:
   made.columns[0].no_wrap = True
   for row in rows:
     made.add_row(*(row[name] for name in names))
-  meanings = [f'{name}: {diagnostics.COLUMNS[name]}' for name in names[1:]]
+  meanings = [f'{name}: {audits.COLUMNS[name]}' for name in names[1:]]
   more = 'grpo-jax audit NAME tells all of one method'
   if not wide:
     more += '; --wide shows all columns of this table'

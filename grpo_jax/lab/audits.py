@@ -4,17 +4,21 @@ import ast
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
+import re
+from typing import Any
 
 from grpo_jax import diagnostics
 from grpo_jax import losses
 from grpo_jax.config import importing
 from grpo_jax.config import plain_text
+from grpo_jax.diagnostics import COLUMNS as COLUMNS
+from grpo_jax.diagnostics import Audit as Audit
 from grpo_jax.run.build import build
 
 
 def audit(
   name: str, method_kwargs: str = '{}', fields: str | None = None
-) -> diagnostics.Audit:
+) -> Audit:
   """Audits the method that a name stands for.
 
   Args:
@@ -50,7 +54,7 @@ def audit(
 
 def every(
   track: Callable[[Iterable[str]], Iterable[str]] = iter,
-) -> dict[str, diagnostics.Audit]:
+) -> dict[str, Audit]:
   """Audits of all named methods, with their default arguments.
 
   Args:
@@ -62,9 +66,30 @@ def every(
   }
 
 
-def table(audits: Mapping[str, diagnostics.Audit]) -> list[dict[str, str]]:
-  """A row for each audit: `method` and the columns of `diagnostics.COLUMNS`."""
+def table(audits: Mapping[str, Audit]) -> list[dict[str, str]]:
+  """A row for each audit: `method` and `COLUMNS`."""
   return [
     {'method': name, **diagnostics.cells(audit)}
     for name, audit in audits.items()
   ]
+
+
+def lines(name: str, made: Audit) -> list[tuple[str, str, str]]:
+  """An audit as a page: section, label and text; a section is named once."""
+  found, before = [], ''
+  for section, label, text in diagnostics.describe(name, made):
+    found.append(('' if section == before else section, label, text))
+    before = section
+  return found
+
+
+def to_json(name: str, made: Audit, file: str | None = None) -> dict[str, Any]:
+  """An audit as JSON can hold it: `method`, the parts of `Audit`, `figure`."""
+  return {'method': name, **diagnostics.to_json(made), 'figure': file}
+
+
+def draw(name: str, made: Audit) -> str:
+  """Draws the clipping into the current directory; returns the file's name."""
+  path = f'audit-{re.sub("[^A-Za-z0-9_.-]+", "-", name)}.png'
+  diagnostics.plot(made.clipping, name, path)
+  return path

@@ -6,6 +6,7 @@ from typing import Any
 from grpo_jax import config as config_lib
 from grpo_jax import diagnostics
 from grpo_jax.config import plain_text
+from grpo_jax.lab import audits
 from grpo_jax.lab.report import groups as groups_lib
 from grpo_jax.lab.report import read
 from grpo_jax.lab.report.groups import Group
@@ -47,14 +48,10 @@ def method(groups: Sequence[Group]) -> Section:
 def _audit(name: str, config: config_lib.Config) -> Part:
   try:
     made = build.method_of(config, marks.NOTHING)
-    found = diagnostics.describe('method', diagnostics.audit(made))
+    rows = audits.lines('method', diagnostics.audit(made))
   except Exception as error:  # a method of the user's own may raise anything
     said = ' '.join(plain_text.said(error).split())
     return Text(f'{name} cannot be audited here ({said}).', 'warning')
-  before, rows = '', []
-  for section, label, text in found:
-    rows.append(('' if section == before else section, label, text))
-    before = section
   return Table(name, (), rows)
 
 
