@@ -16,17 +16,28 @@ from typing import Any
 
 __version__ = '0.1.0'  # pyproject.toml reads it here
 
+__all__ = [
+  'config',
+  'convert',
+  'data',
+  'diagnostics',
+  'evaluate',
+  'load_config',
+  'losses',
+  'optim',
+  'rewards',
+  'sample',
+  'train',
+]
 _FUNCTIONS = 'convert', 'evaluate', 'load_config', 'sample', 'train'
-_FOLDERS = 'config', 'data', 'diagnostics', 'losses', 'optim', 'rewards'
-__all__ = [*_FOLDERS, *_FUNCTIONS]
 
 
 def __getattr__(name: str) -> Any:
   """Imports a name of `__all__`, or the module that has it, on first use."""
-  if name in _FOLDERS:
-    return importlib.import_module(f'grpo_jax.{name}')
   if name in _FUNCTIONS:
     return getattr(importlib.import_module('grpo_jax.run.from_python'), name)
+  if name in __all__:
+    return importlib.import_module(f'grpo_jax.{name}')
   raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
 
 

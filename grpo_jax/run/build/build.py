@@ -25,6 +25,7 @@ from grpo_jax.config import plain_text
 from grpo_jax.config import importing
 from grpo_jax import rewards
 from grpo_jax import engines
+from grpo_jax.hosts import joining
 from grpo_jax.mesh import sharding
 from grpo_jax.models import foreign
 from grpo_jax.rewards import Workers
