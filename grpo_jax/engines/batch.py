@@ -90,8 +90,8 @@ def requests(
   check_limit(limit, sampling)
   keys = random_keys.folded(seed, purpose, rollout, index, range(group))
   return [
-    Request(ids, its, limit, sampling)
-    for ids, its in zip(prompts, keys, strict=True)
+    Request(ids, its, limit, sampling, f'the prompt with index {place}')
+    for ids, its, place in zip(prompts, keys, index, strict=True)
   ]
 
 

@@ -108,12 +108,14 @@ class Request(NamedTuple):
       requests beside it.
     limit: The most tokens of a completion, its end token included.
     sampling: How its tokens are drawn.
+    name: What messages call the prompt.
   """
 
   ids: Sequence[int]
   keys: np.ndarray
   limit: int
   sampling: Sampling
+  name: str = 'a prompt'
 
 
 class Sampled(NamedTuple):

@@ -103,17 +103,15 @@ def prompts(
   Raises:
     ValueError: A prompt is empty, or longer than the largest bucket.
   """
-  ids, keys, limits, samplings = zip(*batch.requests, strict=True)
+  ids, keys, limits, samplings, names = zip(*batch.requests, strict=True)
   length = np.array([len(prompt) for prompt in ids], np.int32)
   if not length.all():
+    name = names[int(np.argmin(length))]
     raise ValueError(
-      f'Prompt {int(np.argmin(length))} of these requests is empty; give at '
-      'least one token.'
+      f'The request for {name} is empty; give at least one token.'
     )
   longest = int(np.argmax(length))
-  width = layout.bucket(
-    int(length[longest]), buckets, f'the prompt of request {longest}'
-  )
+  width = layout.bucket(int(length[longest]), buckets, names[longest])
   tokens = np.zeros((len(length), width), np.int32)
   for row, prompt in enumerate(ids):
     tokens[row, : len(prompt)] = prompt

@@ -132,7 +132,7 @@ for _ in side_by_side.run([steps(False), steps(True)]):
 def test_a_program_may_end_while_a_piece_is_drawn():
   done = subprocess.run(
     [sys.executable, '-c', LEAVES],
-    cwd=pathlib.Path(__file__).parents[2],
+    cwd=pathlib.Path(__file__).parents[3],
     capture_output=True,
     text=True,
     timeout=300,
