@@ -29,13 +29,20 @@ __all__ = [
   'sample',
   'train',
 ]
-_FUNCTIONS = 'convert', 'evaluate', 'load_config', 'sample', 'train'
+# Where the functions among them are; the others are folders.
+_FUNCTIONS = {
+  'convert': 'grpo_jax.run.keep.export',
+  'evaluate': 'grpo_jax.run.from_python',
+  'load_config': 'grpo_jax.config.load',
+  'sample': 'grpo_jax.run.from_python',
+  'train': 'grpo_jax.run.from_python',
+}
 
 
 def __getattr__(name: str) -> Any:
   """Imports a name of `__all__`, or the module that has it, on first use."""
   if name in _FUNCTIONS:
-    return getattr(importlib.import_module('grpo_jax.run.from_python'), name)
+    return getattr(importlib.import_module(_FUNCTIONS[name]), name)
   if name in __all__:
     return importlib.import_module(f'grpo_jax.{name}')
   raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

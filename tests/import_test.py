@@ -2,11 +2,14 @@
 
 import ast
 import functools
+import importlib
 import pathlib
 import subprocess
 import sys
 
 import pytest
+
+import grpo_jax
 
 PACKAGE = pathlib.Path(__file__).parent.parent / 'grpo_jax'
 
@@ -240,6 +243,31 @@ for name, allowed in {imported}.items():
     del sys.modules[one]
 """
   subprocess.run([sys.executable, '-c', code], check=True, timeout=120)
+
+
+def test_the_package_imports_what_is_asked_for():
+  code = """
+import sys, grpo_jax
+assert set(grpo_jax.__all__) <= set(dir(grpo_jax))
+assert not [name for name in sys.modules if name.startswith('grpo_jax.')]
+assert callable(grpo_jax.load_config)
+assert not {'jax', 'grpo_jax.run'} & set(sys.modules)
+"""
+  subprocess.run([sys.executable, '-c', code], check=True, timeout=120)
+
+
+def test_type_checkers_are_told_where_each_name_is():
+  told = ast.parse((PACKAGE / '__init__.pyi').read_text())
+  places = {
+    node.names[0].name: str(node.module)
+    for node in told.body
+    if isinstance(node, ast.ImportFrom)
+  }
+  assert sorted(places) == grpo_jax.__all__
+  for name, place in places.items():
+    assert getattr(grpo_jax, name) is getattr(
+      importlib.import_module(place), name
+    )
 
 
 @pytest.mark.parametrize('mine', ALLOWED)

@@ -1,4 +1,4 @@
-"""`grpo_jax.train`, `evaluate`, `sample` and `convert`: commands from Python.
+"""`grpo_jax.train`, `evaluate` and `sample`: commands from Python.
 
 They do what the commands of `grpo-jax` do, and take Python objects where the
 command line takes names. A notebook needs no module files for its rewards, data
@@ -19,7 +19,7 @@ from typing import Any
 from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax import losses
-from grpo_jax.config.load import load_config as load_config
+from grpo_jax.config.load import load_config
 from grpo_jax.hosts import joining
 from grpo_jax.hosts import stop_signal
 from grpo_jax.models import foreign
@@ -28,7 +28,6 @@ from grpo_jax.run import loop
 from grpo_jax.run import policy as policies
 from grpo_jax.run.build import given as given_lib
 from grpo_jax.run.keep import saved_config
-from grpo_jax.run.keep.export import convert as convert
 from grpo_jax.run.session import OnRollout
 
 if TYPE_CHECKING:

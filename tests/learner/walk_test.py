@@ -19,7 +19,6 @@ from grpo_jax.learner import updates
 from tests import learning
 from tests.learning import make_updater
 
-
 VOCABULARY = 'mesh/', 'learner/metrics.py'
 
 
