@@ -206,7 +206,7 @@ def advance(session: Session, progress: Progress, ahead: Ahead) -> Progress:
     rollout,
     sample_secs,
     learned.secs,
-    run.model.config,
+    run.model,
     run.peak_flops,
     updater.spec.forward_passes(
       learned.scorings, measured.get('needed_tokens', 1)
