@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 from grpo_jax import losses
+from grpo_jax import models
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.learner.types import Learner
 from grpo_jax.learner.types import Optimizer
@@ -25,17 +26,61 @@ from tests import tiny
 PROMPTS, GROUP, TOKENS, VOCAB = 5, 4, 6, 8
 
 
+@dataclasses.dataclass(frozen=True)
+class Bigram:
+  """A `models.Model`: the next token by the last one and its position."""
+
+  vocab_size = VOCAB
+  unused_ids = ()
+  takes_shards = False
+  bytes_per_token = 3 * 4 * VOCAB
+  key_cost = 0.0
+  kv_heads = 0
+  score_routed = file_shape = None
+
+  def score(
+    self, params, layout, temperature=1.0, with_entropy=False, *, forward_mode=0
+  ):
+    """Reads columns and targets as a layout has them."""
+    del forward_mode
+    shape = layout.column.shape
+    column = layout.column.reshape(shape[0], -1)
+    token, position = (
+      jnp.take_along_axis(x, column, axis=1)
+      for x in (layout.tokens, layout.position)
+    )
+    logits = params['token'][token] + params['position'][position]
+    target = layout.target.reshape(column.shape)
+    if temperature != 1:
+      logits = logits / temperature
+    found = scores_lib.token_scores(logits, target, with_entropy)
+    return jax.tree.map(lambda x: x.reshape(shape), found)
+
+  def shares_prompts(self, platform):
+    return True
+
+  def flops_per_token(self, context, with_head=True):
+    return None
+
+  def abstract(self):
+    return jax.eval_shape(params)
+
+  def trains(self, path):
+    return True
+
+  def decays(self, path):
+    return True
+
+  def logical_axes(self, path, rank):
+    return 'width', 'vocab'
+
+
+MODEL: models.Model = Bigram()
+
+
 def score(params, rows, with_entropy):
-  """The next token by the last one and its position, as a layout has them."""
-  shape = rows.column.shape
-  column = rows.column.reshape(shape[0], -1)
-  token, position = (
-    jnp.take_along_axis(x, column, axis=1) for x in (rows.tokens, rows.position)
-  )
-  logits = params['token'][token] + params['position'][position]
-  target = rows.target.reshape(column.shape)
-  found = scores_lib.token_scores(logits, target, with_entropy)
-  return jax.tree.map(lambda x: x.reshape(shape), found)
+  """As a learner scores with it."""
+  return MODEL.score(params, rows, with_entropy=with_entropy)
 
 
 @functools.cache
@@ -92,12 +137,11 @@ def rollout():
 
 
 def make_learner(method, mesh=(1, 1, 1)):
-  axes = lambda path, rank: ('width', 'vocab')
   return Learner(
     method,
     Scoring(score),
     Optimizer(optax.sgd(0.1)),
-    Placement(sharding.make_mesh(*mesh), axes),
+    Placement(sharding.make_mesh(*mesh), MODEL.logical_axes),
   )
 
 

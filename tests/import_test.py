@@ -56,7 +56,14 @@ ONLY = {
   ('learner', 'episodes'): {'episodes.types'},
   **{
     (folder, 'config'): _SMALL
-    for folder in ('data', 'models', 'rewards', 'hosts', 'rollouts')
+    for folder in (
+      'data',
+      'models',
+      'monitor',
+      'rewards',
+      'hosts',
+      'rollouts',
+    )
   },
 }
 NO_JAX = 'rewards', 'data', 'config'

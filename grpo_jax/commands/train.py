@@ -8,6 +8,7 @@ from grpo_jax import monitor
 from grpo_jax.commands import printing
 from grpo_jax.commands import together
 from grpo_jax.commands.arguments import Arguments
+from grpo_jax.run import about
 from grpo_jax.run.keep import host_memory
 
 
@@ -20,7 +21,7 @@ def run(arguments: Arguments) -> int:
       _check(arguments, peers.is_first)
     return 0
   is_first = together.join(arguments)
-  start = monitor.start if is_first else monitor.quiet
+  start = about.start if is_first else monitor.quiet
   with start(config, workdir) as screen:
     with screen.phase('loading JAX'):  # only now: it takes seconds
       from grpo_jax.run import loop
@@ -40,7 +41,7 @@ def run(arguments: Arguments) -> int:
 
 def _check(arguments: Arguments, is_first: bool) -> None:
   """`grpo-jax train --check`."""
-  start = monitor.start if is_first else monitor.quiet
+  start = about.start if is_first else monitor.quiet
   with start(arguments.config, arguments.workdir) as screen:
     with screen.phase('loading JAX'):
       from grpo_jax.planning import dry_run

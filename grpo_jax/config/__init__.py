@@ -9,7 +9,6 @@ nothing reads a ConfigDict and nothing has another default.
 import dataclasses
 from typing import TYPE_CHECKING
 
-from grpo_jax.config.checks import REWARD_METRICS
 from grpo_jax.config.fields import Checkpoint
 from grpo_jax.config.fields import Config
 from grpo_jax.config.fields import Data
@@ -29,6 +28,7 @@ from grpo_jax.config.fields import Workers
 from grpo_jax.config.from_dict import dataclass_from_dict
 from grpo_jax.config.names import flat
 from grpo_jax.config.names import within
+from grpo_jax.config.plain_text import REWARD_METRICS
 
 if TYPE_CHECKING:
   import ml_collections

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from grpo_jax.config import names
+from grpo_jax.config.plain_text import REWARD_METRICS
 
 # Least value of each of these fields.
 _LEAST = {
@@ -308,9 +309,6 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, int | float]]:
     for place, inner in enumerate(value):
       yield from _numbers(f'{name}[{place}]', inner)
 
-
-# What the names of a reward's metrics end in, beside that of its mean.
-REWARD_METRICS = ('_std', '_judged', '_failed', '_secs_p50', '_secs_max')
 
 _OF_REWARDS = {
   'where': ('auto', 'here', 'workers'),

@@ -14,6 +14,8 @@ _TURNS = (
 )
 _UNSEEN = {'Cc', 'Cs', 'Zl', 'Zp'}  # control, halves of pairs, line ends
 _KEPT = '\n\t'
+# What the names of a reward's metrics end in, beside that of its mean.
+REWARD_METRICS = ('_std', '_judged', '_failed', '_secs_p50', '_secs_max')
 
 
 def printable(text: str) -> str:

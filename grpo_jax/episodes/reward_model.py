@@ -251,11 +251,11 @@ def of_config(
   static_argnames=('model', 'mesh'),
   compiler_options=sharding.COMPILER_OPTIONS,
 )
-def _scores(model, mesh, params, head, tokens, length):
+def _scores(model: models.Layered, mesh, params, head, tokens, length):
   """The scores of padded rows, f32[R].
 
   Args:
-    model: A `Transformer`.
+    model: A transformer.
     mesh: Where it lies.
     params: Its parameters.
     head: f32[width].

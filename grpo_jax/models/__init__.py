@@ -2,7 +2,8 @@
 
 Read in this order:
 
-- `transformer`: the model and the protocol behind which it stands;
+- `protocol`: what the rest of the package asks of a model;
+- `transformer`: the model of this package;
 - `attention`: which tokens see which, in training and in decoding;
 - `layout`: how completions lie in the rows that the model reads;
 - `scores`: log-probability and entropy of each completion token;
@@ -18,11 +19,12 @@ from grpo_jax.models.config import LowRank
 from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.config import RopeScaling
 from grpo_jax.models.flops import flops_per_token
+from grpo_jax.models.protocol import Layered
+from grpo_jax.models.protocol import Model
+from grpo_jax.models.protocol import Routed
+from grpo_jax.models.protocol import Scores
 from grpo_jax.models.routing import balance
 from grpo_jax.models.routing import load_max
-from grpo_jax.models.routing import routes
-from grpo_jax.models.scores import Routed
-from grpo_jax.models.scores import Scores
 from grpo_jax.models.scores import chunk_positions
 from grpo_jax.models.scores import score
 from grpo_jax.models.scores import score_routed
@@ -31,7 +33,9 @@ from grpo_jax.models.transformer import Transformer
 __all__ = (
   'Experts',
   'LayerKind',
+  'Layered',
   'LowRank',
+  'Model',
   'ModelConfig',
   'RopeScaling',
   'Routed',
@@ -42,7 +46,6 @@ __all__ = (
   'chunk_positions',
   'flops_per_token',
   'load_max',
-  'routes',
   'score',
   'score_routed',
 )

@@ -5,9 +5,9 @@ logits and the cache, as those of Tunix do. `from_nnx` splits it into structure
 and parameters and makes a record of what it can do, a `Foreign`. Everything
 outside is then a pure function of the parameters, as for `Transformer`.
 
-A `Foreign` has no `hidden` and `head`: its logits come at once. So it has a
-scorer of its own, `score`, which reads padded rows, and an engine of its own,
-`sampling.PlainEngine`.
+A `Foreign` is a `protocol.Model`, but it has no `hidden` and `head`: its logits
+come at once. So its `score` reads padded rows alone, and it has an engine of
+its own, `engines.PlainEngine`.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,13 @@ from typing import NamedTuple
 from flax import nnx
 import jax
 import jax.numpy as jnp
+from numpy.typing import ArrayLike
 
 from grpo_jax.config import plain_text
 from grpo_jax.mesh import sharding
 from grpo_jax.models import unused
 from grpo_jax.models.layout import Layout
-from grpo_jax.models.scores import Scores
+from grpo_jax.models.protocol import Scores
 from grpo_jax.models.scores import token_scores
 
 Array = jax.Array
@@ -94,16 +95,10 @@ class Foreign:
   _decays: Callable[[Path, tuple[int, ...]], bool]
   _axes: Callable[[Path, tuple[int, ...]], tuple[str | None, ...]]
   unused_ids: tuple[tuple[int, int], ...] = ()
-
-  @property
-  def config(self) -> None:
-    """None: the module's shape is no `ModelConfig`."""
-    return None
-
-  @property
-  def routes(self) -> bool:
-    """False: whether the module has experts is not known here."""
-    return False
+  # Whether the module has experts is not known here, nor anything of its heads.
+  score_routed = file_shape = key_cost = None
+  kv_heads = 0
+  takes_shards = False
 
   @property
   def bytes_per_token(self) -> int:
@@ -166,6 +161,59 @@ class Foreign:
       value = _at(params, tuple(map(str, path)))
       _put(copied, path, jnp.copy(value.astype(variable.dtype)))
     return copied
+
+  def score(
+    self,
+    params: Params,
+    layout: Layout,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+    *,
+    forward_mode: bool = False,
+  ) -> Scores:
+    """Log-probabilities of the completions in padded rows; see `scores.score`.
+
+    The logits of whole rows exist at once, f32[R,S,V]; fewer rows in a
+    micro-batch take less memory.
+
+    Args:
+      params: The tree that `from_nnx` returned.
+      layout: From `layout.padded_rows`.
+      temperature: The temperature of the sampler.
+      with_entropy: Whether to compute the entropy too.
+      forward_mode: Not read: whether `jax.jvp` passes depends on the module.
+    """
+    del forward_mode
+    rows, columns = layout.tokens.shape
+    # Not `layout.position`, which is 0 in padding: a module that derives a mask
+    # from positions would attend to it.
+    positions = jnp.broadcast_to(jnp.arange(columns)[None], (rows, columns))
+    mask = causal_mask(rows, columns)
+    logits, _ = self.logits(params, layout.tokens, positions, None, mask)
+    logits = sharding.constrain_rows(logits)
+    # A padded row has one slot.
+    column = jnp.asarray(layout.column)[:, 0, :, None]
+    logits = jnp.take_along_axis(logits, column, axis=1)
+    target = jnp.asarray(layout.target)[:, 0]
+    scores = token_scores(logits / temperature, target, with_entropy)
+    return jax.tree.map(lambda x: x[:, None], scores)
+
+  def shares_prompts(self, platform: str) -> bool:
+    """False: a module reads padded rows."""
+    del platform
+    return False
+
+  def flops_per_token(self, context: ArrayLike, with_head: bool = True) -> None:
+    """None: what the module computes is not known here."""
+
+  def abstract(self) -> Params:
+    """`shapes`."""
+    return self.shapes
+
+  def trains(self, path: Path) -> bool:
+    """True: a module gets no adapters."""
+    del path
+    return True
 
   def logical_axes(self, path: Path, rank: int) -> tuple[str | None, ...]:
     """The names of a parameter's axes; see `sharding.of_params`."""
@@ -268,48 +316,6 @@ def from_nnx(
   )
   vocab_size = _checked_vocab_size(model)
   return Pretrained(dataclasses.replace(model, vocab_size=vocab_size), params)
-
-
-def score(
-  model: Foreign,
-  params: Params,
-  layout: Layout,
-  temperature: float = 1.0,
-  with_entropy: bool = False,
-  forward_mode: bool = False,
-) -> Scores:
-  """Log-probabilities of the completions in padded rows; see `scores.score`.
-
-  The logits of whole rows exist at once, f32[R,S,V]; fewer rows in a
-  micro-batch take less memory.
-
-  Args:
-    model: From `from_nnx`.
-    params: Its parameters.
-    layout: From `layout.padded_rows`.
-    temperature: The temperature of the sampler.
-    with_entropy: Whether to compute the entropy too.
-    forward_mode: Not read: whether `jax.jvp` passes depends on the module.
-
-  Returns:
-    The `Scores`.
-  """
-  del forward_mode
-  rows, columns = layout.tokens.shape
-  # Not `layout.position`, which is 0 in padding: a module that derives a mask
-  # from positions would attend to it.
-  positions = jnp.broadcast_to(jnp.arange(columns)[None], (rows, columns))
-  logits, _ = model.logits(
-    params, layout.tokens, positions, None, causal_mask(rows, columns)
-  )
-  logits = sharding.constrain_rows(logits)
-  column = jnp.asarray(layout.column)[
-    :, 0, :, None
-  ]  # a padded row has one slot
-  logits = jnp.take_along_axis(logits, column, axis=1)
-  target = jnp.asarray(layout.target)[:, 0]
-  scores = token_scores(logits / temperature, target, with_entropy)
-  return jax.tree.map(lambda x: x[:, None], scores)
 
 
 def causal_mask(rows: int, columns: int) -> Array:

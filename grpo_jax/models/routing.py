@@ -6,7 +6,6 @@ it the choices of the sampler and those of the learner are compared, at 4 bytes
 per token instead of one for each of k experts in each layer.
 """
 
-from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -57,16 +56,6 @@ class Routing(NamedTuple):
 
   code: Array
   statistics: Statistics | None
-
-
-def routes(model: Any) -> bool:
-  """Whether a model has experts, and says what its routers did.
-
-  Args:
-    model: Anything with the model protocol, whose `routes` is this answer; a
-      model without this attribute does not.
-  """
-  return getattr(model, 'routes', False)
 
 
 def of_layer(

@@ -1,7 +1,6 @@
 """Scores: log-probability and entropy of every completion token in a layout."""
 
 import math
-from typing import NamedTuple
 
 import jax
 from jax import lax
@@ -13,6 +12,9 @@ from grpo_jax.models import routing
 from grpo_jax.models.attention import over_layout
 from grpo_jax.models.layers import keep_products
 from grpo_jax.models.layout import Layout
+from grpo_jax.models.protocol import Layered
+from grpo_jax.models.protocol import Routed
+from grpo_jax.models.protocol import Scores
 
 Array = jax.Array
 
@@ -20,34 +22,8 @@ _CHUNK_FLOATS = 2**24  # 64 MiB of logits at a time, on each data shard
 _CHUNK_FLOATS_CPU = 2**22  # 16 MiB, which its caches may hold
 
 
-class Routed(NamedTuple):
-  """What the routers of a model did with completion tokens.
-
-  Attributes:
-    statistics: Sums over the completion tokens that count.
-    disagreement: f32[R,C,T], an estimate of the share of layers in which the
-      sampler chose other experts; None if its choices are not known.
-  """
-
-  statistics: routing.Statistics
-  disagreement: Array | None
-
-
-class Scores(NamedTuple):
-  """What the policy gives to each completion token, in nats.
-
-  Attributes:
-    logp: f32[R,C,T], log-probability of the token.
-    entropy: f32[R,C,T], of the distribution over the vocabulary at this place;
-      None if it was not asked for.
-  """
-
-  logp: Array
-  entropy: Array | None
-
-
 def score(
-  model,
+  model: Layered,
   params,
   layout: Layout,
   temperature: float = 1.0,
@@ -64,7 +40,7 @@ def score(
   positions times the vocabulary ever exists.
 
   Args:
-    model: Anything with the model protocol, and `config.attention`.
+    model: Whose log-probabilities.
     params: Its parameters.
     layout: The rows. A slot without a completion gets numbers without meaning,
       which are finite.
@@ -90,7 +66,7 @@ def score(
 
 
 def score_routed(
-  model,
+  model: Layered,
   params,
   layout: Layout,
   counted: Array,
@@ -235,8 +211,7 @@ def _in_chunks(
     `Scores` of shape [R,N].
   """
 
-  # Once, and not for every chunk. A model may have nothing to gather.
-  params = getattr(model, 'head_params', lambda params: params)(params)
+  params = model.head_params(params)  # once, and not for every chunk
 
   def chunk_scores(hidden, target):
     logits = model.head(params, hidden) / temperature

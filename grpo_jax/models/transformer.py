@@ -1,14 +1,4 @@
-"""The transformer, and the model protocol behind which it stands.
-
-The sampler and the learner know three functions of a model:
-
-- `init(key) -> params`;
-- `hidden(params, tokens, positions, attention, cache) -> (hidden, cache)`, all
-  but the output layer;
-- `head(params, hidden) -> logits`, the output layer.
-
-A model with experts says so by `routes`, and has a fourth: `hidden_routed`,
-which returns what its routers did too.
+"""The transformer of this package, which is a `protocol.Layered`.
 
 `params` is a tree of plain arrays. Layers are NNX modules inside, but they are
 split into structure and parameters once, and everything outside is a pure
@@ -30,18 +20,25 @@ from flax import nnx
 import jax
 from jax import lax
 import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
 
 from grpo_jax.mesh import sharding
 from grpo_jax.mesh import shards
+from grpo_jax.models import activations
 from grpo_jax.models import axes
+from grpo_jax.models import flops
+from grpo_jax.models import lora
 from grpo_jax.models import remat
 from grpo_jax.models import routing
+from grpo_jax.models import scores
 from grpo_jax.models import unused
 from grpo_jax.models.attention import Attention as AttentionFunction
 from grpo_jax.models.config import LayerKind
 from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.layers import Block
 from grpo_jax.models.layers import RMSNorm
+from grpo_jax.models.protocol import ScoreRouted
 
 Array = jax.Array
 Params = dict[str, Any]
@@ -55,7 +52,7 @@ def _stack(did: list[Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Transformer:
-  """A decoder-only transformer; see the module's docstring for its protocol.
+  """A decoder-only transformer.
 
   Attributes:
     config: The shape of the model.
@@ -69,6 +66,67 @@ class Transformer:
   """
 
   config: ModelConfig
+  takes_shards = True
+  score = scores.score
+
+  @property
+  def score_routed(self) -> ScoreRouted | None:
+    """None without experts."""
+    return functools.partial(scores.score_routed, self) if self.routes else None
+
+  @property
+  def routes(self) -> bool:
+    """Whether any layer has experts."""
+    return self.config.experts is not None
+
+  @property
+  def vocab_size(self) -> int:
+    """Logits of each token."""
+    return self.config.vocab_size
+
+  @property
+  def unused_ids(self) -> tuple[tuple[int, int], ...]:
+    """Runs of ids that are never drawn."""
+    return self.config.unused_ids
+
+  @property
+  def bytes_per_token(self) -> int:
+    """See `models.bytes_per_token`."""
+    return activations.bytes_per_token(self.config)
+
+  @property
+  def key_cost(self) -> float:
+    """One key's cost.
+
+    For each token, a layer multiplies `width` numbers by a key and `width` by
+    its value: 2 width products per key that the token attends to. Its matrices
+    take about 12 width^2 products. The cost is the ratio of these.
+    """
+    return 1 / (6 * self.config.width)
+
+  @property
+  def kv_heads(self) -> int:
+    """Key-value heads."""
+    return self.config.num_kv_heads
+
+  @property
+  def file_shape(self) -> ModelConfig:
+    """What Hugging Face's files say of it."""
+    return self.config
+
+  def shares_prompts(self, platform: str) -> bool:
+    """The splash kernel cannot run on rows with shared prompts.
+
+    See `kernels.splash_suits`.
+    """
+    splash = platform == 'tpu' and self.config.attention in ('auto', 'splash')
+    return not splash
+
+  def flops_per_token(
+    self, context: ArrayLike, with_head: bool = True
+  ) -> np.ndarray:
+    """See `models.flops_per_token`."""
+    return flops.flops_per_token(self.config, context, with_head)
 
   @functools.cached_property
   def _blocks(self) -> dict[LayerKind, Any]:
@@ -117,6 +175,14 @@ class Transformer:
       params['head'] = init(head_key, (config.width, config.vocab_size))
     return params
 
+  def abstract(self) -> Params:
+    """Shapes and dtypes of what `init` returns."""
+    return jax.eval_shape(lambda: self.init(jax.random.key(0)))
+
+  def trains(self, path: tuple[str, ...]) -> bool:
+    """Updates change every parameter, or adapters alone if there are any."""
+    return self.config.lora is None or lora.trains(path)
+
   def hidden(
     self,
     params: Params,
@@ -141,11 +207,6 @@ class Transformer:
       None for scanned layers.
     """
     return self._hidden(params, tokens, positions, attention, cache)[:2]
-
-  @property
-  def routes(self) -> bool:
-    """Whether any layer has experts."""
-    return self.config.experts is not None
 
   def hidden_routed(
     self,

@@ -2,12 +2,20 @@
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
-
-from grpo_jax import config
 
 _REARM_STEPS = 10  # rollouts without the condition before it may alarm again
 _ALL = 0.999  # a share from which on it counts as all
+
+
+class Limits(NamedTuple):
+  """From where on numbers look wrong, nats per token."""
+
+  kl: float = 1.0
+  entropy: float = 0.01
+  sampler_gap: float = 0.05
+  narrow: tuple[str, ...] = ()  # fields with a dtype narrower than float32
 
 
 class _Alarm(NamedTuple):
@@ -24,23 +32,16 @@ class Alarms:
   It warns again only after ten rollouts in which the condition did not hold.
 
   Args:
-    log: `kl_alarm`, `entropy_alarm` and `sampler_gap_alarm` are the limits, in
-      nats per token.
-    model: Its dtypes decide what an alarm advises; None: the default's.
+    limits: When to alarm.
     replays: Whether saved rollouts take the place of sampling. Then the policy
       may be another than the one that has drawn them, so a difference between
       sampler and learner says nothing.
   """
 
-  def __init__(
-    self,
-    log: config.Log,
-    model: config.Model | None = None,
-    replays: bool = False,
-  ):
+  def __init__(self, limits: Limits, replays: bool = False):
     self._alarms = [
       alarm
-      for alarm in _table(log, model or config.Model())
+      for alarm in _table(limits)
       if not (replays and alarm.metric == 'sampler_gap')
     ]
     # Rollouts until an alarm may speak again; at 0 it may.
@@ -77,16 +78,16 @@ class Alarms:
     return begun
 
 
-def _table(log: config.Log, model: config.Model) -> list[_Alarm]:
+def _table(limits: Limits) -> list[_Alarm]:
   """All alarms. Each sentence says what was measured and what can be done."""
 
   def kl(other: str, advice: str):
     return lambda value, _: (
       f'KL from the {other} is {value:.3g} nats per token, above log.kl_alarm='
-      f'{log.kl_alarm:g}: the policy changes too fast; {advice}.'
+      f'{limits.kl:g}: the policy changes too fast; {advice}.'
     )
 
-  too_far = lambda value: not value <= log.kl_alarm  # true of NaN too
+  too_far = lambda value: not value <= limits.kl  # true of NaN too
   return [
     _Alarm(
       'kl_old_k3',
@@ -100,20 +101,20 @@ def _table(log: config.Log, model: config.Model) -> list[_Alarm]:
     ),
     _Alarm(
       'entropy',
-      lambda value: value < log.entropy_alarm,
+      lambda value: value < limits.entropy,
       lambda value, _: (
         f'Entropy is {value:.3g} nats per token, below log.entropy_alarm='
-        f'{log.entropy_alarm:g}: completions of a prompt hardly differ; if the '
+        f'{limits.entropy:g}: completions of a prompt hardly differ; if the '
         'accuracy is not yet good, raise sampler.temperature or lower optim.lr.'
       ),
     ),
     _Alarm(
       'sampler_gap',
-      lambda value: not value <= log.sampler_gap_alarm,
+      lambda value: not value <= limits.sampler_gap,
       lambda value, _: (
         f'Sampler and learner differ by {value:.3g} nats per token, above '
-        f'log.sampler_gap_alarm={log.sampler_gap_alarm:g}: {_agree(model)}, or '
-        'add losses.truncate_token_importance.'
+        f'log.sampler_gap_alarm={limits.sampler_gap:g}: '
+        f'{_agree(limits.narrow)}, or add losses.truncate_token_importance.'
       ),
     ),
     _Alarm(
@@ -144,13 +145,8 @@ def _table(log: config.Log, model: config.Model) -> list[_Alarm]:
   ]
 
 
-def _agree(model: config.Model) -> str:
+def _agree(narrow: Sequence[str]) -> str:
   """How sampler and learner can come to agree, as far as dtypes tell."""
-  dtypes = {
-    'model.residual_dtype': model.residual_dtype,
-    'model.compute_dtype': model.compute_dtype,
-  }
-  narrow = [name for name, dtype in dtypes.items() if dtype != 'float32']
   if narrow:
     return f'use float32 in {" and ".join(narrow)}'
   return "in float32 they agree, so look at the model's cache or the engine"

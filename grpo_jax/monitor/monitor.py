@@ -8,7 +8,6 @@ import pathlib
 from typing import Any
 from typing import NamedTuple
 
-from grpo_jax import config
 from grpo_jax.config import plain_text
 from grpo_jax.monitor import alarms
 from grpo_jax.monitor import jsonl
@@ -17,6 +16,17 @@ from grpo_jax.monitor import table
 from grpo_jax.monitor.display import About
 from grpo_jax.monitor.display import History
 from grpo_jax.monitor.samples import Sample
+
+
+class Options(NamedTuple):
+  """What is shown, where it goes, and when a number alarms."""
+
+  display: str = 'auto'  # see `screen.choose`
+  samples: int = 3  # completions that are shown
+  tensorboard: bool = True
+  wandb_project: str = ''  # '': nothing goes to Weights & Biases
+  wandb_mode: str = 'online'  # or 'offline'
+  limits: alarms.Limits = alarms.Limits()
 
 
 class _Sink(NamedTuple):
@@ -35,7 +45,7 @@ class Monitor:
   `failed_writes` says how many tries in a row have failed.
 
   Args:
-    log: What to show and to write; see `config.Log`.
+    options: What to show and to write.
     workdir: Where `metrics.jsonl`, `tensorboard/` and `wandb/` go.
     total_steps: Rollouts of the whole run.
     resumed_step: Rollouts done at the checkpoint that the run goes on from;
@@ -44,28 +54,26 @@ class Monitor:
       under another name.
     run_config: The whole config as nested dicts, for Weights & Biases.
     screen: What `start` returned, to be used further; None makes a new one.
-    model: Of the run; see `alarms.Alarms`.
     replays: Whether saved rollouts take the place of sampling.
   """
 
   def __init__(
     self,
-    log: config.Log,
+    options: Options,
     workdir: str | pathlib.Path,
     total_steps: int,
     resumed_step: int | None,
     run_config: dict[str, Any],
     screen: screen_lib.Screen | None = None,
-    model: config.Model | None = None,
     replays: bool = False,
   ):
     workdir = pathlib.Path(workdir)
     self._step, self._failed, self._closed = resumed_step, False, False
-    self._most_samples = log.samples
-    self._alarms = alarms.Alarms(log, model, replays)
+    self._most_samples = options.samples
+    self._alarms = alarms.Alarms(options.limits, replays)
     self._warned: set[str] = set()  # sinks
     self._screen = screen or screen_lib.Screen(
-      screen_lib.of_mode(log.display, About(total_steps))
+      screen_lib.of_mode(options.display, About(total_steps))
     )
     self._lines = jsonl.Lines(
       workdir / 'metrics.jsonl', resumed_step, self.warn, table.HISTORY
@@ -74,7 +82,7 @@ class Monitor:
     self._screen.remember(
       History(self._lines.elapsed, lambda name: history.get(name, ()))
     )
-    self._sinks = self._open_sinks(log, workdir, resumed_step, run_config)
+    self._sinks = self._open_sinks(options, workdir, resumed_step, run_config)
 
   def __enter__(self) -> 'Monitor':
     return self
@@ -94,7 +102,7 @@ class Monitor:
     Args:
       step: Rollouts done; 0 for what was measured before the first.
       scalars: Numbers by name; those that are not finite become null.
-      samples: Completions, of which the first `log.samples` are shown.
+      samples: Completions, of which the first `options.samples` are shown.
     """
     self._step = step
     sentences = self._alarms(scalars)
@@ -161,24 +169,24 @@ class Monitor:
       with self._warning_once(name):
         sink.close()
 
-  def _open_sinks(self, log, workdir, resumed_step, run_config):
+  def _open_sinks(self, options, workdir, resumed_step, run_config):
     # Imported where they are used: W&B is optional, and both take time.
     sinks: dict[str, _Sink] = {}
-    if log.tensorboard:
+    if options.tensorboard:
       with self._warning_once('TensorBoard'):
         from grpo_jax.monitor import tensorboard
 
         first = 0 if resumed_step is None else resumed_step + 1
         board = tensorboard.TensorBoard(workdir / 'tensorboard', first)
         sinks['TensorBoard'] = _Sink(board.write, board.close)
-    if log.wandb_project:
+    if options.wandb_project:
       with self._warning_once('Weights & Biases'):
         from grpo_jax.monitor import wandb
 
         run = wandb.Wandb(
           workdir,
-          log.wandb_project,
-          log.wandb_mode,
+          options.wandb_project,
+          options.wandb_mode,
           resumed_step is not None,
           run_config,
         )

@@ -3,9 +3,7 @@
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-import os
 
-from grpo_jax import config as config_lib
 from grpo_jax.monitor.display import Nothing
 from grpo_jax.monitor.monitor import Monitor
 from grpo_jax.monitor.samples import Sample
@@ -43,9 +41,3 @@ class Quiet(Monitor):
 
   def close(self) -> None:
     """Nothing is open."""
-
-
-def quiet(config: config_lib.Config, workdir: str | os.PathLike) -> Screen:
-  """A screen that shows nothing, in place of what `start` returns."""
-  del config, workdir
-  return Screen(Nothing())

@@ -8,12 +8,9 @@ import os
 import sys
 import time
 
-from grpo_jax import config as config_lib
 from grpo_jax.config import plain_text
-from grpo_jax.monitor import facts
 from grpo_jax.monitor import plain
 from grpo_jax.monitor import rich
-from grpo_jax.monitor import table
 from grpo_jax.monitor.display import About
 from grpo_jax.monitor.display import Display
 from grpo_jax.monitor.display import History
@@ -76,7 +73,7 @@ class Screen:
 
   def fact(self, name: str, text: str) -> None:
     """Shows a fact about the run that the config alone does not say."""
-    self.line(facts.line(name, text))
+    self.line(fact_line(name, text))
 
   def warn(self, step: int | None, text: str) -> None:
     """Shows a warning, made into one line, which stays visible."""
@@ -145,20 +142,14 @@ def _escaped(scalars: Scalars) -> Scalars:
   return {escape(name): value for name, value in scalars.items()}
 
 
-def start(config: config_lib.Config, workdir: str | os.PathLike) -> Screen:
-  """Opens the screen of a run, and shows what the config alone says of it.
+def quiet(*_) -> Screen:
+  """A screen that shows nothing, where another process has one."""
+  return Screen(Nothing())
 
-  Args:
-    config: Of the run.
-    workdir: Of the run.
 
-  Returns:
-    A `Screen`, which the caller closes; `Monitor` uses it further.
-  """
-  about = About(config.steps, table.still(config), facts.note(config))
-  screen = Screen(of_mode(config.log.display, about))
-  screen.line('\n'.join(facts.facts(config, workdir)))
-  return screen
+def fact_line(name: str, text: str) -> str:
+  """One fact, as a line of a table."""
+  return f'  {name:9} {text}'
 
 
 def of_mode(mode: str, about: About) -> Display:

@@ -11,7 +11,7 @@ import math
 from typing import NamedTuple
 from typing import TypeVar
 
-from grpo_jax import config as config_lib
+from grpo_jax.config import plain_text
 from grpo_jax.monitor import formatting
 
 Scalars = Mapping[str, float | None]
@@ -41,7 +41,7 @@ class Shown(NamedTuple):
 
 _NATS = 'nats per token'
 _SPEED = 'tokens per second'
-_CLIPPED = {
+CLIPPED = {
   'clipped_high': Row('clipped at high ratios', '%'),
   'clipped_low': Row('clipped at low ratios', '%'),
   'clipped_cap': Row('clipped at the cap', '%'),
@@ -63,7 +63,7 @@ GROUPS: dict[str, dict[str, Row]] = {
     'entropy': Row('entropy', _NATS),
     'kl_old_k3': Row('KL from sampling policy', _NATS),
     'kl_ref_k3': Row('KL from reference', _NATS),
-    **_CLIPPED,
+    **CLIPPED,
     'ratio_p01': Row('1st percentile ratio', '', 2),
     'ratio_p99': Row('99th percentile ratio', '', 2),
     'ess_token': Row('effective sample size', '%', 1),
@@ -138,37 +138,6 @@ class Still(NamedTuple):
   tolerance: float
 
 
-def still(config: config_lib.Config) -> dict[str, Still]:
-  """The metrics that are constant under a config.
-
-  With one update per rollout the policy that is updated is the policy that
-  sampled: every ratio is 1, nothing is clipped, and their KL is 0.
-
-  Args:
-    config: Of the run.
-
-  Returns:
-    The value of each of these metrics. `groups` hides a metric only while it
-    has this value. One that moves nevertheless is shown: something is wrong, or
-    the method clips by something else than the ratio.
-  """
-  learner, optim = config.learner, config.optim
-  fixed = {}
-  if optim.decay == 'constant' and not optim.warmup_steps:
-    fixed['learning_rate'] = Still(optim.lr, 1e-6 * optim.lr)  # in float32
-  if not config.sampler.resample_rounds and not config.sampler.ahead:
-    fixed['staleness_steps'] = Still(0.0, 0.0)
-    if learner.batches * learner.epochs == 1 and learner.anchor == 'learner':
-      # In bfloat16, scoring a token twice moves its ratio by up to 0.006.
-      ratio = ('ratio_p01', 'ratio_p99', 'ess_token')
-      fixed |= {name: Still(1.0, 0.01) for name in ratio}
-      fixed |= {name: Still(0.0, 0.0) for name in _CLIPPED}
-      fixed['kl_old_k3'] = Still(0.0, 0.01)
-      # At ratio 1 the value of the loss is the sum of centered advantages.
-      fixed['loss'] = Still(0.0, 1e-5)
-  return fixed
-
-
 def groups(
   scalars: Scalars, fixed: Mapping[str, Still]
 ) -> dict[str, list[Shown]]:
@@ -176,7 +145,7 @@ def groups(
 
   Args:
     scalars: The metrics of a rollout.
-    fixed: See `still`.
+    fixed: The metrics that are constant in the run.
 
   Returns:
     Headings with at least one metric, in order; reward and held-out accuracy
@@ -185,7 +154,7 @@ def groups(
   table = dict(GROUPS)
   of_each = [name for name in scalars if name.startswith('reward/')]
   rewards = [
-    name for name in of_each if not name.endswith(config_lib.REWARD_METRICS)
+    name for name in of_each if not name.endswith(plain_text.REWARD_METRICS)
   ]
   if len(rewards) > 1:  # a single reward is in the headline already
     parts = {name: Row(name.partition('/')[2][-LABEL:]) for name in rewards}

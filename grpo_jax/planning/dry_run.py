@@ -113,10 +113,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
 
 def _of_heads(run: build.Run) -> list[str]:
   """What becomes of key-value heads that a mesh does not divide."""
-  shape, config, found = run.model.config, run.config, []
-  if shape is None:
-    return []  # nothing is known of the heads of a model of one's own
-  heads = shape.num_kv_heads
+  heads, config, found = run.model.kv_heads, run.config, []
   tensor = run.mesh.shape['tensor']
   if heads % tensor:
     found.append(

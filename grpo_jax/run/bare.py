@@ -16,7 +16,6 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from grpo_jax import monitor
 from grpo_jax.config import Config
-from grpo_jax.config import Log
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.learner.instruments.rollout_end import RolloutEnd
 from grpo_jax.learner.types import TrainState
@@ -40,7 +39,7 @@ def warmed_up(config: Config, workdir: pathlib.Path) -> Any:
     Parameters that every run of this seed may begin with.
   """
   place = workdir / f'seed_{config.seed}'
-  silent = Log(display='none', tensorboard=False)
+  silent = monitor.Options('none', tensorboard=False)
   # The rate rises in the runs, each of which may have a rise of its own.
   steady = dataclasses.replace(config.optim, warmup_steps=0)
   parts = build.run(dataclasses.replace(config, optim=steady))

@@ -75,7 +75,7 @@ def train(
       counted from 1.
     given: The objects that the marks in the config stand for; see `marks.py`.
     on_rollout: Called after every rollout; see `grpo_jax.train`.
-    screen: What `monitor.start` returned, to go on with; None starts one.
+    screen: What `about.start` returned, to go on with; None starts one.
 
   Returns:
     `before`, the held-out accuracy after the warm-up, before the first rollout
@@ -206,7 +206,7 @@ def advance(session: Session, progress: Progress, ahead: Ahead) -> Progress:
     rollout,
     sample_secs,
     learned.secs,
-    run.model.config,
+    run.model,
     run.peak_flops,
     updater.spec.forward_passes(
       learned.scorings, measured.get('needed_tokens', 1)

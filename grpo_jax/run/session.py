@@ -34,6 +34,7 @@ from grpo_jax.monitor import Sample
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import gathering
 from grpo_jax.rollouts.dynamic_sampling import PromptState
+from grpo_jax.run import about
 from grpo_jax.run import ahead
 from grpo_jax.run import compilations
 from grpo_jax.run import compile_ahead
@@ -143,7 +144,7 @@ def opened(
   config = workdir_lib.with_widths(workdir, config)
   workdir_lib.refuse_another(workdir, config, given=given)
   with contextlib.ExitStack() as stack:
-    begin = monitor_lib.start if peers.is_first else monitor_lib.quiet
+    begin = about.start if peers.is_first else monitor_lib.quiet
     screen = stack.enter_context(screen or begin(config, workdir))
     run, updater = _built(config, given, screen, peers)
     alike = {'--replay': replays, 'an on_rollout': on_rollout is not None}
@@ -214,13 +215,12 @@ def _monitor(
   if not peers.is_first:
     return monitor_lib.Quiet(peers.warn)
   return Monitor(
-    config.log,
+    about.monitored(config),
     workdir,
     config.steps,
     written,
     dataclasses.asdict(config),
     screen,
-    config.model,
     replays,
   )
 

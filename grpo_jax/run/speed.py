@@ -9,8 +9,7 @@ import numpy as np
 
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.mesh import chips
-from grpo_jax.models import ModelConfig
-from grpo_jax.models import flops_per_token
+from grpo_jax.models import Model
 from grpo_jax.run.keep import host_memory
 
 
@@ -18,7 +17,7 @@ def of_speed(
   rollout: Rollout,
   sample_secs: float,
   learn_secs: float,
-  model: ModelConfig | None,
+  model: Model,
   peak: float | None,
   learn_passes: float,
   tokens_drawn: float | None = None,
@@ -37,7 +36,7 @@ def of_speed(
     sample_secs: Seconds spent sampling and judging.
     learn_secs: Seconds spent on the optimizer steps, and on what the host does
       in that time.
-    model: The shape of the model; None for a model of the user's own.
+    model: The policy.
     peak: FLOP/s of all devices together; None if it is not known.
     learn_passes: Forward passes over the rollout that the optimizer steps are
       worth: 3 for each epoch (the backward pass is two), and 1 for each
@@ -50,8 +49,8 @@ def of_speed(
 
   Returns:
     `sample_secs`, `learn_secs`, `step_secs` (learning and waiting),
-    `sample_tokens_per_sec`, `learn_tokens_per_sec`; with a peak and a shape
-    also `mfu_sample` and `mfu_learn`.
+    `sample_tokens_per_sec`, `learn_tokens_per_sec`; and `mfu_sample` and
+    `mfu_learn`, where the peak and the model's FLOPs are known.
   """
   tokens = float(rollout.length.sum())
   drawn = tokens if tokens_drawn is None else tokens_drawn
@@ -63,9 +62,9 @@ def of_speed(
     'sample_tokens_per_sec': drawn / sample_secs,
     'learn_tokens_per_sec': tokens / learn_secs,
   }
-  if peak is not None and model is not None:
+  flops = None if peak is None else forward_flops(rollout, model)
+  if peak is not None and flops is not None:
     # Tokens that were drawn and dropped are taken to cost as much as others.
-    flops = forward_flops(rollout, model)
     measured['mfu_sample'] = flops * (drawn / tokens) / sample_secs / peak
     measured['mfu_learn'] = learn_passes * flops / learn_secs / peak
   return measured
@@ -91,16 +90,21 @@ def of_memory() -> dict[str, float]:
   return {'host_peak_gib': host_memory.peak_gib(), **of_devices}
 
 
-def forward_flops(rollout: Rollout, model: ModelConfig) -> float:
-  """FLOPs of one forward pass over a rollout, each prompt computed once."""
+def forward_flops(rollout: Rollout, model: Model) -> float | None:
+  """FLOPs of one forward pass over a rollout, each prompt computed once.
+
+  None if the model does not know how many operations it takes.
+  """
   prompt = np.array([len(ids) for ids in rollout.prompts])
   in_prompts = np.concatenate([np.arange(n) + 1 for n in prompt])
   place = np.arange(rollout.length.max())
   in_completions = prompt[:, None, None] + 1 + place
   drawn = place < rollout.length[:, :, None]
-  completions = np.sum(drawn * flops_per_token(model, in_completions))
-  prompts = np.sum(flops_per_token(model, in_prompts, with_head=False))
-  return float(prompts + completions)
+  of_completions = model.flops_per_token(in_completions)
+  of_prompts = model.flops_per_token(in_prompts, with_head=False)
+  if of_completions is None or of_prompts is None:
+    return None
+  return float(np.sum(of_prompts) + np.sum(drawn * of_completions))
 
 
 def peak_flops(device_kind: str) -> float | None:

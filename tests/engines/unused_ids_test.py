@@ -11,7 +11,6 @@ import pytest
 from grpo_jax import data
 from grpo_jax import engines
 from grpo_jax.mesh import sharding
-from grpo_jax.models import foreign
 from grpo_jax.models import layout
 from grpo_jax.models import unused
 from tests import drawing
@@ -132,7 +131,7 @@ def test_sampler_and_learner_agree_without_them(kind):
       engine.load(own.params, version=0)
       drawn = drawing.completions(engine, PROMPTS, OPTIONS, group=8)
       rows = layout.padded_rows(PROMPTS, drawn.tokens, drawn.length, 16)
-      of_rows = functools.partial(foreign.score, own.model)
+      of_rows = own.model.score
       score = jax.jit(lambda *given: of_rows(*given, 0.8, True))
       scores = score(own.params, rows)
     else:

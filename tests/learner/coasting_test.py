@@ -12,6 +12,7 @@ from grpo_jax.learner import clipped
 from grpo_jax.learner import gradient as gradient_lib
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import updates
+from grpo_jax.run import about
 from grpo_jax.run import loop
 from grpo_jax.run import warm_up
 from grpo_jax.run.build import build
@@ -36,7 +37,7 @@ def prepared(tmp_path):
     }
   )
   run = build.run(config)
-  with monitor.Monitor(config.log, tmp_path, 1, None, {}) as shown:
+  with monitor.Monitor(about.monitored(config), tmp_path, 1, None, {}) as shown:
     params = warm_up.run(run, tmp_path, shown, lambda: False)
   return run, build_updater.updater(run), params
 

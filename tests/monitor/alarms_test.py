@@ -4,10 +4,11 @@ import math
 
 import pytest
 
-from grpo_jax import config
 from grpo_jax.monitor import alarms as alarms_lib
+from grpo_jax.run import about
+from tests import runs
 
-LOG = config.Log(kl_alarm=0.5, entropy_alarm=0.1, sampler_gap_alarm=0.25)
+LIMITS = alarms_lib.Limits(kl=0.5, entropy=0.1, sampler_gap=0.25)
 WELL = {
   'kl_old_k3': 0.5,
   'kl_ref_k3': 0.5,
@@ -45,7 +46,7 @@ WELL = {
   ],
 )
 def test_one_sentence_when_it_begins(ill, words):
-  alarms = alarms_lib.Alarms(LOG)
+  alarms = alarms_lib.Alarms(LIMITS)
   assert alarms(WELL) == []
   (sentence,) = alarms({**WELL, **ill})
   for word in words:
@@ -63,8 +64,10 @@ def test_one_sentence_when_it_begins(ill, words):
   ],
 )
 def test_float32_is_advised_where_another_dtype_is_set(dtypes):
-  model = config.Model(**dtypes)
-  (sentence,) = alarms_lib.Alarms(LOG, model)({'sampler_gap': 0.5})
+  limits = about.monitored(
+    runs.small(**{f'model.{k}': v for k, v in dtypes.items()})
+  ).limits
+  (sentence,) = alarms_lib.Alarms(limits)({'sampler_gap': 0.5})
   fields = [
     name
     for name in ('residual_dtype', 'compute_dtype')
@@ -75,13 +78,13 @@ def test_float32_is_advised_where_another_dtype_is_set(dtypes):
 
 
 def test_in_a_replay_sampler_and_learner_may_differ():
-  alarms = alarms_lib.Alarms(LOG, config.Model(), replays=True)
+  alarms = alarms_lib.Alarms(LIMITS, replays=True)
   (sentence,) = alarms({'sampler_gap': 9.0, 'entropy': 0.0})
   assert 'Entropy' in sentence
 
 
 def test_what_another_alarm_says_is_said_once_that_is_gone():
-  alarms = alarms_lib.Alarms(LOG)
+  alarms = alarms_lib.Alarms(LIMITS)
   equal = {'uniform_groups': 1.0, 'accuracy': 0.0}
   (unjudged,) = alarms({**equal, 'judged': 0.0})
   (uniform,) = alarms({**equal, 'judged': 1.0})
@@ -89,13 +92,13 @@ def test_what_another_alarm_says_is_said_once_that_is_gone():
 
 
 def test_two_at_once_are_two_sentences():
-  sentences = alarms_lib.Alarms(LOG)({'kl_old_k3': 9.0, 'entropy': 0.0})
+  sentences = alarms_lib.Alarms(LIMITS)({'kl_old_k3': 9.0, 'entropy': 0.0})
   assert len(sentences) == 2
 
 
 @pytest.mark.parametrize('healthy, speaks', [(9, False), (10, True)])
 def test_again_only_after_it_was_gone_for_a_while(healthy, speaks):
-  alarms = alarms_lib.Alarms(LOG)
+  alarms = alarms_lib.Alarms(LIMITS)
   assert alarms({'entropy': 0.0})
   for value in [0.2] * 9 + [0.0] + [0.2] * healthy:
     assert alarms({'entropy': value}) == []
@@ -104,7 +107,7 @@ def test_again_only_after_it_was_gone_for_a_while(healthy, speaks):
 
 @pytest.mark.parametrize('absent', [{}, {'entropy': None}])
 def test_what_was_not_measured_changes_nothing(absent):
-  alarms = alarms_lib.Alarms(LOG)
+  alarms = alarms_lib.Alarms(LIMITS)
   assert alarms(absent) == []
   assert alarms({'entropy': 0.0})
   for _ in range(30):

@@ -7,17 +7,14 @@ import sys
 
 import pytest
 
-from grpo_jax import config
 from grpo_jax import monitor
 from grpo_jax.monitor import jsonl
 
-LOG = config.Log(display='plain', samples=2, kl_alarm=0.5)
+LOG = monitor.Options(display='plain', samples=2, limits=monitor.Limits(kl=0.5))
 
 
 def make(tmp_path, resumed_step=None, **changes):
-  return monitor.Monitor(
-    config.Log(**{**LOG.__dict__, **changes}), tmp_path, 9, resumed_step, {}
-  )
+  return monitor.Monitor(LOG._replace(**changes), tmp_path, 9, resumed_step, {})
 
 
 def test_a_run_that_goes_on(tmp_path, capsys):

@@ -9,6 +9,7 @@ from grpo_jax.monitor import Sample
 from grpo_jax.monitor import plain as plain_lib
 from grpo_jax.monitor import table
 from grpo_jax.monitor.display import About
+from grpo_jax.run import about
 from tests import runs
 
 SCALARS = {
@@ -24,7 +25,7 @@ SCALARS = {
 
 
 def plain(total, **changes):
-  return plain_lib.Plain(About(total, table.still(runs.arithmetic(**changes))))
+  return plain_lib.Plain(About(total, about.still(runs.arithmetic(**changes))))
 
 
 def test_a_line_per_rollout(capsys):

@@ -8,7 +8,6 @@ import threading
 import pytest
 from rich.console import Console
 
-from grpo_jax import config
 from grpo_jax import monitor
 from grpo_jax.monitor import Sample
 from grpo_jax.monitor import rich
@@ -189,7 +188,7 @@ def test_a_kill_at_any_time_leaves_a_visible_cursor(display, terminal):
 
 
 def test_an_exception_gives_everything_back(tmp_path, capsys):
-  log = config.Log(display='rich', tensorboard=False)
+  log = monitor.Options(display='rich', tensorboard=False)
   streams, threads = (sys.stdout, sys.stderr), set(threading.enumerate())
   with pytest.raises(ZeroDivisionError):
     with monitor.Monitor(log, tmp_path, 9, None, {}) as shown:

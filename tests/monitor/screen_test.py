@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from grpo_jax import config as config_lib
 from grpo_jax import monitor
 from grpo_jax.monitor import display as display_lib
 from grpo_jax.monitor import plain
 from grpo_jax.monitor import rich
 from grpo_jax.monitor import screen as screen_lib
 from grpo_jax.monitor import view
+from grpo_jax.run import about
 from tests import runs
 
 
@@ -44,9 +44,7 @@ def test_mode(monkeypatch, mode, terminal, term, kind):
 
 
 def test_none_shows_nothing(tmp_path, capfd):
-  with screen_lib.start(
-    runs.arithmetic(**{'log.display': 'none'}), 'x'
-  ) as screen:
+  with about.start(runs.arithmetic(**{'log.display': 'none'}), 'x') as screen:
     screen.remember(display_lib.History(lambda: 0.0, lambda name: []))
     with screen.phase('a'):
       screen.write(1, {'reward': 0.5}, [])
@@ -214,7 +212,7 @@ def test_an_error_inside_a_phase_is_no_error_of_the_display(capsys):
 
 def test_a_pipe_gets_the_facts_as_lines(capsys):
   config = runs.arithmetic(**{'log.display': 'plain'})
-  with screen_lib.start(config, 'runs/x') as screen:
+  with about.start(config, 'runs/x') as screen:
     screen.fact('devices', '1 x cpu')
   lines = capsys.readouterr().err.splitlines()
   assert lines[0] == '  run       runs/x' and lines[-1] == '  devices   1 x cpu'
@@ -222,8 +220,8 @@ def test_a_pipe_gets_the_facts_as_lines(capsys):
 
 
 def test_a_monitor_goes_on_with_the_screen(tmp_path, capsys):
-  log = config_lib.Log(display='plain', tensorboard=False)
-  with screen_lib.start(runs.arithmetic(), tmp_path) as screen:
+  log = monitor.Options(display='plain', tensorboard=False)
+  with about.start(runs.arithmetic(), tmp_path) as screen:
     with monitor.Monitor(log, tmp_path, 9, None, {}, screen) as shown:
       with shown.phase('sampling'):
         shown.write(3, {'reward': 0.5, 'kl_old_k3': 0.0, 'entropy': 0.5})

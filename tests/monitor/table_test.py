@@ -5,6 +5,7 @@ import math
 import pytest
 
 from grpo_jax.monitor import table
+from grpo_jax.run import about
 from tests import runs
 
 ROLLOUT = {
@@ -37,7 +38,7 @@ MOVES = {
 
 
 def labels(scalars, **changes):
-  fixed = table.still(runs.arithmetic(**changes))
+  fixed = about.still(runs.arithmetic(**changes))
   groups = table.groups(scalars, fixed)
   return {row.label for rows in groups.values() for row in rows}
 

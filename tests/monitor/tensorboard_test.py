@@ -6,7 +6,6 @@ import struct
 import pytest
 from tensorboardX.proto import event_pb2
 
-from grpo_jax import config
 from grpo_jax import monitor
 from grpo_jax.monitor import tensorboard
 
@@ -64,7 +63,7 @@ def test_what_comes_anew_is_hidden_once(tmp_path, first_step):
 
 
 def test_a_resumed_run_hides_what_came_after_its_checkpoint(tmp_path):
-  log = config.Log(display='none')
+  log = monitor.Options(display='none')
   for resumed_step, step in ((None, 1), (1, 2)):
     with monitor.Monitor(log, tmp_path, 9, resumed_step, {}) as shown:
       shown.write(step, {'reward': 0.5})

@@ -6,11 +6,10 @@ import types
 
 import pytest
 
-from grpo_jax import config
 from grpo_jax import monitor
 from grpo_jax.monitor import wandb
 
-LOG = config.Log(
+LOG = monitor.Options(
   display='plain', tensorboard=False, wandb_project='p', wandb_mode='offline'
 )
 

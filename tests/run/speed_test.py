@@ -6,9 +6,11 @@ from grpo_jax import models
 from grpo_jax.run import speed
 from tests.rollouts.rollout_metrics_test import make_rollout
 
-MODEL = models.ModelConfig(
-  vocab_size=10, num_layers=1, width=2, num_heads=1, num_kv_heads=1,
-  head_dim=2, mlp_width=3,
+MODEL = models.Transformer(
+  models.ModelConfig(
+    vocab_size=10, num_layers=1, width=2, num_heads=1, num_kv_heads=1,
+    head_dim=2, mlp_width=3,
+  )
 )  # fmt: skip
 
 

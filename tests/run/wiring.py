@@ -372,8 +372,7 @@ def _patches(seen, patch):
   note(losses.methods, 'grpo')
   patch.setattr(f'{HERE}.own_method', seen.noted('own_method', own_method))
   patch.setattr(f'{HERE}.own_source', seen.noted('own_source', own_source))
-  note(models, 'score', lambda *_, **__: None)
-  note(models, 'score_routed', lambda *_, **__: None)
+  note(models.Transformer, 'score', lambda *_, **__: None)
   note(build_updater, 'LayoutSpec')
   for name in 'Learner', 'Scoring', 'Optimizer', 'Placement', 'Measuring':
     note(build_updater, name, lambda **fields: types.SimpleNamespace(**fields))

@@ -61,7 +61,7 @@ class LocalEngine:
       donated.
   """
 
-  model: models.Transformer
+  model: models.Layered
   prompt_buckets: Sequence[int]
   completion_buckets: Sequence[int]
   max_rows: int = 4096

@@ -21,15 +21,16 @@ from jax.sharding import PartitionSpec
 import numpy as np
 
 from grpo_jax.mesh import sharding
+from grpo_jax.models.protocol import Layered
 
 _STACKED = 'blocks', 'tail'  # see `models.transformer`
 
 
-def sampler_params(model, params):
+def sampler_params(model: Layered, params):
   """Parameters as decoding reads them: single layers, in the compute dtype.
 
   Args:
-    model: Anything with the model protocol and `unstack`.
+    model: Whose parameters.
     params: The learner's parameters, whose layers are stacked.
 
   Returns:
@@ -65,7 +66,7 @@ class Preparation:
   kind share a program.
 
   Args:
-    model: Anything with the model protocol, `unstack` and `logical_axes`.
+    model: Whose parameters.
     params: The learner's parameters, or their shapes. All that are given later
       have the same shapes and lie on the same devices.
     mesh: The sampler's mesh; None for one device.
@@ -75,7 +76,7 @@ class Preparation:
 
   def __init__(
     self,
-    model,
+    model: Layered,
     params,
     mesh: jax.sharding.Mesh | None = None,
     copies: bool = True,

@@ -126,7 +126,7 @@ class Sampler:
       weights are split by heads in any case.
   """
 
-  model: models.Transformer
+  model: models.Layered
   choices: Choices
   group: int
   mesh: jax.sharding.Mesh | None = None

@@ -16,6 +16,7 @@ from grpo_jax.lab.report.types import Section
 from grpo_jax.lab.report.types import Table
 from grpo_jax.lab.report.types import Text
 from grpo_jax.lab.report.types import Timeline
+from grpo_jax.run import about
 
 _LISTED = 8  # rollouts of one kind
 _SILENT = 'no more numbers'
@@ -75,7 +76,7 @@ def _begun(run: read.Run) -> Iterator[_Alarm]:
   if run.config is None:
     return
   replays = bool(run.starts and run.starts[-1].get('replays'))
-  judge = monitor.Alarms(run.config.log, run.config.model, replays)
+  judge = monitor.Alarms(about.monitored(run.config).limits, replays)
   for step, scalars in run.metrics.records():
     for metric, sentence in judge.begun(scalars):
       yield _Alarm(meanings.label(metric), step, sentence)

@@ -24,6 +24,7 @@ from grpo_jax.lab.report.types import Section
 from grpo_jax.lab.report.types import Table
 from grpo_jax.lab.report.types import Text
 from grpo_jax.rollouts import parquet
+from grpo_jax.run import about
 from grpo_jax.run.build import build
 
 _POINTS = 60, 240  # of a curve, at least and at most
@@ -254,7 +255,7 @@ def _chosen(groups: Sequence[Group]) -> list[Part]:
 def _written(groups: Sequence[Group]) -> list[Part]:
   """What a reader of completions must know of the data."""
   configs = [run.config for group in groups for run in group.runs]
-  notes = {monitor.note(config) for config in configs if config} - {''}
+  notes = {about.note(config) for config in configs if config} - {''}
   return [Text(f'In the data {note}.', 'note') for note in sorted(notes)]
 
 

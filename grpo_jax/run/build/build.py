@@ -27,7 +27,6 @@ from grpo_jax import rewards
 from grpo_jax import engines
 from grpo_jax.hosts import joining
 from grpo_jax.mesh import sharding
-from grpo_jax.models import foreign
 from grpo_jax.rewards import Workers
 from grpo_jax.episodes import rollout
 from grpo_jax.episodes.types import Rollout
@@ -53,7 +52,7 @@ class Sampler(NamedTuple):
   config: Config
   tokenizer: data.Tokenizer
   mesh: jax.sharding.Mesh
-  model: models.Transformer | foreign.Foreign
+  model: models.Model
   engine: engines.Engine
   sampling: engines.Sampling
 
@@ -68,7 +67,7 @@ class Run(NamedTuple):
   heldout: Any  # source of records, or None
   rewards: tuple[rewards.WeightedReward, ...]
   mesh: jax.sharding.Mesh
-  model: models.Transformer | foreign.Foreign
+  model: models.Model
   method: losses.LossTransform
   engine: engines.Engine
   peak_flops: float | None  # FLOP/s of the whole mesh; None if not known
@@ -100,9 +99,6 @@ def run(
   build_limits.check_schedule(config)
   parts = sampler(config, given, trains=True, shares=shares)
   config = parts.config
-  build_limits.check_rows(config, sharding.row_shards(parts.mesh))
-  if parts.model.config is not None:
-    build_limits.check_memory(config, parts.model.config, parts.mesh)
   answer_function(config)  # raises if there is none
   peak = speed.peak_flops(jax.devices()[0].device_kind)
   judges = build_rewards.functions(config, given, parts.mesh)
@@ -177,6 +173,8 @@ def sampler(
   tokenizer = tokenizer_of(config, given)
   config = widths.with_widths(config, tokenizer, given, checks=trains)
   build_limits.check_context(config)
+  if trains:
+    build_limits.check_rows(config, sharding.row_shards(mesh))
   own = build_foreign.found(config, given)
   options: dict[str, Any] = dict(
     prompt_buckets=config.data.prompt_buckets,
@@ -191,6 +189,8 @@ def sampler(
     model = build_model.transformer(config, tokenizer.vocab_size)
     model = build_model.drawing_tokens_of(model, tokenizer)
     build_limits.check_model(config, model.config, mesh)
+    if trains:
+      build_limits.check_memory(config, model.config, mesh)
     alone = mesh.size == 1 and sharding.platform(mesh) == 'cpu'
     cores = joining.own_cores() if alone else 1
     # It is unloaded before the updates, which donate the parameters.
@@ -439,15 +439,12 @@ def example(run: Run) -> Rollout:
     config.sampler.max_tokens,
     len(run.rewards),
     config.data.completion_buckets,
-    run.model.routes,
+    run.engine.capabilities.routing,
   )
 
 
 def abstract_params(run: Run | Sampler) -> build_model.Parameters:
   """Shapes, dtypes and shardings of the run's parameters."""
-  if isinstance(run.model, foreign.Foreign):
-    whole = build_foreign.abstract(run.model, run.mesh)
-    return build_model.Parameters(whole, None)
   return build_model.abstract(run.model, run.mesh, run.config.lora.base_dtype)
 
 
@@ -457,12 +454,12 @@ def initial_params(run: Run) -> Any:
   Raises:
     ValueError: They hold a number that is not finite, or cannot be read.
   """
-  if isinstance(run.model, models.Transformer):
+  own = build_foreign.found(run.config, run.given)
+  if own is None:
+    assert isinstance(run.model, models.Transformer)
     params = build_model.initial(run.config, run.model, run.mesh)
   else:
-    own = build_foreign.found(run.config, run.given)
-    assert own is not None
-    params = build_foreign.initial(own, run.mesh)
+    params = build_foreign.initial(own, abstract_params(run).trained)
   return _checked(params, run.config)
 
 
@@ -485,7 +482,8 @@ def _checked(params: Any, config: Config) -> Any:
 
 def frozen_params(run: Run | Sampler) -> Any:
   """The parameters that no update changes; None without adapters."""
-  if isinstance(run.model, foreign.Foreign):
+  if not run.config.lora.rank:
     return None
+  assert isinstance(run.model, models.Transformer)
   frozen = build_model.frozen(run.config, run.model, run.mesh)
   return _checked(frozen, run.config)

@@ -18,7 +18,6 @@ from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax.config import plain_text
 from grpo_jax.config import importing
-from grpo_jax.mesh import sharding
 from grpo_jax.models import foreign
 from grpo_jax.run.build.marks import Given
 
@@ -141,21 +140,11 @@ def check(model: foreign.Foreign, config: Config, vocab_size: int) -> None:
     )
 
 
-def abstract(model: foreign.Foreign, mesh: jax.sharding.Mesh) -> Any:
-  """Shapes, dtypes and shardings of the parameters."""
-  place = sharding.of_params(mesh, model.shapes, model.logical_axes)
-  return jax.tree.map(
-    lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
-    model.shapes,
-    place,
-  )
-
-
-def initial(own: foreign.Pretrained, mesh: jax.sharding.Mesh) -> Any:
-  """The parameters that a run begins with, on the mesh.
+def initial(own: foreign.Pretrained, wanted: Any) -> Any:
+  """The parameters that a run begins with, sharded as `wanted`.
 
   They are copies, because updates donate the parameters.
   """
-  place = jax.tree.map(lambda x: x.sharding, abstract(own.model, mesh))
+  place = jax.tree.map(lambda x: x.sharding, wanted)
   copy = lambda params: jax.tree.map(jnp.copy, params)
   return jax.jit(copy, out_shardings=place)(own.params)

@@ -16,7 +16,6 @@ from grpo_jax import config as config_lib
 from grpo_jax import models
 from grpo_jax.mesh import sharding
 from grpo_jax.config import Config
-from grpo_jax.models import foreign
 from grpo_jax.run.build import build_model
 from grpo_jax.run.build import marks
 
@@ -274,16 +273,15 @@ def facts(run: Any, devices: int) -> dict[str, str]:
   Returns:
     Texts by name.
   """
-  found, model = {}, run.model
+  found = {}
   if run.mesh.size < devices:
     found['mesh'] = (
       f'{run.mesh.size} of {devices} devices; config.mesh leaves the others '
       'without work'
     )
-  shape = model if isinstance(model, foreign.Foreign) else model.config
-  unused = sum(end - first for first, end in shape.unused_ids)
+  unused = sum(end - first for first, end in run.model.unused_ids)
   if unused:
     found['never drawn'] = (
-      f'{unused:,} of {shape.vocab_size:,} ids, which no token has'
+      f'{unused:,} of {run.model.vocab_size:,} ids, which no token has'
     )
   return found

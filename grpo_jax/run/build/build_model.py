@@ -206,26 +206,27 @@ class Parameters(NamedTuple):
   frozen: Any  # None if every parameter is trained
 
 
-def split(model: models.Transformer, whole: Any) -> Parameters:
+def split(model: models.Model, whole: Any) -> Parameters:
   """What is trained of a model's parameters, and what is not."""
-  if model.config.lora is None:
+  leaves = jax.tree_util.tree_leaves_with_path(whole)
+  if all(model.trains(sharding.path_names(path)) for path, _ in leaves):
     return Parameters(whole, None)
-  return Parameters(*lora.split(whole, lora.trains))
+  return Parameters(*lora.split(whole, model.trains))
 
 
 def abstract(
-  model: models.Transformer,
+  model: models.Model,
   mesh: jax.sharding.Mesh,
   base_dtype: str = 'float32',
 ) -> Parameters:
   """Shapes, dtypes and shardings of all parameters, as training holds them.
 
   Args:
-    model: From `transformer`.
+    model: Whose parameters.
     mesh: From `sharding.make_mesh`.
     base_dtype: Of frozen matrices.
   """
-  shapes = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+  shapes = model.abstract()
   place = sharding.of_params(mesh, shapes, model.logical_axes)
   described = jax.tree.map(
     lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),

@@ -24,8 +24,6 @@ from grpo_jax.learner.types import Optimizer
 from grpo_jax.learner.types import Placement
 from grpo_jax.learner.types import Scoring
 from grpo_jax.learner.types import UpdateSpec
-from grpo_jax.models import foreign
-from grpo_jax.models.foreign import Foreign
 from grpo_jax.models.layout import LayoutSpec
 from grpo_jax.run import ahead
 from grpo_jax.run.build import build
@@ -57,11 +55,7 @@ def _layout(
   platform = sharding.platform(run.mesh)
   if platform == 'cpu':
     most_tokens, memory = 2048, 3 * 2**28
-  if isinstance(run.model, Foreign):
-    token_bytes = run.model.bytes_per_token
-  else:
-    token_bytes = models.bytes_per_token(run.model.config)
-  most_tokens = max(1, min(most_tokens, memory // token_bytes))
+  most_tokens = max(1, min(most_tokens, memory // run.model.bytes_per_token))
   common = functools.partial(
     LayoutSpec,
     micro_rows=micro_rows,
@@ -71,19 +65,12 @@ def _layout(
     parts=run.mesh.shape['context'],
     part_columns=128 if platform == 'tpu' else 1,  # the tiles of its kernel
   )
-  if isinstance(run.model, Foreign):
+  if run.model.key_cost is None:
     return common('padded')
   return common(
     kind,
-    # For each token, a layer multiplies `width` numbers by a key and `width` by
-    # its value: 2 width products per key that the token attends to. Its
-    # matrices take about 12 width^2 products. The cost is the ratio of these.
-    key_cost=1 / (6 * run.model.config.width),
-    # The splash kernel cannot run on rows with shared prompts; see
-    # `kernels.splash_suits`.
-    share=not (
-      platform == 'tpu' and run.model.config.attention in ('auto', 'splash')
-    ),
+    key_cost=run.model.key_cost,
+    share=run.model.shares_prompts(platform),
     **options,
   )
 
@@ -175,22 +162,17 @@ def _learner(
   compute_all=True,
   own_optimizer=None,
 ):
-  is_foreign = isinstance(run.model, Foreign)
-  score_rows = foreign.score if is_foreign else models.score
+  model: models.Model = run.model
 
   def score(params, layout, with_entropy, forward_mode=False):
-    return score_rows(
-      run.model,
-      params,
-      layout,
-      temperature,
-      with_entropy,
-      forward_mode=forward_mode,
+    return model.score(
+      params, layout, temperature, with_entropy, forward_mode=forward_mode
     )
 
   def score_routed(params, layout, with_entropy, counted, sampled):
-    return models.score_routed(
-      run.model, params, layout, counted, sampled, temperature, with_entropy
+    assert model.score_routed is not None
+    return model.score_routed(
+      params, layout, counted, sampled, temperature, with_entropy
     )
 
   config = run.config.optim
@@ -200,8 +182,8 @@ def _learner(
       score=score,
       # `jax.jvp` cannot pass through the faster code for attention.
       score_forward=functools.partial(score, forward_mode=True),
-      score_routed=score_routed if models.routes(run.model) else None,
-      takes_shards=not is_foreign,
+      score_routed=score_routed if model.score_routed else None,
+      takes_shards=model.takes_shards,
     ),
     optimizer=Optimizer(
       transform=_transform(run, schedule, braked, own_optimizer),
@@ -211,7 +193,7 @@ def _learner(
     ),
     placement=Placement(
       mesh=run.mesh,
-      logical_axes=run.model.logical_axes,
+      logical_axes=model.logical_axes,
       offload_moments=config.offload,
       offload_reference=run.config.reference.offload,
     ),

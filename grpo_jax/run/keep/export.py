@@ -320,15 +320,15 @@ def whole_folder(
       shutil.rmtree(beside, ignore_errors=True)
 
 
-def _shape(model: Any) -> models.ModelConfig:
+def _shape(model: models.Model) -> models.ModelConfig:
   """The shape of a model that can be written."""
-  if model.config is None:
+  if model.file_shape is None:
     raise ValueError(
       'A model of your own has no form that Hugging Face knows; set '
       'config.checkpoint.export_every_saves=0 (the checkpoints hold its '
       'parameters).'
     )
-  return model.config
+  return model.file_shape
 
 
 class Exports:

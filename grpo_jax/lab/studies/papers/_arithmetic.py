@@ -21,7 +21,6 @@ import numpy as np
 
 from grpo_jax import config as config_lib
 from grpo_jax import losses
-from grpo_jax import models
 from grpo_jax.models import layout as layout_lib
 from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.run import bare
@@ -118,8 +117,8 @@ def rollouts(
   vector, unflatten = jax.flatten_util.ravel_pytree(params)
 
   def score(vector, layout):
-    found = models.score(
-      run.model, unflatten(vector), layout, run.config.sampler.temperature
+    found = run.model.score(
+      unflatten(vector), layout, run.config.sampler.temperature
     )
     return found.logp.reshape(PROMPTS, GROUP, -1)
 

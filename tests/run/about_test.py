@@ -7,14 +7,14 @@ import sys
 import pytest
 
 from grpo_jax import config as config_lib
-from grpo_jax.monitor import facts as facts_lib
+from grpo_jax.run import about
 from tests import cli
 from tests import runs
 
 
 def facts(**changes):
   """Lines by their name."""
-  lines = facts_lib.facts(runs.arithmetic(**changes), 'runs/mine')
+  lines = about.facts(runs.arithmetic(**changes), 'runs/mine')
   assert all(len(line) <= 80 for line in lines), lines
   return {line[2:11].strip(): line[12:] for line in lines}
 
@@ -99,16 +99,16 @@ def test_every_reward_with_its_weight():
     runs.arithmetic(),
     rewards=(config_lib.Reward(), config_lib.Reward('my.py:short', 0.5)),
   )
-  assert '  reward    exact_match + 0.5 x my.py:short' in facts_lib.facts(
+  assert '  reward    exact_match + 0.5 x my.py:short' in about.facts(
     config, 'x'
   )
 
 
 def test_only_sums_need_a_note():
-  assert 'backwards' in facts_lib.note(runs.arithmetic())
-  assert facts_lib.note(runs.arithmetic(**{'data.train': 'mine.jsonl'})) == ''
+  assert 'backwards' in about.note(runs.arithmetic())
+  assert about.note(runs.arithmetic(**{'data.train': 'mine.jsonl'})) == ''
   mixed = sources(arithmetic=1.0, mine=1.0)
-  assert 'backwards' in facts_lib.note(runs.arithmetic(**{'data.train': mixed}))
+  assert 'backwards' in about.note(runs.arithmetic(**{'data.train': mixed}))
 
 
 BEFORE_JAX = """

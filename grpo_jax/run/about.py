@@ -1,4 +1,4 @@
-"""What a config alone says of a run, in a few lines, before JAX is imported.
+"""What a config alone says of a run to a person, before JAX is imported.
 
 Importing JAX and Flax takes seconds. Nothing here needs them, so a person sees
 within a second whether the command does what was meant.
@@ -7,7 +7,51 @@ within a second whether the command does what was meant.
 import os
 
 from grpo_jax import config as config_lib
+from grpo_jax import monitor
 from grpo_jax.monitor import formatting
+from grpo_jax.monitor import screen
+from grpo_jax.monitor import table
+from grpo_jax.monitor.table import Still
+
+
+def start(
+  config: config_lib.Config, workdir: str | os.PathLike
+) -> monitor.Screen:
+  """Opens the screen of a run, and shows what the config alone says of it.
+
+  Args:
+    config: Of the run.
+    workdir: Of the run.
+
+  Returns:
+    A `Screen`, which the caller closes; `Monitor` uses it further.
+  """
+  about = monitor.About(config.steps, still(config), note(config))
+  made = monitor.Screen(screen.of_mode(config.log.display, about))
+  made.line('\n'.join(facts(config, workdir)))
+  return made
+
+
+def monitored(config: config_lib.Config) -> monitor.Options:
+  """What is shown of a run, where it goes, and when a number alarms."""
+  log = config.log
+  dtypes = {
+    'model.residual_dtype': config.model.residual_dtype,
+    'model.compute_dtype': config.model.compute_dtype,
+  }
+  return monitor.Options(
+    log.display,
+    log.samples,
+    log.tensorboard,
+    log.wandb_project,
+    log.wandb_mode,
+    monitor.Limits(
+      log.kl_alarm,
+      log.entropy_alarm,
+      log.sampler_gap_alarm,
+      tuple(name for name, dtype in dtypes.items() if dtype != 'float32'),
+    ),
+  )
 
 
 def facts(config: config_lib.Config, workdir: str | os.PathLike) -> list[str]:
@@ -31,12 +75,7 @@ def facts(config: config_lib.Config, workdir: str | os.PathLike) -> list[str]:
     'reward': ' + '.join(map(_reward, config.rewards)),
     'held-out': _heldout(config),
   }
-  return [line(name, text) for name, text in rows.items() if text]
-
-
-def line(name: str, text: str) -> str:
-  """One fact, as a line of a table."""
-  return f'  {name:9} {text}'
+  return [screen.fact_line(name, text) for name, text in rows.items() if text]
 
 
 def note(config: config_lib.Config) -> str:
@@ -44,6 +83,37 @@ def note(config: config_lib.Config) -> str:
   if 'arithmetic' in [source.name for source in _sources(config.data)]:
     return 'sums are written backwards'
   return ''
+
+
+def still(config: config_lib.Config) -> dict[str, Still]:
+  """The metrics that are constant under a config.
+
+  With one update per rollout the policy that is updated is the policy that
+  sampled: every ratio is 1, nothing is clipped, and their KL is 0.
+
+  Args:
+    config: Of the run.
+
+  Returns:
+    The value of each of these metrics. `groups` hides a metric only while it
+    has this value. One that moves nevertheless is shown: something is wrong, or
+    the method clips by something else than the ratio.
+  """
+  learner, optim = config.learner, config.optim
+  fixed = {}
+  if optim.decay == 'constant' and not optim.warmup_steps:
+    fixed['learning_rate'] = Still(optim.lr, 1e-6 * optim.lr)  # in float32
+  if not config.sampler.resample_rounds and not config.sampler.ahead:
+    fixed['staleness_steps'] = Still(0.0, 0.0)
+    if learner.batches * learner.epochs == 1 and learner.anchor == 'learner':
+      # In bfloat16, scoring a token twice moves its ratio by up to 0.006.
+      ratio = ('ratio_p01', 'ratio_p99', 'ess_token')
+      fixed |= {name: Still(1.0, 0.01) for name in ratio}
+      fixed |= {name: Still(0.0, 0.0) for name in table.CLIPPED}
+      fixed['kl_old_k3'] = Still(0.0, 0.01)
+      # At ratio 1 the value of the loss is the sum of centered advantages.
+      fixed['loss'] = Still(0.0, 1e-5)
+  return fixed
 
 
 def _method(config: config_lib.Config) -> str:
