@@ -53,7 +53,7 @@ def of_speed(
     `sample_tokens_per_sec`, `learn_tokens_per_sec`; with a peak and a shape
     also `mfu_sample` and `mfu_learn`.
   """
-  tokens = float(rollout.length.sum())
+  tokens = float(rollout.drawn.sum())
   drawn = tokens if tokens_drawn is None else tokens_drawn
   waited = sample_secs if waited_secs is None else waited_secs
   measured = {
@@ -97,8 +97,8 @@ def forward_flops(rollout: Rollout, model: ModelConfig) -> float:
   in_prompts = np.concatenate([np.arange(n) + 1 for n in prompt])
   place = np.arange(rollout.length.max())
   in_completions = prompt[:, None, None] + 1 + place
-  drawn = place < rollout.length[:, :, None]
-  completions = np.sum(drawn * flops_per_token(model, in_completions))
+  is_there = place < rollout.length[:, :, None]
+  completions = np.sum(is_there * flops_per_token(model, in_completions))
   prompts = np.sum(flops_per_token(model, in_prompts, with_head=False))
   return float(prompts + completions)
 
