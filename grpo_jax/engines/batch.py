@@ -1,17 +1,17 @@
 """A batch that is known whole: completions of many prompts, as arrays."""
 
 from collections.abc import Callable
+from collections.abc import Container
 from collections.abc import Sequence
 import contextlib
+from typing import Any
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from grpo_jax.engines.protocol import Capabilities
 from grpo_jax.engines.protocol import Engine
 from grpo_jax.engines.protocol import Request
-from grpo_jax.engines.protocol import Sampled
 from grpo_jax.engines.protocol import Sampling
 from grpo_jax.engines.protocol import check_limit
 from grpo_jax.mesh import random_keys
@@ -23,7 +23,8 @@ Finished = Callable[[int, int, np.ndarray, int], None]
 class Completions(NamedTuple):
   """What was sampled, as host arrays; zero past each completion's length.
 
-  See `Sampled` for the fields that have the same names.
+  See `Sampled` for the fields that have the same names. A completion may also
+  hold tokens that its policy did not choose; see `episodes.types.Episode`.
 
   Attributes:
     tokens: i32[P,G,T], the ids.
@@ -34,9 +35,12 @@ class Completions(NamedTuple):
     finish: i32[P,G], ENDED, TRUNCATED or STOPPED.
     entropy: f32[P,G,T]; None if the engine does not know it.
     routing: i32[P,G,T]; None if the engine does not know it.
+    chosen: bool[P,G,T], the policy chose the token; None: it chose all.
+    turn: i32[P,G,T], see `Episode`; None: each completion is one turn.
+    previous: i32[P,G,T], see `Episode`; None: nothing branches.
     holder: i64[P], the process that knows a prompt's completions, if not all
       processes know all. In the others the arrays [P,G,T] are 0 there, and
-      `length` and `finish` do not count.
+      `length` and `finish` do not count, until `Judging` has told them.
   """
 
   tokens: np.ndarray
@@ -47,6 +51,9 @@ class Completions(NamedTuple):
   finish: np.ndarray
   entropy: np.ndarray | None = None
   routing: np.ndarray | None = None
+  chosen: np.ndarray | None = None
+  turn: np.ndarray | None = None
+  previous: np.ndarray | None = None
   holder: np.ndarray | None = None
 
   @property
@@ -55,6 +62,53 @@ class Completions(NamedTuple):
     if self.holder is None:
       return range(len(self.length))
     return np.flatnonzero(self.holder == jax.process_index()).tolist()
+
+  def write(self, p: int, g: int, one: Any) -> None:
+    """Puts a completion in its place.
+
+    Args:
+      p: Its prompt.
+      g: Its number in the group.
+      one: Has `ids` i32[t], `finish`, and for each array [P,G,T] that is there
+        one of t entries by the same name.
+    """
+    number = len(one.ids)
+    self.length[p, g], self.finish[p, g] = number, one.finish
+    self.tokens[p, g, :number] = one.ids
+    for name in _OF_TOKENS:
+      if (to := getattr(self, name)) is not None:
+        to[p, g, :number] = getattr(one, name)
+
+
+# The arrays [P,G,T] beside `tokens`.
+_OF_TOKENS = {
+  'logp': np.float32,
+  'log_kept': np.float32,
+  'version': np.int32,
+  'entropy': np.float32,
+  'routing': np.int32,
+  'chosen': np.bool_,
+  'turn': np.int32,
+  'previous': np.int32,
+}
+
+
+def nothing(shape: tuple[int, int, int], without: Container) -> Completions:
+  """The arrays before anything is written.
+
+  Args:
+    shape: (P, G, T).
+    without: Names of the arrays [P,G,T] that are None.
+  """
+  return Completions(
+    tokens=np.zeros(shape, np.int32),
+    length=np.zeros(shape[:2], np.int32),
+    finish=np.zeros(shape[:2], np.int32),
+    **{
+      name: None if name in without else np.zeros(shape, dtype)
+      for name, dtype in _OF_TOKENS.items()
+    },
+  )
 
 
 def requests(
@@ -118,46 +172,21 @@ def generate(
       'This engine does not know what filters leave of the policy; give '
       'top_k=0, top_p=1, min_p=0 and min_tokens=0.'
     )
-  whole = _nothing(asked, can)
+  without = {'chosen', 'turn', 'previous'}
+  without |= {name for name in ('entropy', 'routing') if not getattr(can, name)}
+  most = max(one.limit for one in asked)
+  whole = nothing((len(asked), len(asked[0].keys), most), without)
+  if can.shares:
+    whole = whole._replace(holder=np.zeros(len(asked), np.int64))
   place = {engine.submit(one): p for p, one in enumerate(asked)}
   with contextlib.closing(engine.completed()) as turns:
     for turn in turns:
       for one in turn:
         p, g = place[one.request], one.number
-        if _is_known(one):
-          _write(whole, p, g, one)
+        if one.holder is None or one.holder == jax.process_index():
+          whole.write(p, g, one)
           if finished is not None:
             finished(p, g, one.ids, one.finish)
         if whole.holder is not None:
           whole.holder[p] = one.holder
   return whole
-
-
-def _nothing(asked: Sequence[Request], can: Capabilities) -> Completions:
-  """The arrays before the first token."""
-  shape = len(asked), len(asked[0].keys)
-  tokens = *shape, max(one.limit for one in asked)
-  return Completions(
-    tokens=np.zeros(tokens, np.int32),
-    length=np.zeros(shape, np.int32),
-    logp=np.zeros(tokens, np.float32),
-    log_kept=np.zeros(tokens, np.float32),
-    version=np.zeros(tokens, np.int32),
-    finish=np.zeros(shape, np.int32),
-    entropy=np.zeros(tokens, np.float32) if can.entropy else None,
-    routing=np.zeros(tokens, np.int32) if can.routing else None,
-    holder=np.zeros(shape[:1], np.int64) if can.shares else None,
-  )
-
-
-def _is_known(one: Sampled) -> bool:
-  return one.holder is None or one.holder == jax.process_index()
-
-
-def _write(whole: Completions, p: int, g: int, one: Sampled) -> None:
-  number = len(one.ids)
-  whole.length[p, g], whole.finish[p, g] = number, one.finish
-  whole.tokens[p, g, :number] = one.ids
-  for name in ('logp', 'log_kept', 'version', 'entropy', 'routing'):
-    if (to := getattr(whole, name)) is not None:
-      to[p, g, :number] = getattr(one, name)

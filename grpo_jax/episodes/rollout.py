@@ -7,6 +7,7 @@ trained on. Text is made of them for the rewards, and is never encoded again.
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+import functools
 import itertools
 import json
 import math
@@ -46,8 +47,9 @@ class Judge(Protocol):
 
 
 Judging = Callable[[Judge, Completions], tuple[Completions, rewards_lib.Scores]]
-"""`(judge, completions)` -> the completions, whose `length` and `finish` count
-in every process, and the scores of all, from a call of `judge`."""
+"""`(judge, completions)` -> the completions, of which every process then knows
+`length`, `finish`, `version`, `chosen` and `previous`, and the scores of all,
+from a call of `judge`."""
 
 
 def judged_alone(
@@ -107,8 +109,12 @@ def collect(
     judged.decode(completions)
     completions, scores = judging(judged, completions)
   parts = *completions.length.shape, len(rewards)
+  batch = batch_of(completions, scores, completion_buckets)
+  previous = completions.previous
+  if previous is not None:
+    previous = _of_width(previous, batch.mask.shape[-1])
   return Rollout(
-    _batch(completions, scores, completion_buckets),
+    batch,
     completions.length,
     prompts,
     [prompt_text(record['prompt']) for record in records],
@@ -119,6 +125,7 @@ def collect(
     None if scores.failures is None else scores.failures.reshape(parts),
     None if scores.secs is None else scores.secs.reshape(parts),
     completions.holder,
+    previous,
   )
 
 
@@ -175,7 +182,7 @@ def blank(
     reward, np.zeros((number, rewards), np.float32), np.ones((number,), bool)
   )
   return Rollout(
-    _batch(drawn, scores, completion_buckets),
+    batch_of(drawn, scores, completion_buckets),
     length,
     [[0] * prompt_tokens] * prompts,
     [''] * prompts,
@@ -255,25 +262,38 @@ class _Judged:
     )
 
 
-def _batch(
+def _of_width(x: np.ndarray, width: int) -> np.ndarray:
+  """[P,G,T] -> [P,G,width]: cut, or with zeros behind it."""
+  x = x[..., :width]
+  return np.pad(x, [(0, 0)] * 2 + [(0, width - x.shape[-1])])
+
+
+def batch_of(
   completions: Completions, scores: rewards_lib.Scores, buckets: Sequence[int]
 ) -> losses.Batch:
-  """Completions and scores as a `Batch`, as wide as the longest one needs."""
+  """Completions and scores as a `Batch`, as wide as the longest one needs.
+
+  Args:
+    completions: Of P prompts, G each.
+    scores: Of all of them, in the order p * G + g.
+    buckets: See `collect`.
+  """
   shape = completions.length.shape
   # A bucket and not the longest length itself, because each width is compiled.
   width = layout.bucket(int(completions.length.max()), buckets, 'completion')
-  mask = np.arange(width) < completions.length[:, :, None]
-
-  def drawn(x: np.ndarray) -> np.ndarray:
-    x = x[..., :width]
-    return np.pad(x, [(0, 0)] * 2 + [(0, width - x.shape[-1])])
-
+  drawn = functools.partial(_of_width, width=width)
+  if completions.chosen is None:
+    mask = np.arange(width) < completions.length[:, :, None]
+  else:
+    mask = drawn(completions.chosen)
   log_kept = drawn(completions.log_kept)
   extras = {'log_kept': log_kept}
   if completions.entropy is not None:
     extras['entropy_sampler'] = drawn(completions.entropy)
   if completions.routing is not None:
     extras['routing_sampler'] = drawn(completions.routing)
+  if completions.turn is not None:
+    extras['turn'] = drawn(completions.turn)
   return losses.Batch(
     tokens=drawn(completions.tokens),
     mask=mask,

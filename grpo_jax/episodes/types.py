@@ -1,4 +1,4 @@
-"""The type `Rollout`, and how rollouts are taken apart and put together."""
+"""Episodes, and rollouts of them, which are taken apart and put together."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,14 +7,86 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from grpo_jax import engines
 from grpo_jax import losses
 
-KNOWN_TO_ALL = ('mask', 'keep', 'version')
-"""The fields [P,G,T] of a batch that every process knows of all groups."""
+KNOWN_TO_ALL = ('mask', 'keep', 'version', 'previous')
+"""The arrays [P,G,T] of a rollout that every process knows of all groups."""
+
+
+class Episode(NamedTuple):
+  """What was read and written after a first prompt: t tokens in n turns.
+
+  A single turn is an episode whose tokens are all chosen. An episode branches
+  if a turn reads a context that is not all that came before. Its tokens then
+  lie in the order of the tree, each once: what a branch adds follows what was
+  there, and the context that it reads again does not.
+
+  Attributes:
+    ids: i32[t].
+    chosen: bool[t], the policy chose the token. All others were written by
+      somebody else; in the next five arrays they are 0.
+    logp: f32[t], see `engines.Sampled`.
+    log_kept: f32[t], likewise.
+    version: i32[t], likewise.
+    finish: How the last turn finished, likewise.
+    entropy: f32[t], likewise.
+    routing: i32[t], likewise.
+    turn: i32[t], the number of the turn; None: there is one.
+    previous: i32[t], the place of the token that each token follows, or -1 for
+      the end of the first prompt; None: each follows the one before it.
+    reward: f32[n], what the environment gave for each turn; None: nothing.
+    ended: What has ended it, for people.
+  """
+
+  ids: np.ndarray
+  chosen: np.ndarray
+  logp: np.ndarray
+  log_kept: np.ndarray
+  version: np.ndarray
+  finish: int
+  entropy: np.ndarray | None = None
+  routing: np.ndarray | None = None
+  turn: np.ndarray | None = None
+  previous: np.ndarray | None = None
+  reward: np.ndarray | None = None
+  ended: str = ''
+
+
+def completions_of(
+  episodes: Sequence[Sequence[Episode]],
+) -> engines.Completions:
+  """G episodes of each of P prompts as arrays; T is the longest episode's t.
+
+  Args:
+    episodes: [P][G]. An engine that knows the entropy or the routing knows it
+      in all of them.
+  """
+  every = [one for group in episodes for one in group]
+  optional = 'entropy', 'routing', 'turn', 'previous'
+  without = {
+    name
+    for name in optional
+    if all(getattr(one, name) is None for one in every)
+  }
+  most = max(len(one.ids) for one in every)
+  shape = len(episodes), len(episodes[0]), most
+  whole = engines.nothing(shape, without)
+  for p, group in enumerate(episodes):
+    for g, one in enumerate(group):
+      if one.turn is None:
+        one = one._replace(turn=np.zeros(len(one.ids), np.int32))
+      if one.previous is None:
+        one = one._replace(previous=np.arange(-1, len(one.ids) - 1))
+      whole.write(p, g, one)
+  return whole
 
 
 class Rollout(NamedTuple):
   """P groups of G completions that one policy version sampled, and rewards.
+
+  A completion is an `Episode`: `batch.mask` says which of its tokens the policy
+  chose, and `length` how many it has in all.
 
   Everything lies on the host, but for what `gathering.on_devices` has moved.
 
@@ -35,6 +107,7 @@ class Rollout(NamedTuple):
     holder: i64[P], the process that knows a group's tokens. In the others
       `texts` are '', and of the arrays [P,G,T] only those `KNOWN_TO_ALL`
       count. None: every process knows all. See `gathering.py`.
+    previous: i32[P,G,T], see `Episode`; None: nothing branches.
   """
 
   batch: losses.Batch
@@ -48,6 +121,12 @@ class Rollout(NamedTuple):
   failures: np.ndarray | None = None
   judge_secs: np.ndarray | None = None
   holder: np.ndarray | None = None
+  previous: np.ndarray | None = None
+
+  @property
+  def drawn(self) -> np.ndarray:
+    """i64[P,G], how many tokens of each completion the policy chose."""
+    return np.asarray(self.batch.mask).sum(axis=-1)
 
   @property
   def failed(self) -> np.ndarray:
@@ -84,6 +163,7 @@ def select(rollout: Rollout, chosen: np.ndarray) -> Rollout:
       None if rollout.judge_secs is None else rollout.judge_secs[chosen]
     ),
     holder=None if rollout.holder is None else rollout.holder[chosen],
+    previous=None if rollout.previous is None else rollout.previous[chosen],
   )
 
 
@@ -120,7 +200,18 @@ def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
     failures=_all_of(rollouts, 'failures', ''),
     judge_secs=_all_of(rollouts, 'judge_secs', np.nan),
     holder=_all_holders(rollouts),
+    previous=None
+    if all(part.previous is None for part in rollouts)
+    else join(*(widen(_previous(part)) for part in rollouts)),
   )
+
+
+def _previous(rollout: Rollout) -> np.ndarray:
+  """`Rollout.previous`, also where nothing branches."""
+  if rollout.previous is not None:
+    return rollout.previous
+  shape = rollout.batch.mask.shape
+  return np.broadcast_to(np.arange(-1, shape[-1] - 1, dtype=np.int32), shape)
 
 
 def _all_of(

@@ -94,15 +94,16 @@ def of_batch(
     Completions that were left out have the log-probabilities of the old policy
     and the entropy 0.
   """
+  coupled = None  # d loss / d scores of the whole batch, where rows are coupled
+  # By the method, or because tokens of one completion lie in several of them.
+  if learner.method.scope == 'batch' or layout.first is not None:
+    coupled = _coupled(learner, params, loss_state, batch, layout, num_micro)
   needed = informative(learner, batch)
   kept = None if everything else needed  # the others are left out
   if kept is not None:
     num_micro = micro_batches.number_needed(
       layout, kept, sharding.row_shards(learner.mesh)
     )
-  coupled = None  # d loss / d scores of the whole batch, where rows are coupled
-  if learner.method.scope == 'batch':
-    coupled = _coupled(learner, params, loss_state, batch, layout, num_micro)
   at = token_shards.specs(learner.mesh, batch)
 
   def on_shard(learner, trees, given, layout):
@@ -223,7 +224,9 @@ def _of_own(
     no_slope = jax.tree.map(jnp.zeros_like, mass)
     of_routers = no_slope if of_mass is None else of_mass
     if coupled is not None:
-      slopes, direction = token_shards.take(coupled, at.mask, rows.completion)
+      slopes, direction = token_shards.take(
+        coupled, at.mask, rows.completion, rows.inside
+      )
     else:
       part = token_shards.take(batch, at, rows.completion)
       (_, terms), slopes = _loss_and_slopes(learner, scores, part, loss_state)
@@ -234,11 +237,13 @@ def _of_own(
       grads.append(_outward(back, slopes, direction, grads[0]))
     statistics, disagreement = routed or (None, None)
     sums = grads, statistics
-    return sums, (scores, slopes.logp, disagreement), rows.completion
+    return sums, (scores, slopes.logp, disagreement), rows
 
   def add(k, total):
-    summed, seen, completion = micro_batch(k)
-    put = lambda whole, part: token_shards.put(whole, part, completion)
+    summed, seen, rows = micro_batch(k)
+    put = lambda whole, part: token_shards.put(
+      whole, part, rows.completion, rows.inside
+    )
     return (
       jax.tree.map(jnp.add, total[0], summed),
       jax.tree.map(put, total[1], seen),
@@ -283,7 +288,7 @@ def _scored(
   if scoring.score_routed is None:
     return (scoring.score(params, rows, learner.with_entropy), None), None
   counted, sampled = (
-    token_shards.take(x, at.mask, rows.completion)
+    token_shards.take(x, at.mask, rows.completion, rows.inside)
     for x in (batch.mask, batch.extras.get('routing_sampler'))
   )
   scores, routed = scoring.score_routed(

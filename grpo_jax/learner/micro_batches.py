@@ -15,6 +15,7 @@ import numpy as np
 
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.learner import token_shards
+from grpo_jax.models import layout
 from grpo_jax.models import stack
 from grpo_jax.models.layout import Layout
 from grpo_jax.models.layout import LayoutSpec
@@ -115,7 +116,9 @@ def of_all(
     chosen = rows(stacked, k)
     part = function(chosen)
     return jax.tree.map(
-      lambda w, x: token_shards.put(w, x, chosen.completion), whole, part
+      lambda w, x: token_shards.put(w, x, chosen.completion, chosen.inside),
+      whole,
+      part,
     )
 
   part = jax.eval_shape(lambda: function(rows(stacked, jnp.array(0))))
@@ -143,24 +146,28 @@ def of_rollout(
     how many of the N hold anything. Its tokens are `stack.numbered` if this
     process does not know all of them.
   """
-  return stack.micro_batches(*_lengths(rollout, chosen), spec, shards)
+  *written, slots = _written(rollout, chosen)
+  mask = np.asarray(rollout.batch.mask)[chosen]
+  layout.check_slots(mask, rollout.length[chosen], slots)
+  return stack.micro_batches(*written, spec, shards, slots)
 
 
 def decided(
   rollout: Rollout, chosen: np.ndarray, spec: LayoutSpec
 ) -> LayoutSpec:
   """What `models.stack.decided` returns for some prompts of a rollout."""
-  return stack.decided(*_lengths(rollout, chosen), spec)
+  *written, slots = _written(rollout, chosen)
+  return stack.decided(*written, spec, slots)
 
 
-def _lengths(rollout: Rollout, chosen: np.ndarray):
-  """The prompts, the sampled ids and the lengths of some prompts."""
+def _written(rollout: Rollout, chosen: np.ndarray):
+  """Prompts, ids, lengths and slots of some prompts, as layouts take them."""
+  length, slots = rollout.length[chosen], None
+  if rollout.previous is not None:
+    slots = layout.slots_of_trees(length, rollout.previous[chosen])
   if rollout.holder is not None:
     shape = rollout.batch.mask.shape
     numbers = stack.numbered(rollout.prompts, shape, chosen)
-    return *numbers, rollout.length[chosen]
-  return (
-    [rollout.prompts[p] for p in chosen],
-    np.asarray(rollout.batch.tokens)[chosen],
-    rollout.length[chosen],
-  )
+    return *numbers, length, slots
+  prompts = [rollout.prompts[p] for p in chosen]
+  return prompts, np.asarray(rollout.batch.tokens)[chosen], length, slots

@@ -121,7 +121,8 @@ def _cut(layout: Layout) -> Layout:
   rows = PartitionSpec(None, sharding.ROW_AXES)
   columns = PartitionSpec(None, sharding.ROW_AXES, 'context')
   cut = dict.fromkeys(('tokens', 'position', 'segment', 'parent'), columns)
-  whole = dict.fromkeys(('column', 'target', 'completion'), rows)
+  names = 'column', 'target', 'completion', 'first', 'count'
+  whole = {name: rows for name in names if getattr(layout, name) is not None}
   return dataclasses.replace(layout, **cut, **whole)
 
 

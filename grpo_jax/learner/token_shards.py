@@ -94,7 +94,9 @@ def _axes(width: int) -> tuple[str, ...]:
   return shards.position_axes(jax.sharding.get_abstract_mesh(), width)
 
 
-def take(tree: Any, specs: Any, completion: Array) -> Any:
+def take(
+  tree: Any, specs: Any, completion: Array, inside: Array | None = None
+) -> Any:
   """[P,G,...] -> [R,C,...]: the completions of some rows, 0 in empty slots.
 
   Args:
@@ -102,6 +104,8 @@ def take(tree: Any, specs: Any, completion: Array) -> Any:
     specs: A tree of the same structure, or a prefix of it: what `specs` returns
       for them.
     completion: i32[R,C], of the rows at hand.
+    inside: bool[R,C,T], see `Layout.inside`; arrays are 0 elsewhere. None: with
+      all tokens of the completions.
   """
 
   # An empty slot has the number P * G and not -1: a negative index counts from
@@ -113,38 +117,48 @@ def take(tree: Any, specs: Any, completion: Array) -> Any:
 
   def one(spec, x):
     if spec == _WHOLE or not sharding.on_shard():
-      return taken(x, completion)
+      return within(taken(x, completion))
     # Its own positions of other shards' completions, for the other positions of
     # its own completions.
     parts = taken(x, _together(completion, spec[2]).reshape(-1))
     found = lax.all_to_all(parts, spec[2], 0, 1, tiled=True)
-    return found.reshape(*completion.shape, *found.shape[1:])
+    return within(found.reshape(*completion.shape, *found.shape[1:]))
+
+  def within(x):
+    return x if inside is None else jnp.where(inside, x, jnp.zeros_like(x))
 
   return jax.tree.map(
     lambda spec, part: jax.tree.map(lambda x: one(spec, x), part), specs, tree
   )
 
 
-def put(whole: Array, part: Array, completion: Array) -> Array:
+def put(
+  whole: Array, part: Array, completion: Array, inside: Array | None = None
+) -> Array:
   """Writes the values [R,C,T] of some rows into [P,G,T].
 
   Args:
     whole: On a data shard what it has, `local_shape`.
     part: Of the rows at hand.
     completion: i32[R,C], of these.
+    inside: bool[R,C,T], see `Layout.inside`. Then `whole` must be 0 where
+      nothing has been put yet. None: all tokens of a completion are in a slot.
 
   Returns:
     The array with the values of the rows of all shards that have each other's
     positions; see `missing`.
   """
+  if inside is not None:  # other slots have the other tokens
+    part = jnp.where(inside, part, jnp.zeros_like(part))
   part = part.reshape(-1, part.shape[-1]).astype(whole.dtype)
   if part.shape[-1] != whole.shape[-1]:
     axes = _axes(part.shape[-1])
     part = lax.all_to_all(part, axes, 1, 0, tiled=True)
     completion = _together(completion, axes)
   flat = whole.reshape(-1, whole.shape[-1])
-  flat = flat.at[completion.reshape(-1)].set(part, mode='drop')
-  return flat.reshape(whole.shape)
+  places = flat.at[completion.reshape(-1)]
+  write = places.set if inside is None else places.add
+  return write(part, mode='drop').reshape(whole.shape)
 
 
 def _together(completion: Array, axes: tuple[str, ...]) -> Array:

@@ -11,16 +11,24 @@ All three give the same log-probabilities; they differ in how much the model
 computes. The only readers of a layout are `models.attention` and
 `models.scores`. Losses never see a layout, and a layout holds no rewards.
 
+The tokens of a completion lie on T, each once. If what was read before a token
+is not simply what lies before it on T, the completion is a tree and lies in
+several slots: `slots_of_trees`. A slot scores a run of its tokens, behind a
+copy of their context.
+
 Layouts are built on the host, in NumPy, from what the sampler returned.
 """
 
 from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
+import itertools
 import math
 from typing import Any
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 Array = Any  # jax.Array or np.ndarray
@@ -30,13 +38,90 @@ Wanted = Callable[[int, int], np.ndarray]
 several processes each fills those that lie on its devices."""
 
 
+class Slot(NamedTuple):
+  """A run of a completion's tokens that is scored in one place of a row.
+
+  The position of the first token is the number of tokens that it follows: those
+  of the prompt and of the context.
+
+  Attributes:
+    completion: The number p * G + g.
+    first: The place on T of the first token.
+    count: How many tokens follow each other on T and are scored.
+    context: i[k], the places on T of what is read between the prompt and the
+      first token, in the order in which it is read.
+  """
+
+  completion: int
+  first: int
+  count: int
+  context: np.ndarray
+
+
+_NOTHING = np.zeros(0, np.int32)
+
+
+def slots_of_trees(length: np.ndarray, previous: np.ndarray) -> list[Slot]:
+  """The slots of completions that are trees: as few as there can be.
+
+  Args:
+    length: i32[P,G], tokens of each completion.
+    previous: i32[P,G,T], the place on T of the token that each token follows;
+      -1: it follows the prompt.
+
+  Returns:
+    The slots in the order of their completions and places on T. A slot begins
+    with each token that does not follow the one before it on T.
+  """
+  found = []
+  width = previous.shape[-1]
+  for number, (own, size) in enumerate(
+    zip(previous.reshape(-1, width), length.reshape(-1), strict=True)
+  ):
+    own, place = own[:size], np.arange(size)
+    # A token follows an earlier one, or there would be a circle.
+    assert np.all((own >= -1) & (own < place)), 'no order of a tree'
+    begins = [0, *np.flatnonzero(own != place - 1)]
+    runs: list[Slot] = []
+    for first, end in itertools.pairwise([*begins, size]):
+      last, context = own[first] if size else -1, _NOTHING
+      if last >= 0:
+        before = next(run for run in reversed(runs) if run.first <= last)
+        since = np.arange(before.first, last + 1)
+        context = np.concatenate([before.context, since])
+      runs.append(Slot(number, int(first), int(end - first), context))
+    found += runs
+  return found
+
+
+def check_slots(
+  chosen: np.ndarray, length: np.ndarray, slots: Sequence[Slot] | None
+) -> None:
+  """Asserts that every chosen token is scored in exactly one slot.
+
+  Args:
+    chosen: bool[P,G,T], the tokens that the policy chose.
+    length: i32[P,G], tokens of each completion.
+    slots: None: each completion lies in one, from its first token to its last.
+  """
+  width = chosen.shape[-1]
+  if slots is None:
+    once = np.arange(width) < length[..., None]
+  else:
+    times = np.zeros((length.size, width), np.int32)
+    for slot in slots:
+      times[slot.completion, slot.first : slot.first + slot.count] += 1
+    once = times.reshape(chosen.shape) == 1
+  assert once[chosen].all(), 'a token that the policy chose is not scored once'
+
+
 @dataclasses.dataclass(frozen=True)
 class Blocks:
   """How a row is divided into one prompt and equal blocks behind it.
 
   Attributes:
     prompt_tokens: Columns of the prompt.
-    completions: Number of blocks, one completion in each.
+    completions: Number of blocks, one slot in each.
     completion_tokens: Columns of each block.
   """
 
@@ -57,7 +142,8 @@ class Layout:
   continues.
 
   Shapes: `R` rows, `S` columns, `C` slots for completions in each row, `T`
-  completion positions. Any slice of rows is a layout again.
+  completion positions. Any slice of rows is a layout again. A slot's arrays
+  [R,C,T] have its tokens at their own places on T.
 
   Attributes:
     tokens: i32[R,S].
@@ -68,6 +154,9 @@ class Layout:
     target: i32[R,C,T], the id of completion token t.
     completion: i32[R,C], the number p * G + g of the completion in a slot;
       P * G in an empty slot.
+    first: i32[R,C], the place on T of the first token of a slot; None: every
+      completion lies in one slot, which begins with its token 0.
+    count: i32[R,C], how many tokens a slot scores; None like `first`.
     parents: Whether any segment continues another.
     blocks: The equal blocks of every row, if it has such; attention then does
       no work across blocks. None for rows of any segments.
@@ -80,10 +169,22 @@ class Layout:
   column: Array
   target: Array
   completion: Array
+  first: Array | None = None
+  count: Array | None = None
   parents: bool = dataclasses.field(default=False, metadata=dict(static=True))
   blocks: Blocks | None = dataclasses.field(
     default=None, metadata=dict(static=True)
   )
+
+  @property
+  def inside(self) -> jax.Array | None:
+    """bool[R,C,T], which tokens a slot scores; None: all of its completion."""
+    if self.first is None or self.count is None:
+      return None
+    shape = self.target.shape
+    place = jax.lax.broadcasted_iota(np.int32, shape, len(shape) - 1)
+    behind = place - jnp.asarray(self.first)[..., None]
+    return (behind >= 0) & (behind < jnp.asarray(self.count)[..., None])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,27 +288,30 @@ def bucket(length: int, sizes: Sequence[int], what: str) -> int:
   return min(fitting)
 
 
-def _empty(rows, columns, completions, tokens, total) -> dict[str, Any]:
+def _empty(
+  rows: int, columns: int, in_row: int, tokens: Array, is_cut: bool
+) -> dict[str, Any]:
   """The arrays of a layout in which nothing has been written.
 
   Args:
     rows: `R`.
     columns: `S`.
-    completions: `C`.
-    tokens: `T`.
-    total: `P * G`, which marks a slot as empty.
+    in_row: `C`.
+    tokens: i32[P,G,T].
+    is_cut: Whether a completion may lie in several slots.
   """
-  model = {
-    name: np.zeros((rows, columns), np.int32)
-    for name in ('tokens', 'position', 'segment', 'parent')
+  number, group, width = tokens.shape
+  shapes = {
+    **dict.fromkeys(
+      ('tokens', 'position', 'segment', 'parent'), (rows, columns)
+    ),
+    **dict.fromkeys(('column', 'target'), (rows, in_row, width)),
+    **dict.fromkeys(('first', 'count') if is_cut else (), (rows, in_row)),
   }
-  scored = {
-    name: np.zeros((rows, completions, tokens), np.int32)
-    for name in ('column', 'target')
-  }
+  fields = {name: np.zeros(shape, np.int32) for name, shape in shapes.items()}
   # One past the last number, which a scatter with mode='drop' leaves out.
-  nobody = np.full((rows, completions), total, np.int32)
-  return {**model, **scored, 'completion': nobody}
+  nobody = np.full((rows, in_row), number * group, np.int32)
+  return {**fields, 'completion': nobody}
 
 
 def _write(fields, row, start, ids, position, segment, parent=0):
@@ -219,28 +323,49 @@ def _write(fields, row, start, ids, position, segment, parent=0):
   fields['parent'][row, span] = parent
 
 
-def _score(fields, row, slot, index, ids, first, rest):
+class _Piece(NamedTuple):
+  """A slot with the ids that are to be written for it."""
+
+  slot: Slot
+  prompt: Sequence[int]
+  ids: np.ndarray  # those of the context, and then those that are scored
+
+  @property
+  def tokens(self) -> int:
+    """How many columns it takes, its prompt included."""
+    return len(self.prompt) + len(self.ids)
+
+
+def _score(fields, row, place, piece: _Piece, last, start):
   """Fills a slot: which completion it holds, and where its tokens are scored.
 
   Args:
     fields: The arrays.
     row: Of the slot.
-    slot: Number of the slot in its row.
-    index: Number of the completion.
-    ids: Its tokens.
-    first: The column that predicts token 0: the last one of the prompt.
-    rest: The column of token 0, which predicts token 1, and so on.
+    place: Number of the slot in its row.
+    piece: What it holds.
+    last: The last column of the prompt, which predicts a token without context.
+    start: The first column behind the prompt.
   """
-  fields['completion'][row, slot] = index
-  fields['target'][row, slot, : len(ids)] = ids
-  fields['column'][row, slot, : len(ids)] = rest + np.arange(-1, len(ids) - 1)
-  if len(ids):
-    fields['column'][row, slot, 0] = first
+  slot = piece.slot
+  before = len(slot.context)
+  ids, span = piece.ids[before:], slice(slot.first, slot.first + slot.count)
+  fields['completion'][row, place] = slot.completion
+  fields['target'][row, place, span] = ids
+  # A column predicts the token of the next one.
+  column = fields['column'][row, place, span]
+  column[:] = start + before + np.arange(-1, len(ids) - 1)
+  if len(ids) and not before:
+    column[0] = last
+  if 'first' in fields:
+    fields['first'][row, place] = slot.first
+    fields['count'][row, place] = slot.count
 
 
-def _flatten(prompts, tokens, length):
-  """Yields (number, prompt ids, completion ids) in the order p * G + g."""
+def _pieces(prompts, tokens, length, slots) -> list[list[_Piece]]:
+  """What is to be laid out of each prompt, in the order of the slots."""
   tokens, length = np.asarray(tokens), np.asarray(length)
+  group, found = tokens.shape[1], [[] for _ in prompts]
   for p, prompt in enumerate(prompts):
     # The first token of a completion is scored at the prompt's last column.
     if not len(prompt):
@@ -248,8 +373,16 @@ def _flatten(prompts, tokens, length):
         f'Prompt {p} is empty; a completion needs at least one prompt token '
         'to be predicted from.'
       )
-    for g in range(tokens.shape[1]):
-      yield p * tokens.shape[1] + g, prompt, tokens[p, g, : length[p, g]]
+  if slots is None:
+    sizes = enumerate(length.reshape(-1).tolist())
+    slots = [Slot(number, 0, size, _NOTHING) for number, size in sizes]
+  for slot in slots:
+    p, g = divmod(slot.completion, group)
+    ids = tokens[p, g, slot.first : slot.first + slot.count]
+    if len(slot.context):
+      ids = np.concatenate([tokens[p, g, slot.context], ids])
+    found[p].append(_Piece(slot, prompts[p], ids))
+  return found
 
 
 def _mine(wanted: Wanted | None, rows: int, columns: int) -> np.ndarray:
@@ -262,6 +395,7 @@ def padded_rows(
   length: Array,
   row_tokens: int,
   wanted: Wanted | None = None,
+  slots: Sequence[Slot] | None = None,
 ) -> Layout:
   """One row per completion: prompt, completion, padding.
 
@@ -271,23 +405,27 @@ def padded_rows(
     length: i32[P,G], tokens of each completion, 0 for an empty one.
     row_tokens: Width of the rows, `S`.
     wanted: See `Wanted`; None: all.
+    slots: Which tokens are scored behind which; None: each completion lies in
+      one slot. See `slots_of_trees`.
 
   Returns:
-    A `Layout` with `R = P * G` and `C = 1`.
+    A `Layout` with a row for each slot, `R = P * G` if none are given, and
+    `C = 1`.
 
   Raises:
     ValueError: A prompt is empty, or a row does not fit.
   """
-  number = tokens.shape[0] * tokens.shape[1]
-  fields = _empty(number, row_tokens, 1, tokens.shape[2], number)
-  mine = _mine(wanted, number, row_tokens)
-  for index, prompt, ids in _flatten(prompts, tokens, length):
-    bucket(len(prompt) + len(ids), (row_tokens,), 'prompt and completion')
-    if not mine[index]:
+  pieces = list(itertools.chain(*_pieces(prompts, tokens, length, slots)))
+  fields = _empty(len(pieces), row_tokens, 1, tokens, slots is not None)
+  mine = _mine(wanted, len(pieces), row_tokens)
+  for row, piece in enumerate(pieces):
+    bucket(piece.tokens, (row_tokens,), 'prompt and completion')
+    if not mine[row]:
       continue
-    _write(fields, index, 0, prompt, 0, 1)
-    _write(fields, index, len(prompt), ids, len(prompt), 1)
-    _score(fields, index, 0, index, ids, len(prompt) - 1, len(prompt))
+    behind = len(piece.prompt)
+    _write(fields, row, 0, piece.prompt, 0, 1)
+    _write(fields, row, behind, piece.ids, behind, 1)
+    _score(fields, row, 0, piece, behind - 1, behind)
   return Layout(**fields)
 
 
@@ -299,6 +437,7 @@ def packed_rows(
   share: bool = True,
   row_slots: int = 0,
   wanted: Wanted | None = None,
+  slots: Sequence[Slot] | None = None,
 ) -> Layout:
   """Several completions one after another in a row, of any prompts.
 
@@ -316,6 +455,7 @@ def packed_rows(
       prompt. Otherwise every completion has a copy of its prompt before it.
     row_slots: Completions in a row at most; 0: as many as fit.
     wanted: See `Wanted`; None: all.
+    slots: See `padded_rows`.
 
   Returns:
     A `Layout`; `C` is the largest number of completions in one row.
@@ -323,45 +463,43 @@ def packed_rows(
   Raises:
     ValueError: A prompt is empty, or a completion does not fit into a row.
   """
-  pieces = list(_flatten(prompts, tokens, length))
-  most = row_slots or len(pieces)
-  group = np.asarray(tokens).shape[1]
-  bundles: list[list[int]] = []  # numbers of completions
-  for first in range(0, len(pieces), group):
-    prompt_tokens = len(pieces[first][1])
-    sizes = {i: len(pieces[i][2]) for i in range(first, first + group)}
-    longest = prompt_tokens + max(sizes.values())
+  of_prompts = _pieces(prompts, tokens, length, slots)
+  most = row_slots or sum(map(len, of_prompts))
+  bundles: list[list[_Piece]] = []
+  for pieces in of_prompts:
+    longest = max(piece.tokens for piece in pieces)
     bucket(longest, (row_tokens,), 'prompt and completion')
+    sizes = {k: len(piece.ids) for k, piece in enumerate(pieces)}
     # Without room no two completions get into one bundle (but for empty ones).
-    room = row_tokens - prompt_tokens if share else 0
-    bundles += _first_fit(sizes, room, dict.fromkeys(sizes, 1), most)
-
-  def columns(bundle):
-    return len(pieces[bundle[0]][1]) + sum(len(pieces[i][2]) for i in bundle)
-
+    room = row_tokens - len(pieces[0].prompt) if share else 0
+    fitted = _first_fit(sizes, room, dict.fromkeys(sizes, 1), most)
+    bundles += [[pieces[k] for k in bundle] for bundle in fitted]
   # A bundle is put into a row as a whole: apart, its completions would need the
   # prompt twice.
-  sizes = {k: columns(bundle) for k, bundle in enumerate(bundles)}
+  sizes = {
+    k: len(bundle[0].prompt) + sum(len(piece.ids) for piece in bundle)
+    for k, bundle in enumerate(bundles)
+  }
   counts = {k: len(bundle) for k, bundle in enumerate(bundles)}
   rows = _first_fit(sizes, row_tokens, counts, most)
-  most = max(sum(len(bundles[k]) for k in row) for row in rows)
-  fields = _empty(len(rows), row_tokens, most, tokens.shape[2], len(pieces))
+  most = max(sum(counts[k] for k in row) for row in rows)
+  fields = _empty(len(rows), row_tokens, most, tokens, slots is not None)
   for r in np.flatnonzero(_mine(wanted, len(rows), row_tokens)):
-    row, start, slot, segment = rows[r], 0, 0, 0
+    row, start, place, segment = rows[r], 0, 0, 0
     for bundle in (bundles[k] for k in row):
-      prompt = pieces[bundle[0]][1]
+      prompt = bundle[0].prompt
       segment += 1
       of_prompt, last = segment, start + len(prompt) - 1
       _write(fields, r, start, prompt, 0, of_prompt)
       start += len(prompt)
-      for index, _, ids in (pieces[i] for i in bundle):
+      for piece in bundle:
         # A completion that shares its prompt is a segment that continues the
         # prompt's; one that does not is part of the prompt's segment.
         segment += share
         parent = of_prompt if share else 0
-        _write(fields, r, start, ids, len(prompt), segment, parent)
-        _score(fields, r, slot, index, ids, last, start)
-        start, slot = start + len(ids), slot + 1
+        _write(fields, r, start, piece.ids, len(prompt), segment, parent)
+        _score(fields, r, place, piece, last, start)
+        start, place = start + len(piece.ids), place + 1
   return Layout(**fields, parents=share)
 
 
@@ -408,6 +546,7 @@ def shared_prompt(
   length: Array,
   prompt_tokens: int,
   wanted: Wanted | None = None,
+  slots: Sequence[Slot] | None = None,
 ) -> Layout:
   """One row per prompt: the prompt once, then its completions as equal blocks.
 
@@ -417,27 +556,35 @@ def shared_prompt(
     length: i32[P,G], tokens of each completion, 0 for an empty one.
     prompt_tokens: Columns for the prompt.
     wanted: See `Wanted`; None: all.
+    slots: See `padded_rows`.
 
   Returns:
-    A `Layout` with `R = P`, `C = G`, `S = prompt_tokens + G * T`, and `blocks`.
+    A `Layout` with `C = G`, `S = prompt_tokens + G * T`, and `blocks`; `R = P`,
+    and a further row for every further G slots of a prompt.
 
   Raises:
     ValueError: A prompt is empty, or does not fit into its columns.
   """
-  number, group, most = tokens.shape
+  _, group, most = tokens.shape
+  rows = [
+    pieces[first : first + group]
+    for pieces in _pieces(prompts, tokens, length, slots)
+    for first in range(0, len(pieces), group)
+  ]
   # Blocks have the same width, however short their completions are: attention
   # can then be computed block by block, as one array.
   columns = prompt_tokens + group * most
-  fields = _empty(number, columns, group, most, number * group)
-  mine = _mine(wanted, number, columns)
-  for index, prompt, ids in _flatten(prompts, tokens, length):
-    row, slot = divmod(index, group)
-    start = prompt_tokens + slot * most
+  fields = _empty(len(rows), columns, group, tokens, slots is not None)
+  mine = _mine(wanted, len(rows), columns)
+  for r, row in enumerate(rows):
+    prompt = row[0].prompt
     bucket(len(prompt), (prompt_tokens,), 'prompt')
-    if not mine[row]:
+    if not mine[r]:
       continue
-    _write(fields, row, 0, prompt, 0, 1)
-    _write(fields, row, start, ids, len(prompt), slot + 2, parent=1)
-    _score(fields, row, slot, index, ids, len(prompt) - 1, start)
+    _write(fields, r, 0, prompt, 0, 1)
+    for block, piece in enumerate(row):
+      start = prompt_tokens + block * most
+      _write(fields, r, start, piece.ids, len(prompt), block + 2, parent=1)
+      _score(fields, r, block, piece, len(prompt) - 1, start)
   blocks = Blocks(prompt_tokens, group, most)
   return Layout(**fields, parents=True, blocks=blocks)

@@ -137,18 +137,24 @@ def _of_hidden(
     # completion, which the end of a shared prompt predicts, for several
     # completions at once; these are scored in columns added behind the others.
     # Of rows that are cut, each part scores the columns that it has.
-    first = column.reshape(rows, slots, tokens)[:, :, 0]
+    of_slots = column.reshape(rows, slots, tokens)
+    first = _first_of(layout, of_slots)
     hidden = jnp.concatenate(
       [hidden, jnp.take_along_axis(hidden, first[:, :, None], axis=1)], axis=1
     )
     target = jnp.concatenate(
-      [_following(layout.tokens), layout.target[:, :, 0]], axis=1
+      [_following(layout.tokens), _first_of(layout, layout.target)], axis=1
     )
     scores = _in_chunks(
       model, params, hidden, target, temperature, with_entropy, chunk_tokens
     )
     of_first = layout.tokens.shape[1] + jnp.arange(slots)
-    place = column.reshape(rows, slots, tokens).at[:, :, 0].set(of_first[None])
+    if layout.first is None:
+      place = of_slots.at[:, :, 0].set(of_first[None])
+    else:
+      first = jnp.asarray(layout.first)[..., None]
+      is_first = jnp.arange(tokens)[None, None] == first
+      place = jnp.where(is_first, of_first[None, :, None], of_slots)
     place = place.reshape(rows, slots * tokens)
     scores = jax.tree.map(
       lambda x: jnp.take_along_axis(x, place, axis=1), scores
@@ -164,6 +170,14 @@ def _of_hidden(
       model, params, hidden, target, temperature, with_entropy, chunk_tokens
     )
   return jax.tree.map(lambda x: x.reshape(rows, slots, tokens), scores)
+
+
+def _first_of(layout: Layout, values: Array) -> Array:
+  """[R,C,T] -> [R,C]: the value at the first token of each slot."""
+  if layout.first is None:
+    return values[:, :, 0]
+  first = jnp.asarray(layout.first)[..., None]
+  return jnp.take_along_axis(values, first, axis=2)[:, :, 0]
 
 
 def _places(layout: Layout) -> tuple[Array, Array]:

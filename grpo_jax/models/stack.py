@@ -16,6 +16,7 @@ import numpy as np
 from grpo_jax.models import layout
 from grpo_jax.models.layout import Layout
 from grpo_jax.models.layout import LayoutSpec
+from grpo_jax.models.layout import Slot
 
 # `'auto'` takes packed rows, in which attention is not computed block by block,
 # only where they are at most this share of the work.
@@ -28,6 +29,7 @@ def micro_batches(
   length: np.ndarray,
   spec: LayoutSpec,
   shards: np.ndarray | None = None,
+  slots: Sequence[Slot] | None = None,
 ) -> tuple[Layout, int]:
   """The layout of one optimizer batch, as a stack of micro-batches.
 
@@ -37,12 +39,14 @@ def micro_batches(
     length: i32[P,G], tokens of each completion.
     spec: See `LayoutSpec`.
     shards: bool[S], the data shards whose rows are filled; None: all.
+    slots: See `layout.padded_rows`.
 
   Returns:
     A `Layout` [N, micro_rows, ...], and how many of the N hold anything. The
-    shapes depend on the buckets, and on nothing else once `spec` is `decided`.
+    shapes depend on the buckets, and on nothing else once `spec` is `decided`;
+    of trees also on the number of rows, up to a power of two.
   """
-  spec = decided(prompts, tokens, length, spec)
+  spec = decided(prompts, tokens, length, spec, slots)
   number, group, _ = tokens.shape
 
   def wanted(rows: int, columns: int) -> np.ndarray:
@@ -52,13 +56,13 @@ def micro_batches(
     micro_rows = spec.rows_of(columns, number)
     return shards[np.arange(rows) % micro_rows * len(shards) // micro_rows]
 
-  built, most_rows = _built(prompts, tokens, length, spec, wanted)
-  slots = spec.row_slots or built.completion.shape[1]
+  built, most_rows = _built(prompts, tokens, length, spec, wanted, slots)
+  in_row = spec.row_slots or built.completion.shape[1]
   micro_rows = _micro_rows(built, number, spec)
   used = math.ceil(built.tokens.shape[0] / micro_rows)
   whole = math.ceil(most_rows / micro_rows)
   cut = spec.parts * spec.part_columns if spec.parts > 1 else 1
-  padded = pad_to(built, whole * micro_rows, slots, number * group, cut)
+  padded = pad_to(built, whole * micro_rows, in_row, number * group, cut)
   # One micro-batch after another, on a new first axis.
   stacked = jax.tree.map(
     lambda x: x.reshape(whole, micro_rows, *x.shape[1:]), padded
@@ -112,6 +116,7 @@ def decided(
   tokens: np.ndarray,
   length: np.ndarray,
   spec: LayoutSpec,
+  slots: Sequence[Slot] | None = None,
 ) -> LayoutSpec:
   """What a spec leaves open, decided by the lengths of one optimizer batch.
 
@@ -123,61 +128,84 @@ def decided(
     tokens: i32[P,G,T], sampled ids.
     length: i32[P,G], tokens of each completion.
     spec: See `LayoutSpec`.
+    slots: See `layout.padded_rows`.
 
   Returns:
     The spec with a kind that is not `'auto'`, and with `row_slots` if that is
     `'packed'`: the most completions in one row, rounded up to a power of two.
   """
-  given = prompts, tokens, length
+
+  def laid_out(spec: LayoutSpec) -> Layout:
+    return _built(prompts, tokens, length, spec, slots=slots)[0]
+
   if spec.kind == 'auto':
     share = dataclasses.replace(spec, kind='shared')
-    built, _ = _built(*given, share)
+    built = laid_out(share)
     needed = sum(map(len, prompts)) + int(length.sum())
+    if slots is not None:  # contexts are read again
+      needed += sum(len(slot.context) for slot in slots)
     if needed >= _WORTHWHILE * built.tokens.size:
       return share
     pack = dataclasses.replace(spec, kind='packed')
-    packed, _ = _built(*given, pack)
-    works = [_work(rows, len(prompts), spec) for rows in (packed, built)]
+    works = [
+      _work(rows, len(prompts), spec) for rows in (laid_out(pack), built)
+    ]
     spec = pack if works[0] < _WORTHWHILE * works[1] else share
   if spec.kind == 'packed' and not spec.row_slots:
-    rows, _ = _built(*given, spec)
-    slots = _power_of_two(rows.completion.shape[1])
-    return dataclasses.replace(spec, row_slots=slots)
+    most = laid_out(spec).completion.shape[1]
+    return dataclasses.replace(spec, row_slots=_power_of_two(most))
   return spec
 
 
 def _built(
-  prompts, tokens, length, spec: LayoutSpec, wanted: layout.Wanted | None = None
+  prompts,
+  tokens,
+  length,
+  spec: LayoutSpec,
+  wanted: layout.Wanted | None = None,
+  slots: Sequence[Slot] | None = None,
 ) -> tuple[Layout, int]:
   """A layout of a kind, and the most rows it has for any lengths."""
   kind, (number, group, width) = spec.kind, tokens.shape
   prompt_width = layout.bucket(
     max(map(len, prompts)), spec.prompt_buckets, 'prompt'
   )
-  row_tokens = prompt_width + width
+  row_tokens, most = prompt_width + width, number * group
   if kind == 'padded':
-    return layout.padded_rows(
-      prompts, tokens, length, row_tokens, wanted
-    ), number * group
-  if kind == 'packed':
-    row_tokens = max(row_tokens, spec.pack_tokens)
-    return layout.packed_rows(
-      prompts, tokens, length, row_tokens, spec.share, spec.row_slots, wanted
-    ), number * group
-  per_row = spec.row_completions or group
-  if group % per_row:
-    raise ValueError(
-      f'row_completions={per_row} does not divide the group of {group}; set '
-      'config.learner.row_completions to a divisor.'
+    rows = layout.padded_rows(
+      prompts, tokens, length, row_tokens, wanted, slots
     )
-  split = number * group // per_row
-  return layout.shared_prompt(
-    [prompt for prompt in prompts for _ in range(group // per_row)],
-    tokens.reshape(split, per_row, width),
-    length.reshape(split, per_row),
-    prompt_width,
-    wanted,
-  ), split
+  elif kind == 'packed':
+    row_tokens = max(row_tokens, spec.pack_tokens)
+    rows = layout.packed_rows(
+      prompts,
+      tokens,
+      length,
+      row_tokens,
+      spec.share,
+      spec.row_slots,
+      wanted,
+      slots,
+    )
+  else:
+    per_row = spec.row_completions or group
+    if group % per_row:
+      raise ValueError(
+        f'row_completions={per_row} does not divide the group of {group}; set '
+        'config.learner.row_completions to a divisor.'
+      )
+    most //= per_row
+    rows = layout.shared_prompt(
+      [prompt for prompt in prompts for _ in range(group // per_row)],
+      tokens.reshape(most, per_row, width),
+      length.reshape(most, per_row),
+      prompt_width,
+      wanted,
+      slots,
+    )
+  # Of trees there may be more, and few shapes are compiled for them.
+  here = rows.tokens.shape[0]
+  return rows, most if here <= most else _power_of_two(here)
 
 
 def _micro_rows(rows: Layout, prompts: int, spec: LayoutSpec) -> int:
@@ -229,13 +257,12 @@ def pad_to(
     widths = [(0, more_rows), more] + [(0, 0)] * (x.ndim - 2)
     return np.pad(x, widths, constant_values=value)
 
-  return dataclasses.replace(
-    rows,
-    tokens=pad(rows.tokens, more_columns),
-    position=pad(rows.position, more_columns),
-    segment=pad(rows.segment, more_columns),
-    parent=pad(rows.parent, more_columns),
-    column=pad(rows.column, more_slots),
-    target=pad(rows.target, more_slots),
-    completion=pad(rows.completion, more_slots, value=num_completions),
-  )
+  columns_of = 'tokens', 'position', 'segment', 'parent'
+  slots_of = 'column', 'target', 'first', 'count'
+  fields = {
+    name: pad(x, more_columns if name in columns_of else more_slots)
+    for name in (*columns_of, *slots_of)
+    if (x := getattr(rows, name)) is not None
+  }
+  nobody = pad(rows.completion, more_slots, value=num_completions)
+  return dataclasses.replace(rows, **fields, completion=nobody)

@@ -187,7 +187,7 @@ def draw(
         sum(int((~np.asarray(part.batch.valid)).sum()) for part in drawn)
       )
       counts |= rollout_metrics.failed_shares(drawn)
-    counts['tokens_drawn'] = float(sum(int(p.length.sum()) for p in drawn))
+    counts['tokens_drawn'] = float(sum(int(p.drawn.sum()) for p in drawn))
   if retire:
     counts['prompts_retired'] = float(len(retired))
   if fits is not None:

@@ -17,6 +17,7 @@ prompt_ids            list
 completion_ids        list, as long as the completion; `Batch.tokens`
 mask, version, ...    every other field of `Batch` that is set, by its name
 extras/NAME           every array of `Batch.extras`
+previous              list: `Rollout.previous`, if completions branch
 coefficient           list, if it was measured: weight times advantage
 log_ratio_after       list, likewise: how far the log-probability of each token
                       has moved after the updates of the rollout, nats
@@ -217,6 +218,8 @@ def _arrays(rollout: Rollout) -> dict[str, np.ndarray]:
   names = _part_names(rollout)
   arrays |= {_REWARD + name: parts[..., k] for k, name in enumerate(names)}
   arrays |= {_EXTRAS + name: values for name, values in extras.items()}
+  if rollout.previous is not None:
+    arrays['previous'] = rollout.previous
   return {column: np.asarray(values) for column, values in arrays.items()}
 
 
@@ -326,6 +329,7 @@ def _rollout(file, metadata: dict[str, Any], share) -> Rollout:
   prompts = table.select(['index', 'prompt', 'prompt_ids', *answer]).take(
     np.arange(0, number * group, group)
   )
+  previous = fields.pop('previous', None)
   texts = np.full(number * group, '', object)
   texts[own] = of_own['completion'].to_pylist()
   return Rollout(
@@ -339,6 +343,7 @@ def _rollout(file, metadata: dict[str, Any], share) -> Rollout:
     prompts[_ANSWER].to_pylist() if answer else (),
     _failures(failures, number, group),
     holder=holder,
+    previous=previous,
   )
 
 

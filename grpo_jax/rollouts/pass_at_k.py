@@ -292,7 +292,7 @@ def _at_k(texts, right, judged, k, rng) -> tuple[np.ndarray, np.ndarray]:
 
 def _lengths(rollout, right, judged) -> dict[str, Any]:
   """What `summarize` says of lengths, and of completions not judged."""
-  length = np.asarray(rollout.length, np.float64)
+  length = np.asarray(rollout.drawn, np.float64)
   truncated = np.asarray(rollout.batch.truncated, np.float64)
   return {
     'length_tokens_mean': _mean(length),

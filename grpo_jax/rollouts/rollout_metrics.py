@@ -23,9 +23,10 @@ def of_rollout(
     - Over judged completions, `reward/<name>` and `reward/<name>_std`, mean and
       standard deviation of each reward function, where it has judged.
     - Over judged completions that the first reward has judged: `accuracy`, the
-      share that is right; `length_tokens_right` and `length_tokens_wrong`, mean
-      lengths. Over groups with one of them: `groups_solved`, the share in which
-      all are right, and `groups_failed`, the share in which none is.
+      share that is right; `length_tokens_right` and `length_tokens_wrong`, how
+      many tokens the policy chose, a mean. Over groups with one of them:
+      `groups_solved`, the share in which all are right, and `groups_failed`,
+      the share in which none is.
     - Over all completions: `length_tokens_max`; `judged`, the share that was
       judged, and `reward/<name>_judged`, by each reward function;
       `rewards_failed`, the number that was not; `staleness_steps` and
@@ -47,8 +48,8 @@ def of_rollout(
     'accuracy': right[judged],
     'groups_solved': (right == judged).all(axis=1)[groups],
     'groups_failed': np.logical_not(right.any(axis=1))[groups],
-    'length_tokens_right': rollout.length[right],
-    'length_tokens_wrong': rollout.length[judged & ~right],
+    'length_tokens_right': rollout.drawn[right],
+    'length_tokens_wrong': rollout.drawn[judged & ~right],
     'staleness_steps': staleness,
   }
   measured = {
@@ -62,7 +63,7 @@ def of_rollout(
     measured[f'reward/{name}_judged'] = np.mean(by_each[..., k])
   if len(staleness):
     measured['staleness_steps_max'] = staleness.max()
-  measured['length_tokens_max'] = rollout.length.max()
+  measured['length_tokens_max'] = rollout.drawn.max()
   measured['judged'] = np.mean(valid)
   measured['rewards_failed'] = np.sum(~valid)
   measured |= failed_shares([rollout])

@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Mapping
+import pickle
 import zlib
 
 import jax
@@ -13,6 +14,9 @@ from grpo_jax.episodes import rollout
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import stop_signal
+
+# What all processes decide on, though one has drawn it.
+_KNOWN_TO_ALL = 'length', 'finish', 'version', 'chosen', 'previous'
 
 
 def shared(
@@ -38,27 +42,32 @@ def shared(
     judge: rollout.Judge, completions: Completions
   ) -> tuple[Completions, rewards.Scores]:
     prompts, group = completions.length.shape
-    holder = completions.holder
+    holder, names = completions.holder, _KNOWN_TO_ALL
     if holder is None:
       peers.check_equal({'the rollout': _digest(completions)})
-      holder = np.arange(prompts) * peers.number // prompts
+      holder, names = np.arange(prompts) * peers.number // prompts, ()
+    arrays = {name: getattr(completions, name) for name in names}
     own, told = np.flatnonzero(holder == peers.rank), None
     with peers.together(), peers.patient(), stop.at_once():
       if len(own):
         scores = judge(own.tolist())
-        told = scores, completions.length[own], completions.finish[own]
-    of_each = [told for told in peers.exchange(told) if told is not None]
+        mine = jax.tree.map(lambda x: x[own], arrays)
+        # Nearly all of it is the same number again and again.
+        told = scores, zlib.compress(pickle.dumps(mine), 1)
+    of_each = [
+      (told[0], pickle.loads(zlib.decompress(told[1])))
+      for told in peers.exchange(told)
+      if told is not None
+    ]
     # They lie one process behind the other.
     place = np.argsort(np.argsort(holder, kind='stable'))
-    scores, length, finish = jax.tree.map(
-      lambda *x: np.concatenate(x), *of_each
-    )
+    scores, arrays = jax.tree.map(lambda *x: np.concatenate(x), *of_each)
     scores = jax.tree.map(
       lambda x: x.reshape(prompts, group, *x.shape[1:])[place].reshape(x.shape),
       scores,
     )
-    known = completions._replace(length=length[place], finish=finish[place])
-    return known, scores
+    arrays = jax.tree.map(lambda x: x[place], arrays)
+    return completions._replace(**arrays), scores
 
   return judging
 

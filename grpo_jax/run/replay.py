@@ -74,8 +74,11 @@ def draw(
   # Indexing in a compiled program clamps an id that is too large, so the model
   # would read another token without an error.
   assert rollout.batch.tokens is not None  # a file has them
-  drawn = np.unique(np.asarray(rollout.batch.tokens)[rollout.batch.mask])
-  used = {*drawn.tolist(), *(i for ids in rollout.prompts for i in ids)}
+  # Those that somebody else wrote are read too.
+  width = rollout.batch.mask.shape[2]
+  there = np.arange(width) < rollout.length[..., None]
+  ids = np.unique(np.asarray(rollout.batch.tokens)[there])
+  used = {*ids.tolist(), *(i for ids in rollout.prompts for i in ids)}
   largest = max(used, default=0)
   unused = run.tokenizer.unused_ids(largest + 1)
   strange = [i for i in sorted(used) if any(a <= i < b for a, b in unused)]

@@ -52,7 +52,7 @@ def of_speed(
     `sample_tokens_per_sec`, `learn_tokens_per_sec`; and `mfu_sample` and
     `mfu_learn`, where the peak and the model's FLOPs are known.
   """
-  tokens = float(rollout.length.sum())
+  tokens = float(rollout.drawn.sum())
   drawn = tokens if tokens_drawn is None else tokens_drawn
   waited = sample_secs if waited_secs is None else waited_secs
   measured = {
@@ -99,12 +99,12 @@ def forward_flops(rollout: Rollout, model: Model) -> float | None:
   in_prompts = np.concatenate([np.arange(n) + 1 for n in prompt])
   place = np.arange(rollout.length.max())
   in_completions = prompt[:, None, None] + 1 + place
-  drawn = place < rollout.length[:, :, None]
+  is_there = place < rollout.length[:, :, None]
   of_completions = model.flops_per_token(in_completions)
   of_prompts = model.flops_per_token(in_prompts, with_head=False)
   if of_completions is None or of_prompts is None:
     return None
-  return float(np.sum(of_prompts) + np.sum(drawn * of_completions))
+  return float(np.sum(of_prompts) + np.sum(is_there * of_completions))
 
 
 def peak_flops(device_kind: str) -> float | None:

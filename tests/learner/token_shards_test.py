@@ -91,6 +91,35 @@ def test_what_rows_found_is_put_where_it_belongs(width):
   np.testing.assert_array_equal(found, x)
 
 
+@pytest.mark.parametrize('width', [8, 5])
+def test_slots_have_the_tokens_that_they_score(width):
+  """Two slots of one completion, on two shards, have it between them."""
+  mesh = sharding.make_mesh(data=2, fsdp=4)
+  at = shards.positions(mesh, width)
+  slots = np.where(COMPLETION == 6, 5, COMPLETION)
+  slots[:, 1] = np.where(slots[:, 1] == 5, 6, slots[:, 1])
+  owner = {n: np.argwhere(slots == n) for n in range(6)}
+  inside = np.zeros((*slots.shape, width), bool)
+  for places in owner.values():
+    for t in range(width):
+      inside[tuple(places[t % len(places)])][t] = True
+  x = 1 + np.arange(6 * width, dtype=np.float32).reshape(2, 3, width)
+
+  def both(x, rows, inside):
+    part = token_shards.take(x, at, rows, inside)
+    whole = jnp.zeros(token_shards.local_shape((2, 3, width)))
+    # Elsewhere a slot may have anything.
+    other = jnp.where(inside, part, jnp.nan)
+    whole = token_shards.put(whole, other, rows, inside)
+    return part, jax.lax.psum(whole, token_shards.missing(width))
+
+  part, whole = on_shards(both, (at, ROWS, ROWS), (ROWS, at), x, slots, inside)
+  rows = x.reshape(-1, width)
+  taken = np.concatenate([rows, np.zeros_like(rows[:1])])[slots]
+  np.testing.assert_array_equal(part, np.where(inside, taken, 0))
+  np.testing.assert_array_equal(whole, x)
+
+
 def test_sums_have_the_same_order_in_every_process():
   """The order of a set would be another in each of them, and so the program."""
   with sharding.use(sharding.make_mesh(data=2, fsdp=4)):

@@ -12,6 +12,7 @@ from grpo_jax import models
 from grpo_jax.models import layout
 from grpo_jax.models import stack
 from tests import tiny
+from tests import trees
 
 
 def build(kind, prompts, tokens, length):
@@ -209,3 +210,136 @@ def test_what_does_not_fit_is_refused(kind):
     build(kind, [prompts[0], [1] * 40, prompts[2]], tokens, length)
   with pytest.raises(ValueError, match='Prompt 1 is empty'):
     build(kind, [prompts[0], [], prompts[2]], tokens, length)
+
+
+def of_trees(kind, prompts, tokens, length, slots):
+  if kind == 'shared':
+    return layout.shared_prompt(prompts, tokens, length, 9, slots=slots)
+  if kind in ('packed', 'copied'):
+    return layout.packed_rows(
+      prompts, tokens, length, 30, kind == 'packed', slots=slots
+    )
+  return layout.padded_rows(prompts, tokens, length, 16, slots=slots)
+
+
+def read_by(rows, r, column):
+  """What the token in a column reads, itself last: (ids, positions)."""
+  own, parent = rows.segment[r, column], rows.parent[r, column]
+  seen = np.isin(rows.segment[r], [own, parent] if parent else [own])
+  seen &= rows.position[r] <= rows.position[r, column]
+  order = np.argsort(rows.position[r, seen], kind='stable')
+  return rows.tokens[r, seen][order], rows.position[r, seen][order]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize('kind', ['padded', 'packed', 'copied', 'shared'])
+def test_every_token_of_a_tree_is_scored_once_behind_what_it_follows(kind):
+  rng = np.random.default_rng(7)
+  for seed in range(40):
+    prompts, tokens, length = tiny.ragged(seed)
+    tokens = rng.permutation(tokens.size).reshape(tokens.shape)  # all differ
+    previous = trees.random_trees(rng, length, tokens.shape[-1])
+    slots = layout.slots_of_trees(length, previous)
+    if seed % 2:
+      slots = trees.cut(rng, slots)
+    rows = of_trees(kind, prompts, tokens.astype(np.int32), length, slots)
+    times = np.zeros((length.size, tokens.shape[-1]), int)
+    inside = np.asarray(rows.inside)
+    for r, c, t in np.argwhere(inside):
+      p, g = divmod(rows.completion[r, c], length.shape[1])
+      times[rows.completion[r, c], t] += 1
+      assert rows.target[r, c, t] == tokens[p, g, t]
+      ids, positions = read_by(rows, r, rows.column[r, c, t])
+      before = trees.path(previous[p, g], t)[:-1]
+      assert ids.tolist() == [*prompts[p], *tokens[p, g, before]]
+      np.testing.assert_array_equal(positions, np.arange(len(ids)))
+    once = np.arange(tokens.shape[-1]) < length.reshape(-1, 1)
+    np.testing.assert_array_equal(times, once)
+    assert not np.any(rows.target[~inside])
+
+
+def test_a_tree_has_as_few_slots_as_there_are_branches():
+  length = np.array([[5, 4, 0]], np.int32)
+  previous = np.array([[[-1, 0, 1, 0, 3], [-1, 0, -1, 1, 0], [0] * 5]])
+  slots = layout.slots_of_trees(length, previous.astype(np.int32))
+  assert [slot[:3] for slot in slots] == [
+    (0, 0, 3), (0, 3, 2), (1, 0, 2), (1, 2, 1), (1, 3, 1), (2, 0, 0),
+  ]  # fmt: skip
+  contexts = [slot.context.tolist() for slot in slots]
+  assert contexts == [[], [0], [], [], [0, 1], []]
+  for bad in ([-1, 2, 1], [-1, 0, -2], [0, 0, 1]):
+    with pytest.raises(AssertionError):
+      layout.slots_of_trees(np.array([[3]]), np.array([[bad]]))
+
+
+def test_a_chosen_token_in_no_slot_or_in_two_is_noticed():
+  length = np.array([[4, 3]], np.int32)
+  chosen = np.arange(5) < length[..., None]
+  layout.check_slots(chosen, length, None)
+  with pytest.raises(AssertionError):
+    layout.check_slots(np.ones_like(chosen), length, None)
+  whole = [layout.Slot(0, 0, 4, np.zeros(0, int))]
+  other = layout.Slot(1, 0, 3, np.zeros(0, int))
+  layout.check_slots(chosen, length, [*whole, other])
+  for slots in (
+    whole,
+    [*whole, other, other],
+    [*whole, other._replace(count=2)],
+  ):
+    with pytest.raises(AssertionError):
+      layout.check_slots(chosen, length, slots)
+  # What nobody chose may be scored in none.
+  chosen[0, 0, 2] = False
+  halves = [whole[0]._replace(count=2), whole[0]._replace(first=3, count=1)]
+  layout.check_slots(chosen, length, [*halves, other])
+
+
+TREE_MODEL = tiny.model(num_layers=1)
+
+
+@jax.jit
+def of_rows(params, ids, size):
+  """f32[N,V]: log-probabilities behind each of N rows, one by one."""
+  causal = models.attention.over_prompts(size)
+  place = jnp.broadcast_to(jnp.arange(ids.shape[1])[None], ids.shape)
+  hidden, _ = TREE_MODEL.hidden(TREE_MODEL.unstack(params), ids, place, causal)
+  last = jnp.take_along_axis(hidden, (size - 1)[:, None, None], axis=1)
+  return jax.nn.log_softmax(TREE_MODEL.head(params, last)[:, 0])
+
+
+@pytest.mark.parametrize(
+  'kind',
+  [
+    'packed',
+    'shared',
+    pytest.param('padded', marks=pytest.mark.long),
+    pytest.param('copied', marks=pytest.mark.long),
+  ],
+)
+def test_a_token_of_a_tree_has_the_score_of_a_row_by_itself(kind):
+  params, rng = tiny.params(TREE_MODEL), np.random.default_rng(8)
+  for seed in range(6):
+    prompts, tokens, length = tiny.ragged(seed)
+    width = tokens.shape[-1]
+    previous = trees.random_trees(rng, length, width)
+    slots = layout.slots_of_trees(length, previous)
+    slots = trees.cut(rng, slots) if seed % 2 else slots
+    rows = of_trees(kind, prompts, tokens, length, slots)
+    rows = stack.pad_to(rows, 40, 16, length.size, 1)  # one program
+    logp = tiny.score(TREE_MODEL, params, rows).logp
+    found, inside = np.zeros((length.size, width)), np.asarray(rows.inside)
+    for r, c, t in np.argwhere(inside):
+      found[rows.completion[r, c], t] += logp[r, c, t]
+    places = np.argwhere(np.arange(width) < length[..., None])
+    ids, size = np.zeros((72, 16), np.int32), np.ones(72, np.int32)
+    for n, (p, g, t) in enumerate(places):
+      before = trees.path(previous[p, g], t)[:-1]
+      read = [*prompts[p], *tokens[p, g, before]]
+      ids[n, : len(read)], size[n] = read, len(read)
+    expected = np.asarray(of_rows(params, ids, size))
+    for n, (p, g, t) in enumerate(places):
+      np.testing.assert_allclose(
+        found[p * length.shape[1] + g, t],
+        expected[n, tokens[p, g, t]],
+        atol=1e-5,
+      )

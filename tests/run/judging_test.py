@@ -60,13 +60,26 @@ def test_all_processes_get_all_scores_and_reasons(holder):
     nothing.astype(np.int32), length, nothing, nothing,
     nothing.astype(np.int32), np.zeros_like(length), nothing,
   )  # fmt: skip
-  if holder is not None:
-    drawn = drawn._replace(holder=np.array(holder))
+  chosen = np.arange(nothing.size).reshape(nothing.shape) % 5 > 1
+  version = np.where(chosen, 7 + np.arange(prompts)[:, None, None], 0)
+
+  def known_to(rank):
+    """What all decide on, as the process that has drawn it knows it."""
+    if holder is None:
+      return drawn._replace(version=version)
+    own = (np.array(holder) == rank)[:, None, None]
+    return drawn._replace(
+      length=np.where(own[..., 0], length, 0),
+      version=np.where(own, version, 0),
+      chosen=chosen & own,
+      holder=np.array(holder),
+    )
+
   told, barrier, got = [None, None], threading.Barrier(2), {}
 
   def judge(rank):
     shared = judging.shared(Peer(rank, told, barrier), stop_signal.Stop())
-    got[rank] = shared(lambda chosen: scores_of(chosen, group), drawn)
+    got[rank] = shared(lambda some: scores_of(some, group), known_to(rank))
 
   threads = [threading.Thread(target=judge, args=(rank,)) for rank in (0, 1)]
   for thread in threads:
@@ -75,6 +88,10 @@ def test_all_processes_get_all_scores_and_reasons(holder):
     thread.join()
   for known, scores in (got[0], got[1]):
     np.testing.assert_array_equal(known.length, length)
+    np.testing.assert_array_equal(known.version, version)
+    assert known.previous is None
+    if holder is not None:
+      np.testing.assert_array_equal(known.chosen, chosen)
     for found, wanted in zip(scores, whole, strict=True):
       np.testing.assert_array_equal(found, wanted)
 

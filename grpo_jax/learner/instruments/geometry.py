@@ -197,6 +197,7 @@ def _split(rollout: Rollout, parts: int) -> Rollout:
   return rollout._replace(
     batch=batch._replace(tokens=split(batch.tokens), mask=split(batch.mask)),
     length=split(rollout.length),
+    previous=None if rollout.previous is None else split(rollout.previous),
     prompts=[prompt for prompt in rollout.prompts for _ in range(parts)],
   )
 
