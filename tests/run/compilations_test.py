@@ -62,10 +62,10 @@ def test_a_run_that_goes_on_keeps_the_layout_of_its_first_rollout(
   def spec(**changes):
     config = runs.small(steps=1, **{'data.heldout': ''}, **changes)
     stop = stop_signal.Stop()
-    with session_lib.opened(
-      config, tmp_path, stop, False, marks.NOTHING, None
-    ) as (session, progress):
-      assert isinstance(session.compilations, compilations.Compilations)
+    start = session_lib.Start(config, tmp_path, stop)
+    with session_lib.opened(start) as (session, progress):
+      watched = session.watched.compilations
+      assert isinstance(watched, compilations.Compilations)
       return progress.layout
 
   kept = spec()

@@ -17,6 +17,7 @@ from grpo_jax.commands import eval_and_sample
 from grpo_jax.models import layout
 from grpo_jax.rollouts import parquet
 from grpo_jax.run import loop
+from grpo_jax.run import sampling
 from grpo_jax.run.build import build
 from grpo_jax.run.keep.checkpoint import Checkpoints
 from tests import tiny
@@ -255,13 +256,13 @@ def test_an_evaluation_is_the_mean_of_the_first_reward_of_greedy_answers(
     asked.append((len(records), sampling.temperature, group, step))
     return types.SimpleNamespace(batch=batch, failed=failures)
 
-  monkeypatch.setattr(loop.rollout_lib, 'collect', collect)
+  monkeypatch.setattr(sampling.rollout_lib, 'collect', collect)
   run = build.run(small(**{'evaluation.examples': 3}))
-  assert loop.evaluated(run, 5) == {'heldout_accuracy': mean, **number}
+  assert sampling.evaluated(run, 5) == {'heldout_accuracy': mean, **number}
   few = run._replace(heldout=[{'prompt': '1+1=', 'answer': '2'}] * 2)
-  loop.evaluated(few, 5)
+  sampling.evaluated(few, 5)
   assert asked == [(3, 0.0, 1, 5), (2, 0.0, 1, 5)]
-  nothing = loop.evaluated(run._replace(heldout=None), 5)
+  nothing = sampling.evaluated(run._replace(heldout=None), 5)
   assert nothing == {'heldout_accuracy': None}
 
 

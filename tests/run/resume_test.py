@@ -11,6 +11,8 @@ from grpo_jax.hosts import stop_signal
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.run import compile_ahead
 from grpo_jax.run import loop
+from grpo_jax.run import saving
+from grpo_jax.run import session
 from grpo_jax.run.keep.checkpoint import Checkpoints
 from tests import runs
 
@@ -267,16 +269,16 @@ def test_a_save_that_fails_is_tried_at_the_next_step(tmp_path, monkeypatch):
   """The disk is full for the first save after the start."""
   fail_saves(monkeypatch, [2])
   said = []
-  real_warn = loop.session_lib.Monitor.warn
+  real_warn = session.Monitor.warn
   monkeypatch.setattr(
-    loop.session_lib.Monitor,
+    session.Monitor,
     'warn',
     lambda self, text: (said.append(text), real_warn(self, text)),
   )
   steps = []
-  real_save = loop.session_lib.save
+  real_save = saving.save
   monkeypatch.setattr(
-    loop.session_lib,
+    saving,
     'save',
     lambda session, progress, measured: (
       steps.append(progress.step),

@@ -27,8 +27,8 @@ from grpo_jax.learner.types import UpdateSpec
 from grpo_jax.models import foreign
 from grpo_jax.models.foreign import Foreign
 from grpo_jax.models.layout import LayoutSpec
-from grpo_jax.run import ahead
 from grpo_jax.run.build import build
+from grpo_jax.run.build import build_ahead
 
 
 def warm_up_updater(run: build.Run) -> updates.Updater:
@@ -100,9 +100,9 @@ def updater(
       which says which of them decay.
 
   Raises:
-    ValueError: Rollouts cannot be drawn ahead; see `ahead.check`.
+    ValueError: Rollouts cannot be drawn ahead; see `build_ahead.check`.
   """
-  ahead.check(run.config, run.mesh)
+  build_ahead.check(run.config, run.mesh)
   config = run.config.learner
   asked = run.config.optim
   schedule = optim.learning_rate(

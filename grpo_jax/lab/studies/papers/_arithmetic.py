@@ -25,7 +25,7 @@ from grpo_jax import models
 from grpo_jax.lab.studies import runs
 from grpo_jax.models import layout as layout_lib
 from grpo_jax.rollouts.dynamic_sampling import PromptState
-from grpo_jax.run import loop
+from grpo_jax.run import sampling
 from grpo_jax.run.build import build
 
 PROMPTS, GROUP = 8, 8
@@ -100,7 +100,7 @@ def rollouts(
   else:
     params = build.initial_params(run)
   run.engine.load(params, version=0)
-  drawn = [loop.sampled(run, PromptState(), k)[0] for k in range(number)]
+  drawn = [sampling.sampled(run, PromptState(), k)[0] for k in range(number)]
   tokens = np.stack([np.asarray(one.batch.tokens) for one in drawn])
   reward = np.stack([np.asarray(one.batch.reward) for one in drawn])
   length = np.stack([one.length for one in drawn])

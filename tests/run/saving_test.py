@@ -1,11 +1,11 @@
-"""The end of a session, as several processes know of it."""
+"""The end of a run that cannot be saved, as several processes know of it."""
 
 import contextlib
 import types
 
 import pytest
 
-from grpo_jax.run import session
+from grpo_jax.run import saving
 from tests.hosts import processes_test
 
 pytestmark = pytest.mark.quick
@@ -13,16 +13,17 @@ pytestmark = pytest.mark.quick
 
 def test_a_checkpoint_that_cannot_be_saved_fails_in_all_alike(monkeypatch):
   """None has failed alone, so that none is ended by the watch of another."""
-  monkeypatch.setattr(session, 'save', lambda *_: None)
+  monkeypatch.setattr(saving, 'save', lambda *_: None)
 
   def body(peers):
     saves = types.SimpleNamespace(
       wait=lambda: None, owed=True, steps=lambda: [3]
     )
     monitor = types.SimpleNamespace(phase=lambda _: contextlib.nullcontext())
-    of_all = types.SimpleNamespace(saves=saves, monitor=monitor, peers=peers)
+    kept = types.SimpleNamespace(saves=saves)
+    of_all = types.SimpleNamespace(kept=kept, monitor=monitor, peers=peers)
     try:
-      session.finish(of_all, types.SimpleNamespace(step=5))
+      saving.finish(of_all, types.SimpleNamespace(step=5))
     except ValueError as error:
       return str(error), peers.knows(error)
 

@@ -1,16 +1,16 @@
 """A replay reads the rollout of its step, and refuses one that does not fit."""
 
-import types
-
 import numpy as np
 import pytest
 
 from grpo_jax import data
 from grpo_jax.rollouts import parquet
-from grpo_jax.run import replay
+from grpo_jax.rollouts import replay
+from grpo_jax.rollouts.dynamic_sampling import PromptState
+from grpo_jax.rollouts.sources import Receipt
 from tests.rollouts import parquet_test
 
-STATE = object()
+RECEIPT = Receipt(PromptState(7))
 
 
 @pytest.fixture
@@ -24,21 +24,31 @@ def drawn(tmp_path):
       batch=rollout.batch._replace(tokens=tokens), prompts=[[1], [2, prompt_id]]
     )
     parquet.write(parquet.path_of(tmp_path, 5), rollout, 5)
-    run = types.SimpleNamespace(
-      config=types.SimpleNamespace(
-        sampler=types.SimpleNamespace(prompts=prompts, group=group)
-      ),
-      tokenizer=data.character_tokenizer('abcdefghijk'[: vocab_size - 2]),
+    tokenizer = data.character_tokenizer('abcdefghijk'[: vocab_size - 2])
+    source = replay.Replay(
+      tmp_path,
+      tokenizer,
+      prompts,
+      group,
+      load=lambda params, version: has.append((params, version)),
+      unload=has.pop,
     )
-    return rollout, replay.draw(tmp_path, run, STATE, step)
+    source.receipt = RECEIPT
+    source.publish('params', step)
+    assert has == [('params', step)]  # for an evaluation
+    delivery = source.next(step)
+    assert not has  # before the update
+    return rollout, delivery
 
+  has = []
   return draw
 
 
 def test_the_rollout_after_so_many_is_read(drawn):
-  rollout, (found, state, counts) = drawn()
-  parquet_test.assert_same(found, rollout)
-  assert state is STATE and counts == {}
+  rollout, delivery = drawn()
+  parquet_test.assert_same(delivery.rollout, rollout)
+  assert delivery.receipt is RECEIPT and delivery.counts == {}
+  assert delivery.secs > 0
 
 
 @pytest.mark.parametrize(
