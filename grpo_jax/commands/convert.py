@@ -5,7 +5,7 @@ import os
 
 from grpo_jax.commands import printing
 from grpo_jax.commands.arguments import Arguments
-from grpo_jax.run.keep import export
+from grpo_jax.run import export
 
 
 def run(arguments: Arguments) -> None:

@@ -22,13 +22,13 @@ from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
 from grpo_jax.planning import sizes
 from grpo_jax.rollouts import dynamic_sampling
+from grpo_jax.run import workdir as workdir_lib
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_ahead
 from grpo_jax.run.build import build_rewards
 from grpo_jax.run.build import build_updater
 from grpo_jax.run.build import widths
 from grpo_jax.run.keep import bucket
-from grpo_jax.run.keep import workdir as workdir_lib
 
 GIB = 2**30
 

@@ -30,12 +30,13 @@ from grpo_jax.learner.updates import Updater
 from grpo_jax.monitor import Monitor
 from grpo_jax.rollouts import gathering
 from grpo_jax.rollouts.sources import Source
-from grpo_jax.run import compilations
 from grpo_jax.run import compile_ahead
+from grpo_jax.run import export
 from grpo_jax.run import judging
 from grpo_jax.run import progress as progress_lib
 from grpo_jax.run import sampling
 from grpo_jax.run import warm_up
+from grpo_jax.run import workdir as workdir_lib
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_ahead
 from grpo_jax.run.build import build_limits
@@ -46,13 +47,14 @@ from grpo_jax.run.build import build_updater
 from grpo_jax.run.build import identity
 from grpo_jax.run.build import marks
 from grpo_jax.run.keep import bucket
-from grpo_jax.run.keep import export
 from grpo_jax.run.keep import fingerprints
-from grpo_jax.run.keep import workdir as workdir_lib
 from grpo_jax.run.keep.checkpoint import Checkpoints
 from grpo_jax.run.keep.checkpoint import Restored
 from grpo_jax.run.progress import Progress
-from grpo_jax.run.refused import Refused
+from grpo_jax.run.watching import Compilations
+from grpo_jax.run.watching import Failures
+from grpo_jax.run.watching import Refused
+from grpo_jax.run.watching import Watched
 
 # `(step, metrics, rollout) -> whether to end the run`; see `grpo_jax.train`.
 OnRollout = Callable[[int, dict[str, float], Rollout | None], Any]
@@ -89,16 +91,8 @@ class Kept(NamedTuple):
   saves: Checkpoints
   exports: export.Exports
   replays: bool  # whether saved rollouts take the place of sampling
-  versions: dict[str, Any]  # see `workdir.versions`
+  versions: dict[str, Any]  # see `records.versions`
   frozen: list[int]  # fingerprint of the parameters that no update changes
-
-
-class Watched(NamedTuple):
-  """What is counted from rollout to rollout, to say when something is wrong."""
-
-  refused: Refused
-  failures: judging.Failures
-  compilations: compilations.Compilations
 
 
 class Session(NamedTuple):
@@ -198,7 +192,7 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
       build_updater.instruments(config, updater),
       compiling,
       Kept(workdir, saves, exports, bool(start.replay), versions, frozen),
-      Watched(refused, judging.Failures(), compilations.Compilations()),
+      Watched(refused, Failures(), Compilations()),
       monitor,
       start.on_rollout,
       start.stop,

@@ -1,4 +1,4 @@
-"""Speed and memory of a rollout and its updates; the peak speed of a device."""
+"""Speed and memory of a rollout and its updates."""
 
 from collections.abc import Callable
 import time
@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from grpo_jax.episodes.types import Rollout
-from grpo_jax.mesh import chips
 from grpo_jax.models import ModelConfig
 from grpo_jax.models import flops_per_token
 from grpo_jax.run.keep import host_memory
@@ -101,19 +100,3 @@ def forward_flops(rollout: Rollout, model: ModelConfig) -> float:
   completions = np.sum(drawn * flops_per_token(model, in_completions))
   prompts = np.sum(flops_per_token(model, in_prompts, with_head=False))
   return float(prompts + completions)
-
-
-def peak_flops(device_kind: str) -> float | None:
-  """Peak FLOP/s of one device: dense, by the vendor; see `chips`.
-
-  Args:
-    device_kind: Of a `jax.Device`.
-
-  Returns:
-    FLOP/s; None for a kind that is not in the table, and for part of a GPU.
-
-  >>> peak_flops('NVIDIA H100 80GB HBM3')
-  989500000000000.0
-  """
-  chip = chips.of(device_kind)
-  return None if chip is None else chip.device_tflops * 1e12

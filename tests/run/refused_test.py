@@ -12,9 +12,9 @@ import pytest
 from grpo_jax.config import checks
 from grpo_jax.hosts import processes
 from grpo_jax.run import loop
-from grpo_jax.run import refused
 from grpo_jax.run import sampling
 from grpo_jax.run import saving
+from grpo_jax.run import watching
 from grpo_jax.run.build import build
 from grpo_jax.run.progress import Progress
 from grpo_jax.run.progress import Unwritten
@@ -84,7 +84,7 @@ def test_a_run_whose_updates_are_all_refused_ends_saved(
 
 
 def test_after_the_error_a_run_gets_as_many_rollouts_more():
-  counted, ends = refused.Refused(), []
+  counted, ends = watching.Refused(), []
   # The limit changes after the first error, and one rollout is fine.
   for rollout, most in enumerate((3, 3, 3, 2, 2, 2, 2, 2, 0), start=1):
     counted.count({'nonfinite_loss': float(rollout != 6)})
@@ -94,7 +94,7 @@ def test_after_the_error_a_run_gets_as_many_rollouts_more():
 
 
 def test_a_rollout_with_a_finite_update_starts_the_count_anew():
-  counted = refused.Refused()
+  counted = watching.Refused()
   rollouts = [
     {'nonfinite_loss': 1 / 3, 'nonfinite_update': 2 / 3},
     {'nonfinite_loss': 1.0},
@@ -114,7 +114,7 @@ def test_a_stop_in_the_last_evaluation_says_nothing_of_the_last_rollout():
   config = runs.small(steps=2)
   session: Any = types.SimpleNamespace(
     run=types.SimpleNamespace(config=config),
-    watched=types.SimpleNamespace(refused=refused.Refused(1, 'loss')),
+    watched=types.SimpleNamespace(refused=watching.Refused(1, 'loss')),
     peers=processes.ALONE,
   )
   nothing: Any = None

@@ -48,6 +48,7 @@ from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import pass_at_k
 from grpo_jax.rollouts import rollout_metrics
 from grpo_jax.run import compile_ahead
+from grpo_jax.run import export
 from grpo_jax.run import loop
 from grpo_jax.run import session
 from grpo_jax.run import warm_up
@@ -57,7 +58,6 @@ from grpo_jax.run.build import build_model
 from grpo_jax.run.build import build_updater
 from grpo_jax.run.build import compiled_programs
 from grpo_jax.run.build import marks
-from grpo_jax.run.keep import export
 from grpo_jax.run.keep.checkpoint import Checkpoints
 from tests.fake_engine import FakeEngine
 

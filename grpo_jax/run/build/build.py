@@ -25,6 +25,7 @@ from grpo_jax.config import plain_text
 from grpo_jax.config import importing
 from grpo_jax import rewards
 from grpo_jax import engines
+from grpo_jax.mesh import chips
 from grpo_jax.mesh import sharding
 from grpo_jax.models import foreign
 from grpo_jax.rewards import Workers
@@ -38,7 +39,6 @@ from grpo_jax.run.build import build_tokenizer
 from grpo_jax.run.build import compiled_programs
 from grpo_jax.run.build import marks
 from grpo_jax.run.build import sources
-from grpo_jax.run import speed
 from grpo_jax.run.build import widths
 from grpo_jax.run.build.marks import Given
 
@@ -103,7 +103,7 @@ def run(
   if parts.model.config is not None:
     build_limits.check_memory(config, parts.model.config, parts.mesh)
   answer_function(config)  # raises if there is none
-  peak = speed.peak_flops(jax.devices()[0].device_kind)
+  peak = chips.peak_flops(jax.devices()[0].device_kind)
   judges = build_rewards.functions(config, given, parts.mesh)
   build_limits.check_best_metric(config, [judge.name for judge in judges])
   train, weights = sources.train(config, given)

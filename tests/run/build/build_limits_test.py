@@ -16,7 +16,7 @@ from grpo_jax.run.build import build
 from grpo_jax.run.build import build_abstract
 from grpo_jax.run.build import build_limits
 from grpo_jax.run.build import marks
-from tests.run.keep import export_test
+from tests.run import export_test
 
 LLAMA = {
   'architectures': ['LlamaForCausalLM'],

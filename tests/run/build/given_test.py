@@ -20,7 +20,7 @@ from grpo_jax import rewards
 from grpo_jax.run.build import build
 from grpo_jax.run.build import given
 from grpo_jax.run.build import provenance
-from grpo_jax.run.keep import workdir
+from grpo_jax.run import workdir
 from tests import cli
 
 CONFIG = config_lib.Config()

@@ -13,7 +13,7 @@ from grpo_jax.run.build import build
 from grpo_jax.run import loop
 from grpo_jax.run.build import marks
 from grpo_jax.run.build import sources
-from grpo_jax.run.keep import workdir
+from grpo_jax.run import workdir
 from tests import runs
 from tests.data import formats
 

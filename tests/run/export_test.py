@@ -19,13 +19,13 @@ from grpo_jax.hosts import processes
 from grpo_jax.mesh import sharding
 from grpo_jax.models import weights
 from grpo_jax.models.attention import over_layout
+from grpo_jax.run import export
 from grpo_jax.run import learning
 from grpo_jax.run import loop
 from grpo_jax.run import saving
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_model
 from grpo_jax.run.build import marks
-from grpo_jax.run.keep import export
 from tests import hf_folder
 from tests import runs
 from tests.models.weights import class_names
