@@ -10,7 +10,6 @@ ends a run before its thread has finished, the next start draws the same rollout
 again.
 """
 
-from collections.abc import Callable
 from collections.abc import Iterator
 from concurrent import futures
 import contextlib
@@ -25,12 +24,9 @@ import jax.numpy as jnp
 
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.rollouts.dynamic_sampling import Drawn
-from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.rollouts.sources import Delivery
-from grpo_jax.rollouts.sources import Draw
 from grpo_jax.rollouts.sources import Receipt
-from grpo_jax.rollouts.sources import Source
-from grpo_jax.rollouts.sources import Wait
+from grpo_jax.rollouts.sources import SharedDevices
 
 _JUDGING_SECS = 2.0  # that a reward function may take when a run has ended
 
@@ -43,34 +39,6 @@ class GivenUp(KeyboardInterrupt):
   """
 
 
-class Drawing:
-  """What a thread that draws and those who wait for it know of each other.
-
-  Attributes:
-    is_left: Whether nobody waits any more.
-    is_judging: Whether the thread calls reward functions of this process, which
-      cannot be ended.
-  """
-
-  def __init__(self):
-    self.is_left = self.is_judging = False
-
-  def between(self) -> None:
-    """Ends the thread if it is left; it calls this as often as it can."""
-    if self.is_left:
-      raise GivenUp
-
-  def judging(
-    self, judge: rollout_lib.Judge, completions: Any
-  ) -> tuple[Any, Any]:
-    """A `Judging` of the thread."""
-    self.is_judging = True
-    judged = rollout_lib.judged_alone(judge, completions)
-    self.is_judging = False
-    self.between()
-    return judged
-
-
 @functools.partial(jax.jit, donate_argnums=1, keep_unused=True)
 def _copied(params: Any, older: Any) -> Any:
   """The parameters, in the memory of older ones: the first are donated soon."""
@@ -79,7 +47,7 @@ def _copied(params: Any, older: Any) -> Any:
 
 
 @dataclasses.dataclass
-class Ahead(Source):
+class Ahead(SharedDevices):
   """Draws each rollout, but the first of a start, before it is asked for.
 
   At its end, what is being drawn is given up, and the thread has ended. Only a
@@ -87,26 +55,15 @@ class Ahead(Source):
   seconds its thread is left alone, and does nothing more once the function has
   returned.
 
-  Attributes:
-    draw: Samples and judges; it asks `drawing` whether to go on.
-    load: `(params, version)`: gives the engine trained parameters.
-    unload: Takes them from it.
-    wait: See `Wait`.
-    rollouts: How many the run has; after the last none is drawn.
-    drawing: Shared with the thread.
+  `draw` calls `between` as often as it can, and has completions judged by
+  `judging`.
   """
-
-  draw: Draw
-  load: Callable[[Any, int], None]
-  unload: Callable[[], None]
-  wait: Wait
-  rollouts: int
-  drawing: Drawing
 
   def __post_init__(self):
     self._newest: tuple[Any, int] | None = None
     self._thread: threading.Thread | None = None
     self._drawn: futures.Future[tuple[Drawn, float]] | None = None
+    self._is_left = self._is_judging = False
 
   def first(self, params: Any) -> Receipt:
     """See `Source`."""
@@ -122,14 +79,14 @@ class Ahead(Source):
     with self.wait():
       if self._drawn is None:  # the first of a start
         self.load(older, max(version - 1, 0))
-        drawn, secs = self._timed(self.receipt.prompts, version)
+        drawn, secs = self.drawn(self.receipt.prompts, version)
       else:
         drawn, secs = self._drawn.result()
         self._join()
     # From here on no signal ends it: what has drawn this rollout is donated.
     rollout, prompts, counts = drawn
     counts = {**counts, 'ahead_wait_secs': time.monotonic() - begun}
-    self.unload()  # an update needs the memory, and moves the parameters
+    self.unload()
     assert self._newest is not None  # published before
     (params, _), self._newest, self._drawn = self._newest, None, None
     self.receipt = Receipt(prompts, (_copied(params, older),))
@@ -145,12 +102,27 @@ class Ahead(Source):
     self.load(*self._newest)
     yield
 
+  def between(self) -> None:
+    """Ends what is being drawn, once nobody waits for it any more."""
+    if self._is_left:
+      raise GivenUp
+
+  def judging(
+    self, judge: rollout_lib.Judge, completions: Any
+  ) -> tuple[Any, Any]:
+    """A `Judging` of the thread."""
+    self._is_judging = True
+    judged = rollout_lib.judged_alone(judge, completions)
+    self._is_judging = False
+    self.between()
+    return judged
+
   def close(self) -> None:
     """See `Source`."""
-    self.drawing.is_left, secs = True, _JUDGING_SECS
+    self._is_left, secs = True, _JUDGING_SECS
     while self._thread is not None and self._thread.is_alive() and secs > 0:
       self._thread.join(0.1)
-      secs -= 0.1 * self.drawing.is_judging
+      secs -= 0.1 * self._is_judging
 
   def _begin(self, version: int) -> None:
     """Begins to draw the rollout that a version will learn from."""
@@ -160,7 +132,7 @@ class Ahead(Source):
 
     def draw():
       try:
-        drawn.set_result(self._timed(prompts, version))
+        drawn.set_result(self.drawn(prompts, version))
       except BaseException as error:  # `next` raises it
         drawn.set_exception(error)
 
@@ -173,10 +145,6 @@ class Ahead(Source):
     # reward function.
     self._thread = threading.Thread(target=draw, name='ahead', daemon=True)
     self._thread.start()
-
-  def _timed(self, prompts: PromptState, version: int) -> tuple[Drawn, float]:
-    begun = time.monotonic()
-    return self.draw(prompts, version), time.monotonic() - begun
 
   def _join(self) -> None:
     if self._thread is not None:

@@ -125,24 +125,38 @@ class Source:
 
 
 @dataclasses.dataclass
-class AtOnce(Source):
-  """Draws a rollout when it is asked for, by the policy that learns from it.
+class SharedDevices(Source):
+  """A source that draws on the devices that learn.
 
   Attributes:
-    draw: Samples and judges.
+    draw: Samples and judges, or reads what was drawn.
     load: `(params, version)`: gives the engine trained parameters.
-    unload: Takes them from it.
+    unload: Takes them from it; an update needs the memory, and moves them.
     wait: See `Wait`.
-    fill: Reads the prompts of a rollout early.
-    rollouts: How many the run has; after the last no prompts are read.
+    rollouts: How many the run has; for more than these nothing is done.
   """
 
   draw: Draw
   load: Callable[[Any, int], None]
   unload: Callable[[], None]
   wait: Wait = contextlib.nullcontext
-  fill: Callable[[], None] = lambda: None
   rollouts: int = 0
+
+  def drawn(self, prompts: PromptState, version: int) -> tuple[Drawn, float]:
+    """What `draw` returns, and how many seconds it took."""
+    begun = time.monotonic()
+    return self.draw(prompts, version), time.monotonic() - begun
+
+
+@dataclasses.dataclass
+class AtOnce(SharedDevices):
+  """Draws a rollout when it is asked for, by the policy that learns from it.
+
+  Attributes:
+    fill: Reads the prompts of a rollout early.
+  """
+
+  fill: Callable[[], None] = lambda: None
 
   def publish(self, params: Any, version: int) -> None:
     """See `Source`."""
@@ -150,11 +164,10 @@ class AtOnce(Source):
 
   def next(self, version: int) -> Delivery:
     """See `Source`."""
-    begun = time.monotonic()
     with self.wait():
-      rollout, prompts, counts = self.draw(self.receipt.prompts, version)
-      secs = time.monotonic() - begun
-    self.unload()  # an update needs the memory, and moves the parameters
+      drawn, secs = self.drawn(self.receipt.prompts, version)
+    rollout, prompts, counts = drawn
+    self.unload()
     self.receipt = Receipt(prompts)
     return Delivery(rollout, self.receipt, counts, secs)
 

@@ -15,9 +15,9 @@ from grpo_jax.rollouts import replay as replay_lib
 from grpo_jax.rollouts import rollout_metrics
 from grpo_jax.rollouts.sources import Delivery
 from grpo_jax.run import learning
+from grpo_jax.run import progress as progress_lib
 from grpo_jax.run import reports
 from grpo_jax.run import sampling
-from grpo_jax.run import saving
 from grpo_jax.run import session as session_lib
 from grpo_jax.run import speed
 from grpo_jax.run import warm_up
@@ -25,8 +25,8 @@ from grpo_jax.run.build import marks
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.learning import Learned
 from grpo_jax.run.progress import Progress
+from grpo_jax.run.progress import Session
 from grpo_jax.run.progress import Unwritten
-from grpo_jax.run.session import Session
 
 
 def train(
@@ -36,7 +36,7 @@ def train(
   replay: str | pathlib.Path | None = None,
   profile_steps: tuple[int, int] = (0, 0),
   given: marks.Given = marks.NOTHING,
-  on_rollout: session_lib.OnRollout | None = None,
+  on_rollout: progress_lib.OnRollout | None = None,
   screen: monitor.Screen | None = None,
 ) -> dict[str, float | None]:
   """Trains a model, or continues from the newest checkpoint in the workdir.
@@ -96,8 +96,8 @@ def train(
         with session_lib.profiled(session, progress.step + 1, profile_steps):
           progress = advance(session, progress)
     if progress:
-      saving.finish(session, progress)
-      saving.check_end(session, progress)
+      progress_lib.finish(session, progress)
+      progress_lib.check_end(session, progress)
     reports.show_warnings(session)
     measured = peers.from_first(session.monitor.heldout())
     last_step, last = measured[-1] if measured else (None, None)
@@ -135,7 +135,7 @@ def advance(session: Session, progress: Progress) -> Progress:
   """One rollout and its updates; `conclude` evaluates and writes metrics."""
   step = progress.step
   delivery = draw(session, progress)
-  saving.make_room(session)
+  progress_lib.make_room(session)
   learned = learn(session, progress, delivery)
   session.source.publish(learned.state.params, step + 1)
   measured = measure(session, delivery, learned)
@@ -154,7 +154,7 @@ def draw(session: Session, progress: Progress) -> Delivery:
   """The next rollout of the source."""
   with (
     # Nothing is lost by leaving: the next start draws this rollout again.
-    saving.saved_if_it_fails(session, progress),
+    progress_lib.saved_if_it_fails(session, progress),
     session.monitor.phase(
       'sampling and judging', 'compiling, then sampling and judging'
     ),
@@ -170,7 +170,7 @@ def learn(session: Session, progress: Progress, delivery: Delivery) -> Learned:
   def meanwhile():  # while the devices compute
     session.source.prepare(step + 1)
     right = run.config.evaluation.right_reward
-    return rollout_metrics.of_rollout(rollout, step, right)
+    return rollout_metrics.metrics_of_rollout(rollout, step, right)
 
   with session.monitor.phase('learning', 'compiling, then learning'):
     gathered = gathering.on_devices(rollout, run.mesh)
@@ -193,7 +193,7 @@ def measure(
   run, counts = session.run, delivery.counts
   measured: dict[str, Any] = learned.measured | counts
   measured |= learned.findings.numbers
-  measured |= speed.of_speed(
+  measured |= speed.metrics_of_speed(
     delivery.rollout,
     delivery.secs,
     learned.secs,
@@ -205,7 +205,7 @@ def measure(
     counts.get('tokens_drawn'),
     counts.get('ahead_wait_secs'),
   )
-  measured |= speed.of_memory()
+  measured |= speed.metrics_of_memory()
   watched = session.watched
   compiled = watched.compilations.warning(learned.layouts.shapes())
   failing = watched.failures.warnings(delivery.rollout, measured)
@@ -252,11 +252,11 @@ def conclude(session: Session, progress: Progress) -> tuple[Progress, bool]:
   # be kept as the best.
   every = config.checkpoint.every_steps
   if due or step % every == 0 or saves.owed or saves.is_due():
-    saving.save(session, progress, measured)
+    progress_lib.save(session, progress, measured)
   written = unwritten._replace(measured=measured)
   ends = reports.tell(session, progress, written)
   if error and step < config.steps:
-    saving.finish(session, progress)
+    progress_lib.finish(session, progress)
     raise session.peers.fail(ValueError(error))
   return progress, ends
 
@@ -270,7 +270,7 @@ def evaluates_at(config: Config, step: int) -> bool:
 def evaluate(session: Session, progress: Progress) -> dict[str, float | None]:
   """The metrics of answers to held-out problems, by the newest policy."""
   with (
-    saving.saved_if_it_fails(session, progress),
+    progress_lib.saved_if_it_fails(session, progress),
     session.at_once(),
     session.monitor.phase(
       'evaluating', 'compiling, then evaluating on held-out problems'

@@ -9,10 +9,10 @@ import numpy as np
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.monitor import Sample
 from grpo_jax.rollouts import parquet
-from grpo_jax.run import saving
+from grpo_jax.run import progress as progress_lib
 from grpo_jax.run.progress import Progress
+from grpo_jax.run.progress import Session
 from grpo_jax.run.progress import Unwritten
-from grpo_jax.run.session import Session
 
 
 def keep_completions(
@@ -90,7 +90,7 @@ def tell(
   answer, rollout = None, unwritten.rollout
   rollout = session.whole(rollout) if rollout else None
   with (
-    saving.saved_if_it_fails(session, progress),
+    progress_lib.saved_if_it_fails(session, progress),
     session.peers.together(),
     session.peers.patient(),
   ):

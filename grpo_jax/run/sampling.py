@@ -16,12 +16,12 @@ from grpo_jax import random_keys
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.learner.updates import Updater
-from grpo_jax.rollouts import ahead
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import pass_at_k
+from grpo_jax.rollouts import replay as replay_lib
+from grpo_jax.rollouts.ahead import Ahead
 from grpo_jax.rollouts.dynamic_sampling import Drawn
 from grpo_jax.rollouts.dynamic_sampling import PromptState
-from grpo_jax.rollouts.replay import Replay
 from grpo_jax.rollouts.sources import AtOnce
 from grpo_jax.rollouts.sources import Source
 from grpo_jax.rollouts.sources import Wait
@@ -49,24 +49,26 @@ def source(
   def load(params, version):
     run.engine.load(updater.joined(params), version=version)
 
-  config, unload = run.config.sampler, run.engine.unload
+  config, steps = run.config.sampler, run.config.steps
   if replay is not None:
-    return Replay(
-      replay, run.tokenizer, config.prompts, config.group, load, unload, wait
+    draw = functools.partial(
+      replay_lib.draw, replay, run.tokenizer, config.prompts, config.group
     )
+    return AtOnce(draw, load, run.engine.unload, wait)
   if not config.ahead:
     draw = functools.partial(sampled, run)
-    fill, rollouts = run.prompts.fill, run.config.steps
-    return AtOnce(draw, load, unload, wait, fill, rollouts)
-  drawing = ahead.Drawing()
+    fill = run.prompts.fill
+    return AtOnce(draw, load, run.engine.unload, wait, steps, fill)
+
+  def draw_ahead(prompts, version):
+    return sampled(parts, prompts, version)
+
+  made = Ahead(draw_ahead, load, run.engine.unload, wait, steps)
+  engine = engines.Interruptible(run.engine, made.between)
+  parts = run._replace(engine=engine, judging=made.judging)
   if run.workers is not None:
-    run.workers.between = drawing.between
-  parts = run._replace(
-    engine=engines.Interruptible(run.engine, drawing.between),
-    judging=drawing.judging,
-  )
-  draw = functools.partial(sampled, parts)
-  return ahead.Ahead(draw, load, unload, wait, run.config.steps, drawing)
+    run.workers.between = made.between
+  return made
 
 
 def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
@@ -172,7 +174,7 @@ def _collected(
     run.config.seed,
     step,
     run.config.data.completion_buckets,
-    purpose,
-    judging,
-    run.workers,
+    purpose=purpose,
+    judging=judging,
+    workers=run.workers,
   )

@@ -5,7 +5,6 @@ What one rollout hands to the next is a `Progress`. A checkpoint holds a
 `Progress`, and the next start opens its session with the newest one.
 """
 
-from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
@@ -19,23 +18,18 @@ import jax
 from grpo_jax import engines
 from grpo_jax import monitor as monitor_lib
 from grpo_jax.config import Config
-from grpo_jax.episodes.types import Rollout
 from grpo_jax.hosts import joining
-from grpo_jax.hosts.processes import ALONE
-from grpo_jax.hosts.processes import Processes
-from grpo_jax.hosts.stop_signal import Stop
-from grpo_jax.hosts.stop_signal import Stopped
-from grpo_jax.learner.instruments.hook import Instrument
+from grpo_jax.hosts import processes
+from grpo_jax.hosts import stop_signal
 from grpo_jax.learner.updates import Updater
 from grpo_jax.monitor import Monitor
-from grpo_jax.rollouts import gathering
-from grpo_jax.rollouts.sources import Source
 from grpo_jax.run import compile_ahead
 from grpo_jax.run import export
 from grpo_jax.run import judging
 from grpo_jax.run import progress as progress_lib
 from grpo_jax.run import sampling
 from grpo_jax.run import warm_up
+from grpo_jax.run import watching
 from grpo_jax.run import workdir as workdir_lib
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_ahead
@@ -50,14 +44,9 @@ from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import fingerprints
 from grpo_jax.run.keep.checkpoint import Checkpoints
 from grpo_jax.run.keep.checkpoint import Restored
+from grpo_jax.run.progress import OnRollout
 from grpo_jax.run.progress import Progress
-from grpo_jax.run.watching import Compilations
-from grpo_jax.run.watching import Failures
-from grpo_jax.run.watching import Refused
-from grpo_jax.run.watching import Watched
-
-# `(step, metrics, rollout) -> whether to end the run`; see `grpo_jax.train`.
-OnRollout = Callable[[int, dict[str, float], Rollout | None], Any]
+from grpo_jax.run.progress import Session
 
 
 class Start(NamedTuple):
@@ -76,75 +65,12 @@ class Start(NamedTuple):
 
   config: Config
   workdir: pathlib.Path
-  stop: Stop
+  stop: stop_signal.Stop
   replay: pathlib.Path | None = None
   given: marks.Given = marks.NOTHING
   on_rollout: OnRollout | None = None
   screen: monitor_lib.Screen | None = None
-  peers: Processes = ALONE
-
-
-class Kept(NamedTuple):
-  """What is kept of a run, and where."""
-
-  workdir: pathlib.Path
-  saves: Checkpoints
-  exports: export.Exports
-  replays: bool  # whether saved rollouts take the place of sampling
-  versions: dict[str, Any]  # see `records.versions`
-  frozen: list[int]  # fingerprint of the parameters that no update changes
-
-
-class Session(NamedTuple):
-  """One start of a run.
-
-  Attributes:
-    run: The parts that do not change.
-    updater: Turns rollouts into updates.
-    source: Gives the rollouts.
-    instruments: Measure what updates do.
-    compiling: The programs of an update, before the first.
-    kept: What is kept, and where.
-    watched: What is counted from rollout to rollout.
-    monitor: What people see.
-    on_rollout: See `Start`.
-    stop: See `Start`.
-    peers: See `Start`.
-  """
-
-  run: build.Run
-  updater: Updater
-  source: Source
-  instruments: list[Instrument]
-  compiling: compile_ahead.Compiling
-  kept: Kept
-  watched: Watched
-  monitor: Monitor
-  on_rollout: OnRollout | None
-  stop: Stop
-  peers: Processes
-
-  def is_stopped(self) -> bool:
-    """Whether a signal, to any process, has asked to stop."""
-    return self.stop() if self.peers is ALONE else self.peers.is_stopped()
-
-  def at_once(self) -> contextlib.AbstractContextManager[None]:
-    """In it a signal need not wait; see `Stop.at_once`."""
-    return _at_once(self.stop, self.peers)
-
-  def whole(self, rollout: Rollout) -> Rollout:
-    """The rollout with all that other processes know of it; texts in the first.
-
-    All processes must call it.
-    """
-    run = self.run
-    decode = run.tokenizer.decode if self.peers.is_first else None
-    return gathering.whole(rollout, run.mesh, decode)
-
-  def go_on(self, progress: Progress) -> None:
-    """Puts the source where a progress has left it."""
-    self.source.receipt = progress.receipt
-    self.source.publish(progress.state.params, progress.step)
+  peers: processes.Processes = processes.ALONE
 
 
 @contextlib.contextmanager
@@ -181,18 +107,20 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
       compiling = compile_ahead.start(updater, layout, build.example(run), done)
     monitor = stack.enter_context(_monitor(config, start, screen, progress))
     saves.warn = monitor.warn
-    wait = functools.partial(_at_once, start.stop, peers)
+    wait = functools.partial(progress_lib.at_once, start.stop, peers)
     source = sampling.source(run, updater, start.replay, wait)
     stack.callback(source.close)
-    refused = Refused(**saved.host['refused']) if saved else Refused()
+    refused = saved.host['refused'] if saved else {}
     session = Session(
       run,
       updater,
       source,
       build_updater.instruments(config, updater),
       compiling,
-      Kept(workdir, saves, exports, bool(start.replay), versions, frozen),
-      Watched(refused, Failures(), Compilations()),
+      progress_lib.Kept(
+        workdir, saves, exports, bool(start.replay), versions, frozen
+      ),
+      watching.start(**refused),
       monitor,
       start.on_rollout,
       start.stop,
@@ -207,21 +135,11 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     yield session, progress
 
 
-def _at_once(
-  stop: Stop, peers: Processes
-) -> contextlib.AbstractContextManager[None]:
-  """`Stop.at_once`, where a process may leave alone.
-
-  With several processes none may: there the engine and the judging ask.
-  """
-  return contextlib.nullcontext() if peers.number > 1 else stop.at_once()
-
-
 def _built(
   config: Config,
   given: marks.Given,
   screen: monitor_lib.Screen,
-  peers: Processes = ALONE,
+  peers: processes.Processes = processes.ALONE,
 ) -> tuple[build.Run, Updater]:
   """The parts of a run; the screen says what they are."""
   with screen.phase('finding devices'):
@@ -262,7 +180,7 @@ def _joined(run: build.Run, start: Start) -> build.Run:
 
   def between():
     if peers.is_stopped():
-      raise Stopped
+      raise stop_signal.Stopped
 
   return run._replace(
     engine=engines.Interruptible(run.engine, between),

@@ -13,7 +13,7 @@ from grpo_jax.models import flops_per_token
 from grpo_jax.run.keep import host_memory
 
 
-def of_speed(
+def metrics_of_speed(
   rollout: Rollout,
   sample_secs: float,
   learn_secs: float,
@@ -77,7 +77,7 @@ def timed(function: Callable[..., Any], *args) -> tuple[Any, float]:
   return result, time.monotonic() - start
 
 
-def of_memory() -> dict[str, float]:
+def metrics_of_memory() -> dict[str, float]:
   """The most memory that was taken at once since the process began.
 
   Returns:

@@ -9,6 +9,7 @@ from collections.abc import Hashable
 from collections.abc import Mapping
 import dataclasses
 import functools
+from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -187,3 +188,8 @@ class Watched(NamedTuple):
   refused: Refused
   failures: Failures
   compilations: Compilations
+
+
+def start(**refused: Any) -> Watched:
+  """What a start counts; `refused` are the fields of its `Refused`, if any."""
+  return Watched(Refused(**refused), Failures(), Compilations())

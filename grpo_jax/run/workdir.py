@@ -10,7 +10,7 @@
   how many records and which hash its data had. A start over data that has
   changed warns.
 - `checkpoints/`, `warm_up/`, `completions/`, `evaluations/` and `exports/` are
-  written by `session.py`, `warm_up.py` and `reports.py`, `metrics.jsonl` and
+  written by `progress.py`, `warm_up.py` and `reports.py`, `metrics.jsonl` and
   `tensorboard/` by `monitor/`.
 """
 

@@ -13,7 +13,7 @@ from grpo_jax.commands import main
 from grpo_jax.commands import report
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import stop_signal
-from grpo_jax.run import saving
+from grpo_jax.run import progress as progress_lib
 from grpo_jax.run import workdir
 from tests import runs
 from tests.cli import JUDGE
@@ -228,11 +228,11 @@ def test_what_is_no_second_interrupt_is_saved(
     kept=types.SimpleNamespace(saves=saves),
     peers=processes.ALONE,
   )
-  monkeypatch.setattr(saving, 'save', lambda *_: happened.append('save'))
+  monkeypatch.setattr(progress_lib, 'save', lambda *_: happened.append('save'))
   config = runs.small()
   with pytest.raises(type(error)):
     with workdir.claimed(tmp_path, config):
-      with saving.saved_if_it_fails(open_one, None):
+      with progress_lib.saved_if_it_fails(open_one, None):
         raise error
   assert happened == (['save', 'wait'] if saved else [])
   left = (tmp_path / 'traceback.txt').exists()

@@ -7,10 +7,9 @@ from grpo_jax import data
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import replay
 from grpo_jax.rollouts.dynamic_sampling import PromptState
-from grpo_jax.rollouts.sources import Receipt
 from tests.rollouts import parquet_test
 
-RECEIPT = Receipt(PromptState(7))
+STATE = PromptState(7)
 
 
 @pytest.fixture
@@ -25,30 +24,17 @@ def drawn(tmp_path):
     )
     parquet.write(parquet.path_of(tmp_path, 5), rollout, 5)
     tokenizer = data.character_tokenizer('abcdefghijk'[: vocab_size - 2])
-    source = replay.Replay(
-      tmp_path,
-      tokenizer,
-      prompts,
-      group,
-      load=lambda params, version: has.append((params, version)),
-      unload=has.pop,
+    return rollout, replay.draw(
+      tmp_path, tokenizer, prompts, group, STATE, step
     )
-    source.receipt = RECEIPT
-    source.publish('params', step)
-    assert has == [('params', step)]  # for an evaluation
-    delivery = source.next(step)
-    assert not has  # before the update
-    return rollout, delivery
 
-  has = []
   return draw
 
 
 def test_the_rollout_after_so_many_is_read(drawn):
-  rollout, delivery = drawn()
-  parquet_test.assert_same(delivery.rollout, rollout)
-  assert delivery.receipt is RECEIPT and delivery.counts == {}
-  assert delivery.secs > 0
+  rollout, (found, state, counts) = drawn()
+  parquet_test.assert_same(found, rollout)
+  assert state is STATE and counts == {}
 
 
 @pytest.mark.parametrize(

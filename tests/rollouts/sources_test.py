@@ -47,10 +47,7 @@ def at_once(engine, **more):
 
 
 def drawn_ahead(engine, rollouts=9, wait=contextlib.nullcontext):
-  drawing = ahead.Drawing()
-  return ahead.Ahead(
-    engine.draw, engine.load, engine.unload, wait, rollouts, drawing
-  )
+  return ahead.Ahead(engine.draw, engine.load, engine.unload, wait, rollouts)
 
 
 def train(source, first, last):
@@ -182,7 +179,7 @@ def test_what_is_drawn_is_given_up_when_a_source_is_closed():
   def endless(prompts, version):
     while version == 1:
       begun.set()
-      source.drawing.between()
+      source.between()
     return draw(prompts, version)
 
   source.draw = endless

@@ -22,7 +22,7 @@ from grpo_jax.models.attention import over_layout
 from grpo_jax.run import export
 from grpo_jax.run import learning
 from grpo_jax.run import loop
-from grpo_jax.run import saving
+from grpo_jax.run import progress as progress_lib
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_model
 from grpo_jax.run.build import marks
@@ -318,7 +318,7 @@ def logits_of_ids(model, params):
 
 
 class Exporting:
-  """What `saving` needs to write an export; nothing is trained."""
+  """What `progress` needs to write an export; nothing is trained."""
 
   def __init__(self, workdir, **changes):
     config = runs.small(**{'checkpoint.export_every_saves': 2, **changes})
@@ -341,7 +341,7 @@ class Exporting:
 
   def saved(self, step):
     if self.kept.exports.count(step):
-      saving._export(self, step, self.params)
+      progress_lib._export(self, step, self.params)
 
 
 def test_every_second_save_is_written_and_a_full_disk_is_a_warning(

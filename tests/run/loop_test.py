@@ -77,7 +77,7 @@ def test_compilations_end_when_the_shapes_have_been_seen(
   own_programs, tmp_path
 ):
   """Nothing is compiled after the first steps, whatever the lengths."""
-  with counted_before(loop, 'sampled') as counts:
+  with counted_before(sampling, 'sampled') as counts:
     loop.train(small(steps=8), tmp_path)
   assert counts[0] > 0
   later = np.diff(counts)[3:]

@@ -9,7 +9,6 @@ import pytest
 from grpo_jax.rollouts.sources import AtOnce
 from grpo_jax.rollouts.sources import Receipt
 from grpo_jax.run import loop
-from grpo_jax.run import progress
 from grpo_jax.run import sampling
 from tests import runs
 from tests.run import resume_test
@@ -61,9 +60,3 @@ def test_any_number_of_versions_is_kept_and_drawn_by_again(behind, tmp_path):
     end = loop.train(config, tmp_path / 'pieces', resume_test.After(3))
     done = end['steps']
   runs.assert_equal(tmp_path / 'whole', tmp_path / 'pieces')
-
-
-def test_a_checkpoint_of_earlier_code_names_the_version_that_reads_it():
-  host = {'versions': {'packages': {'grpo_jax': '0.0.9'}}}
-  with pytest.raises(ValueError, match='by grpo_jax 0.0.9, an earlier version'):
-    progress.abstract(None, host)

@@ -12,8 +12,8 @@ import pytest
 from grpo_jax.config import checks
 from grpo_jax.hosts import processes
 from grpo_jax.run import loop
+from grpo_jax.run import progress as progress_lib
 from grpo_jax.run import sampling
-from grpo_jax.run import saving
 from grpo_jax.run import watching
 from grpo_jax.run.build import build
 from grpo_jax.run.progress import Progress
@@ -119,9 +119,9 @@ def test_a_stop_in_the_last_evaluation_says_nothing_of_the_last_rollout():
   )
   nothing: Any = None
   waits = Progress(2, nothing, nothing, Unwritten({}, []), nothing)
-  saving.check_end(session, waits)
+  progress_lib.check_end(session, waits)
   with pytest.raises(ValueError, match='^The run is done'):
-    saving.check_end(session, waits._replace(unwritten=None))
+    progress_lib.check_end(session, waits._replace(unwritten=None))
 
 
 def test_with_0_it_goes_on(tmp_path):

@@ -20,7 +20,7 @@ def test_flops_by_hand():
   context = (1 + 2) + (1 + 2 + 3) + 3 + (3 + 4) + (4 + 5 + 6 + 7)
   expected = 12 * matrices + 7 * head + context * attention
   assert speed.forward_flops(rollout, MODEL) == expected
-  got = speed.of_speed(rollout, 2.0, 4.0, MODEL, 1e3, learn_passes=7)
+  got = speed.metrics_of_speed(rollout, 2.0, 4.0, MODEL, 1e3, learn_passes=7)
   assert got == pytest.approx(
     {
       'sample_secs': 2,
@@ -33,12 +33,12 @@ def test_flops_by_hand():
     }
   )
   # Dynamic sampling has drawn three times as many tokens as are learned from.
-  more = speed.of_speed(
+  more = speed.metrics_of_speed(
     rollout, 2.0, 4.0, MODEL, 1e3, learn_passes=7, tokens_drawn=21.0
   )
   sampled = ('sample_tokens_per_sec', 'mfu_sample')
   assert more == pytest.approx(
     {k: 3 * v if k in sampled else v for k, v in got.items()}
   )
-  unknown = speed.of_speed(rollout, 2.0, 4.0, MODEL, None, 7)
+  unknown = speed.metrics_of_speed(rollout, 2.0, 4.0, MODEL, None, 7)
   assert unknown.keys() == got.keys() - {'mfu_sample', 'mfu_learn'}

@@ -387,7 +387,7 @@ def _patches(seen, patch):
   for name in ('collect', 'demonstrations', 'blank'):
     note(rollout_lib, name)
   note(dynamic_sampling, 'draw')
-  note(rollout_metrics, 'of_rollout')
+  note(rollout_metrics, 'metrics_of_rollout')
   note(parquet, 'write', lambda *_: None, as_name='parquet')
   note(weights, 'config_to_huggingface', lambda *_: None)
   note(export, 'origin_of', lambda config: None)

@@ -452,11 +452,8 @@ class Checkpoints:
     # Not by Orbax's manager, which calls this method while it opens.
     host = json.loads((folder / 'host' / 'metadata').read_text())
     fingerprints = host['fingerprint']
-    if isinstance(fingerprints, list):  # earlier code had no SHA-256
-      file = folder / 'metrics' / 'metrics'
-      measured = json.loads(file.read_text()) if file.exists() else {}
-      host['metric'] = measured['metric'] if measured else None
-      return host, host.pop('fingerprint')
+    if isinstance(fingerprints, list):  # of the arrays alone
+      raise ValueError('an earlier version saved it, which alone reads it')
     digest = fingerprints.pop('host')
     if _sha256(step, host) != digest:
       raise ValueError('what lies beside its arrays is not what was saved')
