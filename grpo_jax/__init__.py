@@ -31,7 +31,7 @@ __all__ = [
 ]
 # Where the functions among them are; the others are folders.
 _FUNCTIONS = {
-  'convert': 'grpo_jax.run.keep.export',
+  'convert': 'grpo_jax.run.export',
   'evaluate': 'grpo_jax.run.from_python',
   'load_config': 'grpo_jax.config.load',
   'sample': 'grpo_jax.run.from_python',

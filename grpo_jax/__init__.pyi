@@ -7,9 +7,9 @@ from grpo_jax import losses as losses
 from grpo_jax import optim as optim
 from grpo_jax import rewards as rewards
 from grpo_jax.config.load import load_config as load_config
+from grpo_jax.run.export import convert as convert
 from grpo_jax.run.from_python import evaluate as evaluate
 from grpo_jax.run.from_python import sample as sample
 from grpo_jax.run.from_python import train as train
-from grpo_jax.run.keep.export import convert as convert
 
 __version__: str

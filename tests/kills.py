@@ -23,7 +23,7 @@ import tempfile
 import time
 
 from tests import runs
-from tests.run.keep import export_test
+from tests.run import export_test
 
 SHORT = (
   '--config.steps=12',

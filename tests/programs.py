@@ -18,7 +18,7 @@ import pytest
 
 from grpo_jax import models
 from grpo_jax.engines.local import prepare
-from grpo_jax.run import ahead
+from grpo_jax.run.build import build_ahead
 from grpo_jax.run.build import build_model
 from grpo_jax.run.build import build_updater
 
@@ -108,7 +108,7 @@ def shared_programs():
     share(build_updater, 'warm_up_updater', updater)
     share(build_model, '_random', random)
     share(prepare, 'Preparation', preparation)
-    share(ahead, '_corrects', corrects)
+    share(build_ahead, '_corrects', corrects)
     yield
 
 

@@ -2,7 +2,7 @@
 
 from grpo_jax.commands import printing
 from grpo_jax.commands.arguments import Arguments
-from grpo_jax.run.keep import export
+from grpo_jax.run import export
 
 
 def run(arguments: Arguments) -> None:

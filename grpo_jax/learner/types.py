@@ -28,9 +28,6 @@ class TrainState(NamedTuple):
   step: Array  # i32[], updates taken
   nonfinite: Array  # i32[], updates refused, see `Update.sound`
   idle: Array  # i32[], updates skipped: every advantage was 0
-  # Parameters one version older, which draw the next rollout; None in an update
-  # and without `config.sampler.ahead`.
-  older: Any = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -234,6 +234,22 @@ def of(device_kind: str) -> Chip | None:
   return None
 
 
+def peak_flops(device_kind: str) -> float | None:
+  """Peak FLOP/s of one device: dense, by the vendor.
+
+  Args:
+    device_kind: Of a `jax.Device`.
+
+  Returns:
+    FLOP/s; None for a kind that is not in the table, and for part of a GPU.
+
+  >>> peak_flops('NVIDIA H100 80GB HBM3')
+  989500000000000.0
+  """
+  chip = of(device_kind)
+  return None if chip is None else chip.device_tflops * 1e12
+
+
 def named(name: str) -> Chip:
   """The chip of a name that a person types, whatever its case.
 

@@ -28,7 +28,7 @@ from grpo_jax.planning.roofline import Work
 from grpo_jax.run.build import build_abstract
 from grpo_jax.run.build import marks
 from grpo_jax.run.keep import bucket
-from grpo_jax.run.keep import workdir as workdir_lib
+from grpo_jax.run.keep import records
 
 _WARM_UP = 2  # rollouts in which programs are compiled
 
@@ -68,7 +68,7 @@ def of_run(directory: str) -> Against:
   """
   config = _planned(
     config_lib.dataclass_from_dict(
-      config_lib.Config, workdir_lib.config_of(directory), directory
+      config_lib.Config, records.config_of(directory), directory
     )
   )
   place = bucket.read_only(directory)

@@ -18,13 +18,13 @@ from grpo_jax.learner.layouts import Layouts
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
 from grpo_jax.planning import sizes
-from grpo_jax.run import ahead
 from grpo_jax.run import policy
+from grpo_jax.run import workdir as workdir_lib
 from grpo_jax.run.build import build
+from grpo_jax.run.build import build_ahead
 from grpo_jax.run.build import build_rewards
 from grpo_jax.run.build import build_updater
 from grpo_jax.run.keep import bucket
-from grpo_jax.run.keep import workdir as workdir_lib
 
 GIB = 2**30
 
@@ -70,8 +70,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
     updater.compiled, rollout, updater.layout, config.learner.batches
   )
   rows, used = layouts.stack(layouts.first_epoch()[0])
-  abstract = updater.compiled.abstract
-  state = ahead.with_older(config, abstract, copy=lambda x: x)
+  state = updater.compiled.abstract
   batch = rollout.batch
   return {
     'config': dataclasses.asdict(config),
@@ -89,10 +88,10 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
     },
     'warnings': [
       *build_rewards.warnings(run.rewards),
-      *ahead.warnings(run),
+      *build_ahead.warnings(run),
       *_of_heads(run),
     ],
-    'memory_gib': _memory_gib(state, updater, layouts),
+    'memory_gib': _memory_gib(config, state, updater, layouts),
     'first_rollout': {
       # As the model reads them, so that a chat template can be looked at.
       'prompts': [
@@ -132,7 +131,7 @@ def _of_heads(run: build.Run) -> list[str]:
 
 
 def _memory_gib(
-  state: TrainState, updater: Updater, layouts: Layouts
+  config: Config, state: TrainState, updater: Updater, layouts: Layouts
 ) -> dict[str, float]:
   """GiB by part: of each device, and of its host what lies there."""
   parts = {
@@ -140,8 +139,8 @@ def _memory_gib(
     'optimizer state': state.opt_state,
     'reference': state.reference,
   }
-  if state.older is not None:
-    parts['older parameters'] = state.older
+  if config.sampler.ahead:
+    parts['older parameters'] = state.params
   here = {name: sizes.on_device(tree) / GIB for name, tree in parts.items()}
   away = {
     f'{name} (in the memory of the host)': sizes.on_host(tree) / GIB

@@ -25,8 +25,9 @@ from grpo_jax.planning.types import OK
 from grpo_jax.planning.types import SLOW
 from grpo_jax.planning.types import Judged
 from grpo_jax.planning.types import Measured
+from grpo_jax.run import workdir as workdirs
 from grpo_jax.run.keep import bucket
-from grpo_jax.run.keep import workdir as workdirs
+from grpo_jax.run.keep import records
 
 GIB = 2**30
 FILE_MB = 16  # of the file that is written to the workdir
@@ -44,10 +45,10 @@ _CLOCK_ROUNDS = 5
 def versions() -> Measured:
   """The versions of Python and of the packages that are installed."""
   found = {'Python': platform.python_version()}
-  for package in (*workdirs.PACKAGES, *accelerators.PLUGINS):
+  for package in (*records.PACKAGES, *accelerators.PLUGINS):
     with contextlib.suppress(metadata.PackageNotFoundError):
       found[package] = metadata.version(package)
-  return {'versions': found, 'git': workdirs.git_revision()}
+  return {'versions': found, 'git': records.git_revision()}
 
 
 def judge_versions(told: Mapping[int, Measured]) -> Judged:

@@ -10,7 +10,6 @@ Every decision is a pure function of what was drawn and of the `PromptState`,
 which is part of a checkpoint. A resumed run therefore takes the same decisions.
 """
 
-import base64
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -66,17 +65,13 @@ def to_json(prompt_state: PromptState) -> dict[str, Any]:
 
 
 def from_json(values: Mapping[str, Any]) -> PromptState:
-  """The `PromptState` that `to_json` was given, or an older version of it."""
+  """The `PromptState` that `to_json` was given."""
   surplus = values['surplus']
-  if isinstance(surplus, str):  # in older checkpoints
-    surplus = base64.b64decode(surplus)
-  # Older checkpoints call the count 'barren'.
-  count = 'barren' if 'barren' in values else 'prompts_without_signal'
   return PromptState(
     values['position'],
     frozenset(values['retired']),
     parquet.from_bytes(surplus) if surplus else None,
-    values[count],
+    values['prompts_without_signal'],
   )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from grpo_jax.episodes.types import Rollout
 
 
-def of_rollout(
+def metrics_of_rollout(
   rollout: Rollout, step: int, right_reward: float
 ) -> dict[str, float]:
   """The metrics of one rollout.

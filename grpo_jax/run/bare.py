@@ -22,7 +22,8 @@ from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
 from grpo_jax.models.layout import LayoutSpec
 from grpo_jax.rollouts.dynamic_sampling import PromptState
-from grpo_jax.run import loop
+from grpo_jax.run import learning
+from grpo_jax.run import sampling
 from grpo_jax.run import warm_up
 from grpo_jax.run.build import build
 
@@ -70,9 +71,9 @@ def trained(
   instruments = [RolloutEnd(updater)]
   run.engine.load(updater.joined(state.params), version=0)
   for step in range(run.config.steps):
-    rollout, prompt_state, _ = loop.sampled(run, prompt_state, step)
+    rollout, prompt_state, _ = sampling.sampled(run, prompt_state, step)
     run.engine.unload()  # the updates donate the parameters
-    learned = loop.learn(
+    learned = learning.learn(
       updater, layout, state, rollout, step, instruments=instruments
     )
     state, layout = learned.state, learned.layouts.spec

@@ -28,7 +28,7 @@ from grpo_jax.run import loop
 from grpo_jax.run import policy as policies
 from grpo_jax.run.build import given as given_lib
 from grpo_jax.run.keep import saved_config
-from grpo_jax.run.session import OnRollout
+from grpo_jax.run.progress import OnRollout
 
 if TYPE_CHECKING:
   from ml_collections import ConfigDict

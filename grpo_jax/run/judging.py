@@ -1,7 +1,5 @@
-"""Judging that several processes share, and what fails in it."""
+"""Judging that several processes share."""
 
-import collections
-from collections.abc import Mapping
 import pickle
 import zlib
 
@@ -11,7 +9,6 @@ import numpy as np
 from grpo_jax import rewards
 from grpo_jax.engines import Completions
 from grpo_jax.episodes import rollout
-from grpo_jax.episodes.types import Rollout
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import stop_signal
 
@@ -70,45 +67,6 @@ def shared(
     return completions._replace(**arrays), scores
 
   return judging
-
-
-class Failures:
-  """Warns when a reward function fails on all completions of a rollout.
-
-  It warns again only after a rollout on some of which it has not failed.
-  """
-
-  def __init__(self):
-    self._told: set[str] = set()
-
-  def warnings(
-    self, rollout: Rollout, measured: Mapping[str, float | None]
-  ) -> list[str]:
-    """What to warn of after a rollout.
-
-    Args:
-      rollout: Trained on.
-      measured: Its metrics; `reward/<name>_failed` may count further
-        completions, which were drawn and are not trained on.
-
-    Returns:
-      A sentence for each function of which all calls have begun to fail.
-    """
-    sentences = []
-    for place, name in enumerate(rollout.reward_names):
-      if measured.get(f'reward/{name}_failed') != 1.0:
-        self._told.discard(name)
-      elif name not in self._told:
-        self._told.add(name)
-        assert rollout.failures is not None  # they were counted
-        reasons = collections.Counter(rollout.failures[..., place].flat)
-        (reason, number), *_ = reasons.most_common(1)
-        sentences.append(
-          f'The reward {name} has failed on all completions of this rollout, on'
-          f' {number} of {rollout.length.size} by: {reason}; look at the reward'
-          ' function, and at the limits in config.workers.'
-        )
-    return sentences
 
 
 def _digest(completions: Completions) -> int:

@@ -23,6 +23,7 @@ from grpo_jax.models import lora
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import pass_at_k
+from grpo_jax.run import workdir as workdir_lib
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_limits
 from grpo_jax.run.build import build_model
@@ -35,7 +36,6 @@ from grpo_jax.run.build.marks import NOTHING
 from grpo_jax.run.build.marks import Given
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import fingerprints
-from grpo_jax.run.keep import workdir as workdir_lib
 from grpo_jax.run.keep.checkpoint import Checkpoints
 
 # The fields of the config that the parameters of a checkpoint depend on. A

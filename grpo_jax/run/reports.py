@@ -9,10 +9,10 @@ import numpy as np
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.monitor import Sample
 from grpo_jax.rollouts import parquet
-from grpo_jax.run import session as session_lib
-from grpo_jax.run.session import Progress
-from grpo_jax.run.session import Session
-from grpo_jax.run.session import Unwritten
+from grpo_jax.run import progress as progress_lib
+from grpo_jax.run.progress import Progress
+from grpo_jax.run.progress import Session
+from grpo_jax.run.progress import Unwritten
 
 
 def keep_completions(
@@ -58,7 +58,7 @@ def keep_answers(session: Session, rollout: Rollout, step: int) -> None:
 
 def _write(session, rollout, step, folder, effects=None) -> None:
   known = session.whole(rollout)
-  path = parquet.path_of(session.workdir / folder, step)
+  path = parquet.path_of(session.kept.workdir / folder, step)
   try:
     if session.peers.is_first:
       parquet.write(path, known, step, effects)
@@ -90,7 +90,7 @@ def tell(
   answer, rollout = None, unwritten.rollout
   rollout = session.whole(rollout) if rollout else None
   with (
-    session_lib.saved_if_it_fails(session, progress),
+    progress_lib.saved_if_it_fails(session, progress),
     session.peers.together(),
     session.peers.patient(),
   ):
@@ -100,3 +100,9 @@ def tell(
   # value that is true.
   ends = isinstance(answer, bool | np.bool_) and bool(answer)
   return session.peers.from_first(ends)
+
+
+def show_warnings(session: Session) -> None:
+  """Shows what other processes have warned of since the last time."""
+  for warning in session.peers.warnings():
+    session.monitor.warn(warning)

@@ -1,4 +1,4 @@
-"""Speed and memory of a rollout and its updates; the peak speed of a device."""
+"""Speed and memory of a rollout and its updates."""
 
 from collections.abc import Callable
 import time
@@ -8,12 +8,11 @@ import jax
 import numpy as np
 
 from grpo_jax.episodes.types import Rollout
-from grpo_jax.mesh import chips
 from grpo_jax.models import Model
 from grpo_jax.run.keep import host_memory
 
 
-def of_speed(
+def metrics_of_speed(
   rollout: Rollout,
   sample_secs: float,
   learn_secs: float,
@@ -77,7 +76,7 @@ def timed(function: Callable[..., Any], *args) -> tuple[Any, float]:
   return result, time.monotonic() - start
 
 
-def of_memory() -> dict[str, float]:
+def metrics_of_memory() -> dict[str, float]:
   """The most memory that was taken at once since the process began.
 
   Returns:
@@ -105,19 +104,3 @@ def forward_flops(rollout: Rollout, model: Model) -> float | None:
   if of_completions is None or of_prompts is None:
     return None
   return float(np.sum(of_prompts) + np.sum(is_there * of_completions))
-
-
-def peak_flops(device_kind: str) -> float | None:
-  """Peak FLOP/s of one device: dense, by the vendor; see `chips`.
-
-  Args:
-    device_kind: Of a `jax.Device`.
-
-  Returns:
-    FLOP/s; None for a kind that is not in the table, and for part of a GPU.
-
-  >>> peak_flops('NVIDIA H100 80GB HBM3')
-  989500000000000.0
-  """
-  chip = chips.of(device_kind)
-  return None if chip is None else chip.device_tflops * 1e12

@@ -25,7 +25,8 @@ import numpy as np  # noqa: E402
 from grpo_jax import config as config_lib  # noqa: E402
 from grpo_jax.learner import metrics  # noqa: E402
 from grpo_jax.learner import updates  # noqa: E402
-from grpo_jax.run import loop  # noqa: E402
+from grpo_jax.rollouts.dynamic_sampling import PromptState  # noqa: E402
+from grpo_jax.run import sampling  # noqa: E402
 from grpo_jax.run.build import build  # noqa: E402
 from grpo_jax.run.build import build_updater  # noqa: E402
 from tests.bench import config as bench_config  # noqa: E402
@@ -62,7 +63,7 @@ def rows(case: str):
   run = build.run(config)
   params = build.initial_params(run)
   run.engine.load(params, version=0)
-  drawn, _, _ = loop.sampled(run, loop.PromptState(), 0)
+  drawn, _, _ = sampling.sampled(run, PromptState(), 0)
   made, states = {}, {}
   for everything in (True, False):
     learner = dataclasses.replace(config.learner, compute_all=everything)

@@ -24,7 +24,8 @@ import jax  # noqa: E402
 
 from grpo_jax import config as config_lib  # noqa: E402
 from grpo_jax.learner import updates  # noqa: E402
-from grpo_jax.run import loop  # noqa: E402
+from grpo_jax.rollouts.dynamic_sampling import PromptState  # noqa: E402
+from grpo_jax.run import sampling  # noqa: E402
 from grpo_jax.run.build import build  # noqa: E402
 from grpo_jax.run.build import build_updater  # noqa: E402
 
@@ -46,7 +47,7 @@ def main() -> None:
   run = build.run(config)
   params = jax.jit(run.model.init)(jax.random.key(0))
   run.engine.load(params, version=0)
-  rollout, _, _ = loop.sampled(run, loop.PromptState(), 0)
+  rollout, _, _ = sampling.sampled(run, PromptState(), 0)
   reward = rollout.batch.reward.copy()
   reward[:, ::2] = 1.0  # a policy that knows nothing has nothing to learn
   rollout = rollout._replace(batch=rollout.batch._replace(reward=reward))

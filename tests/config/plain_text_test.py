@@ -29,9 +29,9 @@ from grpo_jax.monitor import display
 from grpo_jax.monitor import plain
 from grpo_jax.monitor import screen as screen_lib
 from grpo_jax.rewards import _worker
+from grpo_jax.run import export
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import checkpoint
-from grpo_jax.run.keep import export
 from tests import cli
 
 EVIL = '\x1b]0;owned\x07\x1b[2J\x9b31m\r\x08\x7f\u202egnp.exe\u2028'

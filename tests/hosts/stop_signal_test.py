@@ -13,8 +13,8 @@ from grpo_jax.commands import main
 from grpo_jax.commands import report
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import stop_signal
-from grpo_jax.run import session
-from grpo_jax.run.keep import workdir
+from grpo_jax.run import progress as progress_lib
+from grpo_jax.run import workdir
 from tests import runs
 from tests.cli import JUDGE
 from tests.cli import SMALL
@@ -224,13 +224,15 @@ def test_what_is_no_second_interrupt_is_saved(
   stop.signal = signal.SIGINT if signals else None
   saves = types.SimpleNamespace(wait=lambda: happened.append('wait'))
   open_one = types.SimpleNamespace(
-    stop=stop, saves=saves, peers=processes.ALONE
+    stop=stop,
+    kept=types.SimpleNamespace(saves=saves),
+    peers=processes.ALONE,
   )
-  monkeypatch.setattr(session, 'save', lambda *_: happened.append('save'))
+  monkeypatch.setattr(progress_lib, 'save', lambda *_: happened.append('save'))
   config = runs.small()
   with pytest.raises(type(error)):
     with workdir.claimed(tmp_path, config):
-      with session.saved_if_it_fails(open_one, None):
+      with progress_lib.saved_if_it_fails(open_one, None):
         raise error
   assert happened == (['save', 'wait'] if saved else [])
   left = (tmp_path / 'traceback.txt').exists()

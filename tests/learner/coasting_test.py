@@ -12,8 +12,9 @@ from grpo_jax.learner import clipped
 from grpo_jax.learner import gradient as gradient_lib
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import updates
+from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.run import about
-from grpo_jax.run import loop
+from grpo_jax.run import sampling
 from grpo_jax.run import warm_up
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_updater
@@ -75,12 +76,12 @@ def test_coasting_moves_clipped_tokens_as_predicted(tmp_path):
   run, updater, params = prepared(tmp_path)
   probe = make_probe(updater.compiled.learner)
   state = updater.compiled.init(params)
-  prompt_state, errors, motions = loop.PromptState(), [], []
+  prompt_state, errors, motions = PromptState(), [], []
   for step in range(6):
     if len(errors) == STATES:
       break
     run.engine.load(state.params, version=step)
-    rollout, prompt_state, _ = loop.sampled(run, prompt_state, step)
+    rollout, prompt_state, _ = sampling.sampled(run, prompt_state, step)
     ready = credited(updater, state, rollout, step)
     batch = ready.batch
     state = state._replace(loss_state=ready.loss_state)

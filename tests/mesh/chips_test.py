@@ -85,3 +85,43 @@ def test_a_device_may_be_half_of_a_chip():
 def test_an_unknown_name_is_refused_with_those_that_are_known():
   with pytest.raises(ValueError, match="no chip 'v9' in .* one of v2, v3, v4"):
     chips.named('v9')
+
+
+@pytest.mark.parametrize(
+  'kind, teraflops',
+  [
+    ('TPU v2', 23),
+    ('TPU v3', 61.5),
+    ('TPU v4', 275),
+    ('TPU v5 lite', 197),
+    ('TPU v5e', 197),
+    ('TPU v5', 459),
+    ('TPU v5p', 459),
+    ('TPU v6 lite', 918),
+    ('TPU v6e', 918),
+    ('TPU7x', 1153.5),
+    ('NVIDIA A100-SXM4-80GB', 312),
+    ('NVIDIA A100 80GB PCIe', 312),
+    ('NVIDIA H100 80GB HBM3', 989.5),
+    ('NVIDIA H100 PCIe', 756.5),
+    ('NVIDIA H100 NVL', 835.5),
+    ('NVIDIA H200', 989.5),
+    ('NVIDIA H200 NVL', 835.5),
+    ('NVIDIA GH200 480GB', 989.5),
+    ('NVIDIA GB200', 2500),
+    ('NVIDIA B200', 2250),
+    ('NVIDIA L4', 121),
+    ('NVIDIA L40S', 362),
+    ('NVIDIA A10', 125),
+    ('Tesla V100-SXM2-16GB', 125),
+    ('Tesla T4', 65),
+    ('NVIDIA L40', None),
+    ('NVIDIA H100 80GB HBM3 MIG 1g.10gb', None),
+    ('TPU v9', None),
+    ('Example A100', None),  # of another vendor
+    ('cpu', None),
+  ],
+)
+def test_peaks_of_known_devices(kind, teraflops):
+  peak = chips.peak_flops(kind)
+  assert peak == (teraflops and teraflops * 1e12)

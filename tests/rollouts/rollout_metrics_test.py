@@ -5,7 +5,8 @@ import pytest
 
 from grpo_jax import losses
 from grpo_jax.episodes.types import Rollout
-from grpo_jax.rollouts import rollout_metrics
+from grpo_jax.rollouts.rollout_metrics import failed_shares
+from grpo_jax.rollouts.rollout_metrics import metrics_of_rollout
 
 
 def make_rollout(
@@ -37,7 +38,7 @@ def test_answers_lengths_and_staleness():
     valid=[[1, 1, 1], [1, 1, 0], [0, 1, 1], [0, 0, 0]],
     version=[[[3]], [[4]], [[5]], [[5]]],
   )
-  got = rollout_metrics.of_rollout(rollout, step=5, right_reward=0.9)
+  got = metrics_of_rollout(rollout, step=5, right_reward=0.9)
   parts = np.array([1, 0.5, 0, 1, 1, 0, 0])  # of what was judged
   assert got == pytest.approx(
     {
@@ -63,16 +64,16 @@ def test_answers_lengths_and_staleness():
 
 
 def test_what_there_is_none_of_is_left_out():
-  solved = rollout_metrics.of_rollout(make_rollout([[1, 1]], [[2, 4]]), 3, 1.0)
+  solved = metrics_of_rollout(make_rollout([[1, 1]], [[2, 4]]), 3, 1.0)
   assert solved['accuracy'] == 1 and solved['staleness_steps'] == 0
   assert 'length_tokens_wrong' not in solved
   lost = make_rollout([[1, 1]], [[2, 4]], valid=[[0, 0]])
-  got = rollout_metrics.of_rollout(lost, 3, 1.0)
+  got = metrics_of_rollout(lost, 3, 1.0)
   assert got.keys() == {
     'judged', 'length_tokens_max', 'rewards_failed', 'staleness_steps',
     'staleness_steps_max', 'reward/exact_judged', 'reward/style_judged',
   }  # fmt: skip
-  empty = rollout_metrics.of_rollout(make_rollout([[1]], [[0]]), 3, 1.0)
+  empty = metrics_of_rollout(make_rollout([[1]], [[0]]), 3, 1.0)
   assert 'staleness_steps' not in empty and empty['length_tokens_right'] == 0
 
 
@@ -82,7 +83,7 @@ def test_each_reward_counts_where_it_has_judged():
   exact, style = [[1, 0], [nan, nan]], [[nan, 4], [2, nan]]
   parts = np.stack([exact, style], axis=-1).astype(np.float32)
   rollout = rollout._replace(batch=rollout.batch._replace(reward_parts=parts))
-  got = rollout_metrics.of_rollout(rollout, 3, 1.0)
+  got = metrics_of_rollout(rollout, 3, 1.0)
   assert (got['reward/exact'], got['reward/style']) == (0.5, 3)
   assert (got['reward/exact_std'], got['reward/style_std']) == (0.5, 1)
   assert got['reward/exact_judged'] == got['reward/style_judged'] == 0.5
@@ -93,7 +94,7 @@ def test_each_reward_counts_where_it_has_judged():
 
 
 def test_a_threshold_is_met_in_float32():
-  got = rollout_metrics.of_rollout(make_rollout([[0.1, 0.7]], [[1, 1]]), 3, 0.7)
+  got = metrics_of_rollout(make_rollout([[0.1, 0.7]], [[1, 1]]), 3, 0.7)
   assert got['accuracy'] == 0.5
 
 
@@ -105,7 +106,7 @@ def test_failures_and_latencies_of_each_reward():
   secs = np.zeros((2, 2, 2), np.float32)
   secs[..., 0] = [[1, 3], [2, np.nan]]
   secs[..., 1] = np.nan
-  measured = rollout_metrics.of_rollout(
+  measured = metrics_of_rollout(
     rollout._replace(failures=failures, judge_secs=secs), 3, 1.0
   )
   assert measured['reward/exact_failed'] == 0.5
@@ -116,5 +117,5 @@ def test_failures_and_latencies_of_each_reward():
   # Of those that were drawn, those without a record do not count.
   asked = rollout._replace(failures=failures)
   fine = rollout._replace(failures=np.full((2, 2, 2), '', object))
-  shares = rollout_metrics.failed_shares([asked, fine, rollout])
+  shares = failed_shares([asked, fine, rollout])
   assert shares == {'reward/exact_failed': 0.25, 'reward/style_failed': 0.125}

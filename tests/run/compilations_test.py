@@ -6,9 +6,9 @@ import pytest
 
 from grpo_jax.hosts import stop_signal
 from grpo_jax.models import stack
-from grpo_jax.run import compilations
 from grpo_jax.run import loop
 from grpo_jax.run import session as session_lib
+from grpo_jax.run import watching
 from grpo_jax.run.build import build
 from grpo_jax.run.build import marks
 from tests import runs
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.usefixtures('shared_programs')
 
 @pytest.fixture
 def watch(monkeypatch):
-  monkeypatch.setattr(compilations, '_LEAST_SECS', 0.0)
-  return compilations.Compilations()
+  monkeypatch.setattr(watching, '_LEAST_SECS', 0.0)
+  return watching.Compilations()
 
 
 def compile_something():
@@ -45,7 +45,7 @@ def test_a_late_compilation_names_what_changed(watch):
 
 
 def test_short_ones_are_not_worth_a_word():
-  watch = compilations.Compilations()
+  watch = watching.Compilations()
   for _ in range(5):
     compile_something()
     assert watch.warning({}) == ''
@@ -62,10 +62,10 @@ def test_a_run_that_goes_on_keeps_the_layout_of_its_first_rollout(
   def spec(**changes):
     config = runs.small(steps=1, **{'data.heldout': ''}, **changes)
     stop = stop_signal.Stop()
-    with session_lib.opened(
-      config, tmp_path, stop, False, marks.NOTHING, None
-    ) as (session, progress):
-      assert isinstance(session.compilations, compilations.Compilations)
+    start = session_lib.Start(config, tmp_path, stop)
+    with session_lib.opened(start) as (session, progress):
+      watched = session.watched.compilations
+      assert isinstance(watched, watching.Compilations)
       return progress.layout
 
   kept = spec()

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from grpo_jax import data
+from grpo_jax.run import export
 from grpo_jax.run import loop
-from grpo_jax.run.keep import export
-from tests.run.keep import export_test
+from tests.run import export_test
 
 pytestmark = pytest.mark.reference
 

@@ -12,6 +12,7 @@ from grpo_jax.engines import Completions
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.hosts import stop_signal
 from grpo_jax.run import judging
+from grpo_jax.run import watching
 
 
 class Peer:
@@ -116,7 +117,7 @@ def rollout_with(failures):
 
 
 def test_a_reward_that_always_fails_is_told_when_that_begins():
-  failures = judging.Failures()
+  failures = watching.Failures()
   all_of_a = rollout_with(['memory', ''] * 3 + ['exit 1', 'exit 1'])
   measured = {'reward/a_failed': 1.0, 'reward/b_failed': 0.25}
   (sentence,) = failures.warnings(all_of_a, measured)
@@ -127,4 +128,4 @@ def test_a_reward_that_always_fails_is_told_when_that_begins():
   both = rollout_with(['', 'exit 1'] * 4)
   assert len(failures.warnings(both, some)) == 1
   assert len(failures.warnings(all_of_a, measured)) == 1  # once more
-  assert not judging.Failures().warnings(all_of_a, {})  # nothing was measured
+  assert not watching.Failures().warnings(all_of_a, {})  # nothing was measured

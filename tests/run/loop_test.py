@@ -17,6 +17,7 @@ from grpo_jax.models import layout
 from grpo_jax.rollouts import parquet
 from grpo_jax.run import loop
 from grpo_jax.run import policy as policies
+from grpo_jax.run import sampling
 from grpo_jax.run.build import build
 from grpo_jax.run.keep.checkpoint import Checkpoints
 from tests import tiny
@@ -76,7 +77,7 @@ def test_compilations_end_when_the_shapes_have_been_seen(
   own_programs, tmp_path
 ):
   """Nothing is compiled after the first steps, whatever the lengths."""
-  with counted_before(loop, 'sampled') as counts:
+  with counted_before(sampling, 'sampled') as counts:
     loop.train(small(steps=8), tmp_path)
   assert counts[0] > 0
   later = np.diff(counts)[3:]
@@ -255,13 +256,13 @@ def test_an_evaluation_is_the_mean_of_the_first_reward_of_greedy_answers(
     asked.append((len(records), sampling.temperature, group, step))
     return types.SimpleNamespace(batch=batch, failed=failures)
 
-  monkeypatch.setattr(loop.rollout_lib, 'collect', collect)
+  monkeypatch.setattr(sampling.rollout_lib, 'collect', collect)
   run = build.run(small(**{'evaluation.examples': 3}))
-  assert loop.evaluated(run, 5) == {'heldout_accuracy': mean, **number}
+  assert sampling.evaluated(run, 5) == {'heldout_accuracy': mean, **number}
   few = run._replace(heldout=[{'prompt': '1+1=', 'answer': '2'}] * 2)
-  loop.evaluated(few, 5)
+  sampling.evaluated(few, 5)
   assert asked == [(3, 0.0, 1, 5), (2, 0.0, 1, 5)]
-  nothing = loop.evaluated(run._replace(heldout=None), 5)
+  nothing = sampling.evaluated(run._replace(heldout=None), 5)
   assert nothing == {'heldout_accuracy': None}
 
 

@@ -25,6 +25,7 @@ from grpo_jax.hosts import joining
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import stop_signal
 from grpo_jax.run import judging
+from grpo_jax.run import learning
 from grpo_jax.run import loop
 from grpo_jax.run import policy as policies
 from tests import judges
@@ -230,7 +231,7 @@ def in_flight(folder, rank, stop, programs=200, sums=24):
 
 def random_reward(folder, rank, stop):
   """What this process has trained on, of a judge that is no function."""
-  learn, rewards, unknown = loop.learn, [], []
+  learn, rewards, unknown = learning.learn, [], []
 
   def learn_and_note(updater, layout, state, rollout, *others):
     rewards.extend(rollout.batch.reward.ravel().tolist())
@@ -239,13 +240,13 @@ def random_reward(folder, rank, stop):
     unknown.append(elsewhere.tolist())
     return learn(updater, layout, state, rollout, *others)
 
-  loop.learn = learn_and_note
+  learning.learn = learn_and_note
   name = f'{__name__}:at_random'
   try:
     ended = train(folder, stop, reward=name)
     return ended | {'rewards': rewards, 'unknown': unknown}
   finally:
-    loop.learn = learn
+    learning.learn = learn
 
 
 def evaluated(folder, rank, stop):

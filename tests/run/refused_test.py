@@ -12,9 +12,12 @@ import pytest
 from grpo_jax.config import checks
 from grpo_jax.hosts import processes
 from grpo_jax.run import loop
-from grpo_jax.run import refused
-from grpo_jax.run import session as session_lib
+from grpo_jax.run import progress as progress_lib
+from grpo_jax.run import sampling
+from grpo_jax.run import watching
 from grpo_jax.run.build import build
+from grpo_jax.run.progress import Progress
+from grpo_jax.run.progress import Unwritten
 from tests import runs
 
 pytestmark = pytest.mark.usefixtures('shared_programs')
@@ -56,7 +59,7 @@ def test_a_run_whose_updates_are_all_refused_ends_saved(
     raise RuntimeError(f'interrupted at {step}')
 
   with monkeypatch.context() as patch:
-    patch.setattr(loop, 'evaluated', interrupted)
+    patch.setattr(sampling, 'evaluated', interrupted)
     with pytest.raises(RuntimeError, match='at 2'):
       loop.train(config, tmp_path, on_rollout=on_rollout)
   # The same command counts on, and stops again. Checkpoint 2 does not count its
@@ -81,7 +84,7 @@ def test_a_run_whose_updates_are_all_refused_ends_saved(
 
 
 def test_after_the_error_a_run_gets_as_many_rollouts_more():
-  counted, ends = refused.Refused(), []
+  counted, ends = watching.Refused(), []
   # The limit changes after the first error, and one rollout is fine.
   for rollout, most in enumerate((3, 3, 3, 2, 2, 2, 2, 2, 0), start=1):
     counted.count({'nonfinite_loss': float(rollout != 6)})
@@ -91,7 +94,7 @@ def test_after_the_error_a_run_gets_as_many_rollouts_more():
 
 
 def test_a_rollout_with_a_finite_update_starts_the_count_anew():
-  counted = refused.Refused()
+  counted = watching.Refused()
   rollouts = [
     {'nonfinite_loss': 1 / 3, 'nonfinite_update': 2 / 3},
     {'nonfinite_loss': 1.0},
@@ -111,16 +114,14 @@ def test_a_stop_in_the_last_evaluation_says_nothing_of_the_last_rollout():
   config = runs.small(steps=2)
   session: Any = types.SimpleNamespace(
     run=types.SimpleNamespace(config=config),
-    refused=refused.Refused(1, 'loss'),
+    watched=types.SimpleNamespace(refused=watching.Refused(1, 'loss')),
     peers=processes.ALONE,
   )
   nothing: Any = None
-  waits = session_lib.Progress(
-    2, nothing, nothing, session_lib.Unwritten({}, []), nothing
-  )
-  session_lib.check_end(session, waits)
+  waits = Progress(2, nothing, nothing, Unwritten({}, []), nothing)
+  progress_lib.check_end(session, waits)
   with pytest.raises(ValueError, match='^The run is done'):
-    session_lib.check_end(session, waits._replace(unwritten=None))
+    progress_lib.check_end(session, waits._replace(unwritten=None))
 
 
 def test_with_0_it_goes_on(tmp_path):

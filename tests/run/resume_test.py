@@ -11,6 +11,9 @@ from grpo_jax.hosts import stop_signal
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.run import compile_ahead
 from grpo_jax.run import loop
+from grpo_jax.run import progress as progress_lib
+from grpo_jax.run import sampling
+from grpo_jax.run import session
 from grpo_jax.run.keep.checkpoint import Checkpoints
 from tests import runs
 
@@ -183,7 +186,7 @@ def test_an_evaluation_that_fails_loses_nothing(failing, tmp_path, monkeypatch):
     }
   )
   loop.train(config, tmp_path / 'whole')
-  real = loop.evaluated
+  real = sampling.evaluated
 
   def fail(run, step, *keep):
     if step:
@@ -193,7 +196,7 @@ def test_an_evaluation_that_fails_loses_nothing(failing, tmp_path, monkeypatch):
     return real(run, step, *keep)
 
   with monkeypatch.context() as patch:
-    patch.setattr(loop, 'evaluated', fail)
+    patch.setattr(sampling, 'evaluated', fail)
     with pytest.raises(ValueError) if failing == 'raises' else nullcontext():
       loop.train(config, tmp_path / 'failed')
   assert runs.saved(tmp_path / 'failed')[0] == 3
@@ -267,16 +270,16 @@ def test_a_save_that_fails_is_tried_at_the_next_step(tmp_path, monkeypatch):
   """The disk is full for the first save after the start."""
   fail_saves(monkeypatch, [2])
   said = []
-  real_warn = loop.session_lib.Monitor.warn
+  real_warn = session.Monitor.warn
   monkeypatch.setattr(
-    loop.session_lib.Monitor,
+    session.Monitor,
     'warn',
     lambda self, text: (said.append(text), real_warn(self, text)),
   )
   steps = []
-  real_save = loop.session_lib.save
+  real_save = progress_lib.save
   monkeypatch.setattr(
-    loop.session_lib,
+    progress_lib,
     'save',
     lambda session, progress, measured: (
       steps.append(progress.step),

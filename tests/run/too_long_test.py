@@ -8,6 +8,7 @@ from grpo_jax import data
 from grpo_jax.rollouts import parquet
 from grpo_jax.run import loop
 from grpo_jax.run import policy as policies
+from grpo_jax.run import sampling
 from grpo_jax.run import warm_up
 from grpo_jax.run.build import build
 from grpo_jax.run.build import widths
@@ -109,7 +110,7 @@ def test_an_evaluation_says_how_many_were_dropped(tmp_path):
   policy = policies.load(changed, tmp_path / 'run', to_evaluate=True)
   summary = policies.evaluate(policy, 2, 1, [1])
   assert summary['examples'] == 2 and summary['heldout_too_long'] == 1
-  nothing = loop.evaluated(
+  nothing = sampling.evaluated(
     build.run(config(tmp_path, **{'data.prompt_buckets': (5,)})), 0
   )
   assert nothing == {'heldout_accuracy': None, 'heldout_too_long': 9}

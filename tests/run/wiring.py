@@ -47,6 +47,7 @@ from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import pass_at_k
 from grpo_jax.rollouts import rollout_metrics
 from grpo_jax.run import compile_ahead
+from grpo_jax.run import export
 from grpo_jax.run import loop
 from grpo_jax.run import policy as policies
 from grpo_jax.run import session
@@ -57,7 +58,6 @@ from grpo_jax.run.build import build_model
 from grpo_jax.run.build import build_updater
 from grpo_jax.run.build import compiled_programs
 from grpo_jax.run.build import marks
-from grpo_jax.run.keep import export
 from grpo_jax.run.keep.checkpoint import Checkpoints
 from tests.fake_engine import FakeEngine
 
@@ -387,7 +387,7 @@ def _patches(seen, patch):
   for name in ('collect', 'demonstrations', 'blank'):
     note(rollout_lib, name)
   note(dynamic_sampling, 'draw')
-  note(rollout_metrics, 'of_rollout')
+  note(rollout_metrics, 'metrics_of_rollout')
   note(parquet, 'write', lambda *_: None, as_name='parquet')
   note(weights, 'config_to_huggingface', lambda *_: None)
   note(export, 'origin_of', lambda config: None)

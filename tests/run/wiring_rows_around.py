@@ -161,7 +161,7 @@ ROWS = {
   'evaluation.every_steps': every_steps,
   'evaluation.examples': examples,
   'evaluation.right_reward': at(
-    ('of_rollout', 'right_reward'),
+    ('metrics_of_rollout', 'right_reward'),
     ('draw', 'right_reward'),
     ('summarize', 'right_reward'),
   ),

@@ -9,7 +9,7 @@ from grpo_jax import config as config_lib
 from grpo_jax.lab.report import curves
 from grpo_jax.lab.report import read
 from grpo_jax.lab.report.types import Curve
-from grpo_jax.run.keep import workdir as workdir_lib
+from grpo_jax.run.keep import records
 
 _MOST_FIELDS = 2  # that differ, in a name
 _MOST_NAMES = 4  # of runs
@@ -77,7 +77,7 @@ def learned(run: read.Run) -> dict[str, Any]:
   config = run.config or config_lib.Config()
   flat = config_lib.flat(run.saved)
   if run.config:
-    flat = workdir_lib.flat(run.config)
+    flat = records.flat(run.config)
   return {
     name: value
     for name, value in flat.items()

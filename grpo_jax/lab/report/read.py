@@ -19,7 +19,7 @@ import numpy as np
 
 from grpo_jax import config as config_lib
 from grpo_jax.run.keep import bucket
-from grpo_jax.run.keep import workdir as workdir_lib
+from grpo_jax.run.keep import records
 
 # Larger steps are not exact as the floats that charts are drawn with.
 _MOST_STEPS = 2**53
@@ -111,7 +111,7 @@ def run(workdir: str) -> Run:
   """
   (name,) = _names([_address(workdir)])
   path = bucket.read_only(workdir)
-  saved, troubles = workdir_lib.config_of(path), []
+  saved, troubles = records.config_of(path), []
   config = None
   try:
     config = config_lib.dataclass_from_dict(config_lib.Config, saved, 'config')

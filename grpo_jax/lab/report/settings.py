@@ -16,7 +16,7 @@ from grpo_jax.lab.report.types import Table
 from grpo_jax.lab.report.types import Text
 from grpo_jax.run.build import build
 from grpo_jax.run.build import marks
-from grpo_jax.run.keep import workdir as workdir_lib
+from grpo_jax.run.keep import records
 
 _LONGEST = 200  # characters of a value
 
@@ -67,7 +67,7 @@ def config(groups: Sequence[Group]) -> Section:
     ]
     head = ('field', *(group.name for group in groups))
     parts.append(Table('Where the groups differ', head, rows))
-  usual = workdir_lib.flat(config_lib.Config())
+  usual = records.flat(config_lib.Config())
   flat = config_lib.flat(firsts[0].saved)
   changed = [
     (name, _shown(value), _shown(usual.get(name)))

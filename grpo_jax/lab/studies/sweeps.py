@@ -24,7 +24,7 @@ from grpo_jax.config import plain_text
 from grpo_jax.lab.studies.tables import without_nan
 from grpo_jax.run import bare
 from grpo_jax.run import speed
-from grpo_jax.run.keep import workdir as workdir_lib
+from grpo_jax.run import workdir as workdir_lib
 
 
 class Sweep(NamedTuple):

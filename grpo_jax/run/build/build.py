@@ -19,17 +19,18 @@ import jax.numpy as jnp
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
+from grpo_jax import engines
 from grpo_jax import losses
 from grpo_jax import models
-from grpo_jax.config import plain_text
-from grpo_jax.config import importing
 from grpo_jax import rewards
-from grpo_jax import engines
-from grpo_jax.hosts import joining
-from grpo_jax.mesh import sharding
-from grpo_jax.rewards import Workers
+from grpo_jax.config import importing
+from grpo_jax.config import plain_text
 from grpo_jax.episodes import rollout
 from grpo_jax.episodes.types import Rollout
+from grpo_jax.hosts import joining
+from grpo_jax.mesh import chips
+from grpo_jax.mesh import sharding
+from grpo_jax.rewards import Workers
 from grpo_jax.run.build import build_foreign
 from grpo_jax.run.build import build_limits
 from grpo_jax.run.build import build_model
@@ -38,7 +39,6 @@ from grpo_jax.run.build import build_tokenizer
 from grpo_jax.run.build import compiled_programs
 from grpo_jax.run.build import marks
 from grpo_jax.run.build import sources
-from grpo_jax.run import speed
 from grpo_jax.run.build import widths
 from grpo_jax.run.build.marks import Given
 
@@ -100,7 +100,7 @@ def run(
   parts = sampler(config, given, trains=True, shares=shares)
   config = parts.config
   answer_function(config)  # raises if there is none
-  peak = speed.peak_flops(jax.devices()[0].device_kind)
+  peak = chips.peak_flops(jax.devices()[0].device_kind)
   judges = build_rewards.functions(config, given, parts.mesh)
   build_limits.check_best_metric(config, [judge.name for judge in judges])
   train, weights = sources.train(config, given)

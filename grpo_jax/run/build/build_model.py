@@ -22,10 +22,10 @@ from grpo_jax.mesh import sharding
 from grpo_jax.models import lora
 from grpo_jax.models import weights
 from grpo_jax.run.build import build_foreign
+from grpo_jax.run.build import marks
 from grpo_jax.run.keep import checkpoint
 from grpo_jax.run.keep import fingerprints
-from grpo_jax.run.build import marks
-from grpo_jax.run.keep import workdir as workdir_lib
+from grpo_jax.run.keep import records
 from grpo_jax.run.keep.checkpoint import Checkpoints
 
 Config = config_lib.Config
@@ -84,7 +84,7 @@ def _opened(path: str, written: int | None, needs_weights: bool) -> Source:
         'has trained.'
       )
     return weights.source(path, needs_weights)
-  saved = workdir_lib.config_of(workdir)
+  saved = records.config_of(workdir)
   run = config_lib.dataclass_from_dict(Config, saved, f'{workdir}/config.json')
   theirs = run.model.path
   if marks.is_mark(theirs) or build_foreign.is_named(theirs):

@@ -11,7 +11,6 @@ from grpo_jax import config as config_lib
 from grpo_jax import losses
 from grpo_jax import models
 from grpo_jax import optim
-from grpo_jax.mesh import sharding
 from grpo_jax.learner import compiled
 from grpo_jax.learner import updates
 from grpo_jax.learner.instruments.geometry import Geometry
@@ -24,9 +23,10 @@ from grpo_jax.learner.types import Optimizer
 from grpo_jax.learner.types import Placement
 from grpo_jax.learner.types import Scoring
 from grpo_jax.learner.types import UpdateSpec
+from grpo_jax.mesh import sharding
 from grpo_jax.models.layout import LayoutSpec
-from grpo_jax.run import ahead
 from grpo_jax.run.build import build
+from grpo_jax.run.build import build_ahead
 
 
 def warm_up_updater(run: build.Run) -> updates.Updater:
@@ -87,9 +87,9 @@ def updater(
       which says which of them decay.
 
   Raises:
-    ValueError: Rollouts cannot be drawn ahead; see `ahead.check`.
+    ValueError: Rollouts cannot be drawn ahead; see `build_ahead.check`.
   """
-  ahead.check(run.config, run.mesh)
+  build_ahead.check(run.config, run.mesh)
   config = run.config.learner
   asked = run.config.optim
   schedule = optim.learning_rate(

@@ -12,13 +12,13 @@ import pathlib
 from typing import Any
 
 from grpo_jax import data
-from grpo_jax.config import gguf_files
 from grpo_jax.config import Config
+from grpo_jax.config import gguf_files
 from grpo_jax.episodes import reward_model
 from grpo_jax.run.build import sources
-from grpo_jax.run.keep import workdir
 from grpo_jax.run.build.marks import NOTHING
 from grpo_jax.run.build.marks import Given
+from grpo_jax.run.keep import records
 
 # Of a large file, so that some lie in every layer of a model.
 _PARTS = 64
@@ -36,8 +36,8 @@ def of(config: Config, given: Given = NOTHING) -> dict[str, Any]:
     config: Of this process.
     given: What this process was given in Python.
   """
-  found = workdir.versions()
-  flat = workdir.flat(config)
+  found = records.versions()
+  flat = records.flat(config)
   same = {f'config.{name}': value for name, value in flat.items()}
   same |= {f'the version of {k}': v for k, v in found['packages'].items()}
   same |= {name: found[name] for name in ('python', 'git')}

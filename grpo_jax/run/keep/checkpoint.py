@@ -343,7 +343,8 @@ class Checkpoints:
     the folder `corrupt`, unless `read_only`, and `warn` is called.
 
     Args:
-      abstract: A pytree of `jax.ShapeDtypeStruct`, with the shardings wanted.
+      abstract: A pytree of `jax.ShapeDtypeStruct`, with the shardings wanted;
+        or a function that makes it from the `host` of the checkpoint.
       step: The step of the checkpoint to read; None: the newest.
       field: The name of the first field of the state, to read that field alone.
         `abstract` is then of this field, and so is the state that is returned.
@@ -401,6 +402,9 @@ class Checkpoints:
     """A checkpoint that all processes can read; else a ValueError in all."""
     import orbax.checkpoint as ocp
 
+    host, arrays = self._together(self._host, step)
+    if callable(abstract):
+      abstract = abstract(host)
     how: Any = ocp.args.StandardRestore(abstract)
     if field:
       # A standard restore reads the whole tree; only a PyTree restore reads a
@@ -411,7 +415,6 @@ class Checkpoints:
         restore_args=ocp.checkpoint_utils.construct_restore_args(part),
         partial_restore=True,
       )
-    host, arrays = self._together(self._host, step)
     hashes = host.pop(_BLOBS, {})
     if field:  # nobody asks for what lies beside it
       hashes = {}
@@ -449,11 +452,8 @@ class Checkpoints:
     # Not by Orbax's manager, which calls this method while it opens.
     host = json.loads((folder / 'host' / 'metadata').read_text())
     fingerprints = host['fingerprint']
-    if isinstance(fingerprints, list):  # earlier code had no SHA-256
-      file = folder / 'metrics' / 'metrics'
-      measured = json.loads(file.read_text()) if file.exists() else {}
-      host['metric'] = measured['metric'] if measured else None
-      return host, host.pop('fingerprint')
+    if isinstance(fingerprints, list):  # of the arrays alone
+      raise ValueError('an earlier version saved it, which alone reads it')
     digest = fingerprints.pop('host')
     if _sha256(step, host) != digest:
       raise ValueError('what lies beside its arrays is not what was saved')

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 from typing import Any
 
 from grpo_jax import config
-from grpo_jax.run.keep import workdir
+from grpo_jax.run.keep import records
 
 if TYPE_CHECKING:
   from ml_collections import ConfigDict
@@ -15,7 +15,7 @@ def get_config(directory: str) -> 'ConfigDict':
   saved = config.default()
   # method_kwargs may hold names that its default, an empty dict, does not have.
   saved.unlock()
-  saved.update(_tuples(workdir.config_of(directory)))
+  saved.update(_tuples(records.config_of(directory)))
   saved.lock()
   return saved
 

@@ -19,7 +19,7 @@ from grpo_jax.lab.studies.brakes import study
 from grpo_jax.lab.studies.brakes import summary as summary_lib
 from grpo_jax.lab.studies.brakes import table
 from grpo_jax.lab.studies.brakes import verdicts
-from grpo_jax.run import loop
+from grpo_jax.run import sampling
 from tests import cli
 from tests import runs
 
@@ -241,7 +241,7 @@ def test_what_a_person_sees(capsys, monkeypatch, tmp_path):
 @pytest.mark.long
 def test_a_study_runs_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
   arms = (Arm('none', 2), Arm('rollback', 2))
-  begun, versions, real, sampled = [], [], study.run_arm, loop.sampled
+  begun, versions, real, sampled = [], [], study.run_arm, sampling.sampled
 
   def run_arm(config, arm, seed, params):
     begun.append((arm, seed, jax.tree.map(np.array, params)))
@@ -253,7 +253,7 @@ def test_a_study_runs_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     return drawn
 
   monkeypatch.setattr(study, 'run_arm', run_arm)
-  monkeypatch.setattr(loop, 'sampled', sample)
+  monkeypatch.setattr(sampling, 'sampled', sample)
   config = runs.small(reward='tests.judges:even')
   given = dict(config=config, workdir=tmp_path, seeds=1, steps=2, arms=arms)
   first = brakes.run(**given).summary

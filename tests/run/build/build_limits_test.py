@@ -10,13 +10,13 @@ from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax import engines
 from grpo_jax.mesh import sharding
-from grpo_jax.run import policy as policies
 from grpo_jax.models import weights
+from grpo_jax.run import policy as policies
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_abstract
 from grpo_jax.run.build import build_limits
 from grpo_jax.run.build import marks
-from tests.run.keep import export_test
+from tests.run import export_test
 
 LLAMA = {
   'architectures': ['LlamaForCausalLM'],

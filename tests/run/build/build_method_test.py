@@ -8,12 +8,12 @@ import pytest
 
 from grpo_jax import config as config_lib
 from grpo_jax import losses
+from grpo_jax.mesh import chips
 from grpo_jax.mesh import sharding
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_updater
 from grpo_jax.run.build import given
 from grpo_jax.run.build import marks
-from grpo_jax.run import speed
 from tests import runs
 from tests import tiny
 
@@ -180,7 +180,7 @@ def test_micro_batches_split_over_the_devices(learner, warm_up, steps, refused):
 
 @pytest.mark.parametrize('peak, of_four', [(3e12, 1.2e13), (None, None)])
 def test_the_peak_is_that_of_all_devices(peak, of_four, monkeypatch):
-  monkeypatch.setattr(speed, 'peak_flops', lambda kind: peak)
+  monkeypatch.setattr(chips, 'peak_flops', lambda kind: peak)
   run = build.run(runs.arithmetic(**{'mesh.data': 2, 'mesh.fsdp': 2}))
   assert run.peak_flops == of_four
 

@@ -319,26 +319,19 @@ def test_the_best_that_cannot_be_read_is_set_aside_too(opened):
   assert len(said) == 1 and '; 3 is used' in said[0]
 
 
-@pytest.mark.parametrize('metric', ['{"metric": 0.5}', '\0' * 15])
-def test_a_checkpoint_of_earlier_code_goes_on(metric, opened):
-  """Its fingerprint is of the arrays alone, and Orbax's file has the metric."""
-  open_again, said, directory = opened
+def test_a_checkpoint_of_earlier_code_is_refused(opened):
+  """Its fingerprint is of the arrays alone."""
+  open_again, _, directory = opened
   with open_again() as saves:
-    save_some(saves, (None, None, 0.25, 0.5))
-  for step in (2, 3):
+    save_some(saves)
+  for step in (1, 2, 3):
     file = directory / str(step) / 'host' / 'metadata'
     host = json.loads(file.read_text())
-    del host['metric']
-    file.write_text(
-      json.dumps({**host, 'fingerprint': host['fingerprint']['arrays']})
-    )
-  (directory / '3' / 'metrics' / 'metrics').write_text(metric)
+    arrays = host['fingerprint']['arrays']
+    file.write_text(json.dumps({**host, 'fingerprint': arrays}))
   with open_again() as saves:
-    step, state, host = saves.restore(abstract())
-    assert host == {'position': step}
-    assert_equal(state, state_of(step))
-    assert saves.best_step() == step == (2 if said else 3)
-  assert bool(said) == ('\0' in metric)
+    with pytest.raises(ValueError, match='an earlier version saved it'):
+      saves.restore(abstract())
 
 
 def test_a_stray_file_is_no_checkpoint(opened):

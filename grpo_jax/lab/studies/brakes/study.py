@@ -29,7 +29,7 @@ from grpo_jax.lab.studies.brakes.summary import summarise
 from grpo_jax.lab.studies.brakes.verdicts import experiment
 from grpo_jax.lab.studies.brakes.verdicts import numbers
 from grpo_jax.run import bare
-from grpo_jax.run import loop
+from grpo_jax.run import sampling
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_rewards
 from grpo_jax.run.build import build_updater
@@ -143,7 +143,7 @@ def _trained(run: build.Run, arm: Arm, seed: int, params: Any) -> Outcome:
     # kept apart.
     kind = 'secs_watched' if updater.spec.watches(step) else 'secs_per_update'
     records.append({**scalars, kind: secs / arm.updates})
-  accuracy = loop.evaluated(run, config.steps)['heldout_accuracy']
+  accuracy = sampling.evaluated(run, config.steps)['heldout_accuracy']
   return _outcome(arm, seed, records, accuracy)
 
 

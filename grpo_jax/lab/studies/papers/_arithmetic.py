@@ -24,7 +24,7 @@ from grpo_jax import losses
 from grpo_jax.models import layout as layout_lib
 from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.run import bare
-from grpo_jax.run import loop
+from grpo_jax.run import sampling
 from grpo_jax.run.build import build
 
 PROMPTS, GROUP = 8, 8
@@ -99,7 +99,7 @@ def rollouts(
   else:
     params = build.initial_params(run)
   run.engine.load(params, version=0)
-  drawn = [loop.sampled(run, PromptState(), k)[0] for k in range(number)]
+  drawn = [sampling.sampled(run, PromptState(), k)[0] for k in range(number)]
   tokens = np.stack([np.asarray(one.batch.tokens) for one in drawn])
   reward = np.stack([np.asarray(one.batch.reward) for one in drawn])
   length = np.stack([one.length for one in drawn])

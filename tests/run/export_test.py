@@ -19,12 +19,13 @@ from grpo_jax.hosts import processes
 from grpo_jax.mesh import sharding
 from grpo_jax.models import weights
 from grpo_jax.models.attention import over_layout
+from grpo_jax.run import export
+from grpo_jax.run import learning
 from grpo_jax.run import loop
-from grpo_jax.run import session
+from grpo_jax.run import progress as progress_lib
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_model
 from grpo_jax.run.build import marks
-from grpo_jax.run.keep import export
 from tests import hf_folder
 from tests import runs
 from tests.models.weights import class_names
@@ -112,7 +113,7 @@ class Killed(BaseException):
 
 def train_killed_once(config, workdir, monkeypatch):
   """Killed in the second rollout, then started again by the same command."""
-  learn, steps = loop.learn, []
+  learn, steps = learning.learn, []
 
   def killed(updater, layout, state, rollout, step, *others):
     steps.append(step)
@@ -120,7 +121,7 @@ def train_killed_once(config, workdir, monkeypatch):
       raise Killed
     return learn(updater, layout, state, rollout, step, *others)
 
-  monkeypatch.setattr(loop, 'learn', killed)
+  monkeypatch.setattr(learning, 'learn', killed)
   with pytest.raises(Killed):
     loop.train(config, workdir)
   loop.train(config, workdir)
@@ -317,7 +318,7 @@ def logits_of_ids(model, params):
 
 
 class Exporting:
-  """What `session` needs to write an export; nothing is trained."""
+  """What `progress` needs to write an export; nothing is trained."""
 
   def __init__(self, workdir, **changes):
     config = runs.small(**{'checkpoint.export_every_saves': 2, **changes})
@@ -327,19 +328,20 @@ class Exporting:
       tokenizer=tokenizer,
       model=build_model.transformer(config, tokenizer.vocab_size),
     )
-    self.exports = export.Exports(self.run, workdir)
-    self.saves = types.SimpleNamespace(wait=lambda: None, owed=False)
+    self.kept = types.SimpleNamespace(
+      exports=export.Exports(self.run, workdir),
+      saves=types.SimpleNamespace(wait=lambda: None, owed=False),
+    )
     self.warned = []
     self.monitor = types.SimpleNamespace(
       phase=lambda _: contextlib.nullcontext(), warn=self.warned.append
     )
-    self.update = types.SimpleNamespace(whole=lambda params: params)
-    params = jax.jit(self.run.model.init)(jax.random.key(0))
-    self.state = types.SimpleNamespace(params=params)
+    self.updater = types.SimpleNamespace(joined=lambda params: params)
+    self.params = jax.jit(self.run.model.init)(jax.random.key(0))
 
   def saved(self, step):
-    if self.exports.count(step):
-      session._export(self, step, self.state)
+    if self.kept.exports.count(step):
+      progress_lib._export(self, step, self.params)
 
 
 def test_every_second_save_is_written_and_a_full_disk_is_a_warning(
@@ -348,9 +350,9 @@ def test_every_second_save_is_written_and_a_full_disk_is_a_warning(
   run = Exporting(tmp_path)
   for step in (1, 2, 2, 3):  # the last save of a run is tried twice
     run.saved(step)
-  run.saves.owed = True
+  run.kept.saves.owed = True
   run.saved(4)  # its checkpoint is not there, so the next save is written
-  run.saves.owed = False
+  run.kept.saves.owed = False
   run.saved(5)
   folder = tmp_path / 'exports'
   assert sorted(path.name for path in folder.iterdir()) == ['2', '5']

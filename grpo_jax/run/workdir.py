@@ -10,7 +10,7 @@
   how many records and which hash its data had. A start over data that has
   changed warns.
 - `checkpoints/`, `warm_up/`, `completions/`, `evaluations/` and `exports/` are
-  written by `session.py`, `warm_up.py` and `reports.py`, `metrics.jsonl` and
+  written by `progress.py`, `warm_up.py` and `reports.py`, `metrics.jsonl` and
   `tensorboard/` by `monitor/`.
 """
 
@@ -19,16 +19,12 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
 import dataclasses
-import datetime
 import errno
 import fcntl
-from importlib import metadata
 import itertools
 import json
 import pathlib
-import platform
 import shutil
-import subprocess
 import time
 import traceback
 from typing import Any
@@ -36,20 +32,15 @@ import uuid
 
 from grpo_jax import config as config_lib
 from grpo_jax.config import Config
-from grpo_jax.config import Reward
-from grpo_jax.config import whole_files
 from grpo_jax.hosts.processes import Processes
 from grpo_jax.run.build import marks
 from grpo_jax.run.build.marks import NOTHING
 from grpo_jax.run.build.marks import Given
 from grpo_jax.run.keep import bucket
+from grpo_jax.run.keep import records
 
 _TAKEN = errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES  # by another process
 SHARED_SECS = 20.0  # until a process sees what another has written
-PACKAGES = (
-  'grpo_jax', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain',
-  'numpy',
-)  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -138,7 +129,7 @@ def record(
   Raises:
     ValueError: The config, or the record of what was given, cannot be written.
   """
-  now = {**versions(), **more}
+  now = {**records.versions(), **more}
   if not _is_first():
     return now
   # Left by a process that was killed while it wrote a file, or a folder.
@@ -150,11 +141,12 @@ def record(
     if anew and (directory / name).exists():
       _put_aside(directory / name)
   written = {'config.json': dataclasses.asdict(config)}
+  earlier = records.read(directory / 'given.json') or {}
   recorded = {
     # Records of earlier starts are kept, because this start may not need every
     # object: once the warm-up is over, it needs no demonstrations.
     mark: of_object
-    for mark, of_object in (_read(directory / 'given.json') or {}).items()
+    for mark, of_object in earlier.items()
     if marks.field_of(mark, config)
   } | dict(given.records)
   if recorded:
@@ -162,10 +154,10 @@ def record(
   for name, values in written.items():
     # A file that is right already is not written again: the disk may be full,
     # and that must not keep a run from going on.
-    if _read(directory / name) == json.loads(json.dumps(values)):
+    if records.read(directory / name) == json.loads(json.dumps(values)):
       continue
     try:
-      _write(directory / name, values)
+      records.write(directory / name, values)
     except OSError as error:
       raise ValueError(
         f'{directory} cannot be written ({error.strerror}); make room, or give '
@@ -174,14 +166,15 @@ def record(
   with contextlib.suppress(OSError):  # the disk may be full here too
     starts, file = [], directory / 'versions.json'
     try:
-      starts = _read(file, list) or []
+      starts = records.read(file, list) or []
     except ValueError:
       aside = _put_aside(file)
       warn(f'{file} cannot be read; it is now {aside.name}, a new one begins.')
     if not anew:
       for sentence in _changes(starts, contents or {}):
         warn(sentence)
-    _write(file, [*starts, {**now, 'data': contents} if contents else now])
+    entry = {**now, 'data': contents} if contents else now
+    records.write(file, [*starts, entry])
   return now
 
 
@@ -256,15 +249,15 @@ def refuse_another(
       bound field must be what the run was given.
   """
   directory = pathlib.Path(directory)
-  earlier = _saved_config(directory)
+  earlier = records.saved_config(directory)
   if earlier is None:
     return
   if bound is None:
     marks.refuse_without(directory, earlier, config)
   # An earlier version may not have had a field. Its runs did what the default
   # of that field does.
-  before = {**flat(Config()), **config_lib.flat(earlier)}
-  for name, value in flat(config).items():
+  before = {**records.flat(Config()), **config_lib.flat(earlier)}
+  for name, value in records.flat(config).items():
     free = config_lib.is_free(name, config)
     if bound is not None:
       free = free or not config_lib.within(name, bound)
@@ -276,7 +269,7 @@ def refuse_another(
         f'The run in {directory} has config.{name}={before[name]!r}{why}, and '
         f'now it is {value!r}; give the same, or another workdir.'
       )
-  for mark, recorded in (_read(directory / 'given.json') or {}).items():
+  for mark, recorded in (records.read(directory / 'given.json') or {}).items():
     field = marks.field_of(mark, config)
     if field and (bound is None or config_lib.within(field, bound)):
       marks.refuse_changed(directory, mark, recorded, given)
@@ -291,7 +284,7 @@ def with_widths(directory: str | pathlib.Path, config: Config) -> Config:
     directory: May not exist.
     config: Of this start.
   """
-  earlier = (_saved_config(directory) or {}).get('data')
+  earlier = (records.saved_config(directory) or {}).get('data')
   known = earlier if isinstance(earlier, dict) else {}
   kept = {
     name: tuple(known[name])
@@ -300,91 +293,6 @@ def with_widths(directory: str | pathlib.Path, config: Config) -> Config:
   }
   fields = dataclasses.replace(config.data, **kept)
   return dataclasses.replace(config, data=fields) if kept else config
-
-
-def _saved_config(directory: str | pathlib.Path) -> dict[str, Any] | None:
-  """The config of the run in a workdir, in the names of today.
-
-  What an earlier version did without a field is said, where that is not the
-  field's default; and arguments of methods have their new names.
-  """
-  # Of a bucket this file alone is read, for the flags of a command.
-  place: Any = pathlib.Path(directory)
-  if '://' in str(directory):
-    from etils import epath
-
-    place = epath.Path(directory)
-  saved = _read(place / 'config.json')
-  if saved is None:
-    return None
-  model, learner = saved.get('model'), saved.get('learner')
-  if isinstance(model, dict) and 'compute_dtype' in model:
-    # Layers added to a sum in the dtype that they compute in.
-    model.setdefault('residual_dtype', model['compute_dtype'])
-  for place, reward in enumerate(_items(saved, 'rewards')):
-    usual = json.loads(json.dumps(dataclasses.asdict(Reward())))
-    saved['rewards'][place] = {**usual, **reward}
-  # Sources had no arguments.
-  fields = saved.get('data')
-  for name in ('train', 'heldout') if isinstance(fields, dict) else ():
-    for source in _items(fields, name):
-      source.setdefault('kwargs', {})
-  if isinstance(learner, dict):
-    old = _ONE_BOUND.get(str(learner.get('method')))
-    kwargs = learner.get('method_kwargs')
-    if isinstance(kwargs, dict) and old in kwargs:
-      kwargs['low'] = kwargs['high'] = kwargs.pop(old)
-  return saved
-
-
-def _items(saved: dict[str, Any], name: str) -> list[Any]:
-  """The dicts in a field of several, if it is as it should be."""
-  items = saved.get(name)
-  if isinstance(items, list) and all(isinstance(x, dict) for x in items):
-    return items
-  return []
-
-
-# Methods that had one argument for both bounds, and its name.
-_ONE_BOUND = {'gmpo': 'limit', 'dppo_kl': 'threshold'}
-
-
-def flat(config: Config) -> dict[str, Any]:
-  """Every field by its full name, with lists for tuples, as JSON has them."""
-  return config_lib.flat(json.loads(json.dumps(dataclasses.asdict(config))))
-
-
-def config_of(directory: str | pathlib.Path) -> dict[str, Any]:
-  """The resolved config of the run in a workdir, as JSON has it.
-
-  Raises:
-    ValueError: The workdir holds no run.
-  """
-  config = _saved_config(directory)
-  if config is None:
-    raise ValueError(
-      f'There is no run in {directory} (no config.json); give the workdir of '
-      'a run, or --config with a config file.'
-    )
-  return config
-
-
-def versions() -> dict[str, Any]:
-  """The packages, devices and so on of this process, for `versions.json`."""
-  import jax
-
-  found = {}
-  for package in PACKAGES:
-    with contextlib.suppress(metadata.PackageNotFoundError):
-      found[package] = metadata.version(package)
-  return {
-    'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
-    'python': platform.python_version(),
-    'packages': found,
-    'git': git_revision(),
-    'devices': f'{jax.device_count()} x {jax.devices()[0].device_kind}',
-    'processes': jax.process_count(),
-  }
 
 
 def check_shared(directory: pathlib.Path, peers: Processes) -> None:
@@ -423,43 +331,3 @@ def _is_first() -> bool:
   import jax
 
   return jax.process_index() == 0
-
-
-def git_revision() -> str | None:
-  """The commit of the current directory, or None outside git.
-
-  It ends in '-dirty' if files differ from the commit.
-  """
-  # Excluding every tag makes `git describe` print the commit.
-  try:
-    done = subprocess.run(
-      ['git', 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*'],
-      capture_output=True,
-      text=True,
-      timeout=10,
-    )
-  except (OSError, subprocess.TimeoutExpired):
-    return None
-  return done.stdout.strip() or None
-
-
-def _read(path: pathlib.Path, kind: type = dict) -> Any:
-  """The JSON in a file; None if there is no such file."""
-  try:
-    value = json.loads(path.read_text())
-  except (FileNotFoundError, NotADirectoryError):
-    return None
-  except (ValueError, RecursionError) as error:
-    raise ValueError(
-      f'{path} is no JSON ({error}); restore it, or give another workdir.'
-    ) from error
-  if not isinstance(value, kind):
-    raise ValueError(
-      f'{path} holds {value!r:.40}, no {kind.__name__}; restore it, or give '
-      'another workdir.'
-    )
-  return value
-
-
-def _write(path: pathlib.Path, value: Any) -> None:
-  whole_files.write(path, (json.dumps(value, indent=2) + '\n').encode())

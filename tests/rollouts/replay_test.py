@@ -1,16 +1,15 @@
 """A replay reads the rollout of its step, and refuses one that does not fit."""
 
-import types
-
 import numpy as np
 import pytest
 
 from grpo_jax import data
 from grpo_jax.rollouts import parquet
-from grpo_jax.run import replay
+from grpo_jax.rollouts import replay
+from grpo_jax.rollouts.dynamic_sampling import PromptState
 from tests.rollouts import parquet_test
 
-STATE = object()
+STATE = PromptState(7)
 
 
 @pytest.fixture
@@ -24,13 +23,10 @@ def drawn(tmp_path):
       batch=rollout.batch._replace(tokens=tokens), prompts=[[1], [2, prompt_id]]
     )
     parquet.write(parquet.path_of(tmp_path, 5), rollout, 5)
-    run = types.SimpleNamespace(
-      config=types.SimpleNamespace(
-        sampler=types.SimpleNamespace(prompts=prompts, group=group)
-      ),
-      tokenizer=data.character_tokenizer('abcdefghijk'[: vocab_size - 2]),
+    tokenizer = data.character_tokenizer('abcdefghijk'[: vocab_size - 2])
+    return rollout, replay.draw(
+      tmp_path, tokenizer, prompts, group, STATE, step
     )
-    return rollout, replay.draw(tmp_path, run, STATE, step)
 
   return draw
 

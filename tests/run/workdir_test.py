@@ -14,9 +14,10 @@ import pytest
 
 from grpo_jax import config as config_lib
 from grpo_jax.run import loop
+from grpo_jax.run import workdir
 from grpo_jax.run.build import build
+from grpo_jax.run.keep import records
 from grpo_jax.run.keep import saved_config
-from grpo_jax.run.keep import workdir
 from tests import runs
 from tests.hosts import processes_test
 
@@ -305,4 +306,4 @@ def test_what_is_no_json_is_refused(tmp_path):
   for text in ('{"a"', '[' * 100_000):
     (tmp_path / 'config.json').write_text(text)
     with pytest.raises(ValueError, match='config.json is no JSON'):
-      workdir.config_of(tmp_path)
+      records.config_of(tmp_path)

@@ -5,10 +5,10 @@ import pathlib
 import jax
 import numpy as np
 
+from grpo_jax.data import Tokenizer
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts.dynamic_sampling import Drawn
 from grpo_jax.rollouts.dynamic_sampling import PromptState
-from grpo_jax.run.build import build
 
 
 def folder(directory: str | pathlib.Path) -> pathlib.Path:
@@ -39,40 +39,44 @@ def _shared(prompts: int) -> np.ndarray:
 
 
 def draw(
-  directory: str | pathlib.Path,
-  run: build.Run,
-  prompt_state: PromptState,
+  directory: pathlib.Path,
+  tokenizer: Tokenizer,
+  prompts: int,
+  group: int,
+  state: PromptState,
   step: int,
 ) -> Drawn:
   """The rollout that an earlier run had at this step.
 
   Args:
     directory: The folder `completions` of the earlier run.
-    run: This run, whose group sizes and vocabulary the rollout must fit.
-    prompt_state: Returned as it is, because no prompts are drawn.
+    tokenizer: Of this run; the rollout must fit it.
+    prompts: Of each rollout of this run.
+    group: Completions of each prompt.
+    state: Returned as it is, because no prompts are drawn.
     step: Rollouts done before this one.
 
   Raises:
     ValueError: There is no such rollout, or it does not fit.
   """
-  path, sampler = parquet.path_of(directory, step + 1), run.config.sampler
+  path = parquet.path_of(directory, step + 1)
   if not path.exists():
     raise ValueError(
       f'There are no completions of rollout {step + 1} in {path.parent} (no '
-      f'{path.name}; it has {len(parquet.files(directory))} files); replay '
-      'a run that had log.completions_every_steps=1, and no more steps than it '
-      'took.'
+      f'{path.name}; it has {len(parquet.files(directory))} files); '
+      'replay a run that had log.completions_every_steps=1, and no more '
+      'steps than it took.'
     )
   rollout = parquet.read(path, _shared if jax.process_count() > 1 else None)
   shape = rollout.batch.mask.shape[:2]
-  if shape != (sampler.prompts, sampler.group):
+  if shape != (prompts, group):
     raise ValueError(
       f'{path} has {shape[0]} prompts with {shape[1]} completions each, but '
-      f'sampler.prompts={sampler.prompts} and sampler.group={sampler.group}; '
+      f'sampler.prompts={prompts} and sampler.group={group}; '
       'replay it with the config of its run.'
     )
-  # Indexing in a compiled program clamps an id that is too large, so the model
-  # would read another token without an error.
+  # Indexing in a compiled program clamps an id that is too large, so the
+  # model would read another token without an error.
   assert rollout.batch.tokens is not None  # a file has them
   # Those that somebody else wrote are read too.
   width = rollout.batch.mask.shape[2]
@@ -80,10 +84,10 @@ def draw(
   ids = np.unique(np.asarray(rollout.batch.tokens)[there])
   used = {*ids.tolist(), *(i for ids in rollout.prompts for i in ids)}
   largest = max(used, default=0)
-  unused = run.tokenizer.unused_ids(largest + 1)
+  unused = tokenizer.unused_ids(largest + 1)
   strange = [i for i in sorted(used) if any(a <= i < b for a, b in unused)]
   if strange:
-    known = run.tokenizer.vocab_size
+    known = tokenizer.vocab_size
     why = f'the vocabulary ends at {known - 1}'
     if strange[0] < known:
       why = 'the tokenizer has no token of this id'
@@ -91,4 +95,4 @@ def draw(
       f'{path} has the token {strange[0]}, but {why}; replay it with the '
       'tokenizer of its run.'
     )
-  return rollout, prompt_state, {}
+  return rollout, state, {}

@@ -1,0 +1,180 @@
+"""What draws the rollouts of a run, and its answers to held-out problems."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import functools
+import pathlib
+import time
+from typing import Any
+
+import numpy as np
+
+from grpo_jax import engines
+from grpo_jax.episodes import rollout as rollout_lib
+from grpo_jax.episodes.types import Rollout
+from grpo_jax.learner.updates import Updater
+from grpo_jax.mesh import random_keys
+from grpo_jax.rollouts import dynamic_sampling
+from grpo_jax.rollouts import pass_at_k
+from grpo_jax.rollouts import replay as replay_lib
+from grpo_jax.rollouts.ahead import Ahead
+from grpo_jax.rollouts.dynamic_sampling import Drawn
+from grpo_jax.rollouts.dynamic_sampling import PromptState
+from grpo_jax.rollouts.sources import AtOnce
+from grpo_jax.rollouts.sources import Source
+from grpo_jax.rollouts.sources import Wait
+from grpo_jax.run import speed
+from grpo_jax.run.build import build
+from grpo_jax.run.build import widths
+
+
+def source(
+  run: build.Run,
+  updater: Updater,
+  replay: pathlib.Path | None,
+  wait: Wait,
+) -> Source:
+  """Where a run gets its rollouts.
+
+  Args:
+    run: The parts of the run.
+    updater: Joins the trained parameters with the frozen ones.
+    replay: The completions of an earlier run, to learn from in place of what
+      this one would draw.
+    wait: See `Wait`.
+  """
+
+  def load(params, version):
+    run.engine.load(updater.joined(params), version=version)
+
+  config, steps = run.config.sampler, run.config.steps
+  if replay is not None:
+    draw = functools.partial(
+      replay_lib.draw, replay, run.tokenizer, config.prompts, config.group
+    )
+    return AtOnce(draw, load, run.engine.unload, wait)
+  if not config.ahead:
+    draw = functools.partial(sampled, run)
+    fill = run.prompts.fill
+    return AtOnce(draw, load, run.engine.unload, wait, steps, fill)
+
+  def draw_ahead(prompts, version):
+    return sampled(parts, prompts, version)
+
+  made = Ahead(draw_ahead, load, run.engine.unload, wait, steps)
+  engine = engines.Interruptible(run.engine, made.between)
+  parts = run._replace(engine=engine, judging=made.judging)
+  if run.workers is not None:
+    run.workers.between = made.between
+  return made
+
+
+def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
+  """The next rollout, sampled by the policy of the engine and judged."""
+  config, waited, secs, number = run.config.sampler, 0.0, 0.0, 0
+
+  def judging(judge, completions):
+    nonlocal waited, secs, number
+    judged, took = speed.timed(run.judging, judge, completions)
+    now = time.monotonic()
+    # Workers may have begun while others were still being sampled.
+    waited, secs = waited + took, secs + now - min(judge.began, now - took)
+    number += completions.length.size
+    return judged
+
+  def collect(records):
+    rollout = _collected(
+      run, records, run.sampling, config.group, step, 'sample', judging
+    )
+    # Here, so that dynamic sampling chooses groups by the shuffled rewards too.
+    if run.config.shuffle_rewards:
+      rng = random_keys.generator(run.config.seed, 'shuffle rewards', step)
+      rollout = rollout_lib.shuffle_rewards(rollout, rng)
+    return rollout
+
+  rollout, prompt_state, counts = dynamic_sampling.draw(
+    prompt_state,
+    run.prompts,
+    run.epoch,
+    config.prompts,
+    collect,
+    config.resample_rounds,
+    config.retire_solved,
+    run.config.evaluation.right_reward,
+    widths.fits(run.config, run.tokenizer),
+  )
+  if secs:  # a rollout may consist of what was drawn before
+    counts |= {'judge_secs': waited, 'judged_per_sec': number / secs}
+  return rollout, prompt_state, counts
+
+
+def evaluated(
+  run: build.Run,
+  step: int,
+  keep: Callable[[Rollout, int], None] = lambda rollout, step: None,
+) -> dict[str, float | None]:
+  """The metrics of greedy answers to held-out problems.
+
+  Args:
+    run: Its engine has the policy.
+    step: Rollouts done.
+    keep: Called with the answers and `step`.
+
+  Returns:
+    `heldout_accuracy`, the mean of the first reward, which for a reward of 0 or
+    1 is the accuracy. It is None if the run has no held-out problems, if no
+    answer was judged, or if all problems are too long and dropped; an answer on
+    which it failed counts as 0. If any reward has failed on some,
+    `heldout_failed` is the number of these; if any problem is too long and
+    dropped, `heldout_too_long` is the number of those. If any reward is neither
+    0 nor 1, `heldout_graded` is the share of those, and people are told a mean
+    reward instead of an accuracy.
+  """
+  nothing: dict[str, float | None] = {'heldout_accuracy': None}
+  if run.heldout is None:
+    return nothing
+  records, too_long = widths.heldout_records(
+    run.config, run.tokenizer, run.heldout, run.config.evaluation.examples
+  )
+  if not records:
+    return nothing | too_long
+  greedy = dataclasses.replace(run.sampling, temperature=0.0)
+  rollout = _collected(run, records, greedy, 1, step, 'evaluate', run.judging)
+  keep(rollout, step)
+  reward, counts = pass_at_k.first_rewards(rollout)
+  accuracy = float(np.mean(reward[counts])) if counts.any() else None
+  failed = float(rollout.failed.any(-1).sum())
+  some = {'heldout_failed': failed} if failed else {}
+  graded = (reward != 0) & (reward != 1) & counts
+  if graded.any():
+    some['heldout_graded'] = float(np.mean(graded[counts]))
+  return {'heldout_accuracy': accuracy, **some, **too_long}
+
+
+def _collected(
+  run: build.Run,
+  records: Sequence[Mapping[str, Any]],
+  sampling: engines.Sampling,
+  group: int,
+  step: int,
+  purpose: str,
+  judging: rollout_lib.Judging,
+) -> Rollout:
+  """Completions of some prompts by the engine of a run, judged."""
+  return rollout_lib.collect(
+    records,
+    run.engine,
+    run.tokenizer,
+    run.rewards,
+    sampling,
+    run.config.sampler.max_tokens,
+    group,
+    run.config.seed,
+    step,
+    run.config.data.completion_buckets,
+    purpose=purpose,
+    judging=judging,
+    workers=run.workers,
+  )

@@ -1,0 +1,195 @@
+"""What is counted from rollout to rollout, to say when something is wrong.
+
+Updates that are all refused, reward functions that always fail, and programs
+that are compiled in the midst of a run.
+"""
+
+import collections
+from collections.abc import Hashable
+from collections.abc import Mapping
+import dataclasses
+import functools
+from typing import Any
+from typing import NamedTuple
+
+import jax
+
+from grpo_jax.episodes.types import Rollout
+
+_EVENT = '/jax/core/compile/backend_compile_duration'
+_SETTLED = 3  # rollouts, in which all programs of a run are compiled
+_LEAST_SECS = 1.0  # shorter compilations are not worth a warning
+# Shapes that change during a run only if the config has several widths.
+_OF_WIDTHS = frozenset(('columns of a row', 'completion positions'))
+
+
+@dataclasses.dataclass
+class Refused:
+  """How many rollouts in a row have had no update that was finite.
+
+  A checkpoint holds it, so that a run that is stopped and goes on counts on.
+
+  Attributes:
+    rollouts: The number.
+    part: What was not finite first in most updates of the last of them:
+      `'loss'`, `'gradient'` or `'update'`.
+    ended: How many of these rollouts there were when the run last ended for
+      them; 0 if it has not.
+  """
+
+  rollouts: int = 0
+  part: str = ''
+  ended: int = 0
+
+  def count(self, measured: Mapping[str, float | None]) -> None:
+    """Counts a rollout by its metrics; call it once for each."""
+    parts = 'loss', 'gradient', 'update'
+    shares = {part: measured.get(f'nonfinite_{part}') or 0.0 for part in parts}
+    # Rounding: thirds may add up to a little less than 1.
+    all_refused = sum(shares.values()) > 0.999
+    self.rollouts = self.rollouts + 1 if all_refused else 0
+    self.part = max(shares, key=shares.__getitem__) if all_refused else ''
+    self.ended = self.ended if all_refused else 0
+
+  def midway(self, most: int) -> str:
+    """Why a run ends before its last rollout; `''` if it goes on.
+
+    Ask before the checkpoint of this rollout is saved, and only if it can still
+    be saved: the checkpoint holds that the run has ended here. Otherwise the
+    next start would end here again.
+
+    Args:
+      most: The config's `learner.nonfinite_rollouts`. A run that is started
+        again after this error gets as many rollouts more.
+    """
+    if not most or self.rollouts - self.ended < most:
+      return ''
+    self.ended = self.rollouts
+    return (
+      f'No {self._what()} The run is saved; learner.nonfinite_rollouts says '
+      'after how many such rollouts it stops.'
+    )
+
+  def at_the_end(self, most: int) -> str:
+    """Why a run that has done all its rollouts has failed; `''` if it has not.
+
+    Args:
+      most: See `midway`.
+    """
+    if not most or not self.rollouts:
+      return ''
+    return (
+      f'The run is done, but no {self._what()} The run is saved; '
+      'learner.nonfinite_rollouts=0 accepts such an end.'
+    )
+
+  def _what(self) -> str:
+    """What both sentences say, without the first word."""
+    number = f'{self.rollouts} rollouts' if self.rollouts > 1 else 'rollout'
+    return (
+      f'update of the last {number} was finite (first of all the {self.part}), '
+      'so nothing was learned; look at the reward, the method and optim.lr.'
+    )
+
+
+class Failures:
+  """Warns when a reward function fails on all completions of a rollout.
+
+  It warns again only after a rollout on some of which it has not failed.
+  """
+
+  def __init__(self):
+    self._told: set[str] = set()
+
+  def warnings(
+    self, rollout: Rollout, measured: Mapping[str, float | None]
+  ) -> list[str]:
+    """What to warn of after a rollout.
+
+    Args:
+      rollout: Trained on.
+      measured: Its metrics; `reward/<name>_failed` may count further
+        completions, which were drawn and are not trained on.
+
+    Returns:
+      A sentence for each function of which all calls have begun to fail.
+    """
+    sentences = []
+    for place, name in enumerate(rollout.reward_names):
+      if measured.get(f'reward/{name}_failed') != 1.0:
+        self._told.discard(name)
+      elif name not in self._told:
+        self._told.add(name)
+        assert rollout.failures is not None  # they were counted
+        reasons = collections.Counter(rollout.failures[..., place].flat)
+        (reason, number), *_ = reasons.most_common(1)
+        sentences.append(
+          f'The reward {name} has failed on all completions of this rollout, on'
+          f' {number} of {rollout.length.size} by: {reason}; look at the reward'
+          ' function, and at the limits in config.workers.'
+        )
+    return sentences
+
+
+@functools.cache
+def _total() -> list[float]:
+  """The seconds that XLA has compiled in this process, in a list of one."""
+  total = [0.0]
+
+  def heard(event: str, duration_secs: float, **_) -> None:
+    if event == _EVENT:
+      total[0] += duration_secs
+
+  # Once per process: a listener cannot be taken away again.
+  jax.monitoring.register_event_duration_secs_listener(heard)
+  return total
+
+
+class Compilations:
+  """Watches one start of a run."""
+
+  def __init__(self):
+    self._rollouts, self._secs = 0, _total()[0]
+    self._seen: dict[str, list[Hashable]] = {}
+
+  def warning(self, shapes: Mapping[str, Hashable]) -> str:
+    """What to say after a rollout; `''` if nothing noteworthy was compiled.
+
+    Args:
+      shapes: The sizes that the programs of the rollout were compiled for, by
+        words for them.
+    """
+    secs, self._secs = _total()[0] - self._secs, _total()[0]
+    self._rollouts += 1
+    changes, advice = [], ''
+    for name, size in shapes.items():
+      seen = self._seen.setdefault(name, [])
+      if size not in seen:
+        if seen:
+          before = ', '.join(str(one) for one in seen)
+          changes.append(f'{name} {size} (before: {before})')
+          if name in _OF_WIDTHS:
+            advice = (
+              ' A single width in data.prompt_buckets and '
+              'data.completion_buckets needs one compilation.'
+            )
+        seen.append(size)
+    if self._rollouts <= _SETTLED or secs < _LEAST_SECS:
+      return ''
+    cause = 'in a program other than the update'
+    if changes:
+      cause = f'because of new shapes: {"; ".join(changes)}'
+    return f'This rollout spent {secs:.0f} s on compiling, {cause}.{advice}'
+
+
+class Watched(NamedTuple):
+  """All of it, in one start of a run."""
+
+  refused: Refused
+  failures: Failures
+  compilations: Compilations
+
+
+def start(**refused: Any) -> Watched:
+  """What a start counts; `refused` are the fields of its `Refused`, if any."""
+  return Watched(Refused(**refused), Failures(), Compilations())
