@@ -11,6 +11,8 @@ is first used, so `grpo_jax.losses` needs jax and nothing else. Type checkers
 read `__init__.pyi`.
 """
 
+# pyright: reportUnsupportedDunderAll=false
+
 import importlib
 from typing import Any
 

@@ -88,18 +88,18 @@ def as_meant(kind: Any) -> Callable[[Any], Any] | None:
   ):
     item = as_meant(kind.value_type)
     return item and (lambda x: None if x is None else [*map(item, x)])
-  if not pa.types.is_struct(kind):
+  return row_as_meant(kind) if pa.types.is_struct(kind) else None
+
+
+def row_as_meant(fields: Iterable[Any]) -> Callable[[Any], Any] | None:
+  """As `as_meant`, of a dict with these fields, each a `pyarrow.Field`."""
+  found = {one.name: as_meant(one.type) for one in fields}
+  meant = {name: of_field for name, of_field in found.items() if of_field}
+  if not meant:
     return None
-  fields = {one.name: as_meant(one.type) for one in kind}
-  fields = {name: field for name, field in fields.items() if field}
-
-  def struct(x):
-    return x and {
-      **x,
-      **{name: field(x[name]) for name, field in fields.items()},
-    }
-
-  return struct if fields else None
+  return lambda x: (
+    x and {**x, **{name: f(x[name]) for name, f in meant.items()}}
+  )
 
 
 class Rows:
@@ -114,8 +114,7 @@ class Rows:
     sizes = [batch.num_rows for batch in self._batches]
     self._ends = np.cumsum(sizes, dtype=np.int64)
     schema = self._batches[0].schema if self._batches else ()
-    meant = {field.name: as_meant(field.type) for field in schema}
-    self._meant = {name: found for name, found in meant.items() if found}
+    self._meant = row_as_meant(schema)
 
   def __len__(self) -> int:
     return int(self._ends[-1]) if len(self._ends) else 0
@@ -124,7 +123,7 @@ class Rows:
     batch = int(np.searchsorted(self._ends, place, 'right'))
     first = int(self._ends[batch - 1]) if batch else 0
     (row,) = self._batches[batch].slice(place - first, 1).to_pylist()
-    return {**row, **{name: f(row[name]) for name, f in self._meant.items()}}
+    return self._meant(row) if self._meant else row
 
 
 def stream_batches(path: str) -> Iterable[Any]:

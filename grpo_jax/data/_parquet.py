@@ -155,7 +155,8 @@ class _RowGroups:
     self._kept: collections.OrderedDict[int, Any] = collections.OrderedDict()
     self._lock = threading.Lock()
     self._files: dict[str, Any] = {}
-    self._meant: tuple[Any, dict[str, Any]] | None = None
+    # Of the files that were read last: their schema, and `row_as_meant` of it.
+    self._meant: tuple[Any, Any] | None = None
 
   def __len__(self) -> int:
     return int(self._ends[-1]) if len(self._ends) else 0
@@ -169,18 +170,10 @@ class _RowGroups:
       name: column[place - first].as_py()
       for name, column in zip(table.column_names, table.columns, strict=True)
     }
-    meant = self._meant_in(table.schema)
-    return {**row, **{name: f(row[name]) for name, f in meant.items()}}
-
-  def _meant_in(self, schema: Any) -> dict[str, Any]:
-    """See `_arrow.as_meant`, of the columns of a file."""
-    if self._meant is None or not schema.equals(self._meant[0]):
-      found = {one.name: _arrow.as_meant(one.type) for one in schema}
-      meant = {
-        name: of_column for name, of_column in found.items() if of_column
-      }
-      self._meant = schema, meant
-    return self._meant[1]
+    if self._meant is None or not table.schema.equals(self._meant[0]):
+      self._meant = table.schema, _arrow.row_as_meant(table.schema)
+    meant = self._meant[1]
+    return meant(row) if meant else row
 
   def _table(self, number: int) -> Any:
     """A row group, decoded."""

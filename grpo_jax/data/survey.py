@@ -342,29 +342,22 @@ def _stages(name: str, source: Any, share: float, drawn: int) -> list[Part]:
   ]
 
 
+@dataclasses.dataclass(frozen=True)
 class _Places:
-  """A source whose records are places, so that no record is read.
+  """A source whose records are places, so that no record is read."""
 
-  Args:
-    source: The source.
-    stages: Its parts.
-  """
-
-  def __init__(self, source: Any, stages: Sequence[Part]):
-    self._source, self._stages = source, stages
+  source: Any
+  stages: Sequence[Part]
 
   def __len__(self) -> int:
-    return len(self._source)
-
-  def __getitem__(self, index: int) -> dict[str, Any]:
-    return self.drawn(index, 0)
+    return len(self.source)
 
   def drawn(self, index: int, number: int) -> dict[str, Any]:
     """As the run draws the record."""
-    starts = [part.stage or 0 for part in self._stages]
-    part = self._stages[bisect.bisect_right(starts, number) - 1]
-    if hasattr(self._source, 'drawn'):
-      part = part._replace(source=data.Stage(self._source, number))
+    starts = [part.stage or 0 for part in self.stages]
+    part = self.stages[bisect.bisect_right(starts, number) - 1]
+    if hasattr(self.source, 'drawn'):
+      part = part._replace(source=data.Stage(self.source, number))
     return {'place': Place(part, int(index))}
 
 

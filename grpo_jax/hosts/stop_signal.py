@@ -106,12 +106,17 @@ class Stop:
   def deliver(self, number: int) -> None:
     """As `take`, from another thread; what waits in `at_once` is ended."""
     self._is_taken = number == signal.SIGINT
-    if signal.getsignal(number) != self._receive:
+    if not self._send(number):
       self.take(number)  # nobody waits who could be ended
-      return
+
+  def _send(self, number: int) -> bool:
+    """Sends the main thread a signal, unless another handler would get it."""
+    if signal.getsignal(number) != self._receive:
+      return False
     main = threading.main_thread().ident
     assert main is not None  # it runs
     signal.pthread_kill(main, number)
+    return True
 
   def __enter__(self) -> 'Stop':
     self._earlier = {
@@ -133,11 +138,9 @@ class Stop:
     threading.Timer(0.01, self._repeat).start()
 
   def _repeat(self) -> None:
-    # Not to another handler, which may end the process: nobody waits any more.
-    if self.signal and signal.getsignal(self.signal) == self._receive:
-      main = threading.main_thread().ident
-      assert main is not None  # it runs
-      signal.pthread_kill(main, self.signal)
+    # Another handler may end the process: nobody waits any more.
+    if self.signal:
+      self._send(self.signal)
 
   def _receive(self, number: int, frame: FrameType | None) -> None:
     del frame

@@ -171,7 +171,7 @@ def test_runs_that_are_done_are_not_done_again(tmp_path, monkeypatch):
     return outcome(arm, seed, config.steps)
 
   monkeypatch.setattr(
-    sweeps.runs, 'warmed_up', lambda config, workdir: config.seed
+    sweeps.bare, 'warmed_up', lambda config, workdir: config.seed
   )
   arms = PLAN.arms[:3]
   made = sweeps.Sweep(
