@@ -68,27 +68,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
   updater = build_updater.updater(run)
   updater = dataclasses.replace(updater, frozen=build.frozen_params(run))
   run.engine.load(updater.joined(build.initial_params(run)), version=0)
-  records, _, _ = dynamic_sampling.next_records(
-    run.prompts,
-    run.epoch,
-    0,
-    config.sampler.prompts,
-    fits=widths.fits(config, run.tokenizer),
-  )
-  with build_rewards.workers(config, run.rewards) as workers:
-    rollout = rollout_lib.collect(
-      records,
-      run.engine,
-      run.tokenizer,
-      run.rewards,
-      run.sampling,
-      config.sampler.max_tokens,
-      config.sampler.group,
-      config.seed,
-      0,
-      config.data.completion_buckets,
-      workers=workers,
-    )
+  rollout = _first_rollout(run)
   layouts = layouts_lib.layouts_of(
     updater.compiled, rollout, updater.layout, config.learner.batches
   )
@@ -132,6 +112,32 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
       'truncated': float(np.mean(batch.truncated)),
     },
   }
+
+
+def _first_rollout(run: build.Run) -> Rollout:
+  """Samples and judges, as a run does at its start."""
+  config = run.config
+  records, _, _ = dynamic_sampling.next_records(
+    run.prompts,
+    run.epoch,
+    0,
+    config.sampler.prompts,
+    fits=widths.fits(config, run.tokenizer),
+  )
+  with build_rewards.workers(config, run.rewards) as workers:
+    return rollout_lib.collect(
+      records,
+      run.engine,
+      run.tokenizer,
+      run.rewards,
+      run.sampling,
+      config.sampler.max_tokens,
+      config.sampler.group,
+      config.seed,
+      0,
+      config.data.completion_buckets,
+      workers=workers,
+    )
 
 
 def _of_heads(run: build.Run) -> list[str]:

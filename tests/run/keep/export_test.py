@@ -333,7 +333,7 @@ class Exporting:
     self.monitor = types.SimpleNamespace(
       phase=lambda _: contextlib.nullcontext(), warn=self.warned.append
     )
-    self.update = types.SimpleNamespace(whole=lambda params: params)
+    self.updater = types.SimpleNamespace(joined=lambda params: params)
     params = jax.jit(self.run.model.init)(jax.random.key(0))
     self.state = types.SimpleNamespace(params=params)
 
