@@ -345,7 +345,7 @@ def test_threads_of_xla(cores, given, threads, monkeypatch):
 PROGRAM = """
 import os, signal, sys, time
 import jax
-from grpo_jax.run import joining, processes, stop_signal, watch
+from grpo_jax.hosts import joining, processes, stop_signal, watch
 address, rank, case = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 # One that is there may be silent for long where the machine is busy.
 is_gone = 'dies' in case or 'hangs' in case
@@ -398,7 +398,7 @@ with stop, peers:
 HANGS = """
 import ctypes, sys, time
 import jax
-from grpo_jax.run import joining, watch
+from grpo_jax.hosts import joining, watch
 joining.DEVICES_SECS, watch.STUCK_SECS = .2, .5
 jax.distributed.initialize = lambda *args, **options: None
 # `PyDLL` keeps the lock of the interpreter while a function of C runs.
@@ -410,7 +410,7 @@ joining.initialize('host:1', 2, 0, late_code=2)
 
 IMPORTS = """
 import jax
-from grpo_jax.run import joining, processes, stop_signal, watch
+from grpo_jax.hosts import joining, processes, stop_signal, watch
 """
 
 

@@ -19,8 +19,7 @@ from grpo_jax.models import kernels
 from grpo_jax.models import layout
 from grpo_jax.models import scores
 from grpo_jax.models import stack
-from grpo_jax.models.kernels import cudnn
-from grpo_jax.models.kernels import splash
+from grpo_jax.models.kernels.splash import BlocksMask
 from tests import tiny
 from tests.models.lowering import lowered
 
@@ -158,7 +157,7 @@ def test_the_mask_of_blocks_is_that_of_the_segments():
   related |= parent[:, None] == segment[None]
   columns = segment.size
   expected = related & np.tri(columns, dtype=bool)
-  mask = splash.BlocksMask(rows.blocks, columns, columns)
+  mask = BlocksMask(rows.blocks, columns, columns)
   np.testing.assert_array_equal(mask[:, :], expected)
   tile = mask[3:17, 10:20]
   np.testing.assert_array_equal(tile, expected[3:17, 10:20])
@@ -254,7 +253,7 @@ def test_cudnn_suits_rows_that_unfold_into_four_times_the_work(tokens, suited):
     ROWS['shared'], blocks=layout.Blocks(prompt, group, tokens)
   )
   query = jax.ShapeDtypeStruct((1, 1, 1, 64), jnp.bfloat16)
-  assert cudnn.cudnn_suits(query, rows.blocks) == suited
+  assert kernels.cudnn_suits(query, rows.blocks) == suited
 
 
 def test_the_config_says_which(monkeypatch):

@@ -39,9 +39,9 @@ def test_rows_whose_shapes_are_not_known_are_not_compiled(monkeypatch):
   start = compile_ahead.start
   assert start(made, made.layout, bigram_rollout(), 0).thread is None
   compile_ahead.NOTHING.wait()
+  other = updater()
   # Several processes would compile in orders of their own.
   monkeypatch.setattr(jax, 'process_count', lambda: 2)
-  other = updater()
   assert start(other, other.layout, bigram_rollout(), 0).thread is None
 
 

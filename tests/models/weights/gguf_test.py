@@ -179,7 +179,7 @@ def test_a_large_tensor_is_made_float32_piece_by_piece(
     return whole(data, kind)
 
   monkeypatch.setattr(gguf, 'dequantize', counted)
-  monkeypatch.setattr(weights._gguf, '_PIECE', 10 * CONFIG.width)
+  monkeypatch.setattr(gguf_lib, '_PIECE', 10 * CONFIG.width)
   found = weights.load(source, source.config())
   golden.assert_same_trees(found, expected)
   assert pieces.count(10) > 4 and pieces.count(48 % 10) == 2

@@ -15,6 +15,7 @@ from safetensors import numpy as safetensors
 from grpo_jax import models
 from grpo_jax.mesh import sharding
 from grpo_jax.models import weights
+from grpo_jax.models.weights import safetensors as safetensors_lib
 from tests import tiny
 from tests.models.weights import golden
 
@@ -98,16 +99,16 @@ def test_pieces_are_as_large_as_allowed(monkeypatch):
   stored = reader.tensors['model.embed_tokens.weight']
   rows, width = stored.shape
   expected = reader.read(stored, (slice(None), slice(None)))
-  opened, unwatched = [], weights._safetensors._open
+  opened, unwatched = [], safetensors_lib._open
 
   def watched(path):
     opened.append(path)
     return unwatched(path)
 
-  monkeypatch.setattr(weights._safetensors, '_open', watched)
+  monkeypatch.setattr(safetensors_lib, '_open', watched)
   for size in (0, 1, 7, rows - 1, rows):  # 0: one row has too many bytes
     piece = size * width * stored.dtype.itemsize + 1
-    monkeypatch.setattr(weights._safetensors, 'PIECE_BYTES', piece)
+    monkeypatch.setattr(safetensors_lib, 'PIECE_BYTES', piece)
     for part in (slice(None), slice(3, rows - 2)):
       opened.clear()
       found = reader.read(stored, (part, slice(2, None)))
@@ -117,7 +118,7 @@ def test_pieces_are_as_large_as_allowed(monkeypatch):
 
 def test_a_large_tensor_is_read_piece_by_piece(monkeypatch):
   one = golden.golden('gemma2')
-  monkeypatch.setattr(weights._safetensors, 'PIECE_BYTES', 7 * 4 * 24)
+  monkeypatch.setattr(safetensors_lib, 'PIECE_BYTES', 7 * 4 * 24)
   where = place(one.model, fsdp=2)
   loaded = weights.load(one.source, one.model.config, where)
   golden.assert_same_trees(loaded, one.params)

@@ -12,6 +12,7 @@ from grpo_jax import models
 from grpo_jax.mesh import sharding
 from grpo_jax.models import lora
 from grpo_jax.models import weights
+from grpo_jax.models.weights import safetensors as safetensors_lib
 from tests import tiny
 from tests.chosen import chosen
 from tests.models.weights import golden
@@ -161,13 +162,13 @@ def test_adapters_are_added_to_their_weights(name, tmp_path):
 
 def test_an_export_that_is_cut_off_is_no_model(tmp_path, monkeypatch):
   one = golden.golden('llama_linear')
-  written = weights._safetensors.write
+  written = safetensors_lib.write
 
   def killed(*args):
     written(*args)
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(weights._safetensors, 'write', killed)
+  monkeypatch.setattr(safetensors_lib, 'write', killed)
   with pytest.raises(KeyboardInterrupt):
     weights.save(tmp_path, one.model.config, one.params)
   with pytest.raises(ValueError, match='has no config.json'):
