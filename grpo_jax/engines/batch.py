@@ -86,7 +86,7 @@ class Completions(NamedTuple):
       shape: (P, G, T).
       without: Names of the arrays [P,G,T] that are None.
     """
-    arrays = {
+    arrays: dict[str, Any] = {
       name: None if name in without else np.zeros(shape, dtype)
       for name, dtype in _OF_TOKENS.items()
     }

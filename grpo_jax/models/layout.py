@@ -81,7 +81,7 @@ def slots_of_trees(length: np.ndarray, previous: np.ndarray) -> list[Slot]:
     begins = [0, *np.flatnonzero(own != place - 1)]
     runs: list[Slot] = []
     for first, end in itertools.pairwise([*begins, size]):
-      last, context = own[first] if size else -1, _NOTHING
+      last, context = int(own[first]) if size else -1, _NOTHING
       if last >= 0:
         before = next(run for run in reversed(runs) if run.first <= last)
         since = np.arange(before.first, last + 1)
