@@ -152,7 +152,7 @@ EQUIVALENT |= {
   ): 'the column `step` is for people; nobody reads that of a surplus',
   (
     'episodes/rollout.py:blank',
-    '[[0] * prompt_tokens] * prompts,',
+    'prompts=[[0] * prompt_tokens] * prompts,',
     '0 -> 1',
   ): 'only the shapes of a blank rollout are read',
   (

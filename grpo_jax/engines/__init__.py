@@ -16,7 +16,6 @@ Read in this order:
 
 from grpo_jax.engines.batch import Completions
 from grpo_jax.engines.batch import generate
-from grpo_jax.engines.batch import nothing
 from grpo_jax.engines.batch import requests
 from grpo_jax.engines.interruptible import Interruptible
 from grpo_jax.engines.local.engine import LocalEngine
@@ -51,7 +50,6 @@ __all__ = (
   'check_limit',
   'generate',
   'next_token',
-  'nothing',
   'requests',
   'sampler_params',
 )

@@ -20,6 +20,19 @@ Finished = Callable[[int, int, np.ndarray, int], None]
 """`(prompt, number in its group, ids i32[t], finish)` of a completion."""
 
 
+# The arrays [P,G,T] beside `tokens`.
+_OF_TOKENS = {
+  'logp': np.float32,
+  'log_kept': np.float32,
+  'version': np.int32,
+  'entropy': np.float32,
+  'routing': np.int32,
+  'chosen': np.bool_,
+  'turn': np.int32,
+  'previous': np.int32,
+}
+
+
 class Completions(NamedTuple):
   """What was sampled, as host arrays; zero past each completion's length.
 
@@ -63,6 +76,23 @@ class Completions(NamedTuple):
       return range(len(self.length))
     return np.flatnonzero(self.holder == jax.process_index()).tolist()
 
+  @classmethod
+  def nothing(
+    cls, shape: tuple[int, int, int], without: Container[str]
+  ) -> 'Completions':
+    """The arrays before anything is written.
+
+    Args:
+      shape: (P, G, T).
+      without: Names of the arrays [P,G,T] that are None.
+    """
+    arrays: dict[str, Any] = {
+      name: None if name in without else np.zeros(shape, dtype)
+      for name, dtype in _OF_TOKENS.items()
+    }
+    whole, each = np.zeros(shape, np.int32), np.zeros(shape[:2], np.int32)
+    return cls(tokens=whole, length=each, finish=each.copy(), **arrays)
+
   def write(self, p: int, g: int, one: Any) -> None:
     """Puts a completion in its place.
 
@@ -78,37 +108,6 @@ class Completions(NamedTuple):
     for name in _OF_TOKENS:
       if (to := getattr(self, name)) is not None:
         to[p, g, :number] = getattr(one, name)
-
-
-# The arrays [P,G,T] beside `tokens`.
-_OF_TOKENS = {
-  'logp': np.float32,
-  'log_kept': np.float32,
-  'version': np.int32,
-  'entropy': np.float32,
-  'routing': np.int32,
-  'chosen': np.bool_,
-  'turn': np.int32,
-  'previous': np.int32,
-}
-
-
-def nothing(shape: tuple[int, int, int], without: Container) -> Completions:
-  """The arrays before anything is written.
-
-  Args:
-    shape: (P, G, T).
-    without: Names of the arrays [P,G,T] that are None.
-  """
-  return Completions(
-    tokens=np.zeros(shape, np.int32),
-    length=np.zeros(shape[:2], np.int32),
-    finish=np.zeros(shape[:2], np.int32),
-    **{
-      name: None if name in without else np.zeros(shape, dtype)
-      for name, dtype in _OF_TOKENS.items()
-    },
-  )
 
 
 def requests(
@@ -175,7 +174,7 @@ def generate(
   without = {'chosen', 'turn', 'previous'}
   without |= {name for name in ('entropy', 'routing') if not getattr(can, name)}
   most = max(one.limit for one in asked)
-  whole = nothing((len(asked), len(asked[0].keys), most), without)
+  whole = Completions.nothing((len(asked), len(asked[0].keys), most), without)
   if can.shares:
     whole = whole._replace(holder=np.zeros(len(asked), np.int64))
   place = {engine.submit(one): p for p, one in enumerate(asked)}

@@ -7,7 +7,6 @@ trained on. Text is made of them for the rewards, and is never encoded again.
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-import functools
 import itertools
 import json
 import math
@@ -108,24 +107,16 @@ def collect(
     completions = engines.generate(engine, asked, early)
     judged.decode(completions)
     completions, scores = judging(judged, completions)
-  parts = *completions.length.shape, len(rewards)
-  batch = batch_of(completions, scores, completion_buckets)
-  previous = completions.previous
-  if previous is not None:
-    previous = _of_width(previous, batch.mask.shape[-1])
-  return Rollout(
-    batch,
-    completions.length,
-    prompts,
-    [prompt_text(record['prompt']) for record in records],
-    judged.texts,
-    np.array(index, np.int64),
-    tuple(reward.name for reward in rewards),
-    [_answer_text(record.get('answer')) for record in records],
-    None if scores.failures is None else scores.failures.reshape(parts),
-    None if scores.secs is None else scores.secs.reshape(parts),
-    completions.holder,
-    previous,
+  return rollout_of(
+    completions,
+    scores,
+    completion_buckets,
+    prompts=prompts,
+    prompt_texts=[prompt_text(record['prompt']) for record in records],
+    texts=judged.texts,
+    index=np.array(index, np.int64),
+    reward_names=tuple(reward.name for reward in rewards),
+    answers=[_answer_text(record.get('answer')) for record in records],
   )
 
 
@@ -181,13 +172,14 @@ def blank(
   scores = rewards_lib.Scores(
     reward, np.zeros((number, rewards), np.float32), np.ones((number,), bool)
   )
-  return Rollout(
-    batch_of(drawn, scores, completion_buckets),
-    length,
-    [[0] * prompt_tokens] * prompts,
-    [''] * prompts,
-    [[''] * group] * prompts,
-    np.arange(prompts),
+  return rollout_of(
+    drawn,
+    scores,
+    completion_buckets,
+    prompts=[[0] * prompt_tokens] * prompts,
+    prompt_texts=[''] * prompts,
+    texts=[[''] * group] * prompts,
+    index=np.arange(prompts),
   )
 
 
@@ -262,50 +254,62 @@ class _Judged:
     )
 
 
-def _of_width(x: np.ndarray, width: int) -> np.ndarray:
-  """[P,G,T] -> [P,G,width]: cut, or with zeros behind it."""
-  x = x[..., :width]
-  return np.pad(x, [(0, 0)] * 2 + [(0, width - x.shape[-1])])
-
-
-def batch_of(
-  completions: Completions, scores: rewards_lib.Scores, buckets: Sequence[int]
-) -> losses.Batch:
-  """Completions and scores as a `Batch`, as wide as the longest one needs.
+def rollout_of(
+  completions: Completions,
+  scores: rewards_lib.Scores,
+  completion_buckets: Sequence[int],
+  **described: Any,
+) -> Rollout:
+  """Completions and their scores as a rollout, as wide as the longest needs.
 
   Args:
     completions: Of P prompts, G each.
     scores: Of all of them, in the order p * G + g.
-    buckets: See `collect`.
+    completion_buckets: See `collect`.
+    **described: Further fields of the `Rollout`: prompts, texts, names.
   """
-  shape = completions.length.shape
+  shape, longest = completions.length.shape, int(completions.length.max())
   # A bucket and not the longest length itself, because each width is compiled.
-  width = layout.bucket(int(completions.length.max()), buckets, 'completion')
-  drawn = functools.partial(_of_width, width=width)
-  if completions.chosen is None:
+  width = layout.bucket(longest, completion_buckets, 'completion')
+
+  def widened(x: np.ndarray) -> np.ndarray:
+    x = x[..., :width]
+    return np.pad(x, [(0, 0)] * 2 + [(0, width - x.shape[-1])])
+
+  def of_rewards(x: np.ndarray | None) -> np.ndarray | None:
+    return None if x is None else x.reshape(*shape, -1)
+
+  mask, previous = completions.chosen, completions.previous
+  if mask is None:
     mask = np.arange(width) < completions.length[:, :, None]
-  else:
-    mask = drawn(completions.chosen)
-  log_kept = drawn(completions.log_kept)
-  extras = {'log_kept': log_kept}
-  if completions.entropy is not None:
-    extras['entropy_sampler'] = drawn(completions.entropy)
-  if completions.routing is not None:
-    extras['routing_sampler'] = drawn(completions.routing)
-  if completions.turn is not None:
-    extras['turn'] = drawn(completions.turn)
-  return losses.Batch(
-    tokens=drawn(completions.tokens),
+  extras = {
+    'log_kept': completions.log_kept,
+    'entropy_sampler': completions.entropy,
+    'routing_sampler': completions.routing,
+    'turn': completions.turn,
+  }
+  mask = widened(mask)
+  batch = losses.Batch(
+    tokens=widened(completions.tokens),
     mask=mask,
     keep=mask,
     valid=scores.judged.reshape(shape),
     reward=scores.reward.reshape(shape),
     reward_parts=scores.parts.reshape(*shape, -1),
     truncated=completions.finish == TRUNCATED,
-    version=drawn(completions.version),
+    version=widened(completions.version),
     # Of the distribution that tokens were drawn from: the policy after filters.
-    logp_sampler=drawn(completions.logp) - log_kept,
-    extras=extras,
+    logp_sampler=widened(completions.logp - completions.log_kept),
+    extras={name: widened(x) for name, x in extras.items() if x is not None},
+  )
+  return Rollout(
+    batch,
+    completions.length,
+    failures=of_rewards(scores.failures),
+    judge_secs=of_rewards(scores.secs),
+    holder=completions.holder,
+    previous=None if previous is None else widened(previous),
+    **described,
   )
 
 

@@ -71,7 +71,7 @@ def completions_of(
   }
   most = max(len(one.ids) for one in every)
   shape = len(episodes), len(episodes[0]), most
-  whole = engines.nothing(shape, without)
+  whole = engines.Completions.nothing(shape, without)
   for p, group in enumerate(episodes):
     for g, one in enumerate(group):
       if one.turn is None:

@@ -146,7 +146,7 @@ def of_rollout(
     how many of the N hold anything. Its tokens are `stack.numbered` if this
     process does not know all of them.
   """
-  *written, slots = _written(rollout, chosen)
+  written, slots = _written(rollout, chosen)
   mask = np.asarray(rollout.batch.mask)[chosen]
   layout.check_slots(mask, rollout.length[chosen], slots)
   return stack.micro_batches(*written, spec, shards, slots)
@@ -156,18 +156,18 @@ def decided(
   rollout: Rollout, chosen: np.ndarray, spec: LayoutSpec
 ) -> LayoutSpec:
   """What `models.stack.decided` returns for some prompts of a rollout."""
-  *written, slots = _written(rollout, chosen)
+  written, slots = _written(rollout, chosen)
   return stack.decided(*written, spec, slots)
 
 
 def _written(rollout: Rollout, chosen: np.ndarray):
-  """Prompts, ids, lengths and slots of some prompts, as layouts take them."""
+  """(prompts, ids, lengths) of some prompts, and the slots of trees."""
   length, slots = rollout.length[chosen], None
   if rollout.previous is not None:
     slots = layout.slots_of_trees(length, rollout.previous[chosen])
   if rollout.holder is not None:
     shape = rollout.batch.mask.shape
     numbers = stack.numbered(rollout.prompts, shape, chosen)
-    return *numbers, length, slots
+    return (*numbers, length), slots
   prompts = [rollout.prompts[p] for p in chosen]
-  return prompts, np.asarray(rollout.batch.tokens)[chosen], length, slots
+  return (prompts, np.asarray(rollout.batch.tokens)[chosen], length), slots

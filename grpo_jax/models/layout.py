@@ -73,18 +73,15 @@ def slots_of_trees(length: np.ndarray, previous: np.ndarray) -> list[Slot]:
     The slots in the order of their completions and places on T. A slot begins
     with each token that does not follow the one before it on T.
   """
-  found = []
-  width = previous.shape[-1]
-  for number, (own, size) in enumerate(
-    zip(previous.reshape(-1, width), length.reshape(-1), strict=True)
-  ):
-    own, place = own[:size], np.arange(size)
+  found, trees = [], previous.reshape(-1, previous.shape[-1])
+  for number, size in enumerate(length.reshape(-1).tolist()):
+    own, place = trees[number, :size], np.arange(size)
     # A token follows an earlier one, or there would be a circle.
     assert np.all((own >= -1) & (own < place)), 'no order of a tree'
     begins = [0, *np.flatnonzero(own != place - 1)]
     runs: list[Slot] = []
     for first, end in itertools.pairwise([*begins, size]):
-      last, context = own[first] if size else -1, _NOTHING
+      last, context = int(own[first]) if size else -1, _NOTHING
       if last >= 0:
         before = next(run for run in reversed(runs) if run.first <= last)
         since = np.arange(before.first, last + 1)

@@ -41,21 +41,15 @@ def rollout_of(*groups, buckets=(8,)):
   completions = types.completions_of(groups)
   reward = np.arange(completions.length.size, dtype=np.float32)
   scores = rewards.Scores(reward, reward[:, None], reward >= 0)
-  batch = rollout_lib.batch_of(completions, scores, buckets)
-  number, width = len(groups), batch.mask.shape[-1]
-  previous = completions.previous
-  if previous is not None:
-    more = width - previous.shape[-1]
-    previous = np.pad(previous, [(0, 0), (0, 0), (0, more)])
-  return types.Rollout(
-    batch,
-    completions.length,
-    [[1]] * number,
-    ['p'] * number,
-    [['c'] * len(groups[0])] * number,
-    np.arange(number),
-    ('exact',),
-    previous=previous,
+  return rollout_lib.rollout_of(
+    completions,
+    scores,
+    buckets,
+    prompts=[[1]] * len(groups),
+    prompt_texts=['p'] * len(groups),
+    texts=[['c'] * len(groups[0])] * len(groups),
+    index=np.arange(len(groups)),
+    reward_names=('exact',),
   )
 
 
@@ -77,7 +71,11 @@ def test_a_single_turn_is_an_episode_of_which_all_is_chosen():
   )
   reward = np.zeros(4, np.float32)
   scores = rewards.Scores(reward, reward[:, None], reward == 0)
-  made = [rollout_lib.batch_of(x, scores, (4,)) for x in (sampled, same)]
+  described = dict.fromkeys(('prompts', 'prompt_texts', 'texts', 'index'))
+  made = [
+    rollout_lib.rollout_of(x, scores, (4,), **described)
+    for x in (sampled, same)
+  ]
   jax.tree.map(np.testing.assert_array_equal, *made)
 
 

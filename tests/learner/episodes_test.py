@@ -24,6 +24,7 @@ from grpo_jax.learner import gradient
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import step
 from grpo_jax.mesh import sharding
+from grpo_jax.models import attention
 from grpo_jax.models import routing
 from grpo_jax.rollouts import gathering
 from tests import bigram
@@ -135,19 +136,15 @@ def hand_made(branches):
   completions = types.completions_of(made.episodes())
   reward = np.arange(completions.length.size, dtype=np.float32) % 3
   scores = rewards.Scores(reward, reward[:, None], reward >= 0)
-  batch = rollout_lib.batch_of(completions, scores, (WIDTH,))
-  number, previous = len(made.prompts), completions.previous
-  if previous is not None:
-    more = WIDTH - previous.shape[-1]
-    previous = np.pad(previous, [(0, 0), (0, 0), (0, more)])
-  return types.Rollout(
-    batch,
-    completions.length,
-    made.prompts,
-    [''] * number,
-    [[''] * GROUP] * number,
-    np.arange(number),
-    previous=previous,
+  number = len(made.prompts)
+  return rollout_lib.rollout_of(
+    completions,
+    scores,
+    (WIDTH,),
+    prompts=made.prompts,
+    prompt_texts=[''] * number,
+    texts=[[''] * GROUP] * number,
+    index=np.arange(number),
   )
 
 
@@ -210,7 +207,7 @@ def by_itself(params, rollout):
   size = np.array(size)
   positions = jnp.broadcast_to(jnp.arange(width)[None], ids.shape)
   hidden, _ = MODEL.hidden(
-    MODEL.unstack(params), ids, positions, models.attention.over_prompts(size)
+    MODEL.unstack(params), ids, positions, attention.over_prompts(size)
   )
   last = jnp.take_along_axis(hidden, (size - 1)[:, None, None], axis=1)
   policy = jax.nn.log_softmax(MODEL.head(params, last)[:, 0])
