@@ -93,9 +93,10 @@ def test_ahead_draws_by_the_version_before_and_a_receipt_draws_it_again():
   assert receipts[-1].prompts == PromptState(8) and older['w'][0] == 3
   # The memory of what drew earlier ones was taken.
   assert receipts[0].params[0]['w'].is_deleted()
-  again = drawn_ahead(Engine())
+  again = drawn_ahead(engine := Engine())
   again.receipt = receipts[-1]
   assert train(again, 4, 6)[0] == [3, 4]
+  assert engine.events[:2] == [('load', 3), ('draw', 4)]
   again.close()
 
 
