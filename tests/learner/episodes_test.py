@@ -15,12 +15,12 @@ import pytest
 
 from grpo_jax import engines
 from grpo_jax import losses
-from grpo_jax import metrics
 from grpo_jax import models
 from grpo_jax import rewards
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.episodes import types
 from grpo_jax.learner import gradient
+from grpo_jax.learner import metrics
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import step
 from grpo_jax.mesh import sharding
