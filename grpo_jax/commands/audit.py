@@ -11,7 +11,7 @@ from grpo_jax.commands import printing
 from grpo_jax.commands.arguments import Arguments
 from grpo_jax.config import importing
 from grpo_jax.config import plain_text
-from grpo_jax.run.build import build
+from grpo_jax.run.build import method as build_method
 
 # Columns that a terminal of 80 characters has room for.
 _NARROW = ('ratio', 'W_agg', 'bias', 'scale')
@@ -61,7 +61,7 @@ def audit(
       f'--method_kwargs={method_kwargs} is no dict of arguments; give one, as '
       'in --method_kwargs="{\'high\': 0.3}".'
     ) from error
-  method = build.method(name, kwargs, '--method')
+  method = build_method.method(name, kwargs, '--method')
   make = importing.imported(fields, f'--fields={fields!r}') if fields else None
   try:
     return diagnostics.audit(method, make)

@@ -24,9 +24,8 @@ from grpo_jax.planning import sizes
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.run import ahead
 from grpo_jax.run.build import build
-from grpo_jax.run.build import build_rewards
-from grpo_jax.run.build import build_updater
-from grpo_jax.run.build import widths
+from grpo_jax.run.build import data as build_data
+from grpo_jax.run.build import rewards as build_rewards
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import workdir as workdir_lib
 
@@ -62,42 +61,41 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
       f'{existing} is no directory that can be written; give another workdir.'
     )
   run = build.run(config)
-  config = run.config
-  if config.warm_up.steps:
-    build.demonstrations(run)  # not used here, but it may raise
-  updater = build_updater.updater(run)
+  if run.warm_up is not None:
+    run.warm_up.demonstrations()  # not used here, but it may raise
+  updater = build.updater(run)
   updater = dataclasses.replace(updater, frozen=build.frozen_params(run))
   run.engine.load(updater.joined(build.initial_params(run)), version=0)
   records, _, _ = dynamic_sampling.next_records(
     run.prompts,
     run.epoch,
     0,
-    config.sampler.prompts,
-    fits=widths.fits(config, run.tokenizer),
+    run.draw.prompts,
+    fits=build_data.fits(run.data, run.tokenizer),
   )
-  with build_rewards.workers(config, run.rewards) as workers:
+  with build_rewards.workers(run.limits, run.rewards) as workers:
     rollout = rollout_lib.collect(
       records,
       run.engine,
       run.tokenizer,
       run.rewards,
       run.sampling,
-      config.sampler.max_tokens,
-      config.sampler.group,
-      config.seed,
+      run.draw.max_tokens,
+      run.draw.group,
+      run.draw.seed,
       0,
-      config.data.completion_buckets,
+      run.data.completion_buckets,
       workers=workers,
     )
   layouts = layouts_lib.layouts_of(
-    updater.compiled, rollout, updater.layout, config.learner.batches
+    updater.compiled, rollout, updater.layout, updater.spec.batches
   )
   rows, used = layouts.stack(layouts.first_epoch()[0])
   abstract = updater.compiled.abstract
-  state = ahead.with_older(config, abstract, copy=lambda x: x)
+  state = ahead.with_older(run, abstract, copy=lambda x: x)
   batch = rollout.batch
   return {
-    'config': dataclasses.asdict(config),
+    'config': dataclasses.asdict(run.config),
     'workdir': 'goes on from a checkpoint'
     if any((bucket.arrays(workdir) / 'checkpoints').glob('*[0-9]'))
     else 'starts anew',
@@ -107,8 +105,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
       'rollout [P, G, T]': list(batch.mask.shape),
       'micro-batches used': used,
       'micro-batch [rows, positions]': list(rows.tokens.shape[1:]),
-      'optimizer steps per rollout': config.learner.batches
-      * config.learner.epochs,
+      'optimizer steps per rollout': updater.spec.batches * updater.spec.epochs,
     },
     'warnings': [
       *build_rewards.warnings(run.rewards),
@@ -136,7 +133,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
 
 def _of_heads(run: build.Run) -> list[str]:
   """What becomes of key-value heads that a mesh does not divide."""
-  shape, config, found = run.model.config, run.config, []
+  shape, found = run.model.config, []
   if shape is None:
     return []  # nothing is known of the heads of a model of one's own
   heads = shape.num_kv_heads
@@ -147,7 +144,7 @@ def _of_heads(run: build.Run) -> list[str]:
       'heads, so in an update every device has the weights and the keys and '
       'values of all of them.'
     )
-  tensor = config.sampler.tensor or tensor
+  tensor = run.config.sampler.tensor or tensor
   if heads % tensor:
     found.append(
       f'While sampling, tensor={tensor} does not divide the {heads} key-value '

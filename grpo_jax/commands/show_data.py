@@ -55,19 +55,14 @@ def survey(
 ) -> Survey:
   """Reads the data of a config; see `run`."""
   # Only now, because it imports JAX.
-  from grpo_jax.run.build import build
-  from grpo_jax.run.build import marks
-  from grpo_jax.run.build import sources
-  from grpo_jax.run.build import widths as widths_lib
+  from grpo_jax.run.build import data as build_data
 
-  tokenizer = build.tokenizer_of(config)
-  asked = sources.listed(config.data.train)
+  tokenizer = build_data.tokenizer_of(config)
+  asked = build_data.listed(config.data.train)
   weights = [source.weight for source in asked]
   shares = [weight / sum(weights) for weight in weights]
   drawn = config.steps * config.sampler.prompts
-  trained = [
-    sources.named(config, source, 'train', marks.NOTHING) for source in asked
-  ]
+  trained = [build_data.named(config, source, 'train') for source in asked]
   stages = [
     _stages(source.name, records, share, drawn)
     for source, records, share in zip(asked, trained, shares, strict=True)
@@ -77,14 +72,14 @@ def survey(
     Part(
       source.name,
       'heldout',
-      sources.named(config, source, 'heldout', marks.NOTHING),
+      build_data.named(config, source, 'heldout'),
     )
-    for source in sources.listed(config.data.heldout)
+    for source in build_data.listed(config.data.heldout)
   ]
   problem, widths = '', config.data.prompt_buckets
   if not widths:
     try:
-      given = widths_lib.with_widths(config, tokenizer, marks.NOTHING)
+      given = build_data.with_widths(config, tokenizer)
       widths = given.data.prompt_buckets
     except ValueError as error:
       problem = plain_text.said(error)

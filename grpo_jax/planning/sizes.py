@@ -16,7 +16,7 @@ from grpo_jax import models
 from grpo_jax.learner import layouts
 from grpo_jax.learner import offload
 from grpo_jax.mesh import sharding
-from grpo_jax.run.build.build_abstract import Abstract
+from grpo_jax.run.build.build import Abstract
 
 
 @dataclasses.dataclass(frozen=True)

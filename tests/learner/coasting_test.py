@@ -15,7 +15,6 @@ from grpo_jax.learner import updates
 from grpo_jax.run import loop
 from grpo_jax.run import warm_up
 from grpo_jax.run.build import build
-from grpo_jax.run.build import build_updater
 from tests import runs
 from tests.learning import credited
 
@@ -38,7 +37,7 @@ def prepared(tmp_path):
   run = build.run(config)
   with monitor.Monitor(config.log, tmp_path, 1, None, {}) as shown:
     params = warm_up.run(run, tmp_path, shown, lambda: False)
-  return run, build_updater.updater(run), params
+  return run, build.updater(run), params
 
 
 def make_probe(learner):

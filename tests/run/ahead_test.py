@@ -22,7 +22,6 @@ from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.run import ahead
 from grpo_jax.run import loop
 from grpo_jax.run.build import build
-from grpo_jax.run.build import build_updater
 from grpo_jax.run.keep.checkpoint import Checkpoints
 from tests import judges
 from tests import runs
@@ -72,7 +71,7 @@ def corrected(cap=2.0, kl_coefficient=0.0):
 def policies(config, workdir):
   """The run, and a function that gives its engine the policy of a version."""
   run = build.run(config)
-  update = build_updater.updater(run)
+  update = build.updater(run)
   saves = Checkpoints(workdir / 'checkpoints', read_only=True)
 
   def load(version):

@@ -9,8 +9,8 @@ from grpo_jax.models import stack
 from grpo_jax.run import compilations
 from grpo_jax.run import loop
 from grpo_jax.run import session as session_lib
-from grpo_jax.run.build import build
-from grpo_jax.run.build import marks
+from grpo_jax.run.build import method as build_method
+from grpo_jax.run.build.objects import NOTHING
 from tests import runs
 from tests.compilations import compiled_programs
 
@@ -62,9 +62,10 @@ def test_a_run_that_goes_on_keeps_the_layout_of_its_first_rollout(
   def spec(**changes):
     config = runs.small(steps=1, **{'data.heldout': ''}, **changes)
     stop = stop_signal.Stop()
-    with session_lib.opened(
-      config, tmp_path, stop, False, marks.NOTHING, None
-    ) as (session, progress):
+    with session_lib.opened(config, tmp_path, stop, False, NOTHING, None) as (
+      session,
+      progress,
+    ):
       assert isinstance(session.compilations, compilations.Compilations)
       return progress.layout
 
@@ -97,5 +98,5 @@ def test_checking_a_method_compiles_nothing():
   # A group of no other test, whose zeros JAX has no programs for.
   config = runs.small(**{'sampler.group': 23})
   with compiled_programs() as names:
-    build.method_of(config, marks.NOTHING)
+    build_method.method_of(config, NOTHING)
   assert names == []

@@ -11,7 +11,7 @@ from grpo_jax.commands import dry_run
 from grpo_jax.commands import eval_and_sample
 from grpo_jax.rollouts import parquet
 from grpo_jax.run import loop
-from grpo_jax.run.build import build_rewards
+from grpo_jax.run.build import rewards as build_rewards
 from tests import judges
 from tests import runs
 

@@ -165,9 +165,9 @@ def test_a_warm_up_without_a_finite_update_ends_the_run(tmp_path, monkeypatch):
 def test_weights_that_are_not_finite_are_refused(monkeypatch):
   run = build.run(runs.small())
   params = build.initial_params(run)  # drawn at random, so nobody looks
-  model = dataclasses.replace(run.config.model, path='a folder')
-  run = run._replace(config=dataclasses.replace(run.config, model=model))
+  weights = dataclasses.replace(run.weights, path='a folder')
+  run = run._replace(weights=weights)
   spoilt = jax.tree.map(lambda x: x.at[(0,) * x.ndim].set(np.nan), params)
-  monkeypatch.setattr(build.build_model, 'initial', lambda *_: spoilt)
+  monkeypatch.setattr(build.build_model, '_read', lambda *_: spoilt)
   with pytest.raises(ValueError, match='parameter .* NaN or infinite'):
     build.initial_params(run)

@@ -10,7 +10,7 @@ from grpo_jax.rollouts import parquet
 from grpo_jax.run import loop
 from grpo_jax.run import warm_up
 from grpo_jax.run.build import build
-from grpo_jax.run.build import widths
+from grpo_jax.run.build import data as build_data
 from tests import runs
 from tests.data import formats
 
@@ -84,8 +84,8 @@ def test_held_out_problems_that_are_dropped_are_counted(
   tmp_path, wanted, places, dropped
 ):
   tokenizer = data.character_tokenizer(data.ALPHABET)
-  found, counts = widths.heldout_records(
-    config(tmp_path), tokenizer, RECORDS, wanted
+  found, counts = build_data.heldout_records(
+    build_data.data_spec(config(tmp_path)), tokenizer, RECORDS, wanted
   )
   if isinstance(places, list):
     assert [record['index'] for record in found] == places
@@ -94,9 +94,8 @@ def test_held_out_problems_that_are_dropped_are_counted(
   assert counts == {'heldout_too_long': dropped}
   # Nothing is said where nothing is dropped.
   for changes in {'data.prompt_buckets': (8,)}, {'data.too_long': 'refuse'}:
-    _, counts = widths.heldout_records(
-      config(tmp_path, **changes), tokenizer, RECORDS, wanted
-    )
+    spec = build_data.data_spec(config(tmp_path, **changes))
+    _, counts = build_data.heldout_records(spec, tokenizer, RECORDS, wanted)
     assert counts == {}
 
 
