@@ -23,7 +23,6 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax import losses
-from grpo_jax.config import Config
 from grpo_jax.engines import Completions
 from grpo_jax.engines import Interruptible
 from grpo_jax.episodes import rollout as rollout_lib
@@ -39,42 +38,25 @@ from grpo_jax.run.build import build
 _JUDGING_SECS = 2.0  # that a reward function may take when a run has ended
 
 
-def check(config: Config, mesh: jax.sharding.Mesh) -> None:
-  """Raises a ValueError if rollouts cannot be drawn ahead on a mesh.
-
-  A program on several devices is started on one after the other. Two threads
-  start theirs in orders that may differ from device to device, and then each
-  program waits for devices that the other one has.
-  """
-  if config.sampler.ahead and mesh.size > 1:
-    raise ValueError(
-      f'sampler.ahead={config.sampler.ahead} on {mesh.size} devices, where '
-      'sampling and learning at the same time may wait for each other forever; '
-      'give sampler.ahead=0, or a mesh of one device.'
-    )
-
-
 def warnings(run: build.Run) -> list[str]:
   """A sentence where nothing corrects for the age of the policy that samples.
 
   Args:
     run: The parts of the run.
   """
-  config = run.config
+  draw, learn = run.draw, run.learn
   # With dynamic sampling the old policy of completions is the one that has
   # drawn them, whatever the anchor is; see `UpdateSpec.stale`.
-  is_old = (
-    config.learner.anchor == 'sampler' or config.sampler.resample_rounds > 0
-  )
-  if not config.sampler.ahead or _corrects(run, is_old):
+  is_old = learn.update.anchor == 'sampler' or draw.resample_rounds > 0
+  if not draw.ahead or _corrects(run, is_old):
     return []
   advice = "give learner.anchor='sampler'"
   if is_old or not _corrects(run, True):
     advice += " and a method with a ratio, such as 'importance_sampling'"
   return [
     'With config.sampler.ahead=1 completions come from a policy that is one '
-    f'rollout older, and learner.anchor={config.learner.anchor!r} with the '
-    f'method {config.learner.method!r} learns from them as if the policy '
+    f'rollout older, and learner.anchor={learn.update.anchor!r} with the '
+    f'method {learn.method!r} learns from them as if the policy '
     f'itself had drawn them, which is biased; {advice}.'
   ]
 
@@ -89,14 +71,14 @@ def _corrects(run: build.Run, is_old: bool) -> bool:
     run: See `warnings`.
     is_old: Whether the policy that has drawn them is the old policy.
   """
-  method, group = run.method, run.config.sampler.group
+  method, group = run.learn.learner.method, run.draw.group
   known = {'entropy', 'noise', 'updates_done', *losses.Batch._fields}
   if not method.requires <= known:
     return True  # what a field of the user's own holds is not known here
   tokens = jnp.zeros((2, group, 4), jnp.int32)
   logp = jnp.full(tokens.shape, -1.0)
   reward = jnp.arange(2.0 * group).reshape(2, group) % 2
-  parts = jnp.repeat(reward[..., None], len(run.config.rewards), -1)
+  parts = jnp.repeat(reward[..., None], len(run.rewards), -1)
 
   @jax.jit
   def slope(gap):
@@ -118,15 +100,15 @@ def _corrects(run: build.Run, is_old: bool) -> bool:
   return bool(jnp.any(slope(0.0) != slope(0.3)))
 
 
-def with_older(config: Config, state: TrainState, copy=jnp.copy) -> TrainState:
+def with_older(run: build.Run, state: TrainState, copy=jnp.copy) -> TrainState:
   """The state, or its shapes, before the first rollout of a run.
 
   Args:
-    config: Of the run.
+    run: The parts of the run.
     state: Without `older`.
     copy: Of one array of the parameters.
   """
-  if not config.sampler.ahead:
+  if not run.draw.ahead:
     return state
   return state._replace(older=jax.tree.map(copy, state.params))
 
@@ -159,7 +141,7 @@ class Ahead:
   draw: Callable[[build.Run, PromptState, int], Drawn]
 
   def __post_init__(self):
-    self._is_on = bool(self.run.config.sampler.ahead)
+    self._is_on = bool(self.run.draw.ahead)
     self._thread: threading.Thread | None = None
     self._drawn: futures.Future[tuple[Drawn, float]] | None = None
     self._is_left = self._is_judging = False
@@ -228,7 +210,7 @@ class Ahead:
     if not self._is_on:
       return state, None
     older = _copied(state.params, state.older)
-    if step + 1 < self.run.config.steps:
+    if step + 1 < self.run.steps:
       self._load(older, step)
       self._begin(prompt_state, step + 1)
     return state._replace(older=None), older

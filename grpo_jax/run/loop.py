@@ -43,8 +43,9 @@ from grpo_jax.run import speed
 from grpo_jax.run import warm_up
 from grpo_jax.run.ahead import Ahead
 from grpo_jax.run.build import build
-from grpo_jax.run.build import marks
-from grpo_jax.run.build import widths
+from grpo_jax.run.build import data as build_data
+from grpo_jax.run.build.objects import NOTHING
+from grpo_jax.run.build.objects import Objects
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.session import Progress
 from grpo_jax.run.session import Session
@@ -57,7 +58,7 @@ def train(
   stop: stop_signal.Stop | None = None,
   replay: str | pathlib.Path | None = None,
   profile_steps: tuple[int, int] = (0, 0),
-  given: marks.Given = marks.NOTHING,
+  objects: Objects = NOTHING,
   on_rollout: session_lib.OnRollout | None = None,
   screen: monitor.Screen | None = None,
 ) -> dict[str, float | None]:
@@ -73,7 +74,7 @@ def train(
       to train on these instead of sampling.
     profile_steps: First and last rollout to record with the JAX profiler,
       counted from 1.
-    given: The objects that the marks in the config stand for; see `marks.py`.
+    objects: What the run is given in Python; see `objects.py`.
     on_rollout: Called after every rollout; see `grpo_jax.train`.
     screen: What `monitor.start` returned, to go on with; None starts one.
 
@@ -103,7 +104,7 @@ def train(
       directory,
       stop,
       replay is not None,
-      given,
+      objects,
       on_rollout,
       screen,
       peers,
@@ -117,7 +118,7 @@ def train(
         # First of all, because a checkpoint may hold a rollout whose metrics
         # wait for its evaluation; and before the first rollout, step 0 is due.
         progress, ends = conclude(session, progress, ahead)
-        if ends or progress.step >= config.steps or session.is_stopped():
+        if ends or progress.step >= session.run.steps or session.is_stopped():
           break
         with session_lib.profiled(session, progress.step + 1, profile_steps):
           progress = advance(session, progress, ahead)
@@ -157,7 +158,7 @@ def begin(session: Session) -> Progress | None:
     return None
   with session.monitor.phase('handing the parameters to the sampler'):
     state = session.updater.compiled.init(params)
-    state = ahead_lib.with_older(session.run.config, state)
+    state = ahead_lib.with_older(session.run, state)
     params = session.updater.joined(state.params)
     session.run.engine.load(params, version=0)
   layout = session.updater.layout
@@ -166,7 +167,7 @@ def begin(session: Session) -> Progress | None:
 
 def advance(session: Session, progress: Progress, ahead: Ahead) -> Progress:
   """One rollout and its updates; `conclude` evaluates and writes metrics."""
-  run, config = session.run, session.run.config
+  run = session.run
   step, state, prompt_state, _, layout = progress
   with session_lib.saved_if_it_fails(session, progress):
     with (
@@ -185,12 +186,12 @@ def advance(session: Session, progress: Progress, ahead: Ahead) -> Progress:
     known = gathering.on_devices(rollout, run.mesh)
     # No prompts are wanted after the last rollout, nor where the next one is
     # read from a file; where it is drawn ahead, it has its prompts already.
-    last = session.replays or step + 1 == config.steps or config.sampler.ahead
+    last = session.replays or step + 1 == run.steps or run.draw.ahead
 
     def meanwhile():  # while the devices compute
       if not last:
         run.prompts.fill()
-      right = config.evaluation.right_reward
+      right = run.draw.right_reward
       return rollout_metrics.of_rollout(rollout, step, right)
 
     session.compiling.wait()
@@ -239,15 +240,11 @@ def conclude(
     ValueError: All updates of `learner.nonfinite_rollouts` rollouts in a row
       were refused, and rollouts are left. The run is saved.
   """
-  config, step, unwritten = (
-    session.run.config,
-    progress.step,
-    progress.unwritten,
-  )
+  run, step, unwritten = session.run, progress.step, progress.unwritten
   if unwritten is None:  # an earlier start has done all this
     return progress, False
   measured, samples, _ = unwritten
-  due = evaluates_at(config, step)
+  due = evaluates_at(run, step)
   if due:
     with session_lib.saved_if_it_fails(session, progress):
       with (
@@ -259,7 +256,7 @@ def conclude(
       ):
         ahead.give_newest(progress.state, step)
         keep = functools.partial(reports.keep_answers, session)
-        heldout = evaluated(session.run, step, keep)
+        heldout = evaluated(run, step, keep)
     measured = {**measured, **heldout}
   # Here, so that a save that failed in the background is counted in these
   # metrics and tried again below.
@@ -274,15 +271,15 @@ def conclude(
   # Not of a rollout of an earlier start, whose checkpoint stays as it is: every
   # start would end here. The run can end after the next rollout.
   if unwritten.rollout is not None:
-    error = session.refused.midway(config.learner.nonfinite_rollouts)
+    error = session.refused.midway(run.learn.nonfinite_rollouts)
   # After every evaluation, because only a checkpoint saved with its metric can
   # be kept as the best.
-  saves, every = session.saves, config.checkpoint.every_steps
+  saves, every = session.saves, run.keep.every_steps
   if due or step % every == 0 or saves.owed or saves.is_due():
     session_lib.save(session, progress, measured)
   told = unwritten._replace(measured=measured)
   ends = reports.tell(session, progress, told)
-  if error and step < config.steps:
+  if error and step < run.steps:
     session_lib.finish(session, progress)
     raise session.peers.fail(ValueError(error))
   return progress, ends
@@ -296,7 +293,7 @@ def show_warnings(session: Session) -> None:
 
 def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
   """The next rollout, sampled by the current policy and judged."""
-  config, waited, secs, number = run.config.sampler, 0.0, 0.0, 0
+  spec, waited, secs, number = run.draw, 0.0, 0.0, 0
 
   def judging(judge, completions):
     nonlocal waited, secs, number
@@ -314,17 +311,17 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
       run.tokenizer,
       run.rewards,
       run.sampling,
-      config.max_tokens,
-      config.group,
-      run.config.seed,
+      spec.max_tokens,
+      spec.group,
+      spec.seed,
       step,
-      run.config.data.completion_buckets,
+      run.data.completion_buckets,
       judging=judging,
       workers=run.workers,
     )
     # Here, so that dynamic sampling chooses groups by the shuffled rewards too.
-    if run.config.shuffle_rewards:
-      rng = random_keys.generator(run.config.seed, 'shuffle rewards', step)
+    if spec.shuffles:
+      rng = random_keys.generator(spec.seed, 'shuffle rewards', step)
       rollout = rollout_lib.shuffle_rewards(rollout, rng)
     return rollout
 
@@ -332,12 +329,12 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
     prompt_state,
     run.prompts,
     run.epoch,
-    config.prompts,
+    spec.prompts,
     collect,
-    config.resample_rounds,
-    config.retire_solved,
-    run.config.evaluation.right_reward,
-    widths.fits(run.config, run.tokenizer),
+    spec.resample_rounds,
+    spec.retire_solved,
+    spec.right_reward,
+    build_data.fits(run.data, run.tokenizer),
   )
   if secs:  # a rollout may consist of what was drawn before
     counts |= {'judge_secs': waited, 'judged_per_sec': number / secs}
@@ -409,10 +406,10 @@ def learn(
   )
 
 
-def evaluates_at(config: Config, step: int) -> bool:
+def evaluates_at(run: build.Run, step: int) -> bool:
   """Whether to evaluate after this many rollouts."""
-  every = config.evaluation.every_steps
-  return step in (0, config.steps) or bool(every) and step % every == 0
+  every = run.evaluation.every_steps
+  return step in (0, run.steps) or bool(every) and step % every == 0
 
 
 def evaluated(
@@ -440,8 +437,8 @@ def evaluated(
   nothing: dict[str, float | None] = {'heldout_accuracy': None}
   if run.heldout is None:
     return nothing
-  records, too_long = widths.heldout_records(
-    run.config, run.tokenizer, run.heldout, run.config.evaluation.examples
+  records, too_long = build_data.heldout_records(
+    run.data, run.tokenizer, run.heldout, run.evaluation.examples
   )
   if not records:
     return nothing | too_long
@@ -451,11 +448,11 @@ def evaluated(
     run.tokenizer,
     run.rewards,
     dataclasses.replace(run.sampling, temperature=0.0),
-    run.config.sampler.max_tokens,
+    run.draw.max_tokens,
     1,
-    run.config.seed,
+    run.draw.seed,
     step,
-    run.config.data.completion_buckets,
+    run.data.completion_buckets,
     purpose='evaluate',
     judging=run.judging,
     workers=run.workers,

@@ -55,7 +55,7 @@ def draw(
   Raises:
     ValueError: There is no such rollout, or it does not fit.
   """
-  path, sampler = parquet.path_of(directory, step + 1), run.config.sampler
+  path, wanted = parquet.path_of(directory, step + 1), run.draw
   if not path.exists():
     raise ValueError(
       f'There are no completions of rollout {step + 1} in {path.parent} (no '
@@ -65,10 +65,10 @@ def draw(
     )
   rollout = parquet.read(path, _shared if jax.process_count() > 1 else None)
   shape = rollout.batch.mask.shape[:2]
-  if shape != (sampler.prompts, sampler.group):
+  if shape != (wanted.prompts, wanted.group):
     raise ValueError(
       f'{path} has {shape[0]} prompts with {shape[1]} completions each, but '
-      f'sampler.prompts={sampler.prompts} and sampler.group={sampler.group}; '
+      f'sampler.prompts={wanted.prompts} and sampler.group={wanted.group}; '
       'replay it with the config of its run.'
     )
   # Indexing in a compiled program clamps an id that is too large, so the model

@@ -40,13 +40,13 @@ from grpo_jax.run import compile_ahead
 from grpo_jax.run import judging
 from grpo_jax.run import warm_up
 from grpo_jax.run.build import build
-from grpo_jax.run.build import build_limits
-from grpo_jax.run.build import build_model
-from grpo_jax.run.build import build_rewards
-from grpo_jax.run.build import build_tokenizer
-from grpo_jax.run.build import build_updater
+from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import identity
-from grpo_jax.run.build.marks import Given
+from grpo_jax.run.build import learner as build_learner
+from grpo_jax.run.build import limits
+from grpo_jax.run.build import model as build_model
+from grpo_jax.run.build import rewards as build_rewards
+from grpo_jax.run.build.objects import Objects
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import export
 from grpo_jax.run.keep import fingerprints
@@ -131,7 +131,7 @@ def opened(
   workdir: str | pathlib.Path,
   stop: Stop,
   replays: bool,
-  given: Given,
+  objects: Objects,
   on_rollout: OnRollout | None,
   screen: monitor_lib.Screen | None = None,
   peers: Processes = ALONE,
@@ -141,31 +141,31 @@ def opened(
   # Before anything is built: an object that the run was given in Python may be
   # missing now, and this error names the argument that takes it.
   config = workdir_lib.with_widths(workdir, config)
-  workdir_lib.refuse_another(workdir, config, given=given)
+  workdir_lib.refuse_another(workdir, config, objects=objects)
   with contextlib.ExitStack() as stack:
     begin = monitor_lib.start if peers.is_first else monitor_lib.quiet
     screen = stack.enter_context(screen or begin(config, workdir))
-    run, updater = _built(config, given, screen, peers)
+    run, updater = _built(config, objects, screen, peers)
     alike = {'--replay': replays, 'an on_rollout': on_rollout is not None}
-    run, config = _joined(run, peers, stop, given, alike), run.config
+    run, config = _joined(run, peers, stop, objects, alike), run.config
     # Early, so that they import the judges while this process compiles.
-    pool = stack.enter_context(build_rewards.workers(config, run.rewards))
+    pool = stack.enter_context(build_rewards.workers(run.limits, run.rewards))
     run = run._replace(workers=pool)
     exports = export.Exports(run, workdir, peers)
     # After building, so that a config that cannot be built leaves no workdir.
     with peers.together():
       stack.enter_context(workdir_lib.claimed(workdir, config))
     workdir_lib.check_shared(workdir, peers)
-    saves, saved = _restored(stack, screen, config, workdir, updater, peers)
+    saves, saved = _restored(stack, screen, run, workdir, updater, peers)
     if saved is not None:
-      _check_restored(saved, config, workdir, replays)
-    if config.lora.rank:
+      _check_restored(saved, run, workdir, replays)
+    if run.weights.has_adapters:
       with screen.phase('reading the weights beside the adapters'):
         weights = build.frozen_params(run)
       updater = dataclasses.replace(updater, frozen=weights)
     frozen = fingerprints.of(updater.frozen)
     if saved is not None:
-      build_model.check_frozen(saved, frozen, config)
+      build_model.check_frozen(saved, frozen, run.weights.path)
     warn = functools.partial(screen.warn, None)  # before the first rollout
     for warning in build_rewards.warnings(run.rewards) + ahead.warnings(run):
       warn(warning)
@@ -177,12 +177,12 @@ def opened(
     with peers.together():
       contents = {}
       if peers.is_first:  # which writes for all
-        contents = workdir_lib.contents(config, run.lengths)
+        contents = workdir_lib.contents(run.sources)
       versions = workdir_lib.record(
-        workdir, config, saved is None, given, warn, contents, **more
+        workdir, config, saved is None, objects, warn, contents, **more
       )
     compiling = compile_ahead.NOTHING
-    if done < config.steps:
+    if done < run.steps:
       # XLA compiles in a thread while the warm-up and the first rollout run.
       layout = progress.layout if progress else updater.layout
       compiling = compile_ahead.start(updater, layout, build.example(run), done)
@@ -191,7 +191,7 @@ def opened(
     )
     saves.warn = monitor.warn
     session = Session(
-      run, updater, build_updater.instruments(config, updater), compiling,
+      run, updater, build_learner.instruments(run.measure, updater), compiling,
       workdir, saves, monitor, stop, replays, versions, frozen, exports,
       on_rollout,
       Refused(**saved.host.get('refused', {})) if saved else Refused(),
@@ -226,24 +226,24 @@ def _monitor(
 
 
 def _built(
-  config: Config, given: Given, screen: monitor_lib.Screen, peers: Processes
+  config: Config, objects: Objects, screen: monitor_lib.Screen, peers: Processes
 ) -> tuple[build.Run, Updater]:
   """The parts of a run; the screen says what they are."""
   with screen.phase('finding devices'):
     devices = jax.devices()
   screen.fact('devices', f'{len(devices)} x {devices[0].device_kind}')
   with screen.phase('building the model and the data'):
-    run = build.run(config, given, shares=peers.number > 1)
-    updater = build_updater.updater(run)
+    run = build.run(config, objects, shares=peers.number > 1)
+    updater = build.updater(run)
   leaves = jax.tree.leaves(updater.compiled.abstract.params)
   screen.fact(
     'size',
     f'{sum(leaf.size for leaf in leaves):,} parameters, vocabulary of '
     f'{run.tokenizer.vocab_size:,}',
   )
-  if note := build_tokenizer.turn_end_note(config, run.tokenizer):
+  if note := build_data.turn_end_note(config, run.tokenizer):
     screen.fact('ends', note)
-  for name, text in build_limits.facts(run, len(devices)).items():
+  for name, text in limits.facts(run, len(devices)).items():
     screen.fact(name, text)
   return run, updater
 
@@ -252,7 +252,7 @@ def _joined(
   run: build.Run,
   peers: Processes,
   stop: Stop,
-  given: Given,
+  objects: Objects,
   alike: dict[str, Any],
 ) -> build.Run:
   """The run with what several processes do together.
@@ -261,7 +261,7 @@ def _joined(
     run: Of this process.
     peers: All of them.
     stop: Asked by signals.
-    given: What the run was given in Python.
+    objects: What the run was given in Python.
     alike: What must be the same in all processes, beside all that.
 
   Raises:
@@ -271,7 +271,7 @@ def _joined(
   if peers.number == 1:
     return run
   peers.pass_on(stop)
-  peers.check_equal(identity.of(run.config, given) | alike)
+  peers.check_equal(identity.compared(run.config, objects) | alike)
 
   def between():
     if peers.is_stopped():
@@ -297,7 +297,7 @@ def _go_on(session: Session, saved: Restored) -> None:
 def _restored(
   stack: contextlib.ExitStack,
   screen: monitor_lib.Screen,
-  config: Config,
+  run: build.Run,
   workdir: pathlib.Path,
   updater: Updater,
   peers: Processes,
@@ -310,14 +310,14 @@ def _restored(
     saves = stack.enter_context(
       Checkpoints(
         directory,
-        config.checkpoint.keep_last,
-        bool(config.checkpoint.best_metric),
-        every_minutes=config.checkpoint.every_minutes,
+        run.keep.keep_last,
+        bool(run.keep.best_metric),
+        every_minutes=run.keep.every_minutes,
         peers=peers,
       )
     )
     abstract = ahead.with_older(
-      config, updater.compiled.abstract, copy=lambda x: x
+      run, updater.compiled.abstract, copy=lambda x: x
     )
     return saves, saves.restore(abstract)
 
@@ -334,18 +334,18 @@ def _progress(saved: Restored, layout: LayoutSpec) -> Progress:
     samples = [Sample(*sample) for sample in unwritten['samples']]
     unwritten = Unwritten(unwritten['measured'], samples)
   prompt_state = dynamic_sampling.from_json(saved.host)
-  layout = build_updater.decided(layout, saved.host['layout'])
+  layout = build_learner.decided(layout, saved.host['layout'])
   return Progress(saved.step, saved.state, prompt_state, unwritten, layout)
 
 
 def _check_restored(
-  saved: Restored, config: Config, workdir: pathlib.Path, replays: bool
+  saved: Restored, run: build.Run, workdir: pathlib.Path, replays: bool
 ) -> None:
   """Raises a ValueError if a start does not fit the checkpoint of its run."""
-  if saved.step > config.steps:
+  if saved.step > run.steps:
     raise ValueError(
       f'The run in {workdir} has done {saved.step} rollouts, and config.steps='
-      f'{config.steps}; give at least as many, or another workdir.'
+      f'{run.steps}; give at least as many, or another workdir.'
     )
   if saved.host['replays'] != replays:
     did, does = 'sampled', 'replays'
@@ -385,7 +385,7 @@ def save(
   if prompt_state.surplus:
     surplus = session.whole(prompt_state.surplus)
     prompt_state = prompt_state._replace(surplus=surplus)
-  metric = measured.get(session.run.config.checkpoint.best_metric)
+  metric = measured.get(session.run.keep.best_metric)
   exports = session.exports.count(step)
   host = {
     **dynamic_sampling.to_json(prompt_state),
@@ -396,7 +396,7 @@ def save(
     'versions': session.versions,
     'frozen': session.frozen,
     # What the first rollout has decided; see `models.stack.decided`.
-    'layout': build_updater.spec_json(layout),
+    'layout': build_learner.spec_json(layout),
     'saves': session.exports.saves,
     'refused': dataclasses.asdict(session.refused),
   }
@@ -466,10 +466,10 @@ def check_end(session: Session, progress: Progress) -> None:
     ValueError: The run is done, and all updates of its last rollout were
       refused. It is said by every start of such a run.
   """
-  config = session.run.config
-  error = session.refused.at_the_end(config.learner.nonfinite_rollouts)
+  run = session.run
+  error = session.refused.at_the_end(run.learn.nonfinite_rollouts)
   # A rollout whose metrics are not written is not counted yet.
-  done = progress.step >= config.steps and progress.unwritten is None
+  done = progress.step >= run.steps and progress.unwritten is None
   if error and done:
     raise session.peers.fail(ValueError(error))
 
