@@ -51,6 +51,7 @@ class Sampler(NamedTuple):
   config: Config  # with widths
   weights: specs.WeightsSpec
   data: specs.DataSpec
+  limits: specs.WorkersSpec  # of the processes that call rewards
   tokenizer: Tokenizer
   mesh: jax.sharding.Mesh
   model: build_model.Model
@@ -65,7 +66,7 @@ class Run(NamedTuple):
   steps: int  # rollouts
   weights: specs.WeightsSpec
   data: specs.DataSpec
-  limits: specs.WorkersSpec  # of `workers`
+  limits: specs.WorkersSpec  # of the processes that call rewards
   draw: specs.DrawSpec
   learn: specs.LearnSpec
   warm_up: specs.WarmUpSpec | None  # None without one
@@ -144,7 +145,6 @@ def run_specs(
   fields, kept, log = config.sampler, config.checkpoint, config.log
   return {
     'steps': config.steps,
-    'limits': build_rewards.workers_spec(config),
     'draw': specs.DrawSpec(
       seed=config.seed,
       prompts=fields.prompts,
@@ -239,6 +239,7 @@ def sampler(
     config,
     build_model.weights_spec(config, own),
     build_data.data_spec(config),
+    build_rewards.workers_spec(config),
     tokenizer,
     mesh,
     model,
@@ -441,6 +442,7 @@ def abstract(
     config=config,
     weights=build_model.weights_spec(config, None),
     data=build_data.data_spec(config),
+    limits=build_rewards.workers_spec(config),
     warm_up=None,
     sources=(),
     tokenizer=nothing,

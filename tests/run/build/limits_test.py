@@ -223,11 +223,11 @@ def test_runs_and_plans_are_refused_then(tmp_path):
   with pytest.raises(ValueError, match=words):
     build.run(long)
   with pytest.raises(ValueError, match=words):  # as `sample` and `eval` do
-    build.sampler(long, NOTHING)
+    build.sampler(long)
   with pytest.raises(ValueError, match=words):
     build.abstract(long, sharding.make_mesh())
   fits = export_test.small(folder, **{'data.prompt_buckets': (508,)})
-  made = build.sampler(fits, NOTHING)
+  made = build.sampler(fits)
   # Its embedding has six rows more than its tokenizer has tokens.
   first = made.tokenizer.vocab_size
   assert made.model.config.vocab_size == first + 6

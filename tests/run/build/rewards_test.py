@@ -145,7 +145,7 @@ def test_generated_code_needs_a_sandbox_or_that_somebody_insists(monkeypatch):
   def warned(**kwargs):
     term = config_lib.Reward(CODE, kwargs=kwargs)
     config = dataclasses.replace(BASE, rewards=(term,))
-    return build_rewards.warnings(build_rewards.functions(config, NOTHING))
+    return build_rewards.warnings(build_rewards.functions(config))
 
   nothing = {'namespaces': 'not allowed', 'landlock': 'kernel 5.4'}
   monkeypatch.setattr(

@@ -20,6 +20,7 @@ from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import learner as build_learner
 from grpo_jax.run.build import model as build_model
+from grpo_jax.run.build import rewards as build_rewards
 from grpo_jax.run.build import specs as specs_lib
 from tests.run import wiring_test
 
@@ -47,6 +48,7 @@ def made(number):
     **build.run_specs(config, MODEL, MESH, METHOD),
     'weights': build_model.weights_spec(config, None),
     'data': build_data.data_spec(config),
+    'limits': build_rewards.workers_spec(config),
     'warm_up': build_learner.warm_up_spec(config, MODEL, MESH, ends),
   }
 

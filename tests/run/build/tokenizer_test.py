@@ -19,7 +19,6 @@ from grpo_jax.run import session
 from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import placing
-from grpo_jax.run.build.objects import NOTHING
 from tests import hf_folder
 from tests import runs
 from tests import tiny
@@ -36,7 +35,7 @@ def folder(tmp_path_factory):
 
 def test_a_folder_with_chats(folder):
   config = runs.small(**{**CHAT, 'data.tokenizer': str(folder)})
-  parts = build.sampler(config, NOTHING)
+  parts = build.sampler(config)
   own = data.Tokenizer.from_folder(folder)
   assert parts.tokenizer.vocab_size == own.vocab_size
   assert parts.model.config.vocab_size == own.vocab_size
@@ -50,11 +49,11 @@ def test_the_tokenizer_of_the_model(folder):
   changes = {'data.tokenizer': '', 'model.path': str(folder)}
   changes['data.completion_prefix'] = ':'
   config = runs.small(**changes)
-  tokenizer = build_data.tokenizer_of(config, NOTHING)
+  tokenizer = build_data.tokenizer_of(config)
   assert tokenizer.encode_prompt('1') == tokenizer.encode('1:')
   named = {'data.eos_tokens': ('</s>',), 'data.pad_token': '<s>'}
   config = runs.small(**changes, **named)
-  tokenizer = build_data.tokenizer_of(config, NOTHING)
+  tokenizer = build_data.tokenizer_of(config)
   ids = (*tokenizer.eos_ids, tokenizer.pad_id)
   assert ids == tuple(tokenizer.encode('</s><s>'))
 
@@ -67,7 +66,7 @@ def test_a_tokenizer_larger_than_the_embedding_is_refused(folder, tmp_path):
   )  # its shape of a model is no shape that was given
   values.data.tokenizer, values.model.path = str(folder), str(tmp_path)
   with pytest.raises(ValueError, match='embedding of the model has 100 rows'):
-    build.sampler(config_lib.resolve(values), NOTHING)
+    build.sampler(config_lib.resolve(values))
 
 
 def test_a_tokenizer_from_python_keeps_its_format_unless_told_otherwise(folder):
@@ -91,7 +90,7 @@ def base(tmp_path_factory):
 
 def test_the_end_of_a_turn_becomes_an_end_token_and_is_said(base):
   config = runs.small(**{**CHAT, 'data.tokenizer': str(base)})
-  parts = build.sampler(config, NOTHING)
+  parts = build.sampler(config)
   own = data.Tokenizer.from_folder(base)
   (document,), (turn,) = own.encode('<|endoftext|>'), own.encode('<|im_end|>')
   assert own.eos_ids == (document,)
@@ -174,7 +173,7 @@ def test_turns_that_end_by_a_text_are_said(end, said, tmp_path):
 )
 def test_stop_strings_that_are_special_tokens_stop(stops, text, kept, folder):
   changes = {'data.tokenizer': str(folder), 'sampler.stop_strings': stops}
-  parts = build.sampler(runs.small(**changes), NOTHING)
+  parts = build.sampler(runs.small(**changes))
   ids = parts.tokenizer.encode(text)
   count, finish = arrays.end_of(
     np.array(ids), parts.sampling, parts.engine.decode
