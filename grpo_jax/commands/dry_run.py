@@ -91,8 +91,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
     updater.compiled, rollout, updater.layout, updater.spec.batches
   )
   rows, used = layouts.stack(layouts.first_epoch()[0])
-  abstract = updater.compiled.abstract
-  state = ahead.with_older(run, abstract, copy=lambda x: x)
+  state = ahead.with_older(run, updater.compiled.abstract, copy=lambda x: x)
   batch = rollout.batch
   return {
     'config': dataclasses.asdict(run.config),

@@ -108,9 +108,9 @@ def test_a_rollout_with_a_finite_update_starts_the_count_anew():
 
 
 def test_a_stop_in_the_last_evaluation_says_nothing_of_the_last_rollout():
-  config = runs.small(steps=2)
+  learn = types.SimpleNamespace(nonfinite_rollouts=5)
   session: Any = types.SimpleNamespace(
-    run=types.SimpleNamespace(config=config),
+    run=types.SimpleNamespace(steps=2, learn=learn),
     refused=refused.Refused(1, 'loss'),
     peers=processes.ALONE,
   )

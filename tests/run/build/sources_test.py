@@ -292,7 +292,7 @@ def test_files_of_one_name_in_two_places_are_both_known(tmp_path):
   paths = [[str(tmp_path / place / 'gsm8k' / 'x')] for place in ('a', 'b')]
   assert list(build_data.files(config).values()) == paths
   assert isinstance(build._read_ahead([{}], config), data.ReadAhead)
-  told = workdir.contents(config, {('train', 0): 1, ('heldout', 0): 1})
+  told = workdir.contents(build_data.described(config, [[{}]], [{}]))
   assert [one['sha256'] for one in told.values()] == [
     data.fingerprint(files) for files in paths
   ]
