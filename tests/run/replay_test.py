@@ -25,9 +25,7 @@ def drawn(tmp_path):
     )
     parquet.write(parquet.path_of(tmp_path, 5), rollout, 5)
     run = types.SimpleNamespace(
-      config=types.SimpleNamespace(
-        sampler=types.SimpleNamespace(prompts=prompts, group=group)
-      ),
+      draw=types.SimpleNamespace(prompts=prompts, group=group),
       tokenizer=data.character_tokenizer('abcdefghijk'[: vocab_size - 2]),
     )
     return rollout, replay.draw(tmp_path, run, STATE, step)

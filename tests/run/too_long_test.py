@@ -116,19 +116,21 @@ def test_an_evaluation_says_how_many_were_dropped(tmp_path):
 
 def test_a_warm_up_takes_the_next_demonstrations_that_fit(tmp_path):
   parts = types.SimpleNamespace(
-    config=config(tmp_path, **{'warm_up.examples': 4}),
+    data=build_data.data_spec(config(tmp_path)),
     tokenizer=data.character_tokenizer(data.ALPHABET),
   )
   index = lambda position: [
-    row['index'] for row in warm_up._records(RECORDS, position, parts)
+    row['index'] for row in warm_up._records(RECORDS, position, 4, parts)
   ]
   assert index(0) == [1, 2, 4, 5] and index(4) == [4, 5, 7, 8]
   passed_over = lambda position: warm_up._passed_over(
-    warm_up._records(RECORDS, position, parts), position
+    warm_up._records(RECORDS, position, 4, parts), position
   )
   assert passed_over(0) == {0, 3} and passed_over(4) == {6}
-  parts.config = config(tmp_path, **{'data.too_long': 'refuse'})
-  assert len(warm_up._records(RECORDS * 2, 0, parts)) == 16
-  parts.config = config(tmp_path, **{'data.prompt_buckets': (5,)})
+  refuses = config(tmp_path, **{'data.too_long': 'refuse'})
+  parts.data = build_data.data_spec(refuses)
+  assert len(warm_up._records(RECORDS * 2, 0, 16, parts)) == 16
+  narrow = config(tmp_path, **{'data.prompt_buckets': (5,)})
+  parts.data = build_data.data_spec(narrow)
   with pytest.raises(ValueError, match='Nearly all demonstrations are long'):
-    warm_up._records(RECORDS * 2, 0, parts)
+    warm_up._records(RECORDS * 2, 0, 16, parts)

@@ -326,7 +326,8 @@ class Exporting:
     config = runs.small(**{'checkpoint.export_every_saves': 2, **changes})
     tokenizer = data.character_tokenizer(data.ALPHABET)
     self.run = types.SimpleNamespace(
-      config=config,
+      keep=config.checkpoint,
+      weights=build_model.weights_spec(config, None),
       tokenizer=tokenizer,
       model=build_model.transformer(config, tokenizer.vocab_size),
     )
@@ -336,7 +337,7 @@ class Exporting:
     self.monitor = types.SimpleNamespace(
       phase=lambda _: contextlib.nullcontext(), warn=self.warned.append
     )
-    self.update = types.SimpleNamespace(whole=lambda params: params)
+    self.updater = types.SimpleNamespace(joined=lambda params: params)
     params = jax.jit(self.run.model.init)(jax.random.key(0))
     self.state = types.SimpleNamespace(params=params)
 
