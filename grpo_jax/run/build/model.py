@@ -324,9 +324,9 @@ class Parameters(NamedTuple):
   frozen: Any  # None if every parameter is trained
 
 
-def split(model: models.Transformer, whole: Any) -> Parameters:
+def split(model: Model, whole: Any) -> Parameters:
   """What is trained of a model's parameters, and what is not."""
-  if model.config.lora is None:
+  if isinstance(model, foreign.Foreign) or model.config.lora is None:
     return Parameters(whole, None)
   return Parameters(*lora.split(whole, lora.trains))
 
@@ -351,8 +351,6 @@ def abstract(
     shapes,
     place,
   )
-  if isinstance(model, foreign.Foreign):
-    return Parameters(described, None)
   trained, beside = split(model, described)
 
   def stored(path, x):
@@ -387,10 +385,11 @@ def initial(spec: WeightsSpec, model: Model, mesh: jax.sharding.Mesh) -> Any:
   if isinstance(model, foreign.Foreign):
     copy = lambda params: jax.tree.map(jnp.copy, params)
     place = jax.tree.map(lambda x: x.sharding, wanted)
-    return _checked(jax.jit(copy, out_shardings=place)(spec.own), spec)
-  if spec.path and not spec.has_adapters:
-    return _checked(_read(spec, model, mesh, 'float32'), spec)
-  found = _random(spec, lambda x: split(model, x).trained, model, wanted)
+    found = jax.jit(copy, out_shardings=place)(spec.own)
+  elif spec.path and not spec.has_adapters:
+    found = _read(spec, model, mesh, 'float32')
+  else:
+    found = _random(spec, lambda x: split(model, x).trained, model, wanted)
   return _checked(found, spec)
 
 
@@ -407,8 +406,8 @@ def frozen(spec: WeightsSpec, model: Model, mesh: jax.sharding.Mesh) -> Any:
     return None
   dtype = spec.base_dtype
   if spec.path:
-    bare = _without_adapters(model)
-    return _checked(_read(spec, bare, mesh, dtype), spec)
+    found = _read(spec, _without_adapters(model), mesh, dtype)
+    return _checked(found, spec)
   wanted = abstract(model, mesh, dtype).frozen
 
   def part(params):
