@@ -57,7 +57,7 @@ def of_run(parts: Abstract) -> dict[str, Callable[[], Lowered]]:
   largest rollout needs. What the warm-up runs is left out.
   """
   run, update, example = parts.run, parts.updater, parts.example()
-  sampler = run.config.sampler
+  sampler = run.draw
   drawing = parts.engine.lowering(
     update.joined(update.compiled.abstract.params),
     sampler.prompts,
