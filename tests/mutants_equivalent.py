@@ -166,12 +166,12 @@ EQUIVALENT |= {
     '0 -> 1',
   ): 'the axis has one place, and JAX reads the last for any beyond it',
   (
-    'run/build/build_model.py:abstract',
-    'shapes = jax.eval_shape(model.init, jax.random.key(0))',
+    'run/build/model.py:abstract',
+    'shapes = jax.eval_shape(lambda: model.init(jax.random.key(0)))',
     '0 -> 1',
   ): _SHAPES,
   (
-    'run/build/build_updater.py:_layout',
+    'run/build/learner.py:_layout',
     'most_tokens, memory = 16384, 2**33',
     '16384 -> 16385',
   ): 'about so many tokens keep an accelerator busy; one more is as good',
@@ -245,7 +245,7 @@ EQUIVALENT |= {
     'not self.shares -> self.shares',
   ): 'rows are shared by processes alone, whose tests are `long`',
   (
-    'run/build/build.py:method_of',
+    'run/build/method.py:method_of',
     'if loss.requires <= known:',
     'loss.requires <= known -> loss.requires < known',
   ): 'no method requires all that is known',

@@ -18,9 +18,10 @@ import pytest
 
 from grpo_jax import models
 from grpo_jax.engines.local import prepare
-from grpo_jax.run.build import build_ahead
-from grpo_jax.run.build import build_model
-from grpo_jax.run.build import build_updater
+from grpo_jax.run.build import build
+from grpo_jax.run.build import method as build_method
+from grpo_jax.run.build import model as build_model
+from grpo_jax.run.build import provenance
 
 # What no function of an updater is made from; its numbers are its own.
 _NOT_READ = (
@@ -49,12 +50,12 @@ def _key(run, warms_up=False):
     del config['warm_up']
   if config['optim']['decay'] == 'constant':
     del config['steps']  # no rate depends on it
-  # The objects given in Python are kept, so that no other gets their place.
-  given = tuple((mark, id(one)) for mark, one in run.given.objects.items())
-  own = run.config.model.path
+  method = provenance.method_record(run.learn.learner.method)['sha256']
+  # The run is kept, so that no other parameters get the place of its own.
+  own = run.config.model.path, id(run.weights.own)
   if isinstance(run.model, models.Transformer):
     own = run.model
-  return json.dumps(config, sort_keys=True, default=repr), own, run.mesh, given
+  return json.dumps(config, sort_keys=True, default=repr), own, run.mesh, method
 
 
 def _shapes(tree):
@@ -78,11 +79,11 @@ def shared_programs():
       return dataclasses.replace(update, compiled=first.compiled)
     return update
 
-  def random(real, config, part, model, wanted):
+  def random(real, spec, part, model, wanted):
     """Copies, as the arrays will be donated."""
-    key = 'random', config.seed, model, part.__qualname__, *_shapes(wanted)
+    key = 'random', spec.seed, model, part.__qualname__, *_shapes(wanted)
     if key not in _kept:
-      made = real(config, part, model, wanted)
+      made = real(spec, part, model, wanted)
       _kept[key] = jax.tree.map(lambda x: (np.array(x), x.sharding), made)
       return made
     return jax.tree.map(
@@ -97,18 +98,18 @@ def shared_programs():
       _kept[key] = real(model, params, mesh, copies)
     return _kept[key]
 
-  def corrects(real, run, is_old):
-    key = 'corrects', is_old, *_key(run)
+  def corrects(real, method, *sizes):
+    key = 'corrects', provenance.method_record(method)['sha256'], *sizes
     if key not in _kept:
-      _kept[key] = real(run, is_old)
+      _kept[key] = real(method, *sizes)
     return _kept[key]
 
   with pytest.MonkeyPatch.context() as patch:
-    share(build_updater, 'updater', updater)
-    share(build_updater, 'warm_up_updater', updater)
+    share(build, 'updater', updater)
+    share(build, 'warm_up_updater', updater)
     share(build_model, '_random', random)
     share(prepare, 'Preparation', preparation)
-    share(build_ahead, '_corrects', corrects)
+    share(build_method, '_corrects', corrects)
     yield
 
 

@@ -20,9 +20,9 @@ from grpo_jax import optim
 from grpo_jax.mesh import sharding
 from grpo_jax.models import weights
 from grpo_jax.run import policy as policies
-from grpo_jax.run.build import build
-from grpo_jax.run.build import build_limits
-from grpo_jax.run.build import marks
+from grpo_jax.run.build import limits
+from grpo_jax.run.build import method as build_method
+from grpo_jax.run.build.objects import NOTHING
 from tests import cli
 
 # Fields by name, what they are given, and what the refusal says of them. Of a
@@ -170,7 +170,7 @@ ANY_VALUE = {
   'log.expected_prefixes',
 }  # fmt: skip
 # Refused where the model, the mesh or the method is built: see below, and
-# build_method_test.py.
+# method_test.py.
 BUILT = {
   'model.compute_dtype', 'model.residual_dtype', 'model.attention',
   'learner.method', 'learner.method_kwargs', 'checkpoint.best_metric',
@@ -465,7 +465,7 @@ def test_a_negative_kl_and_a_wide_clip_are_refused_in_a_config():
     ({'low': 1.0, 'high': 1.0}, 'ppo_clip got low=1.0'),
   ):
     with pytest.raises(ValueError, match=re.escape(words)):
-      build.method('grpo', kwargs)
+      build_method.method('grpo', kwargs)
 
 
 SHAPE = models.ModelConfig(14, num_layers=1, width=32)
@@ -493,9 +493,9 @@ def test_what_a_model_has_not_is_refused(shape, fields, words):
   config = with_fields(fields)
   mesh = sharding.make_mesh(**vars(config.mesh))
   with pytest.raises(ValueError, match=re.escape(words)):
-    build_limits.check_model(config, shape, mesh)
+    limits.check_model(config, shape, mesh)
   if shape is SHAPE and 'lora.rank' not in fields:
-    build_limits.check_model(config, SPARSE, mesh)
+    limits.check_model(config, SPARSE, mesh)
 
 
 @pytest.mark.parametrize(
@@ -522,9 +522,9 @@ def test_more_memory_than_there_is_is_refused(shape, fields, words):
   }  # fmt: skip
   mesh = sharding.make_mesh()
   with pytest.raises(ValueError, match=words):
-    build_limits.check_memory(with_fields(fields), shape, mesh)
+    limits.check_memory(with_fields(fields), models.Transformer(shape), mesh)
   small = {'data.prompt_buckets': (6,), 'data.completion_buckets': (5,)}
-  build_limits.check_memory(with_fields(small), SHAPE, mesh)
+  limits.check_memory(with_fields(small), models.Transformer(SHAPE), mesh)
 
 
 @pytest.mark.parametrize(
@@ -552,11 +552,11 @@ def test_a_mesh_that_leaves_devices_out_unasked_is_refused(sizes, words):
 def test_an_unknown_best_metric_is_refused(name):
   config = with_fields({'checkpoint.best_metric': name})
   with pytest.raises(ValueError, match='is no metric of this run'):
-    build_limits.check_best_metric(config, ['exact_match'])
+    limits.check_best_metric(config, ['exact_match'])
   own = with_fields(
     {'checkpoint.best_metric': name, 'learner.method': 'tests.own:method'}
   )
-  build_limits.check_best_metric(own, ['exact_match'])  # may measure anything
+  limits.check_best_metric(own, ['exact_match'])  # may measure anything
 
 
 @pytest.mark.parametrize(
@@ -570,7 +570,7 @@ def test_an_unknown_best_metric_is_refused(name):
 )  # fmt: skip
 def test_a_metric_that_a_run_may_have_is_not(name):
   config = with_fields({'checkpoint.best_metric': name})
-  build_limits.check_best_metric(config, ['exact_match'])
+  limits.check_best_metric(config, ['exact_match'])
 
 
 def test_they_are_refused_at_the_start_of_a_run(tmp_path):
@@ -669,7 +669,7 @@ def test_a_flag_without_meaning_is_refused(given, words, tmp_path):
   ],
 )
 def test_an_evaluation_of_nothing_is_refused(given, words):
-  policy = policies.Policy(mock.Mock(), 3, marks.NOTHING)
+  policy = policies.Policy(mock.Mock(), 3, NOTHING)
   given = dict(examples=0, samples=8, ks=[1]) | given
   with pytest.raises(ValueError, match=re.escape(words)):
     policies.evaluate(policy, **given)

@@ -144,7 +144,7 @@ def _run_in(folder: str) -> dict[str, Any] | None:
 def _named_in(run: dict[str, Any], folder: str) -> str:
   """What the run in a folder has as `data.tokenizer`."""
   named = run['data'].get('tokenizer', 'arithmetic')
-  if named.startswith('<'):  # a mark, see run/build/marks.py
+  if named.startswith('<'):  # words for an object from Python
     raise ValueError(
       f'The run in {folder!r} was given its tokenizer in Python ({named}); give'
       ' it again, as in grpo_jax.train(config, workdir, tokenizer=...), or set'

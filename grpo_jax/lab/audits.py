@@ -13,7 +13,7 @@ from grpo_jax.config import importing
 from grpo_jax.config import plain_text
 from grpo_jax.diagnostics import COLUMNS as COLUMNS
 from grpo_jax.diagnostics import Audit as Audit
-from grpo_jax.run.build import build
+from grpo_jax.run.build import method as build_method
 
 
 def audit(
@@ -40,7 +40,7 @@ def audit(
       f'--method_kwargs={method_kwargs} is no dict of arguments; give one, as '
       'in --method_kwargs="{\'high\': 0.3}".'
     ) from error
-  method = build.method(name, kwargs, '--method')
+  method = build_method.method(name, kwargs, '--method')
   make = importing.imported(fields, f'--fields={fields!r}') if fields else None
   try:
     return diagnostics.audit(method, make)

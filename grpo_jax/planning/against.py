@@ -25,8 +25,8 @@ from grpo_jax.planning import roofline
 from grpo_jax.planning import sizes
 from grpo_jax.planning.roofline import Machine
 from grpo_jax.planning.roofline import Work
-from grpo_jax.run.build import build_abstract
-from grpo_jax.run.build import marks
+from grpo_jax.run.build import build
+from grpo_jax.run.build import objects
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import records
 
@@ -101,7 +101,7 @@ def of_run(directory: str) -> Against:
     )
   shape = sharding.mesh_shape(int(number), **vars(config.mesh))
   used = int(np.prod(list(shape.values())))
-  parts = build_abstract.abstract(config, _mesh(shape, is_cpu))
+  parts = build.abstract(config, _mesh(shape, is_cpu))
   weights = sizes.weights_of(parts)
   # The virtual devices of a CPU share it.
   share = 1 if is_cpu else used
@@ -209,7 +209,7 @@ def _planned(config: config_lib.Config) -> config_lib.Config:
     completion_buckets=(max(widths),),
   )
   learner = config.learner
-  if marks.is_mark(learner.method):
+  if objects.is_object(learner.method):
     learner = dataclasses.replace(learner, method='reinforce', method_kwargs={})
   return dataclasses.replace(config, data=data, learner=learner)
 

@@ -21,9 +21,8 @@ from grpo_jax.planning import sizes
 from grpo_jax.run import policy
 from grpo_jax.run import workdir as workdir_lib
 from grpo_jax.run.build import build
-from grpo_jax.run.build import build_ahead
-from grpo_jax.run.build import build_rewards
-from grpo_jax.run.build import build_updater
+from grpo_jax.run.build import method as build_method
+from grpo_jax.run.build import rewards as build_rewards
 from grpo_jax.run.keep import bucket
 
 GIB = 2**30
@@ -58,22 +57,21 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
       f'{existing} is no directory that can be written; give another workdir.'
     )
   run = build.run(config)
-  config = run.config
-  if config.warm_up.steps:
-    build.demonstrations(run)  # not used here, but it may raise
-  updater = build_updater.updater(run)
+  if run.warm_up is not None:
+    run.warm_up.demonstrations()  # not used here, but it may raise
+  updater = build.updater(run)
   updater = dataclasses.replace(updater, frozen=build.frozen_params(run))
   run.engine.load(updater.joined(build.initial_params(run)), version=0)
   rollout = policy.first_rollout(run)
   assert rollout.failures is not None  # its rewards were called
   layouts = layouts_lib.layouts_of(
-    updater.compiled, rollout, updater.layout, config.learner.batches
+    updater.compiled, rollout, updater.layout, updater.spec.batches
   )
   rows, used = layouts.stack(layouts.first_epoch()[0])
   state = updater.compiled.abstract
   batch = rollout.batch
   return {
-    'config': dataclasses.asdict(config),
+    'config': dataclasses.asdict(run.config),
     'workdir': 'goes on from a checkpoint'
     if any((bucket.arrays(workdir) / 'checkpoints').glob('*[0-9]'))
     else 'starts anew',
@@ -83,12 +81,11 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
       'rollout [P, G, T]': list(batch.mask.shape),
       'micro-batches used': used,
       'micro-batch [rows, positions]': list(rows.tokens.shape[1:]),
-      'optimizer steps per rollout': config.learner.batches
-      * config.learner.epochs,
+      'optimizer steps per rollout': updater.spec.batches * updater.spec.epochs,
     },
     'warnings': [
       *build_rewards.warnings(run.rewards),
-      *build_ahead.warnings(run),
+      *build_method.warnings_of_age(run.learn, run.draw, len(run.rewards)),
       *_of_heads(run),
     ],
     'memory_gib': _memory_gib(config, state, updater, layouts),
@@ -112,7 +109,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
 
 def _of_heads(run: build.Run) -> list[str]:
   """What becomes of key-value heads that a mesh does not divide."""
-  heads, config, found = run.model.kv_heads, run.config, []
+  heads, found = run.model.kv_heads, []
   tensor = run.mesh.shape['tensor']
   if heads % tensor:
     found.append(
@@ -120,7 +117,7 @@ def _of_heads(run: build.Run) -> list[str]:
       'heads, so in an update every device has the weights and the keys and '
       'values of all of them.'
     )
-  tensor = config.sampler.tensor or tensor
+  tensor = run.config.sampler.tensor or tensor
   if heads % tensor:
     found.append(
       f'While sampling, tensor={tensor} does not divide the {heads} key-value '

@@ -20,7 +20,7 @@ from grpo_jax.mesh import shards
 from grpo_jax.models import experts as experts_lib
 from grpo_jax.models import layout
 from grpo_jax.planning import sizes
-from grpo_jax.run.build.build_abstract import Abstract
+from grpo_jax.run.build.build import Abstract
 
 LEARNING_STEPS = ('train_step', 'watched_step')
 _TOKEN_ARRAYS = 10  # [P,G,T] of 4 bytes that an update holds
@@ -30,7 +30,7 @@ class Memory:
   """The largest rollout of a run, and what it needs of memory.
 
   Args:
-    parts: See `build_abstract`.
+    parts: See `build.abstract`.
     joined: How many devices are joined by fast links: those of a slice, or of
       a host with GPUs; None: all.
   """

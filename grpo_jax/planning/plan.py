@@ -22,7 +22,7 @@ from grpo_jax.planning.hlo import Collective
 from grpo_jax.planning.roofline import Work
 from grpo_jax.planning.topologies import GIB
 from grpo_jax.planning.topologies import Topology
-from grpo_jax.run.build import build_abstract
+from grpo_jax.run.build import build
 
 LEARNING = (*LEARNING_STEPS, 'score_all', 'score_entropy', 'score_reference')
 
@@ -166,7 +166,7 @@ def plan(
   mesh = topologies.abstract_mesh(topology, config.mesh)
   if topology.is_tpu and not estimate:
     topologies.mesh(topology, config.mesh)  # raises before minutes are spent
-  counted = Arithmetic(build_abstract.abstract(config, mesh), topology.joined)
+  counted = Arithmetic(build.abstract(config, mesh), topology.joined)
   calls = calls_of(counted)
   results: dict[str, Compiled] = {}
   if not estimate:

@@ -10,8 +10,8 @@ from grpo_jax.learner import layouts
 from grpo_jax.learner import lowering
 from grpo_jax.learner import updates
 from grpo_jax.planning import topologies
-from grpo_jax.run.build import build_abstract
-from grpo_jax.run.build.build_abstract import Abstract
+from grpo_jax.run.build import build
+from grpo_jax.run.build.build import Abstract
 
 
 class Lowered(NamedTuple):
@@ -47,7 +47,7 @@ def lowered(
     ValueError: It cannot be built; the message says why.
   """
   mesh = topologies.mesh(topology, config.mesh)
-  return of_run(build_abstract.abstract(config, mesh))[program]()
+  return of_run(build.abstract(config, mesh))[program]()
 
 
 def of_run(parts: Abstract) -> dict[str, Callable[[], Lowered]]:
@@ -57,7 +57,7 @@ def of_run(parts: Abstract) -> dict[str, Callable[[], Lowered]]:
   largest rollout needs. What the warm-up runs is left out.
   """
   run, update, example = parts.run, parts.updater, parts.example()
-  sampler = run.config.sampler
+  sampler = run.draw
   drawing = parts.engine.lowering(
     update.joined(update.compiled.abstract.params),
     sampler.prompts,

@@ -16,7 +16,7 @@ from grpo_jax import models
 from grpo_jax.learner import layouts
 from grpo_jax.learner import offload
 from grpo_jax.mesh import sharding
-from grpo_jax.run.build.build_abstract import Abstract
+from grpo_jax.run.build.build import Abstract
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ def rows_of(
     prompt_tokens: Of each prompt.
     tokens: Of each completion.
   """
-  spec, group = parts.updater.layout, parts.run.config.sampler.group
+  spec, group = parts.updater.layout, parts.run.draw.group
   if spec.kind == 'packed':
     stack, used = layouts.abstract_stack(
       parts.updater.compiled, parts.example(), np.arange(prompts), spec
@@ -173,7 +173,7 @@ def weights_of(parts: Abstract) -> Weights:
     scattered=on_device(over_fsdp(state.params)),
     host_moments=on_host(state.opt_state),
     host_reference=on_host(state.reference),
-    older=on_device(state.params) * run.config.sampler.ahead,
+    older=on_device(state.params) * run.draw.ahead,
   )
 
 

@@ -70,7 +70,7 @@ def trained(
   prompt_state, layout = PromptState(), updater.layout
   instruments = [RolloutEnd(updater)]
   run.engine.load(updater.joined(state.params), version=0)
-  for step in range(run.config.steps):
+  for step in range(run.steps):
     rollout, prompt_state, _ = sampling.sampled(run, prompt_state, step)
     run.engine.unload()  # the updates donate the parameters
     learned = learning.learn(

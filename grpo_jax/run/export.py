@@ -25,9 +25,10 @@ from grpo_jax.hosts.processes import Processes
 from grpo_jax.mesh import sharding
 from grpo_jax.models import weights
 from grpo_jax.run.build import build
-from grpo_jax.run.build import build_model
-from grpo_jax.run.build import marks
-from grpo_jax.run.build.build_model import RunWeights
+from grpo_jax.run.build import data as build_data
+from grpo_jax.run.build import model as build_model
+from grpo_jax.run.build import objects
+from grpo_jax.run.build.model import RunWeights
 
 
 class Written(NamedTuple):
@@ -125,16 +126,16 @@ def _convert_run(
   config, where = found.run, found.workdir
   if adapter:
     _refuse_adapter(config, where)
-  if 'tokenizer' in marks.in_config(config):
+  if 'tokenizer' in objects.standing(config).values():
     raise ValueError(
       f'The run in {where} was given its tokenizer in Python, which this '
       'command does not have; let the run itself write its model, with '
       'config.checkpoint.export_every_saves=1.'
     )
-  tokenizer = build.tokenizer_of(config)
+  tokenizer = build_data.tokenizer_of(config)
   policy = build_model.policy(found, tokenizer.vocab_size, mesh, checkpoint)
   shape, params = policy.model.config, policy.params
-  origin = origin_of(config)
+  origin = origin_of(config.model.path)
 
   def write(to: pathlib.Path) -> None:
     if adapter:
@@ -201,12 +202,11 @@ def _written(
   )
 
 
-def origin_of(config: Config) -> weights.Source | None:
+def origin_of(path: str) -> weights.Source | None:
   """The pretrained model that a run began with, perhaps by way of other runs.
 
   None if it all began with random weights.
   """
-  path = config.model.path
   while path:
     found = build_model.source(path)
     if isinstance(found, weights.Source):
@@ -361,10 +361,10 @@ class Exports:
     """
     self.saves, self._step, self._due = 0, 0, False
     self._run, self._workdir, self._peers = run, workdir, peers
-    self._every = run.config.checkpoint.export_every_saves
+    self._every = run.keep.export_every_saves
     if self._every:
       self._shape = _shape(run.model)
-      self._origin = origin_of(run.config)
+      self._origin = origin_of(run.weights.path)
       weights.config_to_huggingface(
         self._shape, self._origin and self._origin.architecture
       )
@@ -396,7 +396,7 @@ class Exports:
       ValueError: It cannot be written.
     """
     self._due = False
-    run, dtype = self._run, self._run.config.checkpoint.export_dtype
+    run, dtype = self._run, self._run.keep.export_dtype
     whole_folder(
       self._workdir / 'exports' / str(step),
       lambda to: save(

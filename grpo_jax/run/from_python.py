@@ -26,7 +26,7 @@ from grpo_jax.models import foreign
 from grpo_jax.run import judging
 from grpo_jax.run import loop
 from grpo_jax.run import policy as policies
-from grpo_jax.run.build import given as given_lib
+from grpo_jax.run.build import placing
 from grpo_jax.run.keep import saved_config
 from grpo_jax.run.progress import OnRollout
 
@@ -110,7 +110,7 @@ def train(
     ValueError: Something that was given cannot be used, or is not what the run
       in `workdir` was given. The message says what to do.
   """
-  resolved, given = given_lib.put(
+  resolved, objects = placing.place(
     _resolved(config, workdir),
     rewards=rewards,
     prompts=prompts,
@@ -121,7 +121,7 @@ def train(
     model=model,
   )
   if on_rollout is not None:
-    given_lib.check_callback(on_rollout)
+    placing.check_callback(on_rollout)
   stop = stop_signal.Stop()
   # Python lets only the main thread receive signals.
   main = threading.current_thread() is threading.main_thread()
@@ -130,7 +130,7 @@ def train(
       resolved,
       os.fspath(workdir),
       stop,
-      given=given,
+      objects=objects,
       on_rollout=on_rollout,
     )
   # The run is saved: now do what the signal asked for.
@@ -184,7 +184,7 @@ def evaluate(
   Raises:
     ValueError: Something is missing or cannot be used; the sentence says what.
   """
-  resolved, given = given_lib.put(
+  resolved, objects = placing.place(
     _resolved(None, workdir),
     rewards=rewards,
     heldout=heldout,
@@ -193,7 +193,7 @@ def evaluate(
   )
   with _quiet(), joining.joined() as peers:
     policy = policies.load(
-      resolved, os.fspath(workdir), str(checkpoint), given, True, peers
+      resolved, os.fspath(workdir), str(checkpoint), objects, True, peers
     )
     return policies.evaluate(
       policy,
@@ -243,12 +243,12 @@ def sample(
     raise ValueError(
       f'prompts={prompts!r:.60} is one text; give a list, as in prompts=[...].'
     )
-  resolved, given = given_lib.put(
+  resolved, objects = placing.place(
     _resolved(None, workdir), tokenizer=tokenizer, model=model
   )
   with _quiet(), joining.joined() as peers:
     policy = policies.load(
-      resolved, os.fspath(workdir), str(checkpoint), given, peers=peers
+      resolved, os.fspath(workdir), str(checkpoint), objects, peers=peers
     )
     return [*policies.sample(policy, prompts, number, temperature, max_tokens)]
 

@@ -21,7 +21,8 @@ from grpo_jax.run import sampling
 from grpo_jax.run import session as session_lib
 from grpo_jax.run import speed
 from grpo_jax.run import warm_up
-from grpo_jax.run.build import marks
+from grpo_jax.run.build import build
+from grpo_jax.run.build import objects as objects_lib
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.learning import Learned
 from grpo_jax.run.progress import Progress
@@ -35,7 +36,7 @@ def train(
   stop: stop_signal.Stop | None = None,
   replay: str | pathlib.Path | None = None,
   profile_steps: tuple[int, int] = (0, 0),
-  given: marks.Given = marks.NOTHING,
+  objects: objects_lib.Objects = objects_lib.NOTHING,
   on_rollout: progress_lib.OnRollout | None = None,
   screen: monitor.Screen | None = None,
 ) -> dict[str, float | None]:
@@ -51,7 +52,7 @@ def train(
       to train on these instead of sampling.
     profile_steps: First and last rollout to record with the JAX profiler,
       counted from 1.
-    given: The objects that the marks in the config stand for; see `marks.py`.
+    objects: What the run was given in Python.
     on_rollout: Called after every rollout; see `grpo_jax.train`.
     screen: What `about.start` returned, to go on with; None starts one.
 
@@ -80,7 +81,7 @@ def train(
     bucket.opened(workdir, peers) as directory,
     session_lib.opened(
       session_lib.Start(
-        config, directory, stop, folder, given, on_rollout, screen, peers
+        config, directory, stop, folder, objects, on_rollout, screen, peers
       )
     ) as (session, progress),
   ):
@@ -91,7 +92,7 @@ def train(
         # First of all, because a checkpoint may hold a rollout whose metrics
         # wait for its evaluation; and before the first rollout, step 0 is due.
         progress, ends = conclude(session, progress)
-        if ends or progress.step >= config.steps or session.is_stopped():
+        if ends or progress.step >= session.run.steps or session.is_stopped():
           break
         with session_lib.profiled(session, progress.step + 1, profile_steps):
           progress = advance(session, progress)
@@ -169,7 +170,7 @@ def learn(session: Session, progress: Progress, delivery: Delivery) -> Learned:
 
   def meanwhile():  # while the devices compute
     session.source.prepare(step + 1)
-    right = run.config.evaluation.right_reward
+    right = run.draw.right_reward
     return rollout_metrics.metrics_of_rollout(rollout, step, right)
 
   with session.monitor.phase('learning', 'compiling, then learning'):
@@ -226,11 +227,11 @@ def conclude(session: Session, progress: Progress) -> tuple[Progress, bool]:
     ValueError: All updates of `learner.nonfinite_rollouts` rollouts in a row
       were refused, and rollouts are left. The run is saved.
   """
-  config, step = session.run.config, progress.step
+  run, step = session.run, progress.step
   unwritten, saves = progress.unwritten, session.kept.saves
   if unwritten is None:  # an earlier start has done all this
     return progress, False
-  measured, due = unwritten.measured, evaluates_at(config, step)
+  measured, due = unwritten.measured, evaluates_at(run, step)
   if due:
     measured = {**measured, **evaluate(session, progress)}
   # Here, so that a save that failed in the background is counted in these
@@ -247,24 +248,24 @@ def conclude(session: Session, progress: Progress) -> tuple[Progress, bool]:
   # Not of a rollout of an earlier start, whose checkpoint stays as it is: every
   # start would end here. The run can end after the next rollout.
   if unwritten.rollout is not None:
-    error = refused.midway(config.learner.nonfinite_rollouts)
+    error = refused.midway(run.learn.nonfinite_rollouts)
   # After every evaluation, because only a checkpoint saved with its metric can
   # be kept as the best.
-  every = config.checkpoint.every_steps
+  every = run.keep.every_steps
   if due or step % every == 0 or saves.owed or saves.is_due():
     progress_lib.save(session, progress, measured)
   written = unwritten._replace(measured=measured)
   ends = reports.tell(session, progress, written)
-  if error and step < config.steps:
+  if error and step < run.steps:
     progress_lib.finish(session, progress)
     raise session.peers.fail(ValueError(error))
   return progress, ends
 
 
-def evaluates_at(config: Config, step: int) -> bool:
+def evaluates_at(run: build.Run, step: int) -> bool:
   """Whether to evaluate after this many rollouts."""
-  every = config.evaluation.every_steps
-  return step in (0, config.steps) or bool(every) and step % every == 0
+  every = run.evaluation.every_steps
+  return step in (0, run.steps) or bool(every) and step % every == 0
 
 
 def evaluate(session: Session, progress: Progress) -> dict[str, float | None]:

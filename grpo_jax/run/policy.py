@@ -25,15 +25,14 @@ from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import pass_at_k
 from grpo_jax.run import workdir as workdir_lib
 from grpo_jax.run.build import build
-from grpo_jax.run.build import build_limits
-from grpo_jax.run.build import build_model
-from grpo_jax.run.build import build_rewards
+from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import identity
-from grpo_jax.run.build import marks
-from grpo_jax.run.build import sources
-from grpo_jax.run.build import widths
-from grpo_jax.run.build.marks import NOTHING
-from grpo_jax.run.build.marks import Given
+from grpo_jax.run.build import limits
+from grpo_jax.run.build import model as build_model
+from grpo_jax.run.build import objects as objects_lib
+from grpo_jax.run.build import rewards as build_rewards
+from grpo_jax.run.build.objects import NOTHING
+from grpo_jax.run.build.objects import Objects
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import fingerprints
 from grpo_jax.run.keep.checkpoint import Checkpoints
@@ -48,14 +47,14 @@ class Policy(NamedTuple):
 
   run: build.Sampler  # its engine has the parameters of the checkpoint
   step: int  # rollouts that the policy has learned from
-  given: Given  # what the marks in the config stand for
+  objects: Objects  # what was given in Python
 
 
 def load(
   config: Config,
   workdir: str | pathlib.Path,
   which: str = 'latest',
-  given: Given = NOTHING,
+  objects: Objects = NOTHING,
   to_evaluate: bool = False,
   peers: processes.Processes = processes.ALONE,
 ) -> Policy:
@@ -68,7 +67,7 @@ def load(
     config: That of the run, or one that differs from it outside `BOUND`.
     workdir: Of the run; nothing in it is changed.
     which: See `Checkpoints.named`.
-    given: What the marks in the config stand for.
+    objects: What is given in Python.
     to_evaluate: Whether the rewards and the held-out prompts are needed too.
     peers: The processes that sample together.
 
@@ -81,7 +80,7 @@ def load(
   """
   workdir = bucket.read_only(workdir)
   config = workdir_lib.with_widths(workdir, config)
-  workdir_lib.refuse_another(workdir, config, BOUND, given)
+  workdir_lib.refuse_another(workdir, config, BOUND, objects)
   directory = bucket.arrays(workdir) / 'checkpoints'
   if not directory.is_dir():
     raise ValueError(
@@ -91,13 +90,13 @@ def load(
   if to_evaluate:
     needed = ('rewards', 'heldout', 'tokenizer', 'model')
     call = 'grpo_jax.evaluate(workdir, {})'
-    marks.require(config, given, needed, 'Evaluating this run', call)
+    objects_lib.require(config, objects, needed, 'Evaluating this run', call)
   call = 'grpo_jax.sample(workdir, prompts, {})'
   needed = ('tokenizer', 'model')
-  marks.require(config, given, needed, 'Sampling from this run', call)
-  run = build.sampler(config, given)
+  objects_lib.require(config, objects, needed, 'Sampling from this run', call)
+  run = build.sampler(config, objects)
   joining.check_joined(peers)
-  peers.check_equal(identity.of(run.config) if peers.number > 1 else {})
+  peers.check_equal(identity.compared(run.config) if peers.number > 1 else {})
   wanted = build.abstract_params(run).trained
   # Read-only, because the run may be training at this moment.
   with Checkpoints(directory, read_only=True, peers=peers) as saves:
@@ -107,9 +106,9 @@ def load(
       f'There is no checkpoint in {directory}; let the run train on.'
     )
   frozen = build.frozen_params(run)
-  build_model.check_frozen(saved, fingerprints.of(frozen), config)
+  build_model.check_frozen(saved, fingerprints.of(frozen), config.model.path)
   run.engine.load(lora.join(saved.state, frozen), version=saved.step)
-  return Policy(run, saved.step, given)
+  return Policy(run, saved.step, objects)
 
 
 def evaluate(
@@ -147,20 +146,20 @@ def evaluate(
     ValueError: There are no held-out problems, or a k above `samples`; rows are
       longer than the model was made for; or the completions cannot be written.
   """
-  run, given = policy.run, policy.given
+  run, objects = policy.run, policy.objects
   config = run.config.evaluation
   # Absolute from here on: a reward function may change the directory.
   completions = completions and os.path.abspath(completions)
   _whole('samples', samples, 1)
   _whole('examples', examples, 0)
   pass_at_k.check_ks(ks, samples)
-  heldout = sources.heldout(run.config, given)
+  heldout = build_data.heldout(run.config, objects)
   if heldout is None:
     raise ValueError(
       'The config has no held-out problems; give --config.data.heldout.'
     )
-  records, too_long = widths.heldout_records(
-    run.config, run.tokenizer, heldout, examples or config.examples
+  records, too_long = build_data.heldout_records(
+    run.data, run.tokenizer, heldout, examples or config.examples
   )
   if not records:
     raise ValueError(
@@ -170,10 +169,10 @@ def evaluate(
   sampling, limit = _sampling(run, temperature, max_tokens)
   prompts = [run.tokenizer.encode_prompt(x['prompt']) for x in records]
   longest = max(map(len, prompts))
-  build_limits.check_length(run.config, longest, limit)
+  limits.check_length(run.config, longest, limit)
   answer = answer or build.answer_function(run.config)
-  rewards = build_rewards.functions(run.config, given, run.mesh)
-  with build_rewards.workers(run.config, rewards) as workers:
+  rewards = build_rewards.functions(run.config, objects, run.mesh)
+  with build_rewards.workers(run.limits, rewards) as workers:
     rollout = rollout_lib.collect(
       records,
       run.engine,
@@ -184,7 +183,7 @@ def evaluate(
       samples,
       run.config.seed,
       policy.step,
-      run.config.data.completion_buckets,
+      run.data.completion_buckets,
       purpose='eval',  # other random numbers than those of the training
       judging=judging,
       workers=workers,
@@ -302,7 +301,7 @@ def _requests(
   sampling, limit = _sampling(run, temperature, max_tokens)
   for index, prompt in enumerate(prompts):
     ids = run.tokenizer.encode_prompt(prompt)
-    build_limits.check_length(run.config, len(ids), limit)
+    limits.check_length(run.config, len(ids), limit)
     yield (
       prompt,
       engines.requests(
@@ -320,25 +319,25 @@ def _requests(
 
 def first_rollout(run: build.Run) -> Rollout:
   """What the model of a run samples first, before it has learned."""
-  config = run.config
+  draw = run.draw
   records, _, _ = dynamic_sampling.next_records(
     run.prompts,
     run.epoch,
     0,
-    config.sampler.prompts,
-    fits=widths.fits(config, run.tokenizer),
+    draw.prompts,
+    fits=build_data.fits(run.data, run.tokenizer),
   )
-  with build_rewards.workers(config, run.rewards) as workers:
+  with build_rewards.workers(run.limits, run.rewards) as workers:
     return rollout_lib.collect(
       records,
       run.engine,
       run.tokenizer,
       run.rewards,
       run.sampling,
-      config.sampler.max_tokens,
-      config.sampler.group,
-      config.seed,
+      draw.max_tokens,
+      draw.group,
+      draw.seed,
       0,
-      config.data.completion_buckets,
+      run.data.completion_buckets,
       workers=workers,
     )

@@ -27,7 +27,7 @@ from grpo_jax.run import export
 from grpo_jax.run import warm_up
 from grpo_jax.run import watching
 from grpo_jax.run.build import build
-from grpo_jax.run.build import build_updater
+from grpo_jax.run.build import learner as build_learner
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import checkpoint
 
@@ -72,7 +72,7 @@ class Progress(NamedTuple):
       'unwritten': unwritten
       and {'measured': unwritten.measured, 'samples': unwritten.samples},
       # What the first rollout has decided; see `models.stack.decided`.
-      'layout': build_updater.spec_json(self.layout),
+      'layout': build_learner.spec_json(self.layout),
     }
 
 
@@ -112,7 +112,7 @@ def restored(saved: checkpoint.Restored, layout: LayoutSpec) -> Progress:
     TrainState(*state),
     sources.receipt_from_json(saved.host, older),
     unwritten,
-    build_updater.decided(layout, saved.host['layout']),
+    build_learner.decided(layout, saved.host['layout']),
   )
 
 
@@ -216,7 +216,7 @@ def save(
 ) -> None:
   """Begins to save a checkpoint, and returns while it is being written."""
   kept, step = session.kept, progress.step
-  metric = measured.get(session.run.config.checkpoint.best_metric)
+  metric = measured.get(session.run.keep.best_metric)
   exports = kept.exports.count(step)
   host = {
     **progress.to_json(session.whole),
@@ -293,9 +293,9 @@ def check_end(session: Session, progress: Progress) -> None:
     ValueError: The run is done, and all updates of its last rollout were
       refused. It is said by every start of such a run.
   """
-  config = session.run.config
-  error = session.watched.refused.at_the_end(config.learner.nonfinite_rollouts)
+  run, refused = session.run, session.watched.refused
+  error = refused.at_the_end(run.learn.nonfinite_rollouts)
   # A rollout whose metrics are not written is not counted yet.
-  done = progress.step >= config.steps and progress.unwritten is None
+  done = progress.step >= run.steps and progress.unwritten is None
   if error and done:
     raise session.peers.fail(ValueError(error))

@@ -31,11 +31,11 @@ def keep_completions(
     step: Rollouts done, this one included.
     effects: See `parquet.to_bytes`.
   """
-  log = session.run.config.log
-  every = log.completions_every_steps
+  keep = session.run.keep
+  every = keep.completions_every_steps
   if every and step % every == 0:
     _write(session, rollout, step, 'completions', effects)
-  first = {p: rollout.texts[p][0] for p in rollout.known if p < log.samples}
+  first = {p: rollout.texts[p][0] for p in rollout.known if p < keep.samples}
   of_all = collections.ChainMap(*session.peers.exchange(first))
   return [
     Sample(
@@ -52,7 +52,7 @@ def keep_completions(
 
 def keep_answers(session: Session, rollout: Rollout, step: int) -> None:
   """Writes the answers to held-out problems to a file, if any are written."""
-  if session.run.config.log.completions_every_steps:
+  if session.run.keep.completions_every_steps:
     _write(session, rollout, step, 'evaluations')
 
 

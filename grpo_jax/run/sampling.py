@@ -27,7 +27,7 @@ from grpo_jax.rollouts.sources import Source
 from grpo_jax.rollouts.sources import Wait
 from grpo_jax.run import speed
 from grpo_jax.run.build import build
-from grpo_jax.run.build import widths
+from grpo_jax.run.build import data as build_data
 
 
 def source(
@@ -49,13 +49,13 @@ def source(
   def load(params, version):
     run.engine.load(updater.joined(params), version=version)
 
-  config, steps = run.config.sampler, run.config.steps
+  spec, steps = run.draw, run.steps
   if replay is not None:
     draw = functools.partial(
-      replay_lib.draw, replay, run.tokenizer, config.prompts, config.group
+      replay_lib.draw, replay, run.tokenizer, spec.prompts, spec.group
     )
     return AtOnce(draw, load, run.engine.unload, wait)
-  if not config.ahead:
+  if not spec.ahead:
     draw = functools.partial(sampled, run)
     fill = run.prompts.fill
     return AtOnce(draw, load, run.engine.unload, wait, steps, fill)
@@ -73,7 +73,7 @@ def source(
 
 def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
   """The next rollout, sampled by the policy of the engine and judged."""
-  config, waited, secs, number = run.config.sampler, 0.0, 0.0, 0
+  spec, waited, secs, number = run.draw, 0.0, 0.0, 0
 
   def judging(judge, completions):
     nonlocal waited, secs, number
@@ -86,11 +86,11 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
 
   def collect(records):
     rollout = _collected(
-      run, records, run.sampling, config.group, step, 'sample', judging
+      run, records, run.sampling, spec.group, step, 'sample', judging
     )
     # Here, so that dynamic sampling chooses groups by the shuffled rewards too.
-    if run.config.shuffle_rewards:
-      rng = random_keys.generator(run.config.seed, 'shuffle rewards', step)
+    if spec.shuffles:
+      rng = random_keys.generator(spec.seed, 'shuffle rewards', step)
       rollout = rollout_lib.shuffle_rewards(rollout, rng)
     return rollout
 
@@ -98,12 +98,12 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
     prompt_state,
     run.prompts,
     run.epoch,
-    config.prompts,
+    spec.prompts,
     collect,
-    config.resample_rounds,
-    config.retire_solved,
-    run.config.evaluation.right_reward,
-    widths.fits(run.config, run.tokenizer),
+    spec.resample_rounds,
+    spec.retire_solved,
+    spec.right_reward,
+    build_data.fits(run.data, run.tokenizer),
   )
   if secs:  # a rollout may consist of what was drawn before
     counts |= {'judge_secs': waited, 'judged_per_sec': number / secs}
@@ -135,8 +135,8 @@ def evaluated(
   nothing: dict[str, float | None] = {'heldout_accuracy': None}
   if run.heldout is None:
     return nothing
-  records, too_long = widths.heldout_records(
-    run.config, run.tokenizer, run.heldout, run.config.evaluation.examples
+  records, too_long = build_data.heldout_records(
+    run.data, run.tokenizer, run.heldout, run.evaluation.examples
   )
   if not records:
     return nothing | too_long
@@ -169,11 +169,11 @@ def _collected(
     run.tokenizer,
     run.rewards,
     sampling,
-    run.config.sampler.max_tokens,
+    run.draw.max_tokens,
     group,
-    run.config.seed,
+    run.draw.seed,
     step,
-    run.config.data.completion_buckets,
+    run.data.completion_buckets,
     purpose=purpose,
     judging=judging,
     workers=run.workers,

@@ -33,14 +33,14 @@ from grpo_jax.run import warm_up
 from grpo_jax.run import watching
 from grpo_jax.run import workdir as workdir_lib
 from grpo_jax.run.build import build
-from grpo_jax.run.build import build_ahead
-from grpo_jax.run.build import build_limits
-from grpo_jax.run.build import build_model
-from grpo_jax.run.build import build_rewards
-from grpo_jax.run.build import build_tokenizer
-from grpo_jax.run.build import build_updater
+from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import identity
-from grpo_jax.run.build import marks
+from grpo_jax.run.build import learner as build_learner
+from grpo_jax.run.build import limits
+from grpo_jax.run.build import method as build_method
+from grpo_jax.run.build import model as build_model
+from grpo_jax.run.build import objects as objects_lib
+from grpo_jax.run.build import rewards as build_rewards
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import fingerprints
 from grpo_jax.run.keep.checkpoint import Checkpoints
@@ -58,7 +58,7 @@ class Start(NamedTuple):
     workdir: On this machine; see `bucket.opened`.
     stop: Asked by signals.
     replay: The completions of an earlier run, to learn from; None: samples.
-    given: The objects that the marks in the config stand for.
+    objects: What the run was given in Python.
     on_rollout: Called after every rollout; see `grpo_jax.train`.
     screen: What `monitor.start` returned, to go on with; None starts one.
     peers: The processes of the run.
@@ -68,7 +68,7 @@ class Start(NamedTuple):
   workdir: pathlib.Path
   stop: stop_signal.Stop
   replay: pathlib.Path | None = None
-  given: marks.Given = marks.NOTHING
+  objects: objects_lib.Objects = objects_lib.NOTHING
   on_rollout: OnRollout | None = None
   screen: monitor_lib.Screen | None = None
   peers: processes.Processes = processes.ALONE
@@ -77,18 +77,18 @@ class Start(NamedTuple):
 @contextlib.contextmanager
 def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
   """A session, and the progress in its newest checkpoint, if it has one."""
-  peers, given, workdir = start.peers, start.given, start.workdir
+  peers, objects, workdir = start.peers, start.objects, start.workdir
   # Before anything is built: an object that the run was given in Python may be
   # missing now, and this error names the argument that takes it.
   config = workdir_lib.with_widths(workdir, start.config)
-  workdir_lib.refuse_another(workdir, config, given=given)
+  workdir_lib.refuse_another(workdir, config, objects=objects)
   with contextlib.ExitStack() as stack:
     begin = about.start if peers.is_first else monitor_lib.quiet
     screen = stack.enter_context(start.screen or begin(config, workdir))
-    run, updater = _built(config, given, screen, peers)
+    run, updater = _built(config, objects, screen, peers)
     run, config = _joined(run, start), run.config
     # Early, so that they import the judges while this process compiles.
-    pool = stack.enter_context(build_rewards.workers(config, run.rewards))
+    pool = stack.enter_context(build_rewards.workers(run.limits, run.rewards))
     run = run._replace(workers=pool)
     exports = export.Exports(run, workdir, peers)
     # After building, so that a config that cannot be built leaves no workdir.
@@ -103,7 +103,7 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     if progress is not None:
       layout, done = progress.layout, progress.step
     compiling = compile_ahead.NOTHING
-    if done < config.steps:
+    if done < run.steps:
       # XLA compiles in a thread while the warm-up and the first rollout run.
       compiling = compile_ahead.start(updater, layout, build.example(run), done)
     monitor = stack.enter_context(_monitor(config, start, screen, progress))
@@ -116,7 +116,7 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
       run,
       updater,
       source,
-      build_updater.instruments(config, updater),
+      build_learner.instruments(run.measure, updater),
       compiling,
       progress_lib.Kept(
         workdir, saves, exports, bool(start.replay), versions, frozen
@@ -138,7 +138,7 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
 
 def _built(
   config: Config,
-  given: marks.Given,
+  objects: objects_lib.Objects,
   screen: monitor_lib.Screen,
   peers: processes.Processes = processes.ALONE,
 ) -> tuple[build.Run, Updater]:
@@ -147,17 +147,17 @@ def _built(
     devices = jax.devices()
   screen.fact('devices', f'{len(devices)} x {devices[0].device_kind}')
   with screen.phase('building the model and the data'):
-    run = build.run(config, given, shares=peers.number > 1)
-    updater = build_updater.updater(run)
+    run = build.run(config, objects, shares=peers.number > 1)
+    updater = build.updater(run)
   leaves = jax.tree.leaves(updater.compiled.abstract.params)
   screen.fact(
     'size',
     f'{sum(leaf.size for leaf in leaves):,} parameters, vocabulary of '
     f'{run.tokenizer.vocab_size:,}',
   )
-  if note := build_tokenizer.turn_end_note(config, run.tokenizer):
+  if note := build_data.turn_end_note(config, run.tokenizer):
     screen.fact('ends', note)
-  for name, text in build_limits.facts(run, len(devices)).items():
+  for name, text in limits.facts(run, len(devices)).items():
     screen.fact(name, text)
   return run, updater
 
@@ -177,7 +177,7 @@ def _joined(run: build.Run, start: Start) -> build.Run:
     '--replay': start.replay is not None,
     'an on_rollout': start.on_rollout is not None,
   }
-  peers.check_equal(identity.of(run.config, start.given) | alike)
+  peers.check_equal(identity.compared(run.config, start.objects) | alike)
 
   def between():
     if peers.is_stopped():
@@ -201,7 +201,7 @@ def _restored(
   Raises:
     ValueError: It does not fit this start.
   """
-  config, workdir, replays = run.config, start.workdir, bool(start.replay)
+  workdir, replays = start.workdir, bool(start.replay)
   directory = bucket.arrays(workdir) / 'checkpoints'
   goes_on = any(directory.glob('[0-9]*'))
   restoring = 'restoring the newest checkpoint'
@@ -209,9 +209,9 @@ def _restored(
     saves = stack.enter_context(
       Checkpoints(
         directory,
-        config.checkpoint.keep_last,
-        bool(config.checkpoint.best_metric),
-        every_minutes=config.checkpoint.every_minutes,
+        run.keep.keep_last,
+        bool(run.keep.best_metric),
+        every_minutes=run.keep.every_minutes,
         peers=start.peers,
       )
     )
@@ -219,10 +219,10 @@ def _restored(
     saved = saves.restore(functools.partial(progress_lib.abstract, state))
   if saved is None:
     return saves, None
-  if saved.step > config.steps:
+  if saved.step > run.steps:
     raise ValueError(
       f'The run in {workdir} has done {saved.step} rollouts, and config.steps='
-      f'{config.steps}; give at least as many, or another workdir.'
+      f'{run.steps}; give at least as many, or another workdir.'
     )
   if saved.host['replays'] != replays:
     did, does = 'sampled', 'replays'
@@ -242,13 +242,13 @@ def _with_frozen(
   saved: Restored | None,
 ) -> tuple[Updater, list[int]]:
   """The updater with the weights beside adapters, and their fingerprint."""
-  if run.config.lora.rank:
+  if run.weights.has_adapters:
     with screen.phase('reading the weights beside the adapters'):
       frozen = build.frozen_params(run)
     updater = dataclasses.replace(updater, frozen=frozen)
   found = fingerprints.of(updater.frozen)
   if saved is not None:
-    build_model.check_frozen(saved, found, run.config)
+    build_model.check_frozen(saved, found, run.weights.path)
   return updater, found
 
 
@@ -260,19 +260,20 @@ def _recorded(
 ) -> dict[str, Any]:
   """Records this start in the workdir; what warns before the first rollout."""
   warn = functools.partial(screen.warn, None)
-  for warning in build_rewards.warnings(run.rewards):
-    warn(warning)
-  for warning in build_ahead.warnings(run):
+  for warning in [
+    *build_rewards.warnings(run.rewards),
+    *build_method.warnings_of_age(run.learn, run.draw, len(run.rewards)),
+  ]:
     warn(warning)
   with start.peers.together():
     contents = {}
     if start.peers.is_first:  # which writes for all
-      contents = workdir_lib.contents(run.config, run.lengths)
+      contents = workdir_lib.contents(run.sources)
     return workdir_lib.record(
       start.workdir,
       run.config,
       progress is None,
-      start.given,
+      start.objects,
       warn,
       contents,
       after_step=progress.step if progress else 0,

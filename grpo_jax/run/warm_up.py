@@ -20,8 +20,7 @@ from grpo_jax.learner import metrics
 from grpo_jax.learner import updates
 from grpo_jax.monitor import Monitor
 from grpo_jax.run.build import build
-from grpo_jax.run.build import build_updater
-from grpo_jax.run.build import widths
+from grpo_jax.run.build import data as build_data
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep.checkpoint import Checkpoints
 
@@ -44,7 +43,7 @@ def run(
     workdir: The workdir of the run; its folder `warm_up` holds the checkpoints.
     monitor: Shows the loss.
     stop: Called between steps; once it returns True, the warm-up is saved.
-    frozen: Parameters that no update changes; see `build_model.frozen`.
+    frozen: Parameters that no update changes; see `model.frozen`.
     peers: The processes of the run.
 
   Returns:
@@ -56,15 +55,15 @@ def run(
       every ten updates and at the end. What was saved before stays, and the
       next start goes on from there.
   """
-  config = parts.config.warm_up
+  spec = parts.warm_up
   drawing = 'drawing the initial parameters'
-  if parts.config.model.path:
+  if parts.weights.path:
     drawing = 'reading the weights'
-  if not config.steps:
+  if spec is None:
     with monitor.phase(drawing):
       return build.initial_params(parts)
-  examples = build.demonstrations(parts)
-  updater = build_updater.warm_up_updater(parts)
+  examples = spec.demonstrations()
+  updater = build.warm_up_updater(parts)
   updater = dataclasses.replace(updater, frozen=frozen)
   with Checkpoints(
     bucket.arrays(workdir) / 'warm_up', 1, warn=monitor.warn, peers=peers
@@ -81,11 +80,11 @@ def run(
     refused = _Refused(earlier, state.nonfinite)
     compiling = monitor.phase('compiling the warm-up step')
     too_long: set[int] = set()  # places of demonstrations that were dropped
-    while step < config.steps and not stop():
-      records = _records(examples, step * config.examples, parts)
-      too_long |= _passed_over(records, step * config.examples)
+    while step < spec.steps and not stop():
+      records = _records(examples, step * spec.examples, spec.examples, parts)
+      too_long |= _passed_over(records, step * spec.examples)
       batch = rollout.demonstrations(
-        records, parts.tokenizer, parts.config.data.completion_buckets
+        records, parts.tokenizer, parts.data.completion_buckets
       )
       with compiling:
         state, measured, _ = updates.learn(
@@ -94,7 +93,7 @@ def run(
       compiling = contextlib.nullcontext()  # the first step has compiled
       step += 1
       refused.add(state.nonfinite)
-      if step % _SHOWN_EVERY == 0 or step == config.steps:
+      if step % _SHOWN_EVERY == 0 or step == spec.steps:
         scalars = metrics.to_scalars(measured)
         # Without the loss of an update that is not finite.
         told = {
@@ -102,10 +101,10 @@ def run(
           for name in ('loss', 'grad_norm')
           if name in scalars
         }
-        monitor.progress('warm-up', step, config.steps, told)
+        monitor.progress('warm-up', step, spec.steps, told)
         last = refused.last()
-        in_a_row = all(last) and len(last) >= min(_SHOWN_EVERY, config.steps)
-        if in_a_row and parts.config.learner.nonfinite_rollouts:
+        in_a_row = all(last) and len(last) >= min(_SHOWN_EVERY, spec.steps)
+        if in_a_row and spec.learn.nonfinite_rollouts:
           # Not saved: the next start would take the warm-up for done.
           raise ValueError(
             f'{_problem(last, scalars)} learner.nonfinite_rollouts=0 goes on '
@@ -115,21 +114,21 @@ def run(
         if any(new := last[-((step - 1) % _SHOWN_EVERY + 1) :]):
           if peers.is_first:
             monitor.warn(_problem(new, scalars))
-      if step % parts.config.checkpoint.every_warm_up_steps == 0 or saves.owed:
+      if step % spec.save_every_steps == 0 or saves.owed:
         saves.save(step, state, {'refused': refused.last()})
     if too_long:
       said = f'  {len(too_long):,} demonstrations were too long and dropped'
       monitor.line(said)
     # A finished warm-up is not saved here: the run's first checkpoint holds its
     # parameters.
-    if step < config.steps:
+    if step < spec.steps:
       saves.save(step, state, {'refused': refused.last()})
       return None
   return state.params
 
 
 def _records(
-  examples: Any, position: int, parts: build.Run
+  examples: Any, position: int, number: int, parts: build.Run
 ) -> list[dict[str, Any]]:
   """The demonstrations of an update.
 
@@ -137,8 +136,7 @@ def _records(
   do not; the next update then sees them again. So the position of an update
   follows from its number, and the warm-up can go on from any.
   """
-  number = parts.config.warm_up.examples
-  fits = widths.shown_fits(parts.config, parts.tokenizer)
+  fits = build_data.shown_fits(parts.data, parts.tokenizer)
   records = data.take_fitting(
     examples, position, number, fits, _MOST_LOOKED_AT * number
   )

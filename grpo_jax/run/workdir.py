@@ -17,6 +17,7 @@
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 import errno
@@ -27,17 +28,21 @@ import pathlib
 import shutil
 import time
 import traceback
+from typing import TYPE_CHECKING
 from typing import Any
 import uuid
 
 from grpo_jax import config as config_lib
 from grpo_jax.config import Config
 from grpo_jax.hosts.processes import Processes
-from grpo_jax.run.build import marks
-from grpo_jax.run.build.marks import NOTHING
-from grpo_jax.run.build.marks import Given
+from grpo_jax.run.build import objects as objects_lib
+from grpo_jax.run.build.objects import NOTHING
+from grpo_jax.run.build.objects import Objects
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import records
+
+if TYPE_CHECKING:
+  from grpo_jax.run.build.specs import SourceSpec
 
 _TAKEN = errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES  # by another process
 SHARED_SECS = 20.0  # until a process sees what another has written
@@ -101,7 +106,7 @@ def record(
   directory: pathlib.Path,
   config: Config,
   anew: bool,
-  given: Given = NOTHING,
+  objects: Objects = NOTHING,
   warn: Callable[[str], None] = lambda text: None,
   contents: Mapping[str, Any] | None = None,
   **more: Any,
@@ -116,7 +121,7 @@ def record(
     anew: Whether the run begins with this start. Folders of completions and
       of models that an earlier run has left are then renamed to
       `completions.1`, `completions.2` and so on.
-    given: What this start was given in Python; for `given.json`.
+    objects: What this start was given in Python; for `given.json`.
     warn: Called with a sentence if `versions.json` cannot be read. It is then
       renamed to `versions.1.json` and begun anew, because no run depends on it.
       Also called for each source that has changed since the run began.
@@ -141,14 +146,15 @@ def record(
     if anew and (directory / name).exists():
       _put_aside(directory / name)
   written = {'config.json': dataclasses.asdict(config)}
+  standing = objects_lib.standing(config)
   earlier = records.read(directory / 'given.json') or {}
   recorded = {
     # Records of earlier starts are kept, because this start may not need every
     # object: once the warm-up is over, it needs no demonstrations.
-    mark: of_object
-    for mark, of_object in earlier.items()
-    if marks.field_of(mark, config)
-  } | dict(given.records)
+    name: record
+    for name, record in earlier.items()
+    if name in standing
+  } | dict(objects.records)
   if recorded:
     written['given.json'] = recorded
   for name, values in written.items():
@@ -178,31 +184,22 @@ def record(
   return now
 
 
-def contents(
-  config: Config, lengths: Mapping[tuple[str, int], int]
-) -> dict[str, dict[str, Any]]:
-  """What tells the data of a run from changed data, for each source.
+def contents(sources: Sequence['SourceSpec']) -> dict[str, dict[str, Any]]:
+  """What tells the data of a run from changed data, by the name of a source.
 
-  Args:
-    config: Of the run.
-    lengths: See `sources.lengths`.
-
-  Returns:
-    By field and name of a source the number of its records; and the SHA-256 of
-    its files, if it is in files.
+  That is the number of its records; and the SHA-256 of its files, if it is in
+  files.
   """
   # Not at the top of the file, as in `_is_first`.
   from grpo_jax import data
-  from grpo_jax.run.build import sources
 
   found = {}
-  for (field, place), number in lengths.items():
-    source = sources.listed(getattr(config.data, field))[place]
-    told: dict[str, Any] = {'records': number}
-    if paths := sources.files_of(source):
+  for source in sources:
+    one: dict[str, Any] = {'records': source.records}
+    found[source.name] = one
+    if source.files:
       with contextlib.suppress(OSError):  # it is said where the file is read
-        told['sha256'] = data.fingerprint(paths)
-    found[f'data.{field}[{place}]={source.name!r}'] = told
+        one['sha256'] = data.fingerprint([*source.files])
   return found
 
 
@@ -236,7 +233,7 @@ def refuse_another(
   directory: str | pathlib.Path,
   config: Config,
   bound: tuple[str, ...] | None = None,
-  given: Given = NOTHING,
+  objects: Objects = NOTHING,
 ) -> None:
   """Raises a ValueError if the workdir holds another run than this one.
 
@@ -245,15 +242,15 @@ def refuse_another(
     config: Of this start.
     bound: The fields and groups of fields that must be equal; None: all. Those
       of `config.FREE` may differ in any case.
-    given: The objects that this start was given in Python. Those that replace a
-      bound field must be what the run was given.
+    objects: What this start was given in Python. Those that replace a bound
+      field must be what the run was given.
   """
   directory = pathlib.Path(directory)
   earlier = records.saved_config(directory)
   if earlier is None:
     return
   if bound is None:
-    marks.refuse_without(directory, earlier, config)
+    objects_lib.refuse_without(directory, earlier, config)
   # An earlier version may not have had a field. Its runs did what the default
   # of that field does.
   before = {**records.flat(Config()), **config_lib.flat(earlier)}
@@ -269,10 +266,11 @@ def refuse_another(
         f'The run in {directory} has config.{name}={before[name]!r}{why}, and '
         f'now it is {value!r}; give the same, or another workdir.'
       )
-  for mark, recorded in (records.read(directory / 'given.json') or {}).items():
-    field = marks.field_of(mark, config)
+  standing = objects_lib.standing(config)
+  for name, recorded in (records.read(directory / 'given.json') or {}).items():
+    field = objects_lib.FIELDS.get(standing.get(name, ''))
     if field and (bound is None or config_lib.within(field, bound)):
-      marks.refuse_changed(directory, mark, recorded, given)
+      objects_lib.refuse_changed(directory, name, recorded, objects)
 
 
 def with_widths(directory: str | pathlib.Path, config: Config) -> Config:

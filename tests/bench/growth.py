@@ -30,7 +30,7 @@ from grpo_jax import config as config_lib  # noqa: E402
 from grpo_jax.mesh import sharding  # noqa: E402
 from grpo_jax.planning import plan  # noqa: E402
 from grpo_jax.planning.arithmetic import Arithmetic  # noqa: E402
-from grpo_jax.run.build import build_abstract  # noqa: E402
+from grpo_jax.run.build import build  # noqa: E402
 from grpo_jax.run.keep import host_memory  # noqa: E402
 from tests.bench import cases  # noqa: E402
 from tests.bench import ours  # noqa: E402
@@ -105,7 +105,7 @@ def one(case: cases.Case) -> dict[str, float]:
 
 def most_bytes(config: config_lib.Config) -> float:
   """What the largest program of a run needs, by arithmetic."""
-  parts = build_abstract.abstract(config, sharding.make_mesh())
+  parts = build.abstract(config, sharding.make_mesh())
   counted = Arithmetic(parts)
   return max(
     plan.of_program(counted, name, calls, None).bytes

@@ -28,7 +28,6 @@ from grpo_jax.learner import updates  # noqa: E402
 from grpo_jax.rollouts.dynamic_sampling import PromptState  # noqa: E402
 from grpo_jax.run import sampling  # noqa: E402
 from grpo_jax.run.build import build  # noqa: E402
-from grpo_jax.run.build import build_updater  # noqa: E402
 from tests.bench import config as bench_config  # noqa: E402
 
 SHARES = 1, 1 / 2, 1 / 4, 0
@@ -68,7 +67,7 @@ def rows(case: str):
   for everything in (True, False):
     learner = dataclasses.replace(config.learner, compute_all=everything)
     run = build.run(dataclasses.replace(config, learner=learner))
-    made[everything] = build_updater.updater(run)
+    made[everything] = build.updater(run)
     copy = jax.tree.map(jax.numpy.copy, params)
     states[everything] = made[everything].compiled.init(copy)
   for share in SHARES:

@@ -27,7 +27,6 @@ from grpo_jax.learner import updates  # noqa: E402
 from grpo_jax.rollouts.dynamic_sampling import PromptState  # noqa: E402
 from grpo_jax.run import sampling  # noqa: E402
 from grpo_jax.run.build import build  # noqa: E402
-from grpo_jax.run.build import build_updater  # noqa: E402
 
 UPDATES, TURNS = 8, 25
 VARIANTS = {  # fields of config.optim
@@ -58,7 +57,7 @@ def main() -> None:
     fields = VARIANTS[name]
     optim = dataclasses.replace(config.optim, **fields)
     changed = build.run(dataclasses.replace(config, optim=optim))
-    updaters[name] = build_updater.updater(changed)
+    updaters[name] = build.updater(changed)
     states[name] = updaters[name].compiled.init(
       jax.tree.map(jax.numpy.copy, params)
     )

@@ -26,6 +26,7 @@ import time
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
+from grpo_jax.run.build import data as build_data
 
 NAMES = {
   'JSONL': 'a.jsonl',
@@ -88,10 +89,6 @@ def measured(path):
   import grain  # noqa: F401
   import pyarrow.parquet  # noqa: F401
 
-  from grpo_jax.run.build import marks
-  from grpo_jax.run.build import sources
-  from grpo_jax.run.build import widths
-
   config = config_lib.default()
   folder, name = pathlib.Path(path).parent, pathlib.Path(path).name
   source = {'name': path}
@@ -103,8 +100,8 @@ def measured(path):
   config = config_lib.resolve(config)
   tokenizer = data.character_tokenizer(string.printable)
   before, start, cpu = memory(), time.perf_counter(), time.process_time()
-  wide = widths.with_widths(config, tokenizer, marks.NOTHING)
-  found, weights = sources.train(wide, marks.NOTHING)
+  wide = build_data.with_widths(config, tokenizer)
+  found, weights = build_data.train(wide)
   stream = data.mixture(found, weights, 0)
   data.take(stream, 0, 1)
   told = {'start': time.perf_counter() - start}

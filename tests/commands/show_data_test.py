@@ -19,10 +19,9 @@ from grpo_jax.data import character_tokenizer
 from grpo_jax.data import survey
 from grpo_jax.data import survey_tables
 from grpo_jax.data.survey import Part
-from grpo_jax.run.build import build
+from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import data_survey
-from grpo_jax.run.build import marks
-from grpo_jax.run.build import sources
+from grpo_jax.run.build.objects import NOTHING
 from tests import cli
 from tests import runs
 from tests.commands import data_example
@@ -81,10 +80,10 @@ def test_negative_numbers_are_refused():
 def test_the_first_prompts_are_those_of_the_run(tmp_path):
   config = data_example.config(tmp_path, seed=3)
   found = data_survey.survey(config, 9, 0, QUIET)
-  tokenizer = build.tokenizer_of(config)
-  train, weights = sources.train(config, marks.NOTHING)
+  tokenizer = build_data.tokenizer_of(config)
+  train, weights = build_data.train(config, NOTHING)
   drawn = data.take(data.mixture(train, weights, config.seed), 0, 9)
-  heldout = sources.heldout(config, marks.NOTHING)
+  heldout = build_data.heldout(config, NOTHING)
   wanted = [*drawn, *(heldout[place] for place in range(9))]
   assert len(found.prompts) == 18
   for row, shown in zip(wanted, found.prompts, strict=True):
@@ -249,12 +248,12 @@ def test_several_held_out_sources_are_told_apart(tmp_path, monkeypatch):
     name: [{'prompt': prompt, 'answer': '1'} for prompt in prompts]
     for name, prompts in (('first', '12'), ('second', '345'))
   }
-  named = sources.named
+  named = build_data.named
 
   def opened(config, source, *others):
     return both.get(source.name) or named(config, source, *others)
 
-  monkeypatch.setattr(sources, 'named', opened)
+  monkeypatch.setattr(build_data, 'named', opened)
   found = data_survey.survey(config, 4, 0, QUIET)
   read = [(one.part.name, one.records) for one in found.of('heldout')]
   assert read == [('first', 2), ('second', 3)]
@@ -283,7 +282,7 @@ def of_curriculum(monkeypatch, source, **changes):
   config = runs.small(
     **{'data.train': 'counts', 'data.heldout': '', 'steps': 2, **changes}
   )
-  monkeypatch.setattr(sources, 'named', lambda *_: source)
+  monkeypatch.setattr(build_data, 'named', lambda *_: source)
   rows = data.take(data.prompt_stream(source, config.seed), 0, 4)
   found = data_survey.survey(config, 4, 0, QUIET)
   assert all(one.ids for one in found.prompts), found.prompts

@@ -15,8 +15,9 @@ from grpo_jax import engines
 from grpo_jax import losses
 from grpo_jax.commands import options
 from grpo_jax.config import checks
-from grpo_jax.run.build import build
-from grpo_jax.run.build import build_rewards
+from grpo_jax.run.build import method as build_method
+from grpo_jax.run.build import rewards as build_rewards
+from grpo_jax.run.build.objects import NOTHING
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -266,9 +267,9 @@ def test_infinity_may_be_an_argument_of_a_method():
 
 
 def test_methods_by_name_and_by_module():
-  made = build.method('gspo', {'low': 0.1})
+  made = build_method.method('gspo', {'low': 0.1})
   assert isinstance(made, losses.LossTransform)
-  own = build.method('grpo_jax.losses.methods:kl_cov', {'share': 0.5})
+  own = build_method.method('grpo_jax.losses.methods:kl_cov', {'share': 0.5})
   assert own.scope == 'batch'
 
 
@@ -288,7 +289,7 @@ def test_methods_by_name_and_by_module():
 )
 def test_bad_methods_are_refused(name, kwargs, words):
   with pytest.raises(ValueError, match=words):
-    build.method(name, kwargs)
+    build_method.method(name, kwargs)
 
 
 def test_what_no_config_can_hold_is_refused():
@@ -307,8 +308,8 @@ def test_every_config_file_resolves_and_opens_with_its_command(path):
   resolved = config.resolve(module.get_config())
   assert dataclasses.is_dataclass(resolved)
   # What it names is there and takes its arguments.
-  build.method(resolved.learner.method, resolved.learner.method_kwargs)
-  assert build_rewards.functions(resolved, build.marks.NOTHING)
+  build_method.method(resolved.learner.method, resolved.learner.method_kwargs)
+  assert build_rewards.functions(resolved, NOTHING)
   if path.stem == 'plan':  # which trains nothing
     assert module.__doc__.startswith('grpo-jax plan --config=configs/plan.py')
     return

@@ -10,8 +10,8 @@ import pytest
 from grpo_jax import config as config_lib
 from grpo_jax import diagnostics
 from grpo_jax import losses
-from grpo_jax.run.build import build
-from grpo_jax.run.build import marks
+from grpo_jax.run.build import method as build_method
+from grpo_jax.run.build.objects import NOTHING
 from tests.losses import cases
 
 RECENTER = {
@@ -104,8 +104,8 @@ def test_where_the_prefix_matters_only_a_baseline_per_group_keeps_dr_grpo():
 def test_the_brakes_are_audited_by_name():
   """The probes are those of a first update: nothing coasts yet."""
   module = 'grpo_jax.losses.contrib:'
-  coasting = build.method(f'{module}coasting_grpo', {'updates': 4})
-  rollback = build.method(f'{module}rollback_grpo', {'high': 0.3})
+  coasting = build_method.method(f'{module}coasting_grpo', {'updates': 4})
+  rollback = build_method.method(f'{module}rollback_grpo', {'high': 0.3})
   clipping = diagnostics.clipping(coasting)
   assert clipping.text == 'zero above 1.2 for A > 0 and below 0.8 for A < 0'
   clipping = diagnostics.clipping(rollback)
@@ -120,8 +120,8 @@ def test_a_config_with_a_brake_is_traced_before_the_run(monkeypatch):
     config_lib.Config().learner, method='grpo_jax.losses.contrib:coasting_grpo'
   )
   config = dataclasses.replace(config_lib.Config(), learner=learner)
-  build.method_of(config, marks.NOTHING)
+  build_method.method_of(config, NOTHING)
   # As if its objective could not be computed.
   monkeypatch.setattr(losses, 'surrogate_loss', lambda *_: jnp.zeros(()) + 'x')
   with pytest.raises(ValueError, match='cannot be traced'):
-    build.method_of(config, marks.NOTHING)
+    build_method.method_of(config, NOTHING)

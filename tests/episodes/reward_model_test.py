@@ -18,8 +18,8 @@ from grpo_jax.episodes import reward_chats
 from grpo_jax.episodes import reward_model
 from grpo_jax.mesh import sharding
 from grpo_jax.models import weights
-from grpo_jax.run.build import build_rewards
-from grpo_jax.run.build import marks
+from grpo_jax.run.build import rewards as build_rewards
+from grpo_jax.run.build.objects import NOTHING
 from tests import compilations
 from tests import reward_folder
 
@@ -159,7 +159,7 @@ def test_it_is_a_reward_of_a_config(folder):
       config_lib.Reward('exact_match', 0.0),
     )
   )
-  terms = build_rewards.functions(config, marks.NOTHING, mesh)
+  terms = build_rewards.functions(config, NOTHING, mesh)
   assert terms[0].function._mesh == mesh
   asked = ['How much is 1+2?', 'Hi']
   messages = [
@@ -183,9 +183,7 @@ def test_it_is_a_reward_of_a_config(folder):
   assert (scores.secs[:, 0] > 0).all()
   wrong = config_lib.Reward('reward_model', 1.0, dict(kwargs, lenght=3))
   with pytest.raises(ValueError, match="'lenght'.*give some of path, dtype"):
-    build_rewards.functions(
-      config_lib.Config(rewards=(wrong,)), marks.NOTHING, mesh
-    )
+    build_rewards.functions(config_lib.Config(rewards=(wrong,)), NOTHING, mesh)
 
 
 def test_special_tokens_of_a_completion_are_plain_text(folder, model):

@@ -17,7 +17,6 @@ from grpo_jax.run import about
 from grpo_jax.run import sampling
 from grpo_jax.run import warm_up
 from grpo_jax.run.build import build
-from grpo_jax.run.build import build_updater
 from tests import runs
 from tests.learning import credited
 
@@ -40,7 +39,7 @@ def prepared(tmp_path):
   run = build.run(config)
   with monitor.Monitor(about.monitored(config), tmp_path, 1, None, {}) as shown:
     params = warm_up.run(run, tmp_path, shown, lambda: False)
-  return run, build_updater.updater(run), params
+  return run, build.updater(run), params
 
 
 def make_probe(learner):

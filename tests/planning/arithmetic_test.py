@@ -16,8 +16,8 @@ from grpo_jax.planning import programs
 from grpo_jax.planning import roofline
 from grpo_jax.planning import sizes
 from grpo_jax.planning import topologies
-from grpo_jax.run.build import build_abstract
-from grpo_jax.run.build import build_model
+from grpo_jax.run.build import build
+from grpo_jax.run.build import model as build_model
 from tests import runs
 from tests.planning import record
 
@@ -36,7 +36,7 @@ WIDE = {
 def parts(mesh=None, **changes):
   config = runs.small(**changes)
   mesh = mesh or sharding.make_mesh(fsdp=2, tensor=2)
-  return build_abstract.abstract(config, mesh)
+  return build.abstract(config, mesh)
 
 
 @pytest.mark.quick
@@ -57,10 +57,11 @@ def parts(mesh=None, **changes):
 )
 def test_weights_take_the_bytes_that_they_take(changes):
   made = parts(**changes)
-  config, mesh, model = made.run.config, made.run.mesh, made.run.model
-  frozen = build_model.frozen(config, model, mesh)
+  mesh, model = made.run.mesh, made.run.model
+  spec = made.run.weights
+  frozen = build_model.frozen(spec, model, mesh)
   update = dataclasses.replace(made.updater, frozen=frozen)
-  state = update.compiled.init(build_model.initial(config, model, mesh))
+  state = update.compiled.init(build_model.initial(spec, model, mesh))
   made.engine.load(update.joined(state.params), version=0)
   found = sizes.weights_of(made)
 
@@ -165,7 +166,7 @@ FITTING = [row for row in RECORDED if row['fits']]
 def recorded_run(row):
   config, topology = record.config_of(row), topologies.named(row['topology'])
   mesh = topologies.abstract_mesh(topology, config.mesh)
-  return arithmetic.Arithmetic(build_abstract.abstract(config, mesh))
+  return arithmetic.Arithmetic(build.abstract(config, mesh))
 
 
 @pytest.mark.parametrize(

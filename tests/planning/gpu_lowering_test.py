@@ -21,7 +21,7 @@ from grpo_jax.planning import programs
 from grpo_jax.planning import stablehlo
 from grpo_jax.planning import topologies
 from grpo_jax.planning import worker
-from grpo_jax.run.build import build_abstract
+from grpo_jax.run.build import build
 from tests import runs
 from tests.cli import command as run_command
 from tests.planning.arithmetic_test import WIDE
@@ -47,7 +47,7 @@ def run(mesh='fsdp=4,tensor=2', **changes):
   sizes = {k: int(v) for k, v in (x.split('=') for x in mesh.split(','))}
   given = config(sizes, **changes)
   at = topologies.abstract_mesh(H100, given.mesh)
-  return build_abstract.abstract(given, at)
+  return build.abstract(given, at)
 
 
 def lowered(parts, program):

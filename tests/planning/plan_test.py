@@ -10,6 +10,7 @@ from grpo_jax.planning import plan as plans
 from grpo_jax.planning import topologies
 from grpo_jax.planning.hlo import Collective
 from grpo_jax.planning.topologies import GIB
+from grpo_jax.run.build import model as build_model
 from tests.planning.estimates import SHAPES
 from tests.planning.estimates import estimate
 
@@ -317,7 +318,6 @@ def test_open_widths_are_asked_for():
 
 
 def test_a_folder_of_a_shape_is_not_trained():
-  from grpo_jax.run.build import build_model
 
   with pytest.raises(ValueError, match='safetensors'):
     build_model.source(str(SHAPES / 'Qwen2.5-0.5B'))

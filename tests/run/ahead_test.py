@@ -24,8 +24,7 @@ from grpo_jax.run import learning
 from grpo_jax.run import loop
 from grpo_jax.run import sampling
 from grpo_jax.run.build import build
-from grpo_jax.run.build import build_ahead
-from grpo_jax.run.build import build_updater
+from grpo_jax.run.build import method as build_method
 from grpo_jax.run.keep.checkpoint import Checkpoints
 from tests import judges
 from tests import runs
@@ -75,7 +74,7 @@ def corrected(cap=2.0, kl_coefficient=0.0):
 def policies(config, workdir):
   """The run, and a function that gives its engine the policy of a version."""
   run = build.run(config)
-  update = build_updater.updater(run)
+  update = build.updater(run)
   saves = Checkpoints(workdir / 'checkpoints', read_only=True)
 
   def load(version):
@@ -405,7 +404,8 @@ def test_each_rollout_is_drawn_once_and_its_prompts_are_read_in_one_thread(
 )
 def test_a_warning_says_where_nothing_corrects(changes, said):
   changes = {'learner.method_kwargs': {}, **changes}
-  found = build_ahead.warnings(build.run(small(**changes)))
+  run = build.run(small(**changes))
+  found = build_method.warnings_of_age(run.learn, run.draw, len(run.rewards))
   assert len(found) == bool(said)
   assert all(said in text and 'is biased' in text for text in found)
 

@@ -9,8 +9,7 @@ from grpo_jax.models import stack
 from grpo_jax.run import loop
 from grpo_jax.run import session as session_lib
 from grpo_jax.run import watching
-from grpo_jax.run.build import build
-from grpo_jax.run.build import marks
+from grpo_jax.run.build import method as build_method
 from tests import runs
 from tests.compilations import compiled_programs
 
@@ -97,5 +96,5 @@ def test_checking_a_method_compiles_nothing():
   # A group of no other test, whose zeros JAX has no programs for.
   config = runs.small(**{'sampler.group': 23})
   with compiled_programs() as names:
-    build.method_of(config, marks.NOTHING)
+    build_method.method_of(config)
   assert names == []

@@ -24,8 +24,9 @@ from grpo_jax.run import learning
 from grpo_jax.run import loop
 from grpo_jax.run import progress as progress_lib
 from grpo_jax.run.build import build
-from grpo_jax.run.build import build_model
-from grpo_jax.run.build import marks
+from grpo_jax.run.build import data as build_data
+from grpo_jax.run.build import model as build_model
+from grpo_jax.run.build import objects
 from tests import hf_folder
 from tests import runs
 from tests.models.weights import class_names
@@ -102,7 +103,7 @@ def of_folder(folder):
 
 def of_run(config, workdir, which='latest'):
   found = build_model.source(str(workdir))
-  vocab = build.tokenizer_of(config).vocab_size
+  vocab = build_data.tokenizer_of(config).vocab_size
   policy = build_model.policy(found, vocab, sharding.make_mesh(), which)
   return logits(policy.model, policy.params)
 
@@ -202,7 +203,9 @@ def test_adapters_are_added_to_the_weights_that_are_written(adapted, tmp_path):
   np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0)
   assert np.abs(found - of_folder(folder)).max() > 1e-2
   params = build_model.initial(
-    dataclasses.replace(config, lora=type(config.lora)()),
+    build_model.weights_spec(
+      dataclasses.replace(config, lora=type(config.lora)()), None
+    ),
     models.Transformer(weights.source(folder).config()),
     sharding.make_mesh(),
   )
@@ -306,7 +309,7 @@ def test_a_run_that_began_at_random_is_written_and_begun_from(tmp_path):
 
 
 def policy_of(config, workdir):
-  vocab = build.tokenizer_of(config).vocab_size
+  vocab = build_data.tokenizer_of(config).vocab_size
   found = build_model.source(str(workdir))
   policy = build_model.policy(found, vocab, sharding.make_mesh())
   return policy.model, policy.params
@@ -324,7 +327,8 @@ class Exporting:
     config = runs.small(**{'checkpoint.export_every_saves': 2, **changes})
     tokenizer = data.character_tokenizer(data.ALPHABET)
     self.run = types.SimpleNamespace(
-      config=config,
+      keep=config.checkpoint,
+      weights=build_model.weights_spec(config, None),
       tokenizer=tokenizer,
       model=build_model.transformer(config, tokenizer.vocab_size),
     )
@@ -476,7 +480,7 @@ def test_adapters_of_other_weights_are_not_written(
 def test_a_tokenizer_given_in_python_is_missed(tmp_path):
   (tmp_path / 'run' / 'checkpoints').mkdir(parents=True)
   config = dataclasses.asdict(
-    runs.small(**{'data.tokenizer': marks.mark('tokenizer mine')})
+    runs.small(**{'data.tokenizer': objects.words('tokenizer mine')})
   )
   (tmp_path / 'run' / 'config.json').write_text(json.dumps(config))
   refused('its tokenizer in Python', str(tmp_path / 'run'), tmp_path / 'out')
@@ -484,9 +488,9 @@ def test_a_tokenizer_given_in_python_is_missed(tmp_path):
 
 def test_what_a_run_of_a_run_began_with(begun):
   folder, workdir = begun
-  origin = export.origin_of(small(workdir))
+  origin = export.origin_of(str(workdir))
   assert origin is not None and origin.folder == folder
-  assert export.origin_of(runs.small()) is None
+  assert export.origin_of('') is None
 
 
 def test_a_model_of_ones_own_has_no_folder(tmp_path):

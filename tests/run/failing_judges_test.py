@@ -12,7 +12,7 @@ from grpo_jax.planning import dry_run
 from grpo_jax.rollouts import parquet
 from grpo_jax.run import loop
 from grpo_jax.run import policy as policies
-from grpo_jax.run.build import build_rewards
+from grpo_jax.run.build import rewards as build_rewards
 from tests import judges
 from tests import runs
 

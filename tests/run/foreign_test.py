@@ -7,7 +7,7 @@ import pytest
 import grpo_jax
 from grpo_jax.config import Model
 from grpo_jax.run.build import build
-from grpo_jax.run.build import marks
+from grpo_jax.run.build import objects
 from tests import cli
 from tests import own_module
 from tests import runs
@@ -169,6 +169,6 @@ def test_what_is_given_and_cannot_be_used(tmp_path):
   with pytest.raises(ValueError, match='from_nnx'):
     train(tmp_path, model=own_module.Decoder)
   assert not list(tmp_path.iterdir())
-  marked = config(**{'model.path': marks.mark('model Decoder')})
+  marked = config(**{'model.path': objects.words('model Decoder')})
   with pytest.raises(ValueError, match=r'needs again .*: model \(Decoder\)'):
     build.run(marked)

@@ -12,7 +12,7 @@ from grpo_jax.models import lora
 from grpo_jax.run import loop
 from grpo_jax.run import policy as policies
 from grpo_jax.run.build import build
-from grpo_jax.run.build import build_model
+from grpo_jax.run.build import model as build_model
 from tests import runs
 
 pytestmark = pytest.mark.usefixtures('shared_programs')

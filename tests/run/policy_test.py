@@ -6,7 +6,7 @@ from grpo_jax import config
 from grpo_jax import data
 from grpo_jax import engines
 from grpo_jax.run import policy as policies
-from grpo_jax.run.build import marks
+from grpo_jax.run.build.objects import NOTHING
 
 
 class Bytes:
@@ -35,6 +35,6 @@ def test_a_character_is_streamed_when_it_is_whole_and_a_half_at_the_end():
     sampling=engines.Sampling(eos_ids=(1,)),
     config=config.Config(),
   )
-  policy = policies.Policy(run, 3, marks.NOTHING)
+  policy = policies.Policy(run, 3, NOTHING)
   pieces = [*policies.stream(policy, ['1+2='])]
   assert pieces == ['1+2=', 'é', '\ufffd\n']

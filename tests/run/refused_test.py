@@ -111,9 +111,9 @@ def test_a_rollout_with_a_finite_update_starts_the_count_anew():
 
 
 def test_a_stop_in_the_last_evaluation_says_nothing_of_the_last_rollout():
-  config = runs.small(steps=2)
+  learn = types.SimpleNamespace(nonfinite_rollouts=5)
   session: Any = types.SimpleNamespace(
-    run=types.SimpleNamespace(config=config),
+    run=types.SimpleNamespace(steps=2, learn=learn),
     watched=types.SimpleNamespace(refused=watching.Refused(1, 'loss')),
     peers=processes.ALONE,
   )
@@ -166,9 +166,9 @@ def test_a_warm_up_without_a_finite_update_ends_the_run(tmp_path, monkeypatch):
 def test_weights_that_are_not_finite_are_refused(monkeypatch):
   run = build.run(runs.small())
   params = build.initial_params(run)  # drawn at random, so nobody looks
-  model = dataclasses.replace(run.config.model, path='a folder')
-  run = run._replace(config=dataclasses.replace(run.config, model=model))
+  weights = dataclasses.replace(run.weights, path='a folder')
+  run = run._replace(weights=weights)
   spoilt = jax.tree.map(lambda x: x.at[(0,) * x.ndim].set(np.nan), params)
-  monkeypatch.setattr(build.build_model, 'initial', lambda *_: spoilt)
+  monkeypatch.setattr(build.build_model, '_read', lambda *_: spoilt)
   with pytest.raises(ValueError, match='parameter .* NaN or infinite'):
     build.initial_params(run)

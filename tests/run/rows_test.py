@@ -12,10 +12,11 @@ import pytest
 from grpo_jax import data
 from grpo_jax.data import survey
 from grpo_jax.run.build import build
-from grpo_jax.run.build import given as given_lib
-from grpo_jax.run.build import marks
-from grpo_jax.run.build import sources
-from grpo_jax.run.build import widths
+from grpo_jax.run.build import data as build_data
+from grpo_jax.run.build import objects as objects_lib
+from grpo_jax.run.build import placing
+from grpo_jax.run.build.objects import NOTHING
+from grpo_jax.run.build.objects import Objects
 from tests import chat_templates
 from tests import hf_folder
 from tests import runs
@@ -59,8 +60,8 @@ def config_of(file, **changes):
   )
 
 
-def checked(config, tokenizer, given=marks.NOTHING):
-  return widths.with_widths(config, tokenizer, given, checks=True)
+def checked(config, tokenizer, given=NOTHING):
+  return build_data.with_widths(config, tokenizer, given, checks=True)
 
 
 PLAIN = data.character_tokenizer(data.ALPHABET)
@@ -84,7 +85,7 @@ def test_a_row_of_a_file_is_named(kind, form, tmp_path):
     with pytest.raises(ValueError, match=message):
       checked(config_of(file), PLAIN)
   # Without the check, as an evaluation reads it, nothing is opened.
-  assert widths.with_widths(config_of(tmp_path), PLAIN, marks.NOTHING)
+  assert build_data.with_widths(config_of(tmp_path), PLAIN, NOTHING)
   assert unusable(getattr(data, f'{form}_source')([str(file)])) == (1, (BAD,))
 
 
@@ -140,12 +141,13 @@ OWN = {
 
 def given(rows, field='train', **changes):
   """A config with rows that were given in Python."""
-  mark = marks.mark(f'list of {len(rows)} prompts')
+  name = objects_lib.words(f'list of {len(rows)} prompts')
   config = config_of('arithmetic', **changes)
   config = dataclasses.replace(
-    config, data=dataclasses.replace(config.data, **{field: mark})
+    config, data=dataclasses.replace(config.data, **{field: name})
   )
-  return config, marks.Given({mark: rows}, {})
+  argument = {'train': 'prompts', 'heldout': 'heldout'}[field]
+  return config, Objects(**{argument: rows})
 
 
 @pytest.mark.parametrize('field', ['train', 'heldout'])
@@ -259,20 +261,20 @@ def test_a_demonstration_without_one_answer_is_named(tmp_path):
 
 def test_a_chat_shows_its_own_answer_in_a_warm_up():
   chat = {'prompt': [ASK, {'role': 'assistant', 'content': '3'}]}
-  config, objects = given_lib.put(
+  config, objects = placing.place(
     config_of('arithmetic'), demonstrations=[chat]
   )
-  source = sources.demonstrations(config, objects)
+  source = build_data.demonstrations(config, objects)
   assert source[0] == {'prompt': [ASK], 'answer': '3', 'last_turn': '3'}
   prefill = config_of('arithmetic', **{'data.last_turn': 'prefill'})
   with pytest.raises(ValueError, match="demonstrations.0. .*'answer' is neede"):
-    given_lib.put(prefill, demonstrations=[chat])
+    placing.place(prefill, demonstrations=[chat])
   answered = {**chat, 'answer': ' 3.'}
-  config, objects = given_lib.put(prefill, prompts=[answered])
-  assert sources.train(config, objects)[0] == [[answered]]
+  config, objects = placing.place(prefill, prompts=[answered])
+  assert build_data.train(config, objects)[0] == [[answered]]
   words = r'^prompts\[0\] cannot be used: .* turns of the assistant alone'
   with pytest.raises(ValueError, match=words):
-    given_lib.put(
+    placing.place(
       config_of('arithmetic'), prompts=[{'prompt': chat['prompt'][1:]}]
     )
 

@@ -11,7 +11,7 @@ from grpo_jax.run import policy as policies
 from grpo_jax.run import sampling
 from grpo_jax.run import warm_up
 from grpo_jax.run.build import build
-from grpo_jax.run.build import widths
+from grpo_jax.run.build import data as build_data
 from tests import runs
 from tests.data import formats
 
@@ -85,8 +85,8 @@ def test_held_out_problems_that_are_dropped_are_counted(
   tmp_path, wanted, places, dropped
 ):
   tokenizer = data.character_tokenizer(data.ALPHABET)
-  found, counts = widths.heldout_records(
-    config(tmp_path), tokenizer, RECORDS, wanted
+  found, counts = build_data.heldout_records(
+    build_data.data_spec(config(tmp_path)), tokenizer, RECORDS, wanted
   )
   if isinstance(places, list):
     assert [record['index'] for record in found] == places
@@ -95,9 +95,8 @@ def test_held_out_problems_that_are_dropped_are_counted(
   assert counts == {'heldout_too_long': dropped}
   # Nothing is said where nothing is dropped.
   for changes in {'data.prompt_buckets': (8,)}, {'data.too_long': 'refuse'}:
-    _, counts = widths.heldout_records(
-      config(tmp_path, **changes), tokenizer, RECORDS, wanted
-    )
+    spec = build_data.data_spec(config(tmp_path, **changes))
+    _, counts = build_data.heldout_records(spec, tokenizer, RECORDS, wanted)
     assert counts == {}
 
 
@@ -118,19 +117,21 @@ def test_an_evaluation_says_how_many_were_dropped(tmp_path):
 
 def test_a_warm_up_takes_the_next_demonstrations_that_fit(tmp_path):
   parts = types.SimpleNamespace(
-    config=config(tmp_path, **{'warm_up.examples': 4}),
+    data=build_data.data_spec(config(tmp_path)),
     tokenizer=data.character_tokenizer(data.ALPHABET),
   )
   index = lambda position: [
-    row['index'] for row in warm_up._records(RECORDS, position, parts)
+    row['index'] for row in warm_up._records(RECORDS, position, 4, parts)
   ]
   assert index(0) == [1, 2, 4, 5] and index(4) == [4, 5, 7, 8]
   passed_over = lambda position: warm_up._passed_over(
-    warm_up._records(RECORDS, position, parts), position
+    warm_up._records(RECORDS, position, 4, parts), position
   )
   assert passed_over(0) == {0, 3} and passed_over(4) == {6}
-  parts.config = config(tmp_path, **{'data.too_long': 'refuse'})
-  assert len(warm_up._records(RECORDS * 2, 0, parts)) == 16
-  parts.config = config(tmp_path, **{'data.prompt_buckets': (5,)})
+  refuses = config(tmp_path, **{'data.too_long': 'refuse'})
+  parts.data = build_data.data_spec(refuses)
+  assert len(warm_up._records(RECORDS * 2, 0, 16, parts)) == 16
+  narrow = config(tmp_path, **{'data.prompt_buckets': (5,)})
+  parts.data = build_data.data_spec(narrow)
   with pytest.raises(ValueError, match='Nearly all demonstrations are long'):
-    warm_up._records(RECORDS * 2, 0, parts)
+    warm_up._records(RECORDS * 2, 0, 16, parts)

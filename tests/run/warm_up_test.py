@@ -13,7 +13,6 @@ from grpo_jax.learner import metrics
 from grpo_jax.learner import updates
 from grpo_jax.run import warm_up
 from grpo_jax.run.build import build
-from grpo_jax.run.build import build_updater
 from grpo_jax.run.keep import checkpoint
 from tests import runs
 from tests.run import wiring
@@ -97,7 +96,7 @@ def prepared(monkeypatch, update, **changes):
   monkeypatch.setattr(
     warm_up, 'Checkpoints', lambda where, *_, **__: Saves(seen, where)
   )
-  monkeypatch.setattr(build_updater, 'warm_up_updater', update.updater)
+  monkeypatch.setattr(build, 'warm_up_updater', update.updater)
   monkeypatch.setattr(updates, 'learn', update.learn)
   monkeypatch.setattr(build, 'initial_params', lambda run: 0)
   return build.run(config), seen

@@ -1,7 +1,7 @@
 """A whole run in which all that costs time is a fake that notes its arguments.
 
 The code of `loop`, `session`, `warm_up`, `build`, `build_model` and
-`build_updater` is the real one. The engine, the updater, the checkpoints and
+`build_learner` is the real one. The engine, the updater, the checkpoints and
 the displays are fakes, so that nothing but the initial parameters is computed.
 """
 
@@ -53,11 +53,11 @@ from grpo_jax.run import policy as policies
 from grpo_jax.run import session
 from grpo_jax.run import warm_up
 from grpo_jax.run.build import build
-from grpo_jax.run.build import build_limits
-from grpo_jax.run.build import build_model
-from grpo_jax.run.build import build_updater
 from grpo_jax.run.build import compiled_programs
-from grpo_jax.run.build import marks
+from grpo_jax.run.build import learner as build_learner
+from grpo_jax.run.build import limits
+from grpo_jax.run.build import model as build_model
+from grpo_jax.run.build.objects import NOTHING
 from grpo_jax.run.keep.checkpoint import Checkpoints
 from tests.fake_engine import FakeEngine
 
@@ -359,9 +359,9 @@ def _patches(seen, patch):
   note(models, 'ModelConfig')
   note(models, 'LowRank')
   note(build_model, 'abstract')
-  note(build_limits, 'check_context')
+  note(limits, 'check_context')
   # Every field has a value here, also that of models with experts.
-  note(build_limits, 'check_model', lambda *_: None)
+  note(limits, 'check_model', lambda *_: None)
   note(engines, 'LocalEngine', lambda *_, **__: engine(seen))
   note(engines, 'requests')
   for name in ('key', 'generator'):
@@ -373,15 +373,15 @@ def _patches(seen, patch):
   patch.setattr(f'{HERE}.own_method', seen.noted('own_method', own_method))
   patch.setattr(f'{HERE}.own_source', seen.noted('own_source', own_source))
   note(models.Transformer, 'score', lambda *_, **__: None)
-  note(build_updater, 'LayoutSpec')
+  note(build_learner, 'LayoutSpec')
   for name in 'Learner', 'Scoring', 'Optimizer', 'Placement', 'Measuring':
-    note(build_updater, name, lambda **fields: types.SimpleNamespace(**fields))
-  note(build_updater, 'UpdateSpec')
+    note(build_learner, name, lambda **fields: types.SimpleNamespace(**fields))
+  note(build_learner, 'UpdateSpec')
   note(updates, 'Updater')
   _learns(seen, patch)
-  note(build_updater, 'RolloutEnd', Instrument)
-  note(build_updater, 'TokenEffects', Effects)
-  note(build_updater, 'Geometry', Instrument)
+  note(build_learner, 'RolloutEnd', Instrument)
+  note(build_learner, 'TokenEffects', Effects)
+  note(build_learner, 'Geometry', Instrument)
   for owner in (session, warm_up):
     note(owner, 'Checkpoints', lambda where, *_, **__: Saves(seen, where))
   for name in ('collect', 'demonstrations', 'blank'):
@@ -417,9 +417,7 @@ def record(config):
     for scoring in seen.at('Scoring', '->'):
       scoring.score({}, None, False)
       scoring.score_forward({}, None, False)
-    policy = policies.Policy(
-      build.sampler(config, marks.NOTHING), 1, marks.NOTHING
-    )
+    policy = policies.Policy(build.sampler(config), 1, NOTHING)
     with contextlib.suppress(ValueError):  # there may be no held-out problems
       policies.evaluate(policy, 0, 2, [1])
   return seen

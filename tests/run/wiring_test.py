@@ -214,6 +214,11 @@ THIRD = {
 @functools.cache
 def seen(number):
   """What a run with one of the three configs has called."""
+  return wiring.record(config_of(number))
+
+
+def config_of(number):
+  """One of the three configs."""
   values = {name: pair[min(number, 1)] for name, pair in PAIRS.items()}
   if number == 2:  # the shape comes with the files
     values = THIRD | {
@@ -228,7 +233,7 @@ def seen(number):
     group, field = name.split('.')
     setattr(config[group], field, values.pop(name))
   config.update_from_flattened_dict(values)
-  return wiring.record(config_lib.resolve(config))
+  return config_lib.resolve(config)
 
 
 def fields(kind: Any = config_lib.Config, prefix=''):

@@ -245,7 +245,7 @@ def test_data_that_has_changed_since_the_run_began_is_told(tmp_path):
   )
 
   def said(after_step):
-    contents = workdir.contents(config, build.run(config).lengths)
+    contents = workdir.contents(build.run(config).sources)
     warnings = []
     workdir.record(
       tmp_path / 'run', config, not after_step, warn=warnings.append,

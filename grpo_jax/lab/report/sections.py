@@ -25,7 +25,7 @@ from grpo_jax.lab.report.types import Table
 from grpo_jax.lab.report.types import Text
 from grpo_jax.rollouts import parquet
 from grpo_jax.run import about
-from grpo_jax.run.build import build
+from grpo_jax.run.build import data as build_data
 
 _POINTS = 60, 240  # of a curve, at least and at most
 _BYTES = 3_000_000  # that all charts may take, about
@@ -298,7 +298,7 @@ def _decode(run) -> Callable[[Sequence[int]], str] | None:
   if run.config is None:
     return None
   try:
-    tokenizer = build.tokenizer_of(run.config)
+    tokenizer = build_data.tokenizer_of(run.config)
   # The files may be gone, or the tokenizer was given in Python.
   except (ValueError, OSError, ImportError):
     return None

@@ -14,8 +14,7 @@ from grpo_jax.lab.report.types import Part
 from grpo_jax.lab.report.types import Section
 from grpo_jax.lab.report.types import Table
 from grpo_jax.lab.report.types import Text
-from grpo_jax.run.build import build
-from grpo_jax.run.build import marks
+from grpo_jax.run.build import method as build_method
 from grpo_jax.run.keep import records
 
 _LONGEST = 200  # characters of a value
@@ -47,7 +46,7 @@ def method(groups: Sequence[Group]) -> Section:
 
 def _audit(name: str, config: config_lib.Config) -> Part:
   try:
-    made = build.method_of(config, marks.NOTHING)
+    made = build_method.method_of(config)
     rows = audits.lines('method', diagnostics.audit(made))
   except Exception as error:  # a method of the user's own may raise anything
     said = ' '.join(plain_text.said(error).split())

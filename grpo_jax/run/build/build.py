@@ -1,21 +1,17 @@
 """Builds the parts of a run from its `Config` and the objects given in Python.
 
-`run` builds all that training needs, `sampler` only what draws completions.
-Wherever a config names something, the name may be a mark for an object that was
-given in Python; see `marks.py`.
+`run` builds all that training needs, `sampler` only what draws completions, and
+`abstract` what a plan needs: a run without devices, data or weights.
 """
 
 from collections.abc import Callable
-from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
-import difflib
-import inspect
+import functools
 from typing import Any
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
@@ -24,33 +20,40 @@ from grpo_jax import losses
 from grpo_jax import models
 from grpo_jax import rewards
 from grpo_jax.config import importing
-from grpo_jax.config import plain_text
+from grpo_jax.data import Tokenizer
 from grpo_jax.episodes import rollout
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.hosts import joining
+from grpo_jax.learner.updates import Updater
 from grpo_jax.mesh import chips
 from grpo_jax.mesh import sharding
+from grpo_jax.models import foreign
 from grpo_jax.rewards import Workers
-from grpo_jax.run.build import build_foreign
-from grpo_jax.run.build import build_limits
-from grpo_jax.run.build import build_model
-from grpo_jax.run.build import build_rewards
-from grpo_jax.run.build import build_tokenizer
 from grpo_jax.run.build import compiled_programs
-from grpo_jax.run.build import marks
-from grpo_jax.run.build import sources
-from grpo_jax.run.build import widths
-from grpo_jax.run.build.marks import Given
+from grpo_jax.run.build import data as build_data
+from grpo_jax.run.build import learner as build_learner
+from grpo_jax.run.build import limits
+from grpo_jax.run.build import method as build_method
+from grpo_jax.run.build import model as build_model
+from grpo_jax.run.build import objects as objects_lib
+from grpo_jax.run.build import rewards as build_rewards
+from grpo_jax.run.build import specs
+from grpo_jax.run.build.objects import NOTHING
+from grpo_jax.run.build.objects import Objects
 
 Config = config_lib.Config
-tokenizer_of = build_tokenizer.tokenizer_of
+
+_END = (0,)  # which ids end a completion changes nothing in a program's size
 
 
 class Sampler(NamedTuple):
   """The parts of a run that sampling needs; nothing in it learns."""
 
-  config: Config
-  tokenizer: data.Tokenizer
+  config: Config  # with widths
+  weights: specs.WeightsSpec
+  data: specs.DataSpec
+  limits: specs.WorkersSpec  # of the processes that call rewards
+  tokenizer: Tokenizer
   mesh: jax.sharding.Mesh
   model: models.Model
   engine: engines.Engine
@@ -58,34 +61,42 @@ class Sampler(NamedTuple):
 
 
 class Run(NamedTuple):
-  """The parts of a run that do not change while it runs."""
+  """The specs and the parts of a run, which do not change while it runs."""
 
-  config: Config
-  tokenizer: data.Tokenizer
+  config: Config  # with widths; below, only what saves it as text reads it
+  steps: int  # rollouts
+  weights: specs.WeightsSpec
+  data: specs.DataSpec
+  limits: specs.WorkersSpec  # of the processes that call rewards
+  draw: specs.DrawSpec
+  learn: specs.LearnSpec
+  warm_up: specs.WarmUpSpec | None  # None without one
+  evaluation: specs.EvaluationSpec
+  keep: specs.KeepSpec
+  measure: specs.MeasureSpec
+  sources: tuple[specs.SourceSpec, ...]
+  tokenizer: Tokenizer
   prompts: Any  # endless grain dataset of records
   epoch: int  # how many rows of it hold every record; see `data.epoch_rows`
   heldout: Any  # source of records, or None
   rewards: tuple[rewards.WeightedReward, ...]
   mesh: jax.sharding.Mesh
   model: models.Model
-  method: losses.LossTransform
   engine: engines.Engine
-  peak_flops: float | None  # FLOP/s of the whole mesh; None if not known
   sampling: engines.Sampling
-  given: Given  # what the marks in the config stand for
-  lengths: Mapping[tuple[str, int], int]  # of sources; see `sources.lengths`
+  peak_flops: float | None = None  # FLOP/s of the whole mesh; None: not known
   judging: rollout.Judging = rollout.judged_alone
   workers: Workers | None = None  # for the rewards that need them
 
 
 def run(
-  config: Config, given: Given = marks.NOTHING, shares: bool = False
+  config: Config, objects: Objects = NOTHING, shares: bool = False
 ) -> Run:
   """Builds everything that a run needs, except its state.
 
   Args:
     config: See `grpo_jax.config.Config`.
-    given: The objects that the marks in the config stand for.
+    objects: What the run was given in Python.
     shares: See `engines.LocalEngine`.
 
   Returns:
@@ -95,32 +106,74 @@ def run(
     ValueError: Something cannot be built; the message says what.
   """
   needed = ('rewards', 'prompts', 'heldout', 'method', 'tokenizer', 'model')
-  _require_to_train(config, given, *needed)
-  build_limits.check_schedule(config)
-  parts = sampler(config, given, trains=True, shares=shares)
-  config = parts.config
+  _require_to_train(config, objects, *needed)
+  limits.check_schedule(config)
+  parts = sampler(config, objects, trains=True, shares=shares)
+  config, mesh, model = parts.config, parts.mesh, parts.model
   answer_function(config)  # raises if there is none
   peak = chips.peak_flops(jax.devices()[0].device_kind)
-  judges = build_rewards.functions(config, given, parts.mesh)
-  build_limits.check_best_metric(config, [judge.name for judge in judges])
-  train, weights = sources.train(config, given)
-  heldout = sources.heldout(config, given)
+  judges = build_rewards.functions(config, objects, mesh)
+  limits.check_best_metric(config, [judge.name for judge in judges])
+  train, shares_of = build_data.train(config, objects)
+  heldout = build_data.heldout(config, objects)
+  method = build_method.method_of(config, objects)
+  limits.check_ahead(config, mesh)
   return Run(
-    config=config,
-    tokenizer=parts.tokenizer,
-    prompts=_read_ahead(data.mixture(train, weights, config.seed), config),
-    epoch=data.epoch_rows(train, weights),
+    **run_specs(config, model, mesh, method),
+    **parts._asdict(),
+    warm_up=build_learner.warm_up_spec(
+      config, model, mesh, functools.partial(_demonstrations, config, objects)
+    ),
+    sources=build_data.described(config, train, heldout),
+    prompts=_read_ahead(data.mixture(train, shares_of, config.seed), config),
+    epoch=data.epoch_rows(train, shares_of),
     heldout=heldout,
     rewards=judges,
-    mesh=parts.mesh,
-    model=parts.model,
-    method=method_of(config, given),
-    engine=parts.engine,
-    peak_flops=peak and peak * parts.mesh.size,
-    sampling=parts.sampling,
-    given=given,
-    lengths=sources.lengths(config, train, heldout),
+    peak_flops=peak and peak * mesh.size,
   )
+
+
+def run_specs(
+  config: Config,
+  model: models.Model,
+  mesh: Any,
+  method: losses.LossTransform,
+) -> dict[str, Any]:
+  """The specs that need no data, by the name of their field in `Run`."""
+  fields, kept, log = config.sampler, config.checkpoint, config.log
+  return {
+    'steps': config.steps,
+    'draw': specs.DrawSpec(
+      seed=config.seed,
+      prompts=fields.prompts,
+      group=fields.group,
+      max_tokens=fields.max_tokens,
+      resample_rounds=fields.resample_rounds,
+      retire_solved=fields.retire_solved,
+      right_reward=config.evaluation.right_reward,
+      shuffles=config.shuffle_rewards,
+      ahead=fields.ahead,
+    ),
+    'learn': build_learner.learn_spec(config, model, mesh, method),
+    'evaluation': specs.EvaluationSpec(
+      config.evaluation.every_steps, config.evaluation.examples
+    ),
+    'keep': specs.KeepSpec(
+      every_steps=kept.every_steps,
+      every_minutes=kept.every_minutes,
+      keep_last=kept.keep_last,
+      best_metric=kept.best_metric,
+      export_every_saves=kept.export_every_saves,
+      export_dtype=kept.export_dtype,
+      completions_every_steps=log.completions_every_steps,
+      samples=log.samples,
+    ),
+    'measure': specs.MeasureSpec(
+      log.completions_every_steps if log.token_effects else 0,
+      log.geometry_every_steps,
+      config.seed,
+    ),
+  }
 
 
 def _read_ahead(prompts: Any, config: Config) -> Any:
@@ -131,17 +184,19 @@ def _read_ahead(prompts: Any, config: Config) -> Any:
   be read in another thread. What is held out, or shown in the warm-up, is not
   read early.
   """
-  found = [*map(sources.files_of, sources.listed(config.data.train))]
+  found = [*map(build_data.files_of, build_data.listed(config.data.train))]
   inside = [paths for paths in found if paths is not None]
   if not inside or not all(inside):
     return data.MakeAhead(prompts, config.sampler.prompts)
   return data.ReadAhead(prompts, config.sampler.prompts)
 
 
-def _require_to_train(config: Config, given: Given, *arguments: str) -> None:
-  marks.require(
+def _require_to_train(
+  config: Config, objects: Objects, *arguments: str
+) -> None:
+  objects_lib.require(
     config,
-    given,
+    objects,
     arguments,
     'Training this run',
     'grpo_jax.train(config, workdir, {})',
@@ -149,13 +204,16 @@ def _require_to_train(config: Config, given: Given, *arguments: str) -> None:
 
 
 def sampler(
-  config: Config, given: Given, trains: bool = False, shares: bool = False
+  config: Config,
+  objects: Objects = NOTHING,
+  trains: bool = False,
+  shares: bool = False,
 ) -> Sampler:
   """Builds what draws completions.
 
   Args:
     config: See `grpo_jax.config.Config`.
-    given: The tokenizer and the model, if the config has marks for them.
+    objects: What the run was given in Python.
     trains: Whether a run will read the data, which are then checked first.
     shares: See `engines.LocalEngine`.
 
@@ -170,43 +228,61 @@ def sampler(
   compiled_programs.keep(config.compilation_cache)
   mesh = sharding.make_mesh(**dataclasses.asdict(config.mesh))
   build_model.check_device(config, mesh)
-  tokenizer = tokenizer_of(config, given)
-  config = widths.with_widths(config, tokenizer, given, checks=trains)
-  build_limits.check_context(config)
+  tokenizer = build_data.tokenizer_of(config, objects)
+  config = build_data.with_widths(config, tokenizer, objects, checks=trains)
+  limits.check_context(config)
   if trains:
-    build_limits.check_rows(config, sharding.row_shards(mesh))
-  own = build_foreign.found(config, given)
+    limits.check_rows(config, sharding.row_shards(mesh))
+  own = build_model.own_model(config, objects)
+  model, engine = _model_and_engine(
+    config, own, tokenizer, mesh, trains, shares
+  )
+  return Sampler(
+    config,
+    build_model.weights_spec(config, own),
+    build_data.data_spec(config),
+    build_rewards.workers_spec(config),
+    tokenizer,
+    mesh,
+    model,
+    engine,
+    drawing_of(config.sampler, tokenizer.eos_ids),
+  )
+
+
+def _model_and_engine(
+  config: Config,
+  own: foreign.Pretrained | None,
+  tokenizer: Tokenizer,
+  mesh: jax.sharding.Mesh,
+  trains: bool,
+  shares: bool,
+) -> tuple[models.Model, engines.Engine]:
   options: dict[str, Any] = dict(
     prompt_buckets=config.data.prompt_buckets,
     completion_buckets=config.data.completion_buckets,
     max_rows=config.sampler.max_rows,
-    decode=build_tokenizer.decode_of_stops(config.sampler, tokenizer),
+    decode=build_data.decode_of_stops(config.sampler, tokenizer),
     mesh=sharding.sampling_mesh(
       mesh, config.sampler.tensor, config.mesh.slices
     ),
   )
-  if own is None:
-    model = build_model.transformer(config, tokenizer.vocab_size)
-    model = build_model.drawing_tokens_of(model, tokenizer)
-    build_limits.check_model(config, model.config, mesh)
-    if trains:
-      build_limits.check_memory(config, model.config, mesh)
-    alone = mesh.size == 1 and sharding.platform(mesh) == 'cpu'
-    cores = joining.own_cores() if alone else 1
-    # It is unloaded before the updates, which donate the parameters.
-    engine = engines.LocalEngine(
-      model,
-      **options,
-      shares=shares,
-      cores=cores,
-      copies=False,
-    )
-  else:
-    model = build_foreign.drawing_tokens_of(own.model, tokenizer)
-    build_foreign.check(model, config, tokenizer.vocab_size)
-    engine = engines.PlainEngine(model, **options)
-  drawing = drawing_of(config.sampler, tokenizer.eos_ids)
-  return Sampler(config, tokenizer, mesh, model, engine, drawing)
+  if own is not None:
+    model = build_model.drawing_tokens_of(own.model, tokenizer)
+    build_model.check_own(model, config, tokenizer.vocab_size)
+    return model, engines.PlainEngine(model, **options)
+  model = build_model.transformer(config, tokenizer.vocab_size)
+  model = build_model.drawing_tokens_of(model, tokenizer)
+  limits.check_model(config, model.config, mesh)
+  if trains:
+    limits.check_memory(config, model, mesh)
+  alone = mesh.size == 1 and sharding.platform(mesh) == 'cpu'
+  cores = joining.own_cores() if alone else 1
+  # It is unloaded before the updates, which donate the parameters.
+  engine = engines.LocalEngine(
+    model, **options, shares=shares, cores=cores, copies=False
+  )
+  return model, engine
 
 
 def answer_function(config: Config) -> Callable[[str], str] | None:
@@ -221,181 +297,6 @@ def answer_function(config: Config) -> Callable[[str], str] | None:
     if name
     else None
   )
-
-
-def method(
-  name: str,
-  kwargs: Mapping[str, Any],
-  flag: str = '--config.learner.method',
-  given: Given = marks.NOTHING,
-  facts: Mapping[str, Any] | None = None,
-) -> losses.LossTransform:
-  """The loss that a config names.
-
-  Args:
-    name: A function in `losses.methods`, or `'module:function'` for one of your
-      own, or a mark.
-    kwargs: The arguments of this function.
-    flag: The option that the name comes from, for the error message.
-    given: The function that a mark stands for.
-    facts: Values of the run by name, for the arguments that a method takes from
-      its run (see `losses.takes_from_run`); None if there is no run, as in an
-      audit.
-
-  Returns:
-    A `LossTransform`.
-
-  Raises:
-    ValueError: There is no such method (the nearest is named), the arguments do
-      not fit, or the function does not return a `LossTransform`.
-  """
-  if name in given.objects:
-    make = given.objects[name]
-  elif ':' in name:
-    make = importing.imported(name, f'{flag}={name!r}')
-  elif name in losses.methods.__all__:
-    make = getattr(losses.methods, name)
-  else:
-    near = difflib.get_close_matches(name, losses.methods.__all__, 1)
-    meant = f'did you mean {near[0]}?' if near else 'see `grpo-jax methods`.'
-    raise ValueError(
-      f'{flag}={name!r} is no method; {meant} A method of your own is named '
-      "'module:function'."
-    )
-  asked = dict(kwargs)
-  if facts is not None:
-    kwargs = losses.arguments_from_run(make, facts, kwargs)
-  # Before the call: a TypeError that is raised inside `make` is another error.
-  try:
-    inspect.signature(make).bind(**kwargs)
-  except TypeError as error:
-    raise ValueError(
-      f'{flag}_kwargs={kwargs} do not fit {name}{_arguments(make)}:'
-      f' {plain_text.said(error)}; '
-      f'set all arguments at once with {flag}_kwargs="{{...}}".'
-    ) from error
-  try:
-    made = make(**kwargs)
-  except ValueError as error:
-    if not asked:
-      raise
-    # A transform of the method may call its argument by another name.
-    raise ValueError(
-      f'{flag}_kwargs={asked} cannot be used: {plain_text.said(error)}'
-    ) from error
-  except Exception as error:  # a user's function may raise anything
-    raise ValueError(
-      f'{flag}={name!r} raised {plain_text.named(error)}, when it was '
-      f'called with {flag}_kwargs={dict(kwargs)}; correct the function or the '
-      'arguments.'
-    ) from error
-  if not isinstance(made, losses.LossTransform):
-    raise ValueError(
-      f'{flag}={name!r} made {made!r:.80}, which is no LossTransform; return '
-      'what losses.chain returns.'
-    )
-  return made
-
-
-def _arguments(function) -> str:
-  return str(inspect.signature(function)).split(' ->')[0]
-
-
-def _facts(config: Config) -> dict[str, Any]:
-  """What a run tells a method that is marked by `losses.takes_from_run`."""
-  weights = tuple(reward.weight for reward in config.rewards)
-  # Of the sum, in which the first reward has its weight.
-  right = config.evaluation.right_reward
-  return {
-    'reward_weights': weights,
-    'right_reward': right * weights[0] if weights[0] > 0 else right,
-    'updates_per_rollout': config.learner.batches * config.learner.epochs,
-    'adam_b1': config.optim.b1,
-    'adam_b2': config.optim.b2,
-    'max_tokens': config.sampler.max_tokens,
-    'soft_tokens': max(1, config.sampler.max_tokens // 5),
-  }
-
-
-def _check_lengths(loss: losses.LossTransform, config: Config) -> None:
-  """Refuses a penalty for length that no completion of the run can get."""
-  after, most = loss.acts_after_tokens, config.sampler.max_tokens
-  if after >= most:
-    raise ValueError(
-      f'The penalty for length in the method {config.learner.method!r} begins '
-      f'after {after:g} tokens, but completions of this run have at most '
-      f'{most} (sampler.max_tokens), so that none gets it; give it limits such '
-      f'as max_tokens={most} and soft_tokens={max(1, most // 5)}, or '
-      "method='dapo', which takes them from the run."
-    )
-
-
-def method_of(config: Config, given: Given) -> losses.LossTransform:
-  """The method of a run, traced so that a chain in the wrong order raises."""
-  learner, facts = config.learner, _facts(config)
-  loss = method(learner.method, learner.method_kwargs, given=given, facts=facts)
-  _check_lengths(loss, config)
-  # Sizes that differ from each other and from 1, so that a result of another
-  # shape cannot pass; small ones, because a group may be large.
-  group = config.sampler.group
-  prompts, length = [size for size in (2, 3, 4) if size != group][:2]
-  known = {'entropy', 'noise', 'updates_done', *losses.Batch._fields}
-  if loss.requires <= known:
-    # A method that requires a field of the user's own is not traced, because
-    # the shape of that field is not known here.
-    def zeros():
-      tokens = jnp.zeros((prompts, group, length), jnp.int32)
-      batch = losses.make_batch(
-        tokens == 0,
-        jnp.zeros(tokens.shape[:2]),
-        tokens=tokens,
-        reward_parts=jnp.zeros((*tokens.shape[:2], len(config.rewards))),
-      )
-      return losses.check_batch(losses.with_required(loss, batch))
-
-    # Traced as a whole, because each operation outside of a program is a
-    # program of its own, which takes 30 ms to compile.
-    def run_chain():
-      batch, state = losses.credit(loss, zeros(), loss.init())
-      batch = losses.prepare(loss, batch, state)
-      logp = jnp.zeros(batch.mask.shape)
-      return losses.surrogate_loss(loss, logp, batch, state, logp)
-
-    try:
-      jax.eval_shape(run_chain)
-    except ValueError:
-      raise
-    except Exception as error:  # a transform of a user's own may raise anything
-      raise ValueError(
-        f'config.learner.method={learner.method!r} cannot be traced with '
-        f'config.learner.method_kwargs={learner.method_kwargs} '
-        f'({plain_text.kind(error)}: {plain_text.first_line(error)}); give '
-        'numbers where it wants numbers, or correct the function.'
-      ) from error
-    if group == 1 and not _credits_alone(loss, zeros()):
-      raise ValueError(
-        f'sampler.group=1 with the method {learner.method!r}, which compares '
-        'the completions of a prompt: every advantage would be 0; give '
-        'sampler.group=2 or more, or a method that needs no group, such as '
-        "'reinforce'."
-      )
-  return loss
-
-
-def _credits_alone(loss: losses.LossTransform, batch: losses.Batch) -> bool:
-  """Whether groups of a single completion get an advantage that is not 0."""
-
-  def credits(largest):
-    # A transform may map some rewards to 0: those below a threshold, say.
-    reward = jnp.linspace(0.0, largest, len(batch.reward))[:, None]
-    parts = jnp.broadcast_to(reward[..., None], batch.reward_parts.shape)
-    given = batch._replace(reward=reward, reward_parts=parts)
-    credited, _ = losses.credit(loss, given, loss.init())
-    # A deviation of a single completion may be 0 over 0.
-    advantage = jnp.asarray(credited.advantage)
-    return bool(jnp.any(jnp.isfinite(advantage) & (advantage != 0)))
-
-  return any(map(credits, (1.0, -1.0, 30.0, -1000.0)))
 
 
 def drawing_of(
@@ -413,77 +314,166 @@ def drawing_of(
   )
 
 
-def demonstrations(run: Run):
-  """An endless dataset of demonstrations for the warm-up."""
-  config = run.config.warm_up
-  # `run` does not require them: once the warm-up is over, a run can be
-  # continued without its demonstrations.
-  _require_to_train(run.config, run.given, 'demonstrations')
-  if config.demonstrations == 'arithmetic':
+def _demonstrations(config: Config, objects: Objects) -> Any:
+  """An endless dataset of demonstrations for the warm-up.
+
+  `run` does not require them: once the warm-up is over, a run can be continued
+  without its demonstrations.
+  """
+  fields = config.warm_up
+  _require_to_train(config, objects, 'demonstrations')
+  if fields.demonstrations == 'arithmetic':
     # As many as the warm-up reads, so that it draws each of them once.
     source = data.arithmetic_demonstrations(
-      config.steps * config.examples, config.carry_free_share, run.config.seed
+      fields.steps * fields.examples, fields.carry_free_share, config.seed
     )
   else:
-    source = sources.demonstrations(run.config, run.given)
-  return data.prompt_stream(source, run.config.seed)
+    source = build_data.demonstrations(config, objects)
+  return data.prompt_stream(source, config.seed)
+
+
+def updater(run: Run, optimizer: Callable[[Any], Any] | None = None) -> Updater:
+  """What turns rollouts into updates of the policy.
+
+  Args:
+    run: The parts of the run.
+    optimizer: Makes an optax transformation to take in place of that of
+      `config.optim`. It gets a function from the parameters to a tree of bools,
+      which says which of them decay.
+  """
+  transform = None
+  if optimizer is not None:
+    transform = optimizer(functools.partial(build_learner.decays, run.model))
+  return build_learner.updater(run.learn, abstract_params(run), transform)
+
+
+def warm_up_updater(run: Run) -> Updater:
+  """What turns demonstrations into updates, in a run that has a warm-up."""
+  assert run.warm_up is not None
+  return build_learner.updater(run.warm_up.learn, abstract_params(run))
 
 
 def example(run: Run) -> Rollout:
   """A rollout of zeros, with the largest shapes that the run may sample."""
-  config = run.config
   return rollout.blank(
-    config.sampler.prompts,
-    config.sampler.group,
-    max(config.data.prompt_buckets),
-    config.sampler.max_tokens,
+    run.draw.prompts,
+    run.draw.group,
+    max(run.data.prompt_buckets),
+    run.draw.max_tokens,
     len(run.rewards),
-    config.data.completion_buckets,
+    run.data.completion_buckets,
     run.engine.capabilities.routing,
   )
 
 
 def abstract_params(run: Run | Sampler) -> build_model.Parameters:
   """Shapes, dtypes and shardings of the run's parameters."""
-  return build_model.abstract(run.model, run.mesh, run.config.lora.base_dtype)
+  return build_model.abstract(run.model, run.mesh, run.weights.base_dtype)
 
 
 def initial_params(run: Run) -> Any:
-  """The trained parameters before the first update, sharded over the mesh.
-
-  Raises:
-    ValueError: They hold a number that is not finite, or cannot be read.
-  """
-  own = build_foreign.found(run.config, run.given)
-  if own is None:
-    assert isinstance(run.model, models.Transformer)
-    params = build_model.initial(run.config, run.model, run.mesh)
-  else:
-    params = build_foreign.initial(own, abstract_params(run).trained)
-  return _checked(params, run.config)
-
-
-def _checked(params: Any, config: Config) -> Any:
-  """The parameters, if all of their numbers are finite."""
-  if not config.model.path:  # drawn at random
-    return params
-  finite = jax.jit(
-    lambda tree: jax.tree.map(lambda x: jnp.all(jnp.isfinite(x)), tree)
-  )(params)
-  for path, fine in jax.tree_util.tree_leaves_with_path(finite):
-    if not fine:
-      raise ValueError(
-        f'The parameter {"/".join(sharding.path_names(path))} of model.path='
-        f'{config.model.path!r} has entries that are NaN or infinite, so '
-        'nothing can be learned; give weights that are whole.'
-      )
-  return params
+  """The trained parameters before the first update; see `model.initial`."""
+  return build_model.initial(run.weights, run.model, run.mesh)
 
 
 def frozen_params(run: Run | Sampler) -> Any:
-  """The parameters that no update changes; None without adapters."""
-  if not run.config.lora.rank:
-    return None
-  assert isinstance(run.model, models.Transformer)
-  frozen = build_model.frozen(run.config, run.model, run.mesh)
-  return _checked(frozen, run.config)
+  """The parameters that no update changes; see `model.frozen`."""
+  return build_model.frozen(run.weights, run.model, run.mesh)
+
+
+class Abstract(NamedTuple):
+  """What a run compiles, on a mesh whose devices need not be there."""
+
+  run: Run  # without tokenizer, prompts and rewards
+  updater: Updater
+  model: models.ModelConfig
+  engine: engines.LocalEngine
+
+  def example(self) -> Rollout:
+    """A rollout of zeros with the largest shapes, which takes their memory."""
+    return example(self.run)
+
+
+def abstract(
+  config: Config, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
+) -> Abstract:
+  """The parts of a run on some mesh, from shapes alone.
+
+  Args:
+    config: See `grpo_jax.config.Config`. With `model.path` a folder is enough
+      that holds a `config.json` and no weights. Data is read only if the
+      config leaves the widths of prompts open.
+    mesh: `config.mesh` is not read.
+
+  Raises:
+    ValueError: A part cannot be built; the message says why.
+  """
+  path, method = config.model.path, config.learner.method
+  if objects_lib.is_object(path) or build_model.is_function(path):
+    raise ValueError(
+      f'config.model.path={path!r} is a model of your own, whose programs are '
+      'not known here; try it with `grpo-jax train --check`.'
+    )
+  if objects_lib.is_object(method):
+    raise ValueError(
+      f'config.learner.method={method!r} is an object, whose programs are not '
+      'known here; give the name of a method that reads as much.'
+    )
+  config = _with_widths(config)
+  limits.check_schedule(config)
+  limits.check_rows(config, sharding.row_shards(mesh))
+  limits.check_context(config)
+  # An abstract mesh has all that shapes need; nothing else is asked of it.
+  shapes: Any = mesh
+  nothing: Any = None
+  # The shape comes with its vocabulary, but for another run's.
+  named = path and not build_model.is_run(path)
+  vocab_size = 0 if named else build_data.tokenizer_of(config).vocab_size
+  model = build_model.transformer(config, vocab_size, needs_weights=False)
+  limits.check_model(config, model.config, shapes)
+  engine = engines.LocalEngine(
+    model,
+    prompt_buckets=config.data.prompt_buckets,
+    completion_buckets=config.data.completion_buckets,
+    max_rows=config.sampler.max_rows,
+    mesh=sharding.sampling_mesh(
+      shapes, config.sampler.tensor, config.mesh.slices
+    ),
+  )
+  loss = build_method.method_of(config)
+  limits.check_ahead(config, shapes)
+  parts = Run(
+    **run_specs(config, model, shapes, loss),
+    config=config,
+    weights=build_model.weights_spec(config, None),
+    data=build_data.data_spec(config),
+    limits=build_rewards.workers_spec(config),
+    warm_up=None,
+    sources=(),
+    tokenizer=nothing,
+    prompts=None,
+    epoch=0,
+    heldout=None,
+    rewards=(nothing,) * len(config.rewards),
+    mesh=shapes,
+    model=model,
+    engine=engine,
+    sampling=drawing_of(config.sampler, _END),
+  )
+  return Abstract(parts, updater(parts), model.config, engine)
+
+
+def _with_widths(config: Config) -> Config:
+  """The config with widths, which are read from the data if need be."""
+  if config.data.prompt_buckets and config.data.completion_buckets:
+    return config
+  try:
+    tokenizer = build_data.tokenizer_of(config)
+    return build_data.with_widths(config, tokenizer)
+  except (ValueError, OSError) as error:
+    raise ValueError(
+      f'The widths of prompts and completions follow from data that cannot be '
+      f'read here ({error}); give them, as in '
+      '--config.data.prompt_buckets="(1024,)" '
+      '--config.data.completion_buckets="(4096,)".'
+    ) from error

@@ -9,10 +9,7 @@ from grpo_jax.config import Config
 from grpo_jax.config import Reward
 from grpo_jax.config import plain_text
 from grpo_jax.data import survey as survey_lib
-from grpo_jax.run.build import build
-from grpo_jax.run.build import marks
-from grpo_jax.run.build import sources
-from grpo_jax.run.build import widths as widths_lib
+from grpo_jax.run.build import data as build_data
 
 
 def survey(
@@ -29,17 +26,17 @@ def survey(
   Raises:
     ValueError: The tokenizer or a source cannot be used.
   """
-  tokenizer = build.tokenizer_of(config)
-  trained, weights = sources.train(config, marks.NOTHING)
-  names = [source.name for source in sources.listed(config.data.train)]
+  tokenizer = build_data.tokenizer_of(config)
+  trained, weights = build_data.train(config)
+  names = [source.name for source in build_data.listed(config.data.train)]
   held_out = [
-    (source.name, sources.named(config, source, 'heldout', marks.NOTHING))
-    for source in sources.listed(config.data.heldout)
+    (source.name, build_data.named(config, source, 'heldout'))
+    for source in build_data.listed(config.data.heldout)
   ]
   problem, widths = '', config.data.prompt_buckets
   if not widths:
     try:
-      config = widths_lib.with_widths(config, tokenizer, marks.NOTHING)
+      config = build_data.with_widths(config, tokenizer)
       widths = config.data.prompt_buckets
     except ValueError as error:
       problem = plain_text.said(error)

@@ -15,16 +15,16 @@ from grpo_jax import data
 from grpo_jax.config import Config
 from grpo_jax.config import gguf_files
 from grpo_jax.episodes import reward_model
-from grpo_jax.run.build import sources
-from grpo_jax.run.build.marks import NOTHING
-from grpo_jax.run.build.marks import Given
+from grpo_jax.run.build import data as build_data
+from grpo_jax.run.build.objects import NOTHING
+from grpo_jax.run.build.objects import Objects
 from grpo_jax.run.keep import records
 
-# Of a large file, so that some lie in every layer of a model.
+# That are hashed of a large file, so that some lie in every layer of a model.
 _PARTS = 64
 
 
-def of(config: Config, given: Given = NOTHING) -> dict[str, Any]:
+def compared(config: Config, objects: Objects = NOTHING) -> dict[str, Any]:
   """What must be the same in all processes of a run, by name.
 
   The fields of the config, what the run was given in Python, the versions of
@@ -34,15 +34,15 @@ def of(config: Config, given: Given = NOTHING) -> dict[str, Any]:
 
   Args:
     config: Of this process.
-    given: What this process was given in Python.
+    objects: What this process was given in Python.
   """
   found = records.versions()
   flat = records.flat(config)
   same = {f'config.{name}': value for name, value in flat.items()}
   same |= {f'the version of {k}': v for k, v in found['packages'].items()}
   same |= {name: found[name] for name in ('python', 'git')}
-  same |= {f'what was given for {k}': v for k, v in given.records.items()}
-  for name, files in sources.files(config).items():
+  same |= {f'what was given for {k}': v for k, v in objects.records.items()}
+  for name, files in build_data.files(config).items():
     if files:
       same[f'the SHA-256 of {name}'] = data.fingerprint(files)
   # One name for each file, so that a difference names the file.
@@ -65,7 +65,7 @@ def _model_files(config: Config) -> Iterator[pathlib.Path]:
       yield gguf_files.find(name)
       continue
     path = pathlib.Path(name).expanduser()
-    if not name or not path.exists():  # a mark, a function, or none
+    if not name or not path.exists():  # words, a function, or none
       continue
     files = [path, *path.glob('*')]
     if (path / 'checkpoints').is_dir():  # another run, which may go on
@@ -91,7 +91,7 @@ def _module_file(name: str) -> str:
   """
   try:
     spec = util.find_spec(name.partition(':')[0])
-  except (ImportError, ValueError):  # such as a mark, or `__main__`
+  except (ImportError, ValueError):  # such as `__main__`
     return ''
   file = spec.origin if spec and spec.has_location else None
   return file if file and os.path.isfile(file) else ''

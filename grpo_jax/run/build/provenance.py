@@ -44,7 +44,7 @@ _BY_NAME = {'grpo_jax', 'jax', 'jaxlib', 'numpy', 'optax'}
 _BY_NAME |= sys.stdlib_module_names - {'__main__'}
 
 
-def of_function(function: Callable[..., Any]) -> Record:
+def function_record(function: Callable[..., Any]) -> Record:
   """The qualified name, the source (None if Python has none), a hash."""
   return {
     'name': qualified_name(function),
@@ -53,7 +53,7 @@ def of_function(function: Callable[..., Any]) -> Record:
   }
 
 
-def of_method(method: losses.LossTransform) -> Record:
+def method_record(method: losses.LossTransform) -> Record:
   """What a chain requires, its scope, and a hash of all that it consists of.
 
   Unlike a reward, a transform may close over a dict: its hyper-parameters.
@@ -66,10 +66,11 @@ def of_method(method: losses.LossTransform) -> Record:
   }
 
 
-def of_records(records: Sequence[Any]) -> Record:
+def data_record(records: Sequence[Any]) -> Record:
   """The type and the length of a data set, and a hash of its items.
 
-  Of more than a thousand items, the first and the last five hundred are hashed.
+  Where there are more than a thousand, the first and the last five hundred are
+  hashed.
   """
   hashed = [
     _described(records[index], (dict, list, set))
@@ -83,7 +84,7 @@ def of_records(records: Sequence[Any]) -> Record:
   }
 
 
-def of_tokenizer(tokenizer: data.Tokenizer) -> Record:
+def tokenizer_record(tokenizer: data.Tokenizer) -> Record:
   """The size of the vocabulary, and a hash of all that the tokenizer does."""
   contents = [
     tokenizer.backend.to_str(),
@@ -107,7 +108,7 @@ def of_tokenizer(tokenizer: data.Tokenizer) -> Record:
   }
 
 
-def of_model(model: foreign.Foreign) -> Record:
+def model_record(model: foreign.Foreign) -> Record:
   """The name, the number of parameters, and a hash of shapes and calls.
 
   The values are not hashed: a run begins with them, and goes on with those in

@@ -203,9 +203,9 @@ def test_a_study_trains_each_kind_of_optimizer(tmp_path, monkeypatch):
       'Adam': Optimizer(True, (0.0, 1e-8), (1e-3, 0.1)),
     },
   )
-  made, real = [], study.build_updater.updater
+  made, real = [], study.build.updater
   monkeypatch.setattr(
-    study.build_updater,
+    study.build,
     'updater',
     lambda *given: made.append(given) or real(*given),
   )

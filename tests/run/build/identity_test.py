@@ -8,7 +8,7 @@ from tests import runs
 
 
 def hashes(config):
-  found = identity.of(config)
+  found = identity.compared(config)
   return {k: v for k, v in found.items() if k.startswith('the SHA-256')}
 
 

@@ -12,8 +12,7 @@ from grpo_jax.rollouts import parquet
 from grpo_jax.run import loop
 from grpo_jax.run import workdir
 from grpo_jax.run.build import build
-from grpo_jax.run.build import marks
-from grpo_jax.run.build import sources
+from grpo_jax.run.build import data as build_data
 from tests import runs
 from tests.data import formats
 
@@ -32,19 +31,23 @@ def test_demonstrations_without_answers_are_refused(tmp_path, widths):
   file = tmp_path / 'shown.jsonl'
   config = runs.small(
     **widths,
-    **{'data.answer_field': '', 'warm_up.demonstrations': str(file)},
+    **{
+      'data.answer_field': '',
+      'warm_up.demonstrations': str(file),
+      'warm_up.steps': 1,
+    },
   )
   answered = {'prompt': '01+02=', 'answer': '03'}
   written(file, [answered])
-  assert build.demonstrations(build.run(config))[0] == answered
+  assert build.run(config).warm_up.demonstrations()[0] == answered
   written(file, [answered, {'prompt': '01+02='}])
   words = r"^Record 2 of warm_up.demonstrations=.*'prompt'\], but the warm-up"
   with pytest.raises(ValueError, match=words):
-    build.demonstrations(build.run(config))
+    build.run(config).warm_up.demonstrations()
   written(file, [answered, {'prompt': '01+02=', 'answer': float('nan')}])
   words = "^Line 2 of .* has the number nan in the field 'answer'"
   with pytest.raises(ValueError, match=words):
-    build.demonstrations(build.run(config))
+    build.run(config).warm_up.demonstrations()
 
 
 @pytest.mark.parametrize(
@@ -177,7 +180,7 @@ def opened(given, split='train', **changes):
   config = runs.small(**changes)
   if isinstance(given, dict):
     given = config_lib.Source(**given)
-  return sources.named(config, given, split, marks.NOTHING)
+  return build_data.named(config, given, split)
 
 
 @pytest.mark.parametrize(
@@ -287,9 +290,9 @@ def test_files_of_one_name_in_two_places_are_both_known(tmp_path):
     several.append(({'name': 'tfds:gsm8k', 'kwargs': kwargs},))
   config = runs.small(**{'data.train': several[0], 'data.heldout': several[1]})
   paths = [[str(tmp_path / place / 'gsm8k' / 'x')] for place in ('a', 'b')]
-  assert list(sources.files(config).values()) == paths
+  assert list(build_data.files(config).values()) == paths
   assert isinstance(build._read_ahead([{}], config), data.ReadAhead)
-  told = workdir.contents(config, {('train', 0): 1, ('heldout', 0): 1})
+  told = workdir.contents(build_data.described(config, [[{}]], [{}]))
   assert [one['sha256'] for one in told.values()] == [
     data.fingerprint(files) for files in paths
   ]
@@ -298,12 +301,10 @@ def test_files_of_one_name_in_two_places_are_both_known(tmp_path):
 def test_held_out_sources_are_read_one_after_the_other(tmp_path):
   own = {'name': f'{HERE}:own', 'kwargs': {'count': 2}}
   config = runs.small(**{'data.heldout': (own, {'name': 'arithmetic'})})
-  found = sources.heldout(config, marks.NOTHING)
+  found = build_data.heldout(config)
   assert len(found) == 1002
   assert [found[n]['prompt'] for n in (0, 1, 2)] == ['1+0=', '1+1=', '26+52=']
-  assert sources.heldout(runs.small(**{'data.heldout': ''}), marks.NOTHING) is (
-    None
-  )
+  assert build_data.heldout(runs.small(**{'data.heldout': ''})) is (None)
   for heldout, words in (
     ((), "no source in data.heldout; give one, or ''"),
     (({'name': 'arithmetic', 'weight': 2.0},), r'heldout\[0\].weight=2.0, but'),

@@ -8,8 +8,10 @@ import os
 import pytest
 
 from grpo_jax import data
-from grpo_jax.run.build import marks
-from grpo_jax.run.build import widths
+from grpo_jax.run.build import data as build_data
+from grpo_jax.run.build import objects
+from grpo_jax.run.build.objects import Objects
+from grpo_jax.run.build.specs import DataSpec
 from tests import runs
 
 OPEN = {'data.prompt_buckets': (), 'data.completion_buckets': ()}
@@ -36,12 +38,12 @@ class Records(list):
 def test_records_of_a_users_own_are_read_by_place():
   asked = Records([{'prompt': '11'}, {'prompt': '1'}])
   config = runs.small(**OPEN, **{'warm_up.steps': 0, 'data.heldout': ''})
-  mark = marks.mark('Records of 2 prompts')
+  name = objects.words('Records of 2 prompts')
   config = dataclasses.replace(
-    config, data=dataclasses.replace(config.data, train=mark)
+    config, data=dataclasses.replace(config.data, train=name)
   )
-  found = widths.with_widths(
-    config, data.character_tokenizer('1'), marks.Given({mark: asked}, {})
+  found = build_data.with_widths(
+    config, data.character_tokenizer('1'), Objects(prompts=asked)
   )
   assert found.data.prompt_buckets == (2,)
 
@@ -59,7 +61,7 @@ def test_measuring_opens_a_file_once_and_not_for_each_record(
   monkeypatch.setattr(
     builtins, 'open', lambda *a: opened.append(a[0]) or open_file(*a)
   )
-  found = widths.with_widths(config, tokenizer, marks.NOTHING)
+  found = build_data.with_widths(config, tokenizer)
   assert found.data.prompt_buckets == (19,)
   # For the cache's hash, to check every line, and to measure.
   assert opened == [file] * 3
@@ -81,9 +83,9 @@ TOKENIZER = data.character_tokenizer('0123456789+=')
 
 
 def test_many_records_are_sampled_and_get_a_margin(tmp_path, monkeypatch):
-  monkeypatch.setattr(widths, 'MOST_RECORDS', 50)
-  monkeypatch.setattr(widths, '_SAMPLE', 20)
-  monkeypatch.setattr(widths, '_LEAST_SAMPLE', 5)
+  monkeypatch.setattr(build_data, 'MOST_RECORDS', 50)
+  monkeypatch.setattr(build_data, '_SAMPLE', 20)
+  monkeypatch.setattr(build_data, '_LEAST_SAMPLE', 5)
   encoded = []
 
   class Counting(data.Tokenizer):
@@ -103,7 +105,7 @@ def test_many_records_are_sampled_and_get_a_margin(tmp_path, monkeypatch):
     encoded.clear()
     records = records[:1] * number
     file = written(tmp_path / f'{number}.jsonl', records)
-    found = widths.with_widths(config_of(file), counting, marks.NOTHING)
+    found = build_data.with_widths(config_of(file), counting)
     assert found.data.prompt_buckets == (width,)
     assert len(encoded) == (50 if number == 50 else 20)
 
@@ -130,15 +132,15 @@ class Grows:
 
 def widths_of_objects(train, heldout):
   config = runs.small(**OPEN, **{'warm_up.steps': 0})
-  objects = {
-    marks.mark('Prompts'): train,
-    marks.mark('Held-out prompts'): heldout,
+  names = {
+    'train': objects.words('Prompts'),
+    'heldout': objects.words('Held-out prompts'),
   }
-  names = dict(zip(('train', 'heldout'), objects, strict=True))
   config = dataclasses.replace(
     config, data=dataclasses.replace(config.data, **names)
   )
-  found = widths.with_widths(config, TOKENIZER, marks.Given(objects, {}))
+  found = Objects(prompts=train, heldout=heldout)
+  found = build_data.with_widths(config, TOKENIZER, found)
   return found.data.prompt_buckets
 
 
@@ -165,7 +167,7 @@ def test_widths_are_cached_until_something_changes(tmp_path, cache):
 
   def found(tokenizer=TOKENIZER, **changes):
     config = config_of(file, **changes)
-    return widths.with_widths(config, tokenizer, marks.NOTHING).data
+    return build_data.with_widths(config, tokenizer).data
 
   assert found().prompt_buckets == (2,)
   (kept,) = cache.iterdir()
@@ -194,24 +196,18 @@ def test_widths_are_cached_until_something_changes(tmp_path, cache):
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
   file = written(tmp_path / 'a.jsonl', [{'prompt': '11', 'answer': '1'}])
   monkeypatch.setenv('XDG_CACHE_HOME', file)  # no folder
-  found = widths.with_widths(config_of(file), TOKENIZER, marks.NOTHING)
+  found = build_data.with_widths(config_of(file), TOKENIZER)
   assert found.data.prompt_buckets == (2,)
 
 
-def test_what_fits(tmp_path):
-  config = runs.small(**{'data.prompt_buckets': (2, 4)})
-  assert widths.fits(config, TOKENIZER) is None
-  assert widths.shown_fits(config, TOKENIZER) is None
-  config = runs.small(
-    **{
-      'data.prompt_buckets': (2, 4),
-      'data.completion_buckets': (6,),
-      'data.too_long': 'drop',
-    }
-  )
-  fits = widths.fits(config, TOKENIZER)
+def test_what_fits():
+  spec = DataSpec((2, 4), (6,), drops=False)
+  assert build_data.fits(spec, TOKENIZER) is None
+  assert build_data.shown_fits(spec, TOKENIZER) is None
+  spec = DataSpec((2, 4), (6,), drops=True)
+  fits = build_data.fits(spec, TOKENIZER)
   assert [fits({'prompt': '1' * n}) for n in (3, 4, 5)] == [True, True, False]
-  shown = widths.shown_fits(config, TOKENIZER)
+  shown = build_data.shown_fits(spec, TOKENIZER)
   # The end token takes one.
   assert [shown({'prompt': '1', 'answer': '1' * n}) for n in (5, 6)] == [
     True,

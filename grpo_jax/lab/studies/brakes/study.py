@@ -31,8 +31,7 @@ from grpo_jax.lab.studies.brakes.verdicts import numbers
 from grpo_jax.run import bare
 from grpo_jax.run import sampling
 from grpo_jax.run.build import build
-from grpo_jax.run.build import build_rewards
-from grpo_jax.run.build import build_updater
+from grpo_jax.run.build import rewards as build_rewards
 
 _COMPILING = 3  # rollouts at the start that compile; their time does not count
 
@@ -128,13 +127,13 @@ def run_arm(config: Config, arm: Arm, seed: int, params: Any) -> Outcome:
     An `Outcome`.
   """
   run = build.run(config_of(config, arm, seed))
-  with build_rewards.workers(run.config, run.rewards) as workers:
+  with build_rewards.workers(run.limits, run.rewards) as workers:
     return _trained(run._replace(workers=workers), arm, seed, params)
 
 
 def _trained(run: build.Run, arm: Arm, seed: int, params: Any) -> Outcome:
   """The outcome of a run that is built."""
-  config, updater, records = run.config, build_updater.updater(run), []
+  updater, records = build.updater(run), []
   # `init` donates its argument, and the next arm needs the parameters again.
   state = updater.compiled.init(jax.tree.map(jnp.copy, params))
   done = bare.trained(run, updater, state)
@@ -143,7 +142,7 @@ def _trained(run: build.Run, arm: Arm, seed: int, params: Any) -> Outcome:
     # kept apart.
     kind = 'secs_watched' if updater.spec.watches(step) else 'secs_per_update'
     records.append({**scalars, kind: secs / arm.updates})
-  accuracy = sampling.evaluated(run, config.steps)['heldout_accuracy']
+  accuracy = sampling.evaluated(run, run.steps)['heldout_accuracy']
   return _outcome(arm, seed, records, accuracy)
 
 

@@ -29,8 +29,7 @@ from grpo_jax.lab.studies.normalization.arms import Plan
 from grpo_jax.lab.studies.normalization.arms import config_of
 from grpo_jax.run import bare
 from grpo_jax.run.build import build
-from grpo_jax.run.build import build_rewards
-from grpo_jax.run.build import build_updater
+from grpo_jax.run.build import rewards as build_rewards
 
 _RISE = 3  # updates over which the learning rate rises linearly
 
@@ -119,12 +118,12 @@ class _Trainer:
     self, config: Config, arm: Arm, seed: int, params: Any
   ) -> Outcome:
     """Trains one arm from given parameters; see `sweeps.Sweep.train`."""
-    if self._run is None or self._run.config.seed != seed:
+    if self._run is None or self._run.draw.seed != seed:
       self._run = build.run(config_of(config, arm, seed))
     of_kind = self._plan.optimizers[arm.optimizer]
     key = of_kind.adaptive, arm.method
     if key not in self._updaters:
-      self._updaters[key] = build_updater.updater(
+      self._updaters[key] = build.updater(
         build.run(config_of(config, arm, seed)),
         lambda decays: adjustable(of_kind.adaptive, decays),
       )
@@ -137,7 +136,7 @@ class _Trainer:
     settings = jax.tree.map(jnp.add, settings, given)
     state = state._replace(opt_state=(settings, *rest))
     run = self._run
-    with build_rewards.workers(run.config, run.rewards) as workers:
+    with build_rewards.workers(run.limits, run.rewards) as workers:
       run = run._replace(workers=workers)
       done = list(bare.trained(run, updater, state))
     # What the first of all rollouts has decided serves the other arms too.

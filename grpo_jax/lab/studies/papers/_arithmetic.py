@@ -92,10 +92,11 @@ def rollouts(
     warm: Whether the policy is warmed up (half a minute) and judged, instead of
       random with random rewards.
   """
-  run = build.run(config(temperature, warm))
+  resolved = config(temperature, warm)
+  run = build.run(resolved)
   if warm:
     with tempfile.TemporaryDirectory() as folder:
-      params = bare.warmed_up(run.config, pathlib.Path(folder))
+      params = bare.warmed_up(resolved, pathlib.Path(folder))
   else:
     params = build.initial_params(run)
   run.engine.load(params, version=0)
@@ -117,9 +118,7 @@ def rollouts(
   vector, unflatten = jax.flatten_util.ravel_pytree(params)
 
   def score(vector, layout):
-    found = run.model.score(
-      unflatten(vector), layout, run.config.sampler.temperature
-    )
+    found = run.model.score(unflatten(vector), layout, temperature)
     return found.logp.reshape(PROMPTS, GROUP, -1)
 
   stacked = jax.tree.map(lambda *x: np.stack(x), *layouts)

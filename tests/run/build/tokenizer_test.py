@@ -13,11 +13,12 @@ from grpo_jax import data
 from grpo_jax import engines
 from grpo_jax import models
 from grpo_jax.engines.local import arrays
+from grpo_jax.hosts import processes
 from grpo_jax.models import weights
 from grpo_jax.run import session
 from grpo_jax.run.build import build
-from grpo_jax.run.build import build_tokenizer
-from grpo_jax.run.build import given as given_lib
+from grpo_jax.run.build import data as build_data
+from grpo_jax.run.build import placing
 from tests import hf_folder
 from tests import runs
 from tests import tiny
@@ -34,7 +35,7 @@ def folder(tmp_path_factory):
 
 def test_a_folder_with_chats(folder):
   config = runs.small(**{**CHAT, 'data.tokenizer': str(folder)})
-  parts = build.sampler(config, build.marks.NOTHING)
+  parts = build.sampler(config)
   own = data.Tokenizer.from_folder(folder)
   assert parts.tokenizer.vocab_size == own.vocab_size
   assert parts.model.config.vocab_size == own.vocab_size
@@ -48,11 +49,11 @@ def test_the_tokenizer_of_the_model(folder):
   changes = {'data.tokenizer': '', 'model.path': str(folder)}
   changes['data.completion_prefix'] = ':'
   config = runs.small(**changes)
-  tokenizer = build.tokenizer_of(config, build.marks.NOTHING)
+  tokenizer = build_data.tokenizer_of(config)
   assert tokenizer.encode_prompt('1') == tokenizer.encode('1:')
   named = {'data.eos_tokens': ('</s>',), 'data.pad_token': '<s>'}
   config = runs.small(**changes, **named)
-  tokenizer = build.tokenizer_of(config, build.marks.NOTHING)
+  tokenizer = build_data.tokenizer_of(config)
   ids = (*tokenizer.eos_ids, tokenizer.pad_id)
   assert ids == tuple(tokenizer.encode('</s><s>'))
 
@@ -65,17 +66,17 @@ def test_a_tokenizer_larger_than_the_embedding_is_refused(folder, tmp_path):
   )  # its shape of a model is no shape that was given
   values.data.tokenizer, values.model.path = str(folder), str(tmp_path)
   with pytest.raises(ValueError, match='embedding of the model has 100 rows'):
-    build.sampler(config_lib.resolve(values), build.marks.NOTHING)
+    build.sampler(config_lib.resolve(values))
 
 
 def test_a_tokenizer_from_python_keeps_its_format_unless_told_otherwise(folder):
   form = data.PromptFormat(chat=True)
   own = data.Tokenizer.from_folder(folder, prompt_format=form)
-  config, given = given_lib.put(runs.small(), tokenizer=own)
-  assert build.tokenizer_of(config, given) is own
+  config, given = placing.place(runs.small(), tokenizer=own)
+  assert build_data.tokenizer_of(config, given) is own
   fields = dataclasses.replace(config.data, completion_prefix='A')
   config = dataclasses.replace(config, data=fields)
-  changed = build.tokenizer_of(config, given)
+  changed = build_data.tokenizer_of(config, given)
   assert changed.prompt_format == data.PromptFormat(completion_prefix='A')
 
 
@@ -89,19 +90,19 @@ def base(tmp_path_factory):
 
 def test_the_end_of_a_turn_becomes_an_end_token_and_is_said(base):
   config = runs.small(**{**CHAT, 'data.tokenizer': str(base)})
-  parts = build.sampler(config, build.marks.NOTHING)
+  parts = build.sampler(config)
   own = data.Tokenizer.from_folder(base)
   (document,), (turn,) = own.encode('<|endoftext|>'), own.encode('<|im_end|>')
   assert own.eos_ids == (document,)
   assert parts.sampling.eos_ids == (document, turn)
   assert parts.tokenizer.answer_end_id() == turn
   said = '<|im_end|> ends a turn, so it is an end token beside <|endoftext|>'
-  assert build_tokenizer.turn_end_note(config, parts.tokenizer) == said
+  assert build_data.turn_end_note(config, parts.tokenizer) == said
   # Without chats nothing has turns, and nothing is said.
   config = runs.small(**{'data.tokenizer': str(base)})
-  plain = build.tokenizer_of(config)
+  plain = build_data.tokenizer_of(config)
   assert plain.eos_ids == (document,) and plain.answer_end_id() == document
-  assert build_tokenizer.turn_end_note(config, plain) == ''
+  assert build_data.turn_end_note(config, plain) == ''
 
 
 def test_the_start_says_which_end_token_it_has_added(base, folder):
@@ -114,8 +115,8 @@ def test_the_start_says_which_end_token_it_has_added(base, folder):
     changes = {'data.tokenizer': str(tokenizer), 'data.prompt_buckets': (40,)}
     config = runs.small(**CHAT, **changes)
     rows = [{'prompt': '1', 'answer': '1'}]
-    config, given = given_lib.put(config, prompts=rows)
-    session._built(config, given, screen)
+    config, given = placing.place(config, prompts=rows)
+    session._built(config, given, screen, processes.ALONE)
     assert ('ends' in facts) == said
   assert facts['ends'].startswith('<|im_end|> ends a turn, so it is an end')
 
@@ -123,20 +124,20 @@ def test_the_start_says_which_end_token_it_has_added(base, folder):
 def test_end_tokens_that_are_named_are_all_there_are(base, folder):
   named = {'data.eos_tokens': ('<|endoftext|>',)}
   config = runs.small(**CHAT, **named, **{'data.tokenizer': str(base)})
-  tokenizer = build.tokenizer_of(config)
+  tokenizer = build_data.tokenizer_of(config)
   assert tokenizer.eos_ids == tuple(tokenizer.encode('<|endoftext|>'))
   said = "<|im_end|> ends a turn, but is no end token: data.eos_tokens names ('"
-  assert build_tokenizer.turn_end_note(config, tokenizer).startswith(said)
+  assert build_data.turn_end_note(config, tokenizer).startswith(said)
   # A folder that names it needs no word.
   config = runs.small(**CHAT, **{'data.tokenizer': str(folder)})
-  assert build_tokenizer.turn_end_note(config, build.tokenizer_of(config)) == ''
+  assert build_data.turn_end_note(config, build_data.tokenizer_of(config)) == ''
 
 
 def test_a_tokenizer_from_python_ends_turns_too(base):
   form = data.PromptFormat(chat=True)
   own = data.Tokenizer.from_folder(base, prompt_format=form)
-  config, given = given_lib.put(runs.small(), tokenizer=own)
-  found = build.tokenizer_of(config, given)
+  config, given = placing.place(runs.small(), tokenizer=own)
+  found = build_data.tokenizer_of(config, given)
   assert found.eos_ids == (*own.eos_ids, *own.encode('<|im_end|>'))
 
 
@@ -148,12 +149,12 @@ def test_turns_that_end_by_a_text_are_said(end, said, tmp_path):
   hf_folder.write_tokenizer(tmp_path, template, eos=('</s>',))
   changes = {'data.tokenizer': str(tmp_path), 'data.chat': True}
   config = runs.small(**changes)
-  note = build_tokenizer.turn_end_note(config, build.tokenizer_of(config))
+  note = build_data.turn_end_note(config, build_data.tokenizer_of(config))
   assert (
     note == f'turns end by the text {said!r}, which is no token and no stop'
   )
   config = runs.small(**changes, **{'sampler.stop_strings': (said[:3],)})
-  assert build_tokenizer.turn_end_note(config, build.tokenizer_of(config)) == ''
+  assert build_data.turn_end_note(config, build_data.tokenizer_of(config)) == ''
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,7 @@ def test_turns_that_end_by_a_text_are_said(end, said, tmp_path):
 )
 def test_stop_strings_that_are_special_tokens_stop(stops, text, kept, folder):
   changes = {'data.tokenizer': str(folder), 'sampler.stop_strings': stops}
-  parts = build.sampler(runs.small(**changes), build.marks.NOTHING)
+  parts = build.sampler(runs.small(**changes))
   ids = parts.tokenizer.encode(text)
   count, finish = arrays.end_of(
     np.array(ids), parts.sampling, parts.engine.decode

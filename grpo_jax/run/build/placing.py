@@ -1,6 +1,7 @@
-"""Checks the objects that a user gives, and puts marks into the config.
+"""Checks what a user gives in Python, and says in the config what stood where.
 
-See `marks.py` for what a mark is.
+A name goes into the config as it is, and so does the name of a function of this
+package: such a run needs no object to go on. See `objects.py` for the rest.
 """
 
 from collections.abc import Callable
@@ -24,9 +25,10 @@ from grpo_jax.config import Config
 from grpo_jax.config import plain_text
 from grpo_jax.models import foreign
 from grpo_jax.rewards import WeightedReward
-from grpo_jax.run.build import marks
 from grpo_jax.run.build import provenance
-from grpo_jax.run.build.marks import Given
+from grpo_jax.run.build.objects import FIELDS
+from grpo_jax.run.build.objects import Objects
+from grpo_jax.run.build.objects import words
 
 _ITEMS = {
   'prompts': 'prompts',
@@ -35,74 +37,58 @@ _ITEMS = {
 }
 
 
-class _Entry(NamedTuple):
-  """What stands in the config for one thing that is given."""
+class _Placed(NamedTuple):
+  """What stands in the config for an argument."""
 
-  name: str  # a mark for an object, or the name that was given
+  name: str  # the name that was given, or words for the object
   value: Any = None  # the object
-  record: provenance.Record | None = None  # of the object; None for a name
+  record: provenance.Record | None = None  # of the object
 
 
-def put(
-  config: Config,
-  *,
-  rewards: Any = None,
-  prompts: Any = None,
-  heldout: Any = None,
-  demonstrations: Any = None,
-  method: Any = None,
-  tokenizer: Any = None,
-  model: Any = None,
-) -> tuple[Config, Given]:
-  """The config with marks for the objects that are given, and the objects.
+def place(
+  config: Config, rewards: Any = None, **arguments: Any
+) -> tuple[Config, Objects]:
+  """The config with names, or words, for what a user gives; and the objects.
 
-  A name goes into the config as it is, and so does the name of a function of
-  this package. See `grpo_jax.train` for the arguments; None leaves the config
-  as it is.
+  Args:
+    config: Of the run.
+    rewards: See `grpo_jax.train`; None leaves the config as it is.
+    **arguments: The same for `prompts`, `heldout`, `demonstrations`, `method`,
+      `tokenizer` and `model`.
 
   Raises:
     ValueError: An argument is of the wrong kind.
   """
+  arguments = {k: v for k, v in arguments.items() if v is not None}
   builtin = config.data.train == config.data.heldout == 'arithmetic'
-  if prompts is not None and heldout is None and builtin:
-    heldout = ''  # built-in sums would say nothing about the user's prompts
-  entries = {}
-  for argument, value in (
-    ('prompts', prompts),
-    ('heldout', heldout),
-    ('demonstrations', demonstrations),
-  ):
-    if value is not None:
-      entries[argument] = _data(argument, value, config.data.last_turn)
-  if method is not None:
-    entries['method'] = _method(method)
-  if tokenizer is not None:
-    entries['tokenizer'] = _tokenizer(tokenizer)
-  if model is not None:
-    entries['model'] = _model(model)
+  if 'prompts' in arguments and builtin:
+    # Built-in sums would say nothing about the user's prompts.
+    arguments.setdefault('heldout', '')
+  found = {
+    argument: _placed(argument, value, config.data.last_turn)
+    for argument, value in arguments.items()
+  }
+  if 'model' in found:
     # The shape in the config belongs to the model that is replaced.
     config = dataclasses.replace(config, model=config_lib.Model())
   fields: dict[str, Any] = {
-    marks.FIELDS[argument]: entry.name for argument, entry in entries.items()
+    FIELDS[argument]: one.name for argument, one in found.items()
   }
+  if 'method' in found:  # and so do the arguments of the method
+    fields['learner.method_kwargs'] = {}
   judges = list(_rewards(rewards)) if rewards is not None else []
   if judges:
     fields['rewards'] = tuple(
-      config_lib.Reward(entry.name, weight, **more)
-      for entry, weight, more in judges
+      config_lib.Reward(one.name, weight, **more)
+      for one, weight, more in judges
     )
-  if method is not None:
-    # The config's arguments belong to the method that is replaced.
-    fields['learner.method_kwargs'] = {}
-  marked = [
-    entry
-    for entry in (*entries.values(), *(entry for entry, *_ in judges))
-    if entry.record is not None
-  ]
-  return _with_fields(config, fields), Given(
-    {entry.name: entry.value for entry in marked},
-    {entry.name: entry.record for entry in marked if entry.record},
+  every = *found.values(), *(one for one, *_ in judges)
+  objects = Objects(
+    tuple(one.value for one, *_ in judges),
+    **{argument: one.value for argument, one in found.items()},
+    records={one.name: one.record for one in every if one.record is not None},
   )
+  return _with_fields(config, fields), objects
 
 
 def _with_fields(config: Config, fields: Mapping[str, Any]) -> Config:
@@ -110,42 +96,74 @@ def _with_fields(config: Config, fields: Mapping[str, Any]) -> Config:
   for name, value in fields.items():
     group, _, field = name.rpartition('.')
     if group:
-      inner = dataclasses.replace(getattr(config, group), **{field: value})
-      config = dataclasses.replace(config, **{group: inner})
-    else:
-      config = dataclasses.replace(config, **{field: value})
+      value = dataclasses.replace(getattr(config, group), **{field: value})
+    config = dataclasses.replace(config, **{group or field: value})
   return config
 
 
-def _data(argument: str, given: Any, last_turn: str) -> _Entry:
-  """Prompts, held-out prompts or demonstrations."""
-  if isinstance(given, str):
-    return _Entry(given)
-  sized = hasattr(given, '__len__') and hasattr(given, '__getitem__')
-  # A dict has both too, but its keys are no positions.
-  if not sized or isinstance(given, Mapping):
-    raise ValueError(
-      f'{argument}={given!r:.60} is of type {type(given).__name__}; give a '
-      'list of dicts, or any object with __len__ and __getitem__ that returns '
-      "dicts, or a name as in a config: 'arithmetic' or the path of a JSONL "
-      'file.'
+def _placed(argument: str, value: Any, last_turn: str) -> _Placed:
+  """What stands in the config for one argument but the rewards."""
+  if isinstance(value, str):
+    return _Placed(value)
+  if argument in _ITEMS:
+    return _data(argument, value, last_turn)
+  if argument == 'method':
+    return _method(value)
+  if argument == 'tokenizer':
+    if not isinstance(value, data.Tokenizer):
+      raise _of_wrong_kind(
+        argument,
+        value,
+        'a grpo_jax.data.Tokenizer, which character_tokenizer and '
+        'Tokenizer.from_folder return, or a name as in config.data.tokenizer',
+      )
+    what = f'tokenizer of {value.vocab_size} tokens'
+    return _Placed(words(what), value, provenance.tokenizer_record(value))
+  if not isinstance(value, foreign.Pretrained):
+    raise _of_wrong_kind(
+      argument,
+      value,
+      'what grpo_jax.models.foreign.from_nnx(module) returns, or a name as in '
+      'config.model.path',
     )
-  if not len(given) and argument == 'heldout':
-    return _Entry('')
-  if not len(given):
+  what = f'model {value.model.name}'
+  return _Placed(words(what), value, provenance.model_record(value.model))
+
+
+def _of_wrong_kind(argument: str, value: Any, advice: str) -> ValueError:
+  kind = type(value).__name__
+  return ValueError(
+    f'{argument}={value!r:.60} is of type {kind}; give {advice}.'
+  )
+
+
+def _data(argument: str, records: Any, last_turn: str) -> _Placed:
+  """Prompts, held-out prompts or demonstrations."""
+  sized = hasattr(records, '__len__') and hasattr(records, '__getitem__')
+  # A dict has both too, but its keys are no positions.
+  if not sized or isinstance(records, Mapping):
+    raise _of_wrong_kind(
+      argument,
+      records,
+      'a list of dicts, or any object with __len__ and __getitem__ that '
+      "returns dicts, or a name as in a config: 'arithmetic' or the path of a "
+      'JSONL file',
+    )
+  if not len(records) and argument == 'heldout':
+    return _Placed('')
+  if not len(records):
     raise ValueError(f'{argument} is empty; give at least one record.')
-  if len(given) >= sys.maxsize:  # what grain says of a repeated dataset
+  if len(records) >= sys.maxsize:  # what grain says of a repeated dataset
     raise ValueError(
       f'{argument} has no end; give finite data, which the run shuffles and '
       'repeats itself.'
     )
   needed = ['prompt', *(['answer'] if argument == 'demonstrations' else [])]
   # Not all records of a large data set, because reading one may take a while.
-  for index in provenance.ends(len(given)):
-    _check_record(f'{argument}[{index}]', given[index], needed, last_turn)
-  kind = type(given).__name__
-  mark = marks.mark(f'{kind} of {len(given)} {_ITEMS[argument]}')
-  return _Entry(mark, given, provenance.of_records(given))
+  for index in provenance.ends(len(records)):
+    _check_record(f'{argument}[{index}]', records[index], needed, last_turn)
+  what = f'{type(records).__name__} of {len(records)} {_ITEMS[argument]}'
+  return _Placed(words(what), records, provenance.data_record(records))
 
 
 def _check_record(
@@ -182,68 +200,40 @@ def _check_record(
     )
 
 
-def _method(given: Any) -> _Entry:
-  """A method by name, a `LossTransform`, or a function that makes one."""
-  if isinstance(given, str):
-    return _Entry(given)
-  if isinstance(given, losses.LossTransform):
-    make = lambda: given
-    return _Entry(
-      marks.mark('method LossTransform'), make, provenance.of_method(given)
-    )
-  if not callable(given):
-    raise ValueError(
-      f'method={given!r:.60} is of type {type(given).__name__}; give a '
-      'LossTransform such as losses.methods.grpo(high=0.3), a function without '
-      "arguments that returns one, or a name such as 'dapo'."
+def _method(method: Any) -> _Placed:
+  """A `LossTransform`, or a function that makes one."""
+  if isinstance(method, losses.LossTransform):
+    record = provenance.method_record(method)
+    return _Placed(words('method LossTransform'), lambda: method, record)
+  if not callable(method):
+    raise _of_wrong_kind(
+      'method',
+      method,
+      'a LossTransform such as losses.methods.grpo(high=0.3), a function '
+      "without arguments that returns one, or a name such as 'dapo'",
     )
   # By name where there is one: such a run needs no object to go on.
-  name = _short_name(given)
-  if getattr(losses.methods, name, None) is given:
-    return _Entry(name)
-  return _Entry(
-    marks.mark(f'method {name}'), given, provenance.of_function(given)
-  )
+  name = _short_name(method)
+  if getattr(losses.methods, name, None) is method:
+    return _Placed(name)
+  record = provenance.function_record(method)
+  return _Placed(words(f'method {name}'), method, record)
 
 
-def _tokenizer(given: Any) -> _Entry:
-  if isinstance(given, str):
-    return _Entry(given)
-  if not isinstance(given, data.Tokenizer):
-    raise ValueError(
-      f'tokenizer={given!r:.60} is of type {type(given).__name__}; give a '
-      'grpo_jax.data.Tokenizer, which character_tokenizer and '
-      'Tokenizer.from_folder return, or a name as in config.data.tokenizer.'
-    )
-  mark = marks.mark(f'tokenizer of {given.vocab_size} tokens')
-  return _Entry(mark, given, provenance.of_tokenizer(given))
-
-
-def _model(given: Any) -> _Entry:
-  if isinstance(given, str):
-    return _Entry(given)
-  if not isinstance(given, foreign.Pretrained):
-    raise ValueError(
-      f'model={given!r:.60} is of type {type(given).__name__}; give what '
-      'grpo_jax.models.foreign.from_nnx(module) returns, or a name as in '
-      'config.model.path.'
-    )
-  mark = marks.mark(f'model {given.model.name}')
-  return _Entry(mark, given, provenance.of_model(given.model))
-
-
-def _rewards(given: Any) -> Iterator[tuple[_Entry, float, dict[str, Any]]]:
+def _rewards(
+  items: Any,
+) -> Iterator[tuple[_Placed, float, dict[str, Any]]]:
   """Each reward, a `WeightedReward` if it is an object, its weight, and more.
 
   The last are fields of `config.Reward`, where they differ from the defaults.
   """
-  if not isinstance(given, list | tuple) or not given:
+  if not isinstance(items, list | tuple) or not items:
     raise ValueError(
-      f'rewards={given!r:.60} is no list of rewards; give one or more in a '
+      f'rewards={items!r:.60} is no list of rewards; give one or more in a '
       'list, as in rewards=[my_reward].'
     )
   names = set()
-  for index, item in enumerate(given):
+  for index, item in enumerate(items):
     function, weight, name, kwargs = item, 1.0, '', {}
     if isinstance(item, WeightedReward):
       function, weight, name = item.function, item.weight, item.name
@@ -266,15 +256,13 @@ def _rewards(given: Any) -> Iterator[tuple[_Entry, float, dict[str, Any]]]:
     if callable(function) and not name and _is_builtin(function):
       function = function.__name__
     if isinstance(function, str):
-      entry = _Entry(function)
+      one = _Placed(function)
     else:
       name = name or _unused(_short_name(function), names)
-      entry = _Entry(
-        marks.mark(f'reward {name}'),
-        dataclasses.replace(item, weight=1.0)
-        if isinstance(item, WeightedReward)
-        else WeightedReward(name, function),
-        provenance.of_function(function),
+      one = _Placed(
+        words(f'reward {name}'),
+        WeightedReward(name, function),
+        provenance.function_record(function),
       )
     if (name or function) in names:
       raise ValueError(
@@ -282,7 +270,7 @@ def _rewards(given: Any) -> Iterator[tuple[_Entry, float, dict[str, Any]]]:
         'it another, as in WeightedReward(name, function, weight).'
       )
     names.add(name or function)
-    yield entry, float(weight), _more(where, item)
+    yield one, float(weight), _more(where, item)
 
 
 def _finite(weight: Any) -> bool:
@@ -300,30 +288,30 @@ def _is_builtin(function: Callable[..., Any]) -> bool:
     return False
 
 
-def _more(where: str, given: Any) -> dict[str, Any]:
+def _more(where: str, item: Any) -> dict[str, Any]:
   """What a `WeightedReward` says beside its function and its weight.
 
   Args:
     where: How messages name it.
-    given: Any reward.
+    item: Any reward.
   """
-  if not isinstance(given, WeightedReward):
+  if not isinstance(item, WeightedReward):
     return {}
   more: dict[str, Any] = {}
-  if given.kwargs:
+  if item.kwargs:
     try:
-      more['kwargs'] = json.loads(json.dumps(dict(given.kwargs)))
+      more['kwargs'] = json.loads(json.dumps(dict(item.kwargs)))
     except (TypeError, ValueError) as error:
       raise ValueError(
-        f'{where} has kwargs={dict(given.kwargs)!r:.80}, which the config of a '
+        f'{where} has kwargs={dict(item.kwargs)!r:.80}, which the config of a '
         f'run cannot hold ({plain_text.said(error)}); give numbers, texts, '
         'lists and dicts, or functools.partial(function, ...).'
       ) from error
-  if given.where == 'workers':
+  if item.where == 'workers':
     more['where'] = 'workers'
-  if given.failed is not None:
-    more |= {'on_failure': 'reward', 'failed_reward': float(given.failed)}
-  if given.required:
+  if item.failed is not None:
+    more |= {'on_failure': 'reward', 'failed_reward': float(item.failed)}
+  if item.required:
     more['required'] = True
   return more
 

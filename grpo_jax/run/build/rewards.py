@@ -13,20 +13,24 @@ from grpo_jax.config import Config
 from grpo_jax.config import Reward
 from grpo_jax.episodes import reward_model
 from grpo_jax.hosts import joining
-from grpo_jax.run.build.marks import Given
+from grpo_jax.run.build.objects import NOTHING
+from grpo_jax.run.build.objects import Objects
+from grpo_jax.run.build.specs import WorkersSpec
 
 _MOST_WORKERS = 16  # by default, however many cores there are
 _GIB = 2**30
 
 
 def functions(
-  config: Config, given: Given, mesh: jax.sharding.Mesh | None = None
+  config: Config,
+  objects: Objects = NOTHING,
+  mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[rewards.WeightedReward, ...]:
   """The reward functions of a config, as `rewards.score` takes them.
 
   Args:
     config: See `grpo_jax.config.Reward`.
-    given: The `WeightedReward` of each mark in the config.
+    objects: May have others in their places.
     mesh: Of the run, for a reward model; None: one device.
 
   Returns:
@@ -35,22 +39,24 @@ def functions(
   Raises:
     ValueError: There is no such function, or it does not take its arguments.
   """
-  found = []
-  for place, reward in enumerate(config.rewards):
+  found, owns = [], objects.rewards or (None,) * len(config.rewards)
+  for place, (reward, own) in enumerate(zip(config.rewards, owns, strict=True)):
     where = f'config.rewards[{place}].kwargs'
-    found.append(_function(reward, where, given, mesh))
+    found.append(_function(reward, own, where, mesh))
     _check_total_secs(found[-1], where, config.workers.time_limit_secs)
   return tuple(found)
 
 
 def _function(
-  reward: Reward, where: str, given: Given, mesh: jax.sharding.Mesh | None
+  reward: Reward,
+  own: rewards.WeightedReward | None,
+  where: str,
+  mesh: jax.sharding.Mesh | None,
 ) -> rewards.WeightedReward:
   failed = reward.failed_reward if reward.on_failure == 'reward' else None
-  if reward.name in given.objects:
-    # `given.put` writes the fields into the config, which is saved and
-    # compared; the object itself has the default weight.
-    found = given.objects[reward.name]
+  if own is not None:
+    # Its weight and the rest are in the config, which is saved and compared.
+    found = own
     auto, name, kwargs = 'here', '', reward.kwargs
   elif reward.name == reward_model.NAME:
     judge = reward_model.of_config(reward.kwargs, mesh)
@@ -103,16 +109,28 @@ def warnings(functions: Sequence[rewards.WeightedReward]) -> list[str]:
   return [text for text in found if text]
 
 
+def workers_spec(config: Config) -> WorkersSpec:
+  """The limits of the processes that call rewards."""
+  limits = config.workers
+  return WorkersSpec(
+    limits.number or min(joining.own_cores(), _MOST_WORKERS),
+    limits.time_limit_secs,
+    int(limits.memory_limit_gib * _GIB),
+    limits.start_limit_secs,
+    limits.wall_limit_secs or None,
+  )
+
+
 @contextlib.contextmanager
 def workers(
-  config: Config, functions: Sequence[rewards.WeightedReward]
+  spec: WorkersSpec, functions: Sequence[rewards.WeightedReward]
 ) -> Iterator[rewards.Workers | None]:
   """The processes that call reward functions; they end with the context.
 
   They start at once, and import what they call while this process goes on.
 
   Args:
-    config: See `grpo_jax.config.Workers`.
+    spec: Their limits.
     functions: Of the run.
 
   Yields:
@@ -122,13 +140,6 @@ def workers(
   if not remote:
     yield None
     return
-  limits = config.workers
-  with rewards.Workers(
-    limits.number or min(joining.own_cores(), _MOST_WORKERS),
-    limits.time_limit_secs,
-    int(limits.memory_limit_gib * _GIB),
-    limits.start_limit_secs,
-    wall_limit_secs=limits.wall_limit_secs or None,
-  ) as pool:
+  with rewards.Workers(**dataclasses.asdict(spec)) as pool:
     pool.start([reward.imported_as or reward.function for reward in remote])
     yield pool

@@ -1,7 +1,6 @@
 """What a run tells its method, and what `build` refuses of a config."""
 
 from contextlib import nullcontext
-import types
 
 import jax.numpy as jnp
 import pytest
@@ -11,9 +10,9 @@ from grpo_jax import losses
 from grpo_jax.mesh import chips
 from grpo_jax.mesh import sharding
 from grpo_jax.run.build import build
-from grpo_jax.run.build import build_updater
-from grpo_jax.run.build import given
-from grpo_jax.run.build import marks
+from grpo_jax.run.build import learner as build_learner
+from grpo_jax.run.build import method as build_method
+from grpo_jax.run.build import placing
 from tests import runs
 from tests import tiny
 
@@ -48,7 +47,7 @@ def test_a_users_method_is_told_of_the_run(given):
   CALLS.clear()
   config = runs.arithmetic(
     **{
-      'learner.method': 'tests.run.build.build_method_test:own',
+      'learner.method': 'tests.run.build.method_test:own',
       'learner.method_kwargs': given,
       'learner.batches': 2,
       'learner.epochs': 3,
@@ -101,15 +100,15 @@ def test_a_penalty_for_length_that_nothing_gets_is_refused():
   def made(soft):
     config = {'learner.method': f'{__name__}:shaped'}
     kwargs = {'learner.method_kwargs': {'soft': soft}}
-    return build.method_of(runs.arithmetic(**config, **kwargs), marks.NOTHING)
+    return build_method.method_of(runs.arithmetic(**config, **kwargs))
 
   assert made(2).acts_after_tokens == 4
   with pytest.raises(ValueError, match='after 5 tokens, .* at most 5 .*dapo'):
     made(1)
   for method in (losses.methods.dapo(), lambda: losses.methods.dapo()):
-    own = given.put(runs.arithmetic(), method=method)
+    own = placing.place(runs.arithmetic(), method=method)
     with pytest.raises(ValueError, match='after 16384 tokens, .* at most 5'):
-      build.method_of(*own)
+      build_method.method_of(*own)
 
 
 def compares():
@@ -213,9 +212,11 @@ def test_prompts_are_shared_where_the_attention_of_the_platform_can(
   platform, attention, shared, monkeypatch
 ):
   monkeypatch.setattr(sharding, 'platform', lambda mesh: platform)
-  run = types.SimpleNamespace(
-    config=config_lib.Config(),
-    mesh=sharding.make_mesh(),
-    model=tiny.model(attention=attention),
+  spec = build_learner._layout(
+    config_lib.Config(),
+    tiny.model(attention=attention),
+    sharding.make_mesh(),
+    'packed',
+    0,
   )
-  assert build_updater._layout(run, 'packed', 0).share == shared
+  assert spec.share == shared

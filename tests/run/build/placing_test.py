@@ -19,8 +19,10 @@ from grpo_jax import losses
 from grpo_jax import rewards
 from grpo_jax.run import workdir
 from grpo_jax.run.build import build
-from grpo_jax.run.build import given
+from grpo_jax.run.build import placing
 from grpo_jax.run.build import provenance
+from grpo_jax.run.build.objects import NOTHING
+from grpo_jax.run.build.objects import Objects
 from tests import cli
 
 CONFIG = config_lib.Config()
@@ -48,11 +50,11 @@ class Judge:
 
 
 def test_nothing_given_changes_nothing():
-  assert given.put(CONFIG) == (CONFIG, given.Given())
+  assert placing.place(CONFIG) == (CONFIG, NOTHING)
 
 
 def test_names_go_into_the_config_as_they_are():
-  config, objects = given.put(
+  config, objects = placing.place(
     CONFIG,
     rewards=['exact_match', ('tests.judges:even', 2)],
     prompts='train.jsonl',
@@ -70,26 +72,26 @@ def test_names_go_into_the_config_as_they_are():
   assert config.data.tokenizer == 'tokenizer.json'
   assert config.warm_up.demonstrations == 'shown.jsonl'
   assert config.learner.method == 'dapo'
-  assert not objects.objects and not objects.records
+  assert objects == Objects((None, None))
 
 
 def test_functions_of_this_package_go_by_their_names():
   """And another method does not get the arguments of the config's."""
   learner = config_lib.Learner('grpo', {'kl_coefficient': 0.1})
-  config, objects = given.put(
+  config, objects = placing.place(
     dataclasses.replace(CONFIG, learner=learner),
     rewards=[rewards.exact_match],
     method=losses.methods.gspo,
   )
   assert config.rewards[0].name == 'exact_match'
-  assert config.learner.method == 'gspo' and not objects.objects
+  assert config.learner.method == 'gspo' and objects == Objects((None,))
   assert config.learner.method_kwargs == {}
 
 
 def test_objects_and_names_mix_and_every_mark_has_its_object():
   named = rewards.WeightedReward('named', brevity, 0.5)
   lambdas = [lambda p, c, e: 1.0, (lambda p, c, e: 2.0, 3)]
-  config, objects = given.put(
+  config, objects = placing.place(
     CONFIG,
     rewards=['exact_match', brevity, named, *lambdas, Judge()],
     prompts=SUMS,
@@ -119,17 +121,17 @@ def test_objects_and_names_mix_and_every_mark_has_its_object():
 
 
 def test_own_prompts_without_held_out_ones_leave_the_built_in_sums_out():
-  config, _ = given.put(CONFIG, prompts=SUMS)
+  config, _ = placing.place(CONFIG, prompts=SUMS)
   assert config.data.heldout == ''
-  config, _ = given.put(CONFIG, prompts=SUMS, heldout='arithmetic')
+  config, _ = placing.place(CONFIG, prompts=SUMS, heldout='arithmetic')
   assert config.data.heldout == 'arithmetic'
-  config, _ = given.put(CONFIG, heldout=[])
+  config, _ = placing.place(CONFIG, heldout=[])
   assert config.data.heldout == '' and config.data.train == 'arithmetic'
 
 
 def test_a_method_in_the_wrong_order_is_refused_like_a_named_one():
   method = losses.chain(losses.methods.dr_grpo(), losses.pool_log_ratio())
-  config, objects = given.put(CONFIG, method=method)
+  config, objects = placing.place(CONFIG, method=method)
   with pytest.raises(ValueError, match='place pool_log_ratio before it'):
     build.run(config, objects)
 
@@ -179,12 +181,12 @@ def test_a_method_in_the_wrong_order_is_refused_like_a_named_one():
 )
 def test_wrong_kinds_are_refused_in_a_sentence(arguments, words):
   with pytest.raises(ValueError, match=words):
-    given.put(CONFIG, **arguments)
+    placing.place(CONFIG, **arguments)
 
 
 @pytest.mark.parametrize('made', [lambda: 3, lambda high: None])
 def test_a_function_that_makes_no_method_is_refused(made):
-  config, objects = given.put(CONFIG, method=made)
+  config, objects = placing.place(CONFIG, method=made)
   with pytest.raises(ValueError, match='is no LossTransform|do not fit'):
     build.run(config, objects)
 
@@ -192,20 +194,20 @@ def test_a_function_that_makes_no_method_is_refused(made):
 @pytest.mark.parametrize('callback', [3, lambda step: None])
 def test_a_callback_that_cannot_be_called_is_refused(callback):
   with pytest.raises(ValueError, match='on_rollout.*step, metrics, rollout'):
-    given.check_callback(callback)
+    placing.check_callback(callback)
 
 
 def digest(function):
-  return provenance.of_function(function)['sha256']
+  return provenance.function_record(function)['sha256']
 
 
 def test_a_function_is_recorded_with_its_name_and_source():
-  record = provenance.of_function(brevity)
+  record = provenance.function_record(brevity)
   assert record['name'] == f'{__name__}.brevity'
   assert record['source'].startswith('def brevity(prompt, completion, example)')
   partial = functools.partial(brevity, example={})
-  assert provenance.of_function(partial)['name'] == record['name']
-  assert 'class Judge' in provenance.of_function(Judge())['source']
+  assert provenance.function_record(partial)['name'] == record['name']
+  assert 'class Judge' in provenance.function_record(Judge())['source']
 
 
 def test_of_a_lambda_only_its_own_text_is_recorded():
@@ -265,7 +267,7 @@ def test_a_hash_does_not_change_by_calling_the_function():
 
 def test_without_source_the_bytecode_is_hashed():
   text = 'def reward(p, c, e):\n  return float(c in {"a", "b", "c"})\n'
-  record = provenance.of_function(typed(text))
+  record = provenance.function_record(typed(text))
   assert record['source'] is None
   assert record['sha256'] == digest(typed(text))
   assert record['sha256'] != digest(typed(text.replace('"c"', '"d"')))
@@ -274,7 +276,7 @@ def test_without_source_the_bytecode_is_hashed():
 
 def test_a_hash_of_a_method_covers_its_numbers_and_its_chain():
   def of(method):
-    return provenance.of_method(method)['sha256']
+    return provenance.method_record(method)['sha256']
 
   dapo = losses.methods.dapo
   assert of(dapo()) == of(dapo())
@@ -296,9 +298,9 @@ from grpo_jax.run.build import provenance
 names = {}
 text = 'def reward(p, c, e, known=frozenset("abcdef")): return c in {"a", "b"}'
 exec(text, names)
-print(provenance.of_function(names['reward'])['sha256'])
-print(provenance.of_method(losses.methods.dapo())['sha256'])
-print(provenance.of_records([{'tags': set('uvwxyz')}])['sha256'])
+print(provenance.function_record(names['reward'])['sha256'])
+print(provenance.method_record(losses.methods.dapo())['sha256'])
+print(provenance.data_record([{'tags': set('uvwxyz')}])['sha256'])
 """
 
 
@@ -318,21 +320,23 @@ def test_hashes_are_the_same_in_every_process():
 
 def test_a_hash_of_data_covers_its_ends():
   many = [{'prompt': str(i)} for i in range(1500)]
-  record = provenance.of_records(many)
+  record = provenance.data_record(many)
   assert record['length'] == 1500 and record['items_hashed'] == 1000
   changed = [*many]
   changed[0] = {'prompt': 'x'}
-  assert provenance.of_records(changed)['sha256'] != record['sha256']
+  assert provenance.data_record(changed)['sha256'] != record['sha256']
   changed = [*many[:-1], {'prompt': '1499', 'answer': '1'}]
-  assert provenance.of_records(changed)['sha256'] != record['sha256']
+  assert provenance.data_record(changed)['sha256'] != record['sha256']
 
 
 def test_a_hash_of_a_tokenizer_covers_its_characters():
   make = data.character_tokenizer
-  first, other = (provenance.of_tokenizer(make(text)) for text in ('ab', 'ba'))
+  first, other = (
+    provenance.tokenizer_record(make(text)) for text in ('ab', 'ba')
+  )
   assert first['vocab_size'] == other['vocab_size'] == 4
   assert first['sha256'] != other['sha256']
-  assert first == provenance.of_tokenizer(make('ab'))
+  assert first == provenance.tokenizer_record(make('ab'))
   # As runs of earlier versions have recorded it.
   contents = [make('ab').backend.to_str(), [1], 0, ['a', 'b']]
   assert first['sha256'] == provenance._sha256(contents)
@@ -355,15 +359,15 @@ def test_a_hash_of_a_tokenizer_covers_its_chats():
     chat.with_format(data.PromptFormat(chat=True)),
     chat.with_format(data.PromptFormat(chat=True, completion_prefix=':')),
   ]
-  hashes = {provenance.of_tokenizer(one)['sha256'] for one in tokenizers}
+  hashes = {provenance.tokenizer_record(one)['sha256'] for one in tokenizers}
   assert len(hashes) == len(tokenizers)
 
 
 def started(directory, **objects):
   """A workdir as a start with these objects leaves it."""
-  config, found = given.put(CONFIG, **objects)
-  workdir.refuse_another(directory, config, given=found)
-  workdir.record(directory, config, anew=True, given=found)
+  config, found = placing.place(CONFIG, **objects)
+  workdir.refuse_another(directory, config, objects=found)
+  workdir.record(directory, config, anew=True, objects=found)
 
 
 def test_a_start_without_what_the_run_was_given_is_told_what_to_give(tmp_path):

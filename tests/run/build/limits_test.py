@@ -13,9 +13,9 @@ from grpo_jax.mesh import sharding
 from grpo_jax.models import weights
 from grpo_jax.run import policy as policies
 from grpo_jax.run.build import build
-from grpo_jax.run.build import build_abstract
-from grpo_jax.run.build import build_limits
-from grpo_jax.run.build import marks
+from grpo_jax.run.build import data as build_data
+from grpo_jax.run.build import limits
+from grpo_jax.run.build.objects import NOTHING
 from tests.run import export_test
 
 LLAMA = {
@@ -137,7 +137,7 @@ def test_longer_rows_than_the_model_was_made_for_are_refused(
   prompt, completion, both = tokens
   given = config(folder, **changes)
   with pytest.raises(ValueError) as refused:
-    build_limits.check_context(given)
+    limits.check_context(given)
   assert str(refused.value) == (
     f'A prompt of {prompt} tokens and a completion of {completion} have {both} '
     f'tokens together, but the model in {folder} was made for 32 '
@@ -146,7 +146,7 @@ def test_longer_rows_than_the_model_was_made_for_are_refused(
     'this is meant.'
   )
   meant = config(folder, **changes, **{'model.beyond_context': True})
-  build_limits.check_context(meant)
+  limits.check_context(meant)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_longer_rows_than_the_model_was_made_for_are_refused(
   ],
 )
 def test_rows_that_fit_are_not(changes, folder):
-  build_limits.check_context(config(folder, **changes))
+  limits.check_context(config(folder, **changes))
 
 
 @pytest.mark.parametrize('scaling', ['linear', ['linear'], 2.0])
@@ -168,7 +168,7 @@ def test_a_scaling_that_is_no_object_is_a_sentence(scaling, tmp_path):
   (tmp_path / 'config.json').write_text(json.dumps(fields))
   words = 'rope_scaling=.* no object with fields'
   with pytest.raises(ValueError, match=words):
-    build_limits.check_context(config(tmp_path))  # which comes first in a run
+    limits.check_context(config(tmp_path))  # which comes first in a run
   with pytest.raises(ValueError, match=words):
     weights.source(tmp_path, needs_weights=False).config()
 
@@ -176,11 +176,12 @@ def test_a_scaling_that_is_no_object_is_a_sentence(scaling, tmp_path):
 def test_a_longer_completion_than_the_runs_own_is_refused_too(folder):
   run = types.SimpleNamespace(
     config=config(folder, buckets=(8, 64)),
+    data=build_data.data_spec(config(folder, buckets=(8, 64))),
     tokenizer=data.character_tokenizer(data.ALPHABET),
     sampling=engines.Sampling(),
     engine=types.SimpleNamespace(capabilities=engines.Capabilities()),
   )
-  policy = policies.Policy(run, 1, marks.NOTHING)
+  policy = policies.Policy(run, 1, NOTHING)
   words = 'prompt of 3 tokens and a completion of 30 .* made for 32'
   with pytest.raises(ValueError, match=words):
     list(policies.sample(policy, ['1+2'], max_tokens=30))
@@ -205,14 +206,14 @@ def test_a_learning_rate_that_rises_for_longer_than_the_run_is_refused(
     return export_test.small(folder, **fields, **{'optim.warmup_steps': steps})
 
   for allowed in (0, 12):
-    build_limits.check_schedule(rising(allowed))
+    limits.check_schedule(rising(allowed))
   made = rising(13)
   words = 'warmup_steps=13, but 3 rollouts have 12 optimizer steps'
   with pytest.raises(ValueError, match=words):
     build.run(made)
   with pytest.raises(ValueError, match=words):
-    build_abstract.abstract(made, sharding.make_mesh())
-  build_limits.check_schedule(dataclasses.replace(made, steps=0))
+    build.abstract(made, sharding.make_mesh())
+  limits.check_schedule(dataclasses.replace(made, steps=0))
 
 
 def test_runs_and_plans_are_refused_then(tmp_path):
@@ -222,11 +223,11 @@ def test_runs_and_plans_are_refused_then(tmp_path):
   with pytest.raises(ValueError, match=words):
     build.run(long)
   with pytest.raises(ValueError, match=words):  # as `sample` and `eval` do
-    build.sampler(long, marks.NOTHING)
+    build.sampler(long)
   with pytest.raises(ValueError, match=words):
-    build_abstract.abstract(long, sharding.make_mesh())
+    build.abstract(long, sharding.make_mesh())
   fits = export_test.small(folder, **{'data.prompt_buckets': (508,)})
-  made = build.sampler(fits, marks.NOTHING)
+  made = build.sampler(fits)
   # Its embedding has six rows more than its tokenizer has tokens.
   first = made.tokenizer.vocab_size
   assert made.model.config.vocab_size == first + 6

@@ -9,15 +9,15 @@ from grpo_jax import config as config_lib
 from grpo_jax import rewards
 from grpo_jax.rewards import generated_code
 from grpo_jax.rewards import sandbox
-from grpo_jax.run.build import build_rewards
-from grpo_jax.run.build import given as given_lib
-from grpo_jax.run.build import marks
+from grpo_jax.run.build import placing
+from grpo_jax.run.build import rewards as build_rewards
+from grpo_jax.run.build.objects import NOTHING
 
 CODE = 'grpo_jax.rewards.generated_code:python_tests'
 BASE = config_lib.Config()
 
 
-def built(*terms, given=marks.NOTHING):
+def built(*terms, given=NOTHING):
   terms = tuple(config_lib.Reward(**term) for term in terms)
   config = dataclasses.replace(BASE, rewards=terms)
   return build_rewards.functions(config, given)
@@ -76,7 +76,7 @@ def test_objects_run_here_unless_they_say_otherwise():
   def judge(prompt, completion, example, plus=0):
     return len(completion) + plus
 
-  config, given = given_lib.put(
+  config, given = placing.place(
     BASE,
     rewards=[
       judge,
@@ -94,10 +94,10 @@ def test_objects_run_here_unless_they_say_otherwise():
   assert config.rewards[1].where == 'workers'
   with pytest.raises(ValueError, match='which the config of a run cannot'):
     unsaid = rewards.WeightedReward('x', judge, kwargs={'plus': judge})
-    given_lib.put(BASE, rewards=[unsaid])
+    placing.place(BASE, rewards=[unsaid])
   with pytest.raises(ValueError, match=r'example, minus=1\); let it take'):
     wrong = rewards.WeightedReward('x', judge, kwargs={'minus': 1})
-    given_lib.put(BASE, rewards=[wrong])
+    placing.place(BASE, rewards=[wrong])
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,7 @@ def test_generated_code_needs_a_sandbox_or_that_somebody_insists(monkeypatch):
   def warned(**kwargs):
     term = config_lib.Reward(CODE, kwargs=kwargs)
     config = dataclasses.replace(BASE, rewards=(term,))
-    return build_rewards.warnings(
-      build_rewards.functions(config, marks.NOTHING)
-    )
+    return build_rewards.warnings(build_rewards.functions(config))
 
   nothing = {'namespaces': 'not allowed', 'landlock': 'kernel 5.4'}
   monkeypatch.setattr(
@@ -184,11 +182,12 @@ def test_a_loop_of_generated_code_is_wrong_and_not_late(monkeypatch):
 
 def test_no_processes_start_for_rewards_that_need_none():
   here, there = built({}, {'name': 'tests.judges:huge'})
-  with build_rewards.workers(BASE, [here]) as pool:
-    assert pool is None
   limits = config_lib.Workers(2, 3.0, 0.5, 40.0)
   config = dataclasses.replace(BASE, workers=limits)
-  with build_rewards.workers(config, [here, there]) as pool:
+  spec = build_rewards.workers_spec(config)
+  with build_rewards.workers(spec, [here]) as pool:
+    assert pool is None
+  with build_rewards.workers(spec, [here, there]) as pool:
     assert pool is not None
     assert len(pool._idle) == 2  # before anything is judged
     assert pool._time_limit_secs == 3.0 and pool._start_limit_secs == 40.0

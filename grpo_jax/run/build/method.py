@@ -1,0 +1,266 @@
+"""Builds the loss of a run from the name of its method, or from an object."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import difflib
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax import losses
+from grpo_jax.config import Config
+from grpo_jax.config import importing
+from grpo_jax.config import plain_text
+from grpo_jax.run.build.objects import NOTHING
+from grpo_jax.run.build.objects import Objects
+from grpo_jax.run.build.specs import DrawSpec
+from grpo_jax.run.build.specs import LearnSpec
+
+
+def method(
+  name: str,
+  kwargs: Mapping[str, Any],
+  flag: str = '--config.learner.method',
+  own: Callable[..., losses.LossTransform] | None = None,
+  facts: Mapping[str, Any] | None = None,
+) -> losses.LossTransform:
+  """The loss that a config names.
+
+  Args:
+    name: A function in `losses.methods`, or `'module:function'` for one of your
+      own.
+    kwargs: The arguments of this function.
+    flag: The option that the name comes from, for the error message.
+    own: A function from Python that stands in the place of the name.
+    facts: Values of the run by name, for the arguments that a method takes from
+      its run (see `losses.takes_from_run`); None if there is no run, as in an
+      audit.
+
+  Returns:
+    A `LossTransform`.
+
+  Raises:
+    ValueError: There is no such method (the nearest is named), the arguments do
+      not fit, or the function does not return a `LossTransform`.
+  """
+  if own is not None:
+    make = own
+  elif ':' in name:
+    make = importing.imported(name, f'{flag}={name!r}')
+  elif name in losses.methods.__all__:
+    make = getattr(losses.methods, name)
+  else:
+    near = difflib.get_close_matches(name, losses.methods.__all__, 1)
+    meant = f'did you mean {near[0]}?' if near else 'see `grpo-jax methods`.'
+    raise ValueError(
+      f'{flag}={name!r} is no method; {meant} A method of your own is named '
+      "'module:function'."
+    )
+  asked = dict(kwargs)
+  if facts is not None:
+    kwargs = losses.arguments_from_run(make, facts, kwargs)
+  # Before the call: a TypeError that is raised inside `make` is another error.
+  try:
+    inspect.signature(make).bind(**kwargs)
+  except TypeError as error:
+    raise ValueError(
+      f'{flag}_kwargs={kwargs} do not fit {name}{_arguments(make)}:'
+      f' {plain_text.said(error)}; '
+      f'set all arguments at once with {flag}_kwargs="{{...}}".'
+    ) from error
+  try:
+    made = make(**kwargs)
+  except ValueError as error:
+    if not asked:
+      raise
+    # A transform of the method may call its argument by another name.
+    raise ValueError(
+      f'{flag}_kwargs={asked} cannot be used: {plain_text.said(error)}'
+    ) from error
+  except Exception as error:  # a user's function may raise anything
+    raise ValueError(
+      f'{flag}={name!r} raised {plain_text.named(error)}, when it was '
+      f'called with {flag}_kwargs={dict(kwargs)}; correct the function or the '
+      'arguments.'
+    ) from error
+  if not isinstance(made, losses.LossTransform):
+    raise ValueError(
+      f'{flag}={name!r} made {made!r:.80}, which is no LossTransform; return '
+      'what losses.chain returns.'
+    )
+  return made
+
+
+def _arguments(function) -> str:
+  return str(inspect.signature(function)).split(' ->')[0]
+
+
+def _facts(config: Config) -> dict[str, Any]:
+  """What a run tells a method that is marked by `losses.takes_from_run`."""
+  weights = tuple(reward.weight for reward in config.rewards)
+  # In the sum the first reward has its weight.
+  right = config.evaluation.right_reward
+  return {
+    'reward_weights': weights,
+    'right_reward': right * weights[0] if weights[0] > 0 else right,
+    'updates_per_rollout': config.learner.batches * config.learner.epochs,
+    'adam_b1': config.optim.b1,
+    'adam_b2': config.optim.b2,
+    'max_tokens': config.sampler.max_tokens,
+    'soft_tokens': max(1, config.sampler.max_tokens // 5),
+  }
+
+
+def _check_lengths(loss: losses.LossTransform, config: Config) -> None:
+  """Refuses a penalty for length that no completion of the run can get."""
+  after, most = loss.acts_after_tokens, config.sampler.max_tokens
+  if after >= most:
+    raise ValueError(
+      f'The penalty for length in the method {config.learner.method!r} begins '
+      f'after {after:g} tokens, but completions of this run have at most '
+      f'{most} (sampler.max_tokens), so that none gets it; give it limits such '
+      f'as max_tokens={most} and soft_tokens={max(1, most // 5)}, or '
+      "method='dapo', which takes them from the run."
+    )
+
+
+def method_of(
+  config: Config, objects: Objects = NOTHING
+) -> losses.LossTransform:
+  """The method of a run, traced so that a chain in the wrong order raises."""
+  learner, facts = config.learner, _facts(config)
+  name, kwargs = learner.method, learner.method_kwargs
+  loss = method(name, kwargs, own=objects.method, facts=facts)
+  _check_lengths(loss, config)
+  # Sizes that differ from each other and from 1, so that a result of another
+  # shape cannot pass; small ones, because a group may be large.
+  group = config.sampler.group
+  prompts, length = [size for size in (2, 3, 4) if size != group][:2]
+  known = {'entropy', 'noise', 'updates_done', *losses.Batch._fields}
+  if loss.requires <= known:
+    # A method that requires a field of the user's own is not traced, because
+    # the shape of that field is not known here.
+    def zeros():
+      tokens = jnp.zeros((prompts, group, length), jnp.int32)
+      batch = losses.make_batch(
+        tokens == 0,
+        jnp.zeros(tokens.shape[:2]),
+        tokens=tokens,
+        reward_parts=jnp.zeros((*tokens.shape[:2], len(config.rewards))),
+      )
+      return losses.check_batch(losses.with_required(loss, batch))
+
+    # Traced as a whole, because each operation outside of a program is a
+    # program of its own, which takes 30 ms to compile.
+    def run_chain():
+      batch, state = losses.credit(loss, zeros(), loss.init())
+      batch = losses.prepare(loss, batch, state)
+      logp = jnp.zeros(batch.mask.shape)
+      return losses.surrogate_loss(loss, logp, batch, state, logp)
+
+    try:
+      jax.eval_shape(run_chain)
+    except ValueError:
+      raise
+    except Exception as error:  # a transform of a user's own may raise anything
+      raise ValueError(
+        f'config.learner.method={learner.method!r} cannot be traced with '
+        f'config.learner.method_kwargs={learner.method_kwargs} '
+        f'({plain_text.kind(error)}: {plain_text.first_line(error)}); give '
+        'numbers where it wants numbers, or correct the function.'
+      ) from error
+    if group == 1 and not _credits_alone(loss, zeros()):
+      raise ValueError(
+        f'sampler.group=1 with the method {learner.method!r}, which compares '
+        'the completions of a prompt: every advantage would be 0; give '
+        'sampler.group=2 or more, or a method that needs no group, such as '
+        "'reinforce'."
+      )
+  return loss
+
+
+def _credits_alone(loss: losses.LossTransform, batch: losses.Batch) -> bool:
+  """Whether groups of a single completion get an advantage that is not 0."""
+
+  def credits(largest):
+    # A transform may map some rewards to 0: those below a threshold, say.
+    reward = jnp.linspace(0.0, largest, len(batch.reward))[:, None]
+    parts = jnp.broadcast_to(reward[..., None], batch.reward_parts.shape)
+    given = batch._replace(reward=reward, reward_parts=parts)
+    credited, _ = losses.credit(loss, given, loss.init())
+    # A deviation of a single completion may be 0 over 0.
+    advantage = jnp.asarray(credited.advantage)
+    return bool(jnp.any(jnp.isfinite(advantage) & (advantage != 0)))
+
+  return any(map(credits, (1.0, -1.0, 30.0, -1000.0)))
+
+
+def warnings_of_age(
+  learn: LearnSpec, draw: DrawSpec, num_rewards: int
+) -> list[str]:
+  """A sentence where nothing corrects for the age of the policy that samples.
+
+  Args:
+    learn: With the method.
+    draw: Says whether rollouts are drawn ahead.
+    num_rewards: How many rewards each completion has.
+  """
+  # With dynamic sampling the old policy of completions is the one that has
+  # drawn them, whatever the anchor is; see `UpdateSpec.stale`.
+  anchor, method = learn.update.anchor, learn.learner.method
+  is_old = anchor == 'sampler' or draw.resample_rounds > 0
+  if not draw.ahead or _corrects(method, draw.group, num_rewards, is_old):
+    return []
+  advice = "give learner.anchor='sampler'"
+  if is_old or not _corrects(method, draw.group, num_rewards, True):
+    advice += " and a method with a ratio, such as 'importance_sampling'"
+  return [
+    'With config.sampler.ahead=1 completions come from a policy that is one '
+    f'rollout older, and learner.anchor={anchor!r} with the method '
+    f'{learn.method!r} learns from them as if the policy itself had drawn '
+    f'them, which is biased; {advice}.'
+  ]
+
+
+def _corrects(
+  method: losses.LossTransform, group: int, num_rewards: int, is_old: bool
+) -> bool:
+  """Whether the gradient depends on the policy that has drawn the completions.
+
+  It is taken at one policy, of completions that this policy or one that differs
+  from it has drawn.
+
+  Args:
+    method: Of the run.
+    group: Completions of each prompt.
+    num_rewards: See `warnings_of_age`.
+    is_old: Whether the policy that has drawn them is the old policy.
+  """
+  known = {'entropy', 'noise', 'updates_done', *losses.Batch._fields}
+  if not method.requires <= known:
+    return True  # what a field of the user's own holds is not known here
+  tokens = jnp.zeros((2, group, 4), jnp.int32)
+  logp = jnp.full(tokens.shape, -1.0)
+  reward = jnp.arange(2.0 * group).reshape(2, group) % 2
+  parts = jnp.repeat(reward[..., None], num_rewards, -1)
+
+  @jax.jit
+  def slope(gap):
+    # It differs from token to token, else dividing by its mean would cancel it.
+    sampler = logp - gap * jax.lax.broadcasted_iota(logp.dtype, logp.shape, 2)
+    batch = losses.make_batch(
+      tokens == 0, reward, tokens=tokens, reward_parts=parts
+    )
+    batch = losses.check_batch(losses.with_required(method, batch))
+    batch = batch._replace(
+      logp_sampler=sampler, logp_old=sampler if is_old else logp
+    )
+    batch, state = losses.credit(method, batch, method.init())
+    batch = losses.prepare(method, batch, state)
+    return jax.grad(
+      lambda x: losses.surrogate_loss(method, x, batch, state, -logp)[0]
+    )(logp)
+
+  return bool(jnp.any(slope(0.0) != slope(0.3)))

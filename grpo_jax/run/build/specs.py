@@ -1,0 +1,123 @@
+"""What a run is, in small values: each has what one reader reads.
+
+`build.run` makes them from a `Config`, once. Past that point nothing reads a
+`Config`, but what saves it as text. What has a type of its own already is no
+spec here: `learner.types` has those of an update, `models.layout` that of rows,
+`engines` how tokens are drawn.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+from grpo_jax.learner.types import Learner
+from grpo_jax.learner.types import UpdateSpec
+from grpo_jax.models.layout import LayoutSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightsSpec:
+  """Where the parameters of a run come from; see `model.initial`."""
+
+  path: str  # see `config.Model`; '': they are drawn from the seed
+  own: Any  # those of a model of one's own, which need no reading; or None
+  seed: int
+  has_adapters: bool
+  base_dtype: str  # of matrices beside adapters
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceSpec:
+  """What tells a source of prompts from a changed one."""
+
+  name: str  # "data.train[0]='a.jsonl'"
+  records: int
+  files: tuple[str, ...]  # none if it is in no file
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSpec:
+  """How wide rows are, in tokens."""
+
+  prompt_buckets: tuple[int, ...]
+  completion_buckets: tuple[int, ...]
+  drops: bool  # whether records that are too long are dropped, or refused
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkersSpec:
+  """The processes that call rewards, as `rewards.Workers` takes it."""
+
+  number: int
+  time_limit_secs: float
+  memory_limit_bytes: int
+  start_limit_secs: float
+  wall_limit_secs: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawSpec:
+  """How a rollout is drawn."""
+
+  seed: int  # of everything random in it
+  prompts: int
+  group: int
+  max_tokens: int
+  resample_rounds: int
+  retire_solved: bool
+  right_reward: float  # the least first reward of a right answer
+  shuffles: bool  # whether rewards are permuted
+  ahead: int  # rollouts that are drawn before their turn
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnSpec:
+  """How rollouts become updates."""
+
+  method: str  # its name in the config
+  learner: Learner
+  update: UpdateSpec
+  layout: LayoutSpec
+  nonfinite_rollouts: int = 0  # in a row, after which the run ends; 0: never
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasureSpec:
+  """In which rollouts instruments measure: multiples of these; 0: in none."""
+
+  effects_every_steps: int
+  geometry_every_steps: int
+  seed: int  # of the prompts that geometry chooses
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmUpSpec:
+  """The supervised updates before the first rollout."""
+
+  steps: int
+  examples: int  # demonstrations per update
+  save_every_steps: int
+  demonstrations: Callable[[], Any]  # opens their endless dataset
+  learn: LearnSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationSpec:
+  """When held-out problems are answered, and how many."""
+
+  every_steps: int  # rollouts; 0: at the start and the end only
+  examples: int
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepSpec:
+  """What is kept in the workdir, and when; see `config.Checkpoint`."""
+
+  every_steps: int
+  every_minutes: float
+  keep_last: int
+  best_metric: str
+  export_every_saves: int
+  export_dtype: str
+  completions_every_steps: int  # see `config.Log`
+  samples: int
