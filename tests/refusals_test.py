@@ -22,7 +22,7 @@ from grpo_jax.models import weights
 from grpo_jax.run import policy as policies
 from grpo_jax.run.build import limits
 from grpo_jax.run.build import method as build_method
-from grpo_jax.run.build.objects import NOTHING
+from grpo_jax.run.keep.objects import NOTHING
 from tests import cli
 
 # Fields by name, what they are given, and what the refusal says of them. Of a

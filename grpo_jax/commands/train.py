@@ -8,7 +8,7 @@ from grpo_jax import monitor
 from grpo_jax.commands import printing
 from grpo_jax.commands import together
 from grpo_jax.commands.arguments import Arguments
-from grpo_jax.run import about
+from grpo_jax.run.build import about
 from grpo_jax.run.keep import host_memory
 
 

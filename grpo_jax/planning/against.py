@@ -26,8 +26,8 @@ from grpo_jax.planning import sizes
 from grpo_jax.planning.roofline import Machine
 from grpo_jax.planning.roofline import Work
 from grpo_jax.run.build import build
-from grpo_jax.run.build import objects
 from grpo_jax.run.keep import bucket
+from grpo_jax.run.keep import objects
 from grpo_jax.run.keep import records
 
 _WARM_UP = 2  # rollouts in which programs are compiled

@@ -19,11 +19,11 @@ from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
 from grpo_jax.planning import sizes
 from grpo_jax.run import policy
-from grpo_jax.run import workdir as workdir_lib
 from grpo_jax.run.build import build
 from grpo_jax.run.build import method as build_method
 from grpo_jax.run.build import rewards as build_rewards
 from grpo_jax.run.keep import bucket
+from grpo_jax.run.keep import workdir as workdir_lib
 
 GIB = 2**30
 

@@ -25,9 +25,9 @@ from grpo_jax.planning.types import OK
 from grpo_jax.planning.types import SLOW
 from grpo_jax.planning.types import Judged
 from grpo_jax.planning.types import Measured
-from grpo_jax.run import workdir as workdirs
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import records
+from grpo_jax.run.keep import workdir as workdirs
 
 GIB = 2**30
 FILE_MB = 16  # of the file that is written to the workdir

@@ -27,8 +27,8 @@ from grpo_jax.models import weights
 from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import model as build_model
-from grpo_jax.run.build import objects
 from grpo_jax.run.build.model import RunWeights
+from grpo_jax.run.keep import objects
 
 
 class Written(NamedTuple):

@@ -8,6 +8,7 @@ import jax
 
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.learner import metrics
+from grpo_jax.learner import speed
 from grpo_jax.learner import updates
 from grpo_jax.learner.instruments import hook
 from grpo_jax.learner.instruments.hook import Findings
@@ -16,7 +17,6 @@ from grpo_jax.learner.layouts import Layouts
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
 from grpo_jax.models.layout import LayoutSpec
-from grpo_jax.run import speed
 
 
 class Learned(NamedTuple):

@@ -10,6 +10,7 @@ from grpo_jax import monitor
 from grpo_jax.config import Config
 from grpo_jax.hosts import joining
 from grpo_jax.hosts import stop_signal
+from grpo_jax.learner import speed
 from grpo_jax.rollouts import gathering
 from grpo_jax.rollouts import replay as replay_lib
 from grpo_jax.rollouts import rollout_metrics
@@ -19,11 +20,11 @@ from grpo_jax.run import progress as progress_lib
 from grpo_jax.run import reports
 from grpo_jax.run import sampling
 from grpo_jax.run import session as session_lib
-from grpo_jax.run import speed
 from grpo_jax.run import warm_up
 from grpo_jax.run.build import build
-from grpo_jax.run.build import objects as objects_lib
 from grpo_jax.run.keep import bucket
+from grpo_jax.run.keep import host_memory
+from grpo_jax.run.keep import objects as objects_lib
 from grpo_jax.run.learning import Learned
 from grpo_jax.run.progress import Progress
 from grpo_jax.run.progress import Session
@@ -206,7 +207,7 @@ def measure(
     counts.get('tokens_drawn'),
     counts.get('ahead_wait_secs'),
   )
-  measured |= speed.metrics_of_memory()
+  measured |= host_memory.metrics_of_memory()
   watched = session.watched
   compiled = watched.compilations.warning(learned.layouts.shapes())
   failing = watched.failures.warnings(delivery.rollout, measured)

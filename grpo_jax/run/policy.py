@@ -23,19 +23,19 @@ from grpo_jax.models import lora
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import pass_at_k
-from grpo_jax.run import workdir as workdir_lib
 from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import identity
 from grpo_jax.run.build import limits
 from grpo_jax.run.build import model as build_model
-from grpo_jax.run.build import objects as objects_lib
 from grpo_jax.run.build import rewards as build_rewards
-from grpo_jax.run.build.objects import NOTHING
-from grpo_jax.run.build.objects import Objects
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import fingerprints
+from grpo_jax.run.keep import objects as objects_lib
+from grpo_jax.run.keep import workdir as workdir_lib
 from grpo_jax.run.keep.checkpoint import Checkpoints
+from grpo_jax.run.keep.objects import NOTHING
+from grpo_jax.run.keep.objects import Objects
 
 # The fields of the config that the parameters of a checkpoint depend on. A
 # policy is not loaded under other values, except of fields in `config.FREE`.

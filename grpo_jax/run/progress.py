@@ -14,6 +14,7 @@ import jax
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import stop_signal
+from grpo_jax.learner import compile_ahead
 from grpo_jax.learner.instruments.hook import Instrument
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
@@ -22,7 +23,6 @@ from grpo_jax.monitor import Monitor
 from grpo_jax.monitor import Sample
 from grpo_jax.rollouts import gathering
 from grpo_jax.rollouts import sources
-from grpo_jax.run import compile_ahead
 from grpo_jax.run import export
 from grpo_jax.run import warm_up
 from grpo_jax.run import watching

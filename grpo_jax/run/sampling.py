@@ -14,6 +14,7 @@ import numpy as np
 from grpo_jax import engines
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.episodes.types import Rollout
+from grpo_jax.learner import speed
 from grpo_jax.learner.updates import Updater
 from grpo_jax.mesh import random_keys
 from grpo_jax.rollouts import dynamic_sampling
@@ -25,7 +26,6 @@ from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.rollouts.sources import AtOnce
 from grpo_jax.rollouts.sources import Source
 from grpo_jax.rollouts.sources import Wait
-from grpo_jax.run import speed
 from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
 

@@ -21,17 +21,16 @@ from grpo_jax.config import Config
 from grpo_jax.hosts import joining
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import stop_signal
+from grpo_jax.learner import compile_ahead
 from grpo_jax.learner.updates import Updater
 from grpo_jax.monitor import Monitor
-from grpo_jax.run import about
-from grpo_jax.run import compile_ahead
 from grpo_jax.run import export
 from grpo_jax.run import judging
 from grpo_jax.run import progress as progress_lib
 from grpo_jax.run import sampling
 from grpo_jax.run import warm_up
 from grpo_jax.run import watching
-from grpo_jax.run import workdir as workdir_lib
+from grpo_jax.run.build import about
 from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import identity
@@ -39,10 +38,11 @@ from grpo_jax.run.build import learner as build_learner
 from grpo_jax.run.build import limits
 from grpo_jax.run.build import method as build_method
 from grpo_jax.run.build import model as build_model
-from grpo_jax.run.build import objects as objects_lib
 from grpo_jax.run.build import rewards as build_rewards
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import fingerprints
+from grpo_jax.run.keep import objects as objects_lib
+from grpo_jax.run.keep import workdir as workdir_lib
 from grpo_jax.run.keep.checkpoint import Checkpoints
 from grpo_jax.run.keep.checkpoint import Restored
 from grpo_jax.run.progress import OnRollout

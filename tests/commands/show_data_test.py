@@ -21,7 +21,7 @@ from grpo_jax.data import survey_tables
 from grpo_jax.data.survey import Part
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import data_survey
-from grpo_jax.run.build.objects import NOTHING
+from grpo_jax.run.keep.objects import NOTHING
 from tests import cli
 from tests import runs
 from tests.commands import data_example

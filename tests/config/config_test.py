@@ -17,7 +17,7 @@ from grpo_jax.commands import options
 from grpo_jax.config import checks
 from grpo_jax.run.build import method as build_method
 from grpo_jax.run.build import rewards as build_rewards
-from grpo_jax.run.build.objects import NOTHING
+from grpo_jax.run.keep.objects import NOTHING
 
 ROOT = pathlib.Path(__file__).parent.parent
 

@@ -11,7 +11,7 @@ from grpo_jax import config as config_lib
 from grpo_jax import diagnostics
 from grpo_jax import losses
 from grpo_jax.run.build import method as build_method
-from grpo_jax.run.build.objects import NOTHING
+from grpo_jax.run.keep.objects import NOTHING
 from tests.losses import cases
 
 RECENTER = {

@@ -19,7 +19,7 @@ from grpo_jax.episodes import reward_model
 from grpo_jax.mesh import sharding
 from grpo_jax.models import weights
 from grpo_jax.run.build import rewards as build_rewards
-from grpo_jax.run.build.objects import NOTHING
+from grpo_jax.run.keep.objects import NOTHING
 from tests import compilations
 from tests import reward_folder
 

@@ -14,7 +14,7 @@ from grpo_jax.commands import report
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import stop_signal
 from grpo_jax.run import progress as progress_lib
-from grpo_jax.run import workdir
+from grpo_jax.run.keep import workdir
 from tests import runs
 from tests.cli import JUDGE
 from tests.cli import SMALL

@@ -13,9 +13,9 @@ from grpo_jax.learner import gradient as gradient_lib
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import updates
 from grpo_jax.rollouts.dynamic_sampling import PromptState
-from grpo_jax.run import about
 from grpo_jax.run import sampling
 from grpo_jax.run import warm_up
+from grpo_jax.run.build import about
 from grpo_jax.run.build import build
 from tests import runs
 from tests.learning import credited

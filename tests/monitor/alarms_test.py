@@ -5,7 +5,7 @@ import math
 import pytest
 
 from grpo_jax.monitor import alarms as alarms_lib
-from grpo_jax.run import about
+from grpo_jax.run.build import about
 from tests import runs
 
 LIMITS = alarms_lib.Limits(kl=0.5, entropy=0.1, sampler_gap=0.25)

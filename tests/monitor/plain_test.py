@@ -9,7 +9,7 @@ from grpo_jax.monitor import Sample
 from grpo_jax.monitor import plain as plain_lib
 from grpo_jax.monitor import table
 from grpo_jax.monitor.display import About
-from grpo_jax.run import about
+from grpo_jax.run.build import about
 from tests import runs
 
 SCALARS = {

@@ -13,7 +13,7 @@ from grpo_jax.monitor import plain
 from grpo_jax.monitor import rich
 from grpo_jax.monitor import screen as screen_lib
 from grpo_jax.monitor import view
-from grpo_jax.run import about
+from grpo_jax.run.build import about
 from tests import runs
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from grpo_jax.monitor import table
-from grpo_jax.run import about
+from grpo_jax.run.build import about
 from tests import runs
 
 ROLLOUT = {

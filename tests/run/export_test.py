@@ -26,7 +26,7 @@ from grpo_jax.run import progress as progress_lib
 from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import model as build_model
-from grpo_jax.run.build import objects
+from grpo_jax.run.keep import objects
 from tests import hf_folder
 from tests import runs
 from tests.models.weights import class_names

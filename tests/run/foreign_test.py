@@ -7,7 +7,7 @@ import pytest
 import grpo_jax
 from grpo_jax.config import Model
 from grpo_jax.run.build import build
-from grpo_jax.run.build import objects
+from grpo_jax.run.keep import objects
 from tests import cli
 from tests import own_module
 from tests import runs

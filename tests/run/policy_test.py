@@ -6,7 +6,7 @@ from grpo_jax import config
 from grpo_jax import data
 from grpo_jax import engines
 from grpo_jax.run import policy as policies
-from grpo_jax.run.build.objects import NOTHING
+from grpo_jax.run.keep.objects import NOTHING
 
 
 class Bytes:

@@ -8,8 +8,8 @@ import pytest
 
 from grpo_jax import rewards
 from grpo_jax.hosts import stop_signal
+from grpo_jax.learner import compile_ahead
 from grpo_jax.rollouts import dynamic_sampling
-from grpo_jax.run import compile_ahead
 from grpo_jax.run import loop
 from grpo_jax.run import progress as progress_lib
 from grpo_jax.run import sampling

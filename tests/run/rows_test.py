@@ -13,10 +13,10 @@ from grpo_jax import data
 from grpo_jax.data import survey
 from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
-from grpo_jax.run.build import objects as objects_lib
 from grpo_jax.run.build import placing
-from grpo_jax.run.build.objects import NOTHING
-from grpo_jax.run.build.objects import Objects
+from grpo_jax.run.keep import objects as objects_lib
+from grpo_jax.run.keep.objects import NOTHING
+from grpo_jax.run.keep.objects import Objects
 from tests import chat_templates
 from tests import hf_folder
 from tests import runs

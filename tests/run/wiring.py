@@ -28,6 +28,7 @@ from grpo_jax import optim
 from grpo_jax import rewards
 from grpo_jax.config import importing
 from grpo_jax.episodes import rollout as rollout_lib
+from grpo_jax.learner import compile_ahead
 from grpo_jax.learner import compiled
 from grpo_jax.learner import metrics
 from grpo_jax.learner import updates
@@ -46,7 +47,6 @@ from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import pass_at_k
 from grpo_jax.rollouts import rollout_metrics
-from grpo_jax.run import compile_ahead
 from grpo_jax.run import export
 from grpo_jax.run import loop
 from grpo_jax.run import policy as policies
@@ -57,8 +57,8 @@ from grpo_jax.run.build import compiled_programs
 from grpo_jax.run.build import learner as build_learner
 from grpo_jax.run.build import limits
 from grpo_jax.run.build import model as build_model
-from grpo_jax.run.build.objects import NOTHING
 from grpo_jax.run.keep.checkpoint import Checkpoints
+from grpo_jax.run.keep.objects import NOTHING
 from tests.fake_engine import FakeEngine
 
 HERE = __name__

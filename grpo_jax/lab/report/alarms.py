@@ -16,7 +16,7 @@ from grpo_jax.lab.report.types import Section
 from grpo_jax.lab.report.types import Table
 from grpo_jax.lab.report.types import Text
 from grpo_jax.lab.report.types import Timeline
-from grpo_jax.run import about
+from grpo_jax.run.build import about
 
 _LISTED = 8  # rollouts of one kind
 _SILENT = 'no more numbers'

@@ -24,7 +24,7 @@ from grpo_jax.lab.report.types import Section
 from grpo_jax.lab.report.types import Table
 from grpo_jax.lab.report.types import Text
 from grpo_jax.rollouts import parquet
-from grpo_jax.run import about
+from grpo_jax.run.build import about
 from grpo_jax.run.build import data as build_data
 
 _POINTS = 60, 240  # of a curve, at least and at most

@@ -16,6 +16,7 @@ import math
 import os
 import pathlib
 import sys
+import time
 from typing import Any
 from typing import NamedTuple
 
@@ -23,8 +24,7 @@ from grpo_jax.config import Config
 from grpo_jax.config import plain_text
 from grpo_jax.lab.studies.tables import without_nan
 from grpo_jax.run import bare
-from grpo_jax.run import speed
-from grpo_jax.run import workdir as workdir_lib
+from grpo_jax.run.keep import workdir as workdir_lib
 
 
 class Sweep(NamedTuple):
@@ -121,7 +121,9 @@ def _run_all(
     if seed not in warmed:
       of_seed = dataclasses.replace(config, seed=seed)
       warmed = {seed: bare.warmed_up(of_seed, workdir)}
-    outcome, secs = speed.timed(sweep.train, config, arm, seed, warmed[seed])
+    begun = time.monotonic()
+    outcome = sweep.train(config, arm, seed, warmed[seed])
+    secs = time.monotonic() - begun
     line = without_nan(dataclasses.asdict(outcome))
     # Appended at once: an interruption loses only the run that is under way.
     with _file(sweep, workdir).open('a') as lines:

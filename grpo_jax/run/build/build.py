@@ -35,11 +35,12 @@ from grpo_jax.run.build import learner as build_learner
 from grpo_jax.run.build import limits
 from grpo_jax.run.build import method as build_method
 from grpo_jax.run.build import model as build_model
-from grpo_jax.run.build import objects as objects_lib
 from grpo_jax.run.build import rewards as build_rewards
 from grpo_jax.run.build import specs
-from grpo_jax.run.build.objects import NOTHING
-from grpo_jax.run.build.objects import Objects
+from grpo_jax.run.keep import objects as objects_lib
+from grpo_jax.run.keep import workdir
+from grpo_jax.run.keep.objects import NOTHING
+from grpo_jax.run.keep.objects import Objects
 
 Config = config_lib.Config
 
@@ -74,7 +75,7 @@ class Run(NamedTuple):
   evaluation: specs.EvaluationSpec
   keep: specs.KeepSpec
   measure: specs.MeasureSpec
-  sources: tuple[specs.SourceSpec, ...]
+  sources: tuple[workdir.Source, ...]
   tokenizer: Tokenizer
   prompts: Any  # endless grain dataset of records
   epoch: int  # how many rows of it hold every record; see `data.epoch_rows`

@@ -33,11 +33,11 @@ from grpo_jax.data import JsonlSource
 from grpo_jax.episodes import rollout
 from grpo_jax.run.build import model as build_model
 from grpo_jax.run.build import provenance
-from grpo_jax.run.build.objects import NOTHING
-from grpo_jax.run.build.objects import Objects
-from grpo_jax.run.build.objects import is_object
 from grpo_jax.run.build.specs import DataSpec
-from grpo_jax.run.build.specs import SourceSpec
+from grpo_jax.run.keep import workdir
+from grpo_jax.run.keep.objects import NOTHING
+from grpo_jax.run.keep.objects import Objects
+from grpo_jax.run.keep.objects import is_object
 
 Config = config_lib.Config
 Source = config_lib.Source
@@ -170,7 +170,7 @@ def heldout(config: Config, objects: Objects = NOTHING) -> Any:
 
 def described(
   config: Config, trained: list[Any], held_out: Any
-) -> tuple[SourceSpec, ...]:
+) -> tuple[workdir.Source, ...]:
   """What tells the data of a run from changed data.
 
   Args:
@@ -182,7 +182,7 @@ def described(
   held = held_out.sources if several else [held_out]
   fields = {'train': trained, 'heldout': held if held_out is not None else []}
   return tuple(
-    SourceSpec(
+    workdir.Source(
       f'data.{field}[{place}]={source.name!r}',
       len(records),
       tuple(files_of(source) or ()),

@@ -16,9 +16,9 @@ from grpo_jax.config import Config
 from grpo_jax.config import gguf_files
 from grpo_jax.episodes import reward_model
 from grpo_jax.run.build import data as build_data
-from grpo_jax.run.build.objects import NOTHING
-from grpo_jax.run.build.objects import Objects
 from grpo_jax.run.keep import records
+from grpo_jax.run.keep.objects import NOTHING
+from grpo_jax.run.keep.objects import Objects
 
 # That are hashed of a large file, so that some lie in every layer of a model.
 _PARTS = 64

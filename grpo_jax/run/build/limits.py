@@ -17,7 +17,7 @@ from grpo_jax import models
 from grpo_jax.config import Config
 from grpo_jax.mesh import sharding
 from grpo_jax.run.build import model as build_model
-from grpo_jax.run.build.objects import is_object
+from grpo_jax.run.keep.objects import is_object
 
 GIB = 2**30
 

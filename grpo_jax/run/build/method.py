@@ -13,10 +13,10 @@ from grpo_jax import losses
 from grpo_jax.config import Config
 from grpo_jax.config import importing
 from grpo_jax.config import plain_text
-from grpo_jax.run.build.objects import NOTHING
-from grpo_jax.run.build.objects import Objects
 from grpo_jax.run.build.specs import DrawSpec
 from grpo_jax.run.build.specs import LearnSpec
+from grpo_jax.run.keep.objects import NOTHING
+from grpo_jax.run.keep.objects import Objects
 
 
 def method(

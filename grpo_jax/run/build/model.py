@@ -29,13 +29,13 @@ from grpo_jax.mesh import sharding
 from grpo_jax.models import foreign
 from grpo_jax.models import lora
 from grpo_jax.models import weights
-from grpo_jax.run.build import objects as objects_lib
-from grpo_jax.run.build.objects import Objects
 from grpo_jax.run.build.specs import WeightsSpec
 from grpo_jax.run.keep import checkpoint
 from grpo_jax.run.keep import fingerprints
+from grpo_jax.run.keep import objects as objects_lib
 from grpo_jax.run.keep import records
 from grpo_jax.run.keep.checkpoint import Checkpoints
+from grpo_jax.run.keep.objects import Objects
 
 Config = config_lib.Config
 

@@ -26,9 +26,9 @@ from grpo_jax.config import plain_text
 from grpo_jax.models import foreign
 from grpo_jax.rewards import WeightedReward
 from grpo_jax.run.build import provenance
-from grpo_jax.run.build.objects import FIELDS
-from grpo_jax.run.build.objects import Objects
-from grpo_jax.run.build.objects import words
+from grpo_jax.run.keep.objects import FIELDS
+from grpo_jax.run.keep.objects import Objects
+from grpo_jax.run.keep.objects import words
 
 _ITEMS = {
   'prompts': 'prompts',

@@ -13,9 +13,9 @@ from grpo_jax.config import Config
 from grpo_jax.config import Reward
 from grpo_jax.episodes import reward_model
 from grpo_jax.hosts import joining
-from grpo_jax.run.build.objects import NOTHING
-from grpo_jax.run.build.objects import Objects
 from grpo_jax.run.build.specs import WorkersSpec
+from grpo_jax.run.keep.objects import NOTHING
+from grpo_jax.run.keep.objects import Objects
 
 _MOST_WORKERS = 16  # by default, however many cores there are
 _GIB = 2**30

@@ -27,15 +27,6 @@ class WeightsSpec:
 
 
 @dataclasses.dataclass(frozen=True)
-class SourceSpec:
-  """What tells a source of prompts from a changed one."""
-
-  name: str  # "data.train[0]='a.jsonl'"
-  records: int
-  files: tuple[str, ...]  # none if it is in no file
-
-
-@dataclasses.dataclass(frozen=True)
 class DataSpec:
   """How wide rows are, in tokens."""
 

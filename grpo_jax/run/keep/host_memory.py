@@ -1,4 +1,4 @@
-"""Memory of the host: how much a run has taken, and what it gives back."""
+"""Memory: how much a run has taken, and what the host gets back."""
 
 import ctypes
 import functools
@@ -11,6 +11,22 @@ def peak_gib() -> float:
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   # Linux counts it in KiB, macOS in bytes.
   return peak / (2**30 if sys.platform == 'darwin' else 2**20)
+
+
+def metrics_of_memory() -> dict[str, float]:
+  """The most memory that was taken at once since the process began.
+
+  Returns:
+    `host_peak_gib`, of this process, and `device_peak_gib`, of the fullest of
+    its devices if they tell it, as GPUs and TPUs do.
+  """
+  # Not at the top of the file: see `workdir._is_first`.
+  import jax
+
+  found = [device.memory_stats() or {} for device in jax.local_devices()]
+  peaks = [one.get('peak_bytes_in_use', 0) for one in found]
+  of_devices = {'device_peak_gib': max(peaks) / 2**30} if any(peaks) else {}
+  return {'host_peak_gib': peak_gib(), **of_devices}
 
 
 def give_back() -> None:

@@ -15,7 +15,7 @@ from grpo_jax.run import policy as policies
 from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import limits
-from grpo_jax.run.build.objects import NOTHING
+from grpo_jax.run.keep.objects import NOTHING
 from tests.run import export_test
 
 LLAMA = {

@@ -17,12 +17,12 @@ from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax import losses
 from grpo_jax import rewards
-from grpo_jax.run import workdir
 from grpo_jax.run.build import build
 from grpo_jax.run.build import placing
 from grpo_jax.run.build import provenance
-from grpo_jax.run.build.objects import NOTHING
-from grpo_jax.run.build.objects import Objects
+from grpo_jax.run.keep import workdir
+from grpo_jax.run.keep.objects import NOTHING
+from grpo_jax.run.keep.objects import Objects
 from tests import cli
 
 CONFIG = config_lib.Config()

@@ -11,7 +11,7 @@ from grpo_jax.rewards import generated_code
 from grpo_jax.rewards import sandbox
 from grpo_jax.run.build import placing
 from grpo_jax.run.build import rewards as build_rewards
-from grpo_jax.run.build.objects import NOTHING
+from grpo_jax.run.keep.objects import NOTHING
 
 CODE = 'grpo_jax.rewards.generated_code:python_tests'
 BASE = config_lib.Config()

@@ -10,9 +10,9 @@ from grpo_jax import data
 from grpo_jax.learner import metrics
 from grpo_jax.rollouts import parquet
 from grpo_jax.run import loop
-from grpo_jax.run import workdir
 from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
+from grpo_jax.run.keep import workdir
 from tests import runs
 from tests.data import formats
 

@@ -9,9 +9,9 @@ import pytest
 
 from grpo_jax import data
 from grpo_jax.run.build import data as build_data
-from grpo_jax.run.build import objects
-from grpo_jax.run.build.objects import Objects
 from grpo_jax.run.build.specs import DataSpec
+from grpo_jax.run.keep import objects
+from grpo_jax.run.keep.objects import Objects
 from tests import runs
 
 OPEN = {'data.prompt_buckets': (), 'data.completion_buckets': ()}

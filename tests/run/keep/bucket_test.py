@@ -12,8 +12,8 @@ import pytest
 import grpo_jax as api
 from grpo_jax import config as config_lib
 from grpo_jax.run import loop
-from grpo_jax.run import workdir
 from grpo_jax.run.keep import bucket
+from grpo_jax.run.keep import workdir
 from tests import bucket as stand_in
 from tests import cli
 from tests import runs

@@ -14,10 +14,10 @@ import pytest
 
 from grpo_jax import config as config_lib
 from grpo_jax.run import loop
-from grpo_jax.run import workdir
 from grpo_jax.run.build import build
 from grpo_jax.run.keep import records
 from grpo_jax.run.keep import saved_config
+from grpo_jax.run.keep import workdir
 from tests import runs
 from tests.hosts import processes_test
 

@@ -1,15 +1,13 @@
-"""Speed and memory of a rollout and its updates."""
+"""Speed of a rollout and its updates."""
 
 from collections.abc import Callable
 import time
 from typing import Any
 
-import jax
 import numpy as np
 
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.models import Model
-from grpo_jax.run.keep import host_memory
 
 
 def metrics_of_speed(
@@ -74,19 +72,6 @@ def timed(function: Callable[..., Any], *args) -> tuple[Any, float]:
   start = time.monotonic()
   result = function(*args)
   return result, time.monotonic() - start
-
-
-def metrics_of_memory() -> dict[str, float]:
-  """The most memory that was taken at once since the process began.
-
-  Returns:
-    `host_peak_gib`, of this process, and `device_peak_gib`, of the fullest of
-    its devices if they tell it, as GPUs and TPUs do.
-  """
-  found = [device.memory_stats() or {} for device in jax.local_devices()]
-  peaks = [one.get('peak_bytes_in_use', 0) for one in found]
-  of_devices = {'device_peak_gib': max(peaks) / 2**30} if any(peaks) else {}
-  return {'host_peak_gib': host_memory.peak_gib(), **of_devices}
 
 
 def forward_flops(rollout: Rollout, model: Model) -> float | None:

@@ -3,7 +3,7 @@
 import pytest
 
 from grpo_jax import models
-from grpo_jax.run import speed
+from grpo_jax.learner import speed
 from tests.rollouts.rollout_metrics_test import make_rollout
 
 MODEL = models.Transformer(

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from grpo_jax import losses
+from grpo_jax.learner import compile_ahead
 from grpo_jax.learner import updates
-from grpo_jax.run import compile_ahead
 from tests import bigram
 from tests.compilations import compiled_programs
 from tests.learning import bigram_learner

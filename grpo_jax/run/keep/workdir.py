@@ -28,24 +28,29 @@ import pathlib
 import shutil
 import time
 import traceback
-from typing import TYPE_CHECKING
 from typing import Any
+from typing import NamedTuple
 import uuid
 
 from grpo_jax import config as config_lib
 from grpo_jax.config import Config
 from grpo_jax.hosts.processes import Processes
-from grpo_jax.run.build import objects as objects_lib
-from grpo_jax.run.build.objects import NOTHING
-from grpo_jax.run.build.objects import Objects
 from grpo_jax.run.keep import bucket
+from grpo_jax.run.keep import objects as objects_lib
 from grpo_jax.run.keep import records
-
-if TYPE_CHECKING:
-  from grpo_jax.run.build.specs import SourceSpec
+from grpo_jax.run.keep.objects import NOTHING
+from grpo_jax.run.keep.objects import Objects
 
 _TAKEN = errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES  # by another process
 SHARED_SECS = 20.0  # until a process sees what another has written
+
+
+class Source(NamedTuple):
+  """What tells a source of prompts from a changed one."""
+
+  name: str  # "data.train[0]='a.jsonl'"
+  records: int
+  files: tuple[str, ...]  # none if it is in no file
 
 
 @contextlib.contextmanager
@@ -184,7 +189,7 @@ def record(
   return now
 
 
-def contents(sources: Sequence['SourceSpec']) -> dict[str, dict[str, Any]]:
+def contents(sources: Sequence[Source]) -> dict[str, dict[str, Any]]:
   """What tells the data of a run from changed data, by the name of a source.
 
   That is the number of its records; and the SHA-256 of its files, if it is in

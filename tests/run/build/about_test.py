@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from grpo_jax import config as config_lib
-from grpo_jax.run import about
+from grpo_jax.run.build import about
 from tests import cli
 from tests import runs
 
