@@ -810,7 +810,7 @@ def _key(
     'files': paths,
     'modified': modified,
     'contents': contents,
-    'tokenizer': provenance.tokenizer_record(tokenizer)['sha256'],
+    'tokenizer': provenance.record(tokenizer)['sha256'],
   }
   name = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
   return data.cache_directory() / 'widths' / f'{name[:32]}.json'

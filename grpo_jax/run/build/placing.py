@@ -5,12 +5,11 @@ package: such a run needs no object to go on. See `objects.py` for the rest.
 """
 
 from collections.abc import Callable
-from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Mapping
 import dataclasses
-import functools
 import inspect
+import itertools
 import json
 import math
 import sys
@@ -34,6 +33,23 @@ _ITEMS = {
   'prompts': 'prompts',
   'heldout': 'held-out prompts',
   'demonstrations': 'demonstrations',
+}
+
+
+# The type that an argument must have, where to get one, and how it is called.
+_KINDS = {
+  'tokenizer': (
+    data.Tokenizer,
+    'a grpo_jax.data.Tokenizer, which character_tokenizer and '
+    'Tokenizer.from_folder return, or a name as in config.data.tokenizer',
+    lambda tokenizer: f'tokenizer of {tokenizer.vocab_size} tokens',
+  ),
+  'model': (
+    foreign.Pretrained,
+    'what grpo_jax.models.foreign.from_nnx(module) returns, or a name as in '
+    'config.model.path',
+    lambda own: f'model {own.model.name}',
+  ),
 }
 
 
@@ -78,13 +94,10 @@ def place(
     fields['learner.method_kwargs'] = {}
   judges = list(_rewards(rewards)) if rewards is not None else []
   if judges:
-    fields['rewards'] = tuple(
-      config_lib.Reward(one.name, weight, **more)
-      for one, weight, more in judges
-    )
-  every = *found.values(), *(one for one, *_ in judges)
+    fields['rewards'] = tuple(reward for _, reward in judges)
+  every = *found.values(), *(one for one, _ in judges)
   objects = Objects(
-    tuple(one.value for one, *_ in judges),
+    tuple(one.value for one, _ in judges),
     **{argument: one.value for argument, one in found.items()},
     records={one.name: one.record for one in every if one.record is not None},
   )
@@ -109,25 +122,10 @@ def _placed(argument: str, value: Any, last_turn: str) -> _Placed:
     return _data(argument, value, last_turn)
   if argument == 'method':
     return _method(value)
-  if argument == 'tokenizer':
-    if not isinstance(value, data.Tokenizer):
-      raise _of_wrong_kind(
-        argument,
-        value,
-        'a grpo_jax.data.Tokenizer, which character_tokenizer and '
-        'Tokenizer.from_folder return, or a name as in config.data.tokenizer',
-      )
-    what = f'tokenizer of {value.vocab_size} tokens'
-    return _Placed(words(what), value, provenance.tokenizer_record(value))
-  if not isinstance(value, foreign.Pretrained):
-    raise _of_wrong_kind(
-      argument,
-      value,
-      'what grpo_jax.models.foreign.from_nnx(module) returns, or a name as in '
-      'config.model.path',
-    )
-  what = f'model {value.model.name}'
-  return _Placed(words(what), value, provenance.model_record(value.model))
+  kind, advice, what = _KINDS[argument]
+  if not isinstance(value, kind):
+    raise _of_wrong_kind(argument, value, advice)
+  return _Placed(words(what(value)), value, provenance.record(value))
 
 
 def _of_wrong_kind(argument: str, value: Any, advice: str) -> ValueError:
@@ -163,7 +161,7 @@ def _data(argument: str, records: Any, last_turn: str) -> _Placed:
   for index in provenance.ends(len(records)):
     _check_record(f'{argument}[{index}]', records[index], needed, last_turn)
   what = f'{type(records).__name__} of {len(records)} {_ITEMS[argument]}'
-  return _Placed(words(what), records, provenance.data_record(records))
+  return _Placed(words(what), records, provenance.record_of_data(records))
 
 
 def _check_record(
@@ -203,7 +201,7 @@ def _check_record(
 def _method(method: Any) -> _Placed:
   """A `LossTransform`, or a function that makes one."""
   if isinstance(method, losses.LossTransform):
-    record = provenance.method_record(method)
+    record = provenance.record(method)
     return _Placed(words('method LossTransform'), lambda: method, record)
   if not callable(method):
     raise _of_wrong_kind(
@@ -216,17 +214,12 @@ def _method(method: Any) -> _Placed:
   name = _short_name(method)
   if getattr(losses.methods, name, None) is method:
     return _Placed(name)
-  record = provenance.function_record(method)
+  record = provenance.record(method)
   return _Placed(words(f'method {name}'), method, record)
 
 
-def _rewards(
-  items: Any,
-) -> Iterator[tuple[_Placed, float, dict[str, Any]]]:
-  """Each reward, a `WeightedReward` if it is an object, its weight, and more.
-
-  The last are fields of `config.Reward`, where they differ from the defaults.
-  """
+def _rewards(items: Any) -> Iterator[tuple[_Placed, config_lib.Reward]]:
+  """Each reward, a `WeightedReward` if it is an object; and in the config."""
   if not isinstance(items, list | tuple) or not items:
     raise ValueError(
       f'rewards={items!r:.60} is no list of rewards; give one or more in a '
@@ -234,16 +227,14 @@ def _rewards(
     )
   names = set()
   for index, item in enumerate(items):
-    function, weight, name, kwargs = item, 1.0, '', {}
+    where, name, kwargs = f'rewards[{index}]', '', {}
+    function, weight = item, 1.0
     if isinstance(item, WeightedReward):
       function, weight, name = item.function, item.weight, item.name
       kwargs = item.kwargs
     elif isinstance(item, list | tuple) and len(item) == 2:
       function, weight = item
-    where = f'rewards[{index}]'
-    known = isinstance(function, str) or callable(function)
-    # A bool would pass for a number, and is a mistake in this place.
-    if not known or isinstance(weight, bool | str) or not _finite(weight):
+    if not _is_reward(function, weight):
       raise ValueError(
         f'{where} is {item!r:.60}; give a function (prompt, completion, '
         'example) -> float, a pair (function, weight), a WeightedReward, or a '
@@ -252,32 +243,35 @@ def _rewards(
     if callable(function):
       judged = ('prompt', 'completion', 'example')
       _check_arguments(where, function, judged, kwargs)
-    # Likewise by name, as a config would have it.
-    if callable(function) and not name and _is_builtin(function):
-      function = function.__name__
+      # By name where there is one, as a config would have it.
+      if not name and _is_builtin(function):
+        function = function.__name__
     if isinstance(function, str):
-      one = _Placed(function)
+      name, one = function, _Placed(function)
     else:
-      name = name or _unused(_short_name(function), names)
-      one = _Placed(
-        words(f'reward {name}'),
-        WeightedReward(name, function),
-        provenance.function_record(function),
-      )
-    if (name or function) in names:
+      short = _short_name(function)  # two lambdas, for example, have the same
+      several = (f'{short}_{n}' for n in itertools.count(2))
+      every = itertools.chain([name or short], several)
+      name = name or next(one for one in every if one not in names)
+      judge = WeightedReward(name, function)
+      one = _Placed(words(f'reward {name}'), judge, provenance.record(function))
+    if name in names:
       raise ValueError(
-        f'{where} is a second reward with the name {name or function!r}; give '
-        'it another, as in WeightedReward(name, function, weight).'
+        f'{where} is a second reward with the name {name!r}; give it another, '
+        'as in WeightedReward(name, function, weight).'
       )
-    names.add(name or function)
-    yield one, float(weight), _more(where, item)
+    names.add(name)
+    more = _more(where, item) if isinstance(item, WeightedReward) else {}
+    yield one, config_lib.Reward(one.name, float(weight), **more)
 
 
-def _finite(weight: Any) -> bool:
+def _is_reward(function: Any, weight: Any) -> bool:
   try:
-    return math.isfinite(weight)
+    # A bool would pass for a number, and is a mistake in this place.
+    finite = math.isfinite(weight) and not isinstance(weight, bool)
   except (TypeError, OverflowError):  # no float holds an integer of 400 digits
     return False
+  return finite and (isinstance(function, str) or callable(function))
 
 
 def _is_builtin(function: Callable[..., Any]) -> bool:
@@ -288,55 +282,28 @@ def _is_builtin(function: Callable[..., Any]) -> bool:
     return False
 
 
-def _more(where: str, item: Any) -> dict[str, Any]:
-  """What a `WeightedReward` says beside its function and its weight.
-
-  Args:
-    where: How messages name it.
-    item: Any reward.
-  """
-  if not isinstance(item, WeightedReward):
-    return {}
-  more: dict[str, Any] = {}
-  if item.kwargs:
-    try:
-      more['kwargs'] = json.loads(json.dumps(dict(item.kwargs)))
-    except (TypeError, ValueError) as error:
-      raise ValueError(
-        f'{where} has kwargs={dict(item.kwargs)!r:.80}, which the config of a '
-        f'run cannot hold ({plain_text.said(error)}); give numbers, texts, '
-        'lists and dicts, or functools.partial(function, ...).'
-      ) from error
-  if item.where == 'workers':
+def _more(where: str, judge: WeightedReward) -> dict[str, Any]:
+  """The fields of `config.Reward` beside its name and its weight."""
+  try:
+    kwargs = json.loads(json.dumps(dict(judge.kwargs)))
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+      f'{where} has kwargs={dict(judge.kwargs)!r:.80}, which the config of a '
+      f'run cannot hold ({plain_text.said(error)}); give numbers, texts, '
+      'lists and dicts, or functools.partial(function, ...).'
+    ) from error
+  more: dict[str, Any] = {'kwargs': kwargs, 'required': judge.required}
+  if judge.where == 'workers':
     more['where'] = 'workers'
-  if item.failed is not None:
-    more |= {'on_failure': 'reward', 'failed_reward': float(item.failed)}
-  if item.required:
-    more['required'] = True
+  if judge.failed is not None:
+    more |= {'on_failure': 'reward', 'failed_reward': float(judge.failed)}
   return more
 
 
 def _short_name(function: Callable[..., Any]) -> str:
-  """The name of a function, as 'brevity'; of an instance, that of its class.
-
-  A partial function has the name of the function that it calls.
-  """
-  while isinstance(function, functools.partial):
-    function = function.func
-  name = getattr(function, '__name__', type(function).__name__)
-  return name.strip('<>')  # a lambda is called '<lambda>'
-
-
-def _unused(name: str, names: Collection[str]) -> str:
-  """The name, with a number appended if another reward has it.
-
-  Two lambdas, for example, have the same name.
-  """
-  number, free = 1, name
-  while free in names:
-    number += 1
-    free = f'{name}_{number}'
-  return free
+  """The name of a function, as 'brevity'; of an instance, that of its class."""
+  # A lambda is called '<lambda>'.
+  return provenance.called(function).__name__.strip('<>')
 
 
 def _check_arguments(

@@ -7,18 +7,22 @@ another reward by mistake.
 
 The hash of a function covers its source, its default arguments and the values
 that it closes over. It does not cover what the function calls or reads from its
-module. A record therefore shows most changes, but not all.
+module, nor where that module lies: a run goes on after a module has moved. A
+record therefore shows most changes, but not all.
 """
 
 import ast
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
+import contextlib
 import copy
 import dataclasses
 import functools
 import hashlib
 import inspect
 import json
+import math
 import sys
 import textwrap
 import tokenize
@@ -44,88 +48,52 @@ _BY_NAME = {'grpo_jax', 'jax', 'jaxlib', 'numpy', 'optax'}
 _BY_NAME |= sys.stdlib_module_names - {'__main__'}
 
 
-def function_record(function: Callable[..., Any]) -> Record:
-  """The qualified name, the source (None if Python has none), a hash."""
-  return {
-    'name': qualified_name(function),
-    'source': source(function),
-    'sha256': _sha256(_described(function, ())),
-  }
+def record(value: Any) -> Record:
+  """The name of an object, what a person may want to know, and a hash.
 
-
-def method_record(method: losses.LossTransform) -> Record:
-  """What a chain requires, its scope, and a hash of all that it consists of.
-
-  Unlike a reward, a transform may close over a dict: its hyper-parameters.
+  Args:
+    value: A function or what can be called like one: `source` is None if Python
+      has none. A `LossTransform`: unlike a reward, a transform may close over a
+      dict, its hyper-parameters. A tokenizer. Or a `Pretrained`, whose values
+      are not hashed: a run begins with them, and goes on with those in its
+      checkpoint.
   """
-  return {
-    'name': 'LossTransform',
-    'requires': sorted(method.requires),
-    'scope': method.scope,
-    'sha256': _sha256(_described(tuple(method), (dict, list, set))),
-  }
+  if isinstance(value, losses.LossTransform):
+    facts = {'requires': sorted(value.requires), 'scope': value.scope}
+    return _recorded(value, tuple(value), **facts)
+  if isinstance(value, data.Tokenizer):
+    fields = dataclasses.fields(value)
+    hashed = {x.name: getattr(value, x.name) for x in fields if x.init}
+    hashed['backend'] = value.backend.to_str()
+    return _recorded(value, hashed, vocab_size=value.vocab_size)
+  if isinstance(value, foreign.Pretrained):
+    model, leaves = value.model, []
+    for path, x in jax.tree_util.tree_leaves_with_path(value.model.shapes):
+      leaves.append((jax.tree_util.keystr(path), x.shape))
+    calls = [_described(x, False) for x in (model.call, model.init_cache)]
+    hashed = model.name, leaves, model.attention, calls
+    size = sum(math.prod(shape) for _, shape in leaves)
+    return _recorded(value, hashed, name=model.name, parameters=size)
+  return _recorded(value, None, source=source(value))
 
 
-def data_record(records: Sequence[Any]) -> Record:
+def record_of_data(records: Sequence[Any]) -> Record:
   """The type and the length of a data set, and a hash of its items.
 
   Where there are more than a thousand, the first and the last five hundred are
   hashed.
   """
-  hashed = [
-    _described(records[index], (dict, list, set))
-    for index in ends(len(records))
-  ]
-  return {
-    'name': qualified_name(type(records)),
-    'length': len(records),
-    'items_hashed': len(hashed),
-    'sha256': _sha256(hashed),
-  }
+  hashed = [records[index] for index in ends(len(records))]
+  counts = {'length': len(records), 'items_hashed': len(hashed)}
+  return _recorded(records, hashed, **counts)
 
 
-def tokenizer_record(tokenizer: data.Tokenizer) -> Record:
-  """The size of the vocabulary, and a hash of all that the tokenizer does."""
-  contents = [
-    tokenizer.backend.to_str(),
-    list(tokenizer.eos_ids),
-    tokenizer.pad_id,
-    sorted(tokenizer.alphabet or ()),
-  ]
-  # Only if there are any: the hashes of older records were made without.
-  if tokenizer.bos_ids or tokenizer.chat_template:
-    template = tokenizer.chat_template
-    contents += [
-      list(tokenizer.bos_ids),
-      template and dataclasses.asdict(template),
-    ]
-  if tokenizer.prompt_format != data.PromptFormat():
-    contents.append(dataclasses.asdict(tokenizer.prompt_format))
-  return {
-    'name': qualified_name(type(tokenizer)),
-    'vocab_size': tokenizer.vocab_size,
-    'sha256': _sha256(contents),
-  }
-
-
-def model_record(model: foreign.Foreign) -> Record:
-  """The name, the number of parameters, and a hash of shapes and calls.
-
-  The values are not hashed: a run begins with them, and goes on with those in
-  its checkpoint.
-  """
-  leaves = jax.tree_util.tree_leaves_with_path(model.shapes)
-  contents = [
-    model.name,
-    [[jax.tree_util.keystr(path), list(x.shape)] for path, x in leaves],
-    model.attention,
-    _described((model.call, model.init_cache), ()),
-  ]
-  return {
-    'name': model.name,
-    'parameters': sum(x.size for _, x in leaves),
-    'sha256': _sha256(contents),
-  }
+def _recorded(value: Any, hashed: Any, **facts: Any) -> Record:
+  """The record of a value, of which `hashed` is hashed; None: itself."""
+  counted = hashed is not None
+  described = _described(hashed if counted else value, counted)
+  digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
+  return {'name': qualified_name(value), **facts, 'sha256': digest}
 
 
 def ends(length: int) -> list[int]:
@@ -136,13 +104,17 @@ def ends(length: int) -> list[int]:
   return [*range(half), *range(length - half, length)]
 
 
-def qualified_name(function: Any) -> str:
-  """'module.Class.function', also of a partial function or an instance."""
+def called(function: Any) -> Any:
+  """The function that a partial one calls; of an instance, its class."""
   while isinstance(function, functools.partial):
     function = function.func
-  if not hasattr(function, '__qualname__'):
-    function = type(function)
-  return f'{function.__module__}.{function.__qualname__}'
+  return function if hasattr(function, '__qualname__') else type(function)
+
+
+def qualified_name(function: Any) -> str:
+  """'module.Class.function', also of a partial function or an instance."""
+  found = called(function)
+  return f'{found.__module__}.{found.__qualname__}'
 
 
 def source(function: Callable[..., Any]) -> str | None:
@@ -150,14 +122,11 @@ def source(function: Callable[..., Any]) -> str | None:
 
   None if Python does not have it, as for a function made by `exec`.
   """
-  while isinstance(function, functools.partial):
-    function = function.func
-  if not hasattr(function, '__qualname__'):
-    function = type(function)
+  found = called(function)
   try:
-    if getattr(function, '__name__', '') == '<lambda>':
-      return _lambda_source(function)
-    return textwrap.dedent(inspect.getsource(function))
+    if found.__name__ == '<lambda>':
+      return _lambda_source(found)
+    return textwrap.dedent(inspect.getsource(found))
   except (OSError, TypeError, SyntaxError, tokenize.TokenError):
     return None
 
@@ -178,8 +147,12 @@ def _lambda_source(function: Callable[..., Any]) -> str | None:
   ]
   # Of several on one line, the one whose body was compiled to this code.
   if len(found) > 1:
-    compiled = set(code.co_positions())
-    placed = [node for node in found if _place(node.body) in compiled]
+    compiled = {(line, column) for line, _, column, _ in code.co_positions()}
+    placed = [
+      node
+      for node in found
+      if (node.body.lineno, node.body.col_offset) in compiled
+    ]
     # For a body that is a single constant, Python 3.12 records no position.
     found = placed or [node for node in found if _compiles_to(node, code)]
   return ast.get_source_segment(text, found[0]) if len(found) == 1 else None
@@ -197,23 +170,14 @@ def _compiles_to(node: ast.Lambda, code: types.CodeType) -> bool:
   return (found.co_code, found.co_consts) == (code.co_code, code.co_consts)
 
 
-def _place(node: ast.expr) -> tuple[int, int | None, int, int | None]:
-  """Where a node is, in the order of `code.co_positions`."""
-  return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
-
-
-def _sha256(description: Any) -> str:
-  return hashlib.sha256(json.dumps(description).encode()).hexdigest()
-
-
-def _described(value: Any, contents: tuple[type, ...], seen=frozenset()) -> Any:
+def _described(value: Any, counted: bool, seen=frozenset()) -> Any:
   """A value as nested lists of strings, equal in another process.
 
   Args:
     value: Anything.
-    contents: The mutable types whose contents count. A reward may close over a
-      list or a dict in which it counts calls or keeps answers, and is the same
-      reward after that.
+    counted: Whether the contents of lists, dicts, sets and arrays count. A
+      reward may close over a list or a dict in which it counts calls or keeps
+      answers, and is the same reward after that.
     seen: The ids of the values around this one, for values that hold
       themselves.
   """
@@ -223,55 +187,57 @@ def _described(value: Any, contents: tuple[type, ...], seen=frozenset()) -> Any:
     return value.hex()
   if id(value) in seen:
     return 'itself'
-  inner = functools.partial(
-    _described, contents=contents, seen=seen | {id(value)}
-  )
-  kind = qualified_name(type(value))
-  if isinstance(value, types.FunctionType):
-    return _described_function(value, inner)
-  if isinstance(value, types.CodeType):
-    return [value.co_code.hex(), list(value.co_names), inner(value.co_consts)]
-  if isinstance(value, functools.partial):
-    arguments = sorted(value.keywords.items())
-    return [kind, inner(value.func), inner(value.args), inner(tuple(arguments))]
-  if isinstance(value, types.MethodType):
-    return [kind, inner(value.__func__), inner(value.__self__)]
-  if isinstance(value, tuple) or list in contents and isinstance(value, list):
-    return [kind, *map(inner, value)]
-  # Sorted, because the order of a set differs between processes.
-  if isinstance(value, frozenset) or set in contents and isinstance(value, set):
-    return [kind, *sorted(map(json.dumps, map(inner, value)))]
-  if dict in contents and isinstance(value, dict):
-    return [kind, *([inner(key), inner(item)] for key, item in value.items())]
-  if isinstance(value, np.ndarray | np.generic | jax.Array):
-    # A reward may change its arrays, as it may change its lists and dicts.
-    numbers = np.asarray(value).tobytes() if contents else b''
-    digest = hashlib.sha256(numbers).hexdigest()
-    return [str(value.dtype), list(value.shape), digest]
+  around = seen | {id(value)}
+  parts = [_described(x, counted, around) for x in _parts(value, counted)]
+  if isinstance(value, set | frozenset):
+    # Their order differs between processes.
+    parts = sorted(map(json.dumps, parts))
+  return [type(value).__qualname__, *parts]
+
+
+def _parts(value: Any, counted: bool) -> Iterable[Any]:
+  """What tells a value from others of its type."""
+  match value:
+    case dict() | list() | set() if not counted:
+      return ()
+    case dict():
+      return value.items()
+    case list() | tuple() | set() | frozenset():
+      return value
+    case functools.partial():
+      return value.func, value.args, tuple(sorted(value.keywords.items()))
+    case types.MethodType():
+      return value.__func__, value.__self__
+    case types.CodeType():
+      return value.co_code, value.co_names, value.co_consts
+    case types.FunctionType():
+      return _parts_of_function(value)
+    case np.ndarray() | np.generic() | jax.Array():
+      numbers = np.asarray(value).tobytes() if counted else b''
+      digest = hashlib.sha256(numbers).hexdigest()
+      return str(value.dtype), value.shape, digest
   if hasattr(value, '__wrapped__'):  # of jax.jit, functools.cache
-    return [kind, inner(value.__wrapped__)]
+    return (value.__wrapped__,)
   if hasattr(value, '__qualname__'):  # a class, a built-in function
-    return qualified_name(value)
+    return (value.__qualname__,)
   # Not `repr`, which may hold an address that differs in every process.
   fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-  parts = [inner(getattr(value, field.name)) for field in fields]
-  return [kind, source(value) if callable(value) else None, parts]
+  text = source(value) if callable(value) else None
+  return text, *(getattr(value, field.name) for field in fields)
 
 
-def _described_function(function: types.FunctionType, inner) -> Any:
+def _parts_of_function(function: types.FunctionType) -> Iterable[Any]:
   """The source, default arguments and closed-over values of a function.
 
   Where there is no source, it is the bytecode, which differs between versions
   of Python.
   """
-  body = qualified_name(function)
-  if body.partition('.')[0] not in _BY_NAME:
-    body = source(function) or inner(function.__code__)
+  body = function.__qualname__
+  if qualified_name(function).partition('.')[0] not in _BY_NAME:
+    body = source(function) or function.__code__
   cells = []
   for cell in function.__closure__ or ():
-    try:
-      cells.append(inner(cell.cell_contents))
-    except ValueError:  # not assigned yet
-      cells.append('empty')
+    with contextlib.suppress(ValueError):  # not assigned yet
+      cells.append(cell.cell_contents)
   named = tuple(sorted((function.__kwdefaults__ or {}).items()))
-  return [body, inner(function.__defaults__), inner(named), cells]
+  return body, function.__defaults__, named, tuple(cells)
