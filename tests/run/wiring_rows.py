@@ -467,24 +467,11 @@ ROWS = {
   'optim.moments': both(
     optional('record_adam_moments'), at(('Measuring', 'records', 0))
   ),
-  'optim.overshoot_every_steps': at(('UpdateSpec', 'watch_steps', 0)),
-  'optim.offload': at(('Placement', 'offload_moments')),
   'learner.method': method,
   'learner.method_kwargs': method_kwargs,
   'learner.batches': updates_per_rollout('batches'),
   'learner.epochs': updates_per_rollout('epochs'),
-  'learner.layout': at(('LayoutSpec', 'kind', 0)),
-  'learner.micro_rows': at(('LayoutSpec', 'micro_rows', 0)),
-  'learner.row_completions': at(('LayoutSpec', 'row_completions', 0)),
-  'learner.pack_tokens': at(('LayoutSpec', 'pack_tokens', 0)),
-  'learner.anchor': at(('UpdateSpec', 'anchor', 0)),
-  'learner.on_zero_advantage': at(('Optimizer', 'on_zero_advantage', 0)),
-  'learner.compute_all': at(('Learner', 'compute_all', 0)),
   'learner.nonfinite_rollouts': nonfinite_rollouts,
-  'learner.expert_balance': at(('Learner', 'expert_balance', 0)),
-  'reference.refresh_steps': at(('UpdateSpec', 'refresh_steps', 0)),
-  'reference.refresh_weight': at(('UpdateSpec', 'refresh_weight', 0)),
-  'reference.offload': at(('Placement', 'offload_reference')),
 }
 ROWS |= {
   f'model.{name}': shape(name)

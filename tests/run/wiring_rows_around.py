@@ -152,7 +152,6 @@ ROWS = {
   'sampler.ahead': ahead,
   'warm_up.steps': warm_up_steps,
   'warm_up.examples': warm_up_examples,
-  'warm_up.micro_rows': at(('LayoutSpec', 'micro_rows', 1)),
   'warm_up.lr': at(('learning_rate', 'peak', 1)),
   'warm_up.demonstrations': shown,
   'warm_up.carry_free_share': at(
@@ -181,7 +180,6 @@ ROWS = {
   'log.completions_every_steps': completions_every,
   'log.token_effects': token_effects,
   'log.geometry_every_steps': at(('Geometry', 'every_steps')),
-  'log.expected_prefixes': at(('Measuring', 'expects_prefixes')),
   'log.kl_alarm': alarm(
     'KL from the sampling', 'kl_old_k3', lambda x, most: x > most
   ),

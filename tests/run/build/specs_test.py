@@ -243,6 +243,26 @@ def test_a_field_has_the_value_of_the_config(name):
   assert (len(values) > 1) != (name in constant), values
 
 
+def test_what_has_no_row_of_a_run_is_read_here():
+  read = set()
+
+  class Noted:
+    def __init__(self, value, prefix=''):
+      self._value, self._prefix = value, prefix
+
+    def __getattr__(self, name):
+      value = getattr(self._value, name)
+      if dataclasses.is_dataclass(value):
+        return Noted(value, f'{self._prefix}{name}.')
+      read.add(self._prefix + name)
+      return value
+
+  for row in ROWS.values():
+    if not isinstance(row, str):
+      row(Noted(CONFIGS[0]))
+  assert wiring_test.IN_SPECS <= read
+
+
 def test_a_run_without_a_warm_up_has_no_spec_of_one():
   config = CONFIGS[0]
   none = dataclasses.replace(config.warm_up, steps=0)
