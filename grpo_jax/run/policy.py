@@ -16,11 +16,9 @@ from grpo_jax import data
 from grpo_jax import engines
 from grpo_jax.config import Config
 from grpo_jax.episodes import rollout as rollout_lib
-from grpo_jax.episodes.types import Rollout
 from grpo_jax.hosts import joining
 from grpo_jax.hosts import processes
 from grpo_jax.models import lora
-from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import pass_at_k
 from grpo_jax.run.build import build
@@ -314,30 +312,4 @@ def _requests(
         policy.step,
         purpose='sample command',
       ),
-    )
-
-
-def first_rollout(run: build.Run) -> Rollout:
-  """What the model of a run samples first, before it has learned."""
-  draw = run.draw
-  records, _, _ = dynamic_sampling.next_records(
-    run.prompts,
-    run.epoch,
-    0,
-    draw.prompts,
-    fits=build_data.fits(run.data, run.tokenizer),
-  )
-  with build_rewards.workers(run.limits, run.rewards) as workers:
-    return rollout_lib.collect(
-      records,
-      run.engine,
-      run.tokenizer,
-      run.rewards,
-      run.sampling,
-      draw.max_tokens,
-      draw.group,
-      draw.seed,
-      0,
-      run.data.completion_buckets,
-      workers=workers,
     )

@@ -28,6 +28,7 @@ from grpo_jax.rollouts.sources import Source
 from grpo_jax.rollouts.sources import Wait
 from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
+from grpo_jax.run.build import rewards as build_rewards
 
 
 def source(
@@ -108,6 +109,17 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
   if secs:  # a rollout may consist of what was drawn before
     counts |= {'judge_secs': waited, 'judged_per_sec': number / secs}
   return rollout, prompt_state, counts
+
+
+def first(run: build.Run) -> Rollout:
+  """What the model of a run samples first, before it has learned.
+
+  No group takes the place of another, and rewards are those of the judges.
+  """
+  plain = dataclasses.replace(run.draw, resample_rounds=0, shuffles=False)
+  with build_rewards.workers(run.limits, run.rewards) as workers:
+    run = run._replace(draw=plain, workers=workers)
+    return sampled(run, PromptState(), 0)[0]
 
 
 def evaluated(
