@@ -1,1 +1,1 @@
-"""What a run keeps: checkpoints, its workdir, exports."""
+"""What a run keeps: its workdir, checkpoints, and words for what Python gave."""

@@ -1,0 +1,1 @@
+"""Builds a run: a config is resolved once, into specs and parts."""
