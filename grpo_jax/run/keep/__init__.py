@@ -1,1 +1,1 @@
-"""What a run keeps: its workdir, checkpoints, and words for what Python gave."""
+"""What a run keeps: its workdir, checkpoints, words for what Python gave."""
