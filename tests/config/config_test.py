@@ -11,10 +11,10 @@ from ml_collections import config_flags
 import pytest
 
 from grpo_jax import config
-from grpo_jax import engines
 from grpo_jax import losses
 from grpo_jax.commands import options
 from grpo_jax.config import checks
+from grpo_jax.engines import protocol
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_rewards
 
@@ -322,7 +322,7 @@ def test_every_config_file_resolves_and_opens_with_its_command(path):
 
 def test_config_and_sampling_refuse_the_same_temperatures():
   """The config may not import what imports JAX."""
-  assert checks._LEAST_TEMPERATURE == engines.LEAST_TEMPERATURE
+  assert checks._LEAST_TEMPERATURE == protocol.LEAST_TEMPERATURE
 
 
 def test_infinity_may_be_an_argument_of_a_reward():

@@ -75,10 +75,14 @@ def rows():
   )
 
 
-@jax.jit
 def logp(params):
-  scores = bigram.score(params, rows(), False)
-  return tiny.gather(scores.logp, rows(), bigram.rollout().length)
+  return _logp(params, rows(), bigram.rollout().length)
+
+
+@jax.jit
+def _logp(params, rows, length):
+  scores = bigram.score(params, rows, False)
+  return tiny.gather(scores.logp, rows, length)
 
 
 def two_steps(made, watch=True):
