@@ -19,16 +19,17 @@ import jax.numpy as jnp
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
+from grpo_jax import engines
 from grpo_jax import losses
 from grpo_jax import models
-from grpo_jax.config import plain_text
-from grpo_jax.config import importing
 from grpo_jax import rewards
-from grpo_jax import engines
-from grpo_jax.mesh import sharding
-from grpo_jax.rewards import Workers
+from grpo_jax.config import importing
+from grpo_jax.config import plain_text
 from grpo_jax.episodes import rollout
 from grpo_jax.episodes.types import Rollout
+from grpo_jax.mesh import sharding
+from grpo_jax.rewards import Workers
+from grpo_jax.run import speed
 from grpo_jax.run.build import build_foreign
 from grpo_jax.run.build import build_limits
 from grpo_jax.run.build import build_model
@@ -37,7 +38,6 @@ from grpo_jax.run.build import build_tokenizer
 from grpo_jax.run.build import compiled_programs
 from grpo_jax.run.build import marks
 from grpo_jax.run.build import sources
-from grpo_jax.run import speed
 from grpo_jax.run.build import widths
 from grpo_jax.run.build.marks import Given
 

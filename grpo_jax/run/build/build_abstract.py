@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import jax
 
-from grpo_jax import models
 from grpo_jax import engines
-from grpo_jax.mesh import sharding
+from grpo_jax import models
 from grpo_jax.config import Config
-from grpo_jax.learner.updates import Updater
 from grpo_jax.episodes.types import Rollout
+from grpo_jax.learner.updates import Updater
+from grpo_jax.mesh import sharding
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_foreign
 from grpo_jax.run.build import build_limits

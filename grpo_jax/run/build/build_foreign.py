@@ -16,8 +16,8 @@ import jax.numpy as jnp
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
-from grpo_jax.config import plain_text
 from grpo_jax.config import importing
+from grpo_jax.config import plain_text
 from grpo_jax.models import foreign
 from grpo_jax.run.build.marks import Given
 

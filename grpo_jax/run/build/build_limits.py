@@ -14,8 +14,8 @@ import jax
 
 from grpo_jax import config as config_lib
 from grpo_jax import models
-from grpo_jax.mesh import sharding
 from grpo_jax.config import Config
+from grpo_jax.mesh import sharding
 from grpo_jax.run.build import build_model
 from grpo_jax.run.build import marks
 

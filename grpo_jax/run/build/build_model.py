@@ -22,9 +22,9 @@ from grpo_jax.mesh import sharding
 from grpo_jax.models import lora
 from grpo_jax.models import weights
 from grpo_jax.run.build import build_foreign
+from grpo_jax.run.build import marks
 from grpo_jax.run.keep import checkpoint
 from grpo_jax.run.keep import fingerprints
-from grpo_jax.run.build import marks
 from grpo_jax.run.keep import workdir as workdir_lib
 from grpo_jax.run.keep.checkpoint import Checkpoints
 

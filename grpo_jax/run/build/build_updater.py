@@ -11,7 +11,6 @@ from grpo_jax import config as config_lib
 from grpo_jax import losses
 from grpo_jax import models
 from grpo_jax import optim
-from grpo_jax.mesh import sharding
 from grpo_jax.learner import compiled
 from grpo_jax.learner import updates
 from grpo_jax.learner.instruments.geometry import Geometry
@@ -24,6 +23,7 @@ from grpo_jax.learner.types import Optimizer
 from grpo_jax.learner.types import Placement
 from grpo_jax.learner.types import Scoring
 from grpo_jax.learner.types import UpdateSpec
+from grpo_jax.mesh import sharding
 from grpo_jax.models.layout import LayoutSpec
 from grpo_jax.run import ahead
 from grpo_jax.run.build import build

@@ -19,9 +19,9 @@ from typing import NamedTuple
 from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax import losses
-from grpo_jax.config import plain_text
 from grpo_jax import rewards as rewards_lib
 from grpo_jax.config import Config
+from grpo_jax.config import plain_text
 from grpo_jax.models import foreign
 from grpo_jax.rewards import WeightedReward
 from grpo_jax.run.build import marks

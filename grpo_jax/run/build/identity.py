@@ -12,13 +12,13 @@ import pathlib
 from typing import Any
 
 from grpo_jax import data
-from grpo_jax.config import gguf_files
 from grpo_jax.config import Config
+from grpo_jax.config import gguf_files
 from grpo_jax.episodes import reward_model
 from grpo_jax.run.build import sources
-from grpo_jax.run.keep import workdir
 from grpo_jax.run.build.marks import NOTHING
 from grpo_jax.run.build.marks import Given
+from grpo_jax.run.keep import workdir
 
 # Of a large file, so that some lie in every layer of a model.
 _PARTS = 64

@@ -9,8 +9,8 @@ from typing import Any
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
-from grpo_jax.config import plain_text
 from grpo_jax.config import importing
+from grpo_jax.config import plain_text
 from grpo_jax.data import JsonlSource
 from grpo_jax.run.build import marks
 from grpo_jax.run.build.marks import Given

@@ -22,8 +22,8 @@ from typing import Any
 from typing import NamedTuple
 
 from grpo_jax import data
-from grpo_jax.config import whole_files
 from grpo_jax.config import Config
+from grpo_jax.config import whole_files
 from grpo_jax.episodes import rollout
 from grpo_jax.run.build import marks
 from grpo_jax.run.build import provenance

@@ -161,13 +161,13 @@ def test_adapters_are_added_to_their_weights(name, tmp_path):
 
 def test_an_export_that_is_cut_off_is_no_model(tmp_path, monkeypatch):
   one = golden.golden('llama_linear')
-  written = weights._safetensors.write
+  written = weights.safetensors.write
 
   def killed(*args):
     written(*args)
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(weights._safetensors, 'write', killed)
+  monkeypatch.setattr(weights.safetensors, 'write', killed)
   with pytest.raises(KeyboardInterrupt):
     weights.save(tmp_path, one.model.config, one.params)
   with pytest.raises(ValueError, match='has no config.json'):

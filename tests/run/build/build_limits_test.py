@@ -9,8 +9,8 @@ import pytest
 from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax import engines
-from grpo_jax.mesh import sharding
 from grpo_jax.commands import eval_and_sample
+from grpo_jax.mesh import sharding
 from grpo_jax.models import weights
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_abstract

@@ -9,11 +9,11 @@ import pytest
 from grpo_jax import config as config_lib
 from grpo_jax import losses
 from grpo_jax.mesh import sharding
+from grpo_jax.run import speed
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_updater
 from grpo_jax.run.build import given
 from grpo_jax.run.build import marks
-from grpo_jax.run import speed
 from tests import runs
 from tests import tiny
 

@@ -10,14 +10,14 @@ import pytest
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
-from grpo_jax import models
 from grpo_jax import engines
-from grpo_jax.models import weights
+from grpo_jax import models
 from grpo_jax.engines.local import arrays
+from grpo_jax.models import weights
+from grpo_jax.run import session
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_tokenizer
 from grpo_jax.run.build import given as given_lib
-from grpo_jax.run import session
 from tests import hf_folder
 from tests import runs
 from tests import tiny

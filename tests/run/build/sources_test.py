@@ -9,8 +9,8 @@ from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax import metrics
 from grpo_jax.rollouts import parquet
-from grpo_jax.run.build import build
 from grpo_jax.run import loop
+from grpo_jax.run.build import build
 from grpo_jax.run.build import marks
 from grpo_jax.run.build import sources
 from grpo_jax.run.keep import workdir
