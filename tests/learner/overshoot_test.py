@@ -76,13 +76,12 @@ def rows():
 
 
 def logp(params):
-  return _logp(params, rows(), bigram.rollout().length)
+  return tiny.gather(_logp(params, rows()), rows(), bigram.rollout().length)
 
 
 @jax.jit
-def _logp(params, rows, length):
-  scores = bigram.score(params, rows, False)
-  return tiny.gather(scores.logp, rows, length)
+def _logp(params, rows):
+  return bigram.score(params, rows, False).logp
 
 
 def two_steps(made, watch=True):

@@ -491,6 +491,6 @@ def test_what_a_run_of_a_run_began_with(begun):
 
 def test_a_model_of_ones_own_has_no_folder(tmp_path):
   run = Exporting(tmp_path).run
-  run.model = types.SimpleNamespace(config=None)
+  run.model = types.SimpleNamespace(file_shape=None)
   with pytest.raises(ValueError, match='A model of your own has no form'):
     export.Exports(run, tmp_path)
