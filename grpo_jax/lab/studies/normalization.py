@@ -33,7 +33,6 @@ from grpo_jax.lab.studies.claims import Experiment
 from grpo_jax.lab.studies.claims import Measured
 from grpo_jax.lab.studies.papers import normalized_optimizer
 from grpo_jax.lab.studies.papers.normalized_optimizer import Optimizer
-from grpo_jax.learner.updates import Updater
 from grpo_jax.run import bare
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_rewards
@@ -340,7 +339,7 @@ class _Trainer:
 
   def __init__(self, plan: Plan):
     self._plan = plan
-    self._updaters: dict[tuple[bool, str], Updater] = {}
+    self._updaters: dict[tuple[bool, str], Any] = {}
     self._run: build.Run | None = None
 
   def __call__(
