@@ -246,7 +246,7 @@ def test_what_was_not_judged_is_left_out(by):
 
 def test_a_seed_fixes_what_is_drawn():
   wide = made()._replace(texts=[texts * 4 for texts in TEXTS])
-  fields = ('valid', 'truncated', 'reward_parts')
+  fields = ('valid', 'mask', 'truncated', 'reward_parts')
   wide = wide._replace(
     length=np.tile(LENGTH, 4),
     batch=wide.batch._replace(
