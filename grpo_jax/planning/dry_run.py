@@ -18,7 +18,7 @@ from grpo_jax.learner.layouts import Layouts
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
 from grpo_jax.planning import memory
-from grpo_jax.run import policy
+from grpo_jax.run import sampling
 from grpo_jax.run import workdir as workdir_lib
 from grpo_jax.run.build import build
 from grpo_jax.run.build import build_ahead
@@ -64,7 +64,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
   updater = build_updater.updater(run)
   updater = dataclasses.replace(updater, frozen=build.frozen_params(run))
   run.engine.load(updater.joined(build.initial_params(run)), version=0)
-  rollout = policy.first_rollout(run)
+  rollout = sampling.first(run)
   assert rollout.failures is not None  # its rewards were called
   layouts = layouts_lib.layouts_of(
     updater.compiled, rollout, updater.layout, config.learner.batches

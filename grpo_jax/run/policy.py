@@ -16,11 +16,9 @@ from grpo_jax import data
 from grpo_jax import engines
 from grpo_jax.config import Config
 from grpo_jax.episodes import rollout as rollout_lib
-from grpo_jax.episodes.types import Rollout
 from grpo_jax.hosts import joining
 from grpo_jax.hosts import processes
 from grpo_jax.models import lora
-from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import pass_at_k
 from grpo_jax.run import workdir as workdir_lib
@@ -315,30 +313,4 @@ def _requests(
         policy.step,
         purpose='sample command',
       ),
-    )
-
-
-def first_rollout(run: build.Run) -> Rollout:
-  """What the model of a run samples first, before it has learned."""
-  config = run.config
-  records, _, _ = dynamic_sampling.next_records(
-    run.prompts,
-    run.epoch,
-    0,
-    config.sampler.prompts,
-    fits=widths.fits(config, run.tokenizer),
-  )
-  with build_rewards.workers(config, run.rewards) as workers:
-    return rollout_lib.collect(
-      records,
-      run.engine,
-      run.tokenizer,
-      run.rewards,
-      run.sampling,
-      config.sampler.max_tokens,
-      config.sampler.group,
-      config.seed,
-      0,
-      config.data.completion_buckets,
-      workers=workers,
     )

@@ -27,6 +27,7 @@ from grpo_jax.rollouts.sources import Source
 from grpo_jax.rollouts.sources import Wait
 from grpo_jax.run import speed
 from grpo_jax.run.build import build
+from grpo_jax.run.build import build_rewards
 from grpo_jax.run.build import widths
 
 
@@ -108,6 +109,28 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
   if secs:  # a rollout may consist of what was drawn before
     counts |= {'judge_secs': waited, 'judged_per_sec': number / secs}
   return rollout, prompt_state, counts
+
+
+def first(run: build.Run) -> Rollout:
+  """What the model of a run samples first, before it has learned."""
+  config = run.config.sampler
+  records, _, _ = dynamic_sampling.next_records(
+    run.prompts,
+    run.epoch,
+    0,
+    config.prompts,
+    fits=widths.fits(run.config, run.tokenizer),
+  )
+  with build_rewards.workers(run.config, run.rewards) as workers:
+    return _collected(
+      run._replace(workers=workers),
+      records,
+      run.sampling,
+      config.group,
+      0,
+      'sample',
+      rollout_lib.judged_alone,
+    )
 
 
 def evaluated(

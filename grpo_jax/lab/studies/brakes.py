@@ -11,6 +11,9 @@ Three studies differ in their arms: `brakes`; `brakes_updates`, with more
 updates on one rollout, which mean more clipped tokens and more momentum for a
 brake to act on; and `brakes_smollm2`, with fewer arms for SmolLM2-135M, of
 which a run takes minutes.
+
+All of it is one file, because each part reads the same arm: how it trains, what
+is kept of it, how arms are summed up, the verdicts and the tables of these.
 """
 
 from collections.abc import Iterable
